@@ -1,0 +1,170 @@
+//! The one list of counters, and the table that a shard keeps of them.
+
+use crate::DropReason;
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])* $variant:ident, $name:literal;)*) => {
+        /// Something that a shard counts.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[repr(u8)]
+        pub enum Counter {
+            $($(#[doc = $doc])* $variant,)*
+        }
+
+        impl Counter {
+            /// Every counter, in order.
+            pub const ALL: &'static [Counter] = &[$(Counter::$variant,)*];
+            /// How many counters there are.
+            pub const COUNT: usize = Self::ALL.len();
+
+            /// The name in tables and JSON.
+            pub const fn name(self) -> &'static str {
+                match self { $(Counter::$variant => $name,)* }
+            }
+
+            /// One sentence for a person.
+            pub const fn sentence(self) -> &'static str {
+                match self { $(Counter::$variant => concat!($($doc,)*),)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Frames given to the device (a super-frame counts once).
+    TxFrames, "tx_frames";
+    /// Packets of MTU size that those frames stand for.
+    TxPackets, "tx_packets";
+    /// Bytes of frames given to the device.
+    TxBytes, "tx_bytes";
+    /// Frames taken from the device.
+    RxFrames, "rx_frames";
+    /// Packets of MTU size that those frames stand for.
+    RxPackets, "rx_packets";
+    /// Bytes of frames taken from the device.
+    RxBytes, "rx_bytes";
+    /// Bursts handed to the device.
+    TxBursts, "tx_bursts";
+    /// Receive polls of the device.
+    RxPolls, "rx_polls";
+    /// Receive polls that found nothing.
+    RxEmptyPolls, "rx_empty_polls";
+    /// Times a thread slept on the device.
+    Sleeps, "sleeps";
+    /// Wake-ups sent to a sleeping thread or poll set.
+    Wakeups, "wakeups";
+    /// Requests left in the shard's inbox because the lock was taken.
+    InboxPosts, "inbox_posts";
+    /// Packets that arrived on a queue other than their owner's.
+    WrongQueue, "wrong_queue";
+    /// Packets from this stack to itself.
+    Loopback, "loopback";
+    /// Writes accepted (sosend calls).
+    Sends, "sends";
+    /// Bytes accepted from writers.
+    SendBytes, "send_bytes";
+    /// Reads that returned data (soreceive calls).
+    Receives, "receives";
+    /// Bytes given to readers.
+    ReceiveBytes, "receive_bytes";
+    /// Bytes copied by this stack, both directions.
+    CopiedBytes, "copied_bytes";
+    /// Passes of tcp::output.
+    TcpOutputs, "tcp_outputs";
+    /// TCP segments sent (a super-segment counts once).
+    TcpSegmentsOut, "tcp_segments_out";
+    /// TCP segments received (a super-segment counts once).
+    TcpSegmentsIn, "tcp_segments_in";
+    /// TCP bytes sent again.
+    TcpRetransmitBytes, "tcp_retransmit_bytes";
+    /// Fast retransmissions entered.
+    TcpFastRetransmits, "tcp_fast_retransmits";
+    /// Retransmission time-outs.
+    TcpTimeouts, "tcp_timeouts";
+    /// Bytes that arrived out of order.
+    TcpOutOfOrderBytes, "tcp_out_of_order_bytes";
+    /// Zero-window probes sent.
+    TcpWindowProbes, "tcp_window_probes";
+    /// Challenge ACKs sent (RFC 5961).
+    TcpChallengeAcks, "tcp_challenge_acks";
+    /// Connections opened by this stack.
+    TcpActiveOpens, "tcp_active_opens";
+    /// Connections accepted by a listener.
+    TcpPassiveOpens, "tcp_passive_opens";
+    /// Resets sent.
+    TcpResetsOut, "tcp_resets_out";
+    /// Resets accepted.
+    TcpResetsIn, "tcp_resets_in";
+    /// UDP datagrams sent.
+    UdpOut, "udp_out";
+    /// UDP datagrams delivered to sockets.
+    UdpIn, "udp_in";
+    /// ICMP messages sent.
+    IcmpOut, "icmp_out";
+    /// ICMP messages received.
+    IcmpIn, "icmp_in";
+    /// Timers that fired.
+    TimersFired, "timers_fired";
+}
+
+/// The counters of one shard. Only the shard writes them.
+#[derive(Clone, Debug)]
+pub struct Counters {
+    counts: [u64; Counter::COUNT],
+    drops: [u64; DropReason::COUNT],
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Counters { counts: [0; Counter::COUNT], drops: [0; DropReason::COUNT] }
+    }
+}
+
+impl Counters {
+    /// Adds `n` to a counter.
+    #[inline]
+    pub fn add(&mut self, c: Counter, n: u64) {
+        if let Some(slot) = self.counts.get_mut(c as usize) {
+            *slot = slot.wrapping_add(n);
+        }
+    }
+
+    /// Adds one to a counter.
+    #[inline]
+    pub fn count(&mut self, c: Counter) {
+        self.add(c, 1);
+    }
+
+    /// Counts one dropped packet.
+    #[inline]
+    pub fn drop_packet(&mut self, r: DropReason) {
+        if let Some(slot) = self.drops.get_mut(r as usize) {
+            *slot = slot.wrapping_add(1);
+        }
+    }
+
+    /// The value of a counter.
+    pub fn value(&self, c: Counter) -> u64 {
+        self.counts.get(c as usize).copied().unwrap_or(0)
+    }
+
+    /// How many packets were dropped for this reason.
+    pub fn drops(&self, r: DropReason) -> u64 {
+        self.drops.get(r as usize).copied().unwrap_or(0)
+    }
+
+    /// Drops of every kind together.
+    pub fn total_drops(&self) -> u64 {
+        self.drops.iter().sum()
+    }
+
+    /// Adds the counts of another shard.
+    pub fn merge(&mut self, other: &Counters) {
+        for (a, b) in self.counts.iter_mut().zip(other.counts) {
+            *a = a.wrapping_add(b);
+        }
+        for (a, b) in self.drops.iter_mut().zip(other.drops) {
+            *a = a.wrapping_add(b);
+        }
+    }
+}

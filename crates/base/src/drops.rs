@@ -1,0 +1,130 @@
+//! The one list of reasons for which a packet is dropped. The enum, its name, its sentence and its
+//! place in every counter table come from this list.
+
+macro_rules! drop_reasons {
+    ($($(#[doc = $doc:literal])* $variant:ident, $room:literal, $name:literal;)*) => {
+        /// Why a packet was dropped. Every drop is counted once, where it is decided.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[repr(u8)]
+        pub enum DropReason {
+            $($(#[doc = $doc])* $variant,)*
+        }
+
+        impl DropReason {
+            /// Every reason, in the order of the counters.
+            pub const ALL: &'static [DropReason] = &[$(DropReason::$variant,)*];
+            /// How many reasons there are.
+            pub const COUNT: usize = Self::ALL.len();
+
+            /// The name in tables and JSON.
+            pub const fn name(self) -> &'static str {
+                match self { $(DropReason::$variant => $name,)* }
+            }
+
+            /// The room that decides it.
+            pub const fn room(self) -> &'static str {
+                match self { $(DropReason::$variant => $room,)* }
+            }
+
+            /// One sentence for a person.
+            pub const fn sentence(self) -> &'static str {
+                match self { $(DropReason::$variant => concat!($($doc,)*),)* }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    /// The frame is shorter than its headers say.
+    Truncated, "wire", "truncated";
+    /// The frame is addressed to another station.
+    NotForUs, "ether", "not_for_us";
+    /// The Ethernet type is not one that this stack speaks.
+    UnknownEtherType, "ether", "unknown_ethertype";
+    /// An ARP packet that is malformed or asks about another address.
+    ArpInvalid, "arp", "arp_invalid";
+    /// An IP header that is malformed: version, header length or total length.
+    IpHeader, "ip", "ip_header";
+    /// The IPv4 header checksum is wrong.
+    IpChecksum, "ip", "ip_checksum";
+    /// The source address may not be a source (multicast, broadcast, unspecified, loopback).
+    IpSource, "ip", "ip_source";
+    /// The destination address is not one of ours, and this stack does not forward.
+    IpDestination, "ip", "ip_destination";
+    /// A fragment: reassembly is not built yet.
+    Fragment, "ip", "fragment";
+    /// An IPv6 extension header that is malformed or asks for a drop.
+    ExtensionHeader, "ip", "extension_header";
+    /// The transport protocol is not one that this stack speaks.
+    UnknownProtocol, "ip", "unknown_protocol";
+    /// No route to the destination.
+    NoRoute, "ip", "no_route";
+    /// The queue of packets waiting for a neighbour's address was full.
+    NeighbourQueueFull, "ip", "neighbour_queue_full";
+    /// The neighbour did not answer.
+    NeighbourUnreachable, "ip", "neighbour_unreachable";
+    /// The packet is larger than the path and may not be fragmented.
+    PacketTooBig, "ip", "packet_too_big";
+    /// An ICMP message that is malformed.
+    IcmpInvalid, "icmp", "icmp_invalid";
+    /// The ICMP checksum is wrong.
+    IcmpChecksum, "icmp", "icmp_checksum";
+    /// An ICMP error about a flow that does not exist or that is out of window.
+    IcmpNoFlow, "icmp", "icmp_no_flow";
+    /// A reply was not sent because replies of this kind are limited in rate.
+    RateLimited, "icmp", "rate_limited";
+    /// A neighbour discovery message that fails the checks of RFC 4861.
+    NdpInvalid, "ndp", "ndp_invalid";
+    /// A UDP header that is malformed.
+    UdpHeader, "udp", "udp_header";
+    /// The UDP checksum is wrong.
+    UdpChecksum, "udp", "udp_checksum";
+    /// No UDP socket is bound to the port.
+    UdpNoSocket, "udp", "udp_no_socket";
+    /// The receive buffer of the UDP socket is full.
+    UdpBufferFull, "udp", "udp_buffer_full";
+    /// A TCP header that is malformed.
+    TcpHeader, "tcp", "tcp_header";
+    /// The TCP checksum is wrong.
+    TcpChecksum, "tcp", "tcp_checksum";
+    /// No TCP connection or listener for the segment.
+    TcpNoSocket, "tcp", "tcp_no_socket";
+    /// The segment lies outside the receive window.
+    TcpOutOfWindow, "tcp", "tcp_out_of_window";
+    /// The acknowledgement is for data never sent, or too old.
+    TcpBadAck, "tcp", "tcp_bad_ack";
+    /// The timestamp is older than the last one seen (PAWS, RFC 7323 section 5).
+    TcpPaws, "tcp", "tcp_paws";
+    /// The segment's flags make no sense in this state.
+    TcpBadFlags, "tcp", "tcp_bad_flags";
+    /// Data after the connection was closed for receiving.
+    TcpAfterClose, "tcp", "tcp_after_close";
+    /// The bytes were received before.
+    TcpDuplicate, "tcp", "tcp_duplicate";
+    /// The queue of out-of-order data was full.
+    TcpReassemblyFull, "tcp", "tcp_reassembly_full";
+    /// The listen backlog was full.
+    ListenBacklog, "tcp", "listen_backlog";
+    /// A reset that was not exactly in place (RFC 5961): a challenge ACK was sent instead.
+    TcpBlindReset, "tcp", "tcp_blind_reset";
+    /// A SYN on an established connection (RFC 5961): a challenge ACK was sent instead.
+    TcpBlindSyn, "tcp", "tcp_blind_syn";
+    /// The buffer pool had no memory left in the share that the packet needs.
+    NoBuffer, "mbuf", "no_buffer";
+    /// The device refused the frame.
+    DeviceRefused, "device", "device_refused";
+    /// The device's transmit queue was full for too long.
+    TxQueueFull, "device", "tx_queue_full";
+    /// The frame is larger than the device or the receive buffer can hold.
+    FrameTooBig, "device", "frame_too_big";
+    /// The virtio-net header asks for something impossible.
+    BadOffload, "device", "bad_offload";
+    /// The device is gone.
+    DeviceGone, "device", "device_gone";
+    /// The fault injector dropped it.
+    Injected, "fault", "injected";
+    /// The ring that carries packets to their owner's shard was full.
+    WrongQueueFull, "stack", "wrong_queue_full";
+    /// The queue of packets from this stack to itself was full.
+    LoopbackFull, "stack", "loopback_full";
+}

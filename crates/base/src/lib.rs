@@ -1,0 +1,21 @@
+//! The words that every room of fulmar shares: time, sequence numbers, addresses and flow keys,
+//! ids, the one list of drop reasons, the one list of counters, the one list of stages.
+//!
+//! No I/O, no clock, no allocation.
+
+#![cfg_attr(not(test), no_std)]
+#![forbid(unsafe_code)]
+
+mod counters;
+mod drops;
+mod flow;
+mod probe;
+mod seq;
+mod time;
+
+pub use counters::{Counter, Counters};
+pub use drops::DropReason;
+pub use flow::{EtherAddr, FlowKey, SlotId, SocketHandle, Zone, with_zone, zone_of};
+pub use probe::{NoProbe, Probe, Stage};
+pub use seq::SeqNum;
+pub use time::{Duration, Instant};

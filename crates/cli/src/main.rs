@@ -1,0 +1,3 @@
+//! The command `fulmar`.
+
+fn main() {}

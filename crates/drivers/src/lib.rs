@@ -1,0 +1,1 @@
+//! Devices: link, tap, packet

@@ -1,0 +1,1 @@
+//! A user-space TCP/IP stack: sockets shaped like std::net

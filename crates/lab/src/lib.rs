@@ -1,0 +1,1 @@
+//! Workloads, CPU accounting, statistics, baselines and reports

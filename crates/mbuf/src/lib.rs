@@ -1,0 +1,3 @@
+//! Buffers: pools, mbufs, chains, send and receive queues
+
+#![cfg_attr(not(test), no_std)]

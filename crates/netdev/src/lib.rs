@@ -1,0 +1,1 @@
+//! The Device contract, offload requests, bursts, and devices that wrap a device

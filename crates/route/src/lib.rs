@@ -1,0 +1,3 @@
+//! Pure tables: forwarding table, next hops, neighbour states
+
+#![cfg_attr(not(test), no_std)]

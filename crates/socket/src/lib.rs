@@ -1,0 +1,1 @@
+//! Socket buffers and the steps on them: sosend, soreceive, options, readiness

@@ -1,0 +1,1 @@
+//! A shard: demultiplexing, timers, waiting, and the glue that joins tcp to ip to a device

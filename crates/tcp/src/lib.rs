@@ -1,0 +1,3 @@
+//! The TCP engine
+
+#![cfg_attr(not(test), no_std)]

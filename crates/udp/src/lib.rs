@@ -1,0 +1,3 @@
+//! The UDP engine
+
+#![cfg_attr(not(test), no_std)]
