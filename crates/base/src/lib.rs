@@ -9,6 +9,7 @@
 mod counters;
 mod drops;
 mod flow;
+mod offload;
 mod probe;
 mod seq;
 mod time;
@@ -16,6 +17,7 @@ mod time;
 pub use counters::{Counter, Counters};
 pub use drops::DropReason;
 pub use flow::{EtherAddr, FlowKey, SlotId, SocketHandle, Zone, with_zone, zone_of};
+pub use offload::{Gso, GsoKind, Offload};
 pub use probe::{NoProbe, Probe, Stage};
 pub use seq::SeqNum;
 pub use time::{Duration, Instant};
