@@ -1,1 +1,19 @@
-//! The Device contract, offload requests, bursts, and devices that wrap a device
+//! What a stack asks of a device, and devices that wrap a device.
+//!
+//! Packets leave and enter as whole Ethernet frames in chains of mbufs ([`Packet`]), many at a time
+//! ([`Burst`]). A frame may stand for many packets (a *super-frame*) and may lack its transport
+//! checksum ([`Offload`]); what a device cannot do about that is done in software, once, on the way
+//! to it ([`offload::fit`]). [`Device`] is the contract, and says who owns a frame when.
+//!
+//! This room does no system call and reads no clock.
+
+#![forbid(unsafe_code)]
+
+mod device;
+mod packet;
+mod placement;
+
+pub use device::{Caps, Device, DeviceStats, Gather, LinkState, Scatter, Unsupported};
+pub use fulmar_base::{Gso, GsoKind, Offload};
+pub use packet::{Burst, Packet};
+pub use placement::{FrameParser, Placement, PlacementHint, TagBuffers};

@@ -1,0 +1,269 @@
+//! The contract between a stack and whatever carries its frames.
+
+use std::os::fd::RawFd;
+
+use fulmar_base::{Counters, EtherAddr, FlowKey, Instant};
+use fulmar_mbuf::Pool;
+
+use crate::{Burst, PlacementHint};
+
+/// Whether a device separates headers from payload on receive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scatter {
+    /// A frame lands as it comes.
+    None,
+    /// Headers and payload can land in memory of their own.
+    HeaderPayload,
+}
+
+/// From where a device can send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Gather {
+    /// Any memory of the process.
+    AnyMemory,
+    /// Only a region of its own: frames are copied into it.
+    OwnRegion,
+}
+
+/// What a device can do. Fixed for the life of the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Caps {
+    /// Largest IP packet on the wire, in bytes (super-frames apart).
+    pub mtu: usize,
+    /// The station address that the stack uses on it.
+    pub ether: EtherAddr,
+    /// It completes transport checksums of sent frames.
+    pub tx_csum: bool,
+    /// It cuts TCP super-frames of either IP version; the largest IP packet it takes, in bytes.
+    pub tso: Option<usize>,
+    /// It cuts UDP super-frames, up to the same size.
+    pub udp_gso: bool,
+    /// Super-frames may arrive.
+    pub rx_gro: bool,
+    /// How received frames land.
+    pub scatter: Scatter,
+    /// From where it sends.
+    pub gather: Gather,
+    /// Other code in user space reads the memory of sent frames (so pages of a file that may
+    /// shrink must not be sent by reference).
+    pub shared_with_user_space: bool,
+    /// Queue pairs.
+    pub queues: u16,
+    /// Most mbufs of one sent frame; longer chains are copied together by [`crate::offload::fit`].
+    pub max_segs: usize,
+}
+
+impl Caps {
+    /// A device with one queue and no offload at all.
+    pub fn plain(mtu: usize, ether: EtherAddr) -> Caps {
+        Caps {
+            mtu,
+            ether,
+            tx_csum: false,
+            tso: None,
+            udp_gso: false,
+            rx_gro: false,
+            scatter: Scatter::None,
+            gather: Gather::AnyMemory,
+            shared_with_user_space: false,
+            queues: 1,
+            max_segs: 64,
+        }
+    }
+}
+
+/// Whether frames can pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LinkState {
+    /// They can.
+    Up,
+    /// They cannot now; they may again.
+    Down,
+    /// They never will again; the errno with which the device was lost.
+    Gone(i32),
+}
+
+/// The device cannot do this.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Unsupported;
+
+impl std::fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the device does not support this")
+    }
+}
+
+impl std::error::Error for Unsupported {}
+
+/// What a device counts for a person to read. Counts start at 0 with the device.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct DeviceStats {
+    /// The name of the device, with its wrappers.
+    pub name: String,
+    /// Frames sent.
+    pub tx_frames: u64,
+    /// Bytes of frames sent.
+    pub tx_bytes: u64,
+    /// Frames received.
+    pub rx_frames: u64,
+    /// Bytes of frames received.
+    pub rx_bytes: u64,
+    /// Times the device took less than it was given.
+    pub tx_refusals: u64,
+    /// Crossings to send: system calls, doorbells or lock acquisitions.
+    pub tx_crossings: u64,
+    /// Crossings to receive, empty ones included.
+    pub rx_crossings: u64,
+    /// Wake-ups written to a peer.
+    pub wakes: u64,
+}
+
+/// Something that carries Ethernet frames.
+///
+/// **Who owns a frame when.** The caller owns a frame until [`Device::tx_burst`] takes it from the
+/// front of the burst; then the device does. A synchronous device frees the chain before it returns;
+/// one that completes later keeps it until [`Device::tx_reap`]. Frames that stay in the burst were
+/// not touched. Frames that [`Device::rx_burst`] appends belong to the caller, storage included; a
+/// device never writes to them again. Mbufs may belong to another pool than the caller's (device
+/// `link`): `Pool::free` sends them home.
+///
+/// **Who counts what.** The innermost device counts `Tx`/`Rx` `Frames`, `Packets` and `Bytes`, and
+/// every drop is counted by whoever decides it. The caller counts bursts, polls and sleeps.
+///
+/// **Order of sleeping.** `arm`; if it answers true, poll once more with `rx_burst` (and `tx_burst`
+/// if frames wait); if nothing came, sleep until `wake_fd` is readable or `next_deadline` passes;
+/// then `disarm`. `rx_burst` also advances whatever the device holds back (delayed frames).
+pub trait Device: Send {
+    /// What the device can do.
+    fn caps(&self) -> &Caps;
+
+    /// Sends frames from the front of `burst`, in order; returns how many it took. The rest stay.
+    /// A frame that can never be sent is taken, freed and counted as a drop. Frames fit the device:
+    /// see [`crate::offload::fit`]. One crossing per burst where the device can.
+    fn tx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+    ) -> usize;
+
+    /// Frees the frames that the device has finished with; returns how many.
+    fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
+        let _ = (now, pool);
+        0
+    }
+
+    /// Appends up to `budget` received frames to `out` (never more than it has room for); returns
+    /// how many.
+    fn rx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize;
+
+    /// Asks to be woken through [`Device::wake_fd`]. True: nothing is pending, so the caller may
+    /// sleep after one more poll.
+    fn arm(&mut self) -> bool;
+
+    /// No longer wants to be woken; swallows a wake-up that came.
+    fn disarm(&mut self) {}
+
+    /// The descriptor that becomes readable when the device is armed and something came, or when
+    /// there is room again after a refusal. Stays the same for the life of the device. `None`: poll
+    /// by time only (a simulated device).
+    fn wake_fd(&self) -> Option<RawFd>;
+
+    /// When frames that the device holds back are due. The caller polls then.
+    fn next_deadline(&self) -> Option<Instant>;
+
+    /// Whether frames can pass.
+    fn link_state(&self) -> LinkState;
+
+    /// After `tx_burst` left frames: sleep for writability of `wake_fd` too. False: `wake_fd`
+    /// becomes readable when there is room again.
+    fn wants_tx_wake(&self) -> bool {
+        false
+    }
+
+    /// Takes a placement hint.
+    ///
+    /// # Errors
+    /// [`Unsupported`]: received frames land wherever they do; the buffers were released.
+    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
+        drop(hint);
+        Err(Unsupported)
+    }
+
+    /// Forgets the hints of a flow and releases buffers that were not filled.
+    ///
+    /// # Errors
+    /// [`Unsupported`]: there were none.
+    fn unplace(&mut self, flow: &FlowKey) -> Result<(), Unsupported> {
+        let _ = flow;
+        Err(Unsupported)
+    }
+
+    /// What the device has counted.
+    fn stats(&self) -> DeviceStats {
+        DeviceStats::default()
+    }
+}
+
+impl<D: Device + ?Sized> Device for Box<D> {
+    fn caps(&self) -> &Caps {
+        (**self).caps()
+    }
+    fn tx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+    ) -> usize {
+        (**self).tx_burst(now, pool, burst, counters)
+    }
+    fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
+        (**self).tx_reap(now, pool)
+    }
+    fn rx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        (**self).rx_burst(now, pool, out, budget, counters)
+    }
+    fn arm(&mut self) -> bool {
+        (**self).arm()
+    }
+    fn disarm(&mut self) {
+        (**self).disarm();
+    }
+    fn wake_fd(&self) -> Option<RawFd> {
+        (**self).wake_fd()
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        (**self).next_deadline()
+    }
+    fn link_state(&self) -> LinkState {
+        (**self).link_state()
+    }
+    fn wants_tx_wake(&self) -> bool {
+        (**self).wants_tx_wake()
+    }
+    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
+        (**self).place(hint)
+    }
+    fn unplace(&mut self, flow: &FlowKey) -> Result<(), Unsupported> {
+        (**self).unplace(flow)
+    }
+    fn stats(&self) -> DeviceStats {
+        (**self).stats()
+    }
+}
