@@ -1,0 +1,62 @@
+//! Ethernet II (RFC 894 for IPv4, RFC 2464 for IPv6).
+//!
+//! ```text
+//!  0               6              12        14
+//! +---------------+---------------+---------+-----------------
+//! |  destination  |    source     |  type   |  payload, maybe padded to 46
+//! +---------------+---------------+---------+-----------------
+//! ```
+//!
+//! The frame check sequence never reaches us. IEEE 802.3 length fields and VLAN tags are not
+//! interpreted: they show up as an `ethertype` that nobody speaks.
+
+use crate::WireError;
+use fulmar_base::EtherAddr;
+
+/// Length of the header.
+pub const HEADER_BYTES: usize = 14;
+
+/// `ethertype` of IPv4.
+pub const IPV4: u16 = 0x0800;
+/// `ethertype` of ARP.
+pub const ARP: u16 = 0x0806;
+/// `ethertype` of IPv6.
+pub const IPV6: u16 = 0x86dd;
+
+/// An Ethernet II header.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Header {
+    /// The station or group that should take the frame.
+    pub dst: EtherAddr,
+    /// The station that sent it.
+    pub src: EtherAddr,
+    /// What the payload is: [`IPV4`], [`IPV6`], [`ARP`] or something else.
+    pub ethertype: u16,
+}
+
+impl Header {
+    /// Reads the header at the start of a frame.
+    ///
+    /// Errors: [`WireError::Truncated`] under 14 bytes.
+    #[inline]
+    pub fn parse(frame: &[u8]) -> Result<Header, WireError> {
+        let h = frame.first_chunk::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
+        Ok(Header {
+            dst: EtherAddr([h[0], h[1], h[2], h[3], h[4], h[5]]),
+            src: EtherAddr([h[6], h[7], h[8], h[9], h[10], h[11]]),
+            ethertype: u16::from_be_bytes([h[12], h[13]]),
+        })
+    }
+
+    /// Writes the header at the start of `frame`.
+    ///
+    /// Errors: [`WireError::Truncated`] under 14 bytes.
+    #[inline]
+    pub fn emit(&self, frame: &mut [u8]) -> Result<(), WireError> {
+        let h = frame.first_chunk_mut::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
+        h[0..6].copy_from_slice(&self.dst.0);
+        h[6..12].copy_from_slice(&self.src.0);
+        h[12..14].copy_from_slice(&self.ethertype.to_be_bytes());
+        Ok(())
+    }
+}

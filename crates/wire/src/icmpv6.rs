@@ -1,0 +1,297 @@
+//! ICMP for IPv6 (RFC 4443) with neighbour discovery (RFC 4861).
+//!
+//! ```text
+//!  0      1      2          4                 8
+//! +------+------+----------+-----------------+-----------------------------------
+//! | type | code | checksum | depends on type | echoed data | invoking packet |
+//! +------+------+----------+-----------------+ target address | options
+//! ```
+//!
+//! The checksum covers the pseudo-header, so a message cannot be checked without its addresses.
+
+mod ndp;
+
+use crate::{WireError, writer::Writer};
+use core::net::Ipv6Addr;
+pub use ndp::{NdpOption, NdpOptions, ndp_options};
+
+/// Length of the shortest header, which every error and echo message has.
+pub const HEADER_BYTES: usize = 8;
+/// Where the checksum stands.
+pub const CHECKSUM_OFFSET: usize = 2;
+
+const UNREACHABLE: u8 = 1;
+const PACKET_TOO_BIG: u8 = 2;
+const TIME_EXCEEDED: u8 = 3;
+const PARAMETER_PROBLEM: u8 = 4;
+const ECHO_REQUEST: u8 = 128;
+const ECHO_REPLY: u8 = 129;
+const ROUTER_SOLICITATION: u8 = 133;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const NEIGHBOUR_SOLICITATION: u8 = 135;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+const REDIRECT: u8 = 137;
+
+// The first byte behind the checksum of an advertisement (RFC 4861 sections 4.2 and 4.4).
+const MANAGED: u8 = 0x80;
+const OTHER_CONFIGURATION: u8 = 0x40;
+const ROUTER: u8 = 0x80;
+const SOLICITED: u8 = 0x40;
+const OVERRIDE: u8 = 0x20;
+
+/// Codes of [`Message::Unreachable`] (RFC 4443 section 3.1).
+pub mod unreachable {
+    /// No route to the destination.
+    pub const NO_ROUTE: u8 = 0;
+    /// Forbidden by an administrator.
+    pub const ADMIN_PROHIBITED: u8 = 1;
+    /// Beyond the scope of the source address.
+    pub const BEYOND_SCOPE: u8 = 2;
+    /// The host does not answer.
+    pub const ADDRESS: u8 = 3;
+    /// Nobody listens on the port.
+    pub const PORT: u8 = 4;
+}
+
+/// Codes of [`Message::ParameterProblem`] (RFC 4443 section 3.4).
+pub mod parameter {
+    /// A header field is wrong.
+    pub const ERRONEOUS_FIELD: u8 = 0;
+    /// A Next Header that this node does not know.
+    pub const UNRECOGNISED_NEXT_HEADER: u8 = 1;
+    /// An IPv6 option that this node does not know.
+    pub const UNRECOGNISED_OPTION: u8 = 2;
+}
+
+/// An ICMPv6 message, without echoed data, invoking packet or options.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Message {
+    /// The packet could not be delivered.
+    Unreachable {
+        /// Why, see [`unreachable`].
+        code: u8,
+    },
+    /// The packet is larger than the next hop's MTU (RFC 8201).
+    PacketTooBig {
+        /// That MTU in bytes, as sent: it may be less than 1280.
+        mtu: u32,
+    },
+    /// Hops (code 0) or time for reassembly (code 1) ran out.
+    TimeExceeded {
+        /// Which of the two.
+        code: u8,
+    },
+    /// A header field is wrong.
+    ParameterProblem {
+        /// What is wrong with it, see [`parameter`].
+        code: u8,
+        /// Offset into the invoking packet.
+        pointer: u32,
+    },
+    /// Ping. The code is not looked at.
+    EchoRequest {
+        /// Names the pinging program.
+        ident: u16,
+        /// Counts its pings.
+        seq: u16,
+    },
+    /// The answer to a ping, with the same numbers and data.
+    EchoReply {
+        /// As in the request.
+        ident: u16,
+        /// As in the request.
+        seq: u16,
+    },
+    /// Which routers are there? Options follow.
+    RouterSolicitation,
+    /// A router tells about itself and the link. Options follow.
+    RouterAdvertisement {
+        /// Hop limit for packets sent from here; 0: the router does not say.
+        hop_limit: u8,
+        /// Addresses come by DHCPv6.
+        managed: bool,
+        /// Other configuration comes by DHCPv6.
+        other: bool,
+        /// How long it serves as a default router, in seconds; 0: it does not.
+        router_lifetime_s: u16,
+        /// How long a neighbour counts as reachable, in milliseconds; 0: the router does not say.
+        reachable_ms: u32,
+        /// Time between solicitations, in milliseconds; 0: the router does not say.
+        retrans_ms: u32,
+    },
+    /// Who has `target`? Options follow.
+    NeighbourSolicitation {
+        /// The address asked for.
+        target: Ipv6Addr,
+    },
+    /// `target` is here. Options follow.
+    NeighbourAdvertisement {
+        /// The address that is advertised.
+        target: Ipv6Addr,
+        /// The sender is a router.
+        router: bool,
+        /// It answers a solicitation.
+        solicited: bool,
+        /// It replaces a link-layer address that was known before.
+        override_: bool,
+    },
+    /// A better first hop exists. Options follow.
+    Redirect {
+        /// The better first hop, or `destination` itself if it is on the link.
+        target: Ipv6Addr,
+        /// For packets to here.
+        destination: Ipv6Addr,
+    },
+    /// Anything else; `emit` writes zeros behind the checksum.
+    Other {
+        /// The type.
+        kind: u8,
+        /// The code.
+        code: u8,
+    },
+}
+
+impl Message {
+    /// Reads the header of a message. The checksum is not verified, and of the checks that RFC 4861
+    /// asks for only length and code are made.
+    ///
+    /// Errors: [`WireError::Truncated`] if `bytes` ends within the header of its kind;
+    /// [`WireError::Malformed`] for a message of neighbour discovery with a code other than 0.
+    pub fn parse(bytes: &[u8]) -> Result<Message, WireError> {
+        let (&[kind, code, _, _, a, b, c, d], body) =
+            bytes.split_first_chunk::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
+        let word = u32::from_be_bytes([a, b, c, d]);
+        let (upper, lower) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
+        Ok(match kind {
+            UNREACHABLE => Message::Unreachable { code },
+            PACKET_TOO_BIG => Message::PacketTooBig { mtu: word },
+            TIME_EXCEEDED => Message::TimeExceeded { code },
+            PARAMETER_PROBLEM => Message::ParameterProblem { code, pointer: word },
+            ECHO_REQUEST => Message::EchoRequest { ident: upper, seq: lower },
+            ECHO_REPLY => Message::EchoReply { ident: upper, seq: lower },
+            ROUTER_SOLICITATION..=REDIRECT if code != 0 => return Err(WireError::Malformed),
+            ROUTER_SOLICITATION => Message::RouterSolicitation,
+            ROUTER_ADVERTISEMENT => router_advertisement([a, b, c, d], body)?,
+            NEIGHBOUR_SOLICITATION => Message::NeighbourSolicitation { target: address(body)?.0 },
+            NEIGHBOUR_ADVERTISEMENT => Message::NeighbourAdvertisement {
+                target: address(body)?.0,
+                router: a & ROUTER != 0,
+                solicited: a & SOLICITED != 0,
+                override_: a & OVERRIDE != 0,
+            },
+            REDIRECT => {
+                let (target, rest) = address(body)?;
+                Message::Redirect { target, destination: address(rest)?.0 }
+            }
+            _ => Message::Other { kind, code },
+        })
+    }
+
+    /// Length of the header: echoed data, the invoking packet, or options follow it.
+    pub const fn header_bytes(&self) -> usize {
+        match self {
+            Message::RouterAdvertisement { .. } => 16,
+            Message::NeighbourSolicitation { .. } | Message::NeighbourAdvertisement { .. } => 24,
+            Message::Redirect { .. } => 40,
+            _ => HEADER_BYTES,
+        }
+    }
+
+    /// Writes the header, the checksum field zero.
+    ///
+    /// Errors: [`WireError::Truncated`] under [`Message::header_bytes`] bytes.
+    pub fn emit(&self, bytes: &mut [u8]) -> Result<(), WireError> {
+        let header = bytes.get_mut(..self.header_bytes()).ok_or(WireError::Truncated)?;
+        let mut out = Writer(header);
+        let (kind, code, [a, b, c, d]) = self.fields();
+        out.put([kind, code, 0, 0, a, b, c, d])?;
+        match *self {
+            Message::RouterAdvertisement { reachable_ms, retrans_ms, .. } => {
+                out.put(reachable_ms.to_be_bytes())?;
+                out.put(retrans_ms.to_be_bytes())
+            }
+            Message::NeighbourSolicitation { target }
+            | Message::NeighbourAdvertisement { target, .. } => out.put(target.octets()),
+            Message::Redirect { target, destination } => {
+                out.put(target.octets())?;
+                out.put(destination.octets())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the message is about another packet: no error may answer it (RFC 4443 section
+    /// 2.4(e)).
+    pub const fn is_error(&self) -> bool {
+        match self {
+            Message::Unreachable { .. }
+            | Message::PacketTooBig { .. }
+            | Message::TimeExceeded { .. }
+            | Message::ParameterProblem { .. }
+            | Message::Redirect { .. } => true,
+            // The highest bit tells errors from information (RFC 4443 section 2.1).
+            Message::Other { kind, .. } => *kind < 128,
+            _ => false,
+        }
+    }
+
+    /// Type, code, and the four bytes behind the checksum.
+    fn fields(&self) -> (u8, u8, [u8; 4]) {
+        match *self {
+            Message::Unreachable { code } => (UNREACHABLE, code, [0; 4]),
+            Message::PacketTooBig { mtu } => (PACKET_TOO_BIG, 0, mtu.to_be_bytes()),
+            Message::TimeExceeded { code } => (TIME_EXCEEDED, code, [0; 4]),
+            Message::ParameterProblem { code, pointer } => {
+                (PARAMETER_PROBLEM, code, pointer.to_be_bytes())
+            }
+            Message::EchoRequest { ident, seq } => (ECHO_REQUEST, 0, pair(ident, seq)),
+            Message::EchoReply { ident, seq } => (ECHO_REPLY, 0, pair(ident, seq)),
+            Message::RouterSolicitation => (ROUTER_SOLICITATION, 0, [0; 4]),
+            Message::RouterAdvertisement {
+                hop_limit, managed, other, router_lifetime_s, ..
+            } => {
+                let flags = bit(managed, MANAGED) | bit(other, OTHER_CONFIGURATION);
+                let [c, d] = router_lifetime_s.to_be_bytes();
+                (ROUTER_ADVERTISEMENT, 0, [hop_limit, flags, c, d])
+            }
+            Message::NeighbourSolicitation { .. } => (NEIGHBOUR_SOLICITATION, 0, [0; 4]),
+            Message::NeighbourAdvertisement { router, solicited, override_, .. } => {
+                let flags =
+                    bit(router, ROUTER) | bit(solicited, SOLICITED) | bit(override_, OVERRIDE);
+                (NEIGHBOUR_ADVERTISEMENT, 0, [flags, 0, 0, 0])
+            }
+            Message::Redirect { .. } => (REDIRECT, 0, [0; 4]),
+            Message::Other { kind, code } => (kind, code, [0; 4]),
+        }
+    }
+}
+
+fn router_advertisement(word: [u8; 4], body: &[u8]) -> Result<Message, WireError> {
+    let [hop_limit, flags, c, d] = word;
+    let t = body.first_chunk::<8>().ok_or(WireError::Truncated)?;
+    Ok(Message::RouterAdvertisement {
+        hop_limit,
+        managed: flags & MANAGED != 0,
+        other: flags & OTHER_CONFIGURATION != 0,
+        router_lifetime_s: u16::from_be_bytes([c, d]),
+        reachable_ms: u32::from_be_bytes([t[0], t[1], t[2], t[3]]),
+        retrans_ms: u32::from_be_bytes([t[4], t[5], t[6], t[7]]),
+    })
+}
+
+fn address(bytes: &[u8]) -> Result<(Ipv6Addr, &[u8]), WireError> {
+    let (octets, rest) = bytes.split_first_chunk::<16>().ok_or(WireError::Truncated)?;
+    Ok((Ipv6Addr::from(*octets), rest))
+}
+
+fn pair(upper: u16, lower: u16) -> [u8; 4] {
+    let ([a, b], [c, d]) = (upper.to_be_bytes(), lower.to_be_bytes());
+    [a, b, c, d]
+}
+
+fn bit(set: bool, mask: u8) -> u8 {
+    if set { mask } else { 0 }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+//! The IPv4 header (RFC 791 section 3.1).
+//!
+//! ```text
+//!  0       1       2       3       4
+//! +---+---+-------+---------------+
+//! | 4 |ihl| tos   | total length  |     ihl counts words of 4 bytes, 5 to 15
+//! +---+---+-------+-+-+-----------+
+//! | identification |0|DF|MF|offset|     offset counts units of 8 bytes
+//! +-------+-------+---------------+
+//! |  ttl  | proto | checksum      |     of the header alone
+//! +-------+-------+---------------+
+//! | source                        |
+//! +-------------------------------+
+//! | destination                   |
+//! +-------------------------------+
+//! | options, 0 to 40 bytes        |     skipped on input, never sent
+//! +-------------------------------+
+//! ```
+
+use crate::{WireError, checksum::Sum};
+use core::net::Ipv4Addr;
+
+/// Length of a header without options, the only one that is written.
+pub const HEADER_BYTES: usize = 20;
+/// Length of the longest header.
+pub const MAX_HEADER_BYTES: usize = 60;
+/// Where the header checksum stands.
+pub const CHECKSUM_OFFSET: usize = 10;
+
+const DONT_FRAGMENT: u16 = 0x4000;
+const MORE_FRAGMENTS: u16 = 0x2000;
+const OFFSET_UNITS: u16 = 0x1fff;
+
+/// An IPv4 header.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Header {
+    /// Source address.
+    pub src: Ipv4Addr,
+    /// Destination address.
+    pub dst: Ipv4Addr,
+    /// What follows, see [`crate::protocol`].
+    pub protocol: u8,
+    /// Hops left.
+    pub ttl: u8,
+    /// Differentiated services (upper 6 bits) and ECN (lower 2, RFC 3168).
+    pub dscp_ecn: u8,
+    /// Names the datagram that a fragment belongs to.
+    pub ident: u16,
+    /// Routers may not fragment.
+    pub dont_fragment: bool,
+    /// Not the last fragment.
+    pub more_fragments: bool,
+    /// Where this fragment belongs in the datagram's payload, in bytes, a multiple of 8.
+    pub fragment_offset: u16,
+    /// Length of the header with options; `emit` ignores it and writes 20 bytes.
+    pub header_bytes: usize,
+    /// Length of header and payload, `header_bytes <= total_bytes <= 65,535`.
+    pub total_bytes: usize,
+}
+
+impl Header {
+    /// Reads a header.
+    ///
+    /// `bytes` starts at the header and may be only the first part of the packet, which has
+    /// `packet_bytes` bytes as received, Ethernet padding included. The checksum is not verified,
+    /// see [`checksum_ok`].
+    ///
+    /// Errors: [`WireError::Truncated`] if `bytes` ends within the header or the packet before its
+    /// total length; [`WireError::Malformed`] for another version, or lengths that contradict.
+    #[inline]
+    pub fn parse(bytes: &[u8], packet_bytes: usize) -> Result<Header, WireError> {
+        let h = bytes.first_chunk::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
+        let header_bytes = usize::from((h[0] & 0x0f) << 2);
+        let total_bytes = usize::from(u16::from_be_bytes([h[2], h[3]]));
+        if h[0] >> 4 != 4 || header_bytes < HEADER_BYTES || total_bytes < header_bytes {
+            return Err(WireError::Malformed);
+        }
+        if header_bytes > bytes.len() || total_bytes > packet_bytes {
+            return Err(WireError::Truncated);
+        }
+        let fragment = u16::from_be_bytes([h[6], h[7]]);
+        Ok(Header {
+            src: Ipv4Addr::new(h[12], h[13], h[14], h[15]),
+            dst: Ipv4Addr::new(h[16], h[17], h[18], h[19]),
+            protocol: h[9],
+            ttl: h[8],
+            dscp_ecn: h[1],
+            ident: u16::from_be_bytes([h[4], h[5]]),
+            dont_fragment: fragment & DONT_FRAGMENT != 0,
+            more_fragments: fragment & MORE_FRAGMENTS != 0,
+            fragment_offset: (fragment & OFFSET_UNITS) << 3,
+            header_bytes,
+            total_bytes,
+        })
+    }
+
+    /// Writes the header without options, 20 bytes, with its checksum.
+    ///
+    /// Errors: [`WireError::Truncated`] under 20 bytes; [`WireError::Malformed`] if `total_bytes`
+    /// does not lie between 20 and 65,535 or `fragment_offset` is not a multiple of 8.
+    #[inline]
+    pub fn emit(&self, bytes: &mut [u8]) -> Result<(), WireError> {
+        let h = bytes.first_chunk_mut::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
+        let total = u16::try_from(self.total_bytes).map_err(|_| WireError::Malformed)?;
+        if self.total_bytes < HEADER_BYTES || self.fragment_offset & 7 != 0 {
+            return Err(WireError::Malformed);
+        }
+        let fragment = self.fragment_offset >> 3
+            | if self.dont_fragment { DONT_FRAGMENT } else { 0 }
+            | if self.more_fragments { MORE_FRAGMENTS } else { 0 };
+        h[0] = 0x45;
+        h[1] = self.dscp_ecn;
+        h[2..4].copy_from_slice(&total.to_be_bytes());
+        h[4..6].copy_from_slice(&self.ident.to_be_bytes());
+        h[6..8].copy_from_slice(&fragment.to_be_bytes());
+        h[8] = self.ttl;
+        h[9] = self.protocol;
+        h[10..12].copy_from_slice(&[0, 0]);
+        h[12..16].copy_from_slice(&self.src.octets());
+        h[16..20].copy_from_slice(&self.dst.octets());
+        let mut sum = Sum::new();
+        sum.add_bytes(h);
+        h[10..12].copy_from_slice(&sum.finish().to_be_bytes());
+        Ok(())
+    }
+
+    /// Whether the packet is a part of a datagram, not a whole one.
+    #[inline]
+    pub const fn is_fragment(&self) -> bool {
+        self.more_fragments || self.fragment_offset != 0
+    }
+
+    /// Length of what follows the header.
+    #[inline]
+    pub const fn payload_bytes(&self) -> usize {
+        self.total_bytes.saturating_sub(self.header_bytes)
+    }
+}
+
+/// Whether the checksum of a header is right. `header_bytes` comes from [`Header::parse`]; false if
+/// `bytes` is shorter.
+#[inline]
+pub fn checksum_ok(bytes: &[u8], header_bytes: usize) -> bool {
+    let Some(header) = bytes.get(..header_bytes) else { return false };
+    let mut sum = Sum::new();
+    sum.add_bytes(header);
+    sum.is_valid()
+}

@@ -1,0 +1,308 @@
+//! The IPv6 header and its extension headers (RFC 8200).
+//!
+//! ```text
+//!  0         4             12                      32
+//! +---------+-------------+-----------------------+
+//! | 6       | traffic cl. | flow label            |   (bits)
+//! +---------+-------------+-----------+-----------+
+//! | payload length        | next hdr  | hop limit |   payload counts extension headers too
+//! +-----------------------+-----------+-----------+
+//! | source, 16 bytes                              |
+//! +-----------------------------------------------+
+//! | destination, 16 bytes                         |
+//! +-----------------------------------------------+
+//! | extension headers: next hdr, length, ...      |
+//! +-----------------------------------------------+
+//! ```
+
+use crate::{WireError, protocol};
+use core::net::Ipv6Addr;
+
+/// Length of the fixed header.
+pub const HEADER_BYTES: usize = 40;
+
+/// Most extension headers that one packet may carry. Each of the four kinds is useful at most
+/// twice; more is work that a stranger makes for us (RFC 8504 section 5.3 allows the limit).
+pub const MAX_EXTENSIONS: usize = 8;
+
+/// Most options, padding included, in one extension header (RFC 8504 section 5.3).
+pub const MAX_OPTIONS: usize = 32;
+
+/// Where the fixed header names what follows it.
+const NEXT_HEADER_OFFSET: usize = 6;
+
+/// An IPv6 header.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Header {
+    /// Source address.
+    pub src: Ipv6Addr,
+    /// Destination address.
+    pub dst: Ipv6Addr,
+    /// What follows the fixed header: an extension header or a transport.
+    pub next_header: u8,
+    /// Hops left.
+    pub hop_limit: u8,
+    /// Differentiated services (upper 6 bits) and ECN (lower 2).
+    pub traffic_class: u8,
+    /// Flow label, 20 bits (RFC 6437); `emit` leaves higher bits out.
+    pub flow_label: u32,
+    /// Length of everything behind the fixed header, at most 65,535.
+    pub payload_bytes: usize,
+}
+
+impl Header {
+    /// Reads a fixed header.
+    ///
+    /// `bytes` starts at the header and may be only the first part of the packet, which has
+    /// `packet_bytes` bytes as received, Ethernet padding included. Jumbograms (RFC 2675) are not
+    /// spoken.
+    ///
+    /// Errors: [`WireError::Truncated`] if `bytes` has under 40 bytes or the packet ends before its
+    /// payload does; [`WireError::Malformed`] for another version.
+    #[inline]
+    pub fn parse(bytes: &[u8], packet_bytes: usize) -> Result<Header, WireError> {
+        let (h, rest) = bytes.split_first_chunk::<8>().ok_or(WireError::Truncated)?;
+        let (src, rest) = rest.split_first_chunk::<16>().ok_or(WireError::Truncated)?;
+        let dst = rest.first_chunk::<16>().ok_or(WireError::Truncated)?;
+        let payload_bytes = usize::from(u16::from_be_bytes([h[4], h[5]]));
+        let word = u32::from_be_bytes([h[0], h[1], h[2], h[3]]);
+        if word >> 28 != 6 {
+            return Err(WireError::Malformed);
+        }
+        if payload_bytes.saturating_add(HEADER_BYTES) > packet_bytes {
+            return Err(WireError::Truncated);
+        }
+        Ok(Header {
+            src: Ipv6Addr::from(*src),
+            dst: Ipv6Addr::from(*dst),
+            next_header: h[6],
+            hop_limit: h[7],
+            traffic_class: (word >> 20) as u8,
+            flow_label: word & 0x000f_ffff,
+            payload_bytes,
+        })
+    }
+
+    /// Writes the fixed header.
+    ///
+    /// Errors: [`WireError::Truncated`] under 40 bytes; [`WireError::Malformed`] if
+    /// `payload_bytes` is over 65,535.
+    #[inline]
+    pub fn emit(&self, bytes: &mut [u8]) -> Result<(), WireError> {
+        let h = bytes.first_chunk_mut::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
+        let payload = u16::try_from(self.payload_bytes).map_err(|_| WireError::Malformed)?;
+        let word = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label & 0x000f_ffff;
+        h[0..4].copy_from_slice(&word.to_be_bytes());
+        h[4..6].copy_from_slice(&payload.to_be_bytes());
+        h[6] = self.next_header;
+        h[7] = self.hop_limit;
+        h[8..24].copy_from_slice(&self.src.octets());
+        h[24..40].copy_from_slice(&self.dst.octets());
+        Ok(())
+    }
+}
+
+/// A fragment header (RFC 8200 section 4.5).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Fragment {
+    /// Where this fragment belongs in the fragmentable part, in bytes, a multiple of 8.
+    pub offset: u16,
+    /// Not the last fragment.
+    pub more: bool,
+    /// Names the packet that the fragment belongs to.
+    pub ident: u32,
+}
+
+impl Fragment {
+    /// Whether the "fragment" is a whole packet, to be handled as if it had no fragment header
+    /// (RFC 6946).
+    pub const fn is_atomic(&self) -> bool {
+        self.offset == 0 && !self.more
+    }
+}
+
+/// What stands behind the extension headers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Upper {
+    /// The transport, or [`protocol::NO_NEXT_HEADER`], or a header that this stack does not know.
+    /// In a fragment whose offset is not zero, what the first fragment's payload starts with.
+    pub protocol: u8,
+    /// Where it starts, in bytes from the start of the IPv6 header.
+    pub offset: usize,
+    /// Where the Next Header field stands that names `protocol`, in bytes from the start of the
+    /// IPv6 header: the pointer of a parameter problem about an unknown protocol.
+    pub next_header_at: usize,
+    /// The fragment header on the way, if there was one.
+    pub fragment: Option<Fragment>,
+}
+
+/// What to do with a packet that has an unknown option: the two highest bits of the option's type
+/// (RFC 8200 section 4.2).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum OptionAction {
+    /// 01: discard.
+    Discard,
+    /// 10: discard, and send a parameter problem even if the destination was a group.
+    DiscardAndReport,
+    /// 11: discard, and send a parameter problem if the destination was not a group.
+    ReportUnlessMulticast,
+}
+
+/// Why the extension headers could not be passed. A `pointer` is in bytes from the start of the
+/// IPv6 header, as the ICMPv6 parameter problem wants it (RFC 4443 section 3.4).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ExtensionError {
+    /// The packet, or the part of it at hand, ends within an extension header.
+    Truncated,
+    /// Lengths contradict, there are too many headers or options, or a second fragment header.
+    Malformed,
+    /// A hop-by-hop header that is not the first (parameter problem, code 1).
+    UnrecognisedNextHeader {
+        /// The Next Header field that names it.
+        pointer: u32,
+    },
+    /// An unknown option that may not be skipped (parameter problem, code 2).
+    UnrecognisedOption {
+        /// The option's type.
+        pointer: u32,
+        /// Whether to report it.
+        action: OptionAction,
+    },
+    /// A routing header that wants the packet sent on (parameter problem, code 0).
+    BadRoutingHeader {
+        /// The routing type.
+        pointer: u32,
+    },
+}
+
+/// Passes the extension headers of a packet that has reached its destination.
+///
+/// `bytes` starts at the IPv6 header and holds the first part of the packet; `header` was parsed
+/// from it. Without extension headers `bytes` is not looked at. In a fragment with an offset of
+/// zero the walk goes on behind the fragment header; in a later one it ends there.
+///
+/// RFC 8200 section 4.1 wants extension headers processed however often they occur. One deviation: a
+/// second fragment header is [`ExtensionError::Malformed`], since nobody sends it honestly and a
+/// fragment of a fragment would make the first one's offsets meaningless.
+#[inline]
+pub fn walk_extensions(bytes: &[u8], header: &Header) -> Result<Upper, ExtensionError> {
+    let upper = Upper {
+        protocol: header.next_header,
+        offset: HEADER_BYTES,
+        next_header_at: NEXT_HEADER_OFFSET,
+        fragment: None,
+    };
+    match header.next_header {
+        protocol::TCP | protocol::UDP | protocol::ICMPV6 => Ok(upper),
+        _ => walk(bytes, header, upper),
+    }
+}
+
+#[cold]
+fn walk(bytes: &[u8], header: &Header, mut at: Upper) -> Result<Upper, ExtensionError> {
+    let end = HEADER_BYTES.saturating_add(header.payload_bytes);
+    let bytes = bytes.get(..end).unwrap_or(bytes);
+    for _ in 0..MAX_EXTENSIONS {
+        let extension = bytes.get(at.offset..).unwrap_or(&[]);
+        let passed_bytes = match at.protocol {
+            protocol::HOP_BY_HOP if at.offset != HEADER_BYTES => return Err(misplaced(&at)),
+            protocol::HOP_BY_HOP | protocol::DESTINATION_OPTIONS => options(extension, at.offset)?,
+            protocol::ROUTING => routing(extension, at.offset)?,
+            protocol::FRAGMENT if at.fragment.is_some() => return Err(ExtensionError::Malformed),
+            protocol::FRAGMENT => fragment(extension, &mut at)?,
+            _ => return Ok(at),
+        };
+        at.protocol = *extension.first().ok_or(ExtensionError::Truncated)?;
+        at.next_header_at = at.offset;
+        at.offset = at.offset.saturating_add(passed_bytes);
+        if at.fragment.is_some_and(|f| f.offset != 0) {
+            return Ok(at);
+        }
+    }
+    match at.protocol {
+        protocol::HOP_BY_HOP => Err(misplaced(&at)),
+        protocol::DESTINATION_OPTIONS | protocol::ROUTING | protocol::FRAGMENT => {
+            Err(ExtensionError::Malformed)
+        }
+        _ => Ok(at),
+    }
+}
+
+/// RFC 8200 section 4.1: hop-by-hop options stand directly behind the IPv6 header or nowhere.
+fn misplaced(at: &Upper) -> ExtensionError {
+    ExtensionError::UnrecognisedNextHeader { pointer: pointer(at.next_header_at, 0) }
+}
+
+/// The body of an extension header (behind its first two bytes) and its whole length, which is a
+/// multiple of 8 bytes, the first 8 not counted.
+fn body(extension: &[u8]) -> Result<(&[u8], usize), ExtensionError> {
+    let (&[_, units], _) = extension.split_first_chunk().ok_or(ExtensionError::Truncated)?;
+    let length_bytes = usize::from(units).saturating_add(1) << 3;
+    let body = extension.get(2..length_bytes).ok_or(ExtensionError::Truncated)?;
+    Ok((body, length_bytes))
+}
+
+/// Passes hop-by-hop or destination options (RFC 8200 section 4.2), none of which we know.
+fn options(extension: &[u8], offset: usize) -> Result<usize, ExtensionError> {
+    let (mut rest, length_bytes) = body(extension)?;
+    for _ in 0..MAX_OPTIONS {
+        let option_at = offset.saturating_add(length_bytes).saturating_sub(rest.len());
+        rest = match *rest {
+            [] => return Ok(length_bytes),
+            [0, ref tail @ ..] => tail,
+            [kind, option_bytes, ref tail @ ..] => {
+                if let Some(action) = action(kind) {
+                    let pointer = pointer(option_at, 0);
+                    return Err(ExtensionError::UnrecognisedOption { pointer, action });
+                }
+                tail.get(usize::from(option_bytes)..).ok_or(ExtensionError::Malformed)?
+            }
+            [_] => return Err(ExtensionError::Malformed),
+        };
+    }
+    if rest.is_empty() { Ok(length_bytes) } else { Err(ExtensionError::Malformed) }
+}
+
+/// What an unknown option asks for; nothing if it may be skipped, as PadN may.
+fn action(kind: u8) -> Option<OptionAction> {
+    match kind >> 6 {
+        0 => None,
+        1 => Some(OptionAction::Discard),
+        2 => Some(OptionAction::DiscardAndReport),
+        _ => Some(OptionAction::ReportUnlessMulticast),
+    }
+}
+
+/// Passes a routing header that is used up. No routing type is known here, so one with segments
+/// left is refused (RFC 8200 section 4.4, RFC 5095 for type 0).
+fn routing(extension: &[u8], offset: usize) -> Result<usize, ExtensionError> {
+    let (body, length_bytes) = body(extension)?;
+    match body {
+        [_, 0, ..] => Ok(length_bytes),
+        _ => Err(ExtensionError::BadRoutingHeader { pointer: pointer(offset, 2) }),
+    }
+}
+
+/// Notes a fragment header (RFC 8200 section 4.5):
+///
+/// ```text
+/// | next hdr | reserved | offset (13 bits) 0 0 M | identification (32 bits) |
+/// ```
+fn fragment(extension: &[u8], at: &mut Upper) -> Result<usize, ExtensionError> {
+    let f = extension.first_chunk::<8>().ok_or(ExtensionError::Truncated)?;
+    let offset_more = u16::from_be_bytes([f[2], f[3]]);
+    at.fragment = Some(Fragment {
+        offset: offset_more & 0xfff8,
+        more: offset_more & 1 != 0,
+        ident: u32::from_be_bytes([f[4], f[5], f[6], f[7]]),
+    });
+    Ok(f.len())
+}
+
+/// Offsets stay under 40 + 65,535, so nothing saturates.
+fn pointer(offset: usize, field: u32) -> u32 {
+    u32::try_from(offset).unwrap_or(u32::MAX).saturating_add(field)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+//! The TCP header (RFC 9293 section 3.1).
+//!
+//! ```text
+//!  0               2               4
+//! +---------------+---------------+
+//! | source port   | dest. port    |
+//! +---------------+---------------+
+//! | sequence number               |
+//! +-------------------------------+
+//! | acknowledgement number        |
+//! +-----+----+----+---------------+
+//! |words|  0 |flags| window       |     words of 4 bytes in the header, 5 to 15
+//! +-----+----+----+---------------+
+//! | checksum      | urgent pointer|
+//! +---------------+---------------+
+//! | options, 0 to 40 bytes        |     see the module options
+//! +-------------------------------+
+//! ```
+
+mod options;
+
+use crate::WireError;
+use fulmar_base::SeqNum;
+pub use options::{Options, SackBlocks, Timestamps};
+
+/// Length of a header without options.
+pub const HEADER_BYTES: usize = 20;
+/// Length of the longest header.
+pub const MAX_HEADER_BYTES: usize = 60;
+/// Where the checksum stands.
+pub const CHECKSUM_OFFSET: usize = 16;
+
+/// The control bits of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Flags(pub u8);
+
+impl Flags {
+    /// No more data from the sender.
+    pub const FIN: Flags = Flags(0x01);
+    /// Synchronise sequence numbers.
+    pub const SYN: Flags = Flags(0x02);
+    /// Reset the connection.
+    pub const RST: Flags = Flags(0x04);
+    /// Push.
+    pub const PSH: Flags = Flags(0x08);
+    /// The acknowledgement number counts.
+    pub const ACK: Flags = Flags(0x10);
+    /// The urgent pointer counts.
+    pub const URG: Flags = Flags(0x20);
+    /// ECN echo (RFC 3168).
+    pub const ECE: Flags = Flags(0x40);
+    /// Congestion window reduced (RFC 3168).
+    pub const CWR: Flags = Flags(0x80);
+
+    /// Letters in the order in which people say them: SYN before ACK.
+    const LETTERS: [(Flags, &'static str); 8] = [
+        (Flags::SYN, "S"),
+        (Flags::FIN, "F"),
+        (Flags::RST, "R"),
+        (Flags::PSH, "P"),
+        (Flags::ACK, "A"),
+        (Flags::URG, "U"),
+        (Flags::ECE, "E"),
+        (Flags::CWR, "C"),
+    ];
+
+    /// Whether all of `other` are set.
+    #[inline]
+    pub const fn contains(self, other: Flags) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Whether at least one of `other` is set.
+    #[inline]
+    pub const fn intersects(self, other: Flags) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// `self` with `other` set too; as `|`, but in constants.
+    #[inline]
+    pub const fn with(self, other: Flags) -> Flags {
+        Flags(self.0 | other.0)
+    }
+
+    /// `self` with `other` cleared.
+    #[inline]
+    pub const fn without(self, other: Flags) -> Flags {
+        Flags(self.0 & !other.0)
+    }
+}
+
+impl core::ops::BitOr for Flags {
+    type Output = Flags;
+    #[inline]
+    fn bitor(self, other: Flags) -> Flags {
+        self.with(other)
+    }
+}
+
+impl core::ops::BitOrAssign for Flags {
+    #[inline]
+    fn bitor_assign(&mut self, other: Flags) {
+        *self = self.with(other);
+    }
+}
+
+impl core::fmt::Display for Flags {
+    /// One letter per flag, `SA` for SYN and ACK; `-` if none is set.
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        if self.0 == 0 {
+            return f.write_str("-");
+        }
+        Flags::LETTERS
+            .iter()
+            .filter(|(flag, _)| self.contains(*flag))
+            .try_for_each(|(_, letter)| f.write_str(letter))
+    }
+}
+
+impl core::fmt::Debug for Flags {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        core::fmt::Display::fmt(self, f)
+    }
+}
+
+/// A TCP header.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Header {
+    /// Port of the sender.
+    pub src_port: u16,
+    /// Port of the receiver.
+    pub dst_port: u16,
+    /// Sequence number of the first byte, or of the SYN.
+    pub seq: SeqNum,
+    /// The next byte that the sender expects; counts with [`Flags::ACK`] only.
+    pub ack: SeqNum,
+    /// Control bits.
+    pub flags: Flags,
+    /// Receive window as on the wire, before scaling.
+    pub window: u16,
+    /// Urgent pointer; counts with [`Flags::URG`] only.
+    pub urgent: u16,
+    /// Options.
+    pub options: Options,
+}
+
+impl Header {
+    /// Reads a header, and returns it with its length, options included. The checksum is not
+    /// verified.
+    ///
+    /// Errors: [`WireError::Truncated`] if `bytes` ends within the header;
+    /// [`WireError::Malformed`] if the header claims under 20 bytes or an option's length leads
+    /// nowhere.
+    #[inline]
+    pub fn parse(bytes: &[u8]) -> Result<(Header, usize), WireError> {
+        let h = bytes.first_chunk::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
+        let header_bytes = usize::from(h[12] >> 4) << 2;
+        if header_bytes < HEADER_BYTES {
+            return Err(WireError::Malformed);
+        }
+        let options = bytes.get(HEADER_BYTES..header_bytes).ok_or(WireError::Truncated)?;
+        let header = Header {
+            src_port: u16::from_be_bytes([h[0], h[1]]),
+            dst_port: u16::from_be_bytes([h[2], h[3]]),
+            seq: SeqNum(u32::from_be_bytes([h[4], h[5], h[6], h[7]])),
+            ack: SeqNum(u32::from_be_bytes([h[8], h[9], h[10], h[11]])),
+            flags: Flags(h[13]),
+            window: u16::from_be_bytes([h[14], h[15]]),
+            urgent: u16::from_be_bytes([h[18], h[19]]),
+            options: Options::parse(options)?,
+        };
+        Ok((header, header_bytes))
+    }
+
+    /// Length of the header that [`Header::emit`] writes, a multiple of 4 from 20 to 60.
+    #[inline]
+    pub fn header_bytes(&self) -> usize {
+        self.options.bytes().saturating_add(HEADER_BYTES)
+    }
+
+    /// Writes the header, the checksum field zero, and returns its length.
+    ///
+    /// SACK blocks for which there is no room among the 40 bytes of options are left out, the last
+    /// ones first.
+    ///
+    /// Errors: [`WireError::Truncated`] under [`Header::header_bytes`] bytes.
+    #[inline]
+    pub fn emit(&self, bytes: &mut [u8]) -> Result<usize, WireError> {
+        let header_bytes = self.header_bytes();
+        let header = bytes.get_mut(..header_bytes).ok_or(WireError::Truncated)?;
+        let (h, options) =
+            header.split_first_chunk_mut::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
+        h[0..2].copy_from_slice(&self.src_port.to_be_bytes());
+        h[2..4].copy_from_slice(&self.dst_port.to_be_bytes());
+        h[4..8].copy_from_slice(&self.seq.0.to_be_bytes());
+        h[8..12].copy_from_slice(&self.ack.0.to_be_bytes());
+        // At most 60, in words of 4 bytes in the upper half of the byte: a shift by 2.
+        h[12] = (header_bytes as u8) << 2;
+        h[13] = self.flags.0;
+        h[14..16].copy_from_slice(&self.window.to_be_bytes());
+        h[16..18].copy_from_slice(&[0, 0]);
+        h[18..20].copy_from_slice(&self.urgent.to_be_bytes());
+        self.options.emit(options)?;
+        Ok(header_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,246 @@
+//! TCP options (RFC 9293 section 3.2): MSS, window scale and timestamps (RFC 7323), SACK (RFC 2018).
+//!
+//! ```text
+//! kind 0 end | 1 no-op | 2 MSS (4 bytes) | 3 window scale (3) | 4 SACK permitted (2)
+//!      5 SACK (2 + 8 per block) | 8 timestamps (10)
+//! ```
+//!
+//! Written in an order that keeps every number aligned, without an end marker:
+//!
+//! ```text
+//! | 2  4  MSS.....|                                                 4 bytes, if any
+//! | 1  1  8  10   | value         | echo          |                12, or
+//! | 4  2  8  10   | value         | echo          |                12 with SACK permitted, or
+//! | 1  1  4  2    |                                                 4 with SACK permitted alone
+//! | 1  3  3  shift|                                                 4, if any
+//! | 1  1  5  len  | left          | right         | ...             4 + 8 per block, what fits
+//! ```
+
+use crate::{WireError, writer::Writer};
+use fulmar_base::SeqNum;
+
+const END: u8 = 0;
+const NOP: u8 = 1;
+const MSS: u8 = 2;
+const WINDOW_SCALE: u8 = 3;
+const SACK_PERMITTED: u8 = 4;
+const SACK: u8 = 5;
+const TIMESTAMPS: u8 = 8;
+
+/// Room for options in the longest header.
+const MAX_OPTION_BYTES: usize = 40;
+const BLOCK_BYTES: usize = 8;
+
+/// How nearly every segment's options start: RFC 7323 appendix A recommends the layout.
+const PADDED_TIMESTAMPS: [u8; 4] = [NOP, NOP, TIMESTAMPS, 10];
+
+/// The timestamps option (RFC 7323 section 3).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Timestamps {
+    /// TSval: the sender's clock.
+    pub value: u32,
+    /// TSecr: the peer's clock as last seen; counts with ACK only.
+    pub echo: u32,
+}
+
+/// Up to four blocks of bytes that arrived out of order (RFC 2018 section 3): `(left, right)` is
+/// the first byte of the block and the one behind its last.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct SackBlocks {
+    /// Behind `len` all zero, so that equal blocks compare equal.
+    blocks: [(SeqNum, SeqNum); SackBlocks::MAX],
+    len: u8,
+}
+
+impl SackBlocks {
+    /// Most blocks that fit into a header.
+    pub const MAX: usize = 4;
+
+    /// Appends a block; false if there are four already.
+    #[inline]
+    pub fn push(&mut self, block: (SeqNum, SeqNum)) -> bool {
+        let end = self.len();
+        let Some(slot) = self.blocks.get_mut(end) else { return false };
+        *slot = block;
+        self.len = self.len.wrapping_add(1);
+        true
+    }
+
+    /// The blocks, in the order of the wire: the first contains the latest arrival.
+    #[inline]
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (SeqNum, SeqNum)> + '_ {
+        self.blocks.get(..self.len()).unwrap_or(&[]).iter().copied()
+    }
+
+    /// How many blocks there are.
+    #[inline]
+    pub const fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// The options of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Options {
+    /// Largest segment that the sender takes, in bytes of payload and options (RFC 6691); in a SYN.
+    pub mss: Option<u16>,
+    /// Shift of the sender's later windows, as sent: the engine caps it at 14 (RFC 7323 section
+    /// 2.3); in a SYN.
+    pub window_scale: Option<u8>,
+    /// The sender understands SACK; in a SYN.
+    pub sack_permitted: bool,
+    /// Timestamps.
+    pub timestamps: Option<Timestamps>,
+    /// What the sender has beyond its acknowledgement.
+    pub sack: SackBlocks,
+}
+
+impl Options {
+    /// Reads the options of a header, which fill `bytes`.
+    ///
+    /// Options that are unknown, or known with another length than theirs, are skipped; of
+    /// repeated ones the last counts.
+    ///
+    /// Errors: [`WireError::Malformed`] if an option's length is under 2 or leads past the header.
+    #[inline]
+    pub fn parse(bytes: &[u8]) -> Result<Options, WireError> {
+        if bytes.is_empty() {
+            return Ok(Options::default());
+        }
+        if let Ok(b) = <&[u8; 12]>::try_from(bytes)
+            && b[0..4] == PADDED_TIMESTAMPS
+        {
+            let timestamps = Some(Timestamps {
+                value: u32::from_be_bytes([b[4], b[5], b[6], b[7]]),
+                echo: u32::from_be_bytes([b[8], b[9], b[10], b[11]]),
+            });
+            return Ok(Options { timestamps, ..Options::default() });
+        }
+        Options::parse_each(bytes)
+    }
+
+    fn parse_each(bytes: &[u8]) -> Result<Options, WireError> {
+        let mut options = Options::default();
+        let mut rest = bytes;
+        loop {
+            rest = match *rest {
+                [] | [END, ..] => return Ok(options),
+                [NOP, ref tail @ ..] => tail,
+                [kind, length, ..] => {
+                    let (option, tail) =
+                        rest.split_at_checked(usize::from(length)).ok_or(WireError::Malformed)?;
+                    let value = option.get(2..).ok_or(WireError::Malformed)?;
+                    options.take(kind, value);
+                    tail
+                }
+                [_] => return Err(WireError::Malformed),
+            };
+        }
+    }
+
+    /// Takes up one option; `value` is what follows its length.
+    fn take(&mut self, kind: u8, value: &[u8]) {
+        match (kind, value) {
+            (MSS, &[a, b]) => self.mss = Some(u16::from_be_bytes([a, b])),
+            (WINDOW_SCALE, &[shift]) => self.window_scale = Some(shift),
+            (SACK_PERMITTED, []) => self.sack_permitted = true,
+            (SACK, blocks) => self.take_sack(blocks),
+            (TIMESTAMPS, &[a, b, c, d, e, f, g, h]) => {
+                self.timestamps = Some(Timestamps {
+                    value: u32::from_be_bytes([a, b, c, d]),
+                    echo: u32::from_be_bytes([e, f, g, h]),
+                });
+            }
+            _ => {}
+        }
+    }
+
+    fn take_sack(&mut self, value: &[u8]) {
+        let (blocks, []) = value.as_chunks::<BLOCK_BYTES>() else { return };
+        self.sack = SackBlocks::default();
+        for &[a, b, c, d, e, f, g, h] in blocks {
+            let left = SeqNum(u32::from_be_bytes([a, b, c, d]));
+            let right = SeqNum(u32::from_be_bytes([e, f, g, h]));
+            self.sack.push((left, right));
+        }
+    }
+
+    /// Length of the options as [`Options::emit`] writes them, a multiple of 4 up to 40.
+    #[inline]
+    pub fn bytes(&self) -> usize {
+        let blocks = self.sack_blocks_that_fit();
+        let sack = if blocks == 0 { 0 } else { (blocks << 3).saturating_add(4) };
+        self.bytes_without_sack().saturating_add(sack)
+    }
+
+    /// At most 20.
+    #[inline]
+    fn bytes_without_sack(&self) -> usize {
+        let mss = if self.mss.is_some() { 4 } else { 0 };
+        let scale = if self.window_scale.is_some() { 4 } else { 0 };
+        let timestamps = match (self.timestamps, self.sack_permitted) {
+            (Some(_), _) => 12,
+            (None, true) => 4,
+            (None, false) => 0,
+        };
+        [mss, scale, timestamps].into_iter().fold(0, usize::saturating_add)
+    }
+
+    /// How many SACK blocks go out: three beside timestamps (RFC 2018 section 3).
+    #[inline]
+    fn sack_blocks_that_fit(&self) -> usize {
+        if self.sack.is_empty() {
+            return 0;
+        }
+        let room = MAX_OPTION_BYTES.saturating_sub(self.bytes_without_sack()).saturating_sub(4);
+        self.sack.len().min(room >> 3)
+    }
+
+    /// Writes the options and returns their length.
+    ///
+    /// Errors: [`WireError::Truncated`] under [`Options::bytes`] bytes; nothing useful is written.
+    #[inline]
+    pub fn emit(&self, bytes: &mut [u8]) -> Result<usize, WireError> {
+        let mut out = Writer(bytes);
+        if let Some(mss) = self.mss {
+            let [a, b] = mss.to_be_bytes();
+            out.put([MSS, 4, a, b])?;
+        }
+        match (self.timestamps, self.sack_permitted) {
+            (Some(t), permitted) => {
+                let lead = [SACK_PERMITTED, 2, TIMESTAMPS, 10];
+                out.put(if permitted { lead } else { PADDED_TIMESTAMPS })?;
+                out.put(t.value.to_be_bytes())?;
+                out.put(t.echo.to_be_bytes())?;
+            }
+            (None, true) => out.put([NOP, NOP, SACK_PERMITTED, 2])?,
+            (None, false) => {}
+        }
+        if let Some(shift) = self.window_scale {
+            out.put([NOP, WINDOW_SCALE, 3, shift])?;
+        }
+        self.emit_sack(&mut out)?;
+        Ok(self.bytes())
+    }
+
+    fn emit_sack(&self, out: &mut Writer<'_>) -> Result<(), WireError> {
+        let blocks = self.sack_blocks_that_fit();
+        if blocks == 0 {
+            return Ok(());
+        }
+        // Two bytes of kind and length, then at most four blocks of eight: at most 34.
+        let length = (blocks << 3 | 2) as u8;
+        out.put([NOP, NOP, SACK, length])?;
+        for (left, right) in self.sack.iter().take(blocks) {
+            out.put(left.0.to_be_bytes())?;
+            out.put(right.0.to_be_bytes())?;
+        }
+        Ok(())
+    }
+}

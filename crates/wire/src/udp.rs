@@ -1,0 +1,70 @@
+//! The UDP header (RFC 768).
+//!
+//! ```text
+//!  0               2               4               6               8
+//! +---------------+---------------+---------------+---------------+--------
+//! | source port   | dest. port    | length        | checksum      | payload
+//! +---------------+---------------+---------------+---------------+--------
+//! ```
+//!
+//! `length` counts header and payload. A checksum of zero means that there is none, which IPv6 does
+//! not allow (RFC 8200 section 8.1).
+
+use crate::WireError;
+
+/// Length of the header.
+pub const HEADER_BYTES: usize = 8;
+/// Where the checksum stands.
+pub const CHECKSUM_OFFSET: usize = 6;
+
+/// A UDP header.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Header {
+    /// Port of the sender, 0 if it wants no answer.
+    pub src_port: u16,
+    /// Port of the receiver.
+    pub dst_port: u16,
+    /// Length of header and payload in bytes, at least 8. The caller compares it with what IP
+    /// delivered.
+    pub length: u16,
+    /// The checksum as on the wire; 0 means that there is none.
+    pub checksum: u16,
+}
+
+impl Header {
+    /// Reads a header.
+    ///
+    /// Errors: [`WireError::Truncated`] under 8 bytes; [`WireError::Malformed`] if `length` is
+    /// under 8.
+    #[inline]
+    pub fn parse(bytes: &[u8]) -> Result<Header, WireError> {
+        let h = bytes.first_chunk::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
+        let length = u16::from_be_bytes([h[4], h[5]]);
+        if usize::from(length) < HEADER_BYTES {
+            return Err(WireError::Malformed);
+        }
+        Ok(Header {
+            src_port: u16::from_be_bytes([h[0], h[1]]),
+            dst_port: u16::from_be_bytes([h[2], h[3]]),
+            length,
+            checksum: u16::from_be_bytes([h[6], h[7]]),
+        })
+    }
+
+    /// Writes the header with `checksum` as given.
+    ///
+    /// Errors: [`WireError::Truncated`] under 8 bytes; [`WireError::Malformed`] if `length` is
+    /// under 8.
+    #[inline]
+    pub fn emit(&self, bytes: &mut [u8]) -> Result<(), WireError> {
+        let h = bytes.first_chunk_mut::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
+        if usize::from(self.length) < HEADER_BYTES {
+            return Err(WireError::Malformed);
+        }
+        h[0..2].copy_from_slice(&self.src_port.to_be_bytes());
+        h[2..4].copy_from_slice(&self.dst_port.to_be_bytes());
+        h[4..6].copy_from_slice(&self.length.to_be_bytes());
+        h[6..8].copy_from_slice(&self.checksum.to_be_bytes());
+        Ok(())
+    }
+}

@@ -1,0 +1,90 @@
+//! The virtio-net header that TAP and packet sockets put before a frame (VIRTIO 1.2 section
+//! 5.1.6.1, `linux/virtio_net.h`, `virtio_net_hdr_mrg_rxbuf`). All numbers are little endian.
+//!
+//! ```text
+//!  0      1         2         4          6            8             10            12
+//! +------+---------+---------+----------+------------+-------------+-------------+--------
+//! | flags| gso_type| hdr_len | gso_size | csum_start | csum_offset | num_buffers | frame
+//! +------+---------+---------+----------+------------+-------------+-------------+--------
+//! ```
+//!
+//! What the fields ask for is not judged here: the offsets point into a frame that this room does
+//! not see.
+
+use crate::WireError;
+
+/// Length of the header with `num_buffers`.
+pub const HEADER_BYTES: usize = 12;
+
+/// In `flags`: the checksum field holds the sum of the pseudo-header, not inverted, and the sum from
+/// `csum_start` to the end is still to be made.
+pub const F_NEEDS_CSUM: u8 = 1;
+/// In `flags`: the checksum was verified by the device.
+pub const F_DATA_VALID: u8 = 2;
+
+/// In `gso_type`: one ordinary packet.
+pub const GSO_NONE: u8 = 0;
+/// In `gso_type`: a TCP super-segment over IPv4.
+pub const GSO_TCPV4: u8 = 1;
+/// In `gso_type`: a UDP datagram to be cut into IP fragments.
+pub const GSO_UDP: u8 = 3;
+/// In `gso_type`: a TCP super-segment over IPv6.
+pub const GSO_TCPV6: u8 = 4;
+/// In `gso_type`: a burst of UDP datagrams.
+pub const GSO_UDP_L4: u8 = 5;
+/// In `gso_type`, together with a TCP type: the first segment carries CWR.
+pub const GSO_ECN: u8 = 0x80;
+
+/// A virtio-net header.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Header {
+    /// [`F_NEEDS_CSUM`], [`F_DATA_VALID`].
+    pub flags: u8,
+    /// One of the `GSO_` kinds, with [`GSO_ECN`] perhaps.
+    pub gso_type: u8,
+    /// Length of all headers of the frame in bytes, a hint.
+    pub hdr_len: u16,
+    /// Payload bytes per segment (the MSS); 0 without segmentation.
+    pub gso_size: u16,
+    /// Where summing starts, in bytes from the start of the frame.
+    pub csum_start: u16,
+    /// Where the checksum goes, in bytes from `csum_start`.
+    pub csum_offset: u16,
+    /// Receive buffers that the frame fills; 0 when sending.
+    pub num_buffers: u16,
+}
+
+impl Header {
+    /// Reads a header.
+    ///
+    /// Errors: [`WireError::Truncated`] under 12 bytes.
+    #[inline]
+    pub fn parse(bytes: &[u8]) -> Result<Header, WireError> {
+        let h = bytes.first_chunk::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
+        Ok(Header {
+            flags: h[0],
+            gso_type: h[1],
+            hdr_len: u16::from_le_bytes([h[2], h[3]]),
+            gso_size: u16::from_le_bytes([h[4], h[5]]),
+            csum_start: u16::from_le_bytes([h[6], h[7]]),
+            csum_offset: u16::from_le_bytes([h[8], h[9]]),
+            num_buffers: u16::from_le_bytes([h[10], h[11]]),
+        })
+    }
+
+    /// Writes the header.
+    ///
+    /// Errors: [`WireError::Truncated`] under 12 bytes.
+    #[inline]
+    pub fn emit(&self, bytes: &mut [u8]) -> Result<(), WireError> {
+        let h = bytes.first_chunk_mut::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
+        h[0] = self.flags;
+        h[1] = self.gso_type;
+        h[2..4].copy_from_slice(&self.hdr_len.to_le_bytes());
+        h[4..6].copy_from_slice(&self.gso_size.to_le_bytes());
+        h[6..8].copy_from_slice(&self.csum_start.to_le_bytes());
+        h[8..10].copy_from_slice(&self.csum_offset.to_le_bytes());
+        h[10..12].copy_from_slice(&self.num_buffers.to_le_bytes());
+        Ok(())
+    }
+}

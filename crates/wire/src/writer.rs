@@ -1,0 +1,20 @@
+//! Writes fixed pieces one after another into a buffer.
+
+use crate::WireError;
+
+/// The part of a buffer that is not written yet.
+pub(crate) struct Writer<'a>(pub(crate) &'a mut [u8]);
+
+impl Writer<'_> {
+    /// Writes `piece` and moves behind it.
+    ///
+    /// Errors: [`WireError::Truncated`] if it does not fit.
+    #[inline]
+    pub(crate) fn put<const N: usize>(&mut self, piece: [u8; N]) -> Result<(), WireError> {
+        let (head, tail) =
+            core::mem::take(&mut self.0).split_first_chunk_mut().ok_or(WireError::Truncated)?;
+        *head = piece;
+        self.0 = tail;
+        Ok(())
+    }
+}
