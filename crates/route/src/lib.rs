@@ -1,3 +1,25 @@
-//! Pure tables: forwarding table, next hops, neighbour states
+//! Pure tables: forwarding table, next hops, neighbour states.
+//!
+//! Enters: destinations, time, what neighbours said. Leaves: a route, an Ethernet address, a list
+//! of things to ask. The tables own their entries and nothing else: no packet ever waits here.
+//!
+//! Invariants: both tables are bounded by configuration, iterate in a fixed order, and count every
+//! change that could make a remembered answer wrong in `generation()`.
+//!
+//! Not here: sending anything, queues of packets, path MTU (all in room `ip`).
+//!
+//! Sources: RFC 1812 section 5.2.4.3 (longest match), RFC 4861 section 7.3 (neighbour states).
 
 #![cfg_attr(not(test), no_std)]
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
+
+extern crate alloc;
+
+mod neighbour;
+mod table;
+
+pub use neighbour::{
+    Action, Advert, Neighbour, NeighbourConfig, NeighbourState, Neighbours, Resolution,
+};
+pub use table::{Prefix, Route, RouteError, Table};

@@ -1,0 +1,407 @@
+//! Neighbours: who on the link owns which address, and whether it still answers.
+//!
+//! One state machine serves ARP and neighbour discovery (RFC 4861 section 7.3):
+//!
+//! ```text
+//!            resolve                 advert              reachable time passes
+//!   (none) ----------> INCOMPLETE ----------> REACHABLE ----------------------> STALE
+//!                         |  3 asked             ^  ^                             | resolve
+//!                         v                      |  | advert, confirm             v
+//!   (none) <----------- FAILED <--------------  PROBE <----------------------- DELAY
+//!           hold passes          3 asked              5 s, nobody confirmed
+//! ```
+//!
+//! The table says what to ask; it sends nothing and keeps no packets. REACHABLE turns STALE only
+//! when somebody looks, so that a quiet neighbour costs no timer. FAILED is kept for a moment, so
+//! that a flood of packets to a dead address asks for it once per period and not once per packet.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+
+use fulmar_base::{Duration, EtherAddr, Instant};
+
+/// Limits and times of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct NeighbourConfig {
+    /// Entries at most: what a /22 of active neighbours needs, about 100 KiB.
+    pub max_entries: usize,
+    /// How long a confirmation holds (RFC 4861 section 10: 30 s; the caller randomises it).
+    pub reachable: Duration,
+    /// How long to wait for the upper layers to confirm a stale entry (RFC 4861 section 10: 5 s).
+    pub delay: Duration,
+    /// Time between two questions (RFC 4861 section 10: 1 s).
+    pub retransmit: Duration,
+    /// Questions to everybody before giving up (RFC 4861 section 10: 3).
+    pub multicast_probes: u8,
+    /// Questions to the last known address before giving up (RFC 4861 section 10: 3).
+    pub unicast_probes: u8,
+    /// How long a failure is remembered. One retransmission time: long enough to stop a storm of
+    /// questions, short enough that a neighbour that boots is found.
+    pub failed_hold: Duration,
+}
+
+impl Default for NeighbourConfig {
+    fn default() -> Self {
+        NeighbourConfig {
+            max_entries: 1024,
+            reachable: Duration::from_secs(30),
+            delay: Duration::from_secs(5),
+            retransmit: Duration::from_secs(1),
+            multicast_probes: 3,
+            unicast_probes: 3,
+            failed_hold: Duration::from_secs(1),
+        }
+    }
+}
+
+/// What is known about a neighbour (RFC 4861 section 7.3.2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NeighbourState {
+    /// Its address was asked for; no answer yet.
+    Incomplete,
+    /// It answered, or an upper layer made progress, within the reachable time.
+    Reachable,
+    /// Its address is known, whether it still answers is not.
+    Stale,
+    /// Packets were sent to a stale address; an upper layer may confirm it.
+    Delay,
+    /// It is being asked directly.
+    Probe,
+    /// It did not answer.
+    Failed,
+}
+
+/// One neighbour.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Neighbour {
+    /// Its IP address.
+    pub ip: IpAddr,
+    /// Its Ethernet address; meaningless (zero) in INCOMPLETE and after it failed.
+    pub ether: EtherAddr,
+    /// What is known about it.
+    pub state: NeighbourState,
+    /// It said that it is a router (RFC 4861 section 4.4).
+    pub is_router: bool,
+    /// When this state ends, unless it is STALE.
+    deadline: Instant,
+    /// Questions asked in INCOMPLETE or PROBE.
+    probes: u8,
+    /// When somebody last wanted it: the least recently used one makes room.
+    used: Instant,
+}
+
+impl Neighbour {
+    fn enter(&mut self, state: NeighbourState, deadline: Instant) {
+        self.state = state;
+        self.deadline = deadline;
+    }
+
+    /// Whether the end of this state needs a timer: the other states end when somebody looks.
+    fn is_timed(&self) -> bool {
+        use NeighbourState::*;
+        matches!(self.state, Incomplete | Delay | Probe)
+    }
+
+    /// What gives way first when the table is full. An entry that is being asked for never does:
+    /// packets wait for it.
+    fn eviction_rank(&self) -> Option<u8> {
+        use NeighbourState::*;
+        match self.state {
+            Failed => Some(0),
+            Stale => Some(1),
+            Reachable => Some(2),
+            Delay | Probe => Some(3),
+            Incomplete => None,
+        }
+    }
+}
+
+/// The answer to [`Neighbours::resolve`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Resolution {
+    /// Send it there. The answer may be remembered until `fresh_until`, while the generation stays.
+    Known {
+        /// The neighbour's Ethernet address.
+        ether: EtherAddr,
+        /// When the state machine must see the next packet.
+        fresh_until: Instant,
+    },
+    /// Keep the packet: the address is being asked for.
+    Queue {
+        /// The question is to be sent now, to everybody.
+        solicit: bool,
+    },
+    /// The neighbour did not answer, or the table has no room to ask.
+    Failed,
+}
+
+/// What an ARP reply or a neighbour advertisement says (RFC 4861 section 4.4).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Advert {
+    /// The sender's Ethernet address, if it was given.
+    pub ether: Option<EtherAddr>,
+    /// It answers a question of ours: two-way reachability is proven.
+    pub solicited: bool,
+    /// It replaces an address known before.
+    pub replaces: bool,
+    /// The sender is a router.
+    pub is_router: bool,
+}
+
+/// Something that the owner of the table must do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// Ask for an address.
+    Solicit {
+        /// Whose.
+        ip: IpAddr,
+        /// Where the question goes; `None`: to everybody.
+        unicast: Option<EtherAddr>,
+    },
+    /// Nobody answered: packets that wait for this neighbour are lost.
+    Failed {
+        /// The neighbour.
+        ip: IpAddr,
+    },
+}
+
+/// The neighbours of one link.
+#[derive(Clone, Debug)]
+pub struct Neighbours {
+    config: NeighbourConfig,
+    /// Ordered, so that iteration is the same in every run.
+    entries: BTreeMap<IpAddr, Neighbour>,
+    /// Entries in INCOMPLETE.
+    incomplete: usize,
+    /// Not later than the earliest deadline of a timed entry.
+    next_deadline: Option<Instant>,
+    generation: u64,
+}
+
+impl Neighbours {
+    /// An empty table.
+    pub fn new(config: NeighbourConfig) -> Neighbours {
+        let entries = BTreeMap::new();
+        Neighbours { config, entries, incomplete: 0, next_deadline: None, generation: 0 }
+    }
+
+    /// Where to send a packet for the on-link address `ip`. Using a stale entry starts its check.
+    pub fn resolve(&mut self, ip: IpAddr, now: Instant) -> Resolution {
+        let Some(entry) = self.entries.get_mut(&ip) else {
+            return self.start(ip, now);
+        };
+        entry.used = now;
+        match entry.state {
+            NeighbourState::Incomplete => return Resolution::Queue { solicit: false },
+            NeighbourState::Failed if now < entry.deadline => return Resolution::Failed,
+            NeighbourState::Failed => return self.start(ip, now),
+            NeighbourState::Reachable if now < entry.deadline => {}
+            NeighbourState::Reachable | NeighbourState::Stale => {
+                entry.enter(NeighbourState::Delay, now + self.config.delay);
+            }
+            NeighbourState::Delay | NeighbourState::Probe => {}
+        }
+        let (ether, fresh_until, timed) = (entry.ether, entry.deadline, entry.is_timed());
+        if timed {
+            self.wake_by(fresh_until);
+        }
+        Resolution::Known { ether, fresh_until }
+    }
+
+    /// An upper layer saw progress that needs the neighbour to be alive (RFC 4861 section 7.3.1).
+    pub fn confirm(&mut self, ip: IpAddr, now: Instant) {
+        use NeighbourState::*;
+        if let Some(entry) = self.entries.get_mut(&ip)
+            && matches!(entry.state, Reachable | Stale | Delay | Probe)
+        {
+            entry.enter(Reachable, now + self.config.reachable);
+        }
+    }
+
+    /// The neighbour `ip` asked us something and said where it lives (RFC 4861 section 7.2.3; an
+    /// ARP request for an address of ours). Returns whether its address is usable now.
+    pub fn on_solicit(&mut self, ip: IpAddr, ether: EtherAddr, now: Instant) -> bool {
+        if !self.entries.contains_key(&ip) && !self.make_room() {
+            return false;
+        }
+        let is_news = match self.entries.get(&ip) {
+            None => true,
+            Some(old) => !is_usable(old.state) || old.ether != ether,
+        };
+        if is_news {
+            self.set(ip, ether, NeighbourState::Stale, now);
+        }
+        true
+    }
+
+    /// The neighbour `ip` told its address (RFC 4861 section 7.2.5). Nothing is created: only who
+    /// is being talked to may be told about. Returns whether its address is usable now.
+    pub fn on_advert(&mut self, ip: IpAddr, advert: Advert, now: Instant) -> bool {
+        let Some(entry) = self.entries.get_mut(&ip) else { return false };
+        let state = entry.state;
+        if !is_usable(state) {
+            let Some(ether) = advert.ether else { return false };
+            entry.is_router = advert.is_router;
+            self.set(ip, ether, state_after(advert.solicited), now);
+            return true;
+        }
+        let known = entry.ether;
+        let ether = advert.ether.unwrap_or(known);
+        let differs = ether != known;
+        if differs && !advert.replaces {
+            if state == NeighbourState::Reachable {
+                self.set(ip, known, NeighbourState::Stale, now);
+            }
+            return true;
+        }
+        entry.is_router = advert.is_router;
+        if differs || advert.solicited {
+            self.set(ip, ether, state_after(advert.solicited), now);
+        }
+        true
+    }
+
+    /// Does what is due, and appends what the caller must do.
+    pub fn on_timer(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        if self.next_deadline.is_none_or(|d| now < d) {
+            return;
+        }
+        let mut next: Option<Instant> = None;
+        for entry in self.entries.values_mut().filter(|e| e.is_timed()) {
+            if entry.deadline <= now {
+                let was = entry.state;
+                actions.push(expire(entry, &self.config, now));
+                if was == NeighbourState::Incomplete && entry.state != was {
+                    self.incomplete = self.incomplete.saturating_sub(1);
+                }
+                if entry.state == NeighbourState::Failed {
+                    self.generation = self.generation.wrapping_add(1);
+                }
+            }
+            if entry.is_timed() {
+                next = Some(next.map_or(entry.deadline, |n| n.min(entry.deadline)));
+            }
+        }
+        self.next_deadline = next;
+    }
+
+    /// When [`Neighbours::on_timer`] has something to do; it may turn out to be nothing.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.next_deadline
+    }
+
+    /// Forgets a neighbour that no packet waits for.
+    pub fn remove(&mut self, ip: IpAddr) -> Option<Neighbour> {
+        self.entries.get(&ip).and_then(Neighbour::eviction_rank)?;
+        self.generation = self.generation.wrapping_add(1);
+        self.entries.remove(&ip)
+    }
+
+    /// One neighbour.
+    pub fn find(&self, ip: IpAddr) -> Option<&Neighbour> {
+        self.entries.get(&ip)
+    }
+
+    /// Every neighbour, in the order of their addresses.
+    pub fn iter(&self) -> impl Iterator<Item = &Neighbour> {
+        self.entries.values()
+    }
+
+    /// How many neighbours there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Counts the changes after which a remembered Ethernet address would be wrong.
+    #[inline]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Starts to ask for `ip`.
+    fn start(&mut self, ip: IpAddr, now: Instant) -> Resolution {
+        // Half of the table at most, so that a scan of the link's empty addresses cannot push out
+        // every neighbour that exists (RFC 6583 section 6).
+        let is_new = !self.entries.contains_key(&ip);
+        let half = self.config.max_entries.div_ceil(2);
+        if self.incomplete >= half || (is_new && !self.make_room()) {
+            return Resolution::Failed;
+        }
+        let deadline = now + self.config.retransmit;
+        let state = NeighbourState::Incomplete;
+        let (ether, is_router) = (EtherAddr::default(), false);
+        let entry = Neighbour { ip, ether, state, is_router, deadline, probes: 1, used: now };
+        self.entries.insert(ip, entry);
+        self.incomplete = self.incomplete.saturating_add(1);
+        self.wake_by(deadline);
+        Resolution::Queue { solicit: true }
+    }
+
+    /// Stores a learned address in STALE or REACHABLE.
+    fn set(&mut self, ip: IpAddr, ether: EtherAddr, state: NeighbourState, now: Instant) {
+        let deadline = now + self.config.reachable;
+        let fresh =
+            Neighbour { ip, ether, state, is_router: false, deadline, probes: 0, used: now };
+        let entry = self.entries.entry(ip).or_insert(fresh);
+        if entry.state == NeighbourState::Incomplete {
+            self.incomplete = self.incomplete.saturating_sub(1);
+        }
+        let was_fresh = entry.state == NeighbourState::Reachable;
+        if entry.ether != ether || (was_fresh && state == NeighbourState::Stale) {
+            self.generation = self.generation.wrapping_add(1);
+        }
+        entry.ether = ether;
+        entry.enter(state, deadline);
+    }
+
+    /// Makes sure that one more entry fits.
+    fn make_room(&mut self) -> bool {
+        if self.entries.len() < self.config.max_entries {
+            return true;
+        }
+        let ranked = self.entries.values().filter_map(|e| Some((e.eviction_rank()?, e.used, e.ip)));
+        let Some((_, _, ip)) = ranked.min() else { return false };
+        self.remove(ip).is_some()
+    }
+
+    fn wake_by(&mut self, deadline: Instant) {
+        self.next_deadline = Some(self.next_deadline.map_or(deadline, |d| d.min(deadline)));
+    }
+}
+
+/// Whether packets may go to the address of an entry in this state.
+fn is_usable(state: NeighbourState) -> bool {
+    !matches!(state, NeighbourState::Incomplete | NeighbourState::Failed)
+}
+
+fn state_after(solicited: bool) -> NeighbourState {
+    if solicited { NeighbourState::Reachable } else { NeighbourState::Stale }
+}
+
+/// The deadline of a timed entry has passed: ask (again), or give up.
+fn expire(entry: &mut Neighbour, config: &NeighbourConfig, now: Instant) -> Action {
+    let (asked, limit) = match entry.state {
+        NeighbourState::Incomplete => (entry.probes, config.multicast_probes),
+        NeighbourState::Probe => (entry.probes, config.unicast_probes),
+        _ => (0, config.unicast_probes),
+    };
+    if asked >= limit {
+        entry.ether = EtherAddr::default();
+        entry.enter(NeighbourState::Failed, now + config.failed_hold);
+        return Action::Failed { ip: entry.ip };
+    }
+    entry.probes = asked.saturating_add(1);
+    let is_known = entry.state != NeighbourState::Incomplete;
+    let state = if is_known { NeighbourState::Probe } else { NeighbourState::Incomplete };
+    entry.enter(state, now + config.retransmit);
+    Action::Solicit { ip: entry.ip, unicast: is_known.then_some(entry.ether) }
+}
+
+#[cfg(test)]
+mod tests;
