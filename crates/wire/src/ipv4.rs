@@ -17,7 +17,7 @@
 //! +-------------------------------+
 //! ```
 
-use crate::{WireError, checksum::Sum};
+use crate::{WireError, checksum};
 use core::net::Ipv4Addr;
 
 /// Length of a header without options, the only one that is written.
@@ -108,19 +108,17 @@ impl Header {
         let fragment = self.fragment_offset >> 3
             | if self.dont_fragment { DONT_FRAGMENT } else { 0 }
             | if self.more_fragments { MORE_FRAGMENTS } else { 0 };
-        h[0] = 0x45;
-        h[1] = self.dscp_ecn;
-        h[2..4].copy_from_slice(&total.to_be_bytes());
-        h[4..6].copy_from_slice(&self.ident.to_be_bytes());
-        h[6..8].copy_from_slice(&fragment.to_be_bytes());
-        h[8] = self.ttl;
-        h[9] = self.protocol;
-        h[10..12].copy_from_slice(&[0, 0]);
+        let first = u32::from_be_bytes([0x45, self.dscp_ecn, 0, 0]) | u32::from(total);
+        let second = u32::from(self.ident) << 16 | u32::from(fragment);
+        let third = u32::from_be_bytes([self.ttl, self.protocol, 0, 0]);
+        let words = [first, second, third, self.src.to_bits(), self.dst.to_bits()];
+        // Summed from registers: reading back what was just written in bytes would stall.
+        let third = third | u32::from(checksum::of_words(&words));
+        h[0..4].copy_from_slice(&first.to_be_bytes());
+        h[4..8].copy_from_slice(&second.to_be_bytes());
+        h[8..12].copy_from_slice(&third.to_be_bytes());
         h[12..16].copy_from_slice(&self.src.octets());
         h[16..20].copy_from_slice(&self.dst.octets());
-        let mut sum = Sum::new();
-        sum.add_bytes(h);
-        h[10..12].copy_from_slice(&sum.finish().to_be_bytes());
         Ok(())
     }
 
@@ -142,7 +140,12 @@ impl Header {
 #[inline]
 pub fn checksum_ok(bytes: &[u8], header_bytes: usize) -> bool {
     let Some(header) = bytes.get(..header_bytes) else { return false };
-    let mut sum = Sum::new();
-    sum.add_bytes(header);
-    sum.is_valid()
+    match <&[u8; HEADER_BYTES]>::try_from(header) {
+        // The usual length, known to the compiler, needs no loop.
+        Ok(usual) => checksum::checksum(usual) == 0,
+        Err(_) => checksum::checksum(header) == 0,
+    }
 }
+
+#[cfg(test)]
+mod tests;
