@@ -1,0 +1,398 @@
+//! The do-nothing TCP: as much of the protocol as a faultless wire and a correct peer leave over.
+//!
+//! A frame that is lost, or comes out of order, or a window that closes for good ends in an error
+//! after two seconds: such a figure would not be the floor.
+
+use super::device::FrameDevice;
+use super::segment::{
+    ACK, Addresses, Arrival, FIN, MSS, PSH, RST, SYN, Segment, Template, WINDOW_SCALE, arp_reply,
+    parse, syn,
+};
+use crate::cpu;
+use crate::peer::Report;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// Packets per super-frame: 45 x 1,448 bytes and headers stay below 65,536, which AF_PACKET without
+/// queueing discipline needs, and leave most room under the 16-bit IP length.
+const PACKETS_PER_FRAME: usize = 45;
+/// Payload bytes of a super-frame.
+pub const FRAME_PAYLOAD_BYTES: usize = PACKETS_PER_FRAME * MSS;
+const ISS: u32 = 1;
+
+/// The parameters of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// In flight at most when sending; advertised when receiving. Also the ring through which a
+    /// copying sender goes.
+    pub window_bytes: usize,
+    /// The user's buffer if its bytes are copied once, as a real stack must; 0: no copy.
+    pub copy_bytes: usize,
+    /// Receiving: acknowledge at the latest after so many frames, and whenever there are no more.
+    pub frames_per_ack: usize,
+    /// Bytes before measuring starts.
+    pub warm_bytes: u64,
+    /// How long to send after that.
+    pub time: Duration,
+}
+
+/// What a run did, for the table of counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Super-frames and smaller ones with payload.
+    pub data_frames: u64,
+    /// Acknowledgements without payload, sent or received.
+    pub ack_frames: u64,
+    /// Times the thread asked to sleep.
+    pub waits: u64,
+}
+
+/// One connection to a kernel peer, opened by us.
+pub struct Flow<'d> {
+    device: &'d mut dyn FrameDevice,
+    addresses: Addresses,
+    /// `snd_una <= snd_nxt`; sequence numbers as in RFC 9293 section 3.3.1.
+    snd_una: u32,
+    snd_nxt: u32,
+    rcv_nxt: u32,
+    /// Scaled, in bytes.
+    snd_wnd: usize,
+    snd_wnd_scale: u8,
+    ts_recent: u32,
+    start: Instant,
+    counts: Counts,
+    peer_closed: bool,
+}
+
+/// The parts of a segment that outlive its frame.
+struct Seen {
+    payload_bytes: usize,
+}
+
+impl<'d> Flow<'d> {
+    /// Opens the connection, advertising `window_bytes`.
+    pub fn connect(
+        device: &'d mut dyn FrameDevice,
+        addresses: Addresses,
+        window_bytes: usize,
+    ) -> io::Result<Flow<'d>> {
+        let mut flow = Flow {
+            device,
+            addresses,
+            snd_una: ISS,
+            snd_nxt: ISS.wrapping_add(1),
+            rcv_nxt: 0,
+            snd_wnd: 0,
+            snd_wnd_scale: 0,
+            ts_recent: 0,
+            start: Instant::now(),
+            counts: Counts::default(),
+            peer_closed: false,
+        };
+        flow.drain_stale_frames()?;
+        flow.device.send(&syn(&flow.addresses, ISS, u16::MAX), &[])?;
+        while flow.snd_una == ISS {
+            flow.input(true, |_| ())?;
+        }
+        flow.acknowledge(window_bytes)?;
+        Ok(flow)
+    }
+
+    /// Frames that an earlier connection left in the device are not ours.
+    fn drain_stale_frames(&mut self) -> io::Result<()> {
+        while self.input(false, |_| ())?.is_some() {}
+        Ok(())
+    }
+
+    /// Takes one frame. `Ok(None)`: there is none (only without `wait`).
+    fn input(&mut self, wait: bool, sink: impl FnOnce(&[u8])) -> io::Result<Option<Seen>> {
+        self.counts.waits += u64::from(wait);
+        let Some(frame) = self.device.receive(wait)? else { return Ok(None) };
+        let reply = match parse(&self.addresses, frame) {
+            Arrival::Tcp(s) => {
+                let before = self.rcv_nxt;
+                accept(&s, self.snd_una, self.snd_nxt, before)?;
+                self.snd_una = s.ack;
+                self.ts_recent = s.ts_value();
+                self.snd_wnd = usize::from(s.window) << self.snd_wnd_scale;
+                if s.flags & SYN != 0 {
+                    self.snd_wnd = usize::from(s.window);
+                    self.snd_wnd_scale = s.option(3).and_then(|o| o.first()).map_or(0, |n| *n);
+                    self.rcv_nxt = s.seq;
+                }
+                let fin_or_syn = u32::from(s.flags & (FIN | SYN) != 0);
+                self.peer_closed |= s.flags & FIN != 0;
+                let payload_bytes = s.payload.len();
+                self.rcv_nxt = self.rcv_nxt.wrapping_add(payload_bytes as u32 + fin_or_syn);
+                sink(s.payload);
+                return Ok(Some(Seen { payload_bytes }));
+            }
+            Arrival::ArpRequest { mac, ip } => Some(arp_reply(&self.addresses, mac, ip)),
+            Arrival::Other => None,
+        };
+        if let Some(frame) = reply {
+            self.device.send(&frame, &[])?;
+        }
+        Ok(Some(Seen { payload_bytes: 0 }))
+    }
+
+    fn ts_now(&self) -> u32 {
+        self.start.elapsed().as_millis() as u32 + 2
+    }
+
+    /// Sends a segment without payload.
+    fn control(&mut self, flags: u8, window_bytes: usize) -> io::Result<()> {
+        let window = u16::try_from(window_bytes >> WINDOW_SCALE).unwrap_or(u16::MAX);
+        let mut header = Template::new(&self.addresses, flags, window, 0);
+        let now = self.ts_now();
+        self.device.send(header.patch(self.snd_nxt, self.rcv_nxt, now, self.ts_recent), &[])
+    }
+
+    fn acknowledge(&mut self, window_bytes: usize) -> io::Result<()> {
+        self.control(ACK, window_bytes)
+    }
+
+    /// Sends until the time is over, then closes. Returns this thread's account.
+    pub fn send(mut self, load: &Load) -> io::Result<(Report, Counts)> {
+        let mut out = Outgoing::new(&self.addresses, load);
+        let mut meter = Meter::default();
+        let mut sent = 0u64;
+        loop {
+            let now = self.ts_now();
+            while self.has_room(load.window_bytes) {
+                let payload = out.ring.next_frame();
+                let header = out.header.patch(self.snd_nxt, self.rcv_nxt, now, self.ts_recent);
+                self.device.send(header, payload)?;
+                self.snd_nxt = self.snd_nxt.wrapping_add(FRAME_PAYLOAD_BYTES as u32);
+                self.counts.data_frames += 1;
+                sent += FRAME_PAYLOAD_BYTES as u64;
+            }
+            if meter.is_over(sent, load)? {
+                break;
+            }
+            self.input(true, |_| ())?;
+            self.counts.ack_frames += 1;
+        }
+        self.close(load.window_bytes)?;
+        Ok((meter.finish(sent)?, self.counts))
+    }
+
+    fn has_room(&self, window_bytes: usize) -> bool {
+        let in_flight = self.snd_nxt.wrapping_sub(self.snd_una) as usize;
+        in_flight + FRAME_PAYLOAD_BYTES <= self.snd_wnd.min(window_bytes)
+    }
+
+    /// Our FIN, until it is acknowledged and the peer's has come.
+    fn close(&mut self, window_bytes: usize) -> io::Result<()> {
+        self.control(FIN | ACK, window_bytes)?;
+        self.snd_nxt = self.snd_nxt.wrapping_add(1);
+        while self.snd_una != self.snd_nxt || !self.peer_closed {
+            self.input(true, |_| ())?;
+        }
+        self.acknowledge(window_bytes)
+    }
+
+    /// Receives until the peer closes. Returns this thread's account.
+    pub fn receive(mut self, load: &Load) -> io::Result<(Report, Counts)> {
+        let window = u16::try_from(load.window_bytes >> WINDOW_SCALE).unwrap_or(u16::MAX);
+        let mut header = Template::new(&self.addresses, ACK, window, 0);
+        let mut user = CopyRing::new(load.copy_bytes);
+        let mut meter = Meter::default();
+        let mut received = 0u64;
+        let mut unacknowledged = 0;
+        while !self.peer_closed {
+            match self.input(unacknowledged == 0, |payload| user.put(payload))? {
+                Some(Seen { payload_bytes: 0 }) => continue,
+                Some(Seen { payload_bytes }) => {
+                    received += payload_bytes as u64;
+                    unacknowledged += 1;
+                    self.counts.data_frames += 1;
+                    if unacknowledged < load.frames_per_ack {
+                        continue;
+                    }
+                }
+                None => {}
+            }
+            let now = self.ts_now();
+            self.device.send(header.patch(self.snd_nxt, self.rcv_nxt, now, self.ts_recent), &[])?;
+            self.counts.ack_frames += 1;
+            unacknowledged = 0;
+            meter.is_over(received, load)?;
+        }
+        self.acknowledge(load.window_bytes)?;
+        self.close(load.window_bytes)?;
+        Ok((meter.finish(received)?, self.counts))
+    }
+}
+
+/// Refuses what a faultless wire cannot show.
+fn accept(s: &Segment<'_>, snd_una: u32, snd_nxt: u32, rcv_nxt: u32) -> io::Result<()> {
+    let trouble = if s.flags & RST != 0 {
+        "the kernel peer reset the connection"
+    } else if s.ack.wrapping_sub(snd_una) > snd_nxt.wrapping_sub(snd_una) {
+        "the kernel peer acknowledged what was not sent"
+    } else if s.flags & SYN == 0 && s.seq != rcv_nxt {
+        "a frame was lost or came out of order"
+    } else {
+        return Ok(());
+    };
+    Err(io::Error::other(trouble))
+}
+
+/// What a sender prepares before the first frame.
+struct Outgoing {
+    header: Template,
+    ring: FrameRing,
+}
+
+impl Outgoing {
+    fn new(addresses: &Addresses, load: &Load) -> Outgoing {
+        let header = Template::new(addresses, ACK | PSH, u16::MAX, FRAME_PAYLOAD_BYTES);
+        Outgoing { header, ring: FrameRing::new(load) }
+    }
+}
+
+/// The payloads of the frames in flight.
+///
+/// Without copying it is one frame that is sent again and again. With copying it is as many frames
+/// as the window holds, each filled from the user's buffer just before it is sent, so that the
+/// copy's destination is as cold as a send buffer's.
+struct FrameRing {
+    frames: Vec<u8>,
+    user: Vec<u8>,
+    frame: usize,
+    user_at: usize,
+}
+
+impl FrameRing {
+    /// Whole pages, so that every payload is aligned alike.
+    const STRIDE_BYTES: usize = 64 << 10;
+
+    fn new(load: &Load) -> FrameRing {
+        let copying = load.copy_bytes > 0;
+        let frames = if copying { load.window_bytes.div_ceil(Self::STRIDE_BYTES) } else { 1 };
+        FrameRing {
+            frames: vec![0x5a; frames.max(1) * Self::STRIDE_BYTES],
+            user: vec![0x5a; if copying { load.copy_bytes.max(FRAME_PAYLOAD_BYTES) } else { 0 }],
+            frame: 0,
+            user_at: 0,
+        }
+    }
+
+    fn next_frame(&mut self) -> &[u8] {
+        let at = self.frame * Self::STRIDE_BYTES;
+        self.frame = (self.frame + 1) % (self.frames.len() / Self::STRIDE_BYTES);
+        let frame = &mut self.frames[at..at + FRAME_PAYLOAD_BYTES];
+        if !self.user.is_empty() {
+            let first = FRAME_PAYLOAD_BYTES.min(self.user.len() - self.user_at);
+            let (head, tail) = frame.split_at_mut(first);
+            head.copy_from_slice(&self.user[self.user_at..self.user_at + first]);
+            tail.copy_from_slice(&self.user[..tail.len()]);
+            self.user_at = (self.user_at + FRAME_PAYLOAD_BYTES) % self.user.len();
+        }
+        frame
+    }
+}
+
+/// The user's receive buffer, filled round and round.
+struct CopyRing {
+    buffer: Vec<u8>,
+    at: usize,
+}
+
+impl CopyRing {
+    fn new(bytes: usize) -> CopyRing {
+        CopyRing { buffer: vec![0; bytes], at: 0 }
+    }
+
+    fn put(&mut self, mut payload: &[u8]) {
+        if self.buffer.is_empty() {
+            return;
+        }
+        while !payload.is_empty() {
+            let n = payload.len().min(self.buffer.len() - self.at);
+            self.buffer[self.at..self.at + n].copy_from_slice(&payload[..n]);
+            payload = &payload[n..];
+            self.at = (self.at + n) % self.buffer.len();
+        }
+        std::hint::black_box(&self.buffer);
+    }
+}
+
+/// Clocks from the end of the warm-up on.
+#[derive(Default)]
+struct Meter {
+    started: Option<(Instant, Duration, u64)>,
+}
+
+impl Meter {
+    fn is_over(&mut self, bytes: u64, load: &Load) -> io::Result<bool> {
+        if let Some((at, _, _)) = self.started {
+            return Ok(at.elapsed() >= load.time);
+        }
+        if bytes >= load.warm_bytes {
+            self.started = Some((Instant::now(), cpu::thread_cpu()?, bytes));
+        }
+        Ok(false)
+    }
+
+    fn finish(self, bytes: u64) -> io::Result<Report> {
+        let Some((at, cpu, warm)) = self.started else { return Ok(Report::default()) };
+        let cpu = cpu::thread_cpu()?.saturating_sub(cpu);
+        Ok(Report { bytes: bytes - warm, elapsed: at.elapsed(), cpu, calls: 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(copy_bytes: usize) -> Load {
+        Load {
+            window_bytes: 1 << 20,
+            copy_bytes,
+            frames_per_ack: 1,
+            warm_bytes: 0,
+            time: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn a_copying_sender_goes_round_a_ring_as_large_as_the_window() {
+        let mut ring = FrameRing::new(&load(128 << 10));
+        let first = ring.next_frame().as_ptr();
+        let others = (1..16).filter(|_| ring.next_frame().as_ptr() != first).count();
+        assert_eq!(others, 15);
+        assert_eq!(ring.next_frame().as_ptr(), first);
+    }
+
+    #[test]
+    fn the_copied_stream_is_the_users_buffer_repeated() {
+        let mut ring = FrameRing::new(&load(100_000));
+        for (i, b) in ring.user.iter_mut().enumerate() {
+            *b = i as u8 ^ (i >> 8) as u8;
+        }
+        let user = ring.user.clone();
+        let sent: Vec<u8> = (0..4).flat_map(|_| ring.next_frame().to_vec()).collect();
+        assert!(sent.iter().zip(user.iter().cycle()).all(|(a, b)| a == b));
+    }
+
+    #[test]
+    fn the_received_stream_fills_the_users_buffer_round_and_round() {
+        let mut user = CopyRing::new(10);
+        user.put(&[1, 2, 3, 4, 5, 6, 7]);
+        user.put(&[8, 9, 10, 11, 12]);
+        assert_eq!(user.buffer, [11, 12, 3, 4, 5, 6, 7, 8, 9, 10]);
+        CopyRing::new(0).put(&[1]);
+    }
+
+    #[test]
+    fn what_a_faultless_wire_cannot_show_is_refused() {
+        let s = Segment { seq: 5, ack: 10, flags: ACK, window: 1, options: &[], payload: &[] };
+        assert!(accept(&s, 8, 12, 5).is_ok());
+        assert!(accept(&Segment { flags: ACK | RST, ..s }, 8, 12, 5).is_err());
+        assert!(accept(&Segment { ack: 13, ..s }, 8, 12, 5).is_err());
+        assert!(accept(&Segment { ack: 7, ..s }, 8, 12, 5).is_err());
+        assert!(accept(&Segment { seq: 6, ..s }, 8, 12, 5).is_err());
+    }
+}

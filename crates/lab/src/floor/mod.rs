@@ -1,0 +1,175 @@
+//! The floor: the least that TCP over a device can cost against a kernel peer.
+//!
+//! A do-nothing peer ([`flow`]) with prebuilt headers, no timers, no payload copy and the cheapest
+//! acknowledging that keeps the kernel sending, on the same device and against the same kernel peer
+//! as the stack that is judged; optionally plus the one copy that a socket interface cannot avoid.
+//! A stack's cost over its floor is the stack's own.
+//!
+//! The choices, which a stack compared with it should share: MTU 1500, timestamps and window
+//! scaling, no SACK, super-frames of 45 packets, one read or write call per frame, sleeping (not
+//! spinning) when there is nothing to do.
+
+pub mod device;
+pub mod flow;
+pub mod segment;
+
+use crate::Bulk;
+use crate::bench::Sample;
+use crate::cpu::{self, Placement};
+use crate::netlink::VethEnd;
+use crate::netns::Netns;
+use crate::peer::{Endpoint, Peer, Role, Spec};
+use device::{FrameDevice, Packet, Tap};
+use flow::{Counts, Flow, Load};
+use segment::Addresses;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+const MTU: u32 = 1500;
+const OUR_MAC: [u8; 6] = [2, 0, 0, 0, 0x72, 2];
+const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0x72, 1];
+const OUR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 0, 2);
+const PEER_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 0, 1);
+
+/// Which device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// TAP with virtio-net header.
+    Tap,
+    /// AF_PACKET on veth, receiving by `read`.
+    Packet,
+    /// AF_PACKET on veth, receiving through a TPACKET_V2 ring.
+    PacketRing,
+}
+
+/// Which way the bytes go, seen from us.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// To the kernel peer.
+    Send,
+    /// From the kernel peer.
+    Receive,
+}
+
+/// A device and the namespace in which its kernel peer lives.
+pub struct Site {
+    device: Box<dyn FrameDevice>,
+    peer_netns: Netns,
+    /// The namespace of our end of a veth pair, which must outlive the device.
+    _our_netns: Option<Netns>,
+    next_port: AtomicU16,
+}
+
+impl Site {
+    /// Makes namespaces and device. Needs root in the user namespace: see [`crate::netns::enter`].
+    pub fn new(kind: Kind) -> io::Result<Site> {
+        match kind {
+            Kind::Tap => Self::tap(),
+            Kind::Packet => Self::packet(false),
+            Kind::PacketRing => Self::packet(true),
+        }
+    }
+
+    fn tap() -> io::Result<Site> {
+        let netns = Netns::new()?;
+        let tap = netns.run(|| Tap::open("tap0"))?;
+        let index = netns.if_index("tap0")?;
+        netns.netlink()?.configure(index, PEER_MAC, MTU)?;
+        netns.set_address("tap0", IpAddr::V4(PEER_IP), 24)?;
+        Ok(Self::with(Box::new(tap), netns, None))
+    }
+
+    fn packet(ring: bool) -> io::Result<Site> {
+        let (ours, peers) = (Netns::new()?, Netns::new()?);
+        // Our interface has a hardware address that nobody uses: the kernel on our side then takes
+        // every frame for another station's and drops it before its own IP looks at it.
+        let near = VethEnd { name: "veth0", mac: [2, 0, 0, 0, 0x72, 3], mtu: MTU };
+        let far = VethEnd { name: "veth1", mac: PEER_MAC, mtu: MTU };
+        ours.add_veth(&near, &peers, &far)?;
+        ours.set_up("veth0")?;
+        peers.set_address("veth1", IpAddr::V4(PEER_IP), 24)?;
+        let index = ours.if_index("veth0")?;
+        let packet = ours.run(|| Packet::open(index, ring))?;
+        Ok(Self::with(Box::new(packet), peers, Some(ours)))
+    }
+
+    fn with(device: Box<dyn FrameDevice>, peer_netns: Netns, ours: Option<Netns>) -> Site {
+        Site { device, peer_netns, _our_netns: ours, next_port: AtomicU16::new(40_000) }
+    }
+
+    /// Runs one connection for about `time`. `near` in the sample is this thread's account, `far`
+    /// the kernel peer's process. `copy`: also copy every byte once, as the stack will have to.
+    pub fn stream(
+        &mut self,
+        bulk: &Bulk,
+        direction: Direction,
+        copy: bool,
+        placement: Placement,
+        time: Duration,
+    ) -> io::Result<Sample> {
+        let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
+        let (role, user_bytes) = match direction {
+            Direction::Send => (Role::Sink, bulk.write_bytes),
+            Direction::Receive => (Role::Source, bulk.read_bytes),
+        };
+        let spec = Spec {
+            role,
+            endpoint: Endpoint::Listen(SocketAddr::new(IpAddr::V4(PEER_IP), 0)),
+            cpu: far_cpu,
+            buffer_bytes: if role == Role::Sink { bulk.read_bytes } else { bulk.write_bytes },
+            warm_bytes: bulk.warm_bytes,
+            time,
+        };
+        let peer = Peer::spawn(&spec, &self.peer_netns)?;
+        let addresses = self.addresses(peer.address().port());
+        let load = Load {
+            window_bytes: bulk.window_bytes,
+            copy_bytes: if copy { user_bytes } else { 0 },
+            frames_per_ack: bulk.frames_per_ack,
+            warm_bytes: bulk.warm_bytes,
+            time,
+        };
+        let (near, counts) = self.run_flow(addresses, direction, &load, near_cpu)?;
+        Ok(counted(Sample::of_ends(near, peer.finish()?), &counts))
+    }
+
+    fn addresses(&self, peer_port: u16) -> Addresses {
+        // A new port each time: the last connection's may be in TIME_WAIT at the peer.
+        let our_port = 32_768 | self.next_port.fetch_add(1, Ordering::Relaxed);
+        Addresses {
+            our_mac: OUR_MAC,
+            peer_mac: PEER_MAC,
+            our_ip: OUR_IP,
+            peer_ip: PEER_IP,
+            our_port,
+            peer_port,
+        }
+    }
+
+    /// Runs the flow on a thread of its own, because pinning must not outlive the run.
+    fn run_flow(
+        &mut self,
+        addresses: Addresses,
+        direction: Direction,
+        load: &Load,
+        cpu: Option<usize>,
+    ) -> io::Result<(crate::peer::Report, Counts)> {
+        let device = self.device.as_mut();
+        crate::on_pinned_thread(cpu, move || {
+            let flow = Flow::connect(device, addresses, load.window_bytes)?;
+            match direction {
+                Direction::Send => flow.send(load),
+                Direction::Receive => flow.receive(load),
+            }
+        })
+    }
+}
+
+fn counted(sample: Sample, counts: &Counts) -> Sample {
+    sample
+        .count("data_frames", counts.data_frames)
+        .count("ack_frames", counts.ack_frames)
+        .count("waits", counts.waits)
+}

@@ -1,0 +1,298 @@
+//! Kernel TCP peers as child processes: a sink that reads and discards, a source that writes one
+//! hot buffer again and again.
+//!
+//! Both ends of a stream measure the same stretch of it: from byte `warm_bytes` (slow start and
+//! buffer tuning are over by then) to the end of the stream. The source writes for `time` after
+//! the warm-up, then half-closes and waits until the sink has closed too, so that whatever its
+//! socket buffer held is part of the account. Congestion control is set explicitly, because the
+//! machine's default may be another than the one that fulmar speaks.
+
+use crate::child::Handle;
+use crate::netns::Netns;
+use crate::{cpu, sys};
+use serde_json::{Value, json};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// The congestion control on both sides of every comparison.
+const CONGESTION_CONTROL: &[u8] = b"cubic";
+/// How long a peer may stay silent: starting takes milliseconds, a run takes its time plus this.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a peer does with its connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// Reads and discards.
+    Sink,
+    /// Writes one hot buffer again and again.
+    Source,
+}
+
+/// Which side opens the connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Endpoint {
+    /// Listens here; port 0 lets the kernel choose.
+    Listen(SocketAddr),
+    /// Connects to there.
+    Connect(SocketAddr),
+}
+
+/// A peer to start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Spec {
+    /// What it does.
+    pub role: Role,
+    /// Where.
+    pub endpoint: Endpoint,
+    /// The CPU to which it pins itself.
+    pub cpu: Option<usize>,
+    /// Bytes per read or write call.
+    pub buffer_bytes: usize,
+    /// Bytes of the stream before measuring starts, the same at both ends.
+    pub warm_bytes: u64,
+    /// How long a source writes after the warm-up.
+    pub time: Duration,
+}
+
+/// What one end of a stream measured after the warm-up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Report {
+    /// Bytes moved.
+    pub bytes: u64,
+    /// Time from the first to the last of them.
+    pub elapsed: Duration,
+    /// CPU of the whole process (user and system) in that time.
+    pub cpu: Duration,
+    /// Read or write calls that moved them.
+    pub calls: u64,
+}
+
+/// A running peer.
+pub struct Peer {
+    handle: Handle,
+    address: SocketAddr,
+    patience: Duration,
+}
+
+impl Peer {
+    /// Starts a peer in `netns`; returns when a listener listens or a connector has been started.
+    pub fn spawn(spec: &Spec, netns: &Netns) -> io::Result<Peer> {
+        let mut handle = Handle::spawn(&spec.to_json(), netns)?;
+        let address = match spec.endpoint {
+            Endpoint::Connect(to) => to,
+            Endpoint::Listen(mut at) => {
+                let hello = handle.report(PATIENCE)?;
+                let port = hello.get("port").and_then(Value::as_u64).unwrap_or(0);
+                at.set_port(u16::try_from(port).unwrap_or(0));
+                at
+            }
+        };
+        Ok(Peer { handle, address, patience: PATIENCE + spec.time })
+    }
+
+    /// Where it listens, with the port that it was given, or where it connects to.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.handle.id()
+    }
+
+    /// Waits for the end of its stream.
+    pub fn finish(mut self) -> io::Result<Report> {
+        let v = self.handle.report(self.patience)?;
+        let field = |name: &str| v.get(name).and_then(Value::as_u64).unwrap_or(0);
+        Ok(Report {
+            bytes: field("bytes"),
+            elapsed: Duration::from_nanos(field("elapsed_ns")),
+            cpu: Duration::from_nanos(field("cpu_ns")),
+            calls: field("calls"),
+        })
+    }
+}
+
+impl Spec {
+    fn to_json(self) -> Value {
+        let (side, address) = match self.endpoint {
+            Endpoint::Listen(a) => ("listen", a),
+            Endpoint::Connect(a) => ("connect", a),
+        };
+        json!({
+            "role": match self.role { Role::Sink => "sink", Role::Source => "source" },
+            "side": side,
+            "address": address.to_string(),
+            "cpu": self.cpu,
+            "buffer_bytes": self.buffer_bytes,
+            "warm_bytes": self.warm_bytes,
+            "time_ns": u64::try_from(self.time.as_nanos()).unwrap_or(u64::MAX),
+        })
+    }
+
+    fn from_json(v: &Value) -> Option<Spec> {
+        let number = |name: &str| v.get(name).and_then(Value::as_u64);
+        let address = v.get("address")?.as_str()?.parse().ok()?;
+        Some(Spec {
+            role: match v.get("role")?.as_str()? {
+                "sink" => Role::Sink,
+                "source" => Role::Source,
+                _ => return None,
+            },
+            endpoint: match v.get("side")?.as_str()? {
+                "listen" => Endpoint::Listen(address),
+                "connect" => Endpoint::Connect(address),
+                _ => return None,
+            },
+            cpu: number("cpu").and_then(|c| usize::try_from(c).ok()),
+            buffer_bytes: usize::try_from(number("buffer_bytes")?).ok()?.max(1),
+            warm_bytes: number("warm_bytes")?,
+            time: Duration::from_nanos(number("time_ns")?),
+        })
+    }
+}
+
+/// The child's side: does what `spec` says and prints the report.
+pub(crate) fn serve(spec: &Value) -> io::Result<()> {
+    let spec = Spec::from_json(spec)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a peer's specification"))?;
+    if let Some(cpu) = spec.cpu {
+        cpu::pin_to(cpu)?;
+    }
+    let stream = connection(spec.endpoint)?;
+    let report = match spec.role {
+        Role::Sink => sink(stream, &spec)?,
+        Role::Source => source(stream, &spec)?,
+    };
+    print_line(&json!({
+        "bytes": report.bytes,
+        "elapsed_ns": u64::try_from(report.elapsed.as_nanos()).unwrap_or(u64::MAX),
+        "cpu_ns": u64::try_from(report.cpu.as_nanos()).unwrap_or(u64::MAX),
+        "calls": report.calls,
+    }))
+}
+
+fn print_line(v: &Value) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{v}")?;
+    out.flush()
+}
+
+fn connection(endpoint: Endpoint) -> io::Result<TcpStream> {
+    let set_congestion =
+        |fd| sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, CONGESTION_CONTROL);
+    match endpoint {
+        Endpoint::Connect(to) => {
+            let stream = TcpStream::connect(to)?;
+            set_congestion(stream.as_fd())?;
+            Ok(stream)
+        }
+        Endpoint::Listen(at) => {
+            let listener = TcpListener::bind(at)?;
+            set_congestion(listener.as_fd())?; // an accepted socket inherits it
+            print_line(&json!({ "port": listener.local_addr()?.port() }))?;
+            Ok(listener.accept()?.0)
+        }
+    }
+}
+
+/// Clocks and counts from the end of the warm-up on.
+struct Meter {
+    bytes: u64,
+    calls: u64,
+    warm_bytes: u64,
+    started: Option<(Instant, Duration, u64, u64)>,
+}
+
+impl Meter {
+    fn new(warm_bytes: u64) -> Meter {
+        Meter { bytes: 0, calls: 0, warm_bytes, started: None }
+    }
+
+    /// Counts `n` bytes more; true once the warm-up is over.
+    fn moved(&mut self, n: usize) -> io::Result<Option<Instant>> {
+        self.bytes += n as u64;
+        self.calls += 1;
+        if self.started.is_none() && self.bytes >= self.warm_bytes {
+            let now = (Instant::now(), cpu::process_cpu(None)?);
+            self.started = Some((now.0, now.1, self.bytes, self.calls));
+        }
+        Ok(self.started.map(|s| s.0))
+    }
+
+    fn finish(self) -> io::Result<Report> {
+        let Some((at, cpu, bytes, calls)) = self.started else { return Ok(Report::default()) };
+        Ok(Report {
+            bytes: self.bytes - bytes,
+            elapsed: at.elapsed(),
+            cpu: cpu::process_cpu(None)?.saturating_sub(cpu),
+            calls: self.calls - calls,
+        })
+    }
+}
+
+fn sink(mut stream: TcpStream, spec: &Spec) -> io::Result<Report> {
+    let mut buffer = vec![0; spec.buffer_bytes];
+    let mut meter = Meter::new(spec.warm_bytes);
+    loop {
+        match stream.read(&mut buffer)? {
+            0 => return meter.finish(),
+            n => meter.moved(n)?,
+        };
+    }
+}
+
+fn source(mut stream: TcpStream, spec: &Spec) -> io::Result<Report> {
+    let buffer = vec![0x5a; spec.buffer_bytes];
+    let mut meter = Meter::new(spec.warm_bytes);
+    loop {
+        let n = stream.write(&buffer)?;
+        if meter.moved(n)?.is_some_and(|start| start.elapsed() >= spec.time) {
+            break;
+        }
+    }
+    stream.shutdown(std::net::Shutdown::Write)?;
+    // The sink closes when it has everything: only then is the cost of these bytes complete.
+    while stream.read(&mut [0; 512])? > 0 {}
+    meter.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_specification_survives_the_command_line() {
+        let spec = Spec {
+            role: Role::Source,
+            endpoint: Endpoint::Connect("[::1]:80".parse().expect("an address")),
+            cpu: Some(1),
+            buffer_bytes: 7,
+            warm_bytes: 9,
+            time: Duration::from_millis(3),
+        };
+        assert_eq!(Spec::from_json(&spec.to_json()), Some(spec));
+        assert_eq!(Spec::from_json(&json!({ "role": "juggler" })), None);
+    }
+
+    #[test]
+    fn both_ends_measure_the_same_bytes() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+        let to = listener.local_addr().expect("bound");
+        let spec = Spec {
+            role: Role::Sink,
+            endpoint: Endpoint::Connect(to),
+            cpu: None,
+            buffer_bytes: 10_000,
+            warm_bytes: 0,
+            time: Duration::from_millis(5),
+        };
+        let far = std::thread::spawn(move || sink(listener.accept()?.0, &spec));
+        let near = source(TcpStream::connect(to).expect("connect"), &spec).expect("source");
+        let far = far.join().expect("no panic").expect("sink");
+        // The first call ends the warm-up and is not counted, at either end.
+        assert!(near.bytes > 0 && near.bytes.abs_diff(far.bytes) <= 10_000);
+    }
+}

@@ -1,0 +1,274 @@
+//! The only file of this room with unsafe code: thin, safe wrappers over the system calls that std
+//! does not offer. Descriptors enter and leave as `OwnedFd`/`BorrowedFd`, so nothing here can leak
+//! or close twice; buffers are slices; one mapping ([`Mapping`]) is owned by its value.
+//!
+//! Facts: packet(7), netlink(7), user_namespaces(7), sched(7), clock_getcpuclockid(3);
+//! linux/if_tun.h, linux/if_packet.h, linux/ethtool.h.
+
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+fn check(r: libc::c_int) -> io::Result<libc::c_int> {
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(r) }
+}
+
+/// Opens a socket, close-on-exec.
+pub fn socket(domain: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers; the new descriptor is owned by nobody else until it is wrapped here.
+    unsafe {
+        let fd = check(libc::socket(domain, kind | libc::SOCK_CLOEXEC, protocol))?;
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Sets a socket option to the bytes of `value`.
+pub fn setsockopt(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
+    let len = value.len() as libc::socklen_t;
+    // SAFETY: pointer and length come from one slice that outlives the call.
+    let r = unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value.as_ptr().cast(), len) };
+    check(r).map(drop)
+}
+
+/// Binds an AF_PACKET socket to an interface, for all protocols.
+pub fn bind_packet(fd: BorrowedFd<'_>, ifindex: u32) -> io::Result<()> {
+    // SAFETY: sockaddr_ll is plain integers, for which all-zero is a value.
+    let mut addr: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    addr.sll_family = libc::AF_PACKET as u16;
+    addr.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    addr.sll_ifindex = ifindex as i32;
+    let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the address is a local of exactly `len` bytes.
+    check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) }).map(drop)
+}
+
+/// The index of an interface in the calling thread's network namespace.
+pub fn if_index(name: &CStr) -> io::Result<u32> {
+    // SAFETY: a terminated string that outlives the call.
+    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
+        0 => Err(io::Error::last_os_error()),
+        n => Ok(n),
+    }
+}
+
+/// Copies an interface name into an `ifreq`; the rest is zero.
+fn ifreq(name: &CStr) -> io::Result<libc::ifreq> {
+    // SAFETY: ifreq is integers, arrays of integers and pointers, for which all-zero is a value.
+    let mut req: libc::ifreq = unsafe { std::mem::zeroed() };
+    let bytes = name.to_bytes();
+    if bytes.len() >= req.ifr_name.len() {
+        return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+    }
+    for (to, from) in req.ifr_name.iter_mut().zip(bytes) {
+        *to = *from as libc::c_char;
+    }
+    Ok(req)
+}
+
+/// TUNSETIFF: makes or joins the TUN/TAP interface `name` of the calling thread's namespace.
+pub fn tun_set_iff(fd: BorrowedFd<'_>, name: &CStr, flags: i16) -> io::Result<()> {
+    let mut req = ifreq(name)?;
+    req.ifr_ifru.ifru_flags = flags;
+    // SAFETY: TUNSETIFF reads and writes one ifreq, which is a local.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF as _, &raw mut req) }).map(drop)
+}
+
+/// TUNSETVNETHDRSZ: the length in bytes of the virtio-net header before each frame.
+pub fn tun_set_vnet_len(fd: BorrowedFd<'_>, bytes: i32) -> io::Result<()> {
+    const TUNSETVNETHDRSZ: u64 = 0x4004_54d8;
+    // SAFETY: this ioctl reads one int through the pointer, which is a local.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETVNETHDRSZ as _, &raw const bytes) }).map(drop)
+}
+
+/// TUNSETOFFLOAD: what the kernel may leave to us (TUN_F_* of linux/if_tun.h).
+pub fn tun_set_offload(fd: BorrowedFd<'_>, bits: u32) -> io::Result<()> {
+    const TUNSETOFFLOAD: u64 = 0x4004_54d0;
+    // SAFETY: this ioctl takes its argument by value.
+    let r = unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETOFFLOAD as _, libc::c_ulong::from(bits)) };
+    check(r).map(drop)
+}
+
+/// SIOCETHTOOL with one 32-bit value: `command` is an ETHTOOL_S* number of linux/ethtool.h.
+pub fn ethtool_set(fd: BorrowedFd<'_>, name: &CStr, command: u32, value: u32) -> io::Result<()> {
+    const SIOCETHTOOL: u64 = 0x8946;
+    let mut pair = [command, value];
+    let mut req = ifreq(name)?;
+    req.ifr_ifru.ifru_data = pair.as_mut_ptr().cast();
+    // SAFETY: the kernel reads one ifreq and the two words it points to; both are locals.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), SIOCETHTOOL as _, &raw mut req) }).map(drop)
+}
+
+/// Leaves namespaces (CLONE_NEW* bits) for fresh ones. CLONE_NEWUSER needs a process of one thread.
+pub fn unshare(flags: i32) -> io::Result<()> {
+    // SAFETY: no pointers; namespaces are not memory.
+    check(unsafe { libc::unshare(flags) }).map(drop)
+}
+
+/// Moves the calling thread into the network namespace behind `fd`.
+pub fn enter_netns(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: no pointers.
+    check(unsafe { libc::setns(fd.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
+}
+
+/// Effective user and group id.
+pub fn effective_ids() -> (u32, u32) {
+    // SAFETY: both calls have no arguments and cannot fail.
+    unsafe { (libc::geteuid(), libc::getegid()) }
+}
+
+/// Makes the child die with the thread that spawns it, and start in `netns` if one is given.
+pub fn die_with_parent(command: &mut Command, netns: Option<RawFd>) {
+    let parent = std::process::id() as libc::pid_t;
+    let hook = move || {
+        // SAFETY: between fork and exec only async-signal-safe calls happen: prctl, getppid and
+        // setns are plain system calls; no allocation, no lock. `netns` stays open in the parent
+        // until spawn has returned, as the caller of this function promises by borrowing.
+        unsafe {
+            check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+            if libc::getppid() != parent {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            if let Some(fd) = netns {
+                check(libc::setns(fd, libc::CLONE_NEWNET))?;
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: the hook keeps to the rules above.
+    unsafe { command.pre_exec(hook) };
+}
+
+/// The CPUs on which the calling thread may run, ascending.
+pub fn allowed_cpus() -> io::Result<Vec<usize>> {
+    // SAFETY: cpu_set_t is an array of words, for which all-zero is a value; sched_getaffinity
+    // writes at most the length it is given.
+    let set = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        check(libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set))?;
+        set
+    };
+    let all = 0..libc::CPU_SETSIZE as usize;
+    // SAFETY: the index is below CPU_SETSIZE.
+    Ok(all.filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect())
+}
+
+/// Pins the calling thread to one CPU.
+pub fn pin_to(cpu: usize) -> io::Result<()> {
+    if cpu >= libc::CPU_SETSIZE as usize {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // SAFETY: as in `allowed_cpus`; the index is checked above.
+    let r = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
+    };
+    check(r).map(drop)
+}
+
+/// Puts the calling thread into the class that runs only when nothing else wants the CPU.
+pub fn become_idle_class() -> io::Result<()> {
+    let param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: reads one sched_param, a local.
+    check(unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const param) }).map(drop)
+}
+
+fn clock(id: libc::clockid_t) -> io::Result<Duration> {
+    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one timespec, a local.
+    check(unsafe { libc::clock_gettime(id, &raw mut ts) })?;
+    Ok(Duration::new(ts.tv_sec as u64, ts.tv_nsec as u32))
+}
+
+/// CPU time of the calling thread, user and system.
+pub fn thread_cpu() -> io::Result<Duration> {
+    clock(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// CPU time of a whole process: of this one, or of another by its id.
+pub fn process_cpu(pid: Option<u32>) -> io::Result<Duration> {
+    let Some(pid) = pid else { return clock(libc::CLOCK_PROCESS_CPUTIME_ID) };
+    let mut id: libc::clockid_t = 0;
+    // SAFETY: writes one clockid_t, a local. The call returns an error number, not -1.
+    match unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, &raw mut id) } {
+        0 => clock(id),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+/// How many clock ticks /proc/stat counts in a second.
+pub fn ticks_per_second() -> u64 {
+    // SAFETY: no pointers.
+    u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).unwrap_or(100).max(1)
+}
+
+/// Waits until `fd` can be read. False when the time ran out first.
+pub fn wait_readable(fd: BorrowedFd<'_>, timeout_ms: i32) -> io::Result<bool> {
+    let mut p = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd, a local, as the count says.
+    Ok(check(unsafe { libc::poll(&raw mut p, 1, timeout_ms) })? > 0)
+}
+
+/// A shared mapping of a descriptor, unmapped when dropped.
+pub struct Mapping {
+    at: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone on our side; the kernel's writes are ordered by
+// the status words (see `word`), whichever thread reads them.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Maps the first `bytes` bytes of `fd`, for reading and writing.
+    pub fn new(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Mapping> {
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing of ours.
+        let at = unsafe {
+            libc::mmap(std::ptr::null_mut(), bytes, prot, libc::MAP_SHARED, fd.as_raw_fd(), 0)
+        };
+        match NonNull::new(at.cast::<u8>()) {
+            Some(at) if at.as_ptr().cast() != libc::MAP_FAILED => Ok(Mapping { at, bytes }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// A 32-bit word that the kernel also writes: the status word of a ring frame.
+    ///
+    /// # Panics
+    /// If the word does not lie within the mapping, aligned.
+    pub fn word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4) && offset.checked_add(4).is_some_and(|e| e <= self.bytes));
+        // SAFETY: within the mapping and aligned (asserted above; mappings are page-aligned);
+        // atomics may be written from elsewhere.
+        unsafe { AtomicU32::from_ptr(self.at.as_ptr().add(offset).cast()) }
+    }
+
+    /// Bytes that the kernel has handed over and will not write until they are handed back.
+    ///
+    /// Borrows the mapping mutably, so that nobody hands them back meanwhile.
+    ///
+    /// # Panics
+    /// If `status` does not say "ours" (TP_STATUS_USER), or the range leaves the mapping.
+    pub fn handed_over(&mut self, status: usize, offset: usize, bytes: usize) -> &[u8] {
+        assert!(self.word(status).load(Ordering::Acquire) & libc::TP_STATUS_USER != 0);
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes));
+        // SAFETY: in range (asserted); the status word says that the kernel has left this frame to
+        // us (acquire above), and only `&mut self` methods of the owner give it back.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr().add(offset), bytes) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `new` with this length and no borrow of it can be alive.
+        let _ = unsafe { libc::munmap(self.at.as_ptr().cast(), self.bytes) };
+    }
+}
