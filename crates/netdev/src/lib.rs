@@ -9,11 +9,19 @@
 
 #![forbid(unsafe_code)]
 
+pub mod delay;
 mod device;
+pub mod offload;
 mod packet;
 mod placement;
+mod rng;
+mod tally;
+#[cfg(test)]
+mod testing;
 
 pub use device::{Caps, Device, DeviceStats, Gather, LinkState, Scatter, Unsupported};
 pub use fulmar_base::{Gso, GsoKind, Offload};
 pub use packet::{Burst, Packet};
 pub use placement::{FrameParser, Placement, PlacementHint, TagBuffers};
+pub use rng::{Chance, Rng};
+pub use tally::Tally;

@@ -1,0 +1,470 @@
+//! What a device lacks, done in software, once, on the way to it.
+//!
+//! Enters: a frame that may be a super-frame or may lack its transport checksum. Leaves: frames that
+//! the device can send as they are ([`fit`]). Payload is never copied (references only) unless a
+//! chain has too many mbufs; headers are copied once per packet cut, from the control share of the
+//! pool. Frames with an Ethernet header followed directly by IP are understood; VLAN tags are not.
+//!
+//! Cost: a cut costs one header buffer and one reference per packet; a checksum reads the payload
+//! once. Source of the layout: RFC 9293 section 3.1, RFC 768, RFC 791, RFC 8200.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::ops::Range;
+
+use fulmar_base::{DropReason, Gso, GsoKind};
+use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
+use fulmar_wire::checksum::{Sum, checksum};
+
+use crate::{Burst, Caps, Packet};
+
+const ETHER_BYTES: usize = 14;
+/// Ethernet, IPv6 with room for extension headers, the largest TCP header.
+const MAX_HEADER_BYTES: usize = 256;
+const IDENT: usize = ETHER_BYTES + 4;
+const FLAG_FIN_PSH: u8 = 0x09;
+const FLAG_CWR: u8 = 0x80;
+const TCP_CSUM: usize = 16;
+const UDP_CSUM: usize = 6;
+
+/// Why a frame did not go into the burst.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// The burst is full. What remains of the frame can be offered again.
+    NoRoom,
+    /// The pool has no buffer for headers. What remains of the frame can be offered again.
+    NoBuffer,
+    /// It can never be sent; the caller counts the drop.
+    Drop(DropReason),
+}
+
+/// A frame, or what remains of it, and why it was refused.
+#[derive(Debug)]
+pub struct Unfit {
+    /// Still a correct frame that stands for the packets that were not cut yet.
+    pub packet: Packet,
+    /// Why.
+    pub why: Refusal,
+}
+
+fn unfit(packet: Packet, why: Refusal) -> Result<(), Unfit> {
+    Err(Unfit { packet, why })
+}
+
+/// Whether a device with these capabilities can send the frame as it is.
+///
+/// # Errors
+/// [`DropReason::FrameTooBig`]: larger than the MTU or the largest super-frame, or in too many
+/// mbufs. [`DropReason::BadOffload`]: asks for an offload that the device lacks.
+pub fn check(p: &Packet, caps: &Caps) -> Result<(), DropReason> {
+    if p.offload.needs_csum && !caps.tx_csum {
+        return Err(DropReason::BadOffload);
+    }
+    let l3_bytes = p.chain.len().saturating_sub(ETHER_BYTES);
+    let limit = match p.offload.gso {
+        None => caps.mtu,
+        Some(gso) => largest(gso, caps).ok_or(DropReason::BadOffload)?,
+    };
+    if l3_bytes > limit || p.chain.segs() > caps.max_segs {
+        return Err(DropReason::FrameTooBig);
+    }
+    Ok(())
+}
+
+/// The largest super-frame of this kind that the device cuts itself, in bytes of IP packet.
+fn largest(gso: Gso, caps: &Caps) -> Option<usize> {
+    match gso.kind {
+        _ if !caps.tx_csum => None,
+        GsoKind::TcpV4 | GsoKind::TcpV6 => caps.tso,
+        GsoKind::Udp => caps.udp_gso.then_some(caps.tso.unwrap_or(usize::from(u16::MAX))),
+    }
+}
+
+/// Puts the frame into `out` in a form that the device can send: cuts it, completes its checksum,
+/// copies it together, each only where the device lacks the means.
+///
+/// # Errors
+/// [`Unfit`] with the frame, or with what is left of it after some packets went into `out`.
+pub fn fit(p: Packet, caps: &Caps, pool: &mut Pool, out: &mut Burst) -> Result<(), Unfit> {
+    if out.is_full() {
+        return unfit(p, Refusal::NoRoom);
+    }
+    match check(&p, caps) {
+        Ok(()) => out.push(p).map_err(|packet| Unfit { packet, why: Refusal::NoRoom }),
+        Err(_) => fit_slow(p, caps, pool, out),
+    }
+}
+
+fn fit_slow(p: Packet, caps: &Caps, pool: &mut Pool, out: &mut Burst) -> Result<(), Unfit> {
+    let Some(gso) = p.offload.gso else { return fit_single(p, caps, pool, out) };
+    let limit = largest(gso, caps);
+    if limit.is_some_and(|l| p.chain.len() <= l.saturating_add(ETHER_BYTES)) {
+        return fit_single(p, caps, pool, out);
+    }
+    if usize::from(gso.header_bytes) + usize::from(gso.segment_bytes) > caps.mtu + ETHER_BYTES {
+        return unfit(p, Refusal::Drop(DropReason::FrameTooBig));
+    }
+    let payload = |l: usize| (l + ETHER_BYTES).saturating_sub(usize::from(gso.header_bytes));
+    let mss = usize::from(gso.segment_bytes);
+    let unit = match limit {
+        Some(l) if payload(l) >= 2 * mss => payload(l) / mss * mss,
+        _ => mss,
+    };
+    cut(p, unit, !caps.tx_csum, pool, out)
+}
+
+/// A frame that needs no cutting: completes the checksum, copies together.
+fn fit_single(mut p: Packet, caps: &Caps, pool: &mut Pool, out: &mut Burst) -> Result<(), Unfit> {
+    if p.offload.needs_csum && !caps.tx_csum && finish_checksum(&mut p, pool).is_err() {
+        return unfit(p, Refusal::NoBuffer);
+    }
+    if p.chain.segs() > caps.max_segs && make_unique(&mut p.chain, pool).is_err() {
+        return unfit(p, Refusal::NoBuffer);
+    }
+    match check(&p, caps) {
+        Ok(()) => out.push(p).map_err(|packet| Unfit { packet, why: Refusal::NoRoom }),
+        Err(reason) => unfit(p, Refusal::Drop(reason)),
+    }
+}
+
+/// Cuts a super-frame into packets with complete checksums, as many as `out` has room for. A frame
+/// that is none is completed and passed on.
+///
+/// # Errors
+/// As [`fit`].
+pub fn segment(mut p: Packet, pool: &mut Pool, out: &mut Burst) -> Result<(), Unfit> {
+    if let Some(gso) = p.offload.gso {
+        return cut(p, usize::from(gso.segment_bytes), true, pool, out);
+    }
+    if out.is_full() {
+        return unfit(p, Refusal::NoRoom);
+    }
+    if p.offload.needs_csum && finish_checksum(&mut p, pool).is_err() {
+        return unfit(p, Refusal::NoBuffer);
+    }
+    out.push(p).map_err(|packet| Unfit { packet, why: Refusal::NoRoom })
+}
+
+/// Cuts `unit` bytes of payload after `unit` bytes of payload off the front.
+fn cut(
+    p: Packet,
+    unit: usize,
+    finish: bool,
+    pool: &mut Pool,
+    out: &mut Burst,
+) -> Result<(), Unfit> {
+    let Some(template) = Template::of(&p) else {
+        return unfit(p, Refusal::Drop(DropReason::BadOffload));
+    };
+    let payload_bytes = p.chain.len() - template.header_bytes;
+    let mut done = 0;
+    let why = loop {
+        if out.is_full() {
+            break Refusal::NoRoom;
+        }
+        let end = payload_bytes.min(done + unit);
+        let Ok(piece) = template.piece(&p, done..end, finish, pool) else {
+            break Refusal::NoBuffer;
+        };
+        let Ok(()) = out.push(piece) else { break Refusal::NoRoom };
+        done = end;
+        if done == payload_bytes {
+            pool.free(p.chain);
+            return Ok(());
+        }
+    };
+    remainder(p, &template, done, why, pool)
+}
+
+/// Gives back what was not cut, as a super-frame of its own.
+fn remainder(
+    p: Packet,
+    template: &Template,
+    done: usize,
+    why: Refusal,
+    pool: &mut Pool,
+) -> Result<(), Unfit> {
+    if done == 0 {
+        return unfit(p, why);
+    }
+    let end = p.chain.len() - template.header_bytes;
+    match template.piece(&p, done..end, false, pool) {
+        Ok(rest) => {
+            pool.free(p.chain);
+            unfit(rest, why)
+        }
+        // The packets cut so far are on their way; without a header for the rest it is lost, which
+        // the transport repairs.
+        Err(NoBuffer) => unfit(p, Refusal::Drop(DropReason::NoBuffer)),
+    }
+}
+
+/// The headers of a super-frame, and where their fields lie.
+struct Template {
+    headers: [u8; MAX_HEADER_BYTES],
+    header_bytes: usize,
+    l4: usize,
+    gso: Gso,
+    source: IpAddr,
+    destination: IpAddr,
+}
+
+impl Template {
+    /// `None`: the headers are not what the request says.
+    fn of(p: &Packet) -> Option<Template> {
+        let gso = p.offload.gso?;
+        let header_bytes = usize::from(gso.header_bytes);
+        let l4 = usize::from(p.offload.csum_start);
+        let mut headers = [0; MAX_HEADER_BYTES];
+        let known = headers.get_mut(..header_bytes)?;
+        if p.chain.len() <= header_bytes || gso.segment_bytes == 0 {
+            return None;
+        }
+        p.chain.copy_to(0, known);
+        let (source, destination, l3_bytes) = addresses(known)?;
+        let l4_bytes = header_bytes.checked_sub(l4)?;
+        let is_v4 = l3_bytes == 20;
+        let fits = match gso.kind {
+            GsoKind::TcpV4 => is_v4 && l4_bytes >= 20,
+            GsoKind::TcpV6 => !is_v4 && l4_bytes >= 20,
+            GsoKind::Udp => l4_bytes == 8,
+        };
+        (fits && l4 >= ETHER_BYTES + l3_bytes).then_some(Template {
+            headers,
+            header_bytes,
+            l4,
+            gso,
+            source,
+            destination,
+        })
+    }
+
+    /// A frame with the payload bytes `range` of `p`.
+    fn piece(
+        &self,
+        p: &Packet,
+        range: Range<usize>,
+        finish: bool,
+        pool: &mut Pool,
+    ) -> Result<Packet, NoBuffer> {
+        let payload = pool.clone_range(&p.chain, self.header_bytes + range.start, range.len())?;
+        let mut first = match pool.alloc(self.header_bytes, 0, Purpose::Control) {
+            Ok(m) => m,
+            Err(e) => {
+                pool.free(payload);
+                return Err(e);
+            }
+        };
+        let headers = first.append(self.header_bytes).ok_or(NoBuffer)?;
+        headers.copy_from_slice(&self.headers[..self.header_bytes]);
+        let is_last = self.header_bytes + range.end == p.chain.len();
+        self.fix(headers, &range, is_last);
+        if finish {
+            let sum = sum_with(&headers[self.l4..], &payload);
+            self.store_checksum(headers, sum);
+        }
+        let mut chain = Chain::from(first);
+        chain.append(payload);
+        let mut offload = p.offload;
+        offload.needs_csum = !finish;
+        offload.csum_valid = false;
+        offload.gso = (range.len() > usize::from(self.gso.segment_bytes))
+            .then_some(Gso { ecn: self.gso.ecn && range.start == 0, ..self.gso });
+        if finish {
+            (offload.csum_start, offload.csum_offset) = (0, 0);
+        }
+        Ok(Packet { chain, offload })
+    }
+
+    /// Makes the headers those of one piece; leaves the partial sum in the checksum field.
+    fn fix(&self, h: &mut [u8], range: &Range<usize>, is_last: bool) {
+        let l4_bytes = self.header_bytes - self.l4 + range.len();
+        let index = range.start / usize::from(self.gso.segment_bytes);
+        self.fix_ip(h, self.header_bytes - ETHER_BYTES + range.len(), index);
+        let protocol = match self.gso.kind {
+            GsoKind::Udp => {
+                put_u16(h, self.l4 + 4, l4_bytes as u16);
+                fulmar_wire::protocol::UDP
+            }
+            GsoKind::TcpV4 | GsoKind::TcpV6 => {
+                let seq = take_u32(h, self.l4 + 4).wrapping_add(range.start as u32);
+                h[self.l4 + 4..self.l4 + 8].copy_from_slice(&seq.to_be_bytes());
+                if !is_last {
+                    h[self.l4 + 13] &= !FLAG_FIN_PSH;
+                }
+                if range.start > 0 {
+                    h[self.l4 + 13] &= !FLAG_CWR;
+                }
+                fulmar_wire::protocol::TCP
+            }
+        };
+        let mut pseudo = Sum::new();
+        pseudo.add_pseudo(self.source, self.destination, protocol, l4_bytes as u32);
+        put_u16(h, self.l4 + self.checksum_offset(), pseudo.fold());
+    }
+
+    /// Length, and for IPv4 also identification (one more per packet) and header checksum.
+    fn fix_ip(&self, h: &mut [u8], l3_bytes: usize, index: usize) {
+        if self.source.is_ipv6() {
+            put_u16(h, ETHER_BYTES + 4, (l3_bytes - 40) as u16);
+            return;
+        }
+        put_u16(h, ETHER_BYTES + 2, l3_bytes as u16);
+        let ident = u16::from_be_bytes([h[IDENT], h[IDENT + 1]]).wrapping_add(index as u16);
+        put_u16(h, IDENT, ident);
+        put_u16(h, ETHER_BYTES + 10, 0);
+        let sum = checksum(&h[ETHER_BYTES..self.l4]);
+        put_u16(h, ETHER_BYTES + 10, sum);
+    }
+
+    const fn checksum_offset(&self) -> usize {
+        match self.gso.kind {
+            GsoKind::Udp => UDP_CSUM,
+            GsoKind::TcpV4 | GsoKind::TcpV6 => TCP_CSUM,
+        }
+    }
+
+    fn store_checksum(&self, h: &mut [u8], sum: u16) {
+        let offset = self.checksum_offset();
+        put_u16(h, self.l4 + offset, stored(sum, offset));
+    }
+}
+
+/// A computed UDP checksum of zero is sent as all ones (RFC 768).
+const fn stored(sum: u16, csum_offset: usize) -> u16 {
+    if sum == 0 && csum_offset == UDP_CSUM { 0xffff } else { sum }
+}
+
+fn put_u16(b: &mut [u8], at: usize, v: u16) {
+    b[at..at + 2].copy_from_slice(&v.to_be_bytes());
+}
+
+fn take_u32(b: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+}
+
+/// Source, destination and fixed header length of the IP packet in a frame.
+fn addresses(frame: &[u8]) -> Option<(IpAddr, IpAddr, usize)> {
+    let l3 = frame.get(ETHER_BYTES..)?;
+    match frame.get(12..14)? {
+        [0x08, 0x00] => {
+            let b: [u8; 8] = l3.get(12..20)?.try_into().ok()?;
+            let [a, b, c, d, e, f, g, h] = b;
+            let (s, t) = (Ipv4Addr::new(a, b, c, d), Ipv4Addr::new(e, f, g, h));
+            Some((s.into(), t.into(), 20))
+        }
+        [0x86, 0xdd] => {
+            let s: [u8; 16] = l3.get(8..24)?.try_into().ok()?;
+            let t: [u8; 16] = l3.get(24..40)?.try_into().ok()?;
+            Some((Ipv6Addr::from(s).into(), Ipv6Addr::from(t).into(), 40))
+        }
+        _ => None,
+    }
+}
+
+/// The complement of the sum of `front` and all of `chain`.
+fn sum_with(front: &[u8], chain: &Chain) -> u16 {
+    let mut sum = Sum::new();
+    sum.add_bytes(front);
+    for slice in chain.slices() {
+        sum.add_bytes(slice);
+    }
+    sum.finish()
+}
+
+/// Stores the transport checksum that the frame still lacks; does nothing if it lacks none. The
+/// headers may be shared: they are copied then.
+///
+/// # Errors
+/// [`NoBuffer`]: no buffer for the copy; the frame is unchanged.
+pub fn finish_checksum(p: &mut Packet, pool: &mut Pool) -> Result<(), NoBuffer> {
+    if !p.offload.needs_csum {
+        return Ok(());
+    }
+    let (start, offset) = (usize::from(p.offload.csum_start), usize::from(p.offload.csum_offset));
+    let at = start + offset;
+    if at + 2 <= p.chain.len() {
+        let sum = sum_from(&p.chain, start).finish();
+        let headers = writable_front(&mut p.chain, at + 2, pool)?;
+        put_u16(headers, at, stored(sum, offset));
+    }
+    p.offload.needs_csum = false;
+    (p.offload.csum_start, p.offload.csum_offset) = (0, 0);
+    Ok(())
+}
+
+/// The sum of everything from byte `start` on.
+fn sum_from(chain: &Chain, start: usize) -> Sum {
+    let mut sum = Sum::new();
+    let mut skip = start;
+    for slice in chain.slices() {
+        let part = slice.get(skip..).unwrap_or(&[]);
+        skip = skip.saturating_sub(slice.len());
+        sum.add_bytes(part);
+    }
+    sum
+}
+
+/// The first `n` bytes of the chain, where nobody else refers to them.
+fn writable_front<'a>(
+    chain: &'a mut Chain,
+    n: usize,
+    pool: &mut Pool,
+) -> Result<&'a mut [u8], NoBuffer> {
+    let writable = chain.front_mut().is_some_and(|m| m.len() >= n && m.is_unique());
+    if !writable {
+        let mut copy = pool.alloc(n, 0, Purpose::Control)?;
+        chain.copy_to(0, copy.append(n).ok_or(NoBuffer)?);
+        chain.trim_front(n, pool);
+        chain.push_front(copy);
+    }
+    let front = chain.front_mut().ok_or(NoBuffer)?;
+    front.as_mut_slice().ok_or(NoBuffer)
+}
+
+/// Copies the whole chain into memory that nobody else refers to, in as few mbufs as possible.
+///
+/// # Errors
+/// [`NoBuffer`]: the chain is unchanged.
+pub fn make_unique(chain: &mut Chain, pool: &mut Pool) -> Result<(), NoBuffer> {
+    let mut copy = pool.alloc_chain(chain.len(), 0, Purpose::Control)?;
+    let mut at = 0;
+    for slice in chain.slices() {
+        copy.copy_from(at, slice);
+        at += slice.len();
+    }
+    pool.free(core::mem::replace(chain, copy));
+    Ok(())
+}
+
+/// Whether the IPv4 header checksum and the TCP, UDP or ICMPv6 checksum of a complete frame are
+/// right; true for frames that carry none. For wrappers and tests: the layers check for themselves.
+pub fn verify(p: &Packet) -> bool {
+    let mut front = [0u8; ETHER_BYTES + 60];
+    let known = p.chain.copy_to(0, &mut front);
+    let Some((source, destination, _)) = addresses(&front[..known]) else { return true };
+    let (l4, protocol, l3_bytes) = if source.is_ipv4() {
+        let header_bytes = usize::from(front[ETHER_BYTES] & 0xf) * 4;
+        let end = ETHER_BYTES + header_bytes;
+        if end > known || checksum(&front[ETHER_BYTES..end]) != 0 {
+            return false;
+        }
+        let total = u16::from_be_bytes([front[ETHER_BYTES + 2], front[ETHER_BYTES + 3]]);
+        (end, front[ETHER_BYTES + 9], usize::from(total))
+    } else {
+        let payload = u16::from_be_bytes([front[ETHER_BYTES + 4], front[ETHER_BYTES + 5]]);
+        (ETHER_BYTES + 40, front[ETHER_BYTES + 6], usize::from(payload) + 40)
+    };
+    use fulmar_wire::protocol::{ICMPV6, TCP, UDP};
+    if ETHER_BYTES + l3_bytes != p.chain.len() {
+        return false;
+    }
+    if ![TCP, UDP, ICMPV6].contains(&protocol) || p.is_checksum_trusted() {
+        return true;
+    }
+    let mut sum = sum_from(&p.chain, l4);
+    sum.add_pseudo(source, destination, protocol, (p.chain.len() - l4) as u32);
+    sum.finish() == 0
+}
+
+#[cfg(test)]
+mod tests;
