@@ -1,3 +1,47 @@
-//! IPv4 and IPv6 input and output, ICMP, ARP, NDP, path MTU
+//! IPv4 and IPv6 input and output, ICMP, ARP, neighbour discovery, path MTU.
+//!
+//! Enters: whole Ethernet frames from the device ([`Ip::input`]), transport packets from the
+//! engines ([`Ip::output`]), time. Leaves: a [`Verdict`] for every frame, frames through a
+//! [`FrameSink`].
+//!
+//! ```text
+//!  frame:   | Ethernet 14 | IPv4 20-60 or IPv6 40 + extensions | transport header | payload |
+//!  Deliver:                                                    ^ the chain starts here, and the
+//!                                                                transport header is contiguous
+//!  output:  | headroom >= 54              | transport header | payload |   the chain starts at
+//!                                         ^ the transport header; both lower headers are put
+//!                                           in front in one piece
+//! ```
+//!
+//! Memory: a chain passed in belongs to this room until it comes out in a verdict or goes into the
+//! sink; what is dropped goes back to the pool and is counted here. Packets that wait for a
+//! neighbour's address are bounded in number.
+//!
+//! Not built: fragmentation and reassembly (a fragment is a counted drop), forwarding, multicast
+//! groups, duplicate address detection and SLAAC (RFC 4862: addresses are configured; another
+//! station that claims one is counted), router advertisements and redirects (ignored).
+//!
+//! Cost: a packet to a known destination costs one look-up in a small direct-mapped cache; route,
+//! neighbour and path-MTU tables are consulted once per destination and change.
+//!
+//! Sources: RFC 791, 792, 826, 1122, 1191, 4291, 4443, 4861, 5927, 6724, 8200, 8201.
 
 #![cfg_attr(not(test), no_std)]
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
+
+extern crate alloc;
+
+mod config;
+mod engine;
+mod types;
+
+pub use config::{Config, ConfigError, IfAddr};
+pub use engine::Ip;
+pub use fulmar_route::{
+    Neighbour, NeighbourConfig, NeighbourState, Prefix, Route, RouteError,
+};
+pub use types::{
+    Delivered, EchoReply, ErrorKind, FrameSink, NoRoute, Outgoing, OutputError, PathChoice,
+    QuotedError, SavedHeader, Verdict,
+};

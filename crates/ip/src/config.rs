@@ -1,0 +1,115 @@
+//! What an interface is: addresses, routes, limits.
+
+use alloc::vec::Vec;
+use core::net::IpAddr;
+
+use fulmar_base::{Duration, EtherAddr, Zone};
+use fulmar_route::{NeighbourConfig, Prefix, Route};
+
+/// An address of the interface, with the block of addresses that is on its link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IfAddr {
+    /// The address.
+    pub addr: IpAddr,
+    /// Leading bits that it shares with its neighbours; 32 or 128 if it has none.
+    pub prefix_len: u8,
+}
+
+impl IfAddr {
+    /// The block of addresses on the link; `None` if `prefix_len` is too long.
+    pub fn prefix(&self) -> Option<Prefix> {
+        Prefix::new(self.addr, self.prefix_len)
+    }
+}
+
+/// Settings of one interface.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Ethernet address of the interface.
+    pub ether: EtherAddr,
+    /// Largest IP packet that the link carries, in bytes.
+    pub mtu: usize,
+    /// The interface's number in scoped addresses. 1: the stack has one interface.
+    pub zone: Zone,
+    /// Addresses. With any IPv6 address comes the link-local one made from `ether` (RFC 4291
+    /// appendix A), unless a link-local one is given.
+    pub addresses: Vec<IfAddr>,
+    /// Routes beside those to the addresses' own links.
+    pub routes: Vec<Route>,
+    /// Time to live and hop limit of what is sent. 64: RFC 1340's default, and Linux's.
+    pub ttl: u8,
+    /// Limits and times of the neighbour table.
+    pub neighbours: NeighbourConfig,
+    /// ICMP errors sent per second at most, and in one burst (RFC 4443 section 2.4(f) asks for a
+    /// token bucket). 1000 and 50: Linux's defaults.
+    pub icmp_errors_per_s: u32,
+    /// See `icmp_errors_per_s`.
+    pub icmp_error_burst: u32,
+    /// Echo replies sent per second at most. 20,000: a flood ping across a LAN passes, a reflected
+    /// flood costs a bounded share of one core.
+    pub echo_replies_per_s: u32,
+    /// Echo replies in one burst.
+    pub echo_reply_burst: u32,
+    /// How long a lowered path MTU is believed: 10 min (RFC 8201 section 4).
+    pub path_mtu_lifetime: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            ether: EtherAddr([0x02, 0, 0, 0, 0, 1]),
+            mtu: 1500,
+            zone: 1,
+            addresses: Vec::new(),
+            routes: Vec::new(),
+            ttl: 64,
+            neighbours: NeighbourConfig::default(),
+            icmp_errors_per_s: 1000,
+            icmp_error_burst: 50,
+            echo_replies_per_s: 20_000,
+            echo_reply_burst: 1000,
+            path_mtu_lifetime: Duration::from_secs(600),
+        }
+    }
+}
+
+/// Why a configuration, or a change of it, was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ConfigError {
+    /// The interface's Ethernet address is a group or zero.
+    EtherAddr,
+    /// The MTU is under 576 bytes (RFC 1122 section 3.3.2), or under 1280 with an IPv6 address
+    /// (RFC 8200 section 5), or over 65,535.
+    Mtu {
+        /// The least that would do.
+        least: usize,
+    },
+    /// An address that no interface may have: unspecified, multicast or broadcast.
+    Address(IpAddr),
+    /// A prefix is longer than its address has bits.
+    PrefixLength(IpAddr),
+    /// A route's destination, gateway and source are not of one IP version.
+    MixedVersions(Prefix),
+}
+
+impl core::fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            ConfigError::EtherAddr => {
+                f.write_str("the Ethernet address must be that of one station")
+            }
+            ConfigError::Mtu { least } => {
+                write!(f, "the MTU must be between {least} and 65535 bytes")
+            }
+            ConfigError::Address(a) => write!(f, "{a} cannot be the address of an interface"),
+            ConfigError::PrefixLength(a) => {
+                write!(f, "the prefix length of {a} must be at most its number of bits")
+            }
+            ConfigError::MixedVersions(p) => {
+                write!(f, "the route to {p} needs a gateway and a source of its own IP version")
+            }
+        }
+    }
+}
+
+impl core::error::Error for ConfigError {}
