@@ -1,3 +1,47 @@
-//! Buffers: pools, mbufs, chains, send and receive queues
+//! Buffers: pools, mbufs, chains, external storage, and the send and receive queues of a stream.
+//!
+//! An *mbuf* is one reference to a range of one storage; a [`Chain`] is a packet or a run of
+//! stream bytes made of mbufs. Storage belongs to a [`Pool`], and a pool to one shard.
+//!
+//! ```text
+//!   Chain ──► descriptor ──► descriptor ──► …          64 bytes each, from the pool
+//!                │  off,len      │  off,len
+//!                ▼               ▼
+//!   storage  ┌─────────┬──────────────────┬─────────┐  256 B, 2, 4, 16 or 64 KiB
+//!            │headroom │ bytes            │tailroom │  reference count kept out of band
+//!            └─────────┴──────────────────┴─────────┘
+//! ```
+//!
+//! **Home.** Reference counts and free lists change only through `&mut Pool`, that is under the
+//! lock of the shard which owns the pool, so nothing here is an atomic read-modify-write. An mbuf
+//! that is dropped anywhere else goes to the pool's remote-free list by one lock-free push and is
+//! counted when the pool drains it. Dropping is always safe; `pool.free` is the fast way.
+//!
+//! **Shared storage is immutable.** Bytes may be written only while one reference exists; the one
+//! exception is [`Pool::append_tail`], which writes bytes that no reference covers.
+//!
+//! **Bounds.** A pool has a byte budget that charges storage, split into shares by [`Purpose`],
+//! and a bound on descriptors. Nothing is allocated from the heap per mbuf, chain or packet once
+//! the pool has grown to its working size.
+//!
+//! Not here: checksums, headers, sockets, any clock and any I/O.
 
 #![cfg_attr(not(test), no_std)]
+#![deny(unsafe_code)]
+
+extern crate alloc;
+
+mod chain;
+mod pool;
+mod raw;
+mod recv_queue;
+mod send_queue;
+mod storage;
+mod sys;
+
+pub use chain::{Chain, Iter, SegMut};
+pub use pool::{Pool, PoolConfig, PoolError, PoolStats};
+pub use raw::Mbuf;
+pub use recv_queue::{Inserted, MAX_RANGES, RecvQueue};
+pub use send_queue::{Claim, MAX_CLAIMS, QueueFull, SendQueue};
+pub use storage::{External, MAX_MBUF_BYTES, NoBuffer, Purpose};

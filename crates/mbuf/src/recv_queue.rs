@@ -1,0 +1,259 @@
+//! The receive buffer of a stream: bytes in order that wait for the reader, and bytes that arrived
+//! before the ones in front of them (reassembly).
+//!
+//! ```text
+//!               next()          sack ranges
+//!        ready    │            ┌─────┐   ┌───────┐
+//!   ───┬──────────┼───(gap)────┤ run ├───┤  run  ├────►  stream offset (u64)
+//!      └──────────┘            └─────┘   └───────┘
+//!       readable()
+//! ```
+//!
+//! Invariants: runs are sorted, not empty, do not touch each other, and begin behind `next`; there
+//! are at most [`MAX_RANGES`]. What is held stays: of two copies of a byte the queue keeps one, and
+//! a run that new bytes cover entirely is replaced.
+//!
+//! Cost: bytes in order with nothing out of order are one append (three additions, two stores).
+//! Sources: RFC 9293 section 3.10.7.4 (trimming), RFC 2018 section 4 (order of SACK blocks).
+
+#![forbid(unsafe_code)]
+
+use alloc::collections::VecDeque;
+
+use crate::{Chain, Pool};
+
+/// The most runs of out-of-order bytes that one queue holds. A sender whose window holds more
+/// holes than that is either attacking or better served by going back.
+pub const MAX_RANGES: usize = 512;
+
+/// The most ranges that [`RecvQueue::sack_ranges`] reports: more than a TCP header has room for.
+const MAX_REPORTED: usize = 8;
+
+/// What became of bytes that were inserted.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Inserted {
+    /// Bytes that were not held before and are now.
+    pub accepted_bytes: usize,
+    /// Bytes that had been received before.
+    pub duplicate_bytes: usize,
+    /// How far [`RecvQueue::next`] moved.
+    pub in_order_advance: usize,
+    /// The bytes were dropped because there were too many runs already.
+    pub refused: bool,
+}
+
+#[derive(Debug)]
+struct Run {
+    start: u64,
+    chain: Chain,
+    /// When it last changed; later is larger.
+    stamp: u64,
+}
+
+impl Run {
+    fn end(&self) -> u64 {
+        self.start.saturating_add(self.chain.len() as u64)
+    }
+}
+
+/// The receive buffer of a stream.
+#[derive(Debug, Default)]
+pub struct RecvQueue {
+    ready: Chain,
+    next: u64,
+    runs: VecDeque<Run>,
+    out_of_order: usize,
+    stamp: u64,
+}
+
+impl RecvQueue {
+    /// An empty queue that waits for offset 0.
+    pub fn new() -> RecvQueue {
+        RecvQueue::default()
+    }
+
+    /// Offset of the first byte that has not arrived in order.
+    #[inline]
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Bytes in order that wait for the reader.
+    #[inline]
+    pub fn readable(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// Bytes held behind a gap.
+    #[inline]
+    pub fn out_of_order_bytes(&self) -> usize {
+        self.out_of_order
+    }
+
+    /// Bytes of storage held; storage that is shared counts once per reference.
+    pub fn storage_bytes(&self) -> usize {
+        let runs: usize = self.runs.iter().map(|r| r.chain.storage_bytes()).sum();
+        self.ready.storage_bytes() + runs
+    }
+
+    /// Takes bytes that begin at stream offset `off`; those already held or read are freed.
+    #[inline]
+    pub fn insert(&mut self, off: u64, chain: Chain, pool: &mut Pool) -> Inserted {
+        if off == self.next && self.runs.is_empty() {
+            let n = chain.len();
+            self.next += n as u64;
+            self.ready.append(chain);
+            return Inserted { accepted_bytes: n, in_order_advance: n, ..Inserted::default() };
+        }
+        self.insert_slow(off, chain, pool)
+    }
+
+    fn insert_slow(&mut self, off: u64, mut chain: Chain, pool: &mut Pool) -> Inserted {
+        let (total, held, next) = (chain.len(), self.held(), self.next);
+        let old = self.next.saturating_sub(off);
+        chain.trim_front(usize::try_from(old).unwrap_or(usize::MAX), pool);
+        if chain.is_empty() {
+            pool.free(chain);
+            return Inserted { duplicate_bytes: total, ..Inserted::default() };
+        }
+        let merged = self.merge(off.max(self.next), chain, pool);
+        self.advance();
+        let accepted_bytes = self.held() - held;
+        Inserted {
+            accepted_bytes,
+            duplicate_bytes: if merged { total - accepted_bytes } else { 0 },
+            in_order_advance: (self.next - next) as usize,
+            refused: !merged,
+        }
+    }
+
+    fn held(&self) -> usize {
+        self.ready.len() + self.out_of_order
+    }
+
+    /// Joins new bytes with the runs that they touch. `false` if there was no room for a new run.
+    fn merge(&mut self, start: u64, mut chain: Chain, pool: &mut Pool) -> bool {
+        self.stamp += 1;
+        let stamp = self.stamp;
+        let end = start.saturating_add(chain.len() as u64);
+        // The first run that the new bytes overlap or touch, and the first one behind them.
+        let first = self.runs.partition_point(|r| r.end() < start);
+        let behind = self.runs.partition_point(|r| r.start <= end);
+        if first >= behind {
+            if self.runs.len() >= MAX_RANGES {
+                pool.free(chain);
+                return false;
+            }
+            self.out_of_order += chain.len();
+            self.runs.insert(first, Run { start, chain, stamp });
+            return true;
+        }
+        let mut run = Run { start, chain: Chain::new(), stamp };
+        for old in self.runs.drain(first..behind) {
+            self.out_of_order -= old.chain.len();
+            let (old_start, old_end) = (old.start, old.end());
+            if old_start <= start {
+                // Reaches in from the left: what it has is trimmed off the new bytes.
+                chain.trim_front(to_usize(old_end - start), pool);
+                run.start = old_start;
+                run.chain = old.chain;
+            } else if old_end > end {
+                // Reaches out to the right, so it is the last one.
+                chain.trim_back(to_usize(end - old_start), pool);
+                chain.append(old.chain);
+            } else {
+                pool.free(old.chain);
+            }
+        }
+        run.chain.append(chain);
+        self.out_of_order += run.chain.len();
+        self.runs.insert(first, run);
+        true
+    }
+
+    /// Moves a first run without gap before it to the ready bytes.
+    fn advance(&mut self) {
+        if self.runs.front().is_none_or(|r| r.start > self.next) {
+            return;
+        }
+        if let Some(run) = self.runs.pop_front() {
+            self.next = run.end();
+            self.out_of_order -= run.chain.len();
+            self.ready.append(run.chain);
+        }
+        if self.runs.is_empty() && self.runs.capacity() > 64 {
+            self.runs = VecDeque::new();
+        }
+    }
+
+    /// Takes up to `max` bytes from the front: whole mbufs are moved, the last is cut by reference.
+    /// If the pool has no descriptor for the cut, fewer are taken.
+    pub fn take(&mut self, max: usize, pool: &mut Pool) -> Chain {
+        if max >= self.ready.len() {
+            return core::mem::take(&mut self.ready);
+        }
+        let mut out = Chain::new();
+        while out.len() < max {
+            let left = max - out.len();
+            let Some(mut front) = self.ready.front_mut() else { break };
+            if front.len() > left {
+                let Ok(part) = pool.clone_ref(&front, 0, left) else { break };
+                front.trim_front(left);
+                out.push_back(part);
+                break;
+            }
+            if let Some(m) = self.ready.pop_front() {
+                out.push_back(m);
+            }
+        }
+        out
+    }
+
+    /// Puts back at the front what was taken last and not used.
+    pub fn unread(&mut self, mut chain: Chain) {
+        chain.append(core::mem::take(&mut self.ready));
+        self.ready = chain;
+    }
+
+    /// Copies readable bytes from `off` (counted from the front) on; returns how many.
+    pub fn peek(&self, off: usize, out: &mut [u8]) -> usize {
+        self.ready.copy_to(off, out)
+    }
+
+    /// Writes the ranges of out-of-order bytes, most recently changed first (RFC 2018 section 4),
+    /// at most eight; returns how many.
+    pub fn sack_ranges(&self, out: &mut [(u64, u64)]) -> usize {
+        let mut newest: [Option<&Run>; MAX_REPORTED] = [None; MAX_REPORTED];
+        for run in &self.runs {
+            let mut run = Some(run);
+            for slot in newest.iter_mut().take(out.len()) {
+                if stamp_of(run) > stamp_of(*slot) {
+                    core::mem::swap(&mut run, slot);
+                }
+            }
+        }
+        let mut n = 0;
+        for (slot, run) in out.iter_mut().zip(newest.into_iter().flatten()) {
+            *slot = (run.start, run.end());
+            n += 1;
+        }
+        n
+    }
+
+    /// Frees everything that is held; `next` stays.
+    pub fn clear(&mut self, pool: &mut Pool) {
+        pool.free(core::mem::take(&mut self.ready));
+        for run in core::mem::take(&mut self.runs) {
+            pool.free(run.chain);
+        }
+        self.out_of_order = 0;
+    }
+}
+
+fn stamp_of(run: Option<&Run>) -> u64 {
+    run.map_or(0, |r| r.stamp)
+}
+
+fn to_usize(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,312 @@
+//! The send buffer of a stream.
+//!
+//! ```text
+//!      head()           ready_end()               claimed_end()
+//!        │  ready: may be sent │ claimed: order fixed   │   space
+//!   ─────┼──────┬──────┬───────┼─────────┬──────────────┼──────────►  stream offset (u64)
+//!   freed│ mbuf │ mbuf │ mbuf  │ claim 0 │ claim 1 ...  │
+//!        └──────┴──────┴───────┴─────────┴──────────────┘
+//! ```
+//!
+//! A writer claims space, fills a chain of its own outside any lock, and commits it; claims may be
+//! committed in any order, and `ready` extends over the committed prefix only. Ready bytes are sent
+//! by reference ([`SendQueue::range`]) and freed when they are acknowledged
+//! ([`SendQueue::consume_to`]); retransmission copies nothing.
+//!
+//! Invariants: `head <= ready_end <= claimed_end <= head + limit` (the last unless the limit was
+//! lowered); the mbufs cover [head, ready_end) without gap; the claims cover the rest in order, and
+//! the first of them is not committed.
+
+#![forbid(unsafe_code)]
+
+use alloc::collections::VecDeque;
+
+use crate::{Chain, Mbuf, NoBuffer, Pool};
+
+/// The most claims of one queue that may be outstanding.
+pub const MAX_CLAIMS: usize = 64;
+
+/// Entries that an empty queue may keep room for.
+const KEPT_CAPACITY: usize = 64;
+
+/// Space in a send queue that its holder will fill. To be given to [`SendQueue::commit`] or
+/// [`SendQueue::abandon`]: until then nothing behind it can be sent.
+#[must_use = "a claim holds up everything behind it until it is committed or abandoned"]
+#[derive(Debug)]
+pub struct Claim {
+    number: u64,
+    len: usize,
+}
+
+impl Claim {
+    /// Bytes of the claim.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// The chain does not fit in the space of the send queue; here it is back.
+#[derive(Debug)]
+pub struct QueueFull(pub Chain);
+
+/// One mbuf of the ready bytes; it starts at `end - mbuf.len()`.
+#[derive(Debug)]
+struct Segment {
+    end: u64,
+    mbuf: Mbuf,
+}
+
+#[derive(Debug)]
+enum Slot {
+    Outstanding,
+    Committed(Chain),
+}
+
+/// The send buffer of a stream: claimed, ready and not yet acknowledged bytes.
+#[derive(Debug, Default)]
+pub struct SendQueue {
+    segments: VecDeque<Segment>,
+    slots: VecDeque<Slot>,
+    /// Number of the first claim in `slots`.
+    first_claim: u64,
+    head: u64,
+    ready_end: u64,
+    claimed_end: u64,
+    limit: usize,
+    storage: usize,
+}
+
+impl SendQueue {
+    /// An empty queue that takes up to `limit_bytes`; the first byte has offset 0.
+    pub fn new(limit_bytes: usize) -> SendQueue {
+        SendQueue { limit: limit_bytes, ..SendQueue::default() }
+    }
+
+    /// The most bytes that may be claimed at once.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Sets the limit. What is claimed beyond a lower one stays.
+    pub fn set_limit(&mut self, limit_bytes: usize) {
+        self.limit = limit_bytes;
+    }
+
+    /// Bytes that may still be claimed.
+    #[inline]
+    pub fn space(&self) -> usize {
+        self.limit.saturating_sub(self.claimed_bytes())
+    }
+
+    /// Offset of the first byte that is not acknowledged.
+    #[inline]
+    pub fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// Offset behind the last byte that may be sent.
+    #[inline]
+    pub fn ready_end(&self) -> u64 {
+        self.ready_end
+    }
+
+    /// Offset behind the last claimed byte. It moves down when a claim gives bytes back.
+    #[inline]
+    pub fn claimed_end(&self) -> u64 {
+        self.claimed_end
+    }
+
+    /// Bytes that may be sent or wait for their acknowledgement.
+    #[inline]
+    pub fn ready_bytes(&self) -> usize {
+        (self.ready_end - self.head) as usize
+    }
+
+    /// Bytes of the buffer in use: ready ones and claims.
+    #[inline]
+    pub fn claimed_bytes(&self) -> usize {
+        (self.claimed_end - self.head) as usize
+    }
+
+    /// Bytes of storage held, ready or committed; storage that is shared counts once per reference.
+    pub fn storage_bytes(&self) -> usize {
+        self.storage
+    }
+
+    /// Takes `n` bytes of space. `None` if there is less, or too many claims are outstanding.
+    pub fn claim(&mut self, n: usize) -> Option<Claim> {
+        if n > self.space() || self.slots.len() >= MAX_CLAIMS {
+            return None;
+        }
+        let number = self.first_claim + self.slots.len() as u64;
+        self.slots.push_back(Slot::Outstanding);
+        self.claimed_end += n as u64;
+        Some(Claim { number, len: n })
+    }
+
+    /// Fills a claim. If the chain is shorter, the rest of the space is given back and later claims
+    /// move down. After [`SendQueue::clear`] the chain is freed.
+    ///
+    /// # Panics
+    /// If the chain is longer than the claim, or the claim is another queue's.
+    pub fn commit(&mut self, claim: Claim, chain: Chain, pool: &mut Pool) {
+        let Some(index) = claim.number.checked_sub(self.first_claim) else {
+            return pool.free(chain);
+        };
+        assert!(chain.len() <= claim.len, "more bytes than were claimed");
+        let slot = self.slots.get_mut(index as usize);
+        let Some(slot @ Slot::Outstanding) = slot else {
+            panic!("a claim of another queue");
+        };
+        self.claimed_end -= (claim.len - chain.len()) as u64;
+        self.storage += chain.storage_bytes();
+        *slot = Slot::Committed(chain);
+        if index == 0 {
+            self.extend_ready(pool);
+        }
+    }
+
+    /// Gives a claim back.
+    ///
+    /// # Panics
+    /// If the claim is another queue's.
+    pub fn abandon(&mut self, claim: Claim, pool: &mut Pool) {
+        self.commit(claim, Chain::new(), pool);
+    }
+
+    /// Moves the committed claims at the front to the ready bytes.
+    fn extend_ready(&mut self, pool: &mut Pool) {
+        while let Some(Slot::Committed(chain)) = self.slots.front_mut() {
+            let chain = core::mem::take(chain);
+            self.slots.pop_front();
+            self.first_claim += 1;
+            self.push_ready(chain, pool);
+        }
+    }
+
+    /// Adds bytes, already counted as claimed and in `storage`, to the ready ones.
+    #[inline]
+    fn push_ready(&mut self, mut chain: Chain, pool: &mut Pool) {
+        while let Some(mbuf) = chain.pop_front() {
+            if mbuf.is_empty() {
+                self.storage -= mbuf.storage_bytes();
+                pool.free_mbuf(mbuf);
+                continue;
+            }
+            self.ready_end += mbuf.len() as u64;
+            self.segments.push_back(Segment { end: self.ready_end, mbuf });
+        }
+    }
+
+    /// Copies bytes into the room behind the last ready mbuf; returns how many were taken. 0 if a
+    /// claim is outstanding, the queue is empty or full, or the room is used up or another's.
+    pub fn append_small(&mut self, bytes: &[u8], pool: &mut Pool) -> usize {
+        let space = self.space();
+        let Some(last) = self.segments.back_mut().filter(|_| self.slots.is_empty()) else {
+            return 0;
+        };
+        let n = pool.append_tail(&mut last.mbuf, &bytes[..bytes.len().min(space)]);
+        last.end += n as u64;
+        self.ready_end += n as u64;
+        self.claimed_end += n as u64;
+        n
+    }
+
+    /// Claims and commits a whole chain. Error: it is longer than the space, or a claim is needed
+    /// and too many are outstanding; the chain comes back.
+    pub fn append(&mut self, chain: Chain, pool: &mut Pool) -> Result<(), QueueFull> {
+        if !self.slots.is_empty() {
+            let Some(claim) = self.claim(chain.len()) else { return Err(QueueFull(chain)) };
+            self.commit(claim, chain, pool);
+            return Ok(());
+        }
+        if chain.len() > self.space() {
+            return Err(QueueFull(chain));
+        }
+        self.claimed_end += chain.len() as u64;
+        self.storage += chain.storage_bytes();
+        self.push_ready(chain, pool);
+        Ok(())
+    }
+
+    /// References to the ready bytes [off, off + len), or to the part of them that is ready. Error:
+    /// the pool has no descriptor left; nothing is kept.
+    pub fn range(&self, off: u64, len: usize, pool: &mut Pool) -> Result<Chain, NoBuffer> {
+        let mut chain = Chain::new();
+        let mut at = off.max(self.head);
+        let end = off.saturating_add(len as u64).min(self.ready_end);
+        if at >= end {
+            return Ok(chain);
+        }
+        let first = self.segments.partition_point(|s| s.end <= at);
+        for s in self.segments.range(first..) {
+            if at >= end {
+                break;
+            }
+            let from = s.mbuf.len() - (s.end - at) as usize;
+            let n = (s.end.min(end) - at) as usize;
+            match pool.clone_ref(&s.mbuf, from, n) {
+                Ok(m) => chain.push_back(m),
+                Err(e) => {
+                    pool.free(chain);
+                    return Err(e);
+                }
+            }
+            at += n as u64;
+        }
+        Ok(chain)
+    }
+
+    /// Frees what lies before `off`: it is acknowledged. Offsets beyond the ready bytes count as
+    /// their end.
+    pub fn consume_to(&mut self, off: u64, pool: &mut Pool) {
+        let off = off.min(self.ready_end);
+        if off <= self.head {
+            return;
+        }
+        self.head = off;
+        while let Some(s) = self.segments.front_mut() {
+            if s.end > off {
+                let surplus = s.mbuf.len() - (s.end - off) as usize;
+                s.mbuf.trim_front(surplus);
+                return;
+            }
+            self.pop_segment(pool);
+        }
+        self.shrink();
+    }
+
+    #[inline]
+    fn pop_segment(&mut self, pool: &mut Pool) {
+        if let Some(s) = self.segments.pop_front() {
+            self.storage -= s.mbuf.storage_bytes();
+            pool.free_mbuf(s.mbuf);
+        }
+    }
+
+    /// An empty queue keeps little memory: there may be very many idle connections.
+    fn shrink(&mut self) {
+        if self.segments.capacity() > KEPT_CAPACITY {
+            self.segments.shrink_to(KEPT_CAPACITY);
+        }
+    }
+
+    /// Frees everything. Outstanding claims become void: committing one frees its chain. The head
+    /// moves to the end of what was ready.
+    pub fn clear(&mut self, pool: &mut Pool) {
+        while !self.segments.is_empty() {
+            self.pop_segment(pool);
+        }
+        for slot in core::mem::take(&mut self.slots) {
+            self.first_claim += 1;
+            if let Slot::Committed(chain) = slot {
+                self.storage -= chain.storage_bytes();
+                pool.free(chain);
+            }
+        }
+        self.head = self.ready_end;
+        self.claimed_end = self.ready_end;
+        self.shrink();
+    }
+}
