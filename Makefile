@@ -1,0 +1,40 @@
+# The two commands of fulmar are `make bench` and `make test`. Both check what they need first.
+
+CARGO ?= cargo
+# Extra arguments of the bench: make bench ARGS=--quick
+ARGS ?=
+# How many seeds `make sim` runs, and the first of them: make sim SEEDS=1 FIRST=4711 replays one.
+SEEDS ?= 1000
+FIRST ?= 1
+
+.PHONY: all bench test sim check doc setup clean
+
+all: test
+
+# Moves real data between fulmar and the Linux kernel's own TCP and prints what it cost.
+bench: setup
+	$(CARGO) run --locked --release -p fulmar-cli --bin fulmar -- bench stream $(ARGS)
+
+# Every test: unit, model, simulation, and those against the kernel where the machine allows it.
+test: setup
+	$(CARGO) test --locked --workspace
+
+# Two stacks on a virtual clock over a bad network, one run per seed.
+sim: setup
+	FULMAR_SIM_FIRST=$(FIRST) FULMAR_SIM_SEEDS=$(SEEDS) \
+		$(CARGO) test --locked --release -p fulmar --test simulation -- --nocapture
+
+# What a reviewer's machine asks before it looks at anything else.
+check: setup
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps
+
+doc: setup
+	$(CARGO) doc --locked --workspace --no-deps
+
+setup:
+	@scripts/setup
+
+clean:
+	$(CARGO) clean

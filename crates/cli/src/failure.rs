@@ -1,0 +1,181 @@
+//! What a command says when it cannot go on: one sentence with what failed, what the system said
+//! and what to do about it.
+
+use std::fmt;
+use std::io;
+
+/// One sentence for the person who typed the command.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure(String);
+
+/// The result of a command or of one of its steps.
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+impl Failure {
+    /// A sentence that needs no errno.
+    pub fn new(sentence: impl Into<String>) -> Failure {
+        Failure(sentence.into())
+    }
+
+    /// `what` failed with `error`: the sentence names the errno's meaning and the next step.
+    pub fn io(what: impl fmt::Display, error: &io::Error) -> Failure {
+        let row = error.raw_os_error().or_else(|| errno_of(error.kind())).and_then(row_of);
+        match row {
+            Some((_, name, meaning, advice)) => {
+                Failure(format!("{what}: {meaning} ({name}); {advice}"))
+            }
+            None => Failure(format!("{what}: {error}")),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Adds what was being done to an I/O error.
+pub trait During<T> {
+    /// `what` completes the sentence "fulmar: ".
+    fn during(self, what: impl fmt::Display) -> Outcome<T>;
+}
+
+impl<T> During<T> for io::Result<T> {
+    fn during(self, what: impl fmt::Display) -> Outcome<T> {
+        self.map_err(|e| Failure::io(what, &e))
+    }
+}
+
+type Row = (i32, &'static str, &'static str, &'static str);
+
+/// errno, its name, what it means for a user of this command, what to do.
+const ROWS: &[Row] = &[
+    (
+        libc::ECONNREFUSED,
+        "ECONNREFUSED",
+        "the other side refused",
+        "check that a program listens on that port and address",
+    ),
+    (
+        libc::ETIMEDOUT,
+        "ETIMEDOUT",
+        "the other side did not answer in time",
+        "check the address, and that no firewall drops the packets",
+    ),
+    (
+        libc::ECONNRESET,
+        "ECONNRESET",
+        "the other side broke the connection",
+        "its program ended or failed; look there",
+    ),
+    (
+        libc::EPIPE,
+        "EPIPE",
+        "the other side no longer reads",
+        "its program ended early; look there",
+    ),
+    (
+        libc::EHOSTUNREACH,
+        "EHOSTUNREACH",
+        "no neighbour answers for that address",
+        "check the address, --addr and --gateway",
+    ),
+    (
+        libc::ENETUNREACH,
+        "ENETUNREACH",
+        "there is no route to that address",
+        "give a --gateway, or an --addr in the same network",
+    ),
+    (
+        libc::EADDRINUSE,
+        "EADDRINUSE",
+        "the port is taken",
+        "choose another port, or end the program that has it",
+    ),
+    (
+        libc::EADDRNOTAVAIL,
+        "EADDRNOTAVAIL",
+        "that is not an address of this stack",
+        "use one given with --addr",
+    ),
+    (
+        libc::ENETDOWN,
+        "ENETDOWN",
+        "the device is gone or down",
+        "bring the interface up and start again",
+    ),
+    (
+        libc::EMSGSIZE,
+        "EMSGSIZE",
+        "the message is larger than a packet may be",
+        "send less at a time, or raise --mtu on both sides",
+    ),
+    (libc::EACCES, "EACCES", "no permission", "run as root, or inside `fulmar sandbox`"),
+    (libc::EPERM, "EPERM", "not permitted", "run as root, or inside `fulmar sandbox`"),
+    (
+        libc::EBUSY,
+        "EBUSY",
+        "another program has it open",
+        "choose another name with --device tap:NAME, or end that program",
+    ),
+    (libc::ENODEV, "ENODEV", "no such interface", "list those that exist with `ip link`"),
+    (libc::ENOENT, "ENOENT", "it does not exist", "check the name"),
+    (libc::EISDIR, "EISDIR", "it is a directory", "name a file"),
+    (libc::ENOSPC, "ENOSPC", "the disk is full", "make room and start again"),
+];
+
+fn row_of(errno: i32) -> Option<&'static Row> {
+    ROWS.iter().find(|row| row.0 == errno)
+}
+
+/// The errno that an error without one stands for.
+fn errno_of(kind: io::ErrorKind) -> Option<i32> {
+    Some(match kind {
+        io::ErrorKind::ConnectionRefused => libc::ECONNREFUSED,
+        io::ErrorKind::TimedOut => libc::ETIMEDOUT,
+        io::ErrorKind::ConnectionReset => libc::ECONNRESET,
+        io::ErrorKind::BrokenPipe => libc::EPIPE,
+        io::ErrorKind::HostUnreachable => libc::EHOSTUNREACH,
+        io::ErrorKind::NetworkUnreachable => libc::ENETUNREACH,
+        io::ErrorKind::AddrInUse => libc::EADDRINUSE,
+        io::ErrorKind::AddrNotAvailable => libc::EADDRNOTAVAIL,
+        io::ErrorKind::NetworkDown => libc::ENETDOWN,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_one_line_with_what_why_and_what_to_do() {
+        let error = io::Error::from_raw_os_error(libc::ECONNREFUSED);
+        let text = Failure::io("cannot connect to 10.0.0.1:80", &error).to_string();
+        assert_eq!(
+            text,
+            "cannot connect to 10.0.0.1:80: the other side refused (ECONNREFUSED); \
+             check that a program listens on that port and address"
+        );
+    }
+
+    #[test]
+    fn an_error_without_errno_is_named_by_its_kind() {
+        let error = io::Error::new(io::ErrorKind::TimedOut, "whatever");
+        assert!(Failure::io("x", &error).to_string().contains("(ETIMEDOUT)"));
+    }
+
+    #[test]
+    fn an_unknown_error_keeps_its_own_words() {
+        let error = io::Error::other("the moon is down");
+        assert_eq!(Failure::io("x", &error).to_string(), "x: the moon is down");
+    }
+
+    #[test]
+    fn every_errno_has_one_row() {
+        for (i, row) in ROWS.iter().enumerate() {
+            assert!(ROWS.iter().skip(i + 1).all(|other| other.0 != row.0), "{} twice", row.1);
+        }
+    }
+}

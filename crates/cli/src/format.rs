@@ -1,0 +1,94 @@
+//! Numbers for people: bytes, rates, times, digests.
+
+use std::time::Duration;
+
+/// `n` bytes with a binary unit: `512 B`, `1.50 KiB`, `1.00 GiB`.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if n < 1024 {
+        return format!("{n} B");
+    }
+    let mut value = n as f64 / 1024.0;
+    let mut unit = UNITS[0];
+    for next in &UNITS[1..] {
+        if value < 1024.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    format!("{value:.2} {unit}")
+}
+
+/// A rate in bits per second with a decimal unit, as network people count: `2.50 Gb/s`.
+pub fn rate(bytes: u64, elapsed: Duration) -> String {
+    let bits = bytes as f64 * 8.0 / elapsed.as_secs_f64().max(1e-9);
+    match bits {
+        b if b >= 1e9 => format!("{:.2} Gb/s", b / 1e9),
+        b if b >= 1e6 => format!("{:.2} Mb/s", b / 1e6),
+        b if b >= 1e3 => format!("{:.2} kb/s", b / 1e3),
+        b => format!("{b:.0} b/s"),
+    }
+}
+
+/// Milliseconds with three decimals, as ping and ss print them.
+pub fn millis(d: Duration) -> String {
+    format!("{:.3}", d.as_secs_f64() * 1e3)
+}
+
+/// Bytes as lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// A table whose columns are as wide as their widest cell; numbers stand right, words left.
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let width = |i: usize| {
+        let cells = rows.iter().filter_map(|r| r.get(i)).map(|c| c.chars().count());
+        cells.chain([head[i].chars().count()]).max().unwrap_or(0)
+    };
+    let numeric = |i: usize| {
+        rows.iter().filter_map(|r| r.get(i)).all(|c| c.starts_with(|ch: char| ch.is_ascii_digit()))
+    };
+    let line = |cells: &[String]| {
+        let padded = cells.iter().enumerate().map(|(i, c)| {
+            let w = width(i);
+            if numeric(i) { format!("{c:>w$}") } else { format!("{c:<w$}") }
+        });
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    let head: Vec<String> = head.iter().map(|h| (*h).to_owned()).collect();
+    std::iter::once(line(&head)).chain(rows.iter().map(|r| line(r))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_carry_binary_units() {
+        let cases = [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (1 << 30, "1.00 GiB")];
+        for (n, text) in cases {
+            assert_eq!(bytes(n), text);
+        }
+        assert_eq!(bytes(u64::MAX), "16384.00 PiB");
+    }
+
+    #[test]
+    fn rates_count_bits_in_decimal_units() {
+        assert_eq!(rate(125_000_000, Duration::from_secs(1)), "1.00 Gb/s");
+        assert_eq!(rate(1, Duration::from_secs(1)), "8 b/s");
+        assert_eq!(rate(0, Duration::ZERO), "0 b/s");
+    }
+
+    #[test]
+    fn hex_has_two_digits_per_byte() {
+        assert_eq!(hex(&[0, 0x0f, 0xff]), "000fff");
+    }
+
+    #[test]
+    fn table_columns_line_up_and_numbers_stand_right() {
+        let rows = vec![vec!["a".into(), "7".into()], vec!["long".into(), "1234".into()]];
+        assert_eq!(table(&["name", "n"], &rows), "name     n\na        7\nlong  1234\n");
+    }
+}

@@ -1,0 +1,373 @@
+//! `fulmar nc`: standard input to a socket, the socket to standard output.
+//!
+//! Two threads per connection: one reads standard input and ends the sending direction when it
+//! ends, the other writes what arrives. A connection is over when both directions are; on a
+//! terminal, when the peer is done.
+
+use crate::device::{Session, StackArgs};
+use crate::failure::{During, Failure, Outcome};
+use crate::resolve::{Family, resolve};
+use fulmar::{TcpListener, TcpStream, UdpSocket};
+use std::io::{self, IsTerminal, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Bytes per read of standard input and of the socket.
+const CHUNK_BYTES: usize = 128 * 1024;
+/// Bytes of standard input per datagram: fits an IPv6 packet of 1280 bytes, which every path
+/// carries (RFC 8200 section 5).
+const DATAGRAM_BYTES: usize = 1232;
+/// How long a connection may take where the user gives no -w.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often an idle reader looks whether the time of -w is over.
+const IDLE_TICK: Duration = Duration::from_millis(100);
+
+/// Connect or listen, TCP or UDP: standard input goes out, what arrives is printed
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  fulmar nc -l 8000                     wait for a connection, print what comes
+  fulmar nc 10.77.0.1 8000 < file       send a file; the end of input ends sending
+  fulmar nc -u -w 1 10.77.0.1 53        datagrams; end after a second of silence")]
+pub struct Args {
+    /// Wait for a connection instead of making one
+    #[arg(short, long)]
+    listen: bool,
+    /// UDP instead of TCP
+    #[arg(short, long)]
+    udp: bool,
+    /// The local port
+    #[arg(short = 'p', long = "port", value_name = "PORT")]
+    local_port: Option<u16>,
+    /// Give up on connecting, and end an idle connection, after this many seconds
+    #[arg(short = 'w', long = "timeout", value_name = "SECONDS", value_parser = crate::seconds)]
+    timeout: Option<Duration>,
+    /// Taken for the sake of habit: the end of input always ends sending
+    #[arg(short = 'N')]
+    shutdown: bool,
+    /// With -l: wait for the next connection when one has ended
+    #[arg(short, long, requires = "listen")]
+    keep: bool,
+    /// Say on standard error who is connected
+    #[arg(short, long)]
+    verbose: bool,
+    #[command(flatten)]
+    family: Family,
+    /// HOST PORT; with -l the host may be left out, and the port when -p names it
+    #[arg(value_name = "HOST PORT", num_args = 0..=2)]
+    target: Vec<String>,
+    #[command(flatten)]
+    stack: StackArgs,
+}
+
+/// Whom to call or where to wait.
+#[derive(PartialEq, Eq, Debug)]
+struct Target {
+    host: Option<String>,
+    port: u16,
+}
+
+impl Args {
+    fn target(&self) -> Outcome<Target> {
+        let words: Vec<&str> = self.target.iter().map(String::as_str).collect();
+        let (host, port) = match (self.listen, words.as_slice(), self.local_port) {
+            (true, [], Some(port)) => return Ok(Target { host: None, port }),
+            (true, [host], Some(port)) => return Ok(Target { host: Some((*host).into()), port }),
+            (true, [port], None) => (None, *port),
+            (_, [host, port], _) => (Some(*host), *port),
+            (true, ..) => return Err(Failure::new("say where to listen: fulmar nc -l PORT")),
+            (false, ..) => return Err(Failure::new("say whom to call: fulmar nc HOST PORT")),
+        };
+        let port = port.parse().map_err(|_| Failure::new(format!("`{port}` is not a port")))?;
+        Ok(Target { host: host.map(str::to_owned), port })
+    }
+
+    fn say(&self, text: impl FnOnce() -> String) {
+        if self.verbose {
+            eprintln!("{}", text());
+        }
+    }
+
+    fn local(&self, target: &Target) -> Outcome<SocketAddr> {
+        match &target.host {
+            Some(host) => Ok(resolve(host, target.port, self.family)?[0]),
+            None => Ok(SocketAddr::new(self.family.unspecified(), target.port)),
+        }
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Outcome<ExitCode> {
+    let target = args.target()?;
+    let session = args.stack.open()?;
+    match (args.listen, args.udp) {
+        (false, false) => call_tcp(args, &session, &target)?,
+        (true, false) => wait_tcp(args, &session, &target)?,
+        (false, true) => call_udp(args, &session, &target)?,
+        (true, true) => wait_udp(args, &session, &target)?,
+    }
+    session.close();
+    Ok(ExitCode::SUCCESS)
+}
+
+fn call_tcp(args: &Args, session: &Session, target: &Target) -> Outcome {
+    let host = target.host.as_deref().unwrap_or_default();
+    let timeout = args.timeout.unwrap_or(CONNECT_TIMEOUT);
+    let addresses = resolve(host, target.port, args.family)?;
+    let stream = connect_any(session, &addresses, args.local_port, timeout)?;
+    args.say(|| format!("connected to {host} port {}", target.port));
+    pump_tcp(stream, args.timeout)
+}
+
+/// The first of `addresses` that answers.
+pub fn connect_any(
+    session: &Session,
+    addresses: &[SocketAddr],
+    local_port: Option<u16>,
+    timeout: Duration,
+) -> Outcome<TcpStream> {
+    let mut last = Failure::new("there is no address to connect to");
+    for to in addresses {
+        match session.connect(*to, local_port, timeout) {
+            Ok(stream) => return Ok(stream),
+            Err(e) => last = Failure::io(format_args!("cannot connect to {to}"), &e),
+        }
+    }
+    Err(last)
+}
+
+fn wait_tcp(args: &Args, session: &Session, target: &Target) -> Outcome {
+    let local = args.local(target)?;
+    let listener = TcpListener::bind(session.stack(), local)
+        .during(format_args!("cannot listen on {local}"))?;
+    args.say(|| format!("listening on {local}"));
+    loop {
+        let (stream, peer) = listener.accept().during("cannot accept a connection")?;
+        args.say(|| format!("connection from {peer}"));
+        let done = pump_tcp(stream, args.timeout);
+        if !args.keep {
+            return done;
+        }
+        if let Err(failure) = done {
+            eprintln!("fulmar: {failure}");
+        }
+    }
+}
+
+/// When anything last moved, for the idle time of -w.
+#[derive(Clone)]
+struct Activity {
+    started: Instant,
+    last_ms: Arc<AtomicU64>,
+}
+
+impl Activity {
+    fn new() -> Activity {
+        Activity { started: Instant::now(), last_ms: Arc::default() }
+    }
+
+    fn mark(&self) {
+        let now = self.started.elapsed().as_millis() as u64;
+        self.last_ms.store(now, Ordering::Relaxed);
+    }
+
+    fn idle(&self) -> Duration {
+        let last = Duration::from_millis(self.last_ms.load(Ordering::Relaxed));
+        self.started.elapsed().saturating_sub(last)
+    }
+
+    /// What a read that found nothing means: go on, or the time is over.
+    fn is_over(&self, limit: Option<Duration>) -> bool {
+        limit.is_some_and(|limit| self.idle() >= limit)
+    }
+}
+
+fn pump_tcp(stream: TcpStream, limit: Option<Duration>) -> Outcome {
+    let activity = Activity::new();
+    let writer = stream.try_clone().during("cannot share the connection")?;
+    let sending = {
+        let activity = activity.clone();
+        thread::spawn(move || send_input(writer, &activity))
+    };
+    let quiet = print_stream(stream, &activity, limit)?;
+    if quiet || io::stdin().is_terminal() {
+        return Ok(());
+    }
+    sending.join().unwrap_or_else(|_| Err(Failure::new("the sending thread panicked")))
+}
+
+/// Standard input to the peer, then the end of it.
+fn send_input(mut stream: TcpStream, activity: &Activity) -> Outcome {
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let mut input = io::stdin().lock();
+    loop {
+        let n = input.read(&mut chunk).during("cannot read standard input")?;
+        if n == 0 {
+            // Fails only where the peer has broken the connection, which the reader reports.
+            let _ = stream.shutdown(Shutdown::Write);
+            return Ok(());
+        }
+        stream.write_all(&chunk[..n]).during("cannot send")?;
+        activity.mark();
+    }
+}
+
+/// The peer to standard output until its end. True: -w ended it.
+fn print_stream(
+    mut stream: TcpStream,
+    activity: &Activity,
+    limit: Option<Duration>,
+) -> Outcome<bool> {
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let mut output = io::stdout().lock();
+    stream.set_read_timeout(limit.map(|_| IDLE_TICK)).during("cannot set the timeout")?;
+    loop {
+        match stream.read(&mut chunk) {
+            Ok(0) => return Ok(false),
+            Ok(n) => {
+                activity.mark();
+                write_out(&mut output, &chunk[..n])?;
+            }
+            Err(e) if is_timeout(&e) => {
+                if activity.is_over(limit) {
+                    return Ok(true);
+                }
+            }
+            Err(e) => return Err(Failure::io("cannot receive", &e)),
+        }
+    }
+}
+
+fn write_out(output: &mut impl Write, bytes: &[u8]) -> Outcome {
+    let written = output.write_all(bytes).and_then(|()| output.flush());
+    written.during("cannot write to standard output")
+}
+
+fn is_timeout(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+fn call_udp(args: &Args, session: &Session, target: &Target) -> Outcome {
+    let host = target.host.as_deref().unwrap_or_default();
+    let to = resolve(host, target.port, args.family)?[0];
+    let any = if to.is_ipv6() { "::" } else { "0.0.0.0" };
+    let local = SocketAddr::new(
+        any.parse().map_err(|_| Failure::new("no local address"))?,
+        args.local_port.unwrap_or(0),
+    );
+    let socket = UdpSocket::bind(session.stack(), local)
+        .during(format_args!("cannot use local port {}", local.port()))?;
+    socket.connect(to).during(format_args!("cannot reach {to}"))?;
+    pump_udp(&socket, args.timeout)
+}
+
+fn wait_udp(args: &Args, session: &Session, target: &Target) -> Outcome {
+    let local = args.local(target)?;
+    let socket = UdpSocket::bind(session.stack(), local)
+        .during(format_args!("cannot listen on {local}"))?;
+    args.say(|| format!("listening on {local}"));
+    if args.keep {
+        return print_datagrams(&socket, &Activity::new(), args.timeout);
+    }
+    let (_, peer) = socket.peek_from(&mut [0; 1]).during("cannot receive")?;
+    args.say(|| format!("datagrams from {peer}"));
+    socket.connect(peer).during(format_args!("cannot reach {peer}"))?;
+    pump_udp(&socket, args.timeout)
+}
+
+fn pump_udp(socket: &UdpSocket, limit: Option<Duration>) -> Outcome {
+    let activity = Activity::new();
+    let sender = socket.try_clone().during("cannot share the socket")?;
+    let marks = activity.clone();
+    thread::spawn(move || {
+        if let Err(failure) = send_datagrams(&sender, &marks) {
+            eprintln!("fulmar: {failure}");
+        }
+    });
+    print_datagrams(socket, &activity, limit)
+}
+
+fn send_datagrams(socket: &UdpSocket, activity: &Activity) -> Outcome {
+    let mut chunk = [0; DATAGRAM_BYTES];
+    let mut input = io::stdin().lock();
+    loop {
+        let n = input.read(&mut chunk).during("cannot read standard input")?;
+        if n == 0 {
+            return Ok(());
+        }
+        socket.send(&chunk[..n]).during("cannot send")?;
+        activity.mark();
+    }
+}
+
+fn print_datagrams(socket: &UdpSocket, activity: &Activity, limit: Option<Duration>) -> Outcome {
+    let mut datagram = vec![0; u16::MAX.into()];
+    let mut output = io::stdout().lock();
+    socket.set_read_timeout(limit.map(|_| IDLE_TICK)).during("cannot set the timeout")?;
+    loop {
+        match socket.recv_from(&mut datagram) {
+            Ok((n, _)) => {
+                activity.mark();
+                write_out(&mut output, &datagram[..n])?;
+            }
+            Err(e) if is_timeout(&e) => {
+                if activity.is_over(limit) {
+                    return Ok(());
+                }
+            }
+            Err(e) => return Err(Failure::io("cannot receive", &e)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn target(line: &str) -> Outcome<Target> {
+        let words = std::iter::once("nc").chain(line.split_whitespace());
+        Line::try_parse_from(words).expect("it parses").args.target()
+    }
+
+    #[test]
+    fn listening_takes_a_port_in_every_usual_place() {
+        for line in ["-l 80", "-l -p 80", "-lp 80"] {
+            assert_eq!(target(line), Ok(Target { host: None, port: 80 }), "{line}");
+        }
+        for line in ["-l 10.0.0.2 80", "-l -p 80 10.0.0.2"] {
+            let expected = Target { host: Some("10.0.0.2".into()), port: 80 };
+            assert_eq!(target(line), Ok(expected), "{line}");
+        }
+    }
+
+    #[test]
+    fn calling_needs_host_and_port() {
+        assert_eq!(target("h 80"), Ok(Target { host: Some("h".into()), port: 80 }));
+        for line in ["", "h", "h x", "h 65536", "-l"] {
+            assert!(target(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn keep_is_for_listeners() {
+        assert!(Line::try_parse_from(["nc", "-k", "h", "80"]).is_err());
+    }
+
+    #[test]
+    fn activity_ends_only_with_a_limit() {
+        let activity = Activity::new();
+        assert!(!activity.is_over(None));
+        assert!(activity.is_over(Some(Duration::ZERO)));
+        assert!(!activity.is_over(Some(Duration::from_secs(60))));
+    }
+}

@@ -1,0 +1,276 @@
+//! `fulmar send` and `fulmar recv`: a file as plain bytes over one connection, ended by its end,
+//! so that any program that reads or writes a socket can stand on the other side. Both print the
+//! SHA-256 of what passed.
+
+use crate::device::{Session, StackArgs};
+use crate::failure::{During, Failure, Outcome};
+use crate::format;
+use crate::nc::connect_any;
+use crate::resolve::{Family, host_and_port, resolve};
+use fulmar::{TcpListener, TcpStream};
+use indicatif::{ProgressBar, ProgressStyle};
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Bytes per read and write: large enough that the cost per call does not show.
+const CHUNK_BYTES: usize = 128 * 1024;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Send a file over TCP, with progress, rate and SHA-256
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  on a Linux peer:   nc -l 5001 > copy        (or `socat -u TCP-LISTEN:5001 - > copy`)
+  here:              fulmar send FILE 10.77.0.1:5001")]
+pub struct SendArgs {
+    /// The file; - is standard input
+    file: PathBuf,
+    /// Who waits for it
+    #[arg(value_name = "HOST:PORT", value_parser = host_and_port)]
+    to: (String, u16),
+    #[command(flatten)]
+    family: Family,
+    #[command(flatten)]
+    stack: StackArgs,
+}
+
+/// Receive a file over TCP, with progress, rate and SHA-256
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  here:              fulmar recv copy -l 5001
+  on a Linux peer:   nc -N 10.77.0.2 5001 < FILE")]
+pub struct RecvArgs {
+    /// The file to write; - is standard output
+    file: PathBuf,
+    /// Whom to fetch it from
+    #[arg(value_name = "HOST:PORT", value_parser = host_and_port, required_unless_present = "listen")]
+    from: Option<(String, u16)>,
+    /// Wait for the sender on this port
+    #[arg(short, long, value_name = "PORT", conflicts_with = "from")]
+    listen: Option<u16>,
+    /// Fail unless this is the SHA-256 of what arrived
+    #[arg(long, value_name = "HEX")]
+    sha256: Option<String>,
+    #[command(flatten)]
+    family: Family,
+    #[command(flatten)]
+    stack: StackArgs,
+}
+
+/// What passed: bytes, time and digest.
+struct Tally {
+    bytes: u64,
+    started: Instant,
+    hash: Sha256,
+    bar: ProgressBar,
+}
+
+impl Tally {
+    /// `expected` bytes, if that is known. The bar draws only on a terminal.
+    fn new(expected: Option<u64>) -> Tally {
+        let (bar, template) = match expected {
+            Some(n) => (
+                ProgressBar::new(n),
+                "{bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}",
+            ),
+            None => (ProgressBar::new_spinner(), "{spinner} {bytes} {binary_bytes_per_sec}"),
+        };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        Tally { bytes: 0, started: Instant::now(), hash: Sha256::new(), bar }
+    }
+
+    fn add(&mut self, chunk: &[u8]) {
+        self.bytes += chunk.len() as u64;
+        self.hash.update(chunk);
+        self.bar.set_position(self.bytes);
+    }
+
+    fn digest(&self) -> String {
+        format::hex(&self.hash.clone().finalize())
+    }
+
+    /// The closing lines on standard error; standard output may carry the bytes.
+    fn report(&self, verb: &str) {
+        self.bar.finish_and_clear();
+        let elapsed = self.started.elapsed();
+        eprintln!(
+            "{verb} {} bytes ({}) in {:.3} s, {}\nsha256 {}",
+            self.bytes,
+            format::bytes(self.bytes),
+            elapsed.as_secs_f64(),
+            format::rate(self.bytes, elapsed),
+            self.digest()
+        );
+    }
+}
+
+/// Copies until the end of `from`.
+fn copy(from: &mut dyn Read, to: &mut dyn Write, tally: &mut Tally) -> Result<(), CopyError> {
+    let mut chunk = vec![0; CHUNK_BYTES];
+    loop {
+        let n = match from.read(&mut chunk) {
+            Ok(0) => return Ok(()),
+            Ok(n) => n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(CopyError::Read(e)),
+        };
+        to.write_all(&chunk[..n]).map_err(CopyError::Write)?;
+        tally.add(&chunk[..n]);
+    }
+}
+
+/// Which side of a copy failed.
+#[derive(Debug)]
+enum CopyError {
+    Read(io::Error),
+    Write(io::Error),
+}
+
+impl CopyError {
+    fn failure(&self, read: &str, write: &str, tally: &Tally) -> Failure {
+        tally.bar.abandon();
+        let (what, error) = match self {
+            CopyError::Read(e) => (read, e),
+            CopyError::Write(e) => (write, e),
+        };
+        Failure::io(format_args!("{what} after {} bytes", tally.bytes), error)
+    }
+}
+
+fn is_standard(file: &Path) -> bool {
+    file.as_os_str() == "-"
+}
+
+fn open_source(file: &Path) -> Outcome<(Box<dyn Read>, Option<u64>)> {
+    if is_standard(file) {
+        return Ok((Box::new(io::stdin()), None));
+    }
+    let what = || format!("cannot read {}", file.display());
+    let open = File::open(file).during(what())?;
+    let about = open.metadata().during(what())?;
+    if about.is_dir() {
+        return Err(Failure::io(what(), &io::Error::from_raw_os_error(libc::EISDIR)));
+    }
+    Ok((Box::new(open), about.is_file().then_some(about.len())))
+}
+
+fn open_sink(file: &Path) -> Outcome<Box<dyn Write>> {
+    if is_standard(file) {
+        return Ok(Box::new(io::stdout()));
+    }
+    let open = File::create(file).during(format_args!("cannot write {}", file.display()))?;
+    Ok(Box::new(open))
+}
+
+/// Runs `fulmar send`.
+pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
+    let (mut source, expected) = open_source(&args.file)?;
+    let (host, port) = &args.to;
+    let addresses = resolve(host, *port, args.family)?;
+    let session = args.stack.open()?;
+    let mut stream = connect_any(&session, &addresses, None, CONNECT_TIMEOUT)?;
+    let mut tally = Tally::new(expected);
+    copy(&mut source, &mut stream, &mut tally).map_err(|e| {
+        e.failure(&format!("cannot read {}", args.file.display()), "cannot send", &tally)
+    })?;
+    finish(&stream).during("the end of the file was not confirmed")?;
+    tally.report("sent");
+    drop(stream);
+    session.close();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends sending and waits until the peer has everything: it closes too, or breaks off.
+fn finish(stream: &TcpStream) -> io::Result<()> {
+    stream.shutdown(Shutdown::Write)?;
+    let mut rest = [0; 4096];
+    let mut stream = stream;
+    while stream.read(&mut rest)? > 0 {}
+    Ok(())
+}
+
+/// Runs `fulmar recv`.
+pub fn recv(args: &RecvArgs) -> Outcome<ExitCode> {
+    let mut sink = open_sink(&args.file)?;
+    let session = args.stack.open()?;
+    let mut stream = reach_sender(args, &session)?;
+    let mut tally = Tally::new(None);
+    let copied = copy(&mut stream, &mut sink, &mut tally).and_then(|()| {
+        sink.flush().map_err(CopyError::Write)
+    });
+    copied.map_err(|e| {
+        e.failure("cannot receive", &format!("cannot write {}", args.file.display()), &tally)
+    })?;
+    drop(stream);
+    tally.report("received");
+    session.close();
+    check_digest(args.sha256.as_deref(), &tally.digest())
+}
+
+fn reach_sender(args: &RecvArgs, session: &Session) -> Outcome<TcpStream> {
+    if let Some((host, port)) = &args.from {
+        let addresses = resolve(host, *port, args.family)?;
+        return connect_any(session, &addresses, None, CONNECT_TIMEOUT);
+    }
+    let local = SocketAddr::new(args.family.unspecified(), args.listen.unwrap_or_default());
+    let listener = TcpListener::bind(session.stack(), local)
+        .during(format_args!("cannot listen on {local}"))?;
+    let (stream, _) = listener.accept().during("cannot accept a connection")?;
+    Ok(stream)
+}
+
+fn check_digest(expected: Option<&str>, found: &str) -> Outcome<ExitCode> {
+    match expected {
+        Some(hex) if !hex.eq_ignore_ascii_case(found) => Err(Failure::new(format!(
+            "the SHA-256 of what arrived is {found} and not {hex}: the file is damaged; \
+             receive it again"
+        ))),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copying_counts_and_hashes_every_byte() {
+        let source = vec![7u8; 3 * CHUNK_BYTES + 1];
+        let (mut sink, mut tally) = (Vec::new(), Tally::new(None));
+        copy(&mut source.as_slice(), &mut sink, &mut tally).unwrap();
+        assert_eq!((sink.len(), tally.bytes), (source.len(), source.len() as u64));
+        assert_eq!(tally.digest(), format::hex(&Sha256::digest(&source)));
+    }
+
+    #[test]
+    fn the_digest_of_abc_is_the_published_one() {
+        let mut tally = Tally::new(Some(3));
+        tally.add(b"abc");
+        let published = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(tally.digest(), published);
+        assert!(check_digest(Some(&published.to_uppercase()), &tally.digest()).is_ok());
+        assert!(check_digest(Some("00"), &tally.digest()).is_err());
+        assert!(check_digest(None, &tally.digest()).is_ok());
+    }
+
+    #[test]
+    fn a_full_sink_is_the_writers_failure_with_the_byte_count() {
+        let mut tally = Tally::new(None);
+        let error = copy(&mut &[1u8; 10][..], &mut &mut [0u8; 4][..], &mut tally).unwrap_err();
+        assert!(matches!(error, CopyError::Write(_)));
+        let text = error.failure("cannot read", "cannot send", &tally).to_string();
+        assert!(text.starts_with("cannot send after 0 bytes: "), "{text}");
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let text = open_source(Path::new("/nonexistent/file")).err().unwrap().to_string();
+        assert!(text.contains("/nonexistent/file") && text.contains("ENOENT"), "{text}");
+    }
+}

@@ -1,0 +1,145 @@
+//! Which room may name which: the one table, and the proof that the workspace keeps it.
+//!
+//! The data are `cargo metadata`'s own, so an arrow cannot hide. Dev-dependencies are free: a test
+//! may look at anything.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+/// A room, the rooms it may name, the libraries from outside that it may name.
+type Room = (&'static str, &'static [&'static str], &'static [&'static str]);
+
+const BELOW_STACK: &[&str] =
+    &["base", "wire", "mbuf", "route", "netdev", "ip", "udp", "tcp", "socket"];
+const BELOW_FULMAR: &[&str] =
+    &["base", "wire", "mbuf", "route", "netdev", "ip", "udp", "tcp", "socket", "stack", "drivers"];
+const BELOW_LAB: &[&str] = &[
+    "base", "wire", "mbuf", "route", "netdev", "ip", "udp", "tcp", "socket", "stack", "drivers",
+    "fulmar",
+];
+
+/// From the bottom up. `tcp` never names `ip` and `ip` never names `netdev`: they meet in `stack`.
+const ROOMS: &[Room] = &[
+    ("base", &[], &[]),
+    ("wire", &["base"], &[]),
+    ("mbuf", &["base"], &["libc"]),
+    ("route", &["base"], &[]),
+    ("netdev", &["base", "wire", "mbuf"], &[]),
+    ("ip", &["base", "wire", "mbuf", "route"], &[]),
+    ("udp", &["base", "wire", "mbuf"], &[]),
+    ("tcp", &["base", "wire", "mbuf"], &[]),
+    ("socket", &["base", "mbuf", "udp", "tcp"], &[]),
+    ("stack", BELOW_STACK, &["hashbrown", "siphasher", "libc"]),
+    ("drivers", &["base", "wire", "mbuf", "netdev"], &["libc"]),
+    ("fulmar", BELOW_FULMAR, &["libc"]),
+    ("lab", BELOW_LAB, &["libc", "comfy-table", "indicatif", "serde_json"]),
+    (
+        "cli",
+        &["fulmar", "lab"],
+        &["clap", "ctrlc", "indicatif", "serde_json", "sha2", "libc"],
+    ),
+];
+
+/// The rooms that must build where there is no operating system: no clock, no I/O can hide in them.
+const NO_STD: &[&str] = &["base", "wire", "mbuf", "route", "ip", "udp", "tcp"];
+
+/// `fulmar-tcp` is the room `tcp`; `fulmar` is its own room; anything else is not ours.
+fn room_of(package: &str) -> Option<&str> {
+    if package == "fulmar" { Some(package) } else { package.strip_prefix("fulmar-") }
+}
+
+fn metadata() -> Value {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1", "--manifest-path"])
+        .arg(manifest)
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("cargo metadata prints JSON")
+}
+
+/// For every room of the workspace, what it names outside its tests.
+fn arrows(metadata: &Value) -> BTreeMap<String, Vec<String>> {
+    let packages = metadata["packages"].as_array().expect("a list of packages");
+    let text = |v: &Value| v.as_str().expect("a string").to_owned();
+    packages
+        .iter()
+        .map(|p| {
+            let all = p["dependencies"].as_array().expect("a list of dependencies");
+            let named = all.iter().filter(|d| d["kind"].as_str() != Some("dev"));
+            let name = text(&p["name"]);
+            (room_of(&name).unwrap_or(&name).to_owned(), named.map(|d| text(&d["name"])).collect())
+        })
+        .collect()
+}
+
+/// The arrows that the table does not have, as sentences.
+fn forbidden(arrows: &BTreeMap<String, Vec<String>>, rooms: &[Room]) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (from, names) in arrows {
+        let Some((_, may_name, libraries)) = rooms.iter().find(|r| r.0 == from) else {
+            wrong.push(format!("{from} is not a room of the table"));
+            continue;
+        };
+        for to in names {
+            let allowed = match room_of(to) {
+                Some(room) => may_name.contains(&room),
+                None => libraries.contains(&to.as_str()),
+            };
+            if !allowed {
+                wrong.push(format!("{from} may not name {to}"));
+            }
+        }
+    }
+    wrong
+}
+
+#[test]
+fn no_room_names_a_room_outside_its_row() {
+    let wrong = forbidden(&arrows(&metadata()), ROOMS);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_room_of_the_table_exists() {
+    let found = arrows(&metadata());
+    for (room, _, _) in ROOMS {
+        assert!(found.contains_key(*room), "{room} is in the table but not in the workspace");
+    }
+}
+
+#[test]
+fn a_forbidden_arrow_is_found() {
+    let of = |from: &str, to: &str| {
+        forbidden(&BTreeMap::from([(from.to_owned(), vec![to.to_owned()])]), ROOMS)
+    };
+    assert_eq!(of("tcp", "fulmar-ip"), ["tcp may not name fulmar-ip"]);
+    assert_eq!(of("ip", "fulmar-netdev"), ["ip may not name fulmar-netdev"]);
+    assert_eq!(of("drivers", "fulmar-stack"), ["drivers may not name fulmar-stack"]);
+    assert_eq!(of("base", "rand"), ["base may not name rand"]);
+    assert_eq!(of("attic", "libc"), ["attic is not a room of the table"]);
+    assert!(of("stack", "fulmar-tcp").is_empty());
+}
+
+#[test]
+fn the_table_has_no_cycle() {
+    for (at, (room, may_name, _)) in ROOMS.iter().enumerate() {
+        for below in *may_name {
+            let place = ROOMS.iter().position(|r| r.0 == *below);
+            assert!(place.is_some_and(|p| p < at), "{room} names {below}, which is not below it");
+        }
+    }
+}
+
+#[test]
+fn the_engines_declare_that_they_need_no_operating_system() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for room in NO_STD {
+        let lib = std::fs::read_to_string(crates.join(room).join("src/lib.rs")).expect("a lib.rs");
+        assert!(lib.contains("#![cfg_attr(not(test), no_std)]"), "{room} is not no_std");
+        assert!(!lib.contains("extern crate std"), "{room} brings std back");
+    }
+}
