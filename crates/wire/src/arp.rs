@@ -83,3 +83,61 @@ impl Packet {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{needs_exactly, refuses_every_prefix};
+
+    #[rustfmt::skip]
+    const SAMPLE: [u8; 28] = [
+        0, 1, 8, 0, 6, 4, 0, 2,
+        2, 0, 0, 0, 0, 1, 10, 0, 0, 1,
+        2, 0, 0, 0, 0, 2, 10, 0, 0, 2,
+    ];
+
+    fn sample() -> Packet {
+        Packet {
+            operation: Operation::Reply,
+            sender_ether: EtherAddr([2, 0, 0, 0, 0, 1]),
+            sender_ip: Ipv4Addr::new(10, 0, 0, 1),
+            target_ether: EtherAddr([2, 0, 0, 0, 0, 2]),
+            target_ip: Ipv4Addr::new(10, 0, 0, 2),
+        }
+    }
+
+    #[test]
+    fn packet_is_read_and_written_alike() {
+        assert_eq!(Packet::parse(&SAMPLE), Ok(sample()));
+        assert_eq!(needs_exactly(BYTES, |b| sample().emit(b)), SAMPLE);
+        let request = Packet { operation: Operation::Request, ..sample() };
+        let bytes = needs_exactly(BYTES, |b| request.emit(b));
+        assert_eq!((bytes[7], Packet::parse(&bytes)), (1, Ok(request)));
+    }
+
+    #[test]
+    fn truncated_packet_is_refused() {
+        refuses_every_prefix(&SAMPLE, Packet::parse);
+    }
+
+    #[test]
+    fn ethernet_padding_is_ignored() {
+        let mut padded = [0xee; 46];
+        padded[..BYTES].copy_from_slice(&SAMPLE);
+        assert_eq!(Packet::parse(&padded), Ok(sample()));
+    }
+
+    #[test]
+    fn other_hardware_protocol_or_operation_is_malformed() {
+        for at in 0..8 {
+            let mut bytes = SAMPLE;
+            bytes[at] ^= 0x40;
+            assert_eq!(Packet::parse(&bytes), Err(WireError::Malformed), "byte {at}");
+        }
+        for opcode in [0, 3] {
+            let mut bytes = SAMPLE;
+            bytes[7] = opcode;
+            assert_eq!(Packet::parse(&bytes), Err(WireError::Malformed));
+        }
+    }
+}

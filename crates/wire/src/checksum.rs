@@ -6,7 +6,7 @@
 //! same sum turned by eight bits.
 //!
 //! Cost: the long loop adds 64-bit words into four independent 128-bit lanes, an add and an
-//! add-with-carry per word, which the plain instruction set runs at twice the speed of one chain;
+//! add-with-carry per word, which run side by side in the plain instruction set;
 //! `examples/checksum_rate.rs` measures it.
 
 use core::net::IpAddr;

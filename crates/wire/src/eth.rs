@@ -60,3 +60,27 @@ impl Header {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{needs_exactly, refuses_every_prefix};
+
+    const SAMPLE: [u8; 14] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0x86, 0xdd];
+
+    fn sample() -> Header {
+        let (dst, src) = (EtherAddr([1, 2, 3, 4, 5, 6]), EtherAddr([7, 8, 9, 10, 11, 12]));
+        Header { dst, src, ethertype: IPV6 }
+    }
+
+    #[test]
+    fn header_is_read_and_written_alike() {
+        assert_eq!(Header::parse(&SAMPLE), Ok(sample()));
+        assert_eq!(needs_exactly(HEADER_BYTES, |b| sample().emit(b)), SAMPLE);
+    }
+
+    #[test]
+    fn truncated_header_is_refused() {
+        refuses_every_prefix(&SAMPLE, Header::parse);
+    }
+}

@@ -154,3 +154,46 @@ fn pair(upper: u16, lower: u16) -> [u8; 4] {
     let ([a, b], [c, d]) = (upper.to_be_bytes(), lower.to_be_bytes());
     [a, b, c, d]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{needs_exactly, refuses_every_prefix};
+
+    /// Each kind of message beside its bytes.
+    fn samples() -> [([u8; 8], Message); 7] {
+        let gateway = Ipv4Addr::new(192, 0, 2, 1);
+        [
+            ([8, 0, 0, 0, 1, 2, 3, 4], Message::EchoRequest { ident: 0x0102, seq: 0x0304 }),
+            ([0, 0, 0, 0, 1, 2, 3, 4], Message::EchoReply { ident: 0x0102, seq: 0x0304 }),
+            ([3, 4, 0, 0, 0, 0, 5, 0xdc], Message::Unreachable { code: 4, next_hop_mtu: 1500 }),
+            ([11, 1, 0, 0, 0, 0, 0, 0], Message::TimeExceeded { code: 1 }),
+            ([12, 0, 0, 0, 20, 0, 0, 0], Message::ParameterProblem { code: 0, pointer: 20 }),
+            ([5, 1, 0, 0, 192, 0, 2, 1], Message::Redirect { code: 1, gateway }),
+            ([13, 9, 0, 0, 0, 0, 0, 0], Message::Other { kind: 13, code: 9 }),
+        ]
+    }
+
+    #[test]
+    fn each_message_is_read_and_written_alike() {
+        for (bytes, message) in samples() {
+            assert_eq!(Message::parse(&bytes), Ok(message));
+            assert_eq!(needs_exactly(HEADER_BYTES, |b| message.emit(b)), bytes);
+            refuses_every_prefix(&bytes, Message::parse);
+        }
+    }
+
+    #[test]
+    fn checksum_is_not_part_of_the_message() {
+        for (mut bytes, message) in samples() {
+            bytes[CHECKSUM_OFFSET..4].copy_from_slice(&[0xab, 0xcd]);
+            assert_eq!(Message::parse(&bytes), Ok(message));
+        }
+    }
+
+    #[test]
+    fn echoes_and_unknown_kinds_are_no_errors() {
+        let errors = samples().map(|(_, m)| m.is_error());
+        assert_eq!(errors, [false, false, true, true, true, true, false]);
+    }
+}

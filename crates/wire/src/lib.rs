@@ -32,6 +32,8 @@ pub mod ipv4;
 pub mod ipv6;
 pub mod protocol;
 pub mod tcp;
+#[cfg(test)]
+mod testing;
 pub mod udp;
 pub mod virtio_net;
 mod writer;

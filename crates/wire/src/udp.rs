@@ -68,3 +68,37 @@ impl Header {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{needs_exactly, refuses_every_prefix};
+
+    const SAMPLE: [u8; 8] = [0x12, 0x34, 0, 53, 0x01, 0x02, 0xab, 0xcd];
+
+    fn sample() -> Header {
+        Header { src_port: 0x1234, dst_port: 53, length: 0x0102, checksum: 0xabcd }
+    }
+
+    #[test]
+    fn header_is_read_and_written_alike() {
+        assert_eq!(Header::parse(&SAMPLE), Ok(sample()));
+        assert_eq!(needs_exactly(HEADER_BYTES, |b| sample().emit(b)), SAMPLE);
+    }
+
+    #[test]
+    fn truncated_header_is_refused() {
+        refuses_every_prefix(&SAMPLE, Header::parse);
+    }
+
+    #[test]
+    fn length_under_a_header_is_malformed() {
+        let mut bytes = SAMPLE;
+        bytes[4..6].copy_from_slice(&[0, 7]);
+        assert_eq!(Header::parse(&bytes), Err(WireError::Malformed));
+        let header = Header { length: 7, ..sample() };
+        assert_eq!(header.emit(&mut bytes), Err(WireError::Malformed));
+        bytes[4..6].copy_from_slice(&[0, 8]);
+        assert_eq!(Header::parse(&bytes).map(|h| h.length), Ok(8));
+    }
+}

@@ -1,1 +1,290 @@
 use super::*;
+use crate::testing::{needs_exactly, refuses_every_prefix};
+use proptest::prelude::*;
+
+fn sample() -> Header {
+    Header {
+        src: "2001:db8::1".parse().unwrap(),
+        dst: "fe80::2".parse().unwrap(),
+        next_header: 6,
+        hop_limit: 64,
+        traffic_class: 0xb9,
+        flow_label: 0x1_2345,
+        payload_bytes: 0x0203,
+    }
+}
+
+#[rustfmt::skip]
+const SAMPLE: [u8; 40] = [
+    0x6b, 0x91, 0x23, 0x45, 0x02, 0x03, 6, 64,
+    0x20, 0x01, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1,
+    0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2,
+];
+
+/// Passes the extension headers of a packet whose fixed header names `first`.
+fn walk_from(first: u8, extensions: &[u8]) -> Result<Upper, ExtensionError> {
+    let header = Header { next_header: first, payload_bytes: extensions.len(), ..sample() };
+    let mut packet = vec![0; HEADER_BYTES];
+    header.emit(&mut packet).unwrap();
+    packet.extend_from_slice(extensions);
+    walk_extensions(&packet, &header)
+}
+
+/// Destination options or hop-by-hop options of 8 bytes: one PadN.
+fn padding(next: u8) -> [u8; 8] {
+    [next, 0, 1, 4, 0, 0, 0, 0]
+}
+
+fn upper(protocol: u8, offset: usize, next_header_at: usize) -> Upper {
+    Upper { protocol, offset, next_header_at, fragment: None }
+}
+
+#[test]
+fn header_is_read_and_written_alike() {
+    assert_eq!(Header::parse(&SAMPLE, 40 + 0x0203), Ok(sample()));
+    assert_eq!(needs_exactly(HEADER_BYTES, |b| sample().emit(b)), SAMPLE);
+}
+
+#[test]
+fn truncated_header_or_packet_is_refused() {
+    refuses_every_prefix(&SAMPLE, |b| Header::parse(b, 40 + 0x0203));
+    assert_eq!(Header::parse(&SAMPLE, 40 + 0x0202), Err(WireError::Truncated));
+    assert_eq!(Header::parse(&SAMPLE, 40 + 0x0204), Ok(sample()), "Ethernet padding");
+}
+
+#[test]
+fn other_versions_are_malformed() {
+    for version in (0..16).filter(|v| *v != 6) {
+        let mut bytes = SAMPLE;
+        bytes[0] = version << 4;
+        assert_eq!(Header::parse(&bytes, 65_535), Err(WireError::Malformed));
+    }
+}
+
+#[test]
+fn payload_over_65_535_is_not_written() {
+    let header = Header { payload_bytes: 65_536, ..sample() };
+    assert_eq!(header.emit(&mut [0; 40]), Err(WireError::Malformed));
+}
+
+#[test]
+fn flow_label_does_not_spill_over() {
+    let bytes = needs_exactly(40, |b| Header { flow_label: u32::MAX, ..sample() }.emit(b));
+    let parsed = Header::parse(&bytes, 65_535).unwrap();
+    assert_eq!((parsed.flow_label, parsed.traffic_class), (0xf_ffff, 0xb9));
+}
+
+#[test]
+fn transport_directly_behind_needs_no_bytes() {
+    for p in [protocol::TCP, protocol::UDP, protocol::ICMPV6, protocol::NO_NEXT_HEADER, 200] {
+        let header = Header { next_header: p, ..sample() };
+        assert_eq!(walk_extensions(&[], &header), Ok(upper(p, 40, 6)));
+    }
+}
+
+#[test]
+fn known_extensions_are_passed_in_any_order() {
+    let routing_used_up = [protocol::DESTINATION_OPTIONS, 1, 0, 0, 1, 2, 3, 4];
+    let chain = [
+        &padding(protocol::ROUTING)[..],
+        &routing_used_up,
+        &[9; 8],
+        &padding(protocol::DESTINATION_OPTIONS),
+        &padding(protocol::UDP),
+        &[0; 8],
+    ]
+    .concat();
+    assert_eq!(walk_from(protocol::HOP_BY_HOP, &chain), Ok(upper(protocol::UDP, 80, 72)));
+}
+
+#[test]
+fn no_next_header_ends_the_walk() {
+    let end = walk_from(protocol::DESTINATION_OPTIONS, &padding(protocol::NO_NEXT_HEADER));
+    assert_eq!(end, Ok(upper(protocol::NO_NEXT_HEADER, 48, 40)));
+}
+
+#[test]
+fn hop_by_hop_that_is_not_first_is_unrecognised() {
+    let chain = [padding(protocol::HOP_BY_HOP), padding(protocol::UDP)].concat();
+    let error = Err(ExtensionError::UnrecognisedNextHeader { pointer: 40 });
+    assert_eq!(walk_from(protocol::DESTINATION_OPTIONS, &chain), error);
+    let chain = [padding(59), padding(protocol::HOP_BY_HOP), padding(6)].concat();
+    assert_eq!(walk_from(0, &chain).map(|u| u.protocol), Ok(59));
+}
+
+#[test]
+fn unknown_option_names_its_place_and_what_it_asks_for() {
+    for (kind, action) in [
+        (0x7e, OptionAction::Discard),
+        (0x9e, OptionAction::DiscardAndReport),
+        (0xc2, OptionAction::ReportUnlessMulticast),
+    ] {
+        // A Pad1 and a skippable option stand before it.
+        let chain = [protocol::UDP, 1, 0, 0x1e, 2, 7, 7, kind, 3, 1, 2, 3, 1, 2, 0, 0];
+        let error = Err(ExtensionError::UnrecognisedOption { pointer: 47, action });
+        assert_eq!(walk_from(protocol::DESTINATION_OPTIONS, &chain), error);
+        assert_eq!(walk_from(protocol::HOP_BY_HOP, &chain), error);
+    }
+}
+
+#[test]
+fn unknown_option_that_may_be_skipped_is_skipped() {
+    let chain = [protocol::UDP, 0, 0x3e, 4, 1, 2, 3, 4];
+    assert_eq!(walk_from(protocol::DESTINATION_OPTIONS, &chain), Ok(upper(17, 48, 40)));
+}
+
+#[test]
+fn option_that_leaves_its_header_is_malformed() {
+    for option in [[1, 5, 0, 0, 0, 0], [1, 3, 0, 0, 0, 1]] {
+        let chain = [&[protocol::UDP, 0][..], &option, &[0; 8]].concat();
+        let walked = walk_from(protocol::DESTINATION_OPTIONS, &chain);
+        assert_eq!(walked, Err(ExtensionError::Malformed), "{option:?}");
+    }
+}
+
+#[test]
+fn options_are_bounded() {
+    let pad1 = |units: u8| {
+        let mut header = vec![0; 8 + usize::from(units) * 8];
+        header[0..2].copy_from_slice(&[protocol::UDP, units]);
+        header
+    };
+    assert!(walk_from(protocol::DESTINATION_OPTIONS, &pad1(3)).is_ok(), "30 options");
+    let many = walk_from(protocol::DESTINATION_OPTIONS, &pad1(4));
+    assert_eq!(many, Err(ExtensionError::Malformed), "38 options");
+    let exactly = [&[protocol::UDP, 4][..], &[1, 4, 0, 0, 0, 0], &[1, 1, 0], &[0; 29]].concat();
+    assert!(walk_from(protocol::DESTINATION_OPTIONS, &exactly).is_ok(), "31 options");
+}
+
+#[test]
+fn exactly_32_options_are_passed() {
+    // 38 bytes of options: PadN of 7 bytes and 31 Pad1.
+    let exactly = [&[protocol::UDP, 4][..], &[1, 5, 0, 0, 0, 0, 0], &[0; 31]].concat();
+    assert!(walk_from(protocol::DESTINATION_OPTIONS, &exactly).is_ok());
+    let one_more = [&[protocol::UDP, 4][..], &[1, 4, 0, 0, 0, 0], &[0; 32]].concat();
+    let walked = walk_from(protocol::DESTINATION_OPTIONS, &one_more);
+    assert_eq!(walked, Err(ExtensionError::Malformed));
+}
+
+#[test]
+fn extensions_are_bounded() {
+    let chain = |n: usize| {
+        let mut chain = padding(protocol::DESTINATION_OPTIONS).repeat(n);
+        chain[n * 8 - 8] = protocol::UDP;
+        chain
+    };
+    let walked = walk_from(protocol::DESTINATION_OPTIONS, &chain(MAX_EXTENSIONS));
+    assert_eq!(walked.map(|u| u.offset), Ok(40 + 64));
+    let walked = walk_from(protocol::DESTINATION_OPTIONS, &chain(MAX_EXTENSIONS + 1));
+    assert_eq!(walked, Err(ExtensionError::Malformed));
+}
+
+#[test]
+fn routing_header_with_segments_left_is_refused() {
+    for kind in [0, 2, 3, 4, 253] {
+        let chain = [protocol::UDP, 0, kind, 1, 0, 0, 0, 0];
+        let error = Err(ExtensionError::BadRoutingHeader { pointer: 42 });
+        assert_eq!(walk_from(protocol::ROUTING, &chain), error);
+    }
+}
+
+#[test]
+fn fragments_say_where_they_belong() {
+    let header = [protocol::DESTINATION_OPTIONS, 0, 0x12, 0x39, 1, 2, 3, 4];
+    let fragment = Fragment { offset: 0x1238, more: true, ident: 0x0102_0304 };
+    assert!(!fragment.is_atomic());
+    // The bytes behind a later fragment's header are payload, whatever they look like.
+    let later = walk_from(protocol::FRAGMENT, &[header, [0xff; 8]].concat()).unwrap();
+    let expected = Upper { fragment: Some(fragment), ..upper(60, 48, 40) };
+    assert_eq!(later, expected);
+}
+
+#[test]
+fn walk_goes_on_behind_a_first_or_atomic_fragment() {
+    for more in [0, 1] {
+        let header = [protocol::DESTINATION_OPTIONS, 0, 0, more, 0, 0, 0, 9];
+        let chain = [header, padding(protocol::UDP)].concat();
+        let fragment = Fragment { offset: 0, more: more == 1, ident: 9 };
+        let expected = Upper { fragment: Some(fragment), ..upper(17, 56, 48) };
+        assert_eq!(walk_from(protocol::FRAGMENT, &chain), Ok(expected));
+        assert_eq!(fragment.is_atomic(), more == 0);
+    }
+}
+
+#[test]
+fn fragment_of_a_fragment_is_malformed() {
+    let chain = [[protocol::FRAGMENT, 0, 0, 0, 0, 0, 0, 1], [6, 0, 0, 0, 0, 0, 0, 2]].concat();
+    assert_eq!(walk_from(protocol::FRAGMENT, &chain), Err(ExtensionError::Malformed));
+}
+
+#[test]
+fn chain_cut_anywhere_is_truncated() {
+    let chain = [
+        &padding(protocol::ROUTING)[..],
+        &[protocol::FRAGMENT, 0, 0, 0, 0, 0, 0, 0],
+        &[protocol::DESTINATION_OPTIONS, 0, 0, 1, 0, 0, 0, 0],
+        &[protocol::UDP, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+    ]
+    .concat();
+    assert_eq!(walk_from(0, &chain).map(|u| u.offset), Ok(80));
+    for kept in 0..chain.len() {
+        assert_eq!(walk_from(0, &chain[..kept]), Err(ExtensionError::Truncated), "{kept} kept");
+    }
+}
+
+#[test]
+fn extensions_may_not_leave_the_payload() {
+    let header = Header { next_header: 60, payload_bytes: 7, ..sample() };
+    let packet = [&SAMPLE[..], &padding(protocol::UDP)].concat();
+    assert_eq!(walk_extensions(&packet, &header), Err(ExtensionError::Truncated));
+    let header = Header { payload_bytes: 8, ..header };
+    assert!(walk_extensions(&packet, &header).is_ok());
+}
+
+proptest! {
+    #[test]
+    fn any_header_survives_the_wire(
+        addresses: (u128, u128),
+        bytes: (u8, u8, u8),
+        flow_label in 0..1u32 << 20,
+        payload_bytes in 0..65_536usize,
+    ) {
+        let header = Header {
+            src: addresses.0.into(),
+            dst: addresses.1.into(),
+            next_header: bytes.0,
+            hop_limit: bytes.1,
+            traffic_class: bytes.2,
+            flow_label,
+            payload_bytes,
+        };
+        let mut out = [0; 40];
+        header.emit(&mut out).unwrap();
+        prop_assert_eq!(Header::parse(&out, 40 + payload_bytes), Ok(header));
+    }
+
+    /// Bytes that often look like extension headers: the walk ends inside the packet, and what it
+    /// points at is there.
+    #[test]
+    fn walk_stays_inside_the_packet(
+        first in prop::sample::select(vec![0u8, 43, 44, 60]),
+        bytes in proptest::collection::vec(
+            prop_oneof![3 => prop::sample::select(vec![0u8, 1, 2, 4, 6, 43, 44, 60]), 1 => any::<u8>()],
+            0..160,
+        ),
+    ) {
+        let packet_bytes = (40 + bytes.len()) as u32;
+        match walk_from(first, &bytes) {
+            Ok(upper) => {
+                prop_assert!(upper.offset <= packet_bytes as usize);
+                prop_assert!(upper.next_header_at < upper.offset);
+            }
+            Err(ExtensionError::UnrecognisedNextHeader { pointer })
+            | Err(ExtensionError::UnrecognisedOption { pointer, .. })
+            | Err(ExtensionError::BadRoutingHeader { pointer }) => {
+                prop_assert!(pointer < packet_bytes);
+            }
+            Err(ExtensionError::Truncated | ExtensionError::Malformed) => {}
+        }
+    }
+}

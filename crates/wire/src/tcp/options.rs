@@ -125,7 +125,7 @@ impl Options {
         Options::parse_each(bytes)
     }
 
-    fn parse_each(bytes: &[u8]) -> Result<Options, WireError> {
+    pub(super) fn parse_each(bytes: &[u8]) -> Result<Options, WireError> {
         let mut options = Options::default();
         let mut rest = bytes;
         loop {

@@ -1,1 +1,300 @@
 use super::*;
+use crate::testing::{needs_exactly, refuses_every_prefix};
+use proptest::prelude::*;
+
+fn sample() -> Header {
+    Header {
+        src_port: 0x0102,
+        dst_port: 0x0304,
+        seq: SeqNum(0x0506_0708),
+        ack: SeqNum(0x090a_0b0c),
+        flags: Flags::PSH | Flags::ACK,
+        window: 0x0d0e,
+        urgent: 0x0f10,
+        options: Options::default(),
+    }
+}
+
+const SAMPLE: [u8; 20] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0x50, 0x18, 13, 14, 0, 0, 15, 16];
+
+const TIMESTAMPS: Timestamps = Timestamps { value: 0x0102_0304, echo: 0x0506_0708 };
+
+fn with(options: Options) -> Header {
+    Header { options, ..sample() }
+}
+
+/// `count` blocks, no two bytes alike.
+fn sack(count: u32) -> SackBlocks {
+    let mut sack = SackBlocks::default();
+    for i in 0..count {
+        assert!(sack.push((SeqNum(0x1000_2000 + i), SeqNum(0x3000_4000 + i))));
+    }
+    sack
+}
+
+fn syn() -> Options {
+    Options {
+        mss: Some(1460),
+        window_scale: Some(7),
+        sack_permitted: true,
+        timestamps: Some(TIMESTAMPS),
+        sack: SackBlocks::default(),
+    }
+}
+
+fn emitted(options: Options) -> Vec<u8> {
+    let header = with(options);
+    needs_exactly(header.header_bytes(), |b| header.emit(b))
+}
+
+#[test]
+fn header_is_read_and_written_alike() {
+    assert_eq!(Header::parse(&SAMPLE), Ok((sample(), 20)));
+    assert_eq!(needs_exactly(20, |b| sample().emit(b)), SAMPLE);
+    let mut summed = SAMPLE;
+    summed[CHECKSUM_OFFSET..18].copy_from_slice(&[0xab, 0xcd]);
+    assert_eq!(Header::parse(&summed), Ok((sample(), 20)));
+}
+
+#[test]
+fn syn_is_laid_out_on_word_boundaries() {
+    #[rustfmt::skip]
+    let expected = [
+        2, 4, 0x05, 0xb4,
+        4, 2, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8,
+        1, 3, 3, 7,
+    ];
+    let bytes = emitted(syn());
+    assert_eq!((bytes[12], &bytes[20..]), (0xa0, &expected[..]));
+    assert_eq!(Header::parse(&bytes), Ok((with(syn()), 40)));
+    let bytes = emitted(Options { timestamps: None, ..syn() });
+    assert_eq!(bytes[20..], [2, 4, 0x05, 0xb4, 1, 1, 4, 2, 1, 3, 3, 7]);
+}
+
+#[test]
+fn timestamps_alone_take_the_recommended_layout() {
+    let options = Options { timestamps: Some(TIMESTAMPS), ..Options::default() };
+    let bytes = emitted(options);
+    assert_eq!(bytes[20..], [1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(Header::parse(&bytes), Ok((with(options), 32)));
+}
+
+#[test]
+fn sack_goes_behind_timestamps() {
+    let options = Options { timestamps: Some(TIMESTAMPS), sack: sack(1), ..Options::default() };
+    let bytes = emitted(options);
+    assert_eq!(bytes[32..], [1, 1, 5, 10, 0x10, 0, 0x20, 0, 0x30, 0, 0x40, 0]);
+    assert_eq!(Header::parse(&bytes), Ok((with(options), 44)));
+}
+
+#[test]
+fn sack_blocks_without_room_are_left_out_from_the_end() {
+    for (options, fit) in [
+        (Options::default(), 4),
+        (Options { timestamps: Some(TIMESTAMPS), ..Options::default() }, 3),
+        (syn(), 2),
+    ] {
+        let given = Options { sack: sack(4), ..options };
+        let (parsed, header_bytes) = Header::parse(&emitted(given)).unwrap();
+        assert_eq!(parsed.options, Options { sack: sack(fit), ..options });
+        assert!(header_bytes <= MAX_HEADER_BYTES);
+    }
+}
+
+#[test]
+fn fifth_sack_block_is_refused() {
+    let mut blocks = sack(4);
+    assert!(!blocks.push((SeqNum(1), SeqNum(2))));
+    assert_eq!((blocks, blocks.len(), blocks.is_empty()), (sack(4), 4, false));
+    assert_eq!(sack(2).iter().nth(1), Some((SeqNum(0x1000_2001), SeqNum(0x3000_4001))));
+    assert!(SackBlocks::default().is_empty());
+}
+
+#[test]
+fn truncated_header_is_refused() {
+    refuses_every_prefix(&SAMPLE, Header::parse);
+    refuses_every_prefix(&emitted(syn()), Header::parse);
+    refuses_every_prefix(&emitted(Options { sack: sack(4), ..Options::default() }), Header::parse);
+}
+
+#[test]
+fn header_under_five_words_is_malformed() {
+    for words in 0..5 {
+        let mut bytes = SAMPLE;
+        bytes[12] = words << 4;
+        assert_eq!(Header::parse(&bytes), Err(WireError::Malformed));
+    }
+}
+
+#[test]
+fn payload_is_not_looked_at() {
+    let bytes = [&SAMPLE[..], &[2, 4, 5, 0xb4]].concat();
+    assert_eq!(Header::parse(&bytes), Ok((sample(), 20)));
+}
+
+#[test]
+fn options_end_at_the_end_marker() {
+    assert_eq!(Options::parse(&[0, 2, 4, 5]), Ok(Options::default()));
+    let options = Options::parse(&[3, 3, 9, 0]);
+    assert_eq!(options, Ok(Options { window_scale: Some(9), ..Options::default() }));
+}
+
+#[test]
+fn options_need_no_padding_or_order() {
+    let bytes = [8, 10, 1, 2, 3, 4, 5, 6, 7, 8, 3, 3, 7, 4, 2, 2, 4, 0x05, 0xb4, 1];
+    assert_eq!(Options::parse(&bytes), Ok(syn()));
+}
+
+#[test]
+fn unknown_options_are_skipped() {
+    let signature = [[19, 18].as_slice(), &[0xee; 16], &[1, 1]].concat();
+    assert_eq!(Options::parse(&signature), Ok(Options::default()));
+    let bytes = [254, 2, 2, 4, 0x05, 0xb4, 30, 3, 0, 1, 1, 1];
+    assert_eq!(Options::parse(&bytes), Ok(Options { mss: Some(1460), ..Options::default() }));
+}
+
+#[test]
+fn known_options_of_another_length_are_skipped() {
+    for bytes in [
+        &[2, 3, 9, 1][..],
+        &[2, 5, 9, 9, 9, 1, 1, 1],
+        &[3, 2, 1, 1],
+        &[3, 4, 9, 9],
+        &[4, 3, 9, 1],
+        &[8, 9, 9, 9, 9, 9, 9, 9, 9, 1, 1, 1],
+        &[5, 9, 9, 9, 9, 9, 9, 9, 9, 1, 1, 1],
+        &[5, 2, 1, 1],
+    ] {
+        assert_eq!(Options::parse(bytes), Ok(Options::default()), "{bytes:?}");
+    }
+}
+
+#[test]
+fn option_whose_length_leads_nowhere_is_malformed() {
+    for bytes in [
+        &[2, 0, 5, 0xb4][..],
+        &[2, 1, 5, 0xb4],
+        &[1, 1, 1, 2],
+        &[1, 1, 2, 4],
+        &[1, 1, 1, 254],
+        &[254, 5, 0, 0],
+        &[1, 1, 8, 11, 1, 2, 3, 4, 5, 6, 7, 8],
+        &[1, 1, 8, 0, 1, 2, 3, 4, 5, 6, 7, 8],
+    ] {
+        assert_eq!(Options::parse(bytes), Err(WireError::Malformed), "{bytes:?}");
+    }
+}
+
+#[test]
+fn of_repeated_options_the_last_counts() {
+    let options = Options::parse(&[2, 4, 0, 1, 2, 4, 0, 2]).unwrap();
+    assert_eq!(options.mss, Some(2));
+    let twice = [&[5, 10][..], &[9; 8], &[5, 10], &[1; 8]].concat();
+    let mut last = SackBlocks::default();
+    last.push((SeqNum(0x0101_0101), SeqNum(0x0101_0101)));
+    assert_eq!(Options::parse(&twice).unwrap().sack, last);
+}
+
+#[test]
+fn window_scale_is_reported_as_sent() {
+    assert_eq!(Options::parse(&[3, 3, 255, 1]).unwrap().window_scale, Some(255));
+}
+
+#[test]
+fn flags_print_as_people_say_them() {
+    let text = |f: Flags| format!("{f} {f:?}");
+    assert_eq!(text(Flags::SYN | Flags::ACK), "SA SA");
+    assert_eq!(text(Flags::FIN | Flags::PSH | Flags::ACK), "FPA FPA");
+    assert_eq!(text(Flags(0xff)), "SFRPAUEC SFRPAUEC");
+    assert_eq!(text(Flags::default()), "- -");
+}
+
+#[test]
+fn flags_are_sets() {
+    let mut flags = Flags::SYN;
+    flags |= Flags::ACK;
+    assert!(flags.contains(Flags::SYN) && flags.contains(Flags::SYN | Flags::ACK));
+    assert!(!flags.contains(Flags::SYN | Flags::FIN) && flags.intersects(Flags::SYN | Flags::FIN));
+    assert!(!flags.intersects(Flags::FIN | Flags::RST));
+    assert_eq!(flags.without(Flags::SYN), Flags::ACK);
+}
+
+fn any_sack() -> impl Strategy<Value = SackBlocks> {
+    proptest::collection::vec(any::<(u32, u32)>(), 0..=4).prop_map(|blocks| {
+        let mut sack = SackBlocks::default();
+        blocks.into_iter().for_each(|(l, r)| {
+            sack.push((SeqNum(l), SeqNum(r)));
+        });
+        sack
+    })
+}
+
+prop_compose! {
+    fn any_options()(
+        mss: Option<u16>,
+        window_scale: Option<u8>,
+        sack_permitted: bool,
+        timestamps: Option<(u32, u32)>,
+        sack in any_sack(),
+    ) -> Options {
+        let timestamps = timestamps.map(|(value, echo)| Timestamps { value, echo });
+        Options { mss, window_scale, sack_permitted, timestamps, sack }
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_header_survives_the_wire_but_for_blocks_without_room(
+        ports: (u16, u16),
+        numbers: (u32, u32),
+        flags: u8,
+        rest: (u16, u16),
+        options in any_options(),
+    ) {
+        let header = Header {
+            src_port: ports.0,
+            dst_port: ports.1,
+            seq: SeqNum(numbers.0),
+            ack: SeqNum(numbers.1),
+            flags: Flags(flags),
+            window: rest.0,
+            urgent: rest.1,
+            options,
+        };
+        let mut out = [0xee; MAX_HEADER_BYTES];
+        let header_bytes = header.emit(&mut out).unwrap();
+        prop_assert_eq!(header_bytes, header.header_bytes());
+        prop_assert_eq!(header_bytes % 4, 0);
+        let (parsed, parsed_bytes) = Header::parse(&out).unwrap();
+        prop_assert_eq!(parsed_bytes, header_bytes);
+        let sent = parsed.options.sack.len();
+        prop_assert!(parsed.options.sack.iter().eq(options.sack.iter().take(sent)));
+        // One more block would not have had room.
+        let sack_lead = if sent == 0 { 4 } else { 0 };
+        let full = header_bytes + sack_lead + 8 > MAX_HEADER_BYTES;
+        prop_assert!(sent == options.sack.len() || full);
+        let sack = parsed.options.sack;
+        prop_assert_eq!(parsed, Header { options: Options { sack, ..options }, ..header });
+    }
+
+    /// The short cut for timestamps and the long way agree.
+    #[test]
+    fn short_cut_reads_what_the_long_way_reads(mut bytes: [u8; 12], usual: bool) {
+        if usual {
+            bytes[..4].copy_from_slice(&[1, 1, 8, 10]);
+        }
+        prop_assert_eq!(Options::parse(&bytes), Options::parse_each(&bytes));
+    }
+
+    #[test]
+    fn sack_blocks_are_a_list_of_four(blocks: Vec<(u32, u32)>) {
+        let blocks: Vec<_> = blocks.into_iter().map(|(l, r)| (SeqNum(l), SeqNum(r))).collect();
+        let mut sack = SackBlocks::default();
+        for (i, block) in blocks.iter().enumerate() {
+            prop_assert_eq!(sack.push(*block), i < 4);
+        }
+        prop_assert!(sack.iter().eq(blocks.iter().copied().take(4)));
+        prop_assert_eq!(sack.len(), blocks.len().min(4));
+        prop_assert_eq!(sack.is_empty(), blocks.is_empty());
+    }
+}

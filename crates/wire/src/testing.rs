@@ -1,0 +1,32 @@
+//! What every wire file's tests ask.
+
+use crate::WireError;
+use std::fmt::Debug;
+
+/// Every proper prefix of `bytes`, a whole header, is refused as truncated.
+pub(crate) fn refuses_every_prefix<T: Debug + PartialEq>(
+    bytes: &[u8],
+    parse: impl Fn(&[u8]) -> Result<T, WireError>,
+) {
+    assert!(parse(bytes).is_ok());
+    for kept in 0..bytes.len() {
+        assert_eq!(parse(&bytes[..kept]), Err(WireError::Truncated), "{kept} bytes kept");
+    }
+}
+
+/// A buffer of `bytes` bytes is enough and filled to its end, and every shorter one is refused.
+/// Returns what was written.
+pub(crate) fn needs_exactly<T: Debug + PartialEq>(
+    bytes: usize,
+    emit: impl Fn(&mut [u8]) -> Result<T, WireError>,
+) -> Vec<u8> {
+    for given in 0..bytes {
+        assert_eq!(emit(&mut vec![0; given]), Err(WireError::Truncated), "{given} bytes given");
+    }
+    let (mut clear, mut set) = (vec![0x00; bytes + 3], vec![0xff; bytes + 3]);
+    assert!(emit(&mut clear).is_ok() && emit(&mut set).is_ok());
+    assert_eq!(clear[..bytes], set[..bytes], "every byte is written");
+    assert_eq!((&clear[bytes..], &set[bytes..]), (&[0; 3][..], &[0xff; 3][..]), "and no other");
+    clear.truncate(bytes);
+    clear
+}
