@@ -57,6 +57,6 @@ impl Pair {
         };
         let sent = Peer::spawn(&source, &self.near)?.finish()?;
         let received = sink_peer.finish()?;
-        Ok(Sample::of_ends(sent, received).count("write_calls", sent.calls))
+        Ok(Sample::of_ends(sent, received, bulk.warm_bytes).count("write_calls", sent.calls))
     }
 }

@@ -13,9 +13,12 @@ pub mod child;
 pub mod cpu;
 pub mod floor;
 pub mod kernel;
+pub mod lock;
 pub mod netlink;
 pub mod netns;
 pub mod peer;
+pub mod report;
+pub mod stats;
 mod sys;
 
 use std::io;

@@ -69,6 +69,13 @@ pub struct Report {
     pub calls: u64,
 }
 
+impl Report {
+    /// CPU time per KB (1024 bytes), in ns; not a number without bytes.
+    pub fn cpu_ns_per_kb(&self) -> f64 {
+        self.cpu.as_nanos() as f64 * 1024.0 / self.bytes as f64
+    }
+}
+
 /// A running peer.
 pub struct Peer {
     handle: Handle,
@@ -211,7 +218,7 @@ impl Meter {
         Meter { bytes: 0, calls: 0, warm_bytes, started: None }
     }
 
-    /// Counts `n` bytes more; true once the warm-up is over.
+    /// Counts `n` bytes more. The moment when the warm-up ended, once it has.
     fn moved(&mut self, n: usize) -> io::Result<Option<Instant>> {
         self.bytes += n as u64;
         self.calls += 1;

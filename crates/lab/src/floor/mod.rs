@@ -132,7 +132,7 @@ impl Site {
             time,
         };
         let (near, counts) = self.run_flow(addresses, direction, &load, near_cpu)?;
-        Ok(counted(Sample::of_ends(near, peer.finish()?), &counts))
+        Ok(counted(Sample::of_ends(near, peer.finish()?, bulk.warm_bytes), &counts))
     }
 
     fn addresses(&self, peer_port: u16) -> Addresses {

@@ -1,0 +1,295 @@
+//! What a bench prints: a table for people, JSON for programs.
+//!
+//! The JSON has `machine`, `command`, `rows` (one per way, units in the keys) and `ratios` (stable
+//! dotted names to `{median, low, high, runs}`), plus `stopped_because` and `elapsed_s`.
+
+use crate::bench::{Figure, Outcome, Row};
+use crate::cpu;
+use crate::stats::Estimate;
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::time::Duration;
+
+/// Above this share of busy CPUs at the start, a warning.
+const BUSY_SHARE: f64 = 0.10;
+
+/// What the figures were measured on.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// The CPU's name for itself.
+    pub cpu: String,
+    /// CPUs that this process may use.
+    pub cpus: usize,
+    /// The kernel's release.
+    pub kernel: String,
+    /// The version of fulmar.
+    pub fulmar: &'static str,
+}
+
+impl Machine {
+    /// Looks at this machine.
+    pub fn here() -> Machine {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let name = cpuinfo.lines().find_map(|l| l.strip_prefix("model name")?.split_once(": "));
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        Machine {
+            cpu: name.map_or("unknown", |(_, n)| n).trim().into(),
+            cpus: cpu::allowed_cpus().map_or(1, |c| c.len()),
+            kernel: kernel.trim().into(),
+            fulmar: env!("CARGO_PKG_VERSION"),
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "cpu": self.cpu,
+            "cpus": self.cpus,
+            "kernel": self.kernel,
+            "fulmar": self.fulmar,
+        })
+    }
+}
+
+/// A sentence to print before a bench if the machine has other things to do. Looks for 0.3 s.
+pub fn busy_warning() -> Option<String> {
+    let share = cpu::busy_share_over(Duration::from_millis(300)).ok()?;
+    (share > BUSY_SHARE).then(|| {
+        format!(
+            "warning: the machine is {:.0} % busy before the bench starts; the figures will be noisy",
+            share * 100.0
+        )
+    })
+}
+
+/// The whole report as JSON. `command` is the command line as given.
+pub fn json(machine: &Machine, command: &[String], outcome: &Outcome) -> Value {
+    let ratios: Map<String, Value> = outcome
+        .figures
+        .iter()
+        .filter_map(|f| Some((f.ratio.name.clone(), figure_json(f.estimate?))))
+        .collect();
+    json!({
+        "machine": machine.to_json(),
+        "command": command,
+        "rows": outcome.rows.iter().map(row_json).collect::<Vec<_>>(),
+        "ratios": ratios,
+        "stopped_because": outcome.stop.sentence(),
+        "elapsed_s": outcome.elapsed.as_secs_f64(),
+    })
+}
+
+fn figure_json(e: Estimate) -> Value {
+    json!({
+        "median": e.median,
+        "low": e.low,
+        "high": e.high,
+        "runs": e.runs,
+        "confidence": e.confidence,
+    })
+}
+
+fn row_json(row: &Row) -> Value {
+    let median = |e: Option<Estimate>| e.map(|e| e.median);
+    let counts: Map<String, Value> =
+        row.counts.iter().map(|(name, n)| ((*name).into(), (*n).into())).collect();
+    json!({
+        "name": row.name,
+        "title": row.title,
+        "placement": row.placement.name(),
+        "throughput_gbps": median(row.gbps),
+        "thread_cpu_ns_per_kb": median(row.near_ns_per_kb),
+        "peer_cpu_ns_per_kb": median(row.far_ns_per_kb),
+        "both_ends_cpu_ns_per_kb": median(row.both_ns_per_kb),
+        "machine_cpu_ns_per_kb": row.machine_ns_per_kb,
+        "soaker_cpu_ns_per_kb": row.soaker_ns_per_kb,
+        "ci95_half_width_pct": row.both_ns_per_kb.map(|e| e.half_width_pct()),
+        "runs": row.both_ns_per_kb.map_or(0, |e| e.runs),
+        "counts": counts,
+        "counted_bytes": row.counted_bytes,
+        "error": row.error,
+    })
+}
+
+/// The whole report as text: machine, rows, ratios, legend.
+pub fn text(machine: &Machine, outcome: &Outcome) -> String {
+    let Machine { cpu, cpus, kernel, fulmar } = machine;
+    let mut parts = vec![
+        format!("fulmar {fulmar} on {cpus} CPUs, {cpu}, Linux {kernel}"),
+        rows_table(&outcome.rows),
+    ];
+    let failures = outcome.rows.iter().filter_map(|r| {
+        let error = r.error.as_ref()?;
+        Some(format!("not measured: {}, {}: {error}", r.title, r.placement.title()))
+    });
+    parts.extend(failures);
+    if !outcome.figures.is_empty() {
+        parts.push(figures_table(&outcome.figures));
+    }
+    parts.push(legend(outcome));
+    parts.join("\n\n")
+}
+
+fn new_table<const N: usize>(header: [&str; N], left: usize) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header);
+    for column in table.column_iter_mut().skip(left) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn rows_table(rows: &[Row]) -> String {
+    let header = [
+        "way",
+        "ends on",
+        "Gb/s",
+        "this end\nns/KB",
+        "other end\nns/KB",
+        "both ends\nns/KB",
+        "95 %",
+        "machine\nns/KB",
+        "soaker\nns/KB",
+        "runs",
+    ];
+    let mut table = new_table(header, 2);
+    let number = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| format!("{v:.0}"));
+    let median = |e: Option<Estimate>| number(e.map(|e| e.median));
+    for r in rows {
+        table.add_row([
+            r.title.clone(),
+            r.placement.title().into(),
+            r.gbps.map_or_else(|| "–".into(), |e| format!("{:.1}", e.median)),
+            median(r.near_ns_per_kb),
+            median(r.far_ns_per_kb),
+            median(r.both_ns_per_kb),
+            r.both_ns_per_kb.map_or_else(|| "–".into(), |e| format!("{:.0}–{:.0}", e.low, e.high)),
+            number(r.machine_ns_per_kb),
+            number(r.soaker_ns_per_kb),
+            r.both_ns_per_kb.map_or(0, |e| e.runs).to_string(),
+        ]);
+    }
+    table.to_string()
+}
+
+fn figures_table(figures: &[Figure]) -> String {
+    let header = ["figure", "what", "median", "95 %", "runs", "verdict"];
+    let mut table = new_table(header, 2);
+    for f in figures {
+        let (median, interval, runs) = f.estimate.map_or_else(
+            || ("–".into(), "–".into(), 0),
+            |e| (format!("{:.2}", e.median), format!("{:.2}–{:.2}", e.low, e.high), e.runs),
+        );
+        table.add_row([
+            Cell::new(&f.ratio.name),
+            Cell::new(&f.ratio.sentence),
+            Cell::new(median),
+            Cell::new(interval),
+            Cell::new(runs),
+            Cell::new(verdict(f)),
+        ]);
+    }
+    table.to_string()
+}
+
+/// Judged by the interval's bounds: a figure counts as reached when its median is, and as certain
+/// when the whole interval is.
+fn verdict(f: &Figure) -> String {
+    let (Some(e), Some((reach, aim))) = (f.estimate, f.ratio.reach_and_aim) else {
+        return String::new();
+    };
+    let word = if e.median <= aim {
+        "aim met"
+    } else if e.median <= reach {
+        "reached"
+    } else {
+        "missed"
+    };
+    let bound = if e.median <= aim { aim } else { reach };
+    let certain = (e.low <= bound) == (e.high <= bound);
+    let doubt = if certain { "" } else { ", within the noise" };
+    format!("{word} (reach {reach:.2}, aim {aim:.2}{doubt})")
+}
+
+fn legend(outcome: &Outcome) -> String {
+    let mut lines = vec![
+        "ns/KB     CPU time per 1024 bytes; smaller is better. This end is the thread (or, kernel to",
+        "          kernel, the process) under test, the other end the kernel peer's process. Work that",
+        "          one end does inside its system calls for the other counts for the one that called.",
+        "95 %      the interval that holds the true median with 95 % confidence (order statistics).",
+        "machine   busy time of all CPUs from /proc/stat, which counts in ticks: coarse in short benches;",
+        "          it includes starting the peers and whatever else the machine did.",
+    ];
+    if outcome.rows.iter().any(|r| r.soaker_ns_per_kb.is_some()) {
+        lines.push(
+            "soaker    the same as spinners of the lowest priority saw it, in one run of its own.",
+        );
+    }
+    lines.push(
+        "figures   one way over another, measured in turn in the same run; median of the pairs.",
+    );
+    let stop = format!("Took {:.0} s: {}.", outcome.elapsed.as_secs_f64(), outcome.stop.sentence());
+    lines.push(&stop);
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::{Ratio, Sample, Stop};
+    use crate::cpu::Placement;
+
+    fn outcome() -> Outcome {
+        let e = Estimate::of(&[1.0, 1.1, 1.2]);
+        let row = Row {
+            name: "kernel.same_cpu".into(),
+            title: "kernel to kernel".into(),
+            placement: Placement::SameCpu,
+            gbps: e,
+            near_ns_per_kb: e,
+            far_ns_per_kb: e,
+            both_ns_per_kb: e,
+            machine_ns_per_kb: Some(162.0),
+            soaker_ns_per_kb: None,
+            counts: vec![("frames", 3)],
+            counted_bytes: 9,
+            error: None,
+        };
+        let failed = Row { error: Some("no device".into()), both_ns_per_kb: None, ..row.clone() };
+        let ratio = Ratio {
+            name: "stream.send.same_cpu.vs_floor".into(),
+            sentence: "what it is".into(),
+            way: String::new(),
+            over: None,
+            measure: Sample::both_ns_per_kb,
+            reach_and_aim: Some((1.15, 1.05)),
+        };
+        Outcome {
+            rows: vec![row, failed],
+            figures: vec![Figure { ratio, estimate: e }],
+            stop: Stop::Budget,
+            elapsed: Duration::from_secs(3),
+        }
+    }
+
+    #[test]
+    fn the_json_has_the_agreed_shape() {
+        let v = json(&Machine::here(), &["fulmar".into(), "bench".into()], &outcome());
+        assert_eq!(v["ratios"]["stream.send.same_cpu.vs_floor"]["median"], 1.1);
+        assert_eq!(v["rows"][0]["machine_cpu_ns_per_kb"], 162.0);
+        assert_eq!(v["rows"][0]["counts"]["frames"], 3);
+        assert_eq!(v["rows"][1]["error"], "no device");
+        assert_eq!(v["command"][1], "bench");
+        assert!(v["machine"]["kernel"].is_string());
+    }
+
+    #[test]
+    fn the_text_names_what_failed_why_it_stopped_and_the_verdict() {
+        let t = text(&Machine::here(), &outcome());
+        assert!(t.contains("not measured: kernel to kernel, same CPU: no device"), "{t}");
+        assert!(t.contains("the time was over"), "{t}");
+        assert!(t.contains("reached (reach 1.15, aim 1.05, within the noise)"), "{t}");
+    }
+}
