@@ -1,0 +1,398 @@
+//! A second opinion: etherparse reads what we write, and we read what it writes.
+
+use etherparse::{
+    Ipv4HeaderSlice, Ipv6ExtensionsSlice, Ipv6HeaderSlice, PacketBuilder, SlicedPacket,
+    TcpHeaderSlice, TcpOptionElement, TransportSlice,
+};
+use fulmar_base::{EtherAddr, SeqNum};
+use fulmar_wire::checksum::{Sum, copy_and_sum};
+use fulmar_wire::{arp, eth, icmpv4, icmpv6, ipv4, ipv6, protocol, tcp, udp};
+use proptest::prelude::*;
+use std::net::IpAddr;
+
+const ETHER: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+
+/// Payloads of even and odd length.
+fn payload() -> impl Strategy<Value = Vec<u8>> {
+    proptest::collection::vec(any::<u8>(), 0..200)
+}
+
+/// Reads the network header of a frame; returns protocol, where the transport starts, and whether
+/// its checksum is right.
+fn network(frame: &[u8]) -> (u8, usize, bool) {
+    let ether = eth::Header::parse(frame).unwrap();
+    assert_eq!((ether.src, ether.dst), (EtherAddr(ETHER[0]), EtherAddr(ETHER[1])));
+    let packet = &frame[eth::HEADER_BYTES..];
+    let (src, dst, protocol, offset): (IpAddr, IpAddr, u8, usize) = match ether.ethertype {
+        eth::IPV4 => {
+            let h = ipv4::Header::parse(packet, packet.len()).unwrap();
+            assert!(ipv4::checksum_ok(packet, h.header_bytes));
+            assert_eq!((h.total_bytes, h.ttl), (packet.len(), 61));
+            (h.src.into(), h.dst.into(), h.protocol, h.header_bytes)
+        }
+        eth::IPV6 => {
+            let h = ipv6::Header::parse(packet, packet.len()).unwrap();
+            let upper = ipv6::walk_extensions(packet, &h).unwrap();
+            assert_eq!((h.payload_bytes + 40, h.hop_limit), (packet.len(), 61));
+            (h.src.into(), h.dst.into(), upper.protocol, upper.offset)
+        }
+        other => panic!("ethertype {other:#x}"),
+    };
+    let transport = &packet[offset..];
+    let mut sum = Sum::new();
+    if protocol != protocol::ICMP {
+        sum.add_pseudo(src, dst, protocol, transport.len() as u32);
+    }
+    sum.add_bytes(transport);
+    (protocol, eth::HEADER_BYTES + offset, sum.is_valid())
+}
+
+/// A frame by etherparse up to the network header.
+macro_rules! theirs {
+    ($v6:expr, $addresses:expr, $then:expr) => {{
+        let ether = PacketBuilder::ethernet2(ETHER[0], ETHER[1]);
+        let (src, dst): (u128, u128) = $addresses;
+        if $v6 {
+            $then(ether.ipv6(src.to_be_bytes(), dst.to_be_bytes(), 61))
+        } else {
+            $then(ether.ipv4((src as u32).to_be_bytes(), (dst as u32).to_be_bytes(), 61))
+        }
+    }};
+}
+
+proptest! {
+    #[test]
+    fn their_tcp_is_understood(
+        v6: bool,
+        addresses: (u128, u128),
+        ports: (u16, u16),
+        numbers: (u32, u32),
+        window: u16,
+        stamps: Option<(u32, u32)>,
+        mss: Option<u16>,
+        shift: Option<u8>,
+        payload in payload(),
+    ) {
+        let options: Vec<_> = [
+            mss.map(TcpOptionElement::MaximumSegmentSize),
+            Some(TcpOptionElement::Noop),
+            stamps.map(|(v, e)| TcpOptionElement::Timestamp(v, e)),
+            shift.map(TcpOptionElement::WindowScale),
+        ].into_iter().flatten().collect();
+        let mut frame = Vec::new();
+        theirs!(v6, addresses, |b: etherparse::PacketBuilderStep<_>| {
+            b.tcp(ports.0, ports.1, numbers.0, window).psh().ack(numbers.1)
+                .options(&options).unwrap().write(&mut frame, &payload).unwrap();
+        });
+        let (protocol, at, valid) = network(&frame);
+        prop_assert_eq!((protocol, valid), (protocol::TCP, true));
+        let (h, header_bytes) = tcp::Header::parse(&frame[at..]).unwrap();
+        prop_assert_eq!(&frame[at + header_bytes..], &payload[..]);
+        let timestamps = stamps.map(|(value, echo)| tcp::Timestamps { value, echo });
+        let options = tcp::Options { mss, window_scale: shift, timestamps, ..Default::default() };
+        prop_assert_eq!(h, tcp::Header {
+            src_port: ports.0,
+            dst_port: ports.1,
+            seq: SeqNum(numbers.0),
+            ack: SeqNum(numbers.1),
+            flags: tcp::Flags::PSH | tcp::Flags::ACK,
+            window,
+            urgent: 0,
+            options,
+        });
+    }
+
+    #[test]
+    fn their_udp_is_understood_and_written_alike(
+        v6: bool,
+        addresses: (u128, u128),
+        ports: (u16, u16),
+        payload in payload(),
+    ) {
+        let mut frame = Vec::new();
+        theirs!(v6, addresses, |b: etherparse::PacketBuilderStep<_>| {
+            b.udp(ports.0, ports.1).write(&mut frame, &payload).unwrap();
+        });
+        let (protocol, at, valid) = network(&frame);
+        prop_assert_eq!((protocol, valid), (protocol::UDP, true));
+        let h = udp::Header::parse(&frame[at..]).unwrap();
+        prop_assert_eq!((h.src_port, h.dst_port), ports);
+        prop_assert_eq!(usize::from(h.length), 8 + payload.len());
+        let mut ours = [0; 8];
+        h.emit(&mut ours).unwrap();
+        prop_assert_eq!(&ours[..], &frame[at..at + 8]);
+    }
+
+    #[test]
+    fn their_pings_are_understood_and_written_alike(
+        v6: bool,
+        addresses: (u128, u128),
+        ident: u16,
+        seq: u16,
+        payload in payload(),
+    ) {
+        let mut frame = Vec::new();
+        theirs!(v6, addresses, |b: etherparse::PacketBuilderStep<_>| {
+            if v6 {
+                b.icmpv6_echo_request(ident, seq).write(&mut frame, &payload).unwrap();
+            } else {
+                b.icmpv4_echo_request(ident, seq).write(&mut frame, &payload).unwrap();
+            }
+        });
+        let (protocol, at, valid) = network(&frame);
+        prop_assert!(valid);
+        let mut ours = [0; 8];
+        if v6 {
+            let message = icmpv6::Message::EchoRequest { ident, seq };
+            prop_assert_eq!((protocol, icmpv6::Message::parse(&frame[at..])), (58, Ok(message)));
+            message.emit(&mut ours).unwrap();
+        } else {
+            let message = icmpv4::Message::EchoRequest { ident, seq };
+            prop_assert_eq!((protocol, icmpv4::Message::parse(&frame[at..])), (1, Ok(message)));
+            message.emit(&mut ours).unwrap();
+        }
+        ours[2..4].copy_from_slice(&frame[at + 2..at + 4]);
+        prop_assert_eq!(&ours[..], &frame[at..at + 8]);
+    }
+
+    #[test]
+    fn our_tcp_is_understood(
+        v6: bool,
+        addresses: (u128, u128),
+        numbers: (u32, u32),
+        flags: u8,
+        syn: bool,
+        blocks in 0..5u32,
+        payload in payload(),
+    ) {
+        let mut sack = tcp::SackBlocks::default();
+        for i in 0..blocks {
+            sack.push((SeqNum(i * 10), SeqNum(i * 10 + 5)));
+        }
+        let timestamps = Some(tcp::Timestamps { value: numbers.1, echo: numbers.0 });
+        let options = if syn {
+            let (mss, window_scale) = (Some(1460), Some(7));
+            tcp::Options { mss, window_scale, sack_permitted: true, timestamps, ..Default::default() }
+        } else {
+            tcp::Options { timestamps, sack, ..Default::default() }
+        };
+        let (seq, ack) = (SeqNum(numbers.0), SeqNum(numbers.1));
+        let header = tcp::Header {
+            src_port: 4000, dst_port: 80, seq, ack, flags: tcp::Flags(flags), window: 1000, urgent: 9,
+            options,
+        };
+        let frame = our_frame(v6, addresses, &header, &payload);
+        let sliced = SlicedPacket::from_ethernet(&frame).unwrap();
+        let Some(TransportSlice::Tcp(theirs)) = &sliced.transport else { panic!("not TCP") };
+        prop_assert_eq!(theirs.payload(), &payload[..]);
+        prop_assert_eq!((theirs.sequence_number(), theirs.acknowledgment_number()), numbers);
+        let they_say = [theirs.fin(), theirs.syn(), theirs.rst(), theirs.psh(), theirs.ack(),
+            theirs.urg(), theirs.ece(), theirs.cwr()];
+        let bits = they_say.iter().enumerate().map(|(i, set)| u8::from(*set) << i).sum::<u8>();
+        prop_assert_eq!((bits, theirs.window_size(), theirs.urgent_pointer()), (flags, 1000, 9));
+        let (src, dst) = addresses;
+        let expected = if v6 {
+            theirs.to_header().calc_checksum_ipv6_raw(src.to_be_bytes(), dst.to_be_bytes(), &payload)
+        } else {
+            let (src, dst) = (src as u32, dst as u32);
+            theirs.to_header().calc_checksum_ipv4_raw(src.to_be_bytes(), dst.to_be_bytes(), &payload)
+        };
+        prop_assert_eq!(theirs.checksum(), expected.unwrap());
+        prop_assert_eq!(their_options(theirs.options_iterator()), header_as_sent(&header).options);
+    }
+
+    #[test]
+    fn any_bytes_are_judged_alike(bytes in proptest::collection::vec(any::<u8>(), 0..80), lead: bool) {
+        let mut bytes = bytes;
+        if lead && !bytes.is_empty() {
+            bytes[0] = bytes[0] & 0x0f | if bytes[0] & 0x80 != 0 { 0x40 } else { 0x60 };
+        }
+        let ours = ipv4::Header::parse(&bytes, usize::MAX);
+        let theirs = Ipv4HeaderSlice::from_slice(&bytes);
+        match (ours, theirs) {
+            (Ok(o), Ok(t)) => {
+                prop_assert_eq!((o.src, o.dst), (t.source_addr(), t.destination_addr()));
+                prop_assert_eq!((o.protocol, o.ttl, o.ident), (t.protocol().0, t.ttl(), t.identification()));
+                prop_assert_eq!(o.header_bytes, t.slice().len());
+                prop_assert_eq!(o.total_bytes, usize::from(t.total_len()));
+                prop_assert_eq!(o.dscp_ecn, t.dcp().value() << 2 | t.ecn().value());
+                prop_assert_eq!(o.fragment_offset, t.fragments_offset().value() * 8);
+                prop_assert_eq!((o.dont_fragment, o.more_fragments), (t.dont_fragment(), t.more_fragments()));
+                prop_assert_eq!(o.is_fragment(), t.is_fragmenting_payload());
+            }
+            // They judge the total length elsewhere.
+            (Err(_), Ok(t)) => prop_assert!(usize::from(t.total_len()) < t.slice().len()),
+            (Ok(_), Err(e)) => prop_assert!(false, "only we accept: {e}"),
+            (Err(_), Err(_)) => {}
+        }
+        match (ipv6::Header::parse(&bytes, usize::MAX), Ipv6HeaderSlice::from_slice(&bytes)) {
+            (Ok(o), Ok(t)) => {
+                prop_assert_eq!((o.src, o.dst), (t.source_addr(), t.destination_addr()));
+                prop_assert_eq!((o.next_header, o.hop_limit), (t.next_header().0, t.hop_limit()));
+                prop_assert_eq!((o.traffic_class, o.flow_label), (t.traffic_class(), t.flow_label().value()));
+                prop_assert_eq!(o.payload_bytes, usize::from(t.payload_length()));
+            }
+            (ours, theirs) => prop_assert_eq!(ours.is_ok(), theirs.is_ok()),
+        }
+        match (tcp::Header::parse(&bytes), TcpHeaderSlice::from_slice(&bytes)) {
+            (Ok((o, header_bytes)), Ok(t)) => {
+                prop_assert_eq!((o.src_port, o.dst_port), (t.source_port(), t.destination_port()));
+                prop_assert_eq!((o.seq.0, o.window), (t.sequence_number(), t.window_size()));
+                prop_assert_eq!(header_bytes, t.slice().len());
+            }
+            // They judge options elsewhere.
+            (Err(_), Ok(t)) => prop_assert!(!t.options().is_empty()),
+            (ours, theirs) => prop_assert_eq!(ours.is_ok(), theirs.is_ok()),
+        }
+    }
+
+    #[test]
+    fn extension_headers_lead_to_the_same_place(
+        hop_by_hop: bool,
+        kinds in proptest::collection::vec(
+            prop::sample::select(vec![protocol::ROUTING, protocol::DESTINATION_OPTIONS]), 0..6),
+        fragment in prop::option::of(any::<prop::sample::Index>()),
+        units in 0..3u8,
+    ) {
+        let mut chain = kinds;
+        if let Some(at) = fragment {
+            chain.insert(at.index(chain.len() + 1), protocol::FRAGMENT);
+        }
+        if hop_by_hop {
+            chain.insert(0, protocol::HOP_BY_HOP);
+        }
+        chain.push(protocol::UDP);
+        let mut bytes = Vec::new();
+        for pair in chain.windows(2) {
+            let units = if pair[0] == protocol::FRAGMENT { 0 } else { units };
+            let body_bytes = 6 + 8 * u8::from(units);
+            let pad = if pair[0] == protocol::ROUTING || pair[0] == protocol::FRAGMENT { 0 } else { 1 };
+            bytes.extend_from_slice(&[pair[1], units, pad, if pad == 1 { body_bytes - 2 } else { 0 }]);
+            bytes.resize(bytes.len() + usize::from(body_bytes) - 2, 0);
+        }
+        let header = ipv6::Header {
+            src: 1.into(), dst: 2.into(), next_header: chain[0], hop_limit: 1, traffic_class: 0,
+            flow_label: 0, payload_bytes: bytes.len(),
+        };
+        let mut packet = vec![0; 40];
+        header.emit(&mut packet).unwrap();
+        packet.extend_from_slice(&bytes);
+        let ours = ipv6::walk_extensions(&packet, &header).unwrap();
+        let (theirs, next, rest) = Ipv6ExtensionsSlice::from_slice(chain[0].into(), &bytes).unwrap();
+        prop_assert_eq!((ours.protocol, ours.offset), (next.0, packet.len() - rest.len()));
+        prop_assert_eq!(theirs.is_fragmenting_payload(), false);
+        prop_assert_eq!(ours.fragment.is_some(), fragment.is_some());
+    }
+
+    #[test]
+    fn arp_is_read_and_written_alike(reply: bool, ether: ([u8; 6], [u8; 6]), ip: (u32, u32)) {
+        let theirs = etherparse::ArpEthIpv4Packet {
+            operation: etherparse::ArpOperation(1 + u16::from(reply)),
+            sender_mac: ether.0,
+            sender_ipv4: ip.0.to_be_bytes(),
+            target_mac: ether.1,
+            target_ipv4: ip.1.to_be_bytes(),
+        };
+        let operation = if reply { arp::Operation::Reply } else { arp::Operation::Request };
+        let ours = arp::Packet {
+            operation,
+            sender_ether: EtherAddr(ether.0),
+            sender_ip: ip.0.into(),
+            target_ether: EtherAddr(ether.1),
+            target_ip: ip.1.into(),
+        };
+        let bytes = theirs.to_bytes();
+        prop_assert_eq!(arp::Packet::parse(&bytes), Ok(ours));
+        let mut out = [0; arp::BYTES];
+        ours.emit(&mut out).unwrap();
+        prop_assert_eq!(out, bytes);
+    }
+}
+
+/// A whole frame of ours, checksums included, the payload summed while it is copied.
+fn our_frame(v6: bool, (src, dst): (u128, u128), tcp: &tcp::Header, payload: &[u8]) -> Vec<u8> {
+    let ip_bytes = if v6 { ipv6::HEADER_BYTES } else { ipv4::HEADER_BYTES };
+    let segment_bytes = tcp.header_bytes() + payload.len();
+    let mut frame = vec![0; eth::HEADER_BYTES + ip_bytes + segment_bytes];
+    let (ether, packet) = frame.split_at_mut(eth::HEADER_BYTES);
+    let (ip, segment) = packet.split_at_mut(ip_bytes);
+    let ethertype = if v6 { eth::IPV6 } else { eth::IPV4 };
+    let (src_ether, dst_ether) = (EtherAddr(ETHER[0]), EtherAddr(ETHER[1]));
+    eth::Header { dst: dst_ether, src: src_ether, ethertype }.emit(ether).unwrap();
+    let (src, dst) = emit_ip(v6, src, dst, segment_bytes, ip);
+    let header_bytes = tcp.emit(segment).unwrap();
+    let mut sum = Sum::new();
+    sum.add_pseudo(src, dst, protocol::TCP, segment_bytes as u32);
+    sum.add_bytes(&segment[..header_bytes]);
+    sum.append(copy_and_sum(&mut segment[header_bytes..], payload));
+    segment[tcp::CHECKSUM_OFFSET..][..2].copy_from_slice(&sum.finish().to_be_bytes());
+    frame
+}
+
+fn emit_ip(
+    v6: bool,
+    src: u128,
+    dst: u128,
+    payload_bytes: usize,
+    out: &mut [u8],
+) -> (IpAddr, IpAddr) {
+    if v6 {
+        let header = ipv6::Header {
+            src: src.into(),
+            dst: dst.into(),
+            next_header: protocol::TCP,
+            hop_limit: 61,
+            traffic_class: 0,
+            flow_label: 0,
+            payload_bytes,
+        };
+        header.emit(out).unwrap();
+        return (header.src.into(), header.dst.into());
+    }
+    let header = ipv4::Header {
+        src: (src as u32).into(),
+        dst: (dst as u32).into(),
+        protocol: protocol::TCP,
+        ttl: 61,
+        dscp_ecn: 0,
+        ident: 0,
+        dont_fragment: true,
+        more_fragments: false,
+        fragment_offset: 0,
+        header_bytes: 20,
+        total_bytes: 20 + payload_bytes,
+    };
+    header.emit(out).unwrap();
+    (header.src.into(), header.dst.into())
+}
+
+/// What the header becomes when blocks without room are left out.
+fn header_as_sent(header: &tcp::Header) -> tcp::Header {
+    let mut sack = tcp::SackBlocks::default();
+    let most = if header.options.timestamps.is_some() { 3 } else { 4 };
+    header.options.sack.iter().take(most).for_each(|b| {
+        sack.push(b);
+    });
+    tcp::Header { options: tcp::Options { sack, ..header.options }, ..*header }
+}
+
+fn their_options(iterator: etherparse::TcpOptionsIterator<'_>) -> tcp::Options {
+    let mut options = tcp::Options::default();
+    for option in iterator {
+        match option.unwrap() {
+            TcpOptionElement::Noop => {}
+            TcpOptionElement::MaximumSegmentSize(mss) => options.mss = Some(mss),
+            TcpOptionElement::WindowScale(shift) => options.window_scale = Some(shift),
+            TcpOptionElement::SelectiveAcknowledgementPermitted => options.sack_permitted = true,
+            TcpOptionElement::Timestamp(value, echo) => {
+                options.timestamps = Some(tcp::Timestamps { value, echo });
+            }
+            TcpOptionElement::SelectiveAcknowledgement(first, rest) => {
+                for (l, r) in [Some(first)].into_iter().chain(rest).flatten() {
+                    options.sack.push((SeqNum(l), SeqNum(r)));
+                }
+            }
+        }
+    }
+    options
+}
