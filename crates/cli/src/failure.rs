@@ -69,12 +69,7 @@ const ROWS: &[Row] = &[
         "the other side broke the connection",
         "its program ended or failed; look there",
     ),
-    (
-        libc::EPIPE,
-        "EPIPE",
-        "the other side no longer reads",
-        "its program ended early; look there",
-    ),
+    (libc::EPIPE, "EPIPE", "the other side no longer reads", "its program ended early; look there"),
     (
         libc::EHOSTUNREACH,
         "EHOSTUNREACH",

@@ -26,8 +26,9 @@ impl FromStr for FaultSpec {
     fn from_str(text: &str) -> Result<FaultSpec, String> {
         let mut spec = FaultSpec::default();
         for part in text.split(',').filter(|p| !p.is_empty()) {
-            let (key, value) =
-                part.split_once('=').ok_or_else(|| format!("`{part}` is not of the form key=value"))?;
+            let (key, value) = part
+                .split_once('=')
+                .ok_or_else(|| format!("`{part}` is not of the form key=value"))?;
             spec.set(key.trim(), value.trim())?;
         }
         Ok(spec)

@@ -47,9 +47,7 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
         let cells = rows.iter().filter_map(|r| r.get(i)).map(|c| c.chars().count());
         cells.chain([head[i].chars().count()]).max().unwrap_or(0)
     };
-    let numeric = |i: usize| {
-        rows.iter().filter_map(|r| r.get(i)).all(|c| c.starts_with(|ch: char| ch.is_ascii_digit()))
-    };
+    let numeric = |i: usize| rows.iter().filter_map(|r| r.get(i)).all(|c| c.parse::<f64>().is_ok());
     let line = |cells: &[String]| {
         let padded = cells.iter().enumerate().map(|(i, c)| {
             let w = width(i);

@@ -1,3 +1,88 @@
-//! The command `fulmar`.
+//! The command `fulmar`: one file per subcommand, each with its own declaration of options.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod bench;
+mod device;
+mod failure;
+mod faults;
+mod format;
+mod interrupt;
+mod nc;
+mod ping;
+mod resolve;
+mod rtt;
+mod sandbox;
+mod stat;
+mod transfer;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// A TCP/IP stack in user space: use it, look into it, measure it
+#[derive(Parser, Debug)]
+#[command(name = "fulmar", version, after_help = "A first try, without root:
+  fulmar sandbox -- fulmar ping -c 3 10.77.0.1")]
+struct Line {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    Bench(bench::Args),
+    Nc(nc::Args),
+    Ping(ping::Args),
+    Send(transfer::SendArgs),
+    Recv(transfer::RecvArgs),
+    Stat(stat::Args),
+    Sandbox(sandbox::Args),
+}
+
+/// What an error that is not a usage error exits with; clap uses 2 for those as well.
+const FAILED: u8 = 2;
+
+fn main() -> ExitCode {
+    // In a kernel peer of a bench this does not return.
+    fulmar_lab::child::dispatch();
+    let outcome = match &Line::parse().command {
+        Command::Bench(args) => bench::run(args),
+        Command::Nc(args) => nc::run(args),
+        Command::Ping(args) => ping::run(args),
+        Command::Send(args) => transfer::send(args),
+        Command::Recv(args) => transfer::recv(args),
+        Command::Stat(args) => stat::run(args),
+        Command::Sandbox(args) => sandbox::run(args),
+    };
+    outcome.unwrap_or_else(|failure| {
+        eprintln!("fulmar: {failure}");
+        ExitCode::from(FAILED)
+    })
+}
+
+/// Reads an option that is a number of seconds, with decimals, at most a year.
+fn seconds(text: &str) -> Result<Duration, String> {
+    const YEAR: f64 = 365.0 * 86_400.0;
+    let number = text.parse::<f64>().ok().filter(|s| (0.0..=YEAR).contains(s));
+    number.map(Duration::from_secs_f64).ok_or_else(|| format!("`{text}` is not a number of seconds"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn every_option_is_declared_soundly() {
+        Line::command().debug_assert();
+    }
+
+    #[test]
+    fn seconds_have_decimals_and_a_limit() {
+        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+        for text in ["", "x", "-1", "NaN", "inf", "1e99"] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+}

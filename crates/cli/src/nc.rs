@@ -266,8 +266,8 @@ fn call_udp(args: &Args, session: &Session, target: &Target) -> Outcome {
 
 fn wait_udp(args: &Args, session: &Session, target: &Target) -> Outcome {
     let local = args.local(target)?;
-    let socket = UdpSocket::bind(session.stack(), local)
-        .during(format_args!("cannot listen on {local}"))?;
+    let socket =
+        UdpSocket::bind(session.stack(), local).during(format_args!("cannot listen on {local}"))?;
     args.say(|| format!("listening on {local}"));
     if args.keep {
         return print_datagrams(&socket, &Activity::new(), args.timeout);

@@ -58,7 +58,8 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     print(&format!("PING {} ({to}) {}({total}) bytes of data.\n", args.host, args.size))?;
     let (mut summary, started) = (Summary::default(), Instant::now());
     for sequence in 1..=args.count.unwrap_or(u64::MAX) {
-        let due = started + args.interval.saturating_mul(u32::try_from(sequence).unwrap_or(u32::MAX));
+        let due =
+            started + args.interval.saturating_mul(u32::try_from(sequence).unwrap_or(u32::MAX));
         if !one(args, &session, to, sequence, &mut summary)? || interrupt.came() {
             break;
         }

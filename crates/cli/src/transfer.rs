@@ -73,10 +73,9 @@ impl Tally {
     /// `expected` bytes, if that is known. The bar draws only on a terminal.
     fn new(expected: Option<u64>) -> Tally {
         let (bar, template) = match expected {
-            Some(n) => (
-                ProgressBar::new(n),
-                "{bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}",
-            ),
+            Some(n) => {
+                (ProgressBar::new(n), "{bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}")
+            }
             None => (ProgressBar::new_spinner(), "{spinner} {bytes} {binary_bytes_per_sec}"),
         };
         if let Ok(style) = ProgressStyle::with_template(template) {
@@ -201,9 +200,8 @@ pub fn recv(args: &RecvArgs) -> Outcome<ExitCode> {
     let session = args.stack.open()?;
     let mut stream = reach_sender(args, &session)?;
     let mut tally = Tally::new(None);
-    let copied = copy(&mut stream, &mut sink, &mut tally).and_then(|()| {
-        sink.flush().map_err(CopyError::Write)
-    });
+    let copied = copy(&mut stream, &mut sink, &mut tally)
+        .and_then(|()| sink.flush().map_err(CopyError::Write));
     copied.map_err(|e| {
         e.failure("cannot receive", &format!("cannot write {}", args.file.display()), &tally)
     })?;

@@ -35,11 +35,7 @@ const ROOMS: &[Room] = &[
     ("drivers", &["base", "wire", "mbuf", "netdev"], &["libc"]),
     ("fulmar", BELOW_FULMAR, &["libc"]),
     ("lab", BELOW_LAB, &["libc", "comfy-table", "indicatif", "serde_json"]),
-    (
-        "cli",
-        &["fulmar", "lab"],
-        &["clap", "ctrlc", "indicatif", "serde_json", "sha2", "libc"],
-    ),
+    ("cli", &["fulmar", "lab"], &["clap", "ctrlc", "indicatif", "serde_json", "sha2", "libc"]),
 ];
 
 /// The rooms that must build where there is no operating system: no clock, no I/O can hide in them.

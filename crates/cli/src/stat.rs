@@ -1,0 +1,280 @@
+//! `fulmar stat`: what the running stacks say about themselves.
+//!
+//! Every stack hands out one JSON document ([`fulmar::control`]); `--json` prints the documents as
+//! they are, otherwise they are laid out as `ss -ti` would, with drops, buffers, device, neighbours
+//! and routes below.
+
+use crate::failure::{Failure, Outcome};
+use crate::format::{bytes, table};
+use fulmar::control;
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+/// Show what the running stacks are doing
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Exit status: 0 if a stack was shown, 1 if none runs, 2 on an error.")]
+pub struct Args {
+    /// Print an array of JSON documents, one per stack
+    #[arg(long)]
+    json: bool,
+    /// Also print the counters that are not zero
+    #[arg(long, conflicts_with = "json")]
+    counters: bool,
+    /// Only the stacks of this process or of this name
+    #[arg(value_name = "PID|NAME")]
+    stack: Option<String>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Outcome<ExitCode> {
+    let stacks: Vec<Value> = documents().into_iter().filter(|d| is_wanted(args, d)).collect();
+    let text = if args.json {
+        format!("{:#}\n", Value::Array(stacks.clone()))
+    } else {
+        stacks.iter().map(|d| render(d, args.counters)).collect::<Vec<_>>().join("\n")
+    };
+    // A closed pipe (`fulmar stat | head`) is no error of ours.
+    let _ = io::stdout().write_all(text.as_bytes());
+    match (&args.stack, stacks.is_empty()) {
+        (_, false) => Ok(ExitCode::SUCCESS),
+        (Some(wanted), true) => Err(Failure::new(format!(
+            "no stack of process or name `{wanted}` runs; `fulmar stat` alone shows those that do"
+        ))),
+        (None, true) => {
+            eprintln!("no stack runs under this user");
+            Ok(ExitCode::from(1))
+        }
+    }
+}
+
+/// What every stack that answers says; one that does not is named on standard error.
+fn documents() -> Vec<Value> {
+    let mut found = Vec::new();
+    for door in control::doors() {
+        let answer = control::ask(&door).map(|d| d.map(|text| serde_json::from_str(&text)));
+        match answer {
+            Ok(Some(Ok(document))) => found.push(document),
+            Ok(Some(Err(e))) => eprintln!("fulmar: {} talks nonsense: {e}", door.display()),
+            Ok(None) => {}
+            Err(e) => eprintln!("fulmar: {} does not answer: {e}", door.display()),
+        }
+    }
+    found
+}
+
+fn is_wanted(args: &Args, document: &Value) -> bool {
+    let Some(wanted) = &args.stack else { return true };
+    document["pid"].to_string() == *wanted || document["name"].as_str() == Some(wanted)
+}
+
+/// One stack for a person.
+fn render(document: &Value, with_counters: bool) -> String {
+    let mut text = heading(document);
+    text += &section("sockets", sockets(&document["sockets"]));
+    text += &section("drops", drops(&document["drops"]));
+    text += &section("buffers", fields(&document["pool"]));
+    text += &section("device", fields(&document["device"]));
+    text += &section("neighbours", rows(&document["neighbours"]));
+    text += &section("routes", rows(&document["routes"]));
+    if with_counters {
+        text += &section("counters", fields(&non_zero(&document["counters"])));
+    }
+    text
+}
+
+fn heading(document: &Value) -> String {
+    let addresses: Vec<String> = list(&document["addresses"]).iter().map(word).collect();
+    format!(
+        "{}, process {}, {}, {}\n",
+        word(&document["name"]),
+        word(&document["pid"]),
+        word(&document["device"]["name"]),
+        addresses.join(" ")
+    )
+}
+
+/// A titled block, indented; empty ones are left out.
+fn section(title: &str, body: String) -> String {
+    if body.is_empty() {
+        return String::new();
+    }
+    body.lines().fold(format!("\n{title}\n"), |mut text, line| {
+        let _ = writeln!(text, "  {line}");
+        text
+    })
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// A value without quotes; absent ones are a dash.
+fn word(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// What stands in a socket's own columns; everything else follows below it.
+const SOCKET_COLUMNS: [(&str, &str); 6] = [
+    ("protocol", "Netid"),
+    ("state", "State"),
+    ("recv_queue_bytes", "Recv-Q"),
+    ("send_queue_bytes", "Send-Q"),
+    ("local", "Local Address:Port"),
+    ("remote", "Peer Address:Port"),
+];
+
+/// The sockets as `ss -ti` prints them: a line of columns, then the rest as `name:value`.
+fn sockets(value: &Value) -> String {
+    let all = list(value);
+    if all.is_empty() {
+        return String::new();
+    }
+    let heads = SOCKET_COLUMNS.map(|c| c.1);
+    let cells = |s: &Value| SOCKET_COLUMNS.iter().map(|c| word(&s[c.0])).collect();
+    let lines: Vec<Vec<String>> = all.iter().map(cells).collect();
+    let laid_out = table(&heads, &lines);
+    let mut laid_out = laid_out.lines();
+    let mut text = format!("{}\n", laid_out.next().unwrap_or_default());
+    for (line, socket) in laid_out.zip(all) {
+        let _ = writeln!(text, "{line}");
+        let rest = rest_of(socket);
+        if !rest.is_empty() {
+            let _ = writeln!(text, "      {rest}");
+        }
+    }
+    text
+}
+
+fn rest_of(socket: &Value) -> String {
+    let Some(object) = socket.as_object() else { return String::new() };
+    let is_rest = |name: &str| SOCKET_COLUMNS.iter().all(|c| c.0 != name);
+    let rest = object.iter().filter(|(name, v)| is_rest(name) && !v.is_null());
+    rest.map(|(name, v)| format!("{name}:{}", word(v))).collect::<Vec<_>>().join(" ")
+}
+
+/// The reasons for which packets were dropped, with their sentences.
+fn drops(value: &Value) -> String {
+    let counted = list(value).iter().filter(|d| d["packets"].as_u64().unwrap_or(0) > 0);
+    let lines: Vec<Vec<String>> = counted
+        .map(|d| {
+            vec![word(&d["packets"]), word(&d["room"]), word(&d["reason"]), word(&d["sentence"])]
+        })
+        .collect();
+    if lines.is_empty() {
+        "none\n".to_owned()
+    } else {
+        table(&["packets", "room", "reason", "why"], &lines)
+    }
+}
+
+/// An object as lines of name and value, sizes readable.
+fn fields(value: &Value) -> String {
+    let Some(object) = value.as_object() else { return String::new() };
+    let width = object.keys().map(String::len).max().unwrap_or(0);
+    object.iter().fold(String::new(), |mut text, (name, v)| {
+        let readable = match v.as_u64() {
+            Some(n) if name.ends_with("_bytes") && n >= 1024 => format!("{n} ({})", bytes(n)),
+            _ => word(v),
+        };
+        let _ = writeln!(text, "{name:<width$}  {readable}");
+        text
+    })
+}
+
+/// An array of objects as a table with the names of the first one's fields.
+fn rows(value: &Value) -> String {
+    let Some(first) = list(value).first().and_then(Value::as_object) else { return String::new() };
+    let names: Vec<&str> = first.keys().map(String::as_str).collect();
+    let cells = |row: &Value| names.iter().map(|n| word(&row[*n])).collect();
+    table(&names, &list(value).iter().map(cells).collect::<Vec<_>>())
+}
+
+fn non_zero(counters: &Value) -> Value {
+    let all = counters.as_object().into_iter().flatten();
+    all.filter(|(_, v)| v.as_u64() != Some(0)).map(|(k, v)| (k.clone(), v.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn document() -> Value {
+        json!({
+            "name": "nc", "pid": 42, "addresses": ["10.77.0.2/24"],
+            "sockets": [
+                {"protocol": "tcp", "state": "ESTABLISHED", "recv_queue_bytes": 0,
+                 "send_queue_bytes": 4096, "local": "10.77.0.2:1000", "remote": "10.77.0.1:80",
+                 "rtt_us": 120, "cwnd_bytes": 14480, "error": null},
+                {"protocol": "udp", "state": "UNCONNECTED", "recv_queue_bytes": 0,
+                 "send_queue_bytes": 0, "local": "0.0.0.0:53", "remote": null},
+            ],
+            "drops": [
+                {"reason": "udp_no_socket", "room": "udp", "packets": 3, "sentence": "No socket."},
+                {"reason": "tcp_paws", "room": "tcp", "packets": 0, "sentence": "Old."},
+            ],
+            "pool": {"budget_bytes": 268435456, "chains": 2},
+            "device": {"name": "tap:fulmar0", "tx_frames": 7},
+            "neighbours": [{"address": "10.77.0.1", "state": "reachable"}],
+            "routes": [],
+            "counters": {"sleeps": 0, "wakeups": 9},
+        })
+    }
+
+    #[test]
+    fn a_stack_is_laid_out_as_ss_would() {
+        let expected = "\
+nc, process 42, tap:fulmar0, 10.77.0.2/24
+
+sockets
+  Netid  State        Recv-Q  Send-Q  Local Address:Port  Peer Address:Port
+  tcp    ESTABLISHED       0    4096  10.77.0.2:1000      10.77.0.1:80
+        cwnd_bytes:14480 rtt_us:120
+  udp    UNCONNECTED       0       0  0.0.0.0:53          -
+
+drops
+  packets  room  reason         why
+        3  udp   udp_no_socket  No socket.
+
+buffers
+  budget_bytes  268435456 (256.00 MiB)
+  chains        2
+
+device
+  name       tap:fulmar0
+  tx_frames  7
+
+neighbours
+  address    state
+  10.77.0.1  reachable
+";
+        assert_eq!(render(&document(), false), expected);
+    }
+
+    #[test]
+    fn counters_are_shown_on_demand_and_only_those_that_counted() {
+        let text = render(&document(), true);
+        assert!(text.ends_with("counters\n  wakeups  9\n"), "{text}");
+    }
+
+    #[test]
+    fn a_document_of_another_version_is_still_shown() {
+        assert_eq!(render(&json!({}), true), "-, process -, -, \n\ndrops\n  none\n");
+    }
+
+    #[test]
+    fn stacks_are_chosen_by_process_or_name() {
+        let wanted =
+            |s: Option<&str>| Args { json: false, counters: false, stack: s.map(Into::into) };
+        for choice in [None, Some("42"), Some("nc")] {
+            assert!(is_wanted(&wanted(choice), &document()));
+        }
+        assert!(!is_wanted(&wanted(Some("4")), &document()));
+    }
+}

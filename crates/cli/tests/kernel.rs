@@ -1,0 +1,417 @@
+//! The command against the kernel's own sockets, in a sandbox of its own.
+//!
+//! Every test starts itself again inside `fulmar sandbox`, where `fulmar0` and the kernel's
+//! 10.77.0.1 and fd77::1 stand. Where the system forbids sandboxes the tests say so and pass, or
+//! fail under FULMAR_REQUIRE_KERNEL_TESTS=1.
+
+use sha2::{Digest, Sha256};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+const FULMAR: &str = env!("CARGO_BIN_EXE_fulmar");
+const INSIDE: &str = "FULMAR_TEST_INSIDE";
+const REQUIRED: &str = "FULMAR_REQUIRE_KERNEL_TESTS";
+/// Bytes of the file that the transfer tests move.
+const FILE_BYTES: usize = 24 << 20;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs the body of a test inside a sandbox, by running that test alone there.
+fn in_sandbox<F: Fn()>(body: F) {
+    if std::env::var_os(INSIDE).is_some() {
+        return body();
+    }
+    let name = test_of::<F>();
+    let probe = Command::new(FULMAR).args(["sandbox", "--", "true"]).output().expect("it starts");
+    if !probe.status.success() {
+        return skip(name, &String::from_utf8_lossy(&probe.stderr));
+    }
+    let status = Command::new(FULMAR)
+        .args(["sandbox", "--"])
+        .arg(std::env::current_exe().expect("a path"))
+        .args(["--exact", name, "--nocapture"])
+        .env(INSIDE, "1")
+        .status()
+        .expect("it starts");
+    assert!(status.success(), "{name} failed inside the sandbox");
+}
+
+/// The test in which a closure of type `F` stands: `kernel::the_test::{{closure}}`.
+fn test_of<F>() -> &'static str {
+    let path = std::any::type_name::<F>();
+    path.split("::").nth(1).expect("a path through the test")
+}
+
+/// Says aloud that a test did not run; the harness does not capture this writer.
+fn skip(name: &str, why: &str) {
+    assert!(std::env::var_os(REQUIRED).is_none(), "{name} must not be skipped: {why}");
+    let _ = writeln!(io::stderr(), "SKIPPED {name}: {}", why.trim());
+}
+
+fn fulmar(arguments: &str) -> Command {
+    let mut command = Command::new(FULMAR);
+    command.args(arguments.split_whitespace());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs a command to its end with this standard input.
+fn run_with(arguments: &str, input: &[u8]) -> Output {
+    let mut child = fulmar(arguments).spawn().expect("it starts");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    let input = input.to_vec();
+    let writer = thread::spawn(move || stdin.write_all(&input));
+    let output = child.wait_with_output().expect("it ends");
+    let _ = writer.join().expect("the writer ends");
+    output
+}
+
+fn run(arguments: &str) -> Output {
+    run_with(arguments, b"")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Fails with both outputs unless the command ended well.
+fn assert_success(output: &Output) {
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{:?}\n{out}\n{err}", output.status);
+}
+
+/// Bytes that do not repeat, so that a lost or doubled block shows.
+fn noise(bytes: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    std::iter::repeat_with(next).flatten().take(bytes).collect()
+}
+
+fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn scratch(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("fulmar-{}-{name}", std::process::id()))
+}
+
+/// A file that is gone with the value.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        Scratch(scratch(name))
+    }
+
+    fn holding(name: &str, bytes: &[u8]) -> Scratch {
+        let file = Scratch::new(name);
+        std::fs::write(&file.0, bytes).expect("it can be written");
+        file
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("a readable path")
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        std::fs::read(&self.0).expect("it can be read")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// The kernel accepts one connection and hands it to `work`.
+fn kernel_server<T: Send + 'static>(
+    address: &str,
+    work: impl FnOnce(TcpStream) -> T + Send + 'static,
+) -> (u16, JoinHandle<T>) {
+    let listener = TcpListener::bind((address, 0)).expect("the kernel listens");
+    let port = listener.local_addr().expect("an address").port();
+    (port, thread::spawn(move || work(listener.accept().expect("a connection").0)))
+}
+
+/// The kernel connects to fulmar, which may need a moment to listen.
+fn kernel_client(address: &str, port: u16) -> TcpStream {
+    let started = Instant::now();
+    loop {
+        match TcpStream::connect((address, port)) {
+            Ok(stream) => return stream,
+            Err(e) if started.elapsed() > PATIENCE => panic!("cannot connect: {e}"),
+            Err(_) => thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+fn echo(mut stream: TcpStream) {
+    let mut bytes = vec![0; 1 << 16];
+    loop {
+        match stream.read(&mut bytes).expect("the kernel reads") {
+            0 => return,
+            n => stream.write_all(&bytes[..n]).expect("the kernel writes"),
+        }
+    }
+}
+
+fn read_all(mut stream: TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).expect("the kernel reads");
+    bytes
+}
+
+/// Waits until the command ends, or kills it and fails.
+fn wait(mut child: Child) -> Output {
+    let started = Instant::now();
+    while child.try_wait().expect("a state").is_none() {
+        if started.elapsed() > PATIENCE {
+            let _ = child.kill();
+            let output = child.wait_with_output().expect("its output");
+            panic!("it did not end: {}", text(&output.stderr));
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().expect("its output")
+}
+
+#[test]
+fn ping_reaches_the_kernel_over_both_versions_of_ip() {
+    in_sandbox(|| {
+        for host in ["10.77.0.1", "fd77::1"] {
+            let output = run(&format!("ping -c 3 -i 0.05 -s 1000 {host}"));
+            assert_success(&output);
+            let out = text(&output.stdout);
+            assert!(out.contains("3 packets transmitted, 3 received, 0% packet loss"), "{out}");
+            assert!(out.contains(&format!("1008 bytes from {host}: icmp_seq=1 ttl=64 time=")));
+        }
+    });
+}
+
+#[test]
+fn ping_of_nobody_exits_with_one() {
+    in_sandbox(|| {
+        let output = run("ping -c 1 -W 0.2 10.77.0.99");
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+        assert!(text(&output.stdout).contains("0 received, 100% packet loss"));
+    });
+}
+
+#[test]
+fn nc_sends_its_input_and_prints_the_answer() {
+    in_sandbox(|| {
+        for host in ["10.77.0.1", "fd77::1"] {
+            let (port, server) = kernel_server(host, echo);
+            let sent = noise(3_000_001);
+            let output = run_with(&format!("nc -w 20 {host} {port}"), &sent);
+            assert_success(&output);
+            assert!(output.stdout == sent, "{} bytes came back", output.stdout.len());
+            server.join().expect("the echo ends");
+        }
+    });
+}
+
+#[test]
+fn nc_listens_and_ends_with_both_directions() {
+    in_sandbox(|| {
+        let mut listener = fulmar("nc -l 8000").spawn().expect("it starts");
+        let mut stdin = listener.stdin.take().expect("a pipe");
+        let mut stream = kernel_client("10.77.0.2", 8000);
+        stream.write_all(b"to fulmar").expect("sent");
+        stream.shutdown(Shutdown::Write).expect("half-closed");
+        stdin.write_all(b"to the kernel").expect("piped");
+        drop(stdin);
+        assert_eq!(read_all(stream), b"to the kernel");
+        let output = wait(listener);
+        assert_success(&output);
+        assert_eq!(output.stdout, b"to fulmar");
+    });
+}
+
+#[test]
+fn nc_keeps_listening_with_k() {
+    in_sandbox(|| {
+        let mut listener = fulmar("nc -lk 8001").stdin(Stdio::null()).spawn().expect("it starts");
+        for word in [b"one", b"two"] {
+            let mut stream = kernel_client("10.77.0.2", 8001);
+            stream.write_all(word).expect("sent");
+            stream.shutdown(Shutdown::Write).expect("half-closed");
+            assert_eq!(read_all(stream), b"");
+        }
+        let mut out = listener.stdout.take().expect("a pipe");
+        let mut both = [0; 6];
+        out.read_exact(&mut both).expect("both words");
+        assert_eq!(&both, b"onetwo");
+        listener.kill().expect("it still runs");
+        listener.wait().expect("it ends");
+    });
+}
+
+#[test]
+fn nc_speaks_udp_both_ways() {
+    in_sandbox(|| {
+        let socket = UdpSocket::bind("10.77.0.1:0").expect("the kernel binds");
+        socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let port = socket.local_addr().expect("an address").port();
+        let answer = thread::spawn(move || {
+            let mut bytes = [0; 100];
+            let (n, from) = socket.recv_from(&mut bytes).expect("a datagram");
+            socket.send_to(b"pong", from).expect("sent");
+            bytes[..n].to_vec()
+        });
+        let output = run_with(&format!("nc -u -w 0.5 10.77.0.1 {port}"), b"ping");
+        assert_success(&output);
+        assert_eq!(output.stdout, b"pong");
+        assert_eq!(answer.join().expect("it ends"), b"ping");
+    });
+}
+
+#[test]
+fn a_refused_connection_is_one_clear_sentence() {
+    in_sandbox(|| {
+        let output = run("nc 10.77.0.1 9");
+        assert_eq!(output.status.code(), Some(2));
+        assert_eq!(
+            text(&output.stderr),
+            "fulmar: cannot connect to 10.77.0.1:9: the other side refused (ECONNREFUSED); \
+             check that a program listens on that port and address\n"
+        );
+    });
+}
+
+fn send_arrives_intact(options: &str) {
+    let bytes = noise(FILE_BYTES);
+    let file = Scratch::holding("source", &bytes);
+    let (port, server) = kernel_server("10.77.0.1", read_all);
+    let output = run(&format!("send {options} {} 10.77.0.1:{port}", file.path()));
+    assert_success(&output);
+    assert!(server.join().expect("it ends") == bytes, "the bytes differ");
+    let err = text(&output.stderr);
+    assert!(err.contains(&digest(&bytes)), "{err}");
+}
+
+fn recv_arrives_intact(options: &str) {
+    let bytes = noise(FILE_BYTES);
+    let file = Scratch::new("copy");
+    let sha256 = digest(&bytes);
+    let arguments = format!("recv {options} --sha256 {sha256} {} -l 5001", file.path());
+    let receiver = fulmar(&arguments).spawn().expect("it starts");
+    let mut stream = kernel_client("10.77.0.2", 5001);
+    stream.write_all(&bytes).expect("sent");
+    drop(stream);
+    assert_success(&wait(receiver));
+    assert!(file.bytes() == bytes, "the bytes differ");
+}
+
+#[test]
+fn a_sent_file_arrives_intact() {
+    in_sandbox(|| send_arrives_intact(""));
+}
+
+#[test]
+fn a_received_file_arrives_intact() {
+    in_sandbox(|| recv_arrives_intact(""));
+}
+
+const BAD_NETWORK: &str = "--faults loss=1%,reorder=1%,dup=1%,corrupt=0.1%,seed=7";
+
+#[test]
+fn a_sent_file_survives_a_bad_network() {
+    in_sandbox(|| send_arrives_intact(BAD_NETWORK));
+}
+
+#[test]
+fn a_received_file_survives_a_bad_network() {
+    in_sandbox(|| recv_arrives_intact(BAD_NETWORK));
+}
+
+#[test]
+fn a_file_that_arrives_damaged_is_refused() {
+    in_sandbox(|| {
+        let file = Scratch::new("wrong");
+        let (port, server) =
+            kernel_server("10.77.0.1", |mut s| s.write_all(b"something else").expect("sent"));
+        let output = run(&format!("recv --sha256 00 {} 10.77.0.1:{port}", file.path()));
+        server.join().expect("it ends");
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains("receive it again"));
+    });
+}
+
+#[test]
+fn stat_shows_a_running_connection() {
+    in_sandbox(|| {
+        let (port, server) = kernel_server("10.77.0.1", echo);
+        let mut caller = fulmar(&format!("nc 10.77.0.1 {port}")).spawn().expect("it starts");
+        let mut stdin = caller.stdin.take().expect("a pipe");
+        stdin.write_all(b"x").expect("piped");
+        let mut echoed = [0];
+        caller.stdout.take().expect("a pipe").read_exact(&mut echoed).expect("the echo");
+        let json = run(&format!("stat --json {}", caller.id()));
+        let table = run(&format!("stat {}", caller.id()));
+        drop(stdin);
+        assert_success(&json);
+        let document: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+        let socket = &document[0]["sockets"][0];
+        assert_eq!(socket["remote"], format!("10.77.0.1:{port}"));
+        assert_eq!(socket["state"], "ESTABLISHED");
+        assert!(socket["rtt_us"].as_f64().is_some_and(|us| us > 0.0), "{socket}");
+        assert!(text(&table.stdout).contains("ESTABLISHED"), "{}", text(&table.stdout));
+        assert_success(&wait(caller));
+        server.join().expect("it ends");
+    });
+}
+
+#[test]
+fn a_capture_is_readable_by_tshark() {
+    in_sandbox(|| {
+        if Command::new("tshark").arg("--version").output().is_err() {
+            return skip("a_capture_is_readable_by_tshark", "tshark is not installed");
+        }
+        let file = Scratch::new("capture.pcapng");
+        let (port, server) = kernel_server("10.77.0.1", echo);
+        let sent = noise(200_000);
+        let arguments = format!("nc --pcap {} 10.77.0.1 {port}", file.path());
+        assert_success(&run_with(&arguments, &sent));
+        server.join().expect("it ends");
+        let filter = "tcp.flags.syn==1 || _ws.malformed";
+        let read = Command::new("tshark").args(["-r", file.path(), "-Y", filter]).output();
+        let lines = text(&read.expect("tshark runs").stdout);
+        assert_eq!(lines.lines().count(), 2, "the two SYNs and nothing malformed: {lines}");
+    });
+}
+
+#[test]
+fn a_tap_of_our_own_reaches_the_kernel() {
+    const NAME: &str = "a_tap_of_our_own_reaches_the_kernel";
+    in_sandbox(|| {
+        let tun = std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun");
+        if let Err(e) = tun {
+            return skip(NAME, &format!("/dev/net/tun: {e}"));
+        }
+        let device = "--device tap:fulmar7 --addr 10.78.0.2/24 --peer-addr 10.78.0.1/24";
+        let output = run(&format!("ping {device} -c 2 -i 0.05 10.78.0.1"));
+        assert_success(&output);
+        assert!(text(&output.stdout).contains("2 received, 0% packet loss"));
+    });
+}
+
+#[test]
+fn an_unknown_interface_is_one_clear_sentence() {
+    in_sandbox(|| {
+        let output = run("ping -c 1 --device packet:nosuch0 --addr 10.0.0.2/24 10.0.0.1");
+        assert_eq!(output.status.code(), Some(2));
+        let err = text(&output.stderr);
+        assert!(err.starts_with("fulmar: ") && err.contains("nosuch0"), "{err}");
+        assert_eq!(err.lines().count(), 1, "{err}");
+    });
+}

@@ -1,0 +1,223 @@
+//! The door through which `fulmar stat` looks at a running stack: a Unix socket per stack.
+//!
+//! Who connects gets one JSON document and the end of the stream; nothing is read from anybody.
+//! The socket lies in a directory that only its owner may enter, is named after the process, and is
+//! removed with the stack. A process that was killed leaves its socket behind; whoever finds that
+//! nobody answers removes it ([`ask`]).
+//!
+//! A thread sleeps in `accept` and costs nothing until somebody asks. To end, the door knocks on
+//! itself.
+
+use std::fs::{self, DirBuilder};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// How long a side waits for the other: a document is a few KiB, so this is a stopped process.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Stacks of one process that may have a door.
+const DOORS_PER_PROCESS: u32 = 64;
+/// The thread formats one document and does nothing deep.
+const THREAD_STACK_BYTES: usize = 256 * 1024;
+
+/// The open door of one stack; closed when dropped.
+#[derive(Debug)]
+pub struct Control {
+    path: PathBuf,
+    closing: Arc<AtomicBool>,
+}
+
+/// Where doors may be, in the order in which they are tried: the user's runtime directory,
+/// `/run/fulmar`, `/tmp/fulmar-UID`.
+pub fn directories() -> Vec<PathBuf> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(|d| PathBuf::from(d).join("fulmar"));
+    let own = own_uid().map(|uid| PathBuf::from(format!("/tmp/fulmar-{uid}")));
+    runtime.into_iter().chain([PathBuf::from("/run/fulmar")]).chain(own).collect()
+}
+
+/// The doors of every directory, whether anybody stands behind them or not.
+pub fn doors() -> Vec<PathBuf> {
+    let entries = directories().into_iter().filter_map(|d| fs::read_dir(d).ok()).flatten();
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(|e| e.ok().map(|e| e.path()))
+        .filter(|p| p.extension().is_some_and(|x| x == "sock"))
+        .collect();
+    found.sort();
+    found
+}
+
+/// The document behind a door. `None`: nobody is there any more; the stale socket was removed.
+///
+/// # Errors
+/// What connecting or reading failed with: no permission, or a process that does not answer
+/// within two seconds.
+pub fn ask(door: &Path) -> io::Result<Option<String>> {
+    let mut stream = match UnixStream::connect(door) {
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+            // Only its owner can remove it, and only they need to.
+            let _ = fs::remove_file(door);
+            return Ok(None);
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other?,
+    };
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut document = String::new();
+    stream.read_to_string(&mut document)?;
+    Ok((!document.is_empty()).then_some(document))
+}
+
+impl Control {
+    /// Opens a door in the first directory that allows it. `document` is called for each visitor;
+    /// `None` sends them away.
+    ///
+    /// # Errors
+    /// What the last directory failed with; the stack works without a door.
+    pub fn open(document: impl Fn() -> Option<String> + Send + 'static) -> io::Result<Control> {
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        for directory in directories() {
+            match own_directory(&directory).and_then(|()| bind(&directory)) {
+                Ok((listener, path)) => return Control::serve(listener, path, document),
+                Err(e) => last = e,
+            }
+        }
+        Err(last)
+    }
+
+    /// Where the door is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn serve(
+        listener: UnixListener,
+        path: PathBuf,
+        document: impl Fn() -> Option<String> + Send + 'static,
+    ) -> io::Result<Control> {
+        let control = Control { path, closing: Arc::default() };
+        let closing = control.closing.clone();
+        thread::Builder::new()
+            .name("fulmar-control".to_owned())
+            .stack_size(THREAD_STACK_BYTES)
+            .spawn(move || {
+                for visitor in listener.incoming() {
+                    if closing.load(Ordering::Acquire) {
+                        return;
+                    }
+                    // A visitor who leaves early harms nobody.
+                    let _ = visitor.and_then(|v| answer(v, document()));
+                }
+            })?;
+        Ok(control)
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.closing.store(true, Ordering::Release);
+        // The knock wakes the thread out of `accept`; if it fails, the thread is gone already.
+        let _ = UnixStream::connect(&self.path);
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn answer(mut visitor: UnixStream, document: Option<String>) -> io::Result<()> {
+    visitor.set_write_timeout(Some(PATIENCE))?;
+    visitor.write_all(document.unwrap_or_default().as_bytes())
+}
+
+/// The effective user, as the owner of our own entry in /proc.
+fn own_uid() -> Option<u32> {
+    fs::metadata("/proc/self").ok().map(|m| m.uid())
+}
+
+/// Makes the directory if need be; refuses one that is not ours alone, since /tmp is everybody's.
+fn own_directory(path: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+        _ => {}
+    }
+    let found = fs::symlink_metadata(path)?;
+    let private = found.permissions().mode() & 0o077 == 0;
+    if found.is_dir() && private && Some(found.uid()) == own_uid() {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, "the directory is not ours alone"))
+}
+
+/// `PID.sock`, and `PID-N.sock` for further stacks of the process.
+fn bind(directory: &Path) -> io::Result<(UnixListener, PathBuf)> {
+    let pid = std::process::id();
+    for n in 0..DOORS_PER_PROCESS {
+        let name = if n == 0 { format!("{pid}.sock") } else { format!("{pid}-{n}.sock") };
+        let path = directory.join(name);
+        if is_abandoned(&path) {
+            fs::remove_file(&path)?;
+        }
+        match UnixListener::bind(&path) {
+            Ok(listener) => {
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+                return Ok((listener, path));
+            }
+            // Another stack of this process.
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Err(io::Error::from(io::ErrorKind::AddrInUse))
+}
+
+/// Whether a dead process, which had our number, left the socket.
+fn is_abandoned(path: &Path) -> bool {
+    UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_visitor_gets_the_document_and_the_door_vanishes_with_the_stack() {
+        let control = Control::open(|| Some("{\"a\":1}".to_owned())).unwrap();
+        let path = control.path().to_owned();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert!(doors().contains(&path));
+        assert_eq!(ask(&path).unwrap().as_deref(), Some("{\"a\":1}"));
+        assert_eq!(ask(&path).unwrap().as_deref(), Some("{\"a\":1}"));
+        drop(control);
+        assert!(!path.exists());
+        assert_eq!(ask(&path).unwrap(), None);
+    }
+
+    #[test]
+    fn every_stack_of_a_process_has_its_own_door() {
+        let first = Control::open(|| Some("1".to_owned())).unwrap();
+        let second = Control::open(|| Some("2".to_owned())).unwrap();
+        assert_ne!(first.path(), second.path());
+        assert_eq!(ask(second.path()).unwrap().as_deref(), Some("2"));
+    }
+
+    #[test]
+    fn a_socket_that_a_dead_process_left_is_removed() {
+        let control = Control::open(|| None).unwrap();
+        let stale = control.path().with_file_name("stale-test.sock");
+        drop(UnixListener::bind(&stale).unwrap());
+        assert_eq!(ask(&stale).unwrap(), None);
+        assert!(!stale.exists());
+    }
+
+    #[test]
+    fn a_directory_that_others_may_enter_is_refused() {
+        let path = std::env::temp_dir().join(format!("fulmar-open-{}", std::process::id()));
+        DirBuilder::new().mode(0o755).create(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let refused = own_directory(&path);
+        fs::remove_dir(&path).unwrap();
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    }
+}
