@@ -1,53 +1,84 @@
-//! probe
-use cpu::Placement;
-use floor::*;
-use fulmar_lab::*;
+//! Measures the floor: the kernel against itself, and a do-nothing TCP on TAP and AF_PACKET against
+//! a kernel peer, with and without one copy. Needs no root where user namespaces are allowed.
+//!
+//! `cargo run --release -p fulmar-lab --example floor [SECONDS] [FILE.json]`
+
+use fulmar_lab::bench::{self, Plan, Ratio, Sample, Way};
+use fulmar_lab::cpu::Placement;
+use fulmar_lab::floor::{Direction, Kind, Site};
+use fulmar_lab::kernel::Pair;
+use fulmar_lab::lock::BenchLock;
+use fulmar_lab::report::{self, Machine};
+use fulmar_lab::{Bulk, child, floor, kernel, limit, netns};
+use std::cell::RefCell;
+use std::io;
 use std::time::Duration;
-fn show(name: &str, s: std::io::Result<bench::Sample>) {
-    match s {
-        Err(e) => println!("{name:44} failed: {e}"),
-        Ok(s) => {
-            let kb = |r: &peer::Report| r.cpu.as_nanos() as f64 * 1024.0 / r.bytes.max(1) as f64;
-            let gbps = s.far.bytes as f64 * 8.0 / s.far.elapsed.as_nanos().max(1) as f64;
-            println!(
-                "{name:44} {gbps:6.1} Gb/s near {:6.1} far {:6.1} sum {:6.1}  {:?}",
-                kb(&s.near),
-                kb(&s.far),
-                kb(&s.near) + kb(&s.far),
-                s.counts
-            );
-        }
-    }
-}
+
 fn main() {
     child::dispatch();
-    netns::enter().expect("enter");
-    let fpa: usize = std::env::var("FPA").ok().and_then(|s| s.parse().ok()).unwrap_or(8);
-    let win: usize = std::env::var("WIN").ok().and_then(|s| s.parse().ok()).unwrap_or(1 << 20);
-    let ms: u64 = std::env::var("MS").ok().and_then(|s| s.parse().ok()).unwrap_or(300);
-    let b = Bulk { frames_per_ack: fpa, window_bytes: win, ..Bulk::default() };
-    let t = Duration::from_millis(ms);
-    let only = std::env::args().nth(1).unwrap_or_default();
-    let pair = kernel::Pair::new(1500, true).expect("pair");
-    let mut sites: Vec<_> = [Kind::Tap, Kind::Packet, Kind::PacketRing]
-        .into_iter()
-        .map(|k| (k, Site::new(k).expect("site")))
-        .collect();
-    for p in [Placement::SameCpu, Placement::TwoCpus] {
-        let n = format!("kernel {}", p.title());
-        if n.contains(&only) {
-            show(&n, pair.stream(&b, p, t));
+    if let Err(e) = measure() {
+        eprintln!("floor: {e}");
+        std::process::exit(1);
+    }
+}
+
+fn measure() -> io::Result<()> {
+    let args: Vec<String> = std::env::args().collect();
+    let seconds = args.get(1).and_then(|s| s.parse().ok()).unwrap_or(60);
+    let _lock = BenchLock::take()?;
+    netns::enter()?;
+    if let Some(warning) = report::busy_warning() {
+        eprintln!("{warning}");
+    }
+    let pair = Pair::new(1500, true)?;
+    let sites = sites();
+    let (mut ways, mut ratios) = (vec![limit::memcpy(Bulk::default())], Vec::new());
+    for placement in [Placement::SameCpu, Placement::TwoCpus] {
+        ways.push(kernel::way(&pair, Bulk::default(), placement));
+        for site in &sites {
+            ways.extend(floor_ways(site, placement));
         }
-        for (k, s) in &mut sites {
-            for d in [Direction::Send, Direction::Receive] {
-                for copy in [false, true] {
-                    let n =
-                        format!("{k:?} {d:?} {}{}", p.title(), if copy { " +memcpy" } else { "" });
-                    if n.contains(&only) {
-                        show(&n, s.stream(&b, d, copy, p, t));
-                    }
-                }
-            }
+    }
+    for way in ways.iter().filter(|w| w.name.starts_with("floor")) {
+        ratios.push(over_kernel(way));
+    }
+    let budget = Duration::from_secs(seconds);
+    let outcome = bench::run(Plan { ways, ratios, budget, max_runs: 40, soak: true });
+    println!("{}", report::text(&Machine::here(), &outcome));
+    match args.get(2) {
+        Some(file) => {
+            std::fs::write(file, report::json(&Machine::here(), &args, &outcome).to_string())
         }
+        None => Ok(()),
+    }
+}
+
+/// The devices that can be had; for the others it says why not.
+fn sites() -> Vec<RefCell<Site>> {
+    let open = |kind: Kind| match Site::new(kind) {
+        Ok(site) => Some(RefCell::new(site)),
+        Err(e) => {
+            eprintln!("no {}: {e}", kind.title());
+            None
+        }
+    };
+    [Kind::Tap, Kind::Packet, Kind::PacketRing].into_iter().filter_map(open).collect()
+}
+
+fn floor_ways(site: &RefCell<Site>, placement: Placement) -> impl Iterator<Item = Way<'_>> {
+    let cases =
+        [Direction::Send, Direction::Receive].into_iter().flat_map(|d| [(d, false), (d, true)]);
+    cases
+        .map(move |(direction, copy)| floor::way(site, Bulk::default(), direction, copy, placement))
+}
+
+fn over_kernel(way: &Way<'_>) -> Ratio {
+    Ratio {
+        name: format!("{}.vs_kernel", way.name),
+        sentence: "CPU of both ends per KB ÷ kernel to kernel".into(),
+        way: way.name.clone(),
+        over: Some(format!("kernel.{}", way.placement.name())),
+        measure: Sample::both_ns_per_kb,
+        reach_and_aim: None,
     }
 }

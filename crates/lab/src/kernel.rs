@@ -1,7 +1,7 @@
 //! The kernel against itself: two namespaces joined by a veth pair, a source in one and a sink in
 //! the other. What a stack of our own is compared with.
 
-use crate::bench::Sample;
+use crate::bench::{Sample, Way};
 use crate::cpu::Placement;
 use crate::netlink::VethEnd;
 use crate::netns::Netns;
@@ -58,5 +58,15 @@ impl Pair {
         let sent = Peer::spawn(&source, &self.near)?.finish()?;
         let received = sink_peer.finish()?;
         Ok(Sample::of_ends(sent, received, bulk.warm_bytes).count("write_calls", sent.calls))
+    }
+}
+
+/// The way `kernel.PLACEMENT` over this pair.
+pub fn way(pair: &Pair, bulk: Bulk, placement: Placement) -> Way<'_> {
+    Way {
+        name: format!("kernel.{}", placement.name()),
+        title: "kernel to kernel, veth".into(),
+        placement,
+        run: Box::new(move |time| pair.stream(&bulk, placement, time)),
     }
 }

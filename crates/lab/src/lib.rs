@@ -13,6 +13,7 @@ pub mod child;
 pub mod cpu;
 pub mod floor;
 pub mod kernel;
+pub mod limit;
 pub mod lock;
 pub mod netlink;
 pub mod netns;
@@ -45,7 +46,7 @@ impl Default for Bulk {
             write_bytes: 128 << 10,
             read_bytes: 256 << 10,
             window_bytes: 1 << 20,
-            frames_per_ack: 8,
+            frames_per_ack: 16,
             warm_bytes: 16 << 20,
         }
     }

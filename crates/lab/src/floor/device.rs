@@ -199,8 +199,8 @@ impl Ring {
     /// 17 pages: the largest frame and the slot's own header.
     const SLOT_BYTES: usize = 17 * 4096;
     const SLOTS_PER_BLOCK: usize = 4;
-    /// Twice a window of 1 MiB in super-frames.
-    const SLOTS: usize = 32;
+    /// Four windows of 1 MiB in full super-frames; a sender that is short of data sends smaller ones.
+    const SLOTS: usize = 64;
     const LEN_AT: usize = 4;
     const SNAPLEN_AT: usize = 8;
     const MAC_AT: usize = 12;

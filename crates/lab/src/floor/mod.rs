@@ -14,7 +14,7 @@ pub mod flow;
 pub mod segment;
 
 use crate::Bulk;
-use crate::bench::Sample;
+use crate::bench::{Sample, Way};
 use crate::cpu::{self, Placement};
 use crate::netlink::VethEnd;
 use crate::netns::Netns;
@@ -22,6 +22,7 @@ use crate::peer::{Endpoint, Peer, Role, Spec};
 use device::{FrameDevice, Packet, Tap};
 use flow::{Counts, Flow, Load};
 use segment::Addresses;
+use std::cell::RefCell;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -44,6 +45,36 @@ pub enum Kind {
     PacketRing,
 }
 
+impl Kind {
+    /// The name in ways and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Tap => "tap",
+            Kind::Packet => "packet",
+            Kind::PacketRing => "packet_ring",
+        }
+    }
+
+    /// The name in tables.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Kind::Tap => "TAP",
+            Kind::Packet => "AF_PACKET",
+            Kind::PacketRing => "AF_PACKET with ring",
+        }
+    }
+}
+
+impl Direction {
+    /// The name in ways and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Direction::Send => "send",
+            Direction::Receive => "recv",
+        }
+    }
+}
+
 /// Which way the bytes go, seen from us.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
@@ -55,6 +86,7 @@ pub enum Direction {
 
 /// A device and the namespace in which its kernel peer lives.
 pub struct Site {
+    kind: Kind,
     device: Box<dyn FrameDevice>,
     peer_netns: Netns,
     /// The namespace of our end of a veth pair, which must outlive the device.
@@ -78,7 +110,7 @@ impl Site {
         let index = netns.if_index("tap0")?;
         netns.netlink()?.configure(index, PEER_MAC, MTU)?;
         netns.set_address("tap0", IpAddr::V4(PEER_IP), 24)?;
-        Ok(Self::with(Box::new(tap), netns, None))
+        Ok(Self::with(Kind::Tap, Box::new(tap), netns, None))
     }
 
     fn packet(ring: bool) -> io::Result<Site> {
@@ -92,11 +124,18 @@ impl Site {
         peers.set_address("veth1", IpAddr::V4(PEER_IP), 24)?;
         let index = ours.if_index("veth0")?;
         let packet = ours.run(|| Packet::open(index, ring))?;
-        Ok(Self::with(Box::new(packet), peers, Some(ours)))
+        let kind = if ring { Kind::PacketRing } else { Kind::Packet };
+        Ok(Self::with(kind, Box::new(packet), peers, Some(ours)))
     }
 
-    fn with(device: Box<dyn FrameDevice>, peer_netns: Netns, ours: Option<Netns>) -> Site {
-        Site { device, peer_netns, _our_netns: ours, next_port: AtomicU16::new(40_000) }
+    fn with(
+        kind: Kind,
+        device: Box<dyn FrameDevice>,
+        peer_netns: Netns,
+        ours: Option<Netns>,
+    ) -> Site {
+        let next_port = AtomicU16::new(0);
+        Site { kind, device, peer_netns, _our_netns: ours, next_port }
     }
 
     /// Runs one connection for about `time`. `near` in the sample is this thread's account, `far`
@@ -172,4 +211,30 @@ fn counted(sample: Sample, counts: &Counts) -> Sample {
         .count("data_frames", counts.data_frames)
         .count("ack_frames", counts.ack_frames)
         .count("waits", counts.waits)
+        .count("out_of_order", counts.out_of_order)
+}
+
+/// The way `floor.DEVICE.DIRECTION.PLACEMENT`; without the copy, `floor.DEVICE.DIRECTION.bare.…`.
+pub fn way(
+    site: &RefCell<Site>,
+    bulk: Bulk,
+    direction: Direction,
+    copy: bool,
+    placement: Placement,
+) -> Way<'_> {
+    let kind = site.borrow().kind;
+    let bare = if copy { "" } else { ".bare" };
+    let verb = match direction {
+        Direction::Send => "sending",
+        Direction::Receive => "receiving",
+    };
+    let with = if copy { " + memcpy" } else { "" };
+    Way {
+        name: format!("floor.{}.{}{bare}.{}", kind.name(), direction.name(), placement.name()),
+        title: format!("do-nothing TCP{with}, {}, {verb}", kind.title()),
+        placement,
+        run: Box::new(move |time| {
+            site.borrow_mut().stream(&bulk, direction, copy, placement, time)
+        }),
+    }
 }

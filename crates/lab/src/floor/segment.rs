@@ -17,11 +17,11 @@ pub const HEADER_BYTES: usize = VNET_BYTES + 14 + 20 + 32;
 /// Payload bytes of one packet at MTU 1500 with timestamps.
 pub const MSS: usize = 1448;
 
-pub const FIN: u8 = 0x01;
-pub const SYN: u8 = 0x02;
-pub const RST: u8 = 0x04;
-pub const PSH: u8 = 0x08;
-pub const ACK: u8 = 0x10;
+pub(super) const FIN: u8 = 0x01;
+pub(super) const SYN: u8 = 0x02;
+pub(super) const RST: u8 = 0x04;
+pub(super) const PSH: u8 = 0x08;
+pub(super) const ACK: u8 = 0x10;
 
 const ETHER: usize = VNET_BYTES;
 const IP: usize = ETHER + 14;
@@ -33,6 +33,7 @@ pub const WINDOW_SCALE: u8 = 6;
 
 /// Who speaks with whom.
 #[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "the names say it all")]
 pub struct Addresses {
     pub our_mac: [u8; 6],
     pub peer_mac: [u8; 6],
@@ -44,7 +45,7 @@ pub struct Addresses {
 
 /// A prebuilt header for frames of one payload length.
 #[derive(Clone)]
-pub struct Template(pub [u8; HEADER_BYTES]);
+pub struct Template([u8; HEADER_BYTES]);
 
 impl Template {
     /// The header of every frame with this payload length and these flags; more than [`MSS`]
@@ -142,6 +143,7 @@ pub enum Arrival<'a> {
     /// A TCP segment to our port.
     Tcp(Segment<'a>),
     /// Somebody asks for the hardware address of our IP address.
+    #[expect(missing_docs, reason = "the asker's addresses")]
     ArpRequest { mac: [u8; 6], ip: [u8; 4] },
     /// Anything else.
     Other,
@@ -150,12 +152,17 @@ pub enum Arrival<'a> {
 /// A TCP segment to our port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment<'a> {
+    /// Sequence number of the first byte.
     pub seq: u32,
+    /// Acknowledgement number.
     pub ack: u32,
+    /// Control bits.
     pub flags: u8,
     /// As it stands in the header, not scaled.
     pub window: u16,
+    /// The options, padding included.
     pub options: &'a [u8],
+    /// The payload.
     pub payload: &'a [u8],
 }
 

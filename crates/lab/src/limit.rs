@@ -1,0 +1,53 @@
+//! Limits: what no stack that copies can beat, measured in the same run as the stacks.
+
+use crate::bench::{Sample, Way};
+use crate::cpu::{self, Placement};
+use crate::peer::Report;
+use crate::{Bulk, on_pinned_thread};
+use std::io;
+use std::time::{Duration, Instant};
+
+/// Copies the user's hot buffer through a ring as large as the window, on one CPU.
+pub fn memcpy(bulk: Bulk) -> Way<'static> {
+    Way {
+        name: "limit.memcpy".into(),
+        title: "memcpy through a ring as large as the window".into(),
+        placement: Placement::SameCpu,
+        run: Box::new(move |time| {
+            let (cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
+            on_pinned_thread(cpu, || copy_for(&bulk, time))
+        }),
+    }
+}
+
+fn copy_for(bulk: &Bulk, time: Duration) -> io::Result<Sample> {
+    let user = vec![0x5a; bulk.write_bytes];
+    let mut ring = vec![0; bulk.window_bytes.max(bulk.write_bytes)];
+    let round = |ring: &mut Vec<u8>| {
+        ring.chunks_exact_mut(user.len()).for_each(|slot| slot.copy_from_slice(&user));
+        std::hint::black_box(ring);
+    };
+    round(&mut ring); // touches every page
+    let (start, cpu, mut rounds) = (Instant::now(), cpu::thread_cpu()?, 0);
+    while start.elapsed() < time {
+        round(&mut ring);
+        rounds += 1;
+    }
+    let bytes = rounds * (ring.len() / user.len() * user.len()) as u64;
+    let cpu = cpu::thread_cpu()?.saturating_sub(cpu);
+    let near = Report { bytes, elapsed: start.elapsed(), cpu, calls: 0 };
+    let nobody = Report { cpu: Duration::ZERO, ..near };
+    Ok(Sample::of_ends(near, nobody, 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_moves_bytes_and_has_one_end() {
+        let sample = copy_for(&Bulk::default(), Duration::from_millis(1)).expect("a copy");
+        assert!(sample.near.bytes >= 1 << 20);
+        assert_eq!(sample.far_ns_per_kb(), 0.0);
+    }
+}
