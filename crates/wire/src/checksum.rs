@@ -86,8 +86,8 @@ impl Sum {
         }
     }
 
-    /// The 16-bit sum, *not* inverted: what a device wants in the checksum field of a packet that it
-    /// shall complete, when the sum is that of the pseudo-header alone.
+    /// The 16-bit sum, *not* inverted: the sum of the pseudo-header alone is what a device wants in
+    /// the checksum field of a packet that it shall complete.
     #[inline]
     pub const fn fold(&self) -> u16 {
         let halves = (self.acc >> 32).wrapping_add(self.acc & 0xffff_ffff);

@@ -57,7 +57,7 @@ pub enum Message {
     },
     /// The packet could not be delivered.
     Unreachable {
-        /// Why, see [`unreachable`].
+        /// Why, see [`mod@unreachable`].
         code: u8,
         /// With [`unreachable::FRAGMENTATION_NEEDED`]: the MTU of the hop that refused, in bytes;
         /// 0 from routers older than RFC 1191. Meaningless with other codes.

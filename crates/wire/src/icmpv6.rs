@@ -68,7 +68,7 @@ pub mod parameter {
 pub enum Message {
     /// The packet could not be delivered.
     Unreachable {
-        /// Why, see [`unreachable`].
+        /// Why, see [`mod@unreachable`].
         code: u8,
     },
     /// The packet is larger than the next hop's MTU (RFC 8201).

@@ -181,9 +181,10 @@ pub enum ExtensionError {
 /// from it. Without extension headers `bytes` is not looked at. In a fragment with an offset of
 /// zero the walk goes on behind the fragment header; in a later one it ends there.
 ///
-/// RFC 8200 section 4.1 wants extension headers processed however often they occur. One deviation: a
-/// second fragment header is [`ExtensionError::Malformed`], since nobody sends it honestly and a
-/// fragment of a fragment would make the first one's offsets meaningless.
+/// RFC 8200 section 4.1 wants extension headers processed however often they occur. Two deviations:
+/// a second fragment header is [`ExtensionError::Malformed`], since nobody sends it honestly and a
+/// fragment of a fragment would make the first one's offsets meaningless; and there are limits,
+/// [`MAX_EXTENSIONS`] and [`MAX_OPTIONS`].
 #[inline]
 pub fn walk_extensions(bytes: &[u8], header: &Header) -> Result<Upper, ExtensionError> {
     let upper = Upper {

@@ -4,8 +4,8 @@
 //! once, and returns a small `Copy` representation in native types. An `emit` writes a
 //! representation into the caller's buffer. **Memory:** everything is borrowed for the length of
 //! the call, nothing is kept. **Invariants:** no input of any kind panics; a representation that
-//! came from `parse` describes bytes that were there. **What it does not do:** it judges form, never
-//! meaning: whether an address may be a source, whether a hop limit is right or a sequence number
+//! came from `parse` describes bytes that were there. **What it does not do:** it judges form,
+//! never meaning: whether an address may be a source, a hop limit is right or a sequence number
 //! acceptable is the engines' business. Checksums are verified where the whole packet is at hand,
 //! with [`checksum`]. **Cost:** a few nanoseconds per header, no allocation, no copy of payload.
 //! **Sources:** named beside each header.

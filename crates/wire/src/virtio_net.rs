@@ -16,8 +16,8 @@ use crate::WireError;
 /// Length of the header with `num_buffers`.
 pub const HEADER_BYTES: usize = 12;
 
-/// In `flags`: the checksum field holds the sum of the pseudo-header, not inverted, and the sum from
-/// `csum_start` to the end is still to be made.
+/// In `flags`: the checksum field holds the sum of the pseudo-header, not inverted, and the sum
+/// from `csum_start` to the end is still to be made.
 pub const F_NEEDS_CSUM: u8 = 1;
 /// In `flags`: the checksum was verified by the device.
 pub const F_DATA_VALID: u8 = 2;

@@ -241,6 +241,11 @@ fn extensions_may_not_leave_the_payload() {
     assert!(walk_extensions(&packet, &header).is_ok());
 }
 
+fn bytes_of_extensions() -> impl Strategy<Value = Vec<u8>> {
+    let likely = prop::sample::select(vec![0u8, 1, 2, 4, 6, 43, 44, 60]);
+    proptest::collection::vec(prop_oneof![3 => likely, 1 => any::<u8>()], 0..160)
+}
+
 proptest! {
     #[test]
     fn any_header_survives_the_wire(
@@ -268,10 +273,7 @@ proptest! {
     #[test]
     fn walk_stays_inside_the_packet(
         first in prop::sample::select(vec![0u8, 43, 44, 60]),
-        bytes in proptest::collection::vec(
-            prop_oneof![3 => prop::sample::select(vec![0u8, 1, 2, 4, 6, 43, 44, 60]), 1 => any::<u8>()],
-            0..160,
-        ),
+        bytes in bytes_of_extensions(),
     ) {
         let packet_bytes = (40 + bytes.len()) as u32;
         match walk_from(first, &bytes) {

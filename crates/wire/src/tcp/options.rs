@@ -1,4 +1,5 @@
-//! TCP options (RFC 9293 section 3.2): MSS, window scale and timestamps (RFC 7323), SACK (RFC 2018).
+//! TCP options: MSS (RFC 9293 section 3.7.1), window scale and timestamps (RFC 7323), SACK (RFC
+//! 2018).
 //!
 //! ```text
 //! kind 0 end | 1 no-op | 2 MSS (4 bytes) | 3 window scale (3) | 4 SACK permitted (2)

@@ -164,6 +164,7 @@ fn known_options_of_another_length_are_skipped() {
         &[8, 9, 9, 9, 9, 9, 9, 9, 9, 1, 1, 1],
         &[5, 9, 9, 9, 9, 9, 9, 9, 9, 1, 1, 1],
         &[5, 2, 1, 1],
+        &[5, 11, 9, 9, 9, 9, 9, 9, 9, 9, 9, 1],
     ] {
         assert_eq!(Options::parse(bytes), Ok(Options::default()), "{bytes:?}");
     }
