@@ -43,6 +43,8 @@ drop_reasons! {
     UnknownEtherType, "ether", "unknown_ethertype";
     /// An ARP packet that is malformed or asks about another address.
     ArpInvalid, "arp", "arp_invalid";
+    /// Another station claims one of our addresses.
+    DuplicateAddress, "arp", "duplicate_address";
     /// An IP header that is malformed: version, header length or total length.
     IpHeader, "ip", "ip_header";
     /// The IPv4 header checksum is wrong.
