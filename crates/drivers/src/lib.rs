@@ -1,1 +1,17 @@
-//! Devices: link, tap, packet
+//! Devices: [`link`] joins two stacks in one process, [`tap`] and [`packet`] reach the kernel.
+//!
+//! All system calls that std lacks are in `sys.rs`, the only file here with unsafe code.
+
+#![deny(unsafe_code)]
+
+mod error;
+mod landing;
+pub mod link;
+pub mod packet;
+#[allow(unsafe_code)]
+mod sys;
+pub mod tap;
+mod vnet;
+mod wake;
+
+pub use error::OpenError;

@@ -11,6 +11,8 @@
 
 pub mod delay;
 mod device;
+pub mod fault;
+pub mod moderation;
 pub mod offload;
 mod packet;
 mod placement;

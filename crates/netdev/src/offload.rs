@@ -384,8 +384,8 @@ pub fn finish_checksum(p: &mut Packet, pool: &mut Pool) -> Result<(), NoBuffer> 
     let at = start + offset;
     if at + 2 <= p.chain.len() {
         let sum = sum_from(&p.chain, start).finish();
-        let headers = writable_front(&mut p.chain, at + 2, pool)?;
-        put_u16(headers, at, stored(sum, offset));
+        own_front(&mut p.chain, at + 2, pool)?;
+        p.chain.copy_from(at, &stored(sum, offset).to_be_bytes());
     }
     p.offload.needs_csum = false;
     (p.offload.csum_start, p.offload.csum_offset) = (0, 0);
@@ -404,21 +404,16 @@ fn sum_from(chain: &Chain, start: usize) -> Sum {
     sum
 }
 
-/// The first `n` bytes of the chain, where nobody else refers to them.
-fn writable_front<'a>(
-    chain: &'a mut Chain,
-    n: usize,
-    pool: &mut Pool,
-) -> Result<&'a mut [u8], NoBuffer> {
-    let writable = chain.front_mut().is_some_and(|m| m.len() >= n && m.is_unique());
-    if !writable {
-        let mut copy = pool.alloc(n, 0, Purpose::Control)?;
-        chain.copy_to(0, copy.append(n).ok_or(NoBuffer)?);
-        chain.trim_front(n, pool);
-        chain.push_front(copy);
+/// Copies the first `n` bytes, unless nobody else refers to them.
+fn own_front(chain: &mut Chain, n: usize, pool: &mut Pool) -> Result<(), NoBuffer> {
+    if chain.front().is_some_and(|m| m.len() >= n && m.is_unique()) {
+        return Ok(());
     }
-    let front = chain.front_mut().ok_or(NoBuffer)?;
-    front.as_mut_slice().ok_or(NoBuffer)
+    let mut copy = pool.alloc(n, 0, Purpose::Control)?;
+    chain.copy_to(0, copy.append(n).ok_or(NoBuffer)?);
+    chain.trim_front(n, pool);
+    chain.push_front(copy);
+    Ok(())
 }
 
 /// Copies the whole chain into memory that nobody else refers to, in as few mbufs as possible.

@@ -42,3 +42,11 @@ impl Tally {
         stats.rx_bytes += self.bytes;
     }
 }
+
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Tally) {
+        self.frames += other.frames;
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+    }
+}

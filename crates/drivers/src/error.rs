@@ -1,0 +1,37 @@
+//! Why a device could not be opened, for a person to read.
+
+use std::io;
+
+/// A device could not be set up.
+#[derive(Debug)]
+pub struct OpenError {
+    /// What was tried, as in "cannot open /dev/net/tun".
+    pub what: String,
+    /// What the kernel answered.
+    pub source: io::Error,
+    /// What to do next.
+    pub advice: String,
+}
+
+impl OpenError {
+    pub(crate) fn new(what: impl Into<String>, source: io::Error, advice: &str) -> OpenError {
+        OpenError { what: what.into(), source, advice: advice.to_string() }
+    }
+
+    /// The error number, 0 if the failure was not the kernel's.
+    pub fn errno(&self) -> i32 {
+        self.source.raw_os_error().unwrap_or(0)
+    }
+}
+
+impl std::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}; {}", self.what, self.source, self.advice)
+    }
+}
+
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}

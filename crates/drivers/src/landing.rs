@@ -1,0 +1,133 @@
+//! Where a received frame lands: a pair of a small and a large buffer, so that one read takes a
+//! frame of any length and a short one never keeps a large buffer.
+//!
+//! ```text
+//!            0        256                             65,792
+//! frame      | headers | rest of the payload             |
+//!            +---------+---------------------------------+
+//! lands in   | small   | large                           |
+//! ```
+//!
+//! Frames of up to 256 bytes leave in the small buffer. Frames of up to 16 KiB are copied into one
+//! buffer of the right size, and the pair stays (a copy from the nearest cache costs less than
+//! 64 KiB of memory held by a reader that may be slow). Longer frames leave as the pair itself. A
+//! pair stays with its device between frames, so that the same memory is filled again while it is
+//! warm; the one large buffer that a quiet device touches is the one it used last.
+//!
+//! When the pool cannot give a large buffer, the frame lands in scratch memory instead: what fits a
+//! small buffer (acknowledgements, above all) still comes through, from the reserve for control if
+//! need be. The rest is dropped as [`DropReason::NoBuffer`].
+
+use fulmar_base::DropReason;
+use fulmar_mbuf::{Chain, Mbuf, Pool, Purpose};
+
+pub const SMALL_BYTES: usize = 256;
+pub const LARGE_BYTES: usize = 65_536;
+/// Frames up to this length are copied out of the pair.
+const COPY_BYTES: usize = 16_384;
+
+/// Memory for frames that the pool has no buffer for.
+pub struct Scratch {
+    small: [u8; SMALL_BYTES],
+    large: Box<[u8]>,
+}
+
+impl Scratch {
+    pub fn new() -> Scratch {
+        Scratch { small: [0; SMALL_BYTES], large: vec![0; LARGE_BYTES].into_boxed_slice() }
+    }
+}
+
+/// One pair; a missing half is replaced by scratch memory.
+#[derive(Default)]
+pub struct Landing {
+    small: Option<Mbuf>,
+    large: Option<Mbuf>,
+}
+
+fn room<'a>(m: Option<&'a mut Mbuf>, scratch: &'a mut [u8]) -> &'a mut [u8] {
+    let bytes = scratch.len();
+    match m {
+        Some(m) => m.spare_mut().get_mut(..bytes).unwrap_or(&mut []),
+        None => scratch,
+    }
+}
+
+impl Landing {
+    /// Obtains what is missing, as far as the pool has it; answers whether nothing is missing.
+    pub fn prepare(&mut self, pool: &mut Pool) -> bool {
+        if self.small.is_none() {
+            let small = pool.alloc(SMALL_BYTES, 0, Purpose::Receive);
+            self.small = small.or_else(|_| pool.alloc(SMALL_BYTES, 0, Purpose::Control)).ok();
+        }
+        if self.large.is_none() {
+            self.large = pool.alloc(LARGE_BYTES, 0, Purpose::Receive).ok();
+        }
+        self.small.is_some() && self.large.is_some()
+    }
+
+    /// Where the next frame lands: its first [`SMALL_BYTES`] bytes, and the rest.
+    pub fn parts<'a>(&'a mut self, scratch: &'a mut Scratch) -> [&'a mut [u8]; 2] {
+        [
+            room(self.small.as_mut(), &mut scratch.small),
+            room(self.large.as_mut(), &mut scratch.large),
+        ]
+    }
+
+    /// Where the next frame lands, if nothing is missing.
+    pub fn own_parts(&mut self) -> Option<[&mut [u8]; 2]> {
+        let small = self.small.as_mut()?.spare_mut().get_mut(..SMALL_BYTES)?;
+        let large = self.large.as_mut()?.spare_mut().get_mut(..LARGE_BYTES)?;
+        Some([small, large])
+    }
+
+    /// The frame of `bytes` bytes that has just landed.
+    ///
+    /// # Errors
+    /// [`DropReason::NoBuffer`]: it lies in scratch memory and the pool has nothing better.
+    pub fn take(
+        &mut self,
+        bytes: usize,
+        scratch: &mut Scratch,
+        pool: &mut Pool,
+    ) -> Result<Chain, DropReason> {
+        if bytes <= SMALL_BYTES {
+            let mut small = self.small.take().ok_or(DropReason::NoBuffer)?;
+            small.set_len(bytes);
+            return Ok(Chain::from(small));
+        }
+        if bytes <= COPY_BYTES
+            && let Some(copy) = self.copy(bytes, scratch, pool)
+        {
+            return Ok(copy);
+        }
+        self.give_away(bytes)
+    }
+
+    fn copy(&mut self, bytes: usize, scratch: &mut Scratch, pool: &mut Pool) -> Option<Chain> {
+        let mut copy = pool.alloc(bytes, 0, Purpose::Receive).ok()?;
+        let [small, large] = self.parts(scratch);
+        let (front, back) = copy.append(bytes)?.split_at_mut(SMALL_BYTES);
+        front.copy_from_slice(small);
+        back.copy_from_slice(large.get(..back.len())?);
+        Some(Chain::from(copy))
+    }
+
+    /// The pair itself, if it is the pool's.
+    fn give_away(&mut self, bytes: usize) -> Result<Chain, DropReason> {
+        if self.small.is_none() || self.large.is_none() {
+            return Err(DropReason::NoBuffer);
+        }
+        let mut chain = Chain::new();
+        let halves = [(self.small.take(), SMALL_BYTES), (self.large.take(), bytes - SMALL_BYTES)];
+        for (half, len) in halves {
+            let mut m = half.ok_or(DropReason::NoBuffer)?;
+            m.set_len(len);
+            chain.push_back(m);
+        }
+        Ok(chain)
+    }
+}
+
+#[cfg(test)]
+mod tests;

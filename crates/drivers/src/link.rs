@@ -1,0 +1,63 @@
+//! Two stacks joined directly in one process.
+//!
+//! Frames pass to the other side by ownership: nothing is copied, and the mbufs return to the pool
+//! they came from when the receiver frees them. [`pair`] works on real time between two threads;
+//! [`sim_pair`] works on a virtual clock and can impair the traffic, reproducibly.
+
+mod ring;
+mod sim;
+
+use fulmar_base::EtherAddr;
+use fulmar_netdev::Caps;
+
+pub use ring::{Link, pair};
+pub use sim::{Impairments, SimLink, sim_pair, sim_pair_each_way};
+
+/// What both ends of a link have in common.
+#[derive(Clone, Debug)]
+pub struct LinkConfig {
+    /// Largest IP packet that is not a super-frame, in bytes.
+    pub mtu: usize,
+    /// Largest super-frame in bytes of IP packet, both TCP and UDP. `None`: no super-frames.
+    pub tso: Option<usize>,
+    /// Transport checksums may be left out: the frames never see a wire.
+    pub csum: bool,
+    /// Most frames on their way in one direction.
+    pub ring_pkts: usize,
+    /// Most bytes on their way in one direction (one frame always fits).
+    pub ring_bytes: usize,
+    /// Station addresses of the two ends.
+    pub ether: [EtherAddr; 2],
+}
+
+impl Default for LinkConfig {
+    /// MTU 1500, 64 KiB super-frames, no checksums, 512 frames or 4 MiB each way.
+    fn default() -> LinkConfig {
+        LinkConfig {
+            mtu: 1500,
+            tso: Some(65_535),
+            csum: true,
+            ring_pkts: 512,
+            ring_bytes: 4 << 20,
+            ether: [EtherAddr([2, 0, 0, 0, 0, 1]), EtherAddr([2, 0, 0, 0, 0, 2])],
+        }
+    }
+}
+
+impl LinkConfig {
+    fn caps(&self, side: usize) -> Caps {
+        let tso = self.tso.filter(|_| self.csum);
+        Caps {
+            tx_csum: self.csum,
+            tso,
+            udp_gso: tso.is_some(),
+            rx_gro: tso.is_some(),
+            // The other stack reads the memory in place.
+            shared_with_user_space: true,
+            ..Caps::plain(self.mtu, self.ether[side])
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

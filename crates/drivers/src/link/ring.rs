@@ -1,0 +1,282 @@
+//! The link on real time: one bounded ring of frames in each direction.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fulmar_base::{Counters, DropReason, Instant};
+use fulmar_mbuf::Pool;
+use fulmar_netdev::{Burst, Caps, Device, DeviceStats, LinkState, Packet, Tally, offload};
+
+use super::LinkConfig;
+use crate::OpenError;
+use crate::wake::Bell;
+
+/// Frames towards one side. `pkts` and `bytes` cover the queue and what the receiver took from it
+/// but did not hand out yet; they grow under the lock, so they never fall below zero.
+struct Lane {
+    queue: Mutex<VecDeque<Packet>>,
+    pkts: AtomicUsize,
+    bytes: AtomicUsize,
+    /// The sender waits for room.
+    is_blocked: AtomicBool,
+    max_pkts: usize,
+    max_bytes: usize,
+}
+
+impl Lane {
+    fn new(config: &LinkConfig) -> Lane {
+        Lane {
+            queue: Mutex::new(VecDeque::with_capacity(config.ring_pkts)),
+            pkts: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            is_blocked: AtomicBool::new(false),
+            max_pkts: config.ring_pkts.max(1),
+            max_bytes: config.ring_bytes,
+        }
+    }
+
+    fn fits(&self, pkts: usize, bytes: usize, next_bytes: usize) -> bool {
+        pkts < self.max_pkts && (pkts == 0 || bytes + next_bytes <= self.max_bytes)
+    }
+
+    /// Half empty again: worth waking a blocked sender for.
+    fn is_half_empty(&self) -> bool {
+        self.pkts.load(SeqCst) <= self.max_pkts / 2 && self.bytes.load(SeqCst) <= self.max_bytes / 2
+    }
+
+    fn queue(&self) -> std::sync::MutexGuard<'_, VecDeque<Packet>> {
+        // A panic elsewhere cannot leave the queue half changed.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Shared {
+    /// Towards side 0, towards side 1.
+    lanes: [Lane; 2],
+    bells: [Bell; 2],
+    is_alive: [AtomicBool; 2],
+}
+
+/// One end of a link.
+pub struct Link {
+    shared: Arc<Shared>,
+    side: usize,
+    /// Frames taken from the lane in one exchange of queues.
+    stash: VecDeque<Packet>,
+    /// The last burst did not go out whole.
+    is_blocked: bool,
+    caps: Caps,
+    stats: DeviceStats,
+}
+
+/// Joins two stacks. Each end belongs to one stack, and its frames may be sent and received from
+/// any thread that holds it.
+///
+/// # Errors
+/// No descriptor left for the wake-ups.
+pub fn pair(config: &LinkConfig) -> Result<(Link, Link), OpenError> {
+    let bell = || {
+        Bell::new().map_err(|e| {
+            OpenError::new(
+                "cannot create an eventfd",
+                e,
+                "raise the limit on open files (ulimit -n)",
+            )
+        })
+    };
+    let shared = Arc::new(Shared {
+        lanes: [Lane::new(config), Lane::new(config)],
+        bells: [bell()?, bell()?],
+        is_alive: [AtomicBool::new(true), AtomicBool::new(true)],
+    });
+    let end = |side: usize| Link {
+        shared: Arc::clone(&shared),
+        side,
+        stash: VecDeque::with_capacity(config.ring_pkts),
+        is_blocked: false,
+        caps: config.caps(side),
+        stats: DeviceStats { name: format!("link{side}"), ..DeviceStats::default() },
+    };
+    Ok((end(0), end(1)))
+}
+
+impl Link {
+    fn inward(&self) -> &Lane {
+        &self.shared.lanes[self.side]
+    }
+
+    fn outward(&self) -> &Lane {
+        &self.shared.lanes[1 - self.side]
+    }
+
+    fn has_peer(&self) -> bool {
+        self.shared.is_alive[1 - self.side].load(SeqCst)
+    }
+
+    /// Moves frames into the lane while there is room; counts those that can never pass.
+    fn move_out(&self, pool: &mut Pool, burst: &mut Burst, counters: &mut Counters) -> Moved {
+        let lane = self.outward();
+        let mut moved = Moved::default();
+        let mut queue = lane.queue();
+        let (mut pkts, mut bytes) = (lane.pkts.load(SeqCst), lane.bytes.load(SeqCst));
+        while let Some(p) = burst.front() {
+            let frame_bytes = p.chain.len();
+            let verdict = offload::check(p, &self.caps);
+            if verdict.is_ok() && !lane.fits(pkts, bytes, frame_bytes) {
+                break;
+            }
+            let Some(p) = burst.pop_front() else { break };
+            moved.taken += 1;
+            if let Err(reason) = verdict {
+                counters.drop_packet(reason);
+                pool.free(p.chain);
+                continue;
+            }
+            moved.tally.add(&p);
+            (pkts, bytes) = (pkts + 1, bytes + frame_bytes);
+            queue.push_back(p);
+        }
+        // Before the lock is released: the receiver subtracts what it finds in the queue.
+        lane.pkts.fetch_add(moved.tally.frames as usize, SeqCst);
+        lane.bytes.fetch_add(moved.tally.bytes as usize, SeqCst);
+        moved
+    }
+
+    fn drop_all(pool: &mut Pool, burst: &mut Burst, counters: &mut Counters) -> usize {
+        let count = burst.len();
+        (0..count).for_each(|_| counters.drop_packet(DropReason::DeviceGone));
+        burst.clear(pool);
+        count
+    }
+
+    /// Takes everything that lies in the lane by exchanging queues: one lock per batch. `taken`
+    /// frames of those counted were handed out already.
+    fn refill(&mut self, taken: usize) {
+        let shared = Arc::clone(&self.shared);
+        let lane = &shared.lanes[self.side];
+        // An empty poll costs one load.
+        if lane.pkts.load(SeqCst) > taken {
+            self.stats.rx_crossings += 1;
+            std::mem::swap(&mut *lane.queue(), &mut self.stash);
+        }
+    }
+
+    /// Gives the sender its room back.
+    fn release(&mut self, tally: Tally) {
+        let lane = self.inward();
+        lane.pkts.fetch_sub(tally.frames as usize, SeqCst);
+        lane.bytes.fetch_sub(tally.bytes as usize, SeqCst);
+        let wakes = lane.is_blocked.load(SeqCst)
+            && lane.is_half_empty()
+            && lane.is_blocked.swap(false, SeqCst)
+            && self.shared.bells[1 - self.side].ring();
+        self.stats.wakes += u64::from(wakes);
+    }
+}
+
+#[derive(Default)]
+struct Moved {
+    taken: usize,
+    tally: Tally,
+}
+
+impl Device for Link {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn tx_burst(
+        &mut self,
+        _now: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+    ) -> usize {
+        if burst.is_empty() {
+            self.is_blocked = false;
+            return 0;
+        }
+        if !self.has_peer() {
+            return Link::drop_all(pool, burst, counters);
+        }
+        let mut moved = self.move_out(pool, burst, counters);
+        self.stats.tx_crossings += 1;
+        if !burst.is_empty() {
+            self.stats.tx_refusals += 1;
+            self.outward().is_blocked.store(true, SeqCst);
+            // The receiver may have made room before it could see the mark.
+            let again = self.move_out(pool, burst, counters);
+            moved.taken += again.taken;
+            moved.tally += again.tally;
+        }
+        self.is_blocked = !burst.is_empty();
+        moved.tally.sent(counters, &mut self.stats);
+        if moved.tally.frames > 0 && self.shared.bells[1 - self.side].ring() {
+            self.stats.wakes += 1;
+        }
+        moved.taken
+    }
+
+    fn rx_burst(
+        &mut self,
+        _now: Instant,
+        _pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        let mut tally = Tally::default();
+        for _ in 0..budget.min(out.room()) {
+            if self.stash.is_empty() {
+                self.refill(tally.frames as usize);
+            }
+            let Some(p) = self.stash.pop_front() else { break };
+            tally.add(&p);
+            // There is room: the number of rounds was bounded by it.
+            let _ = out.push(p);
+        }
+        if tally.frames > 0 {
+            self.release(tally);
+            tally.received(counters, &mut self.stats);
+        }
+        tally.frames as usize
+    }
+
+    fn arm(&mut self) -> bool {
+        self.shared.bells[self.side].arm();
+        // If the lane's mark is gone, whoever made room found this bell not armed yet.
+        let waits_in_vain = self.is_blocked && !self.outward().is_blocked.load(SeqCst);
+        self.inward().pkts.load(SeqCst) == 0 && !waits_in_vain && self.has_peer()
+    }
+
+    fn disarm(&mut self) {
+        self.shared.bells[self.side].disarm();
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        Some(self.shared.bells[self.side].fd())
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn link_state(&self) -> LinkState {
+        if self.has_peer() { LinkState::Up } else { LinkState::Gone(libc::EPIPE) }
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.stats.clone()
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.shared.is_alive[self.side].store(false, SeqCst);
+        // Frames that nobody will receive go home now, and a sleeping peer learns of it.
+        self.inward().queue().clear();
+        self.shared.bells[1 - self.side].ring();
+    }
+}

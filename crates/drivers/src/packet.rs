@@ -1,0 +1,492 @@
+//! The AF_PACKET device: frames to and from any Ethernet interface of the kernel.
+//!
+//! Enters and leaves: bursts of frames, many per system call, with a virtio-net header in front of
+//! each, so that 64 KiB super-frames without checksums pass both ways where the interface has them
+//! (a veth does). Needs the right CAP_NET_RAW in the interface's network namespace and no device
+//! node, so that `unshare -Urn` is enough.
+//!
+//! This stack uses a station address of its own beside the kernel's. The interface is promiscuous,
+//! and a filter in the kernel lets only frames for this station and for groups through, so that two
+//! stacks never answer the same frame.
+//!
+//! Cost: 1.2 µs per small frame in a burst, 4.1 µs for 64 KiB, and the kernel's copy. Source:
+//! packet(7), linux/if_packet.h.
+
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+
+use fulmar_base::{Counters, DropReason, Duration, EtherAddr, Instant};
+use fulmar_mbuf::Pool;
+use fulmar_netdev::{Burst, Caps, Device, DeviceStats, LinkState, Packet, Tally, offload};
+
+use crate::landing::{Landing, Scratch};
+use crate::sys::{self, Instruction, MANY, Received};
+use crate::tap::derive_ether;
+use crate::{OpenError, vnet};
+
+/// Above 65,535 bytes of frame a packet socket that bypasses the queueing discipline refuses.
+const MAX_IP_BYTES: usize = 65_535 - ETHER_BYTES;
+const ETHER_BYTES: usize = 14;
+const MAX_SEGS: usize = 64;
+/// Frames of more mbufs are sent alone.
+const FEW_SEGS: usize = 8;
+/// Pairs of buffers kept ready: what one crossing receives at most. Half a megabyte of large
+/// buffers, so that a full round stays within the second-level cache.
+const PAIRS: usize = 8;
+/// Holds a window of super-frames; the usual 208 KiB lose them.
+const RECEIVE_BUFFER_BYTES: libc::c_int = 4 << 20;
+/// When to offer frames again for which the interface's queue was full.
+const RETRY: Duration = Duration::from_micros(200);
+/// So many refusals in a row, and the frame is dropped.
+const MAX_RETRIES: u32 = 50;
+
+/// Which interface, and how this stack appears on it.
+#[derive(Clone, Debug, Default)]
+pub struct PacketConfig {
+    /// Name of an Ethernet interface that exists.
+    pub interface: String,
+    /// Station address of this stack; by default derived from the interface's own, but different.
+    pub ether: Option<EtherAddr>,
+    /// Largest IP packet in bytes; by default the interface's.
+    pub mtu: Option<usize>,
+}
+
+/// A packet socket bound to one interface.
+pub struct PacketSocket {
+    socket: File,
+    interface: String,
+    caps: Caps,
+    /// 12, or 10 on kernels before 6.5.
+    header_bytes: usize,
+    pairs: [Landing; PAIRS],
+    scratch: Scratch,
+    is_drained: bool,
+    lost: Option<i32>,
+    is_blocked: bool,
+    /// Refusals in a row for a full queue, and when to try again.
+    retries: u32,
+    retry_at: Option<Instant>,
+    stats: DeviceStats,
+}
+
+/// Accepts frames for `ether` and for groups, in the classic filter language (linux/filter.h).
+fn filter(ether: EtherAddr) -> [Instruction; 8] {
+    const LOAD_BYTE: u16 = 0x30;
+    const LOAD_HALF: u16 = 0x28;
+    const LOAD_WORD: u16 = 0x20;
+    const JUMP_IF_SET: u16 = 0x45;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    const WHOLE_FRAME: u32 = 0x4_0000;
+    let op = |code, k, jump_true, jump_false| Instruction { code, jump_true, jump_false, k };
+    let [a, b, c, d, e, f] = ether.0;
+    [
+        op(LOAD_BYTE, 0, 0, 0),
+        op(JUMP_IF_SET, 1, 4, 0), // group bit: to the first return
+        op(LOAD_WORD, 0, 0, 0),
+        op(JUMP_IF_EQUAL, u32::from_be_bytes([a, b, c, d]), 0, 3), // else: to the last return
+        op(LOAD_HALF, 4, 0, 0),
+        op(JUMP_IF_EQUAL, u32::from_be_bytes([0, 0, e, f]), 0, 1),
+        op(RETURN, WHOLE_FRAME, 0, 0),
+        op(RETURN, 0, 0, 0),
+    ]
+}
+
+fn open_socket() -> Result<OwnedFd, OpenError> {
+    // Protocol 0: nothing arrives before the filter stands and the socket is bound.
+    sys::socket(libc::AF_PACKET, libc::SOCK_RAW, 0).map_err(|e| {
+        let advice = "give the program the right CAP_NET_RAW, run it as root, or in a network \
+                      namespace of your own (`unshare -Urn`)";
+        OpenError::new("cannot open a packet socket", e, advice)
+    })
+}
+
+/// Asks for virtio-net headers; returns their length.
+fn use_vnet_headers(socket: &OwnedFd) -> std::io::Result<usize> {
+    let set = |name, value| sys::set_int(socket.as_fd(), libc::SOL_PACKET, name, value);
+    if set(sys::PACKET_VNET_HDR_SZ, vnet::HEADER_BYTES as _).is_ok() {
+        return Ok(vnet::HEADER_BYTES);
+    }
+    set(sys::PACKET_VNET_HDR, 1).map(|()| vnet::HEADER_BYTES - 2)
+}
+
+/// Options without which the device works, only less well.
+fn tune(socket: &OwnedFd) {
+    let fd = socket.as_fd();
+    let forced = sys::set_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES);
+    if forced.is_err() {
+        let _ = sys::set_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BUFFER_BYTES);
+    }
+    let _ = sys::set_int(fd, libc::SOL_PACKET, sys::PACKET_QDISC_BYPASS, 1);
+}
+
+impl PacketSocket {
+    /// Opens a socket on an interface. Frames pass while the interface is up.
+    ///
+    /// # Errors
+    /// What failed, why, and what to do next.
+    pub fn open(config: &PacketConfig) -> Result<PacketSocket, OpenError> {
+        let name = &config.interface;
+        let socket = open_socket()?;
+        let index = sys::interface_index(socket.as_fd(), name).map_err(|e| {
+            let advice = "`ip -o link` lists the interfaces of this network namespace";
+            OpenError::new(format!("cannot find interface {name:?}"), e, advice)
+        })?;
+        let kernel_ether = sys::interface_ether(socket.as_fd(), name).map_err(|e| {
+            OpenError::new(format!("cannot use {name}"), e, "choose an Ethernet interface")
+        })?;
+        let ether = config.ether.unwrap_or_else(|| derive_ether(kernel_ether));
+        let mtu = sys::interface_mtu(socket.as_fd(), name).unwrap_or(1500);
+        let header_bytes = PacketSocket::set_up(&socket, index, ether).map_err(|e| {
+            let advice = "Linux 4.20 or newer is needed";
+            OpenError::new(format!("cannot set up a packet socket on {name}"), e, advice)
+        })?;
+        let caps = Caps {
+            tx_csum: true,
+            tso: Some(MAX_IP_BYTES),
+            udp_gso: header_bytes == vnet::HEADER_BYTES,
+            rx_gro: true,
+            max_segs: MAX_SEGS,
+            ..Caps::plain(config.mtu.unwrap_or(mtu), ether)
+        };
+        Ok(PacketSocket {
+            socket: File::from(socket),
+            interface: name.clone(),
+            caps,
+            header_bytes,
+            pairs: Default::default(),
+            scratch: Scratch::new(),
+            is_drained: false,
+            lost: None,
+            is_blocked: false,
+            retries: 0,
+            retry_at: None,
+            stats: DeviceStats { name: format!("packet:{name}"), ..DeviceStats::default() },
+        })
+    }
+
+    fn set_up(socket: &OwnedFd, index: i32, ether: EtherAddr) -> std::io::Result<usize> {
+        let fd = socket.as_fd();
+        sys::attach_filter(fd, &filter(ether))?;
+        let header_bytes = use_vnet_headers(socket)?;
+        tune(socket);
+        // Without it every frame that the kernel sends on the interface would come back to us.
+        sys::set_int(fd, libc::SOL_PACKET, sys::PACKET_IGNORE_OUTGOING, 1)?;
+        sys::set_promiscuous(fd, index)?;
+        sys::bind_packet(fd, index)?;
+        Ok(header_bytes)
+    }
+
+    /// Drops frames at the front that can never be sent.
+    fn drop_unfit(&self, pool: &mut Pool, burst: &mut Burst, counters: &mut Counters) {
+        while let Some(p) = burst.front() {
+            let verdict = match self.lost {
+                Some(_) => Err(DropReason::DeviceGone),
+                None => offload::check(p, &self.caps),
+            };
+            let Err(reason) = verdict else { return };
+            drop_front(reason, pool, burst, counters);
+        }
+    }
+
+    /// Sends as many frames from the front as one crossing takes; returns how many.
+    fn send_some(&self, burst: &Burst) -> std::io::Result<usize> {
+        let is_small =
+            |p: &&Packet| p.chain.segs() <= FEW_SEGS && offload::check(p, &self.caps).is_ok();
+        let count = burst.iter().take(MANY).take_while(is_small).count();
+        if count > 1 {
+            return self.send_group(burst, count);
+        }
+        let Some(p) = burst.front() else { return Ok(0) };
+        let header = vnet::request(&p.offload);
+        let mut parts = [IoSlice::new(&[]); MAX_SEGS + 1];
+        let used = gather(&mut parts, &header[..self.header_bytes], p);
+        (&self.socket).write_vectored(&parts[..used]).map(|_| 1)
+    }
+
+    fn send_group(&self, burst: &Burst, count: usize) -> std::io::Result<usize> {
+        let mut headers = [[0; vnet::HEADER_BYTES]; MANY];
+        for (h, p) in headers.iter_mut().zip(burst) {
+            *h = vnet::request(&p.offload);
+        }
+        let mut parts = [[IoSlice::new(&[]); FEW_SEGS + 1]; MANY];
+        let mut messages: [&[IoSlice<'_>]; MANY] = [&[]; MANY];
+        let frames = headers.iter().zip(burst).take(count);
+        for ((message, part), (h, p)) in messages.iter_mut().zip(&mut parts).zip(frames) {
+            let used = gather(part, &h[..self.header_bytes], p);
+            *message = &part[..used];
+        }
+        sys::send_many(self.socket.as_fd(), &messages[..count])
+    }
+
+    /// What a failed send means for the first frame: `None` to keep it for later, else why it is
+    /// dropped.
+    fn after_send_error(&mut self, errno: i32, now: Instant) -> Option<DropReason> {
+        match errno {
+            libc::EAGAIN | libc::EINTR => {
+                self.is_blocked = true;
+                None
+            }
+            // The interface's queue is full. The socket stays writable, so only time helps.
+            libc::ENOBUFS if self.retries < MAX_RETRIES => {
+                self.retries += 1;
+                self.retry_at = Some(now + RETRY);
+                None
+            }
+            libc::ENOBUFS => {
+                self.retries = 0;
+                Some(DropReason::TxQueueFull)
+            }
+            libc::ENXIO | libc::ENODEV | libc::EBADF => {
+                self.lost = Some(errno);
+                Some(DropReason::DeviceGone)
+            }
+            _ => Some(DropReason::DeviceRefused),
+        }
+    }
+
+    /// One crossing: receives up to `limit` frames into the pairs.
+    fn receive_some(
+        &mut self,
+        limit: usize,
+        pool: &mut Pool,
+    ) -> std::io::Result<(usize, [Received; MANY], Headers)> {
+        let limit = limit.min(PAIRS);
+        let whole =
+            self.pairs.iter_mut().take(limit).map(|p| p.prepare(pool)).take_while(|w| *w).count();
+        let mut headers: Headers = [[0; vnet::HEADER_BYTES]; PAIRS];
+        let n = self.header_bytes;
+        let (count, received) = if whole == 0 {
+            let [small, large] = self.pairs[0].parts(&mut self.scratch);
+            let header = IoSliceMut::new(&mut headers[0][..n]);
+            let mut one = [[header, IoSliceMut::new(small), IoSliceMut::new(large)]];
+            sys::receive_many(self.socket.as_fd(), &mut one)?
+        } else {
+            let mut parts = headers.iter_mut().zip(&mut self.pairs).map(|(h, pair)| {
+                let [small, large] = pair.own_parts().unwrap_or_default();
+                [&mut h[..n], small, large].map(IoSliceMut::new)
+            });
+            let mut many: [_; PAIRS] =
+                std::array::from_fn(|_| parts.next().unwrap_or_else(no_parts));
+            drop(parts);
+            sys::receive_many(self.socket.as_fd(), &mut many[..whole])?
+        };
+        Ok((count, received, headers))
+    }
+
+    /// The frame that landed in pair `at`.
+    fn take(
+        &mut self,
+        at: usize,
+        header: &[u8; vnet::HEADER_BYTES],
+        received: Received,
+        pool: &mut Pool,
+    ) -> Result<Packet, DropReason> {
+        let frame_bytes = received.bytes.saturating_sub(self.header_bytes);
+        if received.is_cut {
+            return Err(DropReason::FrameTooBig);
+        }
+        if frame_bytes < ETHER_BYTES {
+            return Err(DropReason::Truncated);
+        }
+        let pair = &mut self.pairs[at];
+        let [front, _] = pair.parts(&mut self.scratch);
+        let front = front.get(..frame_bytes).unwrap_or(front);
+        let offload = vnet::understand(header, frame_bytes, front)?;
+        let chain = pair.take(frame_bytes, &mut self.scratch, pool)?;
+        Ok(Packet { chain, offload })
+    }
+
+    fn after_receive_error(&mut self, errno: i32) {
+        match errno {
+            // ENETDOWN is told once when the interface goes down; it may come up again.
+            libc::EAGAIN | libc::EINTR | libc::ENETDOWN => {}
+            _ => self.lost = Some(errno),
+        }
+    }
+}
+
+type Headers = [[u8; vnet::HEADER_BYTES]; PAIRS];
+
+fn no_parts<'a>() -> [IoSliceMut<'a>; 3] {
+    [(); 3].map(|()| IoSliceMut::new(&mut []))
+}
+
+/// Fills `parts` with the header and the mbufs of a frame; returns how many are used.
+fn gather<'a>(parts: &mut [IoSlice<'a>], header: &'a [u8], p: &'a Packet) -> usize {
+    let mut used = 0;
+    for (part, slice) in parts.iter_mut().zip(std::iter::once(header).chain(p.chain.slices())) {
+        *part = IoSlice::new(slice);
+        used += 1;
+    }
+    used
+}
+
+fn drop_front(reason: DropReason, pool: &mut Pool, burst: &mut Burst, counters: &mut Counters) {
+    if let Some(p) = burst.pop_front() {
+        counters.drop_packet(reason);
+        pool.free(p.chain);
+    }
+}
+
+impl Device for PacketSocket {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn tx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+    ) -> usize {
+        let before = burst.len();
+        let mut tally = Tally::default();
+        self.is_blocked = false;
+        self.retry_at = None;
+        loop {
+            self.drop_unfit(pool, burst, counters);
+            if burst.is_empty() {
+                break;
+            }
+            self.stats.tx_crossings += 1;
+            let error = match self.send_some(burst) {
+                Ok(count) => {
+                    self.retries = 0;
+                    for p in (0..count).map_while(|_| burst.pop_front()) {
+                        tally.add(&p);
+                        pool.free(p.chain);
+                    }
+                    continue;
+                }
+                Err(e) => e.raw_os_error().unwrap_or(0),
+            };
+            match self.after_send_error(error, now) {
+                Some(reason) => drop_front(reason, pool, burst, counters),
+                None => {
+                    self.stats.tx_refusals += 1;
+                    break;
+                }
+            }
+        }
+        tally.sent(counters, &mut self.stats);
+        before - burst.len()
+    }
+
+    fn rx_burst(
+        &mut self,
+        _now: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        let mut tally = Tally::default();
+        let mut left = budget.min(out.room());
+        self.is_drained = false;
+        while left > 0 && self.lost.is_none() {
+            self.stats.rx_crossings += 1;
+            let (count, received, headers) = match self.receive_some(left, pool) {
+                Ok(batch) => batch,
+                Err(e) => {
+                    self.is_drained = true;
+                    self.after_receive_error(e.raw_os_error().unwrap_or(0));
+                    break;
+                }
+            };
+            left = left.saturating_sub(count);
+            for (at, (received, header)) in received.iter().zip(&headers).take(count).enumerate() {
+                match self.take(at, header, *received, pool) {
+                    Err(reason) => counters.drop_packet(reason),
+                    Ok(p) => {
+                        tally.add(&p);
+                        // There is room: `left` was bounded by it.
+                        let _ = out.push(p);
+                    }
+                }
+            }
+        }
+        tally.received(counters, &mut self.stats);
+        tally.frames as usize
+    }
+
+    /// The descriptor is readable by itself whenever a frame waits.
+    fn arm(&mut self) -> bool {
+        self.is_drained
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        Some(self.socket.as_raw_fd())
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.retry_at
+    }
+
+    fn link_state(&self) -> LinkState {
+        match (self.lost, sys::interface_is_running(self.socket.as_fd(), &self.interface)) {
+            (Some(errno), _) => LinkState::Gone(errno),
+            (None, Ok(true)) => LinkState::Up,
+            (None, Ok(false)) => LinkState::Down,
+            (None, Err(e)) => LinkState::Gone(e.raw_os_error().unwrap_or(libc::ENODEV)),
+        }
+    }
+
+    fn wants_tx_wake(&self) -> bool {
+        self.is_blocked
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.stats.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs the filter as the kernel does.
+    fn accepts(program: &[Instruction], frame: &[u8]) -> bool {
+        let (mut at, mut a) = (0, 0u32);
+        loop {
+            let i = program[at];
+            at += 1;
+            let k = i.k as usize;
+            let jump = |taken: bool| usize::from(if taken { i.jump_true } else { i.jump_false });
+            match i.code {
+                0x30 => a = u32::from(frame[k]),
+                0x28 => a = u32::from(u16::from_be_bytes([frame[k], frame[k + 1]])),
+                0x20 => a = u32::from_be_bytes(frame[k..k + 4].try_into().unwrap()),
+                0x45 => at += jump(a & i.k != 0),
+                0x15 => at += jump(a == i.k),
+                0x06 => return i.k > 0,
+                other => panic!("{other:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_filter_accepts_our_station_and_groups_only() {
+        let ours = [0x02, 0xf1, 0x33, 0x44, 0x55, 0x66];
+        let program = filter(EtherAddr(ours));
+        assert!(accepts(&program, &ours));
+        assert!(accepts(&program, &[0xff; 6]));
+        assert!(accepts(&program, &[0x33, 0x33, 0, 0, 0, 1]));
+        for at in 0..6 {
+            let mut other = ours;
+            other[at] ^= 0x10;
+            assert!(!accepts(&program, &other), "{other:x?}");
+        }
+    }
+
+    #[test]
+    fn the_derived_station_differs_from_the_kernels_and_is_local() {
+        for kernel in [[0; 6], [0x02, 0, 0, 0, 0, 1], [0xfe; 6], [0x52, 0x54, 0, 1, 2, 3]] {
+            let ours = derive_ether(kernel);
+            assert!(ours.is_unicast() && ours.0[0] & 2 != 0 && ours.0 != kernel);
+            assert_eq!(ours, derive_ether(kernel));
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! System calls that std does not offer. The only unsafe code of this room.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+use libc::{c_int, c_ulong, c_void};
+
+/// Most frames of one [`send_many`] or [`receive_many`].
+pub const MANY: usize = 16;
+
+// linux/if_packet.h; libc has none of these.
+pub const PACKET_ADD_MEMBERSHIP: c_int = 1;
+pub const PACKET_VNET_HDR: c_int = 15;
+pub const PACKET_QDISC_BYPASS: c_int = 20;
+pub const PACKET_IGNORE_OUTGOING: c_int = 23;
+pub const PACKET_VNET_HDR_SZ: c_int = 24;
+const PACKET_MR_PROMISC: u16 = 1;
+
+/// `struct packet_mreq` of linux/if_packet.h.
+#[repr(C)]
+struct PacketMreq {
+    ifindex: c_int,
+    kind: u16,
+    address_bytes: u16,
+    address: [u8; 8],
+}
+const _: () = assert!(mem::size_of::<PacketMreq>() == 16);
+
+/// `struct sock_filter` of linux/filter.h: one instruction of a classic packet filter.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Instruction {
+    pub code: u16,
+    pub jump_true: u8,
+    pub jump_false: u8,
+    pub k: u32,
+}
+const _: () = assert!(mem::size_of::<Instruction>() == 8);
+
+/// `struct sock_fprog` of linux/filter.h.
+#[repr(C)]
+struct Program {
+    count: u16,
+    first: *const Instruction,
+}
+
+fn check(result: c_int) -> io::Result<c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// A non-blocking eventfd with count 0.
+pub fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointer.
+    let fd = check(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })?;
+    // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A request about an interface; the name is cut at 15 bytes.
+fn request(name: &str) -> libc::ifreq {
+    // SAFETY: all of ifreq is plain numbers, for which zero is a value.
+    let mut r: libc::ifreq = unsafe { mem::zeroed() };
+    for (to, from) in r.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    r
+}
+
+fn name_of(r: &libc::ifreq) -> String {
+    let bytes = r.ifr_name.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect();
+    String::from_utf8(bytes).unwrap_or_default()
+}
+
+fn interface_ioctl(fd: BorrowedFd<'_>, op: c_ulong, r: &mut libc::ifreq) -> io::Result<()> {
+    // SAFETY: every operation that this file passes takes a pointer to one ifreq, which `r` is, and
+    // the kernel keeps none of it.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), op as _, ptr::from_mut(r)) }).map(drop)
+}
+
+/// Attaches a tun descriptor to an interface (created if there is none); returns its name.
+pub fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> io::Result<String> {
+    let mut r = request(name);
+    r.ifr_ifru.ifru_flags = flags as libc::c_short;
+    interface_ioctl(fd, libc::TUNSETIFF as c_ulong, &mut r)?;
+    Ok(name_of(&r))
+}
+
+/// The interface that a tun descriptor is attached to, and its flags.
+pub fn tun_interface(fd: BorrowedFd<'_>) -> io::Result<(String, c_int)> {
+    let mut r = request("");
+    interface_ioctl(fd, libc::TUNGETIFF as c_ulong, &mut r)?;
+    // SAFETY: TUNGETIFF filled in the flags.
+    let flags = unsafe { r.ifr_ifru.ifru_flags };
+    Ok((name_of(&r), c_int::from(flags as u16)))
+}
+
+/// Sets how long the virtio-net header of a tun descriptor is, in bytes.
+pub fn tun_set_header(fd: BorrowedFd<'_>, bytes: c_int) -> io::Result<()> {
+    // SAFETY: TUNSETVNETHDRSZ reads one int through the pointer.
+    let r =
+        unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ as _, ptr::from_ref(&bytes)) };
+    check(r).map(drop)
+}
+
+/// Says which offloads the reader of a tun descriptor understands.
+pub fn tun_set_offload(fd: BorrowedFd<'_>, offload: u32) -> io::Result<()> {
+    // SAFETY: TUNSETOFFLOAD takes its argument by value.
+    let r =
+        unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD as _, c_ulong::from(offload)) };
+    check(r).map(drop)
+}
+
+/// The hardware address of an interface. `fd`: any socket, or the tun descriptor itself.
+pub fn interface_ether(fd: BorrowedFd<'_>, name: &str) -> io::Result<[u8; 6]> {
+    let mut r = request(name);
+    interface_ioctl(fd, libc::SIOCGIFHWADDR, &mut r)?;
+    // SAFETY: SIOCGIFHWADDR filled in the address.
+    let address = unsafe { r.ifr_ifru.ifru_hwaddr };
+    if address.sa_family != libc::ARPHRD_ETHER {
+        return Err(io::Error::from_raw_os_error(libc::EPFNOSUPPORT));
+    }
+    let mut ether = [0; 6];
+    for (to, from) in ether.iter_mut().zip(address.sa_data) {
+        *to = from as u8;
+    }
+    Ok(ether)
+}
+
+/// The MTU of an interface in bytes. `fd`: any socket.
+pub fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<usize> {
+    let mut r = request(name);
+    interface_ioctl(fd, libc::SIOCGIFMTU, &mut r)?;
+    // SAFETY: SIOCGIFMTU filled in the MTU.
+    Ok(unsafe { r.ifr_ifru.ifru_mtu } as usize)
+}
+
+/// Whether an interface is up and has a carrier. `fd`: any socket.
+pub fn interface_is_running(fd: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
+    let mut r = request(name);
+    interface_ioctl(fd, libc::SIOCGIFFLAGS, &mut r)?;
+    // SAFETY: SIOCGIFFLAGS filled in the flags.
+    let flags = c_int::from(unsafe { r.ifr_ifru.ifru_flags });
+    let both = libc::IFF_UP | libc::IFF_RUNNING;
+    Ok(flags & both == both)
+}
+
+/// The index of an interface. `fd`: any socket.
+pub fn interface_index(fd: BorrowedFd<'_>, name: &str) -> io::Result<c_int> {
+    let mut r = request(name);
+    interface_ioctl(fd, libc::SIOCGIFINDEX, &mut r)?;
+    // SAFETY: SIOCGIFINDEX filled in the index.
+    Ok(unsafe { r.ifr_ifru.ifru_ifindex })
+}
+
+/// A non-blocking socket.
+pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> io::Result<OwnedFd> {
+    let kind = kind | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: takes no pointer.
+    let fd = check(unsafe { libc::socket(domain, kind, protocol) })?;
+    // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn set_option<T>(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -> io::Result<()> {
+    let bytes = mem::size_of::<T>() as libc::socklen_t;
+    let value = ptr::from_ref(value).cast::<c_void>();
+    // SAFETY: `value` points to `bytes` readable bytes, which the kernel copies.
+    check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value, bytes) }).map(drop)
+}
+
+/// Makes reads and writes of a descriptor return instead of waiting.
+pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: F_GETFL takes no argument.
+    let flags = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
+    // SAFETY: F_SETFL takes its argument by value.
+    let r = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) };
+    check(r).map(drop)
+}
+
+/// Sets an option whose value is an int.
+pub fn set_int(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    set_option(fd, level, name, &value)
+}
+
+/// Asks for every frame of an interface, whomever it is addressed to.
+pub fn set_promiscuous(fd: BorrowedFd<'_>, ifindex: c_int) -> io::Result<()> {
+    let r = PacketMreq { ifindex, kind: PACKET_MR_PROMISC, address_bytes: 0, address: [0; 8] };
+    set_option(fd, libc::SOL_PACKET, PACKET_ADD_MEMBERSHIP, &r)
+}
+
+/// Lets only frames through that the program accepts.
+pub fn attach_filter(fd: BorrowedFd<'_>, program: &[Instruction]) -> io::Result<()> {
+    let p = Program { count: program.len() as u16, first: program.as_ptr() };
+    set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &p)
+}
+
+/// Binds a packet socket to one interface, for frames of every type.
+pub fn bind_packet(fd: BorrowedFd<'_>, ifindex: c_int) -> io::Result<()> {
+    // SAFETY: all of sockaddr_ll is plain numbers, for which zero is a value.
+    let mut a: libc::sockaddr_ll = unsafe { mem::zeroed() };
+    a.sll_family = libc::AF_PACKET as u16;
+    a.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    a.sll_ifindex = ifindex;
+    let bytes = mem::size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the address is `bytes` long and the kernel copies it.
+    check(unsafe { libc::bind(fd.as_raw_fd(), ptr::from_ref(&a).cast(), bytes) }).map(drop)
+}
+
+/// An array of message headers, zeroed: no address, no control data, no parts.
+fn no_messages() -> [libc::mmsghdr; MANY] {
+    // SAFETY: all of mmsghdr is plain numbers and pointers, for which zero (null) is a value.
+    unsafe { mem::zeroed() }
+}
+
+/// Sends each list of parts as one message; at most [`MANY`]. Returns how many were sent, at least
+/// one.
+pub fn send_many(fd: BorrowedFd<'_>, messages: &[&[IoSlice<'_>]]) -> io::Result<usize> {
+    let mut headers = no_messages();
+    for (h, parts) in headers.iter_mut().zip(messages) {
+        h.msg_hdr.msg_iov = parts.as_ptr().cast_mut().cast();
+        h.msg_hdr.msg_iovlen = parts.len() as _;
+    }
+    let count = messages.len().min(MANY) as _;
+    // SAFETY: each header points to as many parts as it says; `IoSlice` has the layout of iovec and
+    // its memory is borrowed until this function returns; the kernel only reads it.
+    let n = unsafe { libc::sendmmsg(fd.as_raw_fd(), headers.as_mut_ptr(), count, 0) };
+    check(n).map(|n| n as usize)
+}
+
+/// What became of one message of [`receive_many`].
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Received {
+    /// Bytes that landed.
+    pub bytes: usize,
+    /// There were more, which are lost.
+    pub is_cut: bool,
+}
+
+/// Receives one message into each list of parts; at most [`MANY`]. Returns how many came, at least
+/// one, and what became of each.
+pub fn receive_many<const PARTS: usize>(
+    fd: BorrowedFd<'_>,
+    messages: &mut [[IoSliceMut<'_>; PARTS]],
+) -> io::Result<(usize, [Received; MANY])> {
+    let mut headers = no_messages();
+    let count = messages.len().min(MANY);
+    for (h, parts) in headers.iter_mut().zip(messages) {
+        h.msg_hdr.msg_iov = parts.as_mut_ptr().cast();
+        h.msg_hdr.msg_iovlen = PARTS as _;
+    }
+    // SAFETY: each header points to PARTS parts; `IoSliceMut` has the layout of iovec and its memory
+    // is borrowed mutably, each part apart, until this function returns.
+    let n = unsafe {
+        libc::recvmmsg(fd.as_raw_fd(), headers.as_mut_ptr(), count as _, 0, ptr::null_mut())
+    };
+    let n = check(n)? as usize;
+    let mut received = [Received::default(); MANY];
+    for (r, h) in received.iter_mut().zip(&headers) {
+        let is_cut = h.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+        *r = Received { bytes: h.msg_len as usize, is_cut };
+    }
+    Ok((n, received))
+}
+
+/// Waits up to `timeout_ms` until a descriptor is readable; answers whether it is.
+#[cfg(test)]
+fn poll_readable(fd: std::os::fd::RawFd, timeout_ms: c_int) -> bool {
+    let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: the pointer is to one pollfd, as the count says.
+    unsafe { libc::poll(&raw mut p, 1, timeout_ms) == 1 }
+}
+
+/// Whether a descriptor is readable now.
+#[cfg(test)]
+pub fn is_readable(fd: std::os::fd::RawFd) -> bool {
+    poll_readable(fd, 0)
+}
+
+/// Waits until a descriptor is readable; a wake-up that is lost fails the test.
+#[cfg(test)]
+pub fn wait_readable(fd: std::os::fd::RawFd) {
+    assert!(poll_readable(fd, 10_000), "no wake-up within ten seconds");
+}

@@ -1,0 +1,163 @@
+//! The virtio-net header in front of every frame that passes between a stack and the kernel, as the
+//! TAP and AF_PACKET devices share it: from and to [`Offload`].
+//!
+//! The header's own `hdr_len` is a hint that kernels fill in differently, so it is not believed: the
+//! length of the headers follows from the transport header itself.
+
+use fulmar_base::{DropReason, Gso, GsoKind, Offload};
+use fulmar_wire::virtio_net::{
+    self, F_DATA_VALID, F_NEEDS_CSUM, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header,
+};
+
+pub const HEADER_BYTES: usize = virtio_net::HEADER_BYTES;
+const ETHER_BYTES: usize = 14;
+const UDP_HEADER_BYTES: usize = 8;
+/// Byte of the TCP header whose upper half is its length in words (RFC 9293 section 3.1).
+const TCP_DATA_OFFSET: usize = 12;
+
+/// The header that asks the kernel for what the frame still lacks.
+pub fn request(offload: &Offload) -> [u8; HEADER_BYTES] {
+    let mut h = Header::default();
+    if offload.needs_csum {
+        h.flags = F_NEEDS_CSUM;
+        h.csum_start = offload.csum_start;
+        h.csum_offset = offload.csum_offset;
+    }
+    if let Some(gso) = offload.gso {
+        let kind = match gso.kind {
+            GsoKind::TcpV4 => GSO_TCPV4,
+            GsoKind::TcpV6 => GSO_TCPV6,
+            GsoKind::Udp => GSO_UDP_L4,
+        };
+        h.gso_type = kind | if gso.ecn { GSO_ECN } else { 0 };
+        h.gso_size = gso.segment_bytes;
+        h.hdr_len = gso.header_bytes;
+    }
+    let mut bytes = [0; HEADER_BYTES];
+    // The buffer has exactly the length of the header.
+    let _ = h.emit(&mut bytes);
+    bytes
+}
+
+/// What the kernel did with a received frame, or left to do.
+///
+/// `frame_bytes`: length of the whole frame; `front`: as much of it as lies together.
+///
+/// # Errors
+/// [`DropReason::BadOffload`]: the header points outside the frame or makes no sense.
+pub fn understand(
+    header: &[u8; HEADER_BYTES],
+    frame_bytes: usize,
+    front: &[u8],
+) -> Result<Offload, DropReason> {
+    // Nearly every small frame carries nothing.
+    if header[..2] == [0, GSO_NONE] {
+        return Ok(Offload::default());
+    }
+    let h = Header::parse(header).map_err(|_| DropReason::BadOffload)?;
+    let mut offload = Offload { csum_valid: h.flags & F_DATA_VALID != 0, ..Offload::default() };
+    if h.flags & F_NEEDS_CSUM != 0 {
+        let (start, offset) = (usize::from(h.csum_start), usize::from(h.csum_offset));
+        if start < ETHER_BYTES || start + offset + 2 > frame_bytes {
+            return Err(DropReason::BadOffload);
+        }
+        offload.needs_csum = true;
+        (offload.csum_start, offload.csum_offset) = (h.csum_start, h.csum_offset);
+    }
+    if h.gso_type != GSO_NONE {
+        offload.gso = Some(super_frame(&h, frame_bytes, front).ok_or(DropReason::BadOffload)?);
+    }
+    Ok(offload)
+}
+
+fn super_frame(h: &Header, frame_bytes: usize, front: &[u8]) -> Option<Gso> {
+    let kind = match h.gso_type & !GSO_ECN {
+        GSO_TCPV4 => GsoKind::TcpV4,
+        GSO_TCPV6 => GsoKind::TcpV6,
+        GSO_UDP_L4 => GsoKind::Udp,
+        _ => return None,
+    };
+    if h.flags & F_NEEDS_CSUM == 0 || h.gso_size == 0 {
+        return None;
+    }
+    let l4 = usize::from(h.csum_start);
+    let l4_header_bytes = match kind {
+        GsoKind::Udp => UDP_HEADER_BYTES,
+        GsoKind::TcpV4 | GsoKind::TcpV6 => {
+            let words = usize::from(front.get(l4 + TCP_DATA_OFFSET)? >> 4);
+            (words >= 5).then_some(words * 4)?
+        }
+    };
+    let header_bytes = l4 + l4_header_bytes;
+    (header_bytes < frame_bytes).then_some(Gso {
+        kind,
+        segment_bytes: h.gso_size,
+        header_bytes: u16::try_from(header_bytes).ok()?,
+        ecn: h.gso_type & GSO_ECN != 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn gso_offload(kind: GsoKind) -> Offload {
+        let l4_header_bytes = if kind == GsoKind::Udp { 8 } else { 32 };
+        Offload {
+            needs_csum: true,
+            csum_start: 34,
+            csum_offset: if kind == GsoKind::Udp { 6 } else { 16 },
+            csum_valid: false,
+            gso: Some(Gso {
+                kind,
+                segment_bytes: 1448,
+                header_bytes: 34 + l4_header_bytes,
+                ecn: true,
+            }),
+        }
+    }
+
+    #[test]
+    fn requests_are_understood_as_they_were_meant() {
+        let mut front = [0u8; 256];
+        front[34 + 12] = 0x80;
+        for kind in [GsoKind::TcpV4, GsoKind::TcpV6, GsoKind::Udp] {
+            let offload = gso_offload(kind);
+            assert_eq!(understand(&request(&offload), 60_000, &front), Ok(offload));
+        }
+        let mut csum_only = gso_offload(GsoKind::TcpV4);
+        csum_only.gso = None;
+        assert_eq!(understand(&request(&csum_only), 60, &front[..60]), Ok(csum_only));
+        assert_eq!(understand(&[0; 12], 60, &front[..60]), Ok(Offload::default()));
+    }
+
+    #[test]
+    fn a_checksum_outside_the_frame_is_a_bad_offload() {
+        let mut offload = gso_offload(GsoKind::TcpV4);
+        offload.gso = None;
+        let header = request(&offload);
+        assert_eq!(understand(&header, 51, &[0; 51]), Err(DropReason::BadOffload));
+        assert!(understand(&header, 52, &[0; 52]).is_ok());
+        offload.csum_start = 13;
+        assert_eq!(understand(&request(&offload), 60, &[0; 60]), Err(DropReason::BadOffload));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_understood_lies_inside_the_frame(
+            header: [u8; 12], front in proptest::collection::vec(any::<u8>(), 0..256), more in 0usize..70_000,
+        ) {
+            let frame_bytes = front.len() + more;
+            if let Ok(o) = understand(&header, frame_bytes, &front) {
+                if o.needs_csum {
+                    prop_assert!(usize::from(o.csum_start) + usize::from(o.csum_offset) + 2 <= frame_bytes);
+                }
+                if let Some(gso) = o.gso {
+                    prop_assert!(usize::from(gso.header_bytes) < frame_bytes && gso.segment_bytes > 0);
+                    prop_assert!(o.needs_csum);
+                }
+            }
+        }
+    }
+}

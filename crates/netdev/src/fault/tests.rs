@@ -1,0 +1,245 @@
+use std::collections::VecDeque;
+
+use fulmar_base::{Counter, EtherAddr};
+
+use super::*;
+use crate::Tally;
+use crate::testing::{frame, packet, pool};
+
+/// A device that gives back what it is sent, and takes at most `limit` frames per burst.
+struct Mirror {
+    caps: Caps,
+    queue: VecDeque<Packet>,
+    limit: usize,
+    stats: DeviceStats,
+}
+
+impl Mirror {
+    fn new() -> Mirror {
+        let mut caps = Caps::plain(1500, EtherAddr([2, 0, 0, 0, 0, 1]));
+        (caps.tx_csum, caps.tso) = (true, Some(65_535));
+        Mirror { caps, queue: VecDeque::new(), limit: usize::MAX, stats: DeviceStats::default() }
+    }
+}
+
+impl Device for Mirror {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+    fn tx_burst(&mut self, _: Instant, _: &mut Pool, b: &mut Burst, c: &mut Counters) -> usize {
+        let mut tally = Tally::default();
+        while (tally.frames as usize) < self.limit
+            && let Some(p) = b.pop_front()
+        {
+            tally.add(&p);
+            self.queue.push_back(p);
+        }
+        tally.sent(c, &mut self.stats);
+        tally.frames as usize
+    }
+    fn rx_burst(
+        &mut self,
+        _: Instant,
+        _: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        _: &mut Counters,
+    ) -> usize {
+        let count = budget.min(out.room()).min(self.queue.len());
+        self.queue.drain(..count).for_each(|p| out.push(p).unwrap());
+        count
+    }
+    fn arm(&mut self) -> bool {
+        self.queue.is_empty()
+    }
+    fn wake_fd(&self) -> Option<RawFd> {
+        None
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+    fn link_state(&self) -> LinkState {
+        LinkState::Up
+    }
+}
+
+struct Rig {
+    device: Faults<Mirror>,
+    pool: Pool,
+    burst: Burst,
+    counters: Counters,
+}
+
+impl Rig {
+    fn new(seed: u64, tx: Rates, rx: Rates) -> Rig {
+        Rig {
+            device: Faults::new(Mirror::new(), seed, tx, rx),
+            pool: pool(),
+            burst: Burst::with_capacity(256),
+            counters: Counters::default(),
+        }
+    }
+
+    fn send(&mut self, ms: u64, p: Packet) {
+        self.burst.push(p).unwrap();
+        let now = Instant::from_millis(ms);
+        let n = self.device.tx_burst(now, &mut self.pool, &mut self.burst, &mut self.counters);
+        assert_eq!(n, 1);
+    }
+
+    fn receive(&mut self, ms: u64) -> Vec<Packet> {
+        let now = Instant::from_millis(ms);
+        let (pool, counters) = (&mut self.pool, &mut self.counters);
+        self.device.rx_burst(now, pool, &mut self.burst, 256, counters);
+        std::iter::from_fn(|| self.burst.pop_front()).collect()
+    }
+}
+
+fn rough() -> Rates {
+    Rates {
+        drop: 0.1,
+        duplicate: 0.1,
+        reorder: 0.2,
+        delay: Duration::from_millis(3),
+        ..Rates::default()
+    }
+}
+
+/// Numbered frames, one per millisecond, and what comes out when.
+fn run(seed: u64, tx: Rates, rx: Rates) -> (Vec<(u64, u16)>, Rig) {
+    let mut rig = Rig::new(seed, tx, rx);
+    let mut log = Vec::new();
+    for ms in 0..600u64 {
+        if ms < 500 {
+            let p = packet(&mut rig.pool, &(ms as u16).to_be_bytes());
+            rig.send(ms, p);
+        }
+        for p in rig.receive(ms) {
+            let bytes = p.chain.to_vec();
+            log.push((ms, u16::from_be_bytes([bytes[0], bytes[1]])));
+            rig.pool.free(p.chain);
+        }
+    }
+    (log, rig)
+}
+
+#[test]
+fn the_same_seed_gives_the_same_trouble_and_another_seed_another() {
+    let log = run(1, rough(), rough()).0;
+    assert_eq!(log, run(1, rough(), rough()).0);
+    assert_ne!(log, run(2, rough(), rough()).0);
+}
+
+#[test]
+fn without_rates_frames_pass_untouched_and_in_order() {
+    let (log, rig) = run(1, Rates::default(), Rates::default());
+    assert_eq!(log, (0..500).map(|n| (u64::from(n), n)).collect::<Vec<_>>());
+    assert_eq!(rig.device.counts(), Default::default());
+    assert_eq!(rig.device.next_deadline(), None);
+}
+
+#[test]
+fn every_packet_is_delivered_dropped_or_duplicated_and_counted() {
+    let (log, rig) = run(5, rough(), Rates::default());
+    let (tx, rx) = rig.device.counts();
+    assert_eq!(log.len() as u64, 500 - tx.dropped + tx.duplicated);
+    assert_eq!(rig.counters.drops(DropReason::Injected), tx.dropped);
+    assert_eq!(rx, FaultCounts::default());
+    assert!((25..80).contains(&tx.dropped) && (25..80).contains(&tx.duplicated), "{tx:?}");
+    assert!((60..140).contains(&tx.reordered), "{tx:?}");
+    assert!(log.windows(2).any(|w| w[1].1 < w[0].1));
+    let (pool, drained) = (rig.pool, rig.device);
+    drop(drained);
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn a_held_packet_leaves_in_time_when_nothing_overtakes_it() {
+    let rates = Rates { reorder: 1.0, ..Rates::default() };
+    let mut rig = Rig::new(1, rates, Rates::default());
+    let p = packet(&mut rig.pool, &[1, 2]);
+    rig.send(10, p);
+    assert_eq!(rig.device.next_deadline(), Some(Instant::from_millis(15)));
+    assert!(rig.receive(14).is_empty());
+    assert_eq!(rig.receive(15).len(), 1);
+    assert_eq!(rig.device.next_deadline(), None);
+}
+
+#[test]
+fn delay_is_kept_in_both_directions() {
+    let delay = |ms| Rates { delay: Duration::from_millis(ms), ..Rates::default() };
+    let mut rig = Rig::new(1, delay(4), delay(6));
+    let p = packet(&mut rig.pool, &[1, 2]);
+    rig.send(0, p);
+    assert!(rig.receive(3).is_empty());
+    assert!(rig.receive(4).is_empty());
+    assert_eq!(rig.device.next_deadline(), Some(Instant::from_millis(10)));
+    assert_eq!(rig.receive(10).len(), 1);
+}
+
+#[test]
+fn a_corrupted_packet_fails_its_checksum_and_shared_bytes_stay_whole() {
+    for (v6, udp) in [(false, false), (false, true), (true, false), (true, true)] {
+        for seed in 0..50 {
+            let rates = Rates { corrupt: 1.0, ..Rates::default() };
+            let mut rig = Rig::new(seed, rates, Rates::default());
+            let p = frame(&mut rig.pool, v6, udp, &[9; 300], 1000);
+            let held = rig.pool.clone_range(&p.chain, 0, p.chain.len()).unwrap();
+            let before = held.to_vec();
+            rig.send(0, p);
+            let got = rig.receive(0).remove(0);
+            assert!(held.to_vec() == before);
+            let after = got.chain.to_vec();
+            let whole = {
+                let mut copy = packet(&mut rig.pool, &before);
+                copy.offload = frame(&mut rig.pool, v6, udp, &[9; 300], 1000).offload;
+                offload::finish_checksum(&mut copy, &mut rig.pool).unwrap();
+                copy.chain.to_vec()
+            };
+            let flipped: u32 = after.iter().zip(&whole).map(|(a, b)| (a ^ b).count_ones()).sum();
+            assert_eq!(flipped, 1);
+            assert!(!got.is_checksum_trusted());
+            // IPv6 has fields that no checksum covers: version to hop limit without the length.
+            let at = after.iter().zip(&whole).position(|(a, b)| a != b).unwrap();
+            let is_covered = !v6 || !(14..22).contains(&at) || (18..21).contains(&at);
+            assert!(!is_covered || !offload::verify(&got), "{v6} {udp} {seed} byte {at}");
+        }
+    }
+}
+
+#[test]
+fn received_super_frames_are_cut_before_trouble_strikes() {
+    let rates = Rates { drop: 0.5, ..Rates::default() };
+    let mut rig = Rig::new(3, Rates::default(), rates);
+    let p = frame(&mut rig.pool, false, false, &[1; 40_000], 1000);
+    rig.send(0, p);
+    let got = rig.receive(0);
+    assert!((8..33).contains(&got.len()), "{}", got.len());
+    assert!(got.iter().all(|p| p.offload.gso.is_none() && offload::verify(p)));
+    assert_eq!(rig.counters.drops(DropReason::Injected) as usize + got.len(), 40);
+}
+
+#[test]
+fn arp_is_never_corrupted() {
+    let rates = Rates { corrupt: 1.0, ..Rates::default() };
+    let mut rig = Rig::new(3, rates, Rates::default());
+    let mut bytes = [0; 42];
+    bytes[12..14].copy_from_slice(&[0x08, 0x06]);
+    let p = packet(&mut rig.pool, &bytes);
+    rig.send(0, p);
+    assert_eq!(rig.receive(0)[0].chain.to_vec(), bytes);
+}
+
+#[test]
+fn frames_that_the_device_behind_refuses_are_offered_again() {
+    let mut rig = Rig::new(3, Rates::default(), Rates::default());
+    rig.device.inner_mut().limit = 0;
+    let p = packet(&mut rig.pool, &[1, 2]);
+    rig.send(0, p);
+    assert_eq!(rig.device.next_deadline(), Some(Instant::from_millis(1)));
+    assert!(rig.receive(0).is_empty());
+    rig.device.inner_mut().limit = 1;
+    assert_eq!(rig.receive(1).len(), 1);
+    assert_eq!(rig.counters.value(Counter::TxFrames), 1);
+    assert_eq!(rig.device.next_deadline(), None);
+}
