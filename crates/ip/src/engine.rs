@@ -1,41 +1,336 @@
 //! The interface: its tables, and the doors to them.
 
-use core::net::{IpAddr, SocketAddr};
-use fulmar_base::{Counters, Instant, Offload, Zone};
-use fulmar_mbuf::{Chain, Pool};
-use fulmar_route::{Neighbour, Prefix, Route};
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv6Addr};
 
-use crate::*;
+use fulmar_base::{Counters, Duration, EtherAddr, Instant, Zone};
+use fulmar_mbuf::Pool;
+use fulmar_route::{Action, Neighbour, Neighbours, Prefix, Route, RouteError, Table};
 
-/// IPv4 and IPv6 on one interface.
+use crate::address::{self, Addresses, LINK_LOCAL, Scope};
+use crate::destination::{DestinationCache, Path, Way};
+use crate::frame::Context;
+use crate::limit::TokenBucket;
+use crate::pmtu::{PathMtus, least_mtu};
+use crate::waiting::Waiting;
+use crate::{Config, ConfigError, FrameSink, IfAddr, NoRoute, PathChoice, QuotedError};
+
+/// Reports of failed neighbours kept until somebody asks; more are lost, and their flows learn by
+/// their own time-outs.
+const MAX_FAILED: usize = 64;
+/// Largest packet to ourselves: what a length field can say.
+const OWN_MTU: usize = 65_535;
+
+/// IPv4 and IPv6 on one Ethernet interface.
 pub struct Ip {
-    config: Config,
+    pub(crate) config: Config,
+    pub(crate) addresses: Addresses,
+    pub(crate) routes: Table,
+    pub(crate) neighbours: Neighbours,
+    pub(crate) waiting: Waiting,
+    pub(crate) path_mtus: PathMtus,
+    pub(crate) destinations: DestinationCache,
+    pub(crate) errors: TokenBucket,
+    pub(crate) echoes: TokenBucket,
+    pub(crate) failed: VecDeque<QuotedError>,
+    /// The next IPv4 identification.
+    pub(crate) ident: u16,
+    /// Changes of addresses and of the MTU.
+    changes: u64,
+    /// Scratch of the neighbour timer, empty between calls.
+    actions: Vec<Action>,
 }
 
-#[allow(unused_variables, clippy::too_many_arguments, missing_docs)]
 impl Ip {
-    pub fn new(config: Config, seed: u64) -> Result<Ip, ConfigError> { Ok(Ip { config }) }
-    pub fn input<S: FrameSink>(&mut self, now: Instant, pool: &mut Pool, counters: &mut Counters, frame: Chain, offload: Offload, out: &mut S) -> Verdict { Verdict::Consumed }
-    pub fn output<S: FrameSink>(&mut self, now: Instant, pool: &mut Pool, counters: &mut Counters, packet: Outgoing, out: &mut S) -> Result<(), OutputError> { Err(OutputError::NoRoute) }
-    pub fn route(&mut self, now: Instant, dst: IpAddr, zone: Zone) -> Result<PathChoice, NoRoute> { Err(NoRoute) }
-    pub fn generation(&self) -> u64 { 0 }
-    pub fn lower_path_mtu(&mut self, now: Instant, dst: IpAddr, mtu: usize) {}
-    pub fn confirm(&mut self, now: Instant, dst: IpAddr) {}
-    pub fn on_timer<S: FrameSink>(&mut self, now: Instant, pool: &mut Pool, counters: &mut Counters, out: &mut S) {}
-    pub fn next_deadline(&self) -> Option<Instant> { None }
-    pub fn drain_failed(&mut self) -> impl Iterator<Item = QuotedError> + '_ { core::iter::empty() }
-    pub fn port_unreachable<S: FrameSink>(&mut self, now: Instant, pool: &mut Pool, counters: &mut Counters, about: &SavedHeader, out: &mut S) {}
-    pub fn echo_request<S: FrameSink>(&mut self, now: Instant, pool: &mut Pool, counters: &mut Counters, to: SocketAddr, echo: (u16, u16), payload: Chain, out: &mut S) -> Result<(), OutputError> { Err(OutputError::NoRoute) }
-    pub fn announce<S: FrameSink>(&mut self, now: Instant, pool: &mut Pool, counters: &mut Counters, out: &mut S) {}
-    pub fn is_local(&self, ip: IpAddr) -> bool { false }
-    pub fn is_broadcast(&self, ip: IpAddr) -> bool { false }
-    pub fn mtu(&self) -> usize { self.config.mtu }
-    pub fn neighbours(&self) -> impl Iterator<Item = &Neighbour> { core::iter::empty() }
-    pub fn routes(&self) -> impl Iterator<Item = &Route> { core::iter::empty() }
-    pub fn addresses(&self) -> impl Iterator<Item = &IfAddr> { core::iter::empty() }
-    pub fn add_address(&mut self, address: IfAddr) -> Result<(), ConfigError> { Ok(()) }
-    pub fn remove_address(&mut self, addr: IpAddr) -> bool { false }
-    pub fn add_route(&mut self, route: Route) -> Result<(), ConfigError> { Ok(()) }
-    pub fn remove_route(&mut self, dst: Prefix) -> Option<Route> { None }
-    pub fn release(&mut self, pool: &mut Pool) {}
+    /// An interface with the addresses and routes of `config`, each address with a route to its
+    /// own link. `seed` decides the first IPv4 identification and how long a neighbour counts as
+    /// reachable (RFC 4861 section 6.3.2 wants that random).
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn new(config: Config, seed: u64) -> Result<Ip, ConfigError> {
+        if !config.ether.is_unicast() {
+            return Err(ConfigError::EtherAddr);
+        }
+        let mut config = config;
+        let (given, routes) =
+            (core::mem::take(&mut config.addresses), core::mem::take(&mut config.routes));
+        config.neighbours.reachable = jittered(config.neighbours.reachable, seed);
+        let mut ip = Ip {
+            addresses: Addresses::default(),
+            routes: Table::new(),
+            neighbours: Neighbours::new(config.neighbours),
+            waiting: Waiting::default(),
+            path_mtus: PathMtus::default(),
+            destinations: DestinationCache::new(),
+            errors: TokenBucket::new(config.icmp_errors_per_s, config.icmp_error_burst),
+            echoes: TokenBucket::new(config.echo_replies_per_s, config.echo_reply_burst),
+            failed: VecDeque::new(),
+            ident: (seed >> 32) as u16,
+            changes: 0,
+            actions: Vec::new(),
+            config,
+        };
+        ip.check_mtu(true)?;
+        given.into_iter().try_for_each(|a| ip.add_address(a))?;
+        routes.into_iter().try_for_each(|r| ip.add_route(r))?;
+        Ok(ip)
+    }
+
+    /// Adds an address, with a route to its link. The first IPv6 address brings the link-local one
+    /// that comes from the Ethernet address.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn add_address(&mut self, address: IfAddr) -> Result<(), ConfigError> {
+        self.check_mtu(address.addr.is_ipv4())?;
+        self.addresses.insert(address)?;
+        if address.addr.is_ipv6() && !self.addresses.iter().any(|a| is_link_local(a.addr)) {
+            let own = address::link_local(self.config.ether);
+            self.addresses.insert(IfAddr { addr: IpAddr::V6(own), prefix_len: 64 })?;
+        }
+        self.changes = self.changes.wrapping_add(1);
+        let links = [address.prefix(), address.addr.is_ipv6().then_some(LINK_LOCAL)];
+        links.into_iter().flatten().try_for_each(|p| self.add_route(Route::on_link(p)))
+    }
+
+    /// Removes an address, and the route to its link if no other address is on it. Returns whether
+    /// it was there.
+    pub fn remove_address(&mut self, addr: IpAddr) -> bool {
+        let Some(old) = self.addresses.remove(addr) else { return false };
+        self.changes = self.changes.wrapping_add(1);
+        let link = old.prefix();
+        if let Some(link) = link
+            && !self.addresses.iter().any(|a| a.prefix() == Some(link))
+            && self.routes.iter().any(|r| *r == Route::on_link(link))
+        {
+            self.routes.remove(link);
+        }
+        true
+    }
+
+    /// Adds a route, or replaces the one with the same prefix.
+    ///
+    /// # Errors
+    /// [`ConfigError::PrefixLength`], [`ConfigError::MixedVersions`].
+    pub fn add_route(&mut self, route: Route) -> Result<(), ConfigError> {
+        match self.routes.insert(route) {
+            Ok(_) => Ok(()),
+            Err(RouteError::PrefixLength) => Err(ConfigError::PrefixLength(route.dst.addr)),
+            Err(RouteError::MixedVersions) => Err(ConfigError::MixedVersions(route.dst)),
+        }
+    }
+
+    /// Removes a route.
+    pub fn remove_route(&mut self, dst: Prefix) -> Option<Route> {
+        self.routes.remove(dst)
+    }
+
+    /// Which source address, neighbour and MTU packets to `dst` use. `zone` names the interface of
+    /// a link-local address; 0 is the only one.
+    ///
+    /// # Errors
+    /// [`NoRoute`]: no route, another zone, or no source address of this IP version.
+    pub fn route(&self, dst: IpAddr, zone: Zone) -> Result<PathChoice, NoRoute> {
+        let path = self.path_to(dst, zone).ok_or(NoRoute)?;
+        let next_hop = match path.way {
+            Way::Neighbour(hop) => hop,
+            Way::Own | Way::Group(_) => dst,
+        };
+        let src = path.src.or_else(|| self.addresses.source_for(dst, next_hop)).ok_or(NoRoute)?;
+        Ok(PathChoice {
+            src,
+            next_hop,
+            mtu: path.mtu,
+            generation: self.generation(),
+            is_local: path.way == Way::Own,
+            is_broadcast: path.is_broadcast,
+        })
+    }
+
+    /// Counts changes of addresses, routes, neighbours and path MTUs: what was derived from them
+    /// holds while this stays the same.
+    #[inline]
+    pub fn generation(&self) -> u64 {
+        self.changes
+            .wrapping_add(self.routes.generation())
+            .wrapping_add(self.neighbours.generation())
+            .wrapping_add(self.path_mtus.generation())
+    }
+
+    /// Believes a report that packets to `dst` may have at most `mtu` bytes. To be called for
+    /// [`crate::ErrorKind::TooBig`] once the flow is found and, for TCP, the quoted sequence number
+    /// was sent (RFC 5927 section 7.2).
+    pub fn lower_path_mtu(&mut self, now: Instant, dst: IpAddr, mtu: usize) {
+        if let Some(Path { way: Way::Neighbour(_), mtu: known, .. }) = self.path_to(dst, 0) {
+            let expires = now + self.config.path_mtu_lifetime;
+            self.path_mtus.lower(dst, mtu, known, expires);
+        }
+    }
+
+    /// An upper layer made progress with `dst`: its data was acknowledged, or an answer came. The
+    /// neighbour on the way is alive (RFC 4861 section 7.3.1). Cheap to call for every ACK.
+    pub fn confirm(&mut self, now: Instant, dst: IpAddr) {
+        let half = self.config.neighbours.reachable.checked_div(2).unwrap_or_default();
+        let fresh_enough = now + half;
+        let known = self.destinations.find(dst, self.generation(), now);
+        match known {
+            Some(d) if d.fresh_until >= fresh_enough => {}
+            Some(d) => {
+                self.neighbours.confirm(d.next_hop, now);
+                self.destinations.forget(dst);
+            }
+            None => {
+                if let Some(Path { way: Way::Neighbour(hop), .. }) = self.path_to(dst, 0) {
+                    self.neighbours.confirm(hop, now);
+                }
+            }
+        }
+    }
+
+    /// Does what is due: asks neighbours again, gives up on those that do not answer, forgets old
+    /// path MTUs.
+    pub fn on_timer<S: FrameSink>(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        out: &mut S,
+    ) {
+        let cx = &mut Context { now, pool, counters, out };
+        self.path_mtus.on_timer(now);
+        let mut actions = core::mem::take(&mut self.actions);
+        self.neighbours.on_timer(now, &mut actions);
+        for action in actions.drain(..) {
+            match action {
+                Action::Solicit { ip, unicast } => self.solicit(cx, ip, unicast),
+                Action::Failed { ip } => self.fail_waiting(cx, ip),
+            }
+        }
+        self.actions = actions;
+    }
+
+    /// When [`Ip::on_timer`] has something to do.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let deadlines = [self.neighbours.next_deadline(), self.path_mtus.next_deadline()];
+        deadlines.into_iter().flatten().min()
+    }
+
+    /// Takes the reports about packets that were lost because a neighbour did not answer, oldest
+    /// first. To be asked for after [`Ip::on_timer`].
+    pub fn drain_failed(&mut self) -> impl Iterator<Item = QuotedError> + '_ {
+        self.failed.drain(..)
+    }
+
+    pub(crate) fn report_failed(&mut self, error: QuotedError) {
+        if self.failed.len() < MAX_FAILED {
+            self.failed.push_back(error);
+        }
+    }
+
+    /// Whether an address is one of ours.
+    #[inline]
+    pub fn is_local(&self, ip: IpAddr) -> bool {
+        self.addresses.is_own(ip)
+    }
+
+    /// Whether an address is a broadcast address of ours.
+    pub fn is_broadcast(&self, ip: IpAddr) -> bool {
+        self.addresses.is_broadcast(ip)
+    }
+
+    /// Largest IP packet of the link, in bytes.
+    pub fn mtu(&self) -> usize {
+        self.config.mtu
+    }
+
+    /// The Ethernet address of the interface.
+    pub fn ether(&self) -> EtherAddr {
+        self.config.ether
+    }
+
+    /// Every neighbour, in the order of their addresses.
+    pub fn neighbours(&self) -> impl Iterator<Item = &Neighbour> {
+        self.neighbours.iter()
+    }
+
+    /// Every route: IPv4 before IPv6, longest prefix first.
+    pub fn routes(&self) -> impl Iterator<Item = &Route> {
+        self.routes.iter()
+    }
+
+    /// Every address, in the order in which they were given.
+    pub fn addresses(&self) -> impl Iterator<Item = &IfAddr> {
+        self.addresses.iter()
+    }
+
+    /// Packets that wait for a neighbour's address.
+    pub fn waiting_pkts(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Frees the packets that wait. To be called before the interface is dropped.
+    pub fn release(&mut self, pool: &mut Pool) {
+        self.waiting.release(pool);
+    }
+
+    /// What the tables say about the way to `dst`.
+    pub(crate) fn path_to(&self, dst: IpAddr, zone: Zone) -> Option<Path> {
+        if address::is_link_scoped(dst) && zone != 0 && zone != self.config.zone {
+            return None;
+        }
+        let path =
+            |way, mtu| Path { way, src: None, mtu, must_fragment: false, is_broadcast: false };
+        let group = Way::Group(address::group_ether(dst));
+        match self.addresses.classify(dst) {
+            Scope::Own => return Some(Path { src: Some(dst), ..path(Way::Own, OWN_MTU) }),
+            Scope::Broadcast => {
+                return Some(Path { is_broadcast: true, ..path(group, self.config.mtu) });
+            }
+            Scope::Group => return Some(path(group, self.config.mtu)),
+            Scope::Foreign if dst.is_multicast() => return Some(path(group, self.config.mtu)),
+            Scope::Foreign => {}
+        }
+        let route = *self.routes.lookup(dst).filter(|_| can_be_sent_to(dst))?;
+        let mtu = route.mtu.map_or(self.config.mtu, |m| m.min(self.config.mtu));
+        let mtu = mtu.max(least_mtu(dst.is_ipv4()));
+        let known = self.path_mtus.find(dst);
+        Some(Path {
+            way: Way::Neighbour(route.via.unwrap_or(dst)),
+            src: route.src,
+            mtu: known.map_or(mtu, |p| p.mtu.min(mtu)),
+            must_fragment: known.is_some_and(|p| p.must_fragment),
+            is_broadcast: false,
+        })
+    }
+
+    /// Whether `ip` is a neighbour by the routes, so that it may be learned about.
+    pub(crate) fn is_on_link(&self, ip: IpAddr) -> bool {
+        !self.is_local(ip) && self.routes.lookup(ip).is_some_and(|r| r.via.is_none())
+    }
+
+    fn check_mtu(&self, is_v4: bool) -> Result<(), ConfigError> {
+        let least = least_mtu(is_v4);
+        let fits = (least..=OWN_MTU).contains(&self.config.mtu);
+        if fits { Ok(()) } else { Err(ConfigError::Mtu { least }) }
+    }
+}
+
+/// A destination that a router or neighbour can own: what is left when our own addresses and
+/// groups are dealt with. A v4-mapped address must be turned into its IPv4 form by the socket.
+fn can_be_sent_to(dst: IpAddr) -> bool {
+    address::is_possible_source(dst)
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(a) if Ipv6Addr::is_unicast_link_local(&a))
+}
+
+/// `base` times a random factor between 0.5 and 1.5 (RFC 4861 section 6.3.2).
+fn jittered(base: Duration, seed: u64) -> Duration {
+    let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
+    let ns = u64::try_from(base.as_nanos()).unwrap_or(u64::MAX);
+    let jitter_ns = (ns >> 16).saturating_mul(mixed);
+    Duration::from_nanos((ns / 2).saturating_add(jitter_ns))
 }

@@ -32,15 +32,26 @@
 
 extern crate alloc;
 
+mod address;
+mod arp;
 mod config;
+mod destination;
 mod engine;
+mod frame;
+mod icmp;
+mod input;
+mod limit;
+mod ndp;
+mod neighbour;
+mod output;
+mod pmtu;
+mod quote;
 mod types;
+mod waiting;
 
 pub use config::{Config, ConfigError, IfAddr};
 pub use engine::Ip;
-pub use fulmar_route::{
-    Neighbour, NeighbourConfig, NeighbourState, Prefix, Route, RouteError,
-};
+pub use fulmar_route::{Neighbour, NeighbourConfig, NeighbourState, Prefix, Route, RouteError};
 pub use types::{
     Delivered, EchoReply, ErrorKind, FrameSink, NoRoute, Outgoing, OutputError, PathChoice,
     QuotedError, SavedHeader, Verdict,

@@ -26,7 +26,9 @@ impl Prefix {
     /// is longer than the address.
     pub fn new(addr: IpAddr, len: u8) -> Option<Prefix> {
         let addr = match addr {
-            IpAddr::V4(a) if len <= 32 => IpAddr::V4(Ipv4Addr::from_bits(a.to_bits() & mask32(len))),
+            IpAddr::V4(a) if len <= 32 => {
+                IpAddr::V4(Ipv4Addr::from_bits(a.to_bits() & mask32(len)))
+            }
             IpAddr::V6(a) if len <= 128 => {
                 IpAddr::V6(Ipv6Addr::from_bits(a.to_bits() & mask128(len)))
             }

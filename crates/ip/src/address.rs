@@ -1,0 +1,268 @@
+//! The interface's own addresses: what is for us, and what we call ourselves.
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use fulmar_base::EtherAddr;
+use fulmar_route::Prefix;
+
+use crate::{ConfigError, IfAddr};
+
+/// All hosts of the link (RFC 1112 section 4), the one IPv4 group that every host is in.
+const ALL_HOSTS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
+/// All nodes of the interface and of the link (RFC 4291 section 2.7.1).
+pub(crate) const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const ALL_NODES_INTERFACE: Ipv6Addr = Ipv6Addr::new(0xff01, 0, 0, 0, 0, 0, 0, 1);
+/// The block of link-local addresses (RFC 4291 section 2.5.6).
+pub(crate) const LINK_LOCAL: Prefix =
+    Prefix { addr: IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)), len: 64 };
+
+/// What a destination address is to this interface.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Scope {
+    /// One of ours.
+    Own,
+    /// An IPv4 broadcast address of ours.
+    Broadcast,
+    /// A multicast group that we are in.
+    Group,
+    /// Somebody else's.
+    Foreign,
+}
+
+/// The addresses of one interface, in the order in which they were given.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Addresses {
+    list: Vec<IfAddr>,
+}
+
+impl Addresses {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &IfAddr> {
+        self.list.iter()
+    }
+
+    /// Adds an address, or changes its prefix.
+    pub(crate) fn insert(&mut self, new: IfAddr) -> Result<(), ConfigError> {
+        let prefix = new.prefix().ok_or(ConfigError::PrefixLength(new.addr))?;
+        if !is_assignable(new.addr) || is_directed_broadcast(new.addr, &prefix) {
+            return Err(ConfigError::Address(new.addr));
+        }
+        match self.list.iter_mut().find(|a| a.addr == new.addr) {
+            Some(old) => *old = new,
+            None => self.list.push(new),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn remove(&mut self, addr: IpAddr) -> Option<IfAddr> {
+        let i = self.list.iter().position(|a| a.addr == addr)?;
+        Some(self.list.remove(i))
+    }
+
+    #[inline]
+    pub(crate) fn is_own(&self, ip: IpAddr) -> bool {
+        self.list.iter().any(|a| a.addr == ip)
+    }
+
+    /// 255.255.255.255, or the broadcast address of one of our links (RFC 1122 section 3.3.6).
+    pub(crate) fn is_broadcast(&self, ip: IpAddr) -> bool {
+        ip == IpAddr::V4(Ipv4Addr::BROADCAST)
+            || self.list.iter().filter_map(IfAddr::prefix).any(|p| is_directed_broadcast(ip, &p))
+    }
+
+    /// Whether a packet to `ip` is for us, and how.
+    #[inline]
+    pub(crate) fn classify(&self, ip: IpAddr) -> Scope {
+        if self.is_own(ip) {
+            return Scope::Own;
+        }
+        match ip {
+            IpAddr::V4(a) if a == ALL_HOSTS => Scope::Group,
+            IpAddr::V4(_) if self.is_broadcast(ip) => Scope::Broadcast,
+            IpAddr::V6(a) if a.is_multicast() && self.has_joined(a) => Scope::Group,
+            _ => Scope::Foreign,
+        }
+    }
+
+    fn has_joined(&self, group: Ipv6Addr) -> bool {
+        let mut own = self.list.iter().filter_map(|a| match a.addr {
+            IpAddr::V6(a) => Some(a),
+            IpAddr::V4(_) => None,
+        });
+        group == ALL_NODES
+            || group == ALL_NODES_INTERFACE
+            || own.any(|a| solicited_node(a) == group)
+    }
+
+    /// The source address for packets to `dst` by way of `next_hop` (RFC 6724 section 5, the rules
+    /// that mean something here): itself, then the same scope, then the next hop's own prefix, then
+    /// the longest common prefix, then the first one given.
+    pub(crate) fn source_for(&self, dst: IpAddr, next_hop: IpAddr) -> Option<IpAddr> {
+        let score = |a: &IfAddr| {
+            let same_scope = is_link_scoped(a.addr) == is_link_scoped(dst);
+            let on_link = a.prefix().is_some_and(|p| p.contains(next_hop));
+            (a.addr == dst, same_scope, on_link, common_bits(a.addr, dst))
+        };
+        let candidates = self.list.iter().filter(|a| a.addr.is_ipv4() == dst.is_ipv4());
+        // The last of equals wins in max_by_key, so that the first one given must come last.
+        candidates.rev().max_by_key(|a| score(a)).map(|a| a.addr)
+    }
+}
+
+/// Whether an interface may have the address. A v4-mapped IPv6 address may not: flow keys keep IPv4
+/// addresses in that form, and the two must not meet.
+fn is_assignable(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(a) => {
+            !a.is_unspecified() && !a.is_multicast() && !a.is_broadcast() && !is_reserved(a)
+        }
+        IpAddr::V6(a) => !a.is_unspecified() && !a.is_multicast() && a.to_ipv4_mapped().is_none(),
+    }
+}
+
+/// Whether the address can be the source of a packet from another host (RFC 1122 section 3.2.1.3,
+/// RFC 4291 section 2.7). The unspecified IPv6 address, which duplicate address detection uses, is
+/// the caller's to allow.
+pub(crate) fn is_possible_source(ip: IpAddr) -> bool {
+    is_assignable(ip) && !ip.is_loopback()
+}
+
+/// 240.0.0.0/4 (RFC 1112 section 4).
+fn is_reserved(a: Ipv4Addr) -> bool {
+    a.to_bits() >> 28 == 0xf
+}
+
+/// All host bits set; a /31 (RFC 3021) and a /32 have no broadcast address.
+fn is_directed_broadcast(ip: IpAddr, prefix: &Prefix) -> bool {
+    match ip {
+        IpAddr::V4(a) if prefix.len < 31 && prefix.contains(ip) => {
+            a.to_bits() | u32::MAX.checked_shl(32u32.saturating_sub(prefix.len.into())).unwrap_or(0)
+                == u32::MAX
+        }
+        _ => false,
+    }
+}
+
+/// Addresses that mean something on one link only.
+pub(crate) fn is_link_scoped(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(a) => a.is_link_local(),
+        IpAddr::V6(a) => a.is_unicast_link_local() || is_link_multicast(a),
+    }
+}
+
+/// Multicast of interface or link scope (RFC 4291 section 2.7).
+fn is_link_multicast(a: Ipv6Addr) -> bool {
+    let [kind, scope, ..] = a.octets();
+    kind == 0xff && matches!(scope & 0xf, 1 | 2)
+}
+
+/// Leading bits that two addresses of one version share.
+fn common_bits(a: IpAddr, b: IpAddr) -> u32 {
+    match (a, b) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+        _ => 0,
+    }
+}
+
+/// The group that everyone who might own `a` is in (RFC 4291 section 2.7.1).
+pub(crate) fn solicited_node(a: Ipv6Addr) -> Ipv6Addr {
+    const PREFIX: u128 = 0xff02_0000_0000_0000_0000_0001_ff00_0000;
+    Ipv6Addr::from_bits(PREFIX | (a.to_bits() & 0x00ff_ffff))
+}
+
+/// The link-local address made from an Ethernet address (RFC 4291 appendix A, RFC 2464 section 5).
+pub(crate) fn link_local(ether: EtherAddr) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = ether.0;
+    let id = u64::from_be_bytes([a ^ 0x02, b, c, 0xff, 0xfe, d, e, f]);
+    Ipv6Addr::from_bits((0xfe80 << 112) | u128::from(id))
+}
+
+/// The Ethernet address of a broadcast or multicast destination.
+pub(crate) fn group_ether(ip: IpAddr) -> EtherAddr {
+    match ip {
+        IpAddr::V4(a) if a.is_multicast() => EtherAddr::for_ipv4_multicast(a),
+        IpAddr::V4(_) => EtherAddr::BROADCAST,
+        IpAddr::V6(a) => EtherAddr::for_ipv6_multicast(a),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(list: &[(&str, u8)]) -> Addresses {
+        let mut a = Addresses::default();
+        for (addr, prefix_len) in list {
+            let new = IfAddr { addr: addr.parse().unwrap(), prefix_len: *prefix_len };
+            a.insert(new).unwrap();
+        }
+        a
+    }
+
+    fn ip(s: &str) -> IpAddr {
+        s.parse().unwrap()
+    }
+
+    #[test]
+    fn broadcast_addresses_are_known() {
+        let a = addresses(&[("10.1.2.3", 24), ("192.0.2.1", 31)]);
+        assert_eq!(a.classify(ip("10.1.2.255")), Scope::Broadcast);
+        assert_eq!(a.classify(ip("255.255.255.255")), Scope::Broadcast);
+        assert_eq!(a.classify(ip("10.1.3.255")), Scope::Foreign);
+        // A point-to-point /31 has no broadcast address (RFC 3021).
+        assert_eq!(a.classify(ip("192.0.2.1")), Scope::Own);
+        assert_eq!(a.classify(ip("192.0.2.0")), Scope::Foreign);
+    }
+
+    #[test]
+    fn every_node_is_in_its_solicited_node_groups() {
+        let a = addresses(&[("2001:db8::12:3456", 64)]);
+        assert_eq!(a.classify(ip("ff02::1:ff12:3456")), Scope::Group);
+        assert_eq!(a.classify(ip("ff02::1:ff12:3457")), Scope::Foreign);
+        assert_eq!(a.classify(ip("ff02::1")), Scope::Group);
+        assert_eq!(a.classify(ip("ff02::2")), Scope::Foreign);
+        assert_eq!(a.classify(ip("224.0.0.1")), Scope::Group);
+    }
+
+    #[test]
+    fn link_local_address_comes_from_the_ethernet_address() {
+        let ether = EtherAddr([0x02, 0x11, 0x22, 0x33, 0x44, 0x55]);
+        assert_eq!(IpAddr::V6(link_local(ether)), ip("fe80::11:22ff:fe33:4455"));
+    }
+
+    #[test]
+    fn source_is_of_the_scope_and_prefix_of_the_destination() {
+        let a = addresses(&[
+            ("2001:db8:1::1", 64),
+            ("2001:db8:2::1", 64),
+            ("fe80::1", 64),
+            ("10.0.0.1", 24),
+            ("10.0.1.1", 24),
+        ]);
+        let source = |dst: &str, hop: &str| a.source_for(ip(dst), ip(hop)).unwrap();
+        assert_eq!(source("2001:db8:2::9", "2001:db8:2::9"), ip("2001:db8:2::1"));
+        assert_eq!(source("fe80::9", "fe80::9"), ip("fe80::1"));
+        assert_eq!(source("ff02::1", "ff02::1"), ip("fe80::1"));
+        assert_eq!(source("10.0.1.9", "10.0.1.9"), ip("10.0.1.1"));
+        // Off the link, the address of the gateway's link counts.
+        assert_eq!(source("192.0.2.1", "10.0.1.254"), ip("10.0.1.1"));
+        assert_eq!(source("192.0.2.1", "203.0.113.1"), ip("10.0.0.1"));
+        assert_eq!(source("10.0.1.1", "10.0.1.1"), ip("10.0.1.1"));
+        assert_eq!(addresses(&[("10.0.0.1", 8)]).source_for(ip("::2"), ip("::2")), None);
+    }
+
+    #[test]
+    fn group_and_mapped_addresses_cannot_be_assigned() {
+        let mut a = Addresses::default();
+        for bad in ["224.0.0.9", "0.0.0.0", "255.255.255.255", "ff02::1", "::", "::ffff:10.0.0.1"] {
+            let new = IfAddr { addr: ip(bad), prefix_len: 24 };
+            assert_eq!(a.insert(new), Err(ConfigError::Address(ip(bad))), "{bad}");
+        }
+        let broadcast = IfAddr { addr: ip("10.0.0.255"), prefix_len: 24 };
+        assert_eq!(a.insert(broadcast), Err(ConfigError::Address(ip("10.0.0.255"))));
+        let long = IfAddr { addr: ip("10.0.0.1"), prefix_len: 33 };
+        assert_eq!(a.insert(long), Err(ConfigError::PrefixLength(ip("10.0.0.1"))));
+    }
+}

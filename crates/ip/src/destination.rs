@@ -1,0 +1,97 @@
+//! Where the packets to one address go, and the small cache that remembers it.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+
+use fulmar_base::{EtherAddr, Instant};
+
+/// Destinations remembered. A collision costs a look-up in the tables, so that this only needs to
+/// cover what is active at the same time; 64 lines of 80 bytes stay in the first-level cache.
+const CACHE_ENTRIES: usize = 64;
+
+/// The way of a packet out of this stack.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    /// It is for ourselves.
+    Own,
+    /// To a group of stations.
+    Group(EtherAddr),
+    /// To a neighbour, which may have to be asked for its Ethernet address.
+    Neighbour(IpAddr),
+}
+
+/// What the tables say about a destination.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Path {
+    pub(crate) way: Way,
+    /// Source address that the route prefers.
+    pub(crate) src: Option<IpAddr>,
+    /// Largest IP packet, path MTU discovery considered.
+    pub(crate) mtu: usize,
+    /// Routers must be allowed to fragment (see `pmtu`).
+    pub(crate) must_fragment: bool,
+    pub(crate) is_broadcast: bool,
+}
+
+/// A destination whose packets can go at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Destination {
+    pub(crate) dst: IpAddr,
+    pub(crate) ether: EtherAddr,
+    pub(crate) is_own: bool,
+    pub(crate) must_fragment: bool,
+    pub(crate) mtu: usize,
+    /// The neighbour that takes the packets, for confirmations; `dst` itself if there is none.
+    pub(crate) next_hop: IpAddr,
+    /// Holds while the interface's generation is this.
+    pub(crate) generation: u64,
+    /// Holds before this: then the neighbour's state must be looked at again.
+    pub(crate) fresh_until: Instant,
+}
+
+/// A direct-mapped cache of destinations.
+#[derive(Clone, Debug)]
+pub(crate) struct DestinationCache {
+    entries: Vec<Option<Destination>>,
+}
+
+impl DestinationCache {
+    pub(crate) fn new() -> DestinationCache {
+        DestinationCache { entries: vec![None; CACHE_ENTRIES] }
+    }
+
+    /// What is remembered about `dst`, if it still holds.
+    #[inline]
+    pub(crate) fn find(&self, dst: IpAddr, generation: u64, now: Instant) -> Option<&Destination> {
+        let found = self.entries.get(index_of(dst))?.as_ref()?;
+        let holds = found.dst == dst && found.generation == generation && now < found.fresh_until;
+        holds.then_some(found)
+    }
+
+    pub(crate) fn store(&mut self, destination: Destination) {
+        if let Some(entry) = self.entries.get_mut(index_of(destination.dst)) {
+            *entry = Some(destination);
+        }
+    }
+
+    /// Forgets one destination, so that its next packet looks at the tables.
+    pub(crate) fn forget(&mut self, dst: IpAddr) {
+        if let Some(entry) = self.entries.get_mut(index_of(dst)) {
+            *entry = None;
+        }
+    }
+}
+
+#[inline]
+fn index_of(dst: IpAddr) -> usize {
+    let folded = match dst {
+        IpAddr::V4(a) => u64::from(a.to_bits()),
+        IpAddr::V6(a) => {
+            let bits = a.to_bits();
+            (bits as u64) ^ ((bits >> 64) as u64)
+        }
+    };
+    let mixed = folded.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    mixed as usize & (CACHE_ENTRIES - 1)
+}

@@ -1,0 +1,163 @@
+//! Handling of chains that input, output and ICMP share.
+
+use core::net::IpAddr;
+
+use fulmar_base::{Counters, DropReason, EtherAddr, Instant, Offload};
+use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
+use fulmar_wire::checksum::Sum;
+
+use crate::{FrameSink, OutputError};
+
+/// Headroom of an mbuf that a header gets for itself: room for every lower header (Ethernet 14,
+/// IPv6 40), and slack.
+pub(crate) const HEADROOM_BYTES: usize = 80;
+/// Ethernet and IPv6 header: what an upper header must leave in front of itself.
+const LOWER_HEADERS_BYTES: usize = 54;
+
+/// What one call of the room works with.
+pub(crate) struct Context<'a, S> {
+    pub(crate) now: Instant,
+    pub(crate) pool: &'a mut Pool,
+    pub(crate) counters: &'a mut Counters,
+    pub(crate) out: &'a mut S,
+}
+
+impl<S: FrameSink> Context<'_, S> {
+    /// Counts and frees a packet.
+    pub(crate) fn discard(&mut self, chain: Chain, reason: DropReason) {
+        self.counters.drop_packet(reason);
+        self.pool.free(chain);
+    }
+
+    /// Hands a whole frame over, to the device or to ourselves.
+    pub(crate) fn send(
+        &mut self,
+        chain: Chain,
+        offload: Offload,
+        is_loopback: bool,
+    ) -> Result<(), OutputError> {
+        let sent = if is_loopback {
+            self.out.loopback(self.pool, self.counters, chain, offload)
+        } else {
+            self.out.frame(self.pool, self.counters, chain, offload)
+        };
+        sent.map_err(|refused| {
+            self.pool.free(refused);
+            OutputError::Full
+        })
+    }
+}
+
+/// A received frame on its way up. A step that hands the packet on takes the chain out; what is
+/// left is freed at the end of input.
+pub(crate) struct Frame {
+    pub(crate) chain: Chain,
+    pub(crate) offload: Offload,
+    /// Ethernet address of the sender.
+    pub(crate) ether_src: EtherAddr,
+    /// It was sent to a group of stations.
+    pub(crate) is_group: bool,
+    /// It was sent by this stack.
+    pub(crate) is_own: bool,
+}
+
+impl Frame {
+    /// Takes a header off the front. What the device says about the packet counts from the new
+    /// front.
+    ///
+    /// # Errors
+    /// `BadOffload` if the checksum to be completed would start within the header.
+    pub(crate) fn strip(&mut self, bytes: usize, pool: &mut Pool) -> Result<(), DropReason> {
+        let n = u16::try_from(bytes).map_err(|_| DropReason::BadOffload)?;
+        if self.offload.needs_csum {
+            let start = self.offload.csum_start.checked_sub(n);
+            self.offload.csum_start = start.ok_or(DropReason::BadOffload)?;
+        }
+        if let Some(gso) = &mut self.offload.gso {
+            gso.header_bytes = gso.header_bytes.saturating_sub(n);
+        }
+        self.chain.trim_front(bytes, pool);
+        Ok(())
+    }
+
+    /// Whether the transport checksum need not be looked at: the device did, or the packet never
+    /// left this machine.
+    pub(crate) fn is_checksum_trusted(&self) -> bool {
+        self.offload.csum_valid || self.offload.needs_csum
+    }
+
+    /// Takes the packet, leaving nothing to free.
+    pub(crate) fn take(&mut self) -> Chain {
+        core::mem::replace(&mut self.chain, Chain::new())
+    }
+}
+
+/// Makes the first `bytes` bytes contiguous and returns the mbuf that they start.
+///
+/// # Errors
+/// `Truncated` if the chain is shorter, `NoBuffer`.
+#[inline]
+pub(crate) fn pull<'a>(
+    chain: &'a mut Chain,
+    bytes: usize,
+    pool: &mut Pool,
+) -> Result<&'a [u8], DropReason> {
+    if chain.len() < bytes {
+        return Err(DropReason::Truncated);
+    }
+    chain.pullup(bytes, pool).map_err(|NoBuffer| DropReason::NoBuffer)?;
+    Ok(first(chain))
+}
+
+/// The bytes of the first mbuf.
+#[inline]
+pub(crate) fn first(chain: &Chain) -> &[u8] {
+    chain.front().map_or(&[], |m| m.as_slice())
+}
+
+/// Puts room for an upper header in front of a chain, such that the lower headers fit as well.
+pub(crate) fn prepend_upper<'a>(
+    chain: &'a mut Chain,
+    bytes: usize,
+    pool: &mut Pool,
+) -> Result<&'a mut [u8], NoBuffer> {
+    let needed_bytes = bytes.saturating_add(LOWER_HEADERS_BYTES);
+    if !chain.front().is_some_and(|m| m.is_unique() && m.headroom() >= needed_bytes) {
+        let headroom = bytes.saturating_add(HEADROOM_BYTES);
+        chain.push_front(pool.alloc(0, headroom, Purpose::Control)?);
+    }
+    chain.prepend(bytes, pool, Purpose::Control)
+}
+
+/// A chain of one mbuf with room for the lower headers in front, filled by `fill`.
+pub(crate) fn control_chain(
+    bytes: usize,
+    pool: &mut Pool,
+    fill: impl FnOnce(&mut [u8]) -> Option<()>,
+) -> Result<Chain, NoBuffer> {
+    let mut m = pool.alloc(bytes, HEADROOM_BYTES, Purpose::Control)?;
+    match m.append(bytes).and_then(fill) {
+        Some(()) => Ok(Chain::from(m)),
+        None => {
+            pool.free_mbuf(m);
+            Err(NoBuffer)
+        }
+    }
+}
+
+/// The sum of every byte of a chain.
+pub(crate) fn sum_of(chain: &Chain) -> Sum {
+    let mut sum = Sum::new();
+    chain.slices().for_each(|piece| sum.add_bytes(piece));
+    sum
+}
+
+/// The sum of an ICMP message: version 6 adds a pseudo-header (RFC 4443 section 2.3).
+pub(crate) fn sum_of_icmp(chain: &Chain, src: IpAddr, dst: IpAddr) -> Sum {
+    let mut sum = sum_of(chain);
+    if src.is_ipv6() {
+        let len = u32::try_from(chain.len()).unwrap_or(u32::MAX);
+        sum.add_pseudo(src, dst, fulmar_wire::protocol::ICMPV6, len);
+    }
+    sum
+}

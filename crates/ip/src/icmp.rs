@@ -1,0 +1,369 @@
+//! ICMP for both versions (RFC 792, RFC 1122 section 3.2.2, RFC 4443): echo, errors about our
+//! packets, errors about theirs.
+
+use core::net::{IpAddr, SocketAddr};
+
+use fulmar_base::{Counter, Counters, DropReason, Instant, Offload};
+use fulmar_mbuf::{Chain, Pool};
+use fulmar_wire::{icmpv4, icmpv6, ipv4, ipv6, protocol};
+
+use crate::engine::Ip;
+use crate::frame::{Context, Frame, control_chain, first, prepend_upper, pull, sum_of_icmp};
+use crate::input::Network;
+use crate::output::NetworkHeader;
+use crate::quote::{Quoted, kind_of_v4, kind_of_v6};
+use crate::{EchoReply, ErrorKind, FrameSink, OutputError, SavedHeader, Verdict};
+
+/// Length of the header of every message that is sent from here; both versions agree.
+const HEADER_BYTES: usize = 8;
+/// Where both versions keep the checksum.
+const CHECKSUM_OFFSET: usize = 2;
+/// Bytes of a received ICMP message that are made contiguous: the header, and of a quoted packet
+/// the longest IPv4 header and 8 bytes, or an IPv6 header with some extension headers; all of any
+/// message of neighbour discovery that makes sense.
+const LOOKED_AT_BYTES: usize = 256;
+/// Bytes that an IPv4 error quotes: as many as make 576 in all (RFC 1812 section 4.3.2.3).
+const QUOTE_V4_BYTES: usize = 576 - 28;
+/// Bytes that an IPv6 error quotes: as many as fit the least MTU (RFC 4443 section 2.4(c)).
+const QUOTE_V6_BYTES: usize = 1280 - 48;
+
+/// A message of either version.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Message {
+    V4(icmpv4::Message),
+    V6(icmpv6::Message),
+}
+
+impl Message {
+    fn protocol(&self) -> u8 {
+        match self {
+            Message::V4(_) => protocol::ICMP,
+            Message::V6(_) => protocol::ICMPV6,
+        }
+    }
+
+    fn emit(&self, bytes: &mut [u8]) -> Option<()> {
+        match self {
+            Message::V4(m) => m.emit(bytes).ok(),
+            Message::V6(m) => m.emit(bytes).ok(),
+        }
+    }
+
+    fn echo_request(to: IpAddr, ident: u16, seq: u16) -> Message {
+        match to {
+            IpAddr::V4(_) => Message::V4(icmpv4::Message::EchoRequest { ident, seq }),
+            IpAddr::V6(_) => Message::V6(icmpv6::Message::EchoRequest { ident, seq }),
+        }
+    }
+
+    fn echo_reply(to: IpAddr, ident: u16, seq: u16) -> Message {
+        match to {
+            IpAddr::V4(_) => Message::V4(icmpv4::Message::EchoReply { ident, seq }),
+            IpAddr::V6(_) => Message::V6(icmpv6::Message::EchoReply { ident, seq }),
+        }
+    }
+}
+
+/// The start of the packet that an error is about.
+enum Quote<'a> {
+    Saved(&'a [u8]),
+    Packet(&'a Chain),
+}
+
+impl Quote<'_> {
+    fn copy_to(&self, out: &mut [u8]) -> Option<()> {
+        match self {
+            Quote::Saved(bytes) => out.copy_from_slice(bytes.get(..out.len())?),
+            Quote::Packet(chain) => {
+                chain.copy_to(0, out);
+            }
+        }
+        Some(())
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Quote::Saved(bytes) => bytes.len(),
+            Quote::Packet(chain) => chain.len(),
+        }
+    }
+}
+
+impl Ip {
+    pub(crate) fn icmpv4_input<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &mut Frame,
+        network: &Network,
+    ) -> Result<Verdict, DropReason> {
+        open(cx, frame, network)?;
+        let message =
+            icmpv4::Message::parse(first(&frame.chain)).map_err(|_| DropReason::IcmpInvalid)?;
+        cx.counters.count(Counter::IcmpIn);
+        match message {
+            icmpv4::Message::EchoRequest { ident, seq } => {
+                // Never to a group: one packet would draw many (RFC 1122 section 3.2.2.6).
+                if network.is_group || frame.is_group {
+                    return Err(DropReason::IpDestination);
+                }
+                self.echo_reply(cx, frame, network, ident, seq)
+            }
+            icmpv4::Message::EchoReply { ident, seq } => {
+                Ok(reply_verdict(cx, frame, network, ident, seq))
+            }
+            _ => self.error_input(frame, kind_of_v4(&message, first(&frame.chain))),
+        }
+    }
+
+    pub(crate) fn icmpv6_input<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &mut Frame,
+        network: &Network,
+    ) -> Result<Verdict, DropReason> {
+        use icmpv6::Message as M;
+        open(cx, frame, network)?;
+        let message = M::parse(first(&frame.chain)).map_err(|_| DropReason::IcmpInvalid)?;
+        cx.counters.count(Counter::IcmpIn);
+        match message {
+            M::NeighbourSolicitation { .. }
+            | M::NeighbourAdvertisement { .. }
+            | M::RouterSolicitation
+            | M::RouterAdvertisement { .. }
+            | M::Redirect { .. } => {
+                self.ndp_input(cx, frame, network, message).map(|()| Verdict::Consumed)
+            }
+            _ if network.src.is_unspecified() => Err(DropReason::IpSource),
+            // RFC 4443 section 4.2 allows an answer to a group; it is limited like every other.
+            M::EchoRequest { ident, seq } => self.echo_reply(cx, frame, network, ident, seq),
+            M::EchoReply { ident, seq } => Ok(reply_verdict(cx, frame, network, ident, seq)),
+            _ => self.error_input(frame, kind_of_v6(&message)),
+        }
+    }
+
+    /// An error about one of our packets goes to whoever sent it; what is not an error is ignored.
+    fn error_input(
+        &mut self,
+        frame: &Frame,
+        kind: Option<ErrorKind>,
+    ) -> Result<Verdict, DropReason> {
+        let Some(kind) = kind else { return Ok(Verdict::Consumed) };
+        let packet = first(&frame.chain).get(HEADER_BYTES..).unwrap_or(&[]);
+        let is_v4 = packet.first().is_some_and(|b| b >> 4 == 4);
+        let quoted = Quoted::parse(packet, is_v4).ok_or(DropReason::IcmpInvalid)?;
+        if !self.is_local(quoted.src) {
+            return Err(DropReason::IcmpNoFlow);
+        }
+        Ok(Verdict::IcmpError(quoted.error(kind, self.config.zone)))
+    }
+
+    /// Sends the payload back as it came, in the buffers in which it came.
+    fn echo_reply<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &mut Frame,
+        network: &Network,
+        ident: u16,
+        seq: u16,
+    ) -> Result<Verdict, DropReason> {
+        if !self.echoes.take(cx.now) {
+            return Err(DropReason::RateLimited);
+        }
+        frame.chain.trim_front(HEADER_BYTES, cx.pool);
+        let src = if network.is_group { None } else { Some(network.dst) };
+        let message = Message::echo_reply(network.src, ident, seq);
+        // What goes wrong is counted on the way, except for a full sink.
+        match self.icmp_output(cx, src, network.src, &message, frame.take()) {
+            Err(OutputError::Full) => Err(DropReason::TxQueueFull),
+            Ok(()) | Err(_) => Ok(Verdict::Consumed),
+        }
+    }
+
+    /// Sends an echo request to `to`, whose port is not looked at. The answer comes out of
+    /// [`Ip::input`] as [`Verdict::EchoReply`] with the same `ident`, `seq` and payload.
+    ///
+    /// # Errors
+    /// See [`OutputError`]; the payload is freed.
+    #[allow(clippy::too_many_arguments)]
+    pub fn echo_request<S: FrameSink>(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        to: SocketAddr,
+        (ident, seq): (u16, u16),
+        payload: Chain,
+        out: &mut S,
+    ) -> Result<(), OutputError> {
+        let cx = &mut Context { now, pool, counters, out };
+        let message = Message::echo_request(to.ip(), ident, seq);
+        self.icmp_output(cx, None, to.ip(), &message, payload)
+    }
+
+    /// Tells the sender of a UDP datagram that nobody has the port (RFC 1122 section 4.1.3.1),
+    /// unless the datagram must not be answered or too many were.
+    pub fn port_unreachable<S: FrameSink>(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        about: &SavedHeader,
+        out: &mut S,
+    ) {
+        if !about.answerable {
+            return;
+        }
+        let packet = about.as_slice();
+        let ends = match packet.first().map(|b| b >> 4) {
+            Some(4) => ipv4::Header::parse(packet, usize::MAX)
+                .map(|h| (IpAddr::V4(h.src), IpAddr::V4(h.dst))),
+            _ => ipv6::Header::parse(packet, usize::MAX)
+                .map(|h| (IpAddr::V6(h.src), IpAddr::V6(h.dst))),
+        };
+        let Ok((src, dst)) = ends else { return };
+        let message = match src {
+            IpAddr::V4(_) => {
+                let code = icmpv4::unreachable::PORT;
+                Message::V4(icmpv4::Message::Unreachable { code, next_hop_mtu: 0 })
+            }
+            IpAddr::V6(_) => {
+                Message::V6(icmpv6::Message::Unreachable { code: icmpv6::unreachable::PORT })
+            }
+        };
+        let cx = &mut Context { now, pool, counters, out };
+        self.send_error(cx, Some(dst), src, &message, Quote::Saved(packet));
+    }
+
+    /// Says that nobody here speaks the protocol (RFC 1122 section 3.2.2.1; RFC 8200 section 4).
+    pub(crate) fn unknown_protocol<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &Frame,
+        network: &Network,
+    ) {
+        match network.src {
+            IpAddr::V4(_) if !network.is_group && !frame.is_group => {
+                let code = icmpv4::unreachable::PROTOCOL;
+                let message = Message::V4(icmpv4::Message::Unreachable { code, next_hop_mtu: 0 });
+                let quote = Quote::Packet(&frame.chain);
+                self.send_error(cx, Some(network.dst), network.src, &message, quote);
+            }
+            IpAddr::V4(_) => {}
+            IpAddr::V6(_) => {
+                let pointer = u32::try_from(network.next_header_at).unwrap_or(0);
+                let message = icmpv6::Message::ParameterProblem { code: 1, pointer };
+                self.answer_v6(cx, frame, network, message, false);
+            }
+        }
+    }
+
+    /// Answers an IPv6 packet with an error, unless it may not be answered (RFC 4443 section
+    /// 2.4(e)). `even_to_groups`: this error is among those that may answer a multicast packet.
+    pub(crate) fn answer_v6<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &Frame,
+        network: &Network,
+        message: icmpv6::Message,
+        even_to_groups: bool,
+    ) {
+        let is_group = network.is_group || frame.is_group;
+        if network.src.is_unspecified() || (is_group && !even_to_groups) {
+            return;
+        }
+        let src = (!is_group).then_some(network.dst);
+        let quote = Quote::Packet(&frame.chain);
+        self.send_error(cx, src, network.src, &Message::V6(message), quote);
+    }
+
+    fn send_error<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        src: Option<IpAddr>,
+        dst: IpAddr,
+        message: &Message,
+        quote: Quote<'_>,
+    ) {
+        if !self.errors.take(cx.now) {
+            cx.counters.drop_packet(DropReason::RateLimited);
+            return;
+        }
+        let most_bytes = if dst.is_ipv4() { QUOTE_V4_BYTES } else { QUOTE_V6_BYTES };
+        let quote_bytes = quote.len().min(most_bytes);
+        let Ok(chain) = control_chain(quote_bytes, cx.pool, |bytes| quote.copy_to(bytes)) else {
+            cx.counters.drop_packet(DropReason::NoBuffer);
+            return;
+        };
+        if self.icmp_output(cx, src, dst, message, chain) == Err(OutputError::Full) {
+            cx.counters.drop_packet(DropReason::TxQueueFull);
+        }
+    }
+
+    /// Puts an ICMP header in front of `body` and sends it, from `src` or the address that suits.
+    fn icmp_output<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        src: Option<IpAddr>,
+        dst: IpAddr,
+        message: &Message,
+        body: Chain,
+    ) -> Result<(), OutputError> {
+        let Some(src) = src.or_else(|| self.route(dst, 0).ok().map(|p| p.src)) else {
+            cx.discard(body, DropReason::NoRoute);
+            return Err(OutputError::NoRoute);
+        };
+        let mut chain = body;
+        let header = prepend_upper(&mut chain, HEADER_BYTES, cx.pool);
+        if header.ok().and_then(|bytes| message.emit(bytes)).is_none() {
+            cx.discard(chain, DropReason::NoBuffer);
+            return Err(OutputError::NoBuffer);
+        }
+        let sum = sum_of_icmp(&chain, src, dst).finish();
+        set_checksum(&mut chain, sum);
+        let network = NetworkHeader {
+            src,
+            dst,
+            protocol: message.protocol(),
+            ttl: self.config.ttl,
+            dscp_ecn: 0,
+            dont_fragment: false,
+        };
+        self.ip_output(cx, network, 0, chain, Offload::default())?;
+        cx.counters.count(Counter::IcmpOut);
+        Ok(())
+    }
+}
+
+/// Takes the IP header off, verifies the checksum, and makes what is looked at contiguous.
+fn open<S>(
+    cx: &mut Context<'_, S>,
+    frame: &mut Frame,
+    network: &Network,
+) -> Result<(), DropReason> {
+    frame.strip(network.header_bytes, cx.pool)?;
+    let is_right = frame.is_checksum_trusted()
+        || sum_of_icmp(&frame.chain, network.src, network.dst).is_valid();
+    if !is_right {
+        return Err(DropReason::IcmpChecksum);
+    }
+    let bytes = frame.chain.len().min(LOOKED_AT_BYTES);
+    pull(&mut frame.chain, bytes, cx.pool)?;
+    Ok(())
+}
+
+fn reply_verdict<S>(
+    cx: &mut Context<'_, S>,
+    frame: &mut Frame,
+    network: &Network,
+    ident: u16,
+    seq: u16,
+) -> Verdict {
+    frame.chain.trim_front(HEADER_BYTES, cx.pool);
+    let (from, hop_limit) = (network.src, network.hop_limit);
+    Verdict::EchoReply(EchoReply { from, ident, seq, hop_limit, payload: frame.take() })
+}
+
+/// Writes the checksum of the ICMP message that a chain starts with.
+pub(crate) fn set_checksum(chain: &mut Chain, sum: u16) {
+    chain.copy_from(CHECKSUM_OFFSET, &sum.to_be_bytes());
+}

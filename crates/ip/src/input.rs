@@ -1,0 +1,176 @@
+//! The way in: Ethernet, then one file per IP version, then the transport or ICMP.
+//!
+//! Each step returns a verdict, or the reason for which the packet is dropped. Whatever a step has
+//! not taken out of the frame is freed at the end, in one place.
+
+mod v4;
+mod v6;
+
+use core::net::IpAddr;
+
+use fulmar_base::{Counters, DropReason, Instant, Offload, Zone};
+use fulmar_mbuf::{Chain, Pool};
+use fulmar_wire::{WireError, eth, protocol};
+
+use crate::address::is_link_scoped;
+use crate::engine::Ip;
+use crate::frame::{Context, Frame, pull};
+use crate::{Delivered, FrameSink, SavedHeader, Verdict};
+
+/// What every later step wants to know about a packet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Network {
+    pub(crate) src: IpAddr,
+    pub(crate) dst: IpAddr,
+    pub(crate) protocol: u8,
+    /// Bytes in front of the transport header, extension headers included.
+    pub(crate) header_bytes: usize,
+    pub(crate) hop_limit: u8,
+    pub(crate) ecn: u8,
+    /// The IP destination is a group or broadcast.
+    pub(crate) is_group: bool,
+    /// IPv6: where the field stands that names `protocol`.
+    pub(crate) next_header_at: usize,
+}
+
+impl Ip {
+    /// Takes one received frame.
+    ///
+    /// `frame` starts at the Ethernet header; it may be a super-frame. A frame whose Ethernet source
+    /// is this interface's own counts as sent by this stack to itself: only such a frame may carry
+    /// one of our addresses as its IP source. What is dropped is counted here, and replies that
+    /// need no transport (ARP, neighbour discovery, echo, ICMP errors) are sent from here.
+    pub fn input<S: FrameSink>(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        frame: Chain,
+        offload: Offload,
+        out: &mut S,
+    ) -> Verdict {
+        let cx = &mut Context { now, pool, counters, out };
+        let ether_src = self.config.ether;
+        let mut frame = Frame { chain: frame, offload, ether_src, is_group: false, is_own: false };
+        let verdict = self.ether_input(cx, &mut frame);
+        cx.pool.free(frame.chain);
+        verdict.unwrap_or_else(|reason| {
+            cx.counters.drop_packet(reason);
+            Verdict::Consumed
+        })
+    }
+
+    fn ether_input<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &mut Frame,
+    ) -> Result<Verdict, DropReason> {
+        let bytes = pull(&mut frame.chain, eth::HEADER_BYTES, cx.pool)?;
+        let header = eth::Header::parse(bytes).map_err(|_| DropReason::Truncated)?;
+        frame.ether_src = header.src;
+        frame.is_group = header.dst.is_multicast();
+        frame.is_own = header.src == self.config.ether;
+        if header.dst != self.config.ether && !frame.is_group {
+            return Err(DropReason::NotForUs);
+        }
+        frame.strip(eth::HEADER_BYTES, cx.pool)?;
+        match header.ethertype {
+            eth::IPV4 => self.ipv4_input(cx, frame),
+            eth::IPV6 => self.ipv6_input(cx, frame),
+            eth::ARP => self.arp_input(cx, frame),
+            _ => Err(DropReason::UnknownEtherType),
+        }
+    }
+
+    /// The packet is for us, whole, and starts at its IP header.
+    fn transport_input<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &mut Frame,
+        network: &Network,
+    ) -> Result<Verdict, DropReason> {
+        match (network.protocol, network.src) {
+            // A TCP connection has two ends (RFC 9293 section 3.9.2.3).
+            (protocol::TCP, _) if network.is_group => Err(DropReason::IpDestination),
+            (protocol::TCP | protocol::UDP, _) => self.deliver(cx, frame, network),
+            (protocol::ICMP, IpAddr::V4(_)) => self.icmpv4_input(cx, frame, network),
+            (protocol::ICMPV6, IpAddr::V6(_)) => self.icmpv6_input(cx, frame, network),
+            _ => {
+                self.unknown_protocol(cx, frame, network);
+                Err(DropReason::UnknownProtocol)
+            }
+        }
+    }
+
+    fn deliver<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &mut Frame,
+        network: &Network,
+    ) -> Result<Verdict, DropReason> {
+        let is_tcp = network.protocol == protocol::TCP;
+        let ip_header = if is_tcp {
+            pull_tcp_header(frame, network.header_bytes, cx.pool)?;
+            SavedHeader::EMPTY
+        } else {
+            let bytes = network.header_bytes.saturating_add(8).min(frame.chain.len());
+            let first = pull(&mut frame.chain, bytes, cx.pool)?;
+            SavedHeader::of(first, bytes, !frame.is_group && !network.is_group)
+        };
+        frame.strip(network.header_bytes, cx.pool)?;
+        if frame.offload.needs_csum && frame.offload.csum_start != 0 {
+            return Err(DropReason::BadOffload);
+        }
+        Ok(Verdict::Deliver(Delivered {
+            src: network.src,
+            dst: network.dst,
+            zone: self.zone_of_packet(network),
+            protocol: network.protocol,
+            chain: frame.take(),
+            offload: frame.offload,
+            ip_header,
+            broadcast_or_multicast: frame.is_group || network.is_group,
+            ecn: network.ecn,
+            hop_limit: network.hop_limit,
+        }))
+    }
+
+    pub(crate) fn zone_of_packet(&self, network: &Network) -> Zone {
+        let is_scoped = |ip: IpAddr| ip.is_ipv6() && is_link_scoped(ip);
+        if is_scoped(network.src) || is_scoped(network.dst) { self.config.zone } else { 0 }
+    }
+}
+
+/// Makes a TCP header contiguous with its options, as far as the packet goes: what is wrong with it
+/// is for the transport to find and count.
+fn pull_tcp_header(frame: &mut Frame, at: usize, pool: &mut Pool) -> Result<(), DropReason> {
+    let most_bytes = frame.chain.len();
+    let fixed_bytes = at.saturating_add(20).min(most_bytes);
+    let first = pull(&mut frame.chain, fixed_bytes, pool)?;
+    let words = first.get(at.saturating_add(12)).map_or(0, |b| usize::from(b >> 4));
+    let bytes = at.saturating_add(words.saturating_mul(4)).min(most_bytes);
+    if bytes > fixed_bytes {
+        pull(&mut frame.chain, bytes, pool)?;
+    }
+    Ok(())
+}
+
+/// The drop that a header which cannot be read stands for.
+fn reason_of(error: WireError) -> DropReason {
+    match error {
+        WireError::Truncated => DropReason::Truncated,
+        WireError::Malformed => DropReason::IpHeader,
+    }
+}
+
+impl SavedHeader {
+    /// Keeps the first bytes of a packet, `bytes` of them or as many as there is room for.
+    pub(crate) fn of(packet: &[u8], bytes: usize, answerable: bool) -> SavedHeader {
+        let len = bytes.min(SavedHeader::BYTES).min(packet.len());
+        let mut saved = SavedHeader { len: len as u8, answerable, ..SavedHeader::EMPTY };
+        if let (Some(to), Some(from)) = (saved.bytes.get_mut(..len), packet.get(..len)) {
+            to.copy_from_slice(from);
+        }
+        saved
+    }
+}

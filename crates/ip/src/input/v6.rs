@@ -1,0 +1,118 @@
+//! IPv6 input (RFC 8200).
+
+use core::net::IpAddr;
+
+use fulmar_base::DropReason;
+use fulmar_wire::icmpv6::Message;
+use fulmar_wire::ipv6::{self, ExtensionError, OptionAction, Upper};
+use fulmar_wire::protocol;
+
+use super::{Network, reason_of};
+use crate::engine::Ip;
+use crate::frame::{Context, Frame, first, pull};
+use crate::{FrameSink, Verdict};
+
+/// Bytes of a packet in which its extension headers must end. Whatever has more is not something
+/// that a peer of this stack needs (RFC 8504 section 5.3 allows limits).
+const EXTENSIONS_WITHIN_BYTES: usize = 512;
+
+/// Codes of a parameter problem (RFC 4443 section 3.4).
+mod code {
+    pub(super) const BAD_FIELD: u8 = 0;
+    pub(super) const UNKNOWN_NEXT_HEADER: u8 = 1;
+    pub(super) const UNKNOWN_OPTION: u8 = 2;
+}
+
+impl Ip {
+    pub(super) fn ipv6_input<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &mut Frame,
+    ) -> Result<Verdict, DropReason> {
+        let packet_bytes = frame.chain.len();
+        let bytes = pull(&mut frame.chain, ipv6::HEADER_BYTES, cx.pool)?;
+        let header = ipv6::Header::parse(bytes, packet_bytes).map_err(reason_of)?;
+        let (src, dst) = (IpAddr::V6(header.src), IpAddr::V6(header.dst));
+        if !header.src.is_unspecified() {
+            self.check_source(src, frame)?;
+        }
+        let is_group = self.check_destination(dst, frame)?;
+        let total_bytes = header.payload_bytes.saturating_add(ipv6::HEADER_BYTES);
+        frame.chain.trim_back(packet_bytes.saturating_sub(total_bytes), cx.pool);
+        let mut network = Network {
+            src,
+            dst,
+            protocol: header.next_header,
+            header_bytes: ipv6::HEADER_BYTES,
+            hop_limit: header.hop_limit,
+            ecn: header.traffic_class & 3,
+            is_group,
+            next_header_at: 6,
+        };
+        if !is_upper(header.next_header) {
+            let upper = self.extensions(cx, frame, &header, &network)?;
+            network.protocol = upper.protocol;
+            network.header_bytes = upper.offset;
+            network.next_header_at = upper.next_header_at;
+        }
+        // Only duplicate address detection has no source (RFC 4291 section 2.5.2).
+        if header.src.is_unspecified() && network.protocol != protocol::ICMPV6 {
+            return Err(DropReason::IpSource);
+        }
+        self.transport_input(cx, frame, &network)
+    }
+
+    fn extensions<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &mut Frame,
+        header: &ipv6::Header,
+        network: &Network,
+    ) -> Result<Upper, DropReason> {
+        let bytes = frame.chain.len().min(EXTENSIONS_WITHIN_BYTES);
+        let packet = pull(&mut frame.chain, bytes, cx.pool)?;
+        match ipv6::walk_extensions(packet, header) {
+            // An atomic fragment is a whole packet (RFC 6946).
+            Ok(Upper { fragment: Some(f), .. }) if !f.is_atomic() => Err(DropReason::Fragment),
+            Ok(upper) if upper.offset > first(&frame.chain).len() => Err(DropReason::Truncated),
+            // Nothing follows, and nothing is wrong with that (RFC 8200 section 4.7).
+            Ok(Upper { protocol: protocol::NO_NEXT_HEADER, .. }) => {
+                Err(DropReason::UnknownProtocol)
+            }
+            Ok(upper) => Ok(upper),
+            Err(error) => {
+                self.report_extension(cx, frame, network, error);
+                Err(DropReason::ExtensionHeader)
+            }
+        }
+    }
+
+    /// Says what was not understood, where the standard wants it said.
+    fn report_extension<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &Frame,
+        network: &Network,
+        error: ExtensionError,
+    ) {
+        let (code, pointer, even_to_groups) = match error {
+            ExtensionError::Truncated | ExtensionError::Malformed => return,
+            ExtensionError::UnrecognisedNextHeader { pointer } => {
+                (code::UNKNOWN_NEXT_HEADER, pointer, false)
+            }
+            ExtensionError::BadRoutingHeader { pointer } => (code::BAD_FIELD, pointer, false),
+            ExtensionError::UnrecognisedOption { pointer, action } => match action {
+                OptionAction::Discard => return,
+                OptionAction::DiscardAndReport => (code::UNKNOWN_OPTION, pointer, true),
+                OptionAction::ReportUnlessMulticast => (code::UNKNOWN_OPTION, pointer, false),
+            },
+        };
+        let message = Message::ParameterProblem { code, pointer };
+        self.answer_v6(cx, frame, network, message, even_to_groups);
+    }
+}
+
+/// Protocols that need no walk.
+fn is_upper(next_header: u8) -> bool {
+    matches!(next_header, protocol::TCP | protocol::UDP | protocol::ICMPV6)
+}

@@ -1,0 +1,230 @@
+//! Neighbour discovery (RFC 4861): solicitations and advertisements of neighbours.
+//!
+//! Router advertisements and redirects are read by nobody yet: default routers are configured.
+//! Duplicate address detection (RFC 4862 section 5.4) is not done before an address is used; that
+//! another station claims one of ours is counted.
+
+use core::net::{IpAddr, Ipv6Addr};
+
+use fulmar_base::{DropReason, EtherAddr, Offload};
+use fulmar_mbuf::{Chain, NoBuffer, Pool};
+use fulmar_route::Advert;
+use fulmar_wire::icmpv6::{Message, NdpOption, ndp_options};
+use fulmar_wire::protocol;
+
+use crate::FrameSink;
+use crate::address::{ALL_NODES, solicited_node};
+use crate::engine::Ip;
+use crate::frame::{Context, Frame, control_chain, first, sum_of_icmp};
+use crate::input::Network;
+use crate::output::NetworkHeader;
+
+/// Proof that a packet was not forwarded: a router would have lowered it (RFC 4861 section 7.1.1).
+const HOP_LIMIT: u8 = 255;
+/// Length of a solicitation or advertisement with its one option.
+const MESSAGE_BYTES: usize = 32;
+
+/// A solicitation or advertisement to send.
+struct Outbound {
+    src: Ipv6Addr,
+    dst: Ipv6Addr,
+    ether: EtherAddr,
+    message: Message,
+    option: NdpOption,
+}
+
+impl Ip {
+    /// A message of neighbour discovery; the chain starts at the ICMPv6 header and its checksum is
+    /// right.
+    pub(crate) fn ndp_input<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &Frame,
+        network: &Network,
+        message: Message,
+    ) -> Result<(), DropReason> {
+        if network.hop_limit != HOP_LIMIT {
+            return Err(DropReason::NdpInvalid);
+        }
+        let options = first(&frame.chain).get(message.header_bytes()..).unwrap_or(&[]);
+        let lladdr = link_layer_option(options, &message)?;
+        match message {
+            Message::NeighbourSolicitation { target } => {
+                self.on_solicitation(cx, network, target, lladdr)
+            }
+            Message::NeighbourAdvertisement { target, router, solicited, override_ } => {
+                let advert =
+                    Advert { ether: lladdr, solicited, replaces: override_, is_router: router };
+                self.on_advertisement(cx, network, target, advert)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// RFC 4861 sections 7.1.1 (checks) and 7.2.3, 7.2.4 (answer).
+    fn on_solicitation<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        network: &Network,
+        target: Ipv6Addr,
+        source_ether: Option<EtherAddr>,
+    ) -> Result<(), DropReason> {
+        let is_probe = network.src.is_unspecified();
+        let to_group = network.dst == IpAddr::V6(solicited_node(target));
+        if target.is_multicast() || (is_probe && (source_ether.is_some() || !to_group)) {
+            return Err(DropReason::NdpInvalid);
+        }
+        if !self.is_local(IpAddr::V6(target)) {
+            return Err(DropReason::NdpInvalid);
+        }
+        if is_probe {
+            // Somebody is about to take our address: it hears that it is taken.
+            cx.counters.drop_packet(DropReason::DuplicateAddress);
+            return self.advertise(cx, target, ALL_NODES, None);
+        }
+        let IpAddr::V6(asker) = network.src else { return Err(DropReason::NdpInvalid) };
+        if let Some(ether) = source_ether
+            && self.is_on_link(network.src)
+            && self.neighbours.on_solicit(network.src, ether, cx.now)
+        {
+            self.flush_waiting(cx, network.src);
+        }
+        self.advertise(cx, target, asker, source_ether)
+    }
+
+    /// RFC 4861 sections 7.1.2 (checks) and 7.2.5.
+    fn on_advertisement<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        network: &Network,
+        target: Ipv6Addr,
+        advert: Advert,
+    ) -> Result<(), DropReason> {
+        if target.is_multicast() || (network.is_group && advert.solicited) {
+            return Err(DropReason::NdpInvalid);
+        }
+        let target = IpAddr::V6(target);
+        if self.is_local(target) {
+            return Err(DropReason::DuplicateAddress);
+        }
+        if self.neighbours.on_advert(target, advert, cx.now) {
+            self.flush_waiting(cx, target);
+        }
+        Ok(())
+    }
+
+    /// Answers a solicitation, straight to the Ethernet address that it named; without one, the
+    /// asker is looked up (or asked) like any destination.
+    fn advertise<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        target: Ipv6Addr,
+        dst: Ipv6Addr,
+        ether: Option<EtherAddr>,
+    ) -> Result<(), DropReason> {
+        let to_all = dst.is_multicast();
+        let message = Message::NeighbourAdvertisement {
+            target,
+            router: false,
+            solicited: !to_all,
+            override_: true,
+        };
+        let option = NdpOption::TargetLinkLayer(self.config.ether);
+        let group = to_all.then(|| EtherAddr::for_ipv6_multicast(dst));
+        let (src, direct) = (target, ether.or(group));
+        let outbound = Outbound { src, dst, ether: direct.unwrap_or_default(), message, option };
+        if direct.is_some() {
+            return self.ndp_output(cx, &outbound);
+        }
+        let chain = build(&outbound, cx.pool).map_err(|NoBuffer| DropReason::NoBuffer)?;
+        let header = header_of(&outbound);
+        // What goes wrong is counted on the way, except for a full sink.
+        let sent = self.ip_output(cx, header, 0, chain, Offload::default());
+        if sent == Err(crate::OutputError::Full) { Err(DropReason::TxQueueFull) } else { Ok(()) }
+    }
+
+    /// Asks who has `target` (RFC 4861 section 7.2.2).
+    pub(crate) fn neighbour_solicitation<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        target: Ipv6Addr,
+        unicast: Option<EtherAddr>,
+    ) -> Result<(), DropReason> {
+        let ip = IpAddr::V6(target);
+        let Some(IpAddr::V6(src)) = self.addresses.source_for(ip, ip) else {
+            return Err(DropReason::NoRoute);
+        };
+        let group = solicited_node(target);
+        let (dst, ether) = match unicast {
+            Some(ether) => (target, ether),
+            None => (group, EtherAddr::for_ipv6_multicast(group)),
+        };
+        let message = Message::NeighbourSolicitation { target };
+        let option = NdpOption::SourceLinkLayer(self.config.ether);
+        self.ndp_output(cx, &Outbound { src, dst, ether, message, option })
+    }
+
+    /// Tells all nodes that `own` is ours (RFC 4861 section 7.2.6).
+    pub(crate) fn neighbour_announcement<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        own: Ipv6Addr,
+    ) -> Result<(), DropReason> {
+        self.advertise(cx, own, ALL_NODES, None)
+    }
+
+    fn ndp_output<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        outbound: &Outbound,
+    ) -> Result<(), DropReason> {
+        let mut chain = build(outbound, cx.pool).map_err(|NoBuffer| DropReason::NoBuffer)?;
+        if self.encapsulate(&header_of(outbound), outbound.ether, &mut chain, cx.pool).is_err() {
+            cx.pool.free(chain);
+            return Err(DropReason::NoBuffer);
+        }
+        let sent = cx.send(chain, Offload::default(), false);
+        sent.map_err(|_| DropReason::TxQueueFull)
+    }
+}
+
+/// The Ethernet address that belongs to the message. Every option must be well formed (RFC 4861
+/// section 7.1).
+fn link_layer_option(options: &[u8], message: &Message) -> Result<Option<EtherAddr>, DropReason> {
+    let wants_source = matches!(message, Message::NeighbourSolicitation { .. });
+    let mut found = None;
+    for option in ndp_options(options) {
+        match option.map_err(|_| DropReason::NdpInvalid)? {
+            NdpOption::SourceLinkLayer(ether) if wants_source => found = Some(ether),
+            NdpOption::TargetLinkLayer(ether) if !wants_source => found = Some(ether),
+            _ => {}
+        }
+    }
+    match found {
+        Some(ether) if !ether.is_unicast() => Err(DropReason::NdpInvalid),
+        found => Ok(found),
+    }
+}
+
+fn header_of(outbound: &Outbound) -> NetworkHeader {
+    NetworkHeader {
+        src: IpAddr::V6(outbound.src),
+        dst: IpAddr::V6(outbound.dst),
+        protocol: protocol::ICMPV6,
+        ttl: HOP_LIMIT,
+        dscp_ecn: 0,
+        dont_fragment: true,
+    }
+}
+
+fn build(outbound: &Outbound, pool: &mut Pool) -> Result<Chain, NoBuffer> {
+    let mut chain = control_chain(MESSAGE_BYTES, pool, |bytes| {
+        outbound.message.emit(bytes).ok()?;
+        outbound.option.emit(bytes.get_mut(outbound.message.header_bytes()..)?).ok()?;
+        Some(())
+    })?;
+    let (src, dst) = (IpAddr::V6(outbound.src), IpAddr::V6(outbound.dst));
+    let sum = sum_of_icmp(&chain, src, dst).finish();
+    crate::icmp::set_checksum(&mut chain, sum);
+    Ok(chain)
+}

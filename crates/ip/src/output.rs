@@ -1,0 +1,278 @@
+//! The way out: destination, size, headers, sink.
+
+use core::net::IpAddr;
+
+use fulmar_base::{Counters, DropReason, EtherAddr, Instant, Offload, Zone};
+use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
+use fulmar_route::Resolution;
+use fulmar_wire::{eth, ipv4, ipv6};
+
+use crate::destination::{Destination, Path, Way};
+use crate::engine::Ip;
+use crate::frame::Context;
+use crate::{FrameSink, Outgoing, OutputError};
+
+/// What the IP header of a packet says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NetworkHeader {
+    pub(crate) src: IpAddr,
+    pub(crate) dst: IpAddr,
+    pub(crate) protocol: u8,
+    pub(crate) ttl: u8,
+    pub(crate) dscp_ecn: u8,
+    pub(crate) dont_fragment: bool,
+}
+
+/// Where a packet goes next.
+enum Hop {
+    /// The Ethernet address is known.
+    Known(Destination),
+    /// The neighbour is being asked; the packet waits.
+    Wait { next_hop: IpAddr, path: Path, solicit: bool },
+}
+
+impl Ip {
+    /// Sends one transport packet: puts the IP and Ethernet headers in front and gives the frame to
+    /// the sink, or keeps it while its neighbour is asked for its address.
+    ///
+    /// A super-segment counts as one packet; what must fit the MTU are its segments. Nothing is
+    /// fragmented.
+    ///
+    /// # Errors
+    /// See [`OutputError`]; the packet is freed.
+    pub fn output<S: FrameSink>(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        packet: Outgoing,
+        out: &mut S,
+    ) -> Result<(), OutputError> {
+        let header = NetworkHeader {
+            src: packet.src,
+            dst: packet.dst,
+            protocol: packet.protocol,
+            ttl: packet.ttl.unwrap_or(self.config.ttl),
+            dscp_ecn: packet.dscp_ecn,
+            dont_fragment: packet.dont_fragment,
+        };
+        let cx = &mut Context { now, pool, counters, out };
+        self.ip_output(cx, header, packet.zone, packet.chain, packet.offload)
+    }
+
+    pub(crate) fn ip_output<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        header: NetworkHeader,
+        zone: Zone,
+        chain: Chain,
+        offload: Offload,
+    ) -> Result<(), OutputError> {
+        let mut chain = chain;
+        let sent = self.prepare(cx, header, zone, &mut chain, offload);
+        match sent {
+            Ok((hop, offload)) => self.transmit(cx, hop, chain, offload),
+            Err((error, reason)) => {
+                cx.discard(chain, reason);
+                Err(error)
+            }
+        }
+    }
+
+    /// Finds the destination and builds the frame. After an error the chain may have been changed
+    /// and is good for nothing but freeing.
+    fn prepare<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        mut header: NetworkHeader,
+        zone: Zone,
+        chain: &mut Chain,
+        offload: Offload,
+    ) -> Result<(Hop, Offload), (OutputError, DropReason)> {
+        if header.src.is_ipv4() != header.dst.is_ipv4() {
+            return Err((OutputError::NoRoute, DropReason::NoRoute));
+        }
+        let hop = self.hop_to(header.dst, zone, cx.now)?;
+        let (ether, mtu, must_fragment, is_own) = match &hop {
+            Hop::Known(d) => (d.ether, d.mtu, d.must_fragment, d.is_own),
+            Hop::Wait { path, .. } => (EtherAddr::default(), path.mtu, path.must_fragment, false),
+        };
+        header.dont_fragment &= !must_fragment;
+        // With the DF bit clear it is the routers that cut: what leaves here has to fit the link.
+        let routers_cut = header.dst.is_ipv4() && !header.dont_fragment && !is_own;
+        let mtu = if routers_cut { self.config.mtu } else { mtu };
+        if largest_packet(chain, &offload, header.dst) > mtu || is_too_long(chain, header.dst) {
+            return Err((OutputError::TooBig { mtu }, DropReason::PacketTooBig));
+        }
+        let pushed = self.encapsulate(&header, ether, chain, cx.pool);
+        let pushed = pushed.map_err(|NoBuffer| (OutputError::NoBuffer, DropReason::NoBuffer))?;
+        Ok((hop, offload.shift(pushed)))
+    }
+
+    /// Gives a frame to the sink, or keeps it.
+    fn transmit<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        hop: Hop,
+        chain: Chain,
+        offload: Offload,
+    ) -> Result<(), OutputError> {
+        match hop {
+            Hop::Known(d) => cx.send(chain, offload, d.is_own),
+            Hop::Wait { next_hop, solicit, .. } => {
+                self.waiting.push(next_hop, chain, offload, cx.pool, cx.counters);
+                if solicit {
+                    self.solicit(cx, next_hop, None);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Where packets to `dst` go: from the cache, else from the tables.
+    #[inline]
+    fn hop_to(
+        &mut self,
+        dst: IpAddr,
+        zone: Zone,
+        now: Instant,
+    ) -> Result<Hop, (OutputError, DropReason)> {
+        let generation = self.generation();
+        let is_zone_ours = zone == 0 || zone == self.config.zone;
+        match self.destinations.find(dst, generation, now) {
+            Some(d) if is_zone_ours => Ok(Hop::Known(*d)),
+            _ => self.find_hop(dst, zone, now),
+        }
+    }
+
+    /// Asks the tables, and remembers the answer if packets can go at once.
+    fn find_hop(
+        &mut self,
+        dst: IpAddr,
+        zone: Zone,
+        now: Instant,
+    ) -> Result<Hop, (OutputError, DropReason)> {
+        let no_route = (OutputError::NoRoute, DropReason::NoRoute);
+        let unreachable = (OutputError::HostUnreachable, DropReason::NeighbourUnreachable);
+        let path = self.path_to(dst, zone).ok_or(no_route)?;
+        let (ether, next_hop, fresh_until) = match path.way {
+            Way::Own => (self.config.ether, dst, Instant::FAR_FUTURE),
+            Way::Group(ether) => (ether, dst, Instant::FAR_FUTURE),
+            Way::Neighbour(next_hop) => match self.neighbours.resolve(next_hop, now) {
+                Resolution::Known { ether, fresh_until } => (ether, next_hop, fresh_until),
+                Resolution::Queue { solicit } => return Ok(Hop::Wait { next_hop, path, solicit }),
+                Resolution::Failed => return Err(unreachable),
+            },
+        };
+        let destination = Destination {
+            dst,
+            ether,
+            is_own: path.way == Way::Own,
+            must_fragment: path.must_fragment,
+            mtu: path.mtu,
+            next_hop,
+            generation: self.generation(),
+            fresh_until,
+        };
+        self.destinations.store(destination);
+        Ok(Hop::Known(destination))
+    }
+
+    /// Puts an IP and an Ethernet header in front, in one piece, and returns their length.
+    pub(crate) fn encapsulate(
+        &mut self,
+        header: &NetworkHeader,
+        ether: EtherAddr,
+        chain: &mut Chain,
+        pool: &mut Pool,
+    ) -> Result<u16, NoBuffer> {
+        let payload_bytes = chain.len();
+        let (ip_bytes, ethertype) = ip_header_of(header.dst);
+        let bytes = ip_bytes.saturating_add(eth::HEADER_BYTES);
+        let room = chain.prepend(bytes, pool, Purpose::Control)?;
+        let (link, network) = room.split_at_mut_checked(eth::HEADER_BYTES).ok_or(NoBuffer)?;
+        let link_header = eth::Header { dst: ether, src: self.config.ether, ethertype };
+        let written = link_header.emit(link).and_then(|()| match (header.src, header.dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                self.ident = self.ident.wrapping_add(1);
+                ipv4::Header {
+                    src,
+                    dst,
+                    protocol: header.protocol,
+                    ttl: header.ttl,
+                    dscp_ecn: header.dscp_ecn,
+                    ident: self.ident,
+                    dont_fragment: header.dont_fragment,
+                    more_fragments: false,
+                    fragment_offset: 0,
+                    header_bytes: ipv4::HEADER_BYTES,
+                    total_bytes: payload_bytes.saturating_add(ipv4::HEADER_BYTES),
+                }
+                .emit(network)
+            }
+            (IpAddr::V6(src), IpAddr::V6(dst)) => ipv6::Header {
+                src,
+                dst,
+                next_header: header.protocol,
+                hop_limit: header.ttl,
+                traffic_class: header.dscp_ecn,
+                flow_label: 0,
+                payload_bytes,
+            }
+            .emit(network),
+            _ => Err(fulmar_wire::WireError::Malformed),
+        });
+        written.map_err(|_| NoBuffer)?;
+        Ok(bytes as u16)
+    }
+
+    /// The neighbour is known now: sends what waited for it, in order.
+    pub(crate) fn flush_waiting<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        next_hop: IpAddr,
+    ) {
+        while self.waiting.len() != 0 {
+            let Resolution::Known { ether, .. } = self.neighbours.resolve(next_hop, cx.now) else {
+                return;
+            };
+            let Some(mut held) = self.waiting.pop(next_hop) else { return };
+            if set_destination(&mut held.chain, ether).is_none() {
+                cx.discard(held.chain, DropReason::NoBuffer);
+            } else if cx.send(held.chain, held.offload, false).is_err() {
+                cx.counters.drop_packet(DropReason::TxQueueFull);
+            }
+        }
+    }
+}
+
+/// Length of the IP header that is written for a destination, and its Ethernet type.
+fn ip_header_of(dst: IpAddr) -> (usize, u16) {
+    if dst.is_ipv4() { (ipv4::HEADER_BYTES, eth::IPV4) } else { (ipv6::HEADER_BYTES, eth::IPV6) }
+}
+
+/// The largest IP packet that will be on the wire for this chain: the chain itself, or the largest
+/// segment that it is cut into.
+fn largest_packet(chain: &Chain, offload: &Offload, dst: IpAddr) -> usize {
+    let transport_bytes = match offload.gso {
+        Some(gso) => {
+            let segment = usize::from(gso.header_bytes).saturating_add(gso.segment_bytes.into());
+            segment.min(chain.len())
+        }
+        None => chain.len(),
+    };
+    transport_bytes.saturating_add(ip_header_of(dst).0)
+}
+
+/// Whether the length does not fit its field, which even a super-segment needs.
+fn is_too_long(chain: &Chain, dst: IpAddr) -> bool {
+    let counted_bytes = if dst.is_ipv4() { ipv4::HEADER_BYTES } else { 0 };
+    chain.len().saturating_add(counted_bytes) > usize::from(u16::MAX)
+}
+
+/// Writes the Ethernet destination of a frame that was built without one.
+fn set_destination(chain: &mut Chain, ether: EtherAddr) -> Option<()> {
+    let mut first = chain.front_mut()?;
+    first.as_mut_slice()?.get_mut(..6)?.copy_from_slice(&ether.0);
+    Some(())
+}

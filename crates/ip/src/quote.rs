@@ -1,0 +1,138 @@
+//! The packet that an ICMP error quotes, read as the packet that this stack sent.
+
+use core::net::IpAddr;
+
+use fulmar_base::{Zone, with_zone};
+use fulmar_wire::{icmpv4, icmpv6, ipv4, ipv6, protocol};
+
+use crate::pmtu::{least_mtu, plateau_below};
+use crate::{ErrorKind, QuotedError};
+
+/// What can be read of a quoted packet: its IP header and 8 bytes behind it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Quoted {
+    pub(crate) src: IpAddr,
+    dst: IpAddr,
+    protocol: u8,
+    src_port: u16,
+    dst_port: u16,
+    seq: u32,
+}
+
+impl Quoted {
+    /// Reads a packet from its IP header on. `None` if it is too short, malformed, not a first
+    /// fragment, or of a protocol that this stack does not send.
+    pub(crate) fn parse(packet: &[u8], is_v4: bool) -> Option<Quoted> {
+        let (src, dst, protocol, at) = if is_v4 { parse_v4(packet)? } else { parse_v6(packet)? };
+        let &[a, b, c, d, e, f, g, h] = packet.get(at..)?.first_chunk::<8>()?;
+        let words = [[a, b], [c, d], [e, f], [g, h]].map(u16::from_be_bytes);
+        let [first, second, third, fourth] = words;
+        let (src_port, dst_port, seq) = match protocol {
+            protocol::TCP => (first, second, u32::from_be_bytes([e, f, g, h])),
+            protocol::UDP => (first, second, 0),
+            // Type and code, checksum, ident, number.
+            protocol::ICMP if is_v4 && a == 8 => (third, 0, u32::from(fourth)),
+            protocol::ICMPV6 if !is_v4 && a == 128 => (third, 0, u32::from(fourth)),
+            _ => return None,
+        };
+        Some(Quoted { src, dst, protocol, src_port, dst_port, seq })
+    }
+
+    /// The error that came back for this packet.
+    pub(crate) fn error(&self, kind: ErrorKind, zone: Zone) -> QuotedError {
+        let least = least_mtu(self.dst.is_ipv4());
+        let kind = match kind {
+            // IPv4 keeps a smaller value, which says that routers must fragment.
+            ErrorKind::TooBig { mtu } if self.dst.is_ipv6() => {
+                ErrorKind::TooBig { mtu: mtu.max(least) }
+            }
+            kind => kind,
+        };
+        QuotedError {
+            local: with_zone(self.src, self.src_port, zone),
+            remote: with_zone(self.dst, self.dst_port, zone),
+            protocol: self.protocol,
+            seq: self.seq,
+            kind,
+        }
+    }
+}
+
+type Parts = (IpAddr, IpAddr, u8, usize);
+
+fn parse_v4(packet: &[u8]) -> Option<Parts> {
+    let h = ipv4::Header::parse(packet, usize::MAX).ok()?;
+    let is_first = h.fragment_offset == 0;
+    is_first.then_some((h.src.into(), h.dst.into(), h.protocol, h.header_bytes))
+}
+
+fn parse_v6(packet: &[u8]) -> Option<Parts> {
+    let h = ipv6::Header::parse(packet, usize::MAX).ok()?;
+    let upper = ipv6::walk_extensions(packet, &h).ok()?;
+    let is_first = upper.fragment.is_none_or(|f| f.offset == 0);
+    is_first.then_some((h.src.into(), h.dst.into(), upper.protocol, upper.offset))
+}
+
+/// What an ICMP message reports, if it is an error. `bytes` is the message, for the size of the
+/// quoted packet.
+pub(crate) fn kind_of_v4(message: &icmpv4::Message, bytes: &[u8]) -> Option<ErrorKind> {
+    use icmpv4::unreachable;
+    match *message {
+        icmpv4::Message::Unreachable { code: unreachable::PORT, .. } => {
+            Some(ErrorKind::PortUnreachable)
+        }
+        icmpv4::Message::Unreachable { code: unreachable::FRAGMENTATION_NEEDED, next_hop_mtu } => {
+            // Routers older than RFC 1191 say zero.
+            let mtu = match next_hop_mtu {
+                0 => plateau_below(quoted_total_bytes(bytes)),
+                mtu => usize::from(mtu),
+            };
+            Some(ErrorKind::TooBig { mtu })
+        }
+        icmpv4::Message::Unreachable { code, .. } => {
+            Some(ErrorKind::Unreachable { hard: is_hard_v4(code), code })
+        }
+        icmpv4::Message::TimeExceeded { .. } => Some(ErrorKind::TimeExceeded),
+        icmpv4::Message::ParameterProblem { .. } => Some(ErrorKind::ParameterProblem),
+        _ => None,
+    }
+}
+
+/// The same for version 6.
+pub(crate) fn kind_of_v6(message: &icmpv6::Message) -> Option<ErrorKind> {
+    match *message {
+        icmpv6::Message::Unreachable { code: icmpv6::unreachable::PORT } => {
+            Some(ErrorKind::PortUnreachable)
+        }
+        icmpv6::Message::Unreachable { code } => {
+            Some(ErrorKind::Unreachable { hard: is_hard_v6(code), code })
+        }
+        icmpv6::Message::PacketTooBig { mtu } => {
+            Some(ErrorKind::TooBig { mtu: usize::try_from(mtu).unwrap_or(usize::MAX) })
+        }
+        icmpv6::Message::TimeExceeded { .. } => Some(ErrorKind::TimeExceeded),
+        icmpv6::Message::ParameterProblem { .. } => Some(ErrorKind::ParameterProblem),
+        _ => None,
+    }
+}
+
+/// Protocol unknown, network or host unknown, isolated or prohibited, precedence: all last (RFC 1122
+/// section 4.2.3.9 names the protocol; Linux adds the rest). Not: network or host unreachable,
+/// source route failed, type of service.
+fn is_hard_v4(code: u8) -> bool {
+    matches!(code, 2 | 6..=10 | 13..=15)
+}
+
+/// Administratively prohibited, beyond scope, policy, reject route (RFC 4443 section 3.1, as Linux
+/// treats them). Not: no route, address unreachable.
+fn is_hard_v6(code: u8) -> bool {
+    matches!(code, 1 | 2 | 5 | 6)
+}
+
+fn quoted_total_bytes(message: &[u8]) -> usize {
+    let field = message.get(icmpv4::HEADER_BYTES..).and_then(|q| q.get(2..4));
+    match field {
+        Some(&[high, low]) => usize::from(u16::from_be_bytes([high, low])),
+        _ => 0,
+    }
+}

@@ -1,0 +1,180 @@
+//! One datagram in, one datagram out.
+
+use core::net::{IpAddr, SocketAddr};
+
+use fulmar_base::{Counters, DropReason, Offload, Zone, with_zone};
+use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
+use fulmar_wire::checksum::Sum;
+use fulmar_wire::protocol;
+use fulmar_wire::udp::{CHECKSUM_OFFSET, HEADER_BYTES, Header};
+
+/// Room in front of a payload for every header: Ethernet 14, IPv6 40, UDP 8, and slack. Whoever
+/// allocates a payload with it saves the mbuf that a header would need otherwise.
+pub const HEADROOM_BYTES: usize = 80;
+
+/// Largest payload over IPv4: 65,535 less 20 bytes of IP header and 8 of UDP.
+const MAX_PAYLOAD_V4: usize = 65_507;
+/// Largest payload over IPv6 without jumbograms: 65,535 less 8 bytes of UDP header.
+const MAX_PAYLOAD_V6: usize = 65_527;
+
+/// A received datagram.
+#[derive(Debug)]
+pub struct Datagram {
+    /// Who sent it; port 0 if it wants no answer.
+    pub src: SocketAddr,
+    /// Where it was sent to.
+    pub dst: SocketAddr,
+    /// What is in it; may be empty.
+    pub payload: Chain,
+}
+
+/// The packet was dropped, counted and freed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Dropped;
+
+/// Why a datagram was not sent. Its payload is freed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OutputError {
+    /// Larger than a datagram can be (EMSGSIZE). A datagram larger than the path's MTU is refused
+    /// later, by room `ip`: fragmentation is not built.
+    MessageTooLong,
+    /// The addresses are of different IP versions.
+    MixedVersions,
+    /// No mbuf for the header.
+    NoBuffer,
+}
+
+/// The largest payload that one packet of `mtu` bytes carries to an address of this version.
+pub fn max_payload(mtu: usize, to: IpAddr) -> usize {
+    let (ip_header_bytes, most) =
+        if to.is_ipv4() { (20, MAX_PAYLOAD_V4) } else { (40, MAX_PAYLOAD_V6) };
+    mtu.saturating_sub(ip_header_bytes).saturating_sub(HEADER_BYTES).min(most)
+}
+
+/// Checks a packet that room `ip` delivered and takes its header off.
+///
+/// `chain` starts at the UDP header, `offload` counts from there; the surplus of an IP packet that
+/// is longer than its UDP length is cut off.
+///
+/// # Errors
+/// [`Dropped`]: `UdpHeader` (shorter than a header or than its length says), `UdpChecksum`.
+pub fn input(
+    src: IpAddr,
+    dst: IpAddr,
+    zone: Zone,
+    mut chain: Chain,
+    offload: Offload,
+    pool: &mut Pool,
+    counters: &mut Counters,
+) -> Result<Datagram, Dropped> {
+    match check(src, dst, &mut chain, offload, pool) {
+        Ok(header) => {
+            chain.trim_front(HEADER_BYTES, pool);
+            let src = with_zone(src, header.src_port, zone);
+            let dst = with_zone(dst, header.dst_port, zone);
+            Ok(Datagram { src, dst, payload: chain })
+        }
+        Err(reason) => {
+            counters.drop_packet(reason);
+            pool.free(chain);
+            Err(Dropped)
+        }
+    }
+}
+
+fn check(
+    src: IpAddr,
+    dst: IpAddr,
+    chain: &mut Chain,
+    offload: Offload,
+    pool: &mut Pool,
+) -> Result<Header, DropReason> {
+    if chain.len() < HEADER_BYTES {
+        return Err(DropReason::UdpHeader);
+    }
+    chain.pullup(HEADER_BYTES, pool).map_err(|NoBuffer| DropReason::NoBuffer)?;
+    let first = chain.front().map_or(&[][..], |m| m.as_slice());
+    let header = Header::parse(first).map_err(|_| DropReason::UdpHeader)?;
+    let surplus = chain.len().checked_sub(usize::from(header.length));
+    let surplus = surplus.ok_or(DropReason::UdpHeader)?;
+    chain.trim_back(surplus, pool);
+    if !is_sum_right(src, dst, &header, chain, offload) {
+        return Err(DropReason::UdpChecksum);
+    }
+    Ok(header)
+}
+
+/// A checksum of zero means that there is none, which only IPv4 allows (RFC 768; RFC 8200 section
+/// 8.1).
+fn is_sum_right(src: IpAddr, dst: IpAddr, header: &Header, c: &Chain, offload: Offload) -> bool {
+    if header.checksum == 0 && !offload.needs_csum {
+        return src.is_ipv4();
+    }
+    if offload.csum_valid || offload.needs_csum {
+        return true;
+    }
+    let mut sum = Sum::new();
+    c.slices().for_each(|piece| sum.add_bytes(piece));
+    sum.add_pseudo(src, dst, protocol::UDP, u32::from(header.length));
+    sum.is_valid()
+}
+
+/// Puts a UDP header in front of a payload.
+///
+/// The result starts at the UDP header, with the headroom of `payload`'s first mbuf less 8 bytes,
+/// or of a new mbuf with [`HEADROOM_BYTES`] if that is shared or too short. The checksum field holds
+/// the folded sum of the pseudo-header; the device or its software fallback completes it.
+///
+/// # Errors
+/// See [`OutputError`].
+pub fn output(
+    pool: &mut Pool,
+    local: SocketAddr,
+    remote: SocketAddr,
+    payload: Chain,
+) -> Result<(Chain, Offload), OutputError> {
+    let mut chain = payload;
+    match prepend_header(pool, local, remote, &mut chain) {
+        Ok(offload) => Ok((chain, offload)),
+        Err(e) => {
+            pool.free(chain);
+            Err(e)
+        }
+    }
+}
+
+fn prepend_header(
+    pool: &mut Pool,
+    local: SocketAddr,
+    remote: SocketAddr,
+    chain: &mut Chain,
+) -> Result<Offload, OutputError> {
+    if local.is_ipv4() != remote.is_ipv4() {
+        return Err(OutputError::MixedVersions);
+    }
+    if chain.len() > max_payload(usize::MAX, remote.ip()) {
+        return Err(OutputError::MessageTooLong);
+    }
+    let length = u16::try_from(chain.len().saturating_add(HEADER_BYTES))
+        .map_err(|_| OutputError::MessageTooLong)?;
+    let mut sum = Sum::new();
+    sum.add_pseudo(local.ip(), remote.ip(), protocol::UDP, u32::from(length));
+    let header =
+        Header { src_port: local.port(), dst_port: remote.port(), length, checksum: sum.fold() };
+    let room = prepend(chain, pool).map_err(|NoBuffer| OutputError::NoBuffer)?;
+    header.emit(room).map_err(|_| OutputError::NoBuffer)?;
+    let csum_offset = CHECKSUM_OFFSET as u16;
+    Ok(Offload { needs_csum: true, csum_start: 0, csum_offset, ..Offload::default() })
+}
+
+/// Room for the header: in front of the payload if that leaves enough for the lower headers, else
+/// in an mbuf of its own.
+fn prepend<'a>(chain: &'a mut Chain, pool: &mut Pool) -> Result<&'a mut [u8], NoBuffer> {
+    if !chain.front().is_some_and(|m| m.is_unique() && m.headroom() >= HEADROOM_BYTES) {
+        chain.push_front(pool.alloc(0, HEADROOM_BYTES, Purpose::Control)?);
+    }
+    chain.prepend(HEADER_BYTES, pool, Purpose::Control)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,170 @@
+//! What a UDP socket keeps.
+
+use alloc::collections::VecDeque;
+use core::net::SocketAddr;
+
+use fulmar_base::{Counter, Counters, DropReason};
+use fulmar_mbuf::Pool;
+
+use crate::Datagram;
+
+/// Datagrams that one socket keeps at most: an empty datagram charges no storage, so that bytes
+/// alone would not bound the queue.
+const MAX_DATAGRAMS: usize = 4096;
+/// Storage that one socket's queue charges at most: 256 KiB, of Linux's order (212,992 bytes, with
+/// its own overhead charged).
+const DEFAULT_RECV_LIMIT_BYTES: usize = 256 * 1024;
+/// An idle queue gives back what a burst made it grow to beyond this.
+const IDLE_CAPACITY: usize = 64;
+
+/// An error that came back for an earlier datagram.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UdpError {
+    /// Nobody has the port (ECONNREFUSED).
+    ConnectionRefused,
+    /// The host cannot be reached (EHOSTUNREACH).
+    HostUnreachable,
+    /// The datagram was larger than the path allows (EMSGSIZE).
+    MessageTooLong,
+}
+
+/// The state of a UDP socket: addresses, options, queue, pending error. The stack's socket tables
+/// own it.
+#[derive(Debug, Default)]
+pub struct UdpSocket {
+    /// Address and port that it is bound to; `None` before the first bind or send.
+    pub local: Option<SocketAddr>,
+    /// The only peer it talks to, if it is connected.
+    pub remote: Option<SocketAddr>,
+    /// It may send to broadcast addresses (SO_BROADCAST).
+    pub broadcast: bool,
+    /// Time to live or hop limit; `None`: as the interface says.
+    pub ttl: Option<u8>,
+    /// Type of service or traffic class.
+    pub dscp_ecn: u8,
+    /// IPv4: routers may not fragment.
+    pub dont_fragment: bool,
+    queue: VecDeque<Datagram>,
+    /// Storage of the datagrams in `queue`, in bytes.
+    queued_bytes: usize,
+    recv_limit_bytes: RecvLimit,
+    error: Option<UdpError>,
+    /// Reading was shut down: what arrives is dropped.
+    is_shut: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct RecvLimit(usize);
+
+impl Default for RecvLimit {
+    fn default() -> Self {
+        RecvLimit(DEFAULT_RECV_LIMIT_BYTES)
+    }
+}
+
+impl UdpSocket {
+    /// A socket that is not bound.
+    pub fn new() -> UdpSocket {
+        UdpSocket::default()
+    }
+
+    /// Bounds the storage of the receive queue (SO_RCVBUF).
+    pub fn set_recv_limit(&mut self, bytes: usize) {
+        self.recv_limit_bytes = RecvLimit(bytes);
+    }
+
+    /// The bound of the receive queue, in bytes of storage.
+    pub fn recv_limit(&self) -> usize {
+        self.recv_limit_bytes.0
+    }
+
+    /// Puts a datagram in the receive queue. Returns whether the queue was empty before, that is,
+    /// whether a reader is to be told.
+    ///
+    /// Dropped and counted: `UdpBufferFull` if the queue is full (one datagram always fits),
+    /// `UdpNoSocket` if reading was shut down.
+    pub fn deliver(&mut self, d: Datagram, pool: &mut Pool, counters: &mut Counters) -> bool {
+        let storage_bytes = d.payload.storage_bytes();
+        let was_empty = self.queue.is_empty();
+        let total_bytes = self.queued_bytes.saturating_add(storage_bytes);
+        let is_full = total_bytes > self.recv_limit_bytes.0 || self.queue.len() >= MAX_DATAGRAMS;
+        if self.is_shut || (is_full && !was_empty) {
+            let full = DropReason::UdpBufferFull;
+            counters.drop_packet(if self.is_shut { DropReason::UdpNoSocket } else { full });
+            pool.free(d.payload);
+            return false;
+        }
+        counters.count(Counter::UdpIn);
+        self.queued_bytes = total_bytes;
+        self.queue.push_back(d);
+        was_empty
+    }
+
+    /// Takes the oldest datagram.
+    pub fn receive(&mut self) -> Option<Datagram> {
+        let d = self.queue.pop_front()?;
+        self.queued_bytes = self.queued_bytes.saturating_sub(d.payload.storage_bytes());
+        if self.queue.is_empty() {
+            self.queued_bytes = 0;
+            if self.queue.capacity() > IDLE_CAPACITY {
+                self.queue.shrink_to(IDLE_CAPACITY);
+            }
+        }
+        Some(d)
+    }
+
+    /// Looks at the oldest datagram.
+    pub fn peek(&self) -> Option<&Datagram> {
+        self.queue.front()
+    }
+
+    /// Datagrams in the queue.
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Storage of the queue, in bytes.
+    pub fn queued_bytes(&self) -> usize {
+        self.queued_bytes
+    }
+
+    /// Whether [`UdpSocket::receive`] or [`UdpSocket::take_error`] would return something.
+    pub fn is_readable(&self) -> bool {
+        !self.queue.is_empty() || self.error.is_some() || self.is_shut
+    }
+
+    /// An error came back for a datagram to `remote`. Only a connected socket is told: on another
+    /// one nobody could say whose error it is (as on Linux). Returns whether it was taken.
+    pub fn on_error(&mut self, remote: SocketAddr, error: UdpError) -> bool {
+        let is_ours = self.remote == Some(remote);
+        if is_ours {
+            self.error = Some(error);
+        }
+        is_ours
+    }
+
+    /// The pending error, once.
+    pub fn take_error(&mut self) -> Option<UdpError> {
+        self.error.take()
+    }
+
+    /// Stops reading: what is queued stays, what arrives is dropped.
+    pub fn shutdown_read(&mut self) {
+        self.is_shut = true;
+    }
+
+    /// Whether reading was shut down.
+    pub fn is_shut(&self) -> bool {
+        self.is_shut
+    }
+
+    /// Frees the queue, before the socket is dropped.
+    pub fn release(&mut self, pool: &mut Pool) {
+        while let Some(d) = self.receive() {
+            pool.free(d.payload);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
