@@ -1,8 +1,153 @@
-//! `fulmar bench`: the door to the laboratory.
+//! `fulmar bench`: options, progress and reports around the laboratory's measurements.
 
-use crate::failure::{During, Failure, Outcome};
-use clap::{Subcommand, ValueEnum};
+use crate::failure::{During, Outcome};
+use crate::html;
+use crate::stream::{self, Device, Options, Stack};
+use clap::Subcommand;
+use fulmar_lab::bench::Outcome as Measured;
 use fulmar_lab::cpu::Placement;
-use std::path::PathBuf;
+use fulmar_lab::lock::BenchLock;
+use fulmar_lab::netns;
+use fulmar_lab::report::{self, Machine};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
+
+/// Time for everything without --quick or --seconds.
+const FULL: Duration = Duration::from_secs(110);
+/// Time for everything with --quick: what users wait for stays under 20 s, set-up included.
+const QUICK: Duration = Duration::from_secs(16);
+/// Rounds at most: far more than the intervals need.
+const MAX_RUNS: usize = 200;
+
+/// Measure one way of moving bytes against another, and against the kernel
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand, Debug)]
+enum What {
+    Stream(StreamArgs),
+}
+
+/// Bulk TCP, both directions: fulmar and the kernel, the kernel alone, the floor of the device
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Costs are CPU time per KB (1024 bytes) that was moved. The floor is the
+least that any TCP over the same device against the same kernel peer can cost.
+It makes its own namespaces and leaves nothing behind.")]
+struct StreamArgs {
+    /// Be done in under 20 seconds; the intervals are wider
+    #[arg(long, conflicts_with = "seconds")]
+    quick: bool,
+    /// Seconds for everything [default: 110]
+    #[arg(long, value_parser = crate::seconds)]
+    seconds: Option<Duration>,
+    /// Rounds at most; every way runs once per round
+    #[arg(long, default_value_t = MAX_RUNS)]
+    runs: usize,
+    /// Where the two ends run; both by default
+    #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
+    placement: Vec<Placement>,
+    /// Over which device; auto takes TAP, else AF_PACKET on veth
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    device: Device,
+    /// Whose TCP; kernel measures this machine alone
+    #[arg(long, value_enum, default_value_t = Stack::Both)]
+    stack: Stack,
+    /// Write the figures to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page for the browser to this file
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+    /// Write fulmar's frames to this file (pcapng); the figures then mean little
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+}
+
+fn placement(text: &str) -> Result<Placement, String> {
+    let all = [Placement::SameCpu, Placement::TwoCpus, Placement::Unpinned];
+    let found = all.into_iter().find(|p| p.name() == text.replace('-', "_"));
+    found.ok_or_else(|| format!("`{text}` is not one of same-cpu, two-cpus, unpinned"))
+}
+
+impl StreamArgs {
+    fn options(&self) -> Options {
+        let both = vec![Placement::SameCpu, Placement::TwoCpus];
+        Options {
+            budget: if self.quick { QUICK } else { self.seconds.unwrap_or(FULL) },
+            runs: self.runs,
+            placements: if self.placement.is_empty() { both } else { self.placement.clone() },
+            device: self.device,
+            stack: self.stack,
+            pcap: self.pcap.clone(),
+        }
+    }
+}
+
+/// Runs the command. Must run while the process has one thread.
+pub fn run(args: &Args) -> Outcome<ExitCode> {
+    let What::Stream(args) = &args.what;
+    // Before the namespaces: the lock's name belongs to the one we come from.
+    let _lock = BenchLock::take().during("cannot start the bench")?;
+    let isolated = netns::enter();
+    if let Some(warning) = report::busy_warning() {
+        eprintln!("{warning}");
+    }
+    let measured = stream::run(&args.options(), isolated).during("cannot measure")?;
+    let machine = Machine::here();
+    println!("{}", report::text(&machine, &measured));
+    write_reports(args, &machine, &measured)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write_reports(args: &StreamArgs, machine: &Machine, measured: &Measured) -> Outcome {
+    let command: Vec<String> = std::env::args().collect();
+    let json: Value = report::json(machine, &command, measured);
+    if let Some(file) = &args.json {
+        write(file, &format!("{json:#}\n"))?;
+    }
+    if let Some(file) = &args.report {
+        write(file, &html::page(&json))?;
+    }
+    Ok(())
+}
+
+fn write(file: &Path, text: &str) -> Outcome {
+    std::fs::write(file, text).during(format_args!("cannot write {}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: StreamArgs,
+    }
+
+    fn options(line: &str) -> Options {
+        let words = std::iter::once("stream").chain(line.split_whitespace());
+        Line::try_parse_from(words).expect("it parses").args.options()
+    }
+
+    #[test]
+    fn both_placements_are_measured_unless_one_is_asked_for() {
+        assert_eq!(options("").placements, [Placement::SameCpu, Placement::TwoCpus]);
+        assert_eq!(options("--placement two-cpus").placements, [Placement::TwoCpus]);
+        assert!(Line::try_parse_from(["stream", "--placement", "three"]).is_err());
+    }
+
+    #[test]
+    fn quick_stays_under_twenty_seconds_and_full_under_two_minutes() {
+        assert!(options("--quick").budget < Duration::from_secs(20));
+        assert!(options("").budget < Duration::from_secs(120));
+        assert_eq!(options("--seconds 5").budget, Duration::from_secs(5));
+        assert!(Line::try_parse_from(["stream", "--quick", "--seconds", "5"]).is_err());
+    }
+}

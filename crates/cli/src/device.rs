@@ -109,4 +109,3 @@ impl Session {
         drop(self.stack);
     }
 }
-

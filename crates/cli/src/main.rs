@@ -7,6 +7,7 @@ mod device;
 mod failure;
 mod faults;
 mod format;
+mod html;
 mod interrupt;
 mod nc;
 mod ping;
@@ -14,6 +15,7 @@ mod resolve;
 mod rtt;
 mod sandbox;
 mod stat;
+mod stream;
 mod transfer;
 
 use clap::{Parser, Subcommand};
@@ -22,8 +24,12 @@ use std::time::Duration;
 
 /// A TCP/IP stack in user space: use it, look into it, measure it
 #[derive(Parser, Debug)]
-#[command(name = "fulmar", version, after_help = "A first try, without root:
-  fulmar sandbox -- fulmar ping -c 3 10.77.0.1")]
+#[command(
+    name = "fulmar",
+    version,
+    after_help = "A first try, without root:
+  fulmar sandbox -- fulmar ping -c 3 10.77.0.1"
+)]
 struct Line {
     #[command(subcommand)]
     command: Command,
@@ -65,7 +71,9 @@ fn main() -> ExitCode {
 fn seconds(text: &str) -> Result<Duration, String> {
     const YEAR: f64 = 365.0 * 86_400.0;
     let number = text.parse::<f64>().ok().filter(|s| (0.0..=YEAR).contains(s));
-    number.map(Duration::from_secs_f64).ok_or_else(|| format!("`{text}` is not a number of seconds"))
+    number
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| format!("`{text}` is not a number of seconds"))
 }
 
 #[cfg(test)]
