@@ -6,11 +6,13 @@
 use crate::bench::{Figure, Outcome, Row};
 use crate::cpu;
 use crate::stats::Estimate;
-use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::time::Duration;
 
+/// One rule under the header, nothing else: many rows have to fit on a screen.
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::new('─', '─', '─', '─'));
 /// Above this share of busy CPUs at the start, a warning.
 const BUSY_SHARE: f64 = 0.10;
 
@@ -132,7 +134,7 @@ pub fn text(machine: &Machine, outcome: &Outcome) -> String {
 
 fn new_table<const N: usize>(header: [&str; N], left: usize) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(STYLE);
     table.set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header);
     for column in table.column_iter_mut().skip(left) {

@@ -49,23 +49,74 @@ pub struct Counts {
     pub out_of_order: u64,
 }
 
-/// One connection to a kernel peer, opened by us.
-pub struct Flow<'d> {
-    device: &'d mut dyn FrameDevice,
-    addresses: Addresses,
-    /// `snd_una <= snd_nxt`; sequence numbers as in RFC 9293 section 3.3.1.
+/// The state of a connection; names and sequence numbers as in RFC 9293 section 3.3.1.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tcb {
+    /// `snd_una <= snd_nxt`.
     snd_una: u32,
     snd_nxt: u32,
     rcv_nxt: u32,
     /// Scaled, in bytes.
     snd_wnd: usize,
     snd_wnd_scale: u8,
+    ts_recent: u32,
+    peer_closed: bool,
+}
+
+impl Tcb {
+    /// Takes a segment in. False: it is out of order and was not taken.
+    ///
+    /// # Errors
+    /// What no correct peer sends on a connection that is alive.
+    fn input(&mut self, s: &Segment<'_>) -> io::Result<bool> {
+        if s.flags & RST != 0 {
+            return Err(io::Error::other("the kernel peer reset the connection"));
+        }
+        if s.flags & SYN != 0 {
+            self.snd_wnd_scale = s.option(3).and_then(|o| o.first()).map_or(0, |n| *n);
+            self.rcv_nxt = s.seq;
+        }
+        if s.seq != self.rcv_nxt {
+            return Ok(false);
+        }
+        self.on_ack(s)?;
+        let syn_or_fin = u32::from(s.flags & (SYN | FIN) != 0);
+        self.peer_closed |= s.flags & FIN != 0;
+        self.rcv_nxt = self.rcv_nxt.wrapping_add(s.payload.len() as u32 + syn_or_fin);
+        Ok(true)
+    }
+
+    /// The acknowledgement and what comes with it. An older one than the last is passed over: the
+    /// kernel acknowledges from two CPUs, and the later may overtake.
+    fn on_ack(&mut self, s: &Segment<'_>) -> io::Result<()> {
+        if (s.ack.wrapping_sub(self.snd_una) as i32) < 0 {
+            return Ok(());
+        }
+        if s.ack.wrapping_sub(self.snd_una) > self.in_flight() as u32 {
+            return Err(io::Error::other("the kernel peer acknowledged what was not sent"));
+        }
+        self.snd_una = s.ack;
+        self.ts_recent = s.ts_value();
+        // The window of a SYN is not scaled (RFC 7323 section 2.2).
+        let scale = if s.flags & SYN != 0 { 0 } else { self.snd_wnd_scale };
+        self.snd_wnd = usize::from(s.window) << scale;
+        Ok(())
+    }
+
+    fn in_flight(&self) -> usize {
+        self.snd_nxt.wrapping_sub(self.snd_una) as usize
+    }
+}
+
+/// One connection to a kernel peer, opened by us.
+pub struct Flow<'d> {
+    device: &'d mut dyn FrameDevice,
+    addresses: Addresses,
+    tcb: Tcb,
     /// What we advertise, in bytes; it never changes, since we never keep anything.
     rcv_wnd_bytes: usize,
-    ts_recent: u32,
     start: Instant,
     counts: Counts,
-    peer_closed: bool,
 }
 
 /// The parts of a segment that outlive its frame.
@@ -83,23 +134,18 @@ impl<'d> Flow<'d> {
         addresses: Addresses,
         window_bytes: usize,
     ) -> io::Result<Flow<'d>> {
+        let tcb = Tcb { snd_una: ISS, snd_nxt: ISS.wrapping_add(1), ..Tcb::default() };
         let mut flow = Flow {
             device,
             addresses,
-            snd_una: ISS,
-            snd_nxt: ISS.wrapping_add(1),
-            rcv_nxt: 0,
-            snd_wnd: 0,
-            snd_wnd_scale: 0,
+            tcb,
             rcv_wnd_bytes: window_bytes,
-            ts_recent: 0,
             start: Instant::now(),
             counts: Counts::default(),
-            peer_closed: false,
         };
         flow.drain_stale_frames()?;
         flow.device.send(&syn(&flow.addresses, ISS, u16::MAX), &[])?;
-        while flow.snd_una == ISS {
+        while flow.tcb.snd_una == ISS {
             flow.input(true, |_| ())?;
         }
         flow.acknowledge()?;
@@ -117,26 +163,13 @@ impl<'d> Flow<'d> {
         self.counts.waits += u64::from(wait);
         let Some(frame) = self.device.receive(wait)? else { return Ok(None) };
         let reply = match parse(&self.addresses, frame) {
-            Arrival::Tcp(s) => {
-                check(&s, self.snd_una, self.snd_nxt)?;
-                if s.flags & SYN == 0 && s.seq != self.rcv_nxt {
-                    self.counts.out_of_order += 1;
-                    return self.acknowledge().map(|()| NOTHING);
-                }
-                self.snd_una = s.ack;
-                self.ts_recent = s.ts_value();
-                self.snd_wnd = usize::from(s.window) << self.snd_wnd_scale;
-                if s.flags & SYN != 0 {
-                    self.snd_wnd = usize::from(s.window);
-                    self.snd_wnd_scale = s.option(3).and_then(|o| o.first()).map_or(0, |n| *n);
-                    self.rcv_nxt = s.seq;
-                }
-                let fin_or_syn = u32::from(s.flags & (FIN | SYN) != 0);
-                self.peer_closed |= s.flags & FIN != 0;
-                let payload_bytes = s.payload.len();
-                self.rcv_nxt = self.rcv_nxt.wrapping_add(payload_bytes as u32 + fin_or_syn);
+            Arrival::Tcp(s) if self.tcb.input(&s)? => {
                 sink(s.payload);
-                return Ok(Some(Seen { payload_bytes }));
+                return Ok(Some(Seen { payload_bytes: s.payload.len() }));
+            }
+            Arrival::Tcp(_) => {
+                self.counts.out_of_order += 1;
+                return self.acknowledge().map(|()| NOTHING);
             }
             Arrival::ArpRequest { mac, ip } => arp_reply(&self.addresses, mac, ip),
             Arrival::Other => return Ok(NOTHING),
@@ -154,7 +187,8 @@ impl<'d> Flow<'d> {
         let window = u16::try_from(self.rcv_wnd_bytes >> WINDOW_SCALE).unwrap_or(u16::MAX);
         let mut header = Template::new(&self.addresses, flags, window, 0);
         let now = self.ts_now();
-        self.device.send(header.patch(self.snd_nxt, self.rcv_nxt, now, self.ts_recent), &[])
+        self.device
+            .send(header.patch(self.tcb.snd_nxt, self.tcb.rcv_nxt, now, self.tcb.ts_recent), &[])
     }
 
     fn acknowledge(&mut self) -> io::Result<()> {
@@ -170,9 +204,10 @@ impl<'d> Flow<'d> {
             let now = self.ts_now();
             while self.has_room(load.window_bytes) {
                 let payload = out.ring.next_frame();
-                let header = out.header.patch(self.snd_nxt, self.rcv_nxt, now, self.ts_recent);
+                let header =
+                    out.header.patch(self.tcb.snd_nxt, self.tcb.rcv_nxt, now, self.tcb.ts_recent);
                 self.device.send(header, payload)?;
-                self.snd_nxt = self.snd_nxt.wrapping_add(FRAME_PAYLOAD_BYTES as u32);
+                self.tcb.snd_nxt = self.tcb.snd_nxt.wrapping_add(FRAME_PAYLOAD_BYTES as u32);
                 self.counts.data_frames += 1;
                 sent += FRAME_PAYLOAD_BYTES as u64;
             }
@@ -187,15 +222,14 @@ impl<'d> Flow<'d> {
     }
 
     fn has_room(&self, window_bytes: usize) -> bool {
-        let in_flight = self.snd_nxt.wrapping_sub(self.snd_una) as usize;
-        in_flight + FRAME_PAYLOAD_BYTES <= self.snd_wnd.min(window_bytes)
+        self.tcb.in_flight() + FRAME_PAYLOAD_BYTES <= self.tcb.snd_wnd.min(window_bytes)
     }
 
     /// Our FIN, until it is acknowledged and the peer's has come.
     fn close(&mut self) -> io::Result<()> {
         self.control(FIN | ACK)?;
-        self.snd_nxt = self.snd_nxt.wrapping_add(1);
-        while self.snd_una != self.snd_nxt || !self.peer_closed {
+        self.tcb.snd_nxt = self.tcb.snd_nxt.wrapping_add(1);
+        while self.tcb.snd_una != self.tcb.snd_nxt || !self.tcb.peer_closed {
             self.input(true, |_| ())?;
         }
         self.acknowledge()
@@ -209,7 +243,7 @@ impl<'d> Flow<'d> {
         let mut meter = Meter::default();
         let mut received = 0u64;
         let mut unacknowledged = 0;
-        while !self.peer_closed {
+        while !self.tcb.peer_closed {
             match self.input(unacknowledged == 0, |payload| user.put(payload))? {
                 Some(Seen { payload_bytes: 0 }) => continue,
                 Some(Seen { payload_bytes }) => {
@@ -223,7 +257,10 @@ impl<'d> Flow<'d> {
                 None => {}
             }
             let now = self.ts_now();
-            self.device.send(header.patch(self.snd_nxt, self.rcv_nxt, now, self.ts_recent), &[])?;
+            self.device.send(
+                header.patch(self.tcb.snd_nxt, self.tcb.rcv_nxt, now, self.tcb.ts_recent),
+                &[],
+            )?;
             self.counts.ack_frames += 1;
             unacknowledged = 0;
             meter.is_over(received, load)?;
@@ -232,18 +269,6 @@ impl<'d> Flow<'d> {
         self.close()?;
         Ok((meter.finish(received)?, self.counts))
     }
-}
-
-/// Refuses what no correct peer sends on a connection that is alive.
-fn check(s: &Segment<'_>, snd_una: u32, snd_nxt: u32) -> io::Result<()> {
-    let trouble = if s.flags & RST != 0 {
-        "the kernel peer reset the connection"
-    } else if s.ack.wrapping_sub(snd_una) > snd_nxt.wrapping_sub(snd_una) {
-        "the kernel peer acknowledged what was not sent"
-    } else {
-        return Ok(());
-    };
-    Err(io::Error::other(trouble))
 }
 
 /// What a sender prepares before the first frame.
@@ -393,13 +418,33 @@ mod tests {
         CopyRing::new(0).put(&[1]);
     }
 
+    fn tcb() -> Tcb {
+        Tcb { snd_una: 10, snd_nxt: 12, rcv_nxt: 100, snd_wnd_scale: 3, ..Tcb::default() }
+    }
+
+    const SEGMENT: Segment<'static> =
+        Segment { seq: 100, ack: 11, flags: ACK, window: 2, options: &[], payload: b"abc" };
+
+    #[test]
+    fn a_segment_in_order_moves_both_directions_on() {
+        let mut t = tcb();
+        assert!(t.input(&SEGMENT).expect("sound"));
+        assert_eq!((t.snd_una, t.rcv_nxt, t.snd_wnd), (11, 103, 16));
+        assert!(t.input(&Segment { seq: 103, flags: ACK | FIN, ..SEGMENT }).expect("sound"));
+        assert!(t.peer_closed && t.rcv_nxt == 107);
+    }
+
+    #[test]
+    fn an_acknowledgement_that_was_overtaken_changes_nothing() {
+        let mut t = tcb();
+        assert!(t.input(&Segment { ack: 9, payload: &[], ..SEGMENT }).expect("sound"));
+        assert_eq!((t.snd_una, t.snd_wnd), (10, 0));
+    }
+
     #[test]
     fn what_no_correct_peer_sends_is_refused() {
-        let s = Segment { seq: 5, ack: 10, flags: ACK, window: 1, options: &[], payload: &[] };
-        assert!(check(&s, 8, 12).is_ok());
-        assert!(check(&Segment { flags: ACK | RST, ..s }, 8, 12).is_err());
-        assert!(check(&Segment { ack: 13, ..s }, 8, 12).is_err());
-        assert!(check(&Segment { ack: 7, ..s }, 8, 12).is_err());
+        assert!(tcb().input(&Segment { flags: ACK | RST, ..SEGMENT }).is_err());
+        assert!(tcb().input(&Segment { ack: 13, ..SEGMENT }).is_err());
     }
 
     /// A peer in memory: hands over prepared frames, keeps what it is sent.
@@ -439,16 +484,10 @@ mod tests {
         Flow {
             device,
             addresses,
-            snd_una: 10,
-            snd_nxt: 10,
-            rcv_nxt: 100,
-            snd_wnd: 0,
-            snd_wnd_scale: 0,
+            tcb: tcb(),
             rcv_wnd_bytes: 1 << 20,
-            ts_recent: 0,
             start: Instant::now(),
             counts: Counts::default(),
-            peer_closed: false,
         }
     }
 
@@ -463,9 +502,9 @@ mod tests {
         }
         let mut flow = established(&mut device);
         flow.input(true, |_| panic!("not in order")).expect("the first frame");
-        assert_eq!((flow.rcv_nxt, flow.counts.out_of_order), (100, 1));
+        assert_eq!((flow.tcb.rcv_nxt, flow.counts.out_of_order), (100, 1));
         flow.input(true, |payload| assert_eq!(payload, b"abc")).expect("the second frame");
-        assert_eq!((flow.rcv_nxt, flow.counts.out_of_order), (103, 1));
+        assert_eq!((flow.tcb.rcv_nxt, flow.counts.out_of_order), (103, 1));
         assert_eq!(device.sent.len(), 1);
     }
 }
