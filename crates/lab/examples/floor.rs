@@ -11,7 +11,7 @@ use fulmar_lab::lock::BenchLock;
 use fulmar_lab::report::{self, Machine};
 use fulmar_lab::{Bulk, child, floor, kernel, limit, netns};
 use std::cell::RefCell;
-use std::io;
+use std::io::{self, Write};
 use std::time::Duration;
 
 fn main() {
@@ -30,11 +30,12 @@ fn measure() -> io::Result<()> {
     if let Some(warning) = report::busy_warning() {
         eprintln!("{warning}");
     }
-    let pair = Pair::new(1500, true)?;
+    let (pair, plain_pair) = (Pair::new(1500, true)?, Pair::new(1500, false)?);
     let sites = sites();
     let (mut ways, mut ratios) = (vec![limit::memcpy(Bulk::default())], Vec::new());
     for placement in [Placement::SameCpu, Placement::TwoCpus] {
         ways.push(kernel::way(&pair, Bulk::default(), placement));
+        ways.push(kernel::way(&plain_pair, Bulk::default(), placement));
         for site in &sites {
             ways.extend(floor_ways(site, placement));
         }
@@ -44,7 +45,7 @@ fn measure() -> io::Result<()> {
     }
     let budget = Duration::from_secs(seconds);
     let outcome = bench::run(Plan { ways, ratios, budget, max_runs: 40, soak: true });
-    println!("{}", report::text(&Machine::here(), &outcome));
+    writeln!(io::stdout(), "{}", report::text(&Machine::here(), &outcome))?;
     match args.get(2) {
         Some(file) => {
             std::fs::write(file, report::json(&Machine::here(), &args, &outcome).to_string())

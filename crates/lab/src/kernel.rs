@@ -18,6 +18,7 @@ const FAR: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 71, 0, 2));
 pub struct Pair {
     near: Netns,
     far: Netns,
+    offloads: bool,
 }
 
 impl Pair {
@@ -33,7 +34,7 @@ impl Pair {
         }
         near.set_address("veth0", NEAR, 24)?;
         far.set_address("veth1", FAR, 24)?;
-        Ok(Pair { near, far })
+        Ok(Pair { near, far, offloads })
     }
 
     /// Sends for about `time`. `near` in the sample is the sender, `far` the receiver.
@@ -61,11 +62,12 @@ impl Pair {
     }
 }
 
-/// The way `kernel.PLACEMENT` over this pair.
+/// The way `kernel.PLACEMENT` over this pair; without offloads, `kernel.no_offloads.PLACEMENT`.
 pub fn way(pair: &Pair, bulk: Bulk, placement: Placement) -> Way<'_> {
+    let (plain, said) = if pair.offloads { ("", "") } else { (".no_offloads", ", no offloads") };
     Way {
-        name: format!("kernel.{}", placement.name()),
-        title: "kernel to kernel, veth".into(),
+        name: format!("kernel{plain}.{}", placement.name()),
+        title: format!("kernel to kernel, veth{said}"),
         placement,
         run: Box::new(move |time| pair.stream(&bulk, placement, time)),
     }
