@@ -1,3 +1,58 @@
-//! The TCP engine
+//! The TCP engine: RFC 9293 with window scaling and timestamps (RFC 7323), selective
+//! acknowledgements (RFC 2018, RFC 6675), CUBIC (RFC 9438) and the defences of RFC 5961.
+//!
+//! A [`Tcb`] is a state machine: segments, time and the user's calls go in; segments (through
+//! [`Emit`]), deadlines and [`Events`] come out. No I/O, no clock, no lock, no randomness, no
+//! callback but `Emit`, and no heap allocation per segment.
+//!
+//! How a shard drives it:
+//!
+//! 1. [`Tcb::input`] for every segment of a batch; it never emits.
+//! 2. [`Tcb::output`] once for every connection that the batch, a commit, a read or a timer touched
+//!    ([`Tcb::wants_output`] says whether that would do anything).
+//! 3. [`Tcb::on_timer`] at or after [`Tcb::next_deadline`], then output.
+//! 4. In [`State::TimeWait`]: keep [`Tcb::time_wait_entry`], then [`Tcb::release`] and drop. When
+//!    [`Tcb::is_closed`]: release and drop as soon as the user has let go.
+//!
+//! **Who owns the memory.** Payload belongs to the send and receive queues of `mbuf`. A segment
+//! on its way down holds references into the send queue; retransmission copies nothing.
+//!
+//! **Cost.** Per segment or super-segment, whatever its size: a pure ACK or data in order passes
+//! header prediction and a handful of stores; a data segment out is a decision, one header mbuf and
+//! one reference per 64 KiB.
+//!
+//! Not here: listening and SYN queues (the stack's), the choice of sequence numbers (RFC 6528, the
+//! caller's), routing, keep-alive, pacing, ECN, RACK-TLP.
 
 #![cfg_attr(not(test), no_std)]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+mod challenge;
+mod config;
+mod contract;
+mod cubic;
+mod expire;
+mod info;
+mod input;
+mod output;
+mod recovery;
+mod rtt;
+mod scoreboard;
+mod segment;
+mod tcb;
+mod timers;
+mod timewait;
+mod user;
+mod window;
+
+pub use config::Config;
+pub use contract::{
+    ConnError, Emit, EmitError, Env, Events, HEADROOM, IcmpError, PathInfo, SegmentOut, Sent,
+    State, WindowBudget,
+};
+pub use info::Info;
+pub use segment::{control_segment, reset_for, verify_checksum};
+pub use tcb::Tcb;
+pub use timewait::{TimeWait, TimeWaitVerdict};

@@ -1,0 +1,82 @@
+//! What happens when a deadline passes.
+
+use crate::Tcb;
+use crate::contract::{ConnError, Env, Events, State};
+use crate::timers::Timer;
+use fulmar_base::{Counter, Instant};
+
+impl Tcb {
+    /// The earliest deadline: retransmission, persist, user time-out, delayed ACK, cork, TIME-WAIT,
+    /// FIN-WAIT-2.
+    #[inline]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.timers.next()
+    }
+
+    /// Does whatever is due at `env.now`. Call output afterwards.
+    pub fn on_timer(&mut self, env: &mut Env) -> Events {
+        let now = env.now;
+        let mut events = Events::NONE;
+        if self.timers.take_due(Timer::DelayedAck, now) {
+            self.ack_now = true;
+            env.counters.count(Counter::TimersFired);
+        }
+        if self.timers.take_due(Timer::Cork, now) {
+            self.cork_expired = true;
+            env.counters.count(Counter::TimersFired);
+        }
+        if self.timers.take_due(Timer::Retransmit, now) {
+            events |= self.on_retransmit_timer(env);
+            env.counters.count(Counter::TimersFired);
+        }
+        if self.timers.take_due(Timer::Linger, now) {
+            self.finish(None);
+            events |= Events::CLOSED;
+            env.counters.count(Counter::TimersFired);
+        }
+        if !matches!(self.state, State::Closed) {
+            self.rearm(now);
+        }
+        events
+    }
+
+    fn on_retransmit_timer(&mut self, env: &mut Env) -> Events {
+        if matches!(self.state, State::SynSent | State::SynReceived) {
+            return self.on_syn_timeout();
+        }
+        if env.now.since(self.progress_at) >= self.cfg.user_timeout {
+            return self.give_up();
+        }
+        if self.persisting {
+            self.probe_due = true;
+            self.rtt.back_off();
+        } else if self.flight() > 0 {
+            self.enter_loss(env.counters);
+        }
+        Events::NONE
+    }
+
+    fn on_syn_timeout(&mut self) -> Events {
+        if self.rtt.backoff() >= self.cfg.syn_retries {
+            return self.give_up();
+        }
+        self.rtt.back_off();
+        self.cubic.on_syn_lost();
+        self.syn_due = true;
+        Events::NONE
+    }
+
+    /// R2 of RFC 9293 section 3.8.3 has passed. What routers said tells why.
+    fn give_up(&mut self) -> Events {
+        let why = self.soft_error.unwrap_or(ConnError::TimedOut);
+        self.finish(Some(why));
+        Events::ERROR | Events::CLOSED
+    }
+
+    /// A connection whose user is gone does not wait for the peer's FIN for ever.
+    pub(crate) fn limit_orphan(&mut self, now: Instant) {
+        if self.orphan && matches!(self.state, State::FinWait2) {
+            self.timers.set(Timer::Linger, now + self.cfg.fin_wait2_timeout);
+        }
+    }
+}

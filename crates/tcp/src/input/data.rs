@@ -1,0 +1,183 @@
+//! Seventh and eighth: payload and FIN.
+
+use super::Segment;
+use crate::Tcb;
+use crate::contract::{Env, Events, State};
+use crate::tcb::ResetDue;
+use crate::timers::Timer;
+use fulmar_base::{Counter, DropReason};
+use fulmar_mbuf::Chain;
+
+/// How far bytes in order may exceed the bound on storage that holds for others: without it, a
+/// store full of out-of-order bytes could never take the ones that would empty it.
+const IN_ORDER_GRACE_BYTES: usize = 2 * 65_536;
+
+impl Tcb {
+    pub(super) fn take_data(&mut self, env: &mut Env, seg: &mut Segment) -> Result<(), DropReason> {
+        if seg.payload.is_empty() {
+            return Ok(());
+        }
+        match self.state {
+            State::Established | State::FinWait1 | State::FinWait2 => {}
+            // After the peer's FIN there is nothing to come.
+            _ => return Err(DropReason::TcpAfterClose),
+        }
+        if self.orphan {
+            return self.refuse_data(seg);
+        }
+        let start = self.rcv_nxt.saturating_add(seg.offset.unsigned_abs());
+        self.cut_at_fin(env, seg, start)?;
+        let payload = core::mem::take(&mut seg.payload);
+        if seg.offset == 0 && self.recv.out_of_order_bytes() == 0 {
+            seg.events |= self.store_in_order(env, payload);
+            return Ok(());
+        }
+        self.store_any(env, seg, start, payload)
+    }
+
+    /// Nobody will read: RFC 9293 section 3.6.1 says to reset the connection.
+    fn refuse_data(&mut self, seg: &mut Segment) -> Result<(), DropReason> {
+        self.reset_due = Some(ResetDue { seq: self.seq_of(self.snd_nxt), with_ack: true });
+        self.end(seg, None);
+        Err(DropReason::TcpAfterClose)
+    }
+
+    /// Bytes behind the place of a FIN that was seen are not the peer's to send.
+    fn cut_at_fin(&self, env: &mut Env, seg: &mut Segment, start: u64) -> Result<(), DropReason> {
+        let Some(fin) = self.peer_fin else { return Ok(()) };
+        let end = start.saturating_add(seg.payload.len() as u64);
+        let beyond = usize::try_from(end.saturating_sub(fin)).unwrap_or(usize::MAX);
+        if beyond >= seg.payload.len() {
+            return Err(DropReason::TcpAfterClose);
+        }
+        seg.payload.trim_back(beyond, env.pool);
+        Ok(())
+    }
+
+    /// The next bytes, nothing out of order: the common case.
+    #[inline]
+    pub(super) fn store_in_order(&mut self, env: &mut Env, payload: Chain) -> Events {
+        let len = payload.len();
+        if self.recv_shut {
+            return self.discard(env, payload);
+        }
+        if !self.has_storage_for(&payload, IN_ORDER_GRACE_BYTES) {
+            env.pool.free(payload);
+            env.counters.drop_packet(DropReason::TcpReassemblyFull);
+            self.ack_now = true;
+            return Events::NONE;
+        }
+        self.recv.insert(self.rcv_nxt.saturating_sub(1), payload, env.pool);
+        self.rcv_nxt = self.rcv_nxt.saturating_add(len as u64);
+        self.pace_ack(env, len);
+        Events::READABLE
+    }
+
+    /// The reader has shut down: the bytes are acknowledged and forgotten.
+    fn discard(&mut self, env: &mut Env, payload: Chain) -> Events {
+        let len = payload.len();
+        self.recv.insert(self.rcv_nxt.saturating_sub(1), payload, env.pool);
+        let gone = self.recv.take(len, env.pool);
+        env.pool.free(gone);
+        self.rcv_nxt = self.rcv_nxt.saturating_add(len as u64);
+        self.pace_ack(env, len);
+        Events::NONE
+    }
+
+    /// Payload that is out of order, or fills a hole. Both are acknowledged at once (RFC 5681
+    /// section 4.2).
+    fn store_any(
+        &mut self,
+        env: &mut Env,
+        seg: &mut Segment,
+        start: u64,
+        payload: Chain,
+    ) -> Result<(), DropReason> {
+        self.ack_now = true;
+        let grace = if seg.offset == 0 { IN_ORDER_GRACE_BYTES } else { 0 };
+        if !self.has_storage_for(&payload, grace) {
+            env.pool.free(payload);
+            return Err(DropReason::TcpReassemblyFull);
+        }
+        let put = self.recv.insert(start.saturating_sub(1), payload, env.pool);
+        if put.refused {
+            return Err(DropReason::TcpReassemblyFull);
+        }
+        self.rcv_nxt = self.recv.next().saturating_add(1);
+        if put.in_order_advance > 0 {
+            seg.events |= Events::READABLE;
+            if self.recv_shut {
+                let gone = self.recv.take(usize::MAX, env.pool);
+                env.pool.free(gone);
+            }
+        } else if put.accepted_bytes > 0 {
+            let bytes = put.accepted_bytes as u64;
+            env.counters.add(Counter::TcpOutOfOrderBytes, bytes);
+        } else {
+            seg.verdict = Err(DropReason::TcpDuplicate);
+        }
+        Ok(())
+    }
+
+    /// Twice the receive buffer, in storage.
+    #[inline]
+    fn has_storage_for(&self, payload: &Chain, grace: usize) -> bool {
+        let limit = self.recv_limit.saturating_mul(2).saturating_add(grace);
+        let held = self.recv.storage_bytes();
+        held.saturating_add(payload.storage_bytes()) <= limit
+    }
+
+    /// Delayed acknowledgements (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2): at once while
+    /// the connection is young, after two full segments (see `ack_due`), else within
+    /// `Config::delayed_ack`. A super-segment, or a batch of segments before one output, gets one
+    /// ACK: the peer's ACK clock ticks per burst then, as with every stack that joins segments on
+    /// receive.
+    #[inline]
+    fn pace_ack(&mut self, env: &Env, len: usize) {
+        if len > self.rcv_mss as usize {
+            self.learn_segment_size(len);
+        }
+        if self.quick_acks > 0 {
+            self.ack_now = true;
+        } else if !self.ack_due() {
+            self.timers.start(Timer::DelayedAck, env.now + self.cfg.delayed_ack);
+        }
+    }
+
+    /// The peer's segments are at least this large, if they are not joined ones.
+    fn learn_segment_size(&mut self, len: usize) {
+        let ours = self.path_mss();
+        self.rcv_mss = u32::try_from(len.min(ours)).unwrap_or(u32::MAX);
+    }
+
+    /// Eighth: the FIN.
+    pub(super) fn take_fin(&mut self, env: &mut Env, seg: &mut Segment) {
+        if matches!(self.state, State::Closed) {
+            return;
+        }
+        if seg.fin && self.peer_fin.is_none() {
+            self.peer_fin = Some(seg.end);
+        }
+        let Some(fin) = self.peer_fin.filter(|_| !self.fin_received) else { return };
+        if self.rcv_nxt >= fin {
+            self.on_fin(env, seg);
+        }
+    }
+
+    fn on_fin(&mut self, env: &mut Env, seg: &mut Segment) {
+        self.fin_received = true;
+        self.rcv_nxt = self.rcv_nxt.saturating_add(1);
+        self.rcv_adv = self.rcv_adv.max(self.rcv_nxt);
+        self.ack_now = true;
+        seg.events |= Events::PEER_CLOSED | Events::READABLE;
+        match self.state {
+            State::Established => self.state = State::CloseWait,
+            State::FinWait1 => self.state = State::Closing,
+            State::FinWait2 => {
+                self.enter_time_wait(env.now);
+                seg.events |= Events::CLOSED;
+            }
+            _ => {}
+        }
+    }
+}

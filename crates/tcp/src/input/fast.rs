@@ -1,0 +1,63 @@
+//! Header prediction: the next segment in order of an established connection without anything
+//! unusual about it, which is nearly every segment of a bulk transfer.
+
+use crate::Tcb;
+use crate::contract::{Env, Events, State};
+use fulmar_mbuf::Chain;
+use fulmar_wire::tcp::{Flags, Header};
+
+impl Tcb {
+    /// Whether none of the general steps would do more than [`Tcb::input_predicted`] does.
+    #[inline]
+    pub(super) fn is_predicted(&self, hdr: &Header, len: usize) -> bool {
+        let usual = hdr.flags.without(Flags::PSH) == Flags::ACK
+            && hdr.seq == self.peer_seq_of(self.rcv_nxt)
+            && matches!(self.state, State::Established)
+            && self.predicts_timestamp(hdr);
+        let quiet = hdr.options.sack.is_empty()
+            && self.recovery.is_quiet()
+            && self.sacked.is_empty()
+            && self.recv.out_of_order_bytes() == 0
+            && self.peer_fin.is_none()
+            && !self.recv_shut;
+        let ahead = i64::from(hdr.ack.distance(self.seq_of(self.snd_una)));
+        let acks = ahead >= 0 && ahead.unsigned_abs() <= self.flight();
+        // An ACK that moves nothing may be a duplicate or a window update: not for here.
+        usual && quiet && acks && (ahead > 0 || len > 0) && len as u64 <= self.rcv_wnd()
+    }
+
+    #[inline]
+    fn predicts_timestamp(&self, hdr: &Header) -> bool {
+        match hdr.options.timestamps {
+            Some(t) => self.stamps.on && t.value.wrapping_sub(self.stamps.recent) as i32 >= 0,
+            None => !self.stamps.on,
+        }
+    }
+
+    /// Timestamp, window, acknowledgement, data; nothing else can be in it.
+    #[inline]
+    pub(super) fn input_predicted(
+        &mut self,
+        env: &mut Env,
+        hdr: &Header,
+        payload: Chain,
+    ) -> Events {
+        if let Some(t) = hdr.options.timestamps
+            && self.last_ack_sent == self.rcv_nxt
+        {
+            self.stamps.recent = t.value;
+            self.stamps.recent_at = env.now;
+        }
+        let ahead = hdr.ack.since(self.seq_of(self.snd_una));
+        let mut events = Events::NONE;
+        if ahead > 0 {
+            events |= self.on_new_ack(env, hdr, u64::from(ahead));
+        }
+        self.set_window(hdr, self.rcv_nxt);
+        if payload.is_empty() {
+            env.pool.free(payload);
+            return events;
+        }
+        events | self.store_in_order(env, payload)
+    }
+}

@@ -1,0 +1,67 @@
+//! SYN-SENT (RFC 9293 section 3.10.7.3).
+
+use super::Segment;
+use crate::Tcb;
+use crate::contract::{ConnError, Env, State};
+use crate::tcb::ResetDue;
+use fulmar_base::{Counter, DropReason};
+use fulmar_wire::tcp::Flags;
+
+impl Tcb {
+    pub(super) fn input_syn_sent(
+        &mut self,
+        env: &mut Env,
+        seg: &mut Segment,
+    ) -> Result<(), DropReason> {
+        let flags = seg.hdr.flags;
+        let acks = flags.contains(Flags::ACK);
+        // First: our SYN is all that can be acknowledged.
+        let ahead = i64::from(seg.hdr.ack.distance(self.seq_of(self.snd_una)));
+        if acks && (ahead < 1 || ahead.unsigned_abs() > self.flight()) {
+            if !flags.contains(Flags::RST) {
+                self.reset_due = Some(ResetDue { seq: seg.hdr.ack, with_ack: false });
+            }
+            return Err(DropReason::TcpBadAck);
+        }
+        // Second: a reset counts only if it acknowledges our SYN.
+        if flags.contains(Flags::RST) {
+            if !acks {
+                return Err(DropReason::TcpBlindReset);
+            }
+            env.counters.count(Counter::TcpResetsIn);
+            self.end(seg, Some(ConnError::Refused));
+            return Ok(());
+        }
+        // Fourth and fifth.
+        if !flags.contains(Flags::SYN) {
+            return Err(DropReason::TcpBadFlags);
+        }
+        self.accept_syn(seg.hdr, env.now);
+        if acks {
+            self.open_actively(env, seg, ahead.unsigned_abs())
+        } else {
+            // Simultaneous open (section 3.5, figure 8): our SYN again, now with an ACK.
+            self.state = State::SynReceived;
+            self.syn_due = true;
+            Ok(())
+        }
+    }
+
+    /// The peer's SYN,ACK. What comes with it, data or FIN, counts (sixth to eighth).
+    fn open_actively(
+        &mut self,
+        env: &mut Env,
+        seg: &mut Segment,
+        moved: u64,
+    ) -> Result<(), DropReason> {
+        seg.events |= self.on_new_ack(env, seg.hdr, moved);
+        self.become_established(env, seg);
+        self.ack_now = true;
+        seg.offset = 0;
+        self.check_sequence(env, seg)?;
+        self.note_urgent(seg);
+        self.take_data(env, seg)?;
+        self.take_fin(env, seg);
+        seg.verdict
+    }
+}

@@ -1,0 +1,300 @@
+//! Output: everything that may go now, one segment at a time.
+//!
+//! [`Tcb::plan`] decides, without side effects, what the next segment is; `transmit` builds and
+//! emits it; `on_sent` notes it. The order of decisions:
+//!
+//! 1. a reset; nothing goes after it;
+//! 2. the SYN, or SYN,ACK;
+//! 3. what is known to be lost (NextSeg rule 1);
+//! 4. new data and the FIN, in super-segments where the way down takes them;
+//! 5. a window probe;
+//! 6. what may be lost (NextSeg rules 3 and 4);
+//! 7. a bare ACK, if one is due and nothing above carried it.
+
+mod plan;
+
+use crate::Tcb;
+use crate::contract::ConnError;
+use crate::contract::{Emit, EmitError, Env, PathInfo, SegmentOut, Sent, State};
+use crate::segment::{header_mbuf, offload};
+use crate::timers::Timer;
+use fulmar_base::{Counter, DropReason};
+use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
+use fulmar_wire::tcp::{Flags, Header, SackBlocks};
+pub(crate) use plan::{Kind, Plan};
+
+/// Most mbufs in one segment. A payload in more pieces than this is copied together: devices
+/// gather a bounded number, and a piece costs more than copying its few bytes.
+const MAX_PIECES: usize = 64;
+
+impl Tcb {
+    /// Whether output would send something.
+    pub fn wants_output(&self) -> bool {
+        if matches!(self.state, State::Closed) {
+            return self.reset_due.is_some();
+        }
+        self.reset_due.is_some() || self.ack_due() || self.plan().is_some()
+    }
+
+    /// Sends everything that may go now.
+    pub fn output(&mut self, env: &mut Env, path: &PathInfo, out: &mut impl Emit) -> Sent {
+        env.counters.count(Counter::TcpOutputs);
+        self.follow_path(path);
+        self.burst_from = self.snd_nxt;
+        let sent = match self.send_all(env, out) {
+            Ok(()) => Sent::Done,
+            Err(why) => why,
+        };
+        self.note_limits();
+        self.rearm(env.now);
+        sent
+    }
+
+    fn send_all(&mut self, env: &mut Env, out: &mut impl Emit) -> Result<(), Sent> {
+        if let Some(reset) = self.reset_due {
+            self.send_reset(env, out, reset)?;
+        }
+        if matches!(self.state, State::Closed) {
+            return Ok(());
+        }
+        self.restart_if_idle(env);
+        while let Some(plan) = self.plan() {
+            self.transmit(env, out, &plan)?;
+        }
+        if self.ack_due() {
+            self.transmit(env, out, &Plan::ack(self.snd_nxt))?;
+        }
+        Ok(())
+    }
+
+    /// RFC 5681 section 4.1: after a time-out's worth of silence the old window says nothing.
+    fn restart_if_idle(&mut self, env: &Env) {
+        if self.flight() == 0 && self.has_unsent() {
+            let idle = env.now.since(self.last_sent_at);
+            if idle > self.rtt.rto() && self.is_synchronized() {
+                self.cubic.on_idle();
+                self.last_sent_at = env.now;
+            }
+        }
+    }
+
+    /// An ACK must go: somebody asked, or two full segments wait (RFC 9293 section 3.8.6.3).
+    #[inline]
+    pub(crate) fn ack_due(&self) -> bool {
+        let waiting = self.rcv_nxt.saturating_sub(self.last_ack_sent);
+        let due = self.ack_now || waiting >= u64::from(self.rcv_mss).saturating_mul(2);
+        due && !matches!(self.state, State::SynSent | State::Closed) && self.snd_nxt > 0
+    }
+
+    fn transmit(&mut self, env: &mut Env, out: &mut impl Emit, plan: &Plan) -> Result<(), Sent> {
+        if out.room() == 0 {
+            return Err(Sent::More);
+        }
+        let hdr = self.header_for(env, plan);
+        let seg = self.build(env.pool, &hdr, plan).map_err(|NoBuffer| Sent::Starved)?;
+        match out.emit(env.pool, env.counters, seg) {
+            Ok(()) => env.counters.count(Counter::TcpSegmentsOut),
+            Err(EmitError::Full) => return Err(Sent::More),
+            // Lost on the way: the retransmission timer takes care of it.
+            Err(EmitError::NoRoute) => self.soft_error = Some(ConnError::NetUnreachable),
+            Err(EmitError::Lost) => {}
+        }
+        self.on_sent(env, plan);
+        Ok(())
+    }
+
+    /// The header of a planned segment.
+    fn header_for(&mut self, env: &mut Env, plan: &Plan) -> Header {
+        let mut hdr = self.header_at(plan.pos, self.flags_for(plan), env.now);
+        if matches!(plan.kind, Kind::Syn) {
+            hdr.window = self.advertise_in_syn(env.window);
+            self.put_syn_options(&mut hdr);
+        } else {
+            hdr.window = self.advertise(env.window);
+            hdr.options.sack = self.sack_blocks();
+        }
+        hdr
+    }
+
+    fn flags_for(&self, plan: &Plan) -> Flags {
+        match plan.kind {
+            Kind::Syn if matches!(self.state, State::SynSent) => return Flags::SYN,
+            Kind::Syn => return Flags::SYN | Flags::ACK,
+            _ => {}
+        }
+        let mut flags = Flags::ACK;
+        if plan.fin {
+            flags |= Flags::FIN;
+        }
+        // PSH on the segment that empties the queue (RFC 9293 section 3.9.1.2).
+        let behind = plan.pos.saturating_add(plan.bytes as u64);
+        if plan.bytes > 0 && behind == self.send_end() {
+            flags |= Flags::PSH;
+        }
+        flags
+    }
+
+    /// Offers what we can do, or in a SYN,ACK confirms what both can.
+    fn put_syn_options(&self, hdr: &mut Header) {
+        let answering = matches!(self.state, State::SynReceived);
+        hdr.options.mss = u16::try_from(self.path_mss()).ok();
+        // After the peer's SYN without the option the scale is 0 on both sides and goes unsaid.
+        let scaling = !answering || self.scaling;
+        hdr.options.window_scale = scaling.then_some(self.rcv_wscale);
+        hdr.options.sack_permitted = self.sack_on;
+    }
+
+    /// What arrived out of order, latest first (RFC 2018 section 4).
+    #[inline]
+    fn sack_blocks(&self) -> SackBlocks {
+        let mut blocks = SackBlocks::default();
+        if self.sack_on && self.recv.out_of_order_bytes() > 0 {
+            let mut ranges = [(0u64, 0u64); SackBlocks::MAX];
+            let n = self.recv.sack_ranges(&mut ranges);
+            for (from, to) in ranges.into_iter().take(n) {
+                let seq = |offset: u64| self.peer_seq_of(offset.saturating_add(1));
+                blocks.push((seq(from), seq(to)));
+            }
+        }
+        blocks
+    }
+
+    /// Header mbuf, then references into the send queue.
+    fn build(&self, pool: &mut Pool, hdr: &Header, plan: &Plan) -> Result<SegmentOut, NoBuffer> {
+        let tcp_bytes = hdr.header_bytes().saturating_add(plan.bytes);
+        let header = header_mbuf(pool, self.pseudo, hdr, tcp_bytes)?;
+        let mut chain = Chain::from(header);
+        if plan.bytes > 0 {
+            match self.payload(pool, plan) {
+                Ok(payload) => chain.append(payload),
+                Err(e) => {
+                    pool.free(chain);
+                    return Err(e);
+                }
+            }
+        }
+        let v4 = self.path.ip_header_bytes == 20;
+        let offload = offload(hdr, plan.bytes, self.payload_room(), v4);
+        Ok(SegmentOut { chain, offload })
+    }
+
+    fn payload(&self, pool: &mut Pool, plan: &Plan) -> Result<Chain, NoBuffer> {
+        let offset = plan.pos.saturating_sub(1);
+        let refs = self.send.range(offset, plan.bytes, pool)?;
+        if refs.segs() <= MAX_PIECES {
+            return Ok(refs);
+        }
+        let copied = copy_together(pool, &refs);
+        pool.free(refs);
+        copied
+    }
+
+    /// A segment has gone: notes what it said and carried.
+    fn on_sent(&mut self, env: &mut Env, plan: &Plan) {
+        let now = env.now;
+        if !matches!(plan.kind, Kind::Probe) {
+            self.note_ack_sent();
+        }
+        match plan.kind {
+            Kind::Ack => return,
+            Kind::Probe => {
+                self.probe_due = false;
+                env.counters.count(Counter::TcpWindowProbes);
+            }
+            Kind::Syn => self.on_syn_sent(env),
+            Kind::New => self.on_new_sent(env, plan),
+            Kind::Again | Kind::Rescue => {
+                let to = plan.pos.saturating_add(plan.bytes as u64 + u64::from(plan.fin));
+                self.on_resent(plan.kind, to, plan.bytes);
+                env.counters.add(Counter::TcpRetransmitBytes, plan.bytes as u64);
+            }
+        }
+        self.last_sent_at = now;
+    }
+
+    /// The peer hears `rcv_nxt`.
+    #[inline]
+    fn note_ack_sent(&mut self) {
+        self.ack_now = false;
+        if self.last_ack_sent != self.rcv_nxt {
+            let segments = (self.rcv_nxt.wrapping_sub(self.last_ack_sent)) / 536;
+            self.quick_acks = self.quick_acks.saturating_sub(segments.clamp(1, 16) as u8);
+        }
+        self.last_ack_sent = self.rcv_nxt;
+        self.timers.stop(Timer::DelayedAck);
+    }
+
+    fn on_syn_sent(&mut self, env: &mut Env) {
+        self.syn_due = false;
+        if self.snd_nxt == 0 {
+            self.snd_nxt = 1;
+            self.progress_at = env.now;
+            self.timed = Some((1, env.now));
+        } else {
+            // Karn.
+            self.timed = None;
+            self.retransmits = self.retransmits.saturating_add(1);
+        }
+    }
+
+    fn on_new_sent(&mut self, env: &Env, plan: &Plan) {
+        let behind = plan.pos.saturating_add(plan.bytes as u64).saturating_add(u64::from(plan.fin));
+        if self.flight() == 0 {
+            self.progress_at = env.now;
+        }
+        self.snd_nxt = self.snd_nxt.max(behind);
+        self.fin_sent |= plan.fin;
+        self.probe_due = false;
+        if plan.bytes % self.payload_room().max(1) != 0 {
+            self.snd_small = behind;
+            self.cork_expired = false;
+            self.timers.stop(Timer::Cork);
+        }
+        if self.timed.is_none() && self.recovery.is_quiet() {
+            self.timed = Some((behind, env.now));
+        }
+        // Data answers data here: hold ACKs back, they will ride along (Linux' interactive mode).
+        self.quick_acks = 0;
+    }
+
+    /// RST, with ACK in the synchronized states (RFC 9293 section 3.5.2).
+    fn send_reset(
+        &mut self,
+        env: &mut Env,
+        out: &mut impl Emit,
+        reset: crate::tcb::ResetDue,
+    ) -> Result<(), Sent> {
+        if out.room() == 0 {
+            return Err(Sent::More);
+        }
+        let flags = if reset.with_ack { Flags::RST | Flags::ACK } else { Flags::RST };
+        let mut hdr = self.header_at(0, flags, env.now);
+        hdr.seq = reset.seq;
+        let Ok(mbuf) = header_mbuf(env.pool, self.pseudo, &hdr, hdr.header_bytes()) else {
+            // A reset is a courtesy; one that finds no buffer is not worth waiting for.
+            env.counters.drop_packet(DropReason::NoBuffer);
+            self.reset_due = None;
+            return Ok(());
+        };
+        let seg =
+            SegmentOut { chain: Chain::from(mbuf), offload: offload(&hdr, 0, usize::MAX, true) };
+        if out.emit(env.pool, env.counters, seg) == Err(EmitError::Full) {
+            return Err(Sent::More);
+        }
+        self.reset_due = None;
+        env.counters.count(Counter::TcpSegmentsOut);
+        env.counters.count(Counter::TcpResetsOut);
+        Ok(())
+    }
+}
+
+/// The bytes of `refs` in buffers of their own.
+fn copy_together(pool: &mut Pool, refs: &Chain) -> Result<Chain, NoBuffer> {
+    let mut copy = pool.alloc_chain(refs.len(), 0, Purpose::Control)?;
+    let mut at = 0usize;
+    for piece in refs.slices() {
+        copy.copy_from(at, piece);
+        at = at.saturating_add(piece.len());
+    }
+    Ok(copy)
+}

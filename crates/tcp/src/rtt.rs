@@ -1,0 +1,149 @@
+//! Round-trip time and retransmission time-out (RFC 6298).
+//!
+//! Samples come from one timed segment at a time (exact to the nanosecond, never a segment that was
+//! sent twice: Karn's rule), and during recovery from timestamps (RFC 7323 section 4).
+
+use crate::Config;
+use fulmar_base::Duration;
+
+/// The estimator. All in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rtt {
+    /// Smoothed round-trip time; 0 before the first sample.
+    srtt_ns: u64,
+    rttvar_ns: u64,
+    /// Smallest sample, `u64::MAX` before the first.
+    min_ns: u64,
+    /// The time-out before backing off.
+    rto_ns: u64,
+    /// How often the time-out has doubled since the last progress.
+    backoff: u32,
+    min_rto_ns: u64,
+    max_rto_ns: u64,
+}
+
+/// Duration to nanoseconds, saturating.
+pub(crate) fn nanos(d: Duration) -> u64 {
+    u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Rtt {
+    pub(crate) fn new(cfg: &Config) -> Rtt {
+        Rtt {
+            srtt_ns: 0,
+            rttvar_ns: 0,
+            min_ns: u64::MAX,
+            rto_ns: nanos(cfg.initial_rto),
+            backoff: 0,
+            min_rto_ns: nanos(cfg.min_rto),
+            max_rto_ns: nanos(cfg.max_rto),
+        }
+    }
+
+    /// Takes a sample (RFC 6298 section 2.2 and 2.3: alpha 1/8, beta 1/4, K 4).
+    pub(crate) fn sample(&mut self, rtt: Duration) {
+        let r = nanos(rtt).max(1);
+        self.min_ns = self.min_ns.min(r);
+        if self.srtt_ns == 0 {
+            self.srtt_ns = r;
+            self.rttvar_ns = r / 2;
+        } else {
+            let error = self.srtt_ns.abs_diff(r);
+            self.rttvar_ns = weigh(self.rttvar_ns, error, 4);
+            self.srtt_ns = weigh(self.srtt_ns, r, 8).max(1);
+        }
+        let rto = self.srtt_ns.saturating_add(self.rttvar_ns.saturating_mul(4));
+        self.rto_ns = rto.clamp(self.min_rto_ns, self.max_rto_ns.max(self.min_rto_ns));
+    }
+
+    /// The time-out with its backoff (RFC 6298 section 5.5).
+    pub(crate) fn rto(&self) -> Duration {
+        let shift = self.backoff.min(16);
+        let backed_off = self.rto_ns.saturating_mul(1 << shift);
+        Duration::from_nanos(backed_off.min(self.max_rto_ns.max(self.rto_ns)))
+    }
+
+    /// Doubles the time-out.
+    pub(crate) fn back_off(&mut self) {
+        self.backoff = self.backoff.saturating_add(1);
+    }
+
+    /// Progress: the time-out is as computed again.
+    pub(crate) fn reset_backoff(&mut self) {
+        self.backoff = 0;
+    }
+
+    pub(crate) fn backoff(&self) -> u32 {
+        self.backoff
+    }
+
+    /// The smoothed round-trip time; zero before the first sample.
+    pub(crate) fn srtt(&self) -> Duration {
+        Duration::from_nanos(self.srtt_ns)
+    }
+
+    pub(crate) fn rttvar(&self) -> Duration {
+        Duration::from_nanos(self.rttvar_ns)
+    }
+
+    /// The smallest sample, if there was one.
+    pub(crate) fn min(&self) -> Option<Duration> {
+        (self.min_ns != u64::MAX).then(|| Duration::from_nanos(self.min_ns))
+    }
+
+    /// RFC 6298 section 5.7: a SYN that was retransmitted leaves a time-out of 3 s for data.
+    pub(crate) fn syn_was_retransmitted(&mut self) {
+        if self.srtt_ns == 0 {
+            self.rto_ns = self.rto_ns.max(3_000_000_000);
+        }
+    }
+}
+
+/// `(1 - 1/n) * old + 1/n * new`.
+fn weigh(old: u64, new: u64, n: u64) -> u64 {
+    old.saturating_sub(old / n).saturating_add(new / n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    #[test]
+    fn the_first_sample_sets_srtt_and_half_of_it_as_variance() {
+        let mut r = Rtt::new(&Config::default());
+        assert_eq!(r.rto(), ms(1000));
+        r.sample(ms(100));
+        assert_eq!((r.srtt(), r.rttvar(), r.rto()), (ms(100), ms(50), ms(300)));
+    }
+
+    #[test]
+    fn later_samples_move_srtt_by_an_eighth_and_the_variance_by_a_quarter() {
+        let mut r = Rtt::new(&Config::default());
+        r.sample(ms(800));
+        r.sample(ms(1600));
+        assert_eq!(r.srtt(), ms(900));
+        assert_eq!(r.rttvar(), ms(500)); // 3/4 * 400 + 1/4 * 800
+        assert_eq!(r.rto(), ms(2900));
+        assert_eq!(r.min(), Some(ms(800)));
+    }
+
+    #[test]
+    fn the_time_out_stays_between_its_bounds_and_doubles() {
+        let mut r = Rtt::new(&Config::default());
+        r.sample(Duration::from_micros(30));
+        assert_eq!(r.rto(), ms(200));
+        r.back_off();
+        r.back_off();
+        assert_eq!(r.rto(), ms(800));
+        for _ in 0..40 {
+            r.back_off();
+        }
+        assert_eq!(r.rto(), ms(60_000));
+        r.reset_backoff();
+        assert_eq!(r.rto(), ms(200));
+    }
+}

@@ -1,0 +1,465 @@
+//! The transmission control block: everything one connection knows.
+//!
+//! Sequence numbers are kept unwrapped: a *position* is a `u64` that counts from the initial
+//! sequence number, so that comparing, sorting and subtracting are plain arithmetic. Position 0 is
+//! the SYN, byte `n` of the stream has position `n + 1`, the FIN follows the last byte. They wrap
+//! to 32 bits only at the wire ([`Tcb::seq_of`], `input::offset_of`).
+//!
+//! ```text
+//! send       0        snd_una      high_rxt        snd_nxt     snd_una+snd_wnd   ready   claimed
+//!            |SYN| acked |  in flight (sent again below high_rxt)  | may be sent |  waits  | being filled |
+//!                        |<---- references into the send queue --->|
+//!
+//! receive    0          readable         rcv_nxt         rcv_adv
+//!            |SYN| read  | in the queue   |  out of order   | not offered |
+//!                        |<-- recv queue (in order) -->|<- window ->|
+//! ```
+//!
+//! Invariants: `snd_una <= snd_nxt` (the engine never moves `snd_nxt` back: what must go again is
+//! found from the scoreboard and `high_rxt`, so it is the `SND.MAX` of other stacks too);
+//! `snd_nxt <= send_end + 1` (the FIN); `rcv_nxt <= rcv_adv`, which never moves left;
+//! `last_ack_sent <= rcv_nxt`.
+
+use crate::contract::{ConnError, PathInfo, State};
+use crate::cubic::Cubic;
+use crate::recovery::Recovery;
+use crate::rtt::Rtt;
+use crate::scoreboard::Scoreboard;
+use crate::segment::pseudo_sum;
+use crate::timers::{Timer, Timers};
+use crate::{Config, TimeWait};
+use fulmar_base::{FlowKey, Instant, SeqNum};
+use fulmar_mbuf::{RecvQueue, SendQueue};
+use fulmar_wire::checksum::Sum;
+use fulmar_wire::tcp::{Flags, Header, Options};
+
+/// Segments acknowledged at once when a connection is young (as Linux), so that the peer's slow
+/// start is not held back by delayed acknowledgements.
+const QUICK_ACKS: u8 = 16;
+
+/// The least segment that an MSS option or a path MTU can force on us, TCP options included: with
+/// 40 bytes of options it still carries payload. Lower values are an attack (many tiny segments).
+const MIN_SEGMENT_BYTES: usize = 88;
+
+/// What a peer takes that sent no MSS option (RFC 9293 section 3.7.1).
+const DEFAULT_MSS: u16 = 536;
+const DEFAULT_MSS_V6: u16 = 1220;
+
+/// Bytes of the timestamps option with its padding.
+pub(crate) const TIMESTAMP_BYTES: usize = 12;
+
+/// The timestamps option of a connection (RFC 7323).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stamps {
+    /// Both sides sent the option (or, before the answer, we offer it).
+    pub on: bool,
+    /// Added to the clock, so that it says nothing about other connections.
+    pub offset: u32,
+    /// TS.Recent.
+    pub recent: u32,
+    /// When it was taken: after 24 days it is void (section 5.5).
+    pub recent_at: Instant,
+}
+
+/// A reset waiting to be sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ResetDue {
+    pub seq: SeqNum,
+    pub with_ack: bool,
+}
+
+/// One connection. See the module for its sequence spaces.
+///
+/// It owns references to pool memory: call [`Tcb::release`] before dropping it (a drop without
+/// it is safe, but its buffers come home late and its share of the window budget never).
+pub struct Tcb {
+    pub(crate) key: FlowKey,
+    pub(crate) state: State,
+    pub(crate) cfg: Config,
+    pub(crate) path: PathInfo,
+
+    /// Initial send sequence number.
+    pub(crate) iss: SeqNum,
+    /// Oldest position not acknowledged.
+    pub(crate) snd_una: u64,
+    /// Next position to send for the first time.
+    pub(crate) snd_nxt: u64,
+    /// The peer's window from `snd_una`, bytes.
+    pub(crate) snd_wnd: u64,
+    /// Position (receive space) and acknowledgement of the segment that last set `snd_wnd`.
+    pub(crate) snd_wl1: u64,
+    /// The largest window the peer ever offered, bytes.
+    pub(crate) max_snd_wnd: u64,
+    pub(crate) snd_wscale: u8,
+    /// What the peer takes per segment, options included.
+    pub(crate) peer_mss: u16,
+    /// Bytes per segment, TCP options included: the least of peer's MSS and path.
+    pub(crate) segment_bytes: usize,
+    /// Payload of a full segment with its usual options, bytes: SMSS of RFC 5681.
+    pub(crate) mss: u32,
+    /// End of the last segment smaller than `mss` (Minshall's variant of Nagle).
+    pub(crate) snd_small: u64,
+    /// Payload of the largest super-segment: a multiple of `mss`, or `mss`.
+    pub(crate) super_bytes: usize,
+    /// `snd_nxt` when the last pass of output began.
+    pub(crate) burst_from: u64,
+    /// Positions below it were sent while the congestion window was what held the rest back.
+    pub(crate) cwnd_limited_to: u64,
+    /// Send FIN behind the last claimed byte.
+    pub(crate) fin_queued: bool,
+    /// The FIN has position `snd_nxt - 1`.
+    pub(crate) fin_sent: bool,
+    pub(crate) send: SendQueue,
+
+    pub(crate) irs: SeqNum,
+    /// Next position expected.
+    pub(crate) rcv_nxt: u64,
+    /// Right edge of the window that was advertised.
+    pub(crate) rcv_adv: u64,
+    pub(crate) rcv_wscale: u8,
+    /// `rcv_nxt` as the peer last heard it (Last.ACK.sent).
+    pub(crate) last_ack_sent: u64,
+    /// Estimate of the peer's full segment, bytes: RMSS of RFC 9293 section 3.8.6.3.
+    pub(crate) rcv_mss: u32,
+    /// Where the peer's FIN stands, once seen.
+    pub(crate) peer_fin: Option<u64>,
+    /// `rcv_nxt` is behind the peer's FIN.
+    pub(crate) fin_received: bool,
+    /// Receive buffer, bytes.
+    pub(crate) recv_limit: usize,
+    /// This connection's part of `WindowBudget::granted_bytes`.
+    pub(crate) charged: usize,
+    pub(crate) recv: RecvQueue,
+
+    /// The pseudo header's sum, but for the length.
+    pub(crate) pseudo: Sum,
+    pub(crate) stamps: Stamps,
+    /// Both SYNs carried a window scale.
+    pub(crate) scaling: bool,
+    pub(crate) sack_on: bool,
+    pub(crate) rtt: Rtt,
+    /// End of the segment being timed, and when it was sent.
+    pub(crate) timed: Option<(u64, Instant)>,
+    pub(crate) cubic: Cubic,
+    pub(crate) sacked: Scoreboard,
+    pub(crate) recovery: Recovery,
+    pub(crate) timers: Timers,
+    /// The retransmit timer is the persist timer.
+    pub(crate) persisting: bool,
+    /// When the peer last made progress, or data began to wait for it.
+    pub(crate) progress_at: Instant,
+    pub(crate) last_sent_at: Instant,
+    pub(crate) challenge: crate::challenge::Limit,
+
+    /// The peer must hear from us at the next output.
+    pub(crate) ack_now: bool,
+    pub(crate) quick_acks: u8,
+    /// Send the SYN, or SYN,ACK, at the next output.
+    pub(crate) syn_due: bool,
+    /// Send a window probe, or a segment that only a small window held back.
+    pub(crate) probe_due: bool,
+    pub(crate) reset_due: Option<ResetDue>,
+    pub(crate) cork: bool,
+    /// The cork timer ran out: let the partial segment go.
+    pub(crate) cork_expired: bool,
+    /// The user is gone: nobody will read.
+    pub(crate) orphan: bool,
+    pub(crate) recv_shut: bool,
+    pub(crate) opened_actively: bool,
+
+    pub(crate) error: Option<ConnError>,
+    /// Why the connection ended, for later writes.
+    pub(crate) ended_by: Option<ConnError>,
+    /// What routers said since the last progress.
+    pub(crate) soft_error: Option<ConnError>,
+    pub(crate) retransmits: u64,
+    pub(crate) retransmitted_bytes: u64,
+}
+
+impl Tcb {
+    /// Opens actively: SYN-SENT. The next output sends the SYN.
+    ///
+    /// `iss` is the initial sequence number (RFC 6528 is the caller's), `ts_offset` is added to the
+    /// timestamp clock.
+    pub fn connect(
+        cfg: &Config,
+        key: FlowKey,
+        iss: SeqNum,
+        ts_offset: u32,
+        path: PathInfo,
+        now: Instant,
+    ) -> Tcb {
+        let mut tcb = Tcb::new(cfg, key, iss, ts_offset, path, now);
+        tcb.opened_actively = true;
+        tcb
+    }
+
+    /// Opens passively on a peer's SYN: SYN-RECEIVED. The next output sends the SYN,ACK. Data that
+    /// came with the SYN is not taken: the peer sends it again.
+    pub fn passive(
+        cfg: &Config,
+        key: FlowKey,
+        iss: SeqNum,
+        ts_offset: u32,
+        path: PathInfo,
+        now: Instant,
+        syn: &Header,
+    ) -> Tcb {
+        let mut tcb = Tcb::new(cfg, key, iss, ts_offset, path, now);
+        tcb.state = State::SynReceived;
+        tcb.accept_syn(syn, now);
+        tcb
+    }
+
+    fn new(
+        cfg: &Config,
+        key: FlowKey,
+        iss: SeqNum,
+        ts_offset: u32,
+        path: PathInfo,
+        now: Instant,
+    ) -> Tcb {
+        let v6 = key.remote_ip().is_ipv6();
+        let mut tcb = Tcb {
+            key,
+            state: State::SynSent,
+            cfg: *cfg,
+            path,
+            iss,
+            snd_una: 0,
+            snd_nxt: 0,
+            snd_wnd: 0,
+            snd_wl1: 0,
+            max_snd_wnd: 0,
+            snd_wscale: 0,
+            peer_mss: if v6 { DEFAULT_MSS_V6 } else { DEFAULT_MSS },
+            segment_bytes: 0,
+            mss: 0,
+            snd_small: 0,
+            super_bytes: 0,
+            burst_from: 0,
+            cwnd_limited_to: 0,
+            fin_queued: false,
+            fin_sent: false,
+            send: SendQueue::new(cfg.send_buffer_bytes),
+            irs: SeqNum(0),
+            rcv_nxt: 0,
+            rcv_adv: 0,
+            rcv_wscale: cfg.window_scale(),
+            last_ack_sent: 0,
+            rcv_mss: u32::from(DEFAULT_MSS),
+            peer_fin: None,
+            fin_received: false,
+            recv_limit: cfg.recv_buffer_bytes.min(cfg.max_buffer_bytes),
+            charged: 0,
+            recv: RecvQueue::new(),
+            pseudo: pseudo_sum(&key),
+            scaling: false,
+            stamps: Stamps { on: cfg.timestamps, offset: ts_offset, recent: 0, recent_at: now },
+            sack_on: cfg.sack,
+            rtt: Rtt::new(cfg),
+            timed: None,
+            cubic: Cubic::new(u32::from(DEFAULT_MSS), cfg.initial_window_segments),
+            sacked: Scoreboard::new(),
+            recovery: Recovery::new(),
+            timers: Timers::new(),
+            persisting: false,
+            progress_at: now,
+            last_sent_at: now,
+            challenge: crate::challenge::Limit::new(),
+            ack_now: false,
+            quick_acks: QUICK_ACKS,
+            syn_due: true,
+            probe_due: false,
+            reset_due: None,
+            cork: false,
+            cork_expired: false,
+            orphan: false,
+            recv_shut: false,
+            opened_actively: false,
+            error: None,
+            ended_by: None,
+            soft_error: None,
+            retransmits: 0,
+            retransmitted_bytes: 0,
+        };
+        tcb.fit_segments();
+        tcb
+    }
+
+    /// Takes up the peer's SYN: its number and its options (RFC 9293 section 3.10.7.2 and .3).
+    pub(crate) fn accept_syn(&mut self, syn: &Header, now: Instant) {
+        self.irs = syn.seq;
+        self.rcv_nxt = 1;
+        // What our own SYN offered, if we sent one, counts from here.
+        self.rcv_adv = self.rcv_adv.saturating_add(1);
+        self.last_ack_sent = 0;
+        self.snd_wl1 = 0;
+        // The window of a SYN is never scaled (RFC 7323 section 2.2).
+        self.snd_wnd = u64::from(syn.window);
+        self.max_snd_wnd = self.snd_wnd;
+        self.accept_options(&syn.options, now);
+        self.fit_segments();
+    }
+
+    fn accept_options(&mut self, o: &Options, now: Instant) {
+        if let Some(mss) = o.mss {
+            self.peer_mss = mss;
+        }
+        match o.window_scale {
+            Some(shift) => self.snd_wscale = shift.min(14),
+            None => (self.snd_wscale, self.rcv_wscale) = (0, 0),
+        }
+        self.scaling = o.window_scale.is_some();
+        self.sack_on = self.sack_on && o.sack_permitted;
+        match o.timestamps {
+            Some(t) if self.stamps.on => {
+                self.stamps.recent = t.value;
+                self.stamps.recent_at = now;
+            }
+            _ => self.stamps.on = false,
+        }
+    }
+
+    /// Takes over what is known about the way, if it changed.
+    #[inline]
+    pub(crate) fn follow_path(&mut self, path: &PathInfo) {
+        if self.path != *path {
+            self.path = *path;
+            self.fit_segments();
+        }
+    }
+
+    /// Computes segment sizes from peer, path and options (RFC 6691, RFC 9293 section 3.7.1).
+    pub(crate) fn fit_segments(&mut self) {
+        let segment = usize::from(self.peer_mss).min(self.path_mss()).max(MIN_SEGMENT_BYTES);
+        self.segment_bytes = segment;
+        let mss = segment.saturating_sub(self.usual_option_bytes());
+        self.mss = u32::try_from(mss).unwrap_or(u32::from(u16::MAX));
+        self.super_bytes = self.fit_super_segment(mss);
+        self.cubic.set_mss(self.mss, self.cfg.initial_window_segments);
+    }
+
+    /// Whole segments that one super-segment may hold, in bytes; its IP packet is at most 65535.
+    fn fit_super_segment(&self, mss: usize) -> usize {
+        let headers = self.path.ip_header_bytes.saturating_add(fulmar_wire::tcp::HEADER_BYTES);
+        let headers = headers.saturating_add(self.usual_option_bytes());
+        let largest = self.path.tso_bytes.unwrap_or(0).min(65_535).saturating_sub(headers);
+        largest.saturating_sub(largest % mss.max(1)).max(mss)
+    }
+
+    /// The MSS option we send: what the path leaves for a segment.
+    pub(crate) fn path_mss(&self) -> usize {
+        let headers = self.path.ip_header_bytes.saturating_add(fulmar_wire::tcp::HEADER_BYTES);
+        self.path.mtu.saturating_sub(headers).clamp(MIN_SEGMENT_BYTES, usize::from(u16::MAX))
+    }
+
+    fn usual_option_bytes(&self) -> usize {
+        if self.stamps.on { TIMESTAMP_BYTES } else { 0 }
+    }
+
+    /// The sequence number of a position of ours.
+    #[inline]
+    pub(crate) fn seq_of(&self, pos: u64) -> SeqNum {
+        SeqNum(self.iss.0.wrapping_add(pos as u32))
+    }
+
+    /// The sequence number of a position of the peer's.
+    #[inline]
+    pub(crate) fn peer_seq_of(&self, pos: u64) -> SeqNum {
+        SeqNum(self.irs.0.wrapping_add(pos as u32))
+    }
+
+    /// Our timestamp clock: milliseconds (RFC 7323 section 5.4).
+    #[inline]
+    pub(crate) fn stamp(&self, now: Instant) -> u32 {
+        now.as_millis_u32().wrapping_add(self.stamps.offset)
+    }
+
+    /// The position behind the last byte that may be sent.
+    #[inline]
+    pub(crate) fn send_end(&self) -> u64 {
+        self.send.ready_end().saturating_add(1)
+    }
+
+    /// Positions sent and not acknowledged.
+    #[inline]
+    pub(crate) fn flight(&self) -> u64 {
+        self.snd_nxt.saturating_sub(self.snd_una)
+    }
+
+    /// The FIN may go: it is wanted and every claimed byte is ready.
+    #[inline]
+    pub(crate) fn fin_ready(&self) -> bool {
+        self.fin_queued && !self.fin_sent && self.send.ready_end() == self.send.claimed_end()
+    }
+
+    /// Bytes or a FIN wait to be sent for the first time.
+    #[inline]
+    pub(crate) fn has_unsent(&self) -> bool {
+        !self.fin_sent && (self.send_end() > self.snd_nxt || self.fin_ready())
+    }
+
+    /// Whether the peer's SYN and ours are through.
+    #[inline]
+    pub(crate) fn is_synchronized(&self) -> bool {
+        !matches!(self.state, State::SynSent | State::SynReceived | State::Closed)
+    }
+
+    /// The connection is over. What is left is to tell the user, and to send `reset_due`.
+    pub(crate) fn finish(&mut self, why: Option<ConnError>) {
+        self.state = State::Closed;
+        self.timers = Timers::new();
+        self.ack_now = false;
+        self.syn_due = false;
+        self.probe_due = false;
+        self.ended_by = self.ended_by.or(why);
+        if !self.orphan {
+            self.error = self.error.or(why);
+        }
+    }
+
+    /// Enters TIME-WAIT, or starts it again (RFC 9293 section 3.10.7.4, eighth).
+    pub(crate) fn enter_time_wait(&mut self, now: Instant) {
+        self.state = State::TimeWait;
+        self.timers = Timers::new();
+        self.timers.set(Timer::Linger, now + self.cfg.time_wait);
+    }
+
+    /// What remains of the connection in TIME-WAIT, for the stack's table.
+    pub fn time_wait_entry(&self, now: Instant) -> TimeWait {
+        let window = self.rcv_adv.saturating_sub(self.rcv_nxt) >> self.rcv_wscale;
+        TimeWait {
+            snd_nxt: self.seq_of(self.snd_nxt),
+            rcv_nxt: self.peer_seq_of(self.rcv_nxt),
+            window: u16::try_from(window).unwrap_or(u16::MAX),
+            stamps: self.stamps.on.then_some((self.stamps.offset, self.stamps.recent)),
+            ports: (self.key.local_port, self.key.remote_port),
+            lasts: self.cfg.time_wait,
+            expires: now + self.cfg.time_wait,
+            limit: crate::challenge::Limit::new(),
+        }
+    }
+
+    /// A header of ours with acknowledgement and usual options, at position `pos`.
+    pub(crate) fn header_at(&self, pos: u64, flags: Flags, now: Instant) -> Header {
+        let timestamps = self.stamps.on.then(|| fulmar_wire::tcp::Timestamps {
+            value: self.stamp(now),
+            echo: self.stamps.recent,
+        });
+        Header {
+            src_port: self.key.local_port,
+            dst_port: self.key.remote_port,
+            seq: self.seq_of(pos),
+            ack: if flags.contains(Flags::ACK) {
+                self.peer_seq_of(self.rcv_nxt)
+            } else {
+                SeqNum(0)
+            },
+            flags,
+            window: 0,
+            urgent: 0,
+            options: Options { timestamps, ..Options::default() },
+        }
+    }
+}

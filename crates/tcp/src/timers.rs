@@ -1,0 +1,83 @@
+//! The deadlines of a connection. They are plain fields: the stack's wheel is lazy and asks
+//! [`crate::Tcb::next_deadline`] when an entry expires, so moving one costs a store.
+
+use fulmar_base::Instant;
+
+/// What a deadline is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Timer {
+    /// Retransmission time-out (RFC 6298), or the persist timer when a closed window holds data
+    /// back and nothing is in flight.
+    Retransmit,
+    /// A held-back ACK is due (RFC 9293 section 3.8.6.3).
+    DelayedAck,
+    /// A corked partial segment is due.
+    Cork,
+    /// End of TIME-WAIT, or of an orphan's FIN-WAIT-2.
+    Linger,
+}
+
+/// One deadline per [`Timer`]; [`Instant::FAR_FUTURE`] means off.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timers {
+    retransmit: Instant,
+    delayed_ack: Instant,
+    cork: Instant,
+    linger: Instant,
+}
+
+impl Timers {
+    pub(crate) const fn new() -> Timers {
+        let off = Instant::FAR_FUTURE;
+        Timers { retransmit: off, delayed_ack: off, cork: off, linger: off }
+    }
+
+    fn slot(&mut self, t: Timer) -> &mut Instant {
+        match t {
+            Timer::Retransmit => &mut self.retransmit,
+            Timer::DelayedAck => &mut self.delayed_ack,
+            Timer::Cork => &mut self.cork,
+            Timer::Linger => &mut self.linger,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn set(&mut self, t: Timer, at: Instant) {
+        *self.slot(t) = at;
+    }
+
+    /// Sets it unless it is running.
+    #[inline]
+    pub(crate) fn start(&mut self, t: Timer, at: Instant) {
+        let slot = self.slot(t);
+        if *slot == Instant::FAR_FUTURE {
+            *slot = at;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn stop(&mut self, t: Timer) {
+        *self.slot(t) = Instant::FAR_FUTURE;
+    }
+
+    #[inline]
+    pub(crate) fn is_running(&mut self, t: Timer) -> bool {
+        *self.slot(t) != Instant::FAR_FUTURE
+    }
+
+    /// Stops the timer and returns true if it is due.
+    pub(crate) fn take_due(&mut self, t: Timer, now: Instant) -> bool {
+        let slot = self.slot(t);
+        let due = *slot != Instant::FAR_FUTURE && *slot <= now;
+        if due {
+            *slot = Instant::FAR_FUTURE;
+        }
+        due
+    }
+
+    /// The earliest deadline.
+    pub(crate) fn next(&self) -> Option<Instant> {
+        let first = self.retransmit.min(self.delayed_ack).min(self.cork).min(self.linger);
+        (first != Instant::FAR_FUTURE).then_some(first)
+    }
+}

@@ -1,0 +1,200 @@
+//! The user's side: called by the socket room under the shard lock.
+
+use crate::Tcb;
+use crate::contract::{ConnError, Env, State};
+use crate::tcb::ResetDue;
+use fulmar_base::{FlowKey, Instant};
+use fulmar_mbuf::{RecvQueue, SendQueue};
+
+impl Tcb {
+    /// The send buffer, to claim from and commit to. Call output after a commit.
+    #[inline]
+    pub fn send_queue(&mut self) -> &mut SendQueue {
+        &mut self.send
+    }
+
+    /// The send buffer, to look at.
+    #[inline]
+    pub fn send_queue_ref(&self) -> &SendQueue {
+        &self.send
+    }
+
+    /// The receive buffer, to take from. Call [`Tcb::after_read`] afterwards.
+    #[inline]
+    pub fn recv_queue(&mut self) -> &mut RecvQueue {
+        &mut self.recv
+    }
+
+    /// The receive buffer, to look at.
+    #[inline]
+    pub fn recv_queue_ref(&self) -> &RecvQueue {
+        &self.recv
+    }
+
+    /// Who talks to whom.
+    #[inline]
+    pub fn key(&self) -> &FlowKey {
+        &self.key
+    }
+
+    /// The state.
+    #[inline]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// The connection is over, and nothing is left to be sent for it.
+    #[inline]
+    pub fn is_closed(&self) -> bool {
+        matches!(self.state, State::Closed) && self.reset_due.is_none()
+    }
+
+    /// Whether a write may be accepted now, space permitting.
+    #[inline]
+    pub fn can_send(&self) -> bool {
+        matches!(self.state, State::Established | State::CloseWait) && !self.fin_queued
+    }
+
+    /// Whether bytes may still arrive or be read.
+    pub fn can_recv(&self) -> bool {
+        if self.recv_shut {
+            return false;
+        }
+        let open = !self.fin_received && !matches!(self.state, State::Closed | State::TimeWait);
+        open || self.recv.readable() > 0
+    }
+
+    /// The peer has sent its FIN.
+    #[inline]
+    pub fn peer_closed(&self) -> bool {
+        self.fin_received
+    }
+
+    /// End of file: nothing is left to read, and the peer's FIN arrived, or the reader shut down,
+    /// or the connection ended without an error.
+    pub fn at_eof(&self) -> bool {
+        if self.recv_shut {
+            return true;
+        }
+        let ended = matches!(self.state, State::Closed) && self.ended_by.is_none();
+        self.recv.readable() == 0 && (self.fin_received || ended)
+    }
+
+    /// Why a write fails now; `None` if it would not, or the connection is still being opened.
+    pub fn send_error(&self) -> Option<ConnError> {
+        match self.state {
+            State::Closed => Some(self.ended_by.unwrap_or(ConnError::BrokenPipe)),
+            _ if self.fin_queued || self.orphan => Some(ConnError::BrokenPipe),
+            _ => None,
+        }
+    }
+
+    /// Takes the pending error (`SO_ERROR`), once.
+    pub fn take_error(&mut self) -> Option<ConnError> {
+        self.error.take()
+    }
+
+    /// Closes for sending: a FIN follows what was claimed (RFC 9293 section 3.10.4).
+    pub fn shutdown_write(&mut self, now: Instant) {
+        if self.fin_queued {
+            return;
+        }
+        self.fin_queued = true;
+        match self.state {
+            State::Established => self.state = State::FinWait1,
+            State::CloseWait => self.state = State::LastAck,
+            // SYN-SENT, SYN-RECEIVED: once established. Others have closed already.
+            _ => {}
+        }
+        self.rearm(now);
+    }
+
+    /// Closes for receiving: what is there and what comes is discarded (and acknowledged).
+    pub fn shutdown_read(&mut self) {
+        self.recv_shut = true;
+    }
+
+    /// Closes both ways; the user is gone. What was accepted for sending is delivered. Unread data
+    /// makes it a reset, so that the peer learns that it was lost (RFC 9293 section 3.6.1, RFC 2525
+    /// section 2.17).
+    pub fn close(&mut self, env: &mut Env) {
+        self.orphan = true;
+        let unread = self.recv.readable() > 0 && !self.recv_shut;
+        self.recv_shut = true;
+        match self.state {
+            State::SynSent => self.finish(None),
+            State::Closed | State::TimeWait => {}
+            _ if unread => self.abort(),
+            _ => {
+                self.shutdown_write(env.now);
+                self.limit_orphan(env.now);
+            }
+        }
+        self.recv.clear(env.pool);
+        self.recharge(env.window);
+    }
+
+    /// Ends the connection at once; the next output sends a reset if the peer knows of it
+    /// (RFC 9293 section 3.10.5).
+    pub fn abort(&mut self) {
+        let known = !matches!(self.state, State::SynSent | State::TimeWait | State::Closed);
+        if known && self.snd_nxt > 0 {
+            let seq = self.seq_of(self.snd_nxt);
+            self.reset_due = Some(ResetDue { seq, with_ack: true });
+        }
+        if !matches!(self.state, State::Closed) {
+            self.finish(Some(ConnError::Aborted));
+        }
+    }
+
+    /// Gives back all buffers and the share of the window budget. Call it once, before the Tcb is
+    /// dropped; nothing else may follow.
+    pub fn release(&mut self, env: &mut Env) {
+        self.send.clear(env.pool);
+        self.recv.clear(env.pool);
+        self.state = State::Closed;
+        self.reset_due = None;
+        self.rcv_adv = self.rcv_nxt;
+        self.recharge(env.window);
+    }
+
+    /// Turns Nagle's algorithm off (true) or on. Call output afterwards.
+    pub fn set_nodelay(&mut self, on: bool) {
+        self.cfg.nodelay = on;
+    }
+
+    /// Whether Nagle's algorithm is off.
+    pub fn nodelay(&self) -> bool {
+        self.cfg.nodelay
+    }
+
+    /// Holds partial segments back (true) until uncorked or for `Config::cork_timeout`. Call output
+    /// afterwards.
+    pub fn set_cork(&mut self, on: bool) {
+        self.cork = on;
+        self.cork_expired = false;
+    }
+
+    /// Sets the send buffer, bytes, at most `Config::max_buffer_bytes`; returns what was set.
+    pub fn set_send_buffer(&mut self, bytes: usize) -> usize {
+        let bytes = bytes.clamp(MIN_BUFFER_BYTES, self.cfg.max_buffer_bytes.max(MIN_BUFFER_BYTES));
+        self.send.set_limit(bytes);
+        bytes
+    }
+
+    /// Sets the receive buffer, bytes, at most `Config::max_buffer_bytes`; returns what was set. A
+    /// smaller one does not take back what was offered.
+    pub fn set_recv_buffer(&mut self, bytes: usize) -> usize {
+        let bytes = bytes.clamp(MIN_BUFFER_BYTES, self.cfg.max_buffer_bytes.max(MIN_BUFFER_BYTES));
+        self.recv_limit = bytes;
+        bytes
+    }
+
+    /// The receive buffer, bytes.
+    pub fn recv_buffer(&self) -> usize {
+        self.recv_limit
+    }
+}
+
+/// The least buffer, bytes: a few segments of the default MSS, as Linux.
+const MIN_BUFFER_BYTES: usize = 2048;

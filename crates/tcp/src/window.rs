@@ -1,0 +1,94 @@
+//! The receive window: how much to offer, within the receive buffer, the storage behind it and the
+//! shard's budget, without ever taking back what was offered (RFC 9293 section 3.8.6).
+
+use crate::Tcb;
+use crate::contract::{Env, WindowBudget};
+
+impl Tcb {
+    /// Bytes offered and not yet used.
+    #[inline]
+    pub(crate) fn rcv_wnd(&self) -> u64 {
+        self.rcv_adv.saturating_sub(self.rcv_nxt)
+    }
+
+    /// The window that buffer, storage and budget allow, bytes.
+    ///
+    /// Storage is what the bytes really occupy: many small segments may hold far more of it than
+    /// their payload, so twice the buffer is the bound.
+    fn allowed_window(&self, budget: &WindowBudget) -> u64 {
+        if self.recv_shut {
+            return self.recv_limit as u64;
+        }
+        let storage = self.recv.storage_bytes();
+        let by_bytes = self.recv_limit.saturating_sub(self.recv.readable());
+        let by_storage = self.recv_limit.saturating_mul(2).saturating_sub(storage);
+        let others = budget.granted_bytes.saturating_sub(self.charged);
+        let by_budget = budget.limit_bytes.saturating_sub(others).saturating_sub(storage);
+        let floor = self.path_mss().saturating_mul(WindowBudget::MIN_SEGMENTS);
+        by_bytes.min(by_storage).min(by_budget.max(floor)) as u64
+    }
+
+    /// The window to offer, bytes: at least what stands offered, more only in steps worth a
+    /// segment (RFC 9293 section 3.8.6.2.2).
+    fn window_to_offer(&self, budget: &WindowBudget) -> u64 {
+        let offered = self.rcv_wnd();
+        let allowed = self.allowed_window(budget);
+        let step = (self.recv_limit as u64 / 2).min(u64::from(self.rcv_mss));
+        if allowed >= offered.saturating_add(step) { allowed } else { offered }
+    }
+
+    /// Moves the right edge, charges the budget, and returns the window field.
+    #[inline]
+    pub(crate) fn advertise(&mut self, budget: &mut WindowBudget) -> u16 {
+        let scale = self.rcv_wscale;
+        let offered = self.rcv_wnd();
+        let offer = self.window_to_offer(budget);
+        // Rounded down, unless that would take back a part of what stands offered.
+        let mut field = offer >> scale;
+        if field << scale < offered {
+            field = field.saturating_add(1);
+        }
+        let field = field.min(u64::from(u16::MAX));
+        self.rcv_adv = self.rcv_adv.max(self.rcv_nxt.saturating_add(field << scale));
+        self.recharge(budget);
+        field as u16
+    }
+
+    /// The window field of a SYN: never scaled (RFC 7323 section 2.2).
+    pub(crate) fn advertise_in_syn(&mut self, budget: &mut WindowBudget) -> u16 {
+        let field = self.allowed_window(budget).min(u64::from(u16::MAX));
+        self.rcv_adv = self.rcv_adv.max(self.rcv_nxt.saturating_add(field));
+        self.recharge(budget);
+        field as u16
+    }
+
+    /// Makes this connection's charge equal to window and storage.
+    pub(crate) fn recharge(&mut self, budget: &mut WindowBudget) {
+        let now = (self.rcv_wnd() as usize).saturating_add(self.recv.storage_bytes());
+        let others = budget.granted_bytes.saturating_sub(self.charged);
+        budget.granted_bytes = others.saturating_add(now);
+        self.charged = now;
+    }
+
+    /// Says that bytes were taken from the receive queue. True if the peer should hear of the
+    /// larger window: call output.
+    ///
+    /// A window update of its own goes only if it opens the window by two segments and a quarter
+    /// of the buffer, or if the peer has little left; otherwise the next ACK carries it.
+    #[inline]
+    pub fn after_read(&mut self, env: &mut Env) -> bool {
+        self.recharge(env.window);
+        if !self.is_synchronized() || self.peer_closed() {
+            return self.wants_output();
+        }
+        let offered = self.rcv_wnd();
+        let gain = self.allowed_window(env.window).saturating_sub(offered);
+        let limit = self.recv_limit as u64;
+        let two = u64::from(self.rcv_mss).saturating_mul(2).min(limit / 2);
+        let low = offered <= (limit / 8).max(two);
+        if gain >= two && gain > 0 && (low || gain >= limit / 4) {
+            self.ack_now = true;
+        }
+        self.wants_output()
+    }
+}
