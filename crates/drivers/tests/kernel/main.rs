@@ -1,0 +1,267 @@
+//! The devices that reach the kernel, against the kernel's own stack, in a network namespace.
+
+mod host;
+mod namespace;
+
+use std::io::{Read, Write};
+use std::net::{TcpStream, UdpSocket};
+use std::time::Duration;
+
+use fulmar_base::{Counter, DropReason};
+use fulmar_drivers::packet::{PacketConfig, PacketSocket};
+use fulmar_drivers::tap::{Tap, TapConfig};
+use fulmar_netdev::{Device, LinkState};
+use fulmar_wire::tcp::Flags;
+use host::{Host, KERNEL, OURS, header};
+use namespace::ip;
+
+const TUN: Option<&str> = Some("/dev/net/tun");
+
+fn give_addresses(kernel_end: &str, device: &impl Device) {
+    ip(&format!("addr add {KERNEL}/24 dev {kernel_end}"));
+    ip(&format!("link set {kernel_end} up"));
+    ip(&format!("neigh add {OURS} lladdr {} dev {kernel_end}", device.caps().ether));
+}
+
+fn tap() -> Host<Tap> {
+    let tap = Tap::open(&TapConfig { name: "tap0".into(), ..TapConfig::default() }).unwrap();
+    give_addresses("tap0", &tap);
+    Host::new(tap, "tap0")
+}
+
+fn veth() -> Host<PacketSocket> {
+    ip("link add v0 type veth peer name v1");
+    ip("link set v1 up");
+    ip("link set v0 up");
+    let config = PacketConfig { interface: "v1".into(), ..PacketConfig::default() };
+    let socket = PacketSocket::open(&config).unwrap();
+    give_addresses("v0", &socket);
+    Host::new(socket, "v0")
+}
+
+fn kernel_socket() -> UdpSocket {
+    let socket = UdpSocket::bind((KERNEL, 0)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket
+}
+
+fn receive(socket: &UdpSocket) -> Vec<u8> {
+    let mut bytes = [0; 65_536];
+    let n = socket.recv(&mut bytes).expect("a datagram within five seconds");
+    bytes[..n].to_vec()
+}
+
+fn datagrams_pass_both_ways<D: Device>(mut host: Host<D>) {
+    let socket = kernel_socket();
+    for bytes in [1, 18, 200, 300, 1400] {
+        let payload: Vec<u8> = (0..bytes).map(|i| (i * 3) as u8).collect();
+        socket.send_to(&payload, (OURS, 7)).unwrap();
+        let (port, got) = host.datagram_in();
+        assert_eq!(got, payload);
+        let answer = host.datagram(port, &payload, None);
+        host.send(answer);
+        assert_eq!(receive(&socket), payload);
+    }
+    assert_eq!(host.counters.value(Counter::TxFrames), 5);
+    assert_eq!(host.counters.total_drops(), 0);
+}
+
+fn a_burst_arrives_in_order<D: Device>(mut host: Host<D>) -> Host<D> {
+    let socket = kernel_socket();
+    let port = socket.local_addr().unwrap().port();
+    for i in 0..40u8 {
+        let p = host.datagram(port, &[i; 30], None);
+        host.burst.push(p).unwrap();
+    }
+    host.flush(40);
+    for i in 0..40u8 {
+        assert_eq!(receive(&socket), [i; 30]);
+    }
+    host
+}
+
+fn a_udp_super_frame_arrives_as_datagrams<D: Device>(mut host: Host<D>) {
+    assert!(host.device.caps().udp_gso);
+    let socket = kernel_socket();
+    let port = socket.local_addr().unwrap().port();
+    let payload: Vec<u8> = (0..4500u32).map(|i| (i / 7) as u8).collect();
+    let p = host.datagram(port, &payload, Some(1000));
+    assert_eq!(p.wire_packets(), 5);
+    host.send(p);
+    for expected in payload.chunks(1000) {
+        assert_eq!(receive(&socket), expected);
+    }
+}
+
+/// Shakes hands with a kernel client, takes `up` bytes from it and gives it `down` bytes.
+fn a_connection_carries_super_frames<D: Device>(mut host: Host<D>) {
+    let up: Vec<u8> = (0..300_000u32).map(|i| (i / 3) as u8).collect();
+    let down: Vec<u8> = (0..60_000u32).map(|i| (i / 5) as u8).collect();
+    let (to_send, expected) = (up.clone(), down.clone());
+    let client = std::thread::spawn(move || {
+        let mut stream = TcpStream::connect((OURS, 80)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        stream.write_all(&to_send).unwrap();
+        let mut got = vec![0; expected.len()];
+        stream.read_exact(&mut got).unwrap();
+        assert!(got == expected);
+    });
+    let syn = host.segment_in().header;
+    assert!(syn.flags.contains(Flags::SYN));
+    let iss = fulmar_base::SeqNum(1000);
+    let mut answer = header(&syn, Flags::SYN.with(Flags::ACK), iss, syn.seq + 1);
+    answer.options.mss = Some(1460);
+    let p = host.segment(&answer, &[]);
+    host.send(p);
+
+    let first = syn.seq + 1;
+    let mut got: Vec<u8> = Vec::new();
+    let mut longest = 0;
+    while got.len() < up.len() {
+        let s = host.segment_in();
+        if s.header.seq.since(first) as usize != got.len() || s.payload.is_empty() {
+            host.pool.free(s.packet.chain);
+            continue;
+        }
+        assert!(s.packet.is_checksum_trusted());
+        longest = longest.max(s.packet.wire_packets());
+        got.extend(&s.payload);
+        host.pool.free(s.packet.chain);
+        let ack = header(&syn, Flags::ACK, iss + 1, first + got.len() as u32);
+        let p = host.segment(&ack, &[]);
+        host.send(p);
+    }
+    assert!(got == up);
+    assert!(longest > 10, "the longest super-frame stood for {longest} packets");
+
+    let push = header(&syn, Flags::ACK.with(Flags::PSH), iss + 1, first + got.len() as u32);
+    let p = host.segment(&push, &down);
+    assert_eq!(p.wire_packets(), 42);
+    host.send(p);
+    client.join().unwrap();
+    assert_eq!(host.counters.total_drops(), 0);
+}
+
+#[test]
+fn tap_datagrams_pass_both_ways() {
+    namespace::run("tap_datagrams_pass_both_ways", TUN, || datagrams_pass_both_ways(tap()));
+}
+
+#[test]
+fn tap_burst_arrives_in_order() {
+    namespace::run("tap_burst_arrives_in_order", TUN, || drop(a_burst_arrives_in_order(tap())));
+}
+
+#[test]
+fn tap_udp_super_frame_arrives_as_datagrams() {
+    namespace::run("tap_udp_super_frame_arrives_as_datagrams", TUN, || {
+        a_udp_super_frame_arrives_as_datagrams(tap());
+    });
+}
+
+#[test]
+fn tap_connection_carries_super_frames() {
+    namespace::run("tap_connection_carries_super_frames", TUN, || {
+        a_connection_carries_super_frames(tap());
+    });
+}
+
+#[test]
+fn tap_that_is_down_or_removed_says_so() {
+    namespace::run("tap_that_is_down_or_removed_says_so", TUN, || {
+        let mut host = tap();
+        assert_eq!(host.device.link_state(), LinkState::Up);
+        ip("link set tap0 down");
+        assert_eq!(host.device.link_state(), LinkState::Down);
+        let p = host.datagram(9, &[0; 10], None);
+        host.send(p);
+        assert_eq!(host.counters.drops(DropReason::DeviceRefused), 1);
+        ip("link del tap0");
+        let p = host.datagram(9, &[0; 10], None);
+        host.send(p);
+        assert!(matches!(host.device.link_state(), LinkState::Gone(_)));
+        assert_eq!(host.counters.drops(DropReason::DeviceGone), 1);
+    });
+}
+
+#[test]
+fn tap_held_by_another_is_refused_with_advice() {
+    namespace::run("tap_held_by_another_is_refused_with_advice", TUN, || {
+        let _first = tap();
+        let again = Tap::open(&TapConfig { name: "tap0".into(), ..TapConfig::default() });
+        let text = again.err().expect("the interface is taken").to_string();
+        assert!(text.contains("tap0") && text.contains("another program holds it"), "{text}");
+    });
+}
+
+#[test]
+fn packet_datagrams_pass_both_ways() {
+    namespace::run("packet_datagrams_pass_both_ways", None, || datagrams_pass_both_ways(veth()));
+}
+
+#[test]
+fn packet_burst_arrives_in_order_in_few_crossings() {
+    namespace::run("packet_burst_arrives_in_order_in_few_crossings", None, || {
+        let host = a_burst_arrives_in_order(veth());
+        assert!(host.device.stats().tx_crossings <= 3, "{:?}", host.device.stats());
+    });
+}
+
+#[test]
+fn packet_udp_super_frame_arrives_as_datagrams() {
+    namespace::run("packet_udp_super_frame_arrives_as_datagrams", None, || {
+        a_udp_super_frame_arrives_as_datagrams(veth());
+    });
+}
+
+#[test]
+fn packet_connection_carries_super_frames() {
+    namespace::run("packet_connection_carries_super_frames", None, || {
+        a_connection_carries_super_frames(veth());
+    });
+}
+
+#[test]
+fn packet_hears_only_its_own_station() {
+    namespace::run("packet_hears_only_its_own_station", None, || {
+        let mut host = veth();
+        let socket = kernel_socket();
+        ip("neigh add 10.9.0.3 lladdr 02:00:00:00:00:33 dev v0");
+        socket.send_to(b"not for us", ("10.9.0.3", 7)).unwrap();
+        socket.send_to(b"for us", (OURS, 7)).unwrap();
+        let ours = host.device.caps().ether;
+        let first = host.wait_for(|p| {
+            let dst: [u8; 6] = p.chain.to_vec()[..6].try_into().unwrap();
+            (dst[0] & 1 == 0).then_some(dst)
+        });
+        assert_eq!(first, ours.0);
+    });
+}
+
+#[test]
+fn packet_link_follows_the_interface() {
+    namespace::run("packet_link_follows_the_interface", None, || {
+        let mut host = veth();
+        assert_eq!(host.device.link_state(), LinkState::Up);
+        ip("link set v1 down");
+        assert_eq!(host.device.link_state(), LinkState::Down);
+        let p = host.datagram(9, &[0; 10], None);
+        host.send(p);
+        assert_eq!(host.counters.drops(DropReason::DeviceRefused), 1);
+        ip("link set v1 up");
+        assert_eq!(host.device.link_state(), LinkState::Up);
+        ip("link del v0");
+        assert!(matches!(host.device.link_state(), LinkState::Gone(_)));
+        host.poll();
+    });
+}
+
+#[test]
+fn packet_on_a_missing_interface_is_refused_with_advice() {
+    namespace::run("packet_on_a_missing_interface_is_refused_with_advice", None, || {
+        let config = PacketConfig { interface: "none0".into(), ..PacketConfig::default() };
+        let text =
+            PacketSocket::open(&config).err().expect("there is no such interface").to_string();
+        assert!(text.contains("none0") && text.contains("ip -o link"), "{text}");
+    });
+}
