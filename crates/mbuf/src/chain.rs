@@ -446,3 +446,6 @@ impl SegMut<'_> {
         n
     }
 }
+
+#[cfg(test)]
+mod tests;

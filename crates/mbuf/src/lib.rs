@@ -32,12 +32,15 @@
 extern crate alloc;
 
 mod chain;
+mod home;
 mod pool;
 mod raw;
 mod recv_queue;
 mod send_queue;
 mod storage;
 mod sys;
+#[cfg(test)]
+mod testkit;
 
 pub use chain::{Chain, Iter, SegMut};
 pub use pool::{Pool, PoolConfig, PoolError, PoolStats};

@@ -18,7 +18,7 @@
 
 use alloc::boxed::Box;
 
-use crate::raw::{CHUNK_DESCS, Freed, Home, MAX_SLABS};
+use crate::home::{CHUNK_DESCS, Freed, Home, MAX_SLABS};
 use crate::storage::{CLASS_BYTES, CLASSES, SLAB_BYTES, class_for, class_for_part};
 use crate::{Chain, External, MAX_MBUF_BYTES, Mbuf, NoBuffer, Purpose};
 
@@ -137,7 +137,7 @@ pub struct Pool {
 
 /// Bytes of budget per descriptor, and the fewest descriptors of a pool.
 const BYTES_PER_DESC: usize = 1024;
-const MIN_DESCS: usize = 4096;
+const MIN_DESCS: usize = if cfg!(miri) { 256 } else { 4096 };
 
 impl Pool {
     /// Makes a pool. Nothing is mapped until it is needed.
@@ -507,3 +507,6 @@ impl core::fmt::Debug for Pool {
         f.debug_tuple("Pool").field(&self.stats()).finish()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,7 +22,6 @@
 #![allow(unsafe_code)]
 
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
@@ -31,102 +30,63 @@ use core::ptr::{self, NonNull};
 use core::slice;
 use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, Ordering};
 
-use crate::storage::{CLASS_BYTES, CLASSES, EXTERNAL, External, Purpose, SLAB_BYTES};
-use crate::sys::Region;
+use crate::home::Memory;
+use crate::storage::{EXTERNAL, Purpose};
 
-/// Descriptors of one chunk: 16 KiB.
-pub(crate) const CHUNK_DESCS: usize = if cfg!(miri) { 16 } else { 256 };
-
-/// "No slab" in the lists of slabs; never an index, because a pool has fewer.
-const NO_SLAB: u16 = u16::MAX;
-
-/// The most slabs of one pool.
-pub(crate) const MAX_SLABS: usize = NO_SLAB as usize;
-
-type Link = Option<NonNull<Desc>>;
+pub(crate) type Link = Option<NonNull<Desc>>;
 
 /// One reference to a range of one storage. One cache line.
 #[repr(C, align(64))]
-struct Desc {
-    next: Link,
-    storage: *mut Storage,
+pub(crate) struct Desc {
+    pub(crate) next: Link,
+    pub(crate) storage: *mut Storage,
     /// First byte of the storage.
-    data: *mut u8,
+    pub(crate) data: *mut u8,
     /// The pool that the descriptor belongs to. Never changes.
-    home: NonNull<Shared>,
+    pub(crate) home: NonNull<Shared>,
     /// Where the range starts, from `data`. `off + len <= room`.
-    off: u32,
+    pub(crate) off: u32,
     /// Bytes of the range.
-    len: u32,
+    pub(crate) len: u32,
     /// Bytes of the storage.
-    room: u32,
+    pub(crate) room: u32,
 }
 
 const _: () = assert!(size_of::<Desc>() == 64);
 
 /// What is known about one block, kept apart from its bytes.
 #[repr(C)]
-struct Storage {
-    next_free: *mut Storage,
-    data: *mut u8,
+pub(crate) struct Storage {
+    pub(crate) next_free: *mut Storage,
+    pub(crate) data: *mut u8,
     /// References that are out. Written at home only.
-    refs: AtomicU32,
+    pub(crate) refs: AtomicU32,
     /// While `refs` > 1: the end of the furthest range. Written at home only.
-    high_water: u32,
+    pub(crate) high_water: u32,
     /// Bytes of the storage.
-    room: u32,
-    slab: u16,
-    class: u8,
-    purpose: Purpose,
+    pub(crate) room: u32,
+    pub(crate) slab: u16,
+    pub(crate) class: u8,
+    pub(crate) purpose: Purpose,
 }
 
 const _: () = assert!(size_of::<Storage>() == 32);
 
-/// Storage that the pool does not own. `storage` is first, so a pointer to it is a pointer to this.
-#[repr(C)]
-struct ExternalStorage {
-    storage: Storage,
-    owner: Option<NonNull<dyn External>>,
-}
-
-/// 2 MiB cut into blocks of one class.
-struct Slab {
-    region: Region,
-    blocks: *mut [Storage],
-    free_list: *mut Storage,
-    free: u32,
-    total: u32,
-    class: u8,
-    /// The next slab of this class that has a free block.
-    next: u16,
-}
-
-/// Everything that mbufs point into.
-#[derive(Default)]
-struct Memory {
-    slabs: Vec<Slab>,
-    chunks: Vec<*mut [Desc]>,
-    externals: Vec<NonNull<ExternalStorage>>,
-}
-
 /// What a pool and its mbufs on other threads have in common.
-struct Shared {
+pub(crate) struct Shared {
     /// The remote-free list: a stack of descriptors, or `closed()`.
-    remote: AtomicPtr<Desc>,
+    pub(crate) remote: AtomicPtr<Desc>,
     /// After the pool is gone: descriptors still out. Before: minus those that came too late for
     /// the list.
-    owed: AtomicIsize,
+    pub(crate) owed: AtomicIsize,
     /// Set by a pool that goes while descriptors are out.
-    memory: UnsafeCell<Memory>,
+    pub(crate) memory: UnsafeCell<Memory>,
 }
 
 /// The end of a remote-free list whose pool is gone. No descriptor has this address.
-fn closed() -> *mut Desc {
+pub(crate) fn closed() -> *mut Desc {
     ptr::without_provenance_mut(1)
 }
-
-// ---------------------------------------------------------------------------------------------
-// Remote free
 
 impl Shared {
     /// Gives `count` linked descriptors, `first` to `last`, back to their pool.
@@ -166,7 +126,7 @@ impl Shared {
     /// # Safety
     /// The remote list is closed; the caller either is the pool, which has put its memory here, or
     /// owned `-n` descriptors that it never touches again.
-    unsafe fn settle(home: NonNull<Shared>, n: isize) {
+    pub(crate) unsafe fn settle(home: NonNull<Shared>, n: isize) {
         // SAFETY: alive: what the caller brings is counted only now. The sum is 0 only after the
         // pool has added its count, thus after `memory` was set (AcqRel), and only once: by the
         // last one, who is alone then.
@@ -178,9 +138,6 @@ impl Shared {
         }
     }
 }
-
-// ---------------------------------------------------------------------------------------------
-// Mbuf
 
 /// One reference to a range of one storage: a segment of a packet or of a stream.
 ///
@@ -206,20 +163,29 @@ unsafe impl Sync for Mbuf {}
 
 impl Mbuf {
     #[inline]
-    fn desc(&self) -> &Desc {
+    pub(crate) fn desc(&self) -> &Desc {
         // SAFETY: alive; a Mbuf owns its descriptor, and `&self` allows reading it.
         unsafe { self.0.as_ref() }
     }
 
     #[inline]
-    fn desc_mut(&mut self) -> &mut Desc {
+    pub(crate) fn desc_mut(&mut self) -> &mut Desc {
         // SAFETY: alive; a Mbuf owns its descriptor, and `&mut self` allows writing it.
         unsafe { self.0.as_mut() }
     }
 
     #[inline]
-    fn into_raw(self) -> NonNull<Desc> {
+    pub(crate) fn into_raw(self) -> NonNull<Desc> {
         ManuallyDrop::new(self).0
+    }
+
+    /// Makes the handle of a descriptor.
+    ///
+    /// # Safety
+    /// The descriptor is out, and the caller, who owns it, gives it up.
+    #[inline]
+    pub(crate) unsafe fn from_raw(d: NonNull<Desc>) -> Mbuf {
+        Mbuf(d)
     }
 
     /// Bytes of the range.
@@ -295,7 +261,7 @@ impl Mbuf {
     /// `from + n <= room` and the storage is writable, or the bytes are behind `high_water` and
     /// the caller holds the home.
     #[inline]
-    unsafe fn bytes_mut(&mut self, from: usize, n: usize) -> &mut [u8] {
+    pub(crate) unsafe fn bytes_mut(&mut self, from: usize, n: usize) -> &mut [u8] {
         // SAFETY: inside the storage and initialised; exclusive by what the caller promises.
         unsafe { slice::from_raw_parts_mut(self.desc().data.add(from), n) }
     }
@@ -407,9 +373,6 @@ impl core::fmt::Debug for Mbuf {
     }
 }
 
-// ---------------------------------------------------------------------------------------------
-// List
-
 /// Descriptors linked by `next`: the skeleton of a chain. Owns them.
 #[derive(Default)]
 pub(crate) struct List {
@@ -462,6 +425,14 @@ fn as_mbuf(d: &NonNull<Desc>) -> &Mbuf {
 }
 
 impl List {
+    /// A list that can only be popped from the front: its end is not known.
+    ///
+    /// # Safety
+    /// The caller owns the descriptors that hang together from `head` on, and gives them up.
+    pub(crate) unsafe fn from_head(head: Link) -> List {
+        List { head, tail: head }
+    }
+
     #[inline]
     pub(crate) fn push_back(&mut self, m: Mbuf) {
         let d = m.into_raw();
@@ -522,7 +493,7 @@ impl List {
         let Some(d) = link else { return List::default() };
         // SAFETY: as above.
         let head = unsafe { (*d.as_ptr()).next.take() };
-        let tail = core::mem::replace(&mut self.tail, Some(d));
+        let tail = self.tail.replace(d);
         List { head, tail: head.and(tail) }
     }
 
@@ -600,475 +571,6 @@ impl Drop for List {
                 }
                 Shared::give_back(home, first, last, n);
             }
-        }
-    }
-}
-
-// ---------------------------------------------------------------------------------------------
-// Home
-
-/// Storage that has come back: what to take off the accounts.
-pub(crate) struct Freed {
-    pub(crate) purpose: Purpose,
-    pub(crate) bytes: usize,
-}
-
-/// The owner's side of a pool: free lists and memory. All counts change here.
-pub(crate) struct Home {
-    shared: NonNull<Shared>,
-    free_descs: Link,
-    /// Per class, the first slab that has a free block.
-    partial: [u16; CLASSES],
-    /// Descriptors out: held by mbufs and lists, or on the remote-free list.
-    out: usize,
-    /// Descriptors that exist.
-    descs: usize,
-    /// Slabs of which every block is free.
-    empty_slabs: usize,
-    free_externals: *mut Storage,
-    memory: Memory,
-}
-
-// SAFETY: a Home is used by one thread at a time (`&mut`); everything it points to is either its
-// own or shared as described above.
-unsafe impl Send for Home {}
-
-impl Home {
-    pub(crate) fn new() -> Home {
-        let shared = Box::new(Shared {
-            remote: AtomicPtr::new(ptr::null_mut()),
-            owed: AtomicIsize::new(0),
-            memory: UnsafeCell::default(),
-        });
-        Home {
-            shared: NonNull::from(Box::leak(shared)),
-            free_descs: None,
-            partial: [NO_SLAB; CLASSES],
-            out: 0,
-            descs: 0,
-            empty_slabs: 0,
-            free_externals: ptr::null_mut(),
-            memory: Memory::default(),
-        }
-    }
-
-    #[inline]
-    pub(crate) fn out(&self) -> usize {
-        self.out
-    }
-
-    pub(crate) fn descs(&self) -> usize {
-        self.descs
-    }
-
-    pub(crate) fn slabs(&self) -> usize {
-        self.memory.slabs.len()
-    }
-
-    #[inline]
-    pub(crate) fn owns(&self, m: &Mbuf) -> bool {
-        m.desc().home == self.shared
-    }
-
-    /// Whether a descriptor is at hand.
-    pub(crate) fn has_desc(&self) -> bool {
-        self.free_descs.is_some()
-    }
-
-    /// An empty mbuf at the start of a block of this class; `None` if descriptors or blocks of the
-    /// class are not at hand.
-    #[inline]
-    pub(crate) fn take(&mut self, class: usize, purpose: Purpose) -> Option<Mbuf> {
-        let d = self.free_descs?;
-        let s = self.pop_block(class)?;
-        // SAFETY: the block was free, so nobody else looks at it.
-        unsafe {
-            (*s).purpose = purpose;
-            (*s).refs.store(1, Ordering::Release);
-            Some(self.reference(d, s, 0, 0))
-        }
-    }
-
-    /// A new reference to a part of a mbuf of this home; `None` if no descriptor is at hand.
-    ///
-    /// # Panics
-    /// If the part is not inside the mbuf.
-    #[inline]
-    pub(crate) fn clone_part(&mut self, m: &Mbuf, off: usize, len: usize) -> Option<Mbuf> {
-        let d = self.free_descs?;
-        let (at, s) = (m.desc().off + off as u32, m.desc().storage);
-        assert!(off <= m.len() && len <= m.len() - off, "a clone of bytes that are not there");
-        assert!(self.owns(m), "a count changes only at home");
-        // SAFETY: alive; counts at home. At the step from one reference to two, `high_water` is
-        // the end of the only one; later references are parts of existing ones.
-        unsafe {
-            let refs = (*s).refs.load(Ordering::Relaxed);
-            if refs == 1 {
-                (*s).high_water = m.desc().off + m.desc().len;
-            }
-            (*s).refs.store(refs + 1, Ordering::Release);
-            Some(self.reference(d, s, at, len as u32))
-        }
-    }
-
-    /// Makes the first free descriptor `d` a reference to a range of `s`.
-    ///
-    /// # Safety
-    /// `d` is `free_descs`; `s` has a count for it; the range is inside the storage.
-    #[inline]
-    unsafe fn reference(&mut self, d: NonNull<Desc>, s: *mut Storage, off: u32, len: u32) -> Mbuf {
-        // SAFETY: descriptors on the free list are this home's alone.
-        unsafe {
-            let desc = d.as_ptr();
-            self.free_descs = (*desc).next;
-            (*desc).storage = s;
-            (*desc).data = (*s).data;
-            (*desc).off = off;
-            (*desc).len = len;
-            (*desc).room = (*s).room;
-        }
-        self.out += 1;
-        Mbuf(d)
-    }
-
-    /// Moves the start of an empty mbuf that was just taken, to leave headroom.
-    #[inline]
-    pub(crate) fn set_headroom(&self, m: &mut Mbuf, headroom: usize) {
-        assert!(m.is_empty() && headroom <= m.storage_bytes(), "headroom beyond the storage");
-        m.desc_mut().off = headroom as u32;
-    }
-
-    /// Takes a mbuf of this home back; what became free is returned.
-    #[inline]
-    pub(crate) fn release(&mut self, m: Mbuf) -> Option<Freed> {
-        assert!(self.owns(&m), "a count changes only at home");
-        let d = m.into_raw();
-        // SAFETY: alive; we owned the descriptor, now the free list does. Counts at home.
-        unsafe {
-            let s = (*d.as_ptr()).storage;
-            (*d.as_ptr()).next = self.free_descs;
-            self.free_descs = Some(d);
-            self.out -= 1;
-            let refs = (*s).refs.load(Ordering::Relaxed);
-            (*s).refs.store(refs - 1, Ordering::Release);
-            if refs > 1 {
-                return None;
-            }
-            let freed = Freed { purpose: (*s).purpose, bytes: (*s).room as usize };
-            match (*s).class {
-                EXTERNAL => self.push_external(s),
-                _ => self.push_block(s),
-            }
-            Some(freed)
-        }
-    }
-
-    /// Copies bytes behind the end of a mbuf, as many as fit; 0 if that is not allowed.
-    pub(crate) fn append_tail(&mut self, m: &mut Mbuf, bytes: &[u8]) -> usize {
-        if !self.owns(m) || m.is_external() {
-            return 0;
-        }
-        let (s, end) = (m.desc().storage, m.headroom() + m.len());
-        let n = bytes.len().min(m.tailroom());
-        // SAFETY: alive; counts at home, so the load is exact. Coverage: either no other reference
-        // exists, or none reaches behind `end`, and ours from now on is the furthest.
-        unsafe {
-            if (*s).refs.load(Ordering::Relaxed) > 1 {
-                if (*s).high_water as usize != end {
-                    return 0;
-                }
-                (*s).high_water = (end + n) as u32;
-            }
-            m.bytes_mut(end, n).copy_from_slice(&bytes[..n]);
-        }
-        m.desc_mut().len += n as u32;
-        n
-    }
-
-    /// Everything that was dropped elsewhere since the last time.
-    pub(crate) fn take_remote(&mut self) -> List {
-        // SAFETY: the home's `Shared` exists as long as the home does.
-        let remote = unsafe { &(*self.shared.as_ptr()).remote };
-        if remote.load(Ordering::Relaxed).is_null() {
-            return List::default();
-        }
-        // Acquire: what was done with the mbufs before they were dropped happened before.
-        let head = NonNull::new(remote.swap(ptr::null_mut(), Ordering::Acquire));
-        // Only popped from the front: the tail is not known, and not needed.
-        List { head, tail: head }
-    }
-}
-
-// ---------------------------------------------------------------------------------------------
-// Blocks and slabs
-
-impl Home {
-    #[inline]
-    fn pop_block(&mut self, class: usize) -> Option<*mut Storage> {
-        let first = self.partial.get_mut(class)?;
-        // `NO_SLAB` is no index.
-        let slab = self.memory.slabs.get_mut(*first as usize)?;
-        let s = slab.free_list;
-        // SAFETY: a slab on the `partial` list has a free block.
-        slab.free_list = unsafe { (*s).next_free };
-        self.empty_slabs -= usize::from(slab.free == slab.total);
-        slab.free -= 1;
-        if slab.free == 0 {
-            *first = slab.next;
-        }
-        Some(s)
-    }
-
-    /// # Safety
-    /// `s` is a block of this home that has no reference left.
-    #[inline]
-    unsafe fn push_block(&mut self, s: *mut Storage) {
-        // SAFETY: a block without references is this home's alone.
-        let (index, class) = unsafe { ((*s).slab, (*s).class) };
-        let slab = &mut self.memory.slabs[index as usize];
-        // SAFETY: as above.
-        unsafe { (*s).next_free = slab.free_list };
-        slab.free_list = s;
-        if slab.free == 0 {
-            slab.next = self.partial[class as usize];
-            self.partial[class as usize] = index;
-        }
-        slab.free += 1;
-        self.empty_slabs += usize::from(slab.free == slab.total);
-    }
-
-    /// Maps one more slab for a class. `false` if the system has no memory or the pool too many.
-    pub(crate) fn add_slab(&mut self, class: usize, huge: bool) -> bool {
-        let index = self.memory.slabs.len();
-        if index >= MAX_SLABS {
-            return false;
-        }
-        let Some(region) = Region::map(SLAB_BYTES, huge) else { return false };
-        let slab = Slab::cut(region, class, index as u16);
-        self.memory.slabs.push(slab);
-        self.link_slab(index as u16);
-        true
-    }
-
-    /// Cuts a slab that is entirely free for another class. `false` if there is none.
-    pub(crate) fn recut_slab(&mut self, class: usize) -> bool {
-        let empty = |s: &Slab| s.free == s.total && s.class as usize != class;
-        if self.empty_slabs == 0 {
-            return false;
-        }
-        let Some(index) = self.memory.slabs.iter().position(empty) else { return false };
-        self.unlink_slab(index as u16);
-        // None of its blocks is out, so nothing points to the old block records.
-        self.memory.slabs[index].recut(class, index as u16);
-        self.link_slab(index as u16);
-        true
-    }
-
-    /// Puts a slab whose blocks are all free at the front of its class.
-    fn link_slab(&mut self, index: u16) {
-        let slab = &mut self.memory.slabs[index as usize];
-        slab.next = self.partial[slab.class as usize];
-        self.partial[slab.class as usize] = index;
-        self.empty_slabs += 1;
-    }
-
-    /// Takes a slab whose blocks are all free off the list of its class.
-    fn unlink_slab(&mut self, index: u16) {
-        let Slab { class, next, .. } = self.memory.slabs[index as usize];
-        let mut at = self.partial[class as usize];
-        if at == index {
-            self.partial[class as usize] = next;
-        }
-        while let Some(slab) = self.memory.slabs.get_mut(at as usize) {
-            at = slab.next;
-            if at == index {
-                slab.next = next;
-            }
-        }
-        self.empty_slabs -= 1;
-    }
-
-    /// Makes one more chunk of descriptors.
-    pub(crate) fn add_descs(&mut self) {
-        let home = self.shared;
-        let empty = || Desc {
-            next: None,
-            storage: ptr::null_mut(),
-            data: ptr::null_mut(),
-            home,
-            off: 0,
-            len: 0,
-            room: 0,
-        };
-        let chunk: Box<[Desc]> = core::iter::repeat_with(empty).take(CHUNK_DESCS).collect();
-        let chunk = Box::into_raw(chunk);
-        self.memory.chunks.push(chunk);
-        for i in 0..CHUNK_DESCS {
-            // SAFETY: inside the chunk just made, which nobody else knows.
-            let d = unsafe { NonNull::new_unchecked(chunk.cast::<Desc>().add(i)) };
-            // SAFETY: as above.
-            unsafe { (*d.as_ptr()).next = self.free_descs };
-            self.free_descs = Some(d);
-        }
-        self.descs += CHUNK_DESCS;
-    }
-}
-
-impl Slab {
-    fn cut(region: Region, class: usize, index: u16) -> Slab {
-        let none = ptr::slice_from_raw_parts_mut(NonNull::dangling().as_ptr(), 0);
-        let (free_list, next) = (ptr::null_mut(), NO_SLAB);
-        let mut slab = Slab { region, blocks: none, free_list, free: 0, total: 0, class: 0, next };
-        slab.recut(class, index);
-        slab
-    }
-
-    /// Replaces the block records by those of another class. All blocks are free.
-    fn recut(&mut self, class: usize, index: u16) {
-        let (bytes, base) = (CLASS_BYTES[class], self.region.base());
-        let total = SLAB_BYTES / bytes;
-        let record = |i: usize| Storage {
-            next_free: ptr::null_mut(),
-            data: base.wrapping_add(i * bytes),
-            refs: AtomicU32::new(0),
-            high_water: 0,
-            room: bytes as u32,
-            slab: index,
-            class: class as u8,
-            purpose: Purpose::Control,
-        };
-        self.free_blocks();
-        self.blocks = Box::into_raw((0..total).map(record).collect::<Box<[Storage]>>());
-        self.free_list = ptr::null_mut();
-        for i in (0..total).rev() {
-            let s = self.blocks.cast::<Storage>().wrapping_add(i);
-            // SAFETY: inside the records just made, which nobody else knows.
-            unsafe { (*s).next_free = self.free_list };
-            self.free_list = s;
-        }
-        (self.free, self.total, self.class) = (total as u32, total as u32, class as u8);
-    }
-
-    fn free_blocks(&mut self) {
-        let none = ptr::slice_from_raw_parts_mut(NonNull::dangling().as_ptr(), 0);
-        let blocks = core::mem::replace(&mut self.blocks, none);
-        // SAFETY: made by `Box::into_raw` in `recut`, or the empty slice that needs no memory; no
-        // descriptor points to a record (recut: all free; drop: see `Memory`).
-        drop(unsafe { Box::from_raw(blocks) });
-    }
-}
-
-impl Drop for Slab {
-    fn drop(&mut self) {
-        self.free_blocks();
-    }
-}
-
-// ---------------------------------------------------------------------------------------------
-// External storage
-
-impl Home {
-    /// A mbuf over memory that someone else owns; `None` (and the owner is dropped) if it is
-    /// larger than 4 GiB or no descriptor is at hand.
-    pub(crate) fn external(&mut self, owner: Box<dyn External>, purpose: Purpose) -> Option<Mbuf> {
-        let d = self.free_descs?;
-        let len = u32::try_from(owner.bytes().len()).ok()?;
-        let s = self.pop_external();
-        let owner = Box::into_raw(owner);
-        // SAFETY: `owner` is alive and stays where it is until `push_external`; the slice is a
-        // borrow of it that lasts as long, since nothing but `drop` is done with the owner. The
-        // record is free, so it is this home's alone.
-        unsafe {
-            let bytes = (*owner).bytes();
-            assert!(bytes.len() == len as usize, "the bytes of an owner changed");
-            (*s).storage.data = bytes.as_ptr().cast_mut();
-            (*s).storage.room = len;
-            (*s).storage.purpose = purpose;
-            (*s).storage.refs.store(1, Ordering::Release);
-            (*s).owner = NonNull::new(owner);
-            Some(self.reference(d, s.cast(), 0, len))
-        }
-    }
-
-    fn pop_external(&mut self) -> *mut ExternalStorage {
-        let s = self.free_externals;
-        if !s.is_null() {
-            // SAFETY: records on the free list are this home's alone.
-            self.free_externals = unsafe { (*s).next_free };
-            return s.cast();
-        }
-        let storage = Storage {
-            next_free: ptr::null_mut(),
-            data: ptr::null_mut(),
-            refs: AtomicU32::new(0),
-            high_water: 0,
-            room: 0,
-            slab: NO_SLAB,
-            class: EXTERNAL,
-            purpose: Purpose::Control,
-        };
-        let record = Box::leak(Box::new(ExternalStorage { storage, owner: None }));
-        let record = NonNull::from(record);
-        self.memory.externals.push(record);
-        record.as_ptr()
-    }
-
-    /// Releases the owner.
-    ///
-    /// # Safety
-    /// `s` is the storage of an external record of this home that has no reference left.
-    #[cold]
-    unsafe fn push_external(&mut self, s: *mut Storage) {
-        // SAFETY: a record without references is this home's alone; `EXTERNAL` storage is the
-        // first field of one, and the pointer was made from a pointer to the whole.
-        let owner = unsafe {
-            (*s).next_free = self.free_externals;
-            (*s.cast::<ExternalStorage>()).owner.take()
-        };
-        self.free_externals = s;
-        drop_owner(owner);
-    }
-}
-
-fn drop_owner(owner: Option<NonNull<dyn External>>) {
-    if let Some(owner) = owner {
-        // SAFETY: made by `Box::into_raw` in `external` and taken out of its record, so once.
-        drop(unsafe { Box::from_raw(owner.as_ptr()) });
-    }
-}
-
-// ---------------------------------------------------------------------------------------------
-// The end
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        for record in self.externals.drain(..) {
-            // SAFETY: made by `Box::leak`; no descriptor is out, so nothing points to it.
-            let record = unsafe { Box::from_raw(record.as_ptr()) };
-            drop_owner(record.owner);
-        }
-        for chunk in self.chunks.drain(..) {
-            // SAFETY: made by `Box::into_raw` in `add_descs`; no descriptor is out.
-            drop(unsafe { Box::from_raw(chunk) });
-        }
-    }
-}
-
-impl Drop for Home {
-    /// Closes the remote-free list. If mbufs are still out, the memory is left to the last of them.
-    fn drop(&mut self) {
-        // SAFETY: the home's `Shared` exists as long as the home does.
-        let remote = unsafe { &(*self.shared.as_ptr()).remote };
-        let head = NonNull::new(remote.swap(closed(), Ordering::Acquire));
-        let mut late = List { head, tail: head };
-        while let Some(m) = late.pop_front() {
-            self.release(m);
-        }
-        // SAFETY: nobody reads `memory` before the count below is settled. The list is closed, so
-        // descriptors that are still out settle for themselves; if none is, we are the last.
-        unsafe {
-            *(*self.shared.as_ptr()).memory.get() = core::mem::take(&mut self.memory);
-            Shared::settle(self.shared, self.out as isize);
         }
     }
 }

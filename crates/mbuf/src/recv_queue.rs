@@ -257,3 +257,6 @@ fn stamp_of(run: Option<&Run>) -> u64 {
 fn to_usize(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
+
+#[cfg(test)]
+mod tests;

@@ -310,3 +310,6 @@ impl SendQueue {
         self.shrink();
     }
 }
+
+#[cfg(test)]
+mod tests;

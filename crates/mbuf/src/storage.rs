@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_part_never_wastes_more_than_half_of_a_big_class() {
-        for bytes in 1..=MAX_MBUF_BYTES {
+        for bytes in (1..=MAX_MBUF_BYTES).step_by(if cfg!(miri) { 997 } else { 1 }) {
             let class = class_for_part(bytes);
             assert!(class < 3 || bytes * 2 >= CLASS_BYTES[class], "{bytes}");
         }

@@ -1,0 +1,269 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::Mbuf;
+use crate::testkit::{assert_all_home, cases, chain, pattern, pool};
+
+/// Inserts the stream's own bytes [off, off + n) in segments of 5.
+fn insert(q: &mut RecvQueue, pool: &mut Pool, off: usize, n: usize) -> Inserted {
+    let c = chain(pool, &pattern(off, n), 5);
+    q.insert(off as u64, c, pool)
+}
+
+fn sacks(q: &RecvQueue) -> Vec<(u64, u64)> {
+    let mut out = [(0, 0); 4];
+    let n = q.sack_ranges(&mut out);
+    out[..n].to_vec()
+}
+
+#[test]
+fn bytes_in_order_are_readable_at_once() {
+    let mut pool = pool(1 << 20);
+    let mut q = RecvQueue::new();
+    let done = insert(&mut q, &mut pool, 0, 12);
+    assert_eq!((done.accepted_bytes, done.in_order_advance, done.duplicate_bytes), (12, 12, 0));
+    assert_eq!((q.next(), q.readable(), q.out_of_order_bytes()), (12, 12, 0));
+    let mut peeked = [0; 4];
+    assert_eq!(q.peek(10, &mut peeked), 2);
+    assert_eq!(peeked[..2], pattern(10, 2));
+    let c = q.take(7, &mut pool);
+    assert_eq!(c.to_vec(), pattern(0, 7));
+    q.unread(c);
+    assert_eq!(q.take(usize::MAX, &mut pool).to_vec(), pattern(0, 12));
+    assert_eq!((q.next(), q.readable(), q.storage_bytes()), (12, 0, 0));
+    assert_all_home(&mut pool);
+}
+
+#[test]
+fn a_gap_holds_bytes_back_until_it_is_filled() {
+    let mut pool = pool(1 << 20);
+    let mut q = RecvQueue::new();
+    let done = insert(&mut q, &mut pool, 10, 10);
+    assert_eq!((done.accepted_bytes, done.in_order_advance), (10, 0));
+    assert_eq!((q.next(), q.readable(), q.out_of_order_bytes()), (0, 0, 10));
+    let done = insert(&mut q, &mut pool, 0, 15);
+    assert_eq!((done.accepted_bytes, done.duplicate_bytes, done.in_order_advance), (10, 5, 20));
+    assert_eq!(q.take(99, &mut pool).to_vec(), pattern(0, 20));
+}
+
+#[test]
+fn bytes_received_before_are_duplicates() {
+    let mut pool = pool(1 << 20);
+    let mut q = RecvQueue::new();
+    insert(&mut q, &mut pool, 0, 10);
+    drop(q.take(10, &mut pool));
+    let done = insert(&mut q, &mut pool, 2, 5);
+    assert_eq!((done.accepted_bytes, done.duplicate_bytes), (0, 5));
+    let done = insert(&mut q, &mut pool, 5, 10);
+    assert_eq!((done.accepted_bytes, done.duplicate_bytes, done.in_order_advance), (5, 5, 5));
+    assert_eq!(q.take(10, &mut pool).to_vec(), pattern(10, 5));
+    assert_all_home(&mut pool);
+}
+
+#[test]
+fn sack_ranges_name_the_run_that_changed_last_first() {
+    let mut pool = pool(1 << 20);
+    let mut q = RecvQueue::new();
+    for off in [10, 30, 50, 70, 90] {
+        insert(&mut q, &mut pool, off, 5);
+    }
+    assert_eq!(sacks(&q), [(90, 95), (70, 75), (50, 55), (30, 35)]);
+    insert(&mut q, &mut pool, 35, 5);
+    assert_eq!(sacks(&q), [(30, 40), (90, 95), (70, 75), (50, 55)]);
+    // RFC 2018: the first block holds the segment that triggered the ACK, new or not.
+    insert(&mut q, &mut pool, 51, 2);
+    assert_eq!(sacks(&q)[0], (50, 55));
+    insert(&mut q, &mut pool, 0, 10);
+    assert_eq!(q.next(), 15);
+    assert_eq!(sacks(&q), [(50, 55), (30, 40), (90, 95), (70, 75)]);
+    assert_eq!(q.sack_ranges(&mut []), 0);
+}
+
+#[test]
+fn a_run_that_new_bytes_cover_is_replaced() {
+    let mut pool = pool(1 << 20);
+    let mut q = RecvQueue::new();
+    insert(&mut q, &mut pool, 20, 5);
+    insert(&mut q, &mut pool, 40, 5);
+    let done = insert(&mut q, &mut pool, 10, 50);
+    assert_eq!((done.accepted_bytes, done.duplicate_bytes), (40, 10));
+    assert_eq!(sacks(&q), [(10, 60)]);
+    insert(&mut q, &mut pool, 0, 10);
+    assert_eq!(q.take(60, &mut pool).to_vec(), pattern(0, 60));
+    assert_all_home(&mut pool);
+}
+
+#[test]
+fn runs_are_bounded_and_the_stream_goes_on() {
+    let mut pool = pool(8 << 20);
+    let mut q = RecvQueue::new();
+    for i in 1..=MAX_RANGES {
+        assert!(!insert(&mut q, &mut pool, 10 * i, 2).refused);
+    }
+    let far = 10 * (MAX_RANGES + 1);
+    let done = insert(&mut q, &mut pool, far, 2);
+    assert_eq!(done, Inserted { refused: true, ..Inserted::default() });
+    assert!(!insert(&mut q, &mut pool, 12, 3).refused, "it lengthens a run");
+    assert!(!insert(&mut q, &mut pool, 0, 10).refused, "it is in order");
+    assert_eq!(q.next(), 15);
+    let out_of_order = q.out_of_order_bytes();
+    assert_eq!(out_of_order, 2 * (MAX_RANGES - 1));
+    insert(&mut q, &mut pool, 15, 10 * MAX_RANGES);
+    assert_eq!((q.out_of_order_bytes(), q.runs.capacity()), (0, 0));
+    q.clear(&mut pool);
+    assert_eq!((q.readable(), q.storage_bytes()), (0, 0));
+    assert_all_home(&mut pool);
+}
+
+#[test]
+fn offsets_at_the_end_of_the_number_space_do_not_overflow() {
+    let mut pool = pool(1 << 20);
+    let mut q = RecvQueue::new();
+    let c = chain(&mut pool, b"far away", 3);
+    let done = q.insert(u64::MAX - 3, c, &mut pool);
+    assert!(done.refused || q.out_of_order_bytes() <= 8);
+    q.clear(&mut pool);
+    assert_all_home(&mut pool);
+}
+
+#[test]
+fn without_descriptors_a_take_ends_at_a_mbuf() {
+    let mut pool = pool(1 << 20);
+    let mut q = RecvQueue::new();
+    insert(&mut q, &mut pool, 0, 10);
+    let m = crate::testkit::mbuf(&mut pool, b"x");
+    let mut hoard: Vec<Mbuf> = vec![];
+    while let Ok(c) = pool.clone_ref(&m, 0, 1) {
+        hoard.push(c);
+    }
+    assert_eq!(q.take(7, &mut pool).len(), 5);
+    assert_eq!(q.readable(), 5);
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Insert(usize, usize),
+    InOrder(usize),
+    Take(usize, usize),
+    Peek(usize, usize),
+    Clear,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        8 => (0..600usize, 0..80usize).prop_map(|(off, n)| Op::Insert(off, n)),
+        3 => (0..60usize).prop_map(Op::InOrder),
+        3 => (0..200usize, 0..50usize).prop_map(|(n, back)| Op::Take(n, back)),
+        1 => (0..100usize, 0..50usize).prop_map(|(off, n)| Op::Peek(off, n)),
+        1 => prop_oneof![29 => Just(Op::InOrder(1)), 1 => Just(Op::Clear)],
+    ]
+}
+
+/// A byte map: which bytes of the stream are held or were read.
+struct Model {
+    pool: Pool,
+    queue: RecvQueue,
+    arrived: Vec<bool>,
+    read: usize,
+}
+
+impl Model {
+    fn next(&self) -> usize {
+        self.arrived.iter().position(|&a| !a).unwrap_or(self.arrived.len())
+    }
+
+    /// Runs of arrived bytes behind the first gap.
+    fn runs(&self) -> Vec<(u64, u64)> {
+        let mut runs: Vec<(u64, u64)> = vec![];
+        for i in self.next()..self.arrived.len() {
+            match runs.last_mut() {
+                _ if !self.arrived[i] => {}
+                Some(run) if run.1 == i as u64 => run.1 += 1,
+                _ => runs.push((i as u64, i as u64 + 1)),
+            }
+        }
+        runs
+    }
+
+    fn insert(&mut self, off: usize, n: usize) {
+        let next = self.next();
+        let new = self.arrived[off..off + n].iter().filter(|&&a| !a).count();
+        self.arrived[off..off + n].fill(true);
+        let done = insert(&mut self.queue, &mut self.pool, off, n);
+        assert_eq!((done.accepted_bytes, done.duplicate_bytes), (new, n - new));
+        assert_eq!(done.in_order_advance, self.next() - next);
+        assert!(!done.refused);
+        if n > 0 && off + n > self.next() {
+            let first = sacks(&self.queue)[0];
+            assert!(first.0 <= off.max(self.next()) as u64 && (off + n) as u64 <= first.1);
+        }
+    }
+
+    fn step(&mut self, op: &Op) {
+        match *op {
+            Op::Insert(off, n) => self.insert(off, n),
+            Op::InOrder(n) => {
+                let next = self.next();
+                self.insert(next, n.min(700 - next.min(700)));
+            }
+            Op::Take(n, back) => {
+                let mut c = self.queue.take(n, &mut self.pool);
+                assert_eq!(c.len(), n.min(self.next() - self.read));
+                assert_eq!(c.to_vec(), pattern(self.read, c.len()));
+                let keep = c.len().saturating_sub(back);
+                let rest = c.split_off(keep, &mut self.pool).expect("a descriptor");
+                self.read += keep;
+                self.queue.unread(rest);
+                self.pool.free(c);
+            }
+            Op::Peek(off, n) => {
+                let mut out = vec![0; n];
+                let peeked = self.queue.peek(off, &mut out);
+                assert_eq!(peeked, n.min((self.next() - self.read).saturating_sub(off)));
+                assert_eq!(out[..peeked], pattern(self.read + off, peeked));
+            }
+            Op::Clear => {
+                self.queue.clear(&mut self.pool);
+                let next = self.next();
+                self.arrived[next..].fill(false);
+                self.read = next;
+            }
+        }
+    }
+
+    fn check(&self) {
+        let (q, runs) = (&self.queue, self.runs());
+        assert_eq!((q.next(), q.readable()), (self.next() as u64, self.next() - self.read));
+        let bytes: u64 = runs.iter().map(|r| r.1 - r.0).sum();
+        assert_eq!(q.out_of_order_bytes() as u64, bytes);
+        let held: Vec<_> = q.runs.iter().map(|r| (r.start, r.end())).collect();
+        assert_eq!(held, runs);
+        assert_eq!(sacks(q).len(), runs.len().min(4));
+        for run in &q.runs {
+            assert_eq!(run.chain.to_vec(), pattern(run.start as usize, run.chain.len()));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(300))]
+
+    #[test]
+    fn a_receive_queue_is_a_byte_map(
+        ops in prop::collection::vec(op(), 1..if cfg!(miri) { 30 } else { 150 })
+    ) {
+        let mut model = Model {
+            pool: pool(8 << 20),
+            queue: RecvQueue::new(),
+            arrived: vec![false; 800],
+            read: 0,
+        };
+        for op in &ops {
+            model.step(op);
+            model.check();
+        }
+        let Model { mut pool, mut queue, .. } = model;
+        queue.clear(&mut pool);
+        assert_all_home(&mut pool);
+    }
+}

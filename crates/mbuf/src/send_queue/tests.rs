@@ -1,0 +1,298 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::testkit::{assert_all_home, cases, chain, pattern, pool};
+
+#[test]
+fn bytes_are_ready_only_when_everything_before_them_is_committed() {
+    let mut pool = pool(1 << 20);
+    let mut q = SendQueue::new(100);
+    let (a, b) = (q.claim(10).expect("space"), q.claim(20).expect("space"));
+    assert_eq!((q.ready_end(), q.claimed_end(), q.space()), (0, 30, 70));
+    q.commit(b, chain(&mut pool, &pattern(10, 20), 7), &mut pool);
+    assert_eq!(q.ready_bytes(), 0);
+    q.commit(a, chain(&mut pool, &pattern(0, 10), 7), &mut pool);
+    assert_eq!((q.ready_end(), q.claimed_end()), (30, 30));
+    assert_eq!(q.range(0, 30, &mut pool).expect("clones").to_vec(), pattern(0, 30));
+    q.clear(&mut pool);
+    assert_all_home(&mut pool);
+}
+
+#[test]
+fn a_short_commit_moves_later_claims_down() {
+    let mut pool = pool(1 << 20);
+    let mut q = SendQueue::new(100);
+    let (a, b, c) = (q.claim(50).expect("a"), q.claim(25).expect("b"), q.claim(25).expect("c"));
+    assert!(q.claim(1).is_none());
+    q.commit(c, chain(&mut pool, b"ccc", 9), &mut pool);
+    q.abandon(b, &mut pool);
+    q.commit(a, chain(&mut pool, b"aaaaa", 9), &mut pool);
+    assert_eq!((q.ready_end(), q.claimed_end(), q.space()), (8, 8, 92));
+    assert_eq!(q.range(0, 99, &mut pool).expect("clones").to_vec(), b"aaaaaccc");
+}
+
+#[test]
+fn at_most_64_claims_are_outstanding() {
+    let mut pool = pool(1 << 20);
+    let mut q = SendQueue::new(1000);
+    let mut claims: Vec<Claim> = (0..MAX_CLAIMS).map(|_| q.claim(1).expect("space")).collect();
+    assert!(q.claim(1).is_none());
+    let other = chain(&mut pool, b"x", 1);
+    assert!(q.append(other, &mut pool).is_err());
+    q.abandon(claims.remove(0), &mut pool);
+    assert!(q.claim(1).is_some());
+}
+
+#[test]
+fn a_claim_of_a_cleared_queue_frees_its_chain() {
+    let mut pool = pool(1 << 20);
+    let mut q = SendQueue::new(100);
+    q.append(chain(&mut pool, b"ready", 9), &mut pool).expect("space");
+    let (a, b) = (q.claim(10).expect("space"), q.claim(10).expect("space"));
+    q.commit(b, chain(&mut pool, b"b", 9), &mut pool);
+    q.clear(&mut pool);
+    q.commit(a, chain(&mut pool, b"a", 9), &mut pool);
+    assert_eq!((q.head(), q.ready_end(), q.claimed_end(), q.storage_bytes()), (5, 5, 5, 0));
+    assert_all_home(&mut pool);
+}
+
+#[test]
+#[should_panic(expected = "more bytes than were claimed")]
+fn a_commit_larger_than_its_claim_panics() {
+    let mut pool = pool(1 << 20);
+    let mut q = SendQueue::new(100);
+    let claim = q.claim(2).expect("space");
+    q.commit(claim, chain(&mut pool, b"abc", 9), &mut pool);
+}
+
+#[test]
+fn small_writes_share_a_mbuf() {
+    let mut pool = pool(1 << 20);
+    let mut q = SendQueue::new(1000);
+    assert_eq!(q.append_small(b"no tail yet", &mut pool), 0);
+    q.append(chain(&mut pool, b"first", 9), &mut pool).expect("space");
+    let sent = q.range(0, 5, &mut pool).expect("a clone");
+    assert_eq!(q.append_small(b" second", &mut pool), 7);
+    let claim = q.claim(3).expect("space");
+    assert_eq!(q.append_small(b" third", &mut pool), 0, "it would overtake the claim");
+    q.abandon(claim, &mut pool);
+    let both = q.range(0, 12, &mut pool).expect("a clone");
+    assert_eq!((both.segs(), both.to_vec().as_slice()), (1, &b"first second"[..]));
+    assert_eq!(sent.to_vec(), b"first");
+    q.set_limit(13);
+    assert_eq!(q.append_small(b" third", &mut pool), 1, "one byte of space");
+}
+
+#[test]
+fn an_empty_queue_gives_its_memory_back() {
+    let mut pool = pool(8 << 20);
+    let mut q = SendQueue::new(1 << 20);
+    q.append(chain(&mut pool, &pattern(0, 4000), 2), &mut pool).expect("space");
+    assert!(q.segments.capacity() >= 2000);
+    q.consume_to(4000, &mut pool);
+    assert!(q.segments.capacity() <= KEPT_CAPACITY);
+    assert_all_home(&mut pool);
+}
+
+#[test]
+fn a_range_without_descriptors_keeps_nothing() {
+    let mut pool = pool(1 << 20);
+    let mut q = SendQueue::new(1000);
+    q.append(chain(&mut pool, &pattern(0, 100), 10), &mut pool).expect("space");
+    let mut all = Chain::new();
+    while let Ok(c) = q.range(0, 10, &mut pool) {
+        all.append(c);
+    }
+    pool.free_mbuf(all.pop_front().expect("many"));
+    let out = pool.outstanding();
+    assert!(q.range(0, 30, &mut pool).is_err());
+    assert_eq!(pool.outstanding(), out);
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Claim(usize),
+    Commit(usize, usize, usize),
+    Abandon(usize),
+    Append(usize, usize),
+    AppendSmall(usize),
+    Consume(u64),
+    Range(u64, usize),
+    SetLimit(usize),
+    Clear,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let n = 0..300usize;
+    prop_oneof![
+        4 => n.clone().prop_map(Op::Claim),
+        4 => (any::<usize>(), any::<usize>(), 1..100usize).prop_map(|(i, n, s)| Op::Commit(i, n, s)),
+        1 => any::<usize>().prop_map(Op::Abandon),
+        4 => (n.clone(), 1..100usize).prop_map(|(n, seg)| Op::Append(n, seg)),
+        4 => n.clone().prop_map(Op::AppendSmall),
+        4 => any::<u64>().prop_map(Op::Consume),
+        6 => (any::<u64>(), n).prop_map(|(off, n)| Op::Range(off, n)),
+        1 => (0..2000usize).prop_map(Op::SetLimit),
+        1 => prop_oneof![9 => Just(Op::Consume(0)), 1 => Just(Op::Clear)],
+    ]
+}
+
+/// A claim of the model: committed with these bytes, or outstanding with this length.
+type Pending = Result<Vec<u8>, usize>;
+
+struct Model {
+    pool: Pool,
+    queue: SendQueue,
+    claims: Vec<(Claim, u64)>,
+    /// Every byte that ever became ready, from offset 0.
+    ready: Vec<u8>,
+    head: usize,
+    pending: Vec<(u64, Pending)>,
+    limit: usize,
+    fresh: usize,
+    /// References that are out, with their bytes, as a device would hold them.
+    sent: Vec<(Chain, Vec<u8>)>,
+}
+
+impl Model {
+    fn fresh(&mut self, n: usize) -> Vec<u8> {
+        self.fresh += 1;
+        pattern(self.fresh * 91, n)
+    }
+
+    fn claimed(&self) -> usize {
+        let pending = self.pending.iter().map(|(_, p)| p.as_ref().map_or_else(|&n| n, Vec::len));
+        self.ready.len() - self.head + pending.sum::<usize>()
+    }
+
+    fn settle(&mut self) {
+        while matches!(self.pending.first(), Some((_, Ok(_)))) {
+            if let (_, Ok(bytes)) = self.pending.remove(0) {
+                self.ready.extend(bytes);
+            }
+        }
+    }
+
+    fn commit(&mut self, i: usize, n: usize, seg: usize) {
+        if self.claims.is_empty() {
+            return;
+        }
+        let (claim, id) = self.claims.swap_remove(i % self.claims.len());
+        let bytes = self.fresh(n % (claim.len() + 1));
+        let c = chain(&mut self.pool, &bytes, seg);
+        self.queue.commit(claim, c, &mut self.pool);
+        if let Some(p) = self.pending.iter_mut().find(|p| p.0 == id) {
+            p.1 = Ok(bytes);
+        }
+        self.settle();
+    }
+
+    fn step(&mut self, op: &Op) {
+        match *op {
+            Op::Claim(n) => {
+                let room = self.limit.saturating_sub(self.claimed());
+                let claim = self.queue.claim(n);
+                assert_eq!(claim.is_some(), n <= room && self.pending.len() < MAX_CLAIMS);
+                if let Some(claim) = claim {
+                    self.fresh += 1;
+                    self.pending.push((self.fresh as u64, Err(n)));
+                    self.claims.push((claim, self.fresh as u64));
+                }
+            }
+            Op::Commit(i, n, seg) => self.commit(i, n, seg),
+            Op::Abandon(i) => self.commit(i, 0, 1),
+            Op::Append(n, seg) => {
+                let (bytes, room) = (self.fresh(n), self.limit.saturating_sub(self.claimed()));
+                let c = chain(&mut self.pool, &bytes, seg);
+                let taken = self.queue.append(c, &mut self.pool).is_ok();
+                assert_eq!(taken, n <= room && self.pending.len() < MAX_CLAIMS);
+                if taken {
+                    self.pending.push((0, Ok(bytes)));
+                    self.settle();
+                }
+            }
+            Op::AppendSmall(n) => {
+                let (bytes, room) = (self.fresh(n), self.limit.saturating_sub(self.claimed()));
+                let n = self.queue.append_small(&bytes, &mut self.pool);
+                assert!(n <= room && (n == 0 || self.pending.is_empty()));
+                self.ready.extend_from_slice(&bytes[..n]);
+            }
+            Op::Consume(off) => {
+                let off = off as usize % (self.ready.len() + 2);
+                self.queue.consume_to(off as u64, &mut self.pool);
+                self.head = self.head.max(off.min(self.ready.len()));
+            }
+            Op::Range(off, n) => self.range(off as usize, n),
+            Op::SetLimit(n) => {
+                self.queue.set_limit(n);
+                self.limit = n;
+            }
+            Op::Clear => {
+                self.queue.clear(&mut self.pool);
+                self.pending.clear();
+                self.head = self.ready.len();
+            }
+        }
+    }
+
+    fn range(&mut self, off: usize, n: usize) {
+        let off = self.head + off % (self.ready.len() - self.head + 2);
+        let c = self.queue.range(off as u64, n, &mut self.pool).expect("descriptors");
+        let end = (off + n).min(self.ready.len());
+        let expected = self.ready.get(off..end).unwrap_or_default().to_vec();
+        assert!(c.segs() == 0 || !c.is_empty());
+        self.sent.push((c, expected));
+        if self.sent.len() > 5 {
+            let (c, _) = self.sent.remove(0);
+            self.pool.free(c);
+        }
+    }
+
+    fn check(&self) {
+        let (q, ready) = (&self.queue, self.ready.len());
+        assert_eq!((q.head(), q.ready_end()), (self.head as u64, ready as u64));
+        assert_eq!((q.ready_bytes(), q.claimed_bytes()), (ready - self.head, self.claimed()));
+        assert_eq!(q.space(), self.limit.saturating_sub(self.claimed()));
+        assert_eq!(q.claimed_end(), q.head() + self.claimed() as u64);
+        for (c, bytes) in &self.sent {
+            assert_eq!(&c.to_vec(), bytes);
+        }
+        let held: usize = q.segments.iter().map(|s| s.mbuf.storage_bytes()).sum();
+        let waiting = q.slots.iter().map(|s| match s {
+            Slot::Committed(c) => c.storage_bytes(),
+            Slot::Outstanding => 0,
+        });
+        assert_eq!(q.storage_bytes(), held + waiting.sum::<usize>());
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(300))]
+
+    #[test]
+    fn a_send_queue_is_a_stream_with_two_prefixes(
+        ops in prop::collection::vec(op(), 1..if cfg!(miri) { 40 } else { 200 })
+    ) {
+        let limit = 1000;
+        let mut model = Model {
+            pool: pool(8 << 20),
+            queue: SendQueue::new(limit),
+            claims: vec![],
+            ready: vec![],
+            head: 0,
+            pending: vec![],
+            limit,
+            fresh: 0,
+            sent: vec![],
+        };
+        for op in &ops {
+            model.step(op);
+            model.check();
+        }
+        let Model { mut pool, mut queue, sent, .. } = model;
+        drop(sent);
+        queue.clear(&mut pool);
+        assert_eq!(queue.storage_bytes(), 0);
+        assert_all_home(&mut pool);
+    }
+}
