@@ -15,6 +15,7 @@ pub mod fault;
 pub mod moderation;
 pub mod offload;
 mod packet;
+pub mod pcap;
 mod placement;
 mod rng;
 mod tally;

@@ -1,12 +1,14 @@
 //! Frames and pools for the tests of this room.
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::RawFd;
 
-use fulmar_base::{Gso, GsoKind, Offload};
+use fulmar_base::{Counters, EtherAddr, Gso, GsoKind, Instant, Offload};
 use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose};
 use fulmar_wire::checksum::{Sum, checksum};
 
-use crate::Packet;
+use crate::{Burst, Caps, Device, DeviceStats, LinkState, Packet, Tally};
 
 pub fn pool() -> Pool {
     Pool::new(PoolConfig::with_budget(32 << 20)).unwrap()
@@ -99,4 +101,61 @@ pub fn frame(pool: &mut Pool, v6: bool, udp: bool, payload: &[u8], mss: u16) -> 
     let mut c = chain(pool, &h, &[]);
     c.append(chain(pool, payload, &[payload.len() / 3, payload.len() / 2]));
     Packet { chain: c, offload }
+}
+
+/// A device that gives back what it is sent, and takes at most `limit` frames per burst.
+pub struct Mirror {
+    caps: Caps,
+    queue: VecDeque<Packet>,
+    pub limit: usize,
+    stats: DeviceStats,
+}
+
+impl Mirror {
+    pub fn new() -> Mirror {
+        let mut caps = Caps::plain(1500, EtherAddr([2, 0, 0, 0, 0, 1]));
+        (caps.tx_csum, caps.tso) = (true, Some(65_535));
+        Mirror { caps, queue: VecDeque::new(), limit: usize::MAX, stats: DeviceStats::default() }
+    }
+}
+
+impl Device for Mirror {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+    fn tx_burst(&mut self, _: Instant, _: &mut Pool, b: &mut Burst, c: &mut Counters) -> usize {
+        let mut tally = Tally::default();
+        while (tally.frames as usize) < self.limit
+            && let Some(p) = b.pop_front()
+        {
+            tally.add(&p);
+            self.queue.push_back(p);
+        }
+        tally.sent(c, &mut self.stats);
+        tally.frames as usize
+    }
+    fn rx_burst(
+        &mut self,
+        _: Instant,
+        _: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        _: &mut Counters,
+    ) -> usize {
+        let count = budget.min(out.room()).min(self.queue.len());
+        self.queue.drain(..count).for_each(|p| out.push(p).unwrap());
+        count
+    }
+    fn arm(&mut self) -> bool {
+        self.queue.is_empty()
+    }
+    fn wake_fd(&self) -> Option<RawFd> {
+        None
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+    fn link_state(&self) -> LinkState {
+        LinkState::Up
+    }
 }

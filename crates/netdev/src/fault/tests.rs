@@ -1,67 +1,7 @@
-use std::collections::VecDeque;
-
-use fulmar_base::{Counter, EtherAddr};
+use fulmar_base::Counter;
 
 use super::*;
-use crate::Tally;
-use crate::testing::{frame, packet, pool};
-
-/// A device that gives back what it is sent, and takes at most `limit` frames per burst.
-struct Mirror {
-    caps: Caps,
-    queue: VecDeque<Packet>,
-    limit: usize,
-    stats: DeviceStats,
-}
-
-impl Mirror {
-    fn new() -> Mirror {
-        let mut caps = Caps::plain(1500, EtherAddr([2, 0, 0, 0, 0, 1]));
-        (caps.tx_csum, caps.tso) = (true, Some(65_535));
-        Mirror { caps, queue: VecDeque::new(), limit: usize::MAX, stats: DeviceStats::default() }
-    }
-}
-
-impl Device for Mirror {
-    fn caps(&self) -> &Caps {
-        &self.caps
-    }
-    fn tx_burst(&mut self, _: Instant, _: &mut Pool, b: &mut Burst, c: &mut Counters) -> usize {
-        let mut tally = Tally::default();
-        while (tally.frames as usize) < self.limit
-            && let Some(p) = b.pop_front()
-        {
-            tally.add(&p);
-            self.queue.push_back(p);
-        }
-        tally.sent(c, &mut self.stats);
-        tally.frames as usize
-    }
-    fn rx_burst(
-        &mut self,
-        _: Instant,
-        _: &mut Pool,
-        out: &mut Burst,
-        budget: usize,
-        _: &mut Counters,
-    ) -> usize {
-        let count = budget.min(out.room()).min(self.queue.len());
-        self.queue.drain(..count).for_each(|p| out.push(p).unwrap());
-        count
-    }
-    fn arm(&mut self) -> bool {
-        self.queue.is_empty()
-    }
-    fn wake_fd(&self) -> Option<RawFd> {
-        None
-    }
-    fn next_deadline(&self) -> Option<Instant> {
-        None
-    }
-    fn link_state(&self) -> LinkState {
-        LinkState::Up
-    }
-}
+use crate::testing::{Mirror, frame, packet, pool};
 
 struct Rig {
     device: Faults<Mirror>,

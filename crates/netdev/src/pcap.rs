@@ -1,0 +1,281 @@
+//! A device in front of another that writes every frame to a capture file (pcapng).
+//!
+//! Enters and leaves: frames, both ways, unchanged. Each is written as it is handed over, with its
+//! direction and a time in nanoseconds: a super-frame is one long frame, and a checksum that the
+//! device is to complete shows as it stands, partial, as on any Linux capture. (Readers do not check
+//! transport checksums unless told to.) A frame is written as sent once the device took it.
+//!
+//! Bytes gather in one buffer of bounded size, which is written out when it is full, before a sleep
+//! ([`Device::arm`]) and at the end. If the file cannot be written, capturing stops and traffic goes
+//! on; [`PcapWriter::error`] says so.
+//!
+//! ```text
+//! section header | interface description | packet | packet | ...
+//! block: type u32, length u32, body padded to 4, length u32 again; in the writer's byte order
+//! ```
+//!
+//! Source: draft-ietf-opsawg-pcapng sections 4.1, 4.2, 4.3.
+
+use std::io::{self, Write};
+use std::os::fd::RawFd;
+
+use fulmar_base::{Counters, Duration, FlowKey, Instant};
+use fulmar_mbuf::Pool;
+
+use crate::{Burst, Caps, Device, DeviceStats, LinkState, Packet, PlacementHint, Unsupported};
+
+const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
+const INTERFACE_DESCRIPTION: u32 = 1;
+const ENHANCED_PACKET: u32 = 6;
+const LINKTYPE_ETHERNET: u16 = 1;
+const OPT_IF_NAME: u16 = 2;
+const OPT_IF_TSRESOL: u16 = 9;
+const OPT_EPB_FLAGS: u16 = 2;
+/// Written out when so much has gathered.
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// Which way a frame went; the two lowest bits of the flags word (section 4.3.1).
+#[derive(Clone, Copy)]
+enum Direction {
+    Inbound = 1,
+    Outbound = 2,
+}
+
+/// The bytes of a capture, gathering in memory.
+struct Encoder {
+    buffer: Vec<u8>,
+    /// Time of day at the origin of the clock that the stack is driven by.
+    origin: Duration,
+    /// At most so many bytes of each frame are kept.
+    snap_bytes: usize,
+}
+
+impl Encoder {
+    /// Starts with the two blocks that every capture starts with.
+    fn new(name: &str, origin: Duration, snap_bytes: usize) -> Encoder {
+        let mut e = Encoder { buffer: Vec::with_capacity(BUFFER_BYTES), origin, snap_bytes };
+        e.block(SECTION_HEADER, |b| {
+            put(b, &BYTE_ORDER_MAGIC.to_ne_bytes());
+            put(b, &1u16.to_ne_bytes());
+            put(b, &0u16.to_ne_bytes());
+            // Length of the section: not known.
+            put(b, &u64::MAX.to_ne_bytes());
+        });
+        e.block(INTERFACE_DESCRIPTION, |b| {
+            put(b, &LINKTYPE_ETHERNET.to_ne_bytes());
+            put(b, &0u16.to_ne_bytes());
+            put(b, &u32::try_from(snap_bytes).unwrap_or(u32::MAX).to_ne_bytes());
+            option(b, OPT_IF_NAME, name.as_bytes());
+            // Times count units of ten to the power of -9 seconds.
+            option(b, OPT_IF_TSRESOL, &[9]);
+            option(b, 0, &[]);
+        });
+        e
+    }
+
+    /// Appends one block; its length stands in front of and behind the body.
+    fn block(&mut self, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.buffer.len();
+        put(&mut self.buffer, &kind.to_ne_bytes());
+        put(&mut self.buffer, &[0; 4]);
+        body(&mut self.buffer);
+        let length = ((self.buffer.len() + 4 - start) as u32).to_ne_bytes();
+        put(&mut self.buffer, &length);
+        self.buffer[start + 4..start + 8].copy_from_slice(&length);
+    }
+
+    fn packet(&mut self, now: Instant, direction: Direction, p: &Packet) {
+        let time_ns = (self.origin.as_nanos() as u64).wrapping_add(now.as_nanos());
+        let frame_bytes = p.chain.len();
+        let kept_bytes = frame_bytes.min(self.snap_bytes);
+        self.block(ENHANCED_PACKET, |b| {
+            put(b, &0u32.to_ne_bytes());
+            put(b, &((time_ns >> 32) as u32).to_ne_bytes());
+            put(b, &(time_ns as u32).to_ne_bytes());
+            put(b, &(kept_bytes as u32).to_ne_bytes());
+            put(b, &(frame_bytes as u32).to_ne_bytes());
+            let mut left = kept_bytes;
+            for slice in p.chain.slices() {
+                let part = &slice[..slice.len().min(left)];
+                put(b, part);
+                left -= part.len();
+            }
+            pad(b, kept_bytes);
+            option(b, OPT_EPB_FLAGS, &(direction as u32).to_ne_bytes());
+            option(b, 0, &[]);
+        });
+    }
+}
+
+fn put(b: &mut Vec<u8>, bytes: &[u8]) {
+    b.extend_from_slice(bytes);
+}
+
+/// Zeros up to a multiple of four.
+fn pad(b: &mut Vec<u8>, bytes: usize) {
+    put(b, &[0; 3][..bytes.next_multiple_of(4) - bytes]);
+}
+
+fn option(b: &mut Vec<u8>, code: u16, value: &[u8]) {
+    put(b, &code.to_ne_bytes());
+    put(b, &(value.len() as u16).to_ne_bytes());
+    put(b, value);
+    pad(b, value.len());
+}
+
+/// A device that captures what passes through it to another.
+pub struct PcapWriter<D: Device, W: Write + Send> {
+    inner: D,
+    encoder: Encoder,
+    out: W,
+    error: Option<io::Error>,
+    /// Where each frame of the burst ends in the buffer.
+    ends: Vec<usize>,
+}
+
+impl<D: Device, W: Write + Send> PcapWriter<D, W> {
+    /// Captures the traffic of `inner` to `out`, whole frames. `origin` is the time of day (since
+    /// 1970) at the origin of the clock that the stack is driven by.
+    pub fn new(inner: D, out: W, origin: Duration) -> PcapWriter<D, W> {
+        PcapWriter::with_snap(inner, out, origin, 1 << 18)
+    }
+
+    /// The same, but keeps at most `snap_bytes` of each frame.
+    pub fn with_snap(inner: D, out: W, origin: Duration, snap_bytes: usize) -> PcapWriter<D, W> {
+        let encoder = Encoder::new(&inner.stats().name, origin, snap_bytes);
+        PcapWriter { inner, encoder, out, error: None, ends: Vec::new() }
+    }
+
+    /// Why capturing stopped, if it did.
+    pub fn error(&self) -> Option<&io::Error> {
+        self.error.as_ref()
+    }
+
+    /// The device behind.
+    pub fn inner_mut(&mut self) -> &mut D {
+        &mut self.inner
+    }
+
+    /// Writes everything out; the first failure ends the capture.
+    pub fn flush(&mut self) {
+        if self.error.is_none() && !self.encoder.buffer.is_empty() {
+            let written = self.out.write_all(&self.encoder.buffer);
+            self.error = written.and_then(|()| self.out.flush()).err();
+        }
+        self.encoder.buffer.clear();
+    }
+
+    fn flush_if_full(&mut self) {
+        if self.encoder.buffer.len() >= BUFFER_BYTES {
+            self.flush();
+        }
+    }
+
+    /// Writes the burst down before the device takes it, since afterwards the frames are gone.
+    fn note_burst(&mut self, now: Instant, burst: &Burst) {
+        self.ends.clear();
+        self.ends.push(self.encoder.buffer.len());
+        for p in burst {
+            self.encoder.packet(now, Direction::Outbound, p);
+            self.ends.push(self.encoder.buffer.len());
+        }
+    }
+}
+
+impl<D: Device, W: Write + Send> Device for PcapWriter<D, W> {
+    fn caps(&self) -> &Caps {
+        self.inner.caps()
+    }
+
+    fn tx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+    ) -> usize {
+        if self.error.is_some() {
+            return self.inner.tx_burst(now, pool, burst, counters);
+        }
+        self.note_burst(now, burst);
+        let taken = self.inner.tx_burst(now, pool, burst, counters);
+        // Frames that the device left will be noted when they are offered again.
+        self.encoder.buffer.truncate(self.ends.get(taken).copied().unwrap_or(usize::MAX));
+        self.flush_if_full();
+        taken
+    }
+
+    fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
+        self.inner.tx_reap(now, pool)
+    }
+
+    fn rx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        let before = out.len();
+        let count = self.inner.rx_burst(now, pool, out, budget, counters);
+        if self.error.is_none() {
+            for p in out.iter().skip(before) {
+                self.encoder.packet(now, Direction::Inbound, p);
+            }
+            self.flush_if_full();
+        }
+        count
+    }
+
+    fn arm(&mut self) -> bool {
+        let may_sleep = self.inner.arm();
+        if may_sleep {
+            self.flush();
+        }
+        may_sleep
+    }
+
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        self.inner.wake_fd()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+
+    fn link_state(&self) -> LinkState {
+        self.inner.link_state()
+    }
+
+    fn wants_tx_wake(&self) -> bool {
+        self.inner.wants_tx_wake()
+    }
+
+    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
+        self.inner.place(hint)
+    }
+
+    fn unplace(&mut self, flow: &FlowKey) -> Result<(), Unsupported> {
+        self.inner.unplace(flow)
+    }
+
+    fn stats(&self) -> DeviceStats {
+        let stats = self.inner.stats();
+        DeviceStats { name: format!("pcap({})", stats.name), ..stats }
+    }
+}
+
+impl<D: Device, W: Write + Send> Drop for PcapWriter<D, W> {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests;
