@@ -5,7 +5,7 @@
 
 use fulmar_lab::bench::{self, Plan, Ratio, Sample, Way};
 use fulmar_lab::cpu::Placement;
-use fulmar_lab::floor::{Direction, Kind, Site};
+use fulmar_lab::floor::{Direction, Ground, Kind};
 use fulmar_lab::kernel::Pair;
 use fulmar_lab::lock::BenchLock;
 use fulmar_lab::report::{self, Machine};
@@ -31,13 +31,13 @@ fn measure() -> io::Result<()> {
         eprintln!("{warning}");
     }
     let (pair, plain_pair) = (Pair::new(1500, true)?, Pair::new(1500, false)?);
-    let sites = sites();
+    let grounds = grounds();
     let (mut ways, mut ratios) = (vec![limit::memcpy(Bulk::default())], Vec::new());
     for placement in [Placement::SameCpu, Placement::TwoCpus] {
         ways.push(kernel::way(&pair, Bulk::default(), placement));
         ways.push(kernel::way(&plain_pair, Bulk::default(), placement));
-        for site in &sites {
-            ways.extend(floor_ways(site, placement));
+        for ground in &grounds {
+            ways.extend(floor_ways(ground, placement));
         }
     }
     for way in ways.iter().filter(|w| w.name.starts_with("floor")) {
@@ -55,9 +55,9 @@ fn measure() -> io::Result<()> {
 }
 
 /// The devices that can be had; for the others it says why not.
-fn sites() -> Vec<RefCell<Site>> {
-    let open = |kind: Kind| match Site::new(kind) {
-        Ok(site) => Some(RefCell::new(site)),
+fn grounds() -> Vec<RefCell<Ground>> {
+    let open = |kind: Kind| match Ground::new(kind) {
+        Ok(ground) => Some(RefCell::new(ground)),
         Err(e) => {
             eprintln!("no {}: {e}", kind.title());
             None
@@ -66,11 +66,12 @@ fn sites() -> Vec<RefCell<Site>> {
     [Kind::Tap, Kind::Packet, Kind::PacketRing].into_iter().filter_map(open).collect()
 }
 
-fn floor_ways(site: &RefCell<Site>, placement: Placement) -> impl Iterator<Item = Way<'_>> {
+fn floor_ways(ground: &RefCell<Ground>, placement: Placement) -> impl Iterator<Item = Way<'_>> {
     let cases =
         [Direction::Send, Direction::Receive].into_iter().flat_map(|d| [(d, false), (d, true)]);
-    cases
-        .map(move |(direction, copy)| floor::way(site, Bulk::default(), direction, copy, placement))
+    cases.map(move |(direction, copy)| {
+        floor::way(ground, Bulk::default(), direction, copy, placement)
+    })
 }
 
 fn over_kernel(way: &Way<'_>) -> Ratio {

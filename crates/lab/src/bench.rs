@@ -7,6 +7,11 @@
 //! Three accounts are kept: the two ends' own CPU time, the machine's (`/proc/stat`, all runs of a
 //! way together because it counts in ticks), and, in one more run of each way at the end, the
 //! soaker's.
+//!
+//! To add a way over a device, open the device on a [`crate::site`], and in the closure start a
+//! [`crate::peer::Peer`] in the site's namespace, move bytes on [`crate::on_pinned_thread`] while
+//! reading [`cpu::thread_cpu`] around the part after `warm_bytes`, and join both [`Report`]s with
+//! [`Sample::of_ends`]; `floor::Ground::stream` is the model.
 
 use crate::cpu::{self, MachineClock, Placement, Soaker};
 use crate::peer::Report;

@@ -3,7 +3,7 @@
 //! A bench is a list of *ways* ([`bench::Way`]) measured interleaved in one run; every figure that
 //! counts is a ratio of two of them. Beside the ways that use fulmar stand the kernel's own
 //! ([`kernel`]) and the *floor* ([`floor`]): the least that any TCP over the same device against
-//! the same kernel peer can cost. Everything happens in namespaces of our own ([`netns`]); kernel
+//! the same kernel peer can cost, both on the same ground ([`site`]). Everything happens in namespaces of our own ([`netns`]); kernel
 //! peers are child processes ([`peer`]) that die with this one.
 
 #![deny(unsafe_code)]
@@ -19,6 +19,7 @@ pub mod netlink;
 pub mod netns;
 pub mod peer;
 pub mod report;
+pub mod site;
 pub mod stats;
 mod sys;
 

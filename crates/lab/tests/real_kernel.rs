@@ -6,7 +6,7 @@ use fulmar_lab::Bulk;
 use fulmar_lab::bench::Sample;
 use fulmar_lab::child;
 use fulmar_lab::cpu::Placement;
-use fulmar_lab::floor::{Direction, Kind, Site};
+use fulmar_lab::floor::{Direction, Ground, Kind};
 use fulmar_lab::kernel::Pair;
 use fulmar_lab::netns::{self, Netns};
 use fulmar_lab::peer::{Endpoint, Peer, Role, Spec};
@@ -58,17 +58,17 @@ fn the_floor_moves_bytes_both_ways(kind: Kind) {
         println!("SKIPPED: TAP, because this machine has no /dev/net/tun");
         return;
     }
-    let mut site = match Site::new(kind) {
+    let mut ground = match Ground::new(kind) {
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied && kind == Kind::Tap => {
             println!("SKIPPED: TAP, because it may not be opened: {e}");
             return;
         }
-        site => site.expect("a device"),
+        ground => ground.expect("a device"),
     };
     for direction in [Direction::Send, Direction::Receive] {
         for copy in [false, true] {
             let what = format!("{kind:?} {direction:?} copy {copy}");
-            let run = site.stream(&Bulk::default(), direction, copy, Placement::SameCpu, TIME);
+            let run = ground.stream(&Bulk::default(), direction, copy, Placement::SameCpu, TIME);
             let sample = assert_moved(&what, run);
             // Super-frames, not packets: this is what makes it the floor.
             let frames =

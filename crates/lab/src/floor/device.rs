@@ -129,8 +129,8 @@ enum Receiver {
 }
 
 impl Packet {
-    /// Binds to the interface with this index of the calling thread's namespace.
-    pub fn open(ifindex: u32, ring: bool) -> io::Result<Packet> {
+    /// Binds to the interface `name` of the calling thread's namespace.
+    pub fn open(name: &str, ring: bool) -> io::Result<Packet> {
         /// More than a window of super-frames: a lost one would stall the flow.
         const BUFFER_BYTES: i32 = 4 << 20;
         const PACKET_QDISC_BYPASS: i32 = 20;
@@ -158,7 +158,8 @@ impl Packet {
             true => Receiver::Ring(context("make a receive ring", Ring::new(fd.as_fd()))?),
             false => Receiver::Read(Reader::new()),
         };
-        context("bind the AF_PACKET socket", sys::bind_packet(fd.as_fd(), ifindex))?;
+        let index = context("find the interface", sys::if_index(&CString::new(name)?))?;
+        context("bind the AF_PACKET socket", sys::bind_packet(fd.as_fd(), index))?;
         Ok(Packet { file: File::from(fd), receiver })
     }
 }

@@ -16,23 +16,16 @@ pub mod segment;
 use crate::Bulk;
 use crate::bench::{Sample, Way};
 use crate::cpu::{self, Placement};
-use crate::netlink::VethEnd;
-use crate::netns::Netns;
 use crate::peer::{Endpoint, Peer, Role, Spec};
+use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PEER_MAC, Site};
 use device::{FrameDevice, Packet, Tap};
 use flow::{Counts, Flow, Load};
 use segment::Addresses;
 use std::cell::RefCell;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
-
-const MTU: u32 = 1500;
-const OUR_MAC: [u8; 6] = [2, 0, 0, 0, 0x72, 2];
-const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0x72, 1];
-const OUR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 0, 2);
-const PEER_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 0, 1);
 
 /// Which device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,58 +77,23 @@ pub enum Direction {
     Receive,
 }
 
-/// A device and the namespace in which its kernel peer lives.
-pub struct Site {
+/// A device of the floor, the kernel peers' namespace behind it, and the ports used so far.
+pub struct Ground {
     kind: Kind,
-    device: Box<dyn FrameDevice>,
-    peer_netns: Netns,
-    /// The namespace of our end of a veth pair, which must outlive the device.
-    _our_netns: Option<Netns>,
+    site: Site<Box<dyn FrameDevice>>,
     next_port: AtomicU16,
 }
 
-impl Site {
+impl Ground {
     /// Makes namespaces and device. Needs root in the user namespace: see [`crate::netns::enter`].
-    pub fn new(kind: Kind) -> io::Result<Site> {
-        match kind {
-            Kind::Tap => Self::tap(),
-            Kind::Packet => Self::packet(false),
-            Kind::PacketRing => Self::packet(true),
-        }
-    }
-
-    fn tap() -> io::Result<Site> {
-        let netns = Netns::new()?;
-        let tap = netns.run(|| Tap::open("tap0"))?;
-        let index = netns.if_index("tap0")?;
-        netns.netlink()?.configure(index, PEER_MAC, MTU)?;
-        netns.set_address("tap0", IpAddr::V4(PEER_IP), 24)?;
-        Ok(Self::with(Kind::Tap, Box::new(tap), netns, None))
-    }
-
-    fn packet(ring: bool) -> io::Result<Site> {
-        let (ours, peers) = (Netns::new()?, Netns::new()?);
-        // Our interface has a hardware address that nobody uses: the kernel on our side then takes
-        // every frame for another station's and drops it before its own IP looks at it.
-        let near = VethEnd { name: "veth0", mac: [2, 0, 0, 0, 0x72, 3], mtu: MTU };
-        let far = VethEnd { name: "veth1", mac: PEER_MAC, mtu: MTU };
-        ours.add_veth(&near, &peers, &far)?;
-        ours.set_up("veth0")?;
-        peers.set_address("veth1", IpAddr::V4(PEER_IP), 24)?;
-        let index = ours.if_index("veth0")?;
-        let packet = ours.run(|| Packet::open(index, ring))?;
-        let kind = if ring { Kind::PacketRing } else { Kind::Packet };
-        Ok(Self::with(kind, Box::new(packet), peers, Some(ours)))
-    }
-
-    fn with(
-        kind: Kind,
-        device: Box<dyn FrameDevice>,
-        peer_netns: Netns,
-        ours: Option<Netns>,
-    ) -> Site {
-        let next_port = AtomicU16::new(0);
-        Site { kind, device, peer_netns, _our_netns: ours, next_port }
+    pub fn new(kind: Kind) -> io::Result<Ground> {
+        let boxed = |device: Packet| -> Box<dyn FrameDevice> { Box::new(device) };
+        let site = match kind {
+            Kind::Tap => site::tap(|name| Ok(Box::new(Tap::open(name)?) as _))?,
+            Kind::Packet => site::packet(|name| Packet::open(name, false).map(boxed))?,
+            Kind::PacketRing => site::packet(|name| Packet::open(name, true).map(boxed))?,
+        };
+        Ok(Ground { kind, site, next_port: AtomicU16::new(0) })
     }
 
     /// Runs one connection for about `time`. `near` in the sample is this thread's account, `far`
@@ -161,7 +119,7 @@ impl Site {
             warm_bytes: bulk.warm_bytes,
             time,
         };
-        let peer = Peer::spawn(&spec, &self.peer_netns)?;
+        let peer = Peer::spawn(&spec, &self.site.peer_netns)?;
         let addresses = self.addresses(peer.address().port());
         let load = Load {
             window_bytes: bulk.window_bytes,
@@ -195,7 +153,7 @@ impl Site {
         load: &Load,
         cpu: Option<usize>,
     ) -> io::Result<(crate::peer::Report, Counts)> {
-        let device = self.device.as_mut();
+        let device = self.site.device.as_mut();
         crate::on_pinned_thread(cpu, move || {
             let flow = Flow::connect(device, addresses, load.window_bytes)?;
             match direction {
@@ -216,13 +174,13 @@ fn counted(sample: Sample, counts: &Counts) -> Sample {
 
 /// The way `floor.DEVICE.DIRECTION.PLACEMENT`; without the copy, `floor.DEVICE.DIRECTION.bare.…`.
 pub fn way(
-    site: &RefCell<Site>,
+    ground: &RefCell<Ground>,
     bulk: Bulk,
     direction: Direction,
     copy: bool,
     placement: Placement,
 ) -> Way<'_> {
-    let kind = site.borrow().kind;
+    let kind = ground.borrow().kind;
     let bare = if copy { "" } else { ".bare" };
     let verb = match direction {
         Direction::Send => "sending",
@@ -234,7 +192,7 @@ pub fn way(
         title: format!("do-nothing TCP{with}, {}, {verb}", kind.title()),
         placement,
         run: Box::new(move |time| {
-            site.borrow_mut().stream(&bulk, direction, copy, placement, time)
+            ground.borrow_mut().stream(&bulk, direction, copy, placement, time)
         }),
     }
 }
