@@ -22,9 +22,9 @@ pub struct LinkConfig {
     pub tso: Option<usize>,
     /// Transport checksums may be left out: the frames never see a wire.
     pub csum: bool,
-    /// Most frames on their way in one direction.
+    /// Most frames on their way in one direction (real time only).
     pub ring_pkts: usize,
-    /// Most bytes on their way in one direction (one frame always fits).
+    /// Most bytes on their way in one direction; one frame always fits (real time only).
     pub ring_bytes: usize,
     /// Station addresses of the two ends.
     pub ether: [EtherAddr; 2],

@@ -180,6 +180,11 @@ impl Tap {
         })
     }
 
+    /// The descriptor, attached, to be handed to another process ([`Tap::from_fd`]).
+    pub fn into_fd(self) -> OwnedFd {
+        self.file.into()
+    }
+
     /// The interface's name.
     pub fn name(&self) -> &str {
         &self.name

@@ -4,6 +4,8 @@
 //! The header's own `hdr_len` is a hint that kernels fill in differently, so it is not believed: the
 //! length of the headers follows from the transport header itself.
 
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
+
 use fulmar_base::{DropReason, Gso, GsoKind, Offload};
 use fulmar_wire::virtio_net::{
     self, F_DATA_VALID, F_NEEDS_CSUM, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header,
@@ -51,14 +53,14 @@ pub fn understand(
     front: &[u8],
 ) -> Result<Offload, DropReason> {
     // Nearly every small frame carries nothing.
-    if header[..2] == [0, GSO_NONE] {
+    if header.starts_with(&[0, GSO_NONE]) {
         return Ok(Offload::default());
     }
     let h = Header::parse(header).map_err(|_| DropReason::BadOffload)?;
     let mut offload = Offload { csum_valid: h.flags & F_DATA_VALID != 0, ..Offload::default() };
     if h.flags & F_NEEDS_CSUM != 0 {
         let (start, offset) = (usize::from(h.csum_start), usize::from(h.csum_offset));
-        if start < ETHER_BYTES || start + offset + 2 > frame_bytes {
+        if start < ETHER_BYTES || start.saturating_add(offset).saturating_add(2) > frame_bytes {
             return Err(DropReason::BadOffload);
         }
         offload.needs_csum = true;
@@ -84,11 +86,11 @@ fn super_frame(h: &Header, frame_bytes: usize, front: &[u8]) -> Option<Gso> {
     let l4_header_bytes = match kind {
         GsoKind::Udp => UDP_HEADER_BYTES,
         GsoKind::TcpV4 | GsoKind::TcpV6 => {
-            let words = usize::from(front.get(l4 + TCP_DATA_OFFSET)? >> 4);
-            (words >= 5).then_some(words * 4)?
+            let words = usize::from(*front.get(l4.checked_add(TCP_DATA_OFFSET)?)?) >> 4;
+            (words >= 5).then_some(words.saturating_mul(4))?
         }
     };
-    let header_bytes = l4 + l4_header_bytes;
+    let header_bytes = l4.checked_add(l4_header_bytes)?;
     (header_bytes < frame_bytes).then_some(Gso {
         kind,
         segment_bytes: h.gso_size,

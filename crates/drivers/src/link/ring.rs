@@ -194,8 +194,8 @@ impl Device for Link {
         burst: &mut Burst,
         counters: &mut Counters,
     ) -> usize {
+        self.is_blocked = false;
         if burst.is_empty() {
-            self.is_blocked = false;
             return 0;
         }
         if !self.has_peer() {
@@ -246,9 +246,10 @@ impl Device for Link {
 
     fn arm(&mut self) -> bool {
         self.shared.bells[self.side].arm();
-        // If the lane's mark is gone, whoever made room found this bell not armed yet.
-        let waits_in_vain = self.is_blocked && !self.outward().is_blocked.load(SeqCst);
-        self.inward().pkts.load(SeqCst) == 0 && !waits_in_vain && self.has_peer()
+        // If the lane's mark is gone, whoever made room found this bell not armed yet; so did a peer
+        // that went away.
+        let is_marked = self.outward().is_blocked.load(SeqCst) && self.has_peer();
+        self.inward().pkts.load(SeqCst) == 0 && (is_marked || !self.is_blocked)
     }
 
     fn disarm(&mut self) {

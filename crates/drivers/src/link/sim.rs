@@ -14,6 +14,9 @@ use super::LinkConfig;
 
 /// What a packet on the wire occupies beside its frame: preamble, check sequence and gap (IEEE 802.3).
 const WIRE_OVERHEAD_BYTES: u64 = 24;
+/// Frames on their way in one direction: more than any window holds, so that only the queue in front
+/// of a limited rate overflows. The memory is the sending pool's, which bounds it.
+const IN_FLIGHT_PKTS: usize = 1 << 16;
 /// Frames cut at a time.
 const CUT_PKTS: usize = 64;
 
@@ -78,7 +81,7 @@ struct Lane {
 }
 
 impl Lane {
-    fn new(seed: u64, how: &Impairments, config: &LinkConfig) -> Lane {
+    fn new(seed: u64, how: &Impairments) -> Lane {
         Lane {
             rng: Rng::new(seed),
             loss: Chance::new(how.loss),
@@ -87,7 +90,7 @@ impl Lane {
             corrupt: Chance::new(how.corrupt),
             cut: Chance::new(how.cut),
             how: how.clone(),
-            way: DelayQueue::with_capacity(config.ring_pkts),
+            way: DelayQueue::with_capacity(IN_FLIGHT_PKTS),
             cuts: Burst::with_capacity(CUT_PKTS),
             busy_until: Instant::ZERO,
             last_due: Instant::ZERO,
@@ -211,10 +214,8 @@ pub fn sim_pair_each_way(
 ) -> (SimLink, SimLink) {
     let mut seeds = Rng::new(seed);
     let (there, back) = (seeds.number(), seeds.number());
-    let lanes = Arc::new([
-        Mutex::new(Lane::new(there, how[0], config)),
-        Mutex::new(Lane::new(back, how[1], config)),
-    ]);
+    let lanes =
+        Arc::new([Mutex::new(Lane::new(there, how[0])), Mutex::new(Lane::new(back, how[1]))]);
     let end = |side: usize| SimLink {
         lanes: Arc::clone(&lanes),
         side,

@@ -169,6 +169,18 @@ fn a_blocked_sender_is_woken_when_the_ring_is_half_empty() {
 }
 
 #[test]
+fn a_sender_whose_peer_went_away_before_it_armed_does_not_sleep() {
+    let (mut a, b) = pair(&LinkConfig { ring_pkts: 1, ..LinkConfig::default() }).unwrap();
+    let mut left = Host::new();
+    let taken: usize = (0..2).map(|_| left.send_bytes(&mut a, NOW, &[0; 60])).sum();
+    assert_eq!(taken, 1);
+    drop(b);
+    assert!(!a.arm());
+    assert_eq!(left.send_bytes(&mut a, NOW, &[0; 60]), 1);
+    assert!(a.arm());
+}
+
+#[test]
 fn frames_to_a_stack_that_is_gone_are_counted() {
     let (mut a, b) = pair(&LinkConfig::default()).unwrap();
     let mut left = Host::new();
@@ -177,6 +189,8 @@ fn frames_to_a_stack_that_is_gone_are_counted() {
     assert!(a.arm());
     drop(b);
     assert!(is_readable(a.wake_fd().unwrap()));
+    a.disarm();
+    assert!(a.arm(), "an idle stack may sleep although its peer is gone");
     assert_eq!(a.link_state(), LinkState::Gone(libc::EPIPE));
     assert_eq!(left.send_bytes(&mut a, NOW, &[0; 60]), 1);
     assert_eq!(left.counters.drops(DropReason::DeviceGone), 1);
@@ -356,4 +370,27 @@ fn super_frames_are_cut_as_often_as_asked() {
         got.into_iter().for_each(|p| right.pool.free(p.chain));
     }
     assert!((70..130).contains(&whole), "{whole}");
+}
+
+/// `cargo test --release -p fulmar-drivers -- --ignored --nocapture what_a_frame_costs`
+#[test]
+#[ignore = "prints a time, judges nothing"]
+fn what_a_frame_costs() {
+    const ROUNDS: usize = 200_000;
+    for batch in [1, 8, 32] {
+        let (mut a, mut b) = pair(&LinkConfig::default()).unwrap();
+        let (mut left, mut right) = (Host::new(), Host::new());
+        let start = std::time::Instant::now();
+        for _ in 0..ROUNDS / batch {
+            for _ in 0..batch {
+                let m = left.pool.alloc(64, 0, Purpose::Send).unwrap();
+                left.burst.push(Packet::new(m.into())).unwrap();
+            }
+            a.tx_burst(NOW, &mut left.pool, &mut left.burst, &mut left.counters);
+            b.rx_burst(NOW, &mut right.pool, &mut right.burst, 64, &mut right.counters);
+            right.burst.clear(&mut right.pool);
+        }
+        let ns = start.elapsed().as_nanos() as f64 / ROUNDS as f64;
+        println!("link, one thread, batch {batch}: {ns:.0} ns per frame");
+    }
 }

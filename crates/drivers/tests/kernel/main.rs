@@ -39,6 +39,15 @@ fn veth() -> Host<PacketSocket> {
     Host::new(socket, "v0")
 }
 
+/// The kernel tells of a carrier a little after it came or went.
+fn link_becomes(device: &impl Device, expected: LinkState) {
+    let is_now = || {
+        std::thread::sleep(Duration::from_millis(5));
+        device.link_state() == expected
+    };
+    assert!((0..1000).any(|_| is_now()), "not {expected:?} within five seconds");
+}
+
 fn kernel_socket() -> UdpSocket {
     let socket = UdpSocket::bind((KERNEL, 0)).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -170,9 +179,9 @@ fn tap_connection_carries_super_frames() {
 fn tap_that_is_down_or_removed_says_so() {
     namespace::run("tap_that_is_down_or_removed_says_so", TUN, || {
         let mut host = tap();
-        assert_eq!(host.device.link_state(), LinkState::Up);
+        link_becomes(&host.device, LinkState::Up);
         ip("link set tap0 down");
-        assert_eq!(host.device.link_state(), LinkState::Down);
+        link_becomes(&host.device, LinkState::Down);
         let p = host.datagram(9, &[0; 10], None);
         host.send(p);
         assert_eq!(host.counters.drops(DropReason::DeviceRefused), 1);
@@ -191,6 +200,21 @@ fn tap_held_by_another_is_refused_with_advice() {
         let again = Tap::open(&TapConfig { name: "tap0".into(), ..TapConfig::default() });
         let text = again.err().expect("the interface is taken").to_string();
         assert!(text.contains("tap0") && text.contains("another program holds it"), "{text}");
+    });
+}
+
+#[test]
+fn tap_works_from_a_descriptor_that_was_handed_over() {
+    namespace::run("tap_works_from_a_descriptor_that_was_handed_over", TUN, || {
+        let opened = tap();
+        let ether = opened.device.caps().ether;
+        let fd = opened.device.into_fd();
+        let tap = Tap::from_fd(fd, &TapConfig::default()).unwrap();
+        assert_eq!((tap.name(), tap.caps().ether), ("tap0", ether));
+        datagrams_pass_both_ways(Host::new(tap, "tap0"));
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let text = Tap::from_fd(null.into(), &TapConfig::default()).err().unwrap().to_string();
+        assert!(text.contains("IFF_VNET_HDR"), "{text}");
     });
 }
 
@@ -242,14 +266,14 @@ fn packet_hears_only_its_own_station() {
 fn packet_link_follows_the_interface() {
     namespace::run("packet_link_follows_the_interface", None, || {
         let mut host = veth();
-        assert_eq!(host.device.link_state(), LinkState::Up);
+        link_becomes(&host.device, LinkState::Up);
         ip("link set v1 down");
-        assert_eq!(host.device.link_state(), LinkState::Down);
+        link_becomes(&host.device, LinkState::Down);
         let p = host.datagram(9, &[0; 10], None);
         host.send(p);
         assert_eq!(host.counters.drops(DropReason::DeviceRefused), 1);
         ip("link set v1 up");
-        assert_eq!(host.device.link_state(), LinkState::Up);
+        link_becomes(&host.device, LinkState::Up);
         ip("link del v0");
         assert!(matches!(host.device.link_state(), LinkState::Gone(_)));
         host.poll();
