@@ -3,8 +3,9 @@
 //! A bench is a list of *ways* ([`bench::Way`]) measured interleaved in one run; every figure that
 //! counts is a ratio of two of them. Beside the ways that use fulmar stand the kernel's own
 //! ([`kernel`]) and the *floor* ([`floor`]): the least that any TCP over the same device against
-//! the same kernel peer can cost, both on the same ground ([`site`]). Everything happens in namespaces of our own ([`netns`]); kernel
-//! peers are child processes ([`peer`]) that die with this one.
+//! the same kernel peer can cost, both on the same ground ([`site`]). Everything happens in
+//! namespaces of our own ([`netns`]); kernel peers are child processes ([`peer`]) that die with
+//! this one.
 
 #![deny(unsafe_code)]
 
