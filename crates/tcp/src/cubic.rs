@@ -316,17 +316,16 @@ mod tests {
     #[test]
     fn small_acks_add_up_to_the_same_growth_as_large_ones() {
         let (mut a, mut b) = (lossy(100), lossy(100));
-        let now = Instant::from_millis(5_000);
-        a.on_ack(1, now, RTT);
-        b.on_ack(1, now, RTT);
-        let later = Instant::from_millis(6_000);
-        let whole = a.cwnd();
-        a.on_ack(whole, later, RTT);
-        for _ in 0..whole {
-            b.on_ack(1, later, RTT);
+        for c in [&mut a, &mut b] {
+            c.on_ack(1, Instant::from_millis(5_000), RTT);
         }
-        let (ga, gb) = (a.cwnd() as f64, b.cwnd() as f64);
-        assert!((ga / gb - 1.0).abs() < 0.05, "{ga} against {gb}");
+        let (later, before) = (Instant::from_millis(6_000), a.cwnd());
+        for _ in 0..70 {
+            a.on_ack(u64::from(MSS), later, RTT);
+            (0..MSS).for_each(|_| b.on_ack(1, later, RTT));
+        }
+        let (ga, gb) = ((a.cwnd() - before) as f64, (b.cwnd() - before) as f64);
+        assert!(ga > 10_000.0 && (ga / gb - 1.0).abs() < 0.05, "{ga} against {gb}");
     }
 
     #[test]

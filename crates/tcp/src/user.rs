@@ -3,7 +3,7 @@
 use crate::Tcb;
 use crate::contract::{ConnError, Env, State};
 use crate::tcb::ResetDue;
-use fulmar_base::{FlowKey, Instant};
+use fulmar_base::{FlowKey, Instant, SeqNum};
 use fulmar_mbuf::{RecvQueue, SendQueue};
 
 impl Tcb {
@@ -92,6 +92,27 @@ impl Tcb {
     /// Takes the pending error (`SO_ERROR`), once.
     pub fn take_error(&mut self) -> Option<ConnError> {
         self.error.take()
+    }
+
+    /// Whether [`Tcb::take_error`] would return something.
+    #[inline]
+    pub fn has_error(&self) -> bool {
+        self.error.is_some()
+    }
+
+    /// Everything accepted for sending is acknowledged, a FIN that was asked for included, or
+    /// nothing more will be.
+    pub fn is_drained(&self) -> bool {
+        if matches!(self.state, State::Closed | State::TimeWait) {
+            return self.reset_due.is_none();
+        }
+        self.send.claimed_bytes() == 0 && (!self.fin_queued || self.fin_sent && self.flight() == 0)
+    }
+
+    /// Whether a sequence number that somebody quotes is in flight (RFC 5927 section 4).
+    pub fn is_in_flight(&self, quoted: SeqNum) -> bool {
+        let una = self.seq_of(self.snd_una);
+        una.before_eq(quoted) && quoted.before(self.seq_of(self.snd_nxt))
     }
 
     /// Closes for sending: a FIN follows what was claimed (RFC 9293 section 3.10.4).

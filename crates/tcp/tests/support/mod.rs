@@ -1,0 +1,384 @@
+//! A little language for traces: one Tcb, explicit time, segments with relative numbers.
+//!
+//! Position 0 is the SYN on both sides, the stream begins at 1. Real numbers wrap early on, so that
+//! every trace crosses the wrap. Payload is a pattern over the stream and checked in both directions.
+#![allow(dead_code)]
+
+use fulmar_base::{Counter, Counters, DropReason, Duration, FlowKey, Instant, SeqNum};
+use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose};
+use fulmar_tcp::*;
+use fulmar_wire::tcp::{Flags, Header, Timestamps};
+use std::collections::VecDeque;
+
+pub const OUR_ISS: SeqNum = SeqNum(u32::MAX - 300);
+pub const PEER_ISS: SeqNum = SeqNum(u32::MAX - 700);
+
+/// The byte at a stream offset.
+pub fn pattern(offset: u64) -> u8 {
+    (offset ^ (offset >> 8).wrapping_mul(31)) as u8
+}
+
+/// A segment as a trace writes it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Seg {
+    pub flags: Flags,
+    pub seq: u32,
+    pub ack: u32,
+    pub win: u16,
+    pub len: usize,
+    pub mss: Option<u16>,
+    pub scale: Option<u8>,
+    pub sack_ok: bool,
+    pub ts: Option<(u32, u32)>,
+    pub sack: Vec<(u32, u32)>,
+    pub urgent: u16,
+    /// Payload of each packet, for a super-segment.
+    pub gso: Option<u16>,
+}
+
+pub fn flags(letters: &str) -> Flags {
+    letters.chars().fold(Flags::default(), |f, c| {
+        f | match c {
+            'S' => Flags::SYN,
+            'F' => Flags::FIN,
+            'R' => Flags::RST,
+            'P' => Flags::PSH,
+            'A' => Flags::ACK,
+            'U' => Flags::URG,
+            c => panic!("no flag {c}"),
+        }
+    })
+}
+
+/// What a Tcb emits lands here.
+pub struct Out {
+    pub segs: VecDeque<Seg>,
+    pub room: usize,
+}
+
+impl Emit for Out {
+    fn emit(
+        &mut self,
+        pool: &mut Pool,
+        _: &mut Counters,
+        seg: SegmentOut,
+    ) -> Result<(), EmitError> {
+        if self.room == 0 {
+            pool.free(seg.chain);
+            return Err(EmitError::Full);
+        }
+        self.room -= 1;
+        assert!(seg.chain.front().unwrap().headroom() >= 80);
+        assert!(seg.offload.needs_csum);
+        let bytes = seg.chain.to_vec();
+        pool.free(seg.chain);
+        let (h, n) = Header::parse(&bytes).expect("a header that parses");
+        let rel = |s: SeqNum, base: SeqNum| s.0.wrapping_sub(base.0);
+        let payload = &bytes[n..];
+        let seq = rel(h.seq, OUR_ISS);
+        for (i, b) in payload.iter().enumerate() {
+            let offset = u64::from(seq) - 1 + i as u64;
+            assert_eq!(*b, pattern(offset), "byte {offset} of the stream");
+        }
+        if let Some(g) = seg.offload.gso {
+            assert!(payload.len() > usize::from(g.segment_bytes));
+            assert_eq!(usize::from(g.header_bytes), n);
+        }
+        self.segs.push_back(Seg {
+            flags: h.flags,
+            seq,
+            ack: if h.flags.contains(Flags::ACK) { rel(h.ack, PEER_ISS) } else { 0 },
+            win: h.window,
+            len: payload.len(),
+            mss: h.options.mss,
+            scale: h.options.window_scale,
+            sack_ok: h.options.sack_permitted,
+            ts: h.options.timestamps.map(|t| (t.value, t.echo)),
+            sack: h.options.sack.iter().map(|b| (rel(b.0, PEER_ISS), rel(b.1, PEER_ISS))).collect(),
+            urgent: h.urgent,
+            gso: seg.offload.gso.map(|g| g.segment_bytes),
+        });
+        Ok(())
+    }
+
+    fn room(&self) -> usize {
+        self.room
+    }
+}
+
+/// A Tcb under a trace.
+pub struct Trace {
+    pub tcb: Tcb,
+    pub pool: Pool,
+    pub counters: Counters,
+    pub window: WindowBudget,
+    pub now: Instant,
+    pub path: PathInfo,
+    pub out: Out,
+    pub events: Events,
+    written: u64,
+    read: u64,
+}
+
+pub fn key() -> FlowKey {
+    FlowKey::new("10.0.0.1:80".parse().unwrap(), "10.0.0.2:4000".parse().unwrap())
+}
+
+/// Traces are easier to read without timestamps and with windows unscaled.
+pub fn plain() -> Config {
+    Config {
+        timestamps: false,
+        max_buffer_bytes: 65_535,
+        recv_buffer_bytes: 65_535,
+        send_buffer_bytes: 65_535,
+        ..Config::default()
+    }
+}
+
+pub fn path() -> PathInfo {
+    PathInfo { mtu: 1040, ip_header_bytes: 20, tso_bytes: None }
+}
+
+impl Trace {
+    fn with(tcb: Tcb) -> Trace {
+        Trace {
+            tcb,
+            pool: Pool::new(PoolConfig::with_budget(32 << 20)).unwrap(),
+            counters: Counters::default(),
+            window: WindowBudget::new(64 << 20),
+            now: Instant::from_millis(1000),
+            path: path(),
+            out: Out { segs: VecDeque::new(), room: 1000 },
+            events: Events::NONE,
+            written: 0,
+            read: 0,
+        }
+    }
+
+    /// Actively opening; the SYN is not sent yet.
+    pub fn connect(cfg: Config) -> Trace {
+        let now = Instant::from_millis(1000);
+        Trace::with(Tcb::connect(&cfg, key(), OUR_ISS, 0, path(), now))
+    }
+
+    /// Passively opening on `syn`; the SYN,ACK is not sent yet.
+    pub fn passive(cfg: Config, syn: Seg) -> Trace {
+        let now = Instant::from_millis(1000);
+        let syn = header(&syn);
+        Trace::with(Tcb::passive(&cfg, key(), OUR_ISS, 0, path(), now, &syn))
+    }
+
+    /// Established, quick acknowledgements used up, both MSS 1000, the peer's window 50000.
+    pub fn established_with(cfg: Config) -> Trace {
+        let mut t = Trace::connect(cfg);
+        t.output();
+        t.out.segs.clear();
+        let ts = cfg.timestamps.then_some((500, 1000));
+        let syn_ack = Seg {
+            flags: flags("SA"),
+            ack: 1,
+            win: 50_000,
+            mss: Some(1000),
+            sack_ok: cfg.sack,
+            ts,
+            ..Seg::default()
+        };
+        t.recv(syn_ack);
+        t.output();
+        t.out.segs.clear();
+        t
+    }
+
+    pub fn established() -> Trace {
+        Trace::established_with(plain())
+    }
+
+    fn env<R>(&mut self, f: impl FnOnce(&mut Tcb, &mut Env, &PathInfo, &mut Out) -> R) -> R {
+        let mut env = Env {
+            now: self.now,
+            pool: &mut self.pool,
+            counters: &mut self.counters,
+            window: &mut self.window,
+        };
+        f(&mut self.tcb, &mut env, &self.path, &mut self.out)
+    }
+
+    /// One pass of output, and how far it came.
+    pub fn pass(&mut self) -> Sent {
+        self.env(|tcb, env, path, out| tcb.output(env, path, out))
+    }
+
+    /// One pass of output.
+    pub fn output(&mut self) {
+        assert_eq!(self.pass(), Sent::Done);
+    }
+
+    /// A segment arrives, and output runs.
+    pub fn recv(&mut self, seg: Seg) {
+        self.input(seg);
+        self.output();
+    }
+
+    /// A segment arrives; no output.
+    pub fn input(&mut self, seg: Seg) {
+        let hdr = header(&seg);
+        let payload = self.payload(seg.seq, seg.len);
+        self.events = self.env(|tcb, env, _, _| tcb.input(env, &hdr, payload));
+    }
+
+    fn payload(&mut self, seq: u32, len: usize) -> Chain {
+        if len == 0 {
+            return Chain::new();
+        }
+        let mut chain = self.pool.alloc_chain(len, 0, Purpose::Receive).unwrap();
+        let first = u64::from(seq).wrapping_sub(1);
+        let bytes: Vec<u8> = (0..len as u64).map(|i| pattern(first.wrapping_add(i))).collect();
+        chain.copy_from(0, &bytes).unwrap();
+        chain
+    }
+
+    /// Commits `len` bytes to the send queue; no output.
+    pub fn queue(&mut self, len: usize) {
+        let mut chain = self.pool.alloc_chain(len, 0, Purpose::Send).unwrap();
+        let bytes: Vec<u8> = (0..len as u64).map(|i| pattern(self.written + i)).collect();
+        chain.copy_from(0, &bytes).unwrap();
+        self.tcb.send_queue().append(chain, &mut self.pool).unwrap();
+        self.written += len as u64;
+    }
+
+    /// A write: queue and output.
+    pub fn write(&mut self, len: usize) {
+        self.queue(len);
+        self.output();
+    }
+
+    /// Reads up to `max` bytes, checks them, and sends a window update if one is due.
+    pub fn read(&mut self, max: usize) -> usize {
+        let got = self.tcb.recv_queue().take(max, &mut self.pool);
+        for b in got.to_vec() {
+            assert_eq!(b, pattern(self.read), "byte {} read", self.read);
+            self.read += 1;
+        }
+        let n = got.len();
+        self.pool.free(got);
+        if self.env(|tcb, env, _, _| tcb.after_read(env)) {
+            self.output();
+        }
+        n
+    }
+
+    /// Time passes; timers that come due run at their own time, each followed by output.
+    pub fn wait(&mut self, ms: u64) {
+        let end = self.now + Duration::from_millis(ms);
+        self.events = Events::NONE;
+        while let Some(at) = self.tcb.next_deadline().filter(|d| *d <= end) {
+            self.now = self.now.max(at);
+            let events = self.env(|tcb, env, _, _| tcb.on_timer(env));
+            self.events |= events;
+            self.output();
+        }
+        self.now = end;
+    }
+
+    pub fn close(&mut self) {
+        self.env(|tcb, env, _, _| tcb.close(env));
+        self.output();
+    }
+
+    pub fn shutdown(&mut self) {
+        let now = self.now;
+        self.tcb.shutdown_write(now);
+        self.output();
+    }
+
+    pub fn abort(&mut self) {
+        self.tcb.abort();
+        self.output();
+    }
+
+    pub fn icmp(&mut self, what: IcmpError, seq: u32) {
+        let quoted = OUR_ISS + seq;
+        self.events = self.env(|tcb, env, _, _| tcb.on_icmp(env, what, quoted));
+        self.output();
+    }
+
+    #[track_caller]
+    pub fn sent(&mut self) -> Seg {
+        self.out.segs.pop_front().expect("nothing was sent")
+    }
+
+    #[track_caller]
+    pub fn silent(&self) {
+        assert!(self.out.segs.is_empty(), "sent {:?}", self.out.segs);
+    }
+
+    pub fn drops(&self, r: DropReason) -> u64 {
+        self.counters.drops(r)
+    }
+
+    pub fn count(&self, c: Counter) -> u64 {
+        self.counters.value(c)
+    }
+}
+
+impl Drop for Trace {
+    /// Whatever happened, every buffer comes home and the budget is whole again.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        self.env(|tcb, env, _, _| tcb.release(env));
+        assert_eq!(self.pool.outstanding(), 0, "mbufs leaked");
+        assert_eq!(self.window.granted_bytes, 0, "window budget leaked");
+    }
+}
+
+pub fn header(s: &Seg) -> Header {
+    let mut h = Header {
+        src_port: 4000,
+        dst_port: 80,
+        seq: PEER_ISS + s.seq,
+        ack: if s.flags.contains(Flags::ACK) { OUR_ISS + s.ack } else { SeqNum(0) },
+        flags: s.flags,
+        window: s.win,
+        urgent: s.urgent,
+        ..Header::default()
+    };
+    h.options.mss = s.mss;
+    h.options.window_scale = s.scale;
+    h.options.sack_permitted = s.sack_ok;
+    h.options.timestamps = s.ts.map(|(value, echo)| Timestamps { value, echo });
+    for b in &s.sack {
+        h.options.sack.push((OUR_ISS + b.0, OUR_ISS + b.1));
+    }
+    h
+}
+
+/// `seg!("PA", seq = 1, len = 10)`: a segment; what is not named is zero, the window 50000.
+#[macro_export]
+macro_rules! seg {
+    ($flags:literal $(, $field:ident = $value:expr)* $(,)?) => {
+        #[allow(clippy::needless_update)]
+        $crate::support::Seg {
+            flags: $crate::support::flags($flags),
+            $($field: $value,)*
+            ..$crate::support::Seg { win: 50_000, ..Default::default() }
+        }
+    };
+}
+
+/// A segment from the peer arrives, and output runs.
+#[macro_export]
+macro_rules! recv {
+    ($t:expr, $($seg:tt)*) => { $t.recv($crate::seg!($($seg)*)) };
+}
+
+/// The next segment sent has these flags, and these fields; others may be anything.
+#[macro_export]
+macro_rules! send {
+    ($t:expr, $flags:literal $(, $field:ident = $value:expr)* $(,)?) => {{
+        let s = $t.sent();
+        assert_eq!(s.flags, $crate::support::flags($flags), "{s:?}");
+        $(assert_eq!(s.$field, $value, concat!(stringify!($field), " of {:?}"), s);)*
+    }};
+}
