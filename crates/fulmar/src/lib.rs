@@ -1,1 +1,65 @@
-//! A user-space TCP/IP stack: sockets shaped like std::net
+//! fulmar: a user-space TCP/IP stack for Linux, with sockets shaped like those of `std::net`.
+//!
+//! A [`Stack`] is built from a device and addresses. Its sockets block with time-outs, or not; they
+//! are usable from many threads, and the calling thread itself runs the stack: there is no thread
+//! to hand data to.
+//!
+//! ```no_run
+//! use std::io::{Read, Write};
+//! use fulmar::{Stack, TcpStream, devices};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let stack = Stack::builder()
+//!     .device(devices::tap("fulmar0")?)
+//!     .address("10.77.0.2/24".parse()?)
+//!     .gateway("10.77.0.1".parse()?)
+//!     .build()?;
+//! let mut stream = TcpStream::connect(&stack, "10.77.0.1:80")?;
+//! stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+//! let mut page = String::new();
+//! stream.read_to_string(&mut page)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! - **Devices**: [`devices`] opens a TAP, any Ethernet interface, or joins two stacks in one
+//!   process; [`Device`] is the contract for a device of your own.
+//! - **Event loops**: [`PollSet`] waits for many sockets, or lends its descriptor to any loop.
+//! - **Looking inside**: [`Stack::stat`], `fulmar stat` from another terminal, and
+//!   [`devices::capture`] for Wireshark.
+//! - **Memory** is bounded by one byte budget per stack ([`Builder::budget_bytes`]): a writer waits
+//!   and windows close when it is used up; nothing that was accepted is lost.
+//! - **The end**: what a socket accepted is delivered when it is closed, when its stack is dropped
+//!   and when the process ends, for at most [`Builder::exit_drain`].
+//! - **fork**: a child process gets an error (`EBADF`) from every call on its parent's stacks.
+
+#![forbid(unsafe_code)]
+
+mod cidr;
+pub mod control;
+pub mod devices;
+mod error;
+mod exit;
+mod poll;
+mod socket;
+mod stack;
+mod stat;
+mod tcp;
+mod udp;
+
+pub use cidr::{Cidr, ParseCidrError};
+pub use error::SetupError;
+pub use fulmar_base as base;
+pub use fulmar_ip::{Prefix, Route};
+pub use fulmar_mbuf as mbuf;
+pub use fulmar_netdev as netdev;
+pub use fulmar_netdev::Device;
+pub use fulmar_socket::Ready;
+pub use fulmar_stack::{ListenOptions, StackConfig};
+pub use fulmar_tcp::{Config as TcpConfig, Info as TcpInfo};
+pub use fulmar_udp::BindOptions as UdpBindOptions;
+pub use poll::{Event, PollSet, Source};
+pub use stack::{Builder, Echo, Stack};
+pub use stat::{SocketStat, Stat};
+pub use tcp::{TcpListener, TcpStream};
+pub use udp::UdpSocket;

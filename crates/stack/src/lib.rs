@@ -1,1 +1,49 @@
-//! A shard: demultiplexing, timers, waiting, and the glue that joins tcp to ip to a device
+//! A shard and who runs it: demultiplexing, the timer wheel, the glue that joins tcp to ip to a
+//! device, and all waiting.
+//!
+//! ```text
+//!   down:  tcp_calls ─ sosend ─► tcp_output ─ tcp::output ─► net (ip::output) ─► Link ─► Device
+//!   up:    Device ─► Shard::step ─ ip::input ─► tcp_input ─ tcp::input ─► watch (who waits)
+//!   host:  the lock around a shard, the inbox, the poll baton, the one loop that waits
+//! ```
+//!
+//! A [`Shard`] is deterministic: it advances by [`Shard::step`] with the time as an argument. A
+//! [`Host`] puts it under a lock and adds threads, clocks and sleep. Unsafe code lives in `sys.rs`.
+
+#![deny(unsafe_code)]
+
+mod baton;
+mod config;
+mod error;
+mod host;
+mod net;
+mod poll_set;
+mod secret;
+mod service;
+mod shard;
+mod slab;
+mod sockets;
+mod stat;
+#[allow(unsafe_code)]
+mod sys;
+mod tcp_calls;
+mod tcp_input;
+mod tcp_output;
+mod time_wait;
+mod udp_calls;
+mod waiter;
+mod watch;
+mod watch_calls;
+mod wheel;
+
+pub use config::StackConfig;
+pub use error::SetupError;
+pub use host::{Guard, Host, Limit, Request};
+pub use poll_set::PollSetCore;
+pub use service::start as start_service;
+pub use shard::{Shard, Stray, TimerKey};
+pub use sockets::{Echo, TcpEntry};
+pub use stat::{SocketStat, Stat};
+pub use sys::{at_exit, now, thread_number};
+pub use tcp_calls::{ListenOptions, Reserved};
+pub use wheel::{TimerId, Wheel};

@@ -1,0 +1,54 @@
+//! Devices that carry a stack's frames, ready to be given to [`crate::Builder::device`].
+
+use std::io::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use fulmar_drivers::packet::{PacketConfig, PacketSocket};
+use fulmar_drivers::tap::{Tap, TapConfig};
+use fulmar_netdev::Device;
+use fulmar_netdev::fault::{Faults, Rates};
+use fulmar_netdev::pcap::PcapWriter;
+
+pub use fulmar_drivers::{OpenError, link, packet as packet_socket, tap as tap_device};
+pub use fulmar_netdev::fault;
+
+/// A TAP interface of this name, made if there is none; the kernel is at its other end.
+///
+/// # Errors
+/// No permission on `/dev/net/tun`, or an interface that is in use; the error says what to do.
+pub fn tap(name: &str) -> Result<Box<dyn Device>, OpenError> {
+    let config = TapConfig { name: name.to_owned(), ..TapConfig::default() };
+    Ok(Box::new(Tap::open(&config)?))
+}
+
+/// A packet socket on an Ethernet interface that exists. The stack appears on that network as a
+/// station of its own.
+///
+/// # Errors
+/// No such interface, or no `CAP_NET_RAW`; the error says what to do.
+pub fn packet(interface: &str) -> Result<Box<dyn Device>, OpenError> {
+    let config = PacketConfig { interface: interface.to_owned(), ..PacketConfig::default() };
+    Ok(Box::new(PacketSocket::open(&config)?))
+}
+
+/// Two devices joined directly: a stack on each talks to the other without a kernel between.
+///
+/// # Errors
+/// Too many open descriptors.
+pub fn link_pair() -> Result<(Box<dyn Device>, Box<dyn Device>), OpenError> {
+    let (a, b) = link::pair(&link::LinkConfig::default())?;
+    Ok((Box::new(a), Box::new(b)))
+}
+
+/// The same device, with every frame written to `out` as pcapng, for Wireshark and tshark.
+pub fn capture<W: Write + Send + 'static>(device: Box<dyn Device>, out: W) -> Box<dyn Device> {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let uptime = std::time::Duration::from_nanos(fulmar_stack::now().as_nanos());
+    Box::new(PcapWriter::new(device, out, since_epoch.saturating_sub(uptime)))
+}
+
+/// The same device on a bad network: loss, duplication, reordering, damage and delay, the same for
+/// the same seed. `tx` is what happens to sent packets, `rx` to received ones.
+pub fn faulty(device: Box<dyn Device>, seed: u64, tx: Rates, rx: Rates) -> Box<dyn Device> {
+    Box::new(Faults::new(device, seed, tx, rx))
+}

@@ -1,0 +1,47 @@
+//! Why a stack could not be built.
+
+use std::{fmt, io};
+
+/// Why a stack could not be built. `Display` is one sentence that says what to do.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum SetupError {
+    /// No device was given.
+    NoDevice,
+    /// No address was given.
+    NoAddress,
+    /// The operating system gives no random numbers.
+    Random(io::Error),
+    /// No eventfd or thread could be made.
+    Host(io::Error),
+    /// Addresses, routes or memory.
+    Stack(fulmar_stack::SetupError),
+}
+
+impl fmt::Display for SetupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SetupError::NoDevice => {
+                f.write_str("the stack has no device; give it one with Builder::device")
+            }
+            SetupError::NoAddress => {
+                f.write_str("the stack has no address; give it one with Builder::address")
+            }
+            SetupError::Random(e) => {
+                write!(f, "/dev/urandom cannot be read: {e}; mount it, or fix a seed for a test")
+            }
+            SetupError::Host(e) => {
+                write!(f, "no thread or descriptor is left: {e}; see `ulimit -n` and `ulimit -u`")
+            }
+            SetupError::Stack(e) => e.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for SetupError {}
+
+impl From<fulmar_stack::SetupError> for SetupError {
+    fn from(e: fulmar_stack::SetupError) -> Self {
+        SetupError::Stack(e)
+    }
+}

@@ -1,0 +1,228 @@
+//! What every socket of this crate is: a handle to a slot of a shard, and how it waits.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use fulmar_base::{Instant, SlotId};
+use fulmar_socket::{Ready, SocketError, Step};
+use fulmar_stack::{Host, Limit, Request, Shard};
+
+use crate::stack::{Inner, Stack};
+
+/// A socket that several handles may share (`try_clone`). The last one closes it.
+pub(crate) struct Socket {
+    pub stack: Arc<Inner>,
+    pub id: SlotId,
+    nonblocking: AtomicBool,
+    /// Nanoseconds; 0 for no limit.
+    read_timeout: AtomicU64,
+    write_timeout: AtomicU64,
+    /// [`fulmar_stack::thread_number`] of the thread in a write, 0 if none: one writer at a time, for
+    /// its whole call.
+    writer: AtomicU64,
+    linger: AtomicU64,
+}
+
+/// No linger is set.
+const NO_LINGER: u64 = u64::MAX;
+
+impl Socket {
+    pub fn new(stack: Arc<Inner>, id: SlotId) -> Arc<Socket> {
+        Arc::new(Socket {
+            stack,
+            id,
+            nonblocking: AtomicBool::new(false),
+            read_timeout: AtomicU64::new(0),
+            write_timeout: AtomicU64::new(0),
+            writer: AtomicU64::new(0),
+            linger: AtomicU64::new(NO_LINGER),
+        })
+    }
+
+    pub fn host(&self) -> &Host {
+        &self.stack.host
+    }
+
+    pub fn set_nonblocking(&self, on: bool) {
+        self.nonblocking.store(on, Ordering::Relaxed);
+    }
+
+    fn limit(&self, timeout: &AtomicU64) -> Limit {
+        if self.nonblocking.load(Ordering::Relaxed) {
+            return Limit::DoNotWait;
+        }
+        match timeout.load(Ordering::Relaxed) {
+            0 => Limit::Forever,
+            ns => Limit::For(Duration::from_nanos(ns)),
+        }
+    }
+
+    pub fn read_limit(&self) -> Limit {
+        self.limit(&self.read_timeout)
+    }
+
+    pub fn write_limit(&self) -> Limit {
+        self.limit(&self.write_timeout)
+    }
+
+    pub fn set_read_timeout(&self, t: Option<Duration>) -> io::Result<()> {
+        store_timeout(&self.read_timeout, t)
+    }
+
+    pub fn set_write_timeout(&self, t: Option<Duration>) -> io::Result<()> {
+        store_timeout(&self.write_timeout, t)
+    }
+
+    pub fn read_timeout(&self) -> Option<Duration> {
+        load_timeout(&self.read_timeout)
+    }
+
+    pub fn write_timeout(&self) -> Option<Duration> {
+        load_timeout(&self.write_timeout)
+    }
+
+    pub fn set_linger(&self, t: Option<Duration>) {
+        let ns = t.map_or(NO_LINGER, |t| u64::try_from(t.as_nanos()).unwrap_or(NO_LINGER - 1));
+        self.linger.store(ns, Ordering::Relaxed);
+    }
+
+    pub fn linger(&self) -> Option<Duration> {
+        match self.linger.load(Ordering::Relaxed) {
+            NO_LINGER => None,
+            ns => Some(Duration::from_nanos(ns)),
+        }
+    }
+
+    /// Runs a step that cannot wait.
+    pub fn call<R>(
+        &self,
+        f: impl FnOnce(&mut Shard, Instant) -> Result<R, SocketError>,
+    ) -> io::Result<R> {
+        self.host().call(f).map_err(to_io)
+    }
+
+    /// Waits until a step is done.
+    pub fn wait<R>(
+        &self,
+        interest: Ready,
+        limit: Limit,
+        step: impl FnMut(&mut Shard, Instant) -> Result<Step<R>, SocketError>,
+    ) -> io::Result<R> {
+        self.host().wait(self.id, interest, limit, step).map_err(to_io)
+    }
+
+    pub fn addresses(&self) -> io::Result<(Option<SocketAddr>, Option<SocketAddr>)> {
+        self.call(|shard, _| shard.addresses(self.id))
+    }
+
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        Ok(self.call(|shard, _| shard.take_error(self.id))?.map(to_io))
+    }
+
+    /// Becomes the writer. `None`: this very thread is it already (a signal handler interrupted its
+    /// write), or another one is and the call must not wait.
+    pub fn begin_write(&self, limit: Limit) -> Option<Writer<'_>> {
+        let me = fulmar_stack::thread_number();
+        let mut spins = 0u32;
+        loop {
+            match self.writer.compare_exchange_weak(0, me, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Some(Writer(self)),
+                Err(other) if other == me || limit == Limit::DoNotWait => return None,
+                Err(_) => {}
+            }
+            spins += 1;
+            if spins < 64 {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+    }
+}
+
+/// The right to write, given back when dropped.
+pub(crate) struct Writer<'a>(&'a Socket);
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        self.0.writer.store(0, Ordering::Release);
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let host = self.host();
+        if !host.is_ours() {
+            return;
+        }
+        match self.linger() {
+            None => host.post(Request::Close(self.id)),
+            Some(Duration::ZERO) => {
+                let _ = host.call(|shard, now| {
+                    if let Ok(entry) = shard.tcp_entry(self.id) {
+                        entry.linger = Some(Duration::ZERO);
+                    }
+                    shard.close(now, self.id);
+                    Ok(())
+                });
+            }
+            Some(limit) => {
+                let _ = host.call(|shard, now| shard.tcp_shutdown(now, self.id, false, true));
+                host.drain(Some(self.id), limit);
+                host.post(Request::Close(self.id));
+            }
+        }
+    }
+}
+
+fn store_timeout(slot: &AtomicU64, t: Option<Duration>) -> io::Result<()> {
+    let ns = match t {
+        None => 0,
+        Some(Duration::ZERO) => {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "cannot set a 0 duration timeout",
+            ));
+        }
+        Some(t) => u64::try_from(t.as_nanos()).unwrap_or(u64::MAX),
+    };
+    slot.store(ns, Ordering::Relaxed);
+    Ok(())
+}
+
+fn load_timeout(slot: &AtomicU64) -> Option<Duration> {
+    match slot.load(Ordering::Relaxed) {
+        0 => None,
+        ns => Some(Duration::from_nanos(ns)),
+    }
+}
+
+/// A socket's error as `std::io` has it: with the errno that the kernel would give.
+pub(crate) fn to_io(e: SocketError) -> io::Error {
+    io::Error::from_raw_os_error(e.errno())
+}
+
+/// Tries each address in turn, as `std::net` does.
+pub(crate) fn each_address<R>(
+    addresses: impl ToSocketAddrs,
+    mut f: impl FnMut(SocketAddr) -> io::Result<R>,
+) -> io::Result<R> {
+    let mut last = None;
+    for a in addresses.to_socket_addrs()? {
+        match f(a) {
+            Ok(r) => return Ok(r),
+            Err(e) => last = Some(e),
+        }
+    }
+    Err(last.unwrap_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidInput, "could not resolve to any addresses")
+    }))
+}
+
+/// A handle to a stack from a socket.
+pub(crate) fn stack_of(s: &Socket) -> Stack {
+    Stack { inner: Arc::clone(&s.stack) }
+}

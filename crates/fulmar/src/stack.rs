@@ -1,0 +1,315 @@
+//! A running stack and how it is built.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant as StdInstant};
+
+use fulmar_base::with_zone;
+use fulmar_ip::{IfAddr, Prefix, Route};
+use fulmar_mbuf::PoolConfig;
+use fulmar_netdev::Device;
+use fulmar_socket::Ready;
+use fulmar_stack::{Host, Limit, Shard, StackConfig, start_service};
+
+use crate::cidr::Cidr;
+use crate::control::Control;
+use crate::error::SetupError;
+use crate::exit;
+use crate::poll::PollSet;
+use crate::socket::{Socket, to_io};
+use crate::stat::Stat;
+
+/// A running TCP/IP stack. Cheap to clone; sockets keep it alive.
+///
+/// When the last handle and the last socket are gone, or when the process ends, everything that was
+/// accepted for sending is still delivered, for at most [`Builder::exit_drain`].
+#[derive(Clone)]
+pub struct Stack {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub host: Arc<Host>,
+    name: String,
+    exit_drain: Duration,
+    control: std::sync::Mutex<Option<Control>>,
+}
+
+impl Inner {
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Delivers what was accepted, for the documented time.
+    pub fn drain(&self) {
+        let _ = self.host.call(|shard, now| {
+            shard.close_all(now);
+            Ok(())
+        });
+        self.host.drain(None, self.exit_drain);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if !self.host.is_ours() {
+            return;
+        }
+        self.control.lock().map(|mut c| c.take()).ok();
+        self.drain();
+        self.host.stop();
+    }
+}
+
+impl std::fmt::Debug for Stack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stack").field("name", &self.inner.name).finish_non_exhaustive()
+    }
+}
+
+/// The answer to an echo request.
+#[derive(Clone, Debug)]
+pub struct Echo {
+    /// Who answered.
+    pub from: IpAddr,
+    /// From request to answer.
+    pub rtt: Duration,
+    /// Time to live or hop limit of the answer.
+    pub ttl: u8,
+    /// Bytes of payload that came back.
+    pub bytes: usize,
+}
+
+impl Stack {
+    /// Starts to describe a stack.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Asks a host for an echo (ICMP) with `payload_len` bytes and waits for the answer.
+    ///
+    /// # Errors
+    /// `TimedOut`; `HostUnreachable` or `NetworkUnreachable`; `EMSGSIZE` if the packet would have
+    /// to be fragmented; `InvalidData` if other bytes came back than were sent.
+    pub fn ping(&self, to: IpAddr, payload_len: usize, timeout: Duration) -> io::Result<Echo> {
+        let socket = self.new_socket(|shard| Ok(shard.ping_open()))?;
+        let payload: Vec<u8> = (0..payload_len).map(|i| i as u8).collect();
+        let to = with_zone(to, 0, 0);
+        let start = StdInstant::now();
+        socket.call(|shard, now| shard.ping_send(now, socket.id, to, 1, &payload))?;
+        let echo = socket
+            .wait(Ready::READABLE, Limit::For(timeout), |shard, _| shard.ping_receive(socket.id))
+            .map_err(|e| match e.kind() {
+                io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+                _ => e,
+            })?;
+        let rtt = start.elapsed();
+        let chain = echo.outcome.map_err(to_io)?;
+        let same = chain.to_vec() == payload;
+        let bytes = chain.len();
+        socket.host().post(fulmar_stack::Request::Free(chain));
+        if !same {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the echo differs"));
+        }
+        Ok(Echo { from: echo.from, rtt, ttl: echo.hop_limit, bytes })
+    }
+
+    /// A new poll set for sockets of this stack.
+    ///
+    /// # Errors
+    /// Too many open descriptors.
+    pub fn poll_set(&self) -> io::Result<PollSet> {
+        PollSet::new(self)
+    }
+
+    /// What the stack is doing: sockets, drops, buffers, device, neighbours, routes.
+    ///
+    /// # Errors
+    /// `EBADF` in a forked child.
+    pub fn stat(&self) -> io::Result<Stat> {
+        Stat::of(&self.inner)
+    }
+
+    /// Adds a route while the stack runs; connections follow at their next packet.
+    ///
+    /// # Errors
+    /// `InvalidInput`: a gateway of the other IP version, or a table that is full.
+    pub fn add_route(&self, route: Route) -> io::Result<()> {
+        let done = self.inner.host.call(|shard, _| Ok(shard.ip().add_route(route)));
+        done.map_err(to_io)?
+            .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))
+    }
+
+    /// Removes a route while the stack runs.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn remove_route(&self, prefix: Prefix) -> io::Result<()> {
+        let done = self.inner.host.call(|shard, _| Ok(shard.ip().remove_route(prefix)));
+        done.map_err(to_io)?.map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// The name given to the builder.
+    pub fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    /// How often a waiting thread polls in vain before it sleeps. More trades CPU for latency
+    /// between CPUs; the default (2) yields between the polls and keeps an idle stack idle.
+    pub fn set_empty_polls(&self, polls: u32) {
+        self.inner.host.set_empty_polls(polls);
+    }
+
+    pub(crate) fn new_socket(
+        &self,
+        open: impl FnOnce(&mut Shard) -> Result<fulmar_base::SlotId, fulmar_socket::SocketError>,
+    ) -> io::Result<Arc<Socket>> {
+        let id = self.inner.host.call(|shard, _| open(shard)).map_err(to_io)?;
+        Ok(Socket::new(Arc::clone(&self.inner), id))
+    }
+}
+
+/// Describes a stack. Every setting but the device has a default that is documented at
+/// [`StackConfig`].
+#[derive(Default)]
+pub struct Builder {
+    device: Option<Box<dyn Device>>,
+    name: Option<String>,
+    addresses: Vec<Cidr>,
+    seed: Option<u64>,
+    is_unlisted: bool,
+    config: StackConfig,
+}
+
+impl Builder {
+    /// The device that carries the frames; see [`crate::devices`].
+    pub fn device(mut self, device: Box<dyn Device>) -> Self {
+        self.device = Some(device);
+        self
+    }
+
+    /// The name under which `fulmar stat` shows the stack. Default: the program's name.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// An address of the stack, with its on-link prefix. May be called several times.
+    pub fn address(mut self, address: Cidr) -> Self {
+        self.addresses.push(address);
+        self
+    }
+
+    /// A route beside the on-link ones.
+    pub fn route(mut self, route: Route) -> Self {
+        self.config.routes.push(route);
+        self
+    }
+
+    /// The gateway to everywhere else, one per IP version.
+    pub fn gateway(self, gateway: IpAddr) -> Self {
+        self.route(Route::default_via(gateway))
+    }
+
+    /// Memory for packets and socket buffers at most. Default 256 MiB, touched only as needed.
+    pub fn budget_bytes(mut self, bytes: usize) -> Self {
+        self.config.pool = PoolConfig::with_budget(bytes);
+        self
+    }
+
+    /// Tunables of TCP: buffer sizes, time-outs, options.
+    pub fn tcp(mut self, tcp: fulmar_tcp::Config) -> Self {
+        self.config.tcp = tcp;
+        self
+    }
+
+    /// Largest IP packet in bytes. Default: the device's.
+    pub fn mtu(mut self, bytes: usize) -> Self {
+        self.config.mtu = Some(bytes);
+        self
+    }
+
+    /// From this everything random is derived. Default: the operating system's randomness; a fixed
+    /// seed makes sequence numbers guessable and is for tests.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// How long the end of the stack or of the process waits for what was accepted to be
+    /// acknowledged. Default 5 s.
+    pub fn exit_drain(mut self, limit: Duration) -> Self {
+        self.config.exit_drain = limit;
+        self
+    }
+
+    /// Does not open the socket through which `fulmar stat` looks at the stack.
+    pub fn unlisted(mut self) -> Self {
+        self.is_unlisted = true;
+        self
+    }
+
+    /// Everything else at once; addresses and seed given to the builder are added to it.
+    pub fn config(mut self, config: StackConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Starts the stack.
+    ///
+    /// # Errors
+    /// [`SetupError`]; its `Display` says what to do.
+    pub fn build(self) -> Result<Stack, SetupError> {
+        let Builder { device, name, addresses, seed, is_unlisted, mut config } = self;
+        let device = device.ok_or(SetupError::NoDevice)?;
+        for a in addresses {
+            config.addresses.push(IfAddr { addr: a.address, prefix_len: a.prefix_len });
+        }
+        if config.addresses.is_empty() {
+            return Err(SetupError::NoAddress);
+        }
+        config.seed = match seed {
+            Some(seed) => seed,
+            None => random_seed()?,
+        };
+        let exit_drain = config.exit_drain;
+        let shard = Shard::new(config, device, fulmar_stack::now())?;
+        let host = Arc::new(Host::new(shard).map_err(SetupError::Host)?);
+        let name = name.unwrap_or_else(program_name);
+        start_service(&host, &name).map_err(SetupError::Host)?;
+        let inner =
+            Arc::new(Inner { host, name, exit_drain, control: std::sync::Mutex::new(None) });
+        exit::register(&inner);
+        if !is_unlisted {
+            open_door(&inner);
+        }
+        Ok(Stack { inner })
+    }
+}
+
+/// A stack without a door works as well, so failure is not an error.
+fn open_door(inner: &Arc<Inner>) {
+    let weak = Arc::downgrade(inner);
+    let door = Control::open(move || {
+        let inner = weak.upgrade()?;
+        Some(Stat::of(&inner).ok()?.to_json())
+    });
+    if let (Ok(door), Ok(mut slot)) = (door, inner.control.lock()) {
+        *slot = Some(door);
+    }
+}
+
+fn program_name() -> String {
+    let exe = std::env::current_exe().ok();
+    let stem = exe.as_ref().and_then(|p| p.file_stem()).map(|s| s.to_string_lossy().into_owned());
+    stem.unwrap_or_else(|| "stack".to_owned())
+}
+
+fn random_seed() -> Result<u64, SetupError> {
+    use std::io::Read;
+    let mut bytes = [0u8; 8];
+    let mut source = std::fs::File::open("/dev/urandom").map_err(SetupError::Random)?;
+    source.read_exact(&mut bytes).map_err(SetupError::Random)?;
+    Ok(u64::from_ne_bytes(bytes))
+}

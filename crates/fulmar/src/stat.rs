@@ -1,0 +1,156 @@
+//! What a running stack says about itself, as structs and as JSON.
+
+use std::io;
+
+use fulmar_base::{Counter, DropReason};
+use fulmar_mbuf::PoolStats;
+use fulmar_netdev::DeviceStats;
+use fulmar_tcp::Info;
+use serde_json::{Map, Value, json};
+
+use crate::socket::to_io;
+use crate::stack::Inner;
+
+pub use fulmar_stack::SocketStat;
+
+/// A snapshot of a stack.
+#[derive(Clone, Debug)]
+pub struct Stat {
+    /// Its name.
+    pub name: String,
+    /// Sockets, counters, drops, buffers, device, neighbours, routes.
+    pub shard: fulmar_stack::Stat,
+}
+
+impl Stat {
+    pub(crate) fn of(inner: &Inner) -> io::Result<Stat> {
+        let shard = inner.host.call(|shard, _| Ok(shard.stat())).map_err(to_io)?;
+        Ok(Stat { name: inner.name().to_owned(), shard })
+    }
+
+    /// How often something happened.
+    pub fn count(&self, c: Counter) -> u64 {
+        self.shard.counters.value(c)
+    }
+
+    /// How many packets were dropped for a reason.
+    pub fn drops(&self, r: DropReason) -> u64 {
+        self.shard.counters.drops(r)
+    }
+
+    /// The sockets.
+    pub fn sockets(&self) -> &[SocketStat] {
+        &self.shard.sockets
+    }
+
+    /// One JSON document; sizes are in bytes, times in microseconds.
+    pub fn to_json(&self) -> String {
+        let s = &self.shard;
+        let c = &s.counters;
+        let drops = DropReason::ALL.iter().map(|r| {
+            json!({"reason": r.name(), "room": r.room(), "packets": c.drops(*r),
+                   "sentence": r.sentence().trim()})
+        });
+        let counters: Map<String, Value> =
+            Counter::ALL.iter().map(|k| (k.name().to_owned(), json!(c.value(*k)))).collect();
+        let addresses = s.addresses.iter().map(|a| format!("{}/{}", a.addr, a.prefix_len));
+        let document = json!({
+            "name": self.name,
+            "pid": std::process::id(),
+            "addresses": addresses.collect::<Vec<_>>(),
+            "sockets": s.sockets.iter().map(socket).collect::<Vec<_>>(),
+            "time_wait": s.time_wait,
+            "drops": drops.collect::<Vec<_>>(),
+            "counters": counters,
+            "pool": pool(&s.pool, s.window.granted_bytes, s.window.limit_bytes),
+            "device": device(&s.device),
+            "neighbours": s.neighbours.iter().map(neighbour).collect::<Vec<_>>(),
+            "routes": s.routes.iter().map(route).collect::<Vec<_>>(),
+        });
+        document.to_string()
+    }
+}
+
+fn socket(s: &SocketStat) -> Value {
+    let mut v = json!({
+        "protocol": s.protocol,
+        "state": s.state,
+        "recv_queue_bytes": s.recv_queue,
+        "send_queue_bytes": s.send_queue,
+        "local": s.local.map(|a| a.to_string()),
+        "remote": s.remote.map(|a| a.to_string()),
+    });
+    if let (Some(info), Some(object)) = (&s.tcp, v.as_object_mut()) {
+        object.extend(connection(info));
+    }
+    v
+}
+
+fn connection(i: &Info) -> Map<String, Value> {
+    let us = |d: std::time::Duration| d.as_nanos() as f64 / 1000.0;
+    let v = json!({
+        "rtt_us": us(i.rtt),
+        "rttvar_us": us(i.rttvar),
+        "rto_us": us(i.rto),
+        "mss_bytes": i.mss_bytes,
+        "cwnd_bytes": i.cwnd_bytes,
+        "ssthresh_bytes": (i.ssthresh_bytes < u64::from(u32::MAX)).then_some(i.ssthresh_bytes),
+        "snd_wnd_bytes": i.snd_wnd_bytes,
+        "rcv_wnd_bytes": i.rcv_wnd_bytes,
+        "in_flight_bytes": i.in_flight_bytes,
+        "unsent_bytes": i.unsent_bytes,
+        "out_of_order_bytes": i.out_of_order_bytes,
+        "retransmits": i.retransmits,
+        "retransmitted_bytes": i.retransmitted_bytes,
+        "recovering": i.recovering,
+    });
+    v.as_object().cloned().unwrap_or_default()
+}
+
+fn pool(p: &PoolStats, granted: usize, window_limit: usize) -> Value {
+    let [send, receive, control] = p.used_bytes;
+    json!({
+        "budget_bytes": p.budget_bytes,
+        "mapped_bytes": p.slab_bytes,
+        "send_bytes": send,
+        "receive_bytes": receive,
+        "control_bytes": control,
+        "window_granted_bytes": granted,
+        "window_limit_bytes": window_limit,
+        "mbufs_out": p.mbufs_out,
+        "allocs": p.allocs,
+        "slow_allocs": p.slow_allocs,
+        "clones": p.clones,
+        "remote_frees": p.remote_frees,
+        "refused": p.failed_budget + p.failed_block + p.failed_descriptor,
+    })
+}
+
+fn device(d: &DeviceStats) -> Value {
+    json!({
+        "name": d.name,
+        "tx_frames": d.tx_frames,
+        "tx_bytes": d.tx_bytes,
+        "tx_crossings": d.tx_crossings,
+        "tx_refusals": d.tx_refusals,
+        "rx_frames": d.rx_frames,
+        "rx_bytes": d.rx_bytes,
+        "rx_crossings": d.rx_crossings,
+        "wakes": d.wakes,
+    })
+}
+
+fn neighbour(n: &fulmar_route::Neighbour) -> Value {
+    json!({
+        "address": n.ip.to_string(),
+        "ether": n.ether.to_string(),
+        "state": format!("{:?}", n.state).to_lowercase(),
+    })
+}
+
+fn route(r: &fulmar_ip::Route) -> Value {
+    json!({
+        "to": format!("{}/{}", r.dst.addr, r.dst.len),
+        "via": r.via.map(|v| v.to_string()),
+    })
+}

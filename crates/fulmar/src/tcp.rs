@@ -1,0 +1,550 @@
+//! TCP sockets, shaped like those of `std::net`.
+
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fulmar_mbuf::Chain;
+use fulmar_socket::{Ready, Reservation, SocketError};
+use fulmar_stack::{Limit, ListenOptions, Request, Reserved};
+
+use crate::socket::{Socket, each_address, stack_of, to_io};
+use crate::stack::Stack;
+
+/// A TCP connection.
+///
+/// Usable from many threads at once: reads take turns under the stack's lock, writes of one socket
+/// are whole (one writer at a time). Dropping the last handle closes it; what was accepted is still
+/// sent. If received bytes are left unread it is reset instead, as by any kernel (RFC 2525).
+pub struct TcpStream {
+    pub(crate) socket: Arc<Socket>,
+}
+
+impl TcpStream {
+    /// Connects to the first address that answers. Names are resolved by the system's resolver.
+    ///
+    /// # Errors
+    /// Those of `connect(2)`.
+    pub fn connect(stack: &Stack, addr: impl ToSocketAddrs) -> io::Result<TcpStream> {
+        each_address(addr, |a| connect(stack, None, a, Limit::Forever))
+    }
+
+    /// Connects, or gives up after `timeout`.
+    ///
+    /// # Errors
+    /// `TimedOut`, and those of `connect(2)`.
+    pub fn connect_timeout(
+        stack: &Stack,
+        addr: &SocketAddr,
+        timeout: Duration,
+    ) -> io::Result<TcpStream> {
+        if timeout.is_zero() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "cannot set a 0 duration timeout",
+            ));
+        }
+        connect(stack, None, *addr, Limit::For(timeout))
+    }
+
+    /// Connects from a local port of choice, or gives up after `timeout`.
+    ///
+    /// # Errors
+    /// `AddrInUse`, `TimedOut`, and those of `connect(2)`.
+    pub fn connect_from(
+        stack: &Stack,
+        local_port: u16,
+        addr: &SocketAddr,
+        timeout: Duration,
+    ) -> io::Result<TcpStream> {
+        let any = if addr.is_ipv4() { "0.0.0.0" } else { "::" };
+        let any = any.parse().map_err(|_| io::ErrorKind::InvalidInput)?;
+        connect(stack, Some(SocketAddr::new(any, local_port)), *addr, Limit::For(timeout))
+    }
+
+    /// Starts to connect and returns at once. Writable means done: then see
+    /// [`TcpStream::take_error`].
+    ///
+    /// # Errors
+    /// Only what is known at once: no route, no port.
+    pub fn connect_nonblocking(stack: &Stack, addr: SocketAddr) -> io::Result<TcpStream> {
+        let socket = open(stack, None, addr)?;
+        socket.set_nonblocking(true);
+        Ok(TcpStream { socket })
+    }
+
+    /// Another handle to the same connection.
+    ///
+    /// # Errors
+    /// Never; the signature is that of `std::net`.
+    pub fn try_clone(&self) -> io::Result<TcpStream> {
+        Ok(TcpStream { socket: Arc::clone(&self.socket) })
+    }
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// `NotConnected`.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.addresses()?.1.ok_or_else(|| to_io(SocketError::NotConnected))
+    }
+
+    /// This end's address.
+    ///
+    /// # Errors
+    /// `NotConnected`.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.addresses()?.0.ok_or_else(|| to_io(SocketError::NotConnected))
+    }
+
+    /// The stack that the connection belongs to.
+    pub fn stack(&self) -> Stack {
+        stack_of(&self.socket)
+    }
+
+    /// Closes one or both directions.
+    ///
+    /// # Errors
+    /// `NotConnected`.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        let read = how != Shutdown::Write;
+        let write = how != Shutdown::Read;
+        let id = self.socket.id;
+        self.socket.call(|shard, now| shard.tcp_shutdown(now, id, read, write))
+    }
+
+    /// Reads without taking.
+    ///
+    /// # Errors
+    /// As `read`.
+    pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
+        let s = &*self.socket;
+        s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.tcp_peek(s.id, buf))
+    }
+
+    /// Calls return `WouldBlock` instead of waiting.
+    ///
+    /// # Errors
+    /// Never; the signature is that of `std::net`.
+    pub fn set_nonblocking(&self, on: bool) -> io::Result<()> {
+        self.socket.set_nonblocking(on);
+        Ok(())
+    }
+
+    /// Reads give up with `WouldBlock` after this time.
+    ///
+    /// # Errors
+    /// `InvalidInput` for zero.
+    pub fn set_read_timeout(&self, t: Option<Duration>) -> io::Result<()> {
+        self.socket.set_read_timeout(t)
+    }
+
+    /// Writes give up with `WouldBlock` after this time, if they have not accepted anything.
+    ///
+    /// # Errors
+    /// `InvalidInput` for zero.
+    pub fn set_write_timeout(&self, t: Option<Duration>) -> io::Result<()> {
+        self.socket.set_write_timeout(t)
+    }
+
+    /// The read time-out.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.socket.read_timeout())
+    }
+
+    /// The write time-out.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.socket.write_timeout())
+    }
+
+    /// What dropping the last handle does: `None` sends the rest in the background; a time waits so
+    /// long for its delivery; zero resets the connection.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
+        self.socket.set_linger(linger);
+        Ok(())
+    }
+
+    /// The linger time.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn linger(&self) -> io::Result<Option<Duration>> {
+        Ok(self.socket.linger())
+    }
+
+    /// Sends small segments at once instead of waiting for acknowledgements (no Nagle).
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
+        self.with_tcb(|t| t.tcb.set_nodelay(on))
+    }
+
+    /// Whether Nagle's algorithm is off.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn nodelay(&self) -> io::Result<bool> {
+        self.with_tcb(|t| t.tcb.nodelay())
+    }
+
+    /// Holds back partial segments until the cork is pulled (or 200 ms have passed).
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_cork(&self, on: bool) -> io::Result<()> {
+        self.with_tcb(|t| t.tcb.set_cork(on))
+    }
+
+    /// Time to live (hop limit) of the packets.
+    ///
+    /// # Errors
+    /// The socket is gone; `InvalidInput` outside 1 to 255.
+    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
+        let ttl = valid_ttl(ttl)?;
+        self.with_tcb(|t| t.ttl = Some(ttl))
+    }
+
+    /// Time to live of the packets.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn ttl(&self) -> io::Result<u32> {
+        self.with_tcb(|t| u32::from(t.ttl.unwrap_or(DEFAULT_TTL)))
+    }
+
+    /// Bytes that the send buffer holds at most, 2 KiB to 16 MiB; returns what was set.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_send_buffer(&self, bytes: usize) -> io::Result<usize> {
+        self.with_tcb(|t| t.tcb.set_send_buffer(bytes))
+    }
+
+    /// Bytes that the receive buffer holds at most (the largest window), 2 KiB to 16 MiB; returns
+    /// what was set.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_recv_buffer(&self, bytes: usize) -> io::Result<usize> {
+        self.with_tcb(|t| t.tcb.set_recv_buffer(bytes))
+    }
+
+    /// The pending error, once.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        self.socket.take_error()
+    }
+
+    /// How the connection is doing: state, round-trip time, windows, retransmissions.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn info(&self) -> io::Result<fulmar_tcp::Info> {
+        self.with_tcb(|t| t.tcb.info())
+    }
+
+    fn with_tcb<R>(&self, f: impl FnOnce(&mut fulmar_stack::TcpEntry) -> R) -> io::Result<R> {
+        let id = self.socket.id;
+        self.socket.call(|shard, now| shard.with_tcb(now, id, f))
+    }
+
+    fn read_into(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let room: usize = bufs.iter().map(|b| b.len()).sum();
+        if room == 0 {
+            return Ok(0);
+        }
+        let s = &*self.socket;
+        let chain =
+            s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.tcp_take(s.id, room))?;
+        let n = chain.len();
+        if n > 0 {
+            scatter(&chain, bufs);
+            s.host().post(Request::ReadDone(s.id, chain));
+        }
+        Ok(n)
+    }
+
+    fn write_from(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        let total: usize = bufs.iter().map(|b| b.len()).sum();
+        if total == 0 {
+            return Ok(0);
+        }
+        let s = &*self.socket;
+        let limit = s.write_limit();
+        let _writer = s.begin_write(limit).ok_or(io::ErrorKind::WouldBlock)?;
+        let mut done = 0;
+        while done < total {
+            match self.write_some(bufs, done, total - done, limit) {
+                Ok(n) => done += n,
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(done)
+    }
+
+    /// One round of sosend: all buffers at once, one copy loop outside the lock, one commit.
+    fn write_some(
+        &self,
+        bufs: &[IoSlice<'_>],
+        skip: usize,
+        total: usize,
+        limit: Limit,
+    ) -> io::Result<usize> {
+        let s = &*self.socket;
+        let whole = if bufs.len() == 1 && skip == 0 { &*bufs[0] } else { &[] };
+        let mut waited = false;
+        let reserved = s.wait(Ready::WRITABLE, limit, |shard, now| {
+            let step = shard.tcp_reserve(now, s.id, whole, total, waited);
+            waited = true;
+            step
+        })?;
+        let mut r = match reserved {
+            Reserved::Sent(n) => return Ok(n),
+            Reserved::Space(r) => r,
+        };
+        gather(bufs, skip, &mut r);
+        let n = r.len();
+        s.host().post(Request::Commit(s.id, r));
+        Ok(n)
+    }
+}
+
+const DEFAULT_TTL: u8 = 64;
+
+fn valid_ttl(ttl: u32) -> io::Result<u8> {
+    u8::try_from(ttl).ok().filter(|t| *t > 0).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+fn open(stack: &Stack, local: Option<SocketAddr>, to: SocketAddr) -> io::Result<Arc<Socket>> {
+    let mut id = None;
+    let host = &stack.inner.host;
+    host.call(|shard, now| {
+        id = Some(shard.tcp_connect(now, to, local)?);
+        Ok(())
+    })
+    .map_err(to_io)?;
+    let id = id.ok_or(io::ErrorKind::NotConnected)?;
+    Ok(Socket::new(Arc::clone(&stack.inner), id))
+}
+
+fn connect(
+    stack: &Stack,
+    local: Option<SocketAddr>,
+    to: SocketAddr,
+    limit: Limit,
+) -> io::Result<TcpStream> {
+    let socket = open(stack, local, to)?;
+    let id = socket.id;
+    socket
+        .wait(Ready::WRITABLE, limit, |shard, _| shard.tcp_connected(id))
+        .map_err(|e| match e.kind() {
+            io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+            _ => e,
+        })?;
+    Ok(TcpStream { socket })
+}
+
+/// Copies a chain into the reader's buffers.
+fn scatter(chain: &Chain, bufs: &mut [IoSliceMut<'_>]) {
+    let mut at = 0;
+    for b in bufs {
+        let n = chain.copy_to(at, b);
+        at += n;
+        if n < b.len() {
+            return;
+        }
+    }
+}
+
+/// Fills a reservation from the writer's buffers, `skip` bytes of which are written already.
+fn gather(bufs: &[IoSlice<'_>], mut skip: usize, r: &mut Reservation) {
+    let room = r.len();
+    let mut at = 0;
+    for b in bufs {
+        let from = skip.min(b.len());
+        skip -= from;
+        let n = (b.len() - from).min(room - at);
+        let copied = r.chain.copy_from(at, &b[from..from + n]);
+        debug_assert_eq!(copied, Some(n), "the writer's storage is its own");
+        at += n;
+        if at == room {
+            return;
+        }
+    }
+}
+
+impl Read for &TcpStream {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.read_into(&mut [IoSliceMut::new(buf)])
+    }
+
+    fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.read_into(bufs)
+    }
+}
+
+impl Write for &TcpStream {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.write_from(&[IoSlice::new(buf)])
+    }
+
+    fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.write_from(bufs)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for TcpStream {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        (&*self).read(buf)
+    }
+
+    fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.read_into(bufs)
+    }
+}
+
+impl Write for TcpStream {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        (&*self).write(buf)
+    }
+
+    fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.write_from(bufs)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl fmt::Debug for TcpStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut d = f.debug_struct("TcpStream");
+        if let Ok((local, peer)) = self.socket.addresses() {
+            d.field("local", &local).field("peer", &peer);
+        }
+        d.finish()
+    }
+}
+
+/// A TCP listener.
+pub struct TcpListener {
+    pub(crate) socket: Arc<Socket>,
+}
+
+impl TcpListener {
+    /// Listens on the first address that can be bound, with the default options.
+    ///
+    /// # Errors
+    /// `AddrInUse`, `AddrNotAvailable`.
+    pub fn bind(stack: &Stack, addr: impl ToSocketAddrs) -> io::Result<TcpListener> {
+        TcpListener::bind_with(stack, addr, ListenOptions::default())
+    }
+
+    /// Listens with options: backlog, reuse-address, IPv6 only.
+    ///
+    /// # Errors
+    /// As [`TcpListener::bind`].
+    pub fn bind_with(
+        stack: &Stack,
+        addr: impl ToSocketAddrs,
+        options: ListenOptions,
+    ) -> io::Result<TcpListener> {
+        each_address(addr, |a| {
+            let socket = stack.new_socket(|shard| shard.tcp_listen(a, options))?;
+            Ok(TcpListener { socket })
+        })
+    }
+
+    /// Waits for a connection.
+    ///
+    /// # Errors
+    /// `WouldBlock` if non-blocking.
+    pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let s = &*self.socket;
+        let (id, peer) =
+            s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.tcp_accept(s.id))?;
+        Ok((TcpStream { socket: Socket::new(Arc::clone(&s.stack), id) }, peer))
+    }
+
+    /// Connections as they come, for ever.
+    pub fn incoming(&self) -> impl Iterator<Item = io::Result<TcpStream>> + '_ {
+        std::iter::repeat_with(|| self.accept().map(|(s, _)| s))
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.addresses()?.0.ok_or_else(|| to_io(SocketError::Invalid))
+    }
+
+    /// Another handle to the same listener.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn try_clone(&self) -> io::Result<TcpListener> {
+        Ok(TcpListener { socket: Arc::clone(&self.socket) })
+    }
+
+    /// `accept` returns `WouldBlock` instead of waiting.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn set_nonblocking(&self, on: bool) -> io::Result<()> {
+        self.socket.set_nonblocking(on);
+        Ok(())
+    }
+
+    /// `accept` gives up with `WouldBlock` after this time.
+    ///
+    /// # Errors
+    /// `InvalidInput` for zero.
+    pub fn set_accept_timeout(&self, t: Option<Duration>) -> io::Result<()> {
+        self.socket.set_read_timeout(t)
+    }
+
+    /// Time to live of the packets of future connections.
+    ///
+    /// # Errors
+    /// The socket is gone; `InvalidInput` outside 1 to 255.
+    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
+        let (id, ttl) = (self.socket.id, valid_ttl(ttl)?);
+        self.socket.call(|shard, _| shard.set_listener_ttl(id, ttl))
+    }
+
+    /// The pending error, once.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        self.socket.take_error()
+    }
+}
+
+impl fmt::Debug for TcpListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpListener").field("local", &self.local_addr().ok()).finish()
+    }
+}
+

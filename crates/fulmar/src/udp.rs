@@ -1,0 +1,231 @@
+//! UDP sockets, shaped like those of `std::net`.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fulmar_socket::{Ready, SocketError};
+use fulmar_stack::Request;
+use fulmar_udp::BindOptions;
+
+use crate::socket::{Socket, each_address, to_io};
+use crate::stack::Stack;
+
+/// A UDP socket. Usable from many threads at once.
+pub struct UdpSocket {
+    pub(crate) socket: Arc<Socket>,
+}
+
+impl UdpSocket {
+    /// Binds to the first address that can be bound.
+    ///
+    /// # Errors
+    /// `AddrInUse`, `AddrNotAvailable`.
+    pub fn bind(stack: &Stack, addr: impl ToSocketAddrs) -> io::Result<UdpSocket> {
+        UdpSocket::bind_with(stack, addr, BindOptions::default())
+    }
+
+    /// Binds with options: reuse-address, IPv6 only.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::bind`].
+    pub fn bind_with(
+        stack: &Stack,
+        addr: impl ToSocketAddrs,
+        options: BindOptions,
+    ) -> io::Result<UdpSocket> {
+        each_address(addr, |a| {
+            let socket = stack.new_socket(|shard| shard.udp_bind(a, options))?;
+            Ok(UdpSocket { socket })
+        })
+    }
+
+    /// Fixes the only peer: `send` goes there, `recv` takes from nobody else, and its ICMP errors
+    /// (port unreachable as `ConnectionRefused`) come back.
+    ///
+    /// # Errors
+    /// `NetworkUnreachable`; `AddrInUse` if another socket has the same pair.
+    pub fn connect(&self, addr: impl ToSocketAddrs) -> io::Result<()> {
+        let id = self.socket.id;
+        each_address(addr, |a| self.socket.call(|shard, _| shard.udp_connect(id, a)))
+    }
+
+    /// Sends one datagram to `addr`. There is no fragmentation: a payload larger than the path's
+    /// packets is refused.
+    ///
+    /// # Errors
+    /// `EMSGSIZE`, `NetworkUnreachable`, an error that came back for an earlier datagram.
+    pub fn send_to(&self, buf: &[u8], addr: impl ToSocketAddrs) -> io::Result<usize> {
+        let to = addr.to_socket_addrs()?.next().ok_or(io::ErrorKind::InvalidInput)?;
+        self.send_one(&[buf], Some(to))
+    }
+
+    /// Sends one datagram to the connected peer.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::send_to`]; `EDESTADDRREQ` if not connected.
+    pub fn send(&self, buf: &[u8]) -> io::Result<usize> {
+        self.send_one(&[buf], None)
+    }
+
+    fn send_one(&self, parts: &[&[u8]], to: Option<SocketAddr>) -> io::Result<usize> {
+        let id = self.socket.id;
+        self.socket.call(|shard, now| shard.udp_send(now, id, parts, to))
+    }
+
+    /// Receives one datagram; what does not fit `buf` is lost.
+    ///
+    /// # Errors
+    /// `WouldBlock` after the read time-out; an error that came back for an earlier datagram.
+    pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        let s = &*self.socket;
+        let d = s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.udp_receive(s.id))?;
+        let n = d.payload.copy_to(0, buf);
+        s.host().post(Request::Free(d.payload));
+        Ok((n, d.src))
+    }
+
+    /// Receives one datagram from the connected peer.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_from`].
+    pub fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.recv_from(buf).map(|(n, _)| n)
+    }
+
+    /// Receives without taking.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_from`].
+    pub fn peek_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        let s = &*self.socket;
+        s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.udp_peek(s.id, buf))
+    }
+
+    /// Receives from the connected peer without taking.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_from`].
+    pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.peek_from(buf).map(|(n, _)| n)
+    }
+
+    /// Where it is bound.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.addresses()?.0.ok_or_else(|| to_io(SocketError::Invalid))
+    }
+
+    /// The connected peer.
+    ///
+    /// # Errors
+    /// `NotConnected`.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.addresses()?.1.ok_or_else(|| to_io(SocketError::NotConnected))
+    }
+
+    /// Another handle to the same socket.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn try_clone(&self) -> io::Result<UdpSocket> {
+        Ok(UdpSocket { socket: Arc::clone(&self.socket) })
+    }
+
+    /// Calls return `WouldBlock` instead of waiting.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn set_nonblocking(&self, on: bool) -> io::Result<()> {
+        self.socket.set_nonblocking(on);
+        Ok(())
+    }
+
+    /// Receives give up with `WouldBlock` after this time.
+    ///
+    /// # Errors
+    /// `InvalidInput` for zero.
+    pub fn set_read_timeout(&self, t: Option<Duration>) -> io::Result<()> {
+        self.socket.set_read_timeout(t)
+    }
+
+    /// The read time-out.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.socket.read_timeout())
+    }
+
+    /// Kept for the shape: a send never waits.
+    ///
+    /// # Errors
+    /// `InvalidInput` for zero.
+    pub fn set_write_timeout(&self, t: Option<Duration>) -> io::Result<()> {
+        self.socket.set_write_timeout(t)
+    }
+
+    /// Allows sending to broadcast addresses.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_broadcast(&self, on: bool) -> io::Result<()> {
+        self.with_udp(|u| u.broadcast = on)
+    }
+
+    /// Whether it may send to broadcast addresses.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn broadcast(&self) -> io::Result<bool> {
+        self.with_udp(|u| u.broadcast)
+    }
+
+    /// Time to live (hop limit) of the packets.
+    ///
+    /// # Errors
+    /// The socket is gone; `InvalidInput` outside 1 to 255.
+    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
+        let ttl = u8::try_from(ttl).ok().filter(|t| *t > 0).ok_or(io::ErrorKind::InvalidInput)?;
+        self.with_udp(|u| u.ttl = Some(ttl))
+    }
+
+    /// Time to live of the packets.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn ttl(&self) -> io::Result<u32> {
+        self.with_udp(|u| u32::from(u.ttl.unwrap_or(64)))
+    }
+
+    /// Bytes of storage that the receive queue holds at most.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_recv_buffer(&self, bytes: usize) -> io::Result<()> {
+        self.with_udp(|u| u.set_recv_limit(bytes))
+    }
+
+    /// The pending error, once.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        self.socket.take_error()
+    }
+
+    fn with_udp<R>(&self, f: impl FnOnce(&mut fulmar_udp::UdpSocket) -> R) -> io::Result<R> {
+        let id = self.socket.id;
+        self.socket.call(|shard, _| shard.with_udp(id, f))
+    }
+}
+
+impl fmt::Debug for UdpSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UdpSocket").field("local", &self.local_addr().ok()).finish()
+    }
+}

@@ -1,0 +1,143 @@
+//! sosend: a write, in three steps. `reserve` obtains all buffers of the write at once under the
+//! shard lock; the caller copies into them outside it; `commit` makes them ready, and the stack then
+//! runs the protocol once for everything that fits.
+//!
+//! Owns nothing between the steps: a [`Reservation`] is the writer's until it is committed or
+//! abandoned. Source: the order of checks is that of `sosend_generic`, in FreeBSD and POSIX.
+
+use fulmar_mbuf::{Chain, Claim, Pool, Purpose};
+use fulmar_tcp::{State, Tcb};
+
+use crate::{SocketError, Step};
+
+/// Space in a send buffer, and the storage that will fill it. `chain.len()` is the length.
+#[must_use = "a reservation blocks the send buffer until it is committed or abandoned"]
+pub struct Reservation {
+    claim: Claim,
+    /// To be filled by the writer, whole.
+    pub chain: Chain,
+}
+
+impl Reservation {
+    /// Bytes of the reservation.
+    pub fn len(&self) -> usize {
+        self.chain.len()
+    }
+
+    /// The storage, for whoever cannot commit.
+    pub fn into_chain(self) -> Chain {
+        self.chain
+    }
+
+    /// Whether it holds no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.chain.is_empty()
+    }
+}
+
+/// Below this much free space a writer waits, unless its whole write fits (the field's `sb_lowat`).
+pub const SEND_LOW_WATER_BYTES: usize = 2048;
+
+/// Writes up to this size are copied into the tail of the send buffer under the lock: two lock
+/// round trips would cost more than the copy.
+pub const SMALL_WRITE_BYTES: usize = 512;
+
+/// The checks before a write, in the order of the published `sosend`.
+fn check(tcb: &mut Tcb) -> Result<(), SocketError> {
+    if let Some(e) = tcb.send_error() {
+        let pending = tcb.take_error().unwrap_or(e);
+        return Err(pending.into());
+    }
+    match tcb.state() {
+        State::SynSent | State::SynReceived => Err(SocketError::WouldBlock),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a write of `want` bytes has to wait for space. One that has waited goes on only when a
+/// third of the buffer is free (as Linux has it), so that it is not woken for crumbs.
+fn must_wait(space: usize, limit: usize, want: usize, waited: bool) -> bool {
+    let low_water = if waited { limit / 3 } else { SEND_LOW_WATER_BYTES.min(limit / 2) };
+    space < want && space < low_water.max(1)
+}
+
+/// Takes space for as much of `want` bytes as fits now, and storage for all of it in one go.
+/// `waited`: the write has found no space before.
+///
+/// # Errors
+/// The state of the connection, as [`SocketError`]. A dry pool is not an error but a wait.
+pub fn reserve(
+    tcb: &mut Tcb,
+    pool: &mut Pool,
+    want: usize,
+    waited: bool,
+) -> Result<Step<Reservation>, SocketError> {
+    match check(tcb) {
+        Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
+        other => other?,
+    }
+    let queue = tcb.send_queue();
+    let (space, limit) = (queue.space(), queue.limit());
+    if must_wait(space, limit, want, waited) {
+        return Ok(Step::WaitSpace(want.min(SEND_LOW_WATER_BYTES)));
+    }
+    let bytes = want.min(space);
+    let Some(chain) = obtain(pool, bytes) else { return Ok(Step::WaitSpace(1)) };
+    match queue.claim(chain.len()) {
+        Some(claim) => Ok(Step::Done(Reservation { claim, chain })),
+        None => {
+            pool.free(chain);
+            Ok(Step::WaitSpace(1))
+        }
+    }
+}
+
+/// Storage for `bytes`, or for as much as the pool still has: a nearly full pool slows writers
+/// down rather than stopping them.
+fn obtain(pool: &mut Pool, bytes: usize) -> Option<Chain> {
+    let mut ask = bytes;
+    loop {
+        if let Ok(chain) = pool.alloc_chain(ask, 0, Purpose::Send) {
+            return Some(chain);
+        }
+        if ask <= SEND_LOW_WATER_BYTES {
+            return None;
+        }
+        ask /= 2;
+    }
+}
+
+/// Copies a small write into the tail of the send buffer; `None` if it has to take the long way.
+///
+/// # Errors
+/// As [`reserve`].
+pub fn append_small(
+    tcb: &mut Tcb,
+    pool: &mut Pool,
+    bytes: &[u8],
+) -> Result<Option<usize>, SocketError> {
+    if bytes.len() > SMALL_WRITE_BYTES {
+        return Ok(None);
+    }
+    match check(tcb) {
+        Err(SocketError::WouldBlock) => return Ok(None),
+        other => other?,
+    }
+    let queue = tcb.send_queue();
+    if queue.space() < bytes.len() {
+        return Ok(None);
+    }
+    let merged = queue.append_small(bytes, pool);
+    Ok((merged > 0).then_some(merged))
+}
+
+/// The bytes are copied: they may be sent.
+pub fn commit(tcb: &mut Tcb, pool: &mut Pool, r: Reservation) {
+    tcb.send_queue().commit(r.claim, r.chain, pool);
+}
+
+/// The write failed between the steps: the space is given back.
+pub fn abandon(tcb: &mut Tcb, pool: &mut Pool, r: Reservation) {
+    tcb.send_queue().abandon(r.claim, pool);
+    pool.free(r.chain);
+}

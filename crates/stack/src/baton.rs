@@ -1,0 +1,164 @@
+//! The poll baton of a shard: who polls the device for all, and how the sleeper is woken.
+//!
+//! ```text
+//!            take                 take (steal)
+//!   FREE ───────────► CALLER ◄──────────────── SERVICE
+//!    ▲                  │                         ▲
+//!    └───── leave ──────┘        stand in         │
+//!    └────────────────────────────────────────────┘
+//! ```
+//!
+//! A caller steals the baton from the service thread without waking it: at the next frame the
+//! service thread wakes once in vain, sees that it has lost the baton and stays away.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fulmar_base::Instant;
+
+use crate::sys;
+use crate::waiter::Waiter;
+
+/// Who may hold the baton.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Role {
+    /// A thread in a blocking call.
+    Caller = 1,
+    /// The service thread.
+    Service = 2,
+}
+
+const FREE: u8 = 0;
+
+/// The baton, and the threads that sleep without it.
+pub struct Baton {
+    holder: AtomicU8,
+    /// Wake the sleeper of each role. Two, so that one never swallows the other's wake-up.
+    kicks: [OwnedFd; 2],
+    /// When the sleeper of each role wakes by itself, in nanoseconds; 0 if it does not sleep.
+    sleeps_until: [AtomicU64; 2],
+    followers: Mutex<Vec<Arc<Waiter>>>,
+}
+
+impl Baton {
+    /// A free baton.
+    ///
+    /// # Errors
+    /// The errno of `eventfd`.
+    pub fn new() -> std::io::Result<Baton> {
+        Ok(Baton {
+            holder: AtomicU8::new(FREE),
+            kicks: [sys::event_fd()?, sys::event_fd()?],
+            sleeps_until: [AtomicU64::new(0), AtomicU64::new(0)],
+            followers: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Takes the baton. A caller gets it unless another caller has it; the service thread only if
+    /// it is free.
+    pub fn try_take(&self, role: Role) -> bool {
+        let swap = |from| {
+            self.holder
+                .compare_exchange(from, role as u8, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
+        };
+        swap(FREE) || (role == Role::Caller && swap(Role::Service as u8))
+    }
+
+    /// Whether a thread of this role has it.
+    pub fn is_held_by(&self, role: Role) -> bool {
+        self.holder.load(Ordering::Acquire) == role as u8
+    }
+
+    /// Gives it up, if it was not stolen.
+    pub fn leave(&self, role: Role) {
+        let _ = self.holder.compare_exchange(role as u8, FREE, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Wakes a thread that sleeps without the baton, so that it takes it. False if there is none.
+    pub fn wake_follower(&self) -> bool {
+        let next = self.followers().pop();
+        next.is_some_and(|w| {
+            w.wake();
+            true
+        })
+    }
+
+    /// Enters the list of those who may be given the baton.
+    pub fn follow(&self, w: &Arc<Waiter>) {
+        self.followers().push(Arc::clone(w));
+    }
+
+    /// Leaves that list.
+    pub fn unfollow(&self, w: &Arc<Waiter>) {
+        self.followers().retain(|f| !Arc::ptr_eq(f, w));
+    }
+
+    /// The descriptor beside which a holder of this role sleeps.
+    pub fn kick_fd(&self, role: Role) -> RawFd {
+        self.kicks[slot(role)].as_raw_fd()
+    }
+
+    /// A holder of this role will sleep until then.
+    pub fn will_sleep(&self, role: Role, until: Instant) {
+        self.sleeps_until[slot(role)].store(until.as_nanos().max(1), Ordering::Release);
+    }
+
+    /// It no longer sleeps.
+    pub fn awake(&self, role: Role) {
+        self.sleeps_until[slot(role)].store(0, Ordering::Release);
+        sys::clear_event(self.kick_fd(role));
+    }
+
+    /// The sleeper that must be told of a deadline earlier than `until`, if anybody sleeps.
+    pub fn sleeper(&self) -> Option<(RawFd, Instant)> {
+        let role = match self.holder.load(Ordering::Acquire) {
+            FREE => return None,
+            1 => Role::Caller,
+            _ => Role::Service,
+        };
+        let until = self.sleeps_until[slot(role)].load(Ordering::Acquire);
+        (until != 0).then(|| (self.kick_fd(role), Instant::from_nanos(until)))
+    }
+
+    fn followers(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Waiter>>> {
+        self.followers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn slot(role: Role) -> usize {
+    match role {
+        Role::Caller => 0,
+        Role::Service => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_steals_from_the_service_thread_but_not_from_a_caller() {
+        let b = Baton::new().unwrap();
+        assert!(b.try_take(Role::Service));
+        assert!(!b.try_take(Role::Service));
+        assert!(b.try_take(Role::Caller));
+        assert!(!b.try_take(Role::Caller));
+        b.leave(Role::Service);
+        assert!(b.is_held_by(Role::Caller));
+        b.leave(Role::Caller);
+        assert!(b.try_take(Role::Service));
+    }
+
+    #[test]
+    fn only_the_holder_that_sleeps_is_told_of_deadlines() {
+        let b = Baton::new().unwrap();
+        assert!(b.try_take(Role::Service));
+        b.will_sleep(Role::Service, Instant::from_millis(5));
+        assert_eq!(b.sleeper(), Some((b.kick_fd(Role::Service), Instant::from_millis(5))));
+        assert!(b.try_take(Role::Caller));
+        assert_eq!(b.sleeper(), None);
+    }
+}

@@ -1,0 +1,57 @@
+//! What a stack is built from. Every default says why.
+
+use fulmar_base::Duration;
+use fulmar_ip::IfAddr;
+use fulmar_mbuf::PoolConfig;
+use fulmar_route::Route;
+
+/// The configuration of a stack (of each of its shards alike).
+#[derive(Clone)]
+pub struct StackConfig {
+    /// Addresses with their prefixes; each makes an on-link route.
+    pub addresses: Vec<IfAddr>,
+    /// Routes beside the on-link ones.
+    pub routes: Vec<Route>,
+    /// Memory: the byte budget and its shares. The default is 256 MiB, of which nothing is touched
+    /// before it is needed.
+    pub pool: PoolConfig,
+    /// Tunables of TCP.
+    pub tcp: fulmar_tcp::Config,
+    /// Largest IP packet in bytes; `None` takes the device's.
+    pub mtu: Option<usize>,
+    /// From this everything random is derived: sequence numbers, ports, hash keys. A live stack
+    /// takes it from the operating system; a simulation fixes it.
+    pub seed: u64,
+    /// Sockets of all kinds at most, embryonic and closing ones included. Default 131,072: room
+    /// for 100,000 connections, at about 2 KiB each.
+    pub max_sockets: usize,
+    /// TIME-WAIT entries at most; the oldest gives way. Default 16,384, as many as one peer can
+    /// make in a minute at 270 connections per second.
+    pub max_time_wait: usize,
+    /// Frames per crossing into the device at most. Default 64, the field's customary budget.
+    pub burst_frames: usize,
+    /// Packets from the stack to itself that may wait. Default 256, a full window of super-frames.
+    pub loopback_packets: usize,
+    /// How long the end of the process or of the stack waits until everything that was accepted is
+    /// acknowledged. Default 5 s: longer than the retransmissions of a lossy path, short enough
+    /// for a person.
+    pub exit_drain: Duration,
+}
+
+impl Default for StackConfig {
+    fn default() -> Self {
+        StackConfig {
+            addresses: Vec::new(),
+            routes: Vec::new(),
+            pool: PoolConfig::default(),
+            tcp: fulmar_tcp::Config::default(),
+            mtu: None,
+            seed: 0,
+            max_sockets: 131_072,
+            max_time_wait: 16_384,
+            burst_frames: 64,
+            loopback_packets: 256,
+            exit_drain: Duration::from_secs(5),
+        }
+    }
+}

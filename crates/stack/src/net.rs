@@ -1,0 +1,226 @@
+//! The way down: tcp and udp hand over segments, ip makes frames of them, the link collects them
+//! into one burst and crosses into the device once.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use fulmar_base::{Counter, Counters, DropReason, Instant, Offload, Probe, Stage};
+use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError};
+use fulmar_mbuf::{Chain, Pool};
+use fulmar_netdev::offload::{self, Refusal};
+use fulmar_netdev::{Burst, Caps, Device, LinkState, Packet};
+use fulmar_tcp::{Emit, EmitError, PathInfo, SegmentOut, WindowBudget};
+
+use crate::config::StackConfig;
+
+/// Everything below the sockets of one shard.
+pub struct Net<P: Probe> {
+    /// The buffers.
+    pub pool: Pool,
+    /// The counters.
+    pub counters: Counters,
+    /// The receive windows granted.
+    pub window: WindowBudget,
+    /// The IP layer.
+    pub ip: Ip,
+    /// The device and what waits for it.
+    pub link: Link,
+    /// Looks at the stages.
+    pub probe: P,
+}
+
+/// The device, the burst that waits for it, and the packets from the stack to itself.
+pub struct Link {
+    device: Box<dyn Device>,
+    caps: Caps,
+    tx: Burst,
+    /// Packets to own addresses; they are input again by the next poll.
+    pub loopback: VecDeque<Packet>,
+    loopback_limit: usize,
+    now: Instant,
+}
+
+impl Link {
+    /// A link over a device.
+    pub fn new(device: Box<dyn Device>, config: &StackConfig) -> Link {
+        Link {
+            caps: *device.caps(),
+            device,
+            tx: Burst::with_capacity(config.burst_frames),
+            loopback: VecDeque::with_capacity(config.loopback_packets),
+            loopback_limit: config.loopback_packets,
+            now: Instant::ZERO,
+        }
+    }
+
+    /// What the device can do.
+    pub fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    /// The device.
+    pub fn device(&mut self) -> &mut dyn Device {
+        &mut *self.device
+    }
+
+    /// The device, to look at.
+    pub fn device_ref(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    /// Whether frames wait for a device that refused them.
+    pub fn has_backlog(&self) -> bool {
+        !self.tx.is_empty()
+    }
+
+    /// Frames that the burst still takes without crossing.
+    pub fn room(&self) -> usize {
+        self.tx.capacity() - self.tx.len()
+    }
+
+    /// Tells the link what time it is, once per poll or call.
+    pub fn set_now(&mut self, now: Instant) {
+        self.now = now;
+    }
+
+    /// Hands the burst to the device: one crossing. True if nothing is left.
+    pub fn flush(&mut self, pool: &mut Pool, counters: &mut Counters) -> bool {
+        if self.tx.is_empty() {
+            return true;
+        }
+        counters.count(Counter::TxBursts);
+        self.device.tx_burst(self.now, pool, &mut self.tx, counters);
+        self.device.tx_reap(self.now, pool);
+        if matches!(self.device.link_state(), LinkState::Gone(_)) {
+            self.discard(pool, counters);
+        }
+        self.tx.is_empty()
+    }
+
+    fn discard(&mut self, pool: &mut Pool, counters: &mut Counters) {
+        while let Some(p) = self.tx.pop_front() {
+            counters.drop_packet(DropReason::DeviceGone);
+            pool.free(p.chain);
+        }
+    }
+
+    /// Puts a frame into the burst in a form that the device can send, crossing when it is full.
+    fn put(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        mut packet: Packet,
+    ) -> Result<(), Chain> {
+        loop {
+            let unfit = match offload::fit(packet, &self.caps, pool, &mut self.tx) {
+                Ok(()) => return Ok(()),
+                Err(unfit) => unfit,
+            };
+            match unfit.why {
+                Refusal::NoRoom => {
+                    self.flush(pool, counters);
+                    if self.tx.is_full() {
+                        return Err(unfit.packet.chain);
+                    }
+                    packet = unfit.packet;
+                }
+                Refusal::NoBuffer => {
+                    counters.drop_packet(DropReason::NoBuffer);
+                    pool.free(unfit.packet.chain);
+                    return Ok(());
+                }
+                Refusal::Drop(reason) => {
+                    counters.drop_packet(reason);
+                    pool.free(unfit.packet.chain);
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+impl FrameSink for Link {
+    fn frame(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        chain: Chain,
+        offload: Offload,
+    ) -> Result<(), Chain> {
+        self.put(pool, counters, Packet { chain, offload })
+    }
+
+    fn loopback(
+        &mut self,
+        _pool: &mut Pool,
+        counters: &mut Counters,
+        chain: Chain,
+        offload: Offload,
+    ) -> Result<(), Chain> {
+        if self.loopback.len() >= self.loopback_limit {
+            return Err(chain);
+        }
+        counters.count(Counter::Loopback);
+        self.loopback.push_back(Packet { chain, offload });
+        Ok(())
+    }
+}
+
+/// Where a flow's packets go, as far as the transport needs to know; valid while the IP layer's
+/// generation stays the same.
+#[derive(Clone, Copy, Debug)]
+pub struct FlowPath {
+    /// What the engine needs.
+    pub info: PathInfo,
+    /// Generation of routes, neighbours and addresses that it was derived from.
+    pub generation: u64,
+}
+
+/// The glue between a TCP connection's output and IP.
+pub struct TcpEmit<'a, P: Probe> {
+    pub now: Instant,
+    pub ip: &'a mut Ip,
+    pub link: &'a mut Link,
+    pub probe: &'a mut P,
+    pub src: IpAddr,
+    pub dst: IpAddr,
+    pub zone: u32,
+    pub ttl: Option<u8>,
+}
+
+impl<P: Probe> Emit for TcpEmit<'_, P> {
+    fn emit(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        seg: SegmentOut,
+    ) -> Result<(), EmitError> {
+        if self.probe.stage(Stage::TransportOutput).is_break() {
+            pool.free(seg.chain);
+            return Ok(());
+        }
+        let packet = Outgoing {
+            src: self.src,
+            dst: self.dst,
+            zone: self.zone,
+            protocol: fulmar_wire::protocol::TCP,
+            ttl: self.ttl,
+            dscp_ecn: 0,
+            chain: seg.chain,
+            offload: seg.offload,
+            dont_fragment: true,
+        };
+        match self.ip.output(self.now, pool, counters, packet, self.link) {
+            Ok(()) => Ok(()),
+            Err(OutputError::Full) => Err(EmitError::Full),
+            Err(OutputError::NoRoute) => Err(EmitError::NoRoute),
+            Err(_) => Err(EmitError::Lost),
+        }
+    }
+
+    fn room(&self) -> usize {
+        // The link flushes by itself when its burst is full, so there is room as long as the
+        // device keeps taking.
+        self.link.room().max(1)
+    }
+}

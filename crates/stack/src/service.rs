@@ -1,0 +1,156 @@
+//! The service thread: runs timers and receive when nobody else does.
+//!
+//! While callers run the stack it only ticks, to see whether they still do; when they have stopped
+//! it takes the poll baton and sleeps on the device; while a caller holds the baton for long, asleep
+//! on the device itself, it is parked and costs nothing. An idle stack uses no CPU.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
+
+use fulmar_base::{Duration, Probe};
+
+use crate::baton::Role;
+use crate::host::{Host, POLL_BUDGET, lock};
+use crate::sys;
+use crate::waiter::Waiter;
+
+/// How long callers may be out of the stack before the service thread takes over: the delay that a
+/// packet may meet in that gap, against 500 short wake-ups per second beside busy callers.
+const TICK: Duration = Duration::from_millis(2);
+
+/// Ticks with the baton in a caller's hands after which the service thread parks.
+const TICKS_BEFORE_PARKING: u32 = 25;
+
+/// What a host knows of its service thread.
+#[derive(Default)]
+pub struct Service {
+    thread: Mutex<Option<JoinHandle<()>>>,
+    waiter: Mutex<Option<Arc<Waiter>>>,
+    /// In a sleep that only [`Service::unpark`] ends.
+    is_parked: AtomicBool,
+    is_stopping: AtomicBool,
+}
+
+impl Service {
+    /// Nobody polls any more: out of the long sleep, if it is in it.
+    pub fn unpark(&self) {
+        if self.is_parked.load(Ordering::Acquire) && self.is_parked.swap(false, Ordering::AcqRel) {
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(w) = &*lock(&self.waiter) {
+            w.wake();
+        }
+    }
+
+    /// Ends the thread and waits for it.
+    pub fn stop(&self, kick: RawFd) {
+        self.is_stopping.store(true, Ordering::Release);
+        sys::signal_event(kick);
+        self.wake();
+        let handle = lock(&self.thread).take();
+        if let Some(h) = handle
+            && h.thread().id() != std::thread::current().id()
+        {
+            // If it panicked, the panic has been printed already.
+            let _ = h.join();
+        }
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
+    }
+}
+
+/// Starts the service thread of a host.
+///
+/// # Errors
+/// The errno of thread creation.
+pub fn start<P: Probe>(host: &Arc<Host<P>>, name: &str) -> std::io::Result<()> {
+    let weak = Arc::downgrade(host);
+    let thread = std::thread::Builder::new().name(format!("fulmar-{name}"));
+    let handle = thread.spawn(move || run(&weak))?;
+    *lock(&host.service.thread) = Some(handle);
+    Ok(())
+}
+
+fn run<P: Probe>(weak: &Weak<Host<P>>) {
+    let waiter = Waiter::current();
+    if let Some(host) = weak.upgrade() {
+        *lock(&host.service.waiter) = Some(Arc::clone(&waiter));
+    }
+    let mut watchman = Watchman { waiter, held_ticks: 0, seen: 0 };
+    while let Some(host) = weak.upgrade() {
+        if host.service.is_stopping() {
+            return;
+        }
+        watchman.turn(&host);
+    }
+}
+
+/// The service thread's own state.
+struct Watchman {
+    waiter: Arc<Waiter>,
+    /// Ticks for which a caller has had the baton.
+    held_ticks: u32,
+    /// The count of calls when last looked at.
+    seen: u64,
+}
+
+impl Watchman {
+    fn turn<P: Probe>(&mut self, host: &Host<P>) {
+        if host.baton.is_held_by(Role::Caller) {
+            return self.stay_away(host);
+        }
+        self.held_ticks = 0;
+        let calls = host.activity.load(Ordering::Relaxed);
+        let callers_run_it = calls != self.seen && host.poll_sets.load(Ordering::Relaxed) == 0;
+        self.seen = calls;
+        if callers_run_it {
+            // Between their calls only the timers and strays need somebody.
+            if let Ok(mut guard) = host.lock_quietly() {
+                guard.step(sys::now(), POLL_BUDGET);
+            }
+            return std::thread::sleep(TICK);
+        }
+        if host.baton.try_take(Role::Service) {
+            self.stand_in(host);
+            host.baton.leave(Role::Service);
+        }
+    }
+
+    /// A caller polls for all.
+    fn stay_away<P: Probe>(&mut self, host: &Host<P>) {
+        self.held_ticks += 1;
+        if self.held_ticks < TICKS_BEFORE_PARKING {
+            return std::thread::sleep(TICK);
+        }
+        self.waiter.reset();
+        host.service.is_parked.store(true, Ordering::Release);
+        if host.baton.is_held_by(Role::Caller) && !host.service.is_stopping() {
+            self.waiter.park(None);
+        }
+        host.service.is_parked.store(false, Ordering::Release);
+        self.held_ticks = 0;
+    }
+
+    /// Polls for everybody, until a caller takes the baton or is seen to run the stack.
+    fn stand_in<P: Probe>(&mut self, host: &Host<P>) {
+        while host.baton.is_held_by(Role::Service) && !host.service.is_stopping() {
+            let Ok(mut guard) = host.lock_quietly() else { return };
+            guard.step(sys::now(), POLL_BUDGET);
+            self.waiter.reset();
+            let slept = host.sleep_on_device(guard, Role::Service, &self.waiter, None);
+            let Ok(mut guard) = slept else { return };
+            let calls = host.activity.load(Ordering::Relaxed);
+            if calls != self.seen && host.poll_sets.load(Ordering::Relaxed) == 0 {
+                guard.step(sys::now(), POLL_BUDGET);
+                return;
+            }
+        }
+    }
+}

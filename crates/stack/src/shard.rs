@@ -1,0 +1,378 @@
+//! One core's whole world: device queue, buffers, flows, timers. It advances only when it is
+//! called, with the time as an argument, and makes no call of the operating system besides those of
+//! its device; so the simulation drives it exactly as the host does.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use fulmar_base::{
+    Counter, Counters, DropReason, FlowKey, Instant, NoProbe, Probe, SlotId,
+};
+use fulmar_ip::{Delivered, Ip, Verdict};
+use fulmar_mbuf::{Pool, PoolConfig};
+use fulmar_netdev::{Burst, Device, LinkState, Packet};
+use fulmar_socket::SocketError;
+use fulmar_tcp::{Env, PathInfo, WindowBudget};
+use fulmar_udp::UdpTable;
+use fulmar_wire::protocol;
+use hashbrown::HashMap;
+
+use crate::config::StackConfig;
+use crate::error::SetupError;
+use crate::net::{FlowPath, Link, Net};
+use crate::secret::{Keyed, Secret};
+use crate::slab::Slab;
+use crate::sockets::Socket;
+use crate::time_wait::TimeWaitTable;
+use crate::watch::Wake;
+use crate::wheel::{TimerId, Wheel};
+
+/// Whose timer fires.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TimerKey {
+    /// A connection.
+    Tcp(SlotId),
+    /// The oldest TIME-WAIT entry.
+    TimeWait,
+}
+
+/// A packet that arrived on a queue other than its owner's, on its way to the owner's shard.
+pub struct Stray {
+    /// The shard that owns its flow.
+    pub owner: u16,
+    /// The packet, as ip delivered it.
+    pub packet: Delivered,
+}
+
+/// Strays that a shard may hold before they are taken away.
+const STRAY_LIMIT: usize = 256;
+
+/// Frames taken from the device between two passes over the connections.
+const RX_BATCH: usize = 64;
+
+/// A shard: see the module's header.
+pub struct Shard<P: Probe = NoProbe> {
+    pub(crate) id: u16,
+    pub(crate) shards: u16,
+    pub(crate) config: StackConfig,
+    pub(crate) net: Net<P>,
+    pub(crate) sockets: Slab<Socket>,
+    pub(crate) flows: HashMap<FlowKey, SlotId, Keyed>,
+    /// Listeners by port; several may share a port with different addresses.
+    pub(crate) listeners: HashMap<u16, Vec<SlotId>, Keyed>,
+    pub(crate) udp: UdpTable<SlotId>,
+    pub(crate) time_wait: TimeWaitTable,
+    pub(crate) wheel: Wheel<TimerKey>,
+    pub(crate) secret: Secret,
+    /// Connections that have something to send, in order.
+    pub(crate) output_queue: VecDeque<SlotId>,
+    pub(crate) wakes: Vec<Wake>,
+    rx: Burst,
+    strays: VecDeque<Stray>,
+    time_wait_timer: Option<TimerId>,
+    is_down: bool,
+}
+
+impl Shard<NoProbe> {
+    /// A stack of one shard, with the released path.
+    ///
+    /// # Errors
+    /// [`SetupError`]: an address or route that makes no sense, or no memory.
+    pub fn new(config: StackConfig, device: Box<dyn Device>, now: Instant) -> Result<Self, SetupError> {
+        Shard::with_probe(config, device, now, NoProbe, 0, 1)
+    }
+}
+
+impl<P: Probe> Shard<P> {
+    /// Shard `id` of `shards`, with a probe.
+    ///
+    /// # Errors
+    /// As [`Shard::new`].
+    pub fn with_probe(
+        config: StackConfig,
+        device: Box<dyn Device>,
+        now: Instant,
+        probe: P,
+        id: u16,
+        shards: u16,
+    ) -> Result<Self, SetupError> {
+        let caps = *device.caps();
+        let mtu = config.mtu.unwrap_or(caps.mtu).min(caps.mtu);
+        let secret = Secret::new(config.seed);
+        let table = secret.table_hasher();
+        let pool_config: PoolConfig = config.pool;
+        let ip = Ip::new(
+            fulmar_ip::Config {
+                addresses: config.addresses.clone(),
+                routes: config.routes.clone(),
+                ether: caps.ether,
+                mtu,
+                ..fulmar_ip::Config::default()
+            },
+            config.seed,
+        )
+        .map_err(SetupError::Ip)?;
+        let net = Net {
+            pool: Pool::new(pool_config).map_err(SetupError::Pool)?,
+            counters: Counters::default(),
+            window: WindowBudget::new(pool_config.receive_share_bytes / 2),
+            ip,
+            link: Link::new(device, &config),
+            probe,
+        };
+        Ok(Shard {
+            id,
+            shards,
+            net,
+            sockets: Slab::default(),
+            flows: HashMap::with_hasher(table),
+            listeners: HashMap::with_hasher(table),
+            udp: UdpTable::new(config.seed),
+            time_wait: TimeWaitTable::new(config.max_time_wait, table),
+            wheel: Wheel::new(now),
+            secret,
+            output_queue: VecDeque::new(),
+            wakes: Vec::new(),
+            rx: Burst::with_capacity(RX_BATCH),
+            strays: VecDeque::new(),
+            time_wait_timer: None,
+            is_down: false,
+            config,
+        })
+    }
+
+    /// Does everything that can be done at `now`: takes at most `budget` frames from the device,
+    /// runs the timers, sends what may be sent. Returns how many frames came.
+    pub fn step(&mut self, now: Instant, budget: usize) -> usize {
+        self.net.link.set_now(now);
+        let mut taken = 0;
+        loop {
+            let n = self.receive(now, budget - taken);
+            taken += n;
+            let looped = self.take_loopback(now);
+            self.run_output(now);
+            if (n < RX_BATCH && looped == 0) || taken >= budget {
+                break;
+            }
+        }
+        self.run_timers(now);
+        self.run_output(now);
+        self.net.link.flush(&mut self.net.pool, &mut self.net.counters);
+        self.check_link();
+        taken
+    }
+
+    /// One burst of the device.
+    fn receive(&mut self, now: Instant, budget: usize) -> usize {
+        let Net { pool, counters, link, .. } = &mut self.net;
+        counters.count(Counter::RxPolls);
+        link.device().rx_burst(now, pool, &mut self.rx, budget.min(RX_BATCH), counters);
+        let n = self.rx.len();
+        if n == 0 {
+            self.net.counters.count(Counter::RxEmptyPolls);
+        }
+        while let Some(p) = self.rx.pop_front() {
+            self.input(now, p);
+        }
+        n
+    }
+
+    /// Packets from the stack to itself; those that they cause wait for the next round.
+    fn take_loopback(&mut self, now: Instant) -> usize {
+        let n = self.net.link.loopback.len();
+        for _ in 0..n {
+            if let Some(p) = self.net.link.loopback.pop_front() {
+                self.input(now, p);
+            }
+        }
+        n
+    }
+
+    fn input(&mut self, now: Instant, p: Packet) {
+        let Net { pool, counters, ip, link, .. } = &mut self.net;
+        match ip.input(now, pool, counters, p.chain, p.offload, link) {
+            Verdict::Deliver(d) => self.demultiplex(now, d),
+            Verdict::IcmpError(e) => self.icmp_error(now, e),
+            Verdict::EchoReply(r) => self.echo_reply(r),
+            Verdict::Consumed => {}
+        }
+    }
+
+    /// To the transport, or over to the shard that owns the flow.
+    fn demultiplex(&mut self, now: Instant, d: Delivered) {
+        match d.protocol {
+            protocol::TCP => self.tcp_input(now, d),
+            _ => self.udp_input(now, d),
+        }
+    }
+
+    /// Whether another shard owns the flow; then the packet is put aside for it.
+    pub(crate) fn is_stray(&self, key: &FlowKey) -> Option<u16> {
+        if self.shards == 1 {
+            return None;
+        }
+        let owner = (key.owner_hash() % u32::from(self.shards)) as u16;
+        (owner != self.id).then_some(owner)
+    }
+
+    pub(crate) fn put_aside(&mut self, owner: u16, packet: Delivered) {
+        if self.strays.len() >= STRAY_LIMIT {
+            self.net.counters.drop_packet(DropReason::WrongQueueFull);
+            self.net.pool.free(packet.chain);
+            return;
+        }
+        self.net.counters.count(Counter::WrongQueue);
+        self.strays.push_back(Stray { owner, packet });
+    }
+
+    /// The next packet that belongs to another shard; the driver of the shards carries it over.
+    pub fn take_stray(&mut self) -> Option<Stray> {
+        self.strays.pop_front()
+    }
+
+    /// A packet of this shard that arrived on another's queue. Its mbufs go home when freed.
+    pub fn accept_stray(&mut self, now: Instant, packet: Delivered) {
+        self.demultiplex(now, packet);
+    }
+
+    /// Runs whatever is due.
+    fn run_timers(&mut self, now: Instant) {
+        while let Some(key) = self.wheel.expire(now) {
+            self.net.counters.count(Counter::TimersFired);
+            match key {
+                TimerKey::Tcp(id) => self.tcp_timer(now, id),
+                TimerKey::TimeWait => {
+                    self.time_wait_timer = None;
+                    self.time_wait.expire(now);
+                    self.arm_time_wait();
+                }
+            }
+        }
+        self.run_ip_timer(now);
+    }
+
+    fn run_ip_timer(&mut self, now: Instant) {
+        if self.net.ip.next_deadline().is_some_and(|d| d <= now) {
+            let Net { pool, counters, ip, link, .. } = &mut self.net;
+            ip.on_timer(now, pool, counters, link);
+        }
+        let failed: Vec<_> = self.net.ip.drain_failed().collect();
+        for e in failed {
+            self.icmp_error(now, e);
+        }
+    }
+
+    pub(crate) fn arm_time_wait(&mut self) {
+        if let Some(at) = self.time_wait.next_deadline() {
+            let held = self.time_wait_timer;
+            self.time_wait_timer = Some(self.wheel.schedule(held, TimerKey::TimeWait, at));
+        }
+    }
+
+    /// When [`Shard::step`] must be called at the latest, frames apart. A call may find nothing.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let mut next = self.wheel.next_deadline();
+        for other in [self.net.ip.next_deadline(), self.net.link.device_ref().next_deadline()] {
+            next = match (next, other) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+        }
+        if !self.output_queue.is_empty() || !self.net.link.loopback.is_empty() {
+            return Some(Instant::ZERO);
+        }
+        next
+    }
+
+    /// Tells every socket once that the device is gone.
+    fn check_link(&mut self) {
+        let state = self.net.link.device_ref().link_state();
+        if self.is_down || !matches!(state, LinkState::Gone(_)) {
+            return;
+        }
+        self.is_down = true;
+        for id in self.sockets.ids() {
+            if let Some(Socket::Tcp(s)) = self.sockets.get_mut(id) {
+                s.error = Some(SocketError::NetworkDown);
+            }
+            self.notify(id);
+        }
+    }
+
+    /// Whether the device is gone.
+    pub fn is_down(&self) -> bool {
+        self.is_down
+    }
+
+    /// Wakes whoever waits for what the socket is ready for now.
+    pub(crate) fn notify(&mut self, id: SlotId) {
+        if let Some(s) = self.sockets.get_mut(id) {
+            if s.watch().is_empty() {
+                return;
+            }
+            let ready = s.ready();
+            s.watch().notify(id, ready, &mut self.wakes);
+        }
+    }
+
+    /// The wake-ups to fire now that the lock is (about to be) released.
+    pub fn take_wakes(&mut self) -> Option<Vec<Wake>> {
+        if self.wakes.is_empty() {
+            return None;
+        }
+        self.net.counters.add(Counter::Wakeups, self.wakes.len() as u64);
+        Some(std::mem::take(&mut self.wakes))
+    }
+
+    /// The way to a peer, as the transport needs it.
+    pub(crate) fn path_to(
+        &mut self,
+        dst: IpAddr,
+        zone: u32,
+    ) -> Result<(IpAddr, FlowPath), SocketError> {
+        let choice =
+            self.net.ip.route(dst, zone).map_err(|_| SocketError::NetworkUnreachable)?;
+        let tso = if choice.is_local { Some(65_535) } else { self.net.link.caps().tso };
+        let info = PathInfo {
+            mtu: choice.mtu,
+            ip_header_bytes: if dst.is_ipv4() { 20 } else { 40 },
+            tso_bytes: tso,
+        };
+        Ok((choice.src, FlowPath { info, generation: choice.generation }))
+    }
+
+    /// The environment of an engine call.
+    pub(crate) fn env<'a>(net: &'a mut Net<P>, now: Instant) -> Env<'a> {
+        Env {
+            now,
+            pool: &mut net.pool,
+            counters: &mut net.counters,
+            window: &mut net.window,
+        }
+    }
+
+    /// The counters.
+    pub fn counters(&self) -> &Counters {
+        &self.net.counters
+    }
+
+    /// The buffers.
+    pub fn pool(&mut self) -> &mut Pool {
+        &mut self.net.pool
+    }
+
+    /// The IP layer: addresses, routes, neighbours.
+    pub fn ip(&mut self) -> &mut Ip {
+        &mut self.net.ip
+    }
+
+    /// The device.
+    pub fn device(&mut self) -> &mut dyn Device {
+        self.net.link.device()
+    }
+
+    /// Whether frames wait for a device that refused them.
+    pub fn has_backlog(&self) -> bool {
+        self.net.link.has_backlog()
+    }
+}

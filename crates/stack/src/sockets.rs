@@ -1,0 +1,168 @@
+//! What a shard keeps per socket.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+
+use fulmar_base::{Duration, SlotId};
+use fulmar_mbuf::Chain;
+use fulmar_socket::{Ready, SocketError};
+use fulmar_tcp::Tcb;
+use fulmar_udp::UdpSocket;
+
+use crate::net::FlowPath;
+use crate::watch::Watch;
+use crate::wheel::TimerId;
+
+/// One slot of the socket table. The large ones are boxed, so that the table stays dense.
+pub enum Socket {
+    /// A connection.
+    Tcp(Box<TcpEntry>),
+    /// A listener.
+    Listener(Box<Listener>),
+    /// A datagram socket.
+    Udp(Box<UdpEntry>),
+    /// Waits for one echo reply after the other.
+    Ping(Box<PingEntry>),
+}
+
+impl Socket {
+    /// Who watches it.
+    pub fn watch(&mut self) -> &mut Watch {
+        match self {
+            Socket::Tcp(s) => &mut s.watch,
+            Socket::Listener(s) => &mut s.watch,
+            Socket::Udp(s) => &mut s.watch,
+            Socket::Ping(s) => &mut s.watch,
+        }
+    }
+
+    /// What it is ready for.
+    pub fn ready(&self) -> Ready {
+        match self {
+            Socket::Tcp(s) => s.ready(),
+            Socket::Listener(l) if l.accept.is_empty() => Ready::NONE,
+            Socket::Listener(_) => Ready::READABLE,
+            Socket::Udp(s) => s.ready(),
+            Socket::Ping(s) if s.replies.is_empty() => Ready::NONE,
+            Socket::Ping(_) => Ready::READABLE,
+        }
+    }
+}
+
+/// A connection and what the stack knows beside the engine.
+pub struct TcpEntry {
+    /// The engine.
+    pub tcb: Tcb,
+    /// Where its packets go; refreshed when the IP layer's generation moves.
+    pub path: FlowPath,
+    /// Time to live of its packets; `None`: as configured.
+    pub ttl: Option<u8>,
+    /// The listener that it came from, until it is accepted.
+    pub parent: Option<SlotId>,
+    /// Counts against the listener's backlog as not yet established.
+    pub embryonic: bool,
+    /// The user still holds it.
+    pub is_open: bool,
+    /// What `close` does with unsent data: `None` sends it in the background; zero resets.
+    pub linger: Option<Duration>,
+    /// Its place in the wheel.
+    pub timer: Option<TimerId>,
+    /// It lies in the shard's output queue.
+    pub is_queued: bool,
+    /// An error of the stack (device gone) that the engine does not know.
+    pub error: Option<SocketError>,
+    /// Who watches it.
+    pub watch: Watch,
+}
+
+impl TcpEntry {
+    /// What it is ready for.
+    pub fn ready(&self) -> Ready {
+        let mut ready = fulmar_socket::stream_ready(&self.tcb);
+        if self.error.is_some() {
+            ready |= Ready::ERROR | Ready::READABLE | Ready::WRITABLE;
+        }
+        ready
+    }
+}
+
+/// A listening socket.
+pub struct Listener {
+    /// Where it listens; the address may be unspecified.
+    pub local: SocketAddr,
+    /// Takes IPv4 too, although bound to `::`.
+    pub dual_stack: bool,
+    /// Connections at most that are not yet accepted, established or not.
+    pub backlog: usize,
+    /// How many are not yet established.
+    pub embryonic: usize,
+    /// Established ones, oldest first.
+    pub accept: VecDeque<SlotId>,
+    /// Options that its connections inherit.
+    pub ttl: Option<u8>,
+    /// Who watches it.
+    pub watch: Watch,
+}
+
+impl Listener {
+    /// Whether a connection to `local` is for it.
+    pub fn matches(&self, local: IpAddr) -> bool {
+        match (self.local.ip(), local) {
+            (mine, to) if mine == to => true,
+            (IpAddr::V4(mine), IpAddr::V4(_)) => mine.is_unspecified(),
+            (IpAddr::V6(mine), IpAddr::V6(_)) => mine.is_unspecified(),
+            (IpAddr::V6(mine), IpAddr::V4(_)) => mine.is_unspecified() && self.dual_stack,
+            (IpAddr::V4(_), IpAddr::V6(_)) => false,
+        }
+    }
+
+    /// Whether it listens on one address only, and so is preferred.
+    pub fn is_specific(&self) -> bool {
+        !self.local.ip().is_unspecified()
+    }
+}
+
+/// A datagram socket.
+pub struct UdpEntry {
+    /// The engine's part.
+    pub socket: UdpSocket,
+    /// Its name in the table of bindings.
+    pub binding: Option<u32>,
+    /// It does not take IPv4, although bound to `::`.
+    pub v6_only: bool,
+    /// Who watches it.
+    pub watch: Watch,
+}
+
+impl UdpEntry {
+    /// What it is ready for. A datagram can always be handed over.
+    pub fn ready(&self) -> Ready {
+        let readable = if self.socket.is_readable() { Ready::READABLE } else { Ready::NONE };
+        Ready::WRITABLE | readable
+    }
+}
+
+/// An answer to an echo request.
+pub struct Echo {
+    /// Who answered.
+    pub from: IpAddr,
+    /// The number of the request.
+    pub seq: u16,
+    /// Time to live or hop limit as received.
+    pub hop_limit: u8,
+    /// What came back, or why nothing will.
+    pub outcome: Result<Chain, SocketError>,
+}
+
+/// Replies that a ping socket keeps at most.
+pub const PING_REPLIES: usize = 64;
+
+/// A socket for echo requests.
+pub struct PingEntry {
+    /// The ident of its requests.
+    pub ident: u16,
+    /// Replies not yet taken, at most [`PING_REPLIES`].
+    pub replies: VecDeque<Echo>,
+    /// Who watches it.
+    pub watch: Watch,
+}

@@ -1,0 +1,136 @@
+//! A snapshot of a shard for people and tools: what `ss`, `ip` and `netstat -s` would say.
+
+use std::net::SocketAddr;
+
+use fulmar_base::{Counters, Probe};
+use fulmar_ip::{IfAddr, Neighbour, Route};
+use fulmar_mbuf::PoolStats;
+use fulmar_netdev::DeviceStats;
+use fulmar_tcp::{Info, WindowBudget};
+
+use crate::shard::Shard;
+use crate::sockets::Socket;
+
+/// One socket.
+#[derive(Clone, Debug)]
+pub struct SocketStat {
+    /// `tcp`, `udp` or `icmp`.
+    pub protocol: &'static str,
+    /// The state, as `ss` writes it.
+    pub state: &'static str,
+    /// Bytes not yet read; for a listener, connections not yet accepted.
+    pub recv_queue: usize,
+    /// Bytes not yet acknowledged; for a listener, its backlog.
+    pub send_queue: usize,
+    /// This end.
+    pub local: Option<SocketAddr>,
+    /// The other end.
+    pub remote: Option<SocketAddr>,
+    /// How the connection is doing.
+    pub tcp: Option<Info>,
+}
+
+/// One shard.
+#[derive(Clone, Debug)]
+pub struct Stat {
+    /// Addresses of the stack.
+    pub addresses: Vec<IfAddr>,
+    /// Sockets, by slot.
+    pub sockets: Vec<SocketStat>,
+    /// Connections in TIME-WAIT.
+    pub time_wait: usize,
+    /// Counters and drops.
+    pub counters: Counters,
+    /// Buffers.
+    pub pool: PoolStats,
+    /// Receive windows granted.
+    pub window: WindowBudget,
+    /// The device.
+    pub device: DeviceStats,
+    /// Neighbours with their states.
+    pub neighbours: Vec<Neighbour>,
+    /// Routes.
+    pub routes: Vec<Route>,
+}
+
+impl<P: Probe> Shard<P> {
+    /// What the shard is doing.
+    pub fn stat(&mut self) -> Stat {
+        self.net.pool.drain_remote();
+        let ip = &self.net.ip;
+        Stat {
+            addresses: ip.addresses().copied().collect(),
+            sockets: self.sockets.iter().map(|(_, s)| describe(s)).collect(),
+            time_wait: self.time_wait.len(),
+            counters: self.net.counters.clone(),
+            pool: self.net.pool.stats(),
+            window: self.net.window,
+            device: self.net.link.device_ref().stats(),
+            neighbours: ip.neighbours().cloned().collect(),
+            routes: ip.routes().copied().collect(),
+        }
+    }
+}
+
+fn describe(s: &Socket) -> SocketStat {
+    let empty = SocketStat {
+        protocol: "tcp",
+        state: "",
+        recv_queue: 0,
+        send_queue: 0,
+        local: None,
+        remote: None,
+        tcp: None,
+    };
+    match s {
+        Socket::Tcp(t) => {
+            let info = t.tcb.info();
+            SocketStat {
+                state: state_name(info.state),
+                recv_queue: info.recv_queue_bytes,
+                send_queue: info.send_queue_bytes,
+                local: Some(t.tcb.key().local()),
+                remote: Some(t.tcb.key().remote()),
+                tcp: Some(info),
+                ..empty
+            }
+        }
+        Socket::Listener(l) => SocketStat {
+            state: "LISTEN",
+            recv_queue: l.accept.len(),
+            send_queue: l.backlog,
+            local: Some(l.local),
+            ..empty
+        },
+        Socket::Udp(u) => SocketStat {
+            protocol: "udp",
+            state: if u.socket.remote.is_some() { "ESTABLISHED" } else { "UNCONNECTED" },
+            recv_queue: u.socket.queued_bytes(),
+            local: u.socket.local,
+            remote: u.socket.remote,
+            ..empty
+        },
+        Socket::Ping(p) => SocketStat {
+            protocol: "icmp",
+            state: "UNCONNECTED",
+            recv_queue: p.replies.len(),
+            ..empty
+        },
+    }
+}
+
+fn state_name(s: fulmar_tcp::State) -> &'static str {
+    use fulmar_tcp::State as S;
+    match s {
+        S::SynSent => "SYN-SENT",
+        S::SynReceived => "SYN-RECEIVED",
+        S::Established => "ESTABLISHED",
+        S::FinWait1 => "FIN-WAIT-1",
+        S::FinWait2 => "FIN-WAIT-2",
+        S::CloseWait => "CLOSE-WAIT",
+        S::Closing => "CLOSING",
+        S::LastAck => "LAST-ACK",
+        S::TimeWait => "TIME-WAIT",
+        S::Closed => "CLOSED",
+    }
+}

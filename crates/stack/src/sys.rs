@@ -1,0 +1,112 @@
+//! The few calls of the operating system that waiting needs. All unsafe code of this room.
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use fulmar_base::Instant;
+
+/// The monotonic clock as the engines count it.
+pub fn now() -> Instant {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is a valid timespec that lives through the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
+    Instant::from_nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
+}
+
+/// A non-blocking eventfd.
+///
+/// # Errors
+/// The errno of the call.
+pub fn event_fd() -> io::Result<OwnedFd> {
+    // SAFETY: no memory is passed.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Makes an eventfd readable. A full counter is readable already, so failure does not matter.
+pub fn signal_event(fd: RawFd) {
+    let one = 1u64.to_ne_bytes();
+    // SAFETY: eight readable bytes are passed with their length.
+    unsafe { libc::write(fd, one.as_ptr().cast(), one.len()) };
+}
+
+/// Makes an eventfd unreadable.
+pub fn clear_event(fd: RawFd) {
+    let mut count = [0u8; 8];
+    // SAFETY: eight writable bytes are passed with their length.
+    unsafe { libc::read(fd, count.as_mut_ptr().cast(), count.len()) };
+}
+
+/// Sleeps until a descriptor is readable (the first also writable, if asked) or time is over.
+/// Returns whether the first one was the cause.
+pub fn sleep_on(first: Option<(RawFd, bool)>, second: RawFd, timeout: Option<Duration>) -> bool {
+    let (fd, writable) = first.unwrap_or((-1, false));
+    let events = libc::POLLIN | if writable { libc::POLLOUT } else { 0 };
+    let mut fds = [
+        libc::pollfd { fd, events, revents: 0 },
+        libc::pollfd { fd: second, events: libc::POLLIN, revents: 0 },
+    ];
+    let spec = timeout.map(|t| libc::timespec {
+        tv_sec: t.as_secs().min(i64::MAX as u64) as libc::time_t,
+        tv_nsec: libc::c_long::from(t.subsec_nanos()),
+    });
+    let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: `fds` holds two entries, `spec` is null or a live timespec, no signal mask.
+    unsafe { libc::ppoll(fds.as_mut_ptr(), 2, spec, std::ptr::null()) };
+    fds[0].revents != 0
+}
+
+/// A number that tells threads apart, for the detection of re-entry. Never 0.
+pub fn thread_number() -> u64 {
+    thread_local!(static NUMBER: u64 = {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        u64::from(NEXT.fetch_add(1, Ordering::Relaxed))
+    });
+    NUMBER.with(|n| *n)
+}
+
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn count_fork() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// How often this process was forked off since the first call: a stack remembers the number with
+/// which it was made, and refuses to work in a child, where its memory does not exist.
+pub fn fork_generation() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// Starts counting forks. Idempotent.
+pub fn watch_forks() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: `count_fork` does nothing but an atomic addition, which is async-signal-safe.
+        unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
+    });
+}
+
+/// Calls `f` when the process ends by `exit` or by returning from `main`.
+pub fn at_exit(f: extern "C" fn()) {
+    // SAFETY: `f` is a plain function that takes nothing and returns nothing.
+    unsafe { libc::atexit(f) };
+}
+
+/// How many CPUs this thread may run on.
+pub fn usable_cpus() -> usize {
+    // SAFETY: all-zero is a valid cpu_set_t.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is writable and its size is passed; 0 means the calling thread.
+    let rc = unsafe { libc::sched_getaffinity(0, std::mem::size_of_val(&set), &mut set) };
+    if rc != 0 {
+        return 1;
+    }
+    // SAFETY: the set was filled by the kernel.
+    (unsafe { libc::CPU_COUNT(&set) } as usize).max(1)
+}

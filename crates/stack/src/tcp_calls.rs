@@ -1,0 +1,523 @@
+//! What the user of a TCP socket asks of a shard. Every call is a step: it does what can be done
+//! now, and says what it would wait for.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+
+use fulmar_base::{Counter, Duration, FlowKey, Instant, Probe, SlotId, with_zone, zone_of};
+use fulmar_mbuf::Chain;
+use fulmar_socket::{Ready, Reservation, SocketError, Step, soreceive, sosend};
+use fulmar_tcp::{State, Tcb};
+
+use crate::shard::Shard;
+use crate::sockets::{Listener, Socket, TcpEntry};
+
+/// How a listener is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct ListenOptions {
+    /// Connections at most that wait to be accepted. Default 1024; Linux's default is 4096, std
+    /// asks for 128.
+    pub backlog: usize,
+    /// Bind although connections of an earlier listener are still in the tables. Default on, as
+    /// `std::net` does.
+    pub reuse_address: bool,
+    /// A listener on `::` does not take IPv4. Default off.
+    pub only_v6: bool,
+}
+
+impl Default for ListenOptions {
+    fn default() -> Self {
+        ListenOptions { backlog: 1024, reuse_address: true, only_v6: false }
+    }
+}
+
+impl<P: Probe> Shard<P> {
+    pub(crate) fn tcp(&mut self, id: SlotId) -> Result<&mut TcpEntry, SocketError> {
+        match self.sockets.get_mut(id) {
+            Some(Socket::Tcp(s)) => Ok(s),
+            Some(_) => Err(SocketError::NotSupported),
+            None => Err(SocketError::BadHandle),
+        }
+    }
+
+    fn listener(&mut self, id: SlotId) -> Result<&mut Listener, SocketError> {
+        match self.sockets.get_mut(id) {
+            Some(Socket::Listener(s)) => Ok(s),
+            Some(_) => Err(SocketError::Invalid),
+            None => Err(SocketError::BadHandle),
+        }
+    }
+
+    /// Starts a connection; the SYN goes with the next flush.
+    ///
+    /// # Errors
+    /// No route, no free port, a device that is gone, too many sockets.
+    pub fn tcp_connect(
+        &mut self,
+        now: Instant,
+        remote: SocketAddr,
+        local: Option<SocketAddr>,
+    ) -> Result<SlotId, SocketError> {
+        self.check_usable()?;
+        if remote.port() == 0 || remote.ip().is_unspecified() || remote.ip().is_multicast() {
+            return Err(SocketError::Invalid);
+        }
+        let zone = zone_of(remote);
+        let (src, path) = self.path_to(remote.ip(), zone)?;
+        let key = self.choose_local(src, local, remote)?;
+        let iss = self.secret.initial_sequence(&key, now);
+        let offset = self.secret.timestamp_offset(&key);
+        let tcb = Tcb::connect(&self.config.tcp, key, iss, offset, path.info, now);
+        self.time_wait.remove(&key);
+        let id = self.add_connection(TcpEntry {
+            tcb,
+            path,
+            ttl: None,
+            parent: None,
+            embryonic: false,
+            is_open: true,
+            linger: None,
+            timer: None,
+            is_queued: false,
+            error: None,
+            watch: Default::default(),
+        });
+        self.output_now(now, id);
+        self.finish_call(now);
+        Ok(id)
+    }
+
+    fn check_usable(&self) -> Result<(), SocketError> {
+        if self.is_down() {
+            return Err(SocketError::NetworkDown);
+        }
+        if self.sockets.len() >= self.config.max_sockets {
+            return Err(SocketError::NoBuffer);
+        }
+        Ok(())
+    }
+
+    /// The local end of a new connection. A port chosen here hashes home: the reply will arrive at
+    /// this shard.
+    fn choose_local(
+        &mut self,
+        src: IpAddr,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+    ) -> Result<FlowKey, SocketError> {
+        let ip = match local {
+            Some(l) if !l.ip().is_unspecified() => l.ip(),
+            _ => src,
+        };
+        if !self.net.ip.is_local(ip) {
+            return Err(SocketError::AddressNotAvailable);
+        }
+        if ip.is_ipv4() != remote.is_ipv4() {
+            return Err(SocketError::FamilyNotSupported);
+        }
+        let key_with = |port| FlowKey::new(with_zone(ip, port, zone_of(remote)), remote);
+        if let Some(port) = local.map(|l| l.port()).filter(|p| *p != 0) {
+            let key = key_with(port);
+            return if self.flows.contains_key(&key) {
+                Err(SocketError::AddressInUse)
+            } else {
+                Ok(key)
+            };
+        }
+        let ports = self.secret.ports_for((ip, remote));
+        ports
+            .map(key_with)
+            .find(|key| {
+                self.is_stray(key).is_none()
+                    && !self.flows.contains_key(key)
+                    && !self.time_wait.contains(key)
+                    && !self.listeners.contains_key(&key.local_port)
+            })
+            .ok_or(SocketError::AddressNotAvailable)
+    }
+
+    /// How a connection attempt stands.
+    ///
+    /// # Errors
+    /// Why it failed.
+    pub fn tcp_connected(&mut self, id: SlotId) -> Result<Step<()>, SocketError> {
+        self.check_down(id)?;
+        let entry = self.tcp(id)?;
+        match entry.tcb.state() {
+            State::SynSent | State::SynReceived => Ok(Step::WaitSpace(1)),
+            State::Closed => {
+                Err(entry.tcb.take_error().map_or(SocketError::ConnectionAborted, Into::into))
+            }
+            _ => Ok(Step::Done(())),
+        }
+    }
+
+    /// The entry of a connection, for its options.
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`], [`SocketError::NotSupported`].
+    pub fn tcp_entry(&mut self, id: SlotId) -> Result<&mut TcpEntry, SocketError> {
+        self.tcp(id)
+    }
+
+    /// Time to live of the packets of future connections.
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`], [`SocketError::Invalid`].
+    pub fn set_listener_ttl(&mut self, id: SlotId, ttl: u8) -> Result<(), SocketError> {
+        self.listener(id)?.ttl = Some(ttl);
+        Ok(())
+    }
+
+    /// Closes every socket, as the end of the process does. What was accepted is still delivered.
+    pub fn close_all(&mut self, now: Instant) {
+        for id in self.sockets.ids() {
+            self.close(now, id);
+        }
+    }
+
+    fn check_down(&self, id: SlotId) -> Result<(), SocketError> {
+        self.stack_error(id).map_or(Ok(()), Err)
+    }
+
+    /// Opens a listener.
+    ///
+    /// # Errors
+    /// The address is not ours, or is in use.
+    pub fn tcp_listen(
+        &mut self,
+        local: SocketAddr,
+        options: ListenOptions,
+    ) -> Result<SlotId, SocketError> {
+        self.check_usable()?;
+        if !local.ip().is_unspecified() && !self.net.ip.is_local(local.ip()) {
+            return Err(SocketError::AddressNotAvailable);
+        }
+        let local = self.listen_port(local)?;
+        let dual_stack = local.is_ipv6() && !options.only_v6;
+        self.check_listen_conflict(local, dual_stack, options.reuse_address)?;
+        let id = self.sockets.insert(Socket::Listener(Box::new(Listener {
+            local,
+            dual_stack,
+            backlog: options.backlog.max(1),
+            embryonic: 0,
+            accept: VecDeque::new(),
+            ttl: None,
+            watch: Default::default(),
+        })));
+        self.listeners.entry(local.port()).or_default().push(id);
+        Ok(id)
+    }
+
+    fn listen_port(&mut self, local: SocketAddr) -> Result<SocketAddr, SocketError> {
+        if local.port() != 0 {
+            return Ok(local);
+        }
+        let mut ports = self.secret.ports_for(local.ip());
+        let port = ports
+            .find(|p| !self.listeners.contains_key(p))
+            .ok_or(SocketError::AddressInUse)?;
+        Ok(SocketAddr::new(local.ip(), port))
+    }
+
+    fn check_listen_conflict(
+        &self,
+        local: SocketAddr,
+        dual_stack: bool,
+        reuse_address: bool,
+    ) -> Result<(), SocketError> {
+        let others = self.listeners.get(&local.port()).map_or(&[][..], Vec::as_slice);
+        let clash = others.iter().any(|id| match self.sockets.get(*id) {
+            Some(Socket::Listener(l)) => listeners_clash(l, local, dual_stack),
+            _ => false,
+        });
+        let lingering = !reuse_address
+            && self.flows.keys().any(|k| {
+                k.local_port == local.port()
+                    && (local.ip().is_unspecified() || local.ip() == k.local_ip())
+            });
+        if clash || lingering { Err(SocketError::AddressInUse) } else { Ok(()) }
+    }
+
+    /// The next established connection of a listener, with its peer.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`]: not a listener. [`SocketError::NetworkDown`].
+    pub fn tcp_accept(&mut self, id: SlotId) -> Result<Step<(SlotId, SocketAddr)>, SocketError> {
+        let down = self.is_down();
+        let listener = self.listener(id)?;
+        while let Some(child) = listener.accept.pop_front() {
+            if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(child) {
+                entry.parent = None;
+                entry.is_open = true;
+                return Ok(Step::Done((child, entry.tcb.key().remote())));
+            }
+            return self.tcp_accept(id);
+        }
+        if down { Err(SocketError::NetworkDown) } else { Ok(Step::WaitData(1)) }
+    }
+
+    /// First step of a write of `total` bytes: a small one whose bytes are all in `first` is done at
+    /// once, a larger one gets space and storage to copy into. `waited`: it has found no space
+    /// before, and so waits until a new start is worth it.
+    ///
+    /// # Errors
+    /// Why the connection takes no more.
+    pub fn tcp_reserve(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        first: &[u8],
+        total: usize,
+        waited: bool,
+    ) -> Result<Step<Reserved>, SocketError> {
+        self.check_down(id)?;
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return Err(SocketError::BadHandle);
+        };
+        if total == first.len() {
+            let small = sosend::append_small(&mut entry.tcb, &mut self.net.pool, first)?;
+            if let Some(n) = small {
+                self.count_send(n);
+                self.send_committed(now, id);
+                return Ok(Step::Done(Reserved::Sent(n)));
+            }
+        }
+        Ok(match sosend::reserve(&mut entry.tcb, &mut self.net.pool, total, waited)? {
+            Step::Done(r) => Step::Done(Reserved::Space(r)),
+            Step::WaitSpace(n) => Step::WaitSpace(n),
+            Step::WaitData(n) => Step::WaitData(n),
+        })
+    }
+
+    fn count_send(&mut self, bytes: usize) {
+        let counters = &mut self.net.counters;
+        counters.count(Counter::Sends);
+        counters.add(Counter::SendBytes, bytes as u64);
+        counters.add(Counter::CopiedBytes, bytes as u64);
+    }
+
+    /// Last step of a write: the bytes are ready; one output for all of them.
+    pub fn tcp_commit(&mut self, now: Instant, id: SlotId, r: Reservation) {
+        let bytes = r.len();
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return self.net.pool.free(r.into_chain());
+        };
+        sosend::commit(&mut entry.tcb, &mut self.net.pool, r);
+        self.count_send(bytes);
+        self.send_committed(now, id);
+    }
+
+    /// A write failed while it was copied.
+    pub fn tcp_abandon(&mut self, id: SlotId, r: Reservation) {
+        match self.sockets.get_mut(id) {
+            Some(Socket::Tcp(entry)) => sosend::abandon(&mut entry.tcb, &mut self.net.pool, r),
+            _ => self.net.pool.free(r.into_chain()),
+        }
+    }
+
+    fn send_committed(&mut self, now: Instant, id: SlotId) {
+        self.net.link.set_now(now);
+        self.output_now(now, id);
+        self.finish_call(now);
+    }
+
+    /// The end of a call that may have sent something: one crossing, then a quick drain of receive,
+    /// since the answer of a peer on this machine is there already.
+    fn finish_call(&mut self, now: Instant) {
+        if self.net.link.has_backlog() || !self.net.link.loopback.is_empty() {
+            self.step(now, QUICK_DRAIN);
+        }
+    }
+
+    /// Detaches up to `max` received bytes; an empty chain is the end of the stream. Give the chain
+    /// back with [`Shard::tcp_read_done`].
+    ///
+    /// # Errors
+    /// The connection's error, after everything that came before it.
+    pub fn tcp_take(&mut self, id: SlotId, max: usize) -> Result<Step<Chain>, SocketError> {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return Err(SocketError::BadHandle);
+        };
+        let step = soreceive::take(&mut entry.tcb, &mut self.net.pool, max)?;
+        if let (Step::WaitData(_), Some(e)) = (&step, entry.error) {
+            return Err(e);
+        }
+        Ok(step)
+    }
+
+    /// The detached bytes are copied: frees them, and opens the window if that is worth a packet.
+    pub fn tcp_read_done(&mut self, now: Instant, id: SlotId, chain: Chain) {
+        let bytes = chain.len();
+        self.net.pool.free(chain);
+        self.net.counters.count(Counter::Receives);
+        self.net.counters.add(Counter::ReceiveBytes, bytes as u64);
+        self.net.counters.add(Counter::CopiedBytes, bytes as u64);
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        if entry.tcb.after_read(&mut Self::env(&mut self.net, now)) {
+            self.send_committed(now, id);
+        }
+    }
+
+    /// Copies received bytes without taking them; 0 is the end of the stream.
+    ///
+    /// # Errors
+    /// As [`Shard::tcp_take`].
+    pub fn tcp_peek(&mut self, id: SlotId, into: &mut [u8]) -> Result<Step<usize>, SocketError> {
+        soreceive::peek(&mut self.tcp(id)?.tcb, into)
+    }
+
+    /// Closes one or both directions.
+    ///
+    /// # Errors
+    /// [`SocketError::NotConnected`].
+    pub fn tcp_shutdown(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        read: bool,
+        write: bool,
+    ) -> Result<(), SocketError> {
+        let entry = self.tcp(id)?;
+        if matches!(entry.tcb.state(), State::SynSent | State::Closed) {
+            return Err(SocketError::NotConnected);
+        }
+        if write {
+            entry.tcb.shutdown_write(now);
+        }
+        if read {
+            entry.tcb.shutdown_read();
+        }
+        self.send_committed(now, id);
+        self.notify(id);
+        Ok(())
+    }
+
+    /// The user lets go of a socket. What a connection accepted is still delivered, unless linger
+    /// is zero or received data is left unread (RFC 2525 section 2.17: then it is reset).
+    pub fn close(&mut self, now: Instant, id: SlotId) {
+        match self.sockets.get_mut(id) {
+            Some(Socket::Tcp(_)) => self.close_connection(now, id),
+            Some(Socket::Listener(_)) => self.close_listener(now, id),
+            Some(Socket::Udp(_) | Socket::Ping(_)) => self.close_datagram(id),
+            None => {}
+        }
+    }
+
+    fn close_connection(&mut self, now: Instant, id: SlotId) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        entry.is_open = false;
+        entry.parent = None;
+        if entry.linger == Some(Duration::ZERO) || entry.error.is_some() {
+            entry.tcb.abort();
+        } else {
+            entry.tcb.close(&mut Self::env(&mut self.net, now));
+        }
+        self.send_committed(now, id);
+        self.bury_if_done(now, id);
+    }
+
+    fn close_listener(&mut self, now: Instant, id: SlotId) {
+        let Some(Socket::Listener(l)) = self.sockets.remove(id) else { return };
+        if let Some(list) = self.listeners.get_mut(&l.local.port()) {
+            list.retain(|other| *other != id);
+            if list.is_empty() {
+                self.listeners.remove(&l.local.port());
+            }
+        }
+        let orphans: Vec<SlotId> = self
+            .sockets
+            .iter()
+            .filter(|(_, s)| matches!(s, Socket::Tcp(t) if t.parent == Some(id)))
+            .map(|(id, _)| id)
+            .collect();
+        for orphan in orphans {
+            if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(orphan) {
+                entry.parent = None;
+                entry.embryonic = false;
+                entry.tcb.abort();
+            }
+            self.send_committed(now, orphan);
+            self.bury_if_done(now, orphan);
+        }
+    }
+
+    /// Whether everything that was accepted for sending is acknowledged, of one socket or of all.
+    pub fn is_drained(&self, id: Option<SlotId>) -> bool {
+        let drained = |s: &Socket| match s {
+            Socket::Tcp(t) => t.error.is_some() || t.tcb.is_drained(),
+            _ => true,
+        };
+        match id {
+            Some(id) => self.sockets.get(id).is_none_or(drained),
+            None => self.sockets.iter().all(|(_, s)| drained(s)),
+        }
+    }
+
+    /// What a socket is ready for.
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`].
+    pub fn ready(&self, id: SlotId) -> Result<Ready, SocketError> {
+        self.sockets.get(id).map(Socket::ready).ok_or(SocketError::BadHandle)
+    }
+
+    /// The local and the remote address of a socket, as far as it has them.
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`].
+    pub fn addresses(
+        &self,
+        id: SlotId,
+    ) -> Result<(Option<SocketAddr>, Option<SocketAddr>), SocketError> {
+        match self.sockets.get(id).ok_or(SocketError::BadHandle)? {
+            Socket::Tcp(s) => {
+                let connected = !matches!(s.tcb.state(), State::SynSent | State::Closed);
+                let key = s.tcb.key();
+                Ok((Some(key.local()), connected.then(|| key.remote())))
+            }
+            Socket::Listener(l) => Ok((Some(l.local), None)),
+            Socket::Udp(u) => Ok((u.socket.local, u.socket.remote)),
+            Socket::Ping(_) => Ok((None, None)),
+        }
+    }
+
+    /// Runs `f` on the engine of a connection, for options; output follows, since some of them
+    /// (nodelay, a larger buffer) release what was held back.
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`].
+    pub fn with_tcb<R>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        f: impl FnOnce(&mut TcpEntry) -> R,
+    ) -> Result<R, SocketError> {
+        let r = f(self.tcp(id)?);
+        self.send_committed(now, id);
+        Ok(r)
+    }
+}
+
+/// Frames that a call drains after it has sent.
+const QUICK_DRAIN: usize = 64;
+
+/// What the first step of a write achieved.
+pub enum Reserved {
+    /// The write was small and is done.
+    Sent(usize),
+    /// Fill the chain outside the lock, then commit.
+    Space(Reservation),
+}
+
+fn listeners_clash(l: &Listener, local: SocketAddr, dual_stack: bool) -> bool {
+    let (mine, other) = (l.local.ip(), local.ip());
+    let families_meet = mine.is_ipv4() == other.is_ipv4()
+        || (mine.is_ipv6() && l.dual_stack)
+        || (other.is_ipv6() && dual_stack);
+    if !families_meet {
+        return false;
+    }
+    // One specific and one wildcard address may share a port: the specific one is preferred.
+    mine == other || (mine.is_unspecified() && other.is_unspecified())
+}

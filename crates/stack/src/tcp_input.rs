@@ -1,0 +1,320 @@
+//! TCP on its way up: from a packet that ip delivered to the connection that owns it, and what
+//! follows for the connection's user and for the tables.
+
+use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SlotId, Stage, with_zone};
+use fulmar_ip::{Delivered, ErrorKind, QuotedError};
+use fulmar_mbuf::Chain;
+use fulmar_socket::SocketError;
+use fulmar_tcp::{Events, IcmpError, State, Tcb, TimeWaitVerdict, control_segment, reset_for};
+use fulmar_wire::{protocol, tcp};
+
+use crate::net::{Net, TcpEmit};
+use crate::shard::Shard;
+use crate::sockets::{Socket, TcpEntry};
+
+/// A segment whose header is parsed and checked.
+struct Segment {
+    key: FlowKey,
+    header: tcp::Header,
+    payload: Chain,
+    ip_packet: Delivered,
+}
+
+impl<P: Probe> Shard<P> {
+    /// A packet for TCP.
+    pub(crate) fn tcp_input(&mut self, now: Instant, d: Delivered) {
+        let Some(key) = flow_of(&d) else {
+            return self.drop_chain(d.chain, DropReason::TcpHeader);
+        };
+        if let Some(owner) = self.is_stray(&key) {
+            return self.put_aside(owner, d);
+        }
+        let Some(seg) = self.parse(key, d) else { return };
+        if self.net.probe.stage(Stage::Demultiplexed).is_break() {
+            return self.net.pool.free(seg.payload);
+        }
+        self.net.counters.count(Counter::TcpSegmentsIn);
+        match self.flows.get(&key).copied() {
+            Some(id) => self.to_connection(now, id, seg),
+            None if self.time_wait.contains(&key) => self.to_time_wait(now, seg),
+            None => self.to_listener(now, seg),
+        }
+    }
+
+    /// Header and checksum; `None` if the segment was dropped.
+    fn parse(&mut self, key: FlowKey, mut d: Delivered) -> Option<Segment> {
+        let first = d.chain.front().map_or(&[][..], |m| m.as_slice());
+        let Ok((header, bytes)) = tcp::Header::parse(first) else {
+            self.drop_chain(d.chain, DropReason::TcpHeader);
+            return None;
+        };
+        let trusted = d.offload.csum_valid || d.offload.needs_csum;
+        if !trusted && !fulmar_tcp::verify_checksum(d.src, d.dst, &d.chain) {
+            self.drop_chain(d.chain, DropReason::TcpChecksum);
+            return None;
+        }
+        let mut payload = std::mem::take(&mut d.chain);
+        payload.trim_front(bytes, &mut self.net.pool);
+        Some(Segment { key, header, payload, ip_packet: d })
+    }
+
+    fn drop_chain(&mut self, chain: Chain, reason: DropReason) {
+        self.net.counters.drop_packet(reason);
+        self.net.pool.free(chain);
+    }
+
+    fn to_connection(&mut self, now: Instant, id: SlotId, seg: Segment) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return self.net.pool.free(seg.payload);
+        };
+        let mut env = Self::env(&mut self.net, now);
+        let events = entry.tcb.input(&mut env, &seg.header, seg.payload);
+        if entry.tcb.wants_output() && !entry.is_queued {
+            entry.is_queued = true;
+            self.output_queue.push_back(id);
+        }
+        self.follow(now, id, events);
+    }
+
+    /// A segment of a connection in TIME-WAIT (RFC 9293 section 3.10.7.4, RFC 6191).
+    fn to_time_wait(&mut self, now: Instant, seg: Segment) {
+        let len = seg.payload.len();
+        let Some(entry) = self.time_wait.get_mut(&seg.key) else { return };
+        let verdict = entry.on_segment(now, &seg.header, len);
+        match verdict {
+            TimeWaitVerdict::Drop(reason) => self.drop_chain(seg.payload, reason),
+            TimeWaitVerdict::Ack(header) => {
+                self.net.pool.free(seg.payload);
+                self.send_control(now, &seg.key, &header);
+            }
+            TimeWaitVerdict::Closed => {
+                self.net.pool.free(seg.payload);
+                self.time_wait.remove(&seg.key);
+            }
+            TimeWaitVerdict::Reopen { .. } => {
+                self.time_wait.remove(&seg.key);
+                self.to_listener(now, seg);
+            }
+        }
+    }
+
+    /// A segment without a connection: a SYN may open one, all else is answered by a reset
+    /// (RFC 9293 section 3.10.7.1 and 3.10.7.2).
+    fn to_listener(&mut self, now: Instant, seg: Segment) {
+        let flags = seg.header.flags;
+        let is_syn = flags.contains(tcp::Flags::SYN)
+            && !flags.contains(tcp::Flags::ACK)
+            && !flags.contains(tcp::Flags::RST);
+        let listener = self.find_listener(&seg.key);
+        match listener {
+            Some(id) if is_syn => self.open_passive(now, id, seg),
+            _ => self.refuse(now, seg, listener.is_some()),
+        }
+    }
+
+    fn refuse(&mut self, now: Instant, seg: Segment, has_listener: bool) {
+        let reason =
+            if has_listener { DropReason::TcpBadFlags } else { DropReason::TcpNoSocket };
+        let reply = reset_for(&seg.header, seg.payload.len());
+        self.drop_chain(seg.payload, reason);
+        if seg.ip_packet.broadcast_or_multicast {
+            return;
+        }
+        if let Some(header) = reply {
+            self.net.counters.count(Counter::TcpResetsOut);
+            self.send_control(now, &seg.key, &header);
+        }
+    }
+
+    fn find_listener(&self, key: &FlowKey) -> Option<SlotId> {
+        let mut wildcard = None;
+        for id in self.listeners.get(&key.local_port)? {
+            let Some(Socket::Listener(l)) = self.sockets.get(*id) else { continue };
+            if !l.matches(key.local_ip()) {
+                continue;
+            }
+            if l.is_specific() {
+                return Some(*id);
+            }
+            wildcard = Some(*id);
+        }
+        wildcard
+    }
+
+    fn open_passive(&mut self, now: Instant, listener: SlotId, seg: Segment) {
+        // Data on a SYN is not kept: the peer sends it again (RFC 9293 section 3.10.7.2 allows it).
+        let Segment { key, header, payload, .. } = seg;
+        self.net.pool.free(payload);
+        let full = self.sockets.len() >= self.config.max_sockets;
+        let Some(Socket::Listener(l)) = self.sockets.get_mut(listener) else { return };
+        if full || l.embryonic + l.accept.len() >= l.backlog {
+            return self.net.counters.drop_packet(DropReason::ListenBacklog);
+        }
+        l.embryonic += 1;
+        let ttl = l.ttl;
+        let Ok((_, path)) = self.path_to(key.remote_ip(), key.zone) else {
+            return self.embryo_gone(listener);
+        };
+        let iss = self.secret.initial_sequence(&key, now);
+        let offset = self.secret.timestamp_offset(&key);
+        let tcb = Tcb::passive(&self.config.tcp, key, iss, offset, path.info, now, &header);
+        let id = self.add_connection(TcpEntry {
+            tcb,
+            path,
+            ttl,
+            parent: Some(listener),
+            embryonic: true,
+            is_open: false,
+            linger: None,
+            timer: None,
+            is_queued: false,
+            error: None,
+            watch: Default::default(),
+        });
+        self.queue_output(id);
+    }
+
+    fn embryo_gone(&mut self, listener: SlotId) {
+        if let Some(Socket::Listener(l)) = self.sockets.get_mut(listener) {
+            l.embryonic = l.embryonic.saturating_sub(1);
+        }
+    }
+
+    /// Enters a connection into the tables.
+    pub(crate) fn add_connection(&mut self, entry: TcpEntry) -> SlotId {
+        let key = *entry.tcb.key();
+        let id = self.sockets.insert(Socket::Tcp(Box::new(entry)));
+        self.flows.insert(key, id);
+        id
+    }
+
+    /// What the events of a connection mean for its listener, its watchers and the tables.
+    pub(crate) fn follow(&mut self, now: Instant, id: SlotId, events: Events) {
+        if events.is_empty() {
+            return;
+        }
+        if events.contains(Events::CONNECTED) {
+            self.established(id);
+        }
+        self.notify(id);
+        if events.intersects(Events::CLOSED | Events::ERROR) {
+            self.bury_if_done(now, id);
+        }
+    }
+
+    /// A connection is complete: a passive one goes to its listener's accept queue.
+    fn established(&mut self, id: SlotId) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        if !std::mem::take(&mut entry.embryonic) {
+            return self.net.counters.count(Counter::TcpActiveOpens);
+        }
+        let parent = entry.parent;
+        let Some(listener) = parent else { return };
+        if let Some(Socket::Listener(l)) = self.sockets.get_mut(listener) {
+            l.embryonic = l.embryonic.saturating_sub(1);
+            l.accept.push_back(id);
+            self.net.counters.count(Counter::TcpPassiveOpens);
+            self.notify(listener);
+        }
+    }
+
+    /// Removes a connection that neither the network nor the user needs any more.
+    pub(crate) fn bury_if_done(&mut self, now: Instant, id: SlotId) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        let state = entry.tcb.state();
+        let over = matches!(state, State::Closed | State::TimeWait);
+        let queued = entry.parent.is_some() && !entry.embryonic;
+        if !over || entry.is_open || queued || (state == State::Closed && entry.tcb.wants_output())
+        {
+            return;
+        }
+        let (key, timer) = (*entry.tcb.key(), entry.timer.take());
+        let orphan_of = if entry.embryonic { entry.parent } else { None };
+        let tomb = (state == State::TimeWait).then(|| entry.tcb.time_wait_entry(now));
+        entry.tcb.release(&mut Self::env(&mut self.net, now));
+        if let Some(t) = timer {
+            self.wheel.cancel(t);
+        }
+        if let Some(listener) = orphan_of {
+            self.embryo_gone(listener);
+        }
+        if self.flows.get(&key) == Some(&id) {
+            self.flows.remove(&key);
+        }
+        self.sockets.remove(id);
+        if let Some(tomb) = tomb {
+            self.time_wait.insert(key, tomb);
+            self.arm_time_wait();
+        }
+    }
+
+    /// An ICMP error, or the failure of a neighbour, about something this stack sent.
+    pub(crate) fn icmp_error(&mut self, now: Instant, e: QuotedError) {
+        match e.protocol {
+            protocol::TCP => self.tcp_icmp_error(now, e),
+            protocol::UDP => self.udp_icmp_error(e),
+            _ => self.ping_error(e),
+        }
+    }
+
+    fn tcp_icmp_error(&mut self, now: Instant, e: QuotedError) {
+        let Some(id) = self.flows.get(&e.flow()).copied() else {
+            return self.net.counters.drop_packet(DropReason::IcmpNoFlow);
+        };
+        let what = match e.kind {
+            ErrorKind::TooBig { mtu } => IcmpError::TooBig { mtu },
+            ErrorKind::PortUnreachable => IcmpError::Unreachable { hard: true },
+            ErrorKind::Unreachable { hard, .. } => IcmpError::Unreachable { hard },
+            ErrorKind::TimeExceeded | ErrorKind::ParameterProblem => {
+                IcmpError::Unreachable { hard: false }
+            }
+        };
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        let quoted = fulmar_base::SeqNum(e.seq);
+        if let ErrorKind::TooBig { mtu } = e.kind
+            && entry.tcb.is_in_flight(quoted)
+        {
+            self.net.ip.lower_path_mtu(now, e.remote.ip(), mtu);
+        }
+        let mut env = Self::env(&mut self.net, now);
+        let events = entry.tcb.on_icmp(&mut env, what, quoted);
+        self.queue_output(id);
+        self.follow(now, id, events);
+    }
+
+    /// A bare segment that belongs to no connection.
+    fn send_control(&mut self, now: Instant, key: &FlowKey, header: &tcp::Header) {
+        let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
+        let Ok(seg) = control_segment(pool, key, header) else {
+            return counters.drop_packet(DropReason::NoBuffer);
+        };
+        let mut out = TcpEmit {
+            now,
+            ip,
+            link,
+            probe,
+            src: key.local_ip(),
+            dst: key.remote_ip(),
+            zone: key.zone,
+            ttl: None,
+        };
+        let _ = fulmar_tcp::Emit::emit(&mut out, pool, counters, seg);
+    }
+
+    /// The user's error for a connection that the stack itself failed.
+    pub(crate) fn stack_error(&self, id: SlotId) -> Option<SocketError> {
+        match self.sockets.get(id) {
+            Some(Socket::Tcp(s)) => s.error,
+            _ => None,
+        }
+    }
+}
+
+/// The flow of a delivered TCP packet; `None` if it is too short to have ports.
+fn flow_of(d: &Delivered) -> Option<FlowKey> {
+    let ports = d.chain.front()?.as_slice().first_chunk::<4>()?;
+    let [s0, s1, d0, d1] = *ports;
+    let local = with_zone(d.dst, u16::from_be_bytes([d0, d1]), d.zone);
+    let remote = with_zone(d.src, u16::from_be_bytes([s0, s1]), d.zone);
+    Some(FlowKey::new(local, remote))
+}

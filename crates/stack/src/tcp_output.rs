@@ -1,0 +1,117 @@
+//! TCP on its way down: connections that have something to send take their turn, and their timers.
+
+use fulmar_base::{Counter, Instant, Probe, SlotId};
+use fulmar_tcp::Sent;
+
+use crate::net::{Net, TcpEmit};
+use crate::shard::{Shard, TimerKey};
+use crate::sockets::{Socket, TcpEntry};
+
+/// Turns of connections in one pass, so that one pass is bounded whatever they cause.
+const TURNS_PER_PASS: usize = 4096;
+
+impl<P: Probe> Shard<P> {
+    /// Puts a connection into the output queue.
+    pub(crate) fn queue_output(&mut self, id: SlotId) {
+        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id)
+            && !entry.is_queued
+        {
+            entry.is_queued = true;
+            self.output_queue.push_back(id);
+        }
+    }
+
+    /// Gives every queued connection its turn. Stops when the device takes no more.
+    pub(crate) fn run_output(&mut self, now: Instant) {
+        for _ in 0..self.output_queue.len().min(TURNS_PER_PASS) {
+            let Some(id) = self.output_queue.pop_front() else { return };
+            if !self.output_turn(now, id) {
+                self.output_queue.push_front(id);
+                return;
+            }
+        }
+    }
+
+    /// Runs one connection's output now. For the call that has just written to it.
+    pub(crate) fn output_now(&mut self, now: Instant, id: SlotId) {
+        let was_queued = matches!(self.sockets.get(id), Some(Socket::Tcp(s)) if s.is_queued);
+        if !self.output_turn(now, id) && !was_queued {
+            self.queue_output(id);
+        }
+    }
+
+    /// One connection's output; false if the device refused and it must have another turn.
+    fn output_turn(&mut self, now: Instant, id: SlotId) -> bool {
+        self.refresh_path(id);
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return true };
+        entry.is_queued = false;
+        let sent = run_engine(&mut self.net, now, entry);
+        self.arm_timer(id);
+        match sent {
+            Sent::Done => {
+                self.bury_if_done(now, id);
+                true
+            }
+            Sent::Starved => true,
+            Sent::More => {
+                if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+                    entry.is_queued = true;
+                }
+                false
+            }
+        }
+    }
+
+    /// Looks the way up again if a route, neighbour or address has changed.
+    fn refresh_path(&mut self, id: SlotId) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get(id) else { return };
+        if entry.path.generation == self.net.ip.generation() {
+            return;
+        }
+        let (dst, zone) = (entry.tcb.key().remote_ip(), entry.tcb.key().zone);
+        if let Ok((_, path)) = self.path_to(dst, zone)
+            && let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id)
+        {
+            entry.path = path;
+        }
+    }
+
+    /// Makes sure that the wheel fires for the connection in time.
+    pub(crate) fn arm_timer(&mut self, id: SlotId) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        if let Some(at) = entry.tcb.next_deadline() {
+            entry.timer = Some(self.wheel.schedule(entry.timer, TimerKey::Tcp(id), at));
+        }
+    }
+
+    /// A connection's timer fired; it may be early, since timers are lazy.
+    pub(crate) fn tcp_timer(&mut self, now: Instant, id: SlotId) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        entry.timer = None;
+        let events = entry.tcb.on_timer(&mut Self::env(&mut self.net, now));
+        if entry.tcb.wants_output() {
+            self.queue_output(id);
+        } else {
+            self.arm_timer(id);
+        }
+        self.follow(now, id, events);
+    }
+}
+
+fn run_engine<P: Probe>(net: &mut Net<P>, now: Instant, entry: &mut TcpEntry) -> Sent {
+    let Net { pool, counters, window, ip, link, probe } = net;
+    counters.count(Counter::TcpOutputs);
+    let key = *entry.tcb.key();
+    let mut out = TcpEmit {
+        now,
+        ip,
+        link,
+        probe,
+        src: key.local_ip(),
+        dst: key.remote_ip(),
+        zone: key.zone,
+        ttl: entry.ttl,
+    };
+    let mut env = fulmar_tcp::Env { now, pool, counters, window };
+    entry.tcb.output(&mut env, &entry.path.info, &mut out)
+}

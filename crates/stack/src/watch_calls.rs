@@ -1,0 +1,98 @@
+//! Watching sockets: registration of sleeping threads and of poll sets with a shard.
+
+use std::sync::Arc;
+
+use fulmar_base::{Counter, Probe, SlotId};
+use fulmar_socket::{Ready, SocketError};
+
+use crate::poll_set::PollSetCore;
+use crate::shard::Shard;
+use crate::sockets::Socket;
+use crate::waiter::Waiter;
+
+impl<P: Probe> Shard<P> {
+    /// A thread is about to sleep until the socket is ready.
+    pub(crate) fn watch_thread(&mut self, id: SlotId, w: &Arc<Waiter>, interest: Ready) {
+        if let Some(s) = self.sockets.get_mut(id) {
+            s.watch().add_thread(w, interest);
+        }
+    }
+
+    /// The thread has woken.
+    pub(crate) fn unwatch_thread(&mut self, id: SlotId, w: &Arc<Waiter>) {
+        if let Some(s) = self.sockets.get_mut(id) {
+            s.watch().remove_thread(w);
+        }
+    }
+
+    /// Adds a socket to a poll set, or changes its token and interest. What it is ready for
+    /// already is reported by the next wait.
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`].
+    pub fn join_set(
+        &mut self,
+        id: SlotId,
+        set: &Arc<PollSetCore>,
+        token: usize,
+        interest: Ready,
+    ) -> Result<(), SocketError> {
+        let s = self.sockets.get_mut(id).ok_or(SocketError::BadHandle)?;
+        s.watch().join(set, token, interest);
+        let ready = s.ready();
+        s.watch().notify(id, ready, &mut self.wakes);
+        Ok(())
+    }
+
+    /// Takes a socket out of a poll set.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`]: it was not in it.
+    pub fn leave_set(&mut self, id: SlotId, set: &Arc<PollSetCore>) -> Result<(), SocketError> {
+        let s = self.sockets.get_mut(id).ok_or(SocketError::BadHandle)?;
+        if s.watch().leave(set) { Ok(()) } else { Err(SocketError::Invalid) }
+    }
+
+    /// Which members of a poll set are ready for what they were added for: token and readiness.
+    /// Level-triggered: what is ready stays a candidate for the next call.
+    pub fn collect_set(
+        &mut self,
+        set: &Arc<PollSetCore>,
+        limit: usize,
+        mut ready: impl FnMut(usize, Ready),
+    ) -> usize {
+        let mut found = 0;
+        for id in set.drain() {
+            let Some(s) = self.sockets.get_mut(id) else { continue };
+            let Some((token, interest)) = s.watch().membership(set) else { continue };
+            let seen = s.ready().seen_by(interest);
+            if seen.is_empty() {
+                continue;
+            }
+            if found < limit {
+                ready(token, seen);
+                found += 1;
+            }
+            set.keep(id);
+        }
+        found
+    }
+
+    /// Counts something that a room above has seen.
+    pub fn count(&mut self, c: Counter, n: u64) {
+        self.net.counters.add(c, n);
+    }
+
+    /// How many sockets of each kind there are: connections, listeners, datagram sockets.
+    pub fn socket_counts(&self) -> [usize; 3] {
+        let mut counts = [0; 3];
+        for (_, s) in self.sockets.iter() {
+            match s {
+                Socket::Tcp(_) => counts[0] += 1,
+                Socket::Listener(_) => counts[1] += 1,
+                Socket::Udp(_) | Socket::Ping(_) => counts[2] += 1,
+            }
+        }
+        counts
+    }
+}
