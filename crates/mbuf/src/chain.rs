@@ -8,6 +8,7 @@
 //! without bytes are allowed.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 use core::ops::Deref;
 
@@ -306,6 +307,7 @@ impl Chain {
         v
     }
 
+    #[inline]
     pub(crate) fn into_list(self) -> List {
         self.list
     }
@@ -322,10 +324,10 @@ fn copy(from: &[u8], to: &mut [u8]) -> usize {
 }
 
 impl From<Mbuf> for Chain {
+    #[inline]
     fn from(m: Mbuf) -> Chain {
-        let mut chain = Chain::new();
-        chain.push_back(m);
-        chain
+        let (len, storage) = (m.len(), m.storage_bytes());
+        Chain { list: List::single(m), len, storage, segs: 1 }
     }
 }
 

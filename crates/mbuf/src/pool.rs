@@ -19,7 +19,8 @@
 use alloc::boxed::Box;
 
 use crate::home::{CHUNK_DESCS, Freed, Home, MAX_SLABS};
-use crate::storage::{CLASS_BYTES, CLASSES, SLAB_BYTES, class_for, class_for_part};
+use crate::raw::List;
+use crate::storage::{CLASS_BYTES, CLASSES, SLAB_BYTES, class_for, class_for_part, is_wasteful};
 use crate::{Chain, External, MAX_MBUF_BYTES, Mbuf, NoBuffer, Purpose};
 
 /// How much memory a pool may use, and for what. The two shares and the reserve together are at
@@ -188,7 +189,28 @@ impl Pool {
     /// Takes a chain of `bytes`, all or nothing, the first mbuf with `headroom`: the largest blocks
     /// first, the last one as small as fits. Its contents are to be written by the caller: they
     /// are zeroes or bytes of earlier packets.
+    #[inline]
     pub fn alloc_chain(
+        &mut self,
+        bytes: usize,
+        headroom: usize,
+        p: Purpose,
+    ) -> Result<Chain, NoBuffer> {
+        let total = bytes.saturating_add(headroom);
+        if (1..=MAX_MBUF_BYTES).contains(&total)
+            && !is_wasteful(total)
+            && let Some(class) = class_for(total)
+            && let Some(mut m) = self.take(class, p)
+        {
+            self.home.set_headroom(&mut m, headroom);
+            m.set_len(bytes);
+            return Ok(Chain::from(m));
+        }
+        self.alloc_parts(bytes, headroom, p)
+    }
+
+    /// A chain of several mbufs, or one that the free lists cannot serve at once.
+    fn alloc_parts(
         &mut self,
         bytes: usize,
         headroom: usize,
@@ -322,9 +344,20 @@ impl Pool {
     /// Frees a chain. Mbufs of other pools in it go to their own pools.
     #[inline]
     pub fn free(&mut self, chain: Chain) {
-        let mut foreign = Chain::new();
-        let mut list = chain.into_list();
-        while let Some(m) = list.pop_front() {
+        let mut segments = chain.into_list().drain();
+        while let Some(m) = segments.next() {
+            if !self.home.owns(&m) {
+                return self.free_mixed(m, segments.rest());
+            }
+            self.release(m);
+        }
+    }
+
+    /// Frees a list in which a foreign mbuf was met; the foreign ones leave together.
+    #[cold]
+    fn free_mixed(&mut self, first: Mbuf, rest: List) {
+        let mut foreign = List::single(first);
+        for m in rest.drain() {
             if self.home.owns(&m) { self.release(m) } else { foreign.push_back(m) }
         }
     }
@@ -348,9 +381,8 @@ impl Pool {
     /// Takes back what was dropped elsewhere; returns how many mbufs that were. Call it now and
     /// then when mbufs leave the shard; a pool that runs short does it by itself.
     pub fn drain_remote(&mut self) -> usize {
-        let mut list = self.home.take_remote();
         let mut count = 0;
-        while let Some(m) = list.pop_front() {
+        for m in self.home.take_remote().drain() {
             self.release(m);
             count += 1;
         }

@@ -433,20 +433,25 @@ impl List {
         List { head, tail: head }
     }
 
+    /// A list of one.
     #[inline]
-    pub(crate) fn push_back(&mut self, m: Mbuf) {
+    pub(crate) fn single(m: Mbuf) -> List {
         let d = m.into_raw();
-        self.append(List { head: Some(d), tail: Some(d) }.ending());
+        // SAFETY: alive; the Mbuf owned its descriptor, now the list does.
+        unsafe { (*d.as_ptr()).next = None };
+        List { head: Some(d), tail: Some(d) }
     }
 
-    /// A list whose last descriptor ends it.
     #[inline]
-    fn ending(self) -> List {
-        if let Some(tail) = self.tail {
-            // SAFETY: alive; the list owns its descriptors.
-            unsafe { (*tail.as_ptr()).next = None };
-        }
-        self
+    pub(crate) fn push_back(&mut self, m: Mbuf) {
+        self.append(List::single(m));
+    }
+
+    /// The segments, taken one by one. What is not taken leaks, which spares the loops that take
+    /// all of them the bookkeeping of a drop.
+    #[inline]
+    pub(crate) fn drain(self) -> Drain {
+        Drain { next: ManuallyDrop::new(self).head }
     }
 
     #[inline]
@@ -532,6 +537,31 @@ impl List {
             next = unsafe { (*d.as_ptr()).next };
             Some(MbufMut::new(d))
         })
+    }
+}
+
+/// The segments of a list, taken off.
+pub(crate) struct Drain {
+    next: Link,
+}
+
+impl Drain {
+    /// The segments that were not taken, as a list.
+    pub(crate) fn rest(self) -> List {
+        // SAFETY: what hangs together here belonged to the list that was drained.
+        unsafe { List::from_head(self.next) }
+    }
+}
+
+impl Iterator for Drain {
+    type Item = Mbuf;
+    #[inline]
+    fn next(&mut self) -> Option<Mbuf> {
+        let d = self.next?;
+        // SAFETY: alive; the descriptors belonged to the list. The link is read before the segment
+        // is handed out.
+        self.next = unsafe { (*d.as_ptr()).next };
+        Some(Mbuf(d))
     }
 }
 

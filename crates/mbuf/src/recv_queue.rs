@@ -17,6 +17,7 @@
 //! Sources: RFC 9293 section 3.10.7.4 (trimming), RFC 2018 section 4 (order of SACK blocks).
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 use alloc::collections::VecDeque;
 
@@ -38,7 +39,8 @@ pub struct Inserted {
     pub duplicate_bytes: usize,
     /// How far [`RecvQueue::next`] moved.
     pub in_order_advance: usize,
-    /// The bytes were dropped because there were too many runs already.
+    /// The bytes were dropped because there were too many runs already (or they reach beyond the
+    /// offsets of a `u64`, which no stream does).
     pub refused: bool,
 }
 
@@ -52,7 +54,7 @@ struct Run {
 
 impl Run {
     fn end(&self) -> u64 {
-        self.start.saturating_add(self.chain.len() as u64)
+        self.start + self.chain.len() as u64
     }
 }
 
@@ -110,6 +112,10 @@ impl RecvQueue {
 
     fn insert_slow(&mut self, off: u64, mut chain: Chain, pool: &mut Pool) -> Inserted {
         let (total, held, next) = (chain.len(), self.held(), self.next);
+        if off.checked_add(total as u64).is_none() {
+            pool.free(chain);
+            return Inserted { refused: true, ..Inserted::default() };
+        }
         let old = self.next.saturating_sub(off);
         chain.trim_front(usize::try_from(old).unwrap_or(usize::MAX), pool);
         if chain.is_empty() {
@@ -135,7 +141,7 @@ impl RecvQueue {
     fn merge(&mut self, start: u64, mut chain: Chain, pool: &mut Pool) -> bool {
         self.stamp += 1;
         let stamp = self.stamp;
-        let end = start.saturating_add(chain.len() as u64);
+        let end = start + chain.len() as u64;
         // The first run that the new bytes overlap or touch, and the first one behind them.
         let first = self.runs.partition_point(|r| r.end() < start);
         let behind = self.runs.partition_point(|r| r.start <= end);

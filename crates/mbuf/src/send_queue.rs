@@ -18,6 +18,7 @@
 //! the first of them is not committed.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 use alloc::collections::VecDeque;
 
@@ -55,6 +56,15 @@ pub struct QueueFull(pub Chain);
 struct Segment {
     end: u64,
     mbuf: Mbuf,
+}
+
+impl Segment {
+    /// A reference to the bytes [at, end) of the stream, which lie in this segment.
+    #[inline]
+    fn reference(&self, at: u64, end: u64, pool: &mut Pool) -> Result<Mbuf, NoBuffer> {
+        let from = self.mbuf.len() - (self.end - at) as usize;
+        pool.clone_ref(&self.mbuf, from, (end - at) as usize)
+    }
 }
 
 #[derive(Debug)]
@@ -206,7 +216,8 @@ impl SendQueue {
         let Some(last) = self.segments.back_mut().filter(|_| self.slots.is_empty()) else {
             return 0;
         };
-        let n = pool.append_tail(&mut last.mbuf, &bytes[..bytes.len().min(space)]);
+        let bytes = bytes.get(..space).unwrap_or(bytes);
+        let n = pool.append_tail(&mut last.mbuf, bytes);
         last.end += n as u64;
         self.ready_end += n as u64;
         self.claimed_end += n as u64;
@@ -232,28 +243,41 @@ impl SendQueue {
 
     /// References to the ready bytes [off, off + len), or to the part of them that is ready. Error:
     /// the pool has no descriptor left; nothing is kept.
+    #[inline]
     pub fn range(&self, off: u64, len: usize, pool: &mut Pool) -> Result<Chain, NoBuffer> {
-        let mut chain = Chain::new();
-        let mut at = off.max(self.head);
+        let at = off.max(self.head);
         let end = off.saturating_add(len as u64).min(self.ready_end);
         if at >= end {
-            return Ok(chain);
+            return Ok(Chain::new());
         }
         let first = self.segments.partition_point(|s| s.end <= at);
+        match self.segments.get(first) {
+            Some(s) if s.end >= end => Ok(Chain::from(s.reference(at, end, pool)?)),
+            _ => self.range_across(first, at, end, pool),
+        }
+    }
+
+    /// References to [at, end), which begins in segment `first` and ends in a later one.
+    fn range_across(
+        &self,
+        first: usize,
+        mut at: u64,
+        end: u64,
+        pool: &mut Pool,
+    ) -> Result<Chain, NoBuffer> {
+        let mut chain = Chain::new();
         for s in self.segments.range(first..) {
-            if at >= end {
-                break;
-            }
-            let from = s.mbuf.len() - (s.end - at) as usize;
-            let n = (s.end.min(end) - at) as usize;
-            match pool.clone_ref(&s.mbuf, from, n) {
+            match s.reference(at, s.end.min(end), pool) {
                 Ok(m) => chain.push_back(m),
                 Err(e) => {
                     pool.free(chain);
                     return Err(e);
                 }
             }
-            at += n as u64;
+            at = s.end;
+            if at >= end {
+                break;
+            }
         }
         Ok(chain)
     }

@@ -28,13 +28,20 @@ pub(crate) fn class_for(bytes: usize) -> Option<usize> {
     (class < CLASSES).then_some(class)
 }
 
+/// Whether the smallest class that fits is a big one (16 or 64 KiB), of which more than half would
+/// be wasted.
+#[inline]
+pub(crate) fn is_wasteful(bytes: usize) -> bool {
+    let fits = |class: usize| CLASS_BYTES[class - 1] < bytes && bytes < CLASS_BYTES[class] / 2;
+    fits(3) || fits(4)
+}
+
 /// The class of the next mbuf of a chain that still needs `bytes`: the largest if more is needed
-/// than it holds, else the smallest that fits, unless that is a big one (16 or 64 KiB) of which
-/// more than half would be wasted; then one of the class below, and the chain goes on.
+/// than it holds, else the smallest that fits, unless that is wasteful; then one of the class
+/// below, and the chain goes on.
 pub(crate) fn class_for_part(bytes: usize) -> usize {
     let class = class_for(bytes).unwrap_or(CLASSES - 1);
-    let wasteful = CLASS_BYTES.get(class).is_some_and(|&c| bytes < c / 2);
-    if class >= 3 && wasteful { class - 1 } else { class }
+    if is_wasteful(bytes) { class - 1 } else { class }
 }
 
 /// What storage is used for. A pool charges each block to the purpose that asked for it.

@@ -116,12 +116,14 @@ fn runs_are_bounded_and_the_stream_goes_on() {
 }
 
 #[test]
-fn offsets_at_the_end_of_the_number_space_do_not_overflow() {
+fn offsets_beyond_the_number_space_are_refused() {
     let mut pool = pool(1 << 20);
     let mut q = RecvQueue::new();
-    let c = chain(&mut pool, b"far away", 3);
-    let done = q.insert(u64::MAX - 3, c, &mut pool);
-    assert!(done.refused || q.out_of_order_bytes() <= 8);
+    for (off, refused) in [(u64::MAX - 8, false), (u64::MAX - 7, true), (u64::MAX, true)] {
+        let c = chain(&mut pool, b"far away", 3);
+        assert_eq!(q.insert(off, c, &mut pool).refused, refused);
+    }
+    assert_eq!(sacks(&q), [(u64::MAX - 8, u64::MAX)]);
     q.clear(&mut pool);
     assert_all_home(&mut pool);
 }
