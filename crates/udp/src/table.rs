@@ -179,13 +179,15 @@ impl<H: Copy> UdpTable<H> {
         let ip = local.ip();
         let port = local.port();
         let unconnected = |ip: IpAddr| FlowKey::new(SocketAddr::new(ip, port), anyone(ip));
-        self.find(&unconnected(ip)).or_else(|| self.find(&unconnected(wildcard_of(ip)))).or_else(
-            || {
-                let dual = self.slot_of(&unconnected(IpAddr::V6(Ipv6Addr::UNSPECIFIED)))?;
-                let dual = self.binding(dual)?;
-                (ip.is_ipv4() && !dual.options.v6_only).then_some(dual.handle)
-            },
-        )
+        let own = self.find(&unconnected(ip));
+        let own_version = own.or_else(|| self.find(&unconnected(wildcard_of(ip))));
+        own_version.or_else(|| {
+            // Several may share the key, and only those that are not v6-only want this.
+            let dual = unconnected(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+            let wants = |b: &Binding<H>| b.key == dual && !b.options.v6_only;
+            let found = self.chain_of(&dual).find(|(_, b)| ip.is_ipv4() && wants(b));
+            found.map(|(_, b)| b.handle)
+        })
     }
 
     /// How many bindings there are.
@@ -315,18 +317,18 @@ impl<H: Copy> UdpTable<H> {
     }
 
     fn find(&self, key: &FlowKey) -> Option<H> {
-        self.slot_of(key).and_then(|s| self.binding(s)).map(|b| b.handle)
+        self.chain_of(key).find(|(_, b)| b.key == *key).map(|(_, b)| b.handle)
     }
 
     fn slot_of(&self, key: &FlowKey) -> Option<u32> {
-        let mut at = *self.buckets.get(self.bucket_of(key))?;
-        while let Some(b) = self.binding(at) {
-            if b.key == *key {
-                return Some(at);
-            }
-            at = b.next;
-        }
-        None
+        self.chain_of(key).find(|(_, b)| b.key == *key).map(|(slot, _)| slot)
+    }
+
+    /// The bindings in the bucket of a key, the last one linked first.
+    fn chain_of(&self, key: &FlowKey) -> impl Iterator<Item = (u32, &Binding<H>)> {
+        let head = self.buckets.get(self.bucket_of(key)).copied().unwrap_or(NONE);
+        let first = self.binding(head).map(|b| (head, b));
+        core::iter::successors(first, |(_, b)| Some((b.next, self.binding(b.next)?)))
     }
 
     /// The owner hash decides the shard, so that within a shard some of its bits are always alike:

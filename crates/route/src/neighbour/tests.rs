@@ -1,1 +1,280 @@
+use super::*;
+use proptest::prelude::*;
 
+const A: EtherAddr = EtherAddr([2, 0, 0, 0, 0, 0xa]);
+const B: EtherAddr = EtherAddr([2, 0, 0, 0, 0, 0xb]);
+
+fn ip(n: u8) -> IpAddr {
+    IpAddr::from([10, 0, 0, n])
+}
+
+fn s(seconds: u64) -> Instant {
+    Instant::from_millis(seconds * 1000)
+}
+
+fn table() -> Neighbours {
+    Neighbours::new(NeighbourConfig::default())
+}
+
+fn answer(ether: EtherAddr) -> Advert {
+    Advert { ether: Some(ether), solicited: true, replaces: true, is_router: false }
+}
+
+fn unasked(ether: EtherAddr, replaces: bool) -> Advert {
+    Advert { ether: Some(ether), solicited: false, replaces, is_router: false }
+}
+
+fn state(t: &Neighbours, n: u8) -> NeighbourState {
+    t.find(ip(n)).unwrap().state
+}
+
+fn due(t: &mut Neighbours, now: Instant) -> Vec<Action> {
+    let mut actions = Vec::new();
+    t.on_timer(now, &mut actions);
+    actions
+}
+
+/// A table in which neighbour 1 answered with address A at time 0.
+fn reachable() -> Neighbours {
+    let mut t = table();
+    t.resolve(ip(1), s(0));
+    t.on_advert(ip(1), answer(A), s(0));
+    t
+}
+
+#[test]
+fn the_first_packet_asks_and_later_ones_wait() {
+    let mut t = table();
+    assert_eq!(t.resolve(ip(1), s(0)), Resolution::Queue { solicit: true });
+    assert_eq!(t.resolve(ip(1), s(0)), Resolution::Queue { solicit: false });
+    assert_eq!(t.next_deadline(), Some(s(1)));
+}
+
+#[test]
+fn an_unanswered_question_is_repeated_twice_and_then_fails() {
+    let mut t = table();
+    t.resolve(ip(1), s(0));
+    let ask = Action::Solicit { ip: ip(1), unicast: None };
+    assert_eq!(due(&mut t, Instant::from_millis(999)), []);
+    assert_eq!(due(&mut t, s(1)), [ask]);
+    assert_eq!(due(&mut t, s(2)), [ask]);
+    assert_eq!(due(&mut t, s(3)), [Action::Failed { ip: ip(1) }]);
+    assert_eq!(t.next_deadline(), None);
+}
+
+#[test]
+fn a_failure_is_remembered_for_a_while_and_then_asked_again() {
+    let mut t = table();
+    t.resolve(ip(1), s(0));
+    (1..=3).for_each(|n| drop(due(&mut t, s(n))));
+    assert_eq!(t.resolve(ip(1), s(3)), Resolution::Failed);
+    assert_eq!(t.resolve(ip(1), s(4)), Resolution::Queue { solicit: true });
+}
+
+#[test]
+fn an_answer_makes_the_neighbour_reachable_for_the_reachable_time() {
+    let mut t = reachable();
+    let known = Resolution::Known { ether: A, fresh_until: s(30) };
+    assert_eq!(t.resolve(ip(1), s(29)), known);
+    // A quiet neighbour costs no timer.
+    t.on_timer(s(29), &mut Vec::new());
+    assert_eq!(t.next_deadline(), None);
+}
+
+#[test]
+fn using_a_stale_neighbour_starts_its_check_and_an_answer_ends_it() {
+    let mut t = reachable();
+    let known = Resolution::Known { ether: A, fresh_until: s(105) };
+    assert_eq!(t.resolve(ip(1), s(100)), known);
+    assert_eq!(state(&t, 1), NeighbourState::Delay);
+    let ask = Action::Solicit { ip: ip(1), unicast: Some(A) };
+    assert_eq!(due(&mut t, s(105)), [ask]);
+    assert_eq!(state(&t, 1), NeighbourState::Probe);
+    assert_eq!(due(&mut t, s(106)), [ask]);
+    t.on_advert(ip(1), answer(A), s(106));
+    assert_eq!(state(&t, 1), NeighbourState::Reachable);
+    assert_eq!(due(&mut t, s(107)), []);
+}
+
+#[test]
+fn a_neighbour_that_stops_answering_fails_after_three_direct_questions() {
+    let mut t = reachable();
+    let before = t.generation();
+    t.resolve(ip(1), s(100));
+    (105..=107).for_each(|n| assert_eq!(due(&mut t, s(n)).len(), 1));
+    assert_eq!(due(&mut t, s(108)), [Action::Failed { ip: ip(1) }]);
+    assert_ne!(t.generation(), before);
+    assert_eq!(t.resolve(ip(1), s(108)), Resolution::Failed);
+}
+
+#[test]
+fn progress_of_an_upper_layer_spares_the_check() {
+    let mut t = reachable();
+    t.resolve(ip(1), s(100));
+    t.confirm(ip(1), s(101));
+    assert_eq!(state(&t, 1), NeighbourState::Reachable);
+    assert_eq!(due(&mut t, s(105)), []);
+    // It cannot make an address known.
+    t.resolve(ip(2), s(101));
+    t.confirm(ip(2), s(101));
+    assert_eq!(state(&t, 2), NeighbourState::Incomplete);
+}
+
+#[test]
+fn an_unasked_advertisement_creates_nothing() {
+    let mut t = table();
+    assert!(!t.on_advert(ip(1), unasked(A, true), s(0)));
+    assert!(t.is_empty());
+}
+
+#[test]
+fn an_unasked_advertisement_that_replaces_leaves_the_neighbour_stale() {
+    let mut t = reachable();
+    let before = t.generation();
+    t.on_advert(ip(1), unasked(B, true), s(1));
+    assert_eq!((state(&t, 1), t.find(ip(1)).unwrap().ether), (NeighbourState::Stale, B));
+    assert_ne!(t.generation(), before);
+}
+
+#[test]
+fn an_advertisement_that_may_not_replace_only_raises_doubt() {
+    let mut t = reachable();
+    let before = t.generation();
+    t.on_advert(ip(1), unasked(B, false), s(1));
+    assert_eq!((state(&t, 1), t.find(ip(1)).unwrap().ether), (NeighbourState::Stale, A));
+    // What was remembered as fresh is not any more.
+    assert_ne!(t.generation(), before);
+    t.on_advert(ip(1), unasked(B, false), s(1));
+    assert_eq!(t.find(ip(1)).unwrap().ether, A);
+}
+
+#[test]
+fn an_advertisement_without_address_confirms_but_does_not_resolve() {
+    let mut t = table();
+    t.resolve(ip(1), s(0));
+    let bare = Advert { ether: None, ..answer(A) };
+    assert!(!t.on_advert(ip(1), bare, s(0)));
+    t.on_advert(ip(1), unasked(A, true), s(0));
+    assert_eq!(state(&t, 1), NeighbourState::Stale);
+    t.on_advert(ip(1), bare, s(0));
+    assert_eq!(state(&t, 1), NeighbourState::Reachable);
+}
+
+#[test]
+fn who_asks_us_is_known_but_not_proven_reachable() {
+    let mut t = table();
+    assert!(t.on_solicit(ip(1), A, s(0)));
+    assert_eq!(state(&t, 1), NeighbourState::Stale);
+    let mut t = reachable();
+    t.on_solicit(ip(1), A, s(1));
+    assert_eq!(state(&t, 1), NeighbourState::Reachable);
+    t.on_solicit(ip(1), B, s(1));
+    assert_eq!(state(&t, 1), NeighbourState::Stale);
+}
+
+#[test]
+fn a_full_table_evicts_the_least_recently_used_stale_neighbour() {
+    let config = NeighbourConfig { max_entries: 4, ..NeighbourConfig::default() };
+    let mut t = Neighbours::new(config);
+    for n in 1..=3 {
+        t.on_solicit(ip(n), A, s(n.into()));
+    }
+    t.resolve(ip(4), s(4));
+    t.on_advert(ip(4), answer(A), s(4));
+    t.on_solicit(ip(5), A, s(5));
+    let left: Vec<IpAddr> = t.iter().map(|n| n.ip).collect();
+    assert_eq!(left, [ip(2), ip(3), ip(4), ip(5)]);
+}
+
+#[test]
+fn a_scan_of_empty_addresses_leaves_half_of_the_table() {
+    let config = NeighbourConfig { max_entries: 8, ..NeighbourConfig::default() };
+    let mut t = Neighbours::new(config);
+    (1..=4).for_each(|n| assert!(t.on_solicit(ip(n), A, s(0))));
+    let asked = (100..200).filter(|&n| t.resolve(ip(n), s(1)) != Resolution::Failed).count();
+    assert_eq!(asked, 4);
+    assert_eq!((1..=4).filter(|&n| t.find(ip(n)).is_some()).count(), 4);
+    (2..=4).for_each(|n| drop(due(&mut t, s(n))));
+    assert_eq!(t.resolve(ip(201), s(5)), Resolution::Queue { solicit: true });
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Resolve(u8),
+    Confirm(u8),
+    Solicit(u8, bool),
+    Advert(u8, Option<bool>, bool, bool),
+    Wait(u16),
+    Remove(u8),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let n = 0u8..12;
+    prop_oneof![
+        4 => n.clone().prop_map(Step::Resolve),
+        1 => n.clone().prop_map(Step::Confirm),
+        2 => (n.clone(), any::<bool>()).prop_map(|(n, e)| Step::Solicit(n, e)),
+        3 => (n.clone(), any::<Option<bool>>(), any::<bool>(), any::<bool>())
+            .prop_map(|(n, e, s, r)| Step::Advert(n, e, s, r)),
+        3 => (1u16..20_000).prop_map(Step::Wait),
+        1 => n.prop_map(Step::Remove),
+    ]
+}
+
+fn ether(second: bool) -> EtherAddr {
+    if second { B } else { A }
+}
+
+proptest! {
+    /// Whatever happens: the bounds hold, the deadline is never later than a timed state, and an
+    /// answer that was said to be fresh stays right while the generation does.
+    #[test]
+    fn bounds_deadlines_and_remembered_answers_hold(
+        steps in prop::collection::vec(any_step(), 1..200),
+    ) {
+        let config = NeighbourConfig { max_entries: 8, ..NeighbourConfig::default() };
+        let (mut t, mut now) = (Neighbours::new(config), Instant::ZERO);
+        let mut remembered: BTreeMap<IpAddr, (EtherAddr, Instant, u64)> = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Resolve(n) => {
+                    if let Resolution::Known { ether, fresh_until } = t.resolve(ip(n), now) {
+                        remembered.insert(ip(n), (ether, fresh_until, t.generation()));
+                    }
+                }
+                Step::Confirm(n) => t.confirm(ip(n), now),
+                Step::Solicit(n, e) => {
+                    t.on_solicit(ip(n), ether(e), now);
+                }
+                Step::Advert(n, e, solicited, replaces) => {
+                    let ether = e.map(ether);
+                    let advert = Advert { ether, solicited, replaces, is_router: false };
+                    t.on_advert(ip(n), advert, now);
+                }
+                Step::Wait(ms) => {
+                    now = now + Duration::from_millis(ms.into());
+                    let mut actions = Vec::new();
+                    t.on_timer(now, &mut actions);
+                    prop_assert!(t.next_deadline().is_none_or(|d| now < d));
+                }
+                Step::Remove(n) => {
+                    t.remove(ip(n));
+                }
+            }
+            prop_assert!(t.len() <= 8);
+            let incomplete =
+                t.iter().filter(|e| e.state == NeighbourState::Incomplete).count();
+            prop_assert_eq!(incomplete, t.incomplete);
+            prop_assert!(incomplete <= 4);
+            for e in t.iter().filter(|e| e.is_timed()) {
+                prop_assert!(t.next_deadline().is_some_and(|d| d <= e.deadline));
+            }
+            for (ip, (ether, fresh_until, generation)) in &remembered {
+                if *generation == t.generation() && now < *fresh_until {
+                    let entry = t.find(*ip);
+                    prop_assert!(entry.is_some_and(|e| is_usable(e.state) && e.ether == *ether));
+                }
+            }
+        }
+    }
+}

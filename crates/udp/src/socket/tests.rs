@@ -1,1 +1,82 @@
+use super::*;
+use fulmar_mbuf::{PoolConfig, Purpose};
 
+fn pool() -> Pool {
+    Pool::new(PoolConfig::with_budget(16 << 20)).unwrap()
+}
+
+fn datagram(pool: &mut Pool, bytes: usize) -> Datagram {
+    let payload = pool.alloc_chain(bytes, 0, Purpose::Receive).unwrap();
+    let (src, dst) = ("10.0.0.2:53".parse().unwrap(), "10.0.0.1:1000".parse().unwrap());
+    Datagram { src, dst, payload }
+}
+
+#[test]
+fn datagrams_come_out_in_order_and_only_the_first_wakes() {
+    let (mut pool, mut counters, mut s) = (pool(), Counters::default(), UdpSocket::new());
+    let sizes = [10, 3000, 1];
+    let woken = sizes.map(|n| {
+        let d = datagram(&mut pool, n);
+        s.deliver(d, &mut pool, &mut counters)
+    });
+    assert_eq!(woken, [true, false, false]);
+    assert_eq!(counters.value(Counter::UdpIn), 3);
+    for n in sizes {
+        let d = s.receive().unwrap();
+        assert_eq!(d.payload.len(), n);
+        pool.free(d.payload);
+    }
+    assert_eq!((s.queued_bytes(), s.is_readable()), (0, false));
+}
+
+#[test]
+fn a_full_queue_drops_what_comes_but_always_takes_one() {
+    let (mut pool, mut counters, mut s) = (pool(), Counters::default(), UdpSocket::new());
+    s.set_recv_limit(1);
+    for _ in 0..3 {
+        let d = datagram(&mut pool, 1000);
+        s.deliver(d, &mut pool, &mut counters);
+    }
+    assert_eq!(s.queued(), 1);
+    assert_eq!(counters.drops(DropReason::UdpBufferFull), 2);
+    s.release(&mut pool);
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn empty_datagrams_cannot_grow_the_queue_without_end() {
+    let (mut pool, mut counters, mut s) = (pool(), Counters::default(), UdpSocket::new());
+    for _ in 0..MAX_DATAGRAMS + 5 {
+        let mut d = datagram(&mut pool, 1);
+        pool.free(core::mem::take(&mut d.payload));
+        s.deliver(d, &mut pool, &mut counters);
+    }
+    assert_eq!(s.queued(), MAX_DATAGRAMS);
+    assert_eq!(counters.drops(DropReason::UdpBufferFull), 5);
+}
+
+#[test]
+fn only_a_connected_socket_hears_of_errors_of_its_peer() {
+    let peer: SocketAddr = "10.0.0.2:53".parse().unwrap();
+    let mut s = UdpSocket::new();
+    assert!(!s.on_error(peer, UdpError::ConnectionRefused));
+    s.remote = Some(peer);
+    assert!(!s.on_error("10.0.0.2:54".parse().unwrap(), UdpError::ConnectionRefused));
+    assert!(s.on_error(peer, UdpError::ConnectionRefused) && s.is_readable());
+    assert_eq!(s.take_error(), Some(UdpError::ConnectionRefused));
+    assert_eq!(s.take_error(), None);
+}
+
+#[test]
+fn after_shutdown_nothing_is_taken_but_what_is_queued_stays() {
+    let (mut pool, mut counters, mut s) = (pool(), Counters::default(), UdpSocket::new());
+    let d = datagram(&mut pool, 10);
+    s.deliver(d, &mut pool, &mut counters);
+    s.shutdown_read();
+    let d = datagram(&mut pool, 10);
+    assert!(!s.deliver(d, &mut pool, &mut counters));
+    assert_eq!(counters.drops(DropReason::UdpNoSocket), 1);
+    assert_eq!(s.queued(), 1);
+    s.release(&mut pool);
+    assert_eq!(pool.outstanding(), 0);
+}

@@ -1,1 +1,221 @@
+use super::*;
+use proptest::prelude::*;
 
+fn a(s: &str) -> SocketAddr {
+    s.parse().unwrap()
+}
+
+fn any_port(_: u16) -> bool {
+    true
+}
+
+const SHARE: BindOptions = BindOptions { reuse_address: true, v6_only: false };
+const ALONE: BindOptions = BindOptions { reuse_address: false, v6_only: false };
+const V6_ONLY: BindOptions = BindOptions { reuse_address: false, v6_only: true };
+
+fn table() -> UdpTable<u32> {
+    UdpTable::new(1)
+}
+
+#[test]
+fn the_most_specific_binding_gets_the_datagram() {
+    let mut t = table();
+    t.bind(1, a("0.0.0.0:53"), SHARE, any_port).unwrap();
+    t.bind(2, a("10.0.0.1:53"), SHARE, any_port).unwrap();
+    let c = t.bind(3, a("10.0.0.1:53"), SHARE, any_port).unwrap();
+    t.connect(c.slot, a("10.0.0.1:53"), a("10.0.0.9:99")).unwrap();
+    assert_eq!(t.lookup(a("10.0.0.1:53"), a("10.0.0.9:99")), Some(3));
+    assert_eq!(t.lookup(a("10.0.0.1:53"), a("10.0.0.9:98")), Some(2));
+    assert_eq!(t.lookup(a("10.0.0.2:53"), a("10.0.0.9:99")), Some(1));
+    assert_eq!(t.lookup(a("10.0.0.2:54"), a("10.0.0.9:99")), None);
+}
+
+#[test]
+fn a_connected_socket_gets_nothing_from_others_until_it_disconnects() {
+    let mut t = table();
+    let c = t.bind(1, a("10.0.0.1:53"), ALONE, any_port).unwrap();
+    t.connect(c.slot, a("10.0.0.1:53"), a("10.0.0.9:99")).unwrap();
+    assert_eq!(t.lookup(a("10.0.0.1:53"), a("10.0.0.8:99")), None);
+    t.disconnect(c.slot);
+    assert_eq!(t.lookup(a("10.0.0.1:53"), a("10.0.0.8:99")), Some(1));
+    assert_eq!(t.unbind(c.slot), Some(1));
+    assert_eq!(t.lookup(a("10.0.0.1:53"), a("10.0.0.8:99")), None);
+    assert_eq!(t.unbind(c.slot), None);
+}
+
+#[test]
+fn an_address_is_taken_once_unless_all_share_it() {
+    let mut t = table();
+    t.bind(1, a("10.0.0.1:53"), ALONE, any_port).unwrap();
+    assert_eq!(t.bind(2, a("10.0.0.1:53"), SHARE, any_port), Err(BindError::InUse));
+    assert_eq!(t.bind(2, a("0.0.0.0:53"), ALONE, any_port), Err(BindError::InUse));
+    assert!(t.bind(2, a("10.0.0.2:53"), ALONE, any_port).is_ok());
+    t.bind(3, a("10.0.0.1:80"), SHARE, any_port).unwrap();
+    t.bind(4, a("10.0.0.1:80"), SHARE, any_port).unwrap();
+    assert_eq!(t.lookup(a("10.0.0.1:80"), a("10.0.0.9:1")), Some(4));
+}
+
+#[test]
+fn a_dual_stack_wildcard_takes_ipv4_and_conflicts_with_it() {
+    let mut t = table();
+    t.bind(1, a("[::]:53"), ALONE, any_port).unwrap();
+    assert_eq!(t.lookup(a("10.0.0.1:53"), a("10.0.0.9:99")), Some(1));
+    assert_eq!(t.lookup(a("[2001:db8::1]:53"), a("[2001:db8::9]:99")), Some(1));
+    assert_eq!(t.bind(2, a("0.0.0.0:53"), ALONE, any_port), Err(BindError::InUse));
+}
+
+#[test]
+fn a_v6_only_wildcard_leaves_ipv4_to_others() {
+    let mut t = table();
+    t.bind(1, a("[::]:53"), V6_ONLY, any_port).unwrap();
+    assert_eq!(t.lookup(a("10.0.0.1:53"), a("10.0.0.9:99")), None);
+    t.bind(2, a("0.0.0.0:53"), ALONE, any_port).unwrap();
+    assert_eq!(t.lookup(a("10.0.0.1:53"), a("10.0.0.9:99")), Some(2));
+    assert_eq!(t.lookup(a("[2001:db8::1]:53"), a("[2001:db8::9]:99")), Some(1));
+}
+
+#[test]
+fn ephemeral_ports_are_free_fitting_and_spread() {
+    let mut t = table();
+    let even = |p: u16| p % 2 == 0;
+    let ports: Vec<u16> =
+        (0..500).map(|n| t.bind(n, a("0.0.0.0:0"), ALONE, even).unwrap().local.port()).collect();
+    assert!(ports.iter().all(|p| EPHEMERAL.contains(p) && p % 2 == 0));
+    let distinct: std::collections::BTreeSet<_> = ports.iter().collect();
+    assert_eq!(distinct.len(), 500);
+    assert!(ports.windows(2).filter(|w| w[1] == w[0] + 2).count() < 50);
+}
+
+#[test]
+fn without_a_free_ephemeral_port_bind_fails() {
+    let mut t = table();
+    let only = |p: u16| p == 40_000;
+    t.bind(1, a("0.0.0.0:0"), SHARE, only).unwrap();
+    assert_eq!(t.bind(2, a("0.0.0.0:0"), SHARE, only), Err(BindError::NoPorts));
+    assert_eq!(t.len(), 1);
+}
+
+#[test]
+fn the_same_pair_connects_once() {
+    let mut t = table();
+    let one = t.bind(1, a("10.0.0.1:53"), SHARE, any_port).unwrap();
+    let two = t.bind(2, a("0.0.0.0:53"), SHARE, any_port).unwrap();
+    let three = t.bind(3, a("10.0.0.2:53"), ALONE, |_| true);
+    assert_eq!(three, Err(BindError::InUse));
+    let (local, remote) = (a("10.0.0.1:53"), a("10.0.0.9:99"));
+    t.connect(one.slot, local, remote).unwrap();
+    t.connect(one.slot, local, remote).unwrap();
+    t.connect(two.slot, local, remote).unwrap();
+    assert_eq!(t.lookup(local, remote), Some(2));
+    assert_eq!(t.connect(99, local, remote), Err(BindError::NotBound));
+}
+
+/// The model: a list of bindings, the newest last, searched whole.
+#[derive(Clone, Debug)]
+struct Model {
+    handle: u32,
+    slot: u32,
+    local: SocketAddr,
+    connected: Option<(SocketAddr, SocketAddr)>,
+    v6_only: bool,
+    /// When its key last changed: the latest of equals wins.
+    age: usize,
+}
+
+impl Model {
+    fn score(&self, local: SocketAddr, remote: SocketAddr) -> Option<u8> {
+        if let Some(pair) = self.connected {
+            return (pair == (local, remote)).then_some(4);
+        }
+        if self.local.port() != local.port() {
+            return None;
+        }
+        let (own, ip) = (self.local.ip(), local.ip());
+        match own == ip {
+            true => Some(3),
+            false if !own.is_unspecified() => None,
+            false if own.is_ipv4() == ip.is_ipv4() => Some(2),
+            false if own.is_ipv6() && !self.v6_only => Some(1),
+            false => None,
+        }
+    }
+}
+
+fn any_addr(wildcards: bool) -> impl Strategy<Value = SocketAddr> {
+    let ips = ["10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2", "0.0.0.0", "::"];
+    let count = if wildcards { 6 } else { 4 };
+    (0usize..count, 1u16..4)
+        .prop_map(move |(i, port)| SocketAddr::new(ips[i].parse::<IpAddr>().unwrap(), port))
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Bind(SocketAddr, bool, bool),
+    Connect(usize, SocketAddr),
+    Disconnect(usize),
+    Unbind(usize),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (any_addr(true), prop::bool::weighted(0.8), any::<bool>())
+            .prop_map(|(a, r, v)| Step::Bind(a, r, v)),
+        2 => (any::<usize>(), any_addr(false)).prop_map(|(n, r)| Step::Connect(n, r)),
+        1 => any::<usize>().prop_map(Step::Disconnect),
+        1 => any::<usize>().prop_map(Step::Unbind),
+    ]
+}
+
+fn apply(t: &mut UdpTable<u32>, model: &mut Vec<Model>, step: Step, age: usize) {
+    let pick = |n: usize| if model.is_empty() { None } else { Some(n % model.len()) };
+    match step {
+        Step::Bind(local, reuse_address, v6_only) => {
+            let options = BindOptions { reuse_address, v6_only };
+            if let Ok(b) = t.bind(age as u32, local, options, any_port) {
+                let (handle, slot) = (age as u32, b.slot);
+                model.push(Model { handle, slot, local, connected: None, v6_only, age });
+            }
+        }
+        Step::Connect(n, remote) => {
+            let Some(i) = pick(n) else { return };
+            let m = &mut model[i];
+            let ip = if remote.is_ipv4() { "10.0.0.1" } else { "2001:db8::1" };
+            let local = SocketAddr::new(ip.parse().unwrap(), m.local.port());
+            if t.connect(m.slot, local, remote).is_ok() {
+                (m.connected, m.age) = (Some((local, remote)), age);
+            }
+        }
+        Step::Disconnect(n) => {
+            let Some(i) = pick(n) else { return };
+            t.disconnect(model[i].slot);
+            (model[i].connected, model[i].age) = (None, age);
+        }
+        Step::Unbind(n) => {
+            let Some(i) = pick(n) else { return };
+            let m = model.remove(i);
+            assert_eq!(t.unbind(m.slot), Some(m.handle));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn lookup_agrees_with_a_linear_scan(
+        steps in prop::collection::vec(any_step(), 1..80),
+        probes in prop::collection::vec((any_addr(false), any_addr(false)), 30),
+    ) {
+        let (mut t, mut model) = (table(), Vec::new());
+        for (age, step) in steps.into_iter().enumerate() {
+            apply(&mut t, &mut model, step, age);
+            prop_assert_eq!(t.len(), model.len());
+        }
+        for (local, remote) in probes {
+            let best = model
+                .iter()
+                .filter_map(|m| Some((m.score(local, remote)?, m.age, m.handle)))
+                .max()
+                .map(|(_, _, handle)| handle);
+            prop_assert_eq!(t.lookup(local, remote), best, "{} {}", local, remote);
+        }
+    }
+}
