@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fulmar_base::{Counters, DropReason, Instant};
@@ -13,37 +13,62 @@ use super::LinkConfig;
 use crate::OpenError;
 use crate::wake::Bell;
 
-/// Frames towards one side. `pkts` and `bytes` cover the queue and what the receiver took from it
-/// but did not hand out yet; they grow under the lock, so they never fall below zero.
+/// How much lies in a lane: frames above the lowest 40 bits, bytes in them, so that both change
+/// together. Adding loads adds their parts: a lane never holds 2^40 bytes, since pools do not.
+#[derive(Clone, Copy)]
+struct Load(u64);
+
+impl Load {
+    const BYTE_BITS: u32 = 40;
+
+    fn of(tally: &Tally) -> Load {
+        Load(tally.frames << Load::BYTE_BITS | tally.bytes)
+    }
+
+    fn pkts(self) -> u64 {
+        self.0 >> Load::BYTE_BITS
+    }
+
+    fn bytes(self) -> u64 {
+        self.0 & ((1 << Load::BYTE_BITS) - 1)
+    }
+}
+
+/// Frames towards one side. `load` covers the queue and what the receiver took from it but did not
+/// hand out yet; it grows under the lock, so it never falls below zero.
 struct Lane {
     queue: Mutex<VecDeque<Packet>>,
-    pkts: AtomicUsize,
-    bytes: AtomicUsize,
+    load: AtomicU64,
     /// The sender waits for room.
     is_blocked: AtomicBool,
-    max_pkts: usize,
-    max_bytes: usize,
+    max_pkts: u64,
+    max_bytes: u64,
 }
 
 impl Lane {
     fn new(config: &LinkConfig) -> Lane {
         Lane {
             queue: Mutex::new(VecDeque::with_capacity(config.ring_pkts)),
-            pkts: AtomicUsize::new(0),
-            bytes: AtomicUsize::new(0),
+            load: AtomicU64::new(0),
             is_blocked: AtomicBool::new(false),
-            max_pkts: config.ring_pkts.max(1),
-            max_bytes: config.ring_bytes,
+            max_pkts: config.ring_pkts.max(1) as u64,
+            max_bytes: config.ring_bytes as u64,
         }
     }
 
-    fn fits(&self, pkts: usize, bytes: usize, next_bytes: usize) -> bool {
-        pkts < self.max_pkts && (pkts == 0 || bytes + next_bytes <= self.max_bytes)
+    fn load(&self) -> Load {
+        Load(self.load.load(SeqCst))
+    }
+
+    fn fits(&self, load: Load, frame_bytes: u64) -> bool {
+        let pkts = load.pkts();
+        pkts < self.max_pkts && (pkts == 0 || load.bytes() + frame_bytes <= self.max_bytes)
     }
 
     /// Half empty again: worth waking a blocked sender for.
     fn is_half_empty(&self) -> bool {
-        self.pkts.load(SeqCst) <= self.max_pkts / 2 && self.bytes.load(SeqCst) <= self.max_bytes / 2
+        let load = self.load();
+        load.pkts() <= self.max_pkts / 2 && load.bytes() <= self.max_bytes / 2
     }
 
     fn queue(&self) -> std::sync::MutexGuard<'_, VecDeque<Packet>> {
@@ -120,11 +145,11 @@ impl Link {
         let lane = self.outward();
         let mut moved = Moved::default();
         let mut queue = lane.queue();
-        let (mut pkts, mut bytes) = (lane.pkts.load(SeqCst), lane.bytes.load(SeqCst));
+        let before = lane.load();
         while let Some(p) = burst.front() {
-            let frame_bytes = p.chain.len();
             let verdict = offload::check(p, &self.caps);
-            if verdict.is_ok() && !lane.fits(pkts, bytes, frame_bytes) {
+            let load = Load(before.0 + Load::of(&moved.tally).0);
+            if verdict.is_ok() && !lane.fits(load, p.chain.len() as u64) {
                 break;
             }
             let Some(p) = burst.pop_front() else { break };
@@ -135,12 +160,10 @@ impl Link {
                 continue;
             }
             moved.tally.add(&p);
-            (pkts, bytes) = (pkts + 1, bytes + frame_bytes);
             queue.push_back(p);
         }
         // Before the lock is released: the receiver subtracts what it finds in the queue.
-        lane.pkts.fetch_add(moved.tally.frames as usize, SeqCst);
-        lane.bytes.fetch_add(moved.tally.bytes as usize, SeqCst);
+        lane.load.fetch_add(Load::of(&moved.tally).0, SeqCst);
         moved
     }
 
@@ -153,12 +176,14 @@ impl Link {
 
     /// Takes everything that lies in the lane by exchanging queues: one lock per batch. `taken`
     /// frames of those counted were handed out already.
-    fn refill(&mut self, taken: usize) {
+    fn refill(&mut self, taken: u64) {
         let shared = Arc::clone(&self.shared);
         let lane = &shared.lanes[self.side];
         // An empty poll costs one load.
-        if lane.pkts.load(SeqCst) > taken {
+        if lane.load().pkts() > taken {
             self.stats.rx_crossings += 1;
+            // Starts the emptied queue from its first slot again, which is warm.
+            self.stash.clear();
             std::mem::swap(&mut *lane.queue(), &mut self.stash);
         }
     }
@@ -166,8 +191,7 @@ impl Link {
     /// Gives the sender its room back.
     fn release(&mut self, tally: Tally) {
         let lane = self.inward();
-        lane.pkts.fetch_sub(tally.frames as usize, SeqCst);
-        lane.bytes.fetch_sub(tally.bytes as usize, SeqCst);
+        lane.load.fetch_sub(Load::of(&tally).0, SeqCst);
         let wakes = lane.is_blocked.load(SeqCst)
             && lane.is_half_empty()
             && lane.is_blocked.swap(false, SeqCst)
@@ -230,7 +254,7 @@ impl Device for Link {
         let mut tally = Tally::default();
         for _ in 0..budget.min(out.room()) {
             if self.stash.is_empty() {
-                self.refill(tally.frames as usize);
+                self.refill(tally.frames);
             }
             let Some(p) = self.stash.pop_front() else { break };
             tally.add(&p);
@@ -249,7 +273,7 @@ impl Device for Link {
         // If the lane's mark is gone, whoever made room found this bell not armed yet; so did a peer
         // that went away.
         let is_marked = self.outward().is_blocked.load(SeqCst) && self.has_peer();
-        self.inward().pkts.load(SeqCst) == 0 && (is_marked || !self.is_blocked)
+        self.inward().load().pkts() == 0 && (is_marked || !self.is_blocked)
     }
 
     fn disarm(&mut self) {
