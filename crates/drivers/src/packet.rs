@@ -15,6 +15,7 @@
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use fulmar_base::{Counters, DropReason, Duration, EtherAddr, Instant};
 use fulmar_mbuf::Pool;
@@ -67,6 +68,8 @@ pub struct PacketSocket {
     /// Refusals in a row for a full queue, and when to try again.
     retries: u32,
     retry_at: Option<Instant>,
+    /// Frames for which the socket had no room; the kernel forgets its count when asked.
+    missed: AtomicU64,
     stats: DeviceStats,
 }
 
@@ -162,6 +165,7 @@ impl PacketSocket {
             is_blocked: false,
             retries: 0,
             retry_at: None,
+            missed: AtomicU64::new(0),
             stats: DeviceStats { name: format!("packet:{name}"), ..DeviceStats::default() },
         })
     }
@@ -439,7 +443,9 @@ impl Device for PacketSocket {
     }
 
     fn stats(&self) -> DeviceStats {
-        self.stats.clone()
+        let fresh = u64::from(sys::take_missed(self.socket.as_fd()).unwrap_or(0));
+        let before = self.missed.fetch_add(fresh, Ordering::Relaxed);
+        DeviceStats { rx_missed: before + fresh, ..self.stats.clone() }
     }
 }
 

@@ -12,6 +12,7 @@ pub const MANY: usize = 16;
 
 // linux/if_packet.h; libc has none of these.
 pub const PACKET_ADD_MEMBERSHIP: c_int = 1;
+const PACKET_STATISTICS: c_int = 6;
 pub const PACKET_VNET_HDR: c_int = 15;
 pub const PACKET_QDISC_BYPASS: c_int = 20;
 pub const PACKET_IGNORE_OUTGOING: c_int = 23;
@@ -182,6 +183,19 @@ pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
 /// Sets an option whose value is an int.
 pub fn set_int(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     set_option(fd, level, name, &value)
+}
+
+/// How many frames a packet socket had no room for since this was asked last (the kernel starts
+/// again from zero).
+pub fn take_missed(fd: BorrowedFd<'_>) -> io::Result<u32> {
+    // `struct tpacket_stats` of linux/if_packet.h: frames that came, frames that were lost.
+    let mut counts = [0u32; 2];
+    let mut bytes = mem::size_of_val(&counts) as libc::socklen_t;
+    let to = counts.as_mut_ptr().cast::<c_void>();
+    let (level, name) = (libc::SOL_PACKET, PACKET_STATISTICS);
+    // SAFETY: `to` points to `bytes` writable bytes; the kernel writes at most so many.
+    check(unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, to, &raw mut bytes) })?;
+    Ok(counts[1])
 }
 
 /// Asks for every frame of an interface, whomever it is addressed to.

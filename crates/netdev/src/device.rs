@@ -108,6 +108,8 @@ pub struct DeviceStats {
     pub rx_frames: u64,
     /// Bytes of frames received.
     pub rx_bytes: u64,
+    /// Frames that were lost before the device could hand them over, for want of room below it.
+    pub rx_missed: u64,
     /// Times the device took less than it was given.
     pub tx_refusals: u64,
     /// Crossings to send: system calls, doorbells or lock acquisitions.

@@ -263,6 +263,25 @@ fn packet_hears_only_its_own_station() {
 }
 
 #[test]
+fn packet_counts_what_its_socket_had_no_room_for() {
+    namespace::run("packet_counts_what_its_socket_had_no_room_for", None, || {
+        const SENT: usize = 40_000;
+        let mut host = veth();
+        let socket = kernel_socket();
+        for _ in 0..SENT {
+            socket.send_to(&[5; 200], (OURS, 7)).unwrap();
+        }
+        let missed = host.device.stats().rx_missed as usize;
+        assert!(missed > 0);
+        for _ in missed..SENT {
+            host.datagram_in();
+        }
+        host.poll();
+        assert_eq!(host.device.stats().rx_missed as usize, missed);
+    });
+}
+
+#[test]
 fn packet_link_follows_the_interface() {
     namespace::run("packet_link_follows_the_interface", None, || {
         let mut host = veth();
