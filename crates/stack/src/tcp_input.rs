@@ -33,7 +33,6 @@ impl<P: Probe> Shard<P> {
         if self.net.probe.stage(Stage::Demultiplexed).is_break() {
             return self.net.pool.free(seg.payload);
         }
-        self.net.counters.count(Counter::TcpSegmentsIn);
         match self.flows.get(&key).copied() {
             Some(id) => self.to_connection(now, id, seg),
             None if self.time_wait.contains(&key) => self.to_time_wait(now, seg),
