@@ -1,0 +1,206 @@
+//! ARP, and what waits for it.
+
+use std::net::Ipv4Addr;
+
+use crate::rig::*;
+use fulmar_base::{DropReason, EtherAddr};
+use fulmar_ip::{ErrorKind, NeighbourState, OutputError};
+use fulmar_wire::arp::{self, Operation, Packet};
+use fulmar_wire::eth;
+
+pub fn arp_frame(dst: EtherAddr, p: &Packet) -> Vec<u8> {
+    let mut body = vec![0; arp::BYTES];
+    p.emit(&mut body).unwrap();
+    ether(dst, p.sender_ether, eth::ARP, &body)
+}
+
+pub fn request(from: EtherAddr, sender_ip: Ipv4Addr, target_ip: Ipv4Addr) -> Vec<u8> {
+    let operation = Operation::Request;
+    let target_ether = EtherAddr::default();
+    arp_frame(ALL, &Packet { operation, sender_ether: from, sender_ip, target_ether, target_ip })
+}
+
+fn reply(sender_ip: &str) -> Vec<u8> {
+    let p = Packet {
+        operation: Operation::Reply,
+        sender_ether: PEER,
+        sender_ip: v4(sender_ip),
+        target_ether: US,
+        target_ip: v4(OUR4),
+    };
+    arp_frame(US, &p)
+}
+
+fn opened_arp(frame: &[u8]) -> (eth::Header, Packet) {
+    (eth::Header::parse(frame).unwrap(), Packet::parse(&frame[14..]).unwrap())
+}
+
+#[test]
+fn a_request_for_us_is_answered_and_its_sender_is_known() {
+    let mut h = Host::new();
+    h.receive(&request(PEER, v4(PEER4), v4(OUR4)));
+    let frame = h.sent_one();
+    let (link, p) = opened_arp(&frame);
+    assert_eq!((link.dst, link.src), (PEER, US));
+    assert_eq!((p.operation, p.sender_ether, p.sender_ip), (Operation::Reply, US, v4(OUR4)));
+    assert_eq!((p.target_ether, p.target_ip), (PEER, v4(PEER4)));
+    let n = *h.ip.neighbours().next().unwrap();
+    assert_eq!((n.ip, n.ether, n.state), (ip(PEER4), PEER, NeighbourState::Stale));
+    h.end();
+}
+
+#[test]
+fn a_request_for_another_is_neither_answered_nor_learned() {
+    let mut h = Host::new();
+    h.receive(&request(PEER, v4(PEER4), v4("10.0.0.9")));
+    h.receive(&reply("10.0.0.3"));
+    assert_eq!((h.sent().len(), h.ip.neighbours().count()), (0, 0));
+    h.end();
+}
+
+#[test]
+fn a_sender_that_is_not_on_the_link_is_answered_but_not_learned() {
+    let mut h = Host::new();
+    h.receive(&request(PEER, v4(FAR4), v4(OUR4)));
+    assert_eq!((h.sent().len(), h.ip.neighbours().count()), (1, 0));
+    // The same for a probe, which has no sender (RFC 5227).
+    h.receive(&request(PEER, v4("0.0.0.0"), v4(OUR4)));
+    assert_eq!((h.sent().len(), h.ip.neighbours().count()), (1, 0));
+    h.end();
+}
+
+#[test]
+fn a_station_that_claims_our_address_is_counted() {
+    let mut h = Host::new();
+    h.drops(&request(PEER, v4(OUR4), v4(OUR4)), DropReason::DuplicateAddress);
+    h.end();
+}
+
+#[test]
+fn a_group_address_cannot_be_a_neighbours() {
+    let mut h = Host::new();
+    h.drops(&request(ALL, v4(PEER4), v4(OUR4)), DropReason::ArpInvalid);
+    h.end();
+}
+
+#[test]
+fn packets_wait_for_the_address_and_leave_in_order() {
+    let mut h = Host::new();
+    for bytes in [1, 2, 3] {
+        h.send_udp(OUR4, PEER4, bytes).unwrap();
+    }
+    let frame = h.sent_one();
+    let (link, p) = opened_arp(&frame);
+    assert_eq!((link.dst, p.operation, p.target_ip), (ALL, Operation::Request, v4(PEER4)));
+    assert_eq!(p.sender_ip, v4(OUR4));
+    h.receive(&reply(PEER4));
+    let frames = h.sent();
+    let lengths: Vec<usize> = frames.iter().map(|f| opened(f).4.len()).collect();
+    assert_eq!(lengths, [9, 10, 11]);
+    assert!(frames.iter().all(|f| opened(f).0.dst == PEER));
+    assert_eq!(h.ip.waiting_pkts(), 0);
+    h.end();
+}
+
+#[test]
+fn packets_beyond_the_gateway_wait_for_the_gateway() {
+    let mut h = Host::new();
+    h.send_udp(OUR4, FAR4, 1).unwrap();
+    assert_eq!(opened_arp(&h.sent_one()).1.target_ip, v4(GATEWAY4));
+    h.receive(&reply(GATEWAY4));
+    let frame = h.sent_one();
+    let (link, _, dst, ..) = opened(&frame);
+    assert_eq!((link.dst, dst), (PEER, ip(FAR4)));
+    h.end();
+}
+
+#[test]
+fn when_too_many_wait_the_oldest_is_dropped() {
+    let mut h = Host::new();
+    for bytes in 1..=18 {
+        h.send_udp(OUR4, PEER4, bytes).unwrap();
+    }
+    assert_eq!(h.counters.drops(DropReason::NeighbourQueueFull), 2);
+    h.sent();
+    h.receive(&reply(PEER4));
+    let frames = h.sent();
+    assert_eq!((frames.len(), opened(&frames[0]).4.len()), (16, 8 + 3));
+    h.end();
+}
+
+#[test]
+fn packets_that_wait_in_all_are_bounded() {
+    let mut h = Host::new();
+    for n in 0..100 {
+        for _ in 0..4 {
+            h.send_udp(OUR4, &format!("10.0.0.{}", n + 100), 1).unwrap();
+        }
+    }
+    assert_eq!(h.ip.waiting_pkts(), 256);
+    assert_eq!(h.counters.drops(DropReason::NeighbourQueueFull), 144);
+    h.end();
+}
+
+#[test]
+fn a_neighbour_that_never_answers_fails_what_waits_and_tells_its_flow() {
+    let mut h = Host::new();
+    h.send_udp(OUR4, PEER4, 1).unwrap();
+    for _ in 0..3 {
+        assert_eq!(h.sent().len(), 1);
+        h.advance(1000);
+    }
+    assert_eq!(h.counters.drops(DropReason::NeighbourUnreachable), 1);
+    let failed: Vec<_> = h.ip.drain_failed().collect();
+    assert_eq!(failed.len(), 1);
+    assert_eq!(failed[0].local, "10.0.0.1:1000".parse().unwrap());
+    assert_eq!(failed[0].remote, "10.0.0.2:53".parse().unwrap());
+    assert_eq!(failed[0].kind, ErrorKind::Unreachable { hard: false, code: 1 });
+    assert_eq!(h.send_udp(OUR4, PEER4, 1), Err(OutputError::HostUnreachable));
+    h.advance(1000);
+    assert_eq!(h.send_udp(OUR4, PEER4, 1), Ok(()));
+    assert_eq!(h.ip.drain_failed().count(), 0);
+    h.end();
+}
+
+#[test]
+fn a_neighbour_in_use_is_checked_unless_progress_is_reported() {
+    for confirmed in [false, true] {
+        let mut h = Host::acquainted();
+        h.send_udp(OUR4, PEER4, 1).unwrap();
+        h.advance(4000);
+        if confirmed {
+            h.ip.confirm(h.now, ip(PEER4));
+        }
+        h.sent();
+        h.advance(1000);
+        assert_eq!(h.sent().len(), usize::from(!confirmed));
+        h.end();
+    }
+}
+
+#[test]
+fn a_neighbour_that_moves_is_followed_at_once() {
+    let mut h = Host::acquainted();
+    h.send_udp(OUR4, PEER4, 1).unwrap();
+    assert_eq!(opened(&h.sent_one()).0.dst, PEER);
+    let elsewhere = EtherAddr([2, 0, 0, 0, 0, 9]);
+    h.receive(&request(elsewhere, v4(PEER4), v4(PEER4)));
+    h.send_udp(OUR4, PEER4, 1).unwrap();
+    assert_eq!(opened(&h.sent_one()).0.dst, elsewhere);
+    h.end();
+}
+
+#[test]
+fn announcing_tells_every_address_of_ours() {
+    let mut h = Host::new();
+    h.ip.announce(h.now, &mut h.pool, &mut h.counters, &mut h.sink);
+    let frames = h.sent();
+    assert_eq!(frames.len(), 3);
+    let (link, p) = opened_arp(&frames[0]);
+    assert_eq!((link.dst, p.sender_ip, p.target_ip), (ALL, v4(OUR4), v4(OUR4)));
+    for (frame, own) in frames[1..].iter().zip([OUR6, LOCAL6]) {
+        let (src, dst, message) = opened_icmp(frame);
+        assert_eq!((src, dst, message[0]), (ip(own), ip("ff02::1"), 136));
+    }
+    h.end();
+}

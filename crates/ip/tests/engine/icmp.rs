@@ -1,0 +1,302 @@
+//! ICMP of both versions: echo, errors in, errors out, path MTU.
+
+use crate::rig::*;
+use fulmar_base::{Counter, DropReason};
+use fulmar_ip::{Config, ErrorKind, OutputError, QuotedError, Verdict};
+use fulmar_wire::protocol;
+
+const PAIRS: [(&str, &str); 2] = [(PEER4, OUR4), (PEER6, OUR6)];
+
+fn echo(src: &str, dst: &str, body: &[u8]) -> Vec<u8> {
+    let kind = if ip(src).is_ipv4() { 8 } else { 128 };
+    icmp_frame(src, dst, [kind, 0, 0, 0, 0x12, 0x34, 0, 7], body)
+}
+
+#[test]
+fn an_echo_request_comes_back_as_it_was() {
+    for (src, dst) in PAIRS {
+        for len in [0, 1, 56, 1400, 60_000] {
+            let mut h = Host::acquainted();
+            h.ip = fulmar_ip::Ip::new(Config { mtu: 65_535, ..config() }, 7).unwrap();
+            h.receive(&crate::arp::request(PEER, v4(PEER4), v4(OUR4)));
+            h.receive(&crate::ndp::solicitation(PEER6, OUR6));
+            h.sent();
+            let body: Vec<u8> = (0..len).map(|i| i as u8).collect();
+            h.receive(&echo(src, dst, &body));
+            let frame = h.sent_one();
+            let (from, to, message) = opened_icmp(&frame);
+            assert_eq!((from, to), (ip(dst), ip(src)));
+            assert_eq!(message[0], if ip(src).is_ipv4() { 0 } else { 129 });
+            assert_eq!(message[4..8], [0x12, 0x34, 0, 7]);
+            assert_eq!(message[8..], body);
+            h.end();
+        }
+    }
+}
+
+#[test]
+fn an_echo_request_with_a_wrong_checksum_is_dropped() {
+    for (src, dst) in PAIRS {
+        let mut h = Host::acquainted();
+        let mut frame = echo(src, dst, b"abcd");
+        *frame.last_mut().unwrap() ^= 1;
+        h.drops(&frame, DropReason::IcmpChecksum);
+        h.end();
+    }
+}
+
+#[test]
+fn an_echo_request_to_broadcast_is_not_answered() {
+    let mut h = Host::acquainted();
+    let request = icmp(PEER4, "10.0.0.255", [8, 0, 0, 0, 0, 1, 0, 1], b"smurf");
+    let packet = packet(PEER4, "10.0.0.255", protocol::ICMP, &request);
+    h.drops(&framed(ALL, &packet), DropReason::IpDestination);
+    assert_eq!(h.sent().len(), 0);
+    h.end();
+}
+
+#[test]
+fn echo_replies_are_limited_in_rate() {
+    let mut h = Host::acquainted();
+    for _ in 0..1500 {
+        h.receive(&echo(PEER4, OUR4, b""));
+    }
+    assert_eq!(h.sent().len(), 1000);
+    assert_eq!(h.counters.drops(DropReason::RateLimited), 500);
+    h.end();
+}
+
+#[test]
+fn an_echo_request_of_ours_brings_its_reply_up() {
+    for (peer, own) in PAIRS {
+        let mut h = Host::acquainted();
+        let payload = h.chain(b"ping", 80);
+        let to = std::net::SocketAddr::new(ip(peer), 0);
+        h.ip.echo_request(h.now, &mut h.pool, &mut h.counters, to, (5, 6), payload, &mut h.sink)
+            .unwrap();
+        let sent = h.sent_one();
+        let (src, dst, message) = opened_icmp(&sent);
+        assert_eq!((src, dst), (ip(own), ip(peer)));
+        assert_eq!((&message[4..8], &message[8..]), (&[0, 5, 0, 6][..], &b"ping"[..]));
+        let kind = if ip(peer).is_ipv4() { 0 } else { 129 };
+        let reply = icmp_frame(peer, own, [kind, 0, 0, 0, 0, 5, 0, 6], b"ping");
+        let Verdict::EchoReply(r) = h.receive(&reply) else { panic!() };
+        assert_eq!((r.from, r.ident, r.seq, r.hop_limit), (ip(peer), 5, 6, 64));
+        assert_eq!(r.payload.to_vec(), b"ping");
+        h.pool.free(r.payload);
+        h.end();
+    }
+}
+
+/// An error from `from` about the first bytes of a packet that we sent.
+#[track_caller]
+fn error(h: &mut Host, from: &str, header: [u8; 8], quote: &[u8]) -> QuotedError {
+    let own = if ip(from).is_ipv4() { OUR4 } else { OUR6 };
+    let verdict = h.receive(&icmp_frame(from, own, header, quote));
+    let Verdict::IcmpError(e) = verdict else { panic!("{verdict:?}") };
+    e
+}
+
+/// A TCP segment of ours, as far as an old router quotes it.
+fn quoted_tcp(src: &str, dst: &str) -> Vec<u8> {
+    let mut packet = packet(src, dst, protocol::TCP, &[0x30; 1400]);
+    let at = if ip(src).is_ipv4() { 20 } else { 40 };
+    packet[at..at + 8].copy_from_slice(&[0x03, 0xe8, 0, 80, 0xde, 0xad, 0xbe, 0xef]);
+    packet.truncate(at + 8);
+    packet
+}
+
+#[test]
+fn errors_name_the_flow_and_the_sequence_number() {
+    for ((peer, own), port_unreachable) in PAIRS.into_iter().zip([[3, 3], [1, 4]]) {
+        let mut h = Host::new();
+        let [kind, code] = port_unreachable;
+        let e = error(&mut h, peer, [kind, code, 0, 0, 0, 0, 0, 0], &quoted_tcp(own, peer));
+        assert_eq!((e.local.ip(), e.local.port()), (ip(own), 1000));
+        assert_eq!((e.remote.ip(), e.remote.port()), (ip(peer), 80));
+        assert_eq!((e.protocol, e.seq), (protocol::TCP, 0xdead_beef));
+        assert_eq!(e.kind, ErrorKind::PortUnreachable);
+        assert_eq!(h.counters.value(Counter::IcmpIn), 1);
+        h.end();
+    }
+}
+
+#[test]
+fn unreachable_codes_are_hard_or_soft() {
+    let mut h = Host::new();
+    let hard = |e: QuotedError| match e.kind {
+        ErrorKind::Unreachable { hard, .. } => hard,
+        other => panic!("{other:?}"),
+    };
+    for (code, is_hard) in [(0, false), (1, false), (2, true), (5, false), (9, true), (13, true)] {
+        let e = error(&mut h, PEER4, [3, code, 0, 0, 0, 0, 0, 0], &quoted_tcp(OUR4, PEER4));
+        assert_eq!(hard(e), is_hard, "code {code}");
+    }
+    for (code, is_hard) in [(0, false), (1, true), (3, false), (5, true)] {
+        let e = error(&mut h, PEER6, [1, code, 0, 0, 0, 0, 0, 0], &quoted_tcp(OUR6, PEER6));
+        assert_eq!(hard(e), is_hard, "code {code}");
+    }
+    h.end();
+}
+
+#[test]
+fn errors_about_packets_of_others_are_dropped() {
+    let mut h = Host::new();
+    let quote = quoted_tcp("10.0.0.9", PEER4);
+    let frame = icmp_frame(PEER4, OUR4, [3, 3, 0, 0, 0, 0, 0, 0], &quote);
+    h.drops(&frame, DropReason::IcmpNoFlow);
+    h.end();
+}
+
+#[test]
+fn a_quote_cut_anywhere_too_early_is_dropped() {
+    for (peer, own) in PAIRS {
+        let mut h = Host::new();
+        let quote = quoted_tcp(own, peer);
+        let kind = if ip(peer).is_ipv4() { 3 } else { 1 };
+        for cut in 0..quote.len() {
+            let frame = icmp_frame(peer, own, [kind, 1, 0, 0, 0, 0, 0, 0], &quote[..cut]);
+            h.drops(&frame, DropReason::IcmpInvalid);
+        }
+        h.end();
+    }
+}
+
+#[test]
+fn too_big_says_the_mtu() {
+    let mut h = Host::new();
+    let quote = quoted_tcp(OUR4, PEER4);
+    let e = error(&mut h, PEER4, [3, 4, 0, 0, 0, 0, 0x05, 0x14], &quote);
+    assert_eq!(e.kind, ErrorKind::TooBig { mtu: 1300 });
+    // An old router does not say: the plateau below the 1420 bytes of the packet.
+    let e = error(&mut h, PEER4, [3, 4, 0, 0, 0, 0, 0, 0], &quote);
+    assert_eq!(e.kind, ErrorKind::TooBig { mtu: 1006 });
+    let e = error(&mut h, PEER6, [2, 0, 0, 0, 0, 0, 0x05, 0x14], &quoted_tcp(OUR6, PEER6));
+    assert_eq!(e.kind, ErrorKind::TooBig { mtu: 1300 });
+    let e = error(&mut h, PEER6, [2, 0, 0, 0, 0, 0, 0, 68], &quoted_tcp(OUR6, PEER6));
+    assert_eq!(e.kind, ErrorKind::TooBig { mtu: 1280 });
+    h.end();
+}
+
+#[test]
+fn a_lowered_path_mtu_holds_for_its_destination_until_it_expires() {
+    let mut h = Host::acquainted();
+    let before = h.ip.generation();
+    h.ip.lower_path_mtu(h.now, ip(FAR4), 1300);
+    assert_ne!(h.ip.generation(), before);
+    assert_eq!(h.ip.route(ip(FAR4), 0).unwrap().mtu, 1300);
+    assert_eq!(h.ip.route(ip(PEER4), 0).unwrap().mtu, 1500);
+    assert_eq!(h.send_udp(OUR4, FAR4, 1300 - 28), Ok(()));
+    assert_eq!(h.send_udp(OUR4, FAR4, 1301 - 28), Err(OutputError::TooBig { mtu: 1300 }));
+    h.advance(600_000);
+    assert_eq!(h.ip.route(ip(FAR4), 0).unwrap().mtu, 1500);
+    h.end();
+}
+
+#[test]
+fn below_the_least_mtu_routers_may_fragment() {
+    let mut h = Host::acquainted();
+    h.ip.lower_path_mtu(h.now, ip(FAR4), 300);
+    assert_eq!(h.ip.route(ip(FAR4), 0).unwrap().mtu, 576);
+    h.send_udp(OUR4, FAR4, 100).unwrap();
+    assert_eq!(h.sent_one()[14 + 6] & 0x40, 0);
+    h.end();
+}
+
+#[test]
+fn a_datagram_for_no_port_is_answered_with_what_it_was() {
+    for ((src, dst), header) in PAIRS.into_iter().zip([[3, 3], [1, 4]]) {
+        let mut h = Host::acquainted();
+        let frame = udp_frame(src, dst, b"anybody?");
+        let got = h.delivers(&frame);
+        h.ip.port_unreachable(h.now, &mut h.pool, &mut h.counters, &got.header, &mut h.sink);
+        let answer = h.sent_one();
+        let (from, to, message) = opened_icmp(&answer);
+        assert_eq!((from, to), (ip(dst), ip(src)));
+        assert_eq!(message[..2], header);
+        let quote_bytes = if ip(src).is_ipv4() { 28 } else { 48 };
+        assert_eq!(message[8..], frame[14..14 + quote_bytes]);
+        assert_eq!(h.counters.value(Counter::IcmpOut), 1);
+        h.end();
+    }
+}
+
+#[test]
+fn broadcast_datagrams_and_segments_are_never_answered() {
+    let mut h = Host::acquainted();
+    let datagram = udp(ip(PEER4), ip("10.0.0.255"), b"hi");
+    let frame = framed(ALL, &packet(PEER4, "10.0.0.255", protocol::UDP, &datagram));
+    let got = h.delivers(&frame);
+    h.ip.port_unreachable(h.now, &mut h.pool, &mut h.counters, &got.header, &mut h.sink);
+    let segment = frame_of_tcp();
+    let got = h.delivers(&segment);
+    h.ip.port_unreachable(h.now, &mut h.pool, &mut h.counters, &got.header, &mut h.sink);
+    assert_eq!(h.sent().len(), 0);
+    h.end();
+}
+
+fn frame_of_tcp() -> Vec<u8> {
+    frame(&packet(PEER4, OUR4, protocol::TCP, &[0x50; 20]))
+}
+
+#[test]
+fn errors_are_limited_in_rate() {
+    let mut h = Host::acquainted();
+    let frame = udp_frame(PEER4, OUR4, b"anybody?");
+    for _ in 0..80 {
+        let got = h.delivers(&frame);
+        h.ip.port_unreachable(h.now, &mut h.pool, &mut h.counters, &got.header, &mut h.sink);
+    }
+    assert_eq!(h.sent().len(), 50);
+    assert_eq!(h.counters.drops(DropReason::RateLimited), 30);
+    h.end();
+}
+
+#[test]
+fn an_unknown_protocol_is_reported() {
+    let mut h = Host::acquainted();
+    h.drops(&frame(&packet(PEER4, OUR4, 132, &[0; 700])), DropReason::UnknownProtocol);
+    let answer = h.sent_one();
+    let (.., message) = opened_icmp(&answer);
+    assert_eq!((message[0], message[1], message.len()), (3, 2, 576 - 20));
+    h.drops(&frame(&packet(PEER6, OUR6, 132, &[0; 9])), DropReason::UnknownProtocol);
+    let answer = h.sent_one();
+    let (.., message) = opened_icmp(&answer);
+    assert_eq!(message[..8], [4, 1, message[2], message[3], 0, 0, 0, 6]);
+    assert_eq!(message.len(), 8 + 40 + 9);
+    h.end();
+}
+
+#[test]
+fn an_unknown_option_is_reported_as_its_type_asks() {
+    // Skip, discard, discard and report, report unless multicast.
+    for (kind, answers) in [(0x1e, None), (0x5e, Some(0)), (0x9e, Some(1)), (0xde, Some(1))] {
+        let mut h = Host::acquainted();
+        let mut body = vec![17, 0, kind, 4, 0, 0, 0, 0];
+        body.extend(udp(ip(PEER6), ip(OUR6), b"hi"));
+        let frame = frame(&packet(PEER6, OUR6, protocol::DESTINATION_OPTIONS, &body));
+        match answers {
+            None => drop(h.delivers(&frame)),
+            Some(n) => {
+                h.drops(&frame, DropReason::ExtensionHeader);
+                let sent = h.sent();
+                assert_eq!(sent.len(), n, "option {kind:x}");
+                for frame in sent {
+                    let (.., message) = opened_icmp(&frame);
+                    assert_eq!((message[0], message[1], message[7]), (4, 2, 42));
+                }
+            }
+        }
+        h.end();
+    }
+}
+
+#[test]
+fn errors_are_not_answered_with_errors() {
+    let mut h = Host::acquainted();
+    // An error that cannot be read, and a message of unknown type.
+    h.drops(&icmp_frame(PEER4, OUR4, [3, 3, 0, 0, 0, 0, 0, 0], &[9; 40]), DropReason::IcmpInvalid);
+    assert!(matches!(h.receive(&icmp_frame(PEER4, OUR4, [77; 8], b"")), Verdict::Consumed));
+    assert_eq!(h.sent().len(), 0);
+    h.end();
+}

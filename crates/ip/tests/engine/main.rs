@@ -1,0 +1,9 @@
+//! The engine from outside: frames in, frames and verdicts out.
+
+mod any;
+mod arp;
+mod icmp;
+mod input;
+mod ndp;
+mod output;
+mod rig;
