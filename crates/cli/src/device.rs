@@ -3,11 +3,13 @@
 use crate::failure::{During, Failure, Outcome};
 use crate::faults::FaultSpec;
 use crate::sandbox::{DEFAULT_INTERFACE, FULMAR_ADDRESSES, KERNEL_ADDRESSES};
+use fulmar::devices::fault::Rates;
 use fulmar::{Cidr, Device, Stack, TcpStream, devices};
 use fulmar_lab::netns::Netns;
+use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -76,8 +78,142 @@ struct Opened {
     device: Box<dyn Device>,
     /// The TAP that this command made, whose kernel end is still bare.
     new_tap: Option<String>,
-    /// fulmar0, on which the addresses of the sandbox are a safe guess.
+    /// It is fulmar0, where the addresses of [`crate::sandbox`] are a safe guess.
     is_default: bool,
+}
+
+impl DeviceSpec {
+    fn open(&self) -> Outcome<Opened> {
+        match self {
+            DeviceSpec::Tap(name) => open_tap(name),
+            DeviceSpec::Packet(name) => open_packet(name),
+            DeviceSpec::Auto => open_default(),
+        }
+    }
+}
+
+fn exists(interface: &str) -> bool {
+    Netns::current().and_then(|here| here.if_index(interface)).is_ok()
+}
+
+fn open_tap(name: &str) -> Outcome<Opened> {
+    let new_tap = (!exists(name)).then(|| name.to_owned());
+    let device = devices::tap(name).map_err(|e| Failure::new(e.to_string()))?;
+    Ok(Opened { device, new_tap, is_default: name == DEFAULT_INTERFACE })
+}
+
+fn open_packet(name: &str) -> Outcome<Opened> {
+    let device = devices::packet(name).map_err(|e| Failure::new(e.to_string()))?;
+    Ok(Opened { device, new_tap: None, is_default: name == DEFAULT_INTERFACE })
+}
+
+/// fulmar0 as whatever it is; where it is nothing yet, as a TAP.
+fn open_default() -> Outcome<Opened> {
+    match open_tap(DEFAULT_INTERFACE) {
+        Err(_) if exists(DEFAULT_INTERFACE) => open_packet(DEFAULT_INTERFACE),
+        Err(failure) => Err(Failure::new(format!(
+            "{failure}; or start this command as `fulmar sandbox -- fulmar ...`"
+        ))),
+        opened => opened,
+    }
+}
+
+impl StackArgs {
+    /// Opens the device and builds the stack.
+    pub fn open(&self) -> Outcome<Session> {
+        let opened = self.device.open()?;
+        let addresses = self.stack_addresses(&opened)?;
+        self.configure_kernel(&opened)?;
+        let device = self.wrap(opened.device)?;
+        let mut builder = Stack::builder().device(device).name(command_name());
+        for address in addresses {
+            builder = builder.address(address);
+        }
+        for &gateway in &self.gateways {
+            builder = builder.gateway(gateway);
+        }
+        if let Some(mtu) = self.mtu {
+            builder = builder.mtu(mtu);
+        }
+        let stack = builder.build().map_err(|e| Failure::new(e.to_string()))?;
+        Ok(Session { stack })
+    }
+
+    fn stack_addresses(&self, opened: &Opened) -> Outcome<Vec<Cidr>> {
+        if !self.addresses.is_empty() {
+            return Ok(self.addresses.clone());
+        }
+        if opened.is_default {
+            return Ok(FULMAR_ADDRESSES.map(cidr).to_vec());
+        }
+        Err(Failure::new(
+            "the stack needs an address on this network; give it one that nobody else has, \
+             such as --addr 192.0.2.9/24",
+        ))
+    }
+
+    /// The kernel's end of a TAP: what the user asked for; if the TAP is ours, something that
+    /// works. Interfaces that stood before are left as they were.
+    fn configure_kernel(&self, opened: &Opened) -> Outcome {
+        let name = match (&self.device, &opened.new_tap) {
+            (_, Some(name)) | (DeviceSpec::Tap(name), None) => name,
+            _ if self.peer_addresses.is_empty() => return Ok(()),
+            _ => return Err(Failure::new("--peer-addr is for a TAP; this device is none")),
+        };
+        let addresses = self.kernel_addresses(opened);
+        let here = Netns::current().during("cannot find the network namespace")?;
+        for a in &addresses {
+            let what = format_args!("cannot give the kernel's end of {name} the address {a}");
+            here.set_address(name, a.address, a.prefix_len).during(what)?;
+        }
+        if addresses.is_empty() && opened.new_tap.is_some() {
+            here.set_up(name).during(format_args!("cannot bring {name} up"))?;
+        }
+        Ok(())
+    }
+
+    fn kernel_addresses(&self, opened: &Opened) -> Vec<Cidr> {
+        let wants_defaults = self.peer_addresses.is_empty() && self.addresses.is_empty();
+        if wants_defaults && opened.is_default && opened.new_tap.is_some() {
+            return KERNEL_ADDRESSES.map(cidr).to_vec();
+        }
+        self.peer_addresses.clone()
+    }
+
+    /// The capture stands outside the faults: it shows what the stack sends and receives.
+    fn wrap(&self, mut device: Box<dyn Device>) -> Outcome<Box<dyn Device>> {
+        if let Some(spec) = &self.faults {
+            device = devices::faulty(device, spec.seed, rates(spec), rates(spec));
+        }
+        match &self.pcap {
+            Some(file) => Ok(devices::capture(device, create(file)?)),
+            None => Ok(device),
+        }
+    }
+}
+
+fn cidr((address, prefix_len): (IpAddr, u8)) -> Cidr {
+    Cidr { address, prefix_len }
+}
+
+fn create(file: &Path) -> Outcome<File> {
+    File::create(file).during(format_args!("cannot write {}", file.display()))
+}
+
+fn rates(spec: &FaultSpec) -> Rates {
+    Rates {
+        drop: spec.loss,
+        duplicate: spec.duplicate,
+        reorder: spec.reorder,
+        corrupt: spec.corrupt,
+        delay: spec.delay,
+        ..Rates::default()
+    }
+}
+
+/// `nc`, `ping` ...: the name under which `fulmar stat` shows the stack.
+fn command_name() -> String {
+    std::env::args().nth(1).unwrap_or_else(|| "fulmar".to_owned())
 }
 
 /// A running stack and the end of it.
@@ -107,5 +243,35 @@ impl Session {
     /// Ends the stack: what was accepted is delivered, within the documented time.
     pub fn close(self) {
         drop(self.stack);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named_by_kind_and_interface() {
+        assert_eq!("auto".parse(), Ok(DeviceSpec::Auto));
+        assert_eq!("tap:t0".parse(), Ok(DeviceSpec::Tap("t0".into())));
+        assert_eq!("packet:eth0".parse(), Ok(DeviceSpec::Packet("eth0".into())));
+        for wrong in ["", "tap", "tap:", "tun:t0", "tap:a/b", "tap:..", "tap:sixteen-letters-"] {
+            assert!(wrong.parse::<DeviceSpec>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_default_addresses_of_both_ends_share_their_networks() {
+        for ((ours, n), (kernels, m)) in FULMAR_ADDRESSES.into_iter().zip(KERNEL_ADDRESSES) {
+            assert!(n == m && ours != kernels && ours.is_ipv4() == kernels.is_ipv4());
+        }
+    }
+
+    #[test]
+    fn faults_strike_in_both_directions_alike() {
+        let spec: FaultSpec = "loss=2%,corrupt=1%".parse().unwrap();
+        let rates = rates(&spec);
+        assert!((rates.drop - 0.02).abs() < 1e-9 && (rates.corrupt - 0.01).abs() < 1e-9);
+        assert_eq!(rates.delay, Duration::ZERO);
     }
 }

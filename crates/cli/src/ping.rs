@@ -44,6 +44,9 @@ pub struct Args {
     stack: StackArgs,
 }
 
+/// ping counts the ICMP header with the payload of a reply.
+const ICMP_HEADER_BYTES: usize = 8;
+
 /// Bytes that the headers of IP and ICMP add, for the first line.
 fn header_bytes(to: IpAddr) -> u32 {
     if to.is_ipv6() { 48 } else { 28 }
@@ -86,7 +89,7 @@ fn one(
             summary.received(echo.rtt);
             format!(
                 "{} bytes from {to}: icmp_seq={sequence} ttl={} time={} ms\n",
-                echo.bytes,
+                echo.bytes + ICMP_HEADER_BYTES,
                 echo.ttl,
                 millis(echo.rtt)
             )

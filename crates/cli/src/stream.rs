@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use fulmar_lab::bench::{self, Outcome, Plan, Ratio, Sample, Way};
 use fulmar_lab::cpu::Placement;
-use fulmar_lab::floor::{self, Direction, Kind, Site};
+use fulmar_lab::floor::{self, Direction, Ground, Kind};
 use fulmar_lab::kernel::{self, Pair};
 use fulmar_lab::{Bulk, limit};
 use std::cell::RefCell;
@@ -70,11 +70,11 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
             None
         }
     };
-    let site = kernel.as_ref().and_then(|_| site(options)).map(RefCell::new);
+    let ground = kernel.as_ref().and_then(|_| ground(options)).map(RefCell::new);
     let mut ways = vec![limit::memcpy(BULK())];
     for &placement in &options.placements {
         ways.extend(kernel.as_ref().map(|pair| kernel::way(pair, BULK(), placement)));
-        ways.extend(site.iter().flat_map(|site| floors(site, placement)));
+        ways.extend(ground.iter().flat_map(|g| floors(g, placement)));
     }
     let ratios = ways.iter().filter_map(|w| ratio_of(w, &ways)).collect();
     let (budget, max_runs) = (options.budget, options.runs);
@@ -82,15 +82,15 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
 }
 
 /// The device under the floor; `None` where there is none or the kernel alone is asked for.
-fn site(options: &Options) -> Option<Site> {
+fn ground(options: &Options) -> Option<Ground> {
     let kinds: &[Kind] = match (options.stack, options.device) {
         (Stack::Kernel, _) | (_, Device::Link) => &[],
         (_, Device::Auto) => &[Kind::Tap, Kind::Packet],
         (_, Device::Tap) => &[Kind::Tap],
         (_, Device::Packet) => &[Kind::Packet],
     };
-    kinds.iter().find_map(|&kind| match Site::new(kind) {
-        Ok(site) => Some(site),
+    kinds.iter().find_map(|&kind| match Ground::new(kind) {
+        Ok(ground) => Some(ground),
         Err(e) => {
             eprintln!("no {}: {e}", kind.title());
             None
@@ -98,9 +98,9 @@ fn site(options: &Options) -> Option<Site> {
     })
 }
 
-fn floors(site: &RefCell<Site>, placement: Placement) -> impl Iterator<Item = Way<'_>> {
+fn floors(ground: &RefCell<Ground>, placement: Placement) -> impl Iterator<Item = Way<'_>> {
     let directions = [Direction::Send, Direction::Receive].into_iter();
-    directions.map(move |direction| floor::way(site, BULK(), direction, true, placement))
+    directions.map(move |direction| floor::way(ground, BULK(), direction, true, placement))
 }
 
 /// A floor over the kernel's own way at the same placement.
