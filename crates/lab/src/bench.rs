@@ -387,9 +387,13 @@ impl Bench<'_> {
         !works(&ratio.way) || !ratio.over.as_ref().is_none_or(works)
     }
 
-    /// One more run of each way, beside a soaker.
+    /// One more run of each way, beside a soaker; none on a busy machine, where a calibration that
+    /// should be idle would make every later reading wrong.
     fn soak(&mut self) {
         self.progress.set_message("calibrating the soaker");
+        if cpu::busy_share_over(CALIBRATION).is_ok_and(|share| share > cpu::BUSY_SHARE) {
+            return;
+        }
         let soaker = cpu::allowed_cpus().and_then(|cpus| Soaker::start(&cpus, CALIBRATION));
         let Ok(soaker) = soaker else { return };
         for i in 0..self.lanes.len() {

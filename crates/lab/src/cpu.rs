@@ -116,6 +116,9 @@ impl MachineClock {
     }
 }
 
+/// Above this share of busy CPUs a machine is not free for measuring.
+pub const BUSY_SHARE: f64 = 0.10;
+
 /// How busy the machine is now, 0 to 1, looked at for `time`.
 pub fn busy_share_over(time: Duration) -> io::Result<f64> {
     let before = MachineClock::read()?;

@@ -13,8 +13,6 @@ use std::time::Duration;
 
 /// One rule under the header, nothing else: many rows have to fit on a screen.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::new('─', '─', '─', '─'));
-/// Above this share of busy CPUs at the start, a warning.
-const BUSY_SHARE: f64 = 0.10;
 
 /// What the figures were measured on.
 #[derive(Clone, Debug)]
@@ -56,7 +54,7 @@ impl Machine {
 /// A sentence to print before a bench if the machine has other things to do. Looks for 0.3 s.
 pub fn busy_warning() -> Option<String> {
     let share = cpu::busy_share_over(Duration::from_millis(300)).ok()?;
-    (share > BUSY_SHARE).then(|| {
+    (share > cpu::BUSY_SHARE).then(|| {
         format!(
             "warning: the machine is {:.0} % busy before the bench starts; the figures will be noisy",
             share * 100.0
