@@ -143,6 +143,11 @@ impl<D: Device> Host<D> {
         self.device.rx_burst(Instant::ZERO, pool, &mut self.received, 16, counters);
     }
 
+    /// Frees what was received.
+    pub fn clear(&mut self) {
+        self.received.clear(&mut self.pool);
+    }
+
     /// The first frame within five seconds of which `pick` makes something.
     pub fn wait_for<T>(&mut self, mut pick: impl FnMut(Packet) -> Option<T>) -> T {
         let end = Clock::now() + Duration::from_secs(5);

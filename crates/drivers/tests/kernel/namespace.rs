@@ -24,7 +24,7 @@ pub fn run(test: &str, needs: Option<&str>, body: fn()) {
     let status = Command::new("unshare")
         .arg(arguments)
         .arg(program)
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .args(["--exact", test, "--nocapture", "--test-threads=1", "--include-ignored"])
         .env(INSIDE, "1")
         .status()
         .expect("unshare ran a moment ago");
