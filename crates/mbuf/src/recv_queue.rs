@@ -110,6 +110,31 @@ impl RecvQueue {
         self.insert_slow(off, chain, pool)
     }
 
+    /// Copies bytes that begin at [`RecvQueue::next`] into the room behind the last ready one and
+    /// frees their chain: a peer that sends a byte at a time then pins no buffer per byte. Gives the
+    /// chain back if something is out of order, or there is no such room; then insert it.
+    pub fn absorb(&mut self, chain: Chain, pool: &mut Pool) -> Result<(), Chain> {
+        let n = chain.len();
+        let Some(mut back) = self.ready.back_mut().filter(|b| b.tailroom() >= n) else {
+            return Err(chain);
+        };
+        if !self.runs.is_empty() {
+            return Err(chain);
+        }
+        let mut copied = 0;
+        for piece in chain.slices() {
+            copied += back.append_tail(piece, pool);
+        }
+        // The room was there, so the pool refused the first piece or none.
+        if copied < n {
+            debug_assert_eq!(copied, 0);
+            return Err(chain);
+        }
+        self.next += n as u64;
+        pool.free(chain);
+        Ok(())
+    }
+
     fn insert_slow(&mut self, off: u64, mut chain: Chain, pool: &mut Pool) -> Inserted {
         let (total, held, next) = (chain.len(), self.held(), self.next);
         if off.checked_add(total as u64).is_none() {

@@ -35,6 +35,29 @@ fn bytes_in_order_are_readable_at_once() {
 }
 
 #[test]
+fn small_pieces_are_merged_into_the_room_behind_the_last() {
+    let mut pool = pool(1 << 20);
+    let mut q = RecvQueue::new();
+    let piece = |pool: &mut Pool, at| chain(pool, &pattern(at, 1), 5);
+    let first = piece(&mut pool, 0);
+    let first = q.absorb(first, &mut pool).unwrap_err(); // nothing to merge with
+    q.insert(0, first, &mut pool);
+    let before = q.storage_bytes();
+    for at in 1..100 {
+        let c = piece(&mut pool, at);
+        assert!(q.absorb(c, &mut pool).is_ok());
+    }
+    assert_eq!((q.next(), q.readable(), q.storage_bytes()), (100, 100, before));
+    insert(&mut q, &mut pool, 150, 10);
+    let c = piece(&mut pool, 100);
+    let c = q.absorb(c, &mut pool).unwrap_err(); // not while something is out of order
+    q.insert(100, c, &mut pool);
+    assert_eq!(q.take(usize::MAX, &mut pool).to_vec(), pattern(0, 101));
+    q.clear(&mut pool);
+    assert_all_home(&mut pool);
+}
+
+#[test]
 fn a_gap_holds_bytes_back_until_it_is_filled() {
     let mut pool = pool(1 << 20);
     let mut q = RecvQueue::new();
