@@ -18,8 +18,8 @@ pub struct Config {
     pub nodelay: bool,
     /// Initial window, segments. Default 10 (RFC 6928).
     pub initial_window_segments: u32,
-    /// Shortest retransmission time-out. Default 200 ms as Linux; RFC 6298 section 2.4 says 1 s,
-    /// which costs a second per lost tail for no gain on today's clocks.
+    /// Shortest retransmission time-out beyond the round-trip time. Default 200 ms as Linux; RFC
+    /// 6298 section 2.4 says 1 s, which costs a second per lost tail for no gain on today's clocks.
     pub min_rto: Duration,
     /// Longest retransmission time-out. Default 60 s, the least that RFC 6298 section 2.5 allows.
     pub max_rto: Duration,

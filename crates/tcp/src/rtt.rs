@@ -52,8 +52,10 @@ impl Rtt {
             self.rttvar_ns = weigh(self.rttvar_ns, error, 4);
             self.srtt_ns = weigh(self.srtt_ns, r, 8).max(1);
         }
-        let rto = self.srtt_ns.saturating_add(self.rttvar_ns.saturating_mul(4));
-        self.rto_ns = rto.clamp(self.min_rto_ns, self.max_rto_ns.max(self.min_rto_ns));
+        // The least applies to the variance's part, as in Linux: on a steady path the variance
+        // decays to nothing, and the first delayed ACK would look like a loss.
+        let slack = self.rttvar_ns.saturating_mul(4).max(self.min_rto_ns);
+        self.rto_ns = self.srtt_ns.saturating_add(slack).min(self.max_rto_ns.max(self.min_rto_ns));
     }
 
     /// The time-out with its backoff (RFC 6298 section 5.5).
@@ -134,16 +136,16 @@ mod tests {
     #[test]
     fn the_time_out_stays_between_its_bounds_and_doubles() {
         let mut r = Rtt::new(&Config::default());
-        r.sample(Duration::from_micros(30));
-        assert_eq!(r.rto(), ms(200));
+        r.sample(ms(1));
+        assert_eq!(r.rto(), ms(201));
         r.back_off();
         r.back_off();
-        assert_eq!(r.rto(), ms(800));
+        assert_eq!(r.rto(), ms(804));
         for _ in 0..40 {
             r.back_off();
         }
         assert_eq!(r.rto(), ms(60_000));
         r.reset_backoff();
-        assert_eq!(r.rto(), ms(200));
+        assert_eq!(r.rto(), ms(201));
     }
 }

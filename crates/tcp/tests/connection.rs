@@ -203,10 +203,10 @@ fn a_fin_rides_on_the_last_data_and_is_sent_again_with_it() {
     t.queue(100);
     t.shutdown();
     send!(t, "FPA", seq = 1, len = 100);
-    t.wait(200);
+    t.wait(201);
     send!(t, "FPA", seq = 1, len = 100);
     recv!(t, "A", seq = 1, ack = 101);
-    t.wait(200);
+    t.wait(201);
     send!(t, "FA", seq = 101, len = 0);
 }
 

@@ -12,6 +12,9 @@ use fulmar_mbuf::Chain;
 /// store full of out-of-order bytes could never take the ones that would empty it.
 const IN_ORDER_GRACE_BYTES: usize = 2 * 65_536;
 
+/// Payloads up to this many bytes are merged: what a driver copies out of its buffers.
+const MERGE_BYTES: usize = 256;
+
 impl Tcb {
     pub(super) fn take_data(&mut self, env: &mut Env, seg: &mut Segment) -> Result<(), DropReason> {
         if seg.payload.is_empty() {
@@ -67,10 +70,21 @@ impl Tcb {
             self.ack_now = true;
             return Events::NONE;
         }
-        self.recv.insert(self.rcv_nxt.saturating_sub(1), payload, env.pool);
+        self.append_in_order(env, payload);
         self.rcv_nxt = self.rcv_nxt.saturating_add(len as u64);
         self.pace_ack(env, len);
         Events::READABLE
+    }
+
+    /// Small payloads behind others that wait are copied to them, so that many tiny segments do not
+    /// pin a buffer each.
+    #[inline]
+    fn append_in_order(&mut self, env: &mut Env, payload: Chain) {
+        let small = payload.len() <= MERGE_BYTES && self.recv.readable() > 0;
+        let left = if small { self.recv.absorb(payload, env.pool).err() } else { Some(payload) };
+        if let Some(payload) = left {
+            self.recv.insert(self.rcv_nxt.saturating_sub(1), payload, env.pool);
+        }
     }
 
     /// The reader has shut down: the bytes are acknowledged and forgotten.

@@ -1,0 +1,516 @@
+//! Moving data: acknowledging, segmenting, windows, Nagle, probes.
+
+mod support;
+
+use fulmar_base::{Counter, DropReason, Duration, Instant};
+use fulmar_tcp::*;
+use support::*;
+
+/// Quick acknowledgements end as soon as data flows both ways.
+fn settled() -> Trace {
+    settled_with(plain())
+}
+
+fn settled_with(cfg: Config) -> Trace {
+    let mut t = Trace::established_with(cfg);
+    t.write(1000);
+    send!(t, "PA", seq = 1, len = 1000);
+    recv!(t, "A", seq = 1, ack = 1001);
+    t.input(seg!("A", seq = 1, ack = 1001, len = 1000));
+    t.read(1000);
+    t.wait(40);
+    send!(t, "A", ack = 1001);
+    t.silent();
+    t
+}
+
+#[test]
+fn every_second_full_segment_is_acknowledged_at_once() {
+    let mut t = settled();
+    recv!(t, "A", seq = 1001, ack = 1001, len = 1000);
+    t.silent();
+    recv!(t, "A", seq = 2001, ack = 1001, len = 1000);
+    send!(t, "A", ack = 3001);
+    t.silent();
+}
+
+#[test]
+fn a_lone_segment_is_acknowledged_after_40_ms() {
+    let mut t = settled();
+    recv!(t, "A", seq = 1001, ack = 1001, len = 10);
+    t.wait(39);
+    t.silent();
+    t.wait(1);
+    send!(t, "A", ack = 1011);
+}
+
+#[test]
+fn a_super_segment_is_acknowledged_at_once_and_once() {
+    let mut t = settled();
+    recv!(t, "A", seq = 1001, ack = 1001, len = 40_000);
+    send!(t, "A", ack = 41_001);
+    t.silent();
+}
+
+#[test]
+fn a_batch_before_one_output_gets_one_acknowledgement() {
+    let mut t = settled();
+    for i in 0..10 {
+        t.input(seg!("A", seq = 1001 + i * 1000, ack = 1001, len = 1000));
+    }
+    t.output();
+    send!(t, "A", ack = 11_001);
+    t.silent();
+}
+
+#[test]
+fn a_young_connection_acknowledges_every_segment() {
+    let mut t = Trace::established();
+    for i in 0..5 {
+        recv!(t, "A", seq = 1 + i * 100, ack = 1, len = 100);
+        send!(t, "A", ack = 101 + i * 100);
+    }
+}
+
+#[test]
+fn an_acknowledgement_rides_on_data() {
+    let mut t = settled();
+    recv!(t, "PA", seq = 1001, ack = 1001, len = 10);
+    t.write(10);
+    send!(t, "PA", seq = 1001, ack = 1011, len = 10);
+    t.wait(100);
+    t.silent();
+}
+
+#[test]
+fn out_of_order_data_is_reported_at_once_latest_first() {
+    let mut t = settled();
+    recv!(t, "A", seq = 2001, ack = 1001, len = 100);
+    send!(t, "A", ack = 1001, sack = vec![(2001, 2101)]);
+    recv!(t, "A", seq = 3001, ack = 1001, len = 100);
+    send!(t, "A", ack = 1001, sack = vec![(3001, 3101), (2001, 2101)]);
+    recv!(t, "A", seq = 2101, ack = 1001, len = 100);
+    send!(t, "A", ack = 1001, sack = vec![(2001, 2201), (3001, 3101)]);
+    recv!(t, "A", seq = 1001, ack = 1001, len = 1000);
+    send!(t, "A", ack = 2201, sack = vec![(3001, 3101)]);
+    assert_eq!(t.count(Counter::TcpOutOfOrderBytes), 300);
+    recv!(t, "A", seq = 2201, ack = 1001, len = 800);
+    send!(t, "A", ack = 3101, sack = vec![]);
+    assert_eq!(t.read(5000), 2100);
+}
+
+#[test]
+fn duplicates_are_acknowledged_and_counted_and_their_news_taken() {
+    let mut t = settled();
+    recv!(t, "A", seq = 1, ack = 1001, len = 1000);
+    send!(t, "A", ack = 1001);
+    assert_eq!(t.drops(DropReason::TcpDuplicate), 1);
+    recv!(t, "A", seq = 501, ack = 1001, len = 1000);
+    send!(t, "A", ack = 1501);
+    assert_eq!(t.read(5000), 500);
+    assert_eq!(t.drops(DropReason::TcpDuplicate), 1);
+}
+
+#[test]
+fn data_beyond_the_window_is_cut_or_dropped() {
+    let mut t = settled_with(Config { recv_buffer_bytes: 4000, ..plain() });
+    let edge = 1001 + 4000;
+    recv!(t, "A", seq = edge, ack = 1001, len = 10);
+    send!(t, "A", ack = 1001);
+    assert_eq!(t.drops(DropReason::TcpOutOfWindow), 1);
+    recv!(t, "FA", seq = 1001, ack = 1001, len = 4500);
+    send!(t, "A", ack = edge, win = 0);
+    assert_eq!(t.tcb.state(), State::Established); // the FIN was cut off too
+    assert_eq!(t.tcb.recv_queue().readable(), 4000);
+}
+
+#[test]
+fn the_window_closes_as_bytes_wait_and_opens_in_worthwhile_steps() {
+    let mut t = settled_with(Config { recv_buffer_bytes: 4000, ..plain() });
+    recv!(t, "A", seq = 1001, ack = 1001, len = 4000);
+    send!(t, "A", ack = 5001, win = 0);
+    assert_eq!(t.read(500), 500);
+    t.silent(); // silly window avoidance
+    assert_eq!(t.read(1500), 1500);
+    send!(t, "A", ack = 5001, win = 2000);
+    assert_eq!(t.read(10_000), 2000);
+}
+
+#[test]
+fn a_probe_of_a_closed_window_is_answered_and_its_byte_not_taken() {
+    let mut t = settled_with(Config { recv_buffer_bytes: 4000, ..plain() });
+    recv!(t, "A", seq = 1001, ack = 1001, len = 4000);
+    t.out.segs.clear();
+    recv!(t, "A", seq = 5001, ack = 1001, len = 1);
+    send!(t, "A", ack = 5001, win = 0);
+    recv!(t, "A", seq = 5000, ack = 1001);
+    send!(t, "A", ack = 5001, win = 0);
+    assert_eq!(t.tcb.recv_queue().readable(), 4000);
+}
+
+#[test]
+fn the_offered_window_is_never_taken_back() {
+    let mut t = settled();
+    t.window.limit_bytes = 0;
+    recv!(t, "A", seq = 1001, ack = 1001, len = 2000);
+    // 65535 were offered from 1001 on: what is left of them stands.
+    send!(t, "A", ack = 3001, win = 63_535);
+    t.tcb.set_recv_buffer(4000);
+    recv!(t, "A", seq = 3001, ack = 1001, len = 2000);
+    send!(t, "A", ack = 5001, win = 61_535);
+}
+
+#[test]
+fn the_budget_limits_windows_but_leaves_each_a_few_segments() {
+    let mut t = Trace::passive(plain(), seg!("S", seq = 0, mss = Some(1000)));
+    t.window = WindowBudget::new(10_000);
+    t.output();
+    send!(t, "SA", win = 10_000);
+    assert_eq!(t.window.granted_bytes, 10_000);
+    let mut t = Trace::passive(plain(), seg!("S", seq = 0, mss = Some(1000)));
+    t.window = WindowBudget { limit_bytes: 10_000, granted_bytes: 10_000 };
+    t.output();
+    send!(t, "SA", win = 4000);
+    t.window.granted_bytes -= 10_000;
+}
+
+#[test]
+fn windows_are_scaled_both_ways() {
+    let mut t = Trace::connect(Config { timestamps: false, ..Config::default() });
+    t.output();
+    send!(t, "S", win = 65_535, scale = Some(9));
+    recv!(t, "SA", ack = 1, win = 1000, scale = Some(4), mss = Some(1000));
+    send!(t, "A", win = 2048);
+    assert_eq!(t.tcb.info().snd_wnd_bytes, 1000);
+    recv!(t, "A", seq = 1, ack = 1, win = 1000);
+    assert_eq!(t.tcb.info().snd_wnd_bytes, 16_000);
+}
+
+#[test]
+fn the_initial_window_is_ten_segments_and_grows_by_what_is_acknowledged() {
+    let mut t = Trace::established();
+    t.write(40_000);
+    assert_eq!(t.out.segs.len(), 10);
+    t.out.segs.clear();
+    recv!(t, "A", seq = 1, ack = 2001);
+    assert_eq!(t.out.segs.len(), 4);
+    assert_eq!(t.tcb.info().cwnd_bytes, 12_000);
+}
+
+#[test]
+fn a_window_that_is_not_used_does_not_grow() {
+    let mut t = Trace::established();
+    for i in 0..20 {
+        t.write(1000);
+        recv!(t, "A", seq = 1, ack = 1 + (i + 1) * 1000);
+    }
+    assert_eq!(t.tcb.info().cwnd_bytes, 10_000);
+}
+
+#[test]
+fn after_idling_for_a_timeout_the_window_restarts() {
+    let mut t = Trace::established();
+    t.write(40_000);
+    let mut acked = 1;
+    while acked < 40_001 {
+        acked += 2000;
+        recv!(t, "A", seq = 1, ack = acked);
+    }
+    assert!(t.tcb.info().cwnd_bytes > 20_000);
+    t.out.segs.clear();
+    t.wait(1000);
+    t.write(30_000);
+    assert_eq!(t.out.segs.len(), 10);
+}
+
+#[test]
+fn nagle_holds_a_second_small_segment_until_the_first_is_acknowledged() {
+    let mut t = Trace::established();
+    t.write(10);
+    send!(t, "PA", seq = 1, len = 10);
+    t.write(10);
+    t.write(10);
+    t.silent();
+    recv!(t, "A", seq = 1, ack = 11);
+    send!(t, "PA", seq = 11, len = 20);
+    t.write(1500);
+    send!(t, "A", seq = 31, len = 1000); // a full one may always go
+    t.silent();
+}
+
+#[test]
+fn nodelay_sends_small_segments_at_once() {
+    let mut t = Trace::established_with(Config { nodelay: true, ..plain() });
+    t.write(10);
+    t.write(10);
+    send!(t, "PA", seq = 1, len = 10);
+    send!(t, "PA", seq = 11, len = 10);
+}
+
+#[test]
+fn the_tail_of_a_lone_message_goes_with_it() {
+    let mut t = Trace::established();
+    t.write(5100);
+    assert_eq!(t.out.segs.len(), 6);
+    assert_eq!(t.out.segs.back().unwrap().len, 100);
+}
+
+#[test]
+fn the_tail_of_a_stream_waits_for_an_acknowledgement_that_is_sure_to_come() {
+    let mut t = Trace::established();
+    t.write(3000);
+    t.out.segs.clear();
+    t.write(1100);
+    send!(t, "A", seq = 3001, len = 1000);
+    t.silent();
+    recv!(t, "A", seq = 1, ack = 3001); // one segment left in flight: it may be delayed
+    send!(t, "PA", seq = 4001, len = 100);
+}
+
+#[test]
+fn cork_holds_a_fraction_until_uncorked_or_200_ms() {
+    let mut t = Trace::established_with(Config { nodelay: true, ..plain() });
+    t.tcb.set_cork(true);
+    t.write(1500);
+    send!(t, "A", seq = 1, len = 1000);
+    t.silent();
+    recv!(t, "A", seq = 1, ack = 1001);
+    t.wait(199);
+    t.silent();
+    t.wait(1);
+    send!(t, "PA", seq = 1001, len = 500);
+    t.write(10);
+    t.silent();
+    t.tcb.set_cork(false);
+    t.output();
+    send!(t, "PA", seq = 1501, len = 10);
+}
+
+fn with_tso() -> Trace {
+    let mut t = Trace::established();
+    t.path.tso_bytes = Some(65_535);
+    t
+}
+
+#[test]
+fn a_super_segment_is_whole_segments_or_empties_the_queue() {
+    let mut t = with_tso();
+    t.write(9500);
+    send!(t, "PA", seq = 1, len = 9500, gso = Some(1000));
+    t.silent();
+    recv!(t, "A", seq = 1, ack = 9501);
+    t.write(40_500);
+    send!(t, "A", seq = 9501, gso = Some(1000), len = 19_000);
+}
+
+#[test]
+fn a_super_segment_never_carries_fin() {
+    let mut t = with_tso();
+    t.queue(5000);
+    t.shutdown();
+    send!(t, "PA", seq = 1, len = 5000, gso = Some(1000));
+    send!(t, "FA", seq = 5001, len = 0, gso = None);
+}
+
+#[test]
+fn a_small_piece_of_window_is_not_cut_off_a_large_queue() {
+    let mut t = with_tso();
+    t.write(40_000);
+    send!(t, "A", seq = 1, len = 10_000);
+    recv!(t, "A", seq = 1, ack = 1001); // 2 of 11 segments free: less than a quarter
+    t.silent();
+    recv!(t, "A", seq = 1, ack = 2001);
+    send!(t, "A", seq = 10_001, len = 4000, gso = Some(1000));
+}
+
+#[test]
+fn no_super_segments_while_there_are_sack_blocks_to_report() {
+    let mut t = with_tso();
+    recv!(t, "A", seq = 2001, ack = 1, len = 100);
+    t.out.segs.clear();
+    t.write(3000);
+    send!(t, "A", seq = 1, len = 960, gso = None, sack = vec![(2001, 2101)]);
+}
+
+#[test]
+fn a_payload_in_very_many_pieces_is_copied_together() {
+    let mut t = Trace::established_with(Config { nodelay: true, ..plain() });
+    (0..500).for_each(|_| t.queue(1));
+    t.output();
+    send!(t, "PA", len = 500);
+}
+
+#[test]
+fn a_closed_window_is_probed_with_backoff_for_as_long_as_the_peer_answers() {
+    let mut t = Trace::established();
+    recv!(t, "A", seq = 1, ack = 1, len = 1, win = 0);
+    t.out.segs.clear();
+    t.write(5000);
+    t.silent();
+    for (i, ms) in [201, 400, 800, 1600, 3200].into_iter().enumerate() {
+        t.wait(ms);
+        send!(t, "A", seq = 0, len = 0);
+        t.silent();
+        recv!(t, "A", seq = 2, ack = 1, win = 0);
+        assert_eq!(t.count(Counter::TcpWindowProbes), i as u64 + 1);
+    }
+    for _ in 0..20 {
+        t.wait(60_000);
+        recv!(t, "A", seq = 2, ack = 1, win = 0);
+    }
+    assert_eq!(t.tcb.state(), State::Established);
+    t.out.segs.clear();
+    recv!(t, "A", seq = 2, ack = 1, win = 3000);
+    assert_eq!(t.out.segs.len(), 3);
+}
+
+#[test]
+fn a_peer_that_does_not_answer_probes_times_out() {
+    let mut t = Trace::established();
+    recv!(t, "A", seq = 1, ack = 1, len = 1, win = 0);
+    t.write(5000);
+    t.wait(300_000);
+    assert_eq!(t.tcb.take_error(), Some(ConnError::TimedOut));
+}
+
+#[test]
+fn an_orphan_does_not_wait_on_a_closed_window_for_ever() {
+    let mut t = Trace::established();
+    recv!(t, "A", seq = 1, ack = 1, win = 0, len = 1);
+    t.read(1);
+    t.write(5000);
+    t.close();
+    for _ in 0..40 {
+        t.wait(10_000);
+        recv!(t, "A", seq = 2, ack = 1, win = 0);
+    }
+    assert!(t.tcb.is_closed());
+}
+
+#[test]
+fn a_window_smaller_than_a_segment_is_used_when_the_override_timer_runs_out() {
+    let mut t = Trace::established();
+    recv!(t, "A", seq = 1, ack = 1, len = 1, win = 300);
+    t.out.segs.clear();
+    t.write(5000);
+    t.silent();
+    t.wait(201);
+    send!(t, "A", seq = 1, len = 300);
+    t.silent();
+}
+
+#[test]
+fn a_window_that_shrinks_below_what_is_in_flight_is_survived() {
+    let mut t = Trace::established();
+    t.write(5000);
+    t.out.segs.clear();
+    recv!(t, "A", seq = 1, ack = 1, len = 1, win = 100);
+    t.wait(201);
+    t.out.segs.retain(|s| s.len > 0);
+    send!(t, "A", seq = 1, len = 1000);
+    recv!(t, "A", seq = 2, ack = 5001, win = 9000);
+    t.write(100);
+    t.out.segs.retain(|s| s.len > 0);
+    send!(t, "PA", seq = 5001, len = 100);
+}
+
+#[test]
+fn an_old_timestamp_is_dropped_and_answered() {
+    let mut t = Trace::established_with(Config { timestamps: true, ..plain() });
+    recv!(t, "A", seq = 1, ack = 1, len = 10, ts = Some((499, 1000)));
+    send!(t, "A", ack = 1, ts = Some((1000, 500)));
+    assert_eq!(t.drops(DropReason::TcpPaws), 1);
+    recv!(t, "A", seq = 1, ack = 1, len = 10, ts = Some((500, 1000)));
+    send!(t, "A", ack = 11);
+    recv!(t, "A", seq = 11, ack = 1, len = 10, ts = None);
+    t.silent();
+    assert_eq!(t.drops(DropReason::TcpPaws), 2);
+}
+
+#[test]
+fn the_timestamp_echoed_is_of_the_segment_that_moved_the_window() {
+    let mut t = Trace::established_with(Config { timestamps: true, ..plain() });
+    recv!(t, "A", seq = 101, ack = 1, len = 10, ts = Some((700, 1000)));
+    send!(t, "A", ack = 1, ts = Some((1000, 500))); // behind a hole: not taken
+    recv!(t, "A", seq = 1, ack = 1, len = 100, ts = Some((600, 1000)));
+    send!(t, "A", ack = 111, ts = Some((1000, 600)));
+}
+
+#[test]
+fn a_timestamp_24_days_old_is_void() {
+    let mut t = Trace::established_with(Config { timestamps: true, ..plain() });
+    t.now = t.now + Duration::from_secs(25 * 24 * 3600);
+    recv!(t, "A", seq = 1, ack = 1, len = 10, ts = Some((3, 1000)));
+    assert_eq!(t.tcb.recv_queue().readable(), 10);
+}
+
+#[test]
+fn urgent_data_stays_in_line() {
+    let mut t = settled();
+    recv!(t, "UA", seq = 1001, ack = 1001, len = 10, urgent = 5);
+    assert!(t.events.contains(Events::URGENT | Events::READABLE));
+    assert_eq!(t.read(100), 10);
+}
+
+#[test]
+fn a_vanished_peer_fails_the_connection_after_the_user_timeout() {
+    let mut t =
+        Trace::established_with(Config { user_timeout: Duration::from_secs(30), ..plain() });
+    t.write(10);
+    let written = t.now;
+    while t.tcb.send_error().is_none() {
+        t.wait(1000);
+        assert!(t.now < Instant::from_millis(100_000));
+    }
+    assert!((29..=31).contains(&t.now.since(written).as_secs()), "{:?}", t.now.since(written));
+    assert_eq!(t.tcb.take_error(), Some(ConnError::TimedOut));
+    assert!(t.events.contains(Events::ERROR | Events::CLOSED));
+}
+
+#[test]
+fn writable_is_reported_while_a_third_of_the_buffer_is_free() {
+    let mut t = Trace::established_with(Config { send_buffer_bytes: 9000, ..plain() });
+    t.write(9000);
+    recv!(t, "A", seq = 1, ack = 1001);
+    assert!(!t.events.contains(Events::WRITABLE));
+    recv!(t, "A", seq = 1, ack = 4001);
+    assert!(t.events.contains(Events::WRITABLE));
+}
+
+#[test]
+fn a_full_way_down_stops_output_and_it_goes_on_later() {
+    let mut t = Trace::established();
+    t.out.room = 3;
+    t.queue(5000);
+    assert_eq!(t.pass(), Sent::More);
+    assert_eq!(t.out.segs.len(), 3);
+    assert!(t.tcb.wants_output());
+    t.out.room = 10;
+    t.output();
+    assert_eq!(t.out.segs.len(), 5);
+    assert_eq!(t.out.segs.back().unwrap().seq, 4001);
+}
+
+#[test]
+fn one_byte_segments_do_not_pin_a_buffer_each() {
+    let mut t = settled();
+    for i in 0..5000u32 {
+        t.input(seg!("A", seq = 1001 + i, ack = 1001, len = 1));
+    }
+    assert_eq!(t.tcb.recv_queue().readable(), 5000);
+    assert!(t.tcb.recv_queue().storage_bytes() < 20_000);
+    assert_eq!(t.read(9000), 5000);
+}
+
+#[test]
+fn storage_is_bounded_when_every_byte_pins_a_buffer() {
+    let mut t = Trace::established_with(Config { recv_buffer_bytes: 8192, ..plain() });
+    for i in 0..2000u32 {
+        t.input(seg!("A", seq = 3 + 2 * i, ack = 1, len = 1));
+    }
+    t.output();
+    assert!(t.tcb.recv_queue().storage_bytes() <= 2 * 8192);
+    assert!(t.drops(DropReason::TcpReassemblyFull) > 1000);
+    recv!(t, "A", seq = 1, ack = 1, len = 2);
+    assert!(t.tcb.recv_queue().readable() > 2);
+}
