@@ -205,14 +205,13 @@ impl<P: Probe> Shard<P> {
     fn established(&mut self, id: SlotId) {
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
         if !std::mem::take(&mut entry.embryonic) {
-            return self.net.counters.count(Counter::TcpActiveOpens);
+            return;
         }
         let parent = entry.parent;
         let Some(listener) = parent else { return };
         if let Some(Socket::Listener(l)) = self.sockets.get_mut(listener) {
             l.embryonic = l.embryonic.saturating_sub(1);
             l.accept.push_back(id);
-            self.net.counters.count(Counter::TcpPassiveOpens);
             self.notify(listener);
         }
     }

@@ -1,6 +1,6 @@
 //! TCP on its way down: connections that have something to send take their turn, and their timers.
 
-use fulmar_base::{Counter, Instant, Probe, SlotId};
+use fulmar_base::{Instant, Probe, SlotId};
 use fulmar_tcp::Sent;
 
 use crate::net::{Net, TcpEmit};
@@ -100,7 +100,6 @@ impl<P: Probe> Shard<P> {
 
 fn run_engine<P: Probe>(net: &mut Net<P>, now: Instant, entry: &mut TcpEntry) -> Sent {
     let Net { pool, counters, window, ip, link, probe } = net;
-    counters.count(Counter::TcpOutputs);
     let key = *entry.tcb.key();
     let mut out = TcpEmit {
         now,
