@@ -358,7 +358,6 @@ pub fn header(s: &Seg) -> Header {
 #[macro_export]
 macro_rules! seg {
     ($flags:literal $(, $field:ident = $value:expr)* $(,)?) => {
-        #[allow(clippy::needless_update)]
         $crate::support::Seg {
             flags: $crate::support::flags($flags),
             $($field: $value,)*

@@ -1,0 +1,253 @@
+//! Recovering from loss: fast retransmit with and without SACK, time-outs, limits.
+
+mod support;
+
+use fulmar_base::{Counter, Duration};
+use fulmar_tcp::*;
+use support::*;
+
+fn new_reno() -> Trace {
+    Trace::established_with(Config { sack: false, ..plain() })
+}
+
+/// `n` full segments in flight, from 1 on, `more` bytes waiting behind them.
+fn in_flight(mut t: Trace, n: usize, more: usize) -> Trace {
+    assert_eq!(t.tcb.info().cwnd_bytes, 10_000);
+    t.write(n * 1000 + more);
+    assert_eq!(t.out.segs.len(), n);
+    t.out.segs.clear();
+    t
+}
+
+#[test]
+fn limited_transmit_sends_new_data_on_the_first_two_duplicates() {
+    let mut t = in_flight(new_reno(), 10, 10_000);
+    recv!(t, "A", seq = 1, ack = 1);
+    send!(t, "A", seq = 10_001, len = 1000);
+    t.silent();
+    recv!(t, "A", seq = 1, ack = 1);
+    send!(t, "A", seq = 11_001, len = 1000);
+    t.silent();
+}
+
+#[test]
+fn the_third_duplicate_retransmits_and_reduces_the_window() {
+    let mut t = in_flight(new_reno(), 10, 0);
+    for _ in 0..3 {
+        t.silent();
+        recv!(t, "A", seq = 1, ack = 1);
+    }
+    send!(t, "A", seq = 1, len = 1000);
+    t.silent();
+    assert_eq!(t.tcb.info().cwnd_bytes, 7000);
+    assert_eq!(t.count(Counter::TcpFastRetransmits), 1);
+    // A partial acknowledgement shows the next hole (RFC 6582).
+    recv!(t, "A", seq = 1, ack = 3001);
+    send!(t, "A", seq = 3001, len = 1000);
+    t.silent();
+    recv!(t, "A", seq = 1, ack = 10_001);
+    assert!(!t.tcb.info().recovering);
+    assert_eq!(t.tcb.info().cwnd_bytes, 7000);
+    assert_eq!(t.count(Counter::TcpFastRetransmits), 1);
+}
+
+#[test]
+fn without_sack_further_duplicates_let_new_data_out() {
+    let mut t = in_flight(new_reno(), 10, 10_000);
+    for _ in 0..3 {
+        recv!(t, "A", seq = 1, ack = 1);
+    }
+    t.out.segs.clear();
+    for _ in 0..7 {
+        recv!(t, "A", seq = 1, ack = 1);
+    }
+    // 12 in flight, 10 left the network, 1 was lost and sent again: 7 may be there.
+    assert!(t.out.segs.iter().all(|s| s.seq > 12_000));
+    assert!((4..=6).contains(&t.out.segs.len()), "{}", t.out.segs.len());
+}
+
+#[test]
+fn an_ack_with_data_or_another_window_is_no_duplicate() {
+    let mut t = in_flight(new_reno(), 10, 0);
+    for i in 0..5 {
+        recv!(t, "A", seq = 1 + i, ack = 1, len = 1);
+        recv!(t, "A", seq = 2 + i, ack = 1, win = 40_000 + i as u16);
+    }
+    assert_eq!(t.count(Counter::TcpFastRetransmits), 0);
+}
+
+#[test]
+fn sack_retransmits_only_the_holes() {
+    let mut t = in_flight(Trace::established(), 10, 0);
+    // 1 and 3001 are lost.
+    recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 2001)]);
+    recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 3001)]);
+    t.silent();
+    recv!(t, "A", seq = 1, ack = 1, sack = vec![(4001, 5001), (1001, 3001)]);
+    send!(t, "A", seq = 1, len = 1000);
+    recv!(t, "A", seq = 1, ack = 1, sack = vec![(4001, 6001), (1001, 3001)]);
+    recv!(t, "A", seq = 1, ack = 1, sack = vec![(4001, 7001), (1001, 3001)]);
+    send!(t, "A", seq = 3001, len = 1000);
+    send!(t, "PA", seq = 9001, len = 1000); // the one rescue of RFC 6675, in case the tail is lost
+    recv!(t, "A", seq = 1, ack = 3001, sack = vec![(4001, 10_001)]);
+    t.silent();
+    recv!(t, "A", seq = 1, ack = 10_001);
+    assert_eq!(t.tcb.info().retransmits, 3);
+    assert_eq!(t.count(Counter::TcpRetransmitBytes), 3000);
+    assert!(!t.tcb.info().recovering);
+}
+
+#[test]
+fn many_bytes_above_a_hole_are_evidence_enough() {
+    let mut t = in_flight(Trace::established(), 10, 0);
+    // One ACK for a super-segment reports nine at once.
+    recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 10_001)]);
+    send!(t, "A", seq = 1, len = 1000);
+    assert_eq!(t.count(Counter::TcpFastRetransmits), 1);
+}
+
+#[test]
+fn recovery_keeps_within_the_pipe() {
+    let mut t = in_flight(Trace::established(), 10, 20_000);
+    recv!(t, "A", seq = 1, ack = 1, sack = vec![(4001, 10_001)]);
+    // Lost: 1, 1001, 2001, 3001 (three segments' worth above). The window is 7000, the pipe empty.
+    let seqs: Vec<_> = t.out.segs.iter().map(|s| s.seq).collect();
+    assert_eq!(seqs, [1, 1001, 2001, 3001, 10_001, 11_001, 12_001]);
+}
+
+#[test]
+fn a_hole_not_known_to_be_lost_is_sent_when_nothing_else_can_go() {
+    let mut t = in_flight(Trace::established(), 10, 0);
+    // 1 and 8001 are missing, and only one segment above the latter.
+    recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 8001), (9001, 10_001)]);
+    send!(t, "A", seq = 1, len = 1000);
+    send!(t, "A", seq = 8001, len = 1000);
+    t.silent();
+}
+
+#[test]
+fn the_tail_gets_one_rescue_per_recovery() {
+    let mut t = in_flight(Trace::established(), 10, 0);
+    recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 8001)]);
+    send!(t, "A", seq = 1, len = 1000);
+    send!(t, "PA", seq = 9001, len = 1000); // rule 4: the highest
+    t.silent();
+    recv!(t, "A", seq = 1, ack = 8001);
+    t.silent();
+}
+
+#[test]
+fn a_timeout_sends_one_segment_then_goes_on_as_acknowledgements_come() {
+    let mut t = in_flight(Trace::established(), 10, 0);
+    t.wait(201);
+    send!(t, "A", seq = 1, len = 1000);
+    t.silent();
+    assert_eq!(t.tcb.info().cwnd_bytes, 1000);
+    assert_eq!(t.tcb.info().ssthresh_bytes, 7000);
+    recv!(t, "A", seq = 1, ack = 1001);
+    send!(t, "A", seq = 1001, len = 1000);
+    send!(t, "A", seq = 2001, len = 1000);
+    t.silent();
+    recv!(t, "A", seq = 1, ack = 10_001);
+    t.silent();
+    assert!(!t.tcb.info().recovering);
+    assert_eq!(t.count(Counter::TcpTimeouts), 1);
+}
+
+#[test]
+fn after_a_timeout_what_the_scoreboard_holds_is_not_sent_again() {
+    let mut t = in_flight(Trace::established(), 4, 0);
+    recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 2001)]);
+    recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 2001), (3001, 4001)]);
+    t.wait(300);
+    send!(t, "A", seq = 1, len = 1000);
+    recv!(t, "A", seq = 1, ack = 2001, sack = vec![(3001, 4001)]);
+    send!(t, "A", seq = 2001, len = 1000);
+    t.silent();
+}
+
+#[test]
+fn a_second_timeout_doubles_and_distrusts_the_scoreboard() {
+    let mut t = in_flight(Trace::established(), 3, 0);
+    recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 3001)]);
+    t.wait(201);
+    send!(t, "A", seq = 1);
+    t.wait(399);
+    t.silent();
+    t.wait(2);
+    send!(t, "A", seq = 1);
+    assert_eq!(t.tcb.info().sacked_bytes, 0);
+    assert_eq!(t.tcb.info().ssthresh_bytes, 7000); // lowered once for one loss
+    recv!(t, "A", seq = 1, ack = 1001);
+    send!(t, "A", seq = 1001);
+    send!(t, "PA", seq = 2001);
+}
+
+#[test]
+fn sack_blocks_that_lie_are_ignored() {
+    let mut t = in_flight(Trace::established(), 10, 0);
+    let far = vec![(1001, 90_000), (5001, 4001), (0u32.wrapping_sub(5000), 0), (11_001, 12_001)];
+    recv!(t, "A", seq = 1, ack = 1, sack = far);
+    assert_eq!(t.tcb.info().sacked_bytes, 0);
+    t.silent();
+}
+
+#[test]
+fn karn_no_sample_from_a_segment_sent_twice() {
+    let mut t = in_flight(Trace::established(), 1, 0);
+    let before = t.tcb.info().rtt;
+    t.wait(201);
+    send!(t, "PA", seq = 1);
+    t.wait(150);
+    recv!(t, "A", seq = 1, ack = 1001);
+    assert_eq!(t.tcb.info().rtt, before);
+}
+
+#[test]
+fn timestamps_give_a_sample_even_then() {
+    let mut t = Trace::established_with(Config { timestamps: true, ..plain() });
+    t.write(900);
+    t.out.segs.clear();
+    t.wait(201);
+    let again = t.sent().ts.unwrap().0;
+    t.wait(150);
+    recv!(t, "A", seq = 1, ack = 901, ts = Some((600, again)));
+    assert!(t.tcb.info().rtt > Duration::from_millis(10));
+}
+
+#[test]
+fn a_timed_segment_gives_a_sample_to_the_nanosecond() {
+    let mut t = Trace::established();
+    t.write(1000);
+    t.now = t.now + Duration::from_micros(80);
+    recv!(t, "A", seq = 1, ack = 1001);
+    // The handshake took no time at all: 7/8 * 1 ns + 1/8 * 80 us.
+    let rtt = t.tcb.info().rtt;
+    assert!(rtt >= Duration::from_micros(10) && rtt < Duration::from_micros(11), "{rtt:?}");
+    assert!(t.tcb.info().min_rtt < Some(Duration::from_micros(1)));
+}
+
+#[test]
+fn a_lost_fin_is_sent_again() {
+    let mut t = Trace::established();
+    t.shutdown();
+    send!(t, "FA", seq = 1);
+    t.wait(201);
+    send!(t, "FA", seq = 1);
+    recv!(t, "A", seq = 1, ack = 2);
+    assert_eq!(t.tcb.state(), State::FinWait2);
+    assert_eq!(t.tcb.next_deadline(), None);
+}
+
+#[test]
+fn a_lost_fin_behind_data_is_sent_again_by_sack_recovery() {
+    let mut t = Trace::established();
+    t.write(9000);
+    t.shutdown();
+    assert_eq!(t.out.segs.len(), 10);
+    t.out.segs.clear();
+    recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 9001)]);
+    send!(t, "A", seq = 1, len = 1000);
+    send!(t, "FA", seq = 9001, len = 0);
+    t.silent();
+}
