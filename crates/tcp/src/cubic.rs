@@ -16,6 +16,7 @@
 //! Deviations: in slow start every acknowledged byte counts (RFC 3465 with no limit L), because one
 //! ACK for a super-segment is the rule here, as on Linux.
 
+use crate::arith::div_rem;
 use fulmar_base::{Duration, Instant};
 
 /// beta_cubic = 0.7 (section 4.6), in tenths.
@@ -130,9 +131,9 @@ impl Cubic {
         let target = self.w_cubic(t_ms.saturating_add(rtt_ms)).clamp(self.cwnd, high);
         let gain = target.saturating_sub(self.cwnd).saturating_mul(acked);
         let sum = self.carry.saturating_add(gain);
-        let cwnd = self.cwnd.max(1);
-        self.carry = sum % cwnd;
-        self.cwnd = cwnd.saturating_add(sum / cwnd).min(MAX_CWND);
+        let (step, carry) = div_rem(sum, self.cwnd);
+        self.carry = carry;
+        self.cwnd = self.cwnd.saturating_add(step).min(MAX_CWND);
     }
 
     fn begin_epoch(&mut self, now: Instant) -> Instant {
@@ -140,7 +141,7 @@ impl Cubic {
             self.origin = self.w_max;
             let diff = self.w_max.saturating_sub(self.cwnd).min(MAX_CWND);
             // K^3 = diff / (0.4 mss) s^3 = diff * 2.5e9 / mss ms^3.
-            self.k_ms = cube_root(diff.saturating_mul(2_500_000_000) / self.mss);
+            self.k_ms = cube_root(div_rem(diff.saturating_mul(2_500_000_000), self.mss).0);
         } else {
             self.origin = self.cwnd;
             self.k_ms = 0;
@@ -171,9 +172,9 @@ impl Cubic {
             if self.w_est >= self.cwnd_prior { (1, 1) } else { (ALPHA_NUM, ALPHA_DEN) };
         let gain = acked.saturating_mul(self.mss).saturating_mul(num);
         let sum = self.est_carry.saturating_add(gain);
-        let div = self.cwnd.max(1).saturating_mul(den);
-        self.est_carry = sum % div;
-        self.w_est = self.w_est.saturating_add(sum / div).min(MAX_CWND);
+        let (step, carry) = div_rem(sum, self.cwnd.saturating_mul(den));
+        self.est_carry = carry;
+        self.w_est = self.w_est.saturating_add(step).min(MAX_CWND);
     }
 
     /// Loss found by duplicate acknowledgements: multiplicative decrease (section 4.6 and 4.7).

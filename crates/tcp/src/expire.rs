@@ -76,7 +76,7 @@ impl Tcb {
     /// A connection whose user is gone does not wait for the peer's FIN for ever.
     pub(crate) fn limit_orphan(&mut self, now: Instant) {
         if self.orphan && matches!(self.state, State::FinWait2) {
-            self.timers.set(Timer::Linger, now + self.cfg.fin_wait2_timeout);
+            self.timers.set_in(Timer::Linger, now, self.cfg.fin_wait2_timeout);
         }
     }
 }

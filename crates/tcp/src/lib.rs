@@ -26,9 +26,12 @@
 
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
+// Every number here may come from a packet.
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 extern crate alloc;
 
+mod arith;
 mod challenge;
 mod config;
 mod contract;

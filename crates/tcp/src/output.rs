@@ -204,7 +204,7 @@ impl Tcb {
             Kind::Syn => self.on_syn_sent(env),
             Kind::New => self.on_new_sent(env, plan),
             Kind::Again | Kind::Rescue => {
-                let to = plan.pos.saturating_add(plan.bytes as u64 + u64::from(plan.fin));
+                let to = plan.end();
                 self.on_resent(plan.kind, to, plan.bytes);
                 env.counters.add(Counter::TcpRetransmitBytes, plan.bytes as u64);
             }
@@ -238,14 +238,14 @@ impl Tcb {
     }
 
     fn on_new_sent(&mut self, env: &Env, plan: &Plan) {
-        let behind = plan.pos.saturating_add(plan.bytes as u64).saturating_add(u64::from(plan.fin));
+        let behind = plan.end();
         if self.flight() == 0 {
             self.progress_at = env.now;
         }
         self.snd_nxt = self.snd_nxt.max(behind);
         self.fin_sent |= plan.fin;
         self.probe_due = false;
-        if plan.bytes % self.payload_room().max(1) != 0 {
+        if !plan.bytes.is_multiple_of(self.payload_room().max(1)) {
             self.snd_small = behind;
             self.cork_expired = false;
             self.timers.stop(Timer::Cork);

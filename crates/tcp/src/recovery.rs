@@ -14,6 +14,7 @@
 //! A retransmission that is lost again is found by the time-out.
 
 use crate::Tcb;
+use crate::arith::div_rem;
 use crate::output::{Kind, Plan};
 use crate::scoreboard::DUP_THRESH;
 use crate::timers::Timer;
@@ -214,7 +215,7 @@ impl Tcb {
         if self.sack_on {
             return;
         }
-        let segments = u32::try_from(acked / self.smss().max(1)).unwrap_or(u32::MAX);
+        let segments = u32::try_from(div_rem(acked, self.smss()).0).unwrap_or(u32::MAX);
         let counted = segments.saturating_sub(1);
         self.recovery.dupacks = self.recovery.dupacks.saturating_sub(counted);
         self.recovery.first_due = true;

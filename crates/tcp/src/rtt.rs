@@ -4,6 +4,7 @@
 //! sent twice: Karn's rule), and during recovery from timestamps (RFC 7323 section 4).
 
 use crate::Config;
+use crate::arith::div_rem;
 use fulmar_base::Duration;
 
 /// The estimator. All in nanoseconds.
@@ -103,7 +104,7 @@ impl Rtt {
 
 /// `(1 - 1/n) * old + 1/n * new`.
 fn weigh(old: u64, new: u64, n: u64) -> u64 {
-    old.saturating_sub(old / n).saturating_add(new / n)
+    old.saturating_sub(div_rem(old, n).0).saturating_add(div_rem(new, n).0)
 }
 
 #[cfg(test)]

@@ -20,13 +20,14 @@
 //! `snd_nxt <= send_end + 1` (the FIN); `rcv_nxt <= rcv_adv`, which never moves left;
 //! `last_ack_sent <= rcv_nxt`.
 
+use crate::arith::div_rem;
 use crate::contract::{ConnError, PathInfo, State};
 use crate::cubic::Cubic;
 use crate::recovery::Recovery;
 use crate::rtt::Rtt;
 use crate::scoreboard::Scoreboard;
 use crate::segment::pseudo_sum;
-use crate::timers::{Timer, Timers};
+use crate::timers::{Timer, Timers, later};
 use crate::{Config, TimeWait};
 use fulmar_base::{FlowKey, Instant, SeqNum};
 use fulmar_mbuf::{RecvQueue, SendQueue};
@@ -345,7 +346,8 @@ impl Tcb {
         let headers = self.path.ip_header_bytes.saturating_add(fulmar_wire::tcp::HEADER_BYTES);
         let headers = headers.saturating_add(self.usual_option_bytes());
         let largest = self.path.tso_bytes.unwrap_or(0).min(65_535).saturating_sub(headers);
-        largest.saturating_sub(largest % mss.max(1)).max(mss)
+        let (segments, _) = div_rem(largest as u64, mss as u64);
+        (segments as usize).saturating_mul(mss).max(mss)
     }
 
     /// The MSS option we send: what the path leaves for a segment.
@@ -423,7 +425,7 @@ impl Tcb {
     pub(crate) fn enter_time_wait(&mut self, now: Instant) {
         self.state = State::TimeWait;
         self.timers = Timers::new();
-        self.timers.set(Timer::Linger, now + self.cfg.time_wait);
+        self.timers.set_in(Timer::Linger, now, self.cfg.time_wait);
     }
 
     /// What remains of the connection in TIME-WAIT, for the stack's table.
@@ -436,7 +438,7 @@ impl Tcb {
             stamps: self.stamps.on.then_some((self.stamps.offset, self.stamps.recent)),
             ports: (self.key.local_port, self.key.remote_port),
             lasts: self.cfg.time_wait,
-            expires: now + self.cfg.time_wait,
+            expires: later(now, self.cfg.time_wait),
             limit: crate::challenge::Limit::new(),
         }
     }

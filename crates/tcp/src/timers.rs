@@ -1,7 +1,14 @@
 //! The deadlines of a connection. They are plain fields: the stack's wheel is lazy and asks
 //! [`crate::Tcb::next_deadline`] when an entry expires, so moving one costs a store.
 
-use fulmar_base::Instant;
+use fulmar_base::{Duration, Instant};
+
+/// `after` from `now`; an [`Instant`] saturates.
+#[allow(clippy::arithmetic_side_effects)]
+#[inline]
+pub(crate) fn later(now: Instant, after: Duration) -> Instant {
+    now + after
+}
 
 /// What a deadline is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,12 +53,17 @@ impl Timers {
         *self.slot(t) = at;
     }
 
-    /// Sets it unless it is running.
+    /// Sets it to `after` from now.
     #[inline]
-    pub(crate) fn start(&mut self, t: Timer, at: Instant) {
-        let slot = self.slot(t);
-        if *slot == Instant::FAR_FUTURE {
-            *slot = at;
+    pub(crate) fn set_in(&mut self, t: Timer, now: Instant, after: Duration) {
+        self.set(t, later(now, after));
+    }
+
+    /// The same, unless it is running.
+    #[inline]
+    pub(crate) fn start_in(&mut self, t: Timer, now: Instant, after: Duration) {
+        if *self.slot(t) == Instant::FAR_FUTURE {
+            self.set_in(t, now, after);
         }
     }
 

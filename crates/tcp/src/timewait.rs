@@ -2,6 +2,7 @@
 //! (RFC 9293 section 3.6.1), without its control block.
 
 use crate::challenge::Limit;
+use crate::timers::later;
 use fulmar_base::{DropReason, Duration, Instant, SeqNum};
 use fulmar_wire::tcp::{Flags, Header, Options, Timestamps};
 
@@ -61,7 +62,7 @@ impl TimeWait {
             return self.answer(now, DropReason::TcpBlindSyn);
         }
         if hdr.flags.contains(Flags::FIN) {
-            self.expires = now + self.lasts;
+            self.expires = later(now, self.lasts);
         }
         let occupies = payload_len > 0 || hdr.flags.intersects(Flags::FIN | Flags::SYN);
         if occupies || hdr.seq != self.rcv_nxt {

@@ -154,7 +154,7 @@ impl Tcb {
         if self.quick_acks > 0 {
             self.ack_now = true;
         } else if !self.ack_due() {
-            self.timers.start(Timer::DelayedAck, env.now + self.cfg.delayed_ack);
+            self.timers.start_in(Timer::DelayedAck, env.now, self.cfg.delayed_ack);
         }
     }
 

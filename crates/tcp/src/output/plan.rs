@@ -1,8 +1,9 @@
 //! What the next segment is: pure decisions over the control block.
 
 use crate::Tcb;
+use crate::arith::div_rem;
 use crate::contract::State;
-use crate::timers::Timer;
+use crate::timers::{Timer, later};
 use fulmar_base::Instant;
 
 /// What a segment is for.
@@ -35,6 +36,11 @@ pub(crate) struct Plan {
 impl Plan {
     pub(crate) const fn ack(pos: u64) -> Plan {
         Plan { pos, bytes: 0, fin: false, kind: Kind::Ack }
+    }
+
+    /// The position behind it, its FIN included.
+    pub(crate) fn end(&self) -> u64 {
+        self.pos.saturating_add(self.bytes as u64).saturating_add(u64::from(self.fin))
     }
 }
 
@@ -117,7 +123,7 @@ impl Tcb {
     /// The windows take `want` bytes. A fraction of a segment at the end goes only if it empties
     /// the queue and is not held back.
     fn unless_held(&self, want: u64, waiting: u64, full: u64) -> u64 {
-        let fraction = want % full.max(1);
+        let (_, fraction) = div_rem(want, full);
         let held = fraction > 0 && (want < waiting || self.holds_fraction());
         if held { want.saturating_sub(fraction) } else { want }
     }
@@ -150,7 +156,7 @@ impl Tcb {
     /// The windows do not take all: whole segments, if they are worth it.
     fn what_fits(&self, want: u64, room: &Room, full: u64) -> u64 {
         let usable = room.window.min(room.congestion).min(want);
-        let whole = usable.saturating_sub(usable % full.max(1));
+        let whole = usable.saturating_sub(div_rem(usable, full).1);
         if whole > 0 {
             return if self.defers(whole, want) { 0 } else { whole };
         }
@@ -211,7 +217,7 @@ impl Tcb {
             self.rearm_idle(now);
         }
         if self.cork && self.has_unsent() {
-            self.timers.start(Timer::Cork, now + self.cfg.cork_timeout);
+            self.timers.start_in(Timer::Cork, now, self.cfg.cork_timeout);
         }
     }
 
@@ -224,8 +230,7 @@ impl Tcb {
                 self.progress_at = now;
                 self.timers.stop(Timer::Retransmit);
             }
-            let at = now + self.rtt.rto();
-            self.timers.start(Timer::Retransmit, at);
+            self.timers.start_in(Timer::Retransmit, now, self.rtt.rto());
         } else if !self.probe_due {
             self.persisting = false;
             self.timers.stop(Timer::Retransmit);
@@ -234,8 +239,8 @@ impl Tcb {
 
     /// The retransmission time-out from now, but never beyond the user time-out.
     fn arm_retransmit(&mut self, now: Instant) {
-        let give_up = self.progress_at + self.cfg.user_timeout;
-        let at = (now + self.rtt.rto()).min(give_up.max(now + self.cfg.min_rto));
+        let give_up = later(self.progress_at, self.cfg.user_timeout);
+        let at = later(now, self.rtt.rto()).min(give_up.max(later(now, self.cfg.min_rto)));
         self.timers.set(Timer::Retransmit, at);
     }
 }
