@@ -109,6 +109,13 @@ impl Home {
         self.memory.slabs.len()
     }
 
+    /// Whether the count of entirely free slabs is right.
+    #[cfg(test)]
+    pub(crate) fn counts_empty_slabs(&self) -> bool {
+        let empty = self.memory.slabs.iter().filter(|s| s.free == s.total);
+        empty.count() == self.empty_slabs
+    }
+
     #[inline]
     pub(crate) fn owns(&self, m: &Mbuf) -> bool {
         m.desc().home == self.shared

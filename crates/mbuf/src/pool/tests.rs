@@ -164,7 +164,9 @@ fn a_free_slab_is_cut_anew_for_another_class() {
             let mbufs = all(&mut pool, bytes);
             let descs = pool.desc_limits[Purpose::Control as usize];
             assert_eq!(mbufs.len(), (budget / bytes).min(descs), "{bytes} bytes, round {round}");
+            assert!(pool.home.counts_empty_slabs());
             mbufs.into_iter().for_each(|m| pool.free_mbuf(m));
+            assert!(pool.home.counts_empty_slabs());
         }
     }
     assert!(pool.stats().slabs_recut > 0);
@@ -590,4 +592,12 @@ proptest! {
         model.drain();
         assert_all_home(&mut model.pool);
     }
+}
+
+#[test]
+fn buffers_and_pools_may_move_between_threads() {
+    fn may_move<T: Send>() {}
+    fn may_be_read_together<T: Sync>() {}
+    may_move::<(Pool, Mbuf, Chain, crate::SendQueue, crate::RecvQueue)>();
+    may_be_read_together::<(Mbuf, Chain)>();
 }
