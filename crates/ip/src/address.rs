@@ -34,6 +34,9 @@ pub(crate) enum Scope {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Addresses {
     list: Vec<IfAddr>,
+    /// The broadcast addresses of the links in `list`, since every packet's source is checked
+    /// against them.
+    broadcasts: Vec<Ipv4Addr>,
 }
 
 impl Addresses {
@@ -44,19 +47,27 @@ impl Addresses {
     /// Adds an address, or changes its prefix.
     pub(crate) fn insert(&mut self, new: IfAddr) -> Result<(), ConfigError> {
         let prefix = new.prefix().ok_or(ConfigError::PrefixLength(new.addr))?;
-        if !is_assignable(new.addr) || is_directed_broadcast(new.addr, &prefix) {
+        if !is_assignable(new.addr) || broadcast_of(&prefix).map(IpAddr::V4) == Some(new.addr) {
             return Err(ConfigError::Address(new.addr));
         }
         match self.list.iter_mut().find(|a| a.addr == new.addr) {
             Some(old) => *old = new,
             None => self.list.push(new),
         }
+        self.find_broadcasts();
         Ok(())
     }
 
     pub(crate) fn remove(&mut self, addr: IpAddr) -> Option<IfAddr> {
         let i = self.list.iter().position(|a| a.addr == addr)?;
-        Some(self.list.remove(i))
+        let old = self.list.remove(i);
+        self.find_broadcasts();
+        Some(old)
+    }
+
+    fn find_broadcasts(&mut self) {
+        let links = self.list.iter().filter_map(IfAddr::prefix);
+        self.broadcasts = links.filter_map(|p| broadcast_of(&p)).collect();
     }
 
     #[inline]
@@ -65,9 +76,9 @@ impl Addresses {
     }
 
     /// 255.255.255.255, or the broadcast address of one of our links (RFC 1122 section 3.3.6).
+    #[inline]
     pub(crate) fn is_broadcast(&self, ip: IpAddr) -> bool {
-        ip == IpAddr::V4(Ipv4Addr::BROADCAST)
-            || self.list.iter().filter_map(IfAddr::prefix).any(|p| is_directed_broadcast(ip, &p))
+        matches!(ip, IpAddr::V4(a) if a.is_broadcast() || self.broadcasts.contains(&a))
     }
 
     /// Whether a packet to `ip` is for us, and how.
@@ -133,14 +144,10 @@ fn is_reserved(a: Ipv4Addr) -> bool {
 }
 
 /// All host bits set; a /31 (RFC 3021) and a /32 have no broadcast address.
-fn is_directed_broadcast(ip: IpAddr, prefix: &Prefix) -> bool {
-    match ip {
-        IpAddr::V4(a) if prefix.len < 31 && prefix.contains(ip) => {
-            a.to_bits() | u32::MAX.checked_shl(32u32.saturating_sub(prefix.len.into())).unwrap_or(0)
-                == u32::MAX
-        }
-        _ => false,
-    }
+fn broadcast_of(link: &Prefix) -> Option<Ipv4Addr> {
+    let IpAddr::V4(network) = link.addr else { return None };
+    let host_bits = u32::MAX.checked_shr(link.len.into()).filter(|_| link.len < 31)?;
+    Some(Ipv4Addr::from_bits(network.to_bits() | host_bits))
 }
 
 /// Addresses that mean something on one link only.

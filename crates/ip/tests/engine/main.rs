@@ -7,3 +7,4 @@ mod input;
 mod ndp;
 mod output;
 mod rig;
+mod timing;

@@ -77,10 +77,10 @@ fn a_v6_only_wildcard_leaves_ipv4_to_others() {
 #[test]
 fn ephemeral_ports_are_free_fitting_and_spread() {
     let mut t = table();
-    let even = |p: u16| p % 2 == 0;
+    let even = |p: u16| p.is_multiple_of(2);
     let ports: Vec<u16> =
         (0..500).map(|n| t.bind(n, a("0.0.0.0:0"), ALONE, even).unwrap().local.port()).collect();
-    assert!(ports.iter().all(|p| EPHEMERAL.contains(p) && p % 2 == 0));
+    assert!(ports.iter().all(|p| EPHEMERAL.contains(p) && p.is_multiple_of(2)));
     let distinct: std::collections::BTreeSet<_> = ports.iter().collect();
     assert_eq!(distinct.len(), 500);
     assert!(ports.windows(2).filter(|w| w[1] == w[0] + 2).count() < 50);
