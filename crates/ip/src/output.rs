@@ -232,11 +232,14 @@ impl Ip {
         cx: &mut Context<'_, S>,
         next_hop: IpAddr,
     ) {
-        while self.waiting.len() != 0 {
-            let Resolution::Known { ether, .. } = self.neighbours.resolve(next_hop, cx.now) else {
-                return;
-            };
-            let Some(mut held) = self.waiting.pop(next_hop) else { return };
+        // Asking for the address counts as using it, which only a packet may do.
+        if !self.waiting.holds(next_hop) {
+            return;
+        }
+        let Resolution::Known { ether, .. } = self.neighbours.resolve(next_hop, cx.now) else {
+            return;
+        };
+        while let Some(mut held) = self.waiting.pop(next_hop) {
             if set_destination(&mut held.chain, ether).is_none() {
                 cx.discard(held.chain, DropReason::NoBuffer);
             } else if cx.send(held.chain, held.offload, false).is_err() {

@@ -52,6 +52,11 @@ impl Waiting {
         self.packets.push_back(Held { next_hop, chain, offload });
     }
 
+    /// Whether a frame waits for a neighbour.
+    pub(crate) fn holds(&self, next_hop: IpAddr) -> bool {
+        self.packets.iter().any(|h| h.next_hop == next_hop)
+    }
+
     /// The oldest frame for a neighbour.
     pub(crate) fn pop(&mut self, next_hop: IpAddr) -> Option<Held> {
         let i = self.packets.iter().position(|h| h.next_hop == next_hop)?;

@@ -103,6 +103,18 @@ fn packets_wait_for_the_address_and_leave_in_order() {
 }
 
 #[test]
+fn a_neighbour_that_no_packet_waits_for_is_not_checked() {
+    let mut h = Host::new();
+    h.send_udp(OUR4, PEER4, 1).unwrap();
+    let other = "10.0.0.3";
+    h.receive(&request(PEER, v4(other), v4(OUR4)));
+    let n = *h.ip.neighbours().find(|n| n.ip == ip(other)).unwrap();
+    assert_eq!(n.state, NeighbourState::Stale);
+    assert_eq!(h.ip.waiting_pkts(), 1);
+    h.end();
+}
+
+#[test]
 fn packets_beyond_the_gateway_wait_for_the_gateway() {
     let mut h = Host::new();
     h.send_udp(OUR4, FAR4, 1).unwrap();
