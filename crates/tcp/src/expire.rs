@@ -18,11 +18,11 @@ impl Tcb {
         let now = env.now;
         let mut events = Events::NONE;
         if self.timers.take_due(Timer::DelayedAck, now) {
-            self.ack_now = true;
+            self.due.ack = true;
             env.counters.count(Counter::TimersFired);
         }
         if self.timers.take_due(Timer::Cork, now) {
-            self.cork_expired = true;
+            self.user.cork_expired = true;
             env.counters.count(Counter::TimersFired);
         }
         if self.timers.take_due(Timer::Retransmit, now) {
@@ -44,11 +44,11 @@ impl Tcb {
         if matches!(self.state, State::SynSent | State::SynReceived) {
             return self.on_syn_timeout();
         }
-        if env.now.since(self.progress_at) >= self.cfg.user_timeout {
+        if env.now.since(self.marks.progress_at) >= self.cfg.user_timeout {
             return self.give_up();
         }
         if self.persisting {
-            self.probe_due = true;
+            self.due.probe = true;
             self.rtt.back_off();
         } else if self.flight() > 0 {
             self.enter_loss(env.counters);
@@ -62,20 +62,20 @@ impl Tcb {
         }
         self.rtt.back_off();
         self.cubic.on_syn_lost();
-        self.syn_due = true;
+        self.due.syn = true;
         Events::NONE
     }
 
     /// R2 of RFC 9293 section 3.8.3 has passed. What routers said tells why.
     fn give_up(&mut self) -> Events {
-        let why = self.soft_error.unwrap_or(ConnError::TimedOut);
+        let why = self.fate.soft_error.unwrap_or(ConnError::TimedOut);
         self.finish(Some(why));
         Events::ERROR | Events::CLOSED
     }
 
     /// A connection whose user is gone does not wait for the peer's FIN for ever.
     pub(crate) fn limit_orphan(&mut self, now: Instant) {
-        if self.orphan && matches!(self.state, State::FinWait2) {
+        if self.user.gone && matches!(self.state, State::FinWait2) {
             self.timers.set_in(Timer::Linger, now, self.cfg.fin_wait2_timeout);
         }
     }

@@ -77,8 +77,8 @@ impl Tcb {
             in_flight_bytes: self.flight(),
             sacked_bytes: self.sacked.bytes(),
             recovering: !matches!(self.recovery.mode, crate::recovery::Mode::Open),
-            retransmits: self.retransmits,
-            retransmitted_bytes: self.retransmitted_bytes,
+            retransmits: self.again.segments,
+            retransmitted_bytes: self.again.bytes,
             send_queue_bytes: self.send.claimed_bytes(),
             unsent_bytes: self.send_end().saturating_sub(self.snd_nxt),
             recv_queue_bytes: self.recv.readable(),
@@ -87,7 +87,7 @@ impl Tcb {
             recv_buffer_bytes: self.recv_limit,
             timestamps: self.stamps.on,
             sack: self.sack_on,
-            window_scales: (self.rcv_wscale, self.snd_wscale),
+            window_scales: (self.scale.rcv, self.scale.snd),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Input: one segment, of up to 64 KiB if the device joined several, against the control block.
 //!
-//! Nothing is emitted here: what must be answered is noted (`ack_now`, `reset_due`, ...) and goes
+//! Nothing is emitted here: what must be answered is noted (`Tcb::due`) and goes
 //! with the next output. The general path is the list of RFC 9293 section 3.10.7.4 in [`steps`];
 //! [`fast`] is a short cut to the same functions for the two segments that make up a bulk transfer.
 //! Every drop ends in one place and is counted once, there.
@@ -113,7 +113,7 @@ impl Tcb {
     fn challenge(&mut self, env: &mut Env) -> bool {
         let allowed = self.challenge.allow(env.now);
         if allowed {
-            self.ack_now = true;
+            self.due.ack = true;
             env.counters.count(Counter::TcpChallengeAcks);
         }
         allowed

@@ -31,9 +31,9 @@ impl Tcb {
     /// Whether output would send something.
     pub fn wants_output(&self) -> bool {
         if matches!(self.state, State::Closed) {
-            return self.reset_due.is_some();
+            return self.due.reset.is_some();
         }
-        self.reset_due.is_some() || self.ack_due() || self.plan().is_some()
+        self.due.reset.is_some() || self.ack_due() || self.plan().is_some()
     }
 
     /// Sends everything that may go now.
@@ -51,7 +51,7 @@ impl Tcb {
     }
 
     fn send_all(&mut self, env: &mut Env, out: &mut impl Emit) -> Result<(), Sent> {
-        if let Some(reset) = self.reset_due {
+        if let Some(reset) = self.due.reset {
             self.send_reset(env, out, reset)?;
         }
         if matches!(self.state, State::Closed) {
@@ -70,10 +70,10 @@ impl Tcb {
     /// RFC 5681 section 4.1: after a time-out's worth of silence the old window says nothing.
     fn restart_if_idle(&mut self, env: &Env) {
         if self.flight() == 0 && self.has_unsent() {
-            let idle = env.now.since(self.last_sent_at);
+            let idle = env.now.since(self.marks.last_sent_at);
             if idle > self.rtt.rto() && self.is_synchronized() {
                 self.cubic.on_idle();
-                self.last_sent_at = env.now;
+                self.marks.last_sent_at = env.now;
             }
         }
     }
@@ -82,7 +82,7 @@ impl Tcb {
     #[inline]
     pub(crate) fn ack_due(&self) -> bool {
         let waiting = self.rcv_nxt.saturating_sub(self.last_ack_sent);
-        let due = self.ack_now || waiting >= u64::from(self.rcv_mss).saturating_mul(2);
+        let due = self.due.ack || waiting >= u64::from(self.rcv_mss).saturating_mul(2);
         due && !matches!(self.state, State::SynSent | State::Closed) && self.snd_nxt > 0
     }
 
@@ -96,7 +96,7 @@ impl Tcb {
             Ok(()) => env.counters.count(Counter::TcpSegmentsOut),
             Err(EmitError::Full) => return Err(Sent::More),
             // Lost on the way: the retransmission timer takes care of it.
-            Err(EmitError::NoRoute) => self.soft_error = Some(ConnError::NetUnreachable),
+            Err(EmitError::NoRoute) => self.fate.soft_error = Some(ConnError::NetUnreachable),
             Err(EmitError::Lost) => {}
         }
         self.on_sent(env, plan);
@@ -139,8 +139,8 @@ impl Tcb {
         let answering = matches!(self.state, State::SynReceived);
         hdr.options.mss = u16::try_from(self.path_mss()).ok();
         // After the peer's SYN without the option the scale is 0 on both sides and goes unsaid.
-        let scaling = !answering || self.scaling;
-        hdr.options.window_scale = scaling.then_some(self.rcv_wscale);
+        let scaling = !answering || self.scale.both;
+        hdr.options.window_scale = scaling.then_some(self.scale.rcv);
         hdr.options.sack_permitted = self.sack_on;
     }
 
@@ -198,7 +198,7 @@ impl Tcb {
         match plan.kind {
             Kind::Ack => return,
             Kind::Probe => {
-                self.probe_due = false;
+                self.due.probe = false;
                 env.counters.count(Counter::TcpWindowProbes);
             }
             Kind::Syn => self.on_syn_sent(env),
@@ -209,13 +209,13 @@ impl Tcb {
                 env.counters.add(Counter::TcpRetransmitBytes, plan.bytes as u64);
             }
         }
-        self.last_sent_at = now;
+        self.marks.last_sent_at = now;
     }
 
     /// The peer hears `rcv_nxt`.
     #[inline]
     fn note_ack_sent(&mut self) {
-        self.ack_now = false;
+        self.due.ack = false;
         if self.last_ack_sent != self.rcv_nxt {
             let segments = (self.rcv_nxt.wrapping_sub(self.last_ack_sent)) / 536;
             self.quick_acks = self.quick_acks.saturating_sub(segments.clamp(1, 16) as u8);
@@ -225,33 +225,33 @@ impl Tcb {
     }
 
     fn on_syn_sent(&mut self, env: &mut Env) {
-        self.syn_due = false;
+        self.due.syn = false;
         if self.snd_nxt == 0 {
             self.snd_nxt = 1;
-            self.progress_at = env.now;
-            self.timed = Some((1, env.now));
+            self.marks.progress_at = env.now;
+            self.marks.timed = Some((1, env.now));
         } else {
             // Karn.
-            self.timed = None;
-            self.retransmits = self.retransmits.saturating_add(1);
+            self.marks.timed = None;
+            self.again.segments = self.again.segments.saturating_add(1);
         }
     }
 
     fn on_new_sent(&mut self, env: &Env, plan: &Plan) {
         let behind = plan.end();
         if self.flight() == 0 {
-            self.progress_at = env.now;
+            self.marks.progress_at = env.now;
         }
         self.snd_nxt = self.snd_nxt.max(behind);
         self.fin_sent |= plan.fin;
-        self.probe_due = false;
+        self.due.probe = false;
         if !plan.bytes.is_multiple_of(self.payload_room().max(1)) {
             self.snd_small = behind;
-            self.cork_expired = false;
+            self.user.cork_expired = false;
             self.timers.stop(Timer::Cork);
         }
-        if self.timed.is_none() && self.recovery.is_quiet() {
-            self.timed = Some((behind, env.now));
+        if self.marks.timed.is_none() && self.recovery.is_quiet() {
+            self.marks.timed = Some((behind, env.now));
         }
         // Data answers data here: hold ACKs back, they will ride along (Linux' interactive mode).
         self.quick_acks = 0;
@@ -273,7 +273,7 @@ impl Tcb {
         let Ok(mbuf) = header_mbuf(env.pool, self.pseudo, &hdr, hdr.header_bytes()) else {
             // A reset is a courtesy; one that finds no buffer is not worth waiting for.
             env.counters.drop_packet(DropReason::NoBuffer);
-            self.reset_due = None;
+            self.due.reset = None;
             return Ok(());
         };
         let seg =
@@ -281,7 +281,7 @@ impl Tcb {
         if out.emit(env.pool, env.counters, seg) == Err(EmitError::Full) {
             return Err(Sent::More);
         }
-        self.reset_due = None;
+        self.due.reset = None;
         env.counters.count(Counter::TcpSegmentsOut);
         env.counters.count(Counter::TcpResetsOut);
         Ok(())

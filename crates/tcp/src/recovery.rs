@@ -161,9 +161,9 @@ impl Tcb {
             _ => self.recovery.high_rxt = self.recovery.high_rxt.max(to),
         }
         // Karn: what is being timed may now be acknowledged by either copy.
-        self.timed = None;
-        self.retransmits = self.retransmits.saturating_add(1);
-        self.retransmitted_bytes = self.retransmitted_bytes.saturating_add(bytes as u64);
+        self.marks.timed = None;
+        self.again.segments = self.again.segments.saturating_add(1);
+        self.again.bytes = self.again.bytes.saturating_add(bytes as u64);
     }
 
     /// A duplicate acknowledgement, or news in the scoreboard (RFC 5681 section 3.2, RFC 6675
@@ -191,7 +191,7 @@ impl Tcb {
             first_due: true,
         };
         self.cubic.on_congestion();
-        self.timed = None;
+        self.marks.timed = None;
         counters.count(Counter::TcpFastRetransmits);
     }
 
@@ -243,7 +243,7 @@ impl Tcb {
             dupacks: 0,
             first_due: true,
         };
-        self.timed = None;
+        self.marks.timed = None;
         self.rtt.back_off();
         self.timers.stop(Timer::Retransmit);
         counters.count(Counter::TcpTimeouts);
@@ -260,6 +260,6 @@ impl Tcb {
             dupacks: 0,
             first_due: true,
         };
-        self.timed = None;
+        self.marks.timed = None;
     }
 }

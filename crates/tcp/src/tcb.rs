@@ -69,6 +69,69 @@ pub(crate) struct ResetDue {
     pub with_ack: bool,
 }
 
+/// What the next output has to say beside data.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Due {
+    /// The peer must hear from us.
+    pub ack: bool,
+    /// The SYN, or SYN,ACK.
+    pub syn: bool,
+    /// A window probe, or a segment that only a small window held back.
+    pub probe: bool,
+    pub reset: Option<ResetDue>,
+}
+
+/// What the user has asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct User {
+    /// The connection was closed: nobody will read.
+    pub gone: bool,
+    pub recv_shut: bool,
+    pub opened_actively: bool,
+    pub cork: bool,
+    /// The cork timer ran out: let the partial segment go.
+    pub cork_expired: bool,
+}
+
+/// How the connection fares.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Fate {
+    /// Not yet taken by the user.
+    pub error: Option<ConnError>,
+    /// Why the connection ended, for later writes.
+    pub ended_by: Option<ConnError>,
+    /// What routers said since the last progress.
+    pub soft_error: Option<ConnError>,
+}
+
+/// What was sent again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Again {
+    pub segments: u64,
+    pub bytes: u64,
+}
+
+/// Shifts of the window fields (RFC 7323 section 2).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scale {
+    /// Of the peer's windows.
+    pub snd: u8,
+    /// Of ours.
+    pub rcv: u8,
+    /// Both SYNs carried the option.
+    pub both: bool,
+}
+
+/// Moments that matter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Marks {
+    /// End of the segment being timed, and when it was sent.
+    pub timed: Option<(u64, Instant)>,
+    /// When the peer last made progress, or data began to wait for it.
+    pub progress_at: Instant,
+    pub last_sent_at: Instant,
+}
+
 /// One connection. See the module for its sequence spaces.
 ///
 /// It owns references to pool memory: call [`Tcb::release`] before dropping it (a drop without
@@ -91,7 +154,6 @@ pub struct Tcb {
     pub(crate) snd_wl1: u64,
     /// The largest window the peer ever offered, bytes.
     pub(crate) max_snd_wnd: u64,
-    pub(crate) snd_wscale: u8,
     /// What the peer takes per segment, options included.
     pub(crate) peer_mss: u16,
     /// Bytes per segment, TCP options included: the least of peer's MSS and path.
@@ -117,7 +179,6 @@ pub struct Tcb {
     pub(crate) rcv_nxt: u64,
     /// Right edge of the window that was advertised.
     pub(crate) rcv_adv: u64,
-    pub(crate) rcv_wscale: u8,
     /// `rcv_nxt` as the peer last heard it (Last.ACK.sent).
     pub(crate) last_ack_sent: u64,
     /// Estimate of the peer's full segment, bytes: RMSS of RFC 9293 section 3.8.6.3.
@@ -135,46 +196,23 @@ pub struct Tcb {
     /// The pseudo header's sum, but for the length.
     pub(crate) pseudo: Sum,
     pub(crate) stamps: Stamps,
-    /// Both SYNs carried a window scale.
-    pub(crate) scaling: bool,
+    pub(crate) scale: Scale,
     pub(crate) sack_on: bool,
     pub(crate) rtt: Rtt,
-    /// End of the segment being timed, and when it was sent.
-    pub(crate) timed: Option<(u64, Instant)>,
+    pub(crate) marks: Marks,
     pub(crate) cubic: Cubic,
     pub(crate) sacked: Scoreboard,
     pub(crate) recovery: Recovery,
     pub(crate) timers: Timers,
     /// The retransmit timer is the persist timer.
     pub(crate) persisting: bool,
-    /// When the peer last made progress, or data began to wait for it.
-    pub(crate) progress_at: Instant,
-    pub(crate) last_sent_at: Instant,
     pub(crate) challenge: crate::challenge::Limit,
 
-    /// The peer must hear from us at the next output.
-    pub(crate) ack_now: bool,
     pub(crate) quick_acks: u8,
-    /// Send the SYN, or SYN,ACK, at the next output.
-    pub(crate) syn_due: bool,
-    /// Send a window probe, or a segment that only a small window held back.
-    pub(crate) probe_due: bool,
-    pub(crate) reset_due: Option<ResetDue>,
-    pub(crate) cork: bool,
-    /// The cork timer ran out: let the partial segment go.
-    pub(crate) cork_expired: bool,
-    /// The user is gone: nobody will read.
-    pub(crate) orphan: bool,
-    pub(crate) recv_shut: bool,
-    pub(crate) opened_actively: bool,
-
-    pub(crate) error: Option<ConnError>,
-    /// Why the connection ended, for later writes.
-    pub(crate) ended_by: Option<ConnError>,
-    /// What routers said since the last progress.
-    pub(crate) soft_error: Option<ConnError>,
-    pub(crate) retransmits: u64,
-    pub(crate) retransmitted_bytes: u64,
+    pub(crate) due: Due,
+    pub(crate) user: User,
+    pub(crate) fate: Fate,
+    pub(crate) again: Again,
 }
 
 impl Tcb {
@@ -191,7 +229,7 @@ impl Tcb {
         now: Instant,
     ) -> Tcb {
         let mut tcb = Tcb::new(cfg, key, iss, ts_offset, path, now);
-        tcb.opened_actively = true;
+        tcb.user.opened_actively = true;
         tcb
     }
 
@@ -232,7 +270,6 @@ impl Tcb {
             snd_wnd: 0,
             snd_wl1: 0,
             max_snd_wnd: 0,
-            snd_wscale: 0,
             peer_mss: if v6 { DEFAULT_MSS_V6 } else { DEFAULT_MSS },
             segment_bytes: 0,
             mss: 0,
@@ -246,7 +283,6 @@ impl Tcb {
             irs: SeqNum(0),
             rcv_nxt: 0,
             rcv_adv: 0,
-            rcv_wscale: cfg.window_scale(),
             last_ack_sent: 0,
             rcv_mss: u32::from(DEFAULT_MSS),
             peer_fin: None,
@@ -255,34 +291,22 @@ impl Tcb {
             charged: 0,
             recv: RecvQueue::new(),
             pseudo: pseudo_sum(&key),
-            scaling: false,
+            scale: Scale { snd: 0, rcv: cfg.window_scale(), both: false },
             stamps: Stamps { on: cfg.timestamps, offset: ts_offset, recent: 0, recent_at: now },
             sack_on: cfg.sack,
             rtt: Rtt::new(cfg),
-            timed: None,
+            marks: Marks { timed: None, progress_at: now, last_sent_at: now },
             cubic: Cubic::new(u32::from(DEFAULT_MSS), cfg.initial_window_segments),
             sacked: Scoreboard::new(),
             recovery: Recovery::new(),
             timers: Timers::new(),
             persisting: false,
-            progress_at: now,
-            last_sent_at: now,
             challenge: crate::challenge::Limit::new(),
-            ack_now: false,
             quick_acks: QUICK_ACKS,
-            syn_due: true,
-            probe_due: false,
-            reset_due: None,
-            cork: false,
-            cork_expired: false,
-            orphan: false,
-            recv_shut: false,
-            opened_actively: false,
-            error: None,
-            ended_by: None,
-            soft_error: None,
-            retransmits: 0,
-            retransmitted_bytes: 0,
+            due: Due { syn: true, ..Due::default() },
+            user: User::default(),
+            fate: Fate::default(),
+            again: Again::default(),
         };
         tcb.fit_segments();
         tcb
@@ -308,10 +332,10 @@ impl Tcb {
             self.peer_mss = mss;
         }
         match o.window_scale {
-            Some(shift) => self.snd_wscale = shift.min(14),
-            None => (self.snd_wscale, self.rcv_wscale) = (0, 0),
+            Some(shift) => self.scale.snd = shift.min(14),
+            None => (self.scale.snd, self.scale.rcv) = (0, 0),
         }
-        self.scaling = o.window_scale.is_some();
+        self.scale.both = o.window_scale.is_some();
         self.sack_on = self.sack_on && o.sack_permitted;
         match o.timestamps {
             Some(t) if self.stamps.on => {
@@ -408,16 +432,16 @@ impl Tcb {
         !matches!(self.state, State::SynSent | State::SynReceived | State::Closed)
     }
 
-    /// The connection is over. What is left is to tell the user, and to send `reset_due`.
+    /// The connection is over. What is left is to tell the user, and to send `due.reset`.
     pub(crate) fn finish(&mut self, why: Option<ConnError>) {
         self.state = State::Closed;
         self.timers = Timers::new();
-        self.ack_now = false;
-        self.syn_due = false;
-        self.probe_due = false;
-        self.ended_by = self.ended_by.or(why);
-        if !self.orphan {
-            self.error = self.error.or(why);
+        self.due.ack = false;
+        self.due.syn = false;
+        self.due.probe = false;
+        self.fate.ended_by = self.fate.ended_by.or(why);
+        if !self.user.gone {
+            self.fate.error = self.fate.error.or(why);
         }
     }
 
@@ -430,7 +454,7 @@ impl Tcb {
 
     /// What remains of the connection in TIME-WAIT, for the stack's table.
     pub fn time_wait_entry(&self, now: Instant) -> TimeWait {
-        let window = self.rcv_adv.saturating_sub(self.rcv_nxt) >> self.rcv_wscale;
+        let window = self.rcv_adv.saturating_sub(self.rcv_nxt) >> self.scale.rcv;
         TimeWait {
             snd_nxt: self.seq_of(self.snd_nxt),
             rcv_nxt: self.peer_seq_of(self.rcv_nxt),

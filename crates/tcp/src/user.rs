@@ -46,7 +46,7 @@ impl Tcb {
     /// The connection is over, and nothing is left to be sent for it.
     #[inline]
     pub fn is_closed(&self) -> bool {
-        matches!(self.state, State::Closed) && self.reset_due.is_none()
+        matches!(self.state, State::Closed) && self.due.reset.is_none()
     }
 
     /// Whether a write may be accepted now, space permitting.
@@ -57,7 +57,7 @@ impl Tcb {
 
     /// Whether bytes may still arrive or be read.
     pub fn can_recv(&self) -> bool {
-        if self.recv_shut {
+        if self.user.recv_shut {
             return false;
         }
         let open = !self.fin_received && !matches!(self.state, State::Closed | State::TimeWait);
@@ -73,38 +73,38 @@ impl Tcb {
     /// End of file: nothing is left to read, and the peer's FIN arrived, or the reader shut down,
     /// or the connection ended without an error.
     pub fn at_eof(&self) -> bool {
-        if self.recv_shut {
+        if self.user.recv_shut {
             return true;
         }
-        let ended = matches!(self.state, State::Closed) && self.ended_by.is_none();
+        let ended = matches!(self.state, State::Closed) && self.fate.ended_by.is_none();
         self.recv.readable() == 0 && (self.fin_received || ended)
     }
 
     /// Why a write fails now; `None` if it would not, or the connection is still being opened.
     pub fn send_error(&self) -> Option<ConnError> {
         match self.state {
-            State::Closed => Some(self.ended_by.unwrap_or(ConnError::BrokenPipe)),
-            _ if self.fin_queued || self.orphan => Some(ConnError::BrokenPipe),
+            State::Closed => Some(self.fate.ended_by.unwrap_or(ConnError::BrokenPipe)),
+            _ if self.fin_queued || self.user.gone => Some(ConnError::BrokenPipe),
             _ => None,
         }
     }
 
     /// Takes the pending error (`SO_ERROR`), once.
     pub fn take_error(&mut self) -> Option<ConnError> {
-        self.error.take()
+        self.fate.error.take()
     }
 
     /// Whether [`Tcb::take_error`] would return something.
     #[inline]
     pub fn has_error(&self) -> bool {
-        self.error.is_some()
+        self.fate.error.is_some()
     }
 
     /// Everything accepted for sending is acknowledged, a FIN that was asked for included, or
     /// nothing more will be.
     pub fn is_drained(&self) -> bool {
         if matches!(self.state, State::Closed | State::TimeWait) {
-            return self.reset_due.is_none();
+            return self.due.reset.is_none();
         }
         self.send.claimed_bytes() == 0 && (!self.fin_queued || self.fin_sent && self.flight() == 0)
     }
@@ -132,16 +132,16 @@ impl Tcb {
 
     /// Closes for receiving: what is there and what comes is discarded (and acknowledged).
     pub fn shutdown_read(&mut self) {
-        self.recv_shut = true;
+        self.user.recv_shut = true;
     }
 
     /// Closes both ways; the user is gone. What was accepted for sending is delivered. Unread data
     /// makes it a reset, so that the peer learns that it was lost (RFC 9293 section 3.6.1, RFC 2525
     /// section 2.17).
     pub fn close(&mut self, env: &mut Env) {
-        self.orphan = true;
-        let unread = self.recv.readable() > 0 && !self.recv_shut;
-        self.recv_shut = true;
+        self.user.gone = true;
+        let unread = self.recv.readable() > 0 && !self.user.recv_shut;
+        self.user.recv_shut = true;
         match self.state {
             State::SynSent => self.finish(None),
             State::Closed | State::TimeWait => {}
@@ -161,7 +161,7 @@ impl Tcb {
         let known = !matches!(self.state, State::SynSent | State::TimeWait | State::Closed);
         if known && self.snd_nxt > 0 {
             let seq = self.seq_of(self.snd_nxt);
-            self.reset_due = Some(ResetDue { seq, with_ack: true });
+            self.due.reset = Some(ResetDue { seq, with_ack: true });
         }
         if !matches!(self.state, State::Closed) {
             self.finish(Some(ConnError::Aborted));
@@ -174,7 +174,7 @@ impl Tcb {
         self.send.clear(env.pool);
         self.recv.clear(env.pool);
         self.state = State::Closed;
-        self.reset_due = None;
+        self.due.reset = None;
         self.rcv_adv = self.rcv_nxt;
         self.recharge(env.window);
     }
@@ -192,8 +192,8 @@ impl Tcb {
     /// Holds partial segments back (true) until uncorked or for `Config::cork_timeout`. Call output
     /// afterwards.
     pub fn set_cork(&mut self, on: bool) {
-        self.cork = on;
-        self.cork_expired = false;
+        self.user.cork = on;
+        self.user.cork_expired = false;
     }
 
     /// Sets the send buffer, bytes, at most `Config::max_buffer_bytes`; returns what was set.

@@ -16,7 +16,7 @@ impl Tcb {
     /// Storage is what the bytes really occupy: many small segments may hold far more of it than
     /// their payload, so twice the buffer is the bound.
     fn allowed_window(&self, budget: &WindowBudget) -> u64 {
-        if self.recv_shut {
+        if self.user.recv_shut {
             return self.recv_limit as u64;
         }
         let storage = self.recv.storage_bytes();
@@ -40,7 +40,7 @@ impl Tcb {
     /// Moves the right edge, charges the budget, and returns the window field.
     #[inline]
     pub(crate) fn advertise(&mut self, budget: &mut WindowBudget) -> u16 {
-        let scale = self.rcv_wscale;
+        let scale = self.scale.rcv;
         let offered = self.rcv_wnd();
         let offer = self.window_to_offer(budget);
         // Rounded down, unless that would take back a part of what stands offered.
@@ -87,7 +87,7 @@ impl Tcb {
         let two = u64::from(self.rcv_mss).saturating_mul(2).min(limit / 2);
         let low = offered <= (limit / 8).max(two);
         if gain >= two && gain > 0 && (low || gain >= limit / 4) {
-            self.ack_now = true;
+            self.due.ack = true;
         }
         self.wants_output()
     }

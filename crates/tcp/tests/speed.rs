@@ -19,17 +19,23 @@ impl Emit for Wire {
     }
 }
 
+/// The steps of a round, in order.
+const STEPS: [&str; 7] = ["commit", "output", "parse", "data in", "read", "ack out", "ack in"];
+
+/// Nanoseconds of every round, per step: the median is little disturbed by other programs.
 #[derive(Default)]
 struct Cost {
-    commit: u64,
-    output: u64,
-    parse: u64,
-    data_in: u64,
-    read: u64,
-    ack_out: u64,
-    ack_in: u64,
+    steps: [Vec<u32>; 7],
     rounds: u64,
     segments: u64,
+}
+
+impl Cost {
+    fn median(&mut self, step: usize) -> u32 {
+        let v = &mut self.steps[step];
+        v.sort_unstable();
+        v[v.len() / 2]
+    }
 }
 
 struct Bench {
@@ -113,16 +119,9 @@ impl Bench {
             let _ = s.a.input(env!(s, 0), &h, p);
         }
         let t7 = Clock::now();
-        for (slot, from, to) in [
-            (&mut c.commit, t0, t1),
-            (&mut c.output, t1, t2),
-            (&mut c.parse, t2, t3),
-            (&mut c.data_in, t3, t4),
-            (&mut c.read, t4, t5),
-            (&mut c.ack_out, t5, t6),
-            (&mut c.ack_in, t6, t7),
-        ] {
-            *slot += (to - from).as_nanos() as u64;
+        let times = [t0, t1, t2, t3, t4, t5, t6, t7];
+        for (step, pair) in c.steps.iter_mut().zip(times.windows(2)) {
+            step.push((pair[1] - pair[0]).as_nanos() as u32);
         }
         c.rounds += 1;
     }
@@ -138,17 +137,10 @@ fn nanoseconds_per_round() {
         (0..20_000).for_each(|_| b.round(bytes, &mut warm));
         let mut c = Cost::default();
         (0..100_000).for_each(|_| b.round(bytes, &mut c));
-        let per = |n: u64| n / c.rounds;
+        let medians: Vec<_> = (0..7).map(|i| format!("{} {}", STEPS[i], c.median(i))).collect();
         println!(
-            "{bytes:>7} bytes: commit {} output {} parse {} data in {} read {} ack out {} ack in {} \
-             | {:.2} segments a round (23 ns of each are the clock)",
-            per(c.commit),
-            per(c.output),
-            per(c.parse),
-            per(c.data_in),
-            per(c.read),
-            per(c.ack_out),
-            per(c.ack_in),
+            "{bytes:>7} bytes: {} | {:.2} segments a round (23 ns of each step are the clock)",
+            medians.join(", "),
             c.segments as f64 / c.rounds as f64,
         );
     }

@@ -43,7 +43,7 @@ impl Tcb {
     fn finish_handshake(&mut self, env: &mut Env, seg: &mut Segment) -> Result<(), DropReason> {
         let ahead = seg.hdr.ack.distance(self.seq_of(self.snd_una));
         if ahead < 1 || i64::from(ahead).unsigned_abs() > self.flight() {
-            self.reset_due = Some(ResetDue { seq: seg.hdr.ack, with_ack: false });
+            self.due.reset = Some(ResetDue { seq: seg.hdr.ack, with_ack: false });
             return Err(DropReason::TcpBadAck);
         }
         self.become_established(env, seg);
@@ -53,12 +53,15 @@ impl Tcb {
     /// ESTABLISHED, or what follows it if the user has closed meanwhile.
     pub(super) fn become_established(&mut self, env: &mut Env, seg: &mut Segment) {
         self.state = if self.fin_queued { State::FinWait1 } else { State::Established };
-        self.syn_due = false;
+        self.due.syn = false;
         if self.rtt.backoff() > 0 {
             self.rtt.syn_was_retransmitted();
         }
-        let opened =
-            if self.opened_actively { Counter::TcpActiveOpens } else { Counter::TcpPassiveOpens };
+        let opened = if self.user.opened_actively {
+            Counter::TcpActiveOpens
+        } else {
+            Counter::TcpPassiveOpens
+        };
         env.counters.count(opened);
         seg.events |= Events::CONNECTED | Events::WRITABLE;
     }
@@ -106,15 +109,22 @@ impl Tcb {
         // The SYN is position 0 and the FIN lies behind the ready bytes: neither is in the queue.
         self.send.consume_to(una.saturating_sub(1), env.pool);
         self.rtt.reset_backoff();
-        self.progress_at = env.now;
-        self.soft_error = None;
+        self.marks.progress_at = env.now;
+        self.fate.soft_error = None;
         // RFC 6298 section 5.2 and 5.3; rearm starts it again if anything is left.
         self.timers.stop(Timer::Retransmit);
         let used = before < self.cwnd_limited_to;
         let mode = self.recovery.mode;
         self.recover_on_ack(moved);
-        if !matches!(mode, Mode::Fast) && (used || matches!(mode, Mode::Loss)) {
-            self.cubic.on_ack(moved, env.now, self.rtt.srtt());
+        match mode {
+            Mode::Open if used => self.cubic.on_ack(moved, env.now, self.rtt.srtt()),
+            // Most of what an ACK covers now left the network long ago: RFC 3465 section 2.3
+            // counts one segment, here two, since ACKs for joined segments are fewer.
+            Mode::Loss => {
+                let most = u64::from(self.mss).saturating_mul(2);
+                self.cubic.on_ack(moved.min(most), env.now, self.rtt.srtt());
+            }
+            _ => {}
         }
         self.writable_event()
     }
@@ -130,10 +140,10 @@ impl Tcb {
     /// timestamp, to which Karn's rule does not apply.
     #[inline]
     fn sample_rtt(&mut self, env: &Env, hdr: &Header, una: u64) {
-        if let Some((end, at)) = self.timed {
+        if let Some((end, at)) = self.marks.timed {
             if una >= end {
                 self.rtt.sample(env.now.since(at));
-                self.timed = None;
+                self.marks.timed = None;
             }
             return;
         }
@@ -152,7 +162,7 @@ impl Tcb {
     /// Takes the window of a segment at position `pos` that is known to be the latest.
     #[inline]
     pub(super) fn set_window(&mut self, hdr: &Header, pos: u64) {
-        self.snd_wnd = u64::from(hdr.window) << self.snd_wscale;
+        self.snd_wnd = u64::from(hdr.window) << self.scale.snd;
         self.max_snd_wnd = self.max_snd_wnd.max(self.snd_wnd);
         self.snd_wl1 = pos;
     }
@@ -164,7 +174,7 @@ impl Tcb {
         // Where the segment began before it was trimmed.
         let ahead = seg.hdr.seq.distance(self.peer_seq_of(self.rcv_nxt));
         let pos = self.rcv_nxt.saturating_add_signed(i64::from(ahead));
-        let window = u64::from(seg.hdr.window) << self.snd_wscale;
+        let window = u64::from(seg.hdr.window) << self.scale.snd;
         let same = seg.hdr.ack == self.seq_of(self.snd_una);
         let newer = pos > self.snd_wl1 || (pos == self.snd_wl1 && window > self.snd_wnd);
         if moved || (same && newer) {
@@ -188,8 +198,8 @@ impl Tcb {
     /// the user is gone that is not enough: an orphan must make progress.
     fn hear_persisting_peer(&mut self, env: &Env) {
         let closed = self.persisting || self.snd_wnd == 0;
-        if closed && !self.orphan {
-            self.progress_at = env.now;
+        if closed && !self.user.gone {
+            self.marks.progress_at = env.now;
         }
         if self.persisting && self.snd_wnd > 0 {
             self.rtt.reset_backoff();

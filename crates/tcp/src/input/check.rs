@@ -79,7 +79,7 @@ impl Tcb {
         if beyond == 0 {
             return Ok(());
         }
-        self.ack_now = true;
+        self.due.ack = true;
         if start >= window {
             if (start, window) != (0, 0) {
                 return Err(DropReason::TcpOutOfWindow);
@@ -113,7 +113,7 @@ impl Tcb {
 
     /// Cuts off what was received before.
     fn trim_old(&mut self, env: &mut Env, seg: &mut Segment) {
-        self.ack_now = true;
+        self.due.ack = true;
         let old = seg.offset.unsigned_abs();
         let bytes = seg.payload.len() as u64;
         if old > bytes && seg.fin {
@@ -177,8 +177,8 @@ impl Tcb {
         }
         if again && self.challenge(env) {
             // Our SYN,ACK was lost.
-            self.ack_now = false;
-            self.syn_due = true;
+            self.due.ack = false;
+            self.due.syn = true;
             return Err(DropReason::TcpDuplicate);
         }
         self.challenge(env);

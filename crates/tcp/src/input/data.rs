@@ -25,7 +25,7 @@ impl Tcb {
             // After the peer's FIN there is nothing to come.
             _ => return Err(DropReason::TcpAfterClose),
         }
-        if self.orphan {
+        if self.user.gone {
             return self.refuse_data(seg);
         }
         let start = self.rcv_nxt.saturating_add(seg.offset.unsigned_abs());
@@ -40,7 +40,7 @@ impl Tcb {
 
     /// Nobody will read: RFC 9293 section 3.6.1 says to reset the connection.
     fn refuse_data(&mut self, seg: &mut Segment) -> Result<(), DropReason> {
-        self.reset_due = Some(ResetDue { seq: self.seq_of(self.snd_nxt), with_ack: true });
+        self.due.reset = Some(ResetDue { seq: self.seq_of(self.snd_nxt), with_ack: true });
         self.end(seg, None);
         Err(DropReason::TcpAfterClose)
     }
@@ -61,13 +61,13 @@ impl Tcb {
     #[inline]
     pub(super) fn store_in_order(&mut self, env: &mut Env, payload: Chain) -> Events {
         let len = payload.len();
-        if self.recv_shut {
+        if self.user.recv_shut {
             return self.discard(env, payload);
         }
         if !self.has_storage_for(&payload, IN_ORDER_GRACE_BYTES) {
             env.pool.free(payload);
             env.counters.drop_packet(DropReason::TcpReassemblyFull);
-            self.ack_now = true;
+            self.due.ack = true;
             return Events::NONE;
         }
         self.append_in_order(env, payload);
@@ -107,7 +107,7 @@ impl Tcb {
         start: u64,
         payload: Chain,
     ) -> Result<(), DropReason> {
-        self.ack_now = true;
+        self.due.ack = true;
         let grace = if seg.offset == 0 { IN_ORDER_GRACE_BYTES } else { 0 };
         if !self.has_storage_for(&payload, grace) {
             env.pool.free(payload);
@@ -120,7 +120,7 @@ impl Tcb {
         self.rcv_nxt = self.recv.next().saturating_add(1);
         if put.in_order_advance > 0 {
             seg.events |= Events::READABLE;
-            if self.recv_shut {
+            if self.user.recv_shut {
                 let gone = self.recv.take(usize::MAX, env.pool);
                 env.pool.free(gone);
             }
@@ -152,7 +152,7 @@ impl Tcb {
             self.learn_segment_size(len);
         }
         if self.quick_acks > 0 {
-            self.ack_now = true;
+            self.due.ack = true;
         } else if !self.ack_due() {
             self.timers.start_in(Timer::DelayedAck, env.now, self.cfg.delayed_ack);
         }
@@ -182,7 +182,7 @@ impl Tcb {
         self.fin_received = true;
         self.rcv_nxt = self.rcv_nxt.saturating_add(1);
         self.rcv_adv = self.rcv_adv.max(self.rcv_nxt);
-        self.ack_now = true;
+        self.due.ack = true;
         seg.events |= Events::PEER_CLOSED | Events::READABLE;
         match self.state {
             State::Established => self.state = State::CloseWait,

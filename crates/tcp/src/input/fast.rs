@@ -10,16 +10,22 @@ impl Tcb {
     /// Whether none of the general steps would do more than [`Tcb::input_predicted`] does.
     #[inline]
     pub(super) fn is_predicted(&self, hdr: &Header, len: usize) -> bool {
-        let usual = hdr.flags.without(Flags::PSH) == Flags::ACK
+        let state = match self.state {
+            State::Established => true,
+            // Half closed: one side only moves data, the other only acknowledges.
+            State::FinWait2 => len > 0,
+            State::CloseWait => len == 0,
+            _ => false,
+        };
+        let usual = state
+            && hdr.flags.without(Flags::PSH) == Flags::ACK
             && hdr.seq == self.peer_seq_of(self.rcv_nxt)
-            && matches!(self.state, State::Established)
             && self.predicts_timestamp(hdr);
         let quiet = hdr.options.sack.is_empty()
             && self.recovery.is_quiet()
             && self.sacked.is_empty()
             && self.recv.out_of_order_bytes() == 0
-            && self.peer_fin.is_none()
-            && !self.recv_shut;
+            && (len == 0 || (self.peer_fin.is_none() && !self.user.recv_shut));
         let ahead = i64::from(hdr.ack.distance(self.seq_of(self.snd_una)));
         let acks = ahead >= 0 && ahead.unsigned_abs() <= self.flight();
         // An ACK that moves nothing may be a duplicate or a window update: not for here.

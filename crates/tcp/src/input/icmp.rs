@@ -41,7 +41,7 @@ impl Tcb {
             self.finish(Some(ConnError::Refused));
             return Events::ERROR | Events::CLOSED;
         }
-        self.soft_error = Some(ConnError::HostUnreachable);
+        self.fate.soft_error = Some(ConnError::HostUnreachable);
         Events::NONE
     }
 }

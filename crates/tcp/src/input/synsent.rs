@@ -19,7 +19,7 @@ impl Tcb {
         let ahead = i64::from(seg.hdr.ack.distance(self.seq_of(self.snd_una)));
         if acks && (ahead < 1 || ahead.unsigned_abs() > self.flight()) {
             if !flags.contains(Flags::RST) {
-                self.reset_due = Some(ResetDue { seq: seg.hdr.ack, with_ack: false });
+                self.due.reset = Some(ResetDue { seq: seg.hdr.ack, with_ack: false });
             }
             return Err(DropReason::TcpBadAck);
         }
@@ -42,7 +42,7 @@ impl Tcb {
         } else {
             // Simultaneous open (section 3.5, figure 8): our SYN again, now with an ACK.
             self.state = State::SynReceived;
-            self.syn_due = true;
+            self.due.syn = true;
             Ok(())
         }
     }
@@ -56,7 +56,7 @@ impl Tcb {
     ) -> Result<(), DropReason> {
         seg.events |= self.on_new_ack(env, seg.hdr, moved);
         self.become_established(env, seg);
-        self.ack_now = true;
+        self.due.ack = true;
         seg.offset = 0;
         self.check_sequence(env, seg)?;
         self.note_urgent(seg);

@@ -67,7 +67,7 @@ impl Tcb {
     }
 
     fn plan_syn(&self) -> Option<Plan> {
-        self.syn_due.then_some(Plan { pos: 0, bytes: 0, fin: false, kind: Kind::Syn })
+        self.due.syn.then_some(Plan { pos: 0, bytes: 0, fin: false, kind: Kind::Syn })
     }
 
     /// Payload of a full segment: less while there are SACK blocks to report.
@@ -140,8 +140,8 @@ impl Tcb {
         if self.fin_ready() {
             return false;
         }
-        if self.cork {
-            return !self.cork_expired;
+        if self.user.cork {
+            return !self.user.cork_expired;
         }
         if self.flight() > 0 && self.send.claimed_end() > self.send.ready_end() {
             return true;
@@ -163,7 +163,7 @@ impl Tcb {
         // A window smaller than a segment: silly window avoidance (RFC 9293 section 3.8.6.2.1). A
         // half of the largest window ever offered is worth it, and so is anything when the
         // override (persist) timer has run out.
-        let worth = usable.saturating_mul(2) >= self.max_snd_wnd || self.probe_due;
+        let worth = usable.saturating_mul(2) >= self.max_snd_wnd || self.due.probe;
         if worth && room.window < full && room.congestion >= usable { usable } else { 0 }
     }
 
@@ -172,7 +172,7 @@ impl Tcb {
     fn defers(&self, whole: u64, want: u64) -> bool {
         let window = self.cubic.cwnd().min(self.snd_wnd);
         let threshold = (self.super_bytes as u64 / 2).min(window / 4).min(want);
-        whole < threshold && self.flight() > 0 && !self.probe_due
+        whole < threshold && self.flight() > 0 && !self.due.probe
     }
 
     /// A number just below `snd_una`, as Linux sends: it is out of window, so the peer answers
@@ -180,7 +180,7 @@ impl Tcb {
     /// tracked if taken; the answer is the same).
     fn plan_probe(&self) -> Option<Plan> {
         let pos = self.snd_una.saturating_sub(1);
-        self.probe_due.then_some(Plan { pos, bytes: 0, fin: false, kind: Kind::Probe })
+        self.due.probe.then_some(Plan { pos, bytes: 0, fin: false, kind: Kind::Probe })
     }
 
     /// After a pass of output: remembers whether the congestion window was what stopped it
@@ -216,7 +216,7 @@ impl Tcb {
         {
             self.rearm_idle(now);
         }
-        if self.cork && self.has_unsent() {
+        if self.user.cork && self.has_unsent() {
             self.timers.start_in(Timer::Cork, now, self.cfg.cork_timeout);
         }
     }
@@ -224,14 +224,14 @@ impl Tcb {
     /// Nothing is in flight: if data waits for the peer's window, persist.
     fn rearm_idle(&mut self, now: Instant) {
         let waits = self.is_synchronized() && self.has_unsent();
-        if waits && self.plan().is_none() && !(self.cork && self.snd_wnd > 0) {
+        if waits && self.plan().is_none() && !(self.user.cork && self.snd_wnd > 0) {
             if !self.persisting {
                 self.persisting = true;
-                self.progress_at = now;
+                self.marks.progress_at = now;
                 self.timers.stop(Timer::Retransmit);
             }
             self.timers.start_in(Timer::Retransmit, now, self.rtt.rto());
-        } else if !self.probe_due {
+        } else if !self.due.probe {
             self.persisting = false;
             self.timers.stop(Timer::Retransmit);
         }
@@ -239,7 +239,7 @@ impl Tcb {
 
     /// The retransmission time-out from now, but never beyond the user time-out.
     fn arm_retransmit(&mut self, now: Instant) {
-        let give_up = later(self.progress_at, self.cfg.user_timeout);
+        let give_up = later(self.marks.progress_at, self.cfg.user_timeout);
         let at = later(now, self.rtt.rto()).min(give_up.max(later(now, self.cfg.min_rto)));
         self.timers.set(Timer::Retransmit, at);
     }
