@@ -191,6 +191,22 @@ fn a_neighbour_in_use_is_checked_unless_progress_is_reported() {
 }
 
 #[test]
+fn a_remembered_neighbour_is_looked_at_again_when_its_confirmation_is_old() {
+    let mut h = Host::new();
+    h.send_udp(OUR4, PEER4, 1).unwrap();
+    h.receive(&reply(PEER4));
+    let state = |h: &Host| h.ip.neighbours().next().unwrap().state;
+    h.send_udp(OUR4, PEER4, 1).unwrap();
+    h.advance(10_000);
+    h.send_udp(OUR4, PEER4, 1).unwrap();
+    assert_eq!(state(&h), NeighbourState::Reachable);
+    h.advance(50_000);
+    h.send_udp(OUR4, PEER4, 1).unwrap();
+    assert_eq!(state(&h), NeighbourState::Delay);
+    h.end();
+}
+
+#[test]
 fn a_neighbour_that_moves_is_followed_at_once() {
     let mut h = Host::acquainted();
     h.send_udp(OUR4, PEER4, 1).unwrap();
