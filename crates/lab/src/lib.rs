@@ -20,6 +20,7 @@ pub mod netlink;
 pub mod netns;
 pub mod peer;
 pub mod report;
+pub mod simulation;
 pub mod site;
 pub mod stats;
 mod sys;

@@ -1,0 +1,537 @@
+//! One end of a connection and the program behind it: writes and reads as its plan says, and
+//! compares what it gets with what the other end was told is accepted.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use fulmar_base::{Duration, Instant, SlotId};
+use fulmar_mbuf::Chain;
+use fulmar_socket::{Ready, Reservation, SocketError, Step};
+use fulmar_stack::{PollSetCore, Reserved, Shard};
+
+use super::gate::{SharedGround, lock};
+use super::oracle::Violation;
+use super::pattern;
+use super::scenario::{Draw, EndPlan, Leave};
+
+/// How an end misbehaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Quirk {
+    /// It does not.
+    None,
+    /// Resets after so many bytes written.
+    Abort(u64),
+    /// Closes with unread bytes.
+    UnreadClose,
+    /// Closes without reading.
+    EarlyClose,
+    /// Shuts reading down.
+    Deaf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// Not connected; a passive end waits to be accepted.
+    Idle,
+    Connecting,
+    Open,
+    Done,
+}
+
+/// What the other end was told: the measure for what this one gets.
+#[derive(Clone, Copy, Debug)]
+pub struct Said {
+    /// Bytes accepted.
+    pub written: u64,
+    /// It has finished writing: shut down or closed.
+    pub finished: bool,
+}
+
+/// What an end needs for its turn.
+pub struct Cx<'a> {
+    /// Its station.
+    pub shard: &'a mut Shard,
+    /// The time.
+    pub now: Instant,
+    /// The log.
+    pub ground: &'a SharedGround,
+    /// Its station's poll set, if applications there go by it.
+    pub set: Option<&'a Arc<PollSetCore>>,
+    /// What the other end was told.
+    pub other: Said,
+}
+
+/// See the module's header.
+pub struct End {
+    /// Flow, and 0 for the opener.
+    pub name: (usize, usize),
+    /// Whose socket it is.
+    pub station: usize,
+    /// Its socket, while it holds it.
+    pub id: Option<SlotId>,
+    /// It connects from here, to there, then.
+    pub connects: Option<(SocketAddr, SocketAddr, Instant)>,
+    /// Errors have a cause.
+    pub may_fail: bool,
+    /// The error that it reported.
+    pub error: Option<SocketError>,
+    /// Bytes accepted from it.
+    pub written: u64,
+    /// Bytes that it got.
+    pub read: u64,
+    /// When it last gave the stack something to do.
+    pub asked_at: Instant,
+    plan: EndPlan,
+    quirk: Quirk,
+    phase: Phase,
+    shut: bool,
+    eof: bool,
+    waited: bool,
+    /// Bytes left of the write in hand, and whether a part of it was accepted.
+    write_left: usize,
+    is_split: bool,
+    write_at: Option<Instant>,
+    read_at: Option<Instant>,
+    preempted: Duration,
+    held_write: Option<(Instant, Reservation)>,
+    held_read: Option<(Instant, Chain)>,
+    draw: Draw,
+}
+
+impl End {
+    /// An end that has not begun.
+    pub fn new(
+        name: (usize, usize),
+        station: usize,
+        plan: &EndPlan,
+        quirk: Quirk,
+        preempted: Duration,
+        seed: u64,
+    ) -> End {
+        End {
+            name,
+            station,
+            id: None,
+            connects: None,
+            may_fail: false,
+            error: None,
+            written: 0,
+            read: 0,
+            asked_at: Instant::ZERO,
+            plan: plan.clone(),
+            quirk,
+            phase: Phase::Idle,
+            shut: false,
+            eof: false,
+            waited: false,
+            write_left: 0,
+            is_split: false,
+            write_at: None,
+            read_at: None,
+            preempted,
+            held_write: None,
+            held_read: None,
+            draw: Draw::new(seed ^ (name.0 as u64) << 8 ^ (name.1 as u64) << 4),
+        }
+    }
+
+    /// What it was told so far.
+    pub fn said(&self) -> Said {
+        Said { written: self.written, finished: self.shut || self.phase == Phase::Done }
+    }
+
+    /// Nothing is left to do.
+    pub fn is_done(&self) -> bool {
+        self.phase == Phase::Done && self.held_read.is_none() && self.held_write.is_none()
+    }
+
+    /// It never came to be: nobody connected to it.
+    pub fn is_unborn(&self) -> bool {
+        self.phase == Phase::Idle && self.connects.is_none()
+    }
+
+    /// When it wants to act whatever the network does.
+    pub fn deadline(&self) -> Option<Instant> {
+        let start = self.connects.filter(|_| self.phase == Phase::Idle).map(|c| c.2);
+        let held = [self.held_write.as_ref().map(|h| h.0), self.held_read.as_ref().map(|h| h.0)];
+        let open = self.phase == Phase::Open;
+        let pauses = if open { [self.write_at, self.read_at] } else { [None, None] };
+        [start].into_iter().chain(held).chain(pauses).flatten().min()
+    }
+
+    /// In words, for a story that has no end.
+    pub fn describe(&self) -> String {
+        format!(
+            "end {:?} {:?} wrote {} of {}, read {}, shut {}, eof {}",
+            self.name, self.phase, self.written, self.plan.bytes, self.read, self.shut, self.eof
+        )
+    }
+
+    fn note(&self, cx: &Cx, what: impl FnOnce() -> String) {
+        let name = self.name;
+        lock(cx.ground).log.line(cx.now, || format!("  end {}.{} {}", name.0, name.1, what()));
+    }
+
+    /// The connection was accepted.
+    pub fn adopt(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
+        self.id = Some(id);
+        self.note(cx, || "accepted".into());
+        self.open(cx, id)
+    }
+
+    fn open(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
+        self.phase = Phase::Open;
+        self.read_at = (!self.plan.read_after.is_zero()).then_some(cx.now + self.plan.read_after);
+        if let Some(set) = cx.set {
+            let interest = Ready::READABLE | Ready::WRITABLE;
+            cx.shard
+                .join_set(id, set, self.name.0, interest)
+                .map_err(|e| Violation::Call("join_set", e))?;
+        }
+        if self.plan.cork {
+            let corked = cx.shard.with_tcb(cx.now, id, |t| t.tcb.set_cork(true));
+            corked.map_err(|e| Violation::Call("set_cork", e))?;
+        }
+        if self.quirk == Quirk::Deaf {
+            self.eof = true;
+            // It may have failed already; the next write tells.
+            let _ = cx.shard.tcp_shutdown(cx.now, id, true, false);
+        }
+        Ok(())
+    }
+
+    /// Does what it can now. True if it came further.
+    pub fn drive(&mut self, cx: &mut Cx) -> Result<bool, Violation> {
+        let before = (self.written, self.read, self.phase, self.shut, self.eof);
+        self.end_pauses(cx.now);
+        self.finish_held(cx, false);
+        if self.phase == Phase::Idle {
+            self.connect(cx)?;
+        }
+        if self.phase == Phase::Connecting {
+            self.check_connected(cx)?;
+        }
+        if self.phase == Phase::Open {
+            self.write(cx)?;
+        }
+        if self.phase == Phase::Open {
+            self.read(cx)?;
+        }
+        if self.phase == Phase::Open {
+            self.leave(cx)?;
+        }
+        Ok(before != (self.written, self.read, self.phase, self.shut, self.eof))
+    }
+
+    fn end_pauses(&mut self, now: Instant) {
+        self.write_at = self.write_at.filter(|at| *at > now);
+        self.read_at = self.read_at.filter(|at| *at > now);
+    }
+
+    /// The thread goes on that was put aside between two steps of a call.
+    fn finish_held(&mut self, cx: &mut Cx, at_once: bool) {
+        let Some(id) = self.id else { return };
+        if self.held_write.as_ref().is_some_and(|h| at_once || h.0 <= cx.now)
+            && let Some((_, r)) = self.held_write.take()
+        {
+            self.commit(cx, id, r);
+        }
+        if self.held_read.as_ref().is_some_and(|h| at_once || h.0 <= cx.now)
+            && let Some((_, chain)) = self.held_read.take()
+        {
+            cx.shard.tcp_read_done(cx.now, id, chain);
+        }
+    }
+
+    fn connect(&mut self, cx: &mut Cx) -> Result<(), Violation> {
+        let Some((from, to, at)) = self.connects else { return Ok(()) };
+        if cx.now < at {
+            return Ok(());
+        }
+        self.asked_at = cx.now;
+        match cx.shard.tcp_connect(cx.now, to, Some(from)) {
+            Ok(id) => {
+                self.id = Some(id);
+                self.phase = Phase::Connecting;
+                self.note(cx, || format!("connects {from} > {to}"));
+                if let Some(set) = cx.set {
+                    let joined = cx.shard.join_set(id, set, self.name.0, Ready::WRITABLE);
+                    joined.map_err(|e| Violation::Call("join_set", e))?;
+                }
+                Ok(())
+            }
+            // The route is cut for a moment: as a program would, try again.
+            Err(SocketError::NetworkUnreachable) => {
+                self.connects = Some((from, to, cx.now + Duration::from_millis(500)));
+                Ok(())
+            }
+            Err(e) => self.fail(cx, e),
+        }
+    }
+
+    fn check_connected(&mut self, cx: &mut Cx) -> Result<(), Violation> {
+        let Some(id) = self.id else { return Ok(()) };
+        match cx.shard.tcp_connected(id) {
+            Ok(Step::Done(())) => {
+                self.note(cx, || "connected".into());
+                self.open(cx, id)
+            }
+            Ok(_) => Ok(()),
+            Err(e) => self.fail(cx, e),
+        }
+    }
+
+    fn size(&mut self, most: usize) -> usize {
+        let most = most.clamp(1, pattern::PIECE);
+        if self.plan.ragged { 1 + self.draw.below(most as u64) as usize } else { most }
+    }
+
+    fn stream(&self, of_other: bool) -> u64 {
+        (self.name.0 * 2 + (self.name.1 ^ usize::from(of_other))) as u64
+    }
+
+    fn write(&mut self, cx: &mut Cx) -> Result<(), Violation> {
+        let Some(id) = self.id else { return Ok(()) };
+        while self.written < self.plan.bytes && self.held_write.is_none() && self.write_at.is_none()
+        {
+            if self.write_left == 0 {
+                let left = (self.plan.bytes - self.written) as usize;
+                self.write_left = self.size(self.plan.write_bytes).min(left);
+                self.is_split = false;
+            }
+            let bytes = pattern::piece(self.stream(false), self.written, self.write_left);
+            let first = if self.is_split { &[] } else { bytes };
+            match cx.shard.tcp_reserve(cx.now, id, first, bytes.len(), self.waited) {
+                Ok(Step::Done(Reserved::Sent(n))) => self.accepted(cx, n),
+                Ok(Step::Done(Reserved::Space(r))) => self.fill(cx, id, r, bytes),
+                Ok(Step::WaitSpace(_) | Step::WaitData(_)) => {
+                    self.waited = true;
+                    return Ok(());
+                }
+                Err(e) => return self.fail(cx, e),
+            }
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, cx: &mut Cx, id: SlotId, mut r: Reservation, bytes: &[u8]) {
+        let n = r.len();
+        r.chain.copy_from(0, &bytes[..n]);
+        if !self.preempted.is_zero() && self.draw.percent(20) {
+            self.held_write = Some((cx.now + self.preempted, r));
+            return;
+        }
+        self.commit(cx, id, r);
+    }
+
+    fn commit(&mut self, cx: &mut Cx, id: SlotId, r: Reservation) {
+        if self.phase == Phase::Done && self.draw.percent(50) {
+            return cx.shard.tcp_abandon(id, r);
+        }
+        let n = r.len();
+        cx.shard.tcp_commit(cx.now, id, r);
+        self.accepted(cx, n);
+    }
+
+    fn accepted(&mut self, cx: &Cx, n: usize) {
+        self.asked_at = cx.now;
+        self.waited = false;
+        self.written += n as u64;
+        self.write_left = self.write_left.saturating_sub(n);
+        self.is_split = self.write_left > 0;
+        self.note(cx, || format!("wrote {n}"));
+        if self.write_left == 0 && !self.plan.write_pause.is_zero() {
+            self.write_at = Some(cx.now + self.plan.write_pause);
+        }
+    }
+
+    fn read(&mut self, cx: &mut Cx) -> Result<(), Violation> {
+        let Some(id) = self.id else { return Ok(()) };
+        if matches!(self.quirk, Quirk::UnreadClose | Quirk::EarlyClose) {
+            return Ok(());
+        }
+        while !self.eof && self.held_read.is_none() && self.read_at.is_none() {
+            let peeked = if self.draw.below(16) == 0 { self.peek(cx, id)? } else { 0 };
+            let most = self.size(self.plan.read_bytes);
+            match cx.shard.tcp_take(id, most) {
+                Ok(Step::Done(chain)) if chain.is_empty() => return self.on_eof(cx, id),
+                Ok(Step::Done(chain)) => {
+                    if chain.len() < peeked.min(most) {
+                        return Err(Violation::Call(
+                            "tcp_take after tcp_peek",
+                            SocketError::Invalid,
+                        ));
+                    }
+                    self.take(cx, id, chain)?;
+                }
+                Ok(Step::WaitSpace(_) | Step::WaitData(_)) => return Ok(()),
+                Err(e) => return self.fail(cx, e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at the next bytes; they must be those that are read afterwards.
+    fn peek(&mut self, cx: &mut Cx, id: SlotId) -> Result<usize, Violation> {
+        let mut bytes = [0; 600];
+        match cx.shard.tcp_peek(id, &mut bytes) {
+            Ok(Step::Done(n)) => {
+                self.compare(0, &bytes[..n])?;
+                Ok(n)
+            }
+            Ok(_) => Ok(0),
+            // A pending error is told once, here.
+            Err(e) => self.fail(cx, e).map(|()| 0),
+        }
+    }
+
+    fn compare(&self, skip: u64, bytes: &[u8]) -> Result<(), Violation> {
+        let at = self.read + skip;
+        match pattern::first_difference(self.stream(true), at, bytes) {
+            None => Ok(()),
+            Some(n) => Err(Violation::WrongByte { end: self.name, at: at + n as u64 }),
+        }
+    }
+
+    fn take(&mut self, cx: &mut Cx, id: SlotId, chain: Chain) -> Result<(), Violation> {
+        let mut at = 0;
+        for piece in chain.slices() {
+            self.compare(at, piece)?;
+            at += piece.len() as u64;
+        }
+        self.read += at;
+        let (read, written) = (self.read, cx.other.written);
+        if read > written {
+            return Err(Violation::TooManyBytes { end: self.name, read, written });
+        }
+        self.note(cx, || format!("read {at}"));
+        lock(cx.ground).log.mix(at ^ cx.now.as_nanos());
+        if !self.plan.read_pause.is_zero() {
+            self.read_at = Some(cx.now + self.plan.read_pause);
+        }
+        if !self.preempted.is_zero() && self.draw.percent(20) {
+            self.held_read = Some((cx.now + self.preempted, chain));
+        } else {
+            cx.shard.tcp_read_done(cx.now, id, chain);
+        }
+        Ok(())
+    }
+
+    fn on_eof(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
+        self.eof = true;
+        self.note(cx, || "end of stream".into());
+        let (read, written) = (self.read, cx.other.written);
+        if read != written || !cx.other.finished {
+            return Err(Violation::EarlyEof { end: self.name, read, written });
+        }
+        match cx.shard.tcp_take(id, 1) {
+            Ok(Step::Done(chain)) if chain.is_empty() => Ok(()),
+            _ => Err(Violation::AfterEof { end: self.name }),
+        }
+    }
+
+    fn leave(&mut self, cx: &mut Cx) -> Result<(), Violation> {
+        let Some(id) = self.id else { return Ok(()) };
+        let all_written = self.written == self.plan.bytes && self.held_write.is_none();
+        match self.quirk {
+            Quirk::Abort(after) if self.written >= after.min(self.plan.bytes) => {
+                self.abort(cx);
+                return Ok(());
+            }
+            Quirk::EarlyClose if all_written => {
+                self.close(cx, id);
+                return Ok(());
+            }
+            Quirk::UnreadClose if all_written => return self.close_unread(cx, id),
+            _ => {}
+        }
+        let half_closes = self.plan.leave == Leave::HalfClose;
+        if all_written && half_closes && !self.shut {
+            self.asked_at = cx.now;
+            self.shut = true;
+            self.note(cx, || "shuts down writing".into());
+            if let Err(e) = cx.shard.tcp_shutdown(cx.now, id, false, true) {
+                let told = cx.shard.take_error(id).ok().flatten();
+                return self.fail(cx, told.unwrap_or(e));
+            }
+        }
+        let heard = self.quirk != Quirk::Deaf || self.peer_is_through(cx, id)?;
+        if all_written
+            && self.eof
+            && heard
+            && (self.shut || !half_closes)
+            && self.held_read.is_none()
+        {
+            self.close(cx, id);
+        }
+        Ok(())
+    }
+
+    /// An end that does not read sees the other's end of stream only in its state.
+    fn peer_is_through(&mut self, cx: &mut Cx, id: SlotId) -> Result<bool, Violation> {
+        let tcb = &mut cx.shard.tcp_entry(id).map_err(|e| Violation::Call("tcp_entry", e))?.tcb;
+        if let Some(e) = tcb.take_error() {
+            self.fail(cx, e.into())?;
+            return Ok(false);
+        }
+        Ok(tcb.peer_closed())
+    }
+
+    fn close_unread(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
+        match cx.shard.tcp_peek(id, &mut [0; 1]) {
+            Ok(Step::Done(_)) => {
+                self.close(cx, id);
+                Ok(())
+            }
+            Ok(_) if !self.shut => {
+                self.shut = true;
+                let _ = cx.shard.tcp_shutdown(cx.now, id, false, true);
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+            Err(e) => self.fail(cx, e),
+        }
+    }
+
+    fn close(&mut self, cx: &mut Cx, id: SlotId) {
+        self.note(cx, || "closes".into());
+        self.phase = Phase::Done;
+        self.asked_at = cx.now;
+        cx.shard.close(cx.now, id);
+    }
+
+    /// Resets the connection, or lets go of what is left of it.
+    pub fn abort(&mut self, cx: &mut Cx) {
+        let Some(id) = self.id else {
+            self.phase = Phase::Done;
+            return;
+        };
+        self.finish_held(cx, true);
+        self.note(cx, || "aborts".into());
+        if let Ok(entry) = cx.shard.tcp_entry(id) {
+            entry.linger = Some(Duration::ZERO);
+        }
+        self.close(cx, id);
+    }
+
+    /// Whether something that it gave the stack is not acknowledged.
+    pub fn has_pending(&self, shard: &mut Shard) -> bool {
+        let info = self.id.and_then(|id| shard.tcp_entry(id).ok()).map(|e| e.tcb.info());
+        self.phase != Phase::Done
+            && info.is_some_and(|i| i.send_queue_bytes > 0 || i.in_flight_bytes > 0)
+    }
+
+    fn fail(&mut self, cx: &mut Cx, error: SocketError) -> Result<(), Violation> {
+        self.error = Some(error);
+        self.note(cx, || format!("fails: {error}"));
+        lock(cx.ground).log.mix(error.errno() as u64 ^ cx.now.as_nanos());
+        if !self.may_fail {
+            return Err(Violation::Uncaused { end: self.name, error });
+        }
+        self.phase = Phase::Done;
+        if let Some(id) = self.id {
+            self.close(cx, id);
+        }
+        Ok(())
+    }
+}

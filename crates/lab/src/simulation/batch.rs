@@ -1,0 +1,75 @@
+//! Many seeds, on several threads; each seed on one.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Failure, Report, run};
+
+/// What a run over many seeds came to.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// Seeds played.
+    pub seeds: u64,
+    /// Sums over those that held every promise.
+    pub total: Report,
+    /// Those that did not, by seed.
+    pub failures: Vec<Failure>,
+}
+
+impl Summary {
+    fn add(&mut self, outcome: Result<Report, Box<Failure>>) {
+        self.seeds += 1;
+        match outcome {
+            Ok(r) => {
+                let t = &mut self.total;
+                t.virtual_ns += r.virtual_ns;
+                t.steps += r.steps;
+                t.frames += r.frames;
+                t.bytes += r.bytes;
+                t.retransmitted_bytes += r.retransmitted_bytes;
+                t.timeouts += r.timeouts;
+                t.connections += r.connections;
+                t.errors += r.errors;
+                // The order in which threads finish must not show.
+                t.digest ^= r.digest;
+            }
+            Err(f) => self.failures.push(*f),
+        }
+    }
+}
+
+/// Plays `count` seeds from `first` on `jobs` threads; `told` hears of every seed that is through.
+/// Stops early when `told` answers false.
+pub fn run_many(
+    first: u64,
+    count: u64,
+    jobs: usize,
+    told: impl Fn(u64, &Result<Report, Box<Failure>>) -> bool + Sync,
+) -> Summary {
+    let next = AtomicU64::new(0);
+    let summary = Mutex::new(Summary::default());
+    let work = || {
+        loop {
+            let n = next.fetch_add(1, Ordering::Relaxed);
+            if n >= count {
+                return;
+            }
+            let seed = first.wrapping_add(n);
+            let outcome = run(seed);
+            let goes_on = told(seed, &outcome);
+            if let Ok(mut s) = summary.lock() {
+                s.add(outcome);
+            }
+            if !goes_on {
+                next.store(count, Ordering::Relaxed);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        (1..jobs.max(1)).for_each(|_| drop(scope.spawn(work)));
+        work();
+    });
+    let mut summary = summary.into_inner().unwrap_or_default();
+    summary.failures.sort_by_key(|f| f.seed);
+    summary
+}

@@ -1,0 +1,165 @@
+//! Scenarios and frames in words.
+
+use std::fmt::{Formatter, Result};
+
+use fulmar_base::Duration;
+use fulmar_drivers::link::Impairments;
+use fulmar_netdev::Packet;
+use fulmar_wire::{ipv4, ipv6, protocol, tcp};
+
+use super::{EndPlan, FlowPlan, Scenario, Station};
+
+const ETHER_BYTES: usize = 14;
+
+pub(super) fn scenario(s: &Scenario, f: &mut Formatter<'_>) -> Result {
+    let version = if s.v6 { "IPv6" } else { "IPv4" };
+    writeln!(f, "{version}, MTU {}, TSO {:?}, checksum offload {}", s.mtu, s.tso, s.csum)?;
+    for (i, w) in s.ways.iter().enumerate() {
+        writeln!(f, "way {i} -> {}: {}", 1 - i, way(w))?;
+    }
+    for (i, st) in s.stations.iter().enumerate() {
+        writeln!(f, "station {i}: {}", station(st))?;
+    }
+    for (i, p) in s.flows.iter().enumerate() {
+        writeln!(f, "flow {i}: {}", flow(p))?;
+    }
+    writeln!(f, "datagrams {:?}, pings {:?}", s.datagrams, s.pings)?;
+    write!(f, "trouble: {:?}", s.trouble)
+}
+
+fn way(w: &Impairments) -> String {
+    let rate = w.rate_bps.map_or("no limit".to_owned(), |r| {
+        format!("{:.3} Mbit/s behind {} KiB", r as f64 / 1e6, w.queue_bytes >> 10)
+    });
+    let percent = |p: f64| p * 100.0;
+    format!(
+        "{rate}, delay {:?} + {:?}, loss {:.2} %, reordered {:.2} % by {:?}, doubled {:.2} %, \
+         corrupted {:.2} %, super-frames cut {:.0} %",
+        w.delay,
+        w.jitter,
+        percent(w.loss),
+        percent(w.reorder),
+        w.reorder_delay,
+        percent(w.duplicate),
+        percent(w.corrupt),
+        percent(w.cut),
+    )
+}
+
+fn station(s: &Station) -> String {
+    let t = &s.tcp;
+    format!(
+        "pool {} KiB, buffers {} / {} of {} KiB, timestamps {}, sack {}, nodelay {}, \
+         user time-out {:?}, by edges {}, copies {}, device takes {:?}, budget {}, backlog {}, \
+         accepts after {:?}, preempted {:?}",
+        s.pool_bytes >> 10,
+        t.send_buffer_bytes >> 10,
+        t.recv_buffer_bytes >> 10,
+        t.max_buffer_bytes >> 10,
+        t.timestamps,
+        t.sack,
+        t.nodelay,
+        t.user_timeout,
+        s.by_edges,
+        s.copies,
+        s.takes_pkts,
+        s.budget,
+        s.backlog,
+        s.accepts_after,
+        s.preempted,
+    )
+}
+
+fn flow(p: &FlowPlan) -> String {
+    let ends: Vec<String> = p.ends.iter().map(end).collect();
+    format!("station {} connects at {:?}, {:?}: {} | {}", p.opener, p.at, p.kind, ends[0], ends[1])
+}
+
+fn end(e: &EndPlan) -> String {
+    let pause = |d: Duration| if d.is_zero() { String::new() } else { format!(" every {d:?}") };
+    format!(
+        "writes {} by {}{}, reads by {}{} after {:?}{}{}, {:?}",
+        e.bytes,
+        e.write_bytes,
+        pause(e.write_pause),
+        e.read_bytes,
+        pause(e.read_pause),
+        e.read_after,
+        if e.ragged { ", ragged" } else { "" },
+        if e.cork { ", corked" } else { "" },
+        e.leave,
+    )
+}
+
+/// A frame in a line, as tcpdump would say it. `head` is its beginning.
+pub(super) fn frame(head: &[u8], p: &Packet) -> String {
+    let bytes = p.chain.len();
+    let packet = head.get(ETHER_BYTES..).unwrap_or(&[]);
+    let told = match ethertype(head) {
+        Some(0x0800) => v4(packet, bytes - ETHER_BYTES),
+        Some(0x86dd) => v6(packet, bytes - ETHER_BYTES),
+        Some(0x0806) => Some(arp(packet)),
+        _ => None,
+    };
+    let gso = p.offload.gso.map_or(String::new(), |g| format!(" (super, {})", g.segment_bytes));
+    told.map_or_else(|| format!("frame of {bytes} bytes"), |t| t + &gso)
+}
+
+fn ethertype(head: &[u8]) -> Option<u16> {
+    Some(u16::from_be_bytes([*head.get(12)?, *head.get(13)?]))
+}
+
+fn arp(packet: &[u8]) -> String {
+    let who = if packet.get(7) == Some(&1) { "question" } else { "answer" };
+    format!("ARP {who}")
+}
+
+fn v4(packet: &[u8], bytes: usize) -> Option<String> {
+    let h = ipv4::Header::parse(packet, bytes).ok()?;
+    transport(h.protocol, packet.get(h.header_bytes..)?, h.total_bytes - h.header_bytes)
+}
+
+fn v6(packet: &[u8], bytes: usize) -> Option<String> {
+    let h = ipv6::Header::parse(packet, bytes).ok()?;
+    transport(h.next_header, packet.get(40..)?, h.payload_bytes)
+}
+
+fn transport(number: u8, bytes: &[u8], len: usize) -> Option<String> {
+    if number != protocol::TCP {
+        let name = match number {
+            protocol::UDP => "UDP",
+            protocol::ICMPV6 | protocol::ICMP => "ICMP",
+            _ => "protocol?",
+        };
+        return Some(format!("{name} {len} bytes, type {}", bytes.first()?));
+    }
+    let (h, header_bytes) = tcp::Header::parse(bytes).ok()?;
+    let sacks: Vec<_> = h.options.sack.iter().map(|(a, b)| format!("{}-{}", a.0, b.0)).collect();
+    let stamps =
+        h.options.timestamps.map_or(String::new(), |t| format!(" ts {}/{}", t.value, t.echo));
+    Some(format!(
+        "TCP {}>{} {} seq {} ack {} win {} len {}{stamps}{}{}",
+        h.src_port,
+        h.dst_port,
+        h.flags,
+        h.seq.0,
+        h.ack.0,
+        h.window,
+        len - header_bytes,
+        if sacks.is_empty() { "" } else { " sack " },
+        sacks.join(","),
+    ))
+}
+
+/// An ARP reply or a neighbour advertisement.
+pub(super) fn is_neighbour_answer(p: &Packet) -> bool {
+    let mut head = [0; ETHER_BYTES + 41];
+    if p.chain.copy_to(0, &mut head) < ETHER_BYTES + 28 {
+        return false;
+    }
+    match ethertype(&head) {
+        Some(0x0806) => head[ETHER_BYTES + 7] == 2,
+        Some(0x86dd) => head[ETHER_BYTES + 6] == protocol::ICMPV6 && head[ETHER_BYTES + 40] == 136,
+        _ => false,
+    }
+}

@@ -1,0 +1,306 @@
+//! A device in front of the simulated link: it writes the log of all frames, lets the link die,
+//! plays a device that is full, and one that copies frames into the receiver's own memory.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fulmar_base::{Counters, DropReason, Duration, Instant};
+use fulmar_drivers::link::SimLink;
+use fulmar_mbuf::{Pool, Purpose};
+use fulmar_netdev::{Burst, Caps, Device, DeviceStats, LinkState, Packet, Rng};
+
+use super::describe;
+
+/// Bytes of a frame that enter the digest and the log: all headers.
+const HEAD_BYTES: usize = 128;
+/// `ENODEV`, with which a device goes.
+const ENODEV: i32 = 19;
+/// Frames of up to this length are taken from the reserve for control if need be, as the drivers do.
+const SMALL_BYTES: usize = 256;
+
+/// What has happened, as a digest and, if wanted, as lines.
+pub struct Log {
+    digest: u64,
+    lines: VecDeque<String>,
+    most_lines: usize,
+}
+
+impl Log {
+    /// A log that keeps the last `most_lines` lines.
+    pub fn new(most_lines: usize) -> Log {
+        Log { digest: 0, lines: VecDeque::new(), most_lines }
+    }
+
+    /// Mixes a number into the digest.
+    pub fn mix(&mut self, n: u64) {
+        let x = (self.digest ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.digest = x ^ (x >> 29);
+    }
+
+    /// Adds a line, if lines are wanted.
+    pub fn line(&mut self, now: Instant, text: impl FnOnce() -> String) {
+        if self.most_lines == 0 {
+            return;
+        }
+        if self.lines.len() >= self.most_lines {
+            self.lines.pop_front();
+        }
+        let ns = now.as_nanos();
+        self.lines.push_back(format!(
+            "{:>6}.{:06} {}",
+            ns / 1_000_000_000,
+            ns / 1_000 % 1_000_000,
+            text()
+        ));
+    }
+
+    /// What has happened so far, as a number.
+    pub fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// The digest, and the lines.
+    pub fn take(&mut self) -> (u64, Vec<String>) {
+        (self.digest, std::mem::take(&mut self.lines).into())
+    }
+
+    fn frame(&mut self, now: Instant, station: usize, p: &Packet, fate: &str) {
+        let mut head = [0; HEAD_BYTES];
+        let n = p.chain.copy_to(0, &mut head);
+        self.mix(now.as_nanos() ^ (station as u64) << 63);
+        self.mix(p.chain.len() as u64);
+        for word in head.chunks_exact(8) {
+            self.mix(word.iter().fold(0, |w, b| w << 8 | u64::from(*b)));
+        }
+        self.line(now, || {
+            let to = if station == 0 { "0 -> 1" } else { "0 <- 1" };
+            format!("{to}  {}{fate}", describe::frame(&head[..n], p))
+        });
+    }
+}
+
+/// What the script and the two gates share.
+pub struct Ground {
+    /// The log of both.
+    pub log: Log,
+    /// Frames from this station vanish.
+    pub dead: [bool; 2],
+    /// This station's answers to questions for its Ethernet address vanish.
+    pub mute: [bool; 2],
+    /// The device is gone.
+    pub gone: [bool; 2],
+    /// Frames that the gates have passed on or received, to see progress.
+    pub frames: u64,
+    /// Frames dropped by death or muteness.
+    pub swallowed: u64,
+}
+
+/// The ground under both gates.
+pub type SharedGround = Arc<Mutex<Ground>>;
+
+/// Locks it.
+pub fn lock(ground: &SharedGround) -> MutexGuard<'_, Ground> {
+    ground.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A device that is full for a while after some frames.
+struct Fullness {
+    takes_pkts: u32,
+    left_pkts: u32,
+    until: Instant,
+    rng: Rng,
+}
+
+impl Fullness {
+    /// How many frames it takes now.
+    fn room(&mut self, now: Instant) -> usize {
+        if now < self.until {
+            return 0;
+        }
+        self.left_pkts as usize
+    }
+
+    fn took(&mut self, now: Instant, pkts: usize) {
+        self.left_pkts -= (pkts as u32).min(self.left_pkts);
+        if self.left_pkts == 0 {
+            let us = self.rng.below(2_000) + 1;
+            self.until = now + Duration::from_micros(us);
+            self.left_pkts = 1 + self.rng.below(u64::from(self.takes_pkts)) as u32;
+        }
+    }
+}
+
+/// See the module's header.
+pub struct Gate {
+    inner: SimLink,
+    station: usize,
+    ground: SharedGround,
+    fullness: Option<Fullness>,
+    /// Frames stayed with the caller.
+    refused: bool,
+    copies: bool,
+    out: Burst,
+    fresh: Burst,
+}
+
+impl Gate {
+    /// A gate in front of one end of the link.
+    pub fn new(
+        inner: SimLink,
+        station: usize,
+        ground: &SharedGround,
+        how: &super::Station,
+        seed: u64,
+    ) -> Gate {
+        let fullness = how.takes_pkts.map(|takes_pkts| Fullness {
+            takes_pkts,
+            left_pkts: takes_pkts,
+            until: Instant::ZERO,
+            rng: Rng::new(seed),
+        });
+        Gate {
+            inner,
+            station,
+            ground: Arc::clone(ground),
+            fullness,
+            refused: false,
+            copies: how.copies,
+            out: Burst::with_capacity(256),
+            fresh: Burst::with_capacity(64),
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        lock(&self.ground).gone[self.station]
+    }
+
+    /// Looks at the frames that the device takes; what vanishes is freed here.
+    fn admit(
+        &mut self,
+        now: Instant,
+        room: usize,
+        burst: &mut Burst,
+        pool: &mut Pool,
+        counters: &mut Counters,
+    ) {
+        let ground = &mut *lock(&self.ground);
+        for _ in 0..room.min(self.out.room()) {
+            let Some(p) = burst.pop_front() else { break };
+            let mute = ground.mute[self.station] && describe::is_neighbour_answer(&p);
+            let vanishes = mute || ground.dead[self.station];
+            ground.frames += 1;
+            ground.log.frame(now, self.station, &p, if vanishes { "  (vanishes)" } else { "" });
+            if vanishes {
+                ground.swallowed += 1;
+                counters.drop_packet(DropReason::Injected);
+                pool.free(p.chain);
+                continue;
+            }
+            if self.out.push(p).is_err() {
+                unreachable!("invariant: no more frames than room");
+            }
+        }
+    }
+}
+
+/// The frame in memory of `pool`, as a driver lands it; the old mbufs go home.
+fn landed(p: Packet, pool: &mut Pool, counters: &mut Counters) -> Option<Packet> {
+    let bytes = p.chain.len();
+    let copy = pool.alloc_chain(bytes, 0, Purpose::Receive).or_else(|e| {
+        if bytes <= SMALL_BYTES { pool.alloc_chain(bytes, 0, Purpose::Control) } else { Err(e) }
+    });
+    let Ok(mut copy) = copy else {
+        counters.drop_packet(DropReason::NoBuffer);
+        pool.free(p.chain);
+        return None;
+    };
+    let mut at = 0;
+    for piece in p.chain.slices() {
+        copy.copy_from(at, piece);
+        at += piece.len();
+    }
+    pool.free(p.chain);
+    Some(Packet { chain: copy, offload: p.offload })
+}
+
+impl Device for Gate {
+    fn caps(&self) -> &Caps {
+        self.inner.caps()
+    }
+
+    fn tx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+    ) -> usize {
+        if self.is_gone() {
+            return 0;
+        }
+        let before = burst.len();
+        let room = self.fullness.as_mut().map_or(usize::MAX, |f| f.room(now));
+        self.admit(now, room, burst, pool, counters);
+        let taken = before - burst.len();
+        if let Some(f) = &mut self.fullness {
+            f.took(now, taken);
+        }
+        self.refused = !burst.is_empty();
+        self.inner.tx_burst(now, pool, &mut self.out, counters);
+        taken
+    }
+
+    fn rx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        let budget = budget.min(out.room());
+        self.inner.rx_burst(now, pool, &mut self.fresh, budget, counters);
+        let gone = self.is_gone();
+        lock(&self.ground).frames += self.fresh.len() as u64;
+        let before = out.len();
+        while let Some(p) = self.fresh.pop_front() {
+            if gone {
+                counters.drop_packet(DropReason::DeviceGone);
+                pool.free(p.chain);
+                continue;
+            }
+            let p = if self.copies { landed(p, pool, counters) } else { Some(p) };
+            if let Some(p) = p
+                && out.push(p).is_err()
+            {
+                unreachable!("invariant: no more frames than room");
+            }
+        }
+        out.len() - before
+    }
+
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        None
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let full = self.fullness.as_ref().filter(|_| self.refused).map(|f| f.until);
+        match (full, self.inner.next_deadline()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    fn link_state(&self) -> LinkState {
+        if self.is_gone() { LinkState::Gone(ENODEV) } else { LinkState::Up }
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.inner.stats()
+    }
+}

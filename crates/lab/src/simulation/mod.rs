@@ -1,0 +1,106 @@
+//! The whole stack in a simulation: two shards on a virtual clock, joined by a bad wire.
+//!
+//! ```text
+//!   seed ─► Scenario ─► World { 2 × Shard over Gate over SimLink, applications, script }
+//!                          │  one event after the other, no clock, no thread, no descriptor read
+//!                          ▼
+//!                       Report, or Failure { seed, scenario, what was violated, last events }
+//! ```
+//!
+//! Everything that happens follows from one number. [`run`] makes a [`Scenario`] of it and plays it:
+//! connections of every kind, datagrams and pings over a wire that loses, reorders, doubles, flips
+//! bits, is slow, narrow, full, silent or dead. While it plays and when it is over the oracle asks:
+//!
+//! - Every byte that a writer was told is accepted arrives in order, exactly once, or the connection
+//!   reports an error; and an error needs a cause in the scenario (loss alone is none).
+//! - The end of the stream is seen only behind the last byte, and stays.
+//! - Time never runs out of events while something is pending, and never stands still.
+//! - When all is closed and TIME-WAIT is over, both stacks hold no socket, no timer of one, no
+//!   mbuf, no byte of receive window.
+//! - What is counted has a reason.
+//!
+//! A failing seed is played a second time to print its last events; the digest over all frames and
+//! calls must be the same, so that a failure can always be looked at again.
+//!
+//! Not here: threads, sleeping, wake-ups of threads (the room `stack` tests its host on real time),
+//! and the kernel's TCP as a peer.
+
+mod app;
+mod batch;
+mod describe;
+mod gate;
+mod oracle;
+mod pattern;
+mod scenario;
+mod side_traffic;
+mod world;
+
+pub use batch::{Summary, run_many};
+pub use oracle::{Failure, Report, Violation};
+pub use scenario::{EndPlan, FlowKind, FlowPlan, Leave, RouteChange, Scenario, Station, Trouble};
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use world::World;
+
+/// Events kept for a failure's story.
+const STORY_EVENTS: usize = 80;
+
+/// Plays the scenario of a seed.
+///
+/// # Errors
+/// What was violated, with the last events of a second playing of the same seed.
+pub fn run(seed: u64) -> Result<Report, Box<Failure>> {
+    let (result, digest) = play(seed, 0);
+    match result {
+        Ok((report, _)) => Ok(report),
+        Err((violation, _)) => {
+            let (again, second) = play(seed, STORY_EVENTS);
+            let story = again.err().map(|(_, story)| story).unwrap_or_default();
+            Err(Box::new(Failure { seed, violation, story, replays: digest == second }))
+        }
+    }
+}
+
+/// Plays the scenario of a seed and returns every event as a line, whatever comes of it.
+pub fn run_with_story(seed: u64) -> (Result<Report, Box<Failure>>, Vec<String>) {
+    match play(seed, usize::MAX).0 {
+        Ok((report, story)) => (Ok(report), story),
+        Err((violation, story)) => {
+            let failure = Failure { seed, violation, story: Vec::new(), replays: true };
+            (Err(Box::new(failure)), story)
+        }
+    }
+}
+
+type Played = Result<(Report, Vec<String>), (Violation, Vec<String>)>;
+
+/// One playing, keeping the last `events` events; the digest says what happened, to the byte.
+fn play(seed: u64, events: usize) -> (Played, u64) {
+    let mut world = match catch_unwind(|| World::new(Scenario::new(seed), events)) {
+        Ok(world) => world,
+        Err(panic) => return (Err((Violation::Panic(message(&*panic)), Vec::new())), 0),
+    };
+    let outcome = catch_unwind(AssertUnwindSafe(|| world.play()))
+        .unwrap_or_else(|panic| Err(Violation::Panic(message(&*panic))));
+    let (digest, story) = world.take_log();
+    let played = match outcome {
+        Ok(report) => Ok((report, story)),
+        Err(violation) => {
+            if matches!(violation, Violation::Panic(_)) {
+                // The shard may be in any state; its memory goes with the process.
+                std::mem::forget(world);
+            }
+            Err((violation, story))
+        }
+    };
+    (played, digest)
+}
+
+fn message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,500 @@
+//! What happens in a simulation: drawn from one seed, and readable.
+
+use fulmar_base::Duration;
+use fulmar_drivers::link::Impairments;
+use fulmar_netdev::Rng;
+
+use super::describe;
+
+/// Draws from a seed.
+pub(super) struct Draw(Rng);
+
+impl Draw {
+    pub fn new(seed: u64) -> Draw {
+        // Neighbouring seeds must not have neighbouring draws.
+        Draw(Rng::new(Rng::new(seed).number()))
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0.below(n)
+    }
+
+    pub fn percent(&mut self, p: u64) -> bool {
+        self.0.below(100) < p
+    }
+
+    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.0.below(of.len() as u64) as usize]
+    }
+
+    /// Evenly over the orders of magnitude from `low` (at least 1) to `high`.
+    pub fn log(&mut self, low: u64, high: u64) -> u64 {
+        let (low, high) = (low.max(1) as f64, high.max(1) as f64);
+        let part = self.0.below(1 << 32) as f64 / (1u64 << 32) as f64;
+        (low * (high / low).powf(part)) as u64
+    }
+}
+
+/// A scenario: two stations, a wire, what they do and what befalls them.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Where it comes from.
+    pub seed: u64,
+    /// IPv6, or else IPv4.
+    pub v6: bool,
+    /// Largest IP packet, bytes.
+    pub mtu: usize,
+    /// Largest super-frame, bytes; `None`: none.
+    pub tso: Option<usize>,
+    /// The devices complete checksums.
+    pub csum: bool,
+    /// What happens to frames from station 0, and from station 1.
+    pub ways: [Impairments; 2],
+    /// The two ends.
+    pub stations: [Station; 2],
+    /// The connections.
+    pub flows: Vec<FlowPlan>,
+    /// Datagrams from each station to the other, beside the connections.
+    pub datagrams: [u32; 2],
+    /// Echo requests from each station to the other.
+    pub pings: [u32; 2],
+    /// What befalls them.
+    pub trouble: Trouble,
+}
+
+/// How a station is built.
+#[derive(Clone, Debug)]
+pub struct Station {
+    /// Bytes of its pool.
+    pub pool_bytes: usize,
+    /// Tunables of TCP.
+    pub tcp: fulmar_tcp::Config,
+    /// Applications act only when their poll set names their socket, else after every step.
+    pub by_edges: bool,
+    /// Received frames are copied into its own pool, as from a kernel device; else they are the
+    /// sender's mbufs.
+    pub copies: bool,
+    /// Frames that its device takes before it is full for a while; `None`: any number.
+    pub takes_pkts: Option<u32>,
+    /// Frames per step.
+    pub budget: usize,
+    /// Connections that wait to be accepted, at most.
+    pub backlog: usize,
+    /// When it starts to accept.
+    pub accepts_after: Duration,
+    /// Between the two steps of a write or a read the thread may be put aside for so long.
+    pub preempted: Duration,
+}
+
+/// How two ends of a connection behave towards each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FlowKind {
+    /// Both write, half-close, read to the end, close.
+    Plain,
+    /// Both connect to each other at the same time.
+    SimultaneousOpen,
+    /// One end (0: the opener) resets the connection after so many bytes written.
+    Abort(usize, u64),
+    /// One end closes with received bytes unread.
+    UnreadClose(usize),
+    /// One end closes as soon as everything is written, without reading.
+    EarlyClose(usize),
+    /// One end shuts reading down and lets the other talk.
+    Deaf(usize),
+}
+
+/// How an end finishes sending.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leave {
+    /// Shuts down writing when everything is written, closes when everything is read.
+    HalfClose,
+    /// Waits for the other's end of stream, then closes.
+    WaitForEof,
+}
+
+/// One connection.
+#[derive(Clone, Debug)]
+pub struct FlowPlan {
+    /// Which station connects.
+    pub opener: usize,
+    /// When.
+    pub at: Duration,
+    /// How.
+    pub kind: FlowKind,
+    /// The opener's end, and the other.
+    pub ends: [EndPlan; 2],
+}
+
+/// What one end of a connection does.
+#[derive(Clone, Debug)]
+pub struct EndPlan {
+    /// Bytes to write.
+    pub bytes: u64,
+    /// Bytes per write at most; drawn anew for each if `ragged`.
+    pub write_bytes: usize,
+    /// Between two writes.
+    pub write_pause: Duration,
+    /// Bytes per read at most.
+    pub read_bytes: usize,
+    /// Between two reads.
+    pub read_pause: Duration,
+    /// Before the first read.
+    pub read_after: Duration,
+    /// Sizes of writes and reads vary.
+    pub ragged: bool,
+    /// How it finishes.
+    pub leave: Leave,
+    /// Holds partial segments back.
+    pub cork: bool,
+}
+
+/// A change of the routes of a station.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RouteChange {
+    /// A route to the other station alone, with an MTU.
+    Host(usize),
+    /// That route goes.
+    NoHost,
+    /// The route to the link goes.
+    Cut,
+    /// It comes back.
+    Mend,
+    /// A router reports a smaller path MTU.
+    PathMtu(usize),
+}
+
+/// What befalls the stations.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Trouble {
+    /// Nothing beside the wire.
+    None,
+    /// No frame passes for a while.
+    Pause {
+        /// From when.
+        at: Duration,
+        /// How long.
+        lasts: Duration,
+    },
+    /// No frame of these stations passes any more.
+    Death {
+        /// From when.
+        at: Duration,
+        /// Of which stations.
+        of: [bool; 2],
+    },
+    /// The device of a station is gone.
+    Gone {
+        /// From when.
+        at: Duration,
+        /// Which station's.
+        station: usize,
+    },
+    /// A station stops answering questions for its Ethernet address.
+    Mute {
+        /// From when.
+        at: Duration,
+        /// How long.
+        lasts: Duration,
+        /// Which station.
+        station: usize,
+    },
+    /// The routes of stations change: when, whose, how.
+    Routes(Vec<(Duration, usize, RouteChange)>),
+}
+
+impl Trouble {
+    /// Connections may fail of it.
+    pub fn excuses_errors(&self) -> bool {
+        match self {
+            Trouble::None | Trouble::Routes(_) => false,
+            Trouble::Pause { lasts, .. } | Trouble::Mute { lasts, .. } => {
+                *lasts > Duration::from_secs(30)
+            }
+            Trouble::Death { .. } | Trouble::Gone { .. } => true,
+        }
+    }
+
+    /// From when on frames of a station never arrive again.
+    pub fn death(&self) -> Option<Duration> {
+        match self {
+            Trouble::Death { at, .. } | Trouble::Gone { at, .. } => Some(*at),
+            _ => None,
+        }
+    }
+}
+
+impl FlowPlan {
+    /// Whether the flow itself is a cause for errors.
+    pub fn excuses_errors(&self) -> bool {
+        !matches!(self.kind, FlowKind::Plain | FlowKind::SimultaneousOpen | FlowKind::Deaf(_))
+    }
+}
+
+const MS: Duration = Duration::from_millis(1);
+
+impl Scenario {
+    /// The scenario of a seed.
+    pub fn new(seed: u64) -> Scenario {
+        let d = &mut Draw::new(seed);
+        let v6 = d.percent(50);
+        let mtu = match d.below(10) {
+            0 if !v6 => 576,
+            0 | 1 => 1280,
+            2 | 3 => 9000,
+            4 => 1280 + d.below(7720) as usize,
+            _ => 1500,
+        };
+        let csum = d.percent(60);
+        let tso = (csum && d.percent(70)).then(|| d.pick(&[65_535, 65_535, 16_384]));
+        let ways = draw_ways(d);
+        let trouble = draw_trouble(d, mtu);
+        let patient = is_patient(&ways, &trouble);
+        let stations = [draw_station(d, mtu, patient), draw_station(d, mtu, patient)];
+        let mut s = Scenario {
+            seed,
+            v6,
+            mtu,
+            tso,
+            csum,
+            ways,
+            stations,
+            flows: Vec::new(),
+            datagrams: [0; 2],
+            pings: [0; 2],
+            trouble,
+        };
+        s.draw_traffic(d);
+        s
+    }
+
+    fn draw_traffic(&mut self, d: &mut Draw) {
+        let most = self.most_bytes(d);
+        let count = d.pick(&[1, 1, 2, 2, 3, 4, 6, 8]);
+        self.flows = (0..count).map(|_| draw_flow(d, most, count)).collect();
+        for i in 0..2 {
+            if d.percent(25) {
+                self.datagrams[i] = d.log(1, 200) as u32;
+            }
+            if d.percent(20) {
+                self.pings[i] = d.log(1, 30) as u32;
+            }
+        }
+    }
+
+    /// Bytes of one direction at most: what a bad wire carries in a few thousand packets.
+    fn most_bytes(&self, d: &mut Draw) -> u64 {
+        let worst = self.ways.iter().map(|w| w.loss + w.corrupt).fold(0.0, f64::max);
+        let slow = self.ways.iter().any(|w| w.rate_bps.is_some_and(|r| r < 1_000_000));
+        let most = match worst {
+            _ if slow => 100_000,
+            w if w > 0.03 => 150_000,
+            w if w > 0.0 => 400_000,
+            _ if d.percent(4) => 6_000_000,
+            _ => 1_000_000,
+        };
+        if self.mtu < 1000 { most / 3 } else { most }
+    }
+
+    /// The wire does nothing to frames but carry them, and both sides have room.
+    pub fn is_clean(&self) -> bool {
+        let clean = |w: &Impairments| {
+            w.rate_bps.is_none()
+                && w.loss + w.reorder + w.duplicate + w.corrupt == 0.0
+                && w.jitter < MS * 100
+        };
+        self.ways.iter().all(clean)
+            && self.trouble == Trouble::None
+            && self.stations.iter().all(|s| s.pool_bytes >= 64 << 20)
+    }
+
+    /// Whether a connection may report an error.
+    pub fn may_fail(&self, flow: usize) -> bool {
+        self.trouble.excuses_errors() || self.flows[flow].excuses_errors()
+    }
+}
+
+impl std::fmt::Display for Scenario {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        describe::scenario(self, f)
+    }
+}
+
+fn draw_ways(d: &mut Draw) -> [Impairments; 2] {
+    let delay = Duration::from_micros(match d.below(10) {
+        0 | 1 => 0,
+        2..=5 => d.log(10, 5_000),
+        _ => d.log(1_000, 150_000),
+    });
+    let way = draw_way(d, delay);
+    let back = if d.percent(70) { way.clone() } else { draw_way(d, delay) };
+    [way, back]
+}
+
+fn draw_way(d: &mut Draw, delay: Duration) -> Impairments {
+    let part = |d: &mut Draw, chance: u64, most: f64| {
+        if d.percent(chance) { most * d.below(1000) as f64 / 1000.0 } else { 0.0 }
+    };
+    let rate_bps = d.percent(40).then(|| d.log(256_000, 1_000_000_000));
+    let jitter_us = if d.percent(30) { d.log(1, 20_000) } else { 0 };
+    let loss_most = d.pick(&[0.005, 0.02, 0.1]);
+    let reorder_most = d.pick(&[0.02, 0.3]);
+    Impairments {
+        rate_bps,
+        queue_bytes: d.pick(&[16 << 10, 64 << 10, 256 << 10]),
+        delay,
+        jitter: Duration::from_micros(jitter_us),
+        loss: part(d, 45, loss_most),
+        reorder: part(d, 30, reorder_most),
+        reorder_delay: Duration::from_micros(d.log(10, 50_000)),
+        duplicate: part(d, 25, 0.05),
+        corrupt: part(d, 25, 0.02),
+        cut: d.pick(&[0.0, 0.1, 1.0]),
+    }
+}
+
+/// A wire so bad that with the default limits an honest connection could run into them by chance
+/// (in one of a million seeds) gets limits out of reach; whether limits are kept is asked where the
+/// link dies, and there the defaults hold.
+fn is_patient(ways: &[Impairments; 2], trouble: &Trouble) -> bool {
+    let bad = ways.iter().any(|w| w.loss + w.corrupt > 0.002);
+    let passing =
+        matches!(trouble, Trouble::Pause { .. } | Trouble::Mute { .. } | Trouble::Routes(_));
+    (bad || passing) && !trouble.excuses_errors()
+}
+
+fn draw_station(d: &mut Draw, mtu: usize, patient: bool) -> Station {
+    let least = if mtu > 4000 { 4 << 20 } else { 1 << 20 };
+    let pool_bytes = if d.percent(25) { d.log(least, 8 << 20) as usize } else { 64 << 20 };
+    Station {
+        pool_bytes,
+        tcp: draw_tcp(d, patient),
+        by_edges: d.percent(50),
+        copies: d.percent(50),
+        takes_pkts: d.percent(15).then(|| d.log(1, 64) as u32),
+        budget: d.pick(&[1, 16, 64, 256, 256]),
+        backlog: d.pick(&[1, 2, 16, 128]),
+        accepts_after: if d.percent(15) { MS * d.log(1, 20_000) as u32 } else { Duration::ZERO },
+        preempted: if d.percent(20) { MS * d.below(20) as u32 } else { Duration::ZERO },
+    }
+}
+
+fn draw_tcp(d: &mut Draw, patient: bool) -> fulmar_tcp::Config {
+    let buffer = |d: &mut Draw| match d.below(4) {
+        0 => d.log(4 << 10, 64 << 10) as usize,
+        1 => d.log(64 << 10, 16 << 20) as usize,
+        _ => 1 << 20,
+    };
+    let defaults = fulmar_tcp::Config::default();
+    let (user_timeout, syn_retries) = if patient {
+        (Duration::from_secs(1800), 30)
+    } else {
+        (defaults.user_timeout, defaults.syn_retries)
+    };
+    fulmar_tcp::Config {
+        send_buffer_bytes: buffer(d),
+        recv_buffer_bytes: buffer(d),
+        max_buffer_bytes: d.pick(&[1 << 20, 16 << 20, 16 << 20]).max(1 << 16),
+        nodelay: d.percent(30),
+        timestamps: !d.percent(25),
+        sack: !d.percent(25),
+        user_timeout,
+        syn_retries,
+        ..defaults
+    }
+}
+
+fn draw_trouble(d: &mut Draw, mtu: usize) -> Trouble {
+    let at = MS * d.log(1, 20_000) as u32;
+    match d.below(40) {
+        0..=3 => Trouble::Pause { at, lasts: MS * d.log(10, 30_000) as u32 },
+        4 => Trouble::Pause { at, lasts: MS * d.log(30_000, 400_000) as u32 },
+        5 => Trouble::Death { at, of: [true, true] },
+        6 => Trouble::Death { at, of: d.pick(&[[true, false], [false, true]]) },
+        7 => Trouble::Gone { at, station: d.below(2) as usize },
+        8 | 9 => Trouble::Mute {
+            at,
+            lasts: MS * d.pick(&[5_000, 25_000, 90_000, 1_000_000]),
+            station: d.below(2) as usize,
+        },
+        10..=13 => Trouble::Routes(draw_routes(d, mtu)),
+        _ => Trouble::None,
+    }
+}
+
+fn draw_routes(d: &mut Draw, mtu: usize) -> Vec<(Duration, usize, RouteChange)> {
+    let mut changes = Vec::new();
+    let mut at = Duration::ZERO;
+    for _ in 0..d.log(1, 12) {
+        at += MS * d.log(1, 3_000) as u32;
+        let station = d.below(2) as usize;
+        let smaller = 1280.max(mtu.saturating_sub(d.below(3000) as usize)).min(mtu);
+        match d.below(5) {
+            0 => changes.push((at, station, RouteChange::PathMtu(smaller))),
+            1 => changes.push((at, station, RouteChange::NoHost)),
+            2 => {
+                changes.push((at, station, RouteChange::Cut));
+                at += MS * d.log(1, 8_000) as u32;
+                changes.push((at, station, RouteChange::Mend));
+            }
+            _ => changes.push((at, station, RouteChange::Host(smaller))),
+        }
+    }
+    changes
+}
+
+fn draw_flow(d: &mut Draw, most: u64, count: u64) -> FlowPlan {
+    let opener = d.below(2) as usize;
+    let at = if d.percent(50) { Duration::ZERO } else { MS * d.log(1, 10_000) as u32 };
+    let mut ends = [draw_end(d, most / count.min(4)), draw_end(d, most / count.min(4))];
+    if d.percent(35) {
+        ends[d.below(2) as usize].bytes = 0;
+    }
+    for i in 0..2 {
+        let other = ends[1 - i].bytes;
+        ends[i].read_bytes = ends[i].read_bytes.max((other / 2_000) as usize);
+        let (whole, bytes) = (ends[i].write_bytes, ends[i].bytes);
+        ends[i].write_bytes = whole.max((bytes / 3_000) as usize);
+    }
+    let kind = draw_kind(d, &mut ends);
+    if matches!(kind, FlowKind::Plain) && d.percent(25) {
+        ends[d.below(2) as usize].leave = Leave::WaitForEof;
+    }
+    FlowPlan { opener, at, kind, ends }
+}
+
+fn draw_kind(d: &mut Draw, ends: &mut [EndPlan; 2]) -> FlowKind {
+    let who = d.below(2) as usize;
+    match d.below(50) {
+        0..=3 => FlowKind::SimultaneousOpen,
+        4..=6 => FlowKind::Abort(who, d.below(ends[who].bytes + 1)),
+        7 | 8 => FlowKind::UnreadClose(who),
+        9 | 10 => FlowKind::EarlyClose(who),
+        11 => FlowKind::Deaf(who),
+        _ => FlowKind::Plain,
+    }
+}
+
+fn draw_end(d: &mut Draw, most: u64) -> EndPlan {
+    let bytes = if d.percent(10) { d.below(4) } else { d.log(1, most) };
+    let write_bytes = match d.below(4) {
+        0 => d.log(1, 1_500) as usize,
+        1 => d.log(1_000, 1 << 20) as usize,
+        2 => 128 << 10,
+        _ => 16 << 10,
+    };
+    let read_bytes = match d.below(4) {
+        0 => d.log(1, 4_000) as usize,
+        _ => d.log(4_000, 1 << 20) as usize,
+    };
+    EndPlan {
+        bytes,
+        write_bytes,
+        write_pause: if d.percent(20) { MS * d.log(1, 100) as u32 } else { Duration::ZERO },
+        read_bytes,
+        read_pause: if d.percent(20) { MS * d.log(1, 100) as u32 } else { Duration::ZERO },
+        read_after: if d.percent(8) { MS * d.log(1, 300_000) as u32 } else { Duration::ZERO },
+        ragged: d.percent(50),
+        leave: Leave::HalfClose,
+        cork: d.percent(8),
+    }
+}

@@ -1,0 +1,174 @@
+//! Datagrams and echo requests beside the connections.
+
+use std::net::SocketAddr;
+
+use fulmar_base::{Duration, Instant, SlotId};
+
+use fulmar_socket::{SocketError, Step};
+use fulmar_stack::Shard;
+use fulmar_udp::BindOptions;
+
+use super::oracle::Violation;
+use super::pattern;
+use super::scenario::Draw;
+
+/// Streams of the pattern for datagrams and echoes, far from those of connections.
+const DATAGRAM_STREAM: u64 = 1_000;
+const ECHO_STREAM: u64 = 2_000;
+/// Bytes in front of the pattern: the datagram's number and length.
+const HEADER_BYTES: usize = 8;
+
+/// What one station sends and gets beside its connections.
+pub struct SideTraffic {
+    station: usize,
+    udp: SlotId,
+    ping: SlotId,
+    to: SocketAddr,
+    mtu: usize,
+    datagrams_left: u32,
+    pings_left: u32,
+    sent: u32,
+    next_at: Instant,
+    draw: Draw,
+}
+
+fn unexpected(call: &'static str) -> impl Fn(SocketError) -> Violation {
+    move |e| Violation::Call(call, e)
+}
+
+impl SideTraffic {
+    /// Opens the sockets.
+    pub fn new(
+        station: usize,
+        shard: &mut Shard,
+        (local, to): (SocketAddr, SocketAddr),
+        (datagrams, pings): (u32, u32),
+        mtu: usize,
+        seed: u64,
+    ) -> Result<SideTraffic, Violation> {
+        let udp = shard.udp_bind(local, BindOptions::default()).map_err(unexpected("udp_bind"))?;
+        Ok(SideTraffic {
+            station,
+            udp,
+            ping: shard.ping_open(),
+            to,
+            mtu,
+            datagrams_left: datagrams,
+            pings_left: pings,
+            sent: 0,
+            next_at: Instant::ZERO,
+            draw: Draw::new(seed ^ 0xdada ^ station as u64),
+        })
+    }
+
+    /// When the next one goes.
+    pub fn deadline(&self) -> Option<Instant> {
+        (self.datagrams_left + self.pings_left > 0).then_some(self.next_at)
+    }
+
+    /// Takes what came and sends what is due.
+    pub fn drive(&mut self, shard: &mut Shard, now: Instant) -> Result<(), Violation> {
+        self.take_datagrams(shard)?;
+        self.take_echoes(shard)?;
+        if now < self.next_at {
+            return Ok(());
+        }
+        self.next_at = now + Duration::from_micros(self.draw.log(1, 200_000));
+        if self.datagrams_left > 0 {
+            self.datagrams_left -= 1;
+            self.send_datagram(shard, now)?;
+        }
+        if self.pings_left > 0 {
+            self.pings_left -= 1;
+            self.send_ping(shard, now)?;
+        }
+        Ok(())
+    }
+
+    fn send_datagram(&mut self, shard: &mut Shard, now: Instant) -> Result<(), Violation> {
+        let len = self.draw.below(self.mtu as u64 + 50) as usize;
+        let number = self.sent;
+        self.sent += 1;
+        let mut header = [0; HEADER_BYTES];
+        header[..4].copy_from_slice(&number.to_be_bytes());
+        header[4..].copy_from_slice(&(len as u32).to_be_bytes());
+        let stream = DATAGRAM_STREAM + self.station as u64;
+        let body = pattern::piece(stream, u64::from(number) * 31, len);
+        // To a port where nobody listens, now and then: an error comes back, or not.
+        let mut to = self.to;
+        if self.draw.percent(10) {
+            to.set_port(9);
+        }
+        match shard.udp_send(now, self.udp, &[&header, body], Some(to)) {
+            Err(
+                e @ (SocketError::BadHandle | SocketError::Invalid | SocketError::NotSupported),
+            ) => Err(Violation::Call("udp_send", e)),
+            _ => Ok(()),
+        }
+    }
+
+    fn take_datagrams(&mut self, shard: &mut Shard) -> Result<(), Violation> {
+        loop {
+            match shard.udp_receive(self.udp) {
+                Ok(Step::Done(d)) => {
+                    let bytes = d.payload.to_vec();
+                    shard.free(d.payload);
+                    self.check_datagram(&bytes)?;
+                }
+                Ok(_) | Err(SocketError::NetworkDown) => return Ok(()),
+                Err(SocketError::BadHandle) => {
+                    return Err(unexpected("udp_receive")(SocketError::BadHandle));
+                }
+                // An error of an earlier datagram, told once.
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn check_datagram(&self, bytes: &[u8]) -> Result<(), Violation> {
+        let forged =
+            |why: &str| Err(Violation::ForgedDatagram(format!("{why}: {} bytes", bytes.len())));
+        let Some((header, body)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
+            return forged("short");
+        };
+        let [n0, n1, n2, n3, l0, l1, l2, l3] = *header;
+        let number = u32::from_be_bytes([n0, n1, n2, n3]);
+        if u32::from_be_bytes([l0, l1, l2, l3]) as usize != body.len() {
+            return forged("of another length");
+        }
+        let stream = DATAGRAM_STREAM + 1 - self.station as u64;
+        match pattern::first_difference(stream, u64::from(number) * 31, body) {
+            None => Ok(()),
+            Some(_) => forged("changed"),
+        }
+    }
+
+    fn send_ping(&mut self, shard: &mut Shard, now: Instant) -> Result<(), Violation> {
+        let len = self.draw.below(1200.min(self.mtu as u64 - 100)) as usize;
+        let seq = self.pings_left as u16;
+        let body = pattern::piece(ECHO_STREAM, u64::from(seq), len);
+        match shard.ping_send(now, self.ping, self.to, seq, body) {
+            Err(e @ SocketError::BadHandle) => Err(Violation::Call("ping_send", e)),
+            _ => Ok(()),
+        }
+    }
+
+    fn take_echoes(&mut self, shard: &mut Shard) -> Result<(), Violation> {
+        while let Ok(Step::Done(echo)) = shard.ping_receive(self.ping) {
+            let Ok(chain) = echo.outcome else { continue };
+            let bytes = chain.to_vec();
+            shard.free(chain);
+            if pattern::first_difference(ECHO_STREAM, u64::from(echo.seq), &bytes).is_some() {
+                return Err(Violation::ForgedDatagram(format!("echo {} changed", echo.seq)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the sockets.
+    pub fn close(&mut self, shard: &mut Shard, now: Instant) {
+        shard.close(now, self.udp);
+        shard.close(now, self.ping);
+        (self.datagrams_left, self.pings_left) = (0, 0);
+    }
+}

@@ -1,0 +1,3 @@
+//! The simulation itself: it replays, it is varied, and its oracle can fail.
+
+use super::*;

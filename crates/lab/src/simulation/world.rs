@@ -1,0 +1,538 @@
+//! The two stations, the wire between them, and the clock.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+
+use fulmar_base::{Duration, Instant, SlotId};
+use fulmar_drivers::link::{LinkConfig, sim_pair_each_way};
+use fulmar_ip::IfAddr;
+use fulmar_mbuf::PoolConfig;
+use fulmar_route::{Prefix, Route};
+use fulmar_socket::{Ready, Step};
+use fulmar_stack::{ListenOptions, PollSetCore, Shard, StackConfig};
+
+use super::app::{Cx, End, Quirk, Said};
+use super::gate::{Gate, Ground, Log, SharedGround, lock};
+use super::oracle::{self, Report, Violation};
+use super::scenario::{FlowKind, RouteChange, Scenario, Trouble};
+use super::side_traffic::SideTraffic;
+
+const SERVER_PORT: u16 = 7_000;
+const OPENER_PORT: u16 = 20_000;
+const OTHER_PORT: u16 = 30_000;
+const DATAGRAM_PORT: u16 = 5_000;
+/// Virtual time after which an honest scenario must be through: many times what the slowest rate
+/// and the longest pauses make.
+const LONGEST: Duration = Duration::from_secs(6 * 3600);
+/// Steps after which a scenario is taken for one that never ends.
+const MOST_STEPS: u64 = 4_000_000;
+/// Steps without frame, byte or passing time that are taken for a livelock.
+const MOST_IDLE_STEPS: u64 = 3_000;
+/// Rounds of the applications of one station in one instant.
+const MOST_ROUNDS: usize = 10_000;
+/// What the clock of the simulation says at first: not zero, as on no machine.
+const START: Instant = Instant::from_millis(100_000);
+
+/// A change that the script makes.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Dead([bool; 2]),
+    Gone(usize),
+    Mute(usize, bool),
+    Route(usize, RouteChange),
+}
+
+struct Side {
+    shard: Shard,
+    listener: Option<SlotId>,
+    set: Option<Arc<PollSetCore>>,
+    traffic: SideTraffic,
+    accepts_at: Instant,
+}
+
+/// See the module's header.
+pub struct World {
+    scenario: Scenario,
+    ground: SharedGround,
+    sides: [Side; 2],
+    /// Ends of flow `f`: `2 f` (the opener's) and `2 f + 1`.
+    ends: Vec<End>,
+    /// When the first end of a flow was done.
+    half_done: Vec<Option<Instant>>,
+    script: Vec<(Instant, Change)>,
+    now: Instant,
+    steps: u64,
+    idle_steps: u64,
+    seen: u64,
+}
+
+fn address(v6: bool, station: usize) -> IpAddr {
+    let n = station as u8 + 1;
+    if v6 {
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, u16::from(n)))
+    } else {
+        IpAddr::V4(Ipv4Addr::new(10, 0, 0, n))
+    }
+}
+
+fn link_prefix(v6: bool) -> Prefix {
+    let len = if v6 { 64 } else { 24 };
+    Prefix::new(address(v6, 0), len).expect("invariant: a short prefix")
+}
+
+fn host_prefix(v6: bool, station: usize) -> Prefix {
+    let len = if v6 { 128 } else { 32 };
+    Prefix::new(address(v6, station), len).expect("invariant: a whole address")
+}
+
+impl World {
+    /// Builds everything; nothing has happened yet. Keeps the last `lines` events as lines.
+    pub fn new(scenario: Scenario, lines: usize) -> World {
+        let ground = Arc::new(Mutex::new(Ground {
+            log: Log::new(lines),
+            dead: [false; 2],
+            mute: [false; 2],
+            gone: [false; 2],
+            frames: 0,
+            swallowed: 0,
+        }));
+        let link = LinkConfig {
+            mtu: scenario.mtu,
+            tso: scenario.tso,
+            csum: scenario.csum,
+            ..LinkConfig::default()
+        };
+        let ways = [&scenario.ways[0], &scenario.ways[1]];
+        let (a, b) = sim_pair_each_way(scenario.seed, ways, &link);
+        let gate = |inner, i: usize| {
+            let how = &scenario.stations[i];
+            Gate::new(inner, i, &ground, how, scenario.seed ^ (0xface << i))
+        };
+        let (a, b) = (gate(a, 0), gate(b, 1));
+        let sides = [side(&scenario, 0, a), side(&scenario, 1, b)];
+        let ends = ends(&scenario);
+        World {
+            half_done: vec![None; scenario.flows.len()],
+            script: script(&scenario.trouble),
+            ends,
+            scenario,
+            ground,
+            sides,
+            now: START,
+            steps: 0,
+            idle_steps: 0,
+            seen: 0,
+        }
+    }
+
+    /// The digest over everything, and the lines that were kept.
+    pub fn take_log(&self) -> (u64, Vec<String>) {
+        lock(&self.ground).log.take()
+    }
+
+    /// Plays to the end.
+    pub fn play(&mut self) -> Result<Report, Violation> {
+        self.open_listeners()?;
+        while !self.is_done() {
+            self.advance()?;
+            self.run_script();
+            for i in 0..2 {
+                self.turn(i)?;
+            }
+            self.watch_flows()?;
+        }
+        self.close_rest();
+        self.settle()?;
+        self.report()
+    }
+
+    fn open_listeners(&mut self) -> Result<(), Violation> {
+        for i in 0..2 {
+            let at = SocketAddr::new(address(self.scenario.v6, i), SERVER_PORT);
+            let options =
+                ListenOptions { backlog: self.scenario.stations[i].backlog, ..Default::default() };
+            let side = &mut self.sides[i];
+            let failed = |e| Violation::Call("tcp_listen", e);
+            let id = side.shard.tcp_listen(at, options).map_err(failed)?;
+            side.listener = Some(id);
+            if let Some(set) = &side.set {
+                side.shard.join_set(id, set, 0, Ready::READABLE).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        self.ends.chunks_exact(2).all(|pair| {
+            let excused = pair[0].may_fail && pair[0].is_done() && pair[1].is_unborn();
+            excused || pair.iter().all(End::is_done)
+        })
+    }
+
+    /// Moves the clock to the next event.
+    fn advance(&mut self) -> Result<(), Violation> {
+        let Some(next) = self.next_event() else { return Err(Violation::Stall(self.state())) };
+        self.steps += 1;
+        let seen =
+            lock(&self.ground).frames + self.ends.iter().map(|e| e.written + e.read).sum::<u64>();
+        let moves = next > self.now || seen != self.seen;
+        self.idle_steps = if moves { 0 } else { self.idle_steps + 1 };
+        self.seen = seen;
+        self.now = self.now.max(next);
+        if self.idle_steps > MOST_IDLE_STEPS || self.steps > MOST_STEPS {
+            return Err(Violation::Livelock(self.state()));
+        }
+        if self.now > START + LONGEST {
+            return Err(Violation::TooLong(self.state()));
+        }
+        Ok(())
+    }
+
+    fn next_event(&self) -> Option<Instant> {
+        let sides = self.sides.iter().flat_map(|s| {
+            let accepts = s.listener.map(|_| s.accepts_at).filter(|at| *at > self.now);
+            [s.shard.next_deadline(), s.traffic.deadline(), accepts]
+        });
+        let ends = self.ends.iter().map(End::deadline);
+        let limits = (0..self.half_done.len()).map(|f| self.give_up_at(f));
+        let script = self.script.first().map(|s| s.0);
+        sides.chain(ends).chain(limits).chain([script]).flatten().min()
+    }
+
+    /// Where everything stands, in words.
+    fn state(&self) -> String {
+        let pending = self.ends.iter().filter(|e| !e.is_done());
+        let told: Vec<String> = pending.map(End::describe).collect();
+        let deadlines =
+            self.sides.each_ref().map(|s| s.shard.next_deadline().map(Instant::as_nanos));
+        format!("at {}: {}; deadlines {deadlines:?}", oracle::seconds(self.now), told.join("; "))
+    }
+
+    fn run_script(&mut self) {
+        while let Some((at, change)) = self.script.first().copied() {
+            if at > self.now {
+                return;
+            }
+            self.script.remove(0);
+            let mut ground = lock(&self.ground);
+            ground.log.line(self.now, || format!("  script: {change:?}"));
+            match change {
+                Change::Dead(of) => ground.dead = of,
+                Change::Gone(station) => ground.gone[station] = true,
+                Change::Mute(station, on) => ground.mute[station] = on,
+                Change::Route(station, change) => {
+                    drop(ground);
+                    self.change_route(station, change);
+                }
+            }
+        }
+    }
+
+    fn change_route(&mut self, station: usize, change: RouteChange) {
+        let v6 = self.scenario.v6;
+        let (host, link) = (host_prefix(v6, 1 - station), link_prefix(v6));
+        let now = self.now;
+        let ip = self.sides[station].shard.ip();
+        match change {
+            RouteChange::Host(mtu) => {
+                let route = Route { mtu: Some(mtu), ..Route::on_link(host) };
+                ip.add_route(route).expect("invariant: a sound route");
+            }
+            RouteChange::NoHost => drop(ip.remove_route(host)),
+            RouteChange::Cut => drop(ip.remove_route(link)),
+            RouteChange::Mend => {
+                ip.add_route(Route::on_link(link)).expect("invariant: a sound route");
+            }
+            RouteChange::PathMtu(mtu) => ip.lower_path_mtu(now, address(v6, 1 - station), mtu),
+        }
+    }
+
+    /// A station's turn: the stack, then its applications until none comes further.
+    fn turn(&mut self, i: usize) -> Result<(), Violation> {
+        let now = self.now;
+        let budget = self.scenario.stations[i].budget;
+        let side = &mut self.sides[i];
+        if side.shard.next_deadline().is_some_and(|at| at <= now) {
+            side.shard.step(now, budget);
+        }
+        side.traffic.drive(&mut side.shard, now)?;
+        self.accept(i)?;
+        let mut first = true;
+        for _ in 0..MOST_ROUNDS {
+            let named = self.named(i);
+            let mut moved = false;
+            for e in 0..self.ends.len() {
+                let end = &self.ends[e];
+                let due = end.deadline().is_some_and(|at| at <= now);
+                let asked =
+                    named.as_ref().map_or(first, |ids| end.id.is_some_and(|id| ids.contains(&id)));
+                if end.station == i && (due || asked || (moved && named.is_none())) {
+                    moved |= self.drive(e)?;
+                }
+            }
+            first = named.is_none() && moved;
+            let side = &mut self.sides[i];
+            drop(side.shard.take_wakes());
+            if !moved && named.is_none_or(|ids| ids.is_empty()) {
+                return Ok(());
+            }
+        }
+        Err(Violation::Livelock(self.state()))
+    }
+
+    /// The sockets that the station's poll set names; `None` if its applications go by steps.
+    fn named(&self, i: usize) -> Option<Vec<SlotId>> {
+        self.sides[i].set.as_ref().map(|set| set.drain())
+    }
+
+    /// What the other end of an end was told.
+    fn said(&self, e: usize) -> Said {
+        self.ends[e ^ 1].said()
+    }
+
+    fn drive(&mut self, e: usize) -> Result<bool, Violation> {
+        let other = self.said(e);
+        let side = &mut self.sides[self.ends[e].station];
+        let mut cx = Cx {
+            shard: &mut side.shard,
+            now: self.now,
+            ground: &self.ground,
+            set: side.set.as_ref(),
+            other,
+        };
+        self.ends[e].drive(&mut cx)
+    }
+
+    fn accept(&mut self, i: usize) -> Result<(), Violation> {
+        let now = self.now;
+        let side = &mut self.sides[i];
+        let Some(listener) = side.listener.filter(|_| now >= side.accepts_at) else {
+            return Ok(());
+        };
+        // A device that is gone ends all waiting; its connections are told one by one.
+        while let Ok(Step::Done((id, peer))) = self.sides[i].shard.tcp_accept(listener) {
+            let flow = usize::from(peer.port().wrapping_sub(OPENER_PORT));
+            let e = 2 * flow + 1;
+            let expected = self.ends.get(e).is_some_and(|end| end.station == i && end.is_unborn());
+            if !expected {
+                return Err(Violation::ForgedDatagram(format!("a connection from {peer}")));
+            }
+            let other = self.said(e);
+            let side = &mut self.sides[i];
+            let mut cx = Cx {
+                shard: &mut side.shard,
+                now,
+                ground: &self.ground,
+                set: side.set.as_ref(),
+                other,
+            };
+            self.ends[e].adopt(&mut cx, id)?;
+            self.drive(e)?;
+        }
+        Ok(())
+    }
+
+    /// Lets go of ends that nothing will ever reach, where the scenario has a cause for it.
+    fn watch_flows(&mut self) -> Result<(), Violation> {
+        for f in 0..self.half_done.len() {
+            let pair = [2 * f, 2 * f + 1];
+            let any_done = pair.iter().any(|e| self.ends[*e].is_done());
+            if any_done && self.half_done[f].is_none() {
+                self.half_done[f] = Some(self.now);
+            }
+            if self.give_up_at(f).is_some_and(|at| at <= self.now) {
+                pair.into_iter().try_for_each(|e| self.give_up(e))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The longest time after which a stack must have given up on a silent peer: the user time-out
+    /// on either side (a window that is closed may be probed for as long as the other still talks),
+    /// and the longest time between two looks at the clock.
+    fn patience(&self) -> Duration {
+        let longest = self.scenario.stations.iter().map(|s| s.tcp.user_timeout + s.tcp.max_rto);
+        longest.sum::<Duration>() + Duration::from_secs(20)
+    }
+
+    /// When the ends of a flow stop waiting for each other; `None` if they do not or need not.
+    fn give_up_at(&self, f: usize) -> Option<Instant> {
+        let pair = [&self.ends[2 * f], &self.ends[2 * f + 1]];
+        let open = pair.iter().any(|e| !e.is_done() && !e.is_unborn());
+        if !pair[0].may_fail || !open {
+            return None;
+        }
+        let dead = self.scenario.trouble.death().map(|at| START + at).filter(|at| *at <= self.now);
+        let from = [self.half_done[f], dead].into_iter().flatten().min()?;
+        let asked = pair.iter().filter(|e| !e.is_done()).map(|e| e.asked_at).max()?;
+        Some(from.max(asked) + self.patience())
+    }
+
+    fn give_up(&mut self, e: usize) -> Result<(), Violation> {
+        if self.ends[e].is_done() || self.ends[e].is_unborn() {
+            return Ok(());
+        }
+        let dead = self.scenario.trouble.death().is_some_and(|at| START + at <= self.now);
+        let other = self.said(e);
+        let side = &mut self.sides[self.ends[e].station];
+        if dead && self.ends[e].has_pending(&mut side.shard) {
+            return Err(Violation::NoError { end: self.ends[e].name });
+        }
+        let mut cx = Cx {
+            shard: &mut side.shard,
+            now: self.now,
+            ground: &self.ground,
+            set: side.set.as_ref(),
+            other,
+        };
+        self.ends[e].abort(&mut cx);
+        Ok(())
+    }
+
+    fn close_rest(&mut self) {
+        let now = self.now;
+        for side in &mut self.sides {
+            side.traffic.close(&mut side.shard, now);
+            if let Some(id) = side.listener.take() {
+                side.shard.close(now, id);
+            }
+        }
+    }
+
+    /// Lets time run until both stacks are empty.
+    fn settle(&mut self) -> Result<(), Violation> {
+        let linger = Duration::from_secs(120);
+        let end = self.now + self.patience() + linger;
+        loop {
+            let left = self.sides.each_mut().map(|s| oracle::leftover(&s.shard.stat()));
+            let Some((station, what)) =
+                left.into_iter().enumerate().find_map(|(i, l)| l.map(|what| (i, what)))
+            else {
+                return Ok(());
+            };
+            let next = self.sides.iter().filter_map(|s| s.shard.next_deadline()).min();
+            if next.is_none_or(|at| at > end) {
+                return Err(Violation::Leak { station, what });
+            }
+            self.advance()?;
+            self.run_script();
+            for side in &mut self.sides {
+                if side.shard.next_deadline().is_some_and(|at| at <= self.now) {
+                    side.shard.step(self.now, 64);
+                }
+                drop(side.shard.take_wakes());
+            }
+        }
+    }
+
+    fn report(&mut self) -> Result<Report, Violation> {
+        let mut report = Report {
+            seed: self.scenario.seed,
+            digest: 0,
+            virtual_ns: self.now.since(START).as_nanos() as u64,
+            steps: self.steps,
+            bytes: self.ends.iter().map(|e| e.read).sum(),
+            connections: self.scenario.flows.len() as u64,
+            errors: self.ends.iter().filter(|e| e.error.is_some()).count() as u64,
+            ..Report::default()
+        };
+        for (i, side) in self.sides.iter_mut().enumerate() {
+            let stat = side.shard.stat();
+            oracle::check_counters(&self.scenario, i, &stat)?;
+            oracle::add_counters(&mut report, &stat);
+        }
+        let mut ground = lock(&self.ground);
+        ground.log.mix(report.virtual_ns);
+        ground.log.mix(report.bytes);
+        report.digest = ground.log.digest();
+        Ok(report)
+    }
+}
+
+fn side(s: &Scenario, i: usize, gate: Gate) -> Side {
+    let how = &s.stations[i];
+    let prefix_len = if s.v6 { 64 } else { 24 };
+    let config = StackConfig {
+        addresses: vec![IfAddr { addr: address(s.v6, i), prefix_len }],
+        pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(how.pool_bytes) },
+        tcp: how.tcp,
+        seed: s.seed ^ (0x5eed << (8 * i)),
+        ..StackConfig::default()
+    };
+    let mut shard =
+        Shard::new(config, Box::new(gate), START).expect("invariant: a sound configuration");
+    let at = |i: usize| SocketAddr::new(address(s.v6, i), DATAGRAM_PORT);
+    let traffic = SideTraffic::new(
+        i,
+        &mut shard,
+        (at(i), at(1 - i)),
+        (s.datagrams[i], s.pings[i]),
+        s.mtu,
+        s.seed,
+    )
+    .expect("invariant: the first sockets of a stack");
+    let set = how.by_edges.then(|| Arc::new(PollSetCore::new().expect("an eventfd")));
+    Side { shard, listener: None, set, traffic, accepts_at: START + how.accepts_after }
+}
+
+fn ends(s: &Scenario) -> Vec<End> {
+    let mut ends = Vec::new();
+    for (f, plan) in s.flows.iter().enumerate() {
+        for (n, end) in plan.ends.iter().enumerate() {
+            let station = plan.opener ^ n;
+            let preempted = s.stations[station].preempted;
+            let mut e = End::new((f, n), station, end, quirk(plan.kind, n), preempted, s.seed);
+            e.may_fail = s.may_fail(f);
+            e.connects = connects(s, f, n);
+            ends.push(e);
+        }
+    }
+    ends
+}
+
+fn quirk(kind: FlowKind, n: usize) -> Quirk {
+    match kind {
+        FlowKind::Abort(who, after) if who == n => Quirk::Abort(after),
+        FlowKind::UnreadClose(who) if who == n => Quirk::UnreadClose,
+        FlowKind::EarlyClose(who) if who == n => Quirk::EarlyClose,
+        FlowKind::Deaf(who) if who == n => Quirk::Deaf,
+        _ => Quirk::None,
+    }
+}
+
+/// From where, to where and when an end connects; `None` for one that is accepted.
+fn connects(s: &Scenario, f: usize, n: usize) -> Option<(SocketAddr, SocketAddr, Instant)> {
+    let plan = &s.flows[f];
+    let both = plan.kind == FlowKind::SimultaneousOpen;
+    if n == 1 && !both {
+        return None;
+    }
+    let ports = match (n, both) {
+        (0, false) => (OPENER_PORT + f as u16, SERVER_PORT),
+        (0, true) => (OPENER_PORT + f as u16, OTHER_PORT + f as u16),
+        _ => (OTHER_PORT + f as u16, OPENER_PORT + f as u16),
+    };
+    let here = plan.opener ^ n;
+    let at = |station, port| SocketAddr::new(address(s.v6, station), port);
+    Some((at(here, ports.0), at(1 - here, ports.1), START + plan.at))
+}
+
+fn script(trouble: &Trouble) -> Vec<(Instant, Change)> {
+    let at = |d: Duration| START + d;
+    match trouble {
+        Trouble::None => Vec::new(),
+        Trouble::Pause { at: from, lasts } => vec![
+            (at(*from), Change::Dead([true; 2])),
+            (at(*from + *lasts), Change::Dead([false; 2])),
+        ],
+        Trouble::Death { at: from, of } => vec![(at(*from), Change::Dead(*of))],
+        Trouble::Gone { at: from, station } => vec![(at(*from), Change::Gone(*station))],
+        Trouble::Mute { at: from, lasts, station } => vec![
+            (at(*from), Change::Mute(*station, true)),
+            (at(*from + *lasts), Change::Mute(*station, false)),
+        ],
+        Trouble::Routes(changes) => {
+            changes.iter().map(|(d, s, c)| (at(*d), Change::Route(*s, *c))).collect()
+        }
+    }
+}
