@@ -278,7 +278,9 @@ impl<P: Probe> Shard<P> {
                 (a, b) => a.or(b),
             };
         }
-        if !self.output_queue.is_empty() || !self.net.link.loopback.is_empty() {
+        // What waits because the device is full goes on when the device says that it has room.
+        let may_send = !self.output_queue.is_empty() && !self.net.link.has_backlog();
+        if may_send || !self.net.link.loopback.is_empty() {
             return Some(Instant::ZERO);
         }
         next

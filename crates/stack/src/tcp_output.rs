@@ -1,6 +1,6 @@
 //! TCP on its way down: connections that have something to send take their turn, and their timers.
 
-use fulmar_base::{Instant, Probe, SlotId};
+use fulmar_base::{Duration, Instant, Probe, SlotId};
 use fulmar_tcp::Sent;
 
 use crate::net::{Net, TcpEmit};
@@ -9,6 +9,10 @@ use crate::sockets::{Socket, TcpEntry};
 
 /// Turns of connections in one pass, so that one pass is bounded whatever they cause.
 const TURNS_PER_PASS: usize = 4096;
+
+/// When a connection that found no buffer for a header looks again: a few times within the shortest
+/// retransmission time-out, yet no busy loop.
+const STARVED_RETRY: Duration = Duration::from_millis(10);
 
 impl<P: Probe> Shard<P> {
     /// Puts a connection into the output queue.
@@ -36,11 +40,12 @@ impl<P: Probe> Shard<P> {
     pub(crate) fn output_now(&mut self, now: Instant, id: SlotId) {
         let was_queued = matches!(self.sockets.get(id), Some(Socket::Tcp(s)) if s.is_queued);
         if !self.output_turn(now, id) && !was_queued {
-            self.queue_output(id);
+            self.output_queue.push_back(id);
         }
     }
 
-    /// One connection's output; false if the device refused and it must have another turn.
+    /// One connection's output; false if the device refused: then it is marked as queued, and the
+    /// caller sees to it that it is.
     fn output_turn(&mut self, now: Instant, id: SlotId) -> bool {
         self.refresh_path(id);
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return true };
@@ -52,7 +57,10 @@ impl<P: Probe> Shard<P> {
                 self.bury_if_done(now, id);
                 true
             }
-            Sent::Starved => true,
+            Sent::Starved => {
+                self.retry_soon(now, id);
+                true
+            }
             Sent::More => {
                 if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
                     entry.is_queued = true;
@@ -74,6 +82,14 @@ impl<P: Probe> Shard<P> {
         {
             entry.path = path;
         }
+    }
+
+    /// The pool was dry, and nothing of the connection may be in flight that would bring it back:
+    /// it looks again when others have freed something.
+    fn retry_soon(&mut self, now: Instant, id: SlotId) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        let at = now + STARVED_RETRY;
+        entry.timer = Some(self.wheel.schedule(entry.timer, TimerKey::Tcp(id), at));
     }
 
     /// Makes sure that the wheel fires for the connection in time.
