@@ -193,6 +193,8 @@ impl Tcb {
     fn on_sent(&mut self, env: &mut Env, plan: &Plan) {
         let now = env.now;
         if !matches!(plan.kind, Kind::Probe) {
+            let carries = matches!(plan.kind, Kind::New) && self.last_ack_sent != self.rcv_nxt;
+            self.interactive |= carries;
             self.note_ack_sent();
         }
         match plan.kind {
@@ -216,6 +218,7 @@ impl Tcb {
     #[inline]
     fn note_ack_sent(&mut self) {
         self.due.ack = false;
+        self.due.pushed = false;
         if self.last_ack_sent != self.rcv_nxt {
             let segments = (self.rcv_nxt.wrapping_sub(self.last_ack_sent)) / 536;
             self.quick_acks = self.quick_acks.saturating_sub(segments.clamp(1, 16) as u8);
@@ -253,7 +256,7 @@ impl Tcb {
         if self.marks.timed.is_none() && self.recovery.is_quiet() {
             self.marks.timed = Some((behind, env.now));
         }
-        // Data answers data here: hold ACKs back, they will ride along (Linux' interactive mode).
+        // Data goes this way too: ACKs may ride along.
         self.quick_acks = 0;
     }
 

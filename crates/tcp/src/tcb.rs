@@ -78,6 +78,8 @@ pub(crate) struct Due {
     pub syn: bool,
     /// A window probe, or a segment that only a small window held back.
     pub probe: bool,
+    /// An ACK as soon as the reader has taken everything: the peer pushed, and perhaps waits.
+    pub pushed: bool,
     pub reset: Option<ResetDue>,
 }
 
@@ -208,7 +210,10 @@ pub struct Tcb {
     pub(crate) persisting: bool,
     pub(crate) challenge: crate::challenge::Limit,
 
+    /// How many of the peer's segments are still acknowledged at once.
     pub(crate) quick_acks: u8,
+    /// Our data has been carrying the acknowledgements lately, so it is worth waiting for.
+    pub(crate) interactive: bool,
     pub(crate) due: Due,
     pub(crate) user: User,
     pub(crate) fate: Fate,
@@ -303,6 +308,7 @@ impl Tcb {
             persisting: false,
             challenge: crate::challenge::Limit::new(),
             quick_acks: QUICK_ACKS,
+            interactive: false,
             due: Due { syn: true, ..Due::default() },
             user: User::default(),
             fate: Fate::default(),

@@ -86,6 +86,11 @@ impl Tcb {
         let limit = self.recv_limit as u64;
         let two = u64::from(self.rcv_mss).saturating_mul(2).min(limit / 2);
         let low = offered <= (limit / 8).max(two);
+        // A peer whose Nagle algorithm or small send buffer waits for this ACK would else wait for
+        // the timer. Where answers carry the ACKs (RFC 9293 section 3.8.6.3) they are awaited.
+        if self.due.pushed && !self.interactive && self.recv.readable() == 0 {
+            self.due.ack = true;
+        }
         if gain >= two && gain > 0 && (low || gain >= limit / 4) {
             self.due.ack = true;
         }

@@ -83,6 +83,39 @@ fn an_acknowledgement_rides_on_data() {
 }
 
 #[test]
+fn a_pushed_segment_is_acknowledged_when_it_has_been_read() {
+    let mut t = settled();
+    recv!(t, "PA", seq = 1001, ack = 1001, len = 10);
+    t.silent();
+    t.read(5);
+    t.silent();
+    t.read(5);
+    send!(t, "A", ack = 1011);
+    t.silent();
+}
+
+#[test]
+fn where_answers_carry_acknowledgements_they_are_awaited() {
+    let mut t = settled();
+    for i in 0..3 {
+        recv!(t, "PA", seq = 1001 + i * 10, ack = 1001 + i * 10, len = 10);
+        if i > 0 {
+            t.read(10);
+            t.silent();
+        }
+        t.write(10);
+        send!(t, "PA", seq = 1001 + i * 10, ack = 1011 + i * 10, len = 10);
+    }
+    t.read(10);
+    recv!(t, "PA", seq = 1031, ack = 1031, len = 10);
+    t.wait(40); // no answer this time
+    send!(t, "A", ack = 1041);
+    recv!(t, "PA", seq = 1041, ack = 1031, len = 10);
+    t.read(20);
+    send!(t, "A", ack = 1051);
+}
+
+#[test]
 fn out_of_order_data_is_reported_at_once_latest_first() {
     let mut t = settled();
     recv!(t, "A", seq = 2001, ack = 1001, len = 100);

@@ -7,6 +7,7 @@ use crate::tcb::ResetDue;
 use crate::timers::Timer;
 use fulmar_base::{Counter, DropReason};
 use fulmar_mbuf::Chain;
+use fulmar_wire::tcp::Flags;
 
 /// How far bytes in order may exceed the bound on storage that holds for others: without it, a
 /// store full of out-of-order bytes could never take the ones that would empty it.
@@ -31,6 +32,7 @@ impl Tcb {
         let start = self.rcv_nxt.saturating_add(seg.offset.unsigned_abs());
         self.cut_at_fin(env, seg, start)?;
         let payload = core::mem::take(&mut seg.payload);
+        self.due.pushed |= seg.hdr.flags.contains(Flags::PSH);
         if seg.offset == 0 && self.recv.out_of_order_bytes() == 0 {
             seg.events |= self.store_in_order(env, payload);
             return Ok(());

@@ -64,6 +64,7 @@ impl Tcb {
             env.pool.free(payload);
             return events;
         }
+        self.due.pushed |= hdr.flags.contains(Flags::PSH);
         events | self.store_in_order(env, payload)
     }
 }
