@@ -49,6 +49,10 @@ enum Command {
 /// What an error that is not a usage error exits with; clap uses 2 for those as well.
 const FAILED: u8 = 2;
 
+/// Counts allocations, so that the bench can tell whether the data path makes any.
+#[global_allocator]
+static HEAP: fulmar_lab::heap::Counting = fulmar_lab::heap::Counting;
+
 fn main() -> ExitCode {
     // In a kernel peer of a bench this does not return.
     fulmar_lab::child::dispatch();
@@ -61,6 +65,8 @@ fn main() -> ExitCode {
         Command::Stat(args) => stat::run(args),
         Command::Sandbox(args) => sandbox::run(args),
     };
+    // A thread that still waits for standard input keeps its stack; the door must go all the same.
+    fulmar::control::remove_own();
     outcome.unwrap_or_else(|failure| {
         eprintln!("fulmar: {failure}");
         ExitCode::from(FAILED)

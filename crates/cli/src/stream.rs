@@ -5,6 +5,7 @@ use fulmar_lab::bench::{self, Outcome, Plan, Ratio, Sample, Way};
 use fulmar_lab::cpu::Placement;
 use fulmar_lab::floor::{self, Direction, Ground, Kind};
 use fulmar_lab::kernel::{self, Pair};
+use fulmar_lab::stream::{self, Joined, Over};
 use fulmar_lab::{Bulk, limit};
 use std::cell::RefCell;
 use std::io;
@@ -70,13 +71,23 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
             None
         }
     };
+    let has_kernel = kernel.is_some();
     let ground = kernel.as_ref().and_then(|_| ground(options)).map(RefCell::new);
+    let over = ground.as_ref().map(|g| over_of(g.borrow().kind()));
+    let ours = grounds_of_ours(options, over)?;
+    let joined = joined(options)?;
     let mut ways = vec![limit::memcpy(BULK())];
     for &placement in &options.placements {
         ways.extend(kernel.as_ref().map(|pair| kernel::way(pair, BULK(), placement)));
-        ways.extend(ground.iter().flat_map(|g| floors(g, placement)));
+        for direction in [Direction::Send, Direction::Receive] {
+            ways.extend(ours_at(&ours, placement).map(|g| stream::way(g, BULK(), direction)));
+            ways.extend(ground.iter().map(|g| floor::way(g, BULK(), direction, true, placement)));
+        }
+        ways.extend(joined_at(&joined, placement).map(|j| stream::link_way(j, BULK())));
     }
-    let ratios = ways.iter().filter_map(|w| ratio_of(w, &ways)).collect();
+    let mut ratios = options.placements.iter().flat_map(|p| ratios_at(*p, over)).collect::<Vec<_>>();
+    ratios.retain(|r| is_measured(r, &ways));
+    ratios.extend(allocations(&ways, has_kernel));
     let (budget, max_runs) = (options.budget, options.runs);
     Ok(bench::run(Plan { ways, ratios, budget, max_runs, soak: budget >= SOAK_FROM }))
 }
@@ -98,21 +109,119 @@ fn ground(options: &Options) -> Option<Ground> {
     })
 }
 
-fn floors(ground: &RefCell<Ground>, placement: Placement) -> impl Iterator<Item = Way<'_>> {
-    let directions = [Direction::Send, Direction::Receive].into_iter();
-    directions.map(move |direction| floor::way(ground, BULK(), direction, true, placement))
+fn over_of(kind: Kind) -> Over {
+    match kind {
+        Kind::Tap => Over::Tap,
+        Kind::Packet | Kind::PacketRing => Over::Packet,
+    }
 }
 
-/// A floor over the kernel's own way at the same placement.
-fn ratio_of(way: &Way<'_>, all: &[Way<'_>]) -> Option<Ratio> {
-    let over = format!("kernel.{}", way.placement.name());
-    let compared = way.name.starts_with("floor.") && all.iter().any(|w| w.name == over);
-    compared.then(|| Ratio {
-        name: format!("stream.{}.vs_kernel", way.name),
-        sentence: "the floor of the device ÷ kernel to kernel, both ends".to_owned(),
-        way: way.name.clone(),
-        over: Some(over),
+/// A stack of ours per placement, on the same kind of device as the floor.
+fn grounds_of_ours(
+    options: &Options,
+    over: Option<Over>,
+) -> io::Result<Vec<(Placement, RefCell<stream::Ground>)>> {
+    let Some(over) = over else { return Ok(Vec::new()) };
+    let placements = options.placements.iter();
+    let open = |&p| Ok((p, RefCell::new(stream::Ground::new(over, p, options.pcap.as_ref())?)));
+    placements.map(open).collect()
+}
+
+/// Two stacks of ours per placement, joined.
+fn joined(options: &Options) -> io::Result<Vec<(Placement, RefCell<Joined>)>> {
+    if options.stack == Stack::Kernel {
+        return Ok(Vec::new());
+    }
+    let placements = options.placements.iter();
+    placements.map(|&p| Ok((p, RefCell::new(Joined::new(p)?)))).collect()
+}
+
+fn ours_at(
+    all: &[(Placement, RefCell<stream::Ground>)],
+    placement: Placement,
+) -> impl Iterator<Item = &RefCell<stream::Ground>> {
+    all.iter().filter(move |(p, _)| *p == placement).map(|(_, g)| g)
+}
+
+fn joined_at(
+    all: &[(Placement, RefCell<Joined>)],
+    placement: Placement,
+) -> impl Iterator<Item = &RefCell<Joined>> {
+    all.iter().filter(move |(p, _)| *p == placement).map(|(_, j)| j)
+}
+
+/// What is compared at one placement. The same names whatever the device, which the ways tell.
+fn ratios_at(placement: Placement, over: Option<Over>) -> Vec<Ratio> {
+    let at = placement.name();
+    let kernel = format!("kernel.{at}");
+    let mut ratios = vec![compared(
+        format!("stream.link.{at}.vs_kernel"),
+        "fulmar to fulmar over link ÷ kernel to kernel over veth, both ends",
+        format!("fulmar.link.{at}"),
+        &kernel,
+        (placement == Placement::SameCpu).then_some((0.6, 0.4)),
+    )];
+    for direction in [Direction::Send, Direction::Receive] {
+        let Some(over) = over else { continue };
+        let verb = direction.name();
+        let ours = format!("fulmar.{}.{verb}.{at}", over.name());
+        let floor = format!("floor.{}.{verb}.{at}", over.name());
+        let goals = |vs_floor: bool| match (placement, direction, vs_floor) {
+            (Placement::SameCpu, _, true) => Some((1.15, 1.05)),
+            (Placement::TwoCpus, Direction::Send, false) => Some((1.1, 0.85)),
+            (Placement::TwoCpus, Direction::Receive, false) => Some((1.25, 1.05)),
+            _ => None,
+        };
+        ratios.push(compared(
+            format!("stream.{verb}.{at}.vs_floor"),
+            "fulmar ÷ the floor of the same device with one memcpy, both ends",
+            ours.clone(),
+            &floor,
+            goals(true),
+        ));
+        ratios.push(compared(
+            format!("stream.{verb}.{at}.vs_kernel"),
+            "fulmar ÷ kernel to kernel over veth, both ends",
+            ours,
+            &kernel,
+            goals(false),
+        ));
+    }
+    ratios
+}
+
+fn compared(
+    name: String,
+    sentence: &str,
+    way: String,
+    over: &str,
+    reach_and_aim: Option<(f64, f64)>,
+) -> Ratio {
+    Ratio {
+        name,
+        sentence: sentence.to_owned(),
+        way,
+        over: Some(over.to_owned()),
         measure: Sample::both_ns_per_kb,
-        reach_and_aim: None,
+        reach_and_aim,
+    }
+}
+
+fn is_measured(ratio: &Ratio, ways: &[Way<'_>]) -> bool {
+    let has = |name: &String| ways.iter().any(|w| w.name == *name);
+    has(&ratio.way) && ratio.over.as_ref().is_none_or(has)
+}
+
+/// Heap allocations per packet of MTU size in steady state, of the way that matters most.
+fn allocations(ways: &[Way<'_>], has_kernel: bool) -> Option<Ratio> {
+    let wanted = if has_kernel { "send" } else { "link" };
+    let way = ways.iter().find(|w| w.name.starts_with("fulmar.") && w.name.contains(wanted))?;
+    Some(Ratio {
+        name: "stream.heap_allocations_per_packet".to_owned(),
+        sentence: "heap allocations per packet of MTU size, steady state".to_owned(),
+        way: way.name.clone(),
+        over: None,
+        measure: |s| s.counted("heap_allocations") as f64 / s.counted("packets").max(1) as f64,
+        reach_and_aim: Some((0.0, 0.0)),
     })
 }

@@ -53,6 +53,11 @@ impl Sample {
         self
     }
 
+    /// The count of that name, 0 if there is none.
+    pub fn counted(&self, name: &str) -> u64 {
+        self.counts.iter().find(|(n, _)| *n == name).map_or(0, |(_, count)| *count)
+    }
+
     /// CPU of the end under test, in ns per KB (1024 bytes).
     pub fn near_ns_per_kb(&self) -> f64 {
         self.near.cpu_ns_per_kb()

@@ -13,6 +13,8 @@ pub mod bench;
 pub mod child;
 pub mod cpu;
 pub mod floor;
+#[allow(unsafe_code)]
+pub mod heap;
 pub mod kernel;
 pub mod limit;
 pub mod lock;
@@ -23,6 +25,7 @@ pub mod report;
 pub mod simulation;
 pub mod site;
 pub mod stats;
+pub mod stream;
 mod sys;
 
 use std::io;

@@ -33,7 +33,7 @@ pub struct Site<D> {
     /// Where kernel peers live: hand it to [`crate::peer::Peer::spawn`].
     pub peer_netns: Netns,
     /// The namespace of our end of a veth pair, which must outlive the device.
-    _our_netns: Option<Netns>,
+    pub(crate) _our_netns: Option<Netns>,
 }
 
 /// Makes a namespace and, in it, the TAP interface that `open` opens by its name.

@@ -96,6 +96,11 @@ impl Ground {
         Ok(Ground { kind, site, next_port: AtomicU16::new(0) })
     }
 
+    /// On which device.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
     /// Runs one connection for about `time`. `near` in the sample is this thread's account, `far`
     /// the kernel peer's process. `copy`: also copy every byte once, as the stack will have to.
     pub fn stream(

@@ -1,0 +1,331 @@
+//! fulmar's own ways of the bulk bench: a stack over a real device against a kernel peer, and two
+//! stacks joined by `link`.
+//!
+//! The account of fulmar's end is the CPU time of this whole process (the caller's thread and the
+//! stack's service thread): whatever the stack does anywhere is in it.
+
+use crate::bench::{Sample, Way};
+use crate::cpu::{self, Placement};
+use crate::floor::Direction;
+use crate::peer::{Endpoint, Peer, Report, Role, Spec};
+use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PREFIX, Site};
+use crate::{Bulk, heap, on_pinned_thread};
+use fulmar::base::{Counter, EtherAddr};
+use fulmar::{Cidr, Device, Stack, TcpListener, TcpStream, devices};
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Which real device carries fulmar.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Over {
+    /// TAP with virtio-net header.
+    Tap,
+    /// AF_PACKET on veth.
+    Packet,
+}
+
+impl Over {
+    /// The name in ways and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Over::Tap => "tap",
+            Over::Packet => "packet",
+        }
+    }
+
+    /// The name in tables.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Over::Tap => "TAP",
+            Over::Packet => "AF_PACKET",
+        }
+    }
+}
+
+/// A stack over a real device, and the namespace of its kernel peers.
+pub struct Ground {
+    over: Over,
+    placement: Placement,
+    stack: Stack,
+    site: Site<()>,
+}
+
+impl Ground {
+    /// Makes namespaces, device and stack. The stack's service thread runs where the placement
+    /// puts our end. Needs root in the user namespace: see [`crate::netns::enter`].
+    ///
+    /// # Errors
+    /// What the device or the namespaces failed with.
+    pub fn new(over: Over, placement: Placement, pcap: Option<&PathBuf>) -> io::Result<Ground> {
+        let Site { device, peer_netns, _our_netns } = match over {
+            Over::Tap => site::tap(open_tap)?,
+            Over::Packet => site::packet(open_packet)?,
+        };
+        let device = match pcap {
+            Some(file) => devices::capture(device, io::BufWriter::new(std::fs::File::create(file)?)),
+            None => device,
+        };
+        let (near_cpu, _) = placement.cpus(&cpu::allowed_cpus()?)?;
+        let address = Cidr { address: IpAddr::V4(OUR_IP), prefix_len: PREFIX };
+        let stack = on_pinned_thread(near_cpu, || build(device, address, over.name()))?;
+        Ok(Ground { over, placement, stack, site: Site { device: (), peer_netns, _our_netns } })
+    }
+
+    /// Runs one connection for about `time`. `near` in the sample is this process, `far` the kernel
+    /// peer's.
+    ///
+    /// # Errors
+    /// What the connection failed with.
+    pub fn stream(
+        &mut self,
+        bulk: &Bulk,
+        direction: Direction,
+        time: Duration,
+    ) -> io::Result<Sample> {
+        let (near_cpu, far_cpu) = self.placement.cpus(&cpu::allowed_cpus()?)?;
+        let role = match direction {
+            Direction::Send => Role::Sink,
+            Direction::Receive => Role::Source,
+        };
+        let spec = Spec {
+            role,
+            endpoint: Endpoint::Listen(SocketAddr::new(IpAddr::V4(PEER_IP), 0)),
+            cpu: far_cpu,
+            buffer_bytes: if role == Role::Sink { bulk.read_bytes } else { bulk.write_bytes },
+            warm_bytes: bulk.warm_bytes,
+            time,
+        };
+        let peer = Peer::spawn(&spec, &self.site.peer_netns)?;
+        let stack = &self.stack;
+        let (near, counts) = on_pinned_thread(near_cpu, || {
+            let stream = TcpStream::connect(stack, peer.address())?;
+            match direction {
+                Direction::Send => send(stack, stream, bulk, time),
+                Direction::Receive => receive(stack, stream, bulk),
+            }
+        })?;
+        let sample = Sample::of_ends(near, peer.finish()?, bulk.warm_bytes);
+        Ok(Sample { counts, ..sample })
+    }
+}
+
+fn open_tap(name: &str) -> io::Result<Box<dyn Device>> {
+    let config = devices::tap_device::TapConfig {
+        name: name.to_owned(),
+        ether: Some(EtherAddr(OUR_MAC)),
+        ..Default::default()
+    };
+    let tap = devices::tap_device::Tap::open(&config).map_err(io::Error::other)?;
+    Ok(Box::new(tap))
+}
+
+fn open_packet(name: &str) -> io::Result<Box<dyn Device>> {
+    let config = devices::packet_socket::PacketConfig {
+        interface: name.to_owned(),
+        ether: Some(EtherAddr(OUR_MAC)),
+        ..Default::default()
+    };
+    let socket = devices::packet_socket::PacketSocket::open(&config).map_err(io::Error::other)?;
+    Ok(Box::new(socket))
+}
+
+fn build(device: Box<dyn Device>, address: Cidr, name: &str) -> io::Result<Stack> {
+    let builder = Stack::builder().device(device).address(address).name(name).unlisted();
+    builder.build().map_err(io::Error::other)
+}
+
+/// What is counted over the measured part of a run, by name.
+type Counts = Vec<(&'static str, u64)>;
+
+/// Reads every counter that a table may want, so that the difference of two is a run's.
+fn counted(stack: &Stack) -> io::Result<Counts> {
+    let stat = stack.stat()?;
+    let of = |name, c| (name, stat.count(c));
+    Ok(vec![
+        ("tx_frames", stat.count(Counter::TxFrames)),
+        ("rx_frames", stat.count(Counter::RxFrames)),
+        ("tx_crossings", stat.shard.device.tx_crossings),
+        ("rx_crossings", stat.shard.device.rx_crossings),
+        of("packets", Counter::TxPackets).plus(stat.count(Counter::RxPackets)),
+        of("output_passes", Counter::TcpOutputs),
+        of("writes", Counter::Sends),
+        of("reads", Counter::Receives),
+        of("copied_bytes", Counter::CopiedBytes),
+        of("sleeps", Counter::Sleeps),
+        of("retransmitted_bytes", Counter::TcpRetransmitBytes),
+    ])
+}
+
+trait Plus {
+    fn plus(self, n: u64) -> Self;
+}
+
+impl Plus for (&'static str, u64) {
+    fn plus(self, n: u64) -> Self {
+        (self.0, self.1 + n)
+    }
+}
+
+fn difference(before: &Counts, after: &Counts) -> Counts {
+    before.iter().zip(after).map(|(b, a)| (a.0, a.1.wrapping_sub(b.1))).collect()
+}
+
+/// The clocks and counters at the start of the measured part.
+struct Start {
+    at: Instant,
+    cpu: Duration,
+    heap_allocations: u64,
+    counts: Counts,
+}
+
+impl Start {
+    fn now(stack: &Stack) -> io::Result<Start> {
+        let counts = counted(stack)?;
+        let heap_allocations = heap::allocations();
+        Ok(Start { counts, heap_allocations, cpu: cpu::process_cpu(None)?, at: Instant::now() })
+    }
+
+    fn report(self, stack: &Stack, bytes: u64, calls: u64) -> io::Result<(Report, Counts)> {
+        let elapsed = self.at.elapsed();
+        let cpu = cpu::process_cpu(None)?.saturating_sub(self.cpu);
+        let heap_allocations = heap::allocations() - self.heap_allocations;
+        let mut counts = difference(&self.counts, &counted(stack)?);
+        counts.push(("heap_allocations", heap_allocations));
+        Ok((Report { bytes, elapsed, cpu, calls }, counts))
+    }
+}
+
+fn send(
+    stack: &Stack,
+    mut stream: TcpStream,
+    bulk: &Bulk,
+    time: Duration,
+) -> io::Result<(Report, Counts)> {
+    let buffer = vec![0x5a; bulk.write_bytes];
+    let mut warm = 0;
+    while warm < bulk.warm_bytes {
+        let n = buffer.len().min((bulk.warm_bytes - warm) as usize);
+        stream.write_all(&buffer[..n])?;
+        warm += n as u64;
+    }
+    let start = Start::now(stack)?;
+    let (mut bytes, mut calls) = (0, 0);
+    while start.at.elapsed() < time {
+        stream.write_all(&buffer)?;
+        bytes += buffer.len() as u64;
+        calls += 1;
+    }
+    start.report(stack, bytes, calls)
+}
+
+fn receive(stack: &Stack, mut stream: TcpStream, bulk: &Bulk) -> io::Result<(Report, Counts)> {
+    let mut buffer = vec![0; bulk.read_bytes];
+    let mut warm = 0;
+    while warm < bulk.warm_bytes {
+        let n = buffer.len().min((bulk.warm_bytes - warm) as usize);
+        match stream.read(&mut buffer[..n])? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            n => warm += n as u64,
+        }
+    }
+    let start = Start::now(stack)?;
+    let (mut bytes, mut calls) = (0, 0);
+    loop {
+        match stream.read(&mut buffer)? {
+            0 => break,
+            n => bytes += n as u64,
+        }
+        calls += 1;
+    }
+    start.report(stack, bytes, calls)
+}
+
+/// The way `fulmar.DEVICE.DIRECTION.PLACEMENT`.
+pub fn way(
+    ground: &std::cell::RefCell<Ground>,
+    bulk: Bulk,
+    direction: Direction,
+) -> Way<'_> {
+    let (over, placement) = (ground.borrow().over, ground.borrow().placement);
+    let verb = match direction {
+        Direction::Send => "sending",
+        Direction::Receive => "receiving",
+    };
+    Way {
+        name: format!("fulmar.{}.{}.{}", over.name(), direction.name(), placement.name()),
+        title: format!("fulmar, {}, {verb}", over.title()),
+        placement,
+        run: Box::new(move |time| ground.borrow_mut().stream(&bulk, direction, time)),
+    }
+}
+
+/// Two stacks in this process, joined by `link`, with a blocking thread each.
+pub struct Joined {
+    placement: Placement,
+    near: Stack,
+    far: Stack,
+}
+
+const FAR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 1, 2);
+const NEAR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 1, 1);
+
+impl Joined {
+    /// Makes both stacks, each with its service thread where the placement puts that end.
+    ///
+    /// # Errors
+    /// Too many open descriptors.
+    pub fn new(placement: Placement) -> io::Result<Joined> {
+        let (near, far) = devices::link_pair().map_err(io::Error::other)?;
+        let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
+        let at = |device, ip, cpu| {
+            let address = Cidr { address: IpAddr::V4(ip), prefix_len: PREFIX };
+            on_pinned_thread(cpu, move || build(device, address, "link"))
+        };
+        Ok(Joined {
+            placement,
+            near: at(near, NEAR_IP, near_cpu)?,
+            far: at(far, FAR_IP, far_cpu)?,
+        })
+    }
+
+    /// Sends for about `time` from one to the other. `near` in the sample is the whole process,
+    /// both ends; `far` is nothing.
+    ///
+    /// # Errors
+    /// What the connection failed with.
+    pub fn stream(&mut self, bulk: &Bulk, time: Duration) -> io::Result<Sample> {
+        let (near_cpu, far_cpu) = self.placement.cpus(&cpu::allowed_cpus()?)?;
+        let listener = TcpListener::bind(&self.far, SocketAddr::new(IpAddr::V4(FAR_IP), 0))?;
+        let to = listener.local_addr()?;
+        let (near, far) = (&self.near, &self.far);
+        let (sent, received) = thread::scope(|scope| {
+            let reader = scope.spawn(move || {
+                on_pinned_thread(far_cpu, || receive(far, listener.accept()?.0, bulk))
+            });
+            let sent = on_pinned_thread(near_cpu, || {
+                send(near, TcpStream::connect(near, to)?, bulk, time)
+            });
+            let received = reader.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
+            sent.and_then(|s| Ok((s, received?)))
+        })?;
+        let (near, counts) = sent;
+        // The other end's time and bytes; its CPU is in the process's account already.
+        let far = Report { cpu: Duration::ZERO, ..received.0 };
+        let sample = Sample::of_ends(near, far, bulk.warm_bytes);
+        Ok(Sample { counts, ..sample })
+    }
+}
+
+/// The way `fulmar.link.PLACEMENT`.
+pub fn link_way(joined: &std::cell::RefCell<Joined>, bulk: Bulk) -> Way<'_> {
+    let placement = joined.borrow().placement;
+    Way {
+        name: format!("fulmar.link.{}", placement.name()),
+        title: "fulmar to fulmar, link".to_owned(),
+        placement,
+        run: Box::new(move |time| joined.borrow_mut().stream(&bulk, time)),
+    }
+}
