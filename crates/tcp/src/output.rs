@@ -40,7 +40,7 @@ impl Tcb {
     pub fn output(&mut self, env: &mut Env, path: &PathInfo, out: &mut impl Emit) -> Sent {
         env.counters.count(Counter::TcpOutputs);
         self.follow_path(path);
-        self.burst_from = self.snd_nxt;
+        self.edges.burst_from = self.snd_nxt;
         let sent = match self.send_all(env, out) {
             Ok(()) => Sent::Done,
             Err(why) => why,
@@ -249,7 +249,7 @@ impl Tcb {
         self.fin_sent |= plan.fin;
         self.due.probe = false;
         if !plan.bytes.is_multiple_of(self.payload_room().max(1)) {
-            self.snd_small = behind;
+            self.edges.small = behind;
             self.user.cork_expired = false;
             self.timers.stop(Timer::Cork);
         }

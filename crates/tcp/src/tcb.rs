@@ -124,6 +124,17 @@ pub(crate) struct Scale {
     pub both: bool,
 }
 
+/// Positions in the send space that decide about the next segment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Edges {
+    /// End of the last segment smaller than `mss` (Minshall's variant of Nagle).
+    pub small: u64,
+    /// `snd_nxt` when the last pass of output began.
+    pub burst_from: u64,
+    /// Positions below it were sent while the congestion window was what held the rest back.
+    pub cwnd_limited_to: u64,
+}
+
 /// Moments that matter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Marks {
@@ -162,14 +173,9 @@ pub struct Tcb {
     pub(crate) segment_bytes: usize,
     /// Payload of a full segment with its usual options, bytes: SMSS of RFC 5681.
     pub(crate) mss: u32,
-    /// End of the last segment smaller than `mss` (Minshall's variant of Nagle).
-    pub(crate) snd_small: u64,
     /// Payload of the largest super-segment: a multiple of `mss`, or `mss`.
     pub(crate) super_bytes: usize,
-    /// `snd_nxt` when the last pass of output began.
-    pub(crate) burst_from: u64,
-    /// Positions below it were sent while the congestion window was what held the rest back.
-    pub(crate) cwnd_limited_to: u64,
+    pub(crate) edges: Edges,
     /// Send FIN behind the last claimed byte.
     pub(crate) fin_queued: bool,
     /// The FIN has position `snd_nxt - 1`.
@@ -278,10 +284,8 @@ impl Tcb {
             peer_mss: if v6 { DEFAULT_MSS_V6 } else { DEFAULT_MSS },
             segment_bytes: 0,
             mss: 0,
-            snd_small: 0,
             super_bytes: 0,
-            burst_from: 0,
-            cwnd_limited_to: 0,
+            edges: Edges::default(),
             fin_queued: false,
             fin_sent: false,
             send: SendQueue::new(cfg.send_buffer_bytes),

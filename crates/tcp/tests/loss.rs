@@ -67,6 +67,30 @@ fn without_sack_further_duplicates_let_new_data_out() {
 }
 
 #[test]
+fn a_partial_acknowledgement_uses_up_the_duplicates_that_it_covers() {
+    let mut t = in_flight(new_reno(), 10, 10_000);
+    for _ in 0..9 {
+        recv!(t, "A", seq = 1, ack = 1);
+    }
+    t.out.segs.clear();
+    let sent = t.tcb.info().in_flight_bytes;
+    // The hole and six of the nine segments behind it; of the pipe only these have left.
+    recv!(t, "A", seq = 1, ack = 7001);
+    send!(t, "A", seq = 7001, len = 1000);
+    let pipe = sent - 7000 - 3 * 1000;
+    let room = (7000u64.saturating_sub(pipe) / 1000) as usize;
+    assert_eq!(t.out.segs.len(), room, "{sent} sent");
+}
+
+#[test]
+fn an_acknowledgement_that_moves_may_show_a_loss_too() {
+    let mut t = in_flight(Trace::established(), 10, 0);
+    recv!(t, "A", seq = 1, ack = 2001, sack = vec![(3001, 8001)]);
+    send!(t, "A", seq = 2001, len = 1000);
+    assert_eq!(t.count(Counter::TcpFastRetransmits), 1);
+}
+
+#[test]
 fn an_ack_with_data_or_another_window_is_no_duplicate() {
     let mut t = in_flight(new_reno(), 10, 0);
     for i in 0..5 {

@@ -113,7 +113,7 @@ impl Tcb {
         self.fate.soft_error = None;
         // RFC 6298 section 5.2 and 5.3; rearm starts it again if anything is left.
         self.timers.stop(Timer::Retransmit);
-        let used = before < self.cwnd_limited_to;
+        let used = before < self.edges.cwnd_limited_to;
         let mode = self.recovery.mode;
         self.recover_on_ack(moved);
         match mode {

@@ -149,8 +149,8 @@ impl Tcb {
         if self.cfg.nodelay {
             return false;
         }
-        let before = self.burst_from.saturating_sub(self.snd_una);
-        before >= u64::from(self.mss).saturating_mul(2) || self.snd_small > self.snd_una
+        let before = self.edges.burst_from.saturating_sub(self.snd_una);
+        before >= u64::from(self.mss).saturating_mul(2) || self.edges.small > self.snd_una
     }
 
     /// The windows do not take all: whole segments, if they are worth it.
@@ -189,7 +189,7 @@ impl Tcb {
         let cwnd = self.cubic.cwnd();
         let starting = self.cubic.in_slow_start() && self.flight().saturating_mul(2) >= cwnd;
         if starting || self.is_cwnd_limited() {
-            self.cwnd_limited_to = self.snd_nxt;
+            self.edges.cwnd_limited_to = self.snd_nxt;
         }
     }
 
