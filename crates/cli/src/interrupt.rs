@@ -1,10 +1,35 @@
-//! Ctrl-C and SIGTERM, for commands that have something to finish first.
+//! Ctrl-C and SIGTERM. A command that has something to say first ([`Interrupt`]) decides itself;
+//! the others end the process in order ([`end_in_order`]): what was accepted is delivered, for at
+//! most the stack's documented time, and the stack is no longer listed.
 
 use crate::failure::{Failure, Outcome};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
 use std::time::Instant;
 
-/// Tells whether the user wants the command to end. A second Ctrl-C ends it at once.
+/// What a shell expects of a program that ended by SIGINT.
+const INTERRUPTED: i32 = 130;
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// From now on a signal ends the process in order.
+pub fn end_in_order() -> Outcome {
+    handle(|| {
+        ENDING.store(true, Ordering::SeqCst);
+        fulmar::control::remove_own();
+        std::process::exit(INTERRUPTED);
+    })
+}
+
+/// Called before the main thread reports or ends: if a signal is ending the process, what went
+/// wrong since is its doing, so this waits for the end instead.
+pub fn yield_to_end() {
+    while ENDING.load(Ordering::SeqCst) {
+        thread::park();
+    }
+}
+
+/// Tells whether the user wants the command to end. A second signal ends it at once.
 pub struct Interrupt(Receiver<()>);
 
 impl Interrupt {
@@ -12,13 +37,12 @@ impl Interrupt {
     pub fn catch() -> Outcome<Interrupt> {
         let (tell, hear) = channel();
         let mut times = 0u32;
-        ctrlc::set_handler(move || {
+        handle(move || {
             times += 1;
             if times > 1 || tell.send(()).is_err() {
-                std::process::exit(130);
+                std::process::exit(INTERRUPTED);
             }
-        })
-        .map_err(|e| Failure::new(format!("cannot catch Ctrl-C: {e}")))?;
+        })?;
         Ok(Interrupt(hear))
     }
 
@@ -32,4 +56,8 @@ impl Interrupt {
         let left = due.saturating_duration_since(Instant::now());
         self.0.recv_timeout(left) == Err(RecvTimeoutError::Timeout)
     }
+}
+
+fn handle(handler: impl FnMut() + Send + 'static) -> Outcome {
+    ctrlc::set_handler(handler).map_err(|e| Failure::new(format!("cannot catch Ctrl-C: {e}")))
 }

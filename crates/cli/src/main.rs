@@ -65,6 +65,7 @@ fn main() -> ExitCode {
         Command::Stat(args) => stat::run(args),
         Command::Sandbox(args) => sandbox::run(args),
     };
+    interrupt::yield_to_end();
     // A thread that still waits for standard input keeps its stack; the door must go all the same.
     fulmar::control::remove_own();
     outcome.unwrap_or_else(|failure| {

@@ -6,6 +6,7 @@
 
 use crate::device::{Session, StackArgs};
 use crate::failure::{During, Failure, Outcome};
+use crate::interrupt::end_in_order;
 use crate::resolve::{Family, resolve};
 use fulmar::{TcpListener, TcpStream, UdpSocket};
 use std::io::{self, IsTerminal, Read, Write};
@@ -102,6 +103,7 @@ impl Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Outcome<ExitCode> {
     let target = args.target()?;
+    end_in_order()?;
     let session = args.stack.open()?;
     match (args.listen, args.udp) {
         (false, false) => call_tcp(args, &session, &target)?,
@@ -246,7 +248,8 @@ fn write_out(output: &mut impl Write, bytes: &[u8]) -> Outcome {
     written.during("cannot write to standard output")
 }
 
-fn is_timeout(e: &io::Error) -> bool {
+/// Whether a time-out of the socket is over, however it is spelled.
+pub fn is_timeout(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 

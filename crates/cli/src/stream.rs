@@ -85,7 +85,8 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
         }
         ways.extend(joined_at(&joined, placement).map(|j| stream::link_way(j, BULK())));
     }
-    let mut ratios = options.placements.iter().flat_map(|p| ratios_at(*p, over)).collect::<Vec<_>>();
+    let mut ratios =
+        options.placements.iter().flat_map(|p| ratios_at(*p, over)).collect::<Vec<_>>();
     ratios.retain(|r| is_measured(r, &ways));
     ratios.extend(allocations(&ways, has_kernel));
     let (budget, max_runs) = (options.budget, options.runs);

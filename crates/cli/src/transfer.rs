@@ -5,7 +5,8 @@
 use crate::device::{Session, StackArgs};
 use crate::failure::{During, Failure, Outcome};
 use crate::format;
-use crate::nc::connect_any;
+use crate::interrupt::end_in_order;
+use crate::nc::{connect_any, is_timeout};
 use crate::resolve::{Family, host_and_port, resolve};
 use fulmar::{TcpListener, TcpStream};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -20,6 +21,8 @@ use std::time::{Duration, Instant};
 /// Bytes per read and write: large enough that the cost per call does not show.
 const CHUNK_BYTES: usize = 128 * 1024;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a peer that has acknowledged everything may take to break the connection instead.
+const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// Send a file over TCP, with progress, rate and SHA-256
 #[derive(clap::Args, Debug)]
@@ -172,6 +175,7 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
     let (mut source, expected) = open_source(&args.file)?;
     let (host, port) = &args.to;
     let addresses = resolve(host, *port, args.family)?;
+    end_in_order()?;
     let session = args.stack.open()?;
     let mut stream = connect_any(&session, &addresses, None, CONNECT_TIMEOUT)?;
     let mut tally = Tally::new(expected);
@@ -185,18 +189,31 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends sending and waits until the peer has everything: it closes too, or breaks off.
-fn finish(stream: &TcpStream) -> io::Result<()> {
+/// Ends sending and waits until the peer has everything. Its own end says so; a peer that keeps its
+/// side open has everything once all is acknowledged, and gets [`LAST_WORD`] to object.
+fn finish(mut stream: &TcpStream) -> io::Result<()> {
     stream.shutdown(Shutdown::Write)?;
+    stream.set_read_timeout(Some(LAST_WORD))?;
     let mut rest = [0; 4096];
-    let mut stream = stream;
-    while stream.read(&mut rest)? > 0 {}
-    Ok(())
+    loop {
+        match stream.read(&mut rest) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            Err(e) if !is_timeout(&e) => return Err(e),
+            Err(_) => {
+                let tcp = stream.info()?;
+                if tcp.send_queue_bytes == 0 && tcp.in_flight_bytes == 0 {
+                    return Ok(());
+                }
+            }
+        }
+    }
 }
 
 /// Runs `fulmar recv`.
 pub fn recv(args: &RecvArgs) -> Outcome<ExitCode> {
     let mut sink = open_sink(&args.file)?;
+    end_in_order()?;
     let session = args.stack.open()?;
     let mut stream = reach_sender(args, &session)?;
     let mut tally = Tally::new(None);

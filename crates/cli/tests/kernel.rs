@@ -372,6 +372,30 @@ fn stat_shows_a_running_connection() {
 }
 
 #[test]
+fn ctrl_c_delivers_what_was_accepted_and_ends_the_listing() {
+    in_sandbox(|| {
+        let (port, server) = kernel_server("10.77.0.1", |mut stream| {
+            thread::sleep(Duration::from_millis(500));
+            let mut bytes = Vec::new();
+            let _ = stream.read_to_end(&mut bytes);
+            bytes.len()
+        });
+        let mut caller = fulmar(&format!("nc 10.77.0.1 {port}")).spawn().expect("it starts");
+        let mut stdin = caller.stdin.take().expect("a pipe");
+        stdin.write_all(&noise(300_000)).expect("piped");
+        let id = caller.id().to_string();
+        thread::sleep(Duration::from_millis(300));
+        assert_success(&run(&format!("stat {id}")));
+        assert!(Command::new("kill").args(["-INT", &id]).status().expect("kill").success());
+        let output = wait(caller);
+        assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stderr), "");
+        assert_eq!(server.join().expect("it ends"), 300_000);
+        assert!(!run(&format!("stat {id}")).status.success());
+    });
+}
+
+#[test]
 fn a_capture_is_readable_by_tshark() {
     in_sandbox(|| {
         if Command::new("tshark").arg("--version").output().is_err() {

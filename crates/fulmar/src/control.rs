@@ -72,6 +72,18 @@ pub fn ask(door: &Path) -> io::Result<Option<String>> {
     Ok((!document.is_empty()).then_some(document))
 }
 
+/// Removes the doors of this process, for an end that does not drop its stacks (`process::exit`).
+pub fn remove_own() {
+    let pid = std::process::id().to_string();
+    let is_own = |p: &PathBuf| {
+        let stem = p.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+        stem.split('-').next() == Some(&pid)
+    };
+    for door in doors().into_iter().filter(is_own) {
+        let _ = fs::remove_file(door);
+    }
+}
+
 impl Control {
     /// Opens a door in the first directory that allows it. `document` is called for each visitor;
     /// `None` sends them away.
