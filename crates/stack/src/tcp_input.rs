@@ -9,7 +9,7 @@ use fulmar_tcp::{Events, IcmpError, State, Tcb, TimeWaitVerdict, control_segment
 use fulmar_wire::{protocol, tcp};
 
 use crate::net::{Net, TcpEmit};
-use crate::shard::Shard;
+use crate::shard::{Shard, TimerKey};
 use crate::sockets::{Socket, TcpEntry};
 
 /// A segment whose header is parsed and checked.
@@ -71,6 +71,9 @@ impl<P: Probe> Shard<P> {
         if entry.tcb.wants_output() && !entry.is_queued {
             entry.is_queued = true;
             self.output_queue.push_back(id);
+        } else if let Some(at) = entry.tcb.next_deadline() {
+            // No output follows that would do it: above all an ACK that is held back.
+            entry.timer = Some(self.wheel.schedule(entry.timer, TimerKey::Tcp(id), at));
         }
         self.follow(now, id, events);
     }

@@ -162,9 +162,17 @@ impl Tcb {
     /// Takes the window of a segment at position `pos` that is known to be the latest.
     #[inline]
     pub(super) fn set_window(&mut self, hdr: &Header, pos: u64) {
-        self.snd_wnd = u64::from(hdr.window) << self.scale.snd;
+        self.snd_wnd = self.window_of(hdr);
         self.max_snd_wnd = self.max_snd_wnd.max(self.snd_wnd);
         self.snd_wl1 = pos;
+    }
+
+    /// The window that a segment offers. That of a SYN, which may be a SYN,ACK of a simultaneous
+    /// open, is never scaled (RFC 7323 section 2.2).
+    #[inline]
+    fn window_of(&self, hdr: &Header) -> u64 {
+        let shift = if hdr.flags.contains(Flags::SYN) { 0 } else { self.scale.snd };
+        u64::from(hdr.window) << shift
     }
 
     /// Section 3.10.7.4, fifth: the window of the latest segment counts. SND.WL2 is not kept: an
@@ -174,7 +182,7 @@ impl Tcb {
         // Where the segment began before it was trimmed.
         let ahead = seg.hdr.seq.distance(self.peer_seq_of(self.rcv_nxt));
         let pos = self.rcv_nxt.saturating_add_signed(i64::from(ahead));
-        let window = u64::from(seg.hdr.window) << self.scale.snd;
+        let window = self.window_of(seg.hdr);
         let same = seg.hdr.ack == self.seq_of(self.snd_una);
         let newer = pos > self.snd_wl1 || (pos == self.snd_wl1 && window > self.snd_wnd);
         if moved || (same && newer) {

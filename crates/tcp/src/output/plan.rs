@@ -216,7 +216,7 @@ impl Tcb {
         {
             self.rearm_idle(now);
         }
-        if self.user.cork && self.has_unsent() {
+        if self.user.cork && !self.user.cork_expired && self.has_unsent() {
             self.timers.start_in(Timer::Cork, now, self.cfg.cork_timeout);
         }
     }
@@ -224,7 +224,7 @@ impl Tcb {
     /// Nothing is in flight: if data waits for the peer's window, persist.
     fn rearm_idle(&mut self, now: Instant) {
         let waits = self.is_synchronized() && self.has_unsent();
-        if waits && self.plan().is_none() && !(self.user.cork && self.snd_wnd > 0) {
+        if waits && self.plan().is_none() && !(self.user.cork && !self.user.cork_expired) {
             if !self.persisting {
                 self.persisting = true;
                 self.marks.progress_at = now;
