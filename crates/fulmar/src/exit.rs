@@ -16,7 +16,9 @@ pub(crate) fn register(inner: &Arc<Inner>) {
 }
 
 extern "C" fn drain_all() {
-    let stacks = std::mem::take(&mut *STACKS.lock().unwrap_or_else(PoisonError::into_inner));
+    // In a forked child a thread that does not exist there may hold the lock for ever.
+    let Ok(mut stacks) = STACKS.try_lock() else { return };
+    let stacks = std::mem::take(&mut *stacks);
     for inner in stacks.iter().filter_map(Weak::upgrade) {
         if inner.host.is_ours() {
             inner.drain();

@@ -20,9 +20,6 @@ pub(crate) struct Socket {
     /// Nanoseconds; 0 for no limit.
     read_timeout: AtomicU64,
     write_timeout: AtomicU64,
-    /// [`fulmar_stack::thread_number`] of the thread in a write, 0 if none: one writer at a time, for
-    /// its whole call.
-    writer: AtomicU64,
     linger: AtomicU64,
 }
 
@@ -37,7 +34,6 @@ impl Socket {
             nonblocking: AtomicBool::new(false),
             read_timeout: AtomicU64::new(0),
             write_timeout: AtomicU64::new(0),
-            writer: AtomicU64::new(0),
             linger: AtomicU64::new(NO_LINGER),
         })
     }
@@ -120,35 +116,6 @@ impl Socket {
 
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         Ok(self.call(|shard, _| shard.take_error(self.id))?.map(to_io))
-    }
-
-    /// Becomes the writer. `None`: this very thread is it already (a signal handler interrupted its
-    /// write), or another one is and the call must not wait.
-    pub fn begin_write(&self, limit: Limit) -> Option<Writer<'_>> {
-        let me = fulmar_stack::thread_number();
-        let mut spins = 0u32;
-        loop {
-            match self.writer.compare_exchange_weak(0, me, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return Some(Writer(self)),
-                Err(other) if other == me || limit == Limit::DoNotWait => return None,
-                Err(_) => {}
-            }
-            spins += 1;
-            if spins < 64 {
-                std::thread::yield_now();
-            } else {
-                std::thread::sleep(Duration::from_micros(100));
-            }
-        }
-    }
-}
-
-/// The right to write, given back when dropped.
-pub(crate) struct Writer<'a>(&'a Socket);
-
-impl Drop for Writer<'_> {
-    fn drop(&mut self) {
-        self.0.writer.store(0, Ordering::Release);
     }
 }
 

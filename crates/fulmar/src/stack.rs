@@ -41,8 +41,11 @@ impl Inner {
         &self.name
     }
 
-    /// Delivers what was accepted, for the documented time.
+    /// Closes the door and every socket, and delivers what was accepted, for the documented time.
     pub fn drain(&self) {
+        if let Ok(mut control) = self.control.lock() {
+            control.take();
+        }
         let _ = self.host.call(|shard, now| {
             shard.close_all(now);
             Ok(())
@@ -53,12 +56,16 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !self.host.is_ours() {
-            return;
+        if self.host.is_ours() {
+            self.drain();
+            return self.host.stop();
         }
-        self.control.lock().map(|mut c| c.take()).ok();
-        self.drain();
-        self.host.stop();
+        // In a forked child: the buffers do not exist here, the threads neither, and the door is the
+        // parent's.
+        std::mem::forget(Arc::clone(&self.host));
+        if let Ok(mut control) = self.control.try_lock() {
+            std::mem::forget(control.take());
+        }
     }
 }
 
@@ -137,8 +144,7 @@ impl Stack {
     /// `InvalidInput`: a gateway of the other IP version, or a table that is full.
     pub fn add_route(&self, route: Route) -> io::Result<()> {
         let done = self.inner.host.call(|shard, _| Ok(shard.ip().add_route(route)));
-        done.map_err(to_io)?
-            .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))
+        done.map_err(to_io)?.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))
     }
 
     /// Removes a route while the stack runs.

@@ -6,9 +6,10 @@ use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
+use fulmar_base::Instant;
 use fulmar_mbuf::Chain;
-use fulmar_socket::{Ready, Reservation, SocketError};
-use fulmar_stack::{Limit, ListenOptions, Request, Reserved};
+use fulmar_socket::{Ready, Reservation, SocketError, Step};
+use fulmar_stack::{Limit, ListenOptions, Request, Reserved, Shard};
 
 use crate::socket::{Socket, each_address, stack_of, to_io};
 use crate::stack::Stack;
@@ -283,33 +284,44 @@ impl TcpStream {
         if total == 0 {
             return Ok(0);
         }
-        let s = &*self.socket;
-        let limit = s.write_limit();
-        let _writer = s.begin_write(limit).ok_or(io::ErrorKind::WouldBlock)?;
+        // All rounds share one time-out.
+        let limit = self.socket.write_limit().from_now();
+        let mut turn = WriteTurn { socket: &self.socket, has_begun: false };
         let mut done = 0;
         while done < total {
-            match self.write_some(bufs, done, total - done, limit) {
+            match turn.write_some(bufs, done, total, limit) {
                 Ok(n) => done += n,
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e),
             }
+            if limit == Limit::DoNotWait {
+                break;
+            }
         }
         Ok(done)
     }
+}
 
+/// A thread's turn of writing: one writer at a time, for its whole call.
+struct WriteTurn<'a> {
+    socket: &'a Socket,
+    has_begun: bool,
+}
+
+impl WriteTurn<'_> {
     /// One round of sosend: all buffers at once, one copy loop outside the lock, one commit.
     fn write_some(
-        &self,
+        &mut self,
         bufs: &[IoSlice<'_>],
-        skip: usize,
+        done: usize,
         total: usize,
         limit: Limit,
     ) -> io::Result<usize> {
-        let s = &*self.socket;
-        let whole = if bufs.len() == 1 && skip == 0 { &*bufs[0] } else { &[] };
+        let whole = if bufs.len() == 1 && done == 0 { &*bufs[0] } else { &[] };
         let mut waited = false;
+        let s = self.socket;
         let reserved = s.wait(Ready::WRITABLE, limit, |shard, now| {
-            let step = shard.tcp_reserve(now, s.id, whole, total, waited);
+            let step = self.reserve(shard, now, whole, total - done, waited, done > 0);
             waited = true;
             step
         })?;
@@ -317,10 +329,50 @@ impl TcpStream {
             Reserved::Sent(n) => return Ok(n),
             Reserved::Space(r) => r,
         };
-        gather(bufs, skip, &mut r);
+        gather(bufs, done, &mut r);
         let n = r.len();
-        s.host().post(Request::Commit(s.id, r));
+        if done + n == total || limit == Limit::DoNotWait {
+            self.has_begun = false;
+            s.host().post(Request::CommitLast(s.id, r));
+        } else {
+            s.host().post(Request::Commit(s.id, r));
+        }
         Ok(n)
+    }
+
+    fn reserve(
+        &mut self,
+        shard: &mut Shard,
+        now: Instant,
+        whole: &[u8],
+        want: usize,
+        waited: bool,
+        is_partial: bool,
+    ) -> Result<Step<Reserved>, SocketError> {
+        let id = self.socket.id;
+        if !self.has_begun {
+            match shard.tcp_begin_write(id, fulmar_stack::thread_number())? {
+                Step::Done(()) => self.has_begun = true,
+                Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Step::WaitSpace(n)),
+            }
+        }
+        if is_partial && shard.tcp_write_fails(id) {
+            return Err(SocketError::WouldBlock);
+        }
+        let step = shard.tcp_reserve(now, id, whole, want, waited);
+        if matches!(&step, Ok(Step::Done(Reserved::Sent(n))) if *n == want) {
+            self.has_begun = false;
+            shard.tcp_end_write(id);
+        }
+        step
+    }
+}
+
+impl Drop for WriteTurn<'_> {
+    fn drop(&mut self) {
+        if self.has_begun {
+            self.socket.host().post(Request::EndWrite(self.socket.id));
+        }
     }
 }
 
@@ -350,12 +402,12 @@ fn connect(
 ) -> io::Result<TcpStream> {
     let socket = open(stack, local, to)?;
     let id = socket.id;
-    socket
-        .wait(Ready::WRITABLE, limit, |shard, _| shard.tcp_connected(id))
-        .map_err(|e| match e.kind() {
-            io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
-            _ => e,
-        })?;
+    socket.wait(Ready::WRITABLE, limit, |shard, _| shard.tcp_connected(id)).map_err(|e| match e
+        .kind()
+    {
+        io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+        _ => e,
+    })?;
     Ok(TcpStream { socket })
 }
 
@@ -547,4 +599,3 @@ impl fmt::Debug for TcpListener {
         f.debug_struct("TcpListener").field("local", &self.local_addr().ok()).finish()
     }
 }
-

@@ -72,7 +72,9 @@ impl UdpSocket {
 
     fn send_one(&self, parts: &[&[u8]], to: Option<SocketAddr>) -> io::Result<usize> {
         let id = self.socket.id;
-        self.socket.call(|shard, now| shard.udp_send(now, id, parts, to))
+        self.socket.wait(Ready::WRITABLE, self.socket.write_limit(), |shard, now| {
+            shard.udp_send_step(now, id, parts, to)
+        })
     }
 
     /// Receives one datagram; what does not fit `buf` is lost.
@@ -161,12 +163,21 @@ impl UdpSocket {
         Ok(self.socket.read_timeout())
     }
 
-    /// Kept for the shape: a send never waits.
+    /// Sends give up with `WouldBlock` after this time; they wait only for buffers and for a full
+    /// device, never for the peer.
     ///
     /// # Errors
     /// `InvalidInput` for zero.
     pub fn set_write_timeout(&self, t: Option<Duration>) -> io::Result<()> {
         self.socket.set_write_timeout(t)
+    }
+
+    /// The write time-out.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.socket.write_timeout())
     }
 
     /// Allows sending to broadcast addresses.

@@ -20,6 +20,18 @@ impl Ready {
     /// The connection is over in both directions.
     pub const CLOSED: Ready = Ready(16);
 
+    /// Both sets together; `|` where a constant is wanted.
+    #[must_use]
+    pub const fn with(self, other: Ready) -> Ready {
+        Ready(self.0 | other.0)
+    }
+
+    /// What is left without `other`.
+    #[must_use]
+    pub const fn without(self, other: Ready) -> Ready {
+        Ready(self.0 & !other.0)
+    }
+
     /// Whether all of `other` is in `self`.
     pub const fn contains(self, other: Ready) -> bool {
         self.0 & other.0 == other.0

@@ -44,9 +44,9 @@ pub const SMALL_WRITE_BYTES: usize = 512;
 
 /// The checks before a write, in the order of the published `sosend`.
 fn check(tcb: &mut Tcb) -> Result<(), SocketError> {
-    if let Some(e) = tcb.send_error() {
-        let pending = tcb.take_error().unwrap_or(e);
-        return Err(pending.into());
+    if tcb.send_error().is_some() {
+        // The cause is told once; after that there is only a closed pipe.
+        return Err(tcb.take_error().map_or(SocketError::BrokenPipe, Into::into));
     }
     match tcb.state() {
         State::SynSent | State::SynReceived => Err(SocketError::WouldBlock),
@@ -59,6 +59,13 @@ fn check(tcb: &mut Tcb) -> Result<(), SocketError> {
 fn must_wait(space: usize, limit: usize, want: usize, waited: bool) -> bool {
     let low_water = if waited { limit / 3 } else { SEND_LOW_WATER_BYTES.min(limit / 2) };
     space < want && space < low_water.max(1)
+}
+
+/// Whether the send buffer has room for a write of `want` bytes to go on, so that one which waits
+/// all the same waits for storage.
+pub fn has_space(tcb: &Tcb, want: usize, waited: bool) -> bool {
+    let queue = tcb.send_queue_ref();
+    tcb.can_send() && !must_wait(queue.space(), queue.limit(), want, waited)
 }
 
 /// Takes space for as much of `want` bytes as fits now, and storage for all of it in one go.

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! A caller steals the baton from the service thread without waking it: at the next frame the
-//! service thread wakes once in vain, sees that it has lost the baton and stays away.
+//! service thread wakes once in vain, sees that it has lost the baton and stays away. If it sleeps
+//! still when the last caller leaves, it is kicked: it may have slept through a deadline.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -61,7 +62,7 @@ impl Baton {
     pub fn try_take(&self, role: Role) -> bool {
         let swap = |from| {
             self.holder
-                .compare_exchange(from, role as u8, Ordering::AcqRel, Ordering::Acquire)
+                .compare_exchange(from, role as u8, Ordering::SeqCst, Ordering::SeqCst)
                 .is_ok()
         };
         swap(FREE) || (role == Role::Caller && swap(Role::Service as u8))
@@ -69,12 +70,12 @@ impl Baton {
 
     /// Whether a thread of this role has it.
     pub fn is_held_by(&self, role: Role) -> bool {
-        self.holder.load(Ordering::Acquire) == role as u8
+        self.holder.load(Ordering::SeqCst) == role as u8
     }
 
     /// Gives it up, if it was not stolen.
     pub fn leave(&self, role: Role) {
-        let _ = self.holder.compare_exchange(role as u8, FREE, Ordering::AcqRel, Ordering::Acquire);
+        let _ = self.holder.compare_exchange(role as u8, FREE, Ordering::SeqCst, Ordering::SeqCst);
     }
 
     /// Wakes a thread that sleeps without the baton, so that it takes it. False if there is none.
@@ -103,13 +104,21 @@ impl Baton {
 
     /// A holder of this role will sleep until then.
     pub fn will_sleep(&self, role: Role, until: Instant) {
-        self.sleeps_until[slot(role)].store(until.as_nanos().max(1), Ordering::Release);
+        self.sleeps_until[slot(role)].store(until.as_nanos().max(1), Ordering::SeqCst);
     }
 
-    /// It no longer sleeps.
-    pub fn awake(&self, role: Role) {
-        self.sleeps_until[slot(role)].store(0, Ordering::Release);
-        sys::clear_event(self.kick_fd(role));
+    /// It no longer sleeps. A kick that was not seen stays, and ends the next sleep at once.
+    pub fn awake(&self, role: Role, was_kicked: bool) {
+        self.sleeps_until[slot(role)].store(0, Ordering::SeqCst);
+        if was_kicked {
+            sys::clear_event(self.kick_fd(role));
+        }
+    }
+
+    /// How to wake a thread of this role, if one sleeps on the device, with or without the baton.
+    pub fn sleeping(&self, role: Role) -> Option<RawFd> {
+        let sleeps = self.sleeps_until[slot(role)].load(Ordering::SeqCst) != 0;
+        sleeps.then(|| self.kick_fd(role))
     }
 
     /// The sleeper that must be told of a deadline earlier than `until`, if anybody sleeps.

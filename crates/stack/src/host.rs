@@ -21,11 +21,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use fulmar_base::{Counter, Duration, Instant, NoProbe, Probe, SlotId};
-use fulmar_mbuf::Chain;
-use fulmar_socket::{Ready, Reservation, SocketError, Step};
+use fulmar_socket::{Ready, SocketError, Step};
 
 use crate::baton::{Baton, Role};
+use crate::inbox::{INBOX_LIMIT, Inbox, Request, after_release};
 use crate::poll_set::PollSetCore;
+use crate::reentry::{HostBit, Mark};
 use crate::service::Service;
 use crate::shard::Shard;
 use crate::sys;
@@ -42,30 +43,12 @@ const EMPTY_POLLS: u32 = 2;
 /// Longest sleep without looking at the clock again.
 const LONG_SLEEP: Duration = Duration::from_secs(3600);
 
-/// A request that needs no answer, left for whoever holds the lock.
-pub enum Request {
-    /// The bytes of a write are ready.
-    Commit(SlotId, Reservation),
-    /// Detached bytes are copied.
-    ReadDone(SlotId, Chain),
-    /// A datagram's payload is copied.
-    Free(Chain),
-    /// The user let go of a socket.
-    Close(SlotId),
-    /// Timers or the device want attention.
-    Poll,
-}
-
-/// Requests that may wait in the inbox; each thread has at most one under way, plus closes.
-const INBOX_LIMIT: usize = 65_536;
-
 /// A shard with everything that threads need around it.
 pub struct Host<P: Probe = NoProbe> {
     shard: Mutex<Shard<P>>,
-    /// [`sys::thread_number`] of the lock's holder, 0 if free.
-    owner: AtomicU64,
-    inbox: Mutex<Vec<Request>>,
-    inbox_len: AtomicUsize,
+    /// What its threads are doing in it, for the detection of re-entry.
+    bit: HostBit,
+    inbox: Inbox,
     /// The device's descriptor, if it has one.
     device_fd: Option<i32>,
     pub(crate) baton: Baton,
@@ -89,9 +72,8 @@ impl<P: Probe> Host<P> {
         Ok(Host {
             device_fd: shard.device().wake_fd(),
             shard: Mutex::new(shard),
-            owner: AtomicU64::new(0),
-            inbox: Mutex::new(Vec::new()),
-            inbox_len: AtomicUsize::new(0),
+            bit: HostBit::next(),
+            inbox: Inbox::default(),
             baton: Baton::new()?,
             activity: AtomicU64::new(0),
             poll_sets: AtomicUsize::new(0),
@@ -116,8 +98,8 @@ impl<P: Probe> Host<P> {
     /// Takes the lock.
     ///
     /// # Errors
-    /// [`SocketError::WouldBlock`] if this very thread holds it (a signal handler interrupted a
-    /// call); [`SocketError::BadHandle`] in a forked child.
+    /// [`SocketError::WouldBlock`] if this very thread is inside the host (a signal handler
+    /// interrupted a call); [`SocketError::BadHandle`] in a forked child.
     pub fn lock(&self) -> Result<Guard<'_, P>, SocketError> {
         self.activity.fetch_add(1, Ordering::Relaxed);
         self.lock_quietly()
@@ -128,30 +110,17 @@ impl<P: Probe> Host<P> {
         if !self.is_ours() {
             return Err(SocketError::BadHandle);
         }
-        let me = sys::thread_number();
-        if self.owner.load(Ordering::Relaxed) == me {
-            return Err(SocketError::WouldBlock);
-        }
+        let mark = self.bit.enter().ok_or(SocketError::WouldBlock)?;
         let shard = self.shard.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(self.guard(shard, me))
+        Ok(Guard { host: self, shard: Some(shard), _mark: mark })
     }
 
-    fn try_lock(&self) -> Option<Guard<'_, P>> {
-        let me = sys::thread_number();
-        if self.owner.load(Ordering::Relaxed) == me {
-            return None;
+    fn try_shard(&self) -> Option<MutexGuard<'_, Shard<P>>> {
+        match self.shard.try_lock() {
+            Ok(shard) => Some(shard),
+            Err(TryLockError::Poisoned(p)) => Some(p.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         }
-        let shard = match self.shard.try_lock() {
-            Ok(shard) => shard,
-            Err(TryLockError::Poisoned(p)) => p.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        Some(self.guard(shard, me))
-    }
-
-    fn guard<'a>(&'a self, shard: MutexGuard<'a, Shard<P>>, me: u64) -> Guard<'a, P> {
-        self.owner.store(me, Ordering::Relaxed);
-        Guard { host: self, shard: Some(shard) }
     }
 
     /// Runs one step of a socket that cannot wait.
@@ -169,39 +138,40 @@ impl<P: Probe> Host<P> {
     /// Does a request now if the lock is free, else leaves it for the holder. Never waits long.
     pub fn post(&self, request: Request) {
         if !self.is_ours() {
-            std::mem::forget(request);
-            return;
+            return std::mem::forget(request);
         }
-        if let Some(mut guard) = self.try_lock() {
+        let Some(mark) = self.bit.enter() else { return self.post_from_handler(request) };
+        if let Some(shard) = self.try_shard() {
+            let mut guard = Guard { host: self, shard: Some(shard), _mark: mark };
+            self.drain_inbox(&mut guard);
             return perform(&mut guard, sys::now(), request);
         }
-        let waiting = {
-            let mut inbox = lock(&self.inbox);
-            inbox.push(request);
-            self.inbox_len.store(inbox.len(), Ordering::Release);
-            inbox.len()
-        };
-        if waiting >= INBOX_LIMIT {
-            // Somebody floods it faster than holders drain it: wait for the lock after all.
-            drop(self.lock());
-            return;
-        }
+        let waiting = self.inbox.push(request);
         // The holder may have drained the inbox just before the request came in.
-        drop(self.try_lock());
+        let shard = if waiting < INBOX_LIMIT {
+            after_release();
+            self.try_shard()
+        } else {
+            // Somebody floods it faster than holders drain it: wait for the lock after all.
+            Some(self.shard.lock().unwrap_or_else(PoisonError::into_inner))
+        };
+        drop(Guard { host: self, shard, _mark: mark });
+    }
+
+    /// The thread was interrupted inside the stack. It can have begun nothing in the handler, since
+    /// every call there answers `WouldBlock`, but it can let go of a socket.
+    fn post_from_handler(&self, request: Request) {
+        match request {
+            Request::Close(id) => self.inbox.push_close(id),
+            other => std::mem::forget(other),
+        }
     }
 
     fn drain_inbox(&self, shard: &mut Shard<P>) {
-        while self.inbox_len.load(Ordering::Acquire) > 0 {
-            let requests = {
-                let mut inbox = lock(&self.inbox);
-                self.inbox_len.store(0, Ordering::Release);
-                std::mem::take(&mut *inbox)
-            };
+        while !self.inbox.is_empty() {
             let now = sys::now();
-            shard.count(Counter::InboxPosts, requests.len() as u64);
-            for r in requests {
-                perform(shard, now, r);
-            }
+            let done = self.inbox.drain(|r| perform(shard, now, r));
+            shard.count(Counter::InboxPosts, done as u64);
         }
     }
 
@@ -228,7 +198,7 @@ impl<P: Probe> Host<P> {
             return Ok(r);
         }
         let Some(give_up) = limit.end(now) else { return Err(SocketError::WouldBlock) };
-        let mut turn = Turn::new(self, For::Socket(socket, interest));
+        let mut turn = Turn::new(self, For::Socket(socket, interest))?;
         loop {
             guard = turn.sleep(guard, give_up)?;
             now = sys::now();
@@ -245,7 +215,7 @@ impl<P: Probe> Host<P> {
     /// Waits until `collect` finds ready members of a poll set, or the time is over (0).
     ///
     /// # Errors
-    /// As [`Host::lock`].
+    /// As [`Host::lock`]; [`SocketError::WouldBlock`] if a signal handler would have to wait.
     pub fn wait_set(
         &self,
         set: &Arc<PollSetCore>,
@@ -257,7 +227,7 @@ impl<P: Probe> Host<P> {
         guard.step(now, POLL_BUDGET);
         let found = collect(&mut guard);
         let (0, Some(give_up)) = (found, limit.end(now)) else { return Ok(found) };
-        let mut turn = Turn::new(self, For::Set(set));
+        let mut turn = Turn::new(self, For::Set(set))?;
         loop {
             guard = turn.sleep(guard, give_up)?;
             now = sys::now();
@@ -273,7 +243,7 @@ impl<P: Probe> Host<P> {
     /// polls whenever no caller does.
     pub fn expose_set(&self, set: &PollSetCore) -> RawFd {
         if set.expose() {
-            self.poll_sets.fetch_add(1, Ordering::AcqRel);
+            self.poll_sets.fetch_add(1, Ordering::SeqCst);
             self.service.unpark();
         }
         set.raw_fd()
@@ -296,8 +266,16 @@ impl<P: Probe> Host<P> {
 
     /// A caller has stopped waiting: the baton goes to another one, else to the service thread.
     fn pass_baton(&self) {
-        if !self.baton.is_held_by(Role::Caller) && !self.baton.wake_follower() {
-            self.service.unpark();
+        if self.baton.is_held_by(Role::Caller) || self.baton.wake_follower() {
+            return;
+        }
+        self.service.unpark();
+        // It may sleep on the device since before it lost the baton, with an outdated deadline, and
+        // its wake-ups may have been swallowed by those who had the baton since.
+        if !self.baton.is_held_by(Role::Service)
+            && let Some(kick) = self.baton.sleeping(Role::Service)
+        {
+            sys::signal_event(kick);
         }
     }
 
@@ -309,7 +287,8 @@ impl<P: Probe> Host<P> {
         waiter: &Waiter,
         give_up: Option<Instant>,
     ) -> Result<Guard<'a, P>, SocketError> {
-        let armed = guard.device().arm();
+        let is_down = guard.is_down();
+        let armed = guard.device().arm() || is_down;
         let now = sys::now();
         if !armed || guard.step(now, POLL_BUDGET) > 0 || waiter.is_woken() {
             guard.device().disarm();
@@ -323,13 +302,19 @@ impl<P: Probe> Host<P> {
         waiter.on_device(kick);
         guard.count(Counter::Sleeps, 1);
         drop(guard);
-        if !waiter.is_woken() {
-            sys::sleep_on(self.device_fd.map(|fd| (fd, wants_room)), kick, Some(timeout));
+        // A device that is gone stays readable for ever.
+        let device = self.device_fd.filter(|_| !is_down).map(|fd| (fd, wants_room));
+        let mut was_kicked = false;
+        if !waiter.is_woken() && self.baton.is_held_by(role) {
+            was_kicked = sys::sleep_on(device, kick, Some(timeout)).1;
         }
         waiter.off_device();
-        self.baton.awake(role);
+        self.baton.awake(role, was_kicked);
         let mut guard = self.lock_quietly()?;
-        guard.device().disarm();
+        // Whoever has taken the baton meanwhile may sleep on the armed device.
+        if self.baton.is_held_by(role) {
+            guard.device().disarm();
+        }
         Ok(guard)
     }
 
@@ -348,24 +333,26 @@ impl<P: Probe> Host<P> {
 
     /// Waits until everything that was accepted for sending is acknowledged. True if it is.
     pub fn drain(&self, socket: Option<SlotId>, limit: Duration) -> bool {
+        self.try_drain(socket, limit).unwrap_or(false)
+    }
+
+    fn try_drain(&self, socket: Option<SlotId>, limit: Duration) -> Result<bool, SocketError> {
         let give_up = sys::now() + limit;
-        let waiter = Waiter::current();
+        let mut guard = self.lock()?;
+        let mut turn = Turn::new(self, For::Time)?;
         loop {
-            let Ok(mut guard) = self.lock() else { return false };
             let now = sys::now();
             guard.step(now, POLL_BUDGET);
-            if guard.is_down() || guard.is_drained(socket) {
-                return guard.is_drained(socket);
+            if guard.is_down() || guard.is_drained(socket) || now >= give_up {
+                return Ok(guard.is_drained(socket));
             }
-            if now >= give_up {
-                return false;
-            }
-            waiter.reset();
-            let slice = (now + Duration::from_millis(5)).min(give_up);
-            drop(self.sleep_on_device(guard, Role::Caller, &waiter, Some(slice)));
+            guard = turn.sleep(guard, Some((now + DRAIN_TICK).min(give_up)))?;
         }
     }
 }
+
+/// How often a drain looks whether it is done: nobody tells it.
+const DRAIN_TICK: Duration = Duration::from_millis(5);
 
 /// How long a call may wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -374,17 +361,29 @@ pub enum Limit {
     DoNotWait,
     /// At most so long.
     For(Duration),
+    /// At most until then: for a call that waits several times.
+    Until(Instant),
     /// Until it is done.
     Forever,
 }
 
 impl Limit {
+    /// The same limit with its end fixed, for a call that waits several times.
+    #[must_use]
+    pub fn from_now(self) -> Limit {
+        match self {
+            Limit::For(d) => Limit::Until(sys::now() + d),
+            other => other,
+        }
+    }
+
     /// When the waiting ends, `Some(None)` for never; `None` if there is to be none.
     fn end(self, now: Instant) -> Option<Option<Instant>> {
         match self {
             Limit::DoNotWait => None,
             Limit::Forever => Some(None),
             Limit::For(d) => Some(Some(now + d)),
+            Limit::Until(at) => Some(Some(at)),
         }
     }
 }
@@ -393,6 +392,7 @@ impl Limit {
 enum For<'a> {
     Socket(SlotId, Ready),
     Set(&'a Arc<PollSetCore>),
+    Time,
 }
 
 /// One thread's turn of waiting; passes the baton on when it ends, however it ends.
@@ -402,11 +402,15 @@ struct Turn<'a, 'f, P: Probe> {
     waits_for: For<'f>,
     has_baton: bool,
     empty: u32,
+    _mark: Mark,
 }
 
 impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
-    fn new(host: &'a Host<P>, waits_for: For<'f>) -> Self {
-        Turn { host, waiter: Waiter::current(), waits_for, has_baton: false, empty: 0 }
+    /// `WouldBlock` in a signal handler that interrupted a wait of this thread.
+    fn new(host: &'a Host<P>, waits_for: For<'f>) -> Result<Self, SocketError> {
+        let mark = host.bit.start_waiting().ok_or(SocketError::WouldBlock)?;
+        let waiter = Waiter::current();
+        Ok(Turn { host, waiter, waits_for, has_baton: false, empty: 0, _mark: mark })
     }
 
     /// Sleeps once; readiness, the device or the end of `give_up` wakes it. May return early.
@@ -437,14 +441,16 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
     fn register(&self, shard: &mut Shard<P>) {
         match self.waits_for {
             For::Socket(id, interest) => shard.watch_thread(id, &self.waiter, interest),
-            For::Set(set) => set.set_sleeper(Some(Arc::clone(&self.waiter))),
+            For::Set(set) => set.add_sleeper(&self.waiter),
+            For::Time => {}
         }
     }
 
     fn unregister(&self, shard: &mut Shard<P>) {
         match self.waits_for {
             For::Socket(id, _) => shard.unwatch_thread(id, &self.waiter),
-            For::Set(set) => set.set_sleeper(None),
+            For::Set(set) => set.remove_sleeper(&self.waiter),
+            For::Time => {}
         }
     }
 
@@ -473,6 +479,8 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
 
 impl<P: Probe> Drop for Turn<'_, '_, P> {
     fn drop(&mut self) {
+        // The wake-up of another thread takes locks that a signal handler must not meet.
+        let _mark = self.host.bit.enter();
         if self.has_baton {
             self.host.baton.leave(Role::Caller);
         }
@@ -484,6 +492,7 @@ impl<P: Probe> Drop for Turn<'_, '_, P> {
 pub struct Guard<'a, P: Probe = NoProbe> {
     host: &'a Host<P>,
     shard: Option<MutexGuard<'a, Shard<P>>>,
+    _mark: Mark,
 }
 
 impl<P: Probe> std::ops::Deref for Guard<'_, P> {
@@ -501,19 +510,20 @@ impl<P: Probe> std::ops::DerefMut for Guard<'_, P> {
 
 impl<P: Probe> Drop for Guard<'_, P> {
     fn drop(&mut self) {
-        let Some(mut shard) = self.shard.take() else { return };
-        self.host.drain_inbox(&mut shard);
-        let wakes = shard.take_wakes();
-        let late = self.host.baton.sleeper().map(|(fd, until)| (fd, until, shard.next_deadline()));
-        self.host.owner.store(0, Ordering::Relaxed);
-        drop(shard);
-        if let Some((kick, until, next)) = late {
-            Host::<P>::kick_if_late(kick, until, next);
-        }
-        wakes.into_iter().flatten().for_each(Wake::fire);
-        if self.host.inbox_len.load(Ordering::Acquire) > 0 {
+        let mut held = self.shard.take();
+        while let Some(mut shard) = held {
+            self.host.drain_inbox(&mut shard);
+            let wakes = shard.take_wakes();
+            let late =
+                self.host.baton.sleeper().map(|(fd, until)| (fd, until, shard.next_deadline()));
+            drop(shard);
+            if let Some((kick, until, next)) = late {
+                Host::<P>::kick_if_late(kick, until, next);
+            }
+            wakes.into_iter().flatten().for_each(Wake::fire);
+            after_release();
             // Left between the last look and the release: whoever gets the lock drains it.
-            drop(self.host.try_lock());
+            held = if self.host.inbox.is_empty() { None } else { self.host.try_shard() };
         }
     }
 }
@@ -521,6 +531,11 @@ impl<P: Probe> Drop for Guard<'_, P> {
 fn perform<P: Probe>(shard: &mut Shard<P>, now: Instant, request: Request) {
     match request {
         Request::Commit(id, r) => shard.tcp_commit(now, id, r),
+        Request::CommitLast(id, r) => {
+            shard.tcp_commit(now, id, r);
+            shard.tcp_end_write(id);
+        }
+        Request::EndWrite(id) => shard.tcp_end_write(id),
         Request::ReadDone(id, chain) => shard.tcp_read_done(now, id, chain),
         Request::Free(chain) => shard.free(chain),
         Request::Close(id) => shard.close(now, id),

@@ -1,28 +1,34 @@
 //! The inside of a poll set: which of its sockets may be ready, and one eventfd for all of them.
 //!
 //! Level-triggered like `epoll`: a socket stays in the list of candidates until a wait finds it not
-//! ready. The eventfd is written only once per drain, and only if somebody outside sleeps on it, so
-//! a busy set costs no system calls. The list holds each socket at most once, so it is bounded by the set's members.
+//! ready. The eventfd is written only once per drain, and only if somebody outside may sleep on it,
+//! so a busy set costs no system calls. Each member knows whether it is in the list and takes its
+//! place out when it leaves, so the list is bounded by the members.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use fulmar_base::SlotId;
 
+use crate::host::lock;
 use crate::sys;
 use crate::waiter::Waiter;
 
 /// A poll set, shared by its owner and its sockets.
 pub struct PollSetCore {
+    /// Changed under the shard lock only.
     candidates: Mutex<Vec<SlotId>>,
     event: OwnedFd,
     /// Somebody was told already that there are candidates.
     signalled: AtomicBool,
-    /// Somebody outside sleeps on the descriptor, so that it must be written.
+    /// The descriptor was written after it was last cleared. Set behind the write: the drain that
+    /// misses a write leaves the descriptor readable once too often rather than for ever.
+    is_written: AtomicBool,
+    /// Somebody outside may sleep on the descriptor, so that it must be written.
     is_exposed: AtomicBool,
-    /// The thread that waits inside the stack, if one does.
-    sleeper: Mutex<Option<Arc<Waiter>>>,
+    /// The threads that wait inside the stack.
+    sleepers: Mutex<Vec<Arc<Waiter>>>,
 }
 
 impl PollSetCore {
@@ -35,8 +41,9 @@ impl PollSetCore {
             candidates: Mutex::new(Vec::new()),
             event: sys::event_fd()?,
             signalled: AtomicBool::new(false),
+            is_written: AtomicBool::new(false),
             is_exposed: AtomicBool::new(false),
-            sleeper: Mutex::new(None),
+            sleepers: Mutex::new(Vec::new()),
         })
     }
 
@@ -45,38 +52,35 @@ impl PollSetCore {
         self.event.as_raw_fd()
     }
 
-    /// A member may be ready. True: [`PollSetCore::signal`] is to be called.
+    /// A member that is not in the list may be ready. True: [`PollSetCore::signal`] is to be called.
     pub fn mark(&self, socket: SlotId) -> bool {
-        let mut list = self.list();
-        if !list.contains(&socket) {
-            list.push(socket);
-        }
+        lock(&self.candidates).push(socket);
         !self.signalled.swap(true, Ordering::AcqRel)
     }
 
-    /// A member is still ready: the next wait looks at it again, and the descriptor is readable.
-    pub fn keep(&self, socket: SlotId) {
-        if self.mark(socket) {
-            self.signal();
-        }
+    /// A member that is in the list leaves it.
+    pub fn forget(&self, socket: SlotId) {
+        lock(&self.candidates).retain(|s| *s != socket);
     }
 
     /// Wakes whoever waits for the set: inside the stack, or on the descriptor.
     pub fn signal(&self) {
-        if self.is_exposed.load(Ordering::Acquire) {
-            sys::signal_event(self.raw_fd());
+        if self.is_exposed() {
+            self.write();
         }
-        let sleeper = self.sleeper.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(w) = sleeper {
-            w.wake();
-        }
+        lock(&self.sleepers).iter().for_each(|w| w.wake());
+    }
+
+    fn write(&self) {
+        sys::signal_event(self.raw_fd());
+        self.is_written.store(true, Ordering::Release);
     }
 
     /// From now on somebody may sleep on the descriptor. True the first time.
     pub fn expose(&self) -> bool {
         let first = !self.is_exposed.swap(true, Ordering::AcqRel);
         if first && self.signalled.load(Ordering::Acquire) {
-            sys::signal_event(self.raw_fd());
+            self.write();
         }
         first
     }
@@ -86,20 +90,59 @@ impl PollSetCore {
         self.is_exposed.load(Ordering::Acquire)
     }
 
-    /// The thread that is about to wait inside the stack, or none any more.
-    pub fn set_sleeper(&self, w: Option<Arc<Waiter>>) {
-        *self.sleeper.lock().unwrap_or_else(PoisonError::into_inner) = w;
+    /// A thread is about to wait inside the stack.
+    pub fn add_sleeper(&self, w: &Arc<Waiter>) {
+        lock(&self.sleepers).push(Arc::clone(w));
+    }
+
+    /// It no longer waits.
+    pub fn remove_sleeper(&self, w: &Arc<Waiter>) {
+        lock(&self.sleepers).retain(|s| !Arc::ptr_eq(s, w));
     }
 
     /// Takes the candidates; the descriptor is no longer readable.
     pub fn drain(&self) -> Vec<SlotId> {
-        if self.signalled.swap(false, Ordering::AcqRel) && self.is_exposed() {
+        self.signalled.store(false, Ordering::Release);
+        if self.is_written.swap(false, Ordering::AcqRel) {
             sys::clear_event(self.raw_fd());
         }
-        std::mem::take(&mut *self.list())
+        std::mem::take(&mut *lock(&self.candidates))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_readable(set: &PollSetCore) -> bool {
+        sys::sleep_on(Some((set.raw_fd(), false)), -1, Some(std::time::Duration::ZERO)).0
     }
 
-    fn list(&self) -> std::sync::MutexGuard<'_, Vec<SlotId>> {
-        self.candidates.lock().unwrap_or_else(PoisonError::into_inner)
+    #[test]
+    fn the_descriptor_is_readable_from_a_mark_to_the_drain() {
+        let set = PollSetCore::new().unwrap();
+        let id = SlotId { index: 1, generation: 0 };
+        assert!(set.mark(id));
+        set.signal();
+        assert!(!is_readable(&set), "nobody asked for the descriptor");
+        assert!(set.expose());
+        assert!(is_readable(&set), "it tells of what came before");
+        assert_eq!(set.drain(), [id]);
+        assert!(!is_readable(&set));
+        assert!(set.mark(id));
+        set.signal();
+        assert!(is_readable(&set));
+    }
+
+    #[test]
+    fn a_signal_that_arrives_after_the_drain_does_not_stay_for_ever() {
+        let set = PollSetCore::new().unwrap();
+        set.expose();
+        assert!(set.mark(SlotId { index: 1, generation: 0 }));
+        assert_eq!(set.drain().len(), 1);
+        set.signal();
+        assert!(is_readable(&set), "once too often");
+        assert!(set.drain().is_empty());
+        assert!(!is_readable(&set));
     }
 }

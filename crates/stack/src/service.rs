@@ -36,7 +36,7 @@ pub struct Service {
 impl Service {
     /// Nobody polls any more: out of the long sleep, if it is in it.
     pub fn unpark(&self) {
-        if self.is_parked.load(Ordering::Acquire) && self.is_parked.swap(false, Ordering::AcqRel) {
+        if self.is_parked.load(Ordering::SeqCst) && self.is_parked.swap(false, Ordering::SeqCst) {
             self.wake();
         }
     }
@@ -49,7 +49,7 @@ impl Service {
 
     /// Ends the thread and waits for it.
     pub fn stop(&self, kick: RawFd) {
-        self.is_stopping.store(true, Ordering::Release);
+        self.is_stopping.store(true, Ordering::SeqCst);
         sys::signal_event(kick);
         self.wake();
         let handle = lock(&self.thread).take();
@@ -62,7 +62,7 @@ impl Service {
     }
 
     fn is_stopping(&self) -> bool {
-        self.is_stopping.load(Ordering::Acquire)
+        self.is_stopping.load(Ordering::SeqCst)
     }
 }
 
@@ -79,6 +79,7 @@ pub fn start<P: Probe>(host: &Arc<Host<P>>, name: &str) -> std::io::Result<()> {
 }
 
 fn run<P: Probe>(weak: &Weak<Host<P>>) {
+    sys::block_signals();
     let waiter = Waiter::current();
     if let Some(host) = weak.upgrade() {
         *lock(&host.service.waiter) = Some(Arc::clone(&waiter));
@@ -130,11 +131,12 @@ impl Watchman {
             return std::thread::sleep(TICK);
         }
         self.waiter.reset();
-        host.service.is_parked.store(true, Ordering::Release);
+        // Before the look at the baton: who leaves it looks here afterwards.
+        host.service.is_parked.store(true, Ordering::SeqCst);
         if host.baton.is_held_by(Role::Caller) && !host.service.is_stopping() {
             self.waiter.park(None);
         }
-        host.service.is_parked.store(false, Ordering::Release);
+        host.service.is_parked.store(false, Ordering::SeqCst);
         self.held_ticks = 0;
     }
 

@@ -5,13 +5,11 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use fulmar_base::{
-    Counter, Counters, DropReason, FlowKey, Instant, NoProbe, Probe, SlotId,
-};
+use fulmar_base::{Counter, Counters, DropReason, FlowKey, Instant, NoProbe, Probe, SlotId};
 use fulmar_ip::{Delivered, Ip, Verdict};
 use fulmar_mbuf::{Pool, PoolConfig};
 use fulmar_netdev::{Burst, Device, LinkState, Packet};
-use fulmar_socket::SocketError;
+use fulmar_socket::{Ready, SocketError};
 use fulmar_tcp::{Env, PathInfo, WindowBudget};
 use fulmar_udp::UdpTable;
 use fulmar_wire::protocol;
@@ -21,6 +19,7 @@ use crate::config::StackConfig;
 use crate::error::SetupError;
 use crate::net::{FlowPath, Link, Net};
 use crate::secret::{Keyed, Secret};
+use crate::shortage::Shortage;
 use crate::slab::Slab;
 use crate::sockets::Socket;
 use crate::time_wait::TimeWaitTable;
@@ -50,6 +49,9 @@ const STRAY_LIMIT: usize = 256;
 /// Frames taken from the device between two passes over the connections.
 const RX_BATCH: usize = 64;
 
+/// What every socket is ready for when the device is gone: to be told so.
+const DOWN: Ready = Ready::ERROR.with(Ready::READABLE).with(Ready::WRITABLE);
+
 /// A shard: see the module's header.
 pub struct Shard<P: Probe = NoProbe> {
     pub(crate) id: u16,
@@ -67,6 +69,7 @@ pub struct Shard<P: Probe = NoProbe> {
     /// Connections that have something to send, in order.
     pub(crate) output_queue: VecDeque<SlotId>,
     pub(crate) wakes: Vec<Wake>,
+    pub(crate) shortage: Shortage,
     rx: Burst,
     strays: VecDeque<Stray>,
     time_wait_timer: Option<TimerId>,
@@ -78,7 +81,11 @@ impl Shard<NoProbe> {
     ///
     /// # Errors
     /// [`SetupError`]: an address or route that makes no sense, or no memory.
-    pub fn new(config: StackConfig, device: Box<dyn Device>, now: Instant) -> Result<Self, SetupError> {
+    pub fn new(
+        config: StackConfig,
+        device: Box<dyn Device>,
+        now: Instant,
+    ) -> Result<Self, SetupError> {
         Shard::with_probe(config, device, now, NoProbe, 0, 1)
     }
 }
@@ -133,6 +140,7 @@ impl<P: Probe> Shard<P> {
             secret,
             output_queue: VecDeque::new(),
             wakes: Vec::new(),
+            shortage: Shortage::default(),
             rx: Burst::with_capacity(RX_BATCH),
             strays: VecDeque::new(),
             time_wait_timer: None,
@@ -156,6 +164,7 @@ impl<P: Probe> Shard<P> {
             }
         }
         self.run_timers(now);
+        self.relieve(now);
         self.run_output(now);
         self.net.link.flush(&mut self.net.pool, &mut self.net.counters);
         self.check_link();
@@ -272,11 +281,10 @@ impl<P: Probe> Shard<P> {
     /// When [`Shard::step`] must be called at the latest, frames apart. A call may find nothing.
     pub fn next_deadline(&self) -> Option<Instant> {
         let mut next = self.wheel.next_deadline();
-        for other in [self.net.ip.next_deadline(), self.net.link.device_ref().next_deadline()] {
-            next = match (next, other) {
-                (Some(a), Some(b)) => Some(a.min(b)),
-                (a, b) => a.or(b),
-            };
+        let device = self.net.link.device_ref().next_deadline();
+        let others = [self.net.ip.next_deadline(), device, self.shortage.next_deadline()];
+        for other in others.into_iter().flatten() {
+            next = Some(next.map_or(other, |n| n.min(other)));
         }
         // What waits because the device is full goes on when the device says that it has room.
         let may_send = !self.output_queue.is_empty() && !self.net.link.has_backlog();
@@ -294,10 +302,11 @@ impl<P: Probe> Shard<P> {
         }
         self.is_down = true;
         for id in self.sockets.ids() {
-            if let Some(Socket::Tcp(s)) = self.sockets.get_mut(id) {
+            let Some(s) = self.sockets.get_mut(id) else { continue };
+            if let Socket::Tcp(s) = s {
                 s.error = Some(SocketError::NetworkDown);
             }
-            self.notify(id);
+            s.watch().notify(id, DOWN, &mut self.wakes);
         }
     }
 
@@ -306,13 +315,20 @@ impl<P: Probe> Shard<P> {
         self.is_down
     }
 
+    /// What a socket is ready for, if it exists. When the device is gone every call fails at once.
+    pub(crate) fn ready_of(&self, id: SlotId) -> Option<Ready> {
+        let ready = self.sockets.get(id)?.ready();
+        Some(if self.is_down { ready | DOWN } else { ready })
+    }
+
     /// Wakes whoever waits for what the socket is ready for now.
     pub(crate) fn notify(&mut self, id: SlotId) {
+        let is_watched = self.sockets.get_mut(id).is_some_and(|s| !s.watch().is_empty());
+        if !is_watched {
+            return;
+        }
+        let ready = self.ready_of(id).unwrap_or_default();
         if let Some(s) = self.sockets.get_mut(id) {
-            if s.watch().is_empty() {
-                return;
-            }
-            let ready = s.ready();
             s.watch().notify(id, ready, &mut self.wakes);
         }
     }
@@ -332,8 +348,7 @@ impl<P: Probe> Shard<P> {
         dst: IpAddr,
         zone: u32,
     ) -> Result<(IpAddr, FlowPath), SocketError> {
-        let choice =
-            self.net.ip.route(dst, zone).map_err(|_| SocketError::NetworkUnreachable)?;
+        let choice = self.net.ip.route(dst, zone).map_err(|_| SocketError::NetworkUnreachable)?;
         let tso = if choice.is_local { Some(65_535) } else { self.net.link.caps().tso };
         let info = PathInfo {
             mtu: choice.mtu,
@@ -345,12 +360,7 @@ impl<P: Probe> Shard<P> {
 
     /// The environment of an engine call.
     pub(crate) fn env<'a>(net: &'a mut Net<P>, now: Instant) -> Env<'a> {
-        Env {
-            now,
-            pool: &mut net.pool,
-            counters: &mut net.counters,
-            window: &mut net.window,
-        }
+        Env { now, pool: &mut net.pool, counters: &mut net.counters, window: &mut net.window }
     }
 
     /// The counters.

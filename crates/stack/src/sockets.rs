@@ -36,6 +36,15 @@ impl Socket {
         }
     }
 
+    /// Whether it waits for buffers or for the device, if it can.
+    pub fn is_short(&mut self) -> Option<&mut bool> {
+        match self {
+            Socket::Tcp(s) => Some(&mut s.is_short),
+            Socket::Udp(s) => Some(&mut s.is_short),
+            Socket::Listener(_) | Socket::Ping(_) => None,
+        }
+    }
+
     /// What it is ready for.
     pub fn ready(&self) -> Ready {
         match self {
@@ -69,6 +78,10 @@ pub struct TcpEntry {
     pub timer: Option<TimerId>,
     /// It lies in the shard's output queue.
     pub is_queued: bool,
+    /// It waits for buffers: see [`crate::shortage`].
+    pub is_short: bool,
+    /// The thread whose write is under way, 0 if none: writes are whole, one after the other.
+    pub writer: u64,
     /// An error of the stack (device gone) that the engine does not know.
     pub error: Option<SocketError>,
     /// Who watches it.
@@ -79,6 +92,9 @@ impl TcpEntry {
     /// What it is ready for.
     pub fn ready(&self) -> Ready {
         let mut ready = fulmar_socket::stream_ready(&self.tcb);
+        if self.is_short && self.tcb.can_send() {
+            ready = ready.without(Ready::WRITABLE);
+        }
         if self.error.is_some() {
             ready |= Ready::ERROR | Ready::READABLE | Ready::WRITABLE;
         }
@@ -130,15 +146,18 @@ pub struct UdpEntry {
     pub binding: Option<u32>,
     /// It does not take IPv4, although bound to `::`.
     pub v6_only: bool,
+    /// It waits for buffers or for the device: see [`crate::shortage`].
+    pub is_short: bool,
     /// Who watches it.
     pub watch: Watch,
 }
 
 impl UdpEntry {
-    /// What it is ready for. A datagram can always be handed over.
+    /// What it is ready for. A datagram can be handed over unless buffers or the device ran short.
     pub fn ready(&self) -> Ready {
         let readable = if self.socket.is_readable() { Ready::READABLE } else { Ready::NONE };
-        Ready::WRITABLE | readable
+        let writable = if self.is_short { Ready::NONE } else { Ready::WRITABLE };
+        readable | writable
     }
 }
 

@@ -44,25 +44,59 @@ pub fn clear_event(fd: RawFd) {
 }
 
 /// Sleeps until a descriptor is readable (the first also writable, if asked) or time is over.
-/// Returns whether the first one was the cause.
-pub fn sleep_on(first: Option<(RawFd, bool)>, second: RawFd, timeout: Option<Duration>) -> bool {
+/// Returns which of them was the cause; neither after a signal.
+pub fn sleep_on(
+    first: Option<(RawFd, bool)>,
+    second: RawFd,
+    timeout: Option<Duration>,
+) -> (bool, bool) {
     let (fd, writable) = first.unwrap_or((-1, false));
     let events = libc::POLLIN | if writable { libc::POLLOUT } else { 0 };
     let mut fds = [
         libc::pollfd { fd, events, revents: 0 },
         libc::pollfd { fd: second, events: libc::POLLIN, revents: 0 },
     ];
-    let spec = timeout.map(|t| libc::timespec {
-        tv_sec: t.as_secs().min(i64::MAX as u64) as libc::time_t,
-        tv_nsec: libc::c_long::from(t.subsec_nanos()),
-    });
+    let spec = timeout.map(timespec);
     let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: `fds` holds two entries, `spec` is null or a live timespec, no signal mask.
     unsafe { libc::ppoll(fds.as_mut_ptr(), 2, spec, std::ptr::null()) };
-    fds[0].revents != 0
+    (fds[0].revents != 0, fds[1].revents != 0)
 }
 
-/// A number that tells threads apart, for the detection of re-entry. Never 0.
+fn timespec(t: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: t.as_secs().min(i64::MAX as u64) as libc::time_t,
+        tv_nsec: libc::c_long::from(t.subsec_nanos()),
+    }
+}
+
+/// Sleeps while `word` holds `expected`, until woken or until the time is over. May return early.
+pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
+    let spec = timeout.map(timespec);
+    let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the word outlives the call by the borrow, `spec` is null or a live timespec.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, expected, spec) };
+}
+
+/// Wakes the thread that sleeps on `word`.
+pub fn futex_wake(word: &AtomicU32) {
+    let op = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the kernel uses the address only to find who sleeps on it.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, 1) };
+}
+
+/// Blocks all signals for the calling thread, so that handlers run on the program's own threads.
+pub fn block_signals() {
+    // SAFETY: all-zero is a valid sigset_t, which sigfillset then fills; both live through the calls.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+    }
+}
+
+/// A number that tells threads apart, for one writer at a time. Never 0.
 pub fn thread_number() -> u64 {
     thread_local!(static NUMBER: u64 = {
         static NEXT: AtomicU32 = AtomicU32::new(1);

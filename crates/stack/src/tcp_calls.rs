@@ -11,6 +11,7 @@ use fulmar_tcp::{State, Tcb};
 
 use crate::shard::Shard;
 use crate::sockets::{Listener, Socket, TcpEntry};
+use crate::udp_calls::unmap;
 
 /// How a listener is opened.
 #[derive(Clone, Copy, Debug)]
@@ -59,8 +60,13 @@ impl<P: Probe> Shard<P> {
         local: Option<SocketAddr>,
     ) -> Result<SlotId, SocketError> {
         self.check_usable()?;
-        if remote.port() == 0 || remote.ip().is_unspecified() || remote.ip().is_multicast() {
+        let remote = unmap(remote);
+        if remote.port() == 0 || remote.ip().is_unspecified() {
             return Err(SocketError::Invalid);
+        }
+        // RFC 9293 section 3.9.2.3 (MUST-57): no connection with many.
+        if remote.ip().is_multicast() || self.net.ip.is_broadcast(remote.ip()) {
+            return Err(SocketError::NetworkUnreachable);
         }
         let zone = zone_of(remote);
         let (src, path) = self.path_to(remote.ip(), zone)?;
@@ -79,6 +85,8 @@ impl<P: Probe> Shard<P> {
             linger: None,
             timer: None,
             is_queued: false,
+            is_short: false,
+            writer: 0,
             error: None,
             watch: Default::default(),
         });
@@ -214,9 +222,8 @@ impl<P: Probe> Shard<P> {
             return Ok(local);
         }
         let mut ports = self.secret.ports_for(local.ip());
-        let port = ports
-            .find(|p| !self.listeners.contains_key(p))
-            .ok_or(SocketError::AddressInUse)?;
+        let port =
+            ports.find(|p| !self.listeners.contains_key(p)).ok_or(SocketError::AddressInUse)?;
         Ok(SocketAddr::new(local.ip(), port))
     }
 
@@ -257,6 +264,41 @@ impl<P: Probe> Shard<P> {
         if down { Err(SocketError::NetworkDown) } else { Ok(Step::WaitData(1)) }
     }
 
+    /// Begins a write: one writer at a time, for its whole call. `writer` tells threads apart and is
+    /// not 0. Wait for `WRITABLE` and repeat.
+    ///
+    /// # Errors
+    /// [`SocketError::WouldBlock`]: this very thread has begun a write, and a signal handler
+    /// interrupted it. [`SocketError::BadHandle`], [`SocketError::NotSupported`].
+    pub fn tcp_begin_write(&mut self, id: SlotId, writer: u64) -> Result<Step<()>, SocketError> {
+        let entry = self.tcp(id)?;
+        if entry.writer == writer {
+            return Err(SocketError::WouldBlock);
+        }
+        if entry.writer != 0 {
+            return Ok(Step::WaitSpace(1));
+        }
+        entry.writer = writer;
+        Ok(Step::Done(()))
+    }
+
+    /// A write is over: the next writer may begin.
+    pub fn tcp_end_write(&mut self, id: SlotId) {
+        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+            entry.writer = 0;
+            self.notify(id);
+        }
+    }
+
+    /// Whether a write would fail now, without taking the error: for one that has accepted bytes,
+    /// and so leaves the error to the next.
+    pub fn tcp_write_fails(&self, id: SlotId) -> bool {
+        match self.sockets.get(id) {
+            Some(Socket::Tcp(s)) => s.error.is_some() || s.tcb.send_error().is_some(),
+            _ => true,
+        }
+    }
+
     /// First step of a write of `total` bytes: a small one whose bytes are all in `first` is done at
     /// once, a larger one gets space and storage to copy into. `waited`: it has found no space
     /// before, and so waits until a new start is worth it.
@@ -283,11 +325,15 @@ impl<P: Probe> Shard<P> {
                 return Ok(Step::Done(Reserved::Sent(n)));
             }
         }
-        Ok(match sosend::reserve(&mut entry.tcb, &mut self.net.pool, total, waited)? {
-            Step::Done(r) => Step::Done(Reserved::Space(r)),
-            Step::WaitSpace(n) => Step::WaitSpace(n),
-            Step::WaitData(n) => Step::WaitData(n),
-        })
+        match sosend::reserve(&mut entry.tcb, &mut self.net.pool, total, waited)? {
+            Step::Done(r) => Ok(Step::Done(Reserved::Space(r))),
+            Step::WaitSpace(n) | Step::WaitData(n) => {
+                if sosend::has_space(&entry.tcb, total, waited) {
+                    self.note_shortage(now, id);
+                }
+                Ok(Step::WaitSpace(n))
+            }
+        }
     }
 
     fn count_send(&mut self, bytes: usize) {
@@ -364,7 +410,11 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// As [`Shard::tcp_take`].
     pub fn tcp_peek(&mut self, id: SlotId, into: &mut [u8]) -> Result<Step<usize>, SocketError> {
-        soreceive::peek(&mut self.tcp(id)?.tcb, into)
+        let entry = self.tcp(id)?;
+        match (soreceive::peek(&mut entry.tcb, into)?, entry.error) {
+            (Step::WaitData(_), Some(e)) => Err(e),
+            (step, _) => Ok(step),
+        }
     }
 
     /// Closes one or both directions.
@@ -379,7 +429,7 @@ impl<P: Probe> Shard<P> {
         write: bool,
     ) -> Result<(), SocketError> {
         let entry = self.tcp(id)?;
-        if matches!(entry.tcb.state(), State::SynSent | State::Closed) {
+        if matches!(entry.tcb.state(), State::SynSent | State::TimeWait | State::Closed) {
             return Err(SocketError::NotConnected);
         }
         if write {
@@ -396,6 +446,9 @@ impl<P: Probe> Shard<P> {
     /// The user lets go of a socket. What a connection accepted is still delivered, unless linger
     /// is zero or received data is left unread (RFC 2525 section 2.17: then it is reset).
     pub fn close(&mut self, now: Instant, id: SlotId) {
+        if let Some(s) = self.sockets.get_mut(id) {
+            s.watch().leave_all(id);
+        }
         match self.sockets.get_mut(id) {
             Some(Socket::Tcp(_)) => self.close_connection(now, id),
             Some(Socket::Listener(_)) => self.close_listener(now, id),
@@ -459,7 +512,7 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// [`SocketError::BadHandle`].
     pub fn ready(&self, id: SlotId) -> Result<Ready, SocketError> {
-        self.sockets.get(id).map(Socket::ready).ok_or(SocketError::BadHandle)
+        self.ready_of(id).ok_or(SocketError::BadHandle)
     }
 
     /// The local and the remote address of a socket, as far as it has them.
@@ -472,7 +525,8 @@ impl<P: Probe> Shard<P> {
     ) -> Result<(Option<SocketAddr>, Option<SocketAddr>), SocketError> {
         match self.sockets.get(id).ok_or(SocketError::BadHandle)? {
             Socket::Tcp(s) => {
-                let connected = !matches!(s.tcb.state(), State::SynSent | State::Closed);
+                use State as S;
+                let connected = !matches!(s.tcb.state(), S::SynSent | S::TimeWait | S::Closed);
                 let key = s.tcb.key();
                 Ok((Some(key.local()), connected.then(|| key.remote())))
             }

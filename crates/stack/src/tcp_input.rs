@@ -115,8 +115,7 @@ impl<P: Probe> Shard<P> {
     }
 
     fn refuse(&mut self, now: Instant, seg: Segment, has_listener: bool) {
-        let reason =
-            if has_listener { DropReason::TcpBadFlags } else { DropReason::TcpNoSocket };
+        let reason = if has_listener { DropReason::TcpBadFlags } else { DropReason::TcpNoSocket };
         let reply = reset_for(&seg.header, seg.payload.len());
         self.drop_chain(seg.payload, reason);
         if seg.ip_packet.broadcast_or_multicast {
@@ -170,6 +169,8 @@ impl<P: Probe> Shard<P> {
             linger: None,
             timer: None,
             is_queued: false,
+            is_short: false,
+            writer: 0,
             error: None,
             watch: Default::default(),
         });

@@ -1,6 +1,6 @@
 //! TCP on its way down: connections that have something to send take their turn, and their timers.
 
-use fulmar_base::{Duration, Instant, Probe, SlotId};
+use fulmar_base::{Instant, Probe, SlotId};
 use fulmar_tcp::Sent;
 
 use crate::net::{Net, TcpEmit};
@@ -9,10 +9,6 @@ use crate::sockets::{Socket, TcpEntry};
 
 /// Turns of connections in one pass, so that one pass is bounded whatever they cause.
 const TURNS_PER_PASS: usize = 4096;
-
-/// When a connection that found no buffer for a header looks again: a few times within the shortest
-/// retransmission time-out, yet no busy loop.
-const STARVED_RETRY: Duration = Duration::from_millis(10);
 
 impl<P: Probe> Shard<P> {
     /// Puts a connection into the output queue.
@@ -58,7 +54,7 @@ impl<P: Probe> Shard<P> {
                 true
             }
             Sent::Starved => {
-                self.retry_soon(now, id);
+                self.note_shortage(now, id);
                 true
             }
             Sent::More => {
@@ -82,14 +78,6 @@ impl<P: Probe> Shard<P> {
         {
             entry.path = path;
         }
-    }
-
-    /// The pool was dry, and nothing of the connection may be in flight that would bring it back:
-    /// it looks again when others have freed something.
-    fn retry_soon(&mut self, now: Instant, id: SlotId) {
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
-        let at = now + STARVED_RETRY;
-        entry.timer = Some(self.wheel.schedule(entry.timer, TimerKey::Tcp(id), at));
     }
 
     /// Makes sure that the wheel fires for the connection in time.

@@ -111,6 +111,7 @@ impl<P: Probe> Shard<P> {
             socket: UdpSocket::new(),
             binding: None,
             v6_only: options.v6_only,
+            is_short: false,
             watch: Default::default(),
         })));
         match self.udp.bind(id, local, options, |_| true) {
@@ -215,12 +216,32 @@ impl<P: Probe> Shard<P> {
         Ok(bytes)
     }
 
+    /// As [`Shard::udp_send`], for a sender that can wait for buffers and for the device: wait for
+    /// `WRITABLE` and repeat.
+    ///
+    /// # Errors
+    /// As [`Shard::udp_send`], but for those two.
+    pub fn udp_send_step(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        parts: &[&[u8]],
+        to: Option<SocketAddr>,
+    ) -> Result<Step<usize>, SocketError> {
+        match self.udp_send(now, id, parts, to) {
+            Err(SocketError::NoBuffer | SocketError::WouldBlock) => {
+                self.note_shortage(now, id);
+                Ok(Step::WaitSpace(1))
+            }
+            other => other.map(Step::Done),
+        }
+    }
+
     /// The payload in one mbuf (or a few), with room for every header in front.
     fn fill(&mut self, parts: &[&[u8]], bytes: usize) -> Result<Chain, SocketError> {
         let pool = &mut self.net.pool;
-        let mut chain = pool
-            .alloc_chain(bytes, HEADROOM, Purpose::Send)
-            .map_err(|_| SocketError::NoBuffer)?;
+        let mut chain =
+            pool.alloc_chain(bytes, HEADROOM, Purpose::Send).map_err(|_| SocketError::NoBuffer)?;
         let mut at = 0;
         for part in parts {
             chain.copy_from(at, part);
@@ -255,11 +276,12 @@ impl<P: Probe> Shard<P> {
     pub fn udp_receive(&mut self, id: SlotId) -> Result<Step<Datagram>, SocketError> {
         let down = self.is_down();
         let entry = self.udp_entry(id)?;
-        if let Some(d) = entry.socket.receive() {
-            return Ok(Step::Done(d));
-        }
+        // The error first, as Linux has it.
         if let Some(e) = entry.socket.take_error() {
             return Err(udp_error(e));
+        }
+        if let Some(d) = entry.socket.receive() {
+            return Ok(Step::Done(d));
         }
         if down {
             return Err(SocketError::NetworkDown);
@@ -276,12 +298,14 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         into: &mut [u8],
     ) -> Result<Step<(usize, SocketAddr)>, SocketError> {
+        let down = self.is_down();
         let entry = self.udp_entry(id)?;
-        if let Some(d) = entry.socket.peek() {
-            return Ok(Step::Done((d.payload.copy_to(0, into), d.src)));
+        if let Some(e) = entry.socket.take_error() {
+            return Err(udp_error(e));
         }
-        match entry.socket.take_error() {
-            Some(e) => Err(udp_error(e)),
+        match entry.socket.peek() {
+            Some(d) => Ok(Step::Done((d.payload.copy_to(0, into), d.src))),
+            None if down => Err(SocketError::NetworkDown),
             None => Ok(Step::WaitData(1)),
         }
     }
@@ -437,7 +461,7 @@ impl<P: Probe> Shard<P> {
 }
 
 /// A v4-mapped destination is an IPv4 destination.
-fn unmap(a: SocketAddr) -> SocketAddr {
+pub(crate) fn unmap(a: SocketAddr) -> SocketAddr {
     match a {
         SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
             Some(v4) => SocketAddr::new(IpAddr::V4(v4), v6.port()),

@@ -3,18 +3,24 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::thread::Thread;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::sys;
 
 const NOT_ON_DEVICE: i32 = -1;
 
+const AWAKE: u32 = 0;
+const PARKED: u32 = 1;
+const WOKEN: u32 = 2;
+
 /// One thread that may sleep. A thread has one for its life.
+///
+/// It takes no lock, so that a signal handler on the very thread may wake it, and needs nothing of
+/// the thread's locals, so that it serves at the end of the process, when they are gone.
+#[derive(Debug)]
 pub struct Waiter {
-    thread: Thread,
-    woken: AtomicBool,
+    state: AtomicU32,
     /// The eventfd beside which the thread sleeps, if it sleeps on the device.
     kick_fd: AtomicI32,
 }
@@ -25,64 +31,107 @@ impl Waiter {
         thread_local! {
             static MINE: RefCell<Option<Arc<Waiter>>> = const { RefCell::new(None) };
         }
-        MINE.with(|mine| {
-            let mut mine = mine.borrow_mut();
-            let w = mine.get_or_insert_with(|| {
-                Arc::new(Waiter {
-                    thread: std::thread::current(),
-                    woken: AtomicBool::new(false),
-                    kick_fd: AtomicI32::new(NOT_ON_DEVICE),
-                })
-            });
-            Arc::clone(w)
-        })
+        let mine = MINE.try_with(|mine| {
+            Arc::clone(mine.borrow_mut().get_or_insert_with(|| Arc::new(Waiter::new())))
+        });
+        // A thread that is ending has no locals any more, but may still close a socket.
+        mine.unwrap_or_else(|_| Arc::new(Waiter::new()))
+    }
+
+    fn new() -> Waiter {
+        Waiter { state: AtomicU32::new(AWAKE), kick_fd: AtomicI32::new(NOT_ON_DEVICE) }
     }
 
     /// Forgets earlier wake-ups; to be called under the shard lock before registering anywhere.
     pub fn reset(&self) {
-        self.woken.store(false, Ordering::Relaxed);
+        self.state.store(AWAKE, Ordering::SeqCst);
     }
 
     /// The thread will sleep on the device, beside this eventfd. Under the shard lock.
     pub fn on_device(&self, kick_fd: i32) {
-        self.kick_fd.store(kick_fd, Ordering::Release);
+        self.kick_fd.store(kick_fd, Ordering::SeqCst);
     }
 
     /// The thread no longer sleeps on the device.
     pub fn off_device(&self) {
-        self.kick_fd.store(NOT_ON_DEVICE, Ordering::Release);
+        self.kick_fd.store(NOT_ON_DEVICE, Ordering::SeqCst);
     }
 
     /// Whether somebody has woken it since [`Waiter::reset`].
     pub fn is_woken(&self) -> bool {
-        self.woken.load(Ordering::Acquire)
+        self.state.load(Ordering::SeqCst) == WOKEN
     }
 
     /// Wakes the thread, once.
     pub fn wake(&self) {
-        if self.woken.swap(true, Ordering::AcqRel) {
-            return;
+        let before = self.state.swap(WOKEN, Ordering::SeqCst);
+        if before == PARKED {
+            sys::futex_wake(&self.state);
         }
-        match self.kick_fd.load(Ordering::Acquire) {
-            NOT_ON_DEVICE => self.thread.unpark(),
-            fd => sys::signal_event(fd),
+        if before == AWAKE {
+            match self.kick_fd.load(Ordering::SeqCst) {
+                NOT_ON_DEVICE => {}
+                fd => sys::signal_event(fd),
+            }
         }
     }
 
     /// Sleeps until woken or until the time is over. Only for the thread that owns the waiter.
     pub fn park(&self, timeout: Option<Duration>) {
-        let give_up = timeout.map(|t| std::time::Instant::now() + t);
-        while !self.is_woken() {
-            match give_up {
-                None => std::thread::park(),
-                Some(at) => {
-                    let left = at.saturating_duration_since(std::time::Instant::now());
-                    if left.is_zero() {
-                        return;
-                    }
-                    std::thread::park_timeout(left);
-                }
+        let give_up = timeout.and_then(|t| std::time::Instant::now().checked_add(t));
+        let park = |from| {
+            self.state.compare_exchange(from, PARKED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        };
+        while park(AWAKE) || park(PARKED) {
+            let left = give_up.map(|at| at.saturating_duration_since(std::time::Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                let _ =
+                    self.state.compare_exchange(PARKED, AWAKE, Ordering::SeqCst, Ordering::SeqCst);
+                return;
             }
+            sys::futex_wait(&self.state, PARKED, left);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn a_wake_up_before_the_sleep_is_not_lost() {
+        let w = Waiter::current();
+        w.reset();
+        w.wake();
+        w.park(None);
+        assert!(w.is_woken());
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_by_another_thread_every_time() {
+        let (to, back) = (Waiter::current(), Arc::new(Waiter::new()));
+        let (there, here) = (Arc::clone(&back), Arc::clone(&to));
+        let other = thread::spawn(move || {
+            for _ in 0..10_000 {
+                there.park(None);
+                there.reset();
+                here.wake();
+            }
+        });
+        for _ in 0..10_000 {
+            to.reset();
+            back.wake();
+            to.park(None);
+        }
+        other.join().unwrap();
+    }
+
+    #[test]
+    fn a_sleep_ends_with_its_time() {
+        let w = Waiter::current();
+        w.reset();
+        w.park(Some(Duration::from_millis(1)));
+        assert!(!w.is_woken());
     }
 }

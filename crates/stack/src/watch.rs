@@ -31,6 +31,8 @@ struct Membership {
     set: Arc<PollSetCore>,
     token: usize,
     interest: Ready,
+    /// The socket is in the set's list of candidates.
+    is_listed: bool,
 }
 
 /// The watchers of one socket. Empty (and without memory) for most.
@@ -56,23 +58,56 @@ impl Watch {
         self.threads.retain(|(t, _)| !Arc::ptr_eq(t, w));
     }
 
-    /// The socket joins a poll set (again: with another token or interest).
+    fn member(&mut self, set: &Arc<PollSetCore>) -> Option<&mut Membership> {
+        self.sets.iter_mut().find(|m| Arc::ptr_eq(&m.set, set))
+    }
+
+    /// The socket joins a poll set, or changes its token and interest.
     pub fn join(&mut self, set: &Arc<PollSetCore>, token: usize, interest: Ready) {
-        self.leave(set);
-        self.sets.push(Membership { set: Arc::clone(set), token, interest });
+        match self.member(set) {
+            Some(m) => (m.token, m.interest) = (token, interest),
+            None => {
+                let set = Arc::clone(set);
+                self.sets.push(Membership { set, token, interest, is_listed: false });
+            }
+        }
     }
 
     /// The socket leaves a poll set; false if it was not in it.
-    pub fn leave(&mut self, set: &Arc<PollSetCore>) -> bool {
+    pub fn leave(&mut self, socket: SlotId, set: &Arc<PollSetCore>) -> bool {
         let before = self.sets.len();
-        self.sets.retain(|m| !Arc::ptr_eq(&m.set, set));
+        self.sets.retain(|m| {
+            let stays = !Arc::ptr_eq(&m.set, set);
+            if !stays && m.is_listed {
+                m.set.forget(socket);
+            }
+            stays
+        });
         before != self.sets.len()
     }
 
-    /// The token and interest under which the socket is in the set.
-    pub fn membership(&self, set: &Arc<PollSetCore>) -> Option<(usize, Ready)> {
-        let m = self.sets.iter().find(|m| Arc::ptr_eq(&m.set, set))?;
+    /// The socket leaves every poll set: its user has let go of it.
+    pub fn leave_all(&mut self, socket: SlotId) {
+        for m in self.sets.drain(..).filter(|m| m.is_listed) {
+            m.set.forget(socket);
+        }
+    }
+
+    /// The socket was taken from the set's list: the token and interest under which it is a member.
+    pub fn unlisted(&mut self, set: &Arc<PollSetCore>) -> Option<(usize, Ready)> {
+        let m = self.member(set)?;
+        m.is_listed = false;
         Some((m.token, m.interest))
+    }
+
+    /// The socket is still ready: it goes back to the list.
+    pub fn relist(&mut self, socket: SlotId, set: &Arc<PollSetCore>) {
+        if let Some(m) = self.member(set)
+            && !std::mem::replace(&mut m.is_listed, true)
+            && m.set.mark(socket)
+        {
+            m.set.signal();
+        }
     }
 
     /// The socket became `ready`: collects the wake-ups of those who care.
@@ -82,10 +117,66 @@ impl Watch {
                 wakes.push(Wake::Thread(Arc::clone(thread)));
             }
         }
-        for m in &self.sets {
-            if !ready.seen_by(m.interest).is_empty() && m.set.mark(socket) {
+        for m in &mut self.sets {
+            if !ready.seen_by(m.interest).is_empty()
+                && !std::mem::replace(&mut m.is_listed, true)
+                && m.set.mark(socket)
+            {
                 wakes.push(Wake::Set(Arc::clone(&m.set)));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(index: u32) -> SlotId {
+        SlotId { index, generation: 0 }
+    }
+
+    #[test]
+    fn a_socket_is_listed_once_however_often_it_becomes_ready() {
+        let set = Arc::new(PollSetCore::new().unwrap());
+        let (mut watch, mut wakes) = (Watch::default(), Vec::new());
+        watch.join(&set, 5, Ready::READABLE);
+        for _ in 0..10 {
+            watch.notify(id(1), Ready::READABLE, &mut wakes);
+            watch.join(&set, 6, Ready::READABLE);
+        }
+        assert_eq!(wakes.len(), 1);
+        assert_eq!(set.drain(), [id(1)]);
+        assert_eq!(watch.unlisted(&set), Some((6, Ready::READABLE)));
+        watch.notify(id(1), Ready::READABLE, &mut wakes);
+        assert_eq!(set.drain(), [id(1)]);
+    }
+
+    #[test]
+    fn a_socket_that_leaves_takes_its_place_in_the_list_along() {
+        let set = Arc::new(PollSetCore::new().unwrap());
+        let (mut a, mut b, mut wakes) = (Watch::default(), Watch::default(), Vec::new());
+        for (w, n) in [(&mut a, 1), (&mut b, 2)] {
+            w.join(&set, n as usize, Ready::READABLE);
+            w.notify(id(n), Ready::READABLE, &mut wakes);
+        }
+        assert!(a.leave(id(1), &set));
+        assert!(!a.leave(id(1), &set));
+        b.leave_all(id(2));
+        assert!(set.drain().is_empty());
+        assert!(a.is_empty() && b.is_empty());
+    }
+
+    #[test]
+    fn errors_are_told_whatever_the_interest() {
+        let (mut watch, mut wakes) = (Watch::default(), Vec::new());
+        let w = Waiter::current();
+        watch.add_thread(&w, Ready::WRITABLE);
+        watch.notify(id(1), Ready::READABLE, &mut wakes);
+        assert!(wakes.is_empty());
+        watch.notify(id(1), Ready::ERROR, &mut wakes);
+        assert_eq!(wakes.len(), 1);
+        watch.remove_thread(&w);
+        assert!(watch.is_empty());
     }
 }

@@ -39,8 +39,7 @@ impl<P: Probe> Shard<P> {
     ) -> Result<(), SocketError> {
         let s = self.sockets.get_mut(id).ok_or(SocketError::BadHandle)?;
         s.watch().join(set, token, interest);
-        let ready = s.ready();
-        s.watch().notify(id, ready, &mut self.wakes);
+        self.notify(id);
         Ok(())
     }
 
@@ -50,7 +49,7 @@ impl<P: Probe> Shard<P> {
     /// [`SocketError::Invalid`]: it was not in it.
     pub fn leave_set(&mut self, id: SlotId, set: &Arc<PollSetCore>) -> Result<(), SocketError> {
         let s = self.sockets.get_mut(id).ok_or(SocketError::BadHandle)?;
-        if s.watch().leave(set) { Ok(()) } else { Err(SocketError::Invalid) }
+        if s.watch().leave(id, set) { Ok(()) } else { Err(SocketError::Invalid) }
     }
 
     /// Which members of a poll set are ready for what they were added for: token and readiness.
@@ -61,21 +60,29 @@ impl<P: Probe> Shard<P> {
         limit: usize,
         mut ready: impl FnMut(usize, Ready),
     ) -> usize {
-        let mut found = 0;
+        let mut reported = Vec::new();
         for id in set.drain() {
+            let Some(ready_for) = self.ready_of(id) else { continue };
             let Some(s) = self.sockets.get_mut(id) else { continue };
-            let Some((token, interest)) = s.watch().membership(set) else { continue };
-            let seen = s.ready().seen_by(interest);
+            let Some((token, interest)) = s.watch().unlisted(set) else { continue };
+            let seen = ready_for.seen_by(interest);
             if seen.is_empty() {
                 continue;
             }
-            if found < limit {
+            if reported.len() < limit {
                 ready(token, seen);
-                found += 1;
+                reported.push(id);
+            } else {
+                s.watch().relist(id, set);
             }
-            set.keep(id);
         }
-        found
+        // Behind those that found no place this time, so that everybody has a turn.
+        for id in &reported {
+            if let Some(s) = self.sockets.get_mut(*id) {
+                s.watch().relist(*id, set);
+            }
+        }
+        reported.len()
     }
 
     /// Counts something that a room above has seen.

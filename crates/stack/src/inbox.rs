@@ -1,0 +1,162 @@
+//! The inbox of a shard: requests that need no answer, left by threads that found the lock taken.
+//!
+//! A signal handler may find even the inbox's own lock taken, by the call that it interrupted. It
+//! can only let go of sockets then, and for that there are a few slots without a lock.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+
+use fulmar_base::SlotId;
+use fulmar_mbuf::Chain;
+use fulmar_socket::Reservation;
+
+use crate::host::lock;
+
+/// A request that needs no answer, left for whoever holds the lock.
+pub enum Request {
+    /// The bytes of a write are ready.
+    Commit(SlotId, Reservation),
+    /// As `Commit`, and with it the whole write is done: the next writer may begin.
+    CommitLast(SlotId, Reservation),
+    /// A write ended early.
+    EndWrite(SlotId),
+    /// Detached bytes are copied.
+    ReadDone(SlotId, Chain),
+    /// A datagram's payload is copied.
+    Free(Chain),
+    /// The user let go of a socket.
+    Close(SlotId),
+    /// Timers or the device want attention.
+    Poll,
+}
+
+/// Requests that wait before those who leave them are slowed down. Each thread has at most one
+/// under way, plus closes.
+pub const INBOX_LIMIT: usize = 65_536;
+
+/// Sockets that signal handlers can let go of between two looks at the inbox.
+const CLOSES: usize = 8;
+const EMPTY: u64 = u64::MAX;
+
+/// The inbox.
+pub struct Inbox {
+    requests: Mutex<Vec<Request>>,
+    len: AtomicUsize,
+    closes: [AtomicU64; CLOSES],
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        Inbox {
+            requests: Mutex::new(Vec::new()),
+            len: AtomicUsize::new(0),
+            closes: [const { AtomicU64::new(EMPTY) }; CLOSES],
+        }
+    }
+}
+
+impl Inbox {
+    /// Leaves a request; returns how many wait. Look for the lock once more afterwards: its holder
+    /// may have looked here just before.
+    pub fn push(&self, request: Request) -> usize {
+        let mut requests = lock(&self.requests);
+        requests.push(request);
+        self.len.fetch_add(1, Ordering::SeqCst);
+        requests.len()
+    }
+
+    /// Leaves a close without taking a lock. If all slots are taken the socket stays until its
+    /// stack ends.
+    pub fn push_close(&self, id: SlotId) {
+        let word = u64::from(id.generation) << 32 | u64::from(id.index);
+        let put = |slot: &AtomicU64| {
+            slot.compare_exchange(EMPTY, word, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        self.len.fetch_add(1, Ordering::SeqCst);
+        if !self.closes.iter().any(put) {
+            self.len.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether something waits. For the holder of the lock, and, after [`after_release`], for who
+    /// has just released it.
+    pub fn is_empty(&self) -> bool {
+        self.len.load(Ordering::Acquire) == 0
+    }
+
+    /// Takes everything, in order, and does it; closes by signal handlers last. Returns how many
+    /// there were. For the holder of the shard's lock.
+    pub fn drain(&self, mut perform: impl FnMut(Request)) -> usize {
+        let mut requests = std::mem::take(&mut *lock(&self.requests));
+        let mut done = requests.len();
+        requests.drain(..).for_each(&mut perform);
+        self.give_back(requests);
+        for slot in &self.closes {
+            let word = slot.swap(EMPTY, Ordering::AcqRel);
+            if word != EMPTY {
+                let id = SlotId { index: word as u32, generation: (word >> 32) as u32 };
+                perform(Request::Close(id));
+                done += 1;
+            }
+        }
+        self.len.fetch_sub(done, Ordering::AcqRel);
+        done
+    }
+
+    /// Keeps the storage for the next requests, so that a steady state allocates nothing.
+    fn give_back(&self, storage: Vec<Request>) {
+        let mut requests = lock(&self.requests);
+        if requests.is_empty() && requests.capacity() < storage.capacity() {
+            *requests = storage;
+        }
+    }
+}
+
+/// Between the release of the shard's lock and the look at the inbox: the look must not come first.
+#[inline]
+pub fn after_release() {
+    // On x86-64 the release is a locked instruction, which orders all that follows.
+    if cfg!(not(target_arch = "x86_64")) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(index: u32) -> SlotId {
+        SlotId { index, generation: index + 7 }
+    }
+
+    fn closed(inbox: &Inbox) -> Vec<SlotId> {
+        let mut ids = Vec::new();
+        inbox.drain(|r| match r {
+            Request::Close(id) => ids.push(id),
+            _ => panic!("only closes were left"),
+        });
+        ids
+    }
+
+    #[test]
+    fn requests_come_out_in_order_and_only_once() {
+        let inbox = Inbox::default();
+        for i in 0..100 {
+            assert_eq!(inbox.push(Request::Close(id(i))), i as usize + 1);
+        }
+        assert!(!inbox.is_empty());
+        assert_eq!(closed(&inbox), (0..100).map(id).collect::<Vec<_>>());
+        assert!(inbox.is_empty());
+        assert_eq!(closed(&inbox), []);
+    }
+
+    #[test]
+    fn a_signal_handler_leaves_a_bounded_number_of_closes() {
+        let inbox = Inbox::default();
+        (0..20).for_each(|i| inbox.push_close(id(i)));
+        assert_eq!(closed(&inbox), (0..CLOSES as u32).map(id).collect::<Vec<_>>());
+        assert!(inbox.is_empty());
+        inbox.push_close(id(99));
+        assert_eq!(closed(&inbox), [id(99)]);
+    }
+}

@@ -1,0 +1,88 @@
+//! What the calling thread is doing in which host, so that a signal handler that interrupts it and
+//! calls the same stack is told to come back later instead of waiting for itself.
+//!
+//! A thread is *inside* a host from before it takes one of the host's locks until after it has
+//! released all of them and fired the wake-ups: a call from a handler then must touch nothing. It is
+//! *waiting* while it sleeps for readiness: a handler's call may then look, but must not wait, since
+//! the one who would have to wake it is the interrupted thread.
+//!
+//! Each host has a bit in both words of a thread. Hosts 64 apart share one, which matters only for a
+//! device that is itself built on such a stack: its calls answer `WouldBlock`.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
+use std::thread::LocalKey;
+
+thread_local! {
+    // Without destructors, so that both outlive the thread's other locals: stacks are drained at exit.
+    static INSIDE: Cell<u64> = const { Cell::new(0) };
+    static WAITING: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A host's bit.
+#[derive(Clone, Copy, Debug)]
+pub struct HostBit(u64);
+
+impl HostBit {
+    /// The bit of a new host.
+    pub fn next() -> HostBit {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        HostBit(1 << (NEXT.fetch_add(1, Ordering::Relaxed) % 64))
+    }
+
+    /// The thread is inside until the mark is dropped. `None`: it is inside already.
+    pub fn enter(self) -> Option<Mark> {
+        Mark::set(&INSIDE, self.0)
+    }
+
+    /// The thread waits until the mark is dropped. `None`: it waits already.
+    pub fn start_waiting(self) -> Option<Mark> {
+        Mark::set(&WAITING, self.0)
+    }
+}
+
+/// A bit of this thread, cleared when dropped.
+pub struct Mark {
+    word: &'static LocalKey<Cell<u64>>,
+    bit: u64,
+    /// The bit belongs to the thread that set it.
+    not_send: PhantomData<*const ()>,
+}
+
+impl Mark {
+    fn set(word: &'static LocalKey<Cell<u64>>, bit: u64) -> Option<Mark> {
+        let held = word.get();
+        if held & bit != 0 {
+            return None;
+        }
+        word.set(held | bit);
+        // A handler on this thread must not see the locks taken before the mark.
+        compiler_fence(Ordering::SeqCst);
+        Some(Mark { word, bit, not_send: PhantomData })
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        compiler_fence(Ordering::SeqCst);
+        self.word.set(self.word.get() & !self.bit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_enters_a_host_once_and_another_host_or_thread_is_independent() {
+        let (a, b) = (HostBit::next(), HostBit::next());
+        let mark = a.enter().unwrap();
+        assert!(a.enter().is_none());
+        assert!(b.enter().is_some());
+        assert!(a.start_waiting().is_some());
+        std::thread::spawn(move || assert!(a.enter().is_some())).join().unwrap();
+        drop(mark);
+        assert!(a.enter().is_some());
+    }
+}
