@@ -3,7 +3,7 @@
 CARGO ?= cargo
 # Extra arguments of the bench: make bench ARGS=--quick
 ARGS ?=
-# How many seeds `make sim` runs, and the first of them: make sim SEEDS=1 FIRST=4711 replays one.
+# How many seeds `make sim` plays, and the first of them.
 SEEDS ?= 1000
 FIRST ?= 1
 
@@ -19,10 +19,9 @@ bench: setup
 test: setup
 	$(CARGO) test --locked --workspace
 
-# Two stacks on a virtual clock over a bad network, one run per seed.
+# Two stacks on a virtual clock over a bad network, one scenario per seed.
 sim: setup
-	FULMAR_SIM_FIRST=$(FIRST) FULMAR_SIM_SEEDS=$(SEEDS) \
-		$(CARGO) test --locked --release -p fulmar --test simulation -- --nocapture
+	$(CARGO) run --locked --release -p fulmar-cli --bin fulmar -- sim --first $(FIRST) --seeds $(SEEDS)
 
 # What a reviewer's machine asks before it looks at anything else.
 check: setup

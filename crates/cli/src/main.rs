@@ -14,6 +14,7 @@ mod ping;
 mod resolve;
 mod rtt;
 mod sandbox;
+mod sim;
 mod stat;
 mod stream;
 mod transfer;
@@ -42,6 +43,7 @@ enum Command {
     Ping(ping::Args),
     Send(transfer::SendArgs),
     Recv(transfer::RecvArgs),
+    Sim(sim::Args),
     Stat(stat::Args),
     Sandbox(sandbox::Args),
 }
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
         Command::Ping(args) => ping::run(args),
         Command::Send(args) => transfer::send(args),
         Command::Recv(args) => transfer::recv(args),
+        Command::Sim(args) => sim::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Sandbox(args) => sandbox::run(args),
     };
