@@ -71,6 +71,8 @@ pub struct End {
     pub id: Option<SlotId>,
     /// It connects from here, to there, then.
     pub connects: Option<(SocketAddr, SocketAddr, Instant)>,
+    /// So does the other end.
+    pub both_connect: bool,
     /// Errors have a cause.
     pub may_fail: bool,
     /// The error that it reported.
@@ -113,6 +115,7 @@ impl End {
             station,
             id: None,
             connects: None,
+            both_connect: false,
             may_fail: false,
             error: None,
             written: 0,
@@ -277,6 +280,14 @@ impl End {
                 self.open(cx, id)
             }
             Ok(_) => Ok(()),
+            // Both connect, but one was held up and not there yet: as a program would, try again.
+            Err(SocketError::ConnectionRefused) if self.both_connect => {
+                cx.shard.close(cx.now, id);
+                let pause = Duration::from_micros(self.draw.below(2_000_000));
+                self.connects = self.connects.map(|(from, to, _)| (from, to, cx.now + pause));
+                (self.id, self.phase) = (None, Phase::Idle);
+                Ok(())
+            }
             Err(e) => self.fail(cx, e),
         }
     }

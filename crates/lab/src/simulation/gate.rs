@@ -237,6 +237,7 @@ impl Device for Gate {
         counters: &mut Counters,
     ) -> usize {
         if self.is_gone() {
+            self.refused = false;
             return 0;
         }
         let before = burst.len();

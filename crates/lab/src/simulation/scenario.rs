@@ -271,6 +271,12 @@ impl Scenario {
         let most = self.most_bytes(d);
         let count = d.pick(&[1, 1, 2, 2, 3, 4, 6, 8]);
         self.flows = (0..count).map(|_| draw_flow(d, most, count)).collect();
+        if self.ways.iter().any(|w| w.delay.is_zero()) {
+            // Nothing is simultaneous without a distance: the first SYN finds nobody.
+            for f in self.flows.iter_mut().filter(|f| f.kind == FlowKind::SimultaneousOpen) {
+                f.kind = FlowKind::Plain;
+            }
+        }
         for i in 0..2 {
             if d.percent(25) {
                 self.datagrams[i] = d.log(1, 200) as u32;

@@ -484,6 +484,7 @@ fn ends(s: &Scenario) -> Vec<End> {
             let mut e = End::new((f, n), station, end, quirk(plan.kind, n), preempted, s.seed);
             e.may_fail = s.may_fail(f);
             e.connects = connects(s, f, n);
+            e.both_connect = plan.kind == FlowKind::SimultaneousOpen;
             ends.push(e);
         }
     }
