@@ -9,6 +9,8 @@ use fulmar_lab::netns::Netns;
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{self as unix, UnixListener};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -123,6 +125,7 @@ impl StackArgs {
     pub fn open(&self) -> Outcome<Session> {
         let opened = self.device.open()?;
         let addresses = self.stack_addresses(&opened)?;
+        let claims = addresses.iter().map(claim).collect::<Outcome<_>>()?;
         self.configure_kernel(&opened)?;
         let device = self.wrap(opened.device)?;
         let mut builder = Stack::builder().device(device).name(command_name());
@@ -136,7 +139,7 @@ impl StackArgs {
             builder = builder.mtu(mtu);
         }
         let stack = builder.build().map_err(|e| Failure::new(e.to_string()))?;
-        Ok(Session { stack })
+        Ok(Session { stack, _claims: claims })
     }
 
     fn stack_addresses(&self, opened: &Opened) -> Outcome<Vec<Cidr>> {
@@ -211,6 +214,21 @@ fn rates(spec: &FaultSpec) -> Rates {
     }
 }
 
+/// Two stacks with one address on one interface would reset each other's connections, and packet
+/// sockets do not exclude each other. So each claims its addresses by a name that belongs to the
+/// network namespace and goes with the process.
+fn claim(address: &Cidr) -> Outcome<UnixListener> {
+    let ip = address.address;
+    let name = unix::SocketAddr::from_abstract_name(format!("fulmar-address-{ip}"));
+    name.and_then(|n| UnixListener::bind_addr(&n)).map_err(|e| match e.kind() {
+        io::ErrorKind::AddrInUse => Failure::new(format!(
+            "another fulmar command has the address {ip} here; end it, or give this one \
+             another with --addr"
+        )),
+        _ => Failure::io(format_args!("cannot claim the address {ip}"), &e),
+    })
+}
+
 /// `nc`, `ping` ...: the name under which `fulmar stat` shows the stack.
 fn command_name() -> String {
     std::env::args().nth(1).unwrap_or_else(|| "fulmar".to_owned())
@@ -219,6 +237,8 @@ fn command_name() -> String {
 /// A running stack and the end of it.
 pub struct Session {
     stack: Stack,
+    /// Held, never read: see [`claim`].
+    _claims: Vec<UnixListener>,
 }
 
 impl Session {

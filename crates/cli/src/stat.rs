@@ -66,7 +66,8 @@ fn documents() -> Vec<Value> {
 
 fn is_wanted(args: &Args, document: &Value) -> bool {
     let Some(wanted) = &args.stack else { return true };
-    document["pid"].to_string() == *wanted || document["name"].as_str() == Some(wanted)
+    let is_process = wanted.parse().is_ok_and(|pid: u64| document["pid"].as_u64() == Some(pid));
+    is_process || document["name"].as_str() == Some(wanted)
 }
 
 /// One stack for a person.

@@ -396,6 +396,20 @@ fn ctrl_c_delivers_what_was_accepted_and_ends_the_listing() {
 }
 
 #[test]
+fn two_commands_with_one_address_exclude_each_other() {
+    in_sandbox(|| {
+        let mut first = fulmar("nc -l 8002").spawn().expect("it starts");
+        drop(kernel_client("10.77.0.2", 8002));
+        let second = run("ping -c 1 10.77.0.1");
+        assert_eq!(second.status.code(), Some(2));
+        assert!(text(&second.stderr).contains("10.77.0.2"), "{}", text(&second.stderr));
+        assert_success(&run("ping -c 1 --addr 10.77.0.3/24 10.77.0.1"));
+        let _ = first.kill();
+        first.wait().expect("it ends");
+    });
+}
+
+#[test]
 fn a_capture_is_readable_by_tshark() {
     in_sandbox(|| {
         if Command::new("tshark").arg("--version").output().is_err() {
