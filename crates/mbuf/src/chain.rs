@@ -24,6 +24,7 @@ pub struct Chain {
     list: List,
     len: usize,
     storage: usize,
+    held: usize,
     segs: usize,
 }
 
@@ -57,6 +58,14 @@ impl Chain {
         self.storage
     }
 
+    /// Bytes of storage that the chain keeps from arriving packets. A segment that somebody sends
+    /// by reference (device `link`, a stack to itself) is charged to its sender already, so it
+    /// counts nothing here.
+    #[inline]
+    pub fn held_bytes(&self) -> usize {
+        self.held
+    }
+
     /// Adds a segment at the end.
     #[inline]
     pub fn push_back(&mut self, m: Mbuf) {
@@ -75,6 +84,7 @@ impl Chain {
     fn count_in(&mut self, m: &Mbuf) {
         self.len += m.len();
         self.storage += m.storage_bytes();
+        self.held += m.held_bytes();
         self.segs += 1;
     }
 
@@ -83,6 +93,7 @@ impl Chain {
     pub fn append(&mut self, other: Chain) {
         self.len += other.len;
         self.storage += other.storage;
+        self.held += other.held;
         self.segs += other.segs;
         self.list.append(other.list);
     }
@@ -93,6 +104,7 @@ impl Chain {
         let m = self.list.pop_front()?;
         self.len -= m.len();
         self.storage -= m.storage_bytes();
+        self.held -= m.held_bytes();
         self.segs -= 1;
         Some(m)
     }
@@ -192,10 +204,12 @@ impl Chain {
         for m in tail.list.iter() {
             tail.len += m.len();
             tail.storage += m.storage_bytes();
+            tail.held += m.held_bytes();
             tail.segs += 1;
         }
         self.len -= tail.len;
         self.storage -= tail.storage;
+        self.held -= tail.held;
         self.segs -= tail.segs;
         tail
     }
@@ -326,8 +340,8 @@ fn copy(from: &[u8], to: &mut [u8]) -> usize {
 impl From<Mbuf> for Chain {
     #[inline]
     fn from(m: Mbuf) -> Chain {
-        let (len, storage) = (m.len(), m.storage_bytes());
-        Chain { list: List::single(m), len, storage, segs: 1 }
+        let (len, storage, held) = (m.len(), m.storage_bytes(), m.held_bytes());
+        Chain { list: List::single(m), len, storage, held, segs: 1 }
     }
 }
 

@@ -227,6 +227,16 @@ impl Mbuf {
         unsafe { (*self.desc().storage).purpose }
     }
 
+    /// Bytes of storage that this reference keeps from arriving packets: none of what is charged
+    /// to a sender.
+    #[inline]
+    pub fn held_bytes(&self) -> usize {
+        match self.purpose() {
+            Purpose::Send => 0,
+            Purpose::Receive | Purpose::Control => self.storage_bytes(),
+        }
+    }
+
     /// Whether the memory belongs to someone else ([`crate::Pool::external`]); it is never written.
     #[inline]
     pub fn is_external(&self) -> bool {

@@ -92,10 +92,11 @@ impl RecvQueue {
         self.out_of_order
     }
 
-    /// Bytes of storage held; storage that is shared counts once per reference.
+    /// Bytes of storage kept from arriving packets, once per reference; at least the bytes held.
+    /// See [`Chain::held_bytes`].
     pub fn storage_bytes(&self) -> usize {
-        let runs: usize = self.runs.iter().map(|r| r.chain.storage_bytes()).sum();
-        self.ready.storage_bytes() + runs
+        let runs: usize = self.runs.iter().map(|r| r.chain.held_bytes()).sum();
+        (self.ready.held_bytes() + runs).max(self.readable() + self.out_of_order)
     }
 
     /// Takes bytes that begin at stream offset `off`; those already held or read are freed.

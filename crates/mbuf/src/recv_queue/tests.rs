@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::Mbuf;
+use crate::{Mbuf, Purpose};
 use crate::testkit::{assert_all_home, cases, chain, pattern, pool};
 
 /// Inserts the stream's own bytes [off, off + n) in segments of 5.
@@ -47,13 +47,31 @@ fn small_pieces_are_merged_into_the_room_behind_the_last() {
         let c = piece(&mut pool, at);
         assert!(q.absorb(c, &mut pool).is_ok());
     }
-    assert_eq!((q.next(), q.readable(), q.storage_bytes()), (100, 100, before));
+    assert_eq!((q.next(), q.readable(), q.storage_bytes()), (100, 100, before.max(100)));
+    let all = q.take(usize::MAX, &mut pool);
+    assert_eq!(all.segs(), 1);
+    q.unread(all);
     insert(&mut q, &mut pool, 150, 10);
     let c = piece(&mut pool, 100);
     let c = q.absorb(c, &mut pool).unwrap_err(); // not while something is out of order
     q.insert(100, c, &mut pool);
     assert_eq!(q.take(usize::MAX, &mut pool).to_vec(), pattern(0, 101));
     q.clear(&mut pool);
+    assert_all_home(&mut pool);
+}
+
+#[test]
+fn what_a_sender_pays_for_counts_by_its_bytes_only() {
+    let mut pool = pool(1 << 20);
+    for (purpose, counted) in [(Purpose::Send, 700), (Purpose::Receive, 65_536)] {
+        let mut q = RecvQueue::new();
+        let big = pool.alloc_chain(65_000, 0, purpose).unwrap();
+        let part = pool.clone_range(&big, 300, 700).unwrap();
+        pool.free(big);
+        q.insert(0, part, &mut pool);
+        assert_eq!(q.storage_bytes(), counted);
+        q.clear(&mut pool);
+    }
     assert_all_home(&mut pool);
 }
 

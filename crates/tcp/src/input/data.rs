@@ -140,7 +140,8 @@ impl Tcb {
     fn has_storage_for(&self, payload: &Chain, grace: usize) -> bool {
         let limit = self.recv_limit.saturating_mul(2).saturating_add(grace);
         let held = self.recv.storage_bytes();
-        held.saturating_add(payload.storage_bytes()) <= limit
+        let adds = payload.held_bytes().max(payload.len());
+        held.saturating_add(adds) <= limit
     }
 
     /// Delayed acknowledgements (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2): at once while
