@@ -194,8 +194,8 @@ fn pump_tcp(stream: TcpStream, limit: Option<Duration>) -> Outcome {
         let activity = activity.clone();
         thread::spawn(move || send_input(writer, &activity))
     };
-    let quiet = print_stream(stream, &activity, limit)?;
-    if quiet || io::stdin().is_terminal() {
+    let is_over = print_stream(stream, &activity, limit)?;
+    if is_over || io::stdin().is_terminal() {
         return Ok(());
     }
     sending.join().unwrap_or_else(|_| Err(Failure::new("the sending thread panicked")))
@@ -217,7 +217,7 @@ fn send_input(mut stream: TcpStream, activity: &Activity) -> Outcome {
     }
 }
 
-/// The peer to standard output until its end. True: -w ended it.
+/// The peer to standard output until its end. True: -w ended it, or nobody reads the output.
 fn print_stream(
     mut stream: TcpStream,
     activity: &Activity,
@@ -231,7 +231,9 @@ fn print_stream(
             Ok(0) => return Ok(false),
             Ok(n) => {
                 activity.mark();
-                write_out(&mut output, &chunk[..n])?;
+                if !write_out(&mut output, &chunk[..n])? {
+                    return Ok(true);
+                }
             }
             Err(e) if is_timeout(&e) => {
                 if activity.is_over(limit) {
@@ -243,9 +245,12 @@ fn print_stream(
     }
 }
 
-fn write_out(output: &mut impl Write, bytes: &[u8]) -> Outcome {
-    let written = output.write_all(bytes).and_then(|()| output.flush());
-    written.during("cannot write to standard output")
+/// False: nobody reads standard output any more (`fulmar nc ... | head`), which is no failure.
+fn write_out(output: &mut impl Write, bytes: &[u8]) -> Outcome<bool> {
+    match output.write_all(bytes).and_then(|()| output.flush()) {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        written => written.during("cannot write to standard output").map(|()| true),
+    }
 }
 
 /// Whether a time-out of the socket is over, however it is spelled.
@@ -314,7 +319,9 @@ fn print_datagrams(socket: &UdpSocket, activity: &Activity, limit: Option<Durati
         match socket.recv_from(&mut datagram) {
             Ok((n, _)) => {
                 activity.mark();
-                write_out(&mut output, &datagram[..n])?;
+                if !write_out(&mut output, &datagram[..n])? {
+                    return Ok(());
+                }
             }
             Err(e) if is_timeout(&e) => {
                 if activity.is_over(limit) {
