@@ -29,6 +29,9 @@ pub enum Quirk {
     Deaf,
 }
 
+/// How often an end looks whether everything is acknowledged: no readiness tells it.
+const POLL: Duration = Duration::from_millis(50);
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     /// Not connected; a passive end waits to be accepted.
@@ -73,6 +76,9 @@ pub struct End {
     pub connects: Option<(SocketAddr, SocketAddr, Instant)>,
     /// So does the other end.
     pub both_connect: bool,
+    /// It does not close before everything is acknowledged: nobody waits for long for a sender
+    /// that is gone.
+    pub lingers: bool,
     /// Errors have a cause.
     pub may_fail: bool,
     /// The error that it reported.
@@ -97,6 +103,9 @@ pub struct End {
     preempted: Duration,
     held_write: Option<(Instant, Reservation)>,
     held_read: Option<(Instant, Chain)>,
+    poll_at: Option<Instant>,
+    /// What its station's poll set was told.
+    told: Option<Ready>,
     draw: Draw,
 }
 
@@ -116,6 +125,7 @@ impl End {
             id: None,
             connects: None,
             both_connect: false,
+            lingers: false,
             may_fail: false,
             error: None,
             written: 0,
@@ -134,6 +144,8 @@ impl End {
             preempted,
             held_write: None,
             held_read: None,
+            poll_at: None,
+            told: None,
             draw: Draw::new(seed ^ (name.0 as u64) << 8 ^ (name.1 as u64) << 4),
         }
     }
@@ -158,7 +170,7 @@ impl End {
         let start = self.connects.filter(|_| self.phase == Phase::Idle).map(|c| c.2);
         let held = [self.held_write.as_ref().map(|h| h.0), self.held_read.as_ref().map(|h| h.0)];
         let open = self.phase == Phase::Open;
-        let pauses = if open { [self.write_at, self.read_at] } else { [None, None] };
+        let pauses = [self.write_at, self.read_at, self.poll_at].map(|at| at.filter(|_| open));
         [start].into_iter().chain(held).chain(pauses).flatten().min()
     }
 
@@ -185,12 +197,6 @@ impl End {
     fn open(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
         self.phase = Phase::Open;
         self.read_at = (!self.plan.read_after.is_zero()).then_some(cx.now + self.plan.read_after);
-        if let Some(set) = cx.set {
-            let interest = Ready::READABLE | Ready::WRITABLE;
-            cx.shard
-                .join_set(id, set, self.name.0, interest)
-                .map_err(|e| Violation::Call("join_set", e))?;
-        }
         if self.plan.cork {
             let corked = cx.shard.with_tcb(cx.now, id, |t| t.tcb.set_cork(true));
             corked.map_err(|e| Violation::Call("set_cork", e))?;
@@ -223,12 +229,46 @@ impl End {
         if self.phase == Phase::Open {
             self.leave(cx)?;
         }
+        self.tell_interest(cx)?;
         Ok(before != (self.written, self.read, self.phase, self.shut, self.eof))
+    }
+
+    /// What it waits for.
+    fn interest(&self) -> Ready {
+        let paused = self.held_read.is_some() || self.read_at.is_some();
+        let reads = match self.quirk {
+            Quirk::EarlyClose => false,
+            Quirk::Deaf => true,
+            _ => !self.eof && !paused,
+        };
+        let paused = self.held_write.is_some() || self.write_at.is_some();
+        let writes = self.written < self.plan.bytes && !paused;
+        match self.phase {
+            Phase::Connecting => Ready::WRITABLE,
+            Phase::Open => {
+                let reads = if reads { Ready::READABLE } else { Ready::NONE };
+                reads | if writes { Ready::WRITABLE } else { Ready::NONE }
+            }
+            Phase::Idle | Phase::Done => Ready::NONE,
+        }
+    }
+
+    /// Keeps the poll set's interest equal to its own.
+    fn tell_interest(&mut self, cx: &mut Cx) -> Result<(), Violation> {
+        let (Some(set), Some(id)) = (cx.set, self.id) else { return Ok(()) };
+        let interest = self.interest();
+        if matches!(self.phase, Phase::Idle | Phase::Done) || self.told == Some(interest) {
+            return Ok(());
+        }
+        self.told = Some(interest);
+        let e = 2 * self.name.0 + self.name.1;
+        cx.shard.join_set(id, set, e, interest).map_err(|e| Violation::Call("join_set", e))
     }
 
     fn end_pauses(&mut self, now: Instant) {
         self.write_at = self.write_at.filter(|at| *at > now);
         self.read_at = self.read_at.filter(|at| *at > now);
+        self.poll_at = self.poll_at.filter(|at| *at > now);
     }
 
     /// The thread goes on that was put aside between two steps of a call.
@@ -257,10 +297,6 @@ impl End {
                 self.id = Some(id);
                 self.phase = Phase::Connecting;
                 self.note(cx, || format!("connects {from} > {to}"));
-                if let Some(set) = cx.set {
-                    let joined = cx.shard.join_set(id, set, self.name.0, Ready::WRITABLE);
-                    joined.map_err(|e| Violation::Call("join_set", e))?;
-                }
                 Ok(())
             }
             // The route is cut for a moment: as a program would, try again.
@@ -285,7 +321,7 @@ impl End {
                 cx.shard.close(cx.now, id);
                 let pause = Duration::from_micros(self.draw.below(2_000_000));
                 self.connects = self.connects.map(|(from, to, _)| (from, to, cx.now + pause));
-                (self.id, self.phase) = (None, Phase::Idle);
+                (self.id, self.phase, self.told) = (None, Phase::Idle, None);
                 Ok(())
             }
             Err(e) => self.fail(cx, e),
@@ -465,6 +501,10 @@ impl End {
                 let told = cx.shard.take_error(id).ok().flatten();
                 return self.fail(cx, told.unwrap_or(e));
             }
+        }
+        if all_written && self.lingers && !cx.shard.is_drained(Some(id)) {
+            self.poll_at = Some(cx.now + POLL);
+            return Ok(());
         }
         let heard = self.quirk != Quirk::Deaf || self.peer_is_through(cx, id)?;
         if all_written

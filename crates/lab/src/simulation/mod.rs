@@ -83,6 +83,9 @@ fn play(seed: u64, events: usize) -> (Played, u64) {
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| world.play()))
         .unwrap_or_else(|panic| Err(Violation::Panic(message(&*panic))));
+    if !matches!(outcome, Err(Violation::Panic(_))) {
+        world.note_counters();
+    }
     let (digest, story) = world.take_log();
     let played = match outcome {
         Ok(report) => Ok((report, story)),

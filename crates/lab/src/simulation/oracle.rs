@@ -198,6 +198,17 @@ pub fn add_counters(report: &mut Report, stat: &Stat) {
     report.timeouts += value(Counter::TcpTimeouts);
 }
 
+/// What is not zero, in words.
+pub fn counters(stat: &Stat) -> String {
+    let value = |c: &Counter| stat.counters.value(*c);
+    let counts =
+        Counter::ALL.iter().filter(|c| value(c) > 0).map(|c| format!("{} {}", c.name(), value(c)));
+    let drops = DropReason::ALL.iter().filter(|r| stat.counters.drops(**r) > 0);
+    let drops = drops.map(|r| format!("dropped {} {}", r.name(), stat.counters.drops(*r)));
+    let told: Vec<String> = counts.chain(drops).collect();
+    format!("{}; {:?}; {:?}", told.join(", "), stat.pool, stat.window)
+}
+
 /// Seconds, for messages.
 pub fn seconds(t: Instant) -> String {
     format!("{:.6} s", t.as_nanos() as f64 / 1e9)

@@ -30,6 +30,8 @@ const MOST_STEPS: u64 = 4_000_000;
 const MOST_IDLE_STEPS: u64 = 3_000;
 /// Rounds of the applications of one station in one instant.
 const MOST_ROUNDS: usize = 10_000;
+/// The listener's name in a poll set.
+const LISTENER: usize = usize::MAX;
 /// What the clock of the simulation says at first: not zero, as on no machine.
 const START: Instant = Instant::from_millis(100_000);
 
@@ -156,7 +158,7 @@ impl World {
             let id = side.shard.tcp_listen(at, options).map_err(failed)?;
             side.listener = Some(id);
             if let Some(set) = &side.set {
-                side.shard.join_set(id, set, 0, Ready::READABLE).map_err(failed)?;
+                side.shard.join_set(id, set, LISTENER, Ready::READABLE).map_err(failed)?;
             }
         }
         Ok(())
@@ -206,6 +208,14 @@ impl World {
         let deadlines =
             self.sides.each_ref().map(|s| s.shard.next_deadline().map(Instant::as_nanos));
         format!("at {}: {}; deadlines {deadlines:?}", oracle::seconds(self.now), told.join("; "))
+    }
+
+    /// What the stacks counted, at the end of a story.
+    pub fn note_counters(&mut self) {
+        for side in &mut self.sides {
+            let told = oracle::counters(&side.shard.stat());
+            lock(&self.ground).log.line(self.now, || told);
+        }
     }
 
     fn run_script(&mut self) {
@@ -264,25 +274,27 @@ impl World {
             for e in 0..self.ends.len() {
                 let end = &self.ends[e];
                 let due = end.deadline().is_some_and(|at| at <= now);
-                let asked =
-                    named.as_ref().map_or(first, |ids| end.id.is_some_and(|id| ids.contains(&id)));
-                if end.station == i && (due || asked || (moved && named.is_none())) {
+                let asked = named.as_ref().map_or(first || moved, |ends| ends.contains(&e));
+                if end.station == i && (due || asked) {
                     moved |= self.drive(e)?;
                 }
             }
-            first = named.is_none() && moved;
-            let side = &mut self.sides[i];
-            drop(side.shard.take_wakes());
-            if !moved && named.is_none_or(|ids| ids.is_empty()) {
+            first = moved;
+            drop(self.sides[i].shard.take_wakes());
+            if !moved {
                 return Ok(());
             }
         }
         Err(Violation::Livelock(self.state()))
     }
 
-    /// The sockets that the station's poll set names; `None` if its applications go by steps.
-    fn named(&self, i: usize) -> Option<Vec<SlotId>> {
-        self.sides[i].set.as_ref().map(|set| set.drain())
+    /// The ends that the station's poll set names; `None` if its applications go by steps.
+    fn named(&mut self, i: usize) -> Option<Vec<usize>> {
+        let side = &mut self.sides[i];
+        let mut named = Vec::new();
+        let set = side.set.as_ref()?;
+        side.shard.collect_set(set, usize::MAX, |token, _| named.push(token));
+        Some(named)
     }
 
     /// What the other end of an end was told.
@@ -363,7 +375,9 @@ impl World {
             return None;
         }
         let dead = self.scenario.trouble.death().map(|at| START + at).filter(|at| *at <= self.now);
-        let from = [self.half_done[f], dead].into_iter().flatten().min()?;
+        // The other end may have given up before it was ever accepted.
+        let alone = pair[1].is_unborn().then_some(START);
+        let from = [self.half_done[f], dead, alone].into_iter().flatten().min()?;
         let asked = pair.iter().filter(|e| !e.is_done()).map(|e| e.asked_at).max()?;
         Some(from.max(asked) + self.patience())
     }
@@ -483,6 +497,7 @@ fn ends(s: &Scenario) -> Vec<End> {
             let preempted = s.stations[station].preempted;
             let mut e = End::new((f, n), station, end, quirk(plan.kind, n), preempted, s.seed);
             e.may_fail = s.may_fail(f);
+            e.lingers = plan.ends[1 - n].read_after > Duration::from_secs(60);
             e.connects = connects(s, f, n);
             e.both_connect = plan.kind == FlowKind::SimultaneousOpen;
             ends.push(e);
