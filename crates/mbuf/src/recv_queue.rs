@@ -21,7 +21,7 @@
 
 use alloc::collections::VecDeque;
 
-use crate::{Chain, Pool};
+use crate::{Chain, Mbuf, Pool, Purpose};
 
 /// The most runs of out-of-order bytes that one queue holds. A sender whose window holds more
 /// holes than that is either attacking or better served by going back.
@@ -219,7 +219,8 @@ impl RecvQueue {
     }
 
     /// Takes up to `max` bytes from the front: whole mbufs are moved, the last is cut by reference.
-    /// If the pool has no descriptor for the cut, fewer are taken.
+    /// If the pool has no reference for the cut, a copy of a few bytes serves, and failing that fewer
+    /// are taken, even none.
     pub fn take(&mut self, max: usize, pool: &mut Pool) -> Chain {
         if max >= self.ready.len() {
             return core::mem::take(&mut self.ready);
@@ -229,8 +230,8 @@ impl RecvQueue {
             let left = max - out.len();
             let Some(mut front) = self.ready.front_mut() else { break };
             if front.len() > left {
-                let Ok(part) = pool.clone_ref(&front, 0, left) else { break };
-                front.trim_front(left);
+                let Some(part) = part_of(&front, left, pool) else { break };
+                front.trim_front(part.len());
                 out.push_back(part);
                 break;
             }
@@ -288,6 +289,22 @@ fn stamp_of(run: Option<&Run>) -> u64 {
 
 fn to_usize(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+/// Bytes that a reader gets at a time when nothing is left but the reserve for control.
+const LAST_RESORT_BYTES: usize = 256;
+
+/// The first `len` bytes of `front`, or a few of them in a copy if the pool has no reference left:
+/// reading is what frees memory, so it must not need much.
+fn part_of(front: &Mbuf, len: usize, pool: &mut Pool) -> Option<Mbuf> {
+    if let Ok(part) = pool.clone_ref(front, 0, len) {
+        return Some(part);
+    }
+    let len = len.min(LAST_RESORT_BYTES);
+    let bytes = front.as_slice().get(..len)?;
+    let mut copy = pool.alloc(len, 0, Purpose::Control).ok()?;
+    copy.append(len)?.copy_from_slice(bytes);
+    Some(copy)
 }
 
 #[cfg(test)]

@@ -13,7 +13,11 @@ use crate::{SocketError, Step};
 pub fn take(tcb: &mut Tcb, pool: &mut Pool, max: usize) -> Result<Step<Chain>, SocketError> {
     match readable(tcb)? {
         Step::Done(0) => Ok(Step::Done(Chain::new())),
-        Step::Done(_) => Ok(Step::Done(tcb.recv_queue().take(max, pool))),
+        Step::Done(_) => {
+            let chain = tcb.recv_queue().take(max, pool);
+            // A pool without a single buffer is no end of the stream.
+            Ok(if chain.is_empty() { Step::WaitData(1) } else { Step::Done(chain) })
+        }
         Step::WaitData(n) => Ok(Step::WaitData(n)),
         Step::WaitSpace(n) => Ok(Step::WaitSpace(n)),
     }

@@ -1,7 +1,6 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Mbuf, Purpose};
 use crate::testkit::{assert_all_home, cases, chain, pattern, pool};
 
 /// Inserts the stream's own bytes [off, off + n) in segments of 5.
@@ -170,7 +169,7 @@ fn offsets_beyond_the_number_space_are_refused() {
 }
 
 #[test]
-fn without_descriptors_a_take_ends_at_a_mbuf() {
+fn without_references_a_take_copies_and_without_anything_it_ends_at_a_mbuf() {
     let mut pool = pool(1 << 20);
     let mut q = RecvQueue::new();
     insert(&mut q, &mut pool, 0, 10);
@@ -179,8 +178,14 @@ fn without_descriptors_a_take_ends_at_a_mbuf() {
     while let Ok(c) = pool.clone_ref(&m, 0, 1) {
         hoard.push(c);
     }
-    assert_eq!(q.take(7, &mut pool).len(), 5);
-    assert_eq!(q.readable(), 5);
+    let c = q.take(7, &mut pool);
+    assert_eq!(c.to_vec(), pattern(0, 7));
+    while let Ok(m) = pool.alloc(1, 0, Purpose::Control) {
+        hoard.push(m);
+    }
+    assert_eq!(q.take(1, &mut pool).len(), 0);
+    assert_eq!(q.readable(), 3);
+    pool.free(c);
 }
 
 #[derive(Clone, Debug)]
