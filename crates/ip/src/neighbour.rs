@@ -33,11 +33,8 @@ impl Ip {
     pub(crate) fn fail_waiting<S: FrameSink>(&mut self, cx: &mut Context<'_, S>, next_hop: IpAddr) {
         while let Some(held) = self.waiting.pop(next_hop) {
             let packet = first(&held.chain).get(eth::HEADER_BYTES..).unwrap_or(&[]);
-            // Host (version 4) or address (version 6) unreachable; it may come back: not hard.
-            let code = if next_hop.is_ipv4() { 1 } else { 3 };
-            let kind = ErrorKind::Unreachable { hard: false, code };
             if let Some(quoted) = Quoted::parse(packet, next_hop.is_ipv4()) {
-                self.report_failed(quoted.error(kind, self.config.zone));
+                self.report_failed(quoted.error(ErrorKind::NoNeighbour, self.config.zone));
             }
             cx.discard(held.chain, DropReason::NeighbourUnreachable);
         }

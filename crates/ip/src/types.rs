@@ -153,6 +153,9 @@ pub enum ErrorKind {
         /// The ICMP code, of the version of the flow's addresses.
         code: u8,
     },
+    /// Nobody on the link answers for the next hop. This stack has found it out by itself, so that
+    /// it cannot be forged: an attempt to connect fails at once, as on Linux.
+    NoNeighbour,
     /// Nobody has the port.
     PortUnreachable,
     /// The packet was larger than `mtu`, the largest IP packet that passes. If the flow exists and

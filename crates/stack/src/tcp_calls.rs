@@ -202,7 +202,7 @@ impl<P: Probe> Shard<P> {
             return Err(SocketError::AddressNotAvailable);
         }
         let local = self.listen_port(local)?;
-        let dual_stack = local.is_ipv6() && !options.only_v6;
+        let dual_stack = local.is_ipv6() && local.ip().is_unspecified() && !options.only_v6;
         self.check_listen_conflict(local, dual_stack, options.reuse_address)?;
         let id = self.sockets.insert(Socket::Listener(Box::new(Listener {
             local,
@@ -239,7 +239,7 @@ impl<P: Probe> Shard<P> {
             _ => false,
         });
         let lingering = !reuse_address
-            && self.flows.keys().any(|k| {
+            && self.flows.keys().chain(self.time_wait.keys()).any(|k| {
                 k.local_port == local.port()
                     && (local.ip().is_unspecified() || local.ip() == k.local_ip())
             });
@@ -572,6 +572,6 @@ fn listeners_clash(l: &Listener, local: SocketAddr, dual_stack: bool) -> bool {
     if !families_meet {
         return false;
     }
-    // One specific and one wildcard address may share a port: the specific one is preferred.
-    mine == other || (mine.is_unspecified() && other.is_unspecified())
+    // As on Linux, where reuse-address does not go as far as two listeners.
+    mine == other || mine.is_unspecified() || other.is_unspecified()
 }

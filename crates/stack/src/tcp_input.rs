@@ -265,6 +265,7 @@ impl<P: Probe> Shard<P> {
         };
         let what = match e.kind {
             ErrorKind::TooBig { mtu } => IcmpError::TooBig { mtu },
+            ErrorKind::NoNeighbour => IcmpError::NoNeighbour,
             ErrorKind::PortUnreachable => IcmpError::Unreachable { hard: true },
             ErrorKind::Unreachable { hard, .. } => IcmpError::Unreachable { hard },
             ErrorKind::TimeExceeded | ErrorKind::ParameterProblem => {

@@ -49,6 +49,11 @@ impl TimeWaitTable {
         self.entries.get_mut(key)
     }
 
+    /// The flows that are here.
+    pub fn keys(&self) -> impl Iterator<Item = &FlowKey> {
+        self.entries.keys()
+    }
+
     /// Whether the flow is here.
     pub fn contains(&self, key: &FlowKey) -> bool {
         self.entries.contains_key(key)

@@ -208,7 +208,8 @@ pub enum ConnError {
     Reset,
     /// Nothing was acknowledged for too long.
     TimedOut,
-    /// As `TimedOut`, and routers said that the host cannot be reached.
+    /// As `TimedOut`, and routers said that the host cannot be reached; or nobody on the link answered
+    /// for it when a connection was opened.
     HostUnreachable,
     /// As `TimedOut`, and there was no route.
     NetUnreachable,
@@ -227,6 +228,8 @@ pub enum IcmpError {
         /// says hard.
         hard: bool,
     },
+    /// Nobody on the link answers for the next hop: this stack's own finding.
+    NoNeighbour,
     /// A router could not pass the packet on.
     TooBig {
         /// Bytes of IP packet that it would pass on.

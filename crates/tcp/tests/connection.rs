@@ -370,6 +370,20 @@ fn a_hard_icmp_error_refuses_an_open_but_not_an_established_connection() {
 }
 
 #[test]
+fn an_open_ends_when_nobody_on_the_link_answers_but_an_established_connection_goes_on() {
+    let mut t = Trace::connect(plain());
+    t.output();
+    t.icmp(IcmpError::NoNeighbour, 0);
+    assert_eq!(t.tcb.state(), State::Closed);
+    assert_eq!(t.tcb.take_error(), Some(ConnError::HostUnreachable));
+
+    let mut t = Trace::established();
+    t.write(10);
+    t.icmp(IcmpError::NoNeighbour, 1);
+    assert_eq!(t.tcb.state(), State::Established);
+}
+
+#[test]
 fn a_smaller_path_sends_everything_again_in_smaller_segments() {
     let mut t = Trace::established();
     t.write(2000);

@@ -166,7 +166,7 @@ fn a_neighbour_that_never_answers_fails_what_waits_and_tells_its_flow() {
     assert_eq!(failed.len(), 1);
     assert_eq!(failed[0].local, "10.0.0.1:1000".parse().unwrap());
     assert_eq!(failed[0].remote, "10.0.0.2:53".parse().unwrap());
-    assert_eq!(failed[0].kind, ErrorKind::Unreachable { hard: false, code: 1 });
+    assert_eq!(failed[0].kind, ErrorKind::NoNeighbour);
     assert_eq!(h.send_udp(OUR4, PEER4, 1), Err(OutputError::HostUnreachable));
     h.advance(1000);
     assert_eq!(h.send_udp(OUR4, PEER4, 1), Ok(()));

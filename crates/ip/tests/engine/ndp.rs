@@ -140,7 +140,7 @@ fn a_neighbour_that_never_answers_tells_the_flow() {
     let failed: Vec<_> = h.ip.drain_failed().collect();
     assert_eq!(failed.len(), 1);
     assert_eq!(failed[0].remote, "[2001:db8::2]:53".parse().unwrap());
-    assert_eq!(failed[0].kind, ErrorKind::Unreachable { hard: false, code: 3 });
+    assert_eq!(failed[0].kind, ErrorKind::NoNeighbour);
     h.end();
 }
 

@@ -15,7 +15,12 @@ impl Tcb {
         }
         match what {
             IcmpError::TooBig { mtu } => self.on_too_big(mtu),
-            IcmpError::Unreachable { hard } => return self.on_unreachable(hard),
+            IcmpError::Unreachable { hard } => {
+                return self.on_unreachable(hard.then_some(ConnError::Refused));
+            }
+            IcmpError::NoNeighbour => {
+                return self.on_unreachable(Some(ConnError::HostUnreachable));
+            }
         }
         Events::NONE
     }
@@ -34,11 +39,11 @@ impl Tcb {
         }
     }
 
-    /// Hard errors end a connection that is being opened; any other is only remembered, since a
+    /// What is `fatal` ends a connection that is being opened; any other is only remembered, since a
     /// router's opinion may be forged or pass (RFC 5927 section 5.2, RFC 9293 MUST-56).
-    fn on_unreachable(&mut self, hard: bool) -> Events {
-        if hard && matches!(self.state, State::SynSent) {
-            self.finish(Some(ConnError::Refused));
+    fn on_unreachable(&mut self, fatal: Option<ConnError>) -> Events {
+        if fatal.is_some() && matches!(self.state, State::SynSent) {
+            self.finish(fatal);
             return Events::ERROR | Events::CLOSED;
         }
         self.fate.soft_error = Some(ConnError::HostUnreachable);

@@ -1,0 +1,139 @@
+//! The end of stacks and sockets: what was accepted is delivered, what is dropped is gone.
+
+use std::io::{Read, Write};
+use std::thread;
+use std::time::Duration;
+
+use fulmar::{Stack, TcpListener, TcpStream};
+
+use crate::support::pipe::Pipe;
+use crate::support::{A, B, connection, eventually, fill, pattern, stack, stacks, within};
+
+/// The sum is what counts: the reader sees everything and the end.
+fn read_all(mut s: TcpStream) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut got = Vec::new();
+        s.read_to_end(&mut got).unwrap();
+        got
+    })
+}
+
+#[test]
+fn a_stack_lives_as_long_as_its_sockets() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, s) = connection(&a, &b, 80);
+        drop((a, b));
+        let reader = read_all(s);
+        c.write_all(&pattern(0, 1 << 20)).unwrap();
+        drop(c);
+        assert!(reader.join().unwrap() == pattern(0, 1 << 20));
+    });
+}
+
+#[test]
+fn everything_accepted_is_delivered_when_everything_is_dropped() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, s) = connection(&a, &b, 80);
+        // It fits the two buffers, so the write returns before anything is read.
+        c.write_all(&pattern(0, 1 << 20)).unwrap();
+        let reader = read_all(s);
+        drop(c);
+        drop(a);
+        assert!(reader.join().unwrap() == pattern(0, 1 << 20));
+        drop(b);
+    });
+}
+
+#[test]
+fn everything_accepted_is_delivered_over_a_slow_device_too() {
+    within(|| {
+        let (p, q) = Pipe::pair();
+        let (a, b) = (stack(1, Box::new(p), |s| s), stack(2, Box::new(q), |s| s));
+        let (mut c, s) = connection(&a, &b, 80);
+        let reader = read_all(s);
+        c.write_all(&pattern(0, 3 << 20)).unwrap();
+        drop(c);
+        drop(a);
+        assert!(reader.join().unwrap() == pattern(0, 3 << 20));
+        drop(b);
+    });
+}
+
+#[test]
+fn the_end_of_a_stack_waits_no_longer_than_it_says() {
+    within(|| {
+        let (d, e) = fulmar::devices::link_pair().unwrap();
+        let a = stack(1, d, |s| s.exit_drain(Duration::from_millis(50)));
+        let b = stack(2, e, |s| s);
+        let (c, s) = connection(&a, &b, 80);
+        fill(&c);
+        let start = std::time::Instant::now();
+        drop(c);
+        drop(a);
+        assert!(start.elapsed() >= Duration::from_millis(50), "nobody reads, so it waits in vain");
+        drop(s);
+    });
+}
+
+#[test]
+fn threads_and_descriptors_end_with_their_stack() {
+    within(|| {
+        let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
+        // Other tests run beside this one: only a leak grows with the number of rounds.
+        let before = (count("fd"), count("task"));
+        for _ in 0..300 {
+            let (a, b) = stacks();
+            let (c, s) = connection(&a, &b, 80);
+            let set = a.poll_set().unwrap();
+            drop((set, s, c, a, b));
+        }
+        eventually("they are gone", || {
+            let now = (count("fd"), count("task"));
+            now.0 < before.0 + 250 && now.1 < before.1 + 150
+        });
+    });
+}
+
+#[test]
+fn ends_of_connections_in_every_state_leave_nothing() {
+    within(|| {
+        let (a, b) = stacks();
+        let gone = |s: &Stack| eventually("no socket", || s.stat().unwrap().sockets().is_empty());
+        for port in 1..=40u16 {
+            let listener = TcpListener::bind(&b, (B, port)).unwrap();
+            let mut c = TcpStream::connect(&a, (B, port)).unwrap();
+            let accepted = (port % 2 == 0).then(|| listener.accept().unwrap().0);
+            if port % 3 == 0 {
+                c.write_all(&pattern(0, 5000)).unwrap();
+            }
+            if port % 5 == 0 {
+                c.shutdown(std::net::Shutdown::Both).unwrap();
+            }
+            match port % 4 {
+                0 => drop((c, listener, accepted)),
+                1 => drop((listener, accepted, c)),
+                2 => drop((accepted, c, listener)),
+                _ => drop((listener, c, accepted)),
+            }
+        }
+        gone(&a);
+        gone(&b);
+        crate::support::buffers_come_home(&[&a, &b]);
+    });
+}
+
+#[test]
+fn a_stack_talks_to_itself_until_the_end() {
+    within(|| {
+        let (a, _b) = stacks();
+        let listener = TcpListener::bind(&a, (A, 80)).unwrap();
+        let mut c = TcpStream::connect(&a, (A, 80)).unwrap();
+        let (s, _) = listener.accept().unwrap();
+        let reader = read_all(s);
+        c.write_all(&pattern(0, 5 << 20)).unwrap();
+        drop(c);
+        assert!(reader.join().unwrap() == pattern(0, 5 << 20));
+    });
+}

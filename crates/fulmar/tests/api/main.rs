@@ -1,0 +1,14 @@
+//! The public API over devices that need no right: what a program sees that uses the crate as it
+//! would use `std::net`.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod datagram;
+mod device_gone;
+mod end;
+mod options;
+mod poll;
+mod shortage;
+mod stream;
+mod threads;

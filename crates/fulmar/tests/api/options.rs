@@ -1,0 +1,199 @@
+//! Options of sockets, and what they do on the wire.
+
+use std::io::{ErrorKind, Read, Write};
+use std::thread;
+
+use fulmar::base::Counter;
+use fulmar::{ListenOptions, TcpListener, TcpStream};
+
+use crate::support::{A, B, B6, buffers_come_home, connection, pattern, stacks, within};
+
+#[test]
+fn without_nagle_every_small_write_is_a_segment() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, mut s) = connection(&a, &b, 80);
+        assert!(!c.nodelay().unwrap());
+        c.set_nodelay(true).unwrap();
+        let before = a.stat().unwrap().count(Counter::TcpSegmentsOut);
+        for i in 0..20u8 {
+            c.write_all(&[i]).unwrap();
+        }
+        let sent = a.stat().unwrap().count(Counter::TcpSegmentsOut) - before;
+        assert_eq!(sent, 20);
+        s.read_exact(&mut [0; 20]).unwrap();
+    });
+}
+
+#[test]
+fn a_cork_holds_small_writes_back_until_it_is_pulled() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, mut s) = connection(&a, &b, 80);
+        c.set_cork(true).unwrap();
+        let before = a.stat().unwrap().count(Counter::TcpSegmentsOut);
+        (0..20).for_each(|i| c.write_all(&[i]).unwrap());
+        c.set_cork(false).unwrap();
+        s.read_exact(&mut [0; 20]).unwrap();
+        assert_eq!(a.stat().unwrap().count(Counter::TcpSegmentsOut) - before, 1);
+    });
+}
+
+#[test]
+fn buffers_can_be_set_and_bound_what_is_accepted() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, mut s) = connection(&a, &b, 80);
+        assert_eq!(c.set_send_buffer(64 << 10).unwrap(), 64 << 10);
+        assert_eq!(c.set_send_buffer(1).unwrap(), 2048);
+        assert_eq!(c.set_send_buffer(1 << 30).unwrap(), 16 << 20);
+        c.set_send_buffer(64 << 10).unwrap();
+        c.set_nonblocking(true).unwrap();
+        let accepted = {
+            let mut n = 0;
+            while let Ok(more) = c.write(&pattern(n, 32 << 10)) {
+                n += more;
+            }
+            n
+        };
+        // The peer's window and our buffer, not the default megabyte twice.
+        assert!(accepted <= (1 << 20) + (192 << 10), "{accepted}");
+        let mut got = vec![0; accepted];
+        s.read_exact(&mut got).unwrap();
+        assert!(got == pattern(0, accepted) || accepted > 32 << 10);
+    });
+}
+
+#[test]
+fn tiny_buffers_move_large_streams() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, mut s) = connection(&a, &b, 80);
+        c.set_send_buffer(2048).unwrap();
+        s.set_recv_buffer(2048).unwrap();
+        let all = pattern(0, 1 << 20);
+        let expected = all.clone();
+        let writer = thread::spawn(move || c.write_all(&all).unwrap());
+        let mut got = Vec::new();
+        s.read_to_end(&mut got).unwrap();
+        writer.join().unwrap();
+        assert!(got == expected);
+        drop(s);
+        buffers_come_home(&[&a, &b]);
+    });
+}
+
+#[test]
+fn a_time_to_live_is_between_1_and_255() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, mut s) = connection(&a, &b, 80);
+        assert_eq!(c.ttl().unwrap(), 64);
+        c.set_ttl(7).unwrap();
+        assert_eq!(c.ttl().unwrap(), 7);
+        for wrong in [0, 256, u32::MAX] {
+            assert_eq!(c.set_ttl(wrong).unwrap_err().kind(), ErrorKind::InvalidInput);
+        }
+        c.write_all(b"x").unwrap();
+        s.read_exact(&mut [0; 1]).unwrap();
+    });
+}
+
+#[test]
+fn a_port_is_listened_on_once() {
+    within(|| {
+        let (_a, b) = stacks();
+        let first = TcpListener::bind(&b, (B, 80)).unwrap();
+        let clash = |addr: &str| {
+            let e = TcpListener::bind(&b, (addr, 80)).unwrap_err();
+            assert_eq!(e.raw_os_error(), Some(libc::EADDRINUSE), "{addr}");
+        };
+        // As on Linux: a listener on every address clashes with one on one address.
+        [B, "0.0.0.0", "::"].map(clash);
+        let v6 = TcpListener::bind(&b, (B6, 80)).unwrap();
+        drop(first);
+        clash("::");
+        drop(v6);
+        let any = TcpListener::bind(&b, "[::]:80").unwrap();
+        [B, B6, "0.0.0.0", "::"].map(clash);
+        drop(any);
+        TcpListener::bind(&b, (B, 80)).unwrap();
+        let e = TcpListener::bind(&b, ("10.1.0.77", 80)).unwrap_err();
+        assert_eq!(e.raw_os_error(), Some(libc::EADDRNOTAVAIL));
+    });
+}
+
+#[test]
+fn a_v6_only_listener_leaves_ipv4_to_another() {
+    within(|| {
+        let (a, b) = stacks();
+        let only_v6 = ListenOptions { only_v6: true, ..ListenOptions::default() };
+        let v6 = TcpListener::bind_with(&b, "[::]:80", only_v6).unwrap();
+        let refused = TcpStream::connect(&a, (B, 80)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+        let v4 = TcpListener::bind(&b, "0.0.0.0:80").unwrap();
+        let _c4 = TcpStream::connect(&a, (B, 80)).unwrap();
+        let _c6 = TcpStream::connect(&a, (B6, 80)).unwrap();
+        assert!(v4.accept().unwrap().1.is_ipv4());
+        assert!(v6.accept().unwrap().1.is_ipv6());
+    });
+}
+
+#[test]
+fn a_dual_stack_listener_takes_both_versions() {
+    within(|| {
+        let (a, b) = stacks();
+        let both = TcpListener::bind(&b, "[::]:80").unwrap();
+        let mapped: std::net::SocketAddr = format!("[::ffff:{B}]:80").parse().unwrap();
+        for to in [format!("{B}:80"), format!("[{B6}]:80"), mapped.to_string()] {
+            let mut c = TcpStream::connect(&a, &*to).unwrap();
+            let (mut s, from) = both.accept().unwrap();
+            assert_eq!(from, c.local_addr().unwrap());
+            c.write_all(to.as_bytes()).unwrap();
+            drop(c);
+            let mut got = String::new();
+            s.read_to_string(&mut got).unwrap();
+            assert_eq!(got, to);
+        }
+    });
+}
+
+#[test]
+fn an_address_is_reused_unless_that_is_refused() {
+    within(|| {
+        let (a, b) = stacks();
+        let listener = TcpListener::bind(&b, (B, 80)).unwrap();
+        let mut c = TcpStream::connect(&a, (B, 80)).unwrap();
+        let (s, _) = listener.accept().unwrap();
+        drop(listener);
+        let strict = ListenOptions { reuse_address: false, ..ListenOptions::default() };
+        let in_use = || {
+            let e = TcpListener::bind_with(&b, (B, 80), strict).unwrap_err();
+            assert_eq!(e.raw_os_error(), Some(libc::EADDRINUSE));
+            drop(TcpListener::bind(&b, (B, 80)).unwrap());
+        };
+        in_use();
+        // The side that closes first keeps the connection in TIME-WAIT.
+        drop(s);
+        assert_eq!(c.read(&mut [0; 1]).unwrap(), 0);
+        drop(c);
+        crate::support::eventually("it is in TIME-WAIT", || {
+            let stat = b.stat().unwrap();
+            stat.shard.time_wait == 1 && stat.sockets().is_empty()
+        });
+        in_use();
+    });
+}
+
+#[test]
+fn a_local_port_of_choice_is_used_and_used_once() {
+    within(|| {
+        let (a, b) = stacks();
+        let listener = TcpListener::bind(&b, (B, 80)).unwrap();
+        let to = listener.local_addr().unwrap();
+        let c = TcpStream::connect_from(&a, 1234, &to, crate::support::PATIENCE).unwrap();
+        assert_eq!(c.local_addr().unwrap(), format!("{A}:1234").parse().unwrap());
+        let e = TcpStream::connect_from(&a, 1234, &to, crate::support::PATIENCE).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::AddrInUse);
+    });
+}

@@ -1,0 +1,130 @@
+//! A device of one's own: frames as datagrams of a Unix socket, so that two processes can be joined
+//! without any right; and a switch with which it goes away.
+
+use std::io::ErrorKind;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixDatagram;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fulmar::Device;
+use fulmar::base::{Counters, DropReason, EtherAddr, Instant};
+use fulmar::mbuf::{Pool, Purpose};
+use fulmar::netdev::{Burst, Caps, LinkState, Packet};
+
+const FRAME_BYTES: usize = 1514;
+
+pub struct Pipe {
+    socket: UnixDatagram,
+    caps: Caps,
+    is_gone: Arc<AtomicBool>,
+    /// The last burst was refused.
+    is_full: bool,
+}
+
+/// Ends a [`Pipe`], as pulling a card does.
+pub struct Plug {
+    is_gone: Arc<AtomicBool>,
+    /// The other end, whose frame wakes whoever sleeps on the device.
+    bell: UnixDatagram,
+}
+
+impl Plug {
+    pub fn pull(&self) {
+        self.is_gone.store(true, Ordering::Release);
+        self.bell.send(&[0; 60]).unwrap();
+    }
+}
+
+impl Pipe {
+    /// One end of a pair; `side` makes the station address.
+    pub fn new(socket: UnixDatagram, side: u8) -> Pipe {
+        socket.set_nonblocking(true).unwrap();
+        let ether = EtherAddr([2, 0, 0, 0, 9, side]);
+        Pipe { socket, caps: Caps::plain(1500, ether), is_gone: Arc::default(), is_full: false }
+    }
+
+    pub fn pair() -> (Pipe, Pipe) {
+        let (a, b) = UnixDatagram::pair().unwrap();
+        (Pipe::new(a, 1), Pipe::new(b, 2))
+    }
+
+    pub fn from_fd(fd: OwnedFd, side: u8) -> Pipe {
+        Pipe::new(UnixDatagram::from(fd), side)
+    }
+
+    /// How to make this end vanish, given the other end.
+    pub fn plug(&self, peer: &Pipe) -> Plug {
+        let bell = peer.socket.try_clone().unwrap();
+        Plug { is_gone: Arc::clone(&self.is_gone), bell }
+    }
+}
+
+impl Device for Pipe {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn tx_burst(&mut self, _: Instant, pool: &mut Pool, b: &mut Burst, c: &mut Counters) -> usize {
+        let mut taken = 0;
+        self.is_full = false;
+        while let Some(p) = b.front() {
+            match self.socket.send(&p.chain.to_vec()) {
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    self.is_full = true;
+                    break;
+                }
+                Err(_) => c.drop_packet(DropReason::DeviceGone),
+                Ok(_) => {}
+            }
+            if let Some(p) = b.pop_front() {
+                pool.free(p.chain);
+            }
+            taken += 1;
+        }
+        taken
+    }
+
+    fn rx_burst(
+        &mut self,
+        _: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        c: &mut Counters,
+    ) -> usize {
+        let mut bytes = [0; FRAME_BYTES];
+        let mut taken = 0;
+        while taken < budget.min(out.room()) {
+            let Ok(n) = self.socket.recv(&mut bytes) else { break };
+            let Ok(mut chain) = pool.alloc_chain(n, 0, Purpose::Receive) else {
+                c.drop_packet(DropReason::NoBuffer);
+                continue;
+            };
+            chain.copy_from(0, &bytes[..n]).unwrap();
+            out.push(Packet::new(chain)).unwrap();
+            taken += 1;
+        }
+        taken
+    }
+
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        Some(self.socket.as_raw_fd())
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn wants_tx_wake(&self) -> bool {
+        self.is_full
+    }
+
+    fn link_state(&self) -> LinkState {
+        if self.is_gone.load(Ordering::Acquire) { LinkState::Gone(19) } else { LinkState::Up }
+    }
+}
