@@ -349,6 +349,10 @@ impl Device for Tap {
         None
     }
 
+    fn lost(&self) -> Option<i32> {
+        self.lost
+    }
+
     fn link_state(&self) -> LinkState {
         if let Some(errno) = self.lost {
             return LinkState::Gone(errno);

@@ -31,11 +31,14 @@ pub fn packet(interface: &str) -> Result<Box<dyn Device>, OpenError> {
     Ok(Box::new(PacketSocket::open(&config)?))
 }
 
+/// Both ends of a link.
+pub type Pair = (Box<dyn Device>, Box<dyn Device>);
+
 /// Two devices joined directly: a stack on each talks to the other without a kernel between.
 ///
 /// # Errors
 /// Too many open descriptors.
-pub fn link_pair() -> Result<(Box<dyn Device>, Box<dyn Device>), OpenError> {
+pub fn link_pair() -> Result<Pair, OpenError> {
     let (a, b) = link::pair(&link::LinkConfig::default())?;
     Ok((Box::new(a), Box::new(b)))
 }

@@ -185,6 +185,15 @@ pub trait Device: Send {
     /// Whether frames can pass.
     fn link_state(&self) -> LinkState;
 
+    /// The errno with which the device was lost for ever, if it was. Asked at every step, so it
+    /// must be cheap: no system call.
+    fn lost(&self) -> Option<i32> {
+        match self.link_state() {
+            LinkState::Gone(errno) => Some(errno),
+            LinkState::Up | LinkState::Down => None,
+        }
+    }
+
     /// After `tx_burst` left frames: sleep for writability of `wake_fd` too. False: `wake_fd`
     /// becomes readable when there is room again.
     fn wants_tx_wake(&self) -> bool {
@@ -255,6 +264,9 @@ impl<D: Device + ?Sized> Device for Box<D> {
     }
     fn link_state(&self) -> LinkState {
         (**self).link_state()
+    }
+    fn lost(&self) -> Option<i32> {
+        (**self).lost()
     }
     fn wants_tx_wake(&self) -> bool {
         (**self).wants_tx_wake()

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
 use fulmar_base::{Counters, DropReason, Duration, FlowKey, Instant};
-use fulmar_mbuf::{NoBuffer, Pool};
+use fulmar_mbuf::{NoBuffer, Pool, Purpose};
 
 use crate::delay::DelayQueue;
 use crate::offload::{self, Refusal};
@@ -140,7 +140,13 @@ impl Lane {
                 Err(u) if u.why == Refusal::NoRoom => rest = Some(u.packet),
                 Err(u) => drop_frame(u.packet, refused(u.why), pool, counters),
             }
-            while let Some(p) = self.cuts.pop_front() {
+            while let Some(mut p) = self.cuts.pop_front() {
+                // A packet of its own would not pin the storage of the whole super-frame, and so
+                // it must not here, or a receiver's window would close for nothing. Without
+                // memory it stays as it is.
+                if p.chain.held_bytes() > 4 * p.chain.len() {
+                    let _ = offload::make_unique(&mut p.chain, pool, Purpose::Receive);
+                }
                 self.strike(now, p, victim == Some(index), pool, counters);
                 index += 1;
             }
@@ -277,7 +283,7 @@ pub fn corrupt(p: &mut Packet, rng: &mut Rng, pool: &mut Pool) -> Result<(), NoB
         return Ok(());
     }
     offload::finish_checksum(p, pool)?;
-    offload::make_unique(&mut p.chain, pool)?;
+    offload::make_unique(&mut p.chain, pool, Purpose::Control)?;
     p.offload.csum_valid = false;
     let bits = p.chain.len().saturating_sub(ETHER_BYTES) as u64 * 8;
     let bit = rng.below(bits);
@@ -410,6 +416,10 @@ impl<D: Device> Device for Faults<D> {
 
     fn link_state(&self) -> LinkState {
         self.inner.link_state()
+    }
+
+    fn lost(&self) -> Option<i32> {
+        self.inner.lost()
     }
 
     fn wants_tx_wake(&self) -> bool {

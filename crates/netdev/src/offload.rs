@@ -117,7 +117,8 @@ fn fit_single(mut p: Packet, caps: &Caps, pool: &mut Pool, out: &mut Burst) -> R
     if p.offload.needs_csum && !caps.tx_csum && finish_checksum(&mut p, pool).is_err() {
         return unfit(p, Refusal::NoBuffer);
     }
-    if p.chain.segs() > caps.max_segs && make_unique(&mut p.chain, pool).is_err() {
+    if p.chain.segs() > caps.max_segs && make_unique(&mut p.chain, pool, Purpose::Control).is_err()
+    {
         return unfit(p, Refusal::NoBuffer);
     }
     match check(&p, caps) {
@@ -420,8 +421,8 @@ fn own_front(chain: &mut Chain, n: usize, pool: &mut Pool) -> Result<(), NoBuffe
 ///
 /// # Errors
 /// [`NoBuffer`]: the chain is unchanged.
-pub fn make_unique(chain: &mut Chain, pool: &mut Pool) -> Result<(), NoBuffer> {
-    let mut copy = pool.alloc_chain(chain.len(), 0, Purpose::Control)?;
+pub fn make_unique(chain: &mut Chain, pool: &mut Pool, p: Purpose) -> Result<(), NoBuffer> {
+    let mut copy = pool.alloc_chain(chain.len(), 0, p)?;
     let mut at = 0;
     for slice in chain.slices() {
         copy.copy_from(at, slice);

@@ -253,6 +253,10 @@ impl<D: Device, W: Write + Send> Device for PcapWriter<D, W> {
         self.inner.link_state()
     }
 
+    fn lost(&self) -> Option<i32> {
+        self.inner.lost()
+    }
+
     fn wants_tx_wake(&self) -> bool {
         self.inner.wants_tx_wake()
     }

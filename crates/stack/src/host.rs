@@ -192,7 +192,7 @@ impl<P: Probe> Host<P> {
             return Ok(r);
         }
         // Readers and writers that cannot wait run the stack too, or nobody might.
-        if guard.step(now, POLL_BUDGET) > 0
+        if advance(&mut guard, now, interest) > 0
             && let Step::Done(r) = step(&mut guard, now)?
         {
             return Ok(r);
@@ -202,7 +202,7 @@ impl<P: Probe> Host<P> {
         loop {
             guard = turn.sleep(guard, give_up)?;
             now = sys::now();
-            guard.step(now, POLL_BUDGET);
+            advance(&mut guard, now, interest);
             if let Step::Done(r) = step(&mut guard, now)? {
                 return Ok(r);
             }
@@ -290,7 +290,7 @@ impl<P: Probe> Host<P> {
         let is_down = guard.is_down();
         let armed = guard.device().arm() || is_down;
         let now = sys::now();
-        if !armed || guard.step(now, POLL_BUDGET) > 0 || waiter.is_woken() {
+        if !armed || guard.step_for_reader(now) > 0 || waiter.is_woken() {
             guard.device().disarm();
             return Ok(guard);
         }
@@ -525,6 +525,15 @@ impl<P: Probe> Drop for Guard<'_, P> {
             // Left between the last look and the release: whoever gets the lock drains it.
             held = if self.host.inbox.is_empty() { None } else { self.host.try_shard() };
         }
+    }
+}
+
+/// Runs the stack for a thread that waits for `interest`.
+fn advance<P: Probe>(shard: &mut Shard<P>, now: Instant, interest: Ready) -> usize {
+    if interest.contains(Ready::READABLE) {
+        shard.step_for_reader(now)
+    } else {
+        shard.step(now, POLL_BUDGET)
     }
 }
 

@@ -8,7 +8,7 @@ use fulmar_base::{Counter, Counters, DropReason, Instant, Offload, Probe, Stage}
 use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError};
 use fulmar_mbuf::{Chain, Pool};
 use fulmar_netdev::offload::{self, Refusal};
-use fulmar_netdev::{Burst, Caps, Device, LinkState, Packet};
+use fulmar_netdev::{Burst, Caps, Device, Packet};
 use fulmar_tcp::{Emit, EmitError, PathInfo, SegmentOut, WindowBudget};
 
 use crate::config::StackConfig;
@@ -91,7 +91,7 @@ impl Link {
         counters.count(Counter::TxBursts);
         self.device.tx_burst(self.now, pool, &mut self.tx, counters);
         self.device.tx_reap(self.now, pool);
-        if matches!(self.device.link_state(), LinkState::Gone(_)) {
+        if self.device.lost().is_some() {
             self.discard(pool, counters);
         }
         self.tx.is_empty()

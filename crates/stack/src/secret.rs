@@ -1,7 +1,7 @@
 //! Everything random that a shard needs, derived from one seed: initial sequence numbers, timestamp
 //! offsets, ephemeral ports, the keys of its hash tables.
 
-use core::hash::{BuildHasher, Hash, Hasher};
+use core::hash::{BuildHasher, Hash};
 
 use fulmar_base::{FlowKey, Instant, SeqNum};
 use siphasher::sip::SipHasher13;
@@ -73,10 +73,9 @@ impl Secret {
     /// Ephemeral ports for a destination, each once, starting at a place that a stranger cannot
     /// guess (RFC 6056 section 3.3.3).
     pub fn ports_for<D: Hash>(&mut self, destination: D) -> impl Iterator<Item = u16> + use<D> {
-        let mut h = self.port.build_hasher();
-        destination.hash(&mut h);
         self.port_counter = self.port_counter.wrapping_add(1);
-        let start = (h.finish() as u32).wrapping_add(u32::from(self.port_counter));
+        let hash = self.port.hash_one(destination) as u32;
+        let start = hash.wrapping_add(u32::from(self.port_counter));
         (0..u32::from(EPHEMERAL_COUNT)).map(move |i| {
             EPHEMERAL_FIRST + (start.wrapping_add(i) % u32::from(EPHEMERAL_COUNT)) as u16
         })

@@ -112,9 +112,10 @@ impl Watchman {
         let callers_run_it = calls != self.seen && host.poll_sets.load(Ordering::Relaxed) == 0;
         self.seen = calls;
         if callers_run_it {
-            // Between their calls only the timers and strays need somebody.
+            // Between their calls only the timers need somebody, and what was held for the next
+            // call; the frames stay for the callers, whose caches they belong in.
             if let Ok(mut guard) = host.lock_quietly() {
-                guard.step(sys::now(), POLL_BUDGET);
+                guard.step(sys::now(), 0);
             }
             return std::thread::sleep(TICK);
         }

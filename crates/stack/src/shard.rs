@@ -5,10 +5,12 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use fulmar_base::{Counter, Counters, DropReason, FlowKey, Instant, NoProbe, Probe, SlotId};
+use fulmar_base::{
+    Counter, Counters, DropReason, Duration, FlowKey, Instant, NoProbe, Probe, SlotId,
+};
 use fulmar_ip::{Delivered, Ip, Verdict};
 use fulmar_mbuf::{Pool, PoolConfig};
-use fulmar_netdev::{Burst, Device, LinkState, Packet};
+use fulmar_netdev::{Burst, Device, Packet};
 use fulmar_socket::{Ready, SocketError};
 use fulmar_tcp::{Env, PathInfo, WindowBudget};
 use fulmar_udp::UdpTable;
@@ -23,7 +25,7 @@ use crate::shortage::Shortage;
 use crate::slab::Slab;
 use crate::sockets::Socket;
 use crate::time_wait::TimeWaitTable;
-use crate::watch::Wake;
+use crate::watch::Wakes;
 use crate::wheel::{TimerId, Wheel};
 
 /// Whose timer fires.
@@ -46,8 +48,22 @@ pub struct Stray {
 /// Strays that a shard may hold before they are taken away.
 const STRAY_LIMIT: usize = 256;
 
-/// Frames taken from the device between two passes over the connections.
+/// Frames taken from the device in one burst at most.
 const RX_BATCH: usize = 64;
+
+/// Frames that one step for a reader takes at most.
+const POLL_FRAMES: usize = 128;
+
+/// What a reader copies while it is still in the second-level cache.
+const HOT_BYTES: usize = 256 << 10;
+
+/// Frames after which connections are heard although more frames wait: half the default window in
+/// super-frames, so that the other half keeps the peer busy meanwhile. Fewer ACKs cost less.
+const ANSWER_FRAMES: usize = 8;
+
+/// How long an answer, or the tail of a write, may wait for the caller's next call before somebody
+/// else sends it.
+pub(crate) const CALLER_IS_BACK: Duration = Duration::from_millis(2);
 
 /// What every socket is ready for when the device is gone: to be told so.
 const DOWN: Ready = Ready::ERROR.with(Ready::READABLE).with(Ready::WRITABLE);
@@ -68,9 +84,15 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) secret: Secret,
     /// Connections that have something to send, in order.
     pub(crate) output_queue: VecDeque<SlotId>,
-    pub(crate) wakes: Vec<Wake>,
+    pub(crate) wakes: Wakes,
     pub(crate) shortage: Shortage,
     rx: Burst,
+    /// Mean bytes of the frames of the last burst.
+    frame_bytes: usize,
+    /// Frames taken since the connections were last heard.
+    unanswered: usize,
+    /// Since when answers or the tail of a write wait for the caller's next call.
+    pub(crate) held_since: Option<Instant>,
     strays: VecDeque<Stray>,
     time_wait_timer: Option<TimerId>,
     is_down: bool,
@@ -139,9 +161,12 @@ impl<P: Probe> Shard<P> {
             wheel: Wheel::new(now),
             secret,
             output_queue: VecDeque::new(),
-            wakes: Vec::new(),
+            wakes: Wakes::new(),
             shortage: Shortage::default(),
             rx: Burst::with_capacity(RX_BATCH),
+            frame_bytes: 0,
+            unanswered: 0,
+            held_since: None,
             strays: VecDeque::new(),
             time_wait_timer: None,
             is_down: false,
@@ -152,38 +177,85 @@ impl<P: Probe> Shard<P> {
     /// Does everything that can be done at `now`: takes at most `budget` frames from the device,
     /// runs the timers, sends what may be sent. Returns how many frames came.
     pub fn step(&mut self, now: Instant, budget: usize) -> usize {
+        self.advance(now, budget, usize::MAX)
+    }
+
+    /// As [`Shard::step`], for a reader who is about to copy: stops taking frames once they hold
+    /// about as many bytes as stay in a cache. What the frames ask for in return (ACKs) may then
+    /// wait for the next step, a moment away, so that several bursts share one answer.
+    pub fn step_for_reader(&mut self, now: Instant) -> usize {
+        self.advance(now, POLL_FRAMES, HOT_BYTES)
+    }
+
+    fn advance(&mut self, now: Instant, budget: usize, enough_bytes: usize) -> usize {
         self.net.link.set_now(now);
-        let mut taken = 0;
-        loop {
-            let n = self.receive(now, budget - taken);
+        let (mut taken, mut bytes) = (0, 0);
+        if self.unanswered >= ANSWER_FRAMES {
+            // The reader has read since: one ACK says both.
+            self.answer(now);
+        }
+        while taken < budget && bytes < enough_bytes.saturating_sub(self.frame_bytes / 2) {
+            let room = self.burst_size(enough_bytes).min(budget - taken);
+            let (n, burst_bytes) = self.receive(now, room);
             taken += n;
+            bytes += burst_bytes;
+            self.unanswered += n;
             let looped = self.take_loopback(now);
-            self.run_output(now);
-            if (n < RX_BATCH && looped == 0) || taken >= budget {
+            let is_dry = n < room;
+            if is_dry || looped > 0 || self.unanswered >= 2 * ANSWER_FRAMES {
+                self.answer(now);
+            }
+            if is_dry && looped == 0 {
                 break;
             }
         }
         self.run_timers(now);
         self.relieve(now);
-        self.run_output(now);
+        let is_late = self.held_since.is_some_and(|since| now >= since + CALLER_IS_BACK);
+        if self.unanswered == 0 || is_late {
+            self.answer(now);
+        } else {
+            self.held_since.get_or_insert(now);
+        }
         self.net.link.flush(&mut self.net.pool, &mut self.net.counters);
         self.check_link();
         taken
     }
 
-    /// One burst of the device.
-    fn receive(&mut self, now: Instant, budget: usize) -> usize {
+    /// Whether the device may hold more frames, so that answers wait for them.
+    pub(crate) fn expects_frames(&self) -> bool {
+        self.unanswered > 0
+    }
+
+    /// Lets every connection that has something to say say it.
+    fn answer(&mut self, now: Instant) {
+        self.unanswered = 0;
+        self.held_since = None;
+        self.run_output(now);
+    }
+
+    /// Frames per burst: many small ones, or as many large ones as are wanted.
+    fn burst_size(&self, enough_bytes: usize) -> usize {
+        (enough_bytes / self.frame_bytes.max(1)).clamp(4, RX_BATCH)
+    }
+
+    /// One burst of the device: frames and bytes.
+    fn receive(&mut self, now: Instant, room: usize) -> (usize, usize) {
         let Net { pool, counters, link, .. } = &mut self.net;
         counters.count(Counter::RxPolls);
-        link.device().rx_burst(now, pool, &mut self.rx, budget.min(RX_BATCH), counters);
+        link.device().rx_burst(now, pool, &mut self.rx, room, counters);
         let n = self.rx.len();
         if n == 0 {
             self.net.counters.count(Counter::RxEmptyPolls);
+            return (0, 0);
         }
+        let mut bytes = 0;
         while let Some(p) = self.rx.pop_front() {
+            bytes += p.chain.len();
             self.input(now, p);
         }
-        n
+        self.frame_bytes = bytes / n;
+        (n, bytes)
     }
 
     /// Packets from the stack to itself; those that they cause wait for the next round.
@@ -287,17 +359,19 @@ impl<P: Probe> Shard<P> {
             next = Some(next.map_or(other, |n| n.min(other)));
         }
         // What waits because the device is full goes on when the device says that it has room.
-        let may_send = !self.output_queue.is_empty() && !self.net.link.has_backlog();
-        if may_send || !self.net.link.loopback.is_empty() {
+        if !self.net.link.loopback.is_empty() {
             return Some(Instant::ZERO);
         }
-        next
+        if self.output_queue.is_empty() || self.net.link.has_backlog() {
+            return next;
+        }
+        let by = self.held_since.map_or(Instant::ZERO, |since| since + CALLER_IS_BACK);
+        Some(next.map_or(by, |n| n.min(by)))
     }
 
     /// Tells every socket once that the device is gone.
     fn check_link(&mut self) {
-        let state = self.net.link.device_ref().link_state();
-        if self.is_down || !matches!(state, LinkState::Gone(_)) {
+        if self.is_down || self.net.link.device_ref().lost().is_none() {
             return;
         }
         self.is_down = true;
@@ -334,7 +408,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// The wake-ups to fire now that the lock is (about to be) released.
-    pub fn take_wakes(&mut self) -> Option<Vec<Wake>> {
+    pub fn take_wakes(&mut self) -> Option<Wakes> {
         if self.wakes.is_empty() {
             return None;
         }

@@ -10,6 +10,7 @@ use fulmar_socket::{Ready, Reservation, SocketError, Step, soreceive, sosend};
 use fulmar_tcp::{State, Tcb};
 
 use crate::shard::Shard;
+use crate::slab::Slab;
 use crate::sockets::{Listener, Socket, TcpEntry};
 use crate::udp_calls::unmap;
 
@@ -252,16 +253,14 @@ impl<P: Probe> Shard<P> {
     /// [`SocketError::Invalid`]: not a listener. [`SocketError::NetworkDown`].
     pub fn tcp_accept(&mut self, id: SlotId) -> Result<Step<(SlotId, SocketAddr)>, SocketError> {
         let down = self.is_down();
-        let listener = self.listener(id)?;
-        while let Some(child) = listener.accept.pop_front() {
-            if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(child) {
-                entry.parent = None;
-                entry.is_open = true;
-                return Ok(Step::Done((child, entry.tcb.key().remote())));
-            }
-            return self.tcp_accept(id);
-        }
-        if down { Err(SocketError::NetworkDown) } else { Ok(Step::WaitData(1)) }
+        let Some(child) = self.listener(id)?.accept.pop_front() else {
+            return if down { Err(SocketError::NetworkDown) } else { Ok(Step::WaitData(1)) };
+        };
+        // It is not removed while it waits here, whatever became of the connection.
+        let entry = self.tcp(child)?;
+        entry.parent = None;
+        entry.is_open = true;
+        Ok(Step::Done((child, entry.tcb.key().remote())))
     }
 
     /// Begins a write: one writer at a time, for its whole call. `writer` tells threads apart and is
@@ -351,7 +350,24 @@ impl<P: Probe> Shard<P> {
         };
         sosend::commit(&mut entry.tcb, &mut self.net.pool, r);
         self.count_send(bytes);
+        if bytes < LARGE_WRITE_BYTES {
+            return self.send_committed(now, id);
+        }
+        entry_more(&mut self.sockets, id, true);
         self.send_committed(now, id);
+        self.hold_tail(now, id);
+    }
+
+    /// After a large write: the fraction of a segment at its end waits for the next write, which
+    /// is likely to follow at once. It goes with whatever the caller does next, or two milliseconds
+    /// later.
+    fn hold_tail(&mut self, now: Instant, id: SlotId) {
+        let Some(entry) = entry_more(&mut self.sockets, id, false) else { return };
+        if entry.tcb.wants_output() && !entry.is_queued {
+            entry.is_queued = true;
+            self.output_queue.push_back(id);
+            self.held_since.get_or_insert(now);
+        }
     }
 
     /// A write failed while it was copied.
@@ -400,7 +416,12 @@ impl<P: Probe> Shard<P> {
         self.net.counters.add(Counter::ReceiveBytes, bytes as u64);
         self.net.counters.add(Counter::CopiedBytes, bytes as u64);
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
-        if entry.tcb.after_read(&mut Self::env(&mut self.net, now)) {
+        if !entry.tcb.after_read(&mut Self::env(&mut self.net, now)) {
+            return;
+        }
+        if self.expects_frames() {
+            self.queue_output(id);
+        } else {
             self.send_committed(now, id);
         }
     }
@@ -551,6 +572,16 @@ impl<P: Probe> Shard<P> {
         self.send_committed(now, id);
         Ok(r)
     }
+}
+
+/// Writes from this size on are taken for a part of a stream. Smaller ones are messages, whose tail
+/// somebody waits for.
+const LARGE_WRITE_BYTES: usize = 32 << 10;
+
+fn entry_more(sockets: &mut Slab<Socket>, id: SlotId, more: bool) -> Option<&mut TcpEntry> {
+    let Some(Socket::Tcp(entry)) = sockets.get_mut(id) else { return None };
+    entry.tcb.set_more(more);
+    Some(entry)
 }
 
 /// Frames that a call drains after it has sent.

@@ -34,9 +34,9 @@ impl<P: Probe> Shard<P> {
             return self.net.pool.free(seg.payload);
         }
         match self.flows.get(&key).copied() {
-            Some(id) => self.to_connection(now, id, seg),
-            None if self.time_wait.contains(&key) => self.to_time_wait(now, seg),
-            None => self.to_listener(now, seg),
+            Some(id) => self.give_to_connection(now, id, seg),
+            None if self.time_wait.contains(&key) => self.give_to_time_wait(now, seg),
+            None => self.give_to_listener(now, seg),
         }
     }
 
@@ -62,7 +62,7 @@ impl<P: Probe> Shard<P> {
         self.net.pool.free(chain);
     }
 
-    fn to_connection(&mut self, now: Instant, id: SlotId, seg: Segment) {
+    fn give_to_connection(&mut self, now: Instant, id: SlotId, seg: Segment) {
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
             return self.net.pool.free(seg.payload);
         };
@@ -79,7 +79,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// A segment of a connection in TIME-WAIT (RFC 9293 section 3.10.7.4, RFC 6191).
-    fn to_time_wait(&mut self, now: Instant, seg: Segment) {
+    fn give_to_time_wait(&mut self, now: Instant, seg: Segment) {
         let len = seg.payload.len();
         let Some(entry) = self.time_wait.get_mut(&seg.key) else { return };
         let verdict = entry.on_segment(now, &seg.header, len);
@@ -95,14 +95,14 @@ impl<P: Probe> Shard<P> {
             }
             TimeWaitVerdict::Reopen { .. } => {
                 self.time_wait.remove(&seg.key);
-                self.to_listener(now, seg);
+                self.give_to_listener(now, seg);
             }
         }
     }
 
     /// A segment without a connection: a SYN may open one, all else is answered by a reset
     /// (RFC 9293 section 3.10.7.1 and 3.10.7.2).
-    fn to_listener(&mut self, now: Instant, seg: Segment) {
+    fn give_to_listener(&mut self, now: Instant, seg: Segment) {
         let flags = seg.header.flags;
         let is_syn = flags.contains(tcp::Flags::SYN)
             && !flags.contains(tcp::Flags::ACK)

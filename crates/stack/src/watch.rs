@@ -9,6 +9,9 @@ use fulmar_socket::Ready;
 use crate::poll_set::PollSetCore;
 use crate::waiter::Waiter;
 
+/// The wake-ups that a call collects; rarely many, so that they need no heap.
+pub type Wakes = smallvec::SmallVec<[Wake; 8]>;
+
 /// A wake-up to fire once the shard lock is released.
 pub enum Wake {
     /// A blocked thread.
@@ -111,7 +114,7 @@ impl Watch {
     }
 
     /// The socket became `ready`: collects the wake-ups of those who care.
-    pub fn notify(&mut self, socket: SlotId, ready: Ready, wakes: &mut Vec<Wake>) {
+    pub fn notify(&mut self, socket: SlotId, ready: Ready, wakes: &mut Wakes) {
         for (thread, interest) in &self.threads {
             if !ready.seen_by(*interest).is_empty() {
                 wakes.push(Wake::Thread(Arc::clone(thread)));
@@ -139,7 +142,7 @@ mod tests {
     #[test]
     fn a_socket_is_listed_once_however_often_it_becomes_ready() {
         let set = Arc::new(PollSetCore::new().unwrap());
-        let (mut watch, mut wakes) = (Watch::default(), Vec::new());
+        let (mut watch, mut wakes) = (Watch::default(), Wakes::new());
         watch.join(&set, 5, Ready::READABLE);
         for _ in 0..10 {
             watch.notify(id(1), Ready::READABLE, &mut wakes);
@@ -155,7 +158,7 @@ mod tests {
     #[test]
     fn a_socket_that_leaves_takes_its_place_in_the_list_along() {
         let set = Arc::new(PollSetCore::new().unwrap());
-        let (mut a, mut b, mut wakes) = (Watch::default(), Watch::default(), Vec::new());
+        let (mut a, mut b, mut wakes) = (Watch::default(), Watch::default(), Wakes::new());
         for (w, n) in [(&mut a, 1), (&mut b, 2)] {
             w.join(&set, n as usize, Ready::READABLE);
             w.notify(id(n), Ready::READABLE, &mut wakes);
@@ -169,7 +172,7 @@ mod tests {
 
     #[test]
     fn errors_are_told_whatever_the_interest() {
-        let (mut watch, mut wakes) = (Watch::default(), Vec::new());
+        let (mut watch, mut wakes) = (Watch::default(), Wakes::new());
         let w = Waiter::current();
         watch.add_thread(&w, Ready::WRITABLE);
         watch.notify(id(1), Ready::READABLE, &mut wakes);

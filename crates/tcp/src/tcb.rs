@@ -93,6 +93,8 @@ pub(crate) struct User {
     pub cork: bool,
     /// The cork timer ran out: let the partial segment go.
     pub cork_expired: bool,
+    /// More bytes are likely to follow at once; `snd_nxt` when that was said.
+    pub more_from: Option<u64>,
 }
 
 /// How the connection fares.

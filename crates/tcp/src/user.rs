@@ -196,6 +196,14 @@ impl Tcb {
         self.user.cork_expired = false;
     }
 
+    /// Says that more bytes are likely to follow at once (MSG_MORE). From then on something is
+    /// sent; but what is left after that waits for them, unless Nagle's algorithm is off, until it
+    /// fills a segment of the largest size. Holds until it is taken back; the caller sees to it
+    /// that output runs soon after.
+    pub fn set_more(&mut self, more: bool) {
+        self.user.more_from = more.then_some(self.snd_nxt);
+    }
+
     /// Sets the send buffer, bytes, at most `Config::max_buffer_bytes`; returns what was set.
     pub fn set_send_buffer(&mut self, bytes: usize) -> usize {
         let bytes = bytes.clamp(MIN_BUFFER_BYTES, self.cfg.max_buffer_bytes.max(MIN_BUFFER_BYTES));

@@ -105,12 +105,24 @@ impl Tcb {
         }
         let full = self.payload_room();
         let want = waiting.min(self.largest_payload(full) as u64);
+        if self.awaits_more(want, full) {
+            return None;
+        }
         let bytes = if room.window.min(room.congestion) >= want {
             self.unless_held(want, waiting, full as u64)
         } else {
             self.what_fits(want, &room, full as u64)
         };
         (bytes > 0).then(|| self.plan_bytes(bytes, waiting, &room))
+    }
+
+    /// More bytes are about to follow, and some have gone since that was said: what is left waits
+    /// for them until it fills a segment of the largest size.
+    fn awaits_more(&self, want: u64, full: usize) -> bool {
+        self.user.more_from.is_some_and(|from| self.snd_nxt > from)
+            && !self.cfg.nodelay
+            && !self.fin_ready()
+            && want < self.largest_payload(full) as u64
     }
 
     /// The FIN rides on the last segment, but never on a super-segment.
@@ -224,7 +236,8 @@ impl Tcb {
     /// Nothing is in flight: if data waits for the peer's window, persist.
     fn rearm_idle(&mut self, now: Instant) {
         let waits = self.is_synchronized() && self.has_unsent();
-        if waits && self.plan().is_none() && !(self.user.cork && !self.user.cork_expired) {
+        let is_corked = self.user.cork && !self.user.cork_expired;
+        if waits && !is_corked && self.plan().is_none() {
             if !self.persisting {
                 self.persisting = true;
                 self.marks.progress_at = now;
