@@ -137,7 +137,7 @@ pub struct Pool {
 }
 
 /// Bytes of budget per descriptor, and the fewest descriptors of a pool.
-const BYTES_PER_DESC: usize = 1024;
+pub(crate) const BYTES_PER_DESC: usize = 1024;
 const MIN_DESCS: usize = if cfg!(miri) { 256 } else { 4096 };
 
 impl Pool {

@@ -21,6 +21,7 @@
 
 use alloc::collections::VecDeque;
 
+use crate::pool::BYTES_PER_DESC;
 use crate::{Chain, Mbuf, Pool, Purpose};
 
 /// The most runs of out-of-order bytes that one queue holds. A sender whose window holds more
@@ -99,6 +100,12 @@ impl RecvQueue {
         (self.ready.held_bytes() + runs).max(self.readable() + self.out_of_order)
     }
 
+    /// What the bytes behind gaps cost the pool: their storage, each mbuf no less than the bytes of
+    /// budget that come with a descriptor, so that many tiny ones cannot use up either.
+    pub fn out_of_order_cost_bytes(&self) -> usize {
+        self.runs.iter().map(|r| cost_bytes(&r.chain)).sum()
+    }
+
     /// Takes bytes that begin at stream offset `off`; those already held or read are freed.
     #[inline]
     pub fn insert(&mut self, off: u64, chain: Chain, pool: &mut Pool) -> Inserted {
@@ -113,13 +120,13 @@ impl RecvQueue {
 
     /// Copies bytes that begin at [`RecvQueue::next`] into the room behind the last ready one and
     /// frees their chain: a peer that sends a byte at a time then pins no buffer per byte. Gives the
-    /// chain back if something is out of order, or there is no such room; then insert it.
+    /// chain back if it overlaps what is out of order, or there is no such room; then insert it.
     pub fn absorb(&mut self, chain: Chain, pool: &mut Pool) -> Result<(), Chain> {
         let n = chain.len();
         let Some(mut back) = self.ready.back_mut().filter(|b| b.tailroom() >= n) else {
             return Err(chain);
         };
-        if !self.runs.is_empty() {
+        if self.runs.front().is_some_and(|r| self.next + n as u64 > r.start) {
             return Err(chain);
         }
         let mut copied = 0;
@@ -133,6 +140,7 @@ impl RecvQueue {
         }
         self.next += n as u64;
         pool.free(chain);
+        self.advance();
         Ok(())
     }
 
@@ -289,6 +297,13 @@ fn stamp_of(run: Option<&Run>) -> u64 {
 
 fn to_usize(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+/// See [`RecvQueue::out_of_order_cost_bytes`]. What is charged to a sender has no descriptor here.
+pub fn cost_bytes(chain: &Chain) -> usize {
+    let held = chain.held_bytes();
+    let descriptors = if held > 0 { chain.segs() * BYTES_PER_DESC } else { 0 };
+    held.max(descriptors).max(chain.len())
 }
 
 /// Bytes that a reader gets at a time when nothing is left but the reserve for control.

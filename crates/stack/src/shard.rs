@@ -144,7 +144,9 @@ impl<P: Probe> Shard<P> {
         let net = Net {
             pool: Pool::new(pool_config).map_err(SetupError::Pool)?,
             counters: Counters::default(),
-            window: WindowBudget::new(pool_config.receive_share_bytes / 2),
+            // Storage of received bytes is up to twice the bytes; a quarter of the share stays for
+            // frames that are just landing.
+            window: WindowBudget::new(pool_config.receive_share_bytes / 8 * 3),
             ip,
             link: Link::new(device, &config),
             probe,

@@ -50,11 +50,16 @@ fn small_pieces_are_merged_into_the_room_behind_the_last() {
     let all = q.take(usize::MAX, &mut pool);
     assert_eq!(all.segs(), 1);
     q.unread(all);
-    insert(&mut q, &mut pool, 150, 10);
+    insert(&mut q, &mut pool, 102, 10);
     let c = piece(&mut pool, 100);
-    let c = q.absorb(c, &mut pool).unwrap_err(); // not while something is out of order
-    q.insert(100, c, &mut pool);
-    assert_eq!(q.take(usize::MAX, &mut pool).to_vec(), pattern(0, 101));
+    assert!(q.absorb(c, &mut pool).is_ok());
+    let c = chain(&mut pool, &pattern(101, 2), 5);
+    let c = q.absorb(c, &mut pool).unwrap_err(); // not over what is out of order
+    pool.free(c);
+    let c = piece(&mut pool, 101);
+    assert!(q.absorb(c, &mut pool).is_ok()); // closes the gap
+    assert_eq!((q.next(), q.out_of_order_bytes()), (112, 0));
+    assert_eq!(q.take(usize::MAX, &mut pool).to_vec(), pattern(0, 112));
     q.clear(&mut pool);
     assert_all_home(&mut pool);
 }
@@ -71,6 +76,21 @@ fn what_a_sender_pays_for_counts_by_its_bytes_only() {
         assert_eq!(q.storage_bytes(), counted);
         q.clear(&mut pool);
     }
+    assert_all_home(&mut pool);
+}
+
+#[test]
+fn tiny_pieces_behind_a_gap_cost_their_descriptors() {
+    let mut pool = pool(1 << 20);
+    let mut q = RecvQueue::new();
+    for at in 0..10 {
+        let mut m = pool.alloc(1, 0, Purpose::Receive).unwrap();
+        m.append(1).unwrap()[0] = 1;
+        q.insert(100 + at, Chain::from(m), &mut pool);
+    }
+    assert_eq!(q.storage_bytes(), 10 * 256);
+    assert_eq!(q.out_of_order_cost_bytes(), 10 * BYTES_PER_DESC);
+    q.clear(&mut pool);
     assert_all_home(&mut pool);
 }
 

@@ -6,7 +6,7 @@ use crate::contract::{Env, Events, State};
 use crate::tcb::ResetDue;
 use crate::timers::Timer;
 use fulmar_base::{Counter, DropReason};
-use fulmar_mbuf::Chain;
+use fulmar_mbuf::{Chain, Purpose, cost_bytes};
 use fulmar_wire::tcp::Flags;
 
 /// How far bytes in order may exceed the bound on storage that holds for others: without it, a
@@ -82,10 +82,23 @@ impl Tcb {
     /// pin a buffer each.
     #[inline]
     fn append_in_order(&mut self, env: &mut Env, payload: Chain) {
-        let small = payload.len() <= MERGE_BYTES && self.recv.readable() > 0;
-        let left = if small { self.recv.absorb(payload, env.pool).err() } else { Some(payload) };
-        if let Some(payload) = left {
+        if let Some(payload) = self.merge_small(env, payload) {
             self.recv.insert(self.rcv_nxt.saturating_sub(1), payload, env.pool);
+        }
+    }
+
+    /// Copies a small payload to the bytes that wait for the reader; gives it back if it cannot.
+    /// Small is also what wastes most of its buffer while half of the storage is used up: else a
+    /// reader who is late would find an open window that takes nothing.
+    #[inline]
+    fn merge_small(&mut self, env: &mut Env, payload: Chain) -> Option<Chain> {
+        let wastes = payload.held_bytes() > payload.len().saturating_mul(2)
+            && self.recv.storage_bytes() > self.recv_limit;
+        let small = payload.len() <= MERGE_BYTES || wastes;
+        if small && self.recv.readable() > 0 {
+            self.recv.absorb(payload, env.pool).err()
+        } else {
+            Some(payload)
         }
     }
 
@@ -110,11 +123,22 @@ impl Tcb {
         payload: Chain,
     ) -> Result<(), DropReason> {
         self.due.ack = true;
-        let grace = if seg.offset == 0 { IN_ORDER_GRACE_BYTES } else { 0 };
-        if !self.has_storage_for(&payload, grace) {
+        let in_order = seg.offset == 0;
+        let fits = if in_order {
+            self.has_storage_for(&payload, IN_ORDER_GRACE_BYTES)
+        } else {
+            self.may_wait_out_of_order(&payload)
+        };
+        if !fits {
             env.pool.free(payload);
             return Err(DropReason::TcpReassemblyFull);
         }
+        let payload = if in_order { self.merge_small(env, payload) } else { Some(payload) };
+        let Some(payload) = payload else {
+            self.rcv_nxt = self.recv.next().saturating_add(1);
+            seg.events |= Events::READABLE;
+            return Ok(());
+        };
         let put = self.recv.insert(start.saturating_sub(1), payload, env.pool);
         if put.refused {
             return Err(DropReason::TcpReassemblyFull);
@@ -133,6 +157,17 @@ impl Tcb {
             seg.verdict = Err(DropReason::TcpDuplicate);
         }
         Ok(())
+    }
+
+    /// Whether bytes behind a gap are kept. They are the peer's to choose, and only the bytes before
+    /// them free them: so all connections together may never fill the receive share, nor touch the
+    /// reserve that lets the missing bytes and our ACKs through. What is offered is charged to the
+    /// shard's budget; up to twice that is kept in storage, since few blocks are full.
+    fn may_wait_out_of_order(&self, payload: &Chain) -> bool {
+        let most = usize::try_from(self.rcv_wnd()).unwrap_or(usize::MAX).saturating_mul(2);
+        let cost = self.recv.out_of_order_cost_bytes();
+        cost.saturating_add(cost_bytes(payload)) <= most.min(self.recv_limit.saturating_mul(2))
+            && payload.iter().all(|m| m.purpose() != Purpose::Control)
     }
 
     /// Twice the receive buffer, in storage.
