@@ -109,13 +109,13 @@ fn a_port_is_listened_on_once() {
             assert_eq!(e.raw_os_error(), Some(libc::EADDRINUSE), "{addr}");
         };
         // As on Linux: a listener on every address clashes with one on one address.
-        [B, "0.0.0.0", "::"].map(clash);
+        [B, "0.0.0.0", "::"].into_iter().for_each(clash);
         let v6 = TcpListener::bind(&b, (B6, 80)).unwrap();
         drop(first);
         clash("::");
         drop(v6);
         let any = TcpListener::bind(&b, "[::]:80").unwrap();
-        [B, B6, "0.0.0.0", "::"].map(clash);
+        [B, B6, "0.0.0.0", "::"].into_iter().for_each(clash);
         drop(any);
         TcpListener::bind(&b, (B, 80)).unwrap();
         let e = TcpListener::bind(&b, ("10.1.0.77", 80)).unwrap_err();
