@@ -76,6 +76,8 @@ pub struct End {
     pub connects: Option<(SocketAddr, SocketAddr, Instant)>,
     /// So does the other end.
     pub both_connect: bool,
+    /// Questions for the other's Ethernet address may go unanswered.
+    pub may_be_absent: bool,
     /// It does not close before everything is acknowledged: nobody waits for long for a sender
     /// that is gone.
     pub lingers: bool,
@@ -125,6 +127,7 @@ impl End {
             id: None,
             connects: None,
             both_connect: false,
+            may_be_absent: false,
             lingers: false,
             may_fail: false,
             error: None,
@@ -317,15 +320,23 @@ impl End {
             }
             Ok(_) => Ok(()),
             // Both connect, but one was held up and not there yet: as a program would, try again.
-            Err(SocketError::ConnectionRefused) if self.both_connect => {
-                cx.shard.close(cx.now, id);
-                let pause = Duration::from_micros(self.draw.below(2_000_000));
-                self.connects = self.connects.map(|(from, to, _)| (from, to, cx.now + pause));
-                (self.id, self.phase, self.told) = (None, Phase::Idle, None);
-                Ok(())
+            Err(SocketError::ConnectionRefused) if self.both_connect && !self.may_fail => {
+                self.reconnect(cx, id)
+            }
+            // Nobody answered three questions for the other's Ethernet address.
+            Err(SocketError::HostUnreachable) if self.may_be_absent && !self.may_fail => {
+                self.reconnect(cx, id)
             }
             Err(e) => self.fail(cx, e),
         }
+    }
+
+    fn reconnect(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
+        cx.shard.close(cx.now, id);
+        let pause = Duration::from_micros(self.draw.below(2_000_000));
+        self.connects = self.connects.map(|(from, to, _)| (from, to, cx.now + pause));
+        (self.id, self.phase, self.told) = (None, Phase::Idle, None);
+        Ok(())
     }
 
     fn size(&mut self, most: usize) -> usize {

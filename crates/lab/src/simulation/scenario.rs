@@ -313,6 +313,12 @@ impl Scenario {
             && self.stations.iter().all(|s| s.pool_bytes >= 64 << 20)
     }
 
+    /// Whether several frames in a row may fail to arrive.
+    pub fn may_be_absent(&self) -> bool {
+        let loses = |w: &Impairments| w.loss + w.corrupt > 0.0 || w.rate_bps.is_some();
+        self.ways.iter().any(loses) || self.trouble != Trouble::None
+    }
+
     /// Whether a connection may report an error.
     pub fn may_fail(&self, flow: usize) -> bool {
         self.trouble.excuses_errors() || self.flows[flow].excuses_errors()

@@ -497,6 +497,7 @@ fn ends(s: &Scenario) -> Vec<End> {
             let preempted = s.stations[station].preempted;
             let mut e = End::new((f, n), station, end, quirk(plan.kind, n), preempted, s.seed);
             e.may_fail = s.may_fail(f);
+            e.may_be_absent = s.may_be_absent();
             e.lingers = plan.ends[1 - n].read_after > Duration::from_secs(60);
             e.connects = connects(s, f, n);
             e.both_connect = plan.kind == FlowKind::SimultaneousOpen;
