@@ -31,9 +31,9 @@ const ROOMS: &[Room] = &[
     ("udp", &["base", "wire", "mbuf"], &[]),
     ("tcp", &["base", "wire", "mbuf"], &[]),
     ("socket", &["base", "mbuf", "udp", "tcp"], &[]),
-    ("stack", BELOW_STACK, &["hashbrown", "siphasher", "libc"]),
+    ("stack", BELOW_STACK, &["hashbrown", "siphasher", "smallvec", "libc"]),
     ("drivers", &["base", "wire", "mbuf", "netdev"], &["libc"]),
-    ("fulmar", BELOW_FULMAR, &["libc", "serde_json"]),
+    ("fulmar", BELOW_FULMAR, &["serde_json"]),
     ("lab", BELOW_LAB, &["libc", "comfy-table", "indicatif", "serde_json"]),
     ("cli", &["fulmar", "lab"], &["clap", "ctrlc", "indicatif", "serde_json", "sha2", "libc"]),
 ];
