@@ -337,6 +337,10 @@ fn draw_ways(d: &mut Draw) -> [Impairments; 2] {
         2..=5 => d.log(10, 5_000),
         _ => d.log(1_000, 150_000),
     });
+    if d.percent(12) {
+        let perfect = Impairments { delay, ..Impairments::default() };
+        return [perfect.clone(), perfect];
+    }
     let way = draw_way(d, delay);
     let back = if d.percent(70) { way.clone() } else { draw_way(d, delay) };
     [way, back]

@@ -127,6 +127,12 @@ impl World {
         }
     }
 
+    /// What breaks stays broken, whatever the scenario says: for tests of the oracle.
+    #[cfg(test)]
+    pub fn never_mend(&mut self) {
+        self.script.truncate(1);
+    }
+
     /// The digest over everything, and the lines that were kept.
     pub fn take_log(&self) -> (u64, Vec<String>) {
         lock(&self.ground).log.take()

@@ -1,0 +1,36 @@
+//! A fixed range of seeds of the whole-stack simulation. `fulmar sim` plays any others.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fulmar_lab::simulation::{Summary, run_many};
+
+const FIRST: u64 = 1;
+const SEEDS: u64 = 3_000;
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
+}
+
+fn told(summary: &Summary) -> String {
+    let stories: Vec<String> = summary.failures.iter().take(3).map(ToString::to_string).collect();
+    let seeds: Vec<u64> = summary.failures.iter().map(|f| f.seed).collect();
+    format!("seeds {seeds:?} failed\n\n{}", stories.join("\n\n"))
+}
+
+/// `FULMAR_SIM_FIRST` and `FULMAR_SIM_SEEDS` play others.
+#[test]
+fn every_seed_holds_every_promise() {
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    let failed = AtomicU64::new(0);
+    let (first, seeds) = (number("FULMAR_SIM_FIRST", FIRST), number("FULMAR_SIM_SEEDS", SEEDS));
+    let summary = run_many(first, seeds, jobs, |_, outcome| {
+        outcome.is_ok() || failed.fetch_add(1, Ordering::Relaxed) < 10
+    });
+    assert!(summary.failures.is_empty(), "{}", told(&summary));
+    assert_eq!(summary.seeds, seeds);
+    let total = &summary.total;
+    println!("{seeds} seeds, {:.0} virtual seconds: {total:?}", total.virtual_ns as f64 / 1e9);
+    // Scenarios that do nothing would hold every promise too.
+    assert!(total.bytes > seeds * 10_000 && total.connections > seeds);
+    assert!(total.retransmitted_bytes > 0 && total.timeouts > 0 && total.errors > 0);
+}
