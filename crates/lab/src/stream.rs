@@ -65,7 +65,9 @@ impl Ground {
             Over::Packet => site::packet(open_packet)?,
         };
         let device = match pcap {
-            Some(file) => devices::capture(device, io::BufWriter::new(std::fs::File::create(file)?)),
+            Some(file) => {
+                devices::capture(device, io::BufWriter::new(std::fs::File::create(file)?))
+            }
             None => device,
         };
         let (near_cpu, _) = placement.cpus(&cpu::allowed_cpus()?)?;
@@ -244,11 +246,7 @@ fn receive(stack: &Stack, mut stream: TcpStream, bulk: &Bulk) -> io::Result<(Rep
 }
 
 /// The way `fulmar.DEVICE.DIRECTION.PLACEMENT`.
-pub fn way(
-    ground: &std::cell::RefCell<Ground>,
-    bulk: Bulk,
-    direction: Direction,
-) -> Way<'_> {
+pub fn way(ground: &std::cell::RefCell<Ground>, bulk: Bulk, direction: Direction) -> Way<'_> {
     let (over, placement) = (ground.borrow().over, ground.borrow().placement);
     let verb = match direction {
         Direction::Send => "sending",
@@ -284,11 +282,7 @@ impl Joined {
             let address = Cidr { address: IpAddr::V4(ip), prefix_len: PREFIX };
             on_pinned_thread(cpu, move || build(device, address, "link"))
         };
-        Ok(Joined {
-            placement,
-            near: at(near, NEAR_IP, near_cpu)?,
-            far: at(far, FAR_IP, far_cpu)?,
-        })
+        Ok(Joined { placement, near: at(near, NEAR_IP, near_cpu)?, far: at(far, FAR_IP, far_cpu)? })
     }
 
     /// Sends for about `time` from one to the other. `near` in the sample is the whole process,
