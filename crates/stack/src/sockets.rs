@@ -78,7 +78,7 @@ pub struct TcpEntry {
     pub timer: Option<TimerId>,
     /// It lies in the shard's output queue.
     pub is_queued: bool,
-    /// It waits for buffers: see [`crate::shortage`].
+    /// It waits for buffers: see `shortage.rs`.
     pub is_short: bool,
     /// The thread whose write is under way, 0 if none: writes are whole, one after the other.
     pub writer: u64,
@@ -146,7 +146,7 @@ pub struct UdpEntry {
     pub binding: Option<u32>,
     /// It does not take IPv4, although bound to `::`.
     pub v6_only: bool,
-    /// It waits for buffers or for the device: see [`crate::shortage`].
+    /// It waits for buffers or for the device: see `shortage.rs`.
     pub is_short: bool,
     /// Who watches it.
     pub watch: Watch,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fulmar::{Event, PollSet, Ready, TcpListener, TcpStream, UdpSocket};
+use fulmar::{Event, PollSet, Ready, Stack, TcpListener, TcpStream, UdpSocket};
 
 use crate::support::{B, PATIENCE, connection, eventually, stacks, within};
 
@@ -175,6 +175,22 @@ fn more_sockets_than_one_wait_reports_all_have_their_turn() {
     });
 }
 
+/// A thread that says twenty things to an echo server, hears them again and counts itself done.
+fn echo_client(a: &Stack, i: u8, done: &Arc<AtomicUsize>) -> thread::JoinHandle<()> {
+    let (a, done) = (a.clone(), Arc::clone(done));
+    thread::spawn(move || {
+        let mut c = TcpStream::connect(&a, (B, 80)).unwrap();
+        for _ in 0..20 {
+            c.write_all(&[i; 100]).unwrap();
+            let mut buf = [0; 100];
+            c.read_exact(&mut buf).unwrap();
+            assert_eq!(buf, [i; 100]);
+        }
+        drop(c);
+        done.fetch_add(1, Ordering::SeqCst);
+    })
+}
+
 #[test]
 fn the_descriptor_works_in_a_loop_of_another_kind() {
     within(|| {
@@ -184,22 +200,7 @@ fn the_descriptor_works_in_a_loop_of_another_kind() {
         let set = b.poll_set().unwrap();
         set.add(&listener, usize::MAX, Ready::READABLE).unwrap();
         let done = Arc::new(AtomicUsize::new(0));
-        let clients: Vec<_> = (0..20u8)
-            .map(|i| {
-                let (a, done) = (a.clone(), Arc::clone(&done));
-                thread::spawn(move || {
-                    let mut c = TcpStream::connect(&a, (B, 80)).unwrap();
-                    for _ in 0..20 {
-                        c.write_all(&[i; 100]).unwrap();
-                        let mut buf = [0; 100];
-                        c.read_exact(&mut buf).unwrap();
-                        assert_eq!(buf, [i; 100]);
-                    }
-                    drop(c);
-                    done.fetch_add(1, Ordering::SeqCst);
-                })
-            })
-            .collect();
+        let clients: Vec<_> = (0..20u8).map(|i| echo_client(&a, i, &done)).collect();
         let mut streams: Vec<Option<TcpStream>> = Vec::new();
         let mut closed = 0;
         while closed < clients.len() {
