@@ -170,7 +170,8 @@ impl End {
 
     /// When it wants to act whatever the network does.
     pub fn deadline(&self) -> Option<Instant> {
-        let start = self.connects.filter(|_| self.phase == Phase::Idle).map(|c| c.2);
+        let starts = self.phase == Phase::Idle;
+        let start = self.connects.map(|c| c.2).filter(|at| starts && *at < Instant::FAR_FUTURE);
         let held = [self.held_write.as_ref().map(|h| h.0), self.held_read.as_ref().map(|h| h.0)];
         let open = self.phase == Phase::Open;
         let pauses = [self.write_at, self.read_at, self.poll_at].map(|at| at.filter(|_| open));
@@ -188,6 +189,15 @@ impl End {
     fn note(&self, cx: &Cx, what: impl FnOnce() -> String) {
         let name = self.name;
         lock(cx.ground).log.line(cx.now, || format!("  end {}.{} {}", name.0, name.1, what()));
+    }
+
+    /// The end that it waited for is over: it connects now.
+    pub fn start(&mut self, now: Instant) {
+        if let Some((_, _, at)) = &mut self.connects
+            && *at == Instant::FAR_FUTURE
+        {
+            *at = now;
+        }
     }
 
     /// The connection was accepted.
@@ -302,8 +312,9 @@ impl End {
                 self.note(cx, || format!("connects {from} > {to}"));
                 Ok(())
             }
-            // The route is cut for a moment: as a program would, try again.
-            Err(SocketError::NetworkUnreachable) => {
+            // The route is cut for a moment, or the last connection from this port is not quite over:
+            // as a program would, try again.
+            Err(SocketError::NetworkUnreachable | SocketError::AddressInUse) => {
                 self.connects = Some((from, to, cx.now + Duration::from_millis(500)));
                 Ok(())
             }
@@ -409,19 +420,13 @@ impl End {
             return Ok(());
         }
         while !self.eof && self.held_read.is_none() && self.read_at.is_none() {
-            let peeked = if self.draw.below(16) == 0 { self.peek(cx, id)? } else { 0 };
+            if self.draw.below(16) == 0 {
+                self.peek(cx, id)?;
+            }
             let most = self.size(self.plan.read_bytes);
             match cx.shard.tcp_take(id, most) {
                 Ok(Step::Done(chain)) if chain.is_empty() => return self.on_eof(cx, id),
-                Ok(Step::Done(chain)) => {
-                    if chain.len() < peeked.min(most) {
-                        return Err(Violation::Call(
-                            "tcp_take after tcp_peek",
-                            SocketError::Invalid,
-                        ));
-                    }
-                    self.take(cx, id, chain)?;
-                }
+                Ok(Step::Done(chain)) => self.take(cx, id, chain)?,
                 Ok(Step::WaitSpace(_) | Step::WaitData(_)) => return Ok(()),
                 Err(e) => return self.fail(cx, e),
             }
@@ -430,16 +435,13 @@ impl End {
     }
 
     /// Looks at the next bytes; they must be those that are read afterwards.
-    fn peek(&mut self, cx: &mut Cx, id: SlotId) -> Result<usize, Violation> {
+    fn peek(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
         let mut bytes = [0; 600];
         match cx.shard.tcp_peek(id, &mut bytes) {
-            Ok(Step::Done(n)) => {
-                self.compare(0, &bytes[..n])?;
-                Ok(n)
-            }
-            Ok(_) => Ok(0),
+            Ok(Step::Done(n)) => self.compare(0, &bytes[..n]),
+            Ok(_) => Ok(()),
             // A pending error is told once, here.
-            Err(e) => self.fail(cx, e).map(|()| 0),
+            Err(e) => self.fail(cx, e),
         }
     }
 

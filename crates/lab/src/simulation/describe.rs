@@ -50,7 +50,7 @@ fn station(s: &Station) -> String {
     let t = &s.tcp;
     format!(
         "pool {} KiB, buffers {} / {} of {} KiB, timestamps {}, sack {}, nodelay {}, \
-         user time-out {:?}, by edges {}, copies {}, device takes {:?}, budget {}, backlog {}, \
+         user time-out {:?}, by edges {}, copies {}, device takes {:?}, budget {}{}, backlog {}, \
          accepts after {:?}, preempted {:?}",
         s.pool_bytes >> 10,
         t.send_buffer_bytes >> 10,
@@ -64,6 +64,7 @@ fn station(s: &Station) -> String {
         s.copies,
         s.takes_pkts,
         s.budget,
+        if s.as_reader { " (as reader)" } else { "" },
         s.backlog,
         s.accepts_after,
         s.preempted,
@@ -72,7 +73,11 @@ fn station(s: &Station) -> String {
 
 fn flow(p: &FlowPlan) -> String {
     let ends: Vec<String> = p.ends.iter().map(end).collect();
-    format!("station {} connects at {:?}, {:?}: {} | {}", p.opener, p.at, p.kind, ends[0], ends[1])
+    let to = if p.to_self { "itself" } else { "the other" };
+    let when =
+        p.again.map_or_else(|| format!("at {:?}", p.at), |f| format!("again after flow {f}"));
+    let (opener, kind) = (p.opener, p.kind);
+    format!("station {opener} connects to {to} {when}, {kind:?}: {} | {}", ends[0], ends[1])
 }
 
 fn end(e: &EndPlan) -> String {

@@ -78,6 +78,8 @@ pub struct Station {
     pub takes_pkts: Option<u32>,
     /// Frames per step.
     pub budget: usize,
+    /// Steps are those of a reader, who is back in a moment.
+    pub as_reader: bool,
     /// Connections that wait to be accepted, at most.
     pub backlog: usize,
     /// When it starts to accept.
@@ -117,8 +119,12 @@ pub enum Leave {
 pub struct FlowPlan {
     /// Which station connects.
     pub opener: usize,
+    /// To its own address, through its own stack.
+    pub to_self: bool,
     /// When.
     pub at: Duration,
+    /// From the same port as this earlier flow, when that is over: into its TIME-WAIT.
+    pub again: Option<usize>,
     /// How.
     pub kind: FlowKind,
     /// The opener's end, and the other.
@@ -224,6 +230,11 @@ impl Trouble {
 }
 
 impl FlowPlan {
+    /// On which station the opener's end (0) or the other is.
+    pub fn station(&self, end: usize) -> usize {
+        if self.to_self { self.opener } else { self.opener ^ end }
+    }
+
     /// Whether the flow itself is a cause for errors.
     pub fn excuses_errors(&self) -> bool {
         !matches!(self.kind, FlowKind::Plain | FlowKind::SimultaneousOpen | FlowKind::Deaf(_))
@@ -271,10 +282,15 @@ impl Scenario {
         let most = self.most_bytes(d);
         let count = d.pick(&[1, 1, 2, 2, 3, 4, 6, 8]);
         self.flows = (0..count).map(|_| draw_flow(d, most, count)).collect();
-        if self.ways.iter().any(|w| w.delay.is_zero()) {
-            // Nothing is simultaneous without a distance: the first SYN finds nobody.
-            for f in self.flows.iter_mut().filter(|f| f.kind == FlowKind::SimultaneousOpen) {
+        let no_distance = self.ways.iter().any(|w| w.delay.is_zero());
+        for i in 0..self.flows.len() {
+            let f = &mut self.flows[i];
+            if f.kind == FlowKind::SimultaneousOpen && (no_distance || f.to_self) {
+                // Nothing is simultaneous without a distance: the first SYN finds nobody.
                 f.kind = FlowKind::Plain;
+            }
+            if i > 0 && d.percent(10) && !self.may_fail(i - 1) && !self.may_fail(i) {
+                self.follow(i);
             }
         }
         for i in 0..2 {
@@ -287,16 +303,31 @@ impl Scenario {
         }
     }
 
+    /// Makes a flow come from the port of the one before.
+    fn follow(&mut self, i: usize) {
+        let before = self.flows[i - 1].clone();
+        let plain = |f: &FlowPlan| f.kind == FlowKind::Plain && !f.to_self;
+        if plain(&before) && plain(&self.flows[i]) {
+            let f = &mut self.flows[i];
+            (f.again, f.opener) = (Some(i - 1), before.opener);
+        }
+    }
+
+    /// The flow whose port a flow has: its own, or that of the first that it follows.
+    pub fn port_of(&self, flow: usize) -> usize {
+        self.flows[flow].again.map_or(flow, |before| self.port_of(before))
+    }
+
     /// Bytes of one direction at most: what a bad wire carries in a few thousand packets.
     fn most_bytes(&self, d: &mut Draw) -> u64 {
         let worst = self.ways.iter().map(|w| w.loss + w.corrupt).fold(0.0, f64::max);
         let slow = self.ways.iter().any(|w| w.rate_bps.is_some_and(|r| r < 1_000_000));
         let most = match worst {
-            _ if slow => 100_000,
-            w if w > 0.03 => 150_000,
-            w if w > 0.0 => 400_000,
-            _ if d.percent(4) => 6_000_000,
-            _ => 1_000_000,
+            _ if slow => 200_000,
+            w if w > 0.03 => 400_000,
+            w if w > 0.0 => 1_500_000,
+            _ if d.percent(4) => 16_000_000,
+            _ => 4_000_000,
         };
         if self.mtu < 1000 { most / 3 } else { most }
     }
@@ -388,6 +419,7 @@ fn draw_station(d: &mut Draw, mtu: usize, patient: bool) -> Station {
         copies: d.percent(50),
         takes_pkts: d.percent(15).then(|| d.log(1, 64) as u32),
         budget: d.pick(&[1, 16, 64, 256, 256]),
+        as_reader: d.percent(40),
         backlog: d.pick(&[1, 2, 16, 128]),
         accepts_after: if d.percent(15) { MS * d.log(1, 20_000) as u32 } else { Duration::ZERO },
         preempted: if d.percent(20) { MS * d.below(20) as u32 } else { Duration::ZERO },
@@ -475,7 +507,7 @@ fn draw_flow(d: &mut Draw, most: u64, count: u64) -> FlowPlan {
     if matches!(kind, FlowKind::Plain) && d.percent(25) {
         ends[d.below(2) as usize].leave = Leave::WaitForEof;
     }
-    FlowPlan { opener, at, kind, ends }
+    FlowPlan { opener, to_self: d.percent(6), at, again: None, kind, ends }
 }
 
 fn draw_kind(d: &mut Draw, ends: &mut [EndPlan; 2]) -> FlowKind {

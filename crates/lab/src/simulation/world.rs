@@ -269,7 +269,11 @@ impl World {
         let budget = self.scenario.stations[i].budget;
         let side = &mut self.sides[i];
         if side.shard.next_deadline().is_some_and(|at| at <= now) {
-            side.shard.step(now, budget);
+            if self.scenario.stations[i].as_reader {
+                side.shard.step_for_reader(now);
+            } else {
+                side.shard.step(now, budget);
+            }
         }
         side.traffic.drive(&mut side.shard, now)?;
         self.accept(i)?;
@@ -321,6 +325,17 @@ impl World {
         self.ends[e].drive(&mut cx)
     }
 
+    /// The passive end at station `i` to which a peer has connected.
+    fn expected(&self, i: usize, peer: SocketAddr) -> Option<usize> {
+        let port = usize::from(peer.port().wrapping_sub(OPENER_PORT));
+        let flows = 0..self.scenario.flows.len();
+        flows.filter(|f| self.scenario.port_of(*f) == port).map(|f| 2 * f + 1).find(|e| {
+            let opener = &self.ends[e - 1];
+            let from = address(self.scenario.v6, opener.station);
+            self.ends[*e].station == i && self.ends[*e].is_unborn() && peer.ip() == from
+        })
+    }
+
     fn accept(&mut self, i: usize) -> Result<(), Violation> {
         let now = self.now;
         let side = &mut self.sides[i];
@@ -329,12 +344,9 @@ impl World {
         };
         // A device that is gone ends all waiting; its connections are told one by one.
         while let Ok(Step::Done((id, peer))) = self.sides[i].shard.tcp_accept(listener) {
-            let flow = usize::from(peer.port().wrapping_sub(OPENER_PORT));
-            let e = 2 * flow + 1;
-            let expected = self.ends.get(e).is_some_and(|end| end.station == i && end.is_unborn());
-            if !expected {
+            let Some(e) = self.expected(i, peer) else {
                 return Err(Violation::ForgedDatagram(format!("a connection from {peer}")));
-            }
+            };
             let other = self.said(e);
             let side = &mut self.sides[i];
             let mut cx = Cx {
@@ -357,6 +369,11 @@ impl World {
             let any_done = pair.iter().any(|e| self.ends[*e].is_done());
             if any_done && self.half_done[f].is_none() {
                 self.half_done[f] = Some(self.now);
+            }
+            let before = self.scenario.flows[f].again;
+            if before.is_some_and(|b| self.ends[2 * b].is_done() && self.ends[2 * b + 1].is_done())
+            {
+                self.ends[2 * f].start(self.now);
             }
             if self.give_up_at(f).is_some_and(|at| at <= self.now) {
                 pair.into_iter().try_for_each(|e| self.give_up(e))?;
@@ -392,7 +409,8 @@ impl World {
         if self.ends[e].is_done() || self.ends[e].is_unborn() {
             return Ok(());
         }
-        let dead = self.scenario.trouble.death().is_some_and(|at| START + at <= self.now);
+        let died = self.scenario.trouble.death().is_some_and(|at| START + at <= self.now);
+        let dead = died && !self.scenario.flows[e / 2].to_self;
         let other = self.said(e);
         let side = &mut self.sides[self.ends[e].station];
         if dead && self.ends[e].has_pending(&mut side.shard) {
@@ -499,7 +517,7 @@ fn ends(s: &Scenario) -> Vec<End> {
     let mut ends = Vec::new();
     for (f, plan) in s.flows.iter().enumerate() {
         for (n, end) in plan.ends.iter().enumerate() {
-            let station = plan.opener ^ n;
+            let station = plan.station(n);
             let preempted = s.stations[station].preempted;
             let mut e = End::new((f, n), station, end, quirk(plan.kind, n), preempted, s.seed);
             e.may_fail = s.may_fail(f);
@@ -530,14 +548,15 @@ fn connects(s: &Scenario, f: usize, n: usize) -> Option<(SocketAddr, SocketAddr,
     if n == 1 && !both {
         return None;
     }
-    let ports = match (n, both) {
-        (0, false) => (OPENER_PORT + f as u16, SERVER_PORT),
-        (0, true) => (OPENER_PORT + f as u16, OTHER_PORT + f as u16),
-        _ => (OTHER_PORT + f as u16, OPENER_PORT + f as u16),
+    let (opener, other) = (OPENER_PORT + s.port_of(f) as u16, OTHER_PORT + f as u16);
+    let (from, to) = match (n, both) {
+        (0, false) => (opener, SERVER_PORT),
+        (0, true) => (opener, other),
+        _ => (other, opener),
     };
-    let here = plan.opener ^ n;
-    let at = |station, port| SocketAddr::new(address(s.v6, station), port);
-    Some((at(here, ports.0), at(1 - here, ports.1), START + plan.at))
+    let at = |end, port| SocketAddr::new(address(s.v6, plan.station(end)), port);
+    let start = if plan.again.is_some() { Instant::FAR_FUTURE } else { START + plan.at };
+    Some((at(n, from), at(1 - n, to), start))
 }
 
 fn script(trouble: &Trouble) -> Vec<(Instant, Change)> {
