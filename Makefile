@@ -1,22 +1,23 @@
 # The two commands of fulmar are `make bench` and `make test`. Both check what they need first.
 
 CARGO ?= cargo
-# Extra arguments of the bench: make bench ARGS=--quick
+# A bench under twenty seconds: make bench QUICK=1. Other arguments: make bench ARGS="--seconds 5"
+QUICK ?=
 ARGS ?=
 # How many seeds `make sim` plays, and the first of them.
 SEEDS ?= 1000
 FIRST ?= 1
 
-.PHONY: all bench test sim check doc setup clean
+.PHONY: all bench test sim check doc setup setup-test clean
 
 all: test
 
 # Moves real data between fulmar and the Linux kernel's own TCP and prints what it cost.
 bench: setup
-	$(CARGO) run --locked --release -p fulmar-cli --bin fulmar -- bench stream $(ARGS)
+	$(CARGO) run --locked --release -p fulmar-cli --bin fulmar -- bench stream $(if $(QUICK),--quick) $(ARGS)
 
 # Every test: unit, model, simulation, and those against the kernel where the machine allows it.
-test: setup
+test: setup-test
 	$(CARGO) test --locked --workspace
 
 # Two stacks on a virtual clock over a bad network, one scenario per seed.
@@ -34,6 +35,9 @@ doc: setup
 
 setup:
 	@scripts/setup
+
+setup-test:
+	@scripts/setup test
 
 clean:
 	$(CARGO) clean

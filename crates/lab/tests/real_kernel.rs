@@ -20,10 +20,7 @@ const TIME: Duration = Duration::from_millis(30);
 fn main() {
     child::dispatch();
     if let Err(e) = netns::enter() {
-        let required = std::env::var_os("FULMAR_REQUIRE_KERNEL_TESTS").is_some();
-        assert!(!required, "namespaces are not allowed here: {e}");
-        println!("SKIPPED: all of it, because namespaces are not allowed here: {e}");
-        return;
+        return skip("all of it", &format!("namespaces are not allowed here: {e}"));
     }
     a_fresh_namespace_has_loopback_and_nothing_else();
     kernel_to_kernel_moves_bytes_with_and_without_offloads();
@@ -32,6 +29,13 @@ fn main() {
     }
     a_dropped_peer_is_dead();
     println!("real_kernel: ok");
+}
+
+/// Says aloud what did not run, or fails where it must run.
+fn skip(what: &str, why: &str) {
+    let required = std::env::var_os("FULMAR_REQUIRE_KERNEL_TESTS").is_some();
+    assert!(!required, "{what} must not be skipped: {why}");
+    println!("SKIPPED {what}: {why}");
 }
 
 fn a_fresh_namespace_has_loopback_and_nothing_else() {
@@ -57,13 +61,11 @@ fn kernel_to_kernel_moves_bytes_with_and_without_offloads() {
 
 fn the_floor_moves_bytes_both_ways(kind: Kind) {
     if kind == Kind::Tap && !Path::new("/dev/net/tun").exists() {
-        println!("SKIPPED: TAP, because this machine has no /dev/net/tun");
-        return;
+        return skip("TAP", "there is no /dev/net/tun");
     }
     let mut ground = match Ground::new(kind) {
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied && kind == Kind::Tap => {
-            println!("SKIPPED: TAP, because it may not be opened: {e}");
-            return;
+            return skip("TAP", &format!("it may not be opened: {e}"));
         }
         ground => ground.expect("a device"),
     };
