@@ -384,14 +384,6 @@ impl<P: Probe> Shard<P> {
         self.finish_call(now);
     }
 
-    /// The end of a call that may have sent something: one crossing, then a quick drain of receive,
-    /// since the answer of a peer on this machine is there already.
-    fn finish_call(&mut self, now: Instant) {
-        if self.net.link.has_backlog() || !self.net.link.loopback.is_empty() {
-            self.step(now, QUICK_DRAIN);
-        }
-    }
-
     /// Detaches up to `max` received bytes; an empty chain is the end of the stream. Give the chain
     /// back with [`Shard::tcp_read_done`].
     ///
@@ -420,10 +412,12 @@ impl<P: Probe> Shard<P> {
             return;
         }
         if self.expects_frames() {
-            self.queue_output(id);
-        } else {
-            self.send_committed(now, id);
+            return self.queue_output(id);
         }
+        // No drain: what the update sets free is for the next read, while it is warm.
+        self.net.link.set_now(now);
+        self.output_now(now, id);
+        self.flush();
     }
 
     /// Copies received bytes without taking them; 0 is the end of the stream.
@@ -583,9 +577,6 @@ fn entry_more(sockets: &mut Slab<Socket>, id: SlotId, more: bool) -> Option<&mut
     entry.tcb.set_more(more);
     Some(entry)
 }
-
-/// Frames that a call drains after it has sent.
-const QUICK_DRAIN: usize = 64;
 
 /// What the first step of a write achieved.
 pub enum Reserved {
