@@ -22,7 +22,7 @@
 
 use alloc::collections::VecDeque;
 
-use crate::{Chain, Mbuf, NoBuffer, Pool};
+use crate::{Chain, Mbuf, NoBuffer, Pool, Purpose};
 
 /// The most claims of one queue that may be outstanding.
 pub const MAX_CLAIMS: usize = 64;
@@ -280,6 +280,28 @@ impl SendQueue {
             }
         }
         Ok(chain)
+    }
+
+    /// The same bytes as [`SendQueue::range`] in storage of their own, which the reserve for control
+    /// gives: sending is what frees a send buffer, so it must go on when no reference is left.
+    /// Error: the reserve is empty too.
+    pub fn copy_range(&self, off: u64, len: usize, pool: &mut Pool) -> Result<Chain, NoBuffer> {
+        let (mut at, end) =
+            (off.max(self.head), off.saturating_add(len as u64).min(self.ready_end));
+        let start = at.min(end);
+        let mut copy = pool.alloc_chain((end - start) as usize, 0, Purpose::Control)?;
+        let first = self.segments.partition_point(|s| s.end <= at);
+        for s in self.segments.range(first..) {
+            if at >= end {
+                break;
+            }
+            let bytes = s.mbuf.as_slice();
+            let from = bytes.len() - (s.end - at) as usize;
+            let to = bytes.len() - (s.end - s.end.min(end)) as usize;
+            copy.copy_from((at - start) as usize, &bytes[from..to]);
+            at = s.end;
+        }
+        Ok(copy)
     }
 
     /// Frees what lies before `off`: it is acknowledged. Offsets beyond the ready bytes count as

@@ -91,7 +91,14 @@ impl Tcb {
             return Err(Sent::More);
         }
         let hdr = self.header_for(env, plan);
-        let seg = self.build(env.pool, &hdr, plan).map_err(|NoBuffer| Sent::Starved)?;
+        let seg = match self.build(env.pool, &hdr, plan) {
+            Ok(seg) => seg,
+            Err(NoBuffer) if plan.bytes > self.payload_room() => {
+                let less = Plan { bytes: self.payload_room(), fin: false, ..*plan };
+                return self.transmit(env, out, &less);
+            }
+            Err(NoBuffer) => return Err(Sent::Starved),
+        };
         match out.emit(env.pool, env.counters, seg) {
             Ok(()) => env.counters.count(Counter::TcpSegmentsOut),
             Err(EmitError::Full) => return Err(Sent::More),
@@ -180,7 +187,13 @@ impl Tcb {
 
     fn payload(&self, pool: &mut Pool, plan: &Plan) -> Result<Chain, NoBuffer> {
         let offset = plan.pos.saturating_sub(1);
-        let refs = self.send.range(offset, plan.bytes, pool)?;
+        let refs = match self.send.range(offset, plan.bytes, pool) {
+            Ok(refs) => refs,
+            Err(NoBuffer) if plan.bytes <= self.payload_room() => {
+                return self.send.copy_range(offset, plan.bytes, pool);
+            }
+            Err(e) => return Err(e),
+        };
         if refs.segs() <= MAX_PIECES {
             return Ok(refs);
         }

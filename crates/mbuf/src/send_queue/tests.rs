@@ -107,6 +107,8 @@ fn a_range_without_descriptors_keeps_nothing() {
     let out = pool.outstanding();
     assert!(q.range(0, 30, &mut pool).is_err());
     assert_eq!(pool.outstanding(), out);
+    // The reserve still carries a copy.
+    assert_eq!(q.copy_range(5, 30, &mut pool).expect("the reserve").to_vec(), pattern(5, 30));
 }
 
 #[derive(Clone, Debug)]
@@ -241,6 +243,9 @@ impl Model {
         let end = (off + n).min(self.ready.len());
         let expected = self.ready.get(off..end).unwrap_or_default().to_vec();
         assert!(c.iter().all(|m| !m.is_empty()), "a device would send an empty fragment");
+        let copy = self.queue.copy_range(off as u64, n, &mut self.pool).expect("storage");
+        assert_eq!(copy.to_vec(), expected);
+        self.pool.free(copy);
         self.sent.push((c, expected));
         if self.sent.len() > 5 {
             let (c, _) = self.sent.remove(0);

@@ -209,8 +209,11 @@ impl Tcb {
         if closed && !self.user.gone {
             self.marks.progress_at = env.now;
         }
-        if self.persisting && self.snd_wnd > 0 {
+        if self.persisting && self.snd_wnd > 0 && self.rtt.backoff() > 0 {
+            // What a small window holds back does not wait as long as a probe (RFC 9293 section
+            // 3.8.6.2.1 says up to a second).
             self.rtt.reset_backoff();
+            self.timers.stop(Timer::Retransmit);
         }
     }
 
