@@ -260,7 +260,11 @@ impl Scenario {
         let ways = draw_ways(d);
         let trouble = draw_trouble(d, mtu);
         let patient = is_patient(&ways, &trouble);
-        let stations = [draw_station(d, mtu, patient), draw_station(d, mtu, patient)];
+        let mut stations = [draw_station(d, mtu, patient), draw_station(d, mtu, patient)];
+        if stations.iter().any(|s| s.backlog < 8) && !trouble.excuses_errors() {
+            // With so little room SYNs may lose to each other again and again.
+            stations.iter_mut().for_each(|s| s.tcp.syn_retries = PATIENT_SYN_RETRIES);
+        }
         let mut s = Scenario {
             seed,
             v6,
@@ -426,6 +430,9 @@ fn draw_station(d: &mut Draw, mtu: usize, patient: bool) -> Station {
     }
 }
 
+/// So many that chance does not use them up.
+const PATIENT_SYN_RETRIES: u32 = 30;
+
 fn draw_tcp(d: &mut Draw, patient: bool) -> fulmar_tcp::Config {
     let buffer = |d: &mut Draw| match d.below(4) {
         0 => d.log(4 << 10, 64 << 10) as usize,
@@ -434,7 +441,7 @@ fn draw_tcp(d: &mut Draw, patient: bool) -> fulmar_tcp::Config {
     };
     let defaults = fulmar_tcp::Config::default();
     let (user_timeout, syn_retries) = if patient {
-        (Duration::from_secs(1800), 30)
+        (Duration::from_secs(1800), PATIENT_SYN_RETRIES)
     } else {
         (defaults.user_timeout, defaults.syn_retries)
     };
