@@ -116,6 +116,7 @@ pub struct Trace {
     pub path: PathInfo,
     pub out: Out,
     pub events: Events,
+    lands_in: Purpose,
     written: u64,
     read: u64,
 }
@@ -150,6 +151,7 @@ impl Trace {
             path: path(),
             out: Out { segs: VecDeque::new(), room: 1000 },
             events: Events::NONE,
+            lands_in: Purpose::Receive,
             written: 0,
             read: 0,
         }
@@ -226,11 +228,17 @@ impl Trace {
         self.events = self.env(|tcb, env, _, _| tcb.input(env, &hdr, payload));
     }
 
+    /// Received segments land in the reserve for control, as small ones do when the receive share is
+    /// used up.
+    pub fn reserve(&mut self, on: bool) {
+        self.lands_in = if on { Purpose::Control } else { Purpose::Receive };
+    }
+
     fn payload(&mut self, seq: u32, len: usize) -> Chain {
         if len == 0 {
             return Chain::new();
         }
-        let mut chain = self.pool.alloc_chain(len, 0, Purpose::Receive).unwrap();
+        let mut chain = self.pool.alloc_chain(len, 0, self.lands_in).unwrap();
         let first = u64::from(seq).wrapping_sub(1);
         let bytes: Vec<u8> = (0..len as u64).map(|i| pattern(first.wrapping_add(i))).collect();
         chain.copy_from(0, &bytes).unwrap();
