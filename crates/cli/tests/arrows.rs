@@ -130,6 +130,44 @@ fn the_table_has_no_cycle() {
     }
 }
 
+/// The rows of the page's table: a room, and the rooms that it may name.
+fn rows_of_the_page(page: &str) -> Vec<(String, Vec<String>)> {
+    let mut rows: Vec<(String, Vec<String>)> = Vec::new();
+    for line in page.lines().filter(|l| l.starts_with("| [`") && l.contains("](crates/")) {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [rooms, _, may_name] = cells[..] else { continue };
+        let names = match may_name {
+            "all above" => rows.iter().map(|r| r.0.clone()).collect(),
+            list => list.split(", ").filter(|n| *n != "–").map(str::to_owned).collect(),
+        };
+        let rooms = rooms.split('`').skip(1).step_by(2);
+        let new: Vec<_> = rooms.map(|room| (room.to_owned(), Vec::clone(&names))).collect();
+        rows.extend(new);
+        // Other tables follow.
+        if rows.last().is_some_and(|r| r.0 == "cli") {
+            break;
+        }
+    }
+    rows
+}
+
+#[test]
+fn the_page_has_the_same_table() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = std::fs::read_to_string(root.join("ARCHITECTURE.md")).expect("the page");
+    let mut of_page = rows_of_the_page(&page);
+    let mut of_table: Vec<(String, Vec<String>)> = ROOMS
+        .iter()
+        .map(|(room, names, _)| {
+            ((*room).to_owned(), names.iter().map(|n| (*n).to_owned()).collect())
+        })
+        .collect();
+    of_page.iter_mut().chain(&mut of_table).for_each(|(_, names)| names.sort());
+    of_page.sort();
+    of_table.sort();
+    assert_eq!(of_page, of_table);
+}
+
 #[test]
 fn the_engines_declare_that_they_need_no_operating_system() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -1,0 +1,75 @@
+//! The pages of the repository stay true as far as a program can tell: what they link to and the
+//! names that they give in code type exist.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const PAGES: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// A page without its blocks of code.
+fn prose(page: &str) -> String {
+    page.split("```").step_by(2).collect()
+}
+
+/// Targets of links inside the repository.
+fn links(page: &str) -> impl Iterator<Item = &str> {
+    let targets = page.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+    targets.map(|(target, _)| target).filter(|t| !t.starts_with("http"))
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_')
+        .filter(|w| w.starts_with(|c: char| c.is_alphabetic() || c == '_') && w.len() > 1)
+}
+
+/// Every word of every Rust source and manifest below a directory.
+fn collect_words(dir: &Path, into: &mut HashSet<String>) {
+    for entry in fs::read_dir(dir).expect("a directory").filter_map(Result::ok) {
+        let path = entry.path();
+        if path.is_dir() {
+            collect_words(&path, into);
+        } else if path.extension().is_some_and(|x| x == "rs" || x == "toml") {
+            into.extend(words(&read(&path)).map(str::to_owned));
+        }
+    }
+}
+
+#[test]
+fn every_link_leads_to_a_file() {
+    for page in PAGES {
+        for target in links(&prose(&read(&root().join(page)))) {
+            assert!(root().join(target).exists(), "{page} links to {target}, which is not there");
+        }
+    }
+}
+
+#[test]
+fn every_name_on_the_architecture_page_is_in_the_source() {
+    let mut known = HashSet::new();
+    collect_words(&root().join("crates"), &mut known);
+    let page = prose(&read(&root().join("ARCHITECTURE.md")));
+    let unknown: Vec<&str> = page
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .flat_map(words)
+        .filter(|w| !known.contains(*w))
+        .collect();
+    assert!(unknown.is_empty(), "names that the source does not have: {unknown:?}");
+}
+
+#[test]
+fn a_link_and_a_name_are_found() {
+    let page = "See [`a`](crates/a.rs) and [b](https://b.example).\n```\n](c)\n```\n";
+    assert_eq!(links(&prose(page)).collect::<Vec<_>>(), ["crates/a.rs"]);
+    assert_eq!(words("Shard::step(now, 3)").collect::<Vec<_>>(), ["Shard", "step", "now"]);
+}
