@@ -1,0 +1,184 @@
+//! Two shards over a simulated link, driven by hand: what a shard must do by itself, with nobody
+//! but its own deadlines to remind it.
+
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fulmar_base::{Counter, Counters, Duration, Instant, SlotId};
+use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
+use fulmar_ip::IfAddr;
+use fulmar_mbuf::{Pool, PoolConfig};
+use fulmar_netdev::{Burst, Caps, Device, LinkState};
+use fulmar_socket::Step;
+use fulmar_stack::{ListenOptions, Reserved, Shard, StackConfig};
+
+/// A device that takes frames only while it is open.
+struct Valve {
+    inner: SimLink,
+    is_shut: Arc<AtomicBool>,
+}
+
+impl Device for Valve {
+    fn caps(&self) -> &Caps {
+        self.inner.caps()
+    }
+    fn tx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+    ) -> usize {
+        if self.is_shut.load(Ordering::Relaxed) {
+            return 0;
+        }
+        self.inner.tx_burst(now, pool, burst, counters)
+    }
+    fn rx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        self.inner.rx_burst(now, pool, out, budget, counters)
+    }
+    fn arm(&mut self) -> bool {
+        true
+    }
+    fn wake_fd(&self) -> Option<RawFd> {
+        None
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+    fn link_state(&self) -> LinkState {
+        LinkState::Up
+    }
+}
+
+struct Pair {
+    now: Instant,
+    shards: [Shard; 2],
+    is_shut: Arc<AtomicBool>,
+}
+
+fn at(station: u8, port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, station + 1], port))
+}
+
+impl Pair {
+    fn new() -> Pair {
+        let how = Impairments { delay: Duration::from_millis(1), ..Impairments::default() };
+        let (a, b) = sim_pair(1, &how, &LinkConfig::default());
+        let is_shut = Arc::new(AtomicBool::new(false));
+        let now = Instant::from_millis(1000);
+        let shard = |station: u8, inner| {
+            let config = StackConfig {
+                addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
+                pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
+                // One frame in the burst, so that a full device is felt at once.
+                burst_frames: 1,
+                ..StackConfig::default()
+            };
+            let is_shut =
+                if station == 0 { Arc::clone(&is_shut) } else { Arc::new(AtomicBool::new(false)) };
+            Shard::new(config, Box::new(Valve { inner, is_shut }), now).expect("a shard")
+        };
+        Pair { now, shards: [shard(0, a), shard(1, b)], is_shut }
+    }
+
+    /// Lets time pass, each shard stepped at its own deadlines and at no other time.
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        for _ in 0..10_000 {
+            let next = self.shards.iter().filter_map(Shard::next_deadline).min();
+            let Some(next) = next.filter(|at| *at <= end) else {
+                self.now = end;
+                return;
+            };
+            self.now = self.now.max(next);
+            for s in &mut self.shards {
+                if s.next_deadline().is_some_and(|at| at <= self.now) {
+                    s.step(self.now, 64);
+                }
+            }
+        }
+        panic!("deadlines that pass without an end");
+    }
+
+    /// A connection from shard 0 to shard 1: its two ends.
+    fn connected(&mut self) -> (SlotId, SlotId) {
+        let listener = self.shards[1].tcp_listen(at(1, 80), ListenOptions::default()).unwrap();
+        let client = self.shards[0].tcp_connect(self.now, at(1, 80), None).unwrap();
+        self.pass(Duration::from_millis(100));
+        let Ok(Step::Done((server, _))) = self.shards[1].tcp_accept(listener) else {
+            panic!("not accepted");
+        };
+        (client, server)
+    }
+
+    fn write(&mut self, id: SlotId, bytes: &[u8]) {
+        let s = &mut self.shards[0];
+        match s.tcp_reserve(self.now, id, bytes, bytes.len(), false) {
+            Ok(Step::Done(Reserved::Sent(n))) => assert_eq!(n, bytes.len()),
+            Ok(Step::Done(Reserved::Space(mut r))) => {
+                r.chain.copy_from(0, bytes);
+                s.tcp_commit(self.now, id, r);
+            }
+            _ => panic!("no space"),
+        }
+    }
+}
+
+#[test]
+fn an_ack_that_is_held_back_goes_by_its_own_timer() {
+    let mut p = Pair::new();
+    let (client, _) = p.connected();
+    for _ in 0..100 {
+        p.write(client, b"message");
+        p.pass(Duration::from_millis(60));
+        assert!(p.shards[0].is_drained(Some(client)), "not acknowledged after 60 ms");
+    }
+    assert_eq!(p.shards[0].counters().value(Counter::TcpTimeouts), 0);
+}
+
+#[test]
+fn what_a_full_device_held_back_goes_when_it_has_room() {
+    let mut p = Pair::new();
+    let (client, server) = p.connected();
+    p.is_shut.store(true, Ordering::Relaxed);
+    p.write(client, &[7; 30_000]);
+    p.write(client, b"more");
+    let due = p.shards[0].next_deadline();
+    assert!(due.is_none_or(|at| at > p.now), "a full device is no reason to spin");
+    p.is_shut.store(false, Ordering::Relaxed);
+    p.shards[0].step(p.now, 64);
+    p.pass(Duration::from_millis(20));
+    let Ok(Step::Done(chain)) = p.shards[1].tcp_take(server, usize::MAX) else {
+        panic!("nothing arrived");
+    };
+    assert_eq!(chain.len(), 30_004);
+    p.shards[1].free(chain);
+}
+
+#[test]
+fn a_reset_that_a_full_device_held_back_is_not_forgotten() {
+    let mut p = Pair::new();
+    let (client, server) = p.connected();
+    p.is_shut.store(true, Ordering::Relaxed);
+    // One frame fills the burst, so that the reset finds no room.
+    p.write(client, b"x");
+    p.shards[0].tcp_entry(client).unwrap().linger = Some(Duration::ZERO);
+    p.shards[0].close(p.now, client);
+    p.is_shut.store(false, Ordering::Relaxed);
+    p.shards[0].step(p.now, 64);
+    p.pass(Duration::from_millis(20));
+    assert!(p.shards[0].stat().sockets.is_empty());
+    let Ok(Step::Done(chain)) = p.shards[1].tcp_take(server, 10) else { panic!("no byte") };
+    p.shards[1].free(chain);
+    assert!(p.shards[1].tcp_take(server, 10).is_err(), "the peer was not told");
+}

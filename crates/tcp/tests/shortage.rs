@@ -1,0 +1,102 @@
+//! Little window, little memory: what must go on nevertheless. Each trace is the smallest form of
+//! something that the whole-stack simulation found.
+
+mod support;
+
+use fulmar_base::{Counter, DropReason};
+use fulmar_mbuf::{Mbuf, Purpose};
+use fulmar_tcp::{Config, State};
+use support::*;
+
+#[test]
+fn the_window_of_a_syn_ack_in_a_simultaneous_open_is_not_scaled() {
+    let mut t = Trace::connect(Config { max_buffer_bytes: 16 << 20, ..plain() });
+    t.output();
+    recv!(t, "S", seq = 0, mss = Some(1000), scale = Some(9), win = 4096);
+    recv!(t, "SA", seq = 0, ack = 1, mss = Some(1000), scale = Some(9), win = 4096);
+    assert_eq!(t.tcb.state(), State::Established);
+    assert_eq!(t.tcb.info().snd_wnd_bytes, 4096);
+    recv!(t, "A", seq = 1, ack = 1, win = 8);
+    assert_eq!(t.tcb.info().snd_wnd_bytes, 4096);
+}
+
+#[test]
+fn a_corked_sender_does_not_wait_for_ever_for_a_larger_window() {
+    let mut t = Trace::established();
+    t.tcb.set_cork(true);
+    t.write(3000);
+    recv!(t, "A", seq = 1, ack = 3001, win = 100);
+    t.out.segs.clear();
+    t.write(2000);
+    t.silent();
+    t.wait(1000);
+    send!(t, "A", seq = 3001, len = 100);
+}
+
+#[test]
+fn what_a_small_window_holds_back_does_not_wait_for_the_next_probe() {
+    let mut t = Trace::established();
+    recv!(t, "A", seq = 1, ack = 1, len = 1, win = 0);
+    t.write(5000);
+    // The probes are far apart by now.
+    for _ in 0..8 {
+        t.wait(60_000);
+        recv!(t, "A", seq = 2, ack = 1, win = 0);
+    }
+    t.out.segs.clear();
+    recv!(t, "A", seq = 2, ack = 1, win = 500);
+    t.silent();
+    t.wait(1000);
+    send!(t, "A", seq = 1, len = 500);
+}
+
+#[test]
+fn a_sender_without_references_sends_copies() {
+    let mut t = Trace::established();
+    t.path.tso_bytes = Some(65_535);
+    t.queue(5000);
+    let mut m = t.pool.alloc(1, 0, Purpose::Send).unwrap();
+    m.append(1).unwrap()[0] = 0;
+    let mut hoard: Vec<Mbuf> = Vec::new();
+    while let Ok(reference) = t.pool.clone_ref(&m, 0, 1) {
+        hoard.push(reference);
+    }
+    t.output();
+    for n in 0..5 {
+        assert_eq!((t.out.segs[n].seq, t.out.segs[n].len), (1 + 1000 * n as u32, 1000));
+    }
+    recv!(t, "A", seq = 1, ack = 5001);
+    assert!(t.tcb.is_drained());
+    hoard.into_iter().chain([m]).for_each(|m| t.pool.free_mbuf(m));
+}
+
+#[test]
+fn tiny_segments_behind_a_gap_cost_no_more_than_twice_the_window() {
+    let mut t = Trace::established();
+    let window = t.tcb.info().rcv_wnd_bytes as usize;
+    for n in 0..400 {
+        recv!(t, "A", seq = 3 + 2 * n, ack = 1, len = 1);
+    }
+    let kept = t.tcb.info().out_of_order_bytes;
+    assert!(kept > 50 && kept * 1024 <= 2 * window, "{kept}");
+    assert_eq!(t.drops(DropReason::TcpReassemblyFull), 400 - kept as u64);
+    // What fills the gap is taken all the same.
+    recv!(t, "A", seq = 1, ack = 1, len = 2);
+    assert_eq!(t.read(100), 3);
+}
+
+#[test]
+fn out_of_order_bytes_never_lie_in_the_reserve_for_control() {
+    let mut t = Trace::established();
+    let mut hoard: Vec<Mbuf> = Vec::new();
+    while let Ok(m) = t.pool.alloc(1, 0, Purpose::Receive) {
+        hoard.push(m);
+    }
+    t.reserve(true);
+    recv!(t, "A", seq = 11, ack = 1, len = 10);
+    assert_eq!(t.tcb.info().out_of_order_bytes, 0);
+    recv!(t, "A", seq = 1, ack = 1, len = 10);
+    assert_eq!(t.read(100), 10);
+    assert_eq!(t.count(Counter::TcpOutOfOrderBytes), 0);
+    hoard.into_iter().for_each(|m| t.pool.free_mbuf(m));
+}
