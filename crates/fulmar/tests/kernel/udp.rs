@@ -1,0 +1,84 @@
+//! UDP and echo requests.
+
+use std::io::ErrorKind;
+use std::net;
+
+use fulmar::UdpSocket;
+
+use crate::support::{PATIENCE, pattern};
+use crate::{KERNEL, KERNEL6, OURS, OURS6, in_namespace, stack, sys};
+
+#[test]
+fn datagrams_of_all_lengths_pass_both_ways() {
+    in_namespace!(|| {
+        let stack = stack();
+        for (kernel, ours) in [(KERNEL, OURS), (KERNEL6, OURS6)] {
+            let k = net::UdpSocket::bind((kernel, 53)).unwrap();
+            k.set_read_timeout(Some(PATIENCE)).unwrap();
+            let f = UdpSocket::bind(&stack, (ours, 54)).unwrap();
+            f.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut buf = vec![0; 2000];
+            for len in [0, 1, 17, 18, 19, 255, 256, 257, 1000, 1452] {
+                let sent = pattern(len, len);
+                assert_eq!(f.send_to(&sent, (kernel, 53)).unwrap(), len);
+                let (n, from) = k.recv_from(&mut buf).unwrap();
+                assert_eq!((&buf[..n], from), (&sent[..], f.local_addr().unwrap()));
+                assert_eq!(k.send_to(&sent, from).unwrap(), len);
+                let (n, from) = f.recv_from(&mut buf).unwrap();
+                assert_eq!((&buf[..n], from), (&sent[..], k.local_addr().unwrap()));
+            }
+        }
+    });
+}
+
+#[test]
+fn closed_ports_are_told_in_both_directions() {
+    in_namespace!(|| {
+        let stack = stack();
+        for (kernel, ours) in [(KERNEL, OURS), (KERNEL6, OURS6)] {
+            let f = UdpSocket::bind(&stack, (ours, 0)).unwrap();
+            f.connect((kernel, 9)).unwrap();
+            f.send(b"anybody?").unwrap();
+            let e = f.recv(&mut [0; 8]).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::ConnectionRefused);
+            let k = net::UdpSocket::bind((kernel, 0)).unwrap();
+            k.set_read_timeout(Some(PATIENCE)).unwrap();
+            k.connect((ours, 9)).unwrap();
+            k.send(b"anybody?").unwrap();
+            let e = k.recv(&mut [0; 8]).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::ConnectionRefused);
+        }
+    });
+}
+
+#[test]
+fn echoes_come_back_from_the_kernel_and_from_us() {
+    in_namespace!(|| {
+        let stack = stack();
+        for address in [KERNEL, KERNEL6] {
+            for len in [0, 56, 1400] {
+                let echo = stack.ping(address.parse().unwrap(), len, PATIENCE).unwrap();
+                assert_eq!((echo.bytes, echo.from), (len, address.parse().unwrap()));
+            }
+        }
+        // Nobody calls our stack meanwhile.
+        for len in [0, 56, 1400] {
+            let sent = pattern(7, len);
+            assert_eq!(sys::kernel_ping(OURS.parse().unwrap(), &sent).unwrap(), sent);
+        }
+    });
+}
+
+#[test]
+fn a_broadcast_of_the_kernel_arrives() {
+    in_namespace!(|| {
+        let stack = stack();
+        let f = UdpSocket::bind(&stack, "0.0.0.0:67").unwrap();
+        f.set_read_timeout(Some(PATIENCE)).unwrap();
+        let k = net::UdpSocket::bind((KERNEL, 68)).unwrap();
+        k.set_broadcast(true).unwrap();
+        k.send_to(b"to all", "10.77.0.255:67").unwrap();
+        let mut buf = [0; 16];
+        assert_eq!(f.recv_from(&mut buf).unwrap(), (6, k.local_addr().unwrap()));
+    });
+}
