@@ -302,6 +302,24 @@ fn mask_alarms() {
     }
 }
 
+/// Reads to the end of the stream, which is `message` again and again.
+fn read_answers(c: &mut TcpStream, answer: &mut [u8], message: &[u8]) {
+    loop {
+        let mut filled = 0;
+        while filled < answer.len() {
+            match c.read(&mut answer[filled..]) {
+                Ok(0) => break,
+                Ok(n) => filled += n,
+                Err(e) => panic!("{e}"),
+            }
+        }
+        if filled == 0 {
+            return;
+        }
+        assert!(*answer == *message, "the stream is damaged");
+    }
+}
+
 fn calls_from_a_signal_handler() {
     let (a, b) = stacks();
     let (mut c, mut s) = connection(&a, &b, 80);
@@ -342,20 +360,7 @@ fn calls_from_a_signal_handler() {
     // Not earlier: from here on bytes come for the handler's peek, and this thread, which the handler
     // interrupts, takes no memory from the heap outside the stack.
     start_alarms();
-    loop {
-        let mut filled = 0;
-        while filled < answer.len() {
-            match c.read(&mut answer[filled..]) {
-                Ok(0) => break,
-                Ok(n) => filled += n,
-                Err(e) => panic!("{e}"),
-            }
-        }
-        if filled == 0 {
-            break;
-        }
-        assert!(answer == message, "the stream is damaged");
-    }
+    read_answers(&mut c, &mut answer, &message);
     mask_alarms();
     half.join().unwrap();
     echo.join().unwrap();

@@ -298,7 +298,11 @@ impl SendQueue {
             let bytes = s.mbuf.as_slice();
             let from = bytes.len() - (s.end - at) as usize;
             let to = bytes.len() - (s.end - s.end.min(end)) as usize;
-            copy.copy_from((at - start) as usize, &bytes[from..to]);
+            let Some(part) = bytes.get(from..to) else {
+                pool.free(copy);
+                return Err(NoBuffer);
+            };
+            copy.copy_from((at - start) as usize, part);
             at = s.end;
         }
         Ok(copy)
