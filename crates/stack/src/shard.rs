@@ -194,6 +194,8 @@ impl<P: Probe> Shard<P> {
 
     fn advance(&mut self, now: Instant, budget: usize, enough_bytes: usize) -> usize {
         self.net.link.set_now(now);
+        // What came home from another thread or stack is warm: it is the next to be used.
+        self.net.pool.drain_remote();
         let (mut taken, mut bytes) = (0, 0);
         if self.unanswered >= ANSWER_FRAMES {
             // The reader has read since: one ACK says both.
