@@ -226,8 +226,8 @@ impl<P: Probe> Shard<P> {
         let state = entry.tcb.state();
         let over = matches!(state, State::Closed | State::TimeWait);
         let queued = entry.parent.is_some() && !entry.embryonic;
-        if !over || entry.is_open || queued || (state == State::Closed && entry.tcb.wants_output())
-        {
+        // A reset, or the last acknowledgement, may still have to go.
+        if !over || entry.is_open || queued || entry.tcb.wants_output() {
             return;
         }
         let (key, timer) = (*entry.tcb.key(), entry.timer.take());
