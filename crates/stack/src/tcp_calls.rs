@@ -75,7 +75,6 @@ impl<P: Probe> Shard<P> {
         let iss = self.secret.initial_sequence(&key, now);
         let offset = self.secret.timestamp_offset(&key);
         let tcb = Tcb::connect(&self.config.tcp, key, iss, offset, path.info, now);
-        self.time_wait.remove(&key);
         let id = self.add_connection(TcpEntry {
             tcb,
             path,
@@ -127,11 +126,15 @@ impl<P: Probe> Shard<P> {
         let key_with = |port| FlowKey::new(with_zone(ip, port, zone_of(remote)), remote);
         if let Some(port) = local.map(|l| l.port()).filter(|p| *p != 0) {
             let key = key_with(port);
-            return if self.flows.contains_key(&key) {
-                Err(SocketError::AddressInUse)
-            } else {
-                Ok(key)
-            };
+            if self.flows.contains_key(&key) {
+                return Err(SocketError::AddressInUse);
+            }
+            if self.time_wait.contains(&key) {
+                // What is left of the last connection between the two ports may still arrive, and
+                // would be taken for this one's (RFC 9293 section 3.4.2). Linux's answer too.
+                return Err(SocketError::AddressNotAvailable);
+            }
+            return Ok(key);
         }
         let ports = self.secret.ports_for((ip, remote));
         ports

@@ -11,7 +11,7 @@ use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Pool, PoolConfig};
 use fulmar_netdev::{Burst, Caps, Device, LinkState};
-use fulmar_socket::Step;
+use fulmar_socket::{SocketError, Step};
 use fulmar_stack::{ListenOptions, Reserved, Shard, StackConfig};
 
 /// A device that takes frames only while it is open.
@@ -182,4 +182,22 @@ fn a_reset_that_a_full_device_held_back_is_not_forgotten() {
     let Ok(Step::Done(chain)) = p.shards[1].tcp_take(server, 10) else { panic!("no byte") };
     p.shards[1].free(chain);
     assert!(p.shards[1].tcp_take(server, 10).is_err(), "the peer was not told");
+}
+
+#[test]
+fn a_connection_does_not_begin_in_its_own_time_wait() {
+    let mut p = Pair::new();
+    let (client, server) = p.connected();
+    let from = p.shards[0].addresses(client).unwrap().0;
+    // The client closes first, so TIME-WAIT is its.
+    p.shards[0].close(p.now, client);
+    p.pass(Duration::from_millis(10));
+    p.shards[1].close(p.now, server);
+    p.pass(Duration::from_millis(100));
+    assert_eq!(p.shards[0].stat().time_wait, 1);
+    let again = p.shards[0].tcp_connect(p.now, at(1, 80), from);
+    assert_eq!(again, Err(SocketError::AddressNotAvailable));
+    assert!(p.shards[0].tcp_connect(p.now, at(1, 80), None).is_ok(), "another port will do");
+    p.pass(Duration::from_secs(61));
+    assert!(p.shards[0].tcp_connect(p.now, at(1, 80), from).is_ok());
 }

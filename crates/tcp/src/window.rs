@@ -24,7 +24,9 @@ impl Tcb {
         let by_storage = self.recv_limit.saturating_mul(2).saturating_sub(storage);
         let others = budget.granted_bytes.saturating_sub(self.charged);
         let by_budget = budget.limit_bytes.saturating_sub(others).saturating_sub(storage);
+        // The few segments that everybody may have: not again while the last ones lie unread.
         let floor = self.path_mss().saturating_mul(WindowBudget::MIN_SEGMENTS);
+        let floor = floor.saturating_sub(self.recv.readable());
         by_bytes.min(by_storage).min(by_budget.max(floor)) as u64
     }
 

@@ -5,7 +5,7 @@ mod support;
 
 use fulmar_base::{Counter, DropReason};
 use fulmar_mbuf::{Mbuf, Purpose};
-use fulmar_tcp::{Config, State};
+use fulmar_tcp::{Config, State, WindowBudget};
 use support::*;
 
 #[test]
@@ -99,4 +99,21 @@ fn out_of_order_bytes_never_lie_in_the_reserve_for_control() {
     assert_eq!(t.read(100), 10);
     assert_eq!(t.count(Counter::TcpOutOfOrderBytes), 0);
     hoard.into_iter().for_each(|m| t.pool.free_mbuf(m));
+}
+
+#[test]
+fn the_segments_that_everybody_may_have_are_not_given_again_before_they_are_read() {
+    let mut t = Trace::connect(plain());
+    // Others hold the whole budget.
+    t.window = WindowBudget { limit_bytes: 100_000, granted_bytes: 100_000 };
+    t.output();
+    recv!(t, "SA", seq = 0, ack = 1, mss = Some(1000));
+    assert_eq!(t.tcb.info().rcv_wnd_bytes, 4000);
+    for n in 0..4 {
+        recv!(t, "A", seq = 1 + 1000 * n, ack = 1, len = 1000);
+    }
+    assert_eq!(t.tcb.info().rcv_wnd_bytes, 0);
+    assert_eq!(t.read(4000), 4000);
+    assert_eq!(t.tcb.info().rcv_wnd_bytes, 4000);
+    t.window.granted_bytes -= 100_000;
 }

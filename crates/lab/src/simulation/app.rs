@@ -314,7 +314,11 @@ impl End {
             }
             // The route is cut for a moment, or the last connection from this port is not quite over:
             // as a program would, try again.
-            Err(SocketError::NetworkUnreachable | SocketError::AddressInUse) => {
+            Err(
+                SocketError::NetworkUnreachable
+                | SocketError::AddressInUse
+                | SocketError::AddressNotAvailable,
+            ) => {
                 self.connects = Some((from, to, cx.now + Duration::from_millis(500)));
                 Ok(())
             }
