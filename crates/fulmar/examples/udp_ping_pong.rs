@@ -1,0 +1,123 @@
+//! How long a datagram takes there and back: one side asks, the other answers, one at a time.
+//!
+//! ```text
+//! cargo run --release --example udp_ping_pong -- link                   # both sides, 100,000 times
+//! cargo run --release --example udp_ping_pong -- tap:fulmar0 serve 7000 # answers for ever
+//! cargo run --release --example udp_ping_pong -- tap:fulmar0 10.77.0.1:7000 10000
+//!     # asks 10,000 times; the kernel's end, in another terminal:
+//!     ip addr add 10.77.0.1/24 dev fulmar0 && ip link set fulmar0 up
+//!     socat -b 64 UDP4-RECVFROM:7000,fork EXEC:cat
+//! ```
+
+mod common;
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Outcome, Place};
+use fulmar::{Stack, UdpSocket};
+use hdrhistogram::Histogram;
+
+/// After so long a datagram counts as lost.
+const PATIENCE: Duration = Duration::from_secs(1);
+const PORT: u16 = 7000;
+const DEMO_ROUNDS: u64 = 100_000;
+
+fn main() -> ExitCode {
+    common::run(example)
+}
+
+fn example(arguments: &[String]) -> Outcome {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let count = |text: &str| text.parse().map_err(|_| format!("`{text}` is no number"));
+    match words[..] {
+        ["link"] => demo(DEMO_ROUNDS),
+        ["link", rounds] => demo(count(rounds)?),
+        [device, "serve", port] => {
+            let Place::Network(stack) = common::open(device, None)? else {
+                return Err("`link` has no other process to serve".into());
+            };
+            let port = port.parse().map_err(|_| format!("`{port}` is no port"))?;
+            println!("answering on port {port}; Ctrl-C ends it");
+            serve(&UdpSocket::bind(&stack, ("::", port))?)
+        }
+        [device, peer, rounds] => {
+            let Place::Network(stack) = common::open(device, None)? else {
+                return Err("on `link` both sides are here; give it no peer".into());
+            };
+            let peer: SocketAddr =
+                peer.parse().map_err(|_| format!("`{peer}` is not of the form ADDRESS:PORT"))?;
+            ask(&stack, peer, count(rounds)?)
+        }
+        _ => {
+            let usage = "usage: udp_ping_pong link [ROUNDS], DEVICE serve PORT, \
+                         or DEVICE PEER:PORT ROUNDS";
+            Err(format!("{usage}\n\n{}", common::DEVICE_HELP).into())
+        }
+    }
+}
+
+fn demo(rounds: u64) -> Outcome {
+    let Place::Demo(stack, peer) = common::open("link", None)? else {
+        return Err("`link` is no demonstration".into());
+    };
+    let server = UdpSocket::bind(&peer, ("::", PORT))?;
+    // It ends with the link, when the asking side has gone.
+    thread::spawn(move || serve(&server).is_ok());
+    let own: fulmar::Cidr = common::PEER.parse()?;
+    ask(&stack, SocketAddr::new(own.address, PORT), rounds)
+}
+
+/// Sends every datagram back.
+fn serve(socket: &UdpSocket) -> Outcome {
+    let mut buffer = [0; 2048];
+    loop {
+        let (n, from) = socket.recv_from(&mut buffer)?;
+        socket.send_to(&buffer[..n], from)?;
+    }
+}
+
+fn ask(stack: &Stack, peer: SocketAddr, rounds: u64) -> Outcome {
+    let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(stack, any)?;
+    socket.connect(peer)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    let mut times = Histogram::<u64>::new(3)?;
+    let mut lost = 0;
+    for round in 0..rounds {
+        match ping(&socket, round) {
+            Ok(time) => times.record(u64::try_from(time.as_nanos())?)?,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => lost += 1,
+            Err(e) => return Err(format!("{peer}: {e}").into()),
+        }
+    }
+    report(&times, lost);
+    if times.is_empty() { Err(format!("{peer} never answered").into()) } else { Ok(()) }
+}
+
+/// One datagram there and back.
+fn ping(socket: &UdpSocket, round: u64) -> std::io::Result<Duration> {
+    let mut answer = [0; 2048];
+    let start = Instant::now();
+    socket.send(&round.to_be_bytes())?;
+    loop {
+        let n = socket.recv(&mut answer)?;
+        // An answer that comes after its time is not this round's.
+        if answer[..n] == round.to_be_bytes() {
+            return Ok(start.elapsed());
+        }
+    }
+}
+
+fn report(times: &Histogram<u64>, lost: u64) {
+    println!("{} answers, {lost} lost; there and back in microseconds:", times.len());
+    let us = |ns: u64| ns as f64 / 1000.0;
+    println!("  fastest {:10.1}", us(times.min()));
+    for percent in [50.0, 90.0, 99.0, 99.9] {
+        println!("  {percent:>5} % {:10.1}", us(times.value_at_percentile(percent)));
+    }
+    println!("  slowest {:10.1}", us(times.max()));
+}
