@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
-use fulmar_base::{Duration, Probe};
+use fulmar_base::{Counter, Duration, Probe};
 
 use crate::baton::Role;
 use crate::host::{Host, POLL_BUDGET, lock};
@@ -84,7 +84,7 @@ fn run<P: Probe>(weak: &Weak<Host<P>>) {
     if let Some(host) = weak.upgrade() {
         *lock(&host.service.waiter) = Some(Arc::clone(&waiter));
     }
-    let mut watchman = Watchman { waiter, held_ticks: 0, seen: 0 };
+    let mut watchman = Watchman { waiter, held_ticks: 0, seen: 0, polls: 0 };
     while let Some(host) = weak.upgrade() {
         if host.service.is_stopping() {
             return;
@@ -100,6 +100,8 @@ struct Watchman {
     held_ticks: u32,
     /// The count of calls when last looked at.
     seen: u64,
+    /// The count of polls of the device when last looked at.
+    polls: u64,
 }
 
 impl Watchman {
@@ -112,17 +114,23 @@ impl Watchman {
         let callers_run_it = calls != self.seen && host.poll_sets.load(Ordering::Relaxed) == 0;
         self.seen = calls;
         if callers_run_it {
-            // Between their calls only the timers need somebody, and what was held for the next
-            // call; the frames stay for the callers, whose caches they belong in.
-            if let Ok(mut guard) = host.lock_quietly() {
-                guard.step(sys::now(), 0);
-            }
+            self.look_after(host);
             return std::thread::sleep(TICK);
         }
         if host.baton.try_take(Role::Service) {
             self.stand_in(host);
             host.baton.leave(Role::Service);
         }
+    }
+
+    /// Between the calls of others only the timers need somebody, and what was held for the next
+    /// call; the frames stay for the callers, whose caches they belong in. But not every call looks
+    /// at the device (a getter, a datagram sent): if none did, the frames would wait for ever.
+    fn look_after<P: Probe>(&mut self, host: &Host<P>) {
+        let Ok(mut guard) = host.lock_quietly() else { return };
+        let callers_poll = guard.counters().value(Counter::RxPolls) != self.polls;
+        guard.step(sys::now(), if callers_poll { 0 } else { POLL_BUDGET });
+        self.polls = guard.counters().value(Counter::RxPolls);
     }
 
     /// A caller polls for all.
@@ -155,5 +163,48 @@ impl Watchman {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Shard, StackConfig};
+    use fulmar_drivers::link::{LinkConfig, pair};
+
+    fn config(host: u8) -> StackConfig {
+        let addr = [10, 0, 0, host].into();
+        StackConfig {
+            addresses: vec![fulmar_ip::IfAddr { addr, prefix_len: 24 }],
+            ..StackConfig::default()
+        }
+    }
+
+    /// Asks the other side something; whether it has answered is what the next step finds.
+    fn ask(peer: &mut Shard) {
+        let ping = peer.ping_open();
+        peer.ping_send(sys::now(), ping, ([10, 0, 0, 1], 0).into(), 1, b"?").unwrap();
+    }
+
+    #[test]
+    fn frames_are_left_to_callers_who_look_at_the_device_and_to_nobody_else() {
+        let (p, q) = pair(&LinkConfig::default()).unwrap();
+        let host = Host::new(Shard::new(config(1), Box::new(p), sys::now()).unwrap()).unwrap();
+        let mut peer = Shard::new(config(2), Box::new(q), sys::now()).unwrap();
+        let mut watchman = Watchman { waiter: Waiter::current(), held_ticks: 0, seen: 0, polls: 0 };
+        watchman.look_after(&host);
+
+        ask(&mut peer);
+        // A call, but none that receives.
+        host.call(|_, _| Ok(())).unwrap();
+        watchman.look_after(&host);
+        assert!(peer.step(sys::now(), 10) > 0, "nobody took the frame");
+
+        while host.poll().unwrap() + peer.step(sys::now(), 10) > 0 {}
+        ask(&mut peer);
+        watchman.look_after(&host);
+        assert_eq!(peer.step(sys::now(), 10), 0, "the caller would have taken it");
+        host.poll().unwrap();
+        assert!(peer.step(sys::now(), 10) > 0);
     }
 }

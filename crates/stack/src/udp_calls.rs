@@ -263,10 +263,11 @@ impl<P: Probe> Shard<P> {
     }
 
     fn finish_datagram(&mut self, now: Instant) {
-        if !self.net.link.loopback.is_empty() {
-            self.step(now, 0);
+        if self.net.link.loopback.is_empty() {
+            self.flush();
+        } else {
+            self.finish_call(now);
         }
-        self.net.link.flush(&mut self.net.pool, &mut self.net.counters);
     }
 
     /// Takes the oldest datagram. Free its payload with [`Shard::free`].

@@ -177,6 +177,22 @@ fn writes_of_two_writers_are_not_mixed() {
 }
 
 #[test]
+fn a_datagram_to_oneself_is_there_when_the_call_returns() {
+    let mut w = World::new();
+    let udp = |shard: &mut Shard, port| {
+        shard.udp_bind(([10, 0, 0, 1], port).into(), Default::default()).unwrap()
+    };
+    let (sender, receiver) = (udp(&mut w.a, 1), udp(&mut w.a, 2));
+    for i in 0..1000u32 {
+        let to = SocketAddr::from(([10, 0, 0, 1], 2));
+        w.a.udp_send(w.now, sender, &[&i.to_ne_bytes()], Some(to)).unwrap();
+        let Step::Done(d) = w.a.udp_receive(receiver).unwrap() else { panic!("{i} is not there") };
+        assert_eq!(d.payload.to_vec(), i.to_ne_bytes());
+        w.a.free(d.payload);
+    }
+}
+
+#[test]
 fn a_closed_socket_is_in_no_poll_set() {
     let mut w = World::new();
     let (c, s, l) = w.connection(80);
