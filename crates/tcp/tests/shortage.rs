@@ -4,7 +4,7 @@
 mod support;
 
 use fulmar_base::{Counter, DropReason};
-use fulmar_mbuf::{Mbuf, Purpose};
+use fulmar_mbuf::{Mbuf, Pool, PoolConfig, Purpose};
 use fulmar_tcp::{Config, State, WindowBudget};
 use support::*;
 
@@ -116,4 +116,20 @@ fn the_segments_that_everybody_may_have_are_not_given_again_before_they_are_read
     assert_eq!(t.read(4000), 4000);
     assert_eq!(t.tcb.info().rcv_wnd_bytes, 4000);
     t.window.granted_bytes -= 100_000;
+}
+
+#[test]
+fn tiny_segments_of_another_stack_go_home_at_once() {
+    let mut t = Trace::established();
+    t.sender = Some(Pool::new(PoolConfig::with_budget(4 << 20)).unwrap());
+    for n in 0..100 {
+        recv!(t, "A", seq = 1 + n, ack = 1, len = 1);
+        recv!(t, "A", seq = 1000 + 2 * n, ack = 1, len = 1);
+    }
+    let mut sender = t.sender.take().unwrap();
+    sender.drain_remote();
+    assert!(sender.outstanding() <= 1, "{} are kept", sender.outstanding());
+    assert_eq!(t.read(1000), 100);
+    sender.drain_remote();
+    assert_eq!(sender.outstanding(), 0);
 }

@@ -16,6 +16,9 @@ const IN_ORDER_GRACE_BYTES: usize = 2 * 65_536;
 /// Payloads up to this many bytes are merged: what a driver copies out of its buffers.
 const MERGE_BYTES: usize = 256;
 
+/// A block that many small payloads share: the pool's class for an MTU of 1500.
+const SHARED_BLOCK_BYTES: usize = 2048;
+
 impl Tcb {
     pub(super) fn take_data(&mut self, env: &mut Env, seg: &mut Segment) -> Result<(), DropReason> {
         if seg.payload.is_empty() {
@@ -95,11 +98,11 @@ impl Tcb {
         let wastes = payload.held_bytes() > payload.len().saturating_mul(2)
             && self.recv.storage_bytes() > self.recv_limit;
         let small = payload.len() <= MERGE_BYTES || wastes;
-        if small && self.recv.readable() > 0 {
-            self.recv.absorb(payload, env.pool).err()
-        } else {
-            Some(payload)
+        if !small || self.recv.readable() == 0 {
+            return Some(payload);
         }
+        let payload = self.recv.absorb(payload, env.pool).err()?;
+        Some(take_home(env, payload, SHARED_BLOCK_BYTES))
     }
 
     /// The reader has shut down: the bytes are acknowledged and forgotten.
@@ -133,7 +136,12 @@ impl Tcb {
             env.pool.free(payload);
             return Err(DropReason::TcpReassemblyFull);
         }
-        let payload = if in_order { self.merge_small(env, payload) } else { Some(payload) };
+        let payload = if in_order {
+            self.merge_small(env, payload)
+        } else {
+            let bytes = payload.len();
+            Some(take_home(env, payload, bytes))
+        };
         let Some(payload) = payload else {
             self.rcv_nxt = self.recv.next().saturating_add(1);
             seg.events |= Events::READABLE;
@@ -232,4 +240,22 @@ impl Tcb {
             _ => {}
         }
     }
+}
+
+/// A small payload in buffers of another stack (device `link`) is copied into one of our own with
+/// room for `block_bytes`: held there, each would keep a descriptor from its sender, who may have
+/// sent thousands. Without memory it stays as it is.
+fn take_home(env: &mut Env, payload: Chain, block_bytes: usize) -> Chain {
+    let len = payload.len();
+    let is_foreign = payload.front().is_some_and(|m| !env.pool.owns(m));
+    if !is_foreign || len > MERGE_BYTES {
+        return payload;
+    }
+    let Ok(mut block) = env.pool.alloc(block_bytes.max(len), 0, Purpose::Receive) else {
+        return payload;
+    };
+    let Some(room) = block.append(len) else { return payload };
+    payload.copy_to(0, room);
+    env.pool.free(payload);
+    Chain::from(block)
 }

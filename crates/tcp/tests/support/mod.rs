@@ -117,6 +117,8 @@ pub struct Trace {
     pub out: Out,
     pub events: Events,
     lands_in: Purpose,
+    /// Received segments are this pool's, as with device `link`.
+    pub sender: Option<Pool>,
     written: u64,
     read: u64,
 }
@@ -152,6 +154,7 @@ impl Trace {
             out: Out { segs: VecDeque::new(), room: 1000 },
             events: Events::NONE,
             lands_in: Purpose::Receive,
+            sender: None,
             written: 0,
             read: 0,
         }
@@ -238,7 +241,8 @@ impl Trace {
         if len == 0 {
             return Chain::new();
         }
-        let mut chain = self.pool.alloc_chain(len, 0, self.lands_in).unwrap();
+        let pool = self.sender.as_mut().unwrap_or(&mut self.pool);
+        let mut chain = pool.alloc_chain(len, 0, self.lands_in).unwrap();
         let first = u64::from(seq).wrapping_sub(1);
         let bytes: Vec<u8> = (0..len as u64).map(|i| pattern(first.wrapping_add(i))).collect();
         chain.copy_from(0, &bytes).unwrap();
