@@ -59,14 +59,17 @@ pub fn eventfd() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A request about an interface; the name is cut at 15 bytes.
-fn request(name: &str) -> libc::ifreq {
+/// A request about an interface; ENAMETOOLONG for a name that no interface can have.
+fn request(name: &str) -> io::Result<libc::ifreq> {
+    if name.len() >= libc::IFNAMSIZ {
+        return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+    }
     // SAFETY: all of ifreq is plain numbers, for which zero is a value.
     let mut r: libc::ifreq = unsafe { mem::zeroed() };
-    for (to, from) in r.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
+    for (to, from) in r.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;
     }
-    r
+    Ok(r)
 }
 
 fn name_of(r: &libc::ifreq) -> String {
@@ -82,7 +85,7 @@ fn interface_ioctl(fd: BorrowedFd<'_>, op: c_ulong, r: &mut libc::ifreq) -> io::
 
 /// Attaches a tun descriptor to an interface (created if there is none); returns its name.
 pub fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> io::Result<String> {
-    let mut r = request(name);
+    let mut r = request(name)?;
     r.ifr_ifru.ifru_flags = flags as libc::c_short;
     interface_ioctl(fd, libc::TUNSETIFF as c_ulong, &mut r)?;
     Ok(name_of(&r))
@@ -90,7 +93,7 @@ pub fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> io::Result<St
 
 /// The interface that a tun descriptor is attached to, and its flags.
 pub fn tun_interface(fd: BorrowedFd<'_>) -> io::Result<(String, c_int)> {
-    let mut r = request("");
+    let mut r = request("")?;
     interface_ioctl(fd, libc::TUNGETIFF as c_ulong, &mut r)?;
     // SAFETY: TUNGETIFF filled in the flags.
     let flags = unsafe { r.ifr_ifru.ifru_flags };
@@ -115,7 +118,7 @@ pub fn tun_set_offload(fd: BorrowedFd<'_>, offload: u32) -> io::Result<()> {
 
 /// The hardware address of an interface. `fd`: any socket, or the tun descriptor itself.
 pub fn interface_ether(fd: BorrowedFd<'_>, name: &str) -> io::Result<[u8; 6]> {
-    let mut r = request(name);
+    let mut r = request(name)?;
     interface_ioctl(fd, libc::SIOCGIFHWADDR, &mut r)?;
     // SAFETY: SIOCGIFHWADDR filled in the address.
     let address = unsafe { r.ifr_ifru.ifru_hwaddr };
@@ -131,7 +134,7 @@ pub fn interface_ether(fd: BorrowedFd<'_>, name: &str) -> io::Result<[u8; 6]> {
 
 /// The MTU of an interface in bytes. `fd`: any socket.
 pub fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<usize> {
-    let mut r = request(name);
+    let mut r = request(name)?;
     interface_ioctl(fd, libc::SIOCGIFMTU, &mut r)?;
     // SAFETY: SIOCGIFMTU filled in the MTU.
     Ok(unsafe { r.ifr_ifru.ifru_mtu } as usize)
@@ -139,7 +142,7 @@ pub fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<usize> {
 
 /// Whether an interface is up and has a carrier. `fd`: any socket.
 pub fn interface_is_running(fd: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
-    let mut r = request(name);
+    let mut r = request(name)?;
     interface_ioctl(fd, libc::SIOCGIFFLAGS, &mut r)?;
     // SAFETY: SIOCGIFFLAGS filled in the flags.
     let flags = c_int::from(unsafe { r.ifr_ifru.ifru_flags });
@@ -149,7 +152,7 @@ pub fn interface_is_running(fd: BorrowedFd<'_>, name: &str) -> io::Result<bool> 
 
 /// The index of an interface. `fd`: any socket.
 pub fn interface_index(fd: BorrowedFd<'_>, name: &str) -> io::Result<c_int> {
-    let mut r = request(name);
+    let mut r = request(name)?;
     interface_ioctl(fd, libc::SIOCGIFINDEX, &mut r)?;
     // SAFETY: SIOCGIFINDEX filled in the index.
     Ok(unsafe { r.ifr_ifru.ifru_ifindex })

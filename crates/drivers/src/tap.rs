@@ -94,6 +94,7 @@ fn attach(file: &File, name: &str) -> Result<String, OpenError> {
                 "an interface of this name exists and is no TAP of one queue with a virtio-net \
                  header: choose another name"
             }
+            Some(libc::ENAMETOOLONG) => "an interface's name has at most 15 bytes",
             _ => "choose another name",
         };
         OpenError::new(format!("cannot attach to TAP interface {name:?}"), e, advice)

@@ -117,6 +117,7 @@ impl Control {
             .name("fulmar-control".to_owned())
             .stack_size(THREAD_STACK_BYTES)
             .spawn(move || {
+                fulmar_stack::block_signals();
                 for visitor in listener.incoming() {
                     if closing.load(Ordering::Acquire) {
                         return;

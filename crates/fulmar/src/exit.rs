@@ -1,8 +1,14 @@
 //! The end of the process: what was accepted before it is delivered.
 
 use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
+use std::thread;
+use std::time::Duration;
 
 use crate::stack::Inner;
+
+/// How often the list is looked for at the end, and how long apart: it is held for microseconds.
+const MOMENTS: u32 = 100;
+const MOMENT: Duration = Duration::from_millis(1);
 
 static STACKS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
@@ -16,8 +22,16 @@ pub(crate) fn register(inner: &Arc<Inner>) {
 }
 
 extern "C" fn drain_all() {
-    // In a forked child a thread that does not exist there may hold the lock for ever.
-    let Ok(mut stacks) = STACKS.try_lock() else { return };
+    // Not for ever: in a forked child a thread that does not exist there may hold the lock.
+    let attempts = (0..MOMENTS).map(|_| STACKS.try_lock().ok());
+    let found = attempts
+        .inspect(|s| {
+            if s.is_none() {
+                thread::sleep(MOMENT)
+            }
+        })
+        .find_map(|s| s);
+    let Some(mut stacks) = found else { return };
     let stacks = std::mem::take(&mut *stacks);
     for inner in stacks.iter().filter_map(Weak::upgrade) {
         if inner.host.is_ours() {

@@ -31,6 +31,9 @@
 //!   and windows close when it is used up; nothing that was accepted is lost.
 //! - **The end**: what a socket accepted is delivered when it is closed, when its stack is dropped
 //!   and when the process ends, for at most [`Builder::exit_drain`].
+//! - **Signals**: a handler may read and write. If it has interrupted the stack's own work it gets
+//!   `WouldBlock`, and so it does if it would have to wait while the interrupted thread waits. A
+//!   socket should not be dropped there, since that frees memory.
 //! - **fork**: a child process gets an error (`EBADF`) from every call on its parent's stacks.
 
 #![forbid(unsafe_code)]

@@ -242,6 +242,22 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.set_recv_buffer(bytes))
     }
 
+    /// Bytes that the send buffer holds at most.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn send_buffer(&self) -> io::Result<usize> {
+        self.with_tcb(|t| t.tcb.send_queue_ref().limit())
+    }
+
+    /// Bytes that the receive buffer holds at most.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn recv_buffer(&self) -> io::Result<usize> {
+        self.with_tcb(|t| t.tcb.recv_buffer())
+    }
+
     /// The pending error, once.
     ///
     /// # Errors
@@ -583,6 +599,15 @@ impl TcpListener {
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
         let (id, ttl) = (self.socket.id, valid_ttl(ttl)?);
         self.socket.call(|shard, _| shard.set_listener_ttl(id, ttl))
+    }
+
+    /// Time to live of the packets of future connections.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn ttl(&self) -> io::Result<u32> {
+        let ttl = self.socket.call(|shard, _| shard.listener_ttl(self.socket.id))?;
+        Ok(u32::from(ttl.unwrap_or(DEFAULT_TTL)))
     }
 
     /// The pending error, once.

@@ -242,7 +242,7 @@ impl<P: Probe> Host<P> {
     /// The descriptor of a poll set, for an event loop outside. From now on the service thread
     /// polls whenever no caller does.
     pub fn expose_set(&self, set: &PollSetCore) -> RawFd {
-        if set.expose() {
+        if self.is_ours() && set.expose() {
             self.poll_sets.fetch_add(1, Ordering::SeqCst);
             self.service.unpark();
         }

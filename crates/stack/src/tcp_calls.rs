@@ -181,6 +181,14 @@ impl<P: Probe> Shard<P> {
         Ok(())
     }
 
+    /// Time to live of the packets of future connections; `None`: as configured.
+    ///
+    /// # Errors
+    /// As [`Shard::set_listener_ttl`].
+    pub fn listener_ttl(&mut self, id: SlotId) -> Result<Option<u8>, SocketError> {
+        Ok(self.listener(id)?.ttl)
+    }
+
     /// Closes every socket, as the end of the process does. What was accepted is still delivered.
     pub fn close_all(&mut self, now: Instant) {
         for id in self.sockets.ids() {

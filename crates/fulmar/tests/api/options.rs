@@ -45,6 +45,9 @@ fn buffers_can_be_set_and_bound_what_is_accepted() {
         let (a, b) = stacks();
         let (mut c, mut s) = connection(&a, &b, 80);
         assert_eq!(c.set_send_buffer(64 << 10).unwrap(), 64 << 10);
+        assert_eq!(c.send_buffer().unwrap(), 64 << 10);
+        assert_eq!(c.recv_buffer().unwrap(), 1 << 20);
+        assert_eq!(c.set_recv_buffer(3 << 20).unwrap(), c.recv_buffer().unwrap());
         assert_eq!(c.set_send_buffer(1).unwrap(), 2048);
         assert_eq!(c.set_send_buffer(1 << 30).unwrap(), 16 << 20);
         c.set_send_buffer(64 << 10).unwrap();
@@ -96,6 +99,12 @@ fn a_time_to_live_is_between_1_and_255() {
         }
         c.write_all(b"x").unwrap();
         s.read_exact(&mut [0; 1]).unwrap();
+        let listener = TcpListener::bind(&b, (B, 81)).unwrap();
+        assert_eq!(listener.ttl().unwrap(), 64);
+        listener.set_ttl(9).unwrap();
+        assert_eq!(listener.ttl().unwrap(), 9);
+        let _c = TcpStream::connect(&a, (B, 81)).unwrap();
+        assert_eq!(listener.accept().unwrap().0.ttl().unwrap(), 9);
     });
 }
 

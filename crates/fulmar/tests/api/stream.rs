@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use fulmar::{ListenOptions, TcpConfig, TcpListener, TcpStream};
 
+use crate::support::pipe::Pipe;
 use crate::support::{
-    A, B, PATIENCE, buffers_come_home, connection, eventually, fill, pattern, stacks, stacks_with,
-    within,
+    A, B, PATIENCE, buffers_come_home, connection, eventually, fill, pattern, stack, stacks,
+    stacks_with, within,
 };
 
 /// Short enough for a test, and told from a hang.
@@ -386,6 +387,30 @@ fn after_a_reset_the_cause_is_told_once() {
         assert_eq!((e.kind(), errno(&e)), (ErrorKind::ConnectionReset, libc::ECONNRESET));
         assert_eq!(c.read(&mut [0; 8]).unwrap(), 0);
         assert_eq!(c.write(b"x").unwrap_err().kind(), ErrorKind::BrokenPipe);
+    });
+}
+
+#[test]
+fn a_peer_that_vanishes_fails_the_write_after_the_documented_time() {
+    within(|| {
+        let (p, q) = Pipe::pair();
+        let mute = p.mute();
+        let user_timeout = Duration::from_millis(500);
+        let tcp = TcpConfig { user_timeout, ..TcpConfig::default() };
+        let a = stack(1, Box::new(p), |s| s.tcp(tcp).exit_drain(SHORT));
+        let b = stack(2, Box::new(q), |s| s.exit_drain(SHORT));
+        let (mut c, _s) = connection(&a, &b, 80);
+        mute.store(true, std::sync::atomic::Ordering::Release);
+        let start = Instant::now();
+        let e = loop {
+            if let Err(e) = c.write(&pattern(0, 1 << 20)) {
+                break e;
+            }
+        };
+        assert_eq!(errno(&e), libc::ETIMEDOUT);
+        assert!(start.elapsed() >= user_timeout);
+        assert_eq!(errno(&c.write(b"x").unwrap_err()), libc::EPIPE);
+        assert_eq!(c.read(&mut [0; 1]).unwrap(), 0);
     });
 }
 

@@ -18,6 +18,8 @@ pub struct Pipe {
     socket: UnixDatagram,
     caps: Caps,
     is_gone: Arc<AtomicBool>,
+    /// Frames are lost in both directions, silently.
+    is_mute: Arc<AtomicBool>,
     /// The last burst was refused.
     is_full: bool,
 }
@@ -41,7 +43,13 @@ impl Pipe {
     pub fn new(socket: UnixDatagram, side: u8) -> Pipe {
         socket.set_nonblocking(true).unwrap();
         let ether = EtherAddr([2, 0, 0, 0, 9, side]);
-        Pipe { socket, caps: Caps::plain(1500, ether), is_gone: Arc::default(), is_full: false }
+        Pipe {
+            socket,
+            caps: Caps::plain(1500, ether),
+            is_gone: Arc::default(),
+            is_mute: Arc::default(),
+            is_full: false,
+        }
     }
 
     pub fn pair() -> (Pipe, Pipe) {
@@ -51,6 +59,11 @@ impl Pipe {
 
     pub fn from_fd(fd: OwnedFd, side: u8) -> Pipe {
         Pipe::new(UnixDatagram::from(fd), side)
+    }
+
+    /// Set it, and nothing arrives any more in either direction.
+    pub fn mute(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_mute)
     }
 
     /// How to make this end vanish, given the other end.
@@ -68,6 +81,10 @@ impl Device for Pipe {
     fn tx_burst(&mut self, _: Instant, pool: &mut Pool, b: &mut Burst, c: &mut Counters) -> usize {
         let mut taken = 0;
         self.is_full = false;
+        if self.is_mute.load(Ordering::Acquire) {
+            taken = b.len();
+            b.clear(pool);
+        }
         while let Some(p) = b.front() {
             match self.socket.send(&p.chain.to_vec()) {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
@@ -97,6 +114,9 @@ impl Device for Pipe {
         let mut taken = 0;
         while taken < budget.min(out.room()) {
             let Ok(n) = self.socket.recv(&mut bytes) else { break };
+            if self.is_mute.load(Ordering::Acquire) {
+                continue;
+            }
             let Ok(mut chain) = pool.alloc_chain(n, 0, Purpose::Receive) else {
                 c.drop_packet(DropReason::NoBuffer);
                 continue;
