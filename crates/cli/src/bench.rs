@@ -1,6 +1,6 @@
 //! `fulmar bench`: options, progress and reports around the laboratory's measurements.
 
-use crate::failure::{During, Outcome};
+use crate::failure::{During, Failure, Outcome};
 use crate::html;
 use crate::stream::{self, Device, Options, Stack};
 use clap::Subcommand;
@@ -10,6 +10,7 @@ use fulmar_lab::lock::BenchLock;
 use fulmar_lab::netns;
 use fulmar_lab::report::{self, Machine};
 use serde_json::Value;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -92,7 +93,7 @@ impl StreamArgs {
 pub fn run(args: &Args) -> Outcome<ExitCode> {
     let What::Stream(args) = &args.what;
     // Before the namespaces: the lock's name belongs to the one we come from.
-    let _lock = BenchLock::take().during("cannot start the bench")?;
+    let _lock = BenchLock::take().map_err(cannot_start)?;
     let isolated = netns::enter();
     if let Some(warning) = report::busy_warning() {
         eprintln!("{warning}");
@@ -102,6 +103,14 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     println!("{}", report::text(&machine, &measured));
     write_reports(args, &machine, &measured)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn cannot_start(error: io::Error) -> Failure {
+    match error.kind() {
+        // Not a port but the lock, which has its own words for it.
+        io::ErrorKind::AddrInUse => Failure::new(format!("cannot start the bench: {error}")),
+        _ => Failure::io("cannot start the bench", &error),
+    }
 }
 
 fn write_reports(args: &StreamArgs, machine: &Machine, measured: &Measured) -> Outcome {
@@ -141,6 +150,13 @@ mod tests {
         assert_eq!(options("").placements, [Placement::SameCpu, Placement::TwoCpus]);
         assert_eq!(options("--placement two-cpus").placements, [Placement::TwoCpus]);
         assert!(Line::try_parse_from(["stream", "--placement", "three"]).is_err());
+    }
+
+    #[test]
+    fn a_second_bench_is_told_of_the_first() {
+        let _first = BenchLock::take();
+        let Err(second) = BenchLock::take().map_err(cannot_start) else { panic!("two locks") };
+        assert!(second.to_string().contains("another fulmar bench runs here"), "{second}");
     }
 
     #[test]
