@@ -211,7 +211,10 @@ impl<P: Probe> Emit for TcpEmit<'_, P> {
             dont_fragment: true,
         };
         match self.ip.output(self.now, pool, counters, packet, self.link) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                let _ = self.probe.stage(Stage::BurstQueued);
+                Ok(())
+            }
             Err(OutputError::Full) => Err(EmitError::Full),
             Err(OutputError::NoRoute) => Err(EmitError::NoRoute),
             Err(_) => Err(EmitError::Lost),

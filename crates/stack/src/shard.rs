@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use fulmar_base::{
-    Counter, Counters, DropReason, Duration, FlowKey, Instant, NoProbe, Probe, SlotId,
+    Counter, Counters, DropReason, Duration, FlowKey, Instant, NoProbe, Probe, SlotId, Stage,
 };
 use fulmar_ip::{Delivered, Ip, Verdict};
 use fulmar_mbuf::{Pool, PoolConfig};
@@ -231,7 +231,10 @@ impl<P: Probe> Shard<P> {
 
     /// Hands what waits to the device.
     pub(crate) fn flush(&mut self) {
-        self.net.link.flush(&mut self.net.pool, &mut self.net.counters);
+        if self.net.link.has_backlog() {
+            self.net.link.flush(&mut self.net.pool, &mut self.net.counters);
+            self.pass(Stage::DeviceTaken);
+        }
     }
 
     /// The end of a call that may have sent something: one crossing, then a quick drain of receive,
@@ -259,6 +262,13 @@ impl<P: Probe> Shard<P> {
         (enough_bytes / self.frame_bytes.max(1)).clamp(1, RX_BATCH)
     }
 
+    /// Shows the probe a stage at which a path cannot yet stop; where it can ([`Stage::Demultiplexed`],
+    /// [`Stage::TransportOutput`]) the answer is heeded in place.
+    #[inline(always)]
+    pub(crate) fn pass(&mut self, stage: Stage) {
+        let _ = self.net.probe.stage(stage);
+    }
+
     /// One burst of the device: frames and bytes.
     fn receive(&mut self, now: Instant, room: usize) -> (usize, usize) {
         let Net { pool, counters, link, .. } = &mut self.net;
@@ -272,6 +282,7 @@ impl<P: Probe> Shard<P> {
         let mut bytes = 0;
         while let Some(p) = self.rx.pop_front() {
             bytes += p.chain.len();
+            self.pass(Stage::DeviceReceived);
             self.input(now, p);
         }
         self.frame_bytes = bytes / n;
@@ -292,7 +303,10 @@ impl<P: Probe> Shard<P> {
     fn input(&mut self, now: Instant, p: Packet) {
         let Net { pool, counters, ip, link, .. } = &mut self.net;
         match ip.input(now, pool, counters, p.chain, p.offload, link) {
-            Verdict::Deliver(d) => self.demultiplex(now, d),
+            Verdict::Deliver(d) => {
+                self.pass(Stage::IpInput);
+                self.demultiplex(now, d);
+            }
             Verdict::IcmpError(e) => self.icmp_error(now, e),
             Verdict::EchoReply(r) => self.echo_reply(r),
             Verdict::Consumed => {}

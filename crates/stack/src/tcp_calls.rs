@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
-use fulmar_base::{Counter, Duration, FlowKey, Instant, Probe, SlotId, with_zone, zone_of};
+use fulmar_base::{Counter, Duration, FlowKey, Instant, Probe, SlotId, Stage, with_zone, zone_of};
 use fulmar_mbuf::Chain;
 use fulmar_socket::{Ready, Reservation, SocketError, Step, soreceive, sosend};
 use fulmar_tcp::{State, Tcb};
@@ -323,7 +323,9 @@ impl<P: Probe> Shard<P> {
         total: usize,
         waited: bool,
     ) -> Result<Step<Reserved>, SocketError> {
+        self.pass(Stage::SendCall);
         self.check_down(id)?;
+        self.pass(Stage::SendChecked);
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
@@ -336,7 +338,10 @@ impl<P: Probe> Shard<P> {
             }
         }
         match sosend::reserve(&mut entry.tcb, &mut self.net.pool, total, waited)? {
-            Step::Done(r) => Ok(Step::Done(Reserved::Space(r))),
+            Step::Done(r) => {
+                self.pass(Stage::SendReserved);
+                Ok(Step::Done(Reserved::Space(r)))
+            }
             Step::WaitSpace(n) | Step::WaitData(n) => {
                 if sosend::has_space(&entry.tcb, total, waited) {
                     self.note_shortage(now, id);
@@ -361,6 +366,7 @@ impl<P: Probe> Shard<P> {
         };
         sosend::commit(&mut entry.tcb, &mut self.net.pool, r);
         self.count_send(bytes);
+        self.pass(Stage::SendCommitted);
         if bytes < LARGE_WRITE_BYTES {
             return self.send_committed(now, id);
         }
@@ -415,6 +421,7 @@ impl<P: Probe> Shard<P> {
     pub fn tcp_read_done(&mut self, now: Instant, id: SlotId, chain: Chain) {
         let bytes = chain.len();
         self.net.pool.free(chain);
+        self.pass(Stage::ReceiveCopied);
         self.net.counters.count(Counter::Receives);
         self.net.counters.add(Counter::ReceiveBytes, bytes as u64);
         self.net.counters.add(Counter::CopiedBytes, bytes as u64);

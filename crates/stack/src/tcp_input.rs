@@ -68,6 +68,7 @@ impl<P: Probe> Shard<P> {
         };
         let mut env = Self::env(&mut self.net, now);
         let events = entry.tcb.input(&mut env, &seg.header, seg.payload);
+        let _ = self.net.probe.stage(Stage::TransportInput);
         if entry.tcb.wants_output() && !entry.is_queued {
             entry.is_queued = true;
             self.output_queue.push_back(id);
