@@ -112,7 +112,11 @@ impl<P: Probe> Host<P> {
         }
         let mark = self.bit.enter().ok_or(SocketError::WouldBlock)?;
         let shard = self.shard.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Guard { host: self, shard: Some(shard), _mark: mark })
+        let mut guard = Guard { host: self, shard: Some(shard), _mark: mark };
+        // What this thread left in the inbox before comes before what it does now: a write that it
+        // has ended must not look as if it were still going on.
+        self.drain_inbox(&mut guard);
+        Ok(guard)
     }
 
     fn try_shard(&self) -> Option<MutexGuard<'_, Shard<P>>> {

@@ -74,8 +74,10 @@ fn a_packet_on_the_wrong_queue_crosses_once_to_the_owner_of_its_flow() {
     assert!(crossed > 0 && crossed < u64::from(SENT));
     assert_eq!(queues[0].counters().value(Counter::WrongQueue), crossed);
     assert!(queues[1].take_stray().is_none());
-    queues.each_mut().map(|q| q.pool().drain_remote());
-    assert_eq!(queues.map(|mut q| q.pool().outstanding()), [0, 0]);
+    for q in &mut queues {
+        q.pool().drain_remote();
+        assert_eq!(q.pool().outstanding(), 0);
+    }
 }
 
 /// Datagrams that found the queue of those who wait for the neighbour's address full.
