@@ -246,6 +246,7 @@ impl<P: Probe> Host<P> {
     /// The descriptor of a poll set, for an event loop outside. From now on the service thread
     /// polls whenever no caller does.
     pub fn expose_set(&self, set: &PollSetCore) -> RawFd {
+        let _mark = self.bit.enter();
         if self.is_ours() && set.expose() {
             self.poll_sets.fetch_add(1, Ordering::SeqCst);
             self.service.unpark();
@@ -476,8 +477,11 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
         if self.host.baton.is_held_by(Role::Caller) {
             self.waiter.park(give_up.map(|at| at.since(sys::now())));
         }
+        // Inside again, since a signal handler must not find the list's lock taken by its own thread:
+        // it may wait for the shard's lock, whose holder may wait for the list.
+        let guard = self.host.lock()?;
         self.host.baton.unfollow(&self.waiter);
-        self.host.lock()
+        Ok(guard)
     }
 }
 
