@@ -291,14 +291,15 @@ fn start_alarms() {
     set_alarm();
 }
 
-/// Signals go to the main thread alone.
-fn mask_alarms() {
+/// Whether this thread takes the alarms; those that it starts inherit it.
+fn take_alarms(yes: bool) {
+    let how = if yes { libc::SIG_UNBLOCK } else { libc::SIG_BLOCK };
     // SAFETY: the set is a local that outlives the calls.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
         libc::sigaddset(&mut set, libc::SIGALRM);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        libc::pthread_sigmask(how, &set, std::ptr::null_mut());
     }
 }
 
@@ -321,20 +322,20 @@ fn read_answers(c: &mut TcpStream, answer: &mut [u8], message: &[u8]) {
 }
 
 fn calls_from_a_signal_handler() {
+    // Only for the main thread: a handler on the thread that writes would wait for what it writes.
+    take_alarms(false);
     let (a, b) = stacks();
     let (mut c, mut s) = connection(&a, &b, 80);
     let (own, mut counter) = connection(&a, &b, 81);
     own.set_read_timeout(Some(Duration::from_micros(100))).unwrap();
     own.set_write_timeout(Some(Duration::from_micros(100))).unwrap();
     let echo = thread::spawn(move || {
-        mask_alarms();
         let mut buf = vec![0; 100_000];
         while let Ok(n @ 1..) = s.read(&mut buf) {
             s.write_all(&buf[..n]).unwrap();
         }
     });
     let counts = thread::spawn(move || {
-        mask_alarms();
         let mut got = Vec::new();
         counter.read_to_end(&mut got).unwrap();
         got.len() as u64
@@ -349,7 +350,6 @@ fn calls_from_a_signal_handler() {
         let mut c = c.try_clone().unwrap();
         let message = message.clone();
         move || {
-            mask_alarms();
             while SIGNALS.load(Ordering::Relaxed) < ALARMS {
                 c.write_all(&message).unwrap();
                 thread::yield_now();
@@ -360,8 +360,9 @@ fn calls_from_a_signal_handler() {
     // Not earlier: from here on bytes come for the handler's peek, and this thread, which the handler
     // interrupts, takes no memory from the heap outside the stack.
     start_alarms();
+    take_alarms(true);
     read_answers(&mut c, &mut answer, &message);
-    mask_alarms();
+    take_alarms(false);
     half.join().unwrap();
     echo.join().unwrap();
     own_end.shutdown(std::net::Shutdown::Write).unwrap();

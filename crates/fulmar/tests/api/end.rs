@@ -50,7 +50,9 @@ fn everything_accepted_is_delivered_when_everything_is_dropped() {
 fn everything_accepted_is_delivered_over_a_slow_device_too() {
     within(|| {
         let (p, q) = Pipe::pair();
-        let (a, b) = (stack(1, Box::new(p), |s| s), stack(2, Box::new(q), |s| s));
+        let a = stack(1, Box::new(p), |s| s);
+        // Its own end will be answered by nobody.
+        let b = stack(2, Box::new(q), |s| s.exit_drain(Duration::from_millis(10)));
         let (mut c, s) = connection(&a, &b, 80);
         let reader = read_all(s);
         c.write_all(&pattern(0, 3 << 20)).unwrap();
