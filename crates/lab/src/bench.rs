@@ -115,6 +115,8 @@ pub struct Ratio {
     pub measure: fn(&Sample) -> f64,
     /// At most this is good enough, and at most this is what we want.
     pub reach_and_aim: Option<(f64, f64)>,
+    /// What the published work found, where there is one.
+    pub published: Option<f64>,
 }
 
 /// A bench.

@@ -67,7 +67,7 @@ pub fn json(machine: &Machine, command: &[String], outcome: &Outcome) -> Value {
     let ratios: Map<String, Value> = outcome
         .figures
         .iter()
-        .filter_map(|f| Some((f.ratio.name.clone(), figure_json(f.estimate?))))
+        .filter_map(|f| Some((f.ratio.name.clone(), figure_json(f, f.estimate?))))
         .collect();
     json!({
         "machine": machine.to_json(),
@@ -79,8 +79,13 @@ pub fn json(machine: &Machine, command: &[String], outcome: &Outcome) -> Value {
     })
 }
 
-fn figure_json(e: Estimate) -> Value {
+fn figure_json(f: &Figure, e: Estimate) -> Value {
     json!({
+        "what": f.ratio.sentence,
+        "published": f.ratio.published,
+        "reach": f.ratio.reach_and_aim.map(|g| g.0),
+        "aim": f.ratio.reach_and_aim.map(|g| g.1),
+        "verdict": verdict(f),
         "median": e.median,
         "low": e.low,
         "high": e.high,
@@ -101,6 +106,8 @@ fn row_json(row: &Row) -> Value {
         "thread_cpu_ns_per_kb": median(row.near_ns_per_kb),
         "peer_cpu_ns_per_kb": median(row.far_ns_per_kb),
         "both_ends_cpu_ns_per_kb": median(row.both_ns_per_kb),
+        "both_ends_cpu_low_ns_per_kb": row.both_ns_per_kb.map(|e| e.low),
+        "both_ends_cpu_high_ns_per_kb": row.both_ns_per_kb.map(|e| e.high),
         "machine_cpu_ns_per_kb": row.machine_ns_per_kb,
         "soaker_cpu_ns_per_kb": row.soaker_ns_per_kb,
         "ci95_half_width_pct": row.both_ns_per_kb.map(|e| e.half_width_pct()),
@@ -265,6 +272,7 @@ mod tests {
             over: None,
             measure: Sample::both_ns_per_kb,
             reach_and_aim: Some((1.15, 1.05)),
+            published: None,
         };
         Outcome {
             rows: vec![row, failed],

@@ -31,6 +31,7 @@ fn ratio(way: &str, over: Option<&str>) -> Ratio {
         over: over.map(Into::into),
         measure: Sample::both_ns_per_kb,
         reach_and_aim: None,
+        published: None,
     }
 }
 
