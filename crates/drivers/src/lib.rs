@@ -1,4 +1,5 @@
-//! Devices: [`link`] joins two stacks in one process, [`tap`] and [`packet`] reach the kernel.
+//! Devices: [`link`] joins two stacks in one process, [`shm`] two processes, [`tap`] and [`packet`]
+//! reach the kernel.
 //!
 //! All system calls that std lacks are in `sys.rs`, the only file here with unsafe code.
 
@@ -8,6 +9,7 @@ mod error;
 mod landing;
 pub mod link;
 pub mod packet;
+pub mod shm;
 #[allow(unsafe_code)]
 mod sys;
 pub mod tap;

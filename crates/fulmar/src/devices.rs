@@ -4,12 +4,15 @@ use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use fulmar_drivers::packet::{PacketConfig, PacketSocket};
+use fulmar_drivers::shm::{Shm, ShmConfig, Side};
 use fulmar_drivers::tap::{Tap, TapConfig};
 use fulmar_netdev::Device;
 use fulmar_netdev::fault::{Faults, Rates};
 use fulmar_netdev::pcap::PcapWriter;
 
-pub use fulmar_drivers::{OpenError, link, packet as packet_socket, tap as tap_device};
+pub use fulmar_drivers::{
+    OpenError, link, packet as packet_socket, shm as shm_device, tap as tap_device,
+};
 pub use fulmar_netdev::fault;
 
 /// A TAP interface of this name, made if there is none; the kernel is at its other end.
@@ -29,6 +32,20 @@ pub fn tap(name: &str) -> Result<Box<dyn Device>, OpenError> {
 pub fn packet(interface: &str) -> Result<Box<dyn Device>, OpenError> {
     let config = PacketConfig { interface: interface.to_owned(), ..PacketConfig::default() };
     Ok(Box::new(PacketSocket::open(&config)?))
+}
+
+/// Memory shared with another process on this host, which calls this with the same name: a path
+/// (with a slash), or a plain name. Waits until it does. The [`Side`](shm_device::Side) says who
+/// came first, so that the two can choose different addresses.
+///
+/// # Errors
+/// The other process is another user's or speaks another version, or the name cannot be used; the
+/// error says what to do. [`shm_device::Shm::open`] can also give up after a time.
+pub fn shm(name: &str) -> Result<(Box<dyn Device>, Side), OpenError> {
+    let config = ShmConfig { name: name.to_owned(), ..ShmConfig::default() };
+    let end = Shm::open(&config)?;
+    let side = end.side();
+    Ok((Box::new(end), side))
 }
 
 /// Both ends of a link.
