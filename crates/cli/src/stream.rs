@@ -205,6 +205,7 @@ fn compared(
         over: Some(over.to_owned()),
         measure: Sample::both_ns_per_kb,
         reach_and_aim,
+        more_is_better: false,
         published: None,
     }
 }
@@ -225,6 +226,7 @@ fn allocations(ways: &[Way<'_>], has_kernel: bool) -> Option<Ratio> {
         over: None,
         measure: |s| s.counted("heap_allocations") as f64 / s.counted("packets").max(1) as f64,
         reach_and_aim: Some((0.0, 0.0)),
+        more_is_better: false,
         published: None,
     })
 }

@@ -82,6 +82,7 @@ fn over_kernel(way: &Way<'_>) -> Ratio {
         over: Some(format!("kernel.{}", way.placement.name())),
         measure: Sample::both_ns_per_kb,
         reach_and_aim: None,
+        more_is_better: false,
         published: None,
     }
 }

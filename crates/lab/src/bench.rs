@@ -36,14 +36,18 @@ pub struct Sample {
     pub far: Report,
     /// Bytes moved before either end started to measure.
     pub warm_bytes: u64,
-    /// What was counted over the whole run, warm-up included, by name.
+    /// Time of a simulated device's hardware, which ran inside the near end's account and is not
+    /// the near end's cost.
+    pub hardware: Duration,
+    /// What was counted, by name: over the whole run, warm-up included, unless its source says
+    /// otherwise.
     pub counts: Vec<(&'static str, u64)>,
 }
 
 impl Sample {
     /// A sample of the two ends of a stream.
     pub fn of_ends(near: Report, far: Report, warm_bytes: u64) -> Sample {
-        Sample { near, far, warm_bytes, counts: Vec::new() }
+        Sample { near, far, warm_bytes, ..Sample::default() }
     }
 
     /// Adds a count.
@@ -53,14 +57,38 @@ impl Sample {
         self
     }
 
+    /// One count over another; not a number where the second is 0 or not counted.
+    pub fn quotient(&self, above: &str, below: &str) -> f64 {
+        match self.counted(below) {
+            0 => f64::NAN,
+            n => self.counted(above) as f64 / n as f64,
+        }
+    }
+
     /// The count of that name, 0 if there is none.
     pub fn counted(&self, name: &str) -> u64 {
         self.counts.iter().find(|(n, _)| *n == name).map_or(0, |(_, count)| *count)
     }
 
-    /// CPU of the end under test, in ns per KB (1024 bytes).
+    /// CPU of the end under test, in ns per KB (1024 bytes), without simulated hardware.
     pub fn near_ns_per_kb(&self) -> f64 {
-        self.near.cpu_ns_per_kb()
+        self.near.ns_per_kb(self.near.cpu.saturating_sub(self.hardware))
+    }
+
+    /// CPU of the thread that sends (what `time` shows), in ns per KB, without simulated hardware.
+    pub fn thread_ns_per_kb(&self) -> f64 {
+        self.near.ns_per_kb(self.near.thread.saturating_sub(self.hardware))
+    }
+
+    /// Time of the simulated hardware, in ns per KB.
+    pub fn hardware_ns_per_kb(&self) -> f64 {
+        self.near.ns_per_kb(self.hardware)
+    }
+
+    /// Busy time of all CPUs, in ns per KB; simulated hardware is busy time of this machine too and
+    /// is taken off.
+    pub fn machine_ns_per_kb(&self) -> f64 {
+        self.near.ns_per_kb(self.near.machine.saturating_sub(self.hardware))
     }
 
     /// CPU of the other end, in ns per KB.
@@ -88,6 +116,21 @@ impl Sample {
 /// What a way does: moves bytes for about this long.
 pub type Run<'a> = Box<dyn FnMut(Duration) -> io::Result<Sample> + 'a>;
 
+/// Which cell of a table a way is, for benches that are tables of several dimensions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cell {
+    /// The device's name: `sim`, `tap`, `shm`, `veth`, ...
+    pub device: &'static str,
+    /// The way of sending: `old`, `new`, `write`, ...
+    pub method: &'static str,
+    /// Bytes per write (or per sendfile call).
+    pub write_bytes: usize,
+    /// Whether TCP makes super-segments (TSO).
+    pub super_segments: bool,
+    /// Where the bytes come from: `hot`, `cold`, `none`.
+    pub source: &'static str,
+}
+
 /// One way of doing the same work.
 pub struct Way<'a> {
     /// A stable dotted name, unique in its bench: `floor.tap.send.same_cpu`.
@@ -96,6 +139,8 @@ pub struct Way<'a> {
     pub title: String,
     /// Where its ends run.
     pub placement: Placement,
+    /// Its place in a table of several dimensions.
+    pub cell: Option<Cell>,
     /// Runs it once.
     pub run: Run<'a>,
 }
@@ -113,8 +158,10 @@ pub struct Ratio {
     pub over: Option<String>,
     /// What is taken of each sample.
     pub measure: fn(&Sample) -> f64,
-    /// At most this is good enough, and at most this is what we want.
+    /// What is good enough, and what we want: at most, or at least if more is better.
     pub reach_and_aim: Option<(f64, f64)>,
+    /// A larger value is a better one (an old cost over a new one, a throughput, packets per call).
+    pub more_is_better: bool,
     /// What the published work found, where there is one.
     pub published: Option<f64>,
 }
@@ -164,15 +211,22 @@ pub struct Row {
     pub title: String,
     /// As in [`Way`].
     pub placement: Placement,
+    /// As in [`Way`].
+    pub cell: Option<Cell>,
     /// Gb/s.
     pub gbps: Option<Estimate>,
     /// CPU of the end under test, ns per KB.
     pub near_ns_per_kb: Option<Estimate>,
+    /// CPU of the sending thread alone, ns per KB, where it is known.
+    pub thread_ns_per_kb: Option<Estimate>,
+    /// Time of simulated hardware, ns per KB, where there is some; in none of the other columns.
+    pub hardware_ns_per_kb: Option<Estimate>,
     /// CPU of the other end, ns per KB.
     pub far_ns_per_kb: Option<Estimate>,
     /// CPU of both ends, ns per KB.
     pub both_ns_per_kb: Option<Estimate>,
-    /// Busy time of the whole machine over all runs, ns per KB; includes starting the peers.
+    /// Busy time of the whole machine over all runs, ns per KB: of the measured stretch where the
+    /// way reports it, else with starting the peers.
     pub machine_ns_per_kb: Option<f64>,
     /// The same as the soaker saw it, in one run of its own.
     pub soaker_ns_per_kb: Option<f64>,
@@ -247,20 +301,39 @@ impl Lane<'_> {
         }
     }
 
+    /// An estimate of a measure that is 0 where the way does not know it.
+    fn known(&self, measure: fn(&Sample) -> f64) -> Option<Estimate> {
+        self.estimate(measure).filter(|e| e.high > 0.0)
+    }
+
+    fn machine_ns_per_kb(&self, counted_bytes: u64) -> Option<f64> {
+        let sum = |f: fn(&Sample) -> Duration| self.samples.iter().map(|(_, s)| f(s)).sum();
+        let bytes = self.samples.iter().map(|(_, s)| s.near.bytes).sum();
+        let (machine, hardware): (Duration, Duration) =
+            (sum(|s| s.near.machine), sum(|s| s.hardware));
+        if machine.is_zero() {
+            return per_kb(self.machine_busy, counted_bytes);
+        }
+        per_kb(machine.saturating_sub(hardware), bytes)
+    }
+
     fn into_row(self) -> Row {
         let counted_bytes = self.samples.iter().map(|(_, s)| s.all_bytes()).sum();
         Row {
+            thread_ns_per_kb: self.known(Sample::thread_ns_per_kb),
+            hardware_ns_per_kb: self.known(Sample::hardware_ns_per_kb),
             gbps: self.estimate(Sample::gbps),
             near_ns_per_kb: self.estimate(Sample::near_ns_per_kb),
             far_ns_per_kb: self.estimate(Sample::far_ns_per_kb),
             both_ns_per_kb: self.estimate(Sample::both_ns_per_kb),
-            machine_ns_per_kb: per_kb(self.machine_busy, counted_bytes),
+            machine_ns_per_kb: self.machine_ns_per_kb(counted_bytes),
             soaker_ns_per_kb: self.soaker_ns_per_kb,
             counts: summed_counts(&self.samples),
             counted_bytes,
             name: self.way.name,
             title: self.way.title,
             placement: self.way.placement,
+            cell: self.way.cell,
             error: self.error,
         }
     }

@@ -69,6 +69,7 @@ pub fn way(pair: &Pair, bulk: Bulk, placement: Placement) -> Way<'_> {
         name: format!("kernel{plain}.{}", placement.name()),
         title: format!("kernel to kernel, veth{said}"),
         placement,
+        cell: None,
         run: Box::new(move |time| pair.stream(&bulk, placement, time)),
     }
 }

@@ -13,6 +13,7 @@ pub fn memcpy(bulk: Bulk) -> Way<'static> {
         name: "limit.memcpy".into(),
         title: "memcpy through a ring as large as the window".into(),
         placement: Placement::SameCpu,
+        cell: None,
         run: Box::new(move |time| {
             let (cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
             on_pinned_thread(cpu, || copy_for(&bulk, time))
@@ -35,7 +36,8 @@ fn copy_for(bulk: &Bulk, time: Duration) -> io::Result<Sample> {
     }
     let bytes = rounds * (ring.len() / user.len() * user.len()) as u64;
     let cpu = cpu::thread_cpu()?.saturating_sub(cpu);
-    let near = Report { bytes, elapsed: start.elapsed(), cpu, calls: 0 };
+    let elapsed = start.elapsed();
+    let near = Report { bytes, elapsed, cpu, thread: cpu, ..Report::default() };
     let nobody = Report { cpu: Duration::ZERO, ..near };
     Ok(Sample::of_ends(near, nobody, 0))
 }

@@ -8,8 +8,9 @@
 //! machine's default may be another than the one that fulmar speaks.
 
 use crate::child::Handle;
+use crate::cpu::{self, MachineClock};
 use crate::netns::Netns;
-use crate::{cpu, sys};
+use crate::sys;
 use serde_json::{Value, json};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -67,12 +68,21 @@ pub struct Report {
     pub cpu: Duration,
     /// Read or write calls that moved them.
     pub calls: u64,
+    /// CPU of the one thread that moved them, where it is known; else zero.
+    pub thread: Duration,
+    /// Busy time of all CPUs of the machine in that time, where it was looked at; else zero.
+    pub machine: Duration,
 }
 
 impl Report {
     /// CPU time per KB (1024 bytes), in ns; not a number without bytes.
     pub fn cpu_ns_per_kb(&self) -> f64 {
-        self.cpu.as_nanos() as f64 * 1024.0 / self.bytes as f64
+        self.ns_per_kb(self.cpu)
+    }
+
+    /// A time per KB (1024 bytes) of these bytes, in ns; not a number without bytes.
+    pub fn ns_per_kb(&self, time: Duration) -> f64 {
+        time.as_nanos() as f64 * 1024.0 / self.bytes as f64
     }
 }
 
@@ -118,6 +128,9 @@ impl Peer {
             elapsed: Duration::from_nanos(field("elapsed_ns")),
             cpu: Duration::from_nanos(field("cpu_ns")),
             calls: field("calls"),
+            // A peer has one thread.
+            thread: Duration::from_nanos(field("cpu_ns")),
+            machine: Duration::from_nanos(field("machine_ns")),
         })
     }
 }
@@ -178,6 +191,7 @@ pub(crate) fn serve(spec: &Value) -> io::Result<()> {
         "elapsed_ns": u64::try_from(report.elapsed.as_nanos()).unwrap_or(u64::MAX),
         "cpu_ns": u64::try_from(report.cpu.as_nanos()).unwrap_or(u64::MAX),
         "calls": report.calls,
+        "machine_ns": u64::try_from(report.machine.as_nanos()).unwrap_or(u64::MAX),
     }))
 }
 
@@ -210,7 +224,16 @@ struct Meter {
     bytes: u64,
     calls: u64,
     warm_bytes: u64,
-    started: Option<(Instant, Duration, u64, u64)>,
+    started: Option<Started>,
+}
+
+/// The clocks and counts when the warm-up was over.
+struct Started {
+    at: Instant,
+    cpu: Duration,
+    machine: MachineClock,
+    bytes: u64,
+    calls: u64,
 }
 
 impl Meter {
@@ -223,19 +246,28 @@ impl Meter {
         self.bytes += n as u64;
         self.calls += 1;
         if self.started.is_none() && self.bytes >= self.warm_bytes {
-            let now = (Instant::now(), cpu::process_cpu(None)?);
-            self.started = Some((now.0, now.1, self.bytes, self.calls));
+            self.started = Some(Started {
+                machine: MachineClock::read()?,
+                cpu: cpu::process_cpu(None)?,
+                bytes: self.bytes,
+                calls: self.calls,
+                at: Instant::now(),
+            });
         }
-        Ok(self.started.map(|s| s.0))
+        Ok(self.started.as_ref().map(|s| s.at))
     }
 
     fn finish(self) -> io::Result<Report> {
-        let Some((at, cpu, bytes, calls)) = self.started else { return Ok(Report::default()) };
+        let Some(start) = self.started else { return Ok(Report::default()) };
+        let elapsed = start.at.elapsed();
+        let cpu = cpu::process_cpu(None)?.saturating_sub(start.cpu);
         Ok(Report {
-            bytes: self.bytes - bytes,
-            elapsed: at.elapsed(),
-            cpu: cpu::process_cpu(None)?.saturating_sub(cpu),
-            calls: self.calls - calls,
+            bytes: self.bytes - start.bytes,
+            elapsed,
+            cpu,
+            calls: self.calls - start.calls,
+            thread: cpu,
+            machine: MachineClock::read()?.since(start.machine).busy,
         })
     }
 }

@@ -103,7 +103,9 @@ fn row_json(row: &Row) -> Value {
         "title": row.title,
         "placement": row.placement.name(),
         "throughput_gbps": median(row.gbps),
-        "thread_cpu_ns_per_kb": median(row.near_ns_per_kb),
+        "thread_cpu_ns_per_kb": median(row.thread_ns_per_kb.or(row.near_ns_per_kb)),
+        "this_end_cpu_ns_per_kb": median(row.near_ns_per_kb),
+        "hardware_ns_per_kb": median(row.hardware_ns_per_kb),
         "peer_cpu_ns_per_kb": median(row.far_ns_per_kb),
         "both_ends_cpu_ns_per_kb": median(row.both_ns_per_kb),
         "both_ends_cpu_low_ns_per_kb": row.both_ns_per_kb.map(|e| e.low),
@@ -207,15 +209,19 @@ fn verdict(f: &Figure) -> String {
     let (Some(e), Some((reach, aim))) = (f.estimate, f.ratio.reach_and_aim) else {
         return String::new();
     };
-    let word = if e.median <= aim {
+    let meets = |value: f64, bound: f64| match f.ratio.more_is_better {
+        true => value >= bound,
+        false => value <= bound,
+    };
+    let word = if meets(e.median, aim) {
         "aim met"
-    } else if e.median <= reach {
+    } else if meets(e.median, reach) {
         "reached"
     } else {
         "missed"
     };
-    let bound = if e.median <= aim { aim } else { reach };
-    let certain = (e.low <= bound) == (e.high <= bound);
+    let bound = if meets(e.median, aim) { aim } else { reach };
+    let certain = meets(e.low, bound) == meets(e.high, bound);
     let doubt = if certain { "" } else { ", within the noise" };
     format!("{word} (reach {reach:.2}, aim {aim:.2}{doubt})")
 }
@@ -254,8 +260,11 @@ mod tests {
             name: "kernel.same_cpu".into(),
             title: "kernel to kernel".into(),
             placement: Placement::SameCpu,
+            cell: None,
             gbps: e,
             near_ns_per_kb: e,
+            thread_ns_per_kb: None,
+            hardware_ns_per_kb: None,
             far_ns_per_kb: e,
             both_ns_per_kb: e,
             machine_ns_per_kb: Some(162.0),
@@ -272,6 +281,7 @@ mod tests {
             over: None,
             measure: Sample::both_ns_per_kb,
             reach_and_aim: Some((1.15, 1.05)),
+            more_is_better: false,
             published: None,
         };
         Outcome {
@@ -299,5 +309,17 @@ mod tests {
         assert!(t.contains("not measured: kernel to kernel, same CPU: no device"), "{t}");
         assert!(t.contains("the time was over"), "{t}");
         assert!(t.contains("reached (reach 1.15, aim 1.05, within the noise)"), "{t}");
+    }
+
+    #[test]
+    fn a_figure_that_should_be_large_is_judged_from_below() {
+        let mut figure = outcome().figures.remove(0);
+        figure.ratio.reach_and_aim = Some((1.05, 1.3));
+        figure.ratio.more_is_better = true;
+        assert_eq!(verdict(&figure), "reached (reach 1.05, aim 1.30, within the noise)");
+        figure.ratio.reach_and_aim = Some((1.2, 1.3));
+        assert!(verdict(&figure).starts_with("missed"));
+        figure.ratio.reach_and_aim = Some((0.5, 1.0));
+        assert_eq!(verdict(&figure), "aim met (reach 0.50, aim 1.00)");
     }
 }

@@ -5,7 +5,7 @@
 //! stack's service thread): whatever the stack does anywhere is in it.
 
 use crate::bench::{Sample, Way};
-use crate::cpu::{self, Placement};
+use crate::cpu::{self, MachineClock, Placement};
 use crate::floor::Direction;
 use crate::peer::{Endpoint, Peer, Report, Role, Spec};
 use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PREFIX, Site};
@@ -179,6 +179,8 @@ fn difference(before: &Counts, after: &Counts) -> Counts {
 struct Start {
     at: Instant,
     cpu: Duration,
+    thread: Duration,
+    machine: MachineClock,
     heap_allocations: u64,
     counts: Counts,
 }
@@ -187,16 +189,25 @@ impl Start {
     fn now(stack: &Stack) -> io::Result<Start> {
         let counts = counted(stack)?;
         let heap_allocations = heap::allocations();
-        Ok(Start { counts, heap_allocations, cpu: cpu::process_cpu(None)?, at: Instant::now() })
+        Ok(Start {
+            counts,
+            heap_allocations,
+            machine: MachineClock::read()?,
+            cpu: cpu::process_cpu(None)?,
+            thread: cpu::thread_cpu()?,
+            at: Instant::now(),
+        })
     }
 
     fn report(self, stack: &Stack, bytes: u64, calls: u64) -> io::Result<(Report, Counts)> {
         let elapsed = self.at.elapsed();
+        let thread = cpu::thread_cpu()?.saturating_sub(self.thread);
         let cpu = cpu::process_cpu(None)?.saturating_sub(self.cpu);
+        let machine = MachineClock::read()?.since(self.machine).busy;
         let heap_allocations = heap::allocations() - self.heap_allocations;
         let mut counts = difference(&self.counts, &counted(stack)?);
         counts.push(("heap_allocations", heap_allocations));
-        Ok((Report { bytes, elapsed, cpu, calls }, counts))
+        Ok((Report { bytes, elapsed, cpu, calls, thread, machine }, counts))
     }
 }
 
@@ -256,6 +267,7 @@ pub fn way(ground: &std::cell::RefCell<Ground>, bulk: Bulk, direction: Direction
         name: format!("fulmar.{}.{}.{}", over.name(), direction.name(), placement.name()),
         title: format!("fulmar, {}, {verb}", over.title()),
         placement,
+        cell: None,
         run: Box::new(move |time| ground.borrow_mut().stream(&bulk, direction, time)),
     }
 }
@@ -320,6 +332,7 @@ pub fn link_way(joined: &std::cell::RefCell<Joined>, bulk: Bulk) -> Way<'_> {
         name: format!("fulmar.link.{}", placement.name()),
         title: "fulmar to fulmar, link".to_owned(),
         placement,
+        cell: None,
         run: Box::new(move |time| joined.borrow_mut().stream(&bulk, time)),
     }
 }

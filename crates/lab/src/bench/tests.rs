@@ -10,6 +10,7 @@ fn sample(near: u64, far: u64) -> Sample {
         elapsed: Duration::from_millis(1),
         cpu: Duration::from_nanos(ns * 1024),
         calls: 8,
+        ..Report::default()
     };
     Sample::of_ends(end(near), end(far), 0).count("frames", 2)
 }
@@ -19,6 +20,7 @@ fn way<'a>(name: &str, run: impl FnMut(Duration) -> io::Result<Sample> + 'a) -> 
         name: name.into(),
         title: name.into(),
         placement: Placement::Unpinned,
+        cell: None,
         run: Box::new(run),
     }
 }
@@ -31,6 +33,7 @@ fn ratio(way: &str, over: Option<&str>) -> Ratio {
         over: over.map(Into::into),
         measure: Sample::both_ns_per_kb,
         reach_and_aim: None,
+        more_is_better: false,
         published: None,
     }
 }

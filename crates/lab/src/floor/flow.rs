@@ -371,7 +371,8 @@ impl Meter {
     fn finish(self, bytes: u64) -> io::Result<Report> {
         let Some((at, cpu, warm)) = self.started else { return Ok(Report::default()) };
         let cpu = cpu::thread_cpu()?.saturating_sub(cpu);
-        Ok(Report { bytes: bytes - warm, elapsed: at.elapsed(), cpu, calls: 0 })
+        let elapsed = at.elapsed();
+        Ok(Report { bytes: bytes - warm, elapsed, cpu, thread: cpu, ..Report::default() })
     }
 }
 

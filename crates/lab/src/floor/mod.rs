@@ -196,6 +196,7 @@ pub fn way(
         name: format!("floor.{}.{}{bare}.{}", kind.name(), direction.name(), placement.name()),
         title: format!("do-nothing TCP{with}, {}, {verb}", kind.title()),
         placement,
+        cell: None,
         run: Box::new(move |time| {
             ground.borrow_mut().stream(&bulk, direction, copy, placement, time)
         }),
