@@ -61,6 +61,14 @@ counters! {
     Loopback, "loopback";
     /// Writes accepted (sosend calls).
     Sends, "sends";
+    /// Passes of tcp::output that writes made themselves: one for each chain that was handed over.
+    SendOutputs, "send_outputs";
+    /// Frames that went down in those passes (a super-segment counts once).
+    SendFrames, "send_frames";
+    /// Packets of MTU size that those frames stand for.
+    SendPackets, "send_packets";
+    /// Mbufs taken to hold the bytes of writes.
+    SendMbufs, "send_mbufs";
     /// Bytes accepted from writers.
     SendBytes, "send_bytes";
     /// Reads that returned data (soreceive calls).
@@ -73,6 +81,8 @@ counters! {
     TcpOutputs, "tcp_outputs";
     /// TCP segments sent (a super-segment counts once).
     TcpSegmentsOut, "tcp_segments_out";
+    /// Packets of MTU size that the TCP segments sent stand for.
+    TcpPacketsOut, "tcp_packets_out";
     /// TCP segments received (a super-segment counts once).
     TcpSegmentsIn, "tcp_segments_in";
     /// TCP bytes sent again.

@@ -58,7 +58,11 @@ pub use fulmar_ip::{Prefix, Route};
 pub use fulmar_mbuf as mbuf;
 pub use fulmar_netdev as netdev;
 pub use fulmar_netdev::Device;
+#[doc(hidden)]
+pub use fulmar_socket as socket_steps;
 pub use fulmar_socket::Ready;
+#[doc(hidden)]
+pub use fulmar_stack as shard;
 pub use fulmar_stack::{ListenOptions, StackConfig};
 pub use fulmar_tcp::{Config as TcpConfig, Info as TcpInfo};
 pub use fulmar_udp::BindOptions as UdpBindOptions;

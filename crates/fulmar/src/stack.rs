@@ -94,6 +94,12 @@ impl Stack {
         Builder::default()
     }
 
+    /// The lock around the shard, for benches that drive the shard themselves.
+    #[doc(hidden)]
+    pub fn host(&self) -> &fulmar_stack::Host {
+        &self.inner.host
+    }
+
     /// Asks a host for an echo (ICMP) with `payload_len` bytes and waits for the answer.
     ///
     /// # Errors

@@ -105,6 +105,12 @@ impl TcpStream {
         stack_of(&self.socket)
     }
 
+    /// The name of the connection in its shard, for benches that drive the shard themselves.
+    #[doc(hidden)]
+    pub fn slot_id(&self) -> fulmar_base::SlotId {
+        self.socket.id
+    }
+
     /// Closes one or both directions.
     ///
     /// # Errors

@@ -46,5 +46,5 @@ pub use chain::{Chain, Iter, SegMut};
 pub use pool::{Pool, PoolConfig, PoolError, PoolStats};
 pub use raw::Mbuf;
 pub use recv_queue::{Inserted, MAX_RANGES, RecvQueue, cost_bytes};
-pub use send_queue::{Claim, MAX_CLAIMS, QueueFull, SendQueue};
+pub use send_queue::{Claim, MAX_CLAIMS, MERGED_BYTES, QueueFull, SendQueue};
 pub use storage::{External, MAX_MBUF_BYTES, NoBuffer, Purpose};

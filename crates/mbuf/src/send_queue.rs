@@ -27,6 +27,10 @@ use crate::{Chain, Mbuf, NoBuffer, Pool, Purpose};
 /// The most claims of one queue that may be outstanding.
 pub const MAX_CLAIMS: usize = 64;
 
+/// Pieces up to this size are copied behind the last one where there is room: a descriptor, and its
+/// part of every segment, cost more (`sbcompress` of the published stacks has the same bound).
+pub const MERGED_BYTES: usize = 512;
+
 /// Entries that an empty queue may keep room for.
 const KEPT_CAPACITY: usize = 64;
 
@@ -199,7 +203,7 @@ impl SendQueue {
     #[inline]
     fn push_ready(&mut self, mut chain: Chain, pool: &mut Pool) {
         while let Some(mbuf) = chain.pop_front() {
-            if mbuf.is_empty() {
+            if mbuf.is_empty() || self.merges(&mbuf, pool) {
                 self.storage -= mbuf.storage_bytes();
                 pool.free_mbuf(mbuf);
                 continue;
@@ -207,6 +211,23 @@ impl SendQueue {
             self.ready_end += mbuf.len() as u64;
             self.segments.push_back(Segment { end: self.ready_end, mbuf });
         }
+    }
+
+    /// Copies a small piece into the room behind the last ready mbuf, whole or not at all.
+    fn merges(&mut self, piece: &Mbuf, pool: &mut Pool) -> bool {
+        let n = piece.len();
+        let Some(last) = self.segments.back_mut().filter(|_| n <= MERGED_BYTES) else {
+            return false;
+        };
+        if piece.is_external() || last.mbuf.tailroom() < n {
+            return false;
+        }
+        if pool.append_tail(&mut last.mbuf, piece.as_slice()) < n {
+            return false;
+        }
+        last.end += n as u64;
+        self.ready_end = last.end;
+        true
     }
 
     /// Copies bytes into the room behind the last ready mbuf; returns how many were taken. 0 if a

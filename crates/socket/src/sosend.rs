@@ -5,7 +5,7 @@
 //! Owns nothing between the steps: a [`Reservation`] is the writer's until it is committed or
 //! abandoned. Source: the order of checks is that of `sosend_generic`, in FreeBSD and POSIX.
 
-use fulmar_mbuf::{Chain, Claim, Pool, Purpose};
+use fulmar_mbuf::{Chain, Claim, Pool, Purpose, QueueFull};
 use fulmar_tcp::{State, Tcb};
 
 use crate::{SocketError, Step};
@@ -136,6 +136,34 @@ pub fn append_small(
     }
     let merged = queue.append_small(bytes, pool);
     Ok((merged > 0).then_some(merged))
+}
+
+/// Free space of the send buffer, after the checks of a write; 0 while the connection is being made.
+///
+/// # Errors
+/// The state of the connection, as [`SocketError`].
+pub fn space(tcb: &mut Tcb) -> Result<usize, SocketError> {
+    match check(tcb) {
+        Err(SocketError::WouldBlock) => Ok(0),
+        other => other.map(|()| tcb.send_queue_ref().space()),
+    }
+}
+
+/// Appends a finished chain, whole or not at all. It is taken only if the answer is `Done`.
+///
+/// # Errors
+/// As [`space`].
+pub fn append(tcb: &mut Tcb, pool: &mut Pool, chain: &mut Chain) -> Result<Step<()>, SocketError> {
+    if space(tcb)? < chain.len() {
+        return Ok(Step::WaitSpace(chain.len()));
+    }
+    match tcb.send_queue().append(core::mem::take(chain), pool) {
+        Ok(()) => Ok(Step::Done(())),
+        Err(QueueFull(back)) => {
+            *chain = back;
+            Ok(Step::WaitSpace(chain.len()))
+        }
+    }
 }
 
 /// The bytes are copied: they may be sent.

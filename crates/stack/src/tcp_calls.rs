@@ -6,11 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use fulmar_base::{Counter, Duration, FlowKey, Instant, Probe, SlotId, Stage, with_zone, zone_of};
 use fulmar_mbuf::Chain;
-use fulmar_socket::{Ready, Reservation, SocketError, Step, soreceive, sosend};
+use fulmar_socket::{Ready, SocketError, Step, soreceive};
 use fulmar_tcp::{State, Tcb};
 
 use crate::shard::Shard;
-use crate::slab::Slab;
 use crate::sockets::{Listener, Socket, TcpEntry};
 use crate::udp_calls::unmap;
 
@@ -196,7 +195,7 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    fn check_down(&self, id: SlotId) -> Result<(), SocketError> {
+    pub(crate) fn check_down(&self, id: SlotId) -> Result<(), SocketError> {
         self.stack_error(id).map_or(Ok(()), Err)
     }
 
@@ -274,127 +273,7 @@ impl<P: Probe> Shard<P> {
         Ok(Step::Done((child, entry.tcb.key().remote())))
     }
 
-    /// Begins a write: one writer at a time, for its whole call. `writer` tells threads apart and is
-    /// not 0. Wait for `WRITABLE` and repeat.
-    ///
-    /// # Errors
-    /// [`SocketError::WouldBlock`]: this very thread has begun a write, and a signal handler
-    /// interrupted it. [`SocketError::BadHandle`], [`SocketError::NotSupported`].
-    pub fn tcp_begin_write(&mut self, id: SlotId, writer: u64) -> Result<Step<()>, SocketError> {
-        let entry = self.tcp(id)?;
-        if entry.writer == writer {
-            return Err(SocketError::WouldBlock);
-        }
-        if entry.writer != 0 {
-            return Ok(Step::WaitSpace(1));
-        }
-        entry.writer = writer;
-        Ok(Step::Done(()))
-    }
-
-    /// A write is over: the next writer may begin.
-    pub fn tcp_end_write(&mut self, id: SlotId) {
-        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
-            entry.writer = 0;
-            self.notify(id);
-        }
-    }
-
-    /// Whether a write would fail now, without taking the error: for one that has accepted bytes,
-    /// and so leaves the error to the next.
-    pub fn tcp_write_fails(&self, id: SlotId) -> bool {
-        match self.sockets.get(id) {
-            Some(Socket::Tcp(s)) => s.error.is_some() || s.tcb.send_error().is_some(),
-            _ => true,
-        }
-    }
-
-    /// First step of a write of `total` bytes: a small one whose bytes are all in `first` is done at
-    /// once, a larger one gets space and storage to copy into. `waited`: it has found no space
-    /// before, and so waits until a new start is worth it.
-    ///
-    /// # Errors
-    /// Why the connection takes no more.
-    pub fn tcp_reserve(
-        &mut self,
-        now: Instant,
-        id: SlotId,
-        first: &[u8],
-        total: usize,
-        waited: bool,
-    ) -> Result<Step<Reserved>, SocketError> {
-        self.pass(Stage::SendCall);
-        self.check_down(id)?;
-        self.pass(Stage::SendChecked);
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
-            return Err(SocketError::BadHandle);
-        };
-        if total == first.len() {
-            let small = sosend::append_small(&mut entry.tcb, &mut self.net.pool, first)?;
-            if let Some(n) = small {
-                self.count_send(n);
-                self.send_committed(now, id);
-                return Ok(Step::Done(Reserved::Sent(n)));
-            }
-        }
-        match sosend::reserve(&mut entry.tcb, &mut self.net.pool, total, waited)? {
-            Step::Done(r) => {
-                self.pass(Stage::SendReserved);
-                Ok(Step::Done(Reserved::Space(r)))
-            }
-            Step::WaitSpace(n) | Step::WaitData(n) => {
-                if sosend::has_space(&entry.tcb, total, waited) {
-                    self.note_shortage(now, id);
-                }
-                Ok(Step::WaitSpace(n))
-            }
-        }
-    }
-
-    fn count_send(&mut self, bytes: usize) {
-        let counters = &mut self.net.counters;
-        counters.count(Counter::Sends);
-        counters.add(Counter::SendBytes, bytes as u64);
-        counters.add(Counter::CopiedBytes, bytes as u64);
-    }
-
-    /// Last step of a write: the bytes are ready; one output for all of them.
-    pub fn tcp_commit(&mut self, now: Instant, id: SlotId, r: Reservation) {
-        let bytes = r.len();
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
-            return self.net.pool.free(r.into_chain());
-        };
-        sosend::commit(&mut entry.tcb, &mut self.net.pool, r);
-        self.count_send(bytes);
-        self.pass(Stage::SendCommitted);
-        if bytes < LARGE_WRITE_BYTES {
-            return self.send_committed(now, id);
-        }
-        entry_more(&mut self.sockets, id, true);
-        self.send_committed(now, id);
-        self.hold_tail(now, id);
-    }
-
-    /// After a large write: the fraction of a segment at its end waits for the next write, which
-    /// is likely to follow at once. It goes with whatever the caller does next, or two milliseconds
-    /// later.
-    fn hold_tail(&mut self, now: Instant, id: SlotId) {
-        let Some(entry) = entry_more(&mut self.sockets, id, false) else { return };
-        if entry.tcb.wants_output() && !entry.is_queued {
-            entry.is_queued = true;
-            self.output_queue.push_back(id);
-            self.held_since.get_or_insert(now);
-        }
-    }
-
-    /// A write failed while it was copied.
-    pub fn tcp_abandon(&mut self, id: SlotId, r: Reservation) {
-        match self.sockets.get_mut(id) {
-            Some(Socket::Tcp(entry)) => sosend::abandon(&mut entry.tcb, &mut self.net.pool, r),
-            _ => self.net.pool.free(r.into_chain()),
-        }
-    }
-
+    /// Output after anything but a write, and the end of the call.
     fn send_committed(&mut self, now: Instant, id: SlotId) {
         self.net.link.set_now(now);
         self.output_now(now, id);
@@ -584,24 +463,6 @@ impl<P: Probe> Shard<P> {
         self.send_committed(now, id);
         Ok(r)
     }
-}
-
-/// Writes from this size on are taken for a part of a stream. Smaller ones are messages, whose tail
-/// somebody waits for.
-const LARGE_WRITE_BYTES: usize = 32 << 10;
-
-fn entry_more(sockets: &mut Slab<Socket>, id: SlotId, more: bool) -> Option<&mut TcpEntry> {
-    let Some(Socket::Tcp(entry)) = sockets.get_mut(id) else { return None };
-    entry.tcb.set_more(more);
-    Some(entry)
-}
-
-/// What the first step of a write achieved.
-pub enum Reserved {
-    /// The write was small and is done.
-    Sent(usize),
-    /// Fill the chain outside the lock, then commit.
-    Space(Reservation),
 }
 
 fn listeners_clash(l: &Listener, local: SocketAddr, dual_stack: bool) -> bool {

@@ -14,6 +14,7 @@
 mod plan;
 
 use crate::Tcb;
+use crate::arith::div_rem;
 use crate::contract::ConnError;
 use crate::contract::{Emit, EmitError, Env, PathInfo, SegmentOut, Sent, State};
 use crate::segment::{header_mbuf, offload};
@@ -100,7 +101,10 @@ impl Tcb {
             Err(NoBuffer) => return Err(Sent::Starved),
         };
         match out.emit(env.pool, env.counters, seg) {
-            Ok(()) => env.counters.count(Counter::TcpSegmentsOut),
+            Ok(()) => {
+                env.counters.count(Counter::TcpSegmentsOut);
+                env.counters.add(Counter::TcpPacketsOut, self.packets_of(plan));
+            }
             Err(EmitError::Full) => return Err(Sent::More),
             // Lost on the way: the retransmission timer takes care of it.
             Err(EmitError::NoRoute) => self.fate.soft_error = Some(ConnError::NetUnreachable),
@@ -108,6 +112,13 @@ impl Tcb {
         }
         self.on_sent(env, plan);
         Ok(())
+    }
+
+    /// Packets of MTU size that a segment stands for.
+    #[inline]
+    fn packets_of(&self, plan: &Plan) -> u64 {
+        let (whole, rest) = div_rem(plan.bytes as u64, self.payload_room() as u64);
+        whole.saturating_add(u64::from(rest > 0)).max(1)
     }
 
     /// The header of a planned segment.
@@ -299,6 +310,7 @@ impl Tcb {
         }
         self.due.reset = None;
         env.counters.count(Counter::TcpSegmentsOut);
+        env.counters.count(Counter::TcpPacketsOut);
         env.counters.count(Counter::TcpResetsOut);
         Ok(())
     }

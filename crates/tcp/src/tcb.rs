@@ -91,7 +91,9 @@ pub(crate) struct User {
     pub recv_shut: bool,
     pub opened_actively: bool,
     pub cork: bool,
-    /// The cork timer ran out: let the partial segment go.
+    /// The last write said that another one follows (MSG_MORE).
+    pub more: bool,
+    /// The cork timer ran out: let the partial segment go. Holds for MSG_MORE too.
     pub cork_expired: bool,
     /// More bytes are likely to follow at once; `snd_nxt` when that was said.
     pub more_from: Option<u64>,

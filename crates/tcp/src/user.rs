@@ -196,7 +196,17 @@ impl Tcb {
         self.user.cork_expired = false;
     }
 
-    /// Says that more bytes are likely to follow at once (MSG_MORE). From then on something is
+    /// Says with each write whether another one follows (MSG_MORE): then a partial segment waits for
+    /// it, at most for `Config::cork_timeout`; full ones go. Call output afterwards.
+    #[inline]
+    pub fn set_message_more(&mut self, more: bool) {
+        if more && !self.user.more {
+            self.user.cork_expired = false;
+        }
+        self.user.more = more;
+    }
+
+    /// Says that more bytes are likely to follow at once. From then on something is
     /// sent; but what is left after that waits for them, unless Nagle's algorithm is off, until it
     /// fills a segment of the largest size. Holds until it is taken back; the caller sees to it
     /// that output runs soon after.

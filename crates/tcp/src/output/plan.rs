@@ -152,7 +152,7 @@ impl Tcb {
         if self.fin_ready() {
             return false;
         }
-        if self.user.cork {
+        if self.user.cork || self.user.more {
             return !self.user.cork_expired;
         }
         if self.flight() > 0 && self.send.claimed_end() > self.send.ready_end() {
@@ -163,6 +163,12 @@ impl Tcb {
         }
         let before = self.edges.burst_from.saturating_sub(self.snd_una);
         before >= u64::from(self.mss).saturating_mul(2) || self.edges.small > self.snd_una
+    }
+
+    /// The user has said that more follows, and not too long ago.
+    #[inline]
+    pub(crate) fn is_corked(&self) -> bool {
+        (self.user.cork || self.user.more) && !self.user.cork_expired
     }
 
     /// The windows do not take all: whole segments, if they are worth it.
@@ -228,7 +234,7 @@ impl Tcb {
         {
             self.rearm_idle(now);
         }
-        if self.user.cork && !self.user.cork_expired && self.has_unsent() {
+        if self.is_corked() && self.has_unsent() {
             self.timers.start_in(Timer::Cork, now, self.cfg.cork_timeout);
         }
     }
@@ -236,8 +242,7 @@ impl Tcb {
     /// Nothing is in flight: if data waits for the peer's window, persist.
     fn rearm_idle(&mut self, now: Instant) {
         let waits = self.is_synchronized() && self.has_unsent();
-        let is_corked = self.user.cork && !self.user.cork_expired;
-        if waits && !is_corked && self.plan().is_none() {
+        if waits && !self.is_corked() && self.plan().is_none() {
             if !self.persisting {
                 self.persisting = true;
                 self.marks.progress_at = now;
