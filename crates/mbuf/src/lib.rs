@@ -47,4 +47,5 @@ pub use pool::{Pool, PoolConfig, PoolError, PoolStats};
 pub use raw::Mbuf;
 pub use recv_queue::{Inserted, MAX_RANGES, RecvQueue, cost_bytes};
 pub use send_queue::{Claim, MAX_CLAIMS, MERGED_BYTES, QueueFull, SendQueue};
-pub use storage::{External, MAX_MBUF_BYTES, NoBuffer, Purpose};
+pub use storage::{External, Lender, MAX_MBUF_BYTES, NoBuffer, Purpose, SLAB_BYTES};
+pub use sys::Backing;

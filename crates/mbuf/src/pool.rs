@@ -17,11 +17,12 @@
 #![forbid(unsafe_code)]
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 
 use crate::home::{CHUNK_DESCS, Freed, Home, MAX_SLABS};
 use crate::raw::List;
 use crate::storage::{CLASS_BYTES, CLASSES, SLAB_BYTES, class_for, class_for_part, is_wasteful};
-use crate::{Chain, External, MAX_MBUF_BYTES, Mbuf, NoBuffer, Purpose};
+use crate::{Backing, Chain, External, Lender, MAX_MBUF_BYTES, Mbuf, NoBuffer, Purpose};
 
 /// How much memory a pool may use, and for what. The two shares and the reserve together are at
 /// most the budget.
@@ -143,6 +144,12 @@ const MIN_DESCS: usize = if cfg!(miri) { 256 } else { 4096 };
 impl Pool {
     /// Makes a pool. Nothing is mapped until it is needed.
     pub fn new(config: PoolConfig) -> Result<Pool, PoolError> {
+        Pool::with_backing(config, None)
+    }
+
+    /// Makes a pool whose slabs come from `backing` as long as it lasts, so that whoever shares that
+    /// memory can read the bytes where they are.
+    pub fn with_backing(config: PoolConfig, backing: Option<Backing>) -> Result<Pool, PoolError> {
         let budget = config.budget_bytes;
         let shares = config
             .send_share_bytes
@@ -160,7 +167,7 @@ impl Pool {
         let max_descs = (budget / BYTES_PER_DESC).max(MIN_DESCS).next_multiple_of(CHUNK_DESCS);
         let others = max_descs - max_descs / 16;
         Ok(Pool {
-            home: Home::new(),
+            home: Home::new(backing),
             used: [0; 3],
             limits: [config.send_share_bytes, config.receive_share_bytes, budget],
             used_total: 0,
@@ -339,6 +346,27 @@ impl Pool {
         let m = self.home.external(owner, p).ok_or(NoBuffer)?;
         self.charge(m.storage_bytes(), p);
         Ok(m)
+    }
+
+    /// A mbuf over a range that `lender` has back when the last reference has come home. It is never
+    /// written, and charged to nobody here: who lends bounds what is lent. Errors: no descriptor is
+    /// left, or the lender does not have the range; there is no loan then.
+    ///
+    /// The bytes may be another process's, who may change them until the loan has ended: whoever
+    /// reads them twice may read two things.
+    pub fn lent(
+        &mut self,
+        lender: &Arc<dyn Lender>,
+        offset: usize,
+        len: u32,
+        tag: u32,
+    ) -> Result<Mbuf, NoBuffer> {
+        let short = self.home.out() >= self.desc_limits[Purpose::Send as usize];
+        if (short || !self.home.has_desc()) && !self.refill_descs(Purpose::Send) {
+            self.stats.failed_descriptor += 1;
+            return Err(NoBuffer);
+        }
+        self.home.lent(lender, offset, len, tag).ok_or(NoBuffer)
     }
 
     /// Frees a chain. Mbufs of other pools in it go to their own pools.

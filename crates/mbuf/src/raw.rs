@@ -237,11 +237,12 @@ impl Mbuf {
         }
     }
 
-    /// Whether the memory belongs to someone else ([`crate::Pool::external`]); it is never written.
+    /// Whether the memory belongs to someone else ([`crate::Pool::external`], [`crate::Pool::lent`]);
+    /// it is never written.
     #[inline]
     pub fn is_external(&self) -> bool {
         // SAFETY: alive; `class` is written only while no reference exists.
-        unsafe { (*self.desc().storage).class == EXTERNAL }
+        unsafe { (*self.desc().storage).class >= EXTERNAL }
     }
 
     /// Whether this is the only reference to its storage.

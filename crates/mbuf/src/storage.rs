@@ -11,15 +11,18 @@ pub(crate) const CLASS_BYTES: [usize; 5] = [256, 2 << 10, 4 << 10, 16 << 10, 64 
 /// How many size classes there are.
 pub(crate) const CLASSES: usize = CLASS_BYTES.len();
 
-/// The class number that marks storage which the pool does not own.
+/// The class number that marks storage which the pool does not own but charges.
 pub(crate) const EXTERNAL: u8 = CLASSES as u8;
+
+/// The class number that marks storage which the pool neither owns nor charges.
+pub(crate) const LENT: u8 = EXTERNAL + 1;
 
 /// The largest storage of one mbuf that a pool can give: 64 KiB, headroom included.
 pub const MAX_MBUF_BYTES: usize = CLASS_BYTES[CLASSES - 1];
 
 /// Bytes of one slab: the size of a huge page on x86-64 and arm64. The interpreter that checks the
 /// unsafe code gets small ones, because it pays for every byte.
-pub(crate) const SLAB_BYTES: usize = if cfg!(miri) { 128 << 10 } else { 2 << 20 };
+pub const SLAB_BYTES: usize = if cfg!(miri) { 128 << 10 } else { 2 << 20 };
 
 /// The smallest class that holds `bytes`, or `None` above 64 KiB.
 #[inline]
@@ -80,6 +83,18 @@ impl core::error::Error for NoBuffer {}
 pub trait External: Send + 'static {
     /// The bytes, at the same place for as long as the owner is borrowed.
     fn bytes(&self) -> &[u8];
+}
+
+/// Whoever lends ranges of one memory, range by range, and wants each back: a device whose peer
+/// keeps the frames. Unlike an [`External`] it needs no allocation per range.
+pub trait Lender: Send + Sync + 'static {
+    /// The bytes of a range, at the same place for as long as the lender exists. Asked once per
+    /// loan; `None`: the memory does not have this range.
+    fn bytes(&self, offset: usize, len: usize) -> Option<&[u8]>;
+
+    /// The last reference to a loan of this tag has come home. Called once per loan, from wherever
+    /// its pool is used or goes; it must be quick.
+    fn give_back(&self, tag: u32);
 }
 
 impl External for alloc::vec::Vec<u8> {

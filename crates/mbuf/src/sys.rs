@@ -6,12 +6,90 @@
 
 #![allow(unsafe_code)]
 
+use alloc::sync::Arc;
+use core::any::Any;
 use core::ptr::NonNull;
 
-/// Memory aligned to its length. Freed on drop.
+use crate::storage::SLAB_BYTES;
+
+/// Memory that somebody else has mapped, for a pool to cut its slabs from: a region that another
+/// process reads. A pool takes slabs of its own when this is used up.
+pub struct Backing {
+    next: NonNull<u8>,
+    /// Bytes from `next` on, a multiple of [`SLAB_BYTES`].
+    left: usize,
+    keep: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the memory may be used from any thread, by one at a time, as `new` was promised.
+unsafe impl Send for Backing {}
+
+impl Backing {
+    /// Offers [base, base + bytes), rounded down to whole slabs.
+    ///
+    /// # Safety
+    /// The memory is initialised, readable and writable from any thread, and stays so until `keep`
+    /// is dropped; nothing else in this process touches it, and nobody else writes it.
+    ///
+    /// # Panics
+    /// If `base` is not a multiple of [`SLAB_BYTES`].
+    pub unsafe fn new(
+        base: NonNull<u8>,
+        bytes: usize,
+        keep: Arc<dyn Any + Send + Sync>,
+    ) -> Backing {
+        assert!(
+            base.as_ptr().addr().is_multiple_of(SLAB_BYTES),
+            "slabs lie at multiples of their size"
+        );
+        Backing { next: base, left: bytes - bytes % SLAB_BYTES, keep }
+    }
+
+    /// Bytes that no pool has taken yet.
+    pub fn left_bytes(&self) -> usize {
+        self.left
+    }
+
+    /// The next slab, zeroed, in huge pages if they are wanted and can be had.
+    pub(crate) fn slab(&mut self, huge: bool) -> Option<Region> {
+        if self.left == 0 {
+            return None;
+        }
+        let base = self.next;
+        self.left -= SLAB_BYTES;
+        // SAFETY: inside the memory, or one past its end, as `left` says.
+        self.next = unsafe { base.add(SLAB_BYTES) };
+        if huge {
+            collapse(base);
+        }
+        Some(Region { base, bytes: SLAB_BYTES, keep: Some(Arc::clone(&self.keep)) })
+    }
+}
+
+/// Touches a slab and asks for one huge page in place of its small ones: memory files get them in
+/// no other way where `shmem_enabled` is `never`. Best effort: without it the slab is slower.
+#[cfg(all(feature = "std", not(miri)))]
+fn collapse(slab: NonNull<u8>) {
+    // Linux 6.1; not in libc for every target.
+    const MADV_COLLAPSE: libc::c_int = 25;
+    let base = slab.as_ptr().cast();
+    // SAFETY: the slab is mapped and ours (see `Backing::new`); neither advice changes its bytes.
+    unsafe {
+        if libc::madvise(base, SLAB_BYTES, libc::MADV_POPULATE_WRITE) == 0 {
+            libc::madvise(base, SLAB_BYTES, MADV_COLLAPSE);
+        }
+    }
+}
+
+#[cfg(any(not(feature = "std"), miri))]
+fn collapse(_slab: NonNull<u8>) {}
+
+/// Memory aligned to its length. Freed on drop, unless it is part of a [`Backing`].
 pub(crate) struct Region {
     base: NonNull<u8>,
     bytes: usize,
+    /// What keeps the memory, if it is not the region itself.
+    keep: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Region {
@@ -54,13 +132,16 @@ impl Region {
                 libc::madvise(base, bytes, libc::MADV_HUGEPAGE);
             }
         }
-        Some(Region { base: NonNull::new(base.cast())?, bytes })
+        Some(Region { base: NonNull::new(base.cast())?, bytes, keep: None })
     }
 }
 
 #[cfg(all(feature = "std", not(miri)))]
 impl Drop for Region {
     fn drop(&mut self) {
+        if self.keep.is_some() {
+            return;
+        }
         // SAFETY: the region is one whole mapping, made in `map`; the last holder of anything
         // inside it is gone (`raw.rs`: `Memory` is dropped when no descriptor is out).
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
@@ -77,13 +158,16 @@ impl Region {
         }
         // SAFETY: the layout has a size other than zero.
         let base = unsafe { alloc::alloc::alloc_zeroed(layout) };
-        Some(Region { base: NonNull::new(base)?, bytes })
+        Some(Region { base: NonNull::new(base)?, bytes, keep: None })
     }
 }
 
 #[cfg(any(not(feature = "std"), miri))]
 impl Drop for Region {
     fn drop(&mut self) {
+        if self.keep.is_some() {
+            return;
+        }
         // SAFETY: allocated in `map` with this very layout, which was valid there; the last holder
         // of anything inside it is gone (`raw.rs`: `Memory`).
         unsafe {
@@ -96,7 +180,6 @@ impl Drop for Region {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::SLAB_BYTES;
 
     #[test]
     fn a_region_is_aligned_zeroed_and_writable() {
@@ -106,5 +189,28 @@ mod tests {
         let bytes = unsafe { core::slice::from_raw_parts_mut(region.base(), SLAB_BYTES) };
         assert!(bytes.iter().step_by(4096).all(|&b| b == 0));
         bytes[SLAB_BYTES - 1] = 7;
+    }
+
+    #[test]
+    fn a_backing_gives_whole_slabs_until_it_is_used_up_and_its_memory_outlives_it() {
+        let region = Region::map(4 * SLAB_BYTES, false).expect("memory");
+        let base = NonNull::new(region.base()).expect("mapped");
+        struct Keep(#[allow(dead_code)] Region);
+        // SAFETY: the test's threads hand the region on and never share it.
+        unsafe impl Send for Keep {}
+        // SAFETY: as above.
+        unsafe impl Sync for Keep {}
+        let keep: Arc<Keep> = Arc::new(Keep(region));
+        // SAFETY: the region is kept by `keep` and used through the backing only.
+        let mut backing =
+            unsafe { Backing::new(base, 3 * SLAB_BYTES + 5, Arc::clone(&keep) as Arc<_>) };
+        let slabs: alloc::vec::Vec<Region> = core::iter::from_fn(|| backing.slab(true)).collect();
+        assert_eq!((slabs.len(), backing.left_bytes()), (3, 0));
+        drop(backing);
+        // SAFETY: the slab is alive and this is its only user.
+        unsafe { slabs[2].base().add(SLAB_BYTES - 1).write(9) };
+        assert_eq!(Arc::strong_count(&keep), 4);
+        drop(slabs);
+        assert_eq!(Arc::strong_count(&keep), 1);
     }
 }

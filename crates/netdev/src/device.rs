@@ -1,9 +1,10 @@
 //! The contract between a stack and whatever carries its frames.
 
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 use fulmar_base::{Counters, EtherAddr, FlowKey, Instant};
-use fulmar_mbuf::Pool;
+use fulmar_mbuf::{Backing, Pool};
 
 use crate::{Burst, PlacementHint};
 
@@ -120,6 +121,13 @@ pub struct DeviceStats {
     pub wakes: u64,
 }
 
+/// A look at a device from outside of its stack's lock, for a thread that spins.
+pub trait Peek: Send + Sync {
+    /// Whether frames may have come, or room may have become free, since the device was polled last.
+    /// A few nanoseconds; wrong answers cost a poll, or the rest of a short spin.
+    fn is_pending(&self) -> bool;
+}
+
 /// Something that carries Ethernet frames.
 ///
 /// **Who owns a frame when.** The caller owns a frame until [`Device::tx_burst`] takes it from the
@@ -200,6 +208,18 @@ pub trait Device: Send {
         false
     }
 
+    /// Memory from which the stack's pool takes its slabs, so that the device (or who is behind it)
+    /// reads sent bytes where they are. Asked once, when the stack is built. `None`: any memory does.
+    fn region(&mut self) -> Option<Backing> {
+        None
+    }
+
+    /// How to look for work without a system call and without the stack's lock. A device that has
+    /// this is worth spinning on for a short while before a sleep. `None`: it is not.
+    fn peek(&self) -> Option<Arc<dyn Peek>> {
+        None
+    }
+
     /// Takes a placement hint.
     ///
     /// # Errors
@@ -270,6 +290,12 @@ impl<D: Device + ?Sized> Device for Box<D> {
     }
     fn wants_tx_wake(&self) -> bool {
         (**self).wants_tx_wake()
+    }
+    fn region(&mut self) -> Option<Backing> {
+        (**self).region()
+    }
+    fn peek(&self) -> Option<Arc<dyn Peek>> {
+        (**self).peek()
     }
     fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
         (**self).place(hint)

@@ -9,9 +9,10 @@
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 use fulmar_base::{Counters, DropReason, Duration, FlowKey, Instant};
-use fulmar_mbuf::{NoBuffer, Pool, Purpose};
+use fulmar_mbuf::{Backing, NoBuffer, Pool, Purpose};
 
 use crate::delay::DelayQueue;
 use crate::offload::{self, Refusal};
@@ -424,6 +425,14 @@ impl<D: Device> Device for Faults<D> {
 
     fn wants_tx_wake(&self) -> bool {
         self.inner.wants_tx_wake()
+    }
+
+    fn region(&mut self) -> Option<Backing> {
+        self.inner.region()
+    }
+
+    fn peek(&self) -> Option<Arc<dyn Peek>> {
+        self.inner.peek()
     }
 
     fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {

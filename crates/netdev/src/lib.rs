@@ -22,7 +22,7 @@ mod tally;
 #[cfg(test)]
 mod testing;
 
-pub use device::{Caps, Device, DeviceStats, Gather, LinkState, Scatter, Unsupported};
+pub use device::{Caps, Device, DeviceStats, Gather, LinkState, Peek, Scatter, Unsupported};
 pub use fulmar_base::{Gso, GsoKind, Offload};
 pub use packet::{Burst, Packet};
 pub use placement::{FrameParser, Placement, PlacementHint, TagBuffers};

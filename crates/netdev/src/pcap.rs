@@ -18,11 +18,14 @@
 
 use std::io::{self, Write};
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 use fulmar_base::{Counters, Duration, FlowKey, Instant};
-use fulmar_mbuf::Pool;
+use fulmar_mbuf::{Backing, Pool};
 
-use crate::{Burst, Caps, Device, DeviceStats, LinkState, Packet, PlacementHint, Unsupported};
+use crate::{
+    Burst, Caps, Device, DeviceStats, LinkState, Packet, Peek, PlacementHint, Unsupported,
+};
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
@@ -259,6 +262,14 @@ impl<D: Device, W: Write + Send> Device for PcapWriter<D, W> {
 
     fn wants_tx_wake(&self) -> bool {
         self.inner.wants_tx_wake()
+    }
+
+    fn region(&mut self) -> Option<Backing> {
+        self.inner.region()
+    }
+
+    fn peek(&self) -> Option<Arc<dyn Peek>> {
+        self.inner.peek()
     }
 
     fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {

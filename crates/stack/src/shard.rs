@@ -122,7 +122,7 @@ impl<P: Probe> Shard<P> {
     /// As [`Shard::new`].
     pub fn with_probe(
         config: StackConfig,
-        device: Box<dyn Device>,
+        mut device: Box<dyn Device>,
         now: Instant,
         probe: P,
         id: u16,
@@ -145,7 +145,7 @@ impl<P: Probe> Shard<P> {
         )
         .map_err(SetupError::Ip)?;
         let net = Net {
-            pool: Pool::new(pool_config).map_err(SetupError::Pool)?,
+            pool: Pool::with_backing(pool_config, device.region()).map_err(SetupError::Pool)?,
             counters: Counters::default(),
             // Storage of received bytes is up to twice the bytes; a quarter of the share stays for
             // frames that are just landing.

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use core::ptr::{self, NonNull};
@@ -13,8 +14,8 @@ use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, Ordering};
 
 use crate::Mbuf;
 use crate::raw::{Desc, Link, List, Shared, Storage, closed};
-use crate::storage::{CLASS_BYTES, CLASSES, EXTERNAL, External, Purpose, SLAB_BYTES};
-use crate::sys::Region;
+use crate::storage::{CLASS_BYTES, CLASSES, EXTERNAL, External, LENT, Lender, Purpose, SLAB_BYTES};
+use crate::sys::{Backing, Region};
 
 /// Descriptors of one chunk: 16 KiB.
 pub(crate) const CHUNK_DESCS: usize = if cfg!(miri) { 16 } else { 256 };
@@ -29,7 +30,18 @@ pub(crate) const MAX_SLABS: usize = NO_SLAB as usize;
 #[repr(C)]
 struct ExternalStorage {
     storage: Storage,
-    owner: Option<NonNull<dyn External>>,
+    owner: Owner,
+}
+
+/// Whom to tell when storage that the pool does not own is no longer used.
+#[derive(Default)]
+enum Owner {
+    #[default]
+    None,
+    /// It keeps the bytes; to be dropped.
+    Boxed(NonNull<dyn External>),
+    /// It wants to know which loan has ended.
+    Lender(Arc<dyn Lender>, u32),
 }
 
 /// 2 MiB cut into blocks of one class.
@@ -70,6 +82,8 @@ pub(crate) struct Home {
     /// Slabs of which every block is free.
     empty_slabs: usize,
     free_externals: *mut Storage,
+    /// Where slabs come from before the system is asked.
+    backing: Option<Backing>,
     memory: Memory,
 }
 
@@ -78,7 +92,7 @@ pub(crate) struct Home {
 unsafe impl Send for Home {}
 
 impl Home {
-    pub(crate) fn new() -> Home {
+    pub(crate) fn new(backing: Option<Backing>) -> Home {
         let shared = Box::new(Shared {
             remote: AtomicPtr::new(ptr::null_mut()),
             owed: AtomicIsize::new(0),
@@ -92,6 +106,7 @@ impl Home {
             descs: 0,
             empty_slabs: 0,
             free_externals: ptr::null_mut(),
+            backing,
             memory: Memory::default(),
         }
     }
@@ -208,6 +223,10 @@ impl Home {
             }
             let freed = Freed { purpose: (*s).purpose, bytes: (*s).room as usize };
             match (*s).class {
+                LENT => {
+                    self.push_external(s);
+                    return None;
+                }
                 EXTERNAL => self.push_external(s),
                 _ => self.push_block(s),
             }
@@ -292,7 +311,8 @@ impl Home {
         if index >= MAX_SLABS {
             return false;
         }
-        let Some(region) = Region::map(SLAB_BYTES, huge) else { return false };
+        let backed = self.backing.as_mut().and_then(|b| b.slab(huge));
+        let Some(region) = backed.or_else(|| Region::map(SLAB_BYTES, huge)) else { return false };
         let slab = Slab::cut(region, class, index as u16);
         self.memory.slabs.push(slab);
         self.link_slab(index as u16);
@@ -428,11 +448,53 @@ impl Home {
             let bytes = (*owner).bytes();
             assert!(bytes.len() == len as usize, "the bytes of an owner changed");
             (*s).storage.data = bytes.as_ptr().cast_mut();
+            (*s).owner = NonNull::new(owner).map_or(Owner::None, Owner::Boxed);
+            Some(self.borrowed(d, s, len, EXTERNAL, purpose))
+        }
+    }
+
+    /// A mbuf over a range that a lender wants back; `None` (and there is no loan) if the lender
+    /// does not have the range or no descriptor is at hand.
+    pub(crate) fn lent(
+        &mut self,
+        lender: &Arc<dyn Lender>,
+        offset: usize,
+        len: u32,
+        tag: u32,
+    ) -> Option<Mbuf> {
+        let d = self.free_descs?;
+        let bytes = lender.bytes(offset, len as usize)?;
+        assert!(bytes.len() == len as usize, "a lender gave another range");
+        let data = bytes.as_ptr().cast_mut();
+        let s = self.pop_external();
+        // SAFETY: the bytes stay where they are as long as the lender exists, which the record keeps
+        // until `push_external`. The record is free, so it is this home's alone.
+        unsafe {
+            (*s).storage.data = data;
+            (*s).owner = Owner::Lender(Arc::clone(lender), tag);
+            Some(self.borrowed(d, s, len, LENT, Purpose::Send))
+        }
+    }
+
+    /// The first reference to storage that the pool does not own.
+    ///
+    /// # Safety
+    /// `d` is `free_descs`; the record is free, and its data and owner are set.
+    unsafe fn borrowed(
+        &mut self,
+        d: NonNull<Desc>,
+        s: *mut ExternalStorage,
+        len: u32,
+        class: u8,
+        purpose: Purpose,
+    ) -> Mbuf {
+        // SAFETY: the record is this home's alone until the reference exists.
+        unsafe {
             (*s).storage.room = len;
+            (*s).storage.class = class;
             (*s).storage.purpose = purpose;
             (*s).storage.refs.store(1, Ordering::Release);
-            (*s).owner = NonNull::new(owner);
-            Some(self.reference(d, s.cast(), 0, len))
+            self.reference(d, s.cast(), 0, len)
         }
     }
 
@@ -453,7 +515,7 @@ impl Home {
             class: EXTERNAL,
             purpose: Purpose::Control,
         };
-        let record = Box::leak(Box::new(ExternalStorage { storage, owner: None }));
+        let record = Box::leak(Box::new(ExternalStorage { storage, owner: Owner::None }));
         let record = NonNull::from(record);
         self.memory.externals.push(record);
         record.as_ptr()
@@ -463,23 +525,24 @@ impl Home {
     ///
     /// # Safety
     /// `s` is the storage of an external record of this home that has no reference left.
-    #[cold]
     unsafe fn push_external(&mut self, s: *mut Storage) {
-        // SAFETY: a record without references is this home's alone; `EXTERNAL` storage is the
-        // first field of one, and the pointer was made from a pointer to the whole.
+        // SAFETY: a record without references is this home's alone; `EXTERNAL` and `LENT` storage is
+        // the first field of one, and the pointer was made from a pointer to the whole.
         let owner = unsafe {
             (*s).next_free = self.free_externals;
-            (*s.cast::<ExternalStorage>()).owner.take()
+            core::mem::take(&mut (*s.cast::<ExternalStorage>()).owner)
         };
         self.free_externals = s;
         drop_owner(owner);
     }
 }
 
-fn drop_owner(owner: Option<NonNull<dyn External>>) {
-    if let Some(owner) = owner {
+fn drop_owner(owner: Owner) {
+    match owner {
+        Owner::None => {}
         // SAFETY: made by `Box::into_raw` in `external` and taken out of its record, so once.
-        drop(unsafe { Box::from_raw(owner.as_ptr()) });
+        Owner::Boxed(owner) => drop(unsafe { Box::from_raw(owner.as_ptr()) }),
+        Owner::Lender(lender, tag) => lender.give_back(tag),
     }
 }
 

@@ -601,3 +601,62 @@ fn buffers_and_pools_may_move_between_threads() {
     may_move::<(Pool, Mbuf, Chain, crate::SendQueue, crate::RecvQueue)>();
     may_be_read_together::<(Mbuf, Chain)>();
 }
+
+/// Lends from one vector and notes what came back.
+struct Library {
+    bytes: Vec<u8>,
+    back: std::sync::Mutex<Vec<u32>>,
+}
+
+impl crate::Lender for Library {
+    fn bytes(&self, offset: usize, len: usize) -> Option<&[u8]> {
+        self.bytes.get(offset..)?.get(..len)
+    }
+    fn give_back(&self, tag: u32) {
+        self.back.lock().unwrap().push(tag);
+    }
+}
+
+fn library() -> (std::sync::Arc<Library>, std::sync::Arc<dyn crate::Lender>) {
+    let bytes = (0..=255).collect();
+    let library = std::sync::Arc::new(Library { bytes, back: Default::default() });
+    (std::sync::Arc::clone(&library), library)
+}
+
+#[test]
+fn a_loan_goes_back_when_its_last_reference_is_home_and_is_charged_to_nobody() {
+    let mut pool = Pool::new(PoolConfig::with_budget(4 << 20)).unwrap();
+    let (library, lender) = library();
+    let m = pool.lent(&lender, 3, 100, 7).unwrap();
+    let part = pool.clone_ref(&m, 10, 20).unwrap();
+    assert_eq!(part.as_slice(), &library.bytes[13..33]);
+    assert!(m.is_external() && m.held_bytes() == 0);
+    assert_eq!(pool.stats().used_bytes, [0; 3]);
+    pool.free_mbuf(m);
+    assert!(library.back.lock().unwrap().is_empty());
+    drop(part);
+    pool.drain_remote();
+    assert_eq!(*library.back.lock().unwrap(), [7]);
+    assert_eq!((pool.outstanding(), pool.stats().used_bytes), (0, [0; 3]));
+}
+
+#[test]
+fn a_range_that_the_lender_does_not_have_is_no_loan() {
+    let mut pool = Pool::new(PoolConfig::with_budget(4 << 20)).unwrap();
+    let (library, lender) = library();
+    for (offset, len) in [(256, 1), (usize::MAX, 2), (0, 257)] {
+        assert_eq!(pool.lent(&lender, offset, len, 1).err(), Some(NoBuffer));
+    }
+    assert!(library.back.lock().unwrap().is_empty() && pool.outstanding() == 0);
+}
+
+#[test]
+fn a_loan_that_outlives_its_pool_goes_back_with_the_last_reference() {
+    let mut pool = Pool::new(PoolConfig::with_budget(4 << 20)).unwrap();
+    let (library, lender) = library();
+    let m = pool.lent(&lender, 0, 4, 9).unwrap();
+    drop((pool, lender));
+    assert_eq!(m.as_slice(), [0, 1, 2, 3]);
+    drop(m);
+    assert_eq!(*library.back.lock().unwrap(), [9]);
+}
