@@ -17,7 +17,8 @@ use fulmar_mbuf::{Backing, NoBuffer, Pool, Purpose};
 use crate::delay::DelayQueue;
 use crate::offload::{self, Refusal};
 use crate::{
-    Burst, Caps, Chance, Device, DeviceStats, LinkState, Packet, PlacementHint, Rng, Unsupported,
+    Burst, Caps, Chance, Device, DeviceStats, LinkState, Packet, Peek, PlacementHint, Rng,
+    Unsupported,
 };
 
 const ETHER_BYTES: usize = 14;
