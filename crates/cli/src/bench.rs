@@ -1,13 +1,13 @@
 //! `fulmar bench`: options, progress and reports around the laboratory's measurements.
 
 use crate::failure::{During, Failure, Outcome};
-use crate::html;
 use crate::stream::{self, Device, Options, Stack};
 use clap::Subcommand;
 use fulmar_lab::bench::Outcome as Measured;
 use fulmar_lab::cpu::Placement;
 use fulmar_lab::lock::BenchLock;
 use fulmar_lab::netns;
+use fulmar_lab::page;
 use fulmar_lab::report::{self, Machine};
 use serde_json::Value;
 use std::io;
@@ -120,7 +120,7 @@ fn write_reports(args: &StreamArgs, machine: &Machine, measured: &Measured) -> O
         write(file, &format!("{json:#}\n"))?;
     }
     if let Some(file) = &args.report {
-        write(file, &html::page(&json))?;
+        write(file, &page::report::page(&json).html())?;
     }
     Ok(())
 }

@@ -7,7 +7,6 @@ mod device;
 mod failure;
 mod faults;
 mod format;
-mod html;
 mod interrupt;
 mod nc;
 mod ping;

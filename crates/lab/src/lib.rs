@@ -20,6 +20,7 @@ pub mod limit;
 pub mod lock;
 pub mod netlink;
 pub mod netns;
+pub mod page;
 pub mod peer;
 pub mod report;
 pub mod simulation;

@@ -1,0 +1,410 @@
+//! The page of a bench, made of its JSON ([`crate::report::json`]) and of nothing else, so that a
+//! page can be made again from a file that was kept.
+//!
+//! Beside what every report has, these keys are understood:
+//!
+//! - in a row `group` (rows of one group stand together; without it the placement is the group),
+//!   `label` (shorter than `title`, for charts) and `hardware_ns_per_kb` (time of a simulated
+//!   device, which is not the host's);
+//! - `breakdowns`: where time goes, each `{title, caption, unit, bars: [{label, group?, parts:
+//!   [{name, value}]}]}`. Parts of the same name have the same colour in all bars; a part named
+//!   *hardware* is drawn as what is not the host's;
+//! - `notes`: paragraphs for the end of the page.
+//!
+//! Any number in a row becomes a column, known to this file or not.
+
+use super::{Bar, Bars, Block, Cell, Gauge, Gauges, Mark, Page, Section, Table};
+use serde_json::Value;
+
+/// What a column of rows shows.
+struct Column {
+    key: &'static str,
+    head: &'static str,
+    hint: &'static str,
+    decimals: usize,
+}
+
+const fn column(
+    key: &'static str,
+    head: &'static str,
+    hint: &'static str,
+    decimals: usize,
+) -> Column {
+    Column { key, head, hint, decimals }
+}
+
+/// The columns that every bench has, in the order of the table.
+const COLUMNS: &[Column] = &[
+    column("throughput_gbps", "Gb/s", "throughput as the end that finishes last saw it", 1),
+    column("thread_cpu_ns_per_kb", "this end, ns/KB", "CPU time of the end under test", 0),
+    column("peer_cpu_ns_per_kb", "other end, ns/KB", "CPU time of the other end", 0),
+    column("both_ends_cpu_ns_per_kb", "both ends, ns/KB", "the sum of both ends", 0),
+    column("both_ends_cpu_low_ns_per_kb", "from", "lower end of the sum's 95 % interval", 0),
+    column("both_ends_cpu_high_ns_per_kb", "to", "upper end of the sum's 95 % interval", 0),
+    column("hardware_ns_per_kb", "hardware, ns/KB", "time of the simulated device", 0),
+    column("machine_cpu_ns_per_kb", "machine, ns/KB", "all CPUs, from /proc/stat", 0),
+    column("soaker_cpu_ns_per_kb", "soaker, ns/KB", "all CPUs, as idle-class spinners saw it", 0),
+    column("ci95_half_width_pct", "\u{b1} %", "half the interval's width", 1),
+    column("runs", "runs", "how often it was measured", 0),
+];
+/// Keys of a row that are no columns.
+const WORDS: &[&str] = &["name", "title", "label", "group", "placement", "error", "counts"];
+
+/// The page of a report.
+pub fn page(report: &Value) -> Page {
+    let sections = [
+        at_a_glance(report),
+        cost(report),
+        breakdowns(report),
+        throughput(report),
+        figures(report),
+        counts(report),
+        how(report),
+    ];
+    let command = words(&report["command"]).join(" ");
+    Page {
+        title: title_of(&command),
+        lead: "Every figure is one way measured against another in the same run, in turn. CPU \
+               time is given per KB (1024 bytes) moved; both ends are in the account."
+            .to_owned(),
+        facts: facts(report, &command),
+        sections: sections.into_iter().flatten().collect(),
+    }
+}
+
+/// `fulmar bench send` of a command line.
+fn title_of(command: &str) -> String {
+    let options = command.split(" -").next().unwrap_or_default();
+    let program = options.split(' ').next().unwrap_or_default();
+    let name = program.rsplit('/').next().unwrap_or_default();
+    let title = options.replacen(program, name, 1);
+    if title.is_empty() { "fulmar bench".to_owned() } else { title }
+}
+
+/// Machine and command, as names and values.
+pub fn facts(report: &Value, command: &str) -> Vec<(String, String)> {
+    let machine = &report["machine"];
+    let of = |key: &str| machine[key].as_str().unwrap_or("unknown").to_owned();
+    let cpus = machine["cpus"].as_u64().unwrap_or(0);
+    let mut facts = vec![
+        ("command".to_owned(), command.to_owned()),
+        ("machine".to_owned(), format!("{cpus} \u{d7} {}", of("cpu"))),
+        ("kernel".to_owned(), format!("Linux {}", of("kernel"))),
+        ("fulmar".to_owned(), of("fulmar")),
+    ];
+    let stop = report["stopped_because"].as_str();
+    let took = report["elapsed_s"].as_f64();
+    if let (Some(took), Some(stop)) = (took, stop) {
+        facts.push(("took".to_owned(), format!("{took:.0} s: {stop}")));
+    }
+    facts
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn words(value: &Value) -> Vec<&str> {
+    list(value).iter().filter_map(Value::as_str).collect()
+}
+
+fn word(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+/// What a placement is called in tables.
+fn placement(row: &Value) -> String {
+    match row["placement"].as_str() {
+        Some("same_cpu") => "same CPU".to_owned(),
+        Some("two_cpus") => "two CPUs".to_owned(),
+        other => other.unwrap_or_default().to_owned(),
+    }
+}
+
+fn at_a_glance(report: &Value) -> Option<Section> {
+    let gauges = Gauges {
+        caption: "Each ratio on a logarithmic axis. The coloured zone is what was hoped for: the \
+                  pale part is good enough, the deep part what is wanted. Point at a dot for its \
+                  figures; the table of ratios is below."
+            .to_owned(),
+        gauges: ratios(report).map(|(name, r)| gauge(name, r)).collect(),
+    };
+    (!gauges.is_empty()).then(|| Section::new("At a glance", vec![Block::Gauges(gauges)]))
+}
+
+fn ratios(report: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    report["ratios"].as_object().into_iter().flatten()
+}
+
+fn gauge(name: &str, ratio: &Value) -> Gauge {
+    let of = |key: &str| ratio[key].as_f64();
+    let median = of("median").unwrap_or(f64::NAN);
+    Gauge {
+        name: name.to_owned(),
+        what: word(&ratio["what"]),
+        median,
+        interval: (of("low").unwrap_or(median), of("high").unwrap_or(median)),
+        published: of("published"),
+        goals: of("reach").zip(of("aim")),
+        verdict: word(&ratio["verdict"]),
+    }
+}
+
+fn label_of(row: &Value) -> String {
+    row["label"].as_str().or(row["title"].as_str()).unwrap_or_default().to_owned()
+}
+
+fn group_of(row: &Value) -> String {
+    row["group"].as_str().map_or_else(|| placement(row), str::to_owned)
+}
+
+/// Rows with figures, those of a group beside each other, groups in the order of their first row.
+fn measured(report: &Value) -> Vec<&Value> {
+    let rows = list(&report["rows"]).iter().filter(|r| r["both_ends_cpu_ns_per_kb"].is_number());
+    let rows: Vec<&Value> = rows.collect();
+    let mut groups: Vec<String> = Vec::new();
+    for group in rows.iter().map(|r| group_of(r)) {
+        if !groups.contains(&group) {
+            groups.push(group);
+        }
+    }
+    let of = |group: &String| -> Vec<&Value> {
+        rows.iter().copied().filter(|r| group_of(r) == *group).collect()
+    };
+    groups.iter().flat_map(of).collect()
+}
+
+const MEMCPY: &str = "limit.memcpy";
+
+fn cost(report: &Value) -> Option<Section> {
+    let rows = measured(report);
+    let has_hardware = rows.iter().any(|r| r["hardware_ns_per_kb"].as_f64() > Some(0.0));
+    let mut parts = vec![("this end".to_owned(), 0), ("other end".to_owned(), 1)];
+    if has_hardware {
+        parts.push(("simulated hardware, not the host's".to_owned(), 7));
+    }
+    let limit = rows.iter().find(|r| r["name"] == MEMCPY);
+    let bars = Bars {
+        caption: "CPU time for each KB moved; shorter is better. The whisker is the 95 % interval \
+                  of both ends together. Work that one end does inside its own system calls for \
+                  the other is in the account of the one that called, so compare sums."
+            .to_owned(),
+        unit: "ns of CPU per KB".to_owned(),
+        parts,
+        bars: rows.iter().filter(|r| r["name"] != MEMCPY).map(|r| cost_bar(r)).collect(),
+        marks: limit
+            .and_then(|r| r["both_ends_cpu_ns_per_kb"].as_f64())
+            .map(|value| Mark { value, label: "one memcpy".to_owned() })
+            .into_iter()
+            .collect(),
+    };
+    (!bars.bars.is_empty()).then(|| Section::new("CPU per KB", vec![Block::Bars(bars)]))
+}
+
+fn cost_bar(row: &Value) -> Bar {
+    let of = |key: &str| row[key].as_f64();
+    let value = |key: &str| of(key).unwrap_or(0.0);
+    let both = value("both_ends_cpu_ns_per_kb");
+    let half = of("ci95_half_width_pct").map(|p| both * p / 100.0);
+    let ends = of("both_ends_cpu_low_ns_per_kb").zip(of("both_ends_cpu_high_ns_per_kb"));
+    Bar {
+        group: group_of(row),
+        label: label_of(row),
+        values: vec![
+            value("thread_cpu_ns_per_kb"),
+            value("peer_cpu_ns_per_kb"),
+            value("hardware_ns_per_kb"),
+        ],
+        interval: ends.or(half.map(|h| (both - h, both + h))),
+        note: Some(super::short(both)),
+    }
+}
+
+fn throughput(report: &Value) -> Option<Section> {
+    let bar = |row: &&Value| Bar {
+        group: group_of(row),
+        label: label_of(row),
+        values: vec![row["throughput_gbps"].as_f64().unwrap_or(0.0)],
+        ..Bar::default()
+    };
+    let rows = measured(report);
+    let bars = Bars {
+        caption: "Throughput; longer is better. On one CPU it is the cost in other words; on two \
+                  the slower end and the wake-ups decide."
+            .to_owned(),
+        unit: "Gb/s".to_owned(),
+        parts: vec![("Gb/s".to_owned(), 3)],
+        bars: rows.iter().filter(|r| r["name"] != MEMCPY).map(bar).collect(),
+        marks: Vec::new(),
+    };
+    (!bars.bars.is_empty()).then(|| Section::new("Throughput", vec![Block::Bars(bars)]))
+}
+
+fn breakdowns(report: &Value) -> Option<Section> {
+    let all = list(&report["breakdowns"]);
+    let blocks: Vec<Block> = all.iter().map(|b| Block::Bars(breakdown(b))).collect();
+    (!blocks.is_empty()).then(|| Section::new("Where the nanoseconds go", blocks))
+}
+
+/// Stacked bars of a breakdown's parts, in the order in which the parts first appear.
+pub fn breakdown(of: &Value) -> Bars {
+    let bars = list(&of["bars"]);
+    let mut names: Vec<String> = Vec::new();
+    for part in bars.iter().flat_map(|b| list(&b["parts"])) {
+        let name = word(&part["name"]);
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let value = |bar: &Value, name: &String| {
+        let part = list(&bar["parts"]).iter().find(|p| p["name"] == **name);
+        part.and_then(|p| p["value"].as_f64()).unwrap_or(0.0)
+    };
+    let bar = |bar: &Value| Bar {
+        group: word(&bar["group"]),
+        label: word(&bar["label"]),
+        values: names.iter().map(|name| value(bar, name)).collect(),
+        ..Bar::default()
+    };
+    let bars = bars.iter().map(bar).collect();
+    let colour = |(i, name): (usize, &String)| {
+        let colours = [2, 0, 3, 4, 5, 6, 1];
+        let theirs = name.contains("hardware");
+        (name.clone(), if theirs { 7 } else { colours[i % colours.len()] })
+    };
+    let parts = names.iter().enumerate().map(colour).collect();
+    let caption = [word(&of["title"]), word(&of["caption"])].join(". ");
+    Bars { caption, unit: word(&of["unit"]), parts, bars, marks: Vec::new() }
+}
+
+fn figures(report: &Value) -> Option<Section> {
+    let rows = list(&report["rows"]);
+    let mut blocks = Vec::new();
+    if !rows.is_empty() {
+        blocks.push(Block::Table(rows_table(rows)));
+        blocks.extend(failures(rows));
+    }
+    if ratios(report).next().is_some() {
+        blocks.push(Block::Table(ratios_table(report)));
+    }
+    (!blocks.is_empty()).then(|| Section::new("All figures", blocks))
+}
+
+fn failures(rows: &[Value]) -> impl Iterator<Item = Block> {
+    rows.iter().filter_map(|row| {
+        let error = row["error"].as_str()?;
+        let (title, at) = (word(&row["title"]), placement(row));
+        Some(Block::Prose(format!("Not measured: {title}, {at}: {error}")))
+    })
+}
+
+fn rows_table(rows: &[Value]) -> Table {
+    let others = other_numbers(rows);
+    let mut head = ["way", "group", "ends on"].map(|h| (h.to_owned(), String::new())).to_vec();
+    head.extend(COLUMNS.iter().map(|c| (c.head.to_owned(), c.hint.to_owned())));
+    head.extend(others.iter().map(|key| (key.replace('_', " "), key.clone())));
+    let cells = |row: &Value| {
+        let group = row["group"].as_str().map_or(Cell::Nothing, |g| Cell::Text(g.to_owned()));
+        let mut cells = vec![Cell::Text(word(&row["title"])), group, Cell::Text(placement(row))];
+        cells.extend(COLUMNS.iter().map(|c| Cell::number(row[c.key].as_f64(), c.decimals)));
+        let other = |key: &String| row[key].as_f64().map(|v| Cell::Number(v, None));
+        cells.extend(others.iter().map(|key| other(key).unwrap_or(Cell::Nothing)));
+        cells
+    };
+    let rows = rows.iter().map(cells).collect();
+    let caption = "Medians. Click a column's head to sort by it; point at it for what it is.";
+    Table { caption: caption.to_owned(), head, rows }.without_empty_columns()
+}
+
+/// Numbers that rows have and this file does not know.
+fn other_numbers(rows: &[Value]) -> Vec<String> {
+    let mut keys: Vec<String> = Vec::new();
+    for (key, value) in rows.iter().filter_map(Value::as_object).flatten() {
+        let known = COLUMNS.iter().any(|c| c.key == key) || WORDS.contains(&key.as_str());
+        if value.is_number() && !known && key != "counted_bytes" && !keys.contains(key) {
+            keys.push(key.clone());
+        }
+    }
+    keys
+}
+
+fn ratios_table(report: &Value) -> Table {
+    const HEAD: [(&str, &str); 10] = [
+        ("ratio", "the stable name"),
+        ("what", ""),
+        ("median", "of the pairs of one run"),
+        ("from", "lower end of the 95 % interval"),
+        ("to", "upper end of the 95 % interval"),
+        ("runs", "pairs measured"),
+        ("published", "what the published work found"),
+        ("reach", "good enough from here on"),
+        ("aim", "what is wanted"),
+        ("verdict", ""),
+    ];
+    let cells = |(name, r): (&String, &Value)| {
+        let text = |key: &str| r[key].as_str().map_or(Cell::Nothing, |t| Cell::Text(t.to_owned()));
+        let mut cells = vec![Cell::Text(name.clone()), text("what")];
+        cells.extend(["median", "low", "high"].map(|k| Cell::number(r[k].as_f64(), 3)));
+        cells.push(Cell::number(r["runs"].as_f64(), 0));
+        let goals = ["published", "reach", "aim"];
+        cells.extend(goals.map(|k| r[k].as_f64().map_or(Cell::Nothing, |v| Cell::Number(v, None))));
+        let verdict = r["verdict"].as_str().and_then(|v| v.split(" (").next());
+        cells.push(verdict.map_or(Cell::Nothing, |v| Cell::Text(v.to_owned())));
+        cells
+    };
+    let head = HEAD.map(|(h, t)| (h.to_owned(), t.to_owned())).to_vec();
+    let caption = "Ratios: medians of pairs measured in the same run.".to_owned();
+    Table { caption, head, rows: ratios(report).map(cells).collect() }.without_empty_columns()
+}
+
+/// Counts per MiB, since runs are of different length.
+fn counts(report: &Value) -> Option<Section> {
+    let rows = list(&report["rows"]);
+    let mut names: Vec<&String> = Vec::new();
+    for (name, _) in rows.iter().filter_map(|r| r["counts"].as_object()).flatten() {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    if names.is_empty() {
+        return None;
+    }
+    let mut head = ["way", "ends on"].map(|h| (h.to_owned(), String::new())).to_vec();
+    head.extend(names.iter().map(|n| (n.replace('_', " "), String::new())));
+    let cells = |row: &Value| {
+        let bytes = row["counted_bytes"].as_f64().filter(|b| *b > 0.0);
+        let per_mib = |name: &&String| {
+            let count = row["counts"][name.as_str()].as_f64().zip(bytes);
+            count.map_or(Cell::Nothing, |(n, b)| Cell::Number(n * 1_048_576.0 / b, None))
+        };
+        let mut cells = vec![Cell::Text(word(&row["title"])), Cell::Text(placement(row))];
+        cells.extend(names.iter().map(per_mib));
+        cells
+    };
+    let with_counts = |r: &&Value| r["counts"].as_object().is_some_and(|c| !c.is_empty());
+    let rows = rows.iter().filter(with_counts).map(cells).collect();
+    let caption =
+        "Per MiB moved, over all runs. Counts are exact where times are noisy.".to_owned();
+    let table = Table { caption, head, rows }.without_empty_columns();
+    Some(Section::new("What was counted", vec![Block::Table(table)]))
+}
+
+const HOW: [&str; 4] = [
+    "Ways run in turn, A B A B, so that what disturbs the machine disturbs both of a pair. A ratio \
+     is the median of the pairs; its interval holds the true median with 95 % confidence and \
+     assumes nothing about the distribution (order statistics).",
+    "This end is the thread or process under test, the other end its peer's process. \"Machine\" \
+     is the busy time of all CPUs in /proc/stat, which counts in ticks and includes the start of \
+     the peers; \"soaker\" is the same as spinners of the lowest priority saw it.",
+    "Same CPU: both ends are pinned to one CPU. Two CPUs: each to one of its own, so that wake-ups \
+     and cache lines cross. The placement changes a result more than the stack does.",
+    "A simulated device is a program that plays the hardware. Its own time is not the host's: it is \
+     measured, subtracted and shown apart.",
+];
+
+fn how(report: &Value) -> Option<Section> {
+    let prose = |text: &str| Block::Prose(text.to_owned());
+    let mut blocks: Vec<Block> = HOW.iter().map(|t| prose(t)).collect();
+    blocks.extend(words(&report["notes"]).into_iter().map(prose));
+    Some(Section::new("How to read this", blocks))
+}
