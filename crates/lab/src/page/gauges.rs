@@ -36,8 +36,10 @@ pub struct Gauge {
     pub interval: (f64, f64),
     /// What was published.
     pub published: Option<f64>,
-    /// Good enough from here on, and what is wanted. The aim lies on the better side.
+    /// Good enough from here on, and what is wanted.
     pub goals: Option<(f64, f64)>,
+    /// On which side better values lie.
+    pub more_is_better: bool,
     /// A word of judgement.
     pub verdict: String,
 }
@@ -54,10 +56,6 @@ impl Gauge {
     /// A logarithmic axis has no place for nothing.
     fn can_be_drawn(&self) -> bool {
         self.values().all(|v| v.is_finite() && v > 0.0)
-    }
-
-    fn more_is_better(&self) -> bool {
-        self.goals.is_some_and(|(reach, aim)| aim > reach || (aim == reach && aim > 1.0))
     }
 
     fn goals_said(&self) -> String {
@@ -79,7 +77,7 @@ impl Gauges {
     /// The chart as SVG.
     pub fn svg(&self) -> String {
         let (more, less): (Vec<&Gauge>, Vec<&Gauge>) =
-            self.gauges.iter().filter(|g| g.can_be_drawn()).partition(|g| g.more_is_better());
+            self.gauges.iter().filter(|g| g.can_be_drawn()).partition(|g| g.more_is_better);
         let panels: Vec<(&str, Vec<&Gauge>)> =
             [("more is better \u{2192}", more), ("\u{2190} less is better", less)]
                 .into_iter()
@@ -156,8 +154,7 @@ fn write_gauge(out: &mut String, y: f64, scale: &Scale, gauge: &Gauge) {
     svg::rect(out, (0.0, band), (WIDTH, BAND), "track", "");
     if let Some((reach, aim)) = gauge.goals {
         for (from, class) in [(reach, "reach"), (aim, "aim")] {
-            let (from, to) =
-                if gauge.more_is_better() { (at(from), WIDTH) } else { (0.0, at(from)) };
+            let (from, to) = if gauge.more_is_better { (at(from), WIDTH) } else { (0.0, at(from)) };
             svg::rect(out, (from, band), (to - from, BAND), class, "");
         }
     }

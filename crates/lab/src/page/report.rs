@@ -3,8 +3,8 @@
 //!
 //! Beside what every report has, these keys are understood:
 //!
-//! - in a row `group` (rows of one group stand together; without it the placement is the group),
-//!   `label` (shorter than `title`, for charts) and `hardware_ns_per_kb` (time of a simulated
+//! - in a row `group` (rows of one group stand together; without it the group is made of device,
+//!   segments, size and placement), `label` (shorter than `title`, for charts) and `hardware_ns_per_kb` (time of a simulated
 //!   device, which is not the host's);
 //! - `breakdowns`: where time goes, each `{title, caption, unit, bars: [{label, group?, parts:
 //!   [{name, value}]}]}`. Parts of the same name have the same colour in all bars; a part named
@@ -36,7 +36,9 @@ const fn column(
 /// The columns that every bench has, in the order of the table.
 const COLUMNS: &[Column] = &[
     column("throughput_gbps", "Gb/s", "throughput as the end that finishes last saw it", 1),
-    column("thread_cpu_ns_per_kb", "this end, ns/KB", "CPU time of the end under test", 0),
+    column("write_bytes", "bytes", "bytes per call", 0),
+    column("thread_cpu_ns_per_kb", "thread, ns/KB", "CPU time of the thread under test", 0),
+    column("this_end_cpu_ns_per_kb", "this end, ns/KB", "CPU time of the end under test", 0),
     column("peer_cpu_ns_per_kb", "other end, ns/KB", "CPU time of the other end", 0),
     column("both_ends_cpu_ns_per_kb", "both ends, ns/KB", "the sum of both ends", 0),
     column("both_ends_cpu_low_ns_per_kb", "from", "lower end of the sum's 95 % interval", 0),
@@ -48,7 +50,19 @@ const COLUMNS: &[Column] = &[
     column("runs", "runs", "how often it was measured", 0),
 ];
 /// Keys of a row that are no columns.
-const WORDS: &[&str] = &["name", "title", "label", "group", "placement", "error", "counts"];
+const WORDS: &[&str] = &[
+    "name",
+    "title",
+    "label",
+    "group",
+    "placement",
+    "error",
+    "counts",
+    "device",
+    "method",
+    "source",
+    "super_segments",
+];
 
 /// The page of a report.
 pub fn page(report: &Value) -> Page {
@@ -146,6 +160,7 @@ fn gauge(name: &str, ratio: &Value) -> Gauge {
         interval: (of("low").unwrap_or(median), of("high").unwrap_or(median)),
         published: of("published"),
         goals: of("reach").zip(of("aim")),
+        more_is_better: ratio["more_is_better"].as_bool().unwrap_or(false),
         verdict: word(&ratio["verdict"]),
     }
 }
@@ -155,7 +170,41 @@ fn label_of(row: &Value) -> String {
 }
 
 fn group_of(row: &Value) -> String {
-    row["group"].as_str().map_or_else(|| placement(row), str::to_owned)
+    if let Some(group) = row["group"].as_str() {
+        return group.to_owned();
+    }
+    let device = row["device"].as_str().map(device_title);
+    let segments = match row["super_segments"].as_bool() {
+        Some(true) => Some("super-segments"),
+        Some(false) => Some("single segments"),
+        None => None,
+    };
+    let bytes = row["write_bytes"].as_u64().map(size).filter(|_| device.is_some());
+    let at = Some(placement(row)).filter(|p| !p.is_empty());
+    let segments = segments.map(str::to_owned);
+    [device, segments, bytes, at].into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// What a device is called in headings.
+fn device_title(name: &str) -> String {
+    let title = match name {
+        "sim" => "simulated device",
+        "tap" => "TAP to a kernel peer",
+        "packet" => "AF_PACKET to a kernel peer",
+        "veth" => "kernel to kernel over veth",
+        "shm" => "shared memory between two processes",
+        "link" => "two stacks in one process",
+        other => other,
+    };
+    title.to_owned()
+}
+
+fn size(bytes: u64) -> String {
+    if bytes >= 1024 && bytes.is_multiple_of(1024) {
+        format!("{} KiB", bytes / 1024)
+    } else {
+        format!("{bytes} bytes")
+    }
 }
 
 /// Rows with figures, those of a group beside each other, groups in the order of their first row.
@@ -211,7 +260,7 @@ fn cost_bar(row: &Value) -> Bar {
         group: group_of(row),
         label: label_of(row),
         values: vec![
-            value("thread_cpu_ns_per_kb"),
+            of("this_end_cpu_ns_per_kb").unwrap_or(value("thread_cpu_ns_per_kb")),
             value("peer_cpu_ns_per_kb"),
             value("hardware_ns_per_kb"),
         ],

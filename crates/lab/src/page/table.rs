@@ -4,6 +4,9 @@ use super::html::escape;
 use super::svg::short;
 use std::fmt::Write;
 
+/// Text of at most so many characters stays on one line.
+const UNBROKEN: usize = 16;
+
 /// A table.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
@@ -34,6 +37,9 @@ impl Cell {
 
     fn html(&self) -> String {
         match self {
+            Cell::Text(text) if text.chars().count() <= UNBROKEN => {
+                format!("<td class=\"k\">{}</td>", escape(text))
+            }
             Cell::Text(text) => format!("<td>{}</td>", escape(text)),
             Cell::Nothing => "<td class=\"n\" data-n=\"\">\u{2013}</td>".to_owned(),
             Cell::Number(value, decimals) => {

@@ -49,10 +49,10 @@ fn the_page_of_a_bench_shows_every_row_ratio_and_stage() {
     for part in [
         "<h1>fulmar bench &lt;stream&gt;</h1>",
         "A &amp; B",
-        "<td>kernel to kernel</td><td>same CPU</td>",
+        "<td class=\"k\">kernel to kernel</td><td class=\"k\">same CPU</td>",
         "data-n=\"50.54\">50.5</td>",
         "Not measured: TAP, two CPUs: no &lt;TAP&gt;",
-        "<td>stream.x</td><td>ours \u{f7} floor</td>",
+        "<td class=\"k\">stream.x</td><td class=\"k\">ours \u{f7} floor</td>",
         "title=\"outputs_per_write\">outputs per write</th>",
         ">20</td>",
         "one memcpy 30",
@@ -113,10 +113,11 @@ fn bars_of_nothing_and_of_nonsense_stay_inside_the_chart() {
 
 #[test]
 fn ratios_stand_in_the_panel_of_their_direction_and_zero_in_none() {
-    let gauge = |name: &str, median, goals| Gauge {
+    let gauge = |name: &str, median, goals: Option<(f64, f64)>| Gauge {
         name: name.into(),
         median,
         interval: (median, median),
+        more_is_better: goals.is_some_and(|(reach, aim)| aim > reach),
         goals,
         ..Gauge::default()
     };
