@@ -12,10 +12,12 @@
 pub mod bench;
 pub mod child;
 pub mod cpu;
+pub mod file;
 pub mod floor;
 #[allow(unsafe_code)]
 pub mod heap;
 pub mod kernel;
+pub mod kernel_calls;
 pub mod limit;
 pub mod lock;
 pub mod netlink;
@@ -23,11 +25,13 @@ pub mod netns;
 pub mod page;
 pub mod peer;
 pub mod report;
+pub mod send;
 pub mod simulation;
 pub mod site;
 pub mod stats;
 pub mod stream;
 mod sys;
+pub mod without_tso;
 
 use std::io;
 

@@ -9,16 +9,21 @@
 
 use crate::child::Handle;
 use crate::cpu::{self, MachineClock};
+use crate::kernel_calls::{Sender, Sending};
 use crate::netns::Netns;
 use crate::sys;
 use serde_json::{Value, json};
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{self as unix, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 /// The congestion control on both sides of every comparison.
 const CONGESTION_CONTROL: &[u8] = b"cubic";
+/// What stands for the address of an AF_UNIX socket.
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 /// How long a peer may stay silent: starting takes milliseconds, a run takes its time plus this.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -38,6 +43,10 @@ pub enum Endpoint {
     Listen(SocketAddr),
     /// Connects to there.
     Connect(SocketAddr),
+    /// Listens on the AF_UNIX name of this number, in its network namespace.
+    ListenLocal(u32),
+    /// Connects to the AF_UNIX name of this number.
+    ConnectLocal(u32),
 }
 
 /// A peer to start.
@@ -55,6 +64,8 @@ pub struct Spec {
     pub warm_bytes: u64,
     /// How long a source writes after the warm-up.
     pub time: Duration,
+    /// How a source sends.
+    pub sending: Sending,
 }
 
 /// What one end of a stream measured after the warm-up.
@@ -72,6 +83,8 @@ pub struct Report {
     pub thread: Duration,
     /// Busy time of all CPUs of the machine in that time, where it was looked at; else zero.
     pub machine: Duration,
+    /// Sends with MSG_ZEROCOPY, over the whole run, and those of them that the kernel copied.
+    pub zerocopy: (u64, u64),
 }
 
 impl Report {
@@ -99,6 +112,11 @@ impl Peer {
         let mut handle = Handle::spawn(&spec.to_json(), netns)?;
         let address = match spec.endpoint {
             Endpoint::Connect(to) => to,
+            Endpoint::ConnectLocal(_) => NOWHERE,
+            Endpoint::ListenLocal(_) => {
+                handle.report(PATIENCE)?;
+                NOWHERE
+            }
             Endpoint::Listen(mut at) => {
                 let hello = handle.report(PATIENCE)?;
                 let port = hello.get("port").and_then(Value::as_u64).unwrap_or(0);
@@ -131,6 +149,7 @@ impl Peer {
             // A peer has one thread.
             thread: Duration::from_nanos(field("cpu_ns")),
             machine: Duration::from_nanos(field("machine_ns")),
+            zerocopy: (field("zerocopy_sends"), field("zerocopy_copied")),
         })
     }
 }
@@ -138,13 +157,16 @@ impl Peer {
 impl Spec {
     fn to_json(self) -> Value {
         let (side, address) = match self.endpoint {
-            Endpoint::Listen(a) => ("listen", a),
-            Endpoint::Connect(a) => ("connect", a),
+            Endpoint::Listen(a) => ("listen", a.to_string()),
+            Endpoint::Connect(a) => ("connect", a.to_string()),
+            Endpoint::ListenLocal(n) => ("listen_local", n.to_string()),
+            Endpoint::ConnectLocal(n) => ("connect_local", n.to_string()),
         };
         json!({
             "role": match self.role { Role::Sink => "sink", Role::Source => "source" },
             "side": side,
-            "address": address.to_string(),
+            "address": address,
+            "sending": self.sending.to_json(),
             "cpu": self.cpu,
             "buffer_bytes": self.buffer_bytes,
             "warm_bytes": self.warm_bytes,
@@ -154,7 +176,7 @@ impl Spec {
 
     fn from_json(v: &Value) -> Option<Spec> {
         let number = |name: &str| v.get(name).and_then(Value::as_u64);
-        let address = v.get("address")?.as_str()?.parse().ok()?;
+        let address = v.get("address")?.as_str()?;
         Some(Spec {
             role: match v.get("role")?.as_str()? {
                 "sink" => Role::Sink,
@@ -162,14 +184,17 @@ impl Spec {
                 _ => return None,
             },
             endpoint: match v.get("side")?.as_str()? {
-                "listen" => Endpoint::Listen(address),
-                "connect" => Endpoint::Connect(address),
+                "listen" => Endpoint::Listen(address.parse().ok()?),
+                "connect" => Endpoint::Connect(address.parse().ok()?),
+                "listen_local" => Endpoint::ListenLocal(address.parse().ok()?),
+                "connect_local" => Endpoint::ConnectLocal(address.parse().ok()?),
                 _ => return None,
             },
             cpu: number("cpu").and_then(|c| usize::try_from(c).ok()),
             buffer_bytes: usize::try_from(number("buffer_bytes")?).ok()?.max(1),
             warm_bytes: number("warm_bytes")?,
             time: Duration::from_nanos(number("time_ns")?),
+            sending: Sending::from_json(v.get("sending")?)?,
         })
     }
 }
@@ -181,10 +206,9 @@ pub(crate) fn serve(spec: &Value) -> io::Result<()> {
     if let Some(cpu) = spec.cpu {
         cpu::pin_to(cpu)?;
     }
-    let stream = connection(spec.endpoint)?;
-    let report = match spec.role {
-        Role::Sink => sink(stream, &spec)?,
-        Role::Source => source(stream, &spec)?,
+    let report = match spec.endpoint {
+        Endpoint::ListenLocal(n) | Endpoint::ConnectLocal(n) => act(local(&spec, n)?, &spec)?,
+        Endpoint::Listen(_) | Endpoint::Connect(_) => act(connection(&spec)?, &spec)?,
     };
     print_line(&json!({
         "bytes": report.bytes,
@@ -192,7 +216,55 @@ pub(crate) fn serve(spec: &Value) -> io::Result<()> {
         "cpu_ns": u64::try_from(report.cpu.as_nanos()).unwrap_or(u64::MAX),
         "calls": report.calls,
         "machine_ns": u64::try_from(report.machine.as_nanos()).unwrap_or(u64::MAX),
+        "zerocopy_sends": report.zerocopy.0,
+        "zerocopy_copied": report.zerocopy.1,
     }))
+}
+
+fn act<S: Stream>(stream: S, spec: &Spec) -> io::Result<Report> {
+    match spec.role {
+        Role::Sink => sink(stream, spec),
+        Role::Source => source(stream, spec),
+    }
+}
+
+/// A stream of the kernel's, TCP or AF_UNIX.
+trait Stream: Read + Write + AsFd {
+    /// The end of what we send.
+    fn end(&self) -> io::Result<()>;
+}
+
+impl Stream for TcpStream {
+    fn end(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Write)
+    }
+}
+
+impl Stream for UnixStream {
+    fn end(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Write)
+    }
+}
+
+/// An AF_UNIX connection by an abstract name, which belongs to the network namespace.
+fn local(spec: &Spec, number: u32) -> io::Result<UnixStream> {
+    let name = unix::SocketAddr::from_abstract_name(format!("fulmar-bench-peer-{number}"))?;
+    let stream = if matches!(spec.endpoint, Endpoint::ListenLocal(_)) {
+        let listener = UnixListener::bind_addr(&name)?;
+        print_line(&json!({ "port": 0 }))?;
+        listener.accept()?.0
+    } else {
+        UnixStream::connect_addr(&name)?
+    };
+    set_buffer(stream.as_fd(), spec)?;
+    Ok(stream)
+}
+
+fn set_buffer(fd: BorrowedFd<'_>, spec: &Spec) -> io::Result<()> {
+    let Some(bytes) = spec.sending.socket_buffer_bytes else { return Ok(()) };
+    let option = if spec.role == Role::Sink { libc::SO_RCVBUF } else { libc::SO_SNDBUF };
+    let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+    sys::setsockopt(fd, libc::SOL_SOCKET, option, &bytes.to_ne_bytes())
 }
 
 fn print_line(v: &Value) -> io::Result<()> {
@@ -201,18 +273,23 @@ fn print_line(v: &Value) -> io::Result<()> {
     out.flush()
 }
 
-fn connection(endpoint: Endpoint) -> io::Result<TcpStream> {
+fn connection(spec: &Spec) -> io::Result<TcpStream> {
     let set_congestion =
         |fd| sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, CONGESTION_CONTROL);
-    match endpoint {
+    match spec.endpoint {
         Endpoint::Connect(to) => {
             let stream = TcpStream::connect(to)?;
             set_congestion(stream.as_fd())?;
+            set_buffer(stream.as_fd(), spec)?;
             Ok(stream)
+        }
+        Endpoint::ListenLocal(_) | Endpoint::ConnectLocal(_) => {
+            Err(io::ErrorKind::InvalidInput.into())
         }
         Endpoint::Listen(at) => {
             let listener = TcpListener::bind(at)?;
             set_congestion(listener.as_fd())?; // an accepted socket inherits it
+            set_buffer(listener.as_fd(), spec)?;
             print_line(&json!({ "port": listener.local_addr()?.port() }))?;
             Ok(listener.accept()?.0)
         }
@@ -268,11 +345,12 @@ impl Meter {
             calls: self.calls - start.calls,
             thread: cpu,
             machine: MachineClock::read()?.since(start.machine).busy,
+            zerocopy: (0, 0),
         })
     }
 }
 
-fn sink(mut stream: TcpStream, spec: &Spec) -> io::Result<Report> {
+fn sink<S: Stream>(mut stream: S, spec: &Spec) -> io::Result<Report> {
     let mut buffer = vec![0; spec.buffer_bytes];
     let mut meter = Meter::new(spec.warm_bytes);
     loop {
@@ -283,24 +361,27 @@ fn sink(mut stream: TcpStream, spec: &Spec) -> io::Result<Report> {
     }
 }
 
-fn source(mut stream: TcpStream, spec: &Spec) -> io::Result<Report> {
-    let buffer = vec![0x5a; spec.buffer_bytes];
+fn source<S: Stream>(mut stream: S, spec: &Spec) -> io::Result<Report> {
+    let mut sender = Sender::new(&spec.sending, spec.buffer_bytes, stream.as_fd())?;
     let mut meter = Meter::new(spec.warm_bytes);
     loop {
-        let n = stream.write(&buffer)?;
+        let n = sender.call(&mut stream)?;
         if meter.moved(n)?.is_some_and(|start| start.elapsed() >= spec.time) {
             break;
         }
     }
-    stream.shutdown(std::net::Shutdown::Write)?;
+    stream.end()?;
     // The sink closes when it has everything: only then is the cost of these bytes complete.
     while stream.read(&mut [0; 512])? > 0 {}
-    meter.finish()
+    let zerocopy = (sender.zerocopy_sends, sender.zerocopy_copied);
+    Ok(Report { zerocopy, ..meter.finish()? })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file::Heat;
+    use crate::kernel_calls::{FileOf, KernelCall};
 
     #[test]
     fn a_specification_survives_the_command_line() {
@@ -311,6 +392,11 @@ mod tests {
             buffer_bytes: 7,
             warm_bytes: 9,
             time: Duration::from_millis(3),
+            sending: Sending {
+                call: KernelCall::SendFile,
+                file: Some(FileOf { pid: 1, fd: 2, bytes: 3, heat: Heat::Cold }),
+                socket_buffer_bytes: Some(4),
+            },
         };
         assert_eq!(Spec::from_json(&spec.to_json()), Some(spec));
         assert_eq!(Spec::from_json(&json!({ "role": "juggler" })), None);
@@ -327,6 +413,7 @@ mod tests {
             buffer_bytes: 10_000,
             warm_bytes: 0,
             time: Duration::from_millis(5),
+            sending: Sending::default(),
         };
         let far = std::thread::spawn(move || sink(listener.accept()?.0, &spec));
         let near = source(TcpStream::connect(to).expect("connect"), &spec).expect("source");

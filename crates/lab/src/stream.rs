@@ -7,8 +7,10 @@
 use crate::bench::{Sample, Way};
 use crate::cpu::{self, MachineClock, Placement};
 use crate::floor::Direction;
+use crate::kernel_calls::Sending;
 use crate::peer::{Endpoint, Peer, Report, Role, Spec};
 use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PREFIX, Site};
+use crate::without_tso::WithoutTso;
 use crate::{Bulk, heap, on_pinned_thread};
 use fulmar::base::{Counter, EtherAddr};
 use fulmar::{Cidr, Device, Stack, TcpListener, TcpStream, devices};
@@ -48,9 +50,11 @@ impl Over {
 /// A stack over a real device, and the namespace of its kernel peers.
 pub struct Ground {
     over: Over,
-    placement: Placement,
-    stack: Stack,
-    site: Site<()>,
+    pub(crate) placement: Placement,
+    /// Whether the stack may make super-segments.
+    pub(crate) super_segments: bool,
+    pub(crate) stack: Stack,
+    pub(crate) site: Site<()>,
 }
 
 impl Ground {
@@ -60,6 +64,20 @@ impl Ground {
     /// # Errors
     /// What the device or the namespaces failed with.
     pub fn new(over: Over, placement: Placement, pcap: Option<&PathBuf>) -> io::Result<Ground> {
+        Ground::with_super_segments(over, placement, true, pcap)
+    }
+
+    /// As [`Ground::new`]; without super-segments the device looks to the stack as if it could not
+    /// cut them (no TSO), and is otherwise the same.
+    ///
+    /// # Errors
+    /// As [`Ground::new`].
+    pub fn with_super_segments(
+        over: Over,
+        placement: Placement,
+        super_segments: bool,
+        pcap: Option<&PathBuf>,
+    ) -> io::Result<Ground> {
         let Site { device, peer_netns, _our_netns } = match over {
             Over::Tap => site::tap(open_tap)?,
             Over::Packet => site::packet(open_packet)?,
@@ -70,10 +88,17 @@ impl Ground {
             }
             None => device,
         };
+        let device = if super_segments { device } else { Box::new(WithoutTso::new(device)) };
         let (near_cpu, _) = placement.cpus(&cpu::allowed_cpus()?)?;
         let address = Cidr { address: IpAddr::V4(OUR_IP), prefix_len: PREFIX };
         let stack = on_pinned_thread(near_cpu, || build(device, address, over.name()))?;
-        Ok(Ground { over, placement, stack, site: Site { device: (), peer_netns, _our_netns } })
+        let site = Site { device: (), peer_netns, _our_netns };
+        Ok(Ground { over, placement, super_segments, stack, site })
+    }
+
+    /// On which device.
+    pub fn over(&self) -> Over {
+        self.over
     }
 
     /// Runs one connection for about `time`. `near` in the sample is this process, `far` the kernel
@@ -99,6 +124,7 @@ impl Ground {
             buffer_bytes: if role == Role::Sink { bulk.read_bytes } else { bulk.write_bytes },
             warm_bytes: bulk.warm_bytes,
             time,
+            sending: Sending::default(),
         };
         let peer = Peer::spawn(&spec, &self.site.peer_netns)?;
         let stack = &self.stack;
@@ -134,13 +160,13 @@ fn open_packet(name: &str) -> io::Result<Box<dyn Device>> {
     Ok(Box::new(socket))
 }
 
-fn build(device: Box<dyn Device>, address: Cidr, name: &str) -> io::Result<Stack> {
+pub(crate) fn build(device: Box<dyn Device>, address: Cidr, name: &str) -> io::Result<Stack> {
     let builder = Stack::builder().device(device).address(address).name(name).unlisted();
     builder.build().map_err(io::Error::other)
 }
 
 /// What is counted over the measured part of a run, by name.
-type Counts = Vec<(&'static str, u64)>;
+pub(crate) type Counts = Vec<(&'static str, u64)>;
 
 /// Reads every counter that a table may want, so that the difference of two is a run's.
 fn counted(stack: &Stack) -> io::Result<Counts> {
@@ -153,6 +179,11 @@ fn counted(stack: &Stack) -> io::Result<Counts> {
         ("rx_crossings", stat.shard.device.rx_crossings),
         of("packets", Counter::TxPackets).plus(stat.count(Counter::RxPackets)),
         of("output_passes", Counter::TcpOutputs),
+        of("send_outputs", Counter::SendOutputs),
+        of("send_frames", Counter::SendFrames),
+        of("send_packets", Counter::SendPackets),
+        of("send_mbufs", Counter::SendMbufs),
+        of("send_bytes", Counter::SendBytes),
         of("writes", Counter::Sends),
         of("reads", Counter::Receives),
         of("copied_bytes", Counter::CopiedBytes),
@@ -176,8 +207,8 @@ fn difference(before: &Counts, after: &Counts) -> Counts {
 }
 
 /// The clocks and counters at the start of the measured part.
-struct Start {
-    at: Instant,
+pub(crate) struct Start {
+    pub at: Instant,
     cpu: Duration,
     thread: Duration,
     machine: MachineClock,
@@ -186,7 +217,7 @@ struct Start {
 }
 
 impl Start {
-    fn now(stack: &Stack) -> io::Result<Start> {
+    pub fn now(stack: &Stack) -> io::Result<Start> {
         let counts = counted(stack)?;
         let heap_allocations = heap::allocations();
         Ok(Start {
@@ -199,7 +230,7 @@ impl Start {
         })
     }
 
-    fn report(self, stack: &Stack, bytes: u64, calls: u64) -> io::Result<(Report, Counts)> {
+    pub fn report(self, stack: &Stack, bytes: u64, calls: u64) -> io::Result<(Report, Counts)> {
         let elapsed = self.at.elapsed();
         let thread = cpu::thread_cpu()?.saturating_sub(self.thread);
         let cpu = cpu::process_cpu(None)?.saturating_sub(self.cpu);
@@ -207,7 +238,7 @@ impl Start {
         let heap_allocations = heap::allocations() - self.heap_allocations;
         let mut counts = difference(&self.counts, &counted(stack)?);
         counts.push(("heap_allocations", heap_allocations));
-        Ok((Report { bytes, elapsed, cpu, calls, thread, machine }, counts))
+        Ok((Report { bytes, elapsed, cpu, calls, thread, machine, zerocopy: (0, 0) }, counts))
     }
 }
 

@@ -37,6 +37,77 @@ pub fn setsockopt(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> io
     check(r).map(drop)
 }
 
+/// `send` with MSG_ZEROCOPY: the kernel may read `bytes` until a completion says otherwise.
+///
+/// Sound whatever the caller does with the bytes meanwhile: the kernel only reads them, and keeps the
+/// pages alive by itself.
+pub fn send_zerocopy(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    let flags = libc::MSG_ZEROCOPY | libc::MSG_NOSIGNAL;
+    // SAFETY: pointer and length come from one slice; the kernel reads it and pins its pages.
+    let n = unsafe { libc::send(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// Waits until the socket's error queue has something.
+pub fn wait_error_queue(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let mut p = libc::pollfd { fd: fd.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one pollfd, a local, as the count says.
+    check(unsafe { libc::poll(&raw mut p, 1, 1000) }).map(drop)
+}
+
+/// The next completion of zerocopy sends: the first and the last send it stands for, and whether the
+/// kernel copied their bytes. `None`: there is none now.
+pub fn zerocopy_completion(fd: BorrowedFd<'_>) -> io::Result<Option<(u32, u32, bool)>> {
+    /// Room for one control message with a sock_extended_err and an address.
+    #[repr(align(8))]
+    struct Room([u8; 128]);
+    let mut room = Room([0; 128]);
+    // SAFETY: msghdr is integers and pointers, for which all-zero is a value.
+    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+    msg.msg_control = room.0.as_mut_ptr().cast();
+    msg.msg_controllen = room.0.len() as _;
+    let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
+    // SAFETY: the header points to one local of the length it says, and to nothing else.
+    if unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut msg, flags) } < 0 {
+        let e = io::Error::last_os_error();
+        return if e.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(e) };
+    }
+    // SAFETY: the kernel has filled `room` and set msg_controllen to what it filled; CMSG_FIRSTHDR
+    // answers null unless a whole header lies within it, and the length is checked before the
+    // payload, which may be unaligned, is read.
+    let err = unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const msg);
+        let wanted = libc::CMSG_LEN(size_of::<libc::sock_extended_err>() as u32) as usize;
+        if header.is_null() || ((*header).cmsg_len as usize) < wanted {
+            return Ok(None);
+        }
+        libc::CMSG_DATA(header).cast::<libc::sock_extended_err>().read_unaligned()
+    };
+    if err.ee_origin != SO_EE_ORIGIN_ZEROCOPY {
+        return Err(io::Error::from_raw_os_error(err.ee_errno as i32));
+    }
+    let was_copied = u32::from(err.ee_code) & SO_EE_CODE_ZEROCOPY_COPIED != 0;
+    Ok(Some((err.ee_info, err.ee_data, was_copied)))
+}
+
+/// linux/errqueue.h.
+const SO_EE_ORIGIN_ZEROCOPY: u8 = 5;
+/// linux/errqueue.h.
+const SO_EE_CODE_ZEROCOPY_COPIED: u32 = 1;
+
+/// `sendfile` of at most `bytes` from `offset`; returns how many went.
+pub fn send_file(
+    to: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    bytes: usize,
+) -> io::Result<usize> {
+    let mut offset = offset as libc::off_t;
+    // SAFETY: the offset is a local; the descriptors are borrowed for the call.
+    let n = unsafe { libc::sendfile(to.as_raw_fd(), file.as_raw_fd(), &raw mut offset, bytes) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
 /// Binds an AF_PACKET socket to an interface, for all protocols.
 pub fn bind_packet(fd: BorrowedFd<'_>, ifindex: u32) -> io::Result<()> {
     // SAFETY: sockaddr_ll is plain integers, for which all-zero is a value.

@@ -8,6 +8,7 @@ use fulmar_lab::child;
 use fulmar_lab::cpu::Placement;
 use fulmar_lab::floor::{Direction, Ground, Kind};
 use fulmar_lab::kernel::Pair;
+use fulmar_lab::kernel_calls::Sending;
 use fulmar_lab::netns::{self, Netns};
 use fulmar_lab::peer::{Endpoint, Peer, Role, Spec};
 use std::io;
@@ -90,6 +91,7 @@ fn a_dropped_peer_is_dead() {
         buffer_bytes: 1,
         warm_bytes: 0,
         time: TIME,
+        sending: Sending::default(),
     };
     let peer = Peer::spawn(&spec, &Netns::current().expect("here")).expect("a peer");
     let proc = format!("/proc/{}", peer.id());

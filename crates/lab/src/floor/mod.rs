@@ -16,6 +16,7 @@ pub mod segment;
 use crate::Bulk;
 use crate::bench::{Sample, Way};
 use crate::cpu::{self, Placement};
+use crate::kernel_calls::Sending;
 use crate::peer::{Endpoint, Peer, Role, Spec};
 use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PEER_MAC, Site};
 use device::{FrameDevice, Packet, Tap};
@@ -123,6 +124,7 @@ impl Ground {
             buffer_bytes: if role == Role::Sink { bulk.read_bytes } else { bulk.write_bytes },
             warm_bytes: bulk.warm_bytes,
             time,
+            sending: Sending::default(),
         };
         let peer = Peer::spawn(&spec, &self.site.peer_netns)?;
         let addresses = self.addresses(peer.address().port());

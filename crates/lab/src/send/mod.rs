@@ -1,0 +1,202 @@
+//! The ways of sending: as it was done once, as it was published, as fulmar does it, and as the
+//! kernel does it.
+//!
+//! A [`Method`] is one way to hand bytes to a connection; the old ones ([`sosend`]) are built from
+//! the public pieces of the stack alone (`Shard::tcp_append`, `Shard::tcp_send_space`, the pool), so
+//! that everything below them (TCP, IP, device) is the same for all, and what differs is the way.
+//! A [`Place`] is where a connection is made: over which device, to whom, with or without
+//! super-segments. [`way`] makes of both a [`Way`] of a bench.
+//!
+//! Two accounts of every run: the CPU of the sending *thread* (what `time` shows) and of the whole
+//! *process*; the machine's is beside them. Hardware that is simulated inside the sender's calls is
+//! taken off and shown apart.
+
+pub mod place;
+pub mod sosend;
+
+use crate::bench::{Cell, Sample, Way};
+use crate::cpu::Placement;
+use fulmar::{Stack, TcpStream};
+use std::cell::RefCell;
+use std::io::{self, Write};
+use std::time::Duration;
+
+/// The shape of a transfer, the same for every way that is compared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Load {
+    /// Bytes per write, or per sendfile call.
+    pub write_bytes: usize,
+    /// Bytes of the sender's socket buffer. `None`: 1 MiB in fulmar, the kernel's own choice there.
+    pub buffer_bytes: Option<usize>,
+    /// Bytes of the receiver's buffer per read.
+    pub read_bytes: usize,
+    /// Bytes before measuring starts: past slow start and the growth of buffers.
+    pub warm_bytes: u64,
+}
+
+/// fulmar's send buffer unless the load says otherwise.
+pub const BUFFER_BYTES: usize = 1 << 20;
+
+impl Load {
+    /// Writes of so many bytes; the rest as in the bulk bench.
+    pub fn of_writes(write_bytes: usize) -> Load {
+        Load { write_bytes, buffer_bytes: None, read_bytes: 256 << 10, warm_bytes: 16 << 20 }
+    }
+}
+
+/// How bytes are handed to a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Method {
+    /// sosend as it was until 2006: one 2 KiB mbuf after the other, each allocated, filled and sent.
+    Old,
+    /// sosend as published: all 4 KiB mbufs of the write, one tight copy loop, one send.
+    Published,
+    /// One change at a time between the two, and beyond: see [`sosend::Builder`].
+    Variant(sosend::Builder),
+    /// `TcpStream::write`.
+    Ours,
+}
+
+impl Method {
+    /// The name in ways and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::Old => "old",
+            Method::Published => "published",
+            Method::Variant(builder) => builder.name(),
+            Method::Ours => "ours",
+        }
+    }
+
+    /// The name in tables.
+    pub fn title(self) -> String {
+        match self {
+            Method::Old => "old: 2 KiB mbuf, one send each".to_owned(),
+            Method::Published => "published: 4 KiB mbufs, one send".to_owned(),
+            Method::Variant(builder) => builder.title(),
+            Method::Ours => "fulmar write".to_owned(),
+        }
+    }
+
+    /// Makes the caller that sends in this way, again and again the same bytes.
+    pub fn caller(self, load: &Load) -> Box<dyn Caller> {
+        let bytes = vec![0x5a; load.write_bytes];
+        match self {
+            Method::Old => Box::new(sosend::Writer::new(sosend::OLD, bytes)),
+            Method::Published => Box::new(sosend::Writer::new(sosend::PUBLISHED, bytes)),
+            Method::Variant(builder) => Box::new(sosend::Writer::new(builder, bytes)),
+            Method::Ours => Box::new(Ours(bytes)),
+        }
+    }
+}
+
+/// A connection and the stack that it belongs to.
+pub struct Target<'a> {
+    /// The stack.
+    pub stack: &'a Stack,
+    /// The connection.
+    pub stream: &'a TcpStream,
+}
+
+/// A program that sends.
+pub trait Caller: Send {
+    /// Makes one call (a write, a sendfile); returns how many bytes were accepted.
+    ///
+    /// # Errors
+    /// What the connection failed with.
+    fn call(&mut self, to: &Target<'_>) -> io::Result<u64>;
+}
+
+/// The released path.
+struct Ours(Vec<u8>);
+
+impl Caller for Ours {
+    fn call(&mut self, to: &Target<'_>) -> io::Result<u64> {
+        let mut stream = to.stream;
+        stream.write_all(&self.0)?;
+        Ok(self.0.len() as u64)
+    }
+}
+
+/// Where connections are made.
+pub trait Place {
+    /// The device's name: `tap`, `sim`, ...
+    fn device(&self) -> &'static str;
+
+    /// The device's name in tables.
+    fn device_title(&self) -> &'static str;
+
+    /// Where the two ends run.
+    fn placement(&self) -> Placement;
+
+    /// Whether TCP makes super-segments here.
+    fn super_segments(&self) -> bool;
+
+    /// Makes one connection and lets `caller` send for about `time` after the warm-up.
+    ///
+    /// # Errors
+    /// What the connection failed with.
+    fn stream(
+        &mut self,
+        load: &Load,
+        caller: &mut dyn Caller,
+        time: Duration,
+    ) -> io::Result<Sample>;
+}
+
+/// The name of a way: `old.tap.64k.tso.same_cpu`; of one that sends a cold file,
+/// `old.tap.64k.tso.cold.same_cpu`.
+pub fn way_name(cell: &Cell, placement: Placement) -> String {
+    let Cell { device, method, write_bytes, super_segments, source } = *cell;
+    let (tso, at) = (tso_name(super_segments), placement.name());
+    let source = if source == "hot" { String::new() } else { format!("{source}.") };
+    format!("{method}.{device}.{}k.{tso}.{source}{at}", write_bytes >> 10)
+}
+
+/// `tso` or `no_tso`.
+pub fn tso_name(super_segments: bool) -> &'static str {
+    if super_segments { "tso" } else { "no_tso" }
+}
+
+/// A way of a bench: this method at this place. Its name is that of [`way_name`].
+pub fn way<'a, P: Place + ?Sized>(
+    place: &'a RefCell<Box<P>>,
+    method: Method,
+    load: Load,
+) -> Way<'a> {
+    let cell = {
+        let place = place.borrow();
+        Cell {
+            device: place.device(),
+            method: method.name(),
+            write_bytes: load.write_bytes,
+            super_segments: place.super_segments(),
+            source: "hot",
+        }
+    };
+    way_of(place, cell, method.title(), load, move |load| Ok(method.caller(load)))
+}
+
+/// A way of a bench: whatever `make` makes, at this place.
+pub fn way_of<'a, P: Place + ?Sized>(
+    place: &'a RefCell<Box<P>>,
+    cell: Cell,
+    title: String,
+    load: Load,
+    make: impl Fn(&Load) -> io::Result<Box<dyn Caller>> + 'a,
+) -> Way<'a> {
+    let placement = place.borrow().placement();
+    Way {
+        name: way_name(&cell, placement),
+        title,
+        placement,
+        cell: Some(cell),
+        run: Box::new(move |time| {
+            let mut caller = make(&load)?;
+            place.borrow_mut().stream(&load, caller.as_mut(), time)
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

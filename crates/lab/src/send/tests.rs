@@ -1,0 +1,89 @@
+//! The ways of sending do what they are said to do: counted, never timed.
+
+use super::*;
+use fulmar::base::Counter;
+use fulmar::{Cidr, TcpListener, devices};
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::thread;
+
+const NEAR: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
+const FAR: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
+const CALLS: u64 = 12;
+const WRITE_BYTES: usize = 64 << 10;
+
+fn stack(device: Box<dyn fulmar::Device>, ip: Ipv4Addr) -> Stack {
+    let address = Cidr { address: IpAddr::V4(ip), prefix_len: 24 };
+    Stack::builder().device(device).address(address).unlisted().build().expect("a stack")
+}
+
+/// What a few calls counted, of writes that always find space.
+struct Counted {
+    outputs: u64,
+    mbufs: u64,
+    bytes: Vec<u8>,
+}
+
+/// Sends over `link` with a buffer that holds everything, so that no write is split by want of space.
+fn count(mut caller: Box<dyn Caller>) -> Counted {
+    let (near, far) = devices::link_pair().expect("a link");
+    let (near, far) = (stack(near, NEAR), stack(far, FAR));
+    let listener = TcpListener::bind(&far, SocketAddr::from((FAR, 7))).expect("a port");
+    let reader = thread::spawn(move || {
+        let mut bytes = Vec::new();
+        listener.accept().expect("a connection").0.read_to_end(&mut bytes).expect("all of it");
+        bytes
+    });
+    let stream = TcpStream::connect(&near, SocketAddr::from((FAR, 7))).expect("it listens");
+    let room = 2 * CALLS as usize * WRITE_BYTES;
+    assert!(stream.set_send_buffer(room).expect("open") >= room);
+    let before = near.stat().expect("ours");
+    let to = Target { stack: &near, stream: &stream };
+    let sent: u64 = (0..CALLS).map(|_| caller.call(&to).expect("it is open")).sum();
+    let after = near.stat().expect("ours");
+    drop(stream);
+    let bytes = reader.join().expect("no panic");
+    assert_eq!(bytes.len() as u64, sent);
+    let of = |c| after.count(c) - before.count(c);
+    Counted { outputs: of(Counter::SendOutputs), mbufs: of(Counter::SendMbufs), bytes }
+}
+
+fn count_method(method: Method) -> Counted {
+    let counted = count(method.caller(&Load::of_writes(WRITE_BYTES)));
+    assert!(counted.bytes.iter().all(|b| *b == 0x5a), "{method:?}");
+    counted
+}
+
+#[test]
+fn the_old_way_makes_32_outputs_of_a_64_kib_write_and_the_new_ones_make_one() {
+    for (method, outputs, mbufs) in [
+        (Method::Old, 32, 32),
+        (Method::Published, 1, 16),
+        (Method::Ours, 1, 1),
+        (Method::Variant(sosend::VARIANTS[0]), 16, 16),
+        (Method::Variant(sosend::VARIANTS[1]), 1, 1),
+        (Method::Variant(sosend::VARIANTS[2]), 1, 32),
+        (Method::Variant(sosend::VARIANTS[3]), 1, 1),
+    ] {
+        let counted = count_method(method);
+        assert_eq!(
+            (counted.outputs, counted.mbufs),
+            (outputs * CALLS, mbufs * CALLS),
+            "{method:?}"
+        );
+    }
+}
+
+#[test]
+fn a_way_is_named_by_its_cell() {
+    let cell = Cell {
+        device: "tap",
+        method: "old",
+        write_bytes: 64 << 10,
+        super_segments: false,
+        source: "hot",
+    };
+    assert_eq!(way_name(&cell, Placement::SameCpu), "old.tap.64k.no_tso.same_cpu");
+    let cold = Cell { source: "cold", super_segments: true, ..cell };
+    assert_eq!(way_name(&cold, Placement::TwoCpus), "old.tap.64k.tso.cold.two_cpus");
+}
