@@ -1,5 +1,5 @@
 //! Devices: [`link`] joins two stacks in one process, [`shm`] two processes, [`tap`] and [`packet`]
-//! reach the kernel.
+//! reach the kernel, [`sim`] models a NIC.
 //!
 //! All system calls that std lacks are in `sys.rs`, the only file here with unsafe code.
 
@@ -10,6 +10,7 @@ mod landing;
 pub mod link;
 pub mod packet;
 pub mod shm;
+pub mod sim;
 #[allow(unsafe_code)]
 mod sys;
 pub mod tap;

@@ -11,7 +11,7 @@ use fulmar_netdev::fault::{Faults, Rates};
 use fulmar_netdev::pcap::PcapWriter;
 
 pub use fulmar_drivers::{
-    OpenError, link, packet as packet_socket, shm as shm_device, tap as tap_device,
+    OpenError, link, packet as packet_socket, shm as shm_device, sim, tap as tap_device,
 };
 pub use fulmar_netdev::fault;
 
@@ -58,6 +58,16 @@ pub type Pair = (Box<dyn Device>, Box<dyn Device>);
 pub fn link_pair() -> Result<Pair, OpenError> {
     let (a, b) = link::pair(&link::LinkConfig::default())?;
     Ok((Box::new(a), Box::new(b)))
+}
+
+/// A simulated NIC with a modelled station behind it, and a handle that shows what its hardware did
+/// and cost. Figures from it are a simulated device's.
+///
+/// # Errors
+/// Too many open descriptors.
+pub fn sim_nic(config: sim::SimConfig) -> Result<(Box<dyn Device>, sim::SimHandle), OpenError> {
+    let (nic, handle) = sim::with_peer(config)?;
+    Ok((Box::new(nic), handle))
 }
 
 /// The same device, with every frame written to `out` as pcapng, for Wireshark and tshark.

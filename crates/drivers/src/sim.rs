@@ -1,0 +1,187 @@
+//! A modelled NIC: what a host pays for a network card, without one.
+//!
+//! ```text
+//!   host (the stack's thread, what is measured)  │  hardware (its time is shown apart)
+//!                                                │
+//!   tx_burst ─► descriptors ─► ring ── doorbell ─┼─► read by reference, cut, line rate ─► wire
+//!   tx_reap  ◄─ ring ◄─ completions ─────────────┼──
+//!   rx_burst ◄─ ring ◄───────────────────────────┼─◄ posted buffers written, aggregated ◄─ wire
+//!            ─► posted buffers ─► ring ──────────┼─►
+//! ```
+//!
+//! [`with_peer`] puts a modelled station at the far end ([`FarEnd`]), which acknowledges or generates
+//! as fast as line and window allow, so that one host's cost stands alone.
+//!
+//! **Who owns what.** What is posted to a ring is the hardware's until it is completed, and moves
+//! with its ownership. Sent frames are read where they lie and go home when the host reaps them;
+//! received ones lie in buffers that the host posted from its own pool.
+//!
+//! **Hardware's time.** Inline, the hardware runs within the calls of the host and is timed there
+//! ([`SimHandle::hardware_ns`], [`thread_hardware_ns`]).
+//!
+//! **Time** is the caller's, so all of it works on a virtual clock. What the hardware does between
+//! two calls it does at the second one, with the times at which it would have happened.
+//!
+//! **Bounds.** Rings and lanes have fixed sizes. Without a posted buffer the wire pauses, or frames
+//! are lost and counted.
+//!
+//! Every figure obtained with it is a *simulated device's*. Not here: several queues, placement,
+//! VLANs, virtual functions.
+
+mod frame;
+mod hardware;
+mod line;
+mod meter;
+mod nic;
+pub mod pattern;
+mod peer;
+mod ring;
+mod rx;
+
+use std::sync::Arc;
+
+use fulmar_base::{Duration, EtherAddr};
+use fulmar_mbuf::MAX_MBUF_BYTES;
+use fulmar_netdev::Caps;
+
+use crate::OpenError;
+use crate::wake::Bell;
+pub use meter::{Busy, SimCounts, SimHandle, thread_hardware_ns};
+pub use nic::SimNic;
+pub use peer::{AckRule, Command, FarEnd, Service};
+
+const ETHER_BYTES: usize = 14;
+
+/// A coalescing register pair: when the hardware asks for attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Coalesce {
+    /// After so many frames.
+    pub packets: usize,
+    /// So long after the first of them.
+    pub delay: Duration,
+}
+
+/// What the NIC can do, and how it is set up.
+#[derive(Clone, Debug)]
+pub struct SimConfig {
+    /// Largest IP packet that is not a super-frame, in bytes.
+    pub mtu: usize,
+    /// Station address of the NIC.
+    pub ether: EtherAddr,
+    /// It completes and verifies transport checksums. Without it there are no super-frames.
+    pub csum: bool,
+    /// It cuts super-frames of up to so many bytes of IP packet. `None`: the stack cuts.
+    pub tso: Option<usize>,
+    /// It aggregates received segments in order, up to so many bytes of IP packet. `None`: not.
+    pub lro: Option<usize>,
+    /// Bits per second each way, 0 for no limit.
+    pub line_rate_bps: u64,
+    /// Time from the last bit sent to the last bit received.
+    pub delay: Duration,
+    /// Transmit descriptors; each piece of a frame takes one. Rounded up to a power of two.
+    pub tx_descriptors: usize,
+    /// Receive buffers posted. Rounded up to a power of two.
+    pub rx_buffers: usize,
+    /// Room of a receive buffer, at most 64 KiB. It holds at least a frame of the MTU.
+    pub rx_buffer_bytes: usize,
+    /// When the hardware asks for attention after it has received.
+    pub rx_coalesce: Coalesce,
+    /// When the driver takes completions back: after so many frames, so late at the most.
+    pub tx_coalesce: Coalesce,
+    /// Also after so many bytes, so that memory is used again while it is warm.
+    pub tx_reap_bytes: usize,
+    /// Without a posted buffer the wire pauses; otherwise frames are lost then.
+    pub flow_control: bool,
+    /// What is at the other end, for [`with_peer`].
+    pub far_end: FarEnd,
+}
+
+impl Default for SimConfig {
+    /// MTU 1500, all offloads with super-frames of 64 KiB, no rate limit, 1024 transmit descriptors,
+    /// 64 receive buffers of 64 KiB, an interrupt per frame received, completions taken back after
+    /// 32 frames, 128 KiB or a millisecond.
+    fn default() -> SimConfig {
+        SimConfig {
+            mtu: 1500,
+            ether: EtherAddr([2, 0, 0, 0, 0, 0x51]),
+            csum: true,
+            tso: Some(65_535),
+            lro: Some(MAX_MBUF_BYTES - ETHER_BYTES),
+            line_rate_bps: 0,
+            delay: Duration::ZERO,
+            tx_descriptors: 1024,
+            rx_buffers: 64,
+            rx_buffer_bytes: MAX_MBUF_BYTES,
+            rx_coalesce: Coalesce { packets: 1, delay: Duration::ZERO },
+            tx_coalesce: Coalesce { packets: 32, delay: Duration::from_millis(1) },
+            tx_reap_bytes: 128 << 10,
+            flow_control: true,
+            far_end: FarEnd::default(),
+        }
+    }
+}
+
+impl SimConfig {
+    /// The same NIC without any offload: the stack cuts and sums, every packet arrives by itself in
+    /// a buffer of 2 KiB.
+    #[must_use]
+    pub fn without_offloads(self) -> SimConfig {
+        SimConfig {
+            csum: false,
+            tso: None,
+            lro: None,
+            rx_buffers: 512,
+            rx_buffer_bytes: 2048,
+            ..self
+        }
+    }
+
+    /// The same with everything inside its bounds.
+    fn bounded(mut self) -> SimConfig {
+        self.mtu = self.mtu.clamp(68, MAX_MBUF_BYTES - ETHER_BYTES);
+        let least = self.mtu + ETHER_BYTES;
+        self.rx_buffer_bytes = self.rx_buffer_bytes.clamp(least, MAX_MBUF_BYTES);
+        self.tx_descriptors = self.tx_descriptors.clamp(2 * MAX_SEGS, 1 << 16);
+        self.rx_buffers = self.rx_buffers.clamp(4, 1 << 16);
+        // A whole aggregate fits into half of what is posted.
+        let room = self.rx_buffers / 2 * self.rx_buffer_bytes - ETHER_BYTES;
+        self.lro = self.lro.map(|l| l.clamp(self.mtu, 65_535).min(room));
+        self.tso = self.tso.map(|t| t.clamp(self.mtu, 65_535));
+        self
+    }
+
+    fn caps(&self) -> Caps {
+        let tso = self.tso.filter(|_| self.csum);
+        Caps {
+            tx_csum: self.csum,
+            tso,
+            rx_gro: self.lro.is_some() && self.csum,
+            max_segs: MAX_SEGS,
+            ..Caps::plain(self.mtu, self.ether)
+        }
+    }
+}
+
+/// Pieces of one frame that the hardware gathers at most.
+const MAX_SEGS: usize = 64;
+
+fn board() -> Result<Arc<meter::Board>, OpenError> {
+    let bell = Bell::new().map_err(|e| {
+        OpenError::new("cannot create an eventfd", e, "raise the limit on open files (ulimit -n)")
+    })?;
+    Ok(Arc::new(meter::Board::new(bell)))
+}
+
+/// A NIC with the modelled peer of `config.far_end` at the other end of its wire.
+///
+/// # Errors
+/// No descriptor left for the wake-ups.
+pub fn with_peer(config: SimConfig) -> Result<(SimNic, SimHandle), OpenError> {
+    let config = config.bounded();
+    let board = board()?;
+    let handle = SimHandle::new(Arc::clone(&board));
+    Ok((SimNic::new(&config, hardware::Hardware::with_peer(&config, board)), handle))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! Frames on the simulated wire, and what the hardware reads from them.
+
+use std::net::IpAddr;
+
+use fulmar_base::{EtherAddr, Gso, GsoKind};
+use fulmar_wire::{eth, ipv4, ipv6, protocol, tcp, udp};
+
+/// Bytes at the front of a frame that lie in the descriptor of the wire: the headers of nearly
+/// everything (Ethernet, IPv6 and the longest TCP header are 114).
+pub const HEAD_BYTES: usize = 128;
+
+/// What follows the front of a frame.
+pub enum Rest {
+    /// Nothing.
+    None,
+    /// These bytes; the memory goes round.
+    Bytes(Vec<u8>),
+    /// The bytes of [`super::pattern`] from this offset on, so many.
+    Pattern(u64, usize),
+    /// So many bytes, whatever they are: the buffer keeps what it has.
+    Untouched(usize),
+}
+
+impl Rest {
+    pub fn len(&self) -> usize {
+        match self {
+            Rest::None => 0,
+            Rest::Bytes(b) => b.len(),
+            Rest::Pattern(_, n) | Rest::Untouched(n) => *n,
+        }
+    }
+}
+
+/// A frame on the wire. With `gso` it stands for a train of packets, one behind the other, of which
+/// the headers are those of the whole.
+pub struct WireFrame {
+    head: [u8; HEAD_BYTES],
+    head_bytes: usize,
+    pub rest: Rest,
+    pub gso: Option<Gso>,
+    /// The transport checksum holds the sum of the pseudo header only, which is as good as a right
+    /// one: what it covers is not read on this wire. Where it begins, and its place from there.
+    pub partial_csum: Option<(u16, u16)>,
+}
+
+impl WireFrame {
+    /// A frame that begins with `head`, of which at most [`HEAD_BYTES`] are taken.
+    pub fn new(head: &[u8], rest: Rest) -> WireFrame {
+        let head_bytes = head.len().min(HEAD_BYTES);
+        let mut front = [0; HEAD_BYTES];
+        for (to, from) in front.iter_mut().zip(head) {
+            *to = *from;
+        }
+        WireFrame { head: front, head_bytes, rest, gso: None, partial_csum: None }
+    }
+
+    pub fn head(&self) -> &[u8] {
+        self.head.get(..self.head_bytes).unwrap_or(&[])
+    }
+
+    /// Bytes of the frame.
+    pub fn len(&self) -> usize {
+        self.head_bytes + self.rest.len()
+    }
+
+    /// Packets that it stands for.
+    pub fn packets(&self) -> usize {
+        packets(self.len(), self.gso)
+    }
+}
+
+/// Packets that a frame of so many bytes stands for, at least 1.
+pub fn packets(frame_bytes: usize, gso: Option<Gso>) -> usize {
+    let Some(g) = gso else { return 1 };
+    let payload = frame_bytes.saturating_sub(usize::from(g.header_bytes));
+    payload.div_ceil(usize::from(g.segment_bytes).max(1)).max(1)
+}
+
+/// What a transport header says.
+#[derive(Clone, Copy, Debug)]
+pub enum Transport {
+    Tcp(tcp::Header),
+    Udp(udp::Header),
+    Other(u8),
+}
+
+/// The headers of an IP packet in a frame, and where its payload lies.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    pub ether: eth::Header,
+    pub src: IpAddr,
+    pub dst: IpAddr,
+    /// Where the transport header begins in the frame.
+    pub l4: usize,
+    pub transport: Transport,
+    /// Where the transport's payload begins in the frame, and its length.
+    pub payload_at: usize,
+    pub payload_bytes: usize,
+}
+
+impl Seen {
+    /// Reads the headers at the front of a frame of `frame_bytes`; nothing if it is no whole IP
+    /// packet, or headers and lengths contradict each other.
+    pub fn of(front: &[u8], frame_bytes: usize) -> Option<Seen> {
+        let ether = eth::Header::parse(front).ok()?;
+        let l3 = front.get(eth::HEADER_BYTES..)?;
+        let room = frame_bytes.checked_sub(eth::HEADER_BYTES)?;
+        let (src, dst, kind, l3_bytes, end) = match ether.ethertype {
+            eth::IPV4 => {
+                let h = ipv4::Header::parse(l3, room).ok()?;
+                if h.more_fragments || h.fragment_offset != 0 {
+                    return None;
+                }
+                (h.src.into(), h.dst.into(), h.protocol, h.header_bytes, h.total_bytes)
+            }
+            eth::IPV6 => {
+                let h = ipv6::Header::parse(l3, room).ok()?;
+                let upper = ipv6::walk_extensions(l3, &h).ok()?;
+                if upper.fragment.is_some_and(|f| !f.is_atomic()) {
+                    return None;
+                }
+                let end = ipv6::HEADER_BYTES + h.payload_bytes;
+                (IpAddr::from(h.src), IpAddr::from(h.dst), upper.protocol, upper.offset, end)
+            }
+            _ => return None,
+        };
+        let l4 = eth::HEADER_BYTES + l3_bytes;
+        let (transport, l4_bytes) = transport(kind, front.get(l4..)?)?;
+        let payload_at = l4 + l4_bytes;
+        let payload_bytes = (eth::HEADER_BYTES + end).checked_sub(payload_at)?;
+        Some(Seen { ether, src, dst, l4, transport, payload_at, payload_bytes })
+    }
+}
+
+fn transport(kind: u8, bytes: &[u8]) -> Option<(Transport, usize)> {
+    match kind {
+        protocol::TCP => {
+            let (h, bytes) = tcp::Header::parse(bytes).ok()?;
+            Some((Transport::Tcp(h), bytes))
+        }
+        protocol::UDP => Some((Transport::Udp(udp::Header::parse(bytes).ok()?), udp::HEADER_BYTES)),
+        other => Some((Transport::Other(other), 0)),
+    }
+}
+
+/// Both ends of a packet that the modelled peer makes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ends {
+    pub ether_src: EtherAddr,
+    pub ether_dst: EtherAddr,
+    pub src: IpAddr,
+    pub dst: IpAddr,
+}
+
+/// Headers under construction, from the Ethernet header to the transport's.
+pub struct HeaderBuf {
+    bytes: [u8; HEAD_BYTES],
+    len: usize,
+}
+
+impl HeaderBuf {
+    /// Ethernet and IP headers for a packet with `l4_bytes` behind them; nothing if the addresses
+    /// are of different versions or the packet is too long for any.
+    pub fn ip(ends: &Ends, kind: u8, l4_bytes: usize) -> Option<HeaderBuf> {
+        let mut buf = HeaderBuf { bytes: [0; HEAD_BYTES], len: 0 };
+        let ethertype = if ends.src.is_ipv4() { eth::IPV4 } else { eth::IPV6 };
+        let ether = eth::Header { dst: ends.ether_dst, src: ends.ether_src, ethertype };
+        ether.emit(&mut buf.bytes).ok()?;
+        let l3 = buf.bytes.get_mut(eth::HEADER_BYTES..)?;
+        let l3_bytes = match (ends.src, ends.dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                let h = ipv4::Header {
+                    src,
+                    dst,
+                    protocol: kind,
+                    ttl: 64,
+                    dscp_ecn: 0,
+                    ident: 0,
+                    dont_fragment: true,
+                    more_fragments: false,
+                    fragment_offset: 0,
+                    header_bytes: ipv4::HEADER_BYTES,
+                    total_bytes: ipv4::HEADER_BYTES + l4_bytes,
+                };
+                h.emit(l3).ok()?;
+                ipv4::HEADER_BYTES
+            }
+            (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                let h = ipv6::Header {
+                    src,
+                    dst,
+                    next_header: kind,
+                    hop_limit: if kind == protocol::ICMPV6 { 255 } else { 64 },
+                    traffic_class: 0,
+                    flow_label: 0,
+                    payload_bytes: l4_bytes,
+                };
+                h.emit(l3).ok()?;
+                ipv6::HEADER_BYTES
+            }
+            _ => return None,
+        };
+        buf.len = eth::HEADER_BYTES + l3_bytes;
+        Some(buf)
+    }
+
+    /// Room for the transport header behind what is there.
+    pub fn l4_mut(&mut self) -> &mut [u8] {
+        self.bytes.get_mut(self.len..).unwrap_or(&mut [])
+    }
+
+    /// Where the transport header begins.
+    pub fn l4(&self) -> usize {
+        self.len
+    }
+
+    /// All of it, with `l4_bytes` of transport.
+    pub fn with_l4(&self, l4_bytes: usize) -> &[u8] {
+        self.bytes.get(..self.len + l4_bytes).unwrap_or(&[])
+    }
+}
+
+/// The kind of train that packets between these addresses make.
+pub fn tcp_kind(address: IpAddr) -> GsoKind {
+    if address.is_ipv4() { GsoKind::TcpV4 } else { GsoKind::TcpV6 }
+}
