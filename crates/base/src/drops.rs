@@ -121,6 +121,8 @@ drop_reasons! {
     FrameTooBig, "device", "frame_too_big";
     /// The virtio-net header asks for something impossible.
     BadOffload, "device", "bad_offload";
+    /// The other process described a frame that cannot be.
+    ShmInvalid, "device", "shm_invalid";
     /// The device is gone.
     DeviceGone, "device", "device_gone";
     /// The fault injector dropped it.

@@ -4,6 +4,7 @@ use crate::failure::{During, Failure, Outcome};
 use crate::faults::FaultSpec;
 use crate::sandbox::{DEFAULT_INTERFACE, FULMAR_ADDRESSES, KERNEL_ADDRESSES};
 use fulmar::devices::fault::Rates;
+use fulmar::devices::shm_device::{Shm, ShmConfig, Side};
 use fulmar::{Cidr, Device, Stack, TcpStream, devices};
 use fulmar_lab::netns::Netns;
 use std::fs::File;
@@ -19,11 +20,12 @@ use std::time::Duration;
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Device and addresses")]
 pub struct StackArgs {
-    /// tap:NAME, packet:INTERFACE, or auto: a TAP called fulmar0, else the interface fulmar0
+    /// tap:NAME, packet:INTERFACE, shm:NAME (shared with another fulmar on this host that names the
+    /// same; with a slash it is a path), or auto: a TAP called fulmar0, else the interface fulmar0
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: DeviceSpec,
     /// An address of the stack with its prefix length; may be repeated [default: 10.77.0.2/24 and
-    /// fd77::2/64]
+    /// fd77::2/64; for the end of a shm that came first 10.77.0.1/24 and fd77::1/64]
     #[arg(long = "addr", value_name = "CIDR")]
     addresses: Vec<Cidr>,
     /// Where packets to other networks go; one for each version of IP
@@ -50,6 +52,7 @@ enum DeviceSpec {
     Auto,
     Tap(String),
     Packet(String),
+    Shm(String),
 }
 
 impl FromStr for DeviceSpec {
@@ -60,7 +63,10 @@ impl FromStr for DeviceSpec {
             None if text == "auto" => Ok(DeviceSpec::Auto),
             Some(("tap", name)) => interface_name(name).map(DeviceSpec::Tap),
             Some(("packet", name)) => interface_name(name).map(DeviceSpec::Packet),
-            _ => Err(format!("`{text}` is not a device: write tap:NAME, packet:INTERFACE or auto")),
+            Some(("shm", name)) if !name.is_empty() => Ok(DeviceSpec::Shm(name.to_owned())),
+            _ => Err(format!(
+                "`{text}` is not a device: write tap:NAME, packet:INTERFACE, shm:NAME or auto"
+            )),
         }
     }
 }
@@ -80,8 +86,18 @@ struct Opened {
     device: Box<dyn Device>,
     /// The TAP that this command made, whose kernel end is still bare.
     new_tap: Option<String>,
-    /// It is fulmar0, where the addresses of [`crate::sandbox`] are a safe guess.
-    is_default: bool,
+    /// Addresses that are a safe guess: those of [`crate::sandbox`] on fulmar0, and on a link that
+    /// only two processes share.
+    defaults: Option<[(IpAddr, u8); 2]>,
+    /// Others may be on the same network, so that an address must be claimed.
+    is_shared: bool,
+}
+
+impl Opened {
+    fn interface(device: Box<dyn Device>, name: &str, new_tap: Option<String>) -> Opened {
+        let defaults = (name == DEFAULT_INTERFACE).then_some(FULMAR_ADDRESSES);
+        Opened { device, new_tap, defaults, is_shared: true }
+    }
 }
 
 impl DeviceSpec {
@@ -89,6 +105,7 @@ impl DeviceSpec {
         match self {
             DeviceSpec::Tap(name) => open_tap(name),
             DeviceSpec::Packet(name) => open_packet(name),
+            DeviceSpec::Shm(name) => open_shm(name),
             DeviceSpec::Auto => open_default(),
         }
     }
@@ -101,12 +118,25 @@ fn exists(interface: &str) -> bool {
 fn open_tap(name: &str) -> Outcome<Opened> {
     let new_tap = (!exists(name)).then(|| name.to_owned());
     let device = devices::tap(name).map_err(|e| Failure::new(e.to_string()))?;
-    Ok(Opened { device, new_tap, is_default: name == DEFAULT_INTERFACE })
+    Ok(Opened::interface(device, name, new_tap))
 }
 
 fn open_packet(name: &str) -> Outcome<Opened> {
     let device = devices::packet(name).map_err(|e| Failure::new(e.to_string()))?;
-    Ok(Opened { device, new_tap: None, is_default: name == DEFAULT_INTERFACE })
+    Ok(Opened::interface(device, name, None))
+}
+
+/// Whoever came first has the addresses that the kernel has elsewhere: those that others call.
+fn open_shm(name: &str) -> Outcome<Opened> {
+    let on_wait = |name: &str| eprintln!("waiting for another fulmar with --device shm:{name}");
+    let config = ShmConfig { name: name.to_owned(), on_wait, ..ShmConfig::default() };
+    let end = Shm::open(&config).map_err(|e| Failure::new(e.to_string()))?;
+    let defaults = match end.side() {
+        Side::First => KERNEL_ADDRESSES,
+        Side::Second => FULMAR_ADDRESSES,
+    };
+    let device = Box::new(end);
+    Ok(Opened { device, new_tap: None, defaults: Some(defaults), is_shared: false })
 }
 
 /// fulmar0 as whatever it is; where it is nothing yet, as a TAP.
@@ -125,7 +155,8 @@ impl StackArgs {
     pub fn open(&self) -> Outcome<Session> {
         let opened = self.device.open()?;
         let addresses = self.stack_addresses(&opened)?;
-        let claims = addresses.iter().map(claim).collect::<Outcome<_>>()?;
+        let claimed = if opened.is_shared { addresses.as_slice() } else { &[] };
+        let claims = claimed.iter().map(claim).collect::<Outcome<_>>()?;
         self.configure_kernel(&opened)?;
         let device = self.wrap(opened.device)?;
         let mut builder = Stack::builder().device(device).name(command_name());
@@ -146,8 +177,8 @@ impl StackArgs {
         if !self.addresses.is_empty() {
             return Ok(self.addresses.clone());
         }
-        if opened.is_default {
-            return Ok(FULMAR_ADDRESSES.map(cidr).to_vec());
+        if let Some(defaults) = opened.defaults {
+            return Ok(defaults.map(cidr).to_vec());
         }
         Err(Failure::new(
             "the stack needs an address on this network; give it one that nobody else has, \
@@ -177,7 +208,7 @@ impl StackArgs {
 
     fn kernel_addresses(&self, opened: &Opened) -> Vec<Cidr> {
         let wants_defaults = self.peer_addresses.is_empty() && self.addresses.is_empty();
-        if wants_defaults && opened.is_default && opened.new_tap.is_some() {
+        if wants_defaults && opened.defaults.is_some() && opened.new_tap.is_some() {
             return KERNEL_ADDRESSES.map(cidr).to_vec();
         }
         self.peer_addresses.clone()
@@ -275,7 +306,18 @@ mod tests {
         assert_eq!("auto".parse(), Ok(DeviceSpec::Auto));
         assert_eq!("tap:t0".parse(), Ok(DeviceSpec::Tap("t0".into())));
         assert_eq!("packet:eth0".parse(), Ok(DeviceSpec::Packet("eth0".into())));
-        for wrong in ["", "tap", "tap:", "tun:t0", "tap:a/b", "tap:..", "tap:sixteen-letters-"] {
+        assert_eq!("shm:/tmp/a:b".parse(), Ok(DeviceSpec::Shm("/tmp/a:b".into())));
+        for wrong in [
+            "",
+            "shm",
+            "shm:",
+            "tap",
+            "tap:",
+            "tun:t0",
+            "tap:a/b",
+            "tap:..",
+            "tap:sixteen-letters-",
+        ] {
             assert!(wrong.parse::<DeviceSpec>().is_err(), "{wrong}");
         }
     }

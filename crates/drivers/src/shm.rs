@@ -1,10 +1,53 @@
 //! Shared memory: two processes on one host, joined without a kernel network.
+//!
+//! Each process has a memory file that only it can write (sealed against everybody else's writes and
+//! against changes of its length) and that the other one maps for reading. The stack's pool lives in
+//! it. So a frame that is sent is a record of where its bytes lie, and the reader of the other
+//! process copies them from there: between `write` and `read` every byte is copied twice, once by
+//! each program's own call.
+//!
+//! ```text
+//!      process A                                                         process B
+//!   ┌─ file of A: A writes, B reads ────────┐      ┌─ file of B: B writes, A reads ────────┐
+//!   │ words │ frames │ returns │ A's pool   │      │ words │ frames │ returns │ B's pool   │
+//!   └───────────────────────────────────────┘      └───────────────────────────────────────┘
+//! ```
+//!
+//! **Who owns memory.** A frame is its sender's until it is in the ring. From then on the sender
+//! keeps it, unchanged, until the receiver returns its slot or is dead. The receiver copies small
+//! frames and the front of large ones into its own pool before it looks at them, and refers to the
+//! rest where it is ([`fulmar_mbuf::Lender`]); when the last reference is gone the slot goes back.
+//!
+//! **The other process is not trusted.** What it writes is read once into locals and checked; what
+//! no honest process writes ends the link (`EPROTO`), and nothing is read from it any more. Its
+//! memory cannot get shorter, so reading it cannot fault. What it can do is change payload while it
+//! is read: a program that reads the same received bytes twice without copying them (a loan) may see
+//! two things. Whatever `read` and `recv` have copied stays as it is. It can keep the slots it was
+//! given, then nothing more is sent to it; it holds no memory of this process but that.
+//!
+//! **Death.** The Unix socket on which the processes met ends with the last of its owners; a
+//! descriptor of the process tells even if a child keeps the socket. What a process sent before it
+//! ended is still received; then the device is lost with `EPIPE` (it let go) or `ECONNRESET` (it
+//! died).
+//!
+//! Not here: more than two ends, more than one queue, joining again. Cost: one fence per burst, no
+//! system call unless the other end sleeps.
 
 use std::time::Duration;
 
 use fulmar_base::EtherAddr;
 
-use crate::OpenError;
+mod bell;
+mod device;
+mod layout;
+mod loans;
+mod meet;
+#[allow(unsafe_code)]
+mod sys;
+#[cfg(test)]
+mod tests;
+
+pub use device::Shm;
 
 /// How two processes find each other, and what they share.
 #[derive(Clone, Debug)]
@@ -21,6 +64,8 @@ pub struct ShmConfig {
     /// Memory that the stack's pool may have in the shared region, in bytes. Only what is used is
     /// ever touched.
     pub pool_bytes: usize,
+    /// Called with the name when this end came first and is about to wait: for a word to the user.
+    pub on_wait: fn(&str),
 }
 
 impl Default for ShmConfig {
@@ -32,6 +77,7 @@ impl Default for ShmConfig {
             mtu: 1500,
             ether: [EtherAddr([2, 0, 0, 0, 0, 1]), EtherAddr([2, 0, 0, 0, 0, 2])],
             pool_bytes: 256 << 20,
+            on_wait: |_| {},
         }
     }
 }
@@ -43,65 +89,4 @@ pub enum Side {
     First,
     /// It came second and connected.
     Second,
-}
-
-/// One end of the shared memory.
-pub struct Shm {
-    never: std::convert::Infallible,
-}
-
-impl Shm {
-    /// Meets the other process and joins it.
-    ///
-    /// # Errors
-    /// Nobody came in time, or the other process speaks another version; the error says what to do.
-    pub fn open(config: &ShmConfig) -> Result<Shm, OpenError> {
-        Err(OpenError::new(
-            format!("cannot open shm:{}", config.name),
-            std::io::ErrorKind::Unsupported.into(),
-            "use another device",
-        ))
-    }
-
-    /// Which end this is.
-    pub fn side(&self) -> Side {
-        match self.never {}
-    }
-}
-
-impl fulmar_netdev::Device for Shm {
-    fn caps(&self) -> &fulmar_netdev::Caps {
-        match self.never {}
-    }
-    fn tx_burst(
-        &mut self,
-        _: fulmar_base::Instant,
-        _: &mut fulmar_mbuf::Pool,
-        _: &mut fulmar_netdev::Burst,
-        _: &mut fulmar_base::Counters,
-    ) -> usize {
-        match self.never {}
-    }
-    fn rx_burst(
-        &mut self,
-        _: fulmar_base::Instant,
-        _: &mut fulmar_mbuf::Pool,
-        _: &mut fulmar_netdev::Burst,
-        _: usize,
-        _: &mut fulmar_base::Counters,
-    ) -> usize {
-        match self.never {}
-    }
-    fn arm(&mut self) -> bool {
-        match self.never {}
-    }
-    fn wake_fd(&self) -> Option<std::os::fd::RawFd> {
-        match self.never {}
-    }
-    fn next_deadline(&self) -> Option<fulmar_base::Instant> {
-        match self.never {}
-    }
-    fn link_state(&self) -> fulmar_netdev::LinkState {
-        match self.never {}
-    }
 }

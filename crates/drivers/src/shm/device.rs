@@ -1,0 +1,582 @@
+//! One end of the link as a device.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use fulmar_base::{Counters, DropReason, Duration, Instant};
+use fulmar_mbuf::{Backing, Chain, Lender, Mbuf, Pool, Purpose};
+use fulmar_netdev::{
+    Burst, Caps, Device, DeviceStats, Gather, LinkState, Packet, Peek, Tally, offload,
+};
+
+use super::bell::Bell;
+use super::layout::{self, CLOSED, FRAMES, Lie, PIECES, Piece, RETURNED, Record, SENT, STATE};
+use super::loans::Loans;
+use super::meet::{self, Met};
+use super::{ShmConfig, Side};
+use crate::{OpenError, vnet};
+
+/// Frames up to this size are copied whole: a copy of so few bytes costs less than a loan, and the
+/// sender has its slot back at once.
+const COPIED_BYTES: usize = 2048;
+
+/// Of longer frames at most so many bytes, the headers among them, are copied before anybody looks
+/// at them. It is what a block of the smallest class holds.
+const FRONT_BYTES: usize = 256;
+
+/// How often an end that polls asks the kernel whether the other one is still there.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// One end of the shared memory: see the module's header.
+pub struct Shm {
+    loans: Arc<Loans>,
+    lender: Arc<dyn Lender>,
+    side: Side,
+    outbox: Outbox,
+    region: Option<Backing>,
+    /// The last burst did not go out whole.
+    is_blocked: bool,
+    is_armed: bool,
+    /// When the kernel was asked last whether the other end is there.
+    looked: Instant,
+    end: Option<End>,
+    /// The process that may touch the memory: a forked child does not have it.
+    pid: u32,
+    caps: Caps,
+    stats: DeviceStats,
+}
+
+/// How the link ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    /// The other process has ended, or has let go of the device. What it had sent is still taken.
+    Gone(i32),
+    /// It has written what no honest one writes: nothing is read from it any more. Until it is dead
+    /// it may look at what it was sent, so that is kept.
+    Lied,
+}
+
+/// What was sent and is not returned.
+struct Outbox {
+    frames: Box<[Option<Chain>]>,
+    /// Free slots, the last returned on top: what it names is warm.
+    slots: Vec<u32>,
+    sent: u64,
+    reaped: u64,
+    /// Room in the region for frames that lie elsewhere.
+    staging: Pool,
+}
+
+impl Shm {
+    /// Meets the other process and joins it. Waits for it as long as the configuration says.
+    ///
+    /// # Errors
+    /// Nobody came in time; the name cannot be used; the other process is another user's, speaks
+    /// another version or offers memory that is not safe to read. The error says what to do.
+    pub fn open(config: &ShmConfig) -> Result<Shm, OpenError> {
+        Shm::new(meet::meet(config)?, config)
+    }
+
+    /// Both ends in one process, for tests and for measuring.
+    ///
+    /// # Errors
+    /// No memory or no descriptors left.
+    pub fn pair(config: &ShmConfig) -> Result<(Shm, Shm), OpenError> {
+        let (a, b) = meet::meet_oneself(config)?;
+        Ok((Shm::new(a, config)?, Shm::new(b, config)?))
+    }
+
+    fn new(met: Met, config: &ShmConfig) -> Result<Shm, OpenError> {
+        let Met { side, socket, own, peer, region, staging, mtu } = met;
+        let bell = Bell::new(socket).map_err(|e| {
+            OpenError::new("cannot watch the other process", e, "raise the limit on open files")
+        })?;
+        let loans = Arc::new(Loans::new(peer, own, bell));
+        let slots = (0..FRAMES as u32).rev().collect();
+        let frames = (0..FRAMES).map(|_| None).collect();
+        let (index, name) = match side {
+            Side::First => (0, "shm0"),
+            Side::Second => (1, "shm1"),
+        };
+        Ok(Shm {
+            lender: Arc::clone(&loans) as Arc<dyn Lender>,
+            loans,
+            side,
+            outbox: Outbox { frames, slots, sent: 0, reaped: 0, staging },
+            region: Some(region),
+            is_blocked: false,
+            is_armed: false,
+            looked: Instant::ZERO,
+            end: None,
+            pid: std::process::id(),
+            caps: Caps {
+                tx_csum: true,
+                tso: Some(65_535),
+                udp_gso: true,
+                rx_gro: true,
+                gather: Gather::OwnRegion,
+                shared_with_user_space: true,
+                max_segs: PIECES,
+                ..Caps::plain(mtu, config.ether[index])
+            },
+            stats: DeviceStats { name: name.to_owned(), ..DeviceStats::default() },
+        })
+    }
+
+    /// Which end this is.
+    pub fn side(&self) -> Side {
+        self.side
+    }
+
+    fn lied(&mut self) {
+        self.end = Some(End::Lied);
+        self.loans.bell.hang_up();
+    }
+
+    /// Asks the kernel whether the other end is there, unless it was asked a moment ago.
+    fn look(&mut self, now: Instant) {
+        if now < self.looked + LOOK && self.looked <= now {
+            return;
+        }
+        self.looked = now;
+        self.look_now();
+    }
+
+    fn look_now(&mut self) {
+        if self.end.is_none() && !self.loans.bell.is_alive() {
+            let in_order = self.loans.peer.load(STATE, Relaxed) == CLOSED;
+            self.end = Some(End::Gone(if in_order { libc::EPIPE } else { libc::ECONNRESET }));
+        }
+    }
+
+    /// Frames that wait in the ring; none from a liar.
+    fn pending(&mut self) -> u64 {
+        if self.end == Some(End::Lied) {
+            return 0;
+        }
+        let taken = self.loans.taken.load(Relaxed);
+        layout::pending(&self.loans.peer, SENT, taken).unwrap_or_else(|Lie| {
+            self.lied();
+            0
+        })
+    }
+}
+
+// Sending.
+impl Shm {
+    /// Puts as many frames into the ring as there are slots, and shows them at once.
+    fn move_out(&mut self, pool: &mut Pool, burst: &mut Burst, counters: &mut Counters) -> usize {
+        let (mut taken, mut tally) = (0, Tally::default());
+        while let Some(p) = burst.front() {
+            if let Err(reason) = offload::check(p, &self.caps) {
+                counters.drop_packet(reason);
+                if let Some(p) = burst.pop_front() {
+                    pool.free(p.chain);
+                }
+                taken += 1;
+                continue;
+            }
+            let Some(&slot) = self.outbox.slots.last() else { break };
+            let Some((record, copy)) = self.outbox.describe(p, slot, &self.loans) else { break };
+            let Some(p) = burst.pop_front() else { break };
+            tally.add(&p);
+            record.write(&self.loans.own, self.outbox.sent);
+            let chain = match copy {
+                None => p.chain,
+                Some(copy) => {
+                    pool.free(p.chain);
+                    copy
+                }
+            };
+            self.outbox.keep(slot, chain);
+            taken += 1;
+        }
+        if tally.frames > 0 {
+            self.loans.own.store(SENT, self.outbox.sent, Release);
+            self.stats.tx_crossings += 1;
+            self.stats.wakes += u64::from(self.loans.bell.ring(&self.loans.peer, true));
+        }
+        tally.sent(counters, &mut self.stats);
+        taken
+    }
+
+    /// Frees what the other end has returned; returns how many frames.
+    fn reap(&mut self, pool: &mut Pool) -> usize {
+        match self.end {
+            None => {}
+            Some(End::Gone(_)) => return self.outbox.free_all(pool),
+            Some(End::Lied) if self.loans.bell.is_alive() => return 0,
+            Some(End::Lied) => return self.outbox.free_all(pool),
+        }
+        let before = self.outbox.reaped;
+        if self.outbox.reap(&self.loans, pool).is_err() {
+            self.lied();
+        }
+        self.loans.reaped.store(self.outbox.reaped, Relaxed);
+        (self.outbox.reaped - before) as usize
+    }
+}
+
+impl Outbox {
+    /// The record of a frame, and a copy of it in the region if it lies elsewhere. `None`: there is
+    /// no room for the copy until frames come back.
+    fn describe(
+        &mut self,
+        p: &Packet,
+        slot: u32,
+        loans: &Loans,
+    ) -> Option<(Record, Option<Chain>)> {
+        let request = vnet::request(&p.offload);
+        if let Some(record) = place(&p.chain, slot, request, loans) {
+            return Some((record, None));
+        }
+        let mut copy = self.staging.alloc_chain(p.chain.len(), 0, Purpose::Control).ok()?;
+        let mut at = 0;
+        for slice in p.chain.slices() {
+            copy.copy_from(at, slice);
+            at += slice.len();
+        }
+        match place(&copy, slot, request, loans) {
+            Some(record) => Some((record, Some(copy))),
+            None => {
+                self.staging.free(copy);
+                None
+            }
+        }
+    }
+
+    fn keep(&mut self, slot: u32, chain: Chain) {
+        self.slots.pop();
+        if let Some(place) = self.frames.get_mut(slot as usize) {
+            *place = Some(chain);
+        }
+        self.sent += 1;
+    }
+
+    fn reap(&mut self, loans: &Loans, pool: &mut Pool) -> Result<(), Lie> {
+        for _ in 0..layout::pending(&loans.peer, RETURNED, self.reaped)? {
+            let slot = layout::read_return(&loans.peer, self.reaped)?;
+            // A slot that is not out cannot come back.
+            let chain = self.frames.get_mut(slot).and_then(Option::take).ok_or(Lie)?;
+            self.reaped += 1;
+            self.slots.push(slot as u32);
+            pool.free(chain);
+        }
+        Ok(())
+    }
+
+    /// The other process is dead, so nobody looks at them any more.
+    fn free_all(&mut self, pool: &mut Pool) -> usize {
+        if self.slots.len() == FRAMES {
+            return 0;
+        }
+        let mut count = 0;
+        for (slot, frame) in self.frames.iter_mut().enumerate() {
+            if let Some(chain) = frame.take() {
+                self.slots.push(slot as u32);
+                pool.free(chain);
+                count += 1;
+            }
+        }
+        count
+    }
+}
+
+/// The record of a frame whose bytes all lie in the region.
+fn place(
+    chain: &Chain,
+    slot: u32,
+    request: [u8; vnet::HEADER_BYTES],
+    loans: &Loans,
+) -> Option<Record> {
+    let mut record = Record::new(slot, request);
+    for slice in chain.slices() {
+        let at = u32::try_from(loans.own.offset_of(slice)?).ok()?;
+        if !record.push(Piece { at, len: slice.len() as u32 }) {
+            return None;
+        }
+    }
+    Some(record)
+}
+
+// Receiving.
+impl Shm {
+    /// Takes one frame out of the ring. `Ok(None)`: it was dropped, and counted.
+    fn take(&mut self, pool: &mut Pool, counters: &mut Counters) -> Result<Option<Packet>, Lie> {
+        let taken = self.loans.taken.load(Relaxed);
+        let record = Record::read(&self.loans.peer, taken)?;
+        if !self.loans.is_free(record.slot) {
+            return Err(Lie);
+        }
+        self.loans.taken.store(taken + 1, Relaxed);
+        let packet = self.land(&record, pool);
+        if packet.is_none() {
+            counters.drop_packet(DropReason::NoBuffer);
+        }
+        let Some(chain) = packet else { return Ok(None) };
+        let front = chain.front().map_or(&[][..], |m| m.as_slice());
+        match vnet::understand(&record.request, record.len(), front) {
+            Ok(offload) => Ok(Some(Packet { chain, offload })),
+            Err(reason) => {
+                counters.drop_packet(reason);
+                pool.free(chain);
+                Ok(None)
+            }
+        }
+    }
+
+    /// The frame: its front copied, the rest by reference where that pays. The slot goes back here
+    /// unless a part of it is lent. `None`: no buffer.
+    fn land(&mut self, record: &Record, pool: &mut Pool) -> Option<Chain> {
+        let total = record.len();
+        if total <= COPIED_BYTES || !self.loans.has_room() {
+            let chain = self.copy(record, 0..total, pool);
+            self.loans.send_back(record.slot);
+            return chain;
+        }
+        self.loans.begin(record.slot);
+        let first = record.pieces().first().map_or(0, |p| p.len as usize);
+        let front = first.min(FRONT_BYTES);
+        let chain = self.copy(record, 0..front, pool).and_then(|mut chain| {
+            match self.lend(record, front, pool) {
+                Some(rest) => {
+                    chain.append(rest);
+                    Some(chain)
+                }
+                None => {
+                    pool.free(chain);
+                    None
+                }
+            }
+        });
+        self.loans.give_back(record.slot);
+        chain
+    }
+
+    /// Bytes of a frame, copied. Where the share for received bytes is used up, frames as small as
+    /// ACKs still find room, since they are what empties a pool.
+    fn copy(
+        &self,
+        record: &Record,
+        range: std::ops::Range<usize>,
+        pool: &mut Pool,
+    ) -> Option<Chain> {
+        let bytes = range.len();
+        let taken = pool.alloc_chain(bytes, 0, Purpose::Receive);
+        let mut chain = match taken {
+            Ok(chain) => chain,
+            Err(_) if bytes <= FRONT_BYTES => pool.alloc_chain(bytes, 0, Purpose::Control).ok()?,
+            Err(_) => return None,
+        };
+        let mut whole = Chain::new();
+        let mut from = Reader { pieces: record.pieces(), within: 0 };
+        from.skip(range.start);
+        while let Some(mut m) = chain.pop_front() {
+            from.fill(self, &mut m);
+            whole.push_back(m);
+        }
+        Some(whole)
+    }
+
+    /// Everything of a frame from byte `from` on, by reference.
+    fn lend(&self, record: &Record, from: usize, pool: &mut Pool) -> Option<Chain> {
+        let mut chain = Chain::new();
+        let mut skip = from;
+        for p in record.pieces() {
+            let cut = skip.min(p.len as usize);
+            skip -= cut;
+            if cut == p.len as usize {
+                continue;
+            }
+            self.loans.add(record.slot);
+            let (at, len) = (p.at as usize + cut, p.len - cut as u32);
+            match pool.lent(&self.lender, at, len, record.slot) {
+                Ok(m) => chain.push_back(m),
+                Err(_) => {
+                    self.loans.give_back(record.slot);
+                    pool.free(chain);
+                    return None;
+                }
+            }
+        }
+        Some(chain)
+    }
+}
+
+/// Walks along the pieces of a frame.
+struct Reader<'a> {
+    pieces: &'a [Piece],
+    /// Bytes of the first piece that are done.
+    within: usize,
+}
+
+impl Reader<'_> {
+    fn skip(&mut self, bytes: usize) {
+        self.walk(bytes, |_, _| {});
+    }
+
+    fn fill(&mut self, shm: &Shm, m: &mut Mbuf) {
+        let Some(to) = m.as_mut_slice() else { return };
+        let mut done = 0;
+        self.walk(to.len(), |at, n| {
+            shm.loans.peer.copy_to(at, &mut to[done..done + n]);
+            done += n;
+        });
+    }
+
+    fn walk(&mut self, mut bytes: usize, mut visit: impl FnMut(usize, usize)) {
+        while bytes > 0
+            && let [first, rest @ ..] = self.pieces
+        {
+            let n = bytes.min(first.len as usize - self.within);
+            visit(first.at as usize + self.within, n);
+            bytes -= n;
+            self.within += n;
+            if self.within == first.len as usize {
+                (self.pieces, self.within) = (rest, 0);
+            }
+        }
+    }
+}
+
+impl Device for Shm {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn tx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+    ) -> usize {
+        self.is_blocked = false;
+        if self.outbox.slots.len() <= FRAMES / 2 {
+            self.reap(pool);
+        }
+        if self.end.is_some() {
+            let count = burst.len();
+            (0..count).for_each(|_| counters.drop_packet(DropReason::DeviceGone));
+            burst.clear(pool);
+            return count;
+        }
+        let mut taken = self.move_out(pool, burst, counters);
+        if !burst.is_empty() {
+            self.stats.tx_refusals += 1;
+            self.look(now);
+            self.reap(pool);
+            self.outbox.staging.drain_remote();
+            taken += self.move_out(pool, burst, counters);
+        }
+        self.is_blocked = !burst.is_empty();
+        self.loans.wants_room.store(self.is_blocked, Relaxed);
+        taken
+    }
+
+    fn tx_reap(&mut self, _now: Instant, pool: &mut Pool) -> usize {
+        self.reap(pool)
+    }
+
+    fn rx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        let pending = self.pending();
+        if pending == 0 {
+            self.look(now);
+            self.reap(pool);
+            return 0;
+        }
+        self.stats.rx_crossings += 1;
+        let mut tally = Tally::default();
+        for _ in 0..pending.min(budget.min(out.room()) as u64) {
+            match self.take(pool, counters) {
+                Ok(Some(p)) => {
+                    tally.add(&p);
+                    // There is room: the number of rounds was bounded by it.
+                    let _ = out.push(p);
+                }
+                Ok(None) => {}
+                Err(Lie) => {
+                    counters.drop_packet(DropReason::ShmInvalid);
+                    self.lied();
+                    break;
+                }
+            }
+        }
+        self.reap(pool);
+        self.stats.wakes += u64::from(self.loans.offer_room());
+        tally.received(counters, &mut self.stats);
+        tally.frames as usize
+    }
+
+    fn arm(&mut self) -> bool {
+        self.is_armed = true;
+        self.loans.bell.arm(&self.loans.own, self.is_blocked);
+        self.look_now();
+        self.end.is_none() && !self.loans.is_pending()
+    }
+
+    fn disarm(&mut self) {
+        if std::mem::take(&mut self.is_armed) {
+            self.loans.bell.disarm(&self.loans.own);
+            self.loans.bell.swallow();
+            self.look_now();
+        }
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        Some(self.loans.bell.fd())
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn link_state(&self) -> LinkState {
+        self.lost().map_or(LinkState::Up, LinkState::Gone)
+    }
+
+    /// What a process has sent before it ended is received first.
+    fn lost(&self) -> Option<i32> {
+        match self.end? {
+            End::Lied => Some(libc::EPROTO),
+            End::Gone(errno) => {
+                let taken = self.loans.taken.load(Relaxed);
+                let rest = layout::pending(&self.loans.peer, SENT, taken);
+                (!matches!(rest, Ok(1..))).then_some(errno)
+            }
+        }
+    }
+
+    fn region(&mut self) -> Option<Backing> {
+        self.region.take()
+    }
+
+    fn peek(&self) -> Option<Arc<dyn Peek>> {
+        Some(Arc::clone(&self.loans) as Arc<dyn Peek>)
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.stats.clone()
+    }
+}
+
+impl Drop for Shm {
+    fn drop(&mut self) {
+        if std::process::id() != self.pid {
+            // The memory does not exist here, and the connection is the parent's.
+            std::mem::forget(Arc::clone(&self.loans));
+            self.outbox.frames.iter_mut().for_each(|f| std::mem::forget(f.take()));
+            return;
+        }
+        self.loans.own.store(STATE, CLOSED, Release);
+        self.loans.bell.hang_up();
+    }
+}

@@ -1,0 +1,119 @@
+//! The other process's memory, range by range, and what it gets back.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fulmar_mbuf::Lender;
+use fulmar_netdev::Peek;
+
+use super::bell::Bell;
+use super::layout::{self, FRAMES, RETURNED, SENT};
+use super::sys::{OwnMap, PeerMap};
+
+/// Frames that are kept by reference at most. Beyond, frames are copied and go back at once: so half
+/// of the sender's slots are always on their way back, and a socket that nobody reads stops no
+/// other.
+const MAX_FRAMES: usize = FRAMES / 2;
+
+/// Everything of the link that outlives the device: mbufs refer to the peer's memory for as long as
+/// the programs keep them.
+pub struct Loans {
+    pub peer: PeerMap,
+    pub own: Arc<OwnMap>,
+    pub bell: Bell,
+    /// Pieces of each slot that are still referred to.
+    pieces: Box<[AtomicU32]>,
+    /// Frames with pieces that are still referred to.
+    frames: AtomicUsize,
+    /// Slots returned. Under the lock, since the last reference may go on any thread.
+    returned: Mutex<u64>,
+    /// Frames taken from the peer's ring; written by the device only.
+    pub taken: AtomicU64,
+    /// Returns taken from the peer's ring; written by the device only.
+    pub reaped: AtomicU64,
+    /// The device waits for returns.
+    pub wants_room: std::sync::atomic::AtomicBool,
+}
+
+impl Loans {
+    pub fn new(peer: PeerMap, own: Arc<OwnMap>, bell: Bell) -> Loans {
+        Loans {
+            peer,
+            own,
+            bell,
+            pieces: (0..FRAMES).map(|_| AtomicU32::new(0)).collect(),
+            frames: AtomicUsize::new(0),
+            returned: Mutex::new(0),
+            taken: AtomicU64::new(0),
+            reaped: AtomicU64::new(0),
+            wants_room: std::sync::atomic::AtomicBool::new(false),
+        }
+    }
+
+    /// Whether a slot is neither kept here nor being looked at: an honest peer names no other.
+    pub fn is_free(&self, slot: u32) -> bool {
+        self.pieces.get(slot as usize).is_some_and(|p| p.load(Ordering::Acquire) == 0)
+    }
+
+    /// Whether one more frame may be kept by reference.
+    pub fn has_room(&self) -> bool {
+        self.frames.load(Ordering::Relaxed) < MAX_FRAMES
+    }
+
+    /// Counts the pieces that are about to be lent of a frame, plus one for whoever lends.
+    pub fn begin(&self, slot: u32) {
+        if let Some(p) = self.pieces.get(slot as usize) {
+            self.frames.fetch_add(1, Ordering::Relaxed);
+            p.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// One more piece of a frame is referred to.
+    pub fn add(&self, slot: u32) {
+        if let Some(p) = self.pieces.get(slot as usize) {
+            p.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The slot goes back to its owner, who may write there again.
+    pub fn send_back(&self, slot: u32) {
+        let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+        layout::write_return(&self.own, *returned, slot);
+        *returned += 1;
+        self.own.store(RETURNED, *returned, Ordering::Release);
+    }
+
+    /// Wakes a sender who waits for slots, once half of them are on their way back.
+    pub fn offer_room(&self) -> bool {
+        let taken = self.taken.load(Ordering::Relaxed);
+        let unread = self.peer.load(SENT, Ordering::Relaxed).wrapping_sub(taken);
+        let kept = (self.frames.load(Ordering::Relaxed) as u64).saturating_add(unread);
+        kept <= MAX_FRAMES as u64 && self.bell.ring(&self.peer, false)
+    }
+}
+
+impl Lender for Loans {
+    fn bytes(&self, offset: usize, len: usize) -> Option<&[u8]> {
+        self.peer.bytes(offset, len)
+    }
+
+    fn give_back(&self, slot: u32) {
+        let Some(p) = self.pieces.get(slot as usize) else { return };
+        if p.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.frames.fetch_sub(1, Ordering::Relaxed);
+            self.send_back(slot);
+            self.offer_room();
+        }
+    }
+}
+
+impl Peek for Loans {
+    fn is_pending(&self) -> bool {
+        let sent = self.peer.load(SENT, Ordering::Relaxed);
+        if sent != self.taken.load(Ordering::Relaxed) {
+            return true;
+        }
+        self.wants_room.load(Ordering::Relaxed)
+            && self.peer.load(RETURNED, Ordering::Relaxed) != self.reaped.load(Ordering::Relaxed)
+    }
+}
