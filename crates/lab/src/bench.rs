@@ -228,6 +228,9 @@ pub struct Row {
     /// Busy time of the whole machine over all runs, ns per KB: of the measured stretch where the
     /// way reports it, else with starting the peers.
     pub machine_ns_per_kb: Option<f64>,
+    /// Service demand as netperf has it: busy time of all CPUs in the measured stretch, µs per KB,
+    /// where the way reports it.
+    pub service_demand_us_per_kb: Option<Estimate>,
     /// The same as the soaker saw it, in one run of its own.
     pub soaker_ns_per_kb: Option<f64>,
     /// Sums over all runs.
@@ -236,6 +239,29 @@ pub struct Row {
     pub counted_bytes: u64,
     /// Why it has no figures, if it failed.
     pub error: Option<String>,
+}
+
+/// Counts over other counts that tables show: a key in JSON, and which counts.
+pub const QUOTIENTS: [(&str, &str, &str); 5] = [
+    ("output_calls_per_write", "send_outputs", "calls"),
+    ("packets_per_output", "send_packets", "send_outputs"),
+    ("frames_per_crossing", "tx_frames", "tx_crossings"),
+    ("mbufs_per_write", "send_mbufs", "calls"),
+    ("copies_per_byte", "all_copied_bytes", "call_bytes"),
+];
+
+impl Row {
+    /// The sum of a count, if it was counted.
+    pub fn count(&self, name: &str) -> Option<u64> {
+        self.counts.iter().find(|(n, _)| *n == name).map(|(_, n)| *n)
+    }
+
+    /// One of [`QUOTIENTS`], by its key.
+    pub fn quotient(&self, key: &str) -> Option<f64> {
+        let (_, above, below) = QUOTIENTS.iter().find(|(k, _, _)| *k == key)?;
+        let below = self.count(below).filter(|n| *n > 0)?;
+        Some(self.count(above)? as f64 / below as f64)
+    }
 }
 
 /// A figure as measured.
@@ -322,6 +348,7 @@ impl Lane<'_> {
         Row {
             thread_ns_per_kb: self.known(Sample::thread_ns_per_kb),
             hardware_ns_per_kb: self.known(Sample::hardware_ns_per_kb),
+            service_demand_us_per_kb: self.known(|s| s.machine_ns_per_kb() / 1000.0),
             gbps: self.estimate(Sample::gbps),
             near_ns_per_kb: self.estimate(Sample::near_ns_per_kb),
             far_ns_per_kb: self.estimate(Sample::far_ns_per_kb),

@@ -3,9 +3,9 @@
 //! The JSON has `machine`, `command`, `rows` (one per way, units in the keys) and `ratios` (stable
 //! dotted names to `{median, low, high, runs}`), plus `stopped_because` and `elapsed_s`.
 
-use crate::bench::{Figure, Outcome, Row};
-use crate::cpu;
+use crate::bench::{Figure, Outcome, QUOTIENTS, Row};
 use crate::stats::Estimate;
+use crate::{cells, cpu};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -96,6 +96,16 @@ fn figure_json(f: &Figure, e: Estimate) -> Value {
 }
 
 fn row_json(row: &Row) -> Value {
+    let mut json = figures_of(row);
+    for (key, _, _) in QUOTIENTS {
+        if let (Some(n), Some(object)) = (row.quotient(key), json.as_object_mut()) {
+            object.insert(key.into(), n.into());
+        }
+    }
+    json
+}
+
+fn figures_of(row: &Row) -> Value {
     let median = |e: Option<Estimate>| e.map(|e| e.median);
     let counts: Map<String, Value> =
         row.counts.iter().map(|(name, n)| ((*name).into(), (*n).into())).collect();
@@ -116,7 +126,12 @@ fn row_json(row: &Row) -> Value {
         "both_ends_cpu_ns_per_kb": median(row.both_ns_per_kb),
         "both_ends_cpu_low_ns_per_kb": row.both_ns_per_kb.map(|e| e.low),
         "both_ends_cpu_high_ns_per_kb": row.both_ns_per_kb.map(|e| e.high),
+        "thread_cpu_low_ns_per_kb": row.thread_ns_per_kb.map(|e| e.low),
+        "thread_cpu_high_ns_per_kb": row.thread_ns_per_kb.map(|e| e.high),
         "machine_cpu_ns_per_kb": row.machine_ns_per_kb,
+        "service_demand_us_per_kb": median(row.service_demand_us_per_kb),
+        "service_demand_low_us_per_kb": row.service_demand_us_per_kb.map(|e| e.low),
+        "service_demand_high_us_per_kb": row.service_demand_us_per_kb.map(|e| e.high),
         "soaker_cpu_ns_per_kb": row.soaker_ns_per_kb,
         "ci95_half_width_pct": row.both_ns_per_kb.map(|e| e.half_width_pct()),
         "runs": row.both_ns_per_kb.map_or(0, |e| e.runs),
@@ -129,10 +144,17 @@ fn row_json(row: &Row) -> Value {
 /// The whole report as text: machine, rows, ratios, legend.
 pub fn text(machine: &Machine, outcome: &Outcome) -> String {
     let Machine { cpu, cpus, kernel, fulmar } = machine;
-    let mut parts = vec![
-        format!("fulmar {fulmar} on {cpus} CPUs, {cpu}, Linux {kernel}"),
-        rows_table(&outcome.rows),
-    ];
+    let mut parts = vec![format!("fulmar {fulmar} on {cpus} CPUs, {cpu}, Linux {kernel}")];
+    let cells = cells::text(&outcome.rows);
+    if cells.is_empty() {
+        parts.push(rows_table(outcome.rows.iter()));
+    } else {
+        parts.push(cells.clone());
+        let others: Vec<&Row> = outcome.rows.iter().filter(|r| r.cell.is_none()).collect();
+        if !others.is_empty() {
+            parts.push(rows_table(others.into_iter()));
+        }
+    }
     let failures = outcome.rows.iter().filter_map(|r| {
         let error = r.error.as_ref()?;
         Some(format!("not measured: {}, {}: {error}", r.title, r.placement.title()))
@@ -141,11 +163,11 @@ pub fn text(machine: &Machine, outcome: &Outcome) -> String {
     if !outcome.figures.is_empty() {
         parts.push(figures_table(&outcome.figures));
     }
-    parts.push(legend(outcome));
+    parts.push(legend(outcome, !cells.is_empty()));
     parts.join("\n\n")
 }
 
-fn new_table<const N: usize>(header: [&str; N], left: usize) -> Table {
+pub(crate) fn new_table<const N: usize>(header: [&str; N], left: usize) -> Table {
     let mut table = Table::new();
     table.load_style(STYLE);
     table.set_content_arrangement(ContentArrangement::Disabled);
@@ -156,7 +178,7 @@ fn new_table<const N: usize>(header: [&str; N], left: usize) -> Table {
     table
 }
 
-fn rows_table(rows: &[Row]) -> String {
+fn rows_table<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
     let header = [
         "way",
         "ends on",
@@ -232,7 +254,17 @@ fn verdict(f: &Figure) -> String {
     format!("{word} (reach {reach:.2}, aim {aim:.2}{doubt})")
 }
 
-fn legend(outcome: &Outcome) -> String {
+fn legend(outcome: &Outcome, has_cells: bool) -> String {
+    let mut lines = if has_cells { cells::LEGEND.to_vec() } else { plain_legend(outcome) };
+    lines.push(
+        "figures   one way over another, measured in turn in the same run; median of the pairs.",
+    );
+    let stop = format!("Took {:.0} s: {}.", outcome.elapsed.as_secs_f64(), outcome.stop.sentence());
+    lines.push(&stop);
+    lines.join("\n")
+}
+
+fn plain_legend(outcome: &Outcome) -> Vec<&'static str> {
     let mut lines = vec![
         "ns/KB     CPU time per 1024 bytes; smaller is better. This end is the thread (or, kernel to",
         "          kernel, the process) under test, the other end the kernel peer's process. Work that",
@@ -246,12 +278,7 @@ fn legend(outcome: &Outcome) -> String {
             "soaker    the same as spinners of the lowest priority saw it, in one run of its own.",
         );
     }
-    lines.push(
-        "figures   one way over another, measured in turn in the same run; median of the pairs.",
-    );
-    let stop = format!("Took {:.0} s: {}.", outcome.elapsed.as_secs_f64(), outcome.stop.sentence());
-    lines.push(&stop);
-    lines.join("\n")
+    lines
 }
 
 #[cfg(test)]
@@ -274,6 +301,7 @@ mod tests {
             far_ns_per_kb: e,
             both_ns_per_kb: e,
             machine_ns_per_kb: Some(162.0),
+            service_demand_us_per_kb: None,
             soaker_ns_per_kb: None,
             counts: vec![("frames", 3)],
             counted_bytes: 9,

@@ -265,7 +265,11 @@ fn send(
     start.report(stack, bytes, calls)
 }
 
-fn receive(stack: &Stack, mut stream: TcpStream, bulk: &Bulk) -> io::Result<(Report, Counts)> {
+pub(crate) fn receive(
+    stack: &Stack,
+    mut stream: TcpStream,
+    bulk: &Bulk,
+) -> io::Result<(Report, Counts)> {
     let mut buffer = vec![0; bulk.read_bytes];
     let mut warm = 0;
     while warm < bulk.warm_bytes {
@@ -305,12 +309,14 @@ pub fn way(ground: &std::cell::RefCell<Ground>, bulk: Bulk, direction: Direction
 
 /// Two stacks in this process, joined by `link`, with a blocking thread each.
 pub struct Joined {
-    placement: Placement,
-    near: Stack,
-    far: Stack,
+    pub(crate) placement: Placement,
+    /// Whether the near stack may make super-segments.
+    pub(crate) super_segments: bool,
+    pub(crate) near: Stack,
+    pub(crate) far: Stack,
 }
 
-const FAR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 1, 2);
+pub(crate) const FAR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 1, 2);
 const NEAR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 1, 1);
 
 impl Joined {
@@ -319,13 +325,23 @@ impl Joined {
     /// # Errors
     /// Too many open descriptors.
     pub fn new(placement: Placement) -> io::Result<Joined> {
+        Joined::with_super_segments(placement, true)
+    }
+
+    /// As [`Joined::new`]; without super-segments the near stack cuts its segments itself.
+    ///
+    /// # Errors
+    /// As [`Joined::new`].
+    pub fn with_super_segments(placement: Placement, super_segments: bool) -> io::Result<Joined> {
         let (near, far) = devices::link_pair().map_err(io::Error::other)?;
+        let near = if super_segments { near } else { Box::new(WithoutTso::new(near)) };
         let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
         let at = |device, ip, cpu| {
             let address = Cidr { address: IpAddr::V4(ip), prefix_len: PREFIX };
             on_pinned_thread(cpu, move || build(device, address, "link"))
         };
-        Ok(Joined { placement, near: at(near, NEAR_IP, near_cpu)?, far: at(far, FAR_IP, far_cpu)? })
+        let (near, far) = (at(near, NEAR_IP, near_cpu)?, at(far, FAR_IP, far_cpu)?);
+        Ok(Joined { placement, super_segments, near, far })
     }
 
     /// Sends for about `time` from one to the other. `near` in the sample is the whole process,

@@ -11,6 +11,8 @@
 //! *process*; the machine's is beside them. Hardware that is simulated inside the sender's calls is
 //! taken off and shown apart.
 
+pub mod bench;
+pub mod file;
 pub mod place;
 pub mod sosend;
 
@@ -58,6 +60,12 @@ pub enum Method {
 }
 
 impl Method {
+    /// Every method, single changes included; what is compared stands side by side.
+    pub fn all() -> Vec<Method> {
+        let variants = sosend::VARIANTS.map(Method::Variant);
+        [Method::Old, Method::Ours, Method::Published].into_iter().chain(variants).collect()
+    }
+
     /// The name in ways and JSON.
     pub fn name(self) -> &'static str {
         match self {
@@ -105,6 +113,12 @@ pub trait Caller: Send {
     /// # Errors
     /// What the connection failed with.
     fn call(&mut self, to: &Target<'_>) -> io::Result<u64>;
+
+    /// How often the caller itself copies each byte on its way; what the stack copies it counts by
+    /// itself.
+    fn copies_per_byte(&self) -> u64 {
+        0
+    }
 }
 
 /// The released path.

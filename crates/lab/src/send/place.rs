@@ -1,16 +1,18 @@
-//! Where connections are made: a stack of ours over a real device against a kernel peer.
+//! Where connections are made: a stack of ours over a real device against a kernel peer, or joined to
+//! another stack of ours.
 
 use super::{BUFFER_BYTES, Caller, Load, Place, Target};
 use crate::bench::Sample;
 use crate::cpu::{self, Placement};
 use crate::kernel_calls::Sending;
-use crate::on_pinned_thread;
 use crate::peer::{Endpoint, Peer, Report, Role, Spec};
 use crate::site::PEER_IP;
-use crate::stream::{Counts, Ground, Start};
-use fulmar::{Stack, TcpStream};
+use crate::stream::{Counts, FAR_IP, Ground, Joined, Start, receive};
+use crate::{Bulk, on_pinned_thread};
+use fulmar::{Stack, TcpListener, TcpStream};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::thread;
 use std::time::Duration;
 
 /// Lets `caller` send: first the warm-up, then for `time`, measured. Returns this end's account.
@@ -36,6 +38,8 @@ pub(super) fn run(
     let (report, mut counts) = start.report(stack, bytes, calls)?;
     counts.push(("calls", calls));
     counts.push(("call_bytes", bytes));
+    let by_stack = counts.iter().find(|(n, _)| *n == "copied_bytes").map_or(0, |(_, n)| *n);
+    counts.push(("all_copied_bytes", by_stack + bytes * caller.copies_per_byte()));
     Ok((report, counts))
 }
 
@@ -79,6 +83,52 @@ impl Place for Ground {
             run(stack, &stream, load, caller, time)
         })?;
         let sample = Sample::of_ends(near, peer.finish()?, load.warm_bytes);
+        Ok(Sample { counts, ..sample })
+    }
+}
+
+impl Place for Joined {
+    fn device(&self) -> &'static str {
+        "link"
+    }
+
+    fn device_title(&self) -> &'static str {
+        "link"
+    }
+
+    fn placement(&self) -> Placement {
+        self.placement
+    }
+
+    fn super_segments(&self) -> bool {
+        self.super_segments
+    }
+
+    fn stream(
+        &mut self,
+        load: &Load,
+        caller: &mut dyn Caller,
+        time: Duration,
+    ) -> io::Result<Sample> {
+        let (near_cpu, far_cpu) = self.placement.cpus(&cpu::allowed_cpus()?)?;
+        let listener = TcpListener::bind(&self.far, SocketAddr::new(IpAddr::V4(FAR_IP), 0))?;
+        let to = listener.local_addr()?;
+        let (near, far) = (&self.near, &self.far);
+        let bulk =
+            Bulk { read_bytes: load.read_bytes, warm_bytes: load.warm_bytes, ..Bulk::default() };
+        let (sent, received) = thread::scope(|scope| {
+            let reader = scope
+                .spawn(|| on_pinned_thread(far_cpu, || receive(far, listener.accept()?.0, &bulk)));
+            let sent = on_pinned_thread(near_cpu, || {
+                run(near, &TcpStream::connect(near, to)?, load, caller, time)
+            });
+            let received = reader.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
+            sent.and_then(|s| Ok((s, received?)))
+        })?;
+        let (near, counts) = sent;
+        // The other end's time and bytes; its CPU is in the process's account already.
+        let far = Report { cpu: Duration::ZERO, ..received.0 };
+        let sample = Sample::of_ends(near, far, load.warm_bytes);
         Ok(Sample { counts, ..sample })
     }
 }

@@ -113,6 +113,10 @@ impl Caller for Writer {
         writing.write(self.builder, &self.bytes).map_err(to_io)?;
         Ok(self.bytes.len() as u64)
     }
+
+    fn copies_per_byte(&self) -> u64 {
+        1
+    }
 }
 
 /// A socket's error as an I/O error.

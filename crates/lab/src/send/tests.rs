@@ -1,6 +1,8 @@
 //! The ways of sending do what they are said to do: counted, never timed.
 
+use super::file::FileMethod;
 use super::*;
+use crate::file::{BenchFile, Heat};
 use fulmar::base::Counter;
 use fulmar::{Cidr, TcpListener, devices};
 use std::io::Read;
@@ -71,6 +73,21 @@ fn the_old_way_makes_32_outputs_of_a_64_kib_write_and_the_new_ones_make_one() {
             (outputs * CALLS, mbufs * CALLS),
             "{method:?}"
         );
+    }
+}
+
+#[test]
+fn every_way_of_sending_a_file_sends_its_bytes_and_the_old_one_page_by_page() {
+    let file = BenchFile::with_bytes(1 << 20).expect("a temporary file");
+    for method in FileMethod::ALL {
+        let load = Load::of_writes(WRITE_BYTES);
+        let caller = method.caller(&load, &file, Heat::Cold).expect("a descriptor");
+        let counted = count(caller);
+        let expected = (0..counted.bytes.len()).map(|i| ((i % (1 << 20)) % 251) as u8);
+        assert!(expected.eq(counted.bytes.iter().copied()), "{method:?}");
+        if method == FileMethod::Old {
+            assert_eq!((counted.outputs, counted.mbufs), (16 * CALLS, 16 * CALLS));
+        }
     }
 }
 

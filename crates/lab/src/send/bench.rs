@@ -1,0 +1,346 @@
+//! `bench send` and `bench sendfile`: which places are opened, which ways are measured at each, and
+//! which of them are compared.
+//!
+//! The matrix is {device} x {super-segments} x {bytes per call} x {placement} x {way}; ways that are
+//! compared stand side by side, so that a round runs them moments apart. A device that cannot be
+//! opened here is said on standard error and left out, with its figures.
+
+use super::file::FileMethod;
+use super::{Load, Method, Place, sosend, tso_name};
+use crate::bench::{self, Cell, Outcome, Plan, Ratio, Sample, Way};
+use crate::cpu::Placement;
+use crate::file::{BenchFile, Heat};
+use crate::kernel::{Local, Pair, Work};
+use crate::kernel_calls::KernelCall;
+use crate::netns::Netns;
+use crate::stream::{Ground, Joined, Over};
+use crate::{Bulk, limit};
+use std::cell::RefCell;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Which of the two benches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum What {
+    /// Writes.
+    Send,
+    /// Files.
+    SendFile,
+}
+
+/// Over which device fulmar sends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Device {
+    /// TAP to a kernel peer.
+    Tap,
+    /// AF_PACKET on veth to a kernel peer.
+    Packet,
+    /// To another stack in this process.
+    Link,
+}
+
+impl Device {
+    /// Every device, in the order of the tables.
+    pub const ALL: [Device; 3] = [Device::Tap, Device::Packet, Device::Link];
+
+    /// The name in ways and options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Device::Tap => "tap",
+            Device::Packet => "packet",
+            Device::Link => "link",
+        }
+    }
+}
+
+/// What is measured.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Which bench.
+    pub what: What,
+    /// Over which devices.
+    pub devices: Vec<Device>,
+    /// Bytes per call.
+    pub write_bytes: Vec<usize>,
+    /// With and without super-segments.
+    pub super_segments: Vec<bool>,
+    /// Where the ends run.
+    pub placements: Vec<Placement>,
+    /// Names of the ways to measure (`old`, `ours`, ...); empty: all but the single changes.
+    pub ways: Vec<String>,
+    /// The socket buffer of the sender; see [`Load`].
+    pub buffer_bytes: Option<usize>,
+    /// Measure fulmar's ways.
+    pub fulmar: bool,
+    /// Measure the kernel's.
+    pub kernel: bool,
+    /// Time for everything.
+    pub budget: Duration,
+    /// Rounds at most.
+    pub runs: usize,
+    /// Where fulmar's frames are written.
+    pub pcap: Option<PathBuf>,
+}
+
+/// From this budget on every way also runs once beside a soaker.
+const SOAK_FROM: Duration = Duration::from_secs(60);
+const MTU: u32 = 1500;
+
+/// Everything that was opened for a bench; ways borrow from it.
+pub struct Grounds {
+    /// fulmar's places.
+    pub places: Vec<RefCell<Box<dyn Place>>>,
+    /// The kernel's veth pairs, one with offloads, one without.
+    pub pairs: Vec<Pair>,
+    /// Where two kernel processes of one host talk.
+    pub host: Option<Netns>,
+    /// What file benches send.
+    pub file: Option<BenchFile>,
+}
+
+impl Grounds {
+    /// Opens what the options ask for and this machine has; `isolated` says whether this process has
+    /// namespaces of its own.
+    ///
+    /// # Errors
+    /// The file to send cannot be made, or the kernel's pair cannot although namespaces work.
+    pub fn open(options: &Options, isolated: io::Result<()>) -> io::Result<Grounds> {
+        let mut grounds = Grounds { places: Vec::new(), pairs: Vec::new(), host: None, file: None };
+        if options.what == What::SendFile {
+            grounds.file = Some(BenchFile::new()?);
+        }
+        let has_kernel = match isolated {
+            Ok(()) => true,
+            Err(e) => {
+                eprintln!("the kernel cannot be measured here: {e}");
+                false
+            }
+        };
+        if options.kernel && has_kernel {
+            for &super_segments in &options.super_segments {
+                grounds.pairs.push(Pair::new(MTU, super_segments)?);
+            }
+            grounds.host = Some(Netns::current()?);
+        }
+        if options.fulmar {
+            grounds.open_places(options, has_kernel);
+        }
+        Ok(grounds)
+    }
+
+    fn open_places(&mut self, options: &Options, has_kernel: bool) {
+        for &device in &options.devices {
+            for &super_segments in &options.super_segments {
+                for &placement in &options.placements {
+                    let needs_kernel = matches!(device, Device::Tap | Device::Packet);
+                    if needs_kernel && !has_kernel {
+                        continue;
+                    }
+                    match open(device, super_segments, placement, options.pcap.as_ref()) {
+                        Ok(place) => self.places.push(RefCell::new(place)),
+                        Err(e) => {
+                            eprintln!("no {} {}: {e}", device.name(), placement.title());
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn open(
+    device: Device,
+    super_segments: bool,
+    placement: Placement,
+    pcap: Option<&PathBuf>,
+) -> io::Result<Box<dyn Place>> {
+    let over = |over| Ground::with_super_segments(over, placement, super_segments, pcap);
+    Ok(match device {
+        Device::Tap => Box::new(over(Over::Tap)?),
+        Device::Packet => Box::new(over(Over::Packet)?),
+        Device::Link => Box::new(Joined::with_super_segments(placement, super_segments)?),
+    })
+}
+
+/// Measures.
+///
+/// # Errors
+/// As [`Grounds::open`].
+pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
+    let grounds = Grounds::open(options, isolated)?;
+    let ways = ways(options, &grounds);
+    if ways.len() < 2 {
+        return Err(io::Error::other("nothing of what was asked for can be measured here"));
+    }
+    let ratios = match options.what {
+        What::Send => send_ratios(),
+        What::SendFile => file_ratios(),
+    };
+    let ratios = ratios.into_iter().filter(|r| is_measured(r, &ways)).collect();
+    let Options { budget, runs: max_runs, .. } = *options;
+    Ok(bench::run(Plan { ways, ratios, budget, max_runs, soak: budget >= SOAK_FROM }))
+}
+
+fn is_measured(ratio: &Ratio, ways: &[Way<'_>]) -> bool {
+    let has = |name: &String| ways.iter().any(|w| w.name == *name);
+    has(&ratio.way) && ratio.over.as_ref().is_none_or(has)
+}
+
+/// Every way that is asked for, at every place; the limit first.
+fn ways<'a>(options: &'a Options, grounds: &'a Grounds) -> Vec<Way<'a>> {
+    let mut ways = vec![limit::memcpy(Bulk { write_bytes: 64 << 10, ..Bulk::default() })];
+    for &write_bytes in &options.write_bytes {
+        let load = Load { buffer_bytes: options.buffer_bytes, ..Load::of_writes(write_bytes) };
+        for place in &grounds.places {
+            ways.extend(ways_at(options, place, grounds.file.as_ref(), load));
+        }
+        for pair in &grounds.pairs {
+            for &placement in &options.placements {
+                let works = kernel_works(options, grounds.file.as_ref(), load);
+                ways.extend(works.map(|work| pair.way(work, placement)));
+            }
+        }
+    }
+    // The limit goes with every choice.
+    ways.retain(|w| w.cell.is_none_or(|c| is_wanted(options, c.method)));
+    ways
+}
+
+fn is_wanted(options: &Options, method: &str) -> bool {
+    let is_variant = sosend::VARIANTS.iter().any(|v| v.name() == method);
+    if options.ways.is_empty() { !is_variant } else { options.ways.iter().any(|w| w == method) }
+}
+
+/// fulmar's ways at one place.
+fn ways_at<'a>(
+    options: &Options,
+    place: &'a RefCell<Box<dyn Place>>,
+    file: Option<&'a BenchFile>,
+    load: Load,
+) -> Vec<Way<'a>> {
+    match (options.what, file) {
+        (What::SendFile, Some(file)) => file_ways(place, file, load),
+        _ => Method::all().into_iter().map(|m| super::way(place, m, load)).collect(),
+    }
+}
+
+/// Sending a hot and a cold file at one place, in every way.
+pub fn file_ways<'a>(
+    place: &'a RefCell<Box<dyn Place>>,
+    file: &'a BenchFile,
+    load: Load,
+) -> Vec<Way<'a>> {
+    let heats = [Heat::Hot, Heat::Cold];
+    let each = heats.into_iter().flat_map(|heat| FileMethod::ALL.map(|method| (heat, method)));
+    each.map(|(heat, method)| file_way(place, method, file, heat, load)).collect()
+}
+
+/// A way of a bench: this file in this way at this place.
+pub fn file_way<'a>(
+    place: &'a RefCell<Box<dyn Place>>,
+    method: FileMethod,
+    file: &'a BenchFile,
+    heat: Heat,
+    load: Load,
+) -> Way<'a> {
+    let cell = {
+        let place = place.borrow();
+        Cell {
+            device: place.device(),
+            method: method.name(),
+            write_bytes: load.write_bytes,
+            super_segments: place.super_segments(),
+            source: heat.name(),
+        }
+    };
+    let make = move |load: &Load| method.caller(load, file, heat);
+    super::way_of(place, cell, method.title().to_owned(), load, make)
+}
+
+/// What the kernel does beside it.
+fn kernel_works<'a>(
+    options: &Options,
+    file: Option<&'a BenchFile>,
+    load: Load,
+) -> impl Iterator<Item = Work<'a>> {
+    let (calls, files) = match (options.what, file) {
+        (What::SendFile, Some(file)) => (
+            [KernelCall::SendFile, KernelCall::ReadWrite],
+            vec![Some((file, Heat::Hot)), Some((file, Heat::Cold))],
+        ),
+        _ => ([KernelCall::Write, KernelCall::ZeroCopy], vec![None]),
+    };
+    let each = files.into_iter().flat_map(move |file| calls.map(|call| (call, file)));
+    each.map(move |(call, file)| Work { call, load, file })
+}
+
+/// The name of a way at 64 KiB.
+fn at_64k(method: &str, device: &str, super_segments: bool, source: &str, at: Placement) -> String {
+    let tso = tso_name(super_segments);
+    format!("{method}.{device}.64k.{tso}.{source}{}", at.name())
+}
+
+/// One way over another, or what one way has.
+struct Asked {
+    name: &'static str,
+    sentence: &'static str,
+    way: String,
+    over: Option<String>,
+    measure: fn(&Sample) -> f64,
+    published: Option<f64>,
+    goals: (f64, f64),
+    more_is_better: bool,
+}
+
+impl From<Asked> for Ratio {
+    fn from(a: Asked) -> Ratio {
+        Ratio {
+            name: a.name.to_owned(),
+            sentence: a.sentence.to_owned(),
+            way: a.way,
+            over: a.over,
+            measure: a.measure,
+            reach_and_aim: Some(a.goals),
+            more_is_better: a.more_is_better,
+            published: a.published,
+        }
+    }
+}
+
+fn send_ratios() -> Vec<Ratio> {
+    let same = Placement::SameCpu;
+    let old_vs_new = |name, sentence, device, tso, published, goals| Asked {
+        name,
+        sentence,
+        way: at_64k("old", device, tso, "", same),
+        over: Some(at_64k("ours", device, tso, "", same)),
+        measure: Sample::thread_ns_per_kb,
+        published,
+        goals,
+        more_is_better: true,
+    };
+    let all = [old_vs_new(
+        "send.tap.64k.tso.old_vs_new",
+        "sending thread's CPU, old way ÷ fulmar's, TAP, super-segments",
+        "tap",
+        true,
+        None,
+        (4.0, 10.0),
+    )];
+    all.into_iter().map(Ratio::from).collect()
+}
+
+fn file_ratios() -> Vec<Ratio> {
+    let all = [Asked {
+        name: "sendfile.tap.cold.vs_kernel",
+        sentence: "machine CPU, send_file over TAP ÷ kernel sendfile over veth, cold file, two CPUs",
+        way: at_64k("ours_read", "tap", true, "cold.", Placement::TwoCpus),
+        over: Some(at_64k("kernel_sendfile", "veth", true, "cold.", Placement::TwoCpus)),
+        measure: Sample::machine_ns_per_kb,
+        published: None,
+        goals: (1.0, 0.6),
+        more_is_better: false,
+    }];
+    all.into_iter().map(Ratio::from).collect()
+}
