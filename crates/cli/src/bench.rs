@@ -1,5 +1,6 @@
 //! `fulmar bench`: options, progress and reports around the laboratory's measurements.
 
+use crate::bench_send::{SendArgs, SendFileArgs};
 use crate::failure::{During, Failure, Outcome};
 use crate::stream::{self, Device, Options, Stack};
 use clap::Subcommand;
@@ -9,6 +10,7 @@ use fulmar_lab::lock::BenchLock;
 use fulmar_lab::netns;
 use fulmar_lab::page;
 use fulmar_lab::report::{self, Machine};
+use fulmar_lab::send;
 use serde_json::Value;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -32,6 +34,8 @@ pub struct Args {
 #[derive(Subcommand, Debug)]
 enum What {
     Stream(StreamArgs),
+    Send(SendArgs),
+    Sendfile(SendFileArgs),
 }
 
 /// Bulk TCP, both directions: fulmar and the kernel, the kernel alone, the floor of the device
@@ -69,7 +73,7 @@ struct StreamArgs {
     pcap: Option<PathBuf>,
 }
 
-fn placement(text: &str) -> Result<Placement, String> {
+pub fn placement(text: &str) -> Result<Placement, String> {
     let all = [Placement::SameCpu, Placement::TwoCpus, Placement::Unpinned];
     let found = all.into_iter().find(|p| p.name() == text.replace('-', "_"));
     found.ok_or_else(|| format!("`{text}` is not one of same-cpu, two-cpus, unpinned"))
@@ -91,18 +95,33 @@ impl StreamArgs {
 
 /// Runs the command. Must run while the process has one thread.
 pub fn run(args: &Args) -> Outcome<ExitCode> {
-    let What::Stream(args) = &args.what;
     // Before the namespaces: the lock's name belongs to the one we come from.
     let _lock = BenchLock::take().map_err(cannot_start)?;
     let isolated = netns::enter();
     if let Some(warning) = report::busy_warning() {
         eprintln!("{warning}");
     }
-    let measured = stream::run(&args.options(), isolated).during("cannot measure")?;
+    let measured = match &args.what {
+        What::Stream(args) => stream::run(&args.options(), isolated),
+        What::Send(args) => send::bench::run(&args.options(), isolated),
+        What::Sendfile(args) => send::bench::run(&args.options(), isolated),
+    };
+    let measured = measured.during("cannot measure")?;
     let machine = Machine::here();
     println!("{}", report::text(&machine, &measured));
-    write_reports(args, &machine, &measured)?;
+    write_reports(args.what.files(), &machine, &measured)?;
     Ok(ExitCode::SUCCESS)
+}
+
+impl What {
+    /// Where the JSON and the page go.
+    fn files(&self) -> (Option<&Path>, Option<&Path>) {
+        match self {
+            What::Stream(a) => (a.json.as_deref(), a.report.as_deref()),
+            What::Send(a) => a.matrix.files(),
+            What::Sendfile(a) => a.matrix.files(),
+        }
+    }
 }
 
 fn cannot_start(error: io::Error) -> Failure {
@@ -113,13 +132,17 @@ fn cannot_start(error: io::Error) -> Failure {
     }
 }
 
-fn write_reports(args: &StreamArgs, machine: &Machine, measured: &Measured) -> Outcome {
+fn write_reports(
+    (json_file, page_file): (Option<&Path>, Option<&Path>),
+    machine: &Machine,
+    measured: &Measured,
+) -> Outcome {
     let command: Vec<String> = std::env::args().collect();
     let json: Value = report::json(machine, &command, measured);
-    if let Some(file) = &args.json {
+    if let Some(file) = json_file {
         write(file, &format!("{json:#}\n"))?;
     }
-    if let Some(file) = &args.report {
+    if let Some(file) = page_file {
         write(file, &page::report::page(&json).html())?;
     }
     Ok(())

@@ -77,7 +77,7 @@ impl Sample {
 
     /// CPU of the thread that sends (what `time` shows), in ns per KB, without simulated hardware.
     pub fn thread_ns_per_kb(&self) -> f64 {
-        self.near.ns_per_kb(self.near.thread.saturating_sub(self.hardware))
+        self.near.ns_per_kb(self.near.thread)
     }
 
     /// Time of the simulated hardware, in ns per KB.

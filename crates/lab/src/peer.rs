@@ -79,7 +79,8 @@ pub struct Report {
     pub cpu: Duration,
     /// Read or write calls that moved them.
     pub calls: u64,
-    /// CPU of the one thread that moved them, where it is known; else zero.
+    /// CPU of the one thread that moved them, without simulated hardware that ran on it, where it is
+    /// known; else zero.
     pub thread: Duration,
     /// Busy time of all CPUs of the machine in that time, where it was looked at; else zero.
     pub machine: Duration,

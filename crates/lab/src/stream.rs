@@ -13,6 +13,7 @@ use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PREFIX, Site};
 use crate::without_tso::WithoutTso;
 use crate::{Bulk, heap, on_pinned_thread};
 use fulmar::base::{Counter, EtherAddr};
+use fulmar::devices::sim::thread_hardware_ns;
 use fulmar::{Cidr, Device, Stack, TcpListener, TcpStream, devices};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -211,6 +212,8 @@ pub(crate) struct Start {
     pub at: Instant,
     cpu: Duration,
     thread: Duration,
+    /// Of that, simulated hardware.
+    hardware_ns: u64,
     machine: MachineClock,
     heap_allocations: u64,
     counts: Counts,
@@ -225,6 +228,7 @@ impl Start {
             heap_allocations,
             machine: MachineClock::read()?,
             cpu: cpu::process_cpu(None)?,
+            hardware_ns: thread_hardware_ns(),
             thread: cpu::thread_cpu()?,
             at: Instant::now(),
         })
@@ -233,6 +237,8 @@ impl Start {
     pub fn report(self, stack: &Stack, bytes: u64, calls: u64) -> io::Result<(Report, Counts)> {
         let elapsed = self.at.elapsed();
         let thread = cpu::thread_cpu()?.saturating_sub(self.thread);
+        let hardware = Duration::from_nanos(thread_hardware_ns() - self.hardware_ns);
+        let thread = thread.saturating_sub(hardware);
         let cpu = cpu::process_cpu(None)?.saturating_sub(self.cpu);
         let machine = MachineClock::read()?.since(self.machine).busy;
         let heap_allocations = heap::allocations() - self.heap_allocations;

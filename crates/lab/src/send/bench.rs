@@ -6,11 +6,12 @@
 //! opened here is said on standard error and left out, with its figures.
 
 use super::file::FileMethod;
+use super::sim::Simulated;
 use super::{Load, Method, Place, sosend, tso_name};
 use crate::bench::{self, Cell, Outcome, Plan, Ratio, Sample, Way};
 use crate::cpu::Placement;
 use crate::file::{BenchFile, Heat};
-use crate::kernel::{Local, Pair, Work};
+use crate::kernel::{Pair, Work};
 use crate::kernel_calls::KernelCall;
 use crate::netns::Netns;
 use crate::stream::{Ground, Joined, Over};
@@ -32,6 +33,8 @@ pub enum What {
 /// Over which device fulmar sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Device {
+    /// The simulated NIC with its modelled peer.
+    Sim,
     /// TAP to a kernel peer.
     Tap,
     /// AF_PACKET on veth to a kernel peer.
@@ -42,11 +45,12 @@ pub enum Device {
 
 impl Device {
     /// Every device, in the order of the tables.
-    pub const ALL: [Device; 3] = [Device::Tap, Device::Packet, Device::Link];
+    pub const ALL: [Device; 4] = [Device::Sim, Device::Tap, Device::Packet, Device::Link];
 
     /// The name in ways and options.
     pub const fn name(self) -> &'static str {
         match self {
+            Device::Sim => "sim",
             Device::Tap => "tap",
             Device::Packet => "packet",
             Device::Link => "link",
@@ -132,7 +136,12 @@ impl Grounds {
     fn open_places(&mut self, options: &Options, has_kernel: bool) {
         for &device in &options.devices {
             for &super_segments in &options.super_segments {
-                for &placement in &options.placements {
+                // Over the simulated device there is one end, and nothing to place.
+                let placements = match device {
+                    Device::Sim => &[Placement::SameCpu][..],
+                    _ => &options.placements,
+                };
+                for &placement in placements {
                     let needs_kernel = matches!(device, Device::Tap | Device::Packet);
                     if needs_kernel && !has_kernel {
                         continue;
@@ -157,6 +166,7 @@ fn open(
 ) -> io::Result<Box<dyn Place>> {
     let over = |over| Ground::with_super_segments(over, placement, super_segments, pcap);
     Ok(match device {
+        Device::Sim => Box::new(Simulated::new(super_segments, pcap)?),
         Device::Tap => Box::new(over(Over::Tap)?),
         Device::Packet => Box::new(over(Over::Packet)?),
         Device::Link => Box::new(Joined::with_super_segments(placement, super_segments)?),
@@ -310,37 +320,124 @@ impl From<Asked> for Ratio {
 
 fn send_ratios() -> Vec<Ratio> {
     let same = Placement::SameCpu;
-    let old_vs_new = |name, sentence, device, tso, published, goals| Asked {
+    let ours = |device, tso| at_64k("ours", device, tso, "", same);
+    let over_ours = |name, sentence, device, tso, published, goals| Asked {
         name,
         sentence,
         way: at_64k("old", device, tso, "", same),
-        over: Some(at_64k("ours", device, tso, "", same)),
+        over: Some(ours(device, tso)),
         measure: Sample::thread_ns_per_kb,
         published,
         goals,
         more_is_better: true,
     };
-    let all = [old_vs_new(
-        "send.tap.64k.tso.old_vs_new",
-        "sending thread's CPU, old way ÷ fulmar's, TAP, super-segments",
-        "tap",
-        true,
-        None,
-        (4.0, 10.0),
-    )];
+    let all = [
+        Asked {
+            name: "send.outputs_per_64k_write",
+            sentence: "output calls per 64 KiB write, fulmar's way (the old way: 32)",
+            way: ours("sim", true),
+            over: None,
+            measure: |s| s.quotient("send_outputs", "calls"),
+            published: Some(1.0),
+            goals: (1.0, 1.0),
+            more_is_better: false,
+        },
+        over_ours(
+            "send.sim.64k.no_tso.old_vs_new",
+            "sending thread's CPU, old way ÷ fulmar's, simulated device (published machine: 1.17)",
+            "sim",
+            false,
+            Some(2.9),
+            (1.5, 2.9),
+        ),
+        over_ours(
+            "send.sim.64k.tso.old_vs_new",
+            "the same with super-segments (published machine: 1.61)",
+            "sim",
+            true,
+            Some(2.8),
+            (2.8, 4.0),
+        ),
+        over_ours(
+            "send.tap.64k.tso.old_vs_new",
+            "the same over TAP: mostly crossings saved",
+            "tap",
+            true,
+            None,
+            (4.0, 10.0),
+        ),
+        Asked {
+            over: Some(at_64k("owned", "sim", true, "", same)),
+            ..over_ours(
+                "send.sim.64k.tso.old_vs_owned",
+                "sending thread's CPU, old way ÷ send_owned, simulated device",
+                "sim",
+                true,
+                None,
+                (10.0, 30.0),
+            )
+        },
+        Asked {
+            name: "send.sim.64k.tso.new_vs_memcpy",
+            sentence: "sending thread's CPU ÷ memcpy through a ring as large as the window",
+            way: ours("sim", true),
+            over: Some("limit.memcpy".to_owned()),
+            measure: Sample::thread_ns_per_kb,
+            published: None,
+            goals: (1.5, 1.25),
+            more_is_better: false,
+        },
+    ];
     all.into_iter().map(Ratio::from).collect()
 }
 
 fn file_ratios() -> Vec<Ratio> {
-    let all = [Asked {
-        name: "sendfile.tap.cold.vs_kernel",
-        sentence: "machine CPU, send_file over TAP ÷ kernel sendfile over veth, cold file, two CPUs",
-        way: at_64k("ours_read", "tap", true, "cold.", Placement::TwoCpus),
-        over: Some(at_64k("kernel_sendfile", "veth", true, "cold.", Placement::TwoCpus)),
-        measure: Sample::machine_ns_per_kb,
-        published: None,
-        goals: (1.0, 0.6),
-        more_is_better: false,
-    }];
+    let same = Placement::SameCpu;
+    let over_ours = |name, sentence, tso, published, goals| Asked {
+        name,
+        sentence,
+        way: at_64k("old", "sim", tso, "", same),
+        over: Some(at_64k("ours_read", "sim", tso, "", same)),
+        measure: Sample::thread_ns_per_kb,
+        published: Some(published),
+        goals,
+        more_is_better: true,
+    };
+    let all = [
+        Asked {
+            name: "sendfile.packets_per_output",
+            sentence: "packets per output call of send_file, 64 KiB per call, super-segments",
+            way: at_64k("ours_read", "sim", true, "", same),
+            over: None,
+            measure: |s| s.quotient("send_packets", "send_outputs"),
+            published: Some(44.0),
+            goals: (44.0, 44.0),
+            more_is_better: true,
+        },
+        over_ours(
+            "sendfile.sim.tso.old_vs_new",
+            "sending thread's CPU, old sendfile ÷ send_file, both by read, super-segments",
+            true,
+            5.7,
+            (3.0, 5.7),
+        ),
+        over_ours(
+            "sendfile.sim.no_tso.old_vs_new",
+            "the same without super-segments",
+            false,
+            1.81,
+            (1.5, 1.81),
+        ),
+        Asked {
+            name: "sendfile.tap.cold.vs_kernel",
+            sentence: "machine's CPU, send_file over TAP ÷ kernel sendfile over veth, cold file, two CPUs",
+            way: at_64k("ours_read", "tap", true, "cold.", Placement::TwoCpus),
+            over: Some(at_64k("kernel_sendfile", "veth", true, "cold.", Placement::TwoCpus)),
+            measure: Sample::machine_ns_per_kb,
+            published: None,
+            goals: (1.0, 0.6),
+            more_is_better: false,
+        },
+    ];
     all.into_iter().map(Ratio::from).collect()
 }

@@ -14,6 +14,7 @@
 pub mod bench;
 pub mod file;
 pub mod place;
+pub mod sim;
 pub mod sosend;
 
 use crate::bench::{Cell, Sample, Way};

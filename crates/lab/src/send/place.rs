@@ -15,13 +15,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
-/// Lets `caller` send: first the warm-up, then for `time`, measured. Returns this end's account.
+/// Lets `caller` send: first the warm-up, then, after a word to `at_start`, for `time`, measured.
+/// Returns this end's account.
 pub(super) fn run(
     stack: &Stack,
     stream: &TcpStream,
     load: &Load,
     caller: &mut dyn Caller,
     time: Duration,
+    at_start: &mut dyn FnMut(),
 ) -> io::Result<(Report, Counts)> {
     stream.set_send_buffer(load.buffer_bytes.unwrap_or(BUFFER_BYTES))?;
     let to = Target { stack, stream };
@@ -29,6 +31,7 @@ pub(super) fn run(
     while warm < load.warm_bytes {
         warm += caller.call(&to)?;
     }
+    at_start();
     let start = Start::now(stack)?;
     let (mut bytes, mut calls) = (0, 0);
     while start.at.elapsed() < time {
@@ -80,7 +83,7 @@ impl Place for Ground {
         let stack = &self.stack;
         let (near, counts) = on_pinned_thread(near_cpu, || {
             let stream = TcpStream::connect(stack, peer.address())?;
-            run(stack, &stream, load, caller, time)
+            run(stack, &stream, load, caller, time, &mut || ())
         })?;
         let sample = Sample::of_ends(near, peer.finish()?, load.warm_bytes);
         Ok(Sample { counts, ..sample })
@@ -120,7 +123,7 @@ impl Place for Joined {
             let reader = scope
                 .spawn(|| on_pinned_thread(far_cpu, || receive(far, listener.accept()?.0, &bulk)));
             let sent = on_pinned_thread(near_cpu, || {
-                run(near, &TcpStream::connect(near, to)?, load, caller, time)
+                run(near, &TcpStream::connect(near, to)?, load, caller, time, &mut || ())
             });
             let received = reader.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
             sent.and_then(|s| Ok((s, received?)))

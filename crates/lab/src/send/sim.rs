@@ -1,0 +1,99 @@
+//! A stack of ours over the simulated NIC, with the modelled peer at the far end: one host's cost
+//! alone, without a kernel.
+//!
+//! The hardware runs inside the sender's calls; its time is taken off every account and shown apart.
+//! The peer has no CPU account: it is part of the hardware. Without super-segments the NIC does not
+//! cut, and completes checksums all the same, as the cards of the published measurements did.
+
+use super::place::run;
+use super::{Caller, Load, Place};
+use crate::bench::Sample;
+use crate::cpu::{self, Placement};
+use crate::on_pinned_thread;
+use crate::peer::Report;
+use crate::stream::build;
+use fulmar::devices::sim::{SimConfig, SimHandle};
+use fulmar::{Cidr, Stack, TcpStream, devices};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+const NEAR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 2, 1);
+/// The modelled peer answers for every address; on this port it discards (RFC 863).
+const FAR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 72, 2, 2)), 9);
+
+/// The stack, and the handle to its NIC.
+pub struct Simulated {
+    stack: Stack,
+    handle: SimHandle,
+    super_segments: bool,
+}
+
+impl Simulated {
+    /// Makes a NIC without a limit of rate, and a stack on it.
+    ///
+    /// # Errors
+    /// Too many open descriptors.
+    pub fn new(super_segments: bool, pcap: Option<&PathBuf>) -> io::Result<Simulated> {
+        let config = SimConfig::default();
+        let config = if super_segments { config } else { SimConfig { tso: None, ..config } };
+        let (device, handle) = devices::sim_nic(config).map_err(io::Error::other)?;
+        let device = match pcap {
+            Some(file) => {
+                devices::capture(device, io::BufWriter::new(std::fs::File::create(file)?))
+            }
+            None => device,
+        };
+        let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
+        let address = Cidr { address: IpAddr::V4(NEAR_IP), prefix_len: 24 };
+        let stack = on_pinned_thread(near_cpu, || build(device, address, "sim"))?;
+        Ok(Simulated { stack, handle, super_segments })
+    }
+}
+
+impl Place for Simulated {
+    fn device(&self) -> &'static str {
+        "sim"
+    }
+
+    fn device_title(&self) -> &'static str {
+        "simulated device"
+    }
+
+    /// There is one end.
+    fn placement(&self) -> Placement {
+        Placement::SameCpu
+    }
+
+    fn super_segments(&self) -> bool {
+        self.super_segments
+    }
+
+    fn stream(
+        &mut self,
+        load: &Load,
+        caller: &mut dyn Caller,
+        time: Duration,
+    ) -> io::Result<Sample> {
+        let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
+        let (stack, handle) = (&self.stack, &self.handle);
+        on_pinned_thread(near_cpu, || {
+            let stream = TcpStream::connect(stack, FAR)?;
+            let mut before = None;
+            let mut at_start = || before = Some(handle.counts());
+            let (near, mut counts) = run(stack, &stream, load, caller, time, &mut at_start)?;
+            let (before, after) = (before.unwrap_or_default(), handle.counts());
+            counts.extend([
+                ("doorbells", after.doorbells - before.doorbells),
+                ("interrupts", after.interrupts - before.interrupts),
+                ("descriptors", after.descriptors - before.descriptors),
+                ("peer_acks", after.peer_acks_out - before.peer_acks_out),
+            ]);
+            let far = Report { cpu: Duration::ZERO, thread: Duration::ZERO, ..near };
+            let sample = Sample::of_ends(near, far, load.warm_bytes);
+            let hardware = Duration::from_nanos(after.inline_ns - before.inline_ns);
+            Ok(Sample { counts, hardware, ..sample })
+        })
+    }
+}
