@@ -77,6 +77,8 @@ counters! {
     ReceiveBytes, "receive_bytes";
     /// Bytes copied by this stack, both directions.
     CopiedBytes, "copied_bytes";
+    /// Bytes of frames read again for checksums that the device does not compute.
+    SummedBytes, "summed_bytes";
     /// Passes of tcp::output.
     TcpOutputs, "tcp_outputs";
     /// TCP segments sent (a super-segment counts once).

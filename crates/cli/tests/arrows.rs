@@ -24,7 +24,7 @@ const BELOW_LAB: &[&str] = &[
 const ROOMS: &[Room] = &[
     ("base", &[], &[]),
     ("wire", &["base"], &[]),
-    ("mbuf", &["base"], &["libc"]),
+    ("mbuf", &["base", "wire"], &["libc"]),
     ("route", &["base"], &[]),
     ("netdev", &["base", "wire", "mbuf"], &[]),
     ("ip", &["base", "wire", "mbuf", "route"], &[]),

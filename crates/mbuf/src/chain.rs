@@ -13,6 +13,7 @@
 use core::ops::Deref;
 
 use crate::raw::{List, MbufMut, RawIter};
+use crate::sums;
 use crate::{Mbuf, NoBuffer, Pool, Purpose};
 
 /// Headroom of a mbuf that `prepend` puts in front, for the headers of the layers below.
@@ -271,7 +272,8 @@ impl Chain {
     }
 
     /// Copies `bytes` over those from `off` on; returns how many there was room for. `None`, and
-    /// nothing is written, if a segment that would be written is shared or external.
+    /// nothing is written, if a segment that would be written is shared or external. Where the
+    /// pool keeps sums, the bytes are summed in the same pass.
     pub fn copy_from(&mut self, off: usize, bytes: &[u8]) -> Option<usize> {
         let mut at = 0;
         let end = off.saturating_add(bytes.len());
@@ -290,7 +292,7 @@ impl Chain {
             if from == m.len() || from_bytes.is_empty() {
                 continue;
             }
-            done += copy(from_bytes, m.as_mut_slice()?.get_mut(from..)?);
+            done += sums::write(&mut m, from, from_bytes)?;
         }
         Some(done)
     }
@@ -329,7 +331,7 @@ impl Chain {
 
 /// Copies as many bytes as both have.
 #[inline]
-fn copy(from: &[u8], to: &mut [u8]) -> usize {
+pub(crate) fn copy(from: &[u8], to: &mut [u8]) -> usize {
     let n = from.len().min(to.len());
     if let (Some(from), Some(to)) = (from.get(..n), to.get_mut(..n)) {
         to.copy_from_slice(from);

@@ -24,7 +24,10 @@
 //! and a bound on descriptors. Nothing is allocated from the heap per mbuf, chain or packet once
 //! the pool has grown to its working size.
 //!
-//! Not here: checksums, headers, sockets, any clock and any I/O.
+//! **Known sums.** Storage can keep the Internet checksum of each of its units, made while a writer's
+//! bytes are copied into it ([`Pool::keep_sums`], [`Chain::sum`]).
+//!
+//! Not here: headers, sockets, any clock and any I/O.
 
 #![cfg_attr(not(test), no_std)]
 #![deny(unsafe_code)]
@@ -38,6 +41,7 @@ mod raw;
 mod recv_queue;
 mod send_queue;
 mod storage;
+mod sums;
 mod sys;
 #[cfg(test)]
 mod testkit;
@@ -48,4 +52,5 @@ pub use raw::Mbuf;
 pub use recv_queue::{Inserted, MAX_RANGES, RecvQueue, cost_bytes};
 pub use send_queue::{Claim, MAX_CLAIMS, MERGED_BYTES, QueueFull, SendQueue};
 pub use storage::{External, Lender, MAX_MBUF_BYTES, NoBuffer, Purpose, SLAB_BYTES};
+pub use sums::Summed;
 pub use sys::Backing;

@@ -134,6 +134,7 @@ pub struct Pool {
     desc_limits: [usize; 3],
     max_slabs: usize,
     huge_pages: bool,
+    keeps_sums: bool,
     stats: PoolStats,
 }
 
@@ -175,8 +176,16 @@ impl Pool {
             desc_limits: [others, others, max_descs],
             max_slabs,
             huge_pages: config.huge_pages,
+            keeps_sums: false,
             stats: PoolStats { budget_bytes: budget, ..PoolStats::default() },
         })
+    }
+
+    /// Whether blocks for [`Purpose::Send`] that are taken from now on keep the sums of what
+    /// [`Chain::copy_from`] writes into them, for [`Chain::sum`]. For a device that computes no
+    /// checksums; costs two bytes of memory per unit of a slab, and nothing while it is off.
+    pub fn keep_sums(&mut self, keep: bool) {
+        self.keeps_sums = keep;
     }
 
     /// Takes an empty mbuf with `headroom` and, behind it, room for at least `bytes`, from the
@@ -470,7 +479,10 @@ impl Pool {
         if !self.admits(bytes, p) {
             return None;
         }
-        let m = self.home.take(class, p)?;
+        let mut m = self.home.take(class, p)?;
+        if self.keeps_sums && p == Purpose::Send {
+            self.home.keep_sums(&mut m);
+        }
         self.charge(bytes, p);
         Some(m)
     }

@@ -17,6 +17,11 @@
 //!   1 happened after the other references' last reads.
 //! - *coverage*: while `refs` > 1, every reference ends at or before `high_water`; bytes behind it
 //!   are covered by nobody and may be written at home.
+//! - *sums*: an entry of `Desc::sums` that is `Some` is the sum of its unit's bytes as they are. It
+//!   is written only through `&mut` to the one reference; whoever writes bytes of such storage
+//!   forgets or renews the entries of the units touched, and nobody writes into a unit whose sum is
+//!   known while `refs` > 1, not even behind `high_water`. So a known unit may be read whole through
+//!   any reference that covers a part of it.
 //! - *initialised*: storage of the pool is zeroed when mapped and only ever overwritten with bytes.
 
 #![allow(unsafe_code)]
@@ -29,6 +34,8 @@ use core::ops::{Deref, DerefMut};
 use core::ptr::{self, NonNull};
 use core::slice;
 use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, Ordering};
+
+use fulmar_wire::checksum::{UNIT_BYTES, UnitSum};
 
 use crate::home::Memory;
 use crate::storage::{EXTERNAL, Purpose};
@@ -50,6 +57,8 @@ pub(crate) struct Desc {
     pub(crate) len: u32,
     /// Bytes of the storage.
     pub(crate) room: u32,
+    /// What is known about the sums of the storage, one entry per unit; null if nothing is kept.
+    pub(crate) sums: *mut Option<UnitSum>,
 }
 
 const _: () = assert!(size_of::<Desc>() == 64);
@@ -277,6 +286,80 @@ impl Mbuf {
         unsafe { slice::from_raw_parts_mut(self.desc().data.add(from), n) }
     }
 
+    /// As [`Mbuf::bytes_mut`], and forgets the sums of the units touched.
+    ///
+    /// # Safety
+    /// `from + n <= room` and the storage is writable.
+    #[inline]
+    unsafe fn unsummed_mut(&mut self, from: usize, n: usize) -> &mut [u8] {
+        // SAFETY: as the caller promises.
+        unsafe {
+            self.forget_sums(from, n);
+            self.bytes_mut(from, n)
+        }
+    }
+
+    /// Forgets the sums of the units that the bytes [from, from + n) of the storage touch.
+    ///
+    /// # Safety
+    /// `from + n <= room`, and this is the only reference to the storage.
+    #[inline]
+    pub(crate) unsafe fn forget_sums(&mut self, from: usize, n: usize) {
+        if !self.desc().sums.is_null() {
+            // SAFETY: as the caller promises; sums are kept.
+            unsafe { self.entries_mut(from, n) }.fill(None);
+        }
+    }
+
+    /// The entries of the units that the bytes [from, from + n) of the storage touch.
+    ///
+    /// # Safety
+    /// `from + n <= room`, sums are kept, and this is the only reference to the storage.
+    unsafe fn entries_mut(&mut self, from: usize, n: usize) -> &mut [Option<UnitSum>] {
+        let first = from / UNIT_BYTES;
+        let count = if n == 0 { 0 } else { (from + n).div_ceil(UNIT_BYTES) - first };
+        // SAFETY: a storage has an entry for each of its units, initialised when they were first
+        // kept; alive; exclusive by what the caller promises.
+        unsafe { slice::from_raw_parts_mut(self.desc().sums.add(first), count) }
+    }
+
+    /// The whole storage with the entries of its sums, for a writer who keeps them right. `None` if
+    /// the storage is shared or external or keeps no sums.
+    pub(crate) fn summed_mut(&mut self) -> Option<(&mut [u8], &mut [Option<UnitSum>])> {
+        if self.desc().sums.is_null() || !self.is_writable() {
+            return None;
+        }
+        let room = self.storage_bytes();
+        // SAFETY: all of the storage, and all of its entries, which are other memory; writable was
+        // checked, and `&mut self` keeps it so.
+        unsafe {
+            let entries: *mut [Option<UnitSum>] = self.entries_mut(0, room);
+            Some((self.bytes_mut(0, room), &mut *entries))
+        }
+    }
+
+    /// Whether sums may be known.
+    #[inline]
+    pub(crate) fn keeps_sums(&self) -> bool {
+        !self.desc().sums.is_null()
+    }
+
+    /// The sum and the bytes of unit `index` of the storage, if the sum is known. A part of the unit
+    /// may lie outside of the range.
+    #[inline]
+    pub(crate) fn known_unit(&self, index: usize) -> Option<(UnitSum, &[u8; UNIT_BYTES])> {
+        let d = self.desc();
+        if d.sums.is_null() || index >= d.room as usize / UNIT_BYTES {
+            return None;
+        }
+        // SAFETY: sums: a storage has an entry for each of its units, and nobody writes entries
+        // while this reference can be read. Bytes of a known unit are not written meanwhile.
+        unsafe {
+            let sum = (*d.sums.add(index))?;
+            Some((sum, &*d.data.add(index * UNIT_BYTES).cast()))
+        }
+    }
+
     /// The bytes for writing, or `None` if the storage is shared or external.
     #[inline]
     pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
@@ -285,7 +368,7 @@ impl Mbuf {
         }
         let (off, len) = (self.headroom(), self.len());
         // SAFETY: `off + len <= room`; writable was checked, and `&mut self` keeps it so.
-        Some(unsafe { self.bytes_mut(off, len) })
+        Some(unsafe { self.unsummed_mut(off, len) })
     }
 
     /// Takes `n` bytes of headroom into the range and returns them to be written. `None`, and
@@ -300,7 +383,7 @@ impl Mbuf {
         d.len += n as u32;
         let off = d.off as usize;
         // SAFETY: the new range lies inside the storage; writable was checked.
-        Some(unsafe { self.bytes_mut(off, n) })
+        Some(unsafe { self.unsummed_mut(off, n) })
     }
 
     /// Takes `n` bytes of tailroom into the range and returns them to be written. `None`, and
@@ -314,7 +397,7 @@ impl Mbuf {
         let end = (d.off + d.len) as usize;
         d.len += n as u32;
         // SAFETY: the new range lies inside the storage; writable was checked.
-        Some(unsafe { self.bytes_mut(end, n) })
+        Some(unsafe { self.unsummed_mut(end, n) })
     }
 
     /// The tailroom, for a device or a copy to fill before [`Mbuf::set_len`]. Empty if the storage
@@ -324,7 +407,7 @@ impl Mbuf {
         let spare = if self.is_writable() { self.tailroom() } else { 0 };
         let end = self.headroom() + self.len();
         // SAFETY: `end + tailroom == room`; writable was checked, or the slice is empty.
-        unsafe { self.bytes_mut(end, spare) }
+        unsafe { self.unsummed_mut(end, spare) }
     }
 
     /// Sets the length of the range; its start stays.

@@ -5,14 +5,14 @@
 //! chain has too many mbufs; headers are copied once per packet cut, from the control share of the
 //! pool. Frames with an Ethernet header followed directly by IP are understood; VLAN tags are not.
 //!
-//! Cost: a cut costs one header buffer and one reference per packet; a checksum reads the payload
-//! once. Source of the layout: RFC 9293 section 3.1, RFC 768, RFC 791, RFC 8200.
+//! Cost: a cut costs one header buffer and one reference per packet; a checksum reads the headers and
+//! what nobody summed before ([`Chain::sum`]), counted as [`Counter::SummedBytes`]. Source of the layout: RFC 9293 section 3.1, RFC 768, RFC 791, RFC 8200.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::ops::Range;
 
-use fulmar_base::{DropReason, Gso, GsoKind};
-use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
+use fulmar_base::{Counter, Counters, DropReason, Gso, GsoKind};
+use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose, Summed};
 use fulmar_wire::checksum::{Sum, checksum};
 
 use crate::{Burst, Caps, Packet};
@@ -84,21 +84,33 @@ fn largest(gso: Gso, caps: &Caps) -> Option<usize> {
 ///
 /// # Errors
 /// [`Unfit`] with the frame, or with what is left of it after some packets went into `out`.
-pub fn fit(p: Packet, caps: &Caps, pool: &mut Pool, out: &mut Burst) -> Result<(), Unfit> {
+pub fn fit(
+    p: Packet,
+    caps: &Caps,
+    pool: &mut Pool,
+    out: &mut Burst,
+    counters: &mut Counters,
+) -> Result<(), Unfit> {
     if out.is_full() {
         return unfit(p, Refusal::NoRoom);
     }
     match check(&p, caps) {
         Ok(()) => out.push(p).map_err(|packet| Unfit { packet, why: Refusal::NoRoom }),
-        Err(_) => fit_slow(p, caps, pool, out),
+        Err(_) => fit_slow(p, caps, pool, out, counters),
     }
 }
 
-fn fit_slow(p: Packet, caps: &Caps, pool: &mut Pool, out: &mut Burst) -> Result<(), Unfit> {
-    let Some(gso) = p.offload.gso else { return fit_single(p, caps, pool, out) };
+fn fit_slow(
+    p: Packet,
+    caps: &Caps,
+    pool: &mut Pool,
+    out: &mut Burst,
+    counters: &mut Counters,
+) -> Result<(), Unfit> {
+    let Some(gso) = p.offload.gso else { return fit_single(p, caps, pool, out, counters) };
     let limit = largest(gso, caps);
     if limit.is_some_and(|l| p.chain.len() <= l.saturating_add(ETHER_BYTES)) {
-        return fit_single(p, caps, pool, out);
+        return fit_single(p, caps, pool, out, counters);
     }
     if usize::from(gso.header_bytes) + usize::from(gso.segment_bytes) > caps.mtu + ETHER_BYTES {
         return unfit(p, Refusal::Drop(DropReason::FrameTooBig));
@@ -109,12 +121,18 @@ fn fit_slow(p: Packet, caps: &Caps, pool: &mut Pool, out: &mut Burst) -> Result<
         Some(l) if payload(l) >= 2 * mss => payload(l) / mss * mss,
         _ => mss,
     };
-    cut(p, unit, !caps.tx_csum, pool, out)
+    cut(p, Cut { unit, finish: !caps.tx_csum }, pool, out, counters)
 }
 
 /// A frame that needs no cutting: completes the checksum, copies together.
-fn fit_single(mut p: Packet, caps: &Caps, pool: &mut Pool, out: &mut Burst) -> Result<(), Unfit> {
-    if p.offload.needs_csum && !caps.tx_csum && finish_checksum(&mut p, pool).is_err() {
+fn fit_single(
+    mut p: Packet,
+    caps: &Caps,
+    pool: &mut Pool,
+    out: &mut Burst,
+    counters: &mut Counters,
+) -> Result<(), Unfit> {
+    if !caps.tx_csum && finish_counted(&mut p, pool, counters).is_err() {
         return unfit(p, Refusal::NoBuffer);
     }
     if p.chain.segs() > caps.max_segs && make_unique(&mut p.chain, pool, Purpose::Control).is_err()
@@ -132,26 +150,41 @@ fn fit_single(mut p: Packet, caps: &Caps, pool: &mut Pool, out: &mut Burst) -> R
 ///
 /// # Errors
 /// As [`fit`].
-pub fn segment(mut p: Packet, pool: &mut Pool, out: &mut Burst) -> Result<(), Unfit> {
+pub fn segment(
+    mut p: Packet,
+    pool: &mut Pool,
+    out: &mut Burst,
+    counters: &mut Counters,
+) -> Result<(), Unfit> {
     if let Some(gso) = p.offload.gso {
-        return cut(p, usize::from(gso.segment_bytes), true, pool, out);
+        let how = Cut { unit: usize::from(gso.segment_bytes), finish: true };
+        return cut(p, how, pool, out, counters);
     }
     if out.is_full() {
         return unfit(p, Refusal::NoRoom);
     }
-    if p.offload.needs_csum && finish_checksum(&mut p, pool).is_err() {
+    if finish_counted(&mut p, pool, counters).is_err() {
         return unfit(p, Refusal::NoBuffer);
     }
     out.push(p).map_err(|packet| Unfit { packet, why: Refusal::NoRoom })
 }
 
+/// How a super-frame is cut.
+#[derive(Clone, Copy)]
+struct Cut {
+    /// Bytes of payload of one piece.
+    unit: usize,
+    /// Whether the pieces get their checksums.
+    finish: bool,
+}
+
 /// Cuts `unit` bytes of payload after `unit` bytes of payload off the front.
 fn cut(
     p: Packet,
-    unit: usize,
-    finish: bool,
+    Cut { unit, finish }: Cut,
     pool: &mut Pool,
     out: &mut Burst,
+    counters: &mut Counters,
 ) -> Result<(), Unfit> {
     let Some(template) = Template::of(&p) else {
         return unfit(p, Refusal::Drop(DropReason::BadOffload));
@@ -163,9 +196,10 @@ fn cut(
             break Refusal::NoRoom;
         }
         let end = payload_bytes.min(done + unit);
-        let Ok(piece) = template.piece(&p, done..end, finish, pool) else {
+        let Ok((piece, read_bytes)) = template.piece(&p, done..end, finish, pool) else {
             break Refusal::NoBuffer;
         };
+        counters.add(Counter::SummedBytes, read_bytes as u64);
         let Ok(()) = out.push(piece) else { break Refusal::NoRoom };
         done = end;
         if done == payload_bytes {
@@ -189,7 +223,7 @@ fn remainder(
     }
     let end = p.chain.len() - template.header_bytes;
     match template.piece(&p, done..end, false, pool) {
-        Ok(rest) => {
+        Ok((rest, _)) => {
             pool.free(p.chain);
             unfit(rest, why)
         }
@@ -239,14 +273,14 @@ impl Template {
         })
     }
 
-    /// A frame with the payload bytes `range` of `p`.
+    /// A frame with the payload bytes `range` of `p`, and how many bytes were read for its checksum.
     fn piece(
         &self,
         p: &Packet,
         range: Range<usize>,
         finish: bool,
         pool: &mut Pool,
-    ) -> Result<Packet, NoBuffer> {
+    ) -> Result<(Packet, usize), NoBuffer> {
         let payload = pool.clone_range(&p.chain, self.header_bytes + range.start, range.len())?;
         let mut first = match pool.alloc(self.header_bytes, 0, Purpose::Control) {
             Ok(m) => m,
@@ -259,10 +293,7 @@ impl Template {
         headers.copy_from_slice(&self.headers[..self.header_bytes]);
         let is_last = self.header_bytes + range.end == p.chain.len();
         self.fix(headers, &range, is_last);
-        if finish {
-            let sum = sum_with(&headers[self.l4..], &payload);
-            self.store_checksum(headers, sum);
-        }
+        let read_bytes = if finish { self.finish(headers, &payload) } else { 0 };
         let mut chain = Chain::from(first);
         chain.append(payload);
         let mut offload = p.offload;
@@ -273,7 +304,20 @@ impl Template {
         if finish {
             (offload.csum_start, offload.csum_offset) = (0, 0);
         }
-        Ok(Packet { chain, offload })
+        Ok((Packet { chain, offload }, read_bytes))
+    }
+
+    /// Stores the checksum of a piece; returns how many bytes were read for it.
+    fn finish(&self, headers: &mut [u8], payload: &Chain) -> usize {
+        let transport = &headers[self.l4..];
+        let Summed { sum: rest, read_bytes } = payload.sum(0..payload.len());
+        let mut sum = Sum::new();
+        sum.add_bytes(transport);
+        sum.append(rest);
+        let read_bytes = read_bytes + transport.len();
+        let offset = self.checksum_offset();
+        put_u16(headers, self.l4 + offset, stored(sum.finish(), offset));
+        read_bytes
     }
 
     /// Makes the headers those of one piece; leaves the partial sum in the checksum field.
@@ -323,11 +367,6 @@ impl Template {
             GsoKind::TcpV4 | GsoKind::TcpV6 => TCP_CSUM,
         }
     }
-
-    fn store_checksum(&self, h: &mut [u8], sum: u16) {
-        let offset = self.checksum_offset();
-        put_u16(h, self.l4 + offset, stored(sum, offset));
-    }
 }
 
 /// A computed UDP checksum of zero is sent as all ones (RFC 768).
@@ -362,38 +401,41 @@ fn addresses(frame: &[u8]) -> Option<(IpAddr, IpAddr, usize)> {
     }
 }
 
-/// The complement of the sum of `front` and all of `chain`.
-fn sum_with(front: &[u8], chain: &Chain) -> u16 {
-    let mut sum = Sum::new();
-    sum.add_bytes(front);
-    for slice in chain.slices() {
-        sum.add_bytes(slice);
-    }
-    sum.finish()
-}
-
 /// Stores the transport checksum that the frame still lacks; does nothing if it lacks none. The
-/// headers may be shared: they are copied then.
+/// headers may be shared: they are copied then. Returns how many bytes were read for it.
 ///
 /// # Errors
 /// [`NoBuffer`]: no buffer for the copy; the frame is unchanged.
-pub fn finish_checksum(p: &mut Packet, pool: &mut Pool) -> Result<(), NoBuffer> {
+pub fn finish_checksum(p: &mut Packet, pool: &mut Pool) -> Result<usize, NoBuffer> {
     if !p.offload.needs_csum {
-        return Ok(());
+        return Ok(0);
     }
     let (start, offset) = (usize::from(p.offload.csum_start), usize::from(p.offload.csum_offset));
     let at = start + offset;
+    let mut read_bytes = 0;
     if at + 2 <= p.chain.len() {
-        let sum = sum_from(&p.chain, start).finish();
+        let summed = p.chain.sum(start..p.chain.len());
+        read_bytes = summed.read_bytes;
+        let sum = summed.sum.finish();
         own_front(&mut p.chain, at + 2, pool)?;
         p.chain.copy_from(at, &stored(sum, offset).to_be_bytes());
     }
     p.offload.needs_csum = false;
     (p.offload.csum_start, p.offload.csum_offset) = (0, 0);
+    Ok(read_bytes)
+}
+
+fn finish_counted(
+    p: &mut Packet,
+    pool: &mut Pool,
+    counters: &mut Counters,
+) -> Result<(), NoBuffer> {
+    let read_bytes = finish_checksum(p, pool)?;
+    counters.add(Counter::SummedBytes, read_bytes as u64);
     Ok(())
 }
 
-/// The sum of everything from byte `start` on.
+/// The sum of everything from byte `start` on, read anew.
 fn sum_from(chain: &Chain, start: usize) -> Sum {
     let mut sum = Sum::new();
     let mut skip = start;

@@ -112,7 +112,7 @@ impl Link {
         mut packet: Packet,
     ) -> Result<(), Chain> {
         loop {
-            let unfit = match offload::fit(packet, &self.caps, pool, &mut self.tx) {
+            let unfit = match offload::fit(packet, &self.caps, pool, &mut self.tx, counters) {
                 Ok(()) => return Ok(()),
                 Err(unfit) => unfit,
             };

@@ -144,8 +144,11 @@ impl<P: Probe> Shard<P> {
             config.seed,
         )
         .map_err(SetupError::Ip)?;
+        let mut pool =
+            Pool::with_backing(pool_config, device.region()).map_err(SetupError::Pool)?;
+        pool.keep_sums(!caps.tx_csum);
         let net = Net {
-            pool: Pool::with_backing(pool_config, device.region()).map_err(SetupError::Pool)?,
+            pool,
             counters: Counters::default(),
             // Storage of received bytes is up to twice the bytes; a quarter of the share stays for
             // frames that are just landing.

@@ -36,13 +36,14 @@ fn nanos(mut work: impl FnMut()) -> f64 {
 fn main() {
     let src: Vec<u8> = (0..COLD_BYTES).map(|i| i as u8).collect();
     let mut dst = vec![1u8; COLD_BYTES];
+    let mut sums = vec![None; HOT_BYTES / checksum::UNIT_BYTES];
     for (name, area) in [("hot", HOT_BYTES), ("cold", COLD_BYTES)] {
         let sum = rate(area, |at| {
             black_box(checksum::checksum(black_box(&src[at..at + HOT_BYTES])));
         });
         let fused = rate(area, |at| {
             let (to, from) = (&mut dst[at..at + HOT_BYTES], &src[at..at + HOT_BYTES]);
-            black_box(checksum::copy_and_sum(black_box(to), black_box(from)));
+            checksum::copy_and_sum_units(black_box(to), black_box(from), black_box(&mut sums));
         });
         let copy = rate(area, |at| {
             let (to, from) = (&mut dst[at..at + HOT_BYTES], &src[at..at + HOT_BYTES]);

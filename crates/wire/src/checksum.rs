@@ -5,18 +5,55 @@
 //! sums of wide words fold to the same result. Bytes at an odd position of the stream are the
 //! same sum turned by eight bits.
 //!
-//! Cost: the long loop adds 64-bit words into four independent 128-bit lanes, an add and an
+//! Bytes that are copied anyway are summed in the same pass, unit by unit ([`copy_and_sum_units`]),
+//! so that what needs their checksum later reads no memory again.
+//!
+//! Cost: a copy with sums runs at the speed of memory as a plain one does, beyond the first-level
+//! cache; the long loop adds 64-bit words into four independent 128-bit lanes, an add and an
 //! add-with-carry per word, which run side by side in the plain instruction set;
 //! `examples/checksum_rate.rs` measures it.
 
 use core::net::IpAddr;
+use core::num::NonZeroU16;
 
 /// Bytes that one round of the long loop takes: one word per lane.
 const BLOCK_BYTES: usize = 32;
 
-/// Bytes summed before they are copied: few enough to stay in the first-level cache in between,
-/// many enough that both loops run at full speed.
-const COPY_BYTES: usize = 8192;
+/// Bytes of a unit, the stretch of memory whose sum is kept beside it: a segment of 1,448 bytes is
+/// eleven units and two cut ones, of which a quarter unit each has to be read again on average.
+pub const UNIT_BYTES: usize = 128;
+
+/// The sum of one unit ([`UNIT_BYTES`] bytes), folded, in memory order. It is never zero, since
+/// zero and 0xffff are the same in one's complement; so that `Option<UnitSum>` takes two bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub struct UnitSum(NonZeroU16);
+
+impl UnitSum {
+    /// Reads and sums a unit.
+    #[inline]
+    pub fn of(unit: &[u8; UNIT_BYTES]) -> UnitSum {
+        // Halves of 32-bit words in lanes of 32 bits: nothing can overflow, and what was loaded for
+        // the copy need not be loaded again. The compiler makes vectors of it on every target.
+        let mut lanes = [0u32; 16];
+        for block in unit.as_chunks::<64>().0 {
+            for (lane, word) in lanes.iter_mut().zip(block.as_chunks::<4>().0) {
+                let word = u32::from_ne_bytes(*word);
+                *lane = lane.wrapping_add(word & 0xffff).wrapping_add(word >> 16);
+            }
+        }
+        let total = lanes.into_iter().fold(0, u32::wrapping_add);
+        let folded = fold_in_memory_order(total.into()) as u16;
+        UnitSum(NonZeroU16::new(folded).unwrap_or(NonZeroU16::MAX))
+    }
+}
+
+impl From<UnitSum> for Sum {
+    #[inline]
+    fn from(unit: UnitSum) -> Sum {
+        Sum { acc: u64::from(unit.0.get()), odd: false }
+    }
+}
 
 /// A running one's complement sum over a stream of bytes.
 ///
@@ -58,6 +95,27 @@ impl Sum {
         self.odd ^= next.odd;
     }
 
+    /// What is left of this sum without the last bytes of the stream, whose sum is `back`. A sum of
+    /// zeroes may come out as 0xffff, which is the same to everything but [`Sum::fold`].
+    #[inline]
+    #[must_use]
+    pub fn without_back(self, back: Sum) -> Sum {
+        let odd = self.odd ^ back.odd;
+        let turned = if odd { back.acc.rotate_left(8) } else { back.acc };
+        Sum { acc: add_with_carry(self.acc, !turned), odd }
+    }
+
+    /// What is left of this sum without the first bytes of the stream, whose sum is `front`. Zeroes
+    /// as in [`Sum::without_back`].
+    #[inline]
+    #[must_use]
+    pub fn without_front(self, front: Sum) -> Sum {
+        let rest = add_with_carry(self.acc, !front.acc);
+        // Turning by eight bits undoes itself in a sum of 16-bit words.
+        let acc = if front.odd { rest.rotate_left(8) } else { rest };
+        Sum { acc, odd: self.odd ^ front.odd }
+    }
+
     /// Adds the pseudo-header of a transport (RFC 9293 section 3.1, RFC 8200 section 8.1).
     ///
     /// `len` is the length of transport header and payload in bytes. The pseudo-header is not part
@@ -90,12 +148,7 @@ impl Sum {
     /// the checksum field of a packet that it shall complete.
     #[inline]
     pub const fn fold(&self) -> u16 {
-        let halves = (self.acc >> 32).wrapping_add(self.acc & 0xffff_ffff);
-        let quarters = (halves >> 32).wrapping_add((halves >> 16) & 0xffff);
-        let sum = quarters.wrapping_add(halves & 0xffff);
-        let sum = (sum >> 16).wrapping_add(sum & 0xffff);
-        let sum = (sum >> 16).wrapping_add(sum & 0xffff);
-        u16::from_be(sum as u16)
+        u16::from_be(fold_in_memory_order(self.acc) as u16)
     }
 
     /// The checksum: the inverted 16-bit sum. Zero if the bytes contain a checksum that is right.
@@ -140,9 +193,8 @@ pub(crate) const fn of_words<const N: usize>(words: &[u32; N]) -> u16 {
     u16::from_be(Sum { acc, odd: false }.finish())
 }
 
-/// Copies `src` to the start of `dst` and sums it, in one pass over memory: each piece is summed
-/// and, while it is in the first-level cache, copied by the platform's own `memcpy`, which is
-/// faster than one loop doing both.
+/// Copies `src` to the start of `dst` and sums it, in one pass: each unit is summed while it is
+/// copied.
 ///
 /// Copies as many bytes as both hold; the sum is that of the bytes copied.
 #[inline]
@@ -152,11 +204,25 @@ pub fn copy_and_sum(dst: &mut [u8], src: &[u8]) -> Sum {
     let (Some(dst), Some(src)) = (dst.get_mut(..copied_bytes), src.get(..copied_bytes)) else {
         return sum;
     };
-    for (to, from) in dst.chunks_mut(COPY_BYTES).zip(src.chunks(COPY_BYTES)) {
-        sum.add_bytes(from);
-        to.copy_from_slice(from);
+    let ((to, to_rest), (from, from_rest)) = (dst.as_chunks_mut(), src.as_chunks::<UNIT_BYTES>());
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = *from;
+        sum.append(UnitSum::of(from).into());
     }
+    to_rest.copy_from_slice(from_rest);
+    sum.add_bytes(from_rest);
     sum
+}
+
+/// Copies units and notes the sum of each, in one pass; as many units as all three have. What is
+/// left of `dst` beyond them stays untouched.
+#[inline]
+pub fn copy_and_sum_units(dst: &mut [u8], src: &[u8], sums: &mut [Option<UnitSum>]) {
+    let units = dst.as_chunks_mut().0.iter_mut().zip(src.as_chunks::<UNIT_BYTES>().0);
+    for ((to, from), sum) in units.zip(sums) {
+        *to = *from;
+        *sum = Some(UnitSum::of(from));
+    }
 }
 
 /// Adds with the carry going round; the result is zero only if both are.
@@ -164,6 +230,16 @@ pub fn copy_and_sum(dst: &mut [u8], src: &[u8]) -> Sum {
 const fn add_with_carry(a: u64, b: u64) -> u64 {
     let (sum, carry) = a.overflowing_add(b);
     sum.wrapping_add(carry as u64)
+}
+
+/// The 16-bit sum in memory order.
+#[inline]
+const fn fold_in_memory_order(acc: u64) -> u64 {
+    let halves = (acc >> 32).wrapping_add(acc & 0xffff_ffff);
+    let quarters = (halves >> 32).wrapping_add((halves >> 16) & 0xffff);
+    let sum = quarters.wrapping_add(halves & 0xffff);
+    let sum = (sum >> 16).wrapping_add(sum & 0xffff);
+    (sum >> 16).wrapping_add(sum & 0xffff)
 }
 
 /// The sum of bytes that start at an even position, in memory order.

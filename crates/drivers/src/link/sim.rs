@@ -109,7 +109,7 @@ impl Lane {
         let mut index = 0;
         let mut rest = Some(p);
         while let Some(p) = rest.take() {
-            match offload::segment(p, pool, &mut self.cuts) {
+            match offload::segment(p, pool, &mut self.cuts, counters) {
                 Ok(()) => {}
                 Err(u) if u.why == Refusal::NoRoom => rest = Some(u.packet),
                 Err(u) => drop_frame(u.packet, reason(u.why), pool, counters),

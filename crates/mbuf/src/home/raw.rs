@@ -12,6 +12,8 @@ use core::cell::UnsafeCell;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, Ordering};
 
+use fulmar_wire::checksum::{UNIT_BYTES, UnitSum};
+
 use crate::Mbuf;
 use crate::raw::{Desc, Link, List, Shared, Storage, closed};
 use crate::storage::{CLASS_BYTES, CLASSES, EXTERNAL, External, LENT, Lender, Purpose, SLAB_BYTES};
@@ -54,6 +56,8 @@ struct Slab {
     class: u8,
     /// The next slab of this class that has a free block.
     next: u16,
+    /// One entry per unit of the slab, made when sums are first kept in it; empty before.
+    sums: *mut [Option<UnitSum>],
 }
 
 /// Everything that mbufs point into.
@@ -151,7 +155,7 @@ impl Home {
         unsafe {
             (*s).purpose = purpose;
             (*s).refs.store(1, Ordering::Release);
-            Some(self.reference(d, s, 0, 0))
+            Some(self.reference(d, s, 0, 0, ptr::null_mut()))
         }
     }
 
@@ -173,16 +177,24 @@ impl Home {
                 (*s).high_water = m.desc().off + m.desc().len;
             }
             (*s).refs.store(refs + 1, Ordering::Release);
-            Some(self.reference(d, s, at, len as u32))
+            Some(self.reference(d, s, at, len as u32, m.desc().sums))
         }
     }
 
     /// Makes the first free descriptor `d` a reference to a range of `s`.
     ///
     /// # Safety
-    /// `d` is `free_descs`; `s` has a count for it; the range is inside the storage.
+    /// `d` is `free_descs`; `s` has a count for it; the range is inside the storage; `sums` are
+    /// those of the storage, or null.
     #[inline]
-    unsafe fn reference(&mut self, d: NonNull<Desc>, s: *mut Storage, off: u32, len: u32) -> Mbuf {
+    unsafe fn reference(
+        &mut self,
+        d: NonNull<Desc>,
+        s: *mut Storage,
+        off: u32,
+        len: u32,
+        sums: *mut Option<UnitSum>,
+    ) -> Mbuf {
         // SAFETY: descriptors on the free list are this home's alone.
         unsafe {
             let desc = d.as_ptr();
@@ -192,10 +204,31 @@ impl Home {
             (*desc).off = off;
             (*desc).len = len;
             (*desc).room = (*s).room;
+            (*desc).sums = sums;
         }
         self.out += 1;
         // SAFETY: out from now on, and the caller's.
         unsafe { Mbuf::from_raw(d) }
+    }
+
+    /// Keeps sums of a block that was just taken; none is known yet.
+    pub(crate) fn keep_sums(&mut self, m: &mut Mbuf) {
+        assert!(self.owns(m) && m.is_unique() && !m.is_external(), "sums of another's bytes");
+        // SAFETY: alive; `slab` never changes while a reference is out.
+        let index = unsafe { (*m.desc().storage).slab };
+        let slab = &mut self.memory.slabs[index as usize];
+        let first = (m.desc().data.addr() - slab.region.base().addr()) / UNIT_BYTES;
+        let units = m.storage_bytes() / UNIT_BYTES;
+        if slab.sums.is_empty() {
+            let none = core::iter::repeat_n(None, SLAB_BYTES / UNIT_BYTES);
+            slab.sums = Box::into_raw(none.collect::<Box<[_]>>());
+        }
+        assert!(first + units <= slab.sums.len(), "a block outside of its slab");
+        let entries = slab.sums.cast::<Option<UnitSum>>().wrapping_add(first);
+        // SAFETY: the entries of this block, checked to be inside, initialised when they were made;
+        // only references to the block lead to them, and there is none but `m`.
+        unsafe { core::slice::from_raw_parts_mut(entries, units) }.fill(None);
+        m.desc_mut().sums = entries;
     }
 
     /// Moves the start of an empty mbuf that was just taken, to leave headroom.
@@ -242,13 +275,16 @@ impl Home {
         let (s, end) = (m.desc().storage, m.headroom() + m.len());
         let n = bytes.len().min(m.tailroom());
         // SAFETY: alive; counts at home, so the load is exact. Coverage: either no other reference
-        // exists, or none reaches behind `end`, and ours from now on is the furthest.
+        // exists, or none reaches behind `end`, and ours from now on is the furthest. Sums: no unit
+        // touched has one afterwards.
         unsafe {
             if (*s).refs.load(Ordering::Relaxed) > 1 {
-                if (*s).high_water as usize != end {
+                if (*s).high_water as usize != end || knows_sums(m, end, n) {
                     return 0;
                 }
                 (*s).high_water = (end + n) as u32;
+            } else {
+                m.forget_sums(end, n);
             }
             m.bytes_mut(end, n).copy_from_slice(&bytes[..n]);
         }
@@ -268,6 +304,12 @@ impl Home {
         // SAFETY: what hangs on the list was given up by its owners.
         unsafe { List::from_head(head) }
     }
+}
+
+/// Whether the sum of a unit that the bytes [from, from + n) of the storage touch is known.
+fn knows_sums(m: &Mbuf, from: usize, n: usize) -> bool {
+    let touched = from / UNIT_BYTES..(from + n).div_ceil(UNIT_BYTES);
+    m.keeps_sums() && touched.into_iter().any(|unit| m.known_unit(unit).is_some())
 }
 
 impl Home {
@@ -368,6 +410,7 @@ impl Home {
             off: 0,
             len: 0,
             room: 0,
+            sums: ptr::null_mut(),
         };
         let chunk: Box<[Desc]> = core::iter::repeat_with(empty).take(CHUNK_DESCS).collect();
         let chunk = Box::into_raw(chunk);
@@ -387,7 +430,9 @@ impl Slab {
     fn cut(region: Region, class: usize, index: u16) -> Slab {
         let none = ptr::slice_from_raw_parts_mut(NonNull::dangling().as_ptr(), 0);
         let (free_list, next) = (ptr::null_mut(), NO_SLAB);
-        let mut slab = Slab { region, blocks: none, free_list, free: 0, total: 0, class: 0, next };
+        let (free, total) = (0, 0);
+        let sums = ptr::slice_from_raw_parts_mut(NonNull::dangling().as_ptr(), 0);
+        let mut slab = Slab { region, blocks: none, free_list, free, total, class: 0, next, sums };
         slab.recut(class, index);
         slab
     }
@@ -430,6 +475,9 @@ impl Slab {
 impl Drop for Slab {
     fn drop(&mut self) {
         self.free_blocks();
+        // SAFETY: made by `Box::into_raw` in `keep_sums`, or the empty slice that needs no memory;
+        // no descriptor points to an entry (see `Memory`).
+        drop(unsafe { Box::from_raw(self.sums) });
     }
 }
 
@@ -494,7 +542,7 @@ impl Home {
             (*s).storage.class = class;
             (*s).storage.purpose = purpose;
             (*s).storage.refs.store(1, Ordering::Release);
-            self.reference(d, s.cast(), 0, len)
+            self.reference(d, s.cast(), 0, len, ptr::null_mut())
         }
     }
 

@@ -18,7 +18,7 @@ fn fit_all(p: Packet, caps: &Caps, pool: &mut Pool, room: usize) -> Vec<Packet> 
     let mut all = Vec::new();
     let mut next = Some(p);
     while let Some(p) = next.take() {
-        if let Err(u) = fit(p, caps, pool, &mut out) {
+        if let Err(u) = fit(p, caps, pool, &mut out, &mut Counters::default()) {
             assert_eq!(u.why, Refusal::NoRoom);
             next = Some(u.packet);
         }
@@ -95,7 +95,7 @@ proptest! {
         (p.offload.csum_start, p.offload.csum_offset) = csum;
         p.offload.gso = (seg > 100).then_some(Gso { kind, segment_bytes: seg, header_bytes: hdr, ecn: false });
         let mut out = Burst::with_capacity(64);
-        let _ = fit(p, &plain(1500), &mut pool, &mut out);
+        let _ = fit(p, &plain(1500), &mut pool, &mut out, &mut Counters::default());
     }
 }
 
@@ -166,7 +166,8 @@ fn a_frame_above_the_mtu_is_dropped_as_too_big() {
             Some(mss) => frame(&mut pool, false, false, &[0; 5000], mss),
         };
         p.offload.needs_csum = segment.is_some();
-        let unfit = fit(p, &plain(1500), &mut pool, &mut out).unwrap_err();
+        let unfit =
+            fit(p, &plain(1500), &mut pool, &mut out, &mut Counters::default()).unwrap_err();
         assert_eq!(unfit.why, Refusal::Drop(DropReason::FrameTooBig));
     }
 }
