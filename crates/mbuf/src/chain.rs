@@ -148,6 +148,13 @@ impl Chain {
         self.iter().map(Mbuf::as_slice).filter(|s| !s.is_empty())
     }
 
+    /// The bytes of each segment for writing, in order. It ends at a segment that is shared or
+    /// external.
+    #[inline]
+    pub fn slices_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        self.list.iter_mut().map_while(MbufMut::into_slice)
+    }
+
     /// Removes up to `n` bytes from the front and frees the segments that held nothing else.
     pub fn trim_front(&mut self, n: usize, pool: &mut Pool) {
         let mut left = n.min(self.len);

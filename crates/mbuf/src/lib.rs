@@ -51,6 +51,6 @@ pub use pool::{Pool, PoolConfig, PoolError, PoolStats};
 pub use raw::Mbuf;
 pub use recv_queue::{Inserted, MAX_RANGES, RecvQueue, cost_bytes};
 pub use send_queue::{Claim, MAX_CLAIMS, MERGED_BYTES, QueueFull, SendQueue};
-pub use storage::{External, Lender, MAX_MBUF_BYTES, NoBuffer, Purpose, SLAB_BYTES};
+pub use storage::{External, Lender, MAX_MBUF_BYTES, NoBuffer, Purpose, SLAB_BYTES, SharedBytes};
 pub use sums::Summed;
 pub use sys::Backing;

@@ -22,7 +22,9 @@ use alloc::sync::Arc;
 use crate::home::{CHUNK_DESCS, Freed, Home, MAX_SLABS};
 use crate::raw::List;
 use crate::storage::{CLASS_BYTES, CLASSES, SLAB_BYTES, class_for, class_for_part, is_wasteful};
-use crate::{Backing, Chain, External, Lender, MAX_MBUF_BYTES, Mbuf, NoBuffer, Purpose};
+use crate::{
+    Backing, Chain, External, Lender, MAX_MBUF_BYTES, Mbuf, NoBuffer, Purpose, SharedBytes,
+};
 
 /// How much memory a pool may use, and for what. The two shares and the reserve together are at
 /// most the budget.
@@ -376,6 +378,38 @@ impl Pool {
             return Err(NoBuffer);
         }
         self.home.lent(lender, offset, len, tag).ok_or(NoBuffer)
+    }
+
+    /// A mbuf over at most `max` shared bytes, those that lie together from `at` on; charged to `p`
+    /// by its length and never written. When its last reference has come home the owner is handed
+    /// out by [`Pool::pop_returned`]. Errors: the share or the descriptors are exhausted.
+    pub fn share(
+        &mut self,
+        owner: &Arc<dyn SharedBytes>,
+        at: usize,
+        max: usize,
+        p: Purpose,
+    ) -> Result<Mbuf, NoBuffer> {
+        let bytes = owner.piece(at).len().min(max);
+        if !self.admits(bytes, p) || !self.home.has_desc() {
+            self.prepare(bytes, p)?;
+        }
+        let m = self.home.share(owner, at, max, p).ok_or(NoBuffer)?;
+        self.charge(m.storage_bytes(), p);
+        Ok(m)
+    }
+
+    /// Parts of shared bytes that are not home.
+    #[inline]
+    pub fn shared_parts(&self) -> usize {
+        self.home.shared_parts()
+    }
+
+    /// The owner of shared bytes of which a part has come home, to be dropped: elsewhere than under
+    /// the shard's lock, since what then happens is the owner's business. Once for each part.
+    #[inline]
+    pub fn pop_returned(&mut self) -> Option<Arc<dyn SharedBytes>> {
+        self.home.pop_returned()
     }
 
     /// Frees a chain. Mbufs of other pools in it go to their own pools.

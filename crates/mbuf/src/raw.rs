@@ -500,6 +500,15 @@ impl<'a> MbufMut<'a> {
         MbufMut(ManuallyDrop::new(Mbuf(d)), PhantomData)
     }
 
+    /// [`Mbuf::as_mut_slice`], returning bytes that outlive this handle.
+    #[inline]
+    pub(crate) fn into_slice(mut self) -> Option<&'a mut [u8]> {
+        let bytes: *mut [u8] = self.as_mut_slice()?;
+        // SAFETY: the list that owns the segment is borrowed for 'a, and this handle, which could
+        // make a second reference, is gone.
+        Some(unsafe { &mut *bytes })
+    }
+
     /// [`Mbuf::prepend`], returning bytes that outlive this handle.
     #[inline]
     pub(crate) fn into_prepended(mut self, n: usize) -> Option<&'a mut [u8]> {

@@ -94,7 +94,9 @@ pub struct SendQueue {
 impl SendQueue {
     /// An empty queue that takes up to `limit_bytes`; the first byte has offset 0.
     pub fn new(limit_bytes: usize) -> SendQueue {
-        SendQueue { limit: limit_bytes, ..SendQueue::default() }
+        let mut queue = SendQueue::default();
+        queue.limit = limit_bytes;
+        queue
     }
 
     /// The most bytes that may be claimed at once.
@@ -166,6 +168,7 @@ impl SendQueue {
     /// If the chain is longer than the claim, or the claim is another queue's.
     pub fn commit(&mut self, claim: Claim, chain: Chain, pool: &mut Pool) {
         let Some(index) = claim.number.checked_sub(self.first_claim) else {
+            chain.iter().for_each(|m| m.note_undelivered(0));
             return pool.free(chain);
         };
         assert!(chain.len() <= claim.len, "more bytes than were claimed");
@@ -363,9 +366,15 @@ impl SendQueue {
         }
     }
 
-    /// Frees everything. Outstanding claims become void: committing one frees its chain. The head
-    /// moves to the end of what was ready.
+    /// Frees everything, as [`SendQueue::void`] without a reason (0).
     pub fn clear(&mut self, pool: &mut Pool) {
+        self.void(0, pool);
+    }
+
+    /// Frees everything; the owners of shared bytes in it are told why. Outstanding claims become void:
+    /// committing one frees its chain. The head moves to the end of what was ready.
+    pub fn void(&mut self, why: u8, pool: &mut Pool) {
+        self.note_undelivered(why);
         while !self.segments.is_empty() {
             self.pop_segment(pool);
         }
@@ -379,6 +388,24 @@ impl SendQueue {
         self.head = self.ready_end;
         self.claimed_end = self.ready_end;
         self.shrink();
+    }
+}
+
+impl SendQueue {
+    fn note_undelivered(&self, why: u8) {
+        self.segments.iter().for_each(|s| s.mbuf.note_undelivered(why));
+        for slot in &self.slots {
+            if let Slot::Committed(chain) = slot {
+                chain.iter().for_each(|m| m.note_undelivered(why));
+            }
+        }
+    }
+}
+
+impl Drop for SendQueue {
+    /// The stack has gone without closing its connections.
+    fn drop(&mut self) {
+        self.note_undelivered(0);
     }
 }
 

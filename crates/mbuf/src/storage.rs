@@ -97,6 +97,18 @@ pub trait Lender: Send + Sync + 'static {
     fn give_back(&self, tag: u32);
 }
 
+/// Memory that somebody gives to streams part by part ([`crate::Pool::share`]) and may go on
+/// reading; it is let go when every part is acknowledged and no device reads it any more. Unlike an
+/// [`External`] it need not go whole, and it hears of its fate.
+pub trait SharedBytes: Send + Sync + 'static {
+    /// Bytes that lie together from `at` on, as many as do. Always the same for the same `at`.
+    fn piece(&self, at: usize) -> &[u8];
+
+    /// A stream ended, for the reason `why` ([`crate::SendQueue::void`]), before a part that it
+    /// held was acknowledged. Called at home, before the part is given back; may be called twice.
+    fn on_undelivered(&self, why: u8);
+}
+
 impl External for alloc::vec::Vec<u8> {
     fn bytes(&self) -> &[u8] {
         self

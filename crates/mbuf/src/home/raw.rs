@@ -16,7 +16,9 @@ use fulmar_wire::checksum::{UNIT_BYTES, UnitSum};
 
 use crate::Mbuf;
 use crate::raw::{Desc, Link, List, Shared, Storage, closed};
-use crate::storage::{CLASS_BYTES, CLASSES, EXTERNAL, External, LENT, Lender, Purpose, SLAB_BYTES};
+use crate::storage::{
+    CLASS_BYTES, CLASSES, EXTERNAL, External, LENT, Lender, Purpose, SLAB_BYTES, SharedBytes,
+};
 use crate::sys::{Backing, Region};
 
 /// Descriptors of one chunk: 16 KiB.
@@ -44,6 +46,8 @@ enum Owner {
     Boxed(NonNull<dyn External>),
     /// It wants to know which loan has ended.
     Lender(Arc<dyn Lender>, u32),
+    /// It keeps the bytes, and is let go by the shard.
+    Shared(Arc<dyn SharedBytes>),
 }
 
 /// 2 MiB cut into blocks of one class.
@@ -86,6 +90,10 @@ pub(crate) struct Home {
     /// Slabs of which every block is free.
     empty_slabs: usize,
     free_externals: *mut Storage,
+    /// Parts of shared bytes that are out.
+    shared_parts: usize,
+    /// Owners of shared bytes of which a part has come home, until the shard lets go of them.
+    returned: Vec<Arc<dyn SharedBytes>>,
     /// Where slabs come from before the system is asked.
     backing: Option<Backing>,
     memory: Memory,
@@ -110,6 +118,8 @@ impl Home {
             descs: 0,
             empty_slabs: 0,
             free_externals: ptr::null_mut(),
+            shared_parts: 0,
+            returned: Vec::new(),
             backing,
             memory: Memory::default(),
         }
@@ -524,6 +534,43 @@ impl Home {
         }
     }
 
+    /// A mbuf over at most `max` of the bytes that lie together from `at` on; `None` if no
+    /// descriptor is at hand.
+    pub(crate) fn share(
+        &mut self,
+        owner: &Arc<dyn SharedBytes>,
+        at: usize,
+        max: usize,
+        purpose: Purpose,
+    ) -> Option<Mbuf> {
+        let d = self.free_descs?;
+        let bytes = owner.piece(at);
+        let len = bytes.len().min(max).min(u32::MAX as usize) as u32;
+        let data = bytes.as_ptr().cast_mut();
+        let s = self.pop_external();
+        self.shared_parts += 1;
+        // SAFETY: the slice is a borrow of what the `Arc` holds, which the record keeps until
+        // `push_external`; nobody can have a `&mut` to it meanwhile. The record is free, so it is
+        // this home's alone.
+        unsafe {
+            (*s).storage.data = data;
+            (*s).owner = Owner::Shared(Arc::clone(owner));
+            Some(self.borrowed(d, s, len, EXTERNAL, purpose))
+        }
+    }
+
+    /// Parts of shared bytes that are out.
+    #[inline]
+    pub(crate) fn shared_parts(&self) -> usize {
+        self.shared_parts
+    }
+
+    /// The owner of shared bytes of which a part has come home.
+    #[inline]
+    pub(crate) fn pop_returned(&mut self) -> Option<Arc<dyn SharedBytes>> {
+        self.returned.pop()
+    }
+
     /// The first reference to storage that the pool does not own.
     ///
     /// # Safety
@@ -581,13 +628,33 @@ impl Home {
             core::mem::take(&mut (*s.cast::<ExternalStorage>()).owner)
         };
         self.free_externals = s;
+        if let Owner::Shared(owner) = owner {
+            self.shared_parts -= 1;
+            return self.returned.push(owner);
+        }
         drop_owner(owner);
+    }
+}
+
+impl Mbuf {
+    /// Tells the owner of shared bytes that these were not delivered.
+    pub(crate) fn note_undelivered(&self, why: u8) {
+        if !self.is_external() {
+            return;
+        }
+        let s = self.desc().storage.cast::<ExternalStorage>();
+        // SAFETY: alive; `EXTERNAL` and `LENT` storage is the first field of a record, and the
+        // pointer was made from a pointer to the whole. `owner` is not written while a reference
+        // exists.
+        if let Owner::Shared(owner) = unsafe { &(*s).owner } {
+            owner.on_undelivered(why);
+        }
     }
 }
 
 fn drop_owner(owner: Owner) {
     match owner {
-        Owner::None => {}
+        Owner::None | Owner::Shared(_) => {}
         // SAFETY: made by `Box::into_raw` in `external` and taken out of its record, so once.
         Owner::Boxed(owner) => drop(unsafe { Box::from_raw(owner.as_ptr()) }),
         Owner::Lender(lender, tag) => lender.give_back(tag),

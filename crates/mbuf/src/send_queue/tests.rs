@@ -87,9 +87,11 @@ fn small_writes_share_a_mbuf() {
 fn an_empty_queue_gives_its_memory_back() {
     let mut pool = pool(8 << 20);
     let mut q = SendQueue::new(1 << 20);
-    q.append(chain(&mut pool, &pattern(0, 4000), 2), &mut pool).expect("space");
-    assert!(q.segments.capacity() >= 2000);
-    q.consume_to(4000, &mut pool);
+    let pieces = 300;
+    let bytes = pattern(0, pieces * (MERGED_BYTES + 1));
+    q.append(chain(&mut pool, &bytes, MERGED_BYTES + 1), &mut pool).expect("space");
+    assert!(q.segments.capacity() >= pieces);
+    q.consume_to(bytes.len() as u64, &mut pool);
     assert!(q.segments.capacity() <= KEPT_CAPACITY);
     assert_all_home(&mut pool);
 }
@@ -97,18 +99,41 @@ fn an_empty_queue_gives_its_memory_back() {
 #[test]
 fn a_range_without_descriptors_keeps_nothing() {
     let mut pool = pool(1 << 20);
-    let mut q = SendQueue::new(1000);
-    q.append(chain(&mut pool, &pattern(0, 100), 10), &mut pool).expect("space");
+    let mut q = SendQueue::new(10_000);
+    q.append(chain(&mut pool, &pattern(0, 6000), 600), &mut pool).expect("space");
     let mut all = Chain::new();
-    while let Ok(c) = q.range(0, 10, &mut pool) {
+    while let Ok(c) = q.range(0, 600, &mut pool) {
         all.append(c);
     }
     pool.free_mbuf(all.pop_front().expect("many"));
     let out = pool.outstanding();
-    assert!(q.range(0, 30, &mut pool).is_err());
+    assert!(q.range(0, 1800, &mut pool).is_err());
     assert_eq!(pool.outstanding(), out);
     // The reserve still carries a copy.
-    assert_eq!(q.copy_range(5, 30, &mut pool).expect("the reserve").to_vec(), pattern(5, 30));
+    assert_eq!(q.copy_range(5, 1800, &mut pool).expect("the reserve").to_vec(), pattern(5, 1800));
+}
+
+#[test]
+fn small_pieces_are_merged_into_the_tail_and_large_ones_are_not() {
+    let mut pool = pool(1 << 20);
+    let mut q = SendQueue::new(100_000);
+    let bytes = pattern(0, 2 * MERGED_BYTES);
+    for piece in bytes.chunks(MERGED_BYTES / 2) {
+        let c = pool.alloc_chain(piece.len(), 0, Purpose::Send).map(|mut c| {
+            c.copy_from(0, piece);
+            c
+        });
+        q.append(c.expect("a buffer"), &mut pool).expect("space");
+    }
+    // Each block of a small class took what it had room for.
+    assert!(q.segments.len() < 8, "{} segments", q.segments.len());
+    assert_eq!(q.range(0, bytes.len(), &mut pool).expect("clones").to_vec(), bytes);
+    let before = q.segments.len();
+    q.append(chain(&mut pool, &pattern(0, MERGED_BYTES + 1), 600), &mut pool).expect("space");
+    assert_eq!(q.segments.len(), before + 1);
+    q.clear(&mut pool);
+    assert_eq!(q.storage_bytes(), 0);
+    assert_all_home(&mut pool);
 }
 
 #[derive(Clone, Debug)]
