@@ -33,7 +33,7 @@ const ROOMS: &[Room] = &[
     ("socket", &["base", "mbuf", "udp", "tcp"], &[]),
     ("stack", BELOW_STACK, &["hashbrown", "siphasher", "smallvec", "libc"]),
     ("drivers", &["base", "wire", "mbuf", "netdev"], &["libc"]),
-    ("fulmar", BELOW_FULMAR, &["serde_json"]),
+    ("fulmar", BELOW_FULMAR, &["bytes", "serde_json"]),
     ("lab", BELOW_LAB, &["libc", "comfy-table", "indicatif", "serde_json"]),
     ("cli", &["fulmar", "lab"], &["clap", "ctrlc", "indicatif", "serde_json", "sha2", "libc"]),
 ];

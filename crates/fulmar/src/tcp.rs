@@ -6,11 +6,11 @@ use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fulmar_base::Instant;
 use fulmar_mbuf::Chain;
-use fulmar_socket::{Ready, Reservation, SocketError, Step};
-use fulmar_stack::{Limit, ListenOptions, Request, Reserved, Shard};
+use fulmar_socket::{Ready, SocketError};
+use fulmar_stack::{Limit, ListenOptions, Request};
 
+use crate::send::SendFlags;
 use crate::socket::{Socket, each_address, stack_of, to_io};
 use crate::stack::Stack;
 
@@ -300,102 +300,6 @@ impl TcpStream {
         }
         Ok(n)
     }
-
-    fn write_from(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        let total: usize = bufs.iter().map(|b| b.len()).sum();
-        if total == 0 {
-            return Ok(0);
-        }
-        // All rounds share one time-out.
-        let limit = self.socket.write_limit().from_now();
-        let mut turn = WriteTurn { socket: &self.socket, has_begun: false };
-        let mut done = 0;
-        while done < total {
-            match turn.write_some(bufs, done, total, limit) {
-                Ok(n) => done += n,
-                Err(_) if done > 0 => break,
-                Err(e) => return Err(e),
-            }
-            if limit == Limit::DoNotWait {
-                break;
-            }
-        }
-        Ok(done)
-    }
-}
-
-/// A thread's turn of writing: one writer at a time, for its whole call.
-struct WriteTurn<'a> {
-    socket: &'a Socket,
-    has_begun: bool,
-}
-
-impl WriteTurn<'_> {
-    /// One round of sosend: all buffers at once, one copy loop outside the lock, one commit.
-    fn write_some(
-        &mut self,
-        bufs: &[IoSlice<'_>],
-        done: usize,
-        total: usize,
-        limit: Limit,
-    ) -> io::Result<usize> {
-        let whole = if bufs.len() == 1 && done == 0 { &*bufs[0] } else { &[] };
-        let mut waited = false;
-        let s = self.socket;
-        let reserved = s.wait(Ready::WRITABLE, limit, |shard, now| {
-            let step = self.reserve(shard, now, whole, total - done, waited, done > 0);
-            waited = true;
-            step
-        })?;
-        let mut r = match reserved {
-            Reserved::Sent(n) => return Ok(n),
-            Reserved::Space(r) => r,
-        };
-        gather(bufs, done, &mut r);
-        let n = r.len();
-        if done + n == total || limit == Limit::DoNotWait {
-            self.has_begun = false;
-            s.host().post(Request::CommitLast(s.id, r));
-        } else {
-            s.host().post(Request::Commit(s.id, r));
-        }
-        Ok(n)
-    }
-
-    fn reserve(
-        &mut self,
-        shard: &mut Shard,
-        now: Instant,
-        whole: &[u8],
-        want: usize,
-        waited: bool,
-        is_partial: bool,
-    ) -> Result<Step<Reserved>, SocketError> {
-        let id = self.socket.id;
-        if !self.has_begun {
-            match shard.tcp_begin_write(id, fulmar_stack::thread_number())? {
-                Step::Done(()) => self.has_begun = true,
-                Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Step::WaitSpace(n)),
-            }
-        }
-        if is_partial && shard.tcp_write_fails(id) {
-            return Err(SocketError::WouldBlock);
-        }
-        let step = shard.tcp_reserve(now, id, whole, want, waited);
-        if matches!(&step, Ok(Step::Done(Reserved::Sent(n))) if *n == want) {
-            self.has_begun = false;
-            shard.tcp_end_write(id);
-        }
-        step
-    }
-}
-
-impl Drop for WriteTurn<'_> {
-    fn drop(&mut self) {
-        if self.has_begun {
-            self.socket.host().post(Request::EndWrite(self.socket.id));
-        }
-    }
 }
 
 const DEFAULT_TTL: u8 = 64;
@@ -445,23 +349,6 @@ fn scatter(chain: &Chain, bufs: &mut [IoSliceMut<'_>]) {
     }
 }
 
-/// Fills a reservation from the writer's buffers, `skip` bytes of which are written already.
-fn gather(bufs: &[IoSlice<'_>], mut skip: usize, r: &mut Reservation) {
-    let room = r.len();
-    let mut at = 0;
-    for b in bufs {
-        let from = skip.min(b.len());
-        skip -= from;
-        let n = (b.len() - from).min(room - at);
-        let copied = r.chain.copy_from(at, &b[from..from + n]);
-        debug_assert_eq!(copied, Some(n), "the writer's storage is its own");
-        at += n;
-        if at == room {
-            return;
-        }
-    }
-}
-
 impl Read for &TcpStream {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         self.read_into(&mut [IoSliceMut::new(buf)])
@@ -474,11 +361,11 @@ impl Read for &TcpStream {
 
 impl Write for &TcpStream {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.write_from(&[IoSlice::new(buf)])
+        self.send_with(&[IoSlice::new(buf)], SendFlags::NONE)
     }
 
     fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.write_from(bufs)
+        self.send_with(bufs, SendFlags::NONE)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -502,7 +389,7 @@ impl Write for TcpStream {
     }
 
     fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.write_from(bufs)
+        self.send_with(bufs, SendFlags::NONE)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -5,7 +5,9 @@
 //! Owns nothing between the steps: a [`Reservation`] is the writer's until it is committed or
 //! abandoned. Source: the order of checks is that of `sosend_generic`, in FreeBSD and POSIX.
 
-use fulmar_mbuf::{Chain, Claim, Pool, Purpose, QueueFull};
+use std::sync::Arc;
+
+use fulmar_mbuf::{Chain, Claim, Pool, Purpose, QueueFull, SendQueue, SharedBytes};
 use fulmar_tcp::{State, Tcb};
 
 use crate::{SocketError, Step};
@@ -14,14 +16,22 @@ use crate::{SocketError, Step};
 #[must_use = "a reservation blocks the send buffer until it is committed or abandoned"]
 pub struct Reservation {
     claim: Claim,
-    /// To be filled by the writer, whole.
+    /// To be filled by the writer, whole, or as far as [`Reservation::keep`] says.
     pub chain: Chain,
+    keep: usize,
+    /// Another write follows at once (MSG_MORE).
+    pub more: bool,
 }
 
 impl Reservation {
-    /// Bytes of the reservation.
+    /// Bytes of the reservation that count.
     pub fn len(&self) -> usize {
-        self.chain.len()
+        self.keep
+    }
+
+    /// Only the first `n` bytes were filled; the rest of the space is given back with the commit.
+    pub fn keep(&mut self, n: usize) {
+        self.keep = self.keep.min(n);
     }
 
     /// The storage, for whoever cannot commit.
@@ -31,7 +41,7 @@ impl Reservation {
 
     /// Whether it holds no bytes.
     pub fn is_empty(&self) -> bool {
-        self.chain.is_empty()
+        self.keep == 0
     }
 }
 
@@ -91,7 +101,10 @@ pub fn reserve(
     let bytes = want.min(space);
     let Some(chain) = obtain(pool, bytes) else { return Ok(Step::WaitSpace(1)) };
     match queue.claim(chain.len()) {
-        Some(claim) => Ok(Step::Done(Reservation { claim, chain })),
+        Some(claim) => {
+            let keep = chain.len();
+            Ok(Step::Done(Reservation { claim, chain, keep, more: false }))
+        }
         None => {
             pool.free(chain);
             Ok(Step::WaitSpace(1))
@@ -114,7 +127,8 @@ fn obtain(pool: &mut Pool, bytes: usize) -> Option<Chain> {
     }
 }
 
-/// Copies a small write into the tail of the send buffer; `None` if it has to take the long way.
+/// Takes a small write under the lock: into the room behind the tail of the send buffer, the rest
+/// into an mbuf of its own. `None` if it has to take the long way.
 ///
 /// # Errors
 /// As [`reserve`].
@@ -122,7 +136,7 @@ pub fn append_small(
     tcb: &mut Tcb,
     pool: &mut Pool,
     bytes: &[u8],
-) -> Result<Option<usize>, SocketError> {
+) -> Result<Option<Taken>, SocketError> {
     if bytes.len() > SMALL_WRITE_BYTES {
         return Ok(None);
     }
@@ -135,7 +149,24 @@ pub fn append_small(
         return Ok(None);
     }
     let merged = queue.append_small(bytes, pool);
-    Ok((merged > 0).then_some(merged))
+    let rest = bytes.get(merged..).unwrap_or_default();
+    let mbufs = if rest.is_empty() { 0 } else { append_copy(queue, pool, rest) };
+    let taken = if mbufs > 0 { bytes.len() } else { merged };
+    Ok((taken > 0).then_some(Taken { bytes: taken, mbufs }))
+}
+
+/// Copies a few bytes into mbufs of their own; returns how many those are, 0 if there is none.
+fn append_copy(queue: &mut SendQueue, pool: &mut Pool, bytes: &[u8]) -> usize {
+    let Ok(mut chain) = pool.alloc_chain(bytes.len(), 0, Purpose::Send) else { return 0 };
+    let mbufs = chain.segs();
+    chain.copy_from(0, bytes);
+    match queue.append(chain, pool) {
+        Ok(()) => mbufs,
+        Err(QueueFull(chain)) => {
+            pool.free(chain);
+            0
+        }
+    }
 }
 
 /// Free space of the send buffer, after the checks of a write; 0 while the connection is being made.
@@ -166,8 +197,72 @@ pub fn append(tcb: &mut Tcb, pool: &mut Pool, chain: &mut Chain) -> Result<Step<
     }
 }
 
+/// Appends as much of the shared bytes [at, at + want) as fits, by reference; the answer is how many
+/// those were. `waited`: the write has found no space before.
+///
+/// # Errors
+/// As [`reserve`].
+pub fn share(
+    tcb: &mut Tcb,
+    pool: &mut Pool,
+    owner: &Arc<dyn SharedBytes>,
+    (at, want): (usize, usize),
+    waited: bool,
+) -> Result<Step<Taken>, SocketError> {
+    match check(tcb) {
+        Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
+        other => other?,
+    }
+    let queue = tcb.send_queue();
+    let (space, limit) = (queue.space(), queue.limit());
+    if must_wait(space, limit, want, waited) {
+        return Ok(Step::WaitSpace(want.min(SEND_LOW_WATER_BYTES)));
+    }
+    let chain = parts(pool, owner, at, want.min(space));
+    let taken = Taken { bytes: chain.len(), mbufs: chain.segs() };
+    if taken.bytes == 0 {
+        return Ok(Step::WaitSpace(1));
+    }
+    match queue.append(chain, pool) {
+        Ok(()) => Ok(Step::Done(taken)),
+        Err(QueueFull(chain)) => {
+            pool.free(chain);
+            Ok(Step::WaitSpace(1))
+        }
+    }
+}
+
+/// What [`share`] or [`append_small`] has appended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Taken {
+    /// Bytes, at least one.
+    pub bytes: usize,
+    /// The mbufs taken for them.
+    pub mbufs: usize,
+}
+
+/// References to shared bytes, as far as the send share allows.
+fn parts(pool: &mut Pool, owner: &Arc<dyn SharedBytes>, at: usize, bytes: usize) -> Chain {
+    let mut chain = Chain::new();
+    while chain.len() < bytes {
+        let left = bytes - chain.len();
+        let ask = left.min(pool.available(Purpose::Send).max(SEND_LOW_WATER_BYTES));
+        match pool.share(owner, at + chain.len(), ask, Purpose::Send) {
+            Ok(m) if !m.is_empty() => chain.push_back(m),
+            Ok(m) => {
+                pool.free_mbuf(m);
+                break;
+            }
+            Err(_) => break,
+        }
+    }
+    chain
+}
+
 /// The bytes are copied: they may be sent.
-pub fn commit(tcb: &mut Tcb, pool: &mut Pool, r: Reservation) {
+pub fn commit(tcb: &mut Tcb, pool: &mut Pool, mut r: Reservation) {
+    r.chain.trim_back(r.chain.len() - r.keep, pool);
+    tcb.set_message_more(r.more);
     tcb.send_queue().commit(r.claim, r.chain, pool);
 }
 

@@ -24,9 +24,11 @@ use fulmar_base::{Counter, Duration, Instant, NoProbe, Probe, SlotId};
 use fulmar_socket::{Ready, SocketError, Step};
 
 use crate::baton::{Baton, Role};
+use crate::completion::Completion;
 use crate::inbox::{INBOX_LIMIT, Inbox, Request, after_release};
 use crate::poll_set::PollSetCore;
 use crate::reentry::{HostBit, Mark};
+use crate::returns::Returned;
 use crate::service::Service;
 use crate::shard::Shard;
 use crate::sys;
@@ -112,7 +114,7 @@ impl<P: Probe> Host<P> {
         }
         let mark = self.bit.enter().ok_or(SocketError::WouldBlock)?;
         let shard = self.shard.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut guard = Guard { host: self, shard: Some(shard), _mark: mark };
+        let mut guard = Guard::new(self, Some(shard), mark);
         // What this thread left in the inbox before comes before what it does now: a write that it
         // has ended must not look as if it were still going on.
         self.drain_inbox(&mut guard);
@@ -146,7 +148,7 @@ impl<P: Probe> Host<P> {
         }
         let Some(mark) = self.bit.enter() else { return self.post_from_handler(request) };
         if let Some(shard) = self.try_shard() {
-            let mut guard = Guard { host: self, shard: Some(shard), _mark: mark };
+            let mut guard = Guard::new(self, Some(shard), mark);
             self.drain_inbox(&mut guard);
             return perform(&mut guard, sys::now(), request);
         }
@@ -159,7 +161,7 @@ impl<P: Probe> Host<P> {
             // Somebody floods it faster than holders drain it: wait for the lock after all.
             Some(self.shard.lock().unwrap_or_else(PoisonError::into_inner))
         };
-        drop(Guard { host: self, shard, _mark: mark });
+        drop(Guard::new(self, shard, mark));
     }
 
     /// The thread was interrupted inside the stack. It can have begun nothing in the handler, since
@@ -239,6 +241,40 @@ impl<P: Probe> Host<P> {
             let found = collect(&mut guard);
             if found > 0 || give_up.is_some_and(|at| now >= at) {
                 return Ok(found);
+            }
+        }
+    }
+
+    /// Waits until something is over, running the stack meanwhile. False: the time is.
+    ///
+    /// # Errors
+    /// As [`Host::wait_set`]; [`SocketError::NetworkDown`] if the device is gone: what has not ended
+    /// will only end when the socket is closed.
+    pub fn wait_completion(&self, c: &Completion, limit: Limit) -> Result<bool, SocketError> {
+        if c.is_done() {
+            return Ok(true);
+        }
+        let mut guard = self.lock()?;
+        let mut now = sys::now();
+        guard.step(now, POLL_BUDGET);
+        let Some(give_up) = limit.end(now) else {
+            drop(guard);
+            return Ok(c.is_done());
+        };
+        let mut turn = Turn::new(self, For::Completion(c))?;
+        loop {
+            // It ends outside of the lock.
+            guard = turn.sleep(guard, give_up)?;
+            now = sys::now();
+            guard.step(now, POLL_BUDGET);
+            if c.is_done() {
+                return Ok(true);
+            }
+            if guard.is_down() {
+                return Err(SocketError::NetworkDown);
+            }
+            if give_up.is_some_and(|at| now >= at) {
+                return Ok(false);
             }
         }
     }
@@ -383,7 +419,7 @@ impl Limit {
     }
 
     /// When the waiting ends, `Some(None)` for never; `None` if there is to be none.
-    fn end(self, now: Instant) -> Option<Option<Instant>> {
+    pub(crate) fn end(self, now: Instant) -> Option<Option<Instant>> {
         match self {
             Limit::DoNotWait => None,
             Limit::Forever => Some(None),
@@ -397,6 +433,7 @@ impl Limit {
 enum For<'a> {
     Socket(SlotId, Ready),
     Set(&'a Arc<PollSetCore>),
+    Completion(&'a Completion),
     Time,
 }
 
@@ -447,6 +484,7 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
         match self.waits_for {
             For::Socket(id, interest) => shard.watch_thread(id, &self.waiter, interest),
             For::Set(set) => set.add_sleeper(&self.waiter),
+            For::Completion(c) => c.add_sleeper(&self.waiter),
             For::Time => {}
         }
     }
@@ -455,6 +493,7 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
         match self.waits_for {
             For::Socket(id, _) => shard.unwatch_thread(id, &self.waiter),
             For::Set(set) => set.remove_sleeper(&self.waiter),
+            For::Completion(c) => c.remove_sleeper(&self.waiter),
             For::Time => {}
         }
     }
@@ -501,6 +540,14 @@ pub struct Guard<'a, P: Probe = NoProbe> {
     host: &'a Host<P>,
     shard: Option<MutexGuard<'a, Shard<P>>>,
     _mark: Mark,
+    /// Behind the mark: whoever is let go with them may call the stack.
+    returned: Returned,
+}
+
+impl<'a, P: Probe> Guard<'a, P> {
+    fn new(host: &'a Host<P>, shard: Option<MutexGuard<'a, Shard<P>>>, mark: Mark) -> Self {
+        Guard { host, shard, _mark: mark, returned: Returned::new() }
+    }
 }
 
 impl<P: Probe> std::ops::Deref for Guard<'_, P> {
@@ -522,6 +569,7 @@ impl<P: Probe> Drop for Guard<'_, P> {
         while let Some(mut shard) = held {
             self.host.drain_inbox(&mut shard);
             let wakes = shard.take_wakes();
+            shard.take_returned(&mut self.returned);
             let late =
                 self.host.baton.sleeper().map(|(fd, until)| (fd, until, shard.next_deadline()));
             drop(shard);
@@ -553,6 +601,10 @@ fn perform<P: Probe>(shard: &mut Shard<P>, now: Instant, request: Request) {
             shard.tcp_end_write(id);
         }
         Request::EndWrite(id) => shard.tcp_end_write(id),
+        Request::Abandon(id, r) => {
+            shard.tcp_abandon(id, r);
+            shard.tcp_end_write(id);
+        }
         Request::ReadDone(id, chain) => shard.tcp_read_done(now, id, chain),
         Request::Free(chain) => shard.free(chain),
         Request::Close(id) => shard.close(now, id),

@@ -20,6 +20,8 @@ pub enum Request {
     CommitLast(SlotId, Reservation),
     /// A write ended early.
     EndWrite(SlotId),
+    /// A write ended early, and so gives back the space that it had.
+    Abandon(SlotId, Reservation),
     /// Detached bytes are copied.
     ReadDone(SlotId, Chain),
     /// A datagram's payload is copied.

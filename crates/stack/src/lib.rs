@@ -13,6 +13,7 @@
 #![deny(unsafe_code)]
 
 mod baton;
+mod completion;
 mod config;
 mod error;
 mod host;
@@ -20,6 +21,7 @@ mod inbox;
 mod net;
 mod poll_set;
 mod reentry;
+mod returns;
 mod secret;
 mod send_calls;
 mod service;
@@ -40,11 +42,13 @@ mod watch;
 mod watch_calls;
 mod wheel;
 
+pub use completion::Completion;
 pub use config::StackConfig;
 pub use error::SetupError;
 pub use host::{Guard, Host, Limit};
 pub use inbox::Request;
 pub use poll_set::PollSetCore;
+pub use returns::Returned;
 pub use send_calls::Reserved;
 pub use service::start as start_service;
 pub use shard::{Shard, Stray, TimerKey};

@@ -1,7 +1,9 @@
 //! What a writer asks of a shard: `sosend` in steps, and chains that are handed over whole.
 
+use std::sync::Arc;
+
 use fulmar_base::{Counter, Counters, Instant, Probe, SlotId, Stage};
-use fulmar_mbuf::Chain;
+use fulmar_mbuf::{Chain, SharedBytes};
 use fulmar_socket::{Reservation, SocketError, Step, sosend};
 
 use crate::shard::Shard;
@@ -66,11 +68,12 @@ impl<P: Probe> Shard<P> {
         };
         if total == first.len() {
             let small = sosend::append_small(&mut entry.tcb, &mut self.net.pool, first)?;
-            if let Some(n) = small {
-                self.count_write(n, 0);
-                self.count_copied(n);
+            if let Some(taken) = small {
+                entry.tcb.set_message_more(false);
+                self.count_write(taken.bytes, taken.mbufs);
+                self.count_copied(taken.bytes);
                 self.send_written(now, id);
-                return Ok(Step::Done(Reserved::Sent(n)));
+                return Ok(Step::Done(Reserved::Sent(taken.bytes)));
             }
         }
         match sosend::reserve(&mut entry.tcb, &mut self.net.pool, total, waited)? {
@@ -155,6 +158,42 @@ impl<P: Probe> Shard<P> {
         counters.add(Counter::SendFrames, after.0 - before.0);
         counters.add(Counter::SendPackets, after.1 - before.1);
         self.finish_call(now);
+    }
+
+    /// Appends as much of the shared bytes [at, at + want) as fits, without a copy, and runs the
+    /// output once; the answer is how many those were. `waited`: it has found no space before.
+    ///
+    /// # Errors
+    /// Why the connection takes no more.
+    pub fn tcp_share(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        owner: &Arc<dyn SharedBytes>,
+        part: (usize, usize),
+        waited: bool,
+    ) -> Result<Step<usize>, SocketError> {
+        self.pass(Stage::SendCall);
+        self.check_down(id)?;
+        self.pass(Stage::SendChecked);
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return Err(SocketError::BadHandle);
+        };
+        match sosend::share(&mut entry.tcb, &mut self.net.pool, owner, part, waited)? {
+            Step::Done(shared) => {
+                entry.tcb.set_message_more(false);
+                self.count_write(shared.bytes, shared.mbufs);
+                self.pass(Stage::SendCommitted);
+                self.send_part(now, id, shared.bytes);
+                Ok(Step::Done(shared.bytes))
+            }
+            Step::WaitSpace(n) | Step::WaitData(n) => {
+                if sosend::has_space(&entry.tcb, part.1, waited) {
+                    self.note_shortage(now, id);
+                }
+                Ok(Step::WaitSpace(n))
+            }
+        }
     }
 
     /// Free space of a send buffer, after the checks of a write in their order; 0 while the

@@ -20,6 +20,7 @@ use hashbrown::HashMap;
 use crate::config::StackConfig;
 use crate::error::SetupError;
 use crate::net::{FlowPath, Link, Net};
+use crate::returns::Returns;
 use crate::secret::{Keyed, Secret};
 use crate::shortage::Shortage;
 use crate::slab::Slab;
@@ -89,6 +90,7 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) output_queue: VecDeque<SlotId>,
     pub(crate) wakes: Wakes,
     pub(crate) shortage: Shortage,
+    pub(crate) returns: Returns,
     rx: Burst,
     /// Mean bytes of the frames of the last burst.
     frame_bytes: usize,
@@ -171,6 +173,7 @@ impl<P: Probe> Shard<P> {
             output_queue: VecDeque::new(),
             wakes: Wakes::new(),
             shortage: Shortage::default(),
+            returns: Returns::default(),
             rx: Burst::with_capacity(RX_BATCH),
             frame_bytes: 0,
             unanswered: 0,
@@ -199,6 +202,7 @@ impl<P: Probe> Shard<P> {
         self.net.link.set_now(now);
         // What came home from another thread or stack is warm: it is the next to be used.
         self.net.pool.drain_remote();
+        self.plan_look(now);
         let (mut taken, mut bytes) = (0, 0);
         if self.unanswered >= ANSWER_FRAMES {
             // The reader has read since: one ACK says both.
@@ -391,8 +395,9 @@ impl<P: Probe> Shard<P> {
     pub fn next_deadline(&self) -> Option<Instant> {
         let mut next = self.wheel.next_deadline();
         let device = self.net.link.device_ref().next_deadline();
-        let others = [self.net.ip.next_deadline(), device, self.shortage.next_deadline()];
-        for other in others.into_iter().flatten() {
+        let (shortage, returns) = (self.shortage.next_deadline(), self.returns.next_deadline());
+        for other in [self.net.ip.next_deadline(), device, shortage, returns].into_iter().flatten()
+        {
             next = Some(next.map_or(other, |n| n.min(other)));
         }
         // What waits because the device is full goes on when the device says that it has room.

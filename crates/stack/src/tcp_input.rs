@@ -200,9 +200,22 @@ impl<P: Probe> Shard<P> {
         if events.contains(Events::CONNECTED) {
             self.established(id);
         }
+        let is_over = events.intersects(Events::CLOSED | Events::ERROR);
+        if is_over {
+            self.void_if_closed(id);
+        }
         self.notify(id);
-        if events.intersects(Events::CLOSED | Events::ERROR) {
+        if is_over {
             self.bury_if_done(now, id);
+        }
+    }
+
+    /// What a dead connection would have sent is let go at once, whether its user looks or not.
+    fn void_if_closed(&mut self, id: SlotId) {
+        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id)
+            && entry.tcb.state() == State::Closed
+        {
+            entry.tcb.void_send_buffer(&mut self.net.pool);
         }
     }
 

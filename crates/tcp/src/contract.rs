@@ -219,6 +219,29 @@ pub enum ConnError {
     BrokenPipe,
 }
 
+impl ConnError {
+    const ALL: [ConnError; 7] = [
+        ConnError::Refused,
+        ConnError::Reset,
+        ConnError::TimedOut,
+        ConnError::HostUnreachable,
+        ConnError::NetUnreachable,
+        ConnError::Aborted,
+        ConnError::BrokenPipe,
+    ];
+
+    /// A number for whoever must not know this room; never 0.
+    pub fn code(self) -> u8 {
+        (self as u8).saturating_add(1)
+    }
+
+    /// The error of a number; that of an unknown one, and of 0, is `Aborted`.
+    pub fn from_code(code: u8) -> ConnError {
+        let at = usize::from(code).checked_sub(1);
+        at.and_then(|i| Self::ALL.get(i)).copied().unwrap_or(ConnError::Aborted)
+    }
+}
+
 /// An ICMP error about a segment of this connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IcmpError {

@@ -4,7 +4,7 @@ use crate::Tcb;
 use crate::contract::{ConnError, Env, State};
 use crate::tcb::ResetDue;
 use fulmar_base::{FlowKey, Instant, SeqNum};
-use fulmar_mbuf::{RecvQueue, SendQueue};
+use fulmar_mbuf::{Pool, RecvQueue, SendQueue};
 
 impl Tcb {
     /// The send buffer, to claim from and commit to. Call output after a commit.
@@ -171,12 +171,18 @@ impl Tcb {
     /// Gives back all buffers and the share of the window budget. Call it once, before the Tcb is
     /// dropped; nothing else may follow.
     pub fn release(&mut self, env: &mut Env) {
-        self.send.clear(env.pool);
+        self.void_send_buffer(env.pool);
         self.recv.clear(env.pool);
         self.state = State::Closed;
         self.due.reset = None;
         self.rcv_adv = self.rcv_nxt;
         self.recharge(env.window);
+    }
+
+    /// Once the connection is over: nobody will acknowledge what the send buffer still holds. Whose
+    /// memory it refers to is told why.
+    pub fn void_send_buffer(&mut self, pool: &mut Pool) {
+        self.send.void(self.fate.ended_by.map_or(0, ConnError::code), pool);
     }
 
     /// Turns Nagle's algorithm off (true) or on. Call output afterwards.

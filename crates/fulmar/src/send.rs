@@ -1,0 +1,146 @@
+//! Sending beyond `write`: flags, memory that is given away, room to write into directly.
+
+mod completion;
+mod owned;
+mod room;
+mod turn;
+
+use std::io::{self, IoSlice};
+use std::ops::BitOr;
+use std::sync::Arc;
+
+use fulmar_stack::Limit;
+
+pub use completion::SendCompletion;
+pub use owned::{OwnedBytes, SendOwnedError};
+pub use room::SendRoom;
+
+use crate::tcp::TcpStream;
+use turn::WriteTurn;
+
+/// How one write differs from the others of its socket.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct SendFlags(u8);
+
+impl SendFlags {
+    /// As `write`.
+    pub const NONE: SendFlags = SendFlags(0);
+    /// Another write follows at once: what does not fill a segment waits for it, for 200 ms at most
+    /// (`MSG_MORE`). The next write without the flag sends what waited.
+    pub const MORE: SendFlags = SendFlags(1);
+    /// This write does not wait, whatever the socket does otherwise (`MSG_DONTWAIT`).
+    pub const DONT_WAIT: SendFlags = SendFlags(2);
+
+    /// Whether all of `other` is in `self`.
+    pub const fn contains(self, other: SendFlags) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl BitOr for SendFlags {
+    type Output = SendFlags;
+    fn bitor(self, other: SendFlags) -> SendFlags {
+        SendFlags(self.0 | other.0)
+    }
+}
+
+impl TcpStream {
+    /// Writes the pieces as one, as `write_vectored` does, with flags. All pieces that fit go into one
+    /// chain and out by one pass of the protocol, however many they are. Returns how many bytes were
+    /// accepted: all of them unless the socket does not wait, or the connection ends on the way;
+    /// then the next call tells why.
+    ///
+    /// # Errors
+    /// `WouldBlock`, and those of `send(2)`, if nothing was accepted. No bytes are no error, and
+    /// nothing is looked at.
+    pub fn send_with(&self, bufs: &[IoSlice<'_>], flags: SendFlags) -> io::Result<usize> {
+        let total: usize = bufs.iter().map(|b| b.len()).sum();
+        if total == 0 {
+            return Ok(0);
+        }
+        let more = flags.contains(SendFlags::MORE);
+        let mut turn = WriteTurn::new(&self.socket, self.send_limit(flags));
+        let mut done = 0;
+        while done < total {
+            match turn.write_some(bufs, done, total, more) {
+                Ok(n) => done += n,
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            }
+            if !turn.waits() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn send_limit(&self, flags: SendFlags) -> Limit {
+        if flags.contains(SendFlags::DONT_WAIT) {
+            return Limit::DoNotWait;
+        }
+        self.socket.write_limit()
+    }
+
+    /// Gives memory to the connection, which sends it from where it lies: nothing is copied. Waits
+    /// for room in the send buffer as `write` does, part by part. The completion tells when the
+    /// memory is let go: the peer has acknowledged all of it and no device reads it any more.
+    ///
+    /// What is queued counts against the send buffer and against the stack's budget for sending, like
+    /// copied bytes. Worth it from a few KiB on: below that a copy is cheaper.
+    ///
+    /// # Errors
+    /// As `write`. What was not accepted comes back, with the count of what was.
+    pub fn send_owned(
+        &self,
+        bytes: impl Into<OwnedBytes>,
+    ) -> Result<SendCompletion, SendOwnedError> {
+        let mut bytes = bytes.into();
+        let completion = bytes.completion_on(&self.socket.stack);
+        let mut turn = WriteTurn::new(&self.socket, self.socket.write_limit());
+        let mut sent = 0;
+        while !bytes.is_empty() {
+            match turn.share_some(&mut bytes, sent > 0) {
+                Ok(n) => sent += n,
+                Err(error) => return Err(SendOwnedError { error, sent, rest: bytes }),
+            }
+        }
+        Ok(completion)
+    }
+
+    /// As [`TcpStream::send_owned`], but takes only what fits now, from the front. Returns how many
+    /// bytes those were; the rest stays in `bytes`, and [`OwnedBytes::completion`] tells of all of
+    /// them together.
+    ///
+    /// # Errors
+    /// `WouldBlock`, and those of `write`; nothing is taken then.
+    pub fn try_send_owned(&self, bytes: &mut OwnedBytes) -> io::Result<usize> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        bytes.completion_on(&self.socket.stack);
+        WriteTurn::new(&self.socket, Limit::DoNotWait).share_some(bytes, false)
+    }
+
+    /// Lends up to `bytes` of the stack's own memory, with its place in the send buffer, to be
+    /// written into directly; [`SendRoom::commit`] sends it. Waits until there is room worth having,
+    /// as `write` does; [`SendRoom::capacity`] tells how much it is. Until it is committed or dropped
+    /// other writers of this socket wait.
+    ///
+    /// # Errors
+    /// As `write`. `InvalidInput` for no bytes.
+    pub fn send_reserve(&self, bytes: usize) -> io::Result<SendRoom<'_>> {
+        if bytes == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "cannot reserve 0 bytes"));
+        }
+        let mut turn = WriteTurn::new(&self.socket, self.socket.write_limit());
+        let reservation = turn.reserve(bytes)?;
+        Ok(SendRoom::new(turn, reservation))
+    }
+}
+
+/// What an `Arc` of the stack's inside is for a completion: it must not keep the stack alive.
+pub(crate) type StackRef = std::sync::Weak<crate::stack::Inner>;
+
+fn stack_ref(stack: &Arc<crate::stack::Inner>) -> StackRef {
+    Arc::downgrade(stack)
+}

@@ -1,0 +1,235 @@
+//! A thread's turn of writing: one writer at a time, for its whole call.
+
+use std::io::{self, IoSlice};
+
+use fulmar_base::Instant;
+use fulmar_mbuf::Chain;
+use fulmar_socket::sosend::SMALL_WRITE_BYTES;
+use fulmar_socket::{Ready, Reservation, SocketError, Step};
+use fulmar_stack::{Limit, Request, Reserved, Shard};
+
+use super::OwnedBytes;
+use crate::socket::Socket;
+
+/// The turn; other writers of the socket wait until it is dropped.
+pub(super) struct WriteTurn<'a> {
+    socket: &'a Socket,
+    /// All rounds share one time-out.
+    limit: Limit,
+    has_begun: bool,
+}
+
+impl<'a> WriteTurn<'a> {
+    pub(super) fn new(socket: &'a Socket, limit: Limit) -> WriteTurn<'a> {
+        WriteTurn { socket, limit: limit.from_now(), has_begun: false }
+    }
+
+    /// Whether a round may wait.
+    pub(super) fn waits(&self) -> bool {
+        self.limit != Limit::DoNotWait
+    }
+
+    /// One round of sosend: all buffers at once, one copy loop outside the lock, one commit.
+    pub(super) fn write_some(
+        &mut self,
+        bufs: &[IoSlice<'_>],
+        done: usize,
+        total: usize,
+        more: bool,
+    ) -> io::Result<usize> {
+        let mut small = [0; SMALL_WRITE_BYTES];
+        let whole = if done == 0 && !more { join_small(bufs, total, &mut small) } else { &[] };
+        let mut r = match self.obtain(whole, total - done, done > 0)? {
+            Reserved::Sent(n) => return Ok(n),
+            Reserved::Space(r) => r,
+        };
+        gather(bufs, done, &mut r.chain);
+        let n = r.len();
+        let is_last = done + n == total;
+        // A write that has to wait for room pushes what it has.
+        r.more = more && is_last;
+        if is_last || !self.waits() {
+            self.commit(r);
+        } else {
+            self.socket.host().post(Request::Commit(self.socket.id, r));
+        }
+        Ok(n)
+    }
+
+    /// Room in the send buffer for up to `bytes`, with storage.
+    pub(super) fn reserve(&mut self, bytes: usize) -> io::Result<Reservation> {
+        match self.obtain(&[], bytes, false)? {
+            Reserved::Space(r) => Ok(r),
+            // Nothing was given that could have been sent.
+            Reserved::Sent(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// The last step of the turn.
+    pub(super) fn commit(&mut self, r: Reservation) {
+        self.has_begun = false;
+        self.socket.host().post(Request::CommitLast(self.socket.id, r));
+    }
+
+    /// Ends the turn without sending.
+    pub(super) fn abandon(&mut self, r: Reservation) {
+        self.has_begun = false;
+        self.socket.host().post(Request::Abandon(self.socket.id, r));
+    }
+
+    fn obtain(&mut self, whole: &[u8], want: usize, is_partial: bool) -> io::Result<Reserved> {
+        let (s, limit) = (self.socket, self.limit);
+        let mut waited = false;
+        s.wait(Ready::WRITABLE, limit, |shard, now| {
+            if let Some(wait) = self.begin(shard, is_partial)? {
+                return Ok(wait);
+            }
+            let step = shard.tcp_reserve(now, s.id, whole, want, waited);
+            waited = true;
+            if matches!(&step, Ok(Step::Done(Reserved::Sent(n))) if *n == want) {
+                self.end(shard);
+            }
+            step
+        })
+    }
+
+    /// One round of an owned send: as much as fits, by reference.
+    pub(super) fn share_some(
+        &mut self,
+        bytes: &mut OwnedBytes,
+        is_partial: bool,
+    ) -> io::Result<usize> {
+        let (s, limit) = (self.socket, self.limit);
+        let mut waited = false;
+        s.wait(Ready::WRITABLE, limit, |shard, now| {
+            if let Some(wait) = self.begin(shard, is_partial)? {
+                return Ok(wait);
+            }
+            let step = self.share(shard, now, bytes, waited);
+            waited = true;
+            step
+        })
+    }
+
+    fn share(
+        &mut self,
+        shard: &mut Shard,
+        now: Instant,
+        bytes: &mut OwnedBytes,
+        waited: bool,
+    ) -> Result<Step<usize>, SocketError> {
+        let part = (bytes.at(), bytes.len());
+        let step = shard.tcp_share(now, self.socket.id, bytes.memory(), part, waited)?;
+        if let Step::Done(n) = &step {
+            bytes.advance(*n);
+            if bytes.is_empty() || !self.waits() {
+                self.end(shard);
+            }
+        }
+        Ok(step)
+    }
+
+    /// Lets the thread in if nobody else writes; what to wait for if somebody does.
+    fn begin<T>(
+        &mut self,
+        shard: &mut Shard,
+        is_partial: bool,
+    ) -> Result<Option<Step<T>>, SocketError> {
+        let id = self.socket.id;
+        if !self.has_begun {
+            match shard.tcp_begin_write(id, fulmar_stack::thread_number())? {
+                Step::Done(()) => self.has_begun = true,
+                Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Some(Step::WaitSpace(n))),
+            }
+        }
+        // The error is left to the next call, which has accepted nothing.
+        if is_partial && shard.tcp_write_fails(id) {
+            return Err(SocketError::WouldBlock);
+        }
+        Ok(None)
+    }
+
+    fn end(&mut self, shard: &mut Shard) {
+        self.has_begun = false;
+        shard.tcp_end_write(self.socket.id);
+    }
+}
+
+impl Drop for WriteTurn<'_> {
+    fn drop(&mut self) {
+        if self.has_begun {
+            self.socket.host().post(Request::EndWrite(self.socket.id));
+        }
+    }
+}
+
+/// The bytes of a write in one piece, if they are in one or are few.
+fn join_small<'b>(
+    bufs: &'b [IoSlice<'_>],
+    total: usize,
+    small: &'b mut [u8; SMALL_WRITE_BYTES],
+) -> &'b [u8] {
+    if let [one] = bufs {
+        return one;
+    }
+    if total > SMALL_WRITE_BYTES {
+        return &[];
+    }
+    let mut at = 0;
+    for b in bufs {
+        small[at..at + b.len()].copy_from_slice(b);
+        at += b.len();
+    }
+    &small[..total]
+}
+
+/// Fills a chain from the writer's buffers, `skip` bytes of which are written already: one pass over
+/// both, however many pieces they are in.
+fn gather(bufs: &[IoSlice<'_>], mut skip: usize, chain: &mut Chain) {
+    let mut pieces = bufs.iter();
+    let mut piece: &[u8] = &[];
+    for mut room in chain.slices_mut() {
+        while !room.is_empty() {
+            while piece.is_empty() {
+                let Some(next) = pieces.next() else { return };
+                let passed = skip.min(next.len());
+                skip -= passed;
+                piece = &next[passed..];
+            }
+            let n = piece.len().min(room.len());
+            let (now, later) = room.split_at_mut(n);
+            now.copy_from_slice(&piece[..n]);
+            (piece, room) = (&piece[n..], later);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fulmar_mbuf::{Pool, PoolConfig, Purpose};
+
+    #[test]
+    fn any_pieces_fill_any_chain_from_any_byte_on() {
+        let mut pool = Pool::new(PoolConfig::with_budget(4 << 20)).unwrap();
+        let bytes: Vec<u8> = (0..9_000u32).map(|i| (i * 7 % 251) as u8).collect();
+        for (piece, skip) in [(1, 0), (3, 2), (700, 699), (4096, 5000), (9_000, 8_999)] {
+            let bufs: Vec<_> = bytes.chunks(piece).flat_map(|c| [&[][..], c]).collect();
+            let bufs: Vec<_> = bufs.into_iter().map(IoSlice::new).collect();
+            let mut chain = pool.alloc_chain(bytes.len() - skip, 0, Purpose::Send).unwrap();
+            gather(&bufs, skip, &mut chain);
+            assert_eq!(chain.to_vec(), bytes[skip..], "pieces of {piece} from {skip}");
+            pool.free(chain);
+        }
+    }
+
+    #[test]
+    fn few_bytes_in_many_pieces_are_joined_and_many_are_not() {
+        let mut small = [0; SMALL_WRITE_BYTES];
+        let bufs = [IoSlice::new(b"ab"), IoSlice::new(b""), IoSlice::new(b"c")];
+        assert_eq!(join_small(&bufs, 3, &mut small), b"abc");
+        let large = [7; SMALL_WRITE_BYTES];
+        let bufs = [IoSlice::new(&large), IoSlice::new(b"c")];
+        assert_eq!(join_small(&bufs, SMALL_WRITE_BYTES + 1, &mut small), b"");
+    }
+}

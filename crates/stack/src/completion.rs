@@ -1,0 +1,127 @@
+//! When something is over that a caller may wait for, blocking or not: the bytes that it gave away
+//! to be sent. Made by the room above; the shard only knows that it may have to wake somebody.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+
+use crate::host::{Limit, lock};
+use crate::sys;
+use crate::waiter::Waiter;
+
+/// Something that ends once, well or not.
+#[derive(Default)]
+pub struct Completion {
+    is_done: AtomicBool,
+    /// Why it ended badly; 0: it did not. Written before `is_done`.
+    why: AtomicU8,
+    watchers: Mutex<Watchers>,
+}
+
+/// Whoever is to be told.
+#[derive(Default)]
+struct Watchers {
+    threads: Vec<Arc<Waiter>>,
+    waker: Option<Waker>,
+}
+
+impl Completion {
+    /// Whether it is over.
+    #[inline]
+    pub fn is_done(&self) -> bool {
+        self.is_done.load(Ordering::Acquire)
+    }
+
+    /// Why it ended badly, `None` if it has not ended or ended well.
+    pub fn failure(&self) -> Option<u8> {
+        let why = self.why.load(Ordering::Acquire);
+        (self.is_done() && why != 0).then_some(why)
+    }
+
+    /// It will end badly, for this reason (not 0); the first one counts.
+    pub fn fail(&self, why: u8) {
+        let _ = self.why.compare_exchange(0, why, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// It is over. Not to be called under the shard's lock: it runs the wakers of futures.
+    pub fn finish(&self) {
+        let mut watchers = lock(&self.watchers);
+        self.is_done.store(true, Ordering::Release);
+        let waker = watchers.waker.take();
+        watchers.threads.iter().for_each(|w| w.wake());
+        drop(watchers);
+        if let Some(w) = waker {
+            w.wake();
+        }
+    }
+
+    /// The task to wake, instead of the last one. True: it is over already, and nobody is woken.
+    pub fn watch(&self, waker: &Waker) -> bool {
+        let mut watchers = lock(&self.watchers);
+        if self.is_done() {
+            return true;
+        }
+        match &watchers.waker {
+            Some(w) if w.will_wake(waker) => {}
+            _ => watchers.waker = Some(waker.clone()),
+        }
+        false
+    }
+
+    /// Waits until it is over or the time is, without running any stack: when there is none any more.
+    pub fn wait(&self, limit: Limit) -> bool {
+        let now = sys::now();
+        let Some(give_up) = limit.end(now) else { return self.is_done() };
+        let waiter = Waiter::current();
+        waiter.reset();
+        self.add_sleeper(&waiter);
+        waiter.park(give_up.map(|at| at.since(now)));
+        self.remove_sleeper(&waiter);
+        self.is_done()
+    }
+
+    /// A thread is about to wait inside the stack. If it is over already the thread is woken.
+    pub(crate) fn add_sleeper(&self, w: &Arc<Waiter>) {
+        let mut watchers = lock(&self.watchers);
+        if self.is_done() {
+            return w.wake();
+        }
+        watchers.threads.push(Arc::clone(w));
+    }
+
+    /// It no longer waits.
+    pub(crate) fn remove_sleeper(&self, w: &Arc<Waiter>) {
+        lock(&self.watchers).threads.retain(|s| !Arc::ptr_eq(s, w));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_comes_late_is_not_left_waiting() {
+        let c = Completion::default();
+        let w = Waiter::current();
+        w.reset();
+        c.add_sleeper(&w);
+        assert!(!w.is_woken() && !c.watch(Waker::noop()));
+        c.finish();
+        assert!(w.is_woken() && c.is_done() && c.watch(Waker::noop()));
+        c.remove_sleeper(&w);
+        w.reset();
+        c.add_sleeper(&w);
+        assert!(w.is_woken());
+        w.reset();
+    }
+
+    #[test]
+    fn the_first_reason_counts_and_is_told_at_the_end() {
+        let c = Completion::default();
+        c.fail(3);
+        c.fail(5);
+        assert_eq!(c.failure(), None);
+        c.finish();
+        assert_eq!(c.failure(), Some(3));
+    }
+}
