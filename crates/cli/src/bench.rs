@@ -124,7 +124,8 @@ impl What {
     }
 }
 
-fn cannot_start(error: io::Error) -> Failure {
+/// Why a bench cannot start, with what to do.
+pub fn cannot_start(error: io::Error) -> Failure {
     match error.kind() {
         // Not a port but the lock, which has its own words for it.
         io::ErrorKind::AddrInUse => Failure::new(format!("cannot start the bench: {error}")),
@@ -148,7 +149,8 @@ fn write_reports(
     Ok(())
 }
 
-fn write(file: &Path, text: &str) -> Outcome {
+/// Writes a report.
+pub fn write(file: &Path, text: &str) -> Outcome {
     std::fs::write(file, text).during(format_args!("cannot write {}", file.display()))
 }
 

@@ -11,6 +11,7 @@ mod format;
 mod interrupt;
 mod nc;
 mod ping;
+mod reproduce;
 mod resolve;
 mod rtt;
 mod sandbox;
@@ -40,6 +41,7 @@ struct Line {
 enum Command {
     Bench(bench::Args),
     Nc(nc::Args),
+    Reproduce(reproduce::Args),
     Ping(ping::Args),
     Send(transfer::SendArgs),
     Recv(transfer::RecvArgs),
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
     let outcome = match &Line::parse().command {
         Command::Bench(args) => bench::run(args),
         Command::Nc(args) => nc::run(args),
+        Command::Reproduce(args) => reproduce::run(args),
         Command::Ping(args) => ping::run(args),
         Command::Send(args) => transfer::send(args),
         Command::Recv(args) => transfer::recv(args),

@@ -231,6 +231,8 @@ pub struct Row {
     /// Service demand as netperf has it: busy time of all CPUs in the measured stretch, µs per KB,
     /// where the way reports it.
     pub service_demand_us_per_kb: Option<Estimate>,
+    /// Of the near end's CPU, the share in user mode over all runs, 0 to 1.
+    pub user_share: Option<f64>,
     /// The same as the soaker saw it, in one run of its own.
     pub soaker_ns_per_kb: Option<f64>,
     /// Sums over all runs.
@@ -332,6 +334,15 @@ impl Lane<'_> {
         self.estimate(measure).filter(|e| e.high > 0.0)
     }
 
+    fn user_share(&self) -> Option<f64> {
+        let sum = |f: fn(&Sample) -> Duration| -> Duration {
+            self.samples.iter().map(|(_, s)| f(s)).sum()
+        };
+        let (user, all) = (sum(|s| s.near.user), sum(|s| s.near.cpu));
+        (!user.is_zero() && !all.is_zero())
+            .then(|| (user.as_secs_f64() / all.as_secs_f64()).min(1.0))
+    }
+
     fn machine_ns_per_kb(&self, counted_bytes: u64) -> Option<f64> {
         let sum = |f: fn(&Sample) -> Duration| self.samples.iter().map(|(_, s)| f(s)).sum();
         let bytes = self.samples.iter().map(|(_, s)| s.near.bytes).sum();
@@ -349,6 +360,7 @@ impl Lane<'_> {
             thread_ns_per_kb: self.known(Sample::thread_ns_per_kb),
             hardware_ns_per_kb: self.known(Sample::hardware_ns_per_kb),
             service_demand_us_per_kb: self.known(|s| s.machine_ns_per_kb() / 1000.0),
+            user_share: self.user_share(),
             gbps: self.estimate(Sample::gbps),
             near_ns_per_kb: self.estimate(Sample::near_ns_per_kb),
             far_ns_per_kb: self.estimate(Sample::far_ns_per_kb),

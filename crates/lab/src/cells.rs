@@ -174,6 +174,7 @@ mod tests {
             both_ns_per_kb: e,
             machine_ns_per_kb: Some(11.0),
             service_demand_us_per_kb: e,
+            user_share: None,
             soaker_ns_per_kb: None,
             counts: vec![("send_outputs", 64), ("calls", 2)],
             counted_bytes: 9,

@@ -26,6 +26,7 @@ pub mod netns;
 pub mod page;
 pub mod peer;
 pub mod report;
+pub mod reproduce;
 pub mod send;
 pub mod simulation;
 pub mod site;

@@ -84,6 +84,8 @@ pub struct Report {
     pub thread: Duration,
     /// Busy time of all CPUs of the machine in that time, where it was looked at; else zero.
     pub machine: Duration,
+    /// Of `cpu`, the part in user mode, where it was looked at; else zero.
+    pub user: Duration,
     /// Sends with MSG_ZEROCOPY, over the whole run, and those of them that the kernel copied.
     pub zerocopy: (u64, u64),
 }
@@ -150,6 +152,7 @@ impl Peer {
             // A peer has one thread.
             thread: Duration::from_nanos(field("cpu_ns")),
             machine: Duration::from_nanos(field("machine_ns")),
+            user: Duration::from_nanos(field("user_ns")),
             zerocopy: (field("zerocopy_sends"), field("zerocopy_copied")),
         })
     }
@@ -217,6 +220,7 @@ pub(crate) fn serve(spec: &Value) -> io::Result<()> {
         "cpu_ns": u64::try_from(report.cpu.as_nanos()).unwrap_or(u64::MAX),
         "calls": report.calls,
         "machine_ns": u64::try_from(report.machine.as_nanos()).unwrap_or(u64::MAX),
+        "user_ns": u64::try_from(report.user.as_nanos()).unwrap_or(u64::MAX),
         "zerocopy_sends": report.zerocopy.0,
         "zerocopy_copied": report.zerocopy.1,
     }))
@@ -310,6 +314,7 @@ struct Started {
     at: Instant,
     cpu: Duration,
     machine: MachineClock,
+    user: Duration,
     bytes: u64,
     calls: u64,
 }
@@ -326,6 +331,7 @@ impl Meter {
         if self.started.is_none() && self.bytes >= self.warm_bytes {
             self.started = Some(Started {
                 machine: MachineClock::read()?,
+                user: cpu::process_user_cpu()?,
                 cpu: cpu::process_cpu(None)?,
                 bytes: self.bytes,
                 calls: self.calls,
@@ -346,6 +352,7 @@ impl Meter {
             calls: self.calls - start.calls,
             thread: cpu,
             machine: MachineClock::read()?.since(start.machine).busy,
+            user: cpu::process_user_cpu()?.saturating_sub(start.user),
             zerocopy: (0, 0),
         })
     }

@@ -41,6 +41,12 @@ impl Machine {
         }
     }
 
+    /// In one line.
+    pub fn sentence(&self) -> String {
+        let Machine { cpu, cpus, kernel, fulmar } = self;
+        format!("fulmar {fulmar} on {cpus} CPUs, {cpu}, Linux {kernel}")
+    }
+
     fn to_json(&self) -> Value {
         json!({
             "cpu": self.cpu,
@@ -143,8 +149,7 @@ fn figures_of(row: &Row) -> Value {
 
 /// The whole report as text: machine, rows, ratios, legend.
 pub fn text(machine: &Machine, outcome: &Outcome) -> String {
-    let Machine { cpu, cpus, kernel, fulmar } = machine;
-    let mut parts = vec![format!("fulmar {fulmar} on {cpus} CPUs, {cpu}, Linux {kernel}")];
+    let mut parts = vec![machine.sentence()];
     let cells = cells::text(&outcome.rows);
     if cells.is_empty() {
         parts.push(rows_table(outcome.rows.iter()));
@@ -167,11 +172,11 @@ pub fn text(machine: &Machine, outcome: &Outcome) -> String {
     parts.join("\n\n")
 }
 
-pub(crate) fn new_table<const N: usize>(header: [&str; N], left: usize) -> Table {
+pub(crate) fn new_table<'a>(header: impl IntoIterator<Item = &'a str>, left: usize) -> Table {
     let mut table = Table::new();
     table.load_style(STYLE);
     table.set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(header);
+    table.set_header(header.into_iter().collect::<Vec<_>>());
     for column in table.column_iter_mut().skip(left) {
         column.set_cell_alignment(CellAlignment::Right);
     }
@@ -302,6 +307,7 @@ mod tests {
             both_ns_per_kb: e,
             machine_ns_per_kb: Some(162.0),
             service_demand_us_per_kb: None,
+            user_share: None,
             soaker_ns_per_kb: None,
             counts: vec![("frames", 3)],
             counted_bytes: 9,

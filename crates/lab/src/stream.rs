@@ -215,6 +215,7 @@ pub(crate) struct Start {
     /// Of that, simulated hardware.
     hardware_ns: u64,
     machine: MachineClock,
+    user: Duration,
     heap_allocations: u64,
     counts: Counts,
 }
@@ -227,6 +228,7 @@ impl Start {
             counts,
             heap_allocations,
             machine: MachineClock::read()?,
+            user: cpu::process_user_cpu()?,
             cpu: cpu::process_cpu(None)?,
             hardware_ns: thread_hardware_ns(),
             thread: cpu::thread_cpu()?,
@@ -241,10 +243,11 @@ impl Start {
         let thread = thread.saturating_sub(hardware);
         let cpu = cpu::process_cpu(None)?.saturating_sub(self.cpu);
         let machine = MachineClock::read()?.since(self.machine).busy;
+        let user = cpu::process_user_cpu()?.saturating_sub(self.user);
         let heap_allocations = heap::allocations() - self.heap_allocations;
         let mut counts = difference(&self.counts, &counted(stack)?);
         counts.push(("heap_allocations", heap_allocations));
-        Ok((Report { bytes, elapsed, cpu, calls, thread, machine, zerocopy: (0, 0) }, counts))
+        Ok((Report { bytes, elapsed, cpu, calls, thread, machine, user, zerocopy: (0, 0) }, counts))
     }
 }
 

@@ -274,6 +274,17 @@ pub fn process_cpu(pid: Option<u32>) -> io::Result<Duration> {
     }
 }
 
+/// CPU time of this process in user mode. The kernel divides its exact sum by a sample at each tick,
+/// so the division is coarse over less than a second.
+pub fn process_user_cpu() -> io::Result<Duration> {
+    // SAFETY: rusage is integers, for which all-zero is a value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: writes one rusage, a local.
+    check(unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) })?;
+    let user = usage.ru_utime;
+    Ok(Duration::new(user.tv_sec.max(0) as u64, user.tv_usec.clamp(0, 999_999) as u32 * 1000))
+}
+
 /// How many clock ticks /proc/stat counts in a second.
 pub fn ticks_per_second() -> u64 {
     // SAFETY: no pointers.

@@ -16,6 +16,7 @@ pub mod file;
 pub mod place;
 pub mod sim;
 pub mod sosend;
+pub mod stages;
 
 use crate::bench::{Cell, Sample, Way};
 use crate::cpu::Placement;

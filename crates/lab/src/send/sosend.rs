@@ -72,7 +72,7 @@ impl Builder {
     }
 
     /// Takes the mbufs for the next send, their lengths set: all that `bytes` need, or one.
-    fn obtain(self, pool: &mut Pool, bytes: usize) -> Result<Chain, NoBuffer> {
+    pub(super) fn obtain(self, pool: &mut Pool, bytes: usize) -> Result<Chain, NoBuffer> {
         let mut chain = Chain::new();
         while chain.len() < bytes {
             let left = bytes - chain.len();

@@ -1,0 +1,154 @@
+//! `fulmar reproduce`: published tables, measured again on this machine.
+
+use crate::bench::{cannot_start, placement, write};
+use crate::failure::{During, Failure, Outcome};
+use crate::stream::Stack;
+use fulmar_lab::cpu::{self, Placement};
+use fulmar_lab::lock::BenchLock;
+use fulmar_lab::netns;
+use fulmar_lab::report::{self, Machine};
+use fulmar_lab::reproduce::run::Options;
+use fulmar_lab::reproduce::{self, Published, Reproduction};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Time for everything without --quick or --seconds.
+const FULL: Duration = Duration::from_secs(150);
+/// Time for everything with --quick: what users wait for stays under 20 s, set-up included.
+const QUICK: Duration = Duration::from_secs(15);
+const MAX_RUNS: usize = 200;
+
+/// Measure a published table again, here, and say what became of each row
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Without a name it lists what there is. Each published row stands beside today's
+kernel, fulmar over TAP, fulmar over a simulated device and the cost of one copy.
+It makes its own namespaces and leaves nothing behind."
+)]
+pub struct Args {
+    /// Which table
+    #[arg(value_parser = table)]
+    name: Option<&'static Published>,
+    /// Be done in under 20 seconds; the intervals are wider
+    #[arg(long, conflicts_with = "seconds")]
+    quick: bool,
+    /// Seconds for everything [default: 150]
+    #[arg(long, value_parser = crate::seconds)]
+    seconds: Option<Duration>,
+    /// Rounds at most; every way runs once per round
+    #[arg(long, default_value_t = MAX_RUNS)]
+    runs: usize,
+    /// Where the two ends run [default: two-cpus, else same-cpu; the published had two machines]
+    #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
+    placement: Option<Placement>,
+    /// Whose TCP; kernel measures this machine alone
+    #[arg(long, value_enum, default_value_t = Stack::Both)]
+    stack: Stack,
+    /// Write the figures to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page for the browser to this file
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+    /// Write fulmar's frames to this file (pcapng); the figures then mean little
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+}
+
+fn table(name: &str) -> Result<&'static Published, String> {
+    let found = reproduce::ALL.iter().find(|t| t.name == name);
+    let names = || reproduce::ALL.iter().map(|t| t.name).collect::<Vec<_>>().join(", ");
+    found.copied().ok_or_else(|| format!("there is {}", names()))
+}
+
+impl Args {
+    fn options(&self, cpus: usize) -> Options {
+        let two = if cpus > 1 { Placement::TwoCpus } else { Placement::SameCpu };
+        Options {
+            budget: if self.quick { QUICK } else { self.seconds.unwrap_or(FULL) },
+            runs: self.runs,
+            placement: self.placement.unwrap_or(two),
+            fulmar: self.stack != Stack::Kernel,
+            kernel: self.stack != Stack::Fulmar,
+            pcap: self.pcap.clone(),
+        }
+    }
+}
+
+/// Runs the command. Must run while the process has one thread.
+pub fn run(args: &Args) -> Outcome<ExitCode> {
+    let Some(table) = args.name else {
+        print!("{}", listed());
+        return Ok(ExitCode::SUCCESS);
+    };
+    // Before the namespaces: the lock's name belongs to the one we come from.
+    let _lock = BenchLock::take().map_err(cannot_start)?;
+    let cpus = cpu::allowed_cpus().map_err(|e| Failure::io("cannot look at the CPUs", &e))?.len();
+    let isolated = netns::enter();
+    if let Some(warning) = report::busy_warning() {
+        eprintln!("{warning}");
+    }
+    let measured = reproduce::run::run(table, &args.options(cpus), isolated);
+    let measured = measured.during("cannot measure")?;
+    let machine = Machine::here();
+    let found = Reproduction::of(table, &measured, cpus);
+    println!("{}\n\n{}", machine.sentence(), reproduce::text::text(&found));
+    let command: Vec<String> = std::env::args().collect();
+    let json = reproduce::json::json(&found, report::json(&machine, &command, &measured));
+    if let Some(file) = &args.json {
+        write(file, &format!("{json:#}\n"))?;
+    }
+    if let Some(file) = &args.report {
+        write(file, &reproduce::page::page(&found, &json).html())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn listed() -> String {
+    let line =
+        |t: &&Published| format!("  {:<10} {}\n             {}\n", t.name, t.title, t.source);
+    let lines: String = reproduce::ALL.iter().map(line).collect();
+    format!("Published tables that can be measured again here:\n\n{lines}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(line: &str) -> Result<Args, clap::Error> {
+        let words = std::iter::once("reproduce").chain(line.split_whitespace());
+        Line::try_parse_from(words).map(|l| l.args)
+    }
+
+    #[test]
+    fn a_wrong_name_is_answered_with_the_right_ones() {
+        assert!(parse("").expect("no name lists").name.is_none());
+        assert_eq!(parse("sosend").expect("a name").name.map(|t| t.name), Some("sosend"));
+        let error = parse("sosnd").expect_err("no such table").to_string();
+        assert!(error.contains("there is sosend, sendfile"), "{error}");
+    }
+
+    #[test]
+    fn everything_that_can_be_measured_again_is_listed() {
+        let list = listed();
+        assert!(reproduce::ALL.iter().all(|t| list.contains(t.name) && list.contains(t.title)));
+    }
+
+    #[test]
+    fn the_ends_have_a_cpu_each_where_there_are_two() {
+        let args = parse("sosend --quick").expect("it parses");
+        assert_eq!(args.options(1).placement, Placement::SameCpu);
+        assert_eq!(args.options(2).placement, Placement::TwoCpus);
+        assert!(args.options(2).budget < Duration::from_secs(20));
+        let named = parse("sosend --placement same-cpu").expect("it parses");
+        assert_eq!(named.options(2).placement, Placement::SameCpu);
+    }
+}

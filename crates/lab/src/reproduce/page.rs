@@ -1,0 +1,161 @@
+//! A reproduction for the browser.
+
+use super::netperf::{COLUMNS, Column};
+use super::text::{SURPRISE, reasons, surprise_of, surprise_reasons};
+use super::{Judged, Line, Reproduction};
+use crate::page::{self, Bar, Bars, Block, Cell, Gauge, Gauges, Page, Section, Table};
+use serde_json::Value;
+
+/// The page: the verdicts, then and now, the table, and then everything that the bench measured.
+pub fn page(found: &Reproduction, report: &Value) -> Page {
+    let table = found.published;
+    let bench = page::report::page(report);
+    let mut sections = vec![verdicts(found)];
+    sections.extend(cost(found, When::Then));
+    sections.extend(cost(found, When::Now));
+    sections.push(table_section(found));
+    sections.extend(surprise_section(found));
+    let not_again = |s: &Section| !s.heading.starts_with("At a glance");
+    sections.extend(bench.sections.into_iter().filter(not_again));
+    let mut facts = vec![
+        ("published".to_owned(), table.source.to_owned()),
+        ("then".to_owned(), table.setup.to_owned()),
+    ];
+    facts.extend(bench.facts);
+    Page {
+        title: format!("Reproducing {}", table.name),
+        lead: format!("{}.", capital(table.title)),
+        facts,
+        sections,
+    }
+}
+
+fn capital(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |c| c.to_uppercase().chain(chars).collect())
+}
+
+fn prose(text: &str) -> Block {
+    Block::Prose(text.to_owned())
+}
+
+fn verdicts(found: &Reproduction) -> Section {
+    let gauge = |j: &Judged| {
+        let e = j.cpu?;
+        let pair = found.pair_of(j.pair)?;
+        let segments = if pair.tso { "TSO" } else { "no TSO" };
+        Some(Gauge {
+            name: format!("{} \u{b7} {} KiB, {segments}", j.pair, pair.bytes >> 10),
+            what: j.site.title().to_owned(),
+            median: e.median,
+            interval: (e.low, e.high),
+            published: Some(pair.cpu_ratio),
+            goals: None,
+            more_is_better: true,
+            verdict: j.verdict.word().to_owned(),
+        })
+    };
+    let gauges = Gauges {
+        caption: "CPU of the sending process, old way over new way, on a logarithmic axis; the \
+                  diamond is what was published."
+            .to_owned(),
+        gauges: found.judged.iter().filter_map(gauge).collect(),
+    };
+    let mut blocks = vec![prose(found.published.differs)];
+    if !gauges.is_empty() {
+        blocks.push(Block::Gauges(gauges));
+    }
+    blocks.extend(reasons(found).iter().map(|r| prose(r)));
+    Section::new("Verdicts", blocks)
+}
+
+/// Which lines a chart shows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    Then,
+    Now,
+}
+
+impl When {
+    const fn heading(self) -> &'static str {
+        match self {
+            When::Then => "Then",
+            When::Now => "Now",
+        }
+    }
+}
+
+/// CPU per KB of the published rows, or of the measured ones: two charts, since an old machine's
+/// bars beside today's would say nothing about either.
+fn cost(found: &Reproduction, when: When) -> Option<Section> {
+    let bar = |line: &&Line| {
+        let (n, (bytes, tso)) = (&line.netperf, found.shape_of(line.pair));
+        let kib = bytes.parse::<u64>().unwrap_or(0) >> 10;
+        let tso = if tso == "yes" { "TSO" } else { "no TSO" };
+        let site = line.site.map_or(String::new(), |s| format!(", {}", s.title()));
+        let hardware = if n.hardware_ns_per_kb.is_finite() { n.hardware_ns_per_kb } else { 0.0 };
+        Bar {
+            group: format!("{kib} KiB, {tso}{site}"),
+            label: format!("{}  {}", line.row(), line.way),
+            values: vec![n.process_ns_per_kb, hardware],
+            note: Some(page::short(n.process_ns_per_kb)),
+            ..Bar::default()
+        }
+    };
+    let mut lines: Vec<&Line> =
+        found.lines.iter().filter(|l| l.site.is_none() == (when == When::Then)).collect();
+    lines.sort_by_key(|l| (l.pair, l.site.map(|s| s.device().len()), l.letter));
+    let bars: Vec<Bar> = lines.iter().map(bar).collect();
+    let mut parts = vec![("sending process".to_owned(), 0)];
+    if bars.iter().any(|b| b.values[1] > 0.0) {
+        parts.push(("simulated hardware, not the host's".to_owned(), 7));
+    }
+    let caption = match when {
+        When::Then => "CPU of the sending process, as time(1) saw it, per KB; shorter is better.",
+        When::Now => {
+            "CPU of the sending thread per KB; shorter is better. The kernel has no old way; its \
+             own stands beside the new one."
+        }
+    };
+    let bars = Bars {
+        caption: caption.to_owned(),
+        unit: "ns of CPU per KB".to_owned(),
+        parts,
+        bars,
+        marks: Vec::new(),
+    };
+    (!bars.bars.is_empty()).then(|| Section::new(when.heading(), vec![Block::Bars(bars)]))
+}
+
+fn table_section(found: &Reproduction) -> Section {
+    let mut head =
+        ["row", "bytes", "TSO", "where", "way"].map(|h| (h.to_owned(), String::new())).to_vec();
+    head.extend(COLUMNS.iter().map(|c| (c.head.replace('\n', " "), c.hint.to_owned())));
+    head.push(("verdict".to_owned(), String::new()));
+    let row = |line: &Line| {
+        let (bytes, tso) = found.shape_of(line.pair);
+        let words = [line.row(), bytes, tso.to_owned(), line.place().to_owned(), line.way.clone()];
+        let mut cells: Vec<Cell> = words.into_iter().map(Cell::Text).collect();
+        let number = |c: &Column| {
+            let value = (c.of)(&line.netperf);
+            Cell::number(Some(value).filter(|v| v.is_finite()), c.decimals)
+        };
+        cells.extend(COLUMNS.iter().map(number));
+        cells.push(Cell::Text(found.verdict_of(line).to_owned()));
+        cells
+    };
+    let rows = found.lines.iter().map(row).collect();
+    let caption = "In the published shape. Point at a column's head for what it is.".to_owned();
+    let table = Table { caption, head, rows }.without_empty_columns();
+    Section::new("The table", vec![Block::Table(table)])
+}
+
+fn surprise_section(found: &Reproduction) -> Option<Section> {
+    if found.surprises.is_empty() {
+        return None;
+    }
+    let mut blocks = vec![prose(SURPRISE)];
+    blocks.extend(found.surprises.iter().map(|s| prose(&surprise_of(s))));
+    blocks.extend(surprise_reasons(found).iter().map(|r| prose(r)));
+    Some(Section::new("Slower with TSO?", blocks))
+}

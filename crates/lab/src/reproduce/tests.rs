@@ -1,0 +1,186 @@
+use super::*;
+use crate::bench::{Cell, Ratio, Sample, Stop};
+use crate::cpu::Placement;
+use std::time::Duration;
+
+fn sure(value: f64) -> Estimate {
+    Estimate { median: value, low: value, high: value, runs: 9, confidence: 0.96 }
+}
+
+fn row(method: &'static str, site: Site, pair: &Pair, ns: f64) -> Row {
+    let cell = Cell {
+        device: site.device(),
+        method,
+        write_bytes: pair.bytes,
+        super_segments: pair.tso,
+        source: "hot",
+    };
+    Row {
+        name: format!("{method}.{}", site.device()),
+        title: method.into(),
+        placement: Placement::TwoCpus,
+        cell: Some(cell),
+        gbps: Some(sure(8.192)),
+        near_ns_per_kb: Some(sure(ns)),
+        thread_ns_per_kb: Some(sure(ns)),
+        hardware_ns_per_kb: None,
+        far_ns_per_kb: Some(sure(50.0)),
+        both_ns_per_kb: Some(sure(ns + 50.0)),
+        machine_ns_per_kb: Some(ns + 60.0),
+        service_demand_us_per_kb: None,
+        user_share: Some(0.25),
+        soaker_ns_per_kb: None,
+        counts: Vec::new(),
+        counted_bytes: 1,
+        error: None,
+    }
+}
+
+fn figure(name: String, value: f64) -> Figure {
+    let ratio = Ratio {
+        name,
+        sentence: String::new(),
+        way: String::new(),
+        over: None,
+        measure: Sample::both_ns_per_kb,
+        reach_and_aim: None,
+        more_is_better: true,
+        published: None,
+    };
+    Figure { ratio, estimate: Some(sure(value)) }
+}
+
+pub fn outcome() -> Outcome {
+    let pair = &sosend::TABLE.pairs[3];
+    let limit = Row { name: limit_name(pair.bytes), cell: None, ..row("", Site::Tap, pair, -20.0) };
+    let name = |account| figure_name(&sosend::TABLE, pair, Site::Simulated, account);
+    Outcome {
+        rows: vec![
+            row("old", Site::Simulated, pair, 200.0),
+            row("published", Site::Simulated, pair, 100.0),
+            row("kernel_write", Site::Kernel, pair, 300.0),
+            limit,
+        ],
+        figures: vec![figure(name("cpu"), 2.0), figure(name("machine"), 1.5)],
+        stop: Stop::Runs,
+        elapsed: Duration::from_secs(1),
+    }
+}
+
+#[test]
+fn the_published_rows_give_the_published_ratios() {
+    // Computed by hand from the printed rows: (user + sys) / Mbit/s, and service demand.
+    let cpu = [2.20, 2.59, 2.90, 2.92, 3.19, 2.97];
+    let machine = [1.16, 1.59, 1.17, 1.63, 1.18, 1.61];
+    for (pair, (cpu, machine)) in sosend::TABLE.pairs.iter().zip(cpu.into_iter().zip(machine)) {
+        assert!((pair.cpu_ratio - cpu).abs() < 0.01, "{pair:?}");
+        assert!((pair.machine_ratio.expect("published") - machine).abs() < 0.01, "{pair:?}");
+    }
+}
+
+#[test]
+fn the_published_columns_agree_with_each_other() {
+    for pair in sosend::TABLE.pairs {
+        for row in pair.rows.as_ref().expect("all twelve are printed") {
+            // Service demand is utilisation of one CPU over KB per second, and time % is the
+            // process's time over ten seconds: a wrong digit here would break one of them.
+            let kb_per_s = row.mbit_per_s * 1e6 / 8.0 / 1024.0;
+            let local = row.util_local_pct * 1e4 / kb_per_s;
+            let remote = row.util_remote_pct * 1e4 / kb_per_s;
+            assert!((local - row.sd_local_us_per_kb).abs() < 0.004, "{row:?}");
+            assert!((remote - row.sd_remote_us_per_kb).abs() < 0.004, "{row:?}");
+            let time = (row.user_s + row.sys_s) / row.real_s * 100.0;
+            assert!((time - row.time_pct).abs() < 0.2, "{time} in {row:?}");
+        }
+    }
+}
+
+#[test]
+fn a_measured_row_has_netperfs_columns() {
+    let pair = &sosend::TABLE.pairs[0];
+    let n = Netperf::of(&row("old", Site::Tap, pair, 500.0), 2).expect("it has figures");
+    // 8.192 Gb/s are a million KB per second, each 0.5 us: half of one CPU, a quarter of two.
+    let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} is not {b}");
+    near(n.mbit_per_s, 8192.0);
+    near(n.util_local_pct, 25.0);
+    near(n.sd_local_us_per_kb, 0.5);
+    near(n.user_s, 1.25);
+    near(n.sys_s, 3.75);
+    near(n.time_pct, 50.0);
+    // As netperf defines it: util% x 10000 x CPUs / KB per second.
+    near(n.util_local_pct * 1e4 * 2.0 / 1e6, n.sd_local_us_per_kb);
+}
+
+#[test]
+fn a_row_that_failed_has_no_line_and_its_pair_says_why() {
+    let mut outcome = outcome();
+    outcome.figures.clear();
+    outcome.rows[1].gbps = None;
+    outcome.rows[1].error = Some("no device".into());
+    let found = Reproduction::of(&sosend::TABLE, &outcome, 2);
+    let at = |site| found.judged.iter().find(|j| j.pair == 4 && j.site == site).expect("judged");
+    assert_eq!(at(Site::Simulated).verdict, Verdict::NotMeasured("no device".into()));
+    assert_eq!(at(Site::Tap).verdict, Verdict::NotMeasured("this run left it out".into()));
+    assert!(!found.lines.iter().any(|l| l.letter == 'b' && l.site == Some(Site::Simulated)));
+}
+
+#[test]
+fn lines_stand_in_the_published_order_each_with_what_was_measured_for_it() {
+    let found = Reproduction::of(&sosend::TABLE, &outcome(), 2);
+    let of_four: Vec<_> =
+        found.lines.iter().filter(|l| l.pair == 4).map(|l| (l.letter, l.site)).collect();
+    let expected = [
+        ('a', None),
+        ('a', Some(Site::Simulated)),
+        ('b', None),
+        ('b', Some(Site::Kernel)),
+        ('b', Some(Site::Simulated)),
+    ];
+    assert_eq!(of_four, expected);
+    assert_eq!(found.lines.iter().filter(|l| l.site.is_none()).count(), 12);
+    assert_eq!(found.limits, [(64 << 10, 30.0)]);
+}
+
+#[test]
+fn a_smaller_ratio_is_explained_by_what_both_ways_share() {
+    let found = Reproduction::of(&sosend::TABLE, &outcome(), 2);
+    let judged = found.judged.iter().find(|j| j.pair == 4 && j.site == Site::Simulated);
+    let Some(Judged { verdict: Verdict::Shrunk(why), .. }) = judged else { panic!("{judged:?}") };
+    // 200 and 100 with a copy of 30 in each: 170 over 70.
+    assert!(why.contains("30 of the new way's 100 ns/KB (30 %)"), "{why}");
+    assert!(why.ends_with("the ratio is 2.43"), "{why}");
+}
+
+#[test]
+fn verdicts_are_given_by_the_bounds_of_the_interval() {
+    let within = |low, high| {
+        let median = (low + high) / 2.0;
+        let e = Estimate { median, low, high, runs: 9, confidence: 0.95 };
+        verdict::judge(2.9, e, "so").word()
+    };
+    assert_eq!(within(3.3, 3.6), "exceeded");
+    assert_eq!(within(2.0, 3.6), "reproduced");
+    assert_eq!(within(2.0, 2.62), "reproduced");
+    assert_eq!(within(2.0, 2.5), "shrunk");
+    assert_eq!(within(0.8, 0.97), "gone");
+    assert_eq!(Verdict::Shrunk("of it".into()).to_string(), "shrunk because of it");
+    assert_eq!(Verdict::Exceeded.to_string(), "exceeded");
+}
+
+#[test]
+fn the_published_surprise_is_looked_for_at_every_size() {
+    let pairs = sosend::TABLE.pairs;
+    let slow = |r: Row| Row { gbps: Some(sure(8.0)), ..r };
+    let fast = |r: Row| Row { gbps: Some(sure(10.0)), ..r };
+    let mut outcome = outcome();
+    outcome.rows = vec![
+        slow(row("old", Site::Tap, &pairs[1], 1.0)),
+        fast(row("old", Site::Tap, &pairs[0], 1.0)),
+        fast(row("old", Site::Simulated, &pairs[3], 1.0)),
+        slow(row("old", Site::Simulated, &pairs[2], 1.0)),
+    ];
+    let found = Reproduction::of(&sosend::TABLE, &outcome, 2).surprises;
+    let told: Vec<_> = found.iter().map(|s| (s.bytes >> 10, s.verdict.word())).collect();
+    assert_eq!(told, [(32, "reproduced"), (64, "gone")]);
+    assert!((found[0].published - 0.974).abs() < 0.001 && found[0].measured == 0.8);
+}
