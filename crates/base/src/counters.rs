@@ -71,6 +71,12 @@ counters! {
     SendMbufs, "send_mbufs";
     /// Bytes accepted from writers.
     SendBytes, "send_bytes";
+    /// Pieces of files accepted (each followed by one pass of tcp::output).
+    SendFilePieces, "sendfile_pieces";
+    /// Bytes of those pieces, headers and trailers included.
+    SendFileBytes, "sendfile_bytes";
+    /// Pieces of files that were accepted before they were read, because they were not in memory.
+    SendFileDeferred, "sendfile_deferred";
     /// Reads that returned data (soreceive calls).
     Receives, "receives";
     /// Bytes given to readers.

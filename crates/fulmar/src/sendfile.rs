@@ -1,12 +1,29 @@
 //! sendfile: a part of a file goes down a connection, with bytes before and after it.
+//!
+//! ```text
+//!   outer loop   size of the file ─► wait until half the buffer is free ─► one chain ─► one output
+//!   inner loop                       headers │ one read into the whole chain │ trailers
+//! ```
+//!
+//! Enters: a file and where to begin and end in it. Leaves: one commit per turn, each a run of whole
+//! pages and one pass of `tcp::output`, so that frames of 64 KiB go out. The file is read outside
+//! the stack's lock, straight into the buffers that are sent: one copy, no page faults, and no signal
+//! when the file shrinks. What is not in memory yet is read ahead while the connection is busy with
+//! the piece before; on a non-blocking socket it is claimed and read by a thread ([`reader`]).
+//!
+//! Owns between two turns: the writer's turn of the socket and its raised low-water mark, which are
+//! given back however the call ends. Source: `kern_sendfile` of FreeBSD (2006 and 2016).
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, IoSlice, Write};
+use std::io::{self, IoSlice};
 use std::ops::{Bound, RangeBounds};
-use std::os::unix::fs::FileExt;
 
 use crate::tcp::TcpStream;
+
+mod call;
+pub(crate) mod reader;
+mod source;
 
 /// Where the bytes of a file come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -16,20 +33,33 @@ pub enum FileSource {
     Auto,
     /// Read into buffers of the stack: one copy.
     Read,
-    /// Pages of the file by reference, where the kernel alone touches what is sent.
+    /// Pages of the file by reference, where the kernel alone touches what is sent; elsewhere as
+    /// [`FileSource::Read`].
     Mapped,
 }
 
-/// How a file is sent.
+/// How a file is sent; the default is right for most.
+///
+/// ```no_run
+/// # use fulmar::{FileSource, SendFile, TcpStream};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let stream: TcpStream = todo!();
+/// let file = std::fs::File::open("big")?;
+/// let sent = stream.send_file_with(&SendFile::new().stable(true), &file, .., &[], &[])?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct SendFile {
     /// Where the bytes come from.
     pub source: FileSource,
-    /// Bytes that were accepted no longer change with the file.
+    /// Bytes that were accepted no longer change with the file. Costs: no mapped pages, and on a
+    /// non-blocking socket the call itself waits for the disk.
     pub is_stable: bool,
-    /// Bytes to read ahead; `None`: as much as the next piece will take.
-    pub read_ahead_bytes: Option<usize>,
+    /// Bytes of the file to read ahead of what is being sent, when it is not in memory; `None`:
+    /// twice what went last. 0: none.
+    pub read_ahead_bytes: Option<u64>,
 }
 
 /// Why a file was not sent to its end.
@@ -37,7 +67,8 @@ pub struct SendFile {
 pub struct SendFileError {
     /// Why.
     pub error: io::Error,
-    /// Bytes accepted before that, headers and trailers included.
+    /// Bytes accepted before that, headers and trailers included: they will be sent if the
+    /// connection lasts, and the rest may be tried again from there.
     pub sent: u64,
 }
 
@@ -79,19 +110,39 @@ impl SendFile {
         self
     }
 
-    /// Sets how far to read ahead.
+    /// Sets how far to read ahead, in bytes.
     #[must_use]
-    pub fn read_ahead(mut self, bytes: usize) -> SendFile {
+    pub fn read_ahead(mut self, bytes: u64) -> SendFile {
         self.read_ahead_bytes = Some(bytes);
         self
     }
 }
 
 impl TcpStream {
-    /// Sends `headers`, a part of `file` and `trailers`, with the default options.
+    /// Sends `headers`, the bytes of `file` in `range`, and `trailers`, as one write: nothing of
+    /// another writer comes between. Returns how many bytes were accepted, headers and trailers
+    /// included; as with a write, acceptance is not delivery.
+    ///
+    /// The position of the file is neither used nor moved. A range without an end goes to where the
+    /// file ends when its last byte is taken, so a file that grows meanwhile is followed; a range
+    /// with an end stops at the latest where the file ended when the call began. A file that ends
+    /// earlier, or shrinks meanwhile, is a short success. Holes are sent as zeroes. Headers and
+    /// trailers go also with an empty file.
+    ///
+    /// What the file holds is read once, when its bytes are accepted; writes to the file after the
+    /// call are not seen. Two exceptions, both turned off by [`SendFile::stable`]: on a non-blocking
+    /// socket what is not in memory is accepted first and read a little later, and with
+    /// [`FileSource::Mapped`] the pages of the file itself are sent, and sent again.
+    ///
+    /// A call waits until half of the send buffer is free, or until the rest fits, before it goes
+    /// on; the write time-out applies to each wait.
     ///
     /// # Errors
-    /// [`SendFileError`], with what was accepted before it.
+    /// [`SendFileError`], with what was accepted before it. `WouldBlock`: the socket is non-blocking,
+    /// or the time-out passed; try again with the rest. `IsADirectory`; `NotSeekable`: the file is a
+    /// pipe or a socket. Those of reading the file: what was read before is accepted. If a piece
+    /// that was accepted before it was read cannot be read, the connection is reset and later calls
+    /// say EIO. Otherwise as `write`.
     pub fn send_file(
         &self,
         file: &File,
@@ -114,52 +165,47 @@ impl TcpStream {
         headers: &[IoSlice<'_>],
         trailers: &[IoSlice<'_>],
     ) -> Result<u64, SendFileError> {
-        let _ = options;
-        let (mut at, end) = bounds(&range);
-        let mut sent = 0;
-        let mut put = |bytes: &[u8]| -> Result<(), SendFileError> {
-            (&*self).write_all(bytes).map_err(|error| SendFileError { error, sent })?;
-            sent += bytes.len() as u64;
-            Ok(())
-        };
-        headers.iter().try_for_each(|h| put(h))?;
-        let mut chunk = vec![0; 64 << 10];
-        let mut failed = None;
-        while at < end {
-            let want = (chunk.len() as u64).min(end - at) as usize;
-            match file.read_at(&mut chunk[..want], at) {
-                Ok(0) => break,
-                Ok(n) => {
-                    put(&chunk[..n])?;
-                    at += n as u64;
-                }
-                Err(e) => {
-                    failed = Some(e);
-                    break;
-                }
-            }
-        }
-        if failed.is_none() {
-            trailers.iter().try_for_each(|t| put(t))?;
-        }
-        match failed {
-            Some(error) => Err(SendFileError { error, sent }),
-            None => Ok(sent),
-        }
+        let (start, end) = bounds(&range);
+        let refused = |error| SendFileError { error, sent: 0 };
+        let source = source::Source::open(file, start, end).map_err(refused)?;
+        call::Call::new(&self.socket, options, source, headers, trailers).run()
     }
 }
 
-/// First byte, and the byte behind the last; `u64::MAX` is the end of the file.
-fn bounds(range: &impl RangeBounds<u64>) -> (u64, u64) {
+/// First byte, and the byte behind the last; `None` is the end of the file.
+fn bounds(range: &impl RangeBounds<u64>) -> (u64, Option<u64>) {
     let start = match range.start_bound() {
         Bound::Included(&at) => at,
         Bound::Excluded(&at) => at.saturating_add(1),
         Bound::Unbounded => 0,
     };
     let end = match range.end_bound() {
-        Bound::Included(&at) => at.saturating_add(1),
-        Bound::Excluded(&at) => at,
-        Bound::Unbounded => u64::MAX,
+        Bound::Included(&at) => Some(at.saturating_add(1)),
+        Bound::Excluded(&at) => Some(at),
+        Bound::Unbounded => None,
     };
     (start, end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_every_shape_are_understood() {
+        assert_eq!(bounds(&(..)), (0, None));
+        assert_eq!(bounds(&(5..)), (5, None));
+        assert_eq!(bounds(&(5..9)), (5, Some(9)));
+        assert_eq!(bounds(&(5..=9)), (5, Some(10)));
+        assert_eq!(bounds(&(..=u64::MAX)), (0, Some(u64::MAX)));
+        assert_eq!(bounds(&(Bound::Excluded(4), Bound::Excluded(9))), (5, Some(9)));
+    }
+
+    #[test]
+    fn the_error_tells_the_count_and_the_cause() {
+        let error = io::Error::from_raw_os_error(5);
+        let text = SendFileError { error, sent: 17 }.to_string();
+        assert!(text.starts_with("sending a file ended after 17 bytes: "), "{text}");
+        assert!(text.contains("os error 5"), "{text}");
+    }
 }

@@ -17,6 +17,7 @@ use crate::control::Control;
 use crate::error::SetupError;
 use crate::exit;
 use crate::poll::PollSet;
+use crate::sendfile::reader::Reader;
 use crate::socket::{Socket, to_io};
 use crate::stat::Stat;
 
@@ -34,6 +35,8 @@ pub(crate) struct Inner {
     name: String,
     exit_drain: Duration,
     control: std::sync::Mutex<Option<Control>>,
+    /// Reads files for non-blocking sockets.
+    pub reader: Arc<Reader>,
 }
 
 impl Inner {
@@ -63,6 +66,7 @@ impl Drop for Inner {
         // In a forked child: the buffers do not exist here, the threads neither, and the door is the
         // parent's.
         std::mem::forget(Arc::clone(&self.host));
+        std::mem::forget(Arc::clone(&self.reader));
         if let Ok(mut control) = self.control.try_lock() {
             std::mem::forget(control.take());
         }
@@ -290,8 +294,8 @@ impl Builder {
         let host = Arc::new(Host::new(shard).map_err(SetupError::Host)?);
         let name = name.unwrap_or_else(program_name);
         start_service(&host, &name).map_err(SetupError::Host)?;
-        let inner =
-            Arc::new(Inner { host, name, exit_drain, control: std::sync::Mutex::new(None) });
+        let (control, reader) = (std::sync::Mutex::new(None), Arc::default());
+        let inner = Arc::new(Inner { host, name, exit_drain, control, reader });
         exit::register(&inner);
         if !is_unlisted {
             open_door(&inner);

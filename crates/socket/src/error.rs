@@ -29,6 +29,8 @@ macro_rules! socket_errors {
 }
 
 socket_errors! {
+    /// The file could not be read.
+    InputOutput = 5;
     /// The handle names a socket that is gone.
     BadHandle = 9;
     /// The call would have to wait and the socket is non-blocking.

@@ -1,13 +1,14 @@
 //! Socket buffers and the steps on them: sosend, soreceive, readiness, errors.
 //!
 //! Every step is non-blocking and answers *done*, *wait for space* or *wait for data*; the one loop
-//! that waits lives in the room `stack`. Called under the shard lock. A later sendfile and posted
-//! receive stand beside these files.
+//! that waits lives in the room `stack`. Called under the shard lock. A later posted receive stands
+//! beside these files.
 
 #![forbid(unsafe_code)]
 
 mod error;
 mod ready;
+pub mod sendfile;
 pub mod soreceive;
 pub mod sosend;
 
@@ -45,7 +46,8 @@ pub fn stream_ready(tcb: &Tcb) -> Ready {
         ready |= Ready::PEER_CLOSED;
     }
     let queue = tcb.send_queue_ref();
-    let low_water = sosend::SEND_LOW_WATER_BYTES.min(queue.limit() / 2).max(1);
+    let usual = sosend::SEND_LOW_WATER_BYTES.min(queue.limit() / 2).max(1);
+    let low_water = tcb.send_low_water().unwrap_or(usual);
     if !tcb.can_send() || queue.space() >= low_water {
         ready |= Ready::WRITABLE;
     }

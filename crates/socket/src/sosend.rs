@@ -24,6 +24,10 @@ pub struct Reservation {
 }
 
 impl Reservation {
+    pub(crate) fn new(claim: Claim, chain: Chain) -> Reservation {
+        Reservation { claim, keep: chain.len(), chain, more: false }
+    }
+
     /// Bytes of the reservation that count.
     pub fn len(&self) -> usize {
         self.keep
@@ -53,7 +57,7 @@ pub const SEND_LOW_WATER_BYTES: usize = 2048;
 pub const SMALL_WRITE_BYTES: usize = 512;
 
 /// The checks before a write, in the order of the published `sosend`.
-fn check(tcb: &mut Tcb) -> Result<(), SocketError> {
+pub(crate) fn check(tcb: &mut Tcb) -> Result<(), SocketError> {
     if tcb.send_error().is_some() {
         // The cause is told once; after that there is only a closed pipe.
         return Err(tcb.take_error().map_or(SocketError::BrokenPipe, Into::into));
@@ -114,7 +118,7 @@ pub fn reserve(
 
 /// Storage for `bytes`, or for as much as the pool still has: a nearly full pool slows writers
 /// down rather than stopping them.
-fn obtain(pool: &mut Pool, bytes: usize) -> Option<Chain> {
+pub(crate) fn obtain(pool: &mut Pool, bytes: usize) -> Option<Chain> {
     let mut ask = bytes;
     loop {
         if let Ok(chain) = pool.alloc_chain(ask, 0, Purpose::Send) {

@@ -605,6 +605,8 @@ fn perform<P: Probe>(shard: &mut Shard<P>, now: Instant, request: Request) {
             shard.tcp_abandon(id, r);
             shard.tcp_end_write(id);
         }
+        Request::EndSendFile(id) => shard.sendfile_end(id),
+        Request::GiveBack(id, r) => shard.tcp_abandon(id, r),
         Request::ReadDone(id, chain) => shard.tcp_read_done(now, id, chain),
         Request::Free(chain) => shard.free(chain),
         Request::Close(id) => shard.close(now, id),

@@ -20,6 +20,10 @@ pub enum Request {
     CommitLast(SlotId, Reservation),
     /// A write ended early.
     EndWrite(SlotId),
+    /// The sending of a file ended, in whatever way.
+    EndSendFile(SlotId),
+    /// Space that was taken for a piece of a file will not be filled; the write goes on.
+    GiveBack(SlotId, Reservation),
     /// A write ended early, and so gives back the space that it had.
     Abandon(SlotId, Reservation),
     /// Detached bytes are copied.

@@ -91,14 +91,14 @@ impl<P: Probe> Shard<P> {
     }
 
     /// A chain of `bytes` was accepted, in `mbufs` taken for it.
-    fn count_write(&mut self, bytes: usize, mbufs: usize) {
+    pub(crate) fn count_write(&mut self, bytes: usize, mbufs: usize) {
         let counters = &mut self.net.counters;
         counters.count(Counter::Sends);
         counters.add(Counter::SendBytes, bytes as u64);
         counters.add(Counter::SendMbufs, mbufs as u64);
     }
 
-    fn count_copied(&mut self, bytes: usize) {
+    pub(crate) fn count_copied(&mut self, bytes: usize) {
         self.net.counters.add(Counter::CopiedBytes, bytes as u64);
     }
 
@@ -128,7 +128,7 @@ impl<P: Probe> Shard<P> {
     /// After a large write: the fraction of a segment at its end waits for the next write, which
     /// is likely to follow at once. It goes with whatever the caller does next, or two milliseconds
     /// later.
-    fn hold_tail(&mut self, now: Instant, id: SlotId) {
+    pub(crate) fn hold_tail(&mut self, now: Instant, id: SlotId) {
         let Some(entry) = entry_more(&mut self.sockets, id, false) else { return };
         if entry.tcb.wants_output() && !entry.is_queued {
             entry.is_queued = true;
@@ -146,7 +146,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// One output for what a write has added, and the end of its call.
-    fn send_written(&mut self, now: Instant, id: SlotId) {
+    pub(crate) fn send_written(&mut self, now: Instant, id: SlotId) {
         self.net.link.set_now(now);
         let gone =
             |c: &Counters| (c.value(Counter::TcpSegmentsOut), c.value(Counter::TcpPacketsOut));

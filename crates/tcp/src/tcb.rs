@@ -97,6 +97,8 @@ pub(crate) struct User {
     pub cork_expired: bool,
     /// More bytes are likely to follow at once; `snd_nxt` when that was said.
     pub more_from: Option<u64>,
+    /// Bytes of free send buffer that are worth waking a writer for; `None`: a third of it.
+    pub send_low_water: Option<usize>,
 }
 
 /// How the connection fares.

@@ -220,6 +220,17 @@ impl Tcb {
         self.user.more_from = more.then_some(self.snd_nxt);
     }
 
+    /// Bytes of free send buffer below which the writer is not woken; `None`: as usual.
+    pub fn set_send_low_water(&mut self, bytes: Option<usize>) {
+        self.user.send_low_water = bytes;
+    }
+
+    /// What [`Tcb::set_send_low_water`] set.
+    #[inline]
+    pub fn send_low_water(&self) -> Option<usize> {
+        self.user.send_low_water
+    }
+
     /// Sets the send buffer, bytes, at most `Config::max_buffer_bytes`; returns what was set.
     pub fn set_send_buffer(&mut self, bytes: usize) -> usize {
         let bytes = bytes.clamp(MIN_BUFFER_BYTES, self.cfg.max_buffer_bytes.max(MIN_BUFFER_BYTES));

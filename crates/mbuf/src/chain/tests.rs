@@ -279,3 +279,22 @@ proptest! {
         assert_all_home(&mut pool);
     }
 }
+
+#[test]
+fn the_slices_to_write_are_those_to_read_and_end_before_a_shared_segment() {
+    let mut pool = pool(1 << 20);
+    let mut c = chain(&mut pool, b"abcdef", 2);
+    c.push_back(mbuf(&mut pool, b""));
+    let shared = mbuf(&mut pool, b"shared");
+    let other = pool.clone_ref(&shared, 0, 3).expect("a descriptor");
+    c.push_back(shared);
+    c.push_back(mbuf(&mut pool, b"behind"));
+    assert_eq!(c.slices_mut().map(|s| s.to_vec()).collect::<Vec<_>>().concat(), b"abcdef");
+    c.slices_mut().for_each(|s| s.fill(b'x'));
+    assert_eq!(c.to_vec(), b"xxxxxxsharedbehind");
+    pool.free_mbuf(other);
+    c.slices_mut().for_each(|s| s.fill(b'y'));
+    assert_eq!(c.to_vec(), [b'y'; 18]);
+    pool.free(c);
+    assert_all_home(&mut pool);
+}

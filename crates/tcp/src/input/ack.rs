@@ -129,10 +129,14 @@ impl Tcb {
         self.writable_event()
     }
 
-    /// A third of the send buffer is free: below that a woken writer could do too little.
+    /// A third of the send buffer is free, or what the writer asked for: below that a woken writer
+    /// could do too little.
     #[inline]
     fn writable_event(&self) -> Events {
-        let worth = self.send.space().saturating_mul(3) >= self.send.limit();
+        let worth = match self.user.send_low_water {
+            None => self.send.space().saturating_mul(3) >= self.send.limit(),
+            Some(bytes) => self.send.space() >= bytes,
+        };
         if worth { Events::WRITABLE } else { Events::NONE }
     }
 

@@ -1,0 +1,258 @@
+//! One call: the outer loop and the inner one.
+
+use std::io::{self, IoSlice};
+
+use fulmar_base::{Instant, SlotId};
+use fulmar_mbuf::Chain;
+use fulmar_socket::sendfile::{Piece, Rest, Worth};
+use fulmar_socket::{Ready, Reservation, SocketError, Step};
+use fulmar_stack::file::{End, Patience};
+use fulmar_stack::{Limit, Request, Shard};
+
+use super::reader::Job;
+use super::source::Source;
+use super::{SendFile, SendFileError};
+use crate::socket::{Socket, to_io};
+
+/// What is left to somebody else to read at most at a time, so that the first of it goes soon.
+const DEFERRED_BYTES: u64 = 256 << 10;
+
+/// A call and how far it is.
+pub(super) struct Call<'a> {
+    socket: &'a Socket,
+    options: &'a SendFile,
+    source: Source<'a>,
+    headers: Ends<'a>,
+    trailers: Ends<'a>,
+    /// Bytes accepted.
+    sent: u64,
+    /// This thread is the socket's writer.
+    has_begun: bool,
+}
+
+/// Bytes before or behind the file, and how many of them have gone.
+struct Ends<'a> {
+    parts: &'a [IoSlice<'a>],
+    done: usize,
+    left: usize,
+}
+
+impl<'a> Ends<'a> {
+    fn new(parts: &'a [IoSlice<'a>]) -> Ends<'a> {
+        Ends { parts, done: 0, left: parts.iter().map(|p| p.len()).sum() }
+    }
+
+    /// Copies the next `len` bytes into a chain from `at` on.
+    fn copy(&self, chain: &mut Chain, mut at: usize, len: usize) {
+        let (mut skip, end) = (self.done, at + len);
+        for part in self.parts {
+            let from = skip.min(part.len());
+            skip -= from;
+            let n = (part.len() - from).min(end - at);
+            let copied = chain.copy_from(at, &part[from..from + n]);
+            debug_assert_eq!(copied, Some(n), "the writer's storage is its own");
+            at += n;
+        }
+    }
+
+    fn advance(&mut self, len: usize) {
+        self.done += len;
+        self.left -= len;
+    }
+}
+
+/// Space in the send buffer that is given back unless it is committed.
+struct Held<'a> {
+    socket: &'a Socket,
+    r: Option<Reservation>,
+}
+
+impl Held<'_> {
+    fn chain(&mut self) -> &mut Chain {
+        &mut self.r.as_mut().expect("invariant: there until it is taken, which ends the turn").chain
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if let Some(r) = self.r.take() {
+            self.socket.host().post(Request::GiveBack(self.socket.id, r));
+        }
+    }
+}
+
+impl<'a> Call<'a> {
+    pub fn new(
+        socket: &'a Socket,
+        options: &'a SendFile,
+        source: Source<'a>,
+        headers: &'a [IoSlice<'a>],
+        trailers: &'a [IoSlice<'a>],
+    ) -> Call<'a> {
+        let (headers, trailers) = (Ends::new(headers), Ends::new(trailers));
+        Call { socket, options, source, headers, trailers, sent: 0, has_begun: false }
+    }
+
+    /// The outer loop. Returns the bytes accepted.
+    ///
+    /// # Errors
+    /// Why it ended early, with the count.
+    pub fn run(mut self) -> Result<u64, SendFileError> {
+        loop {
+            match self.turn() {
+                Ok(true) => {}
+                Ok(false) => return Ok(self.sent),
+                Err(error) => return Err(SendFileError { error, sent: self.sent }),
+            }
+        }
+    }
+
+    /// One turn; false if nothing is left.
+    fn turn(&mut self) -> io::Result<bool> {
+        let mut rest = self.rest()?;
+        if rest.bytes() == 0 {
+            return Ok(false);
+        }
+        if self.defers() && self.source.is_cold {
+            rest.file = rest.file.min(DEFERRED_BYTES);
+            rest.tail = 0;
+        }
+        let (mut held, piece) = self.reserve(&rest)?;
+        self.headers.copy(held.chain(), 0, piece.head);
+        let patience = if self.defers() { Patience::InMemory } else { Patience::Wait };
+        let (n, end) = self.source.fill(held.chain(), piece.head, piece.file, patience);
+        match end {
+            End::NotInMemory if n == 0 && piece.file > 0 => self.defer(held, piece)?,
+            End::Failed(e) if n == 0 => return Err(e),
+            End::Failed(e) => {
+                self.commit(held, Piece { file: n, tail: 0, ..piece })?;
+                return Err(e);
+            }
+            _ => self.commit(held, self.what_goes(piece, n))?,
+        }
+        Ok(true)
+    }
+
+    /// What is left, as far as is known.
+    fn rest(&self) -> io::Result<Rest> {
+        let file = self.source.left()?;
+        let tail = if self.source.knows_its_end() || file == 0 { self.trailers.left } else { 0 };
+        Ok(Rest { head: self.headers.left, file_at: self.source.at(), file, tail })
+    }
+
+    /// `n` bytes of the file came; trailers go behind its end only.
+    fn what_goes(&self, piece: Piece, n: usize) -> Piece {
+        let tail = if n == piece.file { piece.tail } else { 0 };
+        Piece { file: n, tail, ..piece }
+    }
+
+    /// The caller wants to wait for nothing, so that somebody else has to read.
+    fn defers(&self) -> bool {
+        self.socket.write_limit() == Limit::DoNotWait && !self.options.is_stable
+    }
+
+    fn reserve(&mut self, rest: &Rest) -> io::Result<(Held<'a>, Piece)> {
+        let socket = self.socket;
+        let limit = socket.write_limit();
+        let worth = if limit == Limit::DoNotWait { Worth::AnyWrite } else { Worth::HalfTheBuffer };
+        let has_begun = &mut self.has_begun;
+        let (r, piece) = socket.wait(Ready::WRITABLE, limit, |shard, now| {
+            step(shard, now, socket.id, has_begun, rest, worth)
+        })?;
+        Ok((Held { socket, r: Some(r) }, piece))
+    }
+
+    /// The first bytes of a turn are there: they are accepted and go.
+    fn commit(&mut self, mut held: Held<'_>, piece: Piece) -> io::Result<()> {
+        if piece.is_empty() {
+            return Ok(());
+        }
+        self.trailers.copy(held.chain(), piece.head + piece.file, piece.tail);
+        self.advance(piece);
+        let more = self.rest().is_ok_and(|r| r.bytes() > 0);
+        let accepted = self.socket.host().call(|shard, now| match held.r.take() {
+            Some(r) => shard.sendfile_commit(now, self.socket.id, r, piece.len(), more),
+            None => Ok(()),
+        });
+        accepted.map_err(to_io)?;
+        self.sent += piece.len() as u64;
+        if self.source.is_cold && !self.defers() {
+            self.source.read_ahead(self.ahead(piece));
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, piece: Piece) {
+        self.headers.advance(piece.head);
+        self.trailers.advance(piece.tail);
+    }
+
+    fn ahead(&self, piece: Piece) -> u64 {
+        self.options.read_ahead_bytes.unwrap_or(2 * piece.file as u64)
+    }
+
+    /// Nothing of the piece is in memory: it is accepted all the same, and somebody else reads it.
+    /// Without anybody left to do that, this thread waits for the disk after all.
+    fn defer(&mut self, mut held: Held<'_>, piece: Piece) -> io::Result<()> {
+        let piece = Piece { tail: 0, ..piece };
+        let reader = &self.socket.stack.reader;
+        let Ok(file) = self.source.lend() else { return self.read_here(held, piece) };
+        let Some(r) = held.r.take() else { return Ok(()) };
+        let job = Job {
+            host: self.socket.stack.host.clone(),
+            socket: self.socket.id,
+            file,
+            at: self.source.at(),
+            skip: piece.head,
+            len: piece.file,
+            reservation: r,
+        };
+        match reader.submit(job) {
+            Ok(()) => {
+                self.advance(piece);
+                self.source.skip(piece.file);
+                self.sent += piece.len() as u64;
+                self.source.read_ahead(self.ahead(piece));
+                Ok(())
+            }
+            Err(job) => {
+                held.r = Some(job.reservation);
+                self.read_here(held, piece)
+            }
+        }
+    }
+
+    fn read_here(&mut self, mut held: Held<'_>, piece: Piece) -> io::Result<()> {
+        let (n, end) = self.source.fill(held.chain(), piece.head, piece.file, Patience::Wait);
+        match end {
+            End::Failed(e) if n == 0 => Err(e),
+            _ => self.commit(held, self.what_goes(piece, n)),
+        }
+    }
+}
+
+/// Under the lock: becomes the writer, then takes space and storage.
+fn step(
+    shard: &mut Shard,
+    now: Instant,
+    id: SlotId,
+    has_begun: &mut bool,
+    rest: &Rest,
+    worth: Worth,
+) -> Result<Step<(Reservation, Piece)>, SocketError> {
+    if !*has_begun {
+        match shard.tcp_begin_write(id, fulmar_stack::thread_number())? {
+            Step::Done(()) => *has_begun = true,
+            Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Step::WaitSpace(n)),
+        }
+    }
+    shard.sendfile_reserve(now, id, rest, worth)
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if self.has_begun {
+            self.socket.host().post(Request::EndSendFile(self.socket.id));
+        }
+    }
+}

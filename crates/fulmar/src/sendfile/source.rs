@@ -1,0 +1,150 @@
+//! The part of a file that a call sends: where it stands, where it ends, and what of it is in
+//! memory.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
+
+use fulmar_mbuf::Chain;
+use fulmar_stack::file::{self, End, Patience};
+
+/// What is read at a time where the size is not known before the end is met.
+const UNSIZED_STEP_BYTES: u64 = 64 << 10;
+
+/// Not known yet which reads the file allows, or known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Reads {
+    /// Those that do not wait, too.
+    Both,
+    /// Only those that wait.
+    Waiting,
+}
+
+/// A file, and the part of it that is still to be sent.
+pub(super) struct Source<'a> {
+    file: &'a File,
+    /// The next byte.
+    at: u64,
+    /// Behind the last byte; `None`: wherever the file ends.
+    end: Option<u64>,
+    /// The size is known before the end is met: not so for what procfs and devices hold.
+    is_sized: bool,
+    /// The end was met.
+    is_over: bool,
+    reads: Reads,
+    /// The last read met a part that was not in memory: others will be likewise.
+    pub is_cold: bool,
+}
+
+impl<'a> Source<'a> {
+    /// A file and the range that is asked for.
+    ///
+    /// # Errors
+    /// It is a directory, or cannot be read at a position, or the system does not tell.
+    pub fn open(file: &'a File, at: u64, end: Option<u64>) -> io::Result<Source<'a>> {
+        let about = file.metadata()?;
+        let kind = about.file_type();
+        if kind.is_dir() {
+            return Err(io::ErrorKind::IsADirectory.into());
+        }
+        if kind.is_fifo() || kind.is_socket() {
+            return Err(io::Error::new(
+                io::ErrorKind::NotSeekable,
+                "a pipe or a socket has no positions to send from; copy it with std::io::copy",
+            ));
+        }
+        let is_sized = kind.is_file() && about.len() > 0;
+        // A range with an end does not follow a file that grows.
+        let end = end.map(|e| if is_sized { e.min(about.len()) } else { e });
+        let reads = Reads::Both;
+        Ok(Source { file, at, end, is_sized, is_over: false, reads, is_cold: false })
+    }
+
+    /// The next byte.
+    pub fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// Bytes that are left, as far as is known; looks at the size again.
+    ///
+    /// # Errors
+    /// The system does not tell the size.
+    pub fn left(&self) -> io::Result<u64> {
+        if self.is_over || self.end.is_some_and(|end| end <= self.at) {
+            return Ok(0);
+        }
+        let asked = self.end.map_or(u64::MAX, |end| end - self.at);
+        if !self.is_sized {
+            return Ok(asked.min(UNSIZED_STEP_BYTES));
+        }
+        Ok(self.file.metadata()?.len().saturating_sub(self.at).min(asked))
+    }
+
+    /// Whether [`Source::left`] tells all that will come, unless the file changes.
+    pub fn knows_its_end(&self) -> bool {
+        self.is_sized || self.is_over
+    }
+
+    /// Fills bytes [skip, skip + len) of a chain and moves on; says how many it got. With `Wait`,
+    /// waits for the disk if nothing is in memory; what is goes first, by itself.
+    pub fn fill(
+        &mut self,
+        chain: &mut Chain,
+        skip: usize,
+        len: usize,
+        patience: Patience,
+    ) -> (usize, End) {
+        let (n, end) = match self.read(chain, skip, len, Patience::InMemory) {
+            (0, End::NotInMemory) if patience == Patience::Wait => {
+                self.read(chain, skip, len, Patience::Wait)
+            }
+            (n, End::MustWait) => {
+                let (more, end) = self.read(chain, skip + n, len - n, Patience::Wait);
+                (n + more, end)
+            }
+            other => other,
+        };
+        self.at += n as u64;
+        self.is_over |= n == 0 && matches!(end, End::OfFile);
+        (n, end)
+    }
+
+    fn read(
+        &mut self,
+        chain: &mut Chain,
+        skip: usize,
+        len: usize,
+        patience: Patience,
+    ) -> (usize, End) {
+        if patience == Patience::InMemory && self.reads == Reads::Waiting {
+            return (0, End::MustWait);
+        }
+        let (n, end) = file::read_into(self.file.as_fd(), self.at, chain, skip, len, patience);
+        match (patience, &end) {
+            (Patience::InMemory, End::MustWait) => self.reads = Reads::Waiting,
+            (Patience::InMemory, _) => self.is_cold = matches!(end, End::NotInMemory),
+            (Patience::Wait, _) => {}
+        }
+        (n, end)
+    }
+
+    /// Somebody else reads the next `n` bytes: a descriptor of the file for whoever does.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn lend(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
+    /// The next `n` bytes are somebody else's business.
+    pub fn skip(&mut self, n: usize) {
+        self.at += n as u64;
+    }
+
+    /// Has what comes next read into memory meanwhile.
+    pub fn read_ahead(&self, bytes: u64) {
+        let asked = self.end.map_or(u64::MAX, |end| end.saturating_sub(self.at));
+        file::read_ahead(self.file.as_fd(), self.at, bytes.min(asked));
+    }
+}
