@@ -9,6 +9,7 @@ mod device_gone;
 mod end;
 mod options;
 mod poll;
+mod sendfile;
 mod set_up;
 mod shortage;
 mod stream;

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub mod file;
 pub mod pipe;
 
 use std::sync::mpsc;

@@ -1,0 +1,36 @@
+//! Files without a name, and what the system knows about them.
+
+use std::fs::File;
+use std::io::{IoSliceMut, Write};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A file that nobody else can find; gone with its last descriptor.
+pub fn file_of(bytes: &[u8]) -> File {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let name = format!("fulmar-sendfile-{}-{number}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let mut options = File::options();
+    let mut f = options.read(true).write(true).create_new(true).open(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    f.write_all(bytes).unwrap();
+    f
+}
+
+/// Drops what memory holds of a file, if its file system can; whether it has done so.
+pub fn evict(f: &File) -> bool {
+    f.sync_all().unwrap();
+    // SAFETY: no memory is passed.
+    unsafe { libc::posix_fadvise(f.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    is_known_absent(f)
+}
+
+/// Whether the system says that the first byte is not in memory (and so can tell).
+pub fn is_known_absent(f: &File) -> bool {
+    let mut byte = [0];
+    let part = [IoSliceMut::new(&mut byte)];
+    // SAFETY: one writable buffer, which lives through the call, is passed.
+    let n = unsafe { libc::preadv2(f.as_raw_fd(), part.as_ptr().cast(), 1, 0, libc::RWF_NOWAIT) };
+    n < 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
+}
