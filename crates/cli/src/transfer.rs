@@ -14,12 +14,16 @@ use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Bytes per read and write: large enough that the cost per call does not show.
 const CHUNK_BYTES: usize = 128 * 1024;
+/// Bytes of a file per call: half the send buffer, so that one half is on its way while the other is
+/// summed.
+const SLICE_BYTES: u64 = 512 * 1024;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a peer that has acknowledged everything may take to break the connection instead.
 const LAST_WORD: Duration = Duration::from_secs(1);
@@ -127,6 +131,29 @@ fn copy(from: &mut dyn Read, to: &mut dyn Write, tally: &mut Tally) -> Result<()
     }
 }
 
+/// Sends a file from its own pages and sums what went, which is in memory by then.
+fn send_file(file: &File, to: &TcpStream, tally: &mut Tally) -> Result<(), CopyError> {
+    let mut chunk = vec![0; CHUNK_BYTES];
+    loop {
+        let at = tally.bytes;
+        let sent = to.send_file(file, at..at.saturating_add(SLICE_BYTES), &[], &[]);
+        let n = match sent {
+            Ok(0) => return Ok(()),
+            Ok(n) => n,
+            Err(e) => {
+                tally.bytes += e.sent;
+                return Err(CopyError::Write(e.error));
+            }
+        };
+        while tally.bytes < at + n {
+            let left = (at + n - tally.bytes).min(CHUNK_BYTES as u64) as usize;
+            let part = &mut chunk[..left];
+            file.read_exact_at(part, tally.bytes).map_err(CopyError::Read)?;
+            tally.add(part);
+        }
+    }
+}
+
 /// Which side of a copy failed.
 #[derive(Debug)]
 enum CopyError {
@@ -149,9 +176,17 @@ fn is_standard(file: &Path) -> bool {
     file.as_os_str() == "-"
 }
 
-fn open_source(file: &Path) -> Outcome<(Box<dyn Read>, Option<u64>)> {
+/// Where the bytes come from.
+enum Source {
+    /// A file that has a size; when it was last written to.
+    File(File, Option<SystemTime>),
+    /// Standard input, a pipe, a device.
+    Stream(Box<dyn Read>),
+}
+
+fn open_source(file: &Path) -> Outcome<(Source, Option<u64>)> {
     if is_standard(file) {
-        return Ok((Box::new(io::stdin()), None));
+        return Ok((Source::Stream(Box::new(io::stdin())), None));
     }
     let what = || format!("cannot read {}", file.display());
     let open = File::open(file).during(what())?;
@@ -159,7 +194,29 @@ fn open_source(file: &Path) -> Outcome<(Box<dyn Read>, Option<u64>)> {
     if about.is_dir() {
         return Err(Failure::io(what(), &io::Error::from_raw_os_error(libc::EISDIR)));
     }
-    Ok((Box::new(open), about.is_file().then_some(about.len())))
+    if about.is_file() {
+        return Ok((Source::File(open, about.modified().ok()), Some(about.len())));
+    }
+    Ok((Source::Stream(Box::new(open)), None))
+}
+
+impl Source {
+    fn send(&mut self, to: &mut TcpStream, tally: &mut Tally) -> Result<(), CopyError> {
+        match self {
+            Source::File(file, _) => send_file(file, to, tally),
+            Source::Stream(from) => copy(from, to, tally),
+        }
+    }
+
+    /// A file is read once to be sent and once for its sum.
+    fn has_changed(&self) -> bool {
+        match self {
+            Source::File(file, before) => {
+                file.metadata().and_then(|m| m.modified()).ok() != *before
+            }
+            Source::Stream(_) => false,
+        }
+    }
 }
 
 fn open_sink(file: &Path) -> Outcome<Box<dyn Write>> {
@@ -179,11 +236,17 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
     let session = args.stack.open()?;
     let mut stream = connect_any(&session, &addresses, None, CONNECT_TIMEOUT)?;
     let mut tally = Tally::new(expected);
-    copy(&mut source, &mut stream, &mut tally).map_err(|e| {
+    source.send(&mut stream, &mut tally).map_err(|e| {
         e.failure(&format!("cannot read {}", args.file.display()), "cannot send", &tally)
     })?;
     finish(&stream).during("the end of the file was not confirmed")?;
     tally.report("sent");
+    if source.has_changed() {
+        eprintln!(
+            "{} was written to meanwhile: the sum may not be that of what arrived; send it again",
+            args.file.display()
+        );
+    }
     drop(stream);
     session.close();
     Ok(ExitCode::SUCCESS)

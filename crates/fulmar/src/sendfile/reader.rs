@@ -88,3 +88,84 @@ fn read(job: Job) {
         Ok(())
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Read, Write};
+
+    use fulmar_base::Counter;
+    use fulmar_socket::Step;
+    use fulmar_socket::sendfile::{Rest, Worth};
+
+    use super::*;
+    use crate::{Stack, TcpListener, TcpStream, devices};
+
+    fn stacks() -> (Stack, Stack) {
+        let (a, b) = devices::link_pair().expect("descriptors");
+        let stack = |device, address: &str| {
+            let address = address.parse().expect("an address");
+            Stack::builder().device(device).address(address).unlisted().build().expect("a stack")
+        };
+        (stack(a, "10.1.0.1/24"), stack(b, "10.1.0.2/24"))
+    }
+
+    fn connection(a: &Stack, b: &Stack) -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind(b, "10.1.0.2:80").expect("a port");
+        let client = TcpStream::connect(a, "10.1.0.2:80").expect("a listener");
+        (client, listener.accept().expect("a connection").0)
+    }
+
+    fn file_of(name: &str, bytes: &[u8]) -> File {
+        let path = std::env::temp_dir().join(format!("fulmar-{name}-{}", std::process::id()));
+        std::fs::write(&path, bytes).expect("room");
+        let file = File::open(&path).expect("it was just made");
+        std::fs::remove_file(path).expect("it was just made");
+        file
+    }
+
+    /// Space of a connection for `len` bytes, to be read from `file` on.
+    fn job(c: &TcpStream, file: &File, at: u64, len: usize) -> Job {
+        let host = Arc::clone(&c.socket.stack.host);
+        let (id, rest) = (c.socket.id, Rest { file: len as u64, ..Rest::default() });
+        let step = host.call(|s, now| s.sendfile_reserve(now, id, &rest, Worth::AnyWrite));
+        let Ok(Step::Done((reservation, piece))) = step else { panic!("no space") };
+        assert_eq!(piece.file, len);
+        let file = file.try_clone().expect("a descriptor");
+        Job { host, socket: id, file, at, skip: 0, len, reservation }
+    }
+
+    #[test]
+    fn pieces_are_read_in_turn_and_hold_up_what_is_behind_them() {
+        let (a, b) = stacks();
+        let (c, mut s) = connection(&a, &b);
+        let file = file_of("reader", &[[1; 1000], [2; 1000], [3; 1000]].concat());
+        let [first, second] = [1000, 2000].map(|at| job(&c, &file, at, 1000));
+        (&c).write_all(b"behind").expect("space");
+        let reader = Reader::default();
+        assert!(reader.submit(first).is_ok() && reader.submit(second).is_ok());
+        drop(reader);
+        let mut got = [0; 2006];
+        s.read_exact(&mut got).expect("it is sent");
+        assert!(got[..] == [&[2; 1000][..], &[3; 1000], b"behind"].concat());
+        let counters = c.stack().stat().expect("it runs").shard.counters;
+        assert_eq!(counters.value(Counter::SendFileDeferred), 2);
+    }
+
+    #[test]
+    fn a_file_that_is_shorter_than_what_was_accepted_resets_the_connection() {
+        let (a, b) = stacks();
+        let (c, mut s) = connection(&a, &b);
+        let file = file_of("short", &[7; 1500]);
+        let reader = Reader::default();
+        assert!(reader.submit(job(&c, &file, 0, 1000)).is_ok());
+        assert!(reader.submit(job(&c, &file, 1000, 1000)).is_ok());
+        let mut got = Vec::new();
+        let end = s.read_to_end(&mut got).expect_err("the connection is reset");
+        assert_eq!(end.kind(), io::ErrorKind::ConnectionReset);
+        assert!(got.iter().all(|b| *b == 7) && got.len() <= 1000, "no byte of anything else");
+        let e = (&c).write(b"more").expect_err("the stream has a hole");
+        assert_eq!(e.raw_os_error(), Some(5));
+        let error = c.take_error().expect("it is open").map(|e| e.raw_os_error());
+        assert_eq!(error, Some(Some(5)));
+    }
+}

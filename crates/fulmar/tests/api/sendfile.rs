@@ -11,7 +11,7 @@ use std::time::Duration;
 use fulmar::base::Counter;
 use fulmar::{FileSource, Ready, SendFile, SendFileError, Stack, TcpStream};
 
-use crate::support::file::{evict, file_of, is_known_absent};
+use crate::support::file::{evict, file_of};
 use crate::support::{
     PATIENCE, buffers_come_home, connection, eventually, pattern, stacks, stacks_with, within,
 };
@@ -280,7 +280,7 @@ fn a_file_without_a_name_is_sent_and_its_descriptors_are_given_back() {
     let path = std::env::temp_dir().join(format!("fulmar-vanishing-{}", std::process::id()));
     std::fs::write(&path, pattern(0, 4 * MIB)).unwrap();
     let f = File::open(&path).unwrap();
-    let is_evicted = evict(&f);
+    evict(&f);
     let copy = f.try_clone().unwrap();
     let (sent, got) = within(move || {
         let (a, b) = stacks();
@@ -290,8 +290,6 @@ fn a_file_without_a_name_is_sent_and_its_descriptors_are_given_back() {
         std::fs::remove_file(&path).unwrap();
         let sent = send_patiently(&a, &c, &SendFile::new(), &copy, 0);
         drop((c, copy));
-        let deferred = count(&a, Counter::SendFileDeferred);
-        assert!(deferred > 0 || !is_evicted, "everything was read by the caller");
         (sent, reader.join().unwrap())
     });
     assert_eq!(sent, 4 * MIB as u64);
@@ -326,7 +324,6 @@ fn a_nonblocking_call_tells_its_progress_and_never_waits() {
             // Nothing of a hole is in memory.
             f.set_len(3 * MIB as u64).unwrap();
             f.write_all_at(b"island", 1_500_000).unwrap();
-            let is_absent = is_known_absent(&f);
             let how = SendFile::new().stable(is_stable);
             let first = c.send_file_with(&how, &f, .., &[], &[]).unwrap_err();
             assert_eq!(first.error.kind(), ErrorKind::WouldBlock);
@@ -340,7 +337,7 @@ fn a_nonblocking_call_tells_its_progress_and_never_waits() {
             assert_eq!(sent, expected.len() as u64);
             assert!(reader.join().unwrap() == expected);
             let deferred = count(&a, Counter::SendFileDeferred);
-            assert_eq!(deferred > 0, is_absent && !is_stable);
+            assert!(deferred == 0 || !is_stable, "stable bytes are read at once");
             buffers_come_home(&[&a, &b]);
         }
     });

@@ -1,7 +1,7 @@
 //! Files without a name, and what the system knows about them.
 
 use std::fs::File;
-use std::io::{IoSliceMut, Write};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -18,19 +18,9 @@ pub fn file_of(bytes: &[u8]) -> File {
     f
 }
 
-/// Drops what memory holds of a file, if its file system can; whether it has done so.
-pub fn evict(f: &File) -> bool {
+/// Drops what memory holds of a file, if its file system can.
+pub fn evict(f: &File) {
     f.sync_all().unwrap();
     // SAFETY: no memory is passed.
     unsafe { libc::posix_fadvise(f.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-    is_known_absent(f)
-}
-
-/// Whether the system says that the first byte is not in memory (and so can tell).
-pub fn is_known_absent(f: &File) -> bool {
-    let mut byte = [0];
-    let part = [IoSliceMut::new(&mut byte)];
-    // SAFETY: one writable buffer, which lives through the call, is passed.
-    let n = unsafe { libc::preadv2(f.as_raw_fd(), part.as_ptr().cast(), 1, 0, libc::RWF_NOWAIT) };
-    n < 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
 }
