@@ -105,10 +105,7 @@ pub fn reserve(
     let bytes = want.min(space);
     let Some(chain) = obtain(pool, bytes) else { return Ok(Step::WaitSpace(1)) };
     match queue.claim(chain.len()) {
-        Some(claim) => {
-            let keep = chain.len();
-            Ok(Step::Done(Reservation { claim, chain, keep, more: false }))
-        }
+        Some(claim) => Ok(Step::Done(Reservation::new(claim, chain))),
         None => {
             pool.free(chain);
             Ok(Step::WaitSpace(1))
