@@ -10,14 +10,15 @@
 //! ```
 //!
 //! [`with_peer`] puts a modelled station at the far end ([`FarEnd`]), which acknowledges or generates
-//! as fast as line and window allow, so that one host's cost stands alone.
+//! as fast as line and window allow, so that one host's cost stands alone. [`pair`] joins two NICs.
 //!
 //! **Who owns what.** What is posted to a ring is the hardware's until it is completed, and moves
 //! with its ownership. Sent frames are read where they lie and go home when the host reaps them;
 //! received ones lie in buffers that the host posted from its own pool.
 //!
 //! **Hardware's time.** Inline, the hardware runs within the calls of the host and is timed there
-//! ([`SimHandle::hardware_ns`], [`thread_hardware_ns`]).
+//! ([`SimHandle::hardware_ns`], [`thread_hardware_ns`]); or it has a thread of its own
+//! ([`HardwareThread`]).
 //!
 //! **Time** is the caller's, so all of it works on a virtual clock. What the hardware does between
 //! two calls it does at the second one, with the times at which it would have happened.
@@ -28,6 +29,8 @@
 //! Every figure obtained with it is a *simulated device's*. Not here: several queues, placement,
 //! VLANs, virtual functions.
 
+mod cut;
+mod engine;
 mod frame;
 mod hardware;
 mod line;
@@ -37,6 +40,8 @@ pub mod pattern;
 mod peer;
 mod ring;
 mod rx;
+mod wire;
+mod worker;
 
 use std::sync::Arc;
 
@@ -46,6 +51,7 @@ use fulmar_netdev::Caps;
 
 use crate::OpenError;
 use crate::wake::Bell;
+use engine::Engine;
 pub use meter::{Busy, SimCounts, SimHandle, thread_hardware_ns};
 pub use nic::SimNic;
 pub use peer::{AckRule, Command, FarEnd, Service};
@@ -59,6 +65,19 @@ pub struct Coalesce {
     pub packets: usize,
     /// So long after the first of them.
     pub delay: Duration,
+}
+
+/// Who runs the hardware of a NIC.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HardwareThread {
+    /// The host's threads, within their calls; the time is measured and shown apart.
+    Inline,
+    /// A thread that does nothing else, on real time: the times that callers pass must be those of
+    /// the monotonic clock, as a live stack's are.
+    Own {
+        /// The CPU that it is bound to.
+        cpu: Option<usize>,
+    },
 }
 
 /// What the NIC can do, and how it is set up.
@@ -84,6 +103,9 @@ pub struct SimConfig {
     pub rx_buffers: usize,
     /// Room of a receive buffer, at most 64 KiB. It holds at least a frame of the MTU.
     pub rx_buffer_bytes: usize,
+    /// Where that is more than 4 KiB, so many buffers of 2 KiB are posted beside them for frames
+    /// that fit these. Rounded up to a power of two.
+    pub rx_small_buffers: usize,
     /// When the hardware asks for attention after it has received.
     pub rx_coalesce: Coalesce,
     /// When the driver takes completions back: after so many frames, so late at the most.
@@ -92,13 +114,15 @@ pub struct SimConfig {
     pub tx_reap_bytes: usize,
     /// Without a posted buffer the wire pauses; otherwise frames are lost then.
     pub flow_control: bool,
+    /// Who runs the hardware.
+    pub hardware: HardwareThread,
     /// What is at the other end, for [`with_peer`].
     pub far_end: FarEnd,
 }
 
 impl Default for SimConfig {
     /// MTU 1500, all offloads with super-frames of 64 KiB, no rate limit, 1024 transmit descriptors,
-    /// 64 receive buffers of 64 KiB, an interrupt per frame received, completions taken back after
+    /// 64 receive buffers of 64 KiB and 128 of 2 KiB, an interrupt per frame received, completions taken back after
     /// 32 frames, 128 KiB or a millisecond.
     fn default() -> SimConfig {
         SimConfig {
@@ -112,10 +136,12 @@ impl Default for SimConfig {
             tx_descriptors: 1024,
             rx_buffers: 64,
             rx_buffer_bytes: MAX_MBUF_BYTES,
+            rx_small_buffers: 128,
             rx_coalesce: Coalesce { packets: 1, delay: Duration::ZERO },
             tx_coalesce: Coalesce { packets: 32, delay: Duration::from_millis(1) },
             tx_reap_bytes: 128 << 10,
             flow_control: true,
+            hardware: HardwareThread::Inline,
             far_end: FarEnd::default(),
         }
     }
@@ -143,6 +169,7 @@ impl SimConfig {
         self.rx_buffer_bytes = self.rx_buffer_bytes.clamp(least, MAX_MBUF_BYTES);
         self.tx_descriptors = self.tx_descriptors.clamp(2 * MAX_SEGS, 1 << 16);
         self.rx_buffers = self.rx_buffers.clamp(4, 1 << 16);
+        self.rx_small_buffers = self.rx_small_buffers.clamp(1, 1 << 16);
         // A whole aggregate fits into half of what is posted.
         let room = self.rx_buffers / 2 * self.rx_buffer_bytes - ETHER_BYTES;
         self.lro = self.lro.map(|l| l.clamp(self.mtu, 65_535).min(room));
@@ -172,15 +199,42 @@ fn board() -> Result<Arc<meter::Board>, OpenError> {
     Ok(Arc::new(meter::Board::new(bell)))
 }
 
+fn nic(config: &SimConfig, hardware: hardware::Hardware) -> Result<(SimNic, SimHandle), OpenError> {
+    let board = Arc::clone(&hardware.board);
+    let engine = match config.hardware {
+        HardwareThread::Inline => Engine::inline(config, hardware),
+        HardwareThread::Own { cpu } => Engine::thread(config, hardware, cpu).map_err(|e| {
+            let on = cpu.map_or(String::new(), |n| format!(" on CPU {n}"));
+            let what = format!("cannot start the thread of the simulated hardware{on}");
+            OpenError::new(what, e, "choose a CPU that this process may use, or none")
+        })?,
+    };
+    let handle = SimHandle::new(Arc::clone(&board));
+    Ok((SimNic::new(config, engine, board), handle))
+}
+
 /// A NIC with the modelled peer of `config.far_end` at the other end of its wire.
 ///
 /// # Errors
-/// No descriptor left for the wake-ups.
+/// No descriptor left for the wake-ups, or no thread for the hardware.
 pub fn with_peer(config: SimConfig) -> Result<(SimNic, SimHandle), OpenError> {
     let config = config.bounded();
-    let board = board()?;
-    let handle = SimHandle::new(Arc::clone(&board));
-    Ok((SimNic::new(&config, hardware::Hardware::with_peer(&config, board)), handle))
+    nic(&config, hardware::Hardware::with_peer(&config, board()?))
+}
+
+/// Two NICs at the ends of one wire, each for a stack of its own. Each sends at its own line rate.
+///
+/// # Errors
+/// As [`with_peer`].
+pub fn pair(a: SimConfig, b: SimConfig) -> Result<[(SimNic, SimHandle); 2], OpenError> {
+    let (a, b) = (a.bounded(), b.bounded());
+    let boards = [board()?, board()?];
+    let [here, there] = boards.clone();
+    let (p, q) = wire::wire(boards);
+    Ok([
+        nic(&a, hardware::Hardware::on_wire(&a, here, p))?,
+        nic(&b, hardware::Hardware::on_wire(&b, there, q))?,
+    ])
 }
 
 #[cfg(test)]

@@ -41,6 +41,8 @@ pub struct WireFrame {
     /// The transport checksum holds the sum of the pseudo header only, which is as good as a right
     /// one: what it covers is not read on this wire. Where it begins, and its place from there.
     pub partial_csum: Option<(u16, u16)>,
+    /// The transport checksum is known to be right.
+    pub is_sound: bool,
 }
 
 impl WireFrame {
@@ -51,11 +53,25 @@ impl WireFrame {
         for (to, from) in front.iter_mut().zip(head) {
             *to = *from;
         }
-        WireFrame { head: front, head_bytes, rest, gso: None, partial_csum: None }
+        let is_sound = true;
+        WireFrame { head: front, head_bytes, rest, gso: None, partial_csum: None, is_sound }
+    }
+
+    /// A frame that lies in one piece.
+    pub fn whole(bytes: Vec<u8>, is_sound: bool) -> WireFrame {
+        WireFrame { is_sound, ..WireFrame::new(&[], Rest::Bytes(bytes)) }
     }
 
     pub fn head(&self) -> &[u8] {
         self.head.get(..self.head_bytes).unwrap_or(&[])
+    }
+
+    /// The front of the frame, headers at the least.
+    pub fn front(&self) -> &[u8] {
+        match &self.rest {
+            Rest::Bytes(b) if self.head_bytes == 0 => b,
+            _ => self.head(),
+        }
     }
 
     /// Bytes of the frame.
@@ -80,7 +96,7 @@ pub fn packets(frame_bytes: usize, gso: Option<Gso>) -> usize {
 #[derive(Clone, Copy, Debug)]
 pub enum Transport {
     Tcp(tcp::Header),
-    Udp(udp::Header),
+    Udp,
     Other(u8),
 }
 
@@ -138,7 +154,10 @@ fn transport(kind: u8, bytes: &[u8]) -> Option<(Transport, usize)> {
             let (h, bytes) = tcp::Header::parse(bytes).ok()?;
             Some((Transport::Tcp(h), bytes))
         }
-        protocol::UDP => Some((Transport::Udp(udp::Header::parse(bytes).ok()?), udp::HEADER_BYTES)),
+        protocol::UDP => {
+            udp::Header::parse(bytes).ok()?;
+            Some((Transport::Udp, udp::HEADER_BYTES))
+        }
         other => Some((Transport::Other(other), 0)),
     }
 }

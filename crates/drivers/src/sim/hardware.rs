@@ -7,11 +7,13 @@ use fulmar_base::{Duration, Instant};
 use fulmar_netdev::Packet;
 
 use super::SimConfig;
+use super::cut::cut;
 use super::line::Line;
 use super::meter::{Board, bump};
 use super::peer::{Arrival, Out, Peer};
 use super::ring::Ring;
-use super::rx::{Buffer, Rx};
+use super::rx::{Rx, RxRing};
+use super::wire::{Frames, WireEnd};
 
 /// A frame to be sent.
 pub struct TxSlot {
@@ -25,34 +27,64 @@ pub struct TxSlot {
 /// What host and hardware share.
 pub struct Rings {
     pub tx: Ring<TxSlot>,
-    pub rx: Ring<Buffer>,
+    pub rx: RxRing,
+}
+
+impl Rings {
+    pub fn new(config: &SimConfig) -> Rings {
+        Rings { tx: Ring::new(config.tx_descriptors), rx: RxRing::new(config) }
+    }
+}
+
+/// What is at the other end of the wire.
+enum Far {
+    Peer(Box<Peer>),
+    Nic { end: WireEnd, outbox: Frames },
 }
 
 /// See the module's header.
 pub struct Hardware {
     pub board: Arc<Board>,
     rx: Rx,
-    /// From the NIC, to the NIC.
+    /// From the NIC, to the NIC; the latter is the other NIC's own, if there is one.
     lines: [Line; 2],
     delay: Duration,
     mtu: usize,
-    peer: Peer,
+    far: Far,
 }
 
 impl Hardware {
     pub fn with_peer(config: &SimConfig, board: Arc<Board>) -> Hardware {
+        let peer = Peer::new(config.far_end.clone(), config.ether);
+        Hardware::new(config, board, Far::Peer(Box::new(peer)))
+    }
+
+    pub fn on_wire(config: &SimConfig, board: Arc<Board>, end: WireEnd) -> Hardware {
+        Hardware::new(config, board, Far::Nic { end, outbox: Frames::new() })
+    }
+
+    fn new(config: &SimConfig, board: Arc<Board>, far: Far) -> Hardware {
         Hardware {
             board,
             rx: Rx::new(config),
             lines: [Line::new(config.line_rate_bps), Line::new(config.line_rate_bps)],
             delay: config.delay,
             mtu: config.mtu,
-            peer: Peer::new(config.far_end.clone(), config.ether),
+            far,
         }
     }
 
     /// Does everything up to `now`; returns the bytes that it moved.
     pub fn run(&mut self, now: Instant, rings: &mut Rings) -> u64 {
+        let moved = match &mut self.far {
+            Far::Peer(_) => self.run_peer(now, &mut rings.tx),
+            Far::Nic { .. } => self.run_wire(now, &mut rings.tx),
+        };
+        moved + self.rx.run(now, &mut rings.rx, &self.board)
+    }
+
+    fn run_peer(&mut self, now: Instant, tx: &mut Ring<TxSlot>) -> u64 {
+        let Far::Peer(peer) = &mut self.far else { return 0 };
         let [there, back] = &mut self.lines;
         let mut out = Out {
             rx: &mut self.rx,
@@ -60,47 +92,95 @@ impl Hardware {
             delay: self.delay,
             board: &self.board,
             mtu: self.mtu,
+            moved_bytes: 0,
         };
         let mut is_burst = false;
         while out.has_room()
-            && let Some(mut slot) = rings.tx.fetch()
+            && let Some(mut slot) = tx.fetch()
         {
-            slot.done_at = transmit(now, &slot.packet, there, &mut self.peer, &mut out);
-            rings.tx.complete(slot);
+            slot.done_at = to_peer(now, &slot.packet, there, peer, &mut out);
+            tx.complete(slot);
             is_burst = true;
         }
         if is_burst {
-            self.peer.end_of_burst(&mut out);
+            peer.end_of_burst(&mut out);
         }
-        self.peer.run(now, &mut out);
-        self.rx.run(now, &mut rings.rx, &self.board)
+        peer.run(now, &mut out);
+        out.moved_bytes
+    }
+
+    fn run_wire(&mut self, now: Instant, tx: &mut Ring<TxSlot>) -> u64 {
+        let Far::Nic { end, outbox } = &mut self.far else { return 0 };
+        let mut moved = 0;
+        // The last frame may be a super-frame, so the lane holds a little more than its bound.
+        while tx.waiting() > 0 && end.room() > outbox.len() {
+            let Some(mut slot) = tx.fetch() else { break };
+            slot.done_at = now;
+            let [line, _] = &mut self.lines;
+            let (mut packets, delay) = (0, self.delay);
+            let is_sent = cut(&slot.packet, &mut self.rx.spare, |frame| {
+                let left = line.transmit(now, frame.len(), 1, 0);
+                slot.done_at = left;
+                packets += 1;
+                outbox.push_back((left + delay, frame));
+            });
+            bump(&self.board.counts.tx_packets, packets);
+            bump(&self.board.counts.tx_malformed, u64::from(!is_sent));
+            moved += 2 * slot.packet.chain.len() as u64;
+            tx.complete(slot);
+        }
+        if end.has_peer() {
+            end.send(outbox, &mut self.rx.spare);
+        }
+        outbox.clear();
+        end.receive(&mut self.rx.lane, &mut self.rx.spare);
+        moved
     }
 
     /// Whether [`Hardware::run`] would find something to do.
     pub fn is_due(&self, now: Instant, rings: &Rings) -> bool {
-        rings.tx.waiting() > 0
-            || self.rx.next_due().is_some_and(|t| t <= now && rings.rx.waiting() > 0)
-            || self.peer.next_deadline().is_some_and(|t| t <= now)
-            || self.peer.is_hungry()
-            || self.board.has_commands()
+        let far = match &self.far {
+            Far::Peer(_) => {
+                (rings.tx.waiting() > 0 && self.rx.has_room()) || self.board.has_commands()
+            }
+            Far::Nic { end, .. } => {
+                (rings.tx.waiting() > 0 && end.room() > 0)
+                    || (end.has_frames() && self.rx.has_room())
+            }
+        };
+        far || self.next_event().is_some_and(|t| t <= now)
+            || (self.rx.next_due().is_some_and(|t| t <= now) && rings.rx.has_buffers())
     }
 
     /// When the hardware has something to do that does not come from the host.
     pub fn next_event(&self) -> Option<Instant> {
-        self.peer.next_deadline()
+        match &self.far {
+            Far::Peer(p) => p.next_event(self.lines[1].busy_until(), self.rx.has_room()),
+            Far::Nic { .. } => None,
+        }
     }
 
-    pub fn rx(&self) -> &Rx {
-        &self.rx
+    /// When the hardware asks for the host's attention.
+    pub fn interrupt_at(&self, rx: &RxRing) -> Option<Instant> {
+        self.rx.interrupt_at(rx)
     }
 
-    pub fn rx_mut(&mut self) -> &mut Rx {
-        &mut self.rx
+    /// When the next frame arrives that is on its way.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.rx.next_due()
+    }
+
+    /// Whether something is still at the other end.
+    pub fn has_carrier(&self) -> bool {
+        match &self.far {
+            Far::Peer(_) => true,
+            Far::Nic { end, .. } => end.has_peer(),
+        }
     }
 }
 
 /// Puts one frame on the wire to the peer; returns when it has left.
-fn transmit(
+fn to_peer(
     now: Instant,
     p: &Packet,
     line: &mut Line,

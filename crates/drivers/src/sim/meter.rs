@@ -13,6 +13,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::Thread;
 use std::time::Duration;
 
 use super::peer::Command;
@@ -114,6 +115,8 @@ counts! {
     tx_packets;
     /// Bytes of the frames that the host posted.
     tx_bytes;
+    /// Frames that the hardware could not cut as the host asked, and dropped.
+    tx_malformed;
     /// Frames that the hardware has finished with and the host has taken back.
     completions;
     /// Times the host took completions back.
@@ -182,6 +185,10 @@ pub struct Board {
     has_commands: AtomicBool,
     /// Wakes the host.
     pub bell: Bell,
+    /// The thread that the hardware runs on, if it has one of its own.
+    thread: OnceLock<Thread>,
+    /// That thread sleeps, or is about to.
+    is_asleep: AtomicBool,
     rate: Rate,
 }
 
@@ -195,16 +202,57 @@ impl Board {
             commands: Mutex::default(),
             has_commands: AtomicBool::new(false),
             bell,
+            thread: OnceLock::new(),
+            is_asleep: AtomicBool::new(false),
             rate: Rate::get(),
         }
+    }
+
+    /// Something came for the hardware from outside: runs its thread, or has the host run it.
+    pub fn attend(&self) {
+        if self.thread.get().is_some() {
+            self.kick();
+        } else {
+            self.bell.ring();
+        }
+    }
+
+    /// The hardware has a thread of its own from now on, the calling one.
+    pub fn set_thread(&self) {
+        let _ = self.thread.set(std::thread::current());
+    }
+
+    /// Wakes the hardware's thread if it sleeps.
+    #[inline]
+    pub fn kick(&self) {
+        if self.is_asleep.load(SeqCst)
+            && self.is_asleep.swap(false, SeqCst)
+            && let Some(t) = self.thread.get()
+        {
+            t.unpark();
+        }
+    }
+
+    /// The hardware's thread is about to sleep: whoever brings work from now on wakes it.
+    pub fn fall_asleep(&self) {
+        self.is_asleep.store(true, SeqCst);
+    }
+
+    pub fn wake_up(&self) {
+        self.is_asleep.store(false, SeqCst);
+    }
+
+    /// Nanoseconds from one reading of [`ticks`] to another.
+    pub fn ns_between(&self, from: u64, to: u64) -> u64 {
+        self.rate.ns(to.wrapping_sub(from))
     }
 
     /// Runs the hardware on the host's thread, with its time measured. `run` answers how many bytes
     /// it moved.
     #[inline]
-    pub fn section<R>(&self, run: impl FnOnce() -> (u64, R)) -> R {
+    pub fn section(&self, run: impl FnOnce() -> u64) {
         let start = ticks();
-        let (bytes, r) = run();
+        let bytes = run();
         let plausible = SLACK_NS + bytes;
         let spent = ticks().wrapping_sub(start) + self.rate.overhead_ticks;
         let mut ns = self.rate.ns(spent);
@@ -215,7 +263,6 @@ impl Board {
         bump(&self.counts.sections, 1);
         bump(&self.counts.inline_ns, ns);
         THREAD_NS.with(|t| t.set(t.get().wrapping_add(ns)));
-        r
     }
 
     /// Whether a handle asks for something.
@@ -238,7 +285,7 @@ impl Board {
         commands.push_back(c);
         self.has_commands.store(true, SeqCst);
         drop(commands);
-        self.bell.ring();
+        self.attend();
         Ok(())
     }
 }

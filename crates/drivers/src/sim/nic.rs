@@ -3,20 +3,24 @@
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
-use fulmar_base::{Counters, DropReason, Instant};
+use fulmar_base::{Counters, DropReason, Instant, Offload};
 use fulmar_mbuf::{Chain, Mbuf, Pool, Purpose};
 use fulmar_netdev::{Burst, Caps, Device, DeviceStats, LinkState, Packet, Tally, offload};
 
-use super::SimConfig;
-use super::hardware::{Hardware, Rings, TxSlot};
+use super::engine::Engine;
+use super::hardware::TxSlot;
 use super::meter::{Board, bump};
 use super::ring::Ring;
-use super::rx::Buffer;
+use super::rx::{Buffer, Kind, RxRing};
+use super::{ETHER_BYTES, SimConfig};
 
-/// Received frames up to this length are copied out of their buffer, which is posted again: a tiny
-/// frame never keeps a large buffer.
-const COPY_BYTES: usize = 256;
+/// Received frames up to this length are copied out of any buffer, which is posted again: an
+/// acknowledgement never keeps the memory of a packet.
+const COPY_SMALL_BYTES: usize = 256;
+/// Up to this length they are copied out of larger buffers.
+const COPY_BYTES: usize = 16_384;
 
 /// One transmit descriptor: where a piece of a frame lies.
 #[derive(Clone, Copy, Default)]
@@ -68,66 +72,34 @@ impl Descriptors {
     }
 }
 
-/// A simulated NIC: see [`super`].
-pub struct SimNic {
+/// The driver's own state, beside the rings that it shares with the hardware.
+struct Driver {
     caps: Caps,
-    rings: Rings,
-    descriptors: Descriptors,
-    hardware: Hardware,
-    board: Arc<Board>,
     config: SimConfig,
-    stats: DeviceStats,
-    /// The last burst did not go out whole.
-    is_blocked: bool,
-    /// The host wants an interrupt, or wanted one since the hardware ran last.
-    is_armed: bool,
+    descriptors: Descriptors,
+    board: Arc<Board>,
     /// Bytes of frames in the transmit ring.
     tx_bytes: usize,
-    last_now: Instant,
+    /// The last burst did not go out whole.
+    is_blocked: bool,
 }
 
-impl SimNic {
-    pub(super) fn new(config: &SimConfig, hardware: Hardware) -> SimNic {
-        SimNic {
-            caps: config.caps(),
-            rings: Rings { tx: Ring::new(config.tx_descriptors), rx: Ring::new(config.rx_buffers) },
-            descriptors: Descriptors::new(config.tx_descriptors),
-            board: Arc::clone(&hardware.board),
-            hardware,
-            config: config.clone(),
-            stats: DeviceStats { name: "sim".into(), ..DeviceStats::default() },
-            is_blocked: false,
-            is_armed: false,
-            tx_bytes: 0,
-            last_now: Instant::ZERO,
-        }
-    }
-
-    /// Lets the hardware work, on this thread and in its own account.
-    fn run_hardware(&mut self, now: Instant) {
-        self.last_now = now;
-        let SimNic { hardware, rings, board, is_armed, .. } = self;
-        if !hardware.is_due(now, rings) && !*is_armed {
-            return;
-        }
-        board.section(|| {
-            let bytes = hardware.run(now, rings);
-            if *is_armed && hardware.rx().interrupt_at().is_some_and(|at| at <= now) {
-                *is_armed = false;
-                bump(&board.counts.interrupts, 1);
-            }
-            (bytes, ())
-        });
-    }
-
+// Sending.
+impl Driver {
     /// Posts frames while there are descriptors.
-    fn post(&mut self, pool: &mut Pool, burst: &mut Burst, counters: &mut Counters) -> Posted {
+    fn post(
+        &mut self,
+        tx: &mut Ring<TxSlot>,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+    ) -> Posted {
         let mut posted = Posted::default();
         while let Some(p) = burst.front() {
-            if p.chain.segs() > self.descriptors.room() || self.rings.tx.room() == 0 {
+            let verdict = offload::check(p, &self.caps);
+            if p.chain.segs() > self.descriptors.room() && verdict.is_ok() || tx.room() == 0 {
                 break;
             }
-            let verdict = offload::check(p, &self.caps);
             let Some(packet) = burst.pop_front() else { break };
             posted.taken += 1;
             if let Err(reason) = verdict {
@@ -139,30 +111,23 @@ impl SimNic {
             self.tx_bytes += packet.chain.len();
             let descriptors = self.descriptors.write(&packet.chain);
             // There is room, as checked above.
-            let _ = self.rings.tx.post(TxSlot { packet, descriptors, done_at: Instant::ZERO });
+            let _ = tx.post(TxSlot { packet, descriptors, done_at: Instant::ZERO });
         }
         posted
     }
 
-    /// Rings the doorbell: once for whatever was posted.
-    fn doorbell(&mut self, now: Instant, posted: &Posted, counters: &mut Counters) {
-        if posted.tally.frames == 0 {
-            return;
-        }
+    fn count_posted(&self, tally: &Tally) {
         let c = &self.board.counts;
         bump(&c.doorbells, 1);
-        bump(&c.tx_frames, posted.tally.frames);
-        bump(&c.tx_bytes, posted.tally.bytes);
-        self.stats.tx_crossings += 1;
-        posted.tally.sent(counters, &mut self.stats);
-        self.run_hardware(now);
+        bump(&c.tx_frames, tally.frames);
+        bump(&c.tx_bytes, tally.bytes);
     }
 
     /// Takes back every frame that the hardware has finished with.
-    fn reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
+    fn reap(&mut self, tx: &mut Ring<TxSlot>, now: Instant, pool: &mut Pool) -> usize {
         let (mut count, mut descriptors) = (0, 0);
-        while self.rings.tx.oldest_done().is_some_and(|s| s.done_at <= now)
-            && let Some(slot) = self.rings.tx.reap()
+        while tx.oldest_done().is_some_and(|s| s.done_at <= now)
+            && let Some(slot) = tx.reap()
         {
             self.tx_bytes -= slot.packet.chain.len();
             descriptors += slot.descriptors;
@@ -180,45 +145,50 @@ impl SimNic {
     }
 
     /// Whether taking completions back is worth it now.
-    fn is_reap_due(&self, now: Instant) -> bool {
-        self.rings.tx.done() >= self.config.tx_coalesce.packets
+    fn is_reap_due(&self, tx: &Ring<TxSlot>, now: Instant) -> bool {
+        let Some(oldest) = tx.oldest_done() else { return false };
+        tx.done() >= self.config.tx_coalesce.packets
             || self.tx_bytes >= self.config.tx_reap_bytes
-            || self.is_blocked
-            || self.reap_at().is_some_and(|at| at <= now)
+            || self.reap_at(oldest.done_at) <= now
     }
 
-    /// When completions are taken back at the latest.
-    fn reap_at(&self) -> Option<Instant> {
-        let done_at = self.rings.tx.oldest_done()?.done_at;
-        Some(if self.is_blocked { done_at } else { done_at + self.config.tx_coalesce.delay })
+    /// When a completion is taken back at the latest.
+    fn reap_at(&self, done_at: Instant) -> Instant {
+        if self.is_blocked { done_at } else { done_at + self.config.tx_coalesce.delay }
     }
+}
 
+// Receiving.
+impl Driver {
     /// The next received frame; `Err` if there is no memory to keep it.
-    fn harvest(&mut self, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
-        let first = self.rings.rx.reap()?;
-        let Some(offload) = first.end else { return Some(self.harvest_long(first, pool)) };
-        let bytes = first.m.len();
-        if bytes <= COPY_BYTES && first.m.storage_bytes() > COPY_BYTES {
-            let copied = copy_out(&first.m, pool);
-            return match copied {
-                Some(chain) => {
-                    self.repost(first.m);
-                    Some(Ok(Packet { chain, offload }))
-                }
-                None => Some(self.give_away(Chain::from(first.m), offload, pool)),
-            };
+    fn harvest(&self, rx: &mut RxRing, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
+        let (kind, first) = rx.reap()?;
+        let Some(offload) = first.end else {
+            return Some(self.harvest_long(rx, kind, first, pool));
+        };
+        if is_wasteful(&first.m)
+            && let Some(chain) = copy_out(&first.m, pool)
+        {
+            repost(rx, kind, first.m);
+            return Some(Ok(Packet { chain, offload }));
         }
-        Some(self.give_away(Chain::from(first.m), offload, pool))
+        Some(self.give_away(rx, kind, Chain::from(first.m), offload, pool))
     }
 
     /// A frame in several buffers.
-    fn harvest_long(&mut self, first: Buffer, pool: &mut Pool) -> Result<Packet, DropReason> {
+    fn harvest_long(
+        &self,
+        rx: &mut RxRing,
+        kind: Kind,
+        first: Buffer,
+        pool: &mut Pool,
+    ) -> Result<Packet, DropReason> {
         let mut chain = Chain::from(first.m);
         // The hardware completes frames whole, so the last buffer is there.
-        while let Some(b) = self.rings.rx.reap() {
+        while let Some((_, b)) = rx.reap() {
             chain.push_back(b.m);
             if let Some(offload) = b.end {
-                return self.give_away(chain, offload, pool);
+                return self.give_away(rx, kind, chain, offload, pool);
             }
         }
         pool.free(chain);
@@ -228,53 +198,70 @@ impl SimNic {
     /// Hands a frame over in the buffers that it lies in, if these can be replaced; else the buffers
     /// stay, so that the ring never runs dry for good.
     fn give_away(
-        &mut self,
+        &self,
+        rx: &mut RxRing,
+        kind: Kind,
         mut chain: Chain,
-        offload: fulmar_base::Offload,
+        offload: Offload,
         pool: &mut Pool,
     ) -> Result<Packet, DropReason> {
-        if self.rings.rx.waiting() == 0 && !self.can_post(pool) {
+        if !self.can_post(rx, kind, pool) {
             while let Some(m) = chain.pop_front() {
-                self.repost(m);
+                repost(rx, kind, m);
             }
             return Err(DropReason::NoBuffer);
         }
         Ok(Packet { chain, offload })
     }
 
-    fn repost(&mut self, mut m: Mbuf) {
-        m.set_len(0);
-        // Its place was just reaped.
-        let _ = self.rings.rx.post(Buffer { m, end: None });
+    /// Posted buffers take at most a quarter of the receive share, but enough of each kind for one
+    /// frame of the largest size in any case.
+    fn can_post(&self, rx: &RxRing, kind: Kind, pool: &Pool) -> bool {
+        let free = pool.available(Purpose::Receive);
+        let largest = self.config.lro.unwrap_or(self.config.mtu) + ETHER_BYTES;
+        let is_needed = rx.posted(kind) <= largest.div_ceil(rx.buffer_bytes(kind));
+        free >= rx.buffer_bytes(kind) && (is_needed || free >= 3 * rx.posted_bytes())
     }
 
-    /// Posted buffers take at most a quarter of the receive share, and one at the least.
-    fn can_post(&self, pool: &Pool) -> bool {
-        let posted = self.rings.rx.capacity() - self.rings.rx.room();
-        let bytes = posted * self.config.rx_buffer_bytes;
-        pool.available(Purpose::Receive) >= (3 * bytes).max(self.config.rx_buffer_bytes)
+    /// Posts buffers in the place of those that were taken, many at a time; answers whether it did.
+    fn refill(&self, rx: &mut RxRing, pool: &mut Pool) -> bool {
+        // Both, whatever the first says.
+        self.refill_one(rx, Kind::Large, pool) | self.refill_one(rx, Kind::Small, pool)
     }
 
-    /// Posts buffers in the place of those that were taken, many at a time.
-    fn refill(&mut self, pool: &mut Pool) {
-        let room = self.rings.rx.room();
-        let batch = self.rings.rx.capacity() / 8;
-        if room < batch && self.rings.rx.waiting() > 0 {
-            return;
+    fn refill_one(&self, rx: &mut RxRing, kind: Kind, pool: &mut Pool) -> bool {
+        let ring = rx.ring(kind);
+        let room = ring.room();
+        if room == 0 || (room < ring.capacity() / 8 && ring.waiting() > 0) {
+            return false;
         }
         for _ in 0..room {
-            if !self.can_post(pool) {
-                return;
+            if !self.can_post(rx, kind, pool) {
+                break;
             }
-            let Ok(m) = pool.alloc(self.config.rx_buffer_bytes, 0, Purpose::Receive) else {
-                return;
-            };
-            self.repost(m);
+            let m = pool.alloc(rx.buffer_bytes(kind), 0, Purpose::Receive);
+            let Ok(m) = m else { break };
+            repost(rx, kind, m);
         }
+        rx.ring(kind).room() < room
     }
 }
 
-/// A small frame in a buffer of its own size.
+fn repost(rx: &mut RxRing, kind: Kind, mut m: Mbuf) {
+    m.set_len(0);
+    // Its place was reaped before.
+    let _ = rx.ring(kind).post(Buffer { m, end: None });
+}
+
+/// A frame that would keep several times its own memory, and is short enough to be copied for less
+/// than that costs somebody.
+fn is_wasteful(m: &Mbuf) -> bool {
+    let (bytes, storage) = (m.len(), m.storage_bytes());
+    bytes <= COPY_SMALL_BYTES && storage > COPY_SMALL_BYTES
+        || bytes <= COPY_BYTES && storage > COPY_BYTES
+}
+
+/// The frame in a buffer of its own size.
 fn copy_out(m: &Mbuf, pool: &mut Pool) -> Option<Chain> {
     let bytes = m.as_slice();
     let copy = pool.alloc(bytes.len(), 0, Purpose::Receive);
@@ -289,9 +276,49 @@ struct Posted {
     tally: Tally,
 }
 
+/// A simulated NIC: see [`super`].
+pub struct SimNic {
+    driver: Driver,
+    engine: Engine,
+    stats: DeviceStats,
+}
+
+impl SimNic {
+    pub(super) fn new(config: &SimConfig, engine: Engine, board: Arc<Board>) -> SimNic {
+        let driver = Driver {
+            caps: config.caps(),
+            config: config.clone(),
+            descriptors: Descriptors::new(config.tx_descriptors),
+            board,
+            tx_bytes: 0,
+            is_blocked: false,
+        };
+        let stats = DeviceStats { name: "sim".into(), ..DeviceStats::default() };
+        SimNic { driver, engine, stats }
+    }
+
+    /// Posts what there is room for and rings the doorbell once for it.
+    fn send(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+    ) -> usize {
+        let posted = self.driver.post(&mut self.engine.rings().tx, pool, burst, counters);
+        if posted.tally.frames > 0 {
+            self.driver.count_posted(&posted.tally);
+            self.stats.tx_crossings += 1;
+            posted.tally.sent(counters, &mut self.stats);
+            self.engine.doorbell(now);
+        }
+        posted.taken
+    }
+}
+
 impl Device for SimNic {
     fn caps(&self) -> &Caps {
-        &self.caps
+        &self.driver.caps
     }
 
     fn tx_burst(
@@ -301,22 +328,24 @@ impl Device for SimNic {
         burst: &mut Burst,
         counters: &mut Counters,
     ) -> usize {
-        let posted = self.post(pool, burst, counters);
-        self.doorbell(now, &posted, counters);
-        let mut taken = posted.taken;
+        let mut taken = self.send(now, pool, burst, counters);
         if !burst.is_empty() {
             self.stats.tx_refusals += 1;
-            self.reap(now, pool);
-            let posted = self.post(pool, burst, counters);
-            self.doorbell(now, &posted, counters);
-            taken += posted.taken;
+            // Before the second look: whoever makes room later then knows that somebody waits.
+            self.engine.set_blocked(true);
+            self.driver.reap(&mut self.engine.rings().tx, now, pool);
+            taken += self.send(now, pool, burst, counters);
         }
-        self.is_blocked = !burst.is_empty();
+        if self.driver.is_blocked != !burst.is_empty() {
+            self.driver.is_blocked = !burst.is_empty();
+            self.engine.set_blocked(self.driver.is_blocked);
+        }
         taken
     }
 
     fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
-        if self.is_reap_due(now) { self.reap(now, pool) } else { 0 }
+        let tx = &mut self.engine.rings().tx;
+        if self.driver.is_reap_due(tx, now) { self.driver.reap(tx, now, pool) } else { 0 }
     }
 
     fn rx_burst(
@@ -327,16 +356,16 @@ impl Device for SimNic {
         budget: usize,
         counters: &mut Counters,
     ) -> usize {
-        self.refill(pool);
-        self.run_hardware(now);
+        let has_posted = self.driver.refill(&mut self.engine.rings().rx, pool);
+        self.engine.poll(now, has_posted);
         self.tx_reap(now, pool);
         let mut tally = Tally::default();
-        let before = self.hardware.rx().pending;
-        let mut left = before;
+        let mut rings = self.engine.rings();
+        let mut left = rings.rx.pending;
         while (tally.frames as usize) < budget.min(out.room())
-            && let Some(frame) = self.harvest(pool)
+            && let Some(frame) = self.driver.harvest(&mut rings.rx, pool)
         {
-            left -= 1;
+            left = left.saturating_sub(1);
             match frame {
                 Ok(p) => {
                     tally.add(&p);
@@ -346,38 +375,37 @@ impl Device for SimNic {
                 Err(reason) => counters.drop_packet(reason),
             }
         }
-        self.hardware.rx_mut().taken(left, now);
+        rings.rx.taken(left);
+        drop(rings);
         self.stats.rx_crossings += 1;
         tally.received(counters, &mut self.stats);
         tally.frames as usize
     }
 
     fn arm(&mut self) -> bool {
-        self.is_armed = true;
-        self.board.bell.arm();
-        self.rings.rx.done() == 0 && !self.hardware.is_due(self.last_now, &self.rings)
+        self.engine.arm()
     }
 
     fn disarm(&mut self) {
         // Whether an interrupt came is found out when the hardware runs next.
-        self.board.bell.disarm();
+        self.driver.board.bell.disarm();
     }
 
     fn wake_fd(&self) -> Option<RawFd> {
-        Some(self.board.bell.fd())
+        Some(self.driver.board.bell.fd())
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let room = self.reap_at();
-        let others = [self.hardware.rx().interrupt_at(), self.hardware.next_event(), room];
-        others.into_iter().flatten().min()
+        let reap_at = self.engine.oldest_done().map(|at| self.driver.reap_at(at));
+        [self.engine.next_event(), reap_at].into_iter().flatten().min()
     }
 
     fn link_state(&self) -> LinkState {
-        LinkState::Up
+        if self.engine.has_carrier() { LinkState::Up } else { LinkState::Gone(libc::EPIPE) }
     }
 
     fn stats(&self) -> DeviceStats {
-        self.stats.clone()
+        let rx_missed = self.driver.board.counts.rx_missed.load(Relaxed);
+        DeviceStats { rx_missed, ..self.stats.clone() }
     }
 }

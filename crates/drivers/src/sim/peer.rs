@@ -20,6 +20,7 @@ use std::ops::RangeInclusive;
 
 use fulmar_base::{Duration, EtherAddr, Gso, Instant};
 use fulmar_mbuf::Chain;
+use fulmar_wire::checksum::Sum;
 use fulmar_wire::{eth, protocol, tcp, udp};
 
 use super::frame::{Ends, HeaderBuf, Rest, Seen, Transport, WireFrame};
@@ -159,6 +160,8 @@ pub struct Out<'a> {
     pub board: &'a Board,
     /// Largest IP packet.
     pub mtu: usize,
+    /// Bytes of payload that were read or written.
+    pub moved_bytes: u64,
 }
 
 impl Out<'_> {
@@ -183,6 +186,8 @@ struct Source {
     to: SocketAddr,
     bytes: usize,
     left: u64,
+    /// None leaves earlier.
+    since: Instant,
 }
 
 /// See the module's header.
@@ -218,7 +223,7 @@ impl Peer {
         let seen = Seen::of(a.front, a.chain.len())?;
         match seen.transport {
             Transport::Tcp(h) => self.tcp_input(a, &seen, &h, out),
-            Transport::Udp(_) => {
+            Transport::Udp => {
                 let payload = seen.payload_bytes as u64;
                 let each = a.gso.map_or(0, |g| u64::from(g.segment_bytes));
                 let datagrams = if each == 0 { 1 } else { payload.div_ceil(each).max(1) };
@@ -290,14 +295,12 @@ impl Peer {
         self.send_datagrams(now, out);
     }
 
-    /// When [`Peer::run`] has something to do by itself.
-    pub fn next_deadline(&self) -> Option<Instant> {
-        self.conns.next_deadline()
-    }
-
-    /// Whether it has more to send than the lane took.
-    pub fn is_hungry(&self) -> bool {
-        !self.sources.is_empty() || self.conns.is_hungry()
+    /// When [`Peer::run`] has something to do by itself: `free` is when the line has sent
+    /// everything, `has_room` whether the lane takes more.
+    pub fn next_event(&self, free: Instant, has_room: bool) -> Option<Instant> {
+        let hungry = (has_room && self.conns.is_hungry()).then_some(Instant::ZERO);
+        let source = (has_room && !self.sources.is_empty()).then_some(free);
+        [self.conns.next_deadline(), hungry, source].into_iter().flatten().min()
     }
 
     fn command(&mut self, now: Instant, c: Command, out: &mut Out<'_>) {
@@ -319,7 +322,7 @@ impl Peer {
             }
             Command::Datagrams { from, to, bytes, count } => {
                 if self.sources.len() < MAX_SOURCES {
-                    self.sources.push(Source { from, to, bytes, left: count });
+                    self.sources.push(Source { from, to, bytes, left: count, since: now });
                 }
             }
             Command::ResetAll => self.conns.reset_all(now, &self.config, out),
@@ -340,7 +343,8 @@ impl Peer {
                     s.left = 0;
                     break;
                 };
-                out.send(now, frame);
+                let at = if is_endless { now } else { s.since };
+                out.send(at, frame);
                 bump(&out.board.counts.peer_datagrams_out, 1);
                 s.left -= 1;
                 burst -= 1;
@@ -354,23 +358,30 @@ impl Peer {
 fn datagram(ends: &Ends, s: &Source) -> Option<WireFrame> {
     let length = u16::try_from(s.bytes.checked_add(udp::HEADER_BYTES)?).ok()?;
     let mut buf = HeaderBuf::ip(ends, protocol::UDP, usize::from(length))?;
-    let header =
-        udp::Header { src_port: s.from.port(), dst_port: s.to.port(), length, checksum: 0 };
+    let mut sum = Sum::new();
+    sum.add_pseudo(ends.src, ends.dst, protocol::UDP, u32::from(length));
+    let (src_port, dst_port) = (s.from.port(), s.to.port());
+    let header = udp::Header { src_port, dst_port, length, checksum: sum.fold() };
     header.emit(buf.l4_mut()).ok()?;
-    Some(WireFrame::new(buf.with_l4(udp::HEADER_BYTES), Rest::Pattern(0, s.bytes)))
+    let head = buf.with_l4(udp::HEADER_BYTES);
+    let mut frame = WireFrame::new(head, Rest::Pattern(0, s.bytes));
+    frame.partial_csum = Some((buf.l4() as u16, udp::CHECKSUM_OFFSET as u16));
+    Some(frame)
 }
 
 /// Connections by address, for [`conn::Set`].
 type Index = BTreeMap<Key, usize>;
 
 /// Compares payload with the pattern of a stream.
-fn verify(a: &Arrival<'_>, from: usize, bytes: usize, offset: u64, board: &Board) {
+fn verify(a: &Arrival<'_>, from: usize, bytes: usize, offset: u64, out: &mut Out<'_>) {
+    // A byte at a time: several times as slow as a copy.
+    out.moved_bytes += 4 * bytes as u64;
     let (mut skip, mut left, mut at) = (from, bytes, offset);
     for s in a.chain.slices() {
         let part = s.get(skip.min(s.len())..).unwrap_or(&[]);
         skip = skip.saturating_sub(s.len());
         let part = part.get(..left.min(part.len())).unwrap_or(&[]);
-        bump(&board.counts.peer_wrong_bytes, pattern::wrong_bytes(at, part));
+        bump(&out.board.counts.peer_wrong_bytes, pattern::wrong_bytes(at, part));
         at += part.len() as u64;
         left -= part.len();
     }

@@ -2,24 +2,30 @@
 //!
 //! What is on its way waits in a lane, with the time at which its last bit arrives. Frames that are
 //! due go into buffers that the host has posted, each frame from the start of a buffer on, as many
-//! as it needs. Where no buffer is posted, the wire pauses (IEEE 802.3 annex 31B) or the frame is
-//! lost, as configured.
+//! as it needs; segments of one stream that follow each other are put together on the way
+//! ([`lro`]). Where no buffer is posted, the wire pauses (IEEE 802.3 annex 31B) or the frame is lost,
+//! as configured.
+
+pub mod lro;
 
 use std::collections::VecDeque;
 
 use fulmar_base::{Instant, Offload};
 use fulmar_mbuf::Mbuf;
 use fulmar_wire::checksum::Sum;
-use fulmar_wire::{eth, protocol, tcp, udp};
+use fulmar_wire::{protocol, tcp, udp};
 
-use super::Coalesce;
+use super::cut::Spare;
 use super::frame::{Rest, Seen, Transport, WireFrame};
 use super::meter::{Board, bump};
-use super::pattern;
 use super::ring::Ring;
+use super::{Coalesce, SimConfig, pattern};
 
 /// Frames on their way to one NIC at most; beyond that the far end holds back.
 pub const LANE_PKTS: usize = 4096;
+
+/// Room of a small buffer: a packet of MTU 1500.
+const SMALL_BYTES: usize = 2048;
 
 /// A posted buffer. The hardware writes into the spare room of the mbuf.
 pub struct Buffer {
@@ -28,34 +34,154 @@ pub struct Buffer {
     pub end: Option<Offload>,
 }
 
+/// The receive rings with what the hardware says about them: one of small buffers, one of large
+/// ones. The hardware takes the smaller kind that a frame fits, so that a packet does not keep the
+/// memory of an aggregate; the completions tell in which order the frames came.
+pub struct RxRing {
+    rings: [Ring<Buffer>; 2],
+    /// Room of a small buffer.
+    small_bytes: usize,
+    /// Room of a large buffer.
+    large_bytes: usize,
+    /// The ring of each completed buffer, in order.
+    completions: VecDeque<Kind>,
+    /// Frames in the rings that the host has not taken.
+    pub pending: usize,
+    /// When the first of them came.
+    pub first_pending: Option<Instant>,
+}
+
+/// One of the receive rings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Small,
+    Large,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 2] = [Kind::Small, Kind::Large];
+}
+
+impl RxRing {
+    pub fn new(config: &SimConfig) -> RxRing {
+        let small =
+            if config.rx_buffer_bytes > 2 * SMALL_BYTES { config.rx_small_buffers } else { 1 };
+        let rings = [Ring::new(small), Ring::new(config.rx_buffers)];
+        let total = rings.iter().map(Ring::capacity).sum();
+        RxRing {
+            rings,
+            small_bytes: SMALL_BYTES,
+            large_bytes: config.rx_buffer_bytes,
+            completions: VecDeque::with_capacity(total),
+            pending: 0,
+            first_pending: None,
+        }
+    }
+
+    pub fn ring(&mut self, kind: Kind) -> &mut Ring<Buffer> {
+        &mut self.rings[kind as usize]
+    }
+
+    /// Room of a buffer of this kind.
+    pub fn buffer_bytes(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Small => self.small_bytes,
+            Kind::Large => self.large_bytes,
+        }
+    }
+
+    /// Buffers in the ring of this kind.
+    pub fn posted(&self, kind: Kind) -> usize {
+        let ring = &self.rings[kind as usize];
+        ring.capacity() - ring.room()
+    }
+
+    /// Bytes of all buffers in the rings.
+    pub fn posted_bytes(&self) -> usize {
+        Kind::ALL.into_iter().map(|k| self.posted(k) * self.buffer_bytes(k)).sum()
+    }
+
+    /// Where a frame of so many bytes goes; nothing while buffers are missing.
+    fn kind_for(&self, bytes: usize) -> Option<Kind> {
+        let has = |kind: Kind, need: usize| {
+            self.rings[kind as usize].waiting() * self.buffer_bytes(kind) >= need
+        };
+        if bytes <= self.small_bytes && has(Kind::Small, bytes.max(1)) {
+            return Some(Kind::Small);
+        }
+        has(Kind::Large, bytes.max(1)).then_some(Kind::Large)
+    }
+
+    /// Whether any buffer is posted.
+    pub fn has_buffers(&self) -> bool {
+        self.rings.iter().any(|r| r.waiting() > 0)
+    }
+
+    fn complete(&mut self, kind: Kind, b: Buffer) {
+        self.ring(kind).complete(b);
+        self.completions.push_back(kind);
+    }
+
+    /// Buffers that the hardware has filled and the host has not taken back.
+    pub fn done(&self) -> usize {
+        self.completions.len()
+    }
+
+    /// The host takes back the next filled buffer.
+    pub fn reap(&mut self) -> Option<(Kind, Buffer)> {
+        let kind = self.completions.pop_front()?;
+        let b = self.ring(kind).reap()?;
+        Some((kind, b))
+    }
+
+    /// Moves what the host has posted to the rings of the hardware.
+    pub fn take_posted(&mut self, host: &mut RxRing) {
+        for kind in Kind::ALL {
+            self.ring(kind).take_posted(host.ring(kind));
+        }
+    }
+
+    /// Gives what is filled to the host.
+    pub fn give_done(&mut self, host: &mut RxRing) {
+        for kind in Kind::ALL {
+            self.ring(kind).give_done(host.ring(kind));
+        }
+        host.completions.append(&mut self.completions);
+        host.pending += self.pending;
+        host.first_pending = host.first_pending.or(self.first_pending);
+        self.taken(0);
+    }
+
+    /// The host has taken frames; so many are left.
+    pub fn taken(&mut self, left: usize) {
+        self.pending = left;
+        if left == 0 {
+            self.first_pending = None;
+        }
+    }
+}
+
 /// See the module's header.
 pub struct Rx {
     pub lane: VecDeque<(Instant, WireFrame)>,
     /// It verifies checksums, so that the host need not.
     csum: bool,
-    /// It aggregates: frames of up to so many bytes.
+    /// It aggregates: frames of up to so many bytes of IP packet.
     lro: Option<usize>,
     flow_control: bool,
-    /// Room of a posted buffer at the least.
-    buffer_bytes: usize,
     coalesce: Coalesce,
-    /// When the oldest frame came that the host has not taken.
-    pub first_pending: Option<Instant>,
-    /// Frames that the host has not taken.
-    pub pending: usize,
+    pub spare: Spare,
 }
 
 impl Rx {
-    pub fn new(config: &super::SimConfig) -> Rx {
+    pub fn new(config: &SimConfig) -> Rx {
         Rx {
             lane: VecDeque::with_capacity(64),
             csum: config.csum,
             lro: config.lro.filter(|_| config.csum),
             flow_control: config.flow_control,
-            buffer_bytes: config.rx_buffer_bytes,
             coalesce: config.rx_coalesce,
-            first_pending: None,
-            pending: 0,
+            spare: Spare::default(),
         }
     }
 
@@ -75,10 +201,10 @@ impl Rx {
     }
 
     /// When the hardware asks for attention: after so many frames, or so long after the first.
-    pub fn interrupt_at(&self) -> Option<Instant> {
-        let first = self.first_pending.or_else(|| self.next_due())?;
+    pub fn interrupt_at(&self, rx: &RxRing) -> Option<Instant> {
+        let first = rx.first_pending.or_else(|| self.next_due())?;
         let by_time = first + self.coalesce.delay;
-        let more = self.coalesce.packets.max(1).saturating_sub(self.pending);
+        let more = self.coalesce.packets.max(1).saturating_sub(rx.pending);
         if more == 0 {
             return Some(first);
         }
@@ -86,136 +212,181 @@ impl Rx {
         Some(by_count.map_or(by_time, |at| at.min(by_time)))
     }
 
-    /// The host has taken frames; so many are left.
-    pub fn taken(&mut self, left: usize, now: Instant) {
-        self.pending = left;
-        self.first_pending = (left > 0).then(|| self.first_pending.unwrap_or(now));
-    }
-
     /// Moves what is due into posted buffers; returns the bytes moved.
-    pub fn run(&mut self, now: Instant, ring: &mut Ring<Buffer>, board: &Board) -> u64 {
-        let mut bytes = 0;
+    pub fn run(&mut self, now: Instant, rx: &mut RxRing, board: &Board) -> u64 {
+        let mut moved = 0;
         while self.next_due().is_some_and(|due| due <= now) {
-            let fits = self.lane.front().is_some_and(|(_, f)| self.fits(f, ring));
-            if !fits && self.flow_control {
-                break;
-            }
-            let Some((due, frame)) = self.lane.pop_front() else { break };
-            let packets = frame.packets() as u64;
-            match fits.then(|| self.land(&frame, ring)).flatten() {
-                Some(written) => {
-                    bytes += written;
-                    self.pending += 1;
-                    self.first_pending.get_or_insert(due);
-                    bump(&board.counts.rx_frames, 1);
-                    bump(&board.counts.rx_packets, packets);
-                    bump(&board.counts.rx_bytes, frame.len() as u64);
+            let Some((run, kind)) = self.next_run(now, rx) else {
+                if self.flow_control {
+                    break;
                 }
-                None => bump(&board.counts.rx_missed, packets),
-            }
+                self.miss(board);
+                continue;
+            };
+            moved += self.land(&run, kind, rx, board);
         }
-        bytes
+        moved
     }
 
-    fn fits(&self, frame: &WireFrame, ring: &Ring<Buffer>) -> bool {
-        ring.waiting() * self.buffer_bytes >= frame.len()
+    /// The frames in front that are put together, if there are buffers for them; less of them, or
+    /// nothing, if there are not.
+    fn next_run(&self, now: Instant, rx: &RxRing) -> Option<(lro::Run, Kind)> {
+        let merged = self.lro.and_then(|limit| lro::run(&self.lane, now, limit));
+        let placed = |run: lro::Run| {
+            let kind = rx.kind_for(run.frame_bytes)?;
+            Some((run, kind))
+        };
+        merged.and_then(placed).or_else(|| {
+            let (_, first) = self.lane.front()?;
+            placed(lro::Run::of_one(first))
+        })
     }
 
-    /// Writes one frame into the next buffers, of which there are enough.
-    fn land(&self, frame: &WireFrame, ring: &mut Ring<Buffer>) -> Option<u64> {
-        let mut offload = self.offload(frame);
-        let mut left = Source { frame, at: 0 };
-        let mut first = true;
-        let mut written = 0;
-        while first || left.remaining() > 0 {
-            let mut b = ring.fetch()?;
-            let (n, touched) = left.write(b.m.spare_mut());
-            if n == 0 && left.remaining() > 0 {
-                ring.complete(b);
-                return None;
-            }
-            b.m.set_len(n);
-            written += touched;
-            if !self.csum {
-                finish_checksum(&mut b.m);
-            }
-            b.end = (left.remaining() == 0).then_some(std::mem::take(&mut offload));
-            ring.complete(b);
-            first = false;
+    fn miss(&mut self, board: &Board) {
+        if let Some((_, frame)) = self.lane.pop_front() {
+            bump(&board.counts.rx_missed, frame.packets() as u64);
+            self.recycle(frame);
         }
-        Some(written)
+    }
+
+    fn recycle(&mut self, frame: WireFrame) {
+        if let Rest::Bytes(v) = frame.rest {
+            self.spare.put(v);
+        }
+    }
+
+    /// Writes the frames of one run into the next buffers, of which there are enough.
+    fn land(&mut self, run: &lro::Run, kind: Kind, rx: &mut RxRing, board: &Board) -> u64 {
+        let mut to = Landing { rx, kind, current: None, touched: 0 };
+        let mut packets = 0;
+        let mut offload = Offload::default();
+        for i in 0..run.frames {
+            let Some((due, frame)) = self.lane.pop_front() else { break };
+            packets += frame.packets() as u64;
+            if i == 0 {
+                to.rx.first_pending.get_or_insert(due);
+                offload = self.offload(&frame, run);
+                to.put(run.head());
+            }
+            let at = if i == 0 { run.head().len() } else { run.headers };
+            to.put_rest(&frame, at);
+            self.recycle(frame);
+        }
+        if !self.csum {
+            to.finish_checksum();
+        }
+        let touched = to.touched;
+        to.finish(offload);
+        rx.pending += 1;
+        bump(&board.counts.rx_frames, 1);
+        bump(&board.counts.rx_packets, packets);
+        bump(&board.counts.rx_bytes, run.frame_bytes as u64);
+        touched
     }
 
     /// What the host is told about a frame.
-    fn offload(&self, frame: &WireFrame) -> Offload {
+    fn offload(&self, frame: &WireFrame, run: &lro::Run) -> Offload {
         if !self.csum {
             return Offload::default();
         }
-        let Some((csum_start, csum_offset)) = frame.partial_csum else {
-            return Offload { csum_valid: true, ..Offload::default() };
+        let Some((csum_start, csum_offset)) = run.partial_csum.or(frame.partial_csum) else {
+            return Offload { csum_valid: frame.is_sound, ..Offload::default() };
         };
-        Offload { needs_csum: true, csum_start, csum_offset, csum_valid: false, gso: frame.gso }
+        let gso = run.gso.or(frame.gso);
+        Offload { needs_csum: true, csum_start, csum_offset, csum_valid: false, gso }
     }
 }
 
-/// A frame that is being written.
-struct Source<'a> {
-    frame: &'a WireFrame,
-    at: usize,
+/// A frame that is being written into buffers.
+struct Landing<'a> {
+    rx: &'a mut RxRing,
+    kind: Kind,
+    current: Option<Mbuf>,
+    touched: u64,
 }
 
-impl Source<'_> {
-    fn remaining(&self) -> usize {
-        self.frame.len() - self.at
+impl Landing<'_> {
+    /// The next run of room, at most `n` bytes; nothing if buffers are missing.
+    fn room(&mut self, n: usize) -> Option<&mut [u8]> {
+        if self.current.as_ref().is_some_and(|m| m.tailroom() == 0)
+            && let Some(m) = self.current.take()
+        {
+            self.rx.complete(self.kind, Buffer { m, end: None });
+        }
+        if self.current.is_none() {
+            self.current = Some(self.rx.ring(self.kind).fetch()?.m);
+        }
+        let m = self.current.as_mut()?;
+        let n = n.min(m.tailroom());
+        m.append(n)
     }
 
-    /// Writes as much as fits; returns how much that was and how much of it was touched.
-    fn write(&mut self, to: &mut [u8]) -> (usize, u64) {
-        let head = self.frame.head().get(self.at..).unwrap_or(&[]);
-        let n = head.len().min(to.len());
-        let (front, back) = to.split_at_mut(n);
-        front.copy_from_slice(head.get(..n).unwrap_or(&[]));
-        self.at += n;
-        let from = self.at.saturating_sub(self.frame.head().len());
-        let rest = self.remaining().min(back.len());
-        let room = back.get_mut(..rest).unwrap_or(&mut []);
-        let mut touched = n as u64;
-        match &self.frame.rest {
-            Rest::None | Rest::Untouched(_) => {}
-            Rest::Bytes(b) => {
-                room.copy_from_slice(b.get(from..from + rest).unwrap_or(&[]));
-                touched += rest as u64;
+    /// Writes so many bytes, as `fill` makes them: it is told how many went before.
+    fn write(&mut self, bytes: usize, mut fill: impl FnMut(usize, &mut [u8])) {
+        let mut done = 0;
+        while done < bytes {
+            let Some(room) = self.room(bytes - done) else { return };
+            fill(done, room);
+            done += room.len();
+        }
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.touched += bytes.len() as u64;
+        self.write(bytes.len(), |done, room| {
+            if let Some(from) = bytes.get(done..done + room.len()) {
+                room.copy_from_slice(from);
             }
-            Rest::Pattern(start, _) => {
-                pattern::fill(start + from as u64, room);
-                touched += rest as u64;
+        });
+    }
+
+    /// Writes a frame from byte `at` on.
+    fn put_rest(&mut self, frame: &WireFrame, at: usize) {
+        let head = frame.head();
+        if let Some(h) = head.get(at..) {
+            self.put(h);
+        }
+        let skip = at.saturating_sub(head.len());
+        match &frame.rest {
+            Rest::None => {}
+            Rest::Bytes(b) => self.put(b.get(skip..).unwrap_or(&[])),
+            Rest::Untouched(n) => self.write(n.saturating_sub(skip), |_, _| {}),
+            Rest::Pattern(from, n) => {
+                let (from, n) = (from + skip as u64, n.saturating_sub(skip));
+                // A byte at a time: several times as slow as a copy.
+                self.touched += 4 * n as u64;
+                self.write(n, |done, room| pattern::fill(from + done as u64, room));
             }
         }
-        self.at += rest;
-        (n + rest, touched)
     }
-}
 
-/// Stores the transport checksum of a single packet that the far end made, for a host that sums for
-/// itself. A sum that was there already comes out the same.
-fn finish_checksum(m: &mut Mbuf) {
-    let len = m.len();
-    let Some(bytes) = m.as_mut_slice() else { return };
-    let Some(seen) = Seen::of(bytes, len) else { return };
-    let (kind, offset) = match seen.transport {
-        Transport::Tcp(_) => (protocol::TCP, tcp::CHECKSUM_OFFSET),
-        Transport::Udp(_) => (protocol::UDP, udp::CHECKSUM_OFFSET),
-        Transport::Other(_) => return,
-    };
-    let end = seen.payload_at + seen.payload_bytes;
-    let at = seen.l4 + offset;
-    if at + 2 > end || end > len || seen.l4 < eth::HEADER_BYTES {
-        return;
+    /// Stores the transport checksum of a packet whose sender left it to the wire; a right one
+    /// comes out the same. A packet in several buffers stays as it is: without checksum offload
+    /// every packet fits into one.
+    fn finish_checksum(&mut self) {
+        let Some(bytes) = self.current.as_mut().and_then(Mbuf::as_mut_slice) else { return };
+        let Some(seen) = Seen::of(bytes, bytes.len()) else { return };
+        let (kind, offset) = match seen.transport {
+            Transport::Tcp(_) => (protocol::TCP, tcp::CHECKSUM_OFFSET),
+            Transport::Udp => (protocol::UDP, udp::CHECKSUM_OFFSET),
+            Transport::Other(_) => return,
+        };
+        let end = seen.payload_at + seen.payload_bytes;
+        let Some(l4) = bytes.get_mut(seen.l4..end) else { return };
+        let Some(field) = l4.get_mut(offset..offset + 2) else { return };
+        field.fill(0);
+        let mut sum = Sum::new();
+        sum.add_pseudo(seen.src, seen.dst, kind, l4.len() as u32);
+        sum.add_bytes(l4);
+        let sum = if kind == protocol::UDP { sum.finish_udp() } else { sum.finish() };
+        if let Some(field) = l4.get_mut(offset..offset + 2) {
+            field.copy_from_slice(&sum.to_be_bytes());
+        }
     }
-    bytes[at..at + 2].fill(0);
-    let mut sum = Sum::new();
-    sum.add_pseudo(seen.src, seen.dst, kind, (end - seen.l4) as u32);
-    sum.add_bytes(&bytes[seen.l4..end]);
-    let sum = if kind == protocol::UDP { sum.finish_udp() } else { sum.finish() };
-    bytes[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+
+    fn finish(self, offload: Offload) {
+        if let Some(m) = self.current {
+            self.rx.complete(self.kind, Buffer { m, end: Some(offload) });
+        }
+    }
 }

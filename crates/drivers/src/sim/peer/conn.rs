@@ -353,7 +353,7 @@ impl Conn {
         if config.verify {
             let ahead = u64::from(h.seq.since(self.rcv_nxt));
             let at = seen.payload_at + known as usize;
-            verify(a, at, (bytes - known) as usize, self.rcv_off + ahead, out.board);
+            verify(a, at, (bytes - known) as usize, self.rcv_off + ahead, out);
         }
         if h.seq.after(self.rcv_nxt) {
             self.keep(h.seq, end);

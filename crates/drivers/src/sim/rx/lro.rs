@@ -1,0 +1,145 @@
+//! Receive aggregation: TCP segments that follow each other become one frame.
+//!
+//! The rules are those of Linux's GRO, so that a stack cannot tell the difference: the same flow,
+//! each segment where the last one ended, with the same acknowledgement, window and options, no
+//! flags but ACK and PSH, all of the first one's length but the last. PSH ends the run. Only frames
+//! directly behind each other are looked at, so flows that alternate are not aggregated.
+
+use std::collections::VecDeque;
+
+use fulmar_base::{Gso, Instant, SeqNum};
+use fulmar_wire::checksum::{Sum, checksum};
+use fulmar_wire::tcp::{self, Flags};
+use fulmar_wire::{eth, protocol};
+
+use crate::sim::frame::{HEAD_BYTES, Seen, Transport, WireFrame, tcp_kind};
+
+/// Frames in front of the lane that land as one.
+pub struct Run {
+    pub frames: usize,
+    /// Bytes of the frame that they become.
+    pub frame_bytes: usize,
+    /// Bytes of headers that the frames behind the first lose.
+    pub headers: usize,
+    /// The request that describes the whole, if it is more than one packet.
+    pub gso: Option<Gso>,
+    pub partial_csum: Option<(u16, u16)>,
+    head: [u8; HEAD_BYTES],
+    head_bytes: usize,
+}
+
+impl Run {
+    /// A frame by itself, written as it is.
+    pub fn of_one(frame: &WireFrame) -> Run {
+        Run {
+            frames: 1,
+            frame_bytes: frame.len(),
+            headers: 0,
+            gso: None,
+            partial_csum: None,
+            head: [0; HEAD_BYTES],
+            head_bytes: 0,
+        }
+    }
+
+    /// What is written instead of the first frame's own headers.
+    pub fn head(&self) -> &[u8] {
+        self.head.get(..self.head_bytes).unwrap_or(&[])
+    }
+}
+
+/// A segment that may be part of a run.
+fn candidate(frame: &WireFrame) -> Option<(Seen, tcp::Header)> {
+    if frame.gso.is_some() || frame.partial_csum.is_some() || !frame.is_sound {
+        return None;
+    }
+    let seen = Seen::of(frame.front(), frame.len())?;
+    let Transport::Tcp(h) = seen.transport else { return None };
+    let is_plain = h.flags.without(Flags::PSH) == Flags::ACK;
+    let is_exact = seen.payload_at + seen.payload_bytes == frame.len();
+    let fits = seen.payload_at <= HEAD_BYTES && seen.payload_bytes > 0;
+    (is_plain && is_exact && fits).then_some((seen, h))
+}
+
+/// The run of two or more segments in front of the lane that have arrived by `now`, as long as the
+/// IP packet stays within `limit`.
+pub fn run(lane: &VecDeque<(Instant, WireFrame)>, now: Instant, limit: usize) -> Option<Run> {
+    let (_, first_frame) = lane.front()?;
+    let (first, h) = candidate(first_frame)?;
+    let mss = first.payload_bytes;
+    let (mut frames, mut payload, mut flags) = (1, mss, h.flags);
+    for (due, frame) in lane.iter().skip(1) {
+        if *due > now || flags.contains(Flags::PSH) || payload % mss != 0 {
+            break;
+        }
+        let Some((seen, next)) = candidate(frame) else { break };
+        let seq = h.seq + payload as u32;
+        if !continues((&first, &h), (&seen, &next), seq) || seen.payload_bytes > mss {
+            break;
+        }
+        let total = first.payload_at - eth::HEADER_BYTES + payload + seen.payload_bytes;
+        if total > limit {
+            break;
+        }
+        frames += 1;
+        payload += seen.payload_bytes;
+        flags |= next.flags;
+    }
+    (frames > 1).then(|| whole(first_frame, &first, frames, payload, flags))
+}
+
+fn continues(first: (&Seen, &tcp::Header), next: (&Seen, &tcp::Header), seq: SeqNum) -> bool {
+    let ((a, h), (b, g)) = (first, next);
+    let is_same_flow = (a.ether, a.src, a.dst, a.l4, a.payload_at)
+        == (b.ether, b.src, b.dst, b.l4, b.payload_at)
+        && (h.src_port, h.dst_port) == (g.src_port, g.dst_port);
+    is_same_flow && g.seq == seq && (g.ack, g.window, g.options) == (h.ack, h.window, h.options)
+}
+
+/// The headers of the whole: lengths, PSH, and the sum of the pseudo header.
+fn whole(frame: &WireFrame, seen: &Seen, frames: usize, payload: usize, flags: Flags) -> Run {
+    let mut head = [0; HEAD_BYTES];
+    for (to, from) in head.iter_mut().zip(frame.front()) {
+        *to = *from;
+    }
+    let headers = seen.payload_at;
+    let l3_bytes = headers - eth::HEADER_BYTES + payload;
+    let mut put = |at: usize, v: u16| {
+        if let Some(field) = head.get_mut(at..at + 2) {
+            field.copy_from_slice(&v.to_be_bytes());
+        }
+    };
+    if seen.src.is_ipv4() {
+        put(eth::HEADER_BYTES + 2, l3_bytes as u16);
+        put(eth::HEADER_BYTES + 10, 0);
+    } else {
+        put(eth::HEADER_BYTES + 4, (l3_bytes - 40) as u16);
+    }
+    let mut pseudo = Sum::new();
+    let l4_bytes = headers - seen.l4 + payload;
+    pseudo.add_pseudo(seen.src, seen.dst, protocol::TCP, l4_bytes as u32);
+    put(seen.l4 + tcp::CHECKSUM_OFFSET, pseudo.fold());
+    if let Some(f) = head.get_mut(seen.l4 + 13) {
+        *f = flags.0;
+    }
+    if seen.src.is_ipv4()
+        && let Some(ip) = head.get(eth::HEADER_BYTES..seen.l4)
+    {
+        let sum = checksum(ip).to_be_bytes();
+        head[eth::HEADER_BYTES + 10..eth::HEADER_BYTES + 12].copy_from_slice(&sum);
+    }
+    Run {
+        frames,
+        frame_bytes: headers + payload,
+        headers,
+        gso: Some(Gso {
+            kind: tcp_kind(seen.src),
+            segment_bytes: seen.payload_bytes as u16,
+            header_bytes: headers as u16,
+            ecn: false,
+        }),
+        partial_csum: Some((seen.l4 as u16, tcp::CHECKSUM_OFFSET as u16)),
+        head,
+        head_bytes: headers,
+    }
+}
