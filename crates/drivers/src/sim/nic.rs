@@ -336,7 +336,7 @@ impl Device for SimNic {
             self.driver.reap(&mut self.engine.rings().tx, now, pool);
             taken += self.send(now, pool, burst, counters);
         }
-        if self.driver.is_blocked != !burst.is_empty() {
+        if self.driver.is_blocked == burst.is_empty() {
             self.driver.is_blocked = !burst.is_empty();
             self.engine.set_blocked(self.driver.is_blocked);
         }
