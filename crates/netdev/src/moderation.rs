@@ -53,6 +53,11 @@ impl Moderation {
         Moderation { config, limit: config.min_empty_polls, empty_polls: 0 }
     }
 
+    /// Empty polls before sleeping, as of now.
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
     /// Notes what a poll brought.
     pub fn after_poll(&mut self, frames: usize) -> Next {
         self.empty_polls = if frames > 0 { 0 } else { self.empty_polls.saturating_add(1) };

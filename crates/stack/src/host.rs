@@ -31,6 +31,7 @@ use crate::reentry::{HostBit, Mark};
 use crate::returns::Returned;
 use crate::service::Service;
 use crate::shard::Shard;
+use crate::spin::Spin;
 use crate::sys;
 use crate::waiter::Waiter;
 use crate::watch::Wake;
@@ -62,6 +63,8 @@ pub struct Host<P: Probe = NoProbe> {
     forks: u32,
     many_cpus: bool,
     empty_polls: AtomicU32,
+    /// For a device that is worth spinning on.
+    spin: Option<Spin>,
 }
 
 impl<P: Probe> Host<P> {
@@ -73,6 +76,7 @@ impl<P: Probe> Host<P> {
         sys::watch_forks();
         Ok(Host {
             device_fd: shard.device().wake_fd(),
+            spin: shard.device().peek().map(Spin::new),
             shard: Mutex::new(shard),
             bit: HostBit::next(),
             inbox: Inbox::default(),
@@ -92,9 +96,15 @@ impl<P: Probe> Host<P> {
     }
 
     /// How often a waiter polls in vain before it sleeps; 0 is right for an idle stack, more keeps
-    /// a CPU busy for the sake of latency.
+    /// a CPU busy for the sake of latency. On a device that can be looked at for next to nothing,
+    /// anything but 0 leaves it to the adaptive spin.
     pub fn set_empty_polls(&self, n: u32) {
         self.empty_polls.store(n, Ordering::Relaxed);
+    }
+
+    /// The spin, where the device has one and the peer may have a CPU of its own.
+    fn spin(&self) -> Option<&Spin> {
+        self.spin.as_ref().filter(|_| self.many_cpus)
     }
 
     /// Takes the lock.
@@ -444,6 +454,7 @@ struct Turn<'a, 'f, P: Probe> {
     waits_for: For<'f>,
     has_baton: bool,
     empty: u32,
+    has_spun: bool,
     _mark: Mark,
 }
 
@@ -452,7 +463,15 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
     fn new(host: &'a Host<P>, waits_for: For<'f>) -> Result<Self, SocketError> {
         let mark = host.bit.start_waiting().ok_or(SocketError::WouldBlock)?;
         let waiter = Waiter::current();
-        Ok(Turn { host, waiter, waits_for, has_baton: false, empty: 0, _mark: mark })
+        Ok(Turn {
+            host,
+            waiter,
+            waits_for,
+            has_baton: false,
+            empty: 0,
+            has_spun: false,
+            _mark: mark,
+        })
     }
 
     /// Sleeps once; readiness, the device or the end of `give_up` wakes it. May return early.
@@ -462,17 +481,22 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
         give_up: Option<Instant>,
     ) -> Result<Guard<'a, P>, SocketError> {
         self.has_baton = self.has_baton || self.host.baton.try_take(Role::Caller);
-        if self.has_baton && self.empty < self.host.empty_polls.load(Ordering::Relaxed) {
-            self.empty += 1;
+        let until = [guard.next_deadline(), give_up].into_iter().flatten().min();
+        if self.has_baton && !self.is_tired() {
             drop(guard);
-            self.breathe();
+            self.breathe(until);
             return self.host.lock();
         }
-        self.empty = 0;
+        (self.empty, self.has_spun) = (0, false);
         self.waiter.reset();
         self.register(&mut guard);
         let mut guard = if self.has_baton {
-            self.host.sleep_on_device(guard, Role::Caller, &self.waiter, give_up)?
+            let start = sys::now();
+            let guard = self.host.sleep_on_device(guard, Role::Caller, &self.waiter, give_up)?;
+            if let Some(spin) = self.host.spin() {
+                spin.after_sleep(sys::now().since(start));
+            }
+            guard
         } else {
             self.park(guard, give_up)?
         };
@@ -498,7 +522,19 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
         }
     }
 
-    fn breathe(&self) {
+    /// Whether it has polled in vain as often as it is worth before a sleep.
+    fn is_tired(&self) -> bool {
+        let polls = self.host.empty_polls.load(Ordering::Relaxed);
+        if self.host.spin().is_some() { polls == 0 || self.has_spun } else { self.empty >= polls }
+    }
+
+    /// Between two polls, without the lock.
+    fn breathe(&mut self, until: Option<Instant>) {
+        if let Some(spin) = self.host.spin() {
+            self.has_spun = true;
+            return spin.run(&self.host.activity, until);
+        }
+        self.empty += 1;
         if self.host.many_cpus {
             std::hint::spin_loop();
         }

@@ -31,6 +31,7 @@ mod shard;
 mod shortage;
 mod slab;
 mod sockets;
+mod spin;
 mod stat;
 #[allow(unsafe_code)]
 mod sys;

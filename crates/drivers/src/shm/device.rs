@@ -87,7 +87,7 @@ impl Shm {
         Ok((Shm::new(a, config)?, Shm::new(b, config)?))
     }
 
-    fn new(met: Met, config: &ShmConfig) -> Result<Shm, OpenError> {
+    pub(super) fn new(met: Met, config: &ShmConfig) -> Result<Shm, OpenError> {
         let Met { side, socket, own, peer, region, staging, mtu } = met;
         let bell = Bell::new(socket).map_err(|e| {
             OpenError::new("cannot watch the other process", e, "raise the limit on open files")

@@ -343,10 +343,10 @@ pub fn watch(fds: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
 /// Whether the connection or the process at its other end has ended; takes nothing.
 pub fn has_ended(socket: BorrowedFd<'_>, process: Option<BorrowedFd<'_>>) -> bool {
     let process = process.map_or(-1, |p| p.as_raw_fd());
-    // Without events to ask for, a socket answers only that it has ended. A negative descriptor is
-    // skipped.
+    // Not asked for messages, a socket answers only that the other end sends none any more. A
+    // negative descriptor is skipped.
     let mut fds = [
-        libc::pollfd { fd: socket.as_raw_fd(), events: 0, revents: 0 },
+        libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 },
         libc::pollfd { fd: process, events: libc::POLLIN, revents: 0 },
     ];
     // SAFETY: the pointer is to two of them, as the count says.
@@ -370,10 +370,10 @@ pub fn send_message(socket: BorrowedFd<'_>) {
     let _ = unsafe { libc::send(socket.as_raw_fd(), (&raw const byte).cast(), 1, flags) };
 }
 
-/// Ends a connection in both directions.
+/// Tells the other end that nothing more comes. What the other end says is still heard.
 pub fn shut(socket: BorrowedFd<'_>) {
     // SAFETY: takes no pointer. It fails only if the connection has ended already.
-    let _ = unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
+    let _ = unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_WR) };
 }
 
 /// Control data with room for one descriptor (`CMSG_SPACE(4)`), aligned as its header.
@@ -449,3 +449,66 @@ fn descriptor_in(message: &libc::msghdr) -> Option<OwnedFd> {
         owned(fd).ok()
     }
 }
+
+/// What another process could try with a file that it was sent.
+#[cfg(test)]
+mod attacks {
+    use super::*;
+
+    /// Everything that must not work on a sealed file; returns what did.
+    pub fn attack(file: BorrowedFd<'_>, bytes: usize) -> Vec<&'static str> {
+        let (fd, length) = (file.as_raw_fd(), bytes as libc::off_t);
+        let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: no pointer but to one readable byte; a mapping that came to be touches nothing.
+        let tries = unsafe {
+            [
+                ("cut it", libc::ftruncate(fd, length / 2) == 0),
+                ("lengthen it", libc::ftruncate(fd, length * 2) == 0),
+                ("write it", libc::pwrite(fd, c"x".as_ptr().cast(), 1, 0) == 1),
+                ("punch a hole", libc::fallocate(fd, punch, 0, 4096) == 0),
+                ("seal it", libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE) == 0),
+                (
+                    "map it for writing",
+                    libc::mmap(ptr::null_mut(), bytes, both, libc::MAP_SHARED, fd, 0)
+                        != libc::MAP_FAILED,
+                ),
+            ]
+        };
+        tries.into_iter().filter(|(_, worked)| *worked).map(|(what, _)| what).collect()
+    }
+
+    /// Whether a mapping of the peer's memory can be given the right to write.
+    pub fn can_be_made_writable(peer: &PeerMap) -> bool {
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the mapping exists; if its rights changed, nobody would write there.
+        unsafe { libc::mprotect(peer.0.base.as_ptr().cast(), peer.0.bytes, both) == 0 }
+    }
+
+    /// A memory file without seals.
+    pub fn unsealed(bytes: usize) -> OwnedFd {
+        // SAFETY: the name is a string that ends with a zero.
+        let fd = unsafe { libc::memfd_create(c"unsealed".as_ptr(), libc::MFD_ALLOW_SEALING) };
+        let file = owned(fd).unwrap();
+        std::fs::File::from(file.try_clone().unwrap()).set_len(bytes as u64).unwrap();
+        file
+    }
+
+    /// Runs `f` in a forked child; its wait status.
+    pub fn in_child(f: impl FnOnce()) -> c_int {
+        // SAFETY: the child runs `f`, which frees memory at most, and ends without unwinding.
+        unsafe {
+            let pid = libc::fork();
+            if pid == 0 {
+                f();
+                libc::_exit(0);
+            }
+            let mut status = -1;
+            libc::waitpid(pid, &raw mut status, 0);
+            status
+        }
+    }
+}
+
+#[cfg(test)]
+pub use attacks::{attack, can_be_made_writable, in_child, unsealed};
