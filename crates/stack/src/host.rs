@@ -531,8 +531,8 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
     /// Between two polls, without the lock.
     fn breathe(&mut self, until: Option<Instant>) {
         if let Some(spin) = self.host.spin() {
-            self.has_spun = true;
-            return spin.run(&self.host.activity, until);
+            self.has_spun = !spin.run(&self.host.activity, until);
+            return;
         }
         self.empty += 1;
         if self.host.many_cpus {

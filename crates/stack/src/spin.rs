@@ -37,21 +37,26 @@ impl Spin {
     }
 
     /// Looks until there is work, another thread calls the stack (it may have taken the work), a
-    /// deadline has come, or the time is over.
-    pub fn run(&self, calls: &AtomicU64, until: Option<Instant>) {
-        let limit = POLL * u64::from(lock(&self.policy).limit());
+    /// deadline has come, or the time is over. True: there is work.
+    pub fn run(&self, calls: &AtomicU64, until: Option<Instant>) -> bool {
+        let limit = POLL * lock(&self.policy).limit();
         let seen = calls.load(Ordering::Relaxed);
         let end = sys::now() + limit;
         let end = until.map_or(end, |at| at.min(end));
-        for round in 1u32.. {
+        let mut round = 0u32;
+        loop {
+            round = round.wrapping_add(1);
             for _ in 0..LOOKS {
-                if self.peek.is_pending() || calls.load(Ordering::Relaxed) != seen {
-                    return;
+                if self.peek.is_pending() {
+                    return true;
+                }
+                if calls.load(Ordering::Relaxed) != seen {
+                    return false;
                 }
                 std::hint::spin_loop();
             }
             if sys::now() >= end {
-                return;
+                return false;
             }
             if round.is_multiple_of(CLOCKS) {
                 std::thread::yield_now();
