@@ -11,14 +11,17 @@
 //! Sources: RFC 1812 section 5.2.4.3 (longest match), RFC 4861 section 7.3 (neighbour states).
 
 #![cfg_attr(not(test), no_std)]
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 extern crate alloc;
 
+mod fib;
 mod neighbour;
+mod raw;
 mod table;
 
+pub use fib::{Fib, FibBytes, FibError, FibReader, Key};
 pub use neighbour::{
     Action, Advert, Neighbour, NeighbourConfig, NeighbourState, Neighbours, Resolution,
 };
