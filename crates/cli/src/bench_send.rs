@@ -106,7 +106,7 @@ fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
 impl SendArgs {
     pub fn options(&self) -> Options {
         let sizes: &[usize] = if self.matrix.quick { &[64] } else { &[32, 64, 128] };
-        self.matrix.options(What::Send, &[Device::Sim, Device::Tap], sizes)
+        self.matrix.options(What::Send, &[Device::Sim, Device::Tap, Device::Shm], sizes)
     }
 }
 

@@ -7,6 +7,7 @@
 //! should. Reports travel as one JSON object per line on the child's standard output.
 
 use crate::netns::Netns;
+use crate::send::shm;
 use crate::{peer, sys};
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader};
@@ -23,13 +24,19 @@ pub fn dispatch() {
         return;
     }
     let spec = args.next().unwrap_or_default();
-    let outcome =
-        serde_json::from_str(&spec).map_err(io::Error::from).and_then(|s| peer::serve(&s));
+    let outcome = serde_json::from_str(&spec).map_err(io::Error::from).and_then(|s| serve(&s));
     if let Err(e) = outcome {
         eprintln!("fulmar: the bench's peer failed: {e}");
         std::process::exit(1);
     }
     std::process::exit(0);
+}
+
+fn serve(spec: &Value) -> io::Result<()> {
+    if spec.get("role").is_some_and(|r| r == shm::ROLE) {
+        return shm::serve(spec);
+    }
+    peer::serve(spec)
 }
 
 /// A running child. Dropping it kills it.

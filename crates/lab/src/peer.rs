@@ -142,19 +142,39 @@ impl Peer {
 
     /// Waits for the end of its stream.
     pub fn finish(mut self) -> io::Result<Report> {
-        let v = self.handle.report(self.patience)?;
+        Ok(Report::from_json(&self.handle.report(self.patience)?))
+    }
+}
+
+impl Report {
+    /// As a child prints it.
+    pub(crate) fn to_json(self) -> Value {
+        let ns = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+        json!({
+            "bytes": self.bytes,
+            "elapsed_ns": ns(self.elapsed),
+            "cpu_ns": ns(self.cpu),
+            "calls": self.calls,
+            "thread_ns": ns(self.thread),
+            "machine_ns": ns(self.machine),
+            "user_ns": ns(self.user),
+            "zerocopy_sends": self.zerocopy.0,
+            "zerocopy_copied": self.zerocopy.1,
+        })
+    }
+
+    pub(crate) fn from_json(v: &Value) -> Report {
         let field = |name: &str| v.get(name).and_then(Value::as_u64).unwrap_or(0);
-        Ok(Report {
+        Report {
             bytes: field("bytes"),
             elapsed: Duration::from_nanos(field("elapsed_ns")),
             cpu: Duration::from_nanos(field("cpu_ns")),
             calls: field("calls"),
-            // A peer has one thread.
-            thread: Duration::from_nanos(field("cpu_ns")),
+            thread: Duration::from_nanos(field("thread_ns")),
             machine: Duration::from_nanos(field("machine_ns")),
             user: Duration::from_nanos(field("user_ns")),
             zerocopy: (field("zerocopy_sends"), field("zerocopy_copied")),
-        })
+        }
     }
 }
 
@@ -214,16 +234,7 @@ pub(crate) fn serve(spec: &Value) -> io::Result<()> {
         Endpoint::ListenLocal(n) | Endpoint::ConnectLocal(n) => act(local(&spec, n)?, &spec)?,
         Endpoint::Listen(_) | Endpoint::Connect(_) => act(connection(&spec)?, &spec)?,
     };
-    print_line(&json!({
-        "bytes": report.bytes,
-        "elapsed_ns": u64::try_from(report.elapsed.as_nanos()).unwrap_or(u64::MAX),
-        "cpu_ns": u64::try_from(report.cpu.as_nanos()).unwrap_or(u64::MAX),
-        "calls": report.calls,
-        "machine_ns": u64::try_from(report.machine.as_nanos()).unwrap_or(u64::MAX),
-        "user_ns": u64::try_from(report.user.as_nanos()).unwrap_or(u64::MAX),
-        "zerocopy_sends": report.zerocopy.0,
-        "zerocopy_copied": report.zerocopy.1,
-    }))
+    print_line(&report.to_json())
 }
 
 fn act<S: Stream>(stream: S, spec: &Spec) -> io::Result<Report> {
@@ -272,7 +283,7 @@ fn set_buffer(fd: BorrowedFd<'_>, spec: &Spec) -> io::Result<()> {
     sys::setsockopt(fd, libc::SOL_SOCKET, option, &bytes.to_ne_bytes())
 }
 
-fn print_line(v: &Value) -> io::Result<()> {
+pub(crate) fn print_line(v: &Value) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{v}")?;
     out.flush()

@@ -5,9 +5,12 @@
 //! they were.
 
 use fulmar::base::{Counters, FlowKey, Instant};
-use fulmar::mbuf::Pool;
-use fulmar::netdev::{Burst, Caps, Device, DeviceStats, LinkState, PlacementHint, Unsupported};
+use fulmar::mbuf::{Backing, Pool};
+use fulmar::netdev::{
+    Burst, Caps, Device, DeviceStats, LinkState, Peek, PlacementHint, Unsupported,
+};
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 /// The wrapper.
 pub struct WithoutTso {
@@ -79,6 +82,14 @@ impl Device for WithoutTso {
 
     fn wants_tx_wake(&self) -> bool {
         self.inner.wants_tx_wake()
+    }
+
+    fn region(&mut self) -> Option<Backing> {
+        self.inner.region()
+    }
+
+    fn peek(&self) -> Option<Arc<dyn Peek>> {
+        self.inner.peek()
     }
 
     fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {

@@ -14,6 +14,7 @@
 pub mod bench;
 pub mod file;
 pub mod place;
+pub mod shm;
 pub mod sim;
 pub mod sosend;
 pub mod stages;
