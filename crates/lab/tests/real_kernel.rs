@@ -3,14 +3,21 @@
 //! children are itself. Times are not judged; bytes, counts and what is left behind are.
 
 use fulmar_lab::Bulk;
-use fulmar_lab::bench::Sample;
+use fulmar_lab::bench::{Sample, Way};
 use fulmar_lab::child;
 use fulmar_lab::cpu::Placement;
+use fulmar_lab::file::{BenchFile, Heat};
 use fulmar_lab::floor::{Direction, Ground, Kind};
-use fulmar_lab::kernel::Pair;
-use fulmar_lab::kernel_calls::Sending;
+use fulmar_lab::kernel::{Local, Pair, Work};
+use fulmar_lab::kernel_calls::{KernelCall, Sending};
 use fulmar_lab::netns::{self, Netns};
 use fulmar_lab::peer::{Endpoint, Peer, Role, Spec};
+use fulmar_lab::send::bench::file_way;
+use fulmar_lab::send::file::FileMethod;
+use fulmar_lab::send::shm::Shared;
+use fulmar_lab::send::{self, Load, Method, Place};
+use fulmar_lab::stream::{self, Over};
+use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -28,6 +35,10 @@ fn main() {
     for kind in [Kind::Tap, Kind::Packet, Kind::PacketRing] {
         the_floor_moves_bytes_both_ways(kind);
     }
+    every_kernel_call_moves_bytes();
+    every_way_of_sending_moves_bytes_over_a_tap_in_as_many_outputs_as_it_should();
+    a_file_goes_over_a_tap_in_every_way();
+    two_processes_talk_over_shared_memory();
     a_dropped_peer_is_dead();
     println!("real_kernel: ok");
 }
@@ -80,6 +91,89 @@ fn the_floor_moves_bytes_both_ways(kind: Kind) {
                 sample.counts.iter().find(|(n, _)| *n == "data_frames").expect("counted").1;
             assert!(sample.all_bytes() / frames > 16 * 1024, "{what}: {sample:?}");
         }
+    }
+}
+
+fn load() -> Load {
+    Load { warm_bytes: 1 << 20, ..Load::of_writes(64 << 10) }
+}
+
+/// Runs a way once.
+fn run(mut way: Way<'_>) -> Sample {
+    let sample = (way.run)(TIME);
+    assert_moved(&way.name, sample)
+}
+
+fn every_kernel_call_moves_bytes() {
+    let pair = Pair::new(1500, true).expect("two namespaces and a veth pair");
+    let here = Netns::current().expect("here");
+    let file = BenchFile::with_bytes(1 << 20).expect("a temporary file");
+    for call in KernelCall::ALL {
+        let file = call.needs_file().then_some((&file, Heat::Cold));
+        let work = Work { call, load: load(), file };
+        let sample = run(pair.way(work, Placement::SameCpu));
+        assert_eq!(sample.counted("zerocopy_sends") > 0, call == KernelCall::ZeroCopy);
+        for local in Local::ALL {
+            // AF_UNIX has no zerocopy.
+            if call != KernelCall::ZeroCopy {
+                run(local.way(&here, work, Placement::SameCpu));
+            }
+        }
+    }
+}
+
+/// A stack of ours over a TAP, unless this machine has none.
+fn tap(super_segments: bool) -> Option<RefCell<Box<dyn Place>>> {
+    if !Path::new("/dev/net/tun").exists() {
+        skip("TAP", "there is no /dev/net/tun");
+        return None;
+    }
+    let ground =
+        stream::Ground::with_super_segments(Over::Tap, Placement::SameCpu, super_segments, None);
+    match ground {
+        Ok(ground) => Some(RefCell::new(Box::new(ground))),
+        Err(e) => {
+            skip("TAP", &e.to_string());
+            None
+        }
+    }
+}
+
+fn every_way_of_sending_moves_bytes_over_a_tap_in_as_many_outputs_as_it_should() {
+    for super_segments in [true, false] {
+        let Some(place) = tap(super_segments) else { return };
+        for (method, at_least) in [
+            (Method::Old, 32.0),
+            (Method::Published, 1.0),
+            (Method::Ours, 1.0),
+            (Method::Owned, 1.0),
+        ] {
+            let sample = run(send::way(&place, method, load()));
+            // A write that found the buffer nearly full took more passes.
+            let outputs = sample.quotient("send_outputs", "calls");
+            assert!((at_least..at_least + 8.0).contains(&outputs), "{method:?}: {outputs}");
+            let frame_bytes = sample.counted("call_bytes") / sample.counted("tx_frames").max(1);
+            let whole = super_segments && method != Method::Old;
+            assert_eq!(frame_bytes > 4000, whole, "{method:?}: {frame_bytes}");
+        }
+    }
+}
+
+fn a_file_goes_over_a_tap_in_every_way() {
+    let file = BenchFile::with_bytes(1 << 20).expect("a temporary file");
+    let Some(place) = tap(true) else { return };
+    for method in FileMethod::ALL {
+        run(file_way(&place, method, &file, Heat::Cold, load()));
+    }
+}
+
+fn two_processes_talk_over_shared_memory() {
+    let shared = Shared::new(Placement::SameCpu, true).expect("shared memory");
+    let place: RefCell<Box<dyn Place>> = RefCell::new(Box::new(shared));
+    // The child warms up as long as it was told when it was started.
+    let load = Load::of_writes(64 << 10);
+    for method in [Method::Old, Method::Ours] {
+        run(send::way(&place, method, load));
     }
 }
 

@@ -126,10 +126,14 @@ impl Grounds {
                 false
             }
         };
-        if options.kernel && has_kernel {
+        // Beside real devices and the simulated one; between processes of one host there is no veth.
+        let only_local = options.fulmar && options.devices.iter().all(|d| *d == Device::Shm);
+        if options.kernel && has_kernel && !only_local {
             for &super_segments in &options.super_segments {
                 grounds.pairs.push(Pair::new(MTU, super_segments)?);
             }
+        }
+        if options.kernel && has_kernel {
             grounds.host = Some(Netns::current()?);
         }
         if options.fulmar {

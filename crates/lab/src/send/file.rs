@@ -7,8 +7,9 @@
 //!
 //! The old loop is that of FreeBSD 4 to 6: each turn takes one page (less at the ends of the range),
 //! obtains one mbuf for it, brings its bytes synchronously, looks at the socket *after* that, waits
-//! while less than the low-water mark of 2048 bytes is free, and sends that one mbuf with flags 0.
-//! TCP so sees two full segments and a rest at a time. Where the original mapped the page and
+//! while there is no room for it, and sends that one mbuf with flags 0. (The original waited while
+//! less than the low-water mark of 2048 bytes was free, and then overfilled its buffer by up to half a
+//! page, which this send buffer does not allow.) TCP so sees two full segments and a rest at a time. Where the original mapped the page and
 //! referred to it, the bytes come here from the same source as those of the new way, by `pread` into
 //! the mbuf (one system call and one copy per page), so that the comparison tells the loops apart.
 //!
@@ -150,7 +151,7 @@ fn send_pages(writing: &Writing<'_>, file: &File, start: u64, end: u64) -> io::R
         }
         at += page.len() as u64;
         // Only now: while the page was read the connection may have ended.
-        writing.wait_space(page.len()).map_err(to_io)?;
+        writing.wait_room(page.len()).map_err(to_io)?;
         writing.send(page, false).map_err(to_io)?;
     }
     Ok(at - start)

@@ -21,9 +21,10 @@ pub mod stages;
 
 use crate::bench::{Cell, Sample, Way};
 use crate::cpu::Placement;
-use fulmar::{Stack, TcpStream};
+use fulmar::{OwnedBytes, Stack, TcpStream};
 use std::cell::RefCell;
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The shape of a transfer, the same for every way that is compared.
@@ -60,13 +61,18 @@ pub enum Method {
     Variant(sosend::Builder),
     /// `TcpStream::write`.
     Ours,
+    /// `TcpStream::send_owned`: memory given away, nothing copied.
+    Owned,
 }
 
 impl Method {
     /// Every method, single changes included; what is compared stands side by side.
     pub fn all() -> Vec<Method> {
         let variants = sosend::VARIANTS.map(Method::Variant);
-        [Method::Old, Method::Ours, Method::Published].into_iter().chain(variants).collect()
+        [Method::Old, Method::Ours, Method::Owned, Method::Published]
+            .into_iter()
+            .chain(variants)
+            .collect()
     }
 
     /// The name in ways and JSON.
@@ -76,6 +82,7 @@ impl Method {
             Method::Published => "published",
             Method::Variant(builder) => builder.name(),
             Method::Ours => "ours",
+            Method::Owned => "owned",
         }
     }
 
@@ -86,6 +93,7 @@ impl Method {
             Method::Published => "published: 4 KiB mbufs, one send".to_owned(),
             Method::Variant(builder) => builder.title(),
             Method::Ours => "fulmar write".to_owned(),
+            Method::Owned => "fulmar send_owned, no copy".to_owned(),
         }
     }
 
@@ -97,6 +105,7 @@ impl Method {
             Method::Published => Box::new(sosend::Writer::new(sosend::PUBLISHED, bytes)),
             Method::Variant(builder) => Box::new(sosend::Writer::new(builder, bytes)),
             Method::Ours => Box::new(Ours(bytes)),
+            Method::Owned => Box::new(Owned(bytes.into())),
         }
     }
 }
@@ -131,6 +140,28 @@ impl Caller for Ours {
     fn call(&mut self, to: &Target<'_>) -> io::Result<u64> {
         let mut stream = to.stream;
         stream.write_all(&self.0)?;
+        Ok(self.0.len() as u64)
+    }
+}
+
+/// The released path for memory that is given away. The same memory is given again and again, since
+/// the connection only reads it; whose turn it is to drop it last does not matter.
+struct Owned(Arc<[u8]>);
+
+/// A share in the memory.
+struct Given(Arc<[u8]>);
+
+impl AsRef<[u8]> for Given {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Caller for Owned {
+    fn call(&mut self, to: &Target<'_>) -> io::Result<u64> {
+        let bytes = OwnedBytes::from_owner(Given(Arc::clone(&self.0)));
+        // Nobody waits for the completion, as in a program that never changes what it sends.
+        to.stream.send_owned(bytes)?;
         Ok(self.0.len() as u64)
     }
 }

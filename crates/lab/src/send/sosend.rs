@@ -156,15 +156,17 @@ impl Writing<'_> {
         Ok(Turn(self))
     }
 
-    /// The outer loop's checks, and free space; waits for it.
+    /// The outer loop's checks, and free space; waits while that is less than `want` and less than the
+    /// low-water mark.
     pub fn wait_space(&self, want: usize) -> Result<usize, SocketError> {
+        self.wait_room(want.min(LOW_WATER_BYTES))
+    }
+
+    /// The checks, and free space; waits while that is less than `enough`.
+    pub fn wait_room(&self, enough: usize) -> Result<usize, SocketError> {
         self.host.wait(self.id, Ready::WRITABLE, Limit::Forever, |shard, _| {
             let space = shard.tcp_send_space(self.id)?;
-            Ok(if space < want && space < LOW_WATER_BYTES {
-                Step::WaitSpace(want.min(LOW_WATER_BYTES))
-            } else {
-                Step::Done(space)
-            })
+            Ok(if space < enough { Step::WaitSpace(enough) } else { Step::Done(space) })
         })
     }
 

@@ -23,6 +23,7 @@ fn stack(device: Box<dyn fulmar::Device>, ip: Ipv4Addr) -> Stack {
 struct Counted {
     outputs: u64,
     mbufs: u64,
+    copied_bytes: u64,
     bytes: Vec<u8>,
 }
 
@@ -43,11 +44,17 @@ fn count(mut caller: Box<dyn Caller>) -> Counted {
     let to = Target { stack: &near, stream: &stream };
     let sent: u64 = (0..CALLS).map(|_| caller.call(&to).expect("it is open")).sum();
     let after = near.stat().expect("ours");
+    let copies_per_byte = caller.copies_per_byte();
     drop(stream);
     let bytes = reader.join().expect("no panic");
     assert_eq!(bytes.len() as u64, sent);
     let of = |c| after.count(c) - before.count(c);
-    Counted { outputs: of(Counter::SendOutputs), mbufs: of(Counter::SendMbufs), bytes }
+    Counted {
+        outputs: of(Counter::SendOutputs),
+        mbufs: of(Counter::SendMbufs),
+        copied_bytes: of(Counter::CopiedBytes) + sent * copies_per_byte,
+        bytes,
+    }
 }
 
 fn count_method(method: Method) -> Counted {
@@ -62,6 +69,7 @@ fn the_old_way_makes_32_outputs_of_a_64_kib_write_and_the_new_ones_make_one() {
         (Method::Old, 32, 32),
         (Method::Published, 1, 16),
         (Method::Ours, 1, 1),
+        (Method::Owned, 1, 1),
         (Method::Variant(sosend::VARIANTS[0]), 16, 16),
         (Method::Variant(sosend::VARIANTS[1]), 1, 1),
         (Method::Variant(sosend::VARIANTS[2]), 1, 32),
@@ -73,6 +81,8 @@ fn the_old_way_makes_32_outputs_of_a_64_kib_write_and_the_new_ones_make_one() {
             (outputs * CALLS, mbufs * CALLS),
             "{method:?}"
         );
+        let copies = u64::from(method != Method::Owned);
+        assert_eq!(counted.copied_bytes, copies * counted.bytes.len() as u64, "{method:?}");
     }
 }
 
