@@ -3,6 +3,7 @@
 //! most the stack's documented time, and the stack is no longer listed.
 
 use crate::failure::{Failure, Outcome};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
@@ -56,6 +57,19 @@ impl Interrupt {
         let left = due.saturating_duration_since(Instant::now());
         self.0.recv_timeout(left) == Err(RecvTimeoutError::Timeout)
     }
+}
+
+/// From now on a signal sets what this returns, which whatever runs looks at; a second one ends the
+/// process at once.
+pub fn stop_flag() -> Outcome<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let set = flag.clone();
+    handle(move || {
+        if set.swap(true, Ordering::SeqCst) {
+            std::process::exit(INTERRUPTED);
+        }
+    })?;
+    Ok(flag)
 }
 
 fn handle(handler: impl FnMut() + Send + 'static) -> Outcome {

@@ -10,6 +10,9 @@ mod faults;
 mod format;
 mod interrupt;
 mod nc;
+mod netperf;
+mod netserver;
+mod network;
 mod ping;
 mod reproduce;
 mod resolve;
@@ -41,6 +44,8 @@ struct Line {
 enum Command {
     Bench(bench::Args),
     Nc(nc::Args),
+    Netperf(netperf::Args),
+    Netserver(netserver::Args),
     Reproduce(reproduce::Args),
     Ping(ping::Args),
     Send(transfer::SendArgs),
@@ -63,6 +68,8 @@ fn main() -> ExitCode {
     let outcome = match &Line::parse().command {
         Command::Bench(args) => bench::run(args),
         Command::Nc(args) => nc::run(args),
+        Command::Netperf(args) => netperf::run(args),
+        Command::Netserver(args) => netserver::run(args),
         Command::Reproduce(args) => reproduce::run(args),
         Command::Ping(args) => ping::run(args),
         Command::Send(args) => transfer::send(args),

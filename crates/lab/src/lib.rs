@@ -23,6 +23,7 @@ pub mod limit;
 pub mod lock;
 pub mod netlink;
 pub mod netns;
+pub mod netperf;
 pub mod page;
 pub mod peer;
 pub mod report;

@@ -9,6 +9,7 @@
 
 use std::ffi::CStr;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -106,6 +107,60 @@ pub fn send_file(
     // SAFETY: the offset is a local; the descriptors are borrowed for the call.
     let n = unsafe { libc::sendfile(to.as_raw_fd(), file.as_raw_fd(), &raw mut offset, bytes) };
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// Reads a socket option into `value`; returns how many bytes the kernel wrote.
+pub fn getsockopt(
+    fd: BorrowedFd<'_>,
+    level: i32,
+    name: i32,
+    value: &mut [u8],
+) -> io::Result<usize> {
+    let mut len = value.len() as libc::socklen_t;
+    // SAFETY: pointer and length come from one slice that outlives the call; the kernel writes at
+    // most `len` bytes and then puts the number written there.
+    let r = unsafe {
+        let at = value.as_mut_ptr().cast();
+        libc::getsockopt(fd.as_raw_fd(), level, name, at, &raw mut len)
+    };
+    check(r).map(|_| (len as usize).min(value.len()))
+}
+
+/// Sets SO_RCVTIMEO (also what `accept` waits) or SO_SNDTIMEO (also what `connect` waits).
+pub fn set_timeout(fd: BorrowedFd<'_>, name: i32, time: Duration) -> io::Result<()> {
+    // struct timeval of 64-bit Linux: seconds, microseconds. Zero would mean for ever.
+    let us = time.as_micros().clamp(1, i64::MAX as u128) as i64;
+    let mut value = [0; 16];
+    value[..8].copy_from_slice(&(us / 1_000_000).to_ne_bytes());
+    value[8..].copy_from_slice(&(us % 1_000_000).to_ne_bytes());
+    setsockopt(fd, libc::SOL_SOCKET, name, &value)
+}
+
+/// Connects a socket.
+pub fn connect(fd: BorrowedFd<'_>, to: SocketAddr) -> io::Result<()> {
+    let (bytes, len) = sockaddr(to);
+    // SAFETY: the address is a local of at least `len` bytes; the kernel copies it byte by byte.
+    let r = unsafe { libc::connect(fd.as_raw_fd(), bytes.as_ptr().cast(), len) };
+    check(r).map(drop)
+}
+
+/// `sockaddr_in` or `sockaddr_in6` of an address, and its length (ip(7), ipv6(7)).
+fn sockaddr(addr: SocketAddr) -> ([u8; 28], libc::socklen_t) {
+    let mut bytes = [0; 28];
+    bytes[2..4].copy_from_slice(&addr.port().to_be_bytes());
+    match addr {
+        SocketAddr::V4(a) => {
+            bytes[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+            bytes[4..8].copy_from_slice(&a.ip().octets());
+            (bytes, 16)
+        }
+        SocketAddr::V6(a) => {
+            bytes[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+            bytes[8..24].copy_from_slice(&a.ip().octets());
+            bytes[24..].copy_from_slice(&a.scope_id().to_ne_bytes());
+            (bytes, 28)
+        }
+    }
 }
 
 /// Binds an AF_PACKET socket to an interface, for all protocols.

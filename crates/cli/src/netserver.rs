@@ -1,0 +1,87 @@
+//! `fulmar netserver`: what a stock netperf on the other side measures.
+
+use crate::failure::{During, Failure, Outcome};
+use crate::interrupt;
+use crate::network::NetworkArgs;
+use crate::resolve::Family;
+use fulmar_lab::netperf::CONTROL_PORT;
+use fulmar_lab::netperf::server::{Rules, Server};
+use fulmar_lab::netperf::socket::Network;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// Be measured by netperf, stock or our own: the server side of its tests
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  fulmar netserver                             in one terminal, on fulmar
+  netperf -H 10.77.0.2 -t TCP_STREAM -c -C     in another, a stock netperf on the kernel
+  fulmar netserver --stack kernel              as a stock netserver would
+docs/netperf.md has more.")]
+pub struct Args {
+    /// The port of the control connection
+    #[arg(short, long, default_value_t = CONTROL_PORT)]
+    port: u16,
+    /// Listen on this address only
+    #[arg(short = 'L', long = "listen", value_name = "ADDRESS")]
+    address: Option<IpAddr>,
+    /// Taken for the sake of habit: it always stays in the foreground
+    #[arg(short = 'D')]
+    foreground: bool,
+    /// Clients at once; more are turned away
+    #[arg(long, default_value_t = 64)]
+    max_clients: usize,
+    /// Let clients name files (-F) of this machine to fill the buffers from; they receive them
+    #[arg(long)]
+    fill_files: bool,
+    #[command(flatten)]
+    family: Family,
+    #[command(flatten)]
+    network: NetworkArgs,
+}
+
+/// Runs the command until a signal ends it.
+pub fn run(args: &Args) -> Outcome<ExitCode> {
+    let stop = interrupt::stop_flag()?;
+    let opened = args.network.open()?;
+    let server = bind(args, &opened.network)?;
+    let at = server.local_addr().during("cannot listen")?;
+    eprintln!("netserver: listening on {at}");
+    server.run(&stop).during("cannot accept clients")?;
+    drop(server);
+    opened.close();
+    Ok(ExitCode::SUCCESS)
+}
+
+fn rules(args: &Args) -> Rules {
+    Rules {
+        max_clients: args.max_clients,
+        may_read_files: args.fill_files,
+        say: Arc::new(|sentence| eprintln!("netserver: {sentence}")),
+    }
+}
+
+/// On the address that was named; else on both versions of IP, where there are both.
+fn bind(args: &Args, network: &Arc<dyn Network>) -> Outcome<Server> {
+    let any = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
+    let candidates: Vec<IpAddr> = match args.address {
+        Some(address) => vec![address],
+        None => any.into_iter().filter(|a| args.family.admits(*a)).collect(),
+    };
+    let mut failure = Failure::new("there is no address to listen on");
+    for ip in candidates {
+        let at = SocketAddr::new(ip, args.port);
+        match Server::bind(network.clone(), at, rules(args)) {
+            Ok(server) => return Ok(server),
+            Err(e) => {
+                failure = Failure::io(format_args!("cannot listen on {at}"), &e);
+                // A port that is taken must not be had quietly for the other version alone.
+                if e.kind() == io::ErrorKind::AddrInUse {
+                    break;
+                }
+            }
+        }
+    }
+    Err(failure)
+}
