@@ -304,6 +304,27 @@ impl Chain {
         Some(done)
     }
 
+    /// Writes the bytes of `pieces` over those of the chain from its front, in one pass over both
+    /// however many they are; returns how many there was room for. `None` at a segment that is shared
+    /// or external; what lies before it is written. Sums as [`Chain::copy_from`] does.
+    pub fn fill<'a>(&mut self, pieces: impl IntoIterator<Item = &'a [u8]>) -> Option<usize> {
+        let mut pieces = pieces.into_iter();
+        let (mut piece, mut done): (&[u8], usize) = (&[], 0);
+        for mut m in self.list.iter_mut() {
+            let mut at = 0;
+            while at < m.len() {
+                while piece.is_empty() {
+                    let Some(next) = pieces.next() else { return Some(done) };
+                    piece = next;
+                }
+                let n = sums::write(&mut m, at, piece)?;
+                piece = piece.get(n..)?;
+                (at, done) = (at + n, done + n);
+            }
+        }
+        Some(done)
+    }
+
     /// Puts `n` bytes in front and returns them to be written: in the headroom of the first
     /// segment if nobody shares it, else in a new mbuf charged to `p`. Error: no mbuf was left.
     pub fn prepend(

@@ -186,22 +186,13 @@ fn join_small<'b>(
 /// Fills a chain from the writer's buffers, `skip` bytes of which are written already: one pass over
 /// both, however many pieces they are in.
 fn gather(bufs: &[IoSlice<'_>], mut skip: usize, chain: &mut Chain) {
-    let mut pieces = bufs.iter();
-    let mut piece: &[u8] = &[];
-    for mut room in chain.slices_mut() {
-        while !room.is_empty() {
-            while piece.is_empty() {
-                let Some(next) = pieces.next() else { return };
-                let passed = skip.min(next.len());
-                skip -= passed;
-                piece = &next[passed..];
-            }
-            let n = piece.len().min(room.len());
-            let (now, later) = room.split_at_mut(n);
-            now.copy_from_slice(&piece[..n]);
-            (piece, room) = (&piece[n..], later);
-        }
-    }
+    let pieces = bufs.iter().map(|b| {
+        let passed = skip.min(b.len());
+        skip -= passed;
+        &b[passed..]
+    });
+    let filled = chain.fill(pieces);
+    debug_assert!(filled.is_some(), "the writer's storage is its own");
 }
 
 #[cfg(test)]

@@ -10,6 +10,8 @@ mod end;
 mod options;
 mod poll;
 mod sendfile;
+mod send;
+mod send_owned;
 mod set_up;
 mod shortage;
 mod stream;
