@@ -242,11 +242,7 @@ impl<P: Probe> Shard<P> {
         let pool = &mut self.net.pool;
         let mut chain =
             pool.alloc_chain(bytes, HEADROOM, Purpose::Send).map_err(|_| SocketError::NoBuffer)?;
-        let mut at = 0;
-        for part in parts {
-            chain.copy_from(at, part);
-            at += part.len();
-        }
+        chain.fill(parts.iter().copied());
         Ok(chain)
     }
 

@@ -47,6 +47,7 @@ mod segment;
 mod tcb;
 mod timers;
 mod timewait;
+mod tuning;
 mod user;
 mod window;
 

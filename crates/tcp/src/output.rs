@@ -47,6 +47,7 @@ impl Tcb {
             Err(why) => why,
         };
         self.note_limits();
+        self.note_short_buffer();
         self.rearm(env.now);
         sent
     }

@@ -28,6 +28,7 @@ use crate::rtt::Rtt;
 use crate::scoreboard::Scoreboard;
 use crate::segment::pseudo_sum;
 use crate::timers::{Timer, Timers, later};
+use crate::tuning::Tuning;
 use crate::{Config, TimeWait};
 use fulmar_base::{FlowKey, Instant, SeqNum};
 use fulmar_mbuf::{RecvQueue, SendQueue};
@@ -217,6 +218,7 @@ pub struct Tcb {
     pub(crate) cubic: Cubic,
     pub(crate) sacked: Scoreboard,
     pub(crate) recovery: Recovery,
+    pub(crate) tuning: Tuning,
     pub(crate) timers: Timers,
     /// The retransmit timer is the persist timer.
     pub(crate) persisting: bool,
@@ -314,6 +316,7 @@ impl Tcb {
             cubic: Cubic::new(u32::from(DEFAULT_MSS), cfg.initial_window_segments),
             sacked: Scoreboard::new(),
             recovery: Recovery::new(),
+            tuning: Tuning::default(),
             timers: Timers::new(),
             persisting: false,
             challenge: crate::challenge::Limit::new(),

@@ -231,10 +231,12 @@ impl Tcb {
         self.user.send_low_water
     }
 
-    /// Sets the send buffer, bytes, at most `Config::max_buffer_bytes`; returns what was set.
+    /// Sets the send buffer, bytes, at most `Config::max_buffer_bytes`; returns what was set. From
+    /// then on it does not change by itself.
     pub fn set_send_buffer(&mut self, bytes: usize) -> usize {
         let bytes = bytes.clamp(MIN_BUFFER_BYTES, self.cfg.max_buffer_bytes.max(MIN_BUFFER_BYTES));
         self.send.set_limit(bytes);
+        self.tuning.fixed = true;
         bytes
     }
 

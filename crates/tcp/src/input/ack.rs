@@ -108,6 +108,7 @@ impl Tcb {
         self.sacked.acked_to(una);
         // The SYN is position 0 and the FIN lies behind the ready bytes: neither is in the queue.
         self.send.consume_to(una.saturating_sub(1), env.pool);
+        self.tune_send_buffer(env);
         self.rtt.reset_backoff();
         self.marks.progress_at = env.now;
         self.fate.soft_error = None;
