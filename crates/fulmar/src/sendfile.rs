@@ -27,15 +27,13 @@ mod source;
 
 /// Where the bytes of a file come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum FileSource {
-    /// What was measured to be cheaper.
+    /// What was measured to be cheaper: [`FileSource::Read`].
     #[default]
     Auto,
     /// Read into buffers of the stack: one copy.
     Read,
-    /// Pages of the file by reference, where the kernel alone touches what is sent; elsewhere as
-    /// [`FileSource::Read`].
-    Mapped,
 }
 
 /// How a file is sent; the default is right for most.
@@ -54,8 +52,8 @@ pub enum FileSource {
 pub struct SendFile {
     /// Where the bytes come from.
     pub source: FileSource,
-    /// Bytes that were accepted no longer change with the file. Costs: no mapped pages, and on a
-    /// non-blocking socket the call itself waits for the disk.
+    /// Bytes that were accepted no longer change with the file. The cost: on a non-blocking socket
+    /// the call itself waits for the disk.
     pub is_stable: bool,
     /// Bytes of the file to read ahead of what is being sent, when it is not in memory; `None`:
     /// twice what went last. 0: none.
@@ -130,16 +128,17 @@ impl TcpStream {
     /// trailers go also with an empty file.
     ///
     /// What the file holds is read once, when its bytes are accepted; writes to the file after the
-    /// call are not seen. Two exceptions, both turned off by [`SendFile::stable`]: on a non-blocking
-    /// socket what is not in memory is accepted first and read a little later, and with
-    /// [`FileSource::Mapped`] the pages of the file itself are sent, and sent again.
+    /// call are not seen, not even when bytes are sent again. The exception, which
+    /// [`SendFile::stable`] turns off: on a non-blocking socket what is not in memory is accepted
+    /// first and read a little later.
     ///
     /// A call waits until half of the send buffer is free, or until the rest fits, before it goes
     /// on; the write time-out applies to each wait.
     ///
     /// # Errors
-    /// [`SendFileError`], with what was accepted before it. `WouldBlock`: the socket is non-blocking,
-    /// or the time-out passed; try again with the rest. `IsADirectory`; `NotSeekable`: the file is a
+    /// [`SendFileError`], with what was accepted before it. `WouldBlock`: the socket is non-blocking
+    /// (then a call goes on where a write would: it does not wait for half the buffer), or the
+    /// time-out passed; try again with the rest. `IsADirectory`; `NotSeekable`: the file is a
     /// pipe or a socket. Those of reading the file: what was read before is accepted. If a piece
     /// that was accepted before it was read cannot be read, the connection is reset and later calls
     /// say EIO. Otherwise as `write`.

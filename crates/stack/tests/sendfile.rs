@@ -221,3 +221,28 @@ fn a_piece_that_is_ready_after_the_end_of_its_connection_is_freed_and_refused() 
     p.shards[0].pool().drain_remote();
     assert_eq!(p.shards[0].pool().outstanding(), 0);
 }
+
+#[test]
+fn a_piece_of_64_kib_is_one_output_of_as_many_packets() {
+    let mut p = Pair::new(3, &Impairments::default());
+    let counts = [Counter::SendOutputs, Counter::SendPackets, Counter::SendFrames];
+    let mut got = Vec::new();
+    let mut last = [0; 3];
+    // The window of a young connection is smaller than that.
+    for _ in 0..20 {
+        let rest = Rest { file: 64 << 10, ..Rest::default() };
+        let shard = &mut p.shards[0];
+        let before = counts.map(|c| shard.counters().value(c));
+        let step = shard.sendfile_reserve(p.now, p.client, &rest, Worth::HalfTheBuffer);
+        let Ok(Step::Done((r, piece))) = step else { panic!("no space") };
+        shard.sendfile_commit(p.now, p.client, r, piece.len(), false).expect("open");
+        let after = counts.map(|c| shard.counters().value(c));
+        last = [0, 1, 2].map(|i| after[i] - before[i]);
+        // Not so long that the congestion window starts anew.
+        (0..8).for_each(|_| p.pass());
+        p.take(&mut got);
+    }
+    assert_eq!(got.len(), 20 * (64 << 10));
+    // 45 packets of 1,448 bytes in one frame, and what is left of 64 KiB.
+    assert_eq!(last, [1, 46, 2]);
+}

@@ -14,6 +14,7 @@ mod errno;
 mod faults;
 mod namespace;
 mod path_mtu;
+mod sendfile;
 mod sys;
 mod tcp;
 mod udp;

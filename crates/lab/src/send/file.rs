@@ -37,14 +37,11 @@ pub enum FileMethod {
     ReadWrite,
     /// `TcpStream::send_file`, read into the stack's buffers.
     Read,
-    /// `TcpStream::send_file`, pages by reference.
-    Mapped,
 }
 
 impl FileMethod {
     /// Every method.
-    pub const ALL: [FileMethod; 4] =
-        [FileMethod::Old, FileMethod::ReadWrite, FileMethod::Read, FileMethod::Mapped];
+    pub const ALL: [FileMethod; 3] = [FileMethod::Old, FileMethod::ReadWrite, FileMethod::Read];
 
     /// The name in ways and JSON.
     pub const fn name(self) -> &'static str {
@@ -52,7 +49,6 @@ impl FileMethod {
             FileMethod::Old => "old",
             FileMethod::ReadWrite => "read_write",
             FileMethod::Read => "ours_read",
-            FileMethod::Mapped => "ours_mapped",
         }
     }
 
@@ -62,7 +58,6 @@ impl FileMethod {
             FileMethod::Old => "old sendfile: one page, one send each",
             FileMethod::ReadWrite => "read + fulmar write",
             FileMethod::Read => "fulmar send_file, read",
-            FileMethod::Mapped => "fulmar send_file, mapped",
         }
     }
 
@@ -80,7 +75,6 @@ impl FileMethod {
             FileMethod::Old => Box::new(PageByPage(part)),
             FileMethod::ReadWrite => Box::new(ReadWrite(part, vec![0; load.write_bytes])),
             FileMethod::Read => Box::new(Ours(part, SendFile::new().source(FileSource::Read))),
-            FileMethod::Mapped => Box::new(Ours(part, SendFile::new().source(FileSource::Mapped))),
         })
     }
 }
