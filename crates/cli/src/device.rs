@@ -5,6 +5,7 @@ use crate::faults::FaultSpec;
 use crate::sandbox::{DEFAULT_INTERFACE, FULMAR_ADDRESSES, KERNEL_ADDRESSES};
 use fulmar::devices::fault::Rates;
 use fulmar::devices::shm_device::{Shm, ShmConfig, Side};
+use fulmar::devices::sim::{FarEnd, SimConfig};
 use fulmar::{Cidr, Device, Stack, TcpStream, devices};
 use fulmar_lab::netns::Netns;
 use std::fs::File;
@@ -21,7 +22,9 @@ use std::time::Duration;
 #[command(next_help_heading = "Device and addresses")]
 pub struct StackArgs {
     /// tap:NAME, packet:INTERFACE, shm:NAME (shared with another fulmar on this host that names the
-    /// same; with a slash it is a path), or auto: a TAP called fulmar0, else the interface fulmar0
+    /// same; with a slash it is a path), sim (a simulated network card with a simulated host behind
+    /// it, which has every other address, takes all that is sent to it and on port 19 sends without
+    /// end), or auto: a TAP called fulmar0, else the interface fulmar0
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: DeviceSpec,
     /// An address of the stack with its prefix length; may be repeated [default: 10.77.0.2/24 and
@@ -53,6 +56,7 @@ enum DeviceSpec {
     Tap(String),
     Packet(String),
     Shm(String),
+    Sim,
 }
 
 impl FromStr for DeviceSpec {
@@ -61,11 +65,12 @@ impl FromStr for DeviceSpec {
     fn from_str(text: &str) -> Result<DeviceSpec, String> {
         match text.split_once(':') {
             None if text == "auto" => Ok(DeviceSpec::Auto),
+            None if text == "sim" => Ok(DeviceSpec::Sim),
             Some(("tap", name)) => interface_name(name).map(DeviceSpec::Tap),
             Some(("packet", name)) => interface_name(name).map(DeviceSpec::Packet),
             Some(("shm", name)) if !name.is_empty() => Ok(DeviceSpec::Shm(name.to_owned())),
             _ => Err(format!(
-                "`{text}` is not a device: write tap:NAME, packet:INTERFACE, shm:NAME or auto"
+                "`{text}` is not a device: write tap:NAME, packet:INTERFACE, shm:NAME, sim or auto"
             )),
         }
     }
@@ -106,6 +111,7 @@ impl DeviceSpec {
             DeviceSpec::Tap(name) => open_tap(name),
             DeviceSpec::Packet(name) => open_packet(name),
             DeviceSpec::Shm(name) => open_shm(name),
+            DeviceSpec::Sim => open_sim(),
             DeviceSpec::Auto => open_default(),
         }
     }
@@ -137,6 +143,14 @@ fn open_shm(name: &str) -> Outcome<Opened> {
     };
     let device = Box::new(end);
     Ok(Opened { device, new_tap: None, defaults: Some(defaults), is_shared: false })
+}
+
+/// Nobody else is on the wire of a simulated card. What its far end sends is made, not left over.
+fn open_sim() -> Outcome<Opened> {
+    let far_end = FarEnd { verify: true, ..FarEnd::default() };
+    let config = SimConfig { far_end, ..SimConfig::default() };
+    let (device, _) = devices::sim_nic(config).map_err(|e| Failure::new(e.to_string()))?;
+    Ok(Opened { device, new_tap: None, defaults: Some(FULMAR_ADDRESSES), is_shared: false })
 }
 
 /// fulmar0 as whatever it is; where it is nothing yet, as a TAP.
@@ -309,6 +323,7 @@ mod tests {
     #[test]
     fn devices_are_named_by_kind_and_interface() {
         assert_eq!("auto".parse(), Ok(DeviceSpec::Auto));
+        assert_eq!("sim".parse(), Ok(DeviceSpec::Sim));
         assert_eq!("tap:t0".parse(), Ok(DeviceSpec::Tap("t0".into())));
         assert_eq!("packet:eth0".parse(), Ok(DeviceSpec::Packet("eth0".into())));
         assert_eq!("shm:/tmp/a:b".parse(), Ok(DeviceSpec::Shm("/tmp/a:b".into())));

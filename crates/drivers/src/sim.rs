@@ -58,6 +58,9 @@ pub use peer::{AckRule, Command, FarEnd, Service};
 
 const ETHER_BYTES: usize = 14;
 
+/// What the pool has blocks for: a buffer of another length would take the next of these.
+const BUFFER_BYTES: [usize; 4] = [2 << 10, 4 << 10, 16 << 10, 64 << 10];
+
 /// A coalescing register pair: when the hardware asks for attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Coalesce {
@@ -101,7 +104,7 @@ pub struct SimConfig {
     pub tx_descriptors: usize,
     /// Receive buffers posted. Rounded up to a power of two.
     pub rx_buffers: usize,
-    /// Room of a receive buffer, at most 64 KiB. It holds at least a frame of the MTU.
+    /// Room of a receive buffer: 2, 4, 16 or 64 KiB, rounded up, and at least a frame of the MTU.
     pub rx_buffer_bytes: usize,
     /// Where that is more than 4 KiB, so many buffers of 2 KiB are posted beside them for frames
     /// that fit these. Rounded up to a power of two.
@@ -166,7 +169,9 @@ impl SimConfig {
     fn bounded(mut self) -> SimConfig {
         self.mtu = self.mtu.clamp(68, MAX_MBUF_BYTES - ETHER_BYTES);
         let least = self.mtu + ETHER_BYTES;
-        self.rx_buffer_bytes = self.rx_buffer_bytes.clamp(least, MAX_MBUF_BYTES);
+        let wanted = self.rx_buffer_bytes.max(least);
+        let fits = BUFFER_BYTES.into_iter().find(|b| *b >= wanted);
+        self.rx_buffer_bytes = fits.unwrap_or(MAX_MBUF_BYTES);
         self.tx_descriptors = self.tx_descriptors.clamp(2 * MAX_SEGS, 1 << 16);
         self.rx_buffers = self.rx_buffers.clamp(4, 1 << 16);
         self.rx_small_buffers = self.rx_small_buffers.clamp(1, 1 << 16);

@@ -205,7 +205,8 @@ impl Driver {
         offload: Offload,
         pool: &mut Pool,
     ) -> Result<Packet, DropReason> {
-        if !self.can_post(rx, kind, pool) {
+        let is_dry = pool.available(Purpose::Receive) < rx.buffer_bytes(kind);
+        if is_dry && rx.ring(kind).waiting() < self.needed(rx, kind) {
             while let Some(m) = chain.pop_front() {
                 repost(rx, kind, m);
             }
@@ -214,12 +215,17 @@ impl Driver {
         Ok(Packet { chain, offload })
     }
 
+    /// Buffers of a kind that one frame of the largest size needs.
+    fn needed(&self, rx: &RxRing, kind: Kind) -> usize {
+        let largest = self.config.lro.unwrap_or(self.config.mtu) + ETHER_BYTES;
+        largest.div_ceil(rx.buffer_bytes(kind))
+    }
+
     /// Posted buffers take at most a quarter of the receive share, but enough of each kind for one
     /// frame of the largest size in any case.
     fn can_post(&self, rx: &RxRing, kind: Kind, pool: &Pool) -> bool {
         let free = pool.available(Purpose::Receive);
-        let largest = self.config.lro.unwrap_or(self.config.mtu) + ETHER_BYTES;
-        let is_needed = rx.posted(kind) <= largest.div_ceil(rx.buffer_bytes(kind));
+        let is_needed = rx.posted(kind) <= self.needed(rx, kind);
         free >= rx.buffer_bytes(kind) && (is_needed || free >= 3 * rx.posted_bytes())
     }
 

@@ -231,6 +231,7 @@ impl Peer {
                 bump(&out.board.counts.peer_datagram_bytes_in, payload);
                 Some(())
             }
+            Transport::Other(protocol::ICMP) => self.icmpv4(a, &seen, out),
             Transport::Other(protocol::ICMPV6) => self.icmpv6(a, &seen, out),
             Transport::Other(_) => None,
         }

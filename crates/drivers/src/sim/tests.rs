@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use fulmar_base::{Counter, Counters, Duration, EtherAddr, Gso, GsoKind, Instant, Offload};
+use fulmar_base::{Counter, Counters, Duration, EtherAddr, Gso, GsoKind, Instant, Offload, SeqNum};
 use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose};
 use fulmar_netdev::{Burst, Device, LinkState, Packet, offload};
 use fulmar_wire::checksum::Sum;
@@ -76,6 +76,7 @@ pub(super) struct Spec {
     pub v6: bool,
     pub udp: bool,
     pub seq: u32,
+    pub ack: SeqNum,
     pub flags: u8,
     pub dst: EtherAddr,
     pub ports: (u16, u16),
@@ -83,20 +84,21 @@ pub(super) struct Spec {
 
 impl Spec {
     pub fn tcp(seq: u32) -> Spec {
-        Spec { v6: false, udp: false, seq, flags: 0x10, dst: B, ports: (1000, 80) }
+        Spec { v6: false, udp: false, seq, ack: SeqNum(5), flags: 0x10, dst: B, ports: (1000, 80) }
     }
 
     /// Headers in front of `payload` bytes, the checksum that of the pseudo header.
     fn headers(&self, payload: usize) -> (Vec<u8>, usize, usize) {
         let options = tcp::Options {
             timestamps: Some(tcp::Timestamps { value: 7, echo: 9 }),
+            sack_permitted: self.flags & 2 != 0,
             ..tcp::Options::default()
         };
         let t = tcp::Header {
             src_port: self.ports.0,
             dst_port: self.ports.1,
-            seq: fulmar_base::SeqNum(self.seq),
-            ack: fulmar_base::SeqNum(5),
+            seq: SeqNum(self.seq),
+            ack: self.ack,
             flags: tcp::Flags(self.flags),
             window: 500,
             urgent: 0,
