@@ -235,7 +235,7 @@ fn move_bulk(p: &mut Pair, bytes: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_bulk_write_is_summed_while_it_is_copied_and_hardly_again_even_when_it_is_sent_again() {
-    let bytes: Vec<u8> = (0..3_000_000u32).map(|i| (i * 7 >> 3) as u8).collect();
+    let bytes: Vec<u8> = (0..3_000_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
     let how = Impairments { loss: 0.02, ..Impairments::default() };
     let link = LinkConfig { csum: false, tso: None, ..LinkConfig::default() };
     let mut p = Pair::over(how, &link);

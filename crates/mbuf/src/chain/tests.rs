@@ -298,3 +298,31 @@ fn the_slices_to_write_are_those_to_read_and_end_before_a_shared_segment() {
     pool.free(c);
     assert_all_home(&mut pool);
 }
+
+#[test]
+fn a_chain_is_filled_from_pieces_as_from_one_slice() {
+    let mut pool = pool(1 << 20);
+    let bytes = pattern(3, 10_000);
+    for (segment, piece) in [(7, 3), (9, 1), (600, 4096), (4096, 600), (10_000, 10_000)] {
+        for keeps_sums in [false, true] {
+            pool.keep_sums(keeps_sums);
+            let mut c = chain(&mut pool, &pattern(50, 9_000), segment);
+            let filled = c.fill(bytes.chunks(piece).flat_map(|p| [&[][..], p]));
+            assert_eq!((filled, c.to_vec()), (Some(9_000), bytes[..9_000].to_vec()));
+            assert_eq!(c.fill([&b"xy"[..], b"z"]), Some(3));
+            assert_eq!(&c.to_vec()[..5], [b'x', b'y', b'z', bytes[3], bytes[4]]);
+            let (known, fresh) = (
+                c.sum(0..9_000).sum,
+                Chain::from_iter(c.iter().map(|m| {
+                    let mut copy = pool.alloc(m.len(), 0, Purpose::Receive).expect("a mbuf");
+                    copy.append(m.len()).expect("room").copy_from_slice(m.as_slice());
+                    copy
+                })),
+            );
+            assert_eq!(known.finish(), fresh.sum(0..9_000).sum.finish());
+            drop(fresh);
+            pool.free(c);
+        }
+    }
+    assert_all_home(&mut pool);
+}
