@@ -109,7 +109,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let measured = measured.during("cannot measure")?;
     let machine = Machine::here();
     println!("{}", report::text(&machine, &measured));
-    write_reports(args.what.files(), &machine, &measured)?;
+    write_reports(&args.what, &machine, &measured)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -133,13 +133,16 @@ pub fn cannot_start(error: io::Error) -> Failure {
     }
 }
 
-fn write_reports(
-    (json_file, page_file): (Option<&Path>, Option<&Path>),
-    machine: &Machine,
-    measured: &Measured,
-) -> Outcome {
+fn write_reports(what: &What, machine: &Machine, measured: &Measured) -> Outcome {
+    let (json_file, page_file) = what.files();
+    if json_file.or(page_file).is_none() {
+        return Ok(());
+    }
     let command: Vec<String> = std::env::args().collect();
-    let json: Value = report::json(machine, &command, measured);
+    let mut json: Value = report::json(machine, &command, measured);
+    if matches!(what, What::Send(_)) {
+        add_stages(&mut json);
+    }
     if let Some(file) = json_file {
         write(file, &format!("{json:#}\n"))?;
     }
@@ -147,6 +150,14 @@ fn write_reports(
         write(file, &page::report::page(&json).html())?;
     }
     Ok(())
+}
+
+/// Where the time of one write goes, which takes about a second to find out. A report without it is
+/// still a report.
+pub fn add_stages(json: &mut Value) {
+    if let Err(e) = send::stages::add_to(json) {
+        eprintln!("the stages of a write are not in the report: {e}");
+    }
 }
 
 /// Writes a report.

@@ -1,6 +1,6 @@
 //! `fulmar reproduce`: published tables, measured again on this machine.
 
-use crate::bench::{cannot_start, placement, write};
+use crate::bench::{add_stages, cannot_start, placement, write};
 use crate::failure::{During, Failure, Outcome};
 use crate::stream::Stack;
 use fulmar_lab::cpu::{self, Placement};
@@ -9,6 +9,7 @@ use fulmar_lab::netns;
 use fulmar_lab::report::{self, Machine};
 use fulmar_lab::reproduce::run::Options;
 use fulmar_lab::reproduce::{self, Published, Reproduction};
+use fulmar_lab::send::bench::What;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -95,7 +96,10 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let found = Reproduction::of(table, &measured, cpus);
     println!("{}\n\n{}", machine.sentence(), reproduce::text::text(&found));
     let command: Vec<String> = std::env::args().collect();
-    let json = reproduce::json::json(&found, report::json(&machine, &command, &measured));
+    let mut json = reproduce::json::json(&found, report::json(&machine, &command, &measured));
+    if table.what == What::Send && args.report.as_ref().or(args.json.as_ref()).is_some() {
+        add_stages(&mut json);
+    }
     if let Some(file) = &args.json {
         write(file, &format!("{json:#}\n"))?;
     }

@@ -335,12 +335,10 @@ impl Lane<'_> {
     }
 
     fn user_share(&self) -> Option<f64> {
-        let sum = |f: fn(&Sample) -> Duration| -> Duration {
-            self.samples.iter().map(|(_, s)| f(s)).sum()
-        };
-        let (user, all) = (sum(|s| s.near.user), sum(|s| s.near.cpu));
-        (!user.is_zero() && !all.is_zero())
-            .then(|| (user.as_secs_f64() / all.as_secs_f64()).min(1.0))
+        let known = || self.samples.iter().filter_map(|(_, s)| Some((s.near.user?, s.near.cpu)));
+        let user: Duration = known().map(|(user, _)| user).sum();
+        let all: Duration = known().map(|(_, all)| all).sum();
+        (!all.is_zero()).then(|| (user.as_secs_f64() / all.as_secs_f64()).min(1.0))
     }
 
     fn machine_ns_per_kb(&self, counted_bytes: u64) -> Option<f64> {

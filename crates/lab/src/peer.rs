@@ -84,8 +84,8 @@ pub struct Report {
     pub thread: Duration,
     /// Busy time of all CPUs of the machine in that time, where it was looked at; else zero.
     pub machine: Duration,
-    /// Of `cpu`, the part in user mode, where it was looked at; else zero.
-    pub user: Duration,
+    /// Of `cpu`, the part in user mode, where it was looked at.
+    pub user: Option<Duration>,
     /// Sends with MSG_ZEROCOPY, over the whole run, and those of them that the kernel copied.
     pub zerocopy: (u64, u64),
 }
@@ -157,7 +157,7 @@ impl Report {
             "calls": self.calls,
             "thread_ns": ns(self.thread),
             "machine_ns": ns(self.machine),
-            "user_ns": ns(self.user),
+            "user_ns": self.user.map(ns),
             "zerocopy_sends": self.zerocopy.0,
             "zerocopy_copied": self.zerocopy.1,
         })
@@ -172,7 +172,7 @@ impl Report {
             calls: field("calls"),
             thread: Duration::from_nanos(field("thread_ns")),
             machine: Duration::from_nanos(field("machine_ns")),
-            user: Duration::from_nanos(field("user_ns")),
+            user: v.get("user_ns").and_then(Value::as_u64).map(Duration::from_nanos),
             zerocopy: (field("zerocopy_sends"), field("zerocopy_copied")),
         }
     }
@@ -363,7 +363,7 @@ impl Meter {
             calls: self.calls - start.calls,
             thread: cpu,
             machine: MachineClock::read()?.since(start.machine).busy,
-            user: cpu::process_user_cpu()?.saturating_sub(start.user),
+            user: Some(cpu::process_user_cpu()?.saturating_sub(start.user)),
             zerocopy: (0, 0),
         })
     }

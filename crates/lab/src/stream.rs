@@ -243,7 +243,7 @@ impl Start {
         let thread = thread.saturating_sub(hardware);
         let cpu = cpu::process_cpu(None)?.saturating_sub(self.cpu);
         let machine = MachineClock::read()?.since(self.machine).busy;
-        let user = cpu::process_user_cpu()?.saturating_sub(self.user);
+        let user = Some(cpu::process_user_cpu()?.saturating_sub(self.user));
         let heap_allocations = heap::allocations() - self.heap_allocations;
         let mut counts = difference(&self.counts, &counted(stack)?);
         counts.push(("heap_allocations", heap_allocations));

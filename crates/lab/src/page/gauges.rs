@@ -86,7 +86,7 @@ impl Gauges {
         let rows: usize = panels.iter().map(|p| p.1.len()).sum();
         let height = LEGEND + panels.len() as f64 * (PANEL + AXIS) + rows as f64 * ROW;
         let mut out = svg::open(height, &self.caption);
-        write_legend(&mut out);
+        write_legend(&mut out, &self.gauges);
         let mut y = LEGEND;
         for (title, gauges) in panels {
             y = write_panel(&mut out, y, title, &gauges);
@@ -96,20 +96,24 @@ impl Gauges {
     }
 }
 
-fn write_legend(out: &mut String) {
+fn write_legend(out: &mut String, gauges: &[Gauge]) {
     let mut x = 8.0;
-    dot(out, x, 10.0);
     let entry = |x: &mut f64, out: &mut String, text: &str| {
         svg::text(out, *x + 14.0, 14.5, Anchor::Start, "label", text);
         *x += 14.0 + svg::width_of(text) + 28.0;
     };
+    dot(out, x, 10.0);
     entry(&mut x, out, "measured, with its 95 % interval");
-    diamond(out, x, 10.0);
-    entry(&mut x, out, "published");
-    svg::rect(out, (x - 8.0, 3.0), (16.0, 14.0), "reach", "");
-    entry(&mut x, out, "reach");
-    svg::rect(out, (x - 8.0, 3.0), (16.0, 14.0), "aim", "");
-    entry(&mut x, out, "aim");
+    if gauges.iter().any(|g| g.published.is_some()) {
+        diamond(out, x, 10.0);
+        entry(&mut x, out, "published");
+    }
+    if gauges.iter().any(|g| g.goals.is_some()) {
+        for (class, text) in [("reach", "good enough (reach)"), ("aim", "wanted (aim)")] {
+            svg::rect(out, (x - 8.0, 3.0), (16.0, 14.0), class, "");
+            entry(&mut x, out, text);
+        }
+    }
 }
 
 /// Returns where the next panel begins.

@@ -3,9 +3,9 @@
 //!
 //! Beside what every report has, these keys are understood:
 //!
-//! - in a row `group` (rows of one group stand together; without it the group is made of device,
-//!   segments, size and placement), `label` (shorter than `title`, for charts) and `hardware_ns_per_kb` (time of a simulated
-//!   device, which is not the host's);
+//! - in a row `device` (devices that are compared share a chart), `group` (rows of one group stand
+//!   together; without it the group is made of size, segments and placement), `label` (shorter than
+//!   `title`, for charts) and `hardware_ns_per_kb` (time of a simulated device, not the host's);
 //! - `breakdowns`: where time goes, each `{title, caption, unit, bars: [{label, group?, parts:
 //!   [{name, value}]}]}`. Parts of the same name have the same colour in all bars; a part named
 //!   *hardware* is drawn as what is not the host's;
@@ -48,6 +48,21 @@ const COLUMNS: &[Column] = &[
     column("soaker_cpu_ns_per_kb", "soaker, ns/KB", "all CPUs, as idle-class spinners saw it", 0),
     column("ci95_half_width_pct", "\u{b1} %", "half the interval's width", 1),
     column("runs", "runs", "how often it was measured", 0),
+    column("thread_cpu_low_ns_per_kb", "thread from", "lower end of the thread's interval", 0),
+    column("thread_cpu_high_ns_per_kb", "thread to", "upper end of the thread's interval", 0),
+    column(
+        "service_demand_us_per_kb",
+        "SD, \u{b5}s/KB",
+        "service demand: all CPUs, measured part",
+        3,
+    ),
+    column("service_demand_low_us_per_kb", "SD from", "lower end of its interval", 3),
+    column("service_demand_high_us_per_kb", "SD to", "upper end of its interval", 3),
+    column("output_calls_per_write", "outputs per write", "passes of TCP's output per call", 2),
+    column("packets_per_output", "packets per output", "packets of MTU size per pass", 1),
+    column("frames_per_crossing", "frames per crossing", "frames per call into the device", 2),
+    column("mbufs_per_write", "mbufs per write", "buffers taken per call", 1),
+    column("copies_per_byte", "copies per byte", "on the sending side, before the device", 2),
 ];
 /// Keys of a row that are no columns.
 const WORDS: &[&str] = &[
@@ -173,30 +188,32 @@ fn group_of(row: &Value) -> String {
     if let Some(group) = row["group"].as_str() {
         return group.to_owned();
     }
-    let device = row["device"].as_str().map(device_title);
     let segments = match row["super_segments"].as_bool() {
         Some(true) => Some("super-segments"),
         Some(false) => Some("single segments"),
         None => None,
     };
-    let bytes = row["write_bytes"].as_u64().map(size).filter(|_| device.is_some());
+    let bytes = row["write_bytes"].as_u64().map(size);
     let at = Some(placement(row)).filter(|p| !p.is_empty());
     let segments = segments.map(str::to_owned);
-    [device, segments, bytes, at].into_iter().flatten().collect::<Vec<_>>().join(", ")
+    let source = row["source"].as_str().filter(|s| *s != "hot").map(|s| format!("{s} file"));
+    [bytes, segments, source, at].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// What a device is called in headings.
-fn device_title(name: &str) -> String {
-    let title = match name {
-        "sim" => "simulated device",
-        "tap" => "TAP to a kernel peer",
-        "packet" => "AF_PACKET to a kernel peer",
-        "veth" => "kernel to kernel over veth",
-        "shm" => "shared memory between two processes",
-        "link" => "two stacks in one process",
+/// The chart in which a device's rows stand: what is compared stands together.
+fn family(device: &str) -> &str {
+    match device {
+        "sim" => "Simulated device, its peer modelled in the hardware.",
+        "tap" | "packet" | "veth" => {
+            "A real device: fulmar over TAP or AF_PACKET to a kernel peer, the kernel's own ways \
+             over veth."
+        }
+        "shm" | "link" | "loopback" | "unix" => {
+            "On one host: fulmar through shared memory or between two stacks, the kernel's own ways \
+             over loopback and AF_UNIX."
+        }
         other => other,
-    };
-    title.to_owned()
+    }
 }
 
 fn size(bytes: u64) -> String {
@@ -225,29 +242,47 @@ fn measured(report: &Value) -> Vec<&Value> {
 
 const MEMCPY: &str = "limit.memcpy";
 
+/// Rows that are measured and are no limit, one list per device, so that a chart stays short enough
+/// to be taken in; one list of all where rows have no device.
+fn by_device(report: &Value) -> Vec<(String, Vec<&Value>)> {
+    let mut charts: Vec<(String, Vec<&Value>)> = Vec::new();
+    let name_of = |row: &Value| word(&row["name"]);
+    for row in measured(report).into_iter().filter(|r| !name_of(r).starts_with(MEMCPY)) {
+        let title = row["device"].as_str().map_or_else(String::new, |d| family(d).to_owned());
+        match charts.iter_mut().find(|(t, _)| *t == title) {
+            Some((_, rows)) => rows.push(row),
+            None => charts.push((title, vec![row])),
+        }
+    }
+    charts
+}
+
 fn cost(report: &Value) -> Option<Section> {
-    let rows = measured(report);
-    let has_hardware = rows.iter().any(|r| r["hardware_ns_per_kb"].as_f64() > Some(0.0));
+    let charts = by_device(report);
+    let rows = list(&report["rows"]);
+    let limit = rows.iter().find(|r| r["name"] == MEMCPY);
+    let limit = limit.and_then(|r| r["both_ends_cpu_ns_per_kb"].as_f64());
+    let mark = limit.map(|value| Mark { value, label: "one memcpy".to_owned() });
+    let explained = "CPU time for each KB moved; shorter is better. The whisker is the 95 % interval \
+                     of both ends together. Work that one end does inside its own system calls for \
+                     the other is in the account of the one that called, so compare sums.";
+    let mut blocks = vec![Block::Prose(explained.to_owned())];
+    blocks.extend(charts.iter().map(|(title, rows)| Block::Bars(cost_bars(title, rows, &mark))));
+    (blocks.len() > 1).then(|| Section::new("CPU per KB", blocks))
+}
+
+fn cost_bars(title: &str, rows: &[&Value], limit: &Option<Mark>) -> Bars {
     let mut parts = vec![("this end".to_owned(), 0), ("other end".to_owned(), 1)];
-    if has_hardware {
+    if rows.iter().any(|r| r["hardware_ns_per_kb"].as_f64() > Some(0.0)) {
         parts.push(("simulated hardware, not the host's".to_owned(), 7));
     }
-    let limit = rows.iter().find(|r| r["name"] == MEMCPY);
-    let bars = Bars {
-        caption: "CPU time for each KB moved; shorter is better. The whisker is the 95 % interval \
-                  of both ends together. Work that one end does inside its own system calls for \
-                  the other is in the account of the one that called, so compare sums."
-            .to_owned(),
+    Bars {
+        caption: title.to_owned(),
         unit: "ns of CPU per KB".to_owned(),
         parts,
-        bars: rows.iter().filter(|r| r["name"] != MEMCPY).map(|r| cost_bar(r)).collect(),
-        marks: limit
-            .and_then(|r| r["both_ends_cpu_ns_per_kb"].as_f64())
-            .map(|value| Mark { value, label: "one memcpy".to_owned() })
-            .into_iter()
-            .collect(),
-    };
-    (!bars.bars.is_empty()).then(|| Section::new("CPU per KB", vec![Block::Bars(bars)]))
+        bars: rows.iter().map(|r| cost_bar(r)).collect(),
+        marks: limit.iter().cloned().collect(),
+    }
 }
 
 fn cost_bar(row: &Value) -> Bar {
@@ -276,17 +311,19 @@ fn throughput(report: &Value) -> Option<Section> {
         values: vec![row["throughput_gbps"].as_f64().unwrap_or(0.0)],
         ..Bar::default()
     };
-    let rows = measured(report);
-    let bars = Bars {
-        caption: "Throughput; longer is better. On one CPU it is the cost in other words; on two \
-                  the slower end and the wake-ups decide."
-            .to_owned(),
-        unit: "Gb/s".to_owned(),
-        parts: vec![("Gb/s".to_owned(), 3)],
-        bars: rows.iter().filter(|r| r["name"] != MEMCPY).map(bar).collect(),
-        marks: Vec::new(),
-    };
-    (!bars.bars.is_empty()).then(|| Section::new("Throughput", vec![Block::Bars(bars)]))
+    let explained = "Longer is better. On one CPU it is the cost in other words; on two the slower \
+                     end and the wake-ups decide.";
+    let mut blocks = vec![Block::Prose(explained.to_owned())];
+    blocks.extend(by_device(report).iter().map(|(title, rows)| {
+        Block::Bars(Bars {
+            caption: title.clone(),
+            unit: "Gb/s".to_owned(),
+            parts: vec![("Gb/s".to_owned(), 3)],
+            bars: rows.iter().map(bar).collect(),
+            marks: Vec::new(),
+        })
+    }));
+    (blocks.len() > 1).then(|| Section::new("Throughput", blocks))
 }
 
 fn breakdowns(report: &Value) -> Option<Section> {
@@ -349,12 +386,17 @@ fn failures(rows: &[Value]) -> impl Iterator<Item = Block> {
 
 fn rows_table(rows: &[Value]) -> Table {
     let others = other_numbers(rows);
-    let mut head = ["way", "group", "ends on"].map(|h| (h.to_owned(), String::new())).to_vec();
+    let words = ["way", "group", "device", "TSO", "source", "ends on"];
+    let mut head = words.map(|h| (h.to_owned(), String::new())).to_vec();
     head.extend(COLUMNS.iter().map(|c| (c.head.to_owned(), c.hint.to_owned())));
     head.extend(others.iter().map(|key| (key.replace('_', " "), key.clone())));
     let cells = |row: &Value| {
-        let group = row["group"].as_str().map_or(Cell::Nothing, |g| Cell::Text(g.to_owned()));
-        let mut cells = vec![Cell::Text(word(&row["title"])), group, Cell::Text(placement(row))];
+        let text =
+            |key: &str| row[key].as_str().map_or(Cell::Nothing, |t| Cell::Text(t.to_owned()));
+        let tso = row["super_segments"].as_bool().map(|on| if on { "yes" } else { "no" });
+        let tso = tso.map_or(Cell::Nothing, |t| Cell::Text(t.to_owned()));
+        let mut cells = vec![Cell::Text(word(&row["title"])), text("group"), text("device"), tso];
+        cells.extend([text("source"), Cell::Text(placement(row))]);
         cells.extend(COLUMNS.iter().map(|c| Cell::number(row[c.key].as_f64(), c.decimals)));
         let other = |key: &String| row[key].as_f64().map(|v| Cell::Number(v, None));
         cells.extend(others.iter().map(|key| other(key).unwrap_or(Cell::Nothing)));

@@ -76,7 +76,7 @@ fn surprise_json(s: &Surprise) -> Value {
         "bytes": s.bytes,
         "site": s.site.device(),
         "published": s.published,
-        "measured": s.measured,
+        "measured": estimate_json(Some(s.measured)),
         "verdict": s.verdict.word(),
         "because": s.verdict.reason(),
     })

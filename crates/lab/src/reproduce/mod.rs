@@ -105,6 +105,15 @@ impl Site {
             Site::Simulated => "fulmar, simulated device",
         }
     }
+
+    /// In the wide table.
+    pub const fn short(self) -> &'static str {
+        match self {
+            Site::Kernel => "kernel",
+            Site::Tap => "TAP",
+            Site::Simulated => "simulated",
+        }
+    }
 }
 
 /// One line: a published row, measured at one site; or the published row itself.
@@ -149,7 +158,7 @@ pub struct Surprise {
     /// Throughput with super-segments over throughput without, published.
     pub published: f64,
     /// The same here.
-    pub measured: f64,
+    pub measured: Estimate,
     /// What becomes of it.
     pub verdict: Verdict,
 }
@@ -170,7 +179,8 @@ pub struct Reproduction {
 }
 
 /// The name of a figure: `reproduce.sosend.3.sim.cpu`. The account is `cpu` (the thread, old over
-/// new), `machine` (all CPUs, old over new) or `third` (the thread, old over the third way).
+/// new), `machine` (all CPUs, old over new), `third` (the thread, old over the third way) or
+/// `old_tso_speed` (throughput of the old way, with super-segments over without).
 pub fn figure_name(table: &Published, pair: &Pair, site: Site, account: &str) -> String {
     format!("reproduce.{}.{}.{}.{account}", table.name, pair.number, site.device())
 }
@@ -204,7 +214,7 @@ impl Reproduction {
         Reproduction {
             lines,
             judged: published.pairs.iter().flat_map(judge).collect(),
-            surprises: surprises(published, rows),
+            surprises: surprises(published, &outcome.figures),
             limits,
             published,
         }
@@ -286,25 +296,29 @@ fn not_measured(table: &Published, pair: &Pair, site: Site, outcome: &Outcome) -
     error.unwrap_or_else(|| "this run left it out".to_owned())
 }
 
-fn surprises(table: &Published, rows: &[Row]) -> Vec<Surprise> {
-    let find = |bytes, tso| table.pairs.iter().find(|p| p.bytes == bytes && p.tso == tso);
+fn surprises(table: &Published, figures: &[Figure]) -> Vec<Surprise> {
     let mut found = Vec::new();
     for with in table.pairs.iter().filter(|p| p.tso) {
-        let Some(without) = find(with.bytes, false) else { continue };
-        let Some((then_with, then_without)) = with.rows.zip(without.rows) else { continue };
-        let published = then_with[0].mbit_per_s / then_without[0].mbit_per_s;
+        let Some(published) = published_speed_ratio(table, with) else { continue };
         for site in [Site::Tap, Site::Simulated] {
-            let speed = |pair| {
-                let row = row_at(rows, table.methods[0].name, pair, site)?;
-                row.gbps.map(|e| e.median)
-            };
-            let Some((fast, slow)) = speed(with).zip(speed(without)) else { continue };
-            let measured = fast / slow;
+            let name = figure_name(table, with, site, "old_tso_speed");
+            let Some(measured) = estimate(figures, &name) else { continue };
             let verdict = verdict::of_surprise(measured, site);
             found.push(Surprise { bytes: with.bytes, site, published, measured, verdict });
         }
     }
     found
+}
+
+/// The pair of the same size without super-segments.
+fn without_tso<'a>(table: &'a Published, with: &Pair) -> Option<&'a Pair> {
+    table.pairs.iter().find(|p| p.bytes == with.bytes && !p.tso && with.tso)
+}
+
+/// Published throughput of the old way, with super-segments over without.
+fn published_speed_ratio(table: &Published, with: &Pair) -> Option<f64> {
+    let (fast, slow) = with.rows.zip(without_tso(table, with)?.rows)?;
+    Some(fast[0].mbit_per_s / slow[0].mbit_per_s)
 }
 
 impl Line {
@@ -315,7 +329,7 @@ impl Line {
 
     /// Where, in words.
     fn place(&self) -> &'static str {
-        self.site.map_or("published", Site::title)
+        self.site.map_or("published", Site::short)
     }
 }
 

@@ -66,7 +66,9 @@ impl Netperf {
     pub fn of(row: &Row, cpus: usize) -> Option<Netperf> {
         let gbps = row.gbps?.median;
         let near = row.near_ns_per_kb?.median;
+        // An end without an account (the modelled peer's is in the hardware's) is not idle.
         let far = row.far_ns_per_kb.map_or(f64::NAN, |e| e.median);
+        let far = if far > 0.0 { far } else { f64::NAN };
         let process = row.thread_ns_per_kb.map_or(near, |e| e.median);
         let user = row.user_share.unwrap_or(f64::NAN);
         let kb_per_s = gbps * 1e9 / 8.0 / 1024.0;

@@ -1,9 +1,9 @@
 //! A reproduction for the browser.
 
 use super::netperf::{COLUMNS, Column};
-use super::text::{SURPRISE, reasons, surprise_of, surprise_reasons};
-use super::{Judged, Line, Reproduction};
-use crate::page::{self, Bar, Bars, Block, Cell, Gauge, Gauges, Page, Section, Table};
+use super::text::{SURPRISE, reasons, surprise_of, surprise_reasons, ways};
+use super::{Judged, Line, Reproduction, Site};
+use crate::page::{self, Bar, Bars, Block, Cell, Gauge, Gauges, Mark, Page, Section, Table};
 use serde_json::Value;
 
 /// The page: the verdicts, then and now, the table, and then everything that the bench measured.
@@ -11,8 +11,8 @@ pub fn page(found: &Reproduction, report: &Value) -> Page {
     let table = found.published;
     let bench = page::report::page(report);
     let mut sections = vec![verdicts(found)];
-    sections.extend(cost(found, When::Then));
-    sections.extend(cost(found, When::Now));
+    sections.extend(then(found));
+    sections.extend(now(found));
     sections.push(table_section(found));
     sections.extend(surprise_section(found));
     let not_again = |s: &Section| !s.heading.starts_with("At a glance");
@@ -69,72 +69,70 @@ fn verdicts(found: &Reproduction) -> Section {
     Section::new("Verdicts", blocks)
 }
 
-/// Which lines a chart shows.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum When {
-    Then,
-    Now,
+/// The published rows and the measured ones have charts of their own, since an old machine's bars
+/// beside today's would say nothing about either.
+fn then(found: &Reproduction) -> Option<Section> {
+    let caption = "CPU of the sending process, as time(1) saw it, per KB; shorter is better.";
+    let bars = cost(found, &[None], caption);
+    (!bars.bars.is_empty()).then(|| Section::new("Then", vec![Block::Bars(bars)]))
 }
 
-impl When {
-    const fn heading(self) -> &'static str {
-        match self {
-            When::Then => "Then",
-            When::Now => "Now",
-        }
-    }
+fn now(found: &Reproduction) -> Option<Section> {
+    let real = "fulmar over TAP, and the kernel's own write over veth: CPU of the sending thread \
+                per KB.";
+    let simulated = "fulmar over the simulated device: CPU of the sending thread per KB. The number \
+                     leaves out the hardware.";
+    let charts = [
+        cost(found, &[Some(Site::Tap), Some(Site::Kernel)], real),
+        cost(found, &[Some(Site::Simulated)], simulated),
+    ];
+    let blocks: Vec<Block> =
+        charts.into_iter().filter(|c| !c.bars.is_empty()).map(Block::Bars).collect();
+    (!blocks.is_empty()).then(|| Section::new("Now", blocks))
 }
 
-/// CPU per KB of the published rows, or of the measured ones: two charts, since an old machine's
-/// bars beside today's would say nothing about either.
-fn cost(found: &Reproduction, when: When) -> Option<Section> {
-    let bar = |line: &&Line| {
-        let (n, (bytes, tso)) = (&line.netperf, found.shape_of(line.pair));
-        let kib = bytes.parse::<u64>().unwrap_or(0) >> 10;
-        let tso = if tso == "yes" { "TSO" } else { "no TSO" };
-        let site = line.site.map_or(String::new(), |s| format!(", {}", s.title()));
-        let hardware = if n.hardware_ns_per_kb.is_finite() { n.hardware_ns_per_kb } else { 0.0 };
-        Bar {
-            group: format!("{kib} KiB, {tso}{site}"),
-            label: format!("{}  {}", line.row(), line.way),
-            values: vec![n.process_ns_per_kb, hardware],
-            note: Some(page::short(n.process_ns_per_kb)),
-            ..Bar::default()
-        }
-    };
-    let mut lines: Vec<&Line> =
-        found.lines.iter().filter(|l| l.site.is_none() == (when == When::Then)).collect();
-    lines.sort_by_key(|l| (l.pair, l.site.map(|s| s.device().len()), l.letter));
-    let bars: Vec<Bar> = lines.iter().map(bar).collect();
+/// CPU per KB of the lines at these sites.
+fn cost(found: &Reproduction, sites: &[Option<Site>], caption: &str) -> Bars {
+    let bars: Vec<Bar> =
+        found.lines.iter().filter(|l| sites.contains(&l.site)).map(|l| bar(found, l)).collect();
     let mut parts = vec![("sending process".to_owned(), 0)];
     if bars.iter().any(|b| b.values[1] > 0.0) {
         parts.push(("simulated hardware, not the host's".to_owned(), 7));
     }
-    let caption = match when {
-        When::Then => "CPU of the sending process, as time(1) saw it, per KB; shorter is better.",
-        When::Now => {
-            "CPU of the sending thread per KB; shorter is better. The kernel has no old way; its \
-             own stands beside the new one."
-        }
-    };
-    let bars = Bars {
+    let marks = found.limits.last().filter(|_| !sites.contains(&None));
+    Bars {
         caption: caption.to_owned(),
         unit: "ns of CPU per KB".to_owned(),
         parts,
         bars,
-        marks: Vec::new(),
-    };
-    (!bars.bars.is_empty()).then(|| Section::new(when.heading(), vec![Block::Bars(bars)]))
+        marks: marks
+            .map(|l| Mark { value: l.1, label: "one memcpy".to_owned() })
+            .into_iter()
+            .collect(),
+    }
+}
+
+fn bar(found: &Reproduction, line: &Line) -> Bar {
+    let (n, pair) = (&line.netperf, found.pair_of(line.pair));
+    let tso = if pair.is_some_and(|p| p.tso) { "TSO" } else { "no TSO" };
+    let hardware = if n.hardware_ns_per_kb.is_finite() { n.hardware_ns_per_kb } else { 0.0 };
+    let row = if line.site == Some(Site::Kernel) { String::new() } else { line.row() };
+    Bar {
+        group: format!("{} KiB, {tso}", pair.map_or(0, |p| p.bytes) >> 10),
+        label: format!("{row} {}", line.way),
+        values: vec![n.process_ns_per_kb, hardware],
+        note: Some(page::short(n.process_ns_per_kb)),
+        ..Bar::default()
+    }
 }
 
 fn table_section(found: &Reproduction) -> Section {
-    let mut head =
-        ["row", "bytes", "TSO", "where", "way"].map(|h| (h.to_owned(), String::new())).to_vec();
+    let mut head = ["row", "bytes", "TSO", "where"].map(|h| (h.to_owned(), String::new())).to_vec();
     head.extend(COLUMNS.iter().map(|c| (c.head.replace('\n', " "), c.hint.to_owned())));
     head.push(("verdict".to_owned(), String::new()));
     let row = |line: &Line| {
         let (bytes, tso) = found.shape_of(line.pair);
-        let words = [line.row(), bytes, tso.to_owned(), line.place().to_owned(), line.way.clone()];
+        let words = [line.row(), bytes, tso.to_owned(), line.place().to_owned()];
         let mut cells: Vec<Cell> = words.into_iter().map(Cell::Text).collect();
         let number = |c: &Column| {
             let value = (c.of)(&line.netperf);
@@ -147,7 +145,13 @@ fn table_section(found: &Reproduction) -> Section {
     let rows = found.lines.iter().map(row).collect();
     let caption = "In the published shape. Point at a column's head for what it is.".to_owned();
     let table = Table { caption, head, rows }.without_empty_columns();
-    Section::new("The table", vec![Block::Table(table)])
+    let mut blocks = vec![prose(&ways(found.published)), Block::Table(table)];
+    let limits = found.limits.iter().map(|(b, ns)| format!("{} KiB {ns:.0} ns/KB", b >> 10));
+    let limits = limits.collect::<Vec<_>>().join(", ");
+    if !limits.is_empty() {
+        blocks.push(prose(&format!("One memcpy through a ring of that size: {limits}.")));
+    }
+    Section::new("The table", blocks)
 }
 
 fn surprise_section(found: &Reproduction) -> Option<Section> {

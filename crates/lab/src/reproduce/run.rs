@@ -126,41 +126,84 @@ fn kernels<'a>(
     Some(veth.way(work, options.placement))
 }
 
-/// The pair's figures at both sites of fulmar's, as far as their ways are measured.
-fn ratios(table: &Published, pair: &Pair, ways: &[Way<'_>]) -> Vec<Ratio> {
-    let [old, new, third] = table.methods;
-    let accounts = [
-        ("cpu", new, Sample::thread_ns_per_kb as fn(&Sample) -> f64, Some(pair.cpu_ratio)),
-        ("machine", new, Sample::machine_ns_per_kb, pair.machine_ratio),
-        ("third", third, Sample::thread_ns_per_kb, None),
-    ];
-    let sites = [Site::Simulated, Site::Tap].into_iter();
-    sites
-        .flat_map(|site| accounts.map(|account| (site, account)))
-        .filter_map(|(site, (account, over, measure, published))| {
-            let name_of = |method: Method| {
-                let found = ways.iter().find(|w| {
-                    w.cell.is_some_and(|c| super::is_cell_of(&c, method.name, pair, site))
-                });
-                found.map(|w| w.name.clone())
-            };
-            Some(Ratio {
-                name: figure_name(table, pair, site, account),
-                sentence: sentence(account, &old, &over, pair, site),
-                way: name_of(old)?,
-                over: Some(name_of(over)?),
-                measure,
-                reach_and_aim: None,
-                more_is_better: true,
-                published,
-            })
-        })
-        .collect()
+/// What a figure puts over what.
+struct Asked<'a> {
+    account: &'static str,
+    sentence: &'static str,
+    way: (Method, &'a Pair),
+    over: (Method, &'a Pair),
+    measure: fn(&Sample) -> f64,
+    published: Option<f64>,
 }
 
-fn sentence(account: &str, old: &Method, over: &Method, pair: &Pair, site: Site) -> String {
-    let what = if account == "machine" { "whole machine's CPU" } else { "sending thread's CPU" };
-    let tso = if pair.tso { "TSO" } else { "no TSO" };
-    let kib = pair.bytes >> 10;
-    format!("{what}, {} \u{f7} {}, {kib} KiB, {tso}, {}", old.title, over.title, site.title())
+/// The pair's figures at both sites of fulmar's, as far as their ways are measured.
+fn ratios(table: &Published, pair: &Pair, ways: &[Way<'_>]) -> Vec<Ratio> {
+    let sites = [Site::Simulated, Site::Tap];
+    let asked = asked(table, pair);
+    let each = sites.iter().flat_map(|site| asked.iter().map(move |asked| (*site, asked)));
+    each.filter_map(|(site, asked)| ratio(table, pair, site, asked, ways)).collect()
+}
+
+fn asked<'a>(table: &'a Published, pair: &'a Pair) -> Vec<Asked<'a>> {
+    let [old, new, third] = table.methods;
+    let of_thread = Asked {
+        account: "cpu",
+        sentence: "sending thread's CPU",
+        way: (old, pair),
+        over: (new, pair),
+        measure: Sample::thread_ns_per_kb,
+        published: Some(pair.cpu_ratio),
+    };
+    let mut all = vec![
+        Asked {
+            account: "machine",
+            sentence: "whole machine's CPU",
+            measure: Sample::machine_ns_per_kb,
+            published: pair.machine_ratio,
+            ..of_thread
+        },
+        Asked { account: "third", over: (third, pair), published: None, ..of_thread },
+    ];
+    if let Some(without) = super::without_tso(table, pair) {
+        all.push(Asked {
+            account: "old_tso_speed",
+            sentence: "throughput with TSO over throughput without",
+            over: (old, without),
+            measure: Sample::gbps,
+            published: super::published_speed_ratio(table, pair),
+            ..of_thread
+        });
+    }
+    all.insert(0, of_thread);
+    all
+}
+
+fn ratio(
+    table: &Published,
+    pair: &Pair,
+    site: Site,
+    asked: &Asked<'_>,
+    ways: &[Way<'_>],
+) -> Option<Ratio> {
+    let name_of = |(method, pair): (Method, &Pair)| {
+        let is_it =
+            |w: &&Way<'_>| w.cell.is_some_and(|c| super::is_cell_of(&c, method.name, pair, site));
+        ways.iter().find(is_it).map(|w| w.name.clone())
+    };
+    Some(Ratio {
+        name: figure_name(table, pair, site, asked.account),
+        sentence: sentence(asked, pair, site),
+        way: name_of(asked.way)?,
+        over: Some(name_of(asked.over)?),
+        measure: asked.measure,
+        reach_and_aim: None,
+        more_is_better: true,
+        published: asked.published,
+    })
+}
+
+fn sentence(asked: &Asked<'_>, pair: &Pair, site: Site) -> String {
+    let (kib, tso) = (pair.bytes >> 10, if pair.tso { "TSO" } else { "no TSO" });
+    let (way, over) = (asked.way.0.title, asked.over.0.title);
+    format!("{}, {way} \u{f7} {over}, {kib} KiB, {tso}, {}", asked.sentence, site.title())
 }

@@ -13,9 +13,9 @@ pub const TABLE: Published = Published {
     setup: "the machines of the sosend table: Opteron 852 (2.6 GHz), em(4), gigabit Ethernet; a file \
             in the page cache",
     differs: "Then a page was mapped into the kernel and handed to the card by reference, so that \
-              no byte was touched. fulmar reads the page cache into its own buffers (one copy, no \
-              faults) unless the kernel alone touches the bytes; both ways here have the same page \
-              source. Then the wire was the limit; here nothing limits the rate.",
+              no byte was touched. fulmar reads the page cache into its own buffers: one copy, no \
+              faults; both ways here have the same page source, so the copy is in both. Then the \
+              wire was the limit; here nothing limits the rate.",
     methods: [
         Method { name: "old", title: "old: a page at a time" },
         Method { name: "ours_read", title: "new: two loops, pread" },

@@ -16,8 +16,8 @@ pub const TABLE: Published = Published {
             user, sys and time % are time(1)'s of the netperf process alone",
     differs: "Then the wire was the limit (941 Mbit/s) and CPU was what was left; here nothing \
               limits the rate, so a cheaper way also moves more bytes: compare CPU per KB, not \
-              utilisation. Then each end had a machine; here both share one. The copy, which no \
-              way avoids, is far cheaper today than the rest, or dearer, as the last column says.",
+              utilisation. Then each end had a machine; here both share one. One copy, which \
+              every way makes, is measured in the same run and stands with the tables.",
     methods: [
         Method { name: "old", title: "old: 2 KiB at a time" },
         Method { name: "published", title: "new: 4 KiB mbufs, one send" },

@@ -163,24 +163,75 @@ fn verdicts_are_given_by_the_bounds_of_the_interval() {
     assert_eq!(within(2.0, 2.62), "reproduced");
     assert_eq!(within(2.0, 2.5), "shrunk");
     assert_eq!(within(0.8, 0.97), "gone");
+    let hasty = Estimate { runs: 2, ..sure(2.9) };
+    assert_eq!(verdict::judge(2.9, hasty, "so").word(), "not measured");
     assert_eq!(Verdict::Shrunk("of it".into()).to_string(), "shrunk because of it");
     assert_eq!(Verdict::Exceeded.to_string(), "exceeded");
 }
 
 #[test]
-fn the_published_surprise_is_looked_for_at_every_size() {
+fn the_published_surprise_is_looked_for_at_every_size_and_judged_by_its_interval() {
     let pairs = sosend::TABLE.pairs;
-    let slow = |r: Row| Row { gbps: Some(sure(8.0)), ..r };
-    let fast = |r: Row| Row { gbps: Some(sure(10.0)), ..r };
+    let speed = |pair: &Pair, site, value| {
+        figure(figure_name(&sosend::TABLE, pair, site, "old_tso_speed"), value)
+    };
     let mut outcome = outcome();
-    outcome.rows = vec![
-        slow(row("old", Site::Tap, &pairs[1], 1.0)),
-        fast(row("old", Site::Tap, &pairs[0], 1.0)),
-        fast(row("old", Site::Simulated, &pairs[3], 1.0)),
-        slow(row("old", Site::Simulated, &pairs[2], 1.0)),
+    outcome.figures = vec![
+        speed(&pairs[1], Site::Tap, 0.8),
+        speed(&pairs[3], Site::Simulated, 1.2),
+        speed(&pairs[5], Site::Simulated, 1.0),
     ];
     let found = Reproduction::of(&sosend::TABLE, &outcome, 2).surprises;
     let told: Vec<_> = found.iter().map(|s| (s.bytes >> 10, s.verdict.word())).collect();
-    assert_eq!(told, [(32, "reproduced"), (64, "gone")]);
-    assert!((found[0].published - 0.974).abs() < 0.001 && found[0].measured == 0.8);
+    assert_eq!(told, [(32, "reproduced"), (64, "gone"), (128, "not comparable")]);
+    assert!((found[0].published - 0.974).abs() < 0.001);
+}
+
+#[test]
+fn the_text_shows_every_published_row_each_verdict_and_its_reason() {
+    let told = text::text(&Reproduction::of(&sosend::TABLE, &outcome(), 2));
+    for part in ["921.3", "939.1", "fulmar, simulated device", "kernel", "baseline"] {
+        assert!(told.contains(part), "{part} is not in {told}");
+    }
+    let words = told.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("4 on fulmar, simulated device: shrunk because the copy"), "{words}");
+    assert!(words.contains("64 KiB 30 ns/KB"), "{words}");
+    assert!(!told.contains("NaN"), "{told}");
+}
+
+#[test]
+fn the_json_keeps_the_bench_and_adds_the_table() {
+    let found = Reproduction::of(&sosend::TABLE, &outcome(), 2);
+    let v = json::json(&found, serde_json::json!({"rows": [1]}));
+    assert_eq!(v["rows"][0], 1);
+    let table = &v["reproduction"];
+    assert_eq!(table["name"], "sosend");
+    assert_eq!(
+        (&table["lines"][0]["row"], &table["lines"][0]["site"]),
+        (&"1a".into(), &"published".into())
+    );
+    assert_eq!(table["lines"][0]["mbit_per_s"], 921.28);
+    assert!(table["lines"][0]["hardware_ns_per_kb"].is_null());
+    let judged = table["pairs"].as_array().expect("pairs");
+    assert_eq!(judged.len(), 12);
+    assert!(
+        judged.iter().any(|j| j["verdict"] == "shrunk" && j["process_a_vs_b"]["median"] == 2.0)
+    );
+}
+
+#[test]
+fn the_page_has_verdicts_then_and_now_and_the_table() {
+    for table in ALL {
+        let found = Reproduction::of(table, &outcome(), 2);
+        let html = page::page(&found, &serde_json::Value::Null).html();
+        let title = format!("<h1>Reproducing {}</h1>", table.name);
+        for part in [title.as_str(), "Verdicts", "The table"] {
+            assert!(html.contains(part), "{part} is not in {html}");
+        }
+        assert!(!html.contains("NaN<") && !html.contains("=\"NaN"), "{html}");
+    }
+    let sosend =
+        page::page(&Reproduction::of(&sosend::TABLE, &outcome(), 2), &serde_json::Value::Null);
+    let headings: Vec<&str> = sosend.sections.iter().map(|s| s.heading.as_str()).collect();
+    assert_eq!(headings[..4], ["Verdicts", "Then", "Now", "The table"]);
 }

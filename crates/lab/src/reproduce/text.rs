@@ -1,7 +1,7 @@
 //! A reproduction for the terminal.
 
 use super::netperf::COLUMNS;
-use super::{Judged, Reproduction, Surprise};
+use super::{Judged, Published, Reproduction, Surprise};
 use crate::report::new_table;
 use crate::stats::Estimate;
 
@@ -15,6 +15,7 @@ pub fn text(found: &Reproduction) -> String {
         wrapped(&format!("Published: {}.", table.source)),
         wrapped(&format!("Then: {}.", table.setup)),
         wrapped(&format!("Now: {}", table.differs)),
+        ways(table),
         lines_table(found),
         pairs_table(found),
     ];
@@ -30,11 +31,17 @@ pub fn text(found: &Reproduction) -> String {
     parts.join("\n\n")
 }
 
+/// What the letters of rows stand for.
+pub fn ways(table: &Published) -> String {
+    let [old, new, third] = table.methods.map(|m| m.title);
+    format!("Rows: a {old}; b {new}; c {third}. The kernel has its own way only.")
+}
+
 const LEGEND: &str = "\
-a, b, c       the old way, the new way, and a third: see the column `way`.
 util, SD      as netperf defines them: % of the whole machine, and CPU time per KB (1024 bytes). Then
               each end was a machine; here each end is its process.
 user, sys     of the sending process (here its thread), for ten seconds of sending; time % is their sum.
+              The kernel tells user from sys by sampling, coarsely in short runs.
 machine       busy time of all CPUs; then of the sending machine, here of the one that holds both ends.
 hardware      time of the simulated device, which is not the host's and in no other column.
 verdict       by the interval's bounds: reproduced within 10 % of the published ratio.";
@@ -59,14 +66,13 @@ fn wrapped(text: &str) -> String {
 }
 
 fn lines_table(found: &Reproduction) -> String {
-    let mut head = vec!["row", "bytes", "TSO", "where", "way"];
+    let mut head = vec!["row", "bytes", "TSO", "where"];
     head.extend(COLUMNS.iter().map(|c| c.head));
     head.push("verdict");
-    let mut table = new_table(head, 5);
+    let mut table = new_table(head, 4);
     for line in &found.lines {
         let (bytes, tso) = found.shape_of(line.pair);
         let mut cells = vec![line.row(), bytes, tso.to_owned(), line.place().to_owned()];
-        cells.push(line.way.clone());
         cells.extend(COLUMNS.iter().map(|c| plain((c.of)(&line.netperf), c.decimals)));
         cells.push(found.verdict_of(line).to_owned());
         table.add_row(cells);
@@ -134,11 +140,11 @@ pub fn reasons(found: &Reproduction) -> Vec<String> {
 /// What became of the published surprise at one size and site.
 pub fn surprise_of(s: &Surprise) -> String {
     format!(
-        "Old way, {} KiB, {}: throughput with TSO \u{f7} without was {:.3}, is {:.2} here: {}.",
+        "Old way, {} KiB, {}: throughput with TSO \u{f7} without was {:.3}, is {} here: {}.",
         s.bytes >> 10,
         s.site.title(),
         s.published,
-        s.measured,
+        between(Some(s.measured)),
         s.verdict.word()
     )
 }

@@ -59,9 +59,19 @@ impl fmt::Display for Verdict {
 /// since the machines differ.
 const TOLERANCE: f64 = 0.10;
 
+/// Fewer pairs than this judge nothing.
+const RUNS: usize = 3;
+
+fn too_few(runs: usize) -> String {
+    format!("this run came to only {runs} of them; give it more --seconds")
+}
+
 /// Judges a ratio of old over new by its interval's bounds: it counts as reproduced when the
 /// interval meets the published value's own band, whatever its median.
 pub fn judge(published: f64, measured: Estimate, why_less: &str) -> Verdict {
+    if measured.runs < RUNS {
+        return Verdict::NotMeasured(too_few(measured.runs));
+    }
     let (low, high) = (published * (1.0 - TOLERANCE), published * (1.0 + TOLERANCE));
     if measured.low > high {
         Verdict::Exceeded
@@ -83,34 +93,49 @@ pub fn why_shrunk((old, new): (f64, f64), copy: Option<f64>, tso: bool, site: Si
         (_, true) => "the copies (ours and the kernel's) and the kernel's work for each frame",
         (_, false) => "the system call and the kernel's work for each of 45 packets per 64 KiB",
     };
-    let mut why = format!("{shared}, which both ways share, outweigh what differs");
-    // Taking the copy off both is what the ratio would be were it free.
-    if let Some(copy) = copy.filter(|c| *c > 0.0 && *c < new) {
-        let (share, rest) = (copy / new * 100.0, (old - copy) / (new - copy));
-        why += &format!(
-            ": one memcpy is {copy:.0} of the new way's {new:.0} ns/KB ({share:.0} %), and of the \
-             rest the ratio is {rest:.2}"
-        );
-    } else {
-        why += &format!(": {old:.0} and {new:.0} ns/KB");
+    if new >= old {
+        return format!("the new way is no cheaper here: {old:.0} ns/KB became {new:.0}");
     }
-    why
+    let why = format!("{shared}, which both ways share, outweigh what differs");
+    match copy.filter(|copy| *copy < new && *copy > new * WORTH_NAMING) {
+        // Taking the copy off both is what the ratio would be were it free.
+        Some(copy) => {
+            let (share, rest) = (copy / new * 100.0, (old - copy) / (new - copy));
+            format!(
+                "{why}: one memcpy is {copy:.0} of the new way's {new:.0} ns/KB ({share:.0} %), and \
+                 of the rest the ratio is {rest:.2}"
+            )
+        }
+        None => format!("{why}: {old:.0} ns/KB became {new:.0}"),
+    }
 }
+
+/// A copy below this share of a cost explains nothing.
+const WORTH_NAMING: f64 = 0.15;
 
 /// Judges whether the old way is slower with super-segments than without, which was published as
 /// 2 % less throughput. `measured`: throughput with over throughput without.
-pub fn of_surprise(measured: f64, site: Site) -> Verdict {
+pub fn of_surprise(measured: Estimate, site: Site) -> Verdict {
+    if measured.runs < RUNS {
+        return Verdict::NotMeasured(too_few(measured.runs));
+    }
+    if measured.high < 1.0 {
+        return Verdict::Reproduced;
+    }
+    if measured.low <= 1.0 {
+        return Verdict::NotComparable("the interval holds 1: this run cannot tell".to_owned());
+    }
     let cause = match site {
         Site::Simulated => {
-            "a simulated card cuts a frame of two segments at no charge to the host, where the \
-             card of then took a descriptor more and its own time for each"
+            "a simulated card cuts a frame of two segments at no cost to the host; a likely cause \
+             then was what the card and its driver needed to set up each small TSO frame"
         }
         _ => {
-            "with 2 KiB in each send TSO has nothing to join until acknowledgements let data pile \
-             up, but here nothing limits the rate, so each frame saved is a crossing and a pass \
-             through the kernel saved, and time saved is throughput; then the wire was the limit \
-             and the card's set-up of each small TSO frame showed instead"
+            "nothing limits the rate here: each frame saved is a system call and a pass through the \
+             kernel saved, and time saved is throughput. Then the wire was the limit; a likely cause \
+             was what the card and its driver needed to set up each small TSO frame, since with \
+             2 KiB per send there is nothing more to join"
         }
     };
-    if measured < 0.995 { Verdict::Reproduced } else { Verdict::Gone(cause.to_owned()) }
+    Verdict::Gone(cause.to_owned())
 }

@@ -83,7 +83,7 @@ const KINDS: [(&str, Kind); 4] = [
 pub fn breakdown() -> io::Result<Value> {
     let mut bars = Vec::new();
     for (tso, group) in [(true, "super-segments"), (false, "single segments")] {
-        for (label, parts) in measured(tso)? {
+        for (label, parts) in measured(tso, ROUNDS)? {
             let part = |(name, value): (&str, f64)| json!({"name": name, "value": value});
             let parts: Vec<Value> = PARTS.into_iter().zip(parts).map(part).collect();
             bars.push(json!({"group": group, "label": label, "parts": parts}));
@@ -92,23 +92,36 @@ pub fn breakdown() -> io::Result<Value> {
     Ok(json!({
         "title": "One write of 64 KiB over the simulated device",
         "caption": "A clock is read between the steps of the write, around the device's functions \
-                    and by the simulated hardware itself; the cost of reading it is taken off. The \
-                    acknowledgements that a write finds waiting are in it. Taken in runs of its own, \
-                    so the sums differ a little from the rows of the table.",
+                    and by the simulated hardware itself; the cost of reading it is taken off, and writes \
+                    that something else interrupted are left out. The acknowledgements that a write \
+                    finds waiting are in it. Taken in runs of its own, so the sums differ a little \
+                    from the rows of the table.",
         "unit": "ns per KB",
         "bars": bars,
     }))
 }
 
+/// Adds the breakdown to a report.
+///
+/// # Errors
+/// As [`breakdown`].
+pub fn add_to(report: &mut Value) -> io::Result<()> {
+    let found = breakdown()?;
+    if let Some(object) = report.as_object_mut() {
+        object.insert("breakdowns".to_owned(), json!([found]));
+    }
+    Ok(())
+}
+
 type Parts = [f64; PARTS.len()];
 
 /// The median of every part for every way.
-fn measured(tso: bool) -> io::Result<Vec<(&'static str, Parts)>> {
+fn measured(tso: bool, count: usize) -> io::Result<Vec<(&'static str, Parts)>> {
     let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
     on_pinned_thread(near_cpu, || {
         let place = Timed::place(tso)?;
         let mut rounds: Vec<Vec<Parts>> = vec![Vec::new(); KINDS.len()];
-        for _ in 0..ROUNDS {
+        for _ in 0..count {
             for (kind, found) in KINDS.iter().zip(&mut rounds) {
                 found.push(place.run(kind.1)?);
             }
@@ -160,30 +173,49 @@ impl Place {
         for _ in 0..WARM_WRITES {
             write(&mut clock).map_err(to_io)?;
         }
-        clock = Clock::new(&self.in_device);
-        let (before, calls) = (self.handle.counts().inline_ns, self.in_device.calls.load(Relaxed));
+        let mut found = Vec::with_capacity(WRITES);
         for _ in 0..WRITES {
+            let (hardware, calls) = self.hardware_and_calls();
+            clock = Clock::new(&self.in_device);
             write(&mut clock).map_err(to_io)?;
+            let (hardware_after, calls_after) = self.hardware_and_calls();
+            found.push(self.parts(&clock, hardware_after - hardware, calls_after - calls));
         }
-        let hardware = self.handle.counts().inline_ns - before;
-        let calls = self.in_device.calls.load(Relaxed) - calls;
-        Ok(self.parts(&clock, hardware as f64, calls as f64))
+        Ok(mean_of_undisturbed(&found))
     }
 
-    /// ns per KB of each part, without what measuring cost.
-    fn parts(&self, clock: &Clock<'_>, hardware: f64, device_calls: f64) -> Parts {
-        let kb = (WRITES * WRITE_BYTES) as f64 / 1024.0;
+    fn hardware_and_calls(&self) -> (u64, u64) {
+        (self.handle.counts().inline_ns, self.in_device.calls.load(Relaxed))
+    }
+
+    /// ns per KB of each part of one write, without what measuring cost.
+    fn parts(&self, clock: &Clock<'_>, hardware: u64, device_calls: u64) -> Parts {
         let mut ns: Parts = [0.0; PARTS.len()];
         for part in [CHECKS, COPY, PROTOCOL] {
             ns[part] = clock.ns[part] as f64 - clock.readings[part] as f64 * self.reading_ns;
         }
         // The device's wrapper reads the clock twice: one reading lies inside of what it measures,
         // the other in the step that called the device, mostly handing over.
-        ns[DEVICE] = clock.device_ns as f64 - hardware - device_calls * self.reading_ns;
-        ns[PROTOCOL] -= device_calls * self.reading_ns;
-        ns[HARDWARE] = hardware;
-        ns.map(|ns| ns.max(0.0) / kb)
+        let readings_ns = device_calls as f64 * self.reading_ns;
+        ns[DEVICE] = clock.device_ns as f64 - hardware as f64 - readings_ns;
+        ns[PROTOCOL] -= readings_ns;
+        ns[HARDWARE] = hardware as f64;
+        ns.map(|ns| ns / (WRITE_BYTES as f64 / 1024.0))
     }
+}
+
+/// A write that took more than this many times the median was interrupted by something else.
+const DISTURBED: f64 = 2.0;
+
+/// The mean of every part over the writes that nothing interrupted: the clock does not stop when
+/// the thread does.
+fn mean_of_undisturbed(writes: &[Parts]) -> Parts {
+    let total = |parts: &Parts| parts.iter().sum::<f64>();
+    let totals: Vec<f64> = writes.iter().map(total).collect();
+    let limit = Estimate::of(&totals).map_or(f64::MAX, |e| e.median * DISTURBED);
+    let kept: Vec<&Parts> = writes.iter().filter(|p| total(p) <= limit).collect();
+    let mean = |i: usize| kept.iter().map(|p| p[i]).sum::<f64>() / kept.len().max(1) as f64;
+    std::array::from_fn(|i| mean(i).max(0.0))
 }
 
 /// Adds the time since the last reading to a part, the device's aside.
@@ -435,7 +467,7 @@ mod tests {
     #[test]
     fn every_way_has_its_parts_and_the_one_without_a_copy_has_none() {
         for tso in [true, false] {
-            let found = measured(tso).expect("the simulated device needs no rights");
+            let found = measured(tso, 1).expect("the simulated device needs no rights");
             assert_eq!(found.len(), KINDS.len());
             for (label, parts) in found {
                 // Times are not judged; that a part was passed at all is behaviour.
