@@ -96,7 +96,7 @@ fn a_connection_opens_carries_data_and_closes() {
     let c = s.handle.counts();
     assert_eq!((c.peer_bytes_in, c.peer_wrong_bytes, c.peer_connections), (500, 0, 1));
     assert_eq!(c.peer_resets_out, 0);
-    assert!(s.host.is_whole());
+    assert!(s.host.comes_home());
 }
 
 #[test]
@@ -234,9 +234,12 @@ fn whoever_is_asked_for_answers_but_not_to_a_probe() {
     assert!(ask([10, 9, 0, 1], [10, 9, 0, 1]).is_empty(), "an announcement");
 }
 
+/// Kind, number, how near to what is expected, flags, bytes of payload, where damage is done, noise.
+type Oddity = (u8, u32, u32, u8, u16, u8, Vec<u8>);
+
 /// Anything that a host could hand over: noise, segments of one connection with every field
 /// arbitrary, and damage done to them.
-fn frames() -> impl Strategy<Value = Vec<(u8, u32, u32, u8, u16, u8, Vec<u8>)>> {
+fn frames() -> impl Strategy<Value = Vec<Oddity>> {
     let noise = proptest::collection::vec(any::<u8>(), 0..200);
     let one = (0u8..8, any::<u32>(), 0u32..6, any::<u8>(), 0u16..3000, any::<u8>(), noise);
     proptest::collection::vec(one, 1..60)
@@ -277,6 +280,6 @@ proptest! {
         }
         s.now = s.now + Duration::from_secs(100);
         s.replies();
-        prop_assert!(s.host.is_whole());
+        prop_assert!(s.host.comes_home());
     }
 }
