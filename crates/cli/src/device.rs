@@ -15,20 +15,22 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{self as unix, UnixListener};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The options.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Device and addresses")]
 pub struct StackArgs {
-    /// tap:NAME, packet:INTERFACE, shm:NAME (shared with another fulmar on this host that names the
+    /// tap:NAME, packet:INTERFACE, shm:NAME (memory shared with another process that names the
     /// same; with a slash it is a path), sim (a simulated network card with a simulated host behind
     /// it, which has every other address, takes all that is sent to it and on port 19 sends without
     /// end), or auto: a TAP called fulmar0, else the interface fulmar0
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: DeviceSpec,
     /// An address of the stack with its prefix length; may be repeated [default: 10.77.0.2/24 and
-    /// fd77::2/64; for the end of a shm that came first 10.77.0.1/24 and fd77::1/64]
+    /// fd77::2/64; of a shm, who listens or comes first has
+    /// 10.77.0.1/24 and fd77::1/64]
     #[arg(long = "addr", value_name = "CIDR")]
     addresses: Vec<Cidr>,
     /// Where packets to other networks go; one for each version of IP
@@ -106,11 +108,11 @@ impl Opened {
 }
 
 impl DeviceSpec {
-    fn open(&self) -> Outcome<Opened> {
+    fn open(&self, listens: bool) -> Outcome<Opened> {
         match self {
             DeviceSpec::Tap(name) => open_tap(name),
             DeviceSpec::Packet(name) => open_packet(name),
-            DeviceSpec::Shm(name) => open_shm(name),
+            DeviceSpec::Shm(name) => open_shm(name, listens),
             DeviceSpec::Sim => open_sim(),
             DeviceSpec::Auto => open_default(),
         }
@@ -132,10 +134,12 @@ fn open_packet(name: &str) -> Outcome<Opened> {
     Ok(Opened::interface(device, name, None))
 }
 
-/// Whoever came first has the addresses that the kernel has elsewhere: those that others call.
-fn open_shm(name: &str) -> Outcome<Opened> {
+/// Whoever listens (else whoever came first) has the addresses that the kernel has elsewhere: those
+/// that others call.
+fn open_shm(name: &str, listens: bool) -> Outcome<Opened> {
     let on_wait = |name: &str| eprintln!("waiting for another fulmar with --device shm:{name}");
-    let config = ShmConfig { name: name.to_owned(), on_wait, ..ShmConfig::default() };
+    let wants = listens.then_some(Side::First);
+    let config = ShmConfig { name: name.to_owned(), wants, on_wait, ..ShmConfig::default() };
     let end = Shm::open(&config).map_err(|e| Failure::new(e.to_string()))?;
     let defaults = match end.side() {
         Side::First => KERNEL_ADDRESSES,
@@ -170,9 +174,9 @@ impl StackArgs {
         self.mtu.unwrap_or(1500)
     }
 
-    /// Opens the device and builds the stack.
-    pub fn open(&self) -> Outcome<Session> {
-        let opened = self.device.open()?;
+    /// Opens the device and builds the stack. `listens`: others will call this one.
+    pub fn open(&self, listens: bool) -> Outcome<Session> {
+        let opened = self.device.open(listens)?;
         let addresses = self.stack_addresses(&opened)?;
         let claimed = if opened.is_shared { addresses.as_slice() } else { &[] };
         let claims = claimed.iter().map(claim).collect::<Outcome<_>>()?;
@@ -189,7 +193,8 @@ impl StackArgs {
             builder = builder.mtu(mtu);
         }
         let stack = builder.build().map_err(|e| Failure::new(e.to_string()))?;
-        Ok(Session { stack, _claims: claims })
+        let is_shared_memory = matches!(self.device, DeviceSpec::Shm(_));
+        Ok(Session { stack, is_shared_memory, _claims: claims })
     }
 
     fn stack_addresses(&self, opened: &Opened) -> Outcome<Vec<Cidr>> {
@@ -284,9 +289,15 @@ fn command_name() -> String {
     std::env::args().nth(1).unwrap_or_else(|| "fulmar".to_owned())
 }
 
+/// How long the other end of shared memory may take from its first sign of life until it listens,
+/// and how often a caller tries meanwhile.
+const GRACE: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_millis(10);
+
 /// A running stack and the end of it.
 pub struct Session {
     stack: Stack,
+    is_shared_memory: bool,
     /// Held, never read: see [`claim`].
     _claims: Vec<UnixListener>,
 }
@@ -304,10 +315,24 @@ impl Session {
         local_port: Option<u16>,
         timeout: Duration,
     ) -> io::Result<TcpStream> {
-        match local_port {
-            None => TcpStream::connect_timeout(&self.stack, &to, timeout),
-            Some(port) => TcpStream::connect_from(&self.stack, port, &to, timeout),
+        let start = Instant::now();
+        loop {
+            let done = match local_port {
+                None => TcpStream::connect_timeout(&self.stack, &to, timeout),
+                Some(port) => TcpStream::connect_from(&self.stack, port, &to, timeout),
+            };
+            match done {
+                Err(e) if self.is_too_early(&e, start) => thread::sleep(RETRY),
+                done => return done,
+            }
         }
+    }
+
+    /// Both ends of shared memory come to life at the same moment: who calls may be faster than who
+    /// is about to listen.
+    fn is_too_early(&self, e: &io::Error, start: Instant) -> bool {
+        let refused = e.kind() == io::ErrorKind::ConnectionRefused;
+        self.is_shared_memory && refused && start.elapsed() < GRACE
     }
 
     /// Ends the stack: what was accepted is delivered, within the documented time.

@@ -98,7 +98,8 @@ const ROWS: &[Row] = &[
         libc::ENETDOWN,
         "ENETDOWN",
         "the device is gone or down",
-        "bring the interface up and start again",
+        "if it is an interface, bring it up and start again; if it is shared memory, the other \
+         process has ended: start both again",
     ),
     (
         libc::EMSGSIZE,

@@ -32,7 +32,10 @@ const IDLE_TICK: Duration = Duration::from_millis(100);
 #[command(after_help = "Examples:
   fulmar nc -l 8000                     wait for a connection, print what comes
   fulmar nc 10.77.0.1 8000 < file       send a file; the end of input ends sending
-  fulmar nc -u -w 1 10.77.0.1 53        datagrams; end after a second of silence")]
+  fulmar nc -u -w 1 10.77.0.1 53        datagrams; end after a second of silence
+  between two terminals, without a kernel network:
+  fulmar nc --device shm:demo -l 8000
+  fulmar nc --device shm:demo 10.77.0.1 8000")]
 pub struct Args {
     /// Wait for a connection instead of making one
     #[arg(short, long)]
@@ -104,7 +107,7 @@ impl Args {
 pub fn run(args: &Args) -> Outcome<ExitCode> {
     let target = args.target()?;
     end_in_order()?;
-    let session = args.stack.open()?;
+    let session = args.stack.open(args.listen)?;
     match (args.listen, args.udp) {
         (false, false) => call_tcp(args, &session, &target)?,
         (true, false) => wait_tcp(args, &session, &target)?,

@@ -57,9 +57,12 @@ pub struct ShmConfig {
     pub name: String,
     /// How long to wait for the other process. `None`: until it comes.
     pub wait: Option<Duration>,
-    /// Largest IP packet that is not a super-frame, in bytes.
+    /// Which end this would rather be. Without a wish, or with two that are the same, it is decided
+    /// by who came first.
+    pub wants: Option<Side>,
+    /// Largest IP packet that is not a super-frame, in bytes. The smaller of both ends' counts.
     pub mtu: usize,
-    /// Station addresses: of the end that came first, of the end that came second.
+    /// Station addresses of the first end and of the second.
     pub ether: [EtherAddr; 2],
     /// Memory that the stack's pool may have in the shared region, in bytes. Only what is used is
     /// ever touched.
@@ -74,6 +77,7 @@ impl Default for ShmConfig {
         ShmConfig {
             name: String::new(),
             wait: None,
+            wants: None,
             mtu: 1500,
             ether: [EtherAddr([2, 0, 0, 0, 0, 1]), EtherAddr([2, 0, 0, 0, 0, 2])],
             pool_bytes: 256 << 20,
@@ -85,8 +89,19 @@ impl Default for ShmConfig {
 /// Which end a process has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
-    /// It came first and listened.
+    /// It came first, if nobody wished otherwise.
     First,
-    /// It came second and connected.
+    /// It came second, if nobody wished otherwise.
     Second,
+}
+
+impl Side {
+    /// The other one.
+    #[must_use]
+    pub fn other(self) -> Side {
+        match self {
+            Side::First => Side::Second,
+            Side::Second => Side::First,
+        }
+    }
 }

@@ -22,7 +22,7 @@ const STAGING_BYTES: usize = 8 << 20;
 /// What the two have to agree on, and a number that grows with every change of it.
 const MAGIC: [u8; 8] = *b"fulmarsh";
 const VERSION: u32 = 1;
-const HELLO_BYTES: usize = 32;
+const HELLO_BYTES: usize = 36;
 
 /// The most memory of another process that is mapped: offsets have 32 bits.
 const MAX_BYTES: usize = u32::MAX as usize;
@@ -188,7 +188,8 @@ fn introduce(config: &ShmConfig, socket: OwnedFd, side: Side) -> Result<Met, Tro
         return Err(last(e, "the pool can have at most 3 GiB in shared memory"));
     }
     let (own, file) = OwnMap::create(bytes).map_err(|e| last(e, LIMITS))?;
-    let hello = Hello { version: VERSION, bytes, mtu: config.mtu, shape: SHAPE };
+    let (mtu, wants) = (config.mtu, config.wants);
+    let hello = Hello { version: VERSION, bytes, mtu, shape: SHAPE, wants };
     // If that fails, so does the answer.
     let _ = sys::send_with(socket.as_fd(), &hello.emit(), file.as_fd());
     let (theirs, file) = hear(&socket).map_err(|e| match e {
@@ -213,7 +214,17 @@ fn introduce(config: &ShmConfig, socket: OwnedFd, side: Side) -> Result<Met, Tro
     let staging = Pool::with_backing(staging_config(), Some(staging))
         .map_err(|e| last(io::Error::other(e.to_string()), LIMITS))?;
     let mtu = config.mtu.min(theirs.mtu);
+    let side = agree(side, config.wants, theirs.wants);
     Ok(Met { side, socket, own, peer, region, staging, mtu })
+}
+
+/// Which end this one is; the other one comes to the opposite conclusion.
+fn agree(came: Side, ours: Option<Side>, theirs: Option<Side>) -> Side {
+    match (ours, theirs) {
+        (ours, theirs) if ours == theirs => came,
+        (Some(side), _) => side,
+        (None, theirs) => theirs.map_or(came, Side::other),
+    }
 }
 
 /// All of it for one purpose.
@@ -237,17 +248,20 @@ struct Hello {
     bytes: usize,
     mtu: usize,
     shape: u64,
+    wants: Option<Side>,
 }
 
 impl Hello {
-    /// magic 8, version 4, mtu 4, bytes 8, shape 8; little-endian.
+    /// magic 8, version 4, mtu 4, bytes 8, shape 8, wish 4; little-endian.
     fn emit(&self) -> [u8; HELLO_BYTES] {
         let mut b = [0; HELLO_BYTES];
         b[..8].copy_from_slice(&MAGIC);
         b[8..12].copy_from_slice(&self.version.to_le_bytes());
         b[12..16].copy_from_slice(&(self.mtu as u32).to_le_bytes());
         b[16..24].copy_from_slice(&(self.bytes as u64).to_le_bytes());
-        b[24..].copy_from_slice(&self.shape.to_le_bytes());
+        b[24..32].copy_from_slice(&self.shape.to_le_bytes());
+        let wish = self.wants.map_or(0u32, |w| if w == Side::First { 1 } else { 2 });
+        b[32..].copy_from_slice(&wish.to_le_bytes());
         b
     }
 
@@ -262,6 +276,11 @@ impl Hello {
             bytes: usize::try_from(word(16)?).ok()?,
             mtu: half(12)? as usize,
             shape: word(24)?,
+            wants: match half(32)? {
+                1 => Some(Side::First),
+                2 => Some(Side::Second),
+                _ => None,
+            },
         })
     }
 }
@@ -288,10 +307,21 @@ mod tests {
 
     #[test]
     fn a_hello_survives_its_bytes_and_is_refused_at_every_shorter_length() {
-        let hello = Hello { version: 3, bytes: 1 << 30, mtu: 9000, shape: SHAPE };
+        let wants = Some(Side::Second);
+        let hello = Hello { version: 3, bytes: 1 << 30, mtu: 9000, shape: SHAPE, wants };
         let bytes = hello.emit();
         assert_eq!(Hello::parse(&bytes), Some(hello));
         (0..HELLO_BYTES).for_each(|n| assert_eq!(Hello::parse(&bytes[..n]), None));
+    }
+
+    #[test]
+    fn the_two_ends_always_agree_on_who_is_who() {
+        let wishes = [None, Some(Side::First), Some(Side::Second)];
+        for (a, b) in wishes.iter().flat_map(|a| wishes.iter().map(move |b| (*a, *b))) {
+            let first = agree(Side::First, a, b);
+            assert_eq!(agree(Side::Second, b, a), first.other());
+            assert!(a == b || a.is_none_or(|w| w == first), "{a:?} {b:?}");
+        }
     }
 
     proptest! {

@@ -521,7 +521,7 @@ fn a_stranger_at_the_door_is_passed_over_and_another_version_is_refused() {
     };
     drop(connect());
     let (_own, file) = sys::OwnMap::create(2 * SLAB_BYTES).unwrap();
-    let mut hello = [0; 32];
+    let mut hello = [0; 36];
     hello[..8].copy_from_slice(b"fulmarsh");
     hello[8] = 99;
     // A connection may still have been in the queue of the door that closed after the stranger.
@@ -529,7 +529,7 @@ fn a_stranger_at_the_door_is_passed_over_and_another_version_is_refused() {
         let socket = connect();
         let _ = sys::send_with(socket.as_fd(), &hello, file.as_fd());
         assert!(sys::wait_readable(socket.as_fd(), 10_000).unwrap());
-        if matches!(sys::receive_with(socket.as_fd(), &mut [0; 32]), Ok((1.., _))) {
+        if matches!(sys::receive_with(socket.as_fd(), &mut [0; 36]), Ok((1.., _))) {
             break socket;
         }
     };
