@@ -174,8 +174,13 @@ impl StackArgs {
         self.mtu.unwrap_or(1500)
     }
 
-    /// Opens the device and builds the stack. `listens`: others will call this one.
-    pub fn open(&self, listens: bool) -> Outcome<Session> {
+    /// Opens the device and builds the stack.
+    pub fn open(&self) -> Outcome<Session> {
+        self.open_as(false)
+    }
+
+    /// As [`StackArgs::open`]. `listens`: others will call this one.
+    pub fn open_as(&self, listens: bool) -> Outcome<Session> {
         let opened = self.device.open(listens)?;
         let addresses = self.stack_addresses(&opened)?;
         let claimed = if opened.is_shared { addresses.as_slice() } else { &[] };

@@ -107,7 +107,7 @@ impl Args {
 pub fn run(args: &Args) -> Outcome<ExitCode> {
     let target = args.target()?;
     end_in_order()?;
-    let session = args.stack.open(args.listen)?;
+    let session = args.stack.open_as(args.listen)?;
     match (args.listen, args.udp) {
         (false, false) => call_tcp(args, &session, &target)?,
         (true, false) => wait_tcp(args, &session, &target)?,

@@ -55,7 +55,7 @@ fn header_bytes(to: IpAddr) -> u32 {
 /// Runs the command.
 pub fn run(args: &Args) -> Outcome<ExitCode> {
     let to = resolve(&args.host, 0, args.family)?[0].ip();
-    let session = args.stack.open(false)?;
+    let session = args.stack.open()?;
     let interrupt = Interrupt::catch()?;
     let total = u32::from(args.size) + header_bytes(to);
     print(&format!("PING {} ({to}) {}({total}) bytes of data.\n", args.host, args.size))?;

@@ -233,7 +233,7 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
     let (host, port) = &args.to;
     let addresses = resolve(host, *port, args.family)?;
     end_in_order()?;
-    let session = args.stack.open(false)?;
+    let session = args.stack.open()?;
     let mut stream = connect_any(&session, &addresses, None, CONNECT_TIMEOUT)?;
     let mut tally = Tally::new(expected);
     source.send(&mut stream, &mut tally).map_err(|e| {
@@ -277,7 +277,7 @@ fn finish(mut stream: &TcpStream) -> io::Result<()> {
 pub fn recv(args: &RecvArgs) -> Outcome<ExitCode> {
     let mut sink = open_sink(&args.file)?;
     end_in_order()?;
-    let session = args.stack.open(args.listen.is_some())?;
+    let session = args.stack.open_as(args.listen.is_some())?;
     let mut stream = reach_sender(args, &session)?;
     let mut tally = Tally::new(None);
     let copied = copy(&mut stream, &mut sink, &mut tally)
