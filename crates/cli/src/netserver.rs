@@ -30,7 +30,7 @@ pub struct Args {
     #[arg(short = 'D')]
     foreground: bool,
     /// Clients at once; more are turned away
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 32)]
     max_clients: usize,
     /// Let clients name files (-F) of this machine to fill the buffers from; they receive them
     #[arg(long)]

@@ -7,9 +7,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Bytes of one message at most.
-pub const MAX_MESSAGE: usize = 16 << 20;
+pub const MAX_MESSAGE: usize = 4 << 20;
 /// Bytes of a ring at most; it is made narrower rather than larger, but for its one buffer.
-const MAX_RING: usize = 32 << 20;
+const MAX_RING: usize = 8 << 20;
 /// Messages are as large as the socket buffer unless the user says otherwise, as with netperf; but
 /// no larger than this, where the buffer is not what the user asked for either.
 pub const LARGEST_DEFAULT: usize = 128 << 10;
