@@ -1,5 +1,6 @@
 //! `fulmar bench`: options, progress and reports around the laboratory's measurements.
 
+use crate::bench_route::RouteArgs;
 use crate::bench_send::{SendArgs, SendFileArgs};
 use crate::failure::{During, Failure, Outcome};
 use crate::stream::{self, Device, Options, Stack};
@@ -10,6 +11,7 @@ use fulmar_lab::lock::BenchLock;
 use fulmar_lab::netns;
 use fulmar_lab::page;
 use fulmar_lab::report::{self, Machine};
+use fulmar_lab::routes;
 use fulmar_lab::send;
 use serde_json::Value;
 use std::io;
@@ -36,6 +38,7 @@ enum What {
     Stream(StreamArgs),
     Send(SendArgs),
     Sendfile(SendFileArgs),
+    Route(RouteArgs),
 }
 
 /// Bulk TCP, both directions: fulmar and the kernel, the kernel alone, the floor of the device
@@ -105,11 +108,24 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         What::Stream(args) => stream::run(&args.options(), isolated),
         What::Send(args) => send::bench::run(&args.options(), isolated),
         What::Sendfile(args) => send::bench::run(&args.options(), isolated),
+        What::Route(args) => return run_route(args),
     };
     let measured = measured.during("cannot measure")?;
     let machine = Machine::here();
     println!("{}", report::text(&machine, &measured));
     write_reports(&args.what, &machine, &measured)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Tables have no ends and move no bytes: their report is their own.
+fn run_route(args: &RouteArgs) -> Outcome<ExitCode> {
+    let found = routes::run(&args.options()).during("cannot measure")?;
+    let machine = Machine::here();
+    println!("{}", found.text(&machine));
+    if let Some(file) = args.json() {
+        let command: Vec<String> = std::env::args().collect();
+        write(file, &format!("{:#}\n", found.json(&machine, &command)))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -120,6 +136,7 @@ impl What {
             What::Stream(a) => (a.json.as_deref(), a.report.as_deref()),
             What::Send(a) => a.matrix.files(),
             What::Sendfile(a) => a.matrix.files(),
+            What::Route(a) => (a.json(), None),
         }
     }
 }

@@ -28,6 +28,7 @@ pub mod page;
 pub mod peer;
 pub mod report;
 pub mod reproduce;
+pub mod routes;
 pub mod send;
 pub mod simulation;
 pub mod site;

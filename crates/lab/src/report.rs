@@ -216,7 +216,7 @@ fn rows_table<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
     table.to_string()
 }
 
-fn figures_table(figures: &[Figure]) -> String {
+pub(crate) fn figures_table(figures: &[Figure]) -> String {
     let header = ["figure", "what", "median", "95 %", "runs", "verdict"];
     let mut table = new_table(header, 2);
     for f in figures {
