@@ -18,6 +18,7 @@ extern crate alloc;
 
 mod fib;
 mod neighbour;
+mod next_hop;
 mod raw;
 mod table;
 
@@ -25,4 +26,5 @@ pub use fib::{Fib, FibBytes, FibError, FibReader, Key};
 pub use neighbour::{
     Action, Advert, Neighbour, NeighbourConfig, NeighbourState, Neighbours, Resolution,
 };
+pub use next_hop::{GroupError, MAX_MEMBERS, NextHop, NextHops, SourcePolicy};
 pub use table::{Prefix, Route, RouteError, Table};
