@@ -35,7 +35,7 @@ pub fn packet(interface: &str) -> Result<Box<dyn Device>, OpenError> {
 }
 
 /// Memory shared with another process on this host, which calls this with the same name: a path
-/// (with a slash), or a plain name. Waits until it does. The [`Side`](shm_device::Side) says who
+/// (with a slash), or a plain name. Waits until it does. The [`Side`] says who
 /// came first, so that the two can choose different addresses. What such a device receives and
 /// nobody has copied yet lies in the other process's memory, who could change it.
 ///
