@@ -109,7 +109,7 @@ fn every_byte_of_a_large_transfer_between_two_processes_arrives() {
 fn a_file_arrives_with_its_checksum_over_a_path_and_ipv6() {
     let path = std::env::temp_dir().join(format!("fulmar-test-{}.shm", std::process::id()));
     let device = format!("shm:{}", path.display());
-    let mut receiver = listener(&device, "recv - -l 5001");
+    let mut receiver = listener(&device, "recv - -6 -l 5001");
     let mut sender = Process::start(&device, "send - [fd77::1]:5001");
     let mut bytes = vec![0; 3_000_001];
     fill(&mut bytes, &mut 7);

@@ -450,6 +450,9 @@ fn descriptor_in(message: &libc::msghdr) -> Option<OwnedFd> {
     }
 }
 
+#[cfg(test)]
+pub use attacks::{attack, can_be_made_writable, in_child, unsealed};
+
 /// What another process could try with a file that it was sent.
 #[cfg(test)]
 mod attacks {
@@ -509,6 +512,3 @@ mod attacks {
         }
     }
 }
-
-#[cfg(test)]
-pub use attacks::{attack, can_be_made_writable, in_child, unsealed};

@@ -365,8 +365,11 @@ proptest! {
     }
 }
 
+/// Where a piece lies and how long it is, as the liar says.
+type Range = (u64, u64);
+
 /// Puts one record into the liar's ring and shows it.
-fn claim(liar: &Met, slot: u64, count: u64, pieces: &[(u64, u64)]) {
+fn claim(liar: &Met, slot: u64, count: u64, pieces: &[Range]) {
     liar.own.store(4096, slot | count << 32, Relaxed);
     for (i, (at, len)) in pieces.iter().enumerate() {
         liar.own.store(4096 + 24 + i * 8, at | len << 32, Relaxed);
@@ -378,7 +381,7 @@ fn claim(liar: &Met, slot: u64, count: u64, pieces: &[(u64, u64)]) {
 fn a_record_that_no_honest_peer_writes_ends_the_link() {
     let good = (SLABS as u64, 100);
     let end = (SLABS + (8 << 20) + (16 << 20) + 10 * SLAB_BYTES) as u64;
-    let cases: [(u64, u64, &[(u64, u64)]); 9] = [
+    let cases: [(u64, u64, &[Range]); 9] = [
         (FRAMES as u64, 1, &[good]),
         (0, 0, &[good]),
         (0, PIECES as u64 + 1, &[good]),
