@@ -55,20 +55,23 @@ pub enum Service {
     },
 }
 
-/// When the peer acknowledges. It also does at the end of every burst, at gaps, at repetitions and
-/// at the end of the stream, so a sender never waits for a timer.
+/// When the peer acknowledges. It also does at gaps, at repetitions, at the end of the stream, and at
+/// the end of every burst unless it is told to wait there for more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AckRule {
     /// After so many packets (0: whatever their number).
     pub packets: u32,
     /// After so many bytes (0: whatever their number).
     pub bytes: u32,
+    /// What is left at the end of a burst waits so long for more at the most, as a delayed ACK does
+    /// (RFC 1122 section 4.2.3.2); zero: it is acknowledged there, so that a sender never waits.
+    pub wait: Duration,
 }
 
 impl Default for AckRule {
     /// After 64 KiB, as a receiver does that aggregates in hardware and takes what it is given.
     fn default() -> AckRule {
-        AckRule { packets: 0, bytes: 64 << 10 }
+        AckRule { packets: 0, bytes: 64 << 10, wait: Duration::ZERO }
     }
 }
 

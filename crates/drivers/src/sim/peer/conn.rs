@@ -61,6 +61,8 @@ pub struct Conn {
     unacked_bytes: u32,
     unacked_packets: u32,
     owes_ack: bool,
+    /// When an ACK that waits for more goes at the latest.
+    ack_at: Option<Instant>,
     ts_recent: u32,
     last_ack_sent: SeqNum,
     // Sending. `una_off` and `nxt_off` are the offsets of `snd_una` and `snd_nxt`, the FIN left out.
@@ -116,6 +118,7 @@ impl Conn {
             unacked_bytes: 0,
             unacked_packets: 0,
             owes_ack: false,
+            ack_at: None,
             ts_recent: 0,
             last_ack_sent: SeqNum(0),
             snd_una: SeqNum(iss),

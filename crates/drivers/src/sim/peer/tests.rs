@@ -124,7 +124,7 @@ fn a_gap_is_told_of_at_once_with_sack_and_filled_by_what_comes() {
 #[test]
 fn acknowledgements_follow_the_rule() {
     for (packets, bytes, expected) in [(0, 0, 1), (2, 0, 5), (0, 3000, 4), (1, 0, 10)] {
-        let ack = AckRule { packets, bytes };
+        let ack = AckRule { packets, bytes, wait: Duration::ZERO };
         let mut s = Script::new(FarEnd { ack, ..discarding() });
         let mine = s.open();
         for i in 0..10 {
@@ -140,6 +140,27 @@ fn acknowledgements_follow_the_rule() {
         assert_eq!(replies.len(), expected, "{packets} packets, {bytes} bytes");
         assert_eq!(replies.last().unwrap().0.ack, SeqNum(10_100));
     }
+}
+
+#[test]
+fn what_waits_for_more_is_acknowledged_after_a_while() {
+    let wait = Duration::from_millis(2);
+    let ack = AckRule { packets: 0, bytes: 1000, wait };
+    let mut s = Script::new(FarEnd { ack, ..discarding() });
+    let mine = s.open();
+    let data = Flags::ACK;
+    assert!(s.segment(100, mine, data, 0, 400).is_empty());
+    assert_eq!(s.segment(500, mine, data, 400, 600)[0].0.ack, SeqNum(1100), "enough bytes");
+    assert!(s.segment(1100, mine, data, 1000, 100).is_empty());
+    s.now = s.now + Duration::from_millis(1);
+    assert!(s.replies().is_empty());
+    s.now = s.now + Duration::from_millis(1);
+    let replies = s.replies();
+    assert_eq!((replies.len(), replies[0].0.ack), (1, SeqNum(1200)), "long enough");
+    s.now = s.now + wait;
+    assert!(s.replies().is_empty(), "once");
+    let replies = s.segment(1200, mine, data | Flags::FIN, 0, 0);
+    assert_eq!(replies[0].0.ack, SeqNum(1201), "the end does not wait");
 }
 
 #[test]

@@ -48,7 +48,8 @@ impl Conn {
 
     /// When [`Conn::on_timer`] has something to do.
     pub fn deadline(&self) -> Option<Instant> {
-        self.resend_at.filter(|_| self.state != State::Gone)
+        let due = [self.resend_at, self.ack_at].into_iter().flatten().min();
+        due.filter(|_| self.state != State::Gone)
     }
 
     /// Sends again what is overdue, or asks about a window that stays closed.
@@ -57,6 +58,12 @@ impl Conn {
             return;
         }
         self.at = self.at.max(now);
+        if self.ack_at.take_if(|at| *at <= now).is_some() {
+            self.send_ack(config, out);
+        }
+        if self.resend_at.is_none_or(|at| at > now) {
+            return;
+        }
         if !out.rx.lane.is_empty() {
             // The host has not taken what was sent: nothing is lost yet.
             return self.arm();
@@ -90,8 +97,10 @@ impl Conn {
             return;
         }
         self.pump(config, out);
-        if self.owes_ack || self.unacked_bytes > 0 {
+        if self.owes_ack || (self.unacked_bytes > 0 && config.ack.wait.is_zero()) {
             self.send_ack(config, out);
+        } else if self.unacked_bytes > 0 {
+            self.ack_at.get_or_insert(self.at + config.ack.wait);
         }
     }
 
@@ -230,6 +239,7 @@ impl Conn {
         }
         if h.flags.contains(Flags::ACK) {
             (self.unacked_bytes, self.unacked_packets, self.owes_ack) = (0, 0, false);
+            self.ack_at = None;
             self.last_ack_sent = self.rcv_nxt;
         }
         out.send(self.at, frame);
