@@ -110,10 +110,16 @@ impl<K: Key> FibReader<K> {
         self.shared.read(address.chunk(), K::WORDS, |block, ranges| address.find(block, ranges))
     }
 
-    /// Answers for a burst of addresses, as many as both slices have. The processor overlaps the
-    /// misses of one with the search of another.
+    /// Answers for a burst of addresses, as many as both slices have. All slots are loaded first,
+    /// then the middles of all blocks: the misses of a burst are under way together, where single
+    /// look-ups wait for most of them one after the other.
     #[inline]
     pub fn lookup_burst(&self, addresses: &[K], answers: &mut [u32]) {
+        let slots = addresses.iter().fold(0, |all, a| all ^ self.shared.slot(a.chunk()));
+        core::hint::black_box(slots);
+        let touched =
+            addresses.iter().fold(0, |all, a| all ^ self.shared.touch(a.chunk(), K::WORDS));
+        core::hint::black_box(touched);
         for (address, answer) in addresses.iter().zip(answers) {
             *answer = self.lookup(*address);
         }

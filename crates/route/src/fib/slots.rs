@@ -93,6 +93,23 @@ impl Slots {
         }
     }
 
+    /// Loads what the search of a chunk will look at first, so that it is near when it comes; the
+    /// slot must be near already.
+    #[inline]
+    pub(super) fn touch(&self, chunk: usize, words: usize) -> u32 {
+        let slot = self.slots.get(chunk).map_or(0, |s| s.load(Ordering::Acquire));
+        let (place, ranges, _) = unpack(slot);
+        let middle = usize::from(ranges / 2).wrapping_mul(words);
+        let block = self.words.block((place as usize).wrapping_add(middle), 1);
+        block.first().map_or(0, |w| w.load(Ordering::Relaxed))
+    }
+
+    /// The slot of a chunk, whatever it says.
+    #[inline]
+    pub(super) fn slot(&self, chunk: usize) -> u64 {
+        self.slots.get(chunk).map_or(0, |s| s.load(Ordering::Relaxed))
+    }
+
     /// Whether the chunk has one answer.
     #[cfg(test)]
     pub(super) fn is_leaf(&self, chunk: usize) -> bool {
