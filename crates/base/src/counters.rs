@@ -113,6 +113,12 @@ counters! {
     TcpResetsOut, "tcp_resets_out";
     /// Resets accepted.
     TcpResetsIn, "tcp_resets_in";
+    /// Fragments received.
+    FragmentsIn, "fragments_in";
+    /// Datagrams put together from fragments.
+    Reassembled, "reassembled";
+    /// Fragments sent.
+    FragmentsOut, "fragments_out";
     /// UDP datagrams sent.
     UdpOut, "udp_out";
     /// UDP datagrams delivered to sockets.

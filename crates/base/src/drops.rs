@@ -53,8 +53,17 @@ drop_reasons! {
     IpSource, "ip", "ip_source";
     /// The destination address is not one of ours, and this stack does not forward.
     IpDestination, "ip", "ip_destination";
-    /// A fragment: reassembly is not built yet.
-    Fragment, "ip", "fragment";
+    /// A fragment that cannot be one: its length or place is impossible, it contradicts the others
+    /// about where the datagram ends, or there are too many of them.
+    FragmentInvalid, "ip", "fragment_invalid";
+    /// A fragment overlaps another one: all of the datagram is dropped (RFC 5722).
+    FragmentOverlap, "ip", "fragment_overlap";
+    /// A fragment that is here already.
+    FragmentDuplicate, "ip", "fragment_duplicate";
+    /// A datagram of which fragments were still missing when its time was over.
+    FragmentTimeout, "ip", "fragment_timeout";
+    /// A datagram in fragments gave way to a later one: too many were incomplete.
+    FragmentTableFull, "ip", "fragment_table_full";
     /// An IPv6 extension header that is malformed or asks for a drop.
     ExtensionHeader, "ip", "extension_header";
     /// The transport protocol is not one that this stack speaks.

@@ -169,11 +169,6 @@ fn open_default() -> Outcome<Opened> {
 }
 
 impl StackArgs {
-    /// The largest IP packet, as far as this command knows.
-    pub fn mtu(&self) -> usize {
-        self.mtu.unwrap_or(1500)
-    }
-
     /// Opens the device and builds the stack.
     pub fn open(&self) -> Outcome<Session> {
         self.open_as(false)

@@ -104,7 +104,7 @@ const ROWS: &[Row] = &[
     (
         libc::EMSGSIZE,
         "EMSGSIZE",
-        "the message is larger than a packet may be",
+        "the message is larger than a datagram may be",
         "send less at a time, or raise --mtu on both sides",
     ),
     (libc::EACCES, "EACCES", "no permission", "run as root, or inside `fulmar sandbox`"),

@@ -36,7 +36,7 @@ impl NetworkArgs {
             return Ok(Opened { network: Arc::new(OnKernel), session: None });
         }
         let session = self.stack.open()?;
-        let network = Arc::new(OnFulmar::new(session.stack().clone(), self.stack.mtu()));
+        let network = Arc::new(OnFulmar::new(session.stack().clone()));
         Ok(Opened { network, session: Some(session) })
     }
 }

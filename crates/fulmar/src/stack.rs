@@ -107,8 +107,8 @@ impl Stack {
     /// Asks a host for an echo (ICMP) with `payload_len` bytes and waits for the answer.
     ///
     /// # Errors
-    /// `TimedOut`; `HostUnreachable` or `NetworkUnreachable`; `EMSGSIZE` if the packet would have
-    /// to be fragmented; `InvalidData` if other bytes came back than were sent.
+    /// `TimedOut`; `HostUnreachable` or `NetworkUnreachable`; `EMSGSIZE` above 65,507 bytes (IPv6:
+    /// 65,527); `InvalidData` if other bytes came back than were sent.
     pub fn ping(&self, to: IpAddr, payload_len: usize, timeout: Duration) -> io::Result<Echo> {
         let socket = self.new_socket(|shard| Ok(shard.ping_open()))?;
         let payload: Vec<u8> = (0..payload_len).map(|i| i as u8).collect();

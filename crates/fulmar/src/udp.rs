@@ -52,11 +52,13 @@ impl UdpSocket {
         each_address(addr, |a| self.socket.call(|shard, _| shard.udp_connect(id, a)))
     }
 
-    /// Sends one datagram to `addr`. There is no fragmentation: a payload larger than the path's
-    /// packets is refused.
+    /// Sends one datagram to `addr`. A payload larger than the path's packets goes in fragments, of
+    /// which a single lost one loses the datagram.
     ///
     /// # Errors
-    /// `EMSGSIZE`, `NetworkUnreachable`, an error that came back for an earlier datagram.
+    /// `EMSGSIZE` above 65,507 bytes (IPv6: 65,527), or above what fits a packet after
+    /// [`UdpSocket::set_dont_fragment`]; `NetworkUnreachable`, an error that came back for
+    /// an earlier datagram.
     pub fn send_to(&self, buf: &[u8], addr: impl ToSocketAddrs) -> io::Result<usize> {
         let to = addr.to_socket_addrs()?.next().ok_or(io::ErrorKind::InvalidInput)?;
         self.send_one(&[buf], Some(to))
@@ -211,6 +213,23 @@ impl UdpSocket {
     /// The socket is gone.
     pub fn ttl(&self) -> io::Result<u32> {
         self.with_udp(|u| u32::from(u.ttl.unwrap_or(64)))
+    }
+
+    /// Refuses datagrams that are larger than the path's packets, with `EMSGSIZE`, and tells IPv4
+    /// routers not to fragment; else they go in fragments, which is the default.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_dont_fragment(&self, on: bool) -> io::Result<()> {
+        self.with_udp(|u| u.dont_fragment = on)
+    }
+
+    /// Whether datagrams must not be fragmented.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn dont_fragment(&self) -> io::Result<bool> {
+        self.with_udp(|u| u.dont_fragment)
     }
 
     /// Bytes of storage that the receive queue holds at most.

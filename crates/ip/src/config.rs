@@ -52,6 +52,9 @@ pub struct Config {
     pub echo_reply_burst: u32,
     /// How long a lowered path MTU is believed: 10 min (RFC 8201 section 4).
     pub path_mtu_lifetime: Duration,
+    /// Storage that datagrams hold whose fragments have not all come, in bytes; one source may hold
+    /// half of it, and a datagram of 64 KiB takes about 100 KB. 4 MiB: Linux's bound.
+    pub reassembly_bytes: usize,
 }
 
 impl Default for Config {
@@ -69,6 +72,7 @@ impl Default for Config {
             echo_replies_per_s: 20_000,
             echo_reply_burst: 1000,
             path_mtu_lifetime: Duration::from_secs(600),
+            reassembly_bytes: 4 << 20,
         }
     }
 }

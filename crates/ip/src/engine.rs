@@ -13,6 +13,7 @@ use crate::destination::{DestinationCache, Path, Way};
 use crate::frame::Context;
 use crate::limit::TokenBucket;
 use crate::pmtu::{PathMtus, least_mtu};
+use crate::reassembly::Reassembly;
 use crate::waiting::Waiting;
 use crate::{Config, ConfigError, FrameSink, IfAddr, NoRoute, PathChoice, QuotedError};
 
@@ -36,6 +37,12 @@ pub struct Ip {
     pub(crate) failed: VecDeque<QuotedError>,
     /// The next IPv4 identification.
     pub(crate) ident: u16,
+    /// Datagrams that arrive in fragments.
+    pub(crate) reassembly: Reassembly,
+    /// Counts the datagrams that were sent in fragments: their identification, for IPv6 scrambled
+    /// with `ident_key`. Apart from `ident`, so that it comes round later (RFC 4963).
+    pub(crate) fragment_ident: u32,
+    pub(crate) ident_key: u64,
     /// Changes of addresses and of the MTU.
     changes: u64,
     /// Scratch of the neighbour timer, empty between calls.
@@ -68,6 +75,9 @@ impl Ip {
             echoes: TokenBucket::new(config.echo_replies_per_s, config.echo_reply_burst),
             failed: VecDeque::new(),
             ident: (seed >> 32) as u16,
+            reassembly: Reassembly::new(config.reassembly_bytes),
+            fragment_ident: (seed >> 16) as u32,
+            ident_key: seed.wrapping_mul(0xff51_afd7_ed55_8ccd),
             changes: 0,
             actions: Vec::new(),
             config,
@@ -189,8 +199,8 @@ impl Ip {
         }
     }
 
-    /// Does what is due: asks neighbours again, gives up on those that do not answer, forgets old
-    /// path MTUs.
+    /// Does what is due: asks neighbours again, gives up on those that do not answer and on datagrams
+    /// of which fragments are missing, forgets old path MTUs.
     pub fn on_timer<S: FrameSink>(
         &mut self,
         now: Instant,
@@ -200,6 +210,7 @@ impl Ip {
     ) {
         let cx = &mut Context { now, pool, counters, out };
         self.path_mtus.on_timer(now);
+        self.expire_fragments(cx);
         let mut actions = core::mem::take(&mut self.actions);
         self.neighbours.on_timer(now, &mut actions);
         for action in actions.drain(..) {
@@ -213,7 +224,11 @@ impl Ip {
 
     /// When [`Ip::on_timer`] has something to do.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let deadlines = [self.neighbours.next_deadline(), self.path_mtus.next_deadline()];
+        let deadlines = [
+            self.neighbours.next_deadline(),
+            self.path_mtus.next_deadline(),
+            self.reassembly.next_deadline(),
+        ];
         deadlines.into_iter().flatten().min()
     }
 
@@ -270,8 +285,19 @@ impl Ip {
         self.waiting.len()
     }
 
-    /// Frees the packets that wait. To be called before the interface is dropped.
+    /// Datagrams of which fragments are still missing.
+    pub fn incomplete_datagrams(&self) -> usize {
+        self.reassembly.len()
+    }
+
+    /// Storage that they hold, in bytes.
+    pub fn incomplete_bytes(&self) -> usize {
+        self.reassembly.held_bytes()
+    }
+
+    /// Frees the packets that wait and the fragments. To be called before the interface is dropped.
     pub fn release(&mut self, pool: &mut Pool) {
+        self.reassembly.release(pool);
         self.waiting.release(pool);
     }
 

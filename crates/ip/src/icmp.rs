@@ -276,6 +276,18 @@ impl Ip {
         self.send_error(cx, src, network.src, &Message::V6(message), quote);
     }
 
+    /// Sends an error about a packet that starts with its IP header, from the address it was sent to.
+    pub(crate) fn send_error_about<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        src: IpAddr,
+        dst: IpAddr,
+        message: &Message,
+        packet: &Chain,
+    ) {
+        self.send_error(cx, Some(src), dst, message, Quote::Packet(packet));
+    }
+
     fn send_error<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,

@@ -3,6 +3,7 @@
 //! Each step returns a verdict, or the reason for which the packet is dropped. Whatever a step has
 //! not taken out of the frame is freed at the end, in one place.
 
+mod fragment;
 mod v4;
 mod v6;
 
@@ -31,6 +32,8 @@ pub(crate) struct Network {
     pub(crate) is_group: bool,
     /// IPv6: where the field stands that names `protocol`.
     pub(crate) next_header_at: usize,
+    /// IPv6: it had a fragment header.
+    pub(crate) was_fragment: bool,
 }
 
 impl Ip {

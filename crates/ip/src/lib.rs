@@ -17,14 +17,18 @@
 //! sink; what is dropped goes back to the pool and is counted here. Packets that wait for a
 //! neighbour's address are bounded in number.
 //!
-//! Not built: fragmentation and reassembly (a fragment is a counted drop), forwarding, multicast
-//! groups, duplicate address detection and SLAAC (RFC 4862: addresses are configured; another
+//! Datagrams in fragments are put together before they are delivered, in a table that is bounded in
+//! number, storage and time; what is too large for its path is cut where its sender allows it, which
+//! TCP never does.
+//!
+//! Not built: forwarding, multicast groups, duplicate address detection and SLAAC (RFC 4862: addresses are configured; another
 //! station that claims one is counted), router advertisements and redirects (ignored).
 //!
 //! Cost: a packet to a known destination costs one look-up in a small direct-mapped cache; route,
 //! neighbour and path-MTU tables are consulted once per destination and change.
 //!
-//! Sources: RFC 791, 792, 826, 1122, 1191, 4291, 4443, 4861, 5927, 6724, 8200, 8201.
+//! Sources: RFC 791, 792, 826, 1122, 1191, 4291, 4443, 4861, 5722, 5927, 6724, 6946, 6980,
+//! 8200, 8201.
 
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
@@ -37,6 +41,7 @@ mod arp;
 mod config;
 mod destination;
 mod engine;
+mod fragment;
 mod frame;
 mod icmp;
 mod input;
@@ -46,6 +51,7 @@ mod neighbour;
 mod output;
 mod pmtu;
 mod quote;
+mod reassembly;
 mod types;
 mod waiting;
 

@@ -43,7 +43,8 @@ impl Ip {
         network: &Network,
         message: Message,
     ) -> Result<(), DropReason> {
-        if network.hop_limit != HOP_LIMIT {
+        // RFC 6980 section 5: never in a fragment, not even one that is whole.
+        if network.hop_limit != HOP_LIMIT || network.was_fragment {
             return Err(DropReason::NdpInvalid);
         }
         let options = first(&frame.chain).get(message.header_bytes()..).unwrap_or(&[]);

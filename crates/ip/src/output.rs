@@ -10,6 +10,7 @@ use fulmar_wire::{eth, ipv4, ipv6};
 use crate::destination::{Destination, Path, Way};
 use crate::engine::Ip;
 use crate::frame::Context;
+use crate::waiting::Held;
 use crate::{FrameSink, Outgoing, OutputError};
 
 /// What the IP header of a packet says.
@@ -21,6 +22,14 @@ pub(crate) struct NetworkHeader {
     pub(crate) ttl: u8,
     pub(crate) dscp_ecn: u8,
     pub(crate) dont_fragment: bool,
+}
+
+/// A frame that is built.
+struct Prepared {
+    hop: Hop,
+    offload: Offload,
+    /// It is larger than this, the MTU of its path, and to be sent in fragments.
+    cut_to: Option<usize>,
 }
 
 /// Where a packet goes next.
@@ -35,8 +44,8 @@ impl Ip {
     /// Sends one transport packet: puts the IP and Ethernet headers in front and gives the frame to
     /// the sink, or keeps it while its neighbour is asked for its address.
     ///
-    /// A super-segment counts as one packet; what must fit the MTU are its segments. Nothing is
-    /// fragmented.
+    /// A super-segment counts as one packet; what must fit the MTU are its segments. A packet that is
+    /// larger than its path takes goes in fragments, unless [`Outgoing::dont_fragment`] is set.
     ///
     /// # Errors
     /// See [`OutputError`]; the packet is freed.
@@ -71,7 +80,7 @@ impl Ip {
         let mut chain = chain;
         let sent = self.prepare(cx, header, zone, &mut chain, offload);
         match sent {
-            Ok((hop, offload)) => self.transmit(cx, hop, chain, offload),
+            Ok(prepared) => self.transmit(cx, prepared, chain),
             Err((error, reason)) => {
                 cx.discard(chain, reason);
                 Err(error)
@@ -88,7 +97,7 @@ impl Ip {
         zone: Zone,
         chain: &mut Chain,
         offload: Offload,
-    ) -> Result<(Hop, Offload), (OutputError, DropReason)> {
+    ) -> Result<Prepared, (OutputError, DropReason)> {
         if header.src.is_ipv4() != header.dst.is_ipv4() {
             return Err((OutputError::NoRoute, DropReason::NoRoute));
         }
@@ -97,30 +106,36 @@ impl Ip {
             Hop::Known(d) => (d.ether, d.mtu, d.must_fragment, d.is_own),
             Hop::Wait { path, .. } => (EtherAddr::default(), path.mtu, path.must_fragment, false),
         };
+        let may_cut = !header.dont_fragment && offload.gso.is_none();
         header.dont_fragment &= !must_fragment;
-        // With the DF bit clear it is the routers that cut: what leaves here has to fit the link.
-        let routers_cut = header.dst.is_ipv4() && !header.dont_fragment && !is_own;
+        // With the DF bit clear it is the routers that cut what TCP sent for a larger path: what leaves
+        // here has to fit the link.
+        let routers_cut = header.dst.is_ipv4() && !header.dont_fragment && !is_own && !may_cut;
         let mtu = if routers_cut { self.config.mtu } else { mtu };
-        if largest_packet(chain, &offload, header.dst) > mtu || is_too_long(chain, header.dst) {
+        let is_too_big = largest_packet(chain, &offload, header.dst) > mtu;
+        if (is_too_big && !may_cut) || is_too_long(chain, header.dst) {
             return Err((OutputError::TooBig { mtu }, DropReason::PacketTooBig));
         }
         let pushed = self.encapsulate(&header, ether, chain, cx.pool);
         let pushed = pushed.map_err(|NoBuffer| (OutputError::NoBuffer, DropReason::NoBuffer))?;
-        Ok((hop, offload.shift(pushed)))
+        Ok(Prepared { hop, offload: offload.shift(pushed), cut_to: is_too_big.then_some(mtu) })
     }
 
     /// Gives a frame to the sink, or keeps it.
     fn transmit<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        hop: Hop,
+        Prepared { hop, offload, cut_to }: Prepared,
         chain: Chain,
-        offload: Offload,
     ) -> Result<(), OutputError> {
         match hop {
-            Hop::Known(d) => cx.send(chain, offload, d.is_own),
+            Hop::Known(d) => match cut_to {
+                Some(mtu) => self.send_fragments(cx, chain, offload, mtu, d.is_own),
+                None => cx.send(chain, offload, d.is_own),
+            },
             Hop::Wait { next_hop, solicit, .. } => {
-                self.waiting.push(next_hop, chain, offload, cx.pool, cx.counters);
+                let held = Held { next_hop, chain, offload, cut_to };
+                self.waiting.push(held, cx.pool, cx.counters);
                 if solicit {
                     self.solicit(cx, next_hop, None);
                 }
@@ -242,7 +257,13 @@ impl Ip {
         while let Some(mut held) = self.waiting.pop(next_hop) {
             if set_destination(&mut held.chain, ether).is_none() {
                 cx.discard(held.chain, DropReason::NoBuffer);
-            } else if cx.send(held.chain, held.offload, false).is_err() {
+                continue;
+            }
+            let sent = match held.cut_to {
+                Some(mtu) => self.send_fragments(cx, held.chain, held.offload, mtu, false),
+                None => cx.send(held.chain, held.offload, false),
+            };
+            if sent == Err(OutputError::Full) {
                 cx.counters.drop_packet(DropReason::TxQueueFull);
             }
         }

@@ -19,6 +19,19 @@ pub trait FrameSink {
         offload: Offload,
     ) -> Result<(), Chain>;
 
+    /// Whether `frames` more frames would be taken now, as many as the sink can hold at the least. To
+    /// be asked before a datagram is sent in fragments, of which one alone is worth nothing.
+    fn has_room(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        frames: usize,
+        is_loopback: bool,
+    ) -> bool {
+        let _ = (pool, counters, frames, is_loopback);
+        true
+    }
+
     /// A whole Ethernet frame from this stack to itself, with its own Ethernet address at both
     /// ends: to be passed to [`crate::Ip::input`] as it is, but never from within this call.
     ///
@@ -190,8 +203,9 @@ pub struct Outgoing {
     pub chain: Chain,
     /// What is asked of the device, counted from the start of `chain`.
     pub offload: Offload,
-    /// IPv4: routers may not fragment the packet: set for TCP, and for UDP that discovers its path
-    /// MTU. IPv6 routers never do.
+    /// The packet may not be fragmented, neither here nor (IPv4) by a router: set for TCP, and for
+    /// UDP that discovers its path MTU. Else a packet that is too large for its path is sent in
+    /// fragments, but not a super-segment.
     pub dont_fragment: bool,
 }
 
@@ -200,7 +214,8 @@ pub struct Outgoing {
 pub enum OutputError {
     /// No route, or the addresses are of different IP versions. Counted as a drop.
     NoRoute,
-    /// The packet, or a segment of the super-segment, is larger than `mtu`. Counted as a drop.
+    /// The packet may not be fragmented and is larger than `mtu`, or a segment of the super-segment
+    /// is; or it is longer than any packet can be. Counted as a drop.
     TooBig {
         /// Largest IP packet of the path, in bytes.
         mtu: usize,

@@ -15,9 +15,11 @@ const MAX_PACKETS: usize = 256;
 /// A frame that is complete but for its Ethernet destination.
 #[derive(Debug)]
 pub(crate) struct Held {
-    next_hop: IpAddr,
+    pub(crate) next_hop: IpAddr,
     pub(crate) chain: Chain,
     pub(crate) offload: Offload,
+    /// To be sent in fragments for a path of this MTU.
+    pub(crate) cut_to: Option<usize>,
 }
 
 /// The packets that wait, oldest first.
@@ -29,14 +31,8 @@ pub(crate) struct Waiting {
 impl Waiting {
     /// Keeps a frame until its next hop is known. If that makes too many, the oldest one gives way
     /// (RFC 4861 section 7.2.2): of the same neighbour, or of all.
-    pub(crate) fn push(
-        &mut self,
-        next_hop: IpAddr,
-        chain: Chain,
-        offload: Offload,
-        pool: &mut Pool,
-        counters: &mut Counters,
-    ) {
+    pub(crate) fn push(&mut self, held: Held, pool: &mut Pool, counters: &mut Counters) {
+        let next_hop = held.next_hop;
         let same = self.packets.iter().filter(|h| h.next_hop == next_hop).count();
         let surplus = if same >= MAX_PER_NEIGHBOUR {
             self.pop(next_hop)
@@ -49,7 +45,7 @@ impl Waiting {
             counters.drop_packet(DropReason::NeighbourQueueFull);
             pool.free(surplus.chain);
         }
-        self.packets.push_back(Held { next_hop, chain, offload });
+        self.packets.push_back(held);
     }
 
     /// Whether a frame waits for a neighbour.

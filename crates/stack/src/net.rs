@@ -150,6 +150,24 @@ impl FrameSink for Link {
         self.put(pool, counters, Packet { chain, offload })
     }
 
+    fn has_room(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        frames: usize,
+        is_loopback: bool,
+    ) -> bool {
+        if is_loopback {
+            let room = self.loopback_limit.saturating_sub(self.loopback.len());
+            return room >= frames.min(self.loopback_limit);
+        }
+        let frames = frames.min(self.tx.capacity());
+        if self.room() < frames {
+            self.flush(pool, counters);
+        }
+        self.room() >= frames
+    }
+
     fn loopback(
         &mut self,
         _pool: &mut Pool,

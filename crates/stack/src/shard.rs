@@ -103,6 +103,12 @@ pub struct Shard<P: Probe = NoProbe> {
     is_down: bool,
 }
 
+/// Storage for incomplete datagrams: a sixteenth of the receive share, but room for a few datagrams of
+/// 64 KiB and no more than 4 MiB, Linux's bound; of a small pool at most a quarter.
+fn reassembly_bytes(receive_share_bytes: usize) -> usize {
+    (receive_share_bytes / 16).clamp(512 << 10, 4 << 20).min(receive_share_bytes / 4)
+}
+
 impl Shard<NoProbe> {
     /// A stack of one shard, with the released path.
     ///
@@ -141,6 +147,7 @@ impl<P: Probe> Shard<P> {
                 routes: config.routes.clone(),
                 ether: caps.ether,
                 mtu,
+                reassembly_bytes: reassembly_bytes(pool_config.receive_share_bytes),
                 ..fulmar_ip::Config::default()
             },
             config.seed,

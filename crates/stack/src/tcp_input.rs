@@ -268,8 +268,8 @@ impl<P: Probe> Shard<P> {
     pub(crate) fn icmp_error(&mut self, now: Instant, e: QuotedError) {
         match e.protocol {
             protocol::TCP => self.tcp_icmp_error(now, e),
-            protocol::UDP => self.udp_icmp_error(e),
-            _ => self.ping_error(e),
+            protocol::UDP => self.udp_icmp_error(now, e),
+            _ => self.ping_error(now, e),
         }
     }
 

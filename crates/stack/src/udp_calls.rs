@@ -72,10 +72,13 @@ impl<P: Probe> Shard<P> {
     }
 
     /// An ICMP error about a datagram of ours.
-    pub(crate) fn udp_icmp_error(&mut self, e: QuotedError) {
+    pub(crate) fn udp_icmp_error(&mut self, now: Instant, e: QuotedError) {
         let Some(id) = self.udp.lookup(e.local, e.remote) else {
             return self.net.counters.drop_packet(DropReason::IcmpNoFlow);
         };
+        if let ErrorKind::TooBig { mtu } = e.kind {
+            self.net.ip.lower_path_mtu(now, e.remote.ip(), mtu);
+        }
         let error = match e.kind {
             ErrorKind::PortUnreachable => UdpError::ConnectionRefused,
             ErrorKind::TooBig { .. } => UdpError::MessageTooLong,
@@ -188,7 +191,9 @@ impl<P: Probe> Shard<P> {
         }
         let src = if bound.ip().is_unspecified() { choice.src } else { bound.ip() };
         let bytes: usize = parts.iter().map(|p| p.len()).sum();
-        if bytes > fulmar_udp::max_payload(choice.mtu, remote.ip()) {
+        // What is longer than the path's packets goes in fragments.
+        let largest_packet = if dont_fragment { choice.mtu } else { usize::MAX };
+        if bytes > fulmar_udp::max_payload(largest_packet, remote.ip()) {
             return Err(SocketError::MessageTooLong);
         }
         let payload = self.fill(parts, bytes)?;
@@ -390,9 +395,9 @@ impl<P: Probe> Shard<P> {
             return Err(SocketError::BadHandle);
         };
         let ident = p.ident;
-        let choice = self.net.ip.route(to.ip(), zone_of(to));
-        let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
-        if bytes.len() > fulmar_udp::max_payload(choice.mtu, to.ip()) {
+        let route = self.net.ip.route(to.ip(), zone_of(to));
+        route.map_err(|_| SocketError::NetworkUnreachable)?;
+        if bytes.len() > fulmar_udp::max_payload(usize::MAX, to.ip()) {
             return Err(SocketError::MessageTooLong);
         }
         let payload = self.fill(&[bytes], bytes.len())?;
@@ -426,9 +431,15 @@ impl<P: Probe> Shard<P> {
         self.give_echo(ident, echo);
     }
 
-    pub(crate) fn ping_error(&mut self, e: QuotedError) {
+    pub(crate) fn ping_error(&mut self, now: Instant, e: QuotedError) {
+        let is_ours = self.pings().any(|(_, p)| p.ident == e.local.port());
         let error = match e.kind {
-            ErrorKind::TooBig { .. } => SocketError::MessageTooLong,
+            ErrorKind::TooBig { mtu } => {
+                if is_ours {
+                    self.net.ip.lower_path_mtu(now, e.remote.ip(), mtu);
+                }
+                SocketError::MessageTooLong
+            }
             _ => SocketError::HostUnreachable,
         };
         let echo =

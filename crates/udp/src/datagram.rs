@@ -35,8 +35,8 @@ pub struct Dropped;
 /// Why a datagram was not sent. Its payload is freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OutputError {
-    /// Larger than a datagram can be (EMSGSIZE). A datagram larger than the path's MTU is refused
-    /// later, by room `ip`: fragmentation is not built.
+    /// Larger than a datagram can be (EMSGSIZE). What is larger than the path's MTU is cut later, by
+    /// room `ip`, or refused there if the socket does not allow that.
     MessageTooLong,
     /// The addresses are of different IP versions.
     MixedVersions,

@@ -12,8 +12,9 @@
 //! Memory: a chain belongs to whoever holds it; what is dropped goes back to the pool and is
 //! counted here, once. A socket's receive queue is bounded by storage and by count.
 //!
-//! Not built: fragmentation (a datagram larger than the path's MTU is refused by room `ip`),
-//! UDP-Lite, delivery of one broadcast to several sockets (the most specific one gets it).
+//! Fragments are room `ip`'s business, in both directions.
+//!
+//! Not built: UDP-Lite, delivery of one broadcast to several sockets (the most specific one gets it).
 
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]

@@ -42,7 +42,8 @@ pub struct UdpSocket {
     pub ttl: Option<u8>,
     /// Type of service or traffic class.
     pub dscp_ecn: u8,
-    /// IPv4: routers may not fragment.
+    /// Datagrams larger than the path are refused (EMSGSIZE), and IPv4 routers may not fragment
+    /// (IP_MTU_DISCOVER with IP_PMTUDISC_DO, IPV6_DONTFRAG). Else they are sent in fragments.
     pub dont_fragment: bool,
     queue: VecDeque<Datagram>,
     /// Storage of the datagrams in `queue`, in bytes.

@@ -102,6 +102,9 @@ impl Header {
     }
 }
 
+/// Length of a fragment header.
+pub const FRAGMENT_BYTES: usize = 8;
+
 /// A fragment header (RFC 8200 section 4.5).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Fragment {
@@ -119,6 +122,21 @@ impl Fragment {
     pub const fn is_atomic(&self) -> bool {
         self.offset == 0 && !self.more
     }
+
+    /// Writes the header, 8 bytes. `next_header` says what the fragmentable part starts with.
+    ///
+    /// Errors: [`WireError::Truncated`] under 8 bytes; [`WireError::Malformed`] if `offset` is not a
+    /// multiple of 8.
+    pub fn emit(&self, next_header: u8, bytes: &mut [u8]) -> Result<(), WireError> {
+        let h = bytes.first_chunk_mut::<FRAGMENT_BYTES>().ok_or(WireError::Truncated)?;
+        if self.offset & 7 != 0 {
+            return Err(WireError::Malformed);
+        }
+        h[0..2].copy_from_slice(&[next_header, 0]);
+        h[2..4].copy_from_slice(&(self.offset | u16::from(self.more)).to_be_bytes());
+        h[4..8].copy_from_slice(&self.ident.to_be_bytes());
+        Ok(())
+    }
 }
 
 /// What stands behind the extension headers.
@@ -134,6 +152,8 @@ pub struct Upper {
     pub next_header_at: usize,
     /// The fragment header on the way, if there was one.
     pub fragment: Option<Fragment>,
+    /// Where that fragment header starts, in bytes from the start of the IPv6 header; 0 without one.
+    pub fragment_at: usize,
 }
 
 /// What to do with a packet that has an unknown option: the two highest bits of the option's type
@@ -192,6 +212,7 @@ pub fn walk_extensions(bytes: &[u8], header: &Header) -> Result<Upper, Extension
         offset: HEADER_BYTES,
         next_header_at: NEXT_HEADER_OFFSET,
         fragment: None,
+        fragment_at: 0,
     };
     match header.next_header {
         protocol::TCP | protocol::UDP | protocol::ICMPV6 => Ok(upper),
@@ -290,7 +311,8 @@ fn routing(extension: &[u8], offset: usize) -> Result<usize, ExtensionError> {
 /// | next hdr | reserved | offset (13 bits) 0 0 M | identification (32 bits) |
 /// ```
 fn fragment(extension: &[u8], at: &mut Upper) -> Result<usize, ExtensionError> {
-    let f = extension.first_chunk::<8>().ok_or(ExtensionError::Truncated)?;
+    let f = extension.first_chunk::<FRAGMENT_BYTES>().ok_or(ExtensionError::Truncated)?;
+    at.fragment_at = at.offset;
     let offset_more = u16::from_be_bytes([f[2], f[3]]);
     at.fragment = Some(Fragment {
         offset: offset_more & 0xfff8,

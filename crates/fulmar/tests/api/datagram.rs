@@ -93,6 +93,36 @@ fn too_long_a_datagram_is_refused() {
 }
 
 #[test]
+fn a_datagram_larger_than_the_path_goes_in_fragments_unless_that_is_refused() {
+    within(|| {
+        let (a, b) = acquainted_stacks();
+        for (to, any, header_bytes, most) in
+            [(B, "0.0.0.0:0", 28, 65_507), (B6, "[::]:0", 48, 65_527)]
+        {
+            let s = UdpSocket::bind(&b, (to, 53)).unwrap();
+            s.set_read_timeout(Some(PATIENCE)).unwrap();
+            let c = UdpSocket::bind(&a, any).unwrap();
+            let fits = 1500 - header_bytes;
+            let mut buf = vec![0; 70_000];
+            for len in [fits, fits + 1, most] {
+                let sent = pattern(len, len);
+                assert_eq!(c.send_to(&sent, (to, 53)).unwrap(), len);
+                assert_eq!(s.recv_from(&mut buf).unwrap().0, len);
+                assert!(buf[..len] == sent);
+            }
+            assert!(!c.dont_fragment().unwrap());
+            c.set_dont_fragment(true).unwrap();
+            assert!(c.dont_fragment().unwrap());
+            assert_eq!(c.send_to(&buf[..fits], (to, 53)).unwrap(), fits);
+            let e = c.send_to(&buf[..fits + 1], (to, 53)).unwrap_err();
+            assert_eq!(e.raw_os_error(), Some(libc::EMSGSIZE));
+            let e = c.send_to(&vec![0; most + 1], (to, 53)).unwrap_err();
+            assert_eq!(e.raw_os_error(), Some(libc::EMSGSIZE));
+        }
+    });
+}
+
+#[test]
 fn broadcast_needs_permission_and_reaches_everybody() {
     within(|| {
         let (a, b) = acquainted_stacks();

@@ -17,8 +17,10 @@ fn datagrams_of_all_lengths_pass_both_ways() {
             k.set_read_timeout(Some(PATIENCE)).unwrap();
             let f = UdpSocket::bind(&stack, (ours, 54)).unwrap();
             f.set_read_timeout(Some(PATIENCE)).unwrap();
-            let mut buf = vec![0; 2000];
-            for len in [0, 1, 17, 18, 19, 255, 256, 257, 1000, 1452] {
+            let mut buf = vec![0; 70_000];
+            let in_fragments = [1453, 1472, 1473, 2960, 8000, 65_506, 65_507];
+            for len in [0, 1, 17, 18, 19, 255, 256, 257, 1000, 1452].into_iter().chain(in_fragments)
+            {
                 let sent = pattern(len, len);
                 assert_eq!(f.send_to(&sent, (kernel, 53)).unwrap(), len);
                 let (n, from) = k.recv_from(&mut buf).unwrap();
@@ -56,13 +58,13 @@ fn echoes_come_back_from_the_kernel_and_from_us() {
     in_namespace!(|| {
         let stack = stack();
         for address in [KERNEL, KERNEL6] {
-            for len in [0, 56, 1400] {
+            for len in [0, 56, 1400, 8000, 60_000] {
                 let echo = stack.ping(address.parse().unwrap(), len, PATIENCE).unwrap();
                 assert_eq!((echo.bytes, echo.from), (len, address.parse().unwrap()));
             }
         }
         // Nobody calls our stack meanwhile.
-        for len in [0, 56, 1400] {
+        for len in [0, 56, 1400, 8000, 60_000] {
             let sent = pattern(7, len);
             assert_eq!(sys::kernel_ping(OURS.parse().unwrap(), &sent).unwrap(), sent);
         }

@@ -17,15 +17,18 @@ impl Ip {
         cx: &mut Context<'_, S>,
         frame: &mut Frame,
     ) -> Result<Verdict, DropReason> {
-        let header = read_header(cx, frame)?;
+        let mut header = read_header(cx, frame)?;
         let (src, dst) = (IpAddr::V4(header.src), IpAddr::V4(header.dst));
         self.check_source(src, frame)?;
         let is_group = self.check_destination(dst, frame)?;
-        if header.is_fragment() {
-            return Err(DropReason::Fragment);
-        }
         let padding_bytes = frame.chain.len().saturating_sub(header.total_bytes);
         frame.chain.trim_back(padding_bytes, cx.pool);
+        if header.is_fragment() {
+            match self.fragment_v4(cx, frame, &header, is_group)? {
+                Some(whole) => header = whole,
+                None => return Ok(Verdict::Consumed),
+            }
+        }
         let network = Network {
             src,
             dst,
@@ -35,6 +38,7 @@ impl Ip {
             ecn: header.dscp_ecn & 3,
             is_group,
             next_header_at: 9,
+            was_fragment: false,
         };
         self.transport_input(cx, frame, &network)
     }

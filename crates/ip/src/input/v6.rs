@@ -4,7 +4,7 @@ use core::net::IpAddr;
 
 use fulmar_base::DropReason;
 use fulmar_wire::icmpv6::Message;
-use fulmar_wire::ipv6::{self, ExtensionError, OptionAction, Upper};
+use fulmar_wire::ipv6::{self, ExtensionError, Fragment, OptionAction, Upper};
 use fulmar_wire::protocol;
 
 use super::{Network, reason_of};
@@ -39,18 +39,31 @@ impl Ip {
         let is_group = self.check_destination(dst, frame)?;
         let total_bytes = header.payload_bytes.saturating_add(ipv6::HEADER_BYTES);
         frame.chain.trim_back(packet_bytes.saturating_sub(total_bytes), cx.pool);
-        let mut network = Network {
-            src,
-            dst,
-            protocol: header.next_header,
-            header_bytes: ipv6::HEADER_BYTES,
-            hop_limit: header.hop_limit,
-            ecn: header.traffic_class & 3,
-            is_group,
-            next_header_at: 6,
-        };
+        let network = network_of(&header, is_group, false);
+        self.ipv6_upper(cx, frame, &header, network)
+    }
+
+    /// Goes on behind the fixed header, of a packet as it came or of one put together from fragments.
+    fn ipv6_upper<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &mut Frame,
+        header: &ipv6::Header,
+        mut network: Network,
+    ) -> Result<Verdict, DropReason> {
         if !is_upper(header.next_header) {
-            let upper = self.extensions(cx, frame, &header, &network)?;
+            let upper = self.extensions(cx, frame, header, &network)?;
+            if let Some(fragment) = upper.fragment {
+                // Nobody cuts fragments honestly.
+                if network.was_fragment {
+                    return Err(DropReason::ExtensionHeader);
+                }
+                network.was_fragment = true;
+                // An atomic fragment is a whole packet (RFC 6946).
+                if !fragment.is_atomic() {
+                    return self.ipv6_part(cx, frame, header, network, upper, fragment);
+                }
+            }
             network.protocol = upper.protocol;
             network.header_bytes = upper.offset;
             network.next_header_at = upper.next_header_at;
@@ -60,6 +73,25 @@ impl Ip {
             return Err(DropReason::IpSource);
         }
         self.transport_input(cx, frame, &network)
+    }
+
+    /// A fragment, and the packet that it completes.
+    fn ipv6_part<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &mut Frame,
+        header: &ipv6::Header,
+        network: Network,
+        upper: Upper,
+        fragment: Fragment,
+    ) -> Result<Verdict, DropReason> {
+        match self.fragment_v6(cx, frame, header, &network, &upper, fragment)? {
+            Some(whole) => {
+                let network = network_of(&whole, network.is_group, true);
+                self.ipv6_upper(cx, frame, &whole, network)
+            }
+            None => Ok(Verdict::Consumed),
+        }
     }
 
     fn extensions<S: FrameSink>(
@@ -72,8 +104,8 @@ impl Ip {
         let bytes = frame.chain.len().min(EXTENSIONS_WITHIN_BYTES);
         let packet = pull(&mut frame.chain, bytes, cx.pool)?;
         match ipv6::walk_extensions(packet, header) {
-            // An atomic fragment is a whole packet (RFC 6946).
-            Ok(Upper { fragment: Some(f), .. }) if !f.is_atomic() => Err(DropReason::Fragment),
+            // A part of a packet: what follows is the table's business.
+            Ok(upper) if upper.fragment.is_some_and(|f| !f.is_atomic()) => Ok(upper),
             Ok(upper) if upper.offset > first(&frame.chain).len() => Err(DropReason::Truncated),
             // Nothing follows, and nothing is wrong with that (RFC 8200 section 4.7).
             Ok(Upper { protocol: protocol::NO_NEXT_HEADER, .. }) => {
@@ -109,6 +141,21 @@ impl Ip {
         };
         let message = Message::ParameterProblem { code, pointer };
         self.answer_v6(cx, frame, network, message, even_to_groups);
+    }
+}
+
+/// What the fixed header says; the walk over the extension headers corrects it.
+fn network_of(header: &ipv6::Header, is_group: bool, was_fragment: bool) -> Network {
+    Network {
+        src: IpAddr::V6(header.src),
+        dst: IpAddr::V6(header.dst),
+        protocol: header.next_header,
+        header_bytes: ipv6::HEADER_BYTES,
+        hop_limit: header.hop_limit,
+        ecn: header.traffic_class & 3,
+        is_group,
+        next_header_at: 6,
+        was_fragment,
     }
 }
 

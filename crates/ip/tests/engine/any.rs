@@ -1,7 +1,7 @@
 //! Whatever arrives: no panic, nothing lost, at most one drop counted per frame.
 
 use crate::rig::*;
-use fulmar_base::{EtherAddr, Gso, GsoKind, Offload};
+use fulmar_base::{Counter, EtherAddr, Gso, GsoKind, Offload};
 use fulmar_ip::Verdict;
 use fulmar_wire::{eth, protocol};
 use proptest::prelude::*;
@@ -24,6 +24,10 @@ fn samples() -> Vec<Vec<u8>> {
         icmp_frame(PEER4, OUR4, [3, 4, 0, 0, 0, 0, 5, 0], &quote4),
         icmp_frame(PEER6, OUR6, [2, 0, 0, 0, 0, 0, 5, 0], &quote6),
         framed(ALL, &packet(PEER4, "10.0.0.255", 99, &[1; 30])),
+        crate::fragments::part((PEER4, OUR4), 3, protocol::UDP, &[0; 48], (0, 24), true),
+        crate::fragments::part((PEER4, OUR4), 3, protocol::UDP, &[0; 48], (24, 48), false),
+        crate::fragments::part((PEER6, OUR6), 3, protocol::UDP, &[0; 48], (0, 24), true),
+        crate::fragments::part((PEER6, OUR6), 3, protocol::ICMPV6, &[0; 48], (24, 48), false),
     ]
 }
 
@@ -55,7 +59,8 @@ fn feed(h: &mut Host, bytes: &[u8], cut: usize, offload: Offload) -> Result<(), 
     match h.receive_chain(c, offload) {
         Verdict::Deliver(d) => {
             prop_assert_eq!(h.counters.total_drops(), drops);
-            prop_assert!(d.chain.len() <= bytes.len());
+            let reassembled = h.counters.value(Counter::Reassembled) > 0;
+            prop_assert!(d.chain.len() <= bytes.len() || reassembled);
             let about = d.ip_header;
             h.ip.port_unreachable(h.now, &mut h.pool, &mut h.counters, &about, &mut h.sink);
             h.pool.free(d.chain);
@@ -67,6 +72,7 @@ fn feed(h: &mut Host, bytes: &[u8], cut: usize, offload: Offload) -> Result<(), 
     }
     prop_assert!(h.ip.waiting_pkts() <= waiting + 1 && h.ip.waiting_pkts() <= 256);
     prop_assert!(h.ip.neighbours().count() <= 1024);
+    prop_assert!(h.ip.incomplete_datagrams() <= 64 && h.ip.incomplete_bytes() <= 4 << 20);
     h.sent();
     Ok(())
 }

@@ -4,7 +4,7 @@ use crate::rig::*;
 use fulmar_base::{DropReason, EtherAddr, Gso, GsoKind, Offload};
 use fulmar_ip::Verdict;
 use fulmar_mbuf::Purpose;
-use fulmar_wire::{eth, ipv4, protocol, tcp};
+use fulmar_wire::{eth, protocol, tcp};
 
 const PAIRS: [(&str, &str); 2] = [(PEER4, OUR4), (PEER6, OUR6)];
 
@@ -143,21 +143,6 @@ fn our_own_frames_may_carry_our_own_address_and_no_other() {
     h.delivers(&ether(US, US, eth::IPV4, &own));
     let other = packet(PEER4, OUR4, protocol::UDP, &udp(ip(PEER4), ip(OUR4), b"hi"));
     h.drops(&ether(US, US, eth::IPV4, &other), DropReason::IpSource);
-    h.end();
-}
-
-#[test]
-fn fragments_are_counted_drops() {
-    let mut h = Host::new();
-    for (more_fragments, fragment_offset) in [(true, 0), (false, 1480)] {
-        let header = ipv4_header(PEER4, OUR4, protocol::UDP, 64);
-        let mut packet = vec![0; 84];
-        ipv4::Header { more_fragments, fragment_offset, ..header }.emit(&mut packet).unwrap();
-        h.drops(&frame(&packet), DropReason::Fragment);
-    }
-    let mut body = vec![17, 0, 0, 1, 0, 0, 0, 9];
-    body.extend(udp(ip(PEER6), ip(OUR6), b"hi"));
-    h.drops(&frame(&packet(PEER6, OUR6, protocol::FRAGMENT, &body)), DropReason::Fragment);
     h.end();
 }
 

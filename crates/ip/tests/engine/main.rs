@@ -2,6 +2,7 @@
 
 mod any;
 mod arp;
+mod fragments;
 mod icmp;
 mod input;
 mod ndp;

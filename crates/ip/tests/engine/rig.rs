@@ -51,6 +51,10 @@ impl FrameSink for Sink {
         Ok(())
     }
 
+    fn has_room(&mut self, _: &mut Pool, _: &mut Counters, _: usize, _: bool) -> bool {
+        !self.full
+    }
+
     fn loopback(
         &mut self,
         _: &mut Pool,

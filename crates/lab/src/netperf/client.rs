@@ -11,7 +11,7 @@ use super::message::{self, Body, ConnectResponse, Message, OmniResponse, StreamR
 use super::meter::{self, Usage, service_demand};
 use super::pace::{Interim, Length, PAD, Pace};
 use super::ring::{self, FileRing, Ring};
-use super::socket::{Buffers, Network, Stream, Tuning};
+use super::socket::{Buffers, LARGEST_DATAGRAM, Network, Stream, Tuning};
 use super::transfer::{self, Tally, To};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -492,7 +492,7 @@ impl<'a> Client<'a> {
         let socket = self.network.datagrams(any, &wishes.local.tuning)?;
         socket.connect(to)?;
         let buffers = socket.buffers();
-        let mut rings = Rings::new(wishes, buffers, self.network.largest_datagram(to.is_ipv4()))?;
+        let mut rings = Rings::new(wishes, buffers, LARGEST_DATAGRAM)?;
         let mut pace = self.pace(wishes, Duration::ZERO, interim)?;
         let mut tally = Tally::default();
         if wishes.test == Test::UdpRr {

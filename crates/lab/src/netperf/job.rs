@@ -7,7 +7,9 @@ use super::message::{
 use super::meter::Usage;
 use super::pace::{Length, PAD, Pace};
 use super::ring::{self, Ring};
-use super::socket::{Buffers, Datagrams, Listener, Network, Stream, Tuning, is_tick};
+use super::socket::{
+    Buffers, Datagrams, LARGEST_DATAGRAM, Listener, Network, Stream, Tuning, is_tick,
+};
 use super::transfer::{self, End, Tally, To};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -187,8 +189,7 @@ impl Job {
             let buffers = listener.buffers();
             (Door::Listener(listener), buffers)
         };
-        let most =
-            if self.is_udp { network.largest_datagram(self.at.is_ipv4()) } else { usize::MAX };
+        let most = if self.is_udp { LARGEST_DATAGRAM } else { usize::MAX };
         let make = |sizes: Option<Sizes>, buffer: usize, is_asked_for: bool, most: usize| {
             let Some(sizes) = sizes else { return Ring::new(1, 0, 0) };
             let default = ring::default_bytes(buffer, is_asked_for).min(most);

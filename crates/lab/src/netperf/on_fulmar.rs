@@ -13,13 +13,12 @@ const DATAGRAM_BUFFER: usize = 256 << 10;
 /// A stack of fulmar.
 pub struct OnFulmar {
     stack: Stack,
-    mtu: usize,
 }
 
 impl OnFulmar {
-    /// `mtu`: the largest IP packet of its device, bytes, which bounds a datagram.
-    pub fn new(stack: Stack, mtu: usize) -> OnFulmar {
-        OnFulmar { stack, mtu }
+    /// Sockets of this stack.
+    pub fn new(stack: Stack) -> OnFulmar {
+        OnFulmar { stack }
     }
 }
 
@@ -55,11 +54,6 @@ impl Network for OnFulmar {
         let recv = tuning.recv_buffer.unwrap_or(DATAGRAM_BUFFER);
         let send = tuning.send_buffer.unwrap_or(DATAGRAM_BUFFER);
         Ok(Box::new(SizedDatagrams { socket, buffers: Buffers { send, recv } }))
-    }
-
-    fn largest_datagram(&self, is_v4: bool) -> usize {
-        // IP and UDP headers; there is no fragmentation.
-        self.mtu.saturating_sub(if is_v4 { 28 } else { 48 }).min(65_507)
     }
 
     fn name(&self) -> &'static str {

@@ -9,9 +9,6 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// The largest payload of a UDP datagram over IPv4, bytes.
-const LARGEST_DATAGRAM: usize = 65_507;
-
 /// The kernel of this machine, in the network namespace of the calling thread.
 pub struct OnKernel;
 
@@ -53,10 +50,6 @@ impl Network for OnKernel {
         socket.set_read_timeout(Some(TICK))?;
         socket.set_write_timeout(Some(TICK))?;
         Ok(Box::new(socket))
-    }
-
-    fn largest_datagram(&self, _is_v4: bool) -> usize {
-        LARGEST_DATAGRAM
     }
 
     fn name(&self) -> &'static str {

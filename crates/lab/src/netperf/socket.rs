@@ -67,12 +67,12 @@ pub trait Network: Send + Sync {
     /// As `bind(2)`.
     fn datagrams(&self, at: SocketAddr, tuning: &Tuning) -> io::Result<Box<dyn Datagrams>>;
 
-    /// The largest datagram that can be sent to an address of that version, bytes.
-    fn largest_datagram(&self, is_v4: bool) -> usize;
-
     /// What the tables call it; empty for the kernel, whose tables are netperf's own.
     fn name(&self) -> &'static str;
 }
+
+/// The largest payload of a UDP datagram over IPv4, bytes; IPv6 would take 20 more.
+pub const LARGEST_DATAGRAM: usize = 65_507;
 
 /// A TCP listener.
 pub trait Listener: Send {

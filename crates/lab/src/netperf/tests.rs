@@ -132,7 +132,7 @@ fn joined_stacks() -> (OnFulmar, OnFulmar) {
     let stack = |device, address: &str| {
         let cidr: Cidr = address.parse().expect("an address");
         let stack = Stack::builder().device(device).address(cidr).unlisted().build();
-        OnFulmar::new(stack.expect("a stack"), 1500)
+        OnFulmar::new(stack.expect("a stack"))
     };
     (stack(a, "10.9.0.1/24"), stack(b, "10.9.0.2/24"))
 }

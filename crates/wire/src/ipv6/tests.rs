@@ -36,7 +36,7 @@ fn padding(next: u8) -> [u8; 8] {
 }
 
 fn upper(protocol: u8, offset: usize, next_header_at: usize) -> Upper {
-    Upper { protocol, offset, next_header_at, fragment: None }
+    Upper { protocol, offset, next_header_at, fragment: None, fragment_at: 0 }
 }
 
 #[test]
@@ -195,8 +195,20 @@ fn fragments_say_where_they_belong() {
     assert!(!fragment.is_atomic());
     // The bytes behind a later fragment's header are payload, whatever they look like.
     let later = walk_from(protocol::FRAGMENT, &[header, [0xff; 8]].concat()).unwrap();
-    let expected = Upper { fragment: Some(fragment), ..upper(60, 48, 40) };
+    let expected = Upper { fragment: Some(fragment), fragment_at: 40, ..upper(60, 48, 40) };
     assert_eq!(later, expected);
+}
+
+#[test]
+fn fragment_header_is_read_and_written_alike() {
+    for (offset, more) in [(0, true), (8, false), (65_528, true)] {
+        let fragment = Fragment { offset, more, ident: 0xfedc_ba98 };
+        let bytes = needs_exactly(FRAGMENT_BYTES, |b| fragment.emit(protocol::UDP, b));
+        let read = walk_from(protocol::FRAGMENT, &bytes).unwrap();
+        assert_eq!((read.fragment, read.protocol), (Some(fragment), protocol::UDP));
+    }
+    let crooked = Fragment { offset: 4, more: true, ident: 0 };
+    assert_eq!(crooked.emit(protocol::UDP, &mut [0; 8]), Err(WireError::Malformed));
 }
 
 #[test]
@@ -205,7 +217,7 @@ fn walk_goes_on_behind_a_first_or_atomic_fragment() {
         let header = [protocol::DESTINATION_OPTIONS, 0, 0, more, 0, 0, 0, 9];
         let chain = [header, padding(protocol::UDP)].concat();
         let fragment = Fragment { offset: 0, more: more == 1, ident: 9 };
-        let expected = Upper { fragment: Some(fragment), ..upper(17, 56, 48) };
+        let expected = Upper { fragment: Some(fragment), fragment_at: 40, ..upper(17, 56, 48) };
         assert_eq!(walk_from(protocol::FRAGMENT, &chain), Ok(expected));
         assert_eq!(fragment.is_atomic(), more == 0);
     }

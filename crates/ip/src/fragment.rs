@@ -1,0 +1,210 @@
+//! Fragments on their way out (RFC 791 section 3.2, RFC 8200 section 4.5).
+//!
+//! ```text
+//!   frame      | Ethernet | IP | transport header | payload ........................... |
+//!   fragments  | Ethernet | IP | (fragment header) | bytes [0, unit)     |
+//!              | Ethernet | IP | (fragment header) | bytes [unit, 2 unit)   | ...
+//! ```
+//!
+//! Enters: a whole frame, longer than the path takes, whose sender allows that it is cut. Leaves:
+//! frames of a header mbuf and references into the old one; payload is not copied. The checksum of
+//! the transport is completed before, since no device can do it for a part.
+//!
+//! All fragments go, or none: a sink without room for them is asked first.
+
+use fulmar_base::{Counter, DropReason, Offload};
+use fulmar_mbuf::{Chain, Pool, Purpose};
+use fulmar_wire::{eth, ipv4, ipv6, protocol, udp};
+
+use crate::engine::Ip;
+use crate::frame::{Context, pull};
+use crate::{FrameSink, OutputError};
+
+/// The headers of a frame that is cut.
+struct Template {
+    link: eth::Header,
+    network: Network,
+    ident: u32,
+    /// Bytes of these headers in the frame.
+    frame_bytes: usize,
+    /// Bytes of the headers of a fragment.
+    header_bytes: usize,
+}
+
+enum Network {
+    V4(ipv4::Header),
+    V6(ipv6::Header),
+}
+
+/// One fragment's part of the payload.
+#[derive(Clone, Copy)]
+struct Cut {
+    start: usize,
+    len: usize,
+    is_last: bool,
+}
+
+impl Ip {
+    /// Sends a frame, which is complete but longer than `mtu` allows, in fragments.
+    ///
+    /// # Errors
+    /// `NoBuffer`, counted; `Full`. Freed in any case.
+    pub(crate) fn send_fragments<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        mut frame: Chain,
+        offload: Offload,
+        mtu: usize,
+        is_loopback: bool,
+    ) -> Result<(), OutputError> {
+        let sent = self.cut_and_send(cx, &mut frame, offload, mtu, is_loopback);
+        match sent {
+            Err(OutputError::NoBuffer) => cx.discard(frame, DropReason::NoBuffer),
+            Ok(()) | Err(_) => cx.pool.free(frame),
+        }
+        sent
+    }
+
+    fn cut_and_send<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &mut Chain,
+        offload: Offload,
+        mtu: usize,
+        is_loopback: bool,
+    ) -> Result<(), OutputError> {
+        let template = self.template(frame, cx.pool).ok_or(OutputError::NoBuffer)?;
+        let ip_bytes = template.header_bytes.saturating_sub(eth::HEADER_BYTES);
+        let unit = mtu.saturating_sub(ip_bytes) & !7;
+        let payload_bytes = frame.len().saturating_sub(template.frame_bytes);
+        let pieces = payload_bytes.checked_div(unit).unwrap_or(0).saturating_add(1);
+        if !cx.out.has_room(cx.pool, cx.counters, pieces, is_loopback) {
+            return Err(OutputError::Full);
+        }
+        finish_checksum(cx, frame, offload).ok_or(OutputError::NoBuffer)?;
+        let mut start = 0;
+        while start < payload_bytes && unit > 0 {
+            let len = unit.min(payload_bytes.saturating_sub(start));
+            let end = start.saturating_add(len);
+            let cut = Cut { start, len, is_last: end == payload_bytes };
+            let piece = template.piece(frame, cut, cx.pool).ok_or(OutputError::NoBuffer)?;
+            cx.send(piece, Offload::default(), is_loopback)?;
+            cx.counters.count(Counter::FragmentsOut);
+            start = end;
+        }
+        Ok(())
+    }
+
+    /// Reads the headers of a frame that was built here.
+    fn template(&mut self, frame: &mut Chain, pool: &mut Pool) -> Option<Template> {
+        let packet_bytes = frame.len().checked_sub(eth::HEADER_BYTES)?;
+        let bytes = pull(frame, eth::HEADER_BYTES.saturating_add(ipv4::HEADER_BYTES), pool).ok()?;
+        let link = eth::Header::parse(bytes).ok()?;
+        let is_v4 = link.ethertype == eth::IPV4;
+        let ip_bytes = if is_v4 { ipv4::HEADER_BYTES } else { ipv6::HEADER_BYTES };
+        let frame_bytes = eth::HEADER_BYTES.saturating_add(ip_bytes);
+        let bytes = pull(frame, frame_bytes, pool).ok()?.get(eth::HEADER_BYTES..)?;
+        self.fragment_ident = self.fragment_ident.wrapping_add(1);
+        if is_v4 {
+            let network = Network::V4(ipv4::Header::parse(bytes, packet_bytes).ok()?);
+            let (ident, header_bytes) = (self.fragment_ident, frame_bytes);
+            return Some(Template { link, network, ident, frame_bytes, header_bytes });
+        }
+        let network = Network::V6(ipv6::Header::parse(bytes, packet_bytes).ok()?);
+        let ident = scrambled(self.fragment_ident, self.ident_key);
+        let header_bytes = frame_bytes.saturating_add(ipv6::FRAGMENT_BYTES);
+        Some(Template { link, network, ident, frame_bytes, header_bytes })
+    }
+}
+
+impl Template {
+    /// One fragment.
+    fn piece(&self, frame: &Chain, cut: Cut, pool: &mut Pool) -> Option<Chain> {
+        let mut headers = pool.alloc(self.header_bytes, 0, Purpose::Control).ok()?;
+        let written = headers.append(self.header_bytes).and_then(|room| self.emit(room, cut));
+        let from = self.frame_bytes.saturating_add(cut.start);
+        match written.and_then(|()| pool.clone_range(frame, from, cut.len).ok()) {
+            Some(payload) => {
+                let mut chain = Chain::from(headers);
+                chain.append(payload);
+                Some(chain)
+            }
+            None => {
+                pool.free_mbuf(headers);
+                None
+            }
+        }
+    }
+
+    fn emit(&self, room: &mut [u8], cut: Cut) -> Option<()> {
+        let (link, network) = room.split_at_mut_checked(eth::HEADER_BYTES)?;
+        self.link.emit(link).ok()?;
+        let offset = u16::try_from(cut.start).ok()?;
+        match self.network {
+            Network::V4(header) => {
+                let fragment = ipv4::Header {
+                    ident: self.ident as u16,
+                    dont_fragment: false,
+                    more_fragments: !cut.is_last,
+                    fragment_offset: offset,
+                    header_bytes: ipv4::HEADER_BYTES,
+                    total_bytes: cut.len.saturating_add(ipv4::HEADER_BYTES),
+                    ..header
+                };
+                fragment.emit(network).ok()
+            }
+            Network::V6(header) => {
+                let (fixed, extension) = network.split_at_mut_checked(ipv6::HEADER_BYTES)?;
+                let payload_bytes = cut.len.saturating_add(ipv6::FRAGMENT_BYTES);
+                let next_header = protocol::FRAGMENT;
+                ipv6::Header { next_header, payload_bytes, ..header }.emit(fixed).ok()?;
+                let fragment = ipv6::Fragment { offset, more: !cut.is_last, ident: self.ident };
+                fragment.emit(header.next_header, extension).ok()
+            }
+        }
+    }
+}
+
+/// Completes the checksum that a device would have computed.
+fn finish_checksum<S>(cx: &mut Context<'_, S>, frame: &mut Chain, offload: Offload) -> Option<()> {
+    if !offload.needs_csum {
+        return Some(());
+    }
+    let start = usize::from(offload.csum_start);
+    let summed = frame.sum(start..frame.len());
+    cx.counters.add(Counter::SummedBytes, summed.read_bytes as u64);
+    let is_udp = usize::from(offload.csum_offset) == udp::CHECKSUM_OFFSET;
+    let sum = if is_udp { summed.sum.finish_udp() } else { summed.sum.finish() };
+    let at = start.saturating_add(offload.csum_offset.into());
+    frame.copy_from(at, &sum.to_be_bytes()).map(|_| ())
+}
+
+/// A permutation of the 32-bit numbers that `key` chooses (a Feistel network of four rounds): idents
+/// that do not repeat before all were used, and that a stranger does not foresee (RFC 7739 section
+/// 3).
+fn scrambled(n: u32, key: u64) -> u32 {
+    let (mut left, mut right) = ((n >> 16) as u16, n as u16);
+    for round in 0..4_u64 {
+        let keyed = (u64::from(right) ^ key.rotate_left(16)).wrapping_add(round << 48 | key);
+        let mixed = keyed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 48;
+        (left, right) = (right, left ^ mixed as u16);
+    }
+    u32::from(left) << 16 | u32::from(right)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn idents_do_not_repeat_and_do_not_follow_each_other() {
+        for key in [0, 7, u64::MAX, 0x1234_5678_9abc_def0] {
+            let idents: Vec<u32> = (0..20_000).map(|n| scrambled(n, key)).collect();
+            assert_eq!(idents.iter().collect::<BTreeSet<_>>().len(), idents.len());
+            let steps = idents.windows(2).filter(|w| w[1] == w[0].wrapping_add(1)).count();
+            assert!(steps < 10, "{steps}");
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Fragments on their way in: what each one may look like, and the packet that they make.
+
+use core::net::IpAddr;
+
+use fulmar_base::{Counter, DropReason, Duration, Offload};
+use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
+use fulmar_wire::icmpv6::Message as MessageV6;
+use fulmar_wire::ipv6::{self, Fragment, Upper};
+use fulmar_wire::{icmpv4, icmpv6, ipv4, protocol};
+
+use super::Network;
+use crate::FrameSink;
+use crate::engine::Ip;
+use crate::frame::{Context, Frame};
+use crate::icmp::Message;
+use crate::reassembly::{First, Key, Piece, Whole};
+
+/// How long a datagram of IPv4 may take to arrive: Linux's time. RFC 1122 section 3.3.2 wants
+/// between 60 and 120 s, for networks of its time; held buffers are what a flood is after.
+const LIFETIME_V4: Duration = Duration::from_secs(30);
+/// The same for IPv6 (RFC 8200 section 4.5).
+const LIFETIME_V6: Duration = Duration::from_secs(60);
+/// Longest payload of a datagram, IPv6 extension headers or IPv4 header included.
+const MAX_BYTES: usize = 65_535;
+/// Code of time exceeded: in reassembly.
+const REASSEMBLY: u8 = 1;
+
+/// A fragment, as its headers say.
+struct Part {
+    key: Key,
+    first: First,
+    start: u16,
+    more: bool,
+    ecn: u8,
+    is_group: bool,
+    /// Bytes in front of the payload.
+    header_bytes: usize,
+    lifetime: Duration,
+}
+
+impl Ip {
+    /// Takes a fragment of IPv4, without padding. If it completes a datagram, `frame` becomes that
+    /// datagram, as if it had come in one packet, and its header is returned.
+    pub(super) fn fragment_v4<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &mut Frame,
+        header: &ipv4::Header,
+        is_group: bool,
+    ) -> Result<Option<ipv4::Header>, DropReason> {
+        let end = usize::from(header.fragment_offset).saturating_add(header.total_bytes);
+        let is_cut_crooked = header.more_fragments && !header.payload_bytes().is_multiple_of(8);
+        if is_cut_crooked || header.payload_bytes() == 0 || end > MAX_BYTES {
+            return Err(DropReason::FragmentInvalid);
+        }
+        let key = Key {
+            src: IpAddr::V4(header.src),
+            dst: IpAddr::V4(header.dst),
+            protocol: header.protocol,
+            ident: header.ident.into(),
+        };
+        let part = Part {
+            key,
+            first: First::V4(*header),
+            start: header.fragment_offset,
+            more: header.more_fragments,
+            ecn: header.dscp_ecn & 3,
+            is_group,
+            header_bytes: header.header_bytes,
+            lifetime: LIFETIME_V4,
+        };
+        let Some((first, ecn)) = self.reassemble(cx, frame, part)? else { return Ok(None) };
+        let First::V4(first) = first else { return Err(DropReason::FragmentInvalid) };
+        let header = ipv4::Header {
+            more_fragments: false,
+            dscp_ecn: first.dscp_ecn & !3 | ecn,
+            header_bytes: ipv4::HEADER_BYTES,
+            total_bytes: frame.chain.len().saturating_add(ipv4::HEADER_BYTES),
+            ..first
+        };
+        put_in_front(frame, ipv4::HEADER_BYTES, cx.pool, |b| header.emit(b).ok())?;
+        Ok(Some(header))
+    }
+
+    /// The same for IPv6: `upper` is what the walk over the extension headers has found. The
+    /// returned header names what the fragmentable part starts with.
+    pub(super) fn fragment_v6<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &mut Frame,
+        header: &ipv6::Header,
+        network: &Network,
+        upper: &Upper,
+        fragment: Fragment,
+    ) -> Result<Option<ipv6::Header>, DropReason> {
+        let header_bytes = upper.fragment_at.saturating_add(ipv6::FRAGMENT_BYTES);
+        let bytes = frame.chain.len().saturating_sub(header_bytes);
+        if let Some(pointer) = fault_of(upper, fragment, bytes) {
+            let message = MessageV6::ParameterProblem { code: 0, pointer };
+            self.answer_v6(cx, frame, network, message, false);
+            return Err(DropReason::FragmentInvalid);
+        }
+        if bytes == 0 || header.src.is_unspecified() {
+            return Err(DropReason::FragmentInvalid);
+        }
+        let next_header = frame.chain.front().and_then(|m| m.as_slice().get(upper.fragment_at));
+        let next_header = *next_header.ok_or(DropReason::Truncated)?;
+        let part = Part {
+            key: Key { src: network.src, dst: network.dst, protocol: 0, ident: fragment.ident },
+            first: First::V6(ipv6::Header { next_header, ..*header }),
+            start: fragment.offset,
+            more: fragment.more,
+            ecn: network.ecn,
+            is_group: network.is_group,
+            header_bytes,
+            lifetime: LIFETIME_V6,
+        };
+        let Some((first, ecn)) = self.reassemble(cx, frame, part)? else { return Ok(None) };
+        let First::V6(first) = first else { return Err(DropReason::FragmentInvalid) };
+        let header = ipv6::Header {
+            traffic_class: first.traffic_class & !3 | ecn,
+            payload_bytes: frame.chain.len(),
+            ..first
+        };
+        put_in_front(frame, ipv6::HEADER_BYTES, cx.pool, |b| header.emit(b).ok())?;
+        Ok(Some(header))
+    }
+
+    /// Gives the payload of a fragment to the table. If it completes a datagram, `frame` becomes the
+    /// payload of that.
+    fn reassemble<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &mut Frame,
+        part: Part,
+    ) -> Result<Option<(First, u8)>, DropReason> {
+        // Whoever cuts a datagram completes its checksum first.
+        if frame.offload.needs_csum || frame.offload.gso.is_some() {
+            return Err(DropReason::BadOffload);
+        }
+        cx.counters.count(Counter::FragmentsIn);
+        frame.strip(part.header_bytes, cx.pool)?;
+        let piece = Piece {
+            key: part.key,
+            start: part.start,
+            is_last: !part.more,
+            first: (part.start == 0).then_some(part.first),
+            ecn: part.ecn,
+            is_group: part.is_group || frame.is_group,
+            lifetime: part.lifetime,
+            chain: frame.take(),
+        };
+        let whole = self.reassembly.insert(cx.now, piece, cx.pool, cx.counters)?;
+        let Some(whole) = whole else { return Ok(None) };
+        frame.chain = whole.chain;
+        // What a device says about a fragment's checksum is not about the datagram's.
+        frame.offload = Offload::default();
+        frame.is_group = whole.is_group;
+        let first = whole.first.ok_or(DropReason::FragmentInvalid)?;
+        cx.counters.count(Counter::Reassembled);
+        Ok(Some((first, whole.ecn)))
+    }
+
+    /// Gives up datagrams that are over their time, and says so to whoever sent a first fragment
+    /// (RFC 792, RFC 8200 section 4.5).
+    pub(crate) fn expire_fragments<S: FrameSink>(&mut self, cx: &mut Context<'_, S>) {
+        while let Some(whole) = self.reassembly.pop_expired(cx.now, cx.pool) {
+            cx.counters.drop_packet(DropReason::FragmentTimeout);
+            self.time_exceeded(cx, whole);
+        }
+    }
+
+    fn time_exceeded<S: FrameSink>(&mut self, cx: &mut Context<'_, S>, whole: Whole) {
+        let Whole { key, first, is_group, mut chain, first_bytes, .. } = whole;
+        if let Some(first) = first
+            && !is_group
+            && restore(&first, key.ident, first_bytes, &mut chain, cx.pool).is_some()
+        {
+            let message = match first {
+                First::V4(_) => Message::V4(icmpv4::Message::TimeExceeded { code: REASSEMBLY }),
+                First::V6(_) => Message::V6(icmpv6::Message::TimeExceeded { code: REASSEMBLY }),
+            };
+            self.send_error_about(cx, key.dst, key.src, &message, &chain);
+        }
+        cx.pool.free(chain);
+    }
+}
+
+/// What a parameter problem about an IPv6 fragment of `bytes` points to (RFC 8200 section 4.5): the
+/// payload length if it is not a multiple of 8 although more follows, the offset if the datagram
+/// would be too long.
+fn fault_of(upper: &Upper, fragment: Fragment, bytes: usize) -> Option<u32> {
+    const PAYLOAD_LENGTH_AT: u32 = 4;
+    let extensions_bytes = upper.fragment_at.saturating_sub(ipv6::HEADER_BYTES);
+    let end = usize::from(fragment.offset).saturating_add(bytes).saturating_add(extensions_bytes);
+    if fragment.more && !bytes.is_multiple_of(8) {
+        return Some(PAYLOAD_LENGTH_AT);
+    }
+    let offset_at = u32::try_from(upper.fragment_at.saturating_add(2)).unwrap_or(u32::MAX);
+    (end > MAX_BYTES).then_some(offset_at)
+}
+
+/// Puts a header in front of a packet.
+fn put_in_front(
+    frame: &mut Frame,
+    bytes: usize,
+    pool: &mut Pool,
+    emit: impl FnOnce(&mut [u8]) -> Option<()>,
+) -> Result<(), DropReason> {
+    let room = frame.chain.prepend(bytes, pool, Purpose::Control);
+    let room = room.map_err(|NoBuffer| DropReason::NoBuffer)?;
+    emit(room).ok_or(DropReason::IpHeader)
+}
+
+/// Makes a chain that begins with the first fragment's payload begin with its headers, as it came
+/// but for options and other extension headers.
+fn restore(
+    first: &First,
+    ident: u32,
+    bytes: usize,
+    chain: &mut Chain,
+    pool: &mut Pool,
+) -> Option<()> {
+    match first {
+        First::V4(header) => {
+            let total_bytes = bytes.saturating_add(ipv4::HEADER_BYTES);
+            let room = chain.prepend(ipv4::HEADER_BYTES, pool, Purpose::Control).ok()?;
+            ipv4::Header { total_bytes, ..*header }.emit(room).ok()
+        }
+        First::V6(header) => {
+            let both_bytes = ipv6::HEADER_BYTES.saturating_add(ipv6::FRAGMENT_BYTES);
+            let room = chain.prepend(both_bytes, pool, Purpose::Control).ok()?;
+            let (fixed, extension) = room.split_at_mut_checked(ipv6::HEADER_BYTES)?;
+            let payload_bytes = bytes.saturating_add(ipv6::FRAGMENT_BYTES);
+            let next_header = protocol::FRAGMENT;
+            ipv6::Header { next_header, payload_bytes, ..*header }.emit(fixed).ok()?;
+            let fragment = Fragment { offset: 0, more: true, ident };
+            fragment.emit(header.next_header, extension).ok()
+        }
+    }
+}

@@ -1,0 +1,375 @@
+use std::collections::BTreeSet;
+
+use fulmar_mbuf::PoolConfig;
+use proptest::prelude::*;
+
+use super::*;
+
+const LIFETIME: Duration = Duration::from_secs(30);
+
+struct Rig {
+    table: Reassembly,
+    pool: Pool,
+    counters: Counters,
+    now: Instant,
+}
+
+impl Rig {
+    fn new(max_bytes: usize) -> Rig {
+        Rig {
+            table: Reassembly::new(max_bytes),
+            pool: Pool::new(PoolConfig::with_budget(32 << 20)).unwrap(),
+            counters: Counters::default(),
+            now: Instant::from_millis(1),
+        }
+    }
+
+    /// The bytes in a block of their own, as a driver lands them.
+    fn landed(&mut self, bytes: &[u8]) -> Chain {
+        let mut m = self.pool.alloc(bytes.len(), 0, Purpose::Receive).unwrap();
+        m.append(bytes.len()).unwrap().copy_from_slice(bytes);
+        Chain::from(m)
+    }
+
+    fn insert(
+        &mut self,
+        key: Key,
+        whole: &[u8],
+        start: usize,
+        end: usize,
+        is_last: bool,
+    ) -> Result<Option<Vec<u8>>, DropReason> {
+        let chain = self.landed(&whole[start..end]);
+        let piece = Piece {
+            key,
+            start: start as u16,
+            is_last,
+            first: (start == 0).then_some(header()),
+            ecn: 0,
+            is_group: false,
+            lifetime: LIFETIME,
+            chain,
+        };
+        let done = self.table.insert(self.now, piece, &mut self.pool, &mut self.counters)?;
+        Ok(done.map(|w| {
+            assert!(w.first.is_some());
+            let bytes = w.chain.to_vec();
+            self.pool.free(w.chain);
+            bytes
+        }))
+    }
+
+    fn drops(&self, reason: DropReason) -> u64 {
+        self.counters.drops(reason)
+    }
+
+    /// What is counted is what is there.
+    fn check(&self) {
+        let slots = || self.table.slots.iter().filter(|s| s.is_used);
+        let runs = |s: &Slot| s.runs.iter().map(|r| cost_bytes(&r.chain)).sum::<usize>();
+        assert_eq!(self.table.held_bytes, slots().map(runs).sum::<usize>());
+        assert!(self.table.held_bytes <= self.table.max_bytes);
+        assert!(self.table.len() <= MAX_DATAGRAMS && self.table.slots.len() <= MAX_DATAGRAMS);
+        for slot in slots() {
+            assert!(slot.pieces.len() <= MAX_PIECES && slot.pieces.capacity() == MAX_PIECES);
+            assert!(slot.runs.windows(2).all(|w| w[0].end() < w[1].start));
+            let of_runs: usize = slot.runs.iter().map(|r| r.chain.len()).sum();
+            let of_pieces: usize = slot.pieces.iter().map(|p| usize::from(p.1 - p.0)).sum();
+            assert_eq!(of_runs, of_pieces);
+        }
+        assert!(self.table.slots.iter().filter(|s| !s.is_used).all(|s| s.runs.is_empty()));
+    }
+
+    fn end(mut self) {
+        self.check();
+        self.table.release(&mut self.pool);
+        assert_eq!(self.pool.outstanding(), 0);
+    }
+}
+
+fn key(host: u32, ident: u32) -> Key {
+    let ip = |n: u32| IpAddr::V4((0x0a00_0000 + n).into());
+    Key { src: ip(host), dst: ip(1), protocol: 17, ident }
+}
+
+fn header() -> First {
+    First::V4(ipv4::Header {
+        src: [10, 0, 0, 2].into(),
+        dst: [10, 0, 0, 1].into(),
+        protocol: 17,
+        ttl: 64,
+        dscp_ecn: 0,
+        ident: 1,
+        dont_fragment: false,
+        more_fragments: true,
+        fragment_offset: 0,
+        header_bytes: 20,
+        total_bytes: 20,
+    })
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
+}
+
+#[test]
+fn the_largest_datagram_arrives_in_any_of_three_orders() {
+    let whole = pattern(65_515);
+    for order in 0..3 {
+        let mut rig = Rig::new(4 << 20);
+        let mut starts: Vec<usize> = (0..whole.len()).step_by(1480).collect();
+        match order {
+            0 => {}
+            1 => starts.reverse(),
+            _ => starts.sort_by_key(|s| (s / 1480 % 2, *s)),
+        }
+        let mut got = None;
+        for start in starts {
+            let end = (start + 1480).min(whole.len());
+            assert_eq!(got, None);
+            got = rig.insert(key(2, 1), &whole, start, end, end == whole.len()).unwrap();
+            rig.check();
+        }
+        assert!(got.as_deref() == Some(&whole), "order {order}");
+        assert_eq!((rig.table.len(), rig.table.held_bytes), (0, 0));
+        rig.end();
+    }
+}
+
+#[test]
+fn an_overlap_ends_the_datagram_and_what_follows_of_it() {
+    for (start, end) in [(8, 24), (0, 24), (8, 16), (24, 40), (0, 48)] {
+        let whole = pattern(48);
+        let mut rig = Rig::new(1 << 20);
+        rig.insert(key(2, 1), &whole, 0, 16, false).unwrap();
+        rig.insert(key(2, 1), &whole, 32, 48, true).unwrap();
+        let overlap = Err(DropReason::FragmentOverlap);
+        let refused = if end == 40 { (24, 40) } else { (start, end) };
+        assert_eq!(rig.insert(key(2, 1), &whole, refused.0, refused.1, false), overlap);
+        assert_eq!(rig.table.held_bytes, 0);
+        assert_eq!(rig.insert(key(2, 1), &whole, 16, 32, false), overlap);
+        // Another one with the same source goes on.
+        rig.insert(key(2, 2), &whole, 0, 16, false).unwrap();
+        assert_eq!(rig.insert(key(2, 2), &whole, 16, 48, true).unwrap(), Some(whole));
+        rig.end();
+    }
+}
+
+#[test]
+fn an_exact_repetition_is_dropped_by_itself() {
+    let whole = pattern(48);
+    let mut rig = Rig::new(1 << 20);
+    rig.insert(key(2, 1), &whole, 0, 16, false).unwrap();
+    let again = rig.insert(key(2, 1), &whole, 0, 16, false);
+    assert_eq!(again, Err(DropReason::FragmentDuplicate));
+    assert_eq!(rig.insert(key(2, 1), &whole, 16, 48, true).unwrap(), Some(whole));
+    rig.end();
+}
+
+#[test]
+fn fragments_that_contradict_each_other_about_the_end_are_refused() {
+    let whole = pattern(64);
+    let invalid = Err(DropReason::FragmentInvalid);
+    for (first, second) in [
+        ((32, 40, true), (40, 48, true)),
+        ((32, 40, true), (48, 56, false)),
+        ((32, 40, false), (16, 24, true)),
+    ] {
+        let mut rig = Rig::new(1 << 20);
+        rig.insert(key(2, 1), &whole, first.0, first.1, first.2).unwrap();
+        assert_eq!(rig.insert(key(2, 1), &whole, second.0, second.1, second.2), invalid);
+        rig.end();
+    }
+}
+
+#[test]
+fn tiny_pieces_share_blocks_and_are_limited_in_number() {
+    let whole = pattern(8 * 400);
+    let mut rig = Rig::new(1 << 20);
+    for n in 0..MAX_PIECES {
+        rig.insert(key(2, 1), &whole, 8 * n, 8 * n + 8, false).unwrap();
+        rig.check();
+    }
+    assert!(rig.pool.outstanding() <= 2, "{} mbufs", rig.pool.outstanding());
+    let next = 8 * MAX_PIECES;
+    let refused = rig.insert(key(2, 1), &whole, next, next + 8, false);
+    assert_eq!((refused, rig.table.held_bytes), (Err(DropReason::FragmentInvalid), 0));
+    rig.end();
+}
+
+#[test]
+fn one_source_fills_half_of_the_table_and_its_oldest_give_way() {
+    let whole = pattern(4000);
+    let mut rig = Rig::new(4 << 20);
+    rig.insert(key(3, 0), &whole, 0, 1480, false).unwrap();
+    for ident in 0..1000 {
+        rig.insert(key(2, ident), &whole, 0, 1480, false).unwrap();
+        rig.check();
+    }
+    assert_eq!(rig.table.len(), 1 + MAX_PER_SOURCE);
+    assert_eq!(rig.drops(DropReason::FragmentTableFull), 1000 - MAX_PER_SOURCE as u64);
+    // The other one was not touched, and the newest of the flood are there.
+    assert_eq!(rig.insert(key(3, 0), &whole, 1480, 4000, true).unwrap().as_ref(), Some(&whole));
+    assert_eq!(rig.insert(key(2, 999), &whole, 1480, 4000, true).unwrap().as_ref(), Some(&whole));
+    rig.end();
+}
+
+#[test]
+fn a_flood_of_first_fragments_from_everywhere_stays_within_the_bounds() {
+    let whole = pattern(60_000);
+    let mut rig = Rig::new(1 << 20);
+    for host in 2..2000 {
+        rig.insert(key(host, 1), &whole, 0, 59_992, false).unwrap();
+        rig.check();
+    }
+    assert!(rig.drops(DropReason::FragmentTableFull) > 1900);
+    rig.end();
+}
+
+#[test]
+fn what_is_over_its_time_comes_out_once() {
+    let whole = pattern(4000);
+    let mut rig = Rig::new(1 << 20);
+    assert_eq!(rig.table.next_deadline(), None);
+    rig.insert(key(2, 1), &whole, 0, 1480, false).unwrap();
+    rig.insert(key(2, 2), &whole, 1480, 2960, false).unwrap();
+    rig.insert(key(2, 3), &whole, 0, 1480, false).unwrap();
+    rig.insert(key(2, 3), &whole, 8, 1488, false).unwrap_err();
+    assert_eq!(rig.table.next_deadline(), Some(rig.now + LIFETIME));
+    rig.now = rig.now + LIFETIME;
+    let mut expired = Vec::new();
+    while let Some(w) = rig.table.pop_expired(rig.now, &mut rig.pool) {
+        expired.push((w.key.ident, w.first.is_some(), w.first_bytes));
+        rig.pool.free(w.chain);
+    }
+    // The one that overlapped goes without a word.
+    assert_eq!(expired, [(1, true, 1480), (2, false, 2960)]);
+    assert_eq!((rig.table.len(), rig.table.next_deadline()), (0, None));
+    assert_eq!(rig.pool.outstanding(), 0);
+    rig.end();
+}
+
+#[test]
+fn an_identification_that_comes_round_begins_a_new_datagram() {
+    let (old, new) = (vec![1; 32], vec![2; 32]);
+    let mut rig = Rig::new(1 << 20);
+    rig.insert(key(2, 7), &old, 0, 16, false).unwrap();
+    for n in 0..=MAX_AGE_DATAGRAMS as u32 {
+        rig.insert(key(3, n), &old, 0, 16, false).unwrap();
+        rig.insert(key(3, n), &old, 16, 32, true).unwrap().unwrap();
+    }
+    rig.insert(key(2, 7), &new, 16, 32, true).unwrap();
+    assert_eq!(rig.drops(DropReason::FragmentTimeout), 1);
+    assert_eq!(rig.insert(key(2, 7), &new, 0, 16, false).unwrap(), Some(new));
+    rig.end();
+}
+
+#[test]
+fn congestion_on_any_fragment_marks_the_datagram() {
+    for (ecns, expected) in [([2, 2], 2), ([2, 3], 3), ([3, 2], 3), ([0, 3], 3), ([1, 0], 1)] {
+        let mut rig = Rig::new(1 << 20);
+        let mut done = None;
+        for (n, ecn) in ecns.into_iter().enumerate() {
+            let chain = rig.landed(&[0; 8]);
+            let piece = Piece {
+                key: key(2, 1),
+                start: n as u16 * 8,
+                is_last: n == 1,
+                first: (n == 0).then_some(header()),
+                ecn,
+                is_group: false,
+                lifetime: LIFETIME,
+                chain,
+            };
+            done = rig.table.insert(rig.now, piece, &mut rig.pool, &mut rig.counters).unwrap();
+        }
+        let whole = done.unwrap();
+        assert_eq!(whole.ecn, expected, "{ecns:?}");
+        rig.pool.free(whole.chain);
+        rig.end();
+    }
+}
+
+/// Where a payload of `len` bytes is cut.
+fn cuts(len: usize, wishes: &[usize]) -> Vec<(usize, usize)> {
+    let inner = wishes.iter().map(|w| w % len / 8 * 8).filter(|&c| c > 0);
+    let mut at: BTreeSet<usize> = inner.collect();
+    at.extend([0, len]);
+    let at: Vec<usize> = at.into_iter().collect();
+    at.windows(2).map(|w| (w[0], w[1])).collect()
+}
+
+proptest! {
+    #[test]
+    fn any_split_order_and_repetition_gives_the_datagram(
+        len in 16_usize..65_515,
+        wishes in prop::collection::vec(any::<usize>(), 1..60),
+        order in prop::collection::vec(any::<prop::sample::Index>(), 0..200),
+    ) {
+        let whole = pattern(len);
+        let pieces = cuts(len, &wishes);
+        let mut rig = Rig::new(4 << 20);
+        let (mut seen, mut got) = (BTreeSet::new(), None);
+        let picks = order.iter().map(|i| i.index(pieces.len())).chain(0..pieces.len());
+        for i in picks {
+            if got.is_some() {
+                break;
+            }
+            let (start, end) = pieces[i];
+            let is_new = seen.insert(i);
+            let outcome = rig.insert(key(2, 1), &whole, start, end, end == len);
+            match outcome {
+                Ok(done) => {
+                    prop_assert!(is_new);
+                    got = done;
+                }
+                Err(reason) => prop_assert_eq!((is_new, reason), (false, DropReason::FragmentDuplicate)),
+            }
+            rig.check();
+        }
+        prop_assert_eq!(seen.len(), pieces.len());
+        prop_assert!(got.as_deref() == Some(&whole[..]));
+        rig.end();
+    }
+
+    /// Ranges at random: the table against a list of them.
+    #[test]
+    fn any_ranges_at_all_give_the_datagram_or_nothing(
+        ranges in prop::collection::vec((0_usize..12, 1_usize..6, any::<bool>()), 1..30),
+    ) {
+        let whole = pattern(8 * 20);
+        let mut rig = Rig::new(1 << 20);
+        let (mut model, mut is_refused) = (Vec::<(usize, usize, bool)>::new(), false);
+        for (start, len, is_last) in ranges {
+            let (start, end) = (8 * start, 8 * (start + len));
+            let outcome = rig.insert(key(2, 1), &whole, start, end, is_last);
+            rig.check();
+            let is_known = model.iter().any(|p| (p.0, p.1) == (start, end));
+            let overlaps = model.iter().any(|p| p.0 < end && start < p.1);
+            if is_refused || !is_known && overlaps {
+                is_refused = true;
+                prop_assert!(outcome.is_err());
+                continue;
+            }
+            match outcome {
+                Err(reason) if is_known => prop_assert_eq!(reason, DropReason::FragmentDuplicate),
+                Err(reason) => {
+                    prop_assert_eq!(reason, DropReason::FragmentInvalid);
+                    is_refused = true;
+                }
+                Ok(done) => {
+                    prop_assert!(!is_known);
+                    model.push((start, end, is_last));
+                    let covered: usize = model.iter().map(|p| p.1 - p.0).sum();
+                    let total = model.iter().find(|p| p.2).map(|p| p.1);
+                    prop_assert_eq!(done.is_some(), total == Some(covered));
+                    if let Some(bytes) = done {
+                        prop_assert!(bytes == whole[..covered]);
+                        model.clear();
+                    }
+                }
+            }
+        }
+        rig.end();
+    }
+}
