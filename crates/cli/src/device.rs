@@ -169,6 +169,11 @@ fn open_default() -> Outcome<Opened> {
 }
 
 impl StackArgs {
+    /// Whether one other process is all that the stack can reach, and ends it.
+    pub fn is_shared_memory(&self) -> bool {
+        matches!(self.device, DeviceSpec::Shm(_))
+    }
+
     /// Opens the device and builds the stack.
     pub fn open(&self) -> Outcome<Session> {
         self.open_as(false)
@@ -193,7 +198,7 @@ impl StackArgs {
             builder = builder.mtu(mtu);
         }
         let stack = builder.build().map_err(|e| Failure::new(e.to_string()))?;
-        let is_shared_memory = matches!(self.device, DeviceSpec::Shm(_));
+        let is_shared_memory = self.is_shared_memory();
         Ok(Session { stack, is_shared_memory, _claims: claims })
     }
 

@@ -12,6 +12,8 @@ use std::time::Instant;
 /// What a shell expects of a program that ended by SIGINT.
 const INTERRUPTED: i32 = 130;
 static ENDING: AtomicBool = AtomicBool::new(false);
+/// Nothing has begun that must end in order.
+static IDLE: AtomicBool = AtomicBool::new(false);
 
 /// From now on a signal ends the process in order.
 pub fn end_in_order() -> Outcome {
@@ -65,11 +67,19 @@ pub fn stop_flag() -> Outcome<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let set = flag.clone();
     handle(move || {
-        if set.swap(true, Ordering::SeqCst) {
+        if set.swap(true, Ordering::SeqCst) || IDLE.load(Ordering::SeqCst) {
             std::process::exit(INTERRUPTED);
         }
     })?;
     Ok(flag)
+}
+
+/// Runs what may wait for somebody else and looks at no flag: a signal meanwhile ends the process.
+pub fn at_once_during<R>(wait: impl FnOnce() -> R) -> R {
+    IDLE.store(true, Ordering::SeqCst);
+    let result = wait();
+    IDLE.store(false, Ordering::SeqCst);
+    result
 }
 
 fn handle(handler: impl FnMut() + Send + 'static) -> Outcome {

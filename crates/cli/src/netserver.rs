@@ -11,6 +11,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Be measured by netperf, stock or our own: the server side of its tests
 #[derive(clap::Args, Debug)]
@@ -44,14 +45,35 @@ pub struct Args {
 /// Runs the command until a signal ends it.
 pub fn run(args: &Args) -> Outcome<ExitCode> {
     let stop = interrupt::stop_flag()?;
-    let opened = args.network.open()?;
+    while serve(args, &stop)? == Served::PeerHasEnded {
+        eprintln!("netserver: the process on the other end has ended");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Why a server ended.
+#[derive(PartialEq, Eq)]
+enum Served {
+    /// A signal.
+    Stopped,
+    /// The one process that shared memory joins it to is gone; there may be another.
+    PeerHasEnded,
+}
+
+fn serve(args: &Args, stop: &Arc<AtomicBool>) -> Outcome<Served> {
+    let opened = interrupt::at_once_during(|| args.network.open_to_listen())?;
     let server = bind(args, &opened.network)?;
     let at = server.local_addr().during("cannot listen")?;
     eprintln!("netserver: listening on {at}");
-    server.run(&stop).during("cannot accept clients")?;
+    let ended = server.run(stop);
     drop(server);
     opened.close();
-    Ok(ExitCode::SUCCESS)
+    match ended {
+        Err(e) if e.kind() == io::ErrorKind::NetworkDown && args.network.is_shared_memory() => {
+            Ok(Served::PeerHasEnded)
+        }
+        ended => ended.during("cannot accept clients").map(|()| Served::Stopped),
+    }
 }
 
 fn rules(args: &Args) -> Rules {

@@ -32,10 +32,24 @@ pub struct Opened {
 impl NetworkArgs {
     /// Opens the device and builds the stack, if it is fulmar's.
     pub fn open(&self) -> Outcome<Opened> {
+        self.open_as(false)
+    }
+
+    /// The same, for the end that is called.
+    pub fn open_to_listen(&self) -> Outcome<Opened> {
+        self.open_as(true)
+    }
+
+    /// Whether the stack runs over memory shared with one other process, and ends with it.
+    pub fn is_shared_memory(&self) -> bool {
+        self.which == Which::Fulmar && self.stack.is_shared_memory()
+    }
+
+    fn open_as(&self, listens: bool) -> Outcome<Opened> {
         if self.which == Which::Kernel {
             return Ok(Opened { network: Arc::new(OnKernel), session: None });
         }
-        let session = self.stack.open()?;
+        let session = self.stack.open_as(listens)?;
         let network = Arc::new(OnFulmar::new(session.stack().clone()));
         Ok(Opened { network, session: Some(session) })
     }
