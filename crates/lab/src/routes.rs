@@ -85,6 +85,9 @@ pub struct Found {
     options: Options,
 }
 
+/// Makes another crate's table of these prefixes.
+type Builder<K> = fn(&[Prefix<K>]) -> Box<dyn Rival<K>>;
+
 /// The tables of one IP version.
 struct Tables<K: Key> {
     probes: Vec<K>,
@@ -100,7 +103,7 @@ impl<K: Key + Send + Sync> Tables<K> {
         names: [&'static str; 3],
         prefixes: Vec<Prefix<K>>,
         probes: Vec<K>,
-        others: [fn(&[Prefix<K>]) -> Box<dyn Rival<K>>; 2],
+        others: [Builder<K>; 2],
         memory: &mut Vec<Memory>,
     ) -> io::Result<Tables<K>> {
         let start = Instant::now();
@@ -285,7 +288,7 @@ fn full_v4(options: &Options, memory: &mut Vec<Memory>) -> io::Result<Tables<u32
     let prefixes = internet::ipv4(options.ipv4, options.seed);
     let probes = internet::probes(&prefixes, PROBES, options.seed + 1, internet::within_v4);
     let names = ["ipv4.full.fulmar", "ipv4.full.prefix_trie", "ipv4.full.treebitmap"];
-    let others: [fn(&[Prefix<u32>]) -> Box<dyn Rival<u32>>; 2] =
+    let others: [Builder<u32>; 2] =
         [|p| Box::new(rivals::trie_v4(p)), |p| Box::new(rivals::bitmap_v4(p))];
     Tables::new(names, prefixes, probes, others, memory)
 }
@@ -294,7 +297,7 @@ fn full_v6(options: &Options, memory: &mut Vec<Memory>) -> io::Result<Tables<u12
     let prefixes = internet::ipv6(options.ipv6, options.seed);
     let probes = internet::probes(&prefixes, PROBES, options.seed + 1, internet::within_v6);
     let names = ["ipv6.full.fulmar", "ipv6.full.prefix_trie", "ipv6.full.treebitmap"];
-    let others: [fn(&[Prefix<u128>]) -> Box<dyn Rival<u128>>; 2] =
+    let others: [Builder<u128>; 2] =
         [|p| Box::new(rivals::trie_v6(p)), |p| Box::new(rivals::bitmap_v6(p))];
     Tables::new(names, prefixes, probes, others, memory)
 }

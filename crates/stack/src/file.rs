@@ -2,7 +2,7 @@
 //! the disk, and reading ahead.
 //!
 //! Called outside any lock, since a disk may be slow. Owns nothing: the descriptor and the chain are
-//! the caller's. Cost: one system call per read of up to [`MOST_PARTS`] mbufs, and the kernel's copy.
+//! the caller's. Cost: one system call per read of up to `MOST_PARTS` mbufs, and the kernel's copy.
 //! Source: readv(2), posix_fadvise(2); `RWF_NOWAIT` since Linux 4.14.
 
 use std::io::{self, IoSliceMut};

@@ -9,7 +9,7 @@
 //! ```
 //! Every message has [`MESSAGE_BYTES`], numbers are big-endian, floats are IEEE 754, text is padded
 //! with zeros. There is no version and no length field; what a body leaves unused is zero. A body is
-//! declared once ([`body!`]), and its encoder and decoder follow from that. Decoding takes any bytes
+//! declared once (`body!`), and its encoder and decoder follow from that. Decoding takes any bytes
 //! at all and never fails: what a number *means* is checked by whoever uses it.
 //!
 //! Sources: netperf 2.7.1 (`netlib.h`, `nettest_bsd.h`), observed on the wire.

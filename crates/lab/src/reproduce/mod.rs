@@ -2,7 +2,7 @@
 //! real device and over a simulated one, and the limit, with a verdict per row.
 //!
 //! [`Published`] is what was printed then. [`Reproduction::of`] joins it with what a bench measured
-//! now ([`crate::bench::Row`], found by its [`Cell`](crate::bench::Cell)) and judges it
+//! now ([`crate::bench::Row`], found by its [`crate::bench::Cell`]) and judges it
 //! ([`verdict`]). [`text`], [`json`] and [`page`] show it. A table of another shape gets a
 //! module of its own beside these; what they share is [`verdict`].
 
