@@ -105,7 +105,7 @@ const ROWS: &[Row] = &[
         libc::EMSGSIZE,
         "EMSGSIZE",
         "the message is larger than a datagram may be",
-        "send less at a time, or raise --mtu on both sides",
+        "send at most 65,507 bytes at a time",
     ),
     (libc::EACCES, "EACCES", "no permission", "run as root, or inside `fulmar sandbox`"),
     (libc::EPERM, "EPERM", "not permitted", "run as root, or inside `fulmar sandbox`"),

@@ -47,7 +47,7 @@ socket_errors! {
     NotSupported = 95;
     /// The datagram has no destination.
     DestinationRequired = 89;
-    /// The datagram is larger than a packet may be.
+    /// Larger than a datagram may be, or than a packet if it must not be fragmented.
     MessageTooLong = 90;
     /// The address family differs from the socket's.
     FamilyNotSupported = 97;
