@@ -77,6 +77,8 @@ counters! {
     SendFileBytes, "sendfile_bytes";
     /// Pieces of files that were accepted before they were read, because they were not in memory.
     SendFileDeferred, "sendfile_deferred";
+    /// Bytes of files that were queued by reference to their pages.
+    SendFileMappedBytes, "sendfile_mapped_bytes";
     /// Reads that returned data (soreceive calls).
     Receives, "receives";
     /// Bytes given to readers.

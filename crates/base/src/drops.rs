@@ -126,6 +126,11 @@ drop_reasons! {
     DeviceRefused, "device", "device_refused";
     /// The device's transmit queue was full for too long.
     TxQueueFull, "device", "tx_queue_full";
+    /// A page of a file that was to be sent from where it is was gone: the file was cut, or cannot
+    /// be read.
+    PageVanished, "device", "page_vanished";
+    /// Bytes that the kernel alone may read met something else that had to read them.
+    KernelOnly, "stack", "kernel_only";
     /// The frame is larger than the device or the receive buffer can hold.
     FrameTooBig, "device", "frame_too_big";
     /// The virtio-net header asks for something impossible.

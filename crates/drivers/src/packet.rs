@@ -13,7 +13,7 @@
 //! packet(7), linux/if_packet.h.
 
 use std::fs::File;
-use std::io::{IoSlice, IoSliceMut, Write};
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -204,9 +204,9 @@ impl PacketSocket {
         }
         let Some(p) = burst.front() else { return Ok(0) };
         let header = vnet::request(&p.offload);
-        let mut parts = [IoSlice::new(&[]); MAX_SEGS + 1];
+        let mut parts = [sys::Part::EMPTY; MAX_SEGS + 1];
         let used = gather(&mut parts, &header[..self.header_bytes], p);
-        (&self.socket).write_vectored(&parts[..used]).map(|_| 1)
+        sys::write_parts(self.socket.as_fd(), &parts[..used]).map(|_| 1)
     }
 
     fn send_group(&self, burst: &Burst, count: usize) -> std::io::Result<usize> {
@@ -214,8 +214,8 @@ impl PacketSocket {
         for (h, p) in headers.iter_mut().zip(burst) {
             *h = vnet::request(&p.offload);
         }
-        let mut parts = [[IoSlice::new(&[]); FEW_SEGS + 1]; MANY];
-        let mut messages: [&[IoSlice<'_>]; MANY] = [&[]; MANY];
+        let mut parts = [[sys::Part::EMPTY; FEW_SEGS + 1]; MANY];
+        let mut messages: [&[sys::Part<'_>]; MANY] = [&[]; MANY];
         let frames = headers.iter().zip(burst).take(count);
         for ((message, part), (h, p)) in messages.iter_mut().zip(&mut parts).zip(frames) {
             let used = gather(part, &h[..self.header_bytes], p);
@@ -246,6 +246,7 @@ impl PacketSocket {
                 self.lost = Some(errno);
                 Some(DropReason::DeviceGone)
             }
+            libc::EFAULT => Some(DropReason::PageVanished),
             _ => Some(DropReason::DeviceRefused),
         }
     }
@@ -318,10 +319,11 @@ fn no_parts<'a>() -> [IoSliceMut<'a>; 3] {
 }
 
 /// Fills `parts` with the header and the mbufs of a frame; returns how many are used.
-fn gather<'a>(parts: &mut [IoSlice<'a>], header: &'a [u8], p: &'a Packet) -> usize {
+fn gather<'a>(parts: &mut [sys::Part<'a>], header: &'a [u8], p: &'a Packet) -> usize {
+    let mbufs = p.chain.iter().filter(|m| !m.is_empty()).map(sys::Part::mbuf);
     let mut used = 0;
-    for (part, slice) in parts.iter_mut().zip(std::iter::once(header).chain(p.chain.slices())) {
-        *part = IoSlice::new(slice);
+    for (to, part) in parts.iter_mut().zip(std::iter::once(sys::Part::bytes(header)).chain(mbufs)) {
+        *to = part;
         used += 1;
     }
     used
@@ -329,6 +331,9 @@ fn gather<'a>(parts: &mut [IoSlice<'a>], header: &'a [u8], p: &'a Packet) -> usi
 
 fn drop_front(reason: DropReason, pool: &mut Pool, burst: &mut Burst, counters: &mut Counters) {
     if let Some(p) = burst.pop_front() {
+        if reason == DropReason::PageVanished {
+            pool.note_vanished(&p.chain);
+        }
         counters.drop_packet(reason);
         pool.free(p.chain);
     }
@@ -436,6 +441,10 @@ impl Device for PacketSocket {
             (None, Ok(false)) => LinkState::Down,
             (None, Err(e)) => LinkState::Gone(e.raw_os_error().unwrap_or(libc::ENODEV)),
         }
+    }
+
+    fn gathers_in_kernel(&self) -> bool {
+        true
     }
 
     fn wants_tx_wake(&self) -> bool {

@@ -1,10 +1,12 @@
 //! System calls that std does not offer. The only unsafe code of this room.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSliceMut};
+use std::marker::PhantomData;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
+use fulmar_mbuf::Mbuf;
 use libc::{c_int, c_ulong, c_void};
 
 /// Most frames of one [`send_many`] or [`receive_many`].
@@ -231,17 +233,50 @@ fn no_messages() -> [libc::mmsghdr; MANY] {
     unsafe { mem::zeroed() }
 }
 
+/// A part of a frame to be sent, as the kernel wants it: bytes that are borrowed, or an address where
+/// the kernel alone may look.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct Part<'a>(libc::iovec, PhantomData<&'a [u8]>);
+
+impl<'a> Part<'a> {
+    pub const EMPTY: Part<'static> =
+        Part(libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }, PhantomData);
+
+    pub fn bytes(b: &'a [u8]) -> Part<'a> {
+        Part(libc::iovec { iov_base: b.as_ptr().cast_mut().cast(), iov_len: b.len() }, PhantomData)
+    }
+
+    pub fn mbuf(m: &'a Mbuf) -> Part<'a> {
+        let (at, len) = m.kernel_part();
+        Part(libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len }, PhantomData)
+    }
+}
+
+/// Writes the parts as one frame.
+///
+/// # Errors
+/// The errno of the call; EFAULT: a part that the kernel alone may read was not there.
+pub fn write_parts(fd: BorrowedFd<'_>, parts: &[Part<'_>]) -> io::Result<usize> {
+    // SAFETY: a `Part` is an iovec; its memory is borrowed until this function returns, or it is a
+    // mapping that its mbuf keeps in place, which the kernel reads (or finds gone) and nobody else.
+    let n = unsafe { libc::writev(fd.as_raw_fd(), parts.as_ptr().cast(), parts.len() as c_int) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
 /// Sends each list of parts as one message; at most [`MANY`]. Returns how many were sent, at least
 /// one.
-pub fn send_many(fd: BorrowedFd<'_>, messages: &[&[IoSlice<'_>]]) -> io::Result<usize> {
+///
+/// # Errors
+/// As [`write_parts`], about the first message.
+pub fn send_many(fd: BorrowedFd<'_>, messages: &[&[Part<'_>]]) -> io::Result<usize> {
     let mut headers = no_messages();
     for (h, parts) in headers.iter_mut().zip(messages) {
         h.msg_hdr.msg_iov = parts.as_ptr().cast_mut().cast();
         h.msg_hdr.msg_iovlen = parts.len() as _;
     }
     let count = messages.len().min(MANY) as _;
-    // SAFETY: each header points to as many parts as it says; `IoSlice` has the layout of iovec and
-    // its memory is borrowed until this function returns; the kernel only reads it.
+    // SAFETY: each header points to as many parts as it says; for the parts see `write_parts`.
     let n = unsafe { libc::sendmmsg(fd.as_raw_fd(), headers.as_mut_ptr(), count, 0) };
     check(n).map(|n| n as usize)
 }

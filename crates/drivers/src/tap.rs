@@ -8,7 +8,7 @@
 //! Source: linux/if_tun.h, Documentation/networking/tuntap.rst.
 
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::io::{ErrorKind, IoSliceMut, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 
@@ -194,14 +194,14 @@ impl Tap {
     /// Writes one frame: header and mbufs gathered by the kernel.
     fn write(&self, p: &Packet) -> std::io::Result<usize> {
         let header = vnet::request(&p.offload);
-        let mut parts = [IoSlice::new(&[]); MAX_SEGS + 1];
+        let mut parts = [sys::Part::EMPTY; MAX_SEGS + 1];
         let mut used = 1;
-        parts[0] = IoSlice::new(&header);
-        for (part, slice) in parts[1..].iter_mut().zip(p.chain.slices()) {
-            *part = IoSlice::new(slice);
+        parts[0] = sys::Part::bytes(&header);
+        for (part, m) in parts[1..].iter_mut().zip(p.chain.iter().filter(|m| !m.is_empty())) {
+            *part = sys::Part::mbuf(m);
             used += 1;
         }
-        (&self.file).write_vectored(&parts[..used])
+        sys::write_parts(self.file.as_fd(), &parts[..used])
     }
 
     /// What a failed write means for the frame: `None` to keep it for later, else why it is dropped.
@@ -210,6 +210,7 @@ impl Tap {
             libc::EAGAIN | libc::EINTR => return None,
             // The interface is down, not gone: the kernel refuses frames until it is up.
             libc::EIO => self.is_down = true,
+            libc::EFAULT => return Some(DropReason::PageVanished),
             libc::EBADFD | libc::EBADF | libc::ENODEV | libc::ENXIO => {
                 self.lost = Some(errno);
                 return Some(DropReason::DeviceGone);
@@ -296,7 +297,12 @@ impl Device for Tap {
             let Some(p) = burst.pop_front() else { break };
             match refusal {
                 None => tally.add(&p),
-                Some(reason) => counters.drop_packet(reason),
+                Some(reason) => {
+                    if reason == DropReason::PageVanished {
+                        pool.note_vanished(&p.chain);
+                    }
+                    counters.drop_packet(reason);
+                }
             }
             pool.free(p.chain);
         }
@@ -365,6 +371,10 @@ impl Device for Tap {
             _ if self.is_down => LinkState::Down,
             _ => LinkState::Up,
         }
+    }
+
+    fn gathers_in_kernel(&self) -> bool {
+        true
     }
 
     fn wants_tx_wake(&self) -> bool {

@@ -69,7 +69,7 @@ pub use fulmar_tcp::{Config as TcpConfig, Info as TcpInfo};
 pub use fulmar_udp::BindOptions as UdpBindOptions;
 pub use poll::{Event, PollSet, Source};
 pub use send::{OwnedBytes, SendCompletion, SendFlags, SendOwnedError, SendRoom};
-pub use sendfile::{FileSource, SendFile, SendFileError};
+pub use sendfile::{FileSource, MappedFile, SendFile, SendFileError};
 pub use stack::{Builder, Echo, Stack};
 pub use stat::{SocketStat, Stat};
 pub use tcp::{TcpListener, TcpStream};

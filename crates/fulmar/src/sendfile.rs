@@ -22,14 +22,18 @@ use std::ops::{Bound, RangeBounds};
 use crate::tcp::TcpStream;
 
 mod call;
+mod mapped;
 pub(crate) mod reader;
 mod source;
+
+pub use mapped::MappedFile;
 
 /// Where the bytes of a file come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum FileSource {
-    /// What was measured to be cheaper: [`FileSource::Read`].
+    /// What was measured to be cheaper: the pages of a [`MappedFile`] by reference where they can go
+    /// so, else [`FileSource::Read`].
     #[default]
     Auto,
     /// Read into buffers of the stack: one copy.
@@ -168,6 +172,39 @@ impl TcpStream {
         let refused = |error| SendFileError { error, sent: 0 };
         let source = source::Source::open(file, start, end).map_err(refused)?;
         call::Call::new(&self.socket, options, source, headers, trailers).run()
+    }
+
+    /// As [`TcpStream::send_file_with`], from a file that is kept mapped: its pages go to the kernel by
+    /// reference where the kernel alone touches what the device sends, that is on a TAP and on
+    /// AF_PACKET with all offloads, unless a wrapper (capture, faults) stands before it. Where they
+    /// cannot go so they are read, and nothing else is different; `sendfile_mapped_bytes` counts those
+    /// that went by reference. Read are also: pieces of less than 16 KiB, a connection to the stack
+    /// itself, with [`SendFile::stable`] or [`FileSource::Read`] everything, and on a non-blocking
+    /// socket what no blocking call has sent before, since nobody knows whether it is in memory.
+    ///
+    /// What goes by reference is the file's until the peer has it: later writes to the file change what
+    /// was accepted but not yet sent, and what is sent again. If the file is cut below bytes that were
+    /// accepted and not yet sent (or they cannot be read from the disk), the connection is reset and its
+    /// user told EIO; what lies behind the new end on its last page is zeroes, if that page was accepted
+    /// before. The kernel's own sendfile has the same races. Pages that the kernel has taken out of
+    /// memory meanwhile are waited for while they are sent, which holds up the stack.
+    ///
+    /// # Errors
+    /// As [`TcpStream::send_file`]; EIO as above.
+    pub fn send_mapped(
+        &self,
+        options: &SendFile,
+        file: &MappedFile,
+        range: impl RangeBounds<u64>,
+        headers: &[IoSlice<'_>],
+        trailers: &[IoSlice<'_>],
+    ) -> Result<u64, SendFileError> {
+        let (start, end) = bounds(&range);
+        let refused = |error| SendFileError { error, sent: 0 };
+        let source = source::Source::open(file.file(), start, end).map_err(refused)?;
+        let reads = options.is_stable || options.source == FileSource::Read;
+        let call = call::Call::new(&self.socket, options, source, headers, trailers);
+        if reads { call.run() } else { call.by_pages_of(file).run() }
     }
 }
 

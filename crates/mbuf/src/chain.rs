@@ -242,8 +242,15 @@ impl Chain {
         Ok(tail)
     }
 
+    /// Whether the kernel alone may read some of the bytes ([`Mbuf::is_kernel_only`]).
+    #[inline]
+    pub fn is_kernel_only(&self) -> bool {
+        self.iter().any(Mbuf::is_kernel_only)
+    }
+
     /// Makes the first `n` bytes contiguous in the first segment. Errors: the pool has no block
-    /// for them (at most 64 KiB), or the chain is shorter; nothing changes.
+    /// for them (at most 64 KiB), the chain is shorter, or the kernel alone may read it; nothing
+    /// changes.
     pub fn pullup(&mut self, n: usize, pool: &mut Pool) -> Result<(), NoBuffer> {
         let Some(front) = self.front() else {
             return if n == 0 { Ok(()) } else { Err(NoBuffer) };
@@ -251,7 +258,7 @@ impl Chain {
         if front.len() >= n {
             return Ok(());
         }
-        if n > self.len {
+        if n > self.len || self.is_kernel_only() {
             return Err(NoBuffer);
         }
         let mut m = pool.alloc(n, 0, front.purpose())?;

@@ -19,7 +19,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use crate::home::{CHUNK_DESCS, Freed, Home, MAX_SLABS};
+use crate::home::{CHUNK_DESCS, Freed, Home, MAX_SLABS, shared_bytes};
 use crate::raw::List;
 use crate::storage::{CLASS_BYTES, CLASSES, SLAB_BYTES, class_for, class_for_part, is_wasteful};
 use crate::{
@@ -137,6 +137,7 @@ pub struct Pool {
     max_slabs: usize,
     huge_pages: bool,
     keeps_sums: bool,
+    has_vanished: bool,
     stats: PoolStats,
 }
 
@@ -179,6 +180,7 @@ impl Pool {
             max_slabs,
             huge_pages: config.huge_pages,
             keeps_sums: false,
+            has_vanished: false,
             stats: PoolStats { budget_bytes: budget, ..PoolStats::default() },
         })
     }
@@ -294,6 +296,9 @@ impl Pool {
 
     #[cold]
     fn copy_foreign(&mut self, m: &Mbuf, off: usize, len: usize) -> Result<Mbuf, NoBuffer> {
+        if m.is_kernel_only() {
+            return Err(NoBuffer);
+        }
         let bytes = &m.as_slice()[off..][..len];
         let mut copy = self.alloc(len, 0, m.purpose())?;
         if let Some(room) = copy.append(len) {
@@ -390,7 +395,7 @@ impl Pool {
         max: usize,
         p: Purpose,
     ) -> Result<Mbuf, NoBuffer> {
-        let bytes = owner.piece(at).len().min(max);
+        let bytes = shared_bytes(owner, at).min(max);
         if !self.admits(bytes, p) || !self.home.has_desc() {
             self.prepare(bytes, p)?;
         }
@@ -403,6 +408,31 @@ impl Pool {
     #[inline]
     pub fn shared_parts(&self) -> usize {
         self.home.shared_parts()
+    }
+
+    /// Mbufs' storages out of which the kernel alone may read ([`Mbuf::is_kernel_only`]).
+    #[inline]
+    pub fn kernel_parts(&self) -> usize {
+        self.home.kernel_parts()
+    }
+
+    /// The kernel did not find bytes of this frame that it alone may read: a file was cut. Whoever
+    /// holds references to the same storage can tell ([`Mbuf::vanished_at`]).
+    #[cold]
+    pub fn note_vanished(&mut self, chain: &Chain) {
+        chain.iter().for_each(Mbuf::mark_vanished);
+        self.has_vanished = true;
+    }
+
+    /// Whether bytes have vanished and nobody has looked yet who held them.
+    #[inline]
+    pub fn has_vanished(&self) -> bool {
+        self.has_vanished
+    }
+
+    /// As [`Pool::has_vanished`]; from now on somebody has looked.
+    pub fn take_vanished(&mut self) -> bool {
+        core::mem::take(&mut self.has_vanished)
     }
 
     /// The owner of shared bytes of which a part has come home, to be dropped: elsewhere than under

@@ -308,7 +308,7 @@ impl SendQueue {
 
     /// The same bytes as [`SendQueue::range`] in storage of their own, which the reserve for control
     /// gives: sending is what frees a send buffer, so it must go on when no reference is left.
-    /// Error: the reserve is empty too.
+    /// Errors: the reserve is empty too, or the kernel alone may read the bytes.
     pub fn copy_range(&self, off: u64, len: usize, pool: &mut Pool) -> Result<Chain, NoBuffer> {
         let (mut at, end) =
             (off.max(self.head), off.saturating_add(len as u64).min(self.ready_end));
@@ -322,7 +322,7 @@ impl SendQueue {
             let bytes = s.mbuf.as_slice();
             let from = bytes.len() - (s.end - at) as usize;
             let to = bytes.len() - (s.end - s.end.min(end)) as usize;
-            let Some(part) = bytes.get(from..to) else {
+            let Some(part) = bytes.get(from..to).filter(|_| !s.mbuf.is_kernel_only()) else {
                 pool.free(copy);
                 return Err(NoBuffer);
             };
@@ -392,6 +392,15 @@ impl SendQueue {
 }
 
 impl SendQueue {
+    /// Where the first frame began that the kernel could not send, since it did not find all of it
+    /// ([`Pool::note_vanished`]); ordinary bytes at its front are not counted. `None`: there was none.
+    pub fn vanished_at(&self) -> Option<u64> {
+        self.segments.iter().find_map(|s| {
+            let at = s.mbuf.vanished_at().filter(|at| *at < s.mbuf.len())?;
+            Some(s.end - (s.mbuf.len() - at) as u64)
+        })
+    }
+
     fn note_undelivered(&self, why: u8) {
         self.segments.iter().for_each(|s| s.mbuf.note_undelivered(why));
         for slot in &self.slots {

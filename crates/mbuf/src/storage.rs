@@ -24,6 +24,12 @@ pub const MAX_MBUF_BYTES: usize = CLASS_BYTES[CLASSES - 1];
 /// unsafe code gets small ones, because it pays for every byte.
 pub const SLAB_BYTES: usize = if cfg!(miri) { 128 << 10 } else { 2 << 20 };
 
+/// The class number that marks storage of someone else, charged, that the kernel alone may read.
+pub(crate) const KERNEL_ONLY: u8 = LENT + 1;
+
+/// What everybody but the kernel sees of storage that only the kernel may read.
+pub(crate) static ZEROES: [u8; MAX_MBUF_BYTES] = [0; MAX_MBUF_BYTES];
+
 /// The smallest class that holds `bytes`, or `None` above 64 KiB.
 #[inline]
 pub(crate) fn class_for(bytes: usize) -> Option<usize> {
@@ -103,6 +109,16 @@ pub trait Lender: Send + Sync + 'static {
 pub trait SharedBytes: Send + Sync + 'static {
     /// Bytes that lie together from `at` on, as many as do. Always the same for the same `at`.
     fn piece(&self, at: usize) -> &[u8];
+
+    /// For bytes that nobody in this process may read, since they may vanish or change at any time
+    /// (pages of a file): where they are from `at` on, and how many lie together; the address stays
+    /// valid, if not what is there, until the owner is dropped. They are then handed to system calls
+    /// by address ([`crate::Mbuf::kernel_part`]) and look like zeroes to everybody else. `None`: the
+    /// bytes are those of [`SharedBytes::piece`].
+    fn kernel_part(&self, at: usize) -> Option<(*const u8, usize)> {
+        let _ = at;
+        None
+    }
 
     /// A stream ended, for the reason `why` ([`crate::SendQueue::void`]), before a part that it
     /// held was acknowledged. Called at home, before the part is given back; may be called twice.

@@ -214,6 +214,14 @@ pub trait Device: Send {
         None
     }
 
+    /// Whether the kernel alone reads the bytes of sent frames, from wherever they lie, and none of
+    /// them before `tx_burst` hands them to a system call; and whether the device tells the pool of
+    /// bytes that it did not find ([`Pool::note_vanished`]). Then pages of files may be sent from
+    /// where they are. A wrapper, which may read frames, says no by saying nothing.
+    fn gathers_in_kernel(&self) -> bool {
+        false
+    }
+
     /// How to look for work without a system call and without the stack's lock. A device that has
     /// this is worth spinning on for a short while before a sleep. `None`: it is not.
     fn peek(&self) -> Option<Arc<dyn Peek>> {
@@ -293,6 +301,9 @@ impl<D: Device + ?Sized> Device for Box<D> {
     }
     fn region(&mut self) -> Option<Backing> {
         (**self).region()
+    }
+    fn gathers_in_kernel(&self) -> bool {
+        (**self).gathers_in_kernel()
     }
     fn peek(&self) -> Option<Arc<dyn Peek>> {
         (**self).peek()

@@ -107,6 +107,10 @@ fn fit_slow(
     out: &mut Burst,
     counters: &mut Counters,
 ) -> Result<(), Unfit> {
+    let reads = !caps.tx_csum || p.chain.segs() > caps.max_segs;
+    if reads && p.chain.is_kernel_only() {
+        return unfit(p, Refusal::Drop(DropReason::KernelOnly));
+    }
     let Some(gso) = p.offload.gso else { return fit_single(p, caps, pool, out, counters) };
     let limit = largest(gso, caps);
     if limit.is_some_and(|l| p.chain.len() <= l.saturating_add(ETHER_BYTES)) {
@@ -156,6 +160,9 @@ pub fn segment(
     out: &mut Burst,
     counters: &mut Counters,
 ) -> Result<(), Unfit> {
+    if p.chain.is_kernel_only() {
+        return unfit(p, Refusal::Drop(DropReason::KernelOnly));
+    }
     if let Some(gso) = p.offload.gso {
         let how = Cut { unit: usize::from(gso.segment_bytes), finish: true };
         return cut(p, how, pool, out, counters);
@@ -405,10 +412,14 @@ fn addresses(frame: &[u8]) -> Option<(IpAddr, IpAddr, usize)> {
 /// headers may be shared: they are copied then. Returns how many bytes were read for it.
 ///
 /// # Errors
-/// [`NoBuffer`]: no buffer for the copy; the frame is unchanged.
+/// [`NoBuffer`]: no buffer for the copy, or the kernel alone may read the bytes; the frame is
+/// unchanged.
 pub fn finish_checksum(p: &mut Packet, pool: &mut Pool) -> Result<usize, NoBuffer> {
     if !p.offload.needs_csum {
         return Ok(0);
+    }
+    if p.chain.is_kernel_only() {
+        return Err(NoBuffer);
     }
     let (start, offset) = (usize::from(p.offload.csum_start), usize::from(p.offload.csum_offset));
     let at = start + offset;
@@ -462,8 +473,11 @@ fn own_front(chain: &mut Chain, n: usize, pool: &mut Pool) -> Result<(), NoBuffe
 /// Copies the whole chain into memory that nobody else refers to, in as few mbufs as possible.
 ///
 /// # Errors
-/// [`NoBuffer`]: the chain is unchanged.
+/// [`NoBuffer`]: none is left, or the kernel alone may read the bytes; the chain is unchanged.
 pub fn make_unique(chain: &mut Chain, pool: &mut Pool, p: Purpose) -> Result<(), NoBuffer> {
+    if chain.is_kernel_only() {
+        return Err(NoBuffer);
+    }
     let mut copy = pool.alloc_chain(chain.len(), 0, p)?;
     let mut at = 0;
     for slice in chain.slices() {

@@ -14,14 +14,20 @@
 //! holds is the business of whoever fills the chain. Source: `kern_sendfile` of FreeBSD as rewritten
 //! in 2006, the order of its checks and its rule for waiting; the low-water mark is put back here.
 
-use fulmar_mbuf::Pool;
+use std::sync::Arc;
+
+use fulmar_mbuf::{Pool, QueueFull, SharedBytes};
 use fulmar_tcp::Tcb;
 
-use crate::sosend::{self, Reservation, SEND_LOW_WATER_BYTES};
+use crate::sosend::{self, Reservation, SEND_LOW_WATER_BYTES, Taken};
 use crate::{SocketError, Step};
 
 /// What a turn of a file ends on, in bytes of the file.
 pub const PAGE_BYTES: u64 = 4096;
+
+/// Pieces of a file below this size do not go by reference: copying them costs little, and a frame
+/// can take a limited number of pieces only.
+pub const MIN_SHARED_BYTES: usize = 16 << 10;
 
 /// What is left of a call, in the order in which it goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -140,6 +146,48 @@ pub fn reserve(
     match queue.claim(chain.len()) {
         Some(claim) => Ok(Step::Done((Reservation::new(claim, chain), piece))),
         None => {
+            pool.free(chain);
+            Ok(Step::WaitSpace(1))
+        }
+    }
+}
+
+/// As [`reserve`] for a file whose pages go by reference, and done: queues as many of the next `most`
+/// bytes as have room. None (`Done` with 0 bytes): fewer than [`MIN_SHARED_BYTES`] have, so they are
+/// better copied.
+///
+/// # Errors
+/// As [`reserve`].
+pub fn share(
+    tcb: &mut Tcb,
+    pool: &mut Pool,
+    pages: &Arc<dyn SharedBytes>,
+    (rest, most): (&Rest, usize),
+    worth: Worth,
+) -> Result<Step<Taken>, SocketError> {
+    match sosend::check(tcb) {
+        Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
+        other => other?,
+    }
+    let queue = tcb.send_queue();
+    let (space, limit) = (queue.space(), queue.limit());
+    if must_wait(space, limit, rest, worth) {
+        let enough = usize::try_from(rest.bytes()).unwrap_or(limit).min(worth.low_water(limit));
+        tcb.set_send_low_water(Some(enough));
+        return Ok(Step::WaitSpace(enough));
+    }
+    let want = rest.cut(space).file.min(most);
+    if want < MIN_SHARED_BYTES {
+        return Ok(Step::Done(Taken { bytes: 0, mbufs: 0 }));
+    }
+    let chain = sosend::parts(pool, pages, rest.file_at as usize, want);
+    let taken = Taken { bytes: chain.len(), mbufs: chain.segs() };
+    if taken.bytes == 0 {
+        return Ok(Step::WaitSpace(1));
+    }
+    match queue.append(chain, pool) {
+        Ok(()) => Ok(Step::Done(taken)),
+        Err(QueueFull(chain)) => {
             pool.free(chain);
             Ok(Step::WaitSpace(1))
         }

@@ -243,7 +243,12 @@ pub struct Taken {
 }
 
 /// References to shared bytes, as far as the send share allows.
-fn parts(pool: &mut Pool, owner: &Arc<dyn SharedBytes>, at: usize, bytes: usize) -> Chain {
+pub(crate) fn parts(
+    pool: &mut Pool,
+    owner: &Arc<dyn SharedBytes>,
+    at: usize,
+    bytes: usize,
+) -> Chain {
     let mut chain = Chain::new();
     while chain.len() < bytes {
         let left = bytes - chain.len();

@@ -10,8 +10,11 @@ use std::os::fd::BorrowedFd;
 
 use fulmar_mbuf::Chain;
 
+mod map;
 #[allow(unsafe_code)]
 mod sys;
+
+pub use map::{FileMap, MAX_MAP_BYTES};
 
 /// Most mbufs that one system call fills: 4 MiB in the largest.
 const MOST_PARTS: usize = 64;

@@ -8,7 +8,7 @@ use fulmar_base::{Counter, Counters, DropReason, Instant, Offload, Probe, Stage}
 use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError};
 use fulmar_mbuf::{Chain, Pool};
 use fulmar_netdev::offload::{self, Refusal};
-use fulmar_netdev::{Burst, Caps, Device, Packet};
+use fulmar_netdev::{Burst, Caps, Device, Gather, Packet};
 use fulmar_tcp::{Emit, EmitError, PathInfo, SegmentOut, WindowBudget};
 
 use crate::config::StackConfig;
@@ -37,14 +37,21 @@ pub struct Link {
     /// Packets to own addresses; they are input again by the next poll.
     pub loopback: VecDeque<Packet>,
     loopback_limit: usize,
+    /// Bytes that the kernel alone may read can be sent.
+    gathers_in_kernel: bool,
     now: Instant,
 }
 
 impl Link {
     /// A link over a device.
     pub fn new(device: Box<dyn Device>, config: &StackConfig) -> Link {
+        let caps = *device.caps();
+        let leaves_bytes = caps.tx_csum && caps.tso.is_some() && !caps.shared_with_user_space;
+        let gathers_in_kernel =
+            leaves_bytes && caps.gather == Gather::AnyMemory && device.gathers_in_kernel();
         Link {
-            caps: *device.caps(),
+            caps,
+            gathers_in_kernel,
             device,
             tx: Burst::with_capacity(config.burst_frames),
             loopback: VecDeque::with_capacity(config.loopback_packets),
@@ -61,6 +68,12 @@ impl Link {
     /// The device.
     pub fn device(&mut self) -> &mut dyn Device {
         &mut *self.device
+    }
+
+    /// Whether bytes that the kernel alone may read ([`fulmar_mbuf::SharedBytes::kernel_part`]) can
+    /// be sent: the device hands them to system calls, and nothing on the way has to read them.
+    pub fn gathers_in_kernel(&self) -> bool {
+        self.gathers_in_kernel
     }
 
     /// The device, to look at.
@@ -147,6 +160,9 @@ impl FrameSink for Link {
         chain: Chain,
         offload: Offload,
     ) -> Result<(), Chain> {
+        if is_kept_from(self.gathers_in_kernel, pool, &chain) {
+            return refuse(pool, counters, chain);
+        }
         self.put(pool, counters, Packet { chain, offload })
     }
 
@@ -170,11 +186,14 @@ impl FrameSink for Link {
 
     fn loopback(
         &mut self,
-        _pool: &mut Pool,
+        pool: &mut Pool,
         counters: &mut Counters,
         chain: Chain,
         offload: Offload,
     ) -> Result<(), Chain> {
+        if is_kept_from(false, pool, &chain) {
+            return refuse(pool, counters, chain);
+        }
         if self.loopback.len() >= self.loopback_limit {
             return Err(chain);
         }
@@ -182,6 +201,20 @@ impl FrameSink for Link {
         self.loopback.push_back(Packet { chain, offload });
         Ok(())
     }
+}
+
+/// Whether the kernel alone may read some of a frame that goes where others read. Most pools have
+/// no such bytes out.
+#[inline]
+fn is_kept_from(gathers_in_kernel: bool, pool: &Pool, chain: &Chain) -> bool {
+    !gathers_in_kernel && pool.kernel_parts() > 0 && chain.is_kernel_only()
+}
+
+#[cold]
+fn refuse(pool: &mut Pool, counters: &mut Counters, chain: Chain) -> Result<(), Chain> {
+    counters.drop_packet(DropReason::KernelOnly);
+    pool.free(chain);
+    Ok(())
 }
 
 /// Where a flow's packets go, as far as the transport needs to know; valid while the IP layer's

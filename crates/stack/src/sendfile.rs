@@ -1,7 +1,10 @@
 //! What the sender of a file asks of a shard: the steps of `fulmar_socket::sendfile` on a socket of
 //! the table, each with what the stack adds (counters, output, shortage).
 
+use std::sync::Arc;
+
 use fulmar_base::{Counter, Instant, Probe, SlotId, Stage};
+use fulmar_mbuf::SharedBytes;
 use fulmar_socket::sendfile::{self, Piece, Rest, Worth};
 use fulmar_socket::{Reservation, SocketError, Step, sosend};
 use fulmar_tcp::State;
@@ -73,6 +76,81 @@ impl<P: Probe> Shard<P> {
         self.send_written(now, id);
         self.hold_tail(now, id);
         Ok(())
+    }
+
+    /// A whole turn for a file whose pages go by reference: queues as many bytes from `rest.file_at`
+    /// on as have room, at most `most`, and runs the output once; the answer is how many those were,
+    /// 0 if they are better copied (`sendfile::MIN_SHARED_BYTES`). Nothing stands in front of the file. Only if [`Shard::sends_pages`]. `more` as in
+    /// [`Shard::sendfile_commit`], if all of `most` goes.
+    ///
+    /// # Errors
+    /// Why the connection takes no more.
+    pub fn sendfile_share(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        pages: &Arc<dyn SharedBytes>,
+        (rest, most): (&Rest, usize),
+        worth: Worth,
+    ) -> Result<Step<usize>, SocketError> {
+        self.pass(Stage::SendCall);
+        self.check_down(id)?;
+        self.pass(Stage::SendChecked);
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return Err(SocketError::BadHandle);
+        };
+        let pool = &mut self.net.pool;
+        let Step::Done(taken) = sendfile::share(&mut entry.tcb, pool, pages, (rest, most), worth)?
+        else {
+            if sendfile::has_space(&entry.tcb, rest, worth) {
+                self.note_shortage(now, id);
+            }
+            return Ok(Step::WaitSpace(1));
+        };
+        if taken.bytes == 0 {
+            return Ok(Step::Done(0));
+        }
+        entry.tcb.set_more(rest.bytes() > taken.bytes as u64);
+        self.count_write(taken.bytes, taken.mbufs);
+        let counters = &mut self.net.counters;
+        counters.count(Counter::SendFilePieces);
+        counters.add(Counter::SendFileBytes, taken.bytes as u64);
+        counters.add(Counter::SendFileMappedBytes, taken.bytes as u64);
+        self.pass(Stage::SendCommitted);
+        self.send_written(now, id);
+        self.hold_tail(now, id);
+        Ok(Step::Done(taken.bytes))
+    }
+
+    /// Whether pages of a file may go down this connection by reference: the kernel alone reads what
+    /// its device sends, and it does not lead to this very stack.
+    pub fn sends_pages(&self, id: SlotId) -> bool {
+        let Some(Socket::Tcp(entry)) = self.sockets.get(id) else { return false };
+        let remote = entry.tcb.key().remote_ip();
+        self.net.link.gathers_in_kernel() && !self.net.ip.is_local(remote)
+    }
+
+    /// The kernel did not find bytes that it was to send: the connections that hold them can never
+    /// send them, so they are reset, and their users told.
+    #[cold]
+    pub(crate) fn fail_vanished(&mut self, now: Instant) {
+        self.net.pool.take_vanished();
+        for id in self.sockets.ids() {
+            let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { continue };
+            let Some(at) = entry.tcb.send_queue_ref().vanished_at() else { continue };
+            entry.error.get_or_insert(SocketError::InputOutput);
+            entry.tcb.abort_at(at);
+            entry.tcb.void_send_buffer(&mut self.net.pool);
+            let key = *entry.tcb.key();
+            self.output_now(now, id);
+            // If the peer lacks more of what was sent, the reset is not exactly in its place, and it
+            // asks back (RFC 5961 section 3.2). Who has no connection answers that as it wants.
+            if self.flows.get(&key) == Some(&id) {
+                self.flows.remove(&key);
+            }
+            self.notify(id);
+        }
+        self.flush();
     }
 
     /// The call is over, in whatever way: the low-water mark is what it was, and the next writer

@@ -239,6 +239,9 @@ impl<P: Probe> Shard<P> {
             self.held_since.get_or_insert(now);
         }
         self.flush();
+        if self.net.pool.has_vanished() {
+            self.fail_vanished(now);
+        }
         self.check_link();
         taken
     }
@@ -254,7 +257,8 @@ impl<P: Probe> Shard<P> {
     /// The end of a call that may have sent something: one crossing, then a quick drain of receive,
     /// since the answer of a peer on this machine is there already.
     pub(crate) fn finish_call(&mut self, now: Instant) {
-        if self.net.link.has_backlog() || !self.net.link.loopback.is_empty() {
+        let Net { link, pool, .. } = &self.net;
+        if link.has_backlog() || !link.loopback.is_empty() || pool.has_vanished() {
             self.advance(now, QUICK_DRAIN, HOT_BYTES);
         }
     }

@@ -206,12 +206,12 @@ impl Tcb {
             }
             Err(e) => return Err(e),
         };
-        if refs.segs() <= MAX_PIECES {
+        let fits =
+            refs.segs() <= MAX_PIECES / 2 || (refs.segs() <= MAX_PIECES && !refs.is_kernel_only());
+        if fits {
             return Ok(refs);
         }
-        let copied = copy_together(pool, &refs);
-        pool.free(refs);
-        copied
+        copy_together(pool, refs)
     }
 
     /// A segment has gone: notes what it said and carried.
@@ -317,8 +317,38 @@ impl Tcb {
     }
 }
 
+/// The bytes of `refs` in as few buffers as possible; those that the kernel alone may read stay where
+/// they are.
+fn copy_together(pool: &mut Pool, mut refs: Chain) -> Result<Chain, NoBuffer> {
+    let (mut out, mut run) = (Chain::new(), Chain::new());
+    loop {
+        let stays = match refs.pop_front() {
+            Some(m) if !m.is_kernel_only() => {
+                run.push_back(m);
+                continue;
+            }
+            other => other,
+        };
+        let copy = if run.is_empty() { Ok(Chain::new()) } else { copied(pool, &run) };
+        pool.free(core::mem::take(&mut run));
+        match copy {
+            Ok(copy) => out.append(copy),
+            Err(e) => {
+                refs.append(out);
+                stays.into_iter().for_each(|m| refs.push_back(m));
+                pool.free(refs);
+                return Err(e);
+            }
+        }
+        match stays {
+            Some(m) => out.push_back(m),
+            None => return Ok(out),
+        }
+    }
+}
+
 /// The bytes of `refs` in buffers of their own.
-fn copy_together(pool: &mut Pool, refs: &Chain) -> Result<Chain, NoBuffer> {
+fn copied(pool: &mut Pool, refs: &Chain) -> Result<Chain, NoBuffer> {
     let mut copy = pool.alloc_chain(refs.len(), 0, Purpose::Control)?;
     let mut at = 0usize;
     for piece in refs.slices() {

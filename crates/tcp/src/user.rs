@@ -168,6 +168,17 @@ impl Tcb {
         }
     }
 
+    /// As [`Tcb::abort`], where the bytes from `offset` of the stream on can never be sent: the reset
+    /// stands where they would, which is where the peer expects the next byte if it has the others, so
+    /// that it needs not ask back (RFC 5961 section 3.2).
+    pub fn abort_at(&mut self, offset: u64) {
+        let seq = self.seq_of(offset.saturating_add(1).clamp(self.snd_una, self.snd_nxt));
+        self.abort();
+        if let Some(reset) = &mut self.due.reset {
+            reset.seq = seq;
+        }
+    }
+
     /// Gives back all buffers and the share of the window budget. Call it once, before the Tcb is
     /// dropped; nothing else may follow.
     pub fn release(&mut self, env: &mut Env) {

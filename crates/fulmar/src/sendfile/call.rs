@@ -1,17 +1,18 @@
 //! One call: the outer loop and the inner one.
 
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 
 use fulmar_base::{Instant, SlotId};
-use fulmar_mbuf::Chain;
-use fulmar_socket::sendfile::{Piece, Rest, Worth};
+use fulmar_mbuf::{Chain, SharedBytes};
+use fulmar_socket::sendfile::{MIN_SHARED_BYTES, Piece, Rest, Worth};
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
 use fulmar_stack::file::{End, Patience};
 use fulmar_stack::{Limit, Request, Shard};
 
 use super::reader::Job;
 use super::source::Source;
-use super::{SendFile, SendFileError};
+use super::{MappedFile, SendFile, SendFileError};
 use crate::socket::{Socket, to_io};
 
 /// What is left to somebody else to read at most at a time, so that the first of it goes soon.
@@ -22,6 +23,8 @@ pub(super) struct Call<'a> {
     socket: &'a Socket,
     options: &'a SendFile,
     source: Source<'a>,
+    /// Whose pages go by reference.
+    mapped: Option<&'a MappedFile>,
     headers: Ends<'a>,
     trailers: Ends<'a>,
     /// Bytes accepted.
@@ -90,7 +93,17 @@ impl<'a> Call<'a> {
         trailers: &'a [IoSlice<'a>],
     ) -> Call<'a> {
         let (headers, trailers) = (Ends::new(headers), Ends::new(trailers));
-        Call { socket, options, source, headers, trailers, sent: 0, has_begun: false }
+        let mapped = None;
+        Call { socket, options, source, mapped, headers, trailers, sent: 0, has_begun: false }
+    }
+
+    /// The same, with the pages of `file`, which is that of the source, by reference where they can go
+    /// so.
+    pub fn by_pages_of(mut self, file: &'a MappedFile) -> Call<'a> {
+        let id = self.socket.id;
+        let can = self.socket.host().call(|shard, _| Ok(shard.sends_pages(id)));
+        self.mapped = Some(file).filter(|_| can == Ok(true));
+        self
     }
 
     /// The outer loop. Returns the bytes accepted.
@@ -113,6 +126,13 @@ impl<'a> Call<'a> {
         if rest.bytes() == 0 {
             return Ok(false);
         }
+        if let Some((pages, most)) = self.pages(&rest) {
+            if rest.head > 0 {
+                (rest.file, rest.tail) = (0, 0);
+            } else if self.share(&rest, &pages, most)? {
+                return Ok(true);
+            }
+        }
         if self.defers() && self.source.is_cold {
             rest.file = rest.file.min(DEFERRED_BYTES);
             rest.tail = 0;
@@ -131,6 +151,35 @@ impl<'a> Call<'a> {
             _ => self.commit(held, self.what_goes(piece, n))?,
         }
         Ok(true)
+    }
+
+    /// What can go by reference next, if enough can.
+    fn pages(&self, rest: &Rest) -> Option<(Arc<dyn SharedBytes>, usize)> {
+        let mapped = self.mapped.filter(|_| rest.file >= MIN_SHARED_BYTES as u64)?;
+        let wait = self.socket.write_limit() != Limit::DoNotWait;
+        let (pages, n) = mapped.pages(rest.file_at, rest.file, wait)?;
+        let most = usize::try_from(n).ok().filter(|n| *n >= MIN_SHARED_BYTES)?;
+        Some((pages, most))
+    }
+
+    /// A turn without a copy; false if what has room is better copied.
+    fn share(
+        &mut self,
+        rest: &Rest,
+        pages: &Arc<dyn SharedBytes>,
+        most: usize,
+    ) -> io::Result<bool> {
+        let (socket, limit) = (self.socket, self.socket.write_limit());
+        let (worth, has_begun) = (worth(limit), &mut self.has_begun);
+        let n = socket.wait(Ready::WRITABLE, limit, |shard, now| {
+            if let Some(wait) = begin(shard, socket.id, has_begun)? {
+                return Ok(wait);
+            }
+            shard.sendfile_share(now, socket.id, pages, (rest, most), worth)
+        })?;
+        self.source.skip(n);
+        self.sent += n as u64;
+        Ok(n > 0)
     }
 
     /// What is left, as far as is known.
@@ -154,7 +203,7 @@ impl<'a> Call<'a> {
     fn reserve(&mut self, rest: &Rest) -> io::Result<(Held<'a>, Piece)> {
         let socket = self.socket;
         let limit = socket.write_limit();
-        let worth = if limit == Limit::DoNotWait { Worth::AnyWrite } else { Worth::HalfTheBuffer };
+        let worth = worth(limit);
         let has_begun = &mut self.has_begun;
         let (r, piece) = socket.wait(Ready::WRITABLE, limit, |shard, now| {
             step(shard, now, socket.id, has_begun, rest, worth)
@@ -240,13 +289,30 @@ fn step(
     rest: &Rest,
     worth: Worth,
 ) -> Result<Step<(Reservation, Piece)>, SocketError> {
+    match begin(shard, id, has_begun)? {
+        Some(wait) => Ok(wait),
+        None => shard.sendfile_reserve(now, id, rest, worth),
+    }
+}
+
+/// Under the lock: becomes the writer; what to wait for if somebody else is.
+fn begin<T>(
+    shard: &mut Shard,
+    id: SlotId,
+    has_begun: &mut bool,
+) -> Result<Option<Step<T>>, SocketError> {
     if !*has_begun {
         match shard.tcp_begin_write(id, fulmar_stack::thread_number())? {
             Step::Done(()) => *has_begun = true,
-            Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Step::WaitSpace(n)),
+            Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Some(Step::WaitSpace(n))),
         }
     }
-    shard.sendfile_reserve(now, id, rest, worth)
+    Ok(None)
+}
+
+/// A call that waits by itself waits for half of the buffer; one that returns does not.
+fn worth(limit: Limit) -> Worth {
+    if limit == Limit::DoNotWait { Worth::AnyWrite } else { Worth::HalfTheBuffer }
 }
 
 impl Drop for Call<'_> {

@@ -12,6 +12,7 @@ mod support;
 
 mod errno;
 mod faults;
+mod mapped;
 mod namespace;
 mod path_mtu;
 mod sendfile;

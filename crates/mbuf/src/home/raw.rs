@@ -14,10 +14,12 @@ use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, Ordering};
 
 use fulmar_wire::checksum::{UNIT_BYTES, UnitSum};
 
+use super::kernel_only::shared_piece;
 use crate::Mbuf;
 use crate::raw::{Desc, Link, List, Shared, Storage, closed};
 use crate::storage::{
-    CLASS_BYTES, CLASSES, EXTERNAL, External, LENT, Lender, Purpose, SLAB_BYTES, SharedBytes,
+    CLASS_BYTES, CLASSES, EXTERNAL, External, KERNEL_ONLY, LENT, Lender, Purpose, SLAB_BYTES,
+    SharedBytes,
 };
 use crate::sys::{Backing, Region};
 
@@ -30,16 +32,24 @@ const NO_SLAB: u16 = u16::MAX;
 /// The most slabs of one pool.
 pub(crate) const MAX_SLABS: usize = NO_SLAB as usize;
 
+/// No byte of a storage: none has as many.
+pub(super) const FOUND: u32 = u32::MAX;
+
 /// Storage that the pool does not own. `storage` is first, so a pointer to it is a pointer to this.
 #[repr(C)]
-struct ExternalStorage {
+pub(super) struct ExternalStorage {
     storage: Storage,
-    owner: Owner,
+    pub(super) owner: Owner,
+    /// Where the bytes are, of storage that the kernel alone may read; never dereferenced.
+    pub(super) kernel: *const u8,
+    /// The first byte of a frame that the kernel could not send, since it did not find all of it;
+    /// `FOUND` if there was none.
+    pub(super) vanished: AtomicU32,
 }
 
 /// Whom to tell when storage that the pool does not own is no longer used.
 #[derive(Default)]
-enum Owner {
+pub(super) enum Owner {
     #[default]
     None,
     /// It keeps the bytes; to be dropped.
@@ -92,6 +102,8 @@ pub(crate) struct Home {
     free_externals: *mut Storage,
     /// Parts of shared bytes that are out.
     shared_parts: usize,
+    /// Those of them that the kernel alone may read.
+    kernel_parts: usize,
     /// Owners of shared bytes of which a part has come home, until the shard lets go of them.
     returned: Vec<Arc<dyn SharedBytes>>,
     /// Where slabs come from before the system is asked.
@@ -119,6 +131,7 @@ impl Home {
             empty_slabs: 0,
             free_externals: ptr::null_mut(),
             shared_parts: 0,
+            kernel_parts: 0,
             returned: Vec::new(),
             backing,
             memory: Memory::default(),
@@ -270,7 +283,7 @@ impl Home {
                     self.push_external(s);
                     return None;
                 }
-                EXTERNAL => self.push_external(s),
+                EXTERNAL | KERNEL_ONLY => self.push_external(s),
                 _ => self.push_block(s),
             }
             Some(freed)
@@ -544,19 +557,29 @@ impl Home {
         purpose: Purpose,
     ) -> Option<Mbuf> {
         let d = self.free_descs?;
-        let bytes = owner.piece(at);
+        let (bytes, kernel) = shared_piece(owner, at);
+        let class = if kernel.is_some() { KERNEL_ONLY } else { EXTERNAL };
         let len = bytes.len().min(max).min(u32::MAX as usize) as u32;
         let data = bytes.as_ptr().cast_mut();
         let s = self.pop_external();
         self.shared_parts += 1;
+        self.kernel_parts += usize::from(kernel.is_some());
         // SAFETY: the slice is a borrow of what the `Arc` holds, which the record keeps until
-        // `push_external`; nobody can have a `&mut` to it meanwhile. The record is free, so it is
-        // this home's alone.
+        // `push_external`, or of the static zeroes; nobody can have a `&mut` to it meanwhile. The
+        // record is free, so it is this home's alone.
         unsafe {
             (*s).storage.data = data;
             (*s).owner = Owner::Shared(Arc::clone(owner));
-            Some(self.borrowed(d, s, len, EXTERNAL, purpose))
+            (*s).kernel = kernel.unwrap_or(ptr::null());
+            (*s).vanished.store(FOUND, Ordering::Relaxed);
+            Some(self.borrowed(d, s, len, class, purpose))
         }
+    }
+
+    /// Parts out that the kernel alone may read.
+    #[inline]
+    pub(crate) fn kernel_parts(&self) -> usize {
+        self.kernel_parts
     }
 
     /// Parts of shared bytes that are out.
@@ -610,7 +633,12 @@ impl Home {
             class: EXTERNAL,
             purpose: Purpose::Control,
         };
-        let record = Box::leak(Box::new(ExternalStorage { storage, owner: Owner::None }));
+        let record = Box::leak(Box::new(ExternalStorage {
+            storage,
+            owner: Owner::None,
+            kernel: ptr::null(),
+            vanished: AtomicU32::new(FOUND),
+        }));
         let record = NonNull::from(record);
         self.memory.externals.push(record);
         record.as_ptr()
@@ -621,9 +649,10 @@ impl Home {
     /// # Safety
     /// `s` is the storage of an external record of this home that has no reference left.
     unsafe fn push_external(&mut self, s: *mut Storage) {
-        // SAFETY: a record without references is this home's alone; `EXTERNAL` and `LENT` storage is
-        // the first field of one, and the pointer was made from a pointer to the whole.
+        // SAFETY: a record without references is this home's alone; storage of class `EXTERNAL` or
+        // above is the first field of one, and the pointer was made from a pointer to the whole.
         let owner = unsafe {
+            self.kernel_parts -= usize::from((*s).class == KERNEL_ONLY);
             (*s).next_free = self.free_externals;
             core::mem::take(&mut (*s.cast::<ExternalStorage>()).owner)
         };
@@ -637,18 +666,22 @@ impl Home {
 }
 
 impl Mbuf {
-    /// Tells the owner of shared bytes that these were not delivered.
-    pub(crate) fn note_undelivered(&self, why: u8) {
-        if !self.is_external() {
-            return;
-        }
+    /// The record of storage that the pool does not own.
+    #[inline]
+    pub(super) fn record(&self) -> Option<&ExternalStorage> {
         let s = self.desc().storage.cast::<ExternalStorage>();
-        // SAFETY: alive; `EXTERNAL` and `LENT` storage is the first field of a record, and the
-        // pointer was made from a pointer to the whole. `owner` is not written while a reference
-        // exists.
-        if let Owner::Shared(owner) = unsafe { &(*s).owner } {
-            owner.on_undelivered(why);
-        }
+        // SAFETY: alive; storage of class `EXTERNAL` or above is the first field of a record, and the
+        // pointer was made from a pointer to the whole. Nothing of it but atomics is written while
+        // a reference exists (counts at home: through atomics and before the first reference).
+        self.is_external().then(|| unsafe { &*s })
+    }
+
+    /// Whether the kernel alone may read the bytes ([`SharedBytes::kernel_part`]): to everybody else
+    /// they look like zeroes, which must not be sent for them.
+    #[inline]
+    pub fn is_kernel_only(&self) -> bool {
+        // SAFETY: alive; `class` is written only while no reference exists.
+        unsafe { (*self.desc().storage).class == KERNEL_ONLY }
     }
 }
 
