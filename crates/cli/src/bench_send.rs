@@ -32,7 +32,8 @@ pub struct SendArgs {
 /// Ways of sending a file: page at a time, fulmar's, read and write, the kernel's sendfile
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Ways: old (one page, one protocol send each, as before 2006), read_write,
-ours_read (send_file), kernel_sendfile, kernel_read_write. Each with
+ours_read (send_file), ours_mapped (send_mapped; on tap and packet by reference,
+elsewhere it reads), kernel_sendfile, kernel_read_write. Each with
 a hot part of the file (always the same) and a cold one (walking through 512 MiB
 that are in the page cache but not in the CPU's).
 It makes its own namespaces and leaves nothing behind.")]

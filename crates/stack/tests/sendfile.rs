@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Counter, Duration, Instant, SlotId};
+use fulmar_base::{Counter, DropReason, Duration, Instant, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
@@ -245,4 +245,44 @@ fn a_piece_of_64_kib_is_one_output_of_as_many_packets() {
     assert_eq!(got.len(), 20 * (64 << 10));
     // 45 packets of 1,448 bytes in one frame, and what is left of 64 KiB.
     assert_eq!(last, [1, 46, 2]);
+}
+
+/// A page that only the kernel may read, of a file that no longer has it.
+struct Gone;
+
+impl fulmar_mbuf::SharedBytes for Gone {
+    fn piece(&self, _at: usize) -> &[u8] {
+        &[]
+    }
+    fn kernel_part(&self, _at: usize) -> Option<(*const u8, usize)> {
+        Some((std::ptr::null(), 64 << 10))
+    }
+    fn on_undelivered(&self, _why: u8) {}
+}
+
+#[test]
+fn bytes_that_only_the_kernel_may_read_reach_no_other_device() {
+    let mut p = Pair::new(1, &Impairments::default());
+    let (client, now) = (p.client, p.now);
+    let shard = &mut p.shards[0];
+    assert!(!shard.sends_pages(client), "this device is read by others");
+    shard.tcp_begin_write(client, WRITER).unwrap();
+    let owner: std::sync::Arc<dyn fulmar_mbuf::SharedBytes> = std::sync::Arc::new(Gone);
+    let small = Rest { file: 1000, ..Rest::default() };
+    let step = shard.sendfile_share(now, client, &owner, (&small, 1000), Worth::AnyWrite);
+    assert!(matches!(step, Ok(Step::Done(0))), "few bytes are better copied");
+    let rest = Rest { file: 100_000, ..Rest::default() };
+    let step = shard.sendfile_share(now, client, &owner, (&rest, 100_000), Worth::AnyWrite);
+    assert!(matches!(step, Ok(Step::Done(100_000))));
+    assert_eq!(shard.counters().value(Counter::SendFileMappedBytes), 100_000);
+    assert!(shard.counters().drops(DropReason::KernelOnly) > 0);
+    assert_eq!(shard.pool().kernel_parts(), 2);
+    // What another connection cannot send is no concern of this one.
+    let part = shard.pool().share(&owner, 0, 10, fulmar_mbuf::Purpose::Send).unwrap();
+    let frame = fulmar_mbuf::Chain::from(part);
+    shard.pool().note_vanished(&frame);
+    shard.pool().free(frame);
+    shard.step(now, 64);
+    assert_eq!(shard.take_error(client), Ok(None), "those were another's");
+    shard.close(now, client);
 }

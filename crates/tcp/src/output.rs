@@ -357,3 +357,44 @@ fn copied(pool: &mut Pool, refs: &Chain) -> Result<Chain, NoBuffer> {
     }
     Ok(copy)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::sync::Arc;
+    use fulmar_mbuf::{PoolConfig, SharedBytes};
+
+    /// Bytes that only the kernel may read.
+    struct Pages;
+
+    impl SharedBytes for Pages {
+        fn piece(&self, _at: usize) -> &[u8] {
+            &[]
+        }
+        fn kernel_part(&self, _at: usize) -> Option<(*const u8, usize)> {
+            Some((core::ptr::null(), 1000))
+        }
+        fn on_undelivered(&self, _why: u8) {}
+    }
+
+    #[test]
+    fn runs_are_copied_together_and_what_only_the_kernel_may_read_stays_between_them() {
+        let mut pool = Pool::new(PoolConfig::default()).unwrap();
+        let owner: Arc<dyn SharedBytes> = Arc::new(Pages);
+        let mut refs = Chain::new();
+        for i in 0..40u8 {
+            let mut m = pool.alloc(3, 0, Purpose::Send).unwrap();
+            m.append(3).unwrap().fill(i);
+            refs.push_back(m);
+            if i % 20 == 9 {
+                refs.push_back(pool.share(&owner, 0, 1000, Purpose::Send).unwrap());
+            }
+        }
+        let out = copy_together(&mut pool, refs).unwrap();
+        let seen: alloc::vec::Vec<_> = out.iter().map(|m| (m.is_kernel_only(), m.len())).collect();
+        assert_eq!(seen, [(false, 30), (true, 1000), (false, 60), (true, 1000), (false, 30)]);
+        assert_eq!(out.iter().nth(2).unwrap().as_slice()[..4], [10, 10, 10, 11]);
+        pool.free(out);
+        assert_eq!(pool.outstanding(), 0);
+    }
+}

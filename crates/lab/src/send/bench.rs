@@ -283,7 +283,12 @@ pub fn file_ways<'a>(
     load: Load,
 ) -> Vec<Way<'a>> {
     let heats = [Heat::Hot, Heat::Cold];
+    let by_reference = {
+        let place = place.borrow();
+        place.super_segments() && ["tap", "packet"].contains(&place.device())
+    };
     let each = heats.into_iter().flat_map(|heat| FileMethod::ALL.map(|method| (heat, method)));
+    let each = each.filter(|(_, method)| by_reference || *method != FileMethod::Mapped);
     each.map(|(heat, method)| file_way(place, method, file, heat, load)).collect()
 }
 

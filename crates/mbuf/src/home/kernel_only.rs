@@ -67,3 +67,6 @@ pub(super) fn shared_piece(owner: &Arc<dyn SharedBytes>, at: usize) -> (&[u8], O
 pub(crate) fn shared_bytes(owner: &Arc<dyn SharedBytes>, at: usize) -> usize {
     shared_piece(owner, at).0.len()
 }
+
+#[cfg(test)]
+mod tests;

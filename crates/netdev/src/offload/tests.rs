@@ -171,3 +171,105 @@ fn a_frame_above_the_mtu_is_dropped_as_too_big() {
         assert_eq!(unfit.why, Refusal::Drop(DropReason::FrameTooBig));
     }
 }
+
+/// Bytes that only the kernel may read; what is there does not matter here.
+struct Pages;
+
+impl fulmar_mbuf::SharedBytes for Pages {
+    fn piece(&self, _at: usize) -> &[u8] {
+        &[]
+    }
+    fn kernel_part(&self, _at: usize) -> Option<(*const u8, usize)> {
+        Some((std::ptr::null(), 4000))
+    }
+    fn on_undelivered(&self, _why: u8) {}
+}
+
+/// A super-frame whose payload ends with bytes that only the kernel may read.
+fn kernel_only_frame(pool: &mut Pool) -> Packet {
+    let mut p = frame(pool, false, false, &[7; 1100], 1000);
+    let owner: std::sync::Arc<dyn fulmar_mbuf::SharedBytes> = std::sync::Arc::new(Pages);
+    p.chain.push_back(pool.share(&owner, 0, 4000, Purpose::Send).unwrap());
+    p
+}
+
+#[test]
+fn what_only_the_kernel_may_read_is_not_summed_cut_with_sums_or_copied_together() {
+    let mut pool = pool();
+    let mut out = Burst::with_capacity(64);
+    let counters = &mut Counters::default();
+    let offloading = Caps { tx_csum: true, tso: Some(65_535), ..plain(1500) };
+    let few = Caps { max_segs: 1, ..offloading };
+    for caps in [plain(1500), few] {
+        let p = kernel_only_frame(&mut pool);
+        let refused = fit(p, &caps, &mut pool, &mut out, counters).unwrap_err();
+        assert_eq!(refused.why, Refusal::Drop(DropReason::KernelOnly));
+        pool.free(refused.packet.chain);
+    }
+    let p = kernel_only_frame(&mut pool);
+    let mut refused = segment(p, &mut pool, &mut out, counters).unwrap_err();
+    assert_eq!(refused.why, Refusal::Drop(DropReason::KernelOnly));
+    let p = &mut refused.packet;
+    assert_eq!(finish_checksum(p, &mut pool), Err(NoBuffer));
+    assert_eq!(make_unique(&mut p.chain, &mut pool, Purpose::Control), Err(NoBuffer));
+    assert!(p.offload.needs_csum && out.is_empty());
+    fit(refused.packet, &offloading, &mut pool, &mut out, counters).unwrap();
+    // A device that cuts smaller super-frames gets references.
+    let p = kernel_only_frame(&mut pool);
+    fit(p, &Caps { tso: Some(2200), ..offloading }, &mut pool, &mut out, counters).unwrap();
+    let sent = drain(&mut out);
+    assert!(sent.len() > 2 && sent.iter().all(|p| p.offload.needs_csum));
+    sent.into_iter().for_each(|p| pool.free(p.chain));
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn a_wrapper_never_gathers_in_the_kernel_whatever_is_behind_it() {
+    struct Gathers(crate::testing::Mirror);
+    impl crate::Device for Gathers {
+        fn caps(&self) -> &Caps {
+            self.0.caps()
+        }
+        fn tx_burst(
+            &mut self,
+            now: fulmar_base::Instant,
+            pool: &mut Pool,
+            burst: &mut Burst,
+            counters: &mut Counters,
+        ) -> usize {
+            self.0.tx_burst(now, pool, burst, counters)
+        }
+        fn rx_burst(
+            &mut self,
+            now: fulmar_base::Instant,
+            pool: &mut Pool,
+            out: &mut Burst,
+            budget: usize,
+            counters: &mut Counters,
+        ) -> usize {
+            self.0.rx_burst(now, pool, out, budget, counters)
+        }
+        fn arm(&mut self) -> bool {
+            true
+        }
+        fn wake_fd(&self) -> Option<std::os::fd::RawFd> {
+            None
+        }
+        fn next_deadline(&self) -> Option<fulmar_base::Instant> {
+            None
+        }
+        fn link_state(&self) -> crate::LinkState {
+            crate::LinkState::Up
+        }
+        fn gathers_in_kernel(&self) -> bool {
+            true
+        }
+    }
+    use crate::Device;
+    let gathers = || Box::new(Gathers(crate::testing::Mirror::new()));
+    assert!(gathers().gathers_in_kernel());
+    let rates = crate::fault::Rates::default();
+    assert!(!crate::fault::Faults::new(gathers(), 1, rates.clone(), rates).gathers_in_kernel());
+    let pcap = crate::pcap::PcapWriter::new(gathers(), std::io::sink(), Default::default());
+    assert!(!pcap.gathers_in_kernel());
+}
