@@ -113,8 +113,11 @@ impl<P: Probe> Host<P> {
     /// [`SocketError::WouldBlock`] if this very thread is inside the host (a signal handler
     /// interrupted a call); [`SocketError::BadHandle`] in a forked child.
     pub fn lock(&self) -> Result<Guard<'_, P>, SocketError> {
-        self.activity.fetch_add(1, Ordering::Relaxed);
-        self.lock_quietly()
+        let guard = self.lock_quietly()?;
+        // Only the holder of the lock writes it, so that no locked instruction is needed.
+        let calls = self.activity.load(Ordering::Relaxed);
+        self.activity.store(calls.wrapping_add(1), Ordering::Relaxed);
+        Ok(guard)
     }
 
     /// As [`Host::lock`], for the service thread, which is not a caller.

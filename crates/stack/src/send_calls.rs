@@ -60,34 +60,78 @@ impl<P: Probe> Shard<P> {
         total: usize,
         waited: bool,
     ) -> Result<Step<Reserved>, SocketError> {
+        self.check_write(id)?;
+        if total == first.len()
+            && let Some(bytes) = self.send_small(now, id, first)?
+        {
+            return Ok(Step::Done(Reserved::Sent(bytes)));
+        }
+        let step = self.reserve_space(id, total, waited)?;
+        if let Step::WaitSpace(_) | Step::WaitData(_) = &step
+            && sosend::has_space(&self.tcp(id)?.tcb, total, waited)
+        {
+            self.note_shortage(now, id);
+        }
+        Ok(match step {
+            Step::Done(r) => Step::Done(Reserved::Space(r)),
+            Step::WaitSpace(n) | Step::WaitData(n) => Step::WaitSpace(n),
+        })
+    }
+
+    /// As [`Shard::tcp_reserve`], for the first attempt of a write that is not small, and without
+    /// the time: if it has to wait, call that one next.
+    ///
+    /// # Errors
+    /// Why the connection takes no more.
+    pub fn tcp_reserve_at_once(
+        &mut self,
+        id: SlotId,
+        total: usize,
+    ) -> Result<Step<Reservation>, SocketError> {
+        self.check_write(id)?;
+        self.reserve_space(id, total, false)
+    }
+
+    fn check_write(&mut self, id: SlotId) -> Result<(), SocketError> {
         self.pass(Stage::SendCall);
         self.check_down(id)?;
         self.pass(Stage::SendChecked);
+        Ok(())
+    }
+
+    fn reserve_space(
+        &mut self,
+        id: SlotId,
+        total: usize,
+        waited: bool,
+    ) -> Result<Step<Reservation>, SocketError> {
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
-        if total == first.len() {
-            let small = sosend::append_small(&mut entry.tcb, &mut self.net.pool, first)?;
-            if let Some(taken) = small {
-                entry.tcb.set_message_more(false);
-                self.count_write(taken.bytes, taken.mbufs);
-                self.count_copied(taken.bytes);
-                self.send_written(now, id);
-                return Ok(Step::Done(Reserved::Sent(taken.bytes)));
-            }
+        let step = sosend::reserve(&mut entry.tcb, &mut self.net.pool, total, waited)?;
+        if let Step::Done(_) = &step {
+            self.pass(Stage::SendReserved);
         }
-        match sosend::reserve(&mut entry.tcb, &mut self.net.pool, total, waited)? {
-            Step::Done(r) => {
-                self.pass(Stage::SendReserved);
-                Ok(Step::Done(Reserved::Space(r)))
-            }
-            Step::WaitSpace(n) | Step::WaitData(n) => {
-                if sosend::has_space(&entry.tcb, total, waited) {
-                    self.note_shortage(now, id);
-                }
-                Ok(Step::WaitSpace(n))
-            }
-        }
+        Ok(step)
+    }
+
+    /// A write whose bytes are few: done whole, or `None` if it has to take the long way.
+    fn send_small(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        bytes: &[u8],
+    ) -> Result<Option<usize>, SocketError> {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return Err(SocketError::BadHandle);
+        };
+        let small = sosend::append_small(&mut entry.tcb, &mut self.net.pool, bytes)?;
+        let Some(taken) = small else { return Ok(None) };
+        entry.tcb.set_message_more(false);
+        self.count_write(taken.bytes, taken.mbufs);
+        self.count_copied(taken.bytes);
+        self.send_written(now, id);
+        Ok(Some(taken.bytes))
     }
 
     /// A chain of `bytes` was accepted, in `mbufs` taken for it.

@@ -25,7 +25,9 @@ impl<P: Probe> Shard<P> {
     pub(crate) fn run_output(&mut self, now: Instant) {
         for _ in 0..self.output_queue.len().min(TURNS_PER_PASS) {
             let Some(id) = self.output_queue.pop_front() else { return };
-            if !self.output_turn(now, id) {
+            // A call of its own has given it its turn since.
+            let is_queued = matches!(self.sockets.get(id), Some(Socket::Tcp(s)) if s.is_queued);
+            if is_queued && !self.output_turn(now, id) {
                 self.output_queue.push_front(id);
                 return;
             }

@@ -23,6 +23,7 @@ pub enum Engine {
 /// The hardware and its rings, run by whoever holds them.
 pub struct Inline {
     rings: Rings,
+    board: Arc<Board>,
     hardware: Hardware,
     /// The host wants an interrupt, or wanted one since the hardware ran last.
     is_armed: bool,
@@ -91,6 +92,7 @@ impl Engine {
     pub fn inline(config: &SimConfig, hardware: Hardware) -> Engine {
         Engine::Inline(Box::new(Inline {
             rings: Rings::new(config),
+            board: Arc::clone(&hardware.board),
             hardware,
             is_armed: false,
             last_now: Instant::ZERO,
@@ -202,11 +204,10 @@ impl Inline {
     /// Lets the hardware work, on this thread and in its own account.
     fn run(&mut self, now: Instant) {
         self.last_now = now;
-        let Inline { rings, hardware, is_armed, .. } = self;
+        let Inline { rings, board, hardware, is_armed, .. } = self;
         if !*is_armed && !hardware.is_due(now, rings) {
             return;
         }
-        let board = Arc::clone(&hardware.board);
         board.section(|| {
             let bytes = hardware.run(now, rings);
             if *is_armed && hardware.interrupt_at(&rings.rx).is_some_and(|at| at <= now) {

@@ -9,7 +9,7 @@ use fulmar_socket::{Ready, Reservation, SocketError, Step};
 use fulmar_stack::{Limit, Request, Reserved, Shard};
 
 use super::OwnedBytes;
-use crate::socket::Socket;
+use crate::socket::{Socket, to_io};
 
 /// The turn; other writers of the socket wait until it is dropped.
 pub(super) struct WriteTurn<'a> {
@@ -79,6 +79,12 @@ impl<'a> WriteTurn<'a> {
 
     fn obtain(&mut self, whole: &[u8], want: usize, is_partial: bool) -> io::Result<Reserved> {
         let (s, limit) = (self.socket, self.limit);
+        if whole.len() != want || want > SMALL_WRITE_BYTES {
+            let at_once = self.obtain_at_once(want, is_partial).map_err(to_io)?;
+            if let Some(r) = at_once {
+                return Ok(Reserved::Space(r));
+            }
+        }
         let mut waited = false;
         s.wait(Ready::WRITABLE, limit, |shard, now| {
             if let Some(wait) = self.begin(shard, is_partial)? {
@@ -90,6 +96,23 @@ impl<'a> WriteTurn<'a> {
                 self.end(shard);
             }
             step
+        })
+    }
+
+    /// Space that is there: nobody needs to know the time.
+    fn obtain_at_once(
+        &mut self,
+        want: usize,
+        is_partial: bool,
+    ) -> Result<Option<Reservation>, SocketError> {
+        let socket = self.socket;
+        let mut shard = socket.host().lock()?;
+        if self.begin::<()>(&mut shard, is_partial)?.is_some() {
+            return Ok(None);
+        }
+        Ok(match shard.tcp_reserve_at_once(socket.id, want)? {
+            Step::Done(r) => Some(r),
+            Step::WaitSpace(_) | Step::WaitData(_) => None,
         })
     }
 
