@@ -165,8 +165,28 @@ impl<P: Probe> Shard<P> {
             return self.send_written(now, id);
         }
         entry_more(&mut self.sockets, id, true);
-        self.send_written(now, id);
+        self.output_written(now, id);
+        if self.leaves_answers(id) {
+            self.flush();
+            self.check_link();
+        }
+        // What the device has refused, and answers, if they are wanted.
+        self.finish_call(now);
         self.hold_tail(now, id);
+    }
+
+    /// Whether a writer goes on without a look at what the peer has answered: as long as much of its
+    /// buffer is free, the next one finds several acknowledgements at once, for little more than
+    /// one costs. Who waits for them looks by itself, and who is gone has the service thread, as with
+    /// a peer whose answers take longer than a call.
+    fn leaves_answers(&self, id: SlotId) -> bool {
+        match self.sockets.get(id) {
+            Some(Socket::Tcp(entry)) => {
+                let queue = entry.tcb.send_queue_ref();
+                self.net.link.loopback.is_empty() && queue.space() >= queue.limit() / 4 * 3
+            }
+            _ => false,
+        }
     }
 
     /// After a large write: the fraction of a segment at its end waits for the next write, which
@@ -191,6 +211,11 @@ impl<P: Probe> Shard<P> {
 
     /// One output for what a write has added, and the end of its call.
     pub(crate) fn send_written(&mut self, now: Instant, id: SlotId) {
+        self.output_written(now, id);
+        self.finish_call(now);
+    }
+
+    fn output_written(&mut self, now: Instant, id: SlotId) {
         self.net.link.set_now(now);
         let gone =
             |c: &Counters| (c.value(Counter::TcpSegmentsOut), c.value(Counter::TcpPacketsOut));
@@ -201,7 +226,6 @@ impl<P: Probe> Shard<P> {
         counters.count(Counter::SendOutputs);
         counters.add(Counter::SendFrames, after.0 - before.0);
         counters.add(Counter::SendPackets, after.1 - before.1);
-        self.finish_call(now);
     }
 
     /// Appends as much of the shared bytes [at, at + want) as fits, without a copy, and runs the

@@ -423,7 +423,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// Tells every socket once that the device is gone.
-    fn check_link(&mut self) {
+    pub(crate) fn check_link(&mut self) {
         if self.is_down || self.net.link.device_ref().lost().is_none() {
             return;
         }

@@ -37,8 +37,12 @@ impl<P: Probe> Shard<P> {
     /// Runs one connection's output now. For the call that has just written to it.
     pub(crate) fn output_now(&mut self, now: Instant, id: SlotId) {
         let was_queued = matches!(self.sockets.get(id), Some(Socket::Tcp(s)) if s.is_queued);
-        if !self.output_turn(now, id) && !was_queued {
+        let is_done = self.output_turn(now, id);
+        if !is_done && !was_queued {
             self.output_queue.push_back(id);
+        } else if is_done && was_queued && self.output_queue.back() == Some(&id) {
+            // Its tail was held, and has gone with this.
+            self.output_queue.pop_back();
         }
     }
 
