@@ -165,6 +165,12 @@ impl<P: Probe> Shard<P> {
             return self.send_written(now, id);
         }
         entry_more(&mut self.sockets, id, true);
+        self.send_streamed(now, id);
+        self.hold_tail(now, id);
+    }
+
+    /// As [`Shard::send_written`] for a part of a stream.
+    fn send_streamed(&mut self, now: Instant, id: SlotId) {
         self.output_written(now, id);
         if self.leaves_answers(id) {
             self.flush();
@@ -172,7 +178,6 @@ impl<P: Probe> Shard<P> {
         }
         // What the device has refused, and answers, if they are wanted.
         self.finish_call(now);
-        self.hold_tail(now, id);
     }
 
     /// Whether a writer goes on without a look at what the peer has answered: as long as much of its
@@ -299,7 +304,11 @@ impl<P: Probe> Shard<P> {
         }
         entry.tcb.set_message_more(more);
         self.count_write(bytes, mbufs);
-        self.send_written(now, id);
+        if more || bytes >= LARGE_WRITE_BYTES {
+            self.send_streamed(now, id);
+        } else {
+            self.send_written(now, id);
+        }
         Ok(Step::Done(()))
     }
 }
