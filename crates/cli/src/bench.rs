@@ -123,7 +123,7 @@ fn run_route(args: &RouteArgs) -> Outcome<ExitCode> {
     let machine = Machine::here();
     println!("{}", found.text(&machine));
     if let Some(file) = args.json() {
-        let command: Vec<String> = std::env::args().collect();
+        let command = command_line();
         write(file, &format!("{:#}\n", found.json(&machine, &command)))?;
     }
     Ok(ExitCode::SUCCESS)
@@ -155,7 +155,7 @@ fn write_reports(what: &What, machine: &Machine, measured: &Measured) -> Outcome
     if json_file.or(page_file).is_none() {
         return Ok(());
     }
-    let command: Vec<String> = std::env::args().collect();
+    let command = command_line();
     let mut json: Value = report::json(machine, &command, measured);
     if matches!(what, What::Send(_)) {
         add_stages(&mut json);
@@ -180,6 +180,11 @@ pub fn add_stages(json: &mut Value) {
 /// Writes a report.
 pub fn write(file: &Path, text: &str) -> Outcome {
     std::fs::write(file, text).during(format_args!("cannot write {}", file.display()))
+}
+
+/// The command as it is typed, wherever the program lies.
+pub fn command_line() -> Vec<String> {
+    std::iter::once("fulmar".to_owned()).chain(std::env::args().skip(1)).collect()
 }
 
 #[cfg(test)]

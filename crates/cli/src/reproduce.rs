@@ -95,7 +95,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let machine = Machine::here();
     let found = Reproduction::of(table, &measured, cpus);
     println!("{}\n\n{}", machine.sentence(), reproduce::text::text(&found));
-    let command: Vec<String> = std::env::args().collect();
+    let command = crate::bench::command_line();
     let mut json = reproduce::json::json(&found, report::json(&machine, &command, &measured));
     if table.what == What::Send && args.report.as_ref().or(args.json.as_ref()).is_some() {
         add_stages(&mut json);
