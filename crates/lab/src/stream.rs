@@ -223,28 +223,28 @@ pub(crate) struct Start {
 impl Start {
     pub fn now(stack: &Stack) -> io::Result<Start> {
         let counts = counted(stack)?;
-        let heap_allocations = heap::allocations();
         Ok(Start {
             counts,
-            heap_allocations,
             machine: MachineClock::read()?,
             user: cpu::process_user_cpu()?,
             cpu: cpu::process_cpu(None)?,
             hardware_ns: thread_hardware_ns(),
             thread: cpu::thread_cpu()?,
+            // After the clocks, some of which read files: their memory is none of the stack's.
+            heap_allocations: heap::allocations(),
             at: Instant::now(),
         })
     }
 
     pub fn report(self, stack: &Stack, bytes: u64, calls: u64) -> io::Result<(Report, Counts)> {
         let elapsed = self.at.elapsed();
+        let heap_allocations = heap::allocations() - self.heap_allocations;
         let thread = cpu::thread_cpu()?.saturating_sub(self.thread);
         let hardware = Duration::from_nanos(thread_hardware_ns() - self.hardware_ns);
         let thread = thread.saturating_sub(hardware);
         let cpu = cpu::process_cpu(None)?.saturating_sub(self.cpu);
         let machine = MachineClock::read()?.since(self.machine).busy;
         let user = Some(cpu::process_user_cpu()?.saturating_sub(self.user));
-        let heap_allocations = heap::allocations() - self.heap_allocations;
         let mut counts = difference(&self.counts, &counted(stack)?);
         counts.push(("heap_allocations", heap_allocations));
         Ok((Report { bytes, elapsed, cpu, calls, thread, machine, user, zerocopy: (0, 0) }, counts))
