@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Duration, EtherAddr, Instant, SlotId};
+use fulmar_base::{Counter, Duration, EtherAddr, Instant, SlotId};
 use fulmar_drivers::sim::{FarEnd, SimConfig, SimHandle, SimNic, pair, pattern, with_peer};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::Purpose;
@@ -164,4 +164,36 @@ fn two_shards_with_small_rings_exchange_a_stream() {
     }
     let left = [&mut a, &mut b].map(|s| used(s, Purpose::Send) + used(s, Purpose::Control));
     assert_eq!(left, [0, 0], "buffers are out");
+}
+
+#[test]
+fn large_writes_leave_the_answers_until_a_quarter_of_the_buffer_is_in_use() {
+    let (nic, handle) = with_peer(SimConfig::default()).unwrap();
+    let (mut a, mut now) = (shard(nic, 1), START);
+    let c = a.tcp_connect(now, to(9), None).unwrap();
+    // A connection whose congestion window is no limit, and whose buffer is empty again.
+    let warm = 8 << 20;
+    let mut at = 0;
+    while handle.counts().peer_bytes_in < warm as u64 {
+        a.step(now, 1000);
+        while handle.counts().peer_connections > 0 && at < warm {
+            match write(&mut a, now, c, at, warm) {
+                0 => break,
+                n => at += n,
+            }
+        }
+        now = next(now, &[&a]);
+        assert!(now < START + Duration::from_secs(10), "stuck at {at}");
+    }
+    now = now + Duration::from_millis(1);
+    a.step(now, 1000);
+    let polls = |a: &Shard| a.counters().value(Counter::RxPolls);
+    let (before, limit) = (polls(&a), a.tcp_send_space(c).unwrap());
+    let end = at + limit / 4;
+    while at + WRITE_BYTES <= end {
+        at += write(&mut a, now, c, at, usize::MAX);
+        assert_eq!(polls(&a), before, "a look at the device with {at} of {limit} bytes in use");
+    }
+    write(&mut a, now, c, at, usize::MAX);
+    assert!(polls(&a) > before, "more than a quarter is in use");
 }
