@@ -189,7 +189,10 @@ fn open(
 /// As [`Grounds::open`].
 pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
     let grounds = Grounds::open(options, isolated)?;
-    let ways = ways(options, &grounds);
+    let mut ways = ways(options, &grounds);
+    check_names(&options.ways, &method_names(&ways))?;
+    // The limit goes with every choice.
+    ways.retain(|w| w.cell.is_none_or(|c| is_wanted(options, c.method)));
     if ways.len() < 2 {
         return Err(io::Error::other("nothing of what was asked for can be measured here"));
     }
@@ -231,7 +234,7 @@ fn is_measured(ratio: &Ratio, ways: &[Way<'_>]) -> bool {
     has(&ratio.way) && ratio.over.as_ref().is_none_or(has)
 }
 
-/// Every way that is asked for, at every place; the limit first.
+/// Every way at every place that is asked for; the limit first.
 fn ways<'a>(options: &'a Options, grounds: &'a Grounds) -> Vec<Way<'a>> {
     let mut ways = vec![limit::memcpy(Bulk { write_bytes: 64 << 10, ..Bulk::default() })];
     for &write_bytes in &options.write_bytes {
@@ -253,9 +256,23 @@ fn ways<'a>(options: &'a Options, grounds: &'a Grounds) -> Vec<Way<'a>> {
             }
         }
     }
-    // The limit goes with every choice.
-    ways.retain(|w| w.cell.is_none_or(|c| is_wanted(options, c.method)));
     ways
+}
+
+/// What the ways are called in options, each once.
+fn method_names(ways: &[Way<'_>]) -> Vec<&'static str> {
+    let mut names: Vec<_> = ways.iter().filter_map(|w| Some(w.cell?.method)).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// Every way that is asked for by name is there.
+fn check_names(asked: &[String], names: &[&str]) -> io::Result<()> {
+    let Some(unknown) = asked.iter().find(|a| !names.contains(&a.as_str())) else { return Ok(()) };
+    let there = names.join(", ");
+    let sentence = format!("there is no way `{unknown}` on these devices; there are {there}");
+    Err(io::Error::new(io::ErrorKind::InvalidInput, sentence))
 }
 
 fn is_wanted(options: &Options, method: &str) -> bool {
@@ -544,6 +561,14 @@ mod tests {
         };
         assert_eq!(of("send.shm.vs_kernel"), Some(0.7));
         assert_eq!(of("send.shm.throughput_vs_kernel"), Some(1.5));
+    }
+
+    #[test]
+    fn a_way_that_does_not_exist_is_named_beside_those_that_do() {
+        let asked = ["ours".to_owned(), "our".to_owned()];
+        let sentence = check_names(&asked, &["old", "ours"]).unwrap_err().to_string();
+        assert_eq!(sentence, "there is no way `our` on these devices; there are old, ours");
+        assert!(check_names(&asked[..1], &["old", "ours"]).is_ok());
     }
 
     #[test]
