@@ -85,6 +85,14 @@ counters! {
     ReceiveBytes, "receive_bytes";
     /// Bytes copied by this stack, both directions.
     CopiedBytes, "copied_bytes";
+    /// Buffers that came ready-made out of the shard's cache.
+    BufferFast, "buffer_fast";
+    /// Buffers for which the cache had nothing: from the general free lists or a new slab.
+    BufferSlow, "buffer_slow";
+    /// Requests for a buffer that nothing could serve.
+    BufferEmpty, "buffer_empty";
+    /// Batches of freed buffers brought back into the cache.
+    BufferRefill, "buffer_refill";
     /// Bytes of frames read again for checksums that the device does not compute.
     SummedBytes, "summed_bytes";
     /// Passes of tcp::output.

@@ -119,7 +119,10 @@ fn pool(p: &PoolStats, granted: usize, window_limit: usize) -> Value {
         "window_limit_bytes": window_limit,
         "mbufs_out": p.mbufs_out,
         "allocs": p.allocs,
+        "fast_allocs": p.fast_allocs,
         "slow_allocs": p.slow_allocs,
+        "empty_allocs": p.empty_allocs,
+        "refills": p.refills,
         "clones": p.clones,
         "remote_frees": p.remote_frees,
         "refused": p.failed_budget + p.failed_block + p.failed_descriptor,
@@ -129,6 +132,7 @@ fn pool(p: &PoolStats, granted: usize, window_limit: usize) -> Value {
 fn device(d: &DeviceStats) -> Value {
     json!({
         "name": d.name,
+        "path": d.path,
         "tx_frames": d.tx_frames,
         "tx_bytes": d.tx_bytes,
         "tx_crossings": d.tx_crossings,

@@ -107,8 +107,15 @@ pub struct PoolStats {
     pub allocs: u64,
     /// References made to storage in use.
     pub clones: u64,
-    /// Requests that the free lists could not serve at once.
+    /// Blocks that came ready-made out of the shard's cache.
+    pub fast_allocs: u64,
+    /// Requests for which the cache had nothing: served from the general free lists or a new slab,
+    /// if at all.
     pub slow_allocs: u64,
+    /// Requests that nothing could serve.
+    pub empty_allocs: u64,
+    /// Batches of blocks brought into the cache, from the remote-free list or the general lists.
+    pub refills: u64,
     /// Slabs cut anew for another class.
     pub slabs_recut: u64,
     /// Blocks taken from a class other than the right one.
@@ -548,6 +555,7 @@ impl Pool {
             self.home.keep_sums(&mut m);
         }
         self.charge(bytes, p);
+        self.stats.fast_allocs += 1;
         Some(m)
     }
 

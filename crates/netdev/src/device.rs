@@ -101,6 +101,8 @@ impl std::error::Error for Unsupported {}
 pub struct DeviceStats {
     /// The name of the device, with its wrappers.
     pub name: String,
+    /// How frames cross, in a sentence for a person; empty where there is only one way.
+    pub path: String,
     /// Frames sent.
     pub tx_frames: u64,
     /// Bytes of frames sent.

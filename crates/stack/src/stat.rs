@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Counters, Probe};
+use fulmar_base::{Counter, Counters, Probe};
 use fulmar_ip::{IfAddr, Neighbour, Route};
 use fulmar_mbuf::PoolStats;
 use fulmar_netdev::DeviceStats;
@@ -57,19 +57,30 @@ impl<P: Probe> Shard<P> {
     /// What the shard is doing.
     pub fn stat(&mut self) -> Stat {
         self.net.pool.drain_remote();
+        let pool = self.net.pool.stats();
         let ip = &self.net.ip;
         Stat {
             addresses: ip.addresses().copied().collect(),
             sockets: self.sockets.iter().map(|(_, s)| describe(s)).collect(),
             time_wait: self.time_wait.len(),
-            counters: self.net.counters.clone(),
-            pool: self.net.pool.stats(),
+            counters: with_buffers(&self.net.counters, &pool),
+            pool,
             window: self.net.window,
             device: self.net.link.device_ref().stats(),
             neighbours: ip.neighbours().cloned().collect(),
             routes: ip.routes().copied().collect(),
         }
     }
+}
+
+/// The counters of a shard with those that its pool keeps.
+fn with_buffers(counters: &Counters, pool: &PoolStats) -> Counters {
+    let mut all = counters.clone();
+    all.add(Counter::BufferFast, pool.fast_allocs);
+    all.add(Counter::BufferSlow, pool.slow_allocs);
+    all.add(Counter::BufferEmpty, pool.empty_allocs);
+    all.add(Counter::BufferRefill, pool.refills);
+    all
 }
 
 fn describe(s: &Socket) -> SocketStat {
