@@ -83,6 +83,14 @@ counters! {
     Receives, "receives";
     /// Bytes given to readers.
     ReceiveBytes, "receive_bytes";
+    /// Frames whose payload a device put straight into a posted buffer.
+    PlacedFrames, "placed_frames";
+    /// Bytes of their payload.
+    PlacedBytes, "placed_bytes";
+    /// Frames that came while a device expected the next one of a flow and did not fit.
+    PlaceMisses, "place_misses";
+    /// Bytes that a device copied because they had landed where they did not belong.
+    PlaceMissBytes, "place_miss_bytes";
     /// Bytes copied by this stack, both directions.
     CopiedBytes, "copied_bytes";
     /// Buffers that came ready-made out of the shard's cache.

@@ -7,7 +7,7 @@
 use fulmar::base::{Counters, FlowKey, Instant};
 use fulmar::mbuf::{Backing, Pool};
 use fulmar::netdev::{
-    Burst, Caps, Device, DeviceStats, LinkState, Peek, PlacementHint, Unsupported,
+    Burst, Caps, Device, DeviceStats, LinkState, Peek, PlacementHint, Rooms, Unsupported,
 };
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ impl Device for WithoutTso {
         self.inner.place(hint)
     }
 
-    fn unplace(&mut self, flow: &FlowKey) -> Result<(), Unsupported> {
+    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
         self.inner.unplace(flow)
     }
 

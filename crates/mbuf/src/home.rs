@@ -2,7 +2,8 @@
 //! nearly all of it handles raw memory; the policy (budget, shares, fallbacks) is in `pool.rs`.
 
 mod kernel_only;
+mod placed;
 mod raw;
 
 pub(crate) use kernel_only::shared_bytes;
-pub(crate) use raw::{CHUNK_DESCS, Freed, Home, MAX_SLABS, Memory};
+pub(crate) use raw::{CHUNK_DESCS, Freed, Home, MAX_SLABS, Memory, Owner};

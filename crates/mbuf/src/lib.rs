@@ -37,6 +37,7 @@ extern crate alloc;
 mod chain;
 mod home;
 mod pool;
+mod posted;
 mod raw;
 mod recv_queue;
 mod send_queue;
@@ -48,6 +49,7 @@ mod testkit;
 
 pub use chain::{Chain, Iter, SegMut};
 pub use pool::{Pool, PoolConfig, PoolError, PoolStats};
+pub use posted::{BufId, Hold, NoMemory, Placed, RecvBuf, Room};
 pub use raw::Mbuf;
 pub use recv_queue::{Inserted, MAX_RANGES, RecvQueue, cost_bytes};
 pub use send_queue::{Claim, MAX_CLAIMS, MERGED_BYTES, QueueFull, SendQueue};

@@ -384,12 +384,19 @@ impl Pool {
         len: u32,
         tag: u32,
     ) -> Result<Mbuf, NoBuffer> {
-        let short = self.home.out() >= self.desc_limits[Purpose::Send as usize];
-        if (short || !self.home.has_desc()) && !self.refill_descs(Purpose::Send) {
+        let home = self.home_with_desc(Purpose::Send)?;
+        home.lent(lender, offset, len, tag).ok_or(NoBuffer)
+    }
+
+    /// The home, with a descriptor at hand that `p` may have.
+    #[inline]
+    pub(crate) fn home_with_desc(&mut self, p: Purpose) -> Result<&mut Home, NoBuffer> {
+        let short = self.home.out() >= self.desc_limits[p as usize];
+        if (short || !self.home.has_desc()) && !self.refill_descs(p) {
             self.stats.failed_descriptor += 1;
             return Err(NoBuffer);
         }
-        self.home.lent(lender, offset, len, tag).ok_or(NoBuffer)
+        Ok(&mut self.home)
     }
 
     /// A mbuf over at most `max` shared bytes, those that lie together from `at` on; charged to `p`

@@ -177,6 +177,96 @@ impl Drop for Region {
     }
 }
 
+/// Zeroed memory at a multiple of a page, of any length. Freed on drop.
+pub(crate) struct Pages {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+/// The alignment of [`Pages`]; the system's own pages may be larger.
+const PAGE_BYTES: usize = 4096;
+
+/// From here on huge pages are worth asking for.
+#[cfg(all(feature = "std", not(miri)))]
+const HUGE_BYTES: usize = 2 << 20;
+
+impl Pages {
+    /// The first byte. Valid for reads and writes of the length until the pages are dropped.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    fn none() -> Pages {
+        let base = core::ptr::without_provenance_mut(PAGE_BYTES);
+        Pages { base: NonNull::new(base).unwrap_or(NonNull::dangling()), bytes: 0 }
+    }
+}
+
+#[cfg(all(feature = "std", not(miri)))]
+impl Pages {
+    /// Maps them; they take memory when they are first touched.
+    pub(crate) fn map(bytes: usize) -> Option<Pages> {
+        if bytes == 0 {
+            return Some(Pages::none());
+        }
+        if bytes > isize::MAX as usize {
+            return None;
+        }
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory
+        // that exists; the advice does not change its bytes.
+        let raw = unsafe {
+            let raw = libc::mmap(core::ptr::null_mut(), bytes, access, flags, -1, 0);
+            if raw == libc::MAP_FAILED {
+                return None;
+            }
+            if bytes >= HUGE_BYTES {
+                libc::madvise(raw, bytes, libc::MADV_HUGEPAGE);
+            }
+            raw
+        };
+        Some(Pages { base: NonNull::new(raw.cast())?, bytes })
+    }
+}
+
+#[cfg(all(feature = "std", not(miri)))]
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            // SAFETY: one whole mapping, made in `map`; its holder is going.
+            unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+        }
+    }
+}
+
+#[cfg(any(not(feature = "std"), miri))]
+impl Pages {
+    /// Allocates them.
+    pub(crate) fn map(bytes: usize) -> Option<Pages> {
+        let layout = core::alloc::Layout::from_size_align(bytes, PAGE_BYTES).ok()?;
+        if bytes == 0 {
+            return Some(Pages::none());
+        }
+        // SAFETY: the layout has a size other than zero.
+        let base = unsafe { alloc::alloc::alloc_zeroed(layout) };
+        Some(Pages { base: NonNull::new(base)?, bytes })
+    }
+}
+
+#[cfg(any(not(feature = "std"), miri))]
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            // SAFETY: allocated in `map` with this very layout, which was valid there.
+            unsafe {
+                let layout = core::alloc::Layout::from_size_align_unchecked(self.bytes, PAGE_BYTES);
+                alloc::alloc::dealloc(self.base.as_ptr(), layout);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fulmar_base::{Counters, EtherAddr, FlowKey, Instant};
 use fulmar_mbuf::{Backing, Pool};
 
-use crate::{Burst, PlacementHint};
+use crate::{Burst, PlacementHint, Rooms};
 
 /// Whether a device separates headers from payload on receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,6 +121,14 @@ pub struct DeviceStats {
     pub rx_crossings: u64,
     /// Wake-ups written to a peer.
     pub wakes: u64,
+    /// Frames whose payload went straight into a posted buffer.
+    pub place_hits: u64,
+    /// Frames that came while the next one of a flow was expected, and did not fit.
+    pub place_misses: u64,
+    /// Bytes of payload that went straight into posted buffers.
+    pub placed_bytes: u64,
+    /// Bytes copied because they had landed where they did not belong.
+    pub place_miss_bytes: u64,
 }
 
 /// A look at a device from outside of its stack's lock, for a thread that spins.
@@ -230,22 +238,28 @@ pub trait Device: Send {
         None
     }
 
-    /// Takes a placement hint.
+    /// Sets what the device expects next of a flow, in place of whatever it expected before. Rooms of
+    /// an earlier hint are dropped.
+    ///
+    /// The device sees by itself that a frame is of the flow, is the next in order, has the header
+    /// that it predicted and no flag but ACK and PSH, before it splits a room. What it hands up is an
+    /// ordinary chain: the headers, the placed bytes (an mbuf per room), and, if the frame was longer
+    /// than the rooms, the rest. Every other frame is delivered as usual, from the pool; what of it
+    /// landed in a room is copied out and the room scrubbed ([`fulmar_mbuf::Room::scrub`]) before
+    /// anybody else can see it.
     ///
     /// # Errors
-    /// [`Unsupported`]: received frames land wherever they do; the buffers were released.
+    /// [`Unsupported`]: received frames land wherever they do; the rooms were dropped.
     fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
         drop(hint);
         Err(Unsupported)
     }
 
-    /// Forgets the hints of a flow and releases buffers that were not filled.
-    ///
-    /// # Errors
-    /// [`Unsupported`]: there were none.
-    fn unplace(&mut self, flow: &FlowKey) -> Result<(), Unsupported> {
+    /// Forgets what was expected of a flow and gives its rooms back. From now on the device writes to
+    /// none of them; frames that it has placed and not handed up yet are still to come.
+    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
         let _ = flow;
-        Err(Unsupported)
+        Rooms::default()
     }
 
     /// What the device has counted.
@@ -313,7 +327,7 @@ impl<D: Device + ?Sized> Device for Box<D> {
     fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
         (**self).place(hint)
     }
-    fn unplace(&mut self, flow: &FlowKey) -> Result<(), Unsupported> {
+    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
         (**self).unplace(flow)
     }
     fn stats(&self) -> DeviceStats {

@@ -17,7 +17,7 @@ use fulmar_mbuf::{Backing, NoBuffer, Pool, Purpose};
 use crate::delay::DelayQueue;
 use crate::offload::{self, Refusal};
 use crate::{
-    Burst, Caps, Chance, Device, DeviceStats, LinkState, Packet, Peek, PlacementHint, Rng,
+    Burst, Caps, Chance, Device, DeviceStats, LinkState, Packet, Peek, PlacementHint, Rng, Rooms,
     Unsupported,
 };
 
@@ -440,7 +440,7 @@ impl<D: Device> Device for Faults<D> {
         self.inner.place(hint)
     }
 
-    fn unplace(&mut self, flow: &FlowKey) -> Result<(), Unsupported> {
+    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
         self.inner.unplace(flow)
     }
 

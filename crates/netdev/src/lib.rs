@@ -25,6 +25,6 @@ mod testing;
 pub use device::{Caps, Device, DeviceStats, Gather, LinkState, Peek, Scatter, Unsupported};
 pub use fulmar_base::{Gso, GsoKind, Offload};
 pub use packet::{Burst, Packet};
-pub use placement::{FrameParser, Placement, PlacementHint, TagBuffers};
+pub use placement::{FrameParser, Placement, PlacementHint, Rooms, TagBuffers};
 pub use rng::{Chance, Rng};
 pub use tally::Tally;

@@ -24,7 +24,7 @@ use fulmar_base::{Counters, Duration, FlowKey, Instant};
 use fulmar_mbuf::{Backing, Pool};
 
 use crate::{
-    Burst, Caps, Device, DeviceStats, LinkState, Packet, Peek, PlacementHint, Unsupported,
+    Burst, Caps, Device, DeviceStats, LinkState, Packet, Peek, PlacementHint, Rooms, Unsupported,
 };
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
@@ -276,7 +276,7 @@ impl<D: Device, W: Write + Send> Device for PcapWriter<D, W> {
         self.inner.place(hint)
     }
 
-    fn unplace(&mut self, flow: &FlowKey) -> Result<(), Unsupported> {
+    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
         self.inner.unplace(flow)
     }
 

@@ -1,23 +1,22 @@
 //! Hints for devices that can put payload straight where the reader wants it.
 
-use fulmar_base::FlowKey;
-use fulmar_mbuf::{Chain, Mbuf};
+use fulmar_base::{FlowKey, SeqNum};
+use fulmar_mbuf::Room;
 
-/// Asks a device to place the payload of one flow.
+/// Tells a device what it may expect next of one flow, and where its payload goes.
 pub struct PlacementHint {
     /// The flow, seen from this stack.
     pub flow: FlowKey,
-    /// Stream offset of the first byte that goes into the buffers.
-    pub next_offset: u64,
+    /// Sequence number, as on the wire, of the first byte that goes into the buffers.
+    pub next_seq: SeqNum,
     /// Where it goes.
     pub placement: Placement,
 }
 
 /// Where the payload of a flow goes.
 pub enum Placement {
-    /// One byte after another into the spare room of these mbufs, which nobody else refers to.
-    /// They come back in the chains of received packets.
-    InOrder(Chain),
+    /// One byte after another into these rooms.
+    InOrder(Rooms),
     /// The stream is made of frames, each with a header that says how long its body is and which
     /// buffer it belongs to; the body goes there, the header is delivered as usual.
     Framed {
@@ -26,6 +25,74 @@ pub enum Placement {
         /// Finds the buffers.
         buffers: Box<dyn TagBuffers>,
     },
+}
+
+/// The rooms of a flow, in the order in which they are filled: at most two.
+#[derive(Default, Debug)]
+pub struct Rooms {
+    first: Option<Room>,
+    /// Set only if `first` is.
+    second: Option<Room>,
+}
+
+impl Rooms {
+    /// The most rooms that a device has of one flow.
+    pub const MAX: usize = 2;
+
+    /// Appends a room; gives it back if there are two.
+    pub fn push(&mut self, room: Room) -> Result<(), Room> {
+        let free = [&mut self.first, &mut self.second].into_iter().find(|r| r.is_none());
+        match free {
+            Some(free) => {
+                *free = Some(room);
+                Ok(())
+            }
+            None => Err(room),
+        }
+    }
+
+    /// The room that is filled next.
+    #[inline]
+    pub fn front_mut(&mut self) -> Option<&mut Room> {
+        self.first.as_mut()
+    }
+
+    /// Takes the first room off.
+    #[inline]
+    pub fn pop_front(&mut self) -> Option<Room> {
+        core::mem::replace(&mut self.first, self.second.take())
+    }
+
+    /// Both, at once, to scatter into.
+    #[inline]
+    pub fn pair_mut(&mut self) -> (Option<&mut Room>, Option<&mut Room>) {
+        (self.first.as_mut(), self.second.as_mut())
+    }
+
+    /// Bytes that fit into all of them.
+    pub fn bytes(&self) -> usize {
+        self.iter().map(Room::len).sum()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.iter().count()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// In order.
+    pub fn iter(&self) -> impl Iterator<Item = &Room> {
+        self.first.iter().chain(&self.second)
+    }
+
+    /// In order, for writing.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Room> {
+        self.first.iter_mut().chain(&mut self.second)
+    }
 }
 
 /// Understands the framing of a stream just enough to place bodies.
@@ -40,6 +107,6 @@ pub trait FrameParser: Send {
 
 /// Maps the tag in a frame's header to the buffer that waits for its body.
 pub trait TagBuffers: Send {
-    /// Takes the buffer of this tag; its spare room receives the body. Asked once per frame.
-    fn take(&mut self, tag: u64) -> Option<Mbuf>;
+    /// Takes the room of this tag, which receives the body. Asked once per frame.
+    fn take(&mut self, tag: u64) -> Option<Room>;
 }

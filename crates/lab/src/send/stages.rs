@@ -23,7 +23,9 @@ use crate::stream::build;
 use fulmar::base::{Counters, FlowKey};
 use fulmar::devices::sim::{SimConfig, SimHandle};
 use fulmar::mbuf::{Chain, External, Pool, Purpose};
-use fulmar::netdev::{Burst, Caps, Device, DeviceStats, LinkState, PlacementHint, Unsupported};
+use fulmar::netdev::{
+    Burst, Caps, Device, DeviceStats, LinkState, PlacementHint, Rooms, Unsupported,
+};
 use fulmar::{Cidr, Ready, Stack, TcpStream, devices};
 use fulmar_socket::{SocketError, Step};
 use fulmar_stack::{Limit, Request, Reserved};
@@ -451,7 +453,7 @@ impl Device for Timed {
         self.inner.place(hint)
     }
 
-    fn unplace(&mut self, flow: &FlowKey) -> Result<(), Unsupported> {
+    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
         self.inner.unplace(flow)
     }
 

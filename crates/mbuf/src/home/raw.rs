@@ -16,6 +16,7 @@ use fulmar_wire::checksum::{UNIT_BYTES, UnitSum};
 
 use super::kernel_only::shared_piece;
 use crate::Mbuf;
+use crate::posted::raw::Memory as PostedMemory;
 use crate::raw::{Desc, Link, List, Shared, Storage, closed};
 use crate::storage::{
     CLASS_BYTES, CLASSES, EXTERNAL, External, KERNEL_ONLY, LENT, Lender, Purpose, SLAB_BYTES,
@@ -49,7 +50,7 @@ pub(super) struct ExternalStorage {
 
 /// Whom to tell when storage that the pool does not own is no longer used.
 #[derive(Default)]
-pub(super) enum Owner {
+pub(crate) enum Owner {
     #[default]
     None,
     /// It keeps the bytes; to be dropped.
@@ -58,6 +59,8 @@ pub(super) enum Owner {
     Lender(Arc<dyn Lender>, u32),
     /// It keeps the bytes, and is let go by the shard.
     Shared(Arc<dyn SharedBytes>),
+    /// The posted buffer that the bytes lie in.
+    Posted(Arc<PostedMemory>),
 }
 
 /// 2 MiB cut into blocks of one class.
@@ -533,17 +536,34 @@ impl Home {
         len: u32,
         tag: u32,
     ) -> Option<Mbuf> {
-        let d = self.free_descs?;
         let bytes = lender.bytes(offset, len as usize)?;
         assert!(bytes.len() == len as usize, "a lender gave another range");
-        let data = bytes.as_ptr().cast_mut();
+        let owner = Owner::Lender(Arc::clone(lender), tag);
+        // SAFETY: the bytes stay where they are as long as the lender exists, which the record keeps.
+        unsafe { self.adopt(bytes.as_ptr().cast_mut(), len, owner, LENT, Purpose::Send) }
+    }
+
+    /// The first reference to `len` bytes at `data`; `None` if no descriptor is at hand.
+    ///
+    /// # Safety
+    /// The bytes are initialised and nobody writes them, or moves them, until `owner` is dropped, which
+    /// happens when the last reference has come home.
+    #[inline]
+    pub(crate) unsafe fn adopt(
+        &mut self,
+        data: *mut u8,
+        len: u32,
+        owner: Owner,
+        class: u8,
+        purpose: Purpose,
+    ) -> Option<Mbuf> {
+        let d = self.free_descs?;
         let s = self.pop_external();
-        // SAFETY: the bytes stay where they are as long as the lender exists, which the record keeps
-        // until `push_external`. The record is free, so it is this home's alone.
+        // SAFETY: the record is free, so it is this home's alone.
         unsafe {
             (*s).storage.data = data;
-            (*s).owner = Owner::Lender(Arc::clone(lender), tag);
-            Some(self.borrowed(d, s, len, LENT, Purpose::Send))
+            (*s).owner = owner;
+            Some(self.borrowed(d, s, len, class, purpose))
         }
     }
 
@@ -687,7 +707,7 @@ impl Mbuf {
 
 fn drop_owner(owner: Owner) {
     match owner {
-        Owner::None | Owner::Shared(_) => {}
+        Owner::None | Owner::Shared(_) | Owner::Posted(_) => {}
         // SAFETY: made by `Box::into_raw` in `external` and taken out of its record, so once.
         Owner::Boxed(owner) => drop(unsafe { Box::from_raw(owner.as_ptr()) }),
         Owner::Lender(lender, tag) => lender.give_back(tag),

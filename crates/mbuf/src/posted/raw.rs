@@ -1,0 +1,277 @@
+//! The memory of a posted buffer, and who may touch which part of it.
+//!
+//! ```text
+//!             high                     bytes
+//!   ├── mbufs ──┼────── room ────────────┤      one Memory, counted by an Arc
+//! ```
+//!
+//! Invariants, named in the SAFETY sentences:
+//! - *unique*: a `RecvBuf` holds the only reference to its memory. It is turned into a `Hold` by value,
+//!   and made from one only when the count is 1 again (`Arc::get_mut`, which acquires what the others
+//!   released).
+//! - *one room*: at most one [`Room`] exists per memory; only `&mut Hold` makes one, `has_room` says
+//!   whether one is out, and only a room's end clears it.
+//! - *behind the mbufs*: mbufs cover only bytes before `high`; a room begins at or behind `high`, which
+//!   only its holder moves. So what a room may write is covered by nobody, and what an mbuf covers is
+//!   written by nobody. `high` goes back to 0 only at count 1, when no mbuf exists.
+//! - *initialised*: all bytes are, from the start.
+
+#![allow(unsafe_code)]
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
+use core::ops::Range;
+use core::ptr::NonNull;
+use core::slice;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use super::{BufId, RecvBuf};
+use crate::home::{Home, Owner};
+use crate::storage::{LENT, Purpose};
+use crate::sys::Pages;
+use crate::{Mbuf, NoBuffer, Pool};
+
+/// Memory that is filled by whoever has its room and read through mbufs.
+pub(crate) struct Memory {
+    base: NonNull<u8>,
+    bytes: usize,
+    generation: u64,
+    /// Whether a room is out.
+    has_room: AtomicBool,
+    /// Where mbufs end.
+    high: AtomicUsize,
+    origin: Origin,
+}
+
+/// What the memory goes back to.
+enum Origin {
+    /// Its own pages, given back when these go.
+    Pages(#[allow(dead_code)] Pages),
+    /// A vector of this capacity.
+    Vec(usize),
+    /// Whoever registered it.
+    Foreign,
+}
+
+// SAFETY: plain bytes, owned or registered for this use; who touches which is said above.
+unsafe impl Send for Memory {}
+// SAFETY: as above; a shared reference alone gives access to no byte.
+unsafe impl Sync for Memory {}
+
+/// Tells buffers at the same place apart.
+fn next_generation() -> u64 {
+    static NEXT: AtomicUsize = AtomicUsize::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed) as u64
+}
+
+impl Memory {
+    fn new(base: NonNull<u8>, bytes: usize, generation: u64, origin: Origin) -> Memory {
+        let (has_room, high) = (AtomicBool::new(false), AtomicUsize::new(0));
+        Memory { base, bytes, generation, has_room, high, origin }
+    }
+
+    /// Zeroed pages; `None` if the system has none.
+    pub(super) fn pages(bytes: usize) -> Option<Memory> {
+        let pages = Pages::map(bytes)?;
+        let base = pages.base();
+        Some(Memory::new(base, bytes, next_generation(), Origin::Pages(pages)))
+    }
+
+    /// The whole capacity of a vector.
+    pub(super) fn vec(mut v: Vec<u8>) -> Memory {
+        v.resize(v.capacity(), 0);
+        let mut v = ManuallyDrop::new(v);
+        let base = NonNull::new(v.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        Memory::new(base, v.len(), next_generation(), Origin::Vec(v.capacity()))
+    }
+
+    /// # Safety
+    /// As [`RecvBuf::from_raw`].
+    unsafe fn foreign(base: NonNull<u8>, bytes: usize, generation: u64) -> Memory {
+        Memory::new(base, bytes, generation, Origin::Foreign)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn id(&self) -> BufId {
+        let address = self.base.as_ptr().addr();
+        BufId { address, bytes: self.bytes, generation: self.generation }
+    }
+
+    /// The vector that the memory was, `len` bytes long; the memory back if it was none.
+    pub(super) fn into_vec(self, len: usize) -> Result<Vec<u8>, Memory> {
+        let Origin::Vec(capacity) = self.origin else { return Err(self) };
+        let len = len.min(self.bytes);
+        let this = ManuallyDrop::new(self);
+        // SAFETY: made from a vector of this capacity in `vec`, taken apart once (`ManuallyDrop`; the
+        // caller owns the memory); initialised.
+        Ok(unsafe { Vec::from_raw_parts(this.base.as_ptr(), len, capacity) })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Origin::Vec(capacity) = self.origin {
+            // SAFETY: made from a vector of this capacity in `vec`; nobody holds the memory any more.
+            drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), 0, capacity) });
+        }
+    }
+}
+
+impl RecvBuf {
+    /// A buffer over memory that stays the caller's. `generation` tells it apart from memory that was
+    /// at the same place before; a caller that never unmaps may always give the same.
+    ///
+    /// # Safety
+    /// From now on until this buffer is dropped (wherever it is then: given away to a stream, and come
+    /// back), `bytes` bytes from `base` on are initialised, readable and writable, and nobody else
+    /// touches them.
+    pub unsafe fn from_raw(base: NonNull<u8>, bytes: usize, generation: u64) -> RecvBuf {
+        // SAFETY: as the caller promises.
+        let memory = unsafe { Memory::foreign(base, bytes, generation) };
+        RecvBuf { memory: Arc::new(memory), filled: 0 }
+    }
+}
+
+/// The bytes of a memory that nobody else holds.
+pub(super) fn unique_bytes(memory: &Arc<Memory>, range: Range<usize>) -> &[u8] {
+    assert!(range.start <= range.end && range.end <= memory.bytes, "bytes beyond the buffer");
+    // SAFETY: inside the memory, initialised; unique: the only caller is `RecvBuf`, and a borrow of it
+    // keeps it from being posted.
+    unsafe { slice::from_raw_parts(memory.base.as_ptr().add(range.start), range.len()) }
+}
+
+/// The bytes of a memory that nobody else holds, for writing; `None` if somebody does.
+pub(super) fn unique_bytes_mut(memory: &mut Arc<Memory>) -> Option<&mut [u8]> {
+    let memory = Arc::get_mut(memory)?;
+    // SAFETY: all of the memory, initialised; count 1 was checked and `&mut` keeps it.
+    Some(unsafe { slice::from_raw_parts_mut(memory.base.as_ptr(), memory.bytes) })
+}
+
+/// The exclusive right to write the end of a posted buffer, from the first byte that is not filled.
+///
+/// Dropping it gives the right back to the [`super::Hold`].
+pub struct Room {
+    memory: Arc<Memory>,
+    /// First byte that may be written. `high <= from <= bytes`.
+    from: usize,
+}
+
+impl Room {
+    /// A room from `from` on, if there is none and no mbuf reaches behind `from`.
+    pub(super) fn make(memory: &mut Arc<Memory>, from: usize) -> Option<Room> {
+        if from > memory.bytes {
+            return None;
+        }
+        if let Some(m) = Arc::get_mut(memory) {
+            *m.high.get_mut() = 0;
+            *m.has_room.get_mut() = false;
+        }
+        // Acquire: what the last room wrote, and where it ended.
+        if memory.has_room.load(Ordering::Acquire) || from < memory.high.load(Ordering::Relaxed) {
+            return None;
+        }
+        memory.has_room.store(true, Ordering::Relaxed);
+        Some(Room { memory: Arc::clone(memory), from })
+    }
+
+    /// Which buffer it belongs to.
+    #[inline]
+    pub fn buffer(&self) -> BufId {
+        self.memory.id()
+    }
+
+    /// Where it begins, from the start of the buffer.
+    #[inline]
+    pub fn offset(&self) -> usize {
+        self.from
+    }
+
+    /// Bytes that fit.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.memory.bytes - self.from
+    }
+
+    /// Whether nothing fits any more.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes, to be written. They are whatever was there before.
+    #[inline]
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: inside the memory, initialised; exclusive: one room, behind the mbufs, `&mut self`.
+        unsafe { slice::from_raw_parts_mut(self.memory.base.as_ptr().add(self.from), self.len()) }
+    }
+
+    /// Makes the first `n` bytes an immutable mbuf, charged to nobody; the room begins behind them.
+    /// Nothing changes on an error: no descriptor is left.
+    ///
+    /// # Panics
+    /// If the room has fewer bytes.
+    #[inline]
+    pub fn split(&mut self, n: usize, pool: &mut Pool) -> Result<Mbuf, NoBuffer> {
+        assert!(n <= self.len(), "a split beyond the room");
+        let len = u32::try_from(n).map_err(|_| NoBuffer)?;
+        let home = pool.home_with_desc(Purpose::Receive)?;
+        let m = home.placed(&self.memory, self.from, len).ok_or(NoBuffer)?;
+        self.advance(n);
+        Ok(m)
+    }
+
+    /// Copies as many bytes as fit to the front; the room begins behind them. Returns how many.
+    #[inline]
+    pub fn write(&mut self, bytes: &[u8]) -> usize {
+        let n = bytes.len().min(self.len());
+        if let (Some(to), Some(from)) = (self.bytes().get_mut(..n), bytes.get(..n)) {
+            to.copy_from_slice(from);
+        }
+        self.advance(n);
+        n
+    }
+
+    /// Overwrites the first `n` bytes (at most all) with zeroes: what landed here was not for the
+    /// owner of this buffer.
+    pub fn scrub(&mut self, n: usize) {
+        let n = n.min(self.len());
+        self.bytes().iter_mut().take(n).for_each(|b| *b = 0);
+    }
+
+    fn advance(&mut self, n: usize) {
+        self.from += n;
+        // Only the holder of the room writes it; its end releases it.
+        self.memory.high.store(self.from, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        // Release: what was written through the room happened before the next one, or the owner.
+        self.memory.has_room.store(false, Ordering::Release);
+    }
+}
+
+impl core::fmt::Debug for Room {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Room").field("offset", &self.from).field("len", &self.len()).finish()
+    }
+}
+
+impl Home {
+    /// The first reference to a range of posted memory; `None` if no descriptor is at hand. The caller
+    /// has the room that begins at `from`, of at least `len` bytes, and gives them up.
+    fn placed(&mut self, memory: &Arc<Memory>, from: usize, len: u32) -> Option<Mbuf> {
+        let owner = Owner::Posted(Arc::clone(memory));
+        // SAFETY: inside the memory (the room's), which the record keeps until its last reference is
+        // home; behind the mbufs: from now on nobody writes the bytes.
+        unsafe {
+            let data = memory.base.as_ptr().add(from);
+            self.adopt(data, len, owner, LENT, Purpose::Send)
+        }
+    }
+}

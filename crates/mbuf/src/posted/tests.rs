@@ -1,0 +1,131 @@
+use super::*;
+use crate::{Chain, Pool, PoolConfig, Purpose};
+use alloc::vec;
+use core::ptr::NonNull;
+
+fn pool() -> Pool {
+    Pool::new(PoolConfig::with_budget(4 << 20)).unwrap()
+}
+
+#[test]
+fn what_was_split_is_read_while_the_rest_is_written_and_the_buffer_comes_back_whole() {
+    let mut pool = pool();
+    let buf = RecvBuf::with_capacity(10_000);
+    assert!(buf.id().address.is_multiple_of(4096) && buf.is_empty());
+    let mut hold = buf.post();
+    let mut room = hold.room(0).expect("nobody has it");
+    assert!(hold.room(0).is_none(), "one room at a time");
+    room.bytes()[..3].copy_from_slice(b"one");
+    let a = room.split(3, &mut pool).unwrap();
+    room.bytes()[..3].copy_from_slice(b"two");
+    assert_eq!((a.as_slice(), a.placed().map(|p| p.offset)), (&b"one"[..], Some(0)));
+    let b = room.split(3, &mut pool).unwrap();
+    assert_eq!(b.placed(), Some(Placed { buffer: hold.id(), offset: 3 }));
+    assert_eq!((room.offset(), room.len(), b.held_bytes()), (6, 9_994, 0));
+    assert_eq!(room.write(b"!"), 1);
+    drop(room);
+    assert!(hold.room(2).is_none(), "an mbuf covers what lies behind");
+    let hold = hold.release(7).expect_err("mbufs are out");
+    pool.free(Chain::from(a));
+    pool.free(Chain::from(b));
+    let buf = hold.release(7).expect("nobody has it any more");
+    assert_eq!(&buf[..], b"onetwo!");
+    assert_eq!(pool.stats().used_bytes, [0; 3]);
+}
+
+#[test]
+fn the_room_is_made_anew_behind_the_mbufs_or_anywhere_when_they_are_gone() {
+    let mut pool = pool();
+    let mut hold = RecvBuf::with_capacity(100).post();
+    let mut room = hold.room(10).unwrap();
+    let m = room.split(20, &mut pool).unwrap();
+    drop(room);
+    assert!(hold.room(29).is_none() && hold.room(101).is_none());
+    assert_eq!(hold.room(30).expect("behind the mbuf").offset(), 30);
+    assert_eq!(hold.room(100).expect("the end").len(), 0);
+    pool.free_mbuf(m);
+    assert_eq!(hold.room(0).expect("all of it").len(), 100);
+}
+
+#[test]
+fn a_part_and_a_clone_of_a_placed_mbuf_say_where_they_lie_and_keep_the_buffer() {
+    let mut pool = pool();
+    let mut hold = RecvBuf::with_capacity(100).post();
+    let mut room = hold.room(0).unwrap();
+    room.write(&[7; 5]);
+    let mut m = room.split(50, &mut pool).unwrap();
+    drop(room);
+    let part = pool.clone_ref(&m, 10, 5).unwrap();
+    m.trim_front(3);
+    assert_eq!(m.placed().map(|p| p.offset), Some(8));
+    assert_eq!(part.placed().map(|p| p.offset), Some(15));
+    assert!(m.as_mut_slice().is_none(), "immutable");
+    pool.free_mbuf(m);
+    let hold = hold.release(0).expect_err("a clone is out");
+    drop(part);
+    let hold = hold.release(0).expect_err("not home yet");
+    pool.drain_remote();
+    assert!(hold.release(0).is_ok());
+    let ordinary = pool.alloc(10, 0, Purpose::Receive).unwrap();
+    assert_eq!(ordinary.placed(), None);
+}
+
+#[test]
+fn a_vector_comes_back_as_the_vector_that_it_was() {
+    let v = vec![1u8; 64];
+    let at = v.as_ptr();
+    let mut hold = RecvBuf::from(v).post();
+    hold.room(0).unwrap().write(b"abc");
+    let v = hold.release(3).unwrap().into_vec();
+    assert_eq!((&v[..], v.as_ptr(), v.capacity()), (&b"abc"[..], at, 64));
+    drop(RecvBuf::from(Vec::new()));
+    assert_eq!(RecvBuf::with_capacity(3).into_vec(), b"");
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn registered_memory_is_filled_where_it_is_and_stays_its_owners() {
+    let mut bytes = [0u8; 16];
+    // SAFETY: the array outlives the buffer and is not touched meanwhile.
+    let buf = unsafe { RecvBuf::from_raw(NonNull::from(&mut bytes).cast(), 16, 5) };
+    assert_eq!((buf.id().generation, buf.capacity()), (5, 16));
+    let mut hold = buf.post();
+    hold.room(2).unwrap().write(b"hi");
+    drop(hold);
+    assert_eq!(&bytes[..5], b"\0\0hi\0");
+}
+
+#[test]
+fn memory_outlives_the_pool_and_the_hold_as_long_as_an_mbuf_reads_it() {
+    let mut pool = pool();
+    let mut hold = RecvBuf::with_capacity(100).post();
+    let mut room = hold.room(0).unwrap();
+    room.bytes()[..4].copy_from_slice(b"last");
+    let m = room.split(4, &mut pool).unwrap();
+    drop((hold, room, pool));
+    assert_eq!(m.as_slice(), b"last");
+}
+
+#[test]
+fn a_scrubbed_room_has_no_byte_of_what_landed_there() {
+    let mut hold = RecvBuf::with_capacity(8).post();
+    let mut room = hold.room(0).unwrap();
+    room.bytes().fill(9);
+    room.scrub(3);
+    assert_eq!(room.bytes(), [0, 0, 0, 9, 9, 9, 9, 9]);
+    room.scrub(usize::MAX);
+    drop(room);
+    let mut buf = hold.release(0).unwrap();
+    assert_eq!(buf.memory_mut(), [0; 8]);
+    assert_ne!(buf.id(), RecvBuf::with_capacity(8).id());
+}
+
+#[test]
+fn sizes_of_nothing_and_of_too_much_are_no_surprise() {
+    let mut hold = RecvBuf::with_capacity(0).post();
+    let mut room = hold.room(0).unwrap();
+    assert_eq!((room.len(), room.write(b"x")), (0, 0));
+    drop(room);
+    assert!(hold.release(9).unwrap().is_empty());
+    assert_eq!(RecvBuf::try_with_capacity(usize::MAX).err(), Some(NoMemory));
+}
