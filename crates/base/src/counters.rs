@@ -91,6 +91,8 @@ counters! {
     PlaceMisses, "place_misses";
     /// Bytes that a device copied because they had landed where they did not belong.
     PlaceMissBytes, "place_miss_bytes";
+    /// Bytes that readers took by reference.
+    LoanedBytes, "loaned_bytes";
     /// Bytes copied by this stack, both directions.
     CopiedBytes, "copied_bytes";
     /// Buffers that came ready-made out of the shard's cache.

@@ -1,8 +1,8 @@
 //! soreceive: a read. The data is detached from the receive buffer as a chain under the shard lock,
 //! copied outside it, and given back to the pool with the window update.
 
-use fulmar_mbuf::{Chain, Pool};
-use fulmar_tcp::{State, Tcb};
+use fulmar_mbuf::{Chain, Pool, Purpose};
+use fulmar_tcp::{Env, Lent, State, Tcb};
 
 use crate::{SocketError, Step};
 
@@ -20,6 +20,61 @@ pub fn take(tcb: &mut Tcb, pool: &mut Pool, max: usize) -> Result<Step<Chain>, S
         }
         Step::WaitData(n) => Ok(Step::WaitData(n)),
         Step::WaitSpace(n) => Ok(Step::WaitSpace(n)),
+    }
+}
+
+/// A loan whose storage is more than so many times its bytes is copied together: it would shrink the
+/// window by so much more than it is worth. Frames of more than a quarter of a 64 KiB buffer stay.
+const WASTE: usize = 4;
+
+/// As [`take`], for a reader who keeps the mbufs themselves for a while: they are charged to the
+/// window and to the budget until [`Tcb::take_back`]. What wastes most of its storage, or lies in the
+/// reserve for control, is copied together first.
+///
+/// # Errors
+/// As [`take`]. [`SocketError::NoBuffer`]: no memory for such a copy, and nothing was taken.
+pub fn lend(
+    tcb: &mut Tcb,
+    env: &mut Env,
+    max: usize,
+) -> Result<Step<(Chain, Lent)>, SocketError> {
+    let chain = match take(tcb, env.pool, max)? {
+        Step::Done(chain) => chain,
+        Step::WaitData(n) => return Ok(Step::WaitData(n)),
+        Step::WaitSpace(n) => return Ok(Step::WaitSpace(n)),
+    };
+    let chain = match keepable(chain, env.pool, tcb.is_storage_short()) {
+        Ok(chain) => chain,
+        Err(chain) => {
+            tcb.recv_queue().unread(chain);
+            return Err(SocketError::NoBuffer);
+        }
+    };
+    let lent = Lent::of(&chain);
+    env.window.lend(lent.storage_bytes);
+    tcb.lend(lent, env);
+    Ok(Step::Done((chain, lent)))
+}
+
+/// The same bytes in storage that a user may keep; the chain back if there is no memory for a copy
+/// that is needed.
+pub fn keepable(chain: Chain, pool: &mut Pool, is_short: bool) -> Result<Chain, Chain> {
+    let waste = if is_short { WASTE / 2 } else { WASTE };
+    let is_wasteful = chain.held_bytes() > chain.len().saturating_mul(waste);
+    // Only a pool that ran short has put payload into the reserve.
+    let is_dry = pool.available(Purpose::Receive) < chain.held_bytes();
+    let is_reserve = is_dry && chain.iter().any(|m| m.purpose() == Purpose::Control);
+    if !is_wasteful && !is_reserve {
+        return Ok(chain);
+    }
+    match pool.alloc_chain(chain.len(), 0, Purpose::Receive) {
+        Ok(mut copy) => {
+            copy.fill(chain.slices());
+            pool.free(chain);
+            Ok(copy)
+        }
+        Err(_) if is_reserve => Err(chain),
+        Err(_) => Ok(chain),
     }
 }
 

@@ -182,6 +182,8 @@ impl<P: Probe> Host<P> {
     fn post_from_handler(&self, request: Request) {
         match request {
             Request::Close(id) => self.inbox.push_close(id),
+            // Its buffers go home without a lock; the charge stays with the socket.
+            Request::LoanDone(_, chain, _) => drop(chain),
             other => std::mem::forget(other),
         }
     }
@@ -647,6 +649,7 @@ fn perform<P: Probe>(shard: &mut Shard<P>, now: Instant, request: Request) {
         Request::EndSendFile(id) => shard.sendfile_end(id),
         Request::GiveBack(id, r) => shard.tcp_abandon(id, r),
         Request::ReadDone(id, chain) => shard.tcp_read_done(now, id, chain),
+        Request::LoanDone(id, chain, lent) => shard.take_back(now, id, chain, lent),
         Request::Free(chain) => shard.free(chain),
         Request::Close(id) => shard.close(now, id),
         Request::Poll => drop(shard.step(now, POLL_BUDGET)),

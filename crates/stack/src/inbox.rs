@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use fulmar_base::SlotId;
 use fulmar_mbuf::Chain;
 use fulmar_socket::Reservation;
+use fulmar_tcp::Lent;
 
 use crate::host::lock;
 
@@ -28,6 +29,8 @@ pub enum Request {
     Abandon(SlotId, Reservation),
     /// Detached bytes are copied.
     ReadDone(SlotId, Chain),
+    /// What a reader kept by reference comes back.
+    LoanDone(SlotId, Chain, Lent),
     /// A datagram's payload is copied.
     Free(Chain),
     /// The user let go of a socket.

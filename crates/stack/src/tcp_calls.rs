@@ -305,9 +305,13 @@ impl<P: Probe> Shard<P> {
         self.net.counters.add(Counter::ReceiveBytes, bytes as u64);
         self.net.counters.add(Counter::CopiedBytes, bytes as u64);
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
-        if !entry.tcb.after_read(&mut Self::env(&mut self.net, now)) {
-            return;
+        if entry.tcb.after_read(&mut Self::env(&mut self.net, now)) {
+            self.tell_of_window(now, id);
         }
+    }
+
+    /// A read has left something to be sent, at most an ACK with a larger window.
+    pub(crate) fn tell_of_window(&mut self, now: Instant, id: SlotId) {
         if self.expects_frames() {
             return self.queue_output(id);
         }

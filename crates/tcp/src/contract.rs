@@ -37,6 +37,17 @@ impl WindowBudget {
     pub const fn new(limit_bytes: usize) -> WindowBudget {
         WindowBudget { limit_bytes, granted_bytes: 0 }
     }
+
+    /// Storage that arrived went to a user by reference, and is charged until it comes back, even if
+    /// its connection is gone by then.
+    pub fn lend(&mut self, storage_bytes: usize) {
+        self.granted_bytes = self.granted_bytes.saturating_add(storage_bytes);
+    }
+
+    /// It came back.
+    pub fn take_back(&mut self, storage_bytes: usize) {
+        self.granted_bytes = self.granted_bytes.saturating_sub(storage_bytes);
+    }
 }
 
 /// What the engine borrows from the shard for one call.

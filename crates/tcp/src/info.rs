@@ -45,6 +45,8 @@ pub struct Info {
     pub unsent_bytes: u64,
     /// Bytes to be read.
     pub recv_queue_bytes: usize,
+    /// Bytes that the user holds by reference.
+    pub lent_bytes: usize,
     /// Bytes received behind a gap.
     pub out_of_order_bytes: usize,
     /// Send buffer, bytes.
@@ -82,6 +84,7 @@ impl Tcb {
             send_queue_bytes: self.send.claimed_bytes(),
             unsent_bytes: self.send_end().saturating_sub(self.snd_nxt),
             recv_queue_bytes: self.recv.readable(),
+            lent_bytes: self.lent.bytes,
             out_of_order_bytes: self.recv.out_of_order_bytes(),
             send_buffer_bytes: self.send.limit(),
             recv_buffer_bytes: self.recv_limit,

@@ -60,3 +60,4 @@ pub use info::Info;
 pub use segment::{control_segment, reset_for, verify_checksum};
 pub use tcb::Tcb;
 pub use timewait::{TimeWait, TimeWaitVerdict};
+pub use window::Lent;

@@ -29,6 +29,7 @@ use crate::scoreboard::Scoreboard;
 use crate::segment::pseudo_sum;
 use crate::timers::{Timer, Timers, later};
 use crate::tuning::Tuning;
+use crate::window::Lent;
 use crate::{Config, TimeWait};
 use fulmar_base::{FlowKey, Instant, SeqNum};
 use fulmar_mbuf::{RecvQueue, SendQueue};
@@ -206,6 +207,8 @@ pub struct Tcb {
     pub(crate) recv_limit: usize,
     /// This connection's part of `WindowBudget::granted_bytes`.
     pub(crate) charged: usize,
+    /// What the user holds by reference.
+    pub(crate) lent: Lent,
     pub(crate) recv: RecvQueue,
 
     /// The pseudo header's sum, but for the length.
@@ -306,6 +309,7 @@ impl Tcb {
             fin_received: false,
             recv_limit: cfg.recv_buffer_bytes.min(cfg.max_buffer_bytes),
             charged: 0,
+            lent: Lent::default(),
             recv: RecvQueue::new(),
             pseudo: pseudo_sum(&key),
             scale: Scale { snd: 0, rcv: cfg.window_scale(), both: false },

@@ -3,6 +3,25 @@
 
 use crate::Tcb;
 use crate::contract::{Env, WindowBudget};
+use fulmar_mbuf::Chain;
+
+/// Bytes that left the receive buffer by reference and are still held by the user, and the storage
+/// behind them: they keep the window as small as if they had not been read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Lent {
+    /// Bytes of the stream.
+    pub bytes: usize,
+    /// Bytes of storage that they keep from arriving packets; at least `bytes`.
+    pub storage_bytes: usize,
+}
+
+impl Lent {
+    /// What a chain keeps while somebody holds it.
+    pub fn of(chain: &Chain) -> Lent {
+        let bytes = chain.len();
+        Lent { bytes, storage_bytes: chain.held_bytes().max(bytes) }
+    }
+}
 
 impl Tcb {
     /// Bytes offered and not yet used.
@@ -20,13 +39,16 @@ impl Tcb {
             return self.recv_limit as u64;
         }
         let storage = self.recv.storage_bytes();
-        let by_bytes = self.recv_limit.saturating_sub(self.recv.readable());
-        let by_storage = self.recv_limit.saturating_mul(2).saturating_sub(storage);
+        let unread = self.recv.readable().saturating_add(self.lent.bytes);
+        let by_bytes = self.recv_limit.saturating_sub(unread);
+        let kept = storage.saturating_add(self.lent.storage_bytes);
+        let by_storage = self.recv_limit.saturating_mul(2).saturating_sub(kept);
+        // What is lent is among the others: it stays charged when the connection is gone.
         let others = budget.granted_bytes.saturating_sub(self.charged);
         let by_budget = budget.limit_bytes.saturating_sub(others).saturating_sub(storage);
         // The few segments that everybody may have: not again while the last ones lie unread.
         let floor = self.path_mss().saturating_mul(WindowBudget::MIN_SEGMENTS);
-        let floor = floor.saturating_sub(self.recv.readable());
+        let floor = floor.saturating_sub(unread);
         by_bytes.min(by_storage).min(by_budget.max(floor)) as u64
     }
 
@@ -70,6 +92,26 @@ impl Tcb {
         let others = budget.granted_bytes.saturating_sub(self.charged);
         budget.granted_bytes = others.saturating_add(now);
         self.charged = now;
+    }
+
+    /// Bytes that were taken from the receive queue stay with the user for now. Charge them to the
+    /// budget as well ([`WindowBudget::lend`]).
+    pub fn lend(&mut self, lent: Lent, env: &mut Env) {
+        self.lent.bytes = self.lent.bytes.saturating_add(lent.bytes);
+        self.lent.storage_bytes = self.lent.storage_bytes.saturating_add(lent.storage_bytes);
+        self.recharge(env.window);
+    }
+
+    /// The user has given them back. True if the peer should hear of the larger window: call output.
+    pub fn take_back(&mut self, lent: Lent, env: &mut Env) -> bool {
+        self.lent.bytes = self.lent.bytes.saturating_sub(lent.bytes);
+        self.lent.storage_bytes = self.lent.storage_bytes.saturating_sub(lent.storage_bytes);
+        self.after_read(env)
+    }
+
+    /// What the user holds by reference.
+    pub fn lent(&self) -> Lent {
+        self.lent
     }
 
     /// Says that bytes were taken from the receive queue. True if the peer should hear of the

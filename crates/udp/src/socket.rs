@@ -48,6 +48,8 @@ pub struct UdpSocket {
     queue: VecDeque<Datagram>,
     /// Storage of the datagrams in `queue`, in bytes.
     queued_bytes: usize,
+    /// Storage of datagrams that the user holds by reference, in bytes.
+    lent_bytes: usize,
     recv_limit_bytes: RecvLimit,
     error: Option<UdpError>,
     /// Reading was shut down: what arrives is dropped.
@@ -82,14 +84,16 @@ impl UdpSocket {
     /// Puts a datagram in the receive queue. Returns whether the queue was empty before, that is,
     /// whether a reader is to be told.
     ///
-    /// Dropped and counted: `UdpBufferFull` if the queue is full (one datagram always fits),
-    /// `UdpNoSocket` if reading was shut down.
+    /// Dropped and counted: `UdpBufferFull` if the queue is full (one datagram always fits, unless
+    /// those that the user holds have used up the bound), `UdpNoSocket` if reading was shut down.
     pub fn deliver(&mut self, d: Datagram, pool: &mut Pool, counters: &mut Counters) -> bool {
         let storage_bytes = d.payload.storage_bytes();
         let was_empty = self.queue.is_empty();
         let total_bytes = self.queued_bytes.saturating_add(storage_bytes);
-        let is_full = total_bytes > self.recv_limit_bytes.0 || self.queue.len() >= MAX_DATAGRAMS;
-        if self.is_shut || (is_full && !was_empty) {
+        let held_bytes = total_bytes.saturating_add(self.lent_bytes);
+        let is_full = held_bytes > self.recv_limit_bytes.0 || self.queue.len() >= MAX_DATAGRAMS;
+        let may_always = was_empty && self.lent_bytes < self.recv_limit_bytes.0.max(1);
+        if self.is_shut || (is_full && !may_always) {
             let full = DropReason::UdpBufferFull;
             counters.drop_packet(if self.is_shut { DropReason::UdpNoSocket } else { full });
             pool.free(d.payload);
@@ -112,6 +116,22 @@ impl UdpSocket {
             }
         }
         Some(d)
+    }
+
+    /// A datagram that was received stays with the user for now: its storage counts as if it were
+    /// still in the queue.
+    pub fn lend(&mut self, storage_bytes: usize) {
+        self.lent_bytes = self.lent_bytes.saturating_add(storage_bytes);
+    }
+
+    /// The user has given it back.
+    pub fn take_back(&mut self, storage_bytes: usize) {
+        self.lent_bytes = self.lent_bytes.saturating_sub(storage_bytes);
+    }
+
+    /// Storage of what the user holds by reference, in bytes.
+    pub fn lent_bytes(&self) -> usize {
+        self.lent_bytes
     }
 
     /// Looks at the oldest datagram.

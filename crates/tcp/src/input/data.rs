@@ -96,7 +96,7 @@ impl Tcb {
     #[inline]
     fn merge_small(&mut self, env: &mut Env, payload: Chain) -> Option<Chain> {
         let wastes = payload.held_bytes() > payload.len().saturating_mul(2)
-            && self.recv.storage_bytes() > self.recv_limit;
+            && self.is_storage_short();
         let small = payload.len() <= MERGE_BYTES || wastes;
         if !small || self.recv.readable() == 0 {
             return Some(payload);
@@ -178,11 +178,17 @@ impl Tcb {
             && payload.iter().all(|m| m.purpose() != Purpose::Control)
     }
 
+    /// Half of the storage is used up.
+    pub fn is_storage_short(&self) -> bool {
+        let held = self.recv.storage_bytes().saturating_add(self.lent.storage_bytes);
+        held > self.recv_limit
+    }
+
     /// Twice the receive buffer, in storage.
     #[inline]
     fn has_storage_for(&self, payload: &Chain, grace: usize) -> bool {
         let limit = self.recv_limit.saturating_mul(2).saturating_add(grace);
-        let held = self.recv.storage_bytes();
+        let held = self.recv.storage_bytes().saturating_add(self.lent.storage_bytes);
         let adds = payload.held_bytes().max(payload.len());
         held.saturating_add(adds) <= limit
     }
