@@ -33,11 +33,7 @@ const WASTE: usize = 4;
 ///
 /// # Errors
 /// As [`take`]. [`SocketError::NoBuffer`]: no memory for such a copy, and nothing was taken.
-pub fn lend(
-    tcb: &mut Tcb,
-    env: &mut Env,
-    max: usize,
-) -> Result<Step<(Chain, Lent)>, SocketError> {
+pub fn lend(tcb: &mut Tcb, env: &mut Env, max: usize) -> Result<Step<(Chain, Lent)>, SocketError> {
     let chain = match take(tcb, env.pool, max)? {
         Step::Done(chain) => chain,
         Step::WaitData(n) => return Ok(Step::WaitData(n)),

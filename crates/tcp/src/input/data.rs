@@ -95,8 +95,8 @@ impl Tcb {
     /// reader who is late would find an open window that takes nothing.
     #[inline]
     fn merge_small(&mut self, env: &mut Env, payload: Chain) -> Option<Chain> {
-        let wastes = payload.held_bytes() > payload.len().saturating_mul(2)
-            && self.is_storage_short();
+        let wastes =
+            payload.held_bytes() > payload.len().saturating_mul(2) && self.is_storage_short();
         let small = payload.len() <= MERGE_BYTES || wastes;
         if !small || self.recv.readable() == 0 {
             return Some(payload);
