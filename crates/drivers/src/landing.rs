@@ -97,20 +97,28 @@ impl Landing {
             return Ok(Chain::from(small));
         }
         if bytes <= COPY_BYTES
-            && let Some(copy) = self.copy(bytes, scratch, pool)
+            && let Some(copy) = copy(self.parts(scratch), bytes, pool)
         {
             return Ok(copy);
         }
         self.give_away(bytes)
     }
 
-    fn copy(&mut self, bytes: usize, scratch: &mut Scratch, pool: &mut Pool) -> Option<Chain> {
-        let mut copy = pool.alloc(bytes, 0, Purpose::Receive).ok()?;
-        let [small, large] = self.parts(scratch);
-        let (front, back) = copy.append(bytes)?.split_at_mut(SMALL_BYTES);
-        front.copy_from_slice(small);
-        back.copy_from_slice(large.get(..back.len())?);
-        Some(Chain::from(copy))
+    /// As [`Landing::take`], where nothing is missing.
+    ///
+    /// # Errors
+    /// [`DropReason::NoBuffer`].
+    pub fn take_own(&mut self, bytes: usize, pool: &mut Pool) -> Result<Chain, DropReason> {
+        if bytes <= SMALL_BYTES {
+            return self.take_front(bytes).map(Chain::from).ok_or(DropReason::NoBuffer);
+        }
+        if bytes <= COPY_BYTES
+            && let Some(parts) = self.own_parts()
+            && let Some(copy) = copy(parts, bytes, pool)
+        {
+            return Ok(copy);
+        }
+        self.give_away(bytes)
     }
 
     /// The pair itself, if it is the pool's.
@@ -127,6 +135,64 @@ impl Landing {
         }
         Ok(chain)
     }
+}
+
+// Frames of which only a part lands here.
+impl Landing {
+    /// The small buffer, and the large one if there is one.
+    pub fn front_and_rest(&mut self) -> Option<(&mut [u8], Option<&mut [u8]>)> {
+        let small = self.small.as_mut()?.spare_mut().get_mut(..SMALL_BYTES)?;
+        let large = self.large.as_mut().and_then(|l| l.spare_mut().get_mut(..LARGE_BYTES));
+        Some((small, large))
+    }
+
+    /// Puts the front of a frame into the small buffer, as much as fits.
+    pub fn put_front(&mut self, bytes: &[u8]) {
+        let Some((small, _)) = self.front_and_rest() else { return };
+        let n = bytes.len().min(small.len());
+        if let (Some(to), Some(from)) = (small.get_mut(..n), bytes.get(..n)) {
+            to.copy_from_slice(from);
+        }
+    }
+
+    /// The small buffer with the first `bytes` bytes of a frame, at most [`SMALL_BYTES`].
+    pub fn take_front(&mut self, bytes: usize) -> Option<Mbuf> {
+        let mut small = self.small.take()?;
+        small.set_len(bytes);
+        Some(small)
+    }
+
+    /// The end of a frame: the first `bytes` bytes of the large buffer.
+    ///
+    /// # Errors
+    /// [`DropReason::NoBuffer`].
+    pub fn take_overflow(&mut self, bytes: usize, pool: &mut Pool) -> Result<Chain, DropReason> {
+        if bytes == 0 {
+            return Ok(Chain::new());
+        }
+        if bytes <= COPY_BYTES
+            && let Some((_, Some(large))) = self.front_and_rest()
+            && let Some(from) = large.get(..bytes)
+            && let Ok(mut copy) = pool.alloc(bytes, 0, Purpose::Receive)
+            && let Some(to) = copy.append(bytes)
+        {
+            to.copy_from_slice(from);
+            return Ok(Chain::from(copy));
+        }
+        let mut large = self.large.take().ok_or(DropReason::NoBuffer)?;
+        large.set_len(bytes);
+        Ok(Chain::from(large))
+    }
+}
+
+/// A frame longer than the small buffer, in a buffer of the right size.
+fn copy(parts: [&mut [u8]; 2], bytes: usize, pool: &mut Pool) -> Option<Chain> {
+    let [small, large] = parts;
+    let mut copy = pool.alloc(bytes, 0, Purpose::Receive).ok()?;
+    let (front, back) = copy.append(bytes)?.split_at_mut(SMALL_BYTES);
+    front.copy_from_slice(small);
+    back.copy_from_slice(large.get(..back.len())?);
+    Some(Chain::from(copy))
 }
 
 #[cfg(test)]

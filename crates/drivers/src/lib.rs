@@ -10,6 +10,8 @@ mod error;
 mod landing;
 pub mod link;
 pub mod packet;
+mod placing;
+mod seen;
 pub mod shm;
 pub mod sim;
 #[allow(unsafe_code)]

@@ -1,0 +1,413 @@
+//! Payload straight into posted buffers, on devices that are told with each read where the frame
+//! goes: predictive scatter, as a transaction.
+//!
+//! ```text
+//!             expected headers      room A          room B           overflow
+//!   frame   | headers of the flow | payload ─────────────────────────────────── |
+//!           +---------------------+-----------+--------------------+-----------+
+//!   lands in| small (a pool's)    | rest of A | rest of B          | large     |
+//! ```
+//!
+//! *Begin*: [`Placer::aim`] guesses the flow of the next frame; its rooms and the [`Landing`]
+//! take it in. *Commit*: the frame shows, headers read, that it is the next segment of that flow with
+//! headers of the length that was guessed; then what lies in the rooms becomes the payload of the
+//! packet. *Roll back*: everything that landed in rooms is copied out in the order of the frame, to
+//! where it belongs (the rooms of its own flow, or a pool's buffers), and wiped, before the next read
+//! and before anybody can see it. What goes up is the same frame in either case.
+//!
+//! Where frames come without a guess, the next segment of a flow with rooms is copied there: one
+//! copy, as for any receiver, but no more.
+//!
+//! **Trust.** Between the read and the end of [`Placer::take`] bytes of one flow may lie in the posted
+//! buffer of another one. Its owner has given it away and cannot look; but a buffer over registered
+//! memory may be mapped elsewhere. Where owners of posted buffers do not trust each other, guessing
+//! is to be switched off ([`Placer::set_predicting`]).
+//!
+//! Bounds: [`flows::MAX_FLOWS`] flows, two rooms each. Cost: one look at the headers per frame, and
+//! per frame in a room one descriptor; nothing while no flow has rooms.
+
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
+
+pub mod flows;
+mod predict;
+mod scatter;
+#[cfg(test)]
+mod tests;
+
+use fulmar_base::{Counter, Counters, DropReason, FlowKey};
+use fulmar_mbuf::{Chain, Pool, Purpose};
+use fulmar_netdev::{DeviceStats, Placement, PlacementHint, Rooms, Unsupported};
+
+use crate::landing::{Landing, SMALL_BYTES};
+use flows::{Flow, Flows, Segment};
+use predict::Predictor;
+use scatter::{Landed, PARTS, wipe};
+
+/// Enough of the front of a frame for Ethernet, IPv4 and TCP headers with all the options there can
+/// be, or IPv6 with an extension.
+pub const FRONT_BYTES: usize = 160;
+
+/// The longest frame that a device hands up.
+const MAX_FRAME_BYTES: usize = 14 + 65_535;
+
+/// A guess that was acted on: the parts of the next read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Aim {
+    slot: usize,
+    header_bytes: usize,
+}
+
+/// What placement has done since it was asked last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Outcome {
+    /// Frames whose payload landed where it belongs, and its bytes.
+    pub hits: u64,
+    pub hit_bytes: u64,
+    /// Frames of flows with rooms that landed elsewhere, and frames in rooms that are not theirs.
+    pub misses: u64,
+    /// Bytes copied because of that.
+    pub moved_bytes: u64,
+}
+
+impl Outcome {
+    /// Adds it to what a device counts.
+    pub fn count(self, counters: &mut Counters, stats: &mut DeviceStats) {
+        let list = [
+            (Counter::PlacedFrames, self.hits, &mut stats.place_hits),
+            (Counter::PlacedBytes, self.hit_bytes, &mut stats.placed_bytes),
+            (Counter::PlaceMisses, self.misses, &mut stats.place_misses),
+            (Counter::PlaceMissBytes, self.moved_bytes, &mut stats.place_miss_bytes),
+        ];
+        for (counter, n, stat) in list {
+            counters.add(counter, n);
+            *stat = stat.saturating_add(n);
+        }
+    }
+
+    fn hit(&mut self, bytes: usize) {
+        self.hits = self.hits.saturating_add(1);
+        self.hit_bytes = self.hit_bytes.saturating_add(bytes as u64);
+    }
+
+    fn miss(&mut self, moved_bytes: usize) {
+        self.misses = self.misses.saturating_add(1);
+        self.moved_bytes = self.moved_bytes.saturating_add(moved_bytes as u64);
+    }
+}
+
+/// See the module's header.
+pub struct Placer {
+    flows: Flows,
+    predictor: Predictor,
+    /// Whether guesses may be acted on at all.
+    is_predicting: bool,
+    /// Whether any flow may have rooms: without one there is nothing to look for.
+    is_active: bool,
+    /// A buffer became full: its owner should hear of it before more frames are taken.
+    is_full: bool,
+    outcome: Outcome,
+}
+
+impl Placer {
+    pub fn new(is_predicting: bool) -> Placer {
+        Placer {
+            flows: Flows::new(),
+            predictor: Predictor::new(),
+            is_predicting,
+            is_active: false,
+            is_full: false,
+            outcome: Outcome::default(),
+        }
+    }
+
+    /// Takes a hint.
+    ///
+    /// # Errors
+    /// It is not about payload in order, or [`flows::MAX_FLOWS`] flows have rooms already.
+    pub fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
+        let Placement::InOrder(rooms) = hint.placement else { return Err(Unsupported) };
+        let place = self.flows.set(hint.flow, hint.next_seq, rooms).ok_or(Unsupported)?;
+        if place.is_new {
+            self.predictor.forget(place.slot);
+        }
+        self.predictor.placed(place.slot);
+        self.is_active = true;
+        Ok(())
+    }
+
+    /// Takes the rooms of a flow back.
+    pub fn unplace(&mut self, flow: &FlowKey) -> Rooms {
+        self.flows.clear(flow)
+    }
+
+    /// Whether no flow was ever placed: frames need not be looked at.
+    pub fn is_idle(&self) -> bool {
+        !self.is_active
+    }
+
+    /// Whether a buffer became full since this was asked last.
+    pub fn take_full(&mut self) -> bool {
+        std::mem::take(&mut self.is_full)
+    }
+
+    /// What happened since this was asked last.
+    pub fn take_outcome(&mut self) -> Outcome {
+        std::mem::take(&mut self.outcome)
+    }
+
+    /// The flow whose rooms the next frame should land in, if there is one and it pays.
+    pub fn aim(&self) -> Option<Aim> {
+        if !self.is_active || !self.is_predicting || !self.predictor.is_worth_it() {
+            return None;
+        }
+        let slot = self.predictor.guess()?;
+        let flow = self.flows.get(slot).filter(|f| f.is_ready())?;
+        Some(Aim { slot, header_bytes: flow.header_bytes.min(FRONT_BYTES) })
+    }
+
+    /// Where the next frame lands: expected headers, two rooms, overflow. Without an aim the rooms
+    /// are empty and the first part is the whole small buffer. `None`: the pool has no buffers.
+    pub fn parts<'a>(
+        &'a mut self,
+        aim: Option<Aim>,
+        landing: &'a mut Landing,
+    ) -> Option<[&'a mut [u8]; PARTS]> {
+        let flow = aim.and_then(|a| self.flows.get_mut(a.slot));
+        parts(aim, flow, landing)
+    }
+
+    /// The front of a frame of `bytes` bytes that has landed; returns how much of it there is.
+    pub fn front(
+        &mut self,
+        aim: Option<Aim>,
+        bytes: usize,
+        landing: &mut Landing,
+        to: &mut [u8; FRONT_BYTES],
+    ) -> usize {
+        self.parts(aim, landing).map_or(0, |p| landed(p, bytes).copy(0, to))
+    }
+
+    /// The frame of `bytes` bytes that has landed in [`Placer::parts`] of this aim and this landing;
+    /// `front` is what [`Placer::front`] read of it. Whatever the answer, no room has a byte
+    /// afterwards that is not its flow's.
+    ///
+    /// # Errors
+    /// [`DropReason::NoBuffer`].
+    pub fn take(
+        &mut self,
+        aim: Option<Aim>,
+        frame: Frame<'_>,
+        landing: &mut Landing,
+        pool: &mut Pool,
+    ) -> Result<Chain, DropReason> {
+        let (slot, owner) = self.who(&frame);
+        let is_hit = match (aim, owner) {
+            (Some(a), Some((o, s))) => (a.slot, a.header_bytes) == (o, s.header_bytes),
+            _ => false,
+        };
+        if let Some((o, s)) = owner.filter(|_| is_hit) {
+            let hit = self.commit(o, &s, landing, pool);
+            return hit.inspect_err(|_| self.wipe(aim, frame.bytes));
+        }
+        let is_miss = slot.is_some() || aim.is_some_and(|a| frame.bytes > a.header_bytes);
+        let moved = self.roll_back(aim, owner, frame, landing, pool);
+        self.wipe(aim, frame.bytes);
+        let (chain, moved_bytes) = moved?;
+        if is_miss {
+            self.outcome.miss(moved_bytes);
+        }
+        Ok(chain)
+    }
+
+    /// Nothing came, or nothing that can be used: what lies in rooms goes.
+    pub fn discard(&mut self, aim: Option<Aim>) {
+        self.wipe(aim, MAX_FRAME_BYTES);
+    }
+
+    /// The flow that a frame with payload is of, and that flow again with the segment if it is the
+    /// next one.
+    fn who(&mut self, frame: &Frame<'_>) -> (Option<usize>, Option<(usize, Segment)>) {
+        let segment = Segment::of(frame.front, frame.bytes).filter(|s| s.payload_bytes > 0);
+        let Some(s) = segment else { return (None, None) };
+        let slot = self.flows.find(&s);
+        let expects = |slot: &usize| self.flows.get(*slot).is_some_and(|f| f.expects(&s));
+        let owner = slot.filter(expects).map(|slot| (slot, s));
+        self.predictor.came(slot, owner.is_some(), s.payload_bytes);
+        (slot, owner)
+    }
+
+    /// Wipes what a frame of `bytes` bytes has left in the rooms that were aimed at.
+    fn wipe(&mut self, aim: Option<Aim>, bytes: usize) {
+        let Some(aim) = aim else { return };
+        let Some(flow) = self.flows.get_mut(aim.slot) else { return };
+        let bytes = bytes.saturating_sub(aim.header_bytes);
+        wipe(flows::parts(&mut flow.rooms, aim.room_bytes()), bytes);
+    }
+
+    /// The payload lies where it belongs.
+    fn commit(
+        &mut self,
+        slot: usize,
+        s: &Segment,
+        landing: &mut Landing,
+        pool: &mut Pool,
+    ) -> Result<Chain, DropReason> {
+        let flow = self.flows.get_mut(slot).ok_or(DropReason::NoBuffer)?;
+        let fits = flow.rooms.bytes().min(s.payload_bytes);
+        let over = landing.take_overflow(s.payload_bytes.saturating_sub(fits), pool)?;
+        let (chain, is_full) = headed(flow, s, over, landing, pool)?;
+        self.is_full |= is_full;
+        self.outcome.hit(fits);
+        Ok(chain)
+    }
+
+    /// Brings a frame to where it belongs; answers also how many bytes were copied for it.
+    fn roll_back(
+        &mut self,
+        aim: Option<Aim>,
+        owner: Option<(usize, Segment)>,
+        frame: Frame<'_>,
+        landing: &mut Landing,
+        pool: &mut Pool,
+    ) -> Result<(Chain, usize), DropReason> {
+        let elsewhere = owner.filter(|(slot, _)| aim.is_none_or(|a| a.slot != *slot));
+        match (aim, elsewhere) {
+            (_, Some((slot, s))) => self.move_over(aim, slot, &s, frame, landing, pool),
+            (None, None) => Ok((landing.take_own(frame.bytes, pool)?, 0)),
+            // Also where the headers of the right flow were longer or shorter than expected: the
+            // payload cannot be moved within the memory that it lies in.
+            (Some(a), None) => self.copy_out(a, frame, landing, pool),
+        }
+    }
+
+    /// Copies a frame out of rooms that are not its own, into a pool's buffers.
+    fn copy_out(
+        &mut self,
+        aim: Aim,
+        frame: Frame<'_>,
+        landing: &mut Landing,
+        pool: &mut Pool,
+    ) -> Result<(Chain, usize), DropReason> {
+        if frame.bytes <= SMALL_BYTES {
+            // The small buffer has the front of it already, and room for the rest.
+            let mut whole = [0; SMALL_BYTES];
+            let parts = self.parts(Some(aim), landing).ok_or(DropReason::NoBuffer)?;
+            landed(parts, frame.bytes).copy(0, &mut whole);
+            landing.put_front(&whole);
+            let copied = frame.bytes.saturating_sub(aim.header_bytes);
+            return Ok((landing.take_own(frame.bytes, pool)?, copied));
+        }
+        let parts = self.parts(Some(aim), landing).ok_or(DropReason::NoBuffer)?;
+        let chain = copy(landed(parts, frame.bytes), 0, frame.bytes, pool)?;
+        Ok((chain, frame.bytes))
+    }
+
+    /// Copies the payload of a flow's next segment into its rooms.
+    fn move_over(
+        &mut self,
+        aim: Option<Aim>,
+        slot: usize,
+        s: &Segment,
+        frame: Frame<'_>,
+        landing: &mut Landing,
+        pool: &mut Pool,
+    ) -> Result<(Chain, usize), DropReason> {
+        let (from, to) = match aim {
+            Some(a) => self.flows.both(a.slot, slot).map(|(from, to)| (Some(from), to)),
+            None => self.flows.get_mut(slot).map(|to| (None, to)),
+        }
+        .ok_or(DropReason::NoBuffer)?;
+        let source = landed(parts(aim, from, landing).ok_or(DropReason::NoBuffer)?, frame.bytes);
+        let fits = to.rooms.bytes().min(s.payload_bytes);
+        let mut at = s.header_bytes;
+        for part in flows::parts(&mut to.rooms, fits) {
+            at = at.saturating_add(source.copy(at, part));
+        }
+        let over = copy(source, at, s.payload_bytes.saturating_sub(fits), pool)?;
+        landing.put_front(frame.front);
+        let (chain, is_full) = headed(to, s, over, landing, pool)?;
+        self.is_full |= is_full;
+        Ok((chain, s.payload_bytes))
+    }
+}
+
+/// A frame of which the headers were read.
+#[derive(Clone, Copy)]
+pub struct Frame<'a> {
+    /// Length of all of it.
+    pub bytes: usize,
+    /// As much of it as [`Placer::front`] has read.
+    pub front: &'a [u8],
+}
+
+impl Aim {
+    /// Bytes of a frame that may land in the rooms.
+    fn room_bytes(&self) -> usize {
+        MAX_FRAME_BYTES.saturating_sub(self.header_bytes)
+    }
+}
+
+/// See [`Placer::parts`]. `flow`: the one that is aimed at.
+fn parts<'a>(
+    aim: Option<Aim>,
+    flow: Option<&'a mut Flow>,
+    landing: &'a mut Landing,
+) -> Option<[&'a mut [u8]; PARTS]> {
+    let (Some(aim), Some(flow)) = (aim, flow) else {
+        let [small, large] = landing.own_parts()?;
+        return Some([small, &mut [], &mut [], large]);
+    };
+    let needed = aim.room_bytes();
+    let is_enough = flow.rooms.bytes() >= needed;
+    let [a, b] = flows::parts(&mut flow.rooms, needed);
+    let (small, large) = landing.front_and_rest()?;
+    let small = small.get_mut(..aim.header_bytes)?;
+    match large {
+        Some(large) => Some([small, a, b, large]),
+        None => is_enough.then_some([small, a, b, &mut []]),
+    }
+}
+
+fn landed(parts: [&mut [u8]; PARTS], bytes: usize) -> Landed<'_> {
+    Landed::new(parts.map(|p| &*p), bytes)
+}
+
+/// `n` bytes of a frame in a pool's buffers.
+fn copy(from: Landed<'_>, at: usize, n: usize, pool: &mut Pool) -> Result<Chain, DropReason> {
+    if n == 0 {
+        return Ok(Chain::new());
+    }
+    let chain = pool.alloc_chain(n, 0, Purpose::Receive);
+    let mut chain = chain.map_err(|_| DropReason::NoBuffer)?;
+    let mut at = at;
+    for part in chain.slices_mut() {
+        at = at.saturating_add(from.copy(at, part));
+    }
+    Ok(chain)
+}
+
+/// A frame whose headers lie in the small buffer and whose payload in the flow's rooms, as far as it
+/// fits, with `over` behind it; answers also whether a buffer became full.
+fn headed(
+    flow: &mut Flow,
+    s: &Segment,
+    over: Chain,
+    landing: &mut Landing,
+    pool: &mut Pool,
+) -> Result<(Chain, bool), DropReason> {
+    let taken = landing.take_front(s.header_bytes).and_then(|head| match flow.take(s, pool) {
+        Ok((payload, is_full)) => Some((head, payload, is_full)),
+        Err(_) => {
+            pool.free(Chain::from(head));
+            None
+        }
+    });
+    let Some((head, payload, is_full)) = taken else {
+        pool.free(over);
+        return Err(DropReason::NoBuffer);
+    };
+    let mut chain = Chain::from(head);
+    chain.append(payload);
+    chain.append(over);
+    Ok((chain, is_full))
+}

@@ -1,0 +1,216 @@
+//! The flows that a device places: what it expects next of each, and where that goes.
+
+use fulmar_base::{FlowKey, SeqNum};
+use fulmar_mbuf::{Chain, NoBuffer, Pool};
+use fulmar_netdev::Rooms;
+use fulmar_wire::eth;
+use fulmar_wire::tcp::Flags;
+
+use crate::seen::{Seen, Transport};
+
+/// Flows that one device places at once; further ones are delivered as usual.
+pub const MAX_FLOWS: usize = 64;
+
+/// Ethernet header, IP header without options, TCP header with timestamps, which nearly every
+/// connection has: what is expected of a flow of which nothing has come yet.
+const HEADERS: [usize; 2] = [eth::HEADER_BYTES + 20 + 32, eth::HEADER_BYTES + 40 + 32];
+
+/// What ends or bends a stream is for the stack alone.
+const SPECIAL: Flags = Flags::SYN.with(Flags::FIN).with(Flags::RST).with(Flags::URG);
+
+/// A TCP segment as a frame shows it.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    flow: FlowKey,
+    seq: SeqNum,
+    flags: Flags,
+    /// Bytes of all headers: where the payload begins in the frame.
+    pub header_bytes: usize,
+    /// Bytes of payload, up to the end of the frame.
+    pub payload_bytes: usize,
+}
+
+impl Segment {
+    /// Reads it from the front of a frame of `frame_bytes`; nothing if it is no whole TCP segment,
+    /// or bytes follow that are not of it.
+    pub fn of(front: &[u8], frame_bytes: usize) -> Option<Segment> {
+        Segment::from_seen(&Seen::of(front, frame_bytes)?, frame_bytes)
+    }
+
+    /// As [`Segment::of`], of headers that were read already.
+    pub fn from_seen(seen: &Seen, frame_bytes: usize) -> Option<Segment> {
+        let Transport::Tcp(h) = seen.transport else { return None };
+        let is_exact = seen.payload_at.checked_add(seen.payload_bytes) == Some(frame_bytes);
+        is_exact.then(|| Segment {
+            flow: FlowKey::new((seen.dst, h.dst_port).into(), (seen.src, h.src_port).into()),
+            seq: h.seq,
+            flags: h.flags,
+            header_bytes: seen.payload_at,
+            payload_bytes: seen.payload_bytes,
+        })
+    }
+}
+
+/// The first `limit` bytes of the rooms.
+pub fn parts(rooms: &mut Rooms, limit: usize) -> [&mut [u8]; Rooms::MAX] {
+    let mut left = limit;
+    let (first, second) = rooms.pair_mut();
+    [first, second].map(|room| {
+        let Some(room) = room else { return &mut [][..] };
+        let n = room.len().min(left);
+        left = left.saturating_sub(n);
+        room.bytes().get_mut(..n).unwrap_or(&mut [])
+    })
+}
+
+/// Takes the first `n` bytes of the rooms (or all, if there are less) as what has been received, and
+/// lets go of rooms that are full; answers also whether there were such.
+///
+/// # Errors
+/// The pool has no descriptor. What was taken before is gone from the rooms then.
+fn split(rooms: &mut Rooms, n: usize, pool: &mut Pool) -> Result<(Chain, bool), NoBuffer> {
+    let (mut chain, mut left, mut is_full) = (Chain::new(), n, false);
+    while let Some(room) = rooms.front_mut().filter(|_| left > 0) {
+        let part = room.len().min(left);
+        match room.split(part, pool) {
+            Ok(m) => chain.push_back(m),
+            Err(e) => {
+                pool.free(chain);
+                return Err(e);
+            }
+        }
+        left = left.saturating_sub(part);
+        if !room.is_empty() {
+            break;
+        }
+        is_full = true;
+        drop(rooms.pop_front());
+    }
+    Ok((chain, is_full))
+}
+
+/// One flow. Between hints it has no rooms, but what was learnt of it stays.
+pub struct Flow {
+    key: FlowKey,
+    /// The number of the byte that goes to the start of the rooms. `None`: what is in the rooms and
+    /// what was taken from them no longer agree, until the stack says where it stands.
+    next: Option<SeqNum>,
+    pub rooms: Rooms,
+    /// Bytes of all headers in front of the payload, as the last segment had them.
+    pub header_bytes: usize,
+}
+
+impl Flow {
+    /// Whether the next segment has somewhere to go.
+    pub fn is_ready(&self) -> bool {
+        self.next.is_some() && !self.rooms.is_empty()
+    }
+
+    /// Whether the segment is the next one, and there is room.
+    pub fn expects(&self, s: &Segment) -> bool {
+        self.next == Some(s.seq)
+            && s.payload_bytes > 0
+            && !self.rooms.is_empty()
+            && s.flags.contains(Flags::ACK)
+            && !s.flags.intersects(SPECIAL)
+    }
+
+    /// Takes the payload of the segment, of which the first bytes lie in the rooms, as many as fit;
+    /// answers also whether a buffer became full.
+    ///
+    /// # Errors
+    /// The pool has no descriptor: the frame is lost.
+    pub fn take(&mut self, s: &Segment, pool: &mut Pool) -> Result<(Chain, bool), NoBuffer> {
+        let taken = split(&mut self.rooms, s.payload_bytes, pool);
+        let end = s.seq + u32::try_from(s.payload_bytes).unwrap_or(0);
+        self.next = taken.is_ok().then_some(end);
+        self.header_bytes = s.header_bytes;
+        taken
+    }
+}
+
+/// The flows by slot.
+pub struct Flows {
+    slots: [Option<Flow>; MAX_FLOWS],
+    /// The slot that was asked for last.
+    last: usize,
+}
+
+/// Where a hint has gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    pub slot: usize,
+    /// The slot was another flow's before.
+    pub is_new: bool,
+}
+
+impl Flows {
+    pub fn new() -> Flows {
+        Flows { slots: std::array::from_fn(|_| None), last: 0 }
+    }
+
+    /// Sets or replaces what is expected of a flow. `None`: too many flows have rooms.
+    pub fn set(&mut self, key: FlowKey, next: SeqNum, rooms: Rooms) -> Option<Place> {
+        let known = self.slot_of(&key);
+        let slot = known.or_else(|| self.free_slot())?;
+        let place = self.slots.get_mut(slot)?;
+        let header_bytes = match place {
+            Some(flow) if known.is_some() => flow.header_bytes,
+            _ => HEADERS[usize::from(key.remote_ip().is_ipv6())],
+        };
+        *place = Some(Flow { key, next: Some(next), rooms, header_bytes });
+        self.last = slot;
+        Some(Place { slot, is_new: known.is_none() })
+    }
+
+    /// Takes the rooms of a flow back.
+    pub fn clear(&mut self, key: &FlowKey) -> Rooms {
+        let flow = self.slot_of(key).and_then(|s| self.get_mut(s));
+        flow.map(|f| std::mem::take(&mut f.rooms)).unwrap_or_default()
+    }
+
+    /// A slot that no flow has ever had, else one of a flow without rooms.
+    fn free_slot(&self) -> Option<usize> {
+        let slots = &self.slots;
+        let unused = slots.iter().position(Option::is_none);
+        let has_no_rooms = |f: &Option<Flow>| f.as_ref().is_some_and(|f| f.rooms.is_empty());
+        unused.or_else(|| slots.iter().position(has_no_rooms))
+    }
+
+    pub fn get(&self, slot: usize) -> Option<&Flow> {
+        self.slots.get(slot)?.as_ref()
+    }
+
+    pub fn get_mut(&mut self, slot: usize) -> Option<&mut Flow> {
+        self.slots.get_mut(slot)?.as_mut()
+    }
+
+    /// Two different flows.
+    pub fn both(&mut self, a: usize, b: usize) -> Option<(&mut Flow, &mut Flow)> {
+        let [a, b] = self.slots.get_disjoint_mut([a, b]).ok()?;
+        Some((a.as_mut()?, b.as_mut()?))
+    }
+
+    fn slot_of(&self, key: &FlowKey) -> Option<usize> {
+        let is_it = |f: &Option<Flow>| f.as_ref().is_some_and(|f| f.key == *key);
+        if self.slots.get(self.last).is_some_and(is_it) {
+            return Some(self.last);
+        }
+        self.slots.iter().position(is_it)
+    }
+
+    /// The flow that a segment belongs to. A device knows no zones; it is one interface.
+    pub fn find(&mut self, s: &Segment) -> Option<usize> {
+        let mut key = s.flow;
+        let mut is_it = |f: &Option<Flow>| {
+            f.as_ref().is_some_and(|f| {
+                key.zone = f.key.zone;
+                f.key == key
+            })
+        };
+        if !self.slots.get(self.last).is_some_and(&mut is_it) {
+            self.last = self.slots.iter().position(is_it)?;
+        }
+        Some(self.last)
+    }
+}
