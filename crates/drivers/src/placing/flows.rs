@@ -13,7 +13,9 @@ pub const MAX_FLOWS: usize = 64;
 
 /// Ethernet header, IP header without options, TCP header with timestamps, which nearly every
 /// connection has: what is expected of a flow of which nothing has come yet.
-const HEADERS: [usize; 2] = [eth::HEADER_BYTES + 20 + 32, eth::HEADER_BYTES + 40 + 32];
+const USUAL_BYTES: usize = eth::HEADER_BYTES + 20 + 32;
+/// The same with IPv6.
+const USUAL_BYTES_V6: usize = eth::HEADER_BYTES + 40 + 32;
 
 /// What ends or bends a stream is for the stack alone.
 const SPECIAL: Flags = Flags::SYN.with(Flags::FIN).with(Flags::RST).with(Flags::URG);
@@ -122,7 +124,7 @@ impl Flow {
     /// The pool has no descriptor: the frame is lost.
     pub fn take(&mut self, s: &Segment, pool: &mut Pool) -> Result<(Chain, bool), NoBuffer> {
         let taken = split(&mut self.rooms, s.payload_bytes, pool);
-        let end = s.seq + u32::try_from(s.payload_bytes).unwrap_or(0);
+        let end = SeqNum(s.seq.0.wrapping_add(u32::try_from(s.payload_bytes).unwrap_or(0)));
         self.next = taken.is_ok().then_some(end);
         self.header_bytes = s.header_bytes;
         taken
@@ -156,7 +158,8 @@ impl Flows {
         let place = self.slots.get_mut(slot)?;
         let header_bytes = match place {
             Some(flow) if known.is_some() => flow.header_bytes,
-            _ => HEADERS[usize::from(key.remote_ip().is_ipv6())],
+            _ if key.remote_ip().is_ipv6() => USUAL_BYTES_V6,
+            _ => USUAL_BYTES,
         };
         *place = Some(Flow { key, next: Some(next), rooms, header_bytes });
         self.last = slot;

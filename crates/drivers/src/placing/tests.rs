@@ -269,8 +269,8 @@ fn bulk(
     turn: impl Fn(usize) -> usize,
 ) {
     let mut next = [SeqNum(9); FLOWS];
-    for flow in 0..2 {
-        rig.post(flow, next[flow], [buffer, buffer]);
+    for (flow, next) in next.iter().enumerate().take(2) {
+        rig.post(flow, *next, [buffer, buffer]);
     }
     for i in 0..frames {
         let flow = turn(i);
