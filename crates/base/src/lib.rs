@@ -18,6 +18,6 @@ pub use counters::{Counter, Counters};
 pub use drops::DropReason;
 pub use flow::{EtherAddr, FlowKey, SlotId, SocketHandle, Zone, with_zone, zone_of};
 pub use offload::{Gso, GsoKind, Offload};
-pub use probe::{NoProbe, Probe, Stage};
+pub use probe::{NoProbe, Outside, Probe, Stage};
 pub use seq::SeqNum;
 pub use time::{Duration, Instant};

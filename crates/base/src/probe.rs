@@ -3,7 +3,11 @@
 //! The stack takes its probe as a type parameter. [`NoProbe`] is the released path: the compiler
 //! removes every call. A probe that answers [`ControlFlow::Break`] asks the path to return at this
 //! stage, undoing what must be undone, so that a loop measures the cost up to it (the exit-point
-//! method of Rizzo's 2012 measurement).
+//! method of Rizzo's 2012 measurement). A probe that reads a counter makes an account: what a stage
+//! costs is the time since the stage before, so the stages of a path sum up to the whole.
+//!
+//! Some stages are passed outside of the shard's lock (a copy, the wait for the lock itself). They
+//! go to [`Probe::Outside`], which threads may use at the same time.
 
 use core::ops::ControlFlow;
 
@@ -40,43 +44,71 @@ macro_rules! stages {
 
 stages! {
     /// The application's own loop.
-    SendCall, "socket", "send_call";
+    SendCall, "application", "send_call";
+    /// The shard is the caller's: its lock is taken, what others left is done, the clock is read.
+    Locked, "lock", "locked";
     /// The socket is found and its state is checked.
     SendChecked, "socket", "send_checked";
+    /// The routes gave a datagram its source address and MTU.
+    PathChosen, "ip", "path_chosen";
     /// Buffers are obtained for the whole write.
-    SendReserved, "socket", "send_reserved";
+    SendReserved, "memory", "send_reserved";
     /// The bytes are copied in.
-    SendCopied, "socket", "send_copied";
+    SendCopied, "copy", "send_copied";
     /// The bytes are in the send buffer.
     SendCommitted, "socket", "send_committed";
     /// The transport decided what to send and built its header.
     TransportOutput, "transport", "transport_output";
-    /// The route is known.
+    /// Route and neighbour are known.
     RouteFound, "ip", "route_found";
-    /// The IP header stands.
+    /// There is room for both headers, and the IP header stands.
     IpOutput, "ip", "ip_output";
-    /// The neighbour is known and the Ethernet header stands.
+    /// The Ethernet header stands.
     EtherOutput, "ether", "ether_output";
-    /// The frame lies in the burst.
+    /// The frame lies in the burst, in a form that the device can send.
     BurstQueued, "stack", "burst_queued";
     /// The device took the burst.
     DeviceTaken, "device", "device_taken";
-    /// The device finished with the frame and its buffers came back.
+    /// The frames that the device has finished with are taken back, their buffers freed.
     Completed, "device", "completed";
+    /// The device was looked at and had nothing.
+    PolledEmpty, "device", "polled_empty";
     /// The device handed over a received frame.
     DeviceReceived, "device", "device_received";
     /// The Ethernet header is checked.
     EtherInput, "ether", "ether_input";
     /// The IP header is checked.
     IpInput, "ip", "ip_input";
-    /// The owner of the packet is found.
-    Demultiplexed, "stack", "demultiplexed";
+    /// The transport header is checked, and the owner of the packet is to be looked for.
+    Demultiplexed, "transport", "demultiplexed";
     /// The transport accepted the bytes.
     TransportInput, "transport", "transport_input";
-    /// The reader is told.
-    ReaderWoken, "socket", "reader_woken";
+    /// Whoever waits for them is noted, to be woken.
+    ReaderWoken, "wake", "reader_woken";
+    /// Timers and what was held back had their turn.
+    TimersRun, "stack", "timers_run";
+    /// The bytes are detached from the receive buffer.
+    ReceiveTaken, "socket", "receive_taken";
     /// The bytes are copied out.
-    ReceiveCopied, "socket", "receive_copied";
+    ReceiveCopied, "copy", "receive_copied";
+    /// The buffers are freed, and whether the window is worth a packet is decided.
+    ReceiveFreed, "memory", "receive_freed";
+    /// The lock is released, and those to be woken are.
+    Released, "lock", "released";
+    /// A poll that found nothing is over: the thread has looked, spun or yielded.
+    Spun, "wake", "spun";
+    /// The thread slept.
+    Slept, "idle", "slept";
+}
+
+impl Stage {
+    /// How many there are.
+    pub const COUNT: usize = Stage::ALL.len();
+
+    /// The stage with this number (`stage as u8`).
+    pub fn from_index(index: usize) -> Option<Stage> {
+        Stage::ALL.get(index).copied()
+    }
 }
 
 /// Looks at the stages of a path. Implementations are chosen when a stack is created.
@@ -84,9 +116,42 @@ pub trait Probe: Send + 'static {
     /// False if every call of [`Probe::stage`] is known to do nothing.
     const ACTIVE: bool;
 
+    /// What looks at the stages that are passed outside of the shard's lock.
+    type Outside: Outside;
+
+    /// The part for those who do not hold the lock.
+    fn outside(&self) -> Self::Outside;
+
     /// The path has reached `stage`. `Break` asks it to stop here and undo.
     fn stage(&mut self, stage: Stage) -> ControlFlow<()>;
+
+    /// Whether the path is to stop at `stage`, without passing it: for steps that begin behind it.
+    #[inline(always)]
+    fn stops_at(&self, stage: Stage) -> bool {
+        let _ = stage;
+        false
+    }
 }
+
+/// The part of a probe that threads use outside of the shard's lock.
+pub trait Outside: Clone + Send + Sync + 'static {
+    /// A thread is about to take the lock: what lies behind it since it left was the program's.
+    #[inline(always)]
+    fn enter(&self) {}
+
+    /// The thread has released the lock.
+    #[inline(always)]
+    fn leave(&self) {}
+
+    /// As [`Probe::stage`].
+    #[inline(always)]
+    fn stage(&self, stage: Stage) -> ControlFlow<()> {
+        let _ = stage;
+        ControlFlow::Continue(())
+    }
+}
+
+impl Outside for () {}
 
 /// The probe of the released path: no code at all.
 #[derive(Clone, Copy, Debug, Default)]
@@ -94,6 +159,10 @@ pub struct NoProbe;
 
 impl Probe for NoProbe {
     const ACTIVE: bool = false;
+    type Outside = ();
+
+    #[inline(always)]
+    fn outside(&self) {}
 
     #[inline(always)]
     fn stage(&mut self, _stage: Stage) -> ControlFlow<()> {

@@ -43,6 +43,7 @@ pub mod control;
 pub mod devices;
 mod error;
 mod exit;
+pub mod ledger;
 mod loan;
 mod poll;
 mod send;

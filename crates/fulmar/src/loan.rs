@@ -3,12 +3,12 @@
 use std::fmt;
 use std::io::{self, IoSlice, Read};
 use std::net::SocketAddr;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use fulmar_base::SlotId;
 use fulmar_mbuf::{Chain, Mbuf};
 use fulmar_socket::Ready;
-use fulmar_stack::{Host, Limit, Request, fork_generation};
+use fulmar_stack::{Limit, Request, WeakHost, fork_generation};
 use fulmar_tcp::Lent;
 
 use crate::socket::Socket;
@@ -42,7 +42,7 @@ enum Holder {
 /// Buffers, and where they go back to.
 struct Held {
     chain: Chain,
-    host: Weak<Host>,
+    host: WeakHost,
     id: SlotId,
     lent: Lent,
     /// The process in which the memory exists.
@@ -70,7 +70,7 @@ impl Loan {
         if chain.segs() == 0 {
             return Loan::default();
         }
-        let host = Arc::downgrade(&socket.stack.host);
+        let host = socket.stack.host.downgrade();
         let held = Held { chain, host, id: socket.id, lent, forks: fork_generation() };
         Loan { held: Holder::Alone(held), from: 0, len }
     }

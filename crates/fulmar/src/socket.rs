@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fulmar_base::{Instant, SlotId};
 use fulmar_socket::{Ready, SocketError, Step};
-use fulmar_stack::{Host, Limit, Request, Shard};
+use fulmar_stack::{AnyHost, AnyShard, Limit, Request};
 
 use crate::stack::{Inner, Stack};
 
@@ -38,7 +38,7 @@ impl Socket {
         })
     }
 
-    pub fn host(&self) -> &Host {
+    pub fn host(&self) -> &AnyHost {
         &self.stack.host
     }
 
@@ -95,7 +95,7 @@ impl Socket {
     /// Runs a step that cannot wait.
     pub fn call<R>(
         &self,
-        f: impl FnOnce(&mut Shard, Instant) -> Result<R, SocketError>,
+        f: impl FnOnce(&mut AnyShard<'_>, Instant) -> Result<R, SocketError>,
     ) -> io::Result<R> {
         self.host().call(f).map_err(to_io)
     }
@@ -105,7 +105,7 @@ impl Socket {
         &self,
         interest: Ready,
         limit: Limit,
-        step: impl FnMut(&mut Shard, Instant) -> Result<Step<R>, SocketError>,
+        step: impl FnMut(&mut AnyShard<'_>, Instant) -> Result<Step<R>, SocketError>,
     ) -> io::Result<R> {
         self.host().wait(self.id, interest, limit, step).map_err(to_io)
     }

@@ -10,12 +10,13 @@ use fulmar_ip::{IfAddr, Prefix, Route};
 use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::Device;
 use fulmar_socket::Ready;
-use fulmar_stack::{Host, Limit, Shard, StackConfig, start_service};
+use fulmar_stack::{AnyHost, AnyShard, Balance, Ledger, Limit, Probing, StackConfig};
 
 use crate::cidr::Cidr;
 use crate::control::Control;
 use crate::error::SetupError;
 use crate::exit;
+use crate::ledger;
 use crate::poll::PollSet;
 use crate::sendfile::reader::Reader;
 use crate::socket::{Socket, to_io};
@@ -31,7 +32,7 @@ pub struct Stack {
 }
 
 pub(crate) struct Inner {
-    pub host: Arc<Host>,
+    pub host: AnyHost,
     name: String,
     exit_drain: Duration,
     control: std::sync::Mutex<Option<Control>>,
@@ -65,7 +66,7 @@ impl Drop for Inner {
         }
         // In a forked child: the buffers do not exist here, the threads neither, and the door is the
         // parent's.
-        std::mem::forget(Arc::clone(&self.host));
+        std::mem::forget(self.host.clone());
         std::mem::forget(Arc::clone(&self.reader));
         if let Ok(mut control) = self.control.try_lock() {
             std::mem::forget(control.take());
@@ -100,7 +101,7 @@ impl Stack {
 
     /// The lock around the shard, for benches that drive the shard themselves.
     #[doc(hidden)]
-    pub fn host(&self) -> &fulmar_stack::Host {
+    pub fn host(&self) -> &fulmar_stack::AnyHost {
         &self.inner.host
     }
 
@@ -148,6 +149,12 @@ impl Stack {
         Stat::of(&self.inner)
     }
 
+    /// What the stages of the stack's paths have cost so far; `None` if it keeps no account
+    /// ([`Builder::account`]).
+    pub fn ledger(&self) -> Option<Balance> {
+        Some(self.inner.host.ledger()?.balance())
+    }
+
     /// Adds a route while the stack runs; connections follow at their next packet.
     ///
     /// # Errors
@@ -179,7 +186,7 @@ impl Stack {
 
     pub(crate) fn new_socket(
         &self,
-        open: impl FnOnce(&mut Shard) -> Result<fulmar_base::SlotId, fulmar_socket::SocketError>,
+        open: impl FnOnce(&mut AnyShard<'_>) -> Result<fulmar_base::SlotId, fulmar_socket::SocketError>,
     ) -> io::Result<Arc<Socket>> {
         let id = self.inner.host.call(|shard, _| open(shard)).map_err(to_io)?;
         Ok(Socket::new(Arc::clone(&self.inner), id))
@@ -195,6 +202,7 @@ pub struct Builder {
     addresses: Vec<Cidr>,
     seed: Option<u64>,
     is_unlisted: bool,
+    probing: Option<Probing>,
     config: StackConfig,
 }
 
@@ -266,6 +274,21 @@ impl Builder {
         self
     }
 
+    /// Keeps an account of what the stages of its paths cost, measured in one visit of a thread out of
+    /// `every`; see [`Stack::ledger`] and `fulmar path --live`. Without it a stack has no trace of
+    /// that (unless the environment says `FULMAR_LEDGER`, see [`crate::ledger`]).
+    pub fn account(mut self, every: u32) -> Self {
+        self.probing = Some(Probing::Account(Ledger::new(every)));
+        self
+    }
+
+    /// The form of the stack, for benches that stop its paths at a stage.
+    #[doc(hidden)]
+    pub fn probing(mut self, probing: Probing) -> Self {
+        self.probing = Some(probing);
+        self
+    }
+
     /// Everything else at once; addresses and seed given to the builder are added to it.
     pub fn config(mut self, config: StackConfig) -> Self {
         self.config = config;
@@ -277,7 +300,7 @@ impl Builder {
     /// # Errors
     /// [`SetupError`]; its `Display` says what to do.
     pub fn build(self) -> Result<Stack, SetupError> {
-        let Builder { device, name, addresses, seed, is_unlisted, mut config } = self;
+        let Builder { device, name, addresses, seed, is_unlisted, probing, mut config } = self;
         let device = device.ok_or(SetupError::NoDevice)?;
         for a in addresses {
             config.addresses.push(IfAddr { addr: a.address, prefix_len: a.prefix_len });
@@ -290,10 +313,9 @@ impl Builder {
             None => random_seed()?,
         };
         let exit_drain = config.exit_drain;
-        let shard = Shard::new(config, device, fulmar_stack::now())?;
-        let host = Arc::new(Host::new(shard).map_err(SetupError::Host)?);
         let name = name.unwrap_or_else(program_name);
-        start_service(&host, &name).map_err(SetupError::Host)?;
+        let probing = probing.unwrap_or_else(ledger::probing_of_new_stacks);
+        let host = AnyHost::start(config, device, probing, &name)?.map_err(SetupError::Host)?;
         let (control, reader) = (std::sync::Mutex::new(None), Arc::default());
         let inner = Arc::new(Inner { host, name, exit_drain, control, reader });
         exit::register(&inner);

@@ -20,7 +20,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use fulmar_base::{Counter, Duration, Instant, NoProbe, Probe, SlotId};
+use fulmar_base::{Counter, Duration, Instant, NoProbe, Outside, Probe, SlotId, Stage};
 use fulmar_socket::{Ready, SocketError, Step};
 
 use crate::baton::{Baton, Role};
@@ -65,6 +65,8 @@ pub struct Host<P: Probe = NoProbe> {
     empty_polls: AtomicU32,
     /// For a device that is worth spinning on.
     spin: Option<Spin>,
+    /// Looks at the stages that are passed without the lock.
+    outside: P::Outside,
 }
 
 impl<P: Probe> Host<P> {
@@ -77,6 +79,7 @@ impl<P: Probe> Host<P> {
         Ok(Host {
             device_fd: shard.device().wake_fd(),
             spin: shard.device().peek().map(Spin::new),
+            outside: shard.probe().outside(),
             shard: Mutex::new(shard),
             bit: HostBit::next(),
             inbox: Inbox::default(),
@@ -100,6 +103,12 @@ impl<P: Probe> Host<P> {
     /// anything but 0 leaves it to the adaptive spin.
     pub fn set_empty_polls(&self, n: u32) {
         self.empty_polls.store(n, Ordering::Relaxed);
+    }
+
+    /// What looks at the stages that are passed without the lock.
+    #[inline]
+    pub fn outside(&self) -> &P::Outside {
+        &self.outside
     }
 
     /// The spin, where the device has one and the peer may have a CPU of its own.
@@ -126,6 +135,7 @@ impl<P: Probe> Host<P> {
             return Err(SocketError::BadHandle);
         }
         let mark = self.bit.enter().ok_or(SocketError::WouldBlock)?;
+        self.outside.enter();
         let shard = self.shard.lock().unwrap_or_else(PoisonError::into_inner);
         let mut guard = Guard::new(self, Some(shard), mark);
         // What this thread left in the inbox before comes before what it does now: a write that it
@@ -151,7 +161,9 @@ impl<P: Probe> Host<P> {
         f: impl FnOnce(&mut Shard<P>, Instant) -> Result<R, SocketError>,
     ) -> Result<R, SocketError> {
         let mut guard = self.lock()?;
-        f(&mut guard, sys::now())
+        let now = sys::now();
+        guard.pass(Stage::Locked);
+        f(&mut guard, now)
     }
 
     /// Does a request now if the lock is free, else leaves it for the holder. Never waits long.
@@ -160,10 +172,13 @@ impl<P: Probe> Host<P> {
             return std::mem::forget(request);
         }
         let Some(mark) = self.bit.enter() else { return self.post_from_handler(request) };
+        self.outside.enter();
         if let Some(shard) = self.try_shard() {
             let mut guard = Guard::new(self, Some(shard), mark);
             self.drain_inbox(&mut guard);
-            return perform(&mut guard, sys::now(), request);
+            let now = sys::now();
+            guard.pass(Stage::Locked);
+            return perform(&mut guard, now, request);
         }
         let waiting = self.inbox.push(request);
         // The holder may have drained the inbox just before the request came in.
@@ -209,6 +224,7 @@ impl<P: Probe> Host<P> {
     ) -> Result<R, SocketError> {
         let mut guard = self.lock()?;
         let mut now = sys::now();
+        guard.pass(Stage::Locked);
         if let Step::Done(r) = step(&mut guard, now)? {
             return Ok(r);
         }
@@ -223,6 +239,7 @@ impl<P: Probe> Host<P> {
         loop {
             guard = turn.sleep(guard, give_up)?;
             now = sys::now();
+            guard.pass(Stage::Locked);
             advance(&mut guard, now, interest);
             if let Step::Done(r) = step(&mut guard, now)? {
                 return Ok(r);
@@ -366,6 +383,7 @@ impl<P: Probe> Host<P> {
         }
         waiter.off_device();
         self.baton.awake(role, was_kicked);
+        let _ = self.outside.stage(Stage::Slept);
         let mut guard = self.lock_quietly()?;
         // Whoever has taken the baton meanwhile may sleep on the armed device.
         if self.baton.is_held_by(role) {
@@ -490,6 +508,7 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
         if self.has_baton && !self.is_tired() {
             drop(guard);
             self.breathe(until);
+            let _ = self.host.outside.stage(Stage::Spun);
             return self.host.lock();
         }
         (self.empty, self.has_spun) = (0, false);
@@ -557,6 +576,7 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
         if self.host.baton.is_held_by(Role::Caller) {
             self.waiter.park(give_up.map(|at| at.since(sys::now())));
         }
+        let _ = self.host.outside.stage(Stage::Slept);
         // Inside again, since a signal handler must not find the list's lock taken by its own thread:
         // it may wait for the shard's lock, whose holder may wait for the list.
         let guard = self.host.lock()?;
@@ -622,6 +642,7 @@ impl<P: Probe> Drop for Guard<'_, P> {
             // Left between the last look and the release: whoever gets the lock drains it.
             held = if self.host.inbox.is_empty() { None } else { self.host.try_shard() };
         }
+        self.host.outside.leave();
     }
 }
 

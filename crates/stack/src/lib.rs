@@ -12,11 +12,14 @@
 
 #![deny(unsafe_code)]
 
+pub mod account;
 mod baton;
 mod completion;
 mod config;
 mod error;
+mod exit;
 pub mod file;
+mod form;
 mod host;
 mod inbox;
 mod loan_calls;
@@ -46,9 +49,12 @@ mod watch;
 mod watch_calls;
 mod wheel;
 
+pub use account::{Account, Balance, Ledger, StageCost};
 pub use completion::Completion;
 pub use config::StackConfig;
 pub use error::SetupError;
+pub use exit::{Exit, ExitPoint};
+pub use form::{AnyGuard, AnyHost, AnyShard, Form, Probing, WeakHost};
 pub use host::{Guard, Host, Limit};
 pub use inbox::Request;
 pub use poll_set::PollSetCore;
@@ -58,6 +64,6 @@ pub use service::start as start_service;
 pub use shard::{Shard, Stray, TimerKey};
 pub use sockets::{Echo, TcpEntry};
 pub use stat::{SocketStat, Stat};
-pub use sys::{at_exit, block_signals, fork_generation, now, thread_number};
+pub use sys::{at_exit, block_signals, fork_generation, now, thread_number, ticks};
 pub use tcp_calls::ListenOptions;
 pub use wheel::{TimerId, Wheel};

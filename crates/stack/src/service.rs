@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
-use fulmar_base::{Counter, Duration, Probe};
+use fulmar_base::{Counter, Duration, Outside, Probe, Stage};
 
 use crate::baton::Role;
 use crate::host::{Host, POLL_BUDGET, lock};
@@ -115,7 +115,7 @@ impl Watchman {
         self.seen = calls;
         if callers_run_it {
             self.look_after(host);
-            return std::thread::sleep(TICK);
+            return doze(host);
         }
         if host.baton.try_take(Role::Service) {
             self.stand_in(host);
@@ -137,13 +137,14 @@ impl Watchman {
     fn stay_away<P: Probe>(&mut self, host: &Host<P>) {
         self.held_ticks += 1;
         if self.held_ticks < TICKS_BEFORE_PARKING {
-            return std::thread::sleep(TICK);
+            return doze(host);
         }
         self.waiter.reset();
         // Before the look at the baton: who leaves it looks here afterwards.
         host.service.is_parked.store(true, Ordering::SeqCst);
         if host.baton.is_held_by(Role::Caller) && !host.service.is_stopping() {
             self.waiter.park(None);
+            let _ = host.outside().stage(Stage::Slept);
         }
         host.service.is_parked.store(false, Ordering::SeqCst);
         self.held_ticks = 0;
@@ -164,6 +165,11 @@ impl Watchman {
             }
         }
     }
+}
+
+fn doze<P: Probe>(host: &Host<P>) {
+    std::thread::sleep(TICK);
+    let _ = host.outside().stage(Stage::Slept);
 }
 
 #[cfg(test)]

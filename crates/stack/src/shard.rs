@@ -490,6 +490,11 @@ impl<P: Probe> Shard<P> {
         Env { now, pool: &mut net.pool, counters: &mut net.counters, window: &mut net.window }
     }
 
+    /// The probe.
+    pub(crate) fn probe(&self) -> &P {
+        &self.net.probe
+    }
+
     /// The counters.
     pub fn counters(&self) -> &Counters {
         &self.net.counters

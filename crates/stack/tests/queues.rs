@@ -91,6 +91,8 @@ struct Notes(Arc<Mutex<Vec<Stage>>>);
 
 impl Probe for Notes {
     const ACTIVE: bool = true;
+    type Outside = ();
+    fn outside(&self) {}
     fn stage(&mut self, stage: Stage) -> ControlFlow<()> {
         self.0.lock().unwrap().push(stage);
         ControlFlow::Continue(())

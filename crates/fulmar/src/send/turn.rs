@@ -6,7 +6,7 @@ use fulmar_base::Instant;
 use fulmar_mbuf::Chain;
 use fulmar_socket::sosend::SMALL_WRITE_BYTES;
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
-use fulmar_stack::{Limit, Request, Reserved, Shard};
+use fulmar_stack::{AnyShard, Limit, Request, Reserved};
 
 use super::OwnedBytes;
 use crate::socket::{Socket, to_io};
@@ -106,7 +106,8 @@ impl<'a> WriteTurn<'a> {
         is_partial: bool,
     ) -> Result<Option<Reservation>, SocketError> {
         let socket = self.socket;
-        let mut shard = socket.host().lock()?;
+        let mut guard = socket.host().lock()?;
+        let mut shard = guard.shard();
         if self.begin::<()>(&mut shard, is_partial)?.is_some() {
             return Ok(None);
         }
@@ -136,7 +137,7 @@ impl<'a> WriteTurn<'a> {
 
     fn share(
         &mut self,
-        shard: &mut Shard,
+        shard: &mut AnyShard<'_>,
         now: Instant,
         bytes: &mut OwnedBytes,
         waited: bool,
@@ -155,7 +156,7 @@ impl<'a> WriteTurn<'a> {
     /// Lets the thread in if nobody else writes; what to wait for if somebody does.
     fn begin<T>(
         &mut self,
-        shard: &mut Shard,
+        shard: &mut AnyShard<'_>,
         is_partial: bool,
     ) -> Result<Option<Step<T>>, SocketError> {
         let id = self.socket.id;
@@ -172,7 +173,7 @@ impl<'a> WriteTurn<'a> {
         Ok(None)
     }
 
-    fn end(&mut self, shard: &mut Shard) {
+    fn end(&mut self, shard: &mut AnyShard<'_>) {
         self.has_begun = false;
         shard.tcp_end_write(self.socket.id);
     }

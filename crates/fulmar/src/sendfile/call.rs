@@ -8,7 +8,7 @@ use fulmar_mbuf::{Chain, SharedBytes};
 use fulmar_socket::sendfile::{MIN_SHARED_BYTES, Piece, Rest, Worth};
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
 use fulmar_stack::file::{End, Patience};
-use fulmar_stack::{Limit, Request, Shard};
+use fulmar_stack::{AnyShard, Limit, Request};
 
 use super::reader::Job;
 use super::source::Source;
@@ -282,7 +282,7 @@ impl<'a> Call<'a> {
 
 /// Under the lock: becomes the writer, then takes space and storage.
 fn step(
-    shard: &mut Shard,
+    shard: &mut AnyShard<'_>,
     now: Instant,
     id: SlotId,
     has_begun: &mut bool,
@@ -297,7 +297,7 @@ fn step(
 
 /// Under the lock: becomes the writer; what to wait for if somebody else is.
 fn begin<T>(
-    shard: &mut Shard,
+    shard: &mut AnyShard<'_>,
     id: SlotId,
     has_begun: &mut bool,
 ) -> Result<Option<Step<T>>, SocketError> {

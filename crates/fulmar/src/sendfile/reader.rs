@@ -9,12 +9,12 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::{Mutex, TryLockError};
 use std::thread;
 
 use fulmar_base::SlotId;
 use fulmar_socket::Reservation;
-use fulmar_stack::Host;
+use fulmar_stack::AnyHost;
 use fulmar_stack::file::{End, Patience, read_into};
 
 /// Pieces that wait to be read at most. Their storage is charged to the send share already.
@@ -22,7 +22,7 @@ const QUEUE: usize = 256;
 
 /// A piece to be read.
 pub(crate) struct Job {
-    pub host: Arc<Host>,
+    pub host: AnyHost,
     pub socket: SlotId,
     pub file: File,
     /// Where in the file.
@@ -125,7 +125,7 @@ mod tests {
 
     /// Space of a connection for `len` bytes, to be read from `file` on.
     fn job(c: &TcpStream, file: &File, at: u64, len: usize) -> Job {
-        let host = Arc::clone(&c.socket.stack.host);
+        let host = c.socket.stack.host.clone();
         let (id, rest) = (c.socket.id, Rest { file: len as u64, ..Rest::default() });
         let step = host.call(|s, now| s.sendfile_reserve(now, id, &rest, Worth::AnyWrite));
         let Ok(Step::Done((reservation, piece))) = step else { panic!("no space") };

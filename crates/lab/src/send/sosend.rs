@@ -25,7 +25,7 @@ use fulmar::Ready;
 use fulmar::base::SlotId;
 use fulmar::mbuf::{Chain, NoBuffer, Pool, Purpose};
 use fulmar_socket::{SocketError, Step};
-use fulmar_stack::{Host, Limit};
+use fulmar_stack::{AnyHost, Limit};
 use std::io;
 
 /// Below this much free space a writer waits, unless its whole write fits (`sb_lowat`).
@@ -126,7 +126,7 @@ pub(super) fn to_io(e: SocketError) -> io::Error {
 
 /// One writer's turn (`sblock`), which ends with this value.
 pub(super) struct Writing<'a> {
-    pub host: &'a Host,
+    pub host: &'a AnyHost,
     pub id: SlotId,
 }
 

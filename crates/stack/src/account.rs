@@ -1,0 +1,398 @@
+//! The probe that keeps an account: what each stage costs, measured while a stack works.
+//!
+//! A thread that enters a shard takes part in the account for one *visit* out of several, drawn at
+//! random. During that visit the cycle counter is read at every stage that is passed; the time since
+//! the reading before goes to the stage that is reached. The visit lasts until the thread enters a
+//! shard again, so that what it did in between (its own work, a copy outside of the lock, sleep) is
+//! accounted for as well, and the stages of a visit sum up to all of its time.
+//!
+//! ```text
+//!   enter ─lock─► Locked ─► SendChecked ─► ... ─► Released ─ copy ─► SendCopied ─ program ─► enter
+//!   └──────────────────────────── one visit ─────────────────────────────────────────────────┘
+//! ```
+//!
+//! Readings are the thread's own (a thread-local), sums are the ledger's (atomics, touched only in
+//! the visits that are measured). What a reading itself costs is measured when the ledger is made,
+//! and taken off in the report.
+
+use std::cell::Cell;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
+
+use fulmar_base::{Outside, Probe, Stage};
+
+use crate::sys;
+
+/// One visit in so many is measured, unless the stack is told otherwise: a reading at each of a
+/// dozen stages then costs a packet about two nanoseconds.
+pub const DEFAULT_EVERY: u32 = 64;
+
+/// The account of a stack.
+#[derive(Debug)]
+pub struct Ledger {
+    every: u32,
+    /// Cycles and passes by stage, in measured visits.
+    stages: [Sum; Stage::COUNT],
+    /// Visits that the measured ones stand for, and those.
+    visits: AtomicU64,
+    measured: AtomicU64,
+    /// Cycles that one pass of a stage costs by itself.
+    pass_cycles: u64,
+    /// When it began, by the cycle counter and by the clock: the one is calibrated by the other.
+    began: (u64, Instant),
+}
+
+#[derive(Debug, Default)]
+struct Sum {
+    cycles: AtomicU64,
+    passes: AtomicU64,
+}
+
+/// What one stage cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StageCost {
+    /// The stage; its time is what passed since the stage before.
+    pub stage: Stage,
+    /// How often it was passed, extrapolated to all visits.
+    pub passes: f64,
+    /// Nanoseconds in all, extrapolated to all visits, without what the account itself costs.
+    pub ns: f64,
+}
+
+/// What a ledger says.
+#[derive(Clone, Debug, Default)]
+pub struct Balance {
+    /// Every stage that was passed, in the order of the list.
+    pub stages: Vec<StageCost>,
+    /// Visits in all.
+    pub visits: u64,
+    /// Visits that were measured.
+    pub measured: u64,
+    /// Nanoseconds that one reading costs.
+    pub pass_ns: f64,
+    /// Nanoseconds that the readings cost in all: what the stack would have been quicker without.
+    pub overhead_ns: f64,
+}
+
+thread_local! {
+    static CLOCK: Clock = const { Clock::new() };
+}
+
+/// A thread's last reading, and when it will take part again.
+struct Clock {
+    /// The last reading; 0: this visit is not measured.
+    at: Cell<u64>,
+    /// Visits until the next that is measured.
+    until_next: Cell<u32>,
+    /// Visits that the present wait stands for.
+    waited: Cell<u32>,
+    random: Cell<u32>,
+}
+
+impl Clock {
+    const fn new() -> Clock {
+        Clock {
+            at: Cell::new(0),
+            until_next: Cell::new(1),
+            waited: Cell::new(1),
+            random: Cell::new(0x9e37_79b9),
+        }
+    }
+
+    /// How many visits on the next one is measured: from 1 to twice the mean, so that no rhythm of
+    /// the program is met again and again. (xorshift32, Marsaglia 2003)
+    fn draw(&self, every: u32) -> u32 {
+        let mut x = self.random.get();
+        x ^= x << 13;
+        x ^= x >> 17;
+        x ^= x << 5;
+        self.random.set(x);
+        if every <= 1 { 1 } else { 1 + x % (2 * every - 1) }
+    }
+}
+
+impl Ledger {
+    /// An account in which one visit in `every` is measured (0 counts as 1).
+    pub fn new(every: u32) -> Arc<Ledger> {
+        let pass_cycles = measure_pass();
+        let ledger = Arc::new(Ledger::with_pass(every, pass_cycles));
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|l| l.strong_count() > 0);
+        all.push(Arc::downgrade(&ledger));
+        ledger
+    }
+
+    fn with_pass(every: u32, pass_cycles: u64) -> Ledger {
+        Ledger {
+            every: every.clamp(1, 1 << 20),
+            stages: std::array::from_fn(|_| Sum::default()),
+            visits: AtomicU64::new(0),
+            measured: AtomicU64::new(0),
+            pass_cycles,
+            began: (sys::ticks(), Instant::now()),
+        }
+    }
+
+    /// One visit in so many is measured.
+    pub fn every(&self) -> u32 {
+        self.every
+    }
+
+    #[inline]
+    fn pass(&self, stage: Stage) {
+        CLOCK.with(|clock| {
+            if clock.at.get() != 0 {
+                self.note(clock, stage);
+            }
+        });
+    }
+
+    fn note(&self, clock: &Clock, stage: Stage) {
+        let now = sys::ticks();
+        let sum = &self.stages[stage as usize];
+        sum.cycles.fetch_add(now.saturating_sub(clock.at.get()), Relaxed);
+        sum.passes.fetch_add(1, Relaxed);
+        clock.at.set(now.max(1));
+    }
+
+    #[inline]
+    fn enter(&self) {
+        CLOCK.with(|clock| {
+            self.pass(Stage::SendCall);
+            let left = clock.until_next.get() - 1;
+            if left > 0 {
+                clock.until_next.set(left);
+                clock.at.set(0);
+            } else {
+                self.begin_visit(clock);
+            }
+        });
+    }
+
+    fn begin_visit(&self, clock: &Clock) {
+        self.visits.fetch_add(u64::from(clock.waited.get()), Relaxed);
+        self.measured.fetch_add(1, Relaxed);
+        let next = clock.draw(self.every);
+        clock.until_next.set(next);
+        clock.waited.set(next);
+        clock.at.set(sys::ticks().max(1));
+    }
+
+    /// What the account says so far. Of visits that go on at this moment, what they have passed is in.
+    pub fn balance(&self) -> Balance {
+        let (visits, measured) = (self.visits.load(Relaxed), self.measured.load(Relaxed));
+        let ns_per_cycle = self.ns_per_cycle();
+        let scale = if measured == 0 { 0.0 } else { visits as f64 / measured as f64 };
+        let mut all_passes = 0;
+        let mut stages = Vec::new();
+        for (stage, sum) in Stage::ALL.iter().zip(&self.stages) {
+            let (cycles, passes) = (sum.cycles.load(Relaxed), sum.passes.load(Relaxed));
+            all_passes += passes;
+            if passes > 0 {
+                let own = cycles.saturating_sub(passes * self.pass_cycles);
+                let ns = own as f64 * ns_per_cycle * scale;
+                stages.push(StageCost { stage: *stage, passes: passes as f64 * scale, ns });
+            }
+        }
+        let pass_ns = self.pass_cycles as f64 * ns_per_cycle;
+        let overhead_ns = all_passes as f64 * pass_ns;
+        Balance { stages, visits, measured, pass_ns, overhead_ns }
+    }
+
+    /// Forgets what was measured so far, to begin behind a warm-up.
+    pub fn clear(&self) {
+        for sum in &self.stages {
+            sum.cycles.store(0, Relaxed);
+            sum.passes.store(0, Relaxed);
+        }
+        self.visits.store(0, Relaxed);
+        self.measured.store(0, Relaxed);
+    }
+
+    /// The rate of the cycle counter since the ledger began; over a few milliseconds at the least.
+    fn ns_per_cycle(&self) -> f64 {
+        let least = std::time::Duration::from_millis(5);
+        let (ticks, clock) = &self.began;
+        if let Some(rest) = least.checked_sub(clock.elapsed()) {
+            std::thread::sleep(rest);
+        }
+        let cycles = sys::ticks().saturating_sub(*ticks).max(1);
+        clock.elapsed().as_nanos() as f64 / cycles as f64
+    }
+}
+
+impl Balance {
+    /// Nanoseconds of all stages but sleep.
+    pub fn busy_ns(&self) -> f64 {
+        self.stages.iter().filter(|s| s.stage != Stage::Slept).map(|s| s.ns).sum()
+    }
+
+    /// Nanoseconds of one stage.
+    pub fn ns_of(&self, stage: Stage) -> f64 {
+        self.stages.iter().find(|s| s.stage == stage).map_or(0.0, |s| s.ns)
+    }
+
+    /// Both accounts in one.
+    #[must_use]
+    pub fn and(mut self, other: &Balance) -> Balance {
+        for cost in &other.stages {
+            match self.stages.iter_mut().find(|s| s.stage == cost.stage) {
+                Some(s) => (s.ns, s.passes) = (s.ns + cost.ns, s.passes + cost.passes),
+                None => self.stages.push(*cost),
+            }
+        }
+        self.stages.sort_by_key(|s| s.stage as u8);
+        self.visits += other.visits;
+        self.measured += other.measured;
+        self.overhead_ns += other.overhead_ns;
+        self.pass_ns = self.pass_ns.max(other.pass_ns);
+        self
+    }
+}
+
+/// The ledgers of this process.
+static ALL: Mutex<Vec<Weak<Ledger>>> = Mutex::new(Vec::new());
+
+/// Every ledger of the process whose stack exists.
+pub fn ledgers() -> Vec<Arc<Ledger>> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
+}
+
+/// Cycles of one pass, the least of several trials: whatever disturbs makes it longer.
+fn measure_pass() -> u64 {
+    const PASSES: u64 = 512;
+    let ledger = Ledger::with_pass(1, 0);
+    let held = CLOCK.with(|c| (c.at.get(), c.until_next.get(), c.waited.get()));
+    let trial = || {
+        ledger.enter();
+        let start = sys::ticks();
+        for _ in 0..PASSES {
+            ledger.pass(std::hint::black_box(Stage::Released));
+        }
+        sys::ticks().saturating_sub(start) / PASSES
+    };
+    let least = (0..8).map(|_| trial()).min().unwrap_or(0);
+    CLOCK.with(|c| {
+        c.at.set(held.0);
+        c.until_next.set(held.1);
+        c.waited.set(held.2);
+    });
+    least
+}
+
+/// The probe.
+#[derive(Debug)]
+pub struct Account(Books);
+
+/// The ledger in the hands of threads.
+#[derive(Clone, Debug)]
+pub struct Books(Arc<Ledger>);
+
+impl Books {
+    /// The ledger.
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.0
+    }
+}
+
+impl Account {
+    /// Keeps the account in `ledger`.
+    pub fn new(ledger: Arc<Ledger>) -> Account {
+        Account(Books(ledger))
+    }
+}
+
+impl Probe for Account {
+    const ACTIVE: bool = true;
+    type Outside = Books;
+
+    fn outside(&self) -> Books {
+        self.0.clone()
+    }
+
+    #[inline]
+    fn stage(&mut self, stage: Stage) -> ControlFlow<()> {
+        self.0.0.pass(stage);
+        ControlFlow::Continue(())
+    }
+}
+
+impl Outside for Books {
+    #[inline]
+    fn enter(&self) {
+        self.0.enter();
+    }
+
+    #[inline]
+    fn leave(&self) {
+        self.0.pass(Stage::Released);
+    }
+
+    #[inline]
+    fn stage(&self, stage: Stage) -> ControlFlow<()> {
+        self.0.pass(stage);
+        ControlFlow::Continue(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stages_of_a_visit_sum_up_to_all_of_its_time() {
+        let ledger = Ledger::with_pass(1, 0);
+        let start = sys::ticks();
+        ledger.enter();
+        for stage in [Stage::Locked, Stage::SendChecked, Stage::Released, Stage::SendCopied] {
+            ledger.pass(stage);
+        }
+        ledger.enter();
+        let most = sys::ticks() - start;
+        let sum: u64 = ledger.stages.iter().map(|s| s.cycles.load(Relaxed)).sum();
+        assert!(sum > 0 && sum <= most);
+        let passed: Vec<_> = ledger.balance().stages.iter().map(|s| s.stage).collect();
+        use Stage as S;
+        assert_eq!(passed, [S::SendCall, S::Locked, S::SendChecked, S::SendCopied, S::Released]);
+    }
+
+    #[test]
+    fn the_measured_visits_stand_for_all_of_them() {
+        let ledger = Ledger::with_pass(16, 0);
+        for _ in 0..100_000 {
+            ledger.enter();
+            ledger.pass(Stage::Locked);
+        }
+        let b = ledger.balance();
+        assert!(b.measured > 1000 && b.measured < 20_000, "{}", b.measured);
+        // All but those of the wait that has not ended.
+        assert!(b.visits <= 100_000 && b.visits > 100_000 - 2 * 16, "{}", b.visits);
+        let locked = b.stages.iter().find(|s| s.stage == Stage::Locked).unwrap();
+        assert!((locked.passes - b.visits as f64).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_visit_that_is_not_measured_leaves_no_trace() {
+        let ledger = Ledger::with_pass(1 << 20, 0);
+        CLOCK.with(|c| (c.until_next.set(1000), c.at.set(0)));
+        for _ in 0..100 {
+            ledger.enter();
+            ledger.pass(Stage::Locked);
+        }
+        assert_eq!(ledger.balance().measured, 0);
+        assert!(ledger.balance().stages.is_empty());
+    }
+
+    #[test]
+    fn two_accounts_are_added_stage_by_stage() {
+        let cost = |stage, ns| StageCost { stage, passes: 1.0, ns };
+        let of = |stages| Balance { stages, visits: 1, measured: 1, ..Balance::default() };
+        let one = of(vec![cost(Stage::Locked, 5.0), cost(Stage::Slept, 100.0)]);
+        let sum = of(vec![cost(Stage::Released, 2.0), cost(Stage::Locked, 1.0)]).and(&one);
+        assert_eq!(sum.ns_of(Stage::Locked), 6.0);
+        assert_eq!(sum.busy_ns(), 8.0);
+        assert_eq!(sum.visits, 2);
+    }
+}

@@ -1,0 +1,75 @@
+//! The probe that ends paths early: a call returns as if all were done once it reaches a stage, and
+//! what has been built for it so far is undone.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+use fulmar_base::{Outside, Probe, Stage};
+
+/// Where calls return; shared with whoever moves it.
+#[derive(Clone, Debug)]
+pub struct ExitPoint(Arc<AtomicU8>);
+
+/// No stage has this number.
+const NOWHERE: u8 = u8::MAX;
+
+impl Default for ExitPoint {
+    fn default() -> Self {
+        ExitPoint(Arc::new(AtomicU8::new(NOWHERE)))
+    }
+}
+
+impl ExitPoint {
+    /// From now on calls return at `stage`; `None`: they go all the way.
+    pub fn set(&self, stage: Option<Stage>) {
+        self.0.store(stage.map_or(NOWHERE, |s| s as u8), Relaxed);
+    }
+
+    #[inline]
+    fn is(&self, stage: Stage) -> bool {
+        self.0.load(Relaxed) == stage as u8
+    }
+
+    #[inline]
+    fn flow(&self, stage: Stage) -> ControlFlow<()> {
+        if self.is(stage) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+impl Outside for ExitPoint {
+    #[inline]
+    fn stage(&self, stage: Stage) -> ControlFlow<()> {
+        self.flow(stage)
+    }
+}
+
+/// The probe.
+#[derive(Debug)]
+pub struct Exit(ExitPoint);
+
+impl Exit {
+    /// Ends paths where `at` says.
+    pub fn new(at: ExitPoint) -> Exit {
+        Exit(at)
+    }
+}
+
+impl Probe for Exit {
+    const ACTIVE: bool = true;
+    type Outside = ExitPoint;
+
+    fn outside(&self) -> ExitPoint {
+        self.0.clone()
+    }
+
+    #[inline]
+    fn stage(&mut self, stage: Stage) -> ControlFlow<()> {
+        self.0.flow(stage)
+    }
+
+    #[inline]
+    fn stops_at(&self, stage: Stage) -> bool {
+        self.0.is(stage)
+    }
+}
