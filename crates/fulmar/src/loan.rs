@@ -267,7 +267,7 @@ impl TcpStream {
         }
         let s = &*self.socket;
         let (chain, lent) =
-            s.wait(Ready::READABLE, limit, |shard, now| shard.tcp_lend(now, s.id, max))?;
+            s.wait_for_data(limit, |shard, now, patient| shard.tcp_lend(now, s.id, max, patient))?;
         Ok(Loan::new(s, chain, lent))
     }
 }

@@ -110,6 +110,22 @@ impl Socket {
         self.host().wait(self.id, interest, limit, step).map_err(to_io)
     }
 
+    /// Waits until a step of a reader is done. It is patient, and waits for the low-water mark, until
+    /// the time is over; what is there then is there.
+    pub fn wait_for_data<R>(
+        &self,
+        limit: Limit,
+        mut step: impl FnMut(&mut Shard, Instant, bool) -> Result<Step<R>, SocketError>,
+    ) -> io::Result<R> {
+        let patient = limit != Limit::DoNotWait;
+        match self.wait(Ready::READER, limit, |shard, now| step(shard, now, patient)) {
+            Err(e) if patient && e.kind() == io::ErrorKind::WouldBlock => {
+                self.wait(Ready::READER, Limit::DoNotWait, |shard, now| step(shard, now, false))
+            }
+            other => other,
+        }
+    }
+
     pub fn addresses(&self) -> io::Result<(Option<SocketAddr>, Option<SocketAddr>)> {
         self.call(|shard, _| shard.addresses(self.id))
     }

@@ -6,10 +6,10 @@ use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fulmar_mbuf::Chain;
 use fulmar_socket::{Ready, SocketError};
-use fulmar_stack::{Limit, ListenOptions, Request};
+use fulmar_stack::{Limit, ListenOptions};
 
+use crate::receive::RecvFlags;
 use crate::send::SendFlags;
 use crate::socket::{Socket, each_address, stack_of, to_io};
 use crate::stack::Stack;
@@ -120,15 +120,6 @@ impl TcpStream {
         let write = how != Shutdown::Read;
         let id = self.socket.id;
         self.socket.call(|shard, now| shard.tcp_shutdown(now, id, read, write))
-    }
-
-    /// Reads without taking.
-    ///
-    /// # Errors
-    /// As `read`.
-    pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
-        let s = &*self.socket;
-        s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.tcp_peek(s.id, buf))
     }
 
     /// Calls return `WouldBlock` instead of waiting.
@@ -280,25 +271,12 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.info())
     }
 
-    fn with_tcb<R>(&self, f: impl FnOnce(&mut fulmar_stack::TcpEntry) -> R) -> io::Result<R> {
+    pub(crate) fn with_tcb<R>(
+        &self,
+        f: impl FnOnce(&mut fulmar_stack::TcpEntry) -> R,
+    ) -> io::Result<R> {
         let id = self.socket.id;
         self.socket.call(|shard, now| shard.with_tcb(now, id, f))
-    }
-
-    fn read_into(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        let room: usize = bufs.iter().map(|b| b.len()).sum();
-        if room == 0 {
-            return Ok(0);
-        }
-        let s = &*self.socket;
-        let chain =
-            s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.tcp_take(s.id, room))?;
-        let n = chain.len();
-        if n > 0 {
-            scatter(&chain, bufs);
-            s.host().post(Request::ReadDone(s.id, chain));
-        }
-        Ok(n)
     }
 }
 
@@ -337,25 +315,13 @@ fn connect(
     Ok(TcpStream { socket })
 }
 
-/// Copies a chain into the reader's buffers.
-fn scatter(chain: &Chain, bufs: &mut [IoSliceMut<'_>]) {
-    let mut at = 0;
-    for b in bufs {
-        let n = chain.copy_to(at, b);
-        at += n;
-        if n < b.len() {
-            return;
-        }
-    }
-}
-
 impl Read for &TcpStream {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.read_into(&mut [IoSliceMut::new(buf)])
+        self.recv_with(&mut [IoSliceMut::new(buf)], RecvFlags::NONE)
     }
 
     fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.read_into(bufs)
+        self.recv_with(bufs, RecvFlags::NONE)
     }
 }
 
@@ -379,7 +345,7 @@ impl Read for TcpStream {
     }
 
     fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.read_into(bufs)
+        self.recv_with(bufs, RecvFlags::NONE)
     }
 }
 

@@ -22,7 +22,7 @@
 use alloc::collections::VecDeque;
 
 use crate::pool::BYTES_PER_DESC;
-use crate::{Chain, Mbuf, Pool, Purpose};
+use crate::{Chain, MAX_MBUF_BYTES, Mbuf, Pool, Purpose};
 
 /// The most runs of out-of-order bytes that one queue holds. A sender whose window holds more
 /// holes than that is either attacking or better served by going back.
@@ -261,6 +261,30 @@ impl RecvQueue {
         self.ready.copy_to(off, out)
     }
 
+    /// References to up to `max` readable bytes from `off` (counted from the front) on, without taking
+    /// them. Where the pool has no reference left it ends early, or is a copy of a few bytes.
+    pub fn share(&self, off: usize, max: usize, pool: &mut Pool) -> Chain {
+        let (mut out, mut skip) = (Chain::new(), off);
+        for m in self.ready.iter() {
+            let at = skip.min(m.len());
+            skip -= at;
+            let n = (m.len() - at).min(max - out.len());
+            if n == 0 {
+                continue;
+            }
+            let part = pool.clone_ref(m, at, n.min(MAX_MBUF_BYTES)).ok();
+            let is_first = out.is_empty();
+            let part = part.or_else(|| if is_first { few_bytes(m, at, n, pool) } else { None });
+            let Some(part) = part else { break };
+            let is_part = part.len() < n;
+            out.push_back(part);
+            if is_part {
+                break;
+            }
+        }
+        out
+    }
+
     /// Writes the ranges of out-of-order bytes, most recently changed first (RFC 2018 section 4),
     /// at most eight; returns how many.
     pub fn sack_ranges(&self, out: &mut [(u64, u64)]) -> usize {
@@ -315,8 +339,13 @@ fn part_of(front: &Mbuf, len: usize, pool: &mut Pool) -> Option<Mbuf> {
     if let Ok(part) = pool.clone_ref(front, 0, len) {
         return Some(part);
     }
+    few_bytes(front, 0, len, pool)
+}
+
+/// A copy of up to `len` bytes from `off` on, from the reserve for control.
+fn few_bytes(m: &Mbuf, off: usize, len: usize, pool: &mut Pool) -> Option<Mbuf> {
     let len = len.min(LAST_RESORT_BYTES);
-    let bytes = front.as_slice().get(..len)?;
+    let bytes = m.as_slice().get(off..)?.get(..len)?;
     let mut copy = pool.alloc(len, 0, Purpose::Control).ok()?;
     copy.append(len)?.copy_from_slice(bytes);
     Some(copy)

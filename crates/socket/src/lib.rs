@@ -39,7 +39,13 @@ pub fn stream_ready(tcb: &Tcb) -> Ready {
     if tcb.has_error() {
         ready |= Ready::ERROR | Ready::READABLE | Ready::WRITABLE;
     }
-    if tcb.recv_queue_ref().readable() > 0 || tcb.at_eof() || !tcb.can_recv() {
+    let queued = tcb.recv_queue_ref().readable();
+    if queued > 0 {
+        ready |= Ready::SOME;
+    }
+    let low_water = tcb.recv_low_water();
+    let enough = queued >= low_water || (queued > 0 && !soreceive::may_get_more(tcb));
+    if enough || tcb.at_eof() || !tcb.can_recv() {
         ready |= Ready::READABLE;
     }
     if tcb.at_eof() {

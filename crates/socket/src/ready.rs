@@ -19,6 +19,13 @@ impl Ready {
     pub const ERROR: Ready = Ready(8);
     /// The connection is over in both directions.
     pub const CLOSED: Ready = Ready(16);
+    /// There is at least one byte, whatever the low-water mark says: for readers that are blocked,
+    /// which count by themselves.
+    #[doc(hidden)]
+    pub const SOME: Ready = Ready(32);
+    /// What a blocked reader waits for.
+    #[doc(hidden)]
+    pub const READER: Ready = Ready(1 | 32);
 
     /// Both sets together; `|` where a constant is wanted.
     #[must_use]

@@ -27,14 +27,19 @@ pub fn take(tcb: &mut Tcb, pool: &mut Pool, max: usize) -> Result<Step<Chain>, S
 /// window by so much more than it is worth. Frames of more than a quarter of a 64 KiB buffer stay.
 const WASTE: usize = 4;
 
-/// As [`take`], for a reader who keeps the mbufs themselves for a while: they are charged to the
+/// As [`take_at_least`], for a reader who keeps the mbufs themselves for a while: they are charged to the
 /// window and to the budget until [`Tcb::take_back`]. What wastes most of its storage, or lies in the
 /// reserve for control, is copied together first.
 ///
 /// # Errors
 /// As [`take`]. [`SocketError::NoBuffer`]: no memory for such a copy, and nothing was taken.
-pub fn lend(tcb: &mut Tcb, env: &mut Env, max: usize) -> Result<Step<(Chain, Lent)>, SocketError> {
-    let chain = match take(tcb, env.pool, max)? {
+pub fn lend(
+    tcb: &mut Tcb,
+    env: &mut Env,
+    max: usize,
+    least: usize,
+) -> Result<Step<(Chain, Lent)>, SocketError> {
+    let chain = match take_at_least(tcb, env.pool, max, least, 0)? {
         Step::Done(chain) => chain,
         Step::WaitData(n) => return Ok(Step::WaitData(n)),
         Step::WaitSpace(n) => return Ok(Step::WaitSpace(n)),
@@ -72,6 +77,70 @@ pub fn keepable(chain: Chain, pool: &mut Pool, is_short: bool) -> Result<Chain, 
         Err(_) if is_reserve => Err(chain),
         Err(_) => Ok(chain),
     }
+}
+
+/// As [`take`], but waits until `least` bytes are there or no more will come before some are read.
+/// Bytes that a reader has already got in the same call, `done`, are reason enough to end without
+/// any: the error stays for the next call.
+///
+/// # Errors
+/// As [`take`].
+pub fn take_at_least(
+    tcb: &mut Tcb,
+    pool: &mut Pool,
+    max: usize,
+    least: usize,
+    done: usize,
+) -> Result<Step<Chain>, SocketError> {
+    let queued = tcb.recv_queue().readable();
+    if done > 0 && queued == 0 && (tcb.has_error() || is_final(tcb)) {
+        return Ok(Step::Done(Chain::new()));
+    }
+    if queued < least && may_get_more(tcb) {
+        return Ok(Step::WaitData(least));
+    }
+    take(tcb, pool, max)
+}
+
+/// References to up to `max` bytes from `off` on, which stay in the queue, once at least `least` are
+/// there or no more will come; an empty chain is the end of the stream, or that there are no more
+/// than `off`.
+///
+/// # Errors
+/// As [`take`].
+pub fn peek_at(
+    tcb: &mut Tcb,
+    pool: &mut Pool,
+    off: usize,
+    max: usize,
+    least: usize,
+) -> Result<Step<Chain>, SocketError> {
+    let wanted = off.saturating_add(least);
+    let queued = tcb.recv_queue().readable();
+    if queued < wanted && may_get_more(tcb) {
+        return Ok(Step::WaitData(wanted));
+    }
+    match readable(tcb)? {
+        Step::Done(n) if n > off => {
+            let chain = tcb.recv_queue().share(off, max, pool);
+            Ok(if chain.is_empty() { Step::WaitData(wanted) } else { Step::Done(chain) })
+        }
+        Step::Done(_) => Ok(Step::Done(Chain::new())),
+        Step::WaitData(n) => Ok(Step::WaitData(n)),
+        Step::WaitSpace(n) => Ok(Step::WaitSpace(n)),
+    }
+}
+
+/// No more bytes will ever come.
+fn is_final(tcb: &Tcb) -> bool {
+    tcb.peer_closed() || !tcb.can_recv() || tcb.state() == State::Closed
+}
+
+/// Whether it makes sense to wait for more than is there: more may come, and the window is open for
+/// it.
+pub(crate) fn may_get_more(tcb: &Tcb) -> bool {
+    let has_some = tcb.recv_queue_ref().readable() > 0;
+    !is_final(tcb) && !tcb.has_error() && !(has_some && tcb.is_window_shut())
 }
 
 /// Copies bytes without taking them; 0 is the end of the stream.

@@ -648,7 +648,7 @@ impl<P: Probe> Drop for Guard<'_, P> {
 
 /// Runs the stack for a thread that waits for `interest`.
 fn advance<P: Probe>(shard: &mut Shard<P>, now: Instant, interest: Ready) -> usize {
-    if interest.contains(Ready::READABLE) {
+    if interest.intersects(Ready::READER) {
         shard.step_for_reader(now)
     } else {
         shard.step(now, POLL_BUDGET)

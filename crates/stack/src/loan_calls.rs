@@ -11,7 +11,8 @@ use crate::sockets::Socket;
 
 impl<P: Probe> Shard<P> {
     /// Detaches up to `max` received bytes for a user who keeps the mbufs themselves; an empty chain
-    /// is the end of the stream. Give them back with [`Shard::take_back`].
+    /// is the end of the stream. With `patient` it waits for the low-water mark. Give them back with
+    /// [`Shard::take_back`].
     ///
     /// # Errors
     /// As [`Shard::tcp_take`]. [`SocketError::NoBuffer`]: what lies in the pool's reserve cannot be
@@ -21,12 +22,14 @@ impl<P: Probe> Shard<P> {
         now: Instant,
         id: SlotId,
         max: usize,
+        patient: bool,
     ) -> Result<Step<(Chain, Lent)>, SocketError> {
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
+        let least = entry.least(max, patient);
         let mut env = Self::env(&mut self.net, now);
-        let step = soreceive::lend(&mut entry.tcb, &mut env, max)?;
+        let step = soreceive::lend(&mut entry.tcb, &mut env, max, least)?;
         match (&step, entry.error) {
             (Step::WaitData(_), Some(e)) => return Err(e),
             (Step::Done((chain, _)), _) => self.count_loan(chain.len()),

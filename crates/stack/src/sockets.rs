@@ -89,6 +89,12 @@ pub struct TcpEntry {
 }
 
 impl TcpEntry {
+    /// Bytes for which a read of `max` waits, if it waits for the low-water mark.
+    pub(crate) fn least(&self, max: usize, patient: bool) -> usize {
+        let waits = patient && self.error.is_none();
+        if waits { self.tcb.recv_low_water().min(max) } else { 1 }
+    }
+
     /// What it is ready for.
     pub fn ready(&self) -> Ready {
         let mut ready = fulmar_socket::stream_ready(&self.tcb);

@@ -296,6 +296,54 @@ impl<P: Probe> Shard<P> {
         Ok(step)
     }
 
+    /// As [`Shard::tcp_take`], for a call that has got `done` bytes already and ends with what it has
+    /// when nothing more comes. With `patient` it waits for the low-water mark of the socket, or for
+    /// `max` bytes if that is less.
+    ///
+    /// # Errors
+    /// As [`Shard::tcp_take`].
+    pub fn tcp_take_more(
+        &mut self,
+        id: SlotId,
+        max: usize,
+        done: usize,
+        patient: bool,
+    ) -> Result<Step<Chain>, SocketError> {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return Err(SocketError::BadHandle);
+        };
+        let least = entry.least(max, patient);
+        let pool = &mut self.net.pool;
+        let step = soreceive::take_at_least(&mut entry.tcb, pool, max, least, done)?;
+        match (&step, entry.error) {
+            (Step::WaitData(_), Some(e)) if done == 0 => Err(e),
+            (Step::WaitData(_), Some(_)) => Ok(Step::Done(Chain::new())),
+            _ => Ok(step),
+        }
+    }
+
+    /// References to up to `max` received bytes from `off` on, which stay where they are, once `least`
+    /// of them have come; free them with [`Shard::free`].
+    ///
+    /// # Errors
+    /// As [`Shard::tcp_take`].
+    pub fn tcp_peek_at(
+        &mut self,
+        id: SlotId,
+        off: usize,
+        max: usize,
+        least: usize,
+    ) -> Result<Step<Chain>, SocketError> {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return Err(SocketError::BadHandle);
+        };
+        let step = soreceive::peek_at(&mut entry.tcb, &mut self.net.pool, off, max, least)?;
+        match (&step, entry.error) {
+            (Step::WaitData(_), Some(e)) => Err(e),
+            _ => Ok(step),
+        }
+    }
+
     /// The detached bytes are copied: frees them, and opens the window if that is worth a packet.
     pub fn tcp_read_done(&mut self, now: Instant, id: SlotId, chain: Chain) {
         let bytes = chain.len();

@@ -101,6 +101,8 @@ pub(crate) struct User {
     pub more_from: Option<u64>,
     /// Bytes of free send buffer that are worth waking a writer for; `None`: a third of it.
     pub send_low_water: Option<usize>,
+    /// Bytes that are worth waking a reader for; 0 as 1.
+    pub recv_low_water: usize,
 }
 
 /// How the connection fares.

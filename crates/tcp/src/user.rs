@@ -242,6 +242,21 @@ impl Tcb {
         self.user.send_low_water
     }
 
+    /// Bytes below which the socket is not readable, and a read waits (SO_RCVLOWAT), at least 1; at most
+    /// half of the receive buffer counts.
+    pub fn set_recv_low_water(&mut self, bytes: usize) {
+        self.user.recv_low_water = bytes;
+    }
+
+    /// What [`Tcb::set_recv_low_water`] set, as far as it counts.
+    #[inline]
+    pub fn recv_low_water(&self) -> usize {
+        if self.user.recv_low_water <= 1 {
+            return 1;
+        }
+        self.user.recv_low_water.min(self.recv_limit / 2)
+    }
+
     /// Sets the send buffer, bytes, at most `Config::max_buffer_bytes`; returns what was set. From
     /// then on it does not change by itself.
     pub fn set_send_buffer(&mut self, bytes: usize) -> usize {

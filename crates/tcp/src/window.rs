@@ -109,6 +109,12 @@ impl Tcb {
         self.after_read(env)
     }
 
+    /// The window that is offered has no room for another full segment, so that a reader who waits for
+    /// more might wait for ever.
+    pub fn is_window_shut(&self) -> bool {
+        self.rcv_wnd() <= u64::from(self.rcv_mss)
+    }
+
     /// What the user holds by reference.
     pub fn lent(&self) -> Lent {
         self.lent

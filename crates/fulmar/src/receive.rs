@@ -1,0 +1,187 @@
+//! Receiving beyond `read`: flags, looking without taking, the low-water mark.
+
+use std::io::{self, IoSliceMut};
+use std::ops::BitOr;
+
+use fulmar_mbuf::Chain;
+use fulmar_stack::{Limit, Request};
+
+use crate::tcp::TcpStream;
+
+/// How one read differs from the others of its socket.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct RecvFlags(u8);
+
+impl RecvFlags {
+    /// As `read`.
+    pub const NONE: RecvFlags = RecvFlags(0);
+    /// The bytes stay to be read again (`MSG_PEEK`).
+    pub const PEEK: RecvFlags = RecvFlags(1);
+    /// Waits until the buffers are full, the stream ends, or the time is over (`MSG_WAITALL`). With
+    /// [`RecvFlags::PEEK`] at most until the receive buffer is full.
+    pub const WAIT_ALL: RecvFlags = RecvFlags(2);
+    /// This read does not wait, whatever the socket does otherwise (`MSG_DONTWAIT`).
+    pub const DONT_WAIT: RecvFlags = RecvFlags(4);
+
+    /// Whether all of `other` is in `self`.
+    pub const fn contains(self, other: RecvFlags) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl BitOr for RecvFlags {
+    type Output = RecvFlags;
+    fn bitor(self, other: RecvFlags) -> RecvFlags {
+        RecvFlags(self.0 | other.0)
+    }
+}
+
+impl TcpStream {
+    /// Reads into the buffers one after the other, as `read_vectored` does, with flags. What is there
+    /// is detached with the stack's lock taken once, however many buffers there are, and copied
+    /// outside of it. Returns how many bytes there were; 0 is the end of the stream, or no room.
+    ///
+    /// Less than asked for with [`RecvFlags::WAIT_ALL`] means that the stream or the time ended first;
+    /// the next call tells why.
+    ///
+    /// # Errors
+    /// `WouldBlock`, and those of `recv(2)`, if there was nothing.
+    pub fn recv_with(&self, bufs: &mut [IoSliceMut<'_>], flags: RecvFlags) -> io::Result<usize> {
+        let room: usize = bufs.iter().map(|b| b.len()).sum();
+        let limit = self.recv_limit(flags);
+        let all = flags.contains(RecvFlags::WAIT_ALL);
+        if flags.contains(RecvFlags::PEEK) {
+            return self.peek_into(0, bufs, if all { room } else { 1 }, limit);
+        }
+        // A call that waits several times does so until one end.
+        let limit = if all { limit.from_now() } else { limit };
+        let mut done = 0;
+        while done < room {
+            let n = match self.take_into(bufs, done, room, limit) {
+                Ok(n) => n,
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            };
+            done += n;
+            if n == 0 || !all || limit == Limit::DoNotWait {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn recv_limit(&self, flags: RecvFlags) -> Limit {
+        if flags.contains(RecvFlags::DONT_WAIT) {
+            return Limit::DoNotWait;
+        }
+        self.socket.read_limit()
+    }
+
+    /// Reads what is there behind the first `done` bytes of the buffers; waits for some.
+    fn take_into(
+        &self,
+        bufs: &mut [IoSliceMut<'_>],
+        done: usize,
+        room: usize,
+        limit: Limit,
+    ) -> io::Result<usize> {
+        let s = &*self.socket;
+        let chain = s.wait_for_data(limit, |shard, _, patient| {
+            shard.tcp_take_more(s.id, room - done, done, patient && done == 0)
+        })?;
+        let n = chain.len();
+        if n > 0 {
+            scatter(&chain, bufs, done);
+            s.host().post(Request::ReadDone(s.id, chain));
+        }
+        Ok(n)
+    }
+
+    /// Reads without taking.
+    ///
+    /// # Errors
+    /// As `read`.
+    pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.peek_at(0, &mut [IoSliceMut::new(buf)])
+    }
+
+    /// Reads from `offset` bytes behind the next one on, without taking anything (as `SO_PEEK_OFF`
+    /// does). Waits until there is at least one such byte; 0 is the end of the stream before it, or
+    /// that the receive buffer holds no more.
+    ///
+    /// # Errors
+    /// As `read`.
+    pub fn peek_at(&self, offset: usize, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.peek_into(offset, bufs, 1, self.socket.read_limit())
+    }
+
+    fn peek_into(
+        &self,
+        offset: usize,
+        bufs: &mut [IoSliceMut<'_>],
+        least: usize,
+        limit: Limit,
+    ) -> io::Result<usize> {
+        let room: usize = bufs.iter().map(|b| b.len()).sum();
+        if room == 0 {
+            return Ok(0);
+        }
+        let s = &*self.socket;
+        let chain = s.wait_for_data(limit, |shard, _, patient| {
+            shard.tcp_peek_at(s.id, offset, room, if patient { least } else { 1 })
+        })?;
+        let n = chain.len();
+        scatter(&chain, bufs, 0);
+        if n > 0 {
+            s.host().post(Request::Free(chain));
+        }
+        Ok(n)
+    }
+
+    /// Bytes below which the connection is not readable for poll sets, and a read waits
+    /// (`SO_RCVLOWAT`); 1 by default. At most half of the receive buffer counts. A read that does not
+    /// wait, or whose time is over, returns what is there all the same, and so does everyone when the
+    /// stream has ended or its window is closed.
+    ///
+    /// # Errors
+    /// The socket is gone; `InvalidInput` for 0.
+    pub fn set_recv_low_water(&self, bytes: usize) -> io::Result<()> {
+        if bytes == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a low-water mark of 0 bytes would make a socket without data readable",
+            ));
+        }
+        self.with_tcb(|t| t.tcb.set_recv_low_water(bytes))
+    }
+
+    /// The low-water mark, as far as it counts.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn recv_low_water(&self) -> io::Result<usize> {
+        self.with_tcb(|t| t.tcb.recv_low_water())
+    }
+}
+
+/// Copies a chain into the reader's buffers, behind their first `skip` bytes.
+fn scatter(chain: &Chain, bufs: &mut [IoSliceMut<'_>], mut skip: usize) {
+    let mut pieces = chain.slices();
+    let mut piece: &[u8] = &[];
+    for buf in bufs {
+        let from = skip.min(buf.len());
+        skip -= from;
+        let mut room = buf.get_mut(from..).unwrap_or_default();
+        while !room.is_empty() {
+            if piece.is_empty() {
+                let Some(next) = pieces.next() else { return };
+                piece = next;
+            }
+            let n = piece.len().min(room.len());
+            let (part, rest) = piece.split_at(n);
+            let (to, left) = room.split_at_mut(n);
+            to.copy_from_slice(part);
+            (piece, room) = (rest, left);
+        }
+    }
+}
