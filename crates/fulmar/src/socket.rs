@@ -115,7 +115,7 @@ impl Socket {
     pub fn wait_for_data<R>(
         &self,
         limit: Limit,
-        mut step: impl FnMut(&mut Shard, Instant, bool) -> Result<Step<R>, SocketError>,
+        mut step: impl FnMut(&mut AnyShard<'_>, Instant, bool) -> Result<Step<R>, SocketError>,
     ) -> io::Result<R> {
         let patient = limit != Limit::DoNotWait;
         match self.wait(Ready::READER, limit, |shard, now| step(shard, now, patient)) {

@@ -151,7 +151,10 @@ calls! {
     fn tcp_read_done(now: Instant, id: SlotId, chain: Chain);
     fn tcp_peek(id: SlotId, into: &mut [u8]) -> Called<Step<usize>>;
     fn tcp_shutdown(now: Instant, id: SlotId, read: bool, write: bool) -> Called<()>;
-    fn tcp_lend(now: Instant, id: SlotId, max: usize) -> Called<Step<(Chain, Lent)>>;
+    fn tcp_take_more(id: SlotId, max: usize, done: usize, patient: bool) -> Called<Step<Chain>>;
+    fn tcp_peek_at(id: SlotId, off: usize, max: usize, least: usize) -> Called<Step<Chain>>;
+    fn tcp_lend(now: Instant, id: SlotId, max: usize, patient: bool)
+        -> Called<Step<(Chain, Lent)>>;
     fn take_back(now: Instant, id: SlotId, chain: Chain, lent: Lent);
     fn set_listener_ttl(id: SlotId, ttl: u8) -> Called<()>;
     fn listener_ttl(id: SlotId) -> Called<Option<u8>>;
