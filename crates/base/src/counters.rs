@@ -49,8 +49,16 @@ counters! {
     RxPolls, "rx_polls";
     /// Receive polls that found nothing.
     RxEmptyPolls, "rx_empty_polls";
-    /// Times a thread slept on the device.
+    /// Times a thread slept on the device; each sleep ends with a wake-up.
     Sleeps, "sleeps";
+    /// Of those, sleeps for a fixed time in which frames gathered (a flood).
+    Holds, "holds";
+    /// Waits in which a thread looked at the device before it slept, or instead.
+    Looks, "looks";
+    /// Nanoseconds of that looking.
+    LookNs, "look_ns";
+    /// Steps by which holds became longer or shorter.
+    HoldSteps, "hold_steps";
     /// Wake-ups sent to a sleeping thread or poll set.
     Wakeups, "wakeups";
     /// Requests left in the shard's inbox because the lock was taken.

@@ -38,6 +38,7 @@ mod meter;
 mod nic;
 pub mod pattern;
 mod peer;
+mod registers;
 mod ring;
 mod rx;
 mod wire;
@@ -52,6 +53,7 @@ use fulmar_netdev::Caps;
 use crate::OpenError;
 use crate::wake::Bell;
 use engine::Engine;
+pub use fulmar_netdev::moderation::Coalesce;
 pub use meter::{Busy, SimCounts, SimHandle, thread_hardware_ns};
 pub use nic::SimNic;
 pub use peer::{AckRule, Command, FarEnd, Service};
@@ -60,15 +62,6 @@ const ETHER_BYTES: usize = 14;
 
 /// What the pool has blocks for: a buffer of another length would take the next of these.
 const BUFFER_BYTES: [usize; 4] = [2 << 10, 4 << 10, 16 << 10, 64 << 10];
-
-/// A coalescing register pair: when the hardware asks for attention.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Coalesce {
-    /// After so many frames.
-    pub packets: usize,
-    /// So long after the first of them.
-    pub delay: Duration,
-}
 
 /// Who runs the hardware of a NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -197,11 +190,11 @@ impl SimConfig {
 /// Pieces of one frame that the hardware gathers at most.
 const MAX_SEGS: usize = 64;
 
-fn board() -> Result<Arc<meter::Board>, OpenError> {
+fn board(config: &SimConfig) -> Result<Arc<meter::Board>, OpenError> {
     let bell = Bell::new().map_err(|e| {
         OpenError::new("cannot create an eventfd", e, "raise the limit on open files (ulimit -n)")
     })?;
-    Ok(Arc::new(meter::Board::new(bell)))
+    Ok(Arc::new(meter::Board::new(bell, config.rx_coalesce)))
 }
 
 fn nic(config: &SimConfig, hardware: hardware::Hardware) -> Result<(SimNic, SimHandle), OpenError> {
@@ -224,7 +217,7 @@ fn nic(config: &SimConfig, hardware: hardware::Hardware) -> Result<(SimNic, SimH
 /// No descriptor left for the wake-ups, or no thread for the hardware.
 pub fn with_peer(config: SimConfig) -> Result<(SimNic, SimHandle), OpenError> {
     let config = config.bounded();
-    nic(&config, hardware::Hardware::with_peer(&config, board()?))
+    nic(&config, hardware::Hardware::with_peer(&config, board(&config)?))
 }
 
 /// Two NICs at the ends of one wire, each for a stack of its own. Each sends at its own line rate.
@@ -233,7 +226,7 @@ pub fn with_peer(config: SimConfig) -> Result<(SimNic, SimHandle), OpenError> {
 /// As [`with_peer`].
 pub fn pair(a: SimConfig, b: SimConfig) -> Result<[(SimNic, SimHandle); 2], OpenError> {
     let (a, b) = (a.bounded(), b.bounded());
-    let boards = [board()?, board()?];
+    let boards = [board(&a)?, board(&b)?];
     let [here, there] = boards.clone();
     let (p, q) = wire::wire(boards);
     Ok([

@@ -62,6 +62,7 @@ pub use fulmar_ip::{Prefix, Route};
 pub use fulmar_mbuf as mbuf;
 pub use fulmar_netdev as netdev;
 pub use fulmar_netdev::Device;
+pub use fulmar_netdev::moderation::ModerationConfig;
 #[doc(hidden)]
 pub use fulmar_socket as socket_steps;
 pub use fulmar_socket::Ready;

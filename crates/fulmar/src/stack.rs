@@ -9,6 +9,7 @@ use fulmar_base::with_zone;
 use fulmar_ip::{IfAddr, Prefix, Route};
 use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::Device;
+use fulmar_netdev::moderation::ModerationConfig;
 use fulmar_socket::Ready;
 use fulmar_stack::{AnyHost, AnyShard, Balance, Ledger, Limit, Probing, StackConfig};
 
@@ -178,10 +179,12 @@ impl Stack {
         self.inner.name()
     }
 
-    /// How often a waiting thread polls in vain before it sleeps. More trades CPU for latency
-    /// between CPUs; the default (2) yields between the polls and keeps an idle stack idle.
-    pub fn set_empty_polls(&self, polls: u32) {
-        self.inner.host.set_empty_polls(polls);
+    /// Changes how waiting threads wait for the device: see [`Builder::moderation`].
+    ///
+    /// # Errors
+    /// `EBADF` in a forked child.
+    pub fn set_moderation(&self, config: ModerationConfig) -> io::Result<()> {
+        self.inner.host.set_moderation(config).map_err(to_io)
     }
 
     pub(crate) fn new_socket(
@@ -245,6 +248,17 @@ impl Builder {
     /// Tunables of TCP: buffer sizes, time-outs, options.
     pub fn tcp(mut self, tcp: fulmar_tcp::Config) -> Self {
         self.config.tcp = tcp;
+        self
+    }
+
+    /// How waiting threads wait for the device. Default: [`ModerationConfig::ADAPTIVE`], which looks
+    /// for up to 60 µs before it sleeps where answers have lately come within that, and in a flood
+    /// sleeps up to 64 µs to take many frames per wake-up. [`ModerationConfig::LATENCY`] looks longer
+    /// and never holds, [`ModerationConfig::THROUGHPUT`] hardly looks and holds longer,
+    /// [`ModerationConfig::NONE`] sleeps at once and wakes for every frame,
+    /// [`ModerationConfig::POLLING`] never sleeps.
+    pub fn moderation(mut self, config: ModerationConfig) -> Self {
+        self.config.moderation = config;
         self
     }
 

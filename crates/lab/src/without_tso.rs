@@ -6,6 +6,7 @@
 
 use fulmar::base::{Counters, FlowKey, Instant};
 use fulmar::mbuf::{Backing, Pool};
+use fulmar::netdev::moderation::Profile;
 use fulmar::netdev::{
     Burst, Caps, Device, DeviceStats, LinkState, Peek, PlacementHint, Rooms, Unsupported,
 };
@@ -86,6 +87,10 @@ impl Device for WithoutTso {
 
     fn region(&mut self) -> Option<Backing> {
         self.inner.region()
+    }
+
+    fn coalesce(&mut self, to: Option<Profile>) -> Result<(), Unsupported> {
+        self.inner.coalesce(to)
     }
 
     fn peek(&self) -> Option<Arc<dyn Peek>> {

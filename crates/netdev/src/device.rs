@@ -6,6 +6,7 @@ use std::sync::Arc;
 use fulmar_base::{Counters, EtherAddr, FlowKey, Instant};
 use fulmar_mbuf::{Backing, Pool};
 
+use crate::moderation::Profile;
 use crate::{Burst, PlacementHint, Rooms};
 
 /// Whether a device separates headers from payload on receive.
@@ -238,6 +239,16 @@ pub trait Device: Send {
         None
     }
 
+    /// Sets the coalescing registers: when the armed device wakes, and when it takes back sent frames.
+    /// `None`: as it was set up.
+    ///
+    /// # Errors
+    /// [`Unsupported`]: it has none, and wakes for every frame. Whoever waits holds by itself.
+    fn coalesce(&mut self, to: Option<Profile>) -> Result<(), Unsupported> {
+        let _ = to;
+        Err(Unsupported)
+    }
+
     /// Sets what the device expects next of a flow, in place of whatever it expected before. Rooms of
     /// an earlier hint are dropped.
     ///
@@ -323,6 +334,9 @@ impl<D: Device + ?Sized> Device for Box<D> {
     }
     fn peek(&self) -> Option<Arc<dyn Peek>> {
         (**self).peek()
+    }
+    fn coalesce(&mut self, to: Option<Profile>) -> Result<(), Unsupported> {
+        (**self).coalesce(to)
     }
     fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
         (**self).place(hint)

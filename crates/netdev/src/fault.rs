@@ -15,6 +15,7 @@ use fulmar_base::{Counters, DropReason, Duration, FlowKey, Instant};
 use fulmar_mbuf::{Backing, NoBuffer, Pool, Purpose};
 
 use crate::delay::DelayQueue;
+use crate::moderation::Profile;
 use crate::offload::{self, Refusal};
 use crate::{
     Burst, Caps, Chance, Device, DeviceStats, LinkState, Packet, Peek, PlacementHint, Rng, Rooms,
@@ -430,6 +431,10 @@ impl<D: Device> Device for Faults<D> {
 
     fn region(&mut self) -> Option<Backing> {
         self.inner.region()
+    }
+
+    fn coalesce(&mut self, to: Option<Profile>) -> Result<(), Unsupported> {
+        self.inner.coalesce(to)
     }
 
     fn peek(&self) -> Option<Arc<dyn Peek>> {

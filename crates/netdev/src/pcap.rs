@@ -23,6 +23,7 @@ use std::sync::Arc;
 use fulmar_base::{Counters, Duration, FlowKey, Instant};
 use fulmar_mbuf::{Backing, Pool};
 
+use crate::moderation::Profile;
 use crate::{
     Burst, Caps, Device, DeviceStats, LinkState, Packet, Peek, PlacementHint, Rooms, Unsupported,
 };
@@ -266,6 +267,10 @@ impl<D: Device, W: Write + Send> Device for PcapWriter<D, W> {
 
     fn region(&mut self) -> Option<Backing> {
         self.inner.region()
+    }
+
+    fn coalesce(&mut self, to: Option<Profile>) -> Result<(), Unsupported> {
+        self.inner.coalesce(to)
     }
 
     fn peek(&self) -> Option<Arc<dyn Peek>> {

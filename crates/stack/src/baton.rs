@@ -38,6 +38,8 @@ pub struct Baton {
     holder: AtomicU8,
     /// Wake the sleeper of each role. Two, so that one never swallows the other's wake-up.
     kicks: [OwnedFd; 2],
+    /// End the holds of each role.
+    timers: [OwnedFd; 2],
     /// When the sleeper of each role wakes by itself, in nanoseconds; 0 if it does not sleep.
     sleeps_until: [AtomicU64; 2],
     followers: Mutex<Vec<Arc<Waiter>>>,
@@ -47,11 +49,12 @@ impl Baton {
     /// A free baton.
     ///
     /// # Errors
-    /// The errno of `eventfd`.
+    /// The errno of `eventfd` or `timerfd_create`.
     pub fn new() -> std::io::Result<Baton> {
         Ok(Baton {
             holder: AtomicU8::new(FREE),
             kicks: [sys::event_fd()?, sys::event_fd()?],
+            timers: [sys::timer_fd()?, sys::timer_fd()?],
             sleeps_until: [AtomicU64::new(0), AtomicU64::new(0)],
             followers: Mutex::new(Vec::new()),
         })
@@ -100,6 +103,13 @@ impl Baton {
     /// The descriptor beside which a holder of this role sleeps.
     pub fn kick_fd(&self, role: Role) -> RawFd {
         self.kicks[slot(role)].as_raw_fd()
+    }
+
+    /// A descriptor that becomes readable then, for a holder of this role.
+    pub fn timer_fd(&self, role: Role, at: Instant) -> RawFd {
+        let fd = self.timers[slot(role)].as_raw_fd();
+        sys::set_timer(fd, at);
+        fd
     }
 
     /// A holder of this role will sleep until then.

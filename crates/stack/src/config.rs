@@ -3,6 +3,7 @@
 use fulmar_base::Duration;
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
+use fulmar_netdev::moderation::ModerationConfig;
 use fulmar_route::Route;
 
 /// The configuration of a stack (of each of its shards alike).
@@ -30,6 +31,9 @@ pub struct StackConfig {
     pub max_time_wait: usize,
     /// Frames per crossing into the device at most. Default 64, the field's customary budget.
     pub burst_frames: usize,
+    /// How threads wait for the device: how long they look at it, whether they hold in a flood. The
+    /// default adapts; [`ModerationConfig::LATENCY`] and [`ModerationConfig::THROUGHPUT`] decide.
+    pub moderation: ModerationConfig,
     /// Packets from the stack to itself that may wait. Default 256, a full window of super-frames.
     pub loopback_packets: usize,
     /// How long the end of the process or of the stack waits until everything that was accepted is
@@ -50,6 +54,7 @@ impl Default for StackConfig {
             max_sockets: 131_072,
             max_time_wait: 16_384,
             burst_frames: 64,
+            moderation: ModerationConfig::ADAPTIVE,
             loopback_packets: 256,
             exit_drain: Duration::from_secs(5),
         }

@@ -16,6 +16,7 @@ use fulmar_base::{Counter, Counters, Duration, Instant, NoProbe, Outside, SlotId
 use fulmar_ip::Ip;
 use fulmar_mbuf::{Chain, Pool, SharedBytes};
 use fulmar_netdev::Device;
+use fulmar_netdev::moderation::ModerationConfig;
 use fulmar_socket::sendfile::{Piece, Rest, Worth};
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
 use fulmar_tcp::Lent;
@@ -264,9 +265,12 @@ impl AnyHost {
         each!(self, host => host.is_ours())
     }
 
-    /// See [`Host::set_empty_polls`].
-    pub fn set_empty_polls(&self, n: u32) {
-        each!(self, host => host.set_empty_polls(n));
+    /// See [`Host::set_moderation`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_moderation(&self, config: ModerationConfig) -> Result<(), SocketError> {
+        each!(self, host => host.set_moderation(config))
     }
 
     /// See [`Host::lock`].

@@ -17,10 +17,11 @@
 //! request in the inbox, which the holder drains before and after it releases.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use fulmar_base::{Counter, Duration, Instant, NoProbe, Outside, Probe, SlotId, Stage};
+use fulmar_netdev::moderation::{ModerationConfig, Next};
 use fulmar_socket::{Ready, SocketError, Step};
 
 use crate::baton::{Baton, Role};
@@ -38,10 +39,6 @@ use crate::watch::Wake;
 
 /// Frames that one poll takes before waiters are looked at.
 pub(crate) const POLL_BUDGET: usize = 128;
-
-/// Polls that find nothing before a waiter goes to sleep, with a yield between two of them: on one
-/// CPU the yield lets the peer answer, on several it is the brief spin of a dense flow.
-const EMPTY_POLLS: u32 = 2;
 
 /// Longest sleep without looking at the clock again.
 const LONG_SLEEP: Duration = Duration::from_secs(3600);
@@ -61,10 +58,7 @@ pub struct Host<P: Probe = NoProbe> {
     pub(crate) poll_sets: AtomicUsize,
     pub(crate) service: Service,
     forks: u32,
-    many_cpus: bool,
-    empty_polls: AtomicU32,
-    /// For a device that is worth spinning on.
-    spin: Option<Spin>,
+    spin: Spin,
     /// Looks at the stages that are passed without the lock.
     outside: P::Outside,
 }
@@ -73,12 +67,12 @@ impl<P: Probe> Host<P> {
     /// Puts a shard under a lock.
     ///
     /// # Errors
-    /// The errno of `eventfd`.
+    /// The errno of `eventfd` or `timerfd_create`.
     pub fn new(mut shard: Shard<P>) -> std::io::Result<Self> {
         sys::watch_forks();
         Ok(Host {
             device_fd: shard.device().wake_fd(),
-            spin: shard.device().peek().map(Spin::new),
+            spin: Spin::new(shard.device().peek()),
             outside: shard.probe().outside(),
             shard: Mutex::new(shard),
             bit: HostBit::next(),
@@ -88,8 +82,6 @@ impl<P: Probe> Host<P> {
             poll_sets: AtomicUsize::new(0),
             service: Service::default(),
             forks: sys::fork_generation(),
-            many_cpus: sys::usable_cpus() > 1,
-            empty_polls: AtomicU32::new(EMPTY_POLLS),
         })
     }
 
@@ -98,22 +90,21 @@ impl<P: Probe> Host<P> {
         sys::fork_generation() == self.forks
     }
 
-    /// How often a waiter polls in vain before it sleeps; 0 is right for an idle stack, more keeps
-    /// a CPU busy for the sake of latency. On a device that can be looked at for next to nothing,
-    /// anything but 0 leaves it to the adaptive spin.
-    pub fn set_empty_polls(&self, n: u32) {
-        self.empty_polls.store(n, Ordering::Relaxed);
-    }
-
     /// What looks at the stages that are passed without the lock.
     #[inline]
     pub fn outside(&self) -> &P::Outside {
         &self.outside
     }
 
-    /// The spin, where the device has one and the peer may have a CPU of its own.
-    fn spin(&self) -> Option<&Spin> {
-        self.spin.as_ref().filter(|_| self.many_cpus)
+    /// Changes how threads wait for the device, from their next poll on.
+    ///
+    /// # Errors
+    /// As [`Host::lock`].
+    pub fn set_moderation(&self, config: ModerationConfig) -> Result<(), SocketError> {
+        self.call(|shard, _| {
+            shard.set_moderation(config);
+            Ok(())
+        })
     }
 
     /// Takes the lock.
@@ -235,9 +226,9 @@ impl<P: Probe> Host<P> {
             return Ok(r);
         }
         let Some(give_up) = limit.end(now) else { return Err(SocketError::WouldBlock) };
-        let mut turn = Turn::new(self, For::Socket(socket, interest))?;
+        let mut turn = Turn::new(self, &mut guard, now, For::Socket(socket, interest))?;
         loop {
-            guard = turn.sleep(guard, give_up)?;
+            guard = turn.sleep(guard, now, give_up)?;
             now = sys::now();
             guard.pass(Stage::Locked);
             advance(&mut guard, now, interest);
@@ -265,9 +256,9 @@ impl<P: Probe> Host<P> {
         guard.step(now, POLL_BUDGET);
         let found = collect(&mut guard);
         let (0, Some(give_up)) = (found, limit.end(now)) else { return Ok(found) };
-        let mut turn = Turn::new(self, For::Set(set))?;
+        let mut turn = Turn::new(self, &mut guard, now, For::Set(set))?;
         loop {
-            guard = turn.sleep(guard, give_up)?;
+            guard = turn.sleep(guard, now, give_up)?;
             now = sys::now();
             guard.step(now, POLL_BUDGET);
             let found = collect(&mut guard);
@@ -293,10 +284,10 @@ impl<P: Probe> Host<P> {
             drop(guard);
             return Ok(c.is_done());
         };
-        let mut turn = Turn::new(self, For::Completion(c))?;
+        let mut turn = Turn::new(self, &mut guard, now, For::Completion(c))?;
         loop {
             // It ends outside of the lock.
-            guard = turn.sleep(guard, give_up)?;
+            guard = turn.sleep(guard, now, give_up)?;
             now = sys::now();
             guard.step(now, POLL_BUDGET);
             if c.is_done() {
@@ -352,31 +343,35 @@ impl<P: Probe> Host<P> {
         }
     }
 
-    /// Arms the device and sleeps on it, unless something came meanwhile. For the baton's holder.
+    /// Arms the device and sleeps on it, unless something came meanwhile; or, with a `hold`, sleeps
+    /// until then whatever comes. For the baton's holder.
     pub(crate) fn sleep_on_device<'a>(
         &'a self,
         mut guard: Guard<'a, P>,
         role: Role,
         waiter: &Waiter,
         give_up: Option<Instant>,
+        hold: Option<Instant>,
     ) -> Result<Guard<'a, P>, SocketError> {
         let is_down = guard.is_down();
-        let armed = guard.device().arm() || is_down;
         let now = sys::now();
-        if !armed || guard.step_for_reader(now) > 0 || waiter.is_woken() {
-            guard.device().disarm();
+        if hold.is_none() && !self.arm(&mut guard, now, waiter) {
             return Ok(guard);
         }
-        let until = [guard.next_deadline(), give_up].into_iter().flatten().min();
+        let until = [guard.next_deadline(), give_up, hold].into_iter().flatten().min();
         let timeout = until.map_or(LONG_SLEEP, |at| at.since(now)).min(LONG_SLEEP);
         let wants_room = guard.has_backlog() && guard.device().wants_tx_wake();
         let kick = self.baton.kick_fd(role);
         self.baton.will_sleep(role, now + timeout);
         waiter.on_device(kick);
         guard.count(Counter::Sleeps, 1);
+        guard.count(Counter::Holds, u64::from(hold.is_some()));
         drop(guard);
-        // A device that is gone stays readable for ever.
-        let device = self.device_fd.filter(|_| !is_down).map(|fd| (fd, wants_room));
+        let device = match hold {
+            Some(at) => Some((self.baton.timer_fd(role, at), false)),
+            // A device that is gone stays readable for ever.
+            None => self.device_fd.filter(|_| !is_down).map(|fd| (fd, wants_room)),
+        };
         let mut was_kicked = false;
         if !waiter.is_woken() && self.baton.is_held_by(role) {
             was_kicked = sys::sleep_on(device, kick, Some(timeout)).1;
@@ -385,11 +380,22 @@ impl<P: Probe> Host<P> {
         self.baton.awake(role, was_kicked);
         let _ = self.outside.stage(Stage::Slept);
         let mut guard = self.lock_quietly()?;
+        guard.slept();
         // Whoever has taken the baton meanwhile may sleep on the armed device.
-        if self.baton.is_held_by(role) {
+        if hold.is_none() && self.baton.is_held_by(role) {
             guard.device().disarm();
         }
         Ok(guard)
+    }
+
+    /// Asks the device for a wake-up and polls once more; false if there is no need to sleep.
+    fn arm(&self, shard: &mut Shard<P>, now: Instant, waiter: &Waiter) -> bool {
+        let armed = shard.device().arm() || shard.is_down();
+        let may_sleep = armed && shard.step_for_reader(now) == 0 && !waiter.is_woken();
+        if !may_sleep {
+            shard.device().disarm();
+        }
+        may_sleep
     }
 
     /// A timer became due earlier than the sleeper knows: wakes it.
@@ -413,14 +419,14 @@ impl<P: Probe> Host<P> {
     fn try_drain(&self, socket: Option<SlotId>, limit: Duration) -> Result<bool, SocketError> {
         let give_up = sys::now() + limit;
         let mut guard = self.lock()?;
-        let mut turn = Turn::new(self, For::Time)?;
+        let mut turn = Turn::new(self, &mut guard, sys::now(), For::Time)?;
         loop {
             let now = sys::now();
             guard.step(now, POLL_BUDGET);
             if guard.is_down() || guard.is_drained(socket) || now >= give_up {
                 return Ok(guard.is_drained(socket));
             }
-            guard = turn.sleep(guard, Some((now + DRAIN_TICK).min(give_up)))?;
+            guard = turn.sleep(guard, now, Some((now + DRAIN_TICK).min(give_up)))?;
         }
     }
 }
@@ -476,56 +482,71 @@ struct Turn<'a, 'f, P: Probe> {
     waiter: Arc<Waiter>,
     waits_for: For<'f>,
     has_baton: bool,
-    empty: u32,
-    has_spun: bool,
     _mark: Mark,
 }
 
 impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
     /// `WouldBlock` in a signal handler that interrupted a wait of this thread.
-    fn new(host: &'a Host<P>, waits_for: For<'f>) -> Result<Self, SocketError> {
+    fn new(
+        host: &'a Host<P>,
+        shard: &mut Shard<P>,
+        now: Instant,
+        waits_for: For<'f>,
+    ) -> Result<Self, SocketError> {
         let mark = host.bit.start_waiting().ok_or(SocketError::WouldBlock)?;
-        let waiter = Waiter::current();
-        Ok(Turn {
-            host,
-            waiter,
-            waits_for,
-            has_baton: false,
-            empty: 0,
-            has_spun: false,
-            _mark: mark,
-        })
+        shard.start_waiting(now);
+        Ok(Turn { host, waiter: Waiter::current(), waits_for, has_baton: false, _mark: mark })
     }
 
-    /// Sleeps once; readiness, the device or the end of `give_up` wakes it. May return early.
+    /// Waits once, in the way that the policy says: looks, holds or sleeps. Readiness, the device or
+    /// the end of `give_up` ends it. May return early.
     fn sleep(
         &mut self,
         mut guard: Guard<'a, P>,
+        now: Instant,
         give_up: Option<Instant>,
     ) -> Result<Guard<'a, P>, SocketError> {
         self.has_baton = self.has_baton || self.host.baton.try_take(Role::Caller);
-        let until = [guard.next_deadline(), give_up].into_iter().flatten().min();
-        if self.has_baton && !self.is_tired() {
+        let next = if self.has_baton { guard.next_wait(now, true) } else { Next::Arm };
+        if matches!(next, Next::Look { .. }) && !self.host.spin.has_peek() {
             drop(guard);
-            self.breathe(until);
+            self.host.spin.run(&self.waiter, now);
             let _ = self.host.outside.stage(Stage::Spun);
             return self.host.lock();
         }
-        (self.empty, self.has_spun) = (0, false);
         self.waiter.reset();
         self.register(&mut guard);
-        let mut guard = if self.has_baton {
-            let start = sys::now();
-            let guard = self.host.sleep_on_device(guard, Role::Caller, &self.waiter, give_up)?;
-            if let Some(spin) = self.host.spin() {
-                spin.after_sleep(sys::now().since(start));
-            }
-            guard
-        } else {
-            self.park(guard, give_up)?
+        let mut guard = match next {
+            _ if !self.has_baton => self.park(guard, give_up)?,
+            Next::Look { until } => self.look(guard, until, give_up)?,
+            Next::Hold { until } => self.on_device(guard, give_up, Some(until))?,
+            Next::Arm => self.on_device(guard, give_up, None)?,
         };
         self.unregister(&mut guard);
         Ok(guard)
+    }
+
+    fn on_device(
+        &self,
+        guard: Guard<'a, P>,
+        give_up: Option<Instant>,
+        hold: Option<Instant>,
+    ) -> Result<Guard<'a, P>, SocketError> {
+        self.host.sleep_on_device(guard, Role::Caller, &self.waiter, give_up, hold)
+    }
+
+    /// Looks at the device without the lock.
+    fn look(
+        &self,
+        guard: Guard<'a, P>,
+        until: Instant,
+        give_up: Option<Instant>,
+    ) -> Result<Guard<'a, P>, SocketError> {
+        let ends = [guard.next_deadline(), give_up, Some(until)];
+        drop(guard);
+        self.host.spin.run(&self.waiter, ends.into_iter().flatten().min().unwrap_or(until));
+        let _ = self.host.outside.stage(Stage::Spun);
+        self.host.lock()
     }
 
     fn register(&self, shard: &mut Shard<P>) {
@@ -544,25 +565,6 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
             For::Completion(c) => c.remove_sleeper(&self.waiter),
             For::Time => {}
         }
-    }
-
-    /// Whether it has polled in vain as often as it is worth before a sleep.
-    fn is_tired(&self) -> bool {
-        let polls = self.host.empty_polls.load(Ordering::Relaxed);
-        if self.host.spin().is_some() { polls == 0 || self.has_spun } else { self.empty >= polls }
-    }
-
-    /// Between two polls, without the lock.
-    fn breathe(&mut self, until: Option<Instant>) {
-        if let Some(spin) = self.host.spin() {
-            self.has_spun = !spin.run(&self.host.activity, until);
-            return;
-        }
-        self.empty += 1;
-        if self.host.many_cpus {
-            std::hint::spin_loop();
-        }
-        std::thread::yield_now();
     }
 
     fn park(

@@ -44,6 +44,7 @@ mod tcp_input;
 mod tcp_output;
 mod time_wait;
 mod udp_calls;
+mod wait;
 mod waiter;
 mod watch;
 mod watch_calls;

@@ -39,6 +39,8 @@ pub struct Link {
     loopback_limit: usize,
     /// Bytes that the kernel alone may read can be sent.
     gathers_in_kernel: bool,
+    /// Frames that the device has taken so far.
+    sent_frames: u64,
     now: Instant,
 }
 
@@ -56,8 +58,14 @@ impl Link {
             tx: Burst::with_capacity(config.burst_frames),
             loopback: VecDeque::with_capacity(config.loopback_packets),
             loopback_limit: config.loopback_packets,
+            sent_frames: 0,
             now: Instant::ZERO,
         }
+    }
+
+    /// Frames that the device has taken so far.
+    pub fn sent_frames(&self) -> u64 {
+        self.sent_frames
     }
 
     /// What the device can do.
@@ -102,7 +110,8 @@ impl Link {
             return true;
         }
         counters.count(Counter::TxBursts);
-        self.device.tx_burst(self.now, pool, &mut self.tx, counters);
+        let taken = self.device.tx_burst(self.now, pool, &mut self.tx, counters);
+        self.sent_frames += taken as u64;
         self.device.tx_reap(self.now, pool);
         if self.device.lost().is_some() {
             self.discard(pool, counters);

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
 use fulmar_base::{Counter, Duration, Outside, Probe, Stage};
+use fulmar_netdev::moderation::Next;
 
 use crate::baton::Role;
 use crate::host::{Host, POLL_BUDGET, lock};
@@ -154,9 +155,15 @@ impl Watchman {
     fn stand_in<P: Probe>(&mut self, host: &Host<P>) {
         while host.baton.is_held_by(Role::Service) && !host.service.is_stopping() {
             let Ok(mut guard) = host.lock_quietly() else { return };
-            guard.step(sys::now(), POLL_BUDGET);
+            let now = sys::now();
+            guard.step(now, POLL_BUDGET);
             self.waiter.reset();
-            let slept = host.sleep_on_device(guard, Role::Service, &self.waiter, None);
+            // It looks at nothing for long: the CPU may be the program's.
+            let hold = match guard.next_wait(now, false) {
+                Next::Hold { until } => Some(until),
+                Next::Look { .. } | Next::Arm => None,
+            };
+            let slept = host.sleep_on_device(guard, Role::Service, &self.waiter, None, hold);
             let Ok(mut guard) = slept else { return };
             let calls = host.activity.load(Ordering::Relaxed);
             if calls != self.seen && host.poll_sets.load(Ordering::Relaxed) == 0 {

@@ -10,6 +10,7 @@ use fulmar_base::{
 };
 use fulmar_ip::{Delivered, Ip, Verdict};
 use fulmar_mbuf::{Pool, PoolConfig};
+use fulmar_netdev::moderation::Moderation;
 use fulmar_netdev::{Burst, Device, Packet};
 use fulmar_socket::{Ready, SocketError};
 use fulmar_tcp::{Env, PathInfo, WindowBudget};
@@ -98,6 +99,10 @@ pub struct Shard<P: Probe = NoProbe> {
     unanswered: usize,
     /// Since when answers or the tail of a write wait for the caller's next call.
     pub(crate) held_since: Option<Instant>,
+    /// How its threads wait for the device.
+    pub(crate) moderation: Moderation,
+    /// The device holds by itself.
+    pub(crate) has_registers: bool,
     strays: VecDeque<Stray>,
     time_wait_timer: Option<TimerId>,
     is_down: bool,
@@ -185,6 +190,8 @@ impl<P: Probe> Shard<P> {
             frame_bytes: 0,
             unanswered: 0,
             held_since: None,
+            moderation: Moderation::new(config.moderation),
+            has_registers: false,
             strays: VecDeque::new(),
             time_wait_timer: None,
             is_down: false,
@@ -293,8 +300,10 @@ impl<P: Probe> Shard<P> {
         counters.count(Counter::RxPolls);
         link.device().rx_burst(now, pool, &mut self.rx, room, counters);
         let n = self.rx.len();
+        let sent = self.net.link.sent_frames();
         if n == 0 {
             self.net.counters.count(Counter::RxEmptyPolls);
+            self.moderation.polled(now, 0, 0, sent);
             return (0, 0);
         }
         let mut bytes = 0;
@@ -304,6 +313,8 @@ impl<P: Probe> Shard<P> {
             self.input(now, p);
         }
         self.frame_bytes = bytes / n;
+        self.moderation.polled(now, n, bytes, sent);
+        self.count_look();
         (n, bytes)
     }
 

@@ -1,72 +1,104 @@
-//! Looking at a device for a short while before a sleep, where a look costs next to nothing.
+//! Looking at a device before a sleep, without getting in anybody's way.
 //!
-//! A wake-up across CPUs costs 24 µs, a look at shared memory 2 ns. So whoever waits on such a device
-//! ([`Device::peek`](fulmar_netdev::Device::peek)) looks first, outside of the lock, for a time that
-//! [`moderation`](fulmar_netdev::moderation) adapts: it grows while sleeps turn out short, and
-//! shrinks to almost nothing when they are long. An idle stack sleeps.
+//! Where a look costs next to nothing ([`Device::peek`](fulmar_netdev::Device::peek)) the thread
+//! looks here, outside of the stack's lock; elsewhere a poll is the look, and this is the breath
+//! between two of them. How long all of it lasts is up to
+//! [`moderation`](fulmar_netdev::moderation).
+//!
+//! Whom it waits for may want this very CPU. Nobody tells, but a yield does: if it lasts, somebody
+//! else ran. From then on the thread yields before every look, until yields come back at once.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use fulmar_base::{Duration, Instant};
 use fulmar_netdev::Peek;
-use fulmar_netdev::moderation::{Moderation, ModerationConfig};
 
-use crate::host::lock;
 use crate::sys;
+use crate::waiter::Waiter;
 
-/// What the policy counts as one empty poll.
-const POLL: Duration = Duration::from_micros(1);
+/// Looks between two looks at the clock: about half a microsecond.
+const LOOKS: u32 = 16;
 
-/// Looks between two looks at the clock.
-const LOOKS: u32 = 64;
+/// Looks at the clock, or polls, between two yields where nobody wants the CPU: a few microseconds,
+/// against the half of one that a yield takes.
+const ROUNDS: u32 = 8;
 
-/// Looks at the clock between two yields, for a peer that has no other CPU.
-const CLOCKS: u32 = 8;
+/// A yield that takes so long let somebody else run.
+const SOMEBODY_RAN: Duration = Duration::from_micros(2);
 
-/// The spin of one device.
+/// Yields in vain after which nobody else is taken to want the CPU.
+const VAIN_YIELDS: u32 = 4;
+
+/// How the threads of one host look at its device.
 pub struct Spin {
-    peek: Arc<dyn Peek>,
-    policy: Mutex<Moderation>,
+    peek: Option<Arc<dyn Peek>>,
+    is_crowded: AtomicBool,
+    vain_yields: AtomicU32,
+    polls: AtomicU32,
 }
 
 impl Spin {
-    /// For a device that can be looked at.
-    pub fn new(peek: Arc<dyn Peek>) -> Spin {
-        Spin { peek, policy: Mutex::new(Moderation::new(ModerationConfig::default())) }
+    /// For a device, which can be looked at from outside or not.
+    pub fn new(peek: Option<Arc<dyn Peek>>) -> Spin {
+        Spin {
+            peek,
+            is_crowded: AtomicBool::new(false),
+            vain_yields: AtomicU32::new(0),
+            polls: AtomicU32::new(0),
+        }
     }
 
-    /// Looks until there is work, another thread calls the stack (it may have taken the work), a
-    /// deadline has come, or the time is over. True: there is work.
-    pub fn run(&self, calls: &AtomicU64, until: Option<Instant>) -> bool {
-        let limit = POLL * lock(&self.policy).limit();
-        let seen = calls.load(Ordering::Relaxed);
-        let end = sys::now() + limit;
-        let end = until.map_or(end, |at| at.min(end));
-        let mut round = 0u32;
-        loop {
-            round = round.wrapping_add(1);
+    /// Whether looking is possible without the lock.
+    pub fn has_peek(&self) -> bool {
+        self.peek.is_some()
+    }
+
+    /// Looks until there may be work, the waiter is woken, or the time is over. Without a way to look
+    /// it only lets others run.
+    pub fn run(&self, waiter: &Waiter, until: Instant) {
+        let Some(peek) = &self.peek else { return self.breathe() };
+        for round in 1u32.. {
+            if self.is_crowded.load(Relaxed) || round.is_multiple_of(ROUNDS) {
+                self.yield_now();
+            }
             for _ in 0..LOOKS {
-                if self.peek.is_pending() {
-                    return true;
-                }
-                if calls.load(Ordering::Relaxed) != seen {
-                    return false;
+                if peek.is_pending() || waiter.is_woken() {
+                    return;
                 }
                 std::hint::spin_loop();
             }
-            if sys::now() >= end {
-                return false;
-            }
-            if round.is_multiple_of(CLOCKS) {
-                std::thread::yield_now();
+            if sys::now() >= until {
+                return;
             }
         }
     }
 
-    /// Notes how long a sleep lasted.
-    pub fn after_sleep(&self, slept: Duration) {
-        lock(&self.policy).after_sleep(slept);
+    /// Between two polls.
+    fn breathe(&self) {
+        let polls = self.polls.load(Relaxed).wrapping_add(1);
+        self.polls.store(polls, Relaxed);
+        if self.is_crowded.load(Relaxed) || polls.is_multiple_of(ROUNDS) {
+            self.yield_now();
+        }
+    }
+
+    fn yield_now(&self) {
+        let start = sys::now();
+        std::thread::yield_now();
+        self.note_yield(sys::now().since(start));
+    }
+
+    fn note_yield(&self, took: Duration) {
+        if took >= SOMEBODY_RAN {
+            self.vain_yields.store(0, Relaxed);
+            return self.is_crowded.store(true, Relaxed);
+        }
+        let vain = self.vain_yields.load(Relaxed) + 1;
+        self.vain_yields.store(vain.min(VAIN_YIELDS), Relaxed);
+        if vain >= VAIN_YIELDS {
+            self.is_crowded.store(false, Relaxed);
+        }
     }
 }
 
@@ -81,22 +113,45 @@ mod tests {
 
     impl Peek for Nth {
         fn is_pending(&self) -> bool {
-            self.0.fetch_add(1, Ordering::Relaxed) + 1 >= self.1
+            self.0.fetch_add(1, Relaxed) + 1 >= self.1
         }
     }
 
-    fn looks(nth: usize, until: Option<Instant>) -> usize {
+    fn looks(nth: usize, until: Instant) -> usize {
         let peek = Arc::new(Nth(AtomicUsize::new(0), nth));
-        let spin = Spin::new(Arc::clone(&peek) as Arc<dyn Peek>);
-        spin.run(&AtomicU64::new(0), until);
-        peek.0.load(Ordering::Relaxed)
+        let spin = Spin::new(Some(Arc::clone(&peek) as Arc<dyn Peek>));
+        let waiter = Waiter::current();
+        waiter.reset();
+        spin.run(&waiter, until);
+        peek.0.load(Relaxed)
     }
 
     #[test]
-    fn a_spin_ends_with_the_work_the_deadline_or_its_time() {
-        assert_eq!(looks(1, None), 1);
-        assert_eq!(looks(20, None), 20);
-        assert_eq!(looks(usize::MAX, Some(Instant::ZERO)), LOOKS as usize);
-        assert!(looks(usize::MAX, None) >= LOOKS as usize);
+    fn looking_ends_with_the_work_or_the_time() {
+        assert_eq!(looks(1, Instant::FAR_FUTURE), 1);
+        assert_eq!(looks(20, Instant::FAR_FUTURE), 20);
+        assert_eq!(looks(usize::MAX, Instant::ZERO), LOOKS as usize);
+    }
+
+    #[test]
+    fn looking_ends_when_the_thread_is_woken() {
+        let waiter = Waiter::current();
+        waiter.reset();
+        waiter.wake();
+        let peek = Arc::new(Nth(AtomicUsize::new(0), usize::MAX));
+        let spin = Spin::new(Some(Arc::clone(&peek) as Arc<dyn Peek>));
+        spin.run(&waiter, Instant::FAR_FUTURE);
+        assert_eq!(peek.0.load(Relaxed), 1);
+    }
+
+    #[test]
+    fn it_yields_at_once_as_long_as_somebody_else_runs_then() {
+        let spin = Spin::new(None);
+        spin.note_yield(SOMEBODY_RAN);
+        assert!(spin.is_crowded.load(Relaxed));
+        (1..VAIN_YIELDS).for_each(|_| spin.note_yield(Duration::ZERO));
+        assert!(spin.is_crowded.load(Relaxed));
+        spin.note_yield(Duration::ZERO);
+        assert!(!spin.is_crowded.load(Relaxed));
     }
 }

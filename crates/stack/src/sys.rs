@@ -54,6 +54,36 @@ pub fn clear_event(fd: RawFd) {
     unsafe { libc::read(fd, count.as_mut_ptr().cast(), count.len()) };
 }
 
+/// A timer of the monotonic clock as a descriptor. Unlike a time-out it comes without the slack of
+/// 50 µs that the kernel allows itself there.
+///
+/// # Errors
+/// The errno of the call.
+pub fn timer_fd() -> io::Result<OwnedFd> {
+    let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+    // SAFETY: no memory is passed.
+    let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Makes a timer's descriptor readable then, and not before.
+pub fn set_timer(fd: RawFd, at: Instant) {
+    // All zero would stop it.
+    let ns = at.as_nanos().max(1);
+    let value = libc::timespec {
+        tv_sec: (ns / 1_000_000_000) as libc::time_t,
+        tv_nsec: (ns % 1_000_000_000) as libc::c_long,
+    };
+    let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let spec = libc::itimerspec { it_interval: never, it_value: value };
+    // SAFETY: `spec` lives through the call; the old value is not asked for.
+    unsafe { libc::timerfd_settime(fd, libc::TFD_TIMER_ABSTIME, &spec, std::ptr::null_mut()) };
+}
+
 /// Sleeps until a descriptor is readable (the first also writable, if asked) or time is over.
 /// Returns which of them was the cause; neither after a signal.
 pub fn sleep_on(
@@ -141,17 +171,4 @@ pub fn watch_forks() {
 pub fn at_exit(f: extern "C" fn()) {
     // SAFETY: `f` is a plain function that takes nothing and returns nothing.
     unsafe { libc::atexit(f) };
-}
-
-/// How many CPUs this thread may run on.
-pub fn usable_cpus() -> usize {
-    // SAFETY: all-zero is a valid cpu_set_t.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is writable and its size is passed; 0 means the calling thread.
-    let rc = unsafe { libc::sched_getaffinity(0, std::mem::size_of_val(&set), &mut set) };
-    if rc != 0 {
-        return 1;
-    }
-    // SAFETY: the set was filled by the kernel.
-    (unsafe { libc::CPU_COUNT(&set) } as usize).max(1)
 }

@@ -162,7 +162,7 @@ impl Hardware {
 
     /// When the hardware asks for the host's attention.
     pub fn interrupt_at(&self, rx: &RxRing) -> Option<Instant> {
-        self.rx.interrupt_at(rx)
+        self.rx.interrupt_at(rx, self.board.rx_coalesce.get())
     }
 
     /// When the next frame arrives that is on its way.

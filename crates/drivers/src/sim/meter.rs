@@ -16,7 +16,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::Thread;
 use std::time::Duration;
 
+use super::Coalesce;
 use super::peer::Command;
+use super::registers::Register;
 use crate::sys::{clock_ns, ticks};
 use crate::wake::Bell;
 
@@ -185,6 +187,8 @@ pub struct Board {
     has_commands: AtomicBool,
     /// Wakes the host.
     pub bell: Bell,
+    /// When it does after frames were received.
+    pub rx_coalesce: Register,
     /// The thread that the hardware runs on, if it has one of its own.
     thread: OnceLock<Thread>,
     /// That thread sleeps, or is about to.
@@ -196,12 +200,13 @@ pub struct Board {
 const COMMANDS: usize = 1024;
 
 impl Board {
-    pub fn new(bell: Bell) -> Board {
+    pub fn new(bell: Bell, rx_coalesce: Coalesce) -> Board {
         Board {
             counts: Shared::default(),
             commands: Mutex::default(),
             has_commands: AtomicBool::new(false),
             bell,
+            rx_coalesce: Register::new(rx_coalesce),
             thread: OnceLock::new(),
             is_asleep: AtomicBool::new(false),
             rate: Rate::get(),

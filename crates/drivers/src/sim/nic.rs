@@ -7,7 +7,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use fulmar_base::{Counters, DropReason, Instant, Offload};
 use fulmar_mbuf::{Chain, Mbuf, Pool, Purpose};
-use fulmar_netdev::{Burst, Caps, Device, DeviceStats, LinkState, Packet, Tally, offload};
+use fulmar_netdev::moderation::{Coalesce, Profile};
+use fulmar_netdev::{
+    Burst, Caps, Device, DeviceStats, LinkState, Packet, Tally, Unsupported, offload,
+};
 
 use super::engine::Engine;
 use super::hardware::TxSlot;
@@ -78,6 +81,8 @@ struct Driver {
     config: SimConfig,
     descriptors: Descriptors,
     board: Arc<Board>,
+    /// When completions are taken back.
+    tx_coalesce: Coalesce,
     /// Bytes of frames in the transmit ring.
     tx_bytes: usize,
     /// The last burst did not go out whole.
@@ -147,14 +152,14 @@ impl Driver {
     /// Whether taking completions back is worth it now.
     fn is_reap_due(&self, tx: &Ring<TxSlot>, now: Instant) -> bool {
         let Some(oldest) = tx.oldest_done() else { return false };
-        tx.done() >= self.config.tx_coalesce.packets
+        tx.done() >= self.tx_coalesce.packets
             || self.tx_bytes >= self.config.tx_reap_bytes
             || self.reap_at(oldest.done_at) <= now
     }
 
     /// When a completion is taken back at the latest.
     fn reap_at(&self, done_at: Instant) -> Instant {
-        if self.is_blocked { done_at } else { done_at + self.config.tx_coalesce.delay }
+        if self.is_blocked { done_at } else { done_at + self.tx_coalesce.delay }
     }
 }
 
@@ -296,6 +301,7 @@ impl SimNic {
             config: config.clone(),
             descriptors: Descriptors::new(config.tx_descriptors),
             board,
+            tx_coalesce: config.tx_coalesce,
             tx_bytes: 0,
             is_blocked: false,
         };
@@ -408,6 +414,15 @@ impl Device for SimNic {
 
     fn link_state(&self) -> LinkState {
         if self.engine.has_carrier() { LinkState::Up } else { LinkState::Gone(libc::EPIPE) }
+    }
+
+    fn coalesce(&mut self, to: Option<Profile>) -> Result<(), Unsupported> {
+        let SimConfig { rx_coalesce, tx_coalesce, .. } = self.driver.config;
+        let as_set_up = Profile { receive: rx_coalesce, transmit: tx_coalesce };
+        let Profile { receive, transmit } = to.unwrap_or(as_set_up);
+        self.driver.board.rx_coalesce.set(receive);
+        self.driver.tx_coalesce = transmit;
+        Ok(())
     }
 
     fn stats(&self) -> DeviceStats {

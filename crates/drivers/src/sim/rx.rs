@@ -169,7 +169,6 @@ pub struct Rx {
     /// It aggregates: frames of up to so many bytes of IP packet.
     lro: Option<usize>,
     flow_control: bool,
-    coalesce: Coalesce,
     pub spare: Spare,
 }
 
@@ -180,7 +179,6 @@ impl Rx {
             csum: config.csum,
             lro: config.lro.filter(|_| config.csum),
             flow_control: config.flow_control,
-            coalesce: config.rx_coalesce,
             spare: Spare::default(),
         }
     }
@@ -201,10 +199,10 @@ impl Rx {
     }
 
     /// When the hardware asks for attention: after so many frames, or so long after the first.
-    pub fn interrupt_at(&self, rx: &RxRing) -> Option<Instant> {
+    pub fn interrupt_at(&self, rx: &RxRing, after: Coalesce) -> Option<Instant> {
         let first = rx.first_pending.or_else(|| self.next_due())?;
-        let by_time = first + self.coalesce.delay;
-        let more = self.coalesce.packets.max(1).saturating_sub(rx.pending);
+        let by_time = first + after.delay;
+        let more = after.packets.max(1).saturating_sub(rx.pending);
         if more == 0 {
             return Some(first);
         }

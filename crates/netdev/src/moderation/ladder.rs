@@ -1,0 +1,259 @@
+//! How far the holds are stretched: windows of traffic, and the step that they call for.
+
+use fulmar_base::{Duration, Instant};
+
+/// The highest step; a hold is so many parts of the longest.
+pub const TOP: usize = 4;
+
+/// A window is full after so many polls that brought frames, or frames ...
+const EVENTS: u64 = 64;
+const FRAMES: u64 = 1024;
+/// ... but not before this.
+const SHORTEST: Duration = Duration::from_millis(1);
+/// A window that is not full by then is not of a flood.
+const LONGEST: Duration = Duration::from_millis(20);
+/// Differences below this part of the larger value are noise.
+const NOISE: f64 = 0.1;
+/// Windows that a step rests after a step back; doubled each time, up to the second number.
+const REST: (u32, u32) = (16, 1024);
+
+/// What happened since the window began.
+#[derive(Clone, Debug, Default)]
+pub struct Window {
+    since: Option<Instant>,
+    events: u64,
+    frames: u64,
+    bytes: u64,
+    sent_before: u64,
+    sent: u64,
+    attention: Duration,
+    /// Mean time between two frames in the last full window, in ns; 0 if there was none.
+    gap_ns: u64,
+}
+
+impl Window {
+    /// A poll brought frames.
+    pub fn add(&mut self, now: Instant, frames: usize, bytes: usize, sent: u64) {
+        if self.since.is_none() {
+            (self.since, self.sent_before) = (Some(now), sent);
+        }
+        self.events += 1;
+        self.frames += frames as u64;
+        self.bytes += bytes as u64;
+        self.sent = sent;
+    }
+
+    /// CPU time was spent on waiting.
+    pub fn attend(&mut self, time: Duration) {
+        self.attention = self.attention.saturating_add(time);
+    }
+
+    /// Frames ever sent, as of the last poll that brought any.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    fn age(&self, now: Instant) -> Duration {
+        self.since.map_or(Duration::ZERO, |s| now.since(s))
+    }
+
+    /// Whether it holds enough to be judged.
+    pub fn is_full(&self, now: Instant) -> bool {
+        let has_enough = self.events >= EVENTS || self.frames >= FRAMES;
+        (has_enough && self.age(now) >= SHORTEST) || self.is_stale(now)
+    }
+
+    /// Whether it has lasted too long to be of a flood.
+    pub fn is_stale(&self, now: Instant) -> bool {
+        self.age(now) >= LONGEST
+    }
+
+    /// How long so many frames take to come.
+    pub fn time_of(&self, frames: usize) -> Duration {
+        match self.gap_ns {
+            0 => Duration::MAX,
+            gap => Duration::from_nanos(gap.saturating_mul(frames as u64)),
+        }
+    }
+
+    /// Ends the window; the next one begins.
+    pub fn close(&mut self, now: Instant, sent: u64) -> Rates {
+        let seconds = self.age(now).as_secs_f64().max(1e-9);
+        let rates = Rates {
+            bytes: self.bytes as f64 / seconds,
+            frames: self.frames as f64 / seconds,
+            sent: sent.saturating_sub(self.sent_before) as f64 / seconds,
+            attention: self.attention.as_secs_f64() / seconds,
+        };
+        let gap_ns = if rates.frames > 0.0 { (1e9 / rates.frames) as u64 } else { 0 };
+        *self = Window { since: Some(now), sent_before: sent, sent, gap_ns, ..Window::default() };
+        rates
+    }
+}
+
+/// A window's traffic per second.
+#[derive(Clone, Copy, Debug)]
+pub struct Rates {
+    /// Bytes received.
+    pub bytes: f64,
+    /// Frames received.
+    pub frames: f64,
+    /// Frames sent.
+    pub sent: f64,
+    /// Share of a CPU that waiting took.
+    pub attention: f64,
+}
+
+impl Rates {
+    /// Whether frames come fast, and not one for each that is sent. Where every frame that comes is
+    /// an answer to one of ours, or asks for one, somebody waits for each of them.
+    pub fn is_flood(&self, pps: u32) -> bool {
+        self.frames >= f64::from(pps) && self.frames >= 1.5 * self.sent
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verdict {
+    Better,
+    Same,
+    Worse,
+}
+
+/// Whether `a` is more than `b`, beyond the noise.
+fn compare(a: f64, b: f64) -> Verdict {
+    if (a - b).abs() <= NOISE * a.max(b) {
+        Verdict::Same
+    } else if a > b {
+        Verdict::Better
+    } else {
+        Verdict::Worse
+    }
+}
+
+/// What a window is beside an earlier one: more bytes are better, then more frames, then less
+/// attention.
+fn judge(new: &Rates, old: &Rates) -> Verdict {
+    let by = [
+        compare(new.bytes, old.bytes),
+        compare(new.frames, old.frames),
+        compare(old.attention, new.attention),
+    ];
+    by.into_iter().find(|v| *v != Verdict::Same).unwrap_or(Verdict::Same)
+}
+
+/// The step, and where it is going.
+#[derive(Clone, Debug)]
+pub struct Ladder {
+    /// 0 to [`TOP`].
+    step: usize,
+    /// What the step before brought, while it climbs.
+    before: Option<Rates>,
+    /// Windows left until it tries to climb again.
+    rest: u32,
+    /// How long it rests next time.
+    patience: u32,
+}
+
+impl Default for Ladder {
+    fn default() -> Ladder {
+        Ladder { step: 0, before: None, rest: 0, patience: REST.0 }
+    }
+}
+
+impl Ladder {
+    /// The step, 0 to [`TOP`].
+    pub fn step(&self) -> usize {
+        self.step
+    }
+
+    /// A window is over; without rates there was no flood, and nothing is held.
+    pub fn judge(&mut self, flood: Option<Rates>) {
+        let Some(rates) = flood else {
+            *self = Ladder::default();
+            return;
+        };
+        if self.rest > 0 {
+            self.rest -= 1;
+            self.before = None;
+            return;
+        }
+        match self.before.map(|before| judge(&rates, &before)) {
+            // The first step from the ground is free, and so is the first after a rest.
+            None | Some(Verdict::Better) => self.climb(rates),
+            Some(Verdict::Same) => self.stop(0),
+            Some(Verdict::Worse) => self.stop(1),
+        }
+    }
+
+    fn climb(&mut self, rates: Rates) {
+        if self.step == TOP {
+            return self.stop(0);
+        }
+        self.step += 1;
+        self.before = Some(rates);
+    }
+
+    fn stop(&mut self, back: usize) {
+        self.step = self.step.saturating_sub(back);
+        self.before = None;
+        self.rest = self.patience;
+        self.patience = self.patience.saturating_mul(2).min(REST.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rates(bytes: f64, attention: f64) -> Rates {
+        Rates { bytes, frames: bytes / 1000.0, sent: 0.0, attention }
+    }
+
+    #[test]
+    fn bytes_count_before_frames_and_frames_before_attention() {
+        let base = Rates { bytes: 1e9, frames: 1e6, sent: 0.0, attention: 0.5 };
+        let with = |bytes, frames, attention| Rates { bytes, frames, attention, ..base };
+        assert_eq!(judge(&with(1.2e9, 0.5e6, 1.0), &base), Verdict::Better);
+        assert_eq!(judge(&with(1.05e9, 0.5e6, 0.1), &base), Verdict::Worse);
+        assert_eq!(judge(&with(1.05e9, 1.05e6, 0.1), &base), Verdict::Better);
+        assert_eq!(judge(&with(1.05e9, 1.05e6, 0.52), &base), Verdict::Same);
+    }
+
+    #[test]
+    fn it_climbs_while_that_saves_attention_and_rests_at_the_top() {
+        let mut l = Ladder::default();
+        for step in 1..=TOP {
+            l.judge(Some(rates(1e9, 1.0 / step as f64)));
+            assert_eq!(l.step(), step);
+        }
+        for _ in 0..REST.0 {
+            l.judge(Some(rates(1e9, 0.2)));
+            assert_eq!(l.step(), TOP);
+        }
+    }
+
+    #[test]
+    fn a_step_that_costs_bytes_is_taken_back_and_not_tried_again_for_a_while() {
+        let mut l = Ladder::default();
+        l.judge(Some(rates(1e9, 1.0)));
+        l.judge(Some(rates(0.5e9, 0.1)));
+        assert_eq!(l.step(), 0);
+        for _ in 0..REST.0 {
+            l.judge(Some(rates(1e9, 1.0)));
+            assert_eq!(l.step(), 0);
+        }
+        l.judge(Some(rates(1e9, 1.0)));
+        assert_eq!(l.step(), 1, "it tries again");
+    }
+
+    #[test]
+    fn without_a_flood_nothing_is_held() {
+        let mut l = Ladder::default();
+        l.judge(Some(rates(1e9, 1.0)));
+        l.judge(None);
+        assert_eq!(l.step(), 0);
+        assert!(!Rates { frames: 1e5, sent: 1e5, ..rates(1e8, 0.0) }.is_flood(20_000));
+        assert!(!Rates { frames: 1e4, ..rates(1e8, 0.0) }.is_flood(20_000));
+        assert!(Rates { frames: 1e5, sent: 5e4, ..rates(1e8, 0.0) }.is_flood(20_000));
+    }
+}
