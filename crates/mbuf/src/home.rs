@@ -4,6 +4,7 @@
 mod kernel_only;
 mod placed;
 mod raw;
+mod ready;
 
 pub(crate) use kernel_only::shared_bytes;
 pub(crate) use raw::{CHUNK_DESCS, Freed, Home, MAX_SLABS, Memory, Owner};

@@ -12,7 +12,8 @@
 //! mapped memory can exceed the budget by one slab per class; block records take another 32 bytes
 //! per block and descriptors at most a sixteenth of the budget.
 //!
-//! Cost: taking or freeing a block is a pop or a push on two free lists and three additions.
+//! Cost: taking or freeing a block is a pop or a push on the stack of ready-made mbufs (`home/ready.rs`)
+//! and a few additions.
 
 #![forbid(unsafe_code)]
 
@@ -109,8 +110,7 @@ pub struct PoolStats {
     pub clones: u64,
     /// Blocks that came ready-made out of the shard's cache.
     pub fast_allocs: u64,
-    /// Requests for which the cache had nothing: served from the general free lists or a new slab,
-    /// if at all.
+    /// Blocks for which the cache had nothing: from the general free lists or a new slab.
     pub slow_allocs: u64,
     /// Requests that nothing could serve.
     pub empty_allocs: u64,
@@ -502,6 +502,7 @@ impl Pool {
             count += 1;
         }
         self.stats.remote_frees += count as u64;
+        self.stats.refills += u64::from(count > 0);
         count
     }
 
@@ -550,7 +551,7 @@ impl Pool {
         self.stats.allocs += 1;
     }
 
-    /// A block from the free lists.
+    /// A mbuf that is ready-made.
     #[inline]
     fn take(&mut self, class: usize, p: Purpose) -> Option<Mbuf> {
         let bytes = CLASS_BYTES[class];
@@ -587,12 +588,27 @@ impl Pool {
         self.take_other((smallest..class).rev().chain(class + 1..CLASSES), p)
     }
 
+    /// A block that came home late, of the general lists, or of a new slab.
     fn take_grown(&mut self, class: usize, p: Purpose) -> Option<Mbuf> {
-        let drained = self.take(class, p);
-        if drained.is_some() || !self.grow(class) {
-            return drained;
+        if let Some(m) = self.take(class, p).or_else(|| self.take_listed(class, p)) {
+            return Some(m);
         }
-        self.take(class, p)
+        if !self.grow(class) {
+            return None;
+        }
+        self.take_listed(class, p)
+    }
+
+    /// A block of the general lists, which bring a batch.
+    fn take_listed(&mut self, class: usize, p: Purpose) -> Option<Mbuf> {
+        if self.home.fill(class) == 0 {
+            return None;
+        }
+        self.stats.refills += 1;
+        let m = self.take(class, p)?;
+        self.stats.slow_allocs += 1;
+        self.stats.fast_allocs -= 1;
+        Some(m)
     }
 
     fn take_other(
@@ -600,10 +616,14 @@ impl Pool {
         mut classes: impl Iterator<Item = usize>,
         p: Purpose,
     ) -> Result<Mbuf, NoBuffer> {
-        let found = classes.find_map(|class| self.take(class, p));
+        let found =
+            classes.find_map(|class| self.take(class, p).or_else(|| self.take_listed(class, p)));
         match found {
             Some(_) => self.stats.class_fallbacks += 1,
-            None => self.stats.failed_block += 1,
+            None => {
+                self.stats.failed_block += 1;
+                self.stats.empty_allocs += 1;
+            }
         }
         found.ok_or(NoBuffer)
     }
@@ -621,14 +641,15 @@ impl Pool {
     /// Makes sure that the accounts allow the block and that a descriptor is at hand.
     #[cold]
     fn prepare(&mut self, bytes: usize, p: Purpose) -> Result<(), NoBuffer> {
-        self.stats.slow_allocs += 1;
         self.drain_remote();
         if bytes > self.available(p) {
             self.stats.failed_budget += 1;
+            self.stats.empty_allocs += 1;
             return Err(NoBuffer);
         }
         if !self.refill_descs(p) {
             self.stats.failed_descriptor += 1;
+            self.stats.empty_allocs += 1;
             return Err(NoBuffer);
         }
         Ok(())
@@ -647,9 +668,17 @@ impl Pool {
             return false;
         }
         if !self.home.has_desc() {
-            self.home.add_descs();
+            self.more_descs();
         }
         true
+    }
+
+    /// Descriptors of mbufs that wait, if there may be no further ones; else new ones.
+    fn more_descs(&mut self) {
+        let most = self.desc_limits[Purpose::Control as usize];
+        if self.home.descs() < most || !self.home.spill() {
+            self.home.add_descs();
+        }
     }
 }
 

@@ -4,8 +4,9 @@
 //! - A [`Mbuf`] owns one descriptor: it alone reads and writes the descriptor's fields. A [`List`]
 //!   owns the descriptors that hang together by `next`.
 //! - A descriptor that is out (held by a `Mbuf`, a `List` or the remote-free list) holds one count
-//!   of its storage. Descriptors at home hang on `Home::free_descs` and hold nothing.
-//! - Storage whose count is 0 hangs on the free list of its slab.
+//!   of its storage. Descriptors at home hang on `Home::free_descs` and hold nothing, or wait in
+//!   `Home::ready`, joined to a block without references.
+//! - Storage whose count is 0 hangs on the free list of its slab, or waits in `Home::ready`.
 //! - [`Memory`] owns slabs, chunks of descriptors and external owners. It is dropped when no
 //!   descriptor is out: by `Home` itself, or, if the pool goes first, by whoever drops the last.
 //!

@@ -15,6 +15,7 @@ use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, Ordering};
 use fulmar_wire::checksum::{UNIT_BYTES, UnitSum};
 
 use super::kernel_only::shared_piece;
+use super::ready::Ready;
 use crate::Mbuf;
 use crate::posted::raw::Memory as PostedMemory;
 use crate::raw::{Desc, Link, List, Shared, Storage, closed};
@@ -93,11 +94,12 @@ pub(crate) struct Freed {
 /// The owner's side of a pool: free lists and memory. All counts change here.
 pub(crate) struct Home {
     shared: NonNull<Shared>,
-    free_descs: Link,
+    pub(super) free_descs: Link,
+    pub(super) ready: Ready,
     /// Per class, the first slab that has a free block.
     partial: [u16; CLASSES],
     /// Descriptors out: held by mbufs and lists, or on the remote-free list.
-    out: usize,
+    pub(super) out: usize,
     /// Descriptors that exist.
     descs: usize,
     /// Slabs of which every block is free.
@@ -128,6 +130,7 @@ impl Home {
         Home {
             shared: NonNull::from(Box::leak(shared)),
             free_descs: None,
+            ready: Ready::default(),
             partial: [NO_SLAB; CLASSES],
             out: 0,
             descs: 0,
@@ -169,20 +172,6 @@ impl Home {
     /// Whether a descriptor is at hand.
     pub(crate) fn has_desc(&self) -> bool {
         self.free_descs.is_some()
-    }
-
-    /// An empty mbuf at the start of a block of this class; `None` if descriptors or blocks of the
-    /// class are not at hand.
-    #[inline]
-    pub(crate) fn take(&mut self, class: usize, purpose: Purpose) -> Option<Mbuf> {
-        let d = self.free_descs?;
-        let s = self.pop_block(class)?;
-        // SAFETY: the block was free, so nobody else looks at it.
-        unsafe {
-            (*s).purpose = purpose;
-            (*s).refs.store(1, Ordering::Release);
-            Some(self.reference(d, s, 0, 0, ptr::null_mut()))
-        }
     }
 
     /// A new reference to a part of a mbuf of this home; `None` if no descriptor is at hand.
@@ -272,24 +261,22 @@ impl Home {
         // SAFETY: alive; we owned the descriptor, now the free list does. Counts at home.
         unsafe {
             let s = (*d.as_ptr()).storage;
-            (*d.as_ptr()).next = self.free_descs;
-            self.free_descs = Some(d);
             self.out -= 1;
             let refs = (*s).refs.load(Ordering::Relaxed);
             (*s).refs.store(refs - 1, Ordering::Release);
+            let freed = Freed { purpose: (*s).purpose, bytes: (*s).room as usize };
+            let class = (*s).class;
+            if refs == 1 && class < EXTERNAL {
+                self.park(d, class as usize);
+                return Some(freed);
+            }
+            (*d.as_ptr()).next = self.free_descs;
+            self.free_descs = Some(d);
             if refs > 1 {
                 return None;
             }
-            let freed = Freed { purpose: (*s).purpose, bytes: (*s).room as usize };
-            match (*s).class {
-                LENT => {
-                    self.push_external(s);
-                    return None;
-                }
-                EXTERNAL | KERNEL_ONLY => self.push_external(s),
-                _ => self.push_block(s),
-            }
-            Some(freed)
+            self.push_external(s);
+            (class != LENT).then_some(freed)
         }
     }
 
@@ -340,7 +327,7 @@ fn knows_sums(m: &Mbuf, from: usize, n: usize) -> bool {
 
 impl Home {
     #[inline]
-    fn pop_block(&mut self, class: usize) -> Option<*mut Storage> {
+    pub(super) fn pop_block(&mut self, class: usize) -> Option<*mut Storage> {
         let first = self.partial.get_mut(class)?;
         // `NO_SLAB` is no index.
         let slab = self.memory.slabs.get_mut(*first as usize)?;
@@ -358,7 +345,7 @@ impl Home {
     /// # Safety
     /// `s` is a block of this home that has no reference left.
     #[inline]
-    unsafe fn push_block(&mut self, s: *mut Storage) {
+    pub(super) unsafe fn push_block(&mut self, s: *mut Storage) {
         // SAFETY: a block without references is this home's alone.
         let (index, class) = unsafe { ((*s).slab, (*s).class) };
         let slab = &mut self.memory.slabs[index as usize];
@@ -389,6 +376,7 @@ impl Home {
 
     /// Cuts a slab that is entirely free for another class. `false` if there is none.
     pub(crate) fn recut_slab(&mut self, class: usize) -> bool {
+        self.spill();
         let empty = |s: &Slab| s.free == s.total && s.class as usize != class;
         if self.empty_slabs == 0 {
             return false;

@@ -181,6 +181,8 @@ fn pinned(class: usize) -> (Pool, Chain) {
     while pool.home.slabs() < pool.max_slabs {
         assert!(pool.home.add_slab(class, false));
         pins.push_back(pool.alloc(CLASS_BYTES[class], 0, Purpose::Control).expect("a block"));
+        // The next comes from the next slab.
+        pool.home.spill();
     }
     (pool, pins)
 }
