@@ -42,7 +42,7 @@ const ROOMS: &[Room] = &[
     ("tcp", &["base", "wire", "mbuf"], &[]),
     ("socket", &["base", "mbuf", "udp", "tcp"], &[]),
     ("stack", BELOW_STACK, &["hashbrown", "siphasher", "smallvec", "libc"]),
-    ("drivers", &["base", "wire", "mbuf", "netdev"], &["libc"]),
+    ("drivers", &["base", "wire", "mbuf", "netdev"], &["libc", "io-uring"]),
     ("fulmar", BELOW_FULMAR, &["bytes", "serde_json"]),
     ("lab", BELOW_LAB, LAB_OUTSIDE),
     ("cli", &["fulmar", "lab"], &["clap", "ctrlc", "indicatif", "serde_json", "sha2", "libc"]),

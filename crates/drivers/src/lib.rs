@@ -1,8 +1,7 @@
 //! Devices: [`link`] joins two stacks in one process, [`shm`] two processes, [`tap`] and [`packet`]
 //! reach the kernel, [`sim`] models a NIC.
 //!
-//! All system calls that std lacks are in `sys.rs` and `shm/sys.rs`, the only files here with unsafe
-//! code.
+//! All system calls that std lacks are in files named `sys.rs`, the only ones here with unsafe code.
 
 #![deny(unsafe_code)]
 

@@ -118,6 +118,15 @@ pub fn tun_set_offload(fd: BorrowedFd<'_>, offload: u32) -> io::Result<()> {
     check(r).map(drop)
 }
 
+/// Bytes of sent frames that a tun descriptor lets be in the kernel at once.
+pub fn tun_send_buffer(fd: BorrowedFd<'_>) -> io::Result<c_int> {
+    let mut bytes: c_int = 0;
+    // SAFETY: TUNGETSNDBUF writes one int through the pointer.
+    let r =
+        unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETSNDBUF as _, ptr::from_mut(&mut bytes)) };
+    check(r).map(|_| bytes)
+}
+
 /// The hardware address of an interface. `fd`: any socket, or the tun descriptor itself.
 pub fn interface_ether(fd: BorrowedFd<'_>, name: &str) -> io::Result<[u8; 6]> {
     let mut r = request(name)?;

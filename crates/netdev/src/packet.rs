@@ -72,6 +72,11 @@ impl Burst {
         self.packets.pop_front()
     }
 
+    /// Takes the last frame.
+    pub fn pop_back(&mut self) -> Option<Packet> {
+        self.packets.pop_back()
+    }
+
     /// The first frame.
     pub fn front(&self) -> Option<&Packet> {
         self.packets.front()

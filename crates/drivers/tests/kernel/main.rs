@@ -157,8 +157,70 @@ fn tap_datagrams_pass_both_ways() {
 }
 
 #[test]
-fn tap_burst_arrives_in_order() {
-    namespace::run("tap_burst_arrives_in_order", TUN, || drop(a_burst_arrives_in_order(tap())));
+fn tap_burst_arrives_in_order_in_few_crossings_where_there_is_io_uring() {
+    namespace::run(
+        "tap_burst_arrives_in_order_in_few_crossings_where_there_is_io_uring",
+        TUN,
+        || {
+            let host = a_burst_arrives_in_order(tap());
+            let stats = host.device.stats();
+            let most = if stats.path.starts_with("io_uring") { 1 } else { 40 };
+            assert_eq!(stats.tx_crossings, most, "{stats:?}");
+        },
+    );
+}
+
+#[test]
+fn tap_burst_arrives_in_order_one_by_one() {
+    namespace::run("tap_burst_arrives_in_order_one_by_one", TUN, || {
+        let config = TapConfig { name: "tap0".into(), one_by_one: true, ..TapConfig::default() };
+        let tap = Tap::open(&config).unwrap();
+        give_addresses("tap0", &tap);
+        let host = a_burst_arrives_in_order(Host::new(tap, "tap0"));
+        assert_eq!(host.device.stats().tx_crossings, 40);
+        assert!(host.device.stats().path.contains("as asked for"));
+    });
+}
+
+#[test]
+fn tap_reads_bursts_in_order_in_few_crossings_where_there_is_io_uring() {
+    namespace::run(
+        "tap_reads_bursts_in_order_in_few_crossings_where_there_is_io_uring",
+        TUN,
+        || {
+            let mut host = tap();
+            let socket = kernel_socket();
+            for round in 0..3u8 {
+                for i in 0..40 {
+                    socket.send_to(&[i; 30], (OURS, 7)).unwrap();
+                }
+                let before = host.device.stats().rx_crossings;
+                for i in 0..40 {
+                    assert_eq!(host.datagram_in().1, [i; 30]);
+                }
+                let crossings = host.device.stats().rx_crossings - before;
+                let is_vector = host.device.stats().path.starts_with("io_uring");
+                assert!(round == 0 || !is_vector || crossings < 20, "{crossings} crossings");
+            }
+            assert_eq!(host.counters.total_drops(), 0);
+        },
+    );
+}
+
+#[test]
+fn tap_that_was_dropped_can_be_opened_again_at_once() {
+    namespace::run("tap_that_was_dropped_can_be_opened_again_at_once", TUN, || {
+        for _ in 0..20 {
+            let config = TapConfig { name: "tap0".into(), ..TapConfig::default() };
+            let mut host = Host::new(Tap::open(&config).unwrap(), "tap0");
+            ip("link set tap0 up");
+            for _ in 0..8 {
+                let p = host.datagram(9, &[0; 10], None);
+                host.burst.push(p).unwrap();
+            }
+            host.flush(8);
+        }
+    });
 }
 
 #[test]

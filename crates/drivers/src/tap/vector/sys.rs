@@ -1,0 +1,198 @@
+//! Many reads or writes of one descriptor in one system call, by io_uring(7).
+//!
+//! Enters and leaves: bytes in slots, and one result per slot. Who owns the memory: [`Slots`] has a
+//! mapping of its own, cut into slots, and the kernel is told of nothing else. So whatever happens to
+//! a frame's own buffer, no operation can outlive it.
+//!
+//! Invariant *quiet*: outside of [`Slots::write`] and [`Slots::read`] no operation is under way. They
+//! wait for every completion; only if the system refuses to tell (`is_broken`) some may be left, and
+//! then the slots are never touched again and their memory is never given back.
+//!
+//! The ring may be used from any thread, one at a time, so it does not ask for the set-up flags that
+//! bind it to one. Operations never wait (`RWF_NOWAIT`), so they complete within the submission.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+/// The registered descriptor: the only one.
+const FILE: types::Fixed = types::Fixed(0);
+/// What a slot's result says before its operation is complete; no errno.
+const PENDING: i32 = i32::MIN;
+/// Calls in a row that complete nothing, after which the ring is broken.
+const PATIENCE: u32 = 1000;
+
+/// See the module's header.
+pub struct Slots {
+    ring: IoUring,
+    base: NonNull<u8>,
+    slot_bytes: usize,
+    /// The slots are registered with the ring, which spares looking at page tables.
+    is_registered: bool,
+    /// Operations that were pushed and are not complete.
+    in_flight: usize,
+    results: Box<[i32]>,
+}
+
+// SAFETY: the mapping behind `base` is this struct's alone, and plain memory to every thread.
+unsafe impl Send for Slots {}
+
+impl Slots {
+    /// `count` slots of `slot_bytes` bytes for operations on `fd`, zeroed. `register`: keep their pages
+    /// in memory and known to the ring, if that is allowed.
+    ///
+    /// # Errors
+    /// The system has no io_uring, or does not let us use it.
+    pub fn open(
+        fd: BorrowedFd<'_>,
+        count: usize,
+        slot_bytes: usize,
+        register: bool,
+    ) -> io::Result<Slots> {
+        let ring = IoUring::builder().dontfork().build(count as u32)?;
+        ring.submitter().register_files(&[fd.as_raw_fd()])?;
+        let bytes = count * slot_bytes;
+        let base = map(bytes)?;
+        let memory = libc::iovec { iov_base: base.as_ptr().cast(), iov_len: bytes };
+        // SAFETY: the mapping lives as long as the ring works on it (quiet; see `drop`).
+        let known = || unsafe { ring.submitter().register_buffers(&[memory]) };
+        let is_registered = register && known().is_ok();
+        Ok(Slots {
+            ring,
+            base,
+            slot_bytes,
+            is_registered,
+            in_flight: 0,
+            results: vec![PENDING; count].into(),
+        })
+    }
+
+    /// How many slots there are.
+    pub fn count(&self) -> usize {
+        self.results.len()
+    }
+
+    /// Bytes of the mapping.
+    fn bytes(&self) -> usize {
+        self.count() * self.slot_bytes
+    }
+
+    /// The system refused to say what became of an operation.
+    pub fn is_broken(&self) -> bool {
+        self.in_flight > 0
+    }
+
+    fn at(&self, slot: usize) -> *mut u8 {
+        assert!(slot < self.count() && !self.is_broken(), "a slot that must not be touched");
+        self.base.as_ptr().wrapping_add(slot * self.slot_bytes)
+    }
+
+    /// The bytes of a slot.
+    ///
+    /// # Panics
+    /// If there is no such slot, or the ring is broken.
+    #[inline]
+    pub fn slot(&mut self, slot: usize) -> &mut [u8] {
+        let start = self.at(slot);
+        // SAFETY: inside the mapping, which is initialised (zeroes at first) and borrowed with `self`;
+        // the kernel does not touch it (quiet).
+        unsafe { slice::from_raw_parts_mut(start, self.slot_bytes) }
+    }
+
+    /// Writes the first `lengths[i]` bytes of slot i, in order. Results are in the same order: bytes
+    /// written, a negative errno, or `None` for what the system did not say.
+    pub fn write(&mut self, lengths: &[u32]) -> impl Iterator<Item = Option<i32>> {
+        for (slot, &bytes) in lengths.iter().enumerate() {
+            let from = self.at(slot).cast_const();
+            assert!(bytes as usize <= self.slot_bytes, "more bytes than a slot has");
+            let operation = if self.is_registered {
+                opcode::WriteFixed::new(FILE, from, bytes, 0).rw_flags(libc::RWF_NOWAIT).build()
+            } else {
+                opcode::Write::new(FILE, from, bytes).rw_flags(libc::RWF_NOWAIT).build()
+            };
+            self.push(slot, operation);
+        }
+        self.run(lengths.len())
+    }
+
+    /// Reads into the slots from the first on, `count` of them, in order. Results as of
+    /// [`Slots::write`].
+    pub fn read(&mut self, count: usize) -> impl Iterator<Item = Option<i32>> {
+        let bytes = self.slot_bytes as u32;
+        for slot in 0..count {
+            let to = self.at(slot);
+            let operation = if self.is_registered {
+                opcode::ReadFixed::new(FILE, to, bytes, 0).rw_flags(libc::RWF_NOWAIT).build()
+            } else {
+                opcode::Read::new(FILE, to, bytes).rw_flags(libc::RWF_NOWAIT).build()
+            };
+            self.push(slot, operation);
+        }
+        self.run(count)
+    }
+
+    #[inline]
+    fn push(&mut self, slot: usize, operation: squeue::Entry) {
+        let operation = operation.user_data(slot as u64);
+        // SAFETY: the operation names one slot, which is mapped until no operation is under way, and
+        // nobody reads or writes it until the operation is complete (quiet).
+        let pushed = unsafe { self.ring.submission().push(&operation) };
+        assert!(pushed.is_ok(), "the ring has an entry for every slot");
+        self.results[slot] = PENDING;
+    }
+
+    /// Hands everything to the kernel and waits until it is complete.
+    fn run(&mut self, count: usize) -> impl Iterator<Item = Option<i32>> {
+        self.in_flight = count;
+        let mut idle = 0;
+        while self.in_flight > 0 && idle < PATIENCE {
+            let entered = self.ring.submit_and_wait(self.in_flight);
+            let before = self.in_flight;
+            for completion in self.ring.completion() {
+                if let Some(result) = self.results.get_mut(completion.user_data() as usize) {
+                    *result = completion.result();
+                }
+                self.in_flight = self.in_flight.saturating_sub(1);
+            }
+            idle = if self.in_flight < before { 0 } else { idle + 1 };
+            let retry = [libc::EINTR, libc::EAGAIN, libc::EBUSY];
+            match entered.map_err(|e| e.raw_os_error()) {
+                Err(Some(errno)) if retry.contains(&errno) => {}
+                Err(_) => break,
+                Ok(_) => {}
+            }
+        }
+        self.results[..count].iter().map(|r| (*r != PENDING).then_some(*r))
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        // At once: when the ring goes, the kernel lets go of the descriptor somewhat later, and a
+        // device is there as long as somebody has it.
+        let _ = self.ring.submitter().unregister_files();
+        if !self.is_broken() {
+            let bytes = self.bytes();
+            // SAFETY: the whole mapping made in `open`; no operation is under way (quiet), and what
+            // was registered the kernel holds by page.
+            unsafe { libc::munmap(self.base.as_ptr().cast(), bytes) };
+        }
+    }
+}
+
+/// Zeroed memory that a child process does not get: its copies would move under the kernel.
+fn map(bytes: usize) -> io::Result<NonNull<u8>> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+    let base = unsafe { libc::mmap(ptr::null_mut(), bytes, access, flags, -1, 0) };
+    if base == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the mapping just made; the advice changes no byte.
+    unsafe { libc::madvise(base, bytes, libc::MADV_DONTFORK) };
+    NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
+}
