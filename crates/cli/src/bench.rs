@@ -1,5 +1,6 @@
 //! `fulmar bench`: options, progress and reports around the laboratory's measurements.
 
+use crate::bench_recv::RecvArgs;
 use crate::bench_route::RouteArgs;
 use crate::bench_send::{SendArgs, SendFileArgs};
 use crate::failure::{During, Failure, Outcome};
@@ -10,6 +11,7 @@ use fulmar_lab::cpu::Placement;
 use fulmar_lab::lock::BenchLock;
 use fulmar_lab::netns;
 use fulmar_lab::page;
+use fulmar_lab::recv;
 use fulmar_lab::report::{self, Machine};
 use fulmar_lab::routes;
 use fulmar_lab::send;
@@ -38,6 +40,7 @@ enum What {
     Stream(StreamArgs),
     Send(SendArgs),
     Sendfile(SendFileArgs),
+    Recv(RecvArgs),
     Route(RouteArgs),
 }
 
@@ -108,6 +111,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         What::Stream(args) => stream::run(&args.options(), isolated),
         What::Send(args) => send::bench::run(&args.options(), isolated),
         What::Sendfile(args) => send::bench::run(&args.options(), isolated),
+        What::Recv(args) => recv::bench::run(&args.options(), isolated),
         What::Route(args) => return run_route(args),
     };
     let measured = measured.during("cannot measure")?;
@@ -136,6 +140,7 @@ impl What {
             What::Stream(a) => (a.json.as_deref(), a.report.as_deref()),
             What::Send(a) => a.matrix.files(),
             What::Sendfile(a) => a.matrix.files(),
+            What::Recv(a) => a.files(),
             What::Route(a) => (a.json(), None),
         }
     }

@@ -3,7 +3,8 @@
 use crate::bench::placement;
 use crate::stream::Stack;
 use fulmar_lab::cpu::Placement;
-use fulmar_lab::send::bench::{Device, Options, What};
+use fulmar_lab::matrix::Device;
+use fulmar_lab::send::bench::{Options, What};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -92,7 +93,7 @@ fn device(text: &str) -> Result<Device, String> {
     found.ok_or_else(|| format!("`{text}` is not one of {}", names.join(", ")))
 }
 
-fn on_or_off(text: &str) -> Result<bool, String> {
+pub fn on_or_off(text: &str) -> Result<bool, String> {
     match text {
         "on" => Ok(true),
         "off" => Ok(false),
@@ -100,7 +101,7 @@ fn on_or_off(text: &str) -> Result<bool, String> {
     }
 }
 
-fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
+pub fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
     if given.is_empty() { default.to_vec() } else { given.to_vec() }
 }
 

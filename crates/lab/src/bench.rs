@@ -116,18 +116,30 @@ impl Sample {
 /// What a way does: moves bytes for about this long.
 pub type Run<'a> = Box<dyn FnMut(Duration) -> io::Result<Sample> + 'a>;
 
+/// Which end of a connection is under test.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// The one that sends.
+    Sends,
+    /// The one that receives.
+    Receives,
+}
+
 /// Which cell of a table a way is, for benches that are tables of several dimensions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cell {
+    /// Which end is under test.
+    pub side: Side,
     /// The device's name: `sim`, `tap`, `shm`, `veth`, ...
     pub device: &'static str,
-    /// The way of sending: `old`, `new`, `write`, ...
+    /// The way of sending or receiving: `old`, `write`, `posted`, ...
     pub method: &'static str,
-    /// Bytes per write (or per sendfile call).
+    /// Bytes per write (or per sendfile call); of a receiver, bytes of each of its buffers.
     pub write_bytes: usize,
-    /// Whether TCP makes super-segments (TSO).
+    /// Whether TCP makes super-segments (TSO); of a receiver, whether its device gets them.
     pub super_segments: bool,
-    /// Where the bytes come from: `hot`, `cold`, `none`.
+    /// Where the bytes come from: `hot`, `cold`, `none`; of a receiver what becomes of them, and how
+    /// they come: `touched`, `untouched`, `bursty`.
     pub source: &'static str,
 }
 
@@ -244,12 +256,19 @@ pub struct Row {
 }
 
 /// Counts over other counts that tables show: a key in JSON, and which counts.
-pub const QUOTIENTS: [(&str, &str, &str); 5] = [
+pub const QUOTIENTS: [(&str, &str, &str); 12] = [
     ("output_calls_per_write", "send_outputs", "calls"),
     ("packets_per_output", "send_packets", "send_outputs"),
     ("frames_per_crossing", "tx_frames", "tx_crossings"),
     ("mbufs_per_write", "send_mbufs", "calls"),
     ("copies_per_byte", "all_copied_bytes", "call_bytes"),
+    ("bytes_per_read", "call_bytes", "reads_made"),
+    ("bytes_per_wait", "call_bytes", "waits"),
+    ("frames_per_rx_crossing", "rx_frames", "rx_crossings"),
+    ("bytes_per_rx_frame", "call_bytes", "rx_frames"),
+    ("placed_share", "placed_bytes", "call_bytes"),
+    ("placement_hit_rate", "whole_placed_bytes", "whole_bytes"),
+    ("slow_allocations_per_mb", "slow_allocations", "call_mb"),
 ];
 
 impl Row {

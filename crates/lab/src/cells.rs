@@ -1,13 +1,13 @@
-//! The text tables of benches whose ways are cells of a matrix: one pair of tables per device, with
+//! The text tables of benches of sending whose ways are cells of a matrix: one pair of tables per device, with
 //! and without super-segments; costs first, then what was counted.
 
-use crate::bench::{Cell, Row};
+use crate::bench::{Cell, Row, Side};
 use crate::report::new_table;
 use crate::stats::Estimate;
 use std::fmt::Write;
 
 /// Devices whose rows stand in one table, so that the kernel is beside what it is compared with.
-const TABLES: [(&str, &[&str]); 5] = [
+pub(crate) const TABLES: [(&str, &[&str]); 5] = [
     ("Simulated device (modelled peer; no kernel)", &["sim"]),
     ("TAP to a kernel peer, beside the kernel over veth", &["tap", "veth"]),
     ("AF_PACKET to a kernel peer, beside the kernel over veth", &["packet"]),
@@ -15,14 +15,16 @@ const TABLES: [(&str, &[&str]); 5] = [
     ("Two stacks in one process (link)", &["link"]),
 ];
 
-/// The tables of all rows that are cells; empty without any.
+/// The tables of all rows whose sender is under test; empty without any.
 pub fn text(rows: &[Row]) -> String {
     let mut out = String::new();
     for (title, devices) in TABLES {
         for super_segments in [true, false] {
             let mine = |r: &&Row| {
                 r.cell.is_some_and(|c| {
-                    devices.contains(&c.device) && c.super_segments == super_segments
+                    c.side == Side::Sends
+                        && devices.contains(&c.device)
+                        && c.super_segments == super_segments
                 })
             };
             let mut rows: Vec<&Row> = rows.iter().filter(mine).collect();
@@ -51,15 +53,15 @@ fn size(bytes: usize) -> String {
     format!("{} KiB", bytes >> 10)
 }
 
-fn number(value: Option<f64>, decimals: usize) -> String {
+pub(crate) fn number(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| "–".to_owned(), |v| format!("{v:.decimals$}"))
 }
 
-fn median(e: Option<Estimate>, decimals: usize) -> String {
+pub(crate) fn median(e: Option<Estimate>, decimals: usize) -> String {
     number(e.map(|e| e.median), decimals)
 }
 
-fn interval(e: Option<Estimate>, decimals: usize) -> String {
+pub(crate) fn interval(e: Option<Estimate>, decimals: usize) -> String {
     e.map_or_else(|| "–".to_owned(), |e| format!("{:.decimals$}–{:.decimals$}", e.low, e.high))
 }
 
@@ -160,6 +162,7 @@ mod tests {
             title: "old".into(),
             placement: Placement::SameCpu,
             cell: Some(Cell {
+                side: Side::Sends,
                 device,
                 method: "old",
                 write_bytes,

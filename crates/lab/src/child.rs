@@ -8,7 +8,7 @@
 
 use crate::netns::Netns;
 use crate::send::shm;
-use crate::{peer, sys};
+use crate::{peer, recv, sys};
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::AsFd;
@@ -35,6 +35,9 @@ pub fn dispatch() {
 fn serve(spec: &Value) -> io::Result<()> {
     if spec.get("role").is_some_and(|r| r == shm::ROLE) {
         return shm::serve(spec);
+    }
+    if spec.get("role").is_some_and(|r| r == recv::SHM_ROLE) {
+        return recv::serve(spec);
     }
     peer::serve(spec)
 }

@@ -11,7 +11,9 @@
 //! wake-ups cheaper: figures are taken without it, and it confirms them in runs of its own.
 
 use crate::sys;
-pub use crate::sys::{allowed_cpus, pin_to, process_cpu, process_user_cpu, thread_cpu};
+pub use crate::sys::{
+    allowed_cpus, pin_to, process_cpu, process_user_cpu, process_waits, thread_cpu,
+};
 use std::fs;
 use std::io;
 use std::sync::Arc;

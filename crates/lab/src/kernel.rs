@@ -1,10 +1,11 @@
 //! The kernel against itself: two namespaces joined by a veth pair, a source in one and a sink in
 //! the other. What a stack of our own is compared with.
 
-use crate::bench::{Cell, Run, Sample, Way};
+use crate::bench::{Cell, Run, Sample, Side, Way};
 use crate::cpu::Placement;
 use crate::file::{BenchFile, Heat};
 use crate::kernel_calls::{FileOf, KernelCall, Sending};
+use crate::kernel_receive::Receiving;
 use crate::netlink::VethEnd;
 use crate::netns::Netns;
 use crate::peer::{Endpoint, Peer, Role, Spec};
@@ -41,6 +42,19 @@ impl Pair {
         Ok(Pair { near, far, offloads })
     }
 
+    /// The address of the end that receives.
+    pub const RECEIVER: IpAddr = FAR;
+
+    /// Whether segmentation, receive coalescing and checksum offload are on.
+    pub fn has_offloads(&self) -> bool {
+        self.offloads
+    }
+
+    /// The namespaces of the end that sends and of the one that receives.
+    pub fn ends(&self) -> [&Netns; 2] {
+        [&self.near, &self.far]
+    }
+
     /// Sends for about `time`. `near` in the sample is the sender, `far` the receiver.
     pub fn stream(&self, bulk: &Bulk, placement: Placement, time: Duration) -> io::Result<Sample> {
         let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
@@ -52,6 +66,7 @@ impl Pair {
             warm_bytes: bulk.warm_bytes,
             time,
             sending: Sending::default(),
+            receiving: Receiving::default(),
         };
         let sink_peer = Peer::spawn(&sink, &self.far)?;
         let source = Spec {
@@ -90,6 +105,7 @@ impl Work<'_> {
             call: self.call,
             file: self.file.map(of),
             socket_buffer_bytes: self.load.buffer_bytes,
+            burst: None,
         }
     }
 
@@ -110,6 +126,7 @@ impl Work<'_> {
             warm_bytes: self.load.warm_bytes,
             time,
             sending: self.sending(),
+            receiving: Receiving::default(),
         };
         let sink_peer = Peer::spawn(&sink, far_netns)?;
         let near = match far {
@@ -172,13 +189,18 @@ impl Local {
         }
     }
 
+    /// Where the end that receives listens.
+    pub fn endpoint(self) -> Endpoint {
+        match self {
+            Local::Loopback => Endpoint::Listen(SocketAddr::from(([127, 0, 0, 1], 0))),
+            Local::Unix => Endpoint::ListenLocal(std::process::id()),
+        }
+    }
+
     /// A way of a bench: this call between two processes in `netns`. Its name is that of
     /// [`send::way_name`], the device `loopback` or `unix`.
     pub fn way<'a>(self, netns: &'a Netns, work: Work<'a>, placement: Placement) -> Way<'a> {
-        let far = match self {
-            Local::Loopback => Endpoint::Listen(SocketAddr::from(([127, 0, 0, 1], 0))),
-            Local::Unix => Endpoint::ListenLocal(std::process::id()),
-        };
+        let far = self.endpoint();
         let run = move |time| work.run([netns, netns], far, placement, time);
         let mut way = way_of(self.name(), true, work, placement, Box::new(run));
         way.title = format!("{}, {}", way.title, self.title());
@@ -194,6 +216,7 @@ fn way_of<'a>(
     run: Run<'a>,
 ) -> Way<'a> {
     let cell = Cell {
+        side: Side::Sends,
         device,
         method: work.call.name(),
         write_bytes: work.load.write_bytes,

@@ -13,6 +13,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// How a kernel peer sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -82,6 +83,40 @@ pub struct Sending {
     /// Bytes of the send buffer (of a sink: the receive buffer) to ask for; `None`: as the kernel
     /// tunes it.
     pub socket_buffer_bytes: Option<usize>,
+    /// In bursts; `None`: as fast as it can.
+    pub burst: Option<Burst>,
+}
+
+/// So many bytes at once, then a pause.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Burst {
+    /// Bytes of a burst.
+    pub bytes: u64,
+    /// From the end of one to the begin of the next.
+    pub gap: Duration,
+}
+
+/// Keeps the pauses between bursts.
+pub struct Pauses {
+    burst: Burst,
+    /// Bytes left of this burst.
+    left: u64,
+}
+
+impl Pauses {
+    /// Begins with a burst.
+    pub fn new(burst: Burst) -> Pauses {
+        Pauses { burst, left: burst.bytes }
+    }
+
+    /// Counts bytes that were sent; sleeps at the end of a burst.
+    pub fn sent(&mut self, bytes: u64) {
+        self.left = self.left.saturating_sub(bytes);
+        if self.left == 0 {
+            std::thread::sleep(self.burst.gap);
+            self.left = self.burst.bytes;
+        }
+    }
 }
 
 impl Sending {
@@ -89,6 +124,9 @@ impl Sending {
         json!({
             "call": self.call.name(),
             "socket_buffer_bytes": self.socket_buffer_bytes,
+            "burst": self.burst.map(|b| json!({
+                "bytes": b.bytes, "gap_ns": u64::try_from(b.gap.as_nanos()).unwrap_or(u64::MAX),
+            })),
             "file": self.file.map(|f| json!({
                 "pid": f.pid, "fd": f.fd, "bytes": f.bytes, "heat": f.heat.name(),
             })),
@@ -98,7 +136,15 @@ impl Sending {
     pub(crate) fn from_json(v: &Value) -> Option<Sending> {
         let name = v.get("call")?.as_str()?;
         let file = v.get("file").filter(|f| !f.is_null());
+        let burst = v.get("burst").filter(|b| !b.is_null());
         Some(Sending {
+            burst: match burst {
+                Some(b) => Some(Burst {
+                    bytes: number(b, "bytes")?,
+                    gap: Duration::from_nanos(number(b, "gap_ns")?),
+                }),
+                None => None,
+            },
             call: KernelCall::ALL.into_iter().find(|c| c.name() == name)?,
             socket_buffer_bytes: number(v, "socket_buffer_bytes").map(|n| n as usize),
             file: match file {

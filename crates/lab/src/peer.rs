@@ -9,7 +9,8 @@
 
 use crate::child::Handle;
 use crate::cpu::{self, MachineClock};
-use crate::kernel_calls::{Sender, Sending};
+use crate::kernel_calls::{Pauses, Sender, Sending};
+use crate::kernel_receive::{Receiver, Receiving};
 use crate::netns::Netns;
 use crate::sys;
 use serde_json::{Value, json};
@@ -66,6 +67,8 @@ pub struct Spec {
     pub time: Duration,
     /// How a source sends.
     pub sending: Sending,
+    /// How a sink receives.
+    pub receiving: Receiving,
 }
 
 /// What one end of a stream measured after the warm-up.
@@ -88,6 +91,8 @@ pub struct Report {
     pub user: Option<Duration>,
     /// Sends with MSG_ZEROCOPY, over the whole run, and those of them that the kernel copied.
     pub zerocopy: (u64, u64),
+    /// Times that a thread of the process gave its CPU up to wait.
+    pub waits: u64,
 }
 
 impl Report {
@@ -160,6 +165,7 @@ impl Report {
             "user_ns": self.user.map(ns),
             "zerocopy_sends": self.zerocopy.0,
             "zerocopy_copied": self.zerocopy.1,
+            "waits": self.waits,
         })
     }
 
@@ -174,6 +180,7 @@ impl Report {
             machine: Duration::from_nanos(field("machine_ns")),
             user: v.get("user_ns").and_then(Value::as_u64).map(Duration::from_nanos),
             zerocopy: (field("zerocopy_sends"), field("zerocopy_copied")),
+            waits: field("waits"),
         }
     }
 }
@@ -191,6 +198,7 @@ impl Spec {
             "side": side,
             "address": address,
             "sending": self.sending.to_json(),
+            "receiving": self.receiving.to_json(),
             "cpu": self.cpu,
             "buffer_bytes": self.buffer_bytes,
             "warm_bytes": self.warm_bytes,
@@ -219,6 +227,7 @@ impl Spec {
             warm_bytes: number("warm_bytes")?,
             time: Duration::from_nanos(number("time_ns")?),
             sending: Sending::from_json(v.get("sending")?)?,
+            receiving: Receiving::from_json(v.get("receiving")?)?,
         })
     }
 }
@@ -326,6 +335,7 @@ struct Started {
     cpu: Duration,
     machine: MachineClock,
     user: Duration,
+    waits: u64,
     bytes: u64,
     calls: u64,
 }
@@ -343,6 +353,7 @@ impl Meter {
             self.started = Some(Started {
                 machine: MachineClock::read()?,
                 user: cpu::process_user_cpu()?,
+                waits: cpu::process_waits()?,
                 cpu: cpu::process_cpu(None)?,
                 bytes: self.bytes,
                 calls: self.calls,
@@ -365,15 +376,16 @@ impl Meter {
             machine: MachineClock::read()?.since(start.machine).busy,
             user: Some(cpu::process_user_cpu()?.saturating_sub(start.user)),
             zerocopy: (0, 0),
+            waits: cpu::process_waits()?.saturating_sub(start.waits),
         })
     }
 }
 
 fn sink<S: Stream>(mut stream: S, spec: &Spec) -> io::Result<Report> {
-    let mut buffer = vec![0; spec.buffer_bytes];
+    let mut receiver = Receiver::new(&spec.receiving, spec.buffer_bytes, &stream)?;
     let mut meter = Meter::new(spec.warm_bytes);
     loop {
-        match stream.read(&mut buffer)? {
+        match receiver.call(&mut stream)? {
             0 => return meter.finish(),
             n => meter.moved(n)?,
         };
@@ -383,8 +395,12 @@ fn sink<S: Stream>(mut stream: S, spec: &Spec) -> io::Result<Report> {
 fn source<S: Stream>(mut stream: S, spec: &Spec) -> io::Result<Report> {
     let mut sender = Sender::new(&spec.sending, spec.buffer_bytes, stream.as_fd())?;
     let mut meter = Meter::new(spec.warm_bytes);
+    let mut pauses = spec.sending.burst.map(Pauses::new);
     loop {
         let n = sender.call(&mut stream)?;
+        if let Some(pauses) = &mut pauses {
+            pauses.sent(n as u64);
+        }
         if meter.moved(n)?.is_some_and(|start| start.elapsed() >= spec.time) {
             break;
         }
@@ -400,7 +416,8 @@ fn source<S: Stream>(mut stream: S, spec: &Spec) -> io::Result<Report> {
 mod tests {
     use super::*;
     use crate::file::Heat;
-    use crate::kernel_calls::{FileOf, KernelCall};
+    use crate::kernel_calls::{Burst, FileOf, KernelCall};
+    use crate::kernel_receive::ReceiveCall;
 
     #[test]
     fn a_specification_survives_the_command_line() {
@@ -415,6 +432,13 @@ mod tests {
                 call: KernelCall::SendFile,
                 file: Some(FileOf { pid: 1, fd: 2, bytes: 3, heat: Heat::Cold }),
                 socket_buffer_bytes: Some(4),
+                burst: Some(Burst { bytes: 5, gap: Duration::from_micros(6) }),
+            },
+            receiving: Receiving {
+                call: ReceiveCall::Uring,
+                buffers: 2,
+                touch: true,
+                wait_all: true,
             },
         };
         assert_eq!(Spec::from_json(&spec.to_json()), Some(spec));
@@ -433,6 +457,7 @@ mod tests {
             warm_bytes: 0,
             time: Duration::from_millis(5),
             sending: Sending::default(),
+            receiving: Receiving::default(),
         };
         let far = std::thread::spawn(move || sink(listener.accept()?.0, &spec));
         let near = source(TcpStream::connect(to).expect("connect"), &spec).expect("source");

@@ -3,9 +3,9 @@
 //! The JSON has `machine`, `command`, `rows` (one per way, units in the keys) and `ratios` (stable
 //! dotted names to `{median, low, high, runs}`), plus `stopped_because` and `elapsed_s`.
 
-use crate::bench::{Figure, Outcome, QUOTIENTS, Row};
+use crate::bench::{Figure, Outcome, QUOTIENTS, Row, Side};
 use crate::stats::Estimate;
-use crate::{cells, cpu};
+use crate::{cells, cpu, recv};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -113,6 +113,7 @@ fn row_json(row: &Row) -> Value {
 
 fn figures_of(row: &Row) -> Value {
     let median = |e: Option<Estimate>| e.map(|e| e.median);
+    let cell_of = |side| row.cell.filter(|c| c.side == side);
     let counts: Map<String, Value> =
         row.counts.iter().map(|(name, n)| ((*name).into(), (*n).into())).collect();
     json!({
@@ -121,7 +122,8 @@ fn figures_of(row: &Row) -> Value {
         "placement": row.placement.name(),
         "device": row.cell.map(|c| c.device),
         "method": row.cell.map(|c| c.method),
-        "write_bytes": row.cell.map(|c| c.write_bytes),
+        "write_bytes": cell_of(Side::Sends).map(|c| c.write_bytes),
+        "buffer_bytes": cell_of(Side::Receives).map(|c| c.write_bytes),
         "super_segments": row.cell.map(|c| c.super_segments),
         "source": row.cell.map(|c| c.source),
         "throughput_gbps": median(row.gbps),
@@ -150,11 +152,12 @@ fn figures_of(row: &Row) -> Value {
 /// The whole report as text: machine, rows, ratios, legend.
 pub fn text(machine: &Machine, outcome: &Outcome) -> String {
     let mut parts = vec![machine.sentence()];
-    let cells = cells::text(&outcome.rows);
-    if cells.is_empty() {
+    let tables = [cells::text(&outcome.rows), recv::table::text(&outcome.rows)];
+    let tables: Vec<String> = tables.into_iter().filter(|t| !t.is_empty()).collect();
+    if tables.is_empty() {
         parts.push(rows_table(outcome.rows.iter()));
     } else {
-        parts.push(cells.clone());
+        parts.extend(tables);
         let others: Vec<&Row> = outcome.rows.iter().filter(|r| r.cell.is_none()).collect();
         if !others.is_empty() {
             parts.push(rows_table(others.into_iter()));
@@ -168,7 +171,7 @@ pub fn text(machine: &Machine, outcome: &Outcome) -> String {
     if !outcome.figures.is_empty() {
         parts.push(figures_table(&outcome.figures));
     }
-    parts.push(legend(outcome, !cells.is_empty()));
+    parts.push(legend(outcome));
     parts.join("\n\n")
 }
 
@@ -259,8 +262,13 @@ fn verdict(f: &Figure) -> String {
     format!("{word} (reach {reach:.2}, aim {aim:.2}{doubt})")
 }
 
-fn legend(outcome: &Outcome, has_cells: bool) -> String {
-    let mut lines = if has_cells { cells::LEGEND.to_vec() } else { plain_legend(outcome) };
+fn legend(outcome: &Outcome) -> String {
+    let side = outcome.rows.iter().find_map(|r| Some(r.cell?.side));
+    let mut lines = match side {
+        Some(Side::Sends) => cells::LEGEND.to_vec(),
+        Some(Side::Receives) => recv::table::LEGEND.to_vec(),
+        None => plain_legend(outcome),
+    };
     lines.push(
         "figures   one way over another, measured in turn in the same run; median of the pairs.",
     );

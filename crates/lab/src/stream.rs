@@ -8,7 +8,9 @@ use crate::bench::{Sample, Way};
 use crate::cpu::{self, MachineClock, Placement};
 use crate::floor::Direction;
 use crate::kernel_calls::Sending;
+use crate::kernel_receive::Receiving;
 use crate::peer::{Endpoint, Peer, Report, Role, Spec};
+use crate::recv::{self, OnePerCrossing};
 use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PREFIX, Site};
 use crate::without_tso::WithoutTso;
 use crate::{Bulk, heap, on_pinned_thread};
@@ -79,17 +81,51 @@ impl Ground {
         super_segments: bool,
         pcap: Option<&PathBuf>,
     ) -> io::Result<Ground> {
-        let Site { device, peer_netns, _our_netns } = match over {
-            Over::Tap => site::tap(open_tap)?,
-            Over::Packet => site::packet(open_packet)?,
+        let site = open_site(over)?;
+        let wrap = |device| -> Box<dyn Device> {
+            if super_segments { device } else { Box::new(WithoutTso::new(device)) }
         };
+        Ground::on(site, over, placement, pcap, wrap, super_segments)
+    }
+
+    /// A ground on which the kernel peer sends. Without aggregation the kernel's end cuts its
+    /// segments itself.
+    ///
+    /// # Errors
+    /// As [`Ground::new`].
+    pub(crate) fn for_receiving(
+        over: Over,
+        placement: Placement,
+        offloads: recv::Offloads,
+        pcap: Option<&PathBuf>,
+    ) -> io::Result<Ground> {
+        let site = open_site(over)?;
+        if !offloads.aggregation {
+            let name = if over == Over::Tap { "tap0" } else { "veth1" };
+            site.peer_netns.set_offloads(name, false)?;
+        }
+        let wrap = |device| -> Box<dyn Device> {
+            if offloads.one_per_crossing { Box::new(OnePerCrossing::new(device)) } else { device }
+        };
+        Ground::on(site, over, placement, pcap, wrap, true)
+    }
+
+    fn on(
+        site: Site<Box<dyn Device>>,
+        over: Over,
+        placement: Placement,
+        pcap: Option<&PathBuf>,
+        wrap: impl FnOnce(Box<dyn Device>) -> Box<dyn Device>,
+        super_segments: bool,
+    ) -> io::Result<Ground> {
+        let Site { device, peer_netns, _our_netns } = site;
         let device = match pcap {
             Some(file) => {
                 devices::capture(device, io::BufWriter::new(std::fs::File::create(file)?))
             }
             None => device,
         };
-        let device = if super_segments { device } else { Box::new(WithoutTso::new(device)) };
+        let device = wrap(device);
         let (near_cpu, _) = placement.cpus(&cpu::allowed_cpus()?)?;
         let address = Cidr { address: IpAddr::V4(OUR_IP), prefix_len: PREFIX };
         let stack = on_pinned_thread(near_cpu, || build(device, address, over.name()))?;
@@ -126,6 +162,7 @@ impl Ground {
             warm_bytes: bulk.warm_bytes,
             time,
             sending: Sending::default(),
+            receiving: Receiving::default(),
         };
         let peer = Peer::spawn(&spec, &self.site.peer_netns)?;
         let stack = &self.stack;
@@ -138,6 +175,13 @@ impl Ground {
         })?;
         let sample = Sample::of_ends(near, peer.finish()?, bulk.warm_bytes);
         Ok(Sample { counts, ..sample })
+    }
+}
+
+fn open_site(over: Over) -> io::Result<Site<Box<dyn Device>>> {
+    match over {
+        Over::Tap => site::tap(open_tap),
+        Over::Packet => site::packet(open_packet),
     }
 }
 
@@ -170,7 +214,7 @@ pub(crate) fn build(device: Box<dyn Device>, address: Cidr, name: &str) -> io::R
 pub(crate) type Counts = Vec<(&'static str, u64)>;
 
 /// Reads every counter that a table may want, so that the difference of two is a run's.
-fn counted(stack: &Stack) -> io::Result<Counts> {
+pub(crate) fn counted(stack: &Stack) -> io::Result<Counts> {
     let stat = stack.stat()?;
     let of = |name, c| (name, stat.count(c));
     Ok(vec![
@@ -189,6 +233,11 @@ fn counted(stack: &Stack) -> io::Result<Counts> {
         of("reads", Counter::Receives),
         of("copied_bytes", Counter::CopiedBytes),
         of("sleeps", Counter::Sleeps),
+        of("slow_allocations", Counter::BufferSlow),
+        of("fast_allocations", Counter::BufferFast),
+        of("placed_bytes", Counter::PlacedBytes),
+        ("placement_hits", stat.shard.device.place_hits),
+        ("placement_misses", stat.shard.device.place_misses),
         of("retransmitted_bytes", Counter::TcpRetransmitBytes),
     ])
 }
@@ -203,7 +252,7 @@ impl Plus for (&'static str, u64) {
     }
 }
 
-fn difference(before: &Counts, after: &Counts) -> Counts {
+pub(crate) fn difference(before: &Counts, after: &Counts) -> Counts {
     before.iter().zip(after).map(|(b, a)| (a.0, a.1.wrapping_sub(b.1))).collect()
 }
 
@@ -216,6 +265,7 @@ pub(crate) struct Start {
     hardware_ns: u64,
     machine: MachineClock,
     user: Duration,
+    waits: u64,
     heap_allocations: u64,
     counts: Counts,
 }
@@ -227,6 +277,7 @@ impl Start {
             counts,
             machine: MachineClock::read()?,
             user: cpu::process_user_cpu()?,
+            waits: cpu::process_waits()?,
             cpu: cpu::process_cpu(None)?,
             hardware_ns: thread_hardware_ns(),
             thread: cpu::thread_cpu()?,
@@ -245,9 +296,11 @@ impl Start {
         let cpu = cpu::process_cpu(None)?.saturating_sub(self.cpu);
         let machine = MachineClock::read()?.since(self.machine).busy;
         let user = Some(cpu::process_user_cpu()?.saturating_sub(self.user));
+        let waits = cpu::process_waits()?.saturating_sub(self.waits);
         let mut counts = difference(&self.counts, &counted(stack)?);
         counts.push(("heap_allocations", heap_allocations));
-        Ok((Report { bytes, elapsed, cpu, calls, thread, machine, user, zerocopy: (0, 0) }, counts))
+        let zerocopy = (0, 0);
+        Ok((Report { bytes, elapsed, cpu, calls, thread, machine, user, zerocopy, waits }, counts))
     }
 }
 

@@ -340,6 +340,15 @@ pub fn process_user_cpu() -> io::Result<Duration> {
     Ok(Duration::new(user.tv_sec.max(0) as u64, user.tv_usec.clamp(0, 999_999) as u32 * 1000))
 }
 
+/// Times that a thread of this process gave its CPU up of its own will, to wait.
+pub fn process_waits() -> io::Result<u64> {
+    // SAFETY: rusage is integers, for which all-zero is a value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: writes one rusage, a local.
+    check(unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) })?;
+    Ok(u64::try_from(usage.ru_nvcsw).unwrap_or(0))
+}
+
 /// How many clock ticks /proc/stat counts in a second.
 pub fn ticks_per_second() -> u64 {
     // SAFETY: no pointers.

@@ -10,6 +10,7 @@ use fulmar_lab::file::{BenchFile, Heat};
 use fulmar_lab::floor::{Direction, Ground, Kind};
 use fulmar_lab::kernel::{Local, Pair, Work};
 use fulmar_lab::kernel_calls::{KernelCall, Sending};
+use fulmar_lab::kernel_receive::Receiving;
 use fulmar_lab::netns::{self, Netns};
 use fulmar_lab::peer::{Endpoint, Peer, Role, Spec};
 use fulmar_lab::send::bench::file_way;
@@ -186,6 +187,7 @@ fn a_dropped_peer_is_dead() {
         warm_bytes: 0,
         time: TIME,
         sending: Sending::default(),
+        receiving: Receiving::default(),
     };
     let peer = Peer::spawn(&spec, &Netns::current().expect("here")).expect("a peer");
     let proc = format!("/proc/{}", peer.id());

@@ -17,6 +17,7 @@ use crate::Bulk;
 use crate::bench::{Sample, Way};
 use crate::cpu::{self, Placement};
 use crate::kernel_calls::Sending;
+use crate::kernel_receive::Receiving;
 use crate::peer::{Endpoint, Peer, Role, Spec};
 use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PEER_MAC, Site};
 use device::{FrameDevice, Packet, Tap};
@@ -125,6 +126,7 @@ impl Ground {
             warm_bytes: bulk.warm_bytes,
             time,
             sending: Sending::default(),
+            receiving: Receiving::default(),
         };
         let peer = Peer::spawn(&spec, &self.site.peer_netns)?;
         let addresses = self.addresses(peer.address().port());

@@ -37,6 +37,7 @@ const fn column(
 const COLUMNS: &[Column] = &[
     column("throughput_gbps", "Gb/s", "throughput as the end that finishes last saw it", 1),
     column("write_bytes", "bytes", "bytes per call", 0),
+    column("buffer_bytes", "bytes", "bytes of each of the reader's buffers", 0),
     column("thread_cpu_ns_per_kb", "thread, ns/KB", "CPU time of the thread under test", 0),
     column("this_end_cpu_ns_per_kb", "this end, ns/KB", "CPU time of the end under test", 0),
     column("peer_cpu_ns_per_kb", "other end, ns/KB", "CPU time of the other end", 0),
@@ -62,7 +63,14 @@ const COLUMNS: &[Column] = &[
     column("packets_per_output", "packets per output", "packets of MTU size per pass", 1),
     column("frames_per_crossing", "frames per crossing", "frames per call into the device", 2),
     column("mbufs_per_write", "mbufs per write", "buffers taken per call", 1),
-    column("copies_per_byte", "copies per byte", "on the sending side, before the device", 2),
+    column("copies_per_byte", "copies per byte", "in user space, at the end under test", 2),
+    column("bytes_per_read", "bytes per read", "bytes that a call returned", 0),
+    column("bytes_per_wait", "bytes per wait", "bytes received per wait of a thread", 0),
+    column("bytes_per_rx_frame", "bytes per frame", "bytes of a frame as the device gave it", 0),
+    column("frames_per_rx_crossing", "frames per look", "frames per call to receive", 2),
+    column("placed_share", "placed", "share of bytes that landed where they belong", 3),
+    column("placement_hit_rate", "hit rate", "the same, from the first byte on", 3),
+    column("slow_allocations_per_mb", "slow buffers/MB", "buffers that were not ready-made", 2),
 ];
 /// Keys of a row that are no columns.
 const WORDS: &[&str] = &[

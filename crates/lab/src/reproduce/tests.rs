@@ -1,5 +1,5 @@
 use super::*;
-use crate::bench::{Cell, Ratio, Sample, Stop};
+use crate::bench::{Cell, Ratio, Sample, Side, Stop};
 use crate::cpu::Placement;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ fn sure(value: f64) -> Estimate {
 
 fn row(method: &'static str, site: Site, pair: &Pair, ns: f64) -> Row {
     let cell = Cell {
+        side: Side::Sends,
         device: site.device(),
         method,
         write_bytes: pair.bytes,

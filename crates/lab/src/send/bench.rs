@@ -9,11 +9,12 @@ use super::file::FileMethod;
 use super::shm::Shared;
 use super::sim::Simulated;
 use super::{Load, Method, Place, sosend, tso_name};
-use crate::bench::{self, Cell, Figure, Outcome, Plan, Ratio, Sample, Way};
+use crate::bench::{self, Cell, Outcome, Plan, Ratio, Sample, Side, Way};
 use crate::cpu::Placement;
 use crate::file::{BenchFile, Heat};
 use crate::kernel::{Local, Pair, Work};
 use crate::kernel_calls::KernelCall;
+use crate::matrix::{Asked, Device, check_names, choose_better, is_measured, method_names};
 use crate::netns::Netns;
 use crate::stream::{Ground, Joined, Over};
 use crate::{Bulk, limit};
@@ -29,38 +30,6 @@ pub enum What {
     Send,
     /// Files.
     SendFile,
-}
-
-/// Over which device fulmar sends.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Device {
-    /// The simulated NIC with its modelled peer.
-    Sim,
-    /// TAP to a kernel peer.
-    Tap,
-    /// AF_PACKET on veth to a kernel peer.
-    Packet,
-    /// Shared memory, to another process.
-    Shm,
-    /// To another stack in this process.
-    Link,
-}
-
-impl Device {
-    /// Every device, in the order of the tables.
-    pub const ALL: [Device; 5] =
-        [Device::Sim, Device::Tap, Device::Packet, Device::Shm, Device::Link];
-
-    /// The name in ways and options.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Device::Sim => "sim",
-            Device::Tap => "tap",
-            Device::Packet => "packet",
-            Device::Shm => "shm",
-            Device::Link => "link",
-        }
-    }
 }
 
 /// What is measured.
@@ -208,32 +177,6 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
     Ok(outcome)
 }
 
-/// The kernel has two ways between processes of one host, and the better one counts: of each pair of
-/// figures that ends in `vs_loopback` and `vs_unix` the one that is worse for us becomes the last
-/// figure, `vs_kernel`.
-fn choose_better(figures: &mut Vec<Figure>) {
-    let ends_in = |end: &'static str| move |f: &&Figure| f.ratio.name.ends_with(end);
-    let mut chosen = Vec::new();
-    for loopback in figures.iter().filter(ends_in("vs_loopback")) {
-        let stem = loopback.ratio.name.trim_end_matches("loopback");
-        let unix = figures.iter().find(|f| f.ratio.name == format!("{stem}unix"));
-        let (Some(unix), Some(a)) = (unix, loopback.estimate) else { continue };
-        let Some(b) = unix.estimate else { continue };
-        let loopback_is_better = (a.median > b.median) != loopback.ratio.more_is_better;
-        let better = if loopback_is_better { loopback } else { unix };
-        let mut figure = better.clone();
-        figure.ratio.name = format!("{stem}kernel");
-        figure.ratio.sentence += " (the better of the kernel's two)";
-        chosen.push(figure);
-    }
-    figures.extend(chosen);
-}
-
-fn is_measured(ratio: &Ratio, ways: &[Way<'_>]) -> bool {
-    let has = |name: &String| ways.iter().any(|w| w.name == *name);
-    has(&ratio.way) && ratio.over.as_ref().is_none_or(has)
-}
-
 /// Every way at every place that is asked for; the limit first.
 fn ways<'a>(options: &'a Options, grounds: &'a Grounds) -> Vec<Way<'a>> {
     let mut ways = vec![limit::memcpy(Bulk { write_bytes: 64 << 10, ..Bulk::default() })];
@@ -257,22 +200,6 @@ fn ways<'a>(options: &'a Options, grounds: &'a Grounds) -> Vec<Way<'a>> {
         }
     }
     ways
-}
-
-/// What the ways are called in options, each once.
-fn method_names(ways: &[Way<'_>]) -> Vec<&'static str> {
-    let mut names: Vec<_> = ways.iter().filter_map(|w| Some(w.cell?.method)).collect();
-    names.sort_unstable();
-    names.dedup();
-    names
-}
-
-/// Every way that is asked for by name is there.
-fn check_names(asked: &[String], names: &[&str]) -> io::Result<()> {
-    let Some(unknown) = asked.iter().find(|a| !names.contains(&a.as_str())) else { return Ok(()) };
-    let there = names.join(", ");
-    let sentence = format!("there is no way `{unknown}` on these devices; there are {there}");
-    Err(io::Error::new(io::ErrorKind::InvalidInput, sentence))
 }
 
 fn is_wanted(options: &Options, method: &str) -> bool {
@@ -320,6 +247,7 @@ pub fn file_way<'a>(
     let cell = {
         let place = place.borrow();
         Cell {
+            side: Side::Sends,
             device: place.device(),
             method: method.name(),
             write_bytes: load.write_bytes,
@@ -354,57 +282,56 @@ fn at_64k(method: &str, device: &str, super_segments: bool, source: &str, at: Pl
     format!("{method}.{device}.64k.{tso}.{source}{}", at.name())
 }
 
-/// One way over another, or what one way has.
-struct Asked {
-    name: &'static str,
-    sentence: &'static str,
-    way: String,
-    over: Option<String>,
-    measure: fn(&Sample) -> f64,
-    published: Option<f64>,
-    goals: (f64, f64),
-    more_is_better: bool,
-}
-
-impl From<Asked> for Ratio {
-    fn from(a: Asked) -> Ratio {
-        Ratio {
-            name: a.name.to_owned(),
-            sentence: a.sentence.to_owned(),
-            way: a.way,
-            over: a.over,
-            measure: a.measure,
-            reach_and_aim: Some(a.goals),
-            more_is_better: a.more_is_better,
-            published: a.published,
-        }
-    }
-}
-
 fn send_ratios() -> Vec<Ratio> {
-    let same = Placement::SameCpu;
-    let ours = |device, tso| at_64k("ours", device, tso, "", same);
-    let over_ours = |name, sentence, device, tso, published, goals| Asked {
-        name,
-        sentence,
-        way: at_64k("old", device, tso, "", same),
-        over: Some(ours(device, tso)),
-        measure: Sample::thread_ns_per_kb,
-        published,
-        goals,
-        more_is_better: true,
-    };
-    let all = [
+    let all = counted_ratios().into_iter().chain(old_over_ours()).chain(shm_ratios());
+    all.map(Ratio::from).collect()
+}
+
+/// fulmar's write at 64 KiB, both ends on one CPU.
+fn ours_64k(device: &str, tso: bool) -> String {
+    at_64k("ours", device, tso, "", Placement::SameCpu)
+}
+
+/// fulmar's write against what is known of it without another way of writing.
+fn counted_ratios() -> [Asked; 2] {
+    [
         Asked {
             name: "send.outputs_per_64k_write",
             sentence: "output calls per 64 KiB write, fulmar's way (the old way: 32)",
-            way: ours("sim", true),
+            way: ours_64k("sim", true),
             over: None,
             measure: |s| s.quotient("send_outputs", "calls"),
             published: Some(1.0),
             goals: (1.0, 1.0),
             more_is_better: false,
         },
+        Asked {
+            name: "send.sim.64k.tso.new_vs_memcpy",
+            sentence: "sending thread's CPU ÷ memcpy through a ring as large as the window",
+            way: ours_64k("sim", true),
+            over: Some("limit.memcpy".to_owned()),
+            measure: Sample::thread_ns_per_kb,
+            published: None,
+            goals: (1.5, 1.25),
+            more_is_better: false,
+        },
+    ]
+}
+
+/// The old way against fulmar's.
+fn old_over_ours() -> [Asked; 4] {
+    let over_ours = |name, sentence, device, tso, published, goals| Asked {
+        name,
+        sentence,
+        way: at_64k("old", device, tso, "", Placement::SameCpu),
+        over: Some(ours_64k(device, tso)),
+        measure: Sample::thread_ns_per_kb,
+        published,
+        goals,
+        more_is_better: true,
+    };
+    let to_owned = "sending thread's CPU, old way ÷ send_owned, simulated device";
+    [
         over_ours(
             "send.sim.64k.no_tso.old_vs_new",
             "sending thread's CPU, old way ÷ fulmar's, simulated device (published machine: 1.17)",
@@ -430,28 +357,10 @@ fn send_ratios() -> Vec<Ratio> {
             (4.0, 10.0),
         ),
         Asked {
-            over: Some(at_64k("owned", "sim", true, "", same)),
-            ..over_ours(
-                "send.sim.64k.tso.old_vs_owned",
-                "sending thread's CPU, old way ÷ send_owned, simulated device",
-                "sim",
-                true,
-                None,
-                (10.0, 30.0),
-            )
+            over: Some(at_64k("owned", "sim", true, "", Placement::SameCpu)),
+            ..over_ours("send.sim.64k.tso.old_vs_owned", to_owned, "sim", true, None, (10.0, 30.0))
         },
-        Asked {
-            name: "send.sim.64k.tso.new_vs_memcpy",
-            sentence: "sending thread's CPU ÷ memcpy through a ring as large as the window",
-            way: ours("sim", true),
-            over: Some("limit.memcpy".to_owned()),
-            measure: Sample::thread_ns_per_kb,
-            published: None,
-            goals: (1.5, 1.25),
-            more_is_better: false,
-        },
-    ];
-    all.into_iter().chain(shm_ratios()).map(Ratio::from).collect()
+    ]
 }
 
 /// Two processes on two CPUs, against each of the kernel's ways.
@@ -539,6 +448,7 @@ fn file_ratios() -> Vec<Ratio> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::Figure;
     use crate::stats::Estimate;
 
     fn figure(ratio: Asked, value: f64) -> Figure {
@@ -561,14 +471,6 @@ mod tests {
         };
         assert_eq!(of("send.shm.vs_kernel"), Some(0.7));
         assert_eq!(of("send.shm.throughput_vs_kernel"), Some(1.5));
-    }
-
-    #[test]
-    fn a_way_that_does_not_exist_is_named_beside_those_that_do() {
-        let asked = ["ours".to_owned(), "our".to_owned()];
-        let sentence = check_names(&asked, &["old", "ours"]).unwrap_err().to_string();
-        assert_eq!(sentence, "there is no way `our` on these devices; there are old, ours");
-        assert!(check_names(&asked[..1], &["old", "ours"]).is_ok());
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub mod sim;
 pub mod sosend;
 pub mod stages;
 
-use crate::bench::{Cell, Sample, Way};
+use crate::bench::{Cell, Sample, Side, Way};
 use crate::cpu::Placement;
 use fulmar::{OwnedBytes, Stack, TcpStream};
 use std::cell::RefCell;
@@ -195,7 +195,7 @@ pub trait Place {
 /// The name of a way: `old.tap.64k.tso.same_cpu`; of one that sends a cold file,
 /// `old.tap.64k.tso.cold.same_cpu`.
 pub fn way_name(cell: &Cell, placement: Placement) -> String {
-    let Cell { device, method, write_bytes, super_segments, source } = *cell;
+    let Cell { device, method, write_bytes, super_segments, source, .. } = *cell;
     let (tso, at) = (tso_name(super_segments), placement.name());
     let source = if source == "hot" { String::new() } else { format!("{source}.") };
     format!("{method}.{device}.{}k.{tso}.{source}{at}", write_bytes >> 10)
@@ -215,6 +215,7 @@ pub fn way<'a, P: Place + ?Sized>(
     let cell = {
         let place = place.borrow();
         Cell {
+            side: Side::Sends,
             device: place.device(),
             method: method.name(),
             write_bytes: load.write_bytes,

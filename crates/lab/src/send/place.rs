@@ -5,6 +5,7 @@ use super::{BUFFER_BYTES, Caller, Load, Place, Target};
 use crate::bench::Sample;
 use crate::cpu::{self, Placement};
 use crate::kernel_calls::Sending;
+use crate::kernel_receive::Receiving;
 use crate::peer::{Endpoint, Peer, Report, Role, Spec};
 use crate::site::PEER_IP;
 use crate::stream::{Counts, FAR_IP, Ground, Joined, Start, receive};
@@ -84,6 +85,7 @@ impl Place for Ground {
             warm_bytes: load.warm_bytes,
             time,
             sending: Sending::default(),
+            receiving: Receiving::default(),
         };
         let peer = Peer::spawn(&sink, &self.site.peer_netns)?;
         let stack = &self.stack;

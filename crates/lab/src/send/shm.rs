@@ -25,8 +25,8 @@ use std::time::Duration;
 /// The role of the child.
 pub(crate) const ROLE: &str = "shm_sink";
 /// How long the two wait for each other, and how long the child may be silent beyond a run.
-const PATIENCE: Duration = Duration::from_secs(5);
-const PORT: u16 = 9;
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PORT: u16 = 9;
 
 /// Our end, and the child with the other one.
 pub struct Shared {
@@ -57,7 +57,10 @@ impl Shared {
             "warm_bytes": load.warm_bytes,
         });
         let mut child = Handle::spawn(&spec, &Netns::current()?)?;
-        let (stack, _) = on_pinned_thread(near_cpu, || open(&name, super_segments))?;
+        let wrap = |device| -> Box<dyn Device> {
+            if super_segments { device } else { Box::new(WithoutTso::new(device)) }
+        };
+        let (stack, _) = on_pinned_thread(near_cpu, || open(&name, wrap))?;
         let hello = child.report(PATIENCE)?;
         let far = hello.get("address").and_then(Value::as_str).and_then(|a| a.parse().ok());
         let far = far.ok_or_else(|| io::Error::other("the child has no address"))?;
@@ -66,16 +69,17 @@ impl Shared {
 }
 
 /// Joins the other process and puts a stack on what both share; also returns its address.
-fn open(name: &str, super_segments: bool) -> io::Result<(Stack, IpAddr)> {
+///
+/// `wrap` may put something in front of the device.
+pub(crate) fn open(
+    name: &str,
+    wrap: impl FnOnce(Box<dyn Device>) -> Box<dyn Device>,
+) -> io::Result<(Stack, IpAddr)> {
     let config = ShmConfig { name: name.to_owned(), wait: Some(PATIENCE), ..ShmConfig::default() };
     let end = Shm::open(&config).map_err(io::Error::other)?;
     let last = if end.side() == Side::First { 1 } else { 2 };
     let address = IpAddr::V4(Ipv4Addr::new(10, 72, 3, last));
-    let device: Box<dyn Device> = match super_segments {
-        true => Box::new(end),
-        false => Box::new(WithoutTso::new(Box::new(end))),
-    };
-    Ok((build(device, Cidr { address, prefix_len: 24 }, "shm")?, address))
+    Ok((build(wrap(Box::new(end)), Cidr { address, prefix_len: 24 }, "shm")?, address))
 }
 
 impl Place for Shared {
@@ -130,7 +134,7 @@ pub(crate) fn serve(spec: &Value) -> io::Result<()> {
         ..Bulk::default()
     };
     let name = spec.get("name").and_then(Value::as_str).unwrap_or_default();
-    let (stack, address) = open(name, true)?;
+    let (stack, address) = open(name, |device| device)?;
     let at = SocketAddr::new(address, PORT);
     let listener = TcpListener::bind(&stack, at)?;
     crate::peer::print_line(&json!({ "address": at.to_string() }))?;

@@ -125,6 +125,7 @@ fn the_simulated_peer_acknowledges_by_bytes_whatever_the_bursts_are() {
 #[test]
 fn a_way_is_named_by_its_cell() {
     let cell = Cell {
+        side: Side::Sends,
         device: "tap",
         method: "old",
         write_bytes: 64 << 10,

@@ -1,0 +1,140 @@
+//! The kernel's own ways of receiving: `read`, and io_uring with two buffers or with buffers that it
+//! chooses.
+
+use crate::uring::{Multishot, PingPong};
+use serde_json::{Value, json};
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+
+/// How a kernel peer receives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum ReceiveCall {
+    /// `read` into buffers in turn.
+    #[default]
+    Read,
+    /// IORING_OP_RECV into buffers in turn, the next under way while the program has one.
+    Uring,
+    /// IORING_OP_RECV, multishot, with provided buffers.
+    UringMultishot,
+}
+
+/// Buffers provided for each that the program says it has: the kernel stops when they are all full.
+pub const PROVIDED: usize = 4;
+
+impl ReceiveCall {
+    /// Every call.
+    pub const ALL: [ReceiveCall; 3] =
+        [ReceiveCall::Read, ReceiveCall::Uring, ReceiveCall::UringMultishot];
+
+    /// The name in ways and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReceiveCall::Read => "kernel_read",
+            ReceiveCall::Uring => "kernel_uring",
+            ReceiveCall::UringMultishot => "kernel_uring_multishot",
+        }
+    }
+
+    /// The name in tables.
+    pub const fn title(self) -> &'static str {
+        match self {
+            ReceiveCall::Read => "kernel read",
+            ReceiveCall::Uring => "kernel io_uring recv, one ahead",
+            ReceiveCall::UringMultishot => "kernel io_uring multishot",
+        }
+    }
+}
+
+/// How a sink receives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Receiving {
+    /// By which call.
+    pub call: ReceiveCall,
+    /// Into how many buffers, in turn.
+    pub buffers: usize,
+    /// The program reads a word of every cache line of what it got.
+    pub touch: bool,
+    /// A receive that was posted ahead waits until its buffer is full.
+    pub wait_all: bool,
+}
+
+impl Default for Receiving {
+    /// `read` into one buffer that nobody looks at.
+    fn default() -> Receiving {
+        Receiving { call: ReceiveCall::Read, buffers: 1, touch: false, wait_all: false }
+    }
+}
+
+impl Receiving {
+    pub(crate) fn to_json(self) -> Value {
+        json!({
+            "call": self.call.name(),
+            "buffers": self.buffers,
+            "touch": self.touch,
+            "wait_all": self.wait_all,
+        })
+    }
+
+    pub(crate) fn from_json(v: &Value) -> Option<Receiving> {
+        let name = v.get("call")?.as_str()?;
+        Some(Receiving {
+            call: ReceiveCall::ALL.into_iter().find(|c| c.name() == name)?,
+            buffers: usize::try_from(v.get("buffers")?.as_u64()?).ok()?.clamp(1, 64),
+            touch: v.get("touch")?.as_bool()?,
+            wait_all: v.get("wait_all")?.as_bool()?,
+        })
+    }
+}
+
+/// Reads a word of every cache line, as a program does at the least that uses what it received.
+pub fn touch(bytes: &[u8]) -> u64 {
+    /// Bytes of a cache line.
+    const LINE: usize = 64;
+    let lines = bytes.chunks(LINE).map(|line| u64::from(line[0]));
+    std::hint::black_box(lines.fold(0, u64::wrapping_add))
+}
+
+/// A sink in the act of receiving.
+pub(crate) struct Receiver {
+    means: Means,
+    touch: bool,
+}
+
+enum Means {
+    Read { buffers: Vec<Vec<u8>>, next: usize },
+    Uring(PingPong),
+    Multishot(Multishot),
+}
+
+impl Receiver {
+    pub fn new<S: AsFd>(receiving: &Receiving, bytes: usize, stream: &S) -> io::Result<Receiver> {
+        let Receiving { call, buffers, touch, wait_all } = *receiving;
+        let means = match call {
+            ReceiveCall::Read => Means::Read { buffers: vec![vec![1; bytes]; buffers], next: 0 },
+            ReceiveCall::Uring => {
+                Means::Uring(PingPong::new(stream.as_fd(), buffers, bytes, wait_all)?)
+            }
+            ReceiveCall::UringMultishot => {
+                Means::Multishot(Multishot::new(stream.as_fd(), buffers * PROVIDED, bytes)?)
+            }
+        };
+        Ok(Receiver { means, touch })
+    }
+
+    /// One call's worth; 0 is the end.
+    pub fn call<S: Read>(&mut self, stream: &mut S) -> io::Result<usize> {
+        let bytes = match &mut self.means {
+            Means::Read { buffers, next } => {
+                *next = (*next + 1) % buffers.len();
+                let n = stream.read(&mut buffers[*next])?;
+                &buffers[*next][..n]
+            }
+            Means::Uring(ring) => ring.next()?,
+            Means::Multishot(ring) => ring.next()?,
+        };
+        if self.touch {
+            touch(bytes);
+        }
+        Ok(bytes.len())
+    }
+}

@@ -1,0 +1,252 @@
+//! The ways of receiving: as it was done once, by copy, on loan, into posted buffers, and as the
+//! kernel does it.
+//!
+//! A [`Method`] is one way to take bytes from a connection. The old one ([`stock`]) is built from the
+//! public pieces of the stack (`Shard::tcp_take`, the pool) on a device that hands over one packet per
+//! crossing, so that everything else (TCP, IP, the device) is the same for all. A [`Place`] is where a
+//! connection is made: over which device, from whom, with or without receive aggregation. [`way`]
+//! makes of both a [`Way`] of a bench.
+//!
+//! The receiver is the end under test: `near` in every sample, the sender `far`. Hardware that is
+//! simulated inside the receiver's calls is taken off and shown apart.
+
+pub mod bench;
+pub mod kernel;
+mod place;
+mod readers;
+mod run;
+mod shm;
+mod sim;
+mod stock;
+pub mod table;
+
+use crate::bench::{Cell, Sample, Side, Way};
+use crate::cpu::Placement;
+use crate::kernel_calls::Burst;
+use fulmar::{Stack, TcpStream};
+use std::cell::RefCell;
+use std::io;
+use std::time::Duration;
+
+pub use shm::ROLE as SHM_ROLE;
+pub(crate) use shm::serve;
+pub use stock::OnePerCrossing;
+
+/// What the reader does with what it received, and how it comes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Use {
+    /// A word of every cache line is read.
+    Touched,
+    /// Nobody looks at it.
+    Untouched,
+    /// As [`Use::Touched`]; the sender pauses between bursts.
+    Bursty,
+}
+
+impl Use {
+    /// Every use.
+    pub const ALL: [Use; 3] = [Use::Touched, Use::Untouched, Use::Bursty];
+
+    /// The name in ways, options and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Use::Touched => "touched",
+            Use::Untouched => "untouched",
+            Use::Bursty => "bursty",
+        }
+    }
+}
+
+/// A burst of a sender that pauses, and its pause: 2 Gb/s, and a wake-up each.
+pub const BURST: Burst = Burst { bytes: 256 << 10, gap: Duration::from_millis(1) };
+
+/// The shape of a transfer, the same for every way that is compared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Load {
+    /// Buffers that the reader has, which it uses in turn.
+    pub buffers: usize,
+    /// Bytes of each.
+    pub buffer_bytes: usize,
+    /// What becomes of the bytes, and how they come.
+    pub usage: Use,
+    /// Bytes that the sender hands to its own stack per call.
+    pub write_bytes: usize,
+    /// Bytes before measuring starts: past slow start, the growth of buffers, and the first time that
+    /// each buffer was used.
+    pub warm_bytes: u64,
+}
+
+impl Load {
+    /// Two buffers of so many bytes.
+    pub fn of_buffers(buffer_bytes: usize, usage: Use) -> Load {
+        let warm_bytes = if usage == Use::Bursty { 4 << 20 } else { 16 << 20 };
+        Load { buffers: 2, buffer_bytes, usage, write_bytes: 128 << 10, warm_bytes }
+    }
+
+    /// How the sender pauses, if it does.
+    pub fn burst(&self) -> Option<Burst> {
+        (self.usage == Use::Bursty).then_some(BURST)
+    }
+
+    /// Whether the reader looks at what it received.
+    pub fn is_touched(&self) -> bool {
+        self.usage != Use::Untouched
+    }
+}
+
+/// How bytes are taken from a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Method {
+    /// As it was: a packet per crossing, no aggregation, soreceive mbuf by mbuf; see [`stock`].
+    Stock,
+    /// `TcpStream::read`.
+    Copy,
+    /// `TcpStream::recv_owned`: the buffers in which the bytes arrived, nothing copied.
+    Loan,
+}
+
+impl Method {
+    /// Every method; what is compared stands side by side.
+    pub const ALL: [Method; 3] = [Method::Stock, Method::Copy, Method::Loan];
+
+    /// The name in ways and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Method::Stock => "stock",
+            Method::Copy => "copy",
+            Method::Loan => "loan",
+        }
+    }
+
+    /// The name in tables.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Method::Stock => "stock: a packet per crossing, copy by mbuf",
+            Method::Copy => "fulmar read, copy",
+            Method::Loan => "fulmar recv_owned, on loan",
+        }
+    }
+
+    /// Makes the reader that takes bytes in this way.
+    ///
+    /// # Errors
+    /// No memory for its buffers.
+    pub fn reader(self, load: &Load) -> io::Result<Box<dyn Reader>> {
+        Ok(match self {
+            Method::Stock => Box::new(stock::Reader::new(load)),
+            Method::Copy => Box::new(readers::Copying::new(load)),
+            Method::Loan => Box::new(readers::Loaned::new(load)),
+        })
+    }
+}
+
+/// A connection and the stack that it belongs to.
+pub struct Target<'a> {
+    /// The stack.
+    pub stack: &'a Stack,
+    /// The connection.
+    pub stream: &'a TcpStream,
+}
+
+/// A program that receives.
+pub trait Reader: Send {
+    /// Takes what comes next, and looks at it if it is to; 0 is the end of the stream.
+    ///
+    /// # Errors
+    /// What the connection failed with.
+    fn call(&mut self, from: &Target<'_>) -> io::Result<u64>;
+
+    /// Lets go of what it still holds of the connection.
+    ///
+    /// # Errors
+    /// What the connection failed with.
+    fn finish(&mut self, _from: &Target<'_>) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// How often the reader itself copies each byte; what the stack copies it counts by itself.
+    fn copies_per_byte(&self) -> u64 {
+        0
+    }
+}
+
+/// What a device does for its host, as far as ways differ in it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Offloads {
+    /// Segments in order arrive as one frame.
+    pub aggregation: bool,
+    /// One packet per crossing, as it was; see [`stock`].
+    pub one_per_crossing: bool,
+}
+
+/// Where connections are made.
+pub trait Place {
+    /// The device's name: `tap`, `sim`, ...
+    fn device(&self) -> &'static str;
+
+    /// Where the two ends run.
+    fn placement(&self) -> Placement;
+
+    /// What the device does here.
+    fn offloads(&self) -> Offloads;
+
+    /// Makes one connection from which `reader` takes what is sent for about `time` after the warm-up.
+    ///
+    /// # Errors
+    /// What the connection failed with.
+    fn stream(
+        &mut self,
+        load: &Load,
+        reader: &mut dyn Reader,
+        time: Duration,
+    ) -> io::Result<Sample>;
+}
+
+/// `64k`, `1m`.
+pub fn size_name(bytes: usize) -> String {
+    match bytes {
+        b if b >= 1 << 20 && b.is_multiple_of(1 << 20) => format!("{}m", b >> 20),
+        b => format!("{}k", b >> 10),
+    }
+}
+
+/// The name of a way: `copy.tap.2x64k.agg.touched.same_cpu`.
+pub fn way_name(cell: &Cell, placement: Placement) -> String {
+    let Cell { device, method, write_bytes, super_segments, source, .. } = *cell;
+    let aggregation = if super_segments { "agg" } else { "no_agg" };
+    let size = size_name(write_bytes);
+    format!("{method}.{device}.2x{size}.{aggregation}.{source}.{}", placement.name())
+}
+
+/// A way of a bench: this method at this place.
+pub fn way<'a, P: Place + ?Sized>(
+    place: &'a RefCell<Box<P>>,
+    method: Method,
+    load: Load,
+) -> Way<'a> {
+    let (cell, placement) = {
+        let place = place.borrow();
+        let cell = Cell {
+            side: Side::Receives,
+            device: place.device(),
+            method: method.name(),
+            write_bytes: load.buffer_bytes,
+            super_segments: place.offloads().aggregation,
+            source: load.usage.name(),
+        };
+        (cell, place.placement())
+    };
+    Way {
+        name: way_name(&cell, placement),
+        title: method.title().to_owned(),
+        placement,
+        cell: Some(cell),
+        run: Box::new(move |time| {
+            let mut reader = method.reader(&load)?;
+            place.borrow_mut().stream(&load, reader.as_mut(), time)
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

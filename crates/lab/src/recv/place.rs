@@ -1,0 +1,82 @@
+//! A stack of ours over a real device, and a kernel peer that sends.
+
+use super::run::{Ends, run};
+use super::{Load, Offloads, Place, Reader, Target};
+use crate::bench::Sample;
+use crate::cpu::{self, Placement};
+use crate::kernel_calls::Sending;
+use crate::kernel_receive::Receiving;
+use crate::on_pinned_thread;
+use crate::peer::{Endpoint, Peer, Role, Spec};
+use crate::site::PEER_IP;
+use crate::stream::{Ground, Over};
+use fulmar::TcpStream;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The stack with its device, and what that does for it.
+pub(super) struct Real {
+    ground: Ground,
+    offloads: Offloads,
+}
+
+impl Real {
+    /// Makes namespaces, device and stack. Without aggregation the interface of the kernel's end cuts
+    /// nothing and sums itself, so that packets arrive as on a wire.
+    ///
+    /// # Errors
+    /// What the device or the namespaces failed with.
+    pub fn new(
+        over: Over,
+        placement: Placement,
+        offloads: Offloads,
+        pcap: Option<&PathBuf>,
+    ) -> io::Result<Real> {
+        let ground = Ground::for_receiving(over, placement, offloads, pcap)?;
+        Ok(Real { ground, offloads })
+    }
+}
+
+impl Place for Real {
+    fn device(&self) -> &'static str {
+        self.ground.over().name()
+    }
+
+    fn placement(&self) -> Placement {
+        self.ground.placement
+    }
+
+    fn offloads(&self) -> Offloads {
+        self.offloads
+    }
+
+    fn stream(
+        &mut self,
+        load: &Load,
+        reader: &mut dyn Reader,
+        time: Duration,
+    ) -> io::Result<Sample> {
+        let (near_cpu, far_cpu) = self.ground.placement.cpus(&cpu::allowed_cpus()?)?;
+        let source = Spec {
+            role: Role::Source,
+            endpoint: Endpoint::Listen(SocketAddr::new(IpAddr::V4(PEER_IP), 0)),
+            cpu: far_cpu,
+            buffer_bytes: load.write_bytes,
+            warm_bytes: load.warm_bytes,
+            time,
+            sending: Sending { burst: load.burst(), ..Sending::default() },
+            receiving: Receiving::default(),
+        };
+        let peer = Peer::spawn(&source, &self.ground.site.peer_netns)?;
+        let stack = &self.ground.stack;
+        let (near, counts) = on_pinned_thread(near_cpu, || {
+            let stream = TcpStream::connect(stack, peer.address())?;
+            let from = Target { stack, stream: &stream };
+            run(&from, load, reader, Ends::Sender, None, &mut || ())
+        })?;
+        let sample = Sample::of_ends(near, peer.finish()?, load.warm_bytes);
+        Ok(Sample { counts, ..sample })
+    }
+}

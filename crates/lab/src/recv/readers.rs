@@ -1,0 +1,80 @@
+//! The programs that receive as fulmar is meant to be used.
+
+use super::{Load, Reader, Target};
+use crate::kernel_receive::touch;
+use std::io::{self, Read};
+
+/// Buffers that are used in turn.
+pub(super) struct Ring {
+    buffers: Vec<Vec<u8>>,
+    next: usize,
+}
+
+impl Ring {
+    pub fn new(load: &Load) -> Ring {
+        // Touched, so that no page fault is measured.
+        Ring { buffers: vec![vec![1; load.buffer_bytes]; load.buffers.max(1)], next: 0 }
+    }
+
+    pub fn advance(&mut self) -> &mut [u8] {
+        self.next = (self.next + 1) % self.buffers.len();
+        &mut self.buffers[self.next]
+    }
+
+    /// The next buffer, out of the ring until [`Ring::put_back`].
+    pub fn take_next(&mut self) -> Vec<u8> {
+        self.next = (self.next + 1) % self.buffers.len();
+        std::mem::take(&mut self.buffers[self.next])
+    }
+
+    /// Puts the buffer back that was taken last.
+    pub fn put_back(&mut self, buffer: Vec<u8>) {
+        self.buffers[self.next] = buffer;
+    }
+}
+
+/// `TcpStream::read`.
+pub(super) struct Copying {
+    ring: Ring,
+    touch: bool,
+}
+
+impl Copying {
+    pub fn new(load: &Load) -> Copying {
+        Copying { ring: Ring::new(load), touch: load.is_touched() }
+    }
+}
+
+impl Reader for Copying {
+    fn call(&mut self, from: &Target<'_>) -> io::Result<u64> {
+        let mut stream = from.stream;
+        let buffer = self.ring.advance();
+        let n = stream.read(buffer)?;
+        if self.touch {
+            touch(&buffer[..n]);
+        }
+        Ok(n as u64)
+    }
+}
+
+/// `TcpStream::recv_owned`: the stack's own buffers, until the next call.
+pub(super) struct Loaned {
+    most_bytes: usize,
+    touch: bool,
+}
+
+impl Loaned {
+    pub fn new(load: &Load) -> Loaned {
+        Loaned { most_bytes: load.buffer_bytes, touch: load.is_touched() }
+    }
+}
+
+impl Reader for Loaned {
+    fn call(&mut self, from: &Target<'_>) -> io::Result<u64> {
+        let loan = from.stream.recv_owned(self.most_bytes)?;
+        if self.touch {
+            loan.slices().map(touch).fold(0, u64::wrapping_add);
+        }
+        Ok(loan.len() as u64)
+    }
+}

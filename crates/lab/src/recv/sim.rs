@@ -1,0 +1,122 @@
+//! A stack of ours over the simulated NIC, whose modelled peer sends: one host's cost alone, without
+//! a kernel.
+//!
+//! The hardware runs inside the receiver's calls; its time is taken off every account and shown
+//! apart. The peer has no CPU account: it is part of the hardware. It does not write the payload that
+//! it sends: as DMA that passes the CPU's caches, what a reader finds is what lay there before.
+
+use super::run::{Asking, Ends, run};
+use super::stock::OnePerCrossing;
+use super::{BURST, Load, Offloads, Place, Reader, Target, Use};
+use crate::bench::Sample;
+use crate::cpu::{self, Placement};
+use crate::on_pinned_thread;
+use crate::peer::Report;
+use crate::stream::build;
+use fulmar::devices::sim::{Command, FarEnd, Service, SimConfig, SimHandle};
+use fulmar::{Cidr, Stack, TcpStream, devices};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+const NEAR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 2, 1);
+const FAR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 2, 2);
+/// Where the modelled peer sends without end (RFC 864).
+const GENERATES: u16 = 19;
+/// Where it sends a burst for each byte that it gets.
+const BURSTS: u16 = 20;
+
+/// The stack, and the handle to its NIC.
+pub(super) struct Simulated {
+    stack: Stack,
+    handle: SimHandle,
+    offloads: Offloads,
+}
+
+impl Simulated {
+    /// Makes a NIC without a limit of rate, and a stack on it.
+    ///
+    /// # Errors
+    /// Too many open descriptors.
+    pub fn new(offloads: Offloads, pcap: Option<&PathBuf>) -> io::Result<Simulated> {
+        let (device, handle) = devices::sim_nic(config(offloads)).map_err(io::Error::other)?;
+        let device = match pcap {
+            Some(file) => {
+                devices::capture(device, io::BufWriter::new(std::fs::File::create(file)?))
+            }
+            None => device,
+        };
+        let device =
+            if offloads.one_per_crossing { Box::new(OnePerCrossing::new(device)) } else { device };
+        let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
+        let address = Cidr { address: IpAddr::V4(NEAR_IP), prefix_len: 24 };
+        let stack = on_pinned_thread(near_cpu, || build(device, address, "sim"))?;
+        Ok(Simulated { stack, handle, offloads })
+    }
+}
+
+fn config(offloads: Offloads) -> SimConfig {
+    let respond = Service::Respond { request: 1, response: BURST.bytes as u32 };
+    let services = vec![
+        (GENERATES..=GENERATES, Service::Generate { bytes: u64::MAX }),
+        (BURSTS..=BURSTS, respond),
+        (0..=u16::MAX, Service::Discard),
+    ];
+    let config =
+        SimConfig { far_end: FarEnd { services, ..FarEnd::default() }, ..SimConfig::default() };
+    if offloads.aggregation {
+        return config;
+    }
+    // Packets come one by one, each in a buffer of its own size.
+    SimConfig { lro: None, rx_buffers: 512, rx_buffer_bytes: 2048, ..config }
+}
+
+impl Place for Simulated {
+    fn device(&self) -> &'static str {
+        "sim"
+    }
+
+    /// There is one end.
+    fn placement(&self) -> Placement {
+        Placement::SameCpu
+    }
+
+    fn offloads(&self) -> Offloads {
+        self.offloads
+    }
+
+    fn stream(
+        &mut self,
+        load: &Load,
+        reader: &mut dyn Reader,
+        time: Duration,
+    ) -> io::Result<Sample> {
+        let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
+        let (stack, handle) = (&self.stack, &self.handle);
+        let is_bursty = load.usage == Use::Bursty;
+        let port = if is_bursty { BURSTS } else { GENERATES };
+        let sample = on_pinned_thread(near_cpu, || {
+            let stream = TcpStream::connect(stack, SocketAddr::new(IpAddr::V4(FAR_IP), port))?;
+            let from = Target { stack, stream: &stream };
+            let mut before = None;
+            let mut at_start = || before = Some(handle.counts());
+            let asking = load.burst().map(Asking::new);
+            let ends = Ends::After(time);
+            let (near, mut counts) = run(&from, load, reader, ends, asking, &mut at_start)?;
+            let (before, after) = (before.unwrap_or_default(), handle.counts());
+            counts.extend([
+                ("doorbells", after.doorbells - before.doorbells),
+                ("interrupts", after.interrupts - before.interrupts),
+            ]);
+            let far = Report { cpu: Duration::ZERO, ..near };
+            let far = Report { thread: Duration::ZERO, ..far };
+            let hardware = Duration::from_nanos(after.inline_ns - before.inline_ns);
+            let sample = Sample::of_ends(near, far, load.warm_bytes);
+            Ok(Sample { counts, hardware, ..sample })
+        })?;
+        // The peer would send for ever to a connection that is gone.
+        let _ = self.handle.ask(Command::ResetAll);
+        Ok(sample)
+    }
+}

@@ -1,0 +1,220 @@
+//! Receiving as it was done once: the baseline.
+//!
+//! ```text
+//!  device:     [crossing, one packet, input] x 45      for 64 KiB of stream
+//!  soreceive:  [lock, one mbuf, unlock, copy] x 45, one window update at the end
+//! ```
+//!
+//! - **No aggregation**: the device hands over packets of MTU size, each in a buffer of its own.
+//! - **One packet per crossing** ([`OnePerCrossing`]): each is fetched, and each ACK sent, with a call
+//!   into the device of its own, as an interrupt handler and `if_output` did.
+//! - **soreceive mbuf by mbuf** ([`Reader`]): `soreceive_generic` drops the socket buffer's lock for
+//!   the copy of each mbuf, and takes it again to free that one and find the next.
+//! - **A general free list**: each packet's buffer comes from the pool's free lists and goes back
+//!   there, none to the ring that it came from.
+//!
+//! TCP and IP are fulmar's own, so a comparison with the released path tells these four alone.
+//!
+//! Source: FreeBSD 6, uipc_socket.c (`soreceive`), and any driver of that time.
+
+use super::{Load, Target, readers::Ring};
+use crate::kernel_receive::touch;
+use fulmar::Ready;
+use fulmar::base::{Counters, FlowKey, Instant, SlotId};
+use fulmar::mbuf::{Backing, Chain, Pool};
+use fulmar::netdev::{
+    Burst, Caps, Device, DeviceStats, LinkState, Peek, PlacementHint, Rooms, Unsupported,
+};
+use fulmar_socket::{SocketError, Step};
+use fulmar_stack::{AnyHost, Limit};
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+/// Payload of a full packet with timestamps on a device of MTU 1500: an mbuf's bytes.
+const MBUF_BYTES: usize = 1448;
+
+/// `soreceive_generic` into buffers that are used in turn.
+pub struct Reader {
+    ring: Ring,
+    touch: bool,
+    /// Bytes of the mbuf at the front that an earlier call left.
+    rest_of_mbuf: usize,
+}
+
+impl Reader {
+    /// A reader with the buffers of `load`.
+    pub fn new(load: &Load) -> Reader {
+        Reader { ring: Ring::new(load), touch: load.is_touched(), rest_of_mbuf: MBUF_BYTES }
+    }
+
+    /// Takes one mbuf, or what of it fits.
+    fn want(&self, room: usize) -> usize {
+        self.rest_of_mbuf.min(room)
+    }
+
+    fn note_taken(&mut self, bytes: usize) {
+        let rest = self.rest_of_mbuf.saturating_sub(bytes);
+        self.rest_of_mbuf = if rest == 0 { MBUF_BYTES } else { rest };
+    }
+
+    fn read(&mut self, host: &AnyHost, id: SlotId, into: &mut [u8]) -> Result<usize, SocketError> {
+        let want = self.want(into.len());
+        let mut chain =
+            host.wait(id, Ready::READABLE, Limit::Forever, |shard, _| shard.tcp_take(id, want))?;
+        let mut done = 0;
+        while !chain.is_empty() {
+            let n = chain.len();
+            copy(&chain, &mut into[done..]);
+            done += n;
+            self.note_taken(n);
+            let want = self.want(into.len() - done);
+            let mut shard = host.lock()?;
+            shard.pool().free(chain);
+            chain = match if want == 0 { Ok(Step::WaitData(1)) } else { shard.tcp_take(id, want) } {
+                Ok(Step::Done(next)) => next,
+                // What was copied is returned first; an error stays for the next call.
+                Ok(_) | Err(_) => break,
+            };
+        }
+        // `pru_rcvd`: the window, once per call.
+        host.lock()?.tcp_read_done(fulmar_stack::now(), id, Chain::new());
+        Ok(done)
+    }
+}
+
+fn copy(chain: &Chain, into: &mut [u8]) {
+    let mut at = 0;
+    for mbuf in chain.iter() {
+        let bytes = mbuf.as_slice();
+        into[at..at + bytes.len()].copy_from_slice(bytes);
+        at += bytes.len();
+    }
+}
+
+impl super::Reader for Reader {
+    fn call(&mut self, from: &Target<'_>) -> io::Result<u64> {
+        let (host, id) = (from.stack.host(), from.stream.slot_id());
+        let mut buffer = self.ring.take_next();
+        let read = self.read(host, id, &mut buffer);
+        if let (Ok(n), true) = (&read, self.touch) {
+            touch(&buffer[..*n]);
+        }
+        self.ring.put_back(buffer);
+        read.map(|n| n as u64).map_err(|e| io::Error::from_raw_os_error(e.errno()))
+    }
+
+    fn copies_per_byte(&self) -> u64 {
+        1
+    }
+}
+
+/// A device that hands over one packet per crossing, both ways.
+pub struct OnePerCrossing {
+    inner: Box<dyn Device>,
+    /// The frame that crosses.
+    one: Burst,
+}
+
+impl OnePerCrossing {
+    /// Puts `inner` behind it.
+    pub fn new(inner: Box<dyn Device>) -> OnePerCrossing {
+        OnePerCrossing { inner, one: Burst::with_capacity(1) }
+    }
+}
+
+impl Device for OnePerCrossing {
+    fn caps(&self) -> &Caps {
+        self.inner.caps()
+    }
+
+    fn tx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+    ) -> usize {
+        let mut taken = 0;
+        while let Some(packet) = burst.pop_front() {
+            // It is empty, and has room for one.
+            let _ = self.one.push(packet);
+            if self.inner.tx_burst(now, pool, &mut self.one, counters) == 0 {
+                if let Some(refused) = self.one.pop_front() {
+                    let _ = burst.push_front(refused);
+                }
+                break;
+            }
+            taken += 1;
+        }
+        taken
+    }
+
+    fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
+        self.inner.tx_reap(now, pool)
+    }
+
+    fn rx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        let mut n = 0;
+        while n < budget && self.inner.rx_burst(now, pool, out, 1, counters) > 0 {
+            n += 1;
+        }
+        n
+    }
+
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        self.inner.wake_fd()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+
+    fn link_state(&self) -> LinkState {
+        self.inner.link_state()
+    }
+
+    fn lost(&self) -> Option<i32> {
+        self.inner.lost()
+    }
+
+    fn wants_tx_wake(&self) -> bool {
+        self.inner.wants_tx_wake()
+    }
+
+    fn region(&mut self) -> Option<Backing> {
+        self.inner.region()
+    }
+
+    fn peek(&self) -> Option<Arc<dyn Peek>> {
+        self.inner.peek()
+    }
+
+    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
+        drop(hint);
+        Err(Unsupported)
+    }
+
+    fn unplace(&mut self, _flow: &FlowKey) -> Rooms {
+        Rooms::default()
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.inner.stats()
+    }
+}
