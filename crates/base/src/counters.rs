@@ -95,6 +95,10 @@ counters! {
     PlacedFrames, "placed_frames";
     /// Bytes of their payload.
     PlacedBytes, "placed_bytes";
+    /// Times a device was told what comes next of a flow.
+    PlaceHints, "place_hints";
+    /// Times a posted buffer was made known to a device.
+    PlaceRegistrations, "place_registrations";
     /// Frames that came while a device expected the next one of a flow and did not fit.
     PlaceMisses, "place_misses";
     /// Bytes that a device copied because they had landed where they did not belong.

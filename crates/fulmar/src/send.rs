@@ -141,6 +141,6 @@ impl TcpStream {
 /// What an `Arc` of the stack's inside is for a completion: it must not keep the stack alive.
 pub(crate) type StackRef = std::sync::Weak<crate::stack::Inner>;
 
-fn stack_ref(stack: &Arc<crate::stack::Inner>) -> StackRef {
+pub(crate) fn stack_ref(stack: &Arc<crate::stack::Inner>) -> StackRef {
     Arc::downgrade(stack)
 }

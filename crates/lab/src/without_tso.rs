@@ -5,7 +5,7 @@
 //! they were.
 
 use fulmar::base::{Counters, FlowKey, Instant};
-use fulmar::mbuf::{Backing, Pool};
+use fulmar::mbuf::{Backing, BufId, Pool};
 use fulmar::netdev::moderation::Profile;
 use fulmar::netdev::{
     Burst, Caps, Device, DeviceStats, LinkState, Peek, PlacementHint, Rooms, Unsupported,
@@ -103,6 +103,14 @@ impl Device for WithoutTso {
 
     fn unplace(&mut self, flow: &FlowKey) -> Rooms {
         self.inner.unplace(flow)
+    }
+
+    fn register(&mut self, buffer: BufId) {
+        self.inner.register(buffer);
+    }
+
+    fn release(&mut self, buffer: BufId) {
+        self.inner.release(buffer);
     }
 
     fn stats(&self) -> DeviceStats {

@@ -22,7 +22,7 @@
 use alloc::collections::VecDeque;
 
 use crate::pool::BYTES_PER_DESC;
-use crate::{Chain, MAX_MBUF_BYTES, Mbuf, Pool, Purpose};
+use crate::{BufId, Chain, MAX_MBUF_BYTES, Mbuf, Pool, Purpose};
 
 /// The most runs of out-of-order bytes that one queue holds. A sender whose window holds more
 /// holes than that is either attacking or better served by going back.
@@ -250,6 +250,37 @@ impl RecvQueue {
         out
     }
 
+    /// The mbuf that holds the next byte for the reader.
+    #[inline]
+    pub fn front(&self) -> Option<&Mbuf> {
+        self.ready.front()
+    }
+
+    /// Frees up to `n` bytes from the front: somebody has them already.
+    #[inline]
+    pub fn consume(&mut self, n: usize, pool: &mut Pool) {
+        self.ready.trim_front(n, pool);
+    }
+
+    /// Moves all bytes that lie in this posted buffer to the pool's own memory. `false`: it has none
+    /// left for bytes in order, and some stayed where they are. Bytes behind a gap are forgotten in
+    /// that case, since the peer keeps them until they are acknowledged (RFC 2018 section 8).
+    pub fn evict(&mut self, buffer: BufId, pool: &mut Pool) -> bool {
+        let (ready, is_whole) = evicted(core::mem::take(&mut self.ready), buffer, pool);
+        self.ready = ready;
+        for run in &mut self.runs {
+            let before = run.chain.len();
+            let (mut chain, is_whole) = evicted(core::mem::take(&mut run.chain), buffer, pool);
+            if !is_whole {
+                cut_at(&mut chain, buffer, pool);
+            }
+            self.out_of_order -= before - chain.len();
+            run.chain = chain;
+        }
+        self.runs.retain(|r| !r.chain.is_empty());
+        is_whole
+    }
+
     /// Puts back at the front what was taken last and not used.
     pub fn unread(&mut self, mut chain: Chain) {
         chain.append(core::mem::take(&mut self.ready));
@@ -321,6 +352,47 @@ fn stamp_of(run: Option<&Run>) -> u64 {
 
 fn to_usize(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+fn lies_in(m: &Mbuf, buffer: BufId) -> bool {
+    m.placed().is_some_and(|p| p.buffer == buffer)
+}
+
+/// The chain with copies in place of the mbufs that lie in `buffer`, and whether there was memory for
+/// all of them.
+fn evicted(mut chain: Chain, buffer: BufId, pool: &mut Pool) -> (Chain, bool) {
+    if !chain.iter().any(|m| lies_in(m, buffer)) {
+        return (chain, true);
+    }
+    let (mut out, mut is_whole) = (Chain::new(), true);
+    while let Some(m) = chain.pop_front() {
+        let copy = if lies_in(&m, buffer) { copied(m.as_slice(), pool) } else { None };
+        is_whole &= copy.is_some() || !lies_in(&m, buffer);
+        match copy {
+            Some(copy) => {
+                pool.free_mbuf(m);
+                out.append(copy);
+            }
+            None => out.push_back(m),
+        }
+    }
+    (out, is_whole)
+}
+
+/// Bytes of a placed mbuf in memory of the pool; of the reserve for control if there is no other.
+fn copied(bytes: &[u8], pool: &mut Pool) -> Option<Chain> {
+    let (n, receive) = (bytes.len(), Purpose::Receive);
+    let copy =
+        pool.alloc_chain(n, 0, receive).or_else(|_| pool.alloc_chain(n, 0, Purpose::Control));
+    let mut copy = copy.ok()?;
+    copy.copy_from(0, bytes);
+    Some(copy)
+}
+
+/// Frees everything from the first mbuf on that lies in `buffer`.
+fn cut_at(chain: &mut Chain, buffer: BufId, pool: &mut Pool) {
+    let before = chain.iter().take_while(|m| !lies_in(m, buffer)).map(Mbuf::len).sum::<usize>();
+    chain.trim_back(chain.len() - before, pool);
 }
 
 /// See [`RecvQueue::out_of_order_cost_bytes`]. What is charged to a sender has no descriptor here.

@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use fulmar_base::{Counters, EtherAddr, FlowKey, Instant};
-use fulmar_mbuf::{Backing, Pool};
+use fulmar_mbuf::{Backing, BufId, Pool};
 
 use crate::moderation::Profile;
 use crate::{Burst, PlacementHint, Rooms};
@@ -257,7 +257,8 @@ pub trait Device: Send {
     /// ordinary chain: the headers, the placed bytes (an mbuf per room), and, if the frame was longer
     /// than the rooms, the rest. Every other frame is delivered as usual, from the pool; what of it
     /// landed in a room is copied out and the room scrubbed ([`fulmar_mbuf::Room::scrub`]) before
-    /// anybody else can see it.
+    /// anybody else can see it. A room that is full is dropped at once, so that its owner gets the buffer
+    /// back; the next one takes its place.
     ///
     /// # Errors
     /// [`Unsupported`]: received frames land wherever they do; the rooms were dropped.
@@ -271,6 +272,17 @@ pub trait Device: Send {
     fn unplace(&mut self, flow: &FlowKey) -> Rooms {
         let _ = flow;
         Rooms::default()
+    }
+
+    /// A buffer that is not known yet is about to come in hints. For a device that has to prepare memory
+    /// before it writes there; each buffer is made known once until it is released.
+    fn register(&mut self, buffer: BufId) {
+        let _ = buffer;
+    }
+
+    /// A buffer is forgotten; it is in no hint any more.
+    fn release(&mut self, buffer: BufId) {
+        let _ = buffer;
     }
 
     /// What the device has counted.
@@ -343,6 +355,12 @@ impl<D: Device + ?Sized> Device for Box<D> {
     }
     fn unplace(&mut self, flow: &FlowKey) -> Rooms {
         (**self).unplace(flow)
+    }
+    fn register(&mut self, buffer: BufId) {
+        (**self).register(buffer);
+    }
+    fn release(&mut self, buffer: BufId) {
+        (**self).release(buffer);
     }
     fn stats(&self) -> DeviceStats {
         (**self).stats()

@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use fulmar_base::{Counters, DropReason, Duration, FlowKey, Instant};
-use fulmar_mbuf::{Backing, NoBuffer, Pool, Purpose};
+use fulmar_mbuf::{Backing, BufId, NoBuffer, Pool, Purpose};
 
 use crate::delay::DelayQueue;
 use crate::moderation::Profile;
@@ -447,6 +447,14 @@ impl<D: Device> Device for Faults<D> {
 
     fn unplace(&mut self, flow: &FlowKey) -> Rooms {
         self.inner.unplace(flow)
+    }
+
+    fn register(&mut self, buffer: BufId) {
+        self.inner.register(buffer);
+    }
+
+    fn release(&mut self, buffer: BufId) {
+        self.inner.release(buffer);
     }
 
     fn stats(&self) -> DeviceStats {

@@ -21,7 +21,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use fulmar_base::{Counters, Duration, FlowKey, Instant};
-use fulmar_mbuf::{Backing, Pool};
+use fulmar_mbuf::{Backing, BufId, Pool};
 
 use crate::moderation::Profile;
 use crate::{
@@ -283,6 +283,14 @@ impl<D: Device, W: Write + Send> Device for PcapWriter<D, W> {
 
     fn unplace(&mut self, flow: &FlowKey) -> Rooms {
         self.inner.unplace(flow)
+    }
+
+    fn register(&mut self, buffer: BufId) {
+        self.inner.register(buffer);
+    }
+
+    fn release(&mut self, buffer: BufId) {
+        self.inner.release(buffer);
     }
 
     fn stats(&self) -> DeviceStats {

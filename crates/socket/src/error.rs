@@ -75,6 +75,8 @@ socket_errors! {
     HostUnreachable = 113;
     /// The connection is being made.
     InProgress = 115;
+    /// The operation was cancelled before it had any bytes.
+    Cancelled = 125;
 }
 
 impl core::fmt::Display for SocketError {

@@ -1,12 +1,12 @@
 //! Socket buffers and the steps on them: sosend, soreceive, readiness, errors.
 //!
 //! Every step is non-blocking and answers *done*, *wait for space* or *wait for data*; the one loop
-//! that waits lives in the room `stack`. Called under the shard lock. A later posted receive stands
-//! beside these files.
+//! that waits lives in the room `stack`. Called under the shard lock.
 
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod posted;
 mod ready;
 pub mod sendfile;
 pub mod soreceive;

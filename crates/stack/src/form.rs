@@ -14,9 +14,10 @@ use std::sync::{Arc, Weak};
 
 use fulmar_base::{Counter, Counters, Duration, Instant, NoProbe, Outside, SlotId, Stage};
 use fulmar_ip::Ip;
-use fulmar_mbuf::{Chain, Pool, SharedBytes};
+use fulmar_mbuf::{Chain, Pool, RecvBuf, SharedBytes};
 use fulmar_netdev::Device;
 use fulmar_netdev::moderation::ModerationConfig;
+use fulmar_socket::posted::Rule;
 use fulmar_socket::sendfile::{Piece, Rest, Worth};
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
 use fulmar_tcp::Lent;
@@ -30,6 +31,7 @@ use crate::exit::{Exit, ExitPoint};
 use crate::host::{Guard, Host, Limit};
 use crate::inbox::Request;
 use crate::poll_set::PollSetCore;
+use crate::recv_calls::RecvTicket;
 use crate::send_calls::Reserved;
 use crate::service;
 use crate::shard::Shard;
@@ -119,6 +121,10 @@ calls! {
     fn has_backlog() -> bool;
     fn stat() -> Stat;
     fn socket_counts() -> [usize; 3];
+
+    fn tcp_post(now: Instant, id: SlotId, buf: RecvBuf, rule: Rule, ticket: &Arc<RecvTicket>)
+        -> Result<(), (SocketError, RecvBuf)>;
+    fn tcp_cancel_post(now: Instant, id: SlotId, ticket: &Arc<RecvTicket>);
 
     fn tcp_begin_write(id: SlotId, writer: u64) -> Called<Step<()>>;
     fn tcp_end_write(id: SlotId);
@@ -356,6 +362,14 @@ impl AnyHost {
     /// As there.
     pub fn wait_completion(&self, c: &Completion, limit: Limit) -> Result<bool, SocketError> {
         each!(self, host => host.wait_completion(c, limit))
+    }
+
+    /// See [`Host::wait_ticket`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait_ticket(&self, ticket: &RecvTicket, limit: Limit) -> Result<bool, SocketError> {
+        each!(self, host => host.wait_ticket(ticket, limit))
     }
 
     /// See [`Host::expose_set`].

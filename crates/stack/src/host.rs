@@ -28,6 +28,7 @@ use crate::baton::{Baton, Role};
 use crate::completion::Completion;
 use crate::inbox::{INBOX_LIMIT, Inbox, Request, after_release};
 use crate::poll_set::PollSetCore;
+use crate::recv_calls::{Received, RecvTicket};
 use crate::reentry::{HostBit, Mark};
 use crate::returns::Returned;
 use crate::service::Service;
@@ -211,6 +212,36 @@ impl<P: Probe> Host<P> {
         socket: SlotId,
         interest: Ready,
         limit: Limit,
+        step: impl FnMut(&mut Shard<P>, Instant) -> Result<Step<R>, SocketError>,
+    ) -> Result<R, SocketError> {
+        self.wait_as(For::Socket(socket, interest), interest, limit, step)
+    }
+
+    /// Waits until a posted buffer is over, running the stack meanwhile as a reader does. False: the time
+    /// is over.
+    ///
+    /// # Errors
+    /// As [`Host::lock`]; [`SocketError::WouldBlock`] if a signal handler would have to wait.
+    pub fn wait_ticket(&self, ticket: &RecvTicket, limit: Limit) -> Result<bool, SocketError> {
+        if ticket.is_over() {
+            return Ok(true);
+        }
+        let waits_for = For::Completion(&ticket.completion);
+        let over = |_: &mut Shard<P>, _| {
+            Ok(if ticket.is_over() { Step::Done(()) } else { Step::WaitData(1) })
+        };
+        match self.wait_as(waits_for, Ready::READABLE, limit, over) {
+            Ok(()) => Ok(true),
+            Err(SocketError::WouldBlock) => Ok(ticket.is_over()),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn wait_as<R>(
+        &self,
+        waits_for: For<'_>,
+        interest: Ready,
+        limit: Limit,
         mut step: impl FnMut(&mut Shard<P>, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
         let mut guard = self.lock()?;
@@ -226,7 +257,7 @@ impl<P: Probe> Host<P> {
             return Ok(r);
         }
         let Some(give_up) = limit.end(now) else { return Err(SocketError::WouldBlock) };
-        let mut turn = Turn::new(self, &mut guard, now, For::Socket(socket, interest))?;
+        let mut turn = Turn::new(self, &mut guard, now, waits_for)?;
         loop {
             guard = turn.sleep(guard, now, give_up)?;
             now = sys::now();
@@ -605,11 +636,13 @@ pub struct Guard<'a, P: Probe = NoProbe> {
     _mark: Mark,
     /// Behind the mark: whoever is let go with them may call the stack.
     returned: Returned,
+    /// So may whoever is told.
+    received: Received,
 }
 
 impl<'a, P: Probe> Guard<'a, P> {
     fn new(host: &'a Host<P>, shard: Option<MutexGuard<'a, Shard<P>>>, mark: Mark) -> Self {
-        Guard { host, shard, _mark: mark, returned: Returned::new() }
+        Guard { host, shard, _mark: mark, returned: Returned::new(), received: Received::default() }
     }
 }
 
@@ -633,6 +666,7 @@ impl<P: Probe> Drop for Guard<'_, P> {
             self.host.drain_inbox(&mut shard);
             let wakes = shard.take_wakes();
             shard.take_returned(&mut self.returned);
+            self.received.append(shard.take_received());
             let late =
                 self.host.baton.sleeper().map(|(fd, until)| (fd, until, shard.next_deadline()));
             drop(shard);
@@ -673,6 +707,7 @@ fn perform<P: Probe>(shard: &mut Shard<P>, now: Instant, request: Request) {
         Request::GiveBack(id, r) => shard.tcp_abandon(id, r),
         Request::ReadDone(id, chain) => shard.tcp_read_done(now, id, chain),
         Request::LoanDone(id, chain, lent) => shard.take_back(now, id, chain, lent),
+        Request::AbandonPost(id, ticket) => shard.tcp_abandon_post(now, id, &ticket),
         Request::Free(chain) => shard.free(chain),
         Request::Close(id) => shard.close(now, id),
         Request::Poll => drop(shard.step(now, POLL_BUDGET)),

@@ -3,8 +3,8 @@
 //! A signal handler may find even the inbox's own lock taken, by the call that it interrupted. It
 //! can only let go of sockets then, and for that there are a few slots without a lock.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex};
 
 use fulmar_base::SlotId;
 use fulmar_mbuf::Chain;
@@ -12,6 +12,7 @@ use fulmar_socket::Reservation;
 use fulmar_tcp::Lent;
 
 use crate::host::lock;
+use crate::recv_calls::RecvTicket;
 
 /// A request that needs no answer, left for whoever holds the lock.
 pub enum Request {
@@ -31,6 +32,8 @@ pub enum Request {
     ReadDone(SlotId, Chain),
     /// What a reader kept by reference comes back.
     LoanDone(SlotId, Chain, Lent),
+    /// Nobody waits any more for a posted buffer.
+    AbandonPost(SlotId, Arc<RecvTicket>),
     /// A datagram's payload is copied.
     Free(Chain),
     /// The user let go of a socket.

@@ -27,6 +27,9 @@ impl<P: Probe> Shard<P> {
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
+        if entry.has_posted() {
+            return Ok(Step::WaitData(1));
+        }
         let least = entry.least(max, patient);
         let mut env = Self::env(&mut self.net, now);
         let step = soreceive::lend(&mut entry.tcb, &mut env, max, least)?;

@@ -104,6 +104,11 @@ impl Link {
         self.now = now;
     }
 
+    /// What it was told.
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
     /// Hands the burst to the device: one crossing. True if nothing is left.
     pub fn flush(&mut self, pool: &mut Pool, counters: &mut Counters) -> bool {
         if self.tx.is_empty() {

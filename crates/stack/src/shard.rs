@@ -21,6 +21,7 @@ use hashbrown::HashMap;
 use crate::config::StackConfig;
 use crate::error::SetupError;
 use crate::net::{FlowPath, Link, Net};
+use crate::recv_calls::PostedTable;
 use crate::returns::Returns;
 use crate::secret::{Keyed, Secret};
 use crate::shortage::Shortage;
@@ -37,6 +38,8 @@ pub enum TimerKey {
     Tcp(SlotId),
     /// The oldest TIME-WAIT entry.
     TimeWait,
+    /// The posted buffers of a connection.
+    Posted(SlotId),
 }
 
 /// A packet that arrived on a queue other than its owner's, on its way to the owner's shard.
@@ -92,6 +95,7 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) wakes: Wakes,
     pub(crate) shortage: Shortage,
     pub(crate) returns: Returns,
+    pub(crate) posted: PostedTable,
     rx: Burst,
     /// Mean bytes of the frames of the last burst.
     frame_bytes: usize,
@@ -186,6 +190,7 @@ impl<P: Probe> Shard<P> {
             wakes: Wakes::new(),
             shortage: Shortage::default(),
             returns: Returns::default(),
+            posted: PostedTable::default(),
             rx: Burst::with_capacity(RX_BATCH),
             frame_bytes: 0,
             unanswered: 0,
@@ -217,7 +222,7 @@ impl<P: Probe> Shard<P> {
         // What came home from another thread or stack is warm: it is the next to be used.
         self.net.pool.drain_remote();
         self.plan_look(now);
-        let (mut taken, mut bytes) = (0, 0);
+        let (mut taken, mut bytes, mut is_dry) = (0, 0, true);
         if self.unanswered >= ANSWER_FRAMES {
             // The reader has read since: one ACK says both.
             self.answer(now);
@@ -229,7 +234,8 @@ impl<P: Probe> Shard<P> {
             bytes += burst_bytes;
             self.unanswered += n;
             let looped = self.take_loopback(now);
-            let is_dry = n < room;
+            is_dry = n < room;
+            self.take_in_all_posted(now);
             if is_dry || looped > 0 || self.unanswered >= 2 * ANSWER_FRAMES {
                 self.answer(now);
             }
@@ -238,6 +244,7 @@ impl<P: Probe> Shard<P> {
             }
         }
         self.run_timers(now);
+        self.settle_all_posted(now, is_dry);
         self.relieve(now);
         let is_late = self.held_since.is_some_and(|since| now >= since + CALLER_IS_BACK);
         if self.unanswered == 0 || is_late {
@@ -385,6 +392,7 @@ impl<P: Probe> Shard<P> {
             self.net.counters.count(Counter::TimersFired);
             match key {
                 TimerKey::Tcp(id) => self.tcp_timer(now, id),
+                TimerKey::Posted(id) => self.posted_timer(id),
                 TimerKey::TimeWait => {
                     self.time_wait_timer = None;
                     self.time_wait.expire(now);
@@ -418,8 +426,9 @@ impl<P: Probe> Shard<P> {
         let mut next = self.wheel.next_deadline();
         let device = self.net.link.device_ref().next_deadline();
         let (shortage, returns) = (self.shortage.next_deadline(), self.returns.next_deadline());
-        for other in [self.net.ip.next_deadline(), device, shortage, returns].into_iter().flatten()
-        {
+        let posted = self.posted.next_deadline();
+        let ip = self.net.ip.next_deadline();
+        for other in [ip, device, shortage, returns, posted].into_iter().flatten() {
             next = Some(next.map_or(other, |n| n.min(other)));
         }
         // What waits because the device is full goes on when the device says that it has room.
@@ -443,9 +452,11 @@ impl<P: Probe> Shard<P> {
             let Some(s) = self.sockets.get_mut(id) else { continue };
             if let Socket::Tcp(s) = s {
                 s.error = Some(SocketError::NetworkDown);
+                self.posted.list(id, s);
             }
             s.watch().notify(id, DOWN, &mut self.wakes);
         }
+        self.settle_all_posted(self.net.link.now(), true);
     }
 
     /// Whether the device is gone.

@@ -10,6 +10,7 @@ use fulmar_tcp::Tcb;
 use fulmar_udp::UdpSocket;
 
 use crate::net::FlowPath;
+use crate::recv_calls::RecvEntry;
 use crate::watch::Watch;
 use crate::wheel::TimerId;
 
@@ -84,6 +85,8 @@ pub struct TcpEntry {
     pub writer: u64,
     /// An error of the stack (device gone) that the engine does not know.
     pub error: Option<SocketError>,
+    /// Buffers that its user posted, if it ever did.
+    pub posted: Option<Box<RecvEntry>>,
     /// Who watches it.
     pub watch: Watch,
 }
@@ -95,9 +98,24 @@ impl TcpEntry {
         if waits { self.tcb.recv_low_water().min(max) } else { 1 }
     }
 
-    /// What it is ready for.
+    /// Whether posted buffers wait, behind which reads come.
+    #[inline]
+    pub fn has_posted(&self) -> bool {
+        self.posted.as_ref().is_some_and(|p| p.is_waiting())
+    }
+
+    /// What it is ready for. Reads come behind posted buffers, so while some wait it is readable when
+    /// one of them is there to be taken.
     pub fn ready(&self) -> Ready {
         let mut ready = fulmar_socket::stream_ready(&self.tcb);
+        if let Some(posted) = &self.posted {
+            if posted.is_waiting() {
+                ready = ready.without(Ready::READABLE);
+            }
+            if posted.has_untaken() {
+                ready |= Ready::READABLE;
+            }
+        }
         if self.is_short && self.tcb.can_send() {
             ready = ready.without(Ready::WRITABLE);
         }

@@ -87,6 +87,7 @@ impl<P: Probe> Shard<P> {
             is_short: false,
             writer: 0,
             error: None,
+            posted: None,
             watch: Default::default(),
         });
         self.output_now(now, id);
@@ -289,6 +290,9 @@ impl<P: Probe> Shard<P> {
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
+        if entry.has_posted() {
+            return Ok(Step::WaitData(1));
+        }
         let step = soreceive::take(&mut entry.tcb, &mut self.net.pool, max)?;
         if let (Step::WaitData(_), Some(e)) = (&step, entry.error) {
             return Err(e);
@@ -312,6 +316,9 @@ impl<P: Probe> Shard<P> {
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
+        if entry.has_posted() {
+            return Ok(Step::WaitData(1));
+        }
         let least = entry.least(max, patient);
         let pool = &mut self.net.pool;
         let step = soreceive::take_at_least(&mut entry.tcb, pool, max, least, done)?;
@@ -337,6 +344,9 @@ impl<P: Probe> Shard<P> {
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
+        if entry.has_posted() {
+            return Ok(Step::WaitData(1));
+        }
         let step = soreceive::peek_at(&mut entry.tcb, &mut self.net.pool, off, max, least)?;
         match (&step, entry.error) {
             (Step::WaitData(_), Some(e)) => Err(e),
@@ -375,6 +385,9 @@ impl<P: Probe> Shard<P> {
     /// As [`Shard::tcp_take`].
     pub fn tcp_peek(&mut self, id: SlotId, into: &mut [u8]) -> Result<Step<usize>, SocketError> {
         let entry = self.tcp(id)?;
+        if entry.has_posted() {
+            return Ok(Step::WaitData(1));
+        }
         match (soreceive::peek(&mut entry.tcb, into)?, entry.error) {
             (Step::WaitData(_), Some(e)) => Err(e),
             (step, _) => Ok(step),
@@ -403,6 +416,7 @@ impl<P: Probe> Shard<P> {
             entry.tcb.shutdown_read();
         }
         self.send_committed(now, id);
+        self.run_posted_now(now, id);
         self.notify(id);
         Ok(())
     }
@@ -422,6 +436,7 @@ impl<P: Probe> Shard<P> {
     }
 
     fn close_connection(&mut self, now: Instant, id: SlotId) {
+        self.cancel_posted(now, id);
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
         entry.is_open = false;
         entry.parent = None;
@@ -430,6 +445,7 @@ impl<P: Probe> Shard<P> {
         } else {
             entry.tcb.close(&mut Self::env(&mut self.net, now));
         }
+        self.orphan_posted(now, id);
         self.send_committed(now, id);
         self.bury_if_done(now, id);
     }

@@ -76,6 +76,7 @@ impl<P: Probe> Shard<P> {
             // No output follows that would do it: above all an ACK that is held back.
             entry.timer = Some(self.wheel.schedule(entry.timer, TimerKey::Tcp(id), at));
         }
+        self.posted.list(id, entry);
         self.follow(now, id, events);
     }
 
@@ -173,6 +174,7 @@ impl<P: Probe> Shard<P> {
             is_short: false,
             writer: 0,
             error: None,
+            posted: None,
             watch: Default::default(),
         });
         self.queue_output(id);
@@ -199,6 +201,9 @@ impl<P: Probe> Shard<P> {
         }
         if events.contains(Events::CONNECTED) {
             self.established(id);
+        }
+        if events.contains(Events::URGENT) {
+            self.flush_posted(id);
         }
         let is_over = events.intersects(Events::CLOSED | Events::ERROR);
         if is_over {
@@ -295,6 +300,7 @@ impl<P: Probe> Shard<P> {
         }
         let mut env = Self::env(&mut self.net, now);
         let events = entry.tcb.on_icmp(&mut env, what, quoted);
+        self.posted.list(id, entry);
         self.queue_output(id);
         self.follow(now, id, events);
     }

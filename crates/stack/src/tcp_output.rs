@@ -99,6 +99,7 @@ impl<P: Probe> Shard<P> {
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
         entry.timer = None;
         let events = entry.tcb.on_timer(&mut Self::env(&mut self.net, now));
+        self.posted.list(id, entry);
         if entry.tcb.wants_output() {
             self.queue_output(id);
         } else {

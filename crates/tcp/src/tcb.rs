@@ -201,6 +201,8 @@ pub struct Tcb {
     pub(crate) last_ack_sent: u64,
     /// Estimate of the peer's full segment, bytes: RMSS of RFC 9293 section 3.8.6.3.
     pub(crate) rcv_mss: u32,
+    /// Position behind the last byte that the peer pushed.
+    pub(crate) pushed_to: u64,
     /// Where the peer's FIN stands, once seen.
     pub(crate) peer_fin: Option<u64>,
     /// `rcv_nxt` is behind the peer's FIN.
@@ -307,6 +309,7 @@ impl Tcb {
             rcv_adv: 0,
             last_ack_sent: 0,
             rcv_mss: u32::from(DEFAULT_MSS),
+            pushed_to: 0,
             peer_fin: None,
             fin_received: false,
             recv_limit: cfg.recv_buffer_bytes.min(cfg.max_buffer_bytes),

@@ -31,6 +31,19 @@ impl Tcb {
         &self.recv
     }
 
+    /// Sequence number, as on the wire, of a byte that comes: by its offset in the stream.
+    #[inline]
+    pub fn recv_seq(&self, offset: u64) -> SeqNum {
+        self.peer_seq_of(offset.saturating_add(1))
+    }
+
+    /// Whether the last byte received in order is one that the peer pushed, so that nothing need
+    /// follow it.
+    #[inline]
+    pub fn is_pushed(&self) -> bool {
+        self.pushed_to > 1 && self.pushed_to == self.recv.next().saturating_add(1)
+    }
+
     /// Who talks to whom.
     #[inline]
     pub fn key(&self) -> &FlowKey {
@@ -92,6 +105,12 @@ impl Tcb {
     /// Takes the pending error (`SO_ERROR`), once.
     pub fn take_error(&mut self) -> Option<ConnError> {
         self.fate.error.take()
+    }
+
+    /// What [`Tcb::take_error`] would return.
+    #[inline]
+    pub fn pending_error(&self) -> Option<ConnError> {
+        self.fate.error
     }
 
     /// Whether [`Tcb::take_error`] would return something.

@@ -10,6 +10,7 @@ mod end;
 mod loan;
 mod options;
 mod poll;
+mod posted;
 mod receive;
 mod send;
 mod send_owned;

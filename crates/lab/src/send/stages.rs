@@ -22,7 +22,7 @@ use crate::stats::Estimate;
 use crate::stream::build;
 use fulmar::base::{Counters, FlowKey};
 use fulmar::devices::sim::{SimConfig, SimHandle};
-use fulmar::mbuf::{Chain, External, Pool, Purpose};
+use fulmar::mbuf::{BufId, Chain, External, Pool, Purpose};
 use fulmar::netdev::{
     Burst, Caps, Device, DeviceStats, LinkState, PlacementHint, Rooms, Unsupported,
 };
@@ -455,6 +455,14 @@ impl Device for Timed {
 
     fn unplace(&mut self, flow: &FlowKey) -> Rooms {
         self.inner.unplace(flow)
+    }
+
+    fn register(&mut self, buffer: BufId) {
+        self.inner.register(buffer);
+    }
+
+    fn release(&mut self, buffer: BufId) {
+        self.inner.release(buffer);
     }
 
     fn stats(&self) -> DeviceStats {

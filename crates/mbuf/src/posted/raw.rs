@@ -26,11 +26,11 @@ use core::ptr::NonNull;
 use core::slice;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::{BufId, RecvBuf};
+use super::{BufId, Hold, RecvBuf};
 use crate::home::{Home, Owner};
 use crate::storage::{LENT, Purpose};
 use crate::sys::Pages;
-use crate::{Mbuf, NoBuffer, Pool};
+use crate::{Chain, Mbuf, NoBuffer, Pool};
 
 /// Memory that is filled by whoever has its room and read through mbufs.
 pub(crate) struct Memory {
@@ -219,7 +219,8 @@ impl Room {
         assert!(n <= self.len(), "a split beyond the room");
         let len = u32::try_from(n).map_err(|_| NoBuffer)?;
         let home = pool.home_with_desc(Purpose::Receive)?;
-        let m = home.placed(&self.memory, self.from, len).ok_or(NoBuffer)?;
+        // SAFETY: inside the room, which begins behind them from now on (behind the mbufs).
+        let m = unsafe { home.placed(&self.memory, self.from, len) }.ok_or(NoBuffer)?;
         self.advance(n);
         Ok(m)
     }
@@ -262,13 +263,47 @@ impl core::fmt::Debug for Room {
     }
 }
 
+impl Hold {
+    /// Bytes that were written through rooms that are gone, to be read like those of any packet: by
+    /// reference, so that they are never written again while it exists, or copied if the memory is only
+    /// registered and so must not be referred to any longer than the hold exists. Errors: no descriptor
+    /// or no memory is left, or a room is out.
+    ///
+    /// # Panics
+    /// If the bytes are not in the buffer.
+    pub fn written(&mut self, bytes: Range<usize>, pool: &mut Pool) -> Result<Chain, NoBuffer> {
+        let memory = &self.memory;
+        assert!(bytes.start <= bytes.end && bytes.end <= memory.bytes, "bytes beyond the buffer");
+        if memory.has_room.load(Ordering::Acquire) {
+            return Err(NoBuffer);
+        }
+        // SAFETY: checked to be inside, initialised; no room is out, and only `&mut self` makes one.
+        let slice =
+            unsafe { slice::from_raw_parts(memory.base.as_ptr().add(bytes.start), bytes.len()) };
+        if matches!(memory.origin, Origin::Foreign) {
+            let copy = pool.alloc_chain(slice.len(), 0, Purpose::Receive);
+            let mut copy = copy.or_else(|_| pool.alloc_chain(slice.len(), 0, Purpose::Control))?;
+            copy.copy_from(0, slice);
+            return Ok(copy);
+        }
+        let len = u32::try_from(slice.len()).map_err(|_| NoBuffer)?;
+        let home = pool.home_with_desc(Purpose::Receive)?;
+        // SAFETY: as above; from now on a room begins behind these bytes.
+        let m = unsafe { home.placed(memory, bytes.start, len) }.ok_or(NoBuffer)?;
+        memory.high.fetch_max(bytes.end, Ordering::Relaxed);
+        Ok(Chain::from(m))
+    }
+}
+
 impl Home {
-    /// The first reference to a range of posted memory; `None` if no descriptor is at hand. The caller
-    /// has the room that begins at `from`, of at least `len` bytes, and gives them up.
-    fn placed(&mut self, memory: &Arc<Memory>, from: usize, len: u32) -> Option<Mbuf> {
+    /// The first reference to a range of posted memory; `None` if no descriptor is at hand.
+    ///
+    /// # Safety
+    /// The bytes are inside the memory, and no room covers them or will while the mbuf exists.
+    unsafe fn placed(&mut self, memory: &Arc<Memory>, from: usize, len: u32) -> Option<Mbuf> {
         let owner = Owner::Posted(Arc::clone(memory));
-        // SAFETY: inside the memory (the room's), which the record keeps until its last reference is
-        // home; behind the mbufs: from now on nobody writes the bytes.
+        // SAFETY: inside the memory, which the record keeps until its last reference is home; nobody
+        // writes the bytes, as the caller promises.
         unsafe {
             let data = memory.base.as_ptr().add(from);
             self.adopt(data, len, owner, LENT, Purpose::Send)

@@ -335,3 +335,62 @@ proptest! {
         assert_all_home(&mut pool);
     }
 }
+
+fn placed_and_ordinary(pool: &mut Pool) -> (crate::Hold, Chain) {
+    let mut hold = crate::RecvBuf::with_capacity(100).post();
+    let mut room = hold.room(0).unwrap();
+    room.bytes().fill(7);
+    let mut chain = Chain::from(room.split(10, pool).unwrap());
+    let mut m = pool.alloc(5, 0, Purpose::Receive).unwrap();
+    m.append(5).unwrap().fill(8);
+    chain.push_back(m);
+    chain.push_back(room.split(10, pool).unwrap());
+    (hold, chain)
+}
+
+#[test]
+fn bytes_that_leave_a_posted_buffer_are_the_same_bytes_elsewhere() {
+    let mut pool = Pool::new(crate::PoolConfig::with_budget(4 << 20)).unwrap();
+    let mut q = RecvQueue::new();
+    let (hold, chain) = placed_and_ordinary(&mut pool);
+    let (other, behind) = placed_and_ordinary(&mut pool);
+    let all = chain.to_vec();
+    q.insert(0, chain, &mut pool);
+    q.insert(100, behind, &mut pool);
+    assert!(q.evict(hold.id(), &mut pool));
+    assert!(hold.release(0).is_ok(), "nothing refers to it");
+    let other = other.release(0).expect_err("not asked for");
+    assert!(q.evict(other.id(), &mut pool));
+    assert!(other.release(0).is_ok());
+    assert_eq!((q.readable(), q.out_of_order_bytes()), (25, 25));
+    assert_eq!(q.take(25, &mut pool).to_vec(), all);
+    q.clear(&mut pool);
+}
+
+#[test]
+fn without_memory_bytes_behind_a_gap_are_forgotten_and_bytes_in_order_stay() {
+    let mut config = crate::PoolConfig::with_budget(4 << 20);
+    config.control_reserve_bytes = 0;
+    let mut pool = Pool::new(config).unwrap();
+    let mut q = RecvQueue::new();
+    let (hold, chain) = placed_and_ordinary(&mut pool);
+    let (other, behind) = placed_and_ordinary(&mut pool);
+    q.insert(0, chain, &mut pool);
+    q.insert(100, behind, &mut pool);
+    let mut hog = Vec::new();
+    while let Ok(m) = pool.alloc(1, 0, Purpose::Control) {
+        hog.push(m);
+    }
+    assert!(!q.evict(hold.id(), &mut pool));
+    assert_eq!(q.readable(), 25);
+    assert!(q.evict(other.id(), &mut pool));
+    assert_eq!(q.out_of_order_bytes(), 0);
+    assert!(other.release(0).is_ok());
+    drop(hog);
+    pool.drain_remote();
+    assert!(q.evict(hold.id(), &mut pool));
+    assert!(hold.release(0).is_ok());
+    q.consume(12, &mut pool);
+    assert_eq!(q.front().map(|m| m.as_slice()[0]), Some(8));
+    q.clear(&mut pool);
+}

@@ -35,7 +35,9 @@ impl Tcb {
         let start = self.rcv_nxt.saturating_add(seg.offset.unsigned_abs());
         self.cut_at_fin(env, seg, start)?;
         let payload = core::mem::take(&mut seg.payload);
-        self.due.pushed |= seg.hdr.flags.contains(Flags::PSH);
+        if seg.hdr.flags.contains(Flags::PSH) {
+            self.note_push(start.saturating_add(payload.len() as u64));
+        }
         if seg.offset == 0 && self.recv.out_of_order_bytes() == 0 {
             seg.events |= self.store_in_order(env, payload);
             return Ok(());
@@ -165,6 +167,13 @@ impl Tcb {
             seg.verdict = Err(DropReason::TcpDuplicate);
         }
         Ok(())
+    }
+
+    /// The sender pushed up to this position (RFC 9293 section 3.9.1.2).
+    #[inline]
+    pub(super) fn note_push(&mut self, end: u64) {
+        self.due.pushed = true;
+        self.pushed_to = self.pushed_to.max(end);
     }
 
     /// Whether bytes behind a gap are kept. They are the peer's to choose, and only the bytes before

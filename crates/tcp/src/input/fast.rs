@@ -64,7 +64,9 @@ impl Tcb {
             env.pool.free(payload);
             return events;
         }
-        self.due.pushed |= hdr.flags.contains(Flags::PSH);
+        if hdr.flags.contains(Flags::PSH) {
+            self.note_push(self.rcv_nxt.saturating_add(payload.len() as u64));
+        }
         events | self.store_in_order(env, payload)
     }
 }

@@ -1,0 +1,217 @@
+//! Posted receive: buffers that are given away before their bytes come, and come back filled.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use fulmar_base::SlotId;
+use fulmar_mbuf::RecvBuf;
+use fulmar_socket::posted::Rule;
+use fulmar_stack::{Limit, RecvOutcome, RecvTicket, Request};
+
+use crate::send::{StackRef, stack_ref};
+use crate::socket::to_io;
+use crate::tcp::TcpStream;
+
+/// When a posted buffer is given back although it is not full. The default: when the peer pushes, or
+/// nothing comes for a millisecond.
+pub type RecvRule = Rule;
+
+impl TcpStream {
+    /// Gives away a buffer before its bytes have come. It is filled with what comes next in the stream,
+    /// behind the buffers that were posted before, and comes back when it is full, when the peer pushed,
+    /// or after a short pause; at the end of the stream with what it has, which may be nothing. Where the
+    /// device can, payload goes straight into it and is never copied by this process; elsewhere it is
+    /// copied once.
+    ///
+    /// Never waits. Up to 256 buffers may wait; two of at least 64 KiB each, used in turn, keep a stream
+    /// going. A device remembers the two buffers used last, so use the same ones again.
+    ///
+    /// Reads come behind posted buffers: `read` and `peek` wait (or answer `WouldBlock`) while buffers
+    /// wait, and go on behind the last of them. What had come before a buffer was posted is in it first.
+    /// A socket that is polled is readable when a buffer is back.
+    ///
+    /// # Errors
+    /// `WouldBlock` if 256 buffers wait already, `NetworkDown`. The buffer comes back in the error. What
+    /// happens to the connection later is told by the completion.
+    pub fn recv_posted(&self, buf: impl Into<RecvBuf>) -> Result<RecvCompletion, RecvError> {
+        self.recv_posted_with(buf, RecvRule::default())
+    }
+
+    /// As [`TcpStream::recv_posted`], with a rule of its own for when the buffer comes back.
+    ///
+    /// # Errors
+    /// As [`TcpStream::recv_posted`].
+    pub fn recv_posted_with(
+        &self,
+        buf: impl Into<RecvBuf>,
+        rule: RecvRule,
+    ) -> Result<RecvCompletion, RecvError> {
+        let (id, ticket) = (self.socket.id, Arc::new(RecvTicket::default()));
+        let mut buf = Some(buf.into());
+        let posted = self.socket.host().call(|shard, now| {
+            let Some(given) = buf.take() else { return Ok(()) };
+            shard.tcp_post(now, id, given, rule, &ticket).map_err(|(e, given)| {
+                buf = Some(given);
+                e
+            })
+        });
+        match posted {
+            Ok(()) => Ok(RecvCompletion { ticket, stack: stack_ref(&self.socket.stack), id }),
+            Err(e) => Err(RecvError { error: to_io(e), buf }),
+        }
+    }
+}
+
+/// A posted buffer on its way: a program may wait for it, ask, await it as a future, or cancel it.
+///
+/// Whoever waits or asks runs the stack meanwhile; for those who await, the stack's own thread does.
+/// Dropping it before it is over takes the buffer back, and bytes that it had received go back into the
+/// stream, to be received by whoever is next: nothing is lost, so it may be dropped by a `select`. Dropped
+/// when it is over, the buffer goes with its bytes.
+///
+/// Closing the socket ends what is posted: buffers with bytes come back with them, the others as
+/// cancelled (`ECANCELED`).
+pub struct RecvCompletion {
+    ticket: Arc<RecvTicket>,
+    stack: StackRef,
+    id: SlotId,
+}
+
+impl RecvCompletion {
+    /// Whether the buffer is back, to be taken without waiting.
+    pub fn is_done(&self) -> bool {
+        self.ticket.is_over()
+    }
+
+    /// Waits until the buffer is back. It dereferences to the bytes that it received; none is the end of
+    /// the stream (or a buffer of no bytes).
+    ///
+    /// # Errors
+    /// Why the connection ended, if the buffer had received nothing by then: those of `read`, and
+    /// `ECANCELED` after [`RecvCompletion::cancel`] or the close of the socket. The buffer is in the error,
+    /// unless its stack has gone with it. `WouldBlock` in a signal handler that interrupted the stack.
+    pub fn wait(mut self) -> Result<RecvBuf, RecvError> {
+        self.wait_for(Limit::Forever)?;
+        self.take().unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::WouldBlock).into()))
+    }
+
+    /// As [`RecvCompletion::wait`], at most for `timeout`. `None`: not yet; nothing has changed.
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Option<Result<RecvBuf, RecvError>> {
+        match self.wait_for(Limit::For(timeout)) {
+            Ok(()) => self.take(),
+            Err(e) => Some(Err(e)),
+        }
+    }
+
+    /// Lets the stack take what has come, without waiting, and returns the buffer if it is back. `None`:
+    /// not yet, or it was taken before.
+    pub fn try_take(&mut self) -> Option<Result<RecvBuf, RecvError>> {
+        match self.wait_for(Limit::DoNotWait) {
+            Ok(()) => self.take(),
+            Err(e) => Some(Err(e)),
+        }
+    }
+
+    /// Asks for the buffer before its time: it comes back with what it has, or as cancelled if that is
+    /// nothing. Wait for it then: it is back once no device writes to it any more.
+    ///
+    /// # Errors
+    /// `WouldBlock` in a signal handler that interrupted the stack.
+    pub fn cancel(&self) -> io::Result<()> {
+        let Some(stack) = self.stack.upgrade() else { return Ok(()) };
+        let cancel = stack.host.call(|shard, now| {
+            shard.tcp_cancel_post(now, self.id, &self.ticket);
+            Ok(())
+        });
+        cancel.map_err(to_io)
+    }
+
+    /// An error is one of the call, not of the connection.
+    fn wait_for(&self, limit: Limit) -> Result<(), RecvError> {
+        let waited = match self.stack.upgrade() {
+            Some(stack) => stack.host.wait_ticket(&self.ticket, limit).map(drop).map_err(to_io),
+            None => {
+                self.ticket.completion.wait(limit);
+                Ok(())
+            }
+        };
+        waited.map_err(RecvError::from)
+    }
+
+    fn take(&mut self) -> Option<Result<RecvBuf, RecvError>> {
+        match self.ticket.take()? {
+            RecvOutcome { buf: Some(buf), error: None } => Some(Ok(buf)),
+            RecvOutcome { buf, error } => {
+                let error = error.map_or_else(|| io::ErrorKind::NotConnected.into(), to_io);
+                Some(Err(RecvError { error, buf }))
+            }
+        }
+    }
+}
+
+impl Future for RecvCompletion {
+    type Output = Result<RecvBuf, RecvError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if !self.ticket.completion.watch(cx.waker()) {
+            return Poll::Pending;
+        }
+        let taken = || Err(io::Error::other("the buffer was taken before").into());
+        Poll::Ready(self.take().unwrap_or_else(taken))
+    }
+}
+
+impl Drop for RecvCompletion {
+    fn drop(&mut self) {
+        if self.ticket.is_over() {
+            // With the buffer goes its place among those that were not taken.
+            drop(self.ticket.take());
+        } else if let Some(stack) = self.stack.upgrade() {
+            stack.host.post(Request::AbandonPost(self.id, Arc::clone(&self.ticket)));
+        }
+    }
+}
+
+impl fmt::Debug for RecvCompletion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecvCompletion").field("is_done", &self.is_done()).finish()
+    }
+}
+
+/// A buffer that was not posted, or came back with nothing.
+#[derive(Debug)]
+pub struct RecvError {
+    /// Why.
+    pub error: io::Error,
+    /// The buffer, to be used again. `None`: it went away with its stack, or is still posted.
+    pub buf: Option<RecvBuf>,
+}
+
+impl fmt::Display for RecvError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "posted receive: {}", self.error)
+    }
+}
+
+impl std::error::Error for RecvError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl From<io::Error> for RecvError {
+    fn from(error: io::Error) -> RecvError {
+        RecvError { error, buf: None }
+    }
+}
+
+impl From<RecvError> for io::Error {
+    fn from(e: RecvError) -> io::Error {
+        e.error
+    }
+}

@@ -1,0 +1,530 @@
+//! Posted receive: buffers that the user gave away before their bytes came, filled in the order in which
+//! they were posted.
+//!
+//! ```text
+//!   queue:  [ over, waits for its memory ]* [ active ][ next ][ … ]
+//!                                              │        └ second room  ┐ with the device,
+//!                                              └ first room, from `filled` on ┘ if it can place
+//!   bytes:  stream ──► receive queue ──► active.filled            (copied, unless they lie there already)
+//! ```
+//!
+//! **In**: the receive queue after each burst ([`Posted::take_in`]), and once more when the device has run
+//! dry ([`Posted::settle`]): only then is it decided whether a push, the low-water mark or a pause ends a
+//! buffer, so that a frame which came right behind is not left out. **Out**: [`Finished`] buffers in the
+//! order of posting, each with its exact count; and what the device is told, through [`Placer`].
+//!
+//! **Invariants.** Bytes are given to the active buffer only, at `filled`; buffers behind it are empty. What
+//! a device expects is one straight line from the stream to the rooms: `Expectation::next` is the offset of
+//! the first byte of its first room. Where that is no longer so (a buffer ended short, a byte came another
+//! way) the rooms are taken back before anything is written, and bytes that lie in a buffer where they do
+//! not belong are moved out of it. A buffer goes back only when no room and no mbuf of it is left.
+//!
+//! At most two buffers are known to the device, in use or remembered ([`Registrations`]). Not here: which
+//! device, which flow, who waits. Source: the state machine of the offloads with direct data placement
+//! (FreeBSD's t4_ddp.c); `docs/published.md` names the counterparts.
+
+mod pace;
+mod registrations;
+
+use std::collections::VecDeque;
+
+use fulmar_base::{Duration, Instant};
+use fulmar_mbuf::{BufId, Hold, Pool, RecvBuf, RecvQueue, Room};
+
+use crate::SocketError;
+use pace::{Pushes, Score};
+pub use registrations::Registrations;
+
+/// Buffers that may wait in one socket.
+pub const MAX_POSTED: usize = 256;
+
+/// Bytes copied for one socket before others have a turn: what stays in a second-level cache, twice.
+const COPY_BATCH: usize = 256 << 10;
+
+/// When a buffer is given back although it is not full.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rule {
+    /// Once it has so many bytes; at least 1. More than it holds means when full.
+    pub low_water_bytes: usize,
+    /// When the peer pushed the last byte received, unless pushes follow each other so closely that they
+    /// say nothing.
+    pub on_push: bool,
+    /// When it has bytes and nothing came for so long; `None`: never for that.
+    pub idle: Option<Duration>,
+}
+
+impl Default for Rule {
+    /// Full, pushed, or a pause of a millisecond.
+    fn default() -> Rule {
+        Rule { low_water_bytes: usize::MAX, on_push: true, idle: Some(Duration::from_millis(1)) }
+    }
+}
+
+/// What the machine needs of the device.
+pub trait Placer {
+    /// From now on the bytes from stream offset `next` on are expected, for these rooms, in place of
+    /// anything that was expected before. False: the device cannot.
+    fn place(&mut self, next: u64, first: Room, second: Option<Room>) -> bool;
+
+    /// Nothing is expected any more; the device writes to no room from now on.
+    fn unplace(&mut self);
+
+    /// A buffer is used that is not known yet.
+    fn register(&mut self, buffer: BufId);
+
+    /// A known buffer is forgotten.
+    fn release(&mut self, buffer: BufId);
+}
+
+/// What a step works on.
+pub struct Io<'a> {
+    /// Where the bytes come from.
+    pub recv: &'a mut RecvQueue,
+    /// The shard's buffers.
+    pub pool: &'a mut Pool,
+    /// The device.
+    pub placer: &'a mut dyn Placer,
+    /// The stream is one of which the device can be told what comes next.
+    pub may_place: bool,
+}
+
+/// How the stream stands when the device has run dry.
+#[derive(Clone, Copy, Debug)]
+pub struct Stream {
+    /// The time.
+    pub now: Instant,
+    /// The last byte received is a pushed one.
+    pub is_pushed: bool,
+    /// How many bytes this side has sent: an answer between two pushes makes them messages.
+    pub sent: u64,
+    /// Nothing more will come: `Ok` at the end of the stream, else why.
+    pub ended: Option<Result<(), SocketError>>,
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Taken {
+    /// Bytes that the buffers got.
+    pub bytes: usize,
+    /// Those of them that were copied.
+    pub copied: usize,
+    /// Bytes wait although a buffer has room: call again soon.
+    pub is_unfinished: bool,
+}
+
+/// A buffer on its way back.
+#[derive(Debug)]
+pub struct Finished<T> {
+    /// Who posted it.
+    pub token: T,
+    /// The buffer, with what came.
+    pub buf: RecvBuf,
+    /// Why it has nothing, if that is not the end of the stream.
+    pub error: Option<SocketError>,
+}
+
+/// One posted buffer.
+struct Entry<T> {
+    hold: Hold,
+    /// Bytes it has, from the front.
+    filled: usize,
+    /// Those of them that the device put there.
+    placed: usize,
+    rule: Rule,
+    /// `None`: nobody waits for it any more; its bytes go back into the stream.
+    token: Option<T>,
+    /// It is over; why it has nothing, if it has nothing.
+    end: Option<Option<SocketError>>,
+}
+
+impl<T> Entry<T> {
+    fn is_full(&self) -> bool {
+        self.filled == self.hold.capacity()
+    }
+}
+
+/// What the device expects.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Expectation {
+    /// Stream offset of the next byte.
+    next: u64,
+    first: BufId,
+    second: Option<BufId>,
+}
+
+/// The posted buffers of one connection.
+pub struct Posted<T> {
+    queue: VecDeque<Entry<T>>,
+    /// Entries that are over.
+    ended: usize,
+    finished: VecDeque<Finished<T>>,
+    device: Option<Expectation>,
+    registered: Registrations,
+    score: Score,
+    pushes: Pushes,
+    /// The socket is closed: the device is told nothing any more.
+    is_closed: bool,
+    /// What has come is to be given back whatever the rules say.
+    is_flushed: bool,
+    last_arrival: Instant,
+}
+
+impl<T> Default for Posted<T> {
+    fn default() -> Posted<T> {
+        Posted {
+            queue: VecDeque::new(),
+            ended: 0,
+            finished: VecDeque::new(),
+            device: None,
+            registered: Registrations::default(),
+            score: Score::default(),
+            pushes: Pushes::default(),
+            is_closed: false,
+            is_flushed: false,
+            last_arrival: Instant::ZERO,
+        }
+    }
+}
+
+impl<T> Posted<T> {
+    /// Adds a buffer behind the others. Gives it back if [`MAX_POSTED`] wait.
+    pub fn post(&mut self, buf: RecvBuf, rule: Rule, token: T) -> Result<(), (RecvBuf, T)> {
+        if self.queue.len() >= MAX_POSTED {
+            return Err((buf, token));
+        }
+        let (hold, token) = (buf.post(), Some(token));
+        self.queue.push_back(Entry { hold, filled: 0, placed: 0, rule, token, end: None });
+        Ok(())
+    }
+
+    /// Whether buffers wait: reads come behind them.
+    pub fn is_waiting(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// The next buffer that is over.
+    pub fn pop_finished(&mut self) -> Option<Finished<T>> {
+        self.finished.pop_front()
+    }
+
+    /// Urgent data came: what has arrived is given back.
+    pub fn flush(&mut self) {
+        self.is_flushed = true;
+    }
+
+    /// Gives what the receive queue has to the buffers, and tells the device what comes next.
+    pub fn take_in(&mut self, now: Instant, io: &mut Io<'_>) -> Taken {
+        self.put_back_abandoned(io);
+        let mut taken = Taken::default();
+        self.end_full(now);
+        while io.recv.readable() > 0 && taken.copied < COPY_BATCH {
+            let Some(at) = self.active() else { break };
+            let placed = self.accept_in_place(at, io);
+            let copied = if placed > 0 { 0 } else { self.copy_in(at, io, COPY_BATCH) };
+            if placed + copied == 0 {
+                break;
+            }
+            taken.bytes += placed + copied;
+            taken.copied += copied;
+            self.end_full(now);
+        }
+        if taken.bytes > 0 {
+            self.last_arrival = now;
+        }
+        taken.is_unfinished = io.recv.readable() > 0 && self.active().is_some();
+        self.release_ended(io);
+        self.tell_device(now, io);
+        taken
+    }
+
+    /// Decides what is over although it is not full. To be called after [`Posted::take_in`], when the
+    /// device has nothing more.
+    /// True: somebody has been told the error with which the stream ended.
+    pub fn settle(&mut self, stream: &Stream, io: &mut Io<'_>) -> bool {
+        let mut is_told = false;
+        if io.recv.readable() == 0 {
+            match stream.ended {
+                Some(why) => is_told = self.end_all(why.err()) && why.is_err(),
+                None => self.end_by_rule(stream),
+            }
+            self.is_flushed = false;
+        }
+        self.release_ended(io);
+        self.tell_device(stream.now, io);
+        is_told
+    }
+
+    /// When [`Posted::settle`] is to be called at the latest.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let active = self.active().and_then(|i| self.queue.get(i))?;
+        let idle = active.rule.idle.filter(|_| active.filled > 0)?;
+        Some(self.last_arrival + idle)
+    }
+
+    /// Ends a buffer of which `is_it`: with what it has, or as cancelled. Call [`Posted::take_in`] first,
+    /// so that what has come counts, and collect what is finished. False: there is none.
+    pub fn cancel(&mut self, io: &mut Io<'_>, is_it: impl Fn(&T) -> bool) -> bool {
+        let found = self.find(is_it);
+        if let Some(at) = found {
+            self.end(at, Some(SocketError::Cancelled));
+            self.release_ended(io);
+        }
+        found.is_some()
+    }
+
+    /// Nobody waits any more for a buffer of which `is_it`: what it has goes back into the stream, to be
+    /// received by whoever is next.
+    pub fn abandon(&mut self, io: &mut Io<'_>, is_it: impl Fn(&T) -> bool) {
+        let Some(at) = self.find(is_it) else { return };
+        if let Some(e) = self.queue.get_mut(at) {
+            e.token = None;
+        }
+        self.withdraw(io);
+        self.put_back_abandoned(io);
+    }
+
+    /// Ends every buffer: the socket is closed.
+    pub fn cancel_all(&mut self, io: &mut Io<'_>) {
+        self.end_all(Some(SocketError::Cancelled));
+        self.is_closed = true;
+        self.withdraw(io);
+        self.release_ended(io);
+        self.registered.clear(io.placer);
+    }
+
+    /// Whether a buffer is over and still waits for its memory, which a device or a queue refers to.
+    pub fn is_draining(&self) -> bool {
+        self.ended > 0
+    }
+
+    /// Looks again whether memory that was referred to is free. For buffers that are over.
+    pub fn drain(&mut self, io: &mut Io<'_>) {
+        self.release_ended(io);
+    }
+}
+
+// Bytes into buffers.
+impl<T> Posted<T> {
+    /// The buffer that gets the next byte. `None` also while one that nobody wants stands there.
+    fn active(&self) -> Option<usize> {
+        let at = self.queue.iter().position(|e| e.end.is_none())?;
+        self.queue.get(at).filter(|e| e.token.is_some()).map(|_| at)
+    }
+
+    fn find(&self, is_it: impl Fn(&T) -> bool) -> Option<usize> {
+        self.queue.iter().position(|e| e.end.is_none() && e.token.as_ref().is_some_and(&is_it))
+    }
+
+    /// The first mbuf, if it lies where it belongs already; returns its bytes.
+    fn accept_in_place(&mut self, at: usize, io: &mut Io<'_>) -> usize {
+        let (Some(entry), Some(front)) = (self.queue.get_mut(at), io.recv.front()) else {
+            return 0;
+        };
+        let is_there =
+            front.placed().is_some_and(|p| p.offset == entry.filled && p.buffer == entry.hold.id());
+        if !is_there {
+            return 0;
+        }
+        let n = front.len().min(entry.hold.capacity() - entry.filled);
+        entry.filled += n;
+        entry.placed += n;
+        io.recv.consume(n, io.pool);
+        if let Some(device) = &mut self.device {
+            device.next += n as u64;
+        }
+        n
+    }
+
+    /// Copies bytes to where they belong, at most about `max`, until some lie there already. 0: bytes of
+    /// this buffer are still under way from the device.
+    fn copy_in(&mut self, at: usize, io: &mut Io<'_>, max: usize) -> usize {
+        self.withdraw(io);
+        let Some(entry) = self.queue.get_mut(at) else { return 0 };
+        let id = entry.hold.id();
+        let room = entry.hold.room(entry.filled).or_else(|| {
+            // What lies behind `filled` is not there for good.
+            io.recv.evict(id, io.pool);
+            entry.hold.room(entry.filled)
+        });
+        let Some(mut room) = room else { return 0 };
+        let mut copied = 0;
+        while let Some(front) = io.recv.front() {
+            if copied >= max || front.placed().is_some_and(|p| p.buffer == id) {
+                break;
+            }
+            let n = room.write(front.as_slice());
+            if n == 0 && !front.is_empty() {
+                break;
+            }
+            let is_empty = front.is_empty();
+            io.recv.consume(n, io.pool);
+            copied += n;
+            if is_empty {
+                break;
+            }
+        }
+        entry.filled += copied;
+        copied
+    }
+
+    /// Takes the rooms back from the device.
+    fn withdraw(&mut self, io: &mut Io<'_>) {
+        if self.device.take().is_some() {
+            io.placer.unplace();
+        }
+    }
+
+    /// Tells the device what comes next, unless it knows.
+    fn tell_device(&mut self, now: Instant, io: &mut Io<'_>) {
+        let is_quiet = io.recv.readable() == 0 && io.recv.out_of_order_bytes() == 0;
+        if !is_quiet || self.is_closed || !io.may_place {
+            return;
+        }
+        let Some(at) = self.active().filter(|_| self.score.allows(now)) else {
+            return self.withdraw(io);
+        };
+        let id_of = |i: usize| self.queue.get(i).map(|e| e.hold.id());
+        let Some(first) = id_of(at) else { return };
+        let second = self.queue.get(at + 1).filter(|e| e.end.is_none() && e.token.is_some());
+        let second = second.map(|e| e.hold.id());
+        let wanted = Expectation { next: io.recv.next(), first, second };
+        if self.device == Some(wanted) {
+            return;
+        }
+        self.withdraw(io);
+        self.place(now, at, wanted, io);
+    }
+
+    fn place(&mut self, now: Instant, at: usize, wanted: Expectation, io: &mut Io<'_>) {
+        let mut entries = self.queue.iter_mut().skip(at);
+        let Some(first) = entries.next().and_then(|e| e.hold.room(e.filled)) else { return };
+        let second = wanted.second.and_then(|_| entries.next()?.hold.room(0));
+        let wanted = Expectation { second: second.as_ref().map(Room::buffer), ..wanted };
+        self.registered.need([Some(wanted.first), wanted.second], io.placer);
+        if io.placer.place(wanted.next, first, second) {
+            self.device = Some(wanted);
+        } else {
+            self.score.refused(now);
+            self.registered.clear(io.placer);
+        }
+    }
+}
+
+// Ends of buffers.
+impl<T> Posted<T> {
+    fn end(&mut self, at: usize, nothing: Option<SocketError>) {
+        if let Some(e) = self.queue.get_mut(at).filter(|e| e.end.is_none()) {
+            e.end = Some(nothing.filter(|_| e.filled == 0));
+            self.ended += 1;
+        }
+    }
+
+    /// Ends the active buffer if it is full, and those of no bytes behind it.
+    fn end_full(&mut self, now: Instant) {
+        while let Some(at) = self.active() {
+            let Some(entry) = self.queue.get(at).filter(|e| e.is_full()) else { return };
+            if entry.filled > 0 {
+                self.score.note(now, entry.placed, entry.filled, entry.hold.capacity());
+            }
+            if let Some(d) = &mut self.device
+                && d.first == entry.hold.id()
+            {
+                // The device drops a room that is full, and goes on with the second.
+                match d.second.take() {
+                    Some(second) => d.first = second,
+                    None => self.device = None,
+                }
+            }
+            self.end(at, None);
+        }
+    }
+
+    /// Low-water mark, urgent data, push, pause.
+    fn end_by_rule(&mut self, stream: &Stream) {
+        let Some(at) = self.active() else { return };
+        let Some(entry) = self.queue.get(at).filter(|e| e.filled > 0) else { return };
+        let rule = entry.rule;
+        let is_pause = rule.idle.is_some_and(|idle| stream.now >= self.last_arrival + idle);
+        let is_pushed = rule.on_push
+            && stream.is_pushed
+            && self.pushes.are_messages(self.last_arrival, stream.sent);
+        if is_pause {
+            self.pushes.pause();
+        }
+        if entry.filled >= rule.low_water_bytes.max(1) || self.is_flushed || is_pushed || is_pause {
+            self.score.note(stream.now, entry.placed, entry.filled, entry.hold.capacity());
+            self.end(at, None);
+        }
+    }
+
+    /// Whether one of them had nothing.
+    fn end_all(&mut self, error: Option<SocketError>) -> bool {
+        let has_empty = self.queue.iter().any(|e| e.end.is_none() && e.filled == 0);
+        for at in 0..self.queue.len() {
+            self.end(at, error);
+        }
+        has_empty
+    }
+
+    /// Hands out what is over, in order; what has nothing and was cancelled need not wait for those
+    /// before it.
+    fn release_ended(&mut self, io: &mut Io<'_>) {
+        let (mut at, mut is_first) = (0, true);
+        while self.ended > 0 && at < self.queue.len() {
+            let may_go = self.queue.get(at).is_some_and(|e| {
+                e.end.is_some() && (is_first || e.end == Some(Some(SocketError::Cancelled)))
+            });
+            if may_go && self.release(at, io) {
+                continue;
+            }
+            is_first = false;
+            at += 1;
+        }
+    }
+
+    /// Hands one out; false if something refers to its memory.
+    fn release(&mut self, at: usize, io: &mut Io<'_>) -> bool {
+        let Some(id) = self.queue.get(at).map(|e| e.hold.id()) else { return false };
+        if self.device.is_some_and(|d| d.first == id || d.second == Some(id)) {
+            self.withdraw(io);
+        }
+        if self.queue.get(at).is_some_and(|e| e.hold.is_shared()) {
+            io.recv.evict(id, io.pool);
+            io.pool.drain_remote();
+        }
+        if self.queue.get(at).is_none_or(|e| e.hold.is_shared()) {
+            return false;
+        }
+        let Some(Entry { hold, filled, token, end, .. }) = self.queue.remove(at) else {
+            return false;
+        };
+        self.ended -= 1;
+        if let (Ok(buf), Some(token)) = (hold.release(filled), token) {
+            self.finished.push_back(Finished { token, buf, error: end.flatten() });
+        }
+        true
+    }
+
+    /// Puts bytes of a buffer that nobody wants back into the stream.
+    fn put_back_abandoned(&mut self, io: &mut Io<'_>) {
+        while let Some(at) = self.queue.iter().position(|e| e.end.is_none() && e.token.is_none()) {
+            let Some(entry) = self.queue.get_mut(at) else { return };
+            while entry.filled > 0 {
+                // From the end, so that what is left is still what comes first.
+                let n = entry.filled.min(PUT_BACK_BYTES);
+                let Ok(m) = entry.hold.written(entry.filled - n..entry.filled, io.pool) else {
+                    return;
+                };
+                io.recv.unread(m);
+                entry.filled -= n;
+            }
+            self.queue.remove(at);
+        }
+    }
+}
+
+/// Bytes that one mbuf refers to at most when they are put back.
+const PUT_BACK_BYTES: usize = 1 << 30;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+//! Which buffers the device knows: at most two, in use or remembered.
+
+use fulmar_mbuf::BufId;
+
+use super::Placer;
+
+/// The buffers that the device knows, the one used last in front. A buffer is recognised by address,
+/// length and generation, all three.
+#[derive(Default, Debug)]
+pub struct Registrations {
+    known: [Option<BufId>; 2],
+}
+
+impl Registrations {
+    /// Makes these known, the first of them the more recent; the one least recently used makes room.
+    pub fn need(&mut self, buffers: [Option<BufId>; 2], placer: &mut dyn Placer) {
+        let is_needed = |known: &Option<BufId>| buffers.contains(known);
+        // First what is not needed goes, but only as far as room is wanted.
+        for id in buffers.iter().flatten() {
+            if self.known.contains(&Some(*id)) {
+                continue;
+            }
+            let free = self.known.iter().position(Option::is_none);
+            let victim = self.known.iter().rposition(|k| !is_needed(k));
+            let Some(at) = free.or(victim) else { continue };
+            if let Some(old) = self.known[at].replace(*id) {
+                placer.release(old);
+            }
+            placer.register(*id);
+        }
+        if buffers[0].is_some() && self.known[1] == buffers[0] {
+            self.known.swap(0, 1);
+        }
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self, placer: &mut dyn Placer) {
+        for old in &mut self.known {
+            if let Some(old) = old.take() {
+                placer.release(old);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fulmar_mbuf::Room;
+
+    #[derive(Default)]
+    struct Log(Vec<(char, usize)>);
+
+    impl Placer for Log {
+        fn place(&mut self, _: u64, _: Room, _: Option<Room>) -> bool {
+            false
+        }
+        fn unplace(&mut self) {}
+        fn register(&mut self, b: BufId) {
+            self.0.push(('+', b.address));
+        }
+        fn release(&mut self, b: BufId) {
+            self.0.push(('-', b.address));
+        }
+    }
+
+    fn id(address: usize) -> BufId {
+        BufId { address, bytes: 10, generation: 1 }
+    }
+
+    #[test]
+    fn two_buffers_in_turn_are_registered_once_each() {
+        let (mut r, mut log) = (Registrations::default(), Log::default());
+        for _ in 0..5 {
+            r.need([Some(id(1)), Some(id(2))], &mut log);
+            r.need([Some(id(2)), Some(id(1))], &mut log);
+            r.need([Some(id(2)), None], &mut log);
+        }
+        assert_eq!(log.0, [('+', 1), ('+', 2)]);
+    }
+
+    #[test]
+    fn the_one_least_recently_used_makes_room() {
+        let (mut r, mut log) = (Registrations::default(), Log::default());
+        r.need([Some(id(1)), Some(id(2))], &mut log);
+        r.need([Some(id(2)), None], &mut log);
+        r.need([Some(id(2)), Some(id(3))], &mut log);
+        assert_eq!(log.0.split_off(2), [('-', 1), ('+', 3)]);
+        r.need([Some(id(4)), Some(id(5))], &mut log);
+        assert_eq!(log.0.len(), 6);
+        r.clear(&mut log);
+        assert_eq!(log.0.iter().map(|(c, _)| if *c == '+' { 1 } else { -1 }).sum::<i32>(), 0);
+    }
+
+    #[test]
+    fn another_length_or_generation_at_the_same_address_is_another_buffer() {
+        let (mut r, mut log) = (Registrations::default(), Log::default());
+        r.need([Some(id(1)), None], &mut log);
+        r.need([Some(BufId { bytes: 11, ..id(1) }), None], &mut log);
+        r.need([Some(BufId { generation: 2, ..id(1) }), None], &mut log);
+        assert_eq!(log.0.iter().filter(|(c, _)| *c == '+').count(), 3);
+    }
+}

@@ -1,0 +1,520 @@
+//! Posted receive in a shard: whose buffers have bytes to take, what the device is told about their flows,
+//! and who learns that one is full.
+//!
+//! The steps themselves are `fulmar_socket::posted`. Connections with posted buffers that something
+//! happened to wait in a list; after each burst their bytes are taken in, and when the device has run dry
+//! it is decided which buffers are over. A buffer that is over goes into its [`RecvTicket`] under the lock;
+//! whoever waits for it is told after the lock is released ([`Received`]).
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use fulmar_base::{Counter, Counters, Duration, FlowKey, Instant, Probe, SeqNum, SlotId};
+use fulmar_mbuf::{BufId, RecvBuf, RecvQueue, Room};
+use fulmar_netdev::{Device, Placement, PlacementHint, Rooms};
+use fulmar_socket::SocketError;
+use fulmar_socket::posted::{Io, Placer, Posted, Rule, Stream, Taken};
+use fulmar_tcp::{State, Tcb};
+
+use crate::completion::Completion;
+use crate::host::lock;
+use crate::net::Net;
+use crate::shard::{Shard, TimerKey};
+use crate::sockets::{Socket, TcpEntry};
+use crate::wheel::TimerId;
+
+/// When to look again at buffers whose memory somebody still refers to, or for which there was no memory
+/// to move bytes away: nobody tells us. Well below what a person notices.
+const RETRY: Duration = Duration::from_millis(5);
+
+/// How a posted buffer ended.
+#[derive(Debug)]
+pub struct RecvOutcome {
+    /// The buffer with what it received; `None` if its stack went away with it.
+    pub buf: Option<RecvBuf>,
+    /// Why it has nothing, if that is not the end of the stream.
+    pub error: Option<SocketError>,
+}
+
+/// What stands for a posted buffer until it is over, and then for its outcome.
+#[derive(Default)]
+pub struct RecvTicket {
+    /// Tells whoever waits.
+    pub completion: Completion,
+    outcome: Mutex<Ended>,
+}
+
+#[derive(Default)]
+enum Ended {
+    #[default]
+    NotYet,
+    /// Counted among those that nobody has taken.
+    Untaken(RecvOutcome, Arc<AtomicUsize>),
+    Taken,
+}
+
+impl RecvTicket {
+    /// Whether it is over, taken or not.
+    pub fn is_over(&self) -> bool {
+        !matches!(&*lock(&self.outcome), Ended::NotYet)
+    }
+
+    /// The outcome, once.
+    pub fn take(&self) -> Option<RecvOutcome> {
+        let mut ended = lock(&self.outcome);
+        if matches!(&*ended, Ended::NotYet) {
+            return None;
+        }
+        match std::mem::replace(&mut *ended, Ended::Taken) {
+            Ended::Untaken(outcome, count) => {
+                count.fetch_sub(1, Ordering::Relaxed);
+                Some(outcome)
+            }
+            _ => None,
+        }
+    }
+
+    fn put(&self, outcome: RecvOutcome, count: &Arc<AtomicUsize>) {
+        let mut ended = lock(&self.outcome);
+        if matches!(&*ended, Ended::NotYet) {
+            count.fetch_add(1, Ordering::Relaxed);
+            *ended = Ended::Untaken(outcome, Arc::clone(count));
+        }
+    }
+
+    /// Nobody will ask any more.
+    fn give_up(&self) {
+        let mut ended = lock(&self.outcome);
+        if matches!(&*ended, Ended::NotYet) {
+            *ended = Ended::Taken;
+        }
+    }
+}
+
+/// A ticket in the hands of its connection. If that goes without a word, so does whoever waits.
+pub(crate) struct Token(Arc<RecvTicket>);
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        if self.0.is_over() {
+            return;
+        }
+        let outcome = RecvOutcome { buf: None, error: Some(SocketError::NetworkDown) };
+        self.0.put(outcome, &Arc::default());
+        self.0.completion.finish();
+    }
+}
+
+/// Tickets whose holders are to be told. Dropping it tells them, so it is dropped without the lock.
+#[derive(Default)]
+pub struct Received(smallvec::SmallVec<[Arc<RecvTicket>; 4]>);
+
+impl Received {
+    /// Those of another look as well.
+    pub(crate) fn append(&mut self, mut other: Received) {
+        self.0.append(&mut other.0);
+    }
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(|t| t.completion.finish());
+    }
+}
+
+/// The posted buffers of one connection and what the shard knows beside them.
+#[derive(Default)]
+pub struct RecvEntry {
+    machine: Posted<Token>,
+    timer: Option<TimerId>,
+    /// It lies in the shard's list.
+    is_listed: bool,
+    /// Buffers that are over and not taken.
+    untaken: Arc<AtomicUsize>,
+}
+
+impl RecvEntry {
+    /// Whether buffers wait: reads come behind them.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.machine.is_waiting()
+    }
+
+    /// Whether a buffer is there to be taken.
+    pub(crate) fn has_untaken(&self) -> bool {
+        self.untaken.load(Ordering::Relaxed) > 0
+    }
+
+    /// Fills the tickets of what is over; whether there was any.
+    fn hand_out(&mut self, received: &mut Received) -> bool {
+        let mut any = false;
+        while let Some(f) = self.machine.pop_finished() {
+            f.token.0.put(RecvOutcome { buf: Some(f.buf), error: f.error }, &self.untaken);
+            received.0.push(Arc::clone(&f.token.0));
+            any = true;
+        }
+        any
+    }
+}
+
+/// What a shard keeps for all of them.
+#[derive(Default)]
+pub(crate) struct PostedTable {
+    /// Connections to look at, each once.
+    listed: Vec<SlotId>,
+    /// Kept, so that a look allocates nothing.
+    spare: Vec<SlotId>,
+    /// Buffers of closed connections that somebody still refers to.
+    orphans: Vec<Box<RecvEntry>>,
+    /// When to look again at the latest.
+    again_at: Option<Instant>,
+    received: Received,
+}
+
+impl PostedTable {
+    /// When to look again at the latest.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.again_at
+    }
+
+    /// Something happened to a connection.
+    #[inline]
+    pub(crate) fn list(&mut self, id: SlotId, entry: &mut TcpEntry) {
+        if let Some(posted) = &mut entry.posted
+            && posted.machine.is_waiting()
+            && !std::mem::replace(&mut posted.is_listed, true)
+        {
+            self.listed.push(id);
+        }
+    }
+
+    fn look_by(&mut self, at: Instant) {
+        self.again_at = Some(self.again_at.map_or(at, |a| a.min(at)));
+    }
+}
+
+/// The device, for one flow.
+struct FlowPlacer<'a> {
+    device: &'a mut dyn Device,
+    counters: &'a mut Counters,
+    flow: FlowKey,
+    /// Sequence number of the first byte of the stream.
+    first: SeqNum,
+}
+
+impl Placer for FlowPlacer<'_> {
+    fn place(&mut self, next: u64, first: Room, second: Option<Room>) -> bool {
+        let mut rooms = Rooms::default();
+        for room in [Some(first), second].into_iter().flatten() {
+            // Two always fit.
+            drop(rooms.push(room));
+        }
+        self.counters.count(Counter::PlaceHints);
+        let next_seq = self.first + next as u32;
+        let placement = Placement::InOrder(rooms);
+        self.device.place(PlacementHint { flow: self.flow, next_seq, placement }).is_ok()
+    }
+
+    fn unplace(&mut self) {
+        drop(self.device.unplace(&self.flow));
+    }
+
+    fn register(&mut self, buffer: BufId) {
+        self.counters.count(Counter::PlaceRegistrations);
+        self.device.register(buffer);
+    }
+
+    fn release(&mut self, buffer: BufId) {
+        self.device.release(buffer);
+    }
+}
+
+/// Whether the stream is over for a reader who has everything: `Ok` at its end, else why.
+fn ended(entry: &TcpEntry) -> Option<Result<(), SocketError>> {
+    if let Some(e) = entry.error {
+        return Some(Err(e));
+    }
+    if let Some(e) = entry.tcb.pending_error() {
+        return Some(Err(e.into()));
+    }
+    (entry.tcb.at_eof() || !entry.tcb.can_recv()).then_some(Ok(()))
+}
+
+fn is_receiving(tcb: &Tcb) -> bool {
+    matches!(tcb.state(), State::Established | State::FinWait1 | State::FinWait2)
+}
+
+/// Runs a step of the machine of a connection.
+fn with_machine<P: Probe, R>(
+    net: &mut Net<P>,
+    entry: &mut TcpEntry,
+    f: impl FnOnce(&mut Posted<Token>, &mut Io<'_>) -> R,
+) -> Option<R> {
+    let flow = *entry.tcb.key();
+    let is_local = net.ip.is_local(flow.remote_ip());
+    let may_place = is_receiving(&entry.tcb) && !is_local;
+    let first = entry.tcb.recv_seq(0);
+    let posted = entry.posted.as_mut()?;
+    let Net { pool, counters, link, .. } = net;
+    let mut placer = FlowPlacer { device: link.device(), counters, flow, first };
+    let recv = entry.tcb.recv_queue();
+    let mut io = Io { recv, pool, placer: &mut placer, may_place };
+    Some(f(&mut posted.machine, &mut io))
+}
+
+impl<P: Probe> Shard<P> {
+    /// Posts a buffer: what comes next and is not for those posted before goes into it.
+    ///
+    /// # Errors
+    /// [`SocketError::WouldBlock`]: too many wait already; [`SocketError::BadHandle`],
+    /// [`SocketError::NotSupported`], [`SocketError::NetworkDown`]. The buffer comes back.
+    pub fn tcp_post(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        buf: RecvBuf,
+        rule: Rule,
+        ticket: &Arc<RecvTicket>,
+    ) -> Result<(), (SocketError, RecvBuf)> {
+        if let Err(e) = self.check_down(id) {
+            return Err((e, buf));
+        }
+        let entry = match self.tcp_entry(id) {
+            Ok(entry) => entry,
+            Err(e) => return Err((e, buf)),
+        };
+        let posted = entry.posted.get_or_insert_default();
+        if let Err((buf, token)) = posted.machine.post(buf, rule, Token(Arc::clone(ticket))) {
+            token.0.give_up();
+            return Err((SocketError::WouldBlock, buf));
+        }
+        self.list_posted(id);
+        self.run_posted_now(now, id);
+        Ok(())
+    }
+
+    /// Ends a posted buffer before its time: with what it has, or as cancelled. It is over once no device
+    /// writes to it any more, which may take until the next polls.
+    pub fn tcp_cancel_post(&mut self, now: Instant, id: SlotId, ticket: &Arc<RecvTicket>) {
+        self.end_post(now, id, |machine, io| {
+            machine.cancel(io, |t| Arc::ptr_eq(&t.0, ticket));
+        });
+    }
+
+    /// Nobody waits any more for a posted buffer: what it has goes back into the stream.
+    pub fn tcp_abandon_post(&mut self, now: Instant, id: SlotId, ticket: &Arc<RecvTicket>) {
+        ticket.give_up();
+        self.end_post(now, id, |machine, io| {
+            machine.abandon(io, |t| Arc::ptr_eq(&t.0, ticket));
+        });
+    }
+
+    fn end_post(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        f: impl FnOnce(&mut Posted<Token>, &mut Io<'_>),
+    ) {
+        self.take_in_posted(now, id);
+        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+            with_machine(&mut self.net, entry, f);
+        }
+        self.list_posted(id);
+        self.run_posted_now(now, id);
+        self.notify(id);
+    }
+
+    fn list_posted(&mut self, id: SlotId) {
+        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+            self.posted.list(id, entry);
+        }
+    }
+
+    /// For a call on one connection: what waits for it, and what it has to say then.
+    pub(crate) fn run_posted_now(&mut self, now: Instant, id: SlotId) {
+        self.take_in_posted(now, id);
+        self.settle_posted(now, id, true);
+        if self.expects_frames() {
+            return;
+        }
+        if matches!(self.sockets.get(id), Some(Socket::Tcp(s)) if s.is_queued) {
+            self.net.link.set_now(now);
+            self.output_now(now, id);
+            self.flush();
+        }
+    }
+
+    /// Takes in what the last burst brought.
+    #[inline]
+    pub(crate) fn take_in_all_posted(&mut self, now: Instant) {
+        for at in 0..self.posted.listed.len() {
+            if let Some(id) = self.posted.listed.get(at).copied() {
+                self.take_in_posted(now, id);
+            }
+        }
+    }
+
+    fn take_in_posted(&mut self, now: Instant, id: SlotId) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        let Some(taken) = with_machine(&mut self.net, entry, |m, io| m.take_in(now, io)) else {
+            return;
+        };
+        let Taken { bytes, copied, is_unfinished } = taken;
+        if is_unfinished {
+            self.posted.look_by(if bytes > 0 { now } else { now + RETRY });
+        }
+        self.hand_out_posted(id);
+        if bytes == 0 {
+            return;
+        }
+        self.net.counters.add(Counter::ReceiveBytes, bytes as u64);
+        self.net.counters.add(Counter::CopiedBytes, copied as u64);
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        if entry.tcb.after_read(&mut Self::env(&mut self.net, now)) {
+            self.queue_output(id);
+        }
+    }
+
+    /// Decides which buffers are over, for every connection that something happened to.
+    #[inline]
+    pub(crate) fn settle_all_posted(&mut self, now: Instant, is_dry: bool) {
+        if self.posted.again_at.is_some_and(|at| now >= at) {
+            self.posted.again_at = None;
+            self.drain_orphans();
+        }
+        if self.posted.listed.is_empty() {
+            return;
+        }
+        let spare = std::mem::take(&mut self.posted.spare);
+        let mut listed = std::mem::replace(&mut self.posted.listed, spare);
+        for id in listed.drain(..) {
+            if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id)
+                && let Some(posted) = &mut entry.posted
+            {
+                posted.is_listed = false;
+                self.settle_posted(now, id, is_dry);
+            }
+        }
+        self.posted.spare = listed;
+    }
+
+    fn settle_posted(&mut self, now: Instant, id: SlotId, is_dry: bool) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        let stream = Stream {
+            now,
+            is_pushed: is_dry && entry.tcb.is_pushed(),
+            sent: entry.tcb.send_queue_ref().claimed_end(),
+            ended: ended(entry),
+        };
+        let told = with_machine(&mut self.net, entry, |m, io| m.settle(&stream, io));
+        if told == Some(true) && entry.error.is_none() {
+            entry.tcb.take_error();
+        }
+        self.hand_out_posted(id);
+        self.plan_posted(now, id, is_dry);
+    }
+
+    /// When and why to look again.
+    fn plan_posted(&mut self, now: Instant, id: SlotId, is_dry: bool) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        let readable = entry.tcb.recv_queue_ref().readable() > 0;
+        let Some(posted) = &mut entry.posted else { return };
+        if !posted.machine.is_waiting() {
+            return;
+        }
+        if let Some(at) = posted.machine.next_deadline() {
+            posted.timer = Some(self.wheel.schedule(posted.timer, TimerKey::Posted(id), at));
+        }
+        let is_draining = posted.machine.is_draining();
+        if is_draining {
+            self.posted.look_by(now + RETRY);
+        }
+        if is_draining || readable || !is_dry {
+            self.posted.list(id, entry);
+        }
+    }
+
+    /// The timer of a connection with posted buffers.
+    pub(crate) fn posted_timer(&mut self, id: SlotId) {
+        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id)
+            && let Some(posted) = &mut entry.posted
+        {
+            posted.timer = None;
+            self.posted.list(id, entry);
+        }
+    }
+
+    fn hand_out_posted(&mut self, id: SlotId) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        let Some(posted) = &mut entry.posted else { return };
+        if posted.hand_out(&mut self.posted.received) {
+            self.net.counters.count(Counter::Receives);
+            self.notify(id);
+        }
+    }
+
+    /// Urgent data came: buffers are given back with what they have.
+    pub(crate) fn flush_posted(&mut self, id: SlotId) {
+        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id)
+            && let Some(posted) = &mut entry.posted
+        {
+            posted.machine.flush();
+        }
+    }
+
+    /// The user lets go of the connection. First half: its buffers are over.
+    pub(crate) fn cancel_posted(&mut self, now: Instant, id: SlotId) {
+        self.take_in_posted(now, id);
+        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+            with_machine(&mut self.net, entry, |m, io| m.cancel_all(io));
+        }
+    }
+
+    /// Second half, once the receive queue is empty: those that a device still refers to are looked after
+    /// without the connection.
+    pub(crate) fn orphan_posted(&mut self, now: Instant, id: SlotId) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        with_machine(&mut self.net, entry, |m, io| m.drain(io));
+        let Some(mut posted) = entry.posted.take() else { return };
+        if let Some(timer) = posted.timer.take() {
+            self.wheel.cancel(timer);
+        }
+        posted.hand_out(&mut self.posted.received);
+        if posted.machine.is_draining() {
+            self.posted.orphans.push(posted);
+            self.posted.look_by(now + RETRY);
+        }
+    }
+
+    fn drain_orphans(&mut self) {
+        let PostedTable { orphans, received, .. } = &mut self.posted;
+        let pool = &mut self.net.pool;
+        pool.drain_remote();
+        orphans.retain_mut(|posted| {
+            let mut io =
+                Io { recv: &mut RecvQueue::new(), pool, placer: &mut NoDevice, may_place: false };
+            posted.machine.drain(&mut io);
+            posted.hand_out(received);
+            posted.machine.is_draining()
+        });
+        if !self.posted.orphans.is_empty() {
+            self.posted.look_by(self.net.link.now() + RETRY);
+        }
+    }
+
+    /// Whom to tell that a posted buffer is over, once the lock is released.
+    pub fn take_received(&mut self) -> Received {
+        std::mem::take(&mut self.posted.received)
+    }
+}
+
+/// For buffers of connections that are gone: the device knows nothing of them any more.
+struct NoDevice;
+
+impl Placer for NoDevice {
+    fn place(&mut self, _: u64, _: Room, _: Option<Room>) -> bool {
+        false
+    }
+    fn unplace(&mut self) {}
+    fn register(&mut self, _: BufId) {}
+    fn release(&mut self, _: BufId) {}
+}
