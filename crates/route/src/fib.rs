@@ -4,15 +4,12 @@
 //! route*). Leaves: the answer of the longest prefix that holds an address.
 //!
 //! The address space is cut into chunks by the leading bits. A chunk with one answer says it in its
-//! slot; another has the sorted starts of its ranges of addresses, in one block that a binary search
-//! goes through: the structure of DXR (Zec, Rizzo, Mikuc, *DXR: towards a billion routing lookups per
-//! second in software*, 2012), in which a look-up is one load and a short search in one or two cache
-//! lines. A change makes anew only the chunks it touches, so it costs about a microsecond for a long
-//! prefix and grows with the chunks that a short one covers.
+//! slot, another has a block in a form of its IP version (`v4.rs`, `v6.rs`). A
+//! change makes anew only the chunks it touches, so it costs about a microsecond for a long prefix and
+//! grows with the chunks that a short one covers.
 //!
-//! [`Fib`] is the writer's, [`FibReader`] everybody's: readers take no lock and write nothing
-//! (`slots.rs` says how). The writer keeps the prefixes themselves, for changes; look-ups do not
-//! touch them.
+//! [`Fib`] is the writer's, [`FibReader`] everybody's: readers take no lock and write nothing. The
+//! writer keeps the prefixes themselves, for changes; look-ups do not touch them.
 //!
 //! Invariant: `cover` of a chunk is the longest installed prefix that holds all of it; `inner` are
 //! the installed prefixes strictly inside, by address and then length; the slot says what the two say.
@@ -21,22 +18,29 @@
 // The writer's sums are of bytes and entries that exist in memory; look-ups have none here.
 #![allow(clippy::arithmetic_side_effects)]
 
+mod changes;
 mod key;
-mod slots;
+mod space;
+mod v4;
+mod v6;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 pub use key::Key;
-use slots::{Slots, Space};
+use key::Shared;
+use space::Space;
+
+/// The largest answer that can be stored.
+pub const MAX_ANSWER: u32 = 0x7fff;
 
 /// Why a change was refused; the table is as it was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FibError {
     /// The prefix is longer than its address has bits.
     PrefixLength,
-    /// The answer is 0 or larger than [`Key::MAX_ANSWER`].
+    /// The answer is 0 or larger than [`MAX_ANSWER`].
     Answer,
     /// The chunk has more ranges, or the table more memory, than it can.
     Full,
@@ -57,7 +61,7 @@ impl core::error::Error for FibError {}
 /// The longest prefix that holds a whole chunk; answer 0 if there is none.
 #[derive(Clone, Copy, Default)]
 struct Cover {
-    answer: u32,
+    answer: u16,
     len: u8,
 }
 
@@ -66,13 +70,21 @@ struct Cover {
 struct Inner<K> {
     start: K,
     len: u8,
-    answer: u32,
+    answer: u16,
+}
+
+/// What the writer knows of a chunk.
+struct Chunk<K> {
+    cover: Cover,
+    /// Length of its block, if it has one.
+    units: u32,
+    inner: Vec<Inner<K>>,
 }
 
 /// How many bytes a table takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FibBytes {
-    /// What look-ups read: slots and blocks, free blocks included.
+    /// What look-ups read: slots and blocks, free blocks included; the most that it has been.
     pub lookup: usize,
     /// Of these, blocks that are free for later changes.
     pub free: usize,
@@ -82,24 +94,24 @@ pub struct FibBytes {
 
 /// The writer's side of a forwarding table for IPv4 (`u32`) or IPv6 (`u128`).
 pub struct Fib<K: Key> {
-    shared: Arc<Slots>,
-    space: Space,
-    cover: Vec<Cover>,
-    inner: Vec<Vec<Inner<K>>>,
+    shared: Arc<K::Shared>,
+    control: K::Control,
+    chunks: Vec<Chunk<K>>,
     /// Prefixes that hold whole chunks, by length and address.
-    short: BTreeMap<(u8, K), u32>,
+    short: BTreeMap<(u8, K), u16>,
     prefixes: usize,
+    /// Room for the ranges of the chunk that is being written.
+    ranges: Vec<(K, u32)>,
 }
 
 /// A reader's side: as many as there are readers, on any thread.
 pub struct FibReader<K: Key> {
-    shared: Arc<Slots>,
-    key: core::marker::PhantomData<fn(K)>,
+    shared: Arc<K::Shared>,
 }
 
 impl<K: Key> Clone for FibReader<K> {
     fn clone(&self) -> Self {
-        FibReader { shared: Arc::clone(&self.shared), key: core::marker::PhantomData }
+        FibReader { shared: Arc::clone(&self.shared) }
     }
 }
 
@@ -107,22 +119,20 @@ impl<K: Key> FibReader<K> {
     /// The answer of the longest prefix that holds the address; 0 if none does.
     #[inline]
     pub fn lookup(&self, address: K) -> u32 {
-        self.shared.read(address.chunk(), K::WORDS, |block, ranges| address.find(block, ranges))
+        self.shared.lookup(address)
     }
 
-    /// Answers for a burst of addresses, as many as both slices have. All slots are loaded first,
-    /// then the middles of all blocks: the misses of a burst are under way together, where single
-    /// look-ups wait for most of them one after the other.
+    /// Answers for a burst of addresses, as many as both slices have. Each step is taken for many of
+    /// them before the next, so that the cache misses of a burst are under way together.
     #[inline]
     pub fn lookup_burst(&self, addresses: &[K], answers: &mut [u32]) {
-        let slots = addresses.iter().fold(0, |all, a| all ^ self.shared.slot(a.chunk()));
-        core::hint::black_box(slots);
-        let touched =
-            addresses.iter().fold(0, |all, a| all ^ self.shared.touch(a.chunk(), K::WORDS));
-        core::hint::black_box(touched);
-        for (address, answer) in addresses.iter().zip(answers) {
-            *answer = self.lookup(*address);
-        }
+        self.shared.lookup_burst(addresses, answers);
+    }
+
+    /// How often chunks of the table have changed: what was looked up holds while this stays the same.
+    #[inline]
+    pub fn changes(&self) -> u64 {
+        self.shared.changes()
     }
 }
 
@@ -133,22 +143,24 @@ impl<K: Key> Default for Fib<K> {
 }
 
 impl<K: Key> Fib<K> {
-    /// An empty table: 2 MiB of slots, and 8 MiB for the writer.
+    /// An empty table: about 1 MiB of slots, and 8 MiB for the writer.
     pub fn new() -> Fib<K> {
-        let (slots, space) = Slots::new(K::CHUNKS);
+        let (shared, control) = K::Shared::new();
+        let none = || Chunk { cover: Cover::default(), units: 0, inner: Vec::new() };
+        let chunks = core::iter::repeat_with(none).take(K::CHUNKS);
         Fib {
-            shared: Arc::new(slots),
-            space,
-            cover: alloc::vec![Cover::default(); K::CHUNKS],
-            inner: alloc::vec![Vec::new(); K::CHUNKS],
+            shared: Arc::new(shared),
+            control,
+            chunks: chunks.collect(),
             short: BTreeMap::new(),
             prefixes: 0,
+            ranges: Vec::new(),
         }
     }
 
     /// A reader of this table; it sees every change at once.
     pub fn reader(&self) -> FibReader<K> {
-        FibReader { shared: Arc::clone(&self.shared), key: core::marker::PhantomData }
+        FibReader { shared: Arc::clone(&self.shared) }
     }
 
     /// How many prefixes are installed.
@@ -163,12 +175,13 @@ impl<K: Key> Fib<K> {
 
     /// What it takes.
     pub fn bytes(&self) -> FibBytes {
-        let (blocks, free) = self.space.bytes();
-        let inner: usize = self.inner.iter().map(|v| v.capacity() * size_of::<Inner<K>>()).sum();
+        let (lookup, free) = self.shared.bytes(&self.control);
+        let inner = self.chunks.iter().map(|c| c.inner.capacity() * size_of::<Inner<K>>());
+        let inner: usize = inner.sum();
         // A map of such entries takes about twice their size.
-        let short = self.short.len() * size_of::<(u8, K, u32)>() * 2;
-        let fixed = K::CHUNKS * (size_of::<Cover>() + size_of::<Vec<Inner<K>>>());
-        FibBytes { lookup: self.shared.bytes() + blocks, free, control: inner + short + fixed }
+        let short = self.short.len() * size_of::<(u8, K, u16)>() * 2;
+        let fixed = K::CHUNKS * size_of::<Chunk<K>>();
+        FibBytes { lookup, free, control: inner + short + fixed }
     }
 
     /// Installs a prefix (bits behind `len` are ignored), or changes its answer; the answer it had.
@@ -180,9 +193,10 @@ impl<K: Key> Fib<K> {
         if len > K::BITS {
             return Err(FibError::PrefixLength);
         }
-        if answer == 0 || answer > K::MAX_ANSWER {
+        if answer == 0 || answer > MAX_ANSWER {
             return Err(FibError::Answer);
         }
+        let answer = answer as u16;
         let (start, end) = address.block(len);
         if is_inner::<K>(start, len) {
             return self.insert_inner(Inner { start, len, answer });
@@ -191,7 +205,7 @@ impl<K: Key> Fib<K> {
         self.prefixes += usize::from(old.is_none());
         let next = Cover { answer, len };
         self.recover(start, end, |cover| (cover.len <= len).then_some(next))?;
-        Ok(old)
+        Ok(old.map(u32::from))
     }
 
     /// Takes a prefix out; the answer it had, or `None` if it is not installed.
@@ -212,13 +226,15 @@ impl<K: Key> Fib<K> {
 
     fn insert_inner(&mut self, new: Inner<K>) -> Result<Option<u32>, FibError> {
         let chunk = new.start.chunk();
-        let Some(inner) = self.inner.get_mut(chunk) else { return Err(FibError::Full) };
+        let Some(Chunk { inner, .. }) = self.chunks.get_mut(chunk) else {
+            return Err(FibError::Full);
+        };
         match inner.binary_search_by_key(&(new.start, new.len), |i| (i.start, i.len)) {
             Ok(at) => {
                 let Some(slot) = inner.get_mut(at) else { return Err(FibError::Full) };
                 let old = core::mem::replace(slot, new);
                 self.publish_or(chunk, |inner| inner.splice(at..=at, [old]).for_each(drop))?;
-                Ok(Some(old.answer))
+                Ok(Some(old.answer.into()))
             }
             Err(at) => {
                 inner.insert(at, new);
@@ -233,14 +249,14 @@ impl<K: Key> Fib<K> {
 
     fn remove_inner(&mut self, start: K, len: u8) -> Result<Option<u32>, FibError> {
         let chunk = start.chunk();
-        let Some(inner) = self.inner.get_mut(chunk) else { return Ok(None) };
+        let Some(Chunk { inner, .. }) = self.chunks.get_mut(chunk) else { return Ok(None) };
         let Ok(at) = inner.binary_search_by_key(&(start, len), |i| (i.start, i.len)) else {
             return Ok(None);
         };
         let old = inner.remove(at);
         self.publish_or(chunk, |inner| inner.insert(at, old))?;
         self.prefixes -= 1;
-        Ok(Some(old.answer))
+        Ok(Some(old.answer.into()))
     }
 
     fn remove_short(&mut self, start: K, end: K, len: u8) -> Result<Option<u32>, FibError> {
@@ -253,7 +269,7 @@ impl<K: Key> Fib<K> {
         });
         let outer = outer.unwrap_or_default();
         self.recover(start, end, |c| (c.len == len && c.answer != 0).then_some(outer))?;
-        Ok(Some(old))
+        Ok(Some(old.into()))
     }
 
     /// Publishes a chunk whose inner prefixes changed; `undo` puts them back if there is no room.
@@ -263,8 +279,8 @@ impl<K: Key> Fib<K> {
         undo: impl FnOnce(&mut Vec<Inner<K>>),
     ) -> Result<(), FibError> {
         self.publish(chunk).inspect_err(|_| {
-            if let Some(inner) = self.inner.get_mut(chunk) {
-                undo(inner);
+            if let Some(chunk) = self.chunks.get_mut(chunk) {
+                undo(&mut chunk.inner);
             }
         })
     }
@@ -281,9 +297,9 @@ impl<K: Key> Fib<K> {
     ) -> Result<(), FibError> {
         let mut result = Ok(());
         for chunk in start.chunk()..=end.chunk() {
-            let Some(cover) = self.cover.get_mut(chunk) else { break };
-            if let Some(next) = change(*cover) {
-                *cover = next;
+            let Some(known) = self.chunks.get_mut(chunk) else { break };
+            if let Some(next) = change(known.cover) {
+                known.cover = next;
                 result = result.and(self.publish(chunk));
             }
         }
@@ -292,24 +308,12 @@ impl<K: Key> Fib<K> {
 
     /// Makes the slot of a chunk say what its prefixes say.
     fn publish(&mut self, chunk: usize) -> Result<(), FibError> {
-        let (Some(cover), Some(inner)) = (self.cover.get(chunk), self.inner.get(chunk)) else {
-            return Err(FibError::Full);
-        };
-        if inner.is_empty() {
-            self.shared.set_leaf(&mut self.space, chunk, cover.answer, K::WORDS);
-            return Ok(());
-        }
-        let mut ranges = Ranges::new(self.space.scratch());
-        ranges.fill(chunk, cover.answer, inner);
-        let result = match ranges.only_answer() {
-            Some(answer) => {
-                self.shared.set_leaf(&mut self.space, chunk, answer, K::WORDS);
-                Ok(())
-            }
-            None => self.shared.set_ranges(&mut self.space, chunk, &ranges.words, K::WORDS),
-        };
-        self.space.keep(ranges.words);
-        result
+        let Some(known) = self.chunks.get_mut(chunk) else { return Err(FibError::Full) };
+        self.ranges.clear();
+        let mut ranges = Ranges(&mut self.ranges);
+        ranges.fill(chunk, known.cover.answer.into(), &known.inner);
+        known.units = self.shared.publish(&mut self.control, chunk, &self.ranges, known.units)?;
+        Ok(())
     }
 }
 
@@ -318,31 +322,23 @@ fn is_inner<K: Key>(start: K, len: u8) -> bool {
     len > K::chunk_prefix(start.chunk()).1
 }
 
-/// The ranges of a chunk while they are written: neighbours differ in their answers.
-struct Ranges<K> {
-    words: Vec<u32>,
-    count: usize,
-    last: Option<(K, u32)>,
-}
+/// The ranges of a chunk while they are found: neighbours differ in their answers.
+struct Ranges<'a, K>(&'a mut Vec<(K, u32)>);
 
-impl<K: Key> Ranges<K> {
-    fn new(words: Vec<u32>) -> Ranges<K> {
-        Ranges { words, count: 0, last: None }
-    }
-
+impl<K: Key> Ranges<'_, K> {
     /// Goes through nested prefixes in order of address, shorter first, with those around the
     /// present address on a stack.
     fn fill(&mut self, chunk: usize, cover: u32, inner: &[Inner<K>]) {
         let (first, len) = K::chunk_prefix(chunk);
-        let mut open: Vec<(K, u32)> = alloc::vec![(first.block(len).1, cover)];
+        let mut open = Vec::with_capacity(8);
+        open.push((first.block(len).1, cover));
         self.push(first, cover);
         for prefix in inner {
             self.close(&mut open, Some(prefix.start));
-            open.push((prefix.start.block(prefix.len).1, prefix.answer));
-            self.push(prefix.start, prefix.answer);
+            open.push((prefix.start.block(prefix.len).1, prefix.answer.into()));
+            self.push(prefix.start, prefix.answer.into());
         }
         self.close(&mut open, None);
-        self.flush();
     }
 
     /// Ends the prefixes that end before `at`, but never the outermost.
@@ -363,28 +359,12 @@ impl<K: Key> Ranges<K> {
 
     /// From `start` on the answer is another; a second word for the same start replaces the first.
     fn push(&mut self, start: K, answer: u32) {
-        match &mut self.last {
-            Some((at, last)) if *at == start => *last = answer,
-            Some((_, last)) if *last == answer => {}
-            _ => {
-                self.flush();
-                self.last = Some((start, answer));
-            }
+        if self.0.last().is_some_and(|last| last.0 == start) {
+            self.0.pop();
         }
-    }
-
-    fn flush(&mut self) {
-        if let Some((start, answer)) = self.last.take() {
-            start.encode(answer, &mut self.words);
-            self.count += 1;
+        if self.0.last().is_none_or(|last| last.1 != answer) {
+            self.0.push((start, answer));
         }
-    }
-
-    /// The answer if there is one range only.
-    fn only_answer(&self) -> Option<u32> {
-        // The answer is in the last word of a range, for IPv4 in the low bits.
-        let [.., word] = self.words.as_slice() else { return None };
-        (self.count == 1).then_some(*word & K::MAX_ANSWER)
     }
 }
 

@@ -22,7 +22,7 @@ mod next_hop;
 mod raw;
 mod table;
 
-pub use fib::{Fib, FibBytes, FibError, FibReader, Key};
+pub use fib::{Fib, FibBytes, FibError, FibReader, Key, MAX_ANSWER};
 pub use neighbour::{
     Action, Advert, Neighbour, NeighbourConfig, NeighbourState, Neighbours, Resolution,
 };

@@ -1,11 +1,19 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::fib::key::Sealed;
 
 /// The model: an unordered list, searched whole.
 fn scan<K: Key>(model: &[(K, u8, u32)], address: K) -> u32 {
     let holds = |p: &&(K, u8, u32)| address.block(p.1).0 == p.0;
     model.iter().filter(holds).max_by_key(|p| p.1).map_or(0, |p| p.2)
+}
+
+/// All memory of an emptied table is free again.
+fn assert_nothing_is_left<K: Key>(fib: &Fib<K>) {
+    assert!(fib.chunks.iter().all(|c| c.units == 0 && c.inner.is_empty()));
+    let (bytes, empty) = (fib.bytes(), Fib::<K>::new().bytes());
+    assert_eq!(bytes.lookup - bytes.free, empty.lookup - empty.free, "a block got lost");
 }
 
 /// Applies changes to table and model alike and compares them, at the edges of every prefix too.
@@ -35,11 +43,7 @@ fn compare<K: Key>(changes: Vec<(K, u8, u32)>, probes: &[K]) {
     for (start, len, answer) in model {
         assert_eq!(fib.remove(start, len), Ok(Some(answer)));
     }
-    for chunk in 0..K::CHUNKS {
-        assert!(fib.shared.is_leaf(chunk));
-    }
-    let bytes = fib.bytes();
-    assert_eq!(bytes.lookup - bytes.free, fib.shared.bytes(), "a block got lost");
+    assert_nothing_is_left(&fib);
 }
 
 /// Addresses from a few corners, so that prefixes nest.
@@ -111,7 +115,7 @@ fn what_cannot_be_stored_is_refused() {
     assert_eq!(fib.insert(0, 33, 1), Err(FibError::PrefixLength));
     assert_eq!(fib.remove(0, 33), Err(FibError::PrefixLength));
     assert_eq!(fib.insert(0, 8, 0), Err(FibError::Answer));
-    assert_eq!(fib.insert(0, 8, u32::MAX_ANSWER + 1), Err(FibError::Answer));
+    assert_eq!(fib.insert(0, 8, MAX_ANSWER + 1), Err(FibError::Answer));
     assert!(fib.is_empty());
 }
 
@@ -161,9 +165,7 @@ fn a_million_changes_in_random_order_leave_nothing_behind() {
         let ((start, len), answer) = all.swap_remove(at);
         assert_eq!(fib.remove(start, len), Ok(Some(answer)));
     }
-    assert!((0..u32::CHUNKS).all(|chunk| fib.shared.is_leaf(chunk)));
-    let bytes = fib.bytes();
-    assert_eq!(bytes.lookup - bytes.free, fib.shared.bytes());
+    assert_nothing_is_left(&fib);
 }
 
 #[test]
@@ -172,7 +174,7 @@ fn readers_never_see_an_answer_that_was_not_there() {
     let mut fib = Fib::<u32>::new();
     // Chunk n has two answers, which follow from n and the half; changes give it more or fewer
     // prefixes with the same two answers. A block of another chunk would answer otherwise.
-    let answer = |chunk: u32, half: u32| 1 + (chunk * 2 + half) % 200_000;
+    let answer = |chunk: u32, half: u32| 1 + (chunk * 2 + half) % MAX_ANSWER;
     for chunk in 0..64u32 {
         fib.insert(chunk << 14, 18, answer(chunk, 0)).unwrap();
         fib.insert(chunk << 14 | 1 << 13, 19, answer(chunk, 1)).unwrap();
@@ -199,7 +201,7 @@ fn readers_never_see_an_answer_that_was_not_there() {
             let address = chunk << 14 | low;
             if r & 1 << 7 == 0 {
                 fib.insert(address, len, answer(chunk, r >> 6 & 1)).unwrap();
-            } else if let Some(last) = fib.inner[chunk as usize].last().copied()
+            } else if let Some(last) = fib.chunks[chunk as usize].inner.last().copied()
                 && last.len > 19
             {
                 fib.remove(last.start, last.len).unwrap();
