@@ -84,12 +84,12 @@ impl Outcome {
         }
     }
 
-    fn hit(&mut self, bytes: usize) {
+    pub fn hit(&mut self, bytes: usize) {
         self.hits = self.hits.saturating_add(1);
         self.hit_bytes = self.hit_bytes.saturating_add(bytes as u64);
     }
 
-    fn miss(&mut self, moved_bytes: usize) {
+    pub fn miss(&mut self, moved_bytes: usize) {
         self.misses = self.misses.saturating_add(1);
         self.moved_bytes = self.moved_bytes.saturating_add(moved_bytes as u64);
     }
@@ -395,19 +395,22 @@ fn headed(
     landing: &mut Landing,
     pool: &mut Pool,
 ) -> Result<(Chain, bool), DropReason> {
-    let taken = landing.take_front(s.header_bytes).and_then(|head| match flow.take(s, pool) {
-        Ok((payload, is_full)) => Some((head, payload, is_full)),
-        Err(_) => {
-            pool.free(Chain::from(head));
-            None
-        }
-    });
-    let Some((head, payload, is_full)) = taken else {
+    let Some(head) = landing.take_front(s.header_bytes) else {
         pool.free(over);
         return Err(DropReason::NoBuffer);
     };
     let mut chain = Chain::from(head);
-    chain.append(payload);
+    let filling = flow.fill(s);
+    let is_full = filling.is_full;
+    match filling.into_chain(pool) {
+        Ok(payload) => chain.append(payload),
+        Err(_) => {
+            flow.lose();
+            pool.free(chain);
+            pool.free(over);
+            return Err(DropReason::NoBuffer);
+        }
+    }
     chain.append(over);
     Ok((chain, is_full))
 }

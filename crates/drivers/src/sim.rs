@@ -14,7 +14,8 @@
 //!
 //! **Who owns what.** What is posted to a ring is the hardware's until it is completed, and moves
 //! with its ownership. Sent frames are read where they lie and go home when the host reaps them;
-//! received ones lie in buffers that the host posted from its own pool.
+//! received ones lie in buffers that the host posted from its own pool, or, where a reader has posted
+//! memory, there ([`SimConfig::placement`]).
 //!
 //! **Hardware's time.** Inline, the hardware runs within the calls of the host and is timed there
 //! ([`SimHandle::hardware_ns`], [`thread_hardware_ns`]); or it has a thread of its own
@@ -26,8 +27,8 @@
 //! **Bounds.** Rings and lanes have fixed sizes. Without a posted buffer the wire pauses, or frames
 //! are lost and counted.
 //!
-//! Every figure obtained with it is a *simulated device's*. Not here: several queues, placement,
-//! VLANs, virtual functions.
+//! Every figure obtained with it is a *simulated device's*. Not here: several queues, VLANs, virtual
+//! functions.
 
 mod cut;
 mod engine;
@@ -41,6 +42,7 @@ mod peer;
 mod registers;
 mod ring;
 mod rx;
+mod table;
 mod wire;
 mod worker;
 
@@ -89,6 +91,8 @@ pub struct SimConfig {
     pub tso: Option<usize>,
     /// It aggregates received segments in order, up to so many bytes of IP packet. `None`: not.
     pub lro: Option<usize>,
+    /// It puts the payload of flows whose readers have posted memory there; needs `csum`.
+    pub placement: bool,
     /// Bits per second each way, 0 for no limit.
     pub line_rate_bps: u64,
     /// Time from the last bit sent to the last bit received.
@@ -127,6 +131,7 @@ impl Default for SimConfig {
             csum: true,
             tso: Some(65_535),
             lro: Some(MAX_MBUF_BYTES - ETHER_BYTES),
+            placement: true,
             line_rate_bps: 0,
             delay: Duration::ZERO,
             tx_descriptors: 1024,
@@ -152,6 +157,7 @@ impl SimConfig {
             csum: false,
             tso: None,
             lro: None,
+            placement: false,
             rx_buffers: 512,
             rx_buffer_bytes: 2048,
             ..self
@@ -198,7 +204,7 @@ fn board(config: &SimConfig) -> Result<Arc<meter::Board>, OpenError> {
 }
 
 fn nic(config: &SimConfig, hardware: hardware::Hardware) -> Result<(SimNic, SimHandle), OpenError> {
-    let board = Arc::clone(&hardware.board);
+    let (board, table) = (Arc::clone(&hardware.board), Arc::clone(&hardware.table));
     let engine = match config.hardware {
         HardwareThread::Inline => Engine::inline(config, hardware),
         HardwareThread::Own { cpu } => Engine::thread(config, hardware, cpu).map_err(|e| {
@@ -208,7 +214,7 @@ fn nic(config: &SimConfig, hardware: hardware::Hardware) -> Result<(SimNic, SimH
         })?,
     };
     let handle = SimHandle::new(Arc::clone(&board));
-    Ok((SimNic::new(config, engine, board), handle))
+    Ok((SimNic::new(config, engine, board, table), handle))
 }
 
 /// A NIC with the modelled peer of `config.far_end` at the other end of its wire.

@@ -4,22 +4,22 @@
 //! Enters and leaves: frames, both ways. A super-frame is cut into packets first (unless told not
 //! to), so that rates are rates of packets; a packet that is to be corrupted is always single and
 //! its checksum complete, so that a receiver can notice, and its storage is copied first, since
-//! others may refer to it. Frames held back are bounded in number; [`Device::next_deadline`] says
+//! others may refer to it. Placement is refused: a frame that is dropped or overtaken here would have
+//! been placed already. Frames held back are bounded in number; [`Device::next_deadline`] says
 //! when the next one is due, and every poll moves those that are.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use fulmar_base::{Counters, DropReason, Duration, FlowKey, Instant};
-use fulmar_mbuf::{Backing, BufId, NoBuffer, Pool, Purpose};
+use fulmar_base::{Counters, DropReason, Duration, Instant};
+use fulmar_mbuf::{Backing, NoBuffer, Pool, Purpose};
 
 use crate::delay::DelayQueue;
 use crate::moderation::Profile;
 use crate::offload::{self, Refusal};
 use crate::{
-    Burst, Caps, Chance, Device, DeviceStats, LinkState, Packet, Peek, PlacementHint, Rng, Rooms,
-    Unsupported,
+    Burst, Caps, Chance, Device, DeviceStats, LinkState, Packet, Peek, Rng, Unsupported,
 };
 
 const ETHER_BYTES: usize = 14;
@@ -439,22 +439,6 @@ impl<D: Device> Device for Faults<D> {
 
     fn peek(&self) -> Option<Arc<dyn Peek>> {
         self.inner.peek()
-    }
-
-    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        self.inner.place(hint)
-    }
-
-    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
-        self.inner.unplace(flow)
-    }
-
-    fn register(&mut self, buffer: BufId) {
-        self.inner.register(buffer);
-    }
-
-    fn release(&mut self, buffer: BufId) {
-        self.inner.release(buffer);
     }
 
     fn stats(&self) -> DeviceStats {

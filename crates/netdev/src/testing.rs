@@ -1,14 +1,17 @@
 //! Frames and pools for the tests of this room.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 
-use fulmar_base::{Counters, EtherAddr, Gso, GsoKind, Instant, Offload};
-use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose};
+use fulmar_base::{Counters, EtherAddr, FlowKey, Gso, GsoKind, Instant, Offload, SeqNum};
+use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose, RecvBuf};
 use fulmar_wire::checksum::{Sum, checksum};
 
-use crate::{Burst, Caps, Device, DeviceStats, LinkState, Packet, Tally};
+use crate::{
+    Burst, Caps, Device, DeviceStats, LinkState, Packet, Placement, PlacementHint, Rooms, Tally,
+    Unsupported,
+};
 
 pub fn pool() -> Pool {
     Pool::new(PoolConfig::with_budget(32 << 20)).unwrap()
@@ -103,7 +106,8 @@ pub fn frame(pool: &mut Pool, v6: bool, udp: bool, payload: &[u8], mss: u16) -> 
     Packet { chain: c, offload }
 }
 
-/// A device that gives back what it is sent, and takes at most `limit` frames per burst.
+/// A device that gives back what it is sent, and takes at most `limit` frames per burst. It says yes to
+/// every hint.
 pub struct Mirror {
     caps: Caps,
     queue: VecDeque<Packet>,
@@ -157,5 +161,21 @@ impl Device for Mirror {
     }
     fn link_state(&self) -> LinkState {
         LinkState::Up
+    }
+    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
+        drop(hint);
+        Ok(())
+    }
+}
+
+/// A hint about a room of `bytes` bytes.
+pub fn hint(bytes: usize) -> PlacementHint {
+    let end = |host: u8| SocketAddr::from(([10, 0, 0, host], 80));
+    let mut rooms = Rooms::default();
+    rooms.push(RecvBuf::with_capacity(bytes).post().room(0).unwrap()).unwrap();
+    PlacementHint {
+        flow: FlowKey::new(end(1), end(2)),
+        next_seq: SeqNum(0),
+        placement: Placement::InOrder(rooms),
     }
 }

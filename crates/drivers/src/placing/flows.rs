@@ -1,7 +1,7 @@
 //! The flows that a device places: what it expects next of each, and where that goes.
 
 use fulmar_base::{FlowKey, SeqNum};
-use fulmar_mbuf::{Chain, NoBuffer, Pool};
+use fulmar_mbuf::{Chain, Filled, NoBuffer, Pool};
 use fulmar_netdev::Rooms;
 use fulmar_wire::eth;
 use fulmar_wire::tcp::Flags;
@@ -65,30 +65,51 @@ pub fn parts(rooms: &mut Rooms, limit: usize) -> [&mut [u8]; Rooms::MAX] {
     })
 }
 
-/// Takes the first `n` bytes of the rooms (or all, if there are less) as what has been received, and
-/// lets go of rooms that are full; answers also whether there were such.
-///
-/// # Errors
-/// The pool has no descriptor. What was taken before is gone from the rooms then.
-fn split(rooms: &mut Rooms, n: usize, pool: &mut Pool) -> Result<(Chain, bool), NoBuffer> {
-    let (mut chain, mut left, mut is_full) = (Chain::new(), n, false);
-    while let Some(room) = rooms.front_mut().filter(|_| left > 0) {
-        let part = room.len().min(left);
-        match room.split(part, pool) {
-            Ok(m) => chain.push_back(m),
-            Err(e) => {
-                pool.free(chain);
-                return Err(e);
+/// Bytes that lie in the rooms of a flow.
+#[derive(Debug, Default)]
+pub struct Filling {
+    /// Part by part, a part per room.
+    parts: [Option<Filled>; Rooms::MAX],
+    /// A buffer became full with them.
+    pub is_full: bool,
+}
+
+impl Filling {
+    /// The bytes as a part of a packet.
+    ///
+    /// # Errors
+    /// The pool has no descriptor; the bytes are lost.
+    pub fn into_chain(self, pool: &mut Pool) -> Result<Chain, NoBuffer> {
+        let mut chain = Chain::new();
+        for part in self.parts.into_iter().flatten() {
+            match part.into_mbuf(pool) {
+                Ok(m) => chain.push_back(m),
+                Err(e) => {
+                    pool.free(chain);
+                    return Err(e);
+                }
             }
         }
-        left = left.saturating_sub(part);
+        Ok(chain)
+    }
+}
+
+/// Takes the first `n` bytes of the rooms (or all, if there are less) as what has been received, and
+/// lets go of rooms that are full.
+fn fill(rooms: &mut Rooms, n: usize) -> Filling {
+    let (mut filling, mut left) = (Filling::default(), n);
+    for part in &mut filling.parts {
+        let Some(room) = rooms.front_mut().filter(|_| left > 0) else { break };
+        let bytes = room.len().min(left);
+        left = left.saturating_sub(bytes);
+        *part = Some(room.fill(bytes));
         if !room.is_empty() {
             break;
         }
-        is_full = true;
+        filling.is_full = true;
         drop(rooms.pop_front());
     }
-    Ok((chain, is_full))
+    filling
 }
 
 /// One flow. Between hints it has no rooms, but what was learnt of it stays.
@@ -117,17 +138,17 @@ impl Flow {
             && !s.flags.intersects(SPECIAL)
     }
 
-    /// Takes the payload of the segment, of which the first bytes lie in the rooms, as many as fit;
-    /// answers also whether a buffer became full.
-    ///
-    /// # Errors
-    /// The pool has no descriptor: the frame is lost.
-    pub fn take(&mut self, s: &Segment, pool: &mut Pool) -> Result<(Chain, bool), NoBuffer> {
-        let taken = split(&mut self.rooms, s.payload_bytes, pool);
-        let end = SeqNum(s.seq.0.wrapping_add(u32::try_from(s.payload_bytes).unwrap_or(0)));
-        self.next = taken.is_ok().then_some(end);
+    /// Takes the payload of the segment, of which the first bytes lie in the rooms, as many as fit.
+    pub fn fill(&mut self, s: &Segment) -> Filling {
+        let end = s.seq.0.wrapping_add(u32::try_from(s.payload_bytes).unwrap_or(0));
+        self.next = Some(SeqNum(end));
         self.header_bytes = s.header_bytes;
-        taken
+        fill(&mut self.rooms, s.payload_bytes)
+    }
+
+    /// A frame was lost after it had been taken: nothing more is expected until the next hint.
+    pub fn lose(&mut self) {
+        self.next = None;
     }
 }
 

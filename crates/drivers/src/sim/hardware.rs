@@ -13,6 +13,7 @@ use super::meter::{Board, bump};
 use super::peer::{Arrival, Out, Peer};
 use super::ring::Ring;
 use super::rx::{Rx, RxRing};
+use super::table::FlowTable;
 use super::wire::{Frames, WireEnd};
 
 /// A frame to be sent.
@@ -45,6 +46,7 @@ enum Far {
 /// See the module's header.
 pub struct Hardware {
     pub board: Arc<Board>,
+    pub table: Arc<FlowTable>,
     rx: Rx,
     /// From the NIC, to the NIC; the latter is the other NIC's own, if there is one.
     lines: [Line; 2],
@@ -64,9 +66,11 @@ impl Hardware {
     }
 
     fn new(config: &SimConfig, board: Arc<Board>, far: Far) -> Hardware {
+        let table = Arc::new(FlowTable::new());
         Hardware {
             board,
-            rx: Rx::new(config),
+            rx: Rx::new(config, Arc::clone(&table)),
+            table,
             lines: [Line::new(config.line_rate_bps), Line::new(config.line_rate_bps)],
             delay: config.delay,
             mtu: config.mtu,

@@ -131,6 +131,12 @@ counts! {
     rx_bytes;
     /// Packets that came when no buffer was posted.
     rx_missed;
+    /// Times the host told the hardware that a reader's buffer is to be filled, and from where on.
+    posted_tags;
+    /// Buffers of readers whose pages the host has told the hardware.
+    registrations;
+    /// Records of four pages that the host has written for that.
+    pods;
     /// Times the hardware asked for the host's attention.
     interrupts;
     /// Nanoseconds that the hardware took on the host's threads.

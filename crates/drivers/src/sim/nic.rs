@@ -5,11 +5,12 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use fulmar_base::{Counters, DropReason, Instant, Offload};
-use fulmar_mbuf::{Chain, Mbuf, Pool, Purpose};
+use fulmar_base::{Counters, DropReason, FlowKey, Instant, Offload};
+use fulmar_mbuf::{BufId, Chain, Mbuf, Pool, Purpose};
 use fulmar_netdev::moderation::{Coalesce, Profile};
 use fulmar_netdev::{
-    Burst, Caps, Device, DeviceStats, LinkState, Packet, Tally, Unsupported, offload,
+    Burst, Caps, Device, DeviceStats, LinkState, Packet, Placement, PlacementHint, Rooms, Tally,
+    Unsupported, offload,
 };
 
 use super::engine::Engine;
@@ -17,6 +18,7 @@ use super::hardware::TxSlot;
 use super::meter::{Board, bump};
 use super::ring::Ring;
 use super::rx::{Buffer, Kind, RxRing};
+use super::table::{FlowTable, Pods};
 use super::{ETHER_BYTES, SimConfig};
 
 /// Received frames up to this length are copied out of any buffer, which is posted again: an
@@ -168,6 +170,9 @@ impl Driver {
     /// The next received frame; `Err` if there is no memory to keep it.
     fn harvest(&self, rx: &mut RxRing, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
         let (kind, first) = rx.reap()?;
+        if first.placed.is_some() {
+            return Some(harvest_placed(rx, kind, first, pool));
+        }
         let Some(offload) = first.end else {
             return Some(self.harvest_long(rx, kind, first, pool));
         };
@@ -261,7 +266,37 @@ impl Driver {
 fn repost(rx: &mut RxRing, kind: Kind, mut m: Mbuf) {
     m.set_len(0);
     // Its place was reaped before.
-    let _ = rx.ring(kind).post(Buffer { m, end: None });
+    let _ = rx.ring(kind).post(Buffer::empty(m));
+}
+
+/// A frame whose payload was placed: its headers leave in a buffer of their size, so that theirs goes
+/// back to the ring at once; what did not fit into the reader's memory leaves as it lies.
+fn harvest_placed(
+    rx: &mut RxRing,
+    kind: Kind,
+    first: Buffer,
+    pool: &mut Pool,
+) -> Result<Packet, DropReason> {
+    let (mut rest, mut end) = (Chain::new(), first.end);
+    // The hardware completes frames whole, so the last buffer is there.
+    while end.is_none()
+        && let Some((_, b)) = rx.reap()
+    {
+        rest.push_back(b.m);
+        end = b.end;
+    }
+    let head = copy_out(&first.m, pool);
+    repost(rx, kind, first.m);
+    let placed = first.placed.unwrap_or_default().into_chain(pool);
+    if let (Some(mut chain), Ok(placed), Some(offload)) = (head, placed, end) {
+        chain.append(placed);
+        chain.append(rest);
+        return Ok(Packet { chain, offload });
+    }
+    while let Some(m) = rest.pop_front() {
+        repost(rx, Kind::Large, m);
+    }
+    Err(DropReason::NoBuffer)
 }
 
 /// A frame that would keep several times its own memory, and is short enough to be copied for less
@@ -291,11 +326,20 @@ struct Posted {
 pub struct SimNic {
     driver: Driver,
     engine: Engine,
+    table: Arc<FlowTable>,
+    pods: Pods,
+    /// A flow was placed at some time.
+    has_placed: bool,
     stats: DeviceStats,
 }
 
 impl SimNic {
-    pub(super) fn new(config: &SimConfig, engine: Engine, board: Arc<Board>) -> SimNic {
+    pub(super) fn new(
+        config: &SimConfig,
+        engine: Engine,
+        board: Arc<Board>,
+        table: Arc<FlowTable>,
+    ) -> SimNic {
         let driver = Driver {
             caps: config.caps(),
             config: config.clone(),
@@ -306,7 +350,15 @@ impl SimNic {
             is_blocked: false,
         };
         let stats = DeviceStats { name: "sim".into(), ..DeviceStats::default() };
-        SimNic { driver, engine, stats }
+        SimNic { driver, engine, table, pods: Pods::new(), has_placed: false, stats }
+    }
+
+    fn count_placed(&mut self, counters: &mut Counters) {
+        if !self.has_placed {
+            return;
+        }
+        let outcome = self.table.lock().take_outcome();
+        outcome.count(counters, &mut self.stats);
     }
 
     /// Posts what there is room for and rings the doorbell once for it.
@@ -391,6 +443,7 @@ impl Device for SimNic {
         drop(rings);
         self.stats.rx_crossings += 1;
         tally.received(counters, &mut self.stats);
+        self.count_placed(counters);
         tally.frames as usize
     }
 
@@ -423,6 +476,29 @@ impl Device for SimNic {
         self.driver.board.rx_coalesce.set(receive);
         self.driver.tx_coalesce = transmit;
         Ok(())
+    }
+
+    /// A tag and an offset for each buffer.
+    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
+        if !self.driver.config.placement || !self.driver.config.csum {
+            return Err(Unsupported);
+        }
+        if let Placement::InOrder(rooms) = &hint.placement {
+            bump(&self.driver.board.counts.posted_tags, rooms.len() as u64);
+        }
+        self.has_placed = true;
+        self.table.set(hint)
+    }
+
+    /// Its pages, four at a time.
+    fn register(&mut self, buffer: BufId) {
+        let counts = &self.driver.board.counts;
+        bump(&counts.registrations, 1);
+        bump(&counts.pods, self.pods.write(buffer) as u64);
+    }
+
+    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
+        self.table.lock().clear(flow)
     }
 
     fn stats(&self) -> DeviceStats {

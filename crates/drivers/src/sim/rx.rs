@@ -3,12 +3,14 @@
 //! What is on its way waits in a lane, with the time at which its last bit arrives. Frames that are
 //! due go into buffers that the host has posted, each frame from the start of a buffer on, as many
 //! as it needs; segments of one stream that follow each other are put together on the way
-//! ([`lro`]). Where no buffer is posted, the wire pauses (IEEE 802.3 annex 31B) or the frame is lost,
+//! ([`lro`]). The payload of a flow whose reader has posted memory goes there
+//! ([`super::table`]). Where no buffer is posted, the wire pauses (IEEE 802.3 annex 31B) or the frame is lost,
 //! as configured.
 
 pub mod lro;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use fulmar_base::{Instant, Offload};
 use fulmar_mbuf::Mbuf;
@@ -19,7 +21,9 @@ use super::cut::Spare;
 use super::frame::{Rest, Seen, Transport, WireFrame};
 use super::meter::{Board, bump};
 use super::ring::Ring;
+use super::table::{FlowTable, Placing, Plan, Table};
 use super::{Coalesce, SimConfig, pattern};
+use crate::placing::flows::{Filling, Segment};
 
 /// Frames on their way to one NIC at most; beyond that the far end holds back.
 pub const LANE_PKTS: usize = 4096;
@@ -30,8 +34,17 @@ const SMALL_BYTES: usize = 2048;
 /// A posted buffer. The hardware writes into the spare room of the mbuf.
 pub struct Buffer {
     pub m: Mbuf,
+    /// What was placed behind these bytes of the frame, if anything was.
+    pub placed: Option<Filling>,
     /// Set with the last buffer of a frame: what the hardware found out about it.
     pub end: Option<Offload>,
+}
+
+impl Buffer {
+    /// A buffer to be filled.
+    pub fn empty(m: Mbuf) -> Buffer {
+        Buffer { m, placed: None, end: None }
+    }
 }
 
 /// The receive rings with what the hardware says about them: one of small buffers, one of large
@@ -112,6 +125,15 @@ impl RxRing {
         has(Kind::Large, bytes.max(1)).then_some(Kind::Large)
     }
 
+    /// Where the headers of a frame go whose payload is placed but for the last `rest_bytes`; nothing
+    /// while buffers are missing.
+    fn kind_for_placed(&self, header_bytes: usize, rest_bytes: usize) -> Option<Kind> {
+        let kind = self.kind_for(header_bytes)?;
+        let headers = usize::from(kind == Kind::Large);
+        let rest = rest_bytes.div_ceil(self.large_bytes);
+        (self.rings[Kind::Large as usize].waiting() >= headers + rest).then_some(kind)
+    }
+
     /// Whether any buffer is posted.
     pub fn has_buffers(&self) -> bool {
         self.rings.iter().any(|r| r.waiting() > 0)
@@ -170,11 +192,13 @@ pub struct Rx {
     lro: Option<usize>,
     flow_control: bool,
     pub spare: Spare,
+    table: Arc<FlowTable>,
 }
 
 impl Rx {
-    pub fn new(config: &SimConfig) -> Rx {
+    pub fn new(config: &SimConfig, table: Arc<FlowTable>) -> Rx {
         Rx {
+            table,
             lane: VecDeque::with_capacity(64),
             csum: config.csum,
             lro: config.lro.filter(|_| config.csum),
@@ -193,9 +217,13 @@ impl Rx {
         self.lro
     }
 
-    /// When the next frame is due.
-    pub fn next_due(&self) -> Option<Instant> {
+    fn first_due(&self) -> Option<Instant> {
         self.lane.front().map(|(due, _)| *due)
+    }
+
+    /// When the next frame is due, or is no longer held back.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.first_due().map(|due| due.max(self.table.paused_until()))
     }
 
     /// When the hardware asks for attention: after so many frames, or so long after the first.
@@ -206,24 +234,63 @@ impl Rx {
         if more == 0 {
             return Some(first);
         }
-        let by_count = self.lane.get(more - 1).map(|(due, _)| *due);
+        let by_count =
+            self.lane.get(more - 1).map(|(due, _)| (*due).max(self.table.paused_until()));
         Some(by_count.map_or(by_time, |at| at.min(by_time)))
     }
 
     /// Moves what is due into posted buffers; returns the bytes moved.
     pub fn run(&mut self, now: Instant, rx: &mut RxRing, board: &Board) -> u64 {
         let mut moved = 0;
-        while self.next_due().is_some_and(|due| due <= now) {
-            let Some((run, kind)) = self.next_run(now, rx) else {
-                if self.flow_control {
-                    break;
-                }
+        let shared = Arc::clone(&self.table);
+        let mut table = shared.lock();
+        while self.first_due().is_some_and(|due| due <= now) && !shared.is_paused(now) {
+            let of = self.placed_flow(now, &mut table);
+            if let Some((run, plan)) = of.as_ref().and_then(|of| self.plan(of, now, rx, &table)) {
+                let placing = Some(Placing::new(&plan, &mut table, &shared));
+                let to = Landing { rx, kind: plan.kind, current: None, touched: 0, placing };
+                moved += self.land(run, to, board);
+            } else if let Some((run, kind)) = self.next_run(now, rx) {
+                let to = Landing { rx, kind, current: None, touched: 0, placing: None };
+                moved += self.land(&run, to, board);
+                of.into_iter().for_each(|_| table.miss());
+            } else if self.flow_control {
+                break;
+            } else {
                 self.miss(board);
-                continue;
-            };
-            moved += self.land(&run, kind, rx, board);
+            }
         }
         moved
+    }
+
+    /// The frames in front, put together, if they are of a flow whose reader has posted memory, and
+    /// that flow.
+    fn placed_flow(&self, now: Instant, table: &mut Table) -> Option<(lro::Run, usize, Segment)> {
+        if !self.csum || table.is_empty() {
+            return None;
+        }
+        let (_, first) = self.lane.front()?;
+        let merged = self.lro.and_then(|limit| lro::run(&self.lane, now, limit));
+        let run = merged.unwrap_or_else(|| lro::Run::of_one(first));
+        let front = if run.head().is_empty() { first.front() } else { run.head() };
+        let (slot, segment) = table.find(front, run.frame_bytes).filter(|_| first.is_sound)?;
+        Some((run, slot, segment))
+    }
+
+    /// Where they go, if that is posted memory and there are buffers for the rest.
+    fn plan<'a>(
+        &self,
+        (run, slot, segment): &'a (lro::Run, usize, Segment),
+        now: Instant,
+        rx: &RxRing,
+        table: &Table,
+    ) -> Option<(&'a lro::Run, Plan)> {
+        if !table.expects(*slot, segment) {
+            return None;
+        }
+        let fits = table.room(*slot).min(segment.payload_bytes);
+        let kind = rx.kind_for_placed(segment.header_bytes, segment.payload_bytes - fits)?;
+        Some((run, Plan { slot: *slot, segment: *segment, fits, kind, now }))
     }
 
     /// The frames in front that are put together, if there are buffers for them; less of them, or
@@ -254,8 +321,7 @@ impl Rx {
     }
 
     /// Writes the frames of one run into the next buffers, of which there are enough.
-    fn land(&mut self, run: &lro::Run, kind: Kind, rx: &mut RxRing, board: &Board) -> u64 {
-        let mut to = Landing { rx, kind, current: None, touched: 0 };
+    fn land(&mut self, run: &lro::Run, mut to: Landing<'_>, board: &Board) -> u64 {
         let mut packets = 0;
         let mut offload = Offload::default();
         for i in 0..run.frames {
@@ -264,6 +330,7 @@ impl Rx {
             if i == 0 {
                 to.rx.first_pending.get_or_insert(due);
                 offload = self.offload(&frame, run);
+                to.set_offload(offload);
                 to.put(run.head());
             }
             let at = if i == 0 { run.head().len() } else { run.headers };
@@ -273,9 +340,8 @@ impl Rx {
         if !self.csum {
             to.finish_checksum();
         }
-        let touched = to.touched;
-        to.finish(offload);
-        rx.pending += 1;
+        to.rx.pending += 1;
+        let touched = to.finish(offload);
         bump(&board.counts.rx_frames, 1);
         bump(&board.counts.rx_packets, packets);
         bump(&board.counts.rx_bytes, run.frame_bytes as u64);
@@ -301,15 +367,49 @@ struct Landing<'a> {
     kind: Kind,
     current: Option<Mbuf>,
     touched: u64,
+    /// Until the payload that is placed has been written.
+    placing: Option<Placing<'a>>,
 }
 
 impl Landing<'_> {
     /// The next run of room, at most `n` bytes; nothing if buffers are missing.
     fn room(&mut self, n: usize) -> Option<&mut [u8]> {
+        let head_bytes = self.current.as_ref().map_or(0, Mbuf::len);
+        let n = match &self.placing {
+            Some(p) if head_bytes < p.header_bytes() => n.min(p.header_bytes() - head_bytes),
+            Some(p) if p.left() == 0 => {
+                self.end_placing();
+                n
+            }
+            _ => n,
+        };
+        if self.placing.as_ref().is_some_and(|p| head_bytes == p.header_bytes()) {
+            return self.placing.as_mut()?.room(n);
+        }
+        self.buffer_room(n)
+    }
+
+    fn set_offload(&mut self, offload: Offload) {
+        if let Some(p) = &mut self.placing {
+            p.offload = offload;
+        }
+    }
+
+    /// The headers and what was placed behind them are one buffer, the rest goes into further ones.
+    fn end_placing(&mut self) {
+        let Some(p) = self.placing.take() else { return };
+        let Some(m) = self.current.take() else { return };
+        let (placed, end) = p.finish();
+        self.rx.complete(self.kind, Buffer { m, placed: Some(placed), end });
+        self.kind = Kind::Large;
+    }
+
+    /// The next run of room in posted buffers of the ring.
+    fn buffer_room(&mut self, n: usize) -> Option<&mut [u8]> {
         if self.current.as_ref().is_some_and(|m| m.tailroom() == 0)
             && let Some(m) = self.current.take()
         {
-            self.rx.complete(self.kind, Buffer { m, end: None });
+            self.rx.complete(self.kind, Buffer::empty(m));
         }
         if self.current.is_none() {
             self.current = Some(self.rx.ring(self.kind).fetch()?.m);
@@ -382,9 +482,12 @@ impl Landing<'_> {
         }
     }
 
-    fn finish(self, offload: Offload) {
+    /// The frame is complete; returns how many bytes of memory were touched.
+    fn finish(mut self, offload: Offload) -> u64 {
+        self.end_placing();
         if let Some(m) = self.current {
-            self.rx.complete(self.kind, Buffer { m, end: Some(offload) });
+            self.rx.complete(self.kind, Buffer { m, placed: None, end: Some(offload) });
         }
+        self.touched
     }
 }

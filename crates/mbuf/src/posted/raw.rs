@@ -225,6 +225,19 @@ impl Room {
         Ok(m)
     }
 
+    /// As [`Room::split`], for a device that has no pool at hand where it writes: the first `n` bytes
+    /// are filled, and become an mbuf later.
+    ///
+    /// # Panics
+    /// If the room has fewer bytes.
+    #[inline]
+    pub fn fill(&mut self, n: usize) -> Filled {
+        assert!(n <= self.len(), "filled beyond the room");
+        let filled = Filled { memory: Arc::clone(&self.memory), from: self.from, bytes: n };
+        self.advance(n);
+        filled
+    }
+
     /// Copies as many bytes as fit to the front; the room begins behind them. Returns how many.
     #[inline]
     pub fn write(&mut self, bytes: &[u8]) -> usize {
@@ -292,6 +305,46 @@ impl Hold {
         let m = unsafe { home.placed(memory, bytes.start, len) }.ok_or(NoBuffer)?;
         memory.high.fetch_max(bytes.end, Ordering::Relaxed);
         Ok(Chain::from(m))
+    }
+}
+
+/// Bytes of a posted buffer that a device has filled ([`Room::fill`]), on their way to a packet. Nobody
+/// writes them any more. Dropped, they are lost: a hole in the buffer.
+pub struct Filled {
+    memory: Arc<Memory>,
+    from: usize,
+    /// `from + bytes <= high`.
+    bytes: usize,
+}
+
+impl Filled {
+    /// How many.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The bytes as an immutable mbuf, charged to nobody.
+    ///
+    /// # Errors
+    /// No descriptor is left; the bytes are lost.
+    #[inline]
+    pub fn into_mbuf(self, pool: &mut Pool) -> Result<Mbuf, NoBuffer> {
+        let len = u32::try_from(self.bytes).map_err(|_| NoBuffer)?;
+        let home = pool.home_with_desc(Purpose::Receive)?;
+        // SAFETY: the bytes were a room's until `Room::fill`, which made it begin behind them.
+        unsafe { home.placed(&self.memory, self.from, len) }.ok_or(NoBuffer)
+    }
+}
+
+impl core::fmt::Debug for Filled {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Filled").field("offset", &self.from).field("len", &self.bytes).finish()
     }
 }
 

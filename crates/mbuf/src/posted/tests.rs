@@ -129,3 +129,20 @@ fn sizes_of_nothing_and_of_too_much_are_no_surprise() {
     assert!(hold.release(9).unwrap().is_empty());
     assert_eq!(RecvBuf::try_with_capacity(usize::MAX).err(), Some(NoMemory));
 }
+
+#[test]
+fn what_is_filled_becomes_an_mbuf_later_although_the_room_is_gone_meanwhile() {
+    let mut pool = pool();
+    let mut hold = RecvBuf::with_capacity(100).post();
+    let mut room = hold.room(0).unwrap();
+    room.bytes()[..4].copy_from_slice(b"here");
+    let filled = room.fill(4);
+    let lost = room.fill(6);
+    assert_eq!((filled.len(), lost.is_empty(), room.offset()), (4, false, 10));
+    drop((room, lost));
+    assert!(hold.room(3).is_none() && hold.room(10).is_some(), "nobody writes what is filled");
+    let m = filled.into_mbuf(&mut pool).unwrap();
+    assert_eq!((m.as_slice(), m.placed().map(|p| p.offset)), (&b"here"[..], Some(0)));
+    pool.free_mbuf(m);
+    assert!(hold.release(4).is_ok());
+}

@@ -1,7 +1,7 @@
 use fulmar_base::Counter;
 
 use super::*;
-use crate::testing::{Mirror, frame, packet, pool};
+use crate::testing::{Mirror, frame, hint, packet, pool};
 
 struct Rig {
     device: Faults<Mirror>,
@@ -182,4 +182,11 @@ fn frames_that_the_device_behind_refuses_are_offered_again() {
     assert_eq!(rig.receive(1).len(), 1);
     assert_eq!(rig.counters.value(Counter::TxFrames), 1);
     assert_eq!(rig.device.next_deadline(), None);
+}
+
+#[test]
+fn placement_is_refused_whatever_the_device_behind_says() {
+    let mut rig = Rig::new(1, Rates::default(), Rates::default());
+    assert_eq!(Mirror::new().place(hint(10)), Ok(()));
+    assert_eq!(rig.device.place(hint(10)), Err(Unsupported));
 }
