@@ -18,9 +18,7 @@ use fulmar_mbuf::{Backing, NoBuffer, Pool, Purpose};
 use crate::delay::DelayQueue;
 use crate::moderation::Profile;
 use crate::offload::{self, Refusal};
-use crate::{
-    Burst, Caps, Chance, Device, DeviceStats, LinkState, Packet, Peek, Rng, Unsupported,
-};
+use crate::{Burst, Caps, Chance, Device, DeviceStats, LinkState, Packet, Peek, Rng, Unsupported};
 
 const ETHER_BYTES: usize = 14;
 /// Frames held per direction before no more are accepted.

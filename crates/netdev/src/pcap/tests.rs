@@ -2,7 +2,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::testing::{Mirror, frame, packet, pool};
+use crate::testing::{Mirror, frame, hint, packet, pool};
 
 /// A file in memory that a test can look into while the device owns it.
 #[derive(Clone, Default)]
@@ -157,4 +157,20 @@ fn tshark_reads_a_capture_without_complaint() {
     assert_eq!((rows[2][1], rows[4][1]), ("60066", "30086"));
     assert!(rows.iter().all(|r| r[3].is_empty()), "malformed: {text}");
     assert!(rows[0][2].ends_with('2') && rows[1][2].ends_with('1'), "{text}");
+}
+
+#[test]
+fn placement_passes_and_placed_payload_is_in_the_capture() {
+    let mut pool = pool();
+    let file = Shared::default();
+    let mut device = PcapWriter::new(Mirror::new(), file.clone(), Duration::ZERO);
+    assert_eq!(device.place(hint(10)), Ok(()));
+    let mut room = fulmar_mbuf::RecvBuf::with_capacity(100).post().room(0).unwrap();
+    room.bytes()[..40].fill(0x5a);
+    let mut p = packet(&mut pool, &[1; 20]);
+    p.chain.push_back(room.split(40, &mut pool).unwrap());
+    there_and_back(&mut device, p, 0);
+    device.flush();
+    let all = blocks(&file.0.lock().unwrap());
+    assert_eq!(all[3].1[20..80], [[1; 20], [0x5a; 20], [0x5a; 20]].concat());
 }
