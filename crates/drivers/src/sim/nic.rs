@@ -353,6 +353,10 @@ impl SimNic {
         SimNic { driver, engine, table, pods: Pods::new(), has_placed: false, stats }
     }
 
+    fn places(&self) -> bool {
+        self.driver.config.placement && self.driver.config.csum
+    }
+
     fn count_placed(&mut self, counters: &mut Counters) {
         if !self.has_placed {
             return;
@@ -480,7 +484,7 @@ impl Device for SimNic {
 
     /// A tag and an offset for each buffer.
     fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        if !self.driver.config.placement || !self.driver.config.csum {
+        if !self.places() {
             return Err(Unsupported);
         }
         if let Placement::InOrder(rooms) = &hint.placement {
@@ -492,6 +496,9 @@ impl Device for SimNic {
 
     /// Its pages, four at a time.
     fn register(&mut self, buffer: BufId) {
+        if !self.places() {
+            return;
+        }
         let counts = &self.driver.board.counts;
         bump(&counts.registrations, 1);
         bump(&counts.pods, self.pods.write(buffer) as u64);
