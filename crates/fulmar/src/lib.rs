@@ -43,6 +43,7 @@ pub mod control;
 pub mod devices;
 mod error;
 mod exit;
+mod framed;
 pub mod ledger;
 mod loan;
 mod poll;
@@ -58,12 +59,13 @@ mod udp;
 
 pub use cidr::{Cidr, ParseCidrError};
 pub use error::SetupError;
+pub use framed::{Body, BodyBuffers, Frame, Framed};
 pub use fulmar_base as base;
 pub use fulmar_ip::{Prefix, Route};
 pub use fulmar_mbuf as mbuf;
 pub use fulmar_mbuf::RecvBuf;
 pub use fulmar_netdev as netdev;
-pub use fulmar_netdev::Device;
+pub use fulmar_netdev::{Device, FrameParser};
 pub use fulmar_netdev::moderation::ModerationConfig;
 #[doc(hidden)]
 pub use fulmar_socket as socket_steps;

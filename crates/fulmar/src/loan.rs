@@ -25,16 +25,24 @@ use crate::udp::UdpSocket;
 /// loan, or let go of it, before you wait for more on the same socket than its buffer holds.
 ///
 /// In a forked child a loan of the parent has no bytes.
+#[derive(Default)]
 pub struct Loan {
+    /// A range of one chain each, in order. Most loans have the first one only.
+    first: Option<Part>,
+    more: Vec<Part>,
+    /// Bytes of all of them.
+    len: usize,
+}
+
+/// A range of a chain, which others may have a range of too.
+struct Part {
     held: Holder,
-    /// The part of the chain that this loan is.
     from: usize,
     len: usize,
 }
 
 /// Split loans share the buffers, which go back with the last of them.
 enum Holder {
-    Nothing,
     Alone(Held),
     Shared(Arc<Held>),
 }
@@ -64,29 +72,50 @@ impl Drop for Held {
     }
 }
 
+impl Part {
+    fn held(&self) -> &Held {
+        match &self.held {
+            Holder::Alone(held) => held,
+            Holder::Shared(held) => held,
+        }
+    }
+
+    /// Cuts off what is behind the first `at` bytes.
+    fn split_off(self, at: usize) -> (Part, Part) {
+        let shared = match self.held {
+            Holder::Alone(held) => Arc::new(held),
+            Holder::Shared(held) => held,
+        };
+        let part = |held, from, len| Part { held: Holder::Shared(held), from, len };
+        let front = part(Arc::clone(&shared), self.from, at);
+        (front, part(shared, self.from + at, self.len - at))
+    }
+}
+
 impl Loan {
     fn new(socket: &Socket, chain: Chain, lent: Lent) -> Loan {
         let len = chain.len();
         if chain.segs() == 0 {
             return Loan::default();
         }
-        let host = socket.stack.host.downgrade();
+        let host = socket.host().downgrade();
         let held = Held { chain, host, id: socket.id, lent, forks: fork_generation() };
-        Loan { held: Holder::Alone(held), from: 0, len }
+        let first = Some(Part { held: Holder::Alone(held), from: 0, len });
+        Loan { first, more: Vec::new(), len }
     }
 
-    fn held(&self) -> Option<&Held> {
-        let held = match &self.held {
-            Holder::Nothing => return None,
-            Holder::Alone(held) => held,
-            Holder::Shared(held) => &**held,
-        };
-        (held.forks == fork_generation()).then_some(held)
+    fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.first.iter().chain(&self.more)
+    }
+
+    /// Whether the memory exists in this process.
+    fn is_here(&self) -> bool {
+        self.first.as_ref().is_none_or(|p| p.held().forks == fork_generation())
     }
 
     /// How many bytes it has.
     pub fn len(&self) -> usize {
-        self.held().map_or(0, |_| self.len)
+        if self.is_here() { self.len } else { 0 }
     }
 
     /// Whether it has none: the end of a stream, or an empty datagram.
@@ -94,10 +123,18 @@ impl Loan {
         self.len() == 0
     }
 
+    /// Bytes of storage that it keeps from arriving packets. Parts of a split loan each keep all.
+    pub fn storage_bytes(&self) -> usize {
+        self.parts().map(|p| p.held().lent.storage_bytes).sum()
+    }
+
     /// The bytes, in order; no slice is empty.
     pub fn slices(&self) -> Slices<'_> {
-        let mbufs = self.held().map(|h| h.chain.iter());
-        Slices { mbufs, skip: self.from, left: self.len() }
+        let (first, more) = match &self.first {
+            Some(first) if self.is_here() => (Some(first), &self.more[..]),
+            _ => (None, &[][..]),
+        };
+        Slices { part: first.map(PartSlices::new), more: more.iter() }
     }
 
     /// The bytes in the shape that vectored writes take, in order.
@@ -107,11 +144,21 @@ impl Loan {
 
     /// Copies bytes from `offset` on into `out`; returns how many there were.
     pub fn copy_to(&self, offset: usize, out: &mut [u8]) -> usize {
-        let n = out.len().min(self.len().saturating_sub(offset));
-        match (self.held(), out.get_mut(..n)) {
-            (Some(held), Some(out)) => held.chain.copy_to(self.from.saturating_add(offset), out),
-            _ => 0,
+        let (mut skip, mut done) = (offset, 0);
+        for s in self.slices() {
+            let from = skip.min(s.len());
+            skip -= from;
+            let (Some(bytes), Some(room)) = (s.get(from..), out.get_mut(done..)) else { break };
+            let n = bytes.len().min(room.len());
+            if let (Some(bytes), Some(room)) = (bytes.get(..n), room.get_mut(..n)) {
+                room.copy_from_slice(bytes);
+            }
+            done += n;
+            if done == out.len() {
+                break;
+            }
         }
+        done
     }
 
     /// A copy in memory of the program.
@@ -121,25 +168,61 @@ impl Loan {
         all
     }
 
-    /// Forgets the first `n` bytes, or all if there are fewer. Their buffers stay until the loan is
-    /// dropped.
+    /// Forgets the first `n` bytes, or all if there are fewer. Buffers that lie in it whole go back.
     pub fn advance(&mut self, n: usize) {
-        let n = n.min(self.len);
-        self.from += n;
-        self.len -= n;
+        let mut left = n.min(self.len);
+        self.len -= left;
+        while let Some(first) = &mut self.first {
+            let here = left.min(first.len);
+            first.from += here;
+            first.len -= here;
+            left -= here;
+            if first.len > 0 {
+                break;
+            }
+            self.first = (!self.more.is_empty()).then(|| self.more.remove(0));
+        }
     }
 
-    /// Keeps the first `at` bytes and returns the others. Both refer to the same buffers, which go
-    /// back when both are dropped.
+    /// Adds the bytes of another loan behind those of this one.
+    pub fn append(&mut self, other: Loan) {
+        self.len += other.len;
+        for part in other.first.into_iter().chain(other.more) {
+            match &self.first {
+                None => self.first = Some(part),
+                Some(_) => self.more.push(part),
+            }
+        }
+    }
+
+    /// Keeps the first `at` bytes and returns the others. Where the cut goes through buffers that came
+    /// together, both refer to them, and they go back when both are dropped.
     ///
     /// # Panics
     /// If there are fewer bytes.
     #[must_use = "the bytes behind `at` are in it"]
     pub fn split_off(&mut self, at: usize) -> Loan {
-        assert!(at <= self.len, "split at {at} of {} bytes", self.len);
-        let rest = Loan { held: self.share(), from: self.from + at, len: self.len - at };
-        self.len = at;
+        assert!(at <= self.len, "a split at byte {at} of {}", self.len);
+        let all = std::mem::take(self);
+        let mut rest = Loan::default();
+        for part in all.first.into_iter().chain(all.more) {
+            let room = at - self.len;
+            if part.len <= room {
+                self.push(part);
+            } else if room == 0 {
+                rest.push(part);
+            } else {
+                let (front, back) = part.split_off(room);
+                self.push(front);
+                rest.push(back);
+            }
+        }
         rest
+    }
+
+    fn push(&mut self, part: Part) {
+        let len = part.len;
+        self.append(Loan { first: Some(part), more: Vec::new(), len });
     }
 
     /// Returns the first `at` bytes and keeps the others; as [`Loan::split_off`].
@@ -150,24 +233,6 @@ impl Loan {
     pub fn split_to(&mut self, at: usize) -> Loan {
         let rest = self.split_off(at);
         std::mem::replace(self, rest)
-    }
-
-    fn share(&mut self) -> Holder {
-        self.held = match std::mem::replace(&mut self.held, Holder::Nothing) {
-            Holder::Alone(held) => Holder::Shared(Arc::new(held)),
-            other => other,
-        };
-        match &self.held {
-            Holder::Shared(held) => Holder::Shared(Arc::clone(held)),
-            _ => Holder::Nothing,
-        }
-    }
-}
-
-impl Default for Loan {
-    /// No bytes.
-    fn default() -> Loan {
-        Loan { held: Holder::Nothing, from: 0, len: 0 }
     }
 }
 
@@ -208,17 +273,25 @@ impl fmt::Debug for Loan {
 /// The slices of a [`Loan`].
 #[derive(Clone)]
 pub struct Slices<'a> {
-    mbufs: Option<fulmar_mbuf::Iter<'a>>,
+    part: Option<PartSlices<'a>>,
+    more: std::slice::Iter<'a, Part>,
+}
+
+#[derive(Clone)]
+struct PartSlices<'a> {
+    mbufs: fulmar_mbuf::Iter<'a>,
     skip: usize,
     left: usize,
 }
 
-impl<'a> Iterator for Slices<'a> {
-    type Item = &'a [u8];
+impl<'a> PartSlices<'a> {
+    fn new(part: &'a Part) -> PartSlices<'a> {
+        PartSlices { mbufs: part.held().chain.iter(), skip: part.from, left: part.len }
+    }
 
     fn next(&mut self) -> Option<&'a [u8]> {
         while self.left > 0 {
-            let bytes = self.mbufs.as_mut()?.next().map(Mbuf::as_slice)?;
+            let bytes = self.mbufs.next().map(Mbuf::as_slice)?;
             let from = self.skip.min(bytes.len());
             self.skip -= from;
             let rest = bytes.get(from..).unwrap_or_default();
@@ -229,6 +302,19 @@ impl<'a> Iterator for Slices<'a> {
             }
         }
         None
+    }
+}
+
+impl<'a> Iterator for Slices<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        loop {
+            if let Some(slice) = self.part.as_mut()?.next() {
+                return Some(slice);
+            }
+            self.part = self.more.next().map(PartSlices::new);
+        }
     }
 }
 

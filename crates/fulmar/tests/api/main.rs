@@ -7,6 +7,7 @@ mod support;
 mod datagram;
 mod device_gone;
 mod end;
+mod framed;
 mod loan;
 mod options;
 mod poll;
