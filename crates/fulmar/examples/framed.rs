@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use common::{Outcome, Place};
 use fulmar::mbuf::RecvBuf;
-use fulmar::{Body, FrameParser, Framed, Stack, TcpListener, TcpStream};
+use fulmar::{Body, FrameParser, Stack, TcpListener, TcpStream};
 
 const PORT: u16 = 2049;
 /// Requests under way at once.
@@ -51,16 +51,19 @@ fn main() -> ExitCode {
 fn example(arguments: &[String]) -> Outcome {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let number = |text: &str| text.parse().map_err(|_| format!("`{text}` is no number"));
-    let (blocks, kib) = match words[..] {
+    let (blocks, kib): (u32, u32) = match words[..] {
         ["link"] => (10_000, 64),
         ["link", blocks] => (number(blocks)?, 64),
         ["link", blocks, kib] => (number(blocks)?, number(kib)?),
         _ => return Err("usage: framed link [BLOCKS [KIB]]".into()),
     };
+    if !(1..=16 << 10).contains(&kib) {
+        return Err("a block has 1 to 16384 KiB".into());
+    }
     let Place::Demo(ours, peer) = common::open("link", None)? else {
         return Err("`link` is a demonstration".into());
     };
-    demo(&ours, &peer, blocks, kib << 10)
+    demo(&ours, &peer, blocks, (kib as usize) << 10)
 }
 
 fn demo(ours: &Stack, peer: &Stack, blocks: u32, bytes: usize) -> Outcome {
@@ -84,8 +87,12 @@ fn client(stack: &Stack, blocks: u32, bytes: usize) -> Outcome<(u32, u32)> {
     let (mut asked, mut placed, mut lent) = (0, 0, 0);
     while placed + lent < blocks {
         while asked < blocks && asked - placed - lent < UNDER_WAY {
-            let buffer = free.pop().unwrap_or_else(|| RecvBuf::with_capacity(bytes));
-            ask(&mut replies, asked, buffer)?;
+            if asked % WITHOUT_BUFFER > 0 {
+                let buffer = free.pop().unwrap_or_else(|| RecvBuf::with_capacity(bytes));
+                replies.buffers().insert(asked.into(), buffer);
+            }
+            let mut stream = replies.stream();
+            stream.write_all(&asked.to_be_bytes())?;
             asked += 1;
         }
         let Some(reply) = replies.next()? else { return Err("the server has gone".into()) };
@@ -107,16 +114,6 @@ fn client(stack: &Stack, blocks: u32, bytes: usize) -> Outcome<(u32, u32)> {
         }
     }
     Ok((placed, lent))
-}
-
-/// Gives the buffer its tag, then asks for the block.
-fn ask(replies: &mut Framed<Reply, HashMap<u64, RecvBuf>>, block: u32, buffer: RecvBuf) -> Outcome {
-    if !block.is_multiple_of(WITHOUT_BUFFER) {
-        replies.buffers().insert(block.into(), buffer);
-    }
-    let mut stream = replies.stream();
-    stream.write_all(&block.to_be_bytes())?;
-    Ok(())
 }
 
 /// Every byte of a block is the low byte of its number.

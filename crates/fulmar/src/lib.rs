@@ -65,8 +65,8 @@ pub use fulmar_ip::{Prefix, Route};
 pub use fulmar_mbuf as mbuf;
 pub use fulmar_mbuf::RecvBuf;
 pub use fulmar_netdev as netdev;
-pub use fulmar_netdev::{Device, FrameParser};
 pub use fulmar_netdev::moderation::ModerationConfig;
+pub use fulmar_netdev::{Device, FrameParser};
 #[doc(hidden)]
 pub use fulmar_socket as socket_steps;
 pub use fulmar_socket::Ready;
