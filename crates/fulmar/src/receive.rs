@@ -3,6 +3,7 @@
 use std::io::{self, IoSliceMut};
 use std::ops::BitOr;
 
+use fulmar_base::Stage;
 use fulmar_mbuf::Chain;
 use fulmar_stack::{Limit, Request};
 
@@ -92,6 +93,9 @@ impl TcpStream {
         let n = chain.len();
         if n > 0 {
             scatter(&chain, bufs, done);
+            if s.host().stage(Stage::ReceiveCopied).is_break() {
+                return Ok(n);
+            }
             s.host().post(Request::ReadDone(s.id, chain));
         }
         Ok(n)

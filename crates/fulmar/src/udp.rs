@@ -6,6 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
+use fulmar_base::Stage;
 use fulmar_socket::{Ready, SocketError};
 use fulmar_stack::Request;
 use fulmar_udp::BindOptions;
@@ -74,6 +75,9 @@ impl UdpSocket {
 
     fn send_one(&self, parts: &[&[u8]], to: Option<SocketAddr>) -> io::Result<usize> {
         let id = self.socket.id;
+        if self.socket.host().ends_at(Stage::SendCall) {
+            return Ok(parts.iter().map(|p| p.len()).sum());
+        }
         self.socket.wait(Ready::WRITABLE, self.socket.write_limit(), |shard, now| {
             shard.udp_send_step(now, id, parts, to)
         })
@@ -86,7 +90,13 @@ impl UdpSocket {
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let s = &*self.socket;
         let d = s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.udp_receive(s.id))?;
+        if s.host().ends_at(Stage::ReceiveTaken) {
+            return Ok((0, d.src));
+        }
         let n = d.payload.copy_to(0, buf);
+        if s.host().stage(Stage::ReceiveCopied).is_break() {
+            return Ok((n, d.src));
+        }
         s.host().post(Request::Free(d.payload));
         Ok((n, d.src))
     }

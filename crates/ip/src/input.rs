@@ -9,7 +9,7 @@ mod v6;
 
 use core::net::IpAddr;
 
-use fulmar_base::{Counters, DropReason, Instant, Offload, Zone};
+use fulmar_base::{Counters, DropReason, Instant, Offload, Stage, Zone};
 use fulmar_mbuf::{Chain, Pool};
 use fulmar_wire::{WireError, eth, protocol};
 
@@ -77,6 +77,9 @@ impl Ip {
             return Err(DropReason::NotForUs);
         }
         frame.strip(eth::HEADER_BYTES, cx.pool)?;
+        if cx.out.stage(Stage::EtherInput).is_break() {
+            return Ok(Verdict::Consumed);
+        }
         match header.ethertype {
             eth::IPV4 => self.ipv4_input(cx, frame),
             eth::IPV6 => self.ipv6_input(cx, frame),

@@ -180,7 +180,7 @@ impl Ip {
         outbound: &Outbound,
     ) -> Result<(), DropReason> {
         let mut chain = build(outbound, cx.pool).map_err(|NoBuffer| DropReason::NoBuffer)?;
-        if self.encapsulate(&header_of(outbound), outbound.ether, &mut chain, cx.pool).is_err() {
+        if self.encapsulate(cx, &header_of(outbound), outbound.ether, &mut chain).is_err() {
             cx.pool.free(chain);
             return Err(DropReason::NoBuffer);
         }

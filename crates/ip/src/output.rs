@@ -2,10 +2,10 @@
 
 use core::net::IpAddr;
 
-use fulmar_base::{Counters, DropReason, EtherAddr, Instant, Offload, Zone};
-use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
+use fulmar_base::{Counters, DropReason, EtherAddr, Instant, Offload, Stage, Zone};
+use fulmar_mbuf::{Chain, Pool, Purpose};
 use fulmar_route::Resolution;
-use fulmar_wire::{eth, ipv4, ipv6};
+use fulmar_wire::{WireError, eth, ipv4, ipv6};
 
 use crate::destination::{Destination, Path, Way};
 use crate::engine::Ip;
@@ -30,6 +30,27 @@ struct Prepared {
     offload: Offload,
     /// It is larger than this, the MTU of its path, and to be sent in fragments.
     cut_to: Option<usize>,
+}
+
+/// Why a packet is not sent.
+#[derive(Debug)]
+pub(crate) enum Stopped {
+    /// It cannot be.
+    Refused(OutputError, DropReason),
+    /// A probe measures the way up to here.
+    ByProbe,
+}
+
+impl From<(OutputError, DropReason)> for Stopped {
+    fn from((error, reason): (OutputError, DropReason)) -> Stopped {
+        Stopped::Refused(error, reason)
+    }
+}
+
+/// Shows a stage to the sink's probe.
+#[inline(always)]
+fn pass<S: FrameSink>(cx: &mut Context<'_, S>, stage: Stage) -> Result<(), Stopped> {
+    if cx.out.stage(stage).is_break() { Err(Stopped::ByProbe) } else { Ok(()) }
 }
 
 /// Where a packet goes next.
@@ -81,9 +102,13 @@ impl Ip {
         let sent = self.prepare(cx, header, zone, &mut chain, offload);
         match sent {
             Ok(prepared) => self.transmit(cx, prepared, chain),
-            Err((error, reason)) => {
+            Err(Stopped::Refused(error, reason)) => {
                 cx.discard(chain, reason);
                 Err(error)
+            }
+            Err(Stopped::ByProbe) => {
+                cx.pool.free(chain);
+                Ok(())
             }
         }
     }
@@ -97,11 +122,12 @@ impl Ip {
         zone: Zone,
         chain: &mut Chain,
         offload: Offload,
-    ) -> Result<Prepared, (OutputError, DropReason)> {
+    ) -> Result<Prepared, Stopped> {
         if header.src.is_ipv4() != header.dst.is_ipv4() {
-            return Err((OutputError::NoRoute, DropReason::NoRoute));
+            return Err(Stopped::Refused(OutputError::NoRoute, DropReason::NoRoute));
         }
         let hop = self.hop_to(header.dst, zone, cx.now)?;
+        pass(cx, Stage::RouteFound)?;
         let (ether, mtu, must_fragment, is_own) = match &hop {
             Hop::Known(d) => (d.ether, d.mtu, d.must_fragment, d.is_own),
             Hop::Wait { path, .. } => (EtherAddr::default(), path.mtu, path.must_fragment, false),
@@ -114,10 +140,9 @@ impl Ip {
         let mtu = if routers_cut { self.config.mtu } else { mtu };
         let is_too_big = largest_packet(chain, &offload, header.dst) > mtu;
         if (is_too_big && !may_cut) || is_too_long(chain, header.dst) {
-            return Err((OutputError::TooBig { mtu }, DropReason::PacketTooBig));
+            return Err(Stopped::Refused(OutputError::TooBig { mtu }, DropReason::PacketTooBig));
         }
-        let pushed = self.encapsulate(&header, ether, chain, cx.pool);
-        let pushed = pushed.map_err(|NoBuffer| (OutputError::NoBuffer, DropReason::NoBuffer))?;
+        let pushed = self.encapsulate(cx, &header, ether, chain)?;
         Ok(Prepared { hop, offload: offload.shift(pushed), cut_to: is_too_big.then_some(mtu) })
     }
 
@@ -194,20 +219,36 @@ impl Ip {
     }
 
     /// Puts an IP and an Ethernet header in front, in one piece, and returns their length.
-    pub(crate) fn encapsulate(
+    pub(crate) fn encapsulate<S: FrameSink>(
         &mut self,
+        cx: &mut Context<'_, S>,
         header: &NetworkHeader,
         ether: EtherAddr,
         chain: &mut Chain,
-        pool: &mut Pool,
-    ) -> Result<u16, NoBuffer> {
+    ) -> Result<u16, Stopped> {
+        let no_buffer = || Stopped::Refused(OutputError::NoBuffer, DropReason::NoBuffer);
         let payload_bytes = chain.len();
         let (ip_bytes, ethertype) = ip_header_of(header.dst);
         let bytes = ip_bytes.saturating_add(eth::HEADER_BYTES);
-        let room = chain.prepend(bytes, pool, Purpose::Control)?;
-        let (link, network) = room.split_at_mut_checked(eth::HEADER_BYTES).ok_or(NoBuffer)?;
+        let room = chain.prepend(bytes, cx.pool, Purpose::Control).map_err(|_| no_buffer())?;
+        let parts = room.split_at_mut_checked(eth::HEADER_BYTES);
+        let (link, network) = parts.ok_or_else(no_buffer)?;
+        self.emit_network(header, payload_bytes, network).map_err(|_| no_buffer())?;
+        pass(cx, Stage::IpOutput)?;
         let link_header = eth::Header { dst: ether, src: self.config.ether, ethertype };
-        let written = link_header.emit(link).and_then(|()| match (header.src, header.dst) {
+        link_header.emit(link).map_err(|_| no_buffer())?;
+        pass(cx, Stage::EtherOutput)?;
+        Ok(bytes as u16)
+    }
+
+    /// Writes an IP header.
+    fn emit_network(
+        &mut self,
+        header: &NetworkHeader,
+        payload_bytes: usize,
+        network: &mut [u8],
+    ) -> Result<(), WireError> {
+        match (header.src, header.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 self.ident = self.ident.wrapping_add(1);
                 ipv4::Header {
@@ -235,10 +276,8 @@ impl Ip {
                 payload_bytes,
             }
             .emit(network),
-            _ => Err(fulmar_wire::WireError::Malformed),
-        });
-        written.map_err(|_| NoBuffer)?;
-        Ok(bytes as u16)
+            _ => Err(WireError::Malformed),
+        }
     }
 
     /// The neighbour is known now: sends what waited for it, in order.

@@ -1,8 +1,9 @@
 //! What passes through the doors of this room.
 
 use core::net::{IpAddr, SocketAddr};
+use core::ops::ControlFlow;
 
-use fulmar_base::{Counters, FlowKey, Offload, Zone};
+use fulmar_base::{Counters, FlowKey, Offload, Stage, Zone};
 use fulmar_mbuf::{Chain, Pool};
 
 /// Takes the frames that leave. The stack implements it on its transmit burst.
@@ -30,6 +31,14 @@ pub trait FrameSink {
     ) -> bool {
         let _ = (pool, counters, frames, is_loopback);
         true
+    }
+
+    /// The packet in hand has reached `stage`; `Break`: it is to go no further, and is freed as if it
+    /// had been sent, or had been for nobody.
+    #[inline(always)]
+    fn stage(&mut self, stage: Stage) -> ControlFlow<()> {
+        let _ = stage;
+        ControlFlow::Continue(())
     }
 
     /// A whole Ethernet frame from this stack to itself, with its own Ethernet address at both

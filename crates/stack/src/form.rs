@@ -121,6 +121,7 @@ calls! {
     fn has_backlog() -> bool;
     fn stat() -> Stat;
     fn socket_counts() -> [usize; 3];
+    fn stops_at(stage: Stage) -> bool;
 
     fn tcp_post(now: Instant, id: SlotId, buf: RecvBuf, rule: Rule, ticket: &Arc<RecvTicket>)
         -> Result<(), (SocketError, RecvBuf)>;
@@ -264,6 +265,15 @@ impl AnyHost {
     #[inline]
     pub fn stage(&self, stage: Stage) -> ControlFlow<()> {
         each!(self, host => host.outside().stage(stage))
+    }
+
+    /// Whether calls end at a stage: for what begins behind it.
+    #[inline]
+    pub fn ends_at(&self, stage: Stage) -> bool {
+        match self {
+            Form::Stopping(host) => host.outside().stage(stage).is_break(),
+            Form::Released(_) | Form::Accounted(_) => false,
+        }
     }
 
     /// See [`Host::is_ours`].

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
+use std::ops::ControlFlow;
 
 use fulmar_base::{Counter, Counters, DropReason, Instant, Offload, Probe, Stage};
 use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError};
@@ -110,14 +111,22 @@ impl Link {
     }
 
     /// Hands the burst to the device: one crossing. True if nothing is left.
-    pub fn flush(&mut self, pool: &mut Pool, counters: &mut Counters) -> bool {
+    pub fn flush<P: Probe>(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        probe: &mut P,
+    ) -> bool {
         if self.tx.is_empty() {
             return true;
         }
         counters.count(Counter::TxBursts);
         let taken = self.device.tx_burst(self.now, pool, &mut self.tx, counters);
         self.sent_frames += taken as u64;
-        self.device.tx_reap(self.now, pool);
+        if probe.stage(Stage::DeviceTaken).is_continue() {
+            self.device.tx_reap(self.now, pool);
+            let _ = probe.stage(Stage::Completed);
+        }
         if self.device.lost().is_some() {
             self.discard(pool, counters);
         }
@@ -131,12 +140,20 @@ impl Link {
         }
     }
 
+    /// Takes every frame out of the burst, as if it had been sent.
+    fn forget(&mut self, pool: &mut Pool) {
+        while let Some(p) = self.tx.pop_front() {
+            pool.free(p.chain);
+        }
+    }
+
     /// Puts a frame into the burst in a form that the device can send, crossing when it is full.
-    fn put(
+    fn put<P: Probe>(
         &mut self,
         pool: &mut Pool,
         counters: &mut Counters,
         mut packet: Packet,
+        probe: &mut P,
     ) -> Result<(), Chain> {
         loop {
             let unfit = match offload::fit(packet, &self.caps, pool, &mut self.tx, counters) {
@@ -145,7 +162,7 @@ impl Link {
             };
             match unfit.why {
                 Refusal::NoRoom => {
-                    self.flush(pool, counters);
+                    self.flush(pool, counters, probe);
                     if self.tx.is_full() {
                         return Err(unfit.packet.chain);
                     }
@@ -166,7 +183,13 @@ impl Link {
     }
 }
 
-impl FrameSink for Link {
+/// The link as ip sees it, with the probe that looks on.
+pub struct Sink<'a, P: Probe> {
+    pub link: &'a mut Link,
+    pub probe: &'a mut P,
+}
+
+impl<P: Probe> FrameSink for Sink<'_, P> {
     fn frame(
         &mut self,
         pool: &mut Pool,
@@ -174,10 +197,19 @@ impl FrameSink for Link {
         chain: Chain,
         offload: Offload,
     ) -> Result<(), Chain> {
-        if is_kept_from(self.gathers_in_kernel, pool, &chain) {
+        if is_kept_from(self.link.gathers_in_kernel, pool, &chain) {
             return refuse(pool, counters, chain);
         }
-        self.put(pool, counters, Packet { chain, offload })
+        self.link.put(pool, counters, Packet { chain, offload }, self.probe)?;
+        if self.probe.stage(Stage::BurstQueued).is_break() {
+            self.link.forget(pool);
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn stage(&mut self, stage: Stage) -> ControlFlow<()> {
+        self.probe.stage(stage)
     }
 
     fn has_room(
@@ -187,15 +219,16 @@ impl FrameSink for Link {
         frames: usize,
         is_loopback: bool,
     ) -> bool {
+        let link = &mut *self.link;
         if is_loopback {
-            let room = self.loopback_limit.saturating_sub(self.loopback.len());
-            return room >= frames.min(self.loopback_limit);
+            let room = link.loopback_limit.saturating_sub(link.loopback.len());
+            return room >= frames.min(link.loopback_limit);
         }
-        let frames = frames.min(self.tx.capacity());
-        if self.room() < frames {
-            self.flush(pool, counters);
+        let frames = frames.min(link.tx.capacity());
+        if link.room() < frames {
+            link.flush(pool, counters, self.probe);
         }
-        self.room() >= frames
+        link.room() >= frames
     }
 
     fn loopback(
@@ -208,11 +241,12 @@ impl FrameSink for Link {
         if is_kept_from(false, pool, &chain) {
             return refuse(pool, counters, chain);
         }
-        if self.loopback.len() >= self.loopback_limit {
+        let link = &mut *self.link;
+        if link.loopback.len() >= link.loopback_limit {
             return Err(chain);
         }
         counters.count(Counter::Loopback);
-        self.loopback.push_back(Packet { chain, offload });
+        link.loopback.push_back(Packet { chain, offload });
         Ok(())
     }
 }
@@ -275,11 +309,9 @@ impl<P: Probe> Emit for TcpEmit<'_, P> {
             offload: seg.offload,
             dont_fragment: true,
         };
-        match self.ip.output(self.now, pool, counters, packet, self.link) {
-            Ok(()) => {
-                let _ = self.probe.stage(Stage::BurstQueued);
-                Ok(())
-            }
+        let sink = &mut Sink { link: self.link, probe: self.probe };
+        match self.ip.output(self.now, pool, counters, packet, sink) {
+            Ok(()) => Ok(()),
             Err(OutputError::Full) => Err(EmitError::Full),
             Err(OutputError::NoRoute) => Err(EmitError::NoRoute),
             Err(_) => Err(EmitError::Lost),

@@ -60,7 +60,9 @@ impl<P: Probe> Shard<P> {
         total: usize,
         waited: bool,
     ) -> Result<Step<Reserved>, SocketError> {
-        self.check_write(id)?;
+        if self.check_write(id)? {
+            return Ok(Step::Done(Reserved::Sent(total)));
+        }
         if total == first.len()
             && let Some(bytes) = self.send_small(now, id, first)?
         {
@@ -88,15 +90,18 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         total: usize,
     ) -> Result<Step<Reservation>, SocketError> {
-        self.check_write(id)?;
+        self.check_down(id)?;
+        self.pass(Stage::SendChecked);
         self.reserve_space(id, total, false)
     }
 
-    fn check_write(&mut self, id: SlotId) -> Result<(), SocketError> {
-        self.pass(Stage::SendCall);
+    /// The checks of a write; whether a probe ends it here.
+    fn check_write(&mut self, id: SlotId) -> Result<bool, SocketError> {
+        if self.stops_at(Stage::Locked) {
+            return Ok(true);
+        }
         self.check_down(id)?;
-        self.pass(Stage::SendChecked);
-        Ok(())
+        Ok(self.ends_at(Stage::SendChecked))
     }
 
     fn reserve_space(
@@ -130,7 +135,9 @@ impl<P: Probe> Shard<P> {
         entry.tcb.set_message_more(false);
         self.count_write(taken.bytes, taken.mbufs);
         self.count_copied(taken.bytes);
-        self.send_written(now, id);
+        if !self.ends_at(Stage::SendCommitted) {
+            self.send_written(now, id);
+        }
         Ok(Some(taken.bytes))
     }
 
@@ -155,8 +162,9 @@ impl<P: Probe> Shard<P> {
         sosend::commit(&mut entry.tcb, &mut self.net.pool, r);
         self.count_write(bytes, mbufs);
         self.count_copied(bytes);
-        self.pass(Stage::SendCommitted);
-        self.send_part(now, id, bytes);
+        if !self.ends_at(Stage::SendCommitted) {
+            self.send_part(now, id, bytes);
+        }
     }
 
     /// The output of a write of `bytes`, which may be a part of a stream.
@@ -246,7 +254,6 @@ impl<P: Probe> Shard<P> {
         part: (usize, usize),
         waited: bool,
     ) -> Result<Step<usize>, SocketError> {
-        self.pass(Stage::SendCall);
         self.check_down(id)?;
         self.pass(Stage::SendChecked);
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {

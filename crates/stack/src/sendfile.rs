@@ -25,7 +25,6 @@ impl<P: Probe> Shard<P> {
         rest: &Rest,
         worth: Worth,
     ) -> Result<Step<(Reservation, Piece)>, SocketError> {
-        self.pass(Stage::SendCall);
         self.stack_error(id).map_or(Ok(()), Err)?;
         self.pass(Stage::SendChecked);
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
@@ -93,7 +92,6 @@ impl<P: Probe> Shard<P> {
         (rest, most): (&Rest, usize),
         worth: Worth,
     ) -> Result<Step<usize>, SocketError> {
-        self.pass(Stage::SendCall);
         self.check_down(id)?;
         self.pass(Stage::SendChecked);
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {

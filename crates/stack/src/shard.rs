@@ -20,7 +20,7 @@ use hashbrown::HashMap;
 
 use crate::config::StackConfig;
 use crate::error::SetupError;
-use crate::net::{FlowPath, Link, Net};
+use crate::net::{FlowPath, Link, Net, Sink};
 use crate::recv_calls::PostedTable;
 use crate::returns::Returns;
 use crate::secret::{Keyed, Secret};
@@ -246,6 +246,7 @@ impl<P: Probe> Shard<P> {
         self.run_timers(now);
         self.settle_all_posted(now, is_dry);
         self.relieve(now);
+        self.pass(Stage::TimersRun);
         let is_late = self.held_since.is_some_and(|since| now >= since + CALLER_IS_BACK);
         if self.unanswered == 0 || is_late {
             self.answer(now);
@@ -263,8 +264,8 @@ impl<P: Probe> Shard<P> {
     /// Hands what waits to the device.
     pub(crate) fn flush(&mut self) {
         if self.net.link.has_backlog() {
-            self.net.link.flush(&mut self.net.pool, &mut self.net.counters);
-            self.pass(Stage::DeviceTaken);
+            let Net { pool, counters, link, probe, .. } = &mut self.net;
+            link.flush(pool, counters, probe);
         }
     }
 
@@ -294,11 +295,22 @@ impl<P: Probe> Shard<P> {
         (enough_bytes / self.frame_bytes.max(1)).clamp(1, RX_BATCH)
     }
 
-    /// Shows the probe a stage at which a path cannot yet stop; where it can ([`Stage::Demultiplexed`],
-    /// [`Stage::TransportOutput`]) the answer is heeded in place.
+    /// Shows the probe a stage behind which there is nothing left to leave out.
     #[inline(always)]
     pub(crate) fn pass(&mut self, stage: Stage) {
         let _ = self.net.probe.stage(stage);
+    }
+
+    /// Shows the probe a stage; whether the path ends there.
+    #[inline(always)]
+    pub(crate) fn ends_at(&mut self, stage: Stage) -> bool {
+        self.net.probe.stage(stage).is_break()
+    }
+
+    /// Whether the path ends at a stage that lies behind it.
+    #[inline(always)]
+    pub fn stops_at(&self, stage: Stage) -> bool {
+        self.net.probe.stops_at(stage)
     }
 
     /// One burst of the device: frames and bytes.
@@ -311,13 +323,18 @@ impl<P: Probe> Shard<P> {
         if n == 0 {
             self.net.counters.count(Counter::RxEmptyPolls);
             self.moderation.polled(now, 0, 0, sent);
+            self.pass(Stage::PolledEmpty);
             return (0, 0);
         }
+        let is_end = self.ends_at(Stage::DeviceReceived);
         let mut bytes = 0;
         while let Some(p) = self.rx.pop_front() {
             bytes += p.chain.len();
-            self.pass(Stage::DeviceReceived);
-            self.input(now, p);
+            if is_end {
+                self.net.pool.free(p.chain);
+            } else {
+                self.input(now, p);
+            }
         }
         self.frame_bytes = bytes / n;
         self.moderation.polled(now, n, bytes, sent);
@@ -337,10 +354,13 @@ impl<P: Probe> Shard<P> {
     }
 
     fn input(&mut self, now: Instant, p: Packet) {
-        let Net { pool, counters, ip, link, .. } = &mut self.net;
-        match ip.input(now, pool, counters, p.chain, p.offload, link) {
+        let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
+        let sink = &mut Sink { link, probe };
+        match ip.input(now, pool, counters, p.chain, p.offload, sink) {
             Verdict::Deliver(d) => {
-                self.pass(Stage::IpInput);
+                if self.ends_at(Stage::IpInput) {
+                    return self.net.pool.free(d.chain);
+                }
                 self.demultiplex(now, d);
             }
             Verdict::IcmpError(e) => self.icmp_error(now, e),
@@ -405,8 +425,8 @@ impl<P: Probe> Shard<P> {
 
     fn run_ip_timer(&mut self, now: Instant) {
         if self.net.ip.next_deadline().is_some_and(|d| d <= now) {
-            let Net { pool, counters, ip, link, .. } = &mut self.net;
-            ip.on_timer(now, pool, counters, link);
+            let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
+            ip.on_timer(now, pool, counters, &mut Sink { link, probe });
         }
         let failed: Vec<_> = self.net.ip.drain_failed().collect();
         for e in failed {

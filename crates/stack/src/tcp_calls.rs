@@ -297,7 +297,18 @@ impl<P: Probe> Shard<P> {
         if let (Step::WaitData(_), Some(e)) = (&step, entry.error) {
             return Err(e);
         }
-        Ok(step)
+        Ok(self.pass_taken(step))
+    }
+
+    /// Shows the probe that bytes were detached; what it ends there is freed.
+    fn pass_taken(&mut self, step: Step<Chain>) -> Step<Chain> {
+        match step {
+            Step::Done(chain) if self.ends_at(Stage::ReceiveTaken) => {
+                self.net.pool.free(chain);
+                Step::Done(Chain::new())
+            }
+            step => step,
+        }
     }
 
     /// As [`Shard::tcp_take`], for a call that has got `done` bytes already and ends with what it has
@@ -325,7 +336,7 @@ impl<P: Probe> Shard<P> {
         match (&step, entry.error) {
             (Step::WaitData(_), Some(e)) if done == 0 => Err(e),
             (Step::WaitData(_), Some(_)) => Ok(Step::Done(Chain::new())),
-            _ => Ok(step),
+            _ => Ok(self.pass_taken(step)),
         }
     }
 
@@ -358,12 +369,12 @@ impl<P: Probe> Shard<P> {
     pub fn tcp_read_done(&mut self, now: Instant, id: SlotId, chain: Chain) {
         let bytes = chain.len();
         self.net.pool.free(chain);
-        self.pass(Stage::ReceiveCopied);
         self.net.counters.count(Counter::Receives);
         self.net.counters.add(Counter::ReceiveBytes, bytes as u64);
         self.net.counters.add(Counter::CopiedBytes, bytes as u64);
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
-        if entry.tcb.after_read(&mut Self::env(&mut self.net, now)) {
+        let is_news = entry.tcb.after_read(&mut Self::env(&mut self.net, now));
+        if !self.ends_at(Stage::ReceiveFreed) && is_news {
             self.tell_of_window(now, id);
         }
     }

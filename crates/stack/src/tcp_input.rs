@@ -30,7 +30,7 @@ impl<P: Probe> Shard<P> {
             return self.put_aside(owner, d);
         }
         let Some(seg) = self.parse(key, d) else { return };
-        if self.net.probe.stage(Stage::Demultiplexed).is_break() {
+        if self.ends_at(Stage::Demultiplexed) {
             return self.net.pool.free(seg.payload);
         }
         match self.flows.get(&key).copied() {
@@ -68,7 +68,9 @@ impl<P: Probe> Shard<P> {
         };
         let mut env = Self::env(&mut self.net, now);
         let events = entry.tcb.input(&mut env, &seg.header, seg.payload);
-        let _ = self.net.probe.stage(Stage::TransportInput);
+        if self.net.probe.stage(Stage::TransportInput).is_break() {
+            return;
+        }
         if entry.tcb.wants_output() && !entry.is_queued {
             entry.is_queued = true;
             self.output_queue.push_back(id);
@@ -78,6 +80,7 @@ impl<P: Probe> Shard<P> {
         }
         self.posted.list(id, entry);
         self.follow(now, id, events);
+        self.pass(Stage::ReaderWoken);
     }
 
     /// A segment of a connection in TIME-WAIT (RFC 9293 section 3.10.7.4, RFC 6191).

@@ -12,12 +12,22 @@ use fulmar_socket::{SocketError, Step};
 use fulmar_udp::{BindError, BindOptions, Datagram, UdpError, UdpSocket};
 use fulmar_wire::protocol;
 
-use crate::net::Net;
+use crate::net::{Net, Sink};
 use crate::shard::Shard;
 use crate::sockets::{Echo, PING_REPLIES, PingEntry, Socket, UdpEntry};
 
 /// Datagrams up to this size are laid together into one mbuf with room for the headers.
 const HEADROOM: usize = fulmar_udp::HEADROOM_BYTES;
+
+/// The two ends of a datagram to be sent, and what its socket says of it.
+struct Ends {
+    bound: SocketAddr,
+    remote: SocketAddr,
+    ttl: Option<u8>,
+    dscp_ecn: u8,
+    broadcast: bool,
+    dont_fragment: bool,
+}
 
 impl<P: Probe> Shard<P> {
     fn udp_entry(&mut self, id: SlotId) -> Result<&mut UdpEntry, SocketError> {
@@ -44,7 +54,7 @@ impl<P: Probe> Shard<P> {
         else {
             return;
         };
-        if self.net.probe.stage(Stage::Demultiplexed).is_break() {
+        if self.ends_at(Stage::Demultiplexed) {
             return self.net.pool.free(datagram.payload);
         }
         let to = self.udp.lookup(datagram.dst, datagram.src);
@@ -52,10 +62,11 @@ impl<P: Probe> Shard<P> {
             Some(id) => self.deliver_datagram(id, datagram),
             None => {
                 self.net.counters.drop_packet(DropReason::UdpNoSocket);
-                let Net { pool, counters, ip, link, .. } = &mut self.net;
+                let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
                 pool.free(datagram.payload);
                 if !group {
-                    ip.port_unreachable(now, pool, counters, &about, link);
+                    let sink = &mut Sink { link, probe };
+                    ip.port_unreachable(now, pool, counters, &about, sink);
                 }
             }
         }
@@ -66,9 +77,14 @@ impl<P: Probe> Shard<P> {
             return self.net.pool.free(datagram.payload);
         };
         let Net { pool, counters, .. } = &mut self.net;
-        if s.socket.deliver(datagram, pool, counters) {
+        let is_news = s.socket.deliver(datagram, pool, counters);
+        if self.ends_at(Stage::TransportInput) {
+            return;
+        }
+        if is_news {
             self.notify(id);
         }
+        self.pass(Stage::ReaderWoken);
     }
 
     /// An ICMP error about a datagram of ours.
@@ -168,6 +184,68 @@ impl<P: Probe> Shard<P> {
         parts: &[&[u8]],
         to: Option<SocketAddr>,
     ) -> Result<usize, SocketError> {
+        let bytes: usize = parts.iter().map(|p| p.len()).sum();
+        match self.output_datagram(now, id, parts, bytes, to)? {
+            Some(()) => self.finish_datagram(now),
+            None => self.net.link.set_now(now),
+        }
+        Ok(bytes)
+    }
+
+    /// The way of a datagram into the burst; `None` if a probe has ended it.
+    fn output_datagram(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        parts: &[&[u8]],
+        bytes: usize,
+        to: Option<SocketAddr>,
+    ) -> Result<Option<()>, SocketError> {
+        if self.stops_at(Stage::Locked) {
+            return Ok(None);
+        }
+        let ends = self.check_datagram(id, to)?;
+        if self.ends_at(Stage::SendChecked) {
+            return Ok(None);
+        }
+        let (src, most_bytes) = self.choose_path(&ends)?;
+        if bytes > most_bytes {
+            return Err(SocketError::MessageTooLong);
+        }
+        if self.ends_at(Stage::PathChosen) {
+            return Ok(None);
+        }
+        let Some(payload) = self.fill(parts, bytes)? else { return Ok(None) };
+        let Ends { bound, remote, .. } = ends;
+        let local = with_zone(src, bound.port(), zone_of(remote));
+        let (chain, offload) = fulmar_udp::output(&mut self.net.pool, local, remote, payload)
+            .map_err(|_| SocketError::NoBuffer)?;
+        if self.ends_at(Stage::TransportOutput) {
+            self.net.pool.free(chain);
+            return Ok(None);
+        }
+        self.net.link.set_now(now);
+        self.send_packet(
+            now,
+            Outgoing {
+                src,
+                dst: remote.ip(),
+                zone: zone_of(remote),
+                protocol: protocol::UDP,
+                ttl: ends.ttl,
+                dscp_ecn: ends.dscp_ecn,
+                chain,
+                offload,
+                dont_fragment: ends.dont_fragment,
+            },
+        )?;
+        self.net.counters.count(Counter::UdpOut);
+        self.net.counters.add(Counter::CopiedBytes, bytes as u64);
+        Ok(Some(()))
+    }
+
+    /// The socket of a datagram to be sent, and its two ends.
+    fn check_datagram(&mut self, id: SlotId, to: Option<SocketAddr>) -> Result<Ends, SocketError> {
         if self.is_down() {
             return Err(SocketError::NetworkDown);
         }
@@ -182,43 +260,23 @@ impl<P: Probe> Shard<P> {
         }
         let bound = entry.socket.local.ok_or(SocketError::Invalid)?;
         check_family(bound, entry.v6_only, remote)?;
-        let (ttl, dscp_ecn) = (entry.socket.ttl, entry.socket.dscp_ecn);
-        let (broadcast, dont_fragment) = (entry.socket.broadcast, entry.socket.dont_fragment);
+        let UdpSocket { ttl, dscp_ecn, broadcast, dont_fragment, .. } = entry.socket;
+        Ok(Ends { bound, remote, ttl, dscp_ecn, broadcast, dont_fragment })
+    }
+
+    /// The source address that the routes give, and how much payload may go. What is longer than the
+    /// path's packets goes in fragments, unless the socket forbids it.
+    fn choose_path(&self, ends: &Ends) -> Result<(IpAddr, usize), SocketError> {
+        let remote = ends.remote;
         let choice = self.net.ip.route(remote.ip(), zone_of(remote));
         let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
-        if choice.is_broadcast && !broadcast {
+        if choice.is_broadcast && !ends.broadcast {
             return Err(SocketError::AccessDenied);
         }
-        let src = if bound.ip().is_unspecified() { choice.src } else { bound.ip() };
-        let bytes: usize = parts.iter().map(|p| p.len()).sum();
-        // What is longer than the path's packets goes in fragments.
-        let largest_packet = if dont_fragment { choice.mtu } else { usize::MAX };
-        if bytes > fulmar_udp::max_payload(largest_packet, remote.ip()) {
-            return Err(SocketError::MessageTooLong);
-        }
-        let payload = self.fill(parts, bytes)?;
-        let local = with_zone(src, bound.port(), zone_of(remote));
-        let (chain, offload) = fulmar_udp::output(&mut self.net.pool, local, remote, payload)
-            .map_err(|_| SocketError::NoBuffer)?;
-        self.net.link.set_now(now);
-        self.send_packet(
-            now,
-            Outgoing {
-                src,
-                dst: remote.ip(),
-                zone: zone_of(remote),
-                protocol: protocol::UDP,
-                ttl,
-                dscp_ecn,
-                chain,
-                offload,
-                dont_fragment,
-            },
-        )?;
-        self.net.counters.count(Counter::UdpOut);
-        self.net.counters.add(Counter::CopiedBytes, bytes as u64);
-        self.finish_datagram(now);
-        Ok(bytes)
+        let bound = ends.bound.ip();
+        let src = if bound.is_unspecified() { choice.src } else { bound };
+        let largest_packet = if ends.dont_fragment { choice.mtu } else { usize::MAX };
+        Ok((src, fulmar_udp::max_payload(largest_packet, remote.ip())))
     }
 
     /// As [`Shard::udp_send`], for a sender that can wait for buffers and for the device: wait for
@@ -242,19 +300,28 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// The payload in one mbuf (or a few), with room for every header in front.
-    fn fill(&mut self, parts: &[&[u8]], bytes: usize) -> Result<Chain, SocketError> {
+    /// The payload in one mbuf (or a few), with room for every header in front; `None` if a probe
+    /// has ended the path.
+    fn fill(&mut self, parts: &[&[u8]], bytes: usize) -> Result<Option<Chain>, SocketError> {
         let pool = &mut self.net.pool;
         let mut chain =
             pool.alloc_chain(bytes, HEADROOM, Purpose::Send).map_err(|_| SocketError::NoBuffer)?;
+        if self.ends_at(Stage::SendReserved) {
+            self.net.pool.free(chain);
+            return Ok(None);
+        }
         chain.fill(parts.iter().copied());
-        Ok(chain)
+        if self.ends_at(Stage::SendCopied) {
+            self.net.pool.free(chain);
+            return Ok(None);
+        }
+        Ok(Some(chain))
     }
 
     fn send_packet(&mut self, now: Instant, packet: Outgoing) -> Result<(), SocketError> {
-        let Net { pool, counters, ip, link, .. } = &mut self.net;
+        let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
         use fulmar_ip::OutputError as E;
-        ip.output(now, pool, counters, packet, link).map_err(|e| match e {
+        ip.output(now, pool, counters, packet, &mut Sink { link, probe }).map_err(|e| match e {
             E::NoRoute => SocketError::NetworkUnreachable,
             E::TooBig { .. } => SocketError::MessageTooLong,
             E::NoBuffer => SocketError::NoBuffer,
@@ -283,6 +350,7 @@ impl<P: Probe> Shard<P> {
             return Err(udp_error(e));
         }
         if let Some(d) = entry.socket.receive() {
+            self.pass(Stage::ReceiveTaken);
             return Ok(Step::Done(d));
         }
         if down {
@@ -400,10 +468,11 @@ impl<P: Probe> Shard<P> {
         if bytes.len() > fulmar_udp::max_payload(usize::MAX, to.ip()) {
             return Err(SocketError::MessageTooLong);
         }
-        let payload = self.fill(&[bytes], bytes.len())?;
-        let Net { pool, counters, ip, link, .. } = &mut self.net;
+        let Some(payload) = self.fill(&[bytes], bytes.len())? else { return Ok(()) };
+        let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
         link.set_now(now);
-        ip.echo_request(now, pool, counters, to, (ident, seq), payload, link)
+        let sink = &mut Sink { link, probe };
+        ip.echo_request(now, pool, counters, to, (ident, seq), payload, sink)
             .map_err(|_| SocketError::HostUnreachable)?;
         self.finish_datagram(now);
         Ok(())

@@ -131,21 +131,27 @@ fn a_probe_sees_the_stages_of_a_write_and_of_a_read_in_their_order() {
     a.tcp_commit(now_1, conn, r);
     use Stage as S;
     let expected = [
-        S::SendCall,
         S::SendChecked,
         S::SendReserved,
         S::SendCommitted,
         S::TransportOutput,
+        S::RouteFound,
+        S::IpOutput,
+        S::EtherOutput,
         S::BurstQueued,
-        S::DeviceTaken,
     ];
-    assert_eq!(out.take()[..7], expected);
+    let seen = out.take();
+    assert_eq!(seen[..8], expected);
+    let end: Vec<_> = seen.iter().filter(|s| **s as u8 > S::BurstQueued as u8).collect();
+    assert_eq!(end[..2], [&S::DeviceTaken, &S::Completed]);
     turn(&mut a, &mut b, 3);
     let Ok(Step::Done(chain)) = b.tcp_take(child, 5000) else { panic!("nothing came") };
     assert!(!chain.is_empty());
     b.tcp_read_done(now_1 + Duration::from_millis(3), child, chain);
     let seen: Vec<Stage> = back.take();
-    let order = [S::DeviceReceived, S::IpInput, S::Demultiplexed, S::TransportInput];
-    assert_eq!(seen[..4], order);
-    assert!(seen.contains(&S::ReceiveCopied));
+    let up = [S::DeviceReceived, S::EtherInput, S::IpInput, S::Demultiplexed, S::TransportInput];
+    assert_eq!(seen[..5], up);
+    assert_eq!(seen[5], S::ReaderWoken);
+    let read: Vec<_> = seen.iter().filter(|s| **s as u8 > S::TimersRun as u8).collect();
+    assert_eq!(read, [&S::ReceiveTaken, &S::ReceiveFreed]);
 }

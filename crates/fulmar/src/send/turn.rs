@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice};
 
-use fulmar_base::Instant;
+use fulmar_base::{Instant, Stage};
 use fulmar_mbuf::Chain;
 use fulmar_socket::sosend::SMALL_WRITE_BYTES;
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
@@ -38,13 +38,22 @@ impl<'a> WriteTurn<'a> {
         more: bool,
     ) -> io::Result<usize> {
         let mut small = [0; SMALL_WRITE_BYTES];
+        if self.socket.host().ends_at(Stage::SendCall) {
+            return Ok(total - done);
+        }
         let whole = if done == 0 && !more { join_small(bufs, total, &mut small) } else { &[] };
         let mut r = match self.obtain(whole, total - done, done > 0)? {
             Reserved::Sent(n) => return Ok(n),
             Reserved::Space(r) => r,
         };
-        gather(bufs, done, &mut r.chain);
         let n = r.len();
+        if self.socket.host().ends_at(Stage::SendReserved) {
+            return Ok(self.take_back(r));
+        }
+        gather(bufs, done, &mut r.chain);
+        if self.socket.host().stage(Stage::SendCopied).is_break() {
+            return Ok(self.take_back(r));
+        }
         let is_last = done + n == total;
         // A write that has to wait for room pushes what it has.
         r.more = more && is_last;
@@ -65,6 +74,13 @@ impl<'a> WriteTurn<'a> {
         }
     }
 
+    /// Ends the turn as if what was reserved had been sent.
+    fn take_back(&mut self, r: Reservation) -> usize {
+        let n = r.len();
+        self.abandon(r);
+        n
+    }
+
     /// The last step of the turn.
     pub(super) fn commit(&mut self, r: Reservation) {
         self.has_begun = false;
@@ -80,9 +96,8 @@ impl<'a> WriteTurn<'a> {
     fn obtain(&mut self, whole: &[u8], want: usize, is_partial: bool) -> io::Result<Reserved> {
         let (s, limit) = (self.socket, self.limit);
         if whole.len() != want || want > SMALL_WRITE_BYTES {
-            let at_once = self.obtain_at_once(want, is_partial).map_err(to_io)?;
-            if let Some(r) = at_once {
-                return Ok(Reserved::Space(r));
+            if let Some(r) = self.obtain_at_once(want, is_partial).map_err(to_io)? {
+                return Ok(r);
             }
         }
         let mut waited = false;
@@ -104,15 +119,19 @@ impl<'a> WriteTurn<'a> {
         &mut self,
         want: usize,
         is_partial: bool,
-    ) -> Result<Option<Reservation>, SocketError> {
+    ) -> Result<Option<Reserved>, SocketError> {
         let socket = self.socket;
         let mut guard = socket.host().lock()?;
         let mut shard = guard.shard();
         if self.begin::<()>(&mut shard, is_partial)?.is_some() {
             return Ok(None);
         }
+        if shard.stops_at(Stage::Locked) || shard.stops_at(Stage::SendChecked) {
+            self.end(&mut shard);
+            return Ok(Some(Reserved::Sent(want)));
+        }
         Ok(match shard.tcp_reserve_at_once(socket.id, want)? {
-            Step::Done(r) => Some(r),
+            Step::Done(r) => Some(Reserved::Space(r)),
             Step::WaitSpace(_) | Step::WaitData(_) => None,
         })
     }
