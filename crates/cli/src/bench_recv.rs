@@ -22,9 +22,11 @@ const KIB: usize = 1 << 10;
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "Ways: stock (a packet per crossing, no aggregation, one mbuf copied at a time), copy
-(TcpStream::read), loan (recv_owned, no copy), kernel_read, kernel_uring (io_uring, one
-receive ahead), and kernel_uring_multishot (provided buffers). The reader has two buffers
-and uses them in turn; a bursty sender sends 256 KiB and pauses for a millisecond.
+(TcpStream::read), posted (recv_posted: into the reader's buffers, without a copy where the
+device can), loan (recv_owned, no copy), kernel_read, kernel_uring (io_uring, one receive
+ahead), and kernel_uring_multishot (provided buffers). The reader has two buffers and uses
+them in turn; a bursty sender sends 256 KiB and pauses for a millisecond. Only if named:
+posted_copied (recv_posted, the device places nothing), posted_stock (on stock's device).
 The simulated device's modelled peer sends without a limit; over tap and packet the
 kernel sends, over shm another process with fulmar.
 It makes its own namespaces and leaves nothing behind."

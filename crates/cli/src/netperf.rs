@@ -32,6 +32,7 @@ const INTERRUPTED: u8 = 130;
   fulmar netperf -H 10.77.0.1 -t TCP_STREAM -c -C        bulk data to it, with CPU on both sides
   fulmar netperf -H 10.77.0.1 -t TCP_RR -i 10,3 -I 95,5 -- -r 64,1024
   fulmar netperf -H 10.77.0.1 -t TCP_STREAM -- -m 65536 -k THROUGHPUT,LOCAL_SD
+  fulmar netperf -H 10.77.0.1 -t TCP_STREAM -- -A -M 1M          they read asynchronously
 docs/netperf.md has more."
 )]
 pub struct Args {
@@ -117,6 +118,12 @@ struct TestArgs {
     /// No Nagle algorithm, on both sides
     #[arg(short = 'D')]
     nodelay: bool,
+    /// They receive into posted buffers (TCP_STREAM, TCP_SENDFILE)
+    #[arg(short = 'A')]
+    posted: bool,
+    /// We send memory that is given away, without a copy (TCP_STREAM)
+    #[arg(short = 'a')]
+    given: bool,
     /// Print KEY=VALUE: all that are usual, or those named
     #[arg(short = 'k', value_name = "KEYS", num_args = 0..=1, default_missing_value = "")]
     keys: Option<String>,
@@ -269,6 +276,15 @@ impl Args {
             return Err(Failure::new("a request and a response have at least one byte"));
         }
         w.burst = test_args.burst;
+        (w.remote_posted, w.local_given) = (test_args.posted, test_args.given);
+        if w.local_given && test != Test::TcpStream
+            || w.remote_posted && !matches!(test, Test::TcpStream | Test::TcpSendfile)
+        {
+            return Err(Failure::new(
+                "-a (asynchronous write) is for TCP_STREAM, -A (asynchronous read at the other \
+                 side) for TCP_STREAM and TCP_SENDFILE: choose one of them with -t",
+            ));
+        }
         Ok(w)
     }
 

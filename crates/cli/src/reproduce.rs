@@ -6,10 +6,13 @@ use crate::stream::Stack;
 use fulmar_lab::cpu::{self, Placement};
 use fulmar_lab::lock::BenchLock;
 use fulmar_lab::netns;
+use fulmar_lab::page::Page;
 use fulmar_lab::report::{self, Machine};
 use fulmar_lab::reproduce::run::Options;
-use fulmar_lab::reproduce::{self, Published, Reproduction};
+use fulmar_lab::reproduce::{self, Published, Reproduction, Table, placement as placed};
 use fulmar_lab::send::bench::What;
+use serde_json::Value;
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -30,7 +33,7 @@ It makes its own namespaces and leaves nothing behind."
 pub struct Args {
     /// Which table
     #[arg(value_parser = table)]
-    name: Option<&'static Published>,
+    name: Option<Table>,
     /// Be done in under 20 seconds; the intervals are wider
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
@@ -57,10 +60,10 @@ pub struct Args {
     pcap: Option<PathBuf>,
 }
 
-fn table(name: &str) -> Result<&'static Published, String> {
-    let found = reproduce::ALL.iter().find(|t| t.name == name);
-    let names = || reproduce::ALL.iter().map(|t| t.name).collect::<Vec<_>>().join(", ");
-    found.copied().ok_or_else(|| format!("there is {}", names()))
+fn table(name: &str) -> Result<Table, String> {
+    let found = reproduce::ALL.into_iter().find(|t| t.name() == name);
+    let names = || reproduce::ALL.map(Table::name).join(", ");
+    found.ok_or_else(|| format!("there is {}", names()))
 }
 
 impl Args {
@@ -90,29 +93,57 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     if let Some(warning) = report::busy_warning() {
         eprintln!("{warning}");
     }
-    let measured = reproduce::run::run(table, &args.options(cpus), isolated);
-    let measured = measured.during("cannot measure")?;
-    let machine = Machine::here();
-    let found = Reproduction::of(table, &measured, cpus);
-    println!("{}\n\n{}", machine.sentence(), reproduce::text::text(&found));
-    let command = crate::bench::command_line();
-    let mut json = reproduce::json::json(&found, report::json(&machine, &command, &measured));
-    if table.what == What::Send && args.report.as_ref().or(args.json.as_ref()).is_some() {
-        add_stages(&mut json);
-    }
+    let found = match table {
+        Table::Sending(table) => sending(table, args, cpus, isolated),
+        Table::Placement => placement_table(args, cpus, isolated),
+    }?;
+    println!("{}\n\n{}", Machine::here().sentence(), found.text);
     if let Some(file) = &args.json {
-        write(file, &format!("{json:#}\n"))?;
+        write(file, &format!("{:#}\n", found.json))?;
     }
     if let Some(file) = &args.report {
-        write(file, &reproduce::page::page(&found, &json).html())?;
+        write(file, &found.page.html())?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
+/// A table that was measured again.
+struct Found {
+    text: String,
+    json: Value,
+    page: Page,
+}
+
+fn sending(
+    table: &'static Published,
+    args: &Args,
+    cpus: usize,
+    isolated: io::Result<()>,
+) -> Outcome<Found> {
+    let measured = reproduce::run::run(table, &args.options(cpus), isolated);
+    let measured = measured.during("cannot measure")?;
+    let found = Reproduction::of(table, &measured, cpus);
+    let report = report::json(&Machine::here(), &crate::bench::command_line(), &measured);
+    let mut json = reproduce::json::json(&found, report);
+    if table.what == What::Send && args.report.as_ref().or(args.json.as_ref()).is_some() {
+        add_stages(&mut json);
+    }
+    let page = reproduce::page::page(&found, &json);
+    Ok(Found { text: reproduce::text::text(&found), page, json })
+}
+
+fn placement_table(args: &Args, cpus: usize, isolated: io::Result<()>) -> Outcome<Found> {
+    let measured = placed::run(&args.options(cpus), isolated).during("cannot measure")?;
+    let found = placed::Reproduction::of(&measured);
+    let report = report::json(&Machine::here(), &crate::bench::command_line(), &measured);
+    let json = placed::json(&found, report);
+    Ok(Found { text: placed::text(&found), page: placed::page(&found, &json), json })
+}
+
 fn listed() -> String {
     let line =
-        |t: &&Published| format!("  {:<10} {}\n             {}\n", t.name, t.title, t.source);
-    let lines: String = reproduce::ALL.iter().map(line).collect();
+        |t: Table| format!("  {:<10} {}\n             {}\n", t.name(), t.title(), t.source());
+    let lines: String = reproduce::ALL.into_iter().map(line).collect();
     format!("Published tables that can be measured again here:\n\n{lines}")
 }
 
@@ -135,7 +166,7 @@ mod tests {
     #[test]
     fn a_wrong_name_is_answered_with_the_right_ones() {
         assert!(parse("").expect("no name lists").name.is_none());
-        assert_eq!(parse("sosend").expect("a name").name.map(|t| t.name), Some("sosend"));
+        assert_eq!(parse("sosend").expect("a name").name.map(Table::name), Some("sosend"));
         let error = parse("sosnd").expect_err("no such table").to_string();
         assert!(error.contains("there is sosend, sendfile"), "{error}");
     }
@@ -143,7 +174,7 @@ mod tests {
     #[test]
     fn everything_that_can_be_measured_again_is_listed() {
         let list = listed();
-        assert!(reproduce::ALL.iter().all(|t| list.contains(t.name) && list.contains(t.title)));
+        assert!(reproduce::ALL.iter().all(|t| list.contains(t.name()) && list.contains(t.title())));
     }
 
     #[test]

@@ -8,9 +8,10 @@ use crate::format;
 use crate::interrupt::end_in_order;
 use crate::nc::{connect_any, is_timeout};
 use crate::resolve::{Family, host_and_port, resolve};
-use fulmar::{TcpListener, TcpStream};
+use fulmar::{RecvBuf, TcpListener, TcpStream};
 use indicatif::{ProgressBar, ProgressStyle};
 use sha2::{Digest, Sha256};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
@@ -24,6 +25,10 @@ const CHUNK_BYTES: usize = 128 * 1024;
 /// Bytes of a file per call: half the send buffer, so that one half is on its way while the other is
 /// summed.
 const SLICE_BYTES: u64 = 512 * 1024;
+/// Buffers of a receiver: one is filled while the other is written to the file.
+const POSTED_BUFFERS: usize = 2;
+/// Bytes of each: what a buffer costs beside its bytes is spread over many.
+const POSTED_BYTES: usize = 1 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a peer that has acknowledged everything may take to break the connection instead.
 const LAST_WORD: Duration = Duration::from_secs(1);
@@ -62,6 +67,9 @@ pub struct RecvArgs {
     /// Fail unless this is the SHA-256 of what arrived
     #[arg(long, value_name = "HEX")]
     sha256: Option<String>,
+    /// Read by copy instead of into buffers posted ahead, for comparing
+    #[arg(long)]
+    no_posted: bool,
     #[command(flatten)]
     family: Family,
     #[command(flatten)]
@@ -129,6 +137,27 @@ fn copy(from: &mut dyn Read, to: &mut dyn Write, tally: &mut Tally) -> Result<()
         to.write_all(&chunk[..n]).map_err(CopyError::Write)?;
         tally.add(&chunk[..n]);
     }
+}
+
+/// Receives into buffers that are posted ahead and writes them out where they lie: while one is
+/// written the other is filled.
+fn receive(from: &TcpStream, to: &mut dyn Write, tally: &mut Tally) -> Result<(), CopyError> {
+    let post = |buffer| from.recv_posted(buffer).map_err(|e| CopyError::Read(e.error));
+    let mut under_way = VecDeque::new();
+    for _ in 0..POSTED_BUFFERS {
+        let buffer = RecvBuf::try_with_capacity(POSTED_BYTES);
+        under_way.push_back(post(buffer.map_err(|e| CopyError::Read(io::Error::other(e)))?)?);
+    }
+    while let Some(first) = under_way.pop_front() {
+        let buffer = first.wait().map_err(|e| CopyError::Read(e.error))?;
+        if buffer.is_empty() {
+            break;
+        }
+        to.write_all(&buffer).map_err(CopyError::Write)?;
+        tally.add(&buffer);
+        under_way.push_back(post(buffer)?);
+    }
+    Ok(())
 }
 
 /// Sends a file from its own pages and sums what went, which is in memory by then.
@@ -280,8 +309,11 @@ pub fn recv(args: &RecvArgs) -> Outcome<ExitCode> {
     let session = args.stack.open_as(args.listen.is_some())?;
     let mut stream = reach_sender(args, &session)?;
     let mut tally = Tally::new(None);
-    let copied = copy(&mut stream, &mut sink, &mut tally)
-        .and_then(|()| sink.flush().map_err(CopyError::Write));
+    let copied = match args.no_posted {
+        true => copy(&mut stream, &mut sink, &mut tally),
+        false => receive(&stream, &mut sink, &mut tally),
+    };
+    let copied = copied.and_then(|()| sink.flush().map_err(CopyError::Write));
     copied.map_err(|e| {
         e.failure("cannot receive", &format!("cannot write {}", args.file.display()), &tally)
     })?;

@@ -10,7 +10,7 @@ use crate::floor::Direction;
 use crate::kernel_calls::Sending;
 use crate::kernel_receive::Receiving;
 use crate::peer::{Endpoint, Peer, Report, Role, Spec};
-use crate::recv::{self, OnePerCrossing};
+use crate::recv;
 use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PREFIX, Site};
 use crate::without_tso::WithoutTso;
 use crate::{Bulk, heap, on_pinned_thread};
@@ -104,10 +104,7 @@ impl Ground {
             let name = if over == Over::Tap { "tap0" } else { "veth1" };
             site.peer_netns.set_offloads(name, false)?;
         }
-        let wrap = |device| -> Box<dyn Device> {
-            if offloads.one_per_crossing { Box::new(OnePerCrossing::new(device)) } else { device }
-        };
-        Ground::on(site, over, placement, pcap, wrap, true)
+        Ground::on(site, over, placement, pcap, |device| offloads.limit(device), true)
     }
 
     fn on(

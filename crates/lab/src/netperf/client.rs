@@ -119,6 +119,10 @@ pub struct Wishes {
     pub remote_fill: Option<String>,
     /// The CPU on which the server is to run.
     pub remote_cpu: Option<u32>,
+    /// They receive into posted buffers (`-A`).
+    pub remote_posted: bool,
+    /// We send memory that is given away (`-a`).
+    pub local_given: bool,
 }
 
 impl Wishes {
@@ -138,7 +142,15 @@ impl Wishes {
             fill: None,
             remote_fill: None,
             remote_cpu: None,
+            remote_posted: false,
+            local_given: false,
         }
+    }
+
+    /// The test is asked for in the older message, which alone has a word for posted buffers.
+    fn is_classic(&self) -> bool {
+        let is_asynchronous = self.remote_posted || self.local_given;
+        self.test == Test::TcpSendfile || self.test == Test::TcpStream && is_asynchronous
     }
 }
 
@@ -304,7 +316,7 @@ impl<'a> Client<'a> {
 
     fn ask(&self, wishes: &Wishes) -> io::Result<Promise> {
         match wishes.test {
-            Test::TcpSendfile => {
+            _ if wishes.is_classic() => {
                 let r: StreamResponse = self.exchange(
                     wishes,
                     kind::STREAM,
@@ -369,7 +381,7 @@ impl<'a> Client<'a> {
             _ => 2 * PAD + ANSWER_TIME,
         };
         Ok(match wishes.test {
-            Test::TcpSendfile => {
+            _ if wishes.is_classic() => {
                 let kinds = results_kinds(kind::STREAM_RESULTS, kind::STREAM_RESPONSE);
                 stream_side(&self.answer(&kinds, time)?, promise)
             }
@@ -434,6 +446,10 @@ impl<'a> Client<'a> {
                 &mut pace,
                 &mut tally,
             )?,
+            (None, Test::TcpStream) if wishes.local_given => {
+                let mut given = stream.given(&mut rings.send)?;
+                transfer::send_given(&mut *given, &mut pace, &mut tally)?;
+            }
             _ => transfer::send(&*stream, &mut rings.send, &mut pace, &mut tally)?,
         }
         let (segment_bytes, retransmits) = (stream.segment_bytes(), stream.retransmits());

@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 
 /// How long a client may take to open the data connection that it asked for.
 const ACCEPT_TIME: Duration = Duration::from_secs(60);
+/// Buffers that are posted at once: one is filled while the other is looked at, as in the published
+/// measurements. More are no better, since a device knows two.
+const POSTED: usize = 2;
 const TCP: u32 = 6;
 const UDP: u32 = 17;
 
@@ -46,6 +49,8 @@ pub struct Job {
     pub tuning: Tuning,
     /// How long.
     pub length: Length,
+    /// Receive into posted buffers.
+    pub is_posted: bool,
     /// Whether CPU is to be measured.
     pub measures_cpu: bool,
     /// Where the data socket is to be.
@@ -120,6 +125,7 @@ impl Job {
                 nodelay: r.flags & flag::NODELAY != 0,
             },
             length: Length::from_number(r.length.into()),
+            is_posted: false,
             measures_cpu: r.flags & flag::MEASURE_CPU != 0,
             at: SocketAddr::new(ip, port(r.data_port)?),
             client_port: port(r.client_port)?,
@@ -132,7 +138,10 @@ impl Job {
     /// # Errors
     /// EINVAL: no port number.
     pub fn from_stream(r: &StreamRequest) -> io::Result<Job> {
-        let sizes = Sizes { bytes: size(r.recv_bytes), width: 0 };
+        // netperf leaves -1 there without `-A`.
+        let is_posted = i32::try_from(r.posted).is_ok_and(|n| n > 0);
+        let width = if is_posted { POSTED } else { 0 };
+        let sizes = Sizes { bytes: size(r.recv_bytes), width };
         Ok(Job {
             is_udp: false,
             per_connection: false,
@@ -145,6 +154,7 @@ impl Job {
             },
             // The end of the stream ends it in any case; a number of bytes looks like seconds here.
             length: Length::Endless,
+            is_posted,
             measures_cpu: r.measure_cpu == 1,
             at: SocketAddr::new(unspecified(r.family), port(r.data_port)?),
             client_port: 0,
@@ -168,6 +178,7 @@ impl Job {
                 nodelay: r.nodelay == 1,
             },
             length: Length::from_number(r.length.into()),
+            is_posted: false,
             measures_cpu: r.measure_cpu == 1,
             at: SocketAddr::new(unspecified(r.family), port(r.data_port)?),
             client_port: 0,
@@ -311,6 +322,10 @@ fn run_stream(
         (Some(_), None) => {
             transfer::send(stream, &mut sending, &mut pace, &mut tally)?;
             End::Told
+        }
+        _ if job.is_posted => {
+            let mut posted = stream.posted(receiving.width(), receiving.bytes())?;
+            transfer::receive_posted(&mut *posted, &mut pace, &mut tally)?
         }
         _ => transfer::receive(stream, &mut receiving, &mut pace, &mut tally)?,
     };

@@ -1,10 +1,16 @@
 //! netperf's sockets on fulmar.
 
-use super::socket::{Buffers, Datagrams, Listener, Network, Stream, TICK, Tuning};
-use fulmar::{Stack, TcpConfig, TcpListener, TcpStream, UdpSocket};
+use super::ring::Ring;
+use super::socket::{Buffers, Datagrams, Given, Listener, Network, Posted, Stream, TICK, Tuning};
+use fulmar::{
+    OwnedBytes, RecvBuf, RecvCompletion, SendCompletion, Stack, TcpConfig, TcpListener, TcpStream,
+    UdpSocket,
+};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes that a UDP socket of fulmar keeps for its reader unless it is told otherwise.
@@ -113,6 +119,20 @@ impl Stream for TcpStream {
         Write::write(&mut writer, bytes)
     }
 
+    fn posted(&self, count: usize, bytes: usize) -> io::Result<Box<dyn Posted + '_>> {
+        let mut posted = PostedBuffers { stream: self, under_way: VecDeque::new() };
+        for _ in 0..count.max(1) {
+            let buffer = RecvBuf::try_with_capacity(bytes).map_err(io::Error::other)?;
+            posted.post(buffer)?;
+        }
+        Ok(Box::new(posted))
+    }
+
+    fn given(&self, ring: &mut Ring) -> io::Result<Box<dyn Given + '_>> {
+        let buffers = (0..ring.width()).map(|_| (Arc::from(&*ring.advance()), None)).collect();
+        Ok(Box::new(GivenBuffers { stream: self, buffers, at: 0 }))
+    }
+
     fn send_file(&self, file: &File, offset: u64, bytes: usize) -> io::Result<usize> {
         let range = offset..offset + bytes as u64;
         match TcpStream::send_file(self, file, range, &[], &[]) {
@@ -143,6 +163,77 @@ impl Stream for TcpStream {
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
         TcpStream::local_addr(self)
+    }
+}
+
+/// In the order in which they were posted.
+struct PostedBuffers<'a> {
+    stream: &'a TcpStream,
+    under_way: VecDeque<RecvCompletion>,
+}
+
+impl PostedBuffers<'_> {
+    fn post(&mut self, buffer: RecvBuf) -> io::Result<()> {
+        self.under_way.push_back(self.stream.recv_posted(buffer)?);
+        Ok(())
+    }
+}
+
+impl Posted for PostedBuffers<'_> {
+    fn next(&mut self) -> io::Result<usize> {
+        // At the end of the stream they come back one after the other, with nothing.
+        let Some(first) = self.under_way.front_mut() else { return Ok(0) };
+        let Some(back) = first.wait_timeout(TICK) else {
+            return Err(io::ErrorKind::WouldBlock.into());
+        };
+        self.under_way.pop_front();
+        let buffer = back?;
+        let n = buffer.len();
+        if n > 0 {
+            self.post(buffer)?;
+        }
+        Ok(n)
+    }
+}
+
+/// Each with what tells when it is back.
+struct GivenBuffers<'a> {
+    stream: &'a TcpStream,
+    buffers: Vec<(Arc<[u8]>, Option<SendCompletion>)>,
+    at: usize,
+}
+
+/// A share in memory that the ring keeps.
+struct Share(Arc<[u8]>);
+
+impl AsRef<[u8]> for Share {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Given for GivenBuffers<'_> {
+    fn next(&mut self) -> io::Result<usize> {
+        let (buffer, out) = &mut self.buffers[self.at];
+        if let Some(completion) = out {
+            completion.wait(Some(TICK))?;
+            *out = None;
+        }
+        let share = OwnedBytes::from_owner(Share(Arc::clone(buffer)));
+        let n = match self.stream.send_owned(share) {
+            Ok(completion) => {
+                *out = Some(completion);
+                buffer.len()
+            }
+            // A part of it within the tick: the rest is not sent.
+            Err(e) if e.sent > 0 => {
+                *out = Some(e.rest.completion());
+                e.sent
+            }
+            Err(e) => return Err(e.error),
+        };
+        self.at = (self.at + 1) % self.buffers.len();
+        Ok(n)
     }
 }
 

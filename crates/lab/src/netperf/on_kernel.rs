@@ -1,7 +1,9 @@
 //! netperf's sockets on the kernel.
 
-use super::socket::{Buffers, Datagrams, Listener, Network, Stream, TICK, Tuning};
+use super::ring::Ring;
+use super::socket::{Buffers, Datagrams, Given, Listener, Network, Posted, Stream, TICK, Tuning};
 use crate::sys;
+use crate::uring::PingPong;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::mem::offset_of;
@@ -113,6 +115,13 @@ fn tcp_info(stream: &TcpStream, offset: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(word.try_into().ok()?))
 }
 
+/// The kernel's nearest to `aio_read`: io_uring, one receive ahead.
+impl Posted for PingPong {
+    fn next(&mut self) -> io::Result<usize> {
+        self.next_within(Some(TICK)).map(<[u8]>::len)
+    }
+}
+
 impl Stream for TcpStream {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut reader = self;
@@ -122,6 +131,15 @@ impl Stream for TcpStream {
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         let mut writer = self;
         Write::write(&mut writer, bytes)
+    }
+
+    fn posted(&self, count: usize, bytes: usize) -> io::Result<Box<dyn Posted + '_>> {
+        Ok(Box::new(PingPong::new(self.as_fd(), count, bytes, false)?))
+    }
+
+    fn given(&self, _ring: &mut Ring) -> io::Result<Box<dyn Given + '_>> {
+        let what = "asynchronous writes (-a) are measured on fulmar's own stack only";
+        Err(io::Error::new(io::ErrorKind::Unsupported, what))
     }
 
     fn send_file(&self, file: &File, offset: u64, bytes: usize) -> io::Result<usize> {

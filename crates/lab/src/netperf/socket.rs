@@ -2,7 +2,9 @@
 //! ([`OnFulmar`]) and the kernel ([`OnKernel`]).
 //!
 //! Calls block, and return `WouldBlock` after [`TICK`]: the caller then looks whether the test is
-//! over. Receiving into posted buffers will be one more method of [`Stream`].
+//! over.
+
+use super::ring::Ring;
 
 use std::fs::File;
 use std::io;
@@ -106,6 +108,18 @@ pub trait Stream: Send {
     /// `WouldBlock` if nothing was; as `write(2)`.
     fn write(&self, bytes: &[u8]) -> io::Result<usize>;
 
+    /// Posts `count` buffers of so many bytes, to be filled with what comes (netperf's `-A`).
+    ///
+    /// # Errors
+    /// The stack has no such thing, or no memory for it.
+    fn posted(&self, count: usize, bytes: usize) -> io::Result<Box<dyn Posted + '_>>;
+
+    /// Takes copies of the buffers of `ring`, to send them without another one (netperf's `-a`).
+    ///
+    /// # Errors
+    /// The stack has no such thing.
+    fn given(&self, ring: &mut Ring) -> io::Result<Box<dyn Given + '_>>;
+
     /// Sends a part of a file as [`Stream::write`] sends bytes.
     ///
     /// # Errors
@@ -132,6 +146,24 @@ pub trait Stream: Send {
     /// # Errors
     /// The socket is gone.
     fn local_addr(&self) -> io::Result<SocketAddr>;
+}
+
+/// Buffers that were posted before their bytes came, and are posted again when they are back.
+pub trait Posted {
+    /// Bytes of the next buffer that is back; 0 is the end.
+    ///
+    /// # Errors
+    /// `WouldBlock` after [`TICK`]; as `read(2)`.
+    fn next(&mut self) -> io::Result<usize>;
+}
+
+/// Buffers that are given away until they have arrived, in turn.
+pub trait Given {
+    /// Gives the next buffer away, once it is back from the last time; returns its bytes.
+    ///
+    /// # Errors
+    /// `WouldBlock` after [`TICK`], nothing is sent then; as `write(2)`.
+    fn next(&mut self) -> io::Result<usize>;
 }
 
 /// A UDP socket.

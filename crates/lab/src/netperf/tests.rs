@@ -115,6 +115,11 @@ fn check(test: Test, outcome: &Outcome) {
 /// All tests after each other over one control connection.
 fn every_test_runs(network: &dyn Network, served: &Served) {
     let client = Client::connect(network, served.at, &GO_ON).expect("it listens");
+    for test in [Test::TcpStream, Test::TcpSendfile] {
+        let wishes = Wishes { remote_posted: true, ..short(test) };
+        let outcome = client.run(&wishes, None);
+        check(test, &outcome.unwrap_or_else(|e| panic!("-A {test:?}: {e}; {}", served.said())));
+    }
     for (test, name, _) in super::client::TESTS {
         let outcome = client.run(&short(test), None);
         check(test, &outcome.unwrap_or_else(|e| panic!("{name}: {e}; {}", served.said())));

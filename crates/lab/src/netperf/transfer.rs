@@ -3,7 +3,9 @@
 
 use super::pace::Pace;
 use super::ring::{FileRing, Ring};
-use super::socket::{Buffers, Datagrams, Listener, Network, Stream, Tuning, is_tick};
+use super::socket::{
+    Buffers, Datagrams, Given, Listener, Network, Posted, Stream, Tuning, is_tick,
+};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -135,6 +137,41 @@ pub fn receive(
             return Ok(End::Over);
         }
     }
+}
+
+/// As [`receive`], into posted buffers.
+pub fn receive_posted(
+    posted: &mut dyn Posted,
+    pace: &mut Pace<'_>,
+    tally: &mut Tally,
+) -> io::Result<End> {
+    loop {
+        match posted.next() {
+            Ok(0) => return Ok(End::Told),
+            Ok(n) => {
+                tally.bytes_received += n as u64;
+                tally.recv_calls += 1;
+                pace.spend(n as u64);
+            }
+            Err(e) if is_tick(&e) => pace.idle()?,
+            Err(e) => return Err(e),
+        }
+        if pace.is_over() {
+            return Ok(End::Over);
+        }
+    }
+}
+
+/// As [`send`], of memory that is given away.
+pub fn send_given(given: &mut dyn Given, pace: &mut Pace<'_>, tally: &mut Tally) -> io::Result<()> {
+    while !pace.is_over() {
+        match given.next() {
+            Ok(n) => note_sent(n, pace, tally),
+            Err(e) if is_tick(&e) => pace.idle()?,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
 }
 
 /// Reads exactly one message. False: the stream ended before it, or the test did.

@@ -11,12 +11,12 @@ use super::place::Real;
 use super::shm::Shared;
 use super::sim::Simulated;
 use super::{Load, Method, Offloads, Place, Use, size_name};
-use crate::bench::{self, Outcome, Plan, Ratio, Sample, Way};
+use crate::bench::{self, Cell, Outcome, Plan, Ratio, Sample, Way};
 use crate::cpu::Placement;
 use crate::floor::{self, Direction, Kind};
 use crate::kernel::{Local, Pair};
 use crate::kernel_receive::ReceiveCall;
-use crate::matrix::{Asked, Device, check_names, choose_better, is_measured, method_names};
+use crate::matrix::{Asked, Device, check_names, is_measured, method_names};
 use crate::netns::Netns;
 use crate::site::MTU;
 use crate::stream::Over;
@@ -125,13 +125,12 @@ impl Grounds {
 /// What a device does, in every way that is asked for. The old way is measured without aggregation,
 /// whatever is asked of the others: it is what they are compared with.
 fn offloads(options: &Options) -> Vec<Offloads> {
-    let mut all = Vec::new();
-    if is_wanted(options, Method::Stock.name()) {
-        all.push(Offloads { aggregation: false, one_per_crossing: true });
-    }
-    let each = options.aggregation.iter();
-    all.extend(each.map(|&aggregation| Offloads { aggregation, one_per_crossing: false }));
-    all
+    let each = |all: fn(bool) -> Offloads| options.aggregation.iter().map(move |a| all(*a));
+    let possible =
+        std::iter::once(Offloads::STOCK).chain(each(Offloads::all)).chain(each(Offloads::unplaced));
+    let is_used =
+        |o: &Offloads| Method::ALL.into_iter().any(|m| m.fits(*o) && is_wanted(options, m.name()));
+    possible.filter(is_used).collect()
 }
 
 fn open(
@@ -149,25 +148,37 @@ fn open(
     })
 }
 
-/// Measures.
+/// Measures what the options ask for.
+///
+/// # Errors
+/// As [`measure`].
+pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
+    measure(options, ratios(), |_| true, isolated)
+}
+
+/// Measures those ways of the options that are to be kept, and of the figures those whose ways are
+/// there.
 ///
 /// # Errors
 /// As [`Grounds::open`]; a way or a device that does not exist, by name.
-pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
+pub fn measure(
+    options: &Options,
+    ratios: Vec<Ratio>,
+    keep: impl Fn(&Cell) -> bool,
+    isolated: io::Result<()>,
+) -> io::Result<Outcome> {
     let grounds = Grounds::open(options, isolated)?;
     let mut ways = ways(options, &grounds);
     check_names(&options.ways, &method_names(&ways))?;
     // The limit and the floor go with every choice.
-    ways.retain(|w| w.cell.is_none_or(|c| is_wanted(options, c.method)));
+    ways.retain(|w| w.cell.is_none_or(|c| is_wanted(options, c.method) && keep(&c)));
     if ways.iter().all(|w| w.cell.is_none()) {
         return Err(io::Error::other("nothing of what was asked for can be measured here"));
     }
-    let ratios = ratios().into_iter().filter(|r| is_measured(r, &ways)).collect();
+    let ratios = ratios.into_iter().filter(|r| is_measured(r, &ways)).collect();
     let Options { budget, runs: max_runs, .. } = *options;
-    let mut outcome =
-        bench::run(Plan { ways, ratios, budget, max_runs, soak: budget >= SOAK_FROM });
-    choose_better(&mut outcome.figures);
-    Ok(outcome)
+    let soak = budget >= SOAK_FROM;
+    Ok(bench::run(Plan { ways, ratios, budget, max_runs, soak }))
 }
 
 /// Every way at every place that is asked for; the limit and the floor first.
@@ -193,8 +204,7 @@ fn ways<'a>(options: &'a Options, grounds: &'a Grounds) -> Vec<Way<'a>> {
 fn ways_at(place: &RefCell<Box<dyn Place>>, load: Load) -> Vec<Way<'_>> {
     let offloads = place.borrow().offloads();
     let is_there = offloads.aggregation || load.usage != Use::Bursty;
-    let fits = |m: &Method| is_there && (*m == Method::Stock) == offloads.one_per_crossing;
-    let methods = Method::ALL.into_iter().filter(fits);
+    let methods = Method::ALL.into_iter().filter(|m| is_there && m.fits(offloads));
     methods.map(|method| super::way(place, method, load)).collect()
 }
 
@@ -217,7 +227,8 @@ fn kernel_ways<'a>(options: &Options, grounds: &'a Grounds, load: Load) -> Vec<W
 }
 
 fn is_wanted(options: &Options, method: &str) -> bool {
-    options.ways.is_empty() || options.ways.iter().any(|w| w == method)
+    let is_variant = Method::ALL.into_iter().any(|m| m.is_variant() && m.name() == method);
+    if options.ways.is_empty() { !is_variant } else { options.ways.iter().any(|w| w == method) }
 }
 
 /// The name of a way at 2 x `bytes`.

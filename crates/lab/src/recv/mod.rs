@@ -12,6 +12,7 @@
 
 pub mod bench;
 pub mod kernel;
+mod limited;
 mod place;
 mod readers;
 mod run;
@@ -23,14 +24,14 @@ pub mod table;
 use crate::bench::{Cell, Sample, Side, Way};
 use crate::cpu::Placement;
 use crate::kernel_calls::Burst;
-use fulmar::{Stack, TcpStream};
+use fulmar::{Device, Stack, TcpStream};
 use std::cell::RefCell;
 use std::io;
 use std::time::Duration;
 
+pub use limited::Limited;
 pub use shm::ROLE as SHM_ROLE;
 pub(crate) use shm::serve;
-pub use stock::OnePerCrossing;
 
 /// What the reader does with what it received, and how it comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,19 +102,50 @@ pub enum Method {
     Stock,
     /// `TcpStream::read`.
     Copy,
+    /// `TcpStream::recv_posted`: into the program's buffers, where the device can do that.
+    Posted,
+    /// The same where the device does not place: copied once, but asked for ahead.
+    PostedCopied,
+    /// The same on the device of [`Method::Stock`].
+    PostedStock,
     /// `TcpStream::recv_owned`: the buffers in which the bytes arrived, nothing copied.
     Loan,
 }
 
 impl Method {
     /// Every method; what is compared stands side by side.
-    pub const ALL: [Method; 3] = [Method::Stock, Method::Copy, Method::Loan];
+    pub const ALL: [Method; 6] = [
+        Method::Stock,
+        Method::Copy,
+        Method::Posted,
+        Method::Loan,
+        Method::PostedCopied,
+        Method::PostedStock,
+    ];
+
+    /// One change at a time between the others: measured only if named.
+    pub const fn is_variant(self) -> bool {
+        matches!(self, Method::PostedCopied | Method::PostedStock)
+    }
+
+    /// What the device does for it; with aggregation unless it is the old one.
+    pub const fn fits(self, offloads: Offloads) -> bool {
+        let Offloads { one_per_crossing, placement, .. } = offloads;
+        match self {
+            Method::Stock | Method::PostedStock => one_per_crossing,
+            Method::PostedCopied => !one_per_crossing && !placement,
+            Method::Copy | Method::Posted | Method::Loan => !one_per_crossing && placement,
+        }
+    }
 
     /// The name in ways and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Method::Stock => "stock",
             Method::Copy => "copy",
+            Method::Posted => "posted",
+            Method::PostedCopied => "posted_copied",
+            Method::PostedStock => "posted_stock",
             Method::Loan => "loan",
         }
     }
@@ -123,6 +155,9 @@ impl Method {
         match self {
             Method::Stock => "stock: a packet per crossing, copy by mbuf",
             Method::Copy => "fulmar read, copy",
+            Method::Posted => "fulmar recv_posted",
+            Method::PostedCopied => "recv_posted, not placed",
+            Method::PostedStock => "recv_posted, a packet per crossing",
             Method::Loan => "fulmar recv_owned, on loan",
         }
     }
@@ -135,6 +170,9 @@ impl Method {
         Ok(match self {
             Method::Stock => Box::new(stock::Reader::new(load)),
             Method::Copy => Box::new(readers::Copying::new(load)),
+            Method::Posted | Method::PostedCopied | Method::PostedStock => {
+                Box::new(readers::PostedAhead::new(load)?)
+            }
             Method::Loan => Box::new(readers::Loaned::new(load)),
         })
     }
@@ -177,6 +215,32 @@ pub struct Offloads {
     pub aggregation: bool,
     /// One packet per crossing, as it was; see [`stock`].
     pub one_per_crossing: bool,
+    /// Payload lands in posted buffers, where the device can do that.
+    pub placement: bool,
+}
+
+impl Offloads {
+    /// What there is, with or without aggregation.
+    pub const fn all(aggregation: bool) -> Offloads {
+        Offloads { aggregation, one_per_crossing: false, placement: true }
+    }
+
+    /// As [`Offloads::all`], but nothing is placed.
+    pub const fn unplaced(aggregation: bool) -> Offloads {
+        Offloads { placement: false, ..Offloads::all(aggregation) }
+    }
+
+    /// The device of the old way.
+    pub const STOCK: Offloads =
+        Offloads { aggregation: false, one_per_crossing: true, placement: false };
+
+    /// Takes off the device what it is not to do.
+    pub(crate) fn limit(self, device: Box<dyn Device>) -> Box<dyn Device> {
+        match (self.one_per_crossing, self.placement) {
+            (false, true) => device,
+            (one, _) => Box::new(Limited::new(device, one)),
+        }
+    }
 }
 
 /// Where connections are made.

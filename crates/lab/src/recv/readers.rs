@@ -2,6 +2,8 @@
 
 use super::{Load, Reader, Target};
 use crate::kernel_receive::touch;
+use fulmar::{RecvBuf, RecvCompletion};
+use std::collections::VecDeque;
 use std::io::{self, Read};
 
 /// Buffers that are used in turn.
@@ -76,5 +78,51 @@ impl Reader for Loaned {
             loan.slices().map(touch).fold(0, u64::wrapping_add);
         }
         Ok(loan.len() as u64)
+    }
+}
+
+/// `TcpStream::recv_posted`: buffers that are given away before their bytes come.
+pub(super) struct PostedAhead {
+    /// Those that the program has.
+    free: Vec<RecvBuf>,
+    /// The others, in the order in which they were posted.
+    under_way: VecDeque<RecvCompletion>,
+    touch: bool,
+}
+
+impl PostedAhead {
+    pub fn new(load: &Load) -> io::Result<PostedAhead> {
+        let buffer = |_| {
+            let mut buffer = RecvBuf::try_with_capacity(load.buffer_bytes)?;
+            // Touched, so that no page fault is measured.
+            buffer.memory_mut().fill(1);
+            Ok(buffer)
+        };
+        let free: Result<Vec<_>, fulmar::mbuf::NoMemory> =
+            (0..load.buffers.max(1)).map(buffer).collect();
+        let free = free.map_err(io::Error::other)?;
+        Ok(PostedAhead { free, under_way: VecDeque::new(), touch: load.is_touched() })
+    }
+}
+
+impl Reader for PostedAhead {
+    fn call(&mut self, from: &Target<'_>) -> io::Result<u64> {
+        while let Some(buffer) = self.free.pop() {
+            self.under_way.push_back(from.stream.recv_posted(buffer)?);
+        }
+        let Some(first) = self.under_way.pop_front() else { return Ok(0) };
+        let buffer = first.wait()?;
+        if self.touch {
+            touch(&buffer);
+        }
+        let n = buffer.len() as u64;
+        self.free.push(buffer);
+        Ok(n)
+    }
+
+    /// Takes back what is posted.
+    fn finish(&mut self, _from: &Target<'_>) -> io::Result<()> {
+        self.under_way.clear();
+        Ok(())
     }
 }

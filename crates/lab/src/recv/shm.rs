@@ -6,7 +6,6 @@
 //! process, spinning included.
 
 use super::run::{Ends, run};
-use super::stock::OnePerCrossing;
 use super::{Load, Offloads, Place, Reader, Target};
 use crate::bench::Sample;
 use crate::child::Handle;
@@ -53,10 +52,8 @@ impl Shared {
             "super_segments": offloads.aggregation,
         });
         let mut child = Handle::spawn(&spec, &Netns::current()?)?;
-        let wrap = |device| -> Box<dyn fulmar::Device> {
-            if offloads.one_per_crossing { Box::new(OnePerCrossing::new(device)) } else { device }
-        };
-        let (stack, _) = on_pinned_thread(near_cpu, || open(&name, wrap))?;
+        let limit = |device| offloads.limit(device);
+        let (stack, _) = on_pinned_thread(near_cpu, || open(&name, limit))?;
         let hello = child.report(PATIENCE)?;
         let far = hello.get("address").and_then(Value::as_str).and_then(|a| a.parse().ok());
         let far = far.ok_or_else(|| io::Error::other("the child has no address"))?;

@@ -6,7 +6,6 @@
 //! it sends: as DMA that passes the CPU's caches, what a reader finds is what lay there before.
 
 use super::run::{Asking, Ends, run};
-use super::stock::OnePerCrossing;
 use super::{BURST, Load, Offloads, Place, Reader, Target, Use};
 use crate::bench::Sample;
 use crate::cpu::{self, Placement};
@@ -47,8 +46,7 @@ impl Simulated {
             }
             None => device,
         };
-        let device =
-            if offloads.one_per_crossing { Box::new(OnePerCrossing::new(device)) } else { device };
+        let device = offloads.limit(device);
         let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
         let address = Cidr { address: IpAddr::V4(NEAR_IP), prefix_len: 24 };
         let stack = on_pinned_thread(near_cpu, || build(device, address, "sim"))?;
@@ -63,8 +61,8 @@ fn config(offloads: Offloads) -> SimConfig {
         (BURSTS..=BURSTS, respond),
         (0..=u16::MAX, Service::Discard),
     ];
-    let config =
-        SimConfig { far_end: FarEnd { services, ..FarEnd::default() }, ..SimConfig::default() };
+    let far_end = FarEnd { services, ..FarEnd::default() };
+    let config = SimConfig { far_end, placement: offloads.placement, ..SimConfig::default() };
     if offloads.aggregation {
         return config;
     }

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! - **No aggregation**: the device hands over packets of MTU size, each in a buffer of its own.
-//! - **One packet per crossing** ([`OnePerCrossing`]): each is fetched, and each ACK sent, with a call
+//! - **One packet per crossing** ([`super::Limited`]): each is fetched, and each ACK sent, with a call
 //!   into the device of its own, as an interrupt handler and `if_output` did.
 //! - **soreceive mbuf by mbuf** ([`Reader`]): `soreceive_generic` drops the socket buffer's lock for
 //!   the copy of each mbuf, and takes it again to free that one and find the next.
@@ -20,16 +20,11 @@
 use super::{Load, Target, readers::Ring};
 use crate::kernel_receive::touch;
 use fulmar::Ready;
-use fulmar::base::{Counters, FlowKey, Instant, SlotId};
-use fulmar::mbuf::{Backing, Chain, Pool};
-use fulmar::netdev::{
-    Burst, Caps, Device, DeviceStats, LinkState, Peek, PlacementHint, Rooms, Unsupported,
-};
+use fulmar::base::SlotId;
+use fulmar::mbuf::Chain;
 use fulmar_socket::{SocketError, Step};
 use fulmar_stack::{AnyHost, Limit};
 use std::io;
-use std::os::fd::RawFd;
-use std::sync::Arc;
 
 /// Payload of a full packet with timestamps on a device of MTU 1500: an mbuf's bytes.
 const MBUF_BYTES: usize = 1448;
@@ -106,115 +101,5 @@ impl super::Reader for Reader {
 
     fn copies_per_byte(&self) -> u64 {
         1
-    }
-}
-
-/// A device that hands over one packet per crossing, both ways.
-pub struct OnePerCrossing {
-    inner: Box<dyn Device>,
-    /// The frame that crosses.
-    one: Burst,
-}
-
-impl OnePerCrossing {
-    /// Puts `inner` behind it.
-    pub fn new(inner: Box<dyn Device>) -> OnePerCrossing {
-        OnePerCrossing { inner, one: Burst::with_capacity(1) }
-    }
-}
-
-impl Device for OnePerCrossing {
-    fn caps(&self) -> &Caps {
-        self.inner.caps()
-    }
-
-    fn tx_burst(
-        &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        burst: &mut Burst,
-        counters: &mut Counters,
-    ) -> usize {
-        let mut taken = 0;
-        while let Some(packet) = burst.pop_front() {
-            // It is empty, and has room for one.
-            let _ = self.one.push(packet);
-            if self.inner.tx_burst(now, pool, &mut self.one, counters) == 0 {
-                if let Some(refused) = self.one.pop_front() {
-                    let _ = burst.push_front(refused);
-                }
-                break;
-            }
-            taken += 1;
-        }
-        taken
-    }
-
-    fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
-        self.inner.tx_reap(now, pool)
-    }
-
-    fn rx_burst(
-        &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        out: &mut Burst,
-        budget: usize,
-        counters: &mut Counters,
-    ) -> usize {
-        let mut n = 0;
-        while n < budget && self.inner.rx_burst(now, pool, out, 1, counters) > 0 {
-            n += 1;
-        }
-        n
-    }
-
-    fn arm(&mut self) -> bool {
-        self.inner.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-
-    fn wake_fd(&self) -> Option<RawFd> {
-        self.inner.wake_fd()
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
-    }
-
-    fn link_state(&self) -> LinkState {
-        self.inner.link_state()
-    }
-
-    fn lost(&self) -> Option<i32> {
-        self.inner.lost()
-    }
-
-    fn wants_tx_wake(&self) -> bool {
-        self.inner.wants_tx_wake()
-    }
-
-    fn region(&mut self) -> Option<Backing> {
-        self.inner.region()
-    }
-
-    fn peek(&self) -> Option<Arc<dyn Peek>> {
-        self.inner.peek()
-    }
-
-    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        drop(hint);
-        Err(Unsupported)
-    }
-
-    fn unplace(&mut self, _flow: &FlowKey) -> Rooms {
-        Rooms::default()
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.inner.stats()
     }
 }

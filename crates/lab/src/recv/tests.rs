@@ -29,13 +29,38 @@ fn the_old_way_takes_a_packet_per_crossing_and_copies_every_byte_once() {
         let mut reader = method.reader(&load).expect("memory");
         place.stream(&load, reader.as_mut(), time).expect("it runs")
     };
-    let old = Offloads { aggregation: false, one_per_crossing: true };
-    let stock = sample(Method::Stock, old);
+    let stock = sample(Method::Stock, Offloads::STOCK);
     assert!(stock.quotient("rx_frames", "rx_crossings") <= 1.0);
     assert!(stock.quotient("call_bytes", "rx_frames") <= 1448.0);
     assert_eq!(stock.quotient("all_copied_bytes", "call_bytes"), 1.0);
-    let new = Offloads { aggregation: true, one_per_crossing: false };
-    let copy = sample(Method::Copy, new);
+    let copy = sample(Method::Copy, Offloads::all(true));
     assert!(copy.quotient("call_bytes", "rx_frames") > 30_000.0);
     assert_eq!(copy.quotient("all_copied_bytes", "call_bytes"), 1.0);
+}
+
+#[test]
+fn posted_buffers_are_filled_without_a_copy_where_the_device_places_and_with_one_elsewhere() {
+    let load = Load { warm_bytes: 1 << 20, ..Load::of_buffers(64 << 10, Use::Touched) };
+    let sample = |offloads| {
+        let mut place = sim::Simulated::new(offloads, None).expect("a device");
+        let mut reader = Method::Posted.reader(&load).expect("memory");
+        place.stream(&load, reader.as_mut(), Duration::from_millis(10)).expect("it runs")
+    };
+    let placed = sample(Offloads::all(true));
+    assert!(placed.quotient("placed_bytes", "call_bytes") > 0.9);
+    assert!(placed.quotient("all_copied_bytes", "call_bytes") < 0.1);
+    let copied = sample(Offloads::unplaced(true));
+    assert_eq!(copied.counted("placed_bytes"), 0);
+    assert!(copied.quotient("all_copied_bytes", "call_bytes") > 0.9);
+}
+
+#[test]
+fn a_bursty_sender_is_read_to_the_end_of_each_burst() {
+    let load = Load { warm_bytes: 512 << 10, ..Load::of_buffers(1 << 20, Use::Bursty) };
+    let mut place = sim::Simulated::new(Offloads::all(true), None).expect("a device");
+    for method in [Method::Copy, Method::Posted, Method::Loan] {
+        let mut reader = method.reader(&load).expect("memory");
+        let sample = place.stream(&load, reader.as_mut(), Duration::from_millis(10));
+        assert!(sample.expect("it runs").near.bytes > 0, "{method:?}");
+    }
 }

@@ -4,11 +4,12 @@
 //! [`Published`] is what was printed then. [`Reproduction::of`] joins it with what a bench measured
 //! now ([`crate::bench::Row`], found by its [`crate::bench::Cell`]) and judges it
 //! ([`verdict`]). [`text`], [`json`] and [`page`] show it. A table of another shape gets a
-//! module of its own beside these; what they share is [`verdict`].
+//! module of its own beside these ([`placement`]); what they share is [`verdict`].
 
 pub mod json;
 pub mod netperf;
 pub mod page;
+pub mod placement;
 pub mod run;
 pub mod sendfile;
 pub mod sosend;
@@ -22,7 +23,43 @@ use netperf::Netperf;
 use verdict::Verdict;
 
 /// Every table that can be measured again.
-pub const ALL: &[&Published] = &[&sosend::TABLE, &sendfile::TABLE];
+pub const ALL: [Table; 3] =
+    [Table::Sending(&sosend::TABLE), Table::Sending(&sendfile::TABLE), Table::Placement];
+
+/// A published table.
+#[derive(Clone, Copy, Debug)]
+pub enum Table {
+    /// Of ways of sending, in pairs of rows.
+    Sending(&'static Published),
+    /// Of receiving into posted buffers.
+    Placement,
+}
+
+impl Table {
+    /// As on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Table::Sending(table) => table.name,
+            Table::Placement => placement::NAME,
+        }
+    }
+
+    /// One sentence.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Table::Sending(table) => table.title,
+            Table::Placement => placement::TITLE,
+        }
+    }
+
+    /// Who, what, when.
+    pub const fn source(self) -> &'static str {
+        match self {
+            Table::Sending(table) => table.source,
+            Table::Placement => placement::SOURCE,
+        }
+    }
+}
 
 /// A published comparison of an old way with a new one.
 #[derive(Debug)]

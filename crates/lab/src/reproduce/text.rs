@@ -47,7 +47,7 @@ hardware      time of the simulated device, which is not the host's and in no ot
 verdict       by the interval's bounds: reproduced within 10 % of the published ratio.";
 
 /// Cut into lines of at most [`WIDTH`] characters, between words.
-fn wrapped(text: &str) -> String {
+pub(super) fn wrapped(text: &str) -> String {
     let mut out = String::new();
     let mut width = 0;
     for word in text.split_whitespace() {

@@ -70,6 +70,7 @@ pub fn stream_request(wishes: &Wishes, server: SocketAddr) -> StreamRequest {
             _ => i32::MAX / 2,
         },
         family: family(server),
+        posted: wishes.remote_posted.into(),
         ..StreamRequest::default()
     }
 }

@@ -1,0 +1,117 @@
+use super::*;
+use crate::bench::{Figure, Ratio, Sample, Side, Stop};
+use crate::cpu::Placement;
+use std::time::Duration;
+
+fn sure(value: f64) -> Option<Estimate> {
+    Some(Estimate { median: value, low: value, high: value, runs: 9, confidence: 0.96 })
+}
+
+fn row(line: usize, offload: Offload, site: Site, ns: f64) -> Row {
+    let line = &LINES[line];
+    let (method, super_segments) = method(line.ask, offload, site).expect("there is one");
+    let cell = Cell {
+        side: Side::Receives,
+        device: site.device(),
+        method,
+        write_bytes: line.bytes,
+        super_segments,
+        source: "untouched",
+    };
+    Row {
+        name: format!("{method}.{}", site.device()),
+        title: method.into(),
+        placement: Placement::TwoCpus,
+        cell: Some(cell),
+        gbps: sure(20.0),
+        near_ns_per_kb: sure(ns),
+        thread_ns_per_kb: sure(ns),
+        hardware_ns_per_kb: None,
+        far_ns_per_kb: sure(50.0),
+        both_ns_per_kb: sure(ns + 50.0),
+        machine_ns_per_kb: Some(ns + 60.0),
+        service_demand_us_per_kb: None,
+        user_share: None,
+        soaker_ns_per_kb: None,
+        counts: Vec::new(),
+        counted_bytes: 1,
+        error: None,
+    }
+}
+
+fn figure(line: usize, site: Site, (over, under): (Offload, Offload), value: f64) -> Figure {
+    let ratio = Ratio {
+        name: figure_name(&LINES[line], site, over, under),
+        sentence: String::new(),
+        way: String::new(),
+        over: None,
+        measure: Sample::near_ns_per_kb,
+        reach_and_aim: None,
+        more_is_better: true,
+        published: None,
+    };
+    Figure { ratio, estimate: sure(value) }
+}
+
+fn outcome() -> Outcome {
+    let site = Site::Simulated;
+    let costs = [(Offload::Stock, 300.0), (Offload::Offloaded, 60.0), (Offload::Placed, 10.0)];
+    Outcome {
+        rows: costs.map(|(offload, ns)| row(0, offload, site, ns)).to_vec(),
+        figures: vec![
+            figure(0, site, (Offload::Stock, Offload::Placed), 30.0),
+            figure(0, site, (Offload::Stock, Offload::Offloaded), 1.2),
+        ],
+        stop: Stop::Budget,
+        elapsed: Duration::from_secs(1),
+    }
+}
+
+#[test]
+fn a_cost_per_kb_becomes_the_published_percent_at_the_published_rate() {
+    // 190 % at 5 GB/s are 389 ns per KB.
+    assert!((percent(389.0) - 190.0).abs() < 0.1, "{}", percent(389.0));
+}
+
+#[test]
+fn each_step_is_judged_where_it_was_published_and_can_be_made() {
+    let found = Reproduction::of(&outcome());
+    let of = |over, under| {
+        let mut judged = found.judged.iter().filter(|j| j.site == Site::Simulated && j.line == 0);
+        judged.find(|j| (j.over, j.under) == (over, under)).expect("judged")
+    };
+    assert_eq!(of(Offload::Stock, Offload::Placed).verdict, Verdict::Exceeded);
+    let shrunk = of(Offload::Stock, Offload::Offloaded);
+    assert_eq!(shrunk.verdict.word(), "shrunk", "{shrunk:?}");
+    assert!(shrunk.verdict.reason().contains("both copy each byte"));
+    assert_eq!(of(Offload::Offloaded, Offload::Placed).verdict.word(), "not measured");
+    // `read` has nothing placed, the kernel neither.
+    let without =
+        |j: &&Judged| j.under == Offload::Placed && (j.line == 2 || j.site == Site::Kernel);
+    assert_eq!(found.judged.iter().filter(without).count(), 0);
+}
+
+#[test]
+fn the_text_the_json_and_the_page_have_the_published_row_and_the_measured_one() {
+    let found = Reproduction::of(&outcome());
+    let text = text(&found);
+    assert!(text.contains("190") && text.contains("exceeded") && text.contains("146"), "{text}");
+    let json = json(&found, serde_json::json!({ "rows": [], "command": ["fulmar"] }));
+    let first = &json["reproduction"]["lines"][2];
+    assert_eq!(first["site"], "sim");
+    assert_eq!(first["placed"]["receiver_cpu_ns_per_kb"], 10.0);
+    assert!(page(&found, &json).html().contains("asynchronous read, 2 x 64 KiB"));
+}
+
+#[test]
+fn every_cell_has_one_way_and_no_way_two_cells_of_a_row() {
+    for line in &LINES {
+        for site in Site::ALL {
+            let mut names: Vec<_> =
+                Offload::ALL.iter().filter_map(|o| method(line.ask, *o, site)).collect();
+            let all = names.len();
+            names.dedup();
+            assert_eq!(names.len(), all, "{line:?} {site:?}");
+        }
+    }
+}
