@@ -39,10 +39,9 @@ pub fn account_new_stacks(every: Option<u32>) {
     EVERY.store(every.map_or(0, |n| n.clamp(1, UNDECIDED - 1)), Ordering::Relaxed);
 }
 
-/// The accounts of all stacks of this process that exist, in one.
-pub fn of_all_stacks() -> Balance {
-    let ledgers = fulmar_stack::account::ledgers();
-    ledgers.iter().fold(Balance::default(), |sum, l| sum.and(&l.balance()))
+/// The accounts of all stacks that this process has had so far, in one.
+pub fn of_this_process() -> Balance {
+    fulmar_stack::account::of_this_process()
 }
 
 /// The form of a stack whose builder names none.

@@ -28,6 +28,7 @@ pub mod netns;
 pub mod netperf;
 pub mod page;
 pub mod peer;
+pub mod profile;
 pub mod recv;
 pub mod report;
 pub mod reproduce;

@@ -418,3 +418,16 @@ impl Drop for Mapping {
         let _ = unsafe { libc::munmap(self.at.as_ptr().cast(), self.bytes) };
     }
 }
+
+/// Asks a child to end as the interrupt key does, so that it finishes what it writes.
+///
+/// # Errors
+/// The errno of `kill`.
+pub fn interrupt(child: &std::process::Child) -> io::Result<()> {
+    let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
+    // SAFETY: no memory is passed; the child is ours and not yet waited for, so the number is its.
+    if unsafe { libc::kill(pid, libc::SIGINT) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

@@ -224,6 +224,10 @@ impl Ledger {
 }
 
 impl Balance {
+    /// Nothing was measured.
+    const EMPTY: Balance =
+        Balance { stages: Vec::new(), visits: 0, measured: 0, pass_ns: 0.0, overhead_ns: 0.0 };
+
     /// Nanoseconds of all stages but sleep.
     pub fn busy_ns(&self) -> f64 {
         self.stages.iter().filter(|s| s.stage != Stage::Slept).map(|s| s.ns).sum()
@@ -255,9 +259,26 @@ impl Balance {
 /// The ledgers of this process.
 static ALL: Mutex<Vec<Weak<Ledger>>> = Mutex::new(Vec::new());
 
-/// Every ledger of the process whose stack exists.
-pub fn ledgers() -> Vec<Arc<Ledger>> {
-    ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
+/// What the ledgers said whose stacks are gone.
+static PAST: Mutex<Balance> = Mutex::new(Balance::EMPTY);
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        if self.measured.load(Relaxed) > 0 {
+            let mut past = PAST.lock().unwrap_or_else(PoisonError::into_inner);
+            *past = std::mem::take(&mut *past).and(&self.balance());
+        }
+    }
+}
+
+/// The accounts of all stacks that this process has had so far, in one.
+pub fn of_this_process() -> Balance {
+    let all: Vec<Arc<Ledger>> = {
+        let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter_map(Weak::upgrade).collect()
+    };
+    let past = PAST.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    all.iter().fold(past, |sum, l| sum.and(&l.balance()))
 }
 
 /// Cycles of one pass, the least of several trials: whatever disturbs makes it longer.
@@ -274,6 +295,8 @@ fn measure_pass() -> u64 {
         sys::ticks().saturating_sub(start) / PASSES
     };
     let least = (0..8).map(|_| trial()).min().unwrap_or(0);
+    // Nobody wants its account when it goes.
+    ledger.clear();
     CLOCK.with(|c| {
         c.at.set(held.0);
         c.until_next.set(held.1);

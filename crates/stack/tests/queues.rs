@@ -142,8 +142,7 @@ fn a_probe_sees_the_stages_of_a_write_and_of_a_read_in_their_order() {
     ];
     let seen = out.take();
     assert_eq!(seen[..8], expected);
-    let end: Vec<_> = seen.iter().filter(|s| **s as u8 > S::BurstQueued as u8).collect();
-    assert_eq!(end[..2], [&S::DeviceTaken, &S::Completed]);
+    assert!(seen.windows(2).any(|two| two == [S::DeviceTaken, S::Completed]), "{seen:?}");
     turn(&mut a, &mut b, 3);
     let Ok(Step::Done(chain)) = b.tcp_take(child, 5000) else { panic!("nothing came") };
     assert!(!chain.is_empty());
