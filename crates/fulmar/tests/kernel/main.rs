@@ -15,6 +15,7 @@ mod faults;
 mod mapped;
 mod namespace;
 mod path_mtu;
+mod placement;
 mod sendfile;
 mod sys;
 mod tcp;

@@ -48,7 +48,11 @@ const SECOND_CHANCE: u8 = 2;
 /// How long placement rests for a flow for which it does not pay.
 const REST: Duration = Duration::from_millis(250);
 
-/// Whether placement pays for a flow. Telling a device costs about as much as copying a few KiB.
+/// So many bytes placed are worth a hint, however large the buffer: telling a device costs about as much
+/// as copying a few KiB.
+const WORTH_BYTES: usize = 16 << 10;
+
+/// Whether placement pays for a flow.
 #[derive(Debug)]
 pub(super) struct Score {
     left: u8,
@@ -68,7 +72,7 @@ impl Score {
         if self.rests_until.is_some() {
             return;
         }
-        if filled == capacity || placed >= capacity / 2 {
+        if filled == capacity || placed >= WORTH_BYTES.min(capacity / 2) {
             self.left = FULL_SCORE;
         } else if self.left > 1 {
             self.left -= 1;
@@ -130,5 +134,9 @@ mod tests {
         assert!(s.allows(at(600_000)));
         s.note(at(600_000), 600, 700, 1000);
         assert_eq!(s.left, FULL_SCORE);
+        for _ in 0..99 {
+            s.note(at(600_000), 60_000, 60_000, 1 << 20);
+        }
+        assert_eq!(s.left, FULL_SCORE, "a part of a large buffer is worth a hint");
     }
 }
