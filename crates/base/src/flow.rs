@@ -101,6 +101,24 @@ impl FlowKey {
         with_zone(self.remote_ip(), self.remote_port, self.zone)
     }
 
+    /// All of the key, for hashing.
+    #[inline]
+    pub(crate) fn words(&self) -> [u64; 5] {
+        let ports = u64::from(self.local_port) << 16 | u64::from(self.remote_port);
+        let ends = u64::from(self.zone) << 32 | ports;
+        let (local, remote) = (self.local, self.remote);
+        [(local >> 64) as u64, local as u64, (remote >> 64) as u64, remote as u64, ends]
+    }
+
+    /// The same in fewer words, if both addresses are IPv4.
+    #[inline]
+    pub(crate) fn ipv4_words(&self) -> Option<[u64; 2]> {
+        const MAPPED: u128 = 0xffff;
+        let is_ipv4 = self.local >> 32 == MAPPED && self.remote >> 32 == MAPPED;
+        let [_, local, _, remote, ends] = self.words();
+        is_ipv4.then_some([local << 32 | remote & 0xffff_ffff, ends])
+    }
+
     /// The hash that decides which shard owns the flow. Both directions hash alike, so that two
     /// stacks joined together agree; it is not keyed, since it only spreads load.
     pub fn owner_hash(&self) -> u32 {

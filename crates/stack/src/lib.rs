@@ -16,6 +16,7 @@ pub mod account;
 mod baton;
 mod completion;
 mod config;
+mod demux;
 mod error;
 mod exit;
 pub mod file;

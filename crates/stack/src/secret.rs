@@ -3,7 +3,7 @@
 
 use core::hash::{BuildHasher, Hash};
 
-use fulmar_base::{FlowKey, Instant, SeqNum};
+use fulmar_base::{FlowHasher, FlowKey, Instant, SeqNum};
 use siphasher::sip::SipHasher13;
 
 /// First ephemeral port, as Linux has it.
@@ -55,6 +55,11 @@ impl Secret {
     /// The hasher of the shard's tables.
     pub fn table_hasher(&self) -> Keyed {
         self.table
+    }
+
+    /// The hash of the index of connections.
+    pub fn flow_hasher(&self) -> FlowHasher {
+        FlowHasher::new(self.table.k1, self.table.k0)
     }
 
     /// The initial sequence number of a connection: a clock of 4 microseconds plus a keyed hash

@@ -143,9 +143,7 @@ impl<P: Probe> Shard<P> {
             self.output_now(now, id);
             // If the peer lacks more of what was sent, the reset is not exactly in its place, and it
             // asks back (RFC 5961 section 3.2). Who has no connection answers that as it wants.
-            if self.flows.get(&key) == Some(&id) {
-                self.flows.remove(&key);
-            }
+            self.remove_flow(&key, id);
             self.notify(id);
         }
         self.flush();

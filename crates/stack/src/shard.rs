@@ -19,6 +19,7 @@ use fulmar_wire::protocol;
 use hashbrown::HashMap;
 
 use crate::config::StackConfig;
+use crate::demux::{Flows, Foresight};
 use crate::error::SetupError;
 use crate::net::{FlowPath, Link, Net, Sink};
 use crate::recv_calls::PostedTable;
@@ -83,7 +84,9 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) config: StackConfig,
     pub(crate) net: Net<P>,
     pub(crate) sockets: Slab<Socket>,
-    pub(crate) flows: HashMap<FlowKey, SlotId, Keyed>,
+    pub(crate) flows: Flows,
+    /// What was looked up for the burst that is being handled.
+    pub(crate) foresight: Foresight,
     /// Listeners by port; several may share a port with different addresses.
     pub(crate) listeners: HashMap<u16, Vec<SlotId>, Keyed>,
     pub(crate) udp: UdpTable<SlotId>,
@@ -96,7 +99,7 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) shortage: Shortage,
     pub(crate) returns: Returns,
     pub(crate) posted: PostedTable,
-    rx: Burst,
+    pub(crate) rx: Burst,
     /// Mean bytes of the frames of the last burst.
     frame_bytes: usize,
     /// Frames taken since the connections were last heard.
@@ -180,7 +183,8 @@ impl<P: Probe> Shard<P> {
             shards,
             net,
             sockets: Slab::default(),
-            flows: HashMap::with_hasher(table),
+            flows: Flows::new(secret.flow_hasher()),
+            foresight: Foresight::default(),
             listeners: HashMap::with_hasher(table),
             udp: UdpTable::new(config.seed),
             time_wait: TimeWaitTable::new(config.max_time_wait, table),
@@ -328,14 +332,17 @@ impl<P: Probe> Shard<P> {
         }
         let is_end = self.ends_at(Stage::DeviceReceived);
         let mut bytes = 0;
+        self.foresee();
         while let Some(p) = self.rx.pop_front() {
             bytes += p.chain.len();
+            self.foresight.advance();
             if is_end {
                 self.net.pool.free(p.chain);
             } else {
                 self.input(now, p);
             }
         }
+        self.foresight.clear();
         self.frame_bytes = bytes / n;
         self.moderation.polled(now, n, bytes, sent);
         self.count_look();

@@ -3,6 +3,8 @@
 
 use fulmar_base::SlotId;
 
+use crate::sys;
+
 struct Entry<T> {
     generation: u32,
     value: Option<T>,
@@ -49,6 +51,19 @@ impl<T> Slab<T> {
     pub fn get(&self, id: SlotId) -> Option<&T> {
         let e = self.entries.get(id.index as usize)?;
         if e.generation == id.generation { e.value.as_ref() } else { None }
+    }
+
+    /// The present value of a slot, and its name.
+    pub fn at(&self, index: u32) -> Option<(SlotId, &T)> {
+        let e = self.entries.get(index as usize)?;
+        Some((SlotId { index, generation: e.generation }, e.value.as_ref()?))
+    }
+
+    /// Fetches a slot that will be looked at.
+    pub fn fetch(&self, index: u32) {
+        if let Some(e) = self.entries.get(index as usize) {
+            sys::fetch(e, size_of::<Entry<T>>());
+        }
     }
 
     /// The value of a slot, `None` if it is gone.

@@ -126,7 +126,7 @@ impl<P: Probe> Shard<P> {
         let key_with = |port| FlowKey::new(with_zone(ip, port, zone_of(remote)), remote);
         if let Some(port) = local.map(|l| l.port()).filter(|p| *p != 0) {
             let key = key_with(port);
-            if self.flows.contains_key(&key) {
+            if self.flow(&key).is_some() {
                 return Err(SocketError::AddressInUse);
             }
             if self.time_wait.contains(&key) {
@@ -141,7 +141,7 @@ impl<P: Probe> Shard<P> {
             .map(key_with)
             .find(|key| {
                 self.is_stray(key).is_none()
-                    && !self.flows.contains_key(key)
+                    && self.flow(key).is_none()
                     && !self.time_wait.contains(key)
                     && !self.listeners.contains_key(&key.local_port)
             })
@@ -251,11 +251,18 @@ impl<P: Probe> Shard<P> {
             _ => false,
         });
         let lingering = !reuse_address
-            && self.flows.keys().chain(self.time_wait.keys()).any(|k| {
+            && self.connection_keys().chain(self.time_wait.keys()).any(|k| {
                 k.local_port == local.port()
                     && (local.ip().is_unspecified() || local.ip() == k.local_ip())
             });
         if clash || lingering { Err(SocketError::AddressInUse) } else { Ok(()) }
+    }
+
+    fn connection_keys(&self) -> impl Iterator<Item = &FlowKey> {
+        self.sockets.iter().filter_map(|(_, s)| match s {
+            Socket::Tcp(entry) => Some(entry.tcb.key()),
+            _ => None,
+        })
     }
 
     /// The next established connection of a listener, with its peer.

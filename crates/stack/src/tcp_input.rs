@@ -33,7 +33,7 @@ impl<P: Probe> Shard<P> {
         if self.ends_at(Stage::Demultiplexed) {
             return self.net.pool.free(seg.payload);
         }
-        match self.flows.get(&key).copied() {
+        match self.flow_of_segment(&key) {
             Some(id) => self.give_to_connection(now, id, seg),
             None if self.time_wait.contains(&key) => self.give_to_time_wait(now, seg),
             None => self.give_to_listener(now, seg),
@@ -193,7 +193,7 @@ impl<P: Probe> Shard<P> {
     pub(crate) fn add_connection(&mut self, entry: TcpEntry) -> SlotId {
         let key = *entry.tcb.key();
         let id = self.sockets.insert(Socket::Tcp(Box::new(entry)));
-        self.flows.insert(key, id);
+        self.insert_flow(&key, id);
         id
     }
 
@@ -262,9 +262,7 @@ impl<P: Probe> Shard<P> {
         if let Some(listener) = orphan_of {
             self.embryo_gone(listener);
         }
-        if self.flows.get(&key) == Some(&id) {
-            self.flows.remove(&key);
-        }
+        self.remove_flow(&key, id);
         self.sockets.remove(id);
         if let Some(tomb) = tomb {
             self.time_wait.insert(key, tomb);
@@ -282,7 +280,7 @@ impl<P: Probe> Shard<P> {
     }
 
     fn tcp_icmp_error(&mut self, now: Instant, e: QuotedError) {
-        let Some(id) = self.flows.get(&e.flow()).copied() else {
+        let Some(id) = self.flow(&e.flow()) else {
             return self.net.counters.drop_packet(DropReason::IcmpNoFlow);
         };
         let what = match e.kind {

@@ -57,7 +57,7 @@ impl<P: Probe> Shard<P> {
         if self.ends_at(Stage::Demultiplexed) {
             return self.net.pool.free(datagram.payload);
         }
-        let to = self.udp.lookup(datagram.dst, datagram.src);
+        let to = self.socket_of_datagram(&datagram);
         match to {
             Some(id) => self.deliver_datagram(id, datagram),
             None => {

@@ -28,4 +28,4 @@ mod table;
 
 pub use datagram::{Datagram, Dropped, HEADROOM_BYTES, OutputError, input, max_payload, output};
 pub use socket::{UdpError, UdpSocket};
-pub use table::{BindError, BindOptions, Bound, UdpTable};
+pub use table::{BindError, BindOptions, Bound, UdpProbe, UdpTable};

@@ -10,16 +10,14 @@
 //!   4. dual stack         [::]          : port   *      (IPv4 datagrams, unless v6-only)
 //! ```
 //!
-//! A look-up is O(1): each key is one probe of a chained hash table, and keys that nobody can have
-//! bound are not asked for. The table's chains hold only bindings that this host made, so that no
-//! stranger can choose what collides. Binding costs a scan of the bindings of one port.
+//! A look-up is O(1): each key is one search in a [`FlowIndex`] with a keyed hash, and keys that nobody
+//! can have bound are not asked for. Binding costs a scan of the bindings of one port.
 
 use alloc::collections::BTreeMap;
-use alloc::vec;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use fulmar_base::FlowKey;
+use fulmar_base::{FlowHasher, FlowIndex, FlowKey};
 
 /// First and last ephemeral port: Linux's default range, which leaves the rest to servers.
 const EPHEMERAL: core::ops::RangeInclusive<u16> = 32768..=60999;
@@ -46,6 +44,17 @@ pub struct Bound {
     pub local: SocketAddr,
 }
 
+/// A look-up in steps: see [`UdpTable::touch`].
+#[derive(Clone, Copy, Debug)]
+pub struct UdpProbe {
+    local: SocketAddr,
+    remote: SocketAddr,
+    /// Hash of the connected key; `None` if nobody is connected.
+    connected: Option<u32>,
+    /// Hash of the key bound to the address.
+    own: u32,
+}
+
 /// Why a binding was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BindError {
@@ -65,7 +74,7 @@ struct Binding<H> {
     is_connected: bool,
     options: BindOptions,
     handle: H,
-    /// Next in the chain of the same bucket.
+    /// The binding of the same key that was made before.
     next: u32,
 }
 
@@ -74,8 +83,9 @@ struct Binding<H> {
 pub struct UdpTable<H> {
     bindings: Vec<Option<Binding<H>>>,
     free: Vec<u32>,
-    /// Heads of the chains; a power of two, at least as many as bindings.
-    buckets: Vec<u32>,
+    /// The last binding of each key.
+    index: FlowIndex,
+    hasher: FlowHasher,
     /// Bindings by port, for the questions that bind asks.
     ports: BTreeMap<u16, Vec<u32>>,
     /// How many bindings are connected: without any, the first probe is skipped.
@@ -84,12 +94,14 @@ pub struct UdpTable<H> {
 }
 
 impl<H: Copy> UdpTable<H> {
-    /// An empty table; `seed` decides the ephemeral ports and should not be guessable (RFC 6056).
+    /// An empty table; `seed` decides the ephemeral ports (RFC 6056) and the hash, and should not be
+    /// guessable.
     pub fn new(seed: u64) -> UdpTable<H> {
         UdpTable {
             bindings: Vec::new(),
             free: Vec::new(),
-            buckets: vec![NONE; 16],
+            index: FlowIndex::new(),
+            hasher: FlowHasher::new(seed, seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15),
             ports: BTreeMap::new(),
             connected: 0,
             random: seed,
@@ -176,18 +188,67 @@ impl<H: Copy> UdpTable<H> {
         {
             return Some(h);
         }
-        let ip = local.ip();
-        let port = local.port();
-        let unconnected = |ip: IpAddr| FlowKey::new(SocketAddr::new(ip, port), anyone(ip));
-        let own = self.find(&unconnected(ip));
-        let own_version = own.or_else(|| self.find(&unconnected(wildcard_of(ip))));
-        own_version.or_else(|| {
+        let own = self.find(&FlowKey::new(local, anyone(local.ip())));
+        own.or_else(|| self.lookup_wildcard(local))
+    }
+
+    /// What a look-up will need, for a burst of them: see [`UdpTable::touch`].
+    #[inline]
+    pub fn probe(&self, local: SocketAddr, remote: SocketAddr) -> UdpProbe {
+        let hash = |remote| self.hasher.hash(&FlowKey::new(local, remote));
+        let connected = (self.connected != 0).then(|| hash(remote));
+        UdpProbe { local, remote, connected, own: hash(anyone(local.ip())) }
+    }
+
+    /// Reads what a look-up reads first: see [`FlowIndex::touch`].
+    #[inline]
+    pub fn touch(&self, probe: &UdpProbe) -> u32 {
+        self.index.touch(probe.own) ^ probe.connected.map_or(0, |hash| self.index.touch(hash))
+    }
+
+    /// Reads what a look-up reads next, as [`UdpTable::touch`].
+    #[inline]
+    pub fn touch_binding(&self, probe: &UdpProbe) -> u32 {
+        let connected = probe.connected.and_then(|hash| self.index.candidate(hash));
+        let slot = connected.or_else(|| self.index.candidate(probe.own));
+        slot.and_then(|slot| self.binding(slot)).map_or(0, |b| b.next)
+    }
+
+    /// As [`UdpTable::lookup`], with what was computed before; nothing may have changed since.
+    #[inline]
+    pub fn lookup_probe(&self, probe: &UdpProbe) -> Option<H> {
+        let UdpProbe { local, remote, connected, own } = *probe;
+        let find = |hash: u32, key: FlowKey| self.slot_at(hash, &key).and_then(|s| self.binding(s));
+        let pair = connected.and_then(|hash| find(hash, FlowKey::new(local, remote)));
+        let bound = pair.or_else(|| find(own, FlowKey::new(local, anyone(local.ip()))));
+        bound.map(|b| b.handle).or_else(|| self.lookup_wildcard(local))
+    }
+
+    /// The binding to every address that takes datagrams to `local`.
+    fn lookup_wildcard(&self, local: SocketAddr) -> Option<H> {
+        let (ip, port) = (local.ip(), local.port());
+        let wildcard = |ip: IpAddr| FlowKey::new(SocketAddr::new(ip, port), anyone(ip));
+        self.find(&wildcard(wildcard_of(ip))).or_else(|| {
+            if !ip.is_ipv4() {
+                return None;
+            }
             // Several may share the key, and only those that are not v6-only want this.
-            let dual = unconnected(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
-            let wants = |b: &Binding<H>| b.key == dual && !b.options.v6_only;
-            let found = self.chain_of(&dual).find(|(_, b)| ip.is_ipv4() && wants(b));
-            found.map(|(_, b)| b.handle)
+            let first = self.slot_of(&wildcard(IpAddr::V6(Ipv6Addr::UNSPECIFIED)))?;
+            self.same_key(first).find(|(_, b)| !b.options.v6_only).map(|(_, b)| b.handle)
         })
+    }
+
+    /// Counts changes: what was looked up holds while this stays the same.
+    #[inline]
+    pub fn changes(&self) -> u64 {
+        self.index.changes()
+    }
+
+    /// Memory of the table.
+    pub fn bytes(&self) -> usize {
+        let bindings = self.bindings.capacity().saturating_mul(size_of::<Option<Binding<H>>>());
+        let ports = self.ports.len().saturating_mul(size_of::<(u16, Vec<u32>)>());
+        self.index.bytes().saturating_add(bindings).saturating_add(ports)
     }
 
     /// How many bindings there are.
@@ -251,28 +312,7 @@ impl<H: Copy> UdpTable<H> {
         }
         let slot = self.bindings.len() as u32;
         self.bindings.push(Some(binding));
-        if self.bindings.len() > self.buckets.len() {
-            self.grow();
-        }
         slot
-    }
-
-    /// Doubles the buckets. Each old chain is linked again from its end, so that of several with the
-    /// same key the last one bound stays in front. The newest binding is not linked yet.
-    fn grow(&mut self) {
-        let buckets = vec![NONE; self.buckets.len().saturating_mul(2)];
-        let old = core::mem::replace(&mut self.buckets, buckets);
-        let mut chain = Vec::new();
-        for head in old {
-            let mut at = head;
-            while let Some(b) = self.binding(at) {
-                chain.push(at);
-                at = b.next;
-            }
-            while let Some(slot) = chain.pop() {
-                self.link(slot);
-            }
-        }
     }
 
     fn rekey(&mut self, slot: u32, key: FlowKey, connected: bool) {
@@ -287,55 +327,63 @@ impl<H: Copy> UdpTable<H> {
         self.link(slot);
     }
 
-    /// Puts a binding at the head of its chain: the last one bound is found first.
+    /// Makes a binding the first of its key: the last one bound is found first.
     fn link(&mut self, slot: u32) {
         let Some(key) = self.binding(slot).map(|b| b.key) else { return };
-        let bucket = self.bucket_of(&key);
-        let Some(head) = self.buckets.get_mut(bucket) else { return };
-        let next = core::mem::replace(head, slot);
+        let (hash, before) = (self.hasher.hash(&key), self.slot_of(&key));
+        match before {
+            Some(before) => self.index.replace(hash, before, slot),
+            None => {
+                self.index.insert(hash, slot);
+                true
+            }
+        };
+        self.set_next(slot, before.unwrap_or(NONE));
+    }
+
+    fn unlink(&mut self, slot: u32) {
+        let Some((key, next)) = self.binding(slot).map(|b| (b.key, b.next)) else { return };
+        let Some(first) = self.slot_of(&key) else { return };
+        if first == slot {
+            let hash = self.hasher.hash(&key);
+            let _was_here = match next {
+                NONE => self.index.remove(hash, slot),
+                _ => self.index.replace(hash, slot, next),
+            };
+            return;
+        }
+        let before = self.same_key(first).find(|(_, b)| b.next == slot).map(|(before, _)| before);
+        if let Some(before) = before {
+            self.set_next(before, next);
+        }
+    }
+
+    fn set_next(&mut self, slot: u32, next: u32) {
         if let Some(b) = self.bindings.get_mut(slot as usize).and_then(Option::as_mut) {
             b.next = next;
         }
     }
 
-    fn unlink(&mut self, slot: u32) {
-        let Some((key, next)) = self.binding(slot).map(|b| (b.key, b.next)) else { return };
-        let bucket = self.bucket_of(&key);
-        let Some(head) = self.buckets.get_mut(bucket) else { return };
-        if *head == slot {
-            *head = next;
-            return;
-        }
-        let mut at = *head;
-        while let Some(b) = self.bindings.get_mut(at as usize).and_then(Option::as_mut) {
-            if b.next == slot {
-                b.next = next;
-                return;
-            }
-            at = b.next;
-        }
-    }
-
+    #[inline]
     fn find(&self, key: &FlowKey) -> Option<H> {
-        self.chain_of(key).find(|(_, b)| b.key == *key).map(|(_, b)| b.handle)
+        self.binding(self.slot_of(key)?).map(|b| b.handle)
     }
 
+    /// The last binding of a key.
+    #[inline]
     fn slot_of(&self, key: &FlowKey) -> Option<u32> {
-        self.chain_of(key).find(|(_, b)| b.key == *key).map(|(slot, _)| slot)
+        self.slot_at(self.hasher.hash(key), key)
     }
 
-    /// The bindings in the bucket of a key, the last one linked first.
-    fn chain_of(&self, key: &FlowKey) -> impl Iterator<Item = (u32, &Binding<H>)> {
-        let head = self.buckets.get(self.bucket_of(key)).copied().unwrap_or(NONE);
-        let first = self.binding(head).map(|b| (head, b));
+    #[inline]
+    fn slot_at(&self, hash: u32, key: &FlowKey) -> Option<u32> {
+        self.index.find(hash, |slot| self.binding(slot).is_some_and(|b| b.key == *key))
+    }
+
+    /// The bindings of the key of one, from it on, the last one made first.
+    fn same_key(&self, slot: u32) -> impl Iterator<Item = (u32, &Binding<H>)> {
+        let first = self.binding(slot).map(|b| (slot, b));
         core::iter::successors(first, |(_, b)| Some((b.next, self.binding(b.next)?)))
-    }
-
-    /// The owner hash decides the shard, so that within a shard some of its bits are always alike:
-    /// they are mixed once more.
-    fn bucket_of(&self, key: &FlowKey) -> usize {
-        let h = key.owner_hash().wrapping_mul(0x9e37_79b1);
-        (h >> 8) as usize & self.buckets.len().wrapping_sub(1)
     }
 }
 
