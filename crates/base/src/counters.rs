@@ -43,6 +43,8 @@ counters! {
     RxPackets, "rx_packets";
     /// Bytes of frames taken from the device.
     RxBytes, "rx_bytes";
+    /// TCP segments that were joined to the one in front of them before ip and tcp looked at them.
+    GroJoined, "gro_joined";
     /// Bursts handed to the device.
     TxBursts, "tx_bursts";
     /// Receive polls of the device.

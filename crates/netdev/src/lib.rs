@@ -12,6 +12,7 @@
 pub mod delay;
 mod device;
 pub mod fault;
+pub mod gro;
 pub mod moderation;
 pub mod offload;
 mod packet;

@@ -87,6 +87,11 @@ impl Burst {
         self.packets.front_mut()
     }
 
+    /// The frame number `i` from the front, to be changed.
+    pub fn get_mut(&mut self, i: usize) -> Option<&mut Packet> {
+        self.packets.get_mut(i)
+    }
+
     /// The frames in order.
     pub fn iter(&self) -> vec_deque::Iter<'_, Packet> {
         self.packets.iter()
