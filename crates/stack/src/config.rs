@@ -36,6 +36,9 @@ pub struct StackConfig {
     pub moderation: ModerationConfig,
     /// Packets from the stack to itself that may wait. Default 256, a full window of super-frames.
     pub loopback_packets: usize,
+    /// Join the TCP segments of a received burst in software, where they come as packets of MTU size
+    /// ([`fulmar_netdev::gro`]).
+    pub gro: bool,
     /// How long the end of the process or of the stack waits until everything that was accepted is
     /// acknowledged. Default 5 s: longer than the retransmissions of a lossy path, short enough
     /// for a person.
@@ -56,6 +59,7 @@ impl Default for StackConfig {
             burst_frames: 64,
             moderation: ModerationConfig::ADAPTIVE,
             loopback_packets: 256,
+            gro: true,
             exit_drain: Duration::from_secs(5),
         }
     }

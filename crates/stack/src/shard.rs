@@ -10,6 +10,7 @@ use fulmar_base::{
 };
 use fulmar_ip::{Delivered, Ip, Verdict};
 use fulmar_mbuf::{Pool, PoolConfig};
+use fulmar_netdev::gro::Gro;
 use fulmar_netdev::moderation::Moderation;
 use fulmar_netdev::{Burst, Device, Packet};
 use fulmar_socket::{Ready, SocketError};
@@ -100,6 +101,8 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) returns: Returns,
     pub(crate) posted: PostedTable,
     pub(crate) rx: Burst,
+    /// Joins the segments of a burst; `None`: they stay apart.
+    gro: Option<Gro>,
     /// Mean bytes of the frames of the last burst.
     frame_bytes: usize,
     /// Frames taken since the connections were last heard.
@@ -196,6 +199,7 @@ impl<P: Probe> Shard<P> {
             returns: Returns::default(),
             posted: PostedTable::default(),
             rx: Burst::with_capacity(RX_BATCH),
+            gro: config.gro.then(Gro::new),
             frame_bytes: 0,
             unanswered: 0,
             held_since: None,
@@ -331,6 +335,13 @@ impl<P: Probe> Shard<P> {
             return (0, 0);
         }
         let is_end = self.ends_at(Stage::DeviceReceived);
+        if n > 1
+            && !is_end
+            && let Some(gro) = &mut self.gro
+        {
+            let Net { pool, counters, .. } = &mut self.net;
+            gro.join(&mut self.rx, pool, counters);
+        }
         let mut bytes = 0;
         self.foresee();
         while let Some(p) = self.rx.pop_front() {

@@ -495,6 +495,8 @@ fn side(s: &Scenario, i: usize, gate: Gate) -> Side {
         pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(how.pool_bytes) },
         tcp: how.tcp,
         seed: s.seed ^ (0x5eed << (8 * i)),
+        // Without a draw of its own, so that a seed stays the scenario that it was.
+        gro: (s.seed >> i) & 1 == 0,
         ..StackConfig::default()
     };
     let mut shard =

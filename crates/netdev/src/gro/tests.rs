@@ -186,12 +186,8 @@ fn push_ends_a_run_and_so_does_a_bare_ack() {
 
 #[test]
 fn fragments_options_and_lies_about_lengths_are_left_alone_and_end_every_run() {
-    let spoil: [fn(&mut Vec<u8>); 4] = [
-        |f| f[20] |= 0x20,
-        |f| f[14] = 0x46,
-        |f| f.extend([0; 4]),
-        |f| f[16] = 0xff,
-    ];
+    let spoil: [fn(&mut Vec<u8>); 4] =
+        [|f| f[20] |= 0x20, |f| f[14] = 0x46, |f| f.extend([0; 4]), |f| f[16] = 0xff];
     for spoil in spoil {
         let mut pool = pool();
         let wishes = train(0, 3, 700);
@@ -227,10 +223,8 @@ fn a_run_is_at_most_an_ip_packet_and_flows_beyond_the_table_take_turns() {
 fn shared_and_super_frames_pass_as_they_are() {
     let mut pool = pool();
     let packets: Vec<Packet> = train(0, 4, 1448).iter().map(|w| w.packet(&mut pool)).collect();
-    let held: Vec<_> = packets
-        .iter()
-        .map(|p| pool.clone_range(&p.chain, 0, p.chain.len()).unwrap())
-        .collect();
+    let held: Vec<_> =
+        packets.iter().map(|p| pool.clone_range(&p.chain, 0, p.chain.len()).unwrap()).collect();
     let (up, joined) = join(&mut pool, packets);
     assert_eq!((up.len(), joined), (4, 0));
     let gso = fulmar_base::Gso {
