@@ -188,6 +188,14 @@ pub struct Target<'a> {
 
 /// A program that receives.
 pub trait Reader: Send {
+    /// Makes ready for what will come.
+    ///
+    /// # Errors
+    /// What the connection failed with.
+    fn begin(&mut self, _from: &Target<'_>) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Takes what comes next, and looks at it if it is to; 0 is the end of the stream.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! A stack of ours over a real device, and a kernel peer that sends.
 
-use super::run::{Ends, run};
+use super::run::{Asking, Ends, run};
 use super::{Load, Offloads, Place, Reader, Target};
 use crate::bench::Sample;
 use crate::cpu::{self, Placement};
@@ -74,7 +74,7 @@ impl Place for Real {
         let (near, counts) = on_pinned_thread(near_cpu, || {
             let stream = TcpStream::connect(stack, peer.address())?;
             let from = Target { stack, stream: &stream };
-            run(&from, load, reader, Ends::Sender, None, &mut || ())
+            run(&from, load, reader, Ends::Sender, Asking::Not, &mut || ())
         })?;
         let sample = Sample::of_ends(near, peer.finish()?, load.warm_bytes);
         Ok(Sample { counts, ..sample })

@@ -106,10 +106,16 @@ impl PostedAhead {
 }
 
 impl Reader for PostedAhead {
-    fn call(&mut self, from: &Target<'_>) -> io::Result<u64> {
+    fn begin(&mut self, from: &Target<'_>) -> io::Result<()> {
         while let Some(buffer) = self.free.pop() {
             self.under_way.push_back(from.stream.recv_posted(buffer)?);
         }
+        Ok(())
+    }
+
+    fn call(&mut self, from: &Target<'_>) -> io::Result<u64> {
+        // The one that the program had.
+        self.begin(from)?;
         let Some(first) = self.under_way.pop_front() else { return Ok(0) };
         let buffer = first.wait()?;
         if self.touch {

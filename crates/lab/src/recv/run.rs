@@ -20,26 +20,45 @@ pub(super) enum Ends {
     After(Duration),
 }
 
-/// A sender that sends a burst when it is asked to, for readers that keep the pauses themselves.
-pub(super) struct Asking {
-    pub burst: Burst,
-    /// Bytes left of this burst.
-    left: u64,
+/// A sender that sends when it is asked to, a byte for each part, so that the reader has posted its
+/// buffers before the first byte comes.
+pub(super) enum Asking {
+    /// It is not asked.
+    Not,
+    /// Once, for all that it will ever be asked for: so many parts.
+    Once(usize),
+    /// For a burst, and for the next when that is over; the reader keeps the pauses.
+    Bursts {
+        /// What a part is.
+        burst: Burst,
+        /// Bytes left of this burst.
+        left: u64,
+    },
 }
 
 impl Asking {
-    pub fn new(burst: Burst) -> Asking {
-        Asking { burst, left: 0 }
-    }
-
-    /// Asks for the next burst, after the pause, when this one is over.
+    /// Asks if there is reason to.
     fn before_call(&mut self, mut stream: &TcpStream) -> io::Result<()> {
-        if self.left == 0 {
-            std::thread::sleep(self.burst.gap);
-            stream.write_all(&[1])?;
-            self.left = self.burst.bytes;
+        match self {
+            Asking::Not => {}
+            Asking::Once(parts) => {
+                stream.write_all(&vec![1; *parts])?;
+                *self = Asking::Not;
+            }
+            Asking::Bursts { burst, left: left @ 0 } => {
+                std::thread::sleep(burst.gap);
+                stream.write_all(&[1])?;
+                *left = burst.bytes;
+            }
+            Asking::Bursts { .. } => {}
         }
         Ok(())
+    }
+
+    fn note(&mut self, bytes: u64) {
+        if let Asking::Bursts { left, .. } = self {
+            *left = left.saturating_sub(bytes);
+        }
     }
 }
 
@@ -51,20 +70,17 @@ pub(super) fn run(
     load: &Load,
     reader: &mut dyn Reader,
     ends: Ends,
-    mut asking: Option<Asking>,
+    mut asking: Asking,
     at_start: &mut dyn FnMut(),
 ) -> io::Result<(Report, Counts)> {
     let mut take = |reader: &mut dyn Reader| -> io::Result<u64> {
-        if let Some(asking) = &mut asking {
-            asking.before_call(from.stream)?;
-        }
+        asking.before_call(from.stream)?;
         let n = reader.call(from)?;
-        if let Some(asking) = &mut asking {
-            asking.left = asking.left.saturating_sub(n);
-        }
+        asking.note(n);
         Ok(n)
     };
     let before = counted(from.stack)?;
+    reader.begin(from)?;
     let mut warm = 0;
     while warm < load.warm_bytes {
         match take(reader)? {

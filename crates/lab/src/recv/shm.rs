@@ -5,7 +5,7 @@
 //! stream how it is to send, and it tells afterwards what its end cost. Its account is its whole
 //! process, spinning included.
 
-use super::run::{Ends, run};
+use super::run::{Asking, Ends, run};
 use super::{Load, Offloads, Place, Reader, Target};
 use crate::bench::Sample;
 use crate::child::Handle;
@@ -139,7 +139,7 @@ impl Place for Shared {
             let mut stream = TcpStream::connect_timeout(stack, &to, PATIENCE)?;
             stream.write_all(&Order::new(load, time).to_bytes())?;
             let from = Target { stack, stream: &stream };
-            run(&from, load, reader, Ends::Sender, None, &mut || ())
+            run(&from, load, reader, Ends::Sender, Asking::Not, &mut || ())
         })?;
         let far = Report::from_json(&self.child.report(time + PATIENCE)?);
         let sample = Sample::of_ends(near, far, load.warm_bytes);

@@ -6,7 +6,7 @@
 //! it sends: as DMA that passes the CPU's caches, what a reader finds is what lay there before.
 
 use super::run::{Asking, Ends, run};
-use super::{BURST, Load, Offloads, Place, Reader, Target, Use};
+use super::{BURST, Load, Offloads, Place, Reader, Target};
 use crate::bench::Sample;
 use crate::cpu::{self, Placement};
 use crate::on_pinned_thread;
@@ -21,10 +21,12 @@ use std::time::Duration;
 
 const NEAR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 2, 1);
 const FAR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 2, 2);
-/// Where the modelled peer sends without end (RFC 864).
-const GENERATES: u16 = 19;
+/// Where the modelled peer sends 4 GiB for each byte that it gets.
+const STREAMS: u16 = 19;
 /// Where it sends a burst for each byte that it gets.
 const BURSTS: u16 = 20;
+/// Bytes that are sent to it at the start: more than any run takes.
+const PARTS: usize = 1000;
 
 /// The stack, and the handle to its NIC.
 pub(super) struct Simulated {
@@ -55,10 +57,9 @@ impl Simulated {
 }
 
 fn config(offloads: Offloads) -> SimConfig {
-    let respond = Service::Respond { request: 1, response: BURST.bytes as u32 };
     let services = vec![
-        (GENERATES..=GENERATES, Service::Generate { bytes: u64::MAX }),
-        (BURSTS..=BURSTS, respond),
+        (STREAMS..=STREAMS, Service::Respond { request: 1, response: u32::MAX }),
+        (BURSTS..=BURSTS, Service::Respond { request: 1, response: BURST.bytes as u32 }),
         (0..=u16::MAX, Service::Discard),
     ];
     let far_end = FarEnd { services, ..FarEnd::default() };
@@ -92,14 +93,14 @@ impl Place for Simulated {
     ) -> io::Result<Sample> {
         let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
         let (stack, handle) = (&self.stack, &self.handle);
-        let is_bursty = load.usage == Use::Bursty;
-        let port = if is_bursty { BURSTS } else { GENERATES };
+        let port = if load.burst().is_some() { BURSTS } else { STREAMS };
         let sample = on_pinned_thread(near_cpu, || {
             let stream = TcpStream::connect(stack, SocketAddr::new(IpAddr::V4(FAR_IP), port))?;
             let from = Target { stack, stream: &stream };
             let mut before = None;
             let mut at_start = || before = Some(handle.counts());
-            let asking = load.burst().map(Asking::new);
+            let asking =
+                load.burst().map_or(Asking::Once(PARTS), |burst| Asking::Bursts { burst, left: 0 });
             let ends = Ends::After(time);
             let (near, mut counts) = run(&from, load, reader, ends, asking, &mut at_start)?;
             let (before, after) = (before.unwrap_or_default(), handle.counts());

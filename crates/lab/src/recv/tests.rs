@@ -40,6 +40,8 @@ fn the_old_way_takes_a_packet_per_crossing_and_copies_every_byte_once() {
 
 #[test]
 fn posted_buffers_are_filled_without_a_copy_where_the_device_places_and_with_one_elsewhere() {
+    // How much is placed depends on how soon the reader is back; the first buffers always are, since
+    // they were posted before the first byte came.
     let load = Load { warm_bytes: 1 << 20, ..Load::of_buffers(64 << 10, Use::Touched) };
     let sample = |offloads| {
         let mut place = sim::Simulated::new(offloads, None).expect("a device");
@@ -47,11 +49,11 @@ fn posted_buffers_are_filled_without_a_copy_where_the_device_places_and_with_one
         place.stream(&load, reader.as_mut(), Duration::from_millis(10)).expect("it runs")
     };
     let placed = sample(Offloads::all(true));
-    assert!(placed.quotient("placed_bytes", "call_bytes") > 0.9);
-    assert!(placed.quotient("all_copied_bytes", "call_bytes") < 0.1);
+    assert!(placed.counted("whole_placed_bytes") >= 64 << 10, "{placed:?}");
+    assert!(placed.counted("whole_copied_bytes") < placed.counted("whole_bytes"), "{placed:?}");
     let copied = sample(Offloads::unplaced(true));
-    assert_eq!(copied.counted("placed_bytes"), 0);
-    assert!(copied.quotient("all_copied_bytes", "call_bytes") > 0.9);
+    assert_eq!(copied.counted("whole_placed_bytes"), 0);
+    assert!(copied.counted("whole_copied_bytes") >= copied.counted("whole_bytes"), "{copied:?}");
 }
 
 #[test]
