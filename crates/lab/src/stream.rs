@@ -16,7 +16,7 @@ use crate::without_tso::WithoutTso;
 use crate::{Bulk, heap, on_pinned_thread};
 use fulmar::base::{Counter, EtherAddr};
 use fulmar::devices::sim::thread_hardware_ns;
-use fulmar::{Cidr, Device, Stack, TcpListener, TcpStream, devices};
+use fulmar::{Cidr, Device, Stack, StackConfig, TcpListener, TcpStream, devices};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -48,6 +48,14 @@ impl Over {
             Over::Packet => "AF_PACKET",
         }
     }
+}
+
+/// What a stack makes of its segments.
+struct Made {
+    /// Super-segments, to send.
+    super_segments: bool,
+    /// One of several received ones, in software.
+    gro: bool,
 }
 
 /// A stack over a real device, and the namespace of its kernel peers.
@@ -85,7 +93,8 @@ impl Ground {
         let wrap = |device| -> Box<dyn Device> {
             if super_segments { device } else { Box::new(WithoutTso::new(device)) }
         };
-        Ground::on(site, over, placement, pcap, wrap, super_segments)
+        let made = Made { super_segments, gro: true };
+        Ground::on(site, over, placement, pcap, wrap, made)
     }
 
     /// A ground on which the kernel peer sends. Without aggregation the kernel's end cuts its
@@ -104,7 +113,8 @@ impl Ground {
             let name = if over == Over::Tap { "tap0" } else { "veth1" };
             site.peer_netns.set_offloads(name, false)?;
         }
-        Ground::on(site, over, placement, pcap, |device| offloads.limit(device), true)
+        let made = Made { super_segments: true, gro: offloads.aggregation };
+        Ground::on(site, over, placement, pcap, |device| offloads.limit(device), made)
     }
 
     fn on(
@@ -113,7 +123,7 @@ impl Ground {
         placement: Placement,
         pcap: Option<&PathBuf>,
         wrap: impl FnOnce(Box<dyn Device>) -> Box<dyn Device>,
-        super_segments: bool,
+        Made { super_segments, gro }: Made,
     ) -> io::Result<Ground> {
         let Site { device, peer_netns, _our_netns } = site;
         let device = match pcap {
@@ -125,7 +135,7 @@ impl Ground {
         let device = wrap(device);
         let (near_cpu, _) = placement.cpus(&cpu::allowed_cpus()?)?;
         let address = Cidr { address: IpAddr::V4(OUR_IP), prefix_len: PREFIX };
-        let stack = on_pinned_thread(near_cpu, || build(device, address, over.name()))?;
+        let stack = on_pinned_thread(near_cpu, || build_with(device, address, over.name(), gro))?;
         let site = Site { device: (), peer_netns, _our_netns };
         Ok(Ground { over, placement, super_segments, stack, site })
     }
@@ -203,8 +213,19 @@ fn open_packet(name: &str) -> io::Result<Box<dyn Device>> {
 }
 
 pub(crate) fn build(device: Box<dyn Device>, address: Cidr, name: &str) -> io::Result<Stack> {
-    let builder = Stack::builder().device(device).address(address).name(name).unlisted();
-    builder.build().map_err(io::Error::other)
+    build_with(device, address, name, true)
+}
+
+/// As [`build`]; `gro`: whether the stack joins segments that come one by one.
+pub(crate) fn build_with(
+    device: Box<dyn Device>,
+    address: Cidr,
+    name: &str,
+    gro: bool,
+) -> io::Result<Stack> {
+    let config = StackConfig { gro, ..StackConfig::default() };
+    let builder = Stack::builder().config(config).device(device).address(address).name(name);
+    builder.unlisted().build().map_err(io::Error::other)
 }
 
 /// What is counted over the measured part of a run, by name.

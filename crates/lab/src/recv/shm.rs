@@ -53,7 +53,7 @@ impl Shared {
         });
         let mut child = Handle::spawn(&spec, &Netns::current()?)?;
         let limit = |device| offloads.limit(device);
-        let (stack, _) = on_pinned_thread(near_cpu, || open(&name, limit))?;
+        let (stack, _) = on_pinned_thread(near_cpu, || open(&name, offloads.aggregation, limit))?;
         let hello = child.report(PATIENCE)?;
         let far = hello.get("address").and_then(Value::as_str).and_then(|a| a.parse().ok());
         let far = far.ok_or_else(|| io::Error::other("the child has no address"))?;
@@ -154,7 +154,7 @@ pub(crate) fn serve(spec: &Value) -> io::Result<()> {
     }
     let name = spec.get("name").and_then(Value::as_str).unwrap_or_default();
     let super_segments = spec.get("super_segments").and_then(Value::as_bool).unwrap_or(true);
-    let (stack, address) = open(name, |device| match super_segments {
+    let (stack, address) = open(name, true, |device| match super_segments {
         true => device,
         false => Box::new(crate::without_tso::WithoutTso::new(device)),
     })?;

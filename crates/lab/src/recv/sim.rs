@@ -11,7 +11,7 @@ use crate::bench::Sample;
 use crate::cpu::{self, Placement};
 use crate::on_pinned_thread;
 use crate::peer::Report;
-use crate::stream::build;
+use crate::stream::build_with;
 use fulmar::devices::sim::{Command, FarEnd, Service, SimConfig, SimHandle};
 use fulmar::{Cidr, Stack, TcpStream, devices};
 use std::io;
@@ -51,7 +51,9 @@ impl Simulated {
         let device = offloads.limit(device);
         let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
         let address = Cidr { address: IpAddr::V4(NEAR_IP), prefix_len: 24 };
-        let stack = on_pinned_thread(near_cpu, || build(device, address, "sim"))?;
+        let stack = on_pinned_thread(near_cpu, || {
+            build_with(device, address, "sim", offloads.aggregation)
+        })?;
         Ok(Simulated { stack, handle, offloads })
     }
 }

@@ -11,7 +11,7 @@ use crate::child::Handle;
 use crate::cpu::{self, Placement};
 use crate::netns::Netns;
 use crate::peer::Report;
-use crate::stream::{build, receive};
+use crate::stream::{build_with, receive};
 use crate::without_tso::WithoutTso;
 use crate::{Bulk, on_pinned_thread};
 use fulmar::devices::shm_device::{Shm, ShmConfig, Side};
@@ -60,7 +60,7 @@ impl Shared {
         let wrap = |device| -> Box<dyn Device> {
             if super_segments { device } else { Box::new(WithoutTso::new(device)) }
         };
-        let (stack, _) = on_pinned_thread(near_cpu, || open(&name, wrap))?;
+        let (stack, _) = on_pinned_thread(near_cpu, || open(&name, true, wrap))?;
         let hello = child.report(PATIENCE)?;
         let far = hello.get("address").and_then(Value::as_str).and_then(|a| a.parse().ok());
         let far = far.ok_or_else(|| io::Error::other("the child has no address"))?;
@@ -71,15 +71,18 @@ impl Shared {
 /// Joins the other process and puts a stack on what both share; also returns its address.
 ///
 /// `wrap` may put something in front of the device.
+/// `gro`: whether the stack joins segments that come one by one.
 pub(crate) fn open(
     name: &str,
+    gro: bool,
     wrap: impl FnOnce(Box<dyn Device>) -> Box<dyn Device>,
 ) -> io::Result<(Stack, IpAddr)> {
     let config = ShmConfig { name: name.to_owned(), wait: Some(PATIENCE), ..ShmConfig::default() };
     let end = Shm::open(&config).map_err(io::Error::other)?;
     let last = if end.side() == Side::First { 1 } else { 2 };
     let address = IpAddr::V4(Ipv4Addr::new(10, 72, 3, last));
-    Ok((build(wrap(Box::new(end)), Cidr { address, prefix_len: 24 }, "shm")?, address))
+    let stack = build_with(wrap(Box::new(end)), Cidr { address, prefix_len: 24 }, "shm", gro)?;
+    Ok((stack, address))
 }
 
 impl Place for Shared {
@@ -134,7 +137,7 @@ pub(crate) fn serve(spec: &Value) -> io::Result<()> {
         ..Bulk::default()
     };
     let name = spec.get("name").and_then(Value::as_str).unwrap_or_default();
-    let (stack, address) = open(name, |device| device)?;
+    let (stack, address) = open(name, true, |device| device)?;
     let at = SocketAddr::new(address, PORT);
     let listener = TcpListener::bind(&stack, at)?;
     crate::peer::print_line(&json!({ "address": at.to_string() }))?;
