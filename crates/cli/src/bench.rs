@@ -3,6 +3,7 @@
 use crate::bench_recv::RecvArgs;
 use crate::bench_route::RouteArgs;
 use crate::bench_send::{SendArgs, SendFileArgs};
+use crate::bench_wake::WakeArgs;
 use crate::failure::{During, Failure, Outcome};
 use crate::stream::{self, Device, Options, Stack};
 use clap::Subcommand;
@@ -15,6 +16,7 @@ use fulmar_lab::recv;
 use fulmar_lab::report::{self, Machine};
 use fulmar_lab::routes;
 use fulmar_lab::send;
+use fulmar_lab::wake;
 use serde_json::Value;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -42,6 +44,7 @@ enum What {
     Sendfile(SendFileArgs),
     Recv(RecvArgs),
     Route(RouteArgs),
+    Wake(WakeArgs),
 }
 
 /// Bulk TCP, both directions: fulmar and the kernel, the kernel alone, the floor of the device
@@ -113,6 +116,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         What::Sendfile(args) => send::bench::run(&args.options(), isolated),
         What::Recv(args) => recv::bench::run(&args.options(), isolated),
         What::Route(args) => return run_route(args),
+        What::Wake(args) => return run_wake(args, isolated),
     };
     let measured = measured.during("cannot measure")?;
     let machine = Machine::here();
@@ -133,6 +137,22 @@ fn run_route(args: &RouteArgs) -> Outcome<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What is waited for is frames, not bytes: its report is its own.
+fn run_wake(args: &WakeArgs, isolated: io::Result<()>) -> Outcome<ExitCode> {
+    let found = wake::run(&args.options(), isolated).during("cannot measure")?;
+    let machine = Machine::here();
+    println!("{}", found.text(&machine));
+    let json = found.json(&machine, &command_line());
+    let (json_file, page_file) = args.files();
+    if let Some(file) = json_file {
+        write(file, &format!("{json:#}\n"))?;
+    }
+    if let Some(file) = page_file {
+        write(file, &found.page(&json).html())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 impl What {
     /// Where the JSON and the page go.
     fn files(&self) -> (Option<&Path>, Option<&Path>) {
@@ -142,6 +162,7 @@ impl What {
             What::Sendfile(a) => a.matrix.files(),
             What::Recv(a) => a.files(),
             What::Route(a) => (a.json(), None),
+            What::Wake(a) => a.files(),
         }
     }
 }

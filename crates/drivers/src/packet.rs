@@ -426,6 +426,10 @@ impl Device for PacketSocket {
         self.is_drained
     }
 
+    fn shows_what_waits(&self) -> bool {
+        true
+    }
+
     fn wake_fd(&self) -> Option<RawFd> {
         Some(self.socket.as_raw_fd())
     }

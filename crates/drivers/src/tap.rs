@@ -556,6 +556,10 @@ impl Device for Tap {
         self.is_drained
     }
 
+    fn shows_what_waits(&self) -> bool {
+        true
+    }
+
     fn wake_fd(&self) -> Option<RawFd> {
         Some(self.file.as_raw_fd())
     }

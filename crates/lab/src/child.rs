@@ -8,6 +8,7 @@
 
 use crate::netns::Netns;
 use crate::send::shm;
+use crate::wake::place as wake;
 use crate::{peer, recv, sys};
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader};
@@ -38,6 +39,9 @@ fn serve(spec: &Value) -> io::Result<()> {
     }
     if spec.get("role").is_some_and(|r| r == recv::SHM_ROLE) {
         return recv::serve(spec);
+    }
+    if spec.get("role").is_some_and(|r| r == wake::ROLE) {
+        return wake::serve(spec);
     }
     peer::serve(spec)
 }

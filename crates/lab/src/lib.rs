@@ -40,6 +40,7 @@ pub mod stats;
 pub mod stream;
 mod sys;
 mod uring;
+pub mod wake;
 pub mod without_tso;
 
 use std::io;

@@ -349,6 +349,26 @@ pub fn process_waits() -> io::Result<u64> {
     Ok(u64::try_from(usage.ru_nvcsw).unwrap_or(0))
 }
 
+/// How often the calling thread has gone to sleep by itself.
+pub fn voluntary_switches() -> io::Result<u64> {
+    // SAFETY: rusage is integers, for which all-zero is a value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: writes one rusage, a local.
+    check(unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) })?;
+    Ok(usage.ru_nvcsw.max(0) as u64)
+}
+
+/// The monotonic clock in nanoseconds, the same in all processes.
+pub fn monotonic_ns() -> u64 {
+    clock(libc::CLOCK_MONOTONIC).map_or(0, |t| t.as_nanos() as u64)
+}
+
+/// Sleeps of the calling thread end when they should, and not up to 50 µs later.
+pub fn exact_timers() -> io::Result<()> {
+    // SAFETY: no pointers; the option takes a number of nanoseconds.
+    check(unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong, 0, 0, 0) }).map(drop)
+}
+
 /// How many clock ticks /proc/stat counts in a second.
 pub fn ticks_per_second() -> u64 {
     // SAFETY: no pointers.

@@ -89,6 +89,10 @@ impl Device for WithoutTso {
         self.inner.region()
     }
 
+    fn shows_what_waits(&self) -> bool {
+        self.inner.shows_what_waits()
+    }
+
     fn coalesce(&mut self, to: Option<Profile>) -> Result<(), Unsupported> {
         self.inner.coalesce(to)
     }

@@ -190,6 +190,12 @@ pub trait Device: Send {
     /// sleep after one more poll.
     fn arm(&mut self) -> bool;
 
+    /// Whether `wake_fd` is readable whenever frames wait, armed or not. Then nothing can come between
+    /// the last poll and the sleep unseen, and there is no need for one more poll.
+    fn shows_what_waits(&self) -> bool {
+        false
+    }
+
     /// No longer wants to be woken; swallows a wake-up that came.
     fn disarm(&mut self) {}
 
@@ -319,6 +325,9 @@ impl<D: Device + ?Sized> Device for Box<D> {
     }
     fn arm(&mut self) -> bool {
         (**self).arm()
+    }
+    fn shows_what_waits(&self) -> bool {
+        (**self).shows_what_waits()
     }
     fn disarm(&mut self) {
         (**self).disarm();

@@ -269,6 +269,10 @@ impl<D: Device, W: Write + Send> Device for PcapWriter<D, W> {
         self.inner.region()
     }
 
+    fn shows_what_waits(&self) -> bool {
+        self.inner.shows_what_waits()
+    }
+
     fn coalesce(&mut self, to: Option<Profile>) -> Result<(), Unsupported> {
         self.inner.coalesce(to)
     }

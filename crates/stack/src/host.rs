@@ -422,7 +422,9 @@ impl<P: Probe> Host<P> {
     /// Asks the device for a wake-up and polls once more; false if there is no need to sleep.
     fn arm(&self, shard: &mut Shard<P>, now: Instant, waiter: &Waiter) -> bool {
         let armed = shard.device().arm() || shard.is_down();
-        let may_sleep = armed && shard.step_for_reader(now) == 0 && !waiter.is_woken();
+        let is_sure = shard.device().shows_what_waits() && !shard.has_backlog();
+        let may_sleep =
+            armed && (is_sure || shard.step_for_reader(now) == 0) && !waiter.is_woken();
         if !may_sleep {
             shard.device().disarm();
         }
@@ -538,7 +540,10 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
         give_up: Option<Instant>,
     ) -> Result<Guard<'a, P>, SocketError> {
         self.has_baton = self.has_baton || self.host.baton.try_take(Role::Caller);
-        let next = if self.has_baton { guard.next_wait(now, true) } else { Next::Arm };
+        let next = match self.has_baton {
+            true => guard.next_wait(now, self.host.spin.may_look()),
+            false => Next::Arm,
+        };
         if matches!(next, Next::Look { .. }) && !self.host.spin.has_peek() {
             drop(guard);
             self.host.spin.run(&self.waiter, now);

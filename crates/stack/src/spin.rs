@@ -6,7 +6,10 @@
 //! [`moderation`](fulmar_netdev::moderation).
 //!
 //! Whom it waits for may want this very CPU. Nobody tells, but a yield does: if it lasts, somebody
-//! else ran. From then on the thread yields before every look, until yields come back at once.
+//! else ran. From then on the thread yields before every look, until yields come back at once. Where
+//! a look is a poll, sleeping is as cheap as that: the next waits do not look at all. Nor do they
+//! where somebody kept the CPU for long: a sleeper that is woken gets it back sooner than a thread
+//! that has yielded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -27,6 +30,12 @@ const ROUNDS: u32 = 8;
 /// A yield that takes so long let somebody else run.
 const SOMEBODY_RAN: Duration = Duration::from_micros(2);
 
+/// A yield that takes so long let somebody run who has much to do.
+const SOMEBODY_IS_BUSY: Duration = Duration::from_micros(100);
+
+/// Waits that do not look after that.
+const WITHOUT_LOOKING: u32 = 64;
+
 /// Yields in vain after which nobody else is taken to want the CPU.
 const VAIN_YIELDS: u32 = 4;
 
@@ -36,6 +45,8 @@ pub struct Spin {
     is_crowded: AtomicBool,
     vain_yields: AtomicU32,
     polls: AtomicU32,
+    /// Waits left that do not look.
+    without_looking: AtomicU32,
 }
 
 impl Spin {
@@ -46,7 +57,15 @@ impl Spin {
             is_crowded: AtomicBool::new(false),
             vain_yields: AtomicU32::new(0),
             polls: AtomicU32::new(0),
+            without_looking: AtomicU32::new(0),
         }
+    }
+
+    /// Whether looking is of use, as far as is known; asked once per wait.
+    pub fn may_look(&self) -> bool {
+        let left = self.without_looking.load(Relaxed);
+        self.without_looking.store(left.saturating_sub(1), Relaxed);
+        left == 0
     }
 
     /// Whether looking is possible without the lock.
@@ -90,6 +109,9 @@ impl Spin {
     }
 
     fn note_yield(&self, took: Duration) {
+        if took >= SOMEBODY_IS_BUSY || (took >= SOMEBODY_RAN && self.peek.is_none()) {
+            self.without_looking.store(WITHOUT_LOOKING, Relaxed);
+        }
         if took >= SOMEBODY_RAN {
             self.vain_yields.store(0, Relaxed);
             return self.is_crowded.store(true, Relaxed);
@@ -142,6 +164,20 @@ mod tests {
         let spin = Spin::new(Some(Arc::clone(&peek) as Arc<dyn Peek>));
         spin.run(&waiter, Instant::FAR_FUTURE);
         assert_eq!(peek.0.load(Relaxed), 1);
+    }
+
+    #[test]
+    fn waits_do_not_look_for_a_while_where_somebody_else_needs_the_cpu() {
+        let waits = |spin: &Spin| (0..1000).take_while(|_| !spin.may_look()).count();
+        let spin = Spin::new(None);
+        assert_eq!(waits(&spin), 0);
+        spin.note_yield(SOMEBODY_RAN);
+        assert_eq!(waits(&spin), WITHOUT_LOOKING as usize);
+        let spin = Spin::new(Some(Arc::new(Nth(AtomicUsize::new(0), 1)) as Arc<dyn Peek>));
+        spin.note_yield(SOMEBODY_RAN);
+        assert_eq!(waits(&spin), 0, "a look costs nothing there");
+        spin.note_yield(SOMEBODY_IS_BUSY);
+        assert_eq!(waits(&spin), WITHOUT_LOOKING as usize);
     }
 
     #[test]

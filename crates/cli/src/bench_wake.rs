@@ -1,0 +1,131 @@
+//! The options of `fulmar bench wake`.
+
+use crate::bench::placement;
+use crate::stream::Stack;
+use fulmar_lab::cpu::Placement;
+use fulmar_lab::wake::{Device, Options};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Time for everything without --quick or --seconds.
+const FULL: Duration = Duration::from_secs(240);
+/// Time for everything with --quick: what users wait for stays under 20 s, set-up included.
+const QUICK: Duration = Duration::from_secs(12);
+/// Rounds at most.
+const MAX_RUNS: usize = 100;
+/// Datagrams per second, 0 for as many as go.
+const RATES: [u64; 8] = [1, 100, 1_000, 10_000, 50_000, 100_000, 200_000, 0];
+const QUICK_RATES: [u64; 3] = [1_000, 100_000, 0];
+
+/// What waiting costs and adds: wake-ups, CPU and latency, moderated or not, beside the kernel
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Ways of waiting: moderated (the policy that stacks have unless they are told
+otherwise), unmoderated (asleep at once, woken by every frame), polling (never
+asleep), and the kernel's. Threads that look at a device use CPU: it is printed.
+It makes its own namespaces and leaves nothing behind."
+)]
+pub struct WakeArgs {
+    /// Be done in under 20 seconds: one round, three loads
+    #[arg(long, conflicts_with = "seconds")]
+    quick: bool,
+    /// Seconds for everything [default: 240]
+    #[arg(long, value_parser = crate::seconds)]
+    seconds: Option<Duration>,
+    /// Rounds at most; every cell runs once per round
+    #[arg(long, default_value_t = MAX_RUNS)]
+    runs: usize,
+    /// Where the two ends run; same-cpu and two-cpus by default
+    #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
+    placement: Vec<Placement>,
+    /// Over which devices of fulmar's [default: tap, shm]
+    #[arg(long, value_parser = device, value_delimiter = ',', value_name = "tap|packet|shm")]
+    device: Vec<Device>,
+    /// Whose stack
+    #[arg(long, value_enum, default_value_t = Stack::Both)]
+    stack: Stack,
+    /// Datagrams per second of the sweep, 0 for as many as go
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    rates: Vec<u64>,
+    /// Connections of the idle stack
+    #[arg(long, default_value_t = 10_000, value_parser = connections)]
+    connections: usize,
+    /// Write the figures to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page for the browser to this file
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+    /// Write fulmar's frames on kernel devices to this file (pcapng); the figures then mean little
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+}
+
+fn device(text: &str) -> Result<Device, String> {
+    let found = [Device::Tap, Device::Packet, Device::Shm].into_iter().find(|d| d.name() == text);
+    found.ok_or_else(|| format!("`{text}` is not one of tap, packet, shm"))
+}
+
+fn connections(text: &str) -> Result<usize, String> {
+    // A stack has as many ports of its own for connections to one listener.
+    let number = text.parse().ok().filter(|n| (1..=16_000).contains(n));
+    number.ok_or_else(|| "give a number from 1 to 16000".into())
+}
+
+fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
+    if given.is_empty() { default.to_vec() } else { given.to_vec() }
+}
+
+impl WakeArgs {
+    /// What to measure.
+    pub fn options(&self) -> Options {
+        let (slice, idle) = if self.quick { (120, 2_000) } else { (300, 10_000) };
+        let rates: &[u64] = if self.quick { &QUICK_RATES } else { &RATES };
+        Options {
+            devices: or(&self.device, &[Device::Tap, Device::Shm]),
+            placements: or(&self.placement, &[Placement::SameCpu, Placement::TwoCpus]),
+            rates: or(&self.rates, rates),
+            fulmar: self.stack != Stack::Kernel,
+            kernel: self.stack != Stack::Fulmar,
+            slice: Duration::from_millis(slice),
+            idle: (Duration::from_millis(idle), self.connections),
+            budget: if self.quick { QUICK } else { self.seconds.unwrap_or(FULL) },
+            runs: self.runs.max(1),
+            pcap: self.pcap.clone(),
+        }
+    }
+
+    /// Where the JSON and the page go.
+    pub fn files(&self) -> (Option<&Path>, Option<&Path>) {
+        (self.json.as_deref(), self.report.as_deref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: WakeArgs,
+    }
+
+    fn options(line: &str) -> Options {
+        let words = std::iter::once("wake").chain(line.split_whitespace());
+        Line::try_parse_from(words).expect("it parses").args.options()
+    }
+
+    #[test]
+    fn everything_is_measured_unless_a_part_is_asked_for() {
+        let all = options("");
+        assert_eq!((all.devices.len(), all.placements.len()), (2, 2));
+        assert_eq!(all.rates.first(), Some(&1));
+        let part = options("--device shm --placement two-cpus --rates 7,0 --stack fulmar");
+        assert_eq!((part.devices, part.rates), (vec![Device::Shm], vec![7, 0]));
+        assert!(part.fulmar && !part.kernel);
+        assert!(Line::try_parse_from(["wake", "--device", "sim"]).is_err());
+        assert!(Line::try_parse_from(["wake", "--connections", "0"]).is_err());
+    }
+}
