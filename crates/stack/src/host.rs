@@ -423,8 +423,7 @@ impl<P: Probe> Host<P> {
     fn arm(&self, shard: &mut Shard<P>, now: Instant, waiter: &Waiter) -> bool {
         let armed = shard.device().arm() || shard.is_down();
         let is_sure = shard.device().shows_what_waits() && !shard.has_backlog();
-        let may_sleep =
-            armed && (is_sure || shard.step_for_reader(now) == 0) && !waiter.is_woken();
+        let may_sleep = armed && (is_sure || shard.step_for_reader(now) == 0) && !waiter.is_woken();
         if !may_sleep {
             shard.device().disarm();
         }

@@ -71,10 +71,6 @@ const HOT_BYTES: usize = 128 << 10;
 /// super-frames, so that the other half keeps the peer busy meanwhile. Fewer ACKs cost less.
 const ANSWER_FRAMES: usize = 8;
 
-/// How long a device that was empty is taken to be so by who sends a datagram: about what a look and
-/// a send cost together, so that a burst of datagrams looks as often as it would otherwise.
-const DRY_FOR: Duration = Duration::from_micros(5);
-
 /// How long an answer, or the tail of a write, may wait for the caller's next call before somebody
 /// else sends it.
 pub(crate) const CALLER_IS_BACK: Duration = Duration::from_millis(2);
@@ -113,8 +109,6 @@ pub struct Shard<P: Probe = NoProbe> {
     unanswered: usize,
     /// Since when answers or the tail of a write wait for the caller's next call.
     pub(crate) held_since: Option<Instant>,
-    /// When the device was last found empty.
-    dry_at: Option<Instant>,
     /// How its threads wait for the device.
     pub(crate) moderation: Moderation,
     /// The device holds by itself.
@@ -209,7 +203,6 @@ impl<P: Probe> Shard<P> {
             frame_bytes: 0,
             unanswered: 0,
             held_since: None,
-            dry_at: None,
             moderation: Moderation::new(config.moderation),
             has_registers: false,
             strays: VecDeque::new(),
@@ -293,17 +286,6 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// As [`Shard::finish_call`], for a datagram that is an answer as often as not: where the device
-    /// was empty a moment ago it is not looked at again before the caller waits.
-    pub(crate) fn finish_datagram(&mut self, now: Instant) {
-        let was_dry = self.dry_at.is_some_and(|at| now < at + DRY_FOR);
-        if !was_dry || !self.net.link.loopback.is_empty() || self.net.pool.has_vanished() {
-            return self.finish_call(now);
-        }
-        self.net.link.set_now(now);
-        self.flush();
-    }
-
     /// Whether the device may hold more frames, so that answers wait for them.
     pub(crate) fn expects_frames(&self) -> bool {
         self.unanswered > 0
@@ -350,7 +332,6 @@ impl<P: Probe> Shard<P> {
             self.net.counters.count(Counter::RxEmptyPolls);
             self.moderation.polled(now, 0, 0, sent);
             self.pass(Stage::PolledEmpty);
-            self.dry_at = Some(now);
             return (0, 0);
         }
         let is_end = self.ends_at(Stage::DeviceReceived);

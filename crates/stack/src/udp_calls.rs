@@ -334,7 +334,7 @@ impl<P: Probe> Shard<P> {
         if self.net.link.loopback.is_empty() {
             self.flush();
         } else {
-            self.finish_datagram(now);
+            self.finish_call(now);
         }
     }
 
