@@ -5,8 +5,14 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const PAGES: [&str; 5] =
-    ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/published.md"];
+const PAGES: [&str; 6] = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/published.md",
+    "docs/linux-ways.md",
+];
 /// Pages that name in code type only what is in the source.
 const NAMING: [&str; 2] = ["ARCHITECTURE.md", "docs/published.md"];
 

@@ -41,8 +41,11 @@ fn rounded(value: Option<f64>) -> String {
     }
 }
 
-/// The columns of the table behind `row` and `where`, by offload: heads and values.
-const COLUMNS: [(&str, fn(&Measured) -> f64); 3] = [
+/// A head and what stands under it.
+type Column = (&'static str, fn(&Measured) -> f64);
+
+/// The columns of the table behind `row` and `where`, by offload.
+const COLUMNS: [Column; 3] = [
     ("receiver %", |m| percent(m.receiver_ns_per_kb)),
     ("both ends %", |m| percent(m.both_ns_per_kb)),
     ("ns/KB", |m| m.receiver_ns_per_kb),
