@@ -32,7 +32,7 @@ pub mod flows;
 mod predict;
 mod scatter;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 
 use fulmar_base::{Counter, Counters, DropReason, FlowKey};
 use fulmar_mbuf::{Chain, Pool, Purpose};

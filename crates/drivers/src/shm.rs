@@ -17,6 +17,7 @@
 //! keeps it, unchanged, until the receiver returns its slot or is dead. The receiver copies small
 //! frames and the front of large ones into its own pool before it looks at them, and refers to the
 //! rest where it is ([`fulmar_mbuf::Lender`]); when the last reference is gone the slot goes back.
+//! Payload for a posted buffer is copied there at once, and the slot goes back.
 //!
 //! **The other process is not trusted.** What it writes is read once into locals and checked; what
 //! no honest process writes ends the link (`EPROTO`), and nothing is read from it any more. Its
@@ -42,6 +43,7 @@ mod device;
 mod layout;
 mod loans;
 mod meet;
+mod places;
 #[allow(unsafe_code)]
 mod sys;
 #[cfg(test)]

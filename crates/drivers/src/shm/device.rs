@@ -4,16 +4,18 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use fulmar_base::{Counters, DropReason, Duration, Instant};
-use fulmar_mbuf::{Backing, Chain, Lender, Mbuf, Pool, Purpose};
+use fulmar_base::{Counters, DropReason, Duration, FlowKey, Instant};
+use fulmar_mbuf::{Backing, Chain, Lender, Pool, Purpose};
 use fulmar_netdev::{
-    Burst, Caps, Device, DeviceStats, Gather, LinkState, Packet, Peek, Tally, offload,
+    Burst, Caps, Device, DeviceStats, Gather, LinkState, Packet, Peek, PlacementHint, Rooms, Tally,
+    Unsupported, offload,
 };
 
 use super::bell::Bell;
 use super::layout::{self, CLOSED, FRAMES, Lie, PIECES, Piece, RETURNED, Record, SENT, STATE};
 use super::loans::Loans;
 use super::meet::{self, Met};
+use super::places::Places;
 use super::{ShmConfig, Side};
 use crate::{OpenError, vnet};
 
@@ -41,6 +43,7 @@ pub struct Shm {
     /// When the kernel was asked last whether the other end is there.
     looked: Instant,
     end: Option<End>,
+    places: Places,
     /// The process that may touch the memory: a forked child does not have it.
     pid: u32,
     caps: Caps,
@@ -109,6 +112,7 @@ impl Shm {
             is_armed: false,
             looked: Instant::ZERO,
             end: None,
+            places: Places::new(),
             pid: std::process::id(),
             caps: Caps {
                 tx_csum: true,
@@ -310,7 +314,9 @@ impl Shm {
             return Err(Lie);
         }
         self.loans.taken.store(taken + 1, Relaxed);
-        let packet = self.land(&record, pool);
+        let placed =
+            if self.places.is_idle() { None } else { self.places.land(&record, &self.loans, pool) };
+        let packet = placed.or_else(|| self.land(&record, pool));
         if packet.is_none() {
             counters.drop_packet(DropReason::NoBuffer);
         }
@@ -362,21 +368,7 @@ impl Shm {
         range: std::ops::Range<usize>,
         pool: &mut Pool,
     ) -> Option<Chain> {
-        let bytes = range.len();
-        let taken = pool.alloc_chain(bytes, 0, Purpose::Receive);
-        let mut chain = match taken {
-            Ok(chain) => chain,
-            Err(_) if bytes <= FRONT_BYTES => pool.alloc_chain(bytes, 0, Purpose::Control).ok()?,
-            Err(_) => return None,
-        };
-        let mut whole = Chain::new();
-        let mut from = Reader { pieces: record.pieces(), within: 0 };
-        from.skip(range.start);
-        while let Some(mut m) = chain.pop_front() {
-            from.fill(self, &mut m);
-            whole.push_back(m);
-        }
-        Some(whole)
+        copy(record, range, &self.loans, pool)
     }
 
     /// Everything of a frame from byte `from` on, by reference.
@@ -404,25 +396,49 @@ impl Shm {
     }
 }
 
+/// See [`Shm::copy`].
+pub(super) fn copy(
+    record: &Record,
+    range: std::ops::Range<usize>,
+    loans: &Loans,
+    pool: &mut Pool,
+) -> Option<Chain> {
+    let bytes = range.len();
+    let mut chain = match pool.alloc_chain(bytes, 0, Purpose::Receive) {
+        Ok(chain) => chain,
+        Err(_) if bytes <= FRONT_BYTES => pool.alloc_chain(bytes, 0, Purpose::Control).ok()?,
+        Err(_) => return None,
+    };
+    let mut from = Reader::new(record, range.start);
+    chain.slices_mut().for_each(|to| {
+        from.copy(loans, to);
+    });
+    Some(chain)
+}
+
 /// Walks along the pieces of a frame.
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     pieces: &'a [Piece],
     /// Bytes of the first piece that are done.
     within: usize,
 }
 
-impl Reader<'_> {
-    fn skip(&mut self, bytes: usize) {
-        self.walk(bytes, |_, _| {});
+impl<'a> Reader<'a> {
+    /// From byte `from` of the frame on.
+    pub fn new(record: &'a Record, from: usize) -> Reader<'a> {
+        let mut reader = Reader { pieces: record.pieces(), within: 0 };
+        reader.walk(from, |_, _| {});
+        reader
     }
 
-    fn fill(&mut self, shm: &Shm, m: &mut Mbuf) {
-        let Some(to) = m.as_mut_slice() else { return };
+    /// Copies the next bytes, as many as there are; returns how many.
+    pub fn copy(&mut self, loans: &Loans, to: &mut [u8]) -> usize {
         let mut done = 0;
         self.walk(to.len(), |at, n| {
-            shm.loans.peer.copy_to(at, &mut to[done..done + n]);
+            loans.peer.copy_to(at, &mut to[done..done + n]);
             done += n;
         });
+        done
     }
 
     fn walk(&mut self, mut bytes: usize, mut visit: impl FnMut(usize, usize)) {
@@ -509,7 +525,11 @@ impl Device for Shm {
                     break;
                 }
             }
+            if self.places.take_full() {
+                break;
+            }
         }
+        self.places.count(counters, &mut self.stats);
         self.reap(pool);
         self.stats.wakes += u64::from(self.loans.offer_room());
         tally.received(counters, &mut self.stats);
@@ -557,6 +577,14 @@ impl Device for Shm {
 
     fn region(&mut self) -> Option<Backing> {
         self.region.take()
+    }
+
+    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
+        self.places.set(hint)
+    }
+
+    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
+        self.places.clear(flow)
     }
 
     fn peek(&self) -> Option<Arc<dyn Peek>> {

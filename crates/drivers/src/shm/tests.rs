@@ -20,11 +20,11 @@ fn config() -> ShmConfig {
 }
 
 /// A stack as far as a device is concerned.
-struct Host {
-    device: Shm,
-    pool: Pool,
+pub(super) struct Host {
+    pub device: Shm,
+    pub pool: Pool,
     burst: Burst,
-    counters: Counters,
+    pub counters: Counters,
 }
 
 impl Host {
@@ -34,7 +34,7 @@ impl Host {
         Host { device, pool, burst: Burst::with_capacity(64), counters: Counters::default() }
     }
 
-    fn pair() -> (Host, Host) {
+    pub fn pair() -> (Host, Host) {
         let (a, b) = Shm::pair(&config()).unwrap();
         (Host::new(a), Host::new(b))
     }
@@ -53,12 +53,12 @@ impl Host {
         taken == 1
     }
 
-    fn send(&mut self, bytes: &[u8]) -> bool {
+    pub fn send(&mut self, bytes: &[u8]) -> bool {
         let p = self.packet(bytes);
         self.offer(p)
     }
 
-    fn receive(&mut self) -> Vec<Packet> {
+    pub fn receive(&mut self) -> Vec<Packet> {
         self.receive_at(NOW)
     }
 
@@ -67,7 +67,7 @@ impl Host {
         std::iter::from_fn(|| self.burst.pop_front()).collect()
     }
 
-    fn drop_all(&mut self, packets: Vec<Packet>) {
+    pub fn drop_all(&mut self, packets: Vec<Packet>) {
         packets.into_iter().for_each(|p| self.pool.free(p.chain));
     }
 

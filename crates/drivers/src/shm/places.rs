@@ -1,0 +1,132 @@
+//! Payload from the other process's memory straight into posted buffers: the one copy that this process
+//! makes, and the frame goes back to its owner at once.
+//!
+//! The headers are read once into private memory and checked there, as for every frame; only what they
+//! say decides where payload goes.
+
+use fulmar_base::{Counter, Counters, FlowKey};
+use fulmar_mbuf::{Chain, Pool, Purpose};
+use fulmar_netdev::{DeviceStats, Placement, PlacementHint, Rooms, Unsupported};
+
+use super::device::{Reader, copy};
+use super::layout::Record;
+use super::loans::Loans;
+use crate::placing::flows::{self, Flow, Flows, Segment};
+use crate::placing::{FRONT_BYTES, Outcome};
+
+/// The flows with posted buffers.
+pub struct Places {
+    flows: Flows,
+    /// Whether any flow was ever placed.
+    is_used: bool,
+    /// A buffer became full: its owner should hear of it before more frames are taken.
+    is_full: bool,
+    outcome: Outcome,
+}
+
+impl Places {
+    pub fn new() -> Places {
+        let outcome = Outcome::default();
+        Places { flows: Flows::new(), is_used: false, is_full: false, outcome }
+    }
+
+    /// Whether there is nothing to look for.
+    pub fn is_idle(&self) -> bool {
+        !self.is_used
+    }
+
+    /// Takes a hint.
+    ///
+    /// # Errors
+    /// It is not about payload in order, or too many flows have rooms.
+    pub fn set(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
+        let Placement::InOrder(rooms) = hint.placement else { return Err(Unsupported) };
+        self.flows.set(hint.flow, hint.next_seq, rooms).ok_or(Unsupported)?;
+        self.is_used = true;
+        Ok(())
+    }
+
+    pub fn clear(&mut self, flow: &FlowKey) -> Rooms {
+        self.flows.clear(flow)
+    }
+
+    /// Whether a buffer became full since this was asked last.
+    pub fn take_full(&mut self) -> bool {
+        std::mem::take(&mut self.is_full)
+    }
+
+    pub fn count(&mut self, counters: &mut Counters, stats: &mut DeviceStats) {
+        let outcome = std::mem::take(&mut self.outcome);
+        counters.add(Counter::CopiedBytes, outcome.hit_bytes);
+        outcome.count(counters, stats);
+    }
+
+    /// The frame, if it is the next segment of a flow with rooms and there are buffers for the rest of
+    /// it. Its slot has gone back then.
+    pub fn land(&mut self, record: &Record, loans: &Loans, pool: &mut Pool) -> Option<Chain> {
+        let mut front = [0; FRONT_BYTES];
+        let n = Reader::new(record, 0).copy(loans, &mut front);
+        let segment = Segment::of(&front[..n], record.len()).filter(|s| s.payload_bytes > 0)?;
+        let slot = self.flows.find(&segment)?;
+        let flow = self.flows.get_mut(slot)?;
+        if !flow.expects(&segment) {
+            self.outcome.miss(0);
+            return None;
+        }
+        let fits = flow.rooms.bytes().min(segment.payload_bytes);
+        let (mut chain, rest) = ends(record, &front, &segment, fits, loans, pool)?;
+        let mut from = Reader::new(record, segment.header_bytes);
+        for part in flows::parts(&mut flow.rooms, fits) {
+            from.copy(loans, part);
+        }
+        let (placed, is_full) = fill(flow, &segment, pool)?;
+        chain.append(placed);
+        chain.append(rest);
+        self.is_full |= is_full;
+        self.outcome.hit(fits);
+        loans.send_back(record.slot);
+        Some(chain)
+    }
+}
+
+/// The headers of a frame, and what of its payload does not fit, in buffers of the pool.
+fn ends(
+    record: &Record,
+    front: &[u8; FRONT_BYTES],
+    s: &Segment,
+    fits: usize,
+    loans: &Loans,
+    pool: &mut Pool,
+) -> Option<(Chain, Chain)> {
+    let head = pool.alloc(s.header_bytes, 0, Purpose::Receive);
+    let mut head = head.or_else(|_| pool.alloc(s.header_bytes, 0, Purpose::Control)).ok()?;
+    head.append(s.header_bytes)?.copy_from_slice(front.get(..s.header_bytes)?);
+    let head = Chain::from(head);
+    if fits == s.payload_bytes {
+        return Some((head, Chain::new()));
+    }
+    match copy(record, s.header_bytes + fits..record.len(), loans, pool) {
+        Some(rest) => Some((head, rest)),
+        None => {
+            pool.free(head);
+            None
+        }
+    }
+}
+
+/// What was written into the rooms, as a part of a packet. Without a descriptor nothing was taken, as
+/// far as the stack is concerned: the frame comes as usual.
+fn fill(flow: &mut Flow, s: &Segment, pool: &mut Pool) -> Option<(Chain, bool)> {
+    let filling = flow.fill(s);
+    let is_full = filling.is_full;
+    match filling.into_chain(pool) {
+        Ok(chain) => Some((chain, is_full)),
+        Err(_) => {
+            flow.lose();
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
