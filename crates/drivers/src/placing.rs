@@ -36,9 +36,11 @@ pub mod tests;
 
 use fulmar_base::{Counter, Counters, DropReason, FlowKey};
 use fulmar_mbuf::{Chain, Pool, Purpose};
-use fulmar_netdev::{DeviceStats, Placement, PlacementHint, Rooms, Unsupported};
+use fulmar_netdev::{DeviceStats, Packet, Placement, PlacementHint, Rooms, Unsupported};
+use fulmar_wire::eth;
 
 use crate::landing::{Landing, SMALL_BYTES};
+use crate::vnet;
 use flows::{Flow, Flows, Segment};
 use predict::Predictor;
 use scatter::{Landed, PARTS, wipe};
@@ -46,6 +48,9 @@ use scatter::{Landed, PARTS, wipe};
 /// Enough of the front of a frame for Ethernet, IPv4 and TCP headers with all the options there can
 /// be, or IPv6 with an extension.
 pub const FRONT_BYTES: usize = 160;
+
+/// From so much payload on copying a frame costs more than a call of its own would.
+const LONG_BYTES: usize = 8192;
 
 /// The longest frame that a device hands up.
 const MAX_FRAME_BYTES: usize = 14 + 65_535;
@@ -101,7 +106,7 @@ pub struct Placer {
     predictor: Predictor,
     /// Whether guesses may be acted on at all.
     is_predicting: bool,
-    /// Whether any flow may have rooms: without one there is nothing to look for.
+    /// Whether a flow has rooms, or had when it was placed last.
     is_active: bool,
     /// A buffer became full: its owner should hear of it before more frames are taken.
     is_full: bool,
@@ -137,10 +142,12 @@ impl Placer {
 
     /// Takes the rooms of a flow back.
     pub fn unplace(&mut self, flow: &FlowKey) -> Rooms {
-        self.flows.clear(flow)
+        let rooms = self.flows.clear(flow);
+        self.is_active = self.flows.has_rooms();
+        rooms
     }
 
-    /// Whether no flow was ever placed: frames need not be looked at.
+    /// Whether nobody waits for payload: frames need not be looked at.
     pub fn is_idle(&self) -> bool {
         !self.is_active
     }
@@ -163,6 +170,13 @@ impl Placer {
         let slot = self.predictor.guess()?;
         let flow = self.flows.get(slot).filter(|f| f.is_ready())?;
         Some(Aim { slot, header_bytes: flow.header_bytes.min(FRONT_BYTES) })
+    }
+
+    /// As [`Placer::aim`], if the frames of that flow are so long that each is worth a call of its own.
+    pub fn aim_at_long(&self) -> Option<Aim> {
+        let aim = self.aim()?;
+        let flow = self.flows.get(aim.slot)?;
+        (flow.last_bytes >= LONG_BYTES).then_some(aim)
     }
 
     /// Where the next frame lands: expected headers, two rooms, overflow. Without an aim the rooms
@@ -217,6 +231,30 @@ impl Placer {
             self.outcome.miss(moved_bytes);
         }
         Ok(chain)
+    }
+
+    /// The frame of `bytes` bytes behind a virtio-net header, as [`Placer::take`] has it.
+    ///
+    /// # Errors
+    /// [`DropReason::NoBuffer`], [`DropReason::Truncated`], [`DropReason::BadOffload`].
+    pub fn packet(
+        &mut self,
+        aim: Option<Aim>,
+        header: &[u8; vnet::HEADER_BYTES],
+        bytes: usize,
+        landing: &mut Landing,
+        pool: &mut Pool,
+    ) -> Result<Packet, DropReason> {
+        let mut front = [0; FRONT_BYTES];
+        let n = self.front(aim, bytes, landing, &mut front);
+        let front = front.get(..n).unwrap_or(&[]);
+        let offload = match vnet::understand(header, bytes, front) {
+            _ if bytes < eth::HEADER_BYTES => Err(DropReason::Truncated),
+            understood => understood,
+        };
+        let offload = offload.inspect_err(|_| self.discard(aim))?;
+        let chain = self.take(aim, Frame { bytes, front }, landing, pool)?;
+        Ok(Packet { chain, offload })
     }
 
     /// Nothing came, or nothing that can be used: what lies in rooms goes.

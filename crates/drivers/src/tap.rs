@@ -27,7 +27,7 @@ use fulmar_netdev::{
 };
 
 use crate::landing::{Landing, Scratch};
-use crate::placing::{Aim, FRONT_BYTES, Frame, Placer};
+use crate::placing::{Aim, Placer};
 use crate::{OpenError, sys, vnet};
 use vector::{Fate, Vector};
 
@@ -401,21 +401,7 @@ impl Tap {
             }
         };
         self.is_down = false;
-        let mut front = [0; FRONT_BYTES];
-        let front_bytes = self.placer.front(aim, bytes, &mut self.landing, &mut front);
-        let front = &front[..front_bytes];
-        let offload = match vnet::understand(&header, bytes, front) {
-            _ if bytes < ETHER_BYTES => Err(DropReason::Truncated),
-            understood => understood,
-        };
-        let chain = match offload {
-            Ok(_) => self.placer.take(aim, Frame { bytes, front }, &mut self.landing, pool),
-            Err(reason) => {
-                self.placer.discard(aim);
-                Err(reason)
-            }
-        };
-        Some(chain.and_then(|chain| Ok(Packet { chain, offload: offload? })))
+        Some(self.placer.packet(aim, &header, bytes, &mut self.landing, pool))
     }
 
     /// How many frames to ask for at once after `run` short ones, where there is room for `left`; 0: the

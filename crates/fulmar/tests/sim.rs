@@ -1,15 +1,16 @@
 //! A stack on a simulated NIC with the modelled peer behind it, through the public API.
 
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fulmar::base::EtherAddr;
+use fulmar::base::{Counter, EtherAddr};
 use fulmar::devices::fault::Rates;
 use fulmar::devices::sim::{
     Coalesce, Command, FarEnd, HardwareThread, Service, SimConfig, SimHandle, pattern,
 };
-use fulmar::{Device, Stack, TcpListener, TcpStream, UdpSocket, devices};
+use fulmar::{Device, RecvBuf, Stack, TcpListener, TcpStream, UdpSocket, devices};
 
 fn build(device: Box<dyn Device>, host: u8) -> Stack {
     Stack::builder()
@@ -206,5 +207,53 @@ fn the_peer_takes_a_hundred_megabytes_and_every_byte_is_right() {
         assert_eq!(counts.peer_wrong_bytes, 0);
         assert_eq!(counts.peer_repeated_bytes_in, 0);
         assert_eq!(counts.peer_odd_frames, 0, "{to}");
+    }
+}
+
+/// Receives the generated stream into posted buffers; the number of its bytes.
+fn receive_posted(c: &TcpStream, total: usize, buffer: usize) {
+    let post = |buf: RecvBuf| c.recv_posted(buf).unwrap();
+    let mut posted: VecDeque<_> = (0..2).map(|_| post(RecvBuf::with_capacity(buffer))).collect();
+    let mut at = 0;
+    while let Some(first) = posted.pop_front() {
+        let buf = first.wait().unwrap();
+        assert_eq!(pattern::wrong_bytes(at as u64, &buf), 0, "behind byte {at}");
+        at += buf.len();
+        if !buf.is_empty() {
+            posted.push_back(post(buf));
+        }
+    }
+    assert_eq!(at, total);
+}
+
+#[test]
+fn the_hardware_places_what_the_peer_generates_with_and_without_aggregation() {
+    const TOTAL: usize = 16 << 20;
+    for (placement, aggregates) in [(true, true), (true, false), (false, true), (false, false)] {
+        for buffer in [64 << 10, 1 << 20] {
+            let mut config = with_verify(SimConfig { placement, ..SimConfig::default() });
+            config.lro = config.lro.filter(|_| aggregates);
+            config.far_end.services = vec![(0..=65535, Service::Generate { bytes: TOTAL as u64 })];
+            let (stack, handle) = stack(config);
+            let c = TcpStream::connect(&stack, "10.9.0.2:19").unwrap();
+            receive_posted(&c, TOTAL, buffer);
+            let counts = handle.counts();
+            let counters = stack.stat().unwrap().shard.counters;
+            let placed = counters.value(Counter::PlacedBytes) as usize;
+            println!(
+                "placement {placement}, aggregation {aggregates}, 2 x {buffer}: {placed} bytes \
+                 placed in {} frames, {} frames not, {} bytes copied, {} pods for {} buffers",
+                counters.value(Counter::PlacedFrames),
+                counters.value(Counter::PlaceMisses),
+                counters.value(Counter::CopiedBytes),
+                counts.pods,
+                counts.registrations,
+            );
+            assert_eq!(counts.peer_resent_bytes, 0);
+            assert!(if placement { placed > 0 } else { placed == 0 });
+            assert_eq!(counts.registrations, if placement { 2 } else { 0 });
+            let pods = 2 * (buffer as u64 / 4096).div_ceil(4);
+            assert!(!placement || counts.pods >= pods, "{} pods", counts.pods);
+        }
     }
 }

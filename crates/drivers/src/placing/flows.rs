@@ -121,6 +121,8 @@ pub struct Flow {
     pub rooms: Rooms,
     /// Bytes of all headers in front of the payload, as the last segment had them.
     pub header_bytes: usize,
+    /// Payload of the last segment that was taken, in bytes.
+    pub last_bytes: usize,
 }
 
 impl Flow {
@@ -142,7 +144,7 @@ impl Flow {
     pub fn fill(&mut self, s: &Segment) -> Filling {
         let end = s.seq.0.wrapping_add(u32::try_from(s.payload_bytes).unwrap_or(0));
         self.next = Some(SeqNum(end));
-        self.header_bytes = s.header_bytes;
+        (self.header_bytes, self.last_bytes) = (s.header_bytes, s.payload_bytes);
         fill(&mut self.rooms, s.payload_bytes)
     }
 
@@ -177,12 +179,12 @@ impl Flows {
         let known = self.slot_of(&key);
         let slot = known.or_else(|| self.free_slot())?;
         let place = self.slots.get_mut(slot)?;
-        let header_bytes = match place {
-            Some(flow) if known.is_some() => flow.header_bytes,
-            _ if key.remote_ip().is_ipv6() => USUAL_BYTES_V6,
-            _ => USUAL_BYTES,
+        let (header_bytes, last_bytes) = match place {
+            Some(flow) if known.is_some() => (flow.header_bytes, flow.last_bytes),
+            _ if key.remote_ip().is_ipv6() => (USUAL_BYTES_V6, 0),
+            _ => (USUAL_BYTES, 0),
         };
-        *place = Some(Flow { key, next: Some(next), rooms, header_bytes });
+        *place = Some(Flow { key, next: Some(next), rooms, header_bytes, last_bytes });
         self.last = slot;
         Some(Place { slot, is_new: known.is_none() })
     }
@@ -191,6 +193,11 @@ impl Flows {
     pub fn clear(&mut self, key: &FlowKey) -> Rooms {
         let flow = self.slot_of(key).and_then(|s| self.get_mut(s));
         flow.map(|f| std::mem::take(&mut f.rooms)).unwrap_or_default()
+    }
+
+    /// Whether any flow has rooms.
+    pub fn has_rooms(&self) -> bool {
+        self.slots.iter().flatten().any(|f| !f.rooms.is_empty())
     }
 
     /// A slot that no flow has ever had, else one of a flow without rooms.
