@@ -123,6 +123,8 @@ pub struct Flow {
     pub header_bytes: usize,
     /// Payload of the last segment that was taken, in bytes.
     pub last_bytes: usize,
+    /// The device has waited once, since the last hint, for the stack to catch up.
+    pub has_waited: bool,
 }
 
 impl Flow {
@@ -138,6 +140,12 @@ impl Flow {
             && !self.rooms.is_empty()
             && s.flags.contains(Flags::ACK)
             && !s.flags.intersects(SPECIAL)
+    }
+
+    /// Whether the segment is behind what is expected: the stack, when it said what comes next, had not
+    /// seen what lies between.
+    pub fn is_behind(&self, s: &Segment) -> bool {
+        !self.rooms.is_empty() && self.next.is_some_and(|next| s.seq.after(next))
     }
 
     /// Takes the payload of the segment, of which the first bytes lie in the rooms, as many as fit.
@@ -184,7 +192,8 @@ impl Flows {
             _ if key.remote_ip().is_ipv6() => (USUAL_BYTES_V6, 0),
             _ => (USUAL_BYTES, 0),
         };
-        *place = Some(Flow { key, next: Some(next), rooms, header_bytes, last_bytes });
+        let next = Some(next);
+        *place = Some(Flow { key, next, rooms, header_bytes, last_bytes, has_waited: false });
         self.last = slot;
         Some(Place { slot, is_new: known.is_none() })
     }

@@ -429,7 +429,8 @@ impl Device for SimNic {
         self.tx_reap(now, pool);
         let mut tally = Tally::default();
         let mut rings = self.engine.rings();
-        let mut left = rings.rx.pending;
+        let pending = rings.rx.pending;
+        let mut left = pending;
         while (tally.frames as usize) < budget.min(out.room())
             && let Some(frame) = self.driver.harvest(&mut rings.rx, pool)
         {
@@ -445,6 +446,7 @@ impl Device for SimNic {
         }
         rings.rx.taken(left);
         drop(rings);
+        self.table.taken((pending - left) as u64);
         self.stats.rx_crossings += 1;
         tally.received(counters, &mut self.stats);
         self.count_placed(counters);

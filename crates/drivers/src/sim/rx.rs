@@ -250,6 +250,12 @@ impl Rx {
                 let placing = Some(Placing::new(&plan, &mut table, &shared));
                 let to = Landing { rx, kind: plan.kind, current: None, touched: 0, placing };
                 moved += self.land(run, to, board);
+            } else if self.flow_control
+                && of
+                    .as_ref()
+                    .is_some_and(|(_, slot, s)| shared.holds_back(now, *slot, s, &mut table))
+            {
+                break;
             } else if let Some((run, kind)) = self.next_run(now, rx) {
                 let to = Landing { rx, kind, current: None, touched: 0, placing: None };
                 moved += self.land(&run, to, board);
@@ -341,6 +347,7 @@ impl Rx {
             to.finish_checksum();
         }
         to.rx.pending += 1;
+        self.table.landed();
         let touched = to.finish(offload);
         bump(&board.counts.rx_frames, 1);
         bump(&board.counts.rx_packets, packets);

@@ -6,6 +6,10 @@
 //! are the host's work. That a segment is the next one of a flow, and where its payload goes, is
 //! found out by the hardware.
 //!
+//! Frames that landed before the host could say what it expects must reach the host first: while there
+//! are such, frames behind them wait on the wire, and then for a moment ([`PAUSE`]) for the new hint,
+//! once per hint. Otherwise a sender who is always ahead of the host would never be placed again.
+//!
 //! When a buffer is full the hardware holds the next frame back in its own memory for a moment
 //! ([`PAUSE`]), so that the reader can post another one: at line rate that is a few hundred kilobytes.
 //!
@@ -18,6 +22,7 @@ use fulmar_base::{Duration, FlowKey, Instant, Offload};
 use fulmar_mbuf::BufId;
 use fulmar_netdev::{Placement, PlacementHint, Rooms, Unsupported};
 
+use super::meter::bump;
 use super::rx::Kind;
 use crate::placing::Outcome;
 use crate::placing::flows::{self, Filling, Flows, Segment};
@@ -28,6 +33,9 @@ const PAUSE: Duration = Duration::from_micros(20);
 /// What hardware and host share.
 pub struct FlowTable {
     table: Mutex<Table>,
+    /// Frames that the hardware has landed, and those that the host has taken.
+    landed: AtomicU64,
+    taken: AtomicU64,
     /// Until when frames are held back, in nanoseconds.
     paused_until_ns: AtomicU64,
 }
@@ -44,7 +52,12 @@ pub struct Table {
 impl FlowTable {
     pub fn new() -> FlowTable {
         let table = Table { flows: Flows::new(), is_used: false, outcome: Outcome::default() };
-        FlowTable { table: Mutex::new(table), paused_until_ns: AtomicU64::new(0) }
+        FlowTable {
+            table: Mutex::new(table),
+            landed: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
+            paused_until_ns: AtomicU64::new(0),
+        }
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Table> {
@@ -63,6 +76,33 @@ impl FlowTable {
         table.is_used = true;
         self.paused_until_ns.store(0, Relaxed);
         Ok(())
+    }
+
+    /// The hardware has landed a frame.
+    pub fn landed(&self) {
+        bump(&self.landed, 1);
+    }
+
+    /// The host has taken frames.
+    pub fn taken(&self, frames: u64) {
+        bump(&self.taken, frames);
+    }
+
+    /// Whether a frame that comes too early for its flow waits on the wire.
+    pub fn holds_back(&self, now: Instant, slot: usize, s: &Segment, table: &mut Table) -> bool {
+        let Some(flow) = table.flows.get_mut(slot) else { return false };
+        if flow.has_waited || !flow.is_behind(s) {
+            return false;
+        }
+        if self.landed.load(Relaxed) == self.taken.load(Relaxed) {
+            flow.has_waited = true;
+            self.pause(now);
+        }
+        true
+    }
+
+    fn pause(&self, now: Instant) {
+        self.paused_until_ns.store((now + PAUSE).as_nanos(), Relaxed);
     }
 
     /// Until when frames are held back for a reader.
@@ -164,8 +204,7 @@ impl<'a> Placing<'a> {
         let flow = self.table.flows.get_mut(plan.slot);
         let filling = flow.map(|f| f.fill(&plan.segment)).unwrap_or_default();
         if filling.is_full {
-            let until = plan.now + PAUSE;
-            self.shared.paused_until_ns.store(until.as_nanos(), Relaxed);
+            self.shared.pause(plan.now);
         }
         self.table.outcome.hit(plan.fits);
         let is_all = plan.fits == plan.segment.payload_bytes;

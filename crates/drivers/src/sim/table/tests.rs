@@ -171,6 +171,40 @@ fn the_next_frame_waits_a_moment_for_a_new_buffer_and_no_longer() {
 }
 
 #[test]
+fn a_sender_who_is_ahead_of_the_hint_waits_until_the_host_has_caught_up() {
+    let (mut a, mut b) = hosts(|c| SimConfig { lro: None, ..c });
+    let send = |a: &mut Host, i: u32| {
+        let p = Spec::tcp(1000 * i).packet(&mut a.pool, &[7; 1000], 1448);
+        a.send(START, p);
+    };
+    (0..3).for_each(|i| send(&mut a, i));
+    // The frames land before anybody posts anything; the host takes one of them.
+    let one = |b: &mut Host| {
+        let Host { pool, burst, counters, nic } = b;
+        nic.rx_burst(START, pool, burst, 1, counters);
+        burst.clear(pool);
+    };
+    one(&mut b);
+    let early = post(&mut b, 1000, 1000, [10_000, 10_000]);
+    (3..6).for_each(|i| send(&mut a, i));
+    one(&mut b);
+    one(&mut b);
+    assert_eq!(read(&mut b, START).len(), 0, "what came later waits on the wire");
+    assert!(b.nic.next_deadline().is_some_and(|at| at == START + PAUSE));
+    drop(early);
+    let _holds = post(&mut b, 1000, 3000, [10_000, 10_000]);
+    let seen = read(&mut b, START);
+    assert_eq!(
+        seen.iter().map(|s| (s.1, s.3)).collect::<Vec<_>>(),
+        [(3000, 1000), (4000, 1000), (5000, 1000)]
+    );
+    // A gap is no reason to wait twice for the same hint.
+    (7..9).for_each(|i| send(&mut a, i));
+    assert_eq!(read(&mut b, START).len(), 0);
+    assert_eq!(read(&mut b, START + PAUSE).len(), 2);
+}
+
+#[test]
 fn a_nic_without_placement_refuses() {
     let (_, mut b) = hosts(|c| SimConfig { placement: false, ..c });
     let hint = PlacementHint {
