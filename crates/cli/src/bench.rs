@@ -1,5 +1,6 @@
 //! `fulmar bench`: options, progress and reports around the laboratory's measurements.
 
+use crate::bench_burst::BurstArgs;
 use crate::bench_recv::RecvArgs;
 use crate::bench_route::RouteArgs;
 use crate::bench_send::{SendArgs, SendFileArgs};
@@ -8,6 +9,7 @@ use crate::failure::{During, Failure, Outcome};
 use crate::stream::{self, Device, Options, Stack};
 use clap::Subcommand;
 use fulmar_lab::bench::Outcome as Measured;
+use fulmar_lab::burst;
 use fulmar_lab::cpu::Placement;
 use fulmar_lab::lock::BenchLock;
 use fulmar_lab::netns;
@@ -43,6 +45,7 @@ enum What {
     Send(SendArgs),
     Sendfile(SendFileArgs),
     Recv(RecvArgs),
+    Burst(BurstArgs),
     Route(RouteArgs),
     Wake(WakeArgs),
 }
@@ -115,6 +118,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         What::Send(args) => send::bench::run(&args.options(), isolated),
         What::Sendfile(args) => send::bench::run(&args.options(), isolated),
         What::Recv(args) => recv::bench::run(&args.options(), isolated),
+        What::Burst(args) => return run_burst(args, isolated),
         What::Route(args) => return run_route(args),
         What::Wake(args) => return run_wake(args, isolated),
     };
@@ -153,6 +157,25 @@ fn run_wake(args: &WakeArgs, isolated: io::Result<()>) -> Outcome<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Frames are no bytes of a stream: their report is their own.
+fn run_burst(args: &BurstArgs, isolated: io::Result<()>) -> Outcome<ExitCode> {
+    let found = burst::run(&args.options(), isolated).during("cannot measure")?;
+    let machine = Machine::here();
+    println!("{}", found.text(&machine));
+    let (json_file, page_file) = args.files();
+    if json_file.or(page_file).is_some() {
+        let command = command_line();
+        let json = found.json(&machine, &command);
+        if let Some(file) = json_file {
+            write(file, &format!("{json:#}\n"))?;
+        }
+        if let Some(file) = page_file {
+            write(file, &page::report::page(&json).html())?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 impl What {
     /// Where the JSON and the page go.
     fn files(&self) -> (Option<&Path>, Option<&Path>) {
@@ -161,6 +184,7 @@ impl What {
             What::Send(a) => a.matrix.files(),
             What::Sendfile(a) => a.matrix.files(),
             What::Recv(a) => a.files(),
+            What::Burst(a) => a.files(),
             What::Route(a) => (a.json(), None),
             What::Wake(a) => a.files(),
         }

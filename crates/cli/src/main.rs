@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod bench_burst;
 mod bench_recv;
 mod bench_route;
 mod bench_send;

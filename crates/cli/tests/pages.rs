@@ -5,13 +5,14 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const PAGES: [&str; 6] = [
+const PAGES: [&str; 7] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/published.md",
     "docs/linux-ways.md",
+    "docs/bursts.md",
 ];
 /// Pages that name in code type only what is in the source.
 const NAMING: [&str; 2] = ["ARCHITECTURE.md", "docs/published.md"];

@@ -187,7 +187,11 @@ impl PacketSocket {
             retries: 0,
             retry_at: None,
             missed: AtomicU64::new(0),
-            stats: DeviceStats { name: format!("packet:{name}"), ..DeviceStats::default() },
+            stats: DeviceStats {
+                name: format!("packet:{name}"),
+                path: format!("sendmmsg of up to {MANY} frames, recvmmsg of up to {PAIRS}"),
+                ..DeviceStats::default()
+            },
         })
     }
 

@@ -10,6 +10,7 @@
 #![deny(unsafe_code)]
 
 pub mod bench;
+pub mod burst;
 pub mod cells;
 pub mod child;
 pub mod cpu;

@@ -87,6 +87,10 @@ const WORDS: &[&str] = &[
     "super_segments",
 ];
 
+/// What stands below the title, unless the report has a `lead` of its own.
+const LEAD: &str = "Every figure is one way measured against another in the same run, in turn. CPU \
+                    time is given per KB (1024 bytes) moved; both ends are in the account.";
+
 /// The page of a report.
 pub fn page(report: &Value) -> Page {
     let sections = [
@@ -101,9 +105,7 @@ pub fn page(report: &Value) -> Page {
     let command = words(&report["command"]).join(" ");
     Page {
         title: title_of(&command),
-        lead: "Every figure is one way measured against another in the same run, in turn. CPU \
-               time is given per KB (1024 bytes) moved; both ends are in the account."
-            .to_owned(),
+        lead: report["lead"].as_str().unwrap_or(LEAD).to_owned(),
         facts: facts(report, &command),
         sections: sections.into_iter().flatten().collect(),
     }
