@@ -5,6 +5,9 @@ mod kernel_only;
 mod placed;
 mod raw;
 mod ready;
+mod slab {
+    pub(super) mod raw;
+}
 
 pub(crate) use kernel_only::shared_bytes;
 pub(crate) use raw::{CHUNK_DESCS, Freed, Home, MAX_SLABS, Memory, Owner};

@@ -16,12 +16,12 @@ use fulmar_wire::checksum::{UNIT_BYTES, UnitSum};
 
 use super::kernel_only::shared_piece;
 use super::ready::Ready;
+use super::slab::raw::Slab;
 use crate::Mbuf;
 use crate::posted::raw::Memory as PostedMemory;
 use crate::raw::{Desc, Link, List, Shared, Storage, closed};
 use crate::storage::{
-    CLASS_BYTES, CLASSES, EXTERNAL, External, KERNEL_ONLY, LENT, Lender, Purpose, SLAB_BYTES,
-    SharedBytes,
+    CLASSES, EXTERNAL, External, KERNEL_ONLY, LENT, Lender, Purpose, SLAB_BYTES, SharedBytes,
 };
 use crate::sys::{Backing, Region};
 
@@ -29,7 +29,7 @@ use crate::sys::{Backing, Region};
 pub(crate) const CHUNK_DESCS: usize = if cfg!(miri) { 16 } else { 256 };
 
 /// "No slab" in the lists of slabs; never an index, because a pool has fewer.
-const NO_SLAB: u16 = u16::MAX;
+pub(super) const NO_SLAB: u16 = u16::MAX;
 
 /// The most slabs of one pool.
 pub(crate) const MAX_SLABS: usize = NO_SLAB as usize;
@@ -62,20 +62,6 @@ pub(crate) enum Owner {
     Shared(Arc<dyn SharedBytes>),
     /// The posted buffer that the bytes lie in.
     Posted(Arc<PostedMemory>),
-}
-
-/// 2 MiB cut into blocks of one class.
-struct Slab {
-    region: Region,
-    blocks: *mut [Storage],
-    free_list: *mut Storage,
-    free: u32,
-    total: u32,
-    class: u8,
-    /// The next slab of this class that has a free block.
-    next: u16,
-    /// One entry per unit of the slab, made when sums are first kept in it; empty before.
-    sums: *mut [Option<UnitSum>],
 }
 
 /// Everything that mbufs point into.
@@ -437,61 +423,6 @@ impl Home {
             self.free_descs = Some(d);
         }
         self.descs += CHUNK_DESCS;
-    }
-}
-
-impl Slab {
-    fn cut(region: Region, class: usize, index: u16) -> Slab {
-        let none = ptr::slice_from_raw_parts_mut(NonNull::dangling().as_ptr(), 0);
-        let (free_list, next) = (ptr::null_mut(), NO_SLAB);
-        let (free, total) = (0, 0);
-        let sums = ptr::slice_from_raw_parts_mut(NonNull::dangling().as_ptr(), 0);
-        let mut slab = Slab { region, blocks: none, free_list, free, total, class: 0, next, sums };
-        slab.recut(class, index);
-        slab
-    }
-
-    /// Replaces the block records by those of another class. All blocks are free.
-    fn recut(&mut self, class: usize, index: u16) {
-        let (bytes, base) = (CLASS_BYTES[class], self.region.base());
-        let total = SLAB_BYTES / bytes;
-        let record = |i: usize| Storage {
-            next_free: ptr::null_mut(),
-            data: base.wrapping_add(i * bytes),
-            refs: AtomicU32::new(0),
-            high_water: 0,
-            room: bytes as u32,
-            slab: index,
-            class: class as u8,
-            purpose: Purpose::Control,
-        };
-        self.free_blocks();
-        self.blocks = Box::into_raw((0..total).map(record).collect::<Box<[Storage]>>());
-        self.free_list = ptr::null_mut();
-        for i in (0..total).rev() {
-            let s = self.blocks.cast::<Storage>().wrapping_add(i);
-            // SAFETY: inside the records just made, which nobody else knows.
-            unsafe { (*s).next_free = self.free_list };
-            self.free_list = s;
-        }
-        (self.free, self.total, self.class) = (total as u32, total as u32, class as u8);
-    }
-
-    fn free_blocks(&mut self) {
-        let none = ptr::slice_from_raw_parts_mut(NonNull::dangling().as_ptr(), 0);
-        let blocks = core::mem::replace(&mut self.blocks, none);
-        // SAFETY: made by `Box::into_raw` in `recut`, or the empty slice that needs no memory; no
-        // descriptor points to a record (recut: all free; drop: see `Memory`).
-        drop(unsafe { Box::from_raw(blocks) });
-    }
-}
-
-impl Drop for Slab {
-    fn drop(&mut self) {
-        self.free_blocks();
-        // SAFETY: made by `Box::into_raw` in `keep_sums`, or the empty slice that needs no memory;
-        // no descriptor points to an entry (see `Memory`).
-        drop(unsafe { Box::from_raw(self.sums) });
     }
 }
 
