@@ -18,6 +18,7 @@ mod netperf;
 mod netserver;
 mod network;
 mod ping;
+mod profile;
 mod reproduce;
 mod resolve;
 mod rtt;
@@ -50,6 +51,7 @@ enum Command {
     Nc(nc::Args),
     Netperf(netperf::Args),
     Netserver(netserver::Args),
+    Profile(profile::Args),
     Reproduce(reproduce::Args),
     Ping(ping::Args),
     Send(transfer::SendArgs),
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
         Command::Nc(args) => nc::run(args),
         Command::Netperf(args) => netperf::run(args),
         Command::Netserver(args) => netserver::run(args),
+        Command::Profile(args) => profile::run(args),
         Command::Reproduce(args) => reproduce::run(args),
         Command::Ping(args) => ping::run(args),
         Command::Send(args) => transfer::send(args),

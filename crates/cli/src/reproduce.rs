@@ -11,6 +11,7 @@ use fulmar_lab::report::{self, Machine};
 use fulmar_lab::reproduce::run::Options;
 use fulmar_lab::reproduce::{self, Published, Reproduction, Table, placement as placed};
 use fulmar_lab::send::bench::What;
+use fulmar_lab::sheet::Sheet;
 use serde_json::Value;
 use std::io;
 use std::path::PathBuf;
@@ -96,6 +97,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let found = match table {
         Table::Sending(table) => sending(table, args, cpus, isolated),
         Table::Placement => placement_table(args, cpus, isolated),
+        Table::Profile => profile(args, isolated),
     }?;
     println!("{}\n\n{}", Machine::here().sentence(), found.text);
     if let Some(file) = &args.json {
@@ -138,6 +140,28 @@ fn placement_table(args: &Args, cpus: usize, isolated: io::Result<()>) -> Outcom
     let report = report::json(&Machine::here(), &crate::bench::command_line(), &measured);
     let json = placed::json(&found, report);
     Ok(Found { text: placed::text(&found), page: placed::page(&found, &json), json })
+}
+
+/// Seconds of each phase, sending and receiving, of each stack; as published.
+const PHASE: Duration = Duration::from_secs(10);
+
+fn profile(args: &Args, isolated: io::Result<()>) -> Outcome<Found> {
+    isolated.during("cannot measure without namespaces of our own")?;
+    let time = match (args.quick, args.seconds) {
+        (true, _) => PHASE / 4,
+        (false, Some(all)) => all / 4,
+        (false, None) => PHASE,
+    };
+    let (kernel, fulmar) = (args.stack != Stack::Fulmar, args.stack != Stack::Kernel);
+    let found = reproduce::profile::run(time, kernel, fulmar).during("cannot measure")?;
+    Ok(Found::of(&reproduce::profile::sheet(&found)))
+}
+
+impl Found {
+    fn of(sheet: &Sheet) -> Found {
+        let json = sheet.json(&Machine::here(), &crate::bench::command_line());
+        Found { text: sheet.text(), page: sheet.page(&json), json }
+    }
 }
 
 fn listed() -> String {

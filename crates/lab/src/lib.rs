@@ -35,6 +35,7 @@ pub mod report;
 pub mod reproduce;
 pub mod routes;
 pub mod send;
+pub mod sheet;
 pub mod simulation;
 pub mod site;
 pub mod stats;

@@ -47,7 +47,7 @@ impl Machine {
         format!("fulmar {fulmar} on {cpus} CPUs, {cpu}, Linux {kernel}")
     }
 
-    fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         json!({
             "cpu": self.cpu,
             "cpus": self.cpus,

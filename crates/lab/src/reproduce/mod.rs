@@ -10,6 +10,7 @@ pub mod json;
 pub mod netperf;
 pub mod page;
 pub mod placement;
+pub mod profile;
 pub mod run;
 pub mod sendfile;
 pub mod sosend;
@@ -23,8 +24,12 @@ use netperf::Netperf;
 use verdict::Verdict;
 
 /// Every table that can be measured again.
-pub const ALL: [Table; 3] =
-    [Table::Sending(&sosend::TABLE), Table::Sending(&sendfile::TABLE), Table::Placement];
+pub const ALL: [Table; 4] = [
+    Table::Sending(&sosend::TABLE),
+    Table::Sending(&sendfile::TABLE),
+    Table::Placement,
+    Table::Profile,
+];
 
 /// A published table.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +38,8 @@ pub enum Table {
     Sending(&'static Published),
     /// Of receiving into posted buffers.
     Placement,
+    /// Of what a load is made of.
+    Profile,
 }
 
 impl Table {
@@ -41,6 +48,7 @@ impl Table {
         match self {
             Table::Sending(table) => table.name,
             Table::Placement => placement::NAME,
+            Table::Profile => profile::NAME,
         }
     }
 
@@ -49,6 +57,7 @@ impl Table {
         match self {
             Table::Sending(table) => table.title,
             Table::Placement => placement::TITLE,
+            Table::Profile => profile::TITLE,
         }
     }
 
@@ -57,6 +66,7 @@ impl Table {
         match self {
             Table::Sending(table) => table.source,
             Table::Placement => placement::SOURCE,
+            Table::Profile => profile::SOURCE,
         }
     }
 }

@@ -1,0 +1,232 @@
+//! The profile of February 2001: what a network load at 100 Mbit/s was made of, and three bounds on
+//! what could be saved.
+
+use std::io;
+use std::time::Duration;
+
+use super::verdict::Verdict;
+use crate::page::Cell;
+use crate::profile::workload::{self, Profile};
+use crate::profile::{Part, Shares};
+use crate::sheet::Sheet;
+
+/// As on the command line.
+pub const NAME: &str = "profile";
+/// One sentence.
+pub const TITLE: &str =
+    "what a network load of 100 Mbit/s is made of, with three bounds on savings";
+/// Who, what, when.
+pub const SOURCE: &str = "A. Morton on the Linux kernel list, February 2001: Linux 2.4.2 with the \
+                          zero-copy patch, 3c59x, two CPUs; 10 s of sending, 10 s of receiving";
+
+/// Ticks of the published profile that were not idle.
+const BUSY_TICKS: f64 = 7088.0;
+
+/// The functions as published, with their ticks, and the part that each belongs to here.
+const PUBLISHED: [(&str, f64, Part); 18] = [
+    ("boomerang_interrupt", 910.0, Part::Device),
+    ("__generic_copy_from_user", 733.0, Part::Copy),
+    ("boomerang_start_xmit", 654.0, Part::Device),
+    ("csum_partial_copy_generic", 564.0, Part::Copy),
+    ("boomerang_rx", 332.0, Part::Device),
+    ("schedule", 200.0, Part::WakeUps),
+    ("handle_IRQ_event", 178.0, Part::System),
+    ("tcp_v4_rcv", 173.0, Part::Protocol),
+    ("del_timer", 163.0, Part::System),
+    ("ip_queue_xmit", 154.0, Part::Protocol),
+    ("__kfree_skb", 153.0, Part::Memory),
+    ("__wake_up_sync", 128.0, Part::WakeUps),
+    ("kmalloc", 117.0, Part::Memory),
+    ("tcp_sendmsg", 113.0, Part::Protocol),
+    ("skb_release_data", 113.0, Part::Memory),
+    ("ip_route_input", 103.0, Part::Protocol),
+    ("ip_output", 99.0, Part::Protocol),
+    ("do_softirq", 97.0, Part::System),
+];
+
+/// A bound: no more than this share of the load can be saved by making the part free.
+struct Bound {
+    what: &'static str,
+    published: f64,
+    /// What is measured of a profile, in percent of its busy time.
+    measure: fn(&Shares) -> f64,
+}
+
+const BOUNDS: [Bound; 3] = [
+    Bound { what: "buffer memory made free", published: 5.4, measure: |s| s.percent(Part::Memory) },
+    Bound { what: "the driver made free", published: 26.7, measure: |s| s.percent(Part::Device) },
+    Bound {
+        what: "half of the interrupts (here: wake-ups)",
+        published: 8.0,
+        measure: |s| s.percent(Part::WakeUps) / 2.0,
+    },
+];
+
+/// Runs the workload: `time` for each phase of each stack.
+///
+/// # Errors
+/// No namespaces; no device.
+pub fn run(time: Duration, kernel: bool, fulmar: bool) -> io::Result<Vec<Profile>> {
+    let mut found = Vec::new();
+    if kernel {
+        found.push(workload::kernel(time)?);
+    }
+    if fulmar {
+        found.push(workload::fulmar(time)?);
+    }
+    Ok(found)
+}
+
+/// The published profile and those of today as one table.
+pub fn sheet(found: &[Profile]) -> Sheet {
+    let mut columns = vec![("part", "part"), ("published_pct", "2001\n%")];
+    for p in found {
+        columns.push(match p.stack {
+            "kernel" => ("kernel_sampled_pct", "kernel today\nsampled, %"),
+            _ => ("fulmar_sampled_pct", "fulmar\nsampled, %"),
+        });
+        if p.ledger.is_some() {
+            columns.push(("fulmar_ledger_pct", "fulmar\nledger, %"));
+        }
+    }
+    let mut sheet = Sheet {
+        name: NAME,
+        title: TITLE.to_owned(),
+        lead: format!(
+            "Published by {SOURCE}. Shares of busy time. The kernel's column is both ends of a veth \
+             pair, whose work cannot be told apart; fulmar's is its own threads over a TAP, with what \
+             the kernel does in their calls. 12 published functions of 18 are named after parts; 30 % \
+             of the published ticks were not listed."
+        ),
+        columns,
+        words: 1,
+        ..Sheet::default()
+    };
+    sheet.rows = Part::ALL.iter().map(|part| row(*part, found)).collect();
+    sheet.rows.push(unlisted_row(found));
+    sheet.notes = loads(found);
+    sheet.notes.extend(found.iter().flat_map(bounds));
+    sheet.notes.extend(found.iter().map(tops));
+    sheet
+}
+
+fn published(part: Part) -> f64 {
+    let ticks = PUBLISHED.iter().filter(|f| f.2 == part).map(|f| f.1);
+    ticks.sum::<f64>() * 100.0 / BUSY_TICKS
+}
+
+fn row(part: Part, found: &[Profile]) -> Vec<Cell> {
+    let then = published(part);
+    let then = if then > 0.0 { Some(then) } else { None };
+    let mut cells = vec![Cell::Text(part.name().to_owned()), Cell::number(then, 1)];
+    for p in found {
+        let sampled = p.sampled.as_ref().ok().map(|s| s.percent(part));
+        cells.push(Cell::number(sampled, 1));
+        if let Some(ledger) = &p.ledger {
+            cells.push(Cell::Number(ledger.percent(part), Some(1)));
+        }
+    }
+    cells
+}
+
+fn unlisted_row(found: &[Profile]) -> Vec<Cell> {
+    let listed: f64 = Part::ALL.iter().map(|p| published(*p)).sum();
+    let mut cells = vec![Cell::Text("not listed".into()), Cell::Number(100.0 - listed, Some(1))];
+    let others = found.iter().map(|p| 1 + usize::from(p.ledger.is_some())).sum();
+    cells.extend(std::iter::repeat_n(Cell::Nothing, others));
+    cells
+}
+
+fn loads(found: &[Profile]) -> Vec<String> {
+    let load = |p: &Profile| {
+        let seen = match &p.sampled {
+            Ok(_) => format!("{} samples", p.samples),
+            Err(why) => format!("no samples: {why}"),
+        };
+        let [sending, receiving] = p.load.map(|l| l * 100.0);
+        format!(
+            "{}: {sending:.1} % of one CPU while sending, {receiving:.1} % while receiving; {seen}. \
+             (2001: 14.9 and 23.3 % of two.)",
+            p.stack
+        )
+    };
+    found.iter().map(load).collect()
+}
+
+/// The three bounds, each with what became of it. Without samples the ledger stands in.
+fn bounds(p: &Profile) -> Vec<String> {
+    let (shares, by) = match (&p.sampled, &p.ledger) {
+        (Ok(sampled), _) => (sampled, "by sampling"),
+        (Err(_), Some(ledger)) => (ledger, "by the ledger"),
+        (Err(_), None) => return vec![format!("{}: no bound can be tested", p.stack)],
+    };
+    let line = |b: &Bound| {
+        let now = (b.measure)(shares);
+        let verdict = judge(b.published, now);
+        format!(
+            "{}, {}: at most {now:.1} % of the load {by}; published {:.1} %: {verdict}",
+            p.stack, b.what, b.published
+        )
+    };
+    BOUNDS.iter().map(line).collect()
+}
+
+/// A bound holds if no more can be saved than was published; a profile of a few thousand samples is
+/// good to about a percent of the load.
+fn judge(published: f64, now: f64) -> Verdict {
+    const SLACK: f64 = 1.5;
+    if now > published + SLACK {
+        return Verdict::Exceeded;
+    }
+    if now >= published / 2.0 {
+        return Verdict::Reproduced;
+    }
+    Verdict::Shrunk("the part is a smaller share of today's load".to_owned())
+}
+
+fn tops(p: &Profile) -> String {
+    let all = p.samples.max(1) as f64;
+    let one = |(name, n): &(String, u64)| format!("  {:5.1} %  {name}", *n as f64 * 100.0 / all);
+    let lines: Vec<String> = p.top.iter().map(one).collect();
+    if lines.is_empty() {
+        return String::new();
+    }
+    format!("{}, functions met most often:\n{}", p.stack, lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_published_sums_are_those_of_the_text() {
+        assert!((published(Part::Memory) - 5.4).abs() < 0.05);
+        assert!((published(Part::Device) - 26.7).abs() < 0.1);
+        assert!((published(Part::Copy) - 18.3).abs() < 0.1);
+        let listed: f64 = PUBLISHED.iter().map(|f| f.1).sum();
+        assert_eq!(listed, 4984.0);
+    }
+
+    #[test]
+    fn a_profile_without_samples_is_judged_by_its_ledger_or_not_at_all() {
+        let mut ledger = Shares::default();
+        ledger.add(Part::Memory, 2.0);
+        ledger.add(Part::Device, 50.0);
+        ledger.add(Part::Protocol, 48.0);
+        let profile = |stack, ledger| Profile {
+            stack,
+            sampled: Err("there is no perf".into()),
+            ledger,
+            load: [0.1, 0.2],
+            samples: 0,
+            top: Vec::new(),
+            bytes: 1,
+        };
+        let found = [profile("kernel", None), profile("fulmar", Some(ledger))];
+        let text = sheet(&found).text();
+        assert!(text.contains("kernel: no bound can be tested"), "{text}");
+        assert!(text.contains("fulmar, buffer memory made free: at most 2.0 %"), "{text}");
+        assert!(text.contains("shrunk") && text.contains("exceeded"), "{text}");
+        assert!(text.contains("no samples: there is no perf"), "{text}");
+    }
+}
