@@ -15,8 +15,10 @@ mod format;
 mod interrupt;
 mod nc;
 mod netperf;
+mod netsend;
 mod netserver;
 mod network;
+mod path;
 mod ping;
 mod profile;
 mod reproduce;
@@ -50,7 +52,10 @@ enum Command {
     Bench(bench::Args),
     Nc(nc::Args),
     Netperf(netperf::Args),
+    Netreceive(netsend::ReceiveArgs),
+    Netsend(netsend::SendArgs),
     Netserver(netserver::Args),
+    Path(path::Args),
     Profile(profile::Args),
     Reproduce(reproduce::Args),
     Ping(ping::Args),
@@ -75,7 +80,10 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Nc(args) => nc::run(args),
         Command::Netperf(args) => netperf::run(args),
+        Command::Netreceive(args) => netsend::receive(args),
+        Command::Netsend(args) => netsend::send(args),
         Command::Netserver(args) => netserver::run(args),
+        Command::Path(args) => path::run(args),
         Command::Profile(args) => profile::run(args),
         Command::Reproduce(args) => reproduce::run(args),
         Command::Ping(args) => ping::run(args),

@@ -98,6 +98,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         Table::Sending(table) => sending(table, args, cpus, isolated),
         Table::Placement => placement_table(args, cpus, isolated),
         Table::Profile => profile(args, isolated),
+        Table::Path => path(args, cpus, isolated),
     }?;
     println!("{}\n\n{}", Machine::here().sentence(), found.text);
     if let Some(file) = &args.json {
@@ -155,6 +156,16 @@ fn profile(args: &Args, isolated: io::Result<()>) -> Outcome<Found> {
     let (kernel, fulmar) = (args.stack != Stack::Fulmar, args.stack != Stack::Kernel);
     let found = reproduce::profile::run(time, kernel, fulmar).during("cannot measure")?;
     Ok(Found::of(&reproduce::profile::sheet(&found)))
+}
+
+fn path(args: &Args, cpus: usize, isolated: io::Result<()>) -> Outcome<Found> {
+    let (kernel, fulmar) = (args.stack != Stack::Fulmar, args.stack != Stack::Kernel);
+    if kernel {
+        isolated.during("cannot measure the kernel without namespaces of our own")?;
+    }
+    let budget = if args.quick { QUICK } else { args.seconds.unwrap_or(FULL / 3) };
+    let found = reproduce::path::run(budget, cpus, kernel, fulmar).during("cannot measure")?;
+    Ok(Found::of(&reproduce::path::sheet(&found)))
 }
 
 impl Found {

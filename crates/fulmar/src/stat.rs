@@ -12,6 +12,7 @@ use crate::socket::to_io;
 use crate::stack::Inner;
 
 pub use fulmar_stack::SocketStat;
+use fulmar_stack::{Balance, StageCost};
 
 /// A snapshot of a stack.
 #[derive(Clone, Debug)]
@@ -20,12 +21,15 @@ pub struct Stat {
     pub name: String,
     /// Sockets, counters, drops, buffers, device, neighbours, routes.
     pub shard: fulmar_stack::Stat,
+    /// What its stages cost, if it keeps an account.
+    pub ledger: Option<Balance>,
 }
 
 impl Stat {
     pub(crate) fn of(inner: &Inner) -> io::Result<Stat> {
         let shard = inner.host.call(|shard, _| Ok(shard.stat())).map_err(to_io)?;
-        Ok(Stat { name: inner.name().to_owned(), shard })
+        let ledger = inner.host.ledger().map(|l| l.balance());
+        Ok(Stat { name: inner.name().to_owned(), shard, ledger })
     }
 
     /// How often something happened.
@@ -66,6 +70,7 @@ impl Stat {
             "device": device(&s.device),
             "neighbours": s.neighbours.iter().map(neighbour).collect::<Vec<_>>(),
             "routes": s.routes.iter().map(route).collect::<Vec<_>>(),
+            "ledger": self.ledger.as_ref().map(|l| account(l, s)),
         });
         document.to_string()
     }
@@ -141,6 +146,27 @@ fn device(d: &DeviceStats) -> Value {
         "rx_bytes": d.rx_bytes,
         "rx_crossings": d.rx_crossings,
         "wakes": d.wakes,
+    })
+}
+
+/// The account, with what its figures are held against: packets, bytes, copies.
+fn account(l: &Balance, s: &fulmar_stack::Stat) -> Value {
+    let stage = |c: &StageCost| {
+        json!({"stage": c.stage.name(), "layer": c.stage.layer(), "passes": c.passes, "ns": c.ns,
+               "sentence": c.stage.sentence().trim()})
+    };
+    let d = &s.device;
+    json!({
+        "visits": l.visits,
+        "measured": l.measured,
+        "pass_ns": l.pass_ns,
+        "overhead_ns": l.overhead_ns,
+        "stages": l.stages.iter().map(stage).collect::<Vec<_>>(),
+        "packets": d.tx_frames + d.rx_frames,
+        "bytes": d.tx_bytes + d.rx_bytes,
+        "crossings": d.tx_crossings + d.rx_crossings,
+        "copied_bytes": s.counters.value(Counter::CopiedBytes),
+        "allocs": s.pool.allocs,
     })
 }
 

@@ -28,6 +28,7 @@ pub mod netlink;
 pub mod netns;
 pub mod netperf;
 pub mod page;
+pub mod path;
 pub mod peer;
 pub mod profile;
 pub mod recv;

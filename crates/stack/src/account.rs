@@ -149,6 +149,8 @@ impl Ledger {
         });
     }
 
+    // Not inlined, so that a test can tell whether code leads here.
+    #[inline(never)]
     fn note(&self, clock: &Clock, stage: Stage) {
         let now = sys::ticks();
         let sum = &self.stages[stage as usize];

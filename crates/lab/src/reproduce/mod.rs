@@ -9,6 +9,7 @@
 pub mod json;
 pub mod netperf;
 pub mod page;
+pub mod path;
 pub mod placement;
 pub mod profile;
 pub mod run;
@@ -24,11 +25,12 @@ use netperf::Netperf;
 use verdict::Verdict;
 
 /// Every table that can be measured again.
-pub const ALL: [Table; 4] = [
+pub const ALL: [Table; 5] = [
     Table::Sending(&sosend::TABLE),
     Table::Sending(&sendfile::TABLE),
     Table::Placement,
     Table::Profile,
+    Table::Path,
 ];
 
 /// A published table.
@@ -40,6 +42,8 @@ pub enum Table {
     Placement,
     /// Of what a load is made of.
     Profile,
+    /// Of what a datagram costs up to each point of its path.
+    Path,
 }
 
 impl Table {
@@ -49,6 +53,7 @@ impl Table {
             Table::Sending(table) => table.name,
             Table::Placement => placement::NAME,
             Table::Profile => profile::NAME,
+            Table::Path => path::NAME,
         }
     }
 
@@ -58,6 +63,7 @@ impl Table {
             Table::Sending(table) => table.title,
             Table::Placement => placement::TITLE,
             Table::Profile => profile::TITLE,
+            Table::Path => path::TITLE,
         }
     }
 
@@ -67,6 +73,7 @@ impl Table {
             Table::Sending(table) => table.source,
             Table::Placement => placement::SOURCE,
             Table::Profile => profile::SOURCE,
+            Table::Path => path::SOURCE,
         }
     }
 }

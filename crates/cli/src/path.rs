@@ -1,0 +1,259 @@
+//! `fulmar path`: where a packet's nanoseconds go, stage by stage, or in a running stack.
+
+use crate::bench::{cannot_start, command_line, write};
+use crate::failure::{During, Failure, Outcome};
+use crate::stat::documents;
+use crate::stream::Stack;
+use fulmar_lab::lock::BenchLock;
+use fulmar_lab::netns;
+use fulmar_lab::page::Cell;
+use fulmar_lab::path::{self, Options, Path, kernel, show};
+use fulmar_lab::report::{self, Machine};
+use fulmar_lab::sheet::Sheet;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Times that every stage is measured.
+const RUNS: usize = 7;
+
+/// Print what a packet costs up to each stage of its path
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Every stage is measured by calls that return there and undo what they have built.
+
+  fulmar path udp-send                    18 bytes, over a simulated device
+  fulmar path tcp-send --bytes 65536      a large write
+  fulmar path udp-send --stack kernel     this machine's kernel, as deep as errors reach
+  FULMAR_LEDGER=64 fulmar netserver &     a stack that keeps an account ...
+  fulmar path --live                      ... and what it says so far"
+)]
+pub struct Args {
+    /// Which path
+    #[arg(value_parser = named, required_unless_present = "live", value_name = "udp-send|udp-recv|tcp-send|tcp-recv")]
+    path: Option<Path>,
+    /// Ask running stacks that keep an account instead (see FULMAR_LEDGER below)
+    #[arg(long, conflicts_with_all = ["path", "quick"])]
+    live: bool,
+    /// Payload of a datagram, or bytes of a write [default: 18; of TCP 64]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
+    bytes: Option<u32>,
+    /// Threads at most, each with a stack of its own; measured from 1 on
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    threads: u16,
+    /// Packets per second of each thread; 0 for as many as it can (udp-send)
+    #[arg(long, default_value_t = 0, value_name = "PPS")]
+    rate: u64,
+    /// Times that every stage is measured
+    #[arg(long, default_value_t = RUNS, value_parser = at_least_one)]
+    runs: usize,
+    /// Be done in under 20 seconds
+    #[arg(long)]
+    quick: bool,
+    /// Whose stack (kernel: udp-send only)
+    #[arg(long, value_enum, default_value_t = Stack::Fulmar)]
+    stack: Stack,
+    /// Write the figures to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page for the browser to this file
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+}
+
+fn named(text: &str) -> Result<Path, String> {
+    let found = Path::ALL.into_iter().find(|p| p.name() == text);
+    found.ok_or_else(|| format!("there is {}", Path::ALL.map(Path::name).join(", ")))
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|n| (1..=1000).contains(n))
+        .ok_or("give a number from 1 to 1000".into())
+}
+
+impl Args {
+    fn options(&self, path: Path) -> Options {
+        let bytes = match path {
+            Path::UdpSend | Path::UdpRecv => 18,
+            Path::TcpSend | Path::TcpRecv => 64,
+        };
+        Options {
+            path,
+            bytes: self.bytes.map_or(bytes, |b| b as usize),
+            threads: self.threads.into(),
+            rate_pps: self.rate,
+            runs: self.runs,
+            slice: Duration::from_millis(if self.quick { 15 } else { 60 }),
+        }
+    }
+}
+
+/// Runs the command. Must run while the process has one thread.
+pub fn run(args: &Args) -> Outcome<ExitCode> {
+    let Some(path) = args.path else { return live(args) };
+    let options = args.options(path);
+    if options.path == Path::UdpSend && options.bytes > 1472 {
+        return Err(Failure::new("a datagram that is not cut has at most 1472 bytes".to_owned()));
+    }
+    let _lock = BenchLock::take().map_err(cannot_start)?;
+    let isolated = netns::enter();
+    if let Some(warning) = report::busy_warning() {
+        eprintln!("{warning}");
+    }
+    let mut sheets = Vec::new();
+    if args.stack != Stack::Kernel {
+        sheets.push(show::sheet(&path::run(&options).during("cannot measure")?));
+    }
+    if args.stack != Stack::Fulmar {
+        if path != Path::UdpSend {
+            return Err(Failure::new(format!(
+                "the kernel can be asked about udp-send only, not {}: its other paths have no call \
+                 that fails at a known depth",
+                path.name()
+            )));
+        }
+        isolated.during("cannot measure the kernel without namespaces of our own")?;
+        let depths = kernel::run(options.bytes, options.runs, options.slice);
+        sheets
+            .push(show::kernel_sheet(&depths.during("cannot measure the kernel")?, options.bytes));
+    }
+    println!("{}", Machine::here().sentence());
+    print_all(args, &sheets)
+}
+
+fn print_all(args: &Args, sheets: &[Sheet]) -> Outcome<ExitCode> {
+    for sheet in sheets {
+        println!("\n{}", sheet.text());
+    }
+    let (machine, command) = (Machine::here(), command_line());
+    let all: Vec<Value> = sheets.iter().map(|s| s.json(&machine, &command)).collect();
+    let json = match &all[..] {
+        [one] => one.clone(),
+        _ => Value::Array(all.clone()),
+    };
+    if let Some(file) = &args.json {
+        write(file, &format!("{json:#}\n"))?;
+    }
+    if let (Some(file), Some(first)) = (&args.report, sheets.first()) {
+        let mut page = first.page(&all[0]);
+        for (sheet, json) in sheets.iter().zip(&all).skip(1) {
+            page.sections.extend(sheet.page(json).sections);
+        }
+        write(file, &page.html())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The accounts of the running stacks that keep one.
+fn live(args: &Args) -> Outcome<ExitCode> {
+    let kept: Vec<Sheet> = documents().iter().filter_map(live_sheet).collect();
+    if kept.is_empty() {
+        return Err(Failure::new(
+            "no running stack keeps an account; start the program with FULMAR_LEDGER=64 in its \
+             environment, or build its stack with Builder::account"
+                .to_owned(),
+        ));
+    }
+    print_all(args, &kept)
+}
+
+/// The account in a stack's document, if there is one.
+fn live_sheet(document: &Value) -> Option<Sheet> {
+    let ledger = document.get("ledger").filter(|l| l.is_object())?;
+    let number = |v: &Value| v.as_f64().unwrap_or(0.0);
+    let stages = ledger["stages"].as_array()?;
+    let all: f64 = stages.iter().filter(|s| s["stage"] != "slept").map(|s| number(&s["ns"])).sum();
+    let packets = number(&ledger["packets"]).max(1.0);
+    let bytes = number(&ledger["bytes"]).max(1.0);
+    let rows = stages.iter().map(|s| {
+        let (ns, passes) = (number(&s["ns"]), number(&s["passes"]));
+        let text = |key: &str| Cell::Text(s[key].as_str().unwrap_or_default().to_owned());
+        vec![
+            text("stage"),
+            Cell::Number(passes, Some(0)),
+            Cell::Number(ns / passes.max(1.0), Some(1)),
+            Cell::Number(ns / packets, Some(1)),
+            Cell::Number(ns / bytes, Some(3)),
+            Cell::Number(
+                if s["stage"] == "slept" { 0.0 } else { ns * 100.0 / all.max(1.0) },
+                Some(1),
+            ),
+            text("sentence"),
+        ]
+    });
+    let per = |key: &str, over: f64| number(&ledger[key]) / over;
+    let notes = vec![
+        format!(
+            "{} visits timed of {}; a reading costs {:.1} ns ({:.2} ms in all), taken off.",
+            ledger["measured"],
+            ledger["visits"],
+            number(&ledger["pass_ns"]),
+            number(&ledger["overhead_ns"]) / 1e6
+        ),
+        format!(
+            "{:.3} bytes copied per byte, {:.2} buffers and {:.2} crossings per packet ({packets:.0} packets).",
+            per("copied_bytes", bytes),
+            per("allocs", packets),
+            per("crossings", packets)
+        ),
+    ];
+    Some(Sheet {
+        name: "path_live",
+        title: format!("{} (pid {}): where its time went", document["name"], document["pid"]),
+        columns: vec![
+            ("stage", "stage"),
+            ("passes", "passes"),
+            ("ns_each", "ns each"),
+            ("ns_per_packet", "ns/packet"),
+            ("ns_per_byte", "ns/byte"),
+            ("share_pct", "% busy"),
+            ("sentence", "what it is"),
+        ],
+        words: 1,
+        rows: rows.collect(),
+        notes,
+        ..Sheet::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use serde_json::json;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(line: &str) -> Result<Args, clap::Error> {
+        Line::try_parse_from(line.split_whitespace()).map(|l| l.args)
+    }
+
+    #[test]
+    fn a_path_or_live_is_needed() {
+        assert!(parse("path").is_err());
+        assert!(parse("path --live udp-send").is_err());
+        assert!(parse("path udp-sned").expect_err("a typo").to_string().contains("udp-send"));
+        let args = parse("path tcp-send --threads 2 --bytes 65536").expect("it parses");
+        let options = args.options(Path::TcpSend);
+        assert_eq!((options.threads, options.bytes), (2, 65536));
+        assert!(parse("path udp-send --runs 0").is_err());
+    }
+
+    #[test]
+    fn a_document_without_an_account_is_passed_over() {
+        assert!(live_sheet(&json!({"name": "x", "pid": 1})).is_none());
+        assert!(live_sheet(&json!({"ledger": null})).is_none());
+        let sheet = live_sheet(&json!({"name": "x", "pid": 1, "ledger": {"stages": [
+            {"stage": "locked", "passes": 10.0, "ns": 500.0, "sentence": "The lock."}],
+            "packets": 10, "bytes": 100}}));
+        let text = sheet.expect("an account").text();
+        assert!(text.contains("locked") && text.contains("50.0"), "{text}");
+    }
+}

@@ -1,0 +1,178 @@
+//! Paths that lead in: datagrams and segments that a modelled peer sends over a simulated device.
+
+use std::io::{self, Read};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use fulmar::base::Stage;
+use fulmar::devices::sim::{Command, SimConfig, SimHandle};
+use fulmar::{Cidr, Stack, TcpStream, UdpSocket, devices};
+use fulmar_stack::{AnyShard, ExitPoint, Probing};
+
+use super::Options;
+use super::measured::{Driven, Timed};
+use super::send::{FAR, NEAR};
+
+/// Datagrams of a batch: fewer than buffers are posted.
+const BATCH: u64 = 64;
+/// Looks at the device in vain before a batch is taken for lost.
+const LOOKS: usize = 100_000;
+/// The port where the peer sends without end (RFC 864).
+const CHARGEN: u16 = 19;
+
+fn errno(e: fulmar_socket::SocketError) -> io::Error {
+    io::Error::from_raw_os_error(e.errno())
+}
+
+/// One poll of the stack: how many frames it took.
+fn poll(stack: &Stack, budget: usize) -> io::Result<usize> {
+    let step = |shard: &mut AnyShard<'_>, now| Ok(shard.step(now, budget));
+    stack.host().call(step).map_err(errno)
+}
+
+/// A stack whose device hands every packet over by itself.
+fn stack(exit: &ExitPoint) -> io::Result<(Stack, SimHandle)> {
+    let config = SimConfig { lro: None, ..SimConfig::default() };
+    let (device, handle) = devices::sim_nic(config).map_err(io::Error::other)?;
+    let address = Cidr { address: IpAddr::V4(NEAR), prefix_len: 24 };
+    let builder = Stack::builder().device(device).address(address).name("path").unlisted();
+    let stack = builder.probing(Probing::Exit(exit.clone())).build().map_err(io::Error::other)?;
+    Ok((stack, handle))
+}
+
+/// Whether a path ends before anything waits for a reader.
+fn ends_before_reading(stage: Option<Stage>) -> bool {
+    stage.is_some_and(|s| (s as u8) < Stage::ReceiveTaken as u8)
+}
+
+/// Datagrams of a modelled peer.
+pub(super) struct Datagrams {
+    stack: Stack,
+    handle: SimHandle,
+    socket: UdpSocket,
+    exit: ExitPoint,
+    bytes: usize,
+}
+
+impl Datagrams {
+    pub fn new(options: &Options) -> io::Result<Datagrams> {
+        let exit = ExitPoint::default();
+        let (stack, handle) = stack(&exit)?;
+        let socket = UdpSocket::bind(&stack, (NEAR, 0))?;
+        socket.set_nonblocking(true)?;
+        Ok(Datagrams { stack, handle, socket, exit, bytes: options.bytes.min(1472) })
+    }
+
+    /// The peer's datagrams of one batch, to be taken by the next polls.
+    fn ask(&self) -> io::Result<()> {
+        let (from, to) = (SocketAddr::new(FAR.ip(), 7), self.socket.local_addr()?);
+        let what = Command::Datagrams { from, to, bytes: self.bytes, count: BATCH };
+        self.handle.ask(what).map_err(io::Error::other)
+    }
+
+    /// Takes a batch off the device; how many frames it was.
+    fn take(&self) -> io::Result<u64> {
+        let mut taken = 0;
+        for _ in 0..LOOKS {
+            taken += poll(&self.stack, BATCH as usize)? as u64;
+            if taken >= BATCH {
+                return Ok(taken);
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::TimedOut, "the modelled peer sends no datagrams"))
+    }
+
+    fn read_all(&self) -> io::Result<()> {
+        let mut room = [0; 2048];
+        for _ in 0..BATCH {
+            match self.socket.recv(&mut room) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                other => drop(other?),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Driven for Datagrams {
+    fn run(&mut self, stage: Option<Stage>, slice: Duration) -> io::Result<Timed> {
+        let mut timed = Timed::default();
+        while timed.time < slice {
+            self.ask()?;
+            self.exit.set(stage);
+            let ran = timed.batch(|| {
+                let taken = self.take()?;
+                if !ends_before_reading(stage) {
+                    self.read_all()?;
+                }
+                Ok(taken)
+            });
+            self.exit.set(None);
+            ran?;
+            self.read_all()?;
+        }
+        Ok(timed)
+    }
+}
+
+/// The first window of a modelled peer that sends without end; a new connection for each batch.
+pub(super) struct Segments {
+    stack: Stack,
+    exit: ExitPoint,
+}
+
+impl Segments {
+    pub fn new(_: &Options) -> io::Result<Segments> {
+        let exit = ExitPoint::default();
+        Ok(Segments { stack: stack(&exit)?.0, exit })
+    }
+
+    fn read_some(&self, stream: &mut TcpStream, room: &mut [u8], reads: usize) -> io::Result<()> {
+        for _ in 0..reads {
+            match stream.read(room) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                other => drop(other?),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Frames of a batch: of what the peer may send into the first window.
+const FRAMES: u64 = 24;
+
+impl Driven for Segments {
+    fn run(&mut self, stage: Option<Stage>, slice: Duration) -> io::Result<Timed> {
+        let mut room = vec![0; 64 << 10];
+        let mut timed = Timed::default();
+        let mut lost = 0;
+        while timed.time < slice {
+            let mut stream = TcpStream::connect(&self.stack, SocketAddr::new(FAR.ip(), CHARGEN))?;
+            stream.set_nonblocking(true)?;
+            self.exit.set(stage);
+            let before = timed.packets;
+            let ran = timed.batch(|| {
+                let mut taken = 0;
+                // What is dropped early is not sent again so soon: the peer falls silent then.
+                for _ in 0..8 {
+                    taken += poll(&self.stack, FRAMES as usize)? as u64;
+                    if taken >= FRAMES {
+                        break;
+                    }
+                }
+                if !ends_before_reading(stage) {
+                    self.read_some(&mut stream, &mut room, 1)?;
+                }
+                Ok(taken)
+            });
+            self.exit.set(None);
+            ran?;
+            stream.set_linger(Some(Duration::ZERO))?;
+            lost = if timed.packets == before { lost + 1 } else { 0 };
+            if lost > 1000 {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the modelled peer is silent"));
+            }
+        }
+        Ok(timed)
+    }
+}

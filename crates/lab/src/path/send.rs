@@ -1,0 +1,233 @@
+//! Paths that lead out: datagrams and writes over a simulated device.
+
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use fulmar::base::Stage;
+use fulmar::devices::sim::SimConfig;
+use fulmar::{Cidr, Route, Stack, TcpStream, UdpSocket, devices};
+use fulmar_stack::{ExitPoint, Ledger, Probing};
+
+use super::measured::{Driven, Timed, keep_rate};
+use super::{Ablation, Options, Spread};
+
+pub(super) const NEAR: Ipv4Addr = Ipv4Addr::new(10, 72, 4, 1);
+/// The modelled peer answers for every address and discards what comes to this port (RFC 863).
+pub(super) const FAR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 72, 4, 2)), 9);
+/// Calls between two looks at the clock.
+const BATCH: u64 = 64;
+
+/// A stack over a simulated device.
+pub(super) fn stack(probing: Probing, config: SimConfig, routes: u32) -> io::Result<Stack> {
+    let (device, _) = devices::sim_nic(config).map_err(io::Error::other)?;
+    let address = Cidr { address: IpAddr::V4(NEAR), prefix_len: 24 };
+    let builder = Stack::builder().device(device).address(address).name("path").unlisted();
+    let mut builder = builder.probing(probing);
+    for i in 0..routes {
+        let [_, a, b, c] = (i << 8).to_be_bytes();
+        let dst = fulmar::Prefix { addr: IpAddr::V4(Ipv4Addr::new(11 + a, b, c, 0)), len: 24 };
+        builder = builder.route(Route { dst, via: Some(FAR.ip()), src: None, mtu: None });
+    }
+    builder.build().map_err(io::Error::other)
+}
+
+/// Connected datagrams.
+pub(super) struct Datagrams {
+    socket: UdpSocket,
+    exit: ExitPoint,
+    payload: Vec<u8>,
+    rate_pps: u64,
+    /// Each names its destination.
+    names_peer: bool,
+    _stack: Stack,
+}
+
+impl Datagrams {
+    pub fn new(options: &Options) -> io::Result<Datagrams> {
+        Datagrams::with(options, options.bytes, 0, false)
+    }
+
+    fn with(
+        options: &Options,
+        bytes: usize,
+        routes: u32,
+        names_peer: bool,
+    ) -> io::Result<Datagrams> {
+        let exit = ExitPoint::default();
+        let stack = stack(Probing::Exit(exit.clone()), SimConfig::default(), routes)?;
+        let socket = UdpSocket::bind(&stack, (NEAR, 0))?;
+        if !names_peer {
+            socket.connect(FAR)?;
+        }
+        let payload = vec![0x5a; bytes];
+        let rate_pps = options.rate_pps;
+        let mut datagrams =
+            Datagrams { socket, exit, payload, rate_pps, names_peer, _stack: stack };
+        datagrams.meet_neighbour()?;
+        Ok(datagrams)
+    }
+
+    /// The first datagrams ask for the neighbour's address; from then on it is known.
+    fn meet_neighbour(&mut self) -> io::Result<()> {
+        for _ in 0..8 {
+            self.send()?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn send(&self) -> io::Result<()> {
+        if self.names_peer {
+            self.socket.send_to(&self.payload, FAR)?;
+        } else {
+            self.socket.send(&self.payload)?;
+        }
+        Ok(())
+    }
+}
+
+impl Driven for Datagrams {
+    fn run(&mut self, stage: Option<Stage>, slice: Duration) -> io::Result<Timed> {
+        self.exit.set(stage);
+        let mut timed = Timed::default();
+        let start = Instant::now();
+        let ran = timed.batch(|| {
+            let mut sent = 0;
+            while start.elapsed() < slice {
+                for _ in 0..BATCH {
+                    self.send()?;
+                }
+                sent += BATCH;
+                keep_rate(start, sent, self.rate_pps);
+            }
+            Ok(sent)
+        });
+        self.exit.set(None);
+        // What an early end has left in the device's rings is taken back.
+        self.send()?;
+        ran.map(|()| timed)
+    }
+}
+
+/// Variations of the whole path, each measured in turn with the path itself.
+pub(super) fn ablations(options: &Options) -> io::Result<Vec<Ablation>> {
+    let changed: [(&'static str, usize, u32, bool); 3] = [
+        ("without payload (nothing to copy)", 0, 0, false),
+        ("every call names its destination (not connected)", options.bytes, 0, true),
+        ("with 1000 more routes in the table", options.bytes, 1000, false),
+    ];
+    let mut found = Vec::new();
+    for (what, bytes, routes, names_peer) in changed {
+        let mut plain = Datagrams::new(options)?;
+        let mut other = Datagrams::with(options, bytes, routes, names_peer)?;
+        let (mut with, mut without) = (Spread::default(), Spread::default());
+        for _ in 0..options.runs {
+            without.runs.push(ns(plain.run(None, options.slice)?));
+            with.runs.push(ns(other.run(None, options.slice)?));
+        }
+        found.push(Ablation { what, with, without });
+    }
+    Ok(found)
+}
+
+fn ns(timed: Timed) -> f64 {
+    let all = timed.time.as_nanos() as f64 - timed.hardware_ns as f64;
+    all / timed.packets.max(1) as f64
+}
+
+/// How far the ledger's sum is from the measured total, once per run: all stages, the program's own
+/// loop and the simulated hardware in both.
+pub(super) fn ledger(options: &Options) -> io::Result<Vec<f64>> {
+    let ledger = Ledger::new(fulmar::ledger::DEFAULT_EVERY);
+    let stack = stack(Probing::Account(ledger.clone()), SimConfig::default(), 0)?;
+    let socket = UdpSocket::bind(&stack, (NEAR, 0))?;
+    socket.connect(FAR)?;
+    let payload = vec![0x5a; options.bytes];
+    let mut gaps = Vec::new();
+    for run in 0..=options.runs {
+        ledger.clear();
+        let (start, mut sent) = (Instant::now(), 0u64);
+        while start.elapsed() < options.slice {
+            for _ in 0..BATCH {
+                socket.send(&payload)?;
+            }
+            sent += BATCH;
+        }
+        let total = start.elapsed().as_nanos() as f64 / sent as f64;
+        let balance = ledger.balance();
+        let visits = balance.visits.max(1) as f64;
+        let sum = balance.busy_ns() / visits;
+        if run > 0 {
+            gaps.push((sum / total - 1.0).abs());
+        }
+    }
+    Ok(gaps)
+}
+
+/// Writes of one size to connections that do not outlive their batch: what an early end has left of a
+/// connection goes with it.
+pub(super) struct Writes {
+    stack: Stack,
+    exit: ExitPoint,
+    bytes: Vec<u8>,
+}
+
+/// What a connection moves before it is measured: its window is open then.
+const WARM_BYTES: usize = 4 << 20;
+/// Bytes of a batch at most, well within that window.
+const BATCH_BYTES: usize = 512 << 10;
+/// Writes of a batch at most.
+const BATCH_WRITES: usize = 256;
+
+impl Writes {
+    pub fn new(options: &Options) -> io::Result<Writes> {
+        let exit = ExitPoint::default();
+        let stack = stack(Probing::Exit(exit.clone()), SimConfig::default(), 0)?;
+        Ok(Writes { stack, exit, bytes: vec![0x5a; options.bytes.max(1)] })
+    }
+
+    /// A connection with nothing on its way.
+    fn connection(&self) -> io::Result<TcpStream> {
+        let mut stream = TcpStream::connect(&self.stack, FAR)?;
+        stream.set_nodelay(true)?;
+        let warm = vec![0; 64 << 10];
+        for _ in 0..WARM_BYTES / warm.len() {
+            stream.write_all(&warm)?;
+        }
+        let id = stream.slot_id();
+        let host = self.stack.host();
+        for _ in 0..10_000 {
+            let step = |shard: &mut fulmar_stack::AnyShard<'_>, now| {
+                shard.step(now, 64);
+                Ok(shard.is_drained(Some(id)))
+            };
+            if host.call(step).map_err(|e| io::Error::from_raw_os_error(e.errno()))? {
+                return Ok(stream);
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::TimedOut, "the modelled peer does not acknowledge"))
+    }
+}
+
+impl Driven for Writes {
+    fn run(&mut self, stage: Option<Stage>, slice: Duration) -> io::Result<Timed> {
+        let writes = (BATCH_BYTES / self.bytes.len()).clamp(1, BATCH_WRITES);
+        let mut timed = Timed::default();
+        while timed.time < slice {
+            let mut stream = self.connection()?;
+            self.exit.set(stage);
+            let ran = timed.batch(|| {
+                for _ in 0..writes {
+                    stream.write_all(&self.bytes)?;
+                }
+                Ok(writes as u64)
+            });
+            self.exit.set(None);
+            ran?;
+            stream.set_linger(Some(Duration::ZERO))?;
+        }
+        Ok(timed)
+    }
+}

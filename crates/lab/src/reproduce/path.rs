@@ -1,0 +1,271 @@
+//! The exit-point table of April 2012: what a datagram costs up to each point of a kernel's send path.
+
+use std::io;
+use std::time::Duration;
+
+use fulmar::base::Stage;
+
+use super::verdict::Verdict;
+use crate::page::Cell;
+use crate::path::kernel::{self, Depth};
+use crate::path::{self, Found, Options, Path, Spread};
+use crate::sheet::Sheet;
+
+/// As on the command line.
+pub const NAME: &str = "path";
+/// One sentence.
+pub const TITLE: &str = "what a datagram of 18 bytes costs up to each point of the send path";
+/// Who, what, when.
+pub const SOURCE: &str = "L. Rizzo on the FreeBSD network list, April 2012: FreeBSD HEAD, i7-870 at \
+                          2.93 GHz, ixgbe; netsend, 18 bytes, 1 and 4 tasks, least and most of 5 runs";
+
+/// A published row.
+struct Row {
+    position: &'static str,
+    exit: &'static str,
+    /// Least and most with one CPU, and with four; `None` where the table is blank.
+    one: Option<(u32, u32)>,
+    four: Option<(u32, u32)>,
+    /// The stage of fulmar's that lies as deep.
+    stage: Option<At>,
+    /// The depth of today's kernel that lies as deep.
+    kernel: Option<&'static str>,
+}
+
+/// Where fulmar is then.
+#[derive(Clone, Copy)]
+enum At {
+    Stage(Stage),
+    Whole,
+}
+
+const fn row(
+    position: &'static str,
+    exit: &'static str,
+    one: (u32, u32),
+    four: Option<(u32, u32)>,
+    stage: Option<At>,
+    kernel: Option<&'static str>,
+) -> Row {
+    Row { position, exit, one: Some(one), four, stage, kernel }
+}
+
+use At::{Stage as S, Whole};
+use Stage as T;
+
+const TABLE: [Row; 21] = [
+    row("U", "user space, before send()", (8, 8), None, Some(S(T::SendCall)), None),
+    row(
+        "20",
+        "sys_sendto begin",
+        (103, 107),
+        Some((104, 107)),
+        Some(S(T::Locked)),
+        Some("bare_syscall"),
+    ),
+    row("21", "sendit begin", (110, 113), Some((111, 116)), None, None),
+    row("22", "sendit after getsockaddr", (110, 114), Some((111, 124)), None, None),
+    row("23", "sendit before kern_sendit", (111, 115), Some((112, 120)), None, None),
+    row("24", "kern_sendit after audit", (117, 120), Some((117, 121)), None, None),
+    row(
+        "25",
+        "kern_sendit before sosend",
+        (134, 140),
+        Some((134, 146)),
+        None,
+        Some("socket_found"),
+    ),
+    row("40", "sosend_dgram start", (144, 149), Some((144, 151)), Some(S(T::SendChecked)), None),
+    row("41", "before m_uiotombuf", (157, 166), Some((157, 168)), None, Some("length_checked")),
+    row("42", "after m_uiotombuf", (264, 268), Some((265, 269)), Some(S(T::SendCopied)), None),
+    row("30", "udp_send begin", (273, 276), Some((274, 278)), None, None),
+    row(
+        "31",
+        "udp_output before ip_output",
+        (323, 324),
+        Some((344, 348)),
+        Some(S(T::TransportOutput)),
+        None,
+    ),
+    row("50", "ip_output begin", (326, 331), Some((356, 367)), None, None),
+    row("51", "before option handling", (343, 349), Some((366, 373)), None, None),
+    row(
+        "56",
+        "after rtalloc",
+        (470, 480),
+        Some((1310, 1378)),
+        Some(S(T::RouteFound)),
+        Some("route_looked_up"),
+    ),
+    row("52", "at sendit label", (472, 488), Some((1252, 1286)), None, None),
+    Row {
+        position: "53",
+        exit: "before pfil hooks",
+        one: None,
+        four: None,
+        stage: None,
+        kernel: None,
+    },
+    row("54", "at passout", (476, 477), Some((1249, 1286)), None, None),
+    row("55", "before if_output", (509, 526), Some((1268, 1278)), Some(S(T::IpOutput)), None),
+    Row {
+        position: "–",
+        exit: "to the device (not published)",
+        one: None,
+        four: None,
+        stage: Some(S(T::DeviceTaken)),
+        kernel: None,
+    },
+    row("–", "whole packet", (1300, 1300), None, Some(Whole), Some("whole_connected")),
+];
+
+/// What was measured.
+pub struct Measured {
+    /// fulmar, if it was wanted.
+    pub fulmar: Option<Found>,
+    /// The kernel's depths, if they were.
+    pub kernel: Option<Vec<Depth>>,
+}
+
+/// Measures within about `budget`; with as many threads as there are CPUs, up to four.
+///
+/// # Errors
+/// No namespaces for the kernel's part; no descriptors.
+pub fn run(budget: Duration, cpus: usize, kernel: bool, fulmar: bool) -> io::Result<Measured> {
+    const RUNS: usize = 7;
+    let threads = cpus.clamp(1, 4);
+    let stages = Path::UdpSend.stages().len() + 1;
+    let slots = (RUNS + 1) * (stages * threads + 8) + RUNS * 8;
+    let slice = (budget / slots as u32).clamp(Duration::from_millis(2), Duration::from_millis(100));
+    let options = Options { threads, runs: RUNS, slice, ..Options::default() };
+    Ok(Measured {
+        fulmar: fulmar.then(|| path::run(&options)).transpose()?,
+        kernel: kernel.then(|| kernel::run(options.bytes, RUNS, slice)).transpose()?,
+    })
+}
+
+/// Every published row beside today's.
+pub fn sheet(measured: &Measured) -> Sheet {
+    let mut sheet = Sheet {
+        name: NAME,
+        title: TITLE.to_owned(),
+        lead: format!(
+            "Published by {SOURCE}. ns per packet from the call up to the point, least to most. fulmar \
+             over a simulated device whose hardware is taken off; the kernel by calls that fail at a \
+             known depth. fulmar has no system call: its second row is the lock and the clock."
+        ),
+        columns: vec![
+            ("position", "pos"),
+            ("exit", "exit point"),
+            ("published_one_cpu", "published\n1 CPU"),
+            ("published_four_cpus", "published\n4 CPUs"),
+            ("kernel_ns", "kernel\ntoday"),
+            ("fulmar_stage", "fulmar's stage"),
+            ("fulmar_one_thread_ns", "1 thread"),
+            ("fulmar_most_threads_ns", "threads on\nall CPUs"),
+            ("published_over_fulmar", "published\n÷ fulmar"),
+            ("verdict", "verdict"),
+        ],
+        words: 6,
+        ..Sheet::default()
+    };
+    sheet.rows = TABLE.iter().map(|r| cells(r, measured)).collect();
+    sheet.notes = notes(measured);
+    if let Some(found) = &measured.fulmar {
+        sheet.ratios = path::show::sheet(found).ratios;
+    }
+    sheet
+}
+
+fn cells(row: &Row, measured: &Measured) -> Vec<Cell> {
+    let range = |r: Option<(u32, u32)>| r.map_or("–".to_owned(), |(a, b)| format!("{a}–{b}"));
+    let kernel =
+        row.kernel.and_then(|name| measured.kernel.as_ref()?.iter().find(|d| d.name == name));
+    let (first, last) = (of_threads(row, measured, false), of_threads(row, measured, true));
+    let name = row.stage.map_or("–", |at| match at {
+        At::Stage(stage) => stage.name(),
+        At::Whole => "whole",
+    });
+    let ratio = row.one.zip(first).map(|(one, now)| f64::from(one.0) / now.min());
+    vec![
+        Cell::Text(row.position.to_owned()),
+        Cell::Text(row.exit.to_owned()),
+        Cell::Text(range(row.one)),
+        Cell::Text(range(row.four)),
+        Cell::Text(kernel.map_or("–".to_owned(), |d| spread(&d.ns))),
+        Cell::Text(name.to_owned()),
+        Cell::Text(first.map_or("–".to_owned(), spread)),
+        Cell::Text(last.map_or("–".to_owned(), spread)),
+        Cell::number(ratio, 1),
+        Cell::Text(verdict(row, ratio).word().to_owned()),
+    ]
+}
+
+fn spread(s: &Spread) -> String {
+    format!("{:.0}–{:.0}", s.min(), s.max())
+}
+
+fn of_threads<'m>(row: &Row, measured: &'m Measured, most: bool) -> Option<&'m Spread> {
+    let all = &measured.fulmar.as_ref()?.by_threads;
+    let threads = if most { all.last().filter(|_| all.len() > 1)? } else { all.first()? };
+    match row.stage? {
+        At::Whole => Some(&threads.whole),
+        At::Stage(stage) => {
+            let at = Path::UdpSend.stages().iter().position(|s| *s == stage)?;
+            threads.stages.get(at)
+        }
+    }
+}
+
+/// Whether fulmar is an order of magnitude below what was published, which was the point of looking.
+fn verdict(row: &Row, ratio: Option<f64>) -> Verdict {
+    match (row.one, ratio) {
+        (None, _) => Verdict::NotComparable("the published cell is blank".into()),
+        (_, None) => Verdict::NotComparable("no stage lies there".into()),
+        (_, Some(r)) if r >= 1.0 => Verdict::Exceeded,
+        (_, Some(_)) => Verdict::Shrunk("fulmar costs more up to there".into()),
+    }
+}
+
+fn notes(measured: &Measured) -> Vec<String> {
+    let mut notes = vec![
+        "The four-CPU column is not reproducible on fewer CPUs: what it shows is the contention on one \
+         route's lock and count (944 ns for the look-up instead of 127). fulmar's threads share no \
+         route, so the column beside it, with a thread on every CPU here, is what there is to compare."
+            .to_owned(),
+        "Verdicts: `exceeded` means that fulmar is quicker up to that point than was published, on a \
+         machine that is not the published one."
+            .to_owned(),
+    ];
+    if let Some(found) = &measured.fulmar {
+        let call = found.syscall.median();
+        notes
+            .push(format!("A bare system call costs {call:.0} ns here; it cost about 95 ns then."));
+    }
+    notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_published_row_is_there_and_every_stage_it_names_is_one_of_the_path() {
+        assert_eq!(TABLE.len(), 21);
+        for row in &TABLE {
+            if let Some(At::Stage(stage)) = row.stage {
+                assert!(Path::UdpSend.stages().contains(&stage), "{stage:?}");
+            }
+            for (low, high) in [row.one, row.four].into_iter().flatten() {
+                assert!(low <= high);
+            }
+        }
+    }
+
+    #[test]
+    fn a_table_without_measurements_has_the_published_rows() {
+        let text = sheet(&Measured { fulmar: None, kernel: None }).text();
+        assert!(text.contains("after rtalloc") && text.contains("1310–1378"), "{text}");
+        assert!(text.contains("not reproducible"), "{text}");
+    }
+}
