@@ -71,8 +71,10 @@ impl Bell {
         if !wanted || self.rung.load(Ordering::Relaxed) == word {
             return false;
         }
-        self.rung.store(word, Ordering::Relaxed);
+        // In this order: of two threads that ring at once neither may rely on the other's message
+        // before that is on its way. A message too many wakes once in vain.
         sys::send_message(self.socket.as_fd());
+        self.rung.store(word, Ordering::Relaxed);
         true
     }
 

@@ -205,6 +205,21 @@ impl Shm {
         taken
     }
 
+    /// A thread sleeps that went to sleep before anything was refused: from now on it is rung for room
+    /// as well. What came back before the other end could know that is used here.
+    fn ask_for_room(
+        &mut self,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+    ) -> usize {
+        self.loans.bell.arm(&self.loans.own, true);
+        self.reap(pool);
+        let taken = self.move_out(pool, burst, counters);
+        self.is_blocked = !burst.is_empty();
+        taken
+    }
+
     /// Frees what the other end has returned; returns how many frames.
     fn reap(&mut self, pool: &mut Pool) -> usize {
         match self.end {
@@ -487,6 +502,9 @@ impl Device for Shm {
             taken += self.move_out(pool, burst, counters);
         }
         self.is_blocked = !burst.is_empty();
+        if self.is_blocked && self.is_armed {
+            taken += self.ask_for_room(pool, burst, counters);
+        }
         self.loans.wants_room.store(self.is_blocked, Relaxed);
         taken
     }

@@ -103,6 +103,23 @@ fn short_frames_are_copied_and_long_ones_read_where_they_are() {
 }
 
 #[test]
+fn a_sleeper_is_rung_for_room_although_it_went_to_sleep_before_anything_was_refused() {
+    let (mut a, mut b) = Host::pair();
+    assert!(a.device.arm());
+    // Another thread of the same stack sends until nothing more is taken.
+    while a.send(&[1; 100]) {}
+    let bell = a.device.wake_fd().unwrap();
+    assert!(!is_readable(bell));
+    for _ in 0..FRAMES / 64 {
+        let packets = b.receive();
+        b.drop_all(packets);
+    }
+    wait_readable(bell);
+    a.device.disarm();
+    assert!(a.send(&[1; 100]));
+}
+
+#[test]
 fn bytes_outside_of_the_region_are_copied_on_their_way_and_bounded() {
     let (mut a, mut b) = Host::pair();
     let bytes = pattern(5, 60_000);
