@@ -77,6 +77,7 @@ fn render(document: &Value, with_counters: bool) -> String {
     text += &section("drops", drops(&document["drops"]));
     text += &section("buffers", fields(&document["pool"]));
     text += &section("device", fields(&document["device"]));
+    text += &section("waiting", fields(&document["waiting"]));
     text += &section("neighbours", rows(&document["neighbours"]));
     text += &section("routes", rows(&document["routes"]));
     if with_counters {

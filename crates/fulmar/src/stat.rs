@@ -2,7 +2,7 @@
 
 use std::io;
 
-use fulmar_base::{Counter, DropReason};
+use fulmar_base::{Counter, Counters, DropReason};
 use fulmar_mbuf::PoolStats;
 use fulmar_netdev::DeviceStats;
 use fulmar_tcp::Info;
@@ -68,6 +68,7 @@ impl Stat {
             "counters": counters,
             "pool": pool(&s.pool, s.window.granted_bytes, s.window.limit_bytes),
             "device": device(&s.device),
+            "waiting": waiting(c),
             "neighbours": s.neighbours.iter().map(neighbour).collect::<Vec<_>>(),
             "routes": s.routes.iter().map(route).collect::<Vec<_>>(),
             "ledger": self.ledger.as_ref().map(|l| account(l, s)),
@@ -167,6 +168,21 @@ fn account(l: &Balance, s: &fulmar_stack::Stat) -> Value {
         "crossings": d.tx_crossings + d.rx_crossings,
         "copied_bytes": s.counters.value(Counter::CopiedBytes),
         "allocs": s.pool.allocs,
+    })
+}
+
+/// How threads waited for the device.
+fn waiting(c: &Counters) -> Value {
+    let of = |k: Counter| c.value(k);
+    let wakeups = of(Counter::Sleeps);
+    let per_wakeup = of(Counter::RxFrames) as f64 / wakeups.max(1) as f64;
+    json!({
+        "wakeups": wakeups,
+        "frames_per_wakeup": (wakeups > 0).then(|| (per_wakeup * 10.0).round() / 10.0),
+        "holds": of(Counter::Holds),
+        "hold_steps": of(Counter::HoldSteps),
+        "looks": of(Counter::Looks),
+        "look_us": of(Counter::LookNs) / 1000,
     })
 }
 
