@@ -144,6 +144,8 @@ pub struct Measured {
     pub hardware_ns_per_kb: Option<f64>,
     /// What was reached.
     pub gbps: f64,
+    /// Share of the bytes that landed where they belong, where that is counted.
+    pub placed_share: Option<f64>,
 }
 
 impl Measured {
@@ -153,6 +155,7 @@ impl Measured {
             both_ns_per_kb: row.both_ns_per_kb?.median,
             hardware_ns_per_kb: row.hardware_ns_per_kb.map(|e| e.median),
             gbps: row.gbps?.median,
+            placed_share: row.quotient("placed_share"),
         })
     }
 }
@@ -262,8 +265,7 @@ fn judged(line: usize, site: Site, outcome: &Outcome, copy: Option<f64>) -> Vec<
         let cells = found(line, site, &outcome.rows).cells;
         let verdict = match (measured, cells[over as usize], cells[under as usize]) {
             (Some(measured), Some(old), Some(new)) => {
-                let costs = (old.receiver_ns_per_kb, new.receiver_ns_per_kb);
-                verdict::judge(published, measured, &why(costs, copy, under, site))
+                verdict::judge(published, measured, &why((&old, &new), copy, under, site))
             }
             _ => Verdict::NotMeasured("this run left it out".to_owned()),
         };
@@ -273,8 +275,17 @@ fn judged(line: usize, site: Site, outcome: &Outcome, copy: Option<f64>) -> Vec<
 }
 
 /// Why a ratio is smaller than it was.
-fn why((old, new): (f64, f64), copy: Option<f64>, under: Offload, site: Site) -> String {
+fn why(
+    (old, new): (&Measured, &Measured),
+    copy: Option<f64>,
+    under: Offload,
+    site: Site,
+) -> String {
+    let share = new.placed_share.unwrap_or(1.0);
     let shared = match (site, under) {
+        (_, Offload::Placed) if share < MOSTLY => {
+            format!("only {:.0} % of the bytes could be placed and the others were copied", share * 100.0)
+        }
         (Site::Simulated, Offload::Placed) => {
             "the host still runs TCP for each aggregate, where the card of then did it all".to_owned()
         }
@@ -287,8 +298,12 @@ fn why((old, new): (f64, f64), copy: Option<f64>, under: Offload, site: Site) ->
             None => "both copy each byte".to_owned(),
         },
     };
+    let (old, new) = (old.receiver_ns_per_kb, new.receiver_ns_per_kb);
     format!("{shared}; {old:.0} ns/KB became {new:.0}")
 }
+
+/// Below this share placement is not what was measured.
+const MOSTLY: f64 = 0.9;
 
 #[cfg(test)]
 mod tests;

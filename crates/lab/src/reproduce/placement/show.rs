@@ -181,6 +181,7 @@ pub fn json(found: &Reproduction, mut report: Value) -> Value {
                 "both_ends_cpu_ns_per_kb": m.both_ns_per_kb,
                 "hardware_ns_per_kb": m.hardware_ns_per_kb,
                 "throughput_gbps": m.gbps,
+                "placed_share": m.placed_share,
             })
         })
     };
