@@ -555,6 +555,11 @@ impl<P: Probe> Shard<P> {
         &self.net.probe
     }
 
+    /// What of the receive share is granted to connections and to those who hold loans.
+    pub fn window_budget(&self) -> &WindowBudget {
+        &self.net.window
+    }
+
     /// The counters.
     pub fn counters(&self) -> &Counters {
         &self.net.counters

@@ -10,9 +10,10 @@ pub struct Config {
     /// fills the next ones, and still within a second-level cache. It grows by itself, up to
     /// `max_buffer_bytes`, where the path has room for more: see `tuning.rs`.
     pub send_buffer_bytes: usize,
-    /// Receive buffer, bytes: the largest window. Default 1 MiB, as above.
+    /// Receive buffer, bytes: the largest window. Default 1 MiB, as above. It grows by itself, up to
+    /// `max_buffer_bytes`, where the window is what holds the peer back: see `tuning.rs`.
     pub recv_buffer_bytes: usize,
-    /// The largest buffer that a user may set later, and that the send buffer grows to, bytes. It decides the window scale,
+    /// The largest buffer that a user may set later, and that the buffers grow to, bytes. It decides the window scale,
     /// which is fixed by the SYN (RFC 7323 section 2.2). Default 16 MiB.
     pub max_buffer_bytes: usize,
     /// Send small segments at once (no Nagle, RFC 9293 section 3.7.4). Default off, as Linux.

@@ -28,7 +28,7 @@ use crate::rtt::Rtt;
 use crate::scoreboard::Scoreboard;
 use crate::segment::pseudo_sum;
 use crate::timers::{Timer, Timers, later};
-use crate::tuning::Tuning;
+use crate::tuning::{RecvTuning, Tuning};
 use crate::window::Lent;
 use crate::{Config, TimeWait};
 use fulmar_base::{FlowKey, Instant, SeqNum};
@@ -226,6 +226,7 @@ pub struct Tcb {
     pub(crate) sacked: Scoreboard,
     pub(crate) recovery: Recovery,
     pub(crate) tuning: Tuning,
+    pub(crate) recv_tuning: RecvTuning,
     pub(crate) timers: Timers,
     /// The retransmit timer is the persist timer.
     pub(crate) persisting: bool,
@@ -326,6 +327,7 @@ impl Tcb {
             sacked: Scoreboard::new(),
             recovery: Recovery::new(),
             tuning: Tuning::default(),
+            recv_tuning: RecvTuning::default(),
             timers: Timers::new(),
             persisting: false,
             challenge: crate::challenge::Limit::new(),

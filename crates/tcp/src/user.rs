@@ -286,10 +286,11 @@ impl Tcb {
     }
 
     /// Sets the receive buffer, bytes, at most `Config::max_buffer_bytes`; returns what was set. A
-    /// smaller one does not take back what was offered.
+    /// smaller one does not take back what was offered. From then on it does not change by itself.
     pub fn set_recv_buffer(&mut self, bytes: usize) -> usize {
         let bytes = bytes.clamp(MIN_BUFFER_BYTES, self.cfg.max_buffer_bytes.max(MIN_BUFFER_BYTES));
         self.recv_limit = bytes;
+        self.recv_tuning.fixed = true;
         bytes
     }
 

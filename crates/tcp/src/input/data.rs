@@ -40,6 +40,7 @@ impl Tcb {
         }
         if seg.offset == 0 && self.recv.out_of_order_bytes() == 0 {
             seg.events |= self.store_in_order(env, payload);
+            self.tune_recv_buffer(env, seg.hdr);
             return Ok(());
         }
         self.store_any(env, seg, start, payload)

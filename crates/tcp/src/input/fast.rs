@@ -67,6 +67,8 @@ impl Tcb {
         if hdr.flags.contains(Flags::PSH) {
             self.note_push(self.rcv_nxt.saturating_add(payload.len() as u64));
         }
-        events | self.store_in_order(env, payload)
+        let events = events | self.store_in_order(env, payload);
+        self.tune_recv_buffer(env, hdr);
+        events
     }
 }
