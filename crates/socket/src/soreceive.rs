@@ -140,7 +140,8 @@ fn is_final(tcb: &Tcb) -> bool {
 /// it.
 pub(crate) fn may_get_more(tcb: &Tcb) -> bool {
     let has_some = tcb.recv_queue_ref().readable() > 0;
-    !is_final(tcb) && !tcb.has_error() && !(has_some && tcb.is_window_shut())
+    let is_stuck = has_some && tcb.is_window_shut();
+    !(is_final(tcb) || tcb.has_error() || is_stuck)
 }
 
 /// Copies bytes without taking them; 0 is the end of the stream.

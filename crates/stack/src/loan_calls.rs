@@ -78,7 +78,8 @@ impl<P: Probe> Shard<P> {
         self.net.window.take_back(lent.storage_bytes);
         match self.sockets.get_mut(id) {
             Some(Socket::Tcp(entry)) => {
-                if entry.tcb.take_back(lent, &mut Self::env(&mut self.net, now)) {
+                let opens = entry.tcb.take_back(lent, &mut Self::env(&mut self.net, now));
+                if opens {
                     self.tell_of_window(now, id);
                 }
             }
