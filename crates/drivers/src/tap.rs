@@ -46,6 +46,8 @@ const OFFLOADS: [u32; 4] = [
 const MAX_IP_BYTES: usize = 65_535;
 const ETHER_BYTES: usize = 14;
 const MAX_SEGS: usize = 64;
+/// How long an interface that is busy may stay so.
+const BUSY_PATIENCE: std::time::Duration = std::time::Duration::from_millis(300);
 
 /// Which TAP, and how this stack appears on it.
 #[derive(Clone, Debug)]
@@ -114,8 +116,22 @@ fn open_clone_device() -> Result<File, OpenError> {
     })
 }
 
+/// An interface that is busy is asked for again for a while: when a process is killed, the kernel keeps
+/// what its rings had open for some tens of milliseconds more.
+fn attach_patiently(file: &File, name: &str) -> std::io::Result<String> {
+    let begin = std::time::Instant::now();
+    loop {
+        let attached = sys::tun_attach(file.as_fd(), name, FLAGS);
+        let is_busy = attached.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY));
+        if !is_busy || begin.elapsed() > BUSY_PATIENCE {
+            return attached;
+        }
+        std::thread::sleep(BUSY_PATIENCE / 60);
+    }
+}
+
 fn attach(file: &File, name: &str) -> Result<String, OpenError> {
-    sys::tun_attach(file.as_fd(), name, FLAGS).map_err(|e| {
+    attach_patiently(file, name).map_err(|e| {
         let advice = match e.raw_os_error() {
             Some(libc::EPERM) => {
                 "run in a network namespace of your own (`unshare -Urn`), or let root create it \
@@ -133,15 +149,17 @@ fn attach(file: &File, name: &str) -> Result<String, OpenError> {
     })
 }
 
+/// How frames cross without a ring, for a person.
+const ALONE: &str = "one writev or readv per frame";
+
 /// The way of crossing with many frames, and which way frames cross, in words.
 fn open_vector(file: &File, one_by_one: bool) -> (Option<Vector>, String) {
-    let alone = "one writev or readv per frame";
     if one_by_one {
-        return (None, format!("{alone}, as asked for"));
+        return (None, format!("{ALONE}, as asked for"));
     }
     match Vector::open(file.as_fd()) {
         Ok(vector) => (Some(vector), Vector::sentence()),
-        Err(why) => (None, format!("{alone} ({why})")),
+        Err(why) => (None, format!("{ALONE} ({why})")),
     }
 }
 
@@ -298,6 +316,9 @@ impl Tap {
         let Some(mut vector) = self.vector.take() else { return };
         self.stats.tx_crossings += 1;
         let kept = vector.send(run, burst, |p, fate| self.settle(p, fate, pool, tally, counters));
+        if !vector.sends() {
+            self.stats.path = format!("{ALONE} (the interface took a burst in part)");
+        }
         self.vector = Some(vector);
         if kept > 0 {
             self.note_refusal();

@@ -93,6 +93,11 @@ impl Vector {
         Ok(Vector { tx, sends: true, rx, refused: Burst::with_capacity(TX_SLOTS) })
     }
 
+    /// Whether frames are sent together at all.
+    pub fn sends(&self) -> bool {
+        self.sends
+    }
+
     /// How many frames from the front may cross together; 0: send the first one alone.
     #[inline]
     pub fn run(&self, burst: &Burst, caps: &Caps) -> usize {

@@ -211,3 +211,10 @@ fn an_order_that_was_broken_once_is_kept_from_then_on() {
     vector.sends = false;
     assert_eq!(vector.run(&burst, &caps()), 0);
 }
+
+#[test]
+fn a_descriptor_that_does_not_refuse_a_frame_of_one_byte_gets_no_rings_and_a_reason() {
+    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").unwrap();
+    let why = Vector::open(null.as_fd()).err().expect("it is no TAP");
+    assert!(why.starts_with("io_uring: "), "{why}");
+}
