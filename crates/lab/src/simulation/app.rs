@@ -12,6 +12,7 @@ use fulmar_stack::{PollSetCore, Reserved, Shard};
 use super::gate::{SharedGround, lock};
 use super::oracle::Violation;
 use super::pattern;
+use super::posting::{Back, Posting};
 use super::scenario::{Draw, EndPlan, Leave};
 
 /// How an end misbehaves.
@@ -28,6 +29,9 @@ pub enum Quirk {
     /// Shuts reading down.
     Deaf,
 }
+
+/// Rounds of posting in one turn: enough for what is there, bounded whatever the draws.
+const POSTS_PER_TURN: usize = 64;
 
 /// How often an end looks whether everything is acknowledged: no readiness tells it.
 const POLL: Duration = Duration::from_millis(50);
@@ -108,6 +112,7 @@ pub struct End {
     poll_at: Option<Instant>,
     /// What its station's poll set was told.
     told: Option<Ready>,
+    posting: Option<Posting>,
     draw: Draw,
 }
 
@@ -149,6 +154,7 @@ impl End {
             held_read: None,
             poll_at: None,
             told: None,
+            posting: plan.posts.map(Posting::new),
             draw: Draw::new(seed ^ (name.0 as u64) << 8 ^ (name.1 as u64) << 4),
         }
     }
@@ -424,6 +430,9 @@ impl End {
             return Ok(());
         }
         while !self.eof && self.held_read.is_none() && self.read_at.is_none() {
+            if self.posting.is_some() && !self.receive_posted(cx, id)? {
+                return Ok(());
+            }
             if self.draw.below(16) == 0 {
                 self.peek(cx, id)?;
             }
@@ -435,6 +444,59 @@ impl End {
                 Err(e) => return self.fail(cx, e),
             }
         }
+        Ok(())
+    }
+
+    /// Takes what posted buffers brought and posts others. True if it is the turn of a read.
+    fn receive_posted(&mut self, cx: &mut Cx, id: SlotId) -> Result<bool, Violation> {
+        let Some(mut posting) = self.posting.take() else { return Ok(true) };
+        let done = self.receive_with(cx, id, &mut posting);
+        if posting.is_reading() {
+            posting.has_read(&mut self.draw);
+            self.posting = Some(posting);
+            return done.map(|()| !self.eof && self.phase == Phase::Open);
+        }
+        self.posting = Some(posting);
+        done.map(|()| false)
+    }
+
+    fn receive_with(
+        &mut self,
+        cx: &mut Cx,
+        id: SlotId,
+        posting: &mut Posting,
+    ) -> Result<(), Violation> {
+        for _ in 0..POSTS_PER_TURN {
+            while let Some(back) = posting.next_back() {
+                match back {
+                    Back::Bytes(buf) => {
+                        self.count_read(cx, &buf)?;
+                        posting.reuse(buf);
+                    }
+                    Back::End => return self.on_eof(cx, id),
+                    Back::Failed(e) => return self.fail(cx, e),
+                }
+            }
+            if posting.is_reading() {
+                return Ok(());
+            }
+            if let Err(e) = posting.post(cx, id, &mut self.draw) {
+                return self.fail(cx, e);
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes came in a posted buffer.
+    fn count_read(&mut self, cx: &Cx, bytes: &[u8]) -> Result<(), Violation> {
+        self.compare(0, bytes)?;
+        self.read += bytes.len() as u64;
+        let (read, written) = (self.read, cx.other.written);
+        if read > written {
+            return Err(Violation::TooManyBytes { end: self.name, read, written });
+        }
+        self.note(cx, || format!("received {}", bytes.len()));
+        lock(cx.ground).log.mix(bytes.len() as u64 ^ cx.now.as_nanos());
         Ok(())
     }
 

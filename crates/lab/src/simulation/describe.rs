@@ -50,7 +50,7 @@ fn station(s: &Station) -> String {
     let t = &s.tcp;
     format!(
         "pool {} KiB, buffers {} / {} of {} KiB, timestamps {}, sack {}, nodelay {}, \
-         user time-out {:?}, by edges {}, copies {}, device takes {:?}, budget {}{}, backlog {}, \
+         user time-out {:?}, by edges {}, copies {}, places {}, device takes {:?}, budget {}{}, backlog {}, \
          accepts after {:?}, preempted {:?}",
         s.pool_bytes >> 10,
         t.send_buffer_bytes >> 10,
@@ -62,6 +62,7 @@ fn station(s: &Station) -> String {
         t.user_timeout,
         s.by_edges,
         s.copies,
+        s.places,
         s.takes_pkts,
         s.budget,
         if s.as_reader { " (as reader)" } else { "" },
@@ -83,7 +84,7 @@ fn flow(p: &FlowPlan) -> String {
 fn end(e: &EndPlan) -> String {
     let pause = |d: Duration| if d.is_zero() { String::new() } else { format!(" every {d:?}") };
     format!(
-        "writes {} by {}{}, reads by {}{} after {:?}{}{}, {:?}",
+        "writes {} by {}{}, reads by {}{} after {:?}{}{}, {:?}{}",
         e.bytes,
         e.write_bytes,
         pause(e.write_pause),
@@ -93,6 +94,7 @@ fn end(e: &EndPlan) -> String {
         if e.ragged { ", ragged" } else { "" },
         if e.cork { ", corked" } else { "" },
         e.leave,
+        e.posts.map_or(String::new(), |p| format!(", {p:?}")),
     )
 }
 

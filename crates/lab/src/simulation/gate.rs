@@ -5,12 +5,15 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fulmar_base::{Counters, DropReason, Duration, Instant};
+use fulmar_base::{Counters, DropReason, Duration, FlowKey, Instant};
 use fulmar_drivers::link::SimLink;
 use fulmar_mbuf::{Pool, Purpose};
-use fulmar_netdev::{Burst, Caps, Device, DeviceStats, LinkState, Packet, Rng};
+use fulmar_netdev::{
+    Burst, Caps, Device, DeviceStats, LinkState, Packet, PlacementHint, Rng, Rooms, Unsupported,
+};
 
 use super::describe;
+use super::placing::Placing;
 
 /// Bytes of a frame that enter the digest and the log: all headers.
 const HEAD_BYTES: usize = 128;
@@ -140,6 +143,7 @@ pub struct Gate {
     /// Frames stayed with the caller.
     refused: bool,
     copies: bool,
+    placing: Option<Placing>,
     out: Burst,
     fresh: Burst,
 }
@@ -166,6 +170,7 @@ impl Gate {
             fullness,
             refused: false,
             copies: how.copies,
+            placing: how.places.then(|| Placing::new(seed ^ 0x91ac)),
             out: Burst::with_capacity(256),
             fresh: Burst::with_capacity(64),
         }
@@ -224,6 +229,20 @@ fn landed(p: Packet, pool: &mut Pool, counters: &mut Counters) -> Option<Packet>
     Some(Packet { chain: copy, offload: p.offload })
 }
 
+impl Gate {
+    /// What the hardware has placed and not handed up.
+    fn hand_up(&mut self, now: Instant, out: &mut Burst) {
+        let Some(placing) = &mut self.placing else { return };
+        while out.room() > 0
+            && let Some(p) = placing.hand_up(now)
+        {
+            if out.push(p).is_err() {
+                unreachable!("invariant: there is room");
+            }
+        }
+    }
+}
+
 impl Device for Gate {
     fn caps(&self) -> &Caps {
         self.inner.caps()
@@ -260,11 +279,18 @@ impl Device for Gate {
         budget: usize,
         counters: &mut Counters,
     ) -> usize {
-        let budget = budget.min(out.room());
+        // What is held is bounded by what the link gives at once.
+        let is_held = self.placing.as_ref().is_some_and(|p| p.next_deadline().is_some());
+        let budget = if is_held { 0 } else { budget.min(out.room()) };
         self.inner.rx_burst(now, pool, &mut self.fresh, budget, counters);
         let gone = self.is_gone();
+        while gone && let Some(p) = self.placing.as_mut().and_then(Placing::lose) {
+            counters.drop_packet(DropReason::DeviceGone);
+            pool.free(p.chain);
+        }
         lock(&self.ground).frames += self.fresh.len() as u64;
         let before = out.len();
+        self.hand_up(now, out);
         while let Some(p) = self.fresh.pop_front() {
             if gone {
                 counters.drop_packet(DropReason::DeviceGone);
@@ -272,12 +298,14 @@ impl Device for Gate {
                 continue;
             }
             let p = if self.copies { landed(p, pool, counters) } else { Some(p) };
-            if let Some(p) = p
-                && out.push(p).is_err()
-            {
+            let Some(p) = p else { continue };
+            if let Some(placing) = &mut self.placing {
+                placing.take(p, pool);
+            } else if out.push(p).is_err() {
                 unreachable!("invariant: no more frames than room");
             }
         }
+        self.hand_up(now, out);
         out.len() - before
     }
 
@@ -291,14 +319,20 @@ impl Device for Gate {
 
     fn next_deadline(&self) -> Option<Instant> {
         let full = self.fullness.as_ref().filter(|_| self.refused).map(|f| f.until);
-        match (full, self.inner.next_deadline()) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let held = self.placing.as_ref().and_then(Placing::next_deadline);
+        [full, held, self.inner.next_deadline()].into_iter().flatten().min()
     }
 
     fn link_state(&self) -> LinkState {
         if self.is_gone() { LinkState::Gone(ENODEV) } else { LinkState::Up }
+    }
+
+    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
+        self.placing.as_mut().map_or(Err(Unsupported), |p| p.place(hint))
+    }
+
+    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
+        self.placing.as_mut().map_or_else(Rooms::default, |p| p.unplace(flow))
     }
 
     fn stats(&self) -> DeviceStats {

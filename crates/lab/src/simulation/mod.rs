@@ -13,6 +13,8 @@
 //!
 //! - Every byte that a writer was told is accepted arrives in order, exactly once, or the connection
 //!   reports an error; and an error needs a cause in the scenario (loss alone is none).
+//! - So does every byte that comes in posted buffers, whoever placed it there, and with posts, reads,
+//!   cancels and handles dropped in between.
 //! - The end of the stream is seen only behind the last byte, and stays.
 //! - Time never runs out of events while something is pending, and never stands still.
 //! - When all is closed and TIME-WAIT is over, both stacks hold no socket, no timer of one, no
@@ -31,13 +33,17 @@ mod describe;
 mod gate;
 mod oracle;
 mod pattern;
+mod placing;
+mod posting;
 mod scenario;
 mod side_traffic;
 mod world;
 
 pub use batch::{Summary, run_many};
 pub use oracle::{Failure, Report, Violation};
-pub use scenario::{EndPlan, FlowKind, FlowPlan, Leave, RouteChange, Scenario, Station, Trouble};
+pub use scenario::{
+    EndPlan, FlowKind, FlowPlan, Leave, PostPlan, RouteChange, Scenario, Station, Trouble,
+};
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -74,6 +74,8 @@ pub struct Station {
     /// Received frames are copied into its own pool, as from a kernel device; else they are the
     /// sender's mbufs.
     pub copies: bool,
+    /// Its device puts payload straight into posted buffers.
+    pub places: bool,
     /// Frames that its device takes before it is full for a while; `None`: any number.
     pub takes_pkts: Option<u32>,
     /// Frames per step.
@@ -152,6 +154,21 @@ pub struct EndPlan {
     pub leave: Leave,
     /// Holds partial segments back.
     pub cork: bool,
+    /// It receives into posted buffers; `None`: it reads.
+    pub posts: Option<PostPlan>,
+}
+
+/// How an end posts buffers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PostPlan {
+    /// Buffers away at once.
+    pub buffers: usize,
+    /// Bytes of one at most.
+    pub most_bytes: usize,
+    /// It reads in between.
+    pub mixed: bool,
+    /// How often it asks for one back, or lets go of one, per turn.
+    pub meddles_percent: u64,
 }
 
 /// A change of the routes of a station.
@@ -279,6 +296,7 @@ impl Scenario {
             trouble,
         };
         s.draw_traffic(d);
+        s.draw_posts();
         s
     }
 
@@ -303,6 +321,21 @@ impl Scenario {
             }
             if d.percent(20) {
                 self.pings[i] = d.log(1, 30) as u32;
+            }
+        }
+    }
+
+    /// Who posts buffers, and whose device places. Drawn apart, so that all else of a seed is as it was
+    /// before there were such.
+    fn draw_posts(&mut self) {
+        let d = &mut Draw::new(self.seed ^ 0x9057_ed00);
+        for station in &mut self.stations {
+            station.places = d.percent(60);
+        }
+        for f in &mut self.flows {
+            for i in 0..2 {
+                let other = f.ends[1 - i].bytes;
+                f.ends[i].posts = d.percent(40).then(|| draw_post(d, other));
             }
         }
     }
@@ -421,6 +454,7 @@ fn draw_station(d: &mut Draw, mtu: usize, patient: bool) -> Station {
         tcp: draw_tcp(d, patient),
         by_edges: d.percent(50),
         copies: d.percent(50),
+        places: false,
         takes_pkts: d.percent(15).then(|| d.log(1, 64) as u32),
         budget: d.pick(&[1, 16, 64, 256, 256]),
         as_reader: d.percent(40),
@@ -551,5 +585,17 @@ fn draw_end(d: &mut Draw, most: u64) -> EndPlan {
         ragged: d.percent(50),
         leave: Leave::HalfClose,
         cork: d.percent(8),
+        posts: None,
+    }
+}
+
+/// Buffers that a stream of `bytes` fills at least some of, but not too many.
+fn draw_post(d: &mut Draw, bytes: u64) -> PostPlan {
+    let least = (bytes / 2_000) as usize;
+    PostPlan {
+        buffers: d.pick(&[1, 2, 2, 2, 3, 8]),
+        most_bytes: least.max(d.log(1, 128 << 10) as usize),
+        mixed: d.percent(40),
+        meddles_percent: d.pick(&[0, 0, 2, 20]),
     }
 }

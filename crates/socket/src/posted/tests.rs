@@ -1,1 +1,421 @@
+//! The machine against the stream it is fed: whatever device, network and user do, every byte comes out
+//! once, in order, in the right buffer.
 
+use fulmar_mbuf::{Chain, PoolConfig, Purpose};
+use proptest::prelude::*;
+
+use super::*;
+
+fn byte(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9) >> 13) as u8 ^ at as u8
+}
+
+fn pattern(at: u64, n: usize) -> Vec<u8> {
+    (at..at + n as u64).map(byte).collect()
+}
+
+/// A device that places what comes next, if it was told.
+#[derive(Default)]
+struct Device {
+    expects: Option<(u64, Room, Option<Room>)>,
+    places: bool,
+    known: Vec<BufId>,
+}
+
+impl Placer for Device {
+    fn place(&mut self, next: u64, first: Room, second: Option<Room>) -> bool {
+        assert!(self.known.contains(&first.buffer()), "not registered");
+        if self.places {
+            self.expects = Some((next, first, second));
+        }
+        self.places
+    }
+    fn unplace(&mut self) {
+        self.expects = None;
+    }
+    fn register(&mut self, b: BufId) {
+        assert!(!self.known.contains(&b), "registered twice");
+        self.known.push(b);
+        assert!(self.known.len() <= 2, "too many registrations");
+    }
+    fn release(&mut self, b: BufId) {
+        assert!(self.known.contains(&b));
+        self.known.retain(|k| *k != b);
+    }
+}
+
+struct World {
+    machine: Posted<usize>,
+    recv: RecvQueue,
+    pool: Pool,
+    device: Device,
+    now: Instant,
+    /// Bytes of the stream that the sender has made.
+    sent: u64,
+    /// Bytes that the user has.
+    got: u64,
+    /// Packets that did not arrive yet, or never will: offset and bytes.
+    late: Vec<(u64, Chain)>,
+    posted: usize,
+    finished: Vec<(usize, usize, Option<SocketError>)>,
+}
+
+impl World {
+    fn new(places: bool) -> World {
+        let config = PoolConfig { huge_pages: false, ..PoolConfig::with_budget(8 << 20) };
+        World {
+            machine: Posted::default(),
+            recv: RecvQueue::new(),
+            pool: Pool::new(config).expect("a pool"),
+            device: Device { places, ..Device::default() },
+            now: Instant::from_millis(1),
+            sent: 0,
+            got: 0,
+            late: Vec::new(),
+            posted: 0,
+            finished: Vec::new(),
+        }
+    }
+
+    fn with<R>(&mut self, f: impl FnOnce(&mut Posted<usize>, &mut Io<'_>) -> R) -> R {
+        let World { machine, recv, pool, device, .. } = self;
+        let r = f(machine, &mut Io { recv, pool, placer: device, may_place: true });
+        while let Some(done) = self.machine.pop_finished() {
+            assert_eq!(done.buf[..], pattern(self.got, done.buf.len())[..], "after {}", self.got);
+            self.got += done.buf.len() as u64;
+            self.finished.push((done.token, done.buf.len(), done.error));
+        }
+        r
+    }
+
+    /// Bytes of the stream as a packet: in the device's rooms if they are what it expects.
+    fn packet(&mut self, at: u64, n: usize) -> Chain {
+        let bytes = pattern(at, n);
+        let (mut chain, mut done) = (Chain::new(), 0);
+        if let Some((next, room, second)) = &mut self.device.expects
+            && *next == at
+        {
+            while done < n {
+                let part = room.len().min(n - done);
+                room.bytes()[..part].copy_from_slice(&bytes[done..done + part]);
+                chain.push_back(room.split(part, &mut self.pool).expect("a descriptor"));
+                done += part;
+                if room.is_empty() {
+                    match second.take() {
+                        Some(other) => *room = other,
+                        None => break,
+                    }
+                }
+            }
+            *next += done as u64;
+            if room.is_empty() {
+                self.device.expects = None;
+            }
+        }
+        if done < n {
+            let mut rest = self.pool.alloc_chain(n - done, 0, Purpose::Receive).expect("memory");
+            rest.copy_from(0, &bytes[done..]);
+            chain.append(rest);
+        }
+        chain
+    }
+
+    fn send(&mut self, n: usize) {
+        let at = self.sent;
+        self.sent += n as u64;
+        let chain = self.packet(at, n);
+        self.recv.insert(at, chain, &mut self.pool);
+    }
+
+    fn take_in(&mut self) -> Taken {
+        let now = self.now;
+        self.with(|m, io| m.take_in(now, io))
+    }
+
+    fn settle(&mut self, is_pushed: bool, ended: Option<Result<(), SocketError>>) -> bool {
+        let stream = Stream { now: self.now, is_pushed, sent: 0, ended };
+        self.with(|m, io| m.settle(&stream, io))
+    }
+
+    fn post(&mut self, bytes: usize, rule: Rule) -> usize {
+        let token = self.posted;
+        if self.machine.post(RecvBuf::from(vec![0; bytes]), rule, token).is_ok() {
+            self.posted += 1;
+        }
+        self.take_in();
+        token
+    }
+
+    fn read(&mut self, n: usize) {
+        if self.machine.is_waiting() {
+            return;
+        }
+        let chain = self.recv.take(n, &mut self.pool);
+        assert_eq!(chain.to_vec(), pattern(self.got, chain.len()));
+        self.got += chain.len() as u64;
+        self.pool.free(chain);
+    }
+
+    /// Everything arrives, everybody is told, nothing is left.
+    fn finish(mut self) {
+        for (at, chain) in std::mem::take(&mut self.late) {
+            self.recv.insert(at, chain, &mut self.pool);
+            self.take_in();
+        }
+        // What was lost is sent again.
+        while self.recv.next() < self.sent {
+            let (at, n) = (self.recv.next(), (self.sent - self.recv.next()).min(700) as usize);
+            let chain = self.packet(at, n);
+            self.recv.insert(at, chain, &mut self.pool);
+            self.take_in();
+        }
+        for _ in 0..100 {
+            self.take_in();
+            self.settle(false, Some(Ok(())));
+        }
+        assert!(!self.machine.is_waiting() && !self.machine.is_draining());
+        self.read(usize::MAX);
+        assert_eq!(self.got, self.sent);
+        self.with(|m, io| m.cancel_all(io));
+        assert!(self.device.known.is_empty() && self.device.expects.is_none());
+        self.recv.clear(&mut self.pool);
+        self.pool.drain_remote();
+        assert_eq!(self.pool.outstanding(), 0);
+    }
+}
+
+const WHOLE: Rule = Rule { low_water_bytes: usize::MAX, on_push: false, idle: None };
+
+#[test]
+fn bytes_that_came_before_are_copied_and_what_follows_lies_there_already() {
+    let mut w = World::new(true);
+    w.send(100);
+    w.post(1000, WHOLE);
+    w.send(500);
+    assert_eq!(w.take_in(), Taken { bytes: 500, copied: 0, is_unfinished: false });
+    w.send(400);
+    w.take_in();
+    assert_eq!(w.finished, [(0, 1000, None)]);
+    w.finish();
+}
+
+#[test]
+fn a_packet_that_fills_one_buffer_goes_on_in_the_second_and_a_third_waits_unknown() {
+    let mut w = World::new(true);
+    (0..3).for_each(|_| _ = w.post(100, WHOLE));
+    assert_eq!(w.device.known.len(), 2);
+    w.send(150);
+    assert_eq!(w.take_in().copied, 0);
+    w.send(150);
+    // The device did not know the third when the packet came? It was told after the first was full.
+    assert_eq!(w.take_in().copied, 0);
+    assert_eq!(w.finished, [(0, 100, None), (1, 100, None), (2, 100, None)]);
+    w.finish();
+}
+
+#[test]
+fn a_device_that_cannot_costs_one_copy_and_is_asked_again_after_a_rest() {
+    let mut w = World::new(false);
+    w.post(1000, WHOLE);
+    w.send(300);
+    assert_eq!(w.take_in().copied, 300);
+    w.device.places = true;
+    w.send(100);
+    assert_eq!(w.take_in().copied, 100);
+    w.now = w.now + Duration::from_secs(1);
+    w.send(100);
+    assert_eq!(w.take_in().copied, 100);
+    w.send(100);
+    assert_eq!(w.take_in().copied, 0);
+    w.finish();
+}
+
+#[test]
+fn a_buffer_ends_by_mark_push_pause_and_urgent_data_and_only_when_the_device_is_dry() {
+    let mut w = World::new(true);
+    w.post(1000, Rule { low_water_bytes: 10, ..WHOLE });
+    w.send(9);
+    w.take_in();
+    w.settle(true, None);
+    assert!(w.finished.is_empty());
+    w.send(5);
+    w.take_in();
+    assert!(w.finished.is_empty(), "not before the device is dry");
+    w.settle(false, None);
+    w.post(1000, Rule { on_push: true, ..WHOLE });
+    w.send(20);
+    w.take_in();
+    w.settle(false, None);
+    w.settle(true, None);
+    w.post(1000, Rule { idle: Some(Duration::from_millis(1)), ..WHOLE });
+    w.send(30);
+    w.take_in();
+    assert_eq!(w.machine.next_deadline(), Some(w.now + Duration::from_millis(1)));
+    w.settle(true, None);
+    assert_eq!(w.finished.len(), 2);
+    w.now = w.now + Duration::from_millis(1);
+    w.settle(false, None);
+    w.post(1000, WHOLE);
+    w.send(40);
+    w.take_in();
+    w.machine.flush();
+    w.settle(false, None);
+    let lens: Vec<usize> = w.finished.iter().map(|f| f.1).collect();
+    assert_eq!(lens, [14, 20, 30, 40]);
+    w.finish();
+}
+
+#[test]
+fn at_an_error_the_first_with_nothing_is_told_it_and_one_with_bytes_comes_back_short() {
+    let mut w = World::new(true);
+    w.post(100, WHOLE);
+    w.send(10);
+    w.take_in();
+    let reset = Some(Err(SocketError::ConnectionReset));
+    assert!(!w.settle(false, reset), "nobody had nothing: the error is for the next call");
+    (0..2).for_each(|_| _ = w.post(100, WHOLE));
+    assert!(w.settle(false, reset));
+    let error = Some(SocketError::ConnectionReset);
+    assert_eq!(w.finished, [(0, 10, None), (1, 0, error), (2, 0, error)]);
+    w.finish();
+}
+
+#[test]
+fn a_cancelled_buffer_has_what_came_and_waits_for_what_is_still_under_way() {
+    let mut w = World::new(true);
+    let first = w.post(100, WHOLE);
+    let second = w.post(100, WHOLE);
+    w.send(30);
+    w.take_in();
+    // Placed, and not handed up yet.
+    let chain = w.packet(30, 20);
+    w.sent += 20;
+    w.with(|m, io| m.cancel(io, |t| *t == second));
+    assert_eq!(w.finished, [(second, 0, Some(SocketError::Cancelled))]);
+    w.with(|m, io| m.cancel(io, |t| *t == first));
+    assert!(w.machine.is_draining());
+    w.recv.insert(30, chain, &mut w.pool);
+    w.take_in();
+    assert_eq!(w.finished[1], (first, 30, None), "what came too late is the next reader's");
+    w.read(100);
+    w.finish();
+}
+
+#[test]
+fn what_nobody_waits_for_goes_back_into_the_stream() {
+    let mut w = World::new(true);
+    let first = w.post(100, WHOLE);
+    w.send(30);
+    w.take_in();
+    w.with(|m, io| m.abandon(io, |t| *t == first));
+    assert!(!w.machine.is_waiting());
+    w.post(10, WHOLE);
+    w.read(5);
+    assert_eq!(w.got, 15);
+    w.finish();
+}
+
+#[test]
+fn no_more_wait_than_may() {
+    let mut w = World::new(true);
+    (0..MAX_POSTED).for_each(|_| _ = w.post(1, WHOLE));
+    assert!(w.machine.post(RecvBuf::with_capacity(1), WHOLE, 0).is_err());
+    w.finish();
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Post(usize, u8),
+    Send(usize),
+    /// Placed or not, and delivered only at the end or by `Arrive`.
+    Delay(usize),
+    Arrive(usize),
+    /// Placed or not, and lost; sent again at the end.
+    Lose(usize),
+    Resend,
+    TakeIn,
+    Settle(bool),
+    Pass(u64),
+    Cancel(usize),
+    Abandon(usize),
+    Read(usize),
+    Flush,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (0usize..3000, 0u8..4).prop_map(|(n, r)| Op::Post(n, r)),
+        8 => (1usize..1500).prop_map(Op::Send),
+        2 => (1usize..1500).prop_map(Op::Delay),
+        2 => (0usize..8).prop_map(Op::Arrive),
+        1 => (1usize..1500).prop_map(Op::Lose),
+        2 => Just(Op::Resend),
+        6 => Just(Op::TakeIn),
+        3 => any::<bool>().prop_map(Op::Settle),
+        1 => (1u64..400).prop_map(Op::Pass),
+        1 => (0usize..40).prop_map(Op::Cancel),
+        1 => (0usize..40).prop_map(Op::Abandon),
+        2 => (1usize..4000).prop_map(Op::Read),
+        1 => Just(Op::Flush),
+    ]
+}
+
+fn rule(kind: u8) -> Rule {
+    match kind {
+        0 => WHOLE,
+        1 => Rule { low_water_bytes: 700, ..WHOLE },
+        _ => Rule::default(),
+    }
+}
+
+fn run(w: &mut World, op: Op) {
+    match op {
+        Op::Post(n, kind) => _ = w.post(n, rule(kind)),
+        Op::Send(n) => w.send(n),
+        Op::Delay(n) => {
+            let (at, chain) = (w.sent, w.packet(w.sent, n));
+            w.sent += n as u64;
+            w.late.push((at, chain));
+        }
+        Op::Arrive(i) if i < w.late.len() => {
+            let (at, chain) = w.late.swap_remove(i);
+            w.recv.insert(at, chain, &mut w.pool);
+        }
+        Op::Arrive(_) => {}
+        Op::Lose(n) => {
+            let chain = w.packet(w.sent, n);
+            w.sent += n as u64;
+            w.pool.free(chain);
+        }
+        Op::Resend => {
+            let (at, n) = (w.recv.next(), (w.sent - w.recv.next()).min(900) as usize);
+            if n > 0 {
+                let chain = w.packet(at, n);
+                w.recv.insert(at, chain, &mut w.pool);
+            }
+        }
+        Op::TakeIn => _ = w.take_in(),
+        Op::Settle(pushed) => {
+            w.take_in();
+            w.settle(pushed, None);
+        }
+        Op::Pass(ms) => w.now = w.now + Duration::from_millis(ms),
+        Op::Cancel(t) => _ = w.with(|m, io| m.cancel(io, |u| *u == t)),
+        Op::Abandon(t) => w.with(|m, io| m.abandon(io, |u| *u == t)),
+        Op::Read(n) => w.read(n),
+        Op::Flush => w.machine.flush(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn every_byte_comes_out_once_and_in_order(
+        places in any::<bool>(),
+        ops in proptest::collection::vec(op(), 1..120),
+    ) {
+        let mut w = World::new(places);
+        ops.into_iter().for_each(|op| run(&mut w, op));
+        w.finish();
+    }
+}

@@ -1,0 +1,181 @@
+//! A device that puts payload straight into posted buffers: it knows flows by their headers, looks at
+//! nothing else (not even checksums), and hands up late what it has placed.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+
+use fulmar_base::{Duration, FlowKey, Instant, SeqNum};
+use fulmar_mbuf::{Chain, Pool, Purpose};
+use fulmar_netdev::{Packet, Placement, PlacementHint, Rng, Rooms, Unsupported};
+use fulmar_wire::{protocol, tcp};
+
+/// Flows that it knows at once.
+const MOST_FLOWS: usize = 4;
+/// All headers there can be.
+const HEAD_BYTES: usize = 14 + 60 + 60;
+const ETHER_BYTES: usize = 14;
+
+struct Expected {
+    flow: FlowKey,
+    next: SeqNum,
+    rooms: Rooms,
+}
+
+/// See the module's header.
+pub struct Placing {
+    flows: Vec<Expected>,
+    /// Frames that came and are not handed up.
+    held: VecDeque<Packet>,
+    until: Instant,
+    rng: Rng,
+}
+
+impl Placing {
+    pub fn new(seed: u64) -> Placing {
+        Placing {
+            flows: Vec::new(),
+            held: VecDeque::new(),
+            until: Instant::ZERO,
+            rng: Rng::new(seed),
+        }
+    }
+
+    pub fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
+        let Placement::InOrder(rooms) = hint.placement else { return Err(Unsupported) };
+        drop(self.unplace(&hint.flow));
+        if self.flows.len() >= MOST_FLOWS {
+            return Err(Unsupported);
+        }
+        self.flows.push(Expected { flow: hint.flow, next: hint.next_seq, rooms });
+        Ok(())
+    }
+
+    pub fn unplace(&mut self, flow: &FlowKey) -> Rooms {
+        let at = self.flows.iter().position(|e| e.flow == *flow);
+        at.map_or_else(Rooms::default, |at| self.flows.swap_remove(at).rooms)
+    }
+
+    /// When it hands up what it holds.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        (!self.held.is_empty()).then_some(self.until)
+    }
+
+    /// Takes a frame in.
+    pub fn take(&mut self, p: Packet, pool: &mut Pool) {
+        let p = self.landed(p, pool);
+        self.held.push_back(p);
+    }
+
+    /// The next frame for the stack, unless it keeps it for a while.
+    pub fn hand_up(&mut self, now: Instant) -> Option<Packet> {
+        if now < self.until {
+            return None;
+        }
+        if !self.held.is_empty() && self.rng.below(20) == 0 {
+            self.until = now + Duration::from_micros(1 + self.rng.below(500));
+            return None;
+        }
+        self.held.pop_front()
+    }
+
+    /// A frame that is lost with the device.
+    pub fn lose(&mut self) -> Option<Packet> {
+        self.held.pop_front()
+    }
+
+    /// The frame with its payload in the rooms of its flow, if it is the next one.
+    fn landed(&mut self, p: Packet, pool: &mut Pool) -> Packet {
+        let mut head = [0; HEAD_BYTES];
+        let n = p.chain.copy_to(0, &mut head);
+        let Some(s) = segment(&head[..n]) else { return p };
+        let fits = |e: &&mut Expected| e.flow == s.flow && e.next == s.seq && !e.rooms.is_empty();
+        let end = s.header_bytes + s.payload_bytes;
+        if s.payload_bytes == 0 || p.chain.len() != end {
+            return p;
+        }
+        let Some(expected) = self.flows.iter_mut().find(fits) else { return p };
+        let Ok(mut chain) = pool.alloc_chain(s.header_bytes, 0, Purpose::Control) else { return p };
+        chain.copy_from(0, &head[..s.header_bytes]);
+        let Some(placed) = scatter(&p.chain, s.header_bytes..end, &mut expected.rooms, pool) else {
+            pool.free(chain);
+            return p;
+        };
+        expected.next += placed.len() as u32;
+        let at = s.header_bytes + placed.len();
+        chain.append(placed);
+        match pool.clone_range(&p.chain, at, end - at) {
+            Ok(rest) => {
+                chain.append(rest);
+                pool.free(p.chain);
+                Packet { chain, offload: p.offload }
+            }
+            Err(_) => {
+                // As if it had never come: what lies in the rooms is written over.
+                pool.free(chain);
+                p
+            }
+        }
+    }
+}
+
+/// Copies the bytes into the rooms as far as these go.
+fn scatter(
+    from: &Chain,
+    bytes: std::ops::Range<usize>,
+    rooms: &mut Rooms,
+    pool: &mut Pool,
+) -> Option<Chain> {
+    let (mut out, mut at) = (Chain::new(), bytes.start);
+    while at < bytes.end {
+        let Some(room) = rooms.front_mut() else { break };
+        let n = room.len().min(bytes.end - at);
+        from.copy_to(at, &mut room.bytes()[..n]);
+        match room.split(n, pool) {
+            Ok(m) => out.push_back(m),
+            Err(_) => break,
+        }
+        at += n;
+        if room.is_empty() {
+            rooms.pop_front();
+        }
+    }
+    (!out.is_empty()).then_some(out)
+}
+
+struct Segment {
+    flow: FlowKey,
+    seq: SeqNum,
+    header_bytes: usize,
+    payload_bytes: usize,
+}
+
+/// A TCP segment that carries nothing unusual.
+fn segment(head: &[u8]) -> Option<Segment> {
+    let (src, dst, ip_bytes, total): (IpAddr, IpAddr, usize, usize) = match head.get(12..14)? {
+        [0x08, 0x00] => {
+            let ip: &[u8; 20] = head.get(ETHER_BYTES..)?.first_chunk()?;
+            let is_whole = u16::from_be_bytes([ip[6], ip[7]]) & 0x3fff == 0;
+            if ip[0] != 0x45 || ip[9] != protocol::TCP || !is_whole {
+                return None;
+            }
+            let at = |i: usize| IpAddr::from([ip[i], ip[i + 1], ip[i + 2], ip[i + 3]]);
+            (at(12), at(16), 20, usize::from(u16::from_be_bytes([ip[2], ip[3]])))
+        }
+        [0x86, 0xdd] => {
+            let ip: &[u8; 40] = head.get(ETHER_BYTES..)?.first_chunk()?;
+            if ip[6] != protocol::TCP {
+                return None;
+            }
+            let at = |i: usize| <[u8; 16]>::try_from(&ip[i..i + 16]).ok().map(IpAddr::from);
+            (at(8)?, at(24)?, 40, 40 + usize::from(u16::from_be_bytes([ip[4], ip[5]])))
+        }
+        _ => return None,
+    };
+    let (header, tcp_bytes) = tcp::Header::parse(head.get(ETHER_BYTES + ip_bytes..)?).ok()?;
+    let usual = header.flags.without(tcp::Flags::PSH) == tcp::Flags::ACK;
+    let payload_bytes = total.checked_sub(ip_bytes + tcp_bytes)?;
+    let flow =
+        FlowKey::new(SocketAddr::new(dst, header.dst_port), SocketAddr::new(src, header.src_port));
+    let header_bytes = ETHER_BYTES + ip_bytes + tcp_bytes;
+    usual.then_some(Segment { flow, seq: header.seq, header_bytes, payload_bytes })
+}
