@@ -25,6 +25,8 @@
 //! - **Devices**: [`devices`] opens a TAP, any Ethernet interface, or joins two stacks in one
 //!   process; [`Device`] is the contract for a device of your own.
 //! - **Event loops**: [`PollSet`] waits for many sockets, or lends its descriptor to any loop.
+//! - **Posted receive**: [`TcpStream::recv_posted`] gives a buffer away before its bytes have come and
+//!   gets it back filled; devices that can put payload straight into it.
 //! - **Looking inside**: [`Stack::stat`], `fulmar stat` from another terminal, and
 //!   [`devices::capture`] for Wireshark.
 //! - **Memory** is bounded by one byte budget per stack ([`Builder::budget_bytes`]): a writer waits
@@ -36,7 +38,7 @@
 //!   socket should not be dropped there, since that frees memory.
 //! - **fork**: a child process gets an error (`EBADF`) from every call on its parent's stacks.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod cidr;
 pub mod control;
@@ -77,7 +79,7 @@ pub use fulmar_tcp::{Config as TcpConfig, Info as TcpInfo};
 pub use fulmar_udp::BindOptions as UdpBindOptions;
 pub use loan::{Loan, Slices};
 pub use poll::{Event, PollSet, Source};
-pub use posted::{RecvCompletion, RecvError, RecvRule};
+pub use posted::{RecvCompletion, RecvError, RecvRule, raw as posted_raw};
 pub use receive::RecvFlags;
 pub use send::{OwnedBytes, SendCompletion, SendFlags, SendOwnedError, SendRoom};
 pub use sendfile::{FileSource, MappedFile, SendFile, SendFileError};

@@ -1,4 +1,35 @@
 //! Posted receive: buffers that are given away before their bytes come, and come back filled.
+//!
+//! ```
+//! # use std::io::Write;
+//! # use fulmar::{RecvBuf, Stack, TcpListener, TcpStream, devices};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let (a, b) = devices::link_pair()?;
+//! # let one = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+//! # let other = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+//! # let listener = TcpListener::bind(&other, "10.0.0.2:80")?;
+//! # let mut peer = TcpStream::connect(&one, "10.0.0.2:80")?;
+//! # let (stream, _) = listener.accept()?;
+//! let mut filling = stream.recv_posted(RecvBuf::with_capacity(64 << 10))?;
+//! let mut behind = stream.recv_posted(RecvBuf::with_capacity(64 << 10))?;
+//! # peer.write_all(b"hello")?;
+//! # drop(peer);
+//! let mut all = Vec::new();
+//! loop {
+//!     let buffer = filling.wait()?;
+//!     if buffer.is_empty() {
+//!         break; // the end of the stream
+//!     }
+//!     all.extend_from_slice(&buffer);
+//!     // The stream goes on into the other one; this one goes back behind it.
+//!     filling = std::mem::replace(&mut behind, stream.recv_posted(buffer)?);
+//! }
+//! # assert_eq!(all, b"hello");
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod raw;
 
 use std::fmt;
 use std::future::Future;
@@ -72,7 +103,8 @@ impl TcpStream {
 /// Whoever waits or asks runs the stack meanwhile; for those who await, the stack's own thread does.
 /// Dropping it before it is over takes the buffer back, and bytes that it had received go back into the
 /// stream, to be received by whoever is next: nothing is lost, so it may be dropped by a `select`. Dropped
-/// when it is over, the buffer goes with its bytes.
+/// when it is over, the buffer goes with its bytes; so it does if the buffer behind it has received some
+/// already.
 ///
 /// Closing the socket ends what is posted: buffers with bytes come back with them, the others as
 /// cancelled (`ECANCELED`).
@@ -95,7 +127,7 @@ impl RecvCompletion {
     /// Why the connection ended, if the buffer had received nothing by then: those of `read`, and
     /// `ECANCELED` after [`RecvCompletion::cancel`] or the close of the socket. The buffer is in the error,
     /// unless its stack has gone with it. `WouldBlock` in a signal handler that interrupted the stack.
-    pub fn wait(mut self) -> Result<RecvBuf, RecvError> {
+    pub fn wait(self) -> Result<RecvBuf, RecvError> {
         self.wait_for(Limit::Forever)?;
         self.take().unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::WouldBlock).into()))
     }
@@ -143,7 +175,7 @@ impl RecvCompletion {
         waited.map_err(RecvError::from)
     }
 
-    fn take(&mut self) -> Option<Result<RecvBuf, RecvError>> {
+    fn take(&self) -> Option<Result<RecvBuf, RecvError>> {
         match self.ticket.take()? {
             RecvOutcome { buf: Some(buf), error: None } => Some(Ok(buf)),
             RecvOutcome { buf, error } => {
@@ -157,7 +189,7 @@ impl RecvCompletion {
 impl Future for RecvCompletion {
     type Output = Result<RecvBuf, RecvError>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if !self.ticket.completion.watch(cx.waker()) {
             return Poll::Pending;
         }

@@ -260,6 +260,11 @@ impl RecvQueue {
     #[inline]
     pub fn consume(&mut self, n: usize, pool: &mut Pool) {
         self.ready.trim_front(n, pool);
+        while self.ready.front().is_some_and(Mbuf::is_empty) {
+            if let Some(m) = self.ready.pop_front() {
+                pool.free_mbuf(m);
+            }
+        }
     }
 
     /// Moves all bytes that lie in this posted buffer to the pool's own memory. `false`: it has none

@@ -157,6 +157,8 @@ pub struct Posted<T> {
     queue: VecDeque<Entry<T>>,
     /// Entries that are over.
     ended: usize,
+    /// Some have no token.
+    has_abandoned: bool,
     finished: VecDeque<Finished<T>>,
     device: Option<Expectation>,
     registered: Registrations,
@@ -174,6 +176,7 @@ impl<T> Default for Posted<T> {
         Posted {
             queue: VecDeque::new(),
             ended: 0,
+            has_abandoned: false,
             finished: VecDeque::new(),
             device: None,
             registered: Registrations::default(),
@@ -273,18 +276,32 @@ impl<T> Posted<T> {
     }
 
     /// Nobody waits any more for a buffer of which `is_it`: what it has goes back into the stream, to be
-    /// received by whoever is next.
-    pub fn abandon(&mut self, io: &mut Io<'_>, is_it: impl Fn(&T) -> bool) {
-        let Some(at) = self.find(is_it) else { return };
-        if let Some(e) = self.queue.get_mut(at) {
-            e.token = None;
+    /// received by whoever is next. False: it is over but for somebody who still refers to its memory, and
+    /// what follows its bytes has been received already; it comes back as it would have.
+    pub fn abandon(&mut self, io: &mut Io<'_>, is_it: impl Fn(&T) -> bool) -> bool {
+        let found = self.queue.iter().position(|e| e.token.as_ref().is_some_and(&is_it));
+        let Some(at) = found else { return true };
+        let is_last = self.queue.iter().skip(at + 1).all(|e| e.filled == 0);
+        let Some(e) = self.queue.get_mut(at) else { return true };
+        if e.filled > 0 && e.end.is_some() {
+            if !is_last {
+                return false;
+            }
+            e.end = None;
+            self.ended -= 1;
         }
+        e.token = None;
+        self.has_abandoned |= e.end.is_none();
         self.withdraw(io);
         self.put_back_abandoned(io);
+        true
     }
 
     /// Ends every buffer: the socket is closed.
     pub fn cancel_all(&mut self, io: &mut Io<'_>) {
+        // What could not go back into the stream goes with it.
+        self.queue.retain(|e| e.end.is_some() || e.token.is_some());
+        self.has_abandoned = false;
         self.end_all(Some(SocketError::Cancelled));
         self.is_closed = true;
         self.withdraw(io);
@@ -292,9 +309,10 @@ impl<T> Posted<T> {
         self.registered.clear(io.placer);
     }
 
-    /// Whether a buffer is over and still waits for its memory, which a device or a queue refers to.
+    /// Whether a buffer is over and still waits for its memory, which a device or a queue refers to, or
+    /// its bytes could not go back into the stream.
     pub fn is_draining(&self) -> bool {
-        self.ended > 0
+        self.ended > 0 || self.has_abandoned
     }
 
     /// Looks again whether memory that was referred to is free. For buffers that are over.
@@ -356,12 +374,8 @@ impl<T> Posted<T> {
             if n == 0 && !front.is_empty() {
                 break;
             }
-            let is_empty = front.is_empty();
             io.recv.consume(n, io.pool);
             copied += n;
-            if is_empty {
-                break;
-            }
         }
         entry.filled += copied;
         copied
@@ -385,7 +399,8 @@ impl<T> Posted<T> {
         };
         let id_of = |i: usize| self.queue.get(i).map(|e| e.hold.id());
         let Some(first) = id_of(at) else { return };
-        let second = self.queue.get(at + 1).filter(|e| e.end.is_none() && e.token.is_some());
+        let is_useful = |e: &&Entry<T>| e.end.is_none() && e.token.is_some() && !e.is_full();
+        let second = self.queue.get(at + 1).filter(is_useful);
         let second = second.map(|e| e.hold.id());
         let wanted = Expectation { next: io.recv.next(), first, second };
         if self.device == Some(wanted) {
@@ -461,7 +476,9 @@ impl<T> Posted<T> {
     fn end_all(&mut self, error: Option<SocketError>) -> bool {
         let has_empty = self.queue.iter().any(|e| e.end.is_none() && e.filled == 0);
         for at in 0..self.queue.len() {
-            self.end(at, error);
+            if self.queue.get(at).is_some_and(|e| e.token.is_some()) {
+                self.end(at, error);
+            }
         }
         has_empty
     }
@@ -507,6 +524,9 @@ impl<T> Posted<T> {
 
     /// Puts bytes of a buffer that nobody wants back into the stream.
     fn put_back_abandoned(&mut self, io: &mut Io<'_>) {
+        if !self.has_abandoned {
+            return;
+        }
         while let Some(at) = self.queue.iter().position(|e| e.end.is_none() && e.token.is_none()) {
             let Some(entry) = self.queue.get_mut(at) else { return };
             while entry.filled > 0 {
@@ -520,6 +540,7 @@ impl<T> Posted<T> {
             }
             self.queue.remove(at);
         }
+        self.has_abandoned = false;
     }
 }
 

@@ -711,7 +711,9 @@ fn perform<P: Probe>(shard: &mut Shard<P>, now: Instant, request: Request) {
         Request::GiveBack(id, r) => shard.tcp_abandon(id, r),
         Request::ReadDone(id, chain) => shard.tcp_read_done(now, id, chain),
         Request::LoanDone(id, chain, lent) => shard.take_back(now, id, chain, lent),
-        Request::AbandonPost(id, ticket) => shard.tcp_abandon_post(now, id, &ticket),
+        Request::AbandonPost(id, ticket) => {
+            shard.tcp_abandon_post(now, id, &ticket);
+        }
         Request::Free(chain) => shard.free(chain),
         Request::Close(id) => shard.close(now, id),
         Request::Poll => drop(shard.step(now, POLL_BUDGET)),

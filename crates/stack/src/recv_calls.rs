@@ -89,6 +89,14 @@ impl RecvTicket {
             *ended = Ended::Taken;
         }
     }
+
+    /// It is to come all the same.
+    fn go_on(&self) {
+        let mut ended = lock(&self.outcome);
+        if matches!(&*ended, Ended::Taken) {
+            *ended = Ended::NotYet;
+        }
+    }
 }
 
 /// A ticket in the hands of its connection. If that goes without a word, so does whoever waits.
@@ -144,15 +152,15 @@ impl RecvEntry {
         self.untaken.load(Ordering::Relaxed) > 0
     }
 
-    /// Fills the tickets of what is over; whether there was any.
-    fn hand_out(&mut self, received: &mut Received) -> bool {
-        let mut any = false;
+    /// Fills the tickets of what is over; how many.
+    fn hand_out(&mut self, received: &mut Received) -> usize {
+        let mut count = 0;
         while let Some(f) = self.machine.pop_finished() {
             f.token.0.put(RecvOutcome { buf: Some(f.buf), error: f.error }, &self.untaken);
             received.0.push(Arc::clone(&f.token.0));
-            any = true;
+            count += 1;
         }
-        any
+        count
     }
 }
 
@@ -300,12 +308,23 @@ impl<P: Probe> Shard<P> {
         });
     }
 
-    /// Nobody waits any more for a posted buffer: what it has goes back into the stream.
-    pub fn tcp_abandon_post(&mut self, now: Instant, id: SlotId, ticket: &Arc<RecvTicket>) {
+    /// Nobody waits any more for a posted buffer: what it has goes back into the stream. False: what
+    /// follows has been received already, so the ticket stays good.
+    pub fn tcp_abandon_post(&mut self, now: Instant, id: SlotId, ticket: &Arc<RecvTicket>) -> bool {
+        self.take_in_posted(now, id);
+        if ticket.is_over() {
+            return false;
+        }
+        // Nobody is to be told that its token goes.
         ticket.give_up();
+        let mut is_gone = true;
         self.end_post(now, id, |machine, io| {
-            machine.abandon(io, |t| Arc::ptr_eq(&t.0, ticket));
+            is_gone = machine.abandon(io, |t| Arc::ptr_eq(&t.0, ticket));
+            if !is_gone {
+                ticket.go_on();
+            }
         });
+        is_gone
     }
 
     fn end_post(
@@ -424,11 +443,9 @@ impl<P: Probe> Shard<P> {
         if let Some(at) = posted.machine.next_deadline() {
             posted.timer = Some(self.wheel.schedule(posted.timer, TimerKey::Posted(id), at));
         }
-        let is_draining = posted.machine.is_draining();
-        if is_draining {
-            self.posted.look_by(now + RETRY);
-        }
-        if is_draining || readable || !is_dry {
+        let is_stuck = posted.machine.is_draining() || readable;
+        if is_stuck || !is_dry {
+            self.posted.look_by(if is_dry { now + RETRY } else { now });
             self.posted.list(id, entry);
         }
     }
@@ -446,8 +463,9 @@ impl<P: Probe> Shard<P> {
     fn hand_out_posted(&mut self, id: SlotId) {
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
         let Some(posted) = &mut entry.posted else { return };
-        if posted.hand_out(&mut self.posted.received) {
-            self.net.counters.count(Counter::Receives);
+        let count = posted.hand_out(&mut self.posted.received);
+        if count > 0 {
+            self.net.counters.add(Counter::Receives, count as u64);
             self.notify(id);
         }
     }

@@ -494,7 +494,9 @@ impl<P: Probe> Shard<P> {
             }
             s.watch().notify(id, DOWN, &mut self.wakes);
         }
-        self.settle_all_posted(self.net.link.now(), true);
+        let now = self.net.link.now();
+        self.take_in_all_posted(now);
+        self.settle_all_posted(now, true);
     }
 
     /// Whether the device is gone.

@@ -241,3 +241,49 @@ fn a_future_is_woken_and_a_poll_set_sees_the_buffer() {
         assert!(behind.try_take().is_none(), "taken");
     });
 }
+
+#[test]
+fn memory_of_the_caller_is_filled_where_it_is_and_is_the_callers_when_its_token_is_reaped() {
+    use fulmar::posted_raw::{
+        RawReceived, RawReceiver, fulmar_recv_cancel, fulmar_recv_post, fulmar_recv_reap,
+    };
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, s) = connected(&a, &b);
+        let mut memory = vec![[0u8; 4]; 3];
+        let receiver = RawReceiver::new(&s).unwrap();
+        for (token, bytes) in memory.iter_mut().enumerate() {
+            // SAFETY: the memory outlives the receiver and is looked at only when its token is reaped.
+            let posted =
+                unsafe { fulmar_recv_post(&receiver, bytes.as_mut_ptr(), 4, 1, token as u64) };
+            assert_eq!(posted, 0);
+        }
+        // SAFETY: a receiver, or null.
+        unsafe {
+            assert_eq!(fulmar_recv_cancel(&receiver, 1), 0);
+            assert_eq!(fulmar_recv_cancel(&receiver, 77), -libc::EINVAL);
+            assert_eq!(
+                fulmar_recv_post(std::ptr::null(), std::ptr::null_mut(), 0, 0, 0),
+                -libc::EINVAL
+            );
+        }
+        c.write_all(b"abcdef").unwrap();
+        let mut got = Vec::new();
+        while got.len() < 3 {
+            let mut out = [RawReceived::default(); 2];
+            // SAFETY: a receiver, and room for two.
+            let n = unsafe { fulmar_recv_reap(&receiver, out.as_mut_ptr(), 2, -1) };
+            got.extend_from_slice(&out[..n as usize]);
+        }
+        got.sort_by_key(|r| r.token);
+        let results: Vec<i64> = got.iter().map(|r| r.result).collect();
+        assert_eq!(results, [4, -i64::from(libc::ECANCELED), 2]);
+        assert_eq!(memory, [*b"abcd", [0; 4], *b"ef\0\0"]);
+        // SAFETY: as above; the receiver goes first, which takes the memory back.
+        unsafe { receiver.post(std::ptr::NonNull::from(&mut memory[0]).cast(), 4, 1, 9).unwrap() };
+        drop(receiver);
+        c.write_all(b"zzzz").unwrap();
+        eventually("they arrive", || (&s).peek(&mut [0; 4]).unwrap_or(0) == 4);
+        assert_eq!(memory[0], *b"abcd");
+    });
+}

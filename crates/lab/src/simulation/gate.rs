@@ -320,7 +320,9 @@ impl Device for Gate {
     fn next_deadline(&self) -> Option<Instant> {
         let full = self.fullness.as_ref().filter(|_| self.refused).map(|f| f.until);
         let held = self.placing.as_ref().and_then(Placing::next_deadline);
-        [full, held, self.inner.next_deadline()].into_iter().flatten().min()
+        // What it holds comes first.
+        let inner = if held.is_some() { None } else { self.inner.next_deadline() };
+        [full, held, inner].into_iter().flatten().min()
     }
 
     fn link_state(&self) -> LinkState {

@@ -11,6 +11,7 @@ use fulmar_socket::posted::Rule;
 use fulmar_stack::{RecvOutcome, RecvTicket};
 
 use super::app::Cx;
+use super::gate::lock;
 use super::scenario::{Draw, PostPlan};
 
 /// A buffer that is away.
@@ -30,6 +31,10 @@ pub struct Posting {
     reads: bool,
     /// Buffers that came back, to be used again.
     spare: Vec<RecvBuf>,
+}
+
+fn note(cx: &Cx, id: SlotId, what: impl FnOnce() -> String) {
+    lock(cx.ground).log.line(cx.now, || format!("  socket {} {}", id.index, what()));
 }
 
 /// What came back.
@@ -112,6 +117,7 @@ impl Posting {
             let (capacity, ticket) = (buf.capacity(), Arc::new(RecvTicket::default()));
             let rule = self.rule(capacity, draw);
             cx.shard.tcp_post(cx.now, id, buf, rule, &ticket).map_err(|(e, _)| e)?;
+            note(cx, id, || format!("posts {capacity}, {rule:?}"));
             self.away.push_back(Away { ticket, capacity, is_cancelled: false });
             self.step(draw);
         }
@@ -136,11 +142,13 @@ impl Posting {
         let at = draw.below(self.away.len() as u64) as usize;
         if draw.percent(50) {
             self.away[at].is_cancelled = true;
+            note(cx, id, || format!("asks for buffer {at} back"));
             cx.shard.tcp_cancel_post(cx.now, id, &self.away[at].ticket);
         } else if !self.away[at].ticket.is_over()
-            && let Some(a) = self.away.remove(at)
+            && cx.shard.tcp_abandon_post(cx.now, id, &self.away[at].ticket)
         {
-            cx.shard.tcp_abandon_post(cx.now, id, &a.ticket);
+            note(cx, id, || format!("lets go of buffer {at}"));
+            self.away.remove(at);
         }
     }
 }

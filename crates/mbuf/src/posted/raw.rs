@@ -126,9 +126,9 @@ impl RecvBuf {
     /// at the same place before; a caller that never unmaps may always give the same.
     ///
     /// # Safety
-    /// From now on until this buffer is dropped (wherever it is then: given away to a stream, and come
-    /// back), `bytes` bytes from `base` on are initialised, readable and writable, and nobody else
-    /// touches them.
+    /// From now on until this buffer is dropped, `bytes` bytes from `base` on are initialised, readable
+    /// and writable, and nobody else touches them. Once it is given away to be filled that holds until
+    /// it has come back and is dropped; for a buffer that does not come back, for ever.
     pub unsafe fn from_raw(base: NonNull<u8>, bytes: usize, generation: u64) -> RecvBuf {
         // SAFETY: as the caller promises.
         let memory = unsafe { Memory::foreign(base, bytes, generation) };

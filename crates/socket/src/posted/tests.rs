@@ -401,7 +401,7 @@ fn run(w: &mut World, op: Op) {
         }
         Op::Pass(ms) => w.now = w.now + Duration::from_millis(ms),
         Op::Cancel(t) => _ = w.with(|m, io| m.cancel(io, |u| *u == t)),
-        Op::Abandon(t) => w.with(|m, io| m.abandon(io, |u| *u == t)),
+        Op::Abandon(t) => _ = w.with(|m, io| m.abandon(io, |u| *u == t)),
         Op::Read(n) => w.read(n),
         Op::Flush => w.machine.flush(),
     }

@@ -1,0 +1,323 @@
+//! Posted buffers in a shard, on a virtual clock: two flows whose packets alternate, over a device that
+//! guesses whose packet comes next and is wrong as often as not.
+
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
+
+use fulmar_base::{Counters, Duration, FlowKey, Instant, SeqNum, SlotId};
+use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
+use fulmar_ip::IfAddr;
+use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose, RecvBuf};
+use fulmar_netdev::{
+    Burst, Caps, Device, LinkState, Packet, Placement, PlacementHint, Rooms, Unsupported,
+};
+use fulmar_socket::posted::Rule;
+use fulmar_socket::{SocketError, Step};
+use fulmar_stack::{ListenOptions, RecvTicket, Reserved, Shard, StackConfig};
+
+/// Frames that were guessed right, and wrong.
+#[derive(Default)]
+struct Guesses {
+    right: usize,
+    wrong: usize,
+}
+
+struct Expected {
+    flow: FlowKey,
+    next: SeqNum,
+    rooms: Rooms,
+}
+
+/// A device that lets the payload of each frame land in the rooms of the flow that it guesses, before it
+/// knows whose it is.
+struct Guesser {
+    inner: SimLink,
+    flows: Vec<Expected>,
+    turn: usize,
+    fresh: Burst,
+    guesses: Arc<Mutex<Guesses>>,
+}
+
+/// Flow, sequence number and bytes of headers of a TCP segment over IPv4 that carries data.
+fn segment(frame: &[u8]) -> Option<(FlowKey, SeqNum, usize)> {
+    let ip = frame.get(14..34).filter(|_| frame[12..14] == [8, 0])?;
+    let tcp = frame.get(34..54).filter(|_| ip[9] == 6)?;
+    let headers = 34 + usize::from(tcp[12] >> 4) * 4;
+    let end = |at: usize, port: usize| -> SocketAddr {
+        let a: [u8; 4] = ip[at..at + 4].try_into().expect("four bytes");
+        (a, u16::from_be_bytes([tcp[port], tcp[port + 1]])).into()
+    };
+    let seq = SeqNum(u32::from_be_bytes(tcp[4..8].try_into().expect("four bytes")));
+    let usual = tcp[13] & !0x18 == 0 && frame.len() > headers;
+    usual.then(|| (FlowKey::new(end(16, 2), end(12, 0)), seq, headers))
+}
+
+impl Expected {
+    /// Splits off what was written, or what is to be: headers and placed bytes, and the rest.
+    fn placed(&mut self, frame: &[u8], headers: usize, pool: &mut Pool) -> Chain {
+        let mut chain = copy(&frame[..headers], pool);
+        let mut at = headers;
+        while at < frame.len()
+            && let Some(room) = self.rooms.front_mut()
+        {
+            let n = room.len().min(frame.len() - at);
+            room.bytes()[..n].copy_from_slice(&frame[at..at + n]);
+            chain.push_back(room.split(n, pool).expect("a descriptor"));
+            at += n;
+            if room.is_empty() {
+                self.rooms.pop_front();
+            }
+        }
+        self.next += (at - headers) as u32;
+        if at < frame.len() {
+            chain.append(copy(&frame[at..], pool));
+        }
+        chain
+    }
+}
+
+fn copy(bytes: &[u8], pool: &mut Pool) -> Chain {
+    let mut c = pool.alloc_chain(bytes.len(), 0, Purpose::Receive).expect("memory");
+    c.copy_from(0, bytes);
+    c
+}
+
+impl Guesser {
+    fn land(&mut self, p: Packet, pool: &mut Pool) -> Packet {
+        let frame = p.chain.to_vec();
+        // Neither always the flow of the last packet nor always the other.
+        self.turn += 1;
+        let guessed = (self.turn / 3 + self.turn / 7) % self.flows.len().max(1);
+        if let Some(e) = self.flows.get_mut(guessed) {
+            // What lands does so before anybody has looked at it.
+            let mut rest = &frame[66.min(frame.len())..];
+            for room in e.rooms.iter_mut() {
+                let n = room.len().min(rest.len());
+                room.bytes()[..n].copy_from_slice(&rest[..n]);
+                rest = &rest[n..];
+            }
+        }
+        let found = segment(&frame);
+        let is_next = |e: &Expected| found.is_some_and(|(f, s, _)| e.flow == f && e.next == s);
+        let owner = self.flows.iter().position(is_next);
+        if owner != Some(guessed) {
+            if let Some(e) = self.flows.get_mut(guessed) {
+                e.rooms.iter_mut().for_each(|r| r.scrub(frame.len()));
+            }
+        }
+        let (Some(owner), Some((_, _, headers))) = (owner, found) else { return p };
+        let mut guesses = self.guesses.lock().unwrap();
+        if owner == guessed {
+            guesses.right += 1
+        } else {
+            guesses.wrong += 1
+        }
+        let chain = self.flows[owner].placed(&frame, headers, pool);
+        pool.free(p.chain);
+        Packet { chain, offload: p.offload }
+    }
+}
+
+impl Device for Guesser {
+    fn caps(&self) -> &Caps {
+        self.inner.caps()
+    }
+    fn tx_burst(&mut self, n: Instant, p: &mut Pool, b: &mut Burst, c: &mut Counters) -> usize {
+        self.inner.tx_burst(n, p, b, c)
+    }
+    fn rx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        let n = self.inner.rx_burst(now, pool, &mut self.fresh, budget.min(out.room()), counters);
+        while let Some(p) = self.fresh.pop_front() {
+            let p = self.land(p, pool);
+            out.push(p).expect("there is room");
+        }
+        n
+    }
+    fn arm(&mut self) -> bool {
+        true
+    }
+    fn wake_fd(&self) -> Option<RawFd> {
+        None
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+    fn link_state(&self) -> LinkState {
+        LinkState::Up
+    }
+    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
+        let Placement::InOrder(rooms) = hint.placement else { return Err(Unsupported) };
+        drop(self.unplace(&hint.flow));
+        self.flows.push(Expected { flow: hint.flow, next: hint.next_seq, rooms });
+        Ok(())
+    }
+    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
+        let at = self.flows.iter().position(|e| e.flow == *flow);
+        at.map_or_else(Rooms::default, |at| self.flows.remove(at).rooms)
+    }
+}
+
+struct Pair {
+    now: Instant,
+    shards: [Shard; 2],
+    guesses: Arc<Mutex<Guesses>>,
+}
+
+fn at(station: u8, port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, station + 1], port))
+}
+
+impl Pair {
+    fn over(how: Impairments) -> Pair {
+        let (a, b) = sim_pair(1, &how, &LinkConfig::default());
+        let now = Instant::from_millis(1000);
+        let guesses = Arc::new(Mutex::new(Guesses::default()));
+        let shard = |station: u8, inner| {
+            let config = StackConfig {
+                addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
+                pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
+                ..StackConfig::default()
+            };
+            let guesses = Arc::clone(&guesses);
+            let fresh = Burst::with_capacity(256);
+            let device = Guesser { inner, flows: Vec::new(), turn: 0, fresh, guesses };
+            Shard::new(config, Box::new(device), now).expect("a shard")
+        };
+        Pair { now, shards: [shard(0, a), shard(1, b)], guesses }
+    }
+
+    /// Lets time pass up to the next thing to do.
+    fn go_on(&mut self) {
+        let next = self.shards.iter().filter_map(Shard::next_deadline).min();
+        let soon = self.now + Duration::from_micros(1);
+        self.now = next.unwrap_or(soon).clamp(soon, self.now + Duration::from_millis(10));
+        for s in &mut self.shards {
+            s.step(self.now, 64);
+            drop(s.take_received());
+        }
+    }
+
+    /// A connection from shard 0 to shard 1: its two ends.
+    fn connected(&mut self, port: u16) -> (SlotId, SlotId) {
+        let listener = self.shards[1].tcp_listen(at(1, port), ListenOptions::default()).unwrap();
+        let client = self.shards[0].tcp_connect(self.now, at(1, port), None).unwrap();
+        self.shards[0].with_tcb(self.now, client, |t| t.tcb.set_nodelay(true)).unwrap();
+        loop {
+            self.go_on();
+            if let Ok(Step::Done((server, _))) = self.shards[1].tcp_accept(listener) {
+                return (client, server);
+            }
+        }
+    }
+
+    fn write(&mut self, id: SlotId, bytes: &[u8]) -> usize {
+        let shard = &mut self.shards[0];
+        match shard.tcp_reserve(self.now, id, bytes, bytes.len(), false).unwrap() {
+            Step::Done(Reserved::Sent(n)) => n,
+            Step::Done(Reserved::Space(mut r)) => {
+                let n = r.len();
+                r.chain.copy_from(0, &bytes[..n]);
+                shard.tcp_commit(self.now, id, r);
+                n
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// Full, or a pause: messages end nothing here.
+const RULE: Rule =
+    Rule { low_water_bytes: usize::MAX, on_push: false, idle: Some(Duration::from_millis(1)) };
+
+/// One flow: bytes of one value only, so that a byte of the other shows wherever it lies.
+struct Flow {
+    value: u8,
+    ends: (SlotId, SlotId),
+    sent: usize,
+    got: usize,
+    away: Vec<Arc<RecvTicket>>,
+}
+
+impl Flow {
+    fn post(&mut self, pair: &mut Pair, buf: RecvBuf) {
+        let ticket = Arc::new(RecvTicket::default());
+        let id = self.ends.1;
+        pair.shards[1].tcp_post(pair.now, id, buf, RULE, &ticket).expect("posted");
+        self.away.push(ticket);
+    }
+
+    fn collect(&mut self, pair: &mut Pair) {
+        while self.away.first().is_some_and(|t| t.is_over()) {
+            let outcome = self.away.remove(0).take().expect("once");
+            let mut buf = outcome.buf.expect("its stack is there");
+            self.got += buf.len();
+            assert!(buf.iter().all(|b| *b == self.value), "a byte of the other flow");
+            let is_own = |b: &u8| *b == self.value || *b == 0;
+            assert!(
+                buf.memory_mut().iter().all(is_own),
+                "a byte of the other flow was left behind"
+            );
+            buf.memory_mut().fill(0);
+            self.post(pair, buf);
+        }
+    }
+}
+
+fn interleaved(how: Impairments, total: usize, message: usize) -> Guesses {
+    let mut pair = Pair::over(how);
+    let mut flows = [(0xaa, 80), (0xbb, 81)].map(|(value, port)| {
+        let ends = pair.connected(port);
+        Flow { value, ends, sent: 0, got: 0, away: Vec::new() }
+    });
+    for f in &mut flows {
+        (0..2).for_each(|_| f.post(&mut pair, RecvBuf::from(vec![0; 5000])));
+    }
+    for _ in 0..1_000_000 {
+        if flows.iter().all(|f| f.got == total) {
+            break;
+        }
+        for f in &mut flows {
+            let n = message.min(total - f.sent);
+            f.sent += if n > 0 { pair.write(f.ends.0, &vec![f.value; n]) } else { 0 };
+        }
+        pair.go_on();
+        flows.iter_mut().for_each(|f| f.collect(&mut pair));
+    }
+    assert_eq!(flows.each_ref().map(|f| f.got), [total; 2]);
+    for f in &flows {
+        pair.shards[1].close(pair.now, f.ends.1);
+        for t in &f.away {
+            let ended = t.take().expect("closing ends it");
+            assert_eq!(ended.error, Some(SocketError::Cancelled));
+        }
+    }
+    std::mem::take(&mut pair.guesses.lock().unwrap())
+}
+
+#[test]
+fn two_flows_packet_by_packet_leave_no_byte_in_each_others_buffers() {
+    let delay = Duration::from_micros(50);
+    let guesses = interleaved(Impairments { delay, ..Impairments::default() }, 400_000, 700);
+    assert!(guesses.right > 50 && guesses.wrong > 50, "{} {}", guesses.right, guesses.wrong);
+}
+
+#[test]
+fn nor_do_they_where_packets_are_lost_doubled_and_reordered() {
+    let how = Impairments {
+        delay: Duration::from_micros(200),
+        loss: 0.02,
+        reorder: 0.05,
+        reorder_delay: Duration::from_micros(500),
+        duplicate: 0.03,
+        ..Impairments::default()
+    };
+    interleaved(how, 200_000, 1300);
+}
