@@ -172,7 +172,7 @@ pub(crate) struct PostedTable {
     /// Kept, so that a look allocates nothing.
     spare: Vec<SlotId>,
     /// Buffers of closed connections that somebody still refers to.
-    orphans: Vec<Box<RecvEntry>>,
+    orphans: Vec<RecvEntry>,
     /// When to look again at the latest.
     again_at: Option<Instant>,
     received: Received,
@@ -498,7 +498,7 @@ impl<P: Probe> Shard<P> {
         }
         posted.hand_out(&mut self.posted.received);
         if posted.machine.is_draining() {
-            self.posted.orphans.push(posted);
+            self.posted.orphans.push(*posted);
             self.posted.look_by(now + RETRY);
         }
     }

@@ -101,10 +101,10 @@ impl Guesser {
         let found = segment(&frame);
         let is_next = |e: &Expected| found.is_some_and(|(f, s, _)| e.flow == f && e.next == s);
         let owner = self.flows.iter().position(is_next);
-        if owner != Some(guessed) {
-            if let Some(e) = self.flows.get_mut(guessed) {
-                e.rooms.iter_mut().for_each(|r| r.scrub(frame.len()));
-            }
+        if owner != Some(guessed)
+            && let Some(e) = self.flows.get_mut(guessed)
+        {
+            e.rooms.iter_mut().for_each(|r| r.scrub(frame.len()));
         }
         let (Some(owner), Some((_, _, headers))) = (owner, found) else { return p };
         let mut guesses = self.guesses.lock().unwrap();

@@ -93,7 +93,7 @@ impl RawReceiver {
         if done > 0 || timeout == Some(Duration::ZERO) {
             return done;
         }
-        let Some((_, first)) = away.front().map(Clone::clone) else { return 0 };
+        let Some((_, first)) = away.front().cloned() else { return 0 };
         // Others may post and cancel meanwhile.
         drop(away);
         let _ = first.wait_for(timeout.map_or(Limit::Forever, Limit::For));

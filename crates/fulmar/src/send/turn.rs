@@ -95,10 +95,10 @@ impl<'a> WriteTurn<'a> {
 
     fn obtain(&mut self, whole: &[u8], want: usize, is_partial: bool) -> io::Result<Reserved> {
         let (s, limit) = (self.socket, self.limit);
-        if whole.len() != want || want > SMALL_WRITE_BYTES {
-            if let Some(r) = self.obtain_at_once(want, is_partial).map_err(to_io)? {
-                return Ok(r);
-            }
+        if (whole.len() != want || want > SMALL_WRITE_BYTES)
+            && let Some(r) = self.obtain_at_once(want, is_partial).map_err(to_io)?
+        {
+            return Ok(r);
         }
         let mut waited = false;
         s.wait(Ready::WRITABLE, limit, |shard, now| {

@@ -283,7 +283,7 @@ fn memory_of_the_caller_is_filled_where_it_is_and_is_the_callers_when_its_token_
         unsafe { receiver.post(std::ptr::NonNull::from(&mut memory[0]).cast(), 4, 1, 9).unwrap() };
         drop(receiver);
         c.write_all(b"zzzz").unwrap();
-        eventually("they arrive", || (&s).peek(&mut [0; 4]).unwrap_or(0) == 4);
+        eventually("they arrive", || s.peek(&mut [0; 4]).unwrap_or(0) == 4);
         assert_eq!(memory[0], *b"abcd");
     });
 }
