@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant as StdInstant};
 
 use fulmar_base::with_zone;
-use fulmar_ip::{IfAddr, Prefix, Route};
+use fulmar_ip::{IfAddr, NextHop, Prefix, Route};
 use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::Device;
 use fulmar_netdev::moderation::ModerationConfig;
@@ -172,6 +172,56 @@ impl Stack {
     pub fn remove_route(&self, prefix: Prefix) -> io::Result<()> {
         let done = self.inner.host.call(|shard, _| Ok(shard.ip().remove_route(prefix)));
         done.map_err(to_io)?.map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Adds a route over several next hops of equal cost while the stack runs. Each flow keeps to one
+    /// of them, by a hash of its addresses and ports, while that is up and answers. `table` 0 is the
+    /// main one, others are for the sources that [`Stack::set_source_policy`] names; a route to one
+    /// next hop is a slice of one.
+    ///
+    /// # Errors
+    /// `InvalidInput`: no next hop or more than 64, another IP version, or no room.
+    pub fn add_route_over(&self, table: u32, dst: Prefix, hops: &[NextHop]) -> io::Result<()> {
+        let done = self.inner.host.call(|s, _| Ok(s.ip().add_spread_route_to(table, dst, hops)));
+        done.map_err(to_io)?.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))
+    }
+
+    /// Removes a route of a table while the stack runs.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn remove_route_from(&self, table: u32, dst: Prefix) -> io::Result<()> {
+        let done = self.inner.host.call(|shard, _| Ok(shard.ip().remove_route_from(table, dst)));
+        done.map_err(to_io)?.map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Has packets from a block of source addresses look at `table` first, and at the main one for what
+    /// it has no route to. `None` takes the rule back.
+    ///
+    /// # Errors
+    /// `InvalidInput`: a prefix longer than its address, or more than 256 rules.
+    pub fn set_source_policy(&self, source: Prefix, table: Option<u32>) -> io::Result<()> {
+        let done = self.inner.host.call(|shard, _| Ok(shard.ip().set_source_policy(source, table)));
+        match done.map_err(to_io)? {
+            true => Ok(()),
+            false => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "there are too many rules, or the prefix is longer than its address",
+            )),
+        }
+    }
+
+    /// Says whether a router is up. While it is not, flows go to the next hops beside it, then to the
+    /// route around; with none there is no route (`ENETUNREACH`).
+    ///
+    /// # Errors
+    /// `EBADF` in a forked child.
+    pub fn set_next_hop_up(&self, via: IpAddr, is_up: bool) -> io::Result<()> {
+        let done = self.inner.host.call(|shard, _| {
+            shard.ip().set_next_hop_up(via, is_up);
+            Ok(())
+        });
+        done.map_err(to_io)
     }
 
     /// The name given to the builder.

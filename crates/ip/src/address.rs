@@ -6,7 +6,8 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use fulmar_base::EtherAddr;
 use fulmar_route::Prefix;
 
-use crate::{ConfigError, IfAddr};
+use crate::source::{self, Candidate};
+use crate::{AddressUse, ConfigError, IfAddr};
 
 /// All hosts of the link (RFC 1112 section 4), the one IPv4 group that every host is in.
 const ALL_HOSTS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
@@ -37,6 +38,8 @@ pub(crate) struct Addresses {
     /// The broadcast addresses of the links in `list`, since every packet's source is checked
     /// against them.
     broadcasts: Vec<Ipv4Addr>,
+    /// Those of `list` that are not to be used as the others.
+    uses: Vec<(IpAddr, AddressUse)>,
 }
 
 impl Addresses {
@@ -61,6 +64,7 @@ impl Addresses {
     pub(crate) fn remove(&mut self, addr: IpAddr) -> Option<IfAddr> {
         let i = self.list.iter().position(|a| a.addr == addr)?;
         let old = self.list.remove(i);
+        self.uses.retain(|u| u.0 != addr);
         self.find_broadcasts();
         Some(old)
     }
@@ -105,18 +109,22 @@ impl Addresses {
             || own.any(|a| solicited_node(a) == group)
     }
 
-    /// The source address for packets to `dst` by way of `next_hop` (RFC 6724 section 5, the rules
-    /// that mean something here): itself, then the same scope, then the next hop's own prefix, then
-    /// the longest common prefix, then the first one given.
+    /// The source address for packets to `dst` by way of `next_hop`: see [`source::choose`].
     pub(crate) fn source_for(&self, dst: IpAddr, next_hop: IpAddr) -> Option<IpAddr> {
-        let score = |a: &IfAddr| {
-            let same_scope = is_link_scoped(a.addr) == is_link_scoped(dst);
-            let on_link = a.prefix().is_some_and(|p| p.contains(next_hop));
-            (a.addr == dst, same_scope, on_link, common_bits(a.addr, dst))
-        };
-        let candidates = self.list.iter().filter(|a| a.addr.is_ipv4() == dst.is_ipv4());
-        // The last of equals wins in max_by_key, so that the first one given must come last.
-        candidates.rev().max_by_key(|a| score(a)).map(|a| a.addr)
+        let use_of = |addr: &IfAddr| self.uses.iter().find(|u| u.0 == addr.addr).map(|u| u.1);
+        let candidate =
+            |addr: &IfAddr| Candidate { addr: *addr, use_: use_of(addr).unwrap_or_default() };
+        source::choose(self.list.iter().map(candidate), dst, next_hop)
+    }
+
+    /// Says how much an address should be used. Whether it is ours.
+    pub(crate) fn set_use(&mut self, addr: IpAddr, use_: AddressUse) -> bool {
+        self.uses.retain(|u| u.0 != addr);
+        let is_own = self.is_own(addr);
+        if is_own && use_ != AddressUse::default() {
+            self.uses.push((addr, use_));
+        }
+        is_own
     }
 }
 
@@ -162,15 +170,6 @@ pub(crate) fn is_link_scoped(ip: IpAddr) -> bool {
 fn is_link_multicast(a: Ipv6Addr) -> bool {
     let [kind, scope, ..] = a.octets();
     kind == 0xff && matches!(scope & 0xf, 1 | 2)
-}
-
-/// Leading bits that two addresses of one version share.
-fn common_bits(a: IpAddr, b: IpAddr) -> u32 {
-    match (a, b) {
-        (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
-        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
-        _ => 0,
-    }
 }
 
 /// The group that everyone who might own `a` is in (RFC 4291 section 2.7.1).

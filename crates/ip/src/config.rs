@@ -94,6 +94,10 @@ pub enum ConfigError {
     PrefixLength(IpAddr),
     /// A route's destination, gateway and source are not of one IP version.
     MixedVersions(Prefix),
+    /// A route has no next hops, or more than 64.
+    NextHops(Prefix),
+    /// There is no room for the route: in its table, for its next hops, or for one more table.
+    RoutesFull(Prefix),
 }
 
 impl core::fmt::Display for ConfigError {
@@ -111,6 +115,12 @@ impl core::fmt::Display for ConfigError {
             }
             ConfigError::MixedVersions(p) => {
                 write!(f, "the route to {p} needs a gateway and a source of its own IP version")
+            }
+            ConfigError::NextHops(p) => {
+                write!(f, "the route to {p} needs from 1 to 64 next hops")
+            }
+            ConfigError::RoutesFull(p) => {
+                write!(f, "there is no room for the route to {p}: remove others first")
             }
         }
     }

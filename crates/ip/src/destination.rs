@@ -7,7 +7,7 @@ use core::net::IpAddr;
 use fulmar_base::{EtherAddr, Instant};
 
 /// Destinations remembered. A collision costs a look-up in the tables, so that this only needs to
-/// cover what is active at the same time; 64 lines of 80 bytes stay in the first-level cache.
+/// cover what is active at the same time; 64 entries of about 100 bytes stay in the first-level cache.
 const CACHE_ENTRIES: usize = 64;
 
 /// The way of a packet out of this stack.
@@ -32,17 +32,23 @@ pub(crate) struct Path {
     /// Routers must be allowed to fragment (see `pmtu`).
     pub(crate) must_fragment: bool,
     pub(crate) is_broadcast: bool,
+    /// Other flows to the same destination may go another way.
+    pub(crate) is_spread: bool,
 }
+
+/// What packets have in common that go the same way: destination, table, and where flows are spread
+/// the hash of the flow; else 0.
+pub(crate) type Key = (IpAddr, u32, u64);
 
 /// A destination whose packets can go at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Destination {
-    pub(crate) dst: IpAddr,
+    pub(crate) key: Key,
     pub(crate) ether: EtherAddr,
     pub(crate) is_own: bool,
     pub(crate) must_fragment: bool,
     pub(crate) mtu: usize,
-    /// The neighbour that takes the packets, for confirmations; `dst` itself if there is none.
+    /// The neighbour that takes the packets, for confirmations; the destination itself if there is none.
     pub(crate) next_hop: IpAddr,
     /// Holds while the interface's generation is this.
     pub(crate) generation: u64,
@@ -61,30 +67,30 @@ impl DestinationCache {
         DestinationCache { entries: vec![None; CACHE_ENTRIES] }
     }
 
-    /// What is remembered about `dst`, if it still holds.
+    /// What is remembered, if it still holds.
     #[inline]
-    pub(crate) fn find(&self, dst: IpAddr, generation: u64, now: Instant) -> Option<&Destination> {
-        let found = self.entries.get(index_of(dst))?.as_ref()?;
-        let holds = found.dst == dst && found.generation == generation && now < found.fresh_until;
+    pub(crate) fn find(&self, key: Key, generation: u64, now: Instant) -> Option<&Destination> {
+        let found = self.entries.get(index_of(key))?.as_ref()?;
+        let holds = found.key == key && found.generation == generation && now < found.fresh_until;
         holds.then_some(found)
     }
 
     pub(crate) fn store(&mut self, destination: Destination) {
-        if let Some(entry) = self.entries.get_mut(index_of(destination.dst)) {
+        if let Some(entry) = self.entries.get_mut(index_of(destination.key)) {
             *entry = Some(destination);
         }
     }
 
     /// Forgets one destination, so that its next packet looks at the tables.
-    pub(crate) fn forget(&mut self, dst: IpAddr) {
-        if let Some(entry) = self.entries.get_mut(index_of(dst)) {
+    pub(crate) fn forget(&mut self, key: Key) {
+        if let Some(entry) = self.entries.get_mut(index_of(key)) {
             *entry = None;
         }
     }
 }
 
 #[inline]
-fn index_of(dst: IpAddr) -> usize {
+fn index_of((dst, table, flow): Key) -> usize {
     let folded = match dst {
         IpAddr::V4(a) => u64::from(a.to_bits()),
         IpAddr::V6(a) => {
@@ -92,6 +98,7 @@ fn index_of(dst: IpAddr) -> usize {
             (bits as u64) ^ ((bits >> 64) as u64)
         }
     };
+    let folded = folded ^ flow ^ u64::from(table) << 32;
     let mixed = folded.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     mixed as usize & (CACHE_ENTRIES - 1)
 }

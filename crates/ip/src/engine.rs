@@ -6,7 +6,7 @@ use core::net::{IpAddr, Ipv6Addr};
 
 use fulmar_base::{Counters, Duration, EtherAddr, Instant, Zone};
 use fulmar_mbuf::Pool;
-use fulmar_route::{Action, Neighbour, Neighbours, Prefix, Route, RouteError, Table};
+use fulmar_route::{Action, Neighbour, Neighbours, Route};
 
 use crate::address::{self, Addresses, LINK_LOCAL, Scope};
 use crate::destination::{DestinationCache, Path, Way};
@@ -14,8 +14,9 @@ use crate::frame::Context;
 use crate::limit::TokenBucket;
 use crate::pmtu::{PathMtus, least_mtu};
 use crate::reassembly::Reassembly;
+use crate::routing::{Found, MAIN, Tables};
 use crate::waiting::Waiting;
-use crate::{Config, ConfigError, FrameSink, IfAddr, NoRoute, PathChoice, QuotedError};
+use crate::{AddressUse, Config, ConfigError, FrameSink, IfAddr, NoRoute, PathChoice, QuotedError};
 
 /// Reports of failed neighbours kept until somebody asks; more are lost, and their flows learn by
 /// their own time-outs.
@@ -27,7 +28,7 @@ const OWN_MTU: usize = 65_535;
 pub struct Ip {
     pub(crate) config: Config,
     pub(crate) addresses: Addresses,
-    pub(crate) routes: Table,
+    pub(crate) tables: Tables,
     pub(crate) neighbours: Neighbours,
     pub(crate) waiting: Waiting,
     pub(crate) path_mtus: PathMtus,
@@ -66,7 +67,7 @@ impl Ip {
         config.neighbours.reachable = jittered(config.neighbours.reachable, seed);
         let mut ip = Ip {
             addresses: Addresses::default(),
-            routes: Table::new(),
+            tables: Tables::default(),
             neighbours: Neighbours::new(config.neighbours),
             waiting: Waiting::default(),
             path_mtus: PathMtus::default(),
@@ -113,28 +114,18 @@ impl Ip {
         let link = old.prefix();
         if let Some(link) = link
             && !self.addresses.iter().any(|a| a.prefix() == Some(link))
-            && self.routes.iter().any(|r| *r == Route::on_link(link))
+            && self.routes().any(|r| r == Route::on_link(link))
         {
-            self.routes.remove(link);
+            self.remove_route(link);
         }
         true
     }
 
-    /// Adds a route, or replaces the one with the same prefix.
-    ///
-    /// # Errors
-    /// [`ConfigError::PrefixLength`], [`ConfigError::MixedVersions`].
-    pub fn add_route(&mut self, route: Route) -> Result<(), ConfigError> {
-        match self.routes.insert(route) {
-            Ok(_) => Ok(()),
-            Err(RouteError::PrefixLength) => Err(ConfigError::PrefixLength(route.dst.addr)),
-            Err(RouteError::MixedVersions) => Err(ConfigError::MixedVersions(route.dst)),
-        }
-    }
-
-    /// Removes a route.
-    pub fn remove_route(&mut self, dst: Prefix) -> Option<Route> {
-        self.routes.remove(dst)
+    /// Says that an address should be used less or more than the others (RFC 6724 section 5, rules 3
+    /// and 7). Returns whether it is one of ours.
+    pub fn set_address_use(&mut self, addr: IpAddr, use_: AddressUse) -> bool {
+        self.changes = self.changes.wrapping_add(1);
+        self.addresses.set_use(addr, use_)
     }
 
     /// Which source address, neighbour and MTU packets to `dst` use. `zone` names the interface of
@@ -143,7 +134,22 @@ impl Ip {
     /// # Errors
     /// [`NoRoute`]: no route, another zone, or no source address of this IP version.
     pub fn route(&self, dst: IpAddr, zone: Zone) -> Result<PathChoice, NoRoute> {
-        let path = self.path_to(dst, zone).ok_or(NoRoute)?;
+        self.route_from(None, dst, zone)
+    }
+
+    /// As [`Ip::route`], for packets whose source address is known, which may have routes of its own
+    /// ([`Ip::set_source_policy`]). Where flows are spread over several next hops, it is that of one of
+    /// them.
+    ///
+    /// # Errors
+    /// As [`Ip::route`].
+    pub fn route_from(
+        &self,
+        src: Option<IpAddr>,
+        dst: IpAddr,
+        zone: Zone,
+    ) -> Result<PathChoice, NoRoute> {
+        let path = self.path_to(dst, zone, (src, 0), Instant::ZERO).ok_or(NoRoute)?;
         let next_hop = match path.way {
             Way::Neighbour(hop) => hop,
             Way::Own | Way::Group(_) => dst,
@@ -164,7 +170,7 @@ impl Ip {
     #[inline]
     pub fn generation(&self) -> u64 {
         self.changes
-            .wrapping_add(self.routes.generation())
+            .wrapping_add(self.tables.generation())
             .wrapping_add(self.neighbours.generation())
             .wrapping_add(self.path_mtus.generation())
     }
@@ -173,7 +179,9 @@ impl Ip {
     /// [`crate::ErrorKind::TooBig`] once the flow is found and, for TCP, the quoted sequence number
     /// was sent (RFC 5927 section 7.2).
     pub fn lower_path_mtu(&mut self, now: Instant, dst: IpAddr, mtu: usize) {
-        if let Some(Path { way: Way::Neighbour(_), mtu: known, .. }) = self.path_to(dst, 0) {
+        if let Some(Path { way: Way::Neighbour(_), mtu: known, .. }) =
+            self.path_to(dst, 0, (None, 0), now)
+        {
             let expires = now + self.config.path_mtu_lifetime;
             self.path_mtus.lower(dst, mtu, known, expires);
         }
@@ -184,15 +192,20 @@ impl Ip {
     pub fn confirm(&mut self, now: Instant, dst: IpAddr) {
         let half = self.config.neighbours.reachable.checked_div(2).unwrap_or_default();
         let fresh_enough = now + half;
-        let known = self.destinations.find(dst, self.generation(), now);
+        if self.tables.is_manifold() {
+            // Which of several neighbours it was is not known here; each is asked by itself.
+            return;
+        }
+        let known = self.destinations.find((dst, MAIN, 0), self.generation(), now);
         match known {
             Some(d) if d.fresh_until >= fresh_enough => {}
             Some(d) => {
                 self.neighbours.confirm(d.next_hop, now);
-                self.destinations.forget(dst);
+                self.destinations.forget((dst, MAIN, 0));
             }
             None => {
-                if let Some(Path { way: Way::Neighbour(hop), .. }) = self.path_to(dst, 0) {
+                let path = self.path_to(dst, 0, (None, 0), now);
+                if let Some(Path { way: Way::Neighbour(hop), .. }) = path {
                     self.neighbours.confirm(hop, now);
                 }
             }
@@ -270,11 +283,6 @@ impl Ip {
         self.neighbours.iter()
     }
 
-    /// Every route: IPv4 before IPv6, longest prefix first.
-    pub fn routes(&self) -> impl Iterator<Item = &Route> {
-        self.routes.iter()
-    }
-
     /// Every address, in the order in which they were given.
     pub fn addresses(&self) -> impl Iterator<Item = &IfAddr> {
         self.addresses.iter()
@@ -301,13 +309,25 @@ impl Ip {
         self.waiting.release(pool);
     }
 
-    /// What the tables say about the way to `dst`.
-    pub(crate) fn path_to(&self, dst: IpAddr, zone: Zone) -> Option<Path> {
+    /// What the tables say about the way to `dst`, from a source address and with the hash of a flow.
+    pub(crate) fn path_to(
+        &self,
+        dst: IpAddr,
+        zone: Zone,
+        (src, flow): (Option<IpAddr>, u64),
+        now: Instant,
+    ) -> Option<Path> {
         if address::is_link_scoped(dst) && zone != 0 && zone != self.config.zone {
             return None;
         }
-        let path =
-            |way, mtu| Path { way, src: None, mtu, must_fragment: false, is_broadcast: false };
+        let path = |way, mtu| Path {
+            way,
+            src: None,
+            mtu,
+            must_fragment: false,
+            is_broadcast: false,
+            is_spread: false,
+        };
         let group = Way::Group(address::group_ether(dst));
         match self.addresses.classify(dst) {
             Scope::Own => return Some(Path { src: Some(dst), ..path(Way::Own, OWN_MTU) }),
@@ -318,22 +338,18 @@ impl Ip {
             Scope::Foreign if dst.is_multicast() => return Some(path(group, self.config.mtu)),
             Scope::Foreign => {}
         }
-        let route = *self.routes.lookup(dst).filter(|_| can_be_sent_to(dst))?;
-        let mtu = route.mtu.map_or(self.config.mtu, |m| m.min(self.config.mtu));
+        let Found { hop, is_spread } = self.next_hop_to(dst, src, flow, now)?;
+        let mtu = hop.mtu.map_or(self.config.mtu, |m| m.min(self.config.mtu));
         let mtu = mtu.max(least_mtu(dst.is_ipv4()));
         let known = self.path_mtus.find(dst);
         Some(Path {
-            way: Way::Neighbour(route.via.unwrap_or(dst)),
-            src: route.src,
+            way: Way::Neighbour(hop.via.unwrap_or(dst)),
+            src: hop.src,
             mtu: known.map_or(mtu, |p| p.mtu.min(mtu)),
             must_fragment: known.is_some_and(|p| p.must_fragment),
             is_broadcast: false,
+            is_spread,
         })
-    }
-
-    /// Whether `ip` is a neighbour by the routes, so that it may be learned about.
-    pub(crate) fn is_on_link(&self, ip: IpAddr) -> bool {
-        !self.is_local(ip) && self.routes.lookup(ip).is_some_and(|r| r.via.is_none())
     }
 
     fn check_mtu(&self, is_v4: bool) -> Result<(), ConfigError> {
@@ -341,12 +357,6 @@ impl Ip {
         let fits = (least..=OWN_MTU).contains(&self.config.mtu);
         if fits { Ok(()) } else { Err(ConfigError::Mtu { least }) }
     }
-}
-
-/// A destination that a router or neighbour can own: what is left when our own addresses and
-/// groups are dealt with. A v4-mapped address must be turned into its IPv4 form by the socket.
-fn can_be_sent_to(dst: IpAddr) -> bool {
-    address::is_possible_source(dst)
 }
 
 fn is_link_local(ip: IpAddr) -> bool {

@@ -52,12 +52,17 @@ mod output;
 mod pmtu;
 mod quote;
 mod reassembly;
+mod routing;
+mod source;
 mod types;
 mod waiting;
 
 pub use config::{Config, ConfigError, IfAddr};
 pub use engine::Ip;
-pub use fulmar_route::{Neighbour, NeighbourConfig, NeighbourState, Prefix, Route, RouteError};
+pub use fulmar_route::{
+    Neighbour, NeighbourConfig, NeighbourState, NextHop, Prefix, Route, RouteError,
+};
+pub use source::AddressUse;
 pub use types::{
     Delivered, EchoReply, ErrorKind, FrameSink, NoRoute, Outgoing, OutputError, PathChoice,
     QuotedError, SavedHeader, Verdict,

@@ -7,9 +7,10 @@ use fulmar_mbuf::{Chain, Pool, Purpose};
 use fulmar_route::Resolution;
 use fulmar_wire::{WireError, eth, ipv4, ipv6};
 
-use crate::destination::{Destination, Path, Way};
+use crate::destination::{Destination, Key, Path, Way};
 use crate::engine::Ip;
 use crate::frame::Context;
+use crate::routing::flow_hash;
 use crate::waiting::Held;
 use crate::{FrameSink, Outgoing, OutputError};
 
@@ -126,7 +127,7 @@ impl Ip {
         if header.src.is_ipv4() != header.dst.is_ipv4() {
             return Err(Stopped::Refused(OutputError::NoRoute, DropReason::NoRoute));
         }
-        let hop = self.hop_to(header.dst, zone, cx.now)?;
+        let hop = self.hop_to(header.src, header.dst, zone, cx.now, chain)?;
         pass(cx, Stage::RouteFound)?;
         let (ether, mtu, must_fragment, is_own) = match &hop {
             Hop::Known(d) => (d.ether, d.mtu, d.must_fragment, d.is_own),
@@ -173,28 +174,38 @@ impl Ip {
     #[inline]
     fn hop_to(
         &mut self,
+        src: IpAddr,
         dst: IpAddr,
         zone: Zone,
         now: Instant,
+        packet: &Chain,
     ) -> Result<Hop, (OutputError, DropReason)> {
         let generation = self.generation();
         let is_zone_ours = zone == 0 || zone == self.config.zone;
-        match self.destinations.find(dst, generation, now) {
+        let table = self.tables.table_for(Some(src));
+        match self.destinations.find((dst, table, 0), generation, now) {
+            Some(d) if is_zone_ours => return Ok(Hop::Known(*d)),
+            _ if !self.tables.is_spread() => return self.find_hop(src, (dst, table, 0), zone, now),
+            _ => {}
+        }
+        let flow = flow_hash(src, dst, packet);
+        match self.destinations.find((dst, table, flow), generation, now) {
             Some(d) if is_zone_ours => Ok(Hop::Known(*d)),
-            _ => self.find_hop(dst, zone, now),
+            _ => self.find_hop(src, (dst, table, flow), zone, now),
         }
     }
 
     /// Asks the tables, and remembers the answer if packets can go at once.
     fn find_hop(
         &mut self,
-        dst: IpAddr,
+        src: IpAddr,
+        (dst, table, flow): Key,
         zone: Zone,
         now: Instant,
     ) -> Result<Hop, (OutputError, DropReason)> {
         let no_route = (OutputError::NoRoute, DropReason::NoRoute);
         let unreachable = (OutputError::HostUnreachable, DropReason::NeighbourUnreachable);
-        let path = self.path_to(dst, zone).ok_or(no_route)?;
+        let path = self.path_to(dst, zone, (Some(src), flow), now).ok_or(no_route)?;
         let (ether, next_hop, fresh_until) = match path.way {
             Way::Own => (self.config.ether, dst, Instant::FAR_FUTURE),
             Way::Group(ether) => (ether, dst, Instant::FAR_FUTURE),
@@ -204,8 +215,9 @@ impl Ip {
                 Resolution::Failed => return Err(unreachable),
             },
         };
+        let flow = if path.is_spread { flow } else { 0 };
         let destination = Destination {
-            dst,
+            key: (dst, table, flow),
             ether,
             is_own: path.way == Way::Own,
             must_fragment: path.must_fragment,

@@ -208,6 +208,26 @@ impl<K: Key> Fib<K> {
         Ok(old.map(u32::from))
     }
 
+    /// The answer of exactly this prefix, `None` if it is not installed.
+    pub fn get(&self, address: K, len: u8) -> Option<u32> {
+        let start = address.block(len.min(K::BITS)).0;
+        if len > K::BITS || !is_inner::<K>(start, len) {
+            return self.short.get(&(len, start)).map(|answer| u32::from(*answer));
+        }
+        let inner = &self.chunks.get(start.chunk())?.inner;
+        let at = inner.binary_search_by_key(&(start, len), |i| (i.start, i.len)).ok()?;
+        inner.get(at).map(|i| i.answer.into())
+    }
+
+    /// Every prefix with its answer: those that hold whole chunks by length, then the others by
+    /// address.
+    pub fn iter(&self) -> impl Iterator<Item = (K, u8, u32)> {
+        let short = self.short.iter().map(|((len, start), answer)| (*start, *len, *answer));
+        let inner = self.chunks.iter().flat_map(|c| &c.inner);
+        let all = short.chain(inner.map(|i| (i.start, i.len, i.answer)));
+        all.map(|(start, len, answer)| (start, len, answer.into()))
+    }
+
     /// Takes a prefix out; the answer it had, or `None` if it is not installed.
     ///
     /// # Errors

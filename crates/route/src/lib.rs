@@ -26,5 +26,5 @@ pub use fib::{Fib, FibBytes, FibError, FibReader, Key, MAX_ANSWER};
 pub use neighbour::{
     Action, Advert, Neighbour, NeighbourConfig, NeighbourState, Neighbours, Resolution,
 };
-pub use next_hop::{GroupError, MAX_MEMBERS, NextHop, NextHops, SourcePolicy};
+pub use next_hop::{Group, GroupError, MAX_MEMBERS, NextHop, NextHops, SourcePolicy};
 pub use table::{Prefix, Route, RouteError, Table};

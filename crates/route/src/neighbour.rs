@@ -303,6 +303,12 @@ impl Neighbours {
         self.entries.get(&ip)
     }
 
+    /// Whether a neighbour did not answer, and is not to be asked again yet.
+    pub fn has_failed(&self, ip: IpAddr, now: Instant) -> bool {
+        let failed = |n: &Neighbour| n.state == NeighbourState::Failed && now < n.deadline;
+        self.find(ip).is_some_and(failed)
+    }
+
     /// Every neighbour, in the order of their addresses.
     pub fn iter(&self) -> impl Iterator<Item = &Neighbour> {
         self.entries.values()

@@ -7,13 +7,14 @@
 //! is taken (rendezvous hashing, Thaler and Ravishankar 1998; RFC 2992 compares the ways), so that a
 //! member that goes down moves its own flows only, and they come back with it.
 
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-use crate::Prefix;
+use crate::{MAX_ANSWER, Prefix};
 
 /// One router, or the link itself.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct NextHop {
     /// The router to hand packets to; `None` if destinations are on the link.
     pub via: Option<IpAddr>,
@@ -52,13 +53,61 @@ impl core::fmt::Display for GroupError {
 
 impl core::error::Error for GroupError {}
 
-/// Groups of next hops of equal cost, by number. Numbers begin at 1, as answers of a table do.
+/// Next hops of equal cost.
+#[derive(Clone, Debug, Default)]
+pub struct Group {
+    members: Vec<Member>,
+    /// How often it was added; 0 if its number is free.
+    uses: u32,
+}
+
+impl Group {
+    /// The next hop of a flow among the members that are up and that `is_usable`; `None` if there is
+    /// none. `flow_hash` is the same for all packets of a flow.
+    #[inline]
+    pub fn choose(&self, flow_hash: u64, is_usable: impl Fn(&NextHop) -> bool) -> Option<&NextHop> {
+        if let [only] = self.members.as_slice() {
+            return (only.is_up && is_usable(&only.hop)).then_some(&only.hop);
+        }
+        let members = self.members.iter().zip(0u64..);
+        let up = members.filter(|(m, _)| m.is_up && is_usable(&m.hop));
+        let best = up.max_by_key(|(_, index)| weight(flow_hash, *index))?;
+        Some(&best.0.hop)
+    }
+
+    /// Whether any member is up.
+    pub fn is_up(&self) -> bool {
+        self.members.iter().any(|m| m.is_up)
+    }
+
+    /// Whether flows are spread over several members.
+    #[inline]
+    pub fn is_spread(&self) -> bool {
+        self.members.len() > 1
+    }
+
+    /// The members, up or not.
+    pub fn hops(&self) -> impl Iterator<Item = &NextHop> {
+        self.members.iter().map(|m| &m.hop)
+    }
+}
+
+/// Groups of next hops by number. Numbers begin at 1, as answers of a table do. The same next hops in
+/// the same order are one group, however often they are added.
 #[derive(Clone, Debug, Default)]
 pub struct NextHops {
-    /// The group of number n is at n - 1; a free one has no members.
-    groups: Vec<Vec<Member>>,
+    /// The group of number n is at n - 1.
+    groups: Vec<Group>,
     free: Vec<u32>,
+    numbers: BTreeMap<Vec<NextHop>, u32>,
+    /// Routers that are down, those of groups to come included.
+    down: BTreeSet<IpAddr>,
+    /// Groups with more than one member.
+    spread: usize,
 }
+
+/// Routers that can be down at a time: more than a link has.
+const MAX_DOWN: usize = 4096;
 
 impl NextHops {
     /// No groups.
@@ -66,7 +115,7 @@ impl NextHops {
         NextHops::default()
     }
 
-    /// Adds a group, all members up; its number, for [`crate::Fib::insert`].
+    /// Adds a group, or one more use of it; its number, for [`crate::Fib::insert`].
     ///
     /// # Errors
     /// [`GroupError`].
@@ -74,47 +123,88 @@ impl NextHops {
         if hops.is_empty() || hops.len() > MAX_MEMBERS {
             return Err(GroupError::Members);
         }
-        let members = hops.iter().map(|hop| Member { hop: *hop, is_up: true }).collect();
-        let Some(number) = self.free.pop() else {
-            self.groups.push(members);
-            return u32::try_from(self.groups.len()).map_err(|_| GroupError::Full);
-        };
-        if let Some(group) = self.group_mut(number) {
-            *group = members;
+        if let Some(number) = self.numbers.get(hops).copied() {
+            if let Some(group) = self.group_mut(number) {
+                group.uses = group.uses.saturating_add(1);
+            }
+            return Ok(number);
         }
+        let is_up = |hop: &NextHop| hop.via.is_none_or(|via| !self.down.contains(&via));
+        let members = hops.iter().map(|hop| Member { hop: *hop, is_up: is_up(hop) }).collect();
+        let group = Group { members, uses: 1 };
+        let number = self.place(group)?;
+        self.spread = self.spread.saturating_add(usize::from(hops.len() > 1));
+        self.numbers.insert(hops.to_vec(), number);
         Ok(number)
     }
 
-    /// Takes a group out; its number is given again. False if there is none. Prefixes that still
-    /// answer with the number should be gone before.
+    fn place(&mut self, group: Group) -> Result<u32, GroupError> {
+        if let Some(number) = self.free.pop() {
+            if let Some(place) = self.group_mut(number) {
+                *place = group;
+            }
+            return Ok(number);
+        }
+        let number = u32::try_from(self.groups.len()).ok().and_then(|n| n.checked_add(1));
+        let number = number.filter(|n| *n <= MAX_ANSWER).ok_or(GroupError::Full)?;
+        self.groups.push(group);
+        Ok(number)
+    }
+
+    /// Takes one use of a group back; with the last one the group goes, and its number is given again.
+    /// False if there is none. Prefixes that still answer with the number should be gone before.
     pub fn remove(&mut self, number: u32) -> bool {
-        let Some(group) = self.group_mut(number).filter(|g| !g.is_empty()) else { return false };
-        group.clear();
+        let Some(group) = self.group_mut(number).filter(|g| g.uses > 0) else { return false };
+        group.uses = group.uses.saturating_sub(1);
+        if group.uses > 0 {
+            return true;
+        }
+        let gone = core::mem::take(&mut group.members);
+        self.spread = self.spread.saturating_sub(usize::from(gone.len() > 1));
+        let hops: Vec<NextHop> = gone.into_iter().map(|m| m.hop).collect();
+        self.numbers.remove(&hops);
         self.free.push(number);
         true
     }
 
-    /// Says of every member that goes by way of `via` whether it is up; how many there are.
-    pub fn set_up(&mut self, via: IpAddr, is_up: bool) -> usize {
-        let all = self.groups.iter_mut().flatten();
-        let mine = all.filter(|m| m.hop.via == Some(via));
-        mine.map(|m| m.is_up = is_up).count()
+    /// Says of every member that goes by way of `via`, now or later, whether it is up. Whether that is
+    /// news; false too if too many are down already.
+    pub fn set_up(&mut self, via: IpAddr, is_up: bool) -> bool {
+        let is_news = match is_up {
+            true => self.down.remove(&via),
+            false => self.down.len() < MAX_DOWN && self.down.insert(via),
+        };
+        if is_news {
+            let all = self.groups.iter_mut().flat_map(|g| &mut g.members);
+            all.filter(|m| m.hop.via == Some(via)).for_each(|m| m.is_up = is_up);
+        }
+        is_news
     }
 
-    /// The next hop of a flow among the members that are up; `None` if there is no such group or
-    /// none of it is up. `flow_hash` is the same for all packets of a flow.
+    /// The routers that are down.
+    pub fn down(&self) -> impl Iterator<Item = IpAddr> {
+        self.down.iter().copied()
+    }
+
+    /// The group of a number.
+    #[inline]
+    pub fn group(&self, number: u32) -> Option<&Group> {
+        self.groups.get((number as usize).checked_sub(1)?).filter(|g| g.uses > 0)
+    }
+
+    /// The next hop of a flow among the members of a group that are up: see [`Group::choose`].
     #[inline]
     pub fn choose(&self, number: u32, flow_hash: u64) -> Option<&NextHop> {
-        let group = self.groups.get((number as usize).checked_sub(1)?)?;
-        if let [only] = group.as_slice() {
-            return only.is_up.then_some(&only.hop);
-        }
-        let up = group.iter().zip(0u64..).filter(|(m, _)| m.is_up);
-        let best = up.max_by_key(|(_, index)| weight(flow_hash, *index))?;
-        Some(&best.0.hop)
+        self.group(number)?.choose(flow_hash, |_| true)
     }
 
-    fn group_mut(&mut self, number: u32) -> Option<&mut Vec<Member>> {
+    /// Whether any group has more than one member.
+    #[inline]
+    pub fn is_spread(&self) -> bool {
+        self.spread > 0
+    }
+
+    fn group_mut(&mut self, number: u32) -> Option<&mut Group> {
         self.groups.get_mut((number as usize).checked_sub(1)?)
     }
 }
@@ -161,6 +251,17 @@ impl SourcePolicy {
         Some(self.rules.remove(at).1)
     }
 
+    /// Whether there are no rules.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// How many rules there are.
+    pub fn len(&self) -> usize {
+        self.rules.len()
+    }
+
     /// The table for packets from `source`: that of the longest rule that holds it, else 0.
     #[inline]
     pub fn table_for(&self, source: IpAddr) -> u32 {
@@ -200,7 +301,7 @@ mod tests {
     fn a_next_hop_that_goes_down_moves_its_own_flows_only() {
         let (mut hops, number) = group(5);
         let before: Vec<NextHop> = (0..1000).map(|f| *hops.choose(number, f).unwrap()).collect();
-        assert_eq!(hops.set_up(hop(2).via.unwrap(), false), 1);
+        assert!(hops.set_up(hop(2).via.unwrap(), false));
         for (flow, old) in before.iter().enumerate() {
             let new = *hops.choose(number, flow as u64).unwrap();
             assert!(new != hop(2) && (new == *old || *old == hop(2)));
@@ -214,7 +315,7 @@ mod tests {
     fn a_group_whose_members_are_all_down_has_no_next_hop() {
         for n in [1, 3] {
             let (mut hops, number) = group(n);
-            (0..n).for_each(|i| assert_eq!(hops.set_up(hop(i).via.unwrap(), false), 1));
+            (0..n).for_each(|i| assert!(hops.set_up(hop(i).via.unwrap(), false)));
             assert_eq!(hops.choose(number, 7), None);
         }
     }
@@ -229,6 +330,29 @@ mod tests {
         assert_eq!(hops.add(&[hop(4)]), Ok(first));
         assert_eq!(hops.add(&[]), Err(GroupError::Members));
         assert_eq!(hops.add(&[hop(1); MAX_MEMBERS + 1]), Err(GroupError::Members));
+    }
+
+    #[test]
+    fn equal_groups_are_one_until_the_last_use_is_gone() {
+        let mut hops = NextHops::new();
+        let number = hops.add(&[hop(1), hop(2)]).unwrap();
+        assert_eq!(hops.add(&[hop(1), hop(2)]), Ok(number));
+        assert_ne!(hops.add(&[hop(2), hop(1)]), Ok(number));
+        assert!(hops.remove(number) && hops.choose(number, 0).is_some());
+        assert!(hops.remove(number) && hops.choose(number, 0).is_none());
+        assert!(!hops.remove(number));
+    }
+
+    #[test]
+    fn a_router_that_is_down_is_down_in_groups_that_come_later() {
+        let mut hops = NextHops::new();
+        assert!(
+            hops.set_up(hop(1).via.unwrap(), false) && !hops.set_up(hop(1).via.unwrap(), false)
+        );
+        let number = hops.add(&[hop(1), hop(2)]).unwrap();
+        assert!((0..100).all(|flow| hops.choose(number, flow) == Some(&hop(2))));
+        assert!(hops.set_up(hop(1).via.unwrap(), true));
+        assert!((0..100).any(|flow| hops.choose(number, flow) == Some(&hop(1))));
     }
 
     fn source() -> impl Strategy<Value = (u32, u8)> {

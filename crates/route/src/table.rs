@@ -1,11 +1,17 @@
-//! The forwarding table: longest-prefix match over both IP versions.
+//! The forwarding table of a stack: longest-prefix match over both IP versions.
 //!
-//! Routes of each version lie in one vector, longest prefix first, so that the first match is the
-//! longest. A look-up costs one mask and compare per route; room `ip` remembers the answer per
-//! destination, so this runs once per destination and change, not once per packet.
+//! A host has few routes: while they are few they lie in one vector, longest prefix first, so that the
+//! first match is the longest, and a look-up costs a mask and a compare per route. From
+//! [`family::MANY`] on they are in a [`crate::Fib`], and a look-up costs the same for a million
+//! (`family.rs`). Room `ip` remembers the answer per destination, so this runs once per destination and
+//! change, not once per packet.
 
-use alloc::vec::Vec;
+mod family;
+
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::next_hop::{Group, GroupError, NextHop, NextHops};
+use family::Family;
 
 /// A block of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -103,15 +109,18 @@ pub enum RouteError {
     PrefixLength,
     /// Destination, gateway and source are not of one IP version.
     MixedVersions,
+    /// There are no next hops, or more than [`crate::MAX_MEMBERS`].
+    NextHops,
+    /// The table has no room for this route or its next hops.
+    Full,
 }
 
 /// The forwarding table.
-#[derive(Clone, Debug, Default)]
+#[derive(Default)]
 pub struct Table {
-    /// Longest prefix first; equal lengths in the order of their addresses.
-    v4: Vec<Route>,
-    /// The same for IPv6.
-    v6: Vec<Route>,
+    hops: NextHops,
+    v4: Family<u32>,
+    v6: Family<u128>,
     generation: u64,
 }
 
@@ -121,47 +130,133 @@ impl Table {
         Table::default()
     }
 
-    /// Adds a route, or replaces the one with the same prefix, which is returned.
+    /// Adds a route, or replaces the one with the same prefix, which is returned; of several next hops
+    /// the first.
     ///
     /// # Errors
-    /// [`RouteError::PrefixLength`], [`RouteError::MixedVersions`]: the table is unchanged.
+    /// [`RouteError`]: the table is unchanged.
     pub fn insert(&mut self, route: Route) -> Result<Option<Route>, RouteError> {
-        let dst = Prefix::new(route.dst.addr, route.dst.len).ok_or(RouteError::PrefixLength)?;
+        let Route { dst, via, src, mtu } = route;
+        self.insert_spread(dst, &[NextHop { via, src, mtu }])
+    }
+
+    /// As [`Table::insert`], over several next hops of equal cost: each flow keeps to one of them.
+    ///
+    /// # Errors
+    /// [`RouteError`]: the table is unchanged.
+    pub fn insert_spread(
+        &mut self,
+        dst: Prefix,
+        hops: &[NextHop],
+    ) -> Result<Option<Route>, RouteError> {
+        let dst = Prefix::new(dst.addr, dst.len).ok_or(RouteError::PrefixLength)?;
         let is_v4 = dst.addr.is_ipv4();
-        if [route.via, route.src].into_iter().flatten().any(|a| a.is_ipv4() != is_v4) {
+        let mut addresses = hops.iter().flat_map(|hop| [hop.via, hop.src]).flatten();
+        if addresses.any(|a| a.is_ipv4() != is_v4) {
             return Err(RouteError::MixedVersions);
         }
-        let route = Route { dst, ..route };
-        self.generation = self.generation.wrapping_add(1);
-        let routes = self.routes_mut(dst.addr);
-        match routes.binary_search_by(|r| order(&r.dst, &dst)) {
-            Ok(i) => Ok(routes.get_mut(i).map(|old| core::mem::replace(old, route))),
-            Err(i) => {
-                routes.insert(i, route);
-                Ok(None)
+        let number = self.hops.add(hops).map_err(|e| match e {
+            GroupError::Members => RouteError::NextHops,
+            GroupError::Full => RouteError::Full,
+        })?;
+        let old = match dst.addr {
+            IpAddr::V4(a) => self.v4.insert(a.to_bits(), dst.len, number),
+            IpAddr::V6(a) => self.v6.insert(a.to_bits(), dst.len, number),
+        };
+        match old {
+            Ok(old) => {
+                self.generation = self.generation.wrapping_add(1);
+                Ok(old.and_then(|old| self.release(dst, old)))
+            }
+            Err(_) => {
+                self.hops.remove(number);
+                Err(RouteError::Full)
             }
         }
     }
 
-    /// Takes a route out.
+    /// Takes a route out; of several next hops the first is returned. The route stays, and `None` is
+    /// returned, in the rare case that there is no room to write down what takes its place.
     pub fn remove(&mut self, dst: Prefix) -> Option<Route> {
         let dst = Prefix::new(dst.addr, dst.len)?;
-        let routes = self.routes_mut(dst.addr);
-        let i = routes.binary_search_by(|r| order(&r.dst, &dst)).ok()?;
-        let route = routes.remove(i);
+        let number = match dst.addr {
+            IpAddr::V4(a) => self.v4.remove(a.to_bits(), dst.len),
+            IpAddr::V6(a) => self.v6.remove(a.to_bits(), dst.len),
+        }?;
         self.generation = self.generation.wrapping_add(1);
-        Some(route)
+        self.release(dst, number)
     }
 
-    /// The route with the longest prefix that holds `ip`.
-    pub fn lookup(&self, ip: IpAddr) -> Option<&Route> {
-        let routes = if ip.is_ipv4() { &self.v4 } else { &self.v6 };
-        routes.iter().find(|r| r.dst.contains(ip))
+    /// Takes back one use of a group; what the route was.
+    fn release(&mut self, dst: Prefix, number: u32) -> Option<Route> {
+        let first = self.hops.group(number)?.hops().next().copied()?;
+        self.hops.remove(number);
+        Some(route_by(dst, first))
     }
 
-    /// Every route: IPv4 before IPv6, longest prefix first.
-    pub fn iter(&self) -> impl Iterator<Item = &Route> {
-        self.v4.iter().chain(&self.v6)
+    /// The next hops of the longest prefix that holds `ip` and has any that is up.
+    #[inline]
+    pub fn lookup(&self, ip: IpAddr) -> Option<&Group> {
+        let number = match ip {
+            IpAddr::V4(a) => self.v4.lookup(a.to_bits()),
+            IpAddr::V6(a) => self.v6.lookup(a.to_bits()),
+        };
+        let group = self.hops.group(number)?;
+        if group.is_up() { Some(group) } else { self.lookup_around(ip) }
+    }
+
+    /// The same when the longest prefix leads nowhere: the ones around it, longest first.
+    #[cold]
+    fn lookup_around(&self, ip: IpAddr) -> Option<&Group> {
+        let bits = if ip.is_ipv4() { 32 } else { 128 };
+        (0..=bits).rev().find_map(|len| {
+            let number = match ip {
+                IpAddr::V4(a) => self.v4.get(a.to_bits(), len),
+                IpAddr::V6(a) => self.v6.get(a.to_bits(), len),
+            };
+            self.hops.group(number?).filter(|g| g.is_up())
+        })
+    }
+
+    /// Says whether the router `via` is up: routes do without its next hops while it is not. Whether
+    /// that is news.
+    pub fn set_up(&mut self, via: IpAddr, is_up: bool) -> bool {
+        let is_news = self.hops.set_up(via, is_up);
+        self.generation = self.generation.wrapping_add(u64::from(is_news));
+        is_news
+    }
+
+    /// The routers that are down.
+    pub fn down(&self) -> impl Iterator<Item = IpAddr> {
+        self.hops.down()
+    }
+
+    /// Whether flows of any route are spread over several next hops.
+    #[inline]
+    pub fn is_spread(&self) -> bool {
+        self.hops.is_spread()
+    }
+
+    /// Every route, once per next hop: IPv4 before IPv6, longest prefix first.
+    pub fn iter(&self) -> impl Iterator<Item = Route> {
+        let v4 = self.v4.sorted().into_iter();
+        let v6 = self.v6.sorted().into_iter();
+        let v4 = v4.map(|(a, len, n)| (IpAddr::V4(Ipv4Addr::from_bits(a)), len, n));
+        let v6 = v6.map(|(a, len, n)| (IpAddr::V6(Ipv6Addr::from_bits(a)), len, n));
+        v4.chain(v6).flat_map(|(addr, len, number)| {
+            let hops = self.hops.group(number).into_iter().flat_map(Group::hops);
+            hops.map(move |hop| route_by(Prefix { addr, len }, *hop))
+        })
+    }
+
+    /// How many prefixes have routes.
+    pub fn len(&self) -> usize {
+        self.v4.len().saturating_add(self.v6.len())
+    }
+
+    /// Whether there are no routes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// Counts changes: a remembered look-up holds while this stays the same.
@@ -169,15 +264,10 @@ impl Table {
     pub fn generation(&self) -> u64 {
         self.generation
     }
-
-    fn routes_mut(&mut self, of: IpAddr) -> &mut Vec<Route> {
-        if of.is_ipv4() { &mut self.v4 } else { &mut self.v6 }
-    }
 }
 
-/// Longest first, so that the first match is the longest.
-fn order(a: &Prefix, b: &Prefix) -> core::cmp::Ordering {
-    b.len.cmp(&a.len).then(a.addr.cmp(&b.addr))
+fn route_by(dst: Prefix, hop: NextHop) -> Route {
+    Route { dst, via: hop.via, src: hop.src, mtu: hop.mtu }
 }
 
 #[cfg(test)]
@@ -194,12 +284,12 @@ mod tests {
     fn longest_prefix_wins() {
         let mut t = Table::new();
         t.insert(Route::default_via("10.0.0.1".parse().unwrap())).unwrap();
-        t.insert(Route::on_link(prefix("10.0.0.0/24"))).unwrap();
-        t.insert(Route::on_link(prefix("10.0.0.128/25"))).unwrap();
-        let found = |ip: &str| t.lookup(ip.parse().unwrap()).map(|r| r.dst);
-        assert_eq!(found("10.0.0.200"), Some(prefix("10.0.0.128/25")));
-        assert_eq!(found("10.0.0.2"), Some(prefix("10.0.0.0/24")));
-        assert_eq!(found("192.0.2.1"), Some(Prefix::DEFAULT_V4));
+        t.insert(Route { mtu: Some(1300), ..Route::on_link(prefix("10.0.0.0/24")) }).unwrap();
+        t.insert(Route { mtu: Some(1200), ..Route::on_link(prefix("10.0.0.128/25")) }).unwrap();
+        let found = |ip: &str| t.lookup(ip.parse().unwrap()).map(|g| g.hops().next().unwrap().mtu);
+        assert_eq!(found("10.0.0.200"), Some(Some(1200)));
+        assert_eq!(found("10.0.0.2"), Some(Some(1300)));
+        assert_eq!(found("192.0.2.1"), Some(None));
         assert_eq!(found("2001:db8::1"), None);
     }
 
@@ -243,6 +333,41 @@ mod tests {
         assert!(moved(&t));
     }
 
+    #[test]
+    fn a_route_whose_next_hops_are_down_gives_way_to_the_one_around_it() {
+        let mut t = Table::new();
+        let via = |n: u8| IpAddr::from([10, 0, 0, n]);
+        let hop = |n| NextHop { via: Some(via(n)), src: None, mtu: None };
+        t.insert(Route::default_via(via(1))).unwrap();
+        t.insert_spread(prefix("192.0.2.0/24"), &[hop(2), hop(3)]).unwrap();
+        let chosen = |t: &Table| {
+            let group = t.lookup("192.0.2.9".parse().unwrap());
+            group.and_then(|g| g.choose(7, |_| true)).and_then(|hop| hop.via)
+        };
+        let first = chosen(&t).unwrap();
+        assert!(first == via(2) || first == via(3));
+        assert!(t.set_up(first, false));
+        let second = chosen(&t).unwrap();
+        assert!(second != first && second != via(1));
+        assert!(t.set_up(second, false));
+        assert_eq!(chosen(&t), Some(via(1)));
+        assert!(t.set_up(via(1), false));
+        assert_eq!(chosen(&t), None);
+        assert!(t.set_up(first, true));
+        assert_eq!(chosen(&t), Some(first));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_and_changes_nothing() {
+        let mut t = Table::new();
+        let hop = NextHop { via: None, src: None, mtu: None };
+        let dst = prefix("10.0.0.0/8");
+        assert_eq!(t.insert_spread(dst, &[]), Err(RouteError::NextHops));
+        let many = vec![hop; crate::MAX_MEMBERS + 1];
+        assert_eq!(t.insert_spread(dst, &many), Err(RouteError::NextHops));
+        assert!(t.is_empty() && t.generation() == 0);
+    }
+
     /// Addresses from a small corner of each space, so that prefixes overlap often.
     fn any_ip() -> impl Strategy<Value = IpAddr> {
         prop_oneof![
@@ -273,21 +398,42 @@ mod tests {
             steps in prop::collection::vec((any_prefix(), any::<bool>(), 576usize..1500), 0..60),
             probes in prop::collection::vec(any_ip(), 1..40),
         ) {
-            let (mut table, mut model) = (Table::new(), Vec::<Route>::new());
-            for (dst, insert, mtu) in steps {
-                let old = model.iter().position(|r| r.dst == dst).map(|i| model.remove(i));
-                if insert {
-                    let route = Route { mtu: Some(mtu), ..Route::on_link(dst) };
-                    model.push(route);
-                    prop_assert_eq!(table.insert(route).unwrap(), old);
-                } else {
-                    prop_assert_eq!(table.remove(dst), old);
-                }
-                prop_assert_eq!(table.iter().count(), model.len());
-            }
-            for ip in probes {
-                prop_assert_eq!(table.lookup(ip).copied(), scan(&model, ip));
-            }
+            agrees_with_a_scan(steps, &probes);
         }
+    }
+
+    fn agrees_with_a_scan(steps: Vec<(Prefix, bool, usize)>, probes: &[IpAddr]) {
+        let (mut table, mut model) = (Table::new(), Vec::<Route>::new());
+        for (dst, insert, mtu) in steps {
+            let old = model.iter().position(|r| r.dst == dst).map(|i| model.remove(i));
+            if insert {
+                let route = Route { mtu: Some(mtu), ..Route::on_link(dst) };
+                model.push(route);
+                assert_eq!(table.insert(route).unwrap(), old);
+            } else {
+                assert_eq!(table.remove(dst), old);
+            }
+            assert_eq!(table.len(), model.len());
+        }
+        for ip in probes {
+            let hop = table.lookup(*ip).and_then(|g| g.hops().next()).map(|hop| hop.mtu);
+            assert_eq!(hop, scan(&model, *ip).map(|r| r.mtu));
+        }
+        model.sort_by_key(|r| (!r.dst.addr.is_ipv4(), core::cmp::Reverse(r.dst.len), r.dst.addr));
+        assert_eq!(table.iter().collect::<Vec<_>>(), model);
+    }
+
+    #[test]
+    fn many_routes_are_found_and_few_again_as_before() {
+        let many = 2 * family::MANY as u32;
+        let net =
+            |n: u32| Prefix::new(Ipv4Addr::from_bits(0x0a00_0000 | n << 8).into(), 24).unwrap();
+        let routes = |insert: bool| (0..many).map(move |n| (net(n), insert, 600 + n as usize));
+        let probes: Vec<IpAddr> =
+            (0..many + 9).map(|n| Ipv4Addr::from_bits(0x0a00_0001 | n << 8).into()).collect();
+        agrees_with_a_scan(routes(true).collect(), &probes);
+        let few = many - 5;
+        let most = routes(false).take(few as usize);
+        agrees_with_a_scan(routes(true).chain(most).collect(), &probes);
     }
 }

@@ -531,13 +531,15 @@ impl<P: Probe> Shard<P> {
         Some(std::mem::take(&mut self.wakes))
     }
 
-    /// The way to a peer, as the transport needs it.
+    /// The way to a peer, as the transport needs it; `src` if the address is chosen already.
     pub(crate) fn path_to(
         &mut self,
+        src: Option<IpAddr>,
         dst: IpAddr,
         zone: u32,
     ) -> Result<(IpAddr, FlowPath), SocketError> {
-        let choice = self.net.ip.route(dst, zone).map_err(|_| SocketError::NetworkUnreachable)?;
+        let choice = self.net.ip.route_from(src, dst, zone);
+        let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
         let tso = if choice.is_local { Some(65_535) } else { self.net.link.caps().tso };
         let info = PathInfo {
             mtu: choice.mtu,

@@ -68,7 +68,7 @@ impl<P: Probe> Shard<P> {
             window: self.net.window,
             device: self.net.link.device_ref().stats(),
             neighbours: ip.neighbours().cloned().collect(),
-            routes: ip.routes().copied().collect(),
+            routes: ip.routes().collect(),
         }
     }
 }

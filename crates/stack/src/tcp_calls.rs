@@ -69,7 +69,8 @@ impl<P: Probe> Shard<P> {
             return Err(SocketError::NetworkUnreachable);
         }
         let zone = zone_of(remote);
-        let (src, path) = self.path_to(remote.ip(), zone)?;
+        let own = local.map(|l| l.ip()).filter(|ip| !ip.is_unspecified());
+        let (src, path) = self.path_to(own, remote.ip(), zone)?;
         let key = self.choose_local(src, local, remote)?;
         let iss = self.secret.initial_sequence(&key, now);
         let offset = self.secret.timestamp_offset(&key);

@@ -158,7 +158,8 @@ impl<P: Probe> Shard<P> {
         }
         l.embryonic += 1;
         let ttl = l.ttl;
-        let Ok((_, path)) = self.path_to(key.remote_ip(), key.zone) else {
+        let path = self.path_to(Some(key.local_ip()), key.remote_ip(), key.zone);
+        let Ok((_, path)) = path else {
             return self.embryo_gone(listener);
         };
         let iss = self.secret.initial_sequence(&key, now);

@@ -78,8 +78,8 @@ impl<P: Probe> Shard<P> {
         if entry.path.generation == self.net.ip.generation() {
             return;
         }
-        let (dst, zone) = (entry.tcb.key().remote_ip(), entry.tcb.key().zone);
-        if let Ok((_, path)) = self.path_to(dst, zone)
+        let key = *entry.tcb.key();
+        if let Ok((_, path)) = self.path_to(Some(key.local_ip()), key.remote_ip(), key.zone)
             && let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id)
         {
             entry.path = path;

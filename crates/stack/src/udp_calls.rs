@@ -268,13 +268,13 @@ impl<P: Probe> Shard<P> {
     /// path's packets goes in fragments, unless the socket forbids it.
     fn choose_path(&self, ends: &Ends) -> Result<(IpAddr, usize), SocketError> {
         let remote = ends.remote;
-        let choice = self.net.ip.route(remote.ip(), zone_of(remote));
+        let bound = Some(ends.bound.ip()).filter(|ip| !ip.is_unspecified());
+        let choice = self.net.ip.route_from(bound, remote.ip(), zone_of(remote));
         let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
         if choice.is_broadcast && !ends.broadcast {
             return Err(SocketError::AccessDenied);
         }
-        let bound = ends.bound.ip();
-        let src = if bound.is_unspecified() { choice.src } else { bound };
+        let src = bound.unwrap_or(choice.src);
         let largest_packet = if ends.dont_fragment { choice.mtu } else { usize::MAX };
         Ok((src, fulmar_udp::max_payload(largest_packet, remote.ip())))
     }

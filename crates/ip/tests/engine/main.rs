@@ -8,4 +8,5 @@ mod input;
 mod ndp;
 mod output;
 mod rig;
+mod routes;
 mod timing;
