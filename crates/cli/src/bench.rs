@@ -3,6 +3,7 @@
 use crate::bench_burst::BurstArgs;
 use crate::bench_recv::RecvArgs;
 use crate::bench_route::RouteArgs;
+use crate::bench_scale::ScaleArgs;
 use crate::bench_send::{SendArgs, SendFileArgs};
 use crate::bench_wake::WakeArgs;
 use crate::failure::{During, Failure, Outcome};
@@ -17,6 +18,7 @@ use fulmar_lab::page;
 use fulmar_lab::recv;
 use fulmar_lab::report::{self, Machine};
 use fulmar_lab::routes;
+use fulmar_lab::scale;
 use fulmar_lab::send;
 use fulmar_lab::wake;
 use serde_json::Value;
@@ -47,6 +49,7 @@ enum What {
     Recv(RecvArgs),
     Burst(BurstArgs),
     Route(RouteArgs),
+    Scale(ScaleArgs),
     Wake(WakeArgs),
 }
 
@@ -120,6 +123,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         What::Recv(args) => recv::bench::run(&args.options(), isolated),
         What::Burst(args) => return run_burst(args, isolated),
         What::Route(args) => return run_route(args),
+        What::Scale(args) => return run_scale(args),
         What::Wake(args) => return run_wake(args, isolated),
     };
     let measured = measured.during("cannot measure")?;
@@ -134,9 +138,27 @@ fn run_route(args: &RouteArgs) -> Outcome<ExitCode> {
     let found = routes::run(&args.options()).during("cannot measure")?;
     let machine = Machine::here();
     println!("{}", found.text(&machine));
-    if let Some(file) = args.json() {
-        let command = command_line();
-        write(file, &format!("{:#}\n", found.json(&machine, &command)))?;
+    write_own(args.files(), &found.json(&machine, &command_line()))
+}
+
+/// Sockets cost per packet: their report is their own.
+fn run_scale(args: &ScaleArgs) -> Outcome<ExitCode> {
+    let found = scale::run(&args.options()).during("cannot measure")?;
+    let machine = Machine::here();
+    println!("{}", found.text(&machine));
+    write_own(args.files(), &found.json(&machine, &command_line()))
+}
+
+/// Writes the reports of a bench that has its own.
+fn write_own(
+    (json_file, page_file): (Option<&Path>, Option<&Path>),
+    json: &Value,
+) -> Outcome<ExitCode> {
+    if let Some(file) = json_file {
+        write(file, &format!("{json:#}\n"))?;
+    }
+    if let Some(file) = page_file {
+        write(file, &page::report::page(json).html())?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -185,7 +207,8 @@ impl What {
             What::Sendfile(a) => a.matrix.files(),
             What::Recv(a) => a.files(),
             What::Burst(a) => a.files(),
-            What::Route(a) => (a.json(), None),
+            What::Route(a) => a.files(),
+            What::Scale(a) => a.files(),
             What::Wake(a) => a.files(),
         }
     }

@@ -43,6 +43,9 @@ pub struct RouteArgs {
     /// Write the figures to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write a page for the browser to this file
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -68,8 +71,8 @@ impl RouteArgs {
         }
     }
 
-    /// Where the JSON goes.
-    pub fn json(&self) -> Option<&Path> {
-        self.json.as_deref()
+    /// Where the JSON and the page go.
+    pub fn files(&self) -> (Option<&Path>, Option<&Path>) {
+        (self.json.as_deref(), self.report.as_deref())
     }
 }

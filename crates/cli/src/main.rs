@@ -6,6 +6,7 @@ mod bench;
 mod bench_burst;
 mod bench_recv;
 mod bench_route;
+mod bench_scale;
 mod bench_send;
 mod bench_wake;
 mod device;

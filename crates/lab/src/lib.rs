@@ -35,6 +35,7 @@ pub mod recv;
 pub mod report;
 pub mod reproduce;
 pub mod routes;
+pub mod scale;
 pub mod send;
 pub mod sheet;
 pub mod simulation;

@@ -1,0 +1,63 @@
+//! The options of `fulmar bench scale`.
+
+use fulmar_lab::scale::Options;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Time for the rounds without --quick or --seconds.
+const FULL: Duration = Duration::from_secs(40);
+/// The same with --quick: with the opening of the sockets, about 20 seconds.
+const QUICK: Duration = Duration::from_secs(8);
+/// Rounds at most: far more than the intervals need.
+const MAX_RUNS: usize = 100;
+
+/// What a packet costs among few sockets and among a million, and a packet to nobody
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Datagrams of 18 bytes to sockets drawn at random, over a device that only hands
+frames over. Needs about 1.5 GB of memory for a million sockets."
+)]
+pub struct ScaleArgs {
+    /// Be done in about 20 seconds; the intervals are wider
+    #[arg(long, conflicts_with = "seconds")]
+    quick: bool,
+    /// Seconds for the rounds [default: 40]
+    #[arg(long, value_parser = crate::seconds)]
+    seconds: Option<Duration>,
+    /// Rounds at most; every way runs once per round
+    #[arg(long, default_value_t = MAX_RUNS, value_parser = at_least_one)]
+    runs: usize,
+    /// The most sockets
+    #[arg(long, default_value_t = 1_000_000, value_parser = at_least_one)]
+    sockets: usize,
+    /// What flows are drawn from
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write the figures to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page for the browser to this file
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "give a number from 1 on".into())
+}
+
+impl ScaleArgs {
+    /// What to measure.
+    pub fn options(&self) -> Options {
+        Options {
+            budget: if self.quick { QUICK } else { self.seconds.unwrap_or(FULL) },
+            runs: self.runs,
+            sockets: self.sockets,
+            seed: self.seed,
+        }
+    }
+
+    /// Where the JSON and the page go.
+    pub fn files(&self) -> (Option<&Path>, Option<&Path>) {
+        (self.json.as_deref(), self.report.as_deref())
+    }
+}
