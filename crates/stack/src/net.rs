@@ -123,7 +123,8 @@ impl Link {
         counters.count(Counter::TxBursts);
         let taken = self.device.tx_burst(self.now, pool, &mut self.tx, counters);
         self.sent_frames += taken as u64;
-        if probe.stage(Stage::DeviceTaken).is_continue() {
+        // A device that is full gets its frames taken back whatever a probe says.
+        if probe.stage(Stage::DeviceTaken).is_continue() || !self.tx.is_empty() {
             self.device.tx_reap(self.now, pool);
             let _ = probe.stage(Stage::Completed);
         }

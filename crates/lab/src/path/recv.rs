@@ -11,7 +11,7 @@ use fulmar_stack::{AnyShard, ExitPoint, Probing};
 
 use super::Options;
 use super::measured::{Driven, Timed};
-use super::send::{FAR, NEAR};
+use super::send::{FAR, NEAR, errno};
 
 /// Datagrams of a batch: fewer than buffers are posted.
 const BATCH: u64 = 64;
@@ -19,10 +19,6 @@ const BATCH: u64 = 64;
 const LOOKS: usize = 100_000;
 /// The port where the peer sends without end (RFC 864).
 const CHARGEN: u16 = 19;
-
-fn errno(e: fulmar_socket::SocketError) -> io::Error {
-    io::Error::from_raw_os_error(e.errno())
-}
 
 /// One poll of the stack: how many frames it took.
 fn poll(stack: &Stack, budget: usize) -> io::Result<usize> {

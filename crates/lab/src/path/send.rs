@@ -15,8 +15,15 @@ use super::{Ablation, Options, Spread};
 pub(super) const NEAR: Ipv4Addr = Ipv4Addr::new(10, 72, 4, 1);
 /// The modelled peer answers for every address and discards what comes to this port (RFC 863).
 pub(super) const FAR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 72, 4, 2)), 9);
+/// How long a call may wait: none has to.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Calls between two looks at the clock.
 const BATCH: u64 = 64;
+
+/// A socket's error as an I/O error.
+pub(super) fn errno(e: fulmar_socket::SocketError) -> io::Error {
+    io::Error::from_raw_os_error(e.errno())
+}
 
 /// A stack over a simulated device.
 pub(super) fn stack(probing: Probing, config: SimConfig, routes: u32) -> io::Result<Stack> {
@@ -40,7 +47,7 @@ pub(super) struct Datagrams {
     rate_pps: u64,
     /// Each names its destination.
     names_peer: bool,
-    _stack: Stack,
+    stack: Stack,
 }
 
 impl Datagrams {
@@ -57,13 +64,13 @@ impl Datagrams {
         let exit = ExitPoint::default();
         let stack = stack(Probing::Exit(exit.clone()), SimConfig::default(), routes)?;
         let socket = UdpSocket::bind(&stack, (NEAR, 0))?;
+        socket.set_write_timeout(Some(PATIENCE))?;
         if !names_peer {
             socket.connect(FAR)?;
         }
         let payload = vec![0x5a; bytes];
         let rate_pps = options.rate_pps;
-        let mut datagrams =
-            Datagrams { socket, exit, payload, rate_pps, names_peer, _stack: stack };
+        let mut datagrams = Datagrams { socket, exit, payload, rate_pps, names_peer, stack };
         datagrams.meet_neighbour()?;
         Ok(datagrams)
     }
@@ -73,6 +80,7 @@ impl Datagrams {
         for _ in 0..8 {
             self.send()?;
             std::thread::sleep(Duration::from_millis(1));
+            self.stack.host().poll().map_err(errno)?;
         }
         Ok(())
     }
@@ -192,6 +200,9 @@ impl Writes {
     fn connection(&self) -> io::Result<TcpStream> {
         let mut stream = TcpStream::connect(&self.stack, FAR)?;
         stream.set_nodelay(true)?;
+        // All of a batch has room, since at some stages nothing leaves the buffer.
+        stream.set_send_buffer(4 * BATCH_BYTES)?;
+        stream.set_write_timeout(Some(PATIENCE))?;
         let warm = vec![0; 64 << 10];
         for _ in 0..WARM_BYTES / warm.len() {
             stream.write_all(&warm)?;
@@ -203,7 +214,7 @@ impl Writes {
                 shard.step(now, 64);
                 Ok(shard.is_drained(Some(id)))
             };
-            if host.call(step).map_err(|e| io::Error::from_raw_os_error(e.errno()))? {
+            if host.call(step).map_err(errno)? {
                 return Ok(stream);
             }
         }
