@@ -8,6 +8,7 @@ mod datagram;
 mod device_gone;
 mod end;
 mod framed;
+mod ledger;
 mod loan;
 mod options;
 mod poll;
