@@ -1,5 +1,6 @@
 //! A table that is shown as text, as JSON and as a page, for reports that are not pairs of ways.
 
+use comfy_table::CellAlignment;
 use serde_json::{Map, Value, json};
 
 use crate::page::{Bars, Block, Cell, Page, Section, Table, report::facts};
@@ -75,6 +76,10 @@ impl Sheet {
         let mut table = new_table(self.columns.iter().map(|c| c.1), self.words);
         for row in &self.rows {
             table.add_row(row.iter().map(shown));
+        }
+        let last = self.rows.first().and_then(|r| r.last());
+        if let (Some(Cell::Text(_)), Some(column)) = (last, table.column_iter_mut().last()) {
+            column.set_cell_alignment(CellAlignment::Left);
         }
         let mut parts = vec![self.title.clone(), self.lead.clone(), table.to_string()];
         parts.extend(self.notes.iter().cloned());

@@ -6,7 +6,9 @@ use fulmar::UdpSocket;
 use fulmar::ledger::Stage;
 use fulmar::shard::{ExitPoint, Probing};
 
-use crate::support::{B, buffers_come_home, connection, meet, pattern, stacks, stacks_with, within};
+use crate::support::{
+    B, buffers_come_home, connection, meet, pattern, stacks, stacks_with, within,
+};
 
 #[test]
 fn a_stack_that_keeps_an_account_says_what_its_stages_cost() {

@@ -11,6 +11,7 @@ use fulmar_stack::{ExitPoint, Ledger, Probing};
 
 use super::measured::{Driven, Timed, keep_rate};
 use super::{Ablation, Options, Spread};
+use crate::cpu;
 
 pub(super) const NEAR: Ipv4Addr = Ipv4Addr::new(10, 72, 4, 1);
 /// The modelled peer answers for every address and discards what comes to this port (RFC 863).
@@ -156,14 +157,14 @@ pub(super) fn ledger(options: &Options) -> io::Result<Vec<f64>> {
     let mut gaps = Vec::new();
     for run in 0..=options.runs {
         ledger.clear();
-        let (start, mut sent) = (Instant::now(), 0u64);
+        let (start, before, mut sent) = (Instant::now(), cpu::thread_cpu()?, 0u64);
         while start.elapsed() < options.slice {
             for _ in 0..BATCH {
                 socket.send(&payload)?;
             }
             sent += BATCH;
         }
-        let total = start.elapsed().as_nanos() as f64 / sent as f64;
+        let total = (cpu::thread_cpu()?.saturating_sub(before)).as_nanos() as f64 / sent as f64;
         let balance = ledger.balance();
         let visits = balance.visits.max(1) as f64;
         let sum = balance.busy_ns() / visits;

@@ -95,8 +95,7 @@ pub fn sheet(found: &[Profile]) -> Sheet {
         lead: format!(
             "Published by {SOURCE}. Shares of busy time. The kernel's column is both ends of a veth \
              pair, whose work cannot be told apart; fulmar's is its own threads over a TAP, with what \
-             the kernel does in their calls. 12 published functions of 18 are named after parts; 30 % \
-             of the published ticks were not listed."
+             the kernel does in their calls. 30 % of the published ticks were not listed."
         ),
         columns,
         words: 1,
