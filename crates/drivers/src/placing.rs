@@ -21,7 +21,7 @@
 //! **Trust.** Between the read and the end of [`Placer::take`] bytes of one flow may lie in the posted
 //! buffer of another one. Its owner has given it away and cannot look; but a buffer over registered
 //! memory may be mapped elsewhere. Where owners of posted buffers do not trust each other, guessing
-//! is to be switched off ([`Placer::set_predicting`]).
+//! is to be switched off (`predict` of the device).
 //!
 //! Bounds: [`flows::MAX_FLOWS`] flows, two rooms each. Cost: one look at the headers per frame, and
 //! per frame in a room one descriptor; nothing while no flow has rooms.
@@ -266,7 +266,12 @@ impl Placer {
     /// next one.
     fn who(&mut self, frame: &Frame<'_>) -> (Option<usize>, Option<(usize, Segment)>) {
         let segment = Segment::of(frame.front, frame.bytes).filter(|s| s.payload_bytes > 0);
-        let Some(s) = segment else { return (None, None) };
+        let Some(s) = segment else {
+            if frame.bytes > SMALL_BYTES {
+                self.predictor.came(None, false, frame.bytes);
+            }
+            return (None, None);
+        };
         let slot = self.flows.find(&s);
         let expects = |slot: &usize| self.flows.get(*slot).is_some_and(|f| f.expects(&s));
         let owner = slot.filter(expects).map(|slot| (slot, s));

@@ -123,7 +123,7 @@ pub struct Flow {
     pub header_bytes: usize,
     /// Payload of the last segment that was taken, in bytes.
     pub last_bytes: usize,
-    /// The device has waited once, since the last hint, for the stack to catch up.
+    /// The device has waited once, since rooms came or went last, for the stack to catch up.
     pub has_waited: bool,
 }
 
@@ -142,10 +142,10 @@ impl Flow {
             && !s.flags.intersects(SPECIAL)
     }
 
-    /// Whether the segment is behind what is expected: the stack, when it said what comes next, had not
-    /// seen what lies between.
-    pub fn is_behind(&self, s: &Segment) -> bool {
-        !self.rooms.is_empty() && self.next.is_some_and(|next| s.seq.after(next))
+    /// Whether the stack may be about to say something that fits the segment better: it has taken its
+    /// rooms back, or what it said last was said before it saw what lies between.
+    pub fn is_outdated(&self, s: &Segment) -> bool {
+        self.rooms.is_empty() || self.next.is_some_and(|next| s.seq.after(next))
     }
 
     /// Takes the payload of the segment, of which the first bytes lie in the rooms, as many as fit.
@@ -153,7 +153,9 @@ impl Flow {
         let end = s.seq.0.wrapping_add(u32::try_from(s.payload_bytes).unwrap_or(0));
         self.next = Some(SeqNum(end));
         (self.header_bytes, self.last_bytes) = (s.header_bytes, s.payload_bytes);
-        fill(&mut self.rooms, s.payload_bytes)
+        let filling = fill(&mut self.rooms, s.payload_bytes);
+        self.has_waited |= self.rooms.is_empty();
+        filling
     }
 
     /// A frame was lost after it had been taken: nothing more is expected until the next hint.
@@ -201,7 +203,11 @@ impl Flows {
     /// Takes the rooms of a flow back.
     pub fn clear(&mut self, key: &FlowKey) -> Rooms {
         let flow = self.slot_of(key).and_then(|s| self.get_mut(s));
-        flow.map(|f| std::mem::take(&mut f.rooms)).unwrap_or_default()
+        flow.map(|f| {
+            f.has_waited &= f.rooms.is_empty();
+            std::mem::take(&mut f.rooms)
+        })
+        .unwrap_or_default()
     }
 
     /// Whether any flow has rooms.

@@ -347,6 +347,25 @@ fn acknowledgements_between_the_segments_are_no_misses() {
 }
 
 #[test]
+fn a_flood_of_something_else_lands_in_no_room_after_its_first_frame() {
+    let mut rig = Rig::new(true);
+    rig.post(0, SeqNum(0), [70_000, 0]);
+    let other = Form { protocol: 17, ..PLAIN };
+    for _ in 0..50 {
+        let chain = rig.receive(&frame(2, SeqNum(7), 3000, other)).unwrap();
+        rig.pool.free(chain);
+    }
+    assert_eq!(rig.placer.take_outcome().misses, 1);
+    for i in 0..20u32 {
+        let data = rig.receive(&frame(0, SeqNum(i * 3000), 3000, PLAIN)).unwrap();
+        assert_eq!(placed_bytes(&data), 3000);
+        rig.pool.free(data);
+    }
+    let o = rig.placer.take_outcome();
+    assert!(o.hits >= 15, "{o:?}");
+}
+
+#[test]
 fn a_pool_without_large_buffers_still_places() {
     let mut rig = Rig::new(true);
     rig.post(0, SeqNum(0), [200_000, 0]);
