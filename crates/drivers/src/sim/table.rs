@@ -9,8 +9,7 @@
 //! Where the host is behind, the hardware waits for it, or a sender who is always ahead would never be
 //! placed: frames of a flow whose hint is outdated (it has no room, or says less than has landed) stay
 //! on the wire, and all others behind them, until the host has taken what has landed, and then for a
-//! moment ([`PAUSE`]) for a new hint; once per hint. So they do when a buffer became full. At 40 Gbit/s
-//! that is half a megabyte, which the memory of a NIC and the pause frames of a wire hold.
+//! moment ([`PAUSE`]) for a new hint; once per hint. So they do when a buffer became full.
 //!
 //! Source: the page pods and tags of Chelsio's T4/T5/T6 (public driver sources).
 
@@ -26,8 +25,9 @@ use super::rx::Kind;
 use crate::placing::Outcome;
 use crate::placing::flows::{self, Filling, Flows, Segment};
 
-/// How long a frame waits at most for a reader who has just got a buffer back.
-const PAUSE: Duration = Duration::from_micros(100);
+/// How long a frame waits at most for a reader who has just got a buffer back: about the longest that
+/// one pause frame holds a line of 40 Gbit/s (IEEE 802.3 annex 31B: 65,535 times 512 bits).
+const PAUSE: Duration = Duration::from_micros(800);
 
 /// What hardware and host share.
 pub struct FlowTable {
