@@ -210,33 +210,35 @@ fn the_peer_takes_a_hundred_megabytes_and_every_byte_is_right() {
     }
 }
 
-/// Receives the generated stream into posted buffers; the number of its bytes.
-fn receive_posted(c: &TcpStream, total: usize, buffer: usize) {
-    let post = |buf: RecvBuf| c.recv_posted(buf).unwrap();
-    let mut posted: VecDeque<_> = (0..2).map(|_| post(RecvBuf::with_capacity(buffer))).collect();
+/// Asks for so many bytes and receives them into buffers that were posted before.
+fn receive_posted(c: &mut TcpStream, total: usize, buffer: usize) {
+    let post = |c: &TcpStream, buf: RecvBuf| c.recv_posted(buf).unwrap();
+    let mut posted: VecDeque<_> = (0..2).map(|_| post(c, RecvBuf::with_capacity(buffer))).collect();
+    let mut request = [0; 10];
+    pattern::fill(0, &mut request);
+    c.write_all(&request).unwrap();
     let mut at = 0;
-    while let Some(first) = posted.pop_front() {
-        let buf = first.wait().unwrap();
+    while at < total {
+        let buf = posted.pop_front().unwrap().wait().unwrap();
         assert_eq!(pattern::wrong_bytes(at as u64, &buf), 0, "behind byte {at}");
         at += buf.len();
-        if !buf.is_empty() {
-            posted.push_back(post(buf));
-        }
+        posted.push_back(post(c, buf));
     }
     assert_eq!(at, total);
 }
 
 #[test]
-fn the_hardware_places_what_the_peer_generates_with_and_without_aggregation() {
+fn the_hardware_places_what_the_peer_sends_with_and_without_aggregation() {
     const TOTAL: usize = 16 << 20;
     for (placement, aggregates) in [(true, true), (true, false), (false, true), (false, false)] {
         for buffer in [64 << 10, 1 << 20] {
             let mut config = with_verify(SimConfig { placement, ..SimConfig::default() });
             config.lro = config.lro.filter(|_| aggregates);
-            config.far_end.services = vec![(0..=65535, Service::Generate { bytes: TOTAL as u64 })];
+            let service = Service::Respond { request: 10, response: TOTAL as u32 };
+            config.far_end.services = vec![(0..=65535, service)];
             let (stack, handle) = stack(config);
-            let c = TcpStream::connect(&stack, "10.9.0.2:19").unwrap();
-            receive_posted(&c, TOTAL, buffer);
+            let mut c = TcpStream::connect(&stack, "10.9.0.2:19").unwrap();
+            receive_posted(&mut c, TOTAL, buffer);
             let counts = handle.counts();
             let counters = stack.stat().unwrap().shard.counters;
             let placed = counters.value(Counter::PlacedBytes) as usize;
