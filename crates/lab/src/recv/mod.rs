@@ -18,7 +18,7 @@ mod readers;
 mod run;
 mod shm;
 mod sim;
-mod stock;
+pub mod stock;
 pub mod table;
 
 use crate::bench::{Cell, Sample, Side, Way};
