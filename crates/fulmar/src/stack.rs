@@ -325,6 +325,13 @@ impl Builder {
         self
     }
 
+    /// Joins the TCP segments that arrive in one burst before TCP sees them, for a device that hands over
+    /// packets of MTU size. Default off.
+    pub fn gro(mut self, on: bool) -> Self {
+        self.config.gro = on;
+        self
+    }
+
     /// How long the end of the stack or of the process waits for what was accepted to be
     /// acknowledged. Default 5 s.
     pub fn exit_drain(mut self, limit: Duration) -> Self {

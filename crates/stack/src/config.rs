@@ -37,7 +37,8 @@ pub struct StackConfig {
     /// Packets from the stack to itself that may wait. Default 256, a full window of super-frames.
     pub loopback_packets: usize,
     /// Join the TCP segments of a received burst in software, where they come as packets of MTU size
-    /// ([`fulmar_netdev::gro`]).
+    /// ([`fulmar_netdev::gro`]). Default off: what it saves has not been measured yet on a device
+    /// without super-frames.
     pub gro: bool,
     /// How long the end of the process or of the stack waits until everything that was accepted is
     /// acknowledged. Default 5 s: longer than the retransmissions of a lossy path, short enough
@@ -59,7 +60,7 @@ impl Default for StackConfig {
             burst_frames: 64,
             moderation: ModerationConfig::ADAPTIVE,
             loopback_packets: 256,
-            gro: true,
+            gro: false,
             exit_drain: Duration::from_secs(5),
         }
     }
