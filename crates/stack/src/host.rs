@@ -27,6 +27,7 @@ use fulmar_socket::{Ready, SocketError, Step};
 use crate::baton::{Baton, Role};
 use crate::completion::Completion;
 use crate::inbox::{INBOX_LIMIT, Inbox, Request, after_release};
+pub use crate::limit::Limit;
 use crate::poll_set::PollSetCore;
 use crate::recv_calls::{Received, RecvTicket};
 use crate::reentry::{HostBit, Mark};
@@ -465,40 +466,6 @@ impl<P: Probe> Host<P> {
 
 /// How often a drain looks whether it is done: nobody tells it.
 const DRAIN_TICK: Duration = Duration::from_millis(5);
-
-/// How long a call may wait.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Limit {
-    /// Not at all.
-    DoNotWait,
-    /// At most so long.
-    For(Duration),
-    /// At most until then: for a call that waits several times.
-    Until(Instant),
-    /// Until it is done.
-    Forever,
-}
-
-impl Limit {
-    /// The same limit with its end fixed, for a call that waits several times.
-    #[must_use]
-    pub fn from_now(self) -> Limit {
-        match self {
-            Limit::For(d) => Limit::Until(sys::now() + d),
-            other => other,
-        }
-    }
-
-    /// When the waiting ends, `Some(None)` for never; `None` if there is to be none.
-    pub(crate) fn end(self, now: Instant) -> Option<Option<Instant>> {
-        match self {
-            Limit::DoNotWait => None,
-            Limit::Forever => Some(None),
-            Limit::For(d) => Some(Some(now + d)),
-            Limit::Until(at) => Some(Some(at)),
-        }
-    }
-}
 
 /// What a thread waits for.
 enum For<'a> {

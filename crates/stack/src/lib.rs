@@ -23,6 +23,7 @@ pub mod file;
 mod form;
 mod host;
 mod inbox;
+mod limit;
 mod loan_calls;
 mod net;
 mod poll_set;

@@ -1,0 +1,39 @@
+//! How long a call may wait.
+
+use fulmar_base::{Duration, Instant};
+
+use crate::sys;
+
+/// How long a call may wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Limit {
+    /// Not at all.
+    DoNotWait,
+    /// At most so long.
+    For(Duration),
+    /// At most until then: for a call that waits several times.
+    Until(Instant),
+    /// Until it is done.
+    Forever,
+}
+
+impl Limit {
+    /// The same limit with its end fixed, for a call that waits several times.
+    #[must_use]
+    pub fn from_now(self) -> Limit {
+        match self {
+            Limit::For(d) => Limit::Until(sys::now() + d),
+            other => other,
+        }
+    }
+
+    /// When the waiting ends, `Some(None)` for never; `None` if there is to be none.
+    pub(crate) fn end(self, now: Instant) -> Option<Option<Instant>> {
+        match self {
+            Limit::DoNotWait => None,
+            Limit::Forever => Some(None),
+            Limit::For(d) => Some(Some(now + d)),
+            Limit::Until(at) => Some(Some(at)),
+        }
+    }
+}
