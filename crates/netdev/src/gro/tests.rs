@@ -147,7 +147,8 @@ fn what_is_joined_needs_no_sum_and_what_is_not_sound_is_passed_on_as_it_is() {
 
 #[test]
 fn every_other_difference_keeps_two_segments_apart() {
-    let changes: [(&str, fn(&mut Wish)); 12] = [
+    type Change = (&'static str, fn(&mut Wish));
+    let changes: [Change; 12] = [
         ("service", |w| w.tos = 4),
         ("congestion experienced", |w| w.tos = 3),
         ("time to live", |w| w.ttl = 63),
