@@ -2,7 +2,7 @@
 //! leads to the account. That the search would find one is shown by the form that keeps one.
 //!
 //! The test reads the functions of its own program: where they begin and end is in the symbol table,
-//! and a call is an opcode (E8) with a distance, which counts if a function begins where it leads.
+//! and a call is an opcode with a distance, or with the place of an address in the table of addresses.
 #![cfg(target_arch = "x86_64")]
 
 use std::collections::{BTreeMap, HashSet};
@@ -62,6 +62,17 @@ impl Program {
         Program { file, functions, bias }
     }
 
+    /// What the running program holds at an address, if it is an address.
+    fn word_in_memory(&self, address: u64) -> u64 {
+        use std::os::unix::fs::FileExt;
+        let mut bytes = [0; 8];
+        let memory = std::fs::File::open("/proc/self/mem").unwrap();
+        match memory.read_exact_at(&mut bytes, address.wrapping_add(self.bias)) {
+            Ok(()) => u64::from_le_bytes(bytes).wrapping_sub(self.bias),
+            Err(_) => 0,
+        }
+    }
+
     /// The names of all functions that calls lead to from these.
     fn reached(&self, from: &[usize]) -> HashSet<&str> {
         let mut open: Vec<u64> = from.iter().map(|f| *f as u64 - self.bias).collect();
@@ -73,13 +84,16 @@ impl Program {
             }
             let code = &self.file[*from..*from + *length];
             for at in 0..code.len().saturating_sub(4) {
-                // A call, or a jump to what is called last.
-                if code[at] == 0xe8 || code[at] == 0xe9 {
-                    let distance = i32::from_le_bytes(code[at + 1..at + 5].try_into().unwrap());
-                    let next = address + at as u64 + 5;
-                    let to = next.wrapping_add_signed(i64::from(distance));
-                    open.extend(self.functions.contains_key(&to).then_some(to));
-                }
+                let distance = i32::from_le_bytes(code[at + 1..at + 5].try_into().unwrap());
+                let next = address + at as u64 + 5;
+                let to = next.wrapping_add_signed(i64::from(distance));
+                // A call, or a jump to what is called last: straight, or by the table of addresses.
+                let to = match (code[at], at.checked_sub(1).map(|b| code[b])) {
+                    (0xe8 | 0xe9, _) => to,
+                    (0x15 | 0x25, Some(0xff)) => self.word_in_memory(to),
+                    _ => continue,
+                };
+                open.extend(self.functions.contains_key(&to).then_some(to));
             }
         }
         seen.iter().map(|a| self.functions[a].2.as_str()).collect()
