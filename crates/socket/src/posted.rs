@@ -252,6 +252,8 @@ impl<T> Posted<T> {
             }
             self.is_flushed = false;
         }
+        // Behind one that ended may stand one of no bytes, for which a device would wait in vain.
+        self.end_full(stream.now);
         self.release_ended(io);
         self.tell_device(stream.now, io);
         is_told
@@ -390,8 +392,11 @@ impl<T> Posted<T> {
 
     /// Tells the device what comes next, unless it knows.
     fn tell_device(&mut self, now: Instant, io: &mut Io<'_>) {
+        if !io.may_place || self.is_closed {
+            return self.withdraw(io);
+        }
         let is_quiet = io.recv.readable() == 0 && io.recv.out_of_order_bytes() == 0;
-        if !is_quiet || self.is_closed || !io.may_place {
+        if !is_quiet {
             return;
         }
         let Some(at) = self.active().filter(|_| self.score.allows(now)) else {

@@ -25,6 +25,8 @@ struct Device {
 impl Placer for Device {
     fn place(&mut self, next: u64, first: Room, second: Option<Room>) -> bool {
         assert!(self.known.contains(&first.buffer()), "not registered");
+        let has_bytes = !first.is_empty() && second.as_ref().is_none_or(|r| !r.is_empty());
+        assert!(has_bytes, "a room without bytes");
         if self.places {
             self.expects = Some((next, first, second));
         }
@@ -313,6 +315,22 @@ fn what_nobody_waits_for_goes_back_into_the_stream() {
     w.read(5);
     assert_eq!(w.got, 15);
     w.finish();
+}
+
+#[test]
+fn a_buffer_of_no_bytes_behind_one_that_a_push_ended_comes_back_with_it() {
+    let mut w = World::new(true);
+    for bytes in [2, 0, 3] {
+        w.post(bytes, Rule::default());
+    }
+    w.take_in();
+    w.send(1);
+    w.take_in();
+    w.settle(true, None);
+    assert_eq!(w.finished, [(0, 1, None), (1, 0, None)]);
+    assert!(w.device.expects.is_some(), "the third is the device's now");
+    w.settle(false, Some(Ok(())));
+    assert_eq!(w.finished.len(), 3);
 }
 
 #[test]
