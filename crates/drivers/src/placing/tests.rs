@@ -243,7 +243,8 @@ proptest! {
                     let chain = rig.receive(&f).unwrap();
                     prop_assert!(chain.to_vec() == f);
                     if placed_bytes(&chain) > 0 {
-                        prop_assert!(cut == 0 && seq == next[flow] && form.padding == 0);
+                        // A cut that takes the padding and no more leaves a whole segment.
+                        prop_assert!(cut == form.padding && seq == next[flow]);
                         prop_assert!(form.flags & 0x37 == 0x10 && form.protocol == 6);
                         prop_assert!(!form.more_fragments && !form.is_tagged);
                         next[flow] += payload as u32;
@@ -256,6 +257,24 @@ proptest! {
         rig.landing = Landing::default();
         rig.pool.drain_remote();
         prop_assert_eq!(rig.pool.outstanding(), 0);
+    }
+}
+
+#[test]
+fn a_frame_is_placed_only_if_it_ends_where_its_segment_ends() {
+    for is_predicting in [false, true] {
+        for (padding, cut) in [(0, 0), (22, 22), (22, 0), (22, 21), (22, 23), (0, 1)] {
+            let mut rig = Rig::new(is_predicting);
+            rig.post(2, SeqNum(0), [100, 0]);
+            let mut f = frame(2, SeqNum(0), 50, Form { padding, ..PLAIN });
+            f.truncate(f.len() - cut);
+            let chain = rig.receive(&f).unwrap();
+            assert!(chain.to_vec() == f);
+            let expected = if padding == cut { 50 } else { 0 };
+            assert_eq!(placed_bytes(&chain), expected, "{cut} of {padding} bytes of padding cut");
+            rig.pool.free(chain);
+            rig.audit(&[SeqNum(0), SeqNum(0), SeqNum(expected as u32), SeqNum(0)]);
+        }
     }
 }
 
