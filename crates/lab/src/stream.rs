@@ -238,6 +238,7 @@ pub(crate) fn counted(stack: &Stack) -> io::Result<Counts> {
     Ok(vec![
         ("tx_frames", stat.count(Counter::TxFrames)),
         ("rx_frames", stat.count(Counter::RxFrames)),
+        ("rx_bytes", stat.count(Counter::RxBytes)),
         ("tx_crossings", stat.shard.device.tx_crossings),
         ("rx_crossings", stat.shard.device.rx_crossings),
         of("packets", Counter::TxPackets).plus(stat.count(Counter::RxPackets)),

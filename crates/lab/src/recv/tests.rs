@@ -31,10 +31,11 @@ fn the_old_way_takes_a_packet_per_crossing_and_copies_every_byte_once() {
     };
     let stock = sample(Method::Stock, Offloads::STOCK);
     assert!(stock.quotient("rx_frames", "rx_crossings") <= 1.0);
-    assert!(stock.quotient("call_bytes", "rx_frames") <= 1448.0);
+    // Not the bytes that the reader got: some had come before the measured stretch began.
+    assert!(stock.quotient("rx_bytes", "rx_frames") <= 1514.0, "{stock:?}");
     assert_eq!(stock.quotient("all_copied_bytes", "call_bytes"), 1.0);
     let copy = sample(Method::Copy, Offloads::all(true));
-    assert!(copy.quotient("call_bytes", "rx_frames") > 30_000.0);
+    assert!(copy.quotient("rx_bytes", "rx_frames") > 30_000.0);
     assert_eq!(copy.quotient("all_copied_bytes", "call_bytes"), 1.0);
 }
 
