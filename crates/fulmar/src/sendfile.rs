@@ -44,8 +44,7 @@ pub enum FileSource {
 ///
 /// ```no_run
 /// # use fulmar::{FileSource, SendFile, TcpStream};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let stream: TcpStream = todo!();
+/// # fn send(stream: &TcpStream) -> std::io::Result<()> {
 /// let file = std::fs::File::open("big")?;
 /// let sent = stream.send_file_with(&SendFile::new().stable(true), &file, .., &[], &[])?;
 /// # Ok(())

@@ -9,7 +9,7 @@ use fulmar_base::{
     Counter, Counters, DropReason, Duration, FlowKey, Instant, NoProbe, Probe, SlotId, Stage,
 };
 use fulmar_ip::{Delivered, Ip, Verdict};
-use fulmar_mbuf::{Pool, PoolConfig};
+use fulmar_mbuf::Pool;
 use fulmar_netdev::gro::Gro;
 use fulmar_netdev::moderation::Moderation;
 use fulmar_netdev::{Burst, Device, Packet};
@@ -124,6 +124,37 @@ fn reassembly_bytes(receive_share_bytes: usize) -> usize {
     (receive_share_bytes / 16).clamp(512 << 10, 4 << 20).min(receive_share_bytes / 4)
 }
 
+/// What the layers share, over a device.
+fn net_over<P: Probe>(
+    mut device: Box<dyn Device>,
+    config: &StackConfig,
+    probe: P,
+) -> Result<Net<P>, SetupError> {
+    let caps = *device.caps();
+    let receive_share_bytes = config.pool.receive_share_bytes;
+    let ip_config = fulmar_ip::Config {
+        addresses: config.addresses.clone(),
+        routes: config.routes.clone(),
+        ether: caps.ether,
+        mtu: config.mtu.unwrap_or(caps.mtu).min(caps.mtu),
+        reassembly_bytes: reassembly_bytes(receive_share_bytes),
+        ..fulmar_ip::Config::default()
+    };
+    let ip = Ip::new(ip_config, config.seed).map_err(SetupError::Ip)?;
+    let mut pool = Pool::with_backing(config.pool, device.region()).map_err(SetupError::Pool)?;
+    pool.keep_sums(!caps.tx_csum);
+    Ok(Net {
+        pool,
+        counters: Counters::default(),
+        // Storage of received bytes is up to twice the bytes; a quarter of the share stays for
+        // frames that are just landing.
+        window: WindowBudget::new(receive_share_bytes / 8 * 3),
+        ip,
+        link: Link::new(device, config),
+        probe,
+    })
+}
+
 impl Shard<NoProbe> {
     /// A stack of one shard, with the released path.
     ///
@@ -145,42 +176,15 @@ impl<P: Probe> Shard<P> {
     /// As [`Shard::new`].
     pub fn with_probe(
         config: StackConfig,
-        mut device: Box<dyn Device>,
+        device: Box<dyn Device>,
         now: Instant,
         probe: P,
         id: u16,
         shards: u16,
     ) -> Result<Self, SetupError> {
-        let caps = *device.caps();
-        let mtu = config.mtu.unwrap_or(caps.mtu).min(caps.mtu);
         let secret = Secret::new(config.seed);
         let table = secret.table_hasher();
-        let pool_config: PoolConfig = config.pool;
-        let ip = Ip::new(
-            fulmar_ip::Config {
-                addresses: config.addresses.clone(),
-                routes: config.routes.clone(),
-                ether: caps.ether,
-                mtu,
-                reassembly_bytes: reassembly_bytes(pool_config.receive_share_bytes),
-                ..fulmar_ip::Config::default()
-            },
-            config.seed,
-        )
-        .map_err(SetupError::Ip)?;
-        let mut pool =
-            Pool::with_backing(pool_config, device.region()).map_err(SetupError::Pool)?;
-        pool.keep_sums(!caps.tx_csum);
-        let net = Net {
-            pool,
-            counters: Counters::default(),
-            // Storage of received bytes is up to twice the bytes; a quarter of the share stays for
-            // frames that are just landing.
-            window: WindowBudget::new(pool_config.receive_share_bytes / 8 * 3),
-            ip,
-            link: Link::new(device, &config),
-            probe,
-        };
+        let net = net_over(device, &config, probe)?;
         Ok(Shard {
             id,
             shards,

@@ -242,6 +242,15 @@ pub struct Tcb {
     pub(crate) again: Again,
 }
 
+/// What a connection has from the start.
+struct Birth {
+    key: FlowKey,
+    iss: SeqNum,
+    ts_offset: u32,
+    path: PathInfo,
+    now: Instant,
+}
+
 impl Tcb {
     /// Opens actively: SYN-SENT. The next output sends the SYN.
     ///
@@ -255,7 +264,7 @@ impl Tcb {
         path: PathInfo,
         now: Instant,
     ) -> Tcb {
-        let mut tcb = Tcb::new(cfg, key, iss, ts_offset, path, now);
+        let mut tcb = Tcb::new(cfg, Birth { key, iss, ts_offset, path, now });
         tcb.user.opened_actively = true;
         tcb
     }
@@ -271,20 +280,14 @@ impl Tcb {
         now: Instant,
         syn: &Header,
     ) -> Tcb {
-        let mut tcb = Tcb::new(cfg, key, iss, ts_offset, path, now);
+        let mut tcb = Tcb::new(cfg, Birth { key, iss, ts_offset, path, now });
         tcb.state = State::SynReceived;
         tcb.accept_syn(syn, now);
         tcb
     }
 
-    fn new(
-        cfg: &Config,
-        key: FlowKey,
-        iss: SeqNum,
-        ts_offset: u32,
-        path: PathInfo,
-        now: Instant,
-    ) -> Tcb {
+    fn new(cfg: &Config, birth: Birth) -> Tcb {
+        let Birth { key, iss, ts_offset, path, now } = birth;
         let v6 = key.remote_ip().is_ipv6();
         let mut tcb = Tcb {
             key,
