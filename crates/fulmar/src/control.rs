@@ -13,8 +13,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -132,6 +132,7 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
+        let _one = one_at_a_time();
         self.closing.store(true, Ordering::Release);
         // The knock wakes the thread out of `accept`; if it fails, the thread is gone already.
         let _ = UnixStream::connect(&self.path);
@@ -163,31 +164,41 @@ fn own_directory(path: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, "the directory is not ours alone"))
 }
 
-/// `PID.sock`, and `PID-N.sock` for further stacks of the process.
+/// `PID.sock`, and `PID-N.sock` for further stacks of the process. What nobody answers was left by a
+/// dead process that had our number, and is replaced.
 fn bind(directory: &Path) -> io::Result<(UnixListener, PathBuf)> {
+    let _one = one_at_a_time();
     let pid = std::process::id();
     for n in 0..DOORS_PER_PROCESS {
         let name = if n == 0 { format!("{pid}.sock") } else { format!("{pid}-{n}.sock") };
         let path = directory.join(name);
-        if is_abandoned(&path) {
-            fs::remove_file(&path)?;
-        }
-        match UnixListener::bind(&path) {
-            Ok(listener) => {
-                fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-                return Ok((listener, path));
-            }
-            // Another stack of this process.
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
-            Err(e) => return Err(e),
+        if nobody_answers(&path) {
+            return Ok((publish(&path)?, path));
         }
     }
     Err(io::Error::from(io::ErrorKind::AddrInUse))
 }
 
-/// Whether a dead process, which had our number, left the socket.
-fn is_abandoned(path: &Path) -> bool {
-    UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
+fn nobody_answers(path: &Path) -> bool {
+    let silent = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
+    UnixStream::connect(path).is_err_and(|e| silent.contains(&e.kind()))
+}
+
+/// A socket that is found under `path` only once it listens: whoever finds one that refuses may
+/// take it for abandoned.
+fn publish(path: &Path) -> io::Result<UnixListener> {
+    let unseen = path.with_extension("new");
+    let _ = fs::remove_file(&unseen);
+    let listener = UnixListener::bind(&unseen)?;
+    fs::set_permissions(&unseen, fs::Permissions::from_mode(0o600))?;
+    fs::rename(&unseen, path)?;
+    Ok(listener)
+}
+
+/// Doors of one process open and close in turn, since their names depend on each other.
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -213,6 +224,20 @@ mod tests {
         let second = Control::open(|| Some("2".to_owned())).unwrap();
         assert_ne!(first.path(), second.path());
         assert_eq!(ask(second.path()).unwrap().as_deref(), Some("2"));
+    }
+
+    #[test]
+    fn doors_that_open_and_close_at_once_are_never_mistaken_for_each_other() {
+        thread::scope(|all| {
+            for n in 0..4 {
+                all.spawn(move || {
+                    for _ in 0..100 {
+                        let control = Control::open(move || Some(n.to_string())).unwrap();
+                        assert_eq!(ask(control.path()).unwrap(), Some(n.to_string()));
+                    }
+                });
+            }
+        });
     }
 
     #[test]
