@@ -99,6 +99,14 @@ impl RecvTicket {
     }
 }
 
+/// Whoever gave it up may have done so at the moment when it was over: nobody takes the buffer then, and the
+/// socket must not look readable for it.
+impl Drop for RecvTicket {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
 /// A ticket in the hands of its connection. If that goes without a word, so does whoever waits.
 pub(crate) struct Token(Arc<RecvTicket>);
 
@@ -464,8 +472,9 @@ impl<P: Probe> Shard<P> {
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
         let Some(posted) = &mut entry.posted else { return };
         let count = posted.hand_out(&mut self.posted.received);
-        if count > 0 {
-            self.net.counters.add(Counter::Receives, count as u64);
+        self.net.counters.add(Counter::Receives, count as u64);
+        // Readers wait behind the last of them, however that ended.
+        if count > 0 || !posted.machine.is_waiting() {
             self.notify(id);
         }
     }
@@ -535,4 +544,23 @@ impl Placer for NoDevice {
     fn unplace(&mut self) {}
     fn register(&mut self, _: BufId) {}
     fn release(&mut self, _: BufId) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_that_nobody_can_take_any_more_makes_no_socket_readable() {
+        let entry = RecvEntry::default();
+        let ticket = Arc::new(RecvTicket::default());
+        let buf = Some(RecvBuf::with_capacity(16));
+        ticket.put(RecvOutcome { buf, error: None }, &entry.untaken);
+        assert!(entry.has_untaken());
+        let last = Arc::clone(&ticket);
+        drop(ticket);
+        assert!(entry.has_untaken());
+        drop(last);
+        assert!(!entry.has_untaken());
+    }
 }
