@@ -120,10 +120,13 @@ fn loans_that_are_kept_close_the_window_until_they_are_let_go() {
         let held: usize = kept.iter().map(Loan::len).sum();
         assert_eq!(info.lent_bytes, held);
         // What was offered before may still come, but no more than the buffer holds.
-        thread::sleep(Duration::from_millis(50));
-        while let Ok(loan) = s.recv_owned(usize::MAX) {
-            kept.push(loan);
-        }
+        eventually("nothing is under way", || {
+            let is_quiet = c.info().unwrap().in_flight_bytes == 0;
+            while let Ok(loan) = s.recv_owned(usize::MAX) {
+                kept.push(loan);
+            }
+            is_quiet && s.info().unwrap().rcv_wnd_bytes == 0
+        });
         let lent = s.info().unwrap().lent_bytes;
         // The window field counts in steps, and never takes back a part of one.
         let steps = 64 << info.window_scales.0;

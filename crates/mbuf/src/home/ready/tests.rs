@@ -73,7 +73,7 @@ fn a_full_stack_gives_its_coldest_half_to_the_general_lists() {
         mbufs.append(&mut take(&mut pool, class, 1));
     }
     let warm = mbufs.len() - 1;
-    assert!((capacity(class) / 2..capacity(class)).contains(&warm), "{warm}");
+    assert!((capacity(class) / 2..=capacity(class)).contains(&warm), "{warm}");
     free(&mut pool, mbufs);
     assert_all_home(&mut pool);
 }
