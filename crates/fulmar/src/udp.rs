@@ -1,5 +1,7 @@
 //! UDP sockets, shaped like those of `std::net`.
 
+mod many;
+
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};

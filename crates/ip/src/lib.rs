@@ -54,6 +54,7 @@ mod quote;
 mod reassembly;
 mod routing;
 mod source;
+mod template;
 mod types;
 mod waiting;
 
@@ -63,6 +64,7 @@ pub use fulmar_route::{
     Neighbour, NeighbourConfig, NeighbourState, NextHop, Prefix, Route, RouteError,
 };
 pub use source::AddressUse;
+pub use template::{Flow, Template};
 pub use types::{
     Delivered, EchoReply, ErrorKind, FrameSink, NoRoute, Outgoing, OutputError, PathChoice,
     QuotedError, SavedHeader, Verdict,

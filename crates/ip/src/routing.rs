@@ -227,8 +227,12 @@ impl Ip {
 /// The hash that chooses among next hops: addresses and, from the front of a transport packet, ports.
 pub(crate) fn flow_hash(src: IpAddr, dst: IpAddr, packet: &Chain) -> u64 {
     let first = packet.front().and_then(|m| m.as_slice().first_chunk::<4>().copied());
-    let ports = u64::from(u32::from_be_bytes(first.unwrap_or_default()));
-    [bits(src), bits(dst), ports].into_iter().fold(0, |hash: u64, part| {
+    hash_of_flow(src, dst, u32::from_be_bytes(first.unwrap_or_default()))
+}
+
+/// The same of a flow whose two ports are known, the source's first.
+pub(crate) fn hash_of_flow(src: IpAddr, dst: IpAddr, ports: u32) -> u64 {
+    [bits(src), bits(dst), ports.into()].into_iter().fold(0, |hash: u64, part| {
         (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31)
     })
 }

@@ -38,6 +38,7 @@ use crate::shard::Shard;
 use crate::sockets::{Echo, TcpEntry};
 use crate::stat::Stat;
 use crate::tcp_calls::ListenOptions;
+use crate::udp_many::{RecvMessage, SendMessage, SentMany};
 
 /// One of three.
 #[derive(Clone)]
@@ -173,7 +174,10 @@ calls! {
     fn udp_send(now: Instant, id: SlotId, parts: &[&[u8]], to: Option<SocketAddr>) -> Called<usize>;
     fn udp_send_step(now: Instant, id: SlotId, parts: &[&[u8]], to: Option<SocketAddr>)
         -> Called<Step<usize>>;
+    fn udp_send_many(now: Instant, id: SlotId, messages: &[SendMessage<'_>], is_first: bool)
+        -> Called<Step<SentMany>>;
     fn udp_receive(id: SlotId) -> Called<Step<Datagram>>;
+    fn udp_receive_many(id: SlotId, into: &mut [RecvMessage<'_>]) -> Called<Step<usize>>;
     fn udp_lend(id: SlotId) -> Called<Step<(Datagram, Lent)>>;
     fn udp_peek(id: SlotId, into: &mut [u8]) -> Called<Step<(usize, SocketAddr)>>;
     fn with_udp<T>(id: SlotId, f: impl FnOnce(&mut UdpSocket) -> T) -> Called<T>;

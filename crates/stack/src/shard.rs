@@ -30,6 +30,7 @@ use crate::shortage::Shortage;
 use crate::slab::Slab;
 use crate::sockets::Socket;
 use crate::time_wait::TimeWaitTable;
+use crate::udp_templates::Templates;
 use crate::watch::Wakes;
 use crate::wheel::{TimerId, Wheel};
 
@@ -100,6 +101,8 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) shortage: Shortage,
     pub(crate) returns: Returns,
     pub(crate) posted: PostedTable,
+    /// Headers for destinations of datagram sockets that are not connected.
+    pub(crate) templates: Templates,
     pub(crate) rx: Burst,
     /// Joins the segments of a burst; `None`: they stay apart.
     gro: Option<Gro>,
@@ -202,6 +205,7 @@ impl<P: Probe> Shard<P> {
             shortage: Shortage::default(),
             returns: Returns::default(),
             posted: PostedTable::default(),
+            templates: Templates::default(),
             rx: Burst::with_capacity(RX_BATCH),
             gro: config.gro.then(Gro::new),
             frame_bytes: 0,

@@ -11,6 +11,7 @@ use fulmar_udp::UdpSocket;
 
 use crate::net::FlowPath;
 use crate::recv_calls::RecvEntry;
+use crate::udp_templates::UdpTemplate;
 use crate::watch::Watch;
 use crate::wheel::TimerId;
 
@@ -172,6 +173,9 @@ pub struct UdpEntry {
     pub v6_only: bool,
     /// It waits for buffers or for the device: see `shortage.rs`.
     pub is_short: bool,
+    /// The headers of what it sends to the peer it is connected to; in memory of their own, since most
+    /// sockets that only listen have none.
+    pub template: Option<Box<UdpTemplate>>,
     /// Who watches it.
     pub watch: Watch,
 }

@@ -6,31 +6,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use fulmar_base::{
     Counter, DropReason, FlowKey, Instant, Probe, SlotId, Stage, with_zone, zone_of,
 };
-use fulmar_ip::{Delivered, EchoReply, ErrorKind, Outgoing, QuotedError};
-use fulmar_mbuf::{Chain, Purpose};
+use fulmar_ip::{Delivered, EchoReply, ErrorKind, QuotedError};
+use fulmar_mbuf::Chain;
 use fulmar_socket::{SocketError, Step};
 use fulmar_udp::{BindError, BindOptions, Datagram, UdpError, UdpSocket};
-use fulmar_wire::protocol;
 
 use crate::net::{Net, Sink};
 use crate::shard::Shard;
 use crate::sockets::{Echo, PING_REPLIES, PingEntry, Socket, UdpEntry};
 
-/// Datagrams up to this size are laid together into one mbuf with room for the headers.
-const HEADROOM: usize = fulmar_udp::HEADROOM_BYTES;
-
-/// The two ends of a datagram to be sent, and what its socket says of it.
-struct Ends {
-    bound: SocketAddr,
-    remote: SocketAddr,
-    ttl: Option<u8>,
-    dscp_ecn: u8,
-    broadcast: bool,
-    dont_fragment: bool,
-}
-
 impl<P: Probe> Shard<P> {
-    fn udp_entry(&mut self, id: SlotId) -> Result<&mut UdpEntry, SocketError> {
+    pub(crate) fn udp_entry(&mut self, id: SlotId) -> Result<&mut UdpEntry, SocketError> {
         match self.sockets.get_mut(id) {
             Some(Socket::Udp(s)) => Ok(s),
             Some(_) => Err(SocketError::NotSupported),
@@ -131,6 +117,7 @@ impl<P: Probe> Shard<P> {
             binding: None,
             v6_only: options.v6_only,
             is_short: false,
+            template: None,
             watch: Default::default(),
         })));
         match self.udp.bind(id, local, options, |_| true) {
@@ -170,172 +157,8 @@ impl<P: Probe> Shard<P> {
         let entry = self.udp_entry(id)?;
         entry.socket.remote = Some(remote);
         entry.socket.local = Some(local);
+        entry.template = None;
         Ok(())
-    }
-
-    /// Sends one datagram, to the connected peer or to `to`.
-    ///
-    /// # Errors
-    /// An error that came back earlier; no destination; too long; no route; no buffer.
-    pub fn udp_send(
-        &mut self,
-        now: Instant,
-        id: SlotId,
-        parts: &[&[u8]],
-        to: Option<SocketAddr>,
-    ) -> Result<usize, SocketError> {
-        let bytes: usize = parts.iter().map(|p| p.len()).sum();
-        match self.output_datagram(now, id, parts, bytes, to)? {
-            Some(()) => self.finish_datagram(now),
-            None => self.net.link.set_now(now),
-        }
-        Ok(bytes)
-    }
-
-    /// The way of a datagram into the burst; `None` if a probe has ended it.
-    fn output_datagram(
-        &mut self,
-        now: Instant,
-        id: SlotId,
-        parts: &[&[u8]],
-        bytes: usize,
-        to: Option<SocketAddr>,
-    ) -> Result<Option<()>, SocketError> {
-        if self.stops_at(Stage::Locked) {
-            return Ok(None);
-        }
-        let ends = self.check_datagram(id, to)?;
-        if self.ends_at(Stage::SendChecked) {
-            return Ok(None);
-        }
-        let (src, most_bytes) = self.choose_path(&ends)?;
-        if bytes > most_bytes {
-            return Err(SocketError::MessageTooLong);
-        }
-        if self.ends_at(Stage::PathChosen) {
-            return Ok(None);
-        }
-        let Some(payload) = self.fill(parts, bytes)? else { return Ok(None) };
-        let Ends { bound, remote, .. } = ends;
-        let local = with_zone(src, bound.port(), zone_of(remote));
-        let (chain, offload) = fulmar_udp::output(&mut self.net.pool, local, remote, payload)
-            .map_err(|_| SocketError::NoBuffer)?;
-        if self.ends_at(Stage::TransportOutput) {
-            self.net.pool.free(chain);
-            return Ok(None);
-        }
-        self.net.link.set_now(now);
-        self.send_packet(
-            now,
-            Outgoing {
-                src,
-                dst: remote.ip(),
-                zone: zone_of(remote),
-                protocol: protocol::UDP,
-                ttl: ends.ttl,
-                dscp_ecn: ends.dscp_ecn,
-                chain,
-                offload,
-                dont_fragment: ends.dont_fragment,
-            },
-        )?;
-        self.net.counters.count(Counter::UdpOut);
-        self.net.counters.add(Counter::CopiedBytes, bytes as u64);
-        Ok(Some(()))
-    }
-
-    /// The socket of a datagram to be sent, and its two ends.
-    fn check_datagram(&mut self, id: SlotId, to: Option<SocketAddr>) -> Result<Ends, SocketError> {
-        if self.is_down() {
-            return Err(SocketError::NetworkDown);
-        }
-        let entry = self.udp_entry(id)?;
-        if let Some(e) = entry.socket.take_error() {
-            return Err(udp_error(e));
-        }
-        let remote = to.or(entry.socket.remote).ok_or(SocketError::DestinationRequired)?;
-        let remote = unmap(remote);
-        if remote.port() == 0 {
-            return Err(SocketError::Invalid);
-        }
-        let bound = entry.socket.local.ok_or(SocketError::Invalid)?;
-        check_family(bound, entry.v6_only, remote)?;
-        let UdpSocket { ttl, dscp_ecn, broadcast, dont_fragment, .. } = entry.socket;
-        Ok(Ends { bound, remote, ttl, dscp_ecn, broadcast, dont_fragment })
-    }
-
-    /// The source address that the routes give, and how much payload may go. What is longer than the
-    /// path's packets goes in fragments, unless the socket forbids it.
-    fn choose_path(&self, ends: &Ends) -> Result<(IpAddr, usize), SocketError> {
-        let remote = ends.remote;
-        let bound = Some(ends.bound.ip()).filter(|ip| !ip.is_unspecified());
-        let choice = self.net.ip.route_from(bound, remote.ip(), zone_of(remote));
-        let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
-        if choice.is_broadcast && !ends.broadcast {
-            return Err(SocketError::AccessDenied);
-        }
-        let src = bound.unwrap_or(choice.src);
-        let largest_packet = if ends.dont_fragment { choice.mtu } else { usize::MAX };
-        Ok((src, fulmar_udp::max_payload(largest_packet, remote.ip())))
-    }
-
-    /// As [`Shard::udp_send`], for a sender that can wait for buffers and for the device: wait for
-    /// `WRITABLE` and repeat.
-    ///
-    /// # Errors
-    /// As [`Shard::udp_send`], but for those two.
-    pub fn udp_send_step(
-        &mut self,
-        now: Instant,
-        id: SlotId,
-        parts: &[&[u8]],
-        to: Option<SocketAddr>,
-    ) -> Result<Step<usize>, SocketError> {
-        match self.udp_send(now, id, parts, to) {
-            Err(SocketError::NoBuffer | SocketError::WouldBlock) => {
-                self.note_shortage(now, id);
-                Ok(Step::WaitSpace(1))
-            }
-            other => other.map(Step::Done),
-        }
-    }
-
-    /// The payload in one mbuf (or a few), with room for every header in front; `None` if a probe
-    /// has ended the path.
-    fn fill(&mut self, parts: &[&[u8]], bytes: usize) -> Result<Option<Chain>, SocketError> {
-        let pool = &mut self.net.pool;
-        let mut chain =
-            pool.alloc_chain(bytes, HEADROOM, Purpose::Send).map_err(|_| SocketError::NoBuffer)?;
-        if self.ends_at(Stage::SendReserved) {
-            self.net.pool.free(chain);
-            return Ok(None);
-        }
-        chain.fill(parts.iter().copied());
-        if self.ends_at(Stage::SendCopied) {
-            self.net.pool.free(chain);
-            return Ok(None);
-        }
-        Ok(Some(chain))
-    }
-
-    fn send_packet(&mut self, now: Instant, packet: Outgoing) -> Result<(), SocketError> {
-        let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
-        use fulmar_ip::OutputError as E;
-        ip.output(now, pool, counters, packet, &mut Sink { link, probe }).map_err(|e| match e {
-            E::NoRoute => SocketError::NetworkUnreachable,
-            E::TooBig { .. } => SocketError::MessageTooLong,
-            E::NoBuffer => SocketError::NoBuffer,
-            E::HostUnreachable => SocketError::HostUnreachable,
-            E::Full => SocketError::WouldBlock,
-        })
-    }
-
-    fn finish_datagram(&mut self, now: Instant) {
-        if self.net.link.loopback.is_empty() {
-            self.flush();
-        } else {
-            self.finish_call(now);
-        }
     }
 
     /// Takes the oldest datagram. Free its payload with [`Shard::free`].
@@ -468,13 +291,14 @@ impl<P: Probe> Shard<P> {
         if bytes.len() > fulmar_udp::max_payload(usize::MAX, to.ip()) {
             return Err(SocketError::MessageTooLong);
         }
-        let Some(payload) = self.fill(&[bytes], bytes.len())? else { return Ok(()) };
+        let payload = self.net.fill_datagram(std::iter::once(bytes), bytes.len())?;
+        let Some(payload) = payload else { return Ok(()) };
         let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
         link.set_now(now);
         let sink = &mut Sink { link, probe };
         ip.echo_request(now, pool, counters, to, (ident, seq), payload, sink)
             .map_err(|_| SocketError::HostUnreachable)?;
-        self.finish_datagram(now);
+        self.finish_datagrams(now);
         Ok(())
     }
 
@@ -549,7 +373,11 @@ pub(crate) fn unmap(a: SocketAddr) -> SocketAddr {
 }
 
 /// Whether a socket bound to `bound` may send to `remote`.
-fn check_family(bound: SocketAddr, v6_only: bool, remote: SocketAddr) -> Result<(), SocketError> {
+pub(crate) fn check_family(
+    bound: SocketAddr,
+    v6_only: bool,
+    remote: SocketAddr,
+) -> Result<(), SocketError> {
     let ok = match (bound.ip(), remote.ip()) {
         (IpAddr::V4(_), IpAddr::V4(_)) | (IpAddr::V6(_), IpAddr::V6(_)) => true,
         (IpAddr::V6(ip), IpAddr::V4(_)) => ip == Ipv6Addr::UNSPECIFIED && !v6_only,
@@ -568,7 +396,7 @@ fn bind_error(e: BindError) -> SocketError {
     }
 }
 
-fn udp_error(e: UdpError) -> SocketError {
+pub(crate) fn udp_error(e: UdpError) -> SocketError {
     match e {
         UdpError::ConnectionRefused => SocketError::ConnectionRefused,
         UdpError::HostUnreachable => SocketError::HostUnreachable,

@@ -6,7 +6,9 @@ use fulmar_base::{Counters, DropReason, Offload, Zone, with_zone};
 use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
 use fulmar_wire::checksum::Sum;
 use fulmar_wire::protocol;
-use fulmar_wire::udp::{CHECKSUM_OFFSET, HEADER_BYTES, Header};
+use fulmar_wire::udp::{HEADER_BYTES, Header};
+
+use crate::template::offload_of;
 
 /// Room in front of a payload for every header: Ethernet 14, IPv6 40, UDP 8, and slack. Whoever
 /// allocates a payload with it saves the mbuf that a header would need otherwise.
@@ -163,8 +165,7 @@ fn prepend_header(
         Header { src_port: local.port(), dst_port: remote.port(), length, checksum: sum.fold() };
     let room = prepend(chain, pool).map_err(|NoBuffer| OutputError::NoBuffer)?;
     header.emit(room).map_err(|_| OutputError::NoBuffer)?;
-    let csum_offset = CHECKSUM_OFFSET as u16;
-    Ok(Offload { needs_csum: true, csum_start: 0, csum_offset, ..Offload::default() })
+    Ok(offload_of(0, None))
 }
 
 /// Room for the header: in front of the payload if that leaves enough for the lower headers, else

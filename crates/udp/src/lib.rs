@@ -25,7 +25,9 @@ extern crate alloc;
 mod datagram;
 mod socket;
 mod table;
+mod template;
 
 pub use datagram::{Datagram, Dropped, HEADROOM_BYTES, OutputError, input, max_payload, output};
 pub use socket::{UdpError, UdpSocket};
 pub use table::{BindError, BindOptions, Bound, UdpProbe, UdpTable};
+pub use template::{Template, offload_of};

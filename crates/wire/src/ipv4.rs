@@ -135,6 +135,45 @@ impl Header {
     }
 }
 
+/// A header of which only the length and the identification are still open: what the packets of one
+/// flow have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Template {
+    header: [u8; HEADER_BYTES],
+    /// The one's complement sum of `header`, whose open fields and checksum are zero, in words of 32
+    /// bits.
+    sum: u32,
+}
+
+impl Template {
+    /// Leaves the length and the identification of a header open.
+    ///
+    /// Errors: as [`Header::emit`], but for the length.
+    pub fn new(header: &Header) -> Result<Template, WireError> {
+        let mut bytes = [0; HEADER_BYTES];
+        Header { ident: 0, total_bytes: HEADER_BYTES, ..*header }.emit(&mut bytes)?;
+        bytes[2..4].fill(0);
+        bytes[CHECKSUM_OFFSET..CHECKSUM_OFFSET + 2].fill(0);
+        let words = bytes.as_chunks::<4>().0.iter().map(|w| u64::from(u32::from_be_bytes(*w)));
+        let sum = words.fold(0u64, u64::wrapping_add);
+        // 2^32 counts as one, and so does every carry.
+        let once = (sum & 0xffff_ffff).wrapping_add(sum >> 32);
+        let folded = (once & 0xffff_ffff).wrapping_add(once >> 32);
+        Ok(Template { header: bytes, sum: folded as u32 })
+    }
+
+    /// Writes the header of a packet of `total_bytes`, this header included, with its checksum.
+    #[inline]
+    pub fn emit(&self, total_bytes: u16, ident: u16, h: &mut [u8; HEADER_BYTES]) {
+        *h = self.header;
+        let open = [self.sum, u32::from(total_bytes), u32::from(ident)];
+        h[2..4].copy_from_slice(&total_bytes.to_be_bytes());
+        h[4..6].copy_from_slice(&ident.to_be_bytes());
+        let sum = checksum::of_words(&open).to_be_bytes();
+        h[CHECKSUM_OFFSET..CHECKSUM_OFFSET + 2].copy_from_slice(&sum);
+    }
+}
+
 /// Whether the checksum of a header is right. `header_bytes` comes from [`Header::parse`]; false if
 /// `bytes` is shorter.
 #[inline]

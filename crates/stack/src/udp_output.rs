@@ -1,0 +1,379 @@
+//! A datagram on its way down.
+//!
+//! ```text
+//!   check: the socket, its pending error, the two ends
+//!     │ a template holds and the datagram fits its path     │ else
+//!     ▼                                                     ▼
+//!   buffer, copy, headers in one piece              route, buffer, copy, udp::output, Ip::output
+//!     │                                                     │ leaves a template
+//!     └──────────────► the transmit burst ◄─────────────────┘
+//! ```
+
+use std::net::{IpAddr, SocketAddr};
+
+use fulmar_base::{Counter, Instant, Offload, Probe, SlotId, Stage, with_zone, zone_of};
+use fulmar_ip::{FrameSink, Outgoing};
+use fulmar_mbuf::{Chain, Purpose};
+use fulmar_socket::{SocketError, Step};
+use fulmar_udp::UdpSocket;
+use fulmar_wire::protocol;
+use fulmar_wire::udp::HEADER_BYTES;
+
+use crate::net::{Net, Sink};
+use crate::shard::Shard;
+use crate::sockets::Socket;
+use crate::udp_calls::{check_family, udp_error, unmap};
+use crate::udp_templates::{HeaderOptions, UdpTemplate};
+
+/// Room in front of a payload, so that all headers go into its own mbuf.
+const HEADROOM: usize = fulmar_udp::HEADROOM_BYTES;
+
+/// Datagrams of one run at most, as on Linux (UDP_MAX_SEGMENTS).
+pub(crate) const MAX_SEGMENTS: usize = 128;
+
+/// What is to be sent: one datagram, or a run of datagrams of equal size.
+pub(crate) struct Letter<I> {
+    /// The payload.
+    pub parts: I,
+    /// Its length.
+    pub bytes: usize,
+    /// To whom; `None`: to the connected peer.
+    pub to: Option<SocketAddr>,
+    /// Payload of each datagram of a run.
+    pub segment_bytes: Option<u16>,
+    /// An error that came back earlier is told now.
+    pub tells_error: bool,
+}
+
+impl<I> Letter<I> {
+    /// Datagrams that it becomes.
+    fn datagrams(&self) -> usize {
+        match self.segment_bytes {
+            Some(segment) if segment > 0 => self.bytes.div_ceil(usize::from(segment)).max(1),
+            _ => 1,
+        }
+    }
+
+    fn offload(&self) -> Offload {
+        fulmar_udp::offload_of(self.bytes, self.segment_bytes)
+    }
+}
+
+/// The two ends of a datagram to be sent, and what its socket says of it.
+struct Ends {
+    bound: SocketAddr,
+    remote: SocketAddr,
+    /// The destination was named with it.
+    is_named: bool,
+    broadcast: bool,
+    options: HeaderOptions,
+}
+
+/// What the routes say about a datagram.
+struct Way {
+    src: IpAddr,
+    is_broadcast: bool,
+}
+
+impl<P: Probe> Shard<P> {
+    /// Sends one datagram, to the connected peer or to `to`.
+    ///
+    /// # Errors
+    /// An error that came back earlier; no destination; too long; no route; no buffer.
+    pub fn udp_send(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        parts: &[&[u8]],
+        to: Option<SocketAddr>,
+    ) -> Result<usize, SocketError> {
+        let bytes: usize = parts.iter().map(|p| p.len()).sum();
+        let parts = parts.iter().copied();
+        let letter = Letter { parts, bytes, to, segment_bytes: None, tells_error: true };
+        match self.output_letter(now, id, &letter)? {
+            Some(()) => self.finish_datagrams(now),
+            None => self.net.link.set_now(now),
+        }
+        Ok(bytes)
+    }
+
+    /// As [`Shard::udp_send`], for a sender that can wait for buffers and for the device: wait for
+    /// `WRITABLE` and repeat.
+    ///
+    /// # Errors
+    /// As [`Shard::udp_send`], but for those two.
+    pub fn udp_send_step(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        parts: &[&[u8]],
+        to: Option<SocketAddr>,
+    ) -> Result<Step<usize>, SocketError> {
+        match self.udp_send(now, id, parts, to) {
+            Err(SocketError::NoBuffer | SocketError::WouldBlock) => {
+                self.note_shortage(now, id);
+                Ok(Step::WaitSpace(1))
+            }
+            other => other.map(Step::Done),
+        }
+    }
+
+    /// The way of a letter into the burst; `None` if a probe has ended it.
+    pub(crate) fn output_letter<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        letter: &Letter<I>,
+    ) -> Result<Option<()>, SocketError> {
+        if self.stops_at(Stage::Locked) {
+            return Ok(None);
+        }
+        let ends = self.check_datagram(id, letter)?;
+        if self.ends_at(Stage::SendChecked) {
+            return Ok(None);
+        }
+        match self.output_by_template(now, id, &ends, letter) {
+            Some(sent) => sent,
+            None => self.output_long(now, id, &ends, letter),
+        }
+    }
+
+    /// The socket of a datagram to be sent, and its two ends.
+    fn check_datagram<I>(&mut self, id: SlotId, letter: &Letter<I>) -> Result<Ends, SocketError> {
+        if self.is_down() {
+            return Err(SocketError::NetworkDown);
+        }
+        let entry = self.udp_entry(id)?;
+        if letter.tells_error
+            && let Some(e) = entry.socket.take_error()
+        {
+            return Err(udp_error(e));
+        }
+        let UdpSocket { local, remote, broadcast, .. } = entry.socket;
+        let remote = unmap(letter.to.or(remote).ok_or(SocketError::DestinationRequired)?);
+        if remote.port() == 0 || letter.datagrams() > MAX_SEGMENTS {
+            return Err(SocketError::Invalid);
+        }
+        let bound = local.ok_or(SocketError::Invalid)?;
+        check_family(bound, entry.v6_only, remote)?;
+        let options = HeaderOptions::of(&entry.socket);
+        Ok(Ends { bound, remote, is_named: letter.to.is_some(), broadcast, options })
+    }
+
+    /// Sends by ready-made headers; `None` if there are none that hold for it.
+    #[inline]
+    fn output_by_template<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        ends: &Ends,
+        letter: &Letter<I>,
+    ) -> Option<Result<Option<()>, SocketError>> {
+        let Shard { sockets, templates, net, .. } = self;
+        let template = match sockets.get(id) {
+            Some(Socket::Udp(s)) if !ends.is_named => s.template.as_deref()?,
+            _ => templates.find(id, &ends.remote)?,
+        };
+        let transport_bytes = letter.bytes.saturating_add(HEADER_BYTES);
+        let offload = letter.offload();
+        let serves = template.is_for(&ends.remote, &ends.options)
+            && net.ip.holds(template.ip(), now)
+            && template.ip().fits(transport_bytes, &offload);
+        serves.then(|| net.output_by(now, template, letter, offload))
+    }
+
+    /// Sends by asking every layer, and remembers what they said.
+    fn output_long<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        ends: &Ends,
+        letter: &Letter<I>,
+    ) -> Result<Option<()>, SocketError> {
+        let way = self.choose_way(ends, letter)?;
+        if self.ends_at(Stage::PathChosen) {
+            return Ok(None);
+        }
+        let payload = self.net.fill_datagram(letter.parts.clone(), letter.bytes)?;
+        let Some(payload) = payload else { return Ok(None) };
+        let remote = ends.remote;
+        let local = with_zone(way.src, ends.bound.port(), zone_of(remote));
+        let (chain, _) = fulmar_udp::output(&mut self.net.pool, local, remote, payload)
+            .map_err(|_| SocketError::NoBuffer)?;
+        if self.ends_at(Stage::TransportOutput) {
+            self.net.pool.free(chain);
+            return Ok(None);
+        }
+        self.net.link.set_now(now);
+        self.net.send_packet(
+            now,
+            Outgoing {
+                src: way.src,
+                dst: remote.ip(),
+                zone: zone_of(remote),
+                protocol: protocol::UDP,
+                ttl: ends.options.ttl,
+                dscp_ecn: ends.options.dscp_ecn,
+                chain,
+                offload: letter.offload(),
+                dont_fragment: ends.options.dont_fragment,
+            },
+        )?;
+        self.net.note_sent(letter);
+        if !way.is_broadcast {
+            self.keep_template(now, id, ends, local);
+        }
+        Ok(Some(()))
+    }
+
+    /// Remembers the headers of what was just sent.
+    fn keep_template(&mut self, now: Instant, id: SlotId, ends: &Ends, local: SocketAddr) {
+        let Shard { sockets, templates, net, .. } = self;
+        let zone = zone_of(ends.remote);
+        let made = UdpTemplate::new(&net.ip, now, (local, ends.remote), zone, ends.options);
+        let Some(made) = made else { return };
+        match sockets.get_mut(id) {
+            Some(Socket::Udp(s)) if !ends.is_named => match &mut s.template {
+                Some(template) => **template = made,
+                none => *none = Some(Box::new(made)),
+            },
+            _ => templates.keep(id, made),
+        }
+    }
+
+    /// The source address that the routes give, if as much payload may go. What is longer than the
+    /// path's packets goes in fragments, unless the socket forbids it; runs never do.
+    fn choose_way<I>(&self, ends: &Ends, letter: &Letter<I>) -> Result<Way, SocketError> {
+        let (ip, remote) = (&self.net.ip, ends.remote);
+        let bound = Some(ends.bound.ip()).filter(|ip| !ip.is_unspecified());
+        // A broadcast address is one to listen on, as on Linux.
+        let bound = bound.filter(|bound| !ip.is_broadcast(*bound));
+        if bound.is_some_and(|bound| !ip.is_local(bound)) {
+            return Err(SocketError::NetworkUnreachable);
+        }
+        let choice = ip.route_from(bound, remote.ip(), zone_of(remote));
+        let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
+        if choice.is_broadcast && !ends.broadcast {
+            return Err(SocketError::AccessDenied);
+        }
+        let is_run = letter.offload().gso.is_some();
+        let largest_packet = if ends.options.dont_fragment { choice.mtu } else { usize::MAX };
+        let most = |packet_bytes| fulmar_udp::max_payload(packet_bytes, remote.ip());
+        let segment_bytes = letter.segment_bytes.filter(|_| is_run).map_or(0, usize::from);
+        let whole_fits = letter.bytes <= most(if is_run { usize::MAX } else { largest_packet });
+        if !whole_fits || segment_bytes > most(choice.mtu) {
+            return Err(SocketError::MessageTooLong);
+        }
+        Ok(Way { src: bound.unwrap_or(choice.src), is_broadcast: choice.is_broadcast })
+    }
+
+    /// The end of a call that has sent datagrams: one crossing.
+    pub(crate) fn finish_datagrams(&mut self, now: Instant) {
+        if self.net.link.loopback.is_empty() {
+            self.flush();
+        } else {
+            self.finish_call(now);
+        }
+    }
+}
+
+impl<P: Probe> Net<P> {
+    #[inline(always)]
+    fn ends_at(&mut self, stage: Stage) -> bool {
+        self.probe.stage(stage).is_break()
+    }
+
+    /// The payload in one mbuf (or a few), with room for every header in front; `None` if a probe
+    /// has ended the path.
+    #[inline]
+    pub(crate) fn fill_datagram<'a>(
+        &mut self,
+        parts: impl Iterator<Item = &'a [u8]>,
+        bytes: usize,
+    ) -> Result<Option<Chain>, SocketError> {
+        let chain = self.pool.alloc_chain(bytes, HEADROOM, Purpose::Send);
+        let mut chain = chain.map_err(|_| SocketError::NoBuffer)?;
+        if self.ends_at(Stage::SendReserved) {
+            self.pool.free(chain);
+            return Ok(None);
+        }
+        chain.fill(parts);
+        if self.ends_at(Stage::SendCopied) {
+            self.pool.free(chain);
+            return Ok(None);
+        }
+        Ok(Some(chain))
+    }
+
+    /// Sends by ready-made headers.
+    #[inline]
+    fn output_by<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+        &mut self,
+        now: Instant,
+        template: &UdpTemplate,
+        letter: &Letter<I>,
+        offload: Offload,
+    ) -> Result<Option<()>, SocketError> {
+        if self.ends_at(Stage::PathChosen) {
+            return Ok(None);
+        }
+        let payload = self.fill_datagram(letter.parts.clone(), letter.bytes)?;
+        let Some(mut chain) = payload else { return Ok(None) };
+        if self.prepend(template, letter, &mut chain)?.is_none() {
+            self.pool.free(chain);
+            return Ok(None);
+        }
+        self.link.set_now(now);
+        let offload = offload.shift(template.ip().header_bytes() as u16);
+        let Net { pool, counters, link, probe, .. } = self;
+        if let Err(chain) = (Sink { link, probe }).frame(pool, counters, chain, offload) {
+            pool.free(chain);
+            return Err(SocketError::WouldBlock);
+        }
+        self.note_sent(letter);
+        Ok(Some(()))
+    }
+
+    /// Puts all headers in front, in one piece; `None` if a probe has ended the path.
+    #[inline]
+    fn prepend<I>(
+        &mut self,
+        template: &UdpTemplate,
+        letter: &Letter<I>,
+        chain: &mut Chain,
+    ) -> Result<Option<()>, SocketError> {
+        let ident = self.ip.take_ident(letter.datagrams() as u16);
+        // At most 65,535, or the datagram would not have fitted the template.
+        let length = letter.bytes.saturating_add(HEADER_BYTES) as u16;
+        let room = chain.prepend(template.header_bytes(), &mut self.pool, Purpose::Control);
+        let room = room.map_err(|_| SocketError::NoBuffer)?;
+        let parts = room.split_last_chunk_mut::<HEADER_BYTES>();
+        let (lower, header) = parts.ok_or(SocketError::NoBuffer)?;
+        template.udp().emit(length, header);
+        if self.ends_at(Stage::TransportOutput) || self.ends_at(Stage::RouteFound) {
+            return Ok(None);
+        }
+        template.ip().emit(length, ident, lower).ok_or(SocketError::NoBuffer)?;
+        if self.ends_at(Stage::IpOutput) || self.ends_at(Stage::EtherOutput) {
+            return Ok(None);
+        }
+        Ok(Some(()))
+    }
+
+    fn note_sent<I>(&mut self, letter: &Letter<I>) {
+        self.counters.add(Counter::UdpOut, letter.datagrams() as u64);
+        self.counters.add(Counter::CopiedBytes, letter.bytes as u64);
+    }
+
+    fn send_packet(&mut self, now: Instant, packet: Outgoing) -> Result<(), SocketError> {
+        let Net { pool, counters, ip, link, probe, .. } = self;
+        use fulmar_ip::OutputError as E;
+        ip.output(now, pool, counters, packet, &mut Sink { link, probe }).map_err(|e| match e {
+            E::NoRoute => SocketError::NetworkUnreachable,
+            E::TooBig { .. } => SocketError::MessageTooLong,
+            E::NoBuffer => SocketError::NoBuffer,
+            E::HostUnreachable => SocketError::HostUnreachable,
+            E::Full => SocketError::WouldBlock,
+        })
+    }
+}

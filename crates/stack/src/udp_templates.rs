@@ -1,0 +1,129 @@
+//! The headers of a datagram's flow, from Ethernet to UDP, ready-made.
+//!
+//! A connected socket has its own; for the destinations of the others the shard has a small
+//! direct-mapped cache. Either is used only while `ip` says that it holds, and only for what fits its
+//! path; everything else goes the long way, which leaves a new one behind.
+
+use std::net::SocketAddr;
+
+use fulmar_base::{Instant, SlotId};
+use fulmar_ip::{Flow, Ip};
+use fulmar_udp::UdpSocket;
+use fulmar_wire::protocol;
+use fulmar_wire::udp::HEADER_BYTES;
+
+/// Destinations remembered: a collision costs a few look-ups, so that this only needs to cover what is
+/// active at the same time.
+const CACHED: usize = 64;
+
+/// What a socket's options say about the headers of its datagrams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct HeaderOptions {
+    pub ttl: Option<u8>,
+    pub dscp_ecn: u8,
+    pub dont_fragment: bool,
+}
+
+impl HeaderOptions {
+    pub fn of(socket: &UdpSocket) -> HeaderOptions {
+        let UdpSocket { ttl, dscp_ecn, dont_fragment, .. } = *socket;
+        HeaderOptions { ttl, dscp_ecn, dont_fragment }
+    }
+}
+
+/// The headers of datagrams from one socket to one destination.
+pub struct UdpTemplate {
+    ip: fulmar_ip::Template,
+    udp: fulmar_udp::Template,
+    remote: SocketAddr,
+    options: HeaderOptions,
+}
+
+impl UdpTemplate {
+    /// For datagrams like one that has just been sent from `local` to `remote`.
+    pub(crate) fn new(
+        ip: &Ip,
+        now: Instant,
+        (local, remote): (SocketAddr, SocketAddr),
+        zone: u32,
+        options: HeaderOptions,
+    ) -> Option<UdpTemplate> {
+        let flow = Flow {
+            src: local.ip(),
+            dst: remote.ip(),
+            zone,
+            ports: (local.port(), remote.port()),
+            protocol: protocol::UDP,
+            ttl: options.ttl,
+            dscp_ecn: options.dscp_ecn,
+            dont_fragment: options.dont_fragment,
+        };
+        let udp = fulmar_udp::Template::new(local, remote)?;
+        Some(UdpTemplate { ip: ip.template_of(&flow, now)?, udp, remote, options })
+    }
+
+    /// The part that ages.
+    #[inline]
+    pub(crate) fn ip(&self) -> &fulmar_ip::Template {
+        &self.ip
+    }
+
+    /// The part that does not.
+    #[inline]
+    pub(crate) fn udp(&self) -> &fulmar_udp::Template {
+        &self.udp
+    }
+
+    /// Length of all headers.
+    #[inline]
+    pub(crate) fn header_bytes(&self) -> usize {
+        self.ip.header_bytes() + HEADER_BYTES
+    }
+
+    /// Whether it is that of datagrams to `remote` with these options.
+    #[inline]
+    pub(crate) fn is_for(&self, remote: &SocketAddr, options: &HeaderOptions) -> bool {
+        self.remote == *remote && self.options == *options
+    }
+}
+
+/// Templates of sockets that name their destination with each datagram.
+#[derive(Default)]
+pub(crate) struct Templates {
+    /// Empty until one is kept.
+    entries: Vec<Option<(SlotId, UdpTemplate)>>,
+}
+
+impl Templates {
+    /// What is remembered of a socket and a destination.
+    #[inline]
+    pub fn find(&self, id: SlotId, remote: &SocketAddr) -> Option<&UdpTemplate> {
+        let (owner, template) = self.entries.get(index_of(id, remote))?.as_ref()?;
+        (*owner == id && template.remote == *remote).then_some(template)
+    }
+
+    /// Remembers, in the place of whatever was there.
+    pub fn keep(&mut self, id: SlotId, template: UdpTemplate) {
+        if self.entries.is_empty() {
+            self.entries.resize_with(CACHED, || None);
+        }
+        let at = index_of(id, &template.remote);
+        if let Some(entry) = self.entries.get_mut(at) {
+            *entry = Some((id, template));
+        }
+    }
+}
+
+#[inline]
+fn index_of(id: SlotId, remote: &SocketAddr) -> usize {
+    let address = match remote {
+        SocketAddr::V4(a) => u64::from(a.ip().to_bits()),
+        SocketAddr::V6(a) => {
+            let bits = a.ip().to_bits();
+            (bits as u64) ^ ((bits >> 64) as u64)
+        }
+    };
+    let ends = u64::from(remote.port()) << 32 ^ u64::from(id.index) << 48;
+    let mixed = (address ^ ends).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    mixed as usize & (CACHED - 1)
+}

@@ -1,0 +1,57 @@
+//! The UDP header of a flow, of which only the length changes.
+
+use core::net::SocketAddr;
+
+use fulmar_base::{Gso, GsoKind, Offload};
+use fulmar_wire::checksum::Sum;
+use fulmar_wire::protocol;
+use fulmar_wire::udp::{CHECKSUM_OFFSET, HEADER_BYTES};
+
+/// What the headers of all datagrams of a flow have in common. It never ages: a flow with other ends
+/// is another one.
+#[derive(Clone, Copy, Debug)]
+pub struct Template {
+    ports: [u8; 4],
+    /// The sum of the pseudo-header without the length.
+    pseudo: Sum,
+}
+
+impl Template {
+    /// The template of datagrams from `local` to `remote`; `None` if they are of different IP versions.
+    pub fn new(local: SocketAddr, remote: SocketAddr) -> Option<Template> {
+        let mut pseudo = Sum::new();
+        pseudo.add_pseudo(local.ip(), remote.ip(), protocol::UDP, 0);
+        let ([a, b], [c, d]) = (local.port().to_be_bytes(), remote.port().to_be_bytes());
+        (local.is_ipv4() == remote.is_ipv4()).then_some(Template { ports: [a, b, c, d], pseudo })
+    }
+
+    /// Writes the header of a datagram whose UDP length is `length` bytes, header included, as
+    /// [`crate::output`] would: the checksum field holds the folded sum of the pseudo-header.
+    #[inline]
+    pub fn emit(&self, length: u16, header: &mut [u8; HEADER_BYTES]) {
+        let mut sum = self.pseudo;
+        sum.add_u16(length);
+        header[0..4].copy_from_slice(&self.ports);
+        header[4..6].copy_from_slice(&length.to_be_bytes());
+        header[6..8].copy_from_slice(&sum.fold().to_be_bytes());
+    }
+}
+
+/// What is asked of the device for a datagram, counted from its UDP header. With `segment_bytes` it is
+/// a run of datagrams of so many bytes of payload each, the last one of what is left.
+#[inline]
+pub fn offload_of(payload_bytes: usize, segment_bytes: Option<u16>) -> Offload {
+    let is_run = |bytes: &u16| *bytes > 0 && usize::from(*bytes) < payload_bytes;
+    Offload {
+        needs_csum: true,
+        csum_start: 0,
+        csum_offset: CHECKSUM_OFFSET as u16,
+        gso: segment_bytes.filter(is_run).map(|segment_bytes| Gso {
+            kind: GsoKind::Udp,
+            segment_bytes,
+            header_bytes: HEADER_BYTES as u16,
+            ecn: false,
+        }),
+        ..Offload::default()
+    }
+}
