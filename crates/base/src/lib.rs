@@ -22,6 +22,6 @@ pub use drops::DropReason;
 pub use flow::{EtherAddr, FlowKey, SlotId, SocketHandle, Zone, with_zone, zone_of};
 pub use flow_index::{FlowHasher, FlowIndex};
 pub use offload::{Gso, GsoKind, Offload};
-pub use probe::{NoProbe, Outside, Probe, Stage};
+pub use probe::{NoProbe, Outside, Probe, Stage, Variation};
 pub use seq::SeqNum;
 pub use time::{Duration, Instant};

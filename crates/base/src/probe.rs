@@ -111,6 +111,23 @@ impl Stage {
     }
 }
 
+/// A step that is done in another way than on the released path, to see what its own way is worth.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Variation {
+    /// Every packet asks the tables for its route, its source and its neighbour: nothing is remembered.
+    TablesEachTime,
+    /// No headers are ready-made for a flow: every layer is asked, and remembers what it can.
+    NoTemplate,
+    /// Nothing is asked: a packet goes where the one before went, whatever has changed since.
+    NoLookUp,
+    /// Buffers of datagrams come from a stock of the socket's own instead of the shard's.
+    StockPerSocket,
+    /// The bytes go into a buffer that is made before the protocols have been asked what they need, so
+    /// without room for headers, which get a buffer of their own.
+    EarlyEncapsulation,
+}
+
 /// Looks at the stages of a path. Implementations are chosen when a stack is created.
 pub trait Probe: Send + 'static {
     /// False if every call of [`Probe::stage`] is known to do nothing.
@@ -129,6 +146,13 @@ pub trait Probe: Send + 'static {
     #[inline(always)]
     fn stops_at(&self, stage: Stage) -> bool {
         let _ = stage;
+        false
+    }
+
+    /// Whether a step is to be done in another way.
+    #[inline(always)]
+    fn varies(&self, variation: Variation) -> bool {
+        let _ = variation;
         false
     }
 }

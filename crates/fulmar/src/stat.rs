@@ -160,6 +160,7 @@ fn account(l: &Balance, s: &fulmar_stack::Stat) -> Value {
     json!({
         "visits": l.visits,
         "measured": l.measured,
+        "preempted": l.preempted,
         "pass_ns": l.pass_ns,
         "overhead_ns": l.overhead_ns,
         "stages": l.stages.iter().map(stage).collect::<Vec<_>>(),

@@ -2,7 +2,7 @@
 
 use core::net::IpAddr;
 
-use fulmar_base::{Counters, DropReason, EtherAddr, Instant, Offload, Stage, Zone};
+use fulmar_base::{Counters, DropReason, EtherAddr, Instant, Offload, Stage, Variation, Zone};
 use fulmar_mbuf::{Chain, Pool, Purpose};
 use fulmar_route::Resolution;
 use fulmar_wire::{WireError, eth, ipv4, ipv6};
@@ -127,7 +127,11 @@ impl Ip {
         if header.src.is_ipv4() != header.dst.is_ipv4() {
             return Err(Stopped::Refused(OutputError::NoRoute, DropReason::NoRoute));
         }
-        let hop = self.hop_to(header.src, header.dst, zone, cx.now, chain)?;
+        let forgets = cx.out.varies(Variation::TablesEachTime);
+        let hop = match forgets {
+            false => self.hop_to(header.src, header.dst, zone, cx.now, chain)?,
+            true => self.hop_by_tables(header.src, header.dst, zone, cx.now, chain)?,
+        };
         pass(cx, Stage::RouteFound)?;
         let (ether, mtu, must_fragment, is_own) = match &hop {
             Hop::Known(d) => (d.ether, d.mtu, d.must_fragment, d.is_own),
@@ -193,6 +197,20 @@ impl Ip {
             Some(d) if is_zone_ours => Ok(Hop::Known(*d)),
             _ => self.find_hop(src, (dst, table, flow), zone, now),
         }
+    }
+
+    /// As [`Ip::hop_to`], without the cache.
+    fn hop_by_tables(
+        &mut self,
+        src: IpAddr,
+        dst: IpAddr,
+        zone: Zone,
+        now: Instant,
+        packet: &Chain,
+    ) -> Result<Hop, (OutputError, DropReason)> {
+        let table = self.tables.table_for(Some(src));
+        let flow = if self.tables.is_spread() { flow_hash(src, dst, packet) } else { 0 };
+        self.find_hop(src, (dst, table, flow), zone, now)
     }
 
     /// Asks the tables, and remembers the answer if packets can go at once.

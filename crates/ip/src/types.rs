@@ -3,7 +3,7 @@
 use core::net::{IpAddr, SocketAddr};
 use core::ops::ControlFlow;
 
-use fulmar_base::{Counters, FlowKey, Offload, Stage, Zone};
+use fulmar_base::{Counters, FlowKey, Offload, Stage, Variation, Zone};
 use fulmar_mbuf::{Chain, Pool};
 
 /// Takes the frames that leave. The stack implements it on its transmit burst.
@@ -39,6 +39,13 @@ pub trait FrameSink {
     fn stage(&mut self, stage: Stage) -> ControlFlow<()> {
         let _ = stage;
         ControlFlow::Continue(())
+    }
+
+    /// Whether a step is to be done in another way than usual, by a measurement's wish.
+    #[inline(always)]
+    fn varies(&self, variation: Variation) -> bool {
+        let _ = variation;
+        false
     }
 
     /// A whole Ethernet frame from this stack to itself, with its own Ethernet address at both

@@ -449,6 +449,12 @@ impl Pool {
         core::mem::take(&mut self.has_vanished)
     }
 
+    /// Whether [`Pool::pop_returned`] has an owner to hand out.
+    #[inline]
+    pub fn has_returned(&self) -> bool {
+        self.home.has_returned()
+    }
+
     /// The owner of shared bytes of which a part has come home, to be dropped: elsewhere than under
     /// the shard's lock, since what then happens is the owner's business. Once for each part.
     #[inline]

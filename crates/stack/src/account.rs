@@ -12,8 +12,13 @@
 //! ```
 //!
 //! Readings are the thread's own (a thread-local), sums are the ledger's (atomics, touched only in
-//! the visits that are measured). What a reading itself costs is measured when the ledger is made,
-//! and taken off in the report.
+//! the visits that are measured). At each stage the counter is read twice, before and behind the
+//! sums, so that of what the account itself costs only the reading lies in what it measures; that
+//! part is measured when the ledger is made, and taken off.
+//!
+//! A thread that lost its CPU in the middle of a stage has not worked there. A time that is long
+//! enough for that to be possible counts only if the kernel says that it did not happen
+//! (`ru_nivcsw`).
 
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -38,10 +43,20 @@ pub struct Ledger {
     /// Visits that the measured ones stand for, and those.
     visits: AtomicU64,
     measured: AtomicU64,
-    /// Cycles that one pass of a stage costs by itself.
-    pass_cycles: u64,
+    /// Times that were left out because the thread had lost its CPU.
+    preempted: AtomicU64,
+    /// What a pass costs by itself.
+    pass: PassCost,
     /// When it began, by the cycle counter and by the clock: the one is calibrated by the other.
     began: (u64, Instant),
+}
+
+/// Cycles that one pass of a stage costs by itself.
+#[derive(Clone, Copy, Debug, Default)]
+struct PassCost {
+    /// Of those, the ones that lie between two readings, and so in the sums.
+    inside: f64,
+    whole: f64,
 }
 
 #[derive(Debug, Default)]
@@ -70,9 +85,11 @@ pub struct Balance {
     pub visits: u64,
     /// Visits that were measured.
     pub measured: u64,
-    /// Nanoseconds that one reading costs.
+    /// Times that are in no sum, since the thread had lost its CPU meanwhile.
+    pub preempted: u64,
+    /// Nanoseconds that one pass of a stage costs by itself.
     pub pass_ns: f64,
-    /// Nanoseconds that the readings cost in all: what the stack would have been quicker without.
+    /// Nanoseconds that the passes cost in all: what the stack would have been quicker without.
     pub overhead_ns: f64,
 }
 
@@ -89,7 +106,14 @@ struct Clock {
     /// Visits that the present wait stands for.
     waited: Cell<u32>,
     random: Cell<u32>,
+    /// How often the kernel had taken the CPU away when that was last asked for.
+    switches: Cell<u64>,
+    /// To be asked when a visit begins: the last one was so long that it mattered.
+    asks: Cell<bool>,
 }
+
+/// A time of so many cycles (some twenty microseconds) may be that of somebody else.
+const SUSPICIOUS_CYCLES: u64 = 50_000;
 
 impl Clock {
     const fn new() -> Clock {
@@ -98,6 +122,8 @@ impl Clock {
             until_next: Cell::new(1),
             waited: Cell::new(1),
             random: Cell::new(0x9e37_79b9),
+            switches: Cell::new(0),
+            asks: Cell::new(false),
         }
     }
 
@@ -111,26 +137,34 @@ impl Clock {
         self.random.set(x);
         if every <= 1 { 1 } else { 1 + x % (2 * every - 1) }
     }
+
+    /// Whether a long time since the reading before was, for all that is known, not the thread's own.
+    #[cold]
+    fn was_preempted(&self) -> bool {
+        self.asks.set(true);
+        let switches = sys::preemptions();
+        self.switches.replace(switches) != switches
+    }
 }
 
 impl Ledger {
     /// An account in which one visit in `every` is measured (0 counts as 1).
     pub fn new(every: u32) -> Arc<Ledger> {
-        let pass_cycles = measure_pass();
-        let ledger = Arc::new(Ledger::with_pass(every, pass_cycles));
+        let ledger = Arc::new(Ledger::with_pass(every, measure_pass()));
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|l| l.strong_count() > 0);
         all.push(Arc::downgrade(&ledger));
         ledger
     }
 
-    fn with_pass(every: u32, pass_cycles: u64) -> Ledger {
+    fn with_pass(every: u32, pass: PassCost) -> Ledger {
         Ledger {
             every: every.clamp(1, 1 << 20),
             stages: std::array::from_fn(|_| Sum::default()),
             visits: AtomicU64::new(0),
             measured: AtomicU64::new(0),
-            pass_cycles,
+            preempted: AtomicU64::new(0),
+            pass,
             began: (sys::ticks(), Instant::now()),
         }
     }
@@ -152,11 +186,16 @@ impl Ledger {
     // Not inlined, so that a test can tell whether code leads here.
     #[inline(never)]
     fn note(&self, clock: &Clock, stage: Stage) {
-        let now = sys::ticks();
-        let sum = &self.stages[stage as usize];
-        sum.cycles.fetch_add(now.saturating_sub(clock.at.get()), Relaxed);
-        sum.passes.fetch_add(1, Relaxed);
-        clock.at.set(now.max(1));
+        let cycles = sys::ticks().saturating_sub(clock.at.get());
+        let is_long = cycles > SUSPICIOUS_CYCLES && stage != Stage::Slept;
+        if is_long && clock.was_preempted() {
+            self.preempted.fetch_add(1, Relaxed);
+        } else {
+            let sum = &self.stages[stage as usize];
+            sum.cycles.fetch_add(cycles, Relaxed);
+            sum.passes.fetch_add(1, Relaxed);
+        }
+        clock.at.set(sys::ticks().max(1));
     }
 
     #[inline]
@@ -179,6 +218,9 @@ impl Ledger {
         let next = clock.draw(self.every);
         clock.until_next.set(next);
         clock.waited.set(next);
+        if clock.asks.replace(false) {
+            clock.switches.set(sys::preemptions());
+        }
         clock.at.set(sys::ticks().max(1));
     }
 
@@ -193,14 +235,15 @@ impl Ledger {
             let (cycles, passes) = (sum.cycles.load(Relaxed), sum.passes.load(Relaxed));
             all_passes += passes;
             if passes > 0 {
-                let own = cycles.saturating_sub(passes * self.pass_cycles);
-                let ns = own as f64 * ns_per_cycle * scale;
+                let own = (cycles as f64 - passes as f64 * self.pass.inside).max(0.0);
+                let ns = own * ns_per_cycle * scale;
                 stages.push(StageCost { stage: *stage, passes: passes as f64 * scale, ns });
             }
         }
-        let pass_ns = self.pass_cycles as f64 * ns_per_cycle;
+        let pass_ns = self.pass.whole * ns_per_cycle;
         let overhead_ns = all_passes as f64 * pass_ns;
-        Balance { stages, visits, measured, pass_ns, overhead_ns }
+        let preempted = self.preempted.load(Relaxed);
+        Balance { stages, visits, measured, preempted, pass_ns, overhead_ns }
     }
 
     /// Forgets what was measured so far, to begin behind a warm-up.
@@ -211,6 +254,7 @@ impl Ledger {
         }
         self.visits.store(0, Relaxed);
         self.measured.store(0, Relaxed);
+        self.preempted.store(0, Relaxed);
     }
 
     /// The rate of the cycle counter since the ledger began; over a few milliseconds at the least.
@@ -227,8 +271,14 @@ impl Ledger {
 
 impl Balance {
     /// Nothing was measured.
-    const EMPTY: Balance =
-        Balance { stages: Vec::new(), visits: 0, measured: 0, pass_ns: 0.0, overhead_ns: 0.0 };
+    const EMPTY: Balance = Balance {
+        stages: Vec::new(),
+        visits: 0,
+        measured: 0,
+        preempted: 0,
+        pass_ns: 0.0,
+        overhead_ns: 0.0,
+    };
 
     /// Nanoseconds of all stages but sleep.
     pub fn busy_ns(&self) -> f64 {
@@ -252,6 +302,7 @@ impl Balance {
         self.stages.sort_by_key(|s| s.stage as u8);
         self.visits += other.visits;
         self.measured += other.measured;
+        self.preempted += other.preempted;
         self.overhead_ns += other.overhead_ns;
         self.pass_ns = self.pass_ns.max(other.pass_ns);
         self
@@ -283,20 +334,23 @@ pub fn of_this_process() -> Balance {
     all.iter().fold(past, |sum, l| sum.and(&l.balance()))
 }
 
-/// Cycles of one pass, the least of several trials: whatever disturbs makes it longer.
-fn measure_pass() -> u64 {
+/// The cost of one pass, by the least of several trials: whatever disturbs makes it longer.
+fn measure_pass() -> PassCost {
     const PASSES: u64 = 512;
-    let ledger = Ledger::with_pass(1, 0);
+    let ledger = Ledger::with_pass(1, PassCost::default());
     let held = CLOCK.with(|c| (c.at.get(), c.until_next.get(), c.waited.get()));
     let trial = || {
+        ledger.clear();
         ledger.enter();
         let start = sys::ticks();
         for _ in 0..PASSES {
             ledger.pass(std::hint::black_box(Stage::Released));
         }
-        sys::ticks().saturating_sub(start) / PASSES
+        let whole = sys::ticks().saturating_sub(start);
+        let inside = ledger.stages[Stage::Released as usize].cycles.load(Relaxed);
+        (whole, inside)
     };
-    let least = (0..8).map(|_| trial()).min().unwrap_or(0);
+    let (whole, inside) = (0..8).map(|_| trial()).min().unwrap_or_default();
     // Nobody wants its account when it goes.
     ledger.clear();
     CLOCK.with(|c| {
@@ -304,7 +358,8 @@ fn measure_pass() -> u64 {
         c.until_next.set(held.1);
         c.waited.set(held.2);
     });
-    least
+    let each = |cycles| cycles as f64 / PASSES as f64;
+    PassCost { inside: each(inside), whole: each(whole) }
 }
 
 /// The probe.
@@ -368,7 +423,7 @@ mod tests {
 
     #[test]
     fn the_stages_of_a_visit_sum_up_to_all_of_its_time() {
-        let ledger = Ledger::with_pass(1, 0);
+        let ledger = Ledger::with_pass(1, PassCost::default());
         let start = sys::ticks();
         ledger.enter();
         for stage in [Stage::Locked, Stage::SendChecked, Stage::Released, Stage::SendCopied] {
@@ -385,7 +440,7 @@ mod tests {
 
     #[test]
     fn the_measured_visits_stand_for_all_of_them() {
-        let ledger = Ledger::with_pass(16, 0);
+        let ledger = Ledger::with_pass(16, PassCost::default());
         for _ in 0..100_000 {
             ledger.enter();
             ledger.pass(Stage::Locked);
@@ -400,7 +455,7 @@ mod tests {
 
     #[test]
     fn a_visit_that_is_not_measured_leaves_no_trace() {
-        let ledger = Ledger::with_pass(1 << 20, 0);
+        let ledger = Ledger::with_pass(1 << 20, PassCost::default());
         CLOCK.with(|c| (c.until_next.set(1000), c.at.set(0)));
         for _ in 0..100 {
             ledger.enter();
@@ -408,6 +463,31 @@ mod tests {
         }
         assert_eq!(ledger.balance().measured, 0);
         assert!(ledger.balance().stages.is_empty());
+    }
+
+    /// A visit in which a stage took `cycles`, with what the kernel is said to have told before.
+    fn visit_of(cycles: u64, switches: u64) -> Ledger {
+        let ledger = Ledger::with_pass(1, PassCost::default());
+        CLOCK.with(|c| (c.at.set(0), c.until_next.set(1)));
+        ledger.enter();
+        CLOCK.with(|c| {
+            c.at.set(sys::ticks().saturating_sub(cycles).max(1));
+            c.switches.set(switches);
+        });
+        ledger.pass(Stage::Locked);
+        ledger
+    }
+
+    #[test]
+    fn a_long_time_counts_unless_the_kernel_took_the_cpu_away_meanwhile() {
+        let passes = |l: &Ledger| l.balance().stages.len();
+        let long = 10 * SUSPICIOUS_CYCLES;
+        let lost = visit_of(long, u64::MAX);
+        assert_eq!((passes(&lost), lost.balance().preempted), (0, 1));
+        // It may be taken away at this very moment, but not every time.
+        assert!((0..100).any(|_| passes(&visit_of(long, sys::preemptions())) == 1));
+        // Of a short time nobody asks.
+        assert_eq!(passes(&visit_of(0, u64::MAX)), 1);
     }
 
     #[test]

@@ -5,30 +5,44 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use fulmar_base::{Outside, Probe, Stage};
+use fulmar_base::{Outside, Probe, Stage, Variation};
 
-/// Where calls return; shared with whoever moves it.
+/// Where calls return, and which step is done in another way; shared with whoever moves it.
 #[derive(Clone, Debug)]
-pub struct ExitPoint(Arc<AtomicU8>);
+pub struct ExitPoint(Arc<Wishes>);
 
-/// No stage has this number.
+#[derive(Debug)]
+struct Wishes {
+    stage: AtomicU8,
+    variation: AtomicU8,
+}
+
+/// No stage and no variation has this number.
 const NOWHERE: u8 = u8::MAX;
 
 impl Default for ExitPoint {
     fn default() -> Self {
-        ExitPoint(Arc::new(AtomicU8::new(NOWHERE)))
+        ExitPoint(Arc::new(Wishes {
+            stage: AtomicU8::new(NOWHERE),
+            variation: AtomicU8::new(NOWHERE),
+        }))
     }
 }
 
 impl ExitPoint {
     /// From now on calls return at `stage`; `None`: they go all the way.
     pub fn set(&self, stage: Option<Stage>) {
-        self.0.store(stage.map_or(NOWHERE, |s| s as u8), Relaxed);
+        self.0.stage.store(stage.map_or(NOWHERE, |s| s as u8), Relaxed);
+    }
+
+    /// From now on a step is done in another way; `None`: all as usual.
+    pub fn vary(&self, variation: Option<Variation>) {
+        self.0.variation.store(variation.map_or(NOWHERE, |v| v as u8), Relaxed);
     }
 
     #[inline]
     fn is(&self, stage: Stage) -> bool {
-        self.0.load(Relaxed) == stage as u8
+        self.0.stage.load(Relaxed) == stage as u8
     }
 
     #[inline]
@@ -71,5 +85,10 @@ impl Probe for Exit {
     #[inline]
     fn stops_at(&self, stage: Stage) -> bool {
         self.0.is(stage)
+    }
+
+    #[inline]
+    fn varies(&self, variation: Variation) -> bool {
+        self.0.0.variation.load(Relaxed) == variation as u8
     }
 }

@@ -196,6 +196,7 @@ impl<P: Probe> Host<P> {
         }
     }
 
+    #[inline]
     fn drain_inbox(&self, shard: &mut Shard<P>) {
         while !self.inbox.is_empty() {
             let now = sys::now();
@@ -246,11 +247,25 @@ impl<P: Probe> Host<P> {
         mut step: impl FnMut(&mut Shard<P>, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
         let mut guard = self.lock()?;
-        let mut now = sys::now();
+        let now = sys::now();
         guard.pass(Stage::Locked);
-        if let Step::Done(r) = step(&mut guard, now)? {
-            return Ok(r);
+        match step(&mut guard, now)? {
+            Step::Done(r) => Ok(r),
+            _ => self.wait_longer(guard, now, (waits_for, interest), limit, step),
         }
+    }
+
+    /// The step has to wait: runs the stack, sleeps, repeats it. Kept apart from [`Host::wait_as`] so
+    /// that a step that is done at once does not pay for what this needs.
+    #[inline(never)]
+    fn wait_longer<'a, R>(
+        &'a self,
+        mut guard: Guard<'a, P>,
+        mut now: Instant,
+        (waits_for, interest): (For<'_>, Ready),
+        limit: Limit,
+        mut step: impl FnMut(&mut Shard<P>, Instant) -> Result<Step<R>, SocketError>,
+    ) -> Result<R, SocketError> {
         // Readers and writers that cannot wait run the stack too, or nobody might.
         if advance(&mut guard, now, interest) > 0
             && let Step::Done(r) = step(&mut guard, now)?
@@ -431,6 +446,17 @@ impl<P: Probe> Host<P> {
         may_sleep
     }
 
+    /// Gives the lock back; who sleeps on the device learns of an earlier deadline.
+    #[inline]
+    fn release(&self, shard: MutexGuard<'_, Shard<P>>) {
+        let late = self.baton.sleeper().map(|(fd, until)| (fd, until, shard.next_deadline()));
+        drop(shard);
+        if let Some((kick, until, next)) = late {
+            Host::<P>::kick_if_late(kick, until, next);
+        }
+        after_release();
+    }
+
     /// A timer became due earlier than the sleeper knows: wakes it.
     fn kick_if_late(kick: RawFd, until: Instant, next: Option<Instant>) {
         // Less than a millisecond is not worth a wake-up.
@@ -604,16 +630,45 @@ impl<P: Probe> Drop for Turn<'_, '_, P> {
 pub struct Guard<'a, P: Probe = NoProbe> {
     host: &'a Host<P>,
     shard: Option<MutexGuard<'a, Shard<P>>>,
-    _mark: Mark,
-    /// Behind the mark: whoever is let go with them may call the stack.
-    returned: Returned,
-    /// So may whoever is told.
-    received: Received,
+    mark: Option<Mark>,
 }
 
 impl<'a, P: Probe> Guard<'a, P> {
+    #[inline]
     fn new(host: &'a Host<P>, shard: Option<MutexGuard<'a, Shard<P>>>, mark: Mark) -> Self {
-        Guard { host, shard, _mark: mark, returned: Returned::new(), received: Received::default() }
+        Guard { host, shard, mark: Some(mark) }
+    }
+
+    /// Releases the lock; `None`: it is released and nothing is left to do.
+    #[inline]
+    fn release(&mut self) -> Option<MutexGuard<'a, Shard<P>>> {
+        let mut shard = self.shard.take()?;
+        self.host.drain_inbox(&mut shard);
+        if shard.has_people_to_tell() {
+            return Some(shard);
+        }
+        self.host.release(shard);
+        // Left between the last look and the release: whoever gets the lock drains it.
+        if self.host.inbox.is_empty() { None } else { self.host.try_shard() }
+    }
+
+    /// Releases the lock, and tells everybody who is to be told.
+    #[inline(never)]
+    fn release_and_tell(&mut self, shard: MutexGuard<'a, Shard<P>>) {
+        let (mut returned, mut received) = (Returned::new(), Received::default());
+        let mut held = Some(shard);
+        while let Some(mut shard) = held {
+            self.host.drain_inbox(&mut shard);
+            let wakes = shard.take_wakes();
+            shard.take_returned(&mut returned);
+            received.append(shard.take_received());
+            self.host.release(shard);
+            wakes.into_iter().flatten().for_each(Wake::fire);
+            held = if self.host.inbox.is_empty() { None } else { self.host.try_shard() };
+        }
+        self.host.outside.leave();
+        // Whoever is let go now, or told, may call the stack.
+        self.mark = None;
     }
 }
 
@@ -631,25 +686,12 @@ impl<P: Probe> std::ops::DerefMut for Guard<'_, P> {
 }
 
 impl<P: Probe> Drop for Guard<'_, P> {
+    #[inline]
     fn drop(&mut self) {
-        let mut held = self.shard.take();
-        while let Some(mut shard) = held {
-            self.host.drain_inbox(&mut shard);
-            let wakes = shard.take_wakes();
-            shard.take_returned(&mut self.returned);
-            self.received.append(shard.take_received());
-            let late =
-                self.host.baton.sleeper().map(|(fd, until)| (fd, until, shard.next_deadline()));
-            drop(shard);
-            if let Some((kick, until, next)) = late {
-                Host::<P>::kick_if_late(kick, until, next);
-            }
-            wakes.into_iter().flatten().for_each(Wake::fire);
-            after_release();
-            // Left between the last look and the release: whoever gets the lock drains it.
-            held = if self.host.inbox.is_empty() { None } else { self.host.try_shard() };
+        match self.release() {
+            None => self.host.outside.leave(),
+            Some(shard) => self.release_and_tell(shard),
         }
-        self.host.outside.leave();
     }
 }
 

@@ -40,6 +40,7 @@ mod slab;
 mod sockets;
 mod spin;
 mod stat;
+mod stock;
 #[allow(unsafe_code)]
 mod sys;
 mod tcp_calls;

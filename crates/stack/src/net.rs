@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::ops::ControlFlow;
 
-use fulmar_base::{Counter, Counters, DropReason, Instant, Offload, Probe, Stage};
+use fulmar_base::{Counter, Counters, DropReason, Instant, Offload, Probe, Stage, Variation};
 use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError};
 use fulmar_mbuf::{Chain, Pool};
 use fulmar_netdev::offload::{self, Refusal};
@@ -13,6 +13,7 @@ use fulmar_netdev::{Burst, Caps, Device, Gather, Packet};
 use fulmar_tcp::{Emit, EmitError, PathInfo, SegmentOut, WindowBudget};
 
 use crate::config::StackConfig;
+use crate::stock::Stocks;
 
 /// Everything below the sockets of one shard.
 pub struct Net<P: Probe> {
@@ -26,6 +27,8 @@ pub struct Net<P: Probe> {
     pub ip: Ip,
     /// The device and what waits for it.
     pub link: Link,
+    /// Buffers of sockets, if a measurement wants that.
+    pub stocks: Stocks,
     /// Looks at the stages.
     pub probe: P,
 }
@@ -211,6 +214,11 @@ impl<P: Probe> FrameSink for Sink<'_, P> {
     #[inline(always)]
     fn stage(&mut self, stage: Stage) -> ControlFlow<()> {
         self.probe.stage(stage)
+    }
+
+    #[inline(always)]
+    fn varies(&self, variation: Variation) -> bool {
+        self.probe.varies(variation)
     }
 
     fn has_room(

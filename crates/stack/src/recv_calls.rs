@@ -192,6 +192,12 @@ impl PostedTable {
         self.again_at
     }
 
+    /// Whether holders of tickets are to be told.
+    #[inline]
+    pub(crate) fn has_received(&self) -> bool {
+        !self.received.0.is_empty()
+    }
+
     /// Something happened to a connection.
     #[inline]
     pub(crate) fn list(&mut self, id: SlotId, entry: &mut TcpEntry) {

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use fulmar_base::{
     Counter, Counters, DropReason, Duration, FlowKey, Instant, NoProbe, Probe, SlotId, Stage,
+    Variation,
 };
 use fulmar_ip::{Delivered, Ip, Verdict};
 use fulmar_mbuf::Pool;
@@ -29,6 +30,7 @@ use crate::secret::{Keyed, Secret};
 use crate::shortage::Shortage;
 use crate::slab::Slab;
 use crate::sockets::Socket;
+use crate::stock::Stocks;
 use crate::time_wait::TimeWaitTable;
 use crate::udp_templates::Templates;
 use crate::watch::Wakes;
@@ -154,6 +156,7 @@ fn net_over<P: Probe>(
         window: WindowBudget::new(receive_share_bytes / 8 * 3),
         ip,
         link: Link::new(device, config),
+        stocks: Stocks::default(),
         probe,
     })
 }
@@ -327,6 +330,12 @@ impl<P: Probe> Shard<P> {
     #[inline(always)]
     pub fn stops_at(&self, stage: Stage) -> bool {
         self.net.probe.stops_at(stage)
+    }
+
+    /// Whether a step is done in another way than usual.
+    #[inline(always)]
+    pub(crate) fn varies(&self, variation: Variation) -> bool {
+        self.net.probe.varies(variation)
     }
 
     /// One burst of the device: frames and bytes.
@@ -528,6 +537,12 @@ impl<P: Probe> Shard<P> {
         if let Some(s) = self.sockets.get_mut(id) {
             s.watch().notify(id, ready, &mut self.wakes);
         }
+    }
+
+    /// Whether somebody is to be told something once the lock is released.
+    #[inline]
+    pub(crate) fn has_people_to_tell(&self) -> bool {
+        !self.wakes.is_empty() || self.net.pool.has_returned() || self.posted.has_received()
     }
 
     /// The wake-ups to fire now that the lock is (about to be) released.

@@ -26,6 +26,15 @@ pub fn ticks() -> u64 {
     now().as_nanos()
 }
 
+/// How often the kernel has taken the CPU away from this thread while it had something to do.
+pub fn preemptions() -> u64 {
+    // SAFETY: plain numbers, for which zeroes are values.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is a valid rusage that lives through the call.
+    let failed = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) } != 0;
+    if failed { 0 } else { usage.ru_nivcsw as u64 }
+}
+
 /// Asks the processor to have the first `bytes` of a value near when it is read. Changes nothing but
 /// the time that takes; nothing at all where the processor has no such instruction.
 #[inline]

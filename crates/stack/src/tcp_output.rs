@@ -110,7 +110,7 @@ impl<P: Probe> Shard<P> {
 }
 
 fn run_engine<P: Probe>(net: &mut Net<P>, now: Instant, entry: &mut TcpEntry) -> Sent {
-    let Net { pool, counters, window, ip, link, probe } = net;
+    let Net { pool, counters, window, ip, link, probe, .. } = net;
     let key = *entry.tcb.key();
     let mut out = TcpEmit {
         now,

@@ -291,7 +291,7 @@ impl<P: Probe> Shard<P> {
         if bytes.len() > fulmar_udp::max_payload(usize::MAX, to.ip()) {
             return Err(SocketError::MessageTooLong);
         }
-        let payload = self.net.fill_datagram(std::iter::once(bytes), bytes.len())?;
+        let payload = self.net.fill_datagram(id, std::iter::once(bytes), bytes.len())?;
         let Some(payload) = payload else { return Ok(()) };
         let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
         link.set_now(now);

@@ -11,7 +11,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use fulmar_base::{Counter, Instant, Offload, Probe, SlotId, Stage, with_zone, zone_of};
+use fulmar_base::{Counter, Instant, Offload, Probe, SlotId, Stage, Variation, with_zone, zone_of};
 use fulmar_ip::{FrameSink, Outgoing};
 use fulmar_mbuf::{Chain, Purpose};
 use fulmar_socket::{SocketError, Step};
@@ -169,6 +169,9 @@ impl<P: Probe> Shard<P> {
         ends: &Ends,
         letter: &Letter<I>,
     ) -> Option<Result<Option<()>, SocketError>> {
+        if self.forgets_templates() {
+            return None;
+        }
         let Shard { sockets, templates, net, .. } = self;
         let template = match sockets.get(id) {
             Some(Socket::Udp(s)) if !ends.is_named => s.template.as_deref()?,
@@ -179,7 +182,14 @@ impl<P: Probe> Shard<P> {
         let serves = template.is_for(&ends.remote, &ends.options)
             && net.ip.holds(template.ip(), now)
             && template.ip().fits(transport_bytes, &offload);
-        serves.then(|| net.output_by(now, template, letter, offload))
+        let serves = net.probe.varies(Variation::NoLookUp) || serves;
+        serves.then(|| net.output_by(now, id, template, letter, offload))
+    }
+
+    /// Whether a measurement wants every layer to be asked.
+    #[inline(always)]
+    fn forgets_templates(&self) -> bool {
+        self.varies(Variation::NoTemplate) || self.varies(Variation::TablesEachTime)
     }
 
     /// Sends by asking every layer, and remembers what they said.
@@ -194,7 +204,7 @@ impl<P: Probe> Shard<P> {
         if self.ends_at(Stage::PathChosen) {
             return Ok(None);
         }
-        let payload = self.net.fill_datagram(letter.parts.clone(), letter.bytes)?;
+        let payload = self.net.fill_datagram(id, letter.parts.clone(), letter.bytes)?;
         let Some(payload) = payload else { return Ok(None) };
         let remote = ends.remote;
         let local = with_zone(way.src, ends.bound.port(), zone_of(remote));
@@ -220,7 +230,7 @@ impl<P: Probe> Shard<P> {
             },
         )?;
         self.net.note_sent(letter);
-        if !way.is_broadcast {
+        if !way.is_broadcast && !self.forgets_templates() {
             self.keep_template(now, id, ends, local);
         }
         Ok(Some(()))
@@ -288,10 +298,16 @@ impl<P: Probe> Net<P> {
     #[inline]
     pub(crate) fn fill_datagram<'a>(
         &mut self,
+        id: SlotId,
         parts: impl Iterator<Item = &'a [u8]>,
         bytes: usize,
     ) -> Result<Option<Chain>, SocketError> {
-        let chain = self.pool.alloc_chain(bytes, HEADROOM, Purpose::Send);
+        let is_early = self.probe.varies(Variation::EarlyEncapsulation);
+        let headroom = if is_early { 0 } else { HEADROOM };
+        let chain = match self.probe.varies(Variation::StockPerSocket) {
+            false => self.pool.alloc_chain(bytes, headroom, Purpose::Send),
+            true => self.stocks.take(id, bytes, headroom, &mut self.pool),
+        };
         let mut chain = chain.map_err(|_| SocketError::NoBuffer)?;
         if self.ends_at(Stage::SendReserved) {
             self.pool.free(chain);
@@ -310,6 +326,7 @@ impl<P: Probe> Net<P> {
     fn output_by<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
+        id: SlotId,
         template: &UdpTemplate,
         letter: &Letter<I>,
         offload: Offload,
@@ -317,7 +334,7 @@ impl<P: Probe> Net<P> {
         if self.ends_at(Stage::PathChosen) {
             return Ok(None);
         }
-        let payload = self.fill_datagram(letter.parts.clone(), letter.bytes)?;
+        let payload = self.fill_datagram(id, letter.parts.clone(), letter.bytes)?;
         let Some(mut chain) = payload else { return Ok(None) };
         if self.prepend(template, letter, &mut chain)?.is_none() {
             self.pool.free(chain);

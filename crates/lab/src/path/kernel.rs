@@ -8,10 +8,10 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Spread;
-use super::measured::bare_syscall;
+use super::measured::{bare_syscall, timed_calls};
 use crate::netlink::VethEnd;
 use crate::netns::Netns;
 
@@ -94,9 +94,9 @@ fn depths(bytes: usize, runs: usize, slice: Duration) -> io::Result<Vec<Depth>> 
         found.push(Depth { name, sentence, ns: Spread::default() });
     }
     for _ in 0..runs {
-        found[0].ns.runs.push(bare_syscall(slice));
+        found[0].ns.runs.push(bare_syscall(slice)?);
         for (depth, (_, _, call)) in found[1..].iter_mut().zip(&mut calls) {
-            depth.ns.runs.push(timed(call, slice)?);
+            depth.ns.runs.push(timed_calls(slice, BATCH, call)?);
         }
     }
     Ok(found)
@@ -108,15 +108,4 @@ fn fails(result: io::Result<usize>) -> io::Result<()> {
         Err(_) => Ok(()),
         Ok(_) => Err(io::Error::other("a call succeeded that was made to fail")),
     }
-}
-
-fn timed(call: &mut Call<'_>, slice: Duration) -> io::Result<f64> {
-    let (start, mut calls) = (Instant::now(), 0u64);
-    while start.elapsed() < slice || calls == 0 {
-        for _ in 0..BATCH {
-            call()?;
-        }
-        calls += BATCH;
-    }
-    Ok(start.elapsed().as_nanos() as f64 / calls as f64)
 }

@@ -59,8 +59,13 @@ fn driven(options: &Options) -> io::Result<Box<dyn Driven>> {
     })
 }
 
-/// What one thread found: per stage and, last, the whole; ns per packet, and the hardware's.
-type Rounds = Vec<Vec<(f64, f64)>>;
+/// What one thread found in one round.
+struct Round {
+    /// Per stage and, last, the whole; ns per packet, and the hardware's.
+    columns: Vec<(f64, f64)>,
+    /// ns per bare system call, in turn with them.
+    syscall: f64,
+}
 
 /// Measures a path with so many threads at once.
 pub fn with_threads(
@@ -70,7 +75,7 @@ pub fn with_threads(
 ) -> io::Result<Threads> {
     let cpus = cpu::allowed_cpus()?;
     let barrier = Barrier::new(threads);
-    let found: Vec<io::Result<Rounds>> = std::thread::scope(|scope| {
+    let found: Vec<io::Result<Vec<Round>>> = std::thread::scope(|scope| {
         let spawn = |i: usize| {
             let (barrier, cpu) = (&barrier, cpus[i % cpus.len().max(1)]);
             scope.spawn(move || rounds(options, cpu, barrier))
@@ -79,13 +84,15 @@ pub fn with_threads(
         let panicked = |_| Err(io::Error::other("a measuring thread panicked"));
         handles.into_iter().map(|h| h.join().unwrap_or_else(panicked)).collect()
     });
-    let found = found.into_iter().collect::<io::Result<Vec<Rounds>>>()?;
-    syscall.runs.extend((0..options.runs).map(|_| bare_syscall(options.slice / 4)));
+    let found = found.into_iter().collect::<io::Result<Vec<Vec<Round>>>>()?;
+    syscall.runs.extend(found.first().into_iter().flatten().map(|r| r.syscall));
     let stages = options.path.stages().len();
     let over = |column: usize, pick: fn(&(f64, f64)) -> f64| Spread {
         // Of the threads of a round, the mean: what a packet costs one of them.
         runs: (0..options.runs)
-            .map(|r| found.iter().map(|t| pick(&t[r][column])).sum::<f64>() / threads as f64)
+            .map(|r| {
+                found.iter().map(|t| pick(&t[r].columns[column])).sum::<f64>() / threads as f64
+            })
             .collect(),
     };
     Ok(Threads {
@@ -96,7 +103,7 @@ pub fn with_threads(
     })
 }
 
-fn rounds(options: &Options, cpu: usize, barrier: &Barrier) -> io::Result<Rounds> {
+fn rounds(options: &Options, cpu: usize, barrier: &Barrier) -> io::Result<Vec<Round>> {
     let set_up = cpu::pin_to(cpu).and_then(|()| driven(options));
     // Whoever fails still meets the others, or they would wait for ever.
     let mut failed = set_up.as_ref().err().map(|e| io::Error::new(e.kind(), e.to_string()));
@@ -106,35 +113,53 @@ fn rounds(options: &Options, cpu: usize, barrier: &Barrier) -> io::Result<Rounds
     let mut found = Vec::new();
     // The first round warms caches and tables and is thrown away.
     for round in 0..=options.runs {
-        let mut row = Vec::new();
+        let mut columns = Vec::new();
         for end in &ends {
             barrier.wait();
             let Some(driven) = &mut driven else { continue };
             match driven.run(*end, options.slice) {
-                Ok(timed) => row.push((timed.ns_per_packet(), timed.hardware_ns_per_packet())),
+                Ok(timed) => columns.push((timed.ns_per_packet(), timed.hardware_ns_per_packet())),
                 Err(e) => {
                     failed.get_or_insert(e);
-                    row.push((f64::NAN, f64::NAN));
+                    columns.push((f64::NAN, f64::NAN));
                 }
             }
         }
+        barrier.wait();
+        let syscall = bare_syscall(options.slice / 4)?;
         if round > 0 {
-            found.push(row);
+            found.push(Round { columns, syscall });
         }
     }
     failed.map_or(Ok(found), Err)
 }
 
-/// One system call that does next to nothing.
-pub fn bare_syscall(slice: Duration) -> f64 {
-    let (start, mut calls) = (Instant::now(), 0u64);
-    while start.elapsed() < slice || calls == 0 {
-        for _ in 0..256 {
-            std::hint::black_box(std::os::unix::process::parent_id());
+/// One system call that does next to nothing; ns of the thread's own time.
+pub fn bare_syscall(slice: Duration) -> io::Result<f64> {
+    const BATCH: u64 = 256;
+    timed_calls(slice, BATCH, || {
+        std::hint::black_box(std::os::unix::process::parent_id());
+        Ok(())
+    })
+}
+
+/// ns of the thread's own time per call, over about `slice`; `batch` calls between looks at the clock.
+pub fn timed_calls(
+    slice: Duration,
+    batch: u64,
+    mut call: impl FnMut() -> io::Result<()>,
+) -> io::Result<f64> {
+    let (start, mut calls) = (cpu::thread_cpu()?, 0u64);
+    loop {
+        for _ in 0..batch {
+            call()?;
         }
-        calls += 256;
+        calls += batch;
+        let spent = cpu::thread_cpu()?.saturating_sub(start);
+        if spent >= slice {
+            return Ok(spent.as_nanos() as f64 / calls as f64);
+        }
     }
-    start.elapsed().as_nanos() as f64 / calls as f64
 }
 
 /// Waits until the next of `packets` is due at the rate; 0 for no rate.

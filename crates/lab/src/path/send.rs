@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use fulmar::base::Stage;
+use fulmar::base::{Stage, Variation};
 use fulmar::devices::sim::SimConfig;
 use fulmar::{Cidr, Route, Stack, TcpStream, UdpSocket, devices};
 use fulmar_stack::{ExitPoint, Ledger, Probing};
@@ -40,38 +40,53 @@ pub(super) fn stack(probing: Probing, config: SimConfig, routes: u32) -> io::Res
     builder.build().map_err(io::Error::other)
 }
 
-/// Connected datagrams.
+/// How datagrams are sent.
+#[derive(Clone, Copy)]
+struct Rig {
+    /// Payload of each.
+    bytes: usize,
+    /// Routes that nobody needs.
+    routes: u32,
+    /// Each call names its destination; else the sockets are connected.
+    names_peer: bool,
+    /// Sockets that send in turn.
+    sockets: usize,
+}
+
+/// Datagrams to one peer.
 pub(super) struct Datagrams {
-    socket: UdpSocket,
+    sockets: Vec<UdpSocket>,
+    /// Whose turn it is.
+    next: usize,
     exit: ExitPoint,
     payload: Vec<u8>,
     rate_pps: u64,
-    /// Each names its destination.
     names_peer: bool,
     stack: Stack,
 }
 
 impl Datagrams {
     pub fn new(options: &Options) -> io::Result<Datagrams> {
-        Datagrams::with(options, options.bytes, 0, false)
+        let bytes = options.bytes;
+        Datagrams::with(options, Rig { bytes, routes: 0, names_peer: false, sockets: 1 })
     }
 
-    fn with(
-        options: &Options,
-        bytes: usize,
-        routes: u32,
-        names_peer: bool,
-    ) -> io::Result<Datagrams> {
+    fn with(options: &Options, rig: Rig) -> io::Result<Datagrams> {
         let exit = ExitPoint::default();
-        let stack = stack(Probing::Exit(exit.clone()), SimConfig::default(), routes)?;
-        let socket = UdpSocket::bind(&stack, (NEAR, 0))?;
-        socket.set_write_timeout(Some(PATIENCE))?;
-        if !names_peer {
-            socket.connect(FAR)?;
+        let stack = stack(Probing::Exit(exit.clone()), SimConfig::default(), rig.routes)?;
+        let mut sockets = Vec::new();
+        for _ in 0..rig.sockets {
+            let socket = UdpSocket::bind(&stack, (NEAR, 0))?;
+            socket.set_write_timeout(Some(PATIENCE))?;
+            if !rig.names_peer {
+                socket.connect(FAR)?;
+            }
+            sockets.push(socket);
         }
-        let payload = vec![0x5a; bytes];
-        let rate_pps = options.rate_pps;
-        let mut datagrams = Datagrams { socket, exit, payload, rate_pps, names_peer, stack };
+        let payload = vec![0x5a; rig.bytes];
+        let (rate_pps, names_peer) = (options.rate_pps, rig.names_peer);
+        let mut datagrams =
+            Datagrams { sockets, next: 0, exit, payload, rate_pps, names_peer, stack };
         datagrams.meet_neighbour()?;
         Ok(datagrams)
     }
@@ -87,11 +102,13 @@ impl Datagrams {
     }
 
     #[inline]
-    fn send(&self) -> io::Result<()> {
+    fn send(&mut self) -> io::Result<()> {
+        self.next = if self.next == 0 { self.sockets.len() } else { self.next } - 1;
+        let Some(socket) = self.sockets.get(self.next) else { return Ok(()) };
         if self.names_peer {
-            self.socket.send_to(&self.payload, FAR)?;
+            socket.send_to(&self.payload, FAR)?;
         } else {
-            self.socket.send(&self.payload)?;
+            socket.send(&self.payload)?;
         }
         Ok(())
     }
@@ -120,25 +137,90 @@ impl Driven for Datagrams {
     }
 }
 
+/// A variation of the whole path.
+struct Changed {
+    what: &'static str,
+    how: How,
+}
+
+/// What is different.
+#[derive(Clone, Copy)]
+enum How {
+    /// Fewer bytes.
+    Bytes(usize),
+    /// No peer is fixed.
+    NamesPeer,
+    /// More routes in the table.
+    Routes(u32),
+    /// A step is done in another way.
+    Varied(Variation),
+    /// So it is, and so many sockets send in turn, in both.
+    VariedAmong(Variation, usize),
+}
+
+/// Sockets that send in turn where it matters whose buffers are warm.
+const MANY: usize = 256;
+
+const CHANGES: [Changed; 9] = [
+    Changed { what: "without payload (nothing to copy)", how: How::Bytes(0) },
+    Changed { what: "every call names its destination (not connected)", how: How::NamesPeer },
+    Changed { what: "with 1000 more routes in the table", how: How::Routes(1000) },
+    Changed {
+        what: "without the look-up (ready-made headers, unchecked)",
+        how: How::Varied(Variation::NoLookUp),
+    },
+    Changed {
+        what: "every layer asked for every packet (no ready-made headers)",
+        how: How::Varied(Variation::NoTemplate),
+    },
+    Changed {
+        what: "route, source and neighbour looked up in the tables for every packet",
+        how: How::Varied(Variation::TablesEachTime),
+    },
+    Changed {
+        what: "small buffers from a stock of the socket instead of the thread's pool",
+        how: How::Varied(Variation::StockPerSocket),
+    },
+    Changed {
+        what: "the same, 256 sockets in turn",
+        how: How::VariedAmong(Variation::StockPerSocket, MANY),
+    },
+    Changed {
+        what: "early instead of deferred encapsulation (copied first, headers in a buffer of their own)",
+        how: How::Varied(Variation::EarlyEncapsulation),
+    },
+];
+
 /// Variations of the whole path, each measured in turn with the path itself.
 pub(super) fn ablations(options: &Options) -> io::Result<Vec<Ablation>> {
-    let changed: [(&'static str, usize, u32, bool); 3] = [
-        ("without payload (nothing to copy)", 0, 0, false),
-        ("every call names its destination (not connected)", options.bytes, 0, true),
-        ("with 1000 more routes in the table", options.bytes, 1000, false),
-    ];
-    let mut found = Vec::new();
-    for (what, bytes, routes, names_peer) in changed {
-        let mut plain = Datagrams::new(options)?;
-        let mut other = Datagrams::with(options, bytes, routes, names_peer)?;
-        let (mut with, mut without) = (Spread::default(), Spread::default());
-        for _ in 0..options.runs {
-            without.runs.push(ns(plain.run(None, options.slice)?));
-            with.runs.push(ns(other.run(None, options.slice)?));
+    CHANGES.iter().map(|c| ablation(options, c)).collect()
+}
+
+fn ablation(options: &Options, changed: &Changed) -> io::Result<Ablation> {
+    let usual = Rig { bytes: options.bytes, routes: 0, names_peer: false, sockets: 1 };
+    let (plain, other, variation) = match changed.how {
+        How::Bytes(bytes) => (usual, Rig { bytes, ..usual }, None),
+        How::NamesPeer => (usual, Rig { names_peer: true, ..usual }, None),
+        How::Routes(routes) => (usual, Rig { routes, ..usual }, None),
+        How::Varied(v) => (usual, usual, Some(v)),
+        How::VariedAmong(v, sockets) => {
+            let rig = Rig { sockets, ..usual };
+            (rig, rig, Some(v))
         }
-        found.push(Ablation { what, with, without });
+    };
+    let mut plain = Datagrams::with(options, plain)?;
+    let mut other = Datagrams::with(options, other)?;
+    other.exit.vary(variation);
+    let (mut with, mut without) = (Spread::default(), Spread::default());
+    for run in 0..=options.runs {
+        let pair = (ns(plain.run(None, options.slice)?), ns(other.run(None, options.slice)?));
+        // The first warms caches.
+        if run > 0 {
+            without.runs.push(pair.0);
+            with.runs.push(pair.1);
+        }
     }
-    Ok(found)
+    Ok(Ablation { what: changed.what, with, without })
 }
 
 fn ns(timed: Timed) -> f64 {

@@ -527,6 +527,12 @@ impl Home {
         self.shared_parts
     }
 
+    /// Whether [`Home::pop_returned`] has an owner to hand out.
+    #[inline]
+    pub(crate) fn has_returned(&self) -> bool {
+        !self.returned.is_empty()
+    }
+
     /// The owner of shared bytes of which a part has come home.
     #[inline]
     pub(crate) fn pop_returned(&mut self) -> Option<Arc<dyn SharedBytes>> {
