@@ -3,7 +3,7 @@
 use crate::bench::placement;
 use crate::stream::Stack;
 use fulmar_lab::cpu::Placement;
-use fulmar_lab::wake::{Device, Options};
+use fulmar_lab::wake::{Chapter, Device, Options};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -35,6 +35,9 @@ pub struct WakeArgs {
     /// Rounds at most; every cell runs once per round
     #[arg(long, default_value_t = MAX_RUNS)]
     runs: usize,
+    /// Only these parts
+    #[arg(long, value_parser = chapter, value_delimiter = ',', value_name = "rr|bulk|sweep|transmit|idle")]
+    part: Vec<Chapter>,
     /// Where the two ends run; same-cpu and two-cpus by default
     #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
     placement: Vec<Placement>,
@@ -66,6 +69,11 @@ fn device(text: &str) -> Result<Device, String> {
     found.ok_or_else(|| format!("`{text}` is not one of tap, packet, shm"))
 }
 
+fn chapter(text: &str) -> Result<Chapter, String> {
+    let found = Chapter::ALL.into_iter().find(|c| c.name() == text);
+    found.ok_or_else(|| format!("`{text}` is not one of rr, bulk, sweep, transmit, idle"))
+}
+
 fn connections(text: &str) -> Result<usize, String> {
     // A stack has as many ports of its own for connections to one listener.
     let number = text.parse().ok().filter(|n| (1..=16_000).contains(n));
@@ -82,6 +90,7 @@ impl WakeArgs {
         let (slice, idle) = if self.quick { (120, 2_000) } else { (300, 10_000) };
         let rates: &[u64] = if self.quick { &QUICK_RATES } else { &RATES };
         Options {
+            chapters: or(&self.part, &Chapter::ALL),
             devices: or(&self.device, &[Device::Tap, Device::Shm]),
             placements: or(&self.placement, &[Placement::SameCpu, Placement::TwoCpus]),
             rates: or(&self.rates, rates),
@@ -125,6 +134,7 @@ mod tests {
         let part = options("--device shm --placement two-cpus --rates 7,0 --stack fulmar");
         assert_eq!((part.devices, part.rates), (vec![Device::Shm], vec![7, 0]));
         assert!(part.fulmar && !part.kernel);
+        assert_eq!(options("--part rr,idle").chapters, [Chapter::Rr, Chapter::Idle]);
         assert!(Line::try_parse_from(["wake", "--device", "sim"]).is_err());
         assert!(Line::try_parse_from(["wake", "--connections", "0"]).is_err());
     }

@@ -30,12 +30,16 @@
 //! gro_flush_timeout); Karlin et al., Competitive randomized algorithms for non-uniform problems
 //! (1990), for looking as long as a wake-up costs.
 
+mod alone;
+mod first_look;
 mod ladder;
 #[cfg(test)]
 mod tests;
 
 use fulmar_base::{Duration, Instant};
 
+use alone::Alone;
+use first_look::FirstLook;
 use ladder::{Ladder, Window};
 
 /// A coalescing register pair: when hardware asks for attention.
@@ -166,6 +170,8 @@ pub struct Moderation {
     ladder: Ladder,
     /// The step that was told last.
     told: usize,
+    alone: Alone,
+    first_look: FirstLook,
 }
 
 impl Moderation {
@@ -183,6 +189,8 @@ impl Moderation {
             window: Window::default(),
             ladder: Ladder::default(),
             told: 0,
+            alone: Alone::default(),
+            first_look: FirstLook::default(),
         }
     }
 
@@ -215,8 +223,26 @@ impl Moderation {
         self.has_slept = false;
     }
 
+    /// How many frames to ask a device for that shows on its descriptor what waits, where there is
+    /// `room` for so many: one, where frames come alone. What it brings is to be taken for all there was.
+    pub fn ask(&mut self, room: usize) -> usize {
+        self.alone.ask(room)
+    }
+
+    /// Whether a thread that is about to wait looks first; else it may go to sleep at once, on a device
+    /// that shows on its descriptor what waits.
+    pub fn looks_first(&mut self) -> bool {
+        self.first_look.is_due()
+    }
+
+    /// What the first look of a wait brought.
+    pub fn looked_first(&mut self, has_found: bool) {
+        self.first_look.note(has_found);
+    }
+
     /// Notes what a poll brought. `sent` counts all frames that were ever sent.
     pub fn polled(&mut self, now: Instant, frames: usize, bytes: usize, sent: u64) {
+        self.alone.came(frames, bytes);
         if frames == 0 {
             self.held_in_vain |= self.is_holding;
             self.is_holding = false;

@@ -38,8 +38,10 @@ pub struct Baton {
     holder: AtomicU8,
     /// Wake the sleeper of each role. Two, so that one never swallows the other's wake-up.
     kicks: [OwnedFd; 2],
-    /// End the holds of each role.
+    /// End the holds and the sleeps of each role.
     timers: [OwnedFd; 2],
+    /// For when they are set, in nanoseconds; written by whoever sleeps in that role.
+    timers_at: [AtomicU64; 2],
     /// When the sleeper of each role wakes by itself, in nanoseconds; 0 if it does not sleep.
     sleeps_until: [AtomicU64; 2],
     followers: Mutex<Vec<Arc<Waiter>>>,
@@ -55,6 +57,7 @@ impl Baton {
             holder: AtomicU8::new(FREE),
             kicks: [sys::event_fd()?, sys::event_fd()?],
             timers: [sys::timer_fd()?, sys::timer_fd()?],
+            timers_at: [AtomicU64::new(0), AtomicU64::new(0)],
             sleeps_until: [AtomicU64::new(0), AtomicU64::new(0)],
             followers: Mutex::new(Vec::new()),
         })
@@ -106,10 +109,21 @@ impl Baton {
     }
 
     /// A descriptor that becomes readable then, for a holder of this role.
-    pub fn timer_fd(&self, role: Role, at: Instant) -> RawFd {
+    pub fn timer_at(&self, role: Role, at: Instant) -> RawFd {
         let fd = self.timers[slot(role)].as_raw_fd();
+        self.timers_at[slot(role)].store(at.as_nanos(), Ordering::Relaxed);
         sys::set_timer(fd, at);
         fd
+    }
+
+    /// A descriptor that becomes readable then at the latest, for a holder of this role: as it is, if it
+    /// is set for a time between `now` and then.
+    pub fn timer_by(&self, role: Role, now: Instant, at: Instant) -> RawFd {
+        let is_set_for = self.timers_at[slot(role)].load(Ordering::Relaxed);
+        if is_set_for > now.as_nanos() && is_set_for <= at.as_nanos() {
+            return self.timers[slot(role)].as_raw_fd();
+        }
+        self.timer_at(role, at)
     }
 
     /// A holder of this role will sleep until then.

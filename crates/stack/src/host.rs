@@ -42,9 +42,6 @@ use crate::watch::Wake;
 /// Frames that one poll takes before waiters are looked at.
 pub(crate) const POLL_BUDGET: usize = 128;
 
-/// Longest sleep without looking at the clock again.
-const LONG_SLEEP: Duration = Duration::from_secs(3600);
-
 /// A shard with everything that threads need around it.
 pub struct Host<P: Probe = NoProbe> {
     shard: Mutex<Shard<P>>,
@@ -52,7 +49,7 @@ pub struct Host<P: Probe = NoProbe> {
     bit: HostBit,
     inbox: Inbox,
     /// The device's descriptor, if it has one.
-    device_fd: Option<i32>,
+    pub(crate) device_fd: Option<i32>,
     pub(crate) baton: Baton,
     /// Counts the calls of callers, so that the service thread sees whether they run the stack.
     pub(crate) activity: AtomicU64,
@@ -266,19 +263,25 @@ impl<P: Probe> Host<P> {
         limit: Limit,
         mut step: impl FnMut(&mut Shard<P>, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
+        let end = limit.end(now);
         // Readers and writers that cannot wait run the stack too, or nobody might.
-        if advance(&mut guard, now, interest) > 0
-            && let Step::Done(r) = step(&mut guard, now)?
-        {
-            return Ok(r);
+        if end.is_none() || guard.looks_first(now) {
+            let came = advance(&mut guard, now, interest);
+            guard.looked_first(came > 0);
+            if came > 0
+                && let Step::Done(r) = step(&mut guard, now)?
+            {
+                return Ok(r);
+            }
         }
-        let Some(give_up) = limit.end(now) else { return Err(SocketError::WouldBlock) };
+        let Some(give_up) = end else { return Err(SocketError::WouldBlock) };
         let mut turn = Turn::new(self, &mut guard, now, waits_for)?;
         loop {
             guard = turn.sleep(guard, now, give_up)?;
             now = sys::now();
             guard.pass(Stage::Locked);
-            advance(&mut guard, now, interest);
+            let came = advance(&mut guard, now, interest);
+            turn.polled(came);
             if let Step::Done(r) = step(&mut guard, now)? {
                 return Ok(r);
             }
@@ -390,79 +393,15 @@ impl<P: Probe> Host<P> {
         }
     }
 
-    /// Arms the device and sleeps on it, unless something came meanwhile; or, with a `hold`, sleeps
-    /// until then whatever comes. For the baton's holder.
-    pub(crate) fn sleep_on_device<'a>(
-        &'a self,
-        mut guard: Guard<'a, P>,
-        role: Role,
-        waiter: &Waiter,
-        give_up: Option<Instant>,
-        hold: Option<Instant>,
-    ) -> Result<Guard<'a, P>, SocketError> {
-        let is_down = guard.is_down();
-        let now = sys::now();
-        if hold.is_none() && !self.arm(&mut guard, now, waiter) {
-            return Ok(guard);
-        }
-        let until = [guard.next_deadline(), give_up, hold].into_iter().flatten().min();
-        let timeout = until.map_or(LONG_SLEEP, |at| at.since(now)).min(LONG_SLEEP);
-        let wants_room = guard.has_backlog() && guard.device().wants_tx_wake();
-        let kick = self.baton.kick_fd(role);
-        self.baton.will_sleep(role, now + timeout);
-        waiter.on_device(kick);
-        guard.count(Counter::Sleeps, 1);
-        guard.count(Counter::Holds, u64::from(hold.is_some()));
-        drop(guard);
-        let device = match hold {
-            Some(at) => Some((self.baton.timer_fd(role, at), false)),
-            // A device that is gone stays readable for ever.
-            None => self.device_fd.filter(|_| !is_down).map(|fd| (fd, wants_room)),
-        };
-        let mut was_kicked = false;
-        if !waiter.is_woken() && self.baton.is_held_by(role) {
-            was_kicked = sys::sleep_on(device, kick, Some(timeout)).1;
-        }
-        waiter.off_device();
-        self.baton.awake(role, was_kicked);
-        let _ = self.outside.stage(Stage::Slept);
-        let mut guard = self.lock_quietly()?;
-        guard.slept();
-        // Whoever has taken the baton meanwhile may sleep on the armed device.
-        if hold.is_none() && self.baton.is_held_by(role) {
-            guard.device().disarm();
-        }
-        Ok(guard)
-    }
-
-    /// Asks the device for a wake-up and polls once more; false if there is no need to sleep.
-    fn arm(&self, shard: &mut Shard<P>, now: Instant, waiter: &Waiter) -> bool {
-        let armed = shard.device().arm() || shard.is_down();
-        let is_sure = shard.device().shows_what_waits() && !shard.has_backlog();
-        let may_sleep = armed && (is_sure || shard.step_for_reader(now) == 0) && !waiter.is_woken();
-        if !may_sleep {
-            shard.device().disarm();
-        }
-        may_sleep
-    }
-
     /// Gives the lock back; who sleeps on the device learns of an earlier deadline.
     #[inline]
     fn release(&self, shard: MutexGuard<'_, Shard<P>>) {
         let late = self.baton.sleeper().map(|(fd, until)| (fd, until, shard.next_deadline()));
         drop(shard);
         if let Some((kick, until, next)) = late {
-            Host::<P>::kick_if_late(kick, until, next);
+            kick_if_late(kick, until, next);
         }
         after_release();
-    }
-
-    /// A timer became due earlier than the sleeper knows: wakes it.
-    fn kick_if_late(kick: RawFd, until: Instant, next: Option<Instant>) {
-        // Less than a millisecond is not worth a wake-up.
-        if next.is_some_and(|n| n + Duration::from_millis(1) < until) {
-            sys::signal_event(kick);
-        }
     }
 
     /// Ends the service thread; sockets stay usable by whoever polls.
@@ -507,6 +446,8 @@ struct Turn<'a, 'f, P: Probe> {
     waiter: Arc<Waiter>,
     waits_for: For<'f>,
     has_baton: bool,
+    /// The last wait was a breath between two polls.
+    has_breathed: bool,
     _mark: Mark,
 }
 
@@ -520,7 +461,15 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
     ) -> Result<Self, SocketError> {
         let mark = host.bit.start_waiting().ok_or(SocketError::WouldBlock)?;
         shard.start_waiting(now);
-        Ok(Turn { host, waiter: Waiter::current(), waits_for, has_baton: false, _mark: mark })
+        let waiter = Waiter::current();
+        Ok(Turn { host, waiter, waits_for, has_baton: false, has_breathed: false, _mark: mark })
+    }
+
+    /// The poll after the last wait brought so many frames.
+    fn polled(&self, frames: usize) {
+        if self.has_breathed {
+            self.host.spin.polled(frames > 0);
+        }
     }
 
     /// Waits once, in the way that the policy says: looks, holds or sleeps. Readiness, the device or
@@ -536,7 +485,8 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
             true => guard.next_wait(now, self.host.spin.may_look()),
             false => Next::Arm,
         };
-        if matches!(next, Next::Look { .. }) && !self.host.spin.has_peek() {
+        self.has_breathed = matches!(next, Next::Look { .. }) && !self.host.spin.has_peek();
+        if self.has_breathed {
             drop(guard);
             self.host.spin.run(&self.waiter, now);
             let _ = self.host.outside.stage(Stage::Spun);
@@ -692,6 +642,14 @@ impl<P: Probe> Drop for Guard<'_, P> {
             None => self.host.outside.leave(),
             Some(shard) => self.release_and_tell(shard),
         }
+    }
+}
+
+/// A timer became due earlier than the sleeper knows: wakes it.
+fn kick_if_late(kick: RawFd, until: Instant, next: Option<Instant>) {
+    // Less than a millisecond is not worth a wake-up.
+    if next.is_some_and(|n| n + Duration::from_millis(1) < until) {
+        sys::signal_event(kick);
     }
 }
 

@@ -37,6 +37,7 @@ mod service;
 mod shard;
 mod shortage;
 mod slab;
+mod sleep;
 mod sockets;
 mod spin;
 mod stat;

@@ -115,7 +115,10 @@ mod tests {
     use super::*;
 
     fn is_readable(set: &PollSetCore) -> bool {
-        sys::sleep_on(Some((set.raw_fd(), false)), -1, Some(std::time::Duration::ZERO)).0
+        use std::os::fd::AsRawFd;
+        let over = sys::timer_fd().unwrap();
+        sys::set_timer(over.as_raw_fd(), fulmar_base::Instant::ZERO);
+        sys::sleep_on(None, set.raw_fd(), over.as_raw_fd())
     }
 
     #[test]

@@ -248,7 +248,8 @@ impl<P: Probe> Shard<P> {
         }
         while taken < budget && bytes < enough_bytes.saturating_sub(self.frame_bytes / 2) {
             let room = self.burst_size(enough_bytes).min(budget - taken);
-            let (n, burst_bytes) = self.receive(now, room);
+            let ask = self.frames_to_ask(room);
+            let (n, burst_bytes) = self.receive(now, ask);
             taken += n;
             bytes += burst_bytes;
             self.unanswered += n;

@@ -6,10 +6,11 @@
 //! [`moderation`](fulmar_netdev::moderation).
 //!
 //! Whom it waits for may want this very CPU. Nobody tells, but a yield does: if it lasts, somebody
-//! else ran. From then on the thread yields before every look, until yields come back at once. Where
-//! a look is a poll, sleeping is as cheap as that: the next waits do not look at all. Nor do they
-//! where somebody kept the CPU for long: a sleeper that is woken gets it back sooner than a thread
-//! that has yielded.
+//! else ran; and if what was waited for is there after a yield that was no shorter than two changes of
+//! thread take, it was whoever sends it. From then on the thread yields before every look, until
+//! yields come back at once. Where a look is a poll, sleeping is as cheap as that: the next waits do
+//! not look at all, longer each time that is found again. Nor do they where somebody kept the CPU for
+//! long: a sleeper that is woken gets it back sooner than a thread that has yielded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -33,8 +34,11 @@ const SOMEBODY_RAN: Duration = Duration::from_micros(2);
 /// A yield that takes so long let somebody run who has much to do.
 const SOMEBODY_IS_BUSY: Duration = Duration::from_micros(100);
 
-/// Waits that do not look after that.
-const WITHOUT_LOOKING: u32 = 64;
+/// A yield that takes so long may have let somebody run; in vain it takes 0.2 to 0.5 µs.
+const SOMEBODY_MAY_HAVE_RUN: Duration = Duration::from_nanos(800);
+
+/// Waits that do not look after that, the first time and at most: doubled each time.
+const WITHOUT_LOOKING: (u32, u32) = (64, 4096);
 
 /// Yields in vain after which nobody else is taken to want the CPU.
 const VAIN_YIELDS: u32 = 4;
@@ -47,6 +51,10 @@ pub struct Spin {
     polls: AtomicU32,
     /// Waits left that do not look.
     without_looking: AtomicU32,
+    /// How many there are the next time.
+    next_without: AtomicU32,
+    /// The last breath was a yield that may have let somebody run.
+    may_have_let_run: AtomicBool,
 }
 
 impl Spin {
@@ -58,6 +66,8 @@ impl Spin {
             vain_yields: AtomicU32::new(0),
             polls: AtomicU32::new(0),
             without_looking: AtomicU32::new(0),
+            next_without: AtomicU32::new(WITHOUT_LOOKING.0),
+            may_have_let_run: AtomicBool::new(false),
         }
     }
 
@@ -93,6 +103,18 @@ impl Spin {
         }
     }
 
+    /// The poll after a breath has brought frames, or not.
+    pub fn polled(&self, has_found: bool) {
+        if !self.may_have_let_run.swap(false, Relaxed) {
+            if has_found {
+                // Looking pays here.
+                self.next_without.store(WITHOUT_LOOKING.0, Relaxed);
+            }
+        } else if has_found {
+            self.note_yield(SOMEBODY_RAN);
+        }
+    }
+
     /// Between two polls.
     fn breathe(&self) {
         let polls = self.polls.load(Relaxed).wrapping_add(1);
@@ -105,12 +127,24 @@ impl Spin {
     fn yield_now(&self) {
         let start = sys::now();
         std::thread::yield_now();
-        self.note_yield(sys::now().since(start));
+        self.after_yield(sys::now().since(start));
+    }
+
+    fn after_yield(&self, took: Duration) {
+        self.may_have_let_run.store((SOMEBODY_MAY_HAVE_RUN..SOMEBODY_RAN).contains(&took), Relaxed);
+        self.note_yield(took);
+    }
+
+    /// The next waits do not look, and more of them the next time.
+    fn look_away(&self) {
+        let waits = self.next_without.load(Relaxed);
+        self.without_looking.store(waits, Relaxed);
+        self.next_without.store((2 * waits).min(WITHOUT_LOOKING.1), Relaxed);
     }
 
     fn note_yield(&self, took: Duration) {
         if took >= SOMEBODY_IS_BUSY || (took >= SOMEBODY_RAN && self.peek.is_none()) {
-            self.without_looking.store(WITHOUT_LOOKING, Relaxed);
+            self.look_away();
         }
         if took >= SOMEBODY_RAN {
             self.vain_yields.store(0, Relaxed);
@@ -171,13 +205,29 @@ mod tests {
         let waits = |spin: &Spin| (0..1000).take_while(|_| !spin.may_look()).count();
         let spin = Spin::new(None);
         assert_eq!(waits(&spin), 0);
-        spin.note_yield(SOMEBODY_RAN);
-        assert_eq!(waits(&spin), WITHOUT_LOOKING as usize);
+        for waits_without in [1, 2, 4].map(|n| n * WITHOUT_LOOKING.0 as usize) {
+            spin.note_yield(SOMEBODY_RAN);
+            assert_eq!(waits(&spin), waits_without);
+        }
         let spin = Spin::new(Some(Arc::new(Nth(AtomicUsize::new(0), 1)) as Arc<dyn Peek>));
         spin.note_yield(SOMEBODY_RAN);
         assert_eq!(waits(&spin), 0, "a look costs nothing there");
         spin.note_yield(SOMEBODY_IS_BUSY);
-        assert_eq!(waits(&spin), WITHOUT_LOOKING as usize);
+        assert_eq!(waits(&spin), WITHOUT_LOOKING.0 as usize);
+    }
+
+    #[test]
+    fn what_comes_during_a_yield_comes_from_this_cpu_unless_the_yield_was_too_short() {
+        let yields = |took: Duration, found: bool| {
+            let spin = Spin::new(None);
+            spin.after_yield(took);
+            spin.polled(found);
+            spin.may_look()
+        };
+        assert!(yields(Duration::from_nanos(300), true));
+        assert!(yields(SOMEBODY_MAY_HAVE_RUN, false));
+        assert!(!yields(SOMEBODY_MAY_HAVE_RUN, true));
+        assert!(!yields(SOMEBODY_RAN, false));
     }
 
     #[test]

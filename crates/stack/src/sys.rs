@@ -112,24 +112,19 @@ pub fn set_timer(fd: RawFd, at: Instant) {
     unsafe { libc::timerfd_settime(fd, libc::TFD_TIMER_ABSTIME, &spec, std::ptr::null_mut()) };
 }
 
-/// Sleeps until a descriptor is readable (the first also writable, if asked) or time is over.
-/// Returns which of them was the cause; neither after a signal.
-pub fn sleep_on(
-    first: Option<(RawFd, bool)>,
-    second: RawFd,
-    timeout: Option<Duration>,
-) -> (bool, bool) {
+/// Sleeps until a descriptor is readable (the first also writable, if asked). Returns whether `kick` is;
+/// nothing is after a signal.
+pub fn sleep_on(first: Option<(RawFd, bool)>, kick: RawFd, timer: RawFd) -> bool {
     let (fd, writable) = first.unwrap_or((-1, false));
     let events = libc::POLLIN | if writable { libc::POLLOUT } else { 0 };
     let mut fds = [
         libc::pollfd { fd, events, revents: 0 },
-        libc::pollfd { fd: second, events: libc::POLLIN, revents: 0 },
+        libc::pollfd { fd: kick, events: libc::POLLIN, revents: 0 },
+        libc::pollfd { fd: timer, events: libc::POLLIN, revents: 0 },
     ];
-    let spec = timeout.map(timespec);
-    let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: `fds` holds two entries, `spec` is null or a live timespec, no signal mask.
-    unsafe { libc::ppoll(fds.as_mut_ptr(), 2, spec, std::ptr::null()) };
-    (fds[0].revents != 0, fds[1].revents != 0)
+    // SAFETY: `fds` holds three entries that live through the call; no signal mask, no time-out.
+    unsafe { libc::ppoll(fds.as_mut_ptr(), 3, std::ptr::null(), std::ptr::null()) };
+    fds[1].revents != 0
 }
 
 fn timespec(t: Duration) -> libc::timespec {

@@ -25,6 +25,28 @@ impl<P: Probe> Shard<P> {
         }
     }
 
+    /// Whether a thread that finds nothing to do looks at the device before it waits. Not where that has
+    /// long been in vain, and nothing can be missed by sleeping at once.
+    pub(crate) fn looks_first(&mut self, now: Instant) -> bool {
+        let may_miss = !self.shows_what_waits() || self.next_deadline().is_some_and(|at| at <= now);
+        may_miss || self.moderation.looks_first()
+    }
+
+    /// What that look brought.
+    pub(crate) fn looked_first(&mut self, has_found: bool) {
+        self.moderation.looked_first(has_found);
+    }
+
+    /// Whether the device's descriptor is readable whenever there is something to do for it.
+    fn shows_what_waits(&mut self) -> bool {
+        self.net.link.device().shows_what_waits() && !self.net.link.has_backlog() && !self.is_down()
+    }
+
+    /// How many frames a poll asks for at once, where there is room for so many.
+    pub(crate) fn frames_to_ask(&mut self, room: usize) -> usize {
+        if self.net.link.device().shows_what_waits() { self.moderation.ask(room) } else { room }
+    }
+
     /// A thread has slept on the device.
     pub fn slept(&mut self) {
         self.moderation.slept();

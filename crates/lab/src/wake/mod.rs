@@ -12,6 +12,8 @@
 //! A wake-up is the end of a sleep of the thread that waits (of the kernel's: a voluntary context
 //! switch). Latency is the sender's clock to the receiver's, or there and back.
 
+mod bare;
+mod figures;
 mod idle;
 pub mod place;
 mod program;
@@ -25,9 +27,8 @@ use std::time::{Duration, Instant};
 use fulmar::ModerationConfig;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::bench::{Figure, Outcome, Ratio, Sample as BenchSample, Stop};
+use crate::bench::{Outcome, Stop};
 use crate::cpu::Placement;
-use crate::stats::Estimate;
 pub use idle::Idle;
 use place::{Load, Place, Sample};
 use program::Flow;
@@ -80,6 +81,8 @@ pub enum Device {
     Tap,
     /// AF_PACKET on veth, a kernel peer.
     Packet,
+    /// TAP, a kernel peer, and a program without a stack in between: the floor.
+    Bare,
     /// Shared memory, another process with fulmar.
     Shm,
     /// The kernel at both ends, over veth.
@@ -94,24 +97,64 @@ impl Device {
         match self {
             Device::Tap => "tap",
             Device::Packet => "packet",
+            Device::Bare => "bare_tap",
             Device::Shm => "shm",
             Device::Veth => "veth",
             Device::Loopback => "loopback",
         }
     }
 
-    const fn is_kernel(self) -> bool {
-        matches!(self, Device::Veth | Device::Loopback)
+    /// Whether it carries floods too.
+    const fn takes_floods(self) -> bool {
+        !matches!(self, Device::Bare | Device::Loopback)
     }
 
     fn modes(self) -> &'static [Mode] {
-        if self.is_kernel() { &[Mode::Kernel] } else { &Mode::OURS }
+        match self {
+            Device::Veth | Device::Loopback => &[Mode::Kernel],
+            Device::Bare => &[Mode::Unmoderated, Mode::Polling],
+            Device::Tap | Device::Packet | Device::Shm => &Mode::OURS,
+        }
+    }
+}
+
+/// A part of the bench that can be asked for by itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Chapter {
+    /// Request and reply.
+    Rr,
+    /// The flood.
+    Bulk,
+    /// From few datagrams to many.
+    Sweep,
+    /// Completions of sent frames.
+    Transmit,
+    /// The idle stack.
+    Idle,
+}
+
+impl Chapter {
+    /// All of them.
+    pub const ALL: [Chapter; 5] =
+        [Chapter::Rr, Chapter::Bulk, Chapter::Sweep, Chapter::Transmit, Chapter::Idle];
+
+    /// The name in options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Chapter::Rr => "rr",
+            Chapter::Bulk => "bulk",
+            Chapter::Sweep => "sweep",
+            Chapter::Transmit => "transmit",
+            Chapter::Idle => "idle",
+        }
     }
 }
 
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// Which parts.
+    pub chapters: Vec<Chapter>,
     /// fulmar's devices.
     pub devices: Vec<Device>,
     /// Where the ends run.
@@ -231,13 +274,15 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Found> {
     let start = Instant::now();
     let places = open(options, isolated);
     let mut cells = cells(options, &places);
-    let mut completions = if options.fulmar { transmit::ways() } else { Vec::new() };
-    if cells.is_empty() && completions.is_empty() {
+    let wants = |chapter| options.fulmar && options.chapters.contains(&chapter);
+    let mut completions = if wants(Chapter::Transmit) { transmit::ways() } else { Vec::new() };
+    if cells.is_empty() && completions.is_empty() && !wants(Chapter::Idle) {
         return Err(io::Error::other("nothing of what was asked for can be measured here"));
     }
     let bar = progress(options);
     bar.set_message("idle connections");
-    let idle = options.fulmar.then(|| idle::measure(options.idle.1, options.idle.0)).transpose()?;
+    let (time, connections) = options.idle;
+    let idle = wants(Chapter::Idle).then(|| idle::measure(connections, time)).transpose()?;
     let mut rounds = 0;
     while rounds < options.runs && (rounds == 0 || start.elapsed() < options.budget) {
         for cell in &mut cells {
@@ -256,7 +301,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Found> {
     }
     bar.finish_and_clear();
     let stop = if rounds == options.runs { Stop::Runs } else { Stop::Budget };
-    let figures = figures(&cells, &completions, idle.as_ref(), rounds);
+    let figures = figures::figures(&cells, &completions, idle.as_ref(), rounds);
     let outcome = Outcome { rows: Vec::new(), figures, stop, elapsed: start.elapsed() };
     Ok(Found { cells, completions, idle, outcome })
 }
@@ -281,6 +326,9 @@ fn progress(options: &Options) -> ProgressBar {
 
 /// Opens what the options ask for and this machine has; what it has not is said on standard error.
 fn open(options: &Options, isolated: io::Result<()>) -> Vec<Place> {
+    if !options.chapters.iter().any(|c| matches!(c, Chapter::Rr | Chapter::Bulk | Chapter::Sweep)) {
+        return Vec::new();
+    }
     let has_kernel = isolated.map_err(|e| eprintln!("the kernel cannot be measured here: {e}"));
     let mut devices = Vec::new();
     if options.fulmar {
@@ -289,6 +337,8 @@ fn open(options: &Options, isolated: io::Result<()>) -> Vec<Place> {
     }
     if options.kernel && has_kernel.is_ok() {
         devices.extend([Device::Veth, Device::Loopback]);
+        // The floor belongs to what it is the floor of.
+        devices.extend(options.devices.contains(&Device::Tap).then_some(Device::Bare));
     }
     let mut places = Vec::new();
     for device in devices {
@@ -319,151 +369,13 @@ fn cells(options: &Options, places: &[Place]) -> Vec<Cell> {
             }));
         }
     };
-    add(Part::Rr, &|_| true);
+    let wants = |chapter| options.chapters.contains(&chapter);
+    add(Part::Rr, &|_| wants(Chapter::Rr));
     // One host's flood has nothing to hold where sender and receiver take turns on a CPU.
-    let is_apart = |p: &Place| p.placement != Placement::SameCpu;
-    add(Part::Bulk, &|p| is_apart(p) && p.device != Device::Loopback);
+    let is_apart = |p: &Place| p.placement != Placement::SameCpu && p.device.takes_floods();
+    add(Part::Bulk, &|p| wants(Chapter::Bulk) && is_apart(p));
     for &pps in &options.rates {
-        add(Part::Sweep(pps), &|p| is_apart(p) && p.device != Device::Loopback);
+        add(Part::Sweep(pps), &|p| wants(Chapter::Sweep) && is_apart(p));
     }
     cells
-}
-
-/// A value of one cell in one round.
-fn value(
-    cells: &[Cell],
-    round: usize,
-    name: &str,
-    of: &dyn Fn(&Sample) -> Option<f64>,
-) -> Option<f64> {
-    cells.iter().find(|c| c.name() == name)?.sample(round).and_then(of)
-}
-
-fn median_ns(s: &Sample) -> Option<f64> {
-    s.latency_ns().map(|l| l[0] as f64)
-}
-
-fn p99_ns(s: &Sample) -> Option<f64> {
-    s.latency_ns().map(|l| l[1] as f64)
-}
-
-/// Frames per wake-up; every frame of a thread that never slept came at one.
-fn frames_per_wakeup(s: &Sample) -> Option<f64> {
-    Some(s.near.frames as f64 / s.near.wakeups.max(1) as f64)
-}
-
-/// One name, its sentence, its goals, and a value per round.
-struct Asked<'a> {
-    name: &'static str,
-    sentence: String,
-    goals: Option<(f64, f64)>,
-    more_is_better: bool,
-    published: Option<f64>,
-    of: Box<dyn Fn(usize) -> Option<f64> + 'a>,
-}
-
-impl Asked<'_> {
-    fn figure(&self, rounds: usize) -> Option<Figure> {
-        let values: Vec<f64> = (0..rounds).filter_map(&self.of).collect();
-        let estimate = Some(Estimate::of(&values)?);
-        let ratio = Ratio {
-            name: self.name.to_owned(),
-            sentence: self.sentence.clone(),
-            way: String::new(),
-            over: None,
-            measure: |_: &BenchSample| f64::NAN,
-            reach_and_aim: self.goals,
-            more_is_better: self.more_is_better,
-            published: self.published,
-        };
-        Some(Figure { ratio, estimate })
-    }
-}
-
-/// What holding adds to 99 % of the latencies of the flood, in µs.
-fn added_p99_us(cells: &[Cell], round: usize) -> Option<f64> {
-    let of = |mode: &str| value(cells, round, &format!("bulk.tap.{mode}.two_cpus"), &p99_ns);
-    Some((of("moderated")? - of("unmoderated")?).max(0.0) / 1000.0)
-}
-
-fn figures(
-    cells: &[Cell],
-    completions: &[Completions],
-    idle: Option<&Idle>,
-    rounds: usize,
-) -> Vec<Figure> {
-    let over = |above: String, below: String| {
-        Box::new(move |round| {
-            let of = |name: &str| value(cells, round, name, &median_ns);
-            Some(of(&above)? / of(&below)?)
-        })
-    };
-    let rr = |device: &str, mode: &str, at: &str| format!("rr.{device}.{mode}.{at}");
-    let vs_kernel = |name, ours: &str, theirs: &str, at: &str, goals| Asked {
-        name,
-        sentence: format!("UDP request-reply median, fulmar over {ours} ÷ kernel over {theirs}"),
-        goals: Some(goals),
-        more_is_better: false,
-        published: None,
-        of: over(rr(ours, "moderated", at), rr(theirs, "kernel", at)),
-    };
-    let mut asked = vec![
-        bulk(cells),
-        Asked {
-            name: "wake.bulk.added_p99_us",
-            sentence: "what moderation adds to 99 % of the latencies of that flood, µs".into(),
-            goals: Some((100.0, 50.0)),
-            more_is_better: false,
-            published: None,
-            of: Box::new(|round| added_p99_us(cells, round)),
-        },
-        Asked {
-            name: "wake.rr.moderated_vs_unmoderated",
-            sentence: "request-reply median over TAP, the worse of both placements".into(),
-            goals: Some((1.05, 1.0)),
-            more_is_better: false,
-            published: None,
-            of: Box::new(move |round| {
-                let at = ["same_cpu", "two_cpus"].into_iter();
-                let ratio = |at: &str| {
-                    let of = |mode| value(cells, round, &rr("tap", mode, at), &median_ns);
-                    Some(of("moderated")? / of("unmoderated")?)
-                };
-                at.filter_map(ratio).reduce(f64::max)
-            }),
-        },
-        vs_kernel("wake.rr.tap.two_cpus.vs_kernel", "tap", "veth", "two_cpus", (0.95, 0.8)),
-        vs_kernel("wake.rr.tap.same_cpu.vs_kernel", "tap", "veth", "same_cpu", (0.95, 0.85)),
-        vs_kernel("wake.rr.shm.two_cpus.vs_kernel", "shm", "loopback", "two_cpus", (0.3, 0.1)),
-    ];
-    asked.extend(transmit::asked(completions));
-    if let Some(idle) = idle {
-        asked.push(Asked {
-            name: "wake.idle.cpu_pct",
-            sentence: format!("CPU of two idle stacks with {} connections, %", idle.connections),
-            goals: Some((0.1, 0.0)),
-            more_is_better: false,
-            published: None,
-            of: Box::new(|round| (round == 0).then_some(idle.cpu_pct)),
-        });
-    }
-    asked.iter().filter_map(|a| a.figure(rounds)).collect()
-}
-
-fn bulk(cells: &[Cell]) -> Asked<'_> {
-    Asked {
-        name: "wake.bulk.frames_per_wakeup",
-        sentence: format!(
-            "device frames of MTU size per wake-up over TAP, {FLOOD_PPS} per second; 0 where \
-             moderation adds more than 100 µs to 99 % of the latencies"
-        ),
-        goals: Some((16.0, 64.0)),
-        more_is_better: true,
-        published: Some(3.0),
-        of: Box::new(|round| {
-            let name = "bulk.tap.moderated.two_cpus";
-            let frames = value(cells, round, name, &frames_per_wakeup)?;
-            Some(if added_p99_us(cells, round)? <= 100.0 { frames } else { 0.0 })
-        }),
-    }
 }

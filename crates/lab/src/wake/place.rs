@@ -11,6 +11,7 @@ use fulmar::devices::shm_device::{Shm, ShmConfig};
 use fulmar::{Cidr, ModerationConfig, Stack};
 use serde_json::{Value, json};
 
+use super::bare::{self, Bare};
 use super::program::{self, Account, Flow, Socket};
 use super::{Device, Mode};
 use crate::child::Handle;
@@ -100,6 +101,7 @@ pub struct Place {
 enum Terrain {
     /// TAP or AF_PACKET: a stack in this process.
     Real(Box<Ground>),
+    Bare(Bare),
     Shm,
     Veth(Netns, Netns),
     Loopback,
@@ -114,6 +116,7 @@ impl Place {
         let terrain = match device {
             Device::Tap => Terrain::Real(Box::new(Ground::new(Over::Tap, placement, pcap)?)),
             Device::Packet => Terrain::Real(Box::new(Ground::new(Over::Packet, placement, pcap)?)),
+            Device::Bare => Terrain::Bare(Bare::open()?),
             Device::Shm => Terrain::Shm,
             Device::Veth => veth()?,
             Device::Loopback => Terrain::Loopback,
@@ -138,6 +141,7 @@ impl Place {
                 stack.set_moderation(ModerationConfig::ADAPTIVE)?;
                 sample
             }
+            Terrain::Bare(bare) => on_bare(bare, mode, load, near_cpu, far_cpu),
             Terrain::Shm => shm(mode, load, near_cpu, far_cpu),
             Terrain::Veth(near, far) => kernel([near, far], VETH, load, near_cpu, far_cpu),
             Terrain::Loopback => {
@@ -198,6 +202,22 @@ fn wait(socket: &Socket, load: Load) -> io::Result<Account> {
         Load::Ask { .. } => program::answer(socket),
         Load::Send(_) => program::receive(socket),
     }
+}
+
+/// No stack in this process, the kernel in a child.
+fn on_bare(
+    bare: &Bare,
+    mode: Mode,
+    load: Load,
+    near_cpu: Option<usize>,
+    far_cpu: Option<usize>,
+) -> io::Result<Sample> {
+    let far = Far { stack: "kernel", from: IpAddr::V4(PEER_IP), cpu: far_cpu };
+    let to = SocketAddr::new(IpAddr::V4(OUR_IP), bare::PORT);
+    let mut child = far.start(to, load, bare.peer_netns(), json!({}))?;
+    let near = on_pinned_thread(near_cpu, || bare.answer(mode != Mode::Polling))?;
+    let far = Account::from_json(&child.report(load.time() + PATIENCE)?);
+    Ok(Sample { near, far })
 }
 
 /// Both ends in children of the kernel's.

@@ -19,9 +19,9 @@ use crate::cpu::{self, MachineClock};
 use crate::sys;
 
 /// What a datagram is.
-const WARM: u8 = 0;
-const MEASURED: u8 = 1;
-const END: u8 = 2;
+pub const WARM: u8 = 0;
+pub const MEASURED: u8 = 1;
+pub const END: u8 = 2;
 /// Bytes of a question: what the published work sent.
 pub const QUESTION_BYTES: usize = 18;
 /// The last datagram is sent several times: it may be lost in a flood.
@@ -177,7 +177,7 @@ impl Account {
 }
 
 /// The clocks and counters when measuring began.
-struct Start {
+pub struct Start {
     at: Instant,
     cpu: Duration,
     thread: Duration,
@@ -187,7 +187,7 @@ struct Start {
 }
 
 impl Start {
-    fn now(stack: Option<&Stack>) -> io::Result<Start> {
+    pub fn now(stack: Option<&Stack>) -> io::Result<Start> {
         Ok(Start {
             counts: counts(stack)?,
             machine: MachineClock::read()?,
@@ -198,7 +198,7 @@ impl Start {
         })
     }
 
-    fn account(&self, stack: Option<&Stack>, tally: Tally) -> io::Result<Account> {
+    pub fn account(&self, stack: Option<&Stack>, tally: Tally) -> io::Result<Account> {
         let elapsed = self.at.elapsed();
         let hardware = Duration::from_nanos(thread_hardware_ns() - self.hardware_ns);
         let thread = cpu::thread_cpu()?.saturating_sub(self.thread).saturating_sub(hardware);
@@ -233,15 +233,15 @@ fn counts(stack: Option<&Stack>) -> io::Result<[u64; 4]> {
 }
 
 /// What the loop of a program counts.
-struct Tally {
-    packets: u64,
-    sent: u64,
+pub struct Tally {
+    pub packets: u64,
+    pub sent: u64,
     latencies: Option<Histogram<u64>>,
 }
 
 impl Tally {
     /// From 10 ns to 10 s, to three digits.
-    fn new(measures: bool) -> io::Result<Tally> {
+    pub fn new(measures: bool) -> io::Result<Tally> {
         let made = Histogram::new_with_bounds(10, 10_000_000_000, 3);
         let made = made.map_err(|e| io::Error::other(e.to_string()))?;
         Ok(Tally { packets: 0, sent: 0, latencies: measures.then_some(made) })

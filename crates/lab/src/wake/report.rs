@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
+use super::figures::frames_per_wakeup;
 use super::place::Sample;
-use super::{Cell, Found, Part, frames_per_wakeup};
+use super::{Cell, Found, Part};
 use crate::page::{self, Block, Page, Section, Table};
 use crate::report::{self, Machine, figures_table, new_table};
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use fulmar::devices::sim::{Coalesce, SimConfig, thread_hardware_ns};
 use fulmar::{Cidr, UdpSocket, devices};
 
-use super::Asked;
+use super::figures::Asked;
 use crate::cpu::{self, Placement};
 use crate::on_pinned_thread;
 use crate::stats::Estimate;
