@@ -111,7 +111,10 @@ pub(super) fn run(
 fn is_over(ends: Ends, start: Instant, calls: u64) -> bool {
     match ends {
         Ends::Sender => false,
-        Ends::After(time) => calls.is_multiple_of(CALLS_PER_LOOK) && start.elapsed() >= time,
+        // A run of no call would say nothing, however late it begins.
+        Ends::After(time) => {
+            calls > 0 && calls.is_multiple_of(CALLS_PER_LOOK) && start.elapsed() >= time
+        }
     }
 }
 

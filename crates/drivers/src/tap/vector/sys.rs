@@ -8,10 +8,14 @@
 //! wait for every completion; only if the system refuses to tell (`is_broken`) some may be left, and
 //! then the slots are never touched again and their memory is never given back.
 //!
+//! A forked child has neither the rings nor the slots, and would take the descriptor from the parent's ring
+//! if it let go of it: there, nothing is touched.
+//!
 //! The ring may be used from any thread, one at a time, so it does not ask for the set-up flags that
 //! bind it to one. Operations never wait (`RWF_NOWAIT`), so they complete within the submission.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -27,7 +31,7 @@ const PATIENCE: u32 = 1000;
 
 /// See the module's header.
 pub struct Slots {
-    ring: IoUring,
+    ring: ManuallyDrop<IoUring>,
     base: NonNull<u8>,
     slot_bytes: usize,
     /// The slots are registered with the ring, which spares looking at page tables.
@@ -35,6 +39,8 @@ pub struct Slots {
     /// Operations that were pushed and are not complete.
     in_flight: usize,
     results: Box<[i32]>,
+    /// The process that has all this.
+    pid: u32,
 }
 
 // SAFETY: the mapping behind `base` is this struct's alone, and plain memory to every thread.
@@ -61,12 +67,13 @@ impl Slots {
         let known = || unsafe { ring.submitter().register_buffers(&[memory]) };
         let is_registered = register && known().is_ok();
         Ok(Slots {
-            ring,
+            ring: ManuallyDrop::new(ring),
             base,
             slot_bytes,
             is_registered,
             in_flight: 0,
             results: vec![PENDING; count].into(),
+            pid: std::process::id(),
         })
     }
 
@@ -171,6 +178,9 @@ impl Slots {
 
 impl Drop for Slots {
     fn drop(&mut self) {
+        if std::process::id() != self.pid {
+            return;
+        }
         // At once: when the ring goes, the kernel lets go of the descriptor somewhat later, and a
         // device is there as long as somebody has it.
         let _ = self.ring.submitter().unregister_files();
@@ -180,6 +190,8 @@ impl Drop for Slots {
             // was registered the kernel holds by page.
             unsafe { libc::munmap(self.base.as_ptr().cast(), bytes) };
         }
+        // SAFETY: dropped once, here, and not used after.
+        unsafe { ManuallyDrop::drop(&mut self.ring) };
     }
 }
 
@@ -195,4 +207,49 @@ fn map(bytes: usize) -> io::Result<NonNull<u8>> {
     // SAFETY: the mapping just made; the advice changes no byte.
     unsafe { libc::madvise(base, bytes, libc::MADV_DONTFORK) };
     NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixDatagram;
+
+    #[test]
+    fn a_forked_child_that_lets_go_of_the_slots_takes_nothing_from_its_parent() {
+        let (ours, theirs) = UnixDatagram::pair().unwrap();
+        let slots = match Slots::open(ours.as_fd(), 2, 64, true) {
+            Ok(slots) => slots,
+            Err(e) => {
+                let required = std::env::var_os("FULMAR_REQUIRE_KERNEL_TESTS").is_some();
+                assert!(!required, "no io_uring: {e}");
+                // Not `eprintln`: the test harness hides what a passing test prints by it.
+                return writeln!(std::io::stderr(), "SKIPPED a test of io_uring: {e}").unwrap();
+            }
+        };
+        let mut slots = ManuallyDrop::new(slots);
+        // SAFETY: the child drops the slots, which takes no lock but the allocator's (which forking
+        // leaves usable), and ends without running anything else.
+        let child = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                ManuallyDrop::drop(&mut slots);
+                libc::_exit(0);
+            }
+            child
+        };
+        assert!(child > 0, "{}", io::Error::last_os_error());
+        let mut status = -1;
+        // SAFETY: writes one integer, a local.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        slots.slot(1)[..3].copy_from_slice(b"all");
+        assert_eq!(slots.write(&[2, 3]).collect::<Vec<_>>(), [Some(2), Some(3)]);
+        let mut got = [0; 8];
+        assert_eq!((theirs.recv(&mut got).unwrap(), theirs.recv(&mut got).unwrap()), (2, 3));
+        assert_eq!(got[..3], *b"all");
+        // SAFETY: dropped once in this process, here.
+        unsafe { ManuallyDrop::drop(&mut slots) };
+    }
 }
