@@ -16,8 +16,9 @@
 //!
 //! Why so: what a look-up costs is the misses of caches that it waits for, and how many look-ups a core
 //! has under way at a time. So it reads a line of the slots, which stay in the second-level cache, and
-//! one of the block, most of which fit a line; and it is few instructions and nearly no branch that is
-//! hard to foresee. One byte per run, since what is small is in a near cache more often.
+//! one of the block, most of which fit a line; and it is few instructions that wait for either, and
+//! nearly no branch that is hard to foresee. One byte per run, since what is small is in a near cache
+//! more often.
 //!
 //! A change writes a new block, then the slot, then counts itself; the old block is free at once. A
 //! reader who was on it notices, since the count is not what it was, and looks again.
@@ -28,12 +29,12 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::Relaxed};
 
 use super::changes::Changes;
 use super::key::{Sealed, Shared};
 use super::{FibError, MAX_ANSWER, Space};
-use crate::raw;
+use crate::raw::Blocks;
 
 /// Leading bits of an address that choose the chunk: the others are 6 that choose the /24, and 8.
 const CHUNK_BITS: u32 = 18;
@@ -51,9 +52,9 @@ const OWN_WORDS: usize = 2;
 /// What look-ups in IPv4 read.
 pub struct Tables {
     slots: Box<[AtomicU32; CHUNKS]>,
-    words: Box<[AtomicU64]>,
+    blocks: Blocks<ROOM_WORDS>,
     /// The answers that entries stand for; 0 is the first one's, and else that of a free number.
-    answers: [AtomicU16; 256],
+    answers: [AtomicU32; ESCAPE as usize],
     changes: Changes,
 }
 
@@ -74,14 +75,6 @@ struct Block {
     records: Vec<u8>,
 }
 
-/// The number of the run that an address is in.
-#[inline(always)]
-fn run_of(address: u32, runs: u64) -> usize {
-    // The bits behind the address's own fall off; bit 0 is always set.
-    let until = runs << (63 ^ (address >> 8 & 63));
-    until.count_ones().wrapping_sub(1) as usize
-}
-
 impl Tables {
     #[inline(always)]
     fn slot(&self, address: u32) -> usize {
@@ -90,7 +83,7 @@ impl Tables {
 
     #[inline(always)]
     fn word(&self, at: usize) -> u64 {
-        self.words.get(at).map_or(0, |w| w.load(Relaxed))
+        self.blocks.word(at)
     }
 
     #[inline(always)]
@@ -101,18 +94,21 @@ impl Tables {
     /// The answer in the block at `place`. Whether nothing changed is for the caller to ask.
     #[inline(always)]
     fn answer(&self, address: u32, place: usize) -> u32 {
-        let runs = self.word(place);
-        let run = run_of(address, runs);
-        let word = self.word(place.wrapping_add(1).wrapping_add(run >> 3));
-        let entry = (word >> (8 * (run & 7))) as u8;
-        if entry == ESCAPE {
-            return self.in_record(address, place, runs);
+        // The bits up to the address's own; the first is always set.
+        let until = u64::MAX >> (63 ^ (address >> 8 & 63));
+        let entry = self.blocks.byte_by_ones(place, until);
+        match self.answers.get(entry) {
+            Some(answer) => answer.load(Relaxed),
+            None => self.in_record(address, place),
         }
-        self.answers.get(usize::from(entry)).map_or(0, |a| a.load(Relaxed)).into()
     }
 
-    /// Looks for the record of the address's /24, and in it.
-    fn in_record(&self, address: u32, place: usize, runs: u64) -> u32 {
+    /// Looks for the record of the address's /24, and in it. Rare, and not to take registers from what
+    /// is not.
+    #[cold]
+    #[inline(never)]
+    fn in_record(&self, address: u32, place: usize) -> u32 {
+        let runs = self.word(place);
         let which = (address >> 8 & 63) as u8;
         let entries = place.wrapping_add(1).wrapping_mul(WORD_BYTES);
         let mut at = entries.wrapping_add(runs.count_ones() as usize);
@@ -161,7 +157,7 @@ impl Control {
         }
         let mut numbers = (0..ESCAPE).zip(&tables.answers).skip(1);
         let (number, place) = numbers.find(|(_, a)| a.load(Relaxed) == 0)?;
-        place.store(answer as u16, Relaxed);
+        place.store(answer, Relaxed);
         *known = number;
         Some(number)
     }
@@ -179,7 +175,7 @@ impl Control {
                 continue;
             }
             // Readers who still come by this number notice the change that freed it.
-            if let Some(known) = self.numbers.get_mut(usize::from(answer.swap(0, Relaxed))) {
+            if let Some(known) = self.numbers.get_mut(answer.swap(0, Relaxed) as usize) {
                 *known = 0;
             }
         }
@@ -260,16 +256,15 @@ impl Shared<u32> for Tables {
     type Control = Control;
 
     fn new() -> (Tables, Control) {
-        let words = raw::words(ROOM_WORDS);
+        let blocks = Blocks::new();
         let own = usize::from(ESCAPE) * OWN_WORDS;
-        for (at, word) in words.iter().take(own).enumerate() {
-            let (number, is_entry) = ((at / OWN_WORDS) as u64, at % OWN_WORDS == 1);
-            word.store(if is_entry { number } else { 1 }, Relaxed);
+        for (number, own) in blocks.room(0, own).chunks(OWN_WORDS).enumerate() {
+            own.iter().zip([1, number as u64]).for_each(|(word, value)| word.store(value, Relaxed));
         }
         let tables = Tables {
             slots: boxed(|| AtomicU32::new(0)),
-            words,
-            answers: [const { AtomicU16::new(0) }; 256],
+            blocks,
+            answers: [const { AtomicU32::new(0) }; ESCAPE as usize],
             changes: Changes::default(),
         };
         let space = Space::new(own, ROOM_WORDS);
@@ -335,7 +330,7 @@ impl Shared<u32> for Tables {
                     control.count_uses(self, block.entries.iter().copied(), u32::MAX);
                     return Err(FibError::Full);
                 };
-                block.write(self.words.get(place..place + new_units).unwrap_or_default());
+                block.write(self.blocks.room(place, new_units));
                 place
             }
         };

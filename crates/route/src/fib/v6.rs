@@ -21,12 +21,12 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::changes::Changes;
 use super::key::{Sealed, Shared};
 use super::{FibError, Space};
-use crate::raw;
+use crate::raw::Blocks;
 
 /// Room for blocks: 64 MiB, of which the Internet's table takes a tenth.
 const ROOM_WORDS: usize = 8 << 20;
@@ -130,7 +130,7 @@ impl Sealed for u128 {
 /// What look-ups in IPv6 read.
 pub struct Tables {
     slots: Box<[AtomicU32]>,
-    words: Box<[AtomicU64]>,
+    blocks: Blocks<ROOM_WORDS>,
     changes: Changes,
 }
 
@@ -142,7 +142,7 @@ impl Tables {
 
     #[inline(always)]
     fn word(&self, at: usize) -> u64 {
-        self.words.get(at).map_or(0, |w| w.load(Ordering::Relaxed))
+        self.blocks.word(at)
     }
 
     /// Whether the answer was looked up while nothing changed is for the caller to ask.
@@ -199,8 +199,8 @@ impl Shared<u128> for Tables {
 
     fn new() -> (Tables, Space) {
         let slots = core::iter::repeat_with(|| AtomicU32::new(0)).take(u128::CHUNKS).collect();
-        let words = raw::words(ROOM_WORDS);
-        (Tables { slots, words, changes: Changes::default() }, Space::new(0, ROOM_WORDS))
+        let blocks = Blocks::new();
+        (Tables { slots, blocks, changes: Changes::default() }, Space::new(0, ROOM_WORDS))
     }
 
     #[inline]
@@ -255,7 +255,7 @@ impl Shared<u128> for Tables {
         } else {
             let (block, kind) = encode(ranges);
             let place = space.take(block.len()).ok_or(FibError::Full)?;
-            let room = self.words.get(place..place + block.len()).unwrap_or_default();
+            let room = self.blocks.room(place, block.len());
             for (word, value) in room.iter().zip(&block) {
                 word.store(*value, Ordering::Relaxed);
             }
