@@ -145,6 +145,9 @@ counters! {
     TcpPassiveOpens, "tcp_passive_opens";
     /// Resets sent.
     TcpResetsOut, "tcp_resets_out";
+    /// Resets that segments without a connection asked for and that were not sent, because these are
+    /// limited in rate.
+    TcpResetsLimited, "tcp_resets_limited";
     /// Resets accepted.
     TcpResetsIn, "tcp_resets_in";
     /// Fragments received.

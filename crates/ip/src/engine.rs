@@ -4,14 +4,13 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr};
 
-use fulmar_base::{Counters, Duration, EtherAddr, Instant, Zone};
+use fulmar_base::{Counters, Duration, EtherAddr, Instant, TokenBucket, Zone};
 use fulmar_mbuf::Pool;
 use fulmar_route::{Action, Neighbour, Neighbours, Route};
 
 use crate::address::{self, Addresses, LINK_LOCAL, Scope};
 use crate::destination::{DestinationCache, Path, Way};
 use crate::frame::Context;
-use crate::limit::TokenBucket;
 use crate::pmtu::{PathMtus, least_mtu};
 use crate::reassembly::Reassembly;
 use crate::routing::{Found, MAIN, Tables};

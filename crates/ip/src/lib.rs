@@ -45,7 +45,6 @@ mod fragment;
 mod frame;
 mod icmp;
 mod input;
-mod limit;
 mod ndp;
 mod neighbour;
 mod output;

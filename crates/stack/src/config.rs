@@ -29,6 +29,10 @@ pub struct StackConfig {
     /// TIME-WAIT entries at most; the oldest gives way. Default 16,384, as many as one peer can
     /// make in a minute at 270 connections per second.
     pub max_time_wait: usize,
+    /// Resets per second, at most, to segments that belong to no connection, and as many at once: a
+    /// flood to closed ports is not doubled. Default 1,000, the rate of ICMP errors; who is refused more
+    /// often than that sees some of its attempts time out instead.
+    pub resets_per_s: u32,
     /// Frames per crossing into the device at most. Default 64, the field's customary budget.
     pub burst_frames: usize,
     /// How threads wait for the device: how long they look at it, whether they hold in a flood. The
@@ -57,6 +61,7 @@ impl Default for StackConfig {
             seed: 0,
             max_sockets: 131_072,
             max_time_wait: 16_384,
+            resets_per_s: 1000,
             burst_frames: 64,
             moderation: ModerationConfig::ADAPTIVE,
             loopback_packets: 256,

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use fulmar_base::{
     Counter, Counters, DropReason, Duration, FlowKey, Instant, NoProbe, Probe, SlotId, Stage,
-    Variation,
+    TokenBucket, Variation,
 };
 use fulmar_ip::{Delivered, Ip, Verdict};
 use fulmar_mbuf::Pool;
@@ -97,6 +97,8 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) time_wait: TimeWaitTable,
     pub(crate) wheel: Wheel<TimerKey>,
     pub(crate) secret: Secret,
+    /// Resets to strangers.
+    pub(crate) resets: TokenBucket,
     /// Connections that have something to send, in order.
     pub(crate) output_queue: VecDeque<SlotId>,
     pub(crate) wakes: Wakes,
@@ -203,6 +205,7 @@ impl<P: Probe> Shard<P> {
             time_wait: TimeWaitTable::new(config.max_time_wait, table),
             wheel: Wheel::new(now),
             secret,
+            resets: TokenBucket::new(config.resets_per_s, config.resets_per_s),
             output_queue: VecDeque::new(),
             wakes: Wakes::new(),
             shortage: Shortage::default(),

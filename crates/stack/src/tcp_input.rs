@@ -127,6 +127,9 @@ impl<P: Probe> Shard<P> {
             return;
         }
         if let Some(header) = reply {
+            if !self.resets.take(now) {
+                return self.net.counters.count(Counter::TcpResetsLimited);
+            }
             self.net.counters.count(Counter::TcpResetsOut);
             self.send_control(now, &seg.key, &header);
         }

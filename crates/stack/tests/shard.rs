@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fulmar_base::{Counter, Counters, Duration, Instant, SlotId};
+use fulmar_base::{Counter, Counters, DropReason, Duration, Instant, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Pool, PoolConfig};
@@ -207,6 +207,42 @@ fn a_connection_does_not_begin_in_its_own_time_wait() {
 }
 
 /// Moves `bytes` from shard 0 to shard 1 in writes of 64 KiB; what arrived.
+/// Segments to closed ports in the same moment: how many of them are answered.
+fn refusals(p: &mut Pair, segments: usize) -> (u64, u64) {
+    let counts = |p: &Pair| {
+        let c = p.shards[1].counters();
+        (c.value(Counter::TcpResetsOut), c.value(Counter::TcpResetsLimited))
+    };
+    let before = counts(p);
+    for _ in 0..segments {
+        let id = p.shards[0].tcp_connect(p.now, at(1, 9), None).unwrap();
+        p.shards[0].tcp_entry(id).unwrap().linger = Some(Duration::ZERO);
+        p.shards[0].close(p.now, id);
+    }
+    p.pass(Duration::from_millis(20));
+    let after = counts(p);
+    (after.0 - before.0, after.1 - before.1)
+}
+
+#[test]
+fn a_flood_to_a_closed_port_is_answered_a_thousand_times_a_second() {
+    let mut p = Pair::new();
+    // Each end knows the other.
+    p.connected();
+    let mut sum = (0, 0);
+    for _ in 0..30 {
+        let (out, limited) = refusals(&mut p, 60);
+        assert!(out + limited == 60, "{out} answered and {limited} not, of 60");
+        sum = (sum.0 + out, sum.1 + limited);
+    }
+    // A thousand at once, and one for each of the 600 ms that passed.
+    assert!((1550..=1650).contains(&sum.0) && sum.1 > 0, "{sum:?}");
+    p.pass(Duration::from_secs(2));
+    assert_eq!(refusals(&mut p, 60), (60, 0));
+    let drops = p.shards[1].counters().drops(DropReason::TcpNoSocket);
+    assert_eq!(drops, 31 * 60, "a drop is counted once, answered or not");
+}
+
 fn move_bulk(p: &mut Pair, bytes: &[u8]) -> Vec<u8> {
     let (client, server) = p.connected();
     let (mut sent, mut received) = (0, Vec::new());

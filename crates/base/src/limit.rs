@@ -1,10 +1,10 @@
 //! Token buckets for what strangers can make us send.
 
-use fulmar_base::{Duration, Instant};
+use crate::{Duration, Instant};
 
 /// Lets `burst` through at once and `rate` per second over time (RFC 4443 section 2.4(f)).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct TokenBucket {
+pub struct TokenBucket {
     /// Time that one token costs.
     cost: Duration,
     /// Time that a full bucket is worth.
@@ -16,14 +16,14 @@ pub(crate) struct TokenBucket {
 
 impl TokenBucket {
     /// A full bucket. A rate of zero lets nothing through.
-    pub(crate) fn new(rate_per_s: u32, burst: u32) -> TokenBucket {
+    pub fn new(rate_per_s: u32, burst: u32) -> TokenBucket {
         let cost = Duration::from_secs(1).checked_div(rate_per_s).unwrap_or(Duration::MAX);
         let most = if rate_per_s == 0 { Duration::ZERO } else { cost.saturating_mul(burst) };
         TokenBucket { cost, most, saved: most, filled: Instant::ZERO }
     }
 
     /// Takes a token, if there is one.
-    pub(crate) fn take(&mut self, now: Instant) -> bool {
+    pub fn take(&mut self, now: Instant) -> bool {
         self.saved = self.saved.saturating_add(now.since(self.filled)).min(self.most);
         self.filled = now.max(self.filled);
         let left = self.saved.checked_sub(self.cost);
