@@ -67,6 +67,9 @@ counters! {
     InboxPosts, "inbox_posts";
     /// Packets that arrived on a queue other than their owner's.
     WrongQueue, "wrong_queue";
+    /// Times that a call took the lock of one of several shards behind a call of another thread: 0 where
+    /// each thread keeps to a shard of its own.
+    SharedLocks, "shared_locks";
     /// Packets from this stack to itself.
     Loopback, "loopback";
     /// Writes accepted (sosend calls).

@@ -1,5 +1,5 @@
 //! Devices: [`link`] joins two stacks in one process, [`shm`] two processes, [`tap`] and [`packet`]
-//! reach the kernel, [`sim`] models a NIC.
+//! reach the kernel, [`sim`] models a NIC, [`queues`] cuts a device into several for the simulation.
 //!
 //! All system calls that std lacks are in files named `sys.rs`, the only ones here with unsafe code.
 
@@ -10,6 +10,7 @@ mod landing;
 pub mod link;
 pub mod packet;
 mod placing;
+pub mod queues;
 mod seen;
 pub mod shm;
 pub mod sim;

@@ -27,8 +27,8 @@
 //! **Bounds.** Rings and lanes have fixed sizes. Without a posted buffer the wire pauses, or frames
 //! are lost and counted.
 //!
-//! Every figure obtained with it is a *simulated device's*. Not here: several queues, VLANs, virtual
-//! functions.
+//! Every figure obtained with it is a *simulated device's*. A NIC of several queues is several of these
+//! ([`queues`]). Not here: VLANs, virtual functions.
 
 mod cut;
 mod engine;
@@ -224,6 +224,16 @@ fn nic(config: &SimConfig, hardware: hardware::Hardware) -> Result<(SimNic, SimH
 pub fn with_peer(config: SimConfig) -> Result<(SimNic, SimHandle), OpenError> {
     let config = config.bounded();
     nic(&config, hardware::Hardware::with_peer(&config, board(&config)?))
+}
+
+/// The queues of a NIC, each with hardware, wire and a modelled peer of its own, so that threads which use
+/// different queues share nothing. The peers behind them are one station to whoever looks at its frames; it
+/// answers on the queue that asked.
+///
+/// # Errors
+/// As [`with_peer`].
+pub fn queues(config: &SimConfig, count: u16) -> Result<Vec<(SimNic, SimHandle)>, OpenError> {
+    (0..count.max(1)).map(|_| with_peer(config.clone())).collect()
 }
 
 /// Two NICs at the ends of one wire, each for a stack of its own. Each sends at its own line rate.

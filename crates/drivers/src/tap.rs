@@ -118,10 +118,10 @@ fn open_clone_device() -> Result<File, OpenError> {
 
 /// An interface that is busy is asked for again for a while: when a process is killed, the kernel keeps
 /// what its rings had open for some tens of milliseconds more.
-fn attach_patiently(file: &File, name: &str) -> std::io::Result<String> {
+fn attach_patiently(file: &File, name: &str, flags: libc::c_int) -> std::io::Result<String> {
     let begin = std::time::Instant::now();
     loop {
-        let attached = sys::tun_attach(file.as_fd(), name, FLAGS);
+        let attached = sys::tun_attach(file.as_fd(), name, flags);
         let is_busy = attached.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY));
         if !is_busy || begin.elapsed() > BUSY_PATIENCE {
             return attached;
@@ -130,14 +130,20 @@ fn attach_patiently(file: &File, name: &str) -> std::io::Result<String> {
     }
 }
 
-fn attach(file: &File, name: &str) -> Result<String, OpenError> {
-    attach_patiently(file, name).map_err(|e| {
+fn attach(file: &File, name: &str, flags: libc::c_int) -> Result<String, OpenError> {
+    let has_queues = flags & libc::IFF_MULTI_QUEUE != 0;
+    attach_patiently(file, name, flags).map_err(|e| {
         let advice = match e.raw_os_error() {
             Some(libc::EPERM) => {
                 "run in a network namespace of your own (`unshare -Urn`), or let root create it \
                  for you with `ip tuntap add dev NAME mode tap user USER vnet_hdr`"
             }
             Some(libc::EBUSY) => "another program holds it: end it, or choose another name",
+            Some(libc::EINVAL) if has_queues => {
+                "an interface of this name exists and is no TAP of several queues with a virtio-net \
+                 header (`ip tuntap add dev NAME mode tap multi_queue vnet_hdr`): choose another name"
+            }
+            Some(libc::E2BIG) => "it has as many queues as it can have: ask for fewer",
             Some(libc::EINVAL) => {
                 "an interface of this name exists and is no TAP of one queue with a virtio-net \
                  header: choose another name"
@@ -147,6 +153,11 @@ fn attach(file: &File, name: &str) -> Result<String, OpenError> {
         };
         OpenError::new(format!("cannot attach to TAP interface {name:?}"), e, advice)
     })
+}
+
+/// A socket of this thread's network namespace, to ask about an interface.
+fn a_socket() -> Option<OwnedFd> {
+    sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).ok()
 }
 
 /// How frames cross without a ring, for a person.
@@ -178,9 +189,28 @@ impl Tap {
     /// What failed, why, and what to do next.
     pub fn open(config: &TapConfig) -> Result<Tap, OpenError> {
         let file = open_clone_device()?;
-        let name = attach(&file, &config.name)?;
-        let control = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).ok();
-        Tap::set_up(file, name, control, config)
+        let name = attach(&file, &config.name, FLAGS)?;
+        Tap::set_up(file, name, a_socket(), config, 1)
+    }
+
+    /// Opens so many queues of one interface, each a device for a shard of its own. The kernel sends a
+    /// packet to the queue that has last sent one of its flow, so that answers come back to whoever
+    /// asked; to a queue of its choice if none has within three seconds.
+    ///
+    /// # Errors
+    /// As [`Tap::open`], and for an interface that was made for one queue.
+    pub fn open_queues(config: &TapConfig, queues: u16) -> Result<Vec<Tap>, OpenError> {
+        if queues < 2 {
+            return Ok(vec![Tap::open(config)?]);
+        }
+        let mut name = config.name.clone();
+        let mut taps = Vec::with_capacity(usize::from(queues));
+        for _ in 0..queues {
+            let file = open_clone_device()?;
+            name = attach(&file, &name, FLAGS | libc::IFF_MULTI_QUEUE)?;
+            taps.push(Tap::set_up(file, name.clone(), a_socket(), config, queues)?);
+        }
+        Ok(taps)
     }
 
     /// Takes a descriptor that another process has opened and attached. `config.name` is not used.
@@ -196,7 +226,7 @@ impl Tap {
         }
         sys::set_nonblocking(fd.as_fd()).map_err(wrong)?;
         // The interface may live in another network namespace than ours: nobody to ask about it.
-        Tap::set_up(File::from(fd), name, None, config)
+        Tap::set_up(File::from(fd), name, None, config, 1)
     }
 
     fn set_up(
@@ -204,6 +234,7 @@ impl Tap {
         name: String,
         control: Option<OwnedFd>,
         config: &TapConfig,
+        queues: u16,
     ) -> Result<Tap, OpenError> {
         let failed = |what: &str, e| {
             OpenError::new(format!("{what} of {name}"), e, "Linux 4.0 or newer is needed")
@@ -223,6 +254,7 @@ impl Tap {
             udp_gso: offload & USO == USO,
             rx_gro: offload & TSO != 0,
             max_segs: MAX_SEGS,
+            queues,
             ..Caps::plain(
                 config.mtu.or(kernel_mtu).unwrap_or(1500),
                 config.ether.unwrap_or_else(|| derive_ether(kernel_ether)),

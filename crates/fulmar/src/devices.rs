@@ -24,6 +24,15 @@ pub fn tap(name: &str) -> Result<Box<dyn Device>, OpenError> {
     Ok(Box::new(Tap::open(&config)?))
 }
 
+/// So many queues of one TAP interface, each for a shard of its own: see [`crate::Builder::devices`].
+///
+/// # Errors
+/// As [`tap`]; an interface that exists must have been made for several queues.
+pub fn tap_queues(name: &str, queues: u16) -> Result<Vec<Box<dyn Device>>, OpenError> {
+    let config = TapConfig { name: name.to_owned(), ..TapConfig::default() };
+    Ok(Tap::open_queues(&config, queues)?.into_iter().map(|t| Box::new(t) as _).collect())
+}
+
 /// A packet socket on an Ethernet interface that exists. The stack appears on that network as a
 /// station of its own.
 ///
@@ -69,6 +78,18 @@ pub fn link_pair() -> Result<Pair, OpenError> {
 pub fn sim_nic(config: sim::SimConfig) -> Result<(Box<dyn Device>, sim::SimHandle), OpenError> {
     let (nic, handle) = sim::with_peer(config)?;
     Ok((Box::new(nic), handle))
+}
+
+/// The queues of a simulated NIC, each for a shard of its own: see [`sim::queues`].
+///
+/// # Errors
+/// As [`sim_nic`].
+pub fn sim_queues(
+    config: &sim::SimConfig,
+    count: u16,
+) -> Result<(Vec<Box<dyn Device>>, Vec<sim::SimHandle>), OpenError> {
+    let queues = sim::queues(config, count)?.into_iter();
+    Ok(queues.map(|(nic, handle)| (Box::new(nic) as Box<dyn Device>, handle)).unzip())
 }
 
 /// The same device, with every frame written to `out` as pcapng, for Wireshark and tshark.

@@ -8,6 +8,10 @@ use std::{fmt, io};
 pub enum SetupError {
     /// No device was given.
     NoDevice,
+    /// More devices than a stack can have shards.
+    TooManyDevices(usize),
+    /// The devices are not queues of one interface: their station addresses or largest packets differ.
+    MixedDevices,
     /// No address was given.
     NoAddress,
     /// The operating system gives no random numbers.
@@ -24,6 +28,15 @@ impl fmt::Display for SetupError {
             SetupError::NoDevice => {
                 f.write_str("the stack has no device; give it one with Builder::device")
             }
+            SetupError::TooManyDevices(n) => write!(
+                f,
+                "{n} devices are too many: a stack has at most {} shards, one for each",
+                fulmar_stack::MAX_SHARDS
+            ),
+            SetupError::MixedDevices => f.write_str(
+                "the devices differ in station address or MTU: give Builder::devices the queues of \
+                 one interface, and every other interface a stack of its own",
+            ),
             SetupError::NoAddress => {
                 f.write_str("the stack has no address; give it one with Builder::address")
             }

@@ -34,7 +34,7 @@ extern "C" fn drain_all() {
     let Some(mut stacks) = found else { return };
     let stacks = std::mem::take(&mut *stacks);
     for inner in stacks.iter().filter_map(Weak::upgrade) {
-        if inner.host.is_ours() {
+        if inner.is_ours() {
             inner.drain();
         }
         // Other threads may still use it: the end of the process frees it.

@@ -44,7 +44,7 @@ use fulmar_mbuf::RecvBuf;
 use fulmar_socket::posted::Rule;
 use fulmar_stack::{Limit, RecvOutcome, RecvTicket, Request};
 
-use crate::send::{StackRef, stack_ref};
+use crate::send::ShardRef;
 use crate::socket::to_io;
 use crate::tcp::TcpStream;
 
@@ -92,7 +92,7 @@ impl TcpStream {
             })
         });
         match posted {
-            Ok(()) => Ok(RecvCompletion { ticket, stack: stack_ref(&self.socket.stack), id }),
+            Ok(()) => Ok(RecvCompletion { ticket, shard: ShardRef::of(&self.socket), id }),
             Err(e) => Err(RecvError { error: to_io(e), buf }),
         }
     }
@@ -110,7 +110,7 @@ impl TcpStream {
 /// cancelled (`ECANCELED`).
 pub struct RecvCompletion {
     ticket: Arc<RecvTicket>,
-    stack: StackRef,
+    shard: ShardRef,
     id: SlotId,
 }
 
@@ -155,18 +155,19 @@ impl RecvCompletion {
     /// # Errors
     /// `WouldBlock` in a signal handler that interrupted the stack.
     pub fn cancel(&self) -> io::Result<()> {
-        let Some(stack) = self.stack.upgrade() else { return Ok(()) };
-        let cancel = stack.host.call(|shard, now| {
-            shard.tcp_cancel_post(now, self.id, &self.ticket);
-            Ok(())
+        let cancel = self.shard.with(|host| {
+            host.call(|shard, now| {
+                shard.tcp_cancel_post(now, self.id, &self.ticket);
+                Ok(())
+            })
         });
-        cancel.map_err(to_io)
+        cancel.unwrap_or(Ok(())).map_err(to_io)
     }
 
     /// An error is one of the call, not of the connection.
     fn wait_for(&self, limit: Limit) -> Result<(), RecvError> {
-        let waited = match self.stack.upgrade() {
-            Some(stack) => stack.host.wait_ticket(&self.ticket, limit).map(drop).map_err(to_io),
+        let waited = match self.shard.with(|host| host.wait_ticket(&self.ticket, limit)) {
+            Some(waited) => waited.map(drop).map_err(to_io),
             None => {
                 self.ticket.completion.wait(limit);
                 Ok(())
@@ -203,8 +204,9 @@ impl Drop for RecvCompletion {
         if self.ticket.is_over() {
             // With the buffer goes its place among those that were not taken.
             drop(self.ticket.take());
-        } else if let Some(stack) = self.stack.upgrade() {
-            stack.host.post(Request::AbandonPost(self.id, Arc::clone(&self.ticket)));
+        } else {
+            let abandon = Request::AbandonPost(self.id, Arc::clone(&self.ticket));
+            self.shard.with(|host| host.post(abandon));
         }
     }
 }

@@ -15,6 +15,7 @@ pub use completion::SendCompletion;
 pub use owned::{OwnedBytes, SendOwnedError};
 pub use room::SendRoom;
 
+use crate::socket::Socket;
 use crate::tcp::TcpStream;
 use turn::WriteTurn;
 
@@ -95,7 +96,7 @@ impl TcpStream {
         bytes: impl Into<OwnedBytes>,
     ) -> Result<SendCompletion, SendOwnedError> {
         let mut bytes = bytes.into();
-        let completion = bytes.completion_on(&self.socket.stack);
+        let completion = bytes.completion_on(&self.socket);
         let mut turn = WriteTurn::new(&self.socket, self.socket.write_limit());
         let mut sent = 0;
         while !bytes.is_empty() {
@@ -117,7 +118,7 @@ impl TcpStream {
         if bytes.is_empty() {
             return Ok(0);
         }
-        bytes.completion_on(&self.socket.stack);
+        bytes.completion_on(&self.socket);
         WriteTurn::new(&self.socket, Limit::DoNotWait).share_some(bytes, false)
     }
 
@@ -138,9 +139,20 @@ impl TcpStream {
     }
 }
 
-/// What an `Arc` of the stack's inside is for a completion: it must not keep the stack alive.
-pub(crate) type StackRef = std::sync::Weak<crate::stack::Inner>;
+/// The shard of a socket, for a completion, which must not keep the stack alive.
+#[derive(Clone, Default)]
+pub(crate) struct ShardRef {
+    stack: std::sync::Weak<crate::stack::Inner>,
+    shard: u16,
+}
 
-pub(crate) fn stack_ref(stack: &Arc<crate::stack::Inner>) -> StackRef {
-    Arc::downgrade(stack)
+impl ShardRef {
+    pub(crate) fn of(socket: &Socket) -> ShardRef {
+        ShardRef { stack: Arc::downgrade(&socket.stack), shard: socket.shard }
+    }
+
+    /// What `f` makes of the host, if the stack is still there.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&fulmar_stack::AnyHost) -> R) -> Option<R> {
+        self.stack.upgrade().map(|stack| f(stack.host(self.shard)))
+    }
 }

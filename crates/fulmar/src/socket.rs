@@ -15,6 +15,8 @@ use crate::stack::{Inner, Stack};
 /// A socket that several handles may share (`try_clone`). The last one closes it.
 pub(crate) struct Socket {
     pub stack: Arc<Inner>,
+    /// The shard that it lives in.
+    pub shard: u16,
     pub id: SlotId,
     nonblocking: AtomicBool,
     /// Nanoseconds; 0 for no limit.
@@ -27,9 +29,10 @@ pub(crate) struct Socket {
 const NO_LINGER: u64 = u64::MAX;
 
 impl Socket {
-    pub fn new(stack: Arc<Inner>, id: SlotId) -> Arc<Socket> {
+    pub fn new(stack: Arc<Inner>, shard: u16, id: SlotId) -> Arc<Socket> {
         Arc::new(Socket {
             stack,
+            shard,
             id,
             nonblocking: AtomicBool::new(false),
             read_timeout: AtomicU64::new(0),
@@ -39,7 +42,7 @@ impl Socket {
     }
 
     pub fn host(&self) -> &AnyHost {
-        &self.stack.host
+        self.stack.host(self.shard)
     }
 
     pub fn set_nonblocking(&self, on: bool) {
@@ -207,5 +210,5 @@ pub(crate) fn each_address<R>(
 
 /// A handle to a stack from a socket.
 pub(crate) fn stack_of(s: &Socket) -> Stack {
-    Stack { inner: Arc::clone(&s.stack) }
+    Stack { inner: Arc::clone(&s.stack), home: None }
 }

@@ -10,7 +10,7 @@ use fulmar_ip::{IfAddr, NextHop, Prefix, Route};
 use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::Device;
 use fulmar_netdev::moderation::ModerationConfig;
-use fulmar_socket::Ready;
+use fulmar_socket::{Ready, SocketError};
 use fulmar_stack::{AnyHost, AnyShard, Balance, Ledger, Limit, Probing, StackConfig};
 
 use crate::cidr::Cidr;
@@ -30,10 +30,13 @@ use crate::stat::Stat;
 #[derive(Clone)]
 pub struct Stack {
     pub(crate) inner: Arc<Inner>,
+    /// The shard of new sockets; `None`: as the thread that opens them.
+    pub(crate) home: Option<u16>,
 }
 
 pub(crate) struct Inner {
-    pub host: AnyHost,
+    /// One per shard, at least one.
+    hosts: Vec<AnyHost>,
     name: String,
     exit_drain: Duration,
     control: std::sync::Mutex<Option<Control>>,
@@ -46,28 +49,56 @@ impl Inner {
         &self.name
     }
 
+    /// The host of a shard that exists.
+    #[inline]
+    pub fn host(&self, shard: u16) -> &AnyHost {
+        &self.hosts[usize::from(shard)]
+    }
+
+    /// The hosts of all shards, in their order.
+    pub fn hosts(&self) -> impl Iterator<Item = &AnyHost> {
+        self.hosts.iter()
+    }
+
+    /// Whether this process made the stack.
+    pub fn is_ours(&self) -> bool {
+        self.hosts.iter().all(AnyHost::is_ours)
+    }
+
+    /// Does something in every shard, which are set up alike, and stops at the first error.
+    pub fn in_each<R>(
+        &self,
+        f: impl Fn(&mut AnyShard<'_>, fulmar_base::Instant) -> R,
+    ) -> io::Result<R> {
+        let mut last = Err(SocketError::BadHandle);
+        for host in &self.hosts {
+            last = Ok(host.call(|shard, now| Ok(f(shard, now))).map_err(to_io)?);
+        }
+        last.map_err(to_io)
+    }
+
     /// Closes the door and every socket, and delivers what was accepted, for the documented time.
     pub fn drain(&self) {
         if let Ok(mut control) = self.control.lock() {
             control.take();
         }
-        let _ = self.host.call(|shard, now| {
-            shard.close_all(now);
-            Ok(())
-        });
-        self.host.drain(None, self.exit_drain);
+        let _ = self.in_each(|shard, now| shard.close_all(now));
+        let until = StdInstant::now() + self.exit_drain;
+        for host in &self.hosts {
+            host.drain(None, until.saturating_duration_since(StdInstant::now()));
+        }
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if self.host.is_ours() {
+        if self.is_ours() {
             self.drain();
-            return self.host.stop();
+            return self.hosts.iter().for_each(AnyHost::stop);
         }
         // In a forked child: the buffers do not exist here, the threads neither, and the door is the
         // parent's.
-        std::mem::forget(self.host.clone());
+        std::mem::forget(self.hosts.clone());
         std::mem::forget(Arc::clone(&self.reader));
         if let Ok(mut control) = self.control.try_lock() {
             std::mem::forget(control.take());
@@ -100,10 +131,50 @@ impl Stack {
         Builder::default()
     }
 
-    /// The lock around the shard, for benches that drive the shard themselves.
+    /// The lock around the shard of this handle, for benches that drive the shard themselves.
     #[doc(hidden)]
     pub fn host(&self) -> &fulmar_stack::AnyHost {
-        &self.inner.host
+        self.inner.host(self.home.unwrap_or(0))
+    }
+
+    /// How many shards the stack consists of: one per device queue ([`Builder::devices`]). A shard has
+    /// its own queue, buffers, sockets and lock; threads that keep to different shards share nothing.
+    pub fn shards(&self) -> u16 {
+        self.inner.hosts.len() as u16
+    }
+
+    /// A handle whose sockets live in one shard. By other handles they live in the shard of the thread
+    /// that opens them, threads being dealt out in turn; a TCP listener listens in all shards, and a UDP
+    /// socket on a port of choice lives in a shard that the port decides.
+    ///
+    /// A program of one thread per shard gives each thread such a handle, and has it bind listeners and
+    /// UDP sockets of its own, on the same ports.
+    ///
+    /// # Errors
+    /// `InvalidInput`: there are fewer shards.
+    pub fn on_shard(&self, shard: u16) -> io::Result<Stack> {
+        if shard < self.shards() {
+            return Ok(Stack { inner: Arc::clone(&self.inner), home: Some(shard) });
+        }
+        let what = format!("the stack has {} shards, which are counted from 0", self.shards());
+        Err(io::Error::new(io::ErrorKind::InvalidInput, what))
+    }
+
+    /// The shard in which the calling thread opens sockets.
+    pub(crate) fn shard_of_thread(&self) -> u16 {
+        match (self.home, self.shards()) {
+            (Some(shard), _) => shard,
+            (None, 1) => 0,
+            (None, n) => (fulmar_stack::thread_number() % u64::from(n)) as u16,
+        }
+    }
+
+    /// The shard for a UDP socket on this port: always the same, so that two sockets with one port meet.
+    pub(crate) fn shard_of_port(&self, port: u16) -> u16 {
+        match (self.home, port) {
+            (None, 1..) => port % self.shards(),
+            _ => self.shard_of_thread(),
+        }
     }
 
     /// Asks a host for an echo (ICMP) with `payload_len` bytes and waits for the answer.
@@ -112,7 +183,8 @@ impl Stack {
     /// `TimedOut`; `HostUnreachable` or `NetworkUnreachable`; `EMSGSIZE` above 65,507 bytes (IPv6:
     /// 65,527); `InvalidData` if other bytes came back than were sent.
     pub fn ping(&self, to: IpAddr, payload_len: usize, timeout: Duration) -> io::Result<Echo> {
-        let socket = self.new_socket(|shard| Ok(shard.ping_open()))?;
+        // Whatever shard the answer comes to, this is where it is brought.
+        let socket = self.new_socket_on(0, |shard| Ok(shard.ping_open()))?;
         let payload: Vec<u8> = (0..payload_len).map(|i| i as u8).collect();
         let to = with_zone(to, 0, 0);
         let start = StdInstant::now();
@@ -153,7 +225,7 @@ impl Stack {
     /// What the stages of the stack's paths have cost so far; `None` if it keeps no account
     /// ([`Builder::account`]).
     pub fn ledger(&self) -> Option<Balance> {
-        Some(self.inner.host.ledger()?.balance())
+        Some(self.inner.host(0).ledger()?.balance())
     }
 
     /// Adds a route while the stack runs; connections follow at their next packet.
@@ -161,8 +233,8 @@ impl Stack {
     /// # Errors
     /// `InvalidInput`: a gateway of the other IP version, or a table that is full.
     pub fn add_route(&self, route: Route) -> io::Result<()> {
-        let done = self.inner.host.call(|shard, _| Ok(shard.ip().add_route(route)));
-        done.map_err(to_io)?.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))
+        let done = self.inner.in_each(|shard, _| shard.ip().add_route(route))?;
+        done.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))
     }
 
     /// Removes a route while the stack runs.
@@ -170,8 +242,8 @@ impl Stack {
     /// # Errors
     /// `NotFound`.
     pub fn remove_route(&self, prefix: Prefix) -> io::Result<()> {
-        let done = self.inner.host.call(|shard, _| Ok(shard.ip().remove_route(prefix)));
-        done.map_err(to_io)?.map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
+        let done = self.inner.in_each(|shard, _| shard.ip().remove_route(prefix))?;
+        done.map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// Adds a route over several next hops of equal cost while the stack runs. Each flow keeps to one
@@ -182,8 +254,8 @@ impl Stack {
     /// # Errors
     /// `InvalidInput`: no next hop or more than 64, another IP version, or no room.
     pub fn add_route_over(&self, table: u32, dst: Prefix, hops: &[NextHop]) -> io::Result<()> {
-        let done = self.inner.host.call(|s, _| Ok(s.ip().add_spread_route_to(table, dst, hops)));
-        done.map_err(to_io)?.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))
+        let done = self.inner.in_each(|s, _| s.ip().add_spread_route_to(table, dst, hops))?;
+        done.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))
     }
 
     /// Removes a route of a table while the stack runs.
@@ -191,8 +263,8 @@ impl Stack {
     /// # Errors
     /// `NotFound`.
     pub fn remove_route_from(&self, table: u32, dst: Prefix) -> io::Result<()> {
-        let done = self.inner.host.call(|shard, _| Ok(shard.ip().remove_route_from(table, dst)));
-        done.map_err(to_io)?.map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
+        let done = self.inner.in_each(|shard, _| shard.ip().remove_route_from(table, dst))?;
+        done.map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// Has packets from a block of source addresses look at `table` first, and at the main one for what
@@ -201,8 +273,7 @@ impl Stack {
     /// # Errors
     /// `InvalidInput`: a prefix longer than its address, or more than 256 rules.
     pub fn set_source_policy(&self, source: Prefix, table: Option<u32>) -> io::Result<()> {
-        let done = self.inner.host.call(|shard, _| Ok(shard.ip().set_source_policy(source, table)));
-        match done.map_err(to_io)? {
+        match self.inner.in_each(|shard, _| shard.ip().set_source_policy(source, table))? {
             true => Ok(()),
             false => Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -217,11 +288,7 @@ impl Stack {
     /// # Errors
     /// `EBADF` in a forked child.
     pub fn set_next_hop_up(&self, via: IpAddr, is_up: bool) -> io::Result<()> {
-        let done = self.inner.host.call(|shard, _| {
-            shard.ip().set_next_hop_up(via, is_up);
-            Ok(())
-        });
-        done.map_err(to_io)
+        self.inner.in_each(|shard, _| shard.ip().set_next_hop_up(via, is_up)).map(drop)
     }
 
     /// The name given to the builder.
@@ -234,15 +301,23 @@ impl Stack {
     /// # Errors
     /// `EBADF` in a forked child.
     pub fn set_moderation(&self, config: ModerationConfig) -> io::Result<()> {
-        self.inner.host.set_moderation(config).map_err(to_io)
+        self.inner.hosts().try_for_each(|host| host.set_moderation(config)).map_err(to_io)
     }
 
     pub(crate) fn new_socket(
         &self,
-        open: impl FnOnce(&mut AnyShard<'_>) -> Result<fulmar_base::SlotId, fulmar_socket::SocketError>,
+        open: impl FnOnce(&mut AnyShard<'_>) -> Result<fulmar_base::SlotId, SocketError>,
     ) -> io::Result<Arc<Socket>> {
-        let id = self.inner.host.call(|shard, _| open(shard)).map_err(to_io)?;
-        Ok(Socket::new(Arc::clone(&self.inner), id))
+        self.new_socket_on(self.shard_of_thread(), open)
+    }
+
+    pub(crate) fn new_socket_on(
+        &self,
+        shard: u16,
+        open: impl FnOnce(&mut AnyShard<'_>) -> Result<fulmar_base::SlotId, SocketError>,
+    ) -> io::Result<Arc<Socket>> {
+        let id = self.inner.host(shard).call(|shard, _| open(shard)).map_err(to_io)?;
+        Ok(Socket::new(Arc::clone(&self.inner), shard, id))
     }
 }
 
@@ -250,7 +325,7 @@ impl Stack {
 /// [`StackConfig`].
 #[derive(Default)]
 pub struct Builder {
-    device: Option<Box<dyn Device>>,
+    devices: Vec<Box<dyn Device>>,
     name: Option<String>,
     addresses: Vec<Cidr>,
     seed: Option<u64>,
@@ -262,7 +337,14 @@ pub struct Builder {
 impl Builder {
     /// The device that carries the frames; see [`crate::devices`].
     pub fn device(mut self, device: Box<dyn Device>) -> Self {
-        self.device = Some(device);
+        self.devices = vec![device];
+        self
+    }
+
+    /// The queues of an interface, for a stack of one shard for each: see [`Stack::shards`] and
+    /// [`crate::devices::tap_queues`]. Memory and tables are divided among the shards.
+    pub fn devices(mut self, queues: Vec<Box<dyn Device>>) -> Self {
+        self.devices = queues;
         self
     }
 
@@ -371,8 +453,8 @@ impl Builder {
     /// # Errors
     /// [`SetupError`]; its `Display` says what to do.
     pub fn build(self) -> Result<Stack, SetupError> {
-        let Builder { device, name, addresses, seed, is_unlisted, probing, mut config } = self;
-        let device = device.ok_or(SetupError::NoDevice)?;
+        let Builder { devices, name, addresses, seed, is_unlisted, probing, mut config } = self;
+        check_devices(&devices)?;
         for a in addresses {
             config.addresses.push(IfAddr { addr: a.address, prefix_len: a.prefix_len });
         }
@@ -386,15 +468,24 @@ impl Builder {
         let exit_drain = config.exit_drain;
         let name = name.unwrap_or_else(program_name);
         let probing = probing.unwrap_or_else(ledger::probing_of_new_stacks);
-        let host = AnyHost::start(config, device, probing, &name)?.map_err(SetupError::Host)?;
+        let hosts = AnyHost::start(&config, devices, probing, &name)?.map_err(SetupError::Host)?;
         let (control, reader) = (std::sync::Mutex::new(None), Arc::default());
-        let inner = Arc::new(Inner { host, name, exit_drain, control, reader });
+        let inner = Arc::new(Inner { hosts, name, exit_drain, control, reader });
         exit::register(&inner);
         if !is_unlisted {
             open_door(&inner);
         }
-        Ok(Stack { inner })
+        Ok(Stack { inner, home: None })
     }
+}
+
+fn check_devices(devices: &[Box<dyn Device>]) -> Result<(), SetupError> {
+    let first = devices.first().ok_or(SetupError::NoDevice)?.caps();
+    if devices.len() > fulmar_stack::MAX_SHARDS {
+        return Err(SetupError::TooManyDevices(devices.len()));
+    }
+    let differs = |d: &Box<dyn Device>| (d.caps().ether, d.caps().mtu) != (first.ether, first.mtu);
+    if devices.iter().any(differs) { Err(SetupError::MixedDevices) } else { Ok(()) }
 }
 
 /// A stack without a door works as well, so failure is not an error.

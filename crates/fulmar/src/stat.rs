@@ -5,6 +5,7 @@ use std::io;
 use fulmar_base::{Counter, Counters, DropReason};
 use fulmar_mbuf::PoolStats;
 use fulmar_netdev::DeviceStats;
+use fulmar_socket::SocketError;
 use fulmar_tcp::Info;
 use serde_json::{Map, Value, json};
 
@@ -19,7 +20,9 @@ use fulmar_stack::{Balance, StageCost};
 pub struct Stat {
     /// Its name.
     pub name: String,
-    /// Sockets, counters, drops, buffers, device, neighbours, routes.
+    /// Shards that it consists of: one per queue of its device.
+    pub shards: usize,
+    /// Sockets, counters, drops, buffers, device, neighbours, routes: of all shards together.
     pub shard: fulmar_stack::Stat,
     /// What its stages cost, if it keeps an account.
     pub ledger: Option<Balance>,
@@ -27,9 +30,12 @@ pub struct Stat {
 
 impl Stat {
     pub(crate) fn of(inner: &Inner) -> io::Result<Stat> {
-        let shard = inner.host.call(|shard, _| Ok(shard.stat())).map_err(to_io)?;
-        let ledger = inner.host.ledger().map(|l| l.balance());
-        Ok(Stat { name: inner.name().to_owned(), shard, ledger })
+        let mut each = inner.hosts().map(|host| host.call(|shard, _| Ok(shard.stat())));
+        let first = each.next().unwrap_or(Err(SocketError::BadHandle)).map_err(to_io)?;
+        let shard = each.try_fold(first, |all, one| one.map(|one| all.with(one))).map_err(to_io)?;
+        let ledger = inner.host(0).ledger().map(|l| l.balance());
+        let shards = inner.hosts().count();
+        Ok(Stat { name: inner.name().to_owned(), shards, shard, ledger })
     }
 
     /// How often something happened.
@@ -61,6 +67,7 @@ impl Stat {
         let document = json!({
             "name": self.name,
             "pid": std::process::id(),
+            "shards": self.shards,
             "addresses": addresses.collect::<Vec<_>>(),
             "sockets": s.sockets.iter().map(socket).collect::<Vec<_>>(),
             "time_wait": s.time_wait,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_socket::{Ready, SocketError};
-use fulmar_stack::{Limit, ListenOptions};
+use fulmar_stack::Limit;
 
 use crate::receive::RecvFlags;
 use crate::send::SendFlags;
@@ -280,22 +280,21 @@ impl TcpStream {
     }
 }
 
-const DEFAULT_TTL: u8 = 64;
+pub(crate) const DEFAULT_TTL: u8 = 64;
 
-fn valid_ttl(ttl: u32) -> io::Result<u8> {
+pub(crate) fn valid_ttl(ttl: u32) -> io::Result<u8> {
     u8::try_from(ttl).ok().filter(|t| *t > 0).ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
 fn open(stack: &Stack, local: Option<SocketAddr>, to: SocketAddr) -> io::Result<Arc<Socket>> {
-    let mut id = None;
-    let host = &stack.inner.host;
-    host.call(|shard, now| {
-        id = Some(shard.tcp_connect(now, to, local)?);
-        Ok(())
-    })
-    .map_err(to_io)?;
-    let id = id.ok_or(io::ErrorKind::NotConnected)?;
-    Ok(Socket::new(Arc::clone(&stack.inner), id))
+    let mut owner = stack.shard_of_thread();
+    if let Some(from) = local.filter(|l| l.port() != 0 && stack.shards() > 1) {
+        // The port is given, and with it the shard that the answers belong to.
+        let host = stack.inner.host(owner);
+        owner = host.call(|shard, _| shard.owner_of_connection(to, from)).map_err(to_io)?;
+    }
+    let connect = stack.inner.host(owner).call(|shard, now| shard.tcp_connect(now, to, local));
+    Ok(Socket::new(Arc::clone(&stack.inner), owner, connect.map_err(to_io)?))
 }
 
 fn connect(
@@ -370,116 +369,5 @@ impl fmt::Debug for TcpStream {
             d.field("local", &local).field("peer", &peer);
         }
         d.finish()
-    }
-}
-
-/// A TCP listener.
-pub struct TcpListener {
-    pub(crate) socket: Arc<Socket>,
-}
-
-impl TcpListener {
-    /// Listens on the first address that can be bound, with the default options.
-    ///
-    /// # Errors
-    /// `AddrInUse`, `AddrNotAvailable`.
-    pub fn bind(stack: &Stack, addr: impl ToSocketAddrs) -> io::Result<TcpListener> {
-        TcpListener::bind_with(stack, addr, ListenOptions::default())
-    }
-
-    /// Listens with options: backlog, reuse-address, IPv6 only.
-    ///
-    /// # Errors
-    /// As [`TcpListener::bind`].
-    pub fn bind_with(
-        stack: &Stack,
-        addr: impl ToSocketAddrs,
-        options: ListenOptions,
-    ) -> io::Result<TcpListener> {
-        each_address(addr, |a| {
-            let socket = stack.new_socket(|shard| shard.tcp_listen(a, options))?;
-            Ok(TcpListener { socket })
-        })
-    }
-
-    /// Waits for a connection.
-    ///
-    /// # Errors
-    /// `WouldBlock` if non-blocking.
-    pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let s = &*self.socket;
-        let (id, peer) =
-            s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.tcp_accept(s.id))?;
-        Ok((TcpStream { socket: Socket::new(Arc::clone(&s.stack), id) }, peer))
-    }
-
-    /// Connections as they come, for ever.
-    pub fn incoming(&self) -> impl Iterator<Item = io::Result<TcpStream>> + '_ {
-        std::iter::repeat_with(|| self.accept().map(|(s, _)| s))
-    }
-
-    /// Where it listens.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.socket.addresses()?.0.ok_or_else(|| to_io(SocketError::Invalid))
-    }
-
-    /// Another handle to the same listener.
-    ///
-    /// # Errors
-    /// Never.
-    pub fn try_clone(&self) -> io::Result<TcpListener> {
-        Ok(TcpListener { socket: Arc::clone(&self.socket) })
-    }
-
-    /// `accept` returns `WouldBlock` instead of waiting.
-    ///
-    /// # Errors
-    /// Never.
-    pub fn set_nonblocking(&self, on: bool) -> io::Result<()> {
-        self.socket.set_nonblocking(on);
-        Ok(())
-    }
-
-    /// `accept` gives up with `WouldBlock` after this time.
-    ///
-    /// # Errors
-    /// `InvalidInput` for zero.
-    pub fn set_accept_timeout(&self, t: Option<Duration>) -> io::Result<()> {
-        self.socket.set_read_timeout(t)
-    }
-
-    /// Time to live of the packets of future connections.
-    ///
-    /// # Errors
-    /// The socket is gone; `InvalidInput` outside 1 to 255.
-    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
-        let (id, ttl) = (self.socket.id, valid_ttl(ttl)?);
-        self.socket.call(|shard, _| shard.set_listener_ttl(id, ttl))
-    }
-
-    /// Time to live of the packets of future connections.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn ttl(&self) -> io::Result<u32> {
-        let ttl = self.socket.call(|shard, _| shard.listener_ttl(self.socket.id))?;
-        Ok(u32::from(ttl.unwrap_or(DEFAULT_TTL)))
-    }
-
-    /// The pending error, once.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        self.socket.take_error()
-    }
-}
-
-impl fmt::Debug for TcpListener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TcpListener").field("local", &self.local_addr().ok()).finish()
     }
 }

@@ -32,6 +32,10 @@ impl UdpSocket {
 
     /// Binds with options: reuse-address, IPv6 only.
     ///
+    /// With several shards, whatever queue a datagram for the port comes on, this socket gets it. Sockets
+    /// that are bound to one port by handles of different shards ([`Stack::on_shard`]) share it: each peer
+    /// is served by one of them, so that each thread can have its own.
+    ///
     /// # Errors
     /// As [`UdpSocket::bind`].
     pub fn bind_with(
@@ -40,7 +44,25 @@ impl UdpSocket {
         options: BindOptions,
     ) -> io::Result<UdpSocket> {
         each_address(addr, |a| {
-            let socket = stack.new_socket(|shard| shard.udp_bind(a, options))?;
+            let shares = stack.home.is_some();
+            let socket = stack.new_socket_on(stack.shard_of_port(a.port()), |shard| {
+                if a.port() != 0 && !shares && shard.has_port_elsewhere(a.port()) {
+                    return Err(SocketError::AddressInUse);
+                }
+                shard.udp_bind(a, options)
+            })?;
+            Ok(UdpSocket { socket })
+        })
+    }
+
+    /// A socket with one peer, on a port of the stack's choice: with several shards one whose answers come
+    /// on the queue of the shard that this thread uses, where the device spreads flows by their hash.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::bind`] and [`UdpSocket::connect`].
+    pub fn connected(stack: &Stack, peer: impl ToSocketAddrs) -> io::Result<UdpSocket> {
+        each_address(peer, |a| {
+            let socket = stack.new_socket(|shard| shard.udp_open(a))?;
             Ok(UdpSocket { socket })
         })
     }

@@ -17,6 +17,8 @@
 
 #![forbid(unsafe_code)]
 
+mod stats;
+
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
@@ -26,6 +28,7 @@ use crate::storage::{CLASS_BYTES, CLASSES, SLAB_BYTES, class_for, class_for_part
 use crate::{
     Backing, Chain, External, Lender, MAX_MBUF_BYTES, Mbuf, NoBuffer, Purpose, SharedBytes,
 };
+pub use stats::PoolStats;
 
 /// How much memory a pool may use, and for what. The two shares and the reserve together are at
 /// most the budget.
@@ -90,45 +93,6 @@ impl core::fmt::Display for PoolError {
 }
 
 impl core::error::Error for PoolError {}
-
-/// What a pool has done and holds. Counts are since the pool was made.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct PoolStats {
-    /// The budget.
-    pub budget_bytes: usize,
-    /// Bytes of slabs mapped.
-    pub slab_bytes: usize,
-    /// Storage in use, by purpose, in the order of [`Purpose::ALL`].
-    pub used_bytes: [usize; 3],
-    /// Descriptors out: held by mbufs and chains, or dropped elsewhere and not yet drained.
-    pub mbufs_out: usize,
-    /// Descriptors that exist.
-    pub descriptors: usize,
-    /// Blocks taken.
-    pub allocs: u64,
-    /// References made to storage in use.
-    pub clones: u64,
-    /// Blocks that came ready-made out of the shard's cache.
-    pub fast_allocs: u64,
-    /// Blocks for which the cache had nothing: from the general free lists or a new slab.
-    pub slow_allocs: u64,
-    /// Requests that nothing could serve.
-    pub empty_allocs: u64,
-    /// Batches of blocks brought into the cache, from the remote-free list or the general lists.
-    pub refills: u64,
-    /// Slabs cut anew for another class.
-    pub slabs_recut: u64,
-    /// Blocks taken from a class other than the right one.
-    pub class_fallbacks: u64,
-    /// Mbufs that were dropped away from home.
-    pub remote_frees: u64,
-    /// Requests refused because the share or the budget is used up.
-    pub failed_budget: u64,
-    /// Requests refused because no block was free although the budget allowed one.
-    pub failed_block: u64,
-    /// Requests refused because no descriptor was left.
-    pub failed_descriptor: u64,
-}
 
 /// The buffers of one shard. Used under the shard's lock, through `&mut`; it may move to another
 /// thread. It may be dropped while mbufs are out: its memory then goes with the last of them.

@@ -132,6 +132,25 @@ pub struct DeviceStats {
     pub place_miss_bytes: u64,
 }
 
+impl DeviceStats {
+    /// Adds what another queue of the same device has counted; name and path stay.
+    pub fn add(&mut self, other: &DeviceStats) {
+        self.tx_frames += other.tx_frames;
+        self.tx_bytes += other.tx_bytes;
+        self.rx_frames += other.rx_frames;
+        self.rx_bytes += other.rx_bytes;
+        self.rx_missed += other.rx_missed;
+        self.tx_refusals += other.tx_refusals;
+        self.tx_crossings += other.tx_crossings;
+        self.rx_crossings += other.rx_crossings;
+        self.wakes += other.wakes;
+        self.place_hits += other.place_hits;
+        self.place_misses += other.place_misses;
+        self.placed_bytes += other.placed_bytes;
+        self.place_miss_bytes += other.place_miss_bytes;
+    }
+}
+
 /// A look at a device from outside of its stack's lock, for a thread that spins.
 pub trait Peek: Send + Sync {
     /// Whether frames may have come, or room may have become free, since the device was polled last.

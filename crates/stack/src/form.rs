@@ -12,9 +12,9 @@ use std::ops::{ControlFlow, DerefMut};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
 
-use fulmar_base::{Counter, Counters, Duration, Instant, NoProbe, Outside, SlotId, Stage};
+use fulmar_base::{Counter, Counters, Duration, Instant, NoProbe, Outside, Probe, SlotId, Stage};
 use fulmar_ip::Ip;
-use fulmar_mbuf::{Chain, Pool, RecvBuf, SharedBytes};
+use fulmar_mbuf::{Chain, Pool, PoolConfig, RecvBuf, SharedBytes};
 use fulmar_netdev::Device;
 use fulmar_netdev::moderation::ModerationConfig;
 use fulmar_socket::posted::Rule;
@@ -28,6 +28,7 @@ use crate::completion::Completion;
 use crate::config::StackConfig;
 use crate::error::SetupError;
 use crate::exit::{Exit, ExitPoint};
+use crate::handoff::handoffs;
 use crate::host::{Guard, Host, Limit};
 use crate::inbox::Request;
 use crate::poll_set::PollSetCore;
@@ -170,6 +171,9 @@ calls! {
     fn with_tcb<T>(now: Instant, id: SlotId, f: impl FnOnce(&mut TcpEntry) -> T) -> Called<T>;
 
     fn udp_bind(local: SocketAddr, options: BindOptions) -> Called<SlotId>;
+    fn udp_open(remote: SocketAddr) -> Called<SlotId>;
+    fn has_port_elsewhere(port: u16) -> bool;
+    fn owner_of_connection(remote: SocketAddr, local: SocketAddr) -> Called<u16>;
     fn udp_connect(id: SlotId, remote: SocketAddr) -> Called<()>;
     fn udp_send(now: Instant, id: SlotId, parts: &[&[u8]], to: Option<SocketAddr>) -> Called<usize>;
     fn udp_send_step(now: Instant, id: SlotId, parts: &[&[u8]], to: Option<SocketAddr>)
@@ -230,30 +234,28 @@ impl AnyHost {
         }
     }
 
-    /// A shard in the form that `probing` asks for, under a lock, with its service thread.
+    /// A stack of one shard for each device, in the form that `probing` asks for: each under a lock of its
+    /// own, with its service thread. The devices are the queues of one interface; memory and tables are
+    /// divided among the shards.
     ///
     /// # Errors
     /// [`SetupError`] as [`Shard::new`]; the inner one is the errno of a descriptor or a thread.
     pub fn start(
-        config: StackConfig,
-        device: Box<dyn Device>,
+        config: &StackConfig,
+        devices: Vec<Box<dyn Device>>,
         probing: Probing,
         name: &str,
-    ) -> Result<std::io::Result<AnyHost>, SetupError> {
-        let now = crate::sys::now();
+    ) -> Result<std::io::Result<Vec<AnyHost>>, SetupError> {
         Ok(match probing {
             Probing::Off => {
-                let shard = Shard::with_probe(config, device, now, NoProbe, 0, 1)?;
-                hosted(shard, name).map(Form::Released)
+                hosts(config, devices, name, || NoProbe)?.map(|all| form(all, Form::Released))
             }
             Probing::Account(ledger) => {
-                let shard = Shard::with_probe(config, device, now, Account::new(ledger), 0, 1)?;
-                hosted(shard, name).map(Form::Accounted)
+                hosts(config, devices, name, || Account::new(Arc::clone(&ledger)))?
+                    .map(|all| form(all, Form::Accounted))
             }
-            Probing::Exit(at) => {
-                let shard = Shard::with_probe(config, device, now, Exit::new(at), 0, 1)?;
-                hosted(shard, name).map(Form::Stopping)
-            }
+            Probing::Exit(at) => hosts(config, devices, name, || Exit::new(at.clone()))?
+                .map(|all| form(all, Form::Stopping)),
         })
     }
 
@@ -391,6 +393,11 @@ impl AnyHost {
         each!(self, host => host.expose_set(set))
     }
 
+    /// See [`Host::poll_for_sets`].
+    pub fn poll_for_sets(&self) {
+        each!(self, host => host.poll_for_sets());
+    }
+
     /// See [`Host::forget_set`].
     pub fn forget_set(&self, set: &PollSetCore) {
         each!(self, host => host.forget_set(set));
@@ -415,8 +422,57 @@ impl AnyHost {
     }
 }
 
-fn hosted<P: fulmar_base::Probe>(shard: Shard<P>, name: &str) -> std::io::Result<Arc<Host<P>>> {
-    let host = Arc::new(Host::new(shard)?);
-    service::start(&host, name)?;
-    Ok(host)
+/// What one of several shards has of what the stack has.
+fn part_of(config: &StackConfig, shards: usize) -> StackConfig {
+    let pool = match shards {
+        1 => config.pool,
+        n => PoolConfig {
+            huge_pages: config.pool.huge_pages,
+            ..PoolConfig::with_budget(config.pool.budget_bytes / n)
+        },
+    };
+    StackConfig {
+        pool,
+        max_sockets: config.max_sockets.div_ceil(shards),
+        max_time_wait: config.max_time_wait.div_ceil(shards),
+        ..config.clone()
+    }
+}
+
+type Hosts<P> = Vec<Arc<Host<P>>>;
+
+fn hosts<P: Probe>(
+    config: &StackConfig,
+    devices: Vec<Box<dyn Device>>,
+    name: &str,
+    probe: impl Fn() -> P,
+) -> Result<std::io::Result<Hosts<P>>, SetupError> {
+    let (now, count) = (crate::sys::now(), devices.len());
+    let mut handoffs = handoffs(count).into_iter();
+    let mut all = Vec::with_capacity(count);
+    for (device, id) in devices.into_iter().zip(0u16..) {
+        let config = part_of(config, count);
+        let mut shard = Shard::with_probe(config, device, now, probe(), id, count as u16)?;
+        if let (2.., Some(handoff)) = (count, handoffs.next()) {
+            shard.join(handoff);
+        }
+        match Host::new(shard) {
+            Ok(host) => all.push(Arc::new(host)),
+            Err(e) => return Ok(Err(e)),
+        }
+    }
+    if count > 1 {
+        all.iter().for_each(|host| host.stands_beside(all.iter().map(Arc::downgrade).collect()));
+    }
+    for host in &all {
+        if let Err(e) = service::start(host, name) {
+            all.iter().for_each(|host| host.stop());
+            return Ok(Err(e));
+        }
+    }
+    Ok(Ok(all))
+}
+
+fn form<P: Probe>(all: Hosts<P>, form: impl Fn(Arc<Host<P>>) -> AnyHost) -> Vec<AnyHost> {
+    all.into_iter().map(form).collect()
 }

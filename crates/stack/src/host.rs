@@ -18,7 +18,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 
 use fulmar_base::{Counter, Duration, Instant, NoProbe, Outside, Probe, SlotId, Stage};
 use fulmar_netdev::moderation::{ModerationConfig, Next};
@@ -26,11 +26,12 @@ use fulmar_socket::{Ready, SocketError, Step};
 
 use crate::baton::{Baton, Role};
 use crate::completion::Completion;
+use crate::handoff::before_looking;
 use crate::inbox::{INBOX_LIMIT, Inbox, Request, after_release};
 pub use crate::limit::Limit;
 use crate::poll_set::PollSetCore;
 use crate::recv_calls::{Received, RecvTicket};
-use crate::reentry::{HostBit, Mark};
+use crate::reentry::{HostBit, Mark, this_thread};
 use crate::returns::Returned;
 use crate::service::Service;
 use crate::shard::Shard;
@@ -60,6 +61,10 @@ pub struct Host<P: Probe = NoProbe> {
     spin: Spin,
     /// Looks at the stages that are passed without the lock.
     outside: P::Outside,
+    /// The thread that made the last call. Written under the lock, where there are several shards.
+    last_caller: AtomicUsize,
+    /// The hosts of all shards of the stack, in their order, if there are several.
+    all: OnceLock<Vec<Weak<Host<P>>>>,
 }
 
 impl<P: Probe> Host<P> {
@@ -71,7 +76,7 @@ impl<P: Probe> Host<P> {
         sys::watch_forks();
         Ok(Host {
             device_fd: shard.device().wake_fd(),
-            spin: Spin::new(shard.device().peek()),
+            spin: Spin::new(shard.peek()),
             outside: shard.probe().outside(),
             shard: Mutex::new(shard),
             bit: HostBit::next(),
@@ -81,7 +86,38 @@ impl<P: Probe> Host<P> {
             poll_sets: AtomicUsize::new(0),
             service: Service::default(),
             forks: sys::fork_generation(),
+            last_caller: AtomicUsize::new(0),
+            all: OnceLock::new(),
         })
+    }
+
+    /// Tells the host who else runs shards of its stack: all of them, in their order.
+    pub(crate) fn stands_beside(&self, all: Vec<Weak<Host<P>>>) {
+        let _ = self.all.set(all);
+    }
+
+    /// Whether the stack has other shards.
+    #[inline]
+    pub(crate) fn has_shards_beside(&self) -> bool {
+        self.all.get().is_some()
+    }
+
+    /// Something lies in the rings of other shards, a bit each: wakes those who sleep. Who is awake will
+    /// look before it sleeps.
+    fn tell(&self, mut shards: u32) {
+        if shards == 0 {
+            return;
+        }
+        before_looking();
+        while shards != 0 {
+            let host = self.all.get().and_then(|all| all.get(shards.trailing_zeros() as usize));
+            if let Some(host) = host.and_then(Weak::upgrade)
+                && let Some((kick, _)) = host.baton.sleeper()
+            {
+                sys::signal_event(kick);
+            }
+            shards &= shards - 1;
+        }
     }
 
     /// Whether this process made the stack. In a forked child its memory does not exist.
@@ -112,11 +148,25 @@ impl<P: Probe> Host<P> {
     /// [`SocketError::WouldBlock`] if this very thread is inside the host (a signal handler
     /// interrupted a call); [`SocketError::BadHandle`] in a forked child.
     pub fn lock(&self) -> Result<Guard<'_, P>, SocketError> {
-        let guard = self.lock_quietly()?;
+        let mut guard = self.lock_quietly()?;
         // Only the holder of the lock writes it, so that no locked instruction is needed.
         let calls = self.activity.load(Ordering::Relaxed);
         self.activity.store(calls.wrapping_add(1), Ordering::Relaxed);
+        self.note_caller(&mut guard);
         Ok(guard)
+    }
+
+    /// Counts a lock that was another thread's before, where there are shards to keep apart.
+    #[inline]
+    fn note_caller(&self, shard: &mut Shard<P>) {
+        if !self.has_shards_beside() {
+            return;
+        }
+        let (before, now) = (self.last_caller.load(Ordering::Relaxed), this_thread());
+        if before != now {
+            shard.count(Counter::SharedLocks, u64::from(before != 0));
+            self.last_caller.store(now, Ordering::Relaxed);
+        }
     }
 
     /// As [`Host::lock`], for the service thread, which is not a caller.
@@ -165,6 +215,7 @@ impl<P: Probe> Host<P> {
         self.outside.enter();
         if let Some(shard) = self.try_shard() {
             let mut guard = Guard::new(self, Some(shard), mark);
+            self.note_caller(&mut guard);
             self.drain_inbox(&mut guard);
             let now = sys::now();
             guard.pass(Stage::Locked);
@@ -357,10 +408,15 @@ impl<P: Probe> Host<P> {
     pub fn expose_set(&self, set: &PollSetCore) -> RawFd {
         let _mark = self.bit.enter();
         if self.is_ours() && set.expose() {
-            self.poll_sets.fetch_add(1, Ordering::SeqCst);
-            self.service.unpark();
+            self.poll_for_sets();
         }
         set.raw_fd()
+    }
+
+    /// A poll set was exposed that has, or may have, sockets of this shard.
+    pub fn poll_for_sets(&self) {
+        self.poll_sets.fetch_add(1, Ordering::SeqCst);
+        self.service.unpark();
     }
 
     /// A poll set is gone.
@@ -494,6 +550,13 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
         }
         self.waiter.reset();
         self.register(&mut guard);
+        if let For::Set(set) = self.waits_for
+            && set.has_candidates()
+        {
+            // A socket of another shard, whose lock is not ours, has become ready meanwhile.
+            self.unregister(&mut guard);
+            return Ok(guard);
+        }
         let mut guard = match next {
             _ if !self.has_baton => self.park(guard, give_up)?,
             Next::Look { until } => self.look(guard, until, give_up)?,
@@ -609,11 +672,12 @@ impl<'a, P: Probe> Guard<'a, P> {
         let mut held = Some(shard);
         while let Some(mut shard) = held {
             self.host.drain_inbox(&mut shard);
-            let wakes = shard.take_wakes();
+            let (wakes, told) = (shard.take_wakes(), shard.take_told());
             shard.take_returned(&mut returned);
             received.append(shard.take_received());
             self.host.release(shard);
             wakes.into_iter().flatten().for_each(Wake::fire);
+            self.host.tell(told);
             held = if self.host.inbox.is_empty() { None } else { self.host.try_shard() };
         }
         self.host.outside.leave();

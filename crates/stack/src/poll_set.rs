@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::SlotId;
+use fulmar_base::{SlotId, SocketHandle};
 
 use crate::host::lock;
 use crate::sys;
@@ -17,8 +17,8 @@ use crate::waiter::Waiter;
 
 /// A poll set, shared by its owner and its sockets.
 pub struct PollSetCore {
-    /// Changed under the shard lock only.
-    candidates: Mutex<Vec<SlotId>>,
+    /// Those of one shard are changed under its lock only.
+    candidates: Mutex<Vec<SocketHandle>>,
     event: OwnedFd,
     /// Somebody was told already that there are candidates.
     signalled: AtomicBool,
@@ -53,14 +53,19 @@ impl PollSetCore {
     }
 
     /// A member that is not in the list may be ready. True: [`PollSetCore::signal`] is to be called.
-    pub fn mark(&self, socket: SlotId) -> bool {
+    pub fn mark(&self, socket: SocketHandle) -> bool {
         lock(&self.candidates).push(socket);
         !self.signalled.swap(true, Ordering::AcqRel)
     }
 
     /// A member that is in the list leaves it.
-    pub fn forget(&self, socket: SlotId) {
+    pub fn forget(&self, socket: SocketHandle) {
         lock(&self.candidates).retain(|s| *s != socket);
+    }
+
+    /// Whether members may be ready.
+    pub fn has_candidates(&self) -> bool {
+        !lock(&self.candidates).is_empty()
     }
 
     /// Wakes whoever waits for the set: inside the stack, or on the descriptor.
@@ -100,19 +105,32 @@ impl PollSetCore {
         lock(&self.sleepers).retain(|s| !Arc::ptr_eq(s, w));
     }
 
-    /// Takes the candidates; the descriptor is no longer readable.
-    pub fn drain(&self) -> Vec<SlotId> {
+    /// Takes the candidates of a shard. Without others the descriptor is no longer readable.
+    pub fn drain(&self, shard: u16) -> Vec<SlotId> {
         self.signalled.store(false, Ordering::Release);
         if self.is_written.swap(false, Ordering::AcqRel) {
             sys::clear_event(self.raw_fd());
         }
-        std::mem::take(&mut *lock(&self.candidates))
+        let (own, others) = {
+            let mut list = lock(&self.candidates);
+            let own: Vec<_> = list.extract_if(.., |s| s.shard == shard).map(|s| s.slot).collect();
+            (own, !list.is_empty())
+        };
+        // They may have come after the flag was cleared and before, so that nobody was told.
+        if others && !self.signalled.swap(true, Ordering::AcqRel) {
+            self.signal();
+        }
+        own
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn at(shard: u16, index: u32) -> SocketHandle {
+        SocketHandle { shard, slot: SlotId { index, generation: 0 } }
+    }
 
     fn is_readable(set: &PollSetCore) -> bool {
         use std::os::fd::AsRawFd;
@@ -124,13 +142,13 @@ mod tests {
     #[test]
     fn the_descriptor_is_readable_from_a_mark_to_the_drain() {
         let set = PollSetCore::new().unwrap();
-        let id = SlotId { index: 1, generation: 0 };
+        let id = at(0, 1);
         assert!(set.mark(id));
         set.signal();
         assert!(!is_readable(&set), "nobody asked for the descriptor");
         assert!(set.expose());
         assert!(is_readable(&set), "it tells of what came before");
-        assert_eq!(set.drain(), [id]);
+        assert_eq!(set.drain(0), [id.slot]);
         assert!(!is_readable(&set));
         assert!(set.mark(id));
         set.signal();
@@ -141,11 +159,26 @@ mod tests {
     fn a_signal_that_arrives_after_the_drain_does_not_stay_for_ever() {
         let set = PollSetCore::new().unwrap();
         set.expose();
-        assert!(set.mark(SlotId { index: 1, generation: 0 }));
-        assert_eq!(set.drain().len(), 1);
+        assert!(set.mark(at(0, 1)));
+        assert_eq!(set.drain(0).len(), 1);
         set.signal();
         assert!(is_readable(&set), "once too often");
-        assert!(set.drain().is_empty());
+        assert!(set.drain(0).is_empty());
         assert!(!is_readable(&set));
+    }
+
+    #[test]
+    fn candidates_of_other_shards_stay_and_keep_the_descriptor_readable() {
+        let set = PollSetCore::new().unwrap();
+        set.expose();
+        for shard in [0, 1, 0] {
+            if set.mark(at(shard, u32::from(shard) + 5)) {
+                set.signal();
+            }
+        }
+        assert_eq!(set.drain(0).len(), 2);
+        assert!(is_readable(&set) && set.has_candidates());
+        assert_eq!(set.drain(1), [at(1, 6).slot]);
+        assert!(!is_readable(&set) && !set.has_candidates());
     }
 }

@@ -42,6 +42,12 @@ impl HostBit {
     }
 }
 
+/// Tells the calling thread from all others that live.
+#[inline]
+pub fn this_thread() -> usize {
+    INSIDE.with(|inside| std::ptr::from_ref(inside) as usize)
+}
+
 /// A bit of this thread, cleared when dropped.
 pub struct Mark {
     word: &'static LocalKey<Cell<u64>>,

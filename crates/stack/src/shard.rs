@@ -6,8 +6,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use fulmar_base::{
-    Counter, Counters, DropReason, Duration, FlowKey, Instant, NoProbe, Probe, SlotId, Stage,
-    TokenBucket, Variation,
+    Counter, Counters, Duration, Instant, NoProbe, Probe, SlotId, Stage, TokenBucket, Variation,
 };
 use fulmar_ip::{Delivered, Ip, Verdict};
 use fulmar_mbuf::Pool;
@@ -23,6 +22,7 @@ use hashbrown::HashMap;
 use crate::config::StackConfig;
 use crate::demux::{Flows, Foresight};
 use crate::error::SetupError;
+use crate::handoff::Handoff;
 use crate::net::{FlowPath, Link, Net, Sink};
 use crate::recv_calls::PostedTable;
 use crate::returns::Returns;
@@ -47,16 +47,8 @@ pub enum TimerKey {
     Posted(SlotId),
 }
 
-/// A packet that arrived on a queue other than its owner's, on its way to the owner's shard.
-pub struct Stray {
-    /// The shard that owns its flow.
-    pub owner: u16,
-    /// The packet, as ip delivered it.
-    pub packet: Delivered,
-}
-
-/// Strays that a shard may hold before they are taken away.
-const STRAY_LIMIT: usize = 256;
+/// Spreads the seed of a stack over its shards; odd, and none of the constants that mix seeds.
+const SEED_STEP: u64 = 0xd134_2543_de82_ef95;
 
 /// Frames taken from the device in one burst at most.
 const RX_BATCH: usize = 64;
@@ -120,7 +112,8 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) moderation: Moderation,
     /// The device holds by itself.
     pub(crate) has_registers: bool,
-    strays: VecDeque<Stray>,
+    /// The way to the other shards of the stack, if there are any.
+    pub(crate) handoff: Option<Box<Handoff>>,
     time_wait_timer: Option<TimerId>,
     is_down: bool,
 }
@@ -190,6 +183,9 @@ impl<P: Probe> Shard<P> {
         id: u16,
         shards: u16,
     ) -> Result<Self, SetupError> {
+        // Each shard draws by itself, or two of them would give their packets the same numbers.
+        let config =
+            StackConfig { seed: config.seed ^ u64::from(id).wrapping_mul(SEED_STEP), ..config };
         let secret = Secret::new(config.seed);
         let table = secret.table_hasher();
         let net = net_over(device, &config, probe)?;
@@ -219,7 +215,7 @@ impl<P: Probe> Shard<P> {
             held_since: None,
             moderation: Moderation::new(config.moderation),
             has_registers: false,
-            strays: VecDeque::new(),
+            handoff: None,
             time_wait_timer: None,
             is_down: false,
             config,
@@ -248,6 +244,9 @@ impl<P: Probe> Shard<P> {
         if self.unanswered >= ANSWER_FRAMES {
             // The reader has read since: one ACK says both.
             self.answer(now);
+        }
+        if self.shards > 1 {
+            self.unanswered += self.take_handed(now);
         }
         while taken < budget && bytes < enough_bytes.saturating_sub(self.frame_bytes / 2) {
             let room = self.burst_size(enough_bytes).min(budget - taken);
@@ -393,6 +392,14 @@ impl<P: Probe> Shard<P> {
     }
 
     fn input(&mut self, now: Instant, p: Packet) {
+        if self.shards > 1 {
+            self.share_answer(&p);
+        }
+        self.input_here(now, p);
+    }
+
+    /// A frame that no other shard needs to hear of.
+    pub(crate) fn input_here(&mut self, now: Instant, p: Packet) {
         let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
         let sink = &mut Sink { link, probe };
         match ip.input(now, pool, counters, p.chain, p.offload, sink) {
@@ -403,7 +410,7 @@ impl<P: Probe> Shard<P> {
                 self.demultiplex(now, d);
             }
             Verdict::IcmpError(e) => self.icmp_error(now, e),
-            Verdict::EchoReply(r) => self.echo_reply(r),
+            Verdict::EchoReply(r) => self.steer_echo(r),
             Verdict::Consumed => {}
         }
     }
@@ -412,37 +419,11 @@ impl<P: Probe> Shard<P> {
     fn demultiplex(&mut self, now: Instant, d: Delivered) {
         match d.protocol {
             protocol::TCP => self.tcp_input(now, d),
-            _ => self.udp_input(now, d),
+            _ => match self.owner_of_datagram(&d) {
+                Some(owner) => self.put_aside(owner, d),
+                None => self.udp_input(now, d),
+            },
         }
-    }
-
-    /// Whether another shard owns the flow; then the packet is put aside for it.
-    pub(crate) fn is_stray(&self, key: &FlowKey) -> Option<u16> {
-        if self.shards == 1 {
-            return None;
-        }
-        let owner = (key.owner_hash() % u32::from(self.shards)) as u16;
-        (owner != self.id).then_some(owner)
-    }
-
-    pub(crate) fn put_aside(&mut self, owner: u16, packet: Delivered) {
-        if self.strays.len() >= STRAY_LIMIT {
-            self.net.counters.drop_packet(DropReason::WrongQueueFull);
-            self.net.pool.free(packet.chain);
-            return;
-        }
-        self.net.counters.count(Counter::WrongQueue);
-        self.strays.push_back(Stray { owner, packet });
-    }
-
-    /// The next packet that belongs to another shard; the driver of the shards carries it over.
-    pub fn take_stray(&mut self) -> Option<Stray> {
-        self.strays.pop_front()
-    }
-
-    /// A packet of this shard that arrived on another's queue. Its mbufs go home when freed.
-    pub fn accept_stray(&mut self, now: Instant, packet: Delivered) {
-        self.demultiplex(now, packet);
     }
 
     /// Runs whatever is due.
@@ -546,7 +527,10 @@ impl<P: Probe> Shard<P> {
     /// Whether somebody is to be told something once the lock is released.
     #[inline]
     pub(crate) fn has_people_to_tell(&self) -> bool {
-        !self.wakes.is_empty() || self.net.pool.has_returned() || self.posted.has_received()
+        !self.wakes.is_empty()
+            || self.net.pool.has_returned()
+            || self.posted.has_received()
+            || self.handoff.as_ref().is_some_and(|h| h.has_told())
     }
 
     /// The wake-ups to fire now that the lock is (about to be) released.

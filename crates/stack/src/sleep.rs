@@ -11,6 +11,7 @@ use fulmar_base::{Counter, Duration, Instant, Outside, Probe, Stage};
 use fulmar_socket::SocketError;
 
 use crate::baton::Role;
+use crate::handoff::before_looking;
 use crate::host::{Guard, Host};
 use crate::shard::Shard;
 use crate::sys;
@@ -39,6 +40,11 @@ impl<P: Probe> Host<P> {
         let device = if hold.is_none() { self.device_to_sleep_on(&mut guard) } else { None };
         let kick = self.baton.kick_fd(role);
         self.baton.will_sleep(role, until);
+        if self.has_news(&guard) {
+            self.baton.awake(role, false);
+            guard.device().disarm();
+            return Ok(guard);
+        }
         waiter.on_device(kick);
         guard.count(Counter::Sleeps, 1);
         guard.count(Counter::Holds, u64::from(hold.is_some()));
@@ -61,6 +67,15 @@ impl<P: Probe> Host<P> {
             guard.device().disarm();
         }
         Ok(guard)
+    }
+
+    /// Whether another shard has handed something over. For who is about to sleep and has said so.
+    fn has_news(&self, shard: &Shard<P>) -> bool {
+        if !self.has_shards_beside() {
+            return false;
+        }
+        before_looking();
+        shard.has_handed()
     }
 
     /// The device's descriptor, and whether room is waited for too. A device that is gone stays

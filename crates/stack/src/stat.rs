@@ -30,7 +30,7 @@ pub struct SocketStat {
     pub tcp: Option<Info>,
 }
 
-/// One shard.
+/// One shard, or several together.
 #[derive(Clone, Debug)]
 pub struct Stat {
     /// Addresses of the stack.
@@ -51,6 +51,26 @@ pub struct Stat {
     pub neighbours: Vec<Neighbour>,
     /// Routes.
     pub routes: Vec<Route>,
+}
+
+impl Stat {
+    /// This and another shard of the same stack together.
+    #[must_use]
+    pub fn with(mut self, other: Stat) -> Stat {
+        self.sockets.extend(other.sockets);
+        self.time_wait += other.time_wait;
+        self.counters.merge(&other.counters);
+        self.pool.add(&other.pool);
+        self.window.limit_bytes += other.window.limit_bytes;
+        self.window.granted_bytes += other.window.granted_bytes;
+        self.device.add(&other.device);
+        for n in other.neighbours {
+            if !self.neighbours.iter().any(|known| known.ip == n.ip) {
+                self.neighbours.push(n);
+            }
+        }
+        self
+    }
 }
 
 impl<P: Probe> Shard<P> {

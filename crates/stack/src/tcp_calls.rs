@@ -96,6 +96,23 @@ impl<P: Probe> Shard<P> {
         Ok(id)
     }
 
+    /// The shard that would own a connection from a local port of the caller's choice: there it must be
+    /// opened.
+    ///
+    /// # Errors
+    /// No route, an address that is not ours, or a pair in use.
+    pub fn owner_of_connection(
+        &mut self,
+        remote: SocketAddr,
+        local: SocketAddr,
+    ) -> Result<u16, SocketError> {
+        let remote = unmap(remote);
+        let own = Some(local.ip()).filter(|ip| !ip.is_unspecified());
+        let (src, _) = self.path_to(own, remote.ip(), zone_of(remote))?;
+        let key = FlowKey::new(with_zone(src, local.port(), zone_of(remote)), remote);
+        Ok(self.owner_of(&key))
+    }
+
     fn check_usable(&self) -> Result<(), SocketError> {
         if self.is_down() {
             return Err(SocketError::NetworkDown);

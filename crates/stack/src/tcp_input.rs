@@ -275,7 +275,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// An ICMP error, or the failure of a neighbour, about something this stack sent.
-    pub(crate) fn icmp_error(&mut self, now: Instant, e: QuotedError) {
+    pub(crate) fn icmp_error_here(&mut self, now: Instant, e: QuotedError) {
         match e.protocol {
             protocol::TCP => self.tcp_icmp_error(now, e),
             protocol::UDP => self.udp_icmp_error(now, e),

@@ -24,14 +24,8 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// A packet for UDP.
+    /// A packet for UDP, and for this shard.
     pub(crate) fn udp_input(&mut self, now: Instant, d: Delivered) {
-        if let Some(key) = ports_of(&d)
-            && !d.broadcast_or_multicast
-            && let Some(owner) = self.is_stray(&key)
-        {
-            return self.put_aside(owner, d);
-        }
         let Net { pool, counters, .. } = &mut self.net;
         let about = d.ip_header;
         let group = d.broadcast_or_multicast;
@@ -93,7 +87,8 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// Opens a datagram socket.
+    /// Opens a datagram socket. With several shards it takes what is sent to its port on any queue; if
+    /// sockets of several shards are bound to one port, each flow goes to one of them, by its hash.
     ///
     /// # Errors
     /// The address is not ours, or is in use.
@@ -101,6 +96,43 @@ impl<P: Probe> Shard<P> {
         &mut self,
         local: SocketAddr,
         options: BindOptions,
+    ) -> Result<SlotId, SocketError> {
+        self.udp_bind_where(local, options, |_| true)
+    }
+
+    /// Opens a datagram socket with one peer. Its port is one whose packets the hash of the flow brings
+    /// to this shard's queue.
+    ///
+    /// # Errors
+    /// As [`Shard::udp_bind`] and [`Shard::udp_connect`].
+    pub fn udp_open(&mut self, remote: SocketAddr) -> Result<SlotId, SocketError> {
+        let remote = unmap(remote);
+        let choice = self.net.ip.route(remote.ip(), zone_of(remote));
+        let src = choice.map_err(|_| SocketError::NetworkUnreachable)?.src;
+        let (id, shards) = (u32::from(self.id), u32::from(self.shards));
+        let comes_home = |port| {
+            let key = FlowKey::new(with_zone(src, port, zone_of(remote)), remote);
+            key.owner_hash() % shards == id
+        };
+        let socket = self.udp_bind_where(
+            with_zone(src, 0, zone_of(remote)),
+            BindOptions::default(),
+            comes_home,
+        )?;
+        match self.udp_connect(socket, remote) {
+            Ok(()) => Ok(socket),
+            Err(e) => {
+                self.close_datagram(socket);
+                Err(e)
+            }
+        }
+    }
+
+    fn udp_bind_where(
+        &mut self,
+        local: SocketAddr,
+        options: BindOptions,
+        fits: impl Fn(u16) -> bool,
     ) -> Result<SlotId, SocketError> {
         if self.is_down() {
             return Err(SocketError::NetworkDown);
@@ -120,8 +152,14 @@ impl<P: Probe> Shard<P> {
             template: None,
             watch: Default::default(),
         })));
-        match self.udp.bind(id, local, options, |_| true) {
+        let (ports, shard) = (self.handoff.as_ref().map(|h| &h.ports), self.id);
+        // A port of the shard's choice is one that no other shard has.
+        let is_free = |port| fits(port) && ports.is_none_or(|p| p.claim(port, shard));
+        match self.udp.bind(id, local, options, is_free) {
             Ok(bound) => {
+                if let Some(ports) = ports {
+                    ports.add(bound.local.port(), shard);
+                }
                 if let Ok(entry) = self.udp_entry(id) {
                     entry.binding = Some(bound.slot);
                     entry.socket.local = Some(bound.local);
@@ -132,6 +170,16 @@ impl<P: Probe> Shard<P> {
                 self.sockets.remove(id);
                 Err(bind_error(e))
             }
+        }
+    }
+
+    /// Lets go of a binding; without another one the shard no longer has the port.
+    fn unbind(&mut self, slot: u32, local: Option<SocketAddr>) {
+        self.udp.unbind(slot);
+        if let (Some(local), Some(handoff)) = (local, &self.handoff)
+            && !self.udp.has_port(local.port())
+        {
+            handoff.ports.remove(local.port(), self.id);
         }
     }
 
@@ -237,7 +285,7 @@ impl<P: Probe> Shard<P> {
         match self.sockets.remove(id) {
             Some(Socket::Udp(mut s)) => {
                 if let Some(slot) = s.binding {
-                    self.udp.unbind(slot);
+                    self.unbind(slot, s.socket.local);
                 }
                 s.socket.release(&mut self.net.pool);
             }
@@ -405,7 +453,7 @@ pub(crate) fn udp_error(e: UdpError) -> SocketError {
 }
 
 /// The flow of a delivered UDP packet; `None` if it is too short to have ports.
-fn ports_of(d: &Delivered) -> Option<FlowKey> {
+pub(crate) fn ports_of(d: &Delivered) -> Option<FlowKey> {
     let [s0, s1, d0, d1] = *d.chain.front()?.as_slice().first_chunk::<4>()?;
     let local = with_zone(d.dst, u16::from_be_bytes([d0, d1]), d.zone);
     let remote = with_zone(d.src, u16::from_be_bytes([s0, s1]), d.zone);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use fulmar_base::SlotId;
+use fulmar_base::{SlotId, SocketHandle};
 use fulmar_socket::Ready;
 
 use crate::poll_set::PollSetCore;
@@ -32,10 +32,26 @@ impl Wake {
 
 struct Membership {
     set: Arc<PollSetCore>,
+    /// The shard of the socket: members of a set may belong to several.
+    shard: u16,
     token: usize,
     interest: Ready,
     /// The socket is in the set's list of candidates.
     is_listed: bool,
+}
+
+impl Membership {
+    /// Puts the socket into the list. True: the set is to be signalled.
+    fn list(&mut self, slot: SlotId) -> bool {
+        let was_listed = std::mem::replace(&mut self.is_listed, true);
+        !was_listed && self.set.mark(SocketHandle { shard: self.shard, slot })
+    }
+
+    fn forget(&self, slot: SlotId) {
+        if self.is_listed {
+            self.set.forget(SocketHandle { shard: self.shard, slot });
+        }
+    }
 }
 
 /// The watchers of one socket. Empty (and without memory) for most.
@@ -65,13 +81,13 @@ impl Watch {
         self.sets.iter_mut().find(|m| Arc::ptr_eq(&m.set, set))
     }
 
-    /// The socket joins a poll set, or changes its token and interest.
-    pub fn join(&mut self, set: &Arc<PollSetCore>, token: usize, interest: Ready) {
+    /// The socket, one of `shard`, joins a poll set, or changes its token and interest.
+    pub fn join(&mut self, shard: u16, set: &Arc<PollSetCore>, token: usize, interest: Ready) {
         match self.member(set) {
             Some(m) => (m.token, m.interest) = (token, interest),
             None => {
                 let set = Arc::clone(set);
-                self.sets.push(Membership { set, token, interest, is_listed: false });
+                self.sets.push(Membership { set, shard, token, interest, is_listed: false });
             }
         }
     }
@@ -81,8 +97,8 @@ impl Watch {
         let before = self.sets.len();
         self.sets.retain(|m| {
             let stays = !Arc::ptr_eq(&m.set, set);
-            if !stays && m.is_listed {
-                m.set.forget(socket);
+            if !stays {
+                m.forget(socket);
             }
             stays
         });
@@ -91,9 +107,7 @@ impl Watch {
 
     /// The socket leaves every poll set: its user has let go of it.
     pub fn leave_all(&mut self, socket: SlotId) {
-        for m in self.sets.drain(..).filter(|m| m.is_listed) {
-            m.set.forget(socket);
-        }
+        self.sets.drain(..).for_each(|m| m.forget(socket));
     }
 
     /// The socket was taken from the set's list: the token and interest under which it is a member.
@@ -106,8 +120,7 @@ impl Watch {
     /// The socket is still ready: it goes back to the list.
     pub fn relist(&mut self, socket: SlotId, set: &Arc<PollSetCore>) {
         if let Some(m) = self.member(set)
-            && !std::mem::replace(&mut m.is_listed, true)
-            && m.set.mark(socket)
+            && m.list(socket)
         {
             m.set.signal();
         }
@@ -121,10 +134,7 @@ impl Watch {
             }
         }
         for m in &mut self.sets {
-            if !ready.seen_by(m.interest).is_empty()
-                && !std::mem::replace(&mut m.is_listed, true)
-                && m.set.mark(socket)
-            {
+            if !ready.seen_by(m.interest).is_empty() && m.list(socket) {
                 wakes.push(Wake::Set(Arc::clone(&m.set)));
             }
         }
@@ -143,16 +153,16 @@ mod tests {
     fn a_socket_is_listed_once_however_often_it_becomes_ready() {
         let set = Arc::new(PollSetCore::new().unwrap());
         let (mut watch, mut wakes) = (Watch::default(), Wakes::new());
-        watch.join(&set, 5, Ready::READABLE);
+        watch.join(0, &set, 5, Ready::READABLE);
         for _ in 0..10 {
             watch.notify(id(1), Ready::READABLE, &mut wakes);
-            watch.join(&set, 6, Ready::READABLE);
+            watch.join(0, &set, 6, Ready::READABLE);
         }
         assert_eq!(wakes.len(), 1);
-        assert_eq!(set.drain(), [id(1)]);
+        assert_eq!(set.drain(0), [id(1)]);
         assert_eq!(watch.unlisted(&set), Some((6, Ready::READABLE)));
         watch.notify(id(1), Ready::READABLE, &mut wakes);
-        assert_eq!(set.drain(), [id(1)]);
+        assert_eq!(set.drain(0), [id(1)]);
     }
 
     #[test]
@@ -160,13 +170,13 @@ mod tests {
         let set = Arc::new(PollSetCore::new().unwrap());
         let (mut a, mut b, mut wakes) = (Watch::default(), Watch::default(), Wakes::new());
         for (w, n) in [(&mut a, 1), (&mut b, 2)] {
-            w.join(&set, n as usize, Ready::READABLE);
+            w.join(0, &set, n as usize, Ready::READABLE);
             w.notify(id(n), Ready::READABLE, &mut wakes);
         }
         assert!(a.leave(id(1), &set));
         assert!(!a.leave(id(1), &set));
         b.leave_all(id(2));
-        assert!(set.drain().is_empty());
+        assert!(set.drain(0).is_empty());
         assert!(a.is_empty() && b.is_empty());
     }
 

@@ -37,8 +37,9 @@ impl<P: Probe> Shard<P> {
         token: usize,
         interest: Ready,
     ) -> Result<(), SocketError> {
+        let shard = self.id;
         let s = self.sockets.get_mut(id).ok_or(SocketError::BadHandle)?;
-        s.watch().join(set, token, interest);
+        s.watch().join(shard, set, token, interest);
         self.notify(id);
         Ok(())
     }
@@ -52,7 +53,7 @@ impl<P: Probe> Shard<P> {
         if s.watch().leave(id, set) { Ok(()) } else { Err(SocketError::Invalid) }
     }
 
-    /// Which members of a poll set are ready for what they were added for: token and readiness.
+    /// Which members of a poll set, of those that are sockets of this shard, are ready for what they were added for: token and readiness.
     /// Level-triggered: what is ready stays a candidate for the next call.
     pub fn collect_set(
         &mut self,
@@ -61,7 +62,7 @@ impl<P: Probe> Shard<P> {
         mut ready: impl FnMut(usize, Ready),
     ) -> usize {
         let mut reported = Vec::new();
-        for id in set.drain() {
+        for id in set.drain(self.id) {
             let Some(ready_for) = self.ready_of(id) else { continue };
             let Some(s) = self.sockets.get_mut(id) else { continue };
             let Some((token, interest)) = s.watch().unlisted(set) else { continue };

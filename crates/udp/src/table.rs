@@ -180,6 +180,11 @@ impl<H: Copy> UdpTable<H> {
         Some(binding.handle)
     }
 
+    /// Whether any socket is bound to the port, on whatever address.
+    pub fn has_port(&self, port: u16) -> bool {
+        self.ports.contains_key(&port)
+    }
+
     /// Whose datagram it is that went from `remote` to `local`: the most specific binding.
     #[inline]
     pub fn lookup(&self, local: SocketAddr, remote: SocketAddr) -> Option<H> {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use fulmar_stack::{Completion, Limit};
 use fulmar_tcp::ConnError;
 
-use super::StackRef;
+use super::ShardRef;
 use crate::socket::to_io;
 
 /// Tells when the memory of an owned send is let go: its bytes are acknowledged by the peer, and no
@@ -21,12 +21,12 @@ use crate::socket::to_io;
 /// Whoever waits runs the stack meanwhile. For those who ask or await, the stack's own thread does.
 pub struct SendCompletion {
     completion: Arc<Completion>,
-    stack: StackRef,
+    shard: ShardRef,
 }
 
 impl SendCompletion {
-    pub(super) fn new(completion: Arc<Completion>, stack: StackRef) -> SendCompletion {
-        SendCompletion { completion, stack }
+    pub(super) fn new(completion: Arc<Completion>, shard: ShardRef) -> SendCompletion {
+        SendCompletion { completion, shard }
     }
 
     /// Whether the memory is let go.
@@ -52,8 +52,8 @@ impl SendCompletion {
     /// connection is closed.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
         let limit = timeout.map_or(Limit::Forever, Limit::For);
-        match self.stack.upgrade() {
-            Some(stack) => stack.host.wait_completion(&self.completion, limit).map_err(to_io)?,
+        match self.shard.with(|host| host.wait_completion(&self.completion, limit)) {
+            Some(waited) => waited.map_err(to_io)?,
             // What is left is in the hands of others, and they need no help.
             None => self.completion.wait(limit),
         };

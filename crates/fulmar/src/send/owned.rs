@@ -8,8 +8,8 @@ use fulmar_mbuf::{Chain, Mbuf, SharedBytes};
 use fulmar_stack::Completion;
 use fulmar_tcp::ConnError;
 
-use super::{SendCompletion, StackRef, stack_ref};
-use crate::stack::Inner;
+use super::{SendCompletion, ShardRef};
+use crate::socket::Socket;
 
 /// Bytes that a program gives to [`TcpStream::send_owned`](crate::TcpStream::send_owned): a `Vec<u8>`,
 /// a boxed slice, `bytes::Bytes`, a static slice, a [`Chain`] of mbufs, or whatever owns bytes
@@ -21,7 +21,7 @@ use crate::stack::Inner;
 pub struct OwnedBytes {
     memory: Arc<dyn SharedBytes>,
     completion: Arc<Completion>,
-    stack: StackRef,
+    shard: ShardRef,
     at: usize,
     end: usize,
 }
@@ -39,7 +39,7 @@ impl OwnedBytes {
     fn new<M: Memory>(memory: M, end: usize) -> OwnedBytes {
         let completion = Arc::new(Completion::default());
         let memory = Held { memory: Some(memory), completion: Arc::clone(&completion) };
-        OwnedBytes { memory: Arc::new(memory), completion, stack: StackRef::new(), at: 0, end }
+        OwnedBytes { memory: Arc::new(memory), completion, shard: ShardRef::default(), at: 0, end }
     }
 
     /// Bytes that are not accepted yet.
@@ -55,11 +55,11 @@ impl OwnedBytes {
     /// What tells when all of the memory is let go: what was accepted so far, what will be, and
     /// this handle.
     pub fn completion(&self) -> SendCompletion {
-        SendCompletion::new(Arc::clone(&self.completion), self.stack.clone())
+        SendCompletion::new(Arc::clone(&self.completion), self.shard.clone())
     }
 
-    pub(super) fn completion_on(&mut self, stack: &Arc<Inner>) -> SendCompletion {
-        self.stack = stack_ref(stack);
+    pub(super) fn completion_on(&mut self, socket: &Socket) -> SendCompletion {
+        self.shard = ShardRef::of(socket);
         self.completion()
     }
 

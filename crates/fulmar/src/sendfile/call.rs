@@ -248,7 +248,7 @@ impl<'a> Call<'a> {
         let Ok(file) = self.source.lend() else { return self.read_here(held, piece) };
         let Some(r) = held.r.take() else { return Ok(()) };
         let job = Job {
-            host: self.socket.stack.host.clone(),
+            host: self.socket.host().clone(),
             socket: self.socket.id,
             file,
             at: self.source.at(),

@@ -125,7 +125,7 @@ mod tests {
 
     /// Space of a connection for `len` bytes, to be read from `file` on.
     fn job(c: &TcpStream, file: &File, at: u64, len: usize) -> Job {
-        let host = c.socket.stack.host.clone();
+        let host = c.socket.host().clone();
         let (id, rest) = (c.socket.id, Rest { file: len as u64, ..Rest::default() });
         let step = host.call(|s, now| s.sendfile_reserve(now, id, &rest, Worth::AnyWrite));
         let Ok(Step::Done((reservation, piece))) = step else { panic!("no space") };

@@ -16,6 +16,7 @@ mod mapped;
 mod namespace;
 mod path_mtu;
 mod placement;
+mod queues;
 mod sendfile;
 mod sys;
 mod tcp;

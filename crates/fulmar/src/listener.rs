@@ -1,0 +1,234 @@
+//! The TCP listener: one socket in each shard that serves its port.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fulmar_base::SlotId;
+use fulmar_socket::{Ready, SocketError, Step};
+use fulmar_stack::{Limit, ListenOptions, PollSetCore};
+
+use crate::poll::wait_for_candidates;
+use crate::socket::{Socket, each_address, stack_of, to_io};
+use crate::stack::Stack;
+use crate::tcp::{DEFAULT_TTL, TcpStream, valid_ttl};
+
+/// A TCP listener.
+///
+/// In a stack of several shards it listens in all of them: a connection is set up by the shard that owns
+/// its flow, and waits there to be accepted. Bound by a handle of one shard ([`Stack::on_shard`]) it takes
+/// the connections of that shard alone: with one such listener per thread, threads share nothing.
+pub struct TcpListener {
+    parts: Arc<Parts>,
+}
+
+/// A listener's sockets.
+struct Parts {
+    /// One per shard that it serves; the first keeps the options of the calls.
+    sockets: Vec<Arc<Socket>>,
+    /// Says which of them have a connection; `None` if there is only one.
+    ready: Option<Arc<PollSetCore>>,
+}
+
+/// Times that a port chosen in one shard may be taken in another before the search ends.
+const PORT_CHOICES: usize = 16;
+
+impl TcpListener {
+    /// Listens on the first address that can be bound, with the default options.
+    ///
+    /// # Errors
+    /// `AddrInUse`, `AddrNotAvailable`.
+    pub fn bind(stack: &Stack, addr: impl ToSocketAddrs) -> io::Result<TcpListener> {
+        TcpListener::bind_with(stack, addr, ListenOptions::default())
+    }
+
+    /// Listens with options: backlog, reuse-address, IPv6 only.
+    ///
+    /// # Errors
+    /// As [`TcpListener::bind`].
+    pub fn bind_with(
+        stack: &Stack,
+        addr: impl ToSocketAddrs,
+        options: ListenOptions,
+    ) -> io::Result<TcpListener> {
+        each_address(addr, |a| {
+            let parts = if stack.shards() == 1 || stack.home.is_some() {
+                let socket = stack.new_socket(|shard| shard.tcp_listen(a, options))?;
+                Parts { sockets: vec![socket], ready: None }
+            } else {
+                listen_everywhere(stack, a, options)?
+            };
+            Ok(TcpListener { parts: Arc::new(parts) })
+        })
+    }
+
+    pub(crate) fn sockets(&self) -> &[Arc<Socket>] {
+        &self.parts.sockets
+    }
+
+    fn first(&self) -> &Socket {
+        self.sockets().first().expect("invariant: a listener is made with at least one socket")
+    }
+
+    /// Waits for a connection.
+    ///
+    /// # Errors
+    /// `WouldBlock` if non-blocking.
+    pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let s = self.first();
+        if let Some(ready) = &self.parts.ready {
+            return self.accept_from_any(ready, s.read_limit().from_now());
+        }
+        let accepted =
+            s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.tcp_accept(s.id))?;
+        Ok(stream_of(s, accepted))
+    }
+
+    fn accept_from_any(
+        &self,
+        ready: &Arc<PollSetCore>,
+        limit: Limit,
+    ) -> io::Result<(TcpStream, SocketAddr)> {
+        let stack = stack_of(self.first());
+        loop {
+            if let Some(accepted) = self.try_accept(stack.shard_of_thread())? {
+                return Ok(accepted);
+            }
+            if limit == Limit::DoNotWait {
+                self.sockets().iter().try_for_each(|s| s.host().poll().map(drop)).map_err(to_io)?;
+                let accepted = self.try_accept(stack.shard_of_thread())?;
+                return accepted.ok_or_else(|| io::ErrorKind::WouldBlock.into());
+            }
+            if !wait_for_candidates(&stack, ready, limit)? {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            // Those that are ready stay in the list; the others leave it.
+            for s in self.sockets() {
+                s.call(|shard, _| Ok(shard.collect_set(ready, 1, |_, _| {})))?;
+            }
+        }
+    }
+
+    /// A connection that waits in any shard: in this thread's own rather than in another's.
+    fn try_accept(&self, own: u16) -> io::Result<Option<(TcpStream, SocketAddr)>> {
+        let (before, from_own) = self.sockets().split_at(usize::from(own));
+        for s in from_own.iter().chain(before) {
+            if let Step::Done(accepted) = s.call(|shard, _| shard.tcp_accept(s.id))? {
+                return Ok(Some(stream_of(s, accepted)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Connections as they come, for ever.
+    pub fn incoming(&self) -> impl Iterator<Item = io::Result<TcpStream>> + '_ {
+        std::iter::repeat_with(|| self.accept().map(|(s, _)| s))
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.first().addresses()?.0.ok_or_else(|| to_io(SocketError::Invalid))
+    }
+
+    /// Another handle to the same listener.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn try_clone(&self) -> io::Result<TcpListener> {
+        Ok(TcpListener { parts: Arc::clone(&self.parts) })
+    }
+
+    /// `accept` returns `WouldBlock` instead of waiting.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn set_nonblocking(&self, on: bool) -> io::Result<()> {
+        self.first().set_nonblocking(on);
+        Ok(())
+    }
+
+    /// `accept` gives up with `WouldBlock` after this time.
+    ///
+    /// # Errors
+    /// `InvalidInput` for zero.
+    pub fn set_accept_timeout(&self, t: Option<Duration>) -> io::Result<()> {
+        self.first().set_read_timeout(t)
+    }
+
+    /// Time to live of the packets of future connections.
+    ///
+    /// # Errors
+    /// The socket is gone; `InvalidInput` outside 1 to 255.
+    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
+        let ttl = valid_ttl(ttl)?;
+        let set = |s: &Arc<Socket>| s.call(|shard, _| shard.set_listener_ttl(s.id, ttl));
+        self.sockets().iter().try_for_each(set)
+    }
+
+    /// Time to live of the packets of future connections.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn ttl(&self) -> io::Result<u32> {
+        let s = self.first();
+        let ttl = s.call(|shard, _| shard.listener_ttl(s.id))?;
+        Ok(u32::from(ttl.unwrap_or(DEFAULT_TTL)))
+    }
+
+    /// The pending error, once.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        self.first().take_error()
+    }
+}
+
+fn stream_of(listener: &Socket, (id, peer): (SlotId, SocketAddr)) -> (TcpStream, SocketAddr) {
+    let socket = Socket::new(Arc::clone(&listener.stack), listener.shard, id);
+    (TcpStream { socket }, peer)
+}
+
+/// The same port in every shard.
+fn listen_everywhere(stack: &Stack, addr: SocketAddr, options: ListenOptions) -> io::Result<Parts> {
+    let mut choices = if addr.port() == 0 { PORT_CHOICES } else { 1 };
+    let sockets = loop {
+        choices -= 1;
+        match listen_with(stack, addr, options) {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse && choices > 0 => {}
+            sockets => break sockets?,
+        }
+    };
+    let ready = Arc::new(PollSetCore::new()?);
+    for s in &sockets {
+        s.call(|shard, _| shard.join_set(s.id, &ready, 0, Ready::READABLE))?;
+    }
+    Ok(Parts { sockets, ready: Some(ready) })
+}
+
+fn listen_with(
+    stack: &Stack,
+    addr: SocketAddr,
+    options: ListenOptions,
+) -> io::Result<Vec<Arc<Socket>>> {
+    let mut addr = addr;
+    let mut sockets = Vec::new();
+    for n in 0..stack.shards() {
+        let socket = stack.new_socket_on(n, |shard| shard.tcp_listen(addr, options))?;
+        // What the first shard has chosen, the others take.
+        addr = socket.addresses()?.0.unwrap_or(addr);
+        sockets.push(socket);
+    }
+    Ok(sockets)
+}
+
+impl fmt::Debug for TcpListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpListener").field("local", &self.local_addr().ok()).finish()
+    }
+}
