@@ -45,6 +45,8 @@ counters! {
     RxBytes, "rx_bytes";
     /// TCP segments that were joined to the one in front of them before ip and tcp looked at them.
     GroJoined, "gro_joined";
+    /// Datagrams that crossed into the device joined to the one in front of them.
+    UsoJoined, "uso_joined";
     /// Bursts handed to the device.
     TxBursts, "tx_bursts";
     /// Receive polls of the device.

@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod error;
+mod joined;
 mod landing;
 pub mod link;
 pub mod packet;

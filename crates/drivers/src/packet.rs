@@ -23,18 +23,18 @@ use std::io::{ErrorKind, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fulmar_base::{Counters, DropReason, Duration, EtherAddr, FlowKey, Instant};
+use fulmar_base::{Counter, Counters, DropReason, Duration, EtherAddr, FlowKey, Instant};
 use fulmar_mbuf::Pool;
 use fulmar_netdev::{
     Burst, Caps, Device, DeviceStats, LinkState, Packet, PlacementHint, Rooms, Tally, Unsupported,
-    offload,
+    offload, uso,
 };
 
 use crate::landing::{Landing, Scratch};
 use crate::placing::{Aim, Placer};
 use crate::sys::{self, Instruction, MANY, Received};
 use crate::tap::derive_ether;
-use crate::{OpenError, vnet};
+use crate::{OpenError, joined, vnet};
 
 /// Above 65,535 bytes of frame a packet socket that bypasses the queueing discipline refuses.
 const MAX_IP_BYTES: usize = 65_535 - ETHER_BYTES;
@@ -82,6 +82,8 @@ pub struct PacketSocket {
     pairs: [Landing; PAIRS],
     scratch: Scratch,
     placer: Placer,
+    /// Datagrams of one flow cross as one.
+    joins: bool,
     is_drained: bool,
     lost: Option<i32>,
     is_blocked: bool,
@@ -181,6 +183,7 @@ impl PacketSocket {
             pairs: Default::default(),
             scratch: Scratch::new(),
             placer: Placer::new(config.predict),
+            joins: caps.udp_gso,
             is_drained: false,
             lost: None,
             is_blocked: false,
@@ -220,10 +223,16 @@ impl PacketSocket {
     }
 
     /// Sends as many frames from the front as one crossing takes; returns how many.
-    fn send_some(&self, burst: &Burst) -> std::io::Result<usize> {
+    fn send_some(&mut self, burst: &Burst, counters: &mut Counters) -> std::io::Result<usize> {
+        if let Some(sent) = self.send_joined(burst, counters) {
+            return sent;
+        }
         let is_small =
             |p: &&Packet| p.chain.segs() <= FEW_SEGS && offload::check(p, &self.caps).is_ok();
-        let count = burst.iter().take(MANY).take_while(is_small).count();
+        let mut count = burst.iter().take(MANY).take_while(is_small).count();
+        if self.joins {
+            count = uso::before_join(burst.iter().take(count), &self.caps);
+        }
         if count > 1 {
             return self.send_group(burst, count);
         }
@@ -232,6 +241,27 @@ impl PacketSocket {
         let mut parts = [sys::Part::EMPTY; MAX_SEGS + 1];
         let used = gather(&mut parts, &header[..self.header_bytes], p);
         sys::write_parts(self.socket.as_fd(), &parts[..used]).map(|_| 1)
+    }
+
+    /// Sends datagrams of one flow at the front as one frame. `None`: they cannot be; nothing happened.
+    fn send_joined(
+        &mut self,
+        burst: &Burst,
+        counters: &mut Counters,
+    ) -> Option<std::io::Result<usize>> {
+        if !self.joins || burst.len() < uso::LEAST {
+            return None;
+        }
+        let joined = uso::join(burst, &self.caps, joined::MOST_SEGS)?;
+        let sent = joined::write(self.socket.as_fd(), &joined, burst, self.header_bytes);
+        if sent.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EINVAL)) {
+            self.joins = false;
+            return None;
+        }
+        Some(sent.map(|_| {
+            counters.add(Counter::UsoJoined, joined.count as u64 - 1);
+            joined.count
+        }))
     }
 
     fn send_group(&self, burst: &Burst, count: usize) -> std::io::Result<usize> {
@@ -416,7 +446,7 @@ impl Device for PacketSocket {
                 break;
             }
             self.stats.tx_crossings += 1;
-            let error = match self.send_some(burst) {
+            let error = match self.send_some(burst, counters) {
                 Ok(count) => {
                     self.retries = 0;
                     for p in (0..count).map_while(|_| burst.pop_front()) {

@@ -19,16 +19,16 @@ use std::io::{ErrorKind, IoSliceMut, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-use fulmar_base::{Counters, DropReason, EtherAddr, FlowKey, Instant};
+use fulmar_base::{Counter, Counters, DropReason, EtherAddr, FlowKey, Instant};
 use fulmar_mbuf::Pool;
 use fulmar_netdev::{
     Burst, Caps, Device, DeviceStats, LinkState, Packet, PlacementHint, Rooms, Tally, Unsupported,
-    offload,
+    offload, uso,
 };
 
 use crate::landing::{Landing, Scratch};
 use crate::placing::{Aim, Placer};
-use crate::{OpenError, sys, vnet};
+use crate::{OpenError, joined, sys, vnet};
 use vector::{Fate, Vector};
 
 const CLONE_DEVICE: &str = "/dev/net/tun";
@@ -85,6 +85,8 @@ pub struct Tap {
     scratch: Scratch,
     /// Crosses with many frames at once, where that can be done.
     vector: Option<Vector>,
+    /// Datagrams of one flow cross as one.
+    joins: bool,
     /// Short frames that came without a gap when the device was polled last with success; 0 if a long
     /// one was among them.
     last_run: usize,
@@ -269,6 +271,7 @@ impl Tap {
             caps,
             landing: Landing::default(),
             scratch: Scratch::new(),
+            joins: caps.udp_gso && !config.one_by_one,
             vector,
             last_run: 0,
             placer: Placer::new(config.predict),
@@ -355,6 +358,43 @@ impl Tap {
         if kept > 0 {
             self.note_refusal();
         }
+    }
+
+    /// Sends datagrams of one flow at the front as one frame, if they can be. False: nothing happened.
+    fn send_joined(
+        &mut self,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        tally: &mut Tally,
+        counters: &mut Counters,
+    ) -> bool {
+        if !self.joins || burst.len() < uso::LEAST || self.lost.is_some() {
+            return false;
+        }
+        let Some(joined) = uso::join(&*burst, &self.caps, joined::MOST_SEGS) else { return false };
+        self.stats.tx_crossings += 1;
+        let written = joined::write(self.file.as_fd(), &joined, burst, vnet::HEADER_BYTES);
+        match written.map_err(|e| e.raw_os_error().unwrap_or(0)) {
+            Ok(_) => {
+                counters.add(Counter::UsoJoined, joined.count as u64 - 1);
+                for p in (0..joined.count).map_while(|_| burst.pop_front()) {
+                    tally.add(&p);
+                    pool.free(p.chain);
+                }
+            }
+            Err(libc::EAGAIN | libc::EINTR) => self.note_refusal(),
+            Err(libc::EINVAL) => {
+                self.joins = false;
+                return false;
+            }
+            Err(errno) => {
+                for p in (0..joined.count).map_while(|_| burst.pop_front()) {
+                    // Nothing to keep for later: those errors are above.
+                    let _ = self.settle(p, Fate::Failed(errno), pool, tally, counters);
+                }
+            }
+        }
+        true
     }
 
     fn note_refusal(&mut self) {
@@ -535,8 +575,11 @@ impl Device for Tap {
         let mut tally = Tally::default();
         self.is_blocked = false;
         while !burst.is_empty() && !self.is_blocked {
+            if self.send_joined(pool, burst, &mut tally, counters) {
+                continue;
+            }
             let run = match (&self.vector, self.lost) {
-                (Some(vector), None) => vector.run(burst, &self.caps),
+                (Some(vector), None) => vector.run(burst, &self.caps, self.joins),
                 _ => 0,
             };
             if run > 0 {

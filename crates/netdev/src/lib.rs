@@ -22,6 +22,7 @@ mod rng;
 mod tally;
 #[cfg(test)]
 mod testing;
+pub mod uso;
 
 pub use device::{Caps, Device, DeviceStats, Gather, LinkState, Peek, Scatter, Unsupported};
 pub use fulmar_base::{Gso, GsoKind, Offload};

@@ -71,7 +71,7 @@ pub fn check(p: &Packet, caps: &Caps) -> Result<(), DropReason> {
 }
 
 /// The largest super-frame of this kind that the device cuts itself, in bytes of IP packet.
-fn largest(gso: Gso, caps: &Caps) -> Option<usize> {
+pub(crate) fn largest(gso: Gso, caps: &Caps) -> Option<usize> {
     match gso.kind {
         _ if !caps.tx_csum => None,
         GsoKind::TcpV4 | GsoKind::TcpV6 => caps.tso,
@@ -390,7 +390,7 @@ fn take_u32(b: &[u8], at: usize) -> u32 {
 }
 
 /// Source, destination and fixed header length of the IP packet in a frame.
-fn addresses(frame: &[u8]) -> Option<(IpAddr, IpAddr, usize)> {
+pub(crate) fn addresses(frame: &[u8]) -> Option<(IpAddr, IpAddr, usize)> {
     let l3 = frame.get(ETHER_BYTES..)?;
     match frame.get(12..14)? {
         [0x08, 0x00] => {

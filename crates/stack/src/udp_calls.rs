@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use fulmar_base::{
-    Counter, DropReason, FlowKey, Instant, Probe, SlotId, Stage, with_zone, zone_of,
+    Counter, DropReason, FlowKey, GsoKind, Instant, Probe, SlotId, Stage, with_zone, zone_of,
 };
 use fulmar_ip::{Delivered, EchoReply, ErrorKind, QuotedError};
-use fulmar_mbuf::Chain;
+use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
 use fulmar_socket::{SocketError, Step};
 use fulmar_udp::{BindError, BindOptions, Datagram, UdpError, UdpSocket};
 
@@ -29,6 +29,7 @@ impl<P: Probe> Shard<P> {
         let Net { pool, counters, .. } = &mut self.net;
         let about = d.ip_header;
         let group = d.broadcast_or_multicast;
+        let cut = d.offload.gso.filter(|g| g.kind == GsoKind::Udp).map(|g| g.segment_bytes);
         let Ok(datagram) =
             fulmar_udp::input(d.src, d.dst, d.zone, d.chain, d.offload, pool, counters)
         else {
@@ -39,7 +40,7 @@ impl<P: Probe> Shard<P> {
         }
         let to = self.socket_of_datagram(&datagram);
         match to {
-            Some(id) => self.deliver_datagram(id, datagram),
+            Some(id) => self.deliver_datagrams(id, datagram, cut),
             None => {
                 self.net.counters.drop_packet(DropReason::UdpNoSocket);
                 let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
@@ -50,6 +51,26 @@ impl<P: Probe> Shard<P> {
                 }
             }
         }
+    }
+
+    /// Delivers a datagram, or those that a super-datagram stands for: `cut` bytes each, the last one
+    /// what is left. Each of these gets memory of its own, so that it is charged for what it is.
+    fn deliver_datagrams(&mut self, id: SlotId, whole: Datagram, cut: Option<u16>) {
+        let unit = cut.map_or(usize::MAX, |bytes| usize::from(bytes).max(1));
+        if whole.payload.len() <= unit {
+            return self.deliver_datagram(id, whole);
+        }
+        let mut at = 0;
+        while at < whole.payload.len() {
+            let bytes = unit.min(whole.payload.len() - at);
+            let Net { pool, counters, .. } = &mut self.net;
+            match copied(&whole.payload, at, bytes, pool) {
+                Ok(payload) => self.deliver_datagram(id, Datagram { payload, ..whole }),
+                Err(_) => counters.drop_packet(DropReason::NoBuffer),
+            }
+            at += bytes;
+        }
+        self.net.pool.free(whole.payload);
     }
 
     fn deliver_datagram(&mut self, id: SlotId, datagram: Datagram) {
@@ -458,4 +479,11 @@ pub(crate) fn ports_of(d: &Delivered) -> Option<FlowKey> {
     let local = with_zone(d.dst, u16::from_be_bytes([d0, d1]), d.zone);
     let remote = with_zone(d.src, u16::from_be_bytes([s0, s1]), d.zone);
     Some(FlowKey::new(local, remote))
+}
+
+/// A part of a chain, in memory of its own.
+fn copied(from: &Chain, at: usize, bytes: usize, pool: &mut Pool) -> Result<Chain, NoBuffer> {
+    let mut m = pool.alloc(bytes, 0, Purpose::Receive)?;
+    from.copy_to(at, m.append(bytes).ok_or(NoBuffer)?);
+    Ok(Chain::from(m))
 }

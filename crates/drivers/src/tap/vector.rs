@@ -25,7 +25,7 @@ use std::os::fd::BorrowedFd;
 
 use fulmar_base::DropReason;
 use fulmar_mbuf::{Chain, Pool, Purpose};
-use fulmar_netdev::{Burst, Caps, Packet, offload};
+use fulmar_netdev::{Burst, Caps, Packet, offload, uso};
 
 use crate::landing::{LARGE_BYTES, SMALL_BYTES};
 use crate::{sys as calls, vnet};
@@ -98,9 +98,10 @@ impl Vector {
         self.sends
     }
 
-    /// How many frames from the front may cross together; 0: send the first one alone.
+    /// How many frames from the front may cross together; 0: send the first one alone. `joins`:
+    /// datagrams of one flow among them are to cross as one, after those before them.
     #[inline]
-    pub fn run(&self, burst: &Burst, caps: &Caps) -> usize {
+    pub fn run(&self, burst: &Burst, caps: &Caps, joins: bool) -> usize {
         if burst.len() < TX_LEAST || !self.sends {
             return 0;
         }
@@ -109,7 +110,10 @@ impl Vector {
                 && !p.chain.is_kernel_only()
                 && offload::check(p, caps).is_ok()
         };
-        let run = burst.iter().take(TX_SLOTS).take_while(fits).count();
+        let mut run = burst.iter().take(TX_SLOTS).take_while(fits).count();
+        if joins {
+            run = uso::before_join(burst.iter().take(run), caps);
+        }
         if run < TX_LEAST { 0 } else { run }
     }
 
@@ -169,7 +173,7 @@ impl Vector {
     pub fn sentence() -> String {
         format!(
             "io_uring for {TX_LEAST} to {TX_SLOTS} small frames at once ({RX_SLOTS} to receive), \
-             writev and readv for others"
+             writev and readv for others and for datagrams of one flow as one"
         )
     }
 }

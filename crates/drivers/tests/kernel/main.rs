@@ -78,14 +78,39 @@ fn datagrams_pass_both_ways<D: Device>(mut host: Host<D>) {
 fn a_burst_arrives_in_order<D: Device>(mut host: Host<D>) -> Host<D> {
     let socket = kernel_socket();
     let port = socket.local_addr().unwrap().port();
+    // Each longer than the one before, so that none of them are joined.
     for i in 0..40u8 {
-        let p = host.datagram(port, &[i; 30], None);
+        let p = host.datagram(port, &vec![i; 30 + usize::from(i)], None);
         host.burst.push(p).unwrap();
     }
     host.flush(40);
     for i in 0..40u8 {
-        assert_eq!(receive(&socket), [i; 30]);
+        assert_eq!(receive(&socket), vec![i; 30 + usize::from(i)]);
     }
+    assert_eq!(host.counters.value(Counter::UsoJoined), 0);
+    host
+}
+
+/// Two frames by themselves, a run of equal datagrams with a shorter one at its end, and two more to
+/// somebody else. All arrive as they were sent, in four crossings.
+fn datagrams_of_one_flow_cross_together<D: Device>(mut host: Host<D>) -> Host<D> {
+    let sockets = [kernel_socket(), kernel_socket()];
+    let ports = sockets.each_ref().map(|s| s.local_addr().unwrap().port());
+    let mut sent: [Vec<Vec<u8>>; 2] = Default::default();
+    let run = (0..20).map(|i| (0, vec![i; 700])).chain([(0, vec![99; 1])]);
+    let all = [(1, vec![1; 22]), (0, vec![2; 22])].into_iter().chain(run);
+    for (to, payload) in all.chain([(1, vec![3; 22]), (1, vec![4; 22])]) {
+        let p = host.datagram(ports[to], &payload, None);
+        host.burst.push(p).unwrap();
+        sent[to].push(payload);
+    }
+    host.flush(25);
+    for (socket, sent) in sockets.iter().zip(sent) {
+        sent.iter().for_each(|payload| assert_eq!(&receive(socket), payload));
+    }
+    assert_eq!(host.counters.value(Counter::UsoJoined), 20);
+    assert_eq!(host.counters.value(Counter::TxFrames), 25);
+    assert_eq!(host.counters.total_drops(), 0);
     host
 }
 
@@ -231,6 +256,44 @@ fn tap_udp_super_frame_arrives_as_datagrams() {
 }
 
 #[test]
+fn tap_datagrams_of_one_flow_cross_together() {
+    namespace::run("tap_datagrams_of_one_flow_cross_together", TUN, || {
+        let host = datagrams_of_one_flow_cross_together(tap());
+        // The run is one; what is around it goes by itself.
+        assert_eq!(host.device.stats().tx_crossings, 5);
+        assert_eq!(host.pool.outstanding(), 0);
+    });
+}
+
+#[test]
+fn tap_that_is_down_drops_joined_datagrams_and_joins_again_when_it_is_up() {
+    let name = "tap_that_is_down_drops_joined_datagrams_and_joins_again_when_it_is_up";
+    namespace::run(name, TUN, || {
+        let mut host = tap();
+        ip("link set tap0 down");
+        for _ in 0..10 {
+            let p = host.datagram(9, &[7; 22], None);
+            host.burst.push(p).unwrap();
+        }
+        host.flush(10);
+        assert_eq!(host.counters.value(Counter::UsoJoined), 0);
+        assert_eq!(host.counters.drops(DropReason::DeviceRefused), 10);
+        assert_eq!(host.pool.outstanding(), 0);
+        ip("link set tap0 up");
+        ip(&format!("neigh replace {OURS} lladdr {} dev tap0", host.device.caps().ether));
+        let socket = kernel_socket();
+        let port = socket.local_addr().unwrap().port();
+        for _ in 0..10 {
+            let p = host.datagram(port, &[7; 22], None);
+            host.burst.push(p).unwrap();
+        }
+        host.flush(10);
+        (0..10).for_each(|_| assert_eq!(receive(&socket), [7; 22]));
+        assert_eq!(host.counters.value(Counter::UsoJoined), 9);
+    });
+}
+
+#[test]
 fn tap_connection_carries_super_frames() {
     namespace::run("tap_connection_carries_super_frames", TUN, || {
         a_connection_carries_super_frames(tap());
@@ -297,6 +360,14 @@ fn packet_burst_arrives_in_order_in_few_crossings() {
 fn packet_udp_super_frame_arrives_as_datagrams() {
     namespace::run("packet_udp_super_frame_arrives_as_datagrams", None, || {
         a_udp_super_frame_arrives_as_datagrams(veth());
+    });
+}
+
+#[test]
+fn packet_datagrams_of_one_flow_cross_together() {
+    namespace::run("packet_datagrams_of_one_flow_cross_together", None, || {
+        let host = datagrams_of_one_flow_cross_together(veth());
+        assert_eq!(host.device.stats().tx_crossings, 3);
     });
 }
 

@@ -21,6 +21,18 @@ pub fn reset_on_close(s: &TcpStream) {
     assert_eq!(r, 0);
 }
 
+/// Has the kernel cut what is sent into datagrams of so many bytes, as late as it can (UDP_SEGMENT).
+pub fn set_udp_segment(s: &std::net::UdpSocket, bytes: usize) -> io::Result<()> {
+    let bytes = bytes as libc::c_int;
+    let len = size_of_val(&bytes) as libc::socklen_t;
+    // SAFETY: pointer and length are those of a local.
+    let r = unsafe {
+        let value = (&raw const bytes).cast();
+        libc::setsockopt(s.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, value, len)
+    };
+    check(r as isize).map(drop)
+}
+
 /// Sends bytes of which the last is urgent.
 pub fn send_urgent(s: &TcpStream, bytes: &[u8]) {
     // SAFETY: pointer and length come from one slice.

@@ -34,6 +34,28 @@ fn datagrams_of_all_lengths_pass_both_ways() {
 }
 
 #[test]
+fn a_super_datagram_of_the_kernels_is_read_one_by_one() {
+    in_namespace!(|| {
+        let stack = stack();
+        for (kernel, ours) in [(KERNEL, OURS), (KERNEL6, OURS6)] {
+            let k = net::UdpSocket::bind((kernel, 0)).unwrap();
+            let f = UdpSocket::bind(&stack, (ours, 54)).unwrap();
+            f.set_read_timeout(Some(PATIENCE)).unwrap();
+            for (unit, len) in [(1, 60), (22, 22 * 64), (1000, 4500), (1400, 1401), (500, 500)] {
+                sys::set_udp_segment(&k, unit).unwrap();
+                let sent = pattern(unit, len);
+                assert_eq!(k.send_to(&sent, f.local_addr().unwrap()).unwrap(), len);
+                for expected in sent.chunks(unit) {
+                    let mut buf = vec![0; 70_000];
+                    let (n, from) = f.recv_from(&mut buf).unwrap();
+                    assert_eq!((&buf[..n], from), (expected, k.local_addr().unwrap()));
+                }
+            }
+        }
+    });
+}
+
+#[test]
 fn closed_ports_are_told_in_both_directions() {
     in_namespace!(|| {
         let stack = stack();

@@ -6,6 +6,7 @@
 //! device moments apart, so that a figure is the median of pairs. Only one end is timed ([`rig`]).
 
 pub mod buffers;
+mod flow;
 mod found;
 pub mod rig;
 #[allow(unsafe_code)]
@@ -112,7 +113,7 @@ impl Direction {
 pub struct Way {
     /// The device's name, `veth` for the kernel's sockets.
     pub device: &'static str,
-    /// How frames cross: `ours`, `writev`, `old`, `kernel`.
+    /// How frames cross: `ours`, `writev`, `flow`, `old`, `kernel`.
     pub method: &'static str,
     /// Which way they go.
     pub direction: Direction,
@@ -206,8 +207,12 @@ fn open(options: &Options, has_kernel: bool) -> Vec<Opened> {
             Device::Tap => {
                 add(name, "ours", true, boxed(DeviceRig::tap(false)));
                 add(name, "writev", false, boxed(DeviceRig::tap(true)));
+                add(name, "flow", false, boxed(DeviceRig::tap_flow()));
             }
-            Device::Packet => add(name, "ours", true, boxed(DeviceRig::packet())),
+            Device::Packet => {
+                add(name, "ours", true, boxed(DeviceRig::packet()));
+                add(name, "flow", false, boxed(DeviceRig::packet_flow()));
+            }
             Device::Sim => add(name, "ours", true, boxed(DeviceRig::sim())),
             Device::Shm => add(name, "ours", true, boxed(DeviceRig::shm())),
             Device::Link => add(name, "ours", true, boxed(DeviceRig::link())),

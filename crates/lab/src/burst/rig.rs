@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use fulmar::base::{Counters, Instant};
 use fulmar::mbuf::{Chain, Pool, PoolConfig, Purpose};
-use fulmar::netdev::{Burst, Packet};
+use fulmar::netdev::{Burst, Offload, Packet};
 use fulmar::{Device, devices};
 
+use super::flow::{self, Flow};
 use super::sys::Batch;
 use crate::netlink::VethEnd;
 use crate::netns::Netns;
@@ -22,15 +23,18 @@ use crate::{cpu, site, sys as calls};
 /// Frames of a timed section: fewer than any ring holds.
 pub const SECTION: usize = 256;
 /// Ethernet, IPv4 and UDP headers of the kernel's datagrams.
-const HEADER_BYTES: usize = 42;
+pub(super) const HEADER_BYTES: usize = 42;
 /// A local experimental type (IEEE 802): whoever gets such a frame throws it away at once.
 const NOBODYS_TYPE: [u8; 2] = [0x88, 0xb5];
 /// A group that the receiver is a member of, and one that nobody is.
 const JOINED: Ipv4Addr = Ipv4Addr::new(239, 72, 0, 1);
 const EMPTY: Ipv4Addr = Ipv4Addr::new(239, 72, 0, 2);
-const PORT: u16 = 9;
+pub(super) const PORT: u16 = 9;
 /// Looks at a device in vain, after which nothing will come.
-const PATIENCE: usize = 1000;
+pub(super) const PATIENCE: usize = 1000;
+/// What Linux joins at most (UDP_MAX_SEGMENTS before 6.9), and the longest datagram.
+const MOST_SEGMENTS: usize = 64;
+const MOST_DATAGRAM_BYTES: usize = 65_507;
 /// Memory of a pool: a section of frames in flight, several times over.
 const POOL_BYTES: usize = 32 << 20;
 
@@ -106,7 +110,7 @@ impl End {
     }
 
     /// Puts one more frame into the burst.
-    fn add(&mut self, frame: &[u8], is_old: bool) -> io::Result<()> {
+    fn add(&mut self, frame: &[u8], offload: Offload, is_old: bool) -> io::Result<()> {
         let chain = if is_old {
             // The header is the box, the cluster the vector: both from the general allocator.
             let mut cluster = Vec::with_capacity(2048);
@@ -120,7 +124,9 @@ impl End {
             }
             Chain::from(m)
         };
-        self.burst.push(Packet::new(chain)).map_err(|_| io::Error::other("the burst is full"))
+        self.burst
+            .push(Packet { chain, offload })
+            .map_err(|_| io::Error::other("the burst is full"))
     }
 
     /// Sends what is in the burst; how many went.
@@ -128,11 +134,23 @@ impl End {
         self.device.tx_burst(now, &mut self.pool, &mut self.burst, &mut self.counters)
     }
 
-    /// Takes one burst and frees it; how many came.
+    /// Takes one burst and frees it; how many came, super-datagrams cut.
     fn take(&mut self, now: Instant, burst: usize, is_old: bool) -> usize {
         let Self { device, pool, burst: out, counters } = self;
         let came = device.rx_burst(now, pool, out, burst, counters);
+        let mut datagrams = came;
         while let Some(p) = out.pop_front() {
+            if p.offload.gso.is_some() {
+                // As a stack does: each gets memory of its own.
+                for piece in flow::pieces(&p) {
+                    if let Ok(mut m) = pool.alloc(piece.len(), 0, Purpose::Receive) {
+                        m.append(piece.len()).map(|to| p.chain.copy_to(piece.start, to));
+                        pool.free_mbuf(m);
+                    }
+                    datagrams += 1;
+                }
+                datagrams -= 1;
+            }
             if is_old {
                 let pair: (Box<[u8; 256]>, Vec<u8>) =
                     (Box::new([0; 256]), Vec::with_capacity(2048));
@@ -140,7 +158,7 @@ impl End {
             }
             pool.free(p.chain);
         }
-        came
+        datagrams
     }
 }
 
@@ -155,6 +173,8 @@ struct Feed {
     socket: UdpSocket,
     batch: Batch,
     bytes: usize,
+    /// Datagrams that are handed over as one (UDP_SEGMENT).
+    joined: usize,
 }
 
 impl Feed {
@@ -166,27 +186,47 @@ impl Feed {
             socket.connect((group, PORT))?;
             Ok(socket)
         })?;
-        Ok(Feed { socket, batch: Batch::new(0, 0), bytes: 0 })
+        Ok(Feed { socket, batch: Batch::new(0, 0), bytes: 0, joined: 1 })
     }
 
     /// Datagrams of frames of so many bytes from now on.
     fn set_frame_bytes(&mut self, bytes: usize) {
-        if self.bytes != bytes {
+        if self.bytes != bytes || self.joined != 1 {
             self.batch = Batch::new(SECTION, bytes.saturating_sub(HEADER_BYTES));
-            self.bytes = bytes;
+            (self.bytes, self.joined) = (bytes, 1);
         }
     }
 
+    /// The same, as many as may be of `most` together.
+    fn set_joined(&mut self, bytes: usize, most: usize) -> io::Result<()> {
+        let unit = bytes.saturating_sub(HEADER_BYTES).max(1);
+        let joined = most.min(MOST_SEGMENTS).min(MOST_DATAGRAM_BYTES / unit).max(1);
+        if (self.bytes, self.joined) != (bytes, joined) {
+            let unit_bytes = if joined > 1 { unit as i32 } else { 0 };
+            let (level, option) = (libc::SOL_UDP, libc::UDP_SEGMENT);
+            calls::setsockopt(self.socket.as_fd(), level, option, &unit_bytes.to_ne_bytes())?;
+            self.batch = Batch::new(SECTION / joined, joined * unit);
+            (self.bytes, self.joined) = (bytes, joined);
+        }
+        Ok(())
+    }
+
+    /// Sends datagrams, as many as are joined at a time; how many went.
     fn send(&mut self, count: usize) -> io::Result<usize> {
-        self.batch.send(self.socket.as_fd(), count)
+        Ok(self.batch.send(self.socket.as_fd(), count / self.joined)? * self.joined)
     }
 }
+
+/// The bytes of a frame, and what it asks of the device.
+type Frame = (Vec<u8>, Offload);
 
 /// A device of ours.
 pub struct DeviceRig {
     near: End,
     far: Far,
     now: Instant,
+    /// What is sent are datagrams of one flow, and what comes are those that the kernel joined.
+    flow: Option<Flow>,
     _site: Option<Box<dyn std::any::Any>>,
 }
 
@@ -196,12 +236,12 @@ impl DeviceRig {
         let site::Site { device, peer_netns, _our_netns } = site;
         let near = End::new(device)?;
         let keep = Box::new((peer_netns, _our_netns));
-        Ok(DeviceRig { near, far: Far::Kernel(feed), now: Instant::ZERO, _site: Some(keep) })
+        let far = Far::Kernel(feed);
+        Ok(DeviceRig { near, far, now: Instant::ZERO, flow: None, _site: Some(keep) })
     }
 
-    /// A TAP to the kernel; `one_by_one`: never with many frames in a crossing.
-    pub fn tap(one_by_one: bool) -> io::Result<DeviceRig> {
-        DeviceRig::on_site(site::tap(|name| {
+    fn open_tap(one_by_one: bool) -> io::Result<site::Site<Box<dyn Device>>> {
+        site::tap(|name| {
             let config = devices::tap_device::TapConfig {
                 name: name.to_owned(),
                 one_by_one,
@@ -209,17 +249,43 @@ impl DeviceRig {
             };
             let tap = devices::tap_device::Tap::open(&config).map_err(io::Error::other)?;
             Ok(Box::new(tap) as Box<dyn Device>)
-        })?)
+        })
+    }
+
+    fn open_packet() -> io::Result<site::Site<Box<dyn Device>>> {
+        site::packet(|name| devices::packet(name).map_err(io::Error::other))
+    }
+
+    /// The same with datagrams of one flow, which a socket of the kernel's receives.
+    fn with_flow(site: site::Site<Box<dyn Device>>) -> io::Result<DeviceRig> {
+        let flow = Flow::new(&site.peer_netns)?;
+        Ok(DeviceRig { flow: Some(flow), ..DeviceRig::on_site(site)? })
+    }
+
+    /// A TAP to the kernel, datagrams of one flow.
+    pub fn tap_flow() -> io::Result<DeviceRig> {
+        DeviceRig::with_flow(DeviceRig::open_tap(false)?)
+    }
+
+    /// AF_PACKET on veth, datagrams of one flow.
+    pub fn packet_flow() -> io::Result<DeviceRig> {
+        DeviceRig::with_flow(DeviceRig::open_packet()?)
+    }
+
+    /// A TAP to the kernel; `one_by_one`: never with many frames in a crossing.
+    pub fn tap(one_by_one: bool) -> io::Result<DeviceRig> {
+        DeviceRig::on_site(DeviceRig::open_tap(one_by_one)?)
     }
 
     /// AF_PACKET on veth.
     pub fn packet() -> io::Result<DeviceRig> {
-        DeviceRig::on_site(site::packet(|name| devices::packet(name).map_err(io::Error::other))?)
+        DeviceRig::on_site(DeviceRig::open_packet()?)
     }
 
     fn joined(near: Box<dyn Device>, far: Box<dyn Device>) -> io::Result<DeviceRig> {
         let far = Far::End(Box::new(End::new(far)?));
-        Ok(DeviceRig { near: End::new(near)?, far, now: Instant::ZERO, _site: None })
+        let near = End::new(near)?;
+        Ok(DeviceRig { near, far, now: Instant::ZERO, flow: None, _site: None })
     }
 
     /// Two simulated NICs on one wire.
@@ -250,16 +316,23 @@ impl DeviceRig {
         self.now = self.now + Duration::from_micros(100);
     }
 
-    fn frame(&self, bytes: usize) -> Vec<u8> {
+    fn frame(&self, bytes: usize) -> Frame {
+        let ours = self.near.device.caps().ether;
+        if self.flow.is_some() {
+            return flow::datagram(ours, bytes.max(HEADER_BYTES + 1));
+        }
         let mut frame = vec![0xff; 6];
-        frame.extend(self.near.device.caps().ether.0);
+        frame.extend(ours.0);
         frame.extend(NOBODYS_TYPE);
         frame.resize(bytes.max(frame.len()), 0x5a);
-        frame
+        (frame, Offload::default())
     }
 
     /// Takes away what the device has sent; how many frames that were.
     fn drain(&mut self, expected: usize) -> io::Result<()> {
+        if let Some(flow) = &mut self.flow {
+            return flow.drain(expected);
+        }
         let mut came = 0;
         for _ in 0..PATIENCE {
             self.tick();
@@ -275,20 +348,23 @@ impl DeviceRig {
         Err(io::Error::other(format!("{came} of {expected} frames came to the other end")))
     }
 
-    /// Makes `count` frames arrive; how many will.
-    fn feed(&mut self, count: usize, frame: &[u8]) -> io::Result<usize> {
+    /// Makes `count` frames arrive; how many will. `joined`: datagrams that the kernel is given at once.
+    fn feed(&mut self, count: usize, frame: &[u8], joined: usize) -> io::Result<usize> {
         self.tick();
         let now = self.now;
         let far = match &mut self.far {
             Far::Kernel(feed) => {
-                feed.set_frame_bytes(frame.len());
+                match self.flow {
+                    Some(_) => feed.set_joined(frame.len(), joined)?,
+                    None => feed.set_frame_bytes(frame.len()),
+                }
                 return feed.send(count);
             }
             Far::End(far) => far,
         };
         far.pool.drain_remote();
         for _ in 0..count {
-            far.add(frame, false)?;
+            far.add(frame, Offload::default(), false)?;
         }
         let sent = far.flush(now);
         far.burst.clear(&mut far.pool);
@@ -296,14 +372,14 @@ impl DeviceRig {
     }
 
     /// One timed section of sending.
-    fn send_section(&mut self, load: Load, frame: &[u8], cost: &mut Cost) -> io::Result<()> {
+    fn send_section(&mut self, load: Load, frame: &Frame, cost: &mut Cost) -> io::Result<()> {
         // Whole bursts.
         let wanted = SECTION - SECTION % load.burst.clamp(1, SECTION);
         let (mut sent, mut vain) = (0, 0);
         let start = host_time()?;
         while sent < wanted && vain < PATIENCE {
             while self.near.burst.len() < load.burst.min(wanted - sent) {
-                self.near.add(frame, load.is_old)?;
+                self.near.add(&frame.0, frame.1, load.is_old)?;
             }
             let went = self.near.flush(self.now);
             (sent, vain) = (sent + went, if went == 0 { vain + 1 } else { 0 });
@@ -319,8 +395,8 @@ impl DeviceRig {
     }
 
     /// One timed section of receiving.
-    fn receive_section(&mut self, load: Load, frame: &[u8], cost: &mut Cost) -> io::Result<()> {
-        let fed = self.feed(SECTION, frame)?;
+    fn receive_section(&mut self, load: Load, frame: &Frame, cost: &mut Cost) -> io::Result<()> {
+        let fed = self.feed(SECTION, &frame.0, load.burst)?;
         self.tick();
         let (mut came, mut vain) = (0, 0);
         let start = host_time()?;
@@ -336,7 +412,7 @@ impl DeviceRig {
     fn run(
         &mut self,
         load: Load,
-        section: fn(&mut DeviceRig, Load, &[u8], &mut Cost) -> io::Result<()>,
+        section: fn(&mut DeviceRig, Load, &Frame, &mut Cost) -> io::Result<()>,
     ) -> io::Result<Cost> {
         let load = Load { burst: if load.is_old { 1 } else { load.burst }, ..load };
         let frame = self.frame(load.bytes);

@@ -1,0 +1,51 @@
+//! Datagrams of one flow that cross into the kernel as one super-datagram (`fulmar_netdev::uso`): the
+//! parts that a gathering write takes. The frames are only read.
+//!
+//! What it is worth, on Linux 6.18 in a virtual machine (best tenth of 100 rounds): datagrams of 22
+//! bytes written to a TAP, whose own socket in the kernel gets every one of them, ns of CPU per datagram
+//! with everything that the kernel does up to the socket's queue:
+//!
+//! | datagrams at once | 1 | 2 | 4 | 16 | 64 |
+//! |---|---|---|---|---|---|
+//! | by themselves | 929 | | | | 878 |
+//! | joined, the socket takes them one by one | | 853 | 633 | 398 | 309 |
+//! | joined, the socket has `UDP_GRO` | | 626 | 341 | 103 | 45 |
+
+use fulmar_netdev::Burst;
+use fulmar_netdev::uso::{self, Joined};
+
+use crate::{sys, vnet};
+
+/// Mbufs that are gathered at most: two for each datagram.
+pub const MOST_SEGS: usize = 2 * uso::MOST;
+/// The virtio-net header, the headers of the whole, the payloads.
+const PARTS: usize = 2 + MOST_SEGS;
+
+/// Writes the datagrams at the front of `burst` as one frame. `header_bytes`: of the virtio-net header.
+///
+/// # Errors
+/// As [`sys::write_parts`]; EINVAL: the kernel cuts no datagrams.
+pub fn write(
+    fd: std::os::fd::BorrowedFd<'_>,
+    joined: &Joined,
+    burst: &Burst,
+    header_bytes: usize,
+) -> std::io::Result<usize> {
+    let header = vnet::request(&joined.offload);
+    let mut parts = [sys::Part::EMPTY; PARTS];
+    parts[0] = sys::Part::bytes(&header[..header_bytes]);
+    parts[1] = sys::Part::bytes(joined.headers());
+    let payload = burst.iter().take(joined.count).flat_map(|p| {
+        let mut mbufs = p.chain.iter();
+        let front = mbufs.next().map_or(&[][..], |m| m.as_slice());
+        let rest = front.get(joined.headers().len()..).unwrap_or_default();
+        let others = mbufs.filter(|m| !m.is_empty()).map(sys::Part::mbuf);
+        (!rest.is_empty()).then(|| sys::Part::bytes(rest)).into_iter().chain(others)
+    });
+    let mut used = 2;
+    for (to, part) in parts[2..].iter_mut().zip(payload) {
+        *to = part;
+        used += 1;
+    }
+    sys::write_parts(fd, &parts[..used])
+}
