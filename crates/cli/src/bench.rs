@@ -5,6 +5,7 @@ use crate::bench_recv::RecvArgs;
 use crate::bench_route::RouteArgs;
 use crate::bench_scale::ScaleArgs;
 use crate::bench_send::{SendArgs, SendFileArgs};
+use crate::bench_udp::UdpArgs;
 use crate::bench_wake::WakeArgs;
 use crate::failure::{During, Failure, Outcome};
 use crate::stream::{self, Device, Options, Stack};
@@ -20,6 +21,7 @@ use fulmar_lab::report::{self, Machine};
 use fulmar_lab::routes;
 use fulmar_lab::scale;
 use fulmar_lab::send;
+use fulmar_lab::udp;
 use fulmar_lab::wake;
 use serde_json::Value;
 use std::io;
@@ -50,6 +52,7 @@ enum What {
     Burst(BurstArgs),
     Route(RouteArgs),
     Scale(ScaleArgs),
+    Udp(UdpArgs),
     Wake(WakeArgs),
 }
 
@@ -124,6 +127,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         What::Burst(args) => return run_burst(args, isolated),
         What::Route(args) => return run_route(args),
         What::Scale(args) => return run_scale(args),
+        What::Udp(args) => return run_udp(args, isolated),
         What::Wake(args) => return run_wake(args, isolated),
     };
     let measured = measured.during("cannot measure")?;
@@ -144,6 +148,14 @@ fn run_route(args: &RouteArgs) -> Outcome<ExitCode> {
 /// Sockets cost per packet: their report is their own.
 fn run_scale(args: &ScaleArgs) -> Outcome<ExitCode> {
     let found = scale::run(&args.options()).during("cannot measure")?;
+    let machine = Machine::here();
+    println!("{}", found.text(&machine));
+    write_own(args.files(), &found.json(&machine, &command_line()))
+}
+
+/// Datagrams cost per packet: their report is their own.
+fn run_udp(args: &UdpArgs, isolated: io::Result<()>) -> Outcome<ExitCode> {
+    let found = udp::run(&args.options(), isolated).during("cannot measure")?;
     let machine = Machine::here();
     println!("{}", found.text(&machine));
     write_own(args.files(), &found.json(&machine, &command_line()))
@@ -209,6 +221,7 @@ impl What {
             What::Burst(a) => a.files(),
             What::Route(a) => a.files(),
             What::Scale(a) => a.files(),
+            What::Udp(a) => a.files(),
             What::Wake(a) => a.files(),
         }
     }

@@ -43,6 +43,7 @@ pub mod site;
 pub mod stats;
 pub mod stream;
 mod sys;
+pub mod udp;
 mod uring;
 pub mod wake;
 pub mod without_tso;

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::ops::ControlFlow;
 
 use fulmar_base::{Counter, Counters, DropReason, Instant, Offload, Probe, Stage, Variation};
-use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError};
-use fulmar_mbuf::{Chain, Pool};
+use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError, Template};
+use fulmar_mbuf::{Chain, Pool, Purpose};
 use fulmar_netdev::offload::{self, Refusal};
 use fulmar_netdev::{Burst, Caps, Device, Gather, Packet};
 use fulmar_tcp::{Emit, EmitError, PathInfo, SegmentOut, WindowBudget};
@@ -294,6 +294,41 @@ pub struct TcpEmit<'a, P: Probe> {
     pub dst: IpAddr,
     pub zone: u32,
     pub ttl: Option<u8>,
+    /// The lower headers of its segments, if they are known.
+    pub template: Option<&'a Template>,
+}
+
+impl<P: Probe> TcpEmit<'_, P> {
+    /// Sends a segment by ready-made headers.
+    fn emit_by(
+        &mut self,
+        template: &Template,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        seg: SegmentOut,
+    ) -> Result<(), EmitError> {
+        let SegmentOut { mut chain, offload, .. } = seg;
+        let (bytes, payload_bytes) = (template.header_bytes(), chain.len() as u16);
+        let mut is_written = false;
+        if let Ok(room) = chain.prepend(bytes, pool, Purpose::Control) {
+            is_written = template.emit(payload_bytes, self.ip.take_ident(1), room).is_some();
+        }
+        if !is_written {
+            counters.drop_packet(DropReason::NoBuffer);
+            pool.free(chain);
+            return Err(EmitError::Lost);
+        }
+        let stages = [Stage::RouteFound, Stage::IpOutput, Stage::EtherOutput];
+        if stages.into_iter().any(|stage| self.probe.stage(stage).is_break()) {
+            pool.free(chain);
+            return Ok(());
+        }
+        let sink = &mut Sink { link: self.link, probe: self.probe };
+        sink.frame(pool, counters, chain, offload.shift(bytes as u16)).map_err(|chain| {
+            pool.free(chain);
+            EmitError::Full
+        })
+    }
 }
 
 impl<P: Probe> Emit for TcpEmit<'_, P> {
@@ -306,6 +341,11 @@ impl<P: Probe> Emit for TcpEmit<'_, P> {
         if self.probe.stage(Stage::TransportOutput).is_break() {
             pool.free(seg.chain);
             return Ok(());
+        }
+        if let Some(template) = self.template
+            && template.fits(seg.chain.len(), &seg.offload)
+        {
+            return self.emit_by(template, pool, counters, seg);
         }
         let packet = Outgoing {
             src: self.src,

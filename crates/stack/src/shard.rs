@@ -31,8 +31,8 @@ use crate::shortage::Shortage;
 use crate::slab::Slab;
 use crate::sockets::Socket;
 use crate::stock::Stocks;
+use crate::templates::Templates;
 use crate::time_wait::TimeWaitTable;
-use crate::udp_templates::Templates;
 use crate::watch::Wakes;
 use crate::wheel::{TimerId, Wheel};
 

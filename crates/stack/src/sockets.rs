@@ -11,7 +11,7 @@ use fulmar_udp::UdpSocket;
 
 use crate::net::FlowPath;
 use crate::recv_calls::RecvEntry;
-use crate::udp_templates::UdpTemplate;
+use crate::templates::UdpTemplate;
 use crate::watch::Watch;
 use crate::wheel::TimerId;
 

@@ -325,6 +325,7 @@ impl<P: Probe> Shard<P> {
             dst: key.remote_ip(),
             zone: key.zone,
             ttl: None,
+            template: None,
         };
         let _ = fulmar_tcp::Emit::emit(&mut out, pool, counters, seg);
     }

@@ -1,6 +1,7 @@
 //! TCP on its way down: connections that have something to send take their turn, and their timers.
 
 use fulmar_base::{Instant, Probe, SlotId};
+use fulmar_ip::Template;
 use fulmar_tcp::Sent;
 
 use crate::net::{Net, TcpEmit};
@@ -50,9 +51,11 @@ impl<P: Probe> Shard<P> {
     /// caller sees to it that it is.
     fn output_turn(&mut self, now: Instant, id: SlotId) -> bool {
         self.refresh_path(id);
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return true };
+        let Shard { sockets, net, templates, .. } = self;
+        let Some(Socket::Tcp(entry)) = sockets.get_mut(id) else { return true };
         entry.is_queued = false;
-        let sent = run_engine(&mut self.net, now, entry);
+        let template = templates.of_flow((id, entry.tcb.key()), entry.ttl, &net.ip, now);
+        let sent = run_engine(net, now, entry, template);
         self.arm_timer(id);
         match sent {
             Sent::Done => {
@@ -109,7 +112,12 @@ impl<P: Probe> Shard<P> {
     }
 }
 
-fn run_engine<P: Probe>(net: &mut Net<P>, now: Instant, entry: &mut TcpEntry) -> Sent {
+fn run_engine<P: Probe>(
+    net: &mut Net<P>,
+    now: Instant,
+    entry: &mut TcpEntry,
+    template: Option<&Template>,
+) -> Sent {
     let Net { pool, counters, window, ip, link, probe, .. } = net;
     let key = *entry.tcb.key();
     let mut out = TcpEmit {
@@ -121,6 +129,7 @@ fn run_engine<P: Probe>(net: &mut Net<P>, now: Instant, entry: &mut TcpEntry) ->
         dst: key.remote_ip(),
         zone: key.zone,
         ttl: entry.ttl,
+        template,
     };
     let mut env = fulmar_tcp::Env { now, pool, counters, window };
     entry.tcb.output(&mut env, &entry.path.info, &mut out)

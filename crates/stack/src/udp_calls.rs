@@ -7,13 +7,14 @@ use fulmar_base::{
     Counter, DropReason, FlowKey, GsoKind, Instant, Probe, SlotId, Stage, with_zone, zone_of,
 };
 use fulmar_ip::{Delivered, EchoReply, ErrorKind, QuotedError};
-use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
+use fulmar_mbuf::{Chain, Purpose};
 use fulmar_socket::{SocketError, Step};
 use fulmar_udp::{BindError, BindOptions, Datagram, UdpError, UdpSocket};
 
 use crate::net::{Net, Sink};
 use crate::shard::Shard;
 use crate::sockets::{Echo, PING_REPLIES, PingEntry, Socket, UdpEntry};
+use crate::udp_output::MAX_SEGMENTS;
 
 impl<P: Probe> Shard<P> {
     pub(crate) fn udp_entry(&mut self, id: SlotId) -> Result<&mut UdpEntry, SocketError> {
@@ -29,7 +30,8 @@ impl<P: Probe> Shard<P> {
         let Net { pool, counters, .. } = &mut self.net;
         let about = d.ip_header;
         let group = d.broadcast_or_multicast;
-        let cut = d.offload.gso.filter(|g| g.kind == GsoKind::Udp).map(|g| g.segment_bytes);
+        let segment_bytes = d.offload.gso.filter(|g| g.kind == GsoKind::Udp);
+        let segment_bytes = segment_bytes.map(|g| usize::from(g.segment_bytes));
         let Ok(datagram) =
             fulmar_udp::input(d.src, d.dst, d.zone, d.chain, d.offload, pool, counters)
         else {
@@ -40,7 +42,10 @@ impl<P: Probe> Shard<P> {
         }
         let to = self.socket_of_datagram(&datagram);
         match to {
-            Some(id) => self.deliver_datagrams(id, datagram, cut),
+            Some(id) => match segment_bytes.filter(|n| *n > 0 && *n < datagram.payload.len()) {
+                None => self.deliver_datagram(id, datagram),
+                Some(segment_bytes) => self.deliver_run(id, datagram, segment_bytes),
+            },
             None => {
                 self.net.counters.drop_packet(DropReason::UdpNoSocket);
                 let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
@@ -53,24 +58,28 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// Delivers a datagram, or those that a super-datagram stands for: `cut` bytes each, the last one
-    /// what is left. Each of these gets memory of its own, so that it is charged for what it is.
-    fn deliver_datagrams(&mut self, id: SlotId, whole: Datagram, cut: Option<u16>) {
-        let unit = cut.map_or(usize::MAX, |bytes| usize::from(bytes).max(1));
-        if whole.payload.len() <= unit {
-            return self.deliver_datagram(id, whole);
+    /// A run of datagrams that came as one super-frame: each is delivered by itself. They are copied
+    /// apart, since a queue that refers to a frame of 64 KiB for each of them would soon be full.
+    fn deliver_run(&mut self, id: SlotId, run: Datagram, segment_bytes: usize) {
+        let Datagram { src, dst, payload } = run;
+        if payload.len().div_ceil(segment_bytes) > MAX_SEGMENTS {
+            self.net.counters.drop_packet(DropReason::BadOffload);
+            return self.net.pool.free(payload);
         }
         let mut at = 0;
-        while at < whole.payload.len() {
-            let bytes = unit.min(whole.payload.len() - at);
-            let Net { pool, counters, .. } = &mut self.net;
-            match copied(&whole.payload, at, bytes, pool) {
-                Ok(payload) => self.deliver_datagram(id, Datagram { payload, ..whole }),
-                Err(_) => counters.drop_packet(DropReason::NoBuffer),
+        while at < payload.len() {
+            let len = segment_bytes.min(payload.len() - at);
+            let Ok(mut one) = self.net.pool.alloc_chain(len, 0, Purpose::Receive) else {
+                self.net.counters.drop_packet(DropReason::NoBuffer);
+                break;
+            };
+            for piece in one.slices_mut() {
+                at += payload.copy_to(at, piece);
             }
-            at += bytes;
+            self.net.counters.add(Counter::CopiedBytes, len as u64);
+            self.deliver_datagram(id, Datagram { src, dst, payload: one });
         }
-        self.net.pool.free(whole.payload);
+        self.net.pool.free(payload);
     }
 
     fn deliver_datagram(&mut self, id: SlotId, datagram: Datagram) {
@@ -479,11 +488,4 @@ pub(crate) fn ports_of(d: &Delivered) -> Option<FlowKey> {
     let local = with_zone(d.dst, u16::from_be_bytes([d0, d1]), d.zone);
     let remote = with_zone(d.src, u16::from_be_bytes([s0, s1]), d.zone);
     Some(FlowKey::new(local, remote))
-}
-
-/// A part of a chain, in memory of its own.
-fn copied(from: &Chain, at: usize, bytes: usize, pool: &mut Pool) -> Result<Chain, NoBuffer> {
-    let mut m = pool.alloc(bytes, 0, Purpose::Receive)?;
-    from.copy_to(at, m.append(bytes).ok_or(NoBuffer)?);
-    Ok(Chain::from(m))
 }

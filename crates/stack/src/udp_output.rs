@@ -22,8 +22,8 @@ use fulmar_wire::udp::HEADER_BYTES;
 use crate::net::{Net, Sink};
 use crate::shard::Shard;
 use crate::sockets::Socket;
+use crate::templates::{HeaderOptions, UdpTemplate};
 use crate::udp_calls::{check_family, udp_error, unmap};
-use crate::udp_templates::{HeaderOptions, UdpTemplate};
 
 /// Room in front of a payload, so that all headers go into its own mbuf.
 const HEADROOM: usize = fulmar_udp::HEADROOM_BYTES;

@@ -10,7 +10,7 @@ mod flow;
 mod found;
 pub mod rig;
 #[allow(unsafe_code)]
-mod sys;
+pub(crate) mod sys;
 
 use std::io;
 use std::time::{Duration, Instant};

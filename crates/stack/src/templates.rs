@@ -1,12 +1,13 @@
-//! The headers of a datagram's flow, from Ethernet to UDP, ready-made.
+//! The headers of flows, ready-made: of datagrams from Ethernet to UDP, of segments to IP.
 //!
-//! A connected socket has its own; for the destinations of the others the shard has a small
-//! direct-mapped cache. Either is used only while `ip` says that it holds, and only for what fits its
-//! path; everything else goes the long way, which leaves a new one behind.
+//! A connected datagram socket has its own; for the destinations of the others, and for connections,
+//! the shard has small direct-mapped caches, so that an idle connection costs nothing. Each is used
+//! only while `ip` says that it holds, and only for what fits its path; everything else goes the long
+//! way, which leaves a new one behind.
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Instant, SlotId};
+use fulmar_base::{FlowKey, Instant, SlotId};
 use fulmar_ip::{Flow, Ip};
 use fulmar_udp::UdpSocket;
 use fulmar_wire::protocol;
@@ -15,6 +16,9 @@ use fulmar_wire::udp::HEADER_BYTES;
 /// Destinations remembered: a collision costs a few look-ups, so that this only needs to cover what is
 /// active at the same time.
 const CACHED: usize = 64;
+
+/// Connections whose headers are remembered: as many as are busy at the same time on one core.
+const FLOWS: usize = 128;
 
 /// What a socket's options say about the headers of its datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,6 +96,15 @@ impl UdpTemplate {
 pub(crate) struct Templates {
     /// Empty until one is kept.
     entries: Vec<Option<(SlotId, UdpTemplate)>>,
+    /// Those of connections, empty until one is kept.
+    flows: Vec<Option<FlowTemplate>>,
+}
+
+/// The headers of a connection, and what they were made for.
+struct FlowTemplate {
+    owner: SlotId,
+    ttl: Option<u8>,
+    ip: fulmar_ip::Template,
 }
 
 impl Templates {
@@ -100,6 +113,30 @@ impl Templates {
     pub fn find(&self, id: SlotId, remote: &SocketAddr) -> Option<&UdpTemplate> {
         let (owner, template) = self.entries.get(index_of(id, remote))?.as_ref()?;
         (*owner == id && template.remote == *remote).then_some(template)
+    }
+
+    /// The headers of a connection's segments, made anew where those known no longer hold. `None`: they
+    /// have to go the long way.
+    #[inline]
+    pub fn of_flow(
+        &mut self,
+        (id, key): (SlotId, &FlowKey),
+        ttl: Option<u8>,
+        ip: &Ip,
+        now: Instant,
+    ) -> Option<&fulmar_ip::Template> {
+        let at = id.index as usize & (FLOWS - 1);
+        let known = self.flows.get(at).and_then(Option::as_ref);
+        let holds = |t: &FlowTemplate| t.owner == id && t.ttl == ttl && ip.holds(&t.ip, now);
+        if !known.is_some_and(holds) {
+            let made =
+                FlowTemplate { owner: id, ttl, ip: ip.template_of(&flow_of(key, ttl), now)? };
+            if self.flows.is_empty() {
+                self.flows.resize_with(FLOWS, || None);
+            }
+            *self.flows.get_mut(at)? = Some(made);
+        }
+        self.flows.get(at)?.as_ref().map(|t| &t.ip)
     }
 
     /// Remembers, in the place of whatever was there.
@@ -111,6 +148,20 @@ impl Templates {
         if let Some(entry) = self.entries.get_mut(at) {
             *entry = Some((id, template));
         }
+    }
+}
+
+/// The packets of a connection.
+fn flow_of(key: &FlowKey, ttl: Option<u8>) -> Flow {
+    Flow {
+        src: key.local_ip(),
+        dst: key.remote_ip(),
+        zone: key.zone,
+        ports: (key.local_port, key.remote_port),
+        protocol: protocol::TCP,
+        ttl,
+        dscp_ecn: 0,
+        dont_fragment: true,
     }
 }
 

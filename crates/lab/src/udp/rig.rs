@@ -1,0 +1,328 @@
+//! Who sends the datagrams of `bench udp`, and who takes them away.
+//!
+//! Only the sending thread is timed, by its CPU time without simulated hardware. What arrives at a
+//! kernel socket is counted and taken away between the timed sections, by the same thread, so that the
+//! receiver's queue never fills; what the kernel does for the receiver inside the sender's calls (all
+//! the way to that queue, over TAP and veth alike) is in the figure.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use fulmar::devices::{self, sim::SimConfig};
+use fulmar::{Cidr, SendMessage, Stack};
+
+use super::Method;
+use crate::burst::sys::Batch;
+use crate::netlink::VethEnd;
+use crate::netns::Netns;
+use crate::{cpu, site, sys};
+
+/// Datagrams of a timed section: as many as the receiver's queue is sure to hold.
+const SECTION: usize = 256;
+/// Datagrams of a timed section where nobody has to take them away.
+const LONG_SECTION: usize = 4096;
+/// Datagrams per call of the ways that send many.
+pub const BATCH: usize = 64;
+/// Where the simulated peer discards (RFC 863), and where kernel receivers listen.
+const PORT: u16 = 9;
+/// Looks for what has not arrived yet.
+const PATIENCE: usize = 100;
+const SIM_NEAR: Ipv4Addr = Ipv4Addr::new(10, 72, 6, 1);
+const SIM_FAR: Ipv4Addr = Ipv4Addr::new(10, 72, 6, 2);
+/// `linux/udp.h`.
+const SOL_UDP: i32 = 17;
+const UDP_SEGMENT: i32 = 103;
+
+/// What a run of a way cost.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cost {
+    /// CPU time of the sending thread, without simulated hardware.
+    pub cpu: Duration,
+    /// Time by the clock.
+    pub wall: Duration,
+    /// Datagrams sent.
+    pub datagrams: u64,
+    /// Of those, how many did not arrive where that is looked at.
+    pub lost: u64,
+}
+
+impl Cost {
+    /// CPU nanoseconds per datagram.
+    pub fn ns(&self) -> f64 {
+        self.cpu.as_nanos() as f64 / self.datagrams.max(1) as f64
+    }
+
+    /// Datagrams per second by the clock.
+    pub fn pps(&self) -> f64 {
+        self.datagrams as f64 / self.wall.as_secs_f64().max(1e-9)
+    }
+}
+
+/// Somebody who sends.
+pub trait Rig {
+    /// Sends about so many datagrams of `bytes`.
+    fn send(&mut self, method: Method, bytes: usize, count: usize) -> io::Result<()>;
+    /// Takes away what arrived of `count`; how many.
+    fn drain(&mut self, bytes: usize, count: usize) -> io::Result<usize>;
+    /// Datagrams of a timed section.
+    fn section(&self) -> usize;
+}
+
+/// Runs a way for about `slice`.
+pub fn run(rig: &mut dyn Rig, method: Method, bytes: usize, slice: Duration) -> io::Result<Cost> {
+    let (began, section) = (Instant::now(), rig.section());
+    // The first warms: caches, templates, the pool's stacks.
+    rig.send(method, bytes, section)?;
+    rig.drain(bytes, section)?;
+    let mut cost = Cost::default();
+    while cost.datagrams == 0 || began.elapsed() < slice {
+        let (hardware, start) = (devices::sim::thread_hardware_ns(), Instant::now());
+        let before = cpu::thread_cpu()?;
+        rig.send(method, bytes, section)?;
+        let spent = cpu::thread_cpu()?.saturating_sub(before);
+        cost.wall += start.elapsed();
+        let hardware = Duration::from_nanos(devices::sim::thread_hardware_ns() - hardware);
+        cost.cpu += spent.saturating_sub(hardware);
+        cost.datagrams += section as u64;
+        cost.lost += (section - rig.drain(bytes, section)?.min(section)) as u64;
+    }
+    if cost.lost * 10 > cost.datagrams {
+        let Cost { lost, datagrams, .. } = cost;
+        return Err(io::Error::other(format!("{lost} of {datagrams} datagrams did not arrive")));
+    }
+    Ok(cost)
+}
+
+/// The kernel socket at the far end.
+struct Receiver {
+    socket: UdpSocket,
+    batch: Batch,
+    bytes: usize,
+}
+
+impl Receiver {
+    fn new(netns: &Netns, ip: Ipv4Addr) -> io::Result<Receiver> {
+        let socket = netns.run(|| UdpSocket::bind((ip, PORT)))?;
+        let bytes = (16i32 << 20).to_ne_bytes();
+        let set = |option| sys::setsockopt(socket.as_fd(), libc::SOL_SOCKET, option, &bytes);
+        set(libc::SO_RCVBUFFORCE).or_else(|_| set(libc::SO_RCVBUF))?;
+        Ok(Receiver { socket, batch: Batch::new(0, 0), bytes: 0 })
+    }
+
+    fn drain(&mut self, bytes: usize, count: usize) -> io::Result<usize> {
+        if self.bytes != bytes {
+            (self.batch, self.bytes) = (Batch::new(SECTION, bytes + 1), bytes);
+        }
+        let (mut came, mut vain) = (0, 0);
+        while came < count && vain < PATIENCE {
+            match self.batch.receive(self.socket.as_fd(), SECTION) {
+                Ok(n) => came += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    vain += 1;
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(came)
+    }
+}
+
+/// fulmar's sockets, on the simulated device or on TAP.
+pub struct Ours {
+    connected: fulmar::UdpSocket,
+    open: fulmar::UdpSocket,
+    far: SocketAddr,
+    receiver: Option<Receiver>,
+    payload: Vec<u8>,
+    stack: Stack,
+    _site: Option<Netns>,
+}
+
+impl Ours {
+    /// On a simulated device whose modelled peer discards.
+    pub fn sim() -> io::Result<Ours> {
+        let (device, _) = devices::sim_nic(SimConfig::default()).map_err(io::Error::other)?;
+        Ours::over(device, SIM_NEAR, SIM_FAR, None)
+    }
+
+    /// On a TAP to the kernel, where a socket receives.
+    pub fn tap() -> io::Result<Ours> {
+        let site = site::tap(|name| devices::tap(name).map_err(io::Error::other))?;
+        let receiver = Receiver::new(&site.peer_netns, site::PEER_IP)?;
+        let ours = Ours::over(site.device, site::OUR_IP, site::PEER_IP, Some(receiver))?;
+        Ok(Ours { _site: Some(site.peer_netns), ..ours })
+    }
+
+    fn over(
+        device: Box<dyn fulmar::Device>,
+        near: Ipv4Addr,
+        far: Ipv4Addr,
+        receiver: Option<Receiver>,
+    ) -> io::Result<Ours> {
+        let address = Cidr { address: IpAddr::V4(near), prefix_len: 24 };
+        let builder = Stack::builder().device(device).address(address).name("bench udp").unlisted();
+        let stack = builder.build().map_err(io::Error::other)?;
+        let far = SocketAddr::from((far, PORT));
+        let connected = fulmar::UdpSocket::bind(&stack, (near, 0))?;
+        connected.connect(far)?;
+        let open = fulmar::UdpSocket::bind(&stack, (near, 0))?;
+        let mut ours =
+            Ours { connected, open, far, receiver, payload: Vec::new(), stack, _site: None };
+        ours.meet_neighbour()?;
+        Ok(ours)
+    }
+
+    /// The first datagrams ask for the neighbour's address; from then on it is known.
+    fn meet_neighbour(&mut self) -> io::Result<()> {
+        for _ in 0..8 {
+            self.connected.send(b"hello")?;
+            std::thread::sleep(Duration::from_millis(2));
+            let polled = self.stack.host().poll();
+            polled.map_err(|e| io::Error::from_raw_os_error(e.errno()))?;
+        }
+        self.drain(8, SECTION).map(drop)
+    }
+
+    fn send_many(&self, bytes: usize, count: usize, alike: bool) -> io::Result<()> {
+        let message = |i: usize| {
+            // Two sizes in turn cannot leave as one run.
+            let len = if alike { bytes } else { bytes - (i & 1) };
+            SendMessage::new(&self.payload[..len])
+        };
+        let messages: [SendMessage<'_>; BATCH] = std::array::from_fn(message);
+        let mut sent = 0;
+        while sent < count {
+            sent += self.connected.send_many(&messages[..BATCH.min(count - sent)])?;
+        }
+        Ok(())
+    }
+}
+
+impl Rig for Ours {
+    fn send(&mut self, method: Method, bytes: usize, count: usize) -> io::Result<()> {
+        let run = runs(bytes);
+        if self.payload.len() < bytes * run {
+            self.payload.resize(bytes * run, 0x5a);
+        }
+        let one = &self.payload[..bytes];
+        match method {
+            Method::Connected => (0..count).try_for_each(|_| self.connected.send(one).map(drop)),
+            Method::Unconnected => {
+                (0..count).try_for_each(|_| self.open.send_to(one, self.far).map(drop))
+            }
+            Method::Many => self.send_many(bytes, count, true),
+            Method::Apart => self.send_many(bytes, count, false),
+            Method::Segmented => {
+                let run = &self.payload[..bytes * run];
+                (0..count / runs(bytes))
+                    .try_for_each(|_| self.connected.send_segmented(run, bytes).map(drop))?;
+                (0..count % runs(bytes)).try_for_each(|_| self.connected.send(one).map(drop))
+            }
+        }
+    }
+
+    fn drain(&mut self, bytes: usize, count: usize) -> io::Result<usize> {
+        self.receiver.as_mut().map_or(Ok(count), |r| r.drain(bytes, count))
+    }
+
+    fn section(&self) -> usize {
+        if self.receiver.is_some() { SECTION } else { LONG_SECTION }
+    }
+}
+
+/// Datagrams of one run: a whole batch, if that fits a packet of 64 KiB.
+fn runs(bytes: usize) -> usize {
+    BATCH.min(65_000 / bytes.max(1)).max(1)
+}
+
+/// The kernel's own sockets on veth.
+pub struct Kernel {
+    connected: UdpSocket,
+    open: UdpSocket,
+    /// Cuts what it is given.
+    segmenting: UdpSocket,
+    segment_bytes: usize,
+    receiver: Receiver,
+    payload: Vec<u8>,
+    batch: Batch,
+    batch_bytes: usize,
+    _ends: [Netns; 2],
+}
+
+impl Kernel {
+    /// Makes two namespaces and the pair.
+    pub fn new() -> io::Result<Kernel> {
+        let (near, far) = (Netns::new()?, Netns::new()?);
+        let end = |name, last| VethEnd { name, mac: [2, 0, 0, 0, 0x75, last], mtu: site::MTU };
+        near.add_veth(&end("veth0", 1), &far, &end("veth1", 2))?;
+        near.set_address("veth0", site::OUR_IP.into(), site::PREFIX)?;
+        far.set_address("veth1", site::PEER_IP.into(), site::PREFIX)?;
+        let receiver = Receiver::new(&far, site::PEER_IP)?;
+        let open = || near.run(|| UdpSocket::bind((site::OUR_IP, 0)));
+        let connected = || {
+            let socket = open()?;
+            socket.connect((site::PEER_IP, PORT))?;
+            Ok::<_, io::Error>(socket)
+        };
+        Ok(Kernel {
+            connected: connected()?,
+            open: open()?,
+            segmenting: connected()?,
+            segment_bytes: 0,
+            receiver,
+            payload: Vec::new(),
+            batch: Batch::new(0, 0),
+            batch_bytes: 0,
+            _ends: [near, far],
+        })
+    }
+
+    fn prepare(&mut self, bytes: usize) -> io::Result<()> {
+        if self.batch_bytes != bytes {
+            (self.batch, self.batch_bytes) = (Batch::new(BATCH, bytes), bytes);
+            self.payload = vec![0x5a; bytes * runs(bytes)];
+        }
+        if self.segment_bytes != bytes {
+            let value = (bytes as i32).to_ne_bytes();
+            sys::setsockopt(self.segmenting.as_fd(), SOL_UDP, UDP_SEGMENT, &value)?;
+            self.segment_bytes = bytes;
+        }
+        Ok(())
+    }
+}
+
+impl Rig for Kernel {
+    fn send(&mut self, method: Method, bytes: usize, count: usize) -> io::Result<()> {
+        self.prepare(bytes)?;
+        let one = &self.payload[..bytes];
+        match method {
+            Method::Connected => (0..count).try_for_each(|_| self.connected.send(one).map(drop)),
+            Method::Unconnected => {
+                (0..count).try_for_each(|_| self.open.send_to(one, (site::PEER_IP, PORT)).map(drop))
+            }
+            Method::Many | Method::Apart => {
+                let mut sent = 0;
+                while sent < count {
+                    sent += self.batch.send(self.connected.as_fd(), BATCH.min(count - sent))?;
+                }
+                Ok(())
+            }
+            Method::Segmented => {
+                (0..count / runs(bytes))
+                    .try_for_each(|_| self.segmenting.send(&self.payload).map(drop))?;
+                (0..count % runs(bytes)).try_for_each(|_| self.segmenting.send(one).map(drop))
+            }
+        }
+    }
+
+    fn drain(&mut self, bytes: usize, count: usize) -> io::Result<usize> {
+        self.receiver.drain(bytes, count)
+    }
+
+    fn section(&self) -> usize {
+        SECTION
+    }
+}
