@@ -2,7 +2,9 @@
 
 use core::net::IpAddr;
 
-use fulmar_base::{Counters, DropReason, EtherAddr, Instant, Offload, Stage, Variation, Zone};
+use fulmar_base::{
+    Counters, DropReason, EtherAddr, GsoKind, Instant, Offload, Stage, Variation, Zone,
+};
 use fulmar_mbuf::{Chain, Pool, Purpose};
 use fulmar_route::Resolution;
 use fulmar_wire::{WireError, eth, ipv4, ipv6};
@@ -147,7 +149,9 @@ impl Ip {
         if (is_too_big && !may_cut) || is_too_long(chain, header.dst) {
             return Err(Stopped::Refused(OutputError::TooBig { mtu }, DropReason::PacketTooBig));
         }
+        let further = further_datagrams(&offload, chain.len());
         let pushed = self.encapsulate(cx, &header, ether, chain)?;
+        self.ident = self.ident.wrapping_add(further);
         Ok(Prepared { hop, offload: offload.shift(pushed), cut_to: is_too_big.then_some(mtu) })
     }
 
@@ -355,6 +359,13 @@ fn largest_packet(chain: &Chain, offload: &Offload, dst: IpAddr) -> usize {
         None => chain.len(),
     };
     transport_bytes.saturating_add(ip_header_of(dst).0)
+}
+
+/// Datagrams of a run beyond the first one, each of which takes an identification when it is cut off.
+fn further_datagrams(offload: &Offload, transport_bytes: usize) -> u16 {
+    let Some(gso) = offload.gso.filter(|g| g.kind == GsoKind::Udp) else { return 0 };
+    let payload_bytes = transport_bytes.saturating_sub(gso.header_bytes.into());
+    payload_bytes.saturating_sub(1).checked_div(gso.segment_bytes.into()).unwrap_or(0) as u16
 }
 
 /// Whether the length does not fit its field, which even a super-segment needs.

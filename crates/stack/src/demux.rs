@@ -8,8 +8,10 @@
 //!
 //! Invariant: the index holds each connection that packets may find, once; its key is in the engine.
 
+use std::net::SocketAddr;
+
 use fulmar_base::{FlowHasher, FlowIndex, FlowKey, Probe, SlotId, with_zone};
-use fulmar_udp::UdpProbe;
+use fulmar_udp::{UdpProbe, UdpTable};
 use fulmar_wire::{eth, protocol};
 
 use crate::shard::Shard;
@@ -72,6 +74,23 @@ impl Foresight {
     fn hint(&self) -> Option<&Hint> {
         self.hints.get(self.at.checked_sub(1)?)
     }
+
+    /// The socket that a datagram from `remote` to `local` is for.
+    pub fn socket_of_datagram(
+        &self,
+        table: &UdpTable<SlotId>,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Option<SlotId> {
+        match self.hint() {
+            Some(Hint::Udp { key, found, .. })
+                if *key == FlowKey::new(local, remote) && self.changes.1 == table.changes() =>
+            {
+                *found
+            }
+            _ => table.lookup(local, remote),
+        }
+    }
 }
 
 impl<P: Probe> Shard<P> {
@@ -112,20 +131,6 @@ impl<P: Probe> Shard<P> {
                 *found
             }
             _ => self.flow(key),
-        }
-    }
-
-    /// The socket that a datagram is for.
-    pub(crate) fn socket_of_datagram(&self, datagram: &fulmar_udp::Datagram) -> Option<SlotId> {
-        let (local, remote) = (datagram.dst, datagram.src);
-        match self.foresight.hint() {
-            Some(Hint::Udp { key, found, .. })
-                if *key == FlowKey::new(local, remote)
-                    && self.foresight.changes.1 == self.udp.changes() =>
-            {
-                *found
-            }
-            _ => self.udp.lookup(local, remote),
         }
     }
 

@@ -9,7 +9,7 @@ use fulmar_base::{
 use fulmar_ip::{Delivered, EchoReply, ErrorKind, QuotedError};
 use fulmar_mbuf::{Chain, Purpose};
 use fulmar_socket::{SocketError, Step};
-use fulmar_udp::{BindError, BindOptions, Datagram, UdpError, UdpSocket};
+use fulmar_udp::{BindError, BindOptions, Datagram, Incoming, UdpError, UdpSocket};
 
 use crate::net::{Net, Sink};
 use crate::shard::Shard;
@@ -27,20 +27,10 @@ impl<P: Probe> Shard<P> {
 
     /// A packet for UDP, and for this shard.
     pub(crate) fn udp_input(&mut self, now: Instant, d: Delivered) {
-        let Net { pool, counters, .. } = &mut self.net;
-        let about = d.ip_header;
-        let group = d.broadcast_or_multicast;
+        let (about, group) = (d.ip_header, d.broadcast_or_multicast);
         let segment_bytes = d.offload.gso.filter(|g| g.kind == GsoKind::Udp);
         let segment_bytes = segment_bytes.map(|g| usize::from(g.segment_bytes));
-        let Ok(datagram) =
-            fulmar_udp::input(d.src, d.dst, d.zone, d.chain, d.offload, pool, counters)
-        else {
-            return;
-        };
-        if self.ends_at(Stage::Demultiplexed) {
-            return self.net.pool.free(datagram.payload);
-        }
-        let to = self.socket_of_datagram(&datagram);
+        let Some((datagram, to)) = self.recognise(d, segment_bytes.is_some()) else { return };
         match to {
             Some(id) => match segment_bytes.filter(|n| *n > 0 && *n < datagram.payload.len()) {
                 None => self.deliver_datagram(id, datagram),
@@ -56,6 +46,28 @@ impl<P: Probe> Shard<P> {
                 }
             }
         }
+    }
+
+    /// Checks a packet and finds its socket. One that a full queue is to drop is dropped before it is
+    /// summed: the price of a flood is to be small.
+    fn recognise(&mut self, d: Delivered, is_run: bool) -> Option<(Datagram, Option<SlotId>)> {
+        let Shard { net, sockets, udp, foresight, .. } = self;
+        let Net { pool, counters, probe, .. } = net;
+        let Delivered { src, dst, zone, chain, offload, .. } = d;
+        let packet = Incoming { src, dst, zone, chain, offload };
+        let look = |from, to, storage_bytes| {
+            if probe.stage(Stage::Demultiplexed).is_break() {
+                return Err(None);
+            }
+            let found = foresight.socket_of_datagram(udp, to, from);
+            let refusal = match found.and_then(|id| sockets.get(id)) {
+                // Of a run some may fit.
+                Some(Socket::Udp(s)) if !is_run => s.socket.refusal(storage_bytes),
+                _ => None,
+            };
+            refusal.map_or(Ok(found), |reason| Err(Some(reason)))
+        };
+        fulmar_udp::input_for(packet, pool, counters, look).ok()
     }
 
     /// A run of datagrams that came as one super-frame: each is delivered by itself. They are copied

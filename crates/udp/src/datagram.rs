@@ -64,33 +64,68 @@ pub fn input(
     src: IpAddr,
     dst: IpAddr,
     zone: Zone,
-    mut chain: Chain,
+    chain: Chain,
     offload: Offload,
     pool: &mut Pool,
     counters: &mut Counters,
 ) -> Result<Datagram, Dropped> {
-    match check(src, dst, &mut chain, offload, pool) {
-        Ok(header) => {
+    let packet = Incoming { src, dst, zone, chain, offload };
+    input_for(packet, pool, counters, |_, _, _| Ok(())).map(|(datagram, ())| datagram)
+}
+
+/// A packet that room `ip` delivered, as for [`input`].
+#[derive(Debug)]
+pub struct Incoming {
+    /// Who sent it.
+    pub src: IpAddr,
+    /// Where it was sent to.
+    pub dst: IpAddr,
+    /// The interface, if one of them is link-local.
+    pub zone: Zone,
+    /// Starts at the UDP header.
+    pub chain: Chain,
+    /// Counts from there.
+    pub offload: Offload,
+}
+
+/// As [`input`], and asks in between whom the packet is for: when its header is understood, and before
+/// its bytes are read for the checksum. `look` gets both ends and the storage that the packet holds;
+/// with a reason the packet is dropped and counted, with `None` it is only freed.
+///
+/// # Errors
+/// As [`input`], and whatever `look` says.
+pub fn input_for<T>(
+    packet: Incoming,
+    pool: &mut Pool,
+    counters: &mut Counters,
+    look: impl FnOnce(SocketAddr, SocketAddr, usize) -> Result<T, Option<DropReason>>,
+) -> Result<(Datagram, T), Dropped> {
+    let Incoming { src, dst, zone, mut chain, offload } = packet;
+    let looked = check(&mut chain, pool).map_err(Some).and_then(|header| {
+        let from = with_zone(src, header.src_port, zone);
+        let to = with_zone(dst, header.dst_port, zone);
+        let found = look(from, to, chain.storage_bytes())?;
+        if !is_sum_right(src, dst, &header, &chain, offload) {
+            return Err(Some(DropReason::UdpChecksum));
+        }
+        Ok((from, to, found))
+    });
+    match looked {
+        Ok((src, dst, found)) => {
             chain.trim_front(HEADER_BYTES, pool);
-            let src = with_zone(src, header.src_port, zone);
-            let dst = with_zone(dst, header.dst_port, zone);
-            Ok(Datagram { src, dst, payload: chain })
+            Ok((Datagram { src, dst, payload: chain }, found))
         }
         Err(reason) => {
-            counters.drop_packet(reason);
+            if let Some(reason) = reason {
+                counters.drop_packet(reason);
+            }
             pool.free(chain);
             Err(Dropped)
         }
     }
 }
 
-fn check(
-    src: IpAddr,
-    dst: IpAddr,
-    chain: &mut Chain,
-    offload: Offload,
-    pool: &mut Pool,
-) -> Result<Header, DropReason> {
+fn check(chain: &mut Chain, pool: &mut Pool) -> Result<Header, DropReason> {
     if chain.len() < HEADER_BYTES {
         return Err(DropReason::UdpHeader);
     }
@@ -100,9 +135,6 @@ fn check(
     let surplus = chain.len().checked_sub(usize::from(header.length));
     let surplus = surplus.ok_or(DropReason::UdpHeader)?;
     chain.trim_back(surplus, pool);
-    if !is_sum_right(src, dst, &header, chain, offload) {
-        return Err(DropReason::UdpChecksum);
-    }
     Ok(header)
 }
 

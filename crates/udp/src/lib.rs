@@ -27,7 +27,9 @@ mod socket;
 mod table;
 mod template;
 
-pub use datagram::{Datagram, Dropped, HEADROOM_BYTES, OutputError, input, max_payload, output};
+pub use datagram::{
+    Datagram, Dropped, HEADROOM_BYTES, Incoming, OutputError, input, input_for, max_payload, output,
+};
 pub use socket::{UdpError, UdpSocket};
 pub use table::{BindError, BindOptions, Bound, UdpProbe, UdpTable};
 pub use template::{Template, offload_of};

@@ -89,20 +89,30 @@ impl UdpSocket {
     pub fn deliver(&mut self, d: Datagram, pool: &mut Pool, counters: &mut Counters) -> bool {
         let storage_bytes = d.payload.storage_bytes();
         let was_empty = self.queue.is_empty();
-        let total_bytes = self.queued_bytes.saturating_add(storage_bytes);
-        let held_bytes = total_bytes.saturating_add(self.lent_bytes);
-        let is_full = held_bytes > self.recv_limit_bytes.0 || self.queue.len() >= MAX_DATAGRAMS;
-        let may_always = was_empty && self.lent_bytes < self.recv_limit_bytes.0.max(1);
-        if self.is_shut || (is_full && !may_always) {
-            let full = DropReason::UdpBufferFull;
-            counters.drop_packet(if self.is_shut { DropReason::UdpNoSocket } else { full });
+        if let Some(reason) = self.refusal(storage_bytes) {
+            counters.drop_packet(reason);
             pool.free(d.payload);
             return false;
         }
         counters.count(Counter::UdpIn);
-        self.queued_bytes = total_bytes;
+        self.queued_bytes = self.queued_bytes.saturating_add(storage_bytes);
         self.queue.push_back(d);
         was_empty
+    }
+
+    /// Why a datagram with so much storage would be dropped now, if it would: for whoever can save work
+    /// by knowing early.
+    #[inline]
+    pub fn refusal(&self, storage_bytes: usize) -> Option<DropReason> {
+        let limit = self.recv_limit_bytes.0;
+        let held_bytes = self.queued_bytes.saturating_add(self.lent_bytes);
+        let is_over = held_bytes.saturating_add(storage_bytes) > limit;
+        let may_always = self.queue.is_empty() && self.lent_bytes < limit.max(1);
+        if self.is_shut {
+            return Some(DropReason::UdpNoSocket);
+        }
+        let is_full = is_over || self.queue.len() >= MAX_DATAGRAMS;
+        (is_full && !may_always).then_some(DropReason::UdpBufferFull)
     }
 
     /// Takes the oldest datagram.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use fulmar::UdpSocket;
+use fulmar::{RecvMessage, SendMessage, UdpSocket};
 
 use crate::support::{A, B, B6, PATIENCE, acquainted_stacks, buffers_come_home, pattern, within};
 
@@ -249,5 +249,81 @@ fn a_blocking_sender_waits_for_a_full_device() {
             assert_eq!(u32::from_ne_bytes(buf), i);
         }
         buffers_come_home(&[&a, &b]);
+    });
+}
+
+/// Receives `count` datagrams of up to 64 bytes, many at a time.
+fn receive_all(socket: &UdpSocket, count: usize) -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        let mut buffers = [[0u8; 64]; 50];
+        let mut messages = buffers.each_mut().map(|b| RecvMessage::new(b));
+        let n = socket.recv_many(&mut messages).unwrap();
+        assert!(n > 0);
+        all.extend(messages[..n].iter().map(|m| m.payload().to_vec()));
+    }
+    all
+}
+
+#[test]
+fn ten_thousand_messages_go_in_one_call_and_none_in_none() {
+    within(|| {
+        let (a, b) = acquainted_stacks();
+        let server = UdpSocket::bind(&b, (B, 53)).unwrap();
+        server.set_recv_buffer(64 << 20).unwrap();
+        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        let c = UdpSocket::bind(&a, "0.0.0.0:0").unwrap();
+        assert_eq!(c.send_many(&[]).unwrap(), 0);
+        assert_eq!(server.recv_many(&mut []).unwrap(), 0);
+        let nowhere = c.send_many(&[SendMessage::new(b"x")]).unwrap_err();
+        assert_eq!(nowhere.raw_os_error(), Some(libc::EDESTADDRREQ));
+        c.connect((B, 53)).unwrap();
+        let payloads: Vec<[u8; 4]> = (0..10_000u32).map(u32::to_ne_bytes).collect();
+        // Never more than the receiver's queue holds.
+        for part in payloads.chunks(1000) {
+            let messages: Vec<_> = part.iter().map(|p| SendMessage::new(p)).collect();
+            assert_eq!(c.send_many(&messages).unwrap(), messages.len());
+            let sent: Vec<_> = part.iter().map(|p| p.to_vec()).collect();
+            assert_eq!(receive_all(&server, part.len()), sent);
+        }
+        // All of them in one call: what nobody reads is lost at the receiver, but all are sent.
+        let all: Vec<_> = payloads.iter().map(|p| SendMessage::new(p)).collect();
+        assert_eq!(c.send_many(&all).unwrap(), 10_000);
+        buffers_come_home(&[&a]);
+    });
+}
+
+#[test]
+fn a_run_of_datagrams_comes_apart_at_the_other_end() {
+    within(|| {
+        let (a, b) = acquainted_stacks();
+        let server = UdpSocket::bind(&b, (B, 53)).unwrap();
+        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        let c = UdpSocket::bind(&a, "0.0.0.0:0").unwrap();
+        c.connect((B, 53)).unwrap();
+        let sent = pattern(0, 1000);
+        for _ in 0..2 {
+            assert_eq!(c.send_segmented(&sent, 48).unwrap(), 1000);
+            let came = receive_all(&server, 1000usize.div_ceil(48));
+            assert_eq!(came, sent.chunks(48).map(<[u8]>::to_vec).collect::<Vec<_>>());
+        }
+        let of = |r: std::io::Result<usize>| r.unwrap_err().raw_os_error();
+        assert_eq!(of(c.send_segmented(&pattern(0, 4000), 1473)), Some(libc::EMSGSIZE));
+        assert_eq!(of(c.send_segmented(&sent, 7)), Some(libc::EINVAL));
+        assert_eq!(c.send_segmented(&sent, 0).unwrap_err().kind(), ErrorKind::InvalidInput);
+        buffers_come_home(&[&a, &b]);
+    });
+}
+
+#[test]
+fn an_error_that_came_back_is_told_by_the_next_call_for_many() {
+    within(|| {
+        let (a, _b) = acquainted_stacks();
+        let c = UdpSocket::bind(&a, "0.0.0.0:0").unwrap();
+        c.connect((B, 9)).unwrap();
+        c.send_many(&[SendMessage::new(b"x"), SendMessage::new(b"y")]).unwrap();
+        let mut buf = [0; 8];
+        let e = c.recv_many(&mut [RecvMessage::new(&mut buf)]).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::ConnectionRefused);
     });
 }

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::net;
 
-use fulmar::UdpSocket;
+use fulmar::{RecvMessage, SendMessage, UdpSocket};
 
 use crate::support::{PATIENCE, pattern};
 use crate::{KERNEL, KERNEL6, OURS, OURS6, in_namespace, stack, sys};
@@ -104,5 +104,51 @@ fn a_broadcast_of_the_kernel_arrives() {
         k.send_to(b"to all", "10.77.0.255:67").unwrap();
         let mut buf = [0; 16];
         assert_eq!(f.recv_from(&mut buf).unwrap(), (6, k.local_addr().unwrap()));
+    });
+}
+
+/// The next datagrams of a kernel socket.
+fn heard(socket: &net::UdpSocket, count: usize) -> Vec<Vec<u8>> {
+    let mut buf = vec![0; 2000];
+    (0..count).map(|_| socket.recv(&mut buf).map(|n| buf[..n].to_vec()).unwrap()).collect()
+}
+
+#[test]
+fn many_datagrams_and_runs_pass_both_ways() {
+    in_namespace!(|| {
+        let stack = stack();
+        for (kernel, ours) in [(KERNEL, OURS), (KERNEL6, OURS6)] {
+            let k = net::UdpSocket::bind((kernel, 53)).unwrap();
+            k.set_read_timeout(Some(PATIENCE)).unwrap();
+            let f = UdpSocket::bind(&stack, (ours, 54)).unwrap();
+            f.set_read_timeout(Some(PATIENCE)).unwrap();
+            f.connect((kernel, 53)).unwrap();
+            k.connect((ours, 54)).unwrap();
+            // The first one waits for the neighbour, the others go by its headers.
+            f.send(b"first").unwrap();
+            assert_eq!(heard(&k, 1), [b"first"]);
+            for lengths in [vec![18; 64], (0..64).map(|n| n % 7).collect(), vec![1452; 32]] {
+                let payloads: Vec<_> =
+                    lengths.iter().enumerate().map(|(i, n)| pattern(i, *n)).collect();
+                let messages: Vec<_> = payloads.iter().map(|p| SendMessage::new(p)).collect();
+                assert_eq!(f.send_many(&messages).unwrap(), messages.len());
+                assert_eq!(heard(&k, messages.len()), payloads);
+            }
+            let run = pattern(3, 10_000);
+            f.send_segmented(&run, 700).unwrap();
+            let pieces: Vec<_> = run.chunks(700).map(<[u8]>::to_vec).collect();
+            assert_eq!(heard(&k, pieces.len()), pieces);
+            // The kernel's own runs may come to us in one frame.
+            sys::set_udp_segment(&k, 700).unwrap();
+            assert_eq!(k.send(&run).unwrap(), run.len());
+            let mut came = Vec::new();
+            while came.len() < pieces.len() {
+                let mut buffers = vec![[0u8; 2000]; 32];
+                let mut room: Vec<_> = buffers.iter_mut().map(|b| RecvMessage::new(b)).collect();
+                let n = f.recv_many(&mut room).unwrap();
+                came.extend(room[..n].iter().map(|m| m.payload().to_vec()));
+            }
+            assert_eq!(came, pieces);
+        }
     });
 }

@@ -1,0 +1,6 @@
+//! Datagrams of a shard, one by one and many at a time: what leaves, what comes, and what happens when
+//! the ways change while they go.
+
+mod many;
+mod rig;
+mod templates;
