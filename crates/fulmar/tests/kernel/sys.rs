@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::size_of_val;
-use std::net::{TcpStream, UdpSocket};
+use std::net::TcpStream;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 fn check(r: isize) -> io::Result<usize> {
@@ -38,18 +38,6 @@ pub fn send_urgent(s: &TcpStream, bytes: &[u8]) {
     // SAFETY: pointer and length come from one slice.
     let n = unsafe { libc::send(s.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_OOB) };
     assert_eq!(n, bytes.len() as isize);
-}
-
-/// What the kernel sends on this socket are runs of datagrams of so many bytes.
-pub fn set_udp_segment(s: &UdpSocket, bytes: i32) -> io::Result<()> {
-    const UDP_SEGMENT: i32 = 103;
-    let len = size_of_val(&bytes) as libc::socklen_t;
-    // SAFETY: pointer and length are those of a local.
-    let r = unsafe {
-        let value = (&raw const bytes).cast();
-        libc::setsockopt(s.as_raw_fd(), libc::IPPROTO_UDP, UDP_SEGMENT, value, len)
-    };
-    check(r as isize).map(drop)
 }
 
 /// The kernel asks for an echo with `payload` and returns what came back (ICMP datagram socket).
