@@ -15,6 +15,7 @@ pub mod queues;
 mod seen;
 pub mod shm;
 pub mod sim;
+mod steering;
 #[allow(unsafe_code)]
 mod sys;
 pub mod tap;

@@ -42,6 +42,33 @@ pub struct Instruction {
 }
 const _: () = assert!(mem::size_of::<Instruction>() == 8);
 
+/// `struct bpf_insn` of linux/bpf.h: one instruction of an extended packet filter.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ebpf {
+    pub code: u8,
+    /// The register that is changed, in the lower four bits, and the one that is read.
+    pub registers: u8,
+    pub jump: i16,
+    pub constant: i32,
+}
+const _: () = assert!(mem::size_of::<Ebpf>() == 8);
+
+/// The start of `union bpf_attr` of linux/bpf.h, as BPF_PROG_LOAD has it.
+#[repr(C)]
+struct ProgramLoad {
+    kind: u32,
+    count: u32,
+    first: u64,
+    license: u64,
+    log_level: u32,
+    log_bytes: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+}
+const _: () = assert!(mem::size_of::<ProgramLoad>() == 48);
+
 /// `struct sock_fprog` of linux/filter.h.
 #[repr(C)]
 struct Program {
@@ -116,6 +143,41 @@ pub fn tun_set_offload(fd: BorrowedFd<'_>, offload: u32) -> io::Result<()> {
     let r =
         unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD as _, c_ulong::from(offload)) };
     check(r).map(drop)
+}
+
+/// Gives the kernel a program that chooses the queue of each packet of a tun interface.
+pub fn tun_set_steering(fd: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    // linux/if_tun.h: _IOR('T', 224, int).
+    const TUNSETSTEERINGEBPF: c_ulong = 0x8004_54e0;
+    let program: c_int = program.as_raw_fd();
+    // SAFETY: TUNSETSTEERINGEBPF reads one int through the pointer.
+    let r =
+        unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETSTEERINGEBPF as _, ptr::from_ref(&program)) };
+    check(r).map(drop)
+}
+
+/// Has the kernel check a program that looks at packets.
+pub fn load_socket_program(program: &[Ebpf]) -> io::Result<OwnedFd> {
+    const BPF_PROG_LOAD: c_int = 5;
+    const SOCKET_FILTER: u32 = 1;
+    let load = ProgramLoad {
+        kind: SOCKET_FILTER,
+        count: program.len() as u32,
+        first: program.as_ptr() as u64,
+        license: c"Dual MIT/GPL".as_ptr() as u64,
+        log_level: 0,
+        log_bytes: 0,
+        log: 0,
+        kernel_version: 0,
+        flags: 0,
+    };
+    let bytes = mem::size_of::<ProgramLoad>();
+    // SAFETY: the kernel reads `bytes` bytes of `load`, the `count` instructions that it points to, which
+    // are those of the slice, and the license, a C string; it keeps none of the pointers.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, ptr::from_ref(&load), bytes) };
+    let fd = check(fd as c_int)?;
+    // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Bytes of sent frames that a tun descriptor lets be in the kernel at once.

@@ -28,7 +28,7 @@ use fulmar_netdev::{
 
 use crate::landing::{Landing, Scratch};
 use crate::placing::{Aim, Placer};
-use crate::{OpenError, joined, sys, vnet};
+use crate::{OpenError, joined, steering, sys, vnet};
 use vector::{Fate, Vector};
 
 const CLONE_DEVICE: &str = "/dev/net/tun";
@@ -65,12 +65,21 @@ pub struct TapConfig {
     pub predict: bool,
     /// One system call per frame, whatever is cheaper: to compare with.
     pub one_by_one: bool,
+    /// Several queues: ask the kernel to send each packet to the queue of its owner.
+    pub steer: bool,
 }
 
 impl Default for TapConfig {
     /// A new interface with a name, an address and an MTU of the kernel's choice; predictive.
     fn default() -> TapConfig {
-        TapConfig { name: String::new(), ether: None, mtu: None, predict: true, one_by_one: false }
+        TapConfig {
+            name: String::new(),
+            ether: None,
+            mtu: None,
+            predict: true,
+            one_by_one: false,
+            steer: true,
+        }
     }
 }
 
@@ -195,9 +204,13 @@ impl Tap {
         Tap::set_up(file, name, a_socket(), config, 1)
     }
 
-    /// Opens so many queues of one interface, each a device for a shard of its own. The kernel sends a
-    /// packet to the queue that has last sent one of its flow, so that answers come back to whoever
-    /// asked; to a queue of its choice if none has within three seconds.
+    /// Opens so many queues of one interface, each a device for a shard of its own.
+    ///
+    /// Where this process may load a program for the kernel (CAP_BPF), the kernel sends each packet to the
+    /// queue of the shard that owns its flow. Elsewhere, or with [`TapConfig::steer`] off, it sends it to
+    /// the queue that has last sent one of its flow, so that answers come back to whoever asked, and to a
+    /// queue of its choice if none has within three seconds; shards hand over what they get of others.
+    /// [`DeviceStats::path`] says which it is.
     ///
     /// # Errors
     /// As [`Tap::open`], and for an interface that was made for one queue.
@@ -212,7 +225,27 @@ impl Tap {
             name = attach(&file, &name, FLAGS | libc::IFF_MULTI_QUEUE)?;
             taps.push(Tap::set_up(file, name.clone(), a_socket(), config, queues)?);
         }
+        let steered = match (config.steer, taps.first()) {
+            (true, Some(tap)) => tap.steer(queues),
+            _ => "by the queue that sent last, as asked for".to_owned(),
+        };
+        for tap in &mut taps {
+            tap.stats.path = format!("{}; steered {steered}", tap.stats.path);
+        }
         Ok(taps)
+    }
+
+    /// Has the kernel send each packet to the queue of its owner; says how packets are steered.
+    fn steer(&self, queues: u16) -> String {
+        let program = sys::load_socket_program(&steering::program(queues));
+        let set = program.and_then(|p| sys::tun_set_steering(self.file.as_fd(), p.as_fd()));
+        match set {
+            Ok(()) => "to the owner of each flow".to_owned(),
+            Err(e) => format!(
+                "by the queue that sent last, since the kernel refuses a program ({e}): to steer by owner \
+                 run as root, or with CAP_BPF and CAP_NET_ADMIN"
+            ),
+        }
     }
 
     /// Takes a descriptor that another process has opened and attached. `config.name` is not used.

@@ -1,0 +1,182 @@
+//! A program for the kernel that sends each packet to the queue of the shard that owns its flow.
+//!
+//! Computes [`fulmar_base::FlowKey::owner_hash`] of TCP and UDP over IPv4 and IPv6, modulo the number of
+//! queues; everything else (ARP, ICMP, fragments, IPv6 with extension headers) goes to queue 0, and the
+//! shards bring it to where it belongs. Runs where the kernel chooses the queue of a TAP, on frames that
+//! start at the Ethernet header (TUNSETSTEERINGEBPF, a program of type socket filter). Loading it needs
+//! CAP_BPF in the first user namespace, unless `kernel.unprivileged_bpf_disabled` is 0.
+//!
+//! Registers: r6 is the packet (the loads want it there), r7 where the IP header ends, r8 the hash of one
+//! end, r9 the sum of both; r0 and r1 are scratch, since a load forgets r1 to r5. A load beyond the end of
+//! the packet ends the program with 0. Source: Documentation/bpf/standardization/instruction-set.rst.
+
+use fulmar_wire::{eth, protocol};
+
+use crate::sys::Ebpf;
+
+const LOAD_WORD: u8 = 0x20;
+const LOAD_HALF: u8 = 0x28;
+const LOAD_BYTE: u8 = 0x30;
+/// A half at an offset from a register.
+const LOAD_HALF_AT: u8 = 0x48;
+const LOAD_CONSTANT: u8 = 0x18;
+const MOVE: u8 = 0xbf;
+const MOVE_CONSTANT: u8 = 0xb7;
+const ADD: u8 = 0x0f;
+const MULTIPLY: u8 = 0x2f;
+const OR: u8 = 0x4f;
+const XOR: u8 = 0xaf;
+const AND_CONSTANT: u8 = 0x57;
+const SHIFT_LEFT: u8 = 0x67;
+const SHIFT_RIGHT: u8 = 0x77;
+const MODULO_CONSTANT: u8 = 0x97;
+const JUMP_IF_EQUAL: u8 = 0x15;
+const JUMP_UNLESS_EQUAL: u8 = 0x55;
+const JUMP_IF_SET: u8 = 0x45;
+const EXIT: u8 = 0x95;
+
+const ETHER: i32 = eth::HEADER_BYTES as i32;
+/// The constants of the hash.
+const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
+const FINISH: u64 = 0xbf58_476d_1ce4_e5b9;
+/// What an IPv4 address has in front of it, mapped to IPv6.
+const MAPPED: u64 = 0xffff_0000_0000;
+
+/// The program for so many queues.
+pub fn program(queues: u16) -> Vec<Ebpf> {
+    let mut p = vec![op(MOVE, 6, 1, 0), op(MOVE_CONSTANT, 9, 0, 0), op(LOAD_HALF, 0, 0, 12)];
+    let (v4, v6) = (ipv4(), ipv6());
+    let done = finish(queues);
+    // Each part ends with a jump to the end, over all that follows.
+    p.push(jump(JUMP_UNLESS_EQUAL, i32::from(eth::IPV4), v4.len() + 1));
+    p.extend(&v4);
+    p.push(jump(JUMP_IF_EQUAL, 0, 0).always(v6.len() + 4));
+    p.push(jump(JUMP_UNLESS_EQUAL, i32::from(eth::IPV6), v6.len() + 1));
+    p.extend(&v6);
+    p.push(jump(JUMP_IF_EQUAL, 0, 0).always(2));
+    p.push(op(MOVE_CONSTANT, 0, 0, 0));
+    p.push(op(EXIT, 0, 0, 0));
+    p.extend(done);
+    p
+}
+
+/// Both ends of an IPv4 packet into r9; ends the program for what has no ports.
+fn ipv4() -> Vec<Ebpf> {
+    const MORE_OR_OFFSET: i32 = 0x3fff;
+    let mut p = vec![op(LOAD_HALF, 0, 0, ETHER + 6)];
+    p.extend(leave_if(JUMP_IF_SET, MORE_OR_OFFSET));
+    p.push(op(LOAD_BYTE, 0, 0, ETHER + 9));
+    p.extend(leave_unless_transport());
+    p.extend([
+        op(LOAD_BYTE, 0, 0, ETHER),
+        op(AND_CONSTANT, 0, 0, 0x0f),
+        op(SHIFT_LEFT, 0, 0, 2),
+        op(MOVE, 7, 0, 0),
+    ]);
+    for (address, port) in [(12, 0), (16, 2)] {
+        p.extend([op(LOAD_WORD, 0, 0, ETHER + address), op(MOVE, 8, 0, 0)]);
+        p.extend(constant(1, MAPPED));
+        p.push(op(OR, 8, 1, 0));
+        p.extend(mix_end(port));
+    }
+    p
+}
+
+/// The same of an IPv6 packet.
+fn ipv6() -> Vec<Ebpf> {
+    let mut p = vec![op(LOAD_BYTE, 0, 0, ETHER + 6)];
+    p.extend(leave_unless_transport());
+    p.push(op(MOVE_CONSTANT, 7, 0, 40));
+    for (address, port) in [(8, 0), (24, 2)] {
+        let word = |n: i32| op(LOAD_WORD, 0, 0, ETHER + address + 4 * n);
+        p.extend([
+            // The two halves of the address, one over the other.
+            word(0),
+            op(MOVE, 8, 0, 0),
+            word(2),
+            op(XOR, 8, 0, 0),
+            op(SHIFT_LEFT, 8, 0, 32),
+            word(1),
+            op(XOR, 8, 0, 0),
+            word(3),
+            op(XOR, 8, 0, 0),
+        ]);
+        p.extend(mix_end(port));
+    }
+    p
+}
+
+/// Adds an end to r9: its folded address is in r8, its port `port` bytes behind the IP header.
+fn mix_end(port: i32) -> Vec<Ebpf> {
+    let mut p =
+        vec![op(LOAD_HALF_AT, 0, 7, ETHER + port), op(SHIFT_LEFT, 0, 0, 17), op(XOR, 8, 0, 0)];
+    p.extend(constant(1, MIX));
+    p.extend([
+        op(MULTIPLY, 8, 1, 0),
+        op(MOVE, 0, 8, 0),
+        op(SHIFT_LEFT, 0, 0, 31),
+        op(SHIFT_RIGHT, 8, 0, 33),
+        op(OR, 8, 0, 0),
+        op(ADD, 9, 8, 0),
+    ]);
+    p
+}
+
+/// The queue, from the sum of both ends.
+fn finish(queues: u16) -> Vec<Ebpf> {
+    let mut p = constant(1, FINISH).to_vec();
+    p.extend([
+        op(MULTIPLY, 9, 1, 0),
+        op(SHIFT_RIGHT, 9, 0, 32),
+        op(MODULO_CONSTANT, 9, 0, i32::from(queues.max(1))),
+        op(MOVE, 0, 9, 0),
+        op(EXIT, 0, 0, 0),
+    ]);
+    p
+}
+
+/// Ends with queue 0 unless r0 is a transport with ports.
+fn leave_unless_transport() -> [Ebpf; 4] {
+    [
+        jump(JUMP_IF_EQUAL, i32::from(protocol::TCP), 3),
+        jump(JUMP_IF_EQUAL, i32::from(protocol::UDP), 2),
+        op(MOVE_CONSTANT, 0, 0, 0),
+        op(EXIT, 0, 0, 0),
+    ]
+}
+
+/// Ends with queue 0 if a comparison of r0 holds.
+fn leave_if(comparison: u8, with: i32) -> [Ebpf; 4] {
+    [
+        jump(comparison, with, 1),
+        jump(JUMP_IF_EQUAL, 0, 0).always(2),
+        op(MOVE_CONSTANT, 0, 0, 0),
+        op(EXIT, 0, 0, 0),
+    ]
+}
+
+fn op(code: u8, to: u8, from: u8, constant: i32) -> Ebpf {
+    Ebpf { code, registers: from << 4 | to, jump: 0, constant }
+}
+
+/// Compares r0 with a constant and leaves out so many instructions.
+fn jump(code: u8, with: i32, over: usize) -> Ebpf {
+    Ebpf { code, registers: 0, jump: over as i16, constant: with }
+}
+
+/// A constant of 64 bits takes the place of two instructions.
+fn constant(to: u8, value: u64) -> [Ebpf; 2] {
+    let low = op(LOAD_CONSTANT, to, 0, value as u32 as i32);
+    [low, op(0, 0, 0, (value >> 32) as u32 as i32)]
+}
+
+impl Ebpf {
+    /// The same jump without a condition.
+    fn always(self, over: usize) -> Ebpf {
+        const JUMP: u8 = 0x05;
+        Ebpf { code: JUMP, jump: over as i16, constant: 0, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests;

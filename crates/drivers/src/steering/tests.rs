@@ -1,0 +1,130 @@
+//! The program runs here in a machine of our own, beside the hash that it must agree with.
+
+use std::net::SocketAddr;
+
+use fulmar_base::FlowKey;
+use proptest::prelude::*;
+
+use super::*;
+
+/// Runs a program on a frame, as the kernel would; panics if it does what the kernel would refuse.
+fn run(program: &[Ebpf], frame: &[u8]) -> u64 {
+    let mut r = [0u64; 10];
+    let mut at = 0;
+    for _ in 0..1000 {
+        let i = program[at];
+        let (to, from) = (usize::from(i.registers & 15), usize::from(i.registers >> 4));
+        let k = i64::from(i.constant) as u64;
+        at += 1;
+        let load = |start: u64, len: usize| {
+            let bytes = frame.get(start as usize..)?.get(..len)?;
+            Some(bytes.iter().fold(0, |n, b| n << 8 | u64::from(*b)))
+        };
+        let loaded = match i.code {
+            LOAD_WORD => Some(load(k, 4)),
+            LOAD_HALF => Some(load(k, 2)),
+            LOAD_BYTE => Some(load(k, 1)),
+            LOAD_HALF_AT => Some(load(r[from].wrapping_add(k), 2)),
+            _ => None,
+        };
+        match loaded {
+            Some(None) => return 0,
+            Some(Some(value)) => {
+                // The kernel forgets them.
+                r[1..6].fill(0xdead_beef);
+                r[0] = value;
+                continue;
+            }
+            None => {}
+        }
+        match i.code {
+            LOAD_CONSTANT => {
+                r[to] = u64::from(i.constant as u32) | u64::from(program[at].constant as u32) << 32;
+                at += 1;
+            }
+            MOVE => r[to] = r[from],
+            MOVE_CONSTANT => r[to] = k,
+            ADD => r[to] = r[to].wrapping_add(r[from]),
+            MULTIPLY => r[to] = r[to].wrapping_mul(r[from]),
+            OR => r[to] |= r[from],
+            XOR => r[to] ^= r[from],
+            AND_CONSTANT => r[to] &= k,
+            SHIFT_LEFT => r[to] <<= k,
+            SHIFT_RIGHT => r[to] >>= k,
+            MODULO_CONSTANT => r[to] %= k,
+            0x05 => at += i.jump as usize,
+            JUMP_IF_EQUAL => at += if r[0] == k { i.jump as usize } else { 0 },
+            JUMP_UNLESS_EQUAL => at += if r[0] == k { 0 } else { i.jump as usize },
+            JUMP_IF_SET => at += if r[0] & k == 0 { 0 } else { i.jump as usize },
+            EXIT => return r[0],
+            code => panic!("no instruction {code:#x}"),
+        }
+    }
+    panic!("it does not end");
+}
+
+/// A frame from `src` to `dst` with `options` words of IPv4 options.
+fn frame(src: SocketAddr, dst: SocketAddr, protocol: u8, options: u8) -> Vec<u8> {
+    let mut f = vec![0; 12];
+    match (src, dst) {
+        (SocketAddr::V4(s), SocketAddr::V4(d)) => {
+            f.extend(eth::IPV4.to_be_bytes());
+            f.extend([0x45 + options, 0, 0, 0, 0, 0, 0x40, 0, 64, protocol, 0, 0]);
+            f.extend(s.ip().octets());
+            f.extend(d.ip().octets());
+            f.extend(vec![1; 4 * usize::from(options)]);
+        }
+        (SocketAddr::V6(s), SocketAddr::V6(d)) => {
+            f.extend(eth::IPV6.to_be_bytes());
+            f.extend([0x60, 0, 0, 0, 0, 20, protocol, 64]);
+            f.extend(s.ip().octets());
+            f.extend(d.ip().octets());
+        }
+        _ => panic!("one version"),
+    }
+    f.extend(src.port().to_be_bytes());
+    f.extend(dst.port().to_be_bytes());
+    f.extend([0; 16]);
+    f
+}
+
+proptest! {
+    #[test]
+    fn the_program_and_the_stack_name_the_same_owner(
+        a: [u8; 16], b: [u8; 16], ports: (u16, u16),
+        is_v6: bool, is_udp: bool, options in 0u8..11, queues in 1u16..33,
+    ) {
+        let address = |bytes: [u8; 16], port| match is_v6 {
+            true => SocketAddr::from((bytes, port)),
+            false => SocketAddr::from((*bytes.first_chunk::<4>().unwrap(), port)),
+        };
+        let (src, dst) = (address(a, ports.0), address(b, ports.1));
+        let kind = if is_udp { protocol::UDP } else { protocol::TCP };
+        let frame = frame(src, dst, kind, options);
+        let owner = FlowKey::new(dst, src).owner_hash() % u32::from(queues);
+        prop_assert_eq!(run(&program(queues), &frame), u64::from(owner));
+    }
+
+    #[test]
+    fn any_bytes_at_all_go_to_a_queue_that_exists(
+        bytes in proptest::collection::vec(any::<u8>(), 0..100), queues in 1u16..33,
+    ) {
+        prop_assert!(run(&program(queues), &bytes) < u64::from(queues));
+    }
+}
+
+#[test]
+fn what_has_no_ports_goes_to_the_first_queue() {
+    let (a, b) = ("10.0.0.1:0".parse().unwrap(), "10.0.0.2:0".parse().unwrap());
+    let p = program(7);
+    assert_eq!(run(&p, &frame(a, b, protocol::ICMP, 0)), 0);
+    let mut fragment = frame(a, b, protocol::UDP, 0);
+    for bits in [[0x20, 0], [0, 9]] {
+        fragment[20..22].copy_from_slice(&bits);
+        assert_eq!(run(&p, &fragment), 0);
+    }
+    let mut arp = vec![0; 60];
+    arp[12..14].copy_from_slice(&eth::ARP.to_be_bytes());
+    assert_eq!(run(&p, &arp), 0);
+    assert_eq!(run(&p, &[]), 0);
+}
