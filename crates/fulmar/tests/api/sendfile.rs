@@ -396,7 +396,7 @@ fn the_low_water_mark_is_restored_however_the_call_ends() {
         c.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
         let SendFileError { error, sent } = c.send_file(&f, .., &[], &[]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
-        assert!(sent > MIB as u64);
+        assert!(sent > 0, "what fits the buffer goes");
         // Less than half of the buffer becomes free: enough for a write.
         let set = a.poll_set().unwrap();
         set.add(&c, 0, Ready::WRITABLE).unwrap();
