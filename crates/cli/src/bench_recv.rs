@@ -26,7 +26,8 @@ const KIB: usize = 1 << 10;
 device can), loan (recv_owned, no copy), kernel_read, kernel_uring (io_uring, one receive
 ahead), and kernel_uring_multishot (provided buffers). The reader has two buffers and uses
 them in turn; a bursty sender sends 256 KiB and pauses for a millisecond. Only if named:
-posted_copied (recv_posted, the device places nothing), posted_stock (on stock's device).
+posted_copied (recv_posted, the device places nothing), posted_stock (on stock's device),
+posted_read (recv_posted, one buffer at a time, as a read would).
 The simulated device's modelled peer sends without a limit; over tap and packet the
 kernel sends, over shm another process with fulmar.
 It makes its own namespaces and leaves nothing behind."

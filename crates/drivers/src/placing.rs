@@ -36,7 +36,7 @@ pub mod tests;
 
 use fulmar_base::{Counter, Counters, DropReason, FlowKey};
 use fulmar_mbuf::{Chain, Pool, Purpose};
-use fulmar_netdev::{DeviceStats, Packet, Placement, PlacementHint, Rooms, Unsupported};
+use fulmar_netdev::{DeviceStats, Packet, PlacementHint, Rooms, Unsupported};
 use fulmar_wire::eth;
 
 use crate::landing::{Landing, SMALL_BYTES};
@@ -130,8 +130,7 @@ impl Placer {
     /// # Errors
     /// It is not about payload in order, or [`flows::MAX_FLOWS`] flows have rooms already.
     pub fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        let Placement::InOrder(rooms) = hint.placement else { return Err(Unsupported) };
-        let place = self.flows.set(hint.flow, hint.next_seq, rooms).ok_or(Unsupported)?;
+        let place = self.flows.hint(hint).ok_or(Unsupported)?;
         if place.is_new {
             self.predictor.forget(place.slot);
         }

@@ -82,7 +82,7 @@ impl TcpStream {
         buf: impl Into<RecvBuf>,
         rule: RecvRule,
     ) -> Result<RecvCompletion, RecvError> {
-        let (id, ticket) = (self.socket.id, Arc::new(RecvTicket::default()));
+        let (id, ticket) = (self.socket.id, spare::take());
         let mut buf = Some(buf.into());
         let posted = self.socket.host().call(|shard, now| {
             let Some(given) = buf.take() else { return Ok(()) };
@@ -204,6 +204,7 @@ impl Drop for RecvCompletion {
         if self.ticket.is_over() {
             // With the buffer goes its place among those that were not taken.
             drop(self.ticket.take());
+            spare::put(&mut self.ticket);
         } else {
             let abandon = Request::AbandonPost(self.id, Arc::clone(&self.ticket));
             self.shard.with(|host| host.post(abandon));
@@ -214,6 +215,42 @@ impl Drop for RecvCompletion {
 impl fmt::Debug for RecvCompletion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RecvCompletion").field("is_done", &self.is_done()).finish()
+    }
+}
+
+/// Tickets that are used again by the thread that had them, so that posting allocates nothing.
+mod spare {
+    use std::cell::RefCell;
+    use std::sync::Arc;
+
+    use fulmar_stack::RecvTicket;
+
+    /// As many buffers as most programs have under way.
+    const MOST: usize = 4;
+
+    thread_local! {
+        static SPARE: RefCell<Vec<Arc<RecvTicket>>> = const { RefCell::new(Vec::new()) };
+    }
+
+    pub(super) fn take() -> Arc<RecvTicket> {
+        // In the destructors of a thread that ends there is none.
+        let spare = SPARE.try_with(|s| s.try_borrow_mut().ok()?.pop()).ok().flatten();
+        spare.unwrap_or_default()
+    }
+
+    /// Keeps a ticket that nobody else has; as new.
+    pub(super) fn put(ticket: &mut Arc<RecvTicket>) {
+        let Some(own) = Arc::get_mut(ticket) else { return };
+        own.renew();
+        let keep = |s: &RefCell<Vec<_>>| {
+            if let Ok(mut s) = s.try_borrow_mut()
+                && s.len() < MOST
+            {
+                s.push(Arc::clone(ticket));
+            }
+        };
+        // As above: without it the ticket goes.
+        let _ = SPARE.try_with(keep);
     }
 }
 

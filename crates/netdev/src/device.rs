@@ -286,7 +286,8 @@ pub trait Device: Send {
     /// back; the next one takes its place.
     ///
     /// # Errors
-    /// [`Unsupported`]: received frames land wherever they do; the rooms were dropped.
+    /// [`Unsupported`]: received frames land wherever they do; the rooms were dropped. For
+    /// [`crate::Placement::Then`]: nothing has changed.
     fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
         drop(hint);
         Err(Unsupported)

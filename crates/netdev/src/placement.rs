@@ -17,6 +17,10 @@ pub struct PlacementHint {
 pub enum Placement {
     /// One byte after another into these rooms.
     InOrder(Rooms),
+    /// What was expected before holds; behind the last room that the device has of the flow comes one
+    /// more. The number in the hint is not looked at. Refused, and the room dropped, if the device has
+    /// none left, or two, or has lost track.
+    Then(Room),
     /// The stream is made of frames, each with a header that says how long its body is and which
     /// buffer it belongs to; the body goes there, the header is delivered as usual.
     Framed {
@@ -55,6 +59,11 @@ impl Rooms {
     #[inline]
     pub fn front_mut(&mut self) -> Option<&mut Room> {
         self.first.as_mut()
+    }
+
+    /// Whether another room may follow: there is one, and one only.
+    pub fn takes_one_more(&self) -> bool {
+        self.first.is_some() && self.second.is_none()
     }
 
     /// Takes the first room off.

@@ -66,6 +66,10 @@ pub trait Placer {
     /// anything that was expected before. False: the device cannot.
     fn place(&mut self, next: u64, first: Room, second: Option<Room>) -> bool;
 
+    /// Behind the one room that the device has left comes this one, as if both had been placed at once.
+    /// False: it has to be told anew.
+    fn place_behind(&mut self, second: Room) -> bool;
+
     /// Nothing is expected any more; the device writes to no room from now on.
     fn unplace(&mut self);
 
@@ -110,6 +114,8 @@ pub struct Taken {
     pub copied: usize,
     /// Bytes wait although a buffer has room: call again soon.
     pub is_unfinished: bool,
+    /// A buffer became full.
+    pub has_filled: bool,
 }
 
 /// A buffer on its way back.
@@ -229,7 +235,7 @@ impl<T> Posted<T> {
             }
             taken.bytes += placed + copied;
             taken.copied += copied;
-            self.end_full(now);
+            taken.has_filled |= self.end_full(now);
         }
         if taken.bytes > 0 {
             self.last_arrival = now;
@@ -238,6 +244,20 @@ impl<T> Posted<T> {
         self.release_ended(io);
         self.tell_device(now, io);
         taken
+    }
+
+    /// Whether a buffer that was posted just now has nothing to do but to wait behind the one that the
+    /// device is filling: [`Posted::announce`] before the device is looked at again is soon enough.
+    pub fn may_wait(&self, recv: &RecvQueue) -> bool {
+        let is_usual = self.ended == 0 && !self.has_abandoned && !self.is_closed;
+        is_usual && self.device.is_some() && recv.readable() == 0
+    }
+
+    /// Tells the device of buffers that were posted since it was told last.
+    pub fn announce(&mut self, now: Instant, io: &mut Io<'_>) {
+        if self.device.is_some() {
+            self.tell_device(now, io);
+        }
     }
 
     /// Decides what is over although it is not full. To be called after [`Posted::take_in`], when the
@@ -252,10 +272,12 @@ impl<T> Posted<T> {
             }
             self.is_flushed = false;
         }
-        // Behind one that ended may stand one of no bytes, for which a device would wait in vain.
-        self.end_full(stream.now);
-        self.release_ended(io);
-        self.tell_device(stream.now, io);
+        if self.ended > 0 {
+            // Behind one that ended may stand one of no bytes, for which a device would wait in vain.
+            self.end_full(stream.now);
+            self.release_ended(io);
+            self.tell_device(stream.now, io);
+        }
         is_told
     }
 
@@ -327,7 +349,8 @@ impl<T> Posted<T> {
 impl<T> Posted<T> {
     /// The buffer that gets the next byte. `None` also while one that nobody wants stands there.
     fn active(&self) -> Option<usize> {
-        let at = self.queue.iter().position(|e| e.end.is_none())?;
+        let is_first = self.ended == 0;
+        let at = if is_first { 0 } else { self.queue.iter().position(|e| e.end.is_none())? };
         self.queue.get(at).filter(|e| e.token.is_some()).map(|_| at)
     }
 
@@ -408,11 +431,28 @@ impl<T> Posted<T> {
         let second = self.queue.get(at + 1).filter(is_useful);
         let second = second.map(|e| e.hold.id());
         let wanted = Expectation { next: io.recv.next(), first, second };
-        if self.device == Some(wanted) {
+        if self.device == Some(wanted) || self.place_behind(at, wanted, io) {
             return;
         }
         self.withdraw(io);
         self.place(now, at, wanted, io);
+    }
+
+    /// Where all that is new is a second buffer, it is added: the usual case of a reader who gives the
+    /// one back that it had while the other is being filled.
+    fn place_behind(&mut self, at: usize, wanted: Expectation, io: &mut Io<'_>) -> bool {
+        if self.device != Some(Expectation { second: None, ..wanted }) {
+            return false;
+        }
+        let Some(room) = self.queue.get_mut(at + 1).and_then(|e| e.hold.room(0)) else {
+            return false;
+        };
+        self.registered.need([Some(wanted.first), wanted.second], io.placer);
+        let is_added = io.placer.place_behind(room);
+        if is_added {
+            self.device = Some(wanted);
+        }
+        is_added
     }
 
     fn place(&mut self, now: Instant, at: usize, wanted: Expectation, io: &mut Io<'_>) {
@@ -439,10 +479,12 @@ impl<T> Posted<T> {
         }
     }
 
-    /// Ends the active buffer if it is full, and those of no bytes behind it.
-    fn end_full(&mut self, now: Instant) {
+    /// Ends the active buffer if it is full, and those of no bytes behind it; whether there were any.
+    fn end_full(&mut self, now: Instant) -> bool {
+        let mut has_ended = false;
         while let Some(at) = self.active() {
-            let Some(entry) = self.queue.get(at).filter(|e| e.is_full()) else { return };
+            let Some(entry) = self.queue.get(at).filter(|e| e.is_full()) else { break };
+            has_ended = true;
             if entry.filled > 0 {
                 self.score.note(now, entry.placed, entry.filled, entry.hold.capacity());
             }
@@ -457,6 +499,7 @@ impl<T> Posted<T> {
             }
             self.end(at, None);
         }
+        has_ended
     }
 
     /// Low-water mark, urgent data, push, pause.

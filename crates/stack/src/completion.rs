@@ -2,7 +2,7 @@
 //! to be sent. Made by the room above; the shard only knows that it may have to wake somebody.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 
 use crate::host::{Limit, lock};
@@ -26,6 +26,15 @@ struct Watchers {
 }
 
 impl Completion {
+    /// As new, for what is waited for next.
+    pub(crate) fn renew(&mut self) {
+        *self.is_done.get_mut() = false;
+        *self.why.get_mut() = 0;
+        let watchers = self.watchers.get_mut().unwrap_or_else(PoisonError::into_inner);
+        watchers.threads.clear();
+        watchers.waker = None;
+    }
+
     /// Whether it is over.
     #[inline]
     pub fn is_done(&self) -> bool {

@@ -6,8 +6,8 @@
 //! it is decided which buffers are over. A buffer that is over goes into its [`RecvTicket`] under the lock;
 //! whoever waits for it is told after the lock is released ([`Received`]).
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use fulmar_base::{Counter, Counters, Duration, FlowKey, Instant, Probe, SeqNum, SlotId};
 use fulmar_mbuf::{BufId, RecvBuf, RecvQueue, Room};
@@ -41,6 +41,8 @@ pub struct RecvOutcome {
 pub struct RecvTicket {
     /// Tells whoever waits.
     pub completion: Completion,
+    /// Not [`Ended::NotYet`]: so that asking takes no lock. Changed under the lock.
+    is_over: AtomicBool,
     outcome: Mutex<Ended>,
 }
 
@@ -55,12 +57,23 @@ enum Ended {
 
 impl RecvTicket {
     /// Whether it is over, taken or not.
+    #[inline]
     pub fn is_over(&self) -> bool {
-        !matches!(&*lock(&self.outcome), Ended::NotYet)
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// As new, to be posted with another buffer.
+    pub fn renew(&mut self) {
+        self.completion.renew();
+        *self.is_over.get_mut() = false;
+        *self.outcome.get_mut().unwrap_or_else(PoisonError::into_inner) = Ended::NotYet;
     }
 
     /// The outcome, once.
     pub fn take(&self) -> Option<RecvOutcome> {
+        if !self.is_over() {
+            return None;
+        }
         let mut ended = lock(&self.outcome);
         if matches!(&*ended, Ended::NotYet) {
             return None;
@@ -79,6 +92,7 @@ impl RecvTicket {
         if matches!(&*ended, Ended::NotYet) {
             count.fetch_add(1, Ordering::Relaxed);
             *ended = Ended::Untaken(outcome, Arc::clone(count));
+            self.is_over.store(true, Ordering::Release);
         }
     }
 
@@ -87,6 +101,7 @@ impl RecvTicket {
         let mut ended = lock(&self.outcome);
         if matches!(&*ended, Ended::NotYet) {
             *ended = Ended::Taken;
+            self.is_over.store(true, Ordering::Release);
         }
     }
 
@@ -95,6 +110,7 @@ impl RecvTicket {
         let mut ended = lock(&self.outcome);
         if matches!(&*ended, Ended::Taken) {
             *ended = Ended::NotYet;
+            self.is_over.store(false, Ordering::Release);
         }
     }
 }
@@ -183,6 +199,10 @@ pub(crate) struct PostedTable {
     orphans: Vec<RecvEntry>,
     /// When to look again at the latest.
     again_at: Option<Instant>,
+    /// Buffers were posted of which the device has not been told.
+    has_news: bool,
+    /// A buffer became full since this was asked last.
+    has_filled: bool,
     received: Received,
 }
 
@@ -207,6 +227,11 @@ impl PostedTable {
         {
             self.listed.push(id);
         }
+    }
+
+    /// Whether a buffer became full since this was asked last: its owner is about to come back with it.
+    pub(crate) fn take_filled(&mut self) -> bool {
+        std::mem::take(&mut self.has_filled)
     }
 
     fn look_by(&mut self, at: Instant) {
@@ -234,6 +259,12 @@ impl Placer for FlowPlacer<'_> {
         let next_seq = self.first + next as u32;
         let placement = Placement::InOrder(rooms);
         self.device.place(PlacementHint { flow: self.flow, next_seq, placement }).is_ok()
+    }
+
+    fn place_behind(&mut self, second: Room) -> bool {
+        self.counters.count(Counter::PlaceHints);
+        let (flow, next_seq, placement) = (self.flow, self.first, Placement::Then(second));
+        self.device.place(PlacementHint { flow, next_seq, placement }).is_ok()
     }
 
     fn unplace(&mut self) {
@@ -309,8 +340,13 @@ impl<P: Probe> Shard<P> {
             token.0.give_up();
             return Err((SocketError::WouldBlock, buf));
         }
+        let may_wait = posted.machine.may_wait(entry.tcb.recv_queue_ref());
         self.list_posted(id);
-        self.run_posted_now(now, id);
+        if may_wait {
+            self.posted.has_news = true;
+        } else {
+            self.run_posted_now(now, id);
+        }
         Ok(())
     }
 
@@ -376,6 +412,21 @@ impl<P: Probe> Shard<P> {
         }
     }
 
+    /// Before the device is looked at: it is told of buffers that were posted meanwhile.
+    #[inline]
+    pub(crate) fn announce_posted(&mut self, now: Instant) {
+        if !std::mem::take(&mut self.posted.has_news) {
+            return;
+        }
+        for at in 0..self.posted.listed.len() {
+            if let Some(id) = self.posted.listed.get(at)
+                && let Some(Socket::Tcp(entry)) = self.sockets.get_mut(*id)
+            {
+                with_machine(&mut self.net, entry, |m, io| m.announce(now, io));
+            }
+        }
+    }
+
     /// Takes in what the last burst brought.
     #[inline]
     pub(crate) fn take_in_all_posted(&mut self, now: Instant) {
@@ -391,7 +442,8 @@ impl<P: Probe> Shard<P> {
         let Some(taken) = with_machine(&mut self.net, entry, |m, io| m.take_in(now, io)) else {
             return;
         };
-        let Taken { bytes, copied, is_unfinished } = taken;
+        let Taken { bytes, copied, is_unfinished, has_filled } = taken;
+        self.posted.has_filled |= has_filled;
         if is_unfinished {
             self.posted.look_by(if bytes > 0 { now } else { now + RETRY });
         }
@@ -545,6 +597,9 @@ struct NoDevice;
 
 impl Placer for NoDevice {
     fn place(&mut self, _: u64, _: Room, _: Option<Room>) -> bool {
+        false
+    }
+    fn place_behind(&mut self, _: Room) -> bool {
         false
     }
     fn unplace(&mut self) {}

@@ -248,6 +248,7 @@ impl<P: Probe> Shard<P> {
         if self.shards > 1 {
             self.unanswered += self.take_handed(now);
         }
+        self.announce_posted(now);
         while taken < budget && bytes < enough_bytes.saturating_sub(self.frame_bytes / 2) {
             let room = self.burst_size(enough_bytes).min(budget - taken);
             let ask = self.frames_to_ask(room);
@@ -258,7 +259,10 @@ impl<P: Probe> Shard<P> {
             let looped = self.take_loopback(now);
             is_dry = n < room;
             self.take_in_all_posted(now);
-            if is_dry || looped > 0 || self.unanswered >= 2 * ANSWER_FRAMES {
+            // A device stops where a buffer is full: whether it is dry its reader will see, who is back
+            // at once. So the answer waits as it does for a reader who copies.
+            let is_awaited = self.posted.take_filled() && enough_bytes != usize::MAX;
+            if is_dry && !is_awaited || looped > 0 || self.unanswered >= 2 * ANSWER_FRAMES {
                 self.answer(now);
             }
             if is_dry && looped == 0 {

@@ -1,8 +1,8 @@
 //! The flows that a device places: what it expects next of each, and where that goes.
 
 use fulmar_base::{FlowKey, SeqNum};
-use fulmar_mbuf::{Chain, Filled, NoBuffer, Pool};
-use fulmar_netdev::Rooms;
+use fulmar_mbuf::{Chain, Filled, NoBuffer, Pool, Room};
+use fulmar_netdev::{Placement, PlacementHint, Rooms};
 use fulmar_wire::eth;
 use fulmar_wire::tcp::Flags;
 
@@ -198,6 +198,24 @@ impl Flows {
         *place = Some(Flow { key, next, rooms, header_bytes, last_bytes, has_waited: false });
         self.last = slot;
         Some(Place { slot, is_new: known.is_none() })
+    }
+
+    /// Takes what a hint says; as [`Flows::set`], or one more room behind those of a known flow.
+    pub fn hint(&mut self, hint: PlacementHint) -> Option<Place> {
+        match hint.placement {
+            Placement::InOrder(rooms) => self.set(hint.flow, hint.next_seq, rooms),
+            Placement::Then(room) => self.add(&hint.flow, room),
+            Placement::Framed { .. } => None,
+        }
+    }
+
+    /// One more room behind the last one that is left. `None`: none is left, or there are two.
+    fn add(&mut self, key: &FlowKey, room: Room) -> Option<Place> {
+        let slot = self.slot_of(key)?;
+        let flow = self.get_mut(slot).filter(|f| f.is_ready() && f.rooms.takes_one_more())?;
+        flow.rooms.push(room).ok()?;
+        flow.has_waited = false;
+        Some(Place { slot, is_new: false })
     }
 
     /// Takes the rooms of a flow back.

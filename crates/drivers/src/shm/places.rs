@@ -6,7 +6,7 @@
 
 use fulmar_base::{Counter, Counters, FlowKey};
 use fulmar_mbuf::{Chain, Pool, Purpose};
-use fulmar_netdev::{DeviceStats, Placement, PlacementHint, Rooms, Unsupported};
+use fulmar_netdev::{DeviceStats, PlacementHint, Rooms, Unsupported};
 
 use super::device::{Reader, copy};
 use super::layout::Record;
@@ -40,8 +40,7 @@ impl Places {
     /// # Errors
     /// It is not about payload in order, or too many flows have rooms.
     pub fn set(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        let Placement::InOrder(rooms) = hint.placement else { return Err(Unsupported) };
-        self.flows.set(hint.flow, hint.next_seq, rooms).ok_or(Unsupported)?;
+        self.flows.hint(hint).ok_or(Unsupported)?;
         self.is_used = true;
         Ok(())
     }

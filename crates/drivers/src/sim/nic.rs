@@ -489,9 +489,12 @@ impl Device for SimNic {
         if !self.places() {
             return Err(Unsupported);
         }
-        if let Placement::InOrder(rooms) = &hint.placement {
-            bump(&self.driver.board.counts.posted_tags, rooms.len() as u64);
-        }
+        let tags = match &hint.placement {
+            Placement::InOrder(rooms) => rooms.len(),
+            Placement::Then(_) => 1,
+            Placement::Framed { .. } => 0,
+        };
+        bump(&self.driver.board.counts.posted_tags, tags as u64);
         self.has_placed = true;
         self.table.set(hint)
     }

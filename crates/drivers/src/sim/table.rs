@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fulmar_base::{Duration, FlowKey, Instant, Offload};
 use fulmar_mbuf::BufId;
-use fulmar_netdev::{Placement, PlacementHint, Rooms, Unsupported};
+use fulmar_netdev::{PlacementHint, Rooms, Unsupported};
 
 use super::meter::bump;
 use super::rx::Kind;
@@ -69,9 +69,8 @@ impl FlowTable {
     /// # Errors
     /// It is not about payload in order, or the table is full.
     pub fn set(&self, hint: PlacementHint) -> Result<(), Unsupported> {
-        let Placement::InOrder(rooms) = hint.placement else { return Err(Unsupported) };
         let mut table = self.lock();
-        table.flows.set(hint.flow, hint.next_seq, rooms).ok_or(Unsupported)?;
+        table.flows.hint(hint).ok_or(Unsupported)?;
         table.is_used = true;
         self.paused_until_ns.store(0, Relaxed);
         Ok(())

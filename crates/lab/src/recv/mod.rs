@@ -108,24 +108,28 @@ pub enum Method {
     PostedCopied,
     /// The same on the device of [`Method::Stock`].
     PostedStock,
+    /// A buffer at a time, posted and waited for until it has anything: what a `read` would do that
+    /// posts the buffer it was called with.
+    PostedRead,
     /// `TcpStream::recv_owned`: the buffers in which the bytes arrived, nothing copied.
     Loan,
 }
 
 impl Method {
     /// Every method; what is compared stands side by side.
-    pub const ALL: [Method; 6] = [
+    pub const ALL: [Method; 7] = [
         Method::Stock,
         Method::Copy,
         Method::Posted,
         Method::Loan,
         Method::PostedCopied,
         Method::PostedStock,
+        Method::PostedRead,
     ];
 
     /// One change at a time between the others: measured only if named.
     pub const fn is_variant(self) -> bool {
-        matches!(self, Method::PostedCopied | Method::PostedStock)
+        matches!(self, Method::PostedCopied | Method::PostedStock | Method::PostedRead)
     }
 
     /// What the device does for it; with aggregation unless it is the old one.
@@ -134,7 +138,9 @@ impl Method {
         match self {
             Method::Stock | Method::PostedStock => one_per_crossing,
             Method::PostedCopied => !one_per_crossing && !placement,
-            Method::Copy | Method::Posted | Method::Loan => !one_per_crossing && placement,
+            Method::Copy | Method::Posted | Method::PostedRead | Method::Loan => {
+                !one_per_crossing && placement
+            }
         }
     }
 
@@ -146,6 +152,7 @@ impl Method {
             Method::Posted => "posted",
             Method::PostedCopied => "posted_copied",
             Method::PostedStock => "posted_stock",
+            Method::PostedRead => "posted_read",
             Method::Loan => "loan",
         }
     }
@@ -158,6 +165,7 @@ impl Method {
             Method::Posted => "fulmar recv_posted",
             Method::PostedCopied => "recv_posted, not placed",
             Method::PostedStock => "recv_posted, a packet per crossing",
+            Method::PostedRead => "recv_posted, one at a time",
             Method::Loan => "fulmar recv_owned, on loan",
         }
     }
@@ -173,6 +181,7 @@ impl Method {
             Method::Posted | Method::PostedCopied | Method::PostedStock => {
                 Box::new(readers::PostedAhead::new(load)?)
             }
+            Method::PostedRead => Box::new(readers::PostedRead::new(load)?),
             Method::Loan => Box::new(readers::Loaned::new(load)),
         })
     }

@@ -2,7 +2,7 @@
 
 use super::{Load, Reader, Target};
 use crate::kernel_receive::touch;
-use fulmar::{RecvBuf, RecvCompletion};
+use fulmar::{RecvBuf, RecvCompletion, RecvRule};
 use std::collections::VecDeque;
 use std::io::{self, Read};
 
@@ -92,17 +92,20 @@ pub(super) struct PostedAhead {
 
 impl PostedAhead {
     pub fn new(load: &Load) -> io::Result<PostedAhead> {
-        let buffer = |_| {
-            let mut buffer = RecvBuf::try_with_capacity(load.buffer_bytes)?;
-            // Touched, so that no page fault is measured.
-            buffer.memory_mut().fill(1);
-            Ok(buffer)
-        };
-        let free: Result<Vec<_>, fulmar::mbuf::NoMemory> =
-            (0..load.buffers.max(1)).map(buffer).collect();
-        let free = free.map_err(io::Error::other)?;
+        let free = owned_buffers(load)?;
         Ok(PostedAhead { free, under_way: VecDeque::new(), touch: load.is_touched() })
     }
+}
+
+fn owned_buffers(load: &Load) -> io::Result<Vec<RecvBuf>> {
+    let buffer = |_| {
+        let mut buffer = RecvBuf::try_with_capacity(load.buffer_bytes)?;
+        // Touched, so that no page fault is measured.
+        buffer.memory_mut().fill(1);
+        Ok(buffer)
+    };
+    let buffers: Result<_, fulmar::mbuf::NoMemory> = (0..load.buffers.max(1)).map(buffer).collect();
+    buffers.map_err(io::Error::other)
 }
 
 impl Reader for PostedAhead {
@@ -130,5 +133,31 @@ impl Reader for PostedAhead {
     fn finish(&mut self, _from: &Target<'_>) -> io::Result<()> {
         self.under_way.clear();
         Ok(())
+    }
+}
+
+/// A buffer at a time is posted, and comes back with whatever is there.
+pub(super) struct PostedRead {
+    buffers: VecDeque<RecvBuf>,
+    touch: bool,
+}
+
+impl PostedRead {
+    pub fn new(load: &Load) -> io::Result<PostedRead> {
+        Ok(PostedRead { buffers: owned_buffers(load)?.into(), touch: load.is_touched() })
+    }
+}
+
+impl Reader for PostedRead {
+    fn call(&mut self, from: &Target<'_>) -> io::Result<u64> {
+        let Some(buffer) = self.buffers.pop_front() else { return Ok(0) };
+        let rule = RecvRule { low_water_bytes: 1, ..RecvRule::default() };
+        let buffer = from.stream.recv_posted_with(buffer, rule)?.wait()?;
+        if self.touch {
+            touch(&buffer);
+        }
+        let n = buffer.len() as u64;
+        self.buffers.push_back(buffer);
+        Ok(n)
     }
 }

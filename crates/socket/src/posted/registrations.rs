@@ -55,6 +55,9 @@ mod tests {
         fn place(&mut self, _: u64, _: Room, _: Option<Room>) -> bool {
             false
         }
+        fn place_behind(&mut self, _: Room) -> bool {
+            false
+        }
         fn unplace(&mut self) {}
         fn register(&mut self, b: BufId) {
             self.0.push(('+', b.address));

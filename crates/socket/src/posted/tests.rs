@@ -32,6 +32,15 @@ impl Placer for Device {
         }
         self.places
     }
+    fn place_behind(&mut self, room: Room) -> bool {
+        assert!(self.known.contains(&room.buffer()), "not registered");
+        assert!(!room.is_empty(), "a room without bytes");
+        match &mut self.expects {
+            Some((_, _, second @ None)) => *second = Some(room),
+            _ => return false,
+        }
+        true
+    }
     fn unplace(&mut self) {
         self.expects = None;
     }
