@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counters, Duration, FlowKey, Instant, SeqNum, SlotId};
+use fulmar_base::{Counter, Counters, Duration, FlowKey, Instant, SeqNum, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose, RecvBuf};
@@ -320,4 +320,34 @@ fn nor_do_they_where_packets_are_lost_doubled_and_reordered() {
         ..Impairments::default()
     };
     interleaved(how, 200_000, 1300);
+}
+
+#[test]
+fn the_answer_to_a_full_buffer_waits_until_its_reader_looks_again_or_stays_away() {
+    let mut pair = Pair::over(Impairments::default());
+    let (client, server) = pair.connected(80);
+    let sent = |pair: &Pair| pair.shards[1].counters().value(Counter::TxFrames);
+    let one_buffer = |pair: &mut Pair| {
+        let ticket = Arc::new(RecvTicket::default());
+        let buf = RecvBuf::from(vec![0; 5000]);
+        pair.shards[1].tcp_post(pair.now, server, buf, RULE, &ticket).expect("posted");
+        let before = sent(pair);
+        assert_eq!(pair.write(client, &[7; 5000]), 5000);
+        pair.now = pair.now + Duration::from_micros(1);
+        pair.shards[0].step(pair.now, 64);
+        pair.shards[1].step_for_reader(pair.now);
+        drop(pair.shards[1].take_received());
+        assert!(ticket.is_over());
+        assert_eq!(sent(pair), before, "its reader is about to come back");
+        before
+    };
+    let before = one_buffer(&mut pair);
+    pair.shards[1].step_for_reader(pair.now);
+    assert_eq!(sent(&pair), before + 1, "there is nothing more");
+
+    let before = one_buffer(&mut pair);
+    let by = pair.shards[1].next_deadline().expect("the answer waits");
+    assert!(by <= pair.now + Duration::from_millis(2));
+    pair.shards[1].step(by, 64);
+    assert_eq!(sent(&pair), before + 1, "nobody came");
 }

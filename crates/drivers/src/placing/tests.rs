@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use fulmar_base::SeqNum;
 use fulmar_mbuf::{Hold, PoolConfig, RecvBuf, Room};
+use fulmar_netdev::Placement;
 use proptest::prelude::*;
 
 use super::*;
@@ -399,6 +400,32 @@ fn a_pool_without_large_buffers_still_places() {
     assert_eq!(lost.map(|c| c.len()), Err(DropReason::NoBuffer));
     rig.audit(&[SeqNum(60_000), SeqNum(0), SeqNum(0), SeqNum(0)]);
     drop(held);
+}
+
+#[test]
+fn one_more_room_comes_behind_the_last_and_is_refused_where_there_is_none_or_two() {
+    let mut rig = Rig::new(true);
+    let one_more = |rig: &mut Rig, bytes: usize| {
+        let mut hold = RecvBuf::with_capacity(bytes).post();
+        let placement = Placement::Then(hold.room(0).unwrap());
+        let hint = PlacementHint { flow: key(0), next_seq: SeqNum(0), placement };
+        let is_placed = rig.placer.place(hint);
+        if is_placed.is_ok() {
+            rig.holds[0].push_back(hold);
+        }
+        is_placed
+    };
+    assert_eq!(one_more(&mut rig, 500), Err(Unsupported), "of a flow that nobody knows");
+    rig.post(0, SeqNum(0), [1000, 0]);
+    assert_eq!(one_more(&mut rig, 500), Ok(()));
+    assert_eq!(one_more(&mut rig, 500), Err(Unsupported), "behind two");
+    for (seq, bytes) in [(0, 900), (900, 600)] {
+        let chain = rig.receive(&frame(0, SeqNum(seq), bytes, PLAIN)).unwrap();
+        assert_eq!(placed_bytes(&chain), bytes);
+        rig.pool.free(chain);
+    }
+    assert_eq!(one_more(&mut rig, 500), Err(Unsupported), "all are full");
+    rig.audit(&[SeqNum(1500), SeqNum(0), SeqNum(0), SeqNum(0)]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use fulmar_base::SeqNum;
 use fulmar_mbuf::{Hold, RecvBuf};
-use fulmar_netdev::Device;
+use fulmar_netdev::{Device, Placement};
 use proptest::prelude::*;
 
 use super::*;

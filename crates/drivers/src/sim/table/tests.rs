@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use fulmar_base::{EtherAddr, SeqNum};
 use fulmar_mbuf::{Hold, RecvBuf};
-use fulmar_netdev::Device;
+use fulmar_netdev::{Device, Placement};
 use proptest::prelude::*;
 
 use super::*;
