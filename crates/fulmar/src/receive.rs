@@ -42,6 +42,9 @@ impl TcpStream {
     /// is detached with the stack's lock taken once, however many buffers there are, and copied
     /// outside of it. Returns how many bytes there were; 0 is the end of the stream, or no room.
     ///
+    /// Bytes are copied, however large the buffers: between two calls the device would have nowhere to
+    /// put what comes. Two buffers given away ahead ([`TcpStream::recv_posted`]) are filled in place.
+    ///
     /// Less than asked for with [`RecvFlags::WAIT_ALL`] means that the stream or the time ended first;
     /// the next call tells why.
     ///
