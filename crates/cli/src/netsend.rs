@@ -7,6 +7,7 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt::Interrupt;
 use crate::network::NetworkArgs;
 use crate::resolve::{Family, resolve};
+use fulmar_lab::cpu;
 use fulmar_lab::netperf::socket::Tuning;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -26,6 +27,7 @@ pub struct SendArgs {
     /// To whom
     host: String,
     /// Port
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
     /// Bytes of payload, at least 4 for the counter
     #[arg(value_parser = clap::value_parser!(u32).range(4..=65_507))]
@@ -47,6 +49,7 @@ pub struct SendArgs {
 fulmar netreceive --stack kernel 5555      until it is interrupted")]
 pub struct ReceiveArgs {
     /// Port
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
     /// Stop after so many seconds
     #[arg(long, value_parser = crate::seconds)]
@@ -72,7 +75,7 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
     socket.connect(to).map_err(|e| Failure::io(format_args!("cannot send to {to}"), &e))?;
     let mut sent = Sent::default();
     let mut payload = vec![0; args.size as usize];
-    let start = Instant::now();
+    let (start, cpu) = (Instant::now(), Worked::start());
     while start.elapsed() < args.seconds && !interrupt.came() {
         for _ in 0..if args.rate == 0 { BATCH } else { 1 } {
             payload[..4].copy_from_slice(&(sent.tried as u32).to_be_bytes());
@@ -86,10 +89,26 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
         }
     }
     let elapsed = start.elapsed();
-    println!("{}", sent.line(elapsed));
+    println!("{}", sent.line(elapsed, cpu.each_ns(sent.good)));
     drop(socket);
     opened.close();
     Ok(ExitCode::from(u8::from(sent.good == 0)))
+}
+
+/// The CPU time that this program takes, all of its threads.
+struct Worked(Option<Duration>);
+
+impl Worked {
+    fn start() -> Worked {
+        Worked(cpu::process_cpu(None).ok())
+    }
+
+    /// ns for each of so many; without an account 0.
+    fn each_ns(&self, count: u64) -> f64 {
+        let now = cpu::process_cpu(None).ok();
+        let spent = now.zip(self.0).map_or(Duration::ZERO, |(now, then)| now.saturating_sub(then));
+        spent.as_nanos() as f64 / count.max(1) as f64
+    }
 }
 
 /// What became of the calls.
@@ -115,12 +134,12 @@ impl Sent {
         Ok(())
     }
 
-    fn line(&self, elapsed: Duration) -> String {
+    fn line(&self, elapsed: Duration, cpu_ns: f64) -> String {
         let seconds = elapsed.as_secs_f64().max(1e-9);
         let each = elapsed.as_nanos() as f64 / self.good.max(1) as f64;
         format!(
-            "{} datagrams in {seconds:.3} s, {:.0} per second, {each:.1} ns each; {} refused (nobody \
-             listens), {} found no room",
+            "{} datagrams in {seconds:.3} s, {:.0} per second, {each:.1} ns each, {cpu_ns:.1} of CPU; {} \
+             refused (nobody listens), {} found no room",
             self.good,
             self.good as f64 / seconds,
             self.refused,
@@ -148,7 +167,8 @@ pub fn receive(args: &ReceiveArgs) -> Outcome<ExitCode> {
     eprintln!("listening on UDP port {}", args.port);
     let mut room = vec![0; 65_536];
     let (mut all, mut second) = (Received::default(), Received::default());
-    let (start, mut shown) = (Instant::now(), Instant::now());
+    let (start, cpu, mut shown) = (Instant::now(), Worked::start(), Instant::now());
+    let mut failed = None;
     while !interrupt.came() && args.seconds.is_none_or(|s| start.elapsed() < s) {
         match socket.recv_from(&mut room) {
             Ok((n, _)) => {
@@ -156,7 +176,11 @@ pub fn receive(args: &ReceiveArgs) -> Outcome<ExitCode> {
                 second.note(&room[..n]);
             }
             Err(e) if is_full(&e) || e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(Failure::io("cannot receive", &e)),
+            // What came before is told all the same.
+            Err(e) => {
+                failed = Some(Failure::io("cannot receive any more", &e));
+                break;
+            }
         }
         if shown.elapsed() >= Duration::from_secs(1) {
             if second.count > 0 {
@@ -166,10 +190,10 @@ pub fn receive(args: &ReceiveArgs) -> Outcome<ExitCode> {
             shown = Instant::now();
         }
     }
-    println!("in all: {}", all.line(all.time()));
+    println!("in all: {}; {:.1} ns of CPU each", all.line(all.time()), cpu.each_ns(all.count));
     drop(socket);
     opened.close();
-    Ok(ExitCode::from(u8::from(all.count == 0)))
+    failed.map_or(Ok(ExitCode::from(u8::from(all.count == 0))), Err)
 }
 
 /// What has come, by the counters in the payload.

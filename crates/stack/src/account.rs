@@ -16,9 +16,9 @@
 //! sums, so that of what the account itself costs only the reading lies in what it measures; that
 //! part is measured when the ledger is made, and taken off.
 //!
-//! A thread that lost its CPU in the middle of a stage has not worked there. A time that is long
-//! enough for that to be possible counts only if the kernel says that it did not happen
-//! (`ru_nivcsw`).
+//! A thread that lost its CPU in the middle of a stage, to another one or because a lock was taken, has
+//! not worked there. A time that is long enough for that to be possible counts only if the kernel says
+//! that it did not happen (`ru_nivcsw`, `ru_nvcsw`).
 
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -106,7 +106,7 @@ struct Clock {
     /// Visits that the present wait stands for.
     waited: Cell<u32>,
     random: Cell<u32>,
-    /// How often the kernel had taken the CPU away when that was last asked for.
+    /// How often the thread had lost its CPU when that was last asked for.
     switches: Cell<u64>,
     /// To be asked when a visit begins: the last one was so long that it mattered.
     asks: Cell<bool>,
@@ -140,9 +140,9 @@ impl Clock {
 
     /// Whether a long time since the reading before was, for all that is known, not the thread's own.
     #[cold]
-    fn was_preempted(&self) -> bool {
+    fn has_lost_cpu(&self) -> bool {
         self.asks.set(true);
-        let switches = sys::preemptions();
+        let switches = sys::switches();
         self.switches.replace(switches) != switches
     }
 }
@@ -188,7 +188,7 @@ impl Ledger {
     fn note(&self, clock: &Clock, stage: Stage) {
         let cycles = sys::ticks().saturating_sub(clock.at.get());
         let is_long = cycles > SUSPICIOUS_CYCLES && stage != Stage::Slept;
-        if is_long && clock.was_preempted() {
+        if is_long && clock.has_lost_cpu() {
             self.preempted.fetch_add(1, Relaxed);
         } else {
             let sum = &self.stages[stage as usize];
@@ -219,7 +219,7 @@ impl Ledger {
         clock.until_next.set(next);
         clock.waited.set(next);
         if clock.asks.replace(false) {
-            clock.switches.set(sys::preemptions());
+            clock.switches.set(sys::switches());
         }
         clock.at.set(sys::ticks().max(1));
     }
@@ -485,7 +485,7 @@ mod tests {
         let lost = visit_of(long, u64::MAX);
         assert_eq!((passes(&lost), lost.balance().preempted), (0, 1));
         // It may be taken away at this very moment, but not every time.
-        assert!((0..100).any(|_| passes(&visit_of(long, sys::preemptions())) == 1));
+        assert!((0..100).any(|_| passes(&visit_of(long, sys::switches())) == 1));
         // Of a short time nobody asks.
         assert_eq!(passes(&visit_of(0, u64::MAX)), 1);
     }

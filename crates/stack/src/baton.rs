@@ -146,6 +146,7 @@ impl Baton {
     }
 
     /// The sleeper that must be told of a deadline earlier than `until`, if anybody sleeps.
+    #[inline]
     pub fn sleeper(&self) -> Option<(RawFd, Instant)> {
         let role = match self.holder.load(Ordering::Acquire) {
             FREE => return None,

@@ -121,6 +121,7 @@ impl<P: Probe> Host<P> {
     }
 
     /// Whether this process made the stack. In a forked child its memory does not exist.
+    #[inline]
     pub fn is_ours(&self) -> bool {
         sys::fork_generation() == self.forks
     }
@@ -147,6 +148,7 @@ impl<P: Probe> Host<P> {
     /// # Errors
     /// [`SocketError::WouldBlock`] if this very thread is inside the host (a signal handler
     /// interrupted a call); [`SocketError::BadHandle`] in a forked child.
+    #[inline]
     pub fn lock(&self) -> Result<Guard<'_, P>, SocketError> {
         let mut guard = self.lock_quietly()?;
         // Only the holder of the lock writes it, so that no locked instruction is needed.
@@ -170,6 +172,8 @@ impl<P: Probe> Host<P> {
     }
 
     /// As [`Host::lock`], for the service thread, which is not a caller.
+    // In place: a guard that is handed over is copied.
+    #[inline]
     pub(crate) fn lock_quietly(&self) -> Result<Guard<'_, P>, SocketError> {
         if !self.is_ours() {
             return Err(SocketError::BadHandle);

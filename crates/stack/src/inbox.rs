@@ -92,6 +92,7 @@ impl Inbox {
 
     /// Whether something waits. For the holder of the lock, and, after [`after_release`], for who
     /// has just released it.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len.load(Ordering::Acquire) == 0
     }

@@ -32,6 +32,7 @@ impl HostBit {
     }
 
     /// The thread is inside until the mark is dropped. `None`: it is inside already.
+    #[inline]
     pub fn enter(self) -> Option<Mark> {
         Mark::set(&INSIDE, self.0)
     }
@@ -57,6 +58,7 @@ pub struct Mark {
 }
 
 impl Mark {
+    #[inline]
     fn set(word: &'static LocalKey<Cell<u64>>, bit: u64) -> Option<Mark> {
         let held = word.get();
         if held & bit != 0 {
@@ -70,6 +72,7 @@ impl Mark {
 }
 
 impl Drop for Mark {
+    #[inline]
     fn drop(&mut self) {
         compiler_fence(Ordering::SeqCst);
         self.word.set(self.word.get() & !self.bit);

@@ -48,6 +48,7 @@ impl<T> Slab<T> {
     }
 
     /// The value of a slot, `None` if it is gone.
+    #[inline]
     pub fn get(&self, id: SlotId) -> Option<&T> {
         let e = self.entries.get(id.index as usize)?;
         if e.generation == id.generation { e.value.as_ref() } else { None }

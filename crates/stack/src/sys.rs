@@ -8,6 +8,7 @@ use std::time::Duration;
 use fulmar_base::Instant;
 
 /// The monotonic clock as the engines count it.
+#[inline]
 pub fn now() -> Instant {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `t` is a valid timespec that lives through the call.
@@ -26,13 +27,13 @@ pub fn ticks() -> u64 {
     now().as_nanos()
 }
 
-/// How often the kernel has taken the CPU away from this thread while it had something to do.
-pub fn preemptions() -> u64 {
+/// How often this thread has lost its CPU, because somebody else got it or because it had to wait.
+pub fn switches() -> u64 {
     // SAFETY: plain numbers, for which zeroes are values.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: `usage` is a valid rusage that lives through the call.
     let failed = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) } != 0;
-    if failed { 0 } else { usage.ru_nivcsw as u64 }
+    if failed { 0 } else { (usage.ru_nivcsw as u64).wrapping_add(usage.ru_nvcsw as u64) }
 }
 
 /// Asks the processor to have the first `bytes` of a value near when it is read. Changes nothing but
@@ -177,6 +178,7 @@ extern "C" fn count_fork() {
 
 /// How often this process was forked off since the first call: a stack remembers the number with
 /// which it was made, and refuses to work in a child, where its memory does not exist.
+#[inline]
 pub fn fork_generation() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }

@@ -174,6 +174,12 @@ impl UdpSocket {
         is_ours
     }
 
+    /// Whether an error is pending.
+    #[inline]
+    pub fn has_error(&self) -> bool {
+        self.error.is_some()
+    }
+
     /// The pending error, once.
     pub fn take_error(&mut self) -> Option<UdpError> {
         self.error.take()

@@ -34,6 +34,13 @@ impl Timed {
         Ok(())
     }
 
+    /// Whether more batches are wanted: until they have taken a `slice`, or, where setting them up takes
+    /// most of the time, a few slices have gone by since `start`.
+    pub fn wants_more(&self, slice: Duration, start: Instant) -> bool {
+        const MOST_SLICES: u32 = 4;
+        self.time < slice && (self.packets == 0 || start.elapsed() < slice * MOST_SLICES)
+    }
+
     fn ns_per_packet(&self) -> f64 {
         let ns = self.time.as_nanos() as f64 - self.hardware_ns as f64;
         ns.max(0.0) / self.packets.max(1) as f64
@@ -86,7 +93,7 @@ pub fn with_threads(
     });
     let found = found.into_iter().collect::<io::Result<Vec<Vec<Round>>>>()?;
     syscall.runs.extend(found.first().into_iter().flatten().map(|r| r.syscall));
-    let stages = options.path.stages().len();
+    let stages = options.path.stages(options.bytes).len();
     let over = |column: usize, pick: fn(&(f64, f64)) -> f64| Spread {
         // Of the threads of a round, the mean: what a packet costs one of them.
         runs: (0..options.runs)
@@ -109,7 +116,7 @@ fn rounds(options: &Options, cpu: usize, barrier: &Barrier) -> io::Result<Vec<Ro
     let mut failed = set_up.as_ref().err().map(|e| io::Error::new(e.kind(), e.to_string()));
     let mut driven = set_up.ok();
     let ends: Vec<Option<Stage>> =
-        options.path.stages().iter().copied().map(Some).chain([None]).collect();
+        options.path.stages(options.bytes).iter().copied().map(Some).chain([None]).collect();
     let mut found = Vec::new();
     // The first round warms caches and tables and is thrown away.
     for round in 0..=options.runs {

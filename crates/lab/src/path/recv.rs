@@ -2,10 +2,10 @@
 
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fulmar::base::{Counter, Stage};
-use fulmar::devices::sim::{Command, SimConfig, SimHandle};
+use fulmar::devices::sim::{Command, FarEnd, Service, SimConfig, SimHandle};
 use fulmar::{Cidr, Stack, TcpStream, UdpSocket, devices};
 use fulmar_stack::{AnyShard, ExitPoint, Probing};
 
@@ -17,7 +17,7 @@ use super::send::{FAR, NEAR, errno};
 const BATCH: u64 = 64;
 /// Looks at the device in vain before the rest of a batch is taken for lost.
 const LOOKS: usize = 10_000;
-/// The port where the peer sends without end (RFC 864).
+/// The port where the peer sends (RFC 864), though not without end.
 const CHARGEN: u16 = 19;
 
 /// One poll of the stack: how many frames it took.
@@ -33,8 +33,8 @@ fn received(stack: &Stack) -> io::Result<u64> {
 }
 
 /// A stack whose device hands every packet over by itself.
-fn stack(exit: &ExitPoint) -> io::Result<(Stack, SimHandle)> {
-    let config = SimConfig { lro: None, ..SimConfig::default() };
+fn stack(exit: &ExitPoint, far_end: FarEnd) -> io::Result<(Stack, SimHandle)> {
+    let config = SimConfig { lro: None, far_end, ..SimConfig::default() };
     let (device, handle) = devices::sim_nic(config).map_err(io::Error::other)?;
     let address = Cidr { address: IpAddr::V4(NEAR), prefix_len: 24 };
     let builder = Stack::builder().device(device).address(address).name("path").unlisted();
@@ -59,7 +59,7 @@ pub(super) struct Datagrams {
 impl Datagrams {
     pub fn new(options: &Options) -> io::Result<Datagrams> {
         let exit = ExitPoint::default();
-        let (stack, handle) = stack(&exit)?;
+        let (stack, handle) = stack(&exit, FarEnd::default())?;
         let socket = UdpSocket::bind(&stack, (NEAR, 0))?;
         socket.set_nonblocking(true)?;
         Ok(Datagrams { stack, handle, socket, exit, bytes: options.bytes.min(1472) })
@@ -100,8 +100,8 @@ impl Datagrams {
 
 impl Driven for Datagrams {
     fn run(&mut self, stage: Option<Stage>, slice: Duration) -> io::Result<Timed> {
-        let (mut timed, mut shared) = (Timed::default(), 0);
-        while timed.time < slice {
+        let (mut timed, mut shared, start) = (Timed::default(), 0, Instant::now());
+        while timed.wants_more(slice, start) {
             let (whole, before) = (timed, received(&self.stack)?);
             self.ask()?;
             self.exit.set(stage);
@@ -129,62 +129,75 @@ impl Driven for Datagrams {
     }
 }
 
-/// The first window of a modelled peer that sends without end; a new connection for each batch.
+/// What a modelled peer sends at once to whoever connects; a new connection for each batch.
 pub(super) struct Segments {
     stack: Stack,
     exit: ExitPoint,
+    room: Vec<u8>,
 }
+
+/// Segments of a batch, which go into the first window.
+const FRAMES: u64 = 24;
+/// Bytes of a segment: with headers and timestamps it fills a packet of 1500.
+const SEGMENT_BYTES: u64 = 1448;
+/// Looks at the device before what has not come is taken for lost. What is dropped early is not sent
+/// again so soon: the peer falls silent then.
+const SEGMENT_LOOKS: usize = 8;
 
 impl Segments {
     pub fn new(_: &Options) -> io::Result<Segments> {
         let exit = ExitPoint::default();
-        Ok(Segments { stack: stack(&exit)?.0, exit })
+        let services =
+            vec![(CHARGEN..=CHARGEN, Service::Generate { bytes: FRAMES * SEGMENT_BYTES })];
+        let far_end = FarEnd { services, ..FarEnd::default() };
+        let stack = stack(&exit, far_end)?.0;
+        Ok(Segments { stack, exit, room: vec![0; 64 << 10] })
     }
 
-    fn read_some(&self, stream: &mut TcpStream, room: &mut [u8], reads: usize) -> io::Result<()> {
-        for _ in 0..reads {
-            match stream.read(room) {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                other => drop(other?),
+    /// A connection and the batch that comes over it; how many segments this thread took, if no other
+    /// thread took some of them: of such a batch it has paid for a part only.
+    fn batch(&mut self, stage: Option<Stage>, timed: &mut Timed) -> io::Result<Option<u64>> {
+        let mut stream = TcpStream::connect(&self.stack, SocketAddr::new(FAR.ip(), CHARGEN))?;
+        stream.set_nonblocking(true)?;
+        let before = received(&self.stack)?;
+        self.exit.set(stage);
+        let mut taken = 0;
+        let ran = timed.batch(|| {
+            for _ in 0..SEGMENT_LOOKS {
+                taken += poll(&self.stack, FRAMES as usize)? as u64;
+                if taken >= FRAMES {
+                    break;
+                }
             }
-        }
-        Ok(())
+            if !ends_before_reading(stage) {
+                match stream.read(&mut self.room) {
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                    other => drop(other?),
+                }
+            }
+            Ok(taken)
+        });
+        self.exit.set(None);
+        ran?;
+        let all = received(&self.stack)? - before;
+        stream.set_linger(Some(Duration::ZERO))?;
+        Ok((taken > 0 && all == taken).then_some(taken))
     }
 }
 
-/// Frames of a batch: of what the peer may send into the first window.
-const FRAMES: u64 = 24;
-
 impl Driven for Segments {
     fn run(&mut self, stage: Option<Stage>, slice: Duration) -> io::Result<Timed> {
-        let mut room = vec![0; 64 << 10];
-        let mut timed = Timed::default();
-        let mut lost = 0;
-        while timed.time < slice {
-            let mut stream = TcpStream::connect(&self.stack, SocketAddr::new(FAR.ip(), CHARGEN))?;
-            stream.set_nonblocking(true)?;
-            self.exit.set(stage);
-            let before = timed.packets;
-            let ran = timed.batch(|| {
-                let mut taken = 0;
-                // What is dropped early is not sent again so soon: the peer falls silent then.
-                for _ in 0..8 {
-                    taken += poll(&self.stack, FRAMES as usize)? as u64;
-                    if taken >= FRAMES {
-                        break;
-                    }
-                }
-                if !ends_before_reading(stage) {
-                    self.read_some(&mut stream, &mut room, 1)?;
-                }
-                Ok(taken)
-            });
-            self.exit.set(None);
-            ran?;
-            stream.set_linger(Some(Duration::ZERO))?;
-            lost = if timed.packets == before { lost + 1 } else { 0 };
+        let (mut timed, mut lost, start) = (Timed::default(), 0, Instant::now());
+        while timed.wants_more(slice, start) {
+            let mut with_batch = timed;
+            if self.batch(stage, &mut with_batch)?.is_some() {
+                (timed, lost) = (with_batch, 0);
+            } else {
+                lost += 1;
+            }
             if lost > 1000 {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "the modelled peer is silent"));
+                let why = "the modelled peer is silent, or another thread takes what it sends";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }
         }
         Ok(timed)

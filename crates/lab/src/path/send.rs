@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use fulmar::base::{Stage, Variation};
-use fulmar::devices::sim::SimConfig;
+use fulmar::devices::sim::{Command, SimConfig, SimHandle};
 use fulmar::{Cidr, Route, Stack, TcpStream, UdpSocket, devices};
 use fulmar_stack::{ExitPoint, Ledger, Probing};
 
@@ -27,8 +27,12 @@ pub(super) fn errno(e: fulmar_socket::SocketError) -> io::Error {
 }
 
 /// A stack over a simulated device.
-pub(super) fn stack(probing: Probing, config: SimConfig, routes: u32) -> io::Result<Stack> {
-    let (device, _) = devices::sim_nic(config).map_err(io::Error::other)?;
+pub(super) fn stack(
+    probing: Probing,
+    config: SimConfig,
+    routes: u32,
+) -> io::Result<(Stack, SimHandle)> {
+    let (device, handle) = devices::sim_nic(config).map_err(io::Error::other)?;
     let address = Cidr { address: IpAddr::V4(NEAR), prefix_len: 24 };
     let builder = Stack::builder().device(device).address(address).name("path").unlisted();
     let mut builder = builder.probing(probing);
@@ -37,7 +41,7 @@ pub(super) fn stack(probing: Probing, config: SimConfig, routes: u32) -> io::Res
         let dst = fulmar::Prefix { addr: IpAddr::V4(Ipv4Addr::new(11 + a, b, c, 0)), len: 24 };
         builder = builder.route(Route { dst, via: Some(FAR.ip()), src: None, mtu: None });
     }
-    builder.build().map_err(io::Error::other)
+    Ok((builder.build().map_err(io::Error::other)?, handle))
 }
 
 /// How datagrams are sent.
@@ -73,7 +77,7 @@ impl Datagrams {
 
     fn with(options: &Options, rig: Rig) -> io::Result<Datagrams> {
         let exit = ExitPoint::default();
-        let stack = stack(Probing::Exit(exit.clone()), SimConfig::default(), rig.routes)?;
+        let stack = stack(Probing::Exit(exit.clone()), SimConfig::default(), rig.routes)?.0;
         let mut sockets = Vec::new();
         for _ in 0..rig.sockets {
             let socket = UdpSocket::bind(&stack, (NEAR, 0))?;
@@ -232,7 +236,7 @@ fn ns(timed: Timed) -> f64 {
 /// loop and the simulated hardware in both.
 pub(super) fn ledger(options: &Options) -> io::Result<Vec<f64>> {
     let ledger = Ledger::new(fulmar::ledger::DEFAULT_EVERY);
-    let stack = stack(Probing::Account(ledger.clone()), SimConfig::default(), 0)?;
+    let (stack, _) = stack(Probing::Account(ledger.clone()), SimConfig::default(), 0)?;
     let socket = UdpSocket::bind(&stack, (NEAR, 0))?;
     socket.connect(FAR)?;
     let payload = vec![0x5a; options.bytes];
@@ -261,26 +265,39 @@ pub(super) fn ledger(options: &Options) -> io::Result<Vec<f64>> {
 /// connection goes with it.
 pub(super) struct Writes {
     stack: Stack,
+    handle: SimHandle,
     exit: ExitPoint,
     bytes: Vec<u8>,
+    /// Opened since the peer forgot all of them.
+    connections: usize,
 }
 
 /// What a connection moves before it is measured: its window is open then.
 const WARM_BYTES: usize = 4 << 20;
 /// Bytes of a batch at most, well within that window.
 const BATCH_BYTES: usize = 512 << 10;
+/// Connections after which the peer is told to forget them, well below what it keeps: of what ended
+/// early it has not seen the bytes, so that the reset behind them does not end the connection for it.
+const FORGETS_AFTER: usize = 256;
 /// Writes of a batch at most.
 const BATCH_WRITES: usize = 256;
 
 impl Writes {
     pub fn new(options: &Options) -> io::Result<Writes> {
         let exit = ExitPoint::default();
-        let stack = stack(Probing::Exit(exit.clone()), SimConfig::default(), 0)?;
-        Ok(Writes { stack, exit, bytes: vec![0x5a; options.bytes.max(1)] })
+        let (stack, handle) = stack(Probing::Exit(exit.clone()), SimConfig::default(), 0)?;
+        let bytes = vec![0x5a; options.bytes.max(1)];
+        Ok(Writes { stack, handle, exit, bytes, connections: 0 })
     }
 
     /// A connection with nothing on its way.
-    fn connection(&self) -> io::Result<TcpStream> {
+    fn connection(&mut self) -> io::Result<TcpStream> {
+        self.connections += 1;
+        if self.connections > FORGETS_AFTER {
+            self.connections = 1;
+            self.handle.ask(Command::ResetAll).map_err(io::Error::other)?;
+            self.stack.host().poll().map_err(errno)?;
+        }
         let mut stream = TcpStream::connect(&self.stack, FAR)?;
         stream.set_nodelay(true)?;
         // All of a batch has room, since at some stages nothing leaves the buffer.
@@ -308,8 +325,8 @@ impl Writes {
 impl Driven for Writes {
     fn run(&mut self, stage: Option<Stage>, slice: Duration) -> io::Result<Timed> {
         let writes = (BATCH_BYTES / self.bytes.len()).clamp(1, BATCH_WRITES);
-        let mut timed = Timed::default();
-        while timed.time < slice {
+        let (mut timed, start) = (Timed::default(), Instant::now());
+        while timed.wants_more(slice, start) {
             let mut stream = self.connection()?;
             self.exit.set(stage);
             let ran = timed.batch(|| {

@@ -34,7 +34,7 @@ pub fn sheet(found: &Found) -> Sheet {
         ..Sheet::default()
     };
     for threads in &found.by_threads {
-        sheet.rows.extend(rows(found.path, threads));
+        sheet.rows.extend(rows(found, threads));
     }
     sheet.bars = Some(bars(found));
     sheet.notes = notes(found);
@@ -42,9 +42,10 @@ pub fn sheet(found: &Found) -> Sheet {
     sheet
 }
 
-fn rows(path: Path, threads: &Threads) -> Vec<Vec<Cell>> {
+fn rows(found: &Found, threads: &Threads) -> Vec<Vec<Cell>> {
     let whole = ("whole", "Taken back from the device, the lock released, back in the program.");
-    let named = path.stages().iter().map(|s| (s.name(), s.sentence().trim()));
+    let stages = found.path.stages(found.bytes);
+    let named = stages.iter().map(|s| (s.name(), s.sentence().trim()));
     let spreads = threads.stages.iter().chain([&threads.whole]);
     let mut before: Option<&Spread> = None;
     let mut rows = Vec::new();
@@ -73,8 +74,8 @@ fn significance(before: Option<&Spread>, now: &Spread) -> &'static str {
 }
 
 fn bars(found: &Found) -> Bars {
-    let path = found.path;
-    let names = path.stages().iter().map(|s| s.name().to_owned()).chain(["whole".to_owned()]);
+    let stages = found.path.stages(found.bytes);
+    let names = stages.iter().map(|s| s.name().to_owned()).chain(["whole".to_owned()]);
     let bar = |t: &Threads| {
         let spreads: Vec<&Spread> = t.stages.iter().chain([&t.whole]).collect();
         let parts = spreads.iter().enumerate().map(|(i, s)| {
@@ -123,7 +124,7 @@ fn ratios(found: &Found) -> Vec<Ratio> {
     let over_syscall = |spread: &Spread| {
         spread.runs.iter().zip(&found.syscall.runs).map(|(ns, call)| ns / call).collect::<Vec<_>>()
     };
-    let device = found.path.stages().iter().position(|s| *s == Stage::DeviceTaken);
+    let device = found.path.stages(found.bytes).iter().position(|s| *s == Stage::DeviceTaken);
     let to_device = device.and_then(|i| one.stages.get(i)).cloned().unwrap_or_default();
     vec![
         Ratio {

@@ -7,6 +7,7 @@
 //! only as often as it looks. [`flame`] draws the samples.
 
 pub mod flame;
+pub mod halved;
 pub mod perf;
 pub mod symbols;
 pub mod workload;

@@ -12,6 +12,7 @@ use fulmar::ledger::Balance;
 use fulmar::{Cidr, Stack, devices};
 
 use super::Shares;
+use super::halved::{self, Halved};
 use super::perf::{Recording, Sample};
 use super::symbols::Symbols;
 use crate::cpu;
@@ -26,8 +27,8 @@ pub const RATE_BPS: u64 = 100_000_000;
 const WRITE_BYTES: usize = 64 << 10;
 /// Looks per second: the load is small, so it takes many to see something.
 const FREQUENCY_HZ: u32 = 19_997;
-const NEAR: &str = "near-end";
-const FAR: &str = "far-end";
+pub(super) const NEAR: &str = "near-end";
+pub(super) const FAR: &str = "far-end";
 
 /// What one stack's run showed.
 #[derive(Clone, Debug)]
@@ -46,6 +47,8 @@ pub struct Profile {
     pub top: Vec<(String, u64)>,
     /// Bytes moved.
     pub bytes: u64,
+    /// The receiving half with fewer wake-ups.
+    pub halved: Halved,
 }
 
 /// Runs `time` of sending and `time` of receiving over the kernel's own stack, two namespaces joined
@@ -73,7 +76,10 @@ pub fn kernel(time: Duration) -> io::Result<Profile> {
         bytes += moved.bytes;
     }
     let threads = |thread: &str| thread == NEAR || thread == FAR;
-    Ok(Profile::of("kernel", recording, threads, load, bytes, None))
+    let mut profile = Profile::of("kernel", recording, threads, load, bytes, None);
+    let connect = || near.run(|| std::net::TcpStream::connect(to));
+    profile.halved = halved::kernel(connect, &listener, time)?;
+    Ok(profile)
 }
 
 /// As [`kernel`], fulmar over a TAP against the kernel. Only fulmar's threads count; what the kernel
@@ -101,7 +107,9 @@ pub fn fulmar(time: Duration) -> io::Result<Profile> {
     }
     let balance = stack.ledger();
     let threads = |thread: &str| thread == NEAR || thread.starts_with("fulmar-profile");
-    Ok(Profile::of("fulmar", recording, threads, load, bytes, balance))
+    let mut profile = Profile::of("fulmar", recording, threads, load, bytes, balance);
+    profile.halved = halved::fulmar(&stack, &listener, time)?;
+    Ok(profile)
 }
 
 impl Profile {
@@ -127,7 +135,8 @@ impl Profile {
             Ok(kept) => (Ok(symbols.shares(kept)), symbols.top(kept, 12), kept.len()),
             Err(e) => (Err(e.to_string()), Vec::new(), 0),
         };
-        Profile { stack, sampled, ledger, load, samples: n, top, bytes }
+        let halved = Halved::default();
+        Profile { stack, sampled, ledger, load, samples: n, top, bytes, halved }
     }
 }
 

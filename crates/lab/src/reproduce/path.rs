@@ -19,6 +19,9 @@ pub const TITLE: &str = "what a datagram of 18 bytes costs up to each point of t
 pub const SOURCE: &str = "L. Rizzo on the FreeBSD network list, April 2012: FreeBSD HEAD, i7-870 at \
                           2.93 GHz, ixgbe; netsend, 18 bytes, 1 and 4 tasks, least and most of 5 runs";
 
+/// Payload of the published datagrams.
+const BYTES: usize = 18;
+
 /// A published row.
 struct Row {
     position: &'static str,
@@ -134,10 +137,10 @@ pub struct Measured {
 pub fn run(budget: Duration, cpus: usize, kernel: bool, fulmar: bool) -> io::Result<Measured> {
     const RUNS: usize = 7;
     let threads = cpus.clamp(1, 4);
-    let stages = Path::UdpSend.stages().len() + 1;
+    let stages = Path::UdpSend.stages(BYTES).len() + 1;
     let slots = (RUNS + 1) * (stages * threads + 8) + RUNS * 8;
     let slice = (budget / slots as u32).clamp(Duration::from_millis(2), Duration::from_millis(100));
-    let options = Options { threads, runs: RUNS, slice, ..Options::default() };
+    let options = Options { threads, bytes: BYTES, runs: RUNS, slice, ..Options::default() };
     Ok(Measured {
         fulmar: fulmar.then(|| path::run(&options)).transpose()?,
         kernel: kernel.then(|| kernel::run(options.bytes, RUNS, slice)).transpose()?,
@@ -211,7 +214,7 @@ fn of_threads<'m>(row: &Row, measured: &'m Measured, most: bool) -> Option<&'m S
     match row.stage? {
         At::Whole => Some(&threads.whole),
         At::Stage(stage) => {
-            let at = Path::UdpSend.stages().iter().position(|s| *s == stage)?;
+            let at = Path::UdpSend.stages(BYTES).iter().position(|s| *s == stage)?;
             threads.stages.get(at)
         }
     }
@@ -254,7 +257,7 @@ mod tests {
         assert_eq!(TABLE.len(), 21);
         for row in &TABLE {
             if let Some(At::Stage(stage)) = row.stage {
-                assert!(Path::UdpSend.stages().contains(&stage), "{stage:?}");
+                assert!(Path::UdpSend.stages(BYTES).contains(&stage), "{stage:?}");
             }
             for (low, high) in [row.one, row.four].into_iter().flatten() {
                 assert!(low <= high);

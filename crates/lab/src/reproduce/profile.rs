@@ -52,15 +52,13 @@ struct Bound {
     measure: fn(&Shares) -> f64,
 }
 
-const BOUNDS: [Bound; 3] = [
+const BOUNDS: [Bound; 2] = [
     Bound { what: "buffer memory made free", published: 5.4, measure: |s| s.percent(Part::Memory) },
     Bound { what: "the driver made free", published: 26.7, measure: |s| s.percent(Part::Device) },
-    Bound {
-        what: "half of the interrupts (here: wake-ups)",
-        published: 8.0,
-        measure: |s| s.percent(Part::WakeUps) / 2.0,
-    },
 ];
+
+/// The third bound is an experiment: the load that goes away with half of the interrupts.
+const HALF_OF_INTERRUPTS: f64 = 8.0;
 
 /// Runs the workload: `time` for each phase of each stack.
 ///
@@ -105,6 +103,7 @@ pub fn sheet(found: &[Profile]) -> Sheet {
     sheet.rows.push(unlisted_row(found));
     sheet.notes = loads(found);
     sheet.notes.extend(found.iter().flat_map(bounds));
+    sheet.notes.extend(found.iter().map(half_of_wakeups));
     sheet.notes.extend(found.iter().map(tops));
     sheet
 }
@@ -170,6 +169,23 @@ fn bounds(p: &Profile) -> Vec<String> {
     BOUNDS.iter().map(line).collect()
 }
 
+/// The third bound.
+fn half_of_wakeups(p: &Profile) -> String {
+    let told = match p.halved.saved_pct() {
+        Some(saved) => format!(
+            "saves {saved:.1} % of the load; published {HALF_OF_INTERRUPTS:.1} %: {}",
+            judge(HALF_OF_INTERRUPTS, saved)
+        ),
+        None => "was not reached, so that the bound cannot be tested".to_owned(),
+    };
+    format!(
+        "{}, half of the wake-ups (for the interrupts of then), a stream received segment by segment: \
+         {told}\n{}",
+        p.stack,
+        p.halved.lines()
+    )
+}
+
 /// A bound holds if no more can be saved than was published; a profile of a few thousand samples is
 /// good to about a percent of the load.
 fn judge(published: f64, now: f64) -> Verdict {
@@ -196,6 +212,7 @@ fn tops(p: &Profile) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::halved::{Halved, Point};
 
     #[test]
     fn the_published_sums_are_those_of_the_text() {
@@ -204,6 +221,26 @@ mod tests {
         assert!((published(Part::Copy) - 18.3).abs() < 0.1);
         let listed: f64 = PUBLISHED.iter().map(|f| f.1).sum();
         assert_eq!(listed, 4984.0);
+    }
+
+    #[test]
+    fn the_saving_by_half_of_the_wakeups_is_read_between_measured_ones() {
+        let point = |wakeups_per_s, load| Point { how: "held".into(), wakeups_per_s, load };
+        let profile = Profile {
+            stack: "fulmar",
+            sampled: Err("there is no perf".into()),
+            ledger: None,
+            load: [0.1, 0.2],
+            samples: 0,
+            top: Vec::new(),
+            bytes: 1,
+            halved: Halved { points: vec![point(8000.0, 0.2), point(5000.0, 0.19)] },
+        };
+        let text = half_of_wakeups(&profile);
+        assert!(text.contains("was not reached"), "{text}");
+        let halved = Halved { points: vec![point(8000.0, 0.2), point(2000.0, 0.17)] };
+        let text = half_of_wakeups(&Profile { halved, ..profile });
+        assert!(text.contains("saves 10.0 %") && text.contains("8000 wake-ups/s"), "{text}");
     }
 
     #[test]
@@ -220,6 +257,7 @@ mod tests {
             samples: 0,
             top: Vec::new(),
             bytes: 1,
+            halved: Halved::default(),
         };
         let found = [profile("kernel", None), profile("fulmar", Some(ledger))];
         let text = sheet(&found).text();
