@@ -6,7 +6,7 @@ use crate::stat::documents;
 use crate::stream::Stack;
 use fulmar_lab::lock::BenchLock;
 use fulmar_lab::netns;
-use fulmar_lab::page::Cell;
+use fulmar_lab::page::{Bar, Bars, Cell};
 use fulmar_lab::path::{self, Options, Path, kernel, show};
 use fulmar_lab::report::{self, Machine};
 use fulmar_lab::sheet::Sheet;
@@ -187,11 +187,13 @@ fn live_sheet(document: &Value) -> Option<Sheet> {
     let per = |key: &str, over: f64| number(&ledger[key]) / over;
     let notes = vec![
         format!(
-            "{} visits timed of {}; a reading costs {:.1} ns ({:.2} ms in all), taken off.",
+            "{} visits timed of {}; a reading costs {:.1} ns ({:.2} ms in all), taken off. {} times were \
+             left out, in which the thread had lost its CPU.",
             ledger["measured"],
             ledger["visits"],
             number(&ledger["pass_ns"]),
-            number(&ledger["overhead_ns"]) / 1e6
+            number(&ledger["overhead_ns"]) / 1e6,
+            number(&ledger["preempted"])
         ),
         format!(
             "{:.3} bytes copied per byte, {:.2} buffers and {:.2} crossings per packet ({packets:.0} packets).",
@@ -214,9 +216,26 @@ fn live_sheet(document: &Value) -> Option<Sheet> {
         ],
         words: 1,
         rows: rows.collect(),
+        bars: Some(live_bars(stages, packets)),
         notes,
         ..Sheet::default()
     })
+}
+
+/// A bar per stage: what it costs a packet. Sleep is nobody's cost.
+fn live_bars(stages: &[Value], packets: f64) -> Bars {
+    let bar = |s: &Value| Bar {
+        label: s["stage"].as_str().unwrap_or_default().to_owned(),
+        values: vec![s["ns"].as_f64().unwrap_or(0.0) / packets],
+        ..Bar::default()
+    };
+    Bars {
+        caption: "What each stage costs a packet, sleep aside.".to_owned(),
+        unit: "ns per packet".to_owned(),
+        parts: vec![("ns per packet".to_owned(), 0)],
+        bars: stages.iter().filter(|s| s["stage"] != "slept").map(bar).collect(),
+        marks: Vec::new(),
+    }
 }
 
 #[cfg(test)]
@@ -253,7 +272,9 @@ mod tests {
         let sheet = live_sheet(&json!({"name": "x", "pid": 1, "ledger": {"stages": [
             {"stage": "locked", "passes": 10.0, "ns": 500.0, "sentence": "The lock."}],
             "packets": 10, "bytes": 100}}));
-        let text = sheet.expect("an account").text();
+        let sheet = sheet.expect("an account");
+        assert_eq!(sheet.bars.as_ref().map(|b| b.bars.len()), Some(1));
+        let text = sheet.text();
         assert!(text.contains("locked") && text.contains("50.0"), "{text}");
     }
 }

@@ -228,7 +228,12 @@ pub fn run(options: &Options) -> io::Result<Found> {
         Path::UdpSend => (send::ablations(options)?, send::ledger(options)?),
         _ => (Vec::new(), Vec::new()),
     };
-    Ok(Found { path: options.path, bytes: options.bytes, by_threads, syscall, ablations, ledger })
+    let bytes = match options.path {
+        // The peer decides.
+        Path::TcpRecv => recv::SEGMENT_BYTES as usize,
+        _ => options.bytes,
+    };
+    Ok(Found { path: options.path, bytes, by_threads, syscall, ablations, ledger })
 }
 
 #[cfg(test)]

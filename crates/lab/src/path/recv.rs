@@ -139,7 +139,7 @@ pub(super) struct Segments {
 /// Segments of a batch, which go into the first window.
 const FRAMES: u64 = 24;
 /// Bytes of a segment: with headers and timestamps it fills a packet of 1500.
-const SEGMENT_BYTES: u64 = 1448;
+pub(super) const SEGMENT_BYTES: u64 = 1448;
 /// Looks at the device before what has not come is taken for lost. What is dropped early is not sent
 /// again so soon: the peer falls silent then.
 const SEGMENT_LOOKS: usize = 8;

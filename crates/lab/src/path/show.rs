@@ -107,7 +107,12 @@ fn notes(found: &Found) -> Vec<String> {
     )];
     notes.extend(found.ablations.iter().map(|a| {
         let (with, without) = (a.with.median(), a.without.median());
-        format!("{}: {with:.1} ns, unchanged {without:.1} ns ({:+.1})", a.what, with - without)
+        format!(
+            "{}: {with:.1} ns, unchanged {without:.1} ns ({:+.1}, {:.2} times)",
+            a.what,
+            with - without,
+            with / without
+        )
     }));
     if found.by_threads.len() > 1 {
         notes

@@ -25,6 +25,8 @@ use crate::without_tso::WithoutTso;
 pub const RATE_BPS: u64 = 100_000_000;
 /// Bytes of a write; at the rate one goes every 5.2 ms.
 const WRITE_BYTES: usize = 64 << 10;
+/// One visit in so many is in the ledger: enough in seconds, and hardly a load by itself.
+const EVERY: u32 = 16;
 /// Looks per second: the load is small, so it takes many to see something.
 const FREQUENCY_HZ: u32 = 19_997;
 pub(super) const NEAR: &str = "near-end";
@@ -94,7 +96,7 @@ pub fn fulmar(time: Duration) -> io::Result<Profile> {
     let address = Cidr { address: IpAddr::V4(OUR_IP), prefix_len: PREFIX };
     let recording = Recording::start(FREQUENCY_HZ);
     let builder = Stack::builder().device(device).address(address).name("profile").unlisted();
-    let stack = builder.account(1).build().map_err(io::Error::other)?;
+    let stack = builder.account(EVERY).build().map_err(io::Error::other)?;
     let listener = site.peer_netns.run(|| std::net::TcpListener::bind((PEER_IP, 0)))?;
     let to = listener.local_addr()?;
     let (mut load, mut bytes) = ([0.0; 2], 0);
