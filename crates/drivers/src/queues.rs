@@ -6,7 +6,7 @@
 //! ([`Device::wake_fd`] is `None`), so that time alone drives them. Several queues that run by themselves
 //! are several NICs ([`crate::sim::queues`]) or those of an interface ([`crate::tap::Tap::open_queues`]).
 //!
-//! **Bounds.** A queue holds [`LANE`] frames. While one is full nothing is taken from the device, which
+//! **Bounds.** A queue holds 1024 frames. While one is full nothing is taken from the device, which
 //! holds back what comes or drops it by its own rules.
 
 use std::collections::{HashMap, VecDeque};

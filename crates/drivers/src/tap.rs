@@ -12,6 +12,7 @@
 //! of 64; 3.8 µs for 64 KiB; and the kernel's copy. Source: linux/if_tun.h,
 //! Documentation/networking/tuntap.rst, io_uring(7).
 
+mod queues;
 mod vector;
 
 use std::fs::{File, OpenOptions};
@@ -28,7 +29,7 @@ use fulmar_netdev::{
 
 use crate::landing::{Landing, Scratch};
 use crate::placing::{Aim, Placer};
-use crate::{OpenError, joined, steering, sys, vnet};
+use crate::{OpenError, joined, sys, vnet};
 use vector::{Fate, Vector};
 
 const CLONE_DEVICE: &str = "/dev/net/tun";
@@ -202,50 +203,6 @@ impl Tap {
         let file = open_clone_device()?;
         let name = attach(&file, &config.name, FLAGS)?;
         Tap::set_up(file, name, a_socket(), config, 1)
-    }
-
-    /// Opens so many queues of one interface, each a device for a shard of its own.
-    ///
-    /// Where this process may load a program for the kernel (CAP_BPF), the kernel sends each packet to the
-    /// queue of the shard that owns its flow. Elsewhere, or with [`TapConfig::steer`] off, it sends it to
-    /// the queue that has last sent one of its flow, so that answers come back to whoever asked, and to a
-    /// queue of its choice if none has within three seconds; shards hand over what they get of others.
-    /// [`DeviceStats::path`] says which it is.
-    ///
-    /// # Errors
-    /// As [`Tap::open`], and for an interface that was made for one queue.
-    pub fn open_queues(config: &TapConfig, queues: u16) -> Result<Vec<Tap>, OpenError> {
-        if queues < 2 {
-            return Ok(vec![Tap::open(config)?]);
-        }
-        let mut name = config.name.clone();
-        let mut taps = Vec::with_capacity(usize::from(queues));
-        for _ in 0..queues {
-            let file = open_clone_device()?;
-            name = attach(&file, &name, FLAGS | libc::IFF_MULTI_QUEUE)?;
-            taps.push(Tap::set_up(file, name.clone(), a_socket(), config, queues)?);
-        }
-        let steered = match (config.steer, taps.first()) {
-            (true, Some(tap)) => tap.steer(queues),
-            _ => "by the queue that sent last, as asked for".to_owned(),
-        };
-        for tap in &mut taps {
-            tap.stats.path = format!("{}; steered {steered}", tap.stats.path);
-        }
-        Ok(taps)
-    }
-
-    /// Has the kernel send each packet to the queue of its owner; says how packets are steered.
-    fn steer(&self, queues: u16) -> String {
-        let program = sys::load_socket_program(&steering::program(queues));
-        let set = program.and_then(|p| sys::tun_set_steering(self.file.as_fd(), p.as_fd()));
-        match set {
-            Ok(()) => "to the owner of each flow".to_owned(),
-            Err(e) => format!(
-                "by the queue that sent last, since the kernel refuses a program ({e}): to steer by owner \
-                 run as root, or with CAP_BPF and CAP_NET_ADMIN"
-            ),
-        }
     }
 
     /// Takes a descriptor that another process has opened and attached. `config.name` is not used.

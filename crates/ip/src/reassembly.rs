@@ -27,8 +27,9 @@
 //! Cost: a scan of the slots, beginning with the one that was used last; two binary searches in the
 //! slot. A slot's tables are allocated when it is used first, and kept.
 //!
-//! One stack of several shards would have to bring the fragments of a datagram together by a hash of
-//! the addresses alone, since only the first fragment has ports; there is one shard today.
+//! In a stack of several shards the device must bring all fragments of a datagram to one queue, since only
+//! the first of them has ports: a TAP's hash and the program for its queues do. The whole datagram then
+//! crosses to its owner.
 
 use alloc::vec::Vec;
 use core::net::IpAddr;

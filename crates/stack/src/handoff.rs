@@ -21,7 +21,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use fulmar_ip::{Delivered, EchoReply, QuotedError};
 use fulmar_netdev::Peek;
 
-/// Shards of one stack at most: what a word of [`Ports`] has bits for.
+/// Shards of one stack at most: as many as a word has bits.
 pub const MAX_SHARDS: usize = 32;
 
 /// What waits in a ring at most: several full receive bursts, and 200 KiB of memory.

@@ -16,6 +16,8 @@
 //! arm, poll once more, sleep. A thread that finds the lock taken and needs no answer leaves its
 //! request in the inbox, which the holder drains before and after it releases.
 
+mod guard;
+
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
@@ -30,15 +32,14 @@ use crate::handoff::before_looking;
 use crate::inbox::{INBOX_LIMIT, Inbox, Request, after_release};
 pub use crate::limit::Limit;
 use crate::poll_set::PollSetCore;
-use crate::recv_calls::{Received, RecvTicket};
+use crate::recv_calls::RecvTicket;
 use crate::reentry::{HostBit, Mark, this_thread};
-use crate::returns::Returned;
 use crate::service::Service;
 use crate::shard::Shard;
 use crate::spin::Spin;
 use crate::sys;
 use crate::waiter::Waiter;
-use crate::watch::Wake;
+pub use guard::Guard;
 
 /// Frames that one poll takes before waiters are looked at.
 pub(crate) const POLL_BUDGET: usize = 128;
@@ -640,76 +641,6 @@ impl<P: Probe> Drop for Turn<'_, '_, P> {
             self.host.baton.leave(Role::Caller);
         }
         self.host.pass_baton();
-    }
-}
-
-/// The shard lock. Releasing it drains the inbox and fires the wake-ups that were collected.
-pub struct Guard<'a, P: Probe = NoProbe> {
-    host: &'a Host<P>,
-    shard: Option<MutexGuard<'a, Shard<P>>>,
-    mark: Option<Mark>,
-}
-
-impl<'a, P: Probe> Guard<'a, P> {
-    #[inline]
-    fn new(host: &'a Host<P>, shard: Option<MutexGuard<'a, Shard<P>>>, mark: Mark) -> Self {
-        Guard { host, shard, mark: Some(mark) }
-    }
-
-    /// Releases the lock; `None`: it is released and nothing is left to do.
-    #[inline]
-    fn release(&mut self) -> Option<MutexGuard<'a, Shard<P>>> {
-        let mut shard = self.shard.take()?;
-        self.host.drain_inbox(&mut shard);
-        if shard.has_people_to_tell() {
-            return Some(shard);
-        }
-        self.host.release(shard);
-        // Left between the last look and the release: whoever gets the lock drains it.
-        if self.host.inbox.is_empty() { None } else { self.host.try_shard() }
-    }
-
-    /// Releases the lock, and tells everybody who is to be told.
-    #[inline(never)]
-    fn release_and_tell(&mut self, shard: MutexGuard<'a, Shard<P>>) {
-        let (mut returned, mut received) = (Returned::new(), Received::default());
-        let mut held = Some(shard);
-        while let Some(mut shard) = held {
-            self.host.drain_inbox(&mut shard);
-            let (wakes, told) = (shard.take_wakes(), shard.take_told());
-            shard.take_returned(&mut returned);
-            received.append(shard.take_received());
-            self.host.release(shard);
-            wakes.into_iter().flatten().for_each(Wake::fire);
-            self.host.tell(told);
-            held = if self.host.inbox.is_empty() { None } else { self.host.try_shard() };
-        }
-        self.host.outside.leave();
-        // Whoever is let go now, or told, may call the stack.
-        self.mark = None;
-    }
-}
-
-impl<P: Probe> std::ops::Deref for Guard<'_, P> {
-    type Target = Shard<P>;
-    fn deref(&self) -> &Shard<P> {
-        self.shard.as_ref().expect("invariant: present until the guard is dropped")
-    }
-}
-
-impl<P: Probe> std::ops::DerefMut for Guard<'_, P> {
-    fn deref_mut(&mut self) -> &mut Shard<P> {
-        self.shard.as_mut().expect("invariant: present until the guard is dropped")
-    }
-}
-
-impl<P: Probe> Drop for Guard<'_, P> {
-    #[inline]
-    fn drop(&mut self) {
-        match self.release() {
-            None => self.host.outside.leave(),
-            Some(shard) => self.release_and_tell(shard),
-        }
     }
 }
 
