@@ -28,7 +28,7 @@ pub fn tap(name: &str) -> Result<Box<dyn Device>, OpenError> {
 ///
 /// # Errors
 /// As [`tap`]; an interface that exists must have been made for several queues.
-pub fn tap_queues(name: &str, queues: u16) -> Result<Vec<Box<dyn Device>>, OpenError> {
+pub fn tap_queues(name: &str, queues: u16) -> Result<Queues, OpenError> {
     let config = TapConfig { name: name.to_owned(), ..TapConfig::default() };
     Ok(Tap::open_queues(&config, queues)?.into_iter().map(|t| Box::new(t) as _).collect())
 }
@@ -80,6 +80,9 @@ pub fn sim_nic(config: sim::SimConfig) -> Result<(Box<dyn Device>, sim::SimHandl
     Ok((Box::new(nic), handle))
 }
 
+/// The queues of an interface.
+pub type Queues = Vec<Box<dyn Device>>;
+
 /// The queues of a simulated NIC, each for a shard of its own: see [`sim::queues`].
 ///
 /// # Errors
@@ -87,7 +90,7 @@ pub fn sim_nic(config: sim::SimConfig) -> Result<(Box<dyn Device>, sim::SimHandl
 pub fn sim_queues(
     config: &sim::SimConfig,
     count: u16,
-) -> Result<(Vec<Box<dyn Device>>, Vec<sim::SimHandle>), OpenError> {
+) -> Result<(Queues, Vec<sim::SimHandle>), OpenError> {
     let queues = sim::queues(config, count)?.into_iter();
     Ok(queues.map(|(nic, handle)| (Box::new(nic) as Box<dyn Device>, handle)).unzip())
 }

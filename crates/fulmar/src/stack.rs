@@ -480,12 +480,13 @@ impl Builder {
 }
 
 fn check_devices(devices: &[Box<dyn Device>]) -> Result<(), SetupError> {
-    let first = devices.first().ok_or(SetupError::NoDevice)?.caps();
+    let mut caps = devices.iter().map(|d| d.caps());
+    let first = caps.next().ok_or(SetupError::NoDevice)?;
     if devices.len() > fulmar_stack::MAX_SHARDS {
         return Err(SetupError::TooManyDevices(devices.len()));
     }
-    let differs = |d: &Box<dyn Device>| (d.caps().ether, d.caps().mtu) != (first.ether, first.mtu);
-    if devices.iter().any(differs) { Err(SetupError::MixedDevices) } else { Ok(()) }
+    let is_mixed = caps.any(|c| (c.ether, c.mtu) != (first.ether, first.mtu));
+    if is_mixed { Err(SetupError::MixedDevices) } else { Ok(()) }
 }
 
 /// A stack without a door works as well, so failure is not an error.

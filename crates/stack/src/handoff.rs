@@ -51,7 +51,7 @@ impl Overheard {
 }
 
 /// What crosses.
-#[allow(clippy::large_enum_variant)] // It lies in the ring's own slots: no heap allocation per packet.
+#[allow(clippy::large_enum_variant, reason = "it lies in the ring's own slots: no heap per packet")]
 pub enum Handed {
     /// A packet of a flow that the receiver owns, as ip delivered it.
     Packet(Delivered),
@@ -142,6 +142,7 @@ pub fn handoffs(shards: usize) -> Vec<Handoff> {
 impl Handoff {
     /// Hands something to another shard, or back if its ring is full. [`Handoff::take_told`] says
     /// afterwards who may have to be woken.
+    #[allow(clippy::result_large_err, reason = "it comes back as it went: no heap per packet")]
     pub fn hand(&mut self, to: u16, what: Handed) -> Result<(), Handed> {
         let Some(door) = self.doors.get(usize::from(to)) else { return Err(what) };
         // Counted first, so that the receiver never counts below zero.

@@ -156,8 +156,11 @@ impl<P: Probe> Shard<P> {
         }
         for shard in (0..self.shards).filter(|s| *s != self.id) {
             let Some(copy) = Overheard::of(front) else { return };
-            let heard = self.handoff.as_mut().map(|h| h.hand(shard, Handed::Overheard(copy)));
-            if !matches!(heard, Some(Ok(()))) {
+            let is_lost = match &mut self.handoff {
+                Some(handoff) => handoff.hand(shard, Handed::Overheard(copy)).is_err(),
+                None => true,
+            };
+            if is_lost {
                 // It will ask again.
                 self.net.counters.drop_packet(DropReason::WrongQueueFull);
             }
