@@ -117,6 +117,17 @@ impl Ground {
         Ground::on(site, over, placement, pcap, |device| offloads.limit(device), made)
     }
 
+    /// A ground on which a kernel peer sends packets of MTU size, which the stack joins or does not.
+    ///
+    /// # Errors
+    /// As [`Ground::new`].
+    pub(crate) fn of_packets(over: Over, placement: Placement, gro: bool) -> io::Result<Ground> {
+        let site = open_site(over)?;
+        let name = if over == Over::Tap { "tap0" } else { "veth1" };
+        site.peer_netns.set_offloads(name, false)?;
+        Ground::on(site, over, placement, None, |d| d, Made { super_segments: true, gro })
+    }
+
     fn on(
         site: Site<Box<dyn Device>>,
         over: Over,

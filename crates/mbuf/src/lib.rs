@@ -36,6 +36,7 @@ extern crate alloc;
 
 mod chain;
 mod home;
+mod mbuf;
 mod pool;
 mod posted;
 mod raw;

@@ -198,53 +198,11 @@ impl Mbuf {
         Mbuf(d)
     }
 
-    /// Bytes of the range.
-    #[inline]
-    pub fn len(&self) -> usize {
-        self.desc().len as usize
-    }
-
-    /// Whether the range has no bytes.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.desc().len == 0
-    }
-
-    /// Bytes of storage before the range. They can be used only if the storage is unique.
-    #[inline]
-    pub fn headroom(&self) -> usize {
-        self.desc().off as usize
-    }
-
-    /// Bytes of storage behind the range. They can be used only if the storage is unique, or by
-    /// [`crate::Pool::append_tail`].
-    #[inline]
-    pub fn tailroom(&self) -> usize {
-        let d = self.desc();
-        (d.room - d.off - d.len) as usize
-    }
-
-    /// Bytes of the whole storage: what the pool charges while any reference to it exists.
-    #[inline]
-    pub fn storage_bytes(&self) -> usize {
-        self.desc().room as usize
-    }
-
     /// What the storage is charged to.
     #[inline]
     pub fn purpose(&self) -> Purpose {
         // SAFETY: alive; `purpose` is written only before the first reference exists.
         unsafe { (*self.desc().storage).purpose }
-    }
-
-    /// Bytes of storage that this reference keeps from arriving packets: none of what is charged
-    /// to a sender.
-    #[inline]
-    pub fn held_bytes(&self) -> usize {
-        match self.purpose() {
-            Purpose::Send => 0,
-            Purpose::Receive | Purpose::Control => self.storage_bytes(),
-        }
     }
 
     /// Whether the memory belongs to someone else ([`crate::Pool::external`], [`crate::Pool::lent`]);
@@ -424,29 +382,6 @@ impl Mbuf {
         }
         self.desc_mut().len = n as u32;
     }
-
-    /// Removes up to `n` bytes from the front.
-    #[inline]
-    pub fn trim_front(&mut self, n: usize) {
-        let d = self.desc_mut();
-        let n = n.min(d.len as usize) as u32;
-        d.off += n;
-        d.len -= n;
-    }
-
-    /// Removes up to `n` bytes from the back.
-    #[inline]
-    pub fn trim_back(&mut self, n: usize) {
-        let d = self.desc_mut();
-        d.len -= n.min(d.len as usize) as u32;
-    }
-
-    /// Keeps at most the first `len` bytes.
-    #[inline]
-    pub fn truncate(&mut self, len: usize) {
-        let d = self.desc_mut();
-        d.len = len.min(d.len as usize) as u32;
-    }
 }
 
 impl Drop for Mbuf {
@@ -454,17 +389,6 @@ impl Drop for Mbuf {
         let home = self.desc().home;
         // SAFETY: this Mbuf owns the descriptor and is going.
         unsafe { Shared::give_back(home, self.0, self.0, 1) }
-    }
-}
-
-impl core::fmt::Debug for Mbuf {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Mbuf")
-            .field("off", &self.headroom())
-            .field("len", &self.len())
-            .field("storage", &self.storage_bytes())
-            .field("unique", &self.is_unique())
-            .finish()
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::buffers::Buffers;
+use super::joining::Joining;
 use super::{Direction, Lane};
 use crate::bench::{Figure, Outcome, Stop};
 use crate::report::{self, Machine};
@@ -17,6 +18,8 @@ pub struct Found {
     pub lanes: Vec<Lane>,
     /// What buffers cost by themselves.
     pub buffers: Buffers,
+    /// What joining in software is worth.
+    pub(super) joining: Option<Joining>,
     /// The figures asked for.
     pub figures: Vec<Figure>,
     /// How frames cross: device, method, sentence.
@@ -66,6 +69,7 @@ impl Found {
             parts.extend(self.table(direction));
         }
         parts.extend(self.buffers_line());
+        parts.extend(self.joining.iter().flat_map(Joining::lines));
         let paths = self.paths.iter().filter(|(_, _, path)| !path.is_empty());
         let paths = paths.map(|(device, method, path)| format!("{device}, {method}: {path}"));
         parts.push(paths.collect::<Vec<_>>().join("\n"));
@@ -125,6 +129,7 @@ impl Found {
             "pool_ns": self.buffers.pool().map(|e| e.median),
             "heap_ns": self.buffers.heap().map(|e| e.median),
         });
+        json["joining"] = self.joining.as_ref().map(Joining::json).unwrap_or_default();
         let failed = |(name, e): &(String, String)| json!({ "name": name, "error": e });
         json["failed"] = self.errors.iter().map(failed).collect();
         json["notes"] = notes().into();
@@ -167,6 +172,7 @@ fn title(method: &str) -> &str {
     match method {
         "ours" => "bursts",
         "writev" => "writev, readv each",
+        "flow" => "bursts of one flow",
         "old" => "old: one by one, general allocator",
         "kernel" => "kernel sendmmsg, recvmmsg",
         other => other,
@@ -215,6 +221,9 @@ ns        is CPU time of the thread that sends or receives, without simulated ha
           taking and filling a buffer, crossing, freeing it. The other end makes the frames, or takes
           them away, between the timed parts; frames from and to the kernel wait in its queues.
 bursts    are what the device does with a vector; over TAP by io_uring from the third small frame on.
+flow      is datagrams from one socket to one of the kernel's. Sent, those of a burst cross as one; all
+          that the kernel does until the socket has every one of them is in the figure. Received, the
+          kernel's sender has joined so many of them (UDP_SEGMENT), and cutting them is in it.
 old       is one frame per crossing; for each a header and a cluster from the general allocator.
 kernel    is UDP sockets on veth: it also makes headers and looks up routes, which the others here
           do not, so it stands beside them for scale. Frames over TAP have a type nobody takes.

@@ -8,6 +8,7 @@
 pub mod buffers;
 mod flow;
 mod found;
+pub mod joining;
 pub mod rig;
 #[allow(unsafe_code)]
 pub(crate) mod sys;
@@ -22,6 +23,7 @@ use crate::bench::{Figure, Ratio, Stop};
 use crate::cpu::{self, Placement};
 use crate::on_pinned_thread;
 use crate::stats::Estimate;
+use crate::stream::Over;
 
 /// Frames of a burst, in the order of the columns.
 pub const BURSTS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
@@ -181,13 +183,21 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Found> {
         }
     };
     let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
+    let overs = [(Device::Tap, Over::Tap), (Device::Packet, Over::Packet)];
+    let overs: Vec<Over> = overs
+        .into_iter()
+        .filter(|(d, _)| has_kernel && options.fulmar && options.devices.contains(d))
+        .map(|(_, over)| over)
+        .collect();
+    let mut joining = joining::Joining::open(&overs);
     on_pinned_thread(near_cpu, || {
         let mut rigs = open(options, has_kernel);
         if rigs.is_empty() {
             return Err(io::Error::other("nothing of what was asked for can be measured here"));
         }
-        Ok(rounds(options, &mut rigs))
+        Ok(rounds(options, &mut rigs, &mut joining))
     })
+    .map(|found| Found { joining: Some(joining), ..found })
 }
 
 fn open(options: &Options, has_kernel: bool) -> Vec<Opened> {
@@ -225,7 +235,7 @@ fn open(options: &Options, has_kernel: bool) -> Vec<Opened> {
 }
 
 /// Runs rounds until the time is over.
-fn rounds(options: &Options, rigs: &mut [Opened]) -> Found {
+fn rounds(options: &Options, rigs: &mut [Opened], joining: &mut joining::Joining) -> Found {
     let began = Instant::now();
     let (mut lanes, mut errors) = (Vec::new(), Vec::new());
     let mut buffers = buffers::Buffers::default();
@@ -236,14 +246,16 @@ fn rounds(options: &Options, rigs: &mut [Opened]) -> Found {
         }
         if options.fulmar {
             buffers.round();
+            joining.round();
         }
         done += 1;
     }
     let stop = if done == options.runs { Stop::Runs } else { Stop::Budget };
     let mut figures = figures(&lanes);
     figures.extend(buffers.figures());
+    figures.extend(joining.figures());
     let paths = rigs.iter().map(|r| (r.device, r.method, r.rig.path())).collect();
-    Found { lanes, buffers, figures, paths, errors, stop, elapsed: began.elapsed() }
+    Found { lanes, buffers, joining: None, figures, paths, errors, stop, elapsed: began.elapsed() }
 }
 
 /// Every way of one rig, once.
@@ -336,17 +348,32 @@ const MORE: Goal = Goal { reach_and_aim: None, more_is_better: true };
 fn figures(lanes: &[Lane]) -> Vec<Figure> {
     let mut all = vec![figure(
         "burst.tap.64_vs_1",
-        "ns per 64-byte frame sent over TAP, bursts of 64 ÷ bursts of 1",
-        ratio(lanes, "tap.ours.send.64b.x64", "tap.ours.send.64b.x1"),
+        "ns per 64-byte datagram of one flow over TAP, read by a kernel socket, bursts of 64 ÷ of 1",
+        ratio(lanes, "tap.flow.send.64b.x64", "tap.flow.send.64b.x1"),
         Goal { reach_and_aim: Some((0.68, 0.6)), more_is_better: false },
     )];
-    for (device, method) in
-        [("packet", "ours"), ("sim", "ours"), ("shm", "ours"), ("link", "ours"), ("veth", "kernel")]
-    {
-        let point = |burst| format!("{device}.{method}.send.64b.x{burst}");
+    all.push(figure(
+        "burst.packet.flow.64_vs_1",
+        "the same, packet",
+        ratio(lanes, "packet.flow.send.64b.x64", "packet.flow.send.64b.x1"),
+        LESS,
+    ));
+    for device in ["tap", "packet"] {
+        let point = |burst| format!("{device}.flow.receive.64b.x{burst}");
         all.push(figure(
-            &format!("burst.{device}.64_vs_1"),
-            &format!("the same, {device}"),
+            &format!("burst.{device}.flow.receive.64_vs_1"),
+            &format!("ns per 64-byte datagram received, 64 joined by the sender ÷ 1, {device}"),
+            ratio(lanes, &point(64), &point(1)),
+            LESS,
+        ));
+    }
+    let devices = Device::ALL.map(|d| (d.name(), "ours"));
+    for (device, method) in devices.into_iter().chain([("veth", "kernel")]) {
+        let point = |burst| format!("{device}.{method}.send.64b.x{burst}");
+        let name = if device == "tap" { "tap.any" } else { device };
+        all.push(figure(
+            &format!("burst.{name}.64_vs_1"),
+            &format!("ns per 64-byte frame of any kind, bursts of 64 ÷ bursts of 1, {device}"),
             ratio(lanes, &point(64), &point(1)),
             LESS,
         ));
@@ -379,6 +406,12 @@ fn figures(lanes: &[Lane]) -> Vec<Figure> {
         "burst.kernel_vs_tap.64",
         "ns per 64-byte frame sent, the kernel's sendmmsg of 64 on veth ÷ bursts of 64 over TAP",
         ratio(lanes, "veth.kernel.send.64b.x64", "tap.ours.send.64b.x64"),
+        MORE,
+    ));
+    all.push(figure(
+        "burst.kernel_vs_tap.flow.64",
+        "the same with datagrams of one flow over TAP that a kernel socket reads",
+        ratio(lanes, "veth.kernel.send.64b.x64", "tap.flow.send.64b.x64"),
         MORE,
     ));
     all.push(slow_path(lanes));

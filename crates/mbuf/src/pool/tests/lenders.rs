@@ -1,0 +1,142 @@
+//! Memory of others that a pool hands out: lent, and shared in parts.
+
+use super::*;
+
+/// Lends from one vector and notes what came back.
+struct Library {
+    bytes: Vec<u8>,
+    back: std::sync::Mutex<Vec<u32>>,
+}
+
+impl crate::Lender for Library {
+    fn bytes(&self, offset: usize, len: usize) -> Option<&[u8]> {
+        self.bytes.get(offset..)?.get(..len)
+    }
+    fn give_back(&self, tag: u32) {
+        self.back.lock().unwrap().push(tag);
+    }
+}
+
+fn library() -> (std::sync::Arc<Library>, std::sync::Arc<dyn crate::Lender>) {
+    let bytes = (0..=255).collect();
+    let library = std::sync::Arc::new(Library { bytes, back: Default::default() });
+    (std::sync::Arc::clone(&library), library)
+}
+
+#[test]
+fn a_loan_goes_back_when_its_last_reference_is_home_and_is_charged_to_nobody() {
+    let mut pool = Pool::new(PoolConfig::with_budget(4 << 20)).unwrap();
+    let (library, lender) = library();
+    let m = pool.lent(&lender, 3, 100, 7).unwrap();
+    let part = pool.clone_ref(&m, 10, 20).unwrap();
+    assert_eq!(part.as_slice(), &library.bytes[13..33]);
+    assert!(m.is_external() && m.held_bytes() == 0);
+    assert_eq!(pool.stats().used_bytes, [0; 3]);
+    pool.free_mbuf(m);
+    assert!(library.back.lock().unwrap().is_empty());
+    drop(part);
+    pool.drain_remote();
+    assert_eq!(*library.back.lock().unwrap(), [7]);
+    assert_eq!((pool.outstanding(), pool.stats().used_bytes), (0, [0; 3]));
+}
+
+#[test]
+fn a_range_that_the_lender_does_not_have_is_no_loan() {
+    let mut pool = Pool::new(PoolConfig::with_budget(4 << 20)).unwrap();
+    let (library, lender) = library();
+    for (offset, len) in [(256, 1), (usize::MAX, 2), (0, 257)] {
+        assert_eq!(pool.lent(&lender, offset, len, 1).err(), Some(NoBuffer));
+    }
+    assert!(library.back.lock().unwrap().is_empty() && pool.outstanding() == 0);
+}
+
+#[test]
+fn a_loan_that_outlives_its_pool_goes_back_with_the_last_reference() {
+    let mut pool = Pool::new(PoolConfig::with_budget(4 << 20)).unwrap();
+    let (library, lender) = library();
+    let m = pool.lent(&lender, 0, 4, 9).unwrap();
+    drop((pool, lender));
+    assert_eq!(m.as_slice(), [0, 1, 2, 3]);
+    drop(m);
+    assert_eq!(*library.back.lock().unwrap(), [9]);
+}
+
+/// Shares one vector and notes why parts were not delivered.
+struct Shared {
+    bytes: Vec<u8>,
+    why: std::sync::Mutex<Vec<u8>>,
+}
+
+impl crate::SharedBytes for Shared {
+    fn piece(&self, at: usize) -> &[u8] {
+        self.bytes.get(at..).unwrap_or_default()
+    }
+    fn on_undelivered(&self, why: u8) {
+        self.why.lock().unwrap().push(why);
+    }
+}
+
+fn shared(len: usize) -> (std::sync::Arc<Shared>, std::sync::Arc<dyn crate::SharedBytes>) {
+    let shared = Shared { bytes: pattern(0, len), why: Default::default() };
+    let shared = std::sync::Arc::new(shared);
+    (std::sync::Arc::clone(&shared), shared)
+}
+
+#[test]
+fn parts_of_shared_bytes_are_charged_and_their_owner_is_handed_out_once_for_each() {
+    let mut pool = pool(1 << 20);
+    let (bytes, owner) = shared(1000);
+    let head = pool.share(&owner, 0, 300, Purpose::Send).expect("a mbuf");
+    let tail = pool.share(&owner, 900, 300, Purpose::Send).expect("a mbuf");
+    assert_eq!((head.as_slice(), tail.as_slice()), (&bytes.bytes[..300], &bytes.bytes[900..]));
+    assert_eq!((pool.stats().used_bytes, pool.shared_parts()), ([400, 0, 0], 2));
+    let again = pool.clone_ref(&head, 100, 50).expect("a descriptor");
+    pool.free_mbuf(head);
+    assert!(pool.pop_returned().is_none(), "a reference is still out");
+    drop((again, tail));
+    assert!(pool.pop_returned().is_none(), "they are not home yet");
+    assert_all_home(&mut pool);
+    assert_eq!(pool.shared_parts(), 0);
+    assert!(pool.pop_returned().is_some() && pool.pop_returned().is_some());
+    assert!(pool.pop_returned().is_none());
+    drop(owner);
+    assert_eq!(std::sync::Arc::strong_count(&bytes), 1);
+    assert!(bytes.why.lock().unwrap().is_empty());
+}
+
+#[test]
+fn shared_bytes_beyond_the_share_are_refused_and_stay_with_their_owner() {
+    let mut pool = pool(1 << 20);
+    let (bytes, owner) = shared(2 << 20);
+    assert!(pool.share(&owner, 0, 2 << 20, Purpose::Send).is_err());
+    let share = pool.available(Purpose::Send);
+    let m = pool.share(&owner, 0, share, Purpose::Send).expect("a mbuf");
+    assert!(pool.share(&owner, share, 1, Purpose::Send).is_err());
+    pool.free_mbuf(m);
+    drop((pool, owner));
+    assert_eq!(std::sync::Arc::strong_count(&bytes), 1);
+}
+
+#[test]
+fn only_what_a_send_queue_gives_up_is_undelivered() {
+    let mut pool = pool(1 << 20);
+    let (bytes, owner) = shared(3000);
+    let mut queue = crate::SendQueue::new(10_000);
+    for at in [0, 1000, 2000] {
+        let m = pool.share(&owner, at, 1000, Purpose::Send).expect("a mbuf");
+        queue.append(Chain::from(m), &mut pool).expect("space");
+    }
+    queue.consume_to(1500, &mut pool);
+    assert!(bytes.why.lock().unwrap().is_empty());
+    queue.void(7, &mut pool);
+    assert_eq!(*bytes.why.lock().unwrap(), [7, 7]);
+    let claim = queue.claim(1000).expect("space");
+    queue.clear(&mut pool);
+    let late = pool.share(&owner, 0, 1000, Purpose::Send).expect("a mbuf");
+    queue.commit(claim, Chain::from(late), &mut pool);
+    let kept = pool.share(&owner, 0, 10, Purpose::Send).expect("a mbuf");
+    queue.append(Chain::from(kept), &mut pool).expect("space");
+    drop(queue);
+    assert_eq!(*bytes.why.lock().unwrap(), [7, 7, 0, 0]);
+    assert_all_home(&mut pool);
+}
