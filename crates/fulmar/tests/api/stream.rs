@@ -9,8 +9,7 @@ use fulmar::{ListenOptions, TcpConfig, TcpListener, TcpStream};
 
 use crate::support::pipe::Pipe;
 use crate::support::{
-    A, B, PATIENCE, buffers_come_home, connection, eventually, fill, pattern, stack, stacks,
-    stacks_with, within,
+    A, B, PATIENCE, buffers_come_home, connection, eventually, fill, pattern, stack, stacks, within,
 };
 
 /// Short enough for a test, and told from a hang.
@@ -203,10 +202,12 @@ fn an_attempt_that_nobody_answers_ends_by_itself() {
             initial_rto: Duration::from_millis(20),
             ..TcpConfig::default()
         };
-        let (a, b) = stacks_with(|s| s.tcp(tcp));
+        let (p, q) = fulmar::devices::link_pair().unwrap();
+        let (a, b) = (stack(1, p, |s| s.tcp(tcp)), stack(2, q, |s| s));
         let options = ListenOptions { backlog: 1, ..ListenOptions::default() };
         let _listener = TcpListener::bind_with(&b, (B, 80), options).unwrap();
-        let _first = TcpStream::connect(&a, (B, 80)).unwrap();
+        // From a stack that has the usual patience.
+        let _first = TcpStream::connect(&b, (B, 80)).unwrap();
         let e = TcpStream::connect(&a, (B, 80)).unwrap_err();
         assert_eq!((e.kind(), errno(&e)), (ErrorKind::TimedOut, libc::ETIMEDOUT));
     });
@@ -468,13 +469,13 @@ fn the_last_of_several_handles_closes() {
         let (c, mut s) = connection(&a, &b, 80);
         let clones: Vec<_> = (0..3).map(|_| c.try_clone().unwrap()).collect();
         drop(c);
-        s.set_read_timeout(Some(SHORT)).unwrap();
         for mut clone in clones {
+            s.set_read_timeout(Some(SHORT)).unwrap();
             assert_eq!(s.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::WouldBlock);
+            s.set_read_timeout(None).unwrap();
             clone.write_all(b"x").unwrap();
             s.read_exact(&mut [0; 1]).unwrap();
         }
-        s.set_read_timeout(None).unwrap();
         assert_eq!(s.read(&mut [0; 1]).unwrap(), 0);
         drop(s);
         buffers_come_home(&[&a, &b]);
