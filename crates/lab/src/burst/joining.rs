@@ -109,7 +109,7 @@ impl Cell {
             ground.stream(&bulk, Direction::Receive, SLICE).map(|s| s.near_ns_per_kb())
         };
         // Who goes first changes from round to round.
-        let pair = if self.values.len() % 2 == 0 {
+        let pair = if self.values.len().is_multiple_of(2) {
             let joined = cost(&mut self.joined)?;
             (joined, cost(&mut self.single)?)
         } else {
