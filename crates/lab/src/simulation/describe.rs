@@ -7,6 +7,7 @@ use fulmar_drivers::link::Impairments;
 use fulmar_netdev::Packet;
 use fulmar_wire::{ipv4, ipv6, protocol, tcp};
 
+use super::waiting::WaitPlan;
 use super::{EndPlan, FlowPlan, Scenario, Station};
 
 const ETHER_BYTES: usize = 14;
@@ -46,12 +47,18 @@ fn way(w: &Impairments) -> String {
     )
 }
 
+fn waiting(waits: Option<WaitPlan>) -> String {
+    let Some(WaitPlan { config, registers }) = waits else { return "sees every frame".into() };
+    let who = if registers { "device" } else { "thread" };
+    format!("its {who} holds up to {:?} from {} frames/s", config.max_hold, config.flood_pps)
+}
+
 fn station(s: &Station) -> String {
     let t = &s.tcp;
     format!(
         "pool {} KiB, buffers {} / {} of {} KiB, timestamps {}, sack {}, nodelay {}, \
          user time-out {:?}, by edges {}, copies {}, places {}, device takes {:?}, budget {}{}, backlog {}, \
-         accepts after {:?}, preempted {:?}",
+         accepts after {:?}, preempted {:?}, {}",
         s.pool_bytes >> 10,
         t.send_buffer_bytes >> 10,
         t.recv_buffer_bytes >> 10,
@@ -69,6 +76,7 @@ fn station(s: &Station) -> String {
         s.backlog,
         s.accepts_after,
         s.preempted,
+        waiting(s.waits),
     )
 }
 

@@ -8,12 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fulmar_base::{Counters, DropReason, Duration, FlowKey, Instant};
 use fulmar_drivers::link::SimLink;
 use fulmar_mbuf::{Pool, Purpose};
+use fulmar_netdev::moderation::Profile;
 use fulmar_netdev::{
     Burst, Caps, Device, DeviceStats, LinkState, Packet, PlacementHint, Rng, Rooms, Unsupported,
 };
 
 use super::describe;
 use super::placing::Placing;
+use super::waiting::Attention;
 
 /// Bytes of a frame that enter the digest and the log: all headers.
 const HEAD_BYTES: usize = 128;
@@ -97,6 +99,8 @@ pub struct Ground {
     pub frames: u64,
     /// Frames dropped by death or muteness.
     pub swallowed: u64,
+    /// When each station sees what has come.
+    pub attention: [Attention; 2],
 }
 
 /// The ground under both gates.
@@ -144,6 +148,7 @@ pub struct Gate {
     refused: bool,
     copies: bool,
     placing: Option<Placing>,
+    has_registers: bool,
     out: Burst,
     fresh: Burst,
 }
@@ -171,6 +176,7 @@ impl Gate {
             refused: false,
             copies: how.copies,
             placing: how.places.then(|| Placing::new(seed ^ 0x91ac)),
+            has_registers: how.waits.is_some_and(|w| w.registers),
             out: Burst::with_capacity(256),
             fresh: Burst::with_capacity(64),
         }
@@ -282,6 +288,8 @@ impl Device for Gate {
         // What is held is bounded by what the link gives at once.
         let is_held = self.placing.as_ref().is_some_and(|p| p.next_deadline().is_some());
         let budget = if is_held { 0 } else { budget.min(out.room()) };
+        let oldest = if budget > 0 && !self.is_gone() { self.inner.next_deadline() } else { None };
+        lock(&self.ground).attention[self.station].looked(now, oldest);
         self.inner.rx_burst(now, pool, &mut self.fresh, budget, counters);
         let gone = self.is_gone();
         while gone && let Some(p) = self.placing.as_mut().and_then(Placing::lose) {
@@ -322,11 +330,20 @@ impl Device for Gate {
         let held = self.placing.as_ref().and_then(Placing::next_deadline);
         // What it holds comes first.
         let inner = if held.is_some() { None } else { self.inner.next_deadline() };
+        let inner = inner.map(|at| lock(&self.ground).attention[self.station].seen_at(at));
         [full, held, inner].into_iter().flatten().min()
     }
 
     fn link_state(&self) -> LinkState {
         if self.is_gone() { LinkState::Gone(ENODEV) } else { LinkState::Up }
+    }
+
+    fn coalesce(&mut self, to: Option<Profile>) -> Result<(), Unsupported> {
+        if !self.has_registers {
+            return Err(Unsupported);
+        }
+        lock(&self.ground).attention[self.station].coalesce(to);
+        Ok(())
     }
 
     fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {

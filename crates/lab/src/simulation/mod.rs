@@ -37,6 +37,7 @@ mod placing;
 mod posting;
 mod scenario;
 mod side_traffic;
+mod waiting;
 mod world;
 
 pub use batch::{Summary, run_many};
@@ -44,6 +45,7 @@ pub use oracle::{Failure, Report, Violation};
 pub use scenario::{
     EndPlan, FlowKind, FlowPlan, Leave, PostPlan, RouteChange, Scenario, Station, Trouble,
 };
+pub use waiting::WaitPlan;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -1,6 +1,6 @@
 //! What must hold, and what is said when it does not.
 
-use fulmar_base::{Counter, DropReason, Instant};
+use fulmar_base::{Counter, DropReason, Duration, Instant};
 use fulmar_socket::SocketError;
 use fulmar_stack::Stat;
 
@@ -80,6 +80,13 @@ pub enum Violation {
     Stall(String),
     /// Time stands still.
     Livelock(String),
+    /// A frame waited for longer than the station holds any.
+    Late {
+        /// Which station.
+        station: usize,
+        /// How long it waited.
+        by: Duration,
+    },
     /// Not through after the longest time that the scenario can take.
     TooLong(String),
     /// Everything is closed, yet a stack still holds something.

@@ -5,6 +5,7 @@ use fulmar_drivers::link::Impairments;
 use fulmar_netdev::Rng;
 
 use super::describe;
+use super::waiting::WaitPlan;
 
 /// Draws from a seed.
 pub(super) struct Draw(Rng);
@@ -88,6 +89,8 @@ pub struct Station {
     pub accepts_after: Duration,
     /// Between the two steps of a write or a read the thread may be put aside for so long.
     pub preempted: Duration,
+    /// How it waits for its device; `None`: it sees every frame as it comes.
+    pub waits: Option<WaitPlan>,
 }
 
 /// How two ends of a connection behave towards each other.
@@ -297,6 +300,7 @@ impl Scenario {
         };
         s.draw_traffic(d);
         s.draw_posts();
+        s.draw_waits();
         s
     }
 
@@ -338,6 +342,12 @@ impl Scenario {
                 f.ends[i].posts = d.percent(40).then(|| draw_post(d, other));
             }
         }
+    }
+
+    /// How stations wait, drawn apart for the same reason.
+    fn draw_waits(&mut self) {
+        let d = &mut Draw::new(self.seed ^ 0x3a17_0000);
+        self.stations.iter_mut().for_each(|s| s.waits = WaitPlan::draw(d));
     }
 
     /// Makes a flow come from the port of the one before.
@@ -461,6 +471,7 @@ fn draw_station(d: &mut Draw, mtu: usize, patient: bool) -> Station {
         backlog: d.pick(&[1, 2, 16, 128]),
         accepts_after: if d.percent(15) { MS * d.log(1, 20_000) as u32 } else { Duration::ZERO },
         preempted: if d.percent(20) { MS * d.below(20) as u32 } else { Duration::ZERO },
+        waits: None,
     }
 }
 

@@ -16,6 +16,7 @@ use super::gate::{Gate, Ground, Log, SharedGround, lock};
 use super::oracle::{self, Report, Violation};
 use super::scenario::{FlowKind, RouteChange, Scenario, Trouble};
 use super::side_traffic::SideTraffic;
+use super::waiting::{self, Attention};
 
 const SERVER_PORT: u16 = 7_000;
 const OPENER_PORT: u16 = 20_000;
@@ -97,6 +98,7 @@ impl World {
             gone: [false; 2],
             frames: 0,
             swallowed: 0,
+            attention: [Attention::default(); 2],
         }));
         let link = LinkConfig {
             mtu: scenario.mtu,
@@ -292,10 +294,29 @@ impl World {
             first = moved;
             drop(self.sides[i].shard.take_wakes());
             if !moved {
-                return Ok(());
+                return self.wait(i);
             }
         }
         Err(Violation::Livelock(self.state()))
+    }
+
+    /// A station that has nothing to do waits for its device.
+    fn wait(&mut self, i: usize) -> Result<(), Violation> {
+        let Some(plan) = self.scenario.stations[i].waits else { return Ok(()) };
+        let attention = lock(&self.ground).attention[i];
+        if attention.longest > plan.config.max_hold {
+            return Err(Violation::Late { station: i, by: attention.longest });
+        }
+        let shard = &mut self.sides[i].shard;
+        let has_work = shard.next_deadline().is_some_and(|at| at <= self.now);
+        if !has_work && !attention.is_holding(self.now) {
+            if attention.has_held() {
+                shard.slept();
+            }
+            let until = waiting::wait(shard, self.now);
+            lock(&self.ground).attention[i].hold(until);
+        }
+        Ok(())
     }
 
     /// The ends that the station's poll set names; `None` if its applications go by steps.
@@ -497,6 +518,7 @@ fn side(s: &Scenario, i: usize, gate: Gate) -> Side {
         seed: s.seed ^ (0x5eed << (8 * i)),
         // Without a draw of its own, so that a seed stays the scenario that it was.
         gro: (s.seed >> i) & 1 == 0,
+        moderation: how.waits.map(|w| w.config).unwrap_or_default(),
         ..StackConfig::default()
     };
     let mut shard =
