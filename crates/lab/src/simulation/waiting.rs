@@ -22,7 +22,7 @@ pub struct WaitPlan {
 
 impl WaitPlan {
     /// A plan, or none: then every frame is seen as it comes.
-    pub fn draw(d: &mut Draw) -> Option<WaitPlan> {
+    pub(super) fn draw(d: &mut Draw) -> Option<WaitPlan> {
         let config = ModerationConfig {
             // Wires here are slower than real ones.
             flood_pps: d.log(50, 20_000) as u32,

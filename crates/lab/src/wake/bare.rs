@@ -71,7 +71,10 @@ fn next(device: &mut Tap, sleeps: bool, to: &mut Vec<u8>) -> io::Result<()> {
     to.clear();
     loop {
         match device.receive(sleeps)? {
-            Some(frame) => return Ok(to.extend_from_slice(frame)),
+            Some(frame) => {
+                to.extend_from_slice(frame);
+                return Ok(());
+            }
             None if since.elapsed() > PATIENCE => return Err(io::ErrorKind::TimedOut.into()),
             None => {}
         }
