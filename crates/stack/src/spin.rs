@@ -9,8 +9,9 @@
 //! else ran; and if what was waited for is there after a yield that was no shorter than two changes of
 //! thread take, it was whoever sends it. From then on the thread yields before every look, until
 //! yields come back at once. Where a look is a poll, sleeping is as cheap as that: the next waits do
-//! not look at all, longer each time that is found again. Nor do they where somebody kept the CPU for
-//! long: a sleeper that is woken gets it back sooner than a thread that has yielded.
+//! not look at all, longer each time that what was waited for came during a yield. Nor do they where
+//! somebody kept the CPU for long: a sleeper that is woken gets it back sooner than a thread that has
+//! yielded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -37,7 +38,7 @@ const SOMEBODY_IS_BUSY: Duration = Duration::from_micros(100);
 /// A yield that takes so long may have let somebody run; in vain it takes 0.2 to 0.5 µs.
 const SOMEBODY_MAY_HAVE_RUN: Duration = Duration::from_nanos(800);
 
-/// Waits that do not look after that, the first time and at most: doubled each time.
+/// Waits that do not look after that; and at most, doubled each time that something came meanwhile.
 const WITHOUT_LOOKING: (u32, u32) = (64, 4096);
 
 /// Yields in vain after which nobody else is taken to want the CPU.
@@ -105,13 +106,16 @@ impl Spin {
 
     /// The poll after a breath has brought frames, or not.
     pub fn polled(&self, has_found: bool) {
-        if !self.may_have_let_run.swap(false, Relaxed) {
-            if has_found {
-                // Looking pays here.
-                self.next_without.store(WITHOUT_LOOKING.0, Relaxed);
+        match (self.may_have_let_run.swap(false, Relaxed), has_found) {
+            (_, false) => {}
+            // Looking pays here.
+            (false, true) => self.next_without.store(WITHOUT_LOOKING.0, Relaxed),
+            (true, true) => {
+                self.note_yield(SOMEBODY_RAN);
+                let waits = self.next_without.load(Relaxed);
+                self.without_looking.store(waits, Relaxed);
+                self.next_without.store((2 * waits).min(WITHOUT_LOOKING.1), Relaxed);
             }
-        } else if has_found {
-            self.note_yield(SOMEBODY_RAN);
         }
     }
 
@@ -131,20 +135,14 @@ impl Spin {
     }
 
     fn after_yield(&self, took: Duration) {
-        self.may_have_let_run.store((SOMEBODY_MAY_HAVE_RUN..SOMEBODY_RAN).contains(&took), Relaxed);
+        let may_have = (SOMEBODY_MAY_HAVE_RUN..SOMEBODY_IS_BUSY).contains(&took);
+        self.may_have_let_run.store(may_have, Relaxed);
         self.note_yield(took);
-    }
-
-    /// The next waits do not look, and more of them the next time.
-    fn look_away(&self) {
-        let waits = self.next_without.load(Relaxed);
-        self.without_looking.store(waits, Relaxed);
-        self.next_without.store((2 * waits).min(WITHOUT_LOOKING.1), Relaxed);
     }
 
     fn note_yield(&self, took: Duration) {
         if took >= SOMEBODY_IS_BUSY || (took >= SOMEBODY_RAN && self.peek.is_none()) {
-            self.look_away();
+            self.without_looking.store(WITHOUT_LOOKING.0, Relaxed);
         }
         if took >= SOMEBODY_RAN {
             self.vain_yields.store(0, Relaxed);
@@ -205,9 +203,12 @@ mod tests {
         let waits = |spin: &Spin| (0..1000).take_while(|_| !spin.may_look()).count();
         let spin = Spin::new(None);
         assert_eq!(waits(&spin), 0);
+        spin.note_yield(SOMEBODY_RAN);
+        assert_eq!(waits(&spin), WITHOUT_LOOKING.0 as usize);
         for waits_without in [1, 2, 4].map(|n| n * WITHOUT_LOOKING.0 as usize) {
-            spin.note_yield(SOMEBODY_RAN);
-            assert_eq!(waits(&spin), waits_without);
+            spin.after_yield(SOMEBODY_RAN);
+            spin.polled(true);
+            assert_eq!(waits(&spin), waits_without.min(1000));
         }
         let spin = Spin::new(Some(Arc::new(Nth(AtomicUsize::new(0), 1)) as Arc<dyn Peek>));
         spin.note_yield(SOMEBODY_RAN);
