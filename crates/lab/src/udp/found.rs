@@ -150,83 +150,84 @@ struct Wanted {
     more_is_better: bool,
 }
 
+/// The figures asked for, and others that say why; those that were not measured are left out.
 fn figures(lanes: &[Lane]) -> Vec<Figure> {
-    let one = |device, method| values(lanes, device, method, 1);
-    let two = |device, method| values(lanes, device, method, 2);
+    let all = beside_the_kernel(lanes).into_iter().chain(on_the_simulated_device(lanes));
+    all.filter(|w| w.estimate.is_some()).map(figure).collect()
+}
+
+/// A figure that nothing is asked of.
+fn plain(name: &'static str, sentence: &'static str, estimate: Option<Estimate>) -> Wanted {
+    Wanted { name, sentence, estimate, reach_and_aim: None, more_is_better: false }
+}
+
+/// Over TAP, the kernel on veth above.
+fn beside_the_kernel(lanes: &[Lane]) -> [Wanted; 4] {
     let of_medians = |v: &[f64]| Estimate::of(v).map_or(f64::INFINITY, |e| e.median);
-    let (send, sendmmsg) = (one(Device::Veth, Method::Connected), one(Device::Veth, Method::Many));
+    let kernel = |method| values(lanes, Device::Veth, method, 1);
+    let ours = |method| values(lanes, Device::Tap, method, 1);
+    let (send, sendmmsg) = (kernel(Method::Connected), kernel(Method::Many));
     let best = if of_medians(send) < of_medians(sendmmsg) { send } else { sendmmsg };
-    let many = one(Device::Tap, Method::Many);
-    let all = [
-        Wanted {
-            name: "udp.tap.batch64.kernel_vs_fulmar",
-            sentence: "ns per datagram of 18 bytes, the kernel's best of send and sendmmsg on veth ÷ \
-                       send_many of 64 over TAP",
-            estimate: over(best, many),
-            reach_and_aim: Some((2.5, 3.5)),
-            more_is_better: true,
-        },
-        Wanted {
-            name: "udp.tap.batch64_apart.kernel_vs_fulmar",
-            sentence: "the same, of two sizes in turn: each datagram is a frame of its own",
-            estimate: over(best, one(Device::Tap, Method::Apart)),
-            reach_and_aim: None,
-            more_is_better: true,
-        },
-        Wanted {
-            name: "udp.tap.connected.kernel_vs_fulmar",
-            sentence: "one by one: the kernel's send on veth ÷ send over TAP",
-            estimate: over(send, one(Device::Tap, Method::Connected)),
-            reach_and_aim: None,
-            more_is_better: true,
-        },
-        Wanted {
-            name: "udp.tap.segmented.kernel_vs_fulmar",
-            sentence: "cut below: the kernel's UDP_SEGMENT on veth ÷ send_segmented over TAP",
-            estimate: over(
-                one(Device::Veth, Method::Segmented),
-                one(Device::Tap, Method::Segmented),
-            ),
-            reach_and_aim: None,
-            more_is_better: true,
-        },
-        Wanted {
-            name: "udp.sim.two_threads_vs_one",
-            sentence: "ns per datagram and thread, connected, simulated device: two threads on two \
-                       shards ÷ one",
-            estimate: over(
-                two(Device::Sim, Method::Connected),
-                one(Device::Sim, Method::Connected),
-            ),
-            reach_and_aim: Some((1.1, 1.0)),
-            more_is_better: false,
-        },
-        Wanted {
-            name: "udp.sim.batch64.two_threads_vs_one",
-            sentence: "the same, 64 per call",
-            estimate: over(two(Device::Sim, Method::Many), one(Device::Sim, Method::Many)),
-            reach_and_aim: None,
-            more_is_better: false,
-        },
-        Wanted {
-            name: "udp.sim.batch64_vs_connected",
-            sentence: "ns per datagram, simulated device: send_many of 64 ÷ send",
-            estimate: over(one(Device::Sim, Method::Many), one(Device::Sim, Method::Connected)),
-            reach_and_aim: None,
-            more_is_better: false,
-        },
-        Wanted {
-            name: "udp.sim.unconnected_vs_connected",
-            sentence: "ns per datagram, simulated device: send_to ÷ send",
-            estimate: over(
-                one(Device::Sim, Method::Unconnected),
-                one(Device::Sim, Method::Connected),
-            ),
-            reach_and_aim: None,
-            more_is_better: false,
-        },
+    let asked = Wanted {
+        reach_and_aim: Some((2.5, 3.5)),
+        ..plain(
+            "udp.tap.batch64.kernel_vs_fulmar",
+            "ns per datagram of 18 bytes, the kernel's best of send and sendmmsg on veth ÷ send_many \
+             of 64 over TAP",
+            over(best, ours(Method::Many)),
+        )
+    };
+    let others = [
+        plain(
+            "udp.tap.batch64_apart.kernel_vs_fulmar",
+            "the same, of two sizes in turn: frames of two datagrams",
+            over(best, ours(Method::Apart)),
+        ),
+        plain(
+            "udp.tap.connected.kernel_vs_fulmar",
+            "one by one: the kernel's send on veth ÷ send over TAP",
+            over(send, ours(Method::Connected)),
+        ),
+        plain(
+            "udp.tap.segmented.kernel_vs_fulmar",
+            "cut below: the kernel's UDP_SEGMENT on veth ÷ send_segmented over TAP",
+            over(kernel(Method::Segmented), ours(Method::Segmented)),
+        ),
     ];
-    all.into_iter().filter(|w| w.estimate.is_some()).map(figure).collect()
+    let [apart, connected, segmented] = others;
+    [asked, apart, connected, segmented].map(|w| Wanted { more_is_better: true, ..w })
+}
+
+/// fulmar alone.
+fn on_the_simulated_device(lanes: &[Lane]) -> [Wanted; 4] {
+    let sim = |method, threads| values(lanes, Device::Sim, method, threads);
+    let (connected, many) = (Method::Connected, Method::Many);
+    [
+        Wanted {
+            reach_and_aim: Some((1.1, 1.0)),
+            ..plain(
+                "udp.sim.two_threads_vs_one",
+                "ns per datagram and thread, connected, simulated device: two threads on two shards \
+                 ÷ one",
+                over(sim(connected, 2), sim(connected, 1)),
+            )
+        },
+        plain(
+            "udp.sim.batch64.two_threads_vs_one",
+            "the same, 64 per call",
+            over(sim(many, 2), sim(many, 1)),
+        ),
+        plain(
+            "udp.sim.batch64_vs_connected",
+            "ns per datagram, simulated device: send_many of 64 ÷ send",
+            over(sim(many, 1), sim(connected, 1)),
+        ),
+        plain(
+            "udp.sim.unconnected_vs_connected",
+            "ns per datagram, simulated device: send_to ÷ send",
+            over(sim(Method::Unconnected, 1), sim(connected, 1)),
+        ),
+    ]
 }
 
 fn figure(w: Wanted) -> Figure {
@@ -290,6 +291,7 @@ kernel does up to its queue runs inside the sender's calls and is in the figure;
 is not.
 
 send_many and send_segmented of equal sizes cross a TAP as one frame of many datagrams, which the
-kernel takes apart on its side; two sizes in turn cannot, and cross one by one.
+kernel takes apart on its side; of two sizes in turn only two at a time can, since only the last
+datagram of such a frame may be shorter.
 
 Threads have a stack and a device of their own each: a shard per thread.";

@@ -71,7 +71,7 @@ pub enum Method {
     Unconnected,
     /// `send_many`, 64 of equal size; the kernel's `sendmmsg`.
     Many,
-    /// The same of two sizes in turn, so that they cannot leave as one run.
+    /// The same of two sizes in turn, so that no more than two can leave as one run.
     Apart,
     /// `send_segmented`, runs of 64, or what 64 KiB hold; the kernel's UDP_SEGMENT.
     Segmented,

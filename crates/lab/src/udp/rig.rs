@@ -188,7 +188,7 @@ impl Ours {
 
     fn send_many(&self, bytes: usize, count: usize, alike: bool) -> io::Result<()> {
         let message = |i: usize| {
-            // Two sizes in turn cannot leave as one run.
+            // Of two sizes in turn no more than two leave as one run: only its last may be shorter.
             let len = if alike { bytes } else { bytes - (i & 1) };
             SendMessage::new(&self.payload[..len])
         };
