@@ -146,11 +146,13 @@ impl<P: Probe> Shard<P> {
     fn run_of(&self, messages: &[SendMessage<'_>]) -> usize {
         let Some((first, rest)) = messages.split_first() else { return 0 };
         let (caps, bytes) = (self.net.link.caps(), first.payload.len());
-        let fits = bytes > 0 && bytes + HEADERS_BYTES <= self.net.ip.mtu();
-        if !(caps.udp_gso && caps.tx_csum) || !fits || first.segment_bytes.is_some() {
+        let fits = bytes > 0 && bytes.saturating_add(HEADERS_BYTES) <= self.net.ip.mtu();
+        let may_join = caps.udp_gso && caps.tx_csum && first.segment_bytes.is_none();
+        if !(may_join && fits) {
             return 1;
         }
-        let most = MOST_JOINED_BYTES.min(caps.tso.unwrap_or(usize::MAX) - HEADERS_BYTES) / bytes;
+        let device_bytes = caps.tso.unwrap_or(usize::MAX).saturating_sub(HEADERS_BYTES);
+        let most = MOST_JOINED_BYTES.min(device_bytes) / bytes;
         let most = most.clamp(1, MOST_JOINED);
         let is_like = |m: &&SendMessage<'_>| {
             m.to == first.to && m.segment_bytes.is_none() && m.payload.len() == bytes
@@ -176,7 +178,7 @@ impl<P: Probe> Shard<P> {
         let Some(first) = run.first() else { return Ok(0) };
         let bytes = run.iter().map(|m| m.payload.len()).sum();
         let parts = run.iter().map(|m| m.payload);
-        let joined = (run.len() > 1).then(|| first.payload.len() as u16);
+        let joined = (run.len() > 1).then_some(first.payload.len() as u16);
         let segment_bytes = joined.or(first.segment_bytes);
         let letter = Letter { parts, bytes, to: first.to, segment_bytes, tells_error };
         self.output_letter(now, id, &letter).map(|_| bytes)

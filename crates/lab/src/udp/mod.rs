@@ -227,6 +227,9 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Found> {
     Ok(Found::new(&all, &found, (stop, begin.elapsed())))
 }
 
+/// A device with its sockets, or why there is none.
+type Opened = Result<Box<dyn Rig>, String>;
+
 /// When the rounds began, and whether they are over.
 struct Clock {
     began: Instant,
@@ -243,7 +246,7 @@ fn thread(
 ) -> io::Result<Outcomes> {
     let pinned = cpu::pin_to(cpu);
     // Whoever fails still meets the others, or they would wait for ever.
-    let mut rigs: Vec<(Device, Result<Box<dyn Rig>, String>)> =
+    let mut rigs: Vec<(Device, Opened)> =
         options.devices.iter().map(|d| (*d, pinned_open(&pinned, *d))).collect();
     let mut rounds = Vec::new();
     loop {
@@ -273,7 +276,7 @@ fn thread(
     }
 }
 
-fn pinned_open(pinned: &io::Result<()>, device: Device) -> Result<Box<dyn Rig>, String> {
+fn pinned_open(pinned: &io::Result<()>, device: Device) -> Opened {
     match pinned {
         Ok(()) => device.open().map_err(|e| e.to_string()),
         Err(e) => Err(e.to_string()),
