@@ -7,7 +7,7 @@ pub struct PoolStats {
     pub budget_bytes: usize,
     /// Bytes of slabs mapped.
     pub slab_bytes: usize,
-    /// Storage in use, by purpose, in the order of [`Purpose::ALL`].
+    /// Storage in use, by purpose, in the order of [`crate::Purpose::ALL`].
     pub used_bytes: [usize; 3],
     /// Descriptors out: held by mbufs and chains, or dropped elsewhere and not yet drained.
     pub mbufs_out: usize,
