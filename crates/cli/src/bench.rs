@@ -3,7 +3,7 @@
 use crate::bench_burst::BurstArgs;
 use crate::bench_recv::RecvArgs;
 use crate::bench_route::RouteArgs;
-use crate::bench_scale::ScaleArgs;
+use crate::bench_scale::{self, ScaleArgs};
 use crate::bench_send::{SendArgs, SendFileArgs};
 use crate::bench_udp::UdpArgs;
 use crate::bench_wake::WakeArgs;
@@ -147,7 +147,14 @@ fn run_route(args: &RouteArgs) -> Outcome<ExitCode> {
 
 /// Sockets cost per packet: their report is their own.
 fn run_scale(args: &ScaleArgs) -> Outcome<ExitCode> {
-    let found = scale::run(&args.options()).during("cannot measure")?;
+    let bar = bench_scale::progress();
+    let found = scale::run(&args.options(), &mut |what, made, all| {
+        bar.set_message(what);
+        bar.set_length(all as u64);
+        bar.set_position(made as u64);
+    });
+    bar.finish_and_clear();
+    let found = found.during("cannot measure")?;
     let machine = Machine::here();
     println!("{}", found.text(&machine));
     write_own(args.files(), &found.json(&machine, &command_line()))

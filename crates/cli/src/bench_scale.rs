@@ -1,6 +1,7 @@
 //! The options of `fulmar bench scale`.
 
 use fulmar_lab::scale::Options;
+use indicatif::{ProgressBar, ProgressStyle};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,11 +12,13 @@ const QUICK: Duration = Duration::from_secs(8);
 /// Rounds at most: far more than the intervals need.
 const MAX_RUNS: usize = 100;
 
-/// What a packet costs among few sockets and among a million, and a packet to nobody
+/// What a packet, a request and a look-up cost among few and among a million
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "Datagrams of 18 bytes to sockets drawn at random, over a device that only hands
-frames over. Needs about 1.5 GB of memory for a million sockets."
+frames over; requests over established connections between two shards, all others
+idle; look-ups among routes; floods to closed ports. Needs about 2 GB of memory for
+a million sockets and 100,000 connections."
 )]
 pub struct ScaleArgs {
     /// Be done in about 20 seconds; the intervals are wider
@@ -30,6 +33,15 @@ pub struct ScaleArgs {
     /// The most sockets
     #[arg(long, default_value_t = 1_000_000, value_parser = at_least_one)]
     sockets: usize,
+    /// The most connections that are open at once; 0 opens none
+    #[arg(long, default_value_t = 100_000)]
+    connections: usize,
+    /// The most routes [default: 1000000, with --quick 100000]
+    #[arg(long, value_parser = at_least_one)]
+    routes: Option<usize>,
+    /// Threads with a shard each, at most
+    #[arg(long, default_value_t = 2, value_parser = at_least_one)]
+    threads: usize,
     /// What flows are drawn from
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -45,6 +57,15 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "give a number from 1 on".into())
 }
 
+/// What is being made, on a terminal; nothing elsewhere.
+pub fn progress() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
 impl ScaleArgs {
     /// What to measure.
     pub fn options(&self) -> Options {
@@ -52,6 +73,9 @@ impl ScaleArgs {
             budget: if self.quick { QUICK } else { self.seconds.unwrap_or(FULL) },
             runs: self.runs,
             sockets: self.sockets,
+            connections: self.connections,
+            routes: self.routes.unwrap_or(if self.quick { 100_000 } else { 1_000_000 }),
+            threads: self.threads,
             seed: self.seed,
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::failure::{During, Failure, Outcome};
 use crate::faults::FaultSpec;
+use crate::route_spec::{self, RouteSpec};
 use crate::sandbox::{DEFAULT_INTERFACE, FULMAR_ADDRESSES, KERNEL_ADDRESSES};
 use fulmar::devices::fault::Rates;
 use fulmar::devices::shm_device::{Shm, ShmConfig, Side};
@@ -36,6 +37,10 @@ pub struct StackArgs {
     /// Where packets to other networks go; one for each version of IP
     #[arg(long = "gateway", value_name = "ADDRESS")]
     gateways: Vec<IpAddr>,
+    /// A route, over several routers if it names several, for some sources if it names them:
+    /// 192.0.2.0/24,via=10.77.0.1+10.77.0.3,mtu=1400,from=10.77.0.2/32; may be repeated
+    #[arg(long = "route", value_name = "ROUTE")]
+    routes: Vec<RouteSpec>,
     /// Give the kernel's end of the TAP this address [default, with a new TAP and without --addr:
     /// 10.77.0.1/24 and fd77::1/64]
     #[arg(long = "peer-addr", value_name = "CIDR")]
@@ -198,6 +203,7 @@ impl StackArgs {
             builder = builder.mtu(mtu);
         }
         let stack = builder.build().map_err(|e| Failure::new(e.to_string()))?;
+        route_spec::add_all(&stack, &self.routes)?;
         let is_shared_memory = self.is_shared_memory();
         Ok(Session { stack, is_shared_memory, _claims: claims })
     }

@@ -25,6 +25,7 @@ mod ping;
 mod profile;
 mod reproduce;
 mod resolve;
+mod route_spec;
 mod rtt;
 mod sandbox;
 mod sim;

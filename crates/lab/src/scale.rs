@@ -1,48 +1,41 @@
-//! `bench scale`: what a packet costs among few sockets and among a million.
+//! `bench scale`: what a packet, a request and a look-up cost among few and among very many.
 //!
 //! Datagrams of 18 bytes lie in a device that only hands them over; what is timed is one step of a
-//! shard for a burst of them, up to the socket's queue. Making the frames and reading the sockets is
-//! not. Every way runs once per round, so that what is compared is measured moments apart. The flows of
-//! a burst are drawn at random, so that among many sockets each packet meets memory that is cold.
+//! shard for a burst of them, up to the socket's queue (`sockets.rs`). Making the frames and reading the
+//! sockets is not. Requests of 64 bytes go over established connections between two shards
+//! (`connections.rs`), both ends timed together. Every way runs once per round, so that what is compared
+//! is measured moments apart. What comes next is drawn at random, so that among many each packet meets
+//! memory that is cold.
 
-use std::collections::VecDeque;
+mod connections;
+mod sockets;
+
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use fulmar_base::{
-    Counter, Counters, DropReason, EtherAddr, Instant as StackInstant, Offload, SlotId,
-};
-use fulmar_ip::IfAddr;
-use fulmar_mbuf::{Pool, PoolConfig, Purpose};
-use fulmar_netdev::{Burst, Caps, Device, LinkState, Packet};
-use fulmar_socket::Step;
-use fulmar_stack::{Shard, StackConfig};
-use fulmar_wire::{eth, ipv4, protocol};
+use fulmar_route::{Prefix, Route, Table};
 use serde_json::{Value, json};
 
 use crate::bench::{Figure, Outcome, Ratio, Stop};
+use crate::cpu;
 use crate::report::{self, Machine};
-use crate::routes::internet::Random;
+use crate::routes::internet;
 use crate::stats::Estimate;
+use connections::Connections;
+use sockets::{BURST, Flood, Rig};
 
-/// Packets of a burst.
-const BURST: usize = 64;
-/// Payload of a datagram: with its headers the shortest Ethernet frame.
-const PAYLOAD_BYTES: usize = 18;
 /// A run of one way.
 const SLICE: Duration = Duration::from_millis(20);
-/// Sockets per address, each with a port of its own.
-const PORTS: usize = 60_000;
-/// Numbers of sockets that are measured, as far as asked for.
+/// Numbers of sockets and of routes that are measured, as far as asked for.
 const COUNTS: [usize; 7] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000];
-/// A port that nobody has.
-const CLOSED_PORT: u16 = 65_000;
-
-const OURS: EtherAddr = EtherAddr([2, 0, 0, 0, 0, 1]);
-const THEIRS: EtherAddr = EtherAddr([2, 0, 0, 0, 0, 2]);
+/// Numbers of connections that are measured, as far as asked for, beside the most.
+const CONNECTIONS: [usize; 3] = [1, 100, 10_000];
+/// Sockets of each shard where several threads have one each.
+const SOCKETS_PER_THREAD: usize = 1000;
+/// Addresses that are looked up among routes.
+const PROBES: usize = 1 << 16;
 
 /// What to measure.
 #[derive(Clone, Copy, Debug)]
@@ -53,185 +46,14 @@ pub struct Options {
     pub runs: usize,
     /// The most sockets.
     pub sockets: usize,
+    /// The most connections; 0: none are opened.
+    pub connections: usize,
+    /// The most routes.
+    pub routes: usize,
+    /// Threads with a shard each, at most.
+    pub threads: usize,
     /// What flows are drawn from.
     pub seed: u64,
-}
-
-/// A device whose frames were put there beforehand, and which forgets what is sent.
-struct Feed {
-    caps: Caps,
-    frames: Arc<Mutex<VecDeque<Packet>>>,
-}
-
-impl Device for Feed {
-    fn caps(&self) -> &Caps {
-        &self.caps
-    }
-    fn tx_burst(
-        &mut self,
-        _: StackInstant,
-        pool: &mut Pool,
-        burst: &mut Burst,
-        _: &mut Counters,
-    ) -> usize {
-        let mut sent = 0;
-        while let Some(p) = burst.pop_front() {
-            pool.free(p.chain);
-            sent += 1;
-        }
-        sent
-    }
-    fn rx_burst(
-        &mut self,
-        _: StackInstant,
-        _: &mut Pool,
-        out: &mut Burst,
-        budget: usize,
-        _: &mut Counters,
-    ) -> usize {
-        let Ok(mut frames) = self.frames.lock() else { return 0 };
-        let count = budget.min(out.room()).min(frames.len());
-        frames.drain(..count).filter_map(|p| out.push(p).err()).for_each(drop);
-        count
-    }
-    fn arm(&mut self) -> bool {
-        true
-    }
-    fn wake_fd(&self) -> Option<RawFd> {
-        None
-    }
-    fn next_deadline(&self) -> Option<StackInstant> {
-        None
-    }
-    fn link_state(&self) -> LinkState {
-        LinkState::Up
-    }
-}
-
-/// A shard with so many sockets.
-struct Rig {
-    shard: Shard,
-    frames: Arc<Mutex<VecDeque<Packet>>>,
-    sockets: Vec<SlotId>,
-    began: Instant,
-    random: Random,
-}
-
-/// Address and port of a socket.
-fn end_of(socket: usize) -> (Ipv4Addr, u16) {
-    (Ipv4Addr::new(10, 1, 0, 1 + (socket / PORTS) as u8), 1 + (socket % PORTS) as u16)
-}
-
-/// A frame with a datagram for an address and port.
-fn frame(to: (Ipv4Addr, u16)) -> io::Result<Vec<u8>> {
-    let from = Ipv4Addr::new(10, 1, 200, 1);
-    let length = (8 + PAYLOAD_BYTES) as u16;
-    let mut bytes = vec![0; eth::HEADER_BYTES + ipv4::HEADER_BYTES];
-    let (link, network) = bytes.split_at_mut(eth::HEADER_BYTES);
-    let ethernet = eth::Header { dst: OURS, src: THEIRS, ethertype: eth::IPV4 };
-    let header = ipv4::Header {
-        src: from,
-        dst: to.0,
-        protocol: protocol::UDP,
-        ttl: 64,
-        dscp_ecn: 0,
-        ident: 1,
-        dont_fragment: true,
-        more_fragments: false,
-        fragment_offset: 0,
-        header_bytes: ipv4::HEADER_BYTES,
-        total_bytes: ipv4::HEADER_BYTES + usize::from(length),
-    };
-    let written = ethernet.emit(link).and_then(|()| header.emit(network));
-    written.map_err(|e| io::Error::other(format!("a frame for the bench: {e:?}")))?;
-    for part in [4000u16, to.1, length, 0] {
-        bytes.extend(part.to_be_bytes());
-    }
-    bytes.resize(bytes.len() + PAYLOAD_BYTES, 0x5a);
-    Ok(bytes)
-}
-
-impl Rig {
-    fn new(sockets: usize, seed: u64) -> io::Result<Rig> {
-        let frames = Arc::new(Mutex::new(VecDeque::new()));
-        let caps = Caps { tx_csum: true, ..Caps::plain(1500, OURS) };
-        let device = Feed { caps, frames: Arc::clone(&frames) };
-        let addresses = (0..=(COUNTS[COUNTS.len() - 1] / PORTS))
-            .map(|n| IfAddr { addr: IpAddr::V4(end_of(n * PORTS).0), prefix_len: 16 });
-        let config = StackConfig {
-            addresses: addresses.collect(),
-            pool: PoolConfig::with_budget(64 << 20),
-            max_sockets: sockets,
-            seed,
-            ..StackConfig::default()
-        };
-        let shard = Shard::new(config, Box::new(device), StackInstant::ZERO);
-        let mut shard = shard.map_err(|e| io::Error::other(e.to_string()))?;
-        let sockets = (0..sockets).map(|socket| {
-            let (ip, port) = end_of(socket);
-            shard.udp_bind(SocketAddr::new(ip.into(), port), Default::default())
-        });
-        let sockets: Result<Vec<SlotId>, _> = sockets.collect();
-        let sockets = sockets.map_err(|e| io::Error::other(format!("a socket: {e:?}")))?;
-        Ok(Rig { shard, frames, sockets, began: Instant::now(), random: Random(seed) })
-    }
-
-    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let chain = self.shard.pool().alloc_chain(bytes.len(), 0, Purpose::Receive);
-        let mut chain = chain.map_err(|_| io::Error::other("the pool of the bench is empty"))?;
-        chain.fill([bytes]);
-        let offload = Offload { csum_valid: true, ..Offload::default() };
-        if let Ok(mut frames) = self.frames.lock() {
-            frames.push_back(Packet { chain, offload });
-        }
-        Ok(())
-    }
-
-    /// One step for what lies in the device.
-    fn step(&mut self) -> Duration {
-        let now = StackInstant::ZERO + self.began.elapsed();
-        let start = Instant::now();
-        self.shard.step(now, BURST);
-        start.elapsed()
-    }
-
-    /// ns per packet in bursts of `burst`, each packet for a socket drawn at random.
-    fn delivered(&mut self, burst: usize) -> io::Result<f64> {
-        let (begin, mut spent, mut packets) = (Instant::now(), Duration::ZERO, 0usize);
-        while begin.elapsed() < SLICE {
-            let drawn: Vec<usize> =
-                (0..burst).map(|_| self.random.below(self.sockets.len())).collect();
-            for socket in &drawn {
-                self.put(&frame(end_of(*socket))?)?;
-            }
-            spent += self.step();
-            for socket in drawn {
-                let Some(id) = self.sockets.get(socket).copied() else { continue };
-                if let Ok(Step::Done(datagram)) = self.shard.udp_receive(id) {
-                    self.shard.free(datagram.payload);
-                    packets += 1;
-                }
-            }
-        }
-        Ok(spent.as_nanos() as f64 / packets.max(1) as f64)
-    }
-
-    /// ns per packet to a port that nobody has, and replies per packet.
-    fn refused(&mut self) -> io::Result<(f64, f64)> {
-        let bytes = frame((end_of(0).0, CLOSED_PORT))?;
-        let count = |shard: &Shard| {
-            let counters = shard.counters();
-            (counters.drops(DropReason::UdpNoSocket), counters.value(Counter::IcmpOut))
-        };
-        let (begin, mut spent, before) = (Instant::now(), Duration::ZERO, count(&self.shard));
-        while begin.elapsed() < SLICE {
-            (0..BURST).try_for_each(|_| self.put(&bytes))?;
-            spent += self.step();
-        }
-        let after = count(&self.shard);
-        let drops = (after.0 - before.0).max(1) as f64;
-        Ok((spent.as_nanos() as f64 / drops, (after.1 - before.1) as f64 / drops))
-    }
 }
 
 /// One way, and what it cost in each round.
@@ -247,8 +69,7 @@ pub struct Found {
     pub ways: Vec<Way>,
     /// The figures asked for, as every bench reports them.
     pub outcome: Outcome,
-    /// Bytes by which the process grew for the most sockets, per socket.
-    pub bytes_per_socket: f64,
+    memory: Memory,
 }
 
 #[derive(Default)]
@@ -272,37 +93,181 @@ impl Costs {
     }
 }
 
-/// Measures.
-///
-/// # Errors
-/// What the system refuses.
-pub fn run(options: &Options) -> io::Result<Found> {
-    let start = Instant::now();
-    let counts = COUNTS.into_iter().filter(|n| *n <= options.sockets);
-    let (mut rigs, mut bytes_per_socket) = (Vec::new(), 0.0);
-    for count in counts {
-        let before = resident_bytes()?;
-        rigs.push((count, Rig::new(count, options.seed)?));
-        bytes_per_socket = resident_bytes()?.saturating_sub(before) as f64 / count as f64;
+/// What is measured, all of it made.
+struct Subjects {
+    sockets: Vec<(usize, Rig)>,
+    connections: Vec<(usize, Connections)>,
+    routes: Vec<(usize, Table, Vec<IpAddr>)>,
+    threads: Vec<Rig>,
+    memory: Memory,
+}
+
+/// Bytes by which the process grew.
+#[derive(Clone, Copy, Default)]
+struct Memory {
+    per_socket: f64,
+    /// Per end; `None` if no connections were asked for.
+    per_connection: Option<f64>,
+}
+
+/// Says what is being made, how many there are and how many there will be.
+pub type Progress<'a> = &'a mut dyn FnMut(&'static str, usize, usize);
+
+impl Subjects {
+    fn new(options: &Options, progress: Progress<'_>) -> io::Result<Subjects> {
+        let mut memory = Memory::default();
+        // The most connections first, so that nothing that others gave back hides what they take.
+        let connections = all_connections(options, progress, &mut memory)?;
+        let mut sockets = Vec::new();
+        for count in up_to(options.sockets) {
+            progress("sockets", count, options.sockets);
+            let before = resident_bytes()?;
+            sockets.push((count, Rig::new(count, options.seed)?));
+            memory.per_socket = resident_bytes()?.saturating_sub(before) as f64 / count as f64;
+        }
+        let mut routes = Vec::new();
+        for count in up_to(options.routes) {
+            progress("routes", count, options.routes);
+            let (table, probes) = routes_of(count, options.seed)?;
+            routes.push((count, table, probes));
+        }
+        let threads = (0..options.threads)
+            .map(|n| Rig::new(SOCKETS_PER_THREAD.min(options.sockets), options.seed + n as u64));
+        let threads = threads.collect::<io::Result<_>>()?;
+        Ok(Subjects { sockets, connections, routes, threads, memory })
     }
-    let (mut costs, began, mut rounds) = (Costs::default(), Instant::now(), 0);
-    while rounds < options.runs && (rounds < 3 || began.elapsed() < options.budget) {
-        for (count, rig) in &mut rigs {
+
+    /// Every way, once.
+    fn round(&mut self, cpus: &[usize], costs: &mut Costs) -> io::Result<()> {
+        for (count, rig) in &mut self.sockets {
             for burst in [BURST, 1] {
                 costs.add(format!("demux.{count}.burst{burst}"), rig.delivered(burst)?);
             }
         }
-        if let Some((_, rig)) = rigs.last_mut() {
-            let (ns, replies) = rig.refused()?;
-            costs.add("closed_port.ns_per_drop".into(), ns);
-            costs.add("closed_port.replies_per_drop".into(), replies);
+        for (count, all) in &mut self.connections {
+            costs.add(format!("request.{count}"), all.asked(SLICE)?);
         }
+        for (count, table, probes) in &self.routes {
+            costs.add(format!("route.{count}"), looked_up(table, probes)?);
+        }
+        for threads in 1..=self.threads.len() {
+            let ns = among_threads(&mut self.threads[..threads], cpus)?;
+            costs.add(format!("threads.{threads}"), ns);
+        }
+        if let Some((_, rig)) = self.sockets.last_mut() {
+            for (name, flood) in [("closed_port", Flood::Udp), ("closed_port.tcp", Flood::Tcp)] {
+                let (ns, replies) = rig.refused(flood)?;
+                costs.add(format!("{name}.ns_per_drop"), ns);
+                costs.add(format!("{name}.replies_per_drop"), replies);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn up_to(most: usize) -> impl Iterator<Item = usize> {
+    COUNTS.into_iter().filter(move |n| *n <= most)
+}
+
+/// Connections in all numbers that are measured; how much memory each end of the most takes, when each
+/// was asked once and nothing happens any more.
+fn all_connections(
+    options: &Options,
+    progress: Progress<'_>,
+    memory: &mut Memory,
+) -> io::Result<Vec<(usize, Connections)>> {
+    let most = options.connections;
+    if most == 0 {
+        return Ok(Vec::new());
+    }
+    let mut all = Connections::new(most, options.seed)?;
+    // What one connection brings with it, buffers above all, is there beforehand.
+    all.open(1, |_| ())?;
+    all.ask_all()?;
+    let before = resident_bytes()?;
+    all.open(most, |open| progress("connections", open, most))?;
+    all.ask_all()?;
+    all.rest();
+    let ends = 2 * (most - 1).max(1);
+    memory.per_connection = Some(resident_bytes()?.saturating_sub(before) as f64 / ends as f64);
+    let mut made = vec![(most, all)];
+    for count in CONNECTIONS.into_iter().filter(|n| *n < most) {
+        let mut few = Connections::new(count, options.seed)?;
+        few.open(count, |_| ())?;
+        made.push((count, few));
+    }
+    made.sort_by_key(|m| m.0);
+    Ok(made)
+}
+
+/// A table of a host with so many routes, and addresses within them.
+fn routes_of(count: usize, seed: u64) -> io::Result<(Table, Vec<IpAddr>)> {
+    let prefixes = internet::ipv4(count, seed);
+    let mut table = Table::new();
+    for (start, len, hop) in &prefixes {
+        let dst = Prefix { addr: Ipv4Addr::from_bits(*start).into(), len: *len };
+        let via = Some(Ipv4Addr::new(10, 1, 0, *hop as u8).into());
+        let added = table.insert(Route { via, ..Route::on_link(dst) });
+        added.map_err(|e| io::Error::other(format!("a route to {dst}: {e:?}")))?;
+    }
+    let probes = internet::probes(&prefixes, PROBES, seed + 1, internet::within_v4);
+    Ok((table, probes.into_iter().map(|a| Ipv4Addr::from_bits(a).into()).collect()))
+}
+
+/// ns to find the next hops of an address.
+fn looked_up(table: &Table, probes: &[IpAddr]) -> io::Result<f64> {
+    let (start, mut done, mut found) = (Instant::now(), 0usize, 0usize);
+    for piece in probes.chunks(1024).cycle() {
+        found += piece.iter().filter(|ip| table.lookup(**ip).is_some()).count();
+        done += piece.len();
+        if start.elapsed() >= SLICE {
+            break;
+        }
+    }
+    if found != done {
+        return Err(io::Error::other("an address within a route has no route; please report this"));
+    }
+    Ok(start.elapsed().as_nanos() as f64 / done as f64)
+}
+
+/// ns per packet and thread, a shard for each.
+fn among_threads(rigs: &mut [Rig], cpus: &[usize]) -> io::Result<f64> {
+    let barrier = Barrier::new(rigs.len());
+    let each: Vec<io::Result<f64>> = std::thread::scope(|s| {
+        let barrier = &barrier;
+        let run = |(number, rig): (usize, &mut Rig)| {
+            if let Some(cpu) = cpus.get(number % cpus.len().max(1)) {
+                // Unpinned the figures are wider, not wrong.
+                let _ = cpu::pin_to(*cpu);
+            }
+            barrier.wait();
+            rig.delivered(BURST)
+        };
+        let all: Vec<_> = rigs.iter_mut().enumerate().map(|r| s.spawn(move || run(r))).collect();
+        let lost = || Err(io::Error::other("a thread of the bench ended early"));
+        all.into_iter().map(|t| t.join().unwrap_or_else(|_| lost())).collect()
+    });
+    let count = each.len().max(1) as f64;
+    Ok(each.into_iter().sum::<io::Result<f64>>()? / count)
+}
+
+/// Measures.
+///
+/// # Errors
+/// What the system refuses; connections that do not answer.
+pub fn run(options: &Options, progress: Progress<'_>) -> io::Result<Found> {
+    let start = Instant::now();
+    let cpus = cpu::allowed_cpus()?;
+    let mut subjects = Subjects::new(options, progress)?;
+    let (mut costs, began, mut rounds) = (Costs::default(), Instant::now(), 0);
+    while rounds < options.runs && (rounds < 3 || began.elapsed() < options.budget) {
+        subjects.round(&cpus, &mut costs)?;
         rounds += 1;
     }
     let stop = if rounds == options.runs { Stop::Runs } else { Stop::Budget };
-    let outcome =
-        Outcome { rows: Vec::new(), figures: figures(&costs), stop, elapsed: start.elapsed() };
-    Ok(Found { ways: costs.0, outcome, bytes_per_socket })
+    let figures = figures(&costs, &subjects.memory, options);
+    let outcome = Outcome { rows: Vec::new(), figures, stop, elapsed: start.elapsed() };
+    Ok(Found { ways: costs.0, outcome, memory: subjects.memory })
 }
 
 /// Bytes of memory that the process has.
@@ -312,9 +277,10 @@ fn resident_bytes() -> io::Result<usize> {
     Ok(pages.unwrap_or(0) * 4096)
 }
 
-fn figures(costs: &Costs) -> Vec<Figure> {
+fn figures(costs: &Costs, memory: &Memory, options: &Options) -> Vec<Figure> {
     let among_many = costs.ratio("demux.1000000.burst64", "demux.1.burst64");
     let together = costs.ratio("demux.1000000.burst64", "demux.1000000.burst1");
+    let requests = costs.ratio(&format!("request.{}", options.connections), "request.1");
     let all = [
         (
             "demux.1m_vs_1",
@@ -326,6 +292,24 @@ fn figures(costs: &Costs) -> Vec<Figure> {
             "demux.1m.burst64_vs_1",
             "ns per packet among 1,000,000 sockets, bursts of 64 over packets one by one",
             together,
+            None,
+        ),
+        (
+            "idle.bytes_per_connection",
+            "resident bytes per end of a connection that was asked once and is idle, tables included",
+            memory.per_connection.and_then(|bytes| Estimate::of(&[bytes])),
+            Some((4096.0, 2048.0)),
+        ),
+        (
+            "request.most_vs_1",
+            "ns per question and answer among the most connections, drawn at random, over one",
+            requests.filter(|_| options.connections > 1),
+            None,
+        ),
+        (
+            "scale.two_threads_vs_one",
+            "ns per packet and thread, two threads with a shard each over one",
+            costs.ratio("threads.2", "threads.1"),
             None,
         ),
     ];
@@ -360,7 +344,8 @@ impl Found {
             })
         });
         json["ways"] = ways.collect::<Vec<_>>().into();
-        json["resident_bytes_per_socket"] = self.bytes_per_socket.into();
+        json["resident_bytes_per_socket"] = self.memory.per_socket.into();
+        json["resident_bytes_per_connection_end"] = self.memory.per_connection.into();
         json
     }
 
@@ -368,7 +353,7 @@ impl Found {
     pub fn text(&self, machine: &Machine) -> String {
         let Machine { cpu, cpus, kernel, fulmar } = machine;
         let head = format!("fulmar {fulmar} on {cpus} CPUs, {cpu}, Linux {kernel}");
-        let memory = format!("{:.0} bytes of memory per idle socket", self.bytes_per_socket);
+        let memory = format!("{:.0} bytes of memory per idle socket", self.memory.per_socket);
         let figures = report::figures_table(&self.outcome.figures);
         [head, self.table(), memory, figures, LEGEND.into()].join("\n\n")
     }
@@ -392,47 +377,39 @@ impl Found {
 const LEGEND: &str = "\
 demux       datagram sockets of one shard, packets that come together; ns of the stack per packet,
             from the device's burst to the socket's queue, by the clock.
-closed_port a flood of datagrams to a port that nobody has: ns per drop, and ICMP errors per drop,
-            which are limited to 1,000 a second.";
+request     established connections, all idle but the one that is asked: ns for 64 bytes there and 64
+            bytes back, both ends and the link between them, in one thread.
+route       routes of a host: ns to find the next hops of an address within one of them.
+threads     threads with a shard of 1,000 sockets each: ns per packet and thread.
+closed_port a flood of datagrams (tcp: of SYNs) to a port that nobody has: ns per drop, and ICMP errors
+            (resets) per drop, which are limited to 1,000 a second.";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_small_bench_delivers_every_packet_and_measures_every_way() {
-        let options = Options { budget: Duration::ZERO, runs: 1, sockets: 10_000, seed: 3 };
-        let found = run(&options).unwrap();
+    fn a_small_bench_measures_every_way() {
+        let options = Options {
+            budget: Duration::ZERO,
+            runs: 1,
+            sockets: 10_000,
+            connections: 200,
+            routes: 1000,
+            threads: 2,
+            seed: 3,
+        };
+        let mut shown = Vec::new();
+        let found = run(&options, &mut |what, done, all| shown.push((what, done, all))).unwrap();
+        assert!(shown.contains(&("connections", 200, 200)));
         let costs = found.ways.iter().filter(|w| !w.name.ends_with("replies_per_drop"));
         assert!(costs.clone().all(|w| w.values.iter().all(|ns| *ns > 0.0)));
-        assert_eq!(costs.count(), 2 * 5 + 1);
+        assert_eq!(costs.count(), 2 * 5 + 3 + 4 + 2 + 2);
         let machine = Machine::here();
-        assert!(found.text(&machine).contains("demux.10000.burst64"));
-        assert!(found.json(&machine, &[])["ways"][0]["median"].is_number());
-    }
-
-    #[test]
-    fn among_many_sockets_each_packet_of_a_burst_comes_to_its_own() {
-        let mut rig = Rig::new(5000, 1).unwrap();
-        for round in 0..40 {
-            let drawn: Vec<usize> = (0..BURST).map(|_| rig.random.below(5000)).collect();
-            for socket in &drawn {
-                rig.put(&frame(end_of(*socket)).unwrap()).unwrap();
-            }
-            // Some go to nobody, and the tables change between bursts.
-            rig.put(&frame((end_of(0).0, CLOSED_PORT)).unwrap()).unwrap();
-            let before = rig.shard.counters().drops(DropReason::UdpNoSocket);
-            rig.step();
-            rig.step();
-            assert_eq!(rig.shard.counters().drops(DropReason::UdpNoSocket), before + 1);
-            for socket in drawn {
-                let Ok(Step::Done(d)) = rig.shard.udp_receive(rig.sockets[socket]) else {
-                    panic!("a packet of round {round} is not at socket {socket}");
-                };
-                let (ip, port) = end_of(socket);
-                assert_eq!(d.dst, SocketAddr::new(ip.into(), port));
-                rig.shard.free(d.payload);
-            }
-        }
+        let text = found.text(&machine);
+        assert!(text.contains("demux.10000.burst64") && text.contains("request.200"));
+        let json = found.json(&machine, &[]);
+        assert!(json["ways"][0]["median"].is_number());
+        assert!(json["ratios"]["idle.bytes_per_connection"]["median"].is_number());
     }
 }
