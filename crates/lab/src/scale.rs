@@ -8,6 +8,7 @@
 //! memory that is cold.
 
 mod connections;
+mod shards;
 mod sockets;
 
 use std::io;
@@ -70,6 +71,11 @@ pub struct Found {
     /// The figures asked for, as every bench reports them.
     pub outcome: Outcome,
     memory: Memory,
+}
+
+/// Whether a way's values are no times.
+fn is_count(name: &str) -> bool {
+    name.ends_with("replies_per_drop") || name.ends_with("locks_per_packet")
 }
 
 #[derive(Default)]
@@ -264,6 +270,8 @@ pub fn run(options: &Options, progress: Progress<'_>) -> io::Result<Found> {
         subjects.round(&cpus, &mut costs)?;
         rounds += 1;
     }
+    let shared = shards::shared_locks_per_packet(options.threads)?;
+    costs.add("shards.shared_locks_per_packet".into(), shared);
     let stop = if rounds == options.runs { Stop::Runs } else { Stop::Budget };
     let figures = figures(&costs, &subjects.memory, options);
     let outcome = Outcome { rows: Vec::new(), figures, stop, elapsed: start.elapsed() };
@@ -299,6 +307,12 @@ fn figures(costs: &Costs, memory: &Memory, options: &Options) -> Vec<Figure> {
             "resident bytes per end of a connection that was asked once and is idle, tables included",
             memory.per_connection.and_then(|bytes| Estimate::of(&[bytes])),
             Some((4096.0, 2048.0)),
+        ),
+        (
+            "shards.shared_locks_per_packet",
+            "locks per packet that threads on different shards take from each other",
+            Estimate::of(costs.values("shards.shared_locks_per_packet")),
+            Some((0.0, 0.0)),
         ),
         (
             "request.most_vs_1",
@@ -362,7 +376,7 @@ impl Found {
         let mut table = report::new_table(["way", "ns per\npacket", "95 %", "runs"], 1);
         for way in &self.ways {
             let Some(e) = Estimate::of(&way.values) else { continue };
-            let digits = if way.name.ends_with("replies_per_drop") { 4 } else { 1 };
+            let digits = if is_count(&way.name) { 4 } else { 1 };
             table.add_row([
                 way.name.clone(),
                 format!("{:.digits$}", e.median),
@@ -402,7 +416,7 @@ mod tests {
         let mut shown = Vec::new();
         let found = run(&options, &mut |what, done, all| shown.push((what, done, all))).unwrap();
         assert!(shown.contains(&("connections", 200, 200)));
-        let costs = found.ways.iter().filter(|w| !w.name.ends_with("replies_per_drop"));
+        let costs = found.ways.iter().filter(|w| !is_count(&w.name));
         assert!(costs.clone().all(|w| w.values.iter().all(|ns| *ns > 0.0)));
         assert_eq!(costs.count(), 2 * 5 + 3 + 4 + 2 + 2);
         let machine = Machine::here();

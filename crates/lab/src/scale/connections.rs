@@ -23,8 +23,9 @@ const PER_PORT: usize = 5000;
 const TOGETHER: usize = 64;
 /// A question, and its answer.
 const MESSAGE: [u8; 64] = *b"what is asked, and what is answered: as many bytes as one line  ";
-/// Steps of both ends after which what was sent has arrived: three for a handshake.
-const STEPS: usize = 4;
+/// Steps of both ends after which what was sent has arrived: three for a handshake, and two to find the
+/// neighbour.
+const STEPS: usize = 6;
 /// Frames of a step: all of those that were sent together.
 const FRAMES: usize = 4 * TOGETHER;
 /// Virtual time in which delayed answers go and timers of a fresh connection pass.
@@ -103,7 +104,9 @@ impl Connections {
     /// A connection that does not come about.
     pub fn open(&mut self, count: usize, mut progress: impl FnMut(usize)) -> io::Result<()> {
         while self.len() < count {
-            let batch = TOGETHER.min(count - self.len()).min(PER_PORT - self.len() % PER_PORT);
+            // The first one finds the neighbour, for which only a few packets may wait.
+            let together = if self.len() == 0 { 1 } else { TOGETHER };
+            let batch = together.min(count - self.len()).min(PER_PORT - self.len() % PER_PORT);
             self.open_batch(batch)?;
             progress(self.len());
         }
