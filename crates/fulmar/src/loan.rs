@@ -1,5 +1,6 @@
 //! Received bytes by reference: the stack's own buffers, lent to the program.
 
+use std::collections::{VecDeque, vec_deque};
 use std::fmt;
 use std::io::{self, IoSlice, Read};
 use std::net::SocketAddr;
@@ -29,7 +30,7 @@ use crate::udp::UdpSocket;
 pub struct Loan {
     /// A range of one chain each, in order. Most loans have the first one only.
     first: Option<Part>,
-    more: Vec<Part>,
+    more: VecDeque<Part>,
     /// Bytes of all of them.
     len: usize,
 }
@@ -101,7 +102,7 @@ impl Loan {
         let host = socket.host().downgrade();
         let held = Held { chain, host, id: socket.id, lent, forks: fork_generation() };
         let first = Some(Part { held: Holder::Alone(held), from: 0, len });
-        Loan { first, more: Vec::new(), len }
+        Loan { first, more: VecDeque::new(), len }
     }
 
     fn parts(&self) -> impl Iterator<Item = &Part> {
@@ -130,11 +131,9 @@ impl Loan {
 
     /// The bytes, in order; no slice is empty.
     pub fn slices(&self) -> Slices<'_> {
-        let (first, more) = match &self.first {
-            Some(first) if self.is_here() => (Some(first), &self.more[..]),
-            _ => (None, &[][..]),
-        };
-        Slices { part: first.map(PartSlices::new), more: more.iter() }
+        let first = self.first.as_ref().filter(|_| self.is_here());
+        let behind = if first.is_some() { self.more.len() } else { 0 };
+        Slices { part: first.map(PartSlices::new), more: self.more.range(..behind) }
     }
 
     /// The bytes in the shape that vectored writes take, in order.
@@ -180,7 +179,7 @@ impl Loan {
             if first.len > 0 {
                 break;
             }
-            self.first = (!self.more.is_empty()).then(|| self.more.remove(0));
+            self.first = self.more.pop_front();
         }
     }
 
@@ -190,7 +189,7 @@ impl Loan {
         for part in other.first.into_iter().chain(other.more) {
             match &self.first {
                 None => self.first = Some(part),
-                Some(_) => self.more.push(part),
+                Some(_) => self.more.push_back(part),
             }
         }
     }
@@ -222,7 +221,7 @@ impl Loan {
 
     fn push(&mut self, part: Part) {
         let len = part.len;
-        self.append(Loan { first: Some(part), more: Vec::new(), len });
+        self.append(Loan { first: Some(part), more: VecDeque::new(), len });
     }
 
     /// Returns the first `at` bytes and keeps the others; as [`Loan::split_off`].
@@ -274,7 +273,7 @@ impl fmt::Debug for Loan {
 #[derive(Clone)]
 pub struct Slices<'a> {
     part: Option<PartSlices<'a>>,
-    more: std::slice::Iter<'a, Part>,
+    more: vec_deque::Iter<'a, Part>,
 }
 
 #[derive(Clone)]

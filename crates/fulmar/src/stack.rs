@@ -408,7 +408,7 @@ impl Builder {
     }
 
     /// Joins the TCP segments that arrive in one burst before TCP sees them, for a device that hands over
-    /// packets of MTU size. Default off.
+    /// packets of MTU size. Default on.
     pub fn gro(mut self, on: bool) -> Self {
         self.config.gro = on;
         self

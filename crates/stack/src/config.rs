@@ -41,8 +41,8 @@ pub struct StackConfig {
     /// Packets from the stack to itself that may wait. Default 256, a full window of super-frames.
     pub loopback_packets: usize,
     /// Join the TCP segments of a received burst in software, where they come as packets of MTU size
-    /// ([`fulmar_netdev::gro`]). Default off. Worth a tenth to a sixth of the CPU
-    /// where a kernel cuts its segments before they reach the device, nothing where super-frames come.
+    /// ([`fulmar_netdev::gro`]). Default on: worth a tenth to a sixth of the CPU where
+    /// a kernel cuts its segments before they reach the device; elsewhere a look at each frame's headers.
     pub gro: bool,
     /// How long the end of the process or of the stack waits until everything that was accepted is
     /// acknowledged. Default 5 s: longer than the retransmissions of a lossy path, short enough
@@ -65,7 +65,7 @@ impl Default for StackConfig {
             burst_frames: 64,
             moderation: ModerationConfig::ADAPTIVE,
             loopback_packets: 256,
-            gro: false,
+            gro: true,
             exit_drain: Duration::from_secs(5),
         }
     }

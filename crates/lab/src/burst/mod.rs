@@ -346,18 +346,31 @@ const MORE: Goal = Goal { reach_and_aim: None, more_is_better: true };
 /// The figures asked for, and the same of the other devices; those that were not measured are left
 /// out.
 fn figures(lanes: &[Lane]) -> Vec<Figure> {
-    let mut all = vec![figure(
-        "burst.tap.64_vs_1",
-        "ns per 64-byte datagram of one flow over TAP, read by a kernel socket, bursts of 64 ÷ of 1",
-        ratio(lanes, "tap.flow.send.64b.x64", "tap.flow.send.64b.x1"),
-        Goal { reach_and_aim: Some((0.68, 0.6)), more_is_better: false },
-    )];
-    all.push(figure(
-        "burst.packet.flow.64_vs_1",
-        "the same, packet",
-        ratio(lanes, "packet.flow.send.64b.x64", "packet.flow.send.64b.x1"),
-        LESS,
-    ));
+    let mut all = flow_figures(lanes);
+    all.extend(frame_figures(lanes));
+    all.extend(old_figures(lanes));
+    all.extend(kernel_figures(lanes));
+    all.push(slow_path(lanes));
+    all.retain(|f| f.estimate.is_some());
+    all
+}
+
+/// Datagrams of one flow, which may cross as one frame.
+fn flow_figures(lanes: &[Lane]) -> Vec<Figure> {
+    let mut all = vec![
+        figure(
+            "burst.tap.64_vs_1",
+            "ns per 64-byte datagram of one flow over TAP, read by a kernel socket, bursts of 64 ÷ of 1",
+            ratio(lanes, "tap.flow.send.64b.x64", "tap.flow.send.64b.x1"),
+            Goal { reach_and_aim: Some((0.68, 0.6)), more_is_better: false },
+        ),
+        figure(
+            "burst.packet.flow.64_vs_1",
+            "the same, packet",
+            ratio(lanes, "packet.flow.send.64b.x64", "packet.flow.send.64b.x1"),
+            LESS,
+        ),
+    ];
     for device in ["tap", "packet"] {
         let point = |burst| format!("{device}.flow.receive.64b.x{burst}");
         all.push(figure(
@@ -367,8 +380,15 @@ fn figures(lanes: &[Lane]) -> Vec<Figure> {
             LESS,
         ));
     }
-    let devices = Device::ALL.map(|d| (d.name(), "ours"));
-    for (device, method) in devices.into_iter().chain([("veth", "kernel")]) {
+    all
+}
+
+/// Frames of any kind.
+fn frame_figures(lanes: &[Lane]) -> Vec<Figure> {
+    let ours = Device::ALL.map(|d| (d.name(), "ours"));
+    let devices: Vec<_> = ours.into_iter().chain([("veth", "kernel")]).collect();
+    let mut all = Vec::new();
+    for &(device, method) in &devices {
         let point = |burst| format!("{device}.{method}.send.64b.x{burst}");
         let name = if device == "tap" { "tap.any" } else { device };
         all.push(figure(
@@ -378,8 +398,7 @@ fn figures(lanes: &[Lane]) -> Vec<Figure> {
             LESS,
         ));
     }
-    for device in Device::ALL.map(Device::name).into_iter().chain(["veth"]) {
-        let method = if device == "veth" { "kernel" } else { "ours" };
+    for &(device, method) in &devices {
         let point = |burst| format!("{device}.{method}.receive.64b.x{burst}");
         all.push(figure(
             &format!("burst.{device}.receive.64_vs_1"),
@@ -388,6 +407,12 @@ fn figures(lanes: &[Lane]) -> Vec<Figure> {
             LESS,
         ));
     }
+    all
+}
+
+/// One frame per crossing and memory from the general allocator, beside bursts.
+fn old_figures(lanes: &[Lane]) -> Vec<Figure> {
+    let mut all = Vec::new();
     for device in Device::ALL.map(Device::name) {
         for direction in Direction::BOTH.map(Direction::name) {
             all.push(figure(
@@ -402,21 +427,24 @@ fn figures(lanes: &[Lane]) -> Vec<Figure> {
             ));
         }
     }
-    all.push(figure(
-        "burst.kernel_vs_tap.64",
-        "ns per 64-byte frame sent, the kernel's sendmmsg of 64 on veth ÷ bursts of 64 over TAP",
-        ratio(lanes, "veth.kernel.send.64b.x64", "tap.ours.send.64b.x64"),
-        MORE,
-    ));
-    all.push(figure(
-        "burst.kernel_vs_tap.flow.64",
-        "the same with datagrams of one flow over TAP that a kernel socket reads",
-        ratio(lanes, "veth.kernel.send.64b.x64", "tap.flow.send.64b.x64"),
-        MORE,
-    ));
-    all.push(slow_path(lanes));
-    all.retain(|f| f.estimate.is_some());
     all
+}
+
+fn kernel_figures(lanes: &[Lane]) -> Vec<Figure> {
+    vec![
+        figure(
+            "burst.kernel_vs_tap.64",
+            "ns per 64-byte frame sent, the kernel's sendmmsg of 64 on veth ÷ bursts of 64 over TAP",
+            ratio(lanes, "veth.kernel.send.64b.x64", "tap.ours.send.64b.x64"),
+            MORE,
+        ),
+        figure(
+            "burst.kernel_vs_tap.flow.64",
+            "the same with datagrams of one flow over TAP that a kernel socket reads",
+            ratio(lanes, "veth.kernel.send.64b.x64", "tap.flow.send.64b.x64"),
+            MORE,
+        ),
+    ]
 }
 
 /// In every measured way together: not one buffer may come from the general lists.

@@ -51,71 +51,80 @@ impl Path {
     /// The stages at which it can end with so many bytes of payload, in the order in which it passes
     /// them.
     pub const fn stages(self, bytes: usize) -> &'static [Stage] {
-        use Stage as S;
         match self {
-            // What is copied under the lock has no stages of its own for that.
-            Path::TcpSend if bytes > SMALL_WRITE_BYTES => &[
-                S::SendCall,
-                S::Locked,
-                S::SendChecked,
-                S::SendReserved,
-                S::SendCopied,
-                S::SendCommitted,
-                S::TransportOutput,
-                S::RouteFound,
-                S::IpOutput,
-                S::EtherOutput,
-                S::BurstQueued,
-                S::DeviceTaken,
-            ],
-            Path::UdpSend => &[
-                S::SendCall,
-                S::Locked,
-                S::SendChecked,
-                S::PathChosen,
-                S::SendReserved,
-                S::SendCopied,
-                S::TransportOutput,
-                S::RouteFound,
-                S::IpOutput,
-                S::EtherOutput,
-                S::BurstQueued,
-                S::DeviceTaken,
-            ],
-            Path::TcpSend => &[
-                S::SendCall,
-                S::Locked,
-                S::SendChecked,
-                S::SendCommitted,
-                S::TransportOutput,
-                S::RouteFound,
-                S::IpOutput,
-                S::EtherOutput,
-                S::BurstQueued,
-                S::DeviceTaken,
-            ],
-            Path::UdpRecv => &[
-                S::DeviceReceived,
-                S::EtherInput,
-                S::IpInput,
-                S::Demultiplexed,
-                S::TransportInput,
-                S::ReceiveTaken,
-                S::ReceiveCopied,
-            ],
-            Path::TcpRecv => &[
-                S::DeviceReceived,
-                S::EtherInput,
-                S::IpInput,
-                S::Demultiplexed,
-                S::TransportInput,
-                S::ReceiveTaken,
-                S::ReceiveCopied,
-                S::ReceiveFreed,
-            ],
+            Path::TcpSend if bytes > SMALL_WRITE_BYTES => LARGE_WRITE,
+            Path::TcpSend => SMALL_WRITE,
+            Path::UdpSend => UDP_SEND,
+            Path::UdpRecv => UDP_RECV,
+            Path::TcpRecv => TCP_RECV,
         }
     }
 }
+
+const LARGE_WRITE: &[Stage] = &[
+    Stage::SendCall,
+    Stage::Locked,
+    Stage::SendChecked,
+    Stage::SendReserved,
+    Stage::SendCopied,
+    Stage::SendCommitted,
+    Stage::TransportOutput,
+    Stage::RouteFound,
+    Stage::IpOutput,
+    Stage::EtherOutput,
+    Stage::BurstQueued,
+    Stage::DeviceTaken,
+];
+
+/// What is copied under the lock has no stages of its own for that.
+const SMALL_WRITE: &[Stage] = &[
+    Stage::SendCall,
+    Stage::Locked,
+    Stage::SendChecked,
+    Stage::SendCommitted,
+    Stage::TransportOutput,
+    Stage::RouteFound,
+    Stage::IpOutput,
+    Stage::EtherOutput,
+    Stage::BurstQueued,
+    Stage::DeviceTaken,
+];
+
+const UDP_SEND: &[Stage] = &[
+    Stage::SendCall,
+    Stage::Locked,
+    Stage::SendChecked,
+    Stage::PathChosen,
+    Stage::SendReserved,
+    Stage::SendCopied,
+    Stage::TransportOutput,
+    Stage::RouteFound,
+    Stage::IpOutput,
+    Stage::EtherOutput,
+    Stage::BurstQueued,
+    Stage::DeviceTaken,
+];
+
+const UDP_RECV: &[Stage] = &[
+    Stage::DeviceReceived,
+    Stage::EtherInput,
+    Stage::IpInput,
+    Stage::Demultiplexed,
+    Stage::TransportInput,
+    Stage::ReceiveTaken,
+    Stage::ReceiveCopied,
+];
+
+const TCP_RECV: &[Stage] = &[
+    Stage::DeviceReceived,
+    Stage::EtherInput,
+    Stage::IpInput,
+    Stage::Demultiplexed,
+    Stage::TransportInput,
+    Stage::ReceiveTaken,
+    Stage::ReceiveCopied,
+    Stage::ReceiveFreed,
+];
 
 /// What to measure.
 #[derive(Clone, Debug)]
