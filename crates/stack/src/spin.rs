@@ -5,14 +5,16 @@
 //! between two of them. How long all of it lasts is up to
 //! [`moderation`](fulmar_netdev::moderation).
 //!
-//! Whom it waits for may want this very CPU. Nobody tells, but a yield does: if it lasts, somebody
-//! else ran; and if what was waited for is there after a yield that was no shorter than two changes of
-//! thread take, it was whoever sends it. From then on the thread yields before every look, until
-//! yields come back at once. Where a look is a poll, sleeping is as cheap as that: the next waits do
+//! Whom it waits for may want this very CPU. Nobody tells, but a yield does: if it is no shorter than two
+//! changes of thread take, and the kernel counts one, somebody else ran; and if what was waited for is
+//! there then, it was whoever sends it. (Time alone would not tell: a virtual CPU that was taken away, or
+//! a slow one, makes a yield long on which nobody ran, and the peer on another CPU goes on meanwhile.)
+//! From then on the thread yields before every look, until yields come back at once. Where a look is a poll, sleeping is as cheap as that: the next waits do
 //! not look at all, longer each time that what was waited for came during a yield. Nor do they where
 //! somebody kept the CPU for long: a sleeper that is woken gets it back sooner than a thread that has
 //! yielded.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
@@ -131,7 +133,14 @@ impl Spin {
     fn yield_now(&self) {
         let start = sys::now();
         std::thread::yield_now();
-        self.after_yield(sys::now().since(start));
+        let took = sys::now().since(start);
+        let has_let_run = took >= SOMEBODY_MAY_HAVE_RUN && (self.is_known() || is_displaced_anew());
+        self.after_yield(if has_let_run { took } else { Duration::ZERO });
+    }
+
+    /// Whether a yield that lasts needs no proof: it decides about the next few looks only.
+    fn is_known(&self) -> bool {
+        self.peek.is_some() && self.is_crowded.load(Relaxed)
     }
 
     fn after_yield(&self, took: Duration) {
@@ -154,6 +163,17 @@ impl Spin {
             self.is_crowded.store(false, Relaxed);
         }
     }
+}
+
+thread_local! {
+    /// What the kernel had counted when it was last asked.
+    static DISPLACED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Whether somebody else got this thread's CPU since that was last asked.
+fn is_displaced_anew() -> bool {
+    let times = sys::times_displaced();
+    DISPLACED.replace(times) != times
 }
 
 #[cfg(test)]

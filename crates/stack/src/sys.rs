@@ -29,11 +29,23 @@ pub fn ticks() -> u64 {
 
 /// How often this thread has lost its CPU, because somebody else got it or because it had to wait.
 pub fn switches() -> u64 {
+    let usage = usage();
+    (usage.ru_nivcsw as u64).wrapping_add(usage.ru_nvcsw as u64)
+}
+
+/// How often somebody else got this thread's CPU although it could have run on: yields that were
+/// followed are among them, sleeps are not.
+pub fn times_displaced() -> u64 {
+    usage().ru_nivcsw as u64
+}
+
+/// What the kernel has counted of this thread; zeroes if it does not say.
+fn usage() -> libc::rusage {
     // SAFETY: plain numbers, for which zeroes are values.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` is a valid rusage that lives through the call.
-    let failed = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) } != 0;
-    if failed { 0 } else { (usage.ru_nivcsw as u64).wrapping_add(usage.ru_nvcsw as u64) }
+    // SAFETY: `usage` is a valid rusage that lives through the call; it stays zero if that fails.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
+    usage
 }
 
 /// Asks the processor to have the first `bytes` of a value near when it is read. Changes nothing but
