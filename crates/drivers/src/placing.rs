@@ -72,6 +72,8 @@ pub struct Outcome {
     pub misses: u64,
     /// Bytes copied because of that.
     pub moved_bytes: u64,
+    /// Misses because frames of several flows come mixed: the next one was another flow's than guessed.
+    pub mixed: u64,
 }
 
 impl Outcome {
@@ -110,6 +112,8 @@ pub struct Placer {
     is_active: bool,
     /// A buffer became full: its owner should hear of it before more frames are taken.
     is_full: bool,
+    /// The frames come by a queue that one flow has to itself.
+    is_alone: bool,
     outcome: Outcome,
 }
 
@@ -121,6 +125,7 @@ impl Placer {
             is_predicting,
             is_active: false,
             is_full: false,
+            is_alone: false,
             outcome: Outcome::default(),
         }
     }
@@ -169,6 +174,37 @@ impl Placer {
         let slot = self.predictor.guess()?;
         let flow = self.flows.get(slot).filter(|f| f.is_ready())?;
         Some(Aim { slot, header_bytes: flow.header_bytes.min(FRONT_BYTES) })
+    }
+
+    /// The rooms of a flow of which the next frame surely is, if it has any.
+    pub fn aim_at(&self, flow: &FlowKey) -> Option<Aim> {
+        let slot = self.flows.slot_of(flow).filter(|_| self.is_active && self.is_predicting)?;
+        let flow = self.flows.get(slot).filter(|f| f.is_ready())?;
+        Some(Aim { slot, header_bytes: flow.header_bytes.min(FRONT_BYTES) })
+    }
+
+    /// From now on frames come by the queue of one flow, or by one that all flows share again. Only
+    /// those tell anything about what will come by the latter.
+    pub fn set_alone(&mut self, is_alone: bool) {
+        self.is_alone = is_alone;
+    }
+
+    /// A flow comes by a queue of its own from now on: it is no longer guessed.
+    pub fn leave_guesses(&mut self, flow: &FlowKey) {
+        if let Some(slot) = self.flows.slot_of(flow) {
+            self.predictor.forget(slot);
+        }
+    }
+
+    /// Whether a flow has rooms.
+    pub fn has_rooms(&self, flow: &FlowKey) -> bool {
+        let flow = self.flows.slot_of(flow).and_then(|slot| self.flows.get(slot));
+        flow.is_some_and(|f| !f.rooms.is_empty())
+    }
+
+    /// A flow that could be placed now and for which `suits` holds.
+    pub fn find_ready(&self, suits: impl Fn(&FlowKey) -> bool) -> Option<FlowKey> {
+        self.flows.ready().find(|f| suits(f))
     }
 
     /// As [`Placer::aim`], if the frames of that flow are so long that each is worth a call of its own.
@@ -228,6 +264,9 @@ impl Placer {
         let (chain, moved_bytes) = moved?;
         if is_miss {
             self.outcome.miss(moved_bytes);
+            let aimed = aim.map(|a| a.slot);
+            let is_mixed = aimed != slot && (aimed.is_some() || owner.is_some()) && !self.is_alone;
+            self.outcome.mixed = self.outcome.mixed.saturating_add(u64::from(is_mixed));
         }
         Ok(chain)
     }
@@ -266,7 +305,7 @@ impl Placer {
     fn who(&mut self, frame: &Frame<'_>) -> (Option<usize>, Option<(usize, Segment)>) {
         let segment = Segment::of(frame.front, frame.bytes).filter(|s| s.payload_bytes > 0);
         let Some(s) = segment else {
-            if frame.bytes > SMALL_BYTES {
+            if frame.bytes > SMALL_BYTES && !self.is_alone {
                 self.predictor.came(None, false, frame.bytes);
             }
             return (None, None);
@@ -274,7 +313,9 @@ impl Placer {
         let slot = self.flows.find(&s);
         let expects = |slot: &usize| self.flows.get(*slot).is_some_and(|f| f.expects(&s));
         let owner = slot.filter(expects).map(|slot| (slot, s));
-        self.predictor.came(slot, owner.is_some(), s.payload_bytes);
+        if !self.is_alone {
+            self.predictor.came(slot, owner.is_some(), s.payload_bytes);
+        }
         (slot, owner)
     }
 

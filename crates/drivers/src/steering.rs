@@ -10,9 +10,12 @@
 //! end, r9 the sum of both; r0 and r1 are scratch, since a load forgets r1 to r5. A load beyond the end of
 //! the packet ends the program with 0. Source: Documentation/bpf/standardization/instruction-set.rst.
 
+mod flows;
+
 use fulmar_wire::{eth, protocol};
 
 use crate::sys::Ebpf;
+pub use flows::{flow_key, flow_program};
 
 const LOAD_WORD: u8 = 0x20;
 const LOAD_HALF: u8 = 0x28;

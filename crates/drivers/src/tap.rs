@@ -12,6 +12,7 @@
 //! of 64; 3.8 µs for 64 KiB; and the kernel's copy. Source: linux/if_tun.h,
 //! Documentation/networking/tuntap.rst, io_uring(7).
 
+mod flow_queues;
 mod queues;
 mod receive;
 mod vector;
@@ -31,6 +32,7 @@ use fulmar_netdev::{
 use crate::landing::{Landing, Scratch};
 use crate::placing::Placer;
 use crate::{OpenError, joined, sys, vnet};
+use flow_queues::FlowQueues;
 use vector::{Fate, Vector};
 
 const CLONE_DEVICE: &str = "/dev/net/tun";
@@ -69,6 +71,10 @@ pub struct TapConfig {
     pub one_by_one: bool,
     /// Several queues: ask the kernel to send each packet to the queue of its owner.
     pub steer: bool,
+    /// One queue, on an interface that this makes: give flows with posted buffers queues of their own, at
+    /// most so many, where one queue cannot tell whose frame comes next ([`TapConfig::predict`]) and the
+    /// kernel lets us (CAP_BPF). 0: never.
+    pub flow_queues: usize,
 }
 
 impl Default for TapConfig {
@@ -81,6 +87,7 @@ impl Default for TapConfig {
             predict: true,
             one_by_one: false,
             steer: true,
+            flow_queues: 4,
         }
     }
 }
@@ -102,6 +109,8 @@ pub struct Tap {
     /// one was among them.
     last_run: usize,
     placer: Placer,
+    /// Queues for single flows, if the interface can have them.
+    flow_queues: Option<Box<FlowQueues>>,
     /// The last read found nothing.
     is_drained: bool,
     lost: Option<i32>,
@@ -144,28 +153,60 @@ fn attach_patiently(file: &File, name: &str, flags: libc::c_int) -> std::io::Res
 }
 
 fn attach(file: &File, name: &str, flags: libc::c_int) -> Result<String, OpenError> {
-    let has_queues = flags & libc::IFF_MULTI_QUEUE != 0;
-    attach_patiently(file, name, flags).map_err(|e| {
-        let advice = match e.raw_os_error() {
-            Some(libc::EPERM) => {
-                "run in a network namespace of your own (`unshare -Urn`), or let root create it \
-                 for you with `ip tuntap add dev NAME mode tap user USER vnet_hdr`"
-            }
-            Some(libc::EBUSY) => "another program holds it: end it, or choose another name",
-            Some(libc::EINVAL) if has_queues => {
-                "an interface of this name exists and is no TAP of several queues with a virtio-net \
-                 header (`ip tuntap add dev NAME mode tap multi_queue vnet_hdr`): choose another name"
-            }
-            Some(libc::E2BIG) => "it has as many queues as it can have: ask for fewer",
-            Some(libc::EINVAL) => {
-                "an interface of this name exists and is no TAP of one queue with a virtio-net \
-                 header: choose another name"
-            }
-            Some(libc::ENAMETOOLONG) => "an interface's name has at most 15 bytes",
-            _ => "choose another name",
+    attach_patiently(file, name, flags).map_err(|e| not_attached(name, flags, e))
+}
+
+/// Attaches to an interface of one queue, made so that it can have more if there is none yet and they are
+/// wanted; answers also whether it can.
+///
+/// An interface that can have more would let another program in. So it is asked for exclusively; one that
+/// is there already was made for one queue, or another program has it.
+fn attach_with_room(
+    file: &File,
+    name: &str,
+    wants_room: bool,
+) -> Result<(String, bool), OpenError> {
+    // linux/if_tun.h: IFF_TUN_EXCL.
+    const EXCLUSIVE: libc::c_int = 0x8000;
+    let flags = FLAGS | libc::IFF_MULTI_QUEUE | EXCLUSIVE;
+    let begin = std::time::Instant::now();
+    loop {
+        if wants_room && let Ok(name) = sys::tun_attach(file.as_fd(), name, flags) {
+            return Ok((name, true));
+        }
+        let e = match sys::tun_attach(file.as_fd(), name, FLAGS) {
+            Ok(name) => return Ok((name, false)),
+            Err(e) => e,
         };
-        OpenError::new(format!("cannot attach to TAP interface {name:?}"), e, advice)
-    })
+        let may_go = matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EINVAL));
+        if !may_go || begin.elapsed() > BUSY_PATIENCE {
+            return Err(not_attached(name, FLAGS, e));
+        }
+        std::thread::sleep(BUSY_PATIENCE / 60);
+    }
+}
+
+fn not_attached(name: &str, flags: libc::c_int, e: std::io::Error) -> OpenError {
+    let has_queues = flags & libc::IFF_MULTI_QUEUE != 0;
+    let advice = match e.raw_os_error() {
+        Some(libc::EPERM) => {
+            "run in a network namespace of your own (`unshare -Urn`), or let root create it for you with \
+             `ip tuntap add dev NAME mode tap user USER vnet_hdr`"
+        }
+        Some(libc::EBUSY) => "another program holds it: end it, or choose another name",
+        Some(libc::EINVAL) if has_queues => {
+            "an interface of this name exists and is no TAP of several queues with a virtio-net \
+             header (`ip tuntap add dev NAME mode tap multi_queue vnet_hdr`): choose another name"
+        }
+        Some(libc::E2BIG) => "it has as many queues as it can have: ask for fewer",
+        Some(libc::EINVAL) => {
+            "an interface of this name exists, and another program holds it, or it is no TAP of one \
+             queue with a virtio-net header: end that program, or choose another name"
+        }
+        Some(libc::ENAMETOOLONG) => "an interface's name has at most 15 bytes",
+        _ => "choose another name",
+    };
+    OpenError::new(format!("cannot attach to TAP interface {name:?}"), e, advice)
 }
 
 /// A socket of this thread's network namespace, to ask about an interface.
@@ -202,8 +243,15 @@ impl Tap {
     /// What failed, why, and what to do next.
     pub fn open(config: &TapConfig) -> Result<Tap, OpenError> {
         let file = open_clone_device()?;
-        let name = attach(&file, &config.name, FLAGS)?;
-        Tap::set_up(file, name, a_socket(), config, 1)
+        let count = if config.predict { config.flow_queues } else { 0 };
+        let (name, has_room) = attach_with_room(&file, &config.name, count > 0)?;
+        let mut tap = Tap::set_up(file, name, a_socket(), config, 1)?;
+        if has_room {
+            tap.flow_queues = Some(Box::new(FlowQueues::new(&tap.file, count)?));
+        } else if count > 0 {
+            tap.stats.path.push_str("; posted flows share one queue (the interface was made for one)");
+        }
+        Ok(tap)
     }
 
     /// Takes a descriptor that another process has opened and attached. `config.name` is not used.
@@ -266,6 +314,7 @@ impl Tap {
             vector,
             last_run: 0,
             placer: Placer::new(config.predict),
+            flow_queues: None,
             is_drained: false,
             lost: None,
             is_down: false,
@@ -470,23 +519,29 @@ impl Device for Tap {
             }
         }
         self.is_down &= tally.frames == 0;
+        if let Some(queues) = &mut self.flow_queues {
+            queues.want_room(self.file.as_fd(), self.is_blocked);
+        }
         tally.sent(counters, &mut self.stats);
         before - burst.len()
     }
 
     fn rx_burst(
         &mut self,
-        _now: Instant,
+        now: Instant,
         pool: &mut Pool,
         out: &mut Burst,
         budget: usize,
         counters: &mut Counters,
     ) -> usize {
-        self.take_burst(pool, out, budget, counters)
+        self.take_burst(now, pool, out, budget, counters)
     }
 
     /// The descriptor is readable by itself whenever a frame waits.
     fn arm(&mut self) -> bool {
+        if let Some(queues) = &mut self.flow_queues {
+            queues.armed();
+        }
         self.is_drained
     }
 
@@ -495,7 +550,8 @@ impl Device for Tap {
     }
 
     fn wake_fd(&self) -> Option<RawFd> {
-        Some(self.file.as_raw_fd())
+        let queues = self.flow_queues.as_ref().map(|q| q.wake_fd());
+        Some(queues.unwrap_or(self.file.as_raw_fd()))
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -524,7 +580,7 @@ impl Device for Tap {
     }
 
     fn wants_tx_wake(&self) -> bool {
-        self.is_blocked
+        self.is_blocked && !self.flow_queues.as_ref().is_some_and(|q| q.wakes_for_room())
     }
 
     fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
@@ -536,6 +592,10 @@ impl Device for Tap {
     }
 
     fn stats(&self) -> DeviceStats {
-        self.stats.clone()
+        let mut stats = self.stats.clone();
+        if let Some(queues) = &self.flow_queues {
+            stats.path = format!("{}; {}", stats.path, queues.sentence());
+        }
+        stats
     }
 }

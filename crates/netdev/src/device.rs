@@ -130,6 +130,8 @@ pub struct DeviceStats {
     pub placed_bytes: u64,
     /// Bytes copied because they had landed where they did not belong.
     pub place_miss_bytes: u64,
+    /// Times a flow with posted buffers was given a queue of its own.
+    pub flows_steered: u64,
 }
 
 impl DeviceStats {
@@ -148,6 +150,7 @@ impl DeviceStats {
         self.place_misses += other.place_misses;
         self.placed_bytes += other.placed_bytes;
         self.place_miss_bytes += other.place_miss_bytes;
+        self.flows_steered += other.flows_steered;
     }
 }
 
@@ -219,8 +222,9 @@ pub trait Device: Send {
     fn disarm(&mut self) {}
 
     /// The descriptor that becomes readable when the device is armed and something came, or when
-    /// there is room again after a refusal. Stays the same for the life of the device. `None`: poll
-    /// by time only (a simulated device).
+    /// there is room again after a refusal. The number stays the same for the life of the device, what it
+    /// stands for need not: ask for the number at every sleep (`poll`), and keep it in no epoll set.
+    /// `None`: poll by time only (a simulated device).
     fn wake_fd(&self) -> Option<RawFd>;
 
     /// When frames that the device holds back are due. The caller polls then.

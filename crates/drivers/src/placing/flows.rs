@@ -255,7 +255,12 @@ impl Flows {
         Some((a.as_mut()?, b.as_mut()?))
     }
 
-    fn slot_of(&self, key: &FlowKey) -> Option<usize> {
+    /// The flows that are ready for their next segment.
+    pub fn ready(&self) -> impl Iterator<Item = FlowKey> {
+        self.slots.iter().flatten().filter(|f| f.is_ready()).map(|f| f.key)
+    }
+
+    pub fn slot_of(&self, key: &FlowKey) -> Option<usize> {
         let is_it = |f: &Option<Flow>| f.as_ref().is_some_and(|f| f.key == *key);
         if self.slots.get(self.last).is_some_and(is_it) {
             return Some(self.last);

@@ -1,15 +1,35 @@
 //! The program runs here in a machine of our own, beside the hash that it must agree with.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use fulmar_base::FlowKey;
 use proptest::prelude::*;
 
+use super::flows::*;
 use super::*;
+use crate::sys::FlowWords;
+
+/// What a program knows of flows.
+type Map = HashMap<FlowWords, u32>;
+
+/// Where the stack of the machine ends, what a map is called, and where an entry is found.
+const STACK_END: u64 = 0x1000;
+const MAP: i32 = 77;
+const FOUND: u64 = 0x2000;
+
+fn run(program: &[Ebpf], frame: &[u8]) -> u64 {
+    run_with(program, frame, &Map::new())
+}
 
 /// Runs a program on a frame, as the kernel would; panics if it does what the kernel would refuse.
-fn run(program: &[Ebpf], frame: &[u8]) -> u64 {
-    let mut r = [0u64; 10];
+fn run_with(program: &[Ebpf], frame: &[u8], map: &Map) -> u64 {
+    let mut r = [0u64; 11];
+    r[10] = STACK_END;
+    // Words below the end of the stack, the nearest first; what was not written cannot be read.
+    let mut stack = [None; 16];
+    let word = |at: u64| (STACK_END.wrapping_sub(at) / 4) as usize - 1;
+    let mut found = 0;
     let mut at = 0;
     for _ in 0..1000 {
         let i = program[at];
@@ -25,6 +45,7 @@ fn run(program: &[Ebpf], frame: &[u8]) -> u64 {
             LOAD_HALF => Some(load(k, 2)),
             LOAD_BYTE => Some(load(k, 1)),
             LOAD_HALF_AT => Some(load(r[from].wrapping_add(k), 2)),
+            LOAD_WORD_AT => Some(load(r[from].wrapping_add(k), 4)),
             _ => None,
         };
         match loaded {
@@ -38,6 +59,22 @@ fn run(program: &[Ebpf], frame: &[u8]) -> u64 {
             None => {}
         }
         match i.code {
+            STORE_WORD => stack[word(r[to].wrapping_add_signed(i.jump.into()))] = Some(r[from] as u32),
+            STORE_CONSTANT => stack[word(r[to].wrapping_add_signed(i.jump.into()))] = Some(k as u32),
+            READ_WORD => {
+                assert_eq!(r[from], FOUND, "what was not found cannot be read");
+                r[to] = found;
+            }
+            CALL => {
+                assert_eq!((i.constant, r[1]), (LOOK_UP, MAP as u64));
+                let first = word(r[2]);
+                let key = std::array::from_fn(|n| stack[first - n].expect("a whole key"));
+                r[1..6].fill(0xdead_beef);
+                let queue = map.get(&key);
+                r[0] = if queue.is_some() { FOUND } else { 0 };
+                found = queue.copied().unwrap_or(0).into();
+            }
+            ADD_CONSTANT => r[to] = r[to].wrapping_add(k),
             LOAD_CONSTANT => {
                 r[to] = u64::from(i.constant as u32) | u64::from(program[at].constant as u32) << 32;
                 at += 1;
@@ -110,6 +147,54 @@ proptest! {
         bytes in proptest::collection::vec(any::<u8>(), 0..100), queues in 1u16..33,
     ) {
         prop_assert!(run(&program(queues), &bytes) < u64::from(queues));
+    }
+}
+
+fn address(bytes: [u8; 16], port: u16, is_v6: bool) -> SocketAddr {
+    match is_v6 {
+        true => SocketAddr::from((bytes, port)),
+        false => SocketAddr::from((*bytes.first_chunk::<4>().unwrap(), port)),
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_flow_of_the_map_goes_to_its_queue_and_its_neighbours_do_not(
+        a: [u8; 16], b: [u8; 16], ports: (u16, u16), is_v6: bool, options in 0u8..11,
+        queue in 1u32..9, other: (u16, u16),
+    ) {
+        let (src, dst) = (address(a, ports.0, is_v6), address(b, ports.1, is_v6));
+        let map = Map::from([(flow_key(&FlowKey::new(dst, src)), queue)]);
+        let p = flow_program(MAP);
+        let run = |src, dst, kind| run_with(&p, &frame(src, dst, kind, options), &map);
+        prop_assert_eq!(run(src, dst, protocol::TCP), u64::from(queue));
+        prop_assert_eq!(run(src, dst, protocol::UDP), 0);
+        let near = (address(a, other.0, is_v6), address(b, other.1, is_v6));
+        let expected = if other == ports { u64::from(queue) } else { 0 };
+        prop_assert_eq!(run(near.0, near.1, protocol::TCP), expected);
+        if src != dst {
+            prop_assert_eq!(run(dst, src, protocol::TCP), 0);
+        }
+    }
+
+    #[test]
+    fn whatever_is_not_in_the_map_goes_to_the_first_queue(
+        bytes in proptest::collection::vec(any::<u8>(), 0..100),
+    ) {
+        prop_assert_eq!(run(&flow_program(MAP), &bytes), 0);
+    }
+}
+
+#[test]
+fn a_fragment_of_a_flow_of_the_map_goes_to_the_first_queue() {
+    let (src, dst) = ("10.0.0.1:5".parse().unwrap(), "10.0.0.2:6".parse().unwrap());
+    let map = Map::from([(flow_key(&FlowKey::new(dst, src)), 3)]);
+    let p = flow_program(MAP);
+    let mut f = frame(src, dst, protocol::TCP, 0);
+    assert_eq!(run_with(&p, &f, &map), 3);
+    for bits in [[0x20, 0], [0, 9]] {
+        f[20..22].copy_from_slice(&bits);
+        assert_eq!(run_with(&p, &f, &map), 0);
     }
 }
 

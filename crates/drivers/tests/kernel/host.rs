@@ -20,6 +20,8 @@ pub struct Host<D: Device> {
     pub burst: Burst,
     received: Burst,
     pub counters: Counters,
+    /// What the device is told of the time.
+    pub now: Instant,
     kernel_ether: EtherAddr,
 }
 
@@ -46,6 +48,7 @@ impl<D: Device> Host<D> {
             burst: Burst::with_capacity(64),
             received: Burst::with_capacity(64),
             counters: Counters::default(),
+            now: Instant::ZERO,
             kernel_ether: EtherAddr(ether),
         }
     }
@@ -129,7 +132,7 @@ impl<D: Device> Host<D> {
     /// Sends everything in the burst, `count` frames.
     pub fn flush(&mut self, count: usize) {
         let n = self.device.tx_burst(
-            Instant::ZERO,
+            self.now,
             &mut self.pool,
             &mut self.burst,
             &mut self.counters,
@@ -140,7 +143,7 @@ impl<D: Device> Host<D> {
     /// Receives what is there.
     pub fn poll(&mut self) {
         let (pool, counters) = (&mut self.pool, &mut self.counters);
-        self.device.rx_burst(Instant::ZERO, pool, &mut self.received, 16, counters);
+        self.device.rx_burst(self.now, pool, &mut self.received, 16, counters);
     }
 
     /// Frees what was received.

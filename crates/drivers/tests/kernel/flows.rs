@@ -1,0 +1,212 @@
+//! Two connections of the kernel's that send at once, each with a posted buffer at our end.
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use fulmar_base::{FlowKey, SeqNum};
+use fulmar_drivers::tap::{Tap, TapConfig};
+use fulmar_mbuf::{Hold, RecvBuf};
+use fulmar_netdev::{Device, DeviceStats, Placement, PlacementHint, Rooms};
+use fulmar_wire::tcp::{self, Flags};
+
+use crate::host::{Host, KERNEL, OURS, Segment, header};
+use crate::namespace::{self, ip};
+use crate::{TUN, give_addresses};
+
+const FLOWS: usize = 2;
+const TOTAL: usize = 24 << 20;
+const OUR_FIRST: SeqNum = SeqNum(1000);
+/// What one word of a window means, as a shift.
+const SCALE: u8 = 7;
+
+/// Byte `at` of stream `n`; the streams agree nowhere for long.
+fn byte(n: usize, at: usize) -> u8 {
+    (at as u32).wrapping_mul(2_654_435_761 + 2 * n as u32).to_be_bytes()[0] ^ (at >> 9) as u8
+}
+
+/// Sends stream `n`, and leaves the connection open.
+fn send(n: usize) -> JoinHandle<TcpStream> {
+    std::thread::spawn(move || {
+        let bytes: Vec<u8> = (0..TOTAL).map(|at| byte(n, at)).collect();
+        let mut stream = TcpStream::connect((OURS, 80 + n as u16)).unwrap();
+        // Pieces of different lengths, so that the order is no pattern.
+        for piece in bytes.chunks(40_000 + 70_000 * n) {
+            stream.write_all(piece).unwrap();
+        }
+        stream
+    })
+}
+
+/// Our end of a connection.
+struct End {
+    syn: tcp::Header,
+    key: FlowKey,
+    received: usize,
+    hold: Option<Hold>,
+}
+
+impl End {
+    fn next(&self) -> SeqNum {
+        self.syn.seq + 1 + self.received as u32
+    }
+
+    /// Posts a buffer of so many bytes.
+    fn post(&mut self, device: &mut impl Device, bytes: usize) {
+        let mut hold = RecvBuf::with_capacity(bytes).post();
+        let mut rooms = Rooms::default();
+        rooms.push(hold.room(0).unwrap()).unwrap();
+        let (flow, next_seq) = (self.key, self.next());
+        let placement = Placement::InOrder(rooms);
+        device.place(PlacementHint { flow, next_seq, placement }).unwrap();
+        self.hold = Some(hold);
+    }
+
+    /// Takes the buffer back; frees it when its bytes are no longer looked at.
+    fn withdraw(&mut self, device: &mut impl Device) {
+        drop(device.unplace(&self.key));
+        self.hold = None;
+    }
+
+    /// Looks at every byte of a segment and acknowledges it, if it is the next one.
+    fn take(&mut self, n: usize, s: Segment, host: &mut Host<Tap>) {
+        if s.header.seq == self.next() {
+            let is_sent = |(i, b): (usize, &u8)| *b == byte(n, self.received + i);
+            assert!(s.payload.iter().enumerate().all(is_sent), "other bytes than were sent");
+            self.received += s.payload.len();
+        }
+        host.pool.free(s.packet.chain);
+        if !s.payload.is_empty() {
+            let ack = header(&self.syn, Flags::ACK, OUR_FIRST + 1, self.next());
+            let p = host.segment(&ack, &[]);
+            host.send(p);
+        }
+    }
+}
+
+/// Answers a SYN.
+fn accept(syn: tcp::Header, host: &mut Host<Tap>) -> End {
+    let mut answer = header(&syn, Flags::SYN.with(Flags::ACK), OUR_FIRST, syn.seq + 1);
+    answer.options.mss = Some(1460);
+    answer.options.window_scale = Some(SCALE);
+    let p = host.segment(&answer, &[]);
+    host.send(p);
+    let local = SocketAddr::from((OURS, syn.dst_port));
+    let key = FlowKey::new(local, (KERNEL, syn.src_port).into());
+    End { syn, key, received: 0, hold: None }
+}
+
+/// Receives all of both streams; `meanwhile` is called after each segment with data.
+fn receive(
+    host: &mut Host<Tap>,
+    mut meanwhile: impl FnMut(usize, &mut End, &mut Host<Tap>),
+) -> DeviceStats {
+    let senders: Vec<_> = (0..FLOWS).map(send).collect();
+    let mut ends: [Option<End>; FLOWS] = [None, None];
+    while !ends.iter().all(|e| e.as_ref().is_some_and(|e| e.received == TOTAL)) {
+        let s = host.segment_in();
+        let n = usize::from(s.header.dst_port) - 80;
+        if s.header.flags.contains(Flags::SYN) {
+            host.pool.free(s.packet.chain);
+            let mut end = accept(s.header, host);
+            meanwhile(n, &mut end, host);
+            ends[n] = Some(end);
+            continue;
+        }
+        let Some(end) = &mut ends[n] else { continue };
+        end.take(n, s, host);
+        meanwhile(n, end, host);
+    }
+    senders.into_iter().for_each(|s| drop(s.join().unwrap()));
+    for end in ends.iter_mut().flatten() {
+        end.withdraw(&mut host.device);
+    }
+    let stats = host.device.stats();
+    println!(
+        "{} frames placed, {} not, {} of {} bytes placed, {} steered; {}",
+        stats.place_hits,
+        stats.place_misses,
+        stats.placed_bytes,
+        FLOWS * TOTAL,
+        stats.flows_steered,
+        stats.path
+    );
+    stats
+}
+
+fn tap(config: TapConfig) -> Host<Tap> {
+    let tap = Tap::open(&TapConfig { name: "tap0".into(), ..config }).unwrap();
+    give_addresses("tap0", &tap);
+    Host::new(tap, "tap0")
+}
+
+/// Each stream has one buffer for all of it.
+fn both_posted(host: &mut Host<Tap>) -> DeviceStats {
+    receive(host, |_, end, host| {
+        if end.received == 0 && end.hold.is_none() {
+            end.post(&mut host.device, TOTAL);
+        }
+    })
+}
+
+/// Whether the kernel has let flows be steered, or a sentence about why not is shown.
+fn is_steered(stats: &DeviceStats) -> bool {
+    let may_be = !stats.path.contains("the kernel refuses");
+    assert!(may_be || stats.flows_steered == 0);
+    may_be
+}
+
+#[test]
+fn tap_places_two_streams_that_come_mixed() {
+    namespace::run("tap_places_two_streams_that_come_mixed", TUN, || {
+        let stats = both_posted(&mut tap(TapConfig::default()));
+        if is_steered(&stats) {
+            let placed = stats.placed_bytes as f64 / (FLOWS * TOTAL) as f64;
+            assert!(placed >= 0.95, "{placed} of the bytes were placed");
+            assert!(stats.flows_steered > 0);
+        }
+    });
+}
+
+#[test]
+fn tap_delivers_streams_that_take_and_leave_queues() {
+    namespace::run("tap_delivers_streams_that_take_and_leave_queues", TUN, || {
+        let mut host = tap(TapConfig::default());
+        let mut phases = [0; FLOWS];
+        let stats = receive(&mut host, |n, end, host| {
+            // Posted for a while, then not for so long that the queue is taken away.
+            host.now = host.now + Duration::from_millis(1);
+            let phase = 1 + end.received / (2 << 20);
+            if std::mem::replace(&mut phases[n], phase) != phase {
+                end.withdraw(&mut host.device);
+                if phase % 2 == 1 {
+                    end.post(&mut host.device, 3 << 20);
+                } else {
+                    host.now = host.now + Duration::from_millis(200);
+                }
+            }
+        });
+        if is_steered(&stats) {
+            assert!(stats.flows_steered > 2, "{stats:?}");
+        }
+    });
+}
+
+#[test]
+fn tap_made_for_one_queue_delivers_the_same_bytes() {
+    namespace::run("tap_made_for_one_queue_delivers_the_same_bytes", TUN, || {
+        ip("tuntap add dev tap0 mode tap vnet_hdr");
+        let stats = both_posted(&mut tap(TapConfig::default()));
+        assert!(stats.path.contains("made for one"), "{}", stats.path);
+        assert_eq!(stats.flows_steered, 0);
+    });
+}
+
+#[test]
+fn tap_that_is_not_to_steer_flows_delivers_the_same_bytes() {
+    namespace::run("tap_that_is_not_to_steer_flows_delivers_the_same_bytes", TUN, || {
+        let stats = both_posted(&mut tap(TapConfig { flow_queues: 0, ..TapConfig::default() }));
+        assert_eq!(stats.flows_steered, 0);
+    });
+}
