@@ -155,5 +155,7 @@ fn two_streams_from_the_kernel_stay_apart_in_their_posted_buffers() {
         senders.into_iter().for_each(|s| s.join().unwrap());
         assert!(sinks.iter().all(|s| s.received == TOTAL));
         figures(&stack, 2 * TOTAL);
+        let device = stack.stat().unwrap().shard.device;
+        println!("{} times a flow was given a queue: {}", device.flows_steered, device.path);
     });
 }
