@@ -17,6 +17,7 @@ use crate::{TUN, give_addresses};
 
 const FLOWS: usize = 2;
 const TOTAL: usize = 24 << 20;
+const BUFFER: usize = 1 << 20;
 const OUR_FIRST: SeqNum = SeqNum(1000);
 /// What one word of a window means, as a shift.
 const SCALE: u8 = 7;
@@ -45,6 +46,9 @@ struct End {
     key: FlowKey,
     received: usize,
     hold: Option<Hold>,
+    /// What the device knows to come next, and where the buffer ends, as `received` counts.
+    known: usize,
+    full_at: usize,
 }
 
 impl End {
@@ -52,15 +56,23 @@ impl End {
         self.syn.seq + 1 + self.received as u32
     }
 
-    /// Posts a buffer of so many bytes.
-    fn post(&mut self, device: &mut impl Device, bytes: usize) {
-        let mut hold = RecvBuf::with_capacity(bytes).post();
+    /// Posts a buffer.
+    fn post(&mut self, device: &mut impl Device) {
+        let mut hold = RecvBuf::with_capacity(BUFFER).post();
+        (self.known, self.full_at) = (self.received, self.received + BUFFER);
         let mut rooms = Rooms::default();
         rooms.push(hold.room(0).unwrap()).unwrap();
         let (flow, next_seq) = (self.key, self.next());
         let placement = Placement::InOrder(rooms);
         device.place(PlacementHint { flow, next_seq, placement }).unwrap();
         self.hold = Some(hold);
+    }
+
+    /// Posts another buffer if this one is full, or the device no longer knows what comes next.
+    fn keep_posted(&mut self, device: &mut impl Device) {
+        if self.known != self.received || self.received >= self.full_at {
+            self.post(device);
+        }
     }
 
     /// Takes the buffer back; frees it when its bytes are no longer looked at.
@@ -74,6 +86,9 @@ impl End {
         if s.header.seq == self.next() {
             let is_sent = |(i, b): (usize, &u8)| *b == byte(n, self.received + i);
             assert!(s.payload.iter().enumerate().all(is_sent), "other bytes than were sent");
+            if s.packet.chain.iter().any(|m| m.placed().is_some()) {
+                self.known = self.received + s.payload.len();
+            }
             self.received += s.payload.len();
         }
         host.pool.free(s.packet.chain);
@@ -94,7 +109,7 @@ fn accept(syn: tcp::Header, host: &mut Host<Tap>) -> End {
     host.send(p);
     let local = SocketAddr::from((OURS, syn.dst_port));
     let key = FlowKey::new(local, (KERNEL, syn.src_port).into());
-    End { syn, key, received: 0, hold: None }
+    End { syn, key, received: 0, hold: None, known: usize::MAX, full_at: 0 }
 }
 
 /// Receives all of both streams; `meanwhile` is called after each segment with data.
@@ -141,13 +156,9 @@ fn tap(config: TapConfig) -> Host<Tap> {
     Host::new(tap, "tap0")
 }
 
-/// Each stream has one buffer for all of it.
+/// Each stream has a buffer posted all the time.
 fn both_posted(host: &mut Host<Tap>) -> DeviceStats {
-    receive(host, |_, end, host| {
-        if end.received == 0 && end.hold.is_none() {
-            end.post(&mut host.device, TOTAL);
-        }
-    })
+    receive(host, |_, end, host| end.keep_posted(&mut host.device))
 }
 
 /// Whether the kernel has let flows be steered, or a sentence about why not is shown.
@@ -159,7 +170,7 @@ fn is_steered(stats: &DeviceStats) -> bool {
 
 #[test]
 fn tap_places_two_streams_that_come_mixed() {
-    namespace::run("tap_places_two_streams_that_come_mixed", TUN, || {
+    namespace::run("flows::tap_places_two_streams_that_come_mixed", TUN, || {
         let stats = both_posted(&mut tap(TapConfig::default()));
         if is_steered(&stats) {
             let placed = stats.placed_bytes as f64 / (FLOWS * TOTAL) as f64;
@@ -171,21 +182,20 @@ fn tap_places_two_streams_that_come_mixed() {
 
 #[test]
 fn tap_delivers_streams_that_take_and_leave_queues() {
-    namespace::run("tap_delivers_streams_that_take_and_leave_queues", TUN, || {
+    namespace::run("flows::tap_delivers_streams_that_take_and_leave_queues", TUN, || {
         let mut host = tap(TapConfig::default());
         let mut phases = [0; FLOWS];
         let stats = receive(&mut host, |n, end, host| {
             // Posted for a while, then not for so long that the queue is taken away.
             host.now = host.now + Duration::from_millis(1);
-            let phase = 1 + end.received / (2 << 20);
-            if std::mem::replace(&mut phases[n], phase) != phase {
+            let phase = end.received / (2 << 20);
+            if phase % 2 == 0 {
+                end.keep_posted(&mut host.device);
+            } else if phases[n] != phase {
                 end.withdraw(&mut host.device);
-                if phase % 2 == 1 {
-                    end.post(&mut host.device, 3 << 20);
-                } else {
-                    host.now = host.now + Duration::from_millis(200);
-                }
+                host.now = host.now + Duration::from_millis(200);
             }
+            phases[n] = phase;
         });
         if is_steered(&stats) {
             assert!(stats.flows_steered > 2, "{stats:?}");
@@ -195,7 +205,7 @@ fn tap_delivers_streams_that_take_and_leave_queues() {
 
 #[test]
 fn tap_made_for_one_queue_delivers_the_same_bytes() {
-    namespace::run("tap_made_for_one_queue_delivers_the_same_bytes", TUN, || {
+    namespace::run("flows::tap_made_for_one_queue_delivers_the_same_bytes", TUN, || {
         ip("tuntap add dev tap0 mode tap vnet_hdr");
         let stats = both_posted(&mut tap(TapConfig::default()));
         assert!(stats.path.contains("made for one"), "{}", stats.path);
@@ -205,7 +215,7 @@ fn tap_made_for_one_queue_delivers_the_same_bytes() {
 
 #[test]
 fn tap_that_is_not_to_steer_flows_delivers_the_same_bytes() {
-    namespace::run("tap_that_is_not_to_steer_flows_delivers_the_same_bytes", TUN, || {
+    namespace::run("flows::tap_that_is_not_to_steer_flows_delivers_the_same_bytes", TUN, || {
         let stats = both_posted(&mut tap(TapConfig { flow_queues: 0, ..TapConfig::default() }));
         assert_eq!(stats.flows_steered, 0);
     });
