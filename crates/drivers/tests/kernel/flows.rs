@@ -16,7 +16,7 @@ use crate::namespace::{self, ip};
 use crate::{TUN, give_addresses};
 
 const FLOWS: usize = 2;
-const TOTAL: usize = 24 << 20;
+const TOTAL: usize = 32 << 20;
 const BUFFER: usize = 1 << 20;
 const OUR_FIRST: SeqNum = SeqNum(1000);
 /// What one word of a window means, as a shift.

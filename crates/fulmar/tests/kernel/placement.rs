@@ -159,3 +159,28 @@ fn two_streams_from_the_kernel_stay_apart_in_their_posted_buffers() {
         println!("{} times a flow was given a queue: {}", device.flows_steered, device.path);
     });
 }
+
+#[test]
+fn two_streams_with_a_reader_each_get_queues_of_their_own() {
+    in_namespace!(|| {
+        const TOTAL: usize = 64 << 20;
+        let stack = stack();
+        let listener = TcpListener::bind(&stack, (OURS, 7)).unwrap();
+        let receive = |n: u64, piece: usize| {
+            let (kernels, ours) = connect(&listener);
+            let reader = std::thread::spawn(move || {
+                let mut sink = Sink::new(ours, n, 2, 1 << 20);
+                while sink.take() {}
+                assert_eq!(sink.received, TOTAL);
+            });
+            [send(kernels, n, TOTAL, piece), reader]
+        };
+        let threads = [receive(1, 1 << 20), receive(2, 40_000)];
+        threads.into_iter().flatten().for_each(|t| t.join().unwrap());
+        let (hit_rate, _) = figures(&stack, 2 * TOTAL);
+        let device = stack.stat().unwrap().shard.device;
+        println!("{} times a flow was given a queue: {}", device.flows_steered, device.path);
+        // How soon a buffer is posted again is a matter of scheduling.
+        assert!(hit_rate > 0.0, "no frame was placed");
+    });
+}
