@@ -249,7 +249,12 @@ pub fn epoll() -> io::Result<OwnedFd> {
 
 /// Has an epoll descriptor watch for events of another one (`EPOLL_CTL_ADD`), for others
 /// (`EPOLL_CTL_MOD`), or no longer (`EPOLL_CTL_DEL`).
-pub fn epoll_set(epoll: BorrowedFd<'_>, op: c_int, fd: BorrowedFd<'_>, events: c_int) -> io::Result<()> {
+pub fn epoll_set(
+    epoll: BorrowedFd<'_>,
+    op: c_int,
+    fd: BorrowedFd<'_>,
+    events: c_int,
+) -> io::Result<()> {
     let mut event = libc::epoll_event { events: events as u32, u64: 0 };
     let (epoll, fd) = (epoll.as_raw_fd(), fd.as_raw_fd());
     // SAFETY: the pointer is to one event, which the kernel copies.

@@ -249,7 +249,9 @@ impl Tap {
         if has_room {
             tap.flow_queues = Some(Box::new(FlowQueues::new(&tap.file, count)?));
         } else if count > 0 {
-            tap.stats.path.push_str("; posted flows share one queue (the interface was made for one)");
+            tap.stats
+                .path
+                .push_str("; posted flows share one queue (the interface was made for one)");
         }
         Ok(tap)
     }

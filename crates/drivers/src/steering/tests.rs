@@ -59,8 +59,12 @@ fn run_with(program: &[Ebpf], frame: &[u8], map: &Map) -> u64 {
             None => {}
         }
         match i.code {
-            STORE_WORD => stack[word(r[to].wrapping_add_signed(i.jump.into()))] = Some(r[from] as u32),
-            STORE_CONSTANT => stack[word(r[to].wrapping_add_signed(i.jump.into()))] = Some(k as u32),
+            STORE_WORD => {
+                stack[word(r[to].wrapping_add_signed(i.jump.into()))] = Some(r[from] as u32)
+            }
+            STORE_CONSTANT => {
+                stack[word(r[to].wrapping_add_signed(i.jump.into()))] = Some(k as u32)
+            }
             READ_WORD => {
                 assert_eq!(r[from], FOUND, "what was not found cannot be read");
                 r[to] = found;

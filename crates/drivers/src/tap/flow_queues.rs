@@ -132,7 +132,9 @@ impl FlowQueues {
     /// In words, for a person.
     pub fn sentence(&self) -> String {
         match &self.refused {
-            None => format!("posted flows that come mixed get queues of their own, up to {}", self.most),
+            None => {
+                format!("posted flows that come mixed get queues of their own, up to {}", self.most)
+            }
             Some(why) => format!("posted flows share one queue ({why})"),
         }
     }

@@ -28,7 +28,9 @@ impl Tap {
         let [small, large] = self.landing.parts(&mut self.scratch);
         let mut parts =
             [IoSliceMut::new(&mut header), IoSliceMut::new(small), IoSliceMut::new(large)];
-        let bytes = match file_of(&self.file, self.flow_queues.as_deref(), queue).read_vectored(&mut parts) {
+        let bytes = match file_of(&self.file, self.flow_queues.as_deref(), queue)
+            .read_vectored(&mut parts)
+        {
             Ok(bytes) => bytes,
             Err(e) => {
                 self.after_read_error(e.raw_os_error().unwrap_or(0));
@@ -60,7 +62,9 @@ impl Tap {
         let mut header = [0; vnet::HEADER_BYTES];
         let [head, a, b, rest] = self.placer.parts(aim, &mut self.landing)?;
         let mut parts = [&mut header, head, a, b, rest].map(IoSliceMut::new);
-        let bytes = match file_of(&self.file, self.flow_queues.as_deref(), queue).read_vectored(&mut parts) {
+        let bytes = match file_of(&self.file, self.flow_queues.as_deref(), queue)
+            .read_vectored(&mut parts)
+        {
             Ok(bytes) => bytes.saturating_sub(vnet::HEADER_BYTES),
             Err(e) => {
                 let errno = e.raw_os_error().unwrap_or(0);
@@ -138,7 +142,8 @@ impl Tap {
         counters: &mut Counters,
     ) -> usize {
         let left = budget.min(out.room());
-        let mut taking = Taking { pool, out, counters, tally: Tally::default(), left, from_main: 0 };
+        let mut taking =
+            Taking { pool, out, counters, tally: Tally::default(), left, from_main: 0 };
         self.is_drained = false;
         if self.flow_queues.as_ref().is_some_and(|q| q.is_in_use()) {
             self.take_from_all(now, &mut taking);

@@ -131,12 +131,7 @@ impl<D: Device> Host<D> {
 
     /// Sends everything in the burst, `count` frames.
     pub fn flush(&mut self, count: usize) {
-        let n = self.device.tx_burst(
-            self.now,
-            &mut self.pool,
-            &mut self.burst,
-            &mut self.counters,
-        );
+        let n = self.device.tx_burst(self.now, &mut self.pool, &mut self.burst, &mut self.counters);
         assert_eq!(n, count);
     }
 
