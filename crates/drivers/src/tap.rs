@@ -557,7 +557,7 @@ impl Device for Tap {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        None
+        self.flow_queues.as_ref()?.next_deadline()
     }
 
     fn lost(&self) -> Option<i32> {
@@ -586,7 +586,12 @@ impl Device for Tap {
     }
 
     fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        self.placer.place(hint)
+        let flow = hint.flow;
+        let placed = self.placer.place(hint);
+        if let Some(queues) = &mut self.flow_queues {
+            queues.placed(&flow);
+        }
+        placed
     }
 
     fn unplace(&mut self, flow: &FlowKey) -> Rooms {

@@ -18,6 +18,10 @@
 //! since a sender may have chosen the queue before the map was changed. The same sender may overtake
 //! itself by a frame when a flow joins: TCP puts that in order.
 //!
+//! **Holding.** A flow that has just filled its rooms is not read for [`HOLD`], or until it has rooms
+//! again: its reader is about to post some, and frames that came before would have to be copied. Meanwhile
+//! its queue wakes nobody; [`FlowQueues::next_deadline`] says when it is due.
+//!
 //! **Sleepers** poll a number that stands for the main queue, and for an epoll descriptor of all queues
 //! from when the first one is opened. Somebody may sleep on what it stood for before. So the map stays
 //! empty until somebody has armed the device since, who is the one that sleeps on it now; or [`HEARD`]
@@ -40,6 +44,8 @@ use crate::{OpenError, steering, sys};
 const MOST: usize = 16;
 /// How long a flow without rooms keeps its queue.
 const BARE: Duration = Duration::from_millis(100);
+/// How long frames wait for rooms.
+const HOLD: Duration = Duration::from_millis(1);
 /// How long a queue is read that no flow has any more.
 const GRACE: Duration = Duration::from_millis(10);
 /// Frames that a queue holds, unless somebody has set `txqueuelen`.
@@ -69,6 +75,8 @@ struct FlowQueue {
     file: File,
     flow: Option<FlowKey>,
     state: State,
+    /// It wakes nobody.
+    is_held: bool,
 }
 
 /// The kernel's side, once it was needed.
@@ -163,9 +171,39 @@ impl FlowQueues {
         self.queues.iter().any(|q| q.flow == Some(*flow))
     }
 
-    /// Whether a queue is to be read in its turn.
-    pub fn is_own(&self, queue: usize) -> bool {
-        self.queues.get(queue).is_some_and(|q| matches!(q.state, State::Own { .. }))
+    /// Whether a queue is to be read in its turn. If not, nobody is woken for it.
+    pub fn is_due(
+        &mut self,
+        queue: usize,
+        now: Instant,
+        has_rooms: impl Fn(&FlowKey) -> bool,
+    ) -> bool {
+        let (Some(q), Some(steering)) = (self.queues.get_mut(queue), &self.steering) else {
+            return false;
+        };
+        let State::Own { bare_since } = q.state else { return false };
+        let is_late = bare_since.is_none_or(|since| now.since(since) >= HOLD);
+        let is_due = is_late || q.flow.is_some_and(|flow| has_rooms(&flow));
+        hold(q, &steering.epoll, !is_due);
+        is_due
+    }
+
+    /// A flow has rooms again: whoever sleeps may come for what is held.
+    pub fn placed(&mut self, flow: &FlowKey) {
+        let Some(steering) = &self.steering else { return };
+        for q in self.queues.iter_mut().filter(|q| q.is_held && q.flow == Some(*flow)) {
+            hold(q, &steering.epoll, false);
+        }
+    }
+
+    /// When what is held is due.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let held = self.queues.iter().filter(|q| q.is_held);
+        held.filter_map(|q| match q.state {
+            State::Own { bare_since } => bare_since.map(|since| since + HOLD),
+            _ => None,
+        })
+        .min()
     }
 
     /// Whether a queue is to be read before the main one.
@@ -233,6 +271,7 @@ impl FlowQueues {
             }
             let since = *bare_since.get_or_insert(now);
             if now.since(since) >= BARE {
+                hold(q, &steering.epoll, false);
                 leave(q, &flow, &steering.map, now);
             }
         }
@@ -299,7 +338,7 @@ impl FlowQueues {
         if ethers[0].is_none() || ethers[0] != ethers[1] {
             return Err("the interface is in another network namespace".to_owned());
         }
-        self.queues.push(FlowQueue { file, flow: None, state: State::Free });
+        self.queues.push(FlowQueue { file, flow: None, state: State::Free, is_held: false });
         Ok(())
     }
 
@@ -345,6 +384,17 @@ fn steer(main: BorrowedFd<'_>, most: usize) -> std::io::Result<Steering> {
     let epoll = sys::epoll()?;
     sys::epoll_set(epoll.as_fd(), libc::EPOLL_CTL_ADD, main, libc::EPOLLIN)?;
     Ok(Steering { map, epoll, unheard: 0, wants_room: false })
+}
+
+/// Has a queue wake nobody, or again whoever sleeps.
+fn hold(q: &mut FlowQueue, epoll: &OwnedFd, is_held: bool) {
+    if q.is_held != is_held {
+        let op = if is_held { libc::EPOLL_CTL_DEL } else { libc::EPOLL_CTL_ADD };
+        // If it fails it is tried again at the next look, which a deadline brings.
+        if sys::epoll_set(epoll.as_fd(), op, q.file.as_fd(), libc::EPOLLIN).is_ok() {
+            q.is_held = is_held;
+        }
+    }
 }
 
 /// Sends the packets of a queue's flow to the main queue again.

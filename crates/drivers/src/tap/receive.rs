@@ -218,8 +218,9 @@ impl Tap {
     }
 
     fn take_from_flow_in_turn(&mut self, n: usize, now: Instant, taking: &mut Taking<'_>) -> Taken {
-        let is_own = self.flow_queues.as_ref().is_some_and(|q| q.is_own(n));
-        if is_own { self.take_from_flow(n, now, taking) } else { Taken::Empty }
+        let Some(queues) = &mut self.flow_queues else { return Taken::Empty };
+        let is_due = queues.is_due(n, now, |flow| self.placer.has_rooms(flow));
+        if is_due { self.take_from_flow(n, now, taking) } else { Taken::Empty }
     }
 
     /// As [`Tap::take_from_main`], from the queue of a flow.
