@@ -73,7 +73,8 @@ pub struct TapConfig {
     pub steer: bool,
     /// One queue, on an interface that this makes: give flows with posted buffers queues of their own, at
     /// most so many, where one queue cannot tell whose frame comes next ([`TapConfig::predict`]) and the
-    /// kernel lets us (CAP_BPF). 0: never.
+    /// kernel lets us (CAP_BPF). Such an interface takes 6 MB more of the kernel's memory while it is up. 0:
+    /// never.
     pub flow_queues: usize,
 }
 
