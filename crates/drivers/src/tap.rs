@@ -558,7 +558,8 @@ impl Device for Tap {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.flow_queues.as_ref()?.next_deadline()
+        // What is held is of no use where nothing is read any more.
+        self.flow_queues.as_ref().filter(|_| self.lost.is_none())?.next_deadline()
     }
 
     fn lost(&self) -> Option<i32> {
