@@ -74,6 +74,8 @@ pub struct Outcome {
     pub moved_bytes: u64,
     /// Misses because frames of several flows come mixed: the next one was another flow's than guessed.
     pub mixed: u64,
+    /// Misses of flows that wait for rooms, by a queue that all flows share.
+    pub starved: u64,
 }
 
 impl Outcome {
@@ -202,9 +204,15 @@ impl Placer {
         flow.is_some_and(|f| !f.rooms.is_empty())
     }
 
-    /// A flow that could be placed now and for which `suits` holds.
-    pub fn find_ready(&self, suits: impl Fn(&FlowKey) -> bool) -> Option<FlowKey> {
-        self.flows.ready().find(|f| suits(f))
+    /// A flow that could be placed now, else one that waits for rooms, for which `suits` holds.
+    pub fn find_wanting(&self, suits: impl Fn(&FlowKey) -> bool) -> Option<FlowKey> {
+        let suits = |f: &FlowKey| suits(f);
+        self.flows.ready().find(suits).or_else(|| self.flows.starved().find(suits))
+    }
+
+    /// Whether there are several flows that have rooms or wait for some.
+    pub fn is_shared(&self) -> bool {
+        self.flows.ready().chain(self.flows.starved()).nth(1).is_some()
     }
 
     /// As [`Placer::aim`], if the frames of that flow are so long that each is worth a call of its own.
@@ -258,6 +266,7 @@ impl Placer {
             let hit = self.commit(o, &s, landing, pool);
             return hit.inspect_err(|_| self.wipe(aim, frame.bytes));
         }
+        let is_starved = slot.and_then(|s| self.flows.get_mut(s)).is_some_and(Flow::starve);
         let is_miss = slot.is_some() || aim.is_some_and(|a| frame.bytes > a.header_bytes);
         let moved = self.roll_back(aim, owner, frame, landing, pool);
         self.wipe(aim, frame.bytes);
@@ -267,6 +276,8 @@ impl Placer {
             let aimed = aim.map(|a| a.slot);
             let is_mixed = aimed != slot && (aimed.is_some() || owner.is_some()) && !self.is_alone;
             self.outcome.mixed = self.outcome.mixed.saturating_add(u64::from(is_mixed));
+            let is_starved = is_starved && !is_mixed && !self.is_alone;
+            self.outcome.starved = self.outcome.starved.saturating_add(u64::from(is_starved));
         }
         Ok(chain)
     }

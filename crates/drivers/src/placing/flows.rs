@@ -11,6 +11,9 @@ use crate::seen::{Seen, Transport};
 /// Flows that one device places at once; further ones are delivered as usual.
 pub const MAX_FLOWS: usize = 64;
 
+/// After so many frames without a room nobody posts any more for a flow: 64 MiB, as they come in bulk.
+const PATIENCE: u16 = 1024;
+
 /// Ethernet header, IP header without options, TCP header with timestamps, which nearly every
 /// connection has: what is expected of a flow of which nothing has come yet.
 const USUAL_BYTES: usize = eth::HEADER_BYTES + 20 + 32;
@@ -123,6 +126,8 @@ pub struct Flow {
     pub header_bytes: usize,
     /// Payload of the last segment that was taken, in bytes.
     pub last_bytes: usize,
+    /// Frames with payload that came since it had rooms last.
+    starved: u16,
     /// The device has waited once, since rooms came or went last, for the stack to catch up.
     pub has_waited: bool,
 }
@@ -156,6 +161,18 @@ impl Flow {
         let filling = fill(&mut self.rooms, s.payload_bytes);
         self.has_waited |= self.rooms.is_empty();
         filling
+    }
+
+    /// A frame with payload came that has not been placed; whether for want of rooms.
+    pub fn starve(&mut self) -> bool {
+        let is_starved = self.rooms.is_empty();
+        self.starved = if is_starved { self.starved.saturating_add(1) } else { 0 };
+        is_starved
+    }
+
+    /// Whether rooms are still to be hoped for, although frames came that found none.
+    fn is_starved(&self) -> bool {
+        self.rooms.is_empty() && (1..=PATIENCE).contains(&self.starved)
     }
 
     /// A frame was lost after it had been taken: nothing more is expected until the next hint.
@@ -195,7 +212,7 @@ impl Flows {
             _ => (USUAL_BYTES, 0),
         };
         let next = Some(next);
-        *place = Some(Flow { key, next, rooms, header_bytes, last_bytes, has_waited: false });
+        *place = Some(Flow { key, next, rooms, header_bytes, last_bytes, starved: 0, has_waited: false });
         self.last = slot;
         Some(Place { slot, is_new: known.is_none() })
     }
@@ -258,6 +275,11 @@ impl Flows {
     /// The flows that are ready for their next segment.
     pub fn ready(&self) -> impl Iterator<Item = FlowKey> {
         self.slots.iter().flatten().filter(|f| f.is_ready()).map(|f| f.key)
+    }
+
+    /// The flows that had rooms not long ago and have none now.
+    pub fn starved(&self) -> impl Iterator<Item = FlowKey> {
+        self.slots.iter().flatten().filter(|f| f.is_starved()).map(|f| f.key)
     }
 
     pub fn slot_of(&self, key: &FlowKey) -> Option<usize> {

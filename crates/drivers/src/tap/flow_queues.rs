@@ -20,7 +20,10 @@
 //!
 //! **Holding.** A flow that has just filled its rooms is not read for [`HOLD`], or until it has rooms
 //! again: its reader is about to post some, and frames that came before would have to be copied. Meanwhile
-//! its queue wakes nobody; [`FlowQueues::next_deadline`] says when it is due.
+//! its queue wakes nobody; [`FlowQueues::next_deadline`] says when it is due. If no rooms come, [`SIP`] is
+//! read, then it is held again. More at once would bring what no buffer is posted for faster than its
+//! reader can take it away, and as long as some of it is left no buffer can be offered to the device: a
+//! reader who turns to two flows in turn would never come out of that.
 //!
 //! **Sleepers** poll a number that stands for the main queue, and for an epoll descriptor of all queues
 //! from when the first one is opened. Somebody may sleep on what it stood for before. So the map stays
@@ -46,6 +49,8 @@ const MOST: usize = 16;
 const BARE: Duration = Duration::from_millis(100);
 /// How long frames wait for rooms.
 const HOLD: Duration = Duration::from_millis(1);
+/// Bytes that a flow without rooms gets between two holds: what its reader surely takes in that time.
+const SIP: usize = 256 << 10;
 /// How long a queue is read that no flow has any more.
 const GRACE: Duration = Duration::from_millis(10);
 /// Frames that a queue holds, unless somebody has set `txqueuelen`.
@@ -64,10 +69,30 @@ enum State {
     Free,
     /// The main queue may have earlier frames: so many at most.
     Joining { ahead: usize },
-    /// The flow's; since when it has no rooms.
-    Own { bare_since: Option<Instant> },
+    /// The flow's, and for how long it has had no rooms.
+    Own { bare: Option<Bare> },
     /// No longer the flow's, since then.
     Leaving { since: Instant },
+}
+
+/// A flow without rooms.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Bare {
+    since: Instant,
+    /// When the last hold began.
+    held_from: Instant,
+    /// Bytes read since it ended.
+    sipped_bytes: usize,
+}
+
+impl Bare {
+    fn new(now: Instant) -> Bare {
+        Bare { since: now, held_from: now, sipped_bytes: 0 }
+    }
+
+    fn is_held(&self, now: Instant) -> bool {
+        now.since(self.held_from) < HOLD
+    }
 }
 
 /// One queue.
@@ -181,11 +206,24 @@ impl FlowQueues {
         let (Some(q), Some(steering)) = (self.queues.get_mut(queue), &self.steering) else {
             return false;
         };
-        let State::Own { bare_since } = q.state else { return false };
-        let is_late = bare_since.is_none_or(|since| now.since(since) >= HOLD);
-        let is_due = is_late || q.flow.is_some_and(|flow| has_rooms(&flow));
+        let State::Own { bare } = q.state else { return false };
+        let is_held = bare.is_some_and(|b| b.is_held(now));
+        let is_due = !is_held || q.flow.is_some_and(|flow| has_rooms(&flow));
         hold(q, &steering.epoll, !is_due);
         is_due
+    }
+
+    /// So many bytes came from a flow's queue while it had no rooms; whether it may be read on.
+    pub fn sipped(&mut self, queue: usize, now: Instant, bytes: usize) -> bool {
+        let Some(State::Own { bare }) = self.queues.get_mut(queue).map(|q| &mut q.state) else {
+            return true;
+        };
+        let bare = bare.get_or_insert_with(|| Bare::new(now));
+        bare.sipped_bytes = bare.sipped_bytes.saturating_add(bytes);
+        if bare.sipped_bytes >= SIP {
+            (bare.held_from, bare.sipped_bytes) = (now, 0);
+        }
+        !bare.is_held(now)
     }
 
     /// A flow has rooms again: whoever sleeps may come for what is held.
@@ -200,7 +238,7 @@ impl FlowQueues {
     pub fn next_deadline(&self) -> Option<Instant> {
         let held = self.queues.iter().filter(|q| q.is_held);
         held.filter_map(|q| match q.state {
-            State::Own { bare_since } => bare_since.map(|since| since + HOLD),
+            State::Own { bare } => bare.map(|b| b.held_from + HOLD),
             _ => None,
         })
         .min()
@@ -231,7 +269,7 @@ impl FlowQueues {
             if let State::Joining { ahead } = &mut q.state {
                 *ahead = if is_empty { 0 } else { ahead.saturating_sub(frames) };
                 if *ahead == 0 {
-                    q.state = State::Own { bare_since: None };
+                    q.state = State::Own { bare: None };
                 }
             }
         }
@@ -264,12 +302,12 @@ impl FlowQueues {
     pub fn look_after(&mut self, now: Instant, has_rooms: impl Fn(&FlowKey) -> bool) {
         let Some(steering) = &self.steering else { return };
         for q in &mut self.queues {
-            let (State::Own { bare_since }, Some(flow)) = (&mut q.state, q.flow) else { continue };
+            let (State::Own { bare }, Some(flow)) = (&mut q.state, q.flow) else { continue };
             if has_rooms(&flow) {
-                *bare_since = None;
+                *bare = None;
                 continue;
             }
-            let since = *bare_since.get_or_insert(now);
+            let since = bare.get_or_insert_with(|| Bare::new(now)).since;
             if now.since(since) >= BARE {
                 hold(q, &steering.epoll, false);
                 leave(q, &flow, &steering.map, now);

@@ -235,10 +235,14 @@ impl Tap {
             let (pool, mut keep) = taking.split();
             let frame = self.read(Queue::Of((n, flow)), pool);
             is_empty = frame.is_none();
+            let bytes = frame.as_ref().map_or(0, |f| f.as_ref().map_or(0, |p| p.chain.len()));
             frame.into_iter().for_each(&mut keep);
             drop(keep);
             taking.left -= usize::from(!is_empty);
             goes_on = !self.placer.take_full();
+            if !is_empty && !self.may_go_on(n, &flow, now, bytes) {
+                break;
+            }
         }
         self.placer.set_alone(false);
         if let Some(queues) = self.flow_queues.as_mut().filter(|_| is_empty) {
@@ -247,10 +251,17 @@ impl Tap {
         Taken::new(goes_on, is_empty)
     }
 
+    /// After a frame from the queue of a flow: whether the next one may be read, too.
+    fn may_go_on(&mut self, n: usize, flow: &FlowKey, now: Instant, bytes: usize) -> bool {
+        let Some(queues) = &mut self.flow_queues else { return true };
+        self.placer.has_rooms(flow) || queues.sipped(n, now, bytes)
+    }
+
     /// Gives a flow a queue of its own if flows come mixed, and takes those back that are not used.
     fn spread_flows(&mut self, now: Instant, outcome: Outcome, from_main: usize) {
         let Some(queues) = &mut self.flow_queues else { return };
-        queues.note(outcome.hits, outcome.mixed);
+        let starved = if self.placer.is_shared() { outcome.starved } else { 0 };
+        queues.note(outcome.hits, outcome.mixed.saturating_add(starved));
         if queues.is_in_use() {
             queues.look_after(now, |flow| self.placer.has_rooms(flow));
         } else {
@@ -259,7 +270,7 @@ impl Tap {
         if !queues.is_needed() {
             return;
         }
-        let Some(flow) = self.placer.find_ready(|flow| !queues.has(flow)) else {
+        let Some(flow) = self.placer.find_wanting(|flow| !queues.has(flow)) else {
             return queues.not_now();
         };
         if queues.give(&flow, self.file.as_fd()) {
