@@ -167,11 +167,12 @@ pub fn tun_set_offload(fd: BorrowedFd<'_>, offload: u32) -> io::Result<()> {
     check(r).map(drop)
 }
 
-/// Gives the kernel a program that chooses the queue of each packet of a tun interface.
-pub fn tun_set_steering(fd: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+/// Gives the kernel a program that chooses the queue of each packet of a tun interface; `None`: the kernel
+/// chooses.
+pub fn tun_set_steering(fd: BorrowedFd<'_>, program: Option<BorrowedFd<'_>>) -> io::Result<()> {
     // linux/if_tun.h: _IOR('T', 224, int).
     const TUNSETSTEERINGEBPF: c_ulong = 0x8004_54e0;
-    let program: c_int = program.as_raw_fd();
+    let program: c_int = program.map_or(-1, |p| p.as_raw_fd());
     // SAFETY: TUNSETSTEERINGEBPF reads one int through the pointer.
     let r =
         unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETSTEERINGEBPF as _, ptr::from_ref(&program)) };

@@ -12,15 +12,15 @@
 //! of 64; 3.8 µs for 64 KiB; and the kernel's copy. Source: linux/if_tun.h,
 //! Documentation/networking/tuntap.rst, io_uring(7).
 
+mod attach;
 mod flow_queues;
+mod netlink;
 mod queues;
 mod receive;
 mod vector;
 
-use std::fs::{File, OpenOptions};
-use std::io::ErrorKind;
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
 
 use fulmar_base::{Counter, Counters, DropReason, EtherAddr, FlowKey, Instant};
 use fulmar_mbuf::Pool;
@@ -32,10 +32,10 @@ use fulmar_netdev::{
 use crate::landing::{Landing, Scratch};
 use crate::placing::Placer;
 use crate::{OpenError, joined, sys, vnet};
+use attach::{attach_alone, open_clone_device};
 use flow_queues::FlowQueues;
 use vector::{Fate, Vector};
 
-const CLONE_DEVICE: &str = "/dev/net/tun";
 const FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
 const TSO: u32 = libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
 const USO: u32 = libc::TUN_F_USO4 | libc::TUN_F_USO6;
@@ -50,8 +50,6 @@ const OFFLOADS: [u32; 4] = [
 const MAX_IP_BYTES: usize = 65_535;
 const ETHER_BYTES: usize = 14;
 const MAX_SEGS: usize = 64;
-/// How long an interface that is busy may stay so.
-const BUSY_PATIENCE: std::time::Duration = std::time::Duration::from_millis(300);
 
 /// Which TAP, and how this stack appears on it.
 #[derive(Clone, Debug)]
@@ -120,96 +118,6 @@ pub struct Tap {
     stats: DeviceStats,
 }
 
-fn open_clone_device() -> Result<File, OpenError> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
-    options.open(CLONE_DEVICE).map_err(|e| {
-        let advice = match e.kind() {
-            ErrorKind::PermissionDenied => {
-                "let root run `chmod 666 /dev/net/tun` once, or use device `packet` on a veth, \
-                 which needs no device node"
-            }
-            ErrorKind::NotFound => {
-                "load the kernel module with `modprobe tun`, or let root run \
-                 `mkdir -p /dev/net && mknod /dev/net/tun c 10 200`"
-            }
-            _ => "check that the kernel was built with CONFIG_TUN",
-        };
-        OpenError::new(format!("cannot open {CLONE_DEVICE}"), e, advice)
-    })
-}
-
-/// An interface that is busy is asked for again for a while: when a process is killed, the kernel keeps
-/// what its rings had open for some tens of milliseconds more.
-fn attach_patiently(file: &File, name: &str, flags: libc::c_int) -> std::io::Result<String> {
-    let begin = std::time::Instant::now();
-    loop {
-        let attached = sys::tun_attach(file.as_fd(), name, flags);
-        let is_busy = attached.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY));
-        if !is_busy || begin.elapsed() > BUSY_PATIENCE {
-            return attached;
-        }
-        std::thread::sleep(BUSY_PATIENCE / 60);
-    }
-}
-
-fn attach(file: &File, name: &str, flags: libc::c_int) -> Result<String, OpenError> {
-    attach_patiently(file, name, flags).map_err(|e| not_attached(name, flags, e))
-}
-
-/// Attaches to an interface of one queue, made so that it can have more if there is none yet and they are
-/// wanted; answers also whether it can.
-///
-/// An interface that can have more would let another program in. So it is asked for exclusively; one that
-/// is there already was made for one queue, or another program has it.
-fn attach_with_room(
-    file: &File,
-    name: &str,
-    wants_room: bool,
-) -> Result<(String, bool), OpenError> {
-    // linux/if_tun.h: IFF_TUN_EXCL.
-    const EXCLUSIVE: libc::c_int = 0x8000;
-    let flags = FLAGS | libc::IFF_MULTI_QUEUE | EXCLUSIVE;
-    let begin = std::time::Instant::now();
-    loop {
-        if wants_room && let Ok(name) = sys::tun_attach(file.as_fd(), name, flags) {
-            return Ok((name, true));
-        }
-        let e = match sys::tun_attach(file.as_fd(), name, FLAGS) {
-            Ok(name) => return Ok((name, false)),
-            Err(e) => e,
-        };
-        let may_go = matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EINVAL));
-        if !may_go || begin.elapsed() > BUSY_PATIENCE {
-            return Err(not_attached(name, FLAGS, e));
-        }
-        std::thread::sleep(BUSY_PATIENCE / 60);
-    }
-}
-
-fn not_attached(name: &str, flags: libc::c_int, e: std::io::Error) -> OpenError {
-    let has_queues = flags & libc::IFF_MULTI_QUEUE != 0;
-    let advice = match e.raw_os_error() {
-        Some(libc::EPERM) => {
-            "run in a network namespace of your own (`unshare -Urn`), or let root create it for you with \
-             `ip tuntap add dev NAME mode tap user USER vnet_hdr`"
-        }
-        Some(libc::EBUSY) => "another program holds it: end it, or choose another name",
-        Some(libc::EINVAL) if has_queues => {
-            "an interface of this name exists and is no TAP of several queues with a virtio-net \
-             header (`ip tuntap add dev NAME mode tap multi_queue vnet_hdr`): choose another name"
-        }
-        Some(libc::E2BIG) => "it has as many queues as it can have: ask for fewer",
-        Some(libc::EINVAL) => {
-            "an interface of this name exists, and another program holds it, or it is no TAP of one \
-             queue with a virtio-net header: end that program, or choose another name"
-        }
-        Some(libc::ENAMETOOLONG) => "an interface's name has at most 15 bytes",
-        _ => "choose another name",
-    };
-    OpenError::new(format!("cannot attach to TAP interface {name:?}"), e, advice)
-}
-
 /// A socket of this thread's network namespace, to ask about an interface.
 fn a_socket() -> Option<OwnedFd> {
     sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).ok()
@@ -245,7 +153,7 @@ impl Tap {
     pub fn open(config: &TapConfig) -> Result<Tap, OpenError> {
         let file = open_clone_device()?;
         let count = if config.predict { config.flow_queues } else { 0 };
-        let (name, has_room) = attach_with_room(&file, &config.name, count > 0)?;
+        let (name, has_room) = attach_alone(&file, &config.name, count > 0)?;
         let mut tap = Tap::set_up(file, name, a_socket(), config, 1)?;
         if has_room {
             tap.flow_queues = Some(Box::new(FlowQueues::new(&tap.file, count)?));

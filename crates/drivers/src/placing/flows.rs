@@ -212,7 +212,15 @@ impl Flows {
             _ => (USUAL_BYTES, 0),
         };
         let next = Some(next);
-        *place = Some(Flow { key, next, rooms, header_bytes, last_bytes, starved: 0, has_waited: false });
+        *place = Some(Flow {
+            key,
+            next,
+            rooms,
+            header_bytes,
+            last_bytes,
+            starved: 0,
+            has_waited: false,
+        });
         self.last = slot;
         Some(Place { slot, is_new: known.is_none() })
     }

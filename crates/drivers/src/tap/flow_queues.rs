@@ -40,7 +40,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use fulmar_base::{Duration, FlowKey, Instant};
 
-use super::{FLAGS, open_clone_device};
+use super::FLAGS;
+use super::attach::open_clone_device;
 use crate::{OpenError, steering, sys};
 
 /// Most queues for flows of one TAP.
@@ -418,7 +419,7 @@ impl FlowQueues {
 fn steer(main: BorrowedFd<'_>, most: usize) -> std::io::Result<Steering> {
     let map = sys::flow_map(most as u32)?;
     let program = sys::load_socket_program(&steering::flow_program(map.as_raw_fd()))?;
-    sys::tun_set_steering(main, program.as_fd())?;
+    sys::tun_set_steering(main, Some(program.as_fd()))?;
     let epoll = sys::epoll()?;
     sys::epoll_set(epoll.as_fd(), libc::EPOLL_CTL_ADD, main, libc::EPOLLIN)?;
     Ok(Steering { map, epoll, unheard: 0, wants_room: false })

@@ -2,7 +2,8 @@
 
 use std::os::fd::AsFd;
 
-use super::{FLAGS, Tap, TapConfig, a_socket, attach, open_clone_device};
+use super::attach::{attach, open_clone_device};
+use super::{FLAGS, Tap, TapConfig, a_socket};
 use crate::{OpenError, steering, sys};
 
 impl Tap {
@@ -27,6 +28,10 @@ impl Tap {
             name = attach(&file, &name, FLAGS | libc::IFF_MULTI_QUEUE)?;
             taps.push(Tap::set_up(file, name.clone(), a_socket(), config, queues)?);
         }
+        if let Some(tap) = taps.first() {
+            // Whoever had the interface before may have left a program there.
+            let _ = sys::tun_set_steering(tap.file.as_fd(), None);
+        }
         let steered = match (config.steer, taps.first()) {
             (true, Some(tap)) => tap.steer(queues),
             _ => "by the queue that sent last, as asked for".to_owned(),
@@ -40,7 +45,7 @@ impl Tap {
     /// Has the kernel send each packet to the queue of its owner; says how packets are steered.
     fn steer(&self, queues: u16) -> String {
         let program = sys::load_socket_program(&steering::program(queues));
-        let set = program.and_then(|p| sys::tun_set_steering(self.file.as_fd(), p.as_fd()));
+        let set = program.and_then(|p| sys::tun_set_steering(self.file.as_fd(), Some(p.as_fd())));
         match set {
             Ok(()) => "to the owner of each flow".to_owned(),
             Err(e) => format!(

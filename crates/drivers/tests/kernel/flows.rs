@@ -224,6 +224,26 @@ fn tap_made_for_one_queue_delivers_the_same_bytes() {
 }
 
 #[test]
+fn tap_made_by_somebody_for_several_queues_places_streams_that_come_mixed() {
+    let test = "flows::tap_made_by_somebody_for_several_queues_places_streams_that_come_mixed";
+    namespace::run(test, TUN, || {
+        ip("tuntap add dev tap0 mode tap multi_queue");
+        let stats = both_posted(&mut tap(TapConfig::default()));
+        assert!(!is_steered(&stats) || stats.flows_steered > 0, "{}", stats.path);
+    });
+}
+
+#[test]
+fn tap_without_the_right_to_steer_delivers_the_same_bytes() {
+    let test = "flows::tap_without_the_right_to_steer_delivers_the_same_bytes";
+    namespace::run_with_few_rights(test, TUN, || {
+        let stats = both_posted(&mut tap(TapConfig::default()));
+        // Where anybody may load programs they are steered all the same.
+        assert!(is_steered(&stats) || stats.path.contains("CAP_BPF"), "{}", stats.path);
+    });
+}
+
+#[test]
 fn tap_that_is_not_to_steer_flows_delivers_the_same_bytes() {
     namespace::run("flows::tap_that_is_not_to_steer_flows_delivers_the_same_bytes", TUN, || {
         let stats = both_posted(&mut tap(TapConfig { flow_queues: 0, ..TapConfig::default() }));

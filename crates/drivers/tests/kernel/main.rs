@@ -1,5 +1,6 @@
 //! The devices that reach the kernel, against the kernel's own stack, in a network namespace.
 
+mod attach;
 mod flows;
 mod host;
 mod namespace;
