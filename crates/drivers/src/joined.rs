@@ -21,6 +21,35 @@ pub const MOST_SEGS: usize = 2 * uso::MOST;
 /// The virtio-net header, the headers of the whole, the payloads.
 const PARTS: usize = 2 + MOST_SEGS;
 
+/// Whether datagrams of one flow cross as one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Joining {
+    /// The device cannot, or is not to.
+    Never,
+    On,
+    /// The kernel has refused to cut them.
+    Refused,
+}
+
+impl Joining {
+    pub fn new(is_on: bool) -> Joining {
+        if is_on { Joining::On } else { Joining::Never }
+    }
+
+    pub fn is_on(self) -> bool {
+        self == Joining::On
+    }
+
+    /// For a person, behind how others cross.
+    pub fn sentence(self) -> &'static str {
+        match self {
+            Joining::Never => "",
+            Joining::On => "; datagrams of one flow as one",
+            Joining::Refused => "; datagrams one by one (the kernel refuses to cut them)",
+        }
+    }
+}
+
 /// Writes the datagrams at the front of `burst` as one frame. `header_bytes`: of the virtio-net header.
 ///
 /// # Errors

@@ -30,6 +30,7 @@ use fulmar_netdev::{
     offload, uso,
 };
 
+use crate::joined::Joining;
 use crate::landing::{Landing, Scratch};
 use crate::placing::{Aim, Placer};
 use crate::sys::{self, Instruction, MANY, Received};
@@ -83,7 +84,7 @@ pub struct PacketSocket {
     scratch: Scratch,
     placer: Placer,
     /// Datagrams of one flow cross as one.
-    joins: bool,
+    joins: Joining,
     is_drained: bool,
     lost: Option<i32>,
     is_blocked: bool,
@@ -183,7 +184,7 @@ impl PacketSocket {
             pairs: Default::default(),
             scratch: Scratch::new(),
             placer: Placer::new(config.predict),
-            joins: caps.udp_gso,
+            joins: Joining::new(caps.udp_gso),
             is_drained: false,
             lost: None,
             is_blocked: false,
@@ -230,7 +231,7 @@ impl PacketSocket {
         let is_small =
             |p: &&Packet| p.chain.segs() <= FEW_SEGS && offload::check(p, &self.caps).is_ok();
         let mut count = burst.iter().take(MANY).take_while(is_small).count();
-        if self.joins {
+        if self.joins.is_on() {
             count = uso::before_join(burst.iter().take(count), &self.caps);
         }
         if count > 1 {
@@ -249,13 +250,13 @@ impl PacketSocket {
         burst: &Burst,
         counters: &mut Counters,
     ) -> Option<std::io::Result<usize>> {
-        if !self.joins || burst.len() < uso::LEAST {
+        if !self.joins.is_on() || burst.len() < uso::LEAST {
             return None;
         }
         let joined = uso::join(burst, &self.caps, joined::MOST_SEGS)?;
         let sent = joined::write(self.socket.as_fd(), &joined, burst, self.header_bytes);
         if sent.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EINVAL)) {
-            self.joins = false;
+            self.joins = Joining::Refused;
             return None;
         }
         Some(sent.map(|_| {
@@ -564,7 +565,8 @@ impl Device for PacketSocket {
     fn stats(&self) -> DeviceStats {
         let fresh = u64::from(sys::take_missed(self.socket.as_fd()).unwrap_or(0));
         let before = self.missed.fetch_add(fresh, Ordering::Relaxed);
-        DeviceStats { rx_missed: before + fresh, ..self.stats.clone() }
+        let path = format!("{}{}", self.stats.path, self.joins.sentence());
+        DeviceStats { rx_missed: before + fresh, path, ..self.stats.clone() }
     }
 }
 

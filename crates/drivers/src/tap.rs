@@ -29,6 +29,7 @@ use fulmar_netdev::{
     offload, uso,
 };
 
+use crate::joined::Joining;
 use crate::landing::{Landing, Scratch};
 use crate::placing::Placer;
 use crate::{OpenError, joined, sys, vnet};
@@ -69,10 +70,9 @@ pub struct TapConfig {
     pub one_by_one: bool,
     /// Several queues: ask the kernel to send each packet to the queue of its owner.
     pub steer: bool,
-    /// One queue, on an interface that this makes: give flows with posted buffers queues of their own, at
-    /// most so many, where one queue cannot tell whose frame comes next ([`TapConfig::predict`]) and the
-    /// kernel lets us (CAP_BPF). Such an interface takes 6 MB more of the kernel's memory while it is up. 0:
-    /// never.
+    /// One queue, on an interface that can have several (a new one is made so): give flows with posted
+    /// buffers queues of their own, at most so many, where one queue cannot tell whose frame comes next
+    /// ([`TapConfig::predict`]) and the kernel lets us (CAP_BPF). 0: never.
     pub flow_queues: usize,
 }
 
@@ -103,11 +103,13 @@ pub struct Tap {
     /// Crosses with many frames at once, where that can be done.
     vector: Option<Vector>,
     /// Datagrams of one flow cross as one.
-    joins: bool,
+    joins: Joining,
     /// Short frames that came without a gap when the device was polled last with success; 0 if a long
     /// one was among them.
     last_run: usize,
     placer: Placer,
+    /// What there is to say of its queues from the start, for a person.
+    queues_say: String,
     /// Queues for single flows, if the interface can have them.
     flow_queues: Option<Box<FlowQueues>>,
     /// The last read found nothing.
@@ -158,8 +160,7 @@ impl Tap {
         if has_room {
             tap.flow_queues = Some(Box::new(FlowQueues::new(&tap.file, count)?));
         } else if count > 0 {
-            tap.stats
-                .path
+            tap.queues_say
                 .push_str("; posted flows share one queue (the interface was made for one)");
         }
         Ok(tap)
@@ -221,10 +222,11 @@ impl Tap {
             caps,
             landing: Landing::default(),
             scratch: Scratch::new(),
-            joins: caps.udp_gso && !config.one_by_one,
+            joins: Joining::new(caps.udp_gso && !config.one_by_one),
             vector,
             last_run: 0,
             placer: Placer::new(config.predict),
+            queues_say: String::new(),
             flow_queues: None,
             is_drained: false,
             lost: None,
@@ -319,7 +321,7 @@ impl Tap {
         tally: &mut Tally,
         counters: &mut Counters,
     ) -> bool {
-        if !self.joins || burst.len() < uso::LEAST || self.lost.is_some() {
+        if !self.joins.is_on() || burst.len() < uso::LEAST || self.lost.is_some() {
             return false;
         }
         let Some(joined) = uso::join(&*burst, &self.caps, joined::MOST_SEGS) else { return false };
@@ -335,7 +337,7 @@ impl Tap {
             }
             Err(libc::EAGAIN | libc::EINTR) => self.note_refusal(),
             Err(libc::EINVAL) => {
-                self.joins = false;
+                self.joins = Joining::Refused;
                 return false;
             }
             Err(errno) => {
@@ -420,7 +422,7 @@ impl Device for Tap {
                 continue;
             }
             let run = match (&self.vector, self.lost) {
-                (Some(vector), None) => vector.run(burst, &self.caps, self.joins),
+                (Some(vector), None) => vector.run(burst, &self.caps, self.joins.is_on()),
                 _ => 0,
             };
             if run > 0 {
@@ -510,8 +512,10 @@ impl Device for Tap {
 
     fn stats(&self) -> DeviceStats {
         let mut stats = self.stats.clone();
+        stats.path.push_str(self.joins.sentence());
+        stats.path.push_str(&self.queues_say);
         if let Some(queues) = &self.flow_queues {
-            stats.path = format!("{}; {}", stats.path, queues.sentence());
+            stats.path.push_str(&queues.sentence());
         }
         stats
     }

@@ -16,7 +16,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use fulmar_ip::{Delivered, EchoReply, QuotedError};
 use fulmar_netdev::Peek;
@@ -26,6 +26,9 @@ pub const MAX_SHARDS: usize = 32;
 
 /// What waits in a ring at most: several full receive bursts, and 200 KiB of memory.
 const RING: usize = 512;
+
+/// As long as more wait, nothing is overheard: a flood of answers leaves room for packets.
+const OVERHEARING: usize = RING / 4;
 
 /// Frames that are heard by all are answers of neighbours, which are short.
 pub const OVERHEARD_BYTES: usize = 128;
@@ -146,11 +149,15 @@ impl Handoff {
     pub fn hand(&mut self, to: u16, what: Handed) -> Result<(), Handed> {
         let Some(door) = self.doors.get(usize::from(to)) else { return Err(what) };
         // Counted first, so that the receiver never counts below zero.
-        door.waiting.0.fetch_add(1, Ordering::SeqCst);
-        if let Err(e) = door.ring.try_send(what) {
+        let waiting = door.waiting.0.fetch_add(1, Ordering::SeqCst);
+        let refused = match what {
+            Handed::Overheard(_) if waiting >= OVERHEARING => Some(what),
+            _ => door.ring.try_send(what).err().map(|e| match e {
+                TrySendError::Full(what) | TrySendError::Disconnected(what) => what,
+            }),
+        };
+        if let Some(what) = refused {
             door.waiting.0.fetch_sub(1, Ordering::SeqCst);
-            let (std::sync::mpsc::TrySendError::Full(what)
-            | std::sync::mpsc::TrySendError::Disconnected(what)) = e;
             return Err(what);
         }
         self.told |= 1 << to;
@@ -212,6 +219,8 @@ pub fn before_looking() {
 
 #[cfg(test)]
 mod tests {
+    use fulmar_mbuf::Chain;
+
     use super::*;
 
     fn overheard(n: u8) -> Handed {
@@ -239,12 +248,33 @@ mod tests {
         assert!(ends[2].is_empty());
     }
 
+    fn echo() -> Handed {
+        Handed::Echo(EchoReply {
+            ident: 1,
+            seq: 1,
+            hop_limit: 64,
+            from: std::net::Ipv4Addr::LOCALHOST.into(),
+            payload: Chain::new(),
+        })
+    }
+
     #[test]
     fn a_full_ring_gives_back_what_does_not_fit() {
         let mut ends = handoffs(2);
-        (0..RING).for_each(|_| assert!(ends[0].hand(1, overheard(1)).is_ok()));
-        assert_eq!(ends[0].hand(1, overheard(7)).map_err(number), Err(7));
+        (0..RING).for_each(|_| assert!(ends[0].hand(1, echo()).is_ok()));
+        assert!(matches!(ends[0].hand(1, echo()), Err(Handed::Echo(_))));
         assert!(ends[1].take().is_some());
+        assert!(ends[0].hand(1, echo()).is_ok());
+    }
+
+    #[test]
+    fn a_flood_of_what_neighbours_answer_leaves_room_for_packets() {
+        let mut ends = handoffs(2);
+        let heard = (0..RING).filter(|_| ends[0].hand(1, overheard(1)).is_ok()).count();
+        assert_eq!(heard, OVERHEARING);
+        (heard..RING).for_each(|_| assert!(ends[0].hand(1, echo()).is_ok()));
+        assert_eq!(ends[0].hand(1, overheard(7)).map_err(number), Err(7));
+        (0..RING).for_each(|_| assert!(ends[1].take().is_some()));
         assert!(ends[0].hand(1, overheard(8)).is_ok());
     }
 

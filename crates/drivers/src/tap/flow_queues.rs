@@ -163,13 +163,16 @@ impl FlowQueues {
         self.wake.as_raw_fd()
     }
 
-    /// In words, for a person.
+    /// In words, for a person, behind others.
     pub fn sentence(&self) -> String {
         match &self.refused {
             None => {
-                format!("posted flows that come mixed get queues of their own, up to {}", self.most)
+                format!(
+                    "; posted flows that come mixed get queues of their own, up to {}",
+                    self.most
+                )
             }
-            Some(why) => format!("posted flows share one queue ({why})"),
+            Some(why) => format!("; posted flows share one queue ({why})"),
         }
     }
 

@@ -37,7 +37,7 @@ impl Tap {
             _ => "by the queue that sent last, as asked for".to_owned(),
         };
         for tap in &mut taps {
-            tap.stats.path = format!("{}; steered {steered}", tap.stats.path);
+            tap.queues_say = format!("; steered {steered}");
         }
         Ok(taps)
     }

@@ -173,7 +173,7 @@ impl Vector {
     pub fn sentence() -> String {
         format!(
             "io_uring for {TX_LEAST} to {TX_SLOTS} small frames at once ({RX_SLOTS} to receive), \
-             writev and readv for others and for datagrams of one flow as one"
+             writev and readv for others"
         )
     }
 }
