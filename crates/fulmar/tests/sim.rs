@@ -197,6 +197,31 @@ fn datagrams_go_both_ways() {
 }
 
 #[test]
+fn a_flow_of_datagrams_bears_marks_and_times() {
+    let own = HardwareThread::Own { cpu: None };
+    for hardware in [HardwareThread::Inline, own] {
+        let (stack, handle) = stack(SimConfig { hardware, ..SimConfig::default() });
+        let socket = UdpSocket::bind(&stack, "10.9.0.1:53").unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let (from, to) = ("10.9.0.2:7".parse().unwrap(), socket.local_addr().unwrap());
+        // More than there are receive buffers: those that were emptied are used again.
+        let time = Duration::from_millis(50);
+        handle.ask(Command::Flow { from, to, bytes: 64, pps: 10_000, time, mark: 77 }).unwrap();
+        let mut before = None;
+        for n in 0..500 {
+            let mut buf = [0; 100];
+            assert_eq!(socket.recv_from(&mut buf).unwrap(), (64, from), "datagram {n}");
+            let word = |at: usize| u64::from_ne_bytes(buf[at..at + 8].try_into().unwrap());
+            assert_eq!(word(0), 77);
+            // Every tenth of a millisecond, whenever they are taken.
+            assert_eq!(before.map_or(100_000, |b| word(8) - b), 100_000);
+            before = Some(word(8));
+        }
+        assert_eq!(handle.counts().peer_datagrams_out, 500);
+    }
+}
+
+#[test]
 fn the_peer_takes_a_hundred_megabytes_and_every_byte_is_right() {
     const TOTAL: usize = 100 << 20;
     for to in ["10.9.0.2:9", "[fd09::2]:9"] {

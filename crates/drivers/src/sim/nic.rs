@@ -424,7 +424,10 @@ impl Device for SimNic {
         budget: usize,
         counters: &mut Counters,
     ) -> usize {
-        let has_posted = self.driver.refill(&mut self.engine.rings().rx, pool);
+        let mut rings = self.engine.rings();
+        // Also what the last call posted again, having copied small frames out.
+        let has_posted = self.driver.refill(&mut rings.rx, pool) || rings.rx.has_buffers();
+        drop(rings);
         self.engine.poll(now, has_posted);
         self.tx_reap(now, pool);
         let mut tally = Tally::default();

@@ -11,6 +11,7 @@
 
 mod conn;
 mod neighbour;
+mod source;
 #[cfg(test)]
 mod tests;
 
@@ -20,18 +21,16 @@ use std::ops::RangeInclusive;
 
 use fulmar_base::{Duration, EtherAddr, Gso, Instant};
 use fulmar_mbuf::Chain;
-use fulmar_wire::checksum::Sum;
-use fulmar_wire::{eth, protocol, tcp, udp};
+use fulmar_wire::{eth, protocol, tcp};
 
-use super::frame::{Ends, HeaderBuf, Rest, Seen, Transport, WireFrame};
+use super::frame::{Ends, Seen, Transport, WireFrame};
 use super::line::Line;
 use super::meter::{Board, bump};
 use super::pattern;
 use super::rx::Rx;
 use conn::{Conn, Key, Set};
+use source::{STAMP_BYTES, Source};
 
-/// Datagrams of one request that are made in one run at most, where the line has no rate.
-const DATAGRAM_BURST: u64 = 256;
 /// Requests for datagrams that are under way at once.
 const MAX_SOURCES: usize = 64;
 
@@ -139,6 +138,23 @@ pub enum Command {
         /// How many.
         count: u64,
     },
+    /// Sends datagrams at a rate for a while. Each begins with `mark`, followed by the time at which it
+    /// arrives in nanoseconds, both in the byte order of the machine: so a receiver can tell flows apart
+    /// and knows how late it is.
+    Flow {
+        /// Address and port that the peer takes.
+        from: SocketAddr,
+        /// Where they go.
+        to: SocketAddr,
+        /// Bytes of payload each, at least 16.
+        bytes: usize,
+        /// Datagrams per second; 0: as fast as the line allows.
+        pps: u64,
+        /// For so long.
+        time: Duration,
+        /// The first eight bytes of each.
+        mark: u64,
+    },
     /// Resets every connection.
     ResetAll,
 }
@@ -181,16 +197,6 @@ impl Out<'_> {
 
 fn header_bytes(frame: &WireFrame) -> usize {
     frame.gso.map_or(0, |g| usize::from(g.header_bytes))
-}
-
-/// Datagrams that are still to be sent.
-struct Source {
-    from: SocketAddr,
-    to: SocketAddr,
-    bytes: usize,
-    left: u64,
-    /// None leaves earlier.
-    since: Instant,
 }
 
 /// See the module's header.
@@ -303,7 +309,7 @@ impl Peer {
     /// everything, `has_room` whether the lane takes more.
     pub fn next_event(&self, free: Instant, has_room: bool) -> Option<Instant> {
         let hungry = (has_room && self.conns.is_hungry()).then_some(Instant::ZERO);
-        let source = (has_room && !self.sources.is_empty()).then_some(free);
+        let source = self.sources.iter().map(|s| s.next_event(free)).min().filter(|_| has_room);
         [self.conns.next_deadline(), hungry, source].into_iter().flatten().min()
     }
 
@@ -325,52 +331,31 @@ impl Peer {
                 self.conns.touch(&key);
             }
             Command::Datagrams { from, to, bytes, count } => {
-                if self.sources.len() < MAX_SOURCES {
-                    self.sources.push(Source { from, to, bytes, left: count, since: now });
-                }
+                self.add_source(Source::counted(from, to, bytes, count, now));
+            }
+            Command::Flow { from, to, bytes, pps, time, mark } => {
+                let flow = Source::counted(from, to, bytes.max(STAMP_BYTES), u64::MAX, now);
+                self.add_source(flow.at_rate(pps, time, mark));
             }
             Command::ResetAll => self.conns.reset_all(now, &self.config, out),
         }
     }
 
-    /// Datagrams up to now; a line without a rate gives a burst per run.
+    fn add_source(&mut self, source: Source) {
+        if self.sources.len() < MAX_SOURCES {
+            self.sources.push(source);
+        }
+    }
+
+    /// Datagrams up to now.
     fn send_datagrams(&mut self, now: Instant, out: &mut Out<'_>) {
         let (ether_src, ether_dst) = (self.config.ether, self.host_ether);
-        let is_endless = !out.line.has_rate();
         for s in &mut self.sources {
-            let (src, dst) = (s.from.ip(), s.to.ip());
-            let ends = Ends { ether_src, ether_dst, src, dst };
-            let mut burst = DATAGRAM_BURST;
-            while s.left > 0 && out.has_room() && burst > 0 && (is_endless || out.line.is_free(now))
-            {
-                let Some(frame) = datagram(&ends, s) else {
-                    s.left = 0;
-                    break;
-                };
-                let at = if is_endless { now } else { s.since };
-                out.send(at, frame);
-                bump(&out.board.counts.peer_datagrams_out, 1);
-                s.left -= 1;
-                burst -= 1;
-            }
+            let (src, dst) = s.addresses();
+            s.run(now, &Ends { ether_src, ether_dst, src, dst }, out);
         }
-        self.sources.retain(|s| s.left > 0);
+        self.sources.retain(|s| !s.is_over(now));
     }
-}
-
-/// One datagram; nothing if it cannot be (mixed versions, too long).
-fn datagram(ends: &Ends, s: &Source) -> Option<WireFrame> {
-    let length = u16::try_from(s.bytes.checked_add(udp::HEADER_BYTES)?).ok()?;
-    let mut buf = HeaderBuf::ip(ends, protocol::UDP, usize::from(length))?;
-    let mut sum = Sum::new();
-    sum.add_pseudo(ends.src, ends.dst, protocol::UDP, u32::from(length));
-    let (src_port, dst_port) = (s.from.port(), s.to.port());
-    let header = udp::Header { src_port, dst_port, length, checksum: sum.fold() };
-    header.emit(buf.l4_mut()).ok()?;
-    let head = buf.with_l4(udp::HEADER_BYTES);
-    let mut frame = WireFrame::new(head, Rest::Pattern(0, s.bytes));
-    frame.partial_csum = Some((buf.l4() as u16, udp::CHECKSUM_OFFSET as u16));
-    Some(frame)
 }
 
 /// Connections by address, for [`conn::Set`].

@@ -16,6 +16,9 @@ use crate::sys::{clock_ns, ticks};
 /// How long the thread looks for work in vain before it sleeps: many times the pause between two
 /// bursts of a busy host.
 const SPIN: Duration = Duration::from_micros(200);
+/// How long before the next event a sleep ends: timers of threads are late by 50 µs and a wake-up, which
+/// hardware is not.
+const EARLY: Duration = Duration::from_micros(150);
 /// Longest sleep without looking again.
 const NAP: Duration = Duration::from_millis(500);
 
@@ -118,7 +121,10 @@ impl Worker {
         if !is_news && !self.hardware.is_due(at, &self.rings) {
             let events = [self.alarm, self.hardware.next_event(), self.hardware.next_due()];
             let next = events.into_iter().flatten().min();
-            std::thread::park_timeout(next.map_or(NAP, |t| t.since(at).min(NAP)));
+            let sleep = next.map_or(NAP, |t| t.since(at).saturating_sub(EARLY).min(NAP));
+            if !sleep.is_zero() {
+                std::thread::park_timeout(sleep);
+            }
         }
         board.wake_up();
         let has_carrier = self.hardware.has_carrier();

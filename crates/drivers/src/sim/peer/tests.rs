@@ -1,6 +1,7 @@
 //! The modelled peer by itself: what it answers, and that nothing makes it fail.
 
 use fulmar_base::{Duration, EtherAddr, Instant, SeqNum};
+use fulmar_netdev::Device;
 use fulmar_wire::tcp::{Flags, Header};
 use fulmar_wire::{arp, eth};
 use proptest::prelude::*;
@@ -192,6 +193,63 @@ fn a_generator_keeps_to_the_window_and_sends_again_only_what_is_lost() {
     let fin = s.replies();
     assert!(fin.len() == 1 && fin[0].0.flags.contains(Flags::FIN), "{fin:?}");
     assert_eq!(s.handle.counts().peer_bytes_out, 10_000);
+}
+
+/// The marks and stamps of the datagrams that have arrived, in milliseconds since the start.
+fn stamps(script: &mut Script) -> Vec<(u64, f64)> {
+    let packets = script.host.receive(script.now);
+    let word = |bytes: &[u8], at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+    let read = |p: &fulmar_netdev::Packet| {
+        let bytes = p.chain.to_vec();
+        let seen = Seen::of(&bytes, bytes.len()).unwrap();
+        assert_eq!(seen.payload_bytes, 100);
+        let payload = &bytes[seen.payload_at..];
+        assert!((16..100).all(|i| payload[i] == crate::sim::pattern::byte(i as u64)));
+        let at = Instant::from_nanos(word(payload, 8)).since(START);
+        (word(payload, 0), at.as_nanos() as f64 / 1e6)
+    };
+    let found = packets.iter().map(read).collect();
+    script.host.free(packets);
+    found
+}
+
+fn flow(pps: u64, time_ms: u64) -> Command {
+    Command::Flow {
+        from: ([10, 9, 0, 2], 7).into(),
+        to: ([10, 9, 0, 1], 53).into(),
+        bytes: 100,
+        pps,
+        time: Duration::from_millis(time_ms),
+        mark: 0x1234,
+    }
+}
+
+#[test]
+fn a_flow_keeps_its_rate_however_late_the_host_looks() {
+    let mut script = Script::new(FarEnd { verify: true, ..FarEnd::default() });
+    script.handle.ask(flow(1000, 5)).unwrap();
+    assert_eq!(stamps(&mut script), [(0x1234, 0.0)]);
+    assert_eq!(script.host.nic.next_deadline(), Some(START + Duration::from_millis(1)));
+    script.now = START + Duration::from_micros(2_500);
+    assert_eq!(stamps(&mut script), [(0x1234, 1.0), (0x1234, 2.0)]);
+    script.now = START + Duration::from_millis(500);
+    assert_eq!(stamps(&mut script), [(0x1234, 3.0), (0x1234, 4.0)]);
+    assert_eq!(script.host.nic.next_deadline(), None, "it is over");
+    assert_eq!(script.handle.counts().peer_datagrams_out, 5);
+}
+
+#[test]
+fn a_flow_without_a_rate_lasts_as_long_as_it_was_asked_to() {
+    let mut script = Script::new(FarEnd { verify: true, ..FarEnd::default() });
+    script.handle.ask(flow(0, 5)).unwrap();
+    assert!(stamps(&mut script).len() > 1);
+    script.now = START + Duration::from_millis(6);
+    // What lay on the wire comes still.
+    while !stamps(&mut script).is_empty() {}
+    let sent = script.handle.counts().peer_datagrams_out;
+    script.now = START + Duration::from_millis(7);
+    assert!(stamps(&mut script).is_empty());
+    assert_eq!(script.handle.counts().peer_datagrams_out, sent);
 }
 
 #[test]
