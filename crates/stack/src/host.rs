@@ -543,7 +543,10 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
     ) -> Result<Guard<'a, P>, SocketError> {
         self.has_baton = self.has_baton || self.host.baton.try_take(Role::Caller);
         let next = match self.has_baton {
-            true => guard.next_wait(now, self.host.spin.may_look()),
+            true => {
+                let may_look = self.host.spin.may_look() || guard.never_sleeps();
+                guard.next_wait(now, may_look)
+            }
             false => Next::Arm,
         };
         self.has_breathed = matches!(next, Next::Look { .. }) && !self.host.spin.has_peek();

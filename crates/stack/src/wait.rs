@@ -25,6 +25,11 @@ impl<P: Probe> Shard<P> {
         }
     }
 
+    /// Whether a thread that waits was told never to sleep, whoever else may want the CPU.
+    pub(crate) fn never_sleeps(&self) -> bool {
+        self.config.moderation.min_spin == fulmar_base::Duration::MAX
+    }
+
     /// Whether a thread that finds nothing to do looks at the device before it waits. Not where that has
     /// long been in vain, and nothing can be missed by sleeping at once.
     pub(crate) fn looks_first(&mut self, now: Instant) -> bool {
