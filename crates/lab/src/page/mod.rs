@@ -2,7 +2,7 @@
 //!
 //! A [`Page`] is a title, facts and sections; a section is prose, charts and tables. [`report`]
 //! makes one from the JSON of any bench. Whoever has a report of another shape builds the page from
-//! the same parts: [`Bars`] (stacked bars with intervals), [`Gauges`] (ratios with their goals on a
+//! the same parts: [`Bars`] (stacked bars with intervals), [`Lines`] (curves over a load), [`Gauges`] (ratios with their goals on a
 //! logarithmic axis) and [`Table`] (sortable by a click).
 //!
 //! The charts are SVG of our own, a few hundred lines. The chart crates that were looked at either
@@ -14,12 +14,14 @@
 mod bars;
 mod gauges;
 mod html;
+mod lines;
 pub mod report;
 mod svg;
 mod table;
 
 pub use bars::{Bar, Bars, Mark};
 pub use gauges::{Gauge, Gauges};
+pub use lines::{Line, Lines};
 pub use svg::short;
 pub use table::{Cell, Table};
 
@@ -58,6 +60,8 @@ pub enum Block {
     Prose(String),
     /// Stacked bars.
     Bars(Bars),
+    /// Curves.
+    Lines(Lines),
     /// Ratios beside their goals.
     Gauges(Gauges),
     /// A table.
@@ -111,6 +115,7 @@ impl Section {
                 Block::Prose(text) => {
                     let _ = writeln!(out, "<p>{}</p>", escape(text));
                 }
+                Block::Lines(lines) => *out += &figure(&lines.svg(), &lines.caption),
                 Block::Bars(bars) => *out += &figure(&bars.svg(), &bars.caption),
                 Block::Gauges(gauges) => *out += &figure(&gauges.svg(), &gauges.caption),
                 Block::Table(table) => *out += &table.html(),

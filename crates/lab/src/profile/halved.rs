@@ -1,27 +1,30 @@
 //! What half of the wake-ups cost: the published bound on interrupt reduction, as an experiment.
 //!
 //! Segments come one by one, evenly, at the rate of the published line, so that a receiver that sleeps
-//! is woken for each. The same stream is then received with fewer wake-ups, in several steps, and the
-//! load is read where they are half. fulmar holds: a thread that waits sleeps for a time in which frames
-//! gather, as hardware does that coalesces interrupts. The kernel's reader sets a low-water mark, which
-//! saves its wake-ups and not the interrupts (veth has none).
+//! is woken for each. The same stream is then received by a reader that holds: after every read it
+//! sleeps for a time in which segments gather, as hardware does that coalesces interrupts, and is woken
+//! once for all of them. The load is read where the wake-ups are half. The same reader runs on both
+//! stacks, its end and the sender's pinned to a CPU each where there are two, so that nothing else
+//! decides how often it sleeps.
+//!
+//! (The policy of fulmar's own threads holds floods only, and 8,600 segments per second are none: at
+//! this rate it leaves the wake-ups as they are.)
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use fulmar::{ModerationConfig, Stack};
+use fulmar::Stack;
 
 use super::workload::{self, RATE_BPS};
-use crate::{cpu, sys};
+use crate::cpu::{self, Placement};
+use crate::sys;
 
 /// Bytes of a write, one segment.
 const SEGMENT_BYTES: usize = 1448;
-/// How long a thread of fulmar holds at most, in microseconds; a segment comes every 116.
-const HOLDS_US: [u64; 6] = [0, 64, 128, 256, 512, 1024];
-/// Segments that must be there before the kernel wakes the reader.
-const MARKS: [usize; 4] = [1, 2, 3, 4];
+/// How long the reader holds after every read, in microseconds; a segment comes every 116. A hold that is
+/// shorter than that saves nothing: it ends with one wake-up, and the next segment brings another.
+const HOLDS_US: [u64; 6] = [0, 150, 200, 250, 350, 500];
 
 /// One way of receiving the stream.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +33,8 @@ pub struct Point {
     pub how: String,
     /// How often the receiving thread slept, per second.
     pub wakeups_per_s: f64,
+    /// Segments that came, per second.
+    pub segments_per_s: f64,
     /// CPU of the threads that count, as a share of one CPU.
     pub load: f64,
 }
@@ -60,9 +65,10 @@ impl Halved {
     pub fn lines(&self) -> String {
         let line = |p: &Point| {
             format!(
-                "  {:28} {:8.0} wake-ups/s {:6.2} % of one CPU",
+                "  {:28} {:8.0} wake-ups/s {:6.1} segments each {:6.2} % of one CPU",
                 p.how,
                 p.wakeups_per_s,
+                p.segments_per_s / p.wakeups_per_s.max(1.0),
                 p.load * 100.0
             )
         };
@@ -70,29 +76,21 @@ impl Halved {
     }
 }
 
-/// fulmar, over the device of `stack`, from a kernel peer.
+/// fulmar, over the device of `stack`, from a kernel peer; the load is that of everything but the peer's
+/// thread.
 ///
 /// # Errors
 /// A connection that fails.
 pub fn fulmar(stack: &Stack, listener: &TcpListener, time: Duration) -> io::Result<Halved> {
-    let mut points = Vec::new();
-    for hold_us in HOLDS_US {
-        stack.set_moderation(ModerationConfig {
-            max_hold: fulmar::base::Duration::from_micros(hold_us),
-            // Every stream of this rate may be held, and no looking stands in for a sleep.
-            flood_pps: 1,
-            ..ModerationConfig::NONE
-        })?;
-        let near = fulmar::TcpStream::connect(stack, listener.local_addr()?)?;
+    let to = listener.local_addr()?;
+    halve(time, |hold, time| {
+        let near = fulmar::TcpStream::connect(stack, to)?;
         let far = listener.accept()?.0;
-        let (near, _) = receive(near, far, time / HOLDS_US.len() as u32)?;
-        let how = match hold_us {
-            0 => "woken by every frame".to_owned(),
-            us => format!("holds for up to {us} us"),
-        };
-        points.push(near.point(how));
-    }
-    Ok(Halved { points })
+        let before = cpu::process_cpu(None)?;
+        let (near, far) = receive(near, far, hold, time)?;
+        let all = cpu::process_cpu(None)?.saturating_sub(before);
+        Ok(near.point(hold, all.saturating_sub(far.cpu).max(near.cpu)))
+    })
 }
 
 /// The kernel; the load is that of both ends, since the work of one is done in the calls of the other.
@@ -104,18 +102,22 @@ pub fn kernel(
     listener: &TcpListener,
     time: Duration,
 ) -> io::Result<Halved> {
-    let mut points = Vec::new();
-    for mark in MARKS {
+    halve(time, |hold, time| {
         let near = connect()?;
-        let bytes = (mark * SEGMENT_BYTES) as i32;
-        sys::setsockopt(near.as_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, &bytes.to_ne_bytes())?;
         let far = listener.accept()?.0;
-        let (near, far) = receive(near, far, time / MARKS.len() as u32)?;
-        let mut point = near.point(format!("low-water mark of {mark} segment(s)"));
-        point.load += far.cpu.as_secs_f64() / far.elapsed.as_secs_f64();
-        points.push(point);
-    }
-    Ok(Halved { points })
+        let (near, far) = receive(near, far, hold, time)?;
+        Ok(near.point(hold, near.cpu + far.cpu))
+    })
+}
+
+/// Every hold in turn, `time` for all.
+fn halve(
+    time: Duration,
+    point: impl Fn(Duration, Duration) -> io::Result<Point>,
+) -> io::Result<Halved> {
+    let each = time / HOLDS_US.len() as u32;
+    let points = HOLDS_US.map(|us| point(Duration::from_micros(us), each));
+    Ok(Halved { points: points.into_iter().collect::<io::Result<_>>()? })
 }
 
 /// What a thread's part took.
@@ -123,44 +125,64 @@ struct Took {
     cpu: Duration,
     elapsed: Duration,
     waits: u64,
+    bytes: u64,
 }
 
 impl Took {
-    fn of(work: impl FnOnce() -> io::Result<()>) -> io::Result<Took> {
+    fn of(on: Option<usize>, work: impl FnOnce() -> io::Result<u64>) -> io::Result<Took> {
+        if let Some(on) = on {
+            cpu::pin_to(on)?;
+        }
+        sys::exact_timers()?;
         let (start, cpu, waits) = (Instant::now(), cpu::thread_cpu()?, sys::voluntary_switches()?);
-        work()?;
+        let bytes = work()?;
         Ok(Took {
             cpu: cpu::thread_cpu()?.saturating_sub(cpu),
             elapsed: start.elapsed(),
             waits: sys::voluntary_switches()?.saturating_sub(waits),
+            bytes,
         })
     }
 
-    fn point(&self, how: String) -> Point {
+    /// The point of a receiver, with the CPU that counts.
+    fn point(&self, hold: Duration, cpu: Duration) -> Point {
         let seconds = self.elapsed.as_secs_f64();
+        let how = match hold.as_micros() {
+            0 => "woken by every segment".to_owned(),
+            us => format!("held for {us} us"),
+        };
         Point {
             how,
             wakeups_per_s: self.waits as f64 / seconds,
-            load: self.cpu.as_secs_f64() / seconds,
+            segments_per_s: (self.bytes / SEGMENT_BYTES as u64) as f64 / seconds,
+            load: cpu.as_secs_f64() / seconds,
         }
     }
 }
 
 /// The stream from `far` to `near`; what each end took.
-fn receive(near: impl Read + Send, far: TcpStream, time: Duration) -> io::Result<(Took, Took)> {
+fn receive(
+    near: impl Read + Send,
+    far: TcpStream,
+    hold: Duration,
+    time: Duration,
+) -> io::Result<(Took, Took)> {
     far.set_nodelay(true)?;
+    // Where there is one CPU only, both run wherever they may.
+    let (near_cpu, far_cpu) =
+        Placement::TwoCpus.cpus(&cpu::allowed_cpus()?).unwrap_or((None, None));
     std::thread::scope(|scope| {
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
-        let near = spawn(workload::NEAR).spawn_scoped(scope, || Took::of(|| take_all(near)))?;
-        let far =
-            spawn(workload::FAR).spawn_scoped(scope, || Took::of(|| send_evenly(far, time)))?;
+        let take = move || Took::of(near_cpu, || take_all(near, hold));
+        let send = move || Took::of(far_cpu, || send_evenly(far, time));
+        let near = spawn(workload::NEAR).spawn_scoped(scope, take)?;
+        let far = spawn(workload::FAR).spawn_scoped(scope, send)?;
         let panicked = |_| Err(io::Error::other("an end of the workload panicked"));
         Ok((near.join().unwrap_or_else(panicked)?, far.join().unwrap_or_else(panicked)?))
     })
 }
 
-fn send_evenly(mut stream: impl Write, time: Duration) -> io::Result<()> {
-    sys::exact_timers()?;
+fn send_evenly(mut stream: impl Write, time: Duration) -> io::Result<u64> {
     let bytes = [0x5a; SEGMENT_BYTES];
     let (start, mut sent) = (Instant::now(), 0u64);
     while start.elapsed() < time {
@@ -171,13 +193,20 @@ fn send_evenly(mut stream: impl Write, time: Duration) -> io::Result<()> {
             std::thread::sleep(wait);
         }
     }
-    Ok(())
+    Ok(sent)
 }
 
-fn take_all(mut stream: impl Read) -> io::Result<()> {
-    let mut room = vec![0; 64 << 10];
-    while stream.read(&mut room)? > 0 {}
-    Ok(())
+fn take_all(mut stream: impl Read, hold: Duration) -> io::Result<u64> {
+    let (mut room, mut taken) = (vec![0; 64 << 10], 0);
+    loop {
+        match stream.read(&mut room)? {
+            0 => return Ok(taken),
+            n => taken += n as u64,
+        }
+        if !hold.is_zero() {
+            std::thread::sleep(hold);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -185,7 +214,12 @@ mod tests {
     use super::*;
 
     fn halved(points: &[(f64, f64)]) -> Halved {
-        let point = |&(wakeups_per_s, load)| Point { how: String::new(), wakeups_per_s, load };
+        let point = |&(wakeups_per_s, load)| Point {
+            how: String::new(),
+            wakeups_per_s,
+            segments_per_s: 8600.0,
+            load,
+        };
         Halved { points: points.iter().map(point).collect() }
     }
 

@@ -225,7 +225,12 @@ mod tests {
 
     #[test]
     fn the_saving_by_half_of_the_wakeups_is_read_between_measured_ones() {
-        let point = |wakeups_per_s, load| Point { how: "held".into(), wakeups_per_s, load };
+        let point = |wakeups_per_s, load| Point {
+            how: "held".into(),
+            wakeups_per_s,
+            segments_per_s: 8600.0,
+            load,
+        };
         let profile = Profile {
             stack: "fulmar",
             sampled: Err("there is no perf".into()),

@@ -30,6 +30,11 @@ pub fn frames_per_wakeup(s: &Sample) -> Option<f64> {
     Some(s.near.frames as f64 / s.near.wakeups.max(1) as f64)
 }
 
+/// CPU of both ends per packet, in µs.
+pub fn both_cpu_us(s: &Sample) -> f64 {
+    (s.near.cpu + s.far.cpu).as_secs_f64() * 1e6 / s.near.packets.max(1) as f64
+}
+
 /// One name, its sentence, its goals, and a value per round.
 pub struct Asked<'a> {
     pub name: &'static str,

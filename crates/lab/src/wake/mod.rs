@@ -5,7 +5,8 @@
 //!
 //! - **request and reply** over each device: latency and CPU per transaction of both ends;
 //! - **a flood** of datagrams of MTU size: frames per wake-up, and what holding adds to the latency;
-//! - **a sweep** of loads from one packet per second to as many as go;
+//! - **a sweep** of loads from one packet per second to as many as go; on a simulated card ([`sim`])
+//!   also with its coalescing registers set by hand;
 //! - **completions** of sent frames on the simulated device, taken back one by one, lazily, and as
 //!   the policy says; and last an **idle** stack with many connections.
 //!
@@ -13,11 +14,13 @@
 //! switch). Latency is the sender's clock to the receiver's, or there and back.
 
 mod bare;
+mod curves;
 mod figures;
 mod idle;
 pub mod place;
 mod program;
 mod report;
+mod sim;
 mod transmit;
 
 use std::io;
@@ -32,6 +35,7 @@ use crate::cpu::Placement;
 pub use idle::Idle;
 use place::{Load, Place, Sample};
 use program::Flow;
+pub use sim::REGISTERS;
 pub use transmit::Completions;
 
 /// How fulmar's threads wait.
@@ -43,13 +47,19 @@ pub enum Mode {
     Unmoderated,
     /// Never asleep.
     Polling,
+    /// As [`Mode::Unmoderated`], on a device whose coalescing registers were set by hand
+    /// ([`REGISTERS`]).
+    Registers,
     /// The kernel's own way.
     Kernel,
 }
 
 impl Mode {
-    /// fulmar's.
+    /// fulmar's, on every device.
     pub const OURS: [Mode; 3] = [Mode::Moderated, Mode::Unmoderated, Mode::Polling];
+    /// fulmar's, on a device with coalescing registers.
+    const COALESCED: [Mode; 4] =
+        [Mode::Moderated, Mode::Unmoderated, Mode::Polling, Mode::Registers];
 
     /// The name in rows and options.
     pub const fn name(self) -> &'static str {
@@ -57,6 +67,7 @@ impl Mode {
             Mode::Moderated => "moderated",
             Mode::Unmoderated => "unmoderated",
             Mode::Polling => "polling",
+            Mode::Registers => "registers",
             Mode::Kernel => "kernel",
         }
     }
@@ -68,7 +79,7 @@ impl Mode {
     const fn config(self) -> ModerationConfig {
         match self {
             Mode::Moderated | Mode::Kernel => ModerationConfig::ADAPTIVE,
-            Mode::Unmoderated => ModerationConfig::NONE,
+            Mode::Unmoderated | Mode::Registers => ModerationConfig::NONE,
             Mode::Polling => ModerationConfig::POLLING,
         }
     }
@@ -85,6 +96,8 @@ pub enum Device {
     Bare,
     /// Shared memory, another process with fulmar.
     Shm,
+    /// A simulated card with hardware on a thread of its own, and a modelled sender behind it.
+    Sim,
     /// The kernel at both ends, over veth.
     Veth,
     /// The kernel at both ends, over loopback.
@@ -99,6 +112,7 @@ impl Device {
             Device::Packet => "packet",
             Device::Bare => "bare_tap",
             Device::Shm => "shm",
+            Device::Sim => "sim",
             Device::Veth => "veth",
             Device::Loopback => "loopback",
         }
@@ -109,11 +123,17 @@ impl Device {
         !matches!(self, Device::Bare | Device::Loopback)
     }
 
+    /// Whether somebody at the other end asks questions.
+    const fn takes_questions(self) -> bool {
+        !matches!(self, Device::Sim)
+    }
+
     fn modes(self) -> &'static [Mode] {
         match self {
             Device::Veth | Device::Loopback => &[Mode::Kernel],
             Device::Bare => &[Mode::Unmoderated, Mode::Polling],
             Device::Tap | Device::Packet | Device::Shm => &Mode::OURS,
+            Device::Sim => &Mode::COALESCED,
         }
     }
 }
@@ -343,6 +363,10 @@ fn open(options: &Options, isolated: io::Result<()>) -> Vec<Place> {
     let mut places = Vec::new();
     for device in devices {
         for &placement in &options.placements {
+            // Its hardware needs a CPU of its own.
+            if device == Device::Sim && placement == Placement::SameCpu {
+                continue;
+            }
             match Place::open(device, placement, options.pcap.as_ref()) {
                 Ok(place) => places.push(place),
                 Err(e) => eprintln!("no {} {}: {e}", device.name(), placement.title()),
@@ -370,7 +394,7 @@ fn cells(options: &Options, places: &[Place]) -> Vec<Cell> {
         }
     };
     let wants = |chapter| options.chapters.contains(&chapter);
-    add(Part::Rr, &|_| wants(Chapter::Rr));
+    add(Part::Rr, &|p| wants(Chapter::Rr) && p.device.takes_questions());
     // One host's flood has nothing to hold where sender and receiver take turns on a CPU.
     let is_apart = |p: &Place| p.placement != Placement::SameCpu && p.device.takes_floods();
     add(Part::Bulk, &|p| wants(Chapter::Bulk) && is_apart(p));

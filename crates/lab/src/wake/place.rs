@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::bare::{self, Bare};
 use super::program::{self, Account, Flow, Socket};
-use super::{Device, Mode};
+use super::{Device, Mode, sim};
 use crate::child::Handle;
 use crate::cpu::{self, Placement};
 use crate::netlink::VethEnd;
@@ -103,6 +103,7 @@ enum Terrain {
     Real(Box<Ground>),
     Bare(Bare),
     Shm,
+    Sim,
     Veth(Netns, Netns),
     Loopback,
 }
@@ -118,6 +119,7 @@ impl Place {
             Device::Packet => Terrain::Real(Box::new(Ground::new(Over::Packet, placement, pcap)?)),
             Device::Bare => Terrain::Bare(Bare::open()?),
             Device::Shm => Terrain::Shm,
+            Device::Sim => Terrain::Sim,
             Device::Veth => veth()?,
             Device::Loopback => Terrain::Loopback,
         };
@@ -143,6 +145,10 @@ impl Place {
             }
             Terrain::Bare(bare) => on_bare(bare, mode, load, near_cpu, far_cpu),
             Terrain::Shm => shm(mode, load, near_cpu, far_cpu),
+            Terrain::Sim => match load {
+                Load::Send(flow) => sim::run(mode, &flow, near_cpu, far_cpu),
+                Load::Ask { .. } => Err(io::Error::other("a modelled sender asks nothing")),
+            },
             Terrain::Veth(near, far) => kernel([near, far], VETH, load, near_cpu, far_cpu),
             Terrain::Loopback => {
                 let here = Netns::current()?;

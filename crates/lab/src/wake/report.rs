@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::figures::frames_per_wakeup;
+use super::figures::{both_cpu_us, frames_per_wakeup};
 use super::place::Sample;
-use super::{Cell, Found, Part};
+use super::{Cell, Found, Part, curves};
 use crate::page::{self, Block, Page, Section, Table};
 use crate::report::{self, Machine, figures_table, new_table};
 
@@ -30,10 +30,7 @@ const COLUMNS: [Column; 12] = [
     ("waiting thread's CPU %", "near_thread_cpu_pct", 0, |s| {
         Some(100.0 * share(s, s.near.thread.as_secs_f64())?)
     }),
-    ("both ends' CPU µs per packet", "both_cpu_us_per_packet", 2, |s| {
-        let packets = s.near.packets.max(1) as f64;
-        Some((s.near.cpu + s.far.cpu).as_secs_f64() * 1e6 / packets)
-    }),
+    ("both ends' CPU µs per packet", "both_cpu_us_per_packet", 2, |s| Some(both_cpu_us(s))),
     ("machine µs per packet", "machine_us_per_packet", 1, |s| {
         Some(s.near.machine.as_secs_f64() * 1e6 / s.near.packets.max(1) as f64)
     }),
@@ -44,14 +41,14 @@ fn share(s: &Sample, seconds: f64) -> Option<f64> {
     (elapsed > 0.0).then(|| seconds / elapsed)
 }
 
-fn per_second(s: &Sample, n: f64) -> Option<f64> {
+pub(super) fn per_second(s: &Sample, n: f64) -> Option<f64> {
     let elapsed = s.near.elapsed.as_secs_f64();
     (elapsed > 0.0).then(|| n / elapsed)
 }
 
 impl Cell {
     /// The median of a column over all runs.
-    fn median(&self, of: fn(&Sample) -> Option<f64>) -> Option<f64> {
+    pub(super) fn median(&self, of: fn(&Sample) -> Option<f64>) -> Option<f64> {
         let mut values: Vec<f64> = self.samples.iter().filter_map(|(_, s)| of(s)).collect();
         values.sort_by(f64::total_cmp);
         values.get(values.len() / 2).copied()
@@ -62,14 +59,22 @@ impl Cell {
         let load = match self.part {
             Part::Rr => "one question at a time".to_owned(),
             Part::Bulk => "flood, MTU size".to_owned(),
-            Part::Sweep(0) => "as many as go".to_owned(),
-            Part::Sweep(pps) => format!("{pps} /s"),
+            Part::Sweep(pps) => load(pps),
         };
         let names = [self.device.name(), self.mode.name(), self.placement.title()];
         let [device, mode, placement] = names.map(str::to_owned);
         [load, device, mode, placement]
     }
 }
+
+fn load(pps: u64) -> String {
+    if pps == 0 { "as many as go".to_owned() } else { format!("{pps} /s") }
+}
+
+const TRANSMIT_TITLE: &str =
+    "Sent frames taken back, simulated device, UDP of MTU size, without the hardware's time";
+const TRANSMIT: [&str; 5] =
+    ["load", "taken back", "times /s", "frames at once", "thread's CPU ns per frame"];
 
 const LABELS: [&str; 4] = ["load", "device", "waiting", "ends on"];
 
@@ -107,18 +112,35 @@ impl Found {
     }
 
     fn transmit_text(&self) -> Option<String> {
-        let mut table = new_table(["sent frames taken back", "frames at once", "ns per frame"], 1);
-        for way in &self.completions {
-            let (frames, ns) = (way.frames_per_reap()?, way.ns_per_frame()?);
-            let cells = [
-                way.title.to_owned(),
-                format!("{:.1}", frames.median),
-                format!("{:.0}", ns.median),
-            ];
-            table.add_row(cells);
+        let head = TRANSMIT.map(|h| h.replacen(' ', "\n", 1));
+        let mut table = new_table(head.iter().map(String::as_str), 2);
+        for (load, way, values) in self.transmit_rows() {
+            let values = values.map(|(v, decimals)| format!("{v:.decimals$}"));
+            table.add_row([load, way].into_iter().chain(values));
         }
-        let heading = "Completions, simulated device, UDP of MTU size, without the hardware's time";
-        (!self.completions.is_empty()).then(|| format!("{heading}\n\n{table}"))
+        (!self.completions.is_empty()).then(|| format!("{TRANSMIT_TITLE}\n\n{table}"))
+    }
+
+    /// Load, way, and the values of the other columns with their decimals.
+    fn transmit_rows(&self) -> impl Iterator<Item = (String, String, [(f64, usize); 3])> {
+        self.completions.iter().filter_map(|way| {
+            let (reaps, frames, ns) =
+                (way.reaps_per_second()?, way.frames_per_reap()?, way.ns_per_frame()?);
+            let values = [(reaps.median, 0), (frames.median, 1), (ns.median, 0)];
+            Some((load(way.pps), way.title.to_owned(), values))
+        })
+    }
+
+    fn transmit_section(&self) -> Option<Section> {
+        let row = |(load, way, values): (String, String, [(f64, usize); 3])| {
+            let values = values.map(|(v, decimals)| page::Cell::Number(v, Some(decimals)));
+            [load, way].into_iter().map(page::Cell::Text).chain(values).collect()
+        };
+        let head = TRANSMIT.map(|h| (h.to_owned(), String::new())).to_vec();
+        let rows: Vec<Vec<page::Cell>> = self.transmit_rows().map(row).collect();
+        let table = Table { caption: String::new(), head, rows };
+        let is_empty = table.rows.is_empty();
+        (!is_empty).then(|| Section::new(TRANSMIT_TITLE, vec![Block::Table(table)]))
     }
 
     fn failures(&self) -> Option<String> {
@@ -150,7 +172,8 @@ impl Found {
         let mut json = report::json(machine, command, &self.outcome);
         let rows = self.cells.iter().map(row_json).chain(self.completions.iter().map(|w| {
             json!({
-                "name": w.name, "title": w.title,
+                "name": w.name, "title": w.title, "pps": w.pps,
+                "reaps_per_second": w.reaps_per_second().map(|e| e.median),
                 "frames_per_reap": w.frames_per_reap().map(|e| e.median),
                 "thread_cpu_ns_per_frame": w.ns_per_frame().map(|e| e.median),
             })
@@ -184,7 +207,9 @@ impl Found {
             let table = Block::Table(page_table(&cells));
             (!cells.is_empty()).then(|| Section::new(*title, vec![table]))
         });
-        sections.splice(at..at, tables.collect::<Vec<_>>());
+        let curves = curves::section(&self.cells);
+        let new = curves.into_iter().chain(tables).chain(self.transmit_section());
+        sections.splice(at..at, new.collect::<Vec<_>>());
         Page {
             title: "What waiting costs, and what it adds".into(),
             lead: "Latency, wake-ups and CPU of threads that wait for a device: moderated, asleep \
@@ -215,7 +240,8 @@ fn page_table(cells: &[&Cell]) -> Table {
     let rows = cells.iter().map(|cell| {
         let values = COLUMNS.iter().map(|(_, _, d, of)| page::Cell::number(cell.median(*of), *d));
         let runs = page::Cell::number(Some(cell.samples.len() as f64), 0);
-        cell.labels().into_iter().map(page::Cell::Text).chain(values).chain([runs]).collect()
+        let unbroken = |label: String| page::Cell::Text(label.replace(' ', "\u{a0}"));
+        cell.labels().into_iter().map(unbroken).chain(values).chain([runs]).collect()
     });
     Table {
         caption: String::new(),
