@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use fulmar_base::{Duration, EtherAddr, Zone};
-use fulmar_route::{NeighbourConfig, Prefix, Route};
+use fulmar_route::{Advice, NeighbourConfig, Prefix, Route};
 
 /// An address of the interface, with the block of addresses that is on its link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,6 +55,8 @@ pub struct Config {
     /// Storage that datagrams hold whose fragments have not all come, in bytes; one source may hold
     /// half of it, and a datagram of 64 KiB takes about 100 KB. 4 MiB: Linux's bound.
     pub reassembly_bytes: usize,
+    /// Who is told of the memory of a table with many routes.
+    pub table_memory: Advice,
 }
 
 impl Default for Config {
@@ -73,6 +75,7 @@ impl Default for Config {
             echo_reply_burst: 1000,
             path_mtu_lifetime: Duration::from_secs(600),
             reassembly_bytes: 4 << 20,
+            table_memory: Advice::default(),
         }
     }
 }

@@ -66,7 +66,7 @@ impl Ip {
         config.neighbours.reachable = jittered(config.neighbours.reachable, seed);
         let mut ip = Ip {
             addresses: Addresses::default(),
-            tables: Tables::default(),
+            tables: Tables::new(config.table_memory),
             neighbours: Neighbours::new(config.neighbours),
             waiting: Waiting::default(),
             path_mtus: PathMtus::default(),

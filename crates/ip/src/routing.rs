@@ -10,7 +10,7 @@ use core::net::IpAddr;
 
 use fulmar_base::Instant;
 use fulmar_mbuf::Chain;
-use fulmar_route::{NextHop, Prefix, Route, RouteError, SourcePolicy, Table};
+use fulmar_route::{Advice, NextHop, Prefix, Route, RouteError, SourcePolicy, Table};
 
 use crate::engine::Ip;
 use crate::{ConfigError, address};
@@ -27,11 +27,18 @@ pub(crate) struct Tables {
     main: Table,
     others: BTreeMap<u32, Table>,
     policy: SourcePolicy,
-    /// Changes of rules, and those of tables that are gone.
-    changes: u64,
+    /// Changes of rules and of tables, counted when they are made: asked for with every packet.
+    generation: u64,
+    /// Tables with routes whose flows are spread.
+    spread: usize,
+    advice: Advice,
 }
 
 impl Tables {
+    pub(crate) fn new(advice: Advice) -> Tables {
+        Tables { main: Table::with_advice(advice), advice, ..Tables::default() }
+    }
+
     /// The table for packets from `src`.
     #[inline]
     pub(crate) fn table_for(&self, src: Option<IpAddr>) -> u32 {
@@ -51,13 +58,32 @@ impl Tables {
     /// Whether flows of any route are spread over several next hops.
     #[inline]
     pub(crate) fn is_spread(&self) -> bool {
-        self.main.is_spread() || self.others.values().any(Table::is_spread)
+        self.spread > 0
     }
 
+    /// Counts changes: what was derived from the tables holds while this stays the same.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
-        let others = self.others.values().fold(0, |all: u64, t| all.wrapping_add(t.generation()));
-        self.changes.wrapping_add(self.main.generation()).wrapping_add(others)
+        self.generation
+    }
+
+    fn count_change(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
+    }
+
+    /// Changes a table, which is made if there is none and dropped if it is empty then. `None` if there
+    /// are too many.
+    fn change<R>(&mut self, table: u32, change: impl FnOnce(&mut Table) -> R) -> Option<R> {
+        let known = self.get_mut(table)?;
+        let before = usize::from(known.is_spread());
+        let result = change(known);
+        let after = usize::from(known.is_spread());
+        self.spread = self.spread.saturating_sub(before).saturating_add(after);
+        if self.others.get(&table).is_some_and(Table::is_empty) {
+            self.others.remove(&table);
+        }
+        self.count_change();
+        Some(result)
     }
 
     fn get_mut(&mut self, table: u32) -> Option<&mut Table> {
@@ -67,23 +93,14 @@ impl Tables {
         if self.others.len() >= MAX_TABLES && !self.others.contains_key(&table) {
             return None;
         }
-        let main = &self.main;
+        let (main, advice) = (&self.main, self.advice);
         Some(self.others.entry(table).or_insert_with(|| {
-            let mut new = Table::new();
+            let mut new = Table::with_advice(advice);
             for via in main.down() {
                 new.set_up(via, false);
             }
             new
         }))
-    }
-
-    /// Drops a table that has become empty; what was derived from it holds no longer.
-    fn tidy(&mut self, table: u32) {
-        if self.others.get(&table).is_some_and(Table::is_empty)
-            && let Some(gone) = self.others.remove(&table)
-        {
-            self.changes = self.changes.wrapping_add(gone.generation()).wrapping_add(1);
-        }
     }
 
     /// The next hop of a flow to `dst`, by its own table, else by the main one. Next hops that are not
@@ -147,15 +164,13 @@ impl Ip {
         hops: &[NextHop],
     ) -> Result<(), ConfigError> {
         let full = ConfigError::RoutesFull(dst);
-        let routes = self.tables.get_mut(table).ok_or(full)?;
-        let added = routes.insert_spread(dst, hops).map(drop).map_err(|e| match e {
+        let added = self.tables.change(table, |t| t.insert_spread(dst, hops)).ok_or(full)?;
+        added.map(drop).map_err(|e| match e {
             RouteError::PrefixLength => ConfigError::PrefixLength(dst.addr),
             RouteError::MixedVersions => ConfigError::MixedVersions(dst),
             RouteError::NextHops => ConfigError::NextHops(dst),
             RouteError::Full => full,
-        });
-        self.tables.tidy(table);
-        added
+        })
     }
 
     /// Removes a route of the main table.
@@ -165,9 +180,7 @@ impl Ip {
 
     /// Removes a route of a table.
     pub fn remove_route_from(&mut self, table: u32, dst: Prefix) -> Option<Route> {
-        let removed = self.tables.get_mut(table)?.remove(dst);
-        self.tables.tidy(table);
-        removed
+        self.tables.change(table, |t| t.remove(dst))?
     }
 
     /// Packets from a block of source addresses look at `table` first, and at the main one for what it
@@ -181,16 +194,19 @@ impl Ip {
             Some(table) => _ = policy.insert(source, table),
             None => _ = policy.remove(source),
         }
-        self.tables.changes = self.tables.changes.wrapping_add(1);
+        self.tables.count_change();
         true
     }
 
     /// Says whether the router `via` is up. While it is not, routes do without it: flows go to the next
     /// hops beside it, then to the route around; with none there is no route.
     pub fn set_next_hop_up(&mut self, via: IpAddr, is_up: bool) {
-        self.tables.main.set_up(via, is_up);
+        let mut is_news = self.tables.main.set_up(via, is_up);
         for table in self.tables.others.values_mut() {
-            table.set_up(via, is_up);
+            is_news |= table.set_up(via, is_up);
+        }
+        if is_news {
+            self.tables.count_change();
         }
     }
 
@@ -243,6 +259,40 @@ fn bits(ip: IpAddr) -> u64 {
         IpAddr::V6(a) => {
             let bits = a.to_bits();
             (bits as u64) ^ ((bits >> 64) as u64).rotate_left(17)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::net::Ipv4Addr;
+    use proptest::prelude::*;
+
+    fn hops(count: u8) -> alloc::vec::Vec<NextHop> {
+        let via = |n| Some(IpAddr::from([10, 0, 0, n]));
+        (0..count).map(|n| NextHop { via: via(n), src: None, mtu: None }).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_kept_of_all_tables_is_what_they_say(
+            steps in prop::collection::vec((0u32..4, 0u32..3, 0u8..4), 1..80),
+        ) {
+            let mut tables = Tables::default();
+            for (table, net, count) in steps {
+                let dst = Prefix { addr: Ipv4Addr::from_bits(net << 8).into(), len: 24 };
+                let before = tables.generation();
+                let changed = tables.change(table, |t| match count {
+                    0 => t.remove(dst).is_some(),
+                    n => t.insert_spread(dst, &hops(n)).is_ok(),
+                });
+                prop_assert!(changed.is_some());
+                prop_assert_ne!(tables.generation(), before);
+                let all = || tables.others.values().chain([&tables.main]);
+                prop_assert_eq!(tables.is_spread(), all().any(Table::is_spread));
+                prop_assert!(tables.others.values().all(|t| !t.is_empty()));
+            }
         }
     }
 }

@@ -145,7 +145,14 @@ impl<K: Key> Default for Fib<K> {
 impl<K: Key> Fib<K> {
     /// An empty table: about 1 MiB of slots, and 8 MiB for the writer.
     pub fn new() -> Fib<K> {
-        let (shared, control) = K::Shared::new();
+        Fib::with_advice(|_, _| ())
+    }
+
+    /// The same. `advise` is told where the memory that look-ups read is, and of how many bytes, before
+    /// anything is in it: to ask an operating system for large pages. It begins with one; most of it is
+    /// never touched.
+    pub fn with_advice(advise: impl FnOnce(*const u8, usize)) -> Fib<K> {
+        let (shared, control) = K::Shared::new(advise);
         let none = || Chunk { cover: Cover::default(), units: 0, inner: Vec::new() };
         let chunks = core::iter::repeat_with(none).take(K::CHUNKS);
         Fib {

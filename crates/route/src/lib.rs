@@ -27,4 +27,4 @@ pub use neighbour::{
     Action, Advert, Neighbour, NeighbourConfig, NeighbourState, Neighbours, Resolution,
 };
 pub use next_hop::{Group, GroupError, MAX_MEMBERS, NextHop, NextHops, SourcePolicy};
-pub use table::{Prefix, Route, RouteError, Table};
+pub use table::{Advice, Prefix, Route, RouteError, Table};

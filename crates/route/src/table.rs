@@ -122,12 +122,29 @@ pub struct Table {
     v4: Family<u32>,
     v6: Family<u128>,
     generation: u64,
+    advice: Advice,
+}
+
+/// Told where the memory that look-ups in a large table read is, and of how many bytes, before anything
+/// is in it: to ask an operating system for large pages. By default nobody asks.
+#[derive(Clone, Copy, Debug)]
+pub struct Advice(pub fn(*const u8, usize));
+
+impl Default for Advice {
+    fn default() -> Self {
+        Advice(|_, _| ())
+    }
 }
 
 impl Table {
     /// An empty table.
     pub fn new() -> Table {
         Table::default()
+    }
+
+    /// An empty table whose memory somebody is told of once it becomes large.
+    pub fn with_advice(advice: Advice) -> Table {
+        Table { advice, ..Table::default() }
     }
 
     /// Adds a route, or replaces the one with the same prefix, which is returned; of several next hops
@@ -160,8 +177,8 @@ impl Table {
             GroupError::Full => RouteError::Full,
         })?;
         let old = match dst.addr {
-            IpAddr::V4(a) => self.v4.insert(a.to_bits(), dst.len, number),
-            IpAddr::V6(a) => self.v6.insert(a.to_bits(), dst.len, number),
+            IpAddr::V4(a) => self.v4.insert(a.to_bits(), dst.len, number, self.advice),
+            IpAddr::V6(a) => self.v6.insert(a.to_bits(), dst.len, number, self.advice),
         };
         match old {
             Ok(old) => {

@@ -77,7 +77,9 @@ pub use service::start as start_service;
 pub use shard::{Shard, TimerKey};
 pub use sockets::{Echo, TcpEntry};
 pub use stat::{SocketStat, Stat};
-pub use sys::{at_exit, block_signals, fork_generation, now, thread_number, ticks};
+pub use sys::{
+    ask_for_large_pages, at_exit, block_signals, fork_generation, now, thread_number, ticks,
+};
 pub use tcp_calls::ListenOptions;
 pub use udp_many::{RecvMessage, SendMessage, SentMany};
 pub use wheel::{TimerId, Wheel};

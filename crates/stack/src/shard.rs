@@ -138,6 +138,7 @@ fn net_over<P: Probe>(
         ether: caps.ether,
         mtu: config.mtu.unwrap_or(caps.mtu).min(caps.mtu),
         reassembly_bytes: reassembly_bytes(receive_share_bytes),
+        table_memory: fulmar_ip::Advice(crate::sys::ask_for_large_pages),
         ..fulmar_ip::Config::default()
     };
     let ip = Ip::new(ip_config, config.seed).map_err(SetupError::Ip)?;

@@ -32,8 +32,8 @@ pub trait Sealed: Sized {
 pub trait Shared<K> {
     /// What the writer knows of the memory.
     type Control;
-    /// No routes.
-    fn new() -> (Self, Self::Control)
+    /// No routes. `advise` is told where the memory is and of how many bytes, before anything is in it.
+    fn new(advise: impl FnOnce(*const u8, usize)) -> (Self, Self::Control)
     where
         Self: Sized;
     /// The answer for an address.

@@ -19,7 +19,6 @@
 // The writer's sums are of words in a block of bounded length; look-ups use `wrapping_`.
 #![allow(clippy::arithmetic_side_effects)]
 
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -129,15 +128,14 @@ impl Sealed for u128 {
 
 /// What look-ups in IPv6 read.
 pub struct Tables {
-    slots: Box<[AtomicU32]>,
-    blocks: Blocks<ROOM_WORDS>,
+    blocks: Blocks<{ u128::CHUNKS }, ROOM_WORDS>,
     changes: Changes,
 }
 
 impl Tables {
     #[inline(always)]
     fn slot(&self, chunk: usize) -> u32 {
-        self.slots.get(chunk).map_or(0, |s| s.load(Ordering::Acquire))
+        self.blocks.slot(chunk).load(Ordering::Acquire)
     }
 
     #[inline(always)]
@@ -170,10 +168,8 @@ impl Tables {
     }
 
     fn set(&self, chunk: usize, slot: u32) {
-        if let Some(place) = self.slots.get(chunk) {
-            place.store(slot, Ordering::Release);
-            self.changes.count();
-        }
+        self.blocks.slot(chunk).store(slot, Ordering::Release);
+        self.changes.count();
     }
 }
 
@@ -197,10 +193,9 @@ fn encode(ranges: &[(u128, u32)]) -> (Vec<u64>, u32) {
 impl Shared<u128> for Tables {
     type Control = Space;
 
-    fn new() -> (Tables, Space) {
-        let slots = core::iter::repeat_with(|| AtomicU32::new(0)).take(u128::CHUNKS).collect();
-        let blocks = Blocks::new();
-        (Tables { slots, blocks, changes: Changes::default() }, Space::new(0, ROOM_WORDS))
+    fn new(advise: impl FnOnce(*const u8, usize)) -> (Tables, Space) {
+        let blocks = Blocks::new(advise);
+        (Tables { blocks, changes: Changes::default() }, Space::new(0, ROOM_WORDS))
     }
 
     #[inline]
@@ -221,10 +216,9 @@ impl Shared<u128> for Tables {
             let mut slots = [0; PIECE];
             for (slot, address) in slots.iter_mut().zip(addresses) {
                 *slot = self.slot(address.chunk());
+                // Of a slot that says the answer itself it is any place at all.
+                self.blocks.prefetch((*slot >> 2) as usize);
             }
-            let touch = |slot: &u32| if slot & 3 == LEAF { 0 } else { (slot >> 2) as usize };
-            let touched = slots.iter().fold(0, |all, slot| all ^ self.word(touch(slot)));
-            core::hint::black_box(touched);
             for ((answer, address), slot) in answers.iter_mut().zip(addresses).zip(slots) {
                 *answer = self.answer(*address, slot);
             }
@@ -270,7 +264,8 @@ impl Shared<u128> for Tables {
 
     fn bytes(&self, space: &Space) -> (usize, usize) {
         let (touched, free) = space.usage();
-        (size_of_val(&*self.slots) + touched * size_of::<u64>(), free * size_of::<u64>())
+        let slots = u128::CHUNKS * size_of::<AtomicU32>();
+        (slots + touched * size_of::<u64>(), free * size_of::<u64>())
     }
 }
 

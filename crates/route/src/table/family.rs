@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::{Fib, FibError, FibReader, Key};
+use crate::{Advice, Fib, FibError, FibReader, Key};
 
 /// Routes that are too many for a vector: a look-up among fewer costs less than a microsecond, once per
 /// destination, and a [`Fib`] takes 10 MB.
@@ -70,6 +70,7 @@ impl<K: Key> Family<K> {
         start: K,
         len: u8,
         number: u32,
+        advice: Advice,
     ) -> Result<Option<u32>, FibError> {
         match self {
             Family::Few(routes) => match routes.binary_search_by(|r| order(r, (start, len))) {
@@ -82,7 +83,7 @@ impl<K: Key> Family<K> {
                     Ok(None)
                 }
                 Err(_) => {
-                    let mut fib = Fib::new();
+                    let mut fib = Fib::with_advice(advice.0);
                     for (start, len, number) in routes {
                         fib.insert(*start, *len, *number)?;
                     }
