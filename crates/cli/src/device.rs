@@ -48,6 +48,10 @@ pub struct StackArgs {
     /// The largest IP packet, in bytes
     #[arg(long, value_name = "BYTES")]
     mtu: Option<usize>,
+    /// So many queues of the device, up to 32, each with a part of the stack of its own: lock, memory
+    /// and thread, so that threads of several CPUs do not wait for each other. For tap, packet and sim
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=32))]
+    queues: u16,
     /// Write every frame to this file (pcapng)
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
@@ -95,7 +99,8 @@ fn interface_name(name: &str) -> Result<String, String> {
 
 /// A device, and how it came to be.
 struct Opened {
-    device: Box<dyn Device>,
+    /// One for each queue.
+    devices: Vec<Box<dyn Device>>,
     /// The TAP that this command made, whose kernel end is still bare.
     new_tap: Option<String>,
     /// Addresses that are a safe guess: those of [`crate::sandbox`] on fulmar0, and on a link that
@@ -106,20 +111,23 @@ struct Opened {
 }
 
 impl Opened {
-    fn interface(device: Box<dyn Device>, name: &str, new_tap: Option<String>) -> Opened {
+    fn interface(devices: Vec<Box<dyn Device>>, name: &str, new_tap: Option<String>) -> Opened {
         let defaults = (name == DEFAULT_INTERFACE).then_some(FULMAR_ADDRESSES);
-        Opened { device, new_tap, defaults, is_shared: true }
+        Opened { devices, new_tap, defaults, is_shared: true }
     }
 }
 
 impl DeviceSpec {
-    fn open(&self, listens: bool) -> Outcome<Opened> {
+    fn open(&self, listens: bool, queues: u16) -> Outcome<Opened> {
         match self {
-            DeviceSpec::Tap(name) => open_tap(name),
-            DeviceSpec::Packet(name) => open_packet(name),
+            DeviceSpec::Tap(name) => open_tap(name, queues),
+            DeviceSpec::Packet(name) => open_packet(name, queues),
+            DeviceSpec::Shm(_) if queues > 1 => Err(Failure::new(
+                "memory shared with another process is one queue; leave --queues out",
+            )),
             DeviceSpec::Shm(name) => open_shm(name, listens),
-            DeviceSpec::Sim => open_sim(),
-            DeviceSpec::Auto => open_default(),
+            DeviceSpec::Sim => open_sim(queues),
+            DeviceSpec::Auto => open_default(queues),
         }
     }
 }
@@ -128,15 +136,15 @@ fn exists(interface: &str) -> bool {
     Netns::current().and_then(|here| here.if_index(interface)).is_ok()
 }
 
-fn open_tap(name: &str) -> Outcome<Opened> {
+fn open_tap(name: &str, queues: u16) -> Outcome<Opened> {
     let new_tap = (!exists(name)).then(|| name.to_owned());
-    let device = devices::tap(name).map_err(|e| Failure::new(e.to_string()))?;
-    Ok(Opened::interface(device, name, new_tap))
+    let devices = devices::tap_queues(name, queues).map_err(|e| Failure::new(e.to_string()))?;
+    Ok(Opened::interface(devices, name, new_tap))
 }
 
-fn open_packet(name: &str) -> Outcome<Opened> {
-    let device = devices::packet(name).map_err(|e| Failure::new(e.to_string()))?;
-    Ok(Opened::interface(device, name, None))
+fn open_packet(name: &str, queues: u16) -> Outcome<Opened> {
+    let devices = devices::packet_queues(name, queues).map_err(|e| Failure::new(e.to_string()))?;
+    Ok(Opened::interface(devices, name, None))
 }
 
 /// Whoever listens (else whoever came first) has the addresses that the kernel has elsewhere: those
@@ -150,22 +158,23 @@ fn open_shm(name: &str, listens: bool) -> Outcome<Opened> {
         Side::First => KERNEL_ADDRESSES,
         Side::Second => FULMAR_ADDRESSES,
     };
-    let device = Box::new(end);
-    Ok(Opened { device, new_tap: None, defaults: Some(defaults), is_shared: false })
+    let devices: Vec<Box<dyn Device>> = vec![Box::new(end)];
+    Ok(Opened { devices, new_tap: None, defaults: Some(defaults), is_shared: false })
 }
 
 /// Nobody else is on the wire of a simulated card. What its far end sends is made, not left over.
-fn open_sim() -> Outcome<Opened> {
+fn open_sim(queues: u16) -> Outcome<Opened> {
     let far_end = FarEnd { verify: true, ..FarEnd::default() };
     let config = SimConfig { far_end, ..SimConfig::default() };
-    let (device, _) = devices::sim_nic(config).map_err(|e| Failure::new(e.to_string()))?;
-    Ok(Opened { device, new_tap: None, defaults: Some(FULMAR_ADDRESSES), is_shared: false })
+    let opened = devices::sim_queues(&config, queues).map_err(|e| Failure::new(e.to_string()))?;
+    let (devices, _) = opened;
+    Ok(Opened { devices, new_tap: None, defaults: Some(FULMAR_ADDRESSES), is_shared: false })
 }
 
 /// fulmar0 as whatever it is; where it is nothing yet, as a TAP.
-fn open_default() -> Outcome<Opened> {
-    match open_tap(DEFAULT_INTERFACE) {
-        Err(_) if exists(DEFAULT_INTERFACE) => open_packet(DEFAULT_INTERFACE),
+fn open_default(queues: u16) -> Outcome<Opened> {
+    match open_tap(DEFAULT_INTERFACE, queues) {
+        Err(_) if exists(DEFAULT_INTERFACE) => open_packet(DEFAULT_INTERFACE, queues),
         Err(failure) => Err(Failure::new(format!(
             "{failure}; or start this command as `fulmar sandbox -- fulmar ...`"
         ))),
@@ -186,13 +195,19 @@ impl StackArgs {
 
     /// As [`StackArgs::open`]. `listens`: others will call this one.
     pub fn open_as(&self, listens: bool) -> Outcome<Session> {
-        let opened = self.device.open(listens)?;
+        if self.queues > 1 && self.pcap.is_some() {
+            return Err(Failure::new(
+                "--pcap writes the frames of one queue; leave --queues out, or capture with tcpdump",
+            ));
+        }
+        let opened = self.device.open(listens, self.queues)?;
         let addresses = self.stack_addresses(&opened)?;
         let claimed = if opened.is_shared { addresses.as_slice() } else { &[] };
         let claims = claimed.iter().map(claim).collect::<Outcome<_>>()?;
         self.configure_kernel(&opened)?;
-        let device = self.wrap(opened.device)?;
-        let mut builder = Stack::builder().device(device).name(command_name());
+        let queues = (0..).zip(opened.devices).map(|(n, device)| self.wrap(device, n));
+        let queues = queues.collect::<Outcome<_>>()?;
+        let mut builder = Stack::builder().devices(queues).name(command_name());
         for address in addresses {
             builder = builder.address(address);
         }
@@ -250,9 +265,10 @@ impl StackArgs {
     }
 
     /// The capture stands outside the faults: it shows what the stack sends and receives.
-    fn wrap(&self, mut device: Box<dyn Device>) -> Outcome<Box<dyn Device>> {
+    fn wrap(&self, mut device: Box<dyn Device>, queue: u64) -> Outcome<Box<dyn Device>> {
         if let Some(spec) = &self.faults {
-            device = devices::faulty(device, spec.seed, rates(spec), rates(spec));
+            let seed = spec.seed.wrapping_add(queue);
+            device = devices::faulty(device, seed, rates(spec), rates(spec));
         }
         match &self.pcap {
             Some(file) => Ok(devices::capture(device, create(file)?)),

@@ -444,6 +444,29 @@ fn a_tap_of_our_own_reaches_the_kernel() {
 }
 
 #[test]
+fn two_queues_of_a_device_reach_the_kernel() {
+    in_sandbox(|| {
+        let output = run("ping --queues 2 -c 2 -i 0.05 10.77.0.1");
+        assert_success(&output);
+        assert!(text(&output.stdout).contains("2 received, 0% packet loss"));
+    });
+}
+
+#[test]
+fn queues_that_a_device_cannot_have_are_refused_in_a_sentence() {
+    for (options, word) in [
+        ("--device shm:fulmar-test-queues --queues 2", "--queues"),
+        ("--device sim --queues 2 --pcap /dev/null", "--pcap"),
+        ("--device sim --queues 33", "1..=32"),
+    ] {
+        let output = run(&format!("ping -c 1 {options} 10.77.0.1"));
+        assert_eq!(output.status.code(), Some(2), "{options}");
+        let err = text(&output.stderr);
+        assert!(err.contains(word), "{options}: {err}");
+    }
+}
+
+#[test]
 fn an_unknown_interface_is_one_clear_sentence() {
     in_sandbox(|| {
         let output = run("ping -c 1 --device packet:nosuch0 --addr 10.0.0.2/24 10.0.0.1");

@@ -18,6 +18,8 @@
 //! Cost: 1.2 µs per small frame in a burst, 4.1 µs for 64 KiB, and the kernel's copy. Source:
 //! packet(7), linux/if_packet.h.
 
+mod queues;
+
 use std::fs::File;
 use std::io::{ErrorKind, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};

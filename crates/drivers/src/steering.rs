@@ -3,8 +3,9 @@
 //! Computes [`fulmar_base::FlowKey::owner_hash`] of TCP and UDP over IPv4 and IPv6, modulo the number of
 //! queues; everything else (ARP, ICMP, fragments, IPv6 with extension headers) goes to queue 0, and the
 //! shards bring it to where it belongs. Runs where the kernel chooses the queue of a TAP, on frames that
-//! start at the Ethernet header (TUNSETSTEERINGEBPF, a program of type socket filter). Loading it needs
-//! CAP_BPF in the first user namespace, unless `kernel.unprivileged_bpf_disabled` is 0.
+//! start at the Ethernet header (TUNSETSTEERINGEBPF, a program of type socket filter), and of a group of
+//! packet sockets, on frames that start at the IP header ([`group_program`]). Loading it needs CAP_BPF in
+//! the first user namespace, unless `kernel.unprivileged_bpf_disabled` is 0.
 //!
 //! Registers: r6 is the packet (the loads want it there), r7 where the IP header ends, r8 the hash of one
 //! end, r9 the sum of both; r0 and r1 are scratch, since a load forgets r1 to r5. A load beyond the end of
@@ -60,6 +61,22 @@ pub fn program(queues: u16) -> Vec<Ebpf> {
     p.push(op(MOVE_CONSTANT, 0, 0, 0));
     p.push(op(EXIT, 0, 0, 0));
     p.extend(done);
+    p
+}
+
+/// The same for a group of packet sockets, where offsets count from the IP header (PACKET_FANOUT_EBPF).
+pub fn group_program(queues: u16) -> Vec<Ebpf> {
+    /// Where the Ethernet header is, beyond which such an offset counts (linux/filter.h).
+    const LINK_LAYER: i32 = -0x20_0000;
+    const ETHER_TYPE: i32 = 12;
+    let mut p = program(queues);
+    for i in &mut p {
+        match i.code {
+            LOAD_HALF if i.constant == ETHER_TYPE => i.constant += LINK_LAYER,
+            LOAD_WORD | LOAD_HALF | LOAD_BYTE | LOAD_HALF_AT => i.constant -= ETHER,
+            _ => {}
+        }
+    }
     p
 }
 

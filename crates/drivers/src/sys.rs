@@ -16,7 +16,9 @@ pub const MANY: usize = 16;
 pub const PACKET_ADD_MEMBERSHIP: c_int = 1;
 const PACKET_STATISTICS: c_int = 6;
 pub const PACKET_VNET_HDR: c_int = 15;
+pub const PACKET_FANOUT: c_int = 18;
 pub const PACKET_QDISC_BYPASS: c_int = 20;
+pub const PACKET_FANOUT_DATA: c_int = 22;
 pub const PACKET_IGNORE_OUTGOING: c_int = 23;
 pub const PACKET_VNET_HDR_SZ: c_int = 24;
 const PACKET_MR_PROMISC: u16 = 1;
@@ -349,6 +351,15 @@ pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
 /// Sets an option whose value is an int.
 pub fn set_int(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     set_option(fd, level, name, &value)
+}
+
+/// The value of an option that is an int.
+pub fn get_int(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_int> {
+    let mut value: c_int = 0;
+    let mut bytes = mem::size_of_val(&value) as libc::socklen_t;
+    let to = ptr::from_mut(&mut value).cast::<c_void>();
+    // SAFETY: `to` points to as many bytes as `bytes` says, which live through the call.
+    check(unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, to, &mut bytes) }).map(|_| value)
 }
 
 /// How many frames a packet socket had no room for since this was asked last (the kernel starts

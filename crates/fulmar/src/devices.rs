@@ -43,6 +43,17 @@ pub fn packet(interface: &str) -> Result<Box<dyn Device>, OpenError> {
     Ok(Box::new(PacketSocket::open(&config)?))
 }
 
+/// So many packet sockets on an Ethernet interface, each for a shard of its own: see
+/// [`crate::Builder::devices`]. The kernel gives each frame to one of them.
+///
+/// # Errors
+/// As [`packet`].
+pub fn packet_queues(interface: &str, queues: u16) -> Result<Queues, OpenError> {
+    let config = PacketConfig { interface: interface.to_owned(), ..PacketConfig::default() };
+    let sockets = PacketSocket::open_queues(&config, queues)?;
+    Ok(sockets.into_iter().map(|s| Box::new(s) as _).collect())
+}
+
 /// Memory shared with another process on this host, which calls this with the same name: a path
 /// (with a slash), or a plain name. Waits until it does. The [`Side`] says who
 /// came first, so that the two can choose different addresses. What such a device receives and

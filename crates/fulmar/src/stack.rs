@@ -342,7 +342,8 @@ impl Builder {
     }
 
     /// The queues of an interface, for a stack of one shard for each: see [`Stack::shards`] and
-    /// [`crate::devices::tap_queues`]. Memory and tables are divided among the shards.
+    /// [`crate::devices::tap_queues`], [`crate::devices::packet_queues`]. Memory and tables are divided
+    /// among the shards.
     pub fn devices(mut self, queues: Vec<Box<dyn Device>>) -> Self {
         self.devices = queues;
         self

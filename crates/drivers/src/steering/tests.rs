@@ -22,8 +22,18 @@ fn run(program: &[Ebpf], frame: &[u8]) -> u64 {
     run_with(program, frame, &Map::new())
 }
 
-/// Runs a program on a frame, as the kernel would; panics if it does what the kernel would refuse.
+/// The same where offsets count from the IP header, but those that say that they do not.
+fn run_in_group(program: &[Ebpf], frame: &[u8]) -> u64 {
+    run_from(program, frame, &Map::new(), ETHER as u64)
+}
+
 fn run_with(program: &[Ebpf], frame: &[u8], map: &Map) -> u64 {
+    run_from(program, frame, map, 0)
+}
+
+/// Runs a program on a frame, as the kernel would; panics if it does what the kernel would refuse.
+fn run_from(program: &[Ebpf], frame: &[u8], map: &Map, front: u64) -> u64 {
+    const LINK_LAYER: u64 = 0x20_0000;
     let mut r = [0u64; 11];
     r[10] = STACK_END;
     // Words below the end of the stack, the nearest first; what was not written cannot be read.
@@ -37,6 +47,10 @@ fn run_with(program: &[Ebpf], frame: &[u8], map: &Map) -> u64 {
         let k = i64::from(i.constant) as u64;
         at += 1;
         let load = |start: u64, len: usize| {
+            let start = match start as i64 {
+                0.. => start.checked_add(front)?,
+                _ => start.wrapping_add(LINK_LAYER),
+            };
             let bytes = frame.get(start as usize..)?.get(..len)?;
             Some(bytes.iter().fold(0, |n, b| n << 8 | u64::from(*b)))
         };
@@ -144,6 +158,7 @@ proptest! {
         let frame = frame(src, dst, kind, options);
         let owner = FlowKey::new(dst, src).owner_hash() % u32::from(queues);
         prop_assert_eq!(run(&program(queues), &frame), u64::from(owner));
+        prop_assert_eq!(run_in_group(&group_program(queues), &frame), u64::from(owner));
     }
 
     #[test]
@@ -151,6 +166,7 @@ proptest! {
         bytes in proptest::collection::vec(any::<u8>(), 0..100), queues in 1u16..33,
     ) {
         prop_assert!(run(&program(queues), &bytes) < u64::from(queues));
+        prop_assert!(run_in_group(&group_program(queues), &bytes) < u64::from(queues));
     }
 }
 

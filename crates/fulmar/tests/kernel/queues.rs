@@ -1,10 +1,12 @@
-//! Two shards on two queues of one TAP: the kernel sends to the queue that has last sent of a flow.
+//! Two shards on two queues of one TAP: the kernel sends to the queue that has last sent of a flow. And on
+//! two packet sockets of one interface, among which the kernel deals out frames.
 
 use std::io::{Read, Write};
 use std::net;
 use std::thread;
 
 use fulmar::base::Counter;
+use fulmar::devices;
 use fulmar::devices::tap_device::{Tap, TapConfig};
 use fulmar::{Device, Stack, TcpListener, TcpStream, UdpSocket};
 
@@ -24,6 +26,20 @@ fn stack(steer: bool) -> Stack {
     ip(&format!("addr add {KERNEL}/24 dev fulmar0"));
     ip(&format!("addr add {KERNEL6}/64 dev fulmar0 nodad"));
     ip("link set fulmar0 up");
+    stack_on(queues)
+}
+
+/// Two packet sockets at one end of a veth, the kernel at the other.
+fn packet_stack() -> Stack {
+    ip("link add v0 type veth peer name v1");
+    ip("link set v1 up");
+    ip("link set v0 up");
+    ip(&format!("addr add {KERNEL}/24 dev v0"));
+    ip(&format!("addr add {KERNEL6}/64 dev v0 nodad"));
+    stack_on(devices::packet_queues("v1", 2).unwrap())
+}
+
+fn stack_on(queues: Vec<Box<dyn Device>>) -> Stack {
     Stack::builder()
         .devices(queues)
         .address(format!("{OURS}/24").parse().unwrap())
@@ -45,9 +61,8 @@ fn check_wrong(stack: &Stack, most: u64) {
     assert!(wrong <= most, "{wrong} of {frames}");
 }
 
-fn a_port_is_served_on_both_queues(steer: bool) {
-    let stack = stack(steer);
-    let listener = TcpListener::bind(&stack, (OURS, 80)).unwrap();
+fn a_port_is_served_on_both_queues(stack: &Stack, most_wrong: u64) {
+    let listener = TcpListener::bind(stack, (OURS, 80)).unwrap();
     let client = |n: usize| {
         thread::spawn(move || {
             let c = net::TcpStream::connect((OURS, 80)).unwrap();
@@ -69,18 +84,44 @@ fn a_port_is_served_on_both_queues(steer: bool) {
     let clients: Vec<_> = (0..CONNECTIONS).map(client).collect();
     let servers: Vec<_> = clients.iter().map(|_| serve(listener.accept().unwrap().0)).collect();
     clients.into_iter().chain(servers).for_each(|t| t.join().unwrap());
-    // The first packets of a connection, before the kernel has seen one of ours.
-    check_wrong(&stack, 8 * CONNECTIONS as u64);
+    check_wrong(stack, most_wrong);
 }
+
+/// The first packets of connections, before the kernel has seen one of ours.
+const FIRST: u64 = 8 * CONNECTIONS as u64;
 
 #[test]
 fn a_port_is_served_on_both_queues_with_the_kernel_as_client() {
-    in_namespace!(|| a_port_is_served_on_both_queues(true));
+    in_namespace!(|| a_port_is_served_on_both_queues(&stack(true), FIRST));
 }
 
 #[test]
 fn a_port_is_served_on_both_queues_that_follow_the_sender() {
-    in_namespace!(|| a_port_is_served_on_both_queues(false));
+    in_namespace!(|| a_port_is_served_on_both_queues(&stack(false), FIRST));
+}
+
+#[test]
+fn a_port_is_served_on_both_sockets_of_a_group() {
+    // The kernel's own hash knows no owners: any number may come to the other one.
+    in_namespace!(|| a_port_is_served_on_both_queues(&packet_stack(), u64::MAX));
+}
+
+#[test]
+fn each_frame_comes_to_one_socket_of_a_group() {
+    in_namespace!(|| {
+        let stack = packet_stack();
+        let ours = UdpSocket::bind(&stack, (OURS, 53)).unwrap();
+        let mut buf = [0; 100];
+        for n in 0..64u8 {
+            let kernels = net::UdpSocket::bind((KERNEL, 0)).unwrap();
+            kernels.send_to(&[n; 10], (OURS, 53)).unwrap();
+            let (len, _) = ours.recv_from(&mut buf).unwrap();
+            assert_eq!(buf[..len], [n; 10], "a datagram came twice, or not");
+        }
+        ours.set_nonblocking(true).unwrap();
+        assert!(ours.recv_from(&mut buf).is_err());
+        check_wrong(&stack, u64::MAX);
+    });
 }
 
 #[test]
