@@ -68,8 +68,8 @@ impl<const SLOTS: usize, const N: usize> Blocks<SLOTS, N> {
         let first = memory.cast::<AtomicU64>();
         let bytes = const { Self::ALIGN * size_of::<u64>() };
         let address = first.addr().get();
-        let unused =
-            address.next_multiple_of(bytes).wrapping_sub(address).wrapping_div(size_of::<u64>());
+        let unused = address.next_multiple_of(bytes).wrapping_sub(address)
+            >> size_of::<u64>().trailing_zeros();
         // SAFETY: less than `ALIGN` words are left out of those that were asked for beyond `WORDS`.
         let start = unsafe { first.add(unused) };
         advise(start.as_ptr().cast(), Self::WORDS.saturating_mul(size_of::<u64>()));

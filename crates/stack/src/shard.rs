@@ -246,9 +246,9 @@ impl<P: Probe> Shard<P> {
             // The reader has read since: one ACK says both.
             self.answer(now);
         }
-        if self.shards > 1 {
-            self.unanswered += self.take_handed(now);
-        }
+        // What others hand over is news to who waits here, as frames are.
+        let handed = if self.shards > 1 { self.take_handed(now) } else { 0 };
+        self.unanswered += handed;
         self.announce_posted(now);
         while taken < budget && bytes < enough_bytes.saturating_sub(self.frame_bytes / 2) {
             let room = self.burst_size(enough_bytes).min(budget - taken);
@@ -285,7 +285,7 @@ impl<P: Probe> Shard<P> {
             self.fail_vanished(now);
         }
         self.check_link();
-        taken
+        taken + handed
     }
 
     /// Hands what waits to the device.
