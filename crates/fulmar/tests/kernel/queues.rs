@@ -119,8 +119,7 @@ fn each_frame_comes_to_one_socket_of_a_group() {
             assert_eq!(buf[..len], [n; 10], "a datagram came twice, or not");
         }
         ours.set_nonblocking(true).unwrap();
-        assert!(ours.recv_from(&mut buf).is_err());
-        check_wrong(&stack, u64::MAX);
+        assert!(ours.recv_from(&mut buf).is_err(), "more came than was sent");
     });
 }
 
