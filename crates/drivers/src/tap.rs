@@ -467,6 +467,11 @@ impl Device for Tap {
         Some(queues.unwrap_or(self.file.as_raw_fd()))
     }
 
+    /// What it sends goes at once.
+    fn keep_time(&mut self, _clock: fn() -> Instant) -> bool {
+        true
+    }
+
     fn next_deadline(&self) -> Option<Instant> {
         // What is held is of no use where nothing is read any more.
         self.flow_queues.as_ref().filter(|_| self.lost.is_none())?.next_deadline()

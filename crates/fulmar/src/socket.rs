@@ -14,6 +14,8 @@ use crate::stack::{Inner, Stack};
 
 /// A socket that several handles may share (`try_clone`). The last one closes it.
 pub(crate) struct Socket {
+    /// The shard that it lives in with its lock, beside the stack that it is part of: one step nearer.
+    host: AnyHost,
     pub stack: Arc<Inner>,
     /// The shard that it lives in.
     pub shard: u16,
@@ -31,6 +33,7 @@ const NO_LINGER: u64 = u64::MAX;
 impl Socket {
     pub fn new(stack: Arc<Inner>, shard: u16, id: SlotId) -> Arc<Socket> {
         Arc::new(Socket {
+            host: stack.host(shard).clone(),
             stack,
             shard,
             id,
@@ -41,21 +44,23 @@ impl Socket {
         })
     }
 
+    #[inline(always)]
     pub fn host(&self) -> &AnyHost {
-        self.stack.host(self.shard)
+        &self.host
     }
 
     pub fn set_nonblocking(&self, on: bool) {
         self.nonblocking.store(on, Ordering::Relaxed);
     }
 
+    #[inline]
     fn limit(&self, timeout: &AtomicU64) -> Limit {
         if self.nonblocking.load(Ordering::Relaxed) {
             return Limit::DoNotWait;
         }
         match timeout.load(Ordering::Relaxed) {
             0 => Limit::Forever,
-            ns => Limit::For(Duration::from_nanos(ns)),
+            ns => Limit::ForNanos(ns),
         }
     }
 
@@ -111,6 +116,17 @@ impl Socket {
         step: impl FnMut(&mut AnyShard<'_>, Instant) -> Result<Step<R>, SocketError>,
     ) -> io::Result<R> {
         self.host().wait(self.id, interest, limit, step).map_err(to_io)
+    }
+
+    /// As [`Socket::wait`], for a step that does not depend on what time it is to a few milliseconds.
+    #[inline]
+    pub fn wait_recently<R>(
+        &self,
+        interest: Ready,
+        limit: Limit,
+        step: impl FnMut(&mut AnyShard<'_>, Instant) -> Result<Step<R>, SocketError>,
+    ) -> io::Result<R> {
+        self.host().wait_recently(self.id, interest, limit, step).map_err(to_io)
     }
 
     /// Waits until a step of a reader is done. It is patient, and waits for the low-water mark, until

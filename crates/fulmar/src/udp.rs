@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use fulmar_base::Stage;
 use fulmar_socket::{Ready, SocketError};
-use fulmar_stack::Request;
+use fulmar_stack::{AnyShard, Request, TakenDatagram};
 use fulmar_udp::BindOptions;
 
 use crate::socket::{Socket, each_address, to_io};
@@ -86,7 +86,13 @@ impl UdpSocket {
     /// an earlier datagram.
     pub fn send_to(&self, buf: &[u8], addr: impl ToSocketAddrs) -> io::Result<usize> {
         let to = addr.to_socket_addrs()?.next().ok_or(io::ErrorKind::InvalidInput)?;
-        self.send_one(&[buf], Some(to))
+        let s = &*self.socket;
+        if s.host().ends_at(Stage::SendCall) {
+            return Ok(buf.len());
+        }
+        s.wait_recently(Ready::WRITABLE, s.write_limit(), |shard, now| {
+            shard.udp_send_step(now, s.id, &[buf], Some(to))
+        })
     }
 
     /// Sends one datagram to the connected peer.
@@ -94,16 +100,12 @@ impl UdpSocket {
     /// # Errors
     /// As [`UdpSocket::send_to`]; `EDESTADDRREQ` if not connected.
     pub fn send(&self, buf: &[u8]) -> io::Result<usize> {
-        self.send_one(&[buf], None)
-    }
-
-    fn send_one(&self, parts: &[&[u8]], to: Option<SocketAddr>) -> io::Result<usize> {
-        let id = self.socket.id;
-        if self.socket.host().ends_at(Stage::SendCall) {
-            return Ok(parts.iter().map(|p| p.len()).sum());
+        let s = &*self.socket;
+        if s.host().ends_at(Stage::SendCall) {
+            return Ok(buf.len());
         }
-        self.socket.wait(Ready::WRITABLE, self.socket.write_limit(), |shard, now| {
-            shard.udp_send_step(now, id, parts, to)
+        s.wait_recently(Ready::WRITABLE, s.write_limit(), |shard, now| {
+            shard.udp_send_connected(now, s.id, buf)
         })
     }
 
@@ -113,7 +115,11 @@ impl UdpSocket {
     /// `WouldBlock` after the read time-out; an error that came back for an earlier datagram.
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let s = &*self.socket;
-        let d = s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.udp_receive(s.id))?;
+        let take = |shard: &mut AnyShard<'_>, _| shard.udp_receive_into(s.id, buf);
+        let d = match s.wait_recently(Ready::READABLE, s.read_limit(), take)? {
+            TakenDatagram::Copied(n, from) => return Ok((n, from)),
+            TakenDatagram::Whole(d) => d,
+        };
         if s.host().ends_at(Stage::ReceiveTaken) {
             return Ok((0, d.src));
         }

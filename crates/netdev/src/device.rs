@@ -315,6 +315,14 @@ pub trait Device: Send {
         let _ = buffer;
     }
 
+    /// Offers a clock that runs with the `now` of the calls. True: the device reads it where it has to know
+    /// when a frame was sent, or need not know; then the `now` of `tx_burst` and `tx_reap` may be a few
+    /// milliseconds old. False, and not asked again: it is exact. A stack on a virtual clock offers none.
+    fn keep_time(&mut self, clock: fn() -> Instant) -> bool {
+        let _ = clock;
+        false
+    }
+
     /// What the device has counted.
     fn stats(&self) -> DeviceStats {
         DeviceStats::default()
@@ -394,6 +402,9 @@ impl<D: Device + ?Sized> Device for Box<D> {
     }
     fn release(&mut self, buffer: BufId) {
         (**self).release(buffer);
+    }
+    fn keep_time(&mut self, clock: fn() -> Instant) -> bool {
+        (**self).keep_time(clock)
     }
     fn stats(&self) -> DeviceStats {
         (**self).stats()

@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod burst;
 pub mod delay;
 mod device;
 pub mod fault;
@@ -24,9 +25,10 @@ mod tally;
 mod testing;
 pub mod uso;
 
+pub use burst::Burst;
 pub use device::{Caps, Device, DeviceStats, Gather, LinkState, Peek, Scatter, Unsupported};
 pub use fulmar_base::{Gso, GsoKind, Offload};
-pub use packet::{Burst, Packet};
+pub use packet::Packet;
 pub use placement::{FrameParser, Placement, PlacementHint, Rooms, TagBuffers};
 pub use rng::{Chance, Rng};
 pub use tally::Tally;

@@ -55,6 +55,7 @@ fn unfit(packet: Packet, why: Refusal) -> Result<(), Unfit> {
 /// # Errors
 /// [`DropReason::FrameTooBig`]: larger than the MTU or the largest super-frame, or in too many
 /// mbufs. [`DropReason::BadOffload`]: asks for an offload that the device lacks.
+#[inline]
 pub fn check(p: &Packet, caps: &Caps) -> Result<(), DropReason> {
     if p.offload.needs_csum && !caps.tx_csum {
         return Err(DropReason::BadOffload);
@@ -71,6 +72,7 @@ pub fn check(p: &Packet, caps: &Caps) -> Result<(), DropReason> {
 }
 
 /// The largest super-frame of this kind that the device cuts itself, in bytes of IP packet.
+#[inline]
 pub(crate) fn largest(gso: Gso, caps: &Caps) -> Option<usize> {
     match gso.kind {
         _ if !caps.tx_csum => None,
@@ -84,6 +86,7 @@ pub(crate) fn largest(gso: Gso, caps: &Caps) -> Option<usize> {
 ///
 /// # Errors
 /// [`Unfit`] with the frame, or with what is left of it after some packets went into `out`.
+#[inline]
 pub fn fit(
     p: Packet,
     caps: &Caps,

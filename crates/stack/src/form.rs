@@ -39,6 +39,7 @@ use crate::shard::Shard;
 use crate::sockets::{Echo, TcpEntry};
 use crate::stat::Stat;
 use crate::tcp_calls::ListenOptions;
+use crate::udp_calls::TakenDatagram;
 use crate::udp_many::{RecvMessage, SendMessage, SentMany};
 
 /// One of three.
@@ -178,9 +179,11 @@ calls! {
     fn udp_send(now: Instant, id: SlotId, parts: &[&[u8]], to: Option<SocketAddr>) -> Called<usize>;
     fn udp_send_step(now: Instant, id: SlotId, parts: &[&[u8]], to: Option<SocketAddr>)
         -> Called<Step<usize>>;
+    fn udp_send_connected(now: Instant, id: SlotId, payload: &[u8]) -> Called<Step<usize>>;
     fn udp_send_many(now: Instant, id: SlotId, messages: &[SendMessage<'_>], is_first: bool)
         -> Called<Step<SentMany>>;
     fn udp_receive(id: SlotId) -> Called<Step<Datagram>>;
+    fn udp_receive_into(id: SlotId, into: &mut [u8]) -> Called<Step<TakenDatagram>>;
     fn udp_receive_many(id: SlotId, into: &mut [RecvMessage<'_>]) -> Called<Step<usize>>;
     fn udp_lend(id: SlotId) -> Called<Step<(Datagram, Lent)>>;
     fn udp_peek(id: SlotId, into: &mut [u8]) -> Called<Step<(usize, SocketAddr)>>;
@@ -350,6 +353,29 @@ impl AnyHost {
             Form::Stopping(host) => {
                 host.wait(socket, interest, limit, |s, now| step(&mut Form::Stopping(s), now))
             }
+        }
+    }
+
+    /// See [`Host::wait_recently`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn wait_recently<T>(
+        &self,
+        socket: SlotId,
+        interest: Ready,
+        limit: Limit,
+        mut step: impl FnMut(&mut AnyShard<'_>, Instant) -> Result<Step<T>, SocketError>,
+    ) -> Result<T, SocketError> {
+        match self {
+            Form::Released(host) => host
+                .wait_recently(socket, interest, limit, |s, now| step(&mut Form::Released(s), now)),
+            Form::Accounted(host) => host.wait_recently(socket, interest, limit, |s, now| {
+                step(&mut Form::Accounted(s), now)
+            }),
+            Form::Stopping(host) => host
+                .wait_recently(socket, interest, limit, |s, now| step(&mut Form::Stopping(s), now)),
         }
     }
 

@@ -17,13 +17,14 @@
 //! request in the inbox, which the holder drains before and after it releases.
 
 mod guard;
+mod turn;
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 
 use fulmar_base::{Counter, Duration, Instant, NoProbe, Outside, Probe, SlotId, Stage};
-use fulmar_netdev::moderation::{ModerationConfig, Next};
+use fulmar_netdev::moderation::ModerationConfig;
 use fulmar_socket::{Ready, SocketError, Step};
 
 use crate::baton::{Baton, Role};
@@ -33,13 +34,13 @@ use crate::inbox::{INBOX_LIMIT, Inbox, Request, after_release};
 pub use crate::limit::Limit;
 use crate::poll_set::PollSetCore;
 use crate::recv_calls::RecvTicket;
-use crate::reentry::{HostBit, Mark, this_thread};
+use crate::reentry::{HostBit, Inside, this_thread};
 use crate::service::Service;
 use crate::shard::Shard;
 use crate::spin::Spin;
 use crate::sys;
-use crate::waiter::Waiter;
 pub use guard::Guard;
+use turn::{For, Turn};
 
 /// Frames that one poll takes before waiters are looked at.
 pub(crate) const POLL_BUDGET: usize = 128;
@@ -62,6 +63,8 @@ pub struct Host<P: Probe = NoProbe> {
     spin: Spin,
     /// Looks at the stages that are passed without the lock.
     outside: P::Outside,
+    /// The device reads the clock by itself where it needs the time of a crossing.
+    device_keeps_time: bool,
     /// The thread that made the last call. Written under the lock, where there are several shards.
     last_caller: AtomicUsize,
     /// The hosts of all shards of the stack, in their order, if there are several.
@@ -79,6 +82,7 @@ impl<P: Probe> Host<P> {
             device_fd: shard.device().wake_fd(),
             spin: Spin::new(shard.peek()),
             outside: shard.probe().outside(),
+            device_keeps_time: shard.device().keep_time(sys::now),
             shard: Mutex::new(shard),
             bit: HostBit::next(),
             inbox: Inbox::default(),
@@ -151,12 +155,39 @@ impl<P: Probe> Host<P> {
     /// interrupted a call); [`SocketError::BadHandle`] in a forked child.
     #[inline]
     pub fn lock(&self) -> Result<Guard<'_, P>, SocketError> {
-        let mut guard = self.lock_quietly()?;
+        let inside = self.come_in()?;
+        self.outside.enter();
+        let mut guard = Guard::new(self, Some(self.shard()), inside);
+        self.arrive(&mut guard);
+        Ok(guard)
+    }
+
+    /// The thread is inside from now on. Apart from the lock, so that the guard is made where it stays:
+    /// one that comes in a `Result` is copied, word by word behind the stores that have just made it.
+    #[inline(always)]
+    fn come_in(&self) -> Result<Inside, SocketError> {
+        if !self.is_ours() {
+            return Err(SocketError::BadHandle);
+        }
+        self.bit.enter().ok_or(SocketError::WouldBlock)
+    }
+
+    /// What a caller does first under the lock.
+    #[inline(always)]
+    fn arrive(&self, shard: &mut Shard<P>) {
+        // What this thread left in the inbox before comes before what it does now: a write that it
+        // has ended must not look as if it were still going on.
+        self.drain_inbox(shard);
         // Only the holder of the lock writes it, so that no locked instruction is needed.
         let calls = self.activity.load(Ordering::Relaxed);
         self.activity.store(calls.wrapping_add(1), Ordering::Relaxed);
-        self.note_caller(&mut guard);
-        Ok(guard)
+        self.note_caller(shard);
+    }
+
+    /// The shard, once it is nobody else's.
+    #[inline(always)]
+    fn shard(&self) -> MutexGuard<'_, Shard<P>> {
+        self.shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a lock that was another thread's before, where there are shards to keep apart.
@@ -173,18 +204,10 @@ impl<P: Probe> Host<P> {
     }
 
     /// As [`Host::lock`], for the service thread, which is not a caller.
-    // In place: a guard that is handed over is copied.
-    #[inline]
     pub(crate) fn lock_quietly(&self) -> Result<Guard<'_, P>, SocketError> {
-        if !self.is_ours() {
-            return Err(SocketError::BadHandle);
-        }
-        let mark = self.bit.enter().ok_or(SocketError::WouldBlock)?;
+        let inside = self.come_in()?;
         self.outside.enter();
-        let shard = self.shard.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut guard = Guard::new(self, Some(shard), mark);
-        // What this thread left in the inbox before comes before what it does now: a write that it
-        // has ended must not look as if it were still going on.
+        let mut guard = Guard::new(self, Some(self.shard()), inside);
         self.drain_inbox(&mut guard);
         Ok(guard)
     }
@@ -205,7 +228,10 @@ impl<P: Probe> Host<P> {
         &self,
         f: impl FnOnce(&mut Shard<P>, Instant) -> Result<R, SocketError>,
     ) -> Result<R, SocketError> {
-        let mut guard = self.lock()?;
+        let inside = self.come_in()?;
+        self.outside.enter();
+        let mut guard = Guard::new(self, Some(self.shard()), inside);
+        self.arrive(&mut guard);
         let now = sys::now();
         guard.pass(Stage::Locked);
         f(&mut guard, now)
@@ -222,6 +248,10 @@ impl<P: Probe> Host<P> {
             let mut guard = Guard::new(self, Some(shard), mark);
             self.note_caller(&mut guard);
             self.drain_inbox(&mut guard);
+            if let Request::Free(chain) = request {
+                guard.pass(Stage::Locked);
+                return guard.free(chain);
+            }
             let now = sys::now();
             guard.pass(Stage::Locked);
             return perform(&mut guard, now, request);
@@ -249,8 +279,15 @@ impl<P: Probe> Host<P> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn drain_inbox(&self, shard: &mut Shard<P>) {
+        if !self.inbox.is_empty() {
+            self.drain_full_inbox(shard);
+        }
+    }
+
+    #[cold]
+    fn drain_full_inbox(&self, shard: &mut Shard<P>) {
         while !self.inbox.is_empty() {
             let now = sys::now();
             let done = self.inbox.drain(|r| perform(shard, now, r));
@@ -269,7 +306,25 @@ impl<P: Probe> Host<P> {
         limit: Limit,
         step: impl FnMut(&mut Shard<P>, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
-        self.wait_as(For::Socket(socket, interest), interest, limit, step)
+        self.wait_as(For::Socket(socket, interest), interest, limit, true, step)
+    }
+
+    /// As [`Host::wait`], for a step to which the time says so little that it may be that of the kernel's
+    /// last tick: a datagram sent, or taken out of a queue. Over a device that has to be told the time of
+    /// a crossing it is exact all the same.
+    ///
+    /// # Errors
+    /// As [`Host::wait`].
+    #[inline]
+    pub fn wait_recently<R>(
+        &self,
+        socket: SlotId,
+        interest: Ready,
+        limit: Limit,
+        step: impl FnMut(&mut Shard<P>, Instant) -> Result<Step<R>, SocketError>,
+    ) -> Result<R, SocketError> {
+        let is_exact = !self.device_keeps_time;
+        self.wait_as(For::Socket(socket, interest), interest, limit, is_exact, step)
     }
 
     /// Waits until a posted buffer is over, running the stack meanwhile as a reader does. False: the time
@@ -285,27 +340,33 @@ impl<P: Probe> Host<P> {
         let over = |_: &mut Shard<P>, _| {
             Ok(if ticket.is_over() { Step::Done(()) } else { Step::WaitData(1) })
         };
-        match self.wait_as(waits_for, Ready::READABLE, limit, over) {
+        match self.wait_as(waits_for, Ready::READABLE, limit, true, over) {
             Ok(()) => Ok(true),
             Err(SocketError::WouldBlock) => Ok(ticket.is_over()),
             Err(e) => Err(e),
         }
     }
 
+    #[inline]
     fn wait_as<R>(
         &self,
         waits_for: For<'_>,
         interest: Ready,
         limit: Limit,
+        is_exact: bool,
         mut step: impl FnMut(&mut Shard<P>, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
-        let mut guard = self.lock()?;
-        let now = sys::now();
+        let inside = self.come_in()?;
+        self.outside.enter();
+        let mut guard = Guard::new(self, Some(self.shard()), inside);
+        self.arrive(&mut guard);
+        let now = if is_exact { sys::now() } else { sys::recently() };
         guard.pass(Stage::Locked);
-        match step(&mut guard, now)? {
-            Step::Done(r) => Ok(r),
-            _ => self.wait_longer(guard, now, (waits_for, interest), limit, step),
+        if let Step::Done(r) = step(&mut guard, now)? {
+            return Ok(r);
         }
+        let now = if is_exact { now } else { sys::now() };
+        self.wait_longer(guard, now, (waits_for, interest), limit, step)
     }
 
     /// The step has to wait: runs the stack, sleeps, repeats it. Kept apart from [`Host::wait_as`] so
@@ -455,7 +516,7 @@ impl<P: Probe> Host<P> {
     }
 
     /// Gives the lock back; who sleeps on the device learns of an earlier deadline.
-    #[inline]
+    #[inline(always)]
     fn release(&self, shard: MutexGuard<'_, Shard<P>>) {
         let late = self.baton.sleeper().map(|(fd, until)| (fd, until, shard.next_deadline()));
         drop(shard);
@@ -492,160 +553,6 @@ impl<P: Probe> Host<P> {
 
 /// How often a drain looks whether it is done: nobody tells it.
 const DRAIN_TICK: Duration = Duration::from_millis(5);
-
-/// What a thread waits for.
-enum For<'a> {
-    Socket(SlotId, Ready),
-    Set(&'a Arc<PollSetCore>),
-    Completion(&'a Completion),
-    Time,
-}
-
-/// One thread's turn of waiting; passes the baton on when it ends, however it ends.
-struct Turn<'a, 'f, P: Probe> {
-    host: &'a Host<P>,
-    waiter: Arc<Waiter>,
-    waits_for: For<'f>,
-    has_baton: bool,
-    /// The last wait was a breath between two polls.
-    has_breathed: bool,
-    _mark: Mark,
-}
-
-impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
-    /// `WouldBlock` in a signal handler that interrupted a wait of this thread.
-    fn new(
-        host: &'a Host<P>,
-        shard: &mut Shard<P>,
-        now: Instant,
-        waits_for: For<'f>,
-    ) -> Result<Self, SocketError> {
-        let mark = host.bit.start_waiting().ok_or(SocketError::WouldBlock)?;
-        shard.start_waiting(now);
-        let waiter = Waiter::current();
-        Ok(Turn { host, waiter, waits_for, has_baton: false, has_breathed: false, _mark: mark })
-    }
-
-    /// The poll after the last wait brought so many frames.
-    fn polled(&self, frames: usize) {
-        if self.has_breathed {
-            self.host.spin.polled(frames > 0);
-        }
-    }
-
-    /// Waits once, in the way that the policy says: looks, holds or sleeps. Readiness, the device or
-    /// the end of `give_up` ends it. May return early.
-    fn sleep(
-        &mut self,
-        mut guard: Guard<'a, P>,
-        now: Instant,
-        give_up: Option<Instant>,
-    ) -> Result<Guard<'a, P>, SocketError> {
-        self.has_baton = self.has_baton || self.host.baton.try_take(Role::Caller);
-        let next = match self.has_baton {
-            true => {
-                let may_look = self.host.spin.may_look() || guard.never_sleeps();
-                guard.next_wait(now, may_look)
-            }
-            false => Next::Arm,
-        };
-        self.has_breathed = matches!(next, Next::Look { .. }) && !self.host.spin.has_peek();
-        if self.has_breathed {
-            drop(guard);
-            self.host.spin.run(&self.waiter, now);
-            let _ = self.host.outside.stage(Stage::Spun);
-            return self.host.lock();
-        }
-        self.waiter.reset();
-        self.register(&mut guard);
-        if let For::Set(set) = self.waits_for
-            && set.has_candidates()
-        {
-            // A socket of another shard, whose lock is not ours, has become ready meanwhile.
-            self.unregister(&mut guard);
-            return Ok(guard);
-        }
-        let mut guard = match next {
-            _ if !self.has_baton => self.park(guard, give_up)?,
-            Next::Look { until } => self.look(guard, until, give_up)?,
-            Next::Hold { until } => self.on_device(guard, give_up, Some(until))?,
-            Next::Arm => self.on_device(guard, give_up, None)?,
-        };
-        self.unregister(&mut guard);
-        Ok(guard)
-    }
-
-    fn on_device(
-        &self,
-        guard: Guard<'a, P>,
-        give_up: Option<Instant>,
-        hold: Option<Instant>,
-    ) -> Result<Guard<'a, P>, SocketError> {
-        self.host.sleep_on_device(guard, Role::Caller, &self.waiter, give_up, hold)
-    }
-
-    /// Looks at the device without the lock.
-    fn look(
-        &self,
-        guard: Guard<'a, P>,
-        until: Instant,
-        give_up: Option<Instant>,
-    ) -> Result<Guard<'a, P>, SocketError> {
-        let ends = [guard.next_deadline(), give_up, Some(until)];
-        drop(guard);
-        self.host.spin.run(&self.waiter, ends.into_iter().flatten().min().unwrap_or(until));
-        let _ = self.host.outside.stage(Stage::Spun);
-        self.host.lock()
-    }
-
-    fn register(&self, shard: &mut Shard<P>) {
-        match self.waits_for {
-            For::Socket(id, interest) => shard.watch_thread(id, &self.waiter, interest),
-            For::Set(set) => set.add_sleeper(&self.waiter),
-            For::Completion(c) => c.add_sleeper(&self.waiter),
-            For::Time => {}
-        }
-    }
-
-    fn unregister(&self, shard: &mut Shard<P>) {
-        match self.waits_for {
-            For::Socket(id, _) => shard.unwatch_thread(id, &self.waiter),
-            For::Set(set) => set.remove_sleeper(&self.waiter),
-            For::Completion(c) => c.remove_sleeper(&self.waiter),
-            For::Time => {}
-        }
-    }
-
-    fn park(
-        &self,
-        guard: Guard<'a, P>,
-        give_up: Option<Instant>,
-    ) -> Result<Guard<'a, P>, SocketError> {
-        self.host.baton.follow(&self.waiter);
-        drop(guard);
-        // The baton may have been left free between the failed attempt and the registration.
-        if self.host.baton.is_held_by(Role::Caller) {
-            self.waiter.park(give_up.map(|at| at.since(sys::now())));
-        }
-        let _ = self.host.outside.stage(Stage::Slept);
-        // Inside again, since a signal handler must not find the list's lock taken by its own thread:
-        // it may wait for the shard's lock, whose holder may wait for the list.
-        let guard = self.host.lock()?;
-        self.host.baton.unfollow(&self.waiter);
-        Ok(guard)
-    }
-}
-
-impl<P: Probe> Drop for Turn<'_, '_, P> {
-    fn drop(&mut self) {
-        // The wake-up of another thread takes locks that a signal handler must not meet.
-        let _mark = self.host.bit.enter();
-        if self.has_baton {
-            self.host.baton.leave(Role::Caller);
-        }
-        self.host.pass_baton();
-    }
-}
 
 /// A timer became due earlier than the sleeper knows: wakes it.
 fn kick_if_late(kick: RawFd, until: Instant, next: Option<Instant>) {

@@ -81,5 +81,6 @@ pub use sys::{
     ask_for_large_pages, at_exit, block_signals, fork_generation, now, thread_number, ticks,
 };
 pub use tcp_calls::ListenOptions;
+pub use udp_calls::TakenDatagram;
 pub use udp_many::{RecvMessage, SendMessage, SentMany};
 pub use wheel::{TimerId, Wheel};

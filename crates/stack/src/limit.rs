@@ -11,6 +11,8 @@ pub enum Limit {
     DoNotWait,
     /// At most so long.
     For(Duration),
+    /// At most so many nanoseconds: as a socket remembers it, not divided before somebody has to wait.
+    ForNanos(u64),
     /// At most until then: for a call that waits several times.
     Until(Instant),
     /// Until it is done.
@@ -23,6 +25,7 @@ impl Limit {
     pub fn from_now(self) -> Limit {
         match self {
             Limit::For(d) => Limit::Until(sys::now() + d),
+            Limit::ForNanos(ns) => Limit::Until(sys::now() + Duration::from_nanos(ns)),
             other => other,
         }
     }
@@ -33,6 +36,7 @@ impl Limit {
             Limit::DoNotWait => None,
             Limit::Forever => Some(None),
             Limit::For(d) => Some(Some(now + d)),
+            Limit::ForNanos(ns) => Some(Some(now + Duration::from_nanos(ns))),
             Limit::Until(at) => Some(Some(at)),
         }
     }

@@ -33,6 +33,14 @@ pub struct Net<P: Probe> {
     pub probe: P,
 }
 
+/// The Ethernet header, which the MTU leaves out.
+const ETHER_BYTES: usize = fulmar_wire::eth::HEADER_BYTES;
+
+/// Frames sent after which the device is asked for what it has finished with: it is a call for a device
+/// that would answer "nothing yet" most of the time, so that what comes back is a cache's worth. A poll
+/// takes completions back too, and so does a device that is full.
+const REAP_FRAMES: usize = 16;
+
 /// The device, the burst that waits for it, and the packets from the stack to itself.
 pub struct Link {
     device: Box<dyn Device>,
@@ -45,6 +53,8 @@ pub struct Link {
     gathers_in_kernel: bool,
     /// Frames that the device has taken so far.
     sent_frames: u64,
+    /// Those of them since which it was not asked what it has finished with.
+    unreaped: usize,
     now: Instant,
 }
 
@@ -63,6 +73,7 @@ impl Link {
             loopback: VecDeque::with_capacity(config.loopback_packets),
             loopback_limit: config.loopback_packets,
             sent_frames: 0,
+            unreaped: 0,
             now: Instant::ZERO,
         }
     }
@@ -94,6 +105,7 @@ impl Link {
     }
 
     /// Whether frames wait for a device that refused them.
+    #[inline]
     pub fn has_backlog(&self) -> bool {
         !self.tx.is_empty()
     }
@@ -103,9 +115,11 @@ impl Link {
         self.tx.capacity() - self.tx.len()
     }
 
-    /// Tells the link what time it is, once per poll or call.
+    /// Tells the link what time it is, once per poll or call. It never goes back: a call that sends a
+    /// datagram may know only what time it was at the kernel's last tick.
+    #[inline]
     pub fn set_now(&mut self, now: Instant) {
-        self.now = now;
+        self.now = self.now.max(now);
     }
 
     /// What it was told.
@@ -127,13 +141,18 @@ impl Link {
         let taken = self.device.tx_burst(self.now, pool, &mut self.tx, counters);
         self.sent_frames += taken as u64;
         // A device that is full gets its frames taken back whatever a probe says.
-        if probe.stage(Stage::DeviceTaken).is_continue() || !self.tx.is_empty() {
+        if probe.stage(Stage::DeviceTaken).is_break() && self.tx.is_empty() {
+            return true;
+        }
+        self.unreaped += taken;
+        if self.unreaped >= REAP_FRAMES || !self.tx.is_empty() {
+            self.unreaped = 0;
             self.device.tx_reap(self.now, pool);
-            let _ = probe.stage(Stage::Completed);
+            if !self.tx.is_empty() && self.device.lost().is_some() {
+                self.discard(pool, counters);
+            }
         }
-        if self.device.lost().is_some() {
-            self.discard(pool, counters);
-        }
+        let _ = probe.stage(Stage::Completed);
         self.tx.is_empty()
     }
 
@@ -145,10 +164,24 @@ impl Link {
     }
 
     /// Takes every frame out of the burst, as if it had been sent.
-    fn forget(&mut self, pool: &mut Pool) {
+    pub(crate) fn forget(&mut self, pool: &mut Pool) {
         while let Some(p) = self.tx.pop_front() {
             pool.free(p.chain);
         }
+    }
+
+    /// Whether the burst has room for a frame of so many bytes in one piece that the device can send as
+    /// it is, its checksum included.
+    #[inline(always)]
+    pub(crate) fn takes_at_once(&self, bytes: usize) -> bool {
+        self.caps.tx_csum && !self.tx.is_full() && bytes <= self.caps.mtu + ETHER_BYTES
+    }
+
+    /// Puts a frame into the burst of which [`Link::takes_at_once`] is true.
+    #[inline(always)]
+    pub(crate) fn put_fitting(&mut self, packet: Packet) {
+        // There is room, as was asked; who did not ask loses the frame.
+        let _ = self.tx.push(packet);
     }
 
     /// Puts a frame into the burst in a form that the device can send, crossing when it is full.

@@ -11,8 +11,8 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
-use std::thread::LocalKey;
 
 thread_local! {
     // Without destructors, so that both outlive the thread's other locals: stacks are drained at exit.
@@ -22,24 +22,38 @@ thread_local! {
 
 /// A host's bit.
 #[derive(Clone, Copy, Debug)]
-pub struct HostBit(u64);
+pub struct HostBit(NonZeroU64);
 
 impl HostBit {
     /// The bit of a new host.
     pub fn next() -> HostBit {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        HostBit(1 << (NEXT.fetch_add(1, Ordering::Relaxed) % 64))
+        let bit = 1 << (NEXT.fetch_add(1, Ordering::Relaxed) % 64);
+        HostBit(NonZeroU64::new(bit).unwrap_or(NonZeroU64::MIN))
     }
 
     /// The thread is inside until the mark is dropped. `None`: it is inside already.
-    #[inline]
-    pub fn enter(self) -> Option<Mark> {
-        Mark::set(&INSIDE, self.0)
+    #[inline(always)]
+    pub fn enter(self) -> Option<Inside> {
+        let held = INSIDE.get();
+        if held & self.0.get() != 0 {
+            return None;
+        }
+        INSIDE.set(held | self.0.get());
+        // A handler on this thread must not see the locks taken before the mark.
+        compiler_fence(Ordering::SeqCst);
+        Some(Inside { bit: self.0, not_send: PhantomData })
     }
 
     /// The thread waits until the mark is dropped. `None`: it waits already.
-    pub fn start_waiting(self) -> Option<Mark> {
-        Mark::set(&WAITING, self.0)
+    pub fn start_waiting(self) -> Option<Waiting> {
+        let held = WAITING.get();
+        if held & self.0.get() != 0 {
+            return None;
+        }
+        WAITING.set(held | self.0.get());
+        compiler_fence(Ordering::SeqCst);
+        Some(Waiting { bit: self.0, not_send: PhantomData })
     }
 }
 
@@ -49,33 +63,31 @@ pub fn this_thread() -> usize {
     INSIDE.with(|inside| std::ptr::from_ref(inside) as usize)
 }
 
-/// A bit of this thread, cleared when dropped.
-pub struct Mark {
-    word: &'static LocalKey<Cell<u64>>,
-    bit: u64,
+/// The calling thread is inside a host; over when dropped. One word, since every call has one.
+pub struct Inside {
+    bit: NonZeroU64,
     /// The bit belongs to the thread that set it.
     not_send: PhantomData<*const ()>,
 }
 
-impl Mark {
-    #[inline]
-    fn set(word: &'static LocalKey<Cell<u64>>, bit: u64) -> Option<Mark> {
-        let held = word.get();
-        if held & bit != 0 {
-            return None;
-        }
-        word.set(held | bit);
-        // A handler on this thread must not see the locks taken before the mark.
+impl Drop for Inside {
+    #[inline(always)]
+    fn drop(&mut self) {
         compiler_fence(Ordering::SeqCst);
-        Some(Mark { word, bit, not_send: PhantomData })
+        INSIDE.set(INSIDE.get() & !self.bit.get());
     }
 }
 
-impl Drop for Mark {
-    #[inline]
+/// The calling thread waits in a host; over when dropped.
+pub struct Waiting {
+    bit: NonZeroU64,
+    not_send: PhantomData<*const ()>,
+}
+
+impl Drop for Waiting {
     fn drop(&mut self) {
         compiler_fence(Ordering::SeqCst);
-        self.word.set(self.word.get() & !self.bit);
+        WAITING.set(WAITING.get() & !self.bit.get());
     }
 }
 

@@ -16,6 +16,16 @@ pub fn now() -> Instant {
     Instant::from_nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
 }
 
+/// The monotonic clock as it was at the kernel's last tick, a few milliseconds ago at most: a read of
+/// memory, where [`now`] waits for the cycle counter.
+#[inline]
+pub fn recently() -> Instant {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is a valid timespec that lives through the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut t) };
+    Instant::from_nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
+}
+
 /// A counter that runs at a constant rate, the cheapest that the machine has: the cycle counter, or
 /// the clock in nanoseconds where there is none.
 #[inline]

@@ -7,7 +7,7 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{FlowKey, Instant, SlotId};
+use fulmar_base::{FlowKey, Instant, Offload, SlotId};
 use fulmar_ip::{Flow, Ip};
 use fulmar_udp::UdpSocket;
 use fulmar_wire::protocol;
@@ -41,6 +41,8 @@ pub struct UdpTemplate {
     udp: fulmar_udp::Template,
     remote: SocketAddr,
     options: HeaderOptions,
+    /// Of a datagram that leaves as it is; offsets count from the Ethernet header.
+    offload: Offload,
 }
 
 impl UdpTemplate {
@@ -63,7 +65,15 @@ impl UdpTemplate {
             dont_fragment: options.dont_fragment,
         };
         let udp = fulmar_udp::Template::new(local, remote)?;
-        Some(UdpTemplate { ip: ip.template_of(&flow, now)?, udp, remote, options })
+        let ip = ip.template_of(&flow, now)?;
+        let offload = fulmar_udp::offload_of(0, None).shift(ip.header_bytes() as u16);
+        Some(UdpTemplate { ip, udp, remote, options, offload })
+    }
+
+    /// What is asked of the device for a datagram that is no run.
+    #[inline]
+    pub(crate) fn offload(&self) -> &Offload {
+        &self.offload
     }
 
     /// The part that ages.

@@ -16,6 +16,18 @@ use crate::shard::Shard;
 use crate::sockets::{Echo, PING_REPLIES, PingEntry, Socket, UdpEntry};
 use crate::udp_output::MAX_SEGMENTS;
 
+/// Payload that is copied to a receiver under the lock.
+const SMALL_DATAGRAM_BYTES: usize = 512;
+
+/// A datagram that was taken.
+#[derive(Debug)]
+pub enum TakenDatagram {
+    /// So many bytes of it were copied; its sender.
+    Copied(usize, SocketAddr),
+    /// It is to be copied, and freed then ([`crate::Request::Free`]).
+    Whole(Datagram),
+}
+
 impl<P: Probe> Shard<P> {
     pub(crate) fn udp_entry(&mut self, id: SlotId) -> Result<&mut UdpEntry, SocketError> {
         match self.sockets.get_mut(id) {
@@ -270,6 +282,34 @@ impl<P: Probe> Shard<P> {
             return Err(SocketError::NetworkDown);
         }
         Ok(Step::WaitData(1))
+    }
+
+    /// Takes the oldest datagram. A small one is copied into `into` and its buffer is free at once: that
+    /// is shorter than to take the lock again for it. A larger one is the caller's to copy.
+    ///
+    /// # Errors
+    /// As [`Shard::udp_receive`].
+    pub fn udp_receive_into(
+        &mut self,
+        id: SlotId,
+        into: &mut [u8],
+    ) -> Result<Step<TakenDatagram>, SocketError> {
+        let d = match self.udp_receive(id)? {
+            Step::Done(d) => d,
+            Step::WaitData(n) => return Ok(Step::WaitData(n)),
+            Step::WaitSpace(n) => return Ok(Step::WaitSpace(n)),
+        };
+        if d.payload.len() > SMALL_DATAGRAM_BYTES {
+            return Ok(Step::Done(TakenDatagram::Whole(d)));
+        }
+        let mut bytes = 0;
+        if !self.stops_at(Stage::ReceiveTaken) {
+            bytes = d.payload.copy_to(0, into);
+            self.net.counters.add(Counter::CopiedBytes, bytes as u64);
+            self.pass(Stage::ReceiveCopied);
+        }
+        self.net.pool.free(d.payload);
+        Ok(Step::Done(TakenDatagram::Copied(bytes, d.src)))
     }
 
     /// Copies the oldest datagram without taking it.

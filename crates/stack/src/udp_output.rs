@@ -13,7 +13,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use fulmar_base::{Counter, Instant, Offload, Probe, SlotId, Stage, Variation, with_zone, zone_of};
 use fulmar_ip::{FrameSink, Outgoing};
-use fulmar_mbuf::{Chain, Purpose};
+use fulmar_mbuf::{Chain, Mbuf, Purpose};
+use fulmar_netdev::Packet;
 use fulmar_socket::{SocketError, Step};
 use fulmar_udp::UdpSocket;
 use fulmar_wire::protocol;
@@ -27,6 +28,10 @@ use crate::udp_calls::{check_family, udp_error, unmap};
 
 /// Room in front of a payload, so that all headers go into its own mbuf.
 const HEADROOM: usize = fulmar_udp::HEADROOM_BYTES;
+
+/// Payload that is written into one buffer together with its headers, by the sender itself: what fits the
+/// second class of the pool.
+const ONE_PIECE_BYTES: usize = 2048 - HEADROOM;
 
 /// Datagrams of one run at most, as on Linux (UDP_MAX_SEGMENTS).
 pub(crate) const MAX_SEGMENTS: usize = 128;
@@ -118,6 +123,36 @@ impl<P: Probe> Shard<P> {
         }
     }
 
+    /// As [`Shard::udp_send_step`] to the connected peer. By the socket's own headers it is one way straight
+    /// through, in which nothing larger than a word changes hands.
+    ///
+    /// # Errors
+    /// As [`Shard::udp_send_step`].
+    #[inline]
+    pub fn udp_send_connected(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        payload: &[u8],
+    ) -> Result<Step<usize>, SocketError> {
+        let (parts, bytes) = (std::iter::once(payload), payload.len());
+        let letter = Letter { parts, bytes, to: None, segment_bytes: None, tells_error: true };
+        if self.stops_at(Stage::Locked) {
+            return Ok(Step::Done(bytes));
+        }
+        match self.output_connected(now, id, &letter) {
+            Some(Ok(Some(()))) => self.finish_datagrams(now),
+            Some(Ok(None)) => {}
+            Some(Err(_)) => {
+                // There was no buffer, or the device is full.
+                self.note_shortage(now, id);
+                return Ok(Step::WaitSpace(1));
+            }
+            None => return self.udp_send_step(now, id, &[payload], None),
+        }
+        Ok(Step::Done(bytes))
+    }
+
     /// The way of a letter into the burst; `None` if a probe has ended it.
     pub(crate) fn output_letter<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
@@ -144,7 +179,7 @@ impl<P: Probe> Shard<P> {
     /// A letter to the connected peer by the headers of the socket, if they hold for it: what
     /// [`Shard::check_datagram`] and [`Shard::output_by_template`] do, but nothing is copied to be asked
     /// about. `None`: these are to say what it is.
-    #[inline]
+    #[inline(always)]
     fn output_connected<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
@@ -317,6 +352,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// The end of a call that has sent datagrams: one crossing.
+    #[inline]
     pub(crate) fn finish_datagrams(&mut self, now: Instant) {
         if self.net.link.loopback.is_empty() {
             self.flush();
@@ -361,7 +397,7 @@ impl<P: Probe> Net<P> {
     }
 
     /// Sends by ready-made headers.
-    #[inline]
+    #[inline(always)]
     fn output_by<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
@@ -373,6 +409,98 @@ impl<P: Probe> Net<P> {
         if self.ends_at(Stage::PathChosen) {
             return Ok(None);
         }
+        if letter.bytes <= ONE_PIECE_BYTES && offload.gso.is_none() && self.writes_in_one_piece() {
+            return self.output_in_one_piece(now, template, letter);
+        }
+        self.output_in_pieces(now, id, template, letter, offload)
+    }
+
+    /// Whether the payload may be written where its headers are, by whoever sends it: its sum is the
+    /// device's business, and no measurement wants another way.
+    #[inline(always)]
+    fn writes_in_one_piece(&self) -> bool {
+        self.link.caps().tx_csum
+            && !self.probe.varies(Variation::EarlyEncapsulation)
+            && !self.probe.varies(Variation::StockPerSocket)
+    }
+
+    /// Sends what fits one small buffer with its headers: from the pool to the burst it is one word, the
+    /// handle of that buffer. (Larger values that are handed on are stored in words and read in vectors,
+    /// which waits for the stores.)
+    #[inline(always)]
+    fn output_in_one_piece<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+        &mut self,
+        now: Instant,
+        template: &UdpTemplate,
+        letter: &Letter<I>,
+    ) -> Result<Option<()>, SocketError> {
+        let m = self.pool.alloc(letter.bytes, HEADROOM, Purpose::Send);
+        let mut m = m.map_err(|_| SocketError::NoBuffer)?;
+        if self.ends_at(Stage::SendReserved) || !self.write_piece(template, letter, &mut m) {
+            self.pool.free_mbuf(m);
+            return Ok(None);
+        }
+        self.link.set_now(now);
+        let (chain, offload) = (Chain::from(m), *template.offload());
+        if !self.link.takes_at_once(chain.len()) {
+            return self.put_slowly(Packet { chain, offload }, letter);
+        }
+        self.link.put_fitting(Packet { chain, offload });
+        if self.ends_at(Stage::BurstQueued) {
+            self.link.forget(&mut self.pool);
+        }
+        self.note_sent(letter);
+        Ok(Some(()))
+    }
+
+    /// The burst is full, or the frame is none that the device takes as it is.
+    #[cold]
+    fn put_slowly<I>(
+        &mut self,
+        packet: Packet,
+        letter: &Letter<I>,
+    ) -> Result<Option<()>, SocketError> {
+        let Net { pool, counters, link, probe, .. } = self;
+        let Packet { chain, offload } = packet;
+        if let Err(chain) = (Sink { link, probe }).frame(pool, counters, chain, offload) {
+            pool.free(chain);
+            return Err(SocketError::WouldBlock);
+        }
+        self.note_sent(letter);
+        Ok(Some(()))
+    }
+
+    /// Payload and headers; false if a probe has ended the path.
+    #[inline(always)]
+    fn write_piece<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+        &mut self,
+        template: &UdpTemplate,
+        letter: &Letter<I>,
+        m: &mut Mbuf,
+    ) -> bool {
+        let Some(mut room) = m.append(letter.bytes) else { return false };
+        for part in letter.parts.clone() {
+            let Some((to, rest)) = room.split_at_mut_checked(part.len()) else { return false };
+            to.copy_from_slice(part);
+            room = rest;
+        }
+        if self.ends_at(Stage::SendCopied) {
+            return false;
+        }
+        let Some(room) = m.prepend(template.header_bytes()) else { return false };
+        matches!(self.write_headers(template, letter, room), Ok(Some(())))
+    }
+
+    /// Sends by ready-made headers what is larger, or is to be summed on the way.
+    #[inline(never)]
+    fn output_in_pieces<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        template: &UdpTemplate,
+        letter: &Letter<I>,
+        offload: Offload,
+    ) -> Result<Option<()>, SocketError> {
         let payload = self.fill_datagram(id, letter.parts.clone(), letter.bytes)?;
         let Some(mut chain) = payload else { return Ok(None) };
         if self.prepend(template, letter, &mut chain)?.is_none() {
@@ -398,11 +526,21 @@ impl<P: Probe> Net<P> {
         letter: &Letter<I>,
         chain: &mut Chain,
     ) -> Result<Option<()>, SocketError> {
+        let room = chain.prepend(template.header_bytes(), &mut self.pool, Purpose::Control);
+        self.write_headers(template, letter, room.map_err(|_| SocketError::NoBuffer)?)
+    }
+
+    /// Writes all headers, which `room` has the length of; `None` if a probe has ended the path.
+    #[inline(always)]
+    fn write_headers<I>(
+        &mut self,
+        template: &UdpTemplate,
+        letter: &Letter<I>,
+        room: &mut [u8],
+    ) -> Result<Option<()>, SocketError> {
         let ident = self.ip.take_ident(letter.datagrams() as u16);
         // At most 65,535, or the datagram would not have fitted the template.
         let length = letter.bytes.saturating_add(HEADER_BYTES) as u16;
-        let room = chain.prepend(template.header_bytes(), &mut self.pool, Purpose::Control);
-        let room = room.map_err(|_| SocketError::NoBuffer)?;
         let parts = room.split_last_chunk_mut::<HEADER_BYTES>();
         let (lower, header) = parts.ok_or(SocketError::NoBuffer)?;
         template.udp().emit(length, header);
@@ -416,6 +554,7 @@ impl<P: Probe> Net<P> {
         Ok(Some(()))
     }
 
+    #[inline(always)]
     fn note_sent<I>(&mut self, letter: &Letter<I>) {
         self.counters.add(Counter::UdpOut, letter.datagrams() as u64);
         self.counters.add(Counter::CopiedBytes, letter.bytes as u64);

@@ -11,8 +11,11 @@ use fulmar_base::Instant;
 
 use super::SimConfig;
 use super::hardware::{Hardware, Rings};
-use super::meter::{Board, bump};
+use super::meter::{Board, SLACK_NS, SMALL_SLACK_NS, Sampler, bump};
 use super::worker::Worker;
+
+/// A frame of so many bytes at most is a small one, whose time is measured now and then.
+const SMALL_BYTES: u64 = 256;
 
 /// See the module's header.
 pub enum Engine {
@@ -28,6 +31,9 @@ pub struct Inline {
     /// The host wants an interrupt, or wanted one since the hardware ran last.
     is_armed: bool,
     last_now: Instant,
+    /// The hardware's own clock, if it has one: else the time is what the host says.
+    clock: Option<fn() -> Instant>,
+    sampler: Sampler,
 }
 
 /// The hardware runs elsewhere.
@@ -96,6 +102,8 @@ impl Engine {
             hardware,
             is_armed: false,
             last_now: Instant::ZERO,
+            clock: None,
+            sampler: Sampler::default(),
         }))
     }
 
@@ -136,11 +144,28 @@ impl Engine {
         }
     }
 
-    /// The host has posted frames.
-    pub fn doorbell(&mut self, now: Instant) {
+    /// The host has posted so many frames and bytes of them.
+    #[inline]
+    pub fn doorbell(&mut self, now: Instant, frames: u64, bytes: u64) {
         match self {
-            Engine::Inline(i) => i.run(now),
+            Engine::Inline(i) => i.ring(now, frames == 1 && bytes <= SMALL_BYTES),
             Engine::Thread(t) => t.kick(),
+        }
+    }
+
+    /// Gives the hardware a clock of its own. False: it runs on its own thread, and what it has finished
+    /// with is told by the host's.
+    pub fn keep_time(&mut self, clock: fn() -> Instant) -> bool {
+        let Engine::Inline(i) = self else { return false };
+        i.clock = Some(clock);
+        true
+    }
+
+    /// What time it was when the hardware ran last; the host may know only an earlier one.
+    pub fn latest(&self, now: Instant) -> Instant {
+        match self {
+            Engine::Inline(i) => now.max(i.last_now),
+            Engine::Thread(_) => now,
         }
     }
 
@@ -201,6 +226,25 @@ impl Engine {
 }
 
 impl Inline {
+    /// The host has posted frames: when they go the hardware sees by its own clock, if it has one, in its
+    /// own account.
+    #[inline]
+    fn ring(&mut self, now: Instant, is_small: bool) {
+        let Inline { rings, board, hardware, is_armed, last_now, clock, sampler } = self;
+        let mut run = || {
+            *last_now = clock.map_or(now, |clock| clock());
+            let is_due = *is_armed || hardware.is_due(*last_now, rings);
+            if is_due { work(*last_now, rings, hardware, is_armed) } else { 0 }
+        };
+        match is_small {
+            true if sampler.skips() => {
+                run();
+            }
+            true => board.section(sampler.stands_for(), SMALL_SLACK_NS, run),
+            false => board.section(1, SLACK_NS, run),
+        }
+    }
+
     /// Lets the hardware work, on this thread and in its own account.
     fn run(&mut self, now: Instant) {
         self.last_now = now;
@@ -208,15 +252,18 @@ impl Inline {
         if !*is_armed && !hardware.is_due(now, rings) {
             return;
         }
-        board.section(|| {
-            let bytes = hardware.run(now, rings);
-            if *is_armed && hardware.interrupt_at(&rings.rx).is_some_and(|at| at <= now) {
-                *is_armed = false;
-                bump(&hardware.board.counts.interrupts, 1);
-            }
-            bytes
-        });
+        board.section(1, SLACK_NS, || work(now, rings, hardware, is_armed));
     }
+}
+
+/// Everything that the hardware does at a time; returns the bytes that it moved.
+fn work(now: Instant, rings: &mut Rings, hardware: &mut Hardware, is_armed: &mut bool) -> u64 {
+    let bytes = hardware.run(now, rings);
+    if *is_armed && hardware.interrupt_at(&rings.rx).is_some_and(|at| at <= now) {
+        *is_armed = false;
+        bump(&hardware.board.counts.interrupts, 1);
+    }
+    bytes
 }
 
 impl Thread {

@@ -5,8 +5,10 @@
 //! so that a bench can take it off the thread's CPU time. What the measuring itself costs outside
 //! the two readings is calibrated once and counted as the hardware's as well.
 //!
+//! Of the sections that put one small frame on the wire only some are measured ([`Sampler`]).
+//!
 //! A section that a preemption falls into would look long although its thread used no CPU: a section
-//! is charged at most [`SLACK_NS`] and a nanosecond per byte that it moved (the slowest copy from
+//! is charged at most [`SLACK_NS`] ([`SMALL_SLACK_NS`]) and a nanosecond per byte that it moved (the slowest copy from
 //! memory takes a tenth of that); [`SimCounts::cut_sections`] says how often that struck.
 
 use std::cell::Cell;
@@ -23,7 +25,10 @@ use crate::sys::{clock_ns, ticks};
 use crate::wake::Bell;
 
 /// Longest honest section that moves no bytes.
-const SLACK_NS: u64 = 50_000;
+pub const SLACK_NS: u64 = 50_000;
+/// The same of one that puts a small frame on the wire, which takes a few hundred nanoseconds: it stands
+/// for others, so that an interrupt in it would count many times.
+pub const SMALL_SLACK_NS: u64 = 1_000;
 /// Time over which the cycle counter is compared with the clock: errors of 50 ns at both ends are
 /// 20 parts in a million.
 const CALIBRATION: Duration = Duration::from_millis(5);
@@ -259,19 +264,20 @@ impl Board {
     }
 
     /// Runs the hardware on the host's thread, with its time measured. `run` answers how many bytes
-    /// it moved.
+    /// it moved. It is a section like `count` others that are not measured, itself included.
     #[inline]
-    pub fn section(&self, run: impl FnOnce() -> u64) {
+    pub fn section(&self, count: u64, slack_ns: u64, run: impl FnOnce() -> u64) {
         let start = ticks();
         let bytes = run();
-        let plausible = SLACK_NS + bytes;
+        let plausible = slack_ns + bytes;
         let spent = ticks().wrapping_sub(start) + self.rate.overhead_ticks;
         let mut ns = self.rate.ns(spent);
         if ns > plausible {
             ns = plausible;
             bump(&self.counts.cut_sections, 1);
         }
-        bump(&self.counts.sections, 1);
+        ns *= count;
+        bump(&self.counts.sections, count);
         bump(&self.counts.inline_ns, ns);
         THREAD_NS.with(|t| t.set(t.get().wrapping_add(ns)));
     }
@@ -312,6 +318,50 @@ impl std::fmt::Display for Busy {
 }
 
 impl std::error::Error for Busy {}
+
+/// Draws which of many short sections are measured: two readings of the cycle counter cost as much as the
+/// host's own part of a small frame, and hold up what the processor does around them. Each measured one
+/// stands for those that were left out before it; which ones is drawn, so that no rhythm of the traffic
+/// hides in it.
+pub struct Sampler {
+    /// Sections to be left out before the next one is measured.
+    left: u32,
+    /// Those left out since the last one.
+    skipped: u64,
+    random: u32,
+}
+
+impl Default for Sampler {
+    fn default() -> Sampler {
+        Sampler { left: 0, skipped: 0, random: 0x9e37_79b9 }
+    }
+}
+
+/// Of so many short sections about two are measured.
+const SAMPLED: u32 = 16;
+
+impl Sampler {
+    /// Whether the next section goes unmeasured.
+    #[inline]
+    pub fn skips(&mut self) -> bool {
+        if self.left == 0 {
+            return false;
+        }
+        self.left -= 1;
+        self.skipped += 1;
+        true
+    }
+
+    /// For how many the next section stands, itself included.
+    pub fn stands_for(&mut self) -> u64 {
+        // Xorshift, full period (Marsaglia 2003).
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 17;
+        self.random ^= self.random << 5;
+        self.left = self.random % SAMPLED;
+        std::mem::take(&mut self.skipped) + 1
+    }
+}
 
 /// Looks at a simulated NIC from outside, and tells the modelled peer what to do. Clones share.
 #[derive(Clone)]

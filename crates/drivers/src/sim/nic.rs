@@ -103,22 +103,24 @@ impl Driver {
     ) -> Posted {
         let mut posted = Posted::default();
         while let Some(p) = burst.front() {
-            let verdict = offload::check(p, &self.caps);
-            if p.chain.segs() > self.descriptors.room() && verdict.is_ok() || tx.room() == 0 {
-                break;
-            }
-            let Some(packet) = burst.pop_front() else { break };
-            posted.taken += 1;
-            if let Err(reason) = verdict {
+            if let Err(reason) = offload::check(p, &self.caps) {
+                let Some(packet) = burst.pop_front() else { break };
+                posted.taken += 1;
                 counters.drop_packet(reason);
                 pool.free(packet.chain);
                 continue;
             }
-            posted.tally.add(&packet);
-            self.tx_bytes += packet.chain.len();
-            let descriptors = self.descriptors.write(&packet.chain);
-            // There is room, as checked above.
-            let _ = tx.post(TxSlot { packet, descriptors, done_at: Instant::ZERO });
+            if p.chain.segs() > self.descriptors.room() || tx.room() == 0 {
+                break;
+            }
+            posted.taken += 1;
+            posted.tally.add(p);
+            self.tx_bytes += p.chain.len();
+            let descriptors = self.descriptors.write(&p.chain);
+            // From the burst to its slot at once; there is room, as checked above.
+            if let Some(packet) = burst.pop_front() {
+                let _ = tx.post(TxSlot { packet, descriptors, done_at: Instant::ZERO });
+            }
         }
         posted
     }
@@ -378,7 +380,7 @@ impl SimNic {
             self.driver.count_posted(&posted.tally);
             self.stats.tx_crossings += 1;
             posted.tally.sent(counters, &mut self.stats);
-            self.engine.doorbell(now);
+            self.engine.doorbell(now, posted.tally.frames, posted.tally.bytes);
         }
         posted.taken
     }
@@ -401,6 +403,7 @@ impl Device for SimNic {
             self.stats.tx_refusals += 1;
             // Before the second look: whoever makes room later then knows that somebody waits.
             self.engine.set_blocked(true);
+            let now = self.engine.latest(now);
             self.driver.reap(&mut self.engine.rings().tx, now, pool);
             taken += self.send(now, pool, burst, counters);
         }
@@ -412,8 +415,13 @@ impl Device for SimNic {
     }
 
     fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
+        let now = self.engine.latest(now);
         let tx = &mut self.engine.rings().tx;
         if self.driver.is_reap_due(tx, now) { self.driver.reap(tx, now, pool) } else { 0 }
+    }
+
+    fn keep_time(&mut self, clock: fn() -> Instant) -> bool {
+        self.engine.keep_time(clock)
     }
 
     fn rx_burst(

@@ -498,6 +498,44 @@ fn the_hardware_s_time_is_counted_for_the_thread_that_it_ran_on() {
     assert_eq!(elsewhere.join().unwrap(), 0);
 }
 
+/// Datagrams of an address that nobody has, so that nothing comes back.
+fn small_frame(a: &mut Host) -> Packet {
+    Spec { udp: true, ..Spec::tcp(0) }.packet(&mut a.pool, &[0; 18], 1448)
+}
+
+#[test]
+fn of_small_frames_each_is_counted_once_though_not_each_is_measured() {
+    const FRAMES: u64 = 1000;
+    let (nic, handle) = with_peer(SimConfig::default()).unwrap();
+    let mut a = Host::new(nic);
+    for i in 0..FRAMES {
+        let now = START + Duration::from_micros(i);
+        let p = small_frame(&mut a);
+        assert!(a.send(now, p));
+        a.nic.tx_reap(now, &mut a.pool);
+    }
+    let counted = handle.counts().sections;
+    // Those since the last measured one are still to come.
+    assert!(counted <= FRAMES && counted + 16 > FRAMES, "{counted} sections");
+}
+
+#[test]
+fn a_nic_with_a_clock_of_its_own_needs_no_exact_time_from_its_host() {
+    use std::cell::Cell;
+    thread_local!(static CLOCK: Cell<Instant> = const { Cell::new(START) });
+    // A frame is on the line for half a millisecond.
+    let tx_coalesce = Coalesce { packets: 1, delay: Duration::ZERO };
+    let config = SimConfig { line_rate_bps: 1_000_000, tx_coalesce, ..SimConfig::default() };
+    let mut a = Host::new(with_peer(config).unwrap().0);
+    assert!(a.nic.keep_time(|| CLOCK.get()));
+    for (seconds, done) in [(1, 0), (2, 1), (3, 1)] {
+        CLOCK.set(START + Duration::from_secs(seconds));
+        let p = small_frame(&mut a);
+        assert!(a.send(START, p));
+        assert_eq!(a.nic.tx_reap(START, &mut a.pool), done, "after {seconds} s of its clock");
+    }
+}
+
 #[test]
 fn odd_configurations_are_brought_inside_their_bounds() {
     let odd = SimConfig {

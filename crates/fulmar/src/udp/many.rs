@@ -4,7 +4,7 @@ use std::io;
 
 use fulmar_base::Stage;
 use fulmar_socket::Ready;
-use fulmar_stack::{RecvMessage, SendMessage};
+use fulmar_stack::{AnyShard, RecvMessage, SendMessage};
 
 use super::UdpSocket;
 
@@ -26,7 +26,7 @@ impl UdpSocket {
         }
         let mut done = 0;
         while let Some(rest) = messages.get(done..).filter(|rest| !rest.is_empty()) {
-            let sent = socket.wait(Ready::WRITABLE, socket.write_limit(), |shard, now| {
+            let sent = socket.wait_recently(Ready::WRITABLE, socket.write_limit(), |shard, now| {
                 shard.udp_send_many(now, socket.id, rest, done == 0)
             });
             match sent {
@@ -67,6 +67,7 @@ impl UdpSocket {
             return Ok(0);
         }
         let s = &*self.socket;
-        s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.udp_receive_many(s.id, messages))
+        let mut take = |shard: &mut AnyShard<'_>, _| shard.udp_receive_many(s.id, messages);
+        s.wait_recently(Ready::READABLE, s.read_limit(), &mut take)
     }
 }

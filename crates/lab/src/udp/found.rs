@@ -77,7 +77,7 @@ impl Found {
     pub fn json(&self, machine: &Machine, command: &[String]) -> Value {
         let mut json = report::json(machine, command, &self.outcome);
         json["lead"] =
-            "What a datagram costs the thread that sends it, in CPU nanoseconds, by the \
+            "What a datagram costs the thread that sends or takes it, in CPU nanoseconds, by the \
                         call and by the number of threads."
                 .into();
         json["rows"] = self.lanes.iter().map(row).collect();
@@ -199,7 +199,7 @@ fn beside_the_kernel(lanes: &[Lane]) -> [Wanted; 4] {
 }
 
 /// fulmar alone.
-fn on_the_simulated_device(lanes: &[Lane]) -> [Wanted; 4] {
+fn on_the_simulated_device(lanes: &[Lane]) -> [Wanted; 6] {
     let sim = |method, threads| values(lanes, Device::Sim, method, threads);
     let (connected, many) = (Method::Connected, Method::Many);
     [
@@ -226,6 +226,16 @@ fn on_the_simulated_device(lanes: &[Lane]) -> [Wanted; 4] {
             "udp.sim.unconnected_vs_connected",
             "ns per datagram, simulated device: send_to ÷ send",
             over(sim(Method::Unconnected, 1), sim(connected, 1)),
+        ),
+        plain(
+            "udp.sim.recv_many_vs_recv",
+            "ns per datagram taken, simulated device: recv_many of 64 ÷ recv",
+            over(sim(Method::ReceivedMany, 1), sim(Method::Received, 1)),
+        ),
+        plain(
+            "udp.sim.recv_many.two_threads_vs_one",
+            "ns per datagram taken and thread, recv_many: two threads on two shards ÷ one",
+            over(sim(Method::ReceivedMany, 2), sim(Method::ReceivedMany, 1)),
         ),
     ]
 }
@@ -282,7 +292,7 @@ fn one_line(paragraph: &str) -> String {
 }
 
 const LEGEND: &str = "\
-ns per datagram is CPU time of the sending thread, without simulated hardware; of several threads the
+ns per datagram is CPU time of the thread that sends or takes it, without simulated hardware; of several threads the
 mean. packets/s is by the clock, all threads together, while they send; hardware that runs inside
 the sender's calls slows it down.
 
@@ -294,4 +304,8 @@ send_many and send_segmented of equal sizes cross a TAP as one frame of many dat
 kernel takes apart on its side; of two sizes in turn only two at a time can, since only the last
 datagram of such a frame may be shorter.
 
-Threads have a stack and a device of their own each: a shard per thread.";
+Threads on the simulated device have a shard each, of one stack on one NIC with a queue for each;
+one thread is measured on the same stack. Over TAP and veth they have a device of their own each.
+
+recv and recv_many take what the simulated peer has sent, packet by packet; polling the device and
+finding the socket are in the figure.";

@@ -2,8 +2,10 @@
 //!
 //! Connected, unconnected, many in a call, cut by the device; on the simulated device and over TAP to a
 //! kernel socket, beside the kernel's `send`, `sendto`, `sendmmsg` and UDP_SEGMENT on veth; by one
-//! thread and by several, each with a stack and a device of its own (a shard per thread). Every way
-//! runs once per round for a short slice, so that what is compared is measured moments apart.
+//! thread and by several: on the simulated device each with a shard of one stack and a queue of one NIC,
+//! elsewhere each with a device of its own. What a datagram costs who takes it, one by one and many in a
+//! call, is measured on the simulated device. Every way runs once per round for a short slice, so that
+//! what is compared is measured moments apart.
 
 mod found;
 mod rig;
@@ -16,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub use found::Found;
-use rig::{Cost, Kernel, Ours, Rig};
+use rig::{Cost, Kernel, Ours, Rig, Shards};
 
 use crate::bench::Stop;
 use crate::cpu;
@@ -53,9 +55,10 @@ impl Device {
         }
     }
 
-    fn open(self) -> io::Result<Box<dyn Rig>> {
+    /// Opens it for the thread of this number, to which `shards` has a shard.
+    fn open(self, shards: &Shards, thread: usize) -> io::Result<Box<dyn Rig>> {
         Ok(match self {
-            Device::Sim => Box::new(Ours::sim()?),
+            Device::Sim => Box::new(shards.rig(thread)?),
             Device::Tap => Box::new(Ours::tap()?),
             Device::Veth => Box::new(Kernel::new()?),
         })
@@ -75,12 +78,23 @@ pub enum Method {
     Apart,
     /// `send_segmented`, runs of 64, or what 64 KiB hold; the kernel's UDP_SEGMENT.
     Segmented,
+    /// `recv`, one by one, of what the simulated peer sends.
+    Received,
+    /// `recv_many`, 64 at most.
+    ReceivedMany,
 }
 
 impl Method {
     /// Every one, in the order of the table.
-    pub const ALL: [Method; 5] =
-        [Method::Connected, Method::Unconnected, Method::Many, Method::Apart, Method::Segmented];
+    pub const ALL: [Method; 7] = [
+        Method::Connected,
+        Method::Unconnected,
+        Method::Many,
+        Method::Apart,
+        Method::Segmented,
+        Method::Received,
+        Method::ReceivedMany,
+    ];
 
     /// The name in ways.
     pub const fn name(self) -> &'static str {
@@ -90,7 +104,14 @@ impl Method {
             Method::Many => "batch64",
             Method::Apart => "batch64_apart",
             Method::Segmented => "segmented",
+            Method::Received => "received",
+            Method::ReceivedMany => "received_batch64",
         }
+    }
+
+    /// Whether it takes datagrams; else it sends them.
+    pub const fn receives(self) -> bool {
+        matches!(self, Method::Received | Method::ReceivedMany)
     }
 
     /// The call, as the two know it.
@@ -104,6 +125,8 @@ impl Method {
             (Method::Apart, _) => "send_many of 64, two sizes",
             (Method::Segmented, false) => "send_segmented",
             (Method::Segmented, true) => "UDP_SEGMENT",
+            (Method::Received, _) => "recv",
+            (Method::ReceivedMany, _) => "recv_many of 64",
         }
     }
 }
@@ -172,8 +195,11 @@ fn ways(options: &Options, device: Device) -> Vec<Way> {
     let mut ways = Vec::new();
     for &bytes in &options.bytes {
         for method in Method::ALL {
-            let is_ours = device != Device::Veth;
-            let is_possible = method != Method::Apart || (is_ours && bytes > 1);
+            let is_possible = match method {
+                Method::Apart => device != Device::Veth && bytes > 1,
+                Method::Received | Method::ReceivedMany => device == Device::Sim,
+                _ => true,
+            };
             let threads = (1..=options.threads).filter(|_| is_possible);
             ways.extend(threads.map(|threads| Way { device, method, bytes, threads }));
         }
@@ -196,7 +222,8 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Found> {
         eprintln!("what needs the kernel cannot be measured here: {e}");
         options.devices.retain(|d| *d == Device::Sim);
     }
-    options.devices.retain(|d| match d.open() {
+    let shards = Shards::open(options.threads)?;
+    options.devices.retain(|d| match d.open(&shards, 0) {
         Ok(_) => true,
         Err(e) => {
             eprintln!("no {}: {e}", d.name());
@@ -214,8 +241,8 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Found> {
         let spawn = |i: usize| {
             // The last CPUs first: interrupts tend to go to the first.
             let cpu = cpus[cpus.len() - 1 - i % cpus.len()];
-            let (options, all, barrier, clock) = (&options, &all, &barrier, &clock);
-            scope.spawn(move || thread(options, all, (i, cpu), barrier, clock))
+            let (plan, barrier, clock) = ((&options, &all[..], &shards), &barrier, &clock);
+            scope.spawn(move || thread(plan, (i, cpu), barrier, clock))
         };
         let handles: Vec<_> = (0..options.threads).map(spawn).collect();
         let panicked = |_| Err(io::Error::other("a measuring thread panicked"));
@@ -238,8 +265,7 @@ struct Clock {
 
 /// One measuring thread: every round every way, in step with the others.
 fn thread(
-    options: &Options,
-    all: &[Way],
+    (options, all, shards): (&Options, &[Way], &Shards),
     (index, cpu): (usize, usize),
     barrier: &Barrier,
     clock: &Clock,
@@ -247,7 +273,7 @@ fn thread(
     let pinned = cpu::pin_to(cpu);
     // Whoever fails still meets the others, or they would wait for ever.
     let mut rigs: Vec<(Device, Opened)> =
-        options.devices.iter().map(|d| (*d, pinned_open(&pinned, *d))).collect();
+        options.devices.iter().map(|d| (*d, pinned_open(&pinned, *d, shards, index))).collect();
     let mut rounds = Vec::new();
     loop {
         let mut row = Vec::new();
@@ -276,9 +302,9 @@ fn thread(
     }
 }
 
-fn pinned_open(pinned: &io::Result<()>, device: Device) -> Opened {
+fn pinned_open(pinned: &io::Result<()>, device: Device, shards: &Shards, thread: usize) -> Opened {
     match pinned {
-        Ok(()) => device.open().map_err(|e| e.to_string()),
+        Ok(()) => device.open(shards, thread).map_err(|e| e.to_string()),
         Err(e) => Err(e.to_string()),
     }
 }

@@ -10,8 +10,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use fulmar::devices::{self, sim::SimConfig};
-use fulmar::{Cidr, SendMessage, Stack};
+use fulmar::devices::sim::{Command, SimConfig, SimHandle};
+use fulmar::{Builder, Cidr, RecvMessage, SendMessage, Stack, devices};
 
 use super::Method;
 use crate::burst::sys::Batch;
@@ -23,10 +23,14 @@ use crate::{cpu, site, sys};
 const SECTION: usize = 256;
 /// Datagrams of a timed section where nobody has to take them away.
 const LONG_SECTION: usize = 4096;
-/// Datagrams per call of the ways that send many.
+/// More than a datagram of any size that is measured.
+const ROOM_BYTES: usize = 2048;
+/// Datagrams per call of the ways that send many, and of a section of those that take them.
 pub const BATCH: usize = 64;
 /// Where the simulated peer discards (RFC 863), and where kernel receivers listen.
 const PORT: u16 = 9;
+/// How long a datagram of the simulated peer may be on its way.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// Looks for what has not arrived yet.
 const PATIENCE: usize = 100;
 const SIM_NEAR: Ipv4Addr = Ipv4Addr::new(10, 72, 6, 1);
@@ -60,8 +64,18 @@ impl Cost {
     }
 }
 
-/// Somebody who sends.
+/// Somebody who sends, and on the simulated device takes as well.
 pub trait Rig {
+    /// What goes before a timed section: the datagrams that it is to take are on their way.
+    fn prepare(&mut self, method: Method, bytes: usize) -> io::Result<()> {
+        let _ = (method, bytes);
+        Ok(())
+    }
+    /// Datagrams of a timed section of this way.
+    fn section_of(&self, method: Method) -> usize {
+        let _ = method;
+        self.section()
+    }
     /// Sends about so many datagrams of `bytes`.
     fn send(&mut self, method: Method, bytes: usize, count: usize) -> io::Result<()>;
     /// Takes away what arrived of `count`; how many.
@@ -72,12 +86,14 @@ pub trait Rig {
 
 /// Runs a way for about `slice`.
 pub fn run(rig: &mut dyn Rig, method: Method, bytes: usize, slice: Duration) -> io::Result<Cost> {
-    let (began, section) = (Instant::now(), rig.section());
+    let (began, section) = (Instant::now(), rig.section_of(method));
     // The first warms: caches, templates, the pool's stacks.
+    rig.prepare(method, bytes)?;
     rig.send(method, bytes, section)?;
     rig.drain(bytes, section)?;
     let mut cost = Cost::default();
     while cost.datagrams == 0 || began.elapsed() < slice {
+        rig.prepare(method, bytes)?;
         let (hardware, start) = (devices::sim::thread_hardware_ns(), Instant::now());
         let before = cpu::thread_cpu()?;
         rig.send(method, bytes, section)?;
@@ -130,6 +146,37 @@ impl Receiver {
     }
 }
 
+/// A stack of which each measuring thread has a shard, on a simulated NIC of which it has a queue: what
+/// the threads share is what the shards of a stack share.
+pub struct Shards {
+    stack: Stack,
+    peers: Vec<SimHandle>,
+}
+
+impl Shards {
+    /// As many shards as threads measure.
+    pub fn open(threads: usize) -> io::Result<Shards> {
+        let count = u16::try_from(threads.max(1)).unwrap_or(u16::MAX);
+        let queues = devices::sim_queues(&SimConfig::default(), count);
+        let (queues, peers) = queues.map_err(io::Error::other)?;
+        let stack = builder(SIM_NEAR).devices(queues).build().map_err(io::Error::other)?;
+        Ok(Shards { stack, peers })
+    }
+
+    /// Sockets in the shard of a thread.
+    pub fn rig(&self, thread: usize) -> io::Result<Ours> {
+        let none = || io::Error::other("there are fewer shards than threads");
+        let peer = self.peers.get(thread).ok_or_else(none)?.clone();
+        let stack = self.stack.on_shard(thread as u16)?;
+        Ours::on(stack, (SIM_NEAR, SIM_FAR), None, Some(peer))
+    }
+}
+
+fn builder(near: Ipv4Addr) -> Builder {
+    let address = Cidr { address: IpAddr::V4(near), prefix_len: 24 };
+    Stack::builder().address(address).name("bench udp").unlisted()
+}
+
 /// fulmar's sockets, on the simulated device or on TAP.
 pub struct Ours {
     connected: fulmar::UdpSocket,
@@ -137,17 +184,15 @@ pub struct Ours {
     far: SocketAddr,
     receiver: Option<Receiver>,
     payload: Vec<u8>,
+    /// Where received datagrams are copied.
+    rooms: Vec<[u8; ROOM_BYTES]>,
+    /// The modelled peer, who can be asked to send.
+    peer: Option<SimHandle>,
     stack: Stack,
     _site: Option<Netns>,
 }
 
 impl Ours {
-    /// On a simulated device whose modelled peer discards.
-    pub fn sim() -> io::Result<Ours> {
-        let (device, _) = devices::sim_nic(SimConfig::default()).map_err(io::Error::other)?;
-        Ours::over(device, SIM_NEAR, SIM_FAR, None)
-    }
-
     /// On a TAP to the kernel, where a socket receives.
     pub fn tap() -> io::Result<Ours> {
         let site = site::tap(|name| devices::tap(name).map_err(io::Error::other))?;
@@ -162,15 +207,27 @@ impl Ours {
         far: Ipv4Addr,
         receiver: Option<Receiver>,
     ) -> io::Result<Ours> {
-        let address = Cidr { address: IpAddr::V4(near), prefix_len: 24 };
-        let builder = Stack::builder().device(device).address(address).name("bench udp").unlisted();
+        let builder = builder(near).device(device);
         let stack = builder.build().map_err(io::Error::other)?;
+        Ours::on(stack, (near, far), receiver, None)
+    }
+
+    /// With sockets of their own in the shard of this handle.
+    fn on(
+        stack: Stack,
+        (near, far): (Ipv4Addr, Ipv4Addr),
+        receiver: Option<Receiver>,
+        peer: Option<SimHandle>,
+    ) -> io::Result<Ours> {
         let far = SocketAddr::from((far, PORT));
         let connected = fulmar::UdpSocket::bind(&stack, (near, 0))?;
         connected.connect(far)?;
         let open = fulmar::UdpSocket::bind(&stack, (near, 0))?;
+        // What the peer has sent is there at once, or never.
+        open.set_read_timeout(Some(LONGEST_WAIT))?;
+        let (payload, rooms) = (Vec::new(), vec![[0; ROOM_BYTES]; BATCH]);
         let mut ours =
-            Ours { connected, open, far, receiver, payload: Vec::new(), stack, _site: None };
+            Ours { connected, open, far, receiver, payload, rooms, peer, stack, _site: None };
         ours.meet_neighbour()?;
         Ok(ours)
     }
@@ -201,7 +258,39 @@ impl Ours {
     }
 }
 
+impl Ours {
+    /// Takes `count` datagrams, so many in a call. Who sends them has put them on the wire already.
+    fn receive(&mut self, count: usize, many: bool) -> io::Result<()> {
+        let Ours { open, rooms, .. } = self;
+        let mut taken = 0;
+        while taken < count {
+            taken += match many {
+                false => open.recv(&mut rooms[0]).map(|_| 1)?,
+                true => {
+                    let mut rooms = rooms.iter_mut();
+                    let mut next = || rooms.next().map_or(&mut [][..], |r| &mut r[..]);
+                    let mut into: [RecvMessage<'_>; BATCH] =
+                        std::array::from_fn(|_| RecvMessage::new(next()));
+                    open.recv_many(&mut into)?
+                }
+            };
+        }
+        Ok(())
+    }
+}
+
 impl Rig for Ours {
+    fn prepare(&mut self, method: Method, bytes: usize) -> io::Result<()> {
+        let Some(peer) = self.peer.as_ref().filter(|_| method.receives()) else { return Ok(()) };
+        let (from, to) = (SocketAddr::new(self.far.ip(), 7), self.open.local_addr()?);
+        let what = Command::Datagrams { from, to, bytes, count: BATCH as u64 };
+        peer.ask(what).map_err(io::Error::other)
+    }
+
+    fn section_of(&self, method: Method) -> usize {
+        if method.receives() { BATCH } else { self.section() }
+    }
+
     fn send(&mut self, method: Method, bytes: usize, count: usize) -> io::Result<()> {
         let run = runs(bytes);
         if self.payload.len() < bytes * run {
@@ -221,6 +310,8 @@ impl Rig for Ours {
                     .try_for_each(|_| self.connected.send_segmented(run, bytes).map(drop))?;
                 (0..count % runs(bytes)).try_for_each(|_| self.connected.send(one).map(drop))
             }
+            Method::Received => self.receive(count, false),
+            Method::ReceivedMany => self.receive(count, true),
         }
     }
 
@@ -315,6 +406,8 @@ impl Rig for Kernel {
                     .try_for_each(|_| self.segmenting.send(&self.payload).map(drop))?;
                 (0..count % runs(bytes)).try_for_each(|_| self.segmenting.send(one).map(drop))
             }
+            // Nobody sends on veth but this.
+            Method::Received | Method::ReceivedMany => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 

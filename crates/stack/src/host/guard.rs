@@ -6,7 +6,7 @@ use fulmar_base::{NoProbe, Outside, Probe};
 
 use super::Host;
 use crate::recv_calls::Received;
-use crate::reentry::Mark;
+use crate::reentry::Inside;
 use crate::returns::Returned;
 use crate::shard::Shard;
 use crate::watch::Wake;
@@ -15,21 +15,21 @@ use crate::watch::Wake;
 pub struct Guard<'a, P: Probe = NoProbe> {
     host: &'a Host<P>,
     shard: Option<MutexGuard<'a, Shard<P>>>,
-    mark: Option<Mark>,
+    mark: Option<Inside>,
 }
 
 impl<'a, P: Probe> Guard<'a, P> {
-    #[inline]
+    #[inline(always)]
     pub(super) fn new(
         host: &'a Host<P>,
         shard: Option<MutexGuard<'a, Shard<P>>>,
-        mark: Mark,
+        mark: Inside,
     ) -> Self {
         Guard { host, shard, mark: Some(mark) }
     }
 
     /// Releases the lock; `None`: it is released and nothing is left to do.
-    #[inline]
+    #[inline(always)]
     fn release(&mut self) -> Option<MutexGuard<'a, Shard<P>>> {
         let mut shard = self.shard.take()?;
         self.host.drain_inbox(&mut shard);
