@@ -260,7 +260,8 @@ impl Tap {
     /// Gives a flow a queue of its own if flows come mixed, and takes those back that are not used.
     fn spread_flows(&mut self, now: Instant, outcome: Outcome, from_main: usize) {
         let Some(queues) = &mut self.flow_queues else { return };
-        let starved = if self.placer.is_shared() { outcome.starved } else { 0 };
+        let is_shared = outcome.starved > 0 && self.placer.is_shared();
+        let starved = if is_shared { outcome.starved } else { 0 };
         queues.note(outcome.hits, outcome.mixed.saturating_add(starved));
         if queues.is_in_use() {
             queues.look_after(now, |flow| self.placer.has_rooms(flow));
