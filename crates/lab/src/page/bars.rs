@@ -16,6 +16,7 @@ const BAR: f64 = 15.0;
 const HEADING: f64 = 30.0;
 const AXIS: f64 = 40.0;
 const LEGEND: f64 = 30.0;
+const LEGEND_LINE: f64 = 20.0;
 /// The room for labels at the left, at the most, and for numbers at the right.
 const LABELS: f64 = 340.0;
 const NUMBERS: f64 = 96.0;
@@ -110,7 +111,8 @@ impl Bars {
         let numbers = self.bars.iter().map(|b| svg::width_of(&b.said())).fold(0.0, f64::max);
         let marks = self.marks.iter().map(|m| m.value);
         let most = self.bars.iter().map(Bar::reach).chain(marks).fold(0.0, f64::max);
-        let legend = if self.has_legend() { LEGEND } else { 0.0 };
+        let lines = self.legend().last().map_or(0, |(_, line, _)| line + 1);
+        let legend = if lines == 0 { 0.0 } else { LEGEND + (lines - 1) as f64 * LEGEND_LINE };
         let names = if self.marks.is_empty() { 0.0 } else { 18.0 };
         Layout {
             left: longest.min(LABELS) + 12.0,
@@ -120,8 +122,20 @@ impl Bars {
         }
     }
 
-    fn has_legend(&self) -> bool {
-        self.parts.len() > 1
+    /// The parts with their places: from the left, and in which line. One part needs no name.
+    fn legend(&self) -> Vec<(f64, usize, &(String, usize))> {
+        let (mut x, mut line) = (0.0, 0);
+        let place = |part| {
+            let (name, _): &(String, usize) = part;
+            let width = 19.0 + svg::width_of(name);
+            if x > 0.0 && x + width > WIDTH {
+                (x, line) = (0.0, line + 1);
+            }
+            let at = (x, line, part);
+            x += width + 16.0;
+            at
+        };
+        if self.parts.len() > 1 { self.parts.iter().map(place).collect() } else { Vec::new() }
     }
 
     fn starts_group(&self, i: usize) -> bool {
@@ -135,14 +149,10 @@ impl Bars {
     }
 
     fn write_legend(&self, out: &mut String) {
-        if !self.has_legend() {
-            return;
-        }
-        let mut x = 0.0;
-        for (name, colour) in &self.parts {
-            svg::rect(out, (x, 3.0), (13.0, 13.0), &format!("s{}", colour % COLOURS), "");
-            svg::text(out, x + 19.0, 14.0, Anchor::Start, "label", name);
-            x += 19.0 + svg::width_of(name) + 16.0;
+        for (x, line, (name, colour)) in self.legend() {
+            let y = line as f64 * LEGEND_LINE;
+            svg::rect(out, (x, y + 3.0), (13.0, 13.0), &format!("s{}", colour % COLOURS), "");
+            svg::text(out, x + 19.0, y + 14.0, Anchor::Start, "label", name);
         }
     }
 

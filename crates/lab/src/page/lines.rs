@@ -91,7 +91,7 @@ impl Lines {
             let class = format!("s{}", line.colour % COLOURS);
             svg::rect(out, (x, 3.0), (13.0, 13.0), &class, "");
             svg::text(out, x + 19.0, 14.0, Anchor::Start, "label", &line.name);
-            x += 19.0 + svg::width_of(&line.name) + 16.0;
+            x += 19.0 + svg::width_of(&line.name) + 24.0;
         }
     }
 

@@ -9,9 +9,13 @@
 //! - `breakdowns`: where time goes, each `{title, caption, unit, bars: [{label, group?, parts:
 //!   [{name, value}]}]}`. Parts of the same name have the same colour in all bars; a part named
 //!   *hardware* is drawn as what is not the host's;
+//! - `ways`: what has a name, a `median` and its interval in nanoseconds, and nothing else; names that
+//!   differ in a number only (`demux.100.burst64`) become a curve over it;
 //! - `notes`: paragraphs for the end of the page.
 //!
 //! Any number in a row becomes a column, known to this file or not.
+
+mod ways;
 
 use super::{Bar, Bars, Block, Cell, Gauge, Gauges, Mark, Page, Section, Table};
 use serde_json::Value;
@@ -87,9 +91,16 @@ const WORDS: &[&str] = &[
     "super_segments",
 ];
 
+/// The heading of the section that comes first where there are ratios.
+pub const GLANCE: &str = "At a glance";
+
 /// What stands below the title, unless the report has a `lead` of its own.
 const LEAD: &str = "Every figure is one way measured against another in the same run, in turn. CPU \
                     time is given per KB (1024 bytes) moved; both ends are in the account.";
+
+/// The same for what is not measured per byte.
+const PLAIN_LEAD: &str =
+    "Every figure is one way measured against another in the same run, in turn.";
 
 /// The page of a report.
 pub fn page(report: &Value) -> Page {
@@ -97,6 +108,7 @@ pub fn page(report: &Value) -> Page {
         at_a_glance(report),
         cost(report),
         breakdowns(report),
+        ways::section(report),
         throughput(report),
         figures(report),
         counts(report),
@@ -105,10 +117,16 @@ pub fn page(report: &Value) -> Page {
     let command = words(&report["command"]).join(" ");
     Page {
         title: title_of(&command),
-        lead: report["lead"].as_str().unwrap_or(LEAD).to_owned(),
+        lead: lead(report).to_owned(),
         facts: facts(report, &command),
         sections: sections.into_iter().flatten().collect(),
     }
+}
+
+fn lead(report: &Value) -> &str {
+    let is_per_kb =
+        || list(&report["rows"]).iter().any(|r| r.get("both_ends_cpu_ns_per_kb").is_some());
+    report["lead"].as_str().unwrap_or_else(|| if is_per_kb() { LEAD } else { PLAIN_LEAD })
 }
 
 /// `fulmar bench send` of a command line.
@@ -168,7 +186,7 @@ fn at_a_glance(report: &Value) -> Option<Section> {
             .to_owned(),
         gauges: ratios(report).map(|(name, r)| gauge(name, r)).collect(),
     };
-    (!gauges.is_empty()).then(|| Section::new("At a glance", vec![Block::Gauges(gauges)]))
+    (!gauges.is_empty()).then(|| Section::new(GLANCE, vec![Block::Gauges(gauges)]))
 }
 
 fn ratios(report: &Value) -> impl Iterator<Item = (&String, &Value)> {
@@ -203,11 +221,23 @@ fn group_of(row: &Value) -> String {
         Some(false) => Some("single segments"),
         None => None,
     };
-    let bytes = row["write_bytes"].as_u64().map(size);
+    let buffers = || row["buffer_bytes"].as_u64().map(|b| format!("buffers of {}", size(b)));
+    let bytes = row["write_bytes"].as_u64().map(size).or_else(buffers);
     let at = Some(placement(row)).filter(|p| !p.is_empty());
     let segments = segments.map(str::to_owned);
-    let source = row["source"].as_str().filter(|s| *s != "hot").map(|s| format!("{s} file"));
+    let source = row["source"].as_str().and_then(bytes_are);
     [bytes, segments, source, at].into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// Where a sender's bytes come from, or what becomes of a receiver's; nothing where that is as usual.
+fn bytes_are(source: &str) -> Option<String> {
+    match source {
+        "hot" => None,
+        "touched" => Some("reader looks at the bytes".to_owned()),
+        "untouched" => Some("nobody looks at the bytes".to_owned()),
+        "bursty" => Some("sent in bursts".to_owned()),
+        file => Some(format!("{file} file")),
+    }
 }
 
 /// The chart in which a device's rows stand: what is compared stands together.
@@ -227,7 +257,9 @@ fn family(device: &str) -> &str {
 }
 
 fn size(bytes: u64) -> String {
-    if bytes >= 1024 && bytes.is_multiple_of(1024) {
+    if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) {
+        format!("{} MiB", bytes >> 20)
+    } else if bytes >= 1024 && bytes.is_multiple_of(1024) {
         format!("{} KiB", bytes / 1024)
     } else {
         format!("{bytes} bytes")
@@ -362,7 +394,7 @@ pub fn breakdown(of: &Value) -> Bars {
         values: names.iter().map(|name| value(bar, name)).collect(),
         ..Bar::default()
     };
-    let bars = bars.iter().map(bar).collect();
+    let bars = grouped(bars.iter().map(bar).collect());
     let colour = |(i, name): (usize, &String)| {
         let colours = [2, 0, 3, 4, 5, 6, 1];
         let theirs = name.contains("hardware");
@@ -371,6 +403,18 @@ pub fn breakdown(of: &Value) -> Bars {
     let parts = names.iter().enumerate().map(colour).collect();
     let caption = [word(&of["title"]), word(&of["caption"])].join(". ");
     Bars { caption, unit: word(&of["unit"]), parts, bars, marks: Vec::new() }
+}
+
+/// Bars of one group beside each other, groups in the order of their first bar.
+fn grouped(mut bars: Vec<Bar>) -> Vec<Bar> {
+    let mut groups: Vec<String> = Vec::new();
+    for bar in &bars {
+        if !groups.contains(&bar.group) {
+            groups.push(bar.group.clone());
+        }
+    }
+    bars.sort_by_key(|b| groups.iter().position(|g| *g == b.group));
+    bars
 }
 
 fn figures(report: &Value) -> Option<Section> {

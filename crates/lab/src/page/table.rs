@@ -40,7 +40,7 @@ impl Cell {
             Cell::Text(text) if text.chars().count() <= UNBROKEN => {
                 format!("<td class=\"k\">{}</td>", escape(text))
             }
-            Cell::Text(text) => format!("<td>{}</td>", escape(text)),
+            Cell::Text(text) => format!("<td class=\"w\">{}</td>", escape(text)),
             Cell::Nothing => "<td class=\"n\" data-n=\"\">\u{2013}</td>".to_owned(),
             Cell::Number(value, decimals) => {
                 let shown = decimals.map_or_else(|| short(*value), |d| format!("{value:.d$}"));

@@ -166,3 +166,23 @@ fn a_table_without_a_value_in_a_column_leaves_it_out() {
     let table = Table { caption: String::new(), head, rows }.without_empty_columns();
     assert_eq!((table.head.len(), table.rows[0].len()), (1, 1));
 }
+
+#[test]
+fn rows_of_a_receiver_stand_by_its_buffers_and_by_who_looks_at_the_bytes() {
+    let row = |buffer: u64, source: &str| {
+        json!({
+            "name": format!("copy.{buffer}.{source}"), "title": "fulmar read", "device": "sim",
+            "placement": "same_cpu", "super_segments": true, "buffer_bytes": buffer,
+            "source": source, "both_ends_cpu_ns_per_kb": 100.0, "throughput_gbps": 1.0,
+        })
+    };
+    let rows = [row(65_536, "touched"), row(1 << 20, "untouched"), row(65_536, "bursty")];
+    let html = report::page(&json!({ "rows": rows })).html();
+    for group in [
+        "buffers of 64 KiB, super-segments, reader looks at the bytes, same CPU",
+        "buffers of 1 MiB, super-segments, nobody looks at the bytes, same CPU",
+        "buffers of 64 KiB, super-segments, sent in bursts, same CPU",
+    ] {
+        assert!(html.contains(group), "{group} is missing");
+    }
+}

@@ -200,7 +200,7 @@ impl Found {
         );
         let base = page::report::page(&figures);
         let mut sections = base.sections;
-        let at = sections.len().min(1);
+        let at = usize::from(sections.first().is_some_and(|s| s.heading == page::report::GLANCE));
         let tables = GROUPS.iter().filter_map(|(title, belongs)| {
             let cells: Vec<&Cell> =
                 self.cells.iter().filter(|c| belongs(c.part) && !c.samples.is_empty()).collect();
