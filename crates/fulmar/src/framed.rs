@@ -23,6 +23,7 @@ use std::io::{self, IoSliceMut};
 
 use fulmar_mbuf::RecvBuf;
 use fulmar_netdev::FrameParser;
+use fulmar_socket::SocketError;
 
 use crate::loan::Loan;
 use crate::receive::RecvFlags;
@@ -41,6 +42,9 @@ const LOOK_BYTES: usize = 64 << 10;
 /// A body keeps at most this part of the receive buffer as loans; a larger one is copied, since it
 /// would close the window that the rest of it has to come through.
 const LENT_PART: usize = 4;
+
+/// Bytes for which memory is made at once where they are copied: not what a peer announces.
+const COPIED_AT_ONCE: usize = 64 << 10;
 
 /// Where bodies go.
 pub trait BodyBuffers {
@@ -227,15 +231,22 @@ impl<P: FrameParser, B: BodyBuffers> Framed<P, B> {
     /// False: the stream ended before the frame.
     fn fill_header(&mut self) -> io::Result<bool> {
         while self.got < self.header.len() {
-            if self.pending.is_empty() {
-                self.pending = self.stream.recv_owned(LOOK_BYTES)?;
-                if self.pending.is_empty() {
+            let room = self.header.get_mut(self.got..).unwrap_or_default();
+            let mut n = self.pending.copy_to(0, room);
+            self.pending.advance(n);
+            if n == 0 {
+                match lent(self.stream.recv_owned(LOOK_BYTES))? {
+                    Some(loan) if !loan.is_empty() => {
+                        self.pending = loan;
+                        continue;
+                    }
+                    Some(_) => {}
+                    None => n = read_into(&self.stream, room)?,
+                }
+                if n == 0 {
                     return if self.got == 0 { Ok(false) } else { Err(eof()) };
                 }
             }
-            let room = self.header.get_mut(self.got..).unwrap_or_default();
-            let n = self.pending.copy_to(0, room);
-            self.pending.advance(n);
             self.got += n;
         }
         Ok(true)
@@ -331,28 +342,41 @@ impl Into {
         match self {
             Into::Buffer(buffer, filled) => {
                 let room = buffer.memory_mut().get_mut(*filled..total).unwrap_or_default();
-                let n = stream.recv_with(&mut [IoSliceMut::new(room)], RecvFlags::NONE)?;
+                let n = read_into(stream, room)?;
                 *filled += n;
                 Ok(n)
             }
-            Into::Loan(loan) if loan.storage_bytes() + left > most => {
-                let mut bytes = Vec::new();
-                extend(&mut bytes, loan)?;
-                *self = Into::Memory(bytes);
-                self.read(stream, total, most)
-            }
-            Into::Loan(loan) => {
-                let more = stream.recv_owned(left)?;
+            Into::Loan(loan) if loan.storage_bytes() + left <= most => {
+                let Some(more) = lent(stream.recv_owned(left))? else {
+                    return self.read_copied(stream, left);
+                };
                 let n = more.len();
                 loan.append(more);
                 Ok(n)
             }
-            Into::Memory(bytes) => {
-                let part = stream.recv_owned(left)?;
-                extend(bytes, &part)?;
-                Ok(part.len())
-            }
+            Into::Loan(_) | Into::Memory(_) => self.read_copied(stream, left),
         }
+    }
+
+    /// Reads more of a body into memory of its own, into which what it had on loan is copied first: then
+    /// nothing of the pool is kept.
+    fn read_copied(&mut self, stream: &TcpStream, left: usize) -> io::Result<usize> {
+        if let Into::Loan(loan) = self {
+            let mut bytes = Vec::new();
+            extend(&mut bytes, loan)?;
+            *self = Into::Memory(bytes);
+        }
+        let Into::Memory(bytes) = self else { return Ok(0) };
+        if let Some(part) = lent(stream.recv_owned(left))? {
+            extend(bytes, &part)?;
+            return Ok(part.len());
+        }
+        let (had, more) = (bytes.len(), left.min(COPIED_AT_ONCE));
+        bytes.try_reserve(more).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        bytes.resize(had + more, 0);
+        let read = read_into(stream, bytes.get_mut(had..).unwrap_or_default());
+        bytes.truncate(had + *read.as_ref().unwrap_or(&0));
+        read
     }
 
     fn body(self) -> Body {
@@ -366,6 +390,18 @@ impl Into {
             Into::Memory(bytes) => Body::Copied(bytes),
         }
     }
+}
+
+/// `None`: the stack has no buffer left that could be lent (`ENOBUFS`), so what came has to be copied.
+fn lent(loan: io::Result<Loan>) -> io::Result<Option<Loan>> {
+    match loan {
+        Err(e) if e.raw_os_error() == Some(SocketError::NoBuffer.errno()) => Ok(None),
+        loan => loan.map(Some),
+    }
+}
+
+fn read_into(stream: &TcpStream, room: &mut [u8]) -> io::Result<usize> {
+    stream.recv_with(&mut [IoSliceMut::new(room)], RecvFlags::NONE)
 }
 
 /// Memory is obtained as the bytes come, not as the peer announces them.

@@ -81,7 +81,7 @@ pub use fulmar_udp::BindOptions as UdpBindOptions;
 pub use listener::TcpListener;
 pub use loan::{Loan, Slices};
 pub use poll::{Event, PollSet, Source};
-pub use posted::{RecvCompletion, RecvError, RecvRule, raw as posted_raw};
+pub use posted::{RecvCompletion, RecvError, RecvRing, RecvRule, raw as posted_raw};
 pub use receive::RecvFlags;
 pub use send::{OwnedBytes, SendCompletion, SendFlags, SendOwnedError, SendRoom};
 pub use sendfile::{FileSource, MappedFile, SendFile, SendFileError};

@@ -30,6 +30,7 @@
 //! ```
 
 pub mod raw;
+mod ring;
 
 use std::fmt;
 use std::future::Future;
@@ -42,11 +43,12 @@ use std::time::Duration;
 use fulmar_base::SlotId;
 use fulmar_mbuf::RecvBuf;
 use fulmar_socket::posted::Rule;
-use fulmar_stack::{Limit, RecvOutcome, RecvTicket, Request};
+use fulmar_stack::{Limit, RecvOutcome, RecvTicket, Request, SoleTicket};
 
 use crate::send::ShardRef;
 use crate::socket::to_io;
 use crate::tcp::TcpStream;
+pub use ring::RecvRing;
 
 /// When a posted buffer is given back although it is not full. The default: when the peer pushes, or
 /// nothing comes for a millisecond.
@@ -92,7 +94,10 @@ impl TcpStream {
             })
         });
         match posted {
-            Ok(()) => Ok(RecvCompletion { ticket, shard: ShardRef::of(&self.socket), id }),
+            Ok(()) => {
+                let (ticket, shard) = (Some(ticket), ShardRef::of(&self.socket));
+                Ok(RecvCompletion { ticket, shard, id })
+            }
             Err(e) => Err(RecvError { error: to_io(e), buf }),
         }
     }
@@ -109,7 +114,8 @@ impl TcpStream {
 /// Closing the socket ends what is posted: buffers with bytes come back with them, the others as
 /// cancelled (`ECANCELED`).
 pub struct RecvCompletion {
-    ticket: Arc<RecvTicket>,
+    /// There until it is dropped.
+    ticket: Option<Arc<RecvTicket>>,
     shard: ShardRef,
     id: SlotId,
 }
@@ -117,7 +123,7 @@ pub struct RecvCompletion {
 impl RecvCompletion {
     /// Whether the buffer is back, to be taken without waiting.
     pub fn is_done(&self) -> bool {
-        self.ticket.is_over()
+        self.ticket().is_over()
     }
 
     /// Waits until the buffer is back. It dereferences to the bytes that it received; none is the end of
@@ -127,26 +133,20 @@ impl RecvCompletion {
     /// Why the connection ended, if the buffer had received nothing by then: those of `read`, and
     /// `ECANCELED` after [`RecvCompletion::cancel`] or the close of the socket. The buffer is in the error,
     /// unless its stack has gone with it. `WouldBlock` in a signal handler that interrupted the stack.
-    pub fn wait(self) -> Result<RecvBuf, RecvError> {
-        self.wait_for(Limit::Forever)?;
-        self.take().unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::WouldBlock).into()))
+    pub fn wait(mut self) -> Result<RecvBuf, RecvError> {
+        let taken = self.take_by(Limit::Forever);
+        taken.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::WouldBlock).into()))
     }
 
     /// As [`RecvCompletion::wait`], at most for `timeout`. `None`: not yet; nothing has changed.
     pub fn wait_timeout(&mut self, timeout: Duration) -> Option<Result<RecvBuf, RecvError>> {
-        match self.wait_for(Limit::For(timeout)) {
-            Ok(()) => self.take(),
-            Err(e) => Some(Err(e)),
-        }
+        self.take_by(Limit::For(timeout))
     }
 
     /// Lets the stack take what has come, without waiting, and returns the buffer if it is back. `None`:
     /// not yet, or it was taken before.
     pub fn try_take(&mut self) -> Option<Result<RecvBuf, RecvError>> {
-        match self.wait_for(Limit::DoNotWait) {
-            Ok(()) => self.take(),
-            Err(e) => Some(Err(e)),
-        }
+        self.take_by(Limit::DoNotWait)
     }
 
     /// Asks for the buffer before its time: it comes back with what it has, or as cancelled if that is
@@ -157,19 +157,35 @@ impl RecvCompletion {
     pub fn cancel(&self) -> io::Result<()> {
         let cancel = self.shard.with(|host| {
             host.call(|shard, now| {
-                shard.tcp_cancel_post(now, self.id, &self.ticket);
+                shard.tcp_cancel_post(now, self.id, self.ticket());
                 Ok(())
             })
         });
         cancel.unwrap_or(Ok(())).map_err(to_io)
     }
 
+    /// `None`: not yet, or taken before. An error without a buffer may be one of the call, not of the
+    /// connection.
+    fn take_by(&mut self, limit: Limit) -> Option<Result<RecvBuf, RecvError>> {
+        let ticket = self.ticket.as_mut()?;
+        let mut sole = SoleTicket::of(ticket);
+        let outcome = match self.shard.with(|host| host.wait_outcome(&mut sole, limit, &mut None)) {
+            Some(Ok(outcome)) => outcome,
+            Some(Err(e)) => return Some(Err(to_io(e).into())),
+            None => {
+                ticket.completion.wait(limit);
+                ticket.take()
+            }
+        };
+        outcome.map(told)
+    }
+
     /// An error is one of the call, not of the connection.
     fn wait_for(&self, limit: Limit) -> Result<(), RecvError> {
-        let waited = match self.shard.with(|host| host.wait_ticket(&self.ticket, limit)) {
+        let waited = match self.shard.with(|host| host.wait_ticket(self.ticket(), limit)) {
             Some(waited) => waited.map(drop).map_err(to_io),
             None => {
-                self.ticket.completion.wait(limit);
+                self.ticket().completion.wait(limit);
                 Ok(())
             }
         };
@@ -177,12 +193,21 @@ impl RecvCompletion {
     }
 
     fn take(&self) -> Option<Result<RecvBuf, RecvError>> {
-        match self.ticket.take()? {
-            RecvOutcome { buf: Some(buf), error: None } => Some(Ok(buf)),
-            RecvOutcome { buf, error } => {
-                let error = error.map_or_else(|| io::ErrorKind::NotConnected.into(), to_io);
-                Some(Err(RecvError { error, buf }))
-            }
+        self.ticket().take().map(told)
+    }
+
+    fn ticket(&self) -> &Arc<RecvTicket> {
+        self.ticket.as_ref().expect("invariant: there until it is dropped")
+    }
+}
+
+/// What its holder is told.
+fn told(outcome: RecvOutcome) -> Result<RecvBuf, RecvError> {
+    match outcome {
+        RecvOutcome { buf: Some(buf), error: None } => Ok(buf),
+        RecvOutcome { buf, error } => {
+            let error = error.map_or_else(|| io::ErrorKind::NotConnected.into(), to_io);
+            Err(RecvError { error, buf })
         }
     }
 }
@@ -191,7 +216,7 @@ impl Future for RecvCompletion {
     type Output = Result<RecvBuf, RecvError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if !self.ticket.completion.watch(cx.waker()) {
+        if !self.ticket().completion.watch(cx.waker()) {
             return Poll::Pending;
         }
         let taken = || Err(io::Error::other("the buffer was taken before").into());
@@ -201,12 +226,13 @@ impl Future for RecvCompletion {
 
 impl Drop for RecvCompletion {
     fn drop(&mut self) {
-        if self.ticket.is_over() {
+        let Some(ticket) = self.ticket.take() else { return };
+        if ticket.is_over() {
             // With the buffer goes its place among those that were not taken.
-            drop(self.ticket.take());
-            spare::put(&mut self.ticket);
+            drop(ticket.take());
+            spare::put(ticket);
         } else {
-            let abandon = Request::AbandonPost(self.id, Arc::clone(&self.ticket));
+            let abandon = Request::AbandonPost(self.id, ticket);
             self.shard.with(|host| host.post(abandon));
         }
     }
@@ -239,14 +265,14 @@ mod spare {
     }
 
     /// Keeps a ticket that nobody else has; as new.
-    pub(super) fn put(ticket: &mut Arc<RecvTicket>) {
-        let Some(own) = Arc::get_mut(ticket) else { return };
+    pub(super) fn put(mut ticket: Arc<RecvTicket>) {
+        let Some(own) = Arc::get_mut(&mut ticket) else { return };
         own.renew();
         let keep = |s: &RefCell<Vec<_>>| {
             if let Ok(mut s) = s.try_borrow_mut()
                 && s.len() < MOST
             {
-                s.push(Arc::clone(ticket));
+                s.push(ticket);
             }
         };
         // As above: without it the ticket goes.

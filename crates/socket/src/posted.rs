@@ -211,6 +211,11 @@ impl<T> Posted<T> {
         !self.queue.is_empty()
     }
 
+    /// Whose buffers wait, in order.
+    pub fn tokens(&self) -> impl Iterator<Item = &T> {
+        self.queue.iter().filter_map(|e| e.token.as_ref())
+    }
+
     /// The next buffer that is over.
     pub fn pop_finished(&mut self) -> Option<Finished<T>> {
         self.finished.pop_front()

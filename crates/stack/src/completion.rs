@@ -64,6 +64,11 @@ impl Completion {
         }
     }
 
+    /// It is over, and whoever waits for it knows: the only holder, who watches by no other way now.
+    pub(crate) fn end_unwatched(&self) {
+        self.is_done.store(true, Ordering::Release);
+    }
+
     /// The task to wake, instead of the last one. True: it is over already, and nobody is woken.
     pub fn watch(&self, waker: &Waker) -> bool {
         let mut watchers = lock(&self.watchers);

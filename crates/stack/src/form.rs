@@ -32,13 +32,13 @@ use crate::handoff::handoffs;
 use crate::host::{Guard, Host, Limit};
 use crate::inbox::Request;
 use crate::poll_set::PollSetCore;
-use crate::recv_calls::RecvTicket;
 use crate::send_calls::Reserved;
 use crate::service;
 use crate::shard::Shard;
 use crate::sockets::{Echo, TcpEntry};
 use crate::stat::Stat;
 use crate::tcp_calls::ListenOptions;
+use crate::ticket::{Post, RecvOutcome, RecvTicket, SoleTicket};
 use crate::udp_calls::TakenDatagram;
 use crate::udp_many::{RecvMessage, SendMessage, SentMany};
 
@@ -412,6 +412,19 @@ impl AnyHost {
     /// As there.
     pub fn wait_ticket(&self, ticket: &RecvTicket, limit: Limit) -> Result<bool, SocketError> {
         each!(self, host => host.wait_ticket(ticket, limit))
+    }
+
+    /// See [`Host::wait_outcome`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait_outcome(
+        &self,
+        ticket: &mut SoleTicket<'_>,
+        limit: Limit,
+        post: &mut Option<Post<'_>>,
+    ) -> Called<Option<RecvOutcome>> {
+        each!(self, host => host.wait_outcome(ticket, limit, post))
     }
 
     /// See [`Host::expose_set`].

@@ -17,6 +17,7 @@
 //! request in the inbox, which the holder drains before and after it releases.
 
 mod guard;
+mod tickets;
 mod turn;
 
 use std::os::fd::RawFd;
@@ -33,7 +34,6 @@ use crate::handoff::before_looking;
 use crate::inbox::{INBOX_LIMIT, Inbox, Request, after_release};
 pub use crate::limit::Limit;
 use crate::poll_set::PollSetCore;
-use crate::recv_calls::RecvTicket;
 use crate::reentry::{HostBit, Inside, this_thread};
 use crate::service::Service;
 use crate::shard::Shard;
@@ -275,6 +275,12 @@ impl<P: Probe> Host<P> {
             Request::Close(id) => self.inbox.push_close(id),
             // Its buffers go home without a lock; the charge stays with the socket.
             Request::LoanDone(_, chain, _) => drop(chain),
+            // The memory of the ticket may not be freed here; that of the buffer is, when it is back.
+            Request::AbandonPost(id, ticket) => {
+                ticket.mark_unwanted();
+                std::mem::forget(ticket);
+                self.inbox.push_unwanted(id);
+            }
             other => std::mem::forget(other),
         }
     }
@@ -327,26 +333,6 @@ impl<P: Probe> Host<P> {
         self.wait_as(For::Socket(socket, interest), interest, limit, is_exact, step)
     }
 
-    /// Waits until a posted buffer is over, running the stack meanwhile as a reader does. False: the time
-    /// is over.
-    ///
-    /// # Errors
-    /// As [`Host::lock`]; [`SocketError::WouldBlock`] if a signal handler would have to wait.
-    pub fn wait_ticket(&self, ticket: &RecvTicket, limit: Limit) -> Result<bool, SocketError> {
-        if ticket.is_over() {
-            return Ok(true);
-        }
-        let waits_for = For::Completion(&ticket.completion);
-        let over = |_: &mut Shard<P>, _| {
-            Ok(if ticket.is_over() { Step::Done(()) } else { Step::WaitData(1) })
-        };
-        match self.wait_as(waits_for, Ready::READABLE, limit, true, over) {
-            Ok(()) => Ok(true),
-            Err(SocketError::WouldBlock) => Ok(ticket.is_over()),
-            Err(e) => Err(e),
-        }
-    }
-
     #[inline]
     fn wait_as<R>(
         &self,
@@ -375,7 +361,7 @@ impl<P: Probe> Host<P> {
     fn wait_longer<'a, R>(
         &'a self,
         mut guard: Guard<'a, P>,
-        mut now: Instant,
+        now: Instant,
         (waits_for, interest): (For<'_>, Ready),
         limit: Limit,
         mut step: impl FnMut(&mut Shard<P>, Instant) -> Result<Step<R>, SocketError>,
@@ -385,13 +371,27 @@ impl<P: Probe> Host<P> {
         if end.is_none() || guard.looks_first(now) {
             let came = advance(&mut guard, now, interest);
             guard.looked_first(came > 0);
-            if came > 0
+            // What another shard has handed over is not counted among the frames, and nobody is told of it:
+            // this thread is not on the list of those who wait yet.
+            if (came > 0 || self.has_shards_beside())
                 && let Step::Done(r) = step(&mut guard, now)?
             {
                 return Ok(r);
             }
         }
         let Some(give_up) = end else { return Err(SocketError::WouldBlock) };
+        self.wait_in_turn(guard, now, (waits_for, interest), give_up, step)
+    }
+
+    /// The first look has brought nothing, or there was none.
+    fn wait_in_turn<'a, R>(
+        &'a self,
+        mut guard: Guard<'a, P>,
+        mut now: Instant,
+        (waits_for, interest): (For<'_>, Ready),
+        give_up: Option<Instant>,
+        mut step: impl FnMut(&mut Shard<P>, Instant) -> Result<Step<R>, SocketError>,
+    ) -> Result<R, SocketError> {
         let mut turn = Turn::new(self, &mut guard, now, waits_for)?;
         loop {
             guard = turn.sleep(guard, now, give_up)?;
@@ -590,6 +590,7 @@ fn perform<P: Probe>(shard: &mut Shard<P>, now: Instant, request: Request) {
         Request::AbandonPost(id, ticket) => {
             shard.tcp_abandon_post(now, id, &ticket);
         }
+        Request::AbandonUnwanted(id) => shard.tcp_abandon_unwanted(now, id),
         Request::Free(chain) => shard.free(chain),
         Request::Close(id) => shard.close(now, id),
         Request::Poll => drop(shard.step(now, POLL_BUDGET)),

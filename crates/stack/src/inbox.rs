@@ -12,7 +12,7 @@ use fulmar_socket::Reservation;
 use fulmar_tcp::Lent;
 
 use crate::host::lock;
-use crate::recv_calls::RecvTicket;
+use crate::ticket::RecvTicket;
 
 /// A request that needs no answer, left for whoever holds the lock.
 pub enum Request {
@@ -34,6 +34,8 @@ pub enum Request {
     LoanDone(SlotId, Chain, Lent),
     /// Nobody waits any more for a posted buffer.
     AbandonPost(SlotId, Arc<RecvTicket>),
+    /// The same for all of a socket whose tickets say so.
+    AbandonUnwanted(SlotId),
     /// A datagram's payload is copied.
     Free(Chain),
     /// The user let go of a socket.
@@ -46,15 +48,48 @@ pub enum Request {
 /// under way, plus closes.
 pub const INBOX_LIMIT: usize = 65_536;
 
-/// Sockets that signal handlers can let go of between two looks at the inbox.
-const CLOSES: usize = 8;
+/// Sockets that signal handlers can let go of between two looks at the inbox, and as many of which they
+/// can let go of posted buffers.
+const SLOTS: usize = 8;
 const EMPTY: u64 = u64::MAX;
+
+/// Sockets that signal handlers name, without a lock.
+struct Slots([AtomicU64; SLOTS]);
+
+impl Slots {
+    const fn new() -> Slots {
+        Slots([const { AtomicU64::new(EMPTY) }; SLOTS])
+    }
+
+    /// False: all are taken.
+    fn put(&self, id: SlotId) -> bool {
+        let word = u64::from(id.generation) << 32 | u64::from(id.index);
+        let put = |slot: &AtomicU64| {
+            slot.compare_exchange(EMPTY, word, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        self.0.iter().any(put)
+    }
+
+    /// Empties them; how many were taken.
+    fn drain(&self, mut f: impl FnMut(SlotId)) -> usize {
+        let mut done = 0;
+        for slot in &self.0 {
+            let word = slot.swap(EMPTY, Ordering::AcqRel);
+            if word != EMPTY {
+                f(SlotId { index: word as u32, generation: (word >> 32) as u32 });
+                done += 1;
+            }
+        }
+        done
+    }
+}
 
 /// The inbox.
 pub struct Inbox {
     requests: Mutex<Vec<Request>>,
     len: AtomicUsize,
-    closes: [AtomicU64; CLOSES],
+    unwanted: Slots,
+    closes: Slots,
 }
 
 impl Default for Inbox {
@@ -62,7 +97,8 @@ impl Default for Inbox {
         Inbox {
             requests: Mutex::new(Vec::new()),
             len: AtomicUsize::new(0),
-            closes: [const { AtomicU64::new(EMPTY) }; CLOSES],
+            unwanted: Slots::new(),
+            closes: Slots::new(),
         }
     }
 }
@@ -80,12 +116,18 @@ impl Inbox {
     /// Leaves a close without taking a lock. If all slots are taken the socket stays until its
     /// stack ends.
     pub fn push_close(&self, id: SlotId) {
-        let word = u64::from(id.generation) << 32 | u64::from(id.index);
-        let put = |slot: &AtomicU64| {
-            slot.compare_exchange(EMPTY, word, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        };
+        self.push_slot(&self.closes, id);
+    }
+
+    /// Leaves word, without taking a lock, that some tickets of a socket are unwanted. If all slots are
+    /// taken their buffers end with the stream.
+    pub fn push_unwanted(&self, id: SlotId) {
+        self.push_slot(&self.unwanted, id);
+    }
+
+    fn push_slot(&self, slots: &Slots, id: SlotId) {
         self.len.fetch_add(1, Ordering::SeqCst);
-        if !self.closes.iter().any(put) {
+        if !slots.put(id) {
             self.len.fetch_sub(1, Ordering::SeqCst);
         }
     }
@@ -104,14 +146,8 @@ impl Inbox {
         let mut done = requests.len();
         requests.drain(..).for_each(&mut perform);
         self.give_back(requests);
-        for slot in &self.closes {
-            let word = slot.swap(EMPTY, Ordering::AcqRel);
-            if word != EMPTY {
-                let id = SlotId { index: word as u32, generation: (word >> 32) as u32 };
-                perform(Request::Close(id));
-                done += 1;
-            }
-        }
+        done += self.unwanted.drain(|id| perform(Request::AbandonUnwanted(id)));
+        done += self.closes.drain(|id| perform(Request::Close(id)));
         self.len.fetch_sub(done, Ordering::AcqRel);
         done
     }
@@ -167,9 +203,15 @@ mod tests {
     fn a_signal_handler_leaves_a_bounded_number_of_closes() {
         let inbox = Inbox::default();
         (0..20).for_each(|i| inbox.push_close(id(i)));
-        assert_eq!(closed(&inbox), (0..CLOSES as u32).map(id).collect::<Vec<_>>());
+        assert_eq!(closed(&inbox), (0..SLOTS as u32).map(id).collect::<Vec<_>>());
         assert!(inbox.is_empty());
         inbox.push_close(id(99));
         assert_eq!(closed(&inbox), [id(99)]);
+        inbox.push_unwanted(id(3));
+        inbox.push_close(id(3));
+        let mut done = Vec::new();
+        inbox.drain(|r| done.push(matches!(r, Request::AbandonUnwanted(i) if i == id(3))));
+        assert_eq!(done, [true, false], "first its buffers");
+        assert!(inbox.is_empty());
     }
 }

@@ -50,6 +50,7 @@ mod tcp_calls;
 mod tcp_input;
 mod tcp_output;
 mod templates;
+mod ticket;
 mod time_wait;
 mod udp_calls;
 mod udp_many;
@@ -70,7 +71,7 @@ pub use handoff::{Handoff, MAX_SHARDS, handoffs};
 pub use host::{Guard, Host, Limit};
 pub use inbox::Request;
 pub use poll_set::PollSetCore;
-pub use recv_calls::{Received, RecvEntry, RecvOutcome, RecvTicket};
+pub use recv_calls::{Received, RecvEntry};
 pub use returns::Returned;
 pub use send_calls::Reserved;
 pub use service::start as start_service;
@@ -81,6 +82,7 @@ pub use sys::{
     ask_for_large_pages, at_exit, block_signals, fork_generation, now, thread_number, ticks,
 };
 pub use tcp_calls::ListenOptions;
+pub use ticket::{Post, RecvOutcome, RecvTicket, SoleTicket};
 pub use udp_calls::TakenDatagram;
 pub use udp_many::{RecvMessage, SendMessage, SentMany};
 pub use wheel::{TimerId, Wheel};

@@ -6,8 +6,8 @@
 //! it is decided which buffers are over. A buffer that is over goes into its [`RecvTicket`] under the lock;
 //! whoever waits for it is told after the lock is released ([`Received`]).
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fulmar_base::{Counter, Counters, Duration, FlowKey, Instant, Probe, SeqNum, SlotId};
 use fulmar_mbuf::{BufId, RecvBuf, RecvQueue, Room};
@@ -16,112 +16,15 @@ use fulmar_socket::SocketError;
 use fulmar_socket::posted::{Io, Placer, Posted, Rule, Stream, Taken};
 use fulmar_tcp::{State, Tcb};
 
-use crate::completion::Completion;
-use crate::host::lock;
 use crate::net::Net;
 use crate::shard::{Shard, TimerKey};
 use crate::sockets::{Socket, TcpEntry};
+use crate::ticket::{Post, RecvOutcome, RecvTicket};
 use crate::wheel::TimerId;
 
 /// When to look again at buffers whose memory somebody still refers to, or for which there was no memory
 /// to move bytes away: nobody tells us. Well below what a person notices.
 const RETRY: Duration = Duration::from_millis(5);
-
-/// How a posted buffer ended.
-#[derive(Debug)]
-pub struct RecvOutcome {
-    /// The buffer with what it received; `None` if its stack went away with it.
-    pub buf: Option<RecvBuf>,
-    /// Why it has nothing, if that is not the end of the stream.
-    pub error: Option<SocketError>,
-}
-
-/// What stands for a posted buffer until it is over, and then for its outcome.
-#[derive(Default)]
-pub struct RecvTicket {
-    /// Tells whoever waits.
-    pub completion: Completion,
-    /// Not [`Ended::NotYet`]: so that asking takes no lock. Changed under the lock.
-    is_over: AtomicBool,
-    outcome: Mutex<Ended>,
-}
-
-#[derive(Default)]
-enum Ended {
-    #[default]
-    NotYet,
-    /// Counted among those that nobody has taken.
-    Untaken(RecvOutcome, Arc<AtomicUsize>),
-    Taken,
-}
-
-impl RecvTicket {
-    /// Whether it is over, taken or not.
-    #[inline]
-    pub fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Acquire)
-    }
-
-    /// As new, to be posted with another buffer.
-    pub fn renew(&mut self) {
-        self.completion.renew();
-        *self.is_over.get_mut() = false;
-        *self.outcome.get_mut().unwrap_or_else(PoisonError::into_inner) = Ended::NotYet;
-    }
-
-    /// The outcome, once.
-    pub fn take(&self) -> Option<RecvOutcome> {
-        if !self.is_over() {
-            return None;
-        }
-        let mut ended = lock(&self.outcome);
-        if matches!(&*ended, Ended::NotYet) {
-            return None;
-        }
-        match std::mem::replace(&mut *ended, Ended::Taken) {
-            Ended::Untaken(outcome, count) => {
-                count.fetch_sub(1, Ordering::Relaxed);
-                Some(outcome)
-            }
-            _ => None,
-        }
-    }
-
-    fn put(&self, outcome: RecvOutcome, count: &Arc<AtomicUsize>) {
-        let mut ended = lock(&self.outcome);
-        if matches!(&*ended, Ended::NotYet) {
-            count.fetch_add(1, Ordering::Relaxed);
-            *ended = Ended::Untaken(outcome, Arc::clone(count));
-            self.is_over.store(true, Ordering::Release);
-        }
-    }
-
-    /// Nobody will ask any more.
-    fn give_up(&self) {
-        let mut ended = lock(&self.outcome);
-        if matches!(&*ended, Ended::NotYet) {
-            *ended = Ended::Taken;
-            self.is_over.store(true, Ordering::Release);
-        }
-    }
-
-    /// It is to come all the same.
-    fn go_on(&self) {
-        let mut ended = lock(&self.outcome);
-        if matches!(&*ended, Ended::Taken) {
-            *ended = Ended::NotYet;
-            self.is_over.store(false, Ordering::Release);
-        }
-    }
-}
-
-/// Whoever gave it up may have done so at the moment when it was over: nobody takes the buffer then, and the
-/// socket must not look readable for it.
-impl Drop for RecvTicket {
-    fn drop(&mut self) {
-        drop(self.take());
-    }
-}
 
 /// A ticket in the hands of its connection. If that goes without a word, so does whoever waits.
 pub(crate) struct Token(Arc<RecvTicket>);
@@ -177,15 +80,38 @@ impl RecvEntry {
     }
 
     /// Fills the tickets of what is over; how many.
-    fn hand_out(&mut self, received: &mut Received) -> usize {
+    fn hand_out(&mut self, to: &mut Outbox) -> usize {
         let mut count = 0;
         while let Some(f) = self.machine.pop_finished() {
-            f.token.0.put(RecvOutcome { buf: Some(f.buf), error: f.error }, &self.untaken);
-            received.0.push(Arc::clone(&f.token.0));
+            let outcome = RecvOutcome { buf: Some(f.buf), error: f.error };
+            if to.awaited == Some(address_of(&f.token.0)) {
+                f.token.0.pass();
+                to.outcome = Some(outcome);
+                to.awaited = None;
+            } else {
+                f.token.0.put(outcome, &self.untaken);
+                to.received.0.push(Arc::clone(&f.token.0));
+            }
             count += 1;
         }
         count
     }
+}
+
+/// Which ticket it is, while somebody has it.
+fn address_of(ticket: &RecvTicket) -> usize {
+    std::ptr::from_ref(ticket).addr()
+}
+
+/// Where outcomes go.
+#[derive(Default)]
+struct Outbox {
+    /// Tickets whose holders are to be told.
+    received: Received,
+    /// The one that the holder of the lock waits for, in this very step: it need not be told.
+    awaited: Option<usize>,
+    /// Its outcome.
+    outcome: Option<RecvOutcome>,
 }
 
 /// What a shard keeps for all of them.
@@ -203,7 +129,7 @@ pub(crate) struct PostedTable {
     has_news: bool,
     /// A buffer became full since this was asked last.
     has_filled: bool,
-    received: Received,
+    out: Outbox,
 }
 
 impl PostedTable {
@@ -215,7 +141,7 @@ impl PostedTable {
     /// Whether holders of tickets are to be told.
     #[inline]
     pub(crate) fn has_received(&self) -> bool {
-        !self.received.0.is_empty()
+        !self.out.received.0.is_empty()
     }
 
     /// Something happened to a connection.
@@ -350,6 +276,14 @@ impl<P: Probe> Shard<P> {
         Ok(())
     }
 
+    /// As [`Shard::tcp_post`]; what cannot be posted stays.
+    pub(crate) fn post_if_possible(&mut self, now: Instant, post: &mut Option<Post<'_>>) {
+        let Some(Post { id, buf, rule, ticket }) = post.take() else { return };
+        if let Err((_, buf)) = self.tcp_post(now, id, buf, rule, ticket) {
+            *post = Some(Post { id, buf, rule, ticket });
+        }
+    }
+
     /// Ends a posted buffer before its time: with what it has, or as cancelled. It is over once no device
     /// writes to it any more, which may take until the next polls.
     pub fn tcp_cancel_post(&mut self, now: Instant, id: SlotId, ticket: &Arc<RecvTicket>) {
@@ -377,6 +311,19 @@ impl<P: Probe> Shard<P> {
         is_gone
     }
 
+    /// As [`Shard::tcp_abandon_post`] for those of a connection that signal handlers let go of, the last
+    /// first.
+    pub(crate) fn tcp_abandon_unwanted(&mut self, now: Instant, id: SlotId) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        let Some(posted) = &entry.posted else { return };
+        let is_unwanted = |t: &&Token| t.0.take_unwanted();
+        let unwanted = posted.machine.tokens().filter(is_unwanted).map(|t| Arc::clone(&t.0));
+        let unwanted: Vec<_> = unwanted.collect();
+        for ticket in unwanted.iter().rev() {
+            self.tcp_abandon_post(now, id, ticket);
+        }
+    }
+
     fn end_post(
         &mut self,
         now: Instant,
@@ -390,6 +337,19 @@ impl<P: Probe> Shard<P> {
         self.list_posted(id);
         self.run_posted_now(now, id);
         self.notify(id);
+    }
+
+    /// As [`Shard::step_for_reader`], for one who waits for this ticket and nothing else: how many frames
+    /// came, and the outcome if it was over with them. Then nobody has to be told.
+    pub fn step_for_ticket(
+        &mut self,
+        now: Instant,
+        ticket: &RecvTicket,
+    ) -> (usize, Option<RecvOutcome>) {
+        self.posted.out.awaited = Some(address_of(ticket));
+        let came = self.step_for_reader(now);
+        self.posted.out.awaited = None;
+        (came, self.posted.out.outcome.take())
     }
 
     fn list_posted(&mut self, id: SlotId) {
@@ -529,7 +489,7 @@ impl<P: Probe> Shard<P> {
     fn hand_out_posted(&mut self, id: SlotId) {
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
         let Some(posted) = &mut entry.posted else { return };
-        let count = posted.hand_out(&mut self.posted.received);
+        let count = posted.hand_out(&mut self.posted.out);
         self.net.counters.add(Counter::Receives, count as u64);
         // Readers wait behind the last of them, however that ended.
         if count > 0 || !posted.machine.is_waiting() {
@@ -563,7 +523,7 @@ impl<P: Probe> Shard<P> {
         if let Some(timer) = posted.timer.take() {
             self.wheel.cancel(timer);
         }
-        posted.hand_out(&mut self.posted.received);
+        posted.hand_out(&mut self.posted.out);
         if posted.machine.is_draining() {
             self.posted.orphans.push(*posted);
             self.posted.look_by(now + RETRY);
@@ -571,14 +531,14 @@ impl<P: Probe> Shard<P> {
     }
 
     fn drain_orphans(&mut self) {
-        let PostedTable { orphans, received, .. } = &mut self.posted;
+        let PostedTable { orphans, out, .. } = &mut self.posted;
         let pool = &mut self.net.pool;
         pool.drain_remote();
         orphans.retain_mut(|posted| {
             let mut io =
                 Io { recv: &mut RecvQueue::new(), pool, placer: &mut NoDevice, may_place: false };
             posted.machine.drain(&mut io);
-            posted.hand_out(received);
+            posted.hand_out(out);
             posted.machine.is_draining()
         });
         if !self.posted.orphans.is_empty() {
@@ -588,7 +548,7 @@ impl<P: Probe> Shard<P> {
 
     /// Whom to tell that a posted buffer is over, once the lock is released.
     pub fn take_received(&mut self) -> Received {
-        std::mem::take(&mut self.posted.received)
+        std::mem::take(&mut self.posted.out.received)
     }
 }
 
@@ -605,23 +565,4 @@ impl Placer for NoDevice {
     fn unplace(&mut self) {}
     fn register(&mut self, _: BufId) {}
     fn release(&mut self, _: BufId) {}
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_buffer_that_nobody_can_take_any_more_makes_no_socket_readable() {
-        let entry = RecvEntry::default();
-        let ticket = Arc::new(RecvTicket::default());
-        let buf = Some(RecvBuf::with_capacity(16));
-        ticket.put(RecvOutcome { buf, error: None }, &entry.untaken);
-        assert!(entry.has_untaken());
-        let last = Arc::clone(&ticket);
-        drop(ticket);
-        assert!(entry.has_untaken());
-        drop(last);
-        assert!(!entry.has_untaken());
-    }
 }

@@ -203,6 +203,8 @@ pub struct Tcb {
     pub(crate) rcv_mss: u32,
     /// Position behind the last byte that the peer pushed.
     pub(crate) pushed_to: u64,
+    /// The same of bytes that came behind a gap; the last of them.
+    pub(crate) pushed_behind: u64,
     /// Where the peer's FIN stands, once seen.
     pub(crate) peer_fin: Option<u64>,
     /// `rcv_nxt` is behind the peer's FIN.
@@ -314,6 +316,7 @@ impl Tcb {
             last_ack_sent: 0,
             rcv_mss: u32::from(DEFAULT_MSS),
             pushed_to: 0,
+            pushed_behind: 0,
             peer_fin: None,
             fin_received: false,
             recv_limit: cfg.recv_buffer_bytes.min(cfg.max_buffer_bytes),

@@ -41,7 +41,8 @@ impl Tcb {
     /// follow it.
     #[inline]
     pub fn is_pushed(&self) -> bool {
-        self.pushed_to > 1 && self.pushed_to == self.recv.next().saturating_add(1)
+        let next = self.recv.next().saturating_add(1);
+        next > 1 && (self.pushed_to == next || self.pushed_behind == next)
     }
 
     /// Who talks to whom.

@@ -78,6 +78,11 @@ pub struct Filling {
 }
 
 impl Filling {
+    /// How many.
+    pub fn bytes(&self) -> usize {
+        self.parts.iter().flatten().map(Filled::len).sum()
+    }
+
     /// The bytes as a part of a packet.
     ///
     /// # Errors

@@ -20,6 +20,8 @@ use super::ring::Ring;
 use super::rx::{Buffer, Kind, RxRing};
 use super::table::{FlowTable, Pods};
 use super::{ETHER_BYTES, SimConfig};
+use crate::placing::Outcome;
+use crate::placing::flows::Filling;
 
 /// Received frames up to this length are copied out of any buffer, which is posted again: an
 /// acknowledgement never keeps the memory of a packet.
@@ -89,6 +91,8 @@ struct Driver {
     tx_bytes: usize,
     /// The last burst did not go out whole.
     is_blocked: bool,
+    /// What was placed since it was counted last.
+    placed: Outcome,
 }
 
 // Sending.
@@ -170,10 +174,11 @@ impl Driver {
 // Receiving.
 impl Driver {
     /// The next received frame; `Err` if there is no memory to keep it.
-    fn harvest(&self, rx: &mut RxRing, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
-        let (kind, first) = rx.reap()?;
-        if first.placed.is_some() {
-            return Some(harvest_placed(rx, kind, first, pool));
+    fn harvest(&mut self, rx: &mut RxRing, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
+        let (kind, mut first) = rx.reap()?;
+        if let Some(placed) = first.placed.take() {
+            self.placed.hit(placed.bytes());
+            return Some(harvest_placed(rx, kind, first, placed, pool));
         }
         let Some(offload) = first.end else {
             return Some(self.harvest_long(rx, kind, first, pool));
@@ -277,6 +282,7 @@ fn harvest_placed(
     rx: &mut RxRing,
     kind: Kind,
     first: Buffer,
+    placed: Filling,
     pool: &mut Pool,
 ) -> Result<Packet, DropReason> {
     let (mut rest, mut end) = (Chain::new(), first.end);
@@ -289,7 +295,7 @@ fn harvest_placed(
     }
     let head = copy_out(&first.m, pool);
     repost(rx, kind, first.m);
-    let placed = first.placed.unwrap_or_default().into_chain(pool);
+    let placed = placed.into_chain(pool);
     if let (Some(mut chain), Ok(placed), Some(offload)) = (head, placed, end) {
         chain.append(placed);
         chain.append(rest);
@@ -350,6 +356,7 @@ impl SimNic {
             tx_coalesce: config.tx_coalesce,
             tx_bytes: 0,
             is_blocked: false,
+            placed: Outcome::default(),
         };
         let stats = DeviceStats { name: "sim".into(), ..DeviceStats::default() };
         SimNic { driver, engine, table, pods: Pods::new(), has_placed: false, stats }
@@ -363,7 +370,8 @@ impl SimNic {
         if !self.has_placed {
             return;
         }
-        let outcome = self.table.lock().take_outcome();
+        let placed = std::mem::take(&mut self.driver.placed);
+        let outcome = Outcome { misses: self.table.take_misses(), ..placed };
         outcome.count(counters, &mut self.stats);
     }
 

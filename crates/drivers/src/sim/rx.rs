@@ -259,7 +259,7 @@ impl Rx {
             } else if let Some((run, kind)) = self.next_run(now, rx) {
                 let to = Landing { rx, kind, current: None, touched: 0, placing: None };
                 moved += self.land(&run, to, board);
-                of.into_iter().for_each(|_| table.miss());
+                of.into_iter().for_each(|_| shared.miss());
             } else if self.flow_control {
                 break;
             } else {

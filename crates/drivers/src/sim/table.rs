@@ -22,7 +22,6 @@ use fulmar_netdev::{PlacementHint, Rooms, Unsupported};
 
 use super::meter::bump;
 use super::rx::Kind;
-use crate::placing::Outcome;
 use crate::placing::flows::{self, Filling, Flows, Segment};
 
 /// How long a frame waits at most for a reader who has just got a buffer back: about the longest that
@@ -37,6 +36,8 @@ pub struct FlowTable {
     taken: AtomicU64,
     /// Until when frames are held back, in nanoseconds.
     paused_until_ns: AtomicU64,
+    /// Frames of placed flows that went elsewhere since the host asked last.
+    misses: AtomicU64,
 }
 
 /// The table itself.
@@ -44,18 +45,17 @@ pub struct Table {
     flows: Flows,
     /// Whether any flow was ever placed.
     is_used: bool,
-    /// What happened since the host asked last.
-    outcome: Outcome,
 }
 
 impl FlowTable {
     pub fn new() -> FlowTable {
-        let table = Table { flows: Flows::new(), is_used: false, outcome: Outcome::default() };
+        let table = Table { flows: Flows::new(), is_used: false };
         FlowTable {
             table: Mutex::new(table),
             landed: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             paused_until_ns: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
         }
     }
 
@@ -84,6 +84,16 @@ impl FlowTable {
     /// The host has taken frames.
     pub fn taken(&self, frames: u64) {
         bump(&self.taken, frames);
+    }
+
+    /// A frame of a placed flow goes elsewhere.
+    pub fn miss(&self) {
+        self.misses.fetch_add(1, Relaxed);
+    }
+
+    /// How many did since this was asked last.
+    pub fn take_misses(&self) -> u64 {
+        if self.misses.load(Relaxed) == 0 { 0 } else { self.misses.swap(0, Relaxed) }
     }
 
     /// Whether a frame that comes too early for its flow waits on the wire.
@@ -144,19 +154,9 @@ impl Table {
         self.flows.get(slot).is_some_and(|f| f.expects(segment))
     }
 
-    /// A frame of a placed flow goes elsewhere.
-    pub fn miss(&mut self) {
-        self.outcome.miss(0);
-    }
-
     /// Bytes that fit into the posted memory of a flow.
     pub fn room(&self, slot: usize) -> usize {
         self.flows.get(slot).map_or(0, |f| f.rooms.bytes())
-    }
-
-    /// What happened since this was asked last.
-    pub fn take_outcome(&mut self) -> Outcome {
-        std::mem::take(&mut self.outcome)
     }
 }
 
@@ -204,7 +204,6 @@ impl<'a> Placing<'a> {
         if filling.is_full {
             self.shared.pause(plan.now);
         }
-        self.table.outcome.hit(plan.fits);
         let is_all = plan.fits == plan.segment.payload_bytes;
         (filling, is_all.then_some(self.offload))
     }

@@ -62,6 +62,59 @@ fn two_buffers_in_turn_receive_a_stream_whole_and_in_order() {
 }
 
 #[test]
+fn a_ring_receives_a_stream_whole_and_in_order_with_any_number_of_buffers() {
+    within(|| {
+        const TOTAL: usize = 5_000_003;
+        for (port, count) in [(90, 1), (91, 2), (92, 5)] {
+            let (a, b) = stacks();
+            let (c, s) = connection(&a, &b, port);
+            let writer = write_all_then_close(c, TOTAL);
+            let buffers = (0..count).map(|_| RecvBuf::with_capacity(48 << 10));
+            let mut ring = s.recv_ring(buffers).unwrap();
+            let mut at = 0;
+            loop {
+                let bytes = ring.recv().unwrap();
+                if bytes.is_empty() {
+                    break;
+                }
+                assert!(*bytes == pattern(at, bytes.len())[..], "bytes differ after {at}");
+                at += bytes.len();
+            }
+            assert_eq!(at, TOTAL);
+            assert!(ring.recv().unwrap().is_empty(), "the end of the stream again");
+            writer.join().unwrap();
+            drop((ring, s));
+            buffers_come_home(&[&a, &b]);
+        }
+    });
+}
+
+#[test]
+fn a_ring_that_cannot_wait_says_so_and_what_it_has_goes_back_into_the_stream() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, mut s) = connected(&a, &b);
+        assert_eq!(s.recv_ring([] as [RecvBuf; 0]).unwrap_err().kind(), ErrorKind::InvalidInput);
+        let buffers = [10, 10].map(RecvBuf::with_capacity);
+        let mut ring = s.recv_ring_with(buffers, WHOLE).unwrap();
+        s.set_nonblocking(true).unwrap();
+        assert_eq!(ring.recv().unwrap_err().kind(), ErrorKind::WouldBlock);
+        c.write_all(&pattern(0, 13)).unwrap();
+        s.set_nonblocking(false).unwrap();
+        assert_eq!(*ring.recv().unwrap(), pattern(0, 10)[..]);
+        s.set_nonblocking(true).unwrap();
+        assert_eq!(ring.recv().unwrap_err().kind(), ErrorKind::WouldBlock);
+        s.set_nonblocking(false).unwrap();
+        drop(ring);
+        let mut rest = [0; 3];
+        s.read_exact(&mut rest).unwrap();
+        assert_eq!(rest[..], pattern(10, 3)[..]);
+        drop((c, s));
+        buffers_come_home(&[&a, &b]);
+    });
+}
+
+#[test]
 fn what_came_before_is_in_the_buffer_first_and_a_read_goes_on_behind_it() {
     within(|| {
         let (a, b) = stacks();

@@ -2,7 +2,7 @@
 
 use super::{Load, Reader, Target};
 use crate::kernel_receive::touch;
-use fulmar::{RecvBuf, RecvCompletion, RecvRule};
+use fulmar::{RecvBuf, RecvRing, RecvRule};
 use std::collections::VecDeque;
 use std::io::{self, Read};
 
@@ -81,19 +81,17 @@ impl Reader for Loaned {
     }
 }
 
-/// `TcpStream::recv_posted`: buffers that are given away before their bytes come.
+/// `TcpStream::recv_ring`: buffers that are given away before their bytes come, and used in turn.
 pub(super) struct PostedAhead {
-    /// Those that the program has.
-    free: Vec<RecvBuf>,
-    /// The others, in the order in which they were posted.
-    under_way: VecDeque<RecvCompletion>,
+    /// Until they are posted.
+    buffers: Vec<RecvBuf>,
+    ring: Option<RecvRing>,
     touch: bool,
 }
 
 impl PostedAhead {
     pub fn new(load: &Load) -> io::Result<PostedAhead> {
-        let free = owned_buffers(load)?;
-        Ok(PostedAhead { free, under_way: VecDeque::new(), touch: load.is_touched() })
+        Ok(PostedAhead { buffers: owned_buffers(load)?, ring: None, touch: load.is_touched() })
     }
 }
 
@@ -110,28 +108,22 @@ fn owned_buffers(load: &Load) -> io::Result<Vec<RecvBuf>> {
 
 impl Reader for PostedAhead {
     fn begin(&mut self, from: &Target<'_>) -> io::Result<()> {
-        while let Some(buffer) = self.free.pop() {
-            self.under_way.push_back(from.stream.recv_posted(buffer)?);
-        }
+        self.ring = Some(from.stream.recv_ring(std::mem::take(&mut self.buffers))?);
         Ok(())
     }
 
-    fn call(&mut self, from: &Target<'_>) -> io::Result<u64> {
-        // The one that the program had.
-        self.begin(from)?;
-        let Some(first) = self.under_way.pop_front() else { return Ok(0) };
-        let buffer = first.wait()?;
+    fn call(&mut self, _from: &Target<'_>) -> io::Result<u64> {
+        let Some(ring) = &mut self.ring else { return Ok(0) };
+        let bytes = ring.recv()?;
         if self.touch {
-            touch(&buffer);
+            touch(bytes);
         }
-        let n = buffer.len() as u64;
-        self.free.push(buffer);
-        Ok(n)
+        Ok(bytes.len() as u64)
     }
 
     /// Takes back what is posted.
     fn finish(&mut self, _from: &Target<'_>) -> io::Result<()> {
-        self.under_way.clear();
+        self.ring = None;
         Ok(())
     }
 }

@@ -220,7 +220,7 @@ impl Room {
         let len = u32::try_from(n).map_err(|_| NoBuffer)?;
         let home = pool.home_with_desc(Purpose::Receive)?;
         // SAFETY: inside the room, which begins behind them from now on (behind the mbufs).
-        let m = unsafe { home.placed(&self.memory, self.from, len) }.ok_or(NoBuffer)?;
+        let m = unsafe { home.placed(Arc::clone(&self.memory), self.from, len) }.ok_or(NoBuffer)?;
         self.advance(n);
         Ok(m)
     }
@@ -302,7 +302,7 @@ impl Hold {
         let len = u32::try_from(slice.len()).map_err(|_| NoBuffer)?;
         let home = pool.home_with_desc(Purpose::Receive)?;
         // SAFETY: as above; from now on a room begins behind these bytes.
-        let m = unsafe { home.placed(memory, bytes.start, len) }.ok_or(NoBuffer)?;
+        let m = unsafe { home.placed(Arc::clone(memory), bytes.start, len) }.ok_or(NoBuffer)?;
         memory.high.fetch_max(bytes.end, Ordering::Relaxed);
         Ok(Chain::from(m))
     }
@@ -338,7 +338,7 @@ impl Filled {
         let len = u32::try_from(self.bytes).map_err(|_| NoBuffer)?;
         let home = pool.home_with_desc(Purpose::Receive)?;
         // SAFETY: the bytes were a room's until `Room::fill`, which made it begin behind them.
-        unsafe { home.placed(&self.memory, self.from, len) }.ok_or(NoBuffer)
+        unsafe { home.placed(self.memory, self.from, len) }.ok_or(NoBuffer)
     }
 }
 
@@ -353,13 +353,12 @@ impl Home {
     ///
     /// # Safety
     /// The bytes are inside the memory, and no room covers them or will while the mbuf exists.
-    unsafe fn placed(&mut self, memory: &Arc<Memory>, from: usize, len: u32) -> Option<Mbuf> {
-        let owner = Owner::Posted(Arc::clone(memory));
+    unsafe fn placed(&mut self, memory: Arc<Memory>, from: usize, len: u32) -> Option<Mbuf> {
         // SAFETY: inside the memory, which the record keeps until its last reference is home; nobody
         // writes the bytes, as the caller promises.
         unsafe {
             let data = memory.base.as_ptr().add(from);
-            self.adopt(data, len, owner, LENT, Purpose::Send)
+            self.adopt(data, len, Owner::Posted(memory), LENT, Purpose::Send)
         }
     }
 }

@@ -325,6 +325,97 @@ fn a_cancelled_buffer_has_what_came_and_waits_for_what_is_still_under_way() {
     w.finish();
 }
 
+/// A machine in some state, with the buffer that is cancelled there and what is back when that is done.
+type State = (World, usize, Vec<(usize, usize, Option<SocketError>)>);
+
+/// Three buffers of 100 bytes, of which the first has some: the device knows two.
+fn three(filled: usize) -> World {
+    let mut w = World::new(true);
+    (0..3).for_each(|_| _ = w.post(100, WHOLE));
+    if filled > 0 {
+        w.send(filled);
+        w.take_in();
+    }
+    w
+}
+
+const CANCELLED: Option<SocketError> = Some(SocketError::Cancelled);
+
+/// Those of buffers that are not over: one after the other, as a buffer passes them.
+fn waiting_states() -> Vec<(&'static str, State)> {
+    let mut copied = World::new(false);
+    copied.post(100, WHOLE);
+    copied.send(60);
+    copied.take_in();
+    let mut gap = three(40);
+    let behind = gap.packet(50, 20);
+    gap.sent = 70;
+    gap.recv.insert(50, behind, &mut gap.pool);
+    vec![
+        ("queued, unknown to the device", (three(30), 2, vec![(2, 0, CANCELLED)])),
+        ("known and waiting behind another", (three(30), 1, vec![(1, 0, CANCELLED)])),
+        ("active and empty", (three(0), 0, vec![(0, 0, CANCELLED)])),
+        ("active and filled in part, placed", (three(30), 0, vec![(0, 30, None)])),
+        ("active and filled in part, copied", (copied, 0, vec![(0, 60, None)])),
+        ("active, with bytes behind a gap", (gap, 0, vec![(0, 40, None)])),
+    ]
+}
+
+/// Those of buffers that are over, or about to be: nothing is left to cancel, or the end says why.
+fn ending_states() -> Vec<(&'static str, State)> {
+    let mut fin = three(30);
+    fin.settle(false, Some(Ok(())));
+    let at_fin = vec![(0, 30, None), (1, 0, None), (2, 0, None)];
+    let reset = Some(SocketError::ConnectionReset);
+    let mut dead = three(30);
+    dead.settle(false, Some(Err(SocketError::ConnectionReset)));
+    let at_reset = vec![(0, 30, None), (1, 0, reset), (2, 0, reset)];
+    let mut closed = three(30);
+    closed.with(|m, io| m.cancel_all(io));
+    let at_close = vec![(0, 30, None), (1, 0, CANCELLED), (2, 0, CANCELLED)];
+    vec![
+        ("full and back, its registration kept", (three(100), 0, vec![(0, 100, None)])),
+        ("at the end of the stream", (fin, 1, at_fin)),
+        ("after a reset", (dead, 1, at_reset)),
+        ("after the close", (closed, 1, at_close)),
+    ]
+}
+
+#[test]
+fn in_every_state_a_cancelled_buffer_comes_back_once_with_its_exact_count() {
+    for (what, (mut w, token, back)) in waiting_states() {
+        assert!(w.with(|m, io| m.cancel(io, |t| *t == token)), "{what}");
+        assert_eq!(w.finished, back, "{what}");
+        assert!(!w.with(|m, io| m.cancel(io, |t| *t == token)), "{what}: a second time");
+        w.send(150);
+        w.finish();
+    }
+    for (what, (mut w, token, back)) in ending_states() {
+        assert!(!w.with(|m, io| m.cancel(io, |t| *t == token)), "{what}");
+        assert_eq!(w.finished, back, "{what}");
+        w.finish();
+    }
+}
+
+#[test]
+fn a_full_buffer_that_somebody_still_refers_to_is_beyond_cancelling_and_comes_back_whole() {
+    let mut w = three(0);
+    w.send(100);
+    let kept = w.recv.front().map(|m| w.pool.clone_ref(m, 0, 100));
+    let kept = kept.expect("placed bytes").expect("a count");
+    w.take_in();
+    assert_eq!(w.finished, []);
+    assert!(w.machine.is_draining());
+    assert!(!w.with(|m, io| m.cancel(io, |t| *t == 0)));
+    // The one behind has nothing and need not wait for it.
+    assert!(w.with(|m, io| m.cancel(io, |t| *t == 1)));
+    assert_eq!(w.finished, [(1, 0, CANCELLED)]);
+    w.pool.free(Chain::from(kept));
+    w.take_in();
+    assert_eq!(w.finished, [(1, 0, CANCELLED), (0, 100, None)]);
+    w.finish();
+}
+
 #[test]
 fn what_nobody_waits_for_goes_back_into_the_stream() {
     let mut w = World::new(true);

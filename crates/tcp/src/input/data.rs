@@ -36,7 +36,7 @@ impl Tcb {
         self.cut_at_fin(env, seg, start)?;
         let payload = core::mem::take(&mut seg.payload);
         if seg.hdr.flags.contains(Flags::PSH) {
-            self.note_push(start.saturating_add(payload.len() as u64));
+            self.note_push(start, payload.len());
         }
         if seg.offset == 0 && self.recv.out_of_order_bytes() == 0 {
             seg.events |= self.store_in_order(env, payload);
@@ -170,11 +170,15 @@ impl Tcb {
         Ok(())
     }
 
-    /// The sender pushed up to this position (RFC 9293 section 3.9.1.2).
+    /// The sender pushed bytes that begin at `start` (RFC 9293 section 3.9.1.2). A push behind a gap must
+    /// not hide that of the bytes before the gap.
     #[inline]
-    pub(super) fn note_push(&mut self, end: u64) {
+    pub(super) fn note_push(&mut self, start: u64, bytes: usize) {
         self.due.pushed = true;
-        self.pushed_to = self.pushed_to.max(end);
+        let end = start.saturating_add(bytes as u64);
+        let last =
+            if start <= self.rcv_nxt { &mut self.pushed_to } else { &mut self.pushed_behind };
+        *last = end.max(*last);
     }
 
     /// Whether bytes behind a gap are kept. They are the peer's to choose, and only the bytes before

@@ -65,7 +65,7 @@ impl Tcb {
             return events;
         }
         if hdr.flags.contains(Flags::PSH) {
-            self.note_push(self.rcv_nxt.saturating_add(payload.len() as u64));
+            self.note_push(self.rcv_nxt, payload.len());
         }
         let events = events | self.store_in_order(env, payload);
         self.tune_recv_buffer(env, hdr);

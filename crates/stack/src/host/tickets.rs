@@ -1,0 +1,84 @@
+//! Waiting for posted buffers.
+
+use fulmar_base::{Probe, Stage};
+use fulmar_socket::{Ready, SocketError, Step};
+
+use super::{For, Host};
+use crate::limit::Limit;
+use crate::shard::Shard;
+use crate::sys;
+use crate::ticket::{Post, RecvOutcome, RecvTicket, SoleTicket};
+
+impl<P: Probe> Host<P> {
+    /// Waits until a posted buffer is over, running the stack meanwhile as a reader does. False: the time
+    /// is over.
+    ///
+    /// # Errors
+    /// As [`Host::lock`]; [`SocketError::WouldBlock`] if a signal handler would have to wait.
+    pub fn wait_ticket(&self, ticket: &RecvTicket, limit: Limit) -> Result<bool, SocketError> {
+        if ticket.is_over() {
+            return Ok(true);
+        }
+        let waits_for = For::Completion(&ticket.completion);
+        let over = |_: &mut Shard<P>, _| {
+            Ok(if ticket.is_over() { Step::Done(()) } else { Step::WaitData(1) })
+        };
+        match self.wait_as(waits_for, Ready::READABLE, limit, true, over) {
+            Ok(()) => Ok(true),
+            Err(SocketError::WouldBlock) => Ok(ticket.is_over()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// As [`Host::wait_ticket`], for the only one who can ask for the outcome, who gets it: from hand to
+    /// hand if the first look brings it. `None`: the time is over, or it was taken before. Posts another
+    /// buffer first, if there is one and that is possible; else it stays in `post`.
+    ///
+    /// # Errors
+    /// As [`Host::lock`].
+    pub fn wait_outcome(
+        &self,
+        ticket: &mut SoleTicket<'_>,
+        limit: Limit,
+        post: &mut Option<Post<'_>>,
+    ) -> Result<Option<RecvOutcome>, SocketError> {
+        let ticket = ticket.0;
+        if ticket.is_over() && post.is_none() {
+            return Ok(ticket.take());
+        }
+        match self.wait_for_ticket(ticket, limit, post) {
+            Ok(None) | Err(SocketError::WouldBlock) => Ok(ticket.take()),
+            outcome => outcome,
+        }
+    }
+
+    /// `None`: see what the ticket says.
+    fn wait_for_ticket(
+        &self,
+        ticket: &RecvTicket,
+        limit: Limit,
+        post: &mut Option<Post<'_>>,
+    ) -> Result<Option<RecvOutcome>, SocketError> {
+        let mut guard = self.lock()?;
+        let now = sys::now();
+        guard.pass(Stage::Locked);
+        guard.post_if_possible(now, post);
+        if ticket.is_over() {
+            return Ok(None);
+        }
+        let end = limit.end(now);
+        if end.is_none() || guard.looks_first(now) {
+            let (came, outcome) = guard.step_for_ticket(now, ticket);
+            guard.looked_first(came > 0);
+            if outcome.is_some() || ticket.is_over() {
+                return Ok(outcome);
+            }
+        }
+        let Some(give_up) = end else { return Ok(None) };
+        let over = |_: &mut Shard<P>, _| {
+            Ok(if ticket.is_over() { Step::Done(None) } else { Step::WaitData(1) })
+        };
+        let waits_for = (For::Completion(&ticket.completion), Ready::READABLE);
+        self.wait_in_turn(guard, now, waits_for, give_up, over)
+    }
+}
