@@ -13,6 +13,9 @@
 //!          FrameParser
 //! ```
 //!
+//! The device knows nothing of frames: it would have to know where a body begins before it has seen the
+//! header in front of it.
+//!
 //! The peer chooses the lengths. One that is too large is an error before anything is obtained for
 //! it, and after an error of framing the stream gives no more frames.
 

@@ -26,7 +26,8 @@
 //!   process; [`Device`] is the contract for a device of your own.
 //! - **Event loops**: [`PollSet`] waits for many sockets, or lends its descriptor to any loop.
 //! - **Posted receive**: [`TcpStream::recv_posted`] gives a buffer away before its bytes have come and
-//!   gets it back filled; devices that can put payload straight into it.
+//!   gets it back filled; devices that can put payload straight into it. [`TcpStream::recv_ring`] for
+//!   buffers that are used in turn.
 //! - **Looking inside**: [`Stack::stat`], `fulmar stat` from another terminal, and
 //!   [`devices::capture`] for Wireshark.
 //! - **Memory** is bounded by one byte budget per stack ([`Builder::budget_bytes`]): a writer waits

@@ -116,6 +116,21 @@ fn where_answers_carry_acknowledgements_they_are_awaited() {
 }
 
 #[test]
+fn a_push_behind_a_gap_hides_none_before_it() {
+    let mut t = settled();
+    t.input(seg!("PA", seq = 1001, ack = 1001, len = 100));
+    assert!(t.tcb.is_pushed());
+    t.input(seg!("PA", seq = 2001, ack = 1001, len = 100));
+    assert!(t.tcb.is_pushed(), "what came in order is still all that the peer pushed");
+    t.input(seg!("A", seq = 1101, ack = 1001, len = 900));
+    assert!(t.tcb.is_pushed(), "the gap is closed: up to the later push");
+    t.input(seg!("A", seq = 2101, ack = 1001, len = 100));
+    assert!(!t.tcb.is_pushed());
+    t.output();
+    assert_eq!(t.read(5000), 1200);
+}
+
+#[test]
 fn out_of_order_data_is_reported_at_once_latest_first() {
     let mut t = settled();
     recv!(t, "A", seq = 2001, ack = 1001, len = 100);

@@ -102,7 +102,7 @@ pub enum Method {
     Stock,
     /// `TcpStream::read`.
     Copy,
-    /// `TcpStream::recv_posted`: into the program's buffers, where the device can do that.
+    /// `TcpStream::recv_ring`: into the program's buffers, where the device can do that.
     Posted,
     /// The same where the device does not place: copied once, but asked for ahead.
     PostedCopied,
@@ -162,9 +162,9 @@ impl Method {
         match self {
             Method::Stock => "stock: a packet per crossing, copy by mbuf",
             Method::Copy => "fulmar read, copy",
-            Method::Posted => "fulmar recv_posted",
-            Method::PostedCopied => "recv_posted, not placed",
-            Method::PostedStock => "recv_posted, a packet per crossing",
+            Method::Posted => "fulmar recv_ring, posted",
+            Method::PostedCopied => "recv_ring, not placed",
+            Method::PostedStock => "recv_ring, a packet per crossing",
             Method::PostedRead => "recv_posted, one at a time",
             Method::Loan => "fulmar recv_owned, on loan",
         }
