@@ -5,7 +5,7 @@
 //!
 //! - **request and reply** over each device: latency and CPU per transaction of both ends;
 //! - **a flood** of datagrams of MTU size: frames per wake-up, and what holding adds to the latency;
-//! - **a sweep** of loads from one packet per second to as many as go; on a simulated card ([`sim`])
+//! - **a sweep** of loads from one packet per second to as many as go; on a simulated card
 //!   also with its coalescing registers set by hand;
 //! - **completions** of sent frames on the simulated device, taken back one by one, lazily, and as
 //!   the policy says; and last an **idle** stack with many connections.
