@@ -23,7 +23,8 @@
 //! its queue wakes nobody; [`Table::next_deadline`] says when it is due. If no rooms come, [`table::SIP`] is
 //! read, then it is held again. More at once would bring what no buffer is posted for faster than its
 //! reader can take it away, and as long as some of it is left no buffer can be offered to the device: a
-//! reader who turns to two flows in turn would never come out of that.
+//! reader who turns to two flows in turn would never come out of that. The price: a reader who no longer
+//! posts gets no more than that until the queue is taken away ([`table::BARE`]).
 //!
 //! **Sleepers** poll a number that stands for the main queue, and for an epoll descriptor of all queues
 //! from when the first one is opened. Somebody may sleep on what it stood for before. So the map stays
