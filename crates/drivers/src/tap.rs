@@ -474,7 +474,7 @@ impl Device for Tap {
 
     fn next_deadline(&self) -> Option<Instant> {
         // What is held is of no use where nothing is read any more.
-        self.flow_queues.as_ref().filter(|_| self.lost.is_none())?.next_deadline()
+        self.flow_queues.as_ref().filter(|_| self.lost.is_none())?.table.next_deadline()
     }
 
     fn lost(&self) -> Option<i32> {

@@ -223,7 +223,7 @@ pub trait Device: Send {
 
     /// The descriptor that becomes readable when the device is armed and something came, or when
     /// there is room again after a refusal. The number stays the same for the life of the device, what it
-    /// stands for need not: ask for the number at every sleep (`poll`), and keep it in no epoll set.
+    /// stands for need not: give the number to `poll` at every sleep, and keep it in no epoll set.
     /// `None`: poll by time only (a simulated device).
     fn wake_fd(&self) -> Option<RawFd>;
 

@@ -10,20 +10,21 @@
 //! On one queue a read has to guess whose frame comes next. Where that fails because flows with posted
 //! buffers, or others beside one, come mixed, a flow gets a queue: a program in the kernel
 //! ([`crate::steering`]) looks it up in a map. The TAP decides that by itself, from what it sees
-//! ([`FlowQueues::note`]); whoever uses the device sees nothing but fewer misses.
+//! ([`Table::note`]); whoever uses the device sees nothing but fewer misses.
 //!
 //! **Order.** A flow that *joins* its queue may have frames in the main one, so its own is read from when
 //! the main one was found empty, or so many frames came from there as a queue holds. A flow that *leaves*
-//! has its own queue read until it is empty before the main one is read on; that goes on for [`GRACE`],
+//! has its own queue read until it is empty before the main one is read on; that goes on for [`table::GRACE`],
 //! since a sender may have chosen the queue before the map was changed. The same sender may overtake
-//! itself by a frame when a flow joins: TCP puts that in order.
+//! itself by a frame when a flow joins: TCP puts that in order. [`table`] decides all this.
 //!
-//! **Holding.** A flow that has just filled its rooms is not read for [`HOLD`], or until it has rooms
+//! **Holding.** A flow that has just filled its rooms is not read for [`table::HOLD`], or until it has rooms
 //! again: its reader is about to post some, and frames that came before would have to be copied. Meanwhile
-//! its queue wakes nobody; [`FlowQueues::next_deadline`] says when it is due. If no rooms come, [`SIP`] is
+//! its queue wakes nobody; [`Table::next_deadline`] says when it is due. If no rooms come, [`table::SIP`] is
 //! read, then it is held again. More at once would bring what no buffer is posted for faster than its
 //! reader can take it away, and as long as some of it is left no buffer can be offered to the device: a
-//! reader who turns to two flows in turn would never come out of that.
+//! reader who turns to two flows in turn would never come out of that. The price: a reader who no longer
+//! posts gets no more than that until the queue is taken away ([`table::BARE`]).
 //!
 //! **Sleepers** poll a number that stands for the main queue, and for an epoll descriptor of all queues
 //! from when the first one is opened. Somebody may sleep on what it stood for before. So the map stays
@@ -35,75 +36,22 @@
 //! would give its number to another one. Cost: nothing while no flow has a queue; then a read per queue
 //! and poll, and a look-up in the kernel per packet.
 
+pub mod table;
+
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-use fulmar_base::{Duration, FlowKey, Instant};
+use fulmar_base::{FlowKey, Instant};
 
 use super::FLAGS;
 use super::attach::open_clone_device;
 use crate::{OpenError, steering, sys};
+use table::{Kernel, Table};
 
 /// Most queues for flows of one TAP.
 const MOST: usize = 16;
-/// How long a flow without rooms keeps its queue.
-const BARE: Duration = Duration::from_millis(100);
-/// How long frames wait for rooms.
-const HOLD: Duration = Duration::from_millis(1);
-/// Bytes that a flow without rooms gets between two holds: what its reader surely takes in that time.
-const SIP: usize = 256 << 10;
-/// How long a queue is read that no flow has any more.
-const GRACE: Duration = Duration::from_millis(10);
-/// Frames that a queue holds, unless somebody has set `txqueuelen`.
-const QUEUE_FRAMES: usize = 1000;
-/// What a mixed frame weighs against one that was placed: a flow gets a queue if more than every
-/// sixteenth is mixed, some time after the fourth.
-const MIXED_WEIGHT: u64 = 16;
-const ENOUGH: u64 = 4 * MIXED_WEIGHT;
 /// Frames after which nobody sleeps any more on what they slept on before.
 const HEARD: usize = 64;
-const MOST_NEED: u64 = 16 * ENOUGH;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    /// Nobody's; not read.
-    Free,
-    /// The main queue may have earlier frames: so many at most.
-    Joining { ahead: usize },
-    /// The flow's, and for how long it has had no rooms.
-    Own { bare: Option<Bare> },
-    /// No longer the flow's, since then.
-    Leaving { since: Instant },
-}
-
-/// A flow without rooms.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Bare {
-    since: Instant,
-    /// When the last hold began.
-    held_from: Instant,
-    /// Bytes read since it ended.
-    sipped_bytes: usize,
-}
-
-impl Bare {
-    fn new(now: Instant) -> Bare {
-        Bare { since: now, held_from: now, sipped_bytes: 0 }
-    }
-
-    fn is_held(&self, now: Instant) -> bool {
-        now.since(self.held_from) < HOLD
-    }
-}
-
-/// One queue.
-struct FlowQueue {
-    file: File,
-    flow: Option<FlowKey>,
-    state: State,
-    /// It wakes nobody.
-    is_held: bool,
-}
 
 /// The kernel's side, once it was needed.
 struct Steering {
@@ -115,18 +63,40 @@ struct Steering {
     wants_room: bool,
 }
 
+/// What the table asks for.
+struct Side<'a> {
+    steering: &'a Steering,
+    queues: &'a [File],
+}
+
+impl Kernel for Side<'_> {
+    fn watch(&mut self, queue: usize, is_watched: bool) -> bool {
+        let Some(file) = self.queues.get(queue) else { return false };
+        let op = if is_watched { libc::EPOLL_CTL_ADD } else { libc::EPOLL_CTL_DEL };
+        sys::epoll_set(self.steering.epoll.as_fd(), op, file.as_fd(), libc::EPOLLIN).is_ok()
+    }
+
+    fn steer(&mut self, flow: &FlowKey, queue: Option<usize>) -> std::io::Result<()> {
+        // The kernel counts the main queue as the first.
+        let number = queue.map(|q| q as u32 + 1);
+        let key = steering::flow_key(flow);
+        match sys::flow_map_set(self.steering.map.as_fd(), &key, number) {
+            // What is to be taken out is not there.
+            Err(e) if queue.is_none() && e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            set => set,
+        }
+    }
+}
+
 /// See the module's header.
 pub struct FlowQueues {
+    pub table: Table,
     /// Open in the network namespace of the interface, which whoever polls need not be in.
     spare: Vec<File>,
-    queues: Vec<FlowQueue>,
+    queues: Vec<File>,
     steering: Option<Steering>,
     /// What sleepers poll.
     wake: OwnedFd,
-    /// Queues that are read.
-    in_use: usize,
-    need: u64,
-    turn: usize,
     most: usize,
     refused: Option<String>,
     /// Somebody has slept on this device.
@@ -145,13 +115,11 @@ impl FlowQueues {
             OpenError::new("cannot copy a descriptor", e, "raise the limit (`ulimit -n`)")
         })?;
         Ok(FlowQueues {
+            table: Table::default(),
             spare,
             queues: Vec::with_capacity(most),
             steering: None,
             wake: wake.into(),
-            in_use: 0,
-            need: 0,
-            turn: 0,
             most,
             refused: None,
             is_slept_on: false,
@@ -176,92 +144,45 @@ impl FlowQueues {
         }
     }
 
-    /// Whether any queue but the main one is to be read.
-    pub fn is_in_use(&self) -> bool {
-        self.in_use > 0
-    }
-
-    /// How many queues there are, in use or not.
-    pub fn len(&self) -> usize {
-        self.queues.len()
-    }
-
     pub fn file(&self, queue: usize) -> Option<&File> {
-        self.queues.get(queue).map(|q| &q.file)
+        self.queues.get(queue)
     }
 
-    /// The flow that has this queue.
-    pub fn flow(&self, queue: usize) -> Option<FlowKey> {
-        self.queues.get(queue)?.flow
+    /// The table, and what it works on once the kernel steers.
+    fn both(&mut self) -> Option<(&mut Table, Side<'_>)> {
+        let steering = self.steering.as_ref()?;
+        Some((&mut self.table, Side { steering, queues: &self.queues }))
     }
 
-    /// Whether a flow has a queue.
-    pub fn has(&self, flow: &FlowKey) -> bool {
-        self.queues.iter().any(|q| q.flow == Some(*flow))
-    }
-
-    /// Whether a queue is to be read in its turn. If not, nobody is woken for it.
+    /// See [`Table::is_due`].
     pub fn is_due(
         &mut self,
         queue: usize,
         now: Instant,
         has_rooms: impl Fn(&FlowKey) -> bool,
     ) -> bool {
-        let (Some(q), Some(steering)) = (self.queues.get_mut(queue), &self.steering) else {
-            return false;
-        };
-        let State::Own { bare } = q.state else { return false };
-        let is_held = bare.is_some_and(|b| b.is_held(now));
-        let is_due = !is_held || q.flow.is_some_and(|flow| has_rooms(&flow));
-        hold(q, &steering.epoll, !is_due);
-        is_due
+        self.both().is_some_and(|(t, mut kernel)| t.is_due(queue, now, &mut kernel, has_rooms))
     }
 
-    /// So many bytes came from a flow's queue while it had no rooms; whether it may be read on.
-    pub fn sipped(&mut self, queue: usize, now: Instant, bytes: usize) -> bool {
-        let Some(State::Own { bare }) = self.queues.get_mut(queue).map(|q| &mut q.state) else {
-            return true;
-        };
-        let bare = bare.get_or_insert_with(|| Bare::new(now));
-        bare.sipped_bytes = bare.sipped_bytes.saturating_add(bytes);
-        if bare.sipped_bytes >= SIP {
-            (bare.held_from, bare.sipped_bytes) = (now, 0);
-        }
-        !bare.is_held(now)
-    }
-
-    /// A flow has rooms again: whoever sleeps may come for what is held.
+    /// See [`Table::placed`].
     pub fn placed(&mut self, flow: &FlowKey) {
-        let Some(steering) = &self.steering else { return };
-        for q in self.queues.iter_mut().filter(|q| q.is_held && q.flow == Some(*flow)) {
-            hold(q, &steering.epoll, false);
+        if let Some((table, mut kernel)) = self.both() {
+            table.placed(flow, &mut kernel);
         }
     }
 
-    /// When what is held is due.
-    pub fn next_deadline(&self) -> Option<Instant> {
-        let held = self.queues.iter().filter(|q| q.is_held);
-        held.filter_map(|q| match q.state {
-            State::Own { bare } => bare.map(|b| b.held_from + HOLD),
-            _ => None,
-        })
-        .min()
+    /// See [`Table::was_empty`].
+    pub fn was_empty(&mut self, queue: usize, now: Instant) {
+        if let Some((table, mut kernel)) = self.both() {
+            table.was_empty(queue, now, &mut kernel);
+        }
     }
 
-    /// Whether a queue is to be read before the main one.
-    pub fn is_leaving(&self, queue: usize) -> bool {
-        self.queues.get(queue).is_some_and(|q| matches!(q.state, State::Leaving { .. }))
-    }
-
-    /// Whether a queue may have frames that are not to be read yet.
-    pub fn has_joining(&self) -> bool {
-        self.queues.iter().any(|q| matches!(q.state, State::Joining { .. }))
-    }
-
-    /// Where to begin reading this time, so that each queue is the first in its turn.
-    pub fn next_turn(&mut self) -> usize {
-        self.turn = self.turn.wrapping_add(1);
-        self.turn
+    /// See [`Table::look_after`].
+    pub fn look_after(&mut self, now: Instant, has_rooms: impl Fn(&FlowKey) -> bool) {
+        if let Some((table, mut kernel)) = self.both() {
+            table.look_after(now, &mut kernel, has_rooms);
+        }
     }
 
     /// So many frames came by the main queue; it was found empty behind them, or not.
@@ -269,14 +190,7 @@ impl FlowQueues {
         if let Some(s) = &mut self.steering {
             s.unheard = s.unheard.saturating_sub(frames);
         }
-        for q in &mut self.queues {
-            if let State::Joining { ahead } = &mut q.state {
-                *ahead = if is_empty { 0 } else { ahead.saturating_sub(frames) };
-                if *ahead == 0 {
-                    q.state = State::Own { bare: None };
-                }
-            }
-        }
+        self.table.main_gave(frames, is_empty);
     }
 
     /// Somebody is about to sleep on what the number stands for now, and nobody else.
@@ -287,52 +201,9 @@ impl FlowQueues {
         }
     }
 
-    /// A queue was found empty.
-    pub fn was_empty(&mut self, queue: usize, now: Instant) {
-        let Some(q) = self.queues.get_mut(queue) else { return };
-        let State::Leaving { since } = q.state else { return };
-        if now.since(since) < GRACE {
-            return;
-        }
-        (q.flow, q.state) = (None, State::Free);
-        self.in_use -= 1;
-        if let Some(s) = &self.steering {
-            // What may come yet lies there until the queue is used again, and wakes nobody.
-            let _ = sys::epoll_set(s.epoll.as_fd(), libc::EPOLL_CTL_DEL, q.file.as_fd(), 0);
-        }
-    }
-
-    /// Takes queues from flows that have had no rooms for a while.
-    pub fn look_after(&mut self, now: Instant, has_rooms: impl Fn(&FlowKey) -> bool) {
-        let Some(steering) = &self.steering else { return };
-        for q in &mut self.queues {
-            let (State::Own { bare }, Some(flow)) = (&mut q.state, q.flow) else { continue };
-            if has_rooms(&flow) {
-                *bare = None;
-                continue;
-            }
-            let since = bare.get_or_insert_with(|| Bare::new(now)).since;
-            if now.since(since) >= BARE {
-                hold(q, &steering.epoll, false);
-                leave(q, &flow, &steering.map, now);
-            }
-        }
-    }
-
-    /// What came: frames that were placed, and frames that were not because flows come mixed.
-    pub fn note(&mut self, placed: u64, mixed: u64) {
-        let more = self.need.saturating_add(mixed.saturating_mul(MIXED_WEIGHT)).min(MOST_NEED);
-        self.need = more.saturating_sub(placed);
-    }
-
-    /// Whether flows come so mixed that one should get a queue.
+    /// Whether a flow should get a queue, and may.
     pub fn is_needed(&self) -> bool {
-        self.need >= ENOUGH && self.refused.is_none()
-    }
-
-    /// Nobody can use a queue, or none is left: to be seen again later.
-    pub fn not_now(&mut self) {
-        self.need = 0;
+        self.table.is_needed() && self.refused.is_none()
     }
 
     /// Gives a flow a queue, if there is one; false: not yet, or none is free. If the kernel refuses, that
@@ -380,26 +251,17 @@ impl FlowQueues {
         if ethers[0].is_none() || ethers[0] != ethers[1] {
             return Err("the interface is in another network namespace".to_owned());
         }
-        self.queues.push(FlowQueue { file, flow: None, state: State::Free, is_held: false });
+        self.queues.push(file);
+        self.table.add();
         Ok(())
     }
 
     fn give_one(&mut self, flow: &FlowKey, main: BorrowedFd<'_>) -> Result<bool, String> {
-        self.need = 0;
-        if !self.queues.iter().any(|q| q.state == State::Free) {
+        if !self.table.has_free() {
             self.add_queue(main)?;
         }
-        let Some(steering) = &self.steering else { return Ok(false) };
-        let free = self.queues.iter_mut().zip(1u32..).find(|(q, _)| q.state == State::Free);
-        let Some((q, number)) = free else { return Ok(false) };
-        let failed = |e| format!("the kernel refuses to steer: {e}");
-        let add = (libc::EPOLL_CTL_ADD, libc::EPOLLIN);
-        sys::epoll_set(steering.epoll.as_fd(), add.0, q.file.as_fd(), add.1).map_err(failed)?;
-        (q.flow, q.state) = (Some(*flow), State::Joining { ahead: QUEUE_FRAMES });
-        self.in_use += 1;
-        let key = steering::flow_key(flow);
-        sys::flow_map_set(steering.map.as_fd(), &key, Some(number)).map_err(failed)?;
-        Ok(true)
+        let Some((table, mut kernel)) = self.both() else { return Ok(false) };
+        table.give(flow, &mut kernel).map_err(|e| format!("the kernel refuses to steer: {e}"))
     }
 
     /// Has sleepers woken, or no longer, when the main queue takes frames again.
@@ -426,24 +288,4 @@ fn steer(main: BorrowedFd<'_>, most: usize) -> std::io::Result<Steering> {
     let epoll = sys::epoll()?;
     sys::epoll_set(epoll.as_fd(), libc::EPOLL_CTL_ADD, main, libc::EPOLLIN)?;
     Ok(Steering { map, epoll, unheard: 0, wants_room: false })
-}
-
-/// Has a queue wake nobody, or again whoever sleeps.
-fn hold(q: &mut FlowQueue, epoll: &OwnedFd, is_held: bool) {
-    if q.is_held != is_held {
-        let op = if is_held { libc::EPOLL_CTL_DEL } else { libc::EPOLL_CTL_ADD };
-        // If it fails it is tried again at the next look, which a deadline brings.
-        if sys::epoll_set(epoll.as_fd(), op, q.file.as_fd(), libc::EPOLLIN).is_ok() {
-            q.is_held = is_held;
-        }
-    }
-}
-
-/// Sends the packets of a queue's flow to the main queue again.
-fn leave(q: &mut FlowQueue, flow: &FlowKey, map: &OwnedFd, now: Instant) {
-    // An entry that is not there is what is wanted; any other failure is not worth losing frames for.
-    let left = sys::flow_map_set(map.as_fd(), &steering::flow_key(flow), None);
-    if left.as_ref().map_or_else(|e| e.raw_os_error() == Some(libc::ENOENT), |()| true) {
-        q.state = State::Leaving { since: now };
-    }
 }

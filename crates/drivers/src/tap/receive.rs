@@ -9,28 +9,27 @@ use fulmar_mbuf::Pool;
 use fulmar_netdev::{Burst, Packet, Tally};
 
 use super::flow_queues::FlowQueues;
+use super::flow_queues::table::{Lines, Table, Taken, take_in_turn};
 use super::{ETHER_BYTES, Tap, vector};
 use crate::placing::{Aim, Outcome};
 use crate::vnet;
 
 impl Tap {
     /// Reads one frame from a queue. `None`: there is none.
-    fn read(&mut self, queue: Queue, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
+    fn read(&mut self, source: Source<'_>, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
         self.landing.prepare(pool);
-        let aim = match queue {
-            Queue::Main => self.placer.aim(),
-            Queue::Of((_, flow)) => self.placer.aim_at(&flow),
+        let aim = match source {
+            Source::Main => self.placer.aim(),
+            Source::Of(_, flow) => self.placer.aim_at(&flow),
         };
         if !self.placer.is_idle() && self.placer.parts(aim, &mut self.landing).is_some() {
-            return self.read_placed(queue, aim, pool);
+            return self.read_placed(source, aim, pool);
         }
         let mut header = [0; vnet::HEADER_BYTES];
         let [small, large] = self.landing.parts(&mut self.scratch);
         let mut parts =
             [IoSliceMut::new(&mut header), IoSliceMut::new(small), IoSliceMut::new(large)];
-        let bytes = match file_of(&self.file, self.flow_queues.as_deref(), queue)
-            .read_vectored(&mut parts)
-        {
+        let bytes = match source.file(&self.file).read_vectored(&mut parts) {
             Ok(bytes) => bytes,
             Err(e) => {
                 self.after_read_error(e.raw_os_error().unwrap_or(0));
@@ -55,16 +54,14 @@ impl Tap {
     /// As [`Tap::read`], into the rooms of the flow that is aimed at. The pool has the buffers.
     fn read_placed(
         &mut self,
-        queue: Queue,
+        source: Source<'_>,
         aim: Option<Aim>,
         pool: &mut Pool,
     ) -> Option<Result<Packet, DropReason>> {
         let mut header = [0; vnet::HEADER_BYTES];
         let [head, a, b, rest] = self.placer.parts(aim, &mut self.landing)?;
         let mut parts = [&mut header, head, a, b, rest].map(IoSliceMut::new);
-        let bytes = match file_of(&self.file, self.flow_queues.as_deref(), queue)
-            .read_vectored(&mut parts)
-        {
+        let bytes = match source.file(&self.file).read_vectored(&mut parts) {
             Ok(bytes) => bytes.saturating_sub(vnet::HEADER_BYTES),
             Err(e) => {
                 let errno = e.raw_os_error().unwrap_or(0);
@@ -96,7 +93,7 @@ impl Tap {
         pool: &mut Pool,
         mut keep: impl FnMut(Result<Packet, DropReason>),
     ) -> (usize, bool) {
-        let Some(frame) = self.read(Queue::Main, pool) else {
+        let Some(frame) = self.read(Source::Main, pool) else {
             self.is_drained = true;
             return (0, true);
         };
@@ -145,7 +142,7 @@ impl Tap {
         let mut taking =
             Taking { pool, out, counters, tally: Tally::default(), left, from_main: 0 };
         self.is_drained = false;
-        if self.flow_queues.as_ref().is_some_and(|q| q.is_in_use()) {
+        if self.flow_queues.as_ref().is_some_and(|q| q.table.is_in_use()) {
             self.take_from_all(now, &mut taking);
         } else {
             self.take_from_main(&mut taking);
@@ -181,80 +178,13 @@ impl Tap {
         goes_on
     }
 
-    /// Takes frames of flows that leave their queues, then from every queue in turn; see
-    /// `flow_queues.rs` for the order.
+    /// Takes frames from every queue; see `flow_queues.rs` for the order.
     fn take_from_all(&mut self, now: Instant, taking: &mut Taking<'_>) {
-        let Some(queues) = &mut self.flow_queues else { return };
-        let (count, turn) = (queues.len(), queues.next_turn());
-        for queue in 0..count {
-            let is_leaving = self.flow_queues.as_ref().is_some_and(|q| q.is_leaving(queue));
-            if is_leaving && self.take_from_flow(queue, now, taking) != Taken::Empty {
-                return;
-            }
-        }
-        let mut all_empty = true;
-        for at in 0..=count {
-            let taken = match (turn + at) % (count + 1) {
-                0 => self.take_from_main_in_turn(taking),
-                n => self.take_from_flow_in_turn(n - 1, now, taking),
-            };
-            all_empty &= taken == Taken::Empty;
-            if taken == Taken::Full {
-                break;
-            }
-        }
-        let has_joining = self.flow_queues.as_ref().is_some_and(|q| q.has_joining());
-        self.is_drained = all_empty && !has_joining;
-    }
-
-    fn take_from_main_in_turn(&mut self, taking: &mut Taking<'_>) -> Taken {
-        self.is_drained = false;
-        let before = taking.from_main;
-        let goes_on = self.take_from_main(taking);
-        if let Some(queues) = &mut self.flow_queues {
-            queues.main_gave(taking.from_main - before, self.is_drained);
-        }
-        Taken::new(goes_on, self.is_drained)
-    }
-
-    fn take_from_flow_in_turn(&mut self, n: usize, now: Instant, taking: &mut Taking<'_>) -> Taken {
-        let Some(queues) = &mut self.flow_queues else { return Taken::Empty };
-        let is_due = queues.is_due(n, now, |flow| self.placer.has_rooms(flow));
-        if is_due { self.take_from_flow(n, now, taking) } else { Taken::Empty }
-    }
-
-    /// As [`Tap::take_from_main`], from the queue of a flow.
-    fn take_from_flow(&mut self, n: usize, now: Instant, taking: &mut Taking<'_>) -> Taken {
-        let Some(flow) = self.flow_queues.as_ref().and_then(|q| q.flow(n)) else {
-            return Taken::Empty;
-        };
-        self.placer.set_alone(true);
-        let (mut goes_on, mut is_empty) = (true, false);
-        while goes_on && taking.left > 0 && self.lost.is_none() && !is_empty {
-            self.stats.rx_crossings += 1;
-            let (pool, mut keep) = taking.split();
-            let frame = self.read(Queue::Of((n, flow)), pool);
-            is_empty = frame.is_none();
-            let bytes = frame.as_ref().map_or(0, |f| f.as_ref().map_or(0, |p| p.chain.len()));
-            frame.into_iter().for_each(&mut keep);
-            drop(keep);
-            taking.left -= usize::from(!is_empty);
-            goes_on = !self.placer.take_full();
-            if !is_empty && !self.may_go_on(n, &flow, now, bytes) {
-                break;
-            }
-        }
-        self.placer.set_alone(false);
-        if let Some(queues) = self.flow_queues.as_mut().filter(|_| is_empty) {
-            queues.was_empty(n, now);
-        }
-        Taken::new(goes_on, is_empty)
-    }
-
-    /// After a frame from the queue of a flow: whether the next one may be read, too.
-    fn may_go_on(&mut self, n: usize, flow: &FlowKey, now: Instant, bytes: usize) -> bool {
-        let Some(queues) = &mut self.flow_queues else { return true };
-        self.placer.has_rooms(flow) || queues.sipped(n, now, bytes)
+        let Some(mut queues) = self.flow_queues.take() else { return };
+        let all_empty =
+            take_in_turn(&mut AllQueues { tap: self, queues: &mut queues, taking, now });
+        self.flow_queues = Some(queues);
+        self.is_drained = all_empty;
     }
 
     /// Gives a flow a queue of its own if flows come mixed, and takes those back that are not used.
@@ -262,8 +192,8 @@ impl Tap {
         let Some(queues) = &mut self.flow_queues else { return };
         let is_shared = outcome.starved > 0 && self.placer.is_shared();
         let starved = if is_shared { outcome.starved } else { 0 };
-        queues.note(outcome.hits, outcome.mixed.saturating_add(starved));
-        if queues.is_in_use() {
+        queues.table.note(outcome.hits, outcome.mixed.saturating_add(starved));
+        if queues.table.is_in_use() {
             queues.look_after(now, |flow| self.placer.has_rooms(flow));
         } else {
             queues.main_gave(from_main, false);
@@ -271,8 +201,8 @@ impl Tap {
         if !queues.is_needed() {
             return;
         }
-        let Some(flow) = self.placer.find_wanting(|flow| !queues.has(flow)) else {
-            return queues.not_now();
+        let Some(flow) = self.placer.find_wanting(|flow| !queues.table.has(flow)) else {
+            return queues.table.not_now();
         };
         if queues.give(&flow, self.file.as_fd()) {
             self.placer.leave_guesses(&flow);
@@ -284,37 +214,81 @@ impl Tap {
 
 /// Where a frame is read from.
 #[derive(Clone, Copy)]
-enum Queue {
+enum Source<'a> {
     Main,
-    /// A queue of a flow's own, by number.
-    Of((usize, FlowKey)),
+    /// A queue that a flow has to itself.
+    Of(&'a File, FlowKey),
 }
 
-fn file_of<'a>(main: &'a File, queues: Option<&'a FlowQueues>, queue: Queue) -> &'a File {
-    match (queue, queues) {
-        (Queue::Of((n, _)), Some(queues)) => queues.file(n).unwrap_or(main),
-        _ => main,
+impl<'a> Source<'a> {
+    fn file(self, main: &'a File) -> &'a File {
+        match self {
+            Source::Main => main,
+            Source::Of(file, _) => file,
+        }
     }
 }
 
-/// What became of reading a queue.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Taken {
-    /// Nothing more is there.
-    Empty,
-    /// No more may be taken.
-    Enough,
-    /// A buffer is full.
-    Full,
+/// All queues of a TAP, of which frames are taken.
+struct AllQueues<'a, 'b> {
+    tap: &'a mut Tap,
+    queues: &'a mut FlowQueues,
+    taking: &'a mut Taking<'b>,
+    now: Instant,
 }
 
-impl Taken {
-    fn new(goes_on: bool, is_empty: bool) -> Taken {
-        match (goes_on, is_empty) {
-            (false, _) => Taken::Full,
-            (true, true) => Taken::Empty,
-            (true, false) => Taken::Enough,
+impl AllQueues<'_, '_> {
+    /// Reads one frame from the queue of a flow: whether there was one, and whether the next one may be
+    /// read, too.
+    fn take_one(&mut self, queue: usize, flow: FlowKey) -> (bool, bool) {
+        let AllQueues { tap, queues, taking, now } = self;
+        let Some(file) = queues.file(queue) else { return (false, false) };
+        tap.stats.rx_crossings += 1;
+        let (pool, mut keep) = taking.split();
+        let Some(frame) = tap.read(Source::Of(file, flow), pool) else { return (false, true) };
+        let bytes = frame.as_ref().map_or(0, |p| p.chain.len());
+        keep(frame);
+        drop(keep);
+        taking.left -= 1;
+        let has_rooms = tap.placer.has_rooms(&flow);
+        (true, has_rooms || queues.table.sipped(queue, *now, bytes))
+    }
+}
+
+impl Lines for AllQueues<'_, '_> {
+    fn table(&mut self) -> &mut Table {
+        &mut self.queues.table
+    }
+
+    fn take_main(&mut self) -> Taken {
+        self.tap.is_drained = false;
+        let before = self.taking.from_main;
+        let goes_on = self.tap.take_from_main(self.taking);
+        let is_empty = self.tap.is_drained;
+        self.queues.main_gave(self.taking.from_main - before, is_empty);
+        Taken::new(goes_on, is_empty)
+    }
+
+    fn is_due(&mut self, queue: usize) -> bool {
+        let placer = &self.tap.placer;
+        self.queues.is_due(queue, self.now, |flow| placer.has_rooms(flow))
+    }
+
+    fn take(&mut self, queue: usize) -> Taken {
+        let Some(flow) = self.queues.table.flow(queue) else { return Taken::Empty };
+        self.tap.placer.set_alone(true);
+        let (mut goes_on, mut is_full, mut is_empty) = (true, false, false);
+        while goes_on && self.taking.left > 0 && self.tap.lost.is_none() {
+            let (came, may_go_on) = self.take_one(queue, flow);
+            is_full = self.tap.placer.take_full();
+            is_empty = !came;
+            goes_on = came && may_go_on && !is_full;
         }
+        self.tap.placer.set_alone(false);
+        if is_empty {
+            self.queues.was_empty(queue, self.now);
+        }
+        Taken::new(!is_full, is_empty)
     }
 }
 
