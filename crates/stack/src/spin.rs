@@ -9,10 +9,10 @@
 //! changes of thread take, and the kernel counts one, somebody else ran; and if what was waited for is
 //! there then, it was whoever sends it. (Time alone would not tell: a virtual CPU that was taken away, or
 //! a slow one, makes a yield long on which nobody ran, and the peer on another CPU goes on meanwhile.)
-//! From then on the thread yields before every look, until yields come back at once. Where a look is a poll, sleeping is as cheap as that: the next waits do
-//! not look at all, longer each time that what was waited for came during a yield. Nor do they where
-//! somebody kept the CPU for long: a sleeper that is woken gets it back sooner than a thread that has
-//! yielded.
+//! From then on the thread yields before every look, until yields come back at once. Where a look is a
+//! poll, sleeping is as cheap as that: the next waits do not look at all, longer each time that what was
+//! waited for came during a yield. Nor do they where somebody kept the CPU for long: a sleeper that is
+//! woken gets it back sooner than a thread that has yielded.
 
 use std::cell::Cell;
 use std::sync::Arc;

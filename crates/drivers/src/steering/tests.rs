@@ -31,88 +31,140 @@ fn run_with(program: &[Ebpf], frame: &[u8], map: &Map) -> u64 {
     run_from(program, frame, map, 0)
 }
 
-/// Runs a program on a frame, as the kernel would; panics if it does what the kernel would refuse.
-fn run_from(program: &[Ebpf], frame: &[u8], map: &Map, front: u64) -> u64 {
-    const LINK_LAYER: u64 = 0x20_0000;
-    let mut r = [0u64; 11];
-    r[10] = STACK_END;
-    // Words below the end of the stack, the nearest first; what was not written cannot be read.
-    let mut stack = [None; 16];
-    let word = |at: u64| (STACK_END.wrapping_sub(at) / 4) as usize - 1;
-    let mut found = 0;
-    let mut at = 0;
-    for _ in 0..1000 {
-        let i = program[at];
-        let (to, from) = (usize::from(i.registers & 15), usize::from(i.registers >> 4));
-        let k = i64::from(i.constant) as u64;
-        at += 1;
-        let load = |start: u64, len: usize| {
-            let start = match start as i64 {
-                0.. => start.checked_add(front)?,
-                _ => start.wrapping_add(LINK_LAYER),
-            };
-            let bytes = frame.get(start as usize..)?.get(..len)?;
-            Some(bytes.iter().fold(0, |n, b| n << 8 | u64::from(*b)))
+/// A processor that does what the kernel would, and panics where the kernel would refuse.
+struct Machine<'a> {
+    program: &'a [Ebpf],
+    frame: &'a [u8],
+    map: &'a Map,
+    /// Bytes of the frame in front of what the program is shown.
+    front: u64,
+    r: [u64; 11],
+    at: usize,
+    /// Words below the end of the stack, the nearest first; what was not written cannot be read.
+    stack: [Option<u32>; 16],
+    /// What the last look-up has found.
+    found: u64,
+}
+
+/// What an instruction comes to.
+enum Then {
+    Next,
+    End(u64),
+}
+
+fn word(at: u64) -> usize {
+    (STACK_END.wrapping_sub(at) / 4) as usize - 1
+}
+
+impl Machine<'_> {
+    /// Bytes of the frame, big-endian; `None` behind its end.
+    fn bytes(&self, start: u64, len: usize) -> Option<u64> {
+        const LINK_LAYER: u64 = 0x20_0000;
+        let start = match start as i64 {
+            0.. => start.checked_add(self.front)?,
+            _ => start.wrapping_add(LINK_LAYER),
         };
-        let loaded = match i.code {
-            LOAD_WORD => Some(load(k, 4)),
-            LOAD_HALF => Some(load(k, 2)),
-            LOAD_BYTE => Some(load(k, 1)),
-            LOAD_HALF_AT => Some(load(r[from].wrapping_add(k), 2)),
-            LOAD_WORD_AT => Some(load(r[from].wrapping_add(k), 4)),
-            _ => None,
-        };
-        match loaded {
-            Some(None) => return 0,
-            Some(Some(value)) => {
-                // The kernel forgets them.
-                r[1..6].fill(0xdead_beef);
-                r[0] = value;
-                continue;
-            }
-            None => {}
-        }
+        let bytes = self.frame.get(start as usize..)?.get(..len)?;
+        Some(bytes.iter().fold(0, |n, b| n << 8 | u64::from(*b)))
+    }
+
+    fn step(&mut self) -> Then {
+        let i = &self.program[self.at];
+        self.at += 1;
+        let (from, k) = (self.r[usize::from(i.registers >> 4)], i64::from(i.constant) as u64);
         match i.code {
-            STORE_WORD => {
-                stack[word(r[to].wrapping_add_signed(i.jump.into()))] = Some(r[from] as u32)
-            }
-            STORE_CONSTANT => {
-                stack[word(r[to].wrapping_add_signed(i.jump.into()))] = Some(k as u32)
-            }
+            LOAD_WORD => self.load(k, 4),
+            LOAD_HALF => self.load(k, 2),
+            LOAD_BYTE => self.load(k, 1),
+            LOAD_HALF_AT => self.load(from.wrapping_add(k), 2),
+            LOAD_WORD_AT => self.load(from.wrapping_add(k), 4),
+            EXIT => Then::End(self.r[0]),
+            STORE_WORD | STORE_CONSTANT | READ_WORD | CALL => self.remember(i, from, k),
+            0x05 | JUMP_IF_EQUAL | JUMP_UNLESS_EQUAL | JUMP_IF_SET => self.jump(i, k),
+            _ => self.calculate(i, from, k),
+        }
+    }
+
+    /// A load behind the frame's end ends the program.
+    fn load(&mut self, start: u64, len: usize) -> Then {
+        let Some(value) = self.bytes(start, len) else { return Then::End(0) };
+        self.forget();
+        self.r[0] = value;
+        Then::Next
+    }
+
+    /// The kernel forgets the registers of arguments at each call.
+    fn forget(&mut self) {
+        self.r[1..6].fill(0xdead_beef);
+    }
+
+    fn remember(&mut self, i: &Ebpf, from: u64, k: u64) -> Then {
+        let to = usize::from(i.registers & 15);
+        let place = |r: &[u64; 11]| word(r[to].wrapping_add_signed(i.jump.into()));
+        match i.code {
+            STORE_WORD => self.stack[place(&self.r)] = Some(from as u32),
+            STORE_CONSTANT => self.stack[place(&self.r)] = Some(k as u32),
             READ_WORD => {
-                assert_eq!(r[from], FOUND, "what was not found cannot be read");
-                r[to] = found;
+                assert_eq!(from, FOUND, "what was not found cannot be read");
+                self.r[to] = self.found;
             }
-            CALL => {
-                assert_eq!((i.constant, r[1]), (LOOK_UP, MAP as u64));
-                let first = word(r[2]);
-                let key = std::array::from_fn(|n| stack[first - n].expect("a whole key"));
-                r[1..6].fill(0xdead_beef);
-                let queue = map.get(&key);
-                r[0] = if queue.is_some() { FOUND } else { 0 };
-                found = queue.copied().unwrap_or(0).into();
+            _ => {
+                assert_eq!((i.constant, self.r[1]), (LOOK_UP, MAP as u64));
+                let first = word(self.r[2]);
+                let key = std::array::from_fn(|n| self.stack[first - n].expect("a whole key"));
+                self.forget();
+                let queue = self.map.get(&key);
+                self.r[0] = if queue.is_some() { FOUND } else { 0 };
+                self.found = queue.copied().unwrap_or(0).into();
             }
-            ADD_CONSTANT => r[to] = r[to].wrapping_add(k),
+        }
+        Then::Next
+    }
+
+    fn jump(&mut self, i: &Ebpf, k: u64) -> Then {
+        let jumps = match i.code {
+            JUMP_IF_EQUAL => self.r[0] == k,
+            JUMP_UNLESS_EQUAL => self.r[0] != k,
+            JUMP_IF_SET => self.r[0] & k != 0,
+            _ => true,
+        };
+        self.at += if jumps { i.jump as usize } else { 0 };
+        Then::Next
+    }
+
+    fn calculate(&mut self, i: &Ebpf, from: u64, k: u64) -> Then {
+        let to = &mut self.r[usize::from(i.registers & 15)];
+        match i.code {
             LOAD_CONSTANT => {
-                r[to] = u64::from(i.constant as u32) | u64::from(program[at].constant as u32) << 32;
-                at += 1;
+                let high = u64::from(self.program[self.at].constant as u32) << 32;
+                *to = u64::from(i.constant as u32) | high;
+                self.at += 1;
             }
-            MOVE => r[to] = r[from],
-            MOVE_CONSTANT => r[to] = k,
-            ADD => r[to] = r[to].wrapping_add(r[from]),
-            MULTIPLY => r[to] = r[to].wrapping_mul(r[from]),
-            OR => r[to] |= r[from],
-            XOR => r[to] ^= r[from],
-            AND_CONSTANT => r[to] &= k,
-            SHIFT_LEFT => r[to] <<= k,
-            SHIFT_RIGHT => r[to] >>= k,
-            MODULO_CONSTANT => r[to] %= k,
-            0x05 => at += i.jump as usize,
-            JUMP_IF_EQUAL => at += if r[0] == k { i.jump as usize } else { 0 },
-            JUMP_UNLESS_EQUAL => at += if r[0] == k { 0 } else { i.jump as usize },
-            JUMP_IF_SET => at += if r[0] & k == 0 { 0 } else { i.jump as usize },
-            EXIT => return r[0],
+            ADD_CONSTANT => *to = to.wrapping_add(k),
+            MOVE => *to = from,
+            MOVE_CONSTANT => *to = k,
+            ADD => *to = to.wrapping_add(from),
+            MULTIPLY => *to = to.wrapping_mul(from),
+            OR => *to |= from,
+            XOR => *to ^= from,
+            AND_CONSTANT => *to &= k,
+            SHIFT_LEFT => *to <<= k,
+            SHIFT_RIGHT => *to >>= k,
+            MODULO_CONSTANT => *to %= k,
             code => panic!("no instruction {code:#x}"),
+        }
+        Then::Next
+    }
+}
+
+/// Runs a program on a frame of which it is shown what lies behind `front` bytes.
+fn run_from(program: &[Ebpf], frame: &[u8], map: &Map, front: u64) -> u64 {
+    let (mut r, stack) = ([0; 11], [None; 16]);
+    r[10] = STACK_END;
+    let mut machine = Machine { program, frame, map, front, r, at: 0, stack, found: 0 };
+    for _ in 0..1000 {
+        if let Then::End(result) = machine.step() {
+            return result;
         }
     }
     panic!("it does not end");
