@@ -18,10 +18,11 @@ const NEW_GROUP: u32 = 0x2000;
 /// What the kernel itself sends on the interface is not for the group.
 const IGNORE_OUTGOING: u32 = 0x4000;
 
-/// What a group is joined with: how it deals out, and its number once it has one.
+/// What a group is joined with: how it deals out and what not, and its number once it has one.
 #[derive(Clone, Copy)]
 struct Group {
     kind: u32,
+    left_out: u32,
     number: Option<u16>,
 }
 
@@ -41,14 +42,14 @@ impl PacketSocket {
         }
         let program = sys::load_socket_program(&steering::group_program(queues));
         let kind = if program.is_ok() { BY_PROGRAM } else { BY_HASH };
-        let mut group = Group { kind, number: None };
+        let mut group = Group { kind, left_out: IGNORE_OUTGOING, number: None };
         let mut sockets = Vec::with_capacity(usize::from(queues));
         for _ in 0..queues {
             let mut socket = PacketSocket::open(config)?;
             let joined = group.join(socket.socket.as_fd(), program.as_ref().ok().map(AsFd::as_fd));
             joined.map_err(|e| {
                 let what = format!("cannot share the frames of {} among sockets", config.interface);
-                OpenError::new(what, e, "Linux 4.10 or newer is needed; or use one queue")
+                OpenError::new(what, e, "Linux 4.12 or newer is needed; or use one queue")
             })?;
             socket.caps.queues = queues;
             sockets.push(socket);
@@ -72,10 +73,13 @@ impl Group {
     /// Makes a socket, which is bound, the next one of the group; the first one makes the group.
     fn join(&mut self, socket: BorrowedFd<'_>, program: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let set = |name, value| sys::set_int(socket, libc::SOL_PACKET, name, value);
-        let is_new = if self.number.is_none() { NEW_GROUP } else { 0 };
-        let how = (self.kind | is_new | IGNORE_OUTGOING) << 16;
-        let number = u32::from(self.number.unwrap_or(0));
-        set(sys::PACKET_FANOUT, (how | number) as libc::c_int)?;
+        let mut joined = set(sys::PACKET_FANOUT, self.terms());
+        if joined.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EINVAL)) {
+            // An older kernel: what it sends itself comes as well, and is dropped as not for us.
+            self.left_out = 0;
+            joined = set(sys::PACKET_FANOUT, self.terms());
+        }
+        joined?;
         if self.number.is_some() {
             return Ok(());
         }
@@ -84,5 +88,12 @@ impl Group {
             Some(program) => set(sys::PACKET_FANOUT_DATA, program.as_raw_fd()),
             None => Ok(()),
         }
+    }
+
+    /// The value of the option.
+    fn terms(&self) -> libc::c_int {
+        let is_new = if self.number.is_none() { NEW_GROUP } else { 0 };
+        let number = u32::from(self.number.unwrap_or(0));
+        ((self.kind | is_new | self.left_out) << 16 | number) as libc::c_int
     }
 }

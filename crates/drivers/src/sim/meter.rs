@@ -8,8 +8,9 @@
 //! Of the sections that put one small frame on the wire only some are measured ([`Sampler`]).
 //!
 //! A section that a preemption falls into would look long although its thread used no CPU: a section
-//! is charged at most [`SLACK_NS`] ([`SMALL_SLACK_NS`]) and a nanosecond per byte that it moved (the slowest copy from
-//! memory takes a tenth of that); [`SimCounts::cut_sections`] says how often that struck.
+//! is charged at most [`SLACK_NS`] ([`SMALL_SLACK_NS`]) and a nanosecond per byte that it moved (the
+//! slowest copy from memory takes a tenth of that); [`SimCounts::cut_sections`] says how often that
+//! struck.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
