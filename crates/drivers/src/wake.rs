@@ -3,21 +3,26 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 /// One sleeper's bell. The sleeper arms it and then looks once more for work; whoever brings work
 /// makes it visible first and then rings. With sequentially consistent accesses one of the two sees
 /// the other, so no wake-up is lost.
+///
+/// On one CPU the sleeper often runs before the write that has woken it returns: whatever it needs in
+/// order to silence the bell has to be there by then. A bell that went on ringing would end each of its
+/// sleeps at once until whoever rang gets the CPU back.
 pub struct Bell {
     fd: File,
     armed: AtomicBool,
-    rung: AtomicBool,
+    /// Rings announced, less those that were read from the descriptor.
+    due: AtomicU64,
 }
 
 impl Bell {
     pub fn new() -> io::Result<Bell> {
         let fd = File::from(crate::sys::eventfd()?);
-        Ok(Bell { fd, armed: AtomicBool::new(false), rung: AtomicBool::new(false) })
+        Ok(Bell { fd, armed: AtomicBool::new(false), due: AtomicU64::new(0) })
     }
 
     /// The next [`Bell::ring`] makes the descriptor readable.
@@ -30,22 +35,92 @@ impl Bell {
         if !self.armed.load(SeqCst) || !self.armed.swap(false, SeqCst) {
             return false;
         }
-        // The count cannot overflow: it is written once per arming. `rung` is set after the write,
-        // so that a sleeper which disarms in between finds the mark later and not never.
-        let _ = (&self.fd).write(&1u64.to_ne_bytes());
-        self.rung.store(true, SeqCst);
+        self.announce();
+        self.wake();
         true
+    }
+
+    /// Before the write: a sleeper which disarms in between finds nothing to read, and looks again the
+    /// next time.
+    fn announce(&self) {
+        self.due.fetch_add(1, SeqCst);
+    }
+
+    /// The last step of a ring. The count cannot overflow: it is written once per arming.
+    fn wake(&self) {
+        let _ = (&self.fd).write(&1u64.to_ne_bytes());
     }
 
     /// Makes the descriptor unreadable again.
     pub fn disarm(&self) {
         self.armed.store(false, SeqCst);
-        if self.rung.swap(false, SeqCst) {
-            let _ = (&self.fd).read(&mut [0; 8]);
+        if self.due.load(SeqCst) > 0 {
+            let mut rings = [0; 8];
+            // Nothing, if the one announced has not been written yet. Each that is read was announced.
+            if (&self.fd).read(&mut rings).is_ok() {
+                self.due.fetch_sub(u64::from_ne_bytes(rings), SeqCst);
+            }
         }
     }
 
     pub fn fd(&self) -> RawFd {
         self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::sys::is_readable;
+
+    #[test]
+    fn a_sleeper_that_runs_before_whoever_rang_goes_on_can_sleep_again() {
+        let bell = Bell::new().unwrap();
+        for _ in 0..3 {
+            bell.arm();
+            assert!(bell.ring());
+            assert!(is_readable(bell.fd()));
+            bell.disarm();
+            assert!(!is_readable(bell.fd()));
+        }
+        assert_eq!(bell.due.load(SeqCst), 0);
+    }
+
+    #[test]
+    fn a_ring_that_comes_after_the_sleeper_has_gone_wakes_once_in_vain() {
+        let bell = Bell::new().unwrap();
+        bell.arm();
+        bell.announce();
+        bell.disarm();
+        bell.arm();
+        bell.wake();
+        assert!(is_readable(bell.fd()));
+        bell.disarm();
+        assert!(!is_readable(bell.fd()));
+    }
+
+    proptest! {
+        /// Rings of several threads, each in two steps, and a sleeper that arms and disarms, in any
+        /// order: the descriptor is readable while rings that were written have not been read, and no
+        /// longer after a disarming.
+        #[test]
+        fn the_descriptor_shows_what_was_rung_since_the_last_disarming(
+            steps in proptest::collection::vec(0u8..3, 1..200),
+        ) {
+            let bell = Bell::new().unwrap();
+            let (mut announced, mut written) = (0, 0);
+            for step in steps {
+                match step {
+                    0 => { bell.announce(); announced += 1; }
+                    1 if announced > 0 => { bell.wake(); announced -= 1; written += 1; }
+                    1 => {}
+                    _ => { bell.disarm(); written = 0; }
+                }
+                prop_assert_eq!(is_readable(bell.fd()), written > 0);
+                prop_assert_eq!(bell.due.load(SeqCst), announced + written);
+            }
+        }
     }
 }
