@@ -65,9 +65,10 @@ stages! {
     IpOutput, "ip", "ip_output";
     /// The Ethernet header stands.
     EtherOutput, "ether", "ether_output";
-    /// The frame lies in the burst, in a form that the device can send.
+    /// The frame is in a form that the device can send: it lies in the burst, or goes by itself.
     BurstQueued, "stack", "burst_queued";
-    /// The device took the burst.
+    /// The frame lies in the device's ring, and the device was told. A path that ends here takes finished
+    /// frames back as often as a whole one.
     DeviceTaken, "device", "device_taken";
     /// The frames that the device has finished with are taken back, their buffers freed.
     Completed, "device", "completed";

@@ -100,7 +100,7 @@ impl Template {
     /// Writes the headers of a packet with `payload_bytes` behind them into the first
     /// [`Template::header_bytes`] bytes of `room`; `None` if that is shorter. `ident` is the IPv4
     /// identification, from [`Ip::take_ident`].
-    #[inline]
+    #[inline(always)]
     pub fn emit(&self, payload_bytes: u16, ident: u16, room: &mut [u8]) -> Option<()> {
         let (link, network) = room.split_first_chunk_mut::<{ eth::HEADER_BYTES }>()?;
         *link = self.link;

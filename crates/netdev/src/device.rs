@@ -3,8 +3,8 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use fulmar_base::{Counters, EtherAddr, FlowKey, Instant};
-use fulmar_mbuf::{Backing, BufId, Pool};
+use fulmar_base::{Counters, EtherAddr, FlowKey, Instant, Offload};
+use fulmar_mbuf::{Backing, BufId, Mbuf, Pool};
 
 use crate::moderation::Profile;
 use crate::{Burst, PlacementHint, Rooms};
@@ -191,6 +191,28 @@ pub trait Device: Send {
         counters: &mut Counters,
     ) -> usize;
 
+    /// Whether [`Device::tx_frame`] is a way to send. Asked once.
+    fn takes_single_frames(&self) -> bool {
+        false
+    }
+
+    /// Sends one frame by itself, for devices where the burst around it would cost more than it saves:
+    /// the frame goes from its sender to the ring without a place in between. It is one that
+    /// [`crate::offload::fit`] would leave as it is, in one piece and no super-frame.
+    ///
+    /// # Errors
+    /// The frame, untouched: there is no room at this moment. [`Device::tx_burst`] says what then.
+    fn tx_frame(
+        &mut self,
+        now: Instant,
+        frame: Mbuf,
+        offload: &Offload,
+        counters: &mut Counters,
+    ) -> Result<(), Mbuf> {
+        let _ = (now, offload, counters);
+        Err(frame)
+    }
+
     /// Frees the frames that the device has finished with; returns how many.
     fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
         let _ = (now, pool);
@@ -341,6 +363,18 @@ impl<D: Device + ?Sized> Device for Box<D> {
         counters: &mut Counters,
     ) -> usize {
         (**self).tx_burst(now, pool, burst, counters)
+    }
+    fn takes_single_frames(&self) -> bool {
+        (**self).takes_single_frames()
+    }
+    fn tx_frame(
+        &mut self,
+        now: Instant,
+        frame: Mbuf,
+        offload: &Offload,
+        counters: &mut Counters,
+    ) -> Result<(), Mbuf> {
+        (**self).tx_frame(now, frame, offload, counters)
     }
     fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
         (**self).tx_reap(now, pool)

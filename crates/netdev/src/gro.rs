@@ -95,6 +95,10 @@ impl Gro {
 
     /// Joins what can be joined of the frames of one burst.
     pub fn join(&mut self, burst: &mut Burst, pool: &mut Pool, counters: &mut Counters) {
+        // Of datagrams there is nothing to join: they stay where they lie.
+        if !burst.iter().any(|p| matches!(look(p), Look::Segment(_))) {
+            return;
+        }
         let frames = burst.len();
         let mut out = 0usize;
         for taken in 1..=frames {

@@ -14,7 +14,10 @@
 //! Readings are the thread's own (a thread-local), sums are the ledger's (atomics, touched only in
 //! the visits that are measured). At each stage the counter is read twice, before and behind the
 //! sums, so that of what the account itself costs only the reading lies in what it measures; that
-//! part is measured when the ledger is made, and taken off.
+//! part is taken off. It is as long as a short stage, and a visit has a dozen of them. How long depends
+//! on the speed of the processor at the moment, and on what goes on around it, which it holds up; a loop
+//! of readings does not show that. So of the visits drawn one in four is measured as a whole, without
+//! its stages: by how much the others are longer, is what their readings cost ([`Yardstick`]).
 //!
 //! A thread that lost its CPU in the middle of a stage, to another one or because a lock was taken, has
 //! not worked there. A time that is long enough for that to be possible counts only if the kernel says
@@ -45,8 +48,10 @@ pub struct Ledger {
     measured: AtomicU64,
     /// Times that were left out because the thread had lost its CPU.
     preempted: AtomicU64,
-    /// What a pass costs by itself.
+    /// What a pass costs by itself, as measured when the ledger was made.
     pass: PassCost,
+    /// What it costs where it is passed.
+    yardstick: Yardstick,
     /// When it began, by the cycle counter and by the clock: the one is calibrated by the other.
     began: (u64, Instant),
 }
@@ -63,6 +68,59 @@ struct PassCost {
 struct Sum {
     cycles: AtomicU64,
     passes: AtomicU64,
+}
+
+/// Short visits of both kinds, drawn from the same ones, as long as they were measured.
+#[derive(Debug, Default)]
+struct Yardstick {
+    whole: Visits,
+    staged: Visits,
+}
+
+#[derive(Debug, Default)]
+struct Visits {
+    visits: AtomicU64,
+    sum: Sum,
+}
+
+/// Visits of each kind before their difference is believed.
+const ENOUGH_VISITS: u64 = 256;
+
+impl Visits {
+    /// Adds a visit, if without `own` cycles of the account's it is a short one.
+    fn add(&self, cycles: u64, passes: u64, own: u64) {
+        if cycles.saturating_sub(own) <= SHORT_CYCLES {
+            self.visits.fetch_add(1, Relaxed);
+            self.sum.cycles.fetch_add(cycles, Relaxed);
+            self.sum.passes.fetch_add(passes, Relaxed);
+        }
+    }
+
+    fn clear(&self) {
+        for word in [&self.visits, &self.sum.cycles, &self.sum.passes] {
+            word.store(0, Relaxed);
+        }
+    }
+
+    /// Cycles and passes of a visit in the mean; `None` if there were too few.
+    fn mean(&self) -> Option<(f64, f64)> {
+        let visits = self.visits.load(Relaxed);
+        let of = |sum: &AtomicU64| sum.load(Relaxed) as f64 / visits as f64;
+        (visits >= ENOUGH_VISITS).then(|| (of(&self.sum.cycles), of(&self.sum.passes)))
+    }
+}
+
+impl Yardstick {
+    /// What a pass adds to a visit. One of them both kinds have: the last.
+    fn cycles_of_a_pass(&self) -> Option<f64> {
+        let ((whole, passes), (staged, more)) = (self.whole.mean()?, self.staged.mean()?);
+        (more - passes > 0.5).then(|| (staged - whole) / (more - passes))
+    }
+
+    fn clear(&self) {
+        self.whole.clear();
+        self.staged.clear();
+    }
 }
 
 /// What one stage cost.
@@ -106,6 +164,11 @@ struct Clock {
     /// Visits that the present wait stands for.
     waited: Cell<u32>,
     random: Cell<u32>,
+    /// When the present visit began, if it is measured as a whole; else 0.
+    whole_from: Cell<u64>,
+    /// Cycles and passes of the present visit, if it is measured by its stages.
+    cycles: Cell<u64>,
+    passes: Cell<u64>,
     /// How often the thread had lost its CPU when that was last asked for.
     switches: Cell<u64>,
     /// To be asked when a visit begins: the last one was so long that it mattered.
@@ -114,6 +177,9 @@ struct Clock {
 
 /// A time of so many cycles (some twenty microseconds) may be that of somebody else.
 const SUSPICIOUS_CYCLES: u64 = 50_000;
+/// Visits longer than this (a microsecond or two) say nothing about what a reading costs: it does not
+/// matter to them, and they differ by more.
+const SHORT_CYCLES: u64 = 4_000;
 
 impl Clock {
     const fn new() -> Clock {
@@ -122,6 +188,9 @@ impl Clock {
             until_next: Cell::new(1),
             waited: Cell::new(1),
             random: Cell::new(0x9e37_79b9),
+            whole_from: Cell::new(0),
+            cycles: Cell::new(0),
+            passes: Cell::new(0),
             switches: Cell::new(0),
             asks: Cell::new(false),
         }
@@ -136,6 +205,11 @@ impl Clock {
         x ^= x << 5;
         self.random.set(x);
         if every <= 1 { 1 } else { 1 + x % (2 * every - 1) }
+    }
+
+    /// Whether the visit that was drawn is measured as a whole; none is where all are to be in the account.
+    fn is_for_whole(&self, every: u32) -> bool {
+        every > 1 && self.random.get() >> 8 & 3 == 0
     }
 
     /// Whether a long time since the reading before was, for all that is known, not the thread's own.
@@ -165,6 +239,7 @@ impl Ledger {
             measured: AtomicU64::new(0),
             preempted: AtomicU64::new(0),
             pass,
+            yardstick: Yardstick::default(),
             began: (sys::ticks(), Instant::now()),
         }
     }
@@ -195,6 +270,8 @@ impl Ledger {
             sum.cycles.fetch_add(cycles, Relaxed);
             sum.passes.fetch_add(1, Relaxed);
         }
+        clock.cycles.set(clock.cycles.get().wrapping_add(cycles));
+        clock.passes.set(clock.passes.get().wrapping_add(1));
         clock.at.set(sys::ticks().max(1));
     }
 
@@ -202,10 +279,15 @@ impl Ledger {
     fn enter(&self) {
         CLOCK.with(|clock| {
             self.pass(Stage::SendCall);
+            if clock.at.get() != 0 || clock.whole_from.get() != 0 {
+                self.end_visit(clock);
+            }
             let left = clock.until_next.get() - 1;
             if left > 0 {
                 clock.until_next.set(left);
                 clock.at.set(0);
+            } else if clock.is_for_whole(self.every) {
+                self.begin_whole(clock);
             } else {
                 self.begin_visit(clock);
             }
@@ -224,23 +306,55 @@ impl Ledger {
         clock.at.set(sys::ticks().max(1));
     }
 
+    /// Begins a visit that is measured as a whole: it has no stages.
+    fn begin_whole(&self, clock: &Clock) {
+        let next = clock.draw(self.every);
+        clock.until_next.set(next);
+        // The visits that it stood for are the next measured one's.
+        clock.waited.set(clock.waited.get().saturating_add(next));
+        clock.at.set(0);
+        clock.whole_from.set(sys::ticks().max(1));
+    }
+
+    /// A visit is over: if it was a measured one, it tells what readings cost.
+    fn end_visit(&self, clock: &Clock) {
+        let from = clock.whole_from.replace(0);
+        if from != 0 {
+            self.yardstick.whole.add(sys::ticks().saturating_sub(from), 1, 0);
+        } else if clock.at.get() != 0 {
+            let (cycles, passes) = (clock.cycles.get(), clock.passes.get());
+            self.yardstick.staged.add(cycles, passes, (self.pass.inside * passes as f64) as u64);
+        }
+        clock.cycles.set(0);
+        clock.passes.set(0);
+    }
+
+    /// What a pass costs, as far as is known.
+    fn pass_cost(&self) -> PassCost {
+        let Some(inside) = self.yardstick.cycles_of_a_pass() else { return self.pass };
+        // It can be less than that of a loop, where it fills a pause, and more, but not by any amount.
+        let inside = inside.clamp(self.pass.inside / 2.0, self.pass.inside * 4.0);
+        PassCost { inside, whole: self.pass.whole - self.pass.inside + inside }
+    }
+
     /// What the account says so far. Of visits that go on at this moment, what they have passed is in.
     pub fn balance(&self) -> Balance {
         let (visits, measured) = (self.visits.load(Relaxed), self.measured.load(Relaxed));
         let ns_per_cycle = self.ns_per_cycle();
         let scale = if measured == 0 { 0.0 } else { visits as f64 / measured as f64 };
+        let pass = self.pass_cost();
         let mut all_passes = 0;
         let mut stages = Vec::new();
         for (stage, sum) in Stage::ALL.iter().zip(&self.stages) {
             let (cycles, passes) = (sum.cycles.load(Relaxed), sum.passes.load(Relaxed));
             all_passes += passes;
             if passes > 0 {
-                let own = (cycles as f64 - passes as f64 * self.pass.inside).max(0.0);
+                let own = (cycles as f64 - passes as f64 * pass.inside).max(0.0);
                 let ns = own * ns_per_cycle * scale;
                 stages.push(StageCost { stage: *stage, passes: passes as f64 * scale, ns });
             }
         }
-        let pass_ns = self.pass.whole * ns_per_cycle;
+        let pass_ns = pass.whole * ns_per_cycle;
         let overhead_ns = all_passes as f64 * pass_ns;
         let preempted = self.preempted.load(Relaxed);
         Balance { stages, visits, measured, preempted, pass_ns, overhead_ns }
@@ -252,6 +366,7 @@ impl Ledger {
             sum.cycles.store(0, Relaxed);
             sum.passes.store(0, Relaxed);
         }
+        self.yardstick.clear();
         self.visits.store(0, Relaxed);
         self.measured.store(0, Relaxed);
         self.preempted.store(0, Relaxed);
@@ -341,7 +456,9 @@ fn measure_pass() -> PassCost {
     let held = CLOCK.with(|c| (c.at.get(), c.until_next.get(), c.waited.get()));
     let trial = || {
         ledger.clear();
-        ledger.enter();
+        // Whatever this thread has been drawn for elsewhere: this visit is measured.
+        CLOCK.with(|c| (c.at.set(0), c.whole_from.set(0)));
+        CLOCK.with(|c| ledger.begin_visit(c));
         let start = sys::ticks();
         for _ in 0..PASSES {
             ledger.pass(std::hint::black_box(Stage::Released));
@@ -439,6 +556,37 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_takes_part_in_an_account_can_open_another() {
+        let first = Ledger::with_pass(1 << 20, PassCost::default());
+        // Within a long wait for the next visit that is measured.
+        (0..3).for_each(|_| first.enter());
+        let held = CLOCK.with(|c| (c.at.get(), c.until_next.get()));
+        let pass = measure_pass();
+        assert!(pass.inside > 0.0 && pass.whole >= pass.inside, "{pass:?}");
+        assert_eq!(CLOCK.with(|c| (c.at.get(), c.until_next.get())), held);
+    }
+
+    #[test]
+    fn what_stages_add_to_a_visit_is_taken_off_each_of_them() {
+        let ledger = Ledger::with_pass(1, PassCost { inside: 10.0, whole: 30.0 });
+        ledger.stages[Stage::Locked as usize].cycles.store(1000, Relaxed);
+        ledger.stages[Stage::Locked as usize].passes.store(10, Relaxed);
+        (ledger.visits.store(1, Relaxed), ledger.measured.store(1, Relaxed));
+        for _ in 0..ENOUGH_VISITS {
+            assert_eq!(ledger.pass_cost().inside, 10.0, "too few to tell");
+            ledger.yardstick.whole.add(300, 1, 0);
+            ledger.yardstick.staged.add(400, 6, 60);
+        }
+        // Long ones do not count.
+        ledger.yardstick.staged.add(1_000_000, 1, 10);
+        let cost = ledger.pass_cost();
+        assert_eq!((cost.inside, cost.whole), (20.0, 40.0));
+        let (ns, balance) = (ledger.ns_per_cycle(), ledger.balance());
+        let own = balance.ns_of(Stage::Locked) / ns;
+        assert!((own - 800.0).abs() < 80.0, "{own}");
+    }
+
+    #[test]
     fn the_measured_visits_stand_for_all_of_them() {
         let ledger = Ledger::with_pass(16, PassCost::default());
         for _ in 0..100_000 {
@@ -448,7 +596,7 @@ mod tests {
         let b = ledger.balance();
         assert!(b.measured > 1000 && b.measured < 20_000, "{}", b.measured);
         // All but those of the wait that has not ended.
-        assert!(b.visits <= 100_000 && b.visits > 100_000 - 2 * 16, "{}", b.visits);
+        assert!(b.visits <= 100_000 && b.visits > 100_000 - 20 * 16, "{}", b.visits);
         let locked = b.stages.iter().find(|s| s.stage == Stage::Locked).unwrap();
         assert!((locked.passes - b.visits as f64).abs() < 1.0);
     }

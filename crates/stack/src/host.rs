@@ -21,7 +21,7 @@ mod tickets;
 mod turn;
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 
 use fulmar_base::{Counter, Duration, Instant, NoProbe, Outside, Probe, SlotId, Stage};
@@ -41,6 +41,10 @@ use crate::spin::Spin;
 use crate::sys;
 pub use guard::Guard;
 use turn::{For, Turn};
+
+/// Calls beside the sleeping service thread after which it is woken: a deadline looked at by each costs
+/// as much as the lock, a wake-up as much as a hundred of them.
+pub(crate) const CALLS_BESIDE_SERVICE: u32 = 128;
 
 /// Frames that one poll takes before waiters are looked at.
 pub(crate) const POLL_BUDGET: usize = 128;
@@ -65,6 +69,10 @@ pub struct Host<P: Probe = NoProbe> {
     outside: P::Outside,
     /// The device reads the clock by itself where it needs the time of a crossing.
     device_keeps_time: bool,
+    /// The service thread looks at the clock every few milliseconds, and the shard knows what it saw.
+    is_told_time: AtomicBool,
+    /// Calls beside the service thread while it slept.
+    calls_beside: AtomicU32,
     /// The thread that made the last call. Written under the lock, where there are several shards.
     last_caller: AtomicUsize,
     /// The hosts of all shards of the stack, in their order, if there are several.
@@ -84,6 +92,8 @@ impl<P: Probe> Host<P> {
             outside: shard.probe().outside(),
             device_keeps_time: shard.device().keep_time(sys::now),
             shard: Mutex::new(shard),
+            is_told_time: AtomicBool::new(false),
+            calls_beside: AtomicU32::new(0),
             bit: HostBit::next(),
             inbox: Inbox::default(),
             baton: Baton::new()?,
@@ -315,9 +325,10 @@ impl<P: Probe> Host<P> {
         self.wait_as(For::Socket(socket, interest), interest, limit, true, step)
     }
 
-    /// As [`Host::wait`], for a step to which the time says so little that it may be that of the kernel's
-    /// last tick: a datagram sent, or taken out of a queue. Over a device that has to be told the time of
-    /// a crossing it is exact all the same.
+    /// As [`Host::wait`], for a step to which the time says so little that it may be a few milliseconds
+    /// old, that of the service thread's last look at the clock or of the kernel's last tick: a datagram
+    /// sent, or taken out of a queue. Over a device that has to be told the time of a crossing it is exact
+    /// all the same.
     ///
     /// # Errors
     /// As [`Host::wait`].
@@ -346,13 +357,30 @@ impl<P: Probe> Host<P> {
         self.outside.enter();
         let mut guard = Guard::new(self, Some(self.shard()), inside);
         self.arrive(&mut guard);
-        let now = if is_exact { sys::now() } else { sys::recently() };
+        let now = if is_exact { sys::now() } else { self.recently(&guard) };
         guard.pass(Stage::Locked);
         if let Step::Done(r) = step(&mut guard, now)? {
             return Ok(r);
         }
         let now = if is_exact { now } else { sys::now() };
         self.wait_longer(guard, now, (waits_for, interest), limit, step)
+    }
+
+    /// What time it was a few milliseconds ago at most: as the shard knows it, if it was told so lately.
+    #[inline(always)]
+    fn recently(&self, shard: &Shard<P>) -> Instant {
+        if self.tells_time() { shard.now() } else { sys::recently() }
+    }
+
+    /// Whether the shard knows what time it was a few milliseconds ago.
+    #[inline(always)]
+    pub(crate) fn tells_time(&self) -> bool {
+        self.is_told_time.load(Ordering::Relaxed)
+    }
+
+    /// The service thread will, or will no longer, step the shard every few milliseconds.
+    pub(crate) fn tell_time(&self, will: bool) {
+        self.is_told_time.store(will, Ordering::Relaxed);
     }
 
     /// The step has to wait: runs the stack, sleeps, repeats it. Kept apart from [`Host::wait_as`] so
@@ -518,12 +546,32 @@ impl<P: Probe> Host<P> {
     /// Gives the lock back; who sleeps on the device learns of an earlier deadline.
     #[inline(always)]
     fn release(&self, shard: MutexGuard<'_, Shard<P>>) {
-        let late = self.baton.sleeper().map(|(fd, until)| (fd, until, shard.next_deadline()));
-        drop(shard);
-        if let Some((kick, until, next)) = late {
-            kick_if_late(kick, until, next);
+        match self.baton.sleeper() {
+            None => drop(shard),
+            Some((kick, until)) => self.release_beside(shard, kick, until),
         }
         after_release();
+    }
+
+    /// As [`Host::release`], beside somebody who sleeps on the device.
+    #[inline(never)]
+    fn release_beside(&self, shard: MutexGuard<'_, Shard<P>>, kick: RawFd, until: Instant) {
+        let is_late = is_late(until, shard.next_deadline());
+        let wakes = is_late || self.is_beside_service_too_often();
+        drop(shard);
+        if wakes {
+            sys::signal_event(kick);
+        }
+    }
+
+    /// Whether callers come and go beside the sleeping service thread so often that it is better awake: while
+    /// it ticks nobody looks at deadlines for it. With a poll set it would only go to sleep again.
+    fn is_beside_service_too_often(&self) -> bool {
+        // Written under the lock only.
+        let calls = self.calls_beside.load(Ordering::Relaxed) + 1;
+        let often = calls >= CALLS_BESIDE_SERVICE;
+        self.calls_beside.store(if often { 0 } else { calls }, Ordering::Relaxed);
+        often && self.poll_sets.load(Ordering::Relaxed) == 0 && self.baton.is_held_by(Role::Service)
     }
 
     /// Ends the service thread; sockets stay usable by whoever polls.
@@ -554,12 +602,10 @@ impl<P: Probe> Host<P> {
 /// How often a drain looks whether it is done: nobody tells it.
 const DRAIN_TICK: Duration = Duration::from_millis(5);
 
-/// A timer became due earlier than the sleeper knows: wakes it.
-fn kick_if_late(kick: RawFd, until: Instant, next: Option<Instant>) {
-    // Less than a millisecond is not worth a wake-up.
-    if next.is_some_and(|n| n + Duration::from_millis(1) < until) {
-        sys::signal_event(kick);
-    }
+/// Whether a timer became due earlier than the sleeper knows. Less than a millisecond is not worth a
+/// wake-up.
+fn is_late(until: Instant, next: Option<Instant>) -> bool {
+    next.is_some_and(|n| n + Duration::from_millis(1) < until)
 }
 
 /// Runs the stack for a thread that waits for `interest`.

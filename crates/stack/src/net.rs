@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use fulmar_base::{Counter, Counters, DropReason, Instant, Offload, Probe, Stage, Variation};
 use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError, Template};
-use fulmar_mbuf::{Chain, Pool, Purpose};
+use fulmar_mbuf::{Chain, Mbuf, Pool, Purpose};
 use fulmar_netdev::offload::{self, Refusal};
 use fulmar_netdev::{Burst, Caps, Device, Gather, Packet};
 use fulmar_tcp::{Emit, EmitError, PathInfo, SegmentOut, WindowBudget};
@@ -51,6 +51,8 @@ pub struct Link {
     loopback_limit: usize,
     /// Bytes that the kernel alone may read can be sent.
     gathers_in_kernel: bool,
+    /// One frame can go without a burst around it.
+    takes_single_frames: bool,
     /// Frames that the device has taken so far.
     sent_frames: u64,
     /// Those of them since which it was not asked what it has finished with.
@@ -68,6 +70,7 @@ impl Link {
         Link {
             caps,
             gathers_in_kernel,
+            takes_single_frames: device.takes_single_frames(),
             device,
             tx: Burst::with_capacity(config.burst_frames),
             loopback: VecDeque::with_capacity(config.loopback_packets),
@@ -123,6 +126,7 @@ impl Link {
     }
 
     /// What it was told.
+    #[inline]
     pub fn now(&self) -> Instant {
         self.now
     }
@@ -139,11 +143,22 @@ impl Link {
         }
         counters.count(Counter::TxBursts);
         let taken = self.device.tx_burst(self.now, pool, &mut self.tx, counters);
+        self.taken(taken, pool, counters, probe)
+    }
+
+    /// The device has taken so many frames. True if nothing is left.
+    #[inline(always)]
+    fn taken<P: Probe>(
+        &mut self,
+        taken: usize,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        probe: &mut P,
+    ) -> bool {
         self.sent_frames += taken as u64;
-        // A device that is full gets its frames taken back whatever a probe says.
-        if probe.stage(Stage::DeviceTaken).is_break() && self.tx.is_empty() {
-            return true;
-        }
+        // What is undone behind this stage is what the whole path does: the frames are taken back, as
+        // often, or the buffers of the next would be colder than those of a path that goes on.
+        let ends = probe.stage(Stage::DeviceTaken).is_break();
         self.unreaped += taken;
         if self.unreaped >= REAP_FRAMES || !self.tx.is_empty() {
             self.unreaped = 0;
@@ -152,8 +167,39 @@ impl Link {
                 self.discard(pool, counters);
             }
         }
-        let _ = probe.stage(Stage::Completed);
+        if !ends {
+            let _ = probe.stage(Stage::Completed);
+        }
         self.tx.is_empty()
+    }
+
+    /// Whether a frame of so many bytes in one piece can go by [`Link::send_single`].
+    #[inline(always)]
+    pub(crate) fn sends_single(&self, bytes: usize) -> bool {
+        self.takes_single_frames
+            && self.tx.is_empty()
+            && self.caps.tx_csum
+            && bytes <= self.caps.mtu + ETHER_BYTES
+    }
+
+    /// Sends a frame of which [`Link::sends_single`] is true, without a burst around it. For want of room it
+    /// waits in the burst, which has some: it is empty.
+    #[inline(always)]
+    pub(crate) fn send_single<P: Probe>(
+        &mut self,
+        frame: Mbuf,
+        offload: &Offload,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        probe: &mut P,
+    ) {
+        match self.device.tx_frame(self.now, frame, offload, counters) {
+            Ok(()) => {
+                counters.count(Counter::TxBursts);
+                self.taken(1, pool, counters, probe);
+            }
+            Err(frame) => self.put_fitting(Packet { chain: frame.into(), offload: *offload }),
+        }
     }
 
     fn discard(&mut self, pool: &mut Pool, counters: &mut Counters) {

@@ -88,6 +88,7 @@ fn run<P: Probe>(weak: &Weak<Host<P>>) {
     let mut watchman = Watchman { waiter, held_ticks: 0, seen: 0, polls: 0 };
     while let Some(host) = weak.upgrade() {
         if host.service.is_stopping() {
+            host.tell_time(false);
             return;
         }
         watchman.turn(&host);
@@ -108,6 +109,7 @@ struct Watchman {
 impl Watchman {
     fn turn<P: Probe>(&mut self, host: &Host<P>) {
         if host.baton.is_held_by(Role::Caller) {
+            host.tell_time(false);
             return self.stay_away(host);
         }
         self.held_ticks = 0;
@@ -116,8 +118,10 @@ impl Watchman {
         self.seen = calls;
         if callers_run_it {
             self.look_after(host);
+            host.tell_time(true);
             return doze(host);
         }
+        host.tell_time(false);
         if host.baton.try_take(Role::Service) {
             self.stand_in(host);
             host.baton.leave(Role::Service);
@@ -125,8 +129,8 @@ impl Watchman {
     }
 
     /// Between the calls of others only the timers need somebody, and what was held for the next
-    /// call; the frames stay for the callers, whose caches they belong in. But not every call looks
-    /// at the device (a getter, a datagram sent): if none did, the frames would wait for ever.
+    /// call, and the time, that not every call has to read the clock; the frames stay for the callers,
+    /// whose caches they belong in. But not every call looks at the device (a getter, a datagram sent): if none did, the frames would wait for ever.
     fn look_after<P: Probe>(&mut self, host: &Host<P>) {
         let Ok(mut guard) = host.lock_quietly() else { return };
         let callers_poll = guard.counters().value(Counter::RxPolls) != self.polls;
@@ -182,6 +186,7 @@ fn doze<P: Probe>(host: &Host<P>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::CALLS_BESIDE_SERVICE;
     use crate::{Shard, StackConfig};
     use fulmar_drivers::link::{LinkConfig, pair};
 
@@ -219,5 +224,46 @@ mod tests {
         assert_eq!(peer.step(sys::now(), 10), 0, "the caller would have taken it");
         host.poll().unwrap();
         assert!(peer.step(sys::now(), 10) > 0);
+    }
+
+    #[test]
+    fn callers_who_come_often_beside_the_sleeping_service_thread_wake_it() {
+        let (p, _q) = pair(&LinkConfig::default()).unwrap();
+        let host = Host::new(Shard::new(config(1), Box::new(p), sys::now()).unwrap()).unwrap();
+        let is_kicked = || {
+            let timer = host.baton.timer_at(Role::Service, sys::now());
+            let is_kicked = sys::sleep_on(None, host.baton.kick_fd(Role::Service), timer);
+            sys::clear_event(host.baton.kick_fd(Role::Service));
+            is_kicked
+        };
+        let calls = |n| (0..n).for_each(|_| host.call(|_, _| Ok(())).unwrap());
+        // Until a time before which no timer is due.
+        assert!(host.baton.try_take(Role::Service));
+        host.baton.will_sleep(Role::Service, sys::now());
+        calls(CALLS_BESIDE_SERVICE - 1);
+        assert!(!is_kicked());
+        calls(1);
+        assert!(is_kicked());
+        // A poll set would send it to sleep again, and a caller who sleeps waits for what is his.
+        host.poll_for_sets();
+        calls(CALLS_BESIDE_SERVICE);
+        assert!(!is_kicked());
+    }
+
+    #[test]
+    fn callers_are_told_the_time_while_the_service_thread_ticks_and_no_longer() {
+        let (p, _q) = pair(&LinkConfig::default()).unwrap();
+        let host = Host::new(Shard::new(config(1), Box::new(p), sys::now()).unwrap()).unwrap();
+        let mut watchman = Watchman { waiter: Waiter::current(), held_ticks: 0, seen: 0, polls: 0 };
+        assert!(!host.tells_time());
+        host.call(|_, _| Ok(())).unwrap();
+        let before = sys::now();
+        watchman.turn(&host);
+        assert!(host.tells_time());
+        assert!(host.lock().unwrap().now() >= before, "the shard knows what the tick saw");
+        // A caller that sleeps on the device: the service thread may not look for long.
+        assert!(host.baton.try_take(Role::Caller));
+        watchman.turn(&host);
+        assert!(!host.tells_time());
     }
 }

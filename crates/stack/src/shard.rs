@@ -506,6 +506,12 @@ impl<P: Probe> Shard<P> {
         self.settle_all_posted(now, true);
     }
 
+    /// What time it was at the last step or call that knew it.
+    #[inline]
+    pub(crate) fn now(&self) -> Instant {
+        self.net.link.now()
+    }
+
     /// Whether the device is gone.
     pub fn is_down(&self) -> bool {
         self.is_down

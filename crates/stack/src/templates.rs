@@ -95,7 +95,7 @@ impl UdpTemplate {
     }
 
     /// Whether it is that of datagrams to `remote` with these options.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_for(&self, remote: &SocketAddr, options: &HeaderOptions) -> bool {
         self.remote == *remote && self.options == *options
     }

@@ -140,7 +140,7 @@ impl<P: Probe> Shard<P> {
         if self.stops_at(Stage::Locked) {
             return Ok(Step::Done(bytes));
         }
-        match self.output_connected(now, id, &letter) {
+        match self.output_connected::<_, true>(now, id, &letter) {
             Some(Ok(Some(()))) => self.finish_datagrams(now),
             Some(Ok(None)) => {}
             Some(Err(_)) => {
@@ -163,7 +163,7 @@ impl<P: Probe> Shard<P> {
         if self.stops_at(Stage::Locked) {
             return Ok(None);
         }
-        if let Some(sent) = self.output_connected(now, id, letter) {
+        if let Some(sent) = self.output_connected::<_, false>(now, id, letter) {
             return sent;
         }
         let ends = self.check_datagram(id, letter)?;
@@ -178,9 +178,9 @@ impl<P: Probe> Shard<P> {
 
     /// A letter to the connected peer by the headers of the socket, if they hold for it: what
     /// [`Shard::check_datagram`] and [`Shard::output_by_template`] do, but nothing is copied to be asked
-    /// about. `None`: these are to say what it is.
+    /// about. `None`: these are to say what it is. `ALONE`: nothing follows it into the burst.
     #[inline(always)]
-    fn output_connected<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+    fn output_connected<'a, I: Iterator<Item = &'a [u8]> + Clone, const ALONE: bool>(
         &mut self,
         now: Instant,
         id: SlotId,
@@ -209,7 +209,7 @@ impl<P: Probe> Shard<P> {
         if net.ends_at(Stage::SendChecked) {
             return Some(Ok(None));
         }
-        Some(net.output_by(now, id, template, letter, offload))
+        Some(net.output_by::<_, ALONE>(now, id, template, letter, offload))
     }
 
     /// The socket of a datagram to be sent, and its two ends.
@@ -257,7 +257,7 @@ impl<P: Probe> Shard<P> {
             && net.ip.holds(template.ip(), now)
             && template.ip().fits(transport_bytes, &offload);
         let serves = net.probe.varies(Variation::NoLookUp) || serves;
-        serves.then(|| net.output_by(now, id, template, letter, offload))
+        serves.then(|| net.output_by::<_, false>(now, id, template, letter, offload))
     }
 
     /// Whether a measurement wants every layer to be asked.
@@ -398,7 +398,7 @@ impl<P: Probe> Net<P> {
 
     /// Sends by ready-made headers.
     #[inline(always)]
-    fn output_by<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+    fn output_by<'a, I: Iterator<Item = &'a [u8]> + Clone, const ALONE: bool>(
         &mut self,
         now: Instant,
         id: SlotId,
@@ -410,7 +410,7 @@ impl<P: Probe> Net<P> {
             return Ok(None);
         }
         if letter.bytes <= ONE_PIECE_BYTES && offload.gso.is_none() && self.writes_in_one_piece() {
-            return self.output_in_one_piece(now, template, letter);
+            return self.output_in_one_piece::<_, ALONE>(now, template, letter);
         }
         self.output_in_pieces(now, id, template, letter, offload)
     }
@@ -428,7 +428,7 @@ impl<P: Probe> Net<P> {
     /// handle of that buffer. (Larger values that are handed on are stored in words and read in vectors,
     /// which waits for the stores.)
     #[inline(always)]
-    fn output_in_one_piece<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+    fn output_in_one_piece<'a, I: Iterator<Item = &'a [u8]> + Clone, const ALONE: bool>(
         &mut self,
         now: Instant,
         template: &UdpTemplate,
@@ -441,6 +441,9 @@ impl<P: Probe> Net<P> {
             return Ok(None);
         }
         self.link.set_now(now);
+        if ALONE && self.link.sends_single(m.len()) {
+            return Ok(self.output_alone(template, letter, m));
+        }
         let (chain, offload) = (Chain::from(m), *template.offload());
         if !self.link.takes_at_once(chain.len()) {
             return self.put_slowly(Packet { chain, offload }, letter);
@@ -451,6 +454,24 @@ impl<P: Probe> Net<P> {
         }
         self.note_sent(letter);
         Ok(Some(()))
+    }
+
+    /// Hands a frame to the device by itself; `None` if a probe has ended the path.
+    #[inline(always)]
+    fn output_alone<I>(
+        &mut self,
+        template: &UdpTemplate,
+        letter: &Letter<I>,
+        m: Mbuf,
+    ) -> Option<()> {
+        if self.ends_at(Stage::BurstQueued) {
+            self.pool.free_mbuf(m);
+            return None;
+        }
+        self.note_sent(letter);
+        let Net { pool, counters, link, probe, .. } = self;
+        link.send_single(m, template.offload(), pool, counters, probe);
+        Some(())
     }
 
     /// The burst is full, or the frame is none that the device takes as it is.

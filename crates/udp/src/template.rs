@@ -27,7 +27,7 @@ impl Template {
 
     /// Writes the header of a datagram whose UDP length is `length` bytes, header included, as
     /// [`crate::output`] would: the checksum field holds the folded sum of the pseudo-header.
-    #[inline]
+    #[inline(always)]
     pub fn emit(&self, length: u16, header: &mut [u8; HEADER_BYTES]) {
         let mut sum = self.pseudo;
         sum.add_u16(length);

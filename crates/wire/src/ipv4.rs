@@ -163,7 +163,7 @@ impl Template {
     }
 
     /// Writes the header of a packet of `total_bytes`, this header included, with its checksum.
-    #[inline]
+    #[inline(always)]
     pub fn emit(&self, total_bytes: u16, ident: u16, h: &mut [u8; HEADER_BYTES]) {
         *h = self.header;
         let open = [self.sum, u32::from(total_bytes), u32::from(ident)];

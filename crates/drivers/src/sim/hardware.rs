@@ -100,10 +100,10 @@ impl Hardware {
         };
         let mut is_burst = false;
         while out.has_room()
-            && let Some(mut slot) = tx.fetch()
+            && let Some(slot) = tx.front()
         {
             slot.done_at = to_peer(now, &slot.packet, there, peer, &mut out);
-            tx.complete(slot);
+            tx.complete_front();
             is_burst = true;
         }
         if is_burst {
@@ -118,7 +118,7 @@ impl Hardware {
         let mut moved = 0;
         // The last frame may be a super-frame, so the lane holds a little more than its bound.
         while tx.waiting() > 0 && end.room() > outbox.len() {
-            let Some(mut slot) = tx.fetch() else { break };
+            let Some(slot) = tx.front() else { break };
             slot.done_at = now;
             let [line, _] = &mut self.lines;
             let (mut packets, delay) = (0, self.delay);
@@ -131,7 +131,7 @@ impl Hardware {
             bump(&self.board.counts.tx_packets, packets);
             bump(&self.board.counts.tx_malformed, u64::from(!is_sent));
             moved += 2 * slot.packet.chain.len() as u64;
-            tx.complete(slot);
+            tx.complete_front();
         }
         if end.has_peer() {
             end.send(outbox, &mut self.rx.spare);

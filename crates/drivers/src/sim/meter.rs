@@ -51,6 +51,8 @@ pub fn thread_hardware_ns() -> u64 {
 struct Rate {
     /// Nanoseconds per tick, in units of 2^-32.
     ns_per_tick: u64,
+    /// What an empty section measures, in ticks: a reading.
+    empty_ticks: u64,
     /// What a section costs beside what it measures, in ticks.
     overhead_ticks: u64,
 }
@@ -69,20 +71,23 @@ impl Rate {
         }
         let elapsed = to.wrapping_sub(from).max(1);
         let ns_per_tick = ((u128::from(end - start) << 32) / u128::from(elapsed)) as u64;
-        Rate { ns_per_tick, overhead_ticks: Rate::overhead() }
+        let (empty_ticks, overhead_ticks) = Rate::empty_section();
+        Rate { ns_per_tick, empty_ticks, overhead_ticks }
     }
 
-    /// The least of a few rounds: what an undisturbed section costs.
-    fn overhead() -> u64 {
+    /// What an undisturbed section without work measures, and what it costs beside that: the least of a
+    /// few rounds.
+    fn empty_section() -> (u64, u64) {
         let round = || {
             let (mut inside, from) = (0, ticks());
             for _ in 0..EMPTY_SECTIONS {
                 let start = ticks();
                 inside += ticks().wrapping_sub(start);
             }
-            ticks().wrapping_sub(from).saturating_sub(inside) / EMPTY_SECTIONS
+            let outside = ticks().wrapping_sub(from).saturating_sub(inside);
+            (inside / EMPTY_SECTIONS, outside / EMPTY_SECTIONS)
         };
-        (0..5).map(|_| round()).min().unwrap_or(0)
+        (0..5).map(|_| round()).min_by_key(|(i, o)| i + o).unwrap_or((0, 0))
     }
 
     fn ns(self, ticks: u64) -> u64 {
@@ -265,19 +270,21 @@ impl Board {
     }
 
     /// Runs the hardware on the host's thread, with its time measured. `run` answers how many bytes
-    /// it moved. It is a section like `count` others that are not measured, itself included.
+    /// it moved. It stands for `count` sections, of which the others are not measured: what measuring costs
+    /// is charged once.
     #[inline]
     pub fn section(&self, count: u64, slack_ns: u64, run: impl FnOnce() -> u64) {
         let start = ticks();
         let bytes = run();
         let plausible = slack_ns + bytes;
-        let spent = ticks().wrapping_sub(start) + self.rate.overhead_ticks;
+        let spent = ticks().wrapping_sub(start).saturating_sub(self.rate.empty_ticks);
         let mut ns = self.rate.ns(spent);
         if ns > plausible {
             ns = plausible;
             bump(&self.counts.cut_sections, 1);
         }
-        ns *= count;
+        let measuring = self.rate.empty_ticks + self.rate.overhead_ticks;
+        let ns = ns * count + self.rate.ns(measuring);
         bump(&self.counts.sections, count);
         bump(&self.counts.inline_ns, ns);
         THREAD_NS.with(|t| t.set(t.get().wrapping_add(ns)));

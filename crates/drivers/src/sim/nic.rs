@@ -77,6 +77,17 @@ impl Descriptors {
         self.used += count;
         count
     }
+
+    /// Writes the one of a frame in one piece.
+    #[inline(always)]
+    fn write_single(&mut self, frame: &Mbuf) {
+        let address = frame.as_slice().as_ptr().addr() as u64;
+        let at = self.tail & (self.ring.len() - 1);
+        // The mask keeps the index inside.
+        self.ring[at] = Descriptor { address, bytes: frame.len() as u32, flags: END_OF_FRAME };
+        self.tail = self.tail.wrapping_add(1);
+        self.used += 1;
+    }
 }
 
 /// The driver's own state, beside the rings that it shares with the hardware.
@@ -129,6 +140,28 @@ impl Driver {
         posted
     }
 
+    /// Posts a frame of one piece. It comes back if the rings are full, or frames wait before it.
+    #[inline(always)]
+    fn post_single(
+        &mut self,
+        tx: &mut Ring<TxSlot>,
+        frame: Mbuf,
+        offload: &Offload,
+    ) -> Result<Tally, Mbuf> {
+        if self.is_blocked || self.descriptors.room() == 0 || tx.room() == 0 {
+            return Err(frame);
+        }
+        let tally = Tally { frames: 1, packets: 1, bytes: frame.len() as u64 };
+        self.tx_bytes += frame.len();
+        self.descriptors.write_single(&frame);
+        tx.post_with(|| TxSlot {
+            packet: Packet { chain: Chain::from(frame), offload: *offload },
+            descriptors: 1,
+            done_at: Instant::ZERO,
+        });
+        Ok(tally)
+    }
+
     fn count_posted(&self, tally: &Tally) {
         let c = &self.board.counts;
         bump(&c.doorbells, 1);
@@ -173,6 +206,22 @@ impl Driver {
 
 // Receiving.
 impl Driver {
+    /// The next received frame, if it is one that is copied out of its only buffer: it is read where it lies
+    /// in the ring, and nothing larger than a word is handed on.
+    #[inline(always)]
+    fn harvest_small(&self, rx: &mut RxRing, pool: &mut Pool) -> Option<Packet> {
+        let (kind, first) = rx.next_done()?;
+        let offload = first.end?;
+        if first.placed.is_some() || !is_wasteful(&first.m) {
+            return None;
+        }
+        let chain = copy_out(&first.m, pool)?;
+        if let Some((_, first)) = rx.reap() {
+            repost(rx, kind, first.m);
+        }
+        Some(Packet { chain, offload })
+    }
+
     /// The next received frame; `Err` if there is no memory to keep it.
     fn harvest(&mut self, rx: &mut RxRing, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
         let (kind, mut first) = rx.reap()?;
@@ -183,12 +232,6 @@ impl Driver {
         let Some(offload) = first.end else {
             return Some(self.harvest_long(rx, kind, first, pool));
         };
-        if is_wasteful(&first.m)
-            && let Some(chain) = copy_out(&first.m, pool)
-        {
-            repost(rx, kind, first.m);
-            return Some(Ok(Packet { chain, offload }));
-        }
         Some(self.give_away(rx, kind, Chain::from(first.m), offload, pool))
     }
 
@@ -270,10 +313,11 @@ impl Driver {
     }
 }
 
+#[inline(always)]
 fn repost(rx: &mut RxRing, kind: Kind, mut m: Mbuf) {
     m.set_len(0);
     // Its place was reaped before.
-    let _ = rx.ring(kind).post(Buffer::empty(m));
+    rx.ring(kind).post_with(|| Buffer::empty(m));
 }
 
 /// A frame whose payload was placed: its headers leave in a buffer of their size, so that theirs goes
@@ -385,12 +429,18 @@ impl SimNic {
     ) -> usize {
         let posted = self.driver.post(&mut self.engine.rings().tx, pool, burst, counters);
         if posted.tally.frames > 0 {
-            self.driver.count_posted(&posted.tally);
-            self.stats.tx_crossings += 1;
-            posted.tally.sent(counters, &mut self.stats);
-            self.engine.doorbell(now, posted.tally.frames, posted.tally.bytes);
+            self.posted(now, &posted.tally, counters);
         }
         posted.taken
+    }
+
+    /// Counts what was posted, and rings the doorbell for it.
+    #[inline(always)]
+    fn posted(&mut self, now: Instant, tally: &Tally, counters: &mut Counters) {
+        self.driver.count_posted(tally);
+        self.stats.tx_crossings += 1;
+        tally.sent(counters, &mut self.stats);
+        self.engine.doorbell(now, tally.frames, tally.bytes);
     }
 }
 
@@ -422,6 +472,23 @@ impl Device for SimNic {
         taken
     }
 
+    fn takes_single_frames(&self) -> bool {
+        true
+    }
+
+    #[inline]
+    fn tx_frame(
+        &mut self,
+        now: Instant,
+        frame: Mbuf,
+        offload: &Offload,
+        counters: &mut Counters,
+    ) -> Result<(), Mbuf> {
+        let tally = self.driver.post_single(&mut self.engine.rings().tx, frame, offload)?;
+        self.posted(now, &tally, counters);
+        Ok(())
+    }
+
     fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
         let now = self.engine.latest(now);
         let tx = &mut self.engine.rings().tx;
@@ -450,18 +517,22 @@ impl Device for SimNic {
         let mut rings = self.engine.rings();
         let pending = rings.rx.pending;
         let mut left = pending;
-        while (tally.frames as usize) < budget.min(out.room())
-            && let Some(frame) = self.driver.harvest(&mut rings.rx, pool)
-        {
-            left = left.saturating_sub(1);
-            match frame {
-                Ok(p) => {
-                    tally.add(&p);
-                    // There is room: the number of rounds was bounded by it.
-                    let _ = out.push(p);
+        // There is room for each: the number of rounds is bounded by it.
+        while (tally.frames as usize) < budget.min(out.room()) {
+            if let Some(p) = self.driver.harvest_small(&mut rings.rx, pool) {
+                tally.add(&p);
+                let _ = out.push(p);
+            } else {
+                match self.driver.harvest(&mut rings.rx, pool) {
+                    Some(Ok(p)) => {
+                        tally.add(&p);
+                        let _ = out.push(p);
+                    }
+                    Some(Err(reason)) => counters.drop_packet(reason),
+                    None => break,
                 }
-                Err(reason) => counters.drop_packet(reason),
             }
+            left = left.saturating_sub(1);
         }
         rings.rx.taken(left);
         drop(rings);

@@ -149,7 +149,15 @@ impl RxRing {
         self.completions.len()
     }
 
+    /// The next filled buffer, still in its slot.
+    #[inline]
+    pub fn next_done(&self) -> Option<(Kind, &Buffer)> {
+        let kind = *self.completions.front()?;
+        Some((kind, self.rings[kind as usize].oldest_done()?))
+    }
+
     /// The host takes back the next filled buffer.
+    #[inline]
     pub fn reap(&mut self) -> Option<(Kind, Buffer)> {
         let kind = self.completions.pop_front()?;
         let b = self.ring(kind).reap()?;
@@ -241,6 +249,9 @@ impl Rx {
 
     /// Moves what is due into posted buffers; returns the bytes moved.
     pub fn run(&mut self, now: Instant, rx: &mut RxRing, board: &Board) -> u64 {
+        if self.lane.is_empty() {
+            return 0;
+        }
         let mut moved = 0;
         let shared = Arc::clone(&self.table);
         let mut table = shared.lock();

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use fulmar_base::{Counter, Counters, Duration, EtherAddr, Gso, GsoKind, Instant, Offload, SeqNum};
-use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose};
+use fulmar_mbuf::{Chain, Mbuf, Pool, PoolConfig, Purpose};
 use fulmar_netdev::{Burst, Device, LinkState, Packet, offload};
 use fulmar_wire::checksum::Sum;
 use fulmar_wire::{eth, protocol, tcp, udp};
@@ -534,6 +534,61 @@ fn a_nic_with_a_clock_of_its_own_needs_no_exact_time_from_its_host() {
         assert!(a.send(START, p));
         assert_eq!(a.nic.tx_reap(START, &mut a.pool), done, "after {seconds} s of its clock");
     }
+}
+
+/// The same in one piece, and what is to be done to it.
+fn small_piece(a: &mut Host) -> (Mbuf, Offload) {
+    let Packet { chain, offload } = small_frame(a);
+    let mut m = a.pool.alloc(chain.len(), 0, Purpose::Send).unwrap();
+    chain.copy_to(0, m.append(chain.len()).unwrap());
+    a.pool.free(chain);
+    (m, offload)
+}
+
+#[test]
+fn a_frame_that_goes_by_itself_arrives_and_counts_as_a_burst_of_one() {
+    let (mut a, mut b) = hosts(|c| c);
+    assert!(a.nic.takes_single_frames());
+    let (m, offload) = small_piece(&mut a);
+    let sent = m.as_slice().to_vec();
+    a.nic.tx_frame(START, m, &offload, &mut a.counters).unwrap();
+    let got = b.receive(START + Duration::from_millis(1));
+    assert_eq!(got.len(), 1);
+    assert_eq!(got[0].chain.len(), sent.len());
+    b.free(got);
+    let stats = a.nic.stats();
+    assert_eq!((stats.tx_frames, stats.tx_bytes, stats.tx_crossings), (1, sent.len() as u64, 1));
+    assert_eq!(a.counters.value(Counter::TxFrames), 1);
+    assert_eq!(a.counters.value(Counter::TxBytes), sent.len() as u64);
+    assert_eq!(a.nic.tx_reap(START + Duration::from_secs(1), &mut a.pool), 1);
+    assert!(a.comes_home() && b.comes_home());
+}
+
+#[test]
+fn a_frame_that_finds_no_room_comes_back_and_none_overtakes_those_that_wait() {
+    let config = SimConfig { tx_descriptors: 128, line_rate_bps: 1_000_000, ..SimConfig::default() };
+    let mut a = Host::new(with_peer(config).unwrap().0);
+    let mut taken = 0;
+    let back = loop {
+        let (m, offload) = small_piece(&mut a);
+        match a.nic.tx_frame(START, m, &offload, &mut a.counters) {
+            Ok(()) => taken += 1,
+            Err(m) => break Packet { chain: m.into(), offload },
+        }
+    };
+    assert_eq!(taken, 128);
+    // It waits in the burst, as the contract says.
+    a.burst.push(back).unwrap();
+    assert_eq!(a.nic.tx_burst(START, &mut a.pool, &mut a.burst, &mut a.counters), 0);
+    let later = START + Duration::from_secs(1);
+    a.nic.tx_reap(later, &mut a.pool);
+    let (m, offload) = small_piece(&mut a);
+    let m = a.nic.tx_frame(later, m, &offload, &mut a.counters).unwrap_err();
+    a.pool.free_mbuf(m);
+    assert_eq!(a.nic.tx_burst(later, &mut a.pool, &mut a.burst, &mut a.counters), 1);
+    let (m, offload) = small_piece(&mut a);
+    a.nic.tx_frame(later, m, &offload, &mut a.counters).unwrap();
+    assert!(a.comes_home());
 }
 
 #[test]

@@ -43,7 +43,7 @@ pub fn sheet(found: &Found) -> Sheet {
 }
 
 fn rows(found: &Found, threads: &Threads) -> Vec<Vec<Cell>> {
-    let whole = ("whole", "Taken back from the device, the lock released, back in the program.");
+    let whole = ("whole", "The lock released, back in the program.");
     let stages = found.path.stages(found.bytes);
     let named = stages.iter().map(|s| (s.name(), s.sentence().trim()));
     let spreads = threads.stages.iter().chain([&threads.whole]);
@@ -148,7 +148,7 @@ fn ratios(found: &Found) -> Vec<Ratio> {
         },
         Ratio {
             name: "path.ledger.sum_vs_total".into(),
-            what: "how far the ledger's sum is from the measured total".into(),
+            what: "how far the ledger's sum, with its own cost, is from the measured total".into(),
             values: found.ledger.clone(),
             published: None,
             reach_and_aim: Some((0.1, 0.05)),
