@@ -99,6 +99,10 @@ pub struct SimConfig {
     pub delay: Duration,
     /// Transmit descriptors; each piece of a frame takes one. Rounded up to a power of two.
     pub tx_descriptors: usize,
+    /// Frames that inline hardware fetches at once: it begins when so many are posted, or when the host
+    /// looks at the device. More than one sends later what comes alone, and keeps the hardware's work out
+    /// of the host's, which it would slow down and which is then told from it by fewer readings of a clock.
+    pub tx_fetch_frames: usize,
     /// Receive buffers posted. Rounded up to a power of two.
     pub rx_buffers: usize,
     /// Room of a receive buffer: 2, 4, 16 or 64 KiB, rounded up, and at least a frame of the MTU.
@@ -135,6 +139,7 @@ impl Default for SimConfig {
             line_rate_bps: 0,
             delay: Duration::ZERO,
             tx_descriptors: 1024,
+            tx_fetch_frames: 1,
             rx_buffers: 64,
             rx_buffer_bytes: MAX_MBUF_BYTES,
             rx_small_buffers: 128,
@@ -172,6 +177,7 @@ impl SimConfig {
         let fits = BUFFER_BYTES.into_iter().find(|b| *b >= wanted);
         self.rx_buffer_bytes = fits.unwrap_or(MAX_MBUF_BYTES);
         self.tx_descriptors = self.tx_descriptors.clamp(2 * MAX_SEGS, 1 << 16);
+        self.tx_fetch_frames = self.tx_fetch_frames.clamp(1, MAX_SEGS);
         self.rx_buffers = self.rx_buffers.clamp(4, 1 << 16);
         self.rx_small_buffers = self.rx_small_buffers.clamp(1, 1 << 16);
         // A whole aggregate fits into half of what is posted.

@@ -349,11 +349,11 @@ impl Ledger {
             let (cycles, passes) = (sum.cycles.load(Relaxed), sum.passes.load(Relaxed));
             all_passes += passes;
             if passes > 0 {
-                let own = (cycles as f64 - passes as f64 * pass.inside).max(0.0);
-                let ns = own * ns_per_cycle * scale;
+                let ns = (cycles as f64 - passes as f64 * pass.inside) * ns_per_cycle * scale;
                 stages.push(StageCost { stage: *stage, passes: passes as f64 * scale, ns });
             }
         }
+        settle(&mut stages);
         let pass_ns = pass.whole * ns_per_cycle;
         let overhead_ns = all_passes as f64 * pass_ns;
         let preempted = self.preempted.load(Relaxed);
@@ -382,6 +382,17 @@ impl Ledger {
         let cycles = sys::ticks().saturating_sub(*ticks).max(1);
         clock.elapsed().as_nanos() as f64 / cycles as f64
     }
+}
+
+/// A reading right behind another costs less than most: a stage in which nothing happens comes out below
+/// zero. What was taken off it too much, the others were relieved of too little.
+fn settle(stages: &mut [StageCost]) {
+    let is_busy = |s: &&mut StageCost| s.stage != Stage::Slept;
+    let all: f64 = stages.iter_mut().filter(is_busy).map(|s| s.ns).sum();
+    let above: f64 = stages.iter_mut().filter(is_busy).map(|s| s.ns.max(0.0)).sum();
+    let share = if above > 0.0 { (all / above).clamp(0.0, 1.0) } else { 0.0 };
+    stages.iter_mut().filter(is_busy).for_each(|s| s.ns = s.ns.max(0.0) * share);
+    stages.iter_mut().for_each(|s| s.ns = s.ns.max(0.0));
 }
 
 impl Balance {
@@ -571,7 +582,8 @@ mod tests {
         let ledger = Ledger::with_pass(1, PassCost { inside: 10.0, whole: 30.0 });
         ledger.stages[Stage::Locked as usize].cycles.store(1000, Relaxed);
         ledger.stages[Stage::Locked as usize].passes.store(10, Relaxed);
-        (ledger.visits.store(1, Relaxed), ledger.measured.store(1, Relaxed));
+        ledger.visits.store(1, Relaxed);
+        ledger.measured.store(1, Relaxed);
         for _ in 0..ENOUGH_VISITS {
             assert_eq!(ledger.pass_cost().inside, 10.0, "too few to tell");
             ledger.yardstick.whole.add(300, 1, 0);
@@ -636,6 +648,21 @@ mod tests {
         assert!((0..100).any(|_| passes(&visit_of(long, sys::switches())) == 1));
         // Of a short time nobody asks.
         assert_eq!(passes(&visit_of(0, u64::MAX)), 1);
+    }
+
+    #[test]
+    fn what_is_below_zero_is_taken_from_the_others_and_the_sum_stays() {
+        let cost = |(stage, ns)| StageCost { stage, passes: 1.0, ns };
+        let slept = (Stage::Slept, 500.0);
+        let mut stages =
+            [(Stage::Locked, 30.0), (Stage::PathChosen, -6.0), (Stage::Released, 90.0)]
+                .into_iter()
+                .chain([slept])
+                .map(cost)
+                .collect::<Vec<_>>();
+        settle(&mut stages);
+        let ns: Vec<f64> = stages.iter().map(|s| s.ns).collect();
+        assert_eq!(ns, [28.5, 0.0, 85.5, 500.0]);
     }
 
     #[test]

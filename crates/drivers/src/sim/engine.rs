@@ -34,6 +34,8 @@ pub struct Inline {
     /// The hardware's own clock, if it has one: else the time is what the host says.
     clock: Option<fn() -> Instant>,
     sampler: Sampler,
+    /// Frames that it fetches at once.
+    fetch_frames: usize,
 }
 
 /// The hardware runs elsewhere.
@@ -104,6 +106,7 @@ impl Engine {
             last_now: Instant::ZERO,
             clock: None,
             sampler: Sampler::default(),
+            fetch_frames: config.tx_fetch_frames,
         }))
     }
 
@@ -205,7 +208,8 @@ impl Engine {
     /// When the host must run the hardware, or be asked for attention, where no thread does it.
     pub fn next_event(&self) -> Option<Instant> {
         let Engine::Inline(i) = self else { return None };
-        let events = [i.hardware.interrupt_at(&i.rings.rx), i.hardware.next_event()];
+        let left = (i.fetch_frames > 1 && i.rings.tx.waiting() > 0).then_some(i.last_now);
+        let events = [left, i.hardware.interrupt_at(&i.rings.rx), i.hardware.next_event()];
         events.into_iter().flatten().min()
     }
 
@@ -230,7 +234,13 @@ impl Inline {
     /// own account.
     #[inline]
     fn ring(&mut self, now: Instant, is_small: bool) {
-        let Inline { rings, board, hardware, is_armed, last_now, clock, sampler } = self;
+        let Inline { rings, board, hardware, is_armed, last_now, clock, sampler, fetch_frames } =
+            self;
+        if rings.tx.waiting() < *fetch_frames && !*is_armed {
+            return;
+        }
+        // Readings around several frames cost little beside them.
+        let is_small = is_small && *fetch_frames == 1;
         let mut run = || {
             *last_now = clock.map_or(now, |clock| clock());
             let is_due = *is_armed || hardware.is_due(*last_now, rings);

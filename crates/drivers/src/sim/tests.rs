@@ -566,7 +566,8 @@ fn a_frame_that_goes_by_itself_arrives_and_counts_as_a_burst_of_one() {
 
 #[test]
 fn a_frame_that_finds_no_room_comes_back_and_none_overtakes_those_that_wait() {
-    let config = SimConfig { tx_descriptors: 128, line_rate_bps: 1_000_000, ..SimConfig::default() };
+    let config =
+        SimConfig { tx_descriptors: 128, line_rate_bps: 1_000_000, ..SimConfig::default() };
     let mut a = Host::new(with_peer(config).unwrap().0);
     let mut taken = 0;
     let back = loop {
@@ -592,12 +593,40 @@ fn a_frame_that_finds_no_room_comes_back_and_none_overtakes_those_that_wait() {
 }
 
 #[test]
+fn hardware_that_fetches_several_frames_at_once_waits_for_so_many_or_for_a_look() {
+    let config = SimConfig { tx_fetch_frames: 4, ..SimConfig::default() };
+    let (nic, handle) = with_peer(config).unwrap();
+    let mut a = Host::new(nic);
+    let sent = || handle.counts().tx_packets;
+    for i in 1..=9 {
+        let (m, offload) = small_piece(&mut a);
+        a.nic.tx_frame(START, m, &offload, &mut a.counters).unwrap();
+        assert_eq!(sent(), i / 4 * 4);
+    }
+    assert_eq!(handle.counts().sections, 2);
+    assert!(a.nic.next_deadline().is_some_and(|at| at <= START), "somebody is to look");
+    a.receive(START);
+    assert_eq!(sent(), 9);
+    // Who waits for an answer looks before it sleeps, and is not kept waiting from then on.
+    let (m, offload) = small_piece(&mut a);
+    a.nic.tx_frame(START, m, &offload, &mut a.counters).unwrap();
+    assert!(!a.nic.arm());
+    a.receive(START);
+    assert_eq!(sent(), 10);
+    let (m, offload) = small_piece(&mut a);
+    a.nic.tx_frame(START, m, &offload, &mut a.counters).unwrap();
+    assert_eq!(sent(), 11);
+    assert!(a.comes_home());
+}
+
+#[test]
 fn odd_configurations_are_brought_inside_their_bounds() {
     let odd = SimConfig {
         mtu: 1 << 20,
         tso: Some(0),
         lro: Some(1 << 20),
         tx_descriptors: 0,
+        tx_fetch_frames: 0,
         rx_buffers: 0,
         rx_small_buffers: 0,
         rx_buffer_bytes: 0,

@@ -44,6 +44,11 @@ pub(super) fn stack(
     Ok((builder.build().map_err(io::Error::other)?, handle))
 }
 
+/// Hardware for small frames: its work, as much as the host's own, comes after many of them.
+fn small_frames() -> SimConfig {
+    SimConfig { tx_fetch_frames: 16, ..SimConfig::default() }
+}
+
 /// How datagrams are sent.
 #[derive(Clone, Copy)]
 struct Rig {
@@ -77,7 +82,7 @@ impl Datagrams {
 
     fn with(options: &Options, rig: Rig) -> io::Result<Datagrams> {
         let exit = ExitPoint::default();
-        let stack = stack(Probing::Exit(exit.clone()), SimConfig::default(), rig.routes)?.0;
+        let stack = stack(Probing::Exit(exit.clone()), small_frames(), rig.routes)?.0;
         let mut sockets = Vec::new();
         for _ in 0..rig.sockets {
             let socket = UdpSocket::bind(&stack, (NEAR, 0))?;
