@@ -34,8 +34,8 @@ mod scatter;
 #[cfg(test)]
 pub mod tests;
 
-use fulmar_base::{Counter, Counters, DropReason, FlowKey};
-use fulmar_mbuf::{Chain, Pool, Purpose};
+use fulmar_base::{Counter, Counters, DropReason, FlowKey, Offload};
+use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
 use fulmar_netdev::{DeviceStats, Packet, PlacementHint, Rooms, Unsupported};
 use fulmar_wire::eth;
 
@@ -263,6 +263,9 @@ impl Placer {
             _ => false,
         };
         if let Some((o, s)) = owner.filter(|_| is_hit) {
+            if let Some(flow) = self.flows.get_mut(o) {
+                flow.learn(frame.front);
+            }
             let hit = self.commit(o, &s, landing, pool);
             return hit.inspect_err(|_| self.wipe(aim, frame.bytes));
         }
@@ -294,6 +297,14 @@ impl Placer {
         landing: &mut Landing,
         pool: &mut Pool,
     ) -> Result<Packet, DropReason> {
+        if let Some((slot, s, offload)) = self.familiar(aim, header, bytes, landing) {
+            if !self.is_alone {
+                self.predictor.came(Some(slot), true, s.payload_bytes);
+            }
+            let chain = self.commit(slot, &s, landing, pool);
+            let chain = chain.inspect_err(|_| self.wipe(aim, bytes))?;
+            return Ok(Packet { chain, offload });
+        }
         let mut front = [0; FRONT_BYTES];
         let n = self.front(aim, bytes, landing, &mut front);
         let front = front.get(..n).unwrap_or(&[]);
@@ -304,6 +315,26 @@ impl Placer {
         let offload = offload.inspect_err(|_| self.discard(aim))?;
         let chain = self.take(aim, Frame { bytes, front }, landing, pool)?;
         Ok(Packet { chain, offload })
+    }
+
+    /// The segment that was aimed at, if the headers that have landed say so at first sight: they are like
+    /// those of the one before.
+    #[inline]
+    fn familiar(
+        &mut self,
+        aim: Option<Aim>,
+        header: &[u8; vnet::HEADER_BYTES],
+        bytes: usize,
+        landing: &mut Landing,
+    ) -> Option<(usize, Segment, Offload)> {
+        let aim = aim?;
+        let front = landing.front_and_rest()?.0.get(..aim.header_bytes)?;
+        let segment = self.flows.get(aim.slot)?.next_familiar(front, bytes)?;
+        if segment.header_bytes != aim.header_bytes {
+            return None;
+        }
+        let offload = vnet::understand(header, bytes, front).ok()?;
+        Some((aim.slot, segment, offload))
     }
 
     /// Nothing came, or nothing that can be used: what lies in rooms goes.
@@ -494,17 +525,15 @@ fn headed(
         return Err(DropReason::NoBuffer);
     };
     let mut chain = Chain::from(head);
-    let filling = flow.fill(s);
-    let is_full = filling.is_full;
-    match filling.into_chain(pool) {
-        Ok(payload) => chain.append(payload),
-        Err(_) => {
-            flow.lose();
+    match flow.fill_into(s, &mut chain, pool) {
+        Ok(is_full) => {
+            chain.append(over);
+            Ok((chain, is_full))
+        }
+        Err(NoBuffer) => {
             pool.free(chain);
             pool.free(over);
-            return Err(DropReason::NoBuffer);
+            Err(DropReason::NoBuffer)
         }
     }
-    chain.append(over);
-    Ok((chain, is_full))
 }

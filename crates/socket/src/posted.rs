@@ -565,9 +565,9 @@ impl<T> Posted<T> {
         if self.queue.get(at).is_none_or(|e| e.hold.is_shared()) {
             return false;
         }
-        let Some(Entry { hold, filled, token, end, .. }) = self.queue.remove(at) else {
-            return false;
-        };
+        // Nearly always the first, which is cheaper to take off the front than out of the middle.
+        let entry = if at == 0 { self.queue.pop_front() } else { self.queue.remove(at) };
+        let Some(Entry { hold, filled, token, end, .. }) = entry else { return false };
         self.ended -= 1;
         if let (Ok(buf), Some(token)) = (hold.release(filled), token) {
             self.finished.push_back(Finished { token, buf, error: end.flatten() });

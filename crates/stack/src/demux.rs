@@ -94,6 +94,11 @@ impl Foresight {
 }
 
 impl<P: Probe> Shard<P> {
+    /// Counts changes of which connections packets may find.
+    pub(crate) fn flow_changes(&self) -> u64 {
+        self.flows.index.changes()
+    }
+
     /// The connection of a flow.
     pub(crate) fn flow(&self, key: &FlowKey) -> Option<SlotId> {
         self.flow_at(self.flows.hasher.hash(key), key)

@@ -19,6 +19,7 @@ mod config;
 mod demux;
 mod error;
 mod exit;
+mod familiar;
 pub mod file;
 mod form;
 mod handoff;

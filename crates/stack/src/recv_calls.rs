@@ -17,7 +17,7 @@ use fulmar_socket::posted::{Io, Placer, Posted, Rule, Stream, Taken};
 use fulmar_tcp::{State, Tcb};
 
 use crate::net::Net;
-use crate::shard::{Shard, TimerKey};
+use crate::shard::{CALLER_IS_BACK, Shard, TimerKey};
 use crate::sockets::{Socket, TcpEntry};
 use crate::ticket::{Post, RecvOutcome, RecvTicket};
 use crate::wheel::TimerId;
@@ -417,6 +417,19 @@ impl<P: Probe> Shard<P> {
         if entry.tcb.after_read(&mut Self::env(&mut self.net, now)) {
             self.queue_output(id);
         }
+    }
+
+    /// Whether it can wait until the next look what is over although it is not full: the only reader has a
+    /// full buffer in hand, and finds out with that look, for which it is back at once.
+    #[inline]
+    pub(crate) fn posted_may_rest(&mut self, now: Instant) -> bool {
+        let posted = &mut self.posted;
+        let is_due = posted.again_at.is_some_and(|at| now >= at);
+        let may_rest = posted.out.outcome.is_some() && posted.listed.len() == 1 && !is_due;
+        if may_rest {
+            posted.look_by(now + CALLER_IS_BACK);
+        }
+        may_rest
     }
 
     /// Decides which buffers are over, for every connection that something happened to.

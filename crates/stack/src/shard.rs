@@ -22,6 +22,7 @@ use hashbrown::HashMap;
 use crate::config::StackConfig;
 use crate::demux::{Flows, Foresight};
 use crate::error::SetupError;
+use crate::familiar::LastStream;
 use crate::handoff::Handoff;
 use crate::net::{FlowPath, Link, Net, Sink};
 use crate::recv_calls::PostedTable;
@@ -83,6 +84,7 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) flows: Flows,
     /// What was looked up for the burst that is being handled.
     pub(crate) foresight: Foresight,
+    pub(crate) last_stream: LastStream,
     /// Listeners by port; several may share a port with different addresses.
     pub(crate) listeners: HashMap<u16, Vec<SlotId>, Keyed>,
     pub(crate) udp: UdpTable<SlotId>,
@@ -197,6 +199,7 @@ impl<P: Probe> Shard<P> {
             sockets: Slab::default(),
             flows: Flows::new(secret.flow_hasher()),
             foresight: Foresight::default(),
+            last_stream: LastStream::default(),
             listeners: HashMap::with_hasher(table),
             udp: UdpTable::new(config.seed),
             time_wait: TimeWaitTable::new(config.max_time_wait, table),
@@ -271,7 +274,9 @@ impl<P: Probe> Shard<P> {
             }
         }
         self.run_timers(now);
-        self.settle_all_posted(now, is_dry);
+        if !self.posted_may_rest(now) {
+            self.settle_all_posted(now, is_dry);
+        }
         self.relieve(now);
         self.pass(Stage::TimersRun);
         let is_late = self.held_since.is_some_and(|since| now >= since + CALLER_IS_BACK);
@@ -405,6 +410,13 @@ impl<P: Probe> Shard<P> {
 
     /// A frame that no other shard needs to hear of.
     pub(crate) fn input_here(&mut self, now: Instant, p: Packet) {
+        if let Some(p) = self.take_familiar(now, p) {
+            self.input_by_layers(now, p);
+            self.last_stream.forget_front();
+        }
+    }
+
+    fn input_by_layers(&mut self, now: Instant, p: Packet) {
         let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
         let sink = &mut Sink { link, probe };
         match ip.input(now, pool, counters, p.chain, p.offload, sink) {

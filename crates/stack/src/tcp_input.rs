@@ -34,7 +34,10 @@ impl<P: Probe> Shard<P> {
             return self.net.pool.free(seg.payload);
         }
         match self.flow_of_segment(&key) {
-            Some(id) => self.give_to_connection(now, id, seg),
+            Some(id) => {
+                self.note_stream(id);
+                self.give_to_connection(now, id, &seg.header, seg.payload);
+            }
             None if self.time_wait.contains(&key) => self.give_to_time_wait(now, seg),
             None => self.give_to_listener(now, seg),
         }
@@ -62,12 +65,19 @@ impl<P: Probe> Shard<P> {
         self.net.pool.free(chain);
     }
 
-    fn give_to_connection(&mut self, now: Instant, id: SlotId, seg: Segment) {
+    /// A segment, its checksum right, for the connection that owns it.
+    pub(crate) fn give_to_connection(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        header: &tcp::Header,
+        payload: Chain,
+    ) {
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
-            return self.net.pool.free(seg.payload);
+            return self.net.pool.free(payload);
         };
         let mut env = Self::env(&mut self.net, now);
-        let events = entry.tcb.input(&mut env, &seg.header, seg.payload);
+        let events = entry.tcb.input(&mut env, header, payload);
         if self.net.probe.stage(Stage::TransportInput).is_break() {
             return;
         }

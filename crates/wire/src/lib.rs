@@ -26,6 +26,7 @@
 pub mod arp;
 pub mod checksum;
 pub mod eth;
+pub mod familiar;
 pub mod icmpv4;
 pub mod icmpv6;
 pub mod ipv4;

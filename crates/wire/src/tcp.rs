@@ -172,6 +172,16 @@ impl Header {
         Ok((header, header_bytes))
     }
 
+    /// The sequence number, the control bits and the length of a header, options included, which are not
+    /// looked at. `None`: `bytes` ends within the first 20, or the length is under that.
+    #[inline]
+    pub fn peek(bytes: &[u8]) -> Option<(SeqNum, Flags, usize)> {
+        let h = bytes.first_chunk::<HEADER_BYTES>()?;
+        let header_bytes = usize::from(h[12] >> 4) << 2;
+        let seq = SeqNum(u32::from_be_bytes([h[4], h[5], h[6], h[7]]));
+        (header_bytes >= HEADER_BYTES).then_some((seq, Flags(h[13]), header_bytes))
+    }
+
     /// Length of the header that [`Header::emit`] writes, a multiple of 4 from 20 to 60.
     #[inline]
     pub fn header_bytes(&self) -> usize {

@@ -4,7 +4,8 @@ use fulmar_base::{FlowKey, SeqNum};
 use fulmar_mbuf::{Chain, Filled, NoBuffer, Pool, Room};
 use fulmar_netdev::{Placement, PlacementHint, Rooms};
 use fulmar_wire::eth;
-use fulmar_wire::tcp::Flags;
+use fulmar_wire::familiar::Familiar;
+use fulmar_wire::tcp::{self, Flags};
 
 use crate::seen::{Seen, Transport};
 
@@ -131,6 +132,8 @@ pub struct Flow {
     pub header_bytes: usize,
     /// Payload of the last segment that was taken, in bytes.
     pub last_bytes: usize,
+    /// How to recognise the next frame without reading all of its headers.
+    familiar: Option<Familiar>,
     /// Frames with payload that came since it had rooms last.
     starved: u16,
     /// The device has waited once, since rooms came or went last, for the stack to catch up.
@@ -152,6 +155,23 @@ impl Flow {
             && !s.flags.intersects(SPECIAL)
     }
 
+    /// The segment in a frame of `frame_bytes` with this front, if it is like the one before and the next
+    /// one.
+    #[inline]
+    pub fn next_familiar(&self, front: &[u8], frame_bytes: usize) -> Option<Segment> {
+        let l4 = self.familiar.as_ref()?.recognise(front, frame_bytes)?;
+        let (seq, flags, bytes) = tcp::Header::peek(front.get(l4..)?)?;
+        let header_bytes = l4.checked_add(bytes)?;
+        let payload_bytes = frame_bytes.checked_sub(header_bytes)?;
+        let s = Segment { flow: self.key, seq, flags, header_bytes, payload_bytes };
+        self.expects(&s).then_some(s)
+    }
+
+    /// Frames like this one, all headers of which were read, are this flow's.
+    pub fn learn(&mut self, front: &[u8]) {
+        self.familiar = Familiar::of(front);
+    }
+
     /// Whether the stack may be about to say something that fits the segment better: it has taken its
     /// rooms back, or what it said last was said before it saw what lies between.
     pub fn is_outdated(&self, s: &Segment) -> bool {
@@ -160,12 +180,43 @@ impl Flow {
 
     /// Takes the payload of the segment, of which the first bytes lie in the rooms, as many as fit.
     pub fn fill(&mut self, s: &Segment) -> Filling {
-        let end = s.seq.0.wrapping_add(u32::try_from(s.payload_bytes).unwrap_or(0));
-        self.next = Some(SeqNum(end));
-        (self.header_bytes, self.last_bytes) = (s.header_bytes, s.payload_bytes);
         let filling = fill(&mut self.rooms, s.payload_bytes);
-        self.has_waited |= self.rooms.is_empty();
+        self.took(s);
         filling
+    }
+
+    /// As [`Flow::fill`], as parts of a packet; answers also whether a buffer became full.
+    ///
+    /// # Errors
+    /// The pool has no descriptor; the bytes are lost, and nothing more is expected until the next hint.
+    pub fn fill_into(
+        &mut self,
+        s: &Segment,
+        packet: &mut Chain,
+        pool: &mut Pool,
+    ) -> Result<bool, NoBuffer> {
+        let (mut left, mut is_full) = (s.payload_bytes, false);
+        while let Some(room) = self.rooms.front_mut().filter(|_| left > 0) {
+            let bytes = room.len().min(left);
+            let part = room.split(bytes, pool).inspect_err(|_| self.next = None)?;
+            packet.push_back(part);
+            left = left.saturating_sub(bytes);
+            if !self.rooms.front_mut().is_some_and(|r| r.is_empty()) {
+                break;
+            }
+            is_full = true;
+            drop(self.rooms.pop_front());
+        }
+        self.took(s);
+        Ok(is_full)
+    }
+
+    /// Moves on behind a segment.
+    fn took(&mut self, s: &Segment) {
+        let bytes = u32::try_from(s.payload_bytes).unwrap_or(0);
+        self.next = Some(SeqNum(s.seq.0.wrapping_add(bytes)));
+        (self.header_bytes, self.last_bytes) = (s.header_bytes, s.payload_bytes);
+        self.has_waited |= self.rooms.is_empty();
     }
 
     /// A frame with payload came that has not been placed; whether for want of rooms.
@@ -211,10 +262,10 @@ impl Flows {
         let known = self.slot_of(&key);
         let slot = known.or_else(|| self.free_slot())?;
         let place = self.slots.get_mut(slot)?;
-        let (header_bytes, last_bytes) = match place {
-            Some(flow) if known.is_some() => (flow.header_bytes, flow.last_bytes),
-            _ if key.remote_ip().is_ipv6() => (USUAL_BYTES_V6, 0),
-            _ => (USUAL_BYTES, 0),
+        let (header_bytes, last_bytes, familiar) = match place {
+            Some(flow) if known.is_some() => (flow.header_bytes, flow.last_bytes, flow.familiar),
+            _ if key.remote_ip().is_ipv6() => (USUAL_BYTES_V6, 0, None),
+            _ => (USUAL_BYTES, 0, None),
         };
         let next = Some(next);
         *place = Some(Flow {
@@ -223,6 +274,7 @@ impl Flows {
             rooms,
             header_bytes,
             last_bytes,
+            familiar,
             starved: 0,
             has_waited: false,
         });

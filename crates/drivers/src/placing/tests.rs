@@ -156,8 +156,9 @@ impl Rig {
         let mut front = [0; FRONT_BYTES];
         let n = self.placer.front(aim, frame.len(), &mut self.landing, &mut front);
         assert_eq!(front[..n], frame[..n]);
-        let seen = Frame { bytes: frame.len(), front: &front[..n] };
-        self.placer.take(aim, seen, &mut self.landing, &mut self.pool)
+        let (landing, pool) = (&mut self.landing, &mut self.pool);
+        let packet = self.placer.packet(aim, &[0; vnet::HEADER_BYTES], frame.len(), landing, pool);
+        packet.map(|p| p.chain)
     }
 
     /// Takes all rooms back, looks for bytes in them, and puts them there again.

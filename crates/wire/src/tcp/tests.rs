@@ -57,6 +57,18 @@ fn header_is_read_and_written_alike() {
 }
 
 #[test]
+fn a_peek_tells_what_a_reader_of_the_whole_header_is_told() {
+    let bytes = emitted(syn());
+    let (header, n) = Header::parse(&bytes).expect("a header");
+    assert_eq!(Header::peek(&bytes), Some((header.seq, header.flags, n)));
+    assert_eq!(Header::peek(&bytes[..20]), Some((header.seq, header.flags, n)));
+    assert_eq!(Header::peek(&bytes[..19]), None);
+    let mut short = SAMPLE;
+    short[12] = 0x40;
+    assert_eq!(Header::peek(&short), None);
+}
+
+#[test]
 fn syn_is_laid_out_on_word_boundaries() {
     #[rustfmt::skip]
     let expected = [
