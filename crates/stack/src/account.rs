@@ -17,7 +17,7 @@
 //! part is taken off. It is as long as a short stage, and a visit has a dozen of them. How long depends
 //! on the speed of the processor at the moment, and on what goes on around it, which it holds up; a loop
 //! of readings does not show that. So of the visits drawn one in four is measured as a whole, without
-//! its stages: by how much the others are longer, is what their readings cost ([`Yardstick`]).
+//! its stages: by how much the others are longer, is what their readings cost (`Yardstick`).
 //!
 //! A thread that lost its CPU in the middle of a stage, to another one or because a lock was taken, has
 //! not worked there. A time that is long enough for that to be possible counts only if the kernel says

@@ -30,6 +30,8 @@ pub struct Inline {
     hardware: Hardware,
     /// The host wants an interrupt, or wanted one since the hardware ran last.
     is_armed: bool,
+    /// The host sleeps, or is about to.
+    is_asleep: bool,
     last_now: Instant,
     /// The hardware's own clock, if it has one: else the time is what the host says.
     clock: Option<fn() -> Instant>,
@@ -103,6 +105,7 @@ impl Engine {
             board: Arc::clone(&hardware.board),
             hardware,
             is_armed: false,
+            is_asleep: false,
             last_now: Instant::ZERO,
             clock: None,
             sampler: Sampler::default(),
@@ -193,6 +196,7 @@ impl Engine {
         match self {
             Engine::Inline(i) => {
                 i.is_armed = true;
+                i.is_asleep = true;
                 i.hardware.board.bell.arm();
                 i.rings.rx.done() == 0 && !i.hardware.is_due(i.last_now, &i.rings)
             }
@@ -202,6 +206,14 @@ impl Engine {
                 let has_room = t.shared.is_host_blocked.load(SeqCst) && rings.tx.done() > 0;
                 rings.rx.done() == 0 && !has_room
             }
+        }
+    }
+
+    /// The host is awake.
+    pub fn disarm(&mut self) {
+        // Whether an interrupt came is found out when the hardware runs next.
+        if let Engine::Inline(i) = self {
+            i.is_asleep = false;
         }
     }
 
@@ -234,13 +246,12 @@ impl Inline {
     /// own account.
     #[inline]
     fn ring(&mut self, now: Instant, is_small: bool) {
-        let Inline { rings, board, hardware, is_armed, last_now, clock, sampler, fetch_frames } =
-            self;
-        if rings.tx.waiting() < *fetch_frames && !*is_armed {
+        if self.rings.tx.waiting() < self.fetch_frames && !self.is_asleep {
             return;
         }
         // Readings around several frames cost little beside them.
-        let is_small = is_small && *fetch_frames == 1;
+        let is_small = is_small && self.fetch_frames == 1;
+        let Inline { rings, board, hardware, is_armed, last_now, clock, sampler, .. } = self;
         let mut run = || {
             *last_now = clock.map_or(now, |clock| clock());
             let is_due = *is_armed || hardware.is_due(*last_now, rings);

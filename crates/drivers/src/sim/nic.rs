@@ -548,7 +548,7 @@ impl Device for SimNic {
     }
 
     fn disarm(&mut self) {
-        // Whether an interrupt came is found out when the hardware runs next.
+        self.engine.disarm();
         self.driver.board.bell.disarm();
     }
 

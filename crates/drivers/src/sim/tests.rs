@@ -616,6 +616,10 @@ fn hardware_that_fetches_several_frames_at_once_waits_for_so_many_or_for_a_look(
     let (m, offload) = small_piece(&mut a);
     a.nic.tx_frame(START, m, &offload, &mut a.counters).unwrap();
     assert_eq!(sent(), 11);
+    a.nic.disarm();
+    let (m, offload) = small_piece(&mut a);
+    a.nic.tx_frame(START, m, &offload, &mut a.counters).unwrap();
+    assert_eq!(sent(), 11, "it is awake");
     assert!(a.comes_home());
 }
 
