@@ -7,6 +7,8 @@ use crate::{Bulk, on_pinned_thread};
 use std::io;
 use std::time::{Duration, Instant};
 
+pub mod ring;
+
 /// Copies the user's hot buffer through a ring as large as the window, on one CPU.
 pub fn memcpy(bulk: Bulk) -> Way<'static> {
     Way {

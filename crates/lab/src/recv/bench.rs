@@ -16,6 +16,7 @@ use crate::cpu::Placement;
 use crate::floor::{self, Direction, Kind};
 use crate::kernel::{Local, Pair};
 use crate::kernel_receive::ReceiveCall;
+use crate::limit::ring::{self, Taking};
 use crate::matrix::{Asked, Device, check_names, is_measured, method_names};
 use crate::netns::Netns;
 use crate::site::MTU;
@@ -184,6 +185,9 @@ pub fn measure(
 /// Every way at every place that is asked for; the limit and the floor first.
 fn ways<'a>(options: &'a Options, grounds: &'a Grounds) -> Vec<Way<'a>> {
     let mut ways = vec![limit::memcpy(Bulk { write_bytes: 64 << 10, ..Bulk::default() })];
+    if options.fulmar && options.devices.contains(&Device::Shm) {
+        ways.extend(ring_ways(&options.placements));
+    }
     for &buffer_bytes in &options.buffer_bytes {
         for &usage in &options.uses {
             let load = Load::of_buffers(buffer_bytes, usage);
@@ -198,6 +202,12 @@ fn ways<'a>(options: &'a Options, grounds: &'a Grounds) -> Vec<Way<'a>> {
         floor::way(ground, Bulk::default(), Direction::Receive, false, Placement::SameCpu)
     }));
     ways
+}
+
+/// What two processes cannot do for less, beside what they do over shared memory.
+fn ring_ways(placements: &[Placement]) -> Vec<Way<'static>> {
+    let both = |at: &Placement| Taking::ALL.map(|taking| ring::way(Bulk::default(), taking, *at));
+    placements.iter().flat_map(both).collect()
 }
 
 /// fulmar's ways at one place.
@@ -346,19 +356,37 @@ fn tap_ratios() -> [Asked; 3] {
     ]
 }
 
-/// Two processes, on two CPUs as they would be.
-fn shm_ratios() -> [Asked; 1] {
-    let of = |method| named(method, "shm", SMALL, Use::Touched, Placement::TwoCpus);
-    [Asked {
+/// Two processes, on two CPUs as they would be; beside it what the same is worth on one CPU, and what
+/// it is worth to two ends that have nothing else to do.
+fn shm_ratios() -> [Asked; 4] {
+    let of = |at| ["loan", "copy"].map(|method| named(method, "shm", SMALL, Use::Touched, at));
+    let bare = |at| [Taking::Loan, Taking::Copy].map(|taking| ring::name(taking, at));
+    let figure = |name, sentence, ways| Asked {
         more_is_better: false,
-        ..cost_over(
+        ..cost_over(name, sentence, ways, None, (0.7, 0.5))
+    };
+    [
+        figure(
             "recv.shm.loan_vs_copy",
             "whole host's CPU, on loan ÷ copied, between two processes",
-            [of("loan"), of("copy")],
-            None,
-            (0.7, 0.5),
-        )
-    }]
+            of(Placement::TwoCpus),
+        ),
+        figure(
+            "recv.shm.loan_vs_copy.limit",
+            "the same of a ring of memory without any stack",
+            bare(Placement::TwoCpus),
+        ),
+        figure(
+            "recv.shm.same_cpu.loan_vs_copy",
+            "whole host's CPU, on loan ÷ copied, two processes on one CPU",
+            of(Placement::SameCpu),
+        ),
+        figure(
+            "recv.shm.same_cpu.loan_vs_copy.limit",
+            "the same of a ring of memory without any stack",
+            bare(Placement::SameCpu),
+        ),
+    ]
 }
 
 #[cfg(test)]
@@ -376,6 +404,7 @@ mod tests {
             "recv.tap.posted.user_copies_per_byte",
             "recv.tap.same_cpu.posted_vs_do_nothing",
             "recv.shm.loan_vs_copy",
+            "recv.shm.loan_vs_copy.limit",
             "recv.slow_path_allocations",
         ] {
             assert!(names.iter().any(|n| n == name), "{name} in {names:?}");
