@@ -80,7 +80,8 @@ const ROWS: &[Row] = &[
         libc::ENETUNREACH,
         "ENETUNREACH",
         "there is no route to that address",
-        "give a --gateway, or an --addr in the same network",
+        "give a --gateway or a --route (one with from= is only for sockets bound to such an address), or \
+         an --addr in the same network",
     ),
     (
         libc::EADDRINUSE,

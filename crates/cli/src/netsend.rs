@@ -90,9 +90,13 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
     }
     let elapsed = start.elapsed();
     println!("{}", sent.line(elapsed, cpu.each_ns(sent.good)));
+    let silent = opened.silent_neighbour();
+    if let Some(neighbour) = silent {
+        eprintln!("fulmar: nothing has left: {neighbour} does not answer; check it, --addr and --gateway");
+    }
     drop(socket);
     opened.close();
-    Ok(ExitCode::from(u8::from(sent.good == 0)))
+    Ok(ExitCode::from(u8::from(sent.good == 0 || silent.is_some())))
 }
 
 /// The CPU time that this program takes, all of its threads.

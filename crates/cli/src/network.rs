@@ -3,7 +3,9 @@
 use crate::device::{Session, StackArgs};
 use crate::failure::Outcome;
 use clap::ValueEnum;
+use fulmar::NeighbourState;
 use fulmar_lab::netperf::socket::{Network, OnFulmar, OnKernel};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// The options.
@@ -56,6 +58,13 @@ impl NetworkArgs {
 }
 
 impl Opened {
+    /// A neighbour that was asked for and has not answered: what is for it, or goes by it, has not left.
+    pub fn silent_neighbour(&self) -> Option<IpAddr> {
+        let stat = self.session.as_ref()?.stack().stat().ok()?;
+        let is_silent = |s| matches!(s, NeighbourState::Incomplete | NeighbourState::Failed);
+        stat.shard.neighbours.iter().find(|n| is_silent(n.state)).map(|n| n.ip)
+    }
+
     /// Ends the stack: what was accepted is delivered.
     pub fn close(self) {
         drop(self.network);

@@ -3,7 +3,7 @@
 use crate::bench::{self, command_line, write};
 use crate::failure::{During, Outcome};
 use clap::Parser;
-use fulmar::ledger::{self, Balance};
+use fulmar::ledger::{self, Balance, Stage};
 use fulmar_lab::page::{Bar, Bars, Cell};
 use fulmar_lab::profile::perf::{FREQUENCY_HZ, Recording, Sample};
 use fulmar_lab::profile::symbols::Symbols;
@@ -122,7 +122,12 @@ fn sheet(balance: &Balance, samples: Option<&[Sample]>, symbols: &mut Symbols) -
     }
 }
 
-/// Every stage of the ledger, a line each.
+/// The stages that used CPU: sleep costs none, and is much longer than they are.
+fn busy(balance: &Balance) -> impl Iterator<Item = &ledger::StageCost> {
+    balance.stages.iter().filter(|c| c.stage != Stage::Slept)
+}
+
+/// Every stage of the ledger but sleep, a line each.
 fn told(balance: &Balance) -> String {
     if balance.measured == 0 {
         return "The ledger is empty: no stack of fulmar ran in this process.".to_owned();
@@ -136,7 +141,7 @@ fn told(balance: &Balance) -> String {
             c.stage.sentence().trim()
         )
     };
-    let lines: Vec<String> = balance.stages.iter().map(line).collect();
+    let lines: Vec<String> = busy(balance).map(line).collect();
     format!(
         "The ledger, stage by stage ({} visits timed of {}; a reading costs {:.1} ns, {:.1} ms in all, \
          and is taken off):\n{}",
@@ -151,8 +156,7 @@ fn told(balance: &Balance) -> String {
 /// One bar: the stages of the ledger beside each other.
 pub fn bars(balance: &Balance) -> Bars {
     let all = balance.busy_ns().max(1.0);
-    let shown = |c: &&ledger::StageCost| c.ns / all > 0.005;
-    let kept: Vec<_> = balance.stages.iter().filter(shown).collect();
+    let kept: Vec<_> = busy(balance).filter(|c| c.ns / all > 0.005).collect();
     let part = |(i, c): (usize, &&ledger::StageCost)| (c.stage.name().to_owned(), i % 7);
     Bars {
         caption: "Each stage's share of the time that the ledger has seen, sleep aside.".to_owned(),
@@ -192,5 +196,15 @@ mod tests {
         let mut symbols = Symbols::of_this_program();
         let text = sheet(&Balance::default(), None, &mut symbols).text();
         assert!(text.contains("The ledger is empty"), "{text}");
+    }
+
+    #[test]
+    fn sleep_is_not_among_the_stages_of_busy_time() {
+        let cost = |stage, ns| ledger::StageCost { stage, ns, passes: 1.0 };
+        let stages = vec![cost(Stage::Locked, 100.0), cost(Stage::Slept, 9e9)];
+        let balance = Balance { stages, measured: 1, visits: 1, ..Balance::default() };
+        assert!(told(&balance).contains("locked           100.0 %"), "{}", told(&balance));
+        assert!(!told(&balance).contains("slept"));
+        assert_eq!(bars(&balance).bars[0].values, [100.0]);
     }
 }

@@ -65,7 +65,7 @@ pub use cidr::{Cidr, ParseCidrError};
 pub use error::SetupError;
 pub use framed::{Body, BodyBuffers, Frame, Framed};
 pub use fulmar_base as base;
-pub use fulmar_ip::{NextHop, Prefix, Route};
+pub use fulmar_ip::{NeighbourState, NextHop, Prefix, Route};
 pub use fulmar_mbuf as mbuf;
 pub use fulmar_mbuf::RecvBuf;
 pub use fulmar_netdev as netdev;

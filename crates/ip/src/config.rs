@@ -97,6 +97,8 @@ pub enum ConfigError {
     PrefixLength(IpAddr),
     /// A route's destination, gateway and source are not of one IP version.
     MixedVersions(Prefix),
+    /// A router is on no network of the interface, or is the interface itself.
+    Router(Prefix, IpAddr),
     /// A route has no next hops, or more than 64.
     NextHops(Prefix),
     /// There is no room for the route: in its table, for its next hops, or for one more table.
@@ -119,6 +121,11 @@ impl core::fmt::Display for ConfigError {
             ConfigError::MixedVersions(p) => {
                 write!(f, "the route to {p} needs a gateway and a source of its own IP version")
             }
+            ConfigError::Router(p, via) => write!(
+                f,
+                "the route to {p} goes by {via}, which is no neighbour: give a router on a network of \
+                 ours, or first a route to it without one"
+            ),
             ConfigError::NextHops(p) => {
                 write!(f, "the route to {p} needs from 1 to 64 next hops")
             }

@@ -137,7 +137,8 @@ impl Ip {
     /// Adds a route to the main table, or replaces the one with the same prefix.
     ///
     /// # Errors
-    /// [`ConfigError::PrefixLength`], [`ConfigError::MixedVersions`], [`ConfigError::RoutesFull`].
+    /// [`ConfigError::PrefixLength`], [`ConfigError::MixedVersions`], [`ConfigError::Router`],
+    /// [`ConfigError::RoutesFull`].
     pub fn add_route(&mut self, route: Route) -> Result<(), ConfigError> {
         self.add_route_to(MAIN, route)
     }
@@ -156,7 +157,7 @@ impl Ip {
     /// while that is up and answers.
     ///
     /// # Errors
-    /// As [`Ip::add_route`]; [`ConfigError::NextHops`].
+    /// As [`Ip::add_route`]; [`ConfigError::NextHops`], [`ConfigError::Router`].
     pub fn add_spread_route_to(
         &mut self,
         table: u32,
@@ -164,6 +165,11 @@ impl Ip {
         hops: &[NextHop],
     ) -> Result<(), ConfigError> {
         let full = ConfigError::RoutesFull(dst);
+        let far =
+            |via: &IpAddr| via.is_ipv4() == dst.addr.is_ipv4() && !self.is_possible_router(*via);
+        if let Some(via) = hops.iter().filter_map(|hop| hop.via).find(far) {
+            return Err(ConfigError::Router(dst, via));
+        }
         let added = self.tables.change(table, |t| t.insert_spread(dst, hops)).ok_or(full)?;
         added.map(drop).map_err(|e| match e {
             RouteError::PrefixLength => ConfigError::PrefixLength(dst.addr),
@@ -228,6 +234,13 @@ impl Ip {
         }
         let answers = |hop: &NextHop| !self.neighbours.has_failed(hop.via.unwrap_or(dst), now);
         self.tables.next_hop(self.tables.table_for(src), dst, flow, answers)
+    }
+
+    /// Whether packets can be handed to `via` for others: a neighbour by the routes, or any address that
+    /// counts on the link only (RFC 4291 section 2.5.6).
+    fn is_possible_router(&self, via: IpAddr) -> bool {
+        let is_of_the_link = matches!(via, IpAddr::V6(a) if a.is_unicast_link_local());
+        self.is_on_link(via) || (is_of_the_link && !self.is_local(via))
     }
 
     /// Whether `ip` is a neighbour by the routes, so that it may be learned about.

@@ -32,6 +32,8 @@ pub use key::Key;
 use key::Shared;
 use space::Space;
 
+use crate::ranges;
+
 /// The largest answer that can be stored.
 pub const MAX_ANSWER: u32 = 0x7fff;
 
@@ -337,8 +339,9 @@ impl<K: Key> Fib<K> {
     fn publish(&mut self, chunk: usize) -> Result<(), FibError> {
         let Some(known) = self.chunks.get_mut(chunk) else { return Err(FibError::Full) };
         self.ranges.clear();
-        let mut ranges = Ranges(&mut self.ranges);
-        ranges.fill(chunk, known.cover.answer.into(), &known.inner);
+        let (first, len) = K::chunk_prefix(chunk);
+        let inner = known.inner.iter().map(|i| (i.start, i.len, i.answer.into()));
+        ranges::fill(&mut self.ranges, first.block(len), known.cover.answer.into(), inner);
         known.units = self.shared.publish(&mut self.control, chunk, &self.ranges, known.units)?;
         Ok(())
     }
@@ -347,52 +350,6 @@ impl<K: Key> Fib<K> {
 /// Whether a prefix lies strictly inside one chunk.
 fn is_inner<K: Key>(start: K, len: u8) -> bool {
     len > K::chunk_prefix(start.chunk()).1
-}
-
-/// The ranges of a chunk while they are found: neighbours differ in their answers.
-struct Ranges<'a, K>(&'a mut Vec<(K, u32)>);
-
-impl<K: Key> Ranges<'_, K> {
-    /// Goes through nested prefixes in order of address, shorter first, with those around the
-    /// present address on a stack.
-    fn fill(&mut self, chunk: usize, cover: u32, inner: &[Inner<K>]) {
-        let (first, len) = K::chunk_prefix(chunk);
-        let mut open = Vec::with_capacity(8);
-        open.push((first.block(len).1, cover));
-        self.push(first, cover);
-        for prefix in inner {
-            self.close(&mut open, Some(prefix.start));
-            open.push((prefix.start.block(prefix.len).1, prefix.answer.into()));
-            self.push(prefix.start, prefix.answer.into());
-        }
-        self.close(&mut open, None);
-    }
-
-    /// Ends the prefixes that end before `at`, but never the outermost.
-    fn close(&mut self, open: &mut Vec<(K, u32)>, at: Option<K>) {
-        while let [.., outer, (end, _)] = open.as_slice() {
-            if at.is_some_and(|at| *end >= at) {
-                return;
-            }
-            // Where the outer one ends too, its own end says what follows.
-            if *end != outer.0
-                && let Some(next) = end.next()
-            {
-                self.push(next, outer.1);
-            }
-            open.pop();
-        }
-    }
-
-    /// From `start` on the answer is another; a second word for the same start replaces the first.
-    fn push(&mut self, start: K, answer: u32) {
-        if self.0.last().is_some_and(|last| last.0 == start) {
-            self.0.pop();
-        }
-        if self.0.last().is_none_or(|last| last.1 != answer) {
-            self.0.push((start, answer));
-        }
-    }
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ extern crate alloc;
 mod fib;
 mod neighbour;
 mod next_hop;
+mod ranges;
 mod raw;
 mod table;
 

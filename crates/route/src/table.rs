@@ -1,9 +1,8 @@
 //! The forwarding table of a stack: longest-prefix match over both IP versions.
 //!
-//! A host has few routes: while they are few they lie in one vector, longest prefix first, so that the
-//! first match is the longest, and a look-up costs a mask and a compare per route. From
-//! [`family::MANY`] on they are in a [`crate::Fib`], and a look-up costs the same for a million
-//! (`family.rs`). Room `ip` remembers the answer per destination, so this runs once per destination and
+//! A host has few routes: while they are few, what they say of every address lies in one vector of
+//! ranges, and a look-up is a binary search. From [`family::MANY`] on they are in a [`crate::Fib`], and a
+//! look-up costs the same for a million (`family.rs`). Room `ip` remembers the answer per destination, so this runs once per destination and
 //! change, not once per packet.
 
 mod family;

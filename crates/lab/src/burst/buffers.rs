@@ -2,13 +2,13 @@
 //! cluster from the general allocator, as each packet once had.
 
 use std::hint::black_box;
-use std::time::{Duration, Instant};
 
 use fulmar::mbuf::{Mbuf, Pool, PoolConfig, Purpose};
 
 use super::{Goal, MORE, figure};
 use crate::bench::Figure;
 use crate::stats::Estimate;
+use crate::sys;
 
 /// Buffers that are out at once: a burst of the largest size.
 const OUT: usize = 256;
@@ -43,16 +43,19 @@ impl Buffers {
 
         type Pair = (Box<[u8; HEADER_BYTES]>, Vec<u8>);
         let mut pairs: Vec<Pair> = Vec::with_capacity(OUT);
-        let mut once = || {
+        let take = |pairs: &mut Vec<Pair>| {
             let pair = |_| (Box::new([0; HEADER_BYTES]), Vec::with_capacity(BYTES));
             pairs.extend((0..OUT).map(pair));
-            pairs.drain(..).for_each(|pair| drop(black_box(pair)));
         };
-        once();
-        // Something above them that stays: else the allocator might give the memory back to the system
-        // each time, and the price would be that of page faults.
-        let above: Vec<Vec<u8>> = (0..2 * OUT).map(|_| Vec::with_capacity(BYTES)).collect();
-        self.heap.push(per_buffer(once));
+        // Something that stays lies above the first ones: else the allocator might give the memory back
+        // to the system each time, and the price would be that of page faults.
+        take(&mut pairs);
+        let above: Pair = (Box::new([0; HEADER_BYTES]), Vec::with_capacity(BYTES));
+        pairs.clear();
+        self.heap.push(per_buffer(|| {
+            take(&mut pairs);
+            pairs.drain(..).for_each(|pair| drop(black_box(pair)));
+        }));
         drop(black_box(above));
     }
 
@@ -89,9 +92,11 @@ impl Buffers {
     }
 }
 
+/// Nanoseconds of this thread's CPU.
 fn per_buffer(mut once: impl FnMut()) -> f64 {
-    let start = Instant::now();
+    let start = sys::thread_cpu();
     (0..TIMES).for_each(|_| once());
-    let time: Duration = start.elapsed();
+    let end = sys::thread_cpu();
+    let time = start.and_then(|start| Ok(end?.saturating_sub(start))).unwrap_or_default();
     time.as_nanos() as f64 / (TIMES * OUT) as f64
 }

@@ -30,9 +30,10 @@ pub const ROLE: &str = "shm_source";
 pub(super) struct Shared {
     placement: Placement,
     offloads: Offloads,
+    /// Before the stack, so that it is gone first: it would call a link that goes down a failure.
+    child: Handle,
     stack: Stack,
     far: SocketAddr,
-    child: Handle,
 }
 
 impl Shared {

@@ -32,9 +32,10 @@ pub(crate) const PORT: u16 = 9;
 pub struct Shared {
     placement: Placement,
     super_segments: bool,
+    /// Before the stack, so that it is gone first: it would call a link that goes down a failure.
+    child: Handle,
     stack: Stack,
     far: SocketAddr,
-    child: Handle,
     load: Load,
 }
 
