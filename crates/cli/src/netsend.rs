@@ -92,7 +92,9 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
     println!("{}", sent.line(elapsed, cpu.each_ns(sent.good)));
     let silent = opened.silent_neighbour();
     if let Some(neighbour) = silent {
-        eprintln!("fulmar: nothing has left: {neighbour} does not answer; check it, --addr and --gateway");
+        eprintln!(
+            "fulmar: nothing has left: {neighbour} does not answer; check it, --addr and --gateway"
+        );
     }
     drop(socket);
     opened.close();
