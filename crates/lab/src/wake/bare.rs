@@ -7,7 +7,8 @@ use std::net::Ipv4Addr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::program::{Account, END, MEASURED, Start, Tally};
+use super::program::{Account, END, MEASURED, Start};
+use super::tally::Tally;
 use crate::floor::device::{FrameDevice, Tap};
 use crate::floor::segment::{self, Addresses, Arrival};
 use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PEER_MAC, Site};

@@ -11,7 +11,9 @@
 //!   the policy says; and last an **idle** stack with many connections.
 //!
 //! A wake-up is the end of a sleep of the thread that waits (of the kernel's: a voluntary context
-//! switch). Latency is the sender's clock to the receiver's, or there and back.
+//! switch). Latency is the sender's clock to the receiver's, or there and back. What holding adds is
+//! looked for in stretches of 10 ms, since of all latencies together a hundredth may be the host's
+//! (`wake/tally.rs`).
 
 mod bare;
 mod curves;
@@ -21,6 +23,7 @@ pub mod place;
 mod program;
 mod report;
 mod sim;
+mod tally;
 mod transmit;
 
 use std::io;

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use fulmar::Stack;
 use fulmar::base::Counter;
 use fulmar::devices::sim::thread_hardware_ns;
-use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
+use super::tally::Tally;
 use crate::cpu::{self, MachineClock};
 use crate::sys;
 
@@ -133,6 +133,8 @@ pub struct Account {
     pub looked: Duration,
     /// 50, 99 and 99.9 % of the latencies, in ns.
     pub latency_ns: Option<[u64; 3]>,
+    /// 99 % of the latencies in a stretch of the flow, in ns: the median of its stretches.
+    pub stretch_p99_ns: Option<u64>,
 }
 
 impl Account {
@@ -149,6 +151,7 @@ impl Account {
             "holds": self.holds,
             "looked_ns": self.looked.as_nanos() as u64,
             "latency_ns": self.latency_ns,
+            "stretch_p99_ns": self.stretch_p99_ns,
         })
     }
 
@@ -172,6 +175,7 @@ impl Account {
             holds: n("holds"),
             looked: time("looked_ns"),
             latency_ns,
+            stretch_p99_ns: v["stretch_p99_ns"].as_u64(),
         }
     }
 }
@@ -219,6 +223,7 @@ impl Start {
             holds,
             looked: Duration::from_nanos(looked_ns),
             latency_ns: tally.quantiles(),
+            stretch_p99_ns: tally.stretch_p99(),
         })
     }
 }
@@ -232,41 +237,16 @@ fn counts(stack: Option<&Stack>) -> io::Result<[u64; 4]> {
     Ok(all.map(|c| stat.count(c)))
 }
 
-/// What the loop of a program counts.
-pub struct Tally {
-    pub packets: u64,
-    pub sent: u64,
-    latencies: Option<Histogram<u64>>,
-}
-
-impl Tally {
-    /// From 10 ns to 10 s, to three digits.
-    pub fn new(measures: bool) -> io::Result<Tally> {
-        let made = Histogram::new_with_bounds(10, 10_000_000_000, 3);
-        let made = made.map_err(|e| io::Error::other(e.to_string()))?;
-        Ok(Tally { packets: 0, sent: 0, latencies: measures.then_some(made) })
-    }
-
-    fn record(&mut self, ns: u64) {
-        if let Some(h) = &mut self.latencies {
-            h.saturating_record(ns);
-        }
-    }
-
-    fn quantiles(&self) -> Option<[u64; 3]> {
-        let h = self.latencies.as_ref().filter(|h| !h.is_empty())?;
-        Some([0.5, 0.99, 0.999].map(|q| h.value_at_quantile(q)))
-    }
-}
-
 fn stamp(datagram: &mut [u8], kind: u8) {
     datagram[0] = kind;
     datagram[8..16].copy_from_slice(&sys::monotonic_ns().to_ne_bytes());
 }
 
-fn age_ns(datagram: &[u8]) -> u64 {
+/// Notes how old a datagram is now.
+fn record_age(tally: &mut Tally, datagram: &[u8]) {
     let stamp = datagram.get(8..16).and_then(|s| s.try_into().ok()).map_or(0, u64::from_ne_bytes);
-    sys::monotonic_ns().saturating_sub(stamp)
+    let now = sys::monotonic_ns();
+    tally.record(now, now.saturating_sub(stamp));
 }
 
 fn finish(socket: &Socket) {
@@ -310,7 +290,7 @@ fn question(socket: &Socket, kind: u8, tally: &mut Tally) -> io::Result<()> {
     match socket.recv_from(&mut datagram) {
         Ok(_) => {
             tally.packets += 1;
-            tally.record(age_ns(&datagram));
+            record_age(tally, &datagram);
             Ok(())
         }
         Err(e) if is_lost(&e) => Ok(()),
@@ -350,7 +330,7 @@ fn take(socket: &Socket, answers: bool) -> io::Result<Account> {
         if start.is_some() {
             tally.packets += 1;
             if !answers {
-                tally.record(age_ns(&datagram));
+                record_age(&mut tally, &datagram);
             }
         }
         if answers {

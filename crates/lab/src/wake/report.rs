@@ -11,9 +11,10 @@ use crate::report::{self, Machine, figures_table, new_table};
 /// A column: its head, its key in JSON, its decimals, and what it is of one run.
 type Column = (&'static str, &'static str, usize, fn(&Sample) -> Option<f64>);
 
-const COLUMNS: [Column; 12] = [
+const COLUMNS: [Column; 13] = [
     ("p50 µs", "p50_us", 1, |s| s.latency_ns().map(|l| l[0] as f64 / 1e3)),
     ("p99 µs", "p99_us", 1, |s| s.latency_ns().map(|l| l[1] as f64 / 1e3)),
+    ("p99 in 10ms µs", "stretch_p99_us", 1, |s| s.near.stretch_p99_ns.map(|ns| ns as f64 / 1e3)),
     ("p99.9 µs", "p999_us", 1, |s| s.latency_ns().map(|l| l[2] as f64 / 1e3)),
     ("taken /s", "packets_per_second", 0, |s| per_second(s, s.near.packets as f64)),
     ("lost %", "lost_pct", 1, |s| {
@@ -155,6 +156,8 @@ impl Found {
     fn legend(&self) -> String {
         let lines = [
             "latency   one question and its answer; of a flow, from the sender's clock to the receiver's.",
+            "          Of a flow also 99 % in each stretch of 10 ms, the median of the stretches: a host",
+            "          that takes a CPU away now and then is in few of them.",
             "wake-up   the end of a sleep of the thread that waits; of the kernel's: a voluntary context",
             "          switch. Holds are sleeps for a fixed time in which frames gather.",
             "looking   time spent on looking at the device in vain, of the time that passed.",
