@@ -114,6 +114,8 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) moderation: Moderation,
     /// The device holds by itself.
     pub(crate) has_registers: bool,
+    /// The last look at the device took all that it had, as far as is known.
+    pub(crate) is_dry: bool,
     /// The way to the other shards of the stack, if there are any.
     pub(crate) handoff: Option<Box<Handoff>>,
     time_wait_timer: Option<TimerId>,
@@ -219,6 +221,7 @@ impl<P: Probe> Shard<P> {
             held_since: None,
             moderation: Moderation::new(config.moderation),
             has_registers: false,
+            is_dry: true,
             handoff: None,
             time_wait_timer: None,
             is_down: false,
@@ -262,6 +265,7 @@ impl<P: Probe> Shard<P> {
             self.unanswered += n;
             let looped = self.take_loopback(now);
             is_dry = n < room;
+            self.is_dry = is_dry;
             self.take_in_all_posted(now);
             // A device stops where a buffer is full: whether it is dry its reader will see, who is back
             // at once. So the answer waits as it does for a reader who copies.

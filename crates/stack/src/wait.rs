@@ -15,6 +15,10 @@ impl<P: Probe> Shard<P> {
     /// What a thread that waits does after a poll that found nothing. `may_look`: it is a thread that
     /// has nothing else to do.
     pub fn next_wait(&mut self, now: Instant, may_look: bool) -> Next {
+        if !self.is_dry {
+            // A step ended at its bound: nobody holds while the device has more.
+            return Next::Arm;
+        }
         let next = self.moderation.next(now, may_look);
         self.tell_device();
         self.count_look();
@@ -33,7 +37,9 @@ impl<P: Probe> Shard<P> {
     /// Whether a thread that finds nothing to do looks at the device before it waits. Not where that has
     /// long been in vain, and nothing can be missed by sleeping at once.
     pub(crate) fn looks_first(&mut self, now: Instant) -> bool {
-        let may_miss = !self.shows_what_waits() || self.next_deadline().is_some_and(|at| at <= now);
+        let may_miss = !self.is_dry
+            || !self.shows_what_waits()
+            || self.next_deadline().is_some_and(|at| at <= now);
         may_miss || self.moderation.looks_first()
     }
 
@@ -83,5 +89,83 @@ impl<P: Probe> Shard<P> {
             self.net.counters.count(Counter::Looks);
             self.net.counters.add(Counter::LookNs, took.as_nanos() as u64);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fulmar_base::{Duration, NoProbe, SlotId};
+    use fulmar_drivers::link::{LinkConfig, pair};
+    use fulmar_socket::Step;
+
+    use super::*;
+    use crate::StackConfig;
+
+    /// A stack that only takes, another that sends to it, and the time.
+    struct Flood {
+        taker: Shard<NoProbe>,
+        sender: Shard<NoProbe>,
+        from: SlotId,
+        now: Instant,
+    }
+
+    impl Flood {
+        fn new() -> Flood {
+            let (a, b) = pair(&LinkConfig::default()).unwrap();
+            let now = Instant::from_millis(1);
+            let stack = |host: u8, device| {
+                let addr = [10, 0, 0, host].into();
+                let addresses = vec![fulmar_ip::IfAddr { addr, prefix_len: 24 }];
+                let config = StackConfig { addresses, ..StackConfig::default() };
+                Shard::new(config, Box::new(device), now).unwrap()
+            };
+            let (mut taker, mut sender) = (stack(1, a), stack(2, b));
+            let to = "10.0.0.1:9".parse().unwrap();
+            let at = taker.udp_bind(to, Default::default()).unwrap();
+            let from = sender.udp_open(to).unwrap();
+            let mut flood = Flood { taker, sender, from, now };
+            // Neighbours get to know each other.
+            while !matches!(flood.taker.udp_receive(at), Ok(Step::Done(_))) {
+                flood.send(1);
+                flood.taker.step(now, 1);
+                flood.sender.step(now, 1);
+            }
+            flood
+        }
+
+        fn send(&mut self, count: usize) {
+            for _ in 0..count {
+                self.sender.udp_send(self.now, self.from, &[&[0; 1000]], None).unwrap();
+            }
+        }
+
+        /// As the flood goes on, until threads hold. When the hold ends.
+        fn until_held(&mut self) -> Instant {
+            for _ in 0..10_000 {
+                self.send(16);
+                self.taker.start_waiting(self.now);
+                while self.taker.step_for_reader(self.now) > 0 {}
+                self.now = self.now + Duration::from_micros(50);
+                if let Next::Hold { until } = self.taker.next_wait(self.now, false) {
+                    return until;
+                }
+                self.taker.slept();
+            }
+            panic!("nobody holds in a flood");
+        }
+    }
+
+    #[test]
+    fn nobody_holds_while_the_device_has_more() {
+        let mut flood = Flood::new();
+        flood.now = flood.until_held();
+        // More than one step takes, by frames or by bytes.
+        flood.send(200);
+        flood.taker.slept();
+        assert!(flood.taker.step_for_reader(flood.now) < 200);
+        assert_eq!(flood.taker.next_wait(flood.now, false), Next::Arm);
+        assert!(flood.taker.looks_first(flood.now));
+        while flood.taker.step_for_reader(flood.now) > 0 {}
+        assert!(matches!(flood.taker.next_wait(flood.now, false), Next::Hold { .. }));
     }
 }
