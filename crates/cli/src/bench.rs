@@ -7,6 +7,7 @@ use crate::bench_scale::{self, ScaleArgs};
 use crate::bench_send::{SendArgs, SendFileArgs};
 use crate::bench_udp::UdpArgs;
 use crate::bench_wake::WakeArgs;
+use crate::bounds::runs;
 use crate::failure::{During, Failure, Outcome};
 use crate::stream::{self, Device, Options, Stack};
 use clap::Subcommand;
@@ -58,18 +59,21 @@ enum What {
 
 /// Bulk TCP, both directions: fulmar and the kernel, the kernel alone, the floor of the device
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Costs are CPU time per KB (1024 bytes) that was moved. The floor is the
+#[command(
+    override_usage = "fulmar bench stream [OPTIONS]",
+    after_help = "Costs are CPU time per KB (1024 bytes) that was moved. The floor is the
 least that any TCP over the same device against the same kernel peer can cost.
-It makes its own namespaces and leaves nothing behind.")]
+It makes its own namespaces and leaves nothing behind."
+)]
 struct StreamArgs {
-    /// Be done in under 20 seconds; the intervals are wider
+    /// Be done in under 20 seconds; the intervals are wider (not with --seconds)
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Seconds for everything [default: 110]
     #[arg(long, value_parser = crate::seconds)]
     seconds: Option<Duration>,
     /// Rounds at most; every way runs once per round
-    #[arg(long, default_value_t = MAX_RUNS)]
+    #[arg(long, default_value_t = MAX_RUNS, value_parser = runs)]
     runs: usize,
     /// Where the two ends run; both by default
     #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]

@@ -1,5 +1,6 @@
 //! The options of `fulmar bench burst`.
 
+use crate::bounds::{runs, within};
 use crate::stream::Stack;
 use fulmar_lab::burst::{BURSTS, Device, FRAME_BYTES, Options};
 use std::path::{Path, PathBuf};
@@ -19,29 +20,30 @@ const LEAST_BYTES: usize = 43;
 /// What a frame costs against the number of frames that cross together
 #[derive(clap::Args, Debug)]
 #[command(
+    override_usage = "fulmar bench burst [OPTIONS]",
     after_help = "Ways: bursts (what the device does with a vector; over TAP io_uring where that is
 cheaper), writev (TAP, one frame per call), old (one frame per crossing, header
 and cluster from the general allocator), kernel (sendmmsg and recvmmsg on veth).
 It makes its own namespaces and leaves nothing behind."
 )]
 pub struct BurstArgs {
-    /// Be done in under 20 seconds: small frames, bursts of 1, 8, 64 and 256
+    /// Be done in under 20 seconds: small frames, bursts of 1, 8, 64 and 256 (not with --seconds)
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Seconds for the rounds [default: 60]
     #[arg(long, value_parser = crate::seconds)]
     seconds: Option<Duration>,
     /// Rounds at most; every way runs once per round
-    #[arg(long, default_value_t = MAX_RUNS)]
+    #[arg(long, default_value_t = MAX_RUNS, value_parser = runs)]
     runs: usize,
     /// Over which devices [default: all]
     #[arg(long, value_parser = device, value_delimiter = ',', value_name = "tap|packet|sim|...")]
     device: Vec<Device>,
     /// Bytes of a frame, Ethernet header included [default: 64, 1514]
-    #[arg(long, value_parser = frame_bytes, value_delimiter = ',', value_name = "BYTES")]
+    #[arg(long, value_parser = within(LEAST_BYTES, MOST_BYTES), value_delimiter = ',', value_name = "BYTES")]
     bytes: Vec<usize>,
     /// Frames per burst, 1 to 256 [default: 1, 2, 4 and so on to 256]
-    #[arg(long, value_parser = burst, value_delimiter = ',', value_name = "FRAMES")]
+    #[arg(long, value_parser = within(1usize, 256), value_delimiter = ',', value_name = "FRAMES")]
     burst: Vec<usize>,
     /// Whose frames
     #[arg(long, value_enum, default_value_t = Stack::Both)]
@@ -58,16 +60,6 @@ fn device(text: &str) -> Result<Device, String> {
     let names: Vec<&str> = Device::ALL.iter().map(|d| d.name()).collect();
     let found = Device::ALL.into_iter().find(|d| d.name() == text);
     found.ok_or_else(|| format!("`{text}` is not one of {}", names.join(", ")))
-}
-
-fn frame_bytes(text: &str) -> Result<usize, String> {
-    let found = text.parse().ok().filter(|n| (LEAST_BYTES..=MOST_BYTES).contains(n));
-    found.ok_or_else(|| format!("give a number from {LEAST_BYTES} to {MOST_BYTES}"))
-}
-
-fn burst(text: &str) -> Result<usize, String> {
-    let found = text.parse().ok().filter(|n| (1..=256).contains(n));
-    found.ok_or_else(|| "give a number from 1 to 256".into())
 }
 
 fn or(given: &[usize], default: &[usize]) -> Vec<usize> {
@@ -90,7 +82,7 @@ impl BurstArgs {
             fulmar: self.stack != Stack::Kernel,
             kernel: self.stack != Stack::Fulmar,
             budget: if self.quick { QUICK } else { self.seconds.unwrap_or(FULL) },
-            runs: self.runs.max(1),
+            runs: self.runs,
         }
     }
 

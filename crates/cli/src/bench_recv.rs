@@ -2,6 +2,7 @@
 
 use crate::bench::placement;
 use crate::bench_send::{on_or_off, or};
+use crate::bounds::{runs, within};
 use crate::stream::Stack;
 use fulmar_lab::cpu::Placement;
 use fulmar_lab::matrix::Device;
@@ -17,10 +18,13 @@ const QUICK: Duration = Duration::from_secs(15);
 /// Rounds at most: far more than the intervals need.
 const MAX_RUNS: usize = 200;
 const KIB: usize = 1 << 10;
+/// KiB of a buffer: more than any cache holds, and than a connection has on its way.
+const MOST_KIB: usize = 16 << 10;
 
 /// Ways of receiving: the old way, by copy, on loan, into posted buffers, the kernel's
 #[derive(clap::Args, Debug)]
 #[command(
+    override_usage = "fulmar bench recv [OPTIONS]",
     after_help = "Ways: stock (a packet per crossing, no aggregation, one mbuf copied at a time), copy
 (TcpStream::read), posted (recv_ring: into the reader's buffers, without a copy where the
 device can), loan (recv_owned, no copy), kernel_read, kernel_uring (io_uring, one receive
@@ -33,20 +37,20 @@ kernel sends, over shm another process with fulmar.
 It makes its own namespaces and leaves nothing behind."
 )]
 pub struct RecvArgs {
-    /// Be done in under 20 seconds: 64 KiB, touched, on one CPU; wider intervals
+    /// Be done in under 20 seconds: 64 KiB, touched, on one CPU; wider intervals (not with --seconds)
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Seconds for everything [default: 300]
     #[arg(long, value_parser = crate::seconds)]
     seconds: Option<Duration>,
     /// Rounds at most; every way runs once per round
-    #[arg(long, default_value_t = MAX_RUNS)]
+    #[arg(long, default_value_t = MAX_RUNS, value_parser = runs)]
     runs: usize,
     /// Where the two ends run; both by default
     #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
     placement: Vec<Placement>,
     /// Over which devices [default: sim, tap, shm]
-    #[arg(long, value_parser = device, value_delimiter = ',', value_name = "sim|tap|...")]
+    #[arg(long, value_parser = device, value_delimiter = ',', value_name = "sim|tap|packet|shm")]
     device: Vec<Device>,
     /// Whose TCP
     #[arg(long, value_enum, default_value_t = Stack::Both)]
@@ -54,14 +58,14 @@ pub struct RecvArgs {
     /// Only these ways: see below
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     way: Vec<String>,
-    /// KiB of each of the two buffers [default: 64, 1024]
-    #[arg(long, value_delimiter = ',', value_name = "KiB")]
+    /// KiB of each of the two buffers, 1 to 16384 [default: 64, 1024]
+    #[arg(long, value_delimiter = ',', value_name = "KiB", value_parser = within(1, MOST_KIB))]
     buffers: Vec<usize>,
     /// Receive aggregation on or off; both by default
     #[arg(long, value_name = "on|off", value_parser = on_or_off)]
     aggregation: Option<bool>,
     /// What becomes of the bytes, and how they come; all by default
-    #[arg(long = "use", value_parser = usage, value_delimiter = ',', value_name = "NAME")]
+    #[arg(long = "use", value_parser = usage, value_delimiter = ',', value_name = "touched|untouched|bursty")]
     uses: Vec<Use>,
     /// Write the figures to this file
     #[arg(long, value_name = "FILE")]
@@ -103,7 +107,7 @@ impl RecvArgs {
         let aggregation = if self.quick { vec![true] } else { vec![true, false] };
         Options {
             devices: or(&self.device, &[Device::Sim, Device::Tap, Device::Shm]),
-            buffer_bytes: or(&self.buffers, sizes).into_iter().map(|k| k.max(1) * KIB).collect(),
+            buffer_bytes: or(&self.buffers, sizes).into_iter().map(|k| k * KIB).collect(),
             aggregation: self.aggregation.map_or(aggregation, |on| vec![on]),
             uses: or(&self.uses, uses),
             placements: or(&self.placement, placements),

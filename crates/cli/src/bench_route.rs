@@ -1,5 +1,6 @@
 //! The options of `fulmar bench route`.
 
+use crate::bounds::{runs, within};
 use fulmar_lab::routes::Options;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,32 +11,36 @@ const FULL: Duration = Duration::from_secs(60);
 const QUICK: Duration = Duration::from_secs(8);
 /// Rounds at most: far more than the intervals need.
 const MAX_RUNS: usize = 100;
+/// Several times the Internet's; 300 bytes of memory each, in all tables together.
+const MOST_PREFIXES: usize = 4_000_000;
+const MOST_THREADS: usize = 64;
 
 /// Look-ups in forwarding tables: fulmar's, other crates', one behind a lock
 #[derive(clap::Args, Debug)]
 #[command(
+    override_usage = "fulmar bench route [OPTIONS]",
     after_help = "Full tables have a realistic distribution of prefix lengths and are made from
 a seed; addresses are drawn within installed prefixes. Every table must give the
 same answers. Needs about 300 MB of memory for a million prefixes."
 )]
 pub struct RouteArgs {
-    /// Be done in about 20 seconds; the intervals are wider
+    /// Be done in about 20 seconds; the intervals are wider (not with --seconds)
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Seconds for the rounds [default: 60]
     #[arg(long, value_parser = crate::seconds)]
     seconds: Option<Duration>,
     /// Rounds at most; every way runs once per round
-    #[arg(long, default_value_t = MAX_RUNS, value_parser = at_least_one)]
+    #[arg(long, default_value_t = MAX_RUNS, value_parser = runs)]
     runs: usize,
     /// IPv4 prefixes of the full table
-    #[arg(long, default_value_t = 1_000_000, value_parser = prefixes)]
+    #[arg(long, default_value_t = 1_000_000, value_parser = within(1, MOST_PREFIXES))]
     ipv4: usize,
     /// IPv6 prefixes of the full table
-    #[arg(long, default_value_t = 250_000, value_parser = prefixes)]
+    #[arg(long, default_value_t = 250_000, value_parser = within(1, MOST_PREFIXES))]
     ipv6: usize,
     /// Threads that look up at once, at most
-    #[arg(long, default_value_t = 2, value_parser = at_least_one)]
+    #[arg(long, default_value_t = 2, value_parser = within(1, MOST_THREADS))]
     threads: usize,
     /// What tables and addresses are drawn from
     #[arg(long, default_value_t = 1)]
@@ -46,16 +51,6 @@ pub struct RouteArgs {
     /// Write a page for the browser to this file
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "give a number from 1 on".into())
-}
-
-fn prefixes(text: &str) -> Result<usize, String> {
-    let most = 4_000_000;
-    let number = text.parse().ok().filter(|n| (1..=most).contains(n));
-    number.ok_or_else(|| format!("give a number from 1 to {most}"))
 }
 
 impl RouteArgs {

@@ -1,5 +1,6 @@
 //! The options of `fulmar bench scale`.
 
+use crate::bounds::{runs, within};
 use fulmar_lab::scale::Options;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::{Path, PathBuf};
@@ -11,36 +12,42 @@ const FULL: Duration = Duration::from_secs(40);
 const QUICK: Duration = Duration::from_secs(8);
 /// Rounds at most: far more than the intervals need.
 const MAX_RUNS: usize = 100;
+/// Sockets, or routes: a few gigabytes of memory.
+const MOST: usize = 4_000_000;
+/// The same of connections, of which both ends are here.
+const MOST_CONNECTIONS: usize = 400_000;
+const MOST_THREADS: usize = 64;
 
 /// What a packet, a request and a look-up cost among few and among a million
 #[derive(clap::Args, Debug)]
 #[command(
+    override_usage = "fulmar bench scale [OPTIONS]",
     after_help = "Datagrams of 18 bytes to sockets drawn at random, over a device that only hands
 frames over; requests over established connections between two shards, all others
 idle; look-ups among routes; floods to closed ports. Needs about 2 GB of memory for
 a million sockets and 100,000 connections."
 )]
 pub struct ScaleArgs {
-    /// Be done in about 20 seconds; the intervals are wider
+    /// Be done in about 20 seconds; the intervals are wider (not with --seconds)
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Seconds for the rounds [default: 40]
     #[arg(long, value_parser = crate::seconds)]
     seconds: Option<Duration>,
     /// Rounds at most; every way runs once per round
-    #[arg(long, default_value_t = MAX_RUNS, value_parser = at_least_one)]
+    #[arg(long, default_value_t = MAX_RUNS, value_parser = runs)]
     runs: usize,
     /// The most sockets
-    #[arg(long, default_value_t = 1_000_000, value_parser = at_least_one)]
+    #[arg(long, default_value_t = 1_000_000, value_parser = within(1, MOST))]
     sockets: usize,
     /// The most connections that are open at once; 0 opens none
-    #[arg(long, default_value_t = 100_000)]
+    #[arg(long, default_value_t = 100_000, value_parser = within(0, MOST_CONNECTIONS))]
     connections: usize,
     /// The most routes [default: 1000000, with --quick 100000]
-    #[arg(long, value_parser = at_least_one)]
+    #[arg(long, value_parser = within(1, MOST))]
     routes: Option<usize>,
     /// Threads with a shard each, at most
-    #[arg(long, default_value_t = 2, value_parser = at_least_one)]
+    #[arg(long, default_value_t = 2, value_parser = within(1, MOST_THREADS))]
     threads: usize,
     /// What flows are drawn from
     #[arg(long, default_value_t = 1)]
@@ -51,10 +58,6 @@ pub struct ScaleArgs {
     /// Write a page for the browser to this file
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "give a number from 1 on".into())
 }
 
 /// What is being made, on a terminal; nothing elsewhere.

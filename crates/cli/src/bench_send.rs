@@ -1,6 +1,7 @@
 //! The options of `fulmar bench send` and `fulmar bench sendfile`.
 
 use crate::bench::placement;
+use crate::bounds::{runs, within};
 use crate::stream::Stack;
 use fulmar_lab::cpu::Placement;
 use fulmar_lab::matrix::Device;
@@ -15,10 +16,13 @@ const QUICK: Duration = Duration::from_secs(15);
 /// Rounds at most: far more than the intervals need.
 const MAX_RUNS: usize = 200;
 const KIB: usize = 1 << 10;
+/// KiB of a write, or of the socket's buffer.
+const MOST_KIB: usize = 16 << 10;
 
 /// Ways of writing: the old way, the published one, fulmar's, the kernel's
 #[derive(clap::Args, Debug)]
 #[command(
+    override_usage = "fulmar bench send [OPTIONS]",
     after_help = "Ways: old (one 2 KiB buffer, one protocol send each, as before 2006), published
 (all buffers, one copy loop, one send), ours (TcpStream::write), owned (send_owned,
 no copy), kernel_write, kernel_zerocopy; and one change at a time, only if named:
@@ -32,12 +36,15 @@ pub struct SendArgs {
 
 /// Ways of sending a file: page at a time, fulmar's, read and write, the kernel's sendfile
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Ways: old (one page, one protocol send each, as before 2006), read_write,
+#[command(
+    override_usage = "fulmar bench sendfile [OPTIONS]",
+    after_help = "Ways: old (one page, one protocol send each, as before 2006), read_write,
 ours_read (send_file), ours_mapped (send_mapped; on tap and packet by reference,
 elsewhere it reads), kernel_sendfile, kernel_read_write. Each with
 a hot part of the file (always the same) and a cold one (walking through 512 MiB
 that are in the page cache but not in the CPU's).
-It makes its own namespaces and leaves nothing behind.")]
+It makes its own namespaces and leaves nothing behind."
+)]
 pub struct SendFileArgs {
     #[command(flatten)]
     pub matrix: Matrix,
@@ -46,20 +53,20 @@ pub struct SendFileArgs {
 /// What both have.
 #[derive(clap::Args, Debug)]
 pub struct Matrix {
-    /// Be done in under 20 seconds: 64 KiB on one CPU, wider intervals
+    /// Be done in under 20 seconds: 64 KiB on one CPU, wider intervals (not with --seconds)
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Seconds for everything [default: 240]
     #[arg(long, value_parser = crate::seconds)]
     seconds: Option<Duration>,
     /// Rounds at most; every way runs once per round
-    #[arg(long, default_value_t = MAX_RUNS)]
+    #[arg(long, default_value_t = MAX_RUNS, value_parser = runs)]
     runs: usize,
     /// Where the two ends run; both by default
     #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
     placement: Vec<Placement>,
     /// Over which devices [default: sim, tap, and shm for writes]
-    #[arg(long, value_parser = device, value_delimiter = ',', value_name = "sim|tap|...")]
+    #[arg(long, value_parser = device, value_delimiter = ',', value_name = "sim|tap|packet|shm|link")]
     device: Vec<Device>,
     /// Whose TCP
     #[arg(long, value_enum, default_value_t = Stack::Both)]
@@ -67,14 +74,14 @@ pub struct Matrix {
     /// Only these ways: see below
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     way: Vec<String>,
-    /// KiB per write or sendfile call [default: 32, 64, 128; files 64, 1024]
-    #[arg(long, value_delimiter = ',', value_name = "KiB")]
+    /// KiB per write or sendfile call, 1 to 16384 [default: 32, 64, 128; files 64, 1024]
+    #[arg(long, value_delimiter = ',', value_name = "KiB", value_parser = within(1, MOST_KIB))]
     bytes: Vec<usize>,
     /// Super-segments (TSO) on or off; both by default
     #[arg(long, value_name = "on|off", value_parser = on_or_off)]
     super_segments: Option<bool>,
-    /// KiB of the sender's socket buffer [default: 1024, the kernel's own choice there]
-    #[arg(long, value_name = "KiB")]
+    /// KiB of the sender's socket buffer, 1 to 16384 [default: 1024, the kernel's own choice there]
+    #[arg(long, value_name = "KiB", value_parser = within(1, MOST_KIB))]
     buffer: Option<usize>,
     /// Write the figures to this file
     #[arg(long, value_name = "FILE")]
@@ -133,7 +140,7 @@ impl Matrix {
         Options {
             what,
             devices: or(&self.device, devices),
-            write_bytes: or(&self.bytes, sizes).into_iter().map(|k| k.max(1) * KIB).collect(),
+            write_bytes: or(&self.bytes, sizes).into_iter().map(|k| k * KIB).collect(),
             super_segments: self.super_segments.map_or(vec![true, false], |on| vec![on]),
             placements: or(&self.placement, placements),
             ways: self.way.clone(),

@@ -1,5 +1,6 @@
 //! The options of `fulmar bench udp`.
 
+use crate::bounds::{runs, within};
 use crate::stream::Stack;
 use fulmar_lab::udp::{BYTES, Device, Options};
 use std::path::{Path, PathBuf};
@@ -19,28 +20,29 @@ const MOST_THREADS: usize = 64;
 /// What a datagram costs its sender: one by one, many in a call, cut by the device; 1 to N threads
 #[derive(clap::Args, Debug)]
 #[command(
+    override_usage = "fulmar bench udp [OPTIONS]",
     after_help = "Ways: send, send_to, send_many of 64, send_segmented on a simulated device and over
 TAP; send, sendto, sendmmsg and UDP_SEGMENT of the kernel on veth, to a socket
 that receives all of it. It makes its own namespaces and leaves nothing behind."
 )]
 pub struct UdpArgs {
-    /// Be done in under 20 seconds: 18 bytes only
+    /// Be done in under 20 seconds: 18 bytes only (not with --seconds)
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Seconds for the rounds [default: 60]
     #[arg(long, value_parser = crate::seconds)]
     seconds: Option<Duration>,
     /// Rounds at most; every way runs once per round
-    #[arg(long, default_value_t = MAX_RUNS, value_parser = at_least_one)]
+    #[arg(long, default_value_t = MAX_RUNS, value_parser = runs)]
     runs: usize,
     /// Over which devices of fulmar's [default: both]
     #[arg(long, value_parser = device, value_delimiter = ',', value_name = "sim|tap")]
     device: Vec<Device>,
     /// Bytes of payload [default: 18, 256, 1472]
-    #[arg(long, value_parser = bytes, value_delimiter = ',', value_name = "BYTES")]
+    #[arg(long, value_parser = within(1, MOST_BYTES), value_delimiter = ',', value_name = "BYTES")]
     bytes: Vec<usize>,
     /// Threads at most; every number from 1 on is measured [default: 2, or as many as there are CPUs]
-    #[arg(long, value_parser = threads)]
+    #[arg(long, value_parser = within(1, MOST_THREADS))]
     threads: Option<usize>,
     /// Whose datagrams
     #[arg(long, value_enum, default_value_t = Stack::Both)]
@@ -59,20 +61,6 @@ fn device(text: &str) -> Result<Device, String> {
         "tap" => Ok(Device::Tap),
         _ => Err(format!("`{text}` is not one of sim, tap")),
     }
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "give a number from 1 on".into())
-}
-
-fn bytes(text: &str) -> Result<usize, String> {
-    let found = text.parse().ok().filter(|n| (1..=MOST_BYTES).contains(n));
-    found.ok_or_else(|| format!("give a number from 1 to {MOST_BYTES}"))
-}
-
-fn threads(text: &str) -> Result<usize, String> {
-    let found = text.parse().ok().filter(|n| (1..=MOST_THREADS).contains(n));
-    found.ok_or_else(|| format!("give a number from 1 to {MOST_THREADS}"))
 }
 
 impl UdpArgs {

@@ -1,6 +1,7 @@
 //! The options of `fulmar bench wake`.
 
 use crate::bench::placement;
+use crate::bounds::{runs, within};
 use crate::stream::Stack;
 use fulmar_lab::cpu::Placement;
 use fulmar_lab::wake::{Chapter, Device, Options};
@@ -15,11 +16,18 @@ const QUICK: Duration = Duration::from_secs(12);
 const MAX_RUNS: usize = 100;
 /// Datagrams per second, 0 for as many as go.
 const RATES: [u64; 8] = [1, 100, 1_000, 10_000, 50_000, 100_000, 200_000, 0];
+/// The least and the most time of looking at the idle stack.
+const IDLE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
+/// A stack has as many ports of its own for connections to one listener.
+const MOST_CONNECTIONS: usize = 16_000;
+/// More than goes over any device here.
+const MOST_PPS: u64 = 10_000_000;
 const QUICK_RATES: [u64; 3] = [1_000, 100_000, 0];
 
 /// What waiting costs and adds: wake-ups, CPU and latency, moderated or not, beside the kernel
 #[derive(clap::Args, Debug)]
 #[command(
+    override_usage = "fulmar bench wake [OPTIONS]",
     after_help = "Ways of waiting: moderated (the policy that stacks have unless they are told
 otherwise), unmoderated (asleep at once, woken by every frame), polling (never
 asleep), the kernel's, and on the simulated card its registers set by hand (64
@@ -27,14 +35,14 @@ frames or 50 us). Threads that look at a device use CPU: it is printed.
 It makes its own namespaces and leaves nothing behind."
 )]
 pub struct WakeArgs {
-    /// Be done in under a minute: one round, three loads
+    /// Be done in under a minute: one round, three loads (not with --seconds)
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
-    /// Seconds for everything [default: 240]
+    /// Seconds for everything but the first round [default: 240]
     #[arg(long, value_parser = crate::seconds)]
     seconds: Option<Duration>,
     /// Rounds at most; every cell runs once per round
-    #[arg(long, default_value_t = MAX_RUNS)]
+    #[arg(long, default_value_t = MAX_RUNS, value_parser = runs)]
     runs: usize,
     /// Only these parts
     #[arg(long, value_parser = chapter, value_delimiter = ',', value_name = "rr|bulk|sweep|transmit|idle")]
@@ -49,10 +57,10 @@ pub struct WakeArgs {
     #[arg(long, value_enum, default_value_t = Stack::Both)]
     stack: Stack,
     /// Datagrams per second of the sweep, 0 for as many as go
-    #[arg(long, value_delimiter = ',', value_name = "N")]
+    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = within(0, MOST_PPS))]
     rates: Vec<u64>,
-    /// Connections of the idle stack
-    #[arg(long, default_value_t = 10_000, value_parser = connections)]
+    /// Connections of the idle stack, 1 to 16000; opening them takes seconds beyond --seconds
+    #[arg(long, default_value_t = 10_000, value_parser = within(1, MOST_CONNECTIONS))]
     connections: usize,
     /// Write the figures to this file
     #[arg(long, value_name = "FILE")]
@@ -76,12 +84,6 @@ fn chapter(text: &str) -> Result<Chapter, String> {
     found.ok_or_else(|| format!("`{text}` is not one of rr, bulk, sweep, transmit, idle"))
 }
 
-fn connections(text: &str) -> Result<usize, String> {
-    // A stack has as many ports of its own for connections to one listener.
-    let number = text.parse().ok().filter(|n| (1..=16_000).contains(n));
-    number.ok_or_else(|| "give a number from 1 to 16000".into())
-}
-
 fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
     if given.is_empty() { default.to_vec() } else { given.to_vec() }
 }
@@ -89,7 +91,8 @@ fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
 impl WakeArgs {
     /// What to measure.
     pub fn options(&self) -> Options {
-        let (slice, idle) = if self.quick { (120, 2_000) } else { (300, 10_000) };
+        let slice = if self.quick { 120 } else { 300 };
+        let budget = if self.quick { QUICK } else { self.seconds.unwrap_or(FULL) };
         let rates: &[u64] = if self.quick { &QUICK_RATES } else { &RATES };
         Options {
             chapters: or(&self.part, &Chapter::ALL),
@@ -99,10 +102,19 @@ impl WakeArgs {
             fulmar: self.stack != Stack::Kernel,
             kernel: self.stack != Stack::Fulmar,
             slice: Duration::from_millis(slice),
-            idle: (Duration::from_millis(idle), self.connections),
-            budget: if self.quick { QUICK } else { self.seconds.unwrap_or(FULL) },
-            runs: self.runs.max(1),
+            idle: (self.idle_time(), self.connections),
+            budget,
+            runs: self.runs,
             pcap: self.pcap.clone(),
+        }
+    }
+
+    /// How long the idle stack is looked at; in less the few ticks that it takes say nothing.
+    fn idle_time(&self) -> Duration {
+        match (self.quick, self.seconds) {
+            (true, _) => IDLE.0,
+            (false, Some(all)) => all.clamp(IDLE.0, IDLE.1),
+            (false, None) => IDLE.1,
         }
     }
 
@@ -139,5 +151,15 @@ mod tests {
         assert_eq!(options("--part rr,idle").chapters, [Chapter::Rr, Chapter::Idle]);
         assert!(Line::try_parse_from(["wake", "--device", "link"]).is_err());
         assert!(Line::try_parse_from(["wake", "--connections", "0"]).is_err());
+        assert!(Line::try_parse_from(["wake", "--rates", "99999999999"]).is_err());
+        assert!(Line::try_parse_from(["wake", "--runs", "0"]).is_err());
+    }
+
+    #[test]
+    fn the_idle_stack_is_looked_at_for_no_longer_than_there_is_time() {
+        assert_eq!(options("").idle.0, Duration::from_secs(10));
+        assert_eq!(options("--quick").idle.0, Duration::from_secs(2));
+        assert_eq!(options("--seconds 5").idle.0, Duration::from_secs(5));
+        assert_eq!(options("--seconds 0.1").idle.0, Duration::from_secs(2));
     }
 }

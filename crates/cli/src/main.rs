@@ -10,6 +10,7 @@ mod bench_scale;
 mod bench_send;
 mod bench_udp;
 mod bench_wake;
+mod bounds;
 mod device;
 mod failure;
 mod faults;

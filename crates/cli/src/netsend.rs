@@ -142,14 +142,16 @@ impl Sent {
 
     fn line(&self, elapsed: Duration, cpu_ns: f64) -> String {
         let seconds = elapsed.as_secs_f64().max(1e-9);
-        let each = elapsed.as_nanos() as f64 / self.good.max(1) as f64;
+        let costs = match self.good {
+            0 => String::new(),
+            n => {
+                let (rate, each) = (n as f64 / seconds, elapsed.as_nanos() as f64 / n as f64);
+                format!(", {rate:.0} per second, {each:.1} ns each, {cpu_ns:.1} of CPU")
+            }
+        };
         format!(
-            "{} datagrams in {seconds:.3} s, {:.0} per second, {each:.1} ns each, {cpu_ns:.1} of CPU; {} \
-             refused (nobody listens), {} found no room",
-            self.good,
-            self.good as f64 / seconds,
-            self.refused,
-            self.full
+            "{} datagrams in {seconds:.3} s{costs}; {} refused (nobody listens), {} found no room",
+            self.good, self.refused, self.full
         )
     }
 }
@@ -196,7 +198,7 @@ pub fn receive(args: &ReceiveArgs) -> Outcome<ExitCode> {
             shown = Instant::now();
         }
     }
-    println!("in all: {}; {:.1} ns of CPU each", all.line(all.time()), cpu.each_ns(all.count));
+    println!("{}", all.summary(cpu.each_ns(all.count)));
     drop(socket);
     opened.close();
     failed.map_or(Ok(ExitCode::from(u8::from(all.count == 0))), Err)
@@ -247,6 +249,14 @@ impl Received {
         self.first.zip(self.last).map_or(Duration::ZERO, |(first, last)| last - first)
     }
 
+    /// Everything that came; what nothing costs is not said.
+    fn summary(&self, cpu_ns: f64) -> String {
+        match self.count {
+            0 => "in all: 0 datagrams".to_owned(),
+            _ => format!("in all: {}; {cpu_ns:.1} ns of CPU each", self.line(self.time())),
+        }
+    }
+
     fn line(&self, time: Duration) -> String {
         let seconds = time.as_secs_f64().max(1e-9);
         let each = time.as_nanos() as f64 / self.count.max(1) as f64;
@@ -284,6 +294,16 @@ mod tests {
         assert_eq!(after(&[100, 101, 0, 1, 2]).lost, 0);
         assert_eq!(after(&[u32::MAX - 1, u32::MAX, 0, 1]).lost, 0);
         assert_eq!(after(&[u32::MAX, 2]).lost, 2);
+    }
+
+    #[test]
+    fn what_did_not_come_or_go_has_no_cost() {
+        assert_eq!(Received::default().summary(5e6), "in all: 0 datagrams");
+        assert!(after(&[0, 1]).summary(250.0).ends_with("250.0 ns of CPU each"));
+        let none = Sent::default().line(Duration::from_secs(1), 3919.0);
+        assert!(none.starts_with("0 datagrams in 1.000 s; 0 refused"), "{none}");
+        let two = Sent { good: 2, ..Sent::default() }.line(Duration::from_secs(1), 250.0);
+        assert!(two.contains("2 per second") && two.contains("250.0 of CPU"), "{two}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `fulmar path`: where a packet's nanoseconds go, stage by stage, or in a running stack.
 
 use crate::bench::{cannot_start, command_line, write};
+use crate::bounds::{self, within};
 use crate::failure::{During, Failure, Outcome};
 use crate::stat::documents;
 use crate::stream::Stack;
@@ -17,10 +18,14 @@ use std::time::Duration;
 
 /// Times that every stage is measured.
 const RUNS: usize = 7;
+/// More than any path takes.
+const MOST_PPS: u64 = 100_000_000;
 
 /// Print what a packet costs up to each stage of its path
 #[derive(clap::Args, Debug)]
 #[command(
+    override_usage = "fulmar path <udp-send|udp-recv|tcp-send|tcp-recv> [OPTIONS]
+       fulmar path --live [OPTIONS]",
     after_help = "Every stage is measured by calls that return there and undo what they have built.
 
   fulmar path udp-send                    18 bytes, over a simulated device
@@ -34,7 +39,7 @@ pub struct Args {
     #[arg(value_parser = named, required_unless_present = "live", value_name = "udp-send|udp-recv|tcp-send|tcp-recv")]
     path: Option<Path>,
     /// Ask running stacks that keep an account instead (see FULMAR_LEDGER below)
-    #[arg(long, conflicts_with_all = ["path", "quick"])]
+    #[arg(long, conflicts_with_all = ["path", "quick", "bytes", "threads", "rate", "runs", "stack"])]
     live: bool,
     /// Payload of a datagram, or bytes of a write [default: 18; of TCP 64]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
@@ -42,11 +47,12 @@ pub struct Args {
     /// Threads at most, each with a stack of its own; measured from 1 on
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: u16,
-    /// Packets per second of each thread; 0 for as many as it can (udp-send)
-    #[arg(long, default_value_t = 0, value_name = "PPS")]
+    /// Packets per second of each thread; 0 for as many as it can (udp-send of fulmar's only; in
+    /// bursts of 64, and the time between them is not measured)
+    #[arg(long, default_value_t = 0, value_name = "PPS", value_parser = within(0, MOST_PPS))]
     rate: u64,
     /// Times that every stage is measured
-    #[arg(long, default_value_t = RUNS, value_parser = at_least_one)]
+    #[arg(long, default_value_t = RUNS, value_parser = bounds::runs)]
     runs: usize,
     /// Be done in under 20 seconds
     #[arg(long)]
@@ -67,14 +73,33 @@ fn named(text: &str) -> Result<Path, String> {
     found.ok_or_else(|| format!("there is {}", Path::ALL.map(Path::name).join(", ")))
 }
 
-fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse()
-        .ok()
-        .filter(|n| (1..=1000).contains(n))
-        .ok_or("give a number from 1 to 1000".into())
-}
-
 impl Args {
+    /// What the path has no use for is refused, and not passed over.
+    fn check(&self, path: Path) -> Outcome {
+        let name = path.name();
+        let is_datagrams = matches!(path, Path::UdpSend | Path::UdpRecv);
+        let refused = if is_datagrams && self.bytes.is_some_and(|n| n > 1472) {
+            "a datagram that is not cut has at most 1472 bytes".to_owned()
+        } else if path == Path::TcpRecv && self.bytes.is_some() {
+            "tcp-recv knows no --bytes: the peer sends segments of full size; leave it out"
+                .to_owned()
+        } else if self.stack != Stack::Fulmar && path != Path::UdpSend {
+            format!(
+                "the kernel can be asked about udp-send only, not {name}: its other paths have no \
+                 call that fails at a known depth"
+            )
+        } else if self.rate > 0 && path != Path::UdpSend {
+            format!("{name} knows no --rate: only udp-send can be held to one; leave it out")
+        } else if self.stack != Stack::Fulmar && (self.rate > 0 || self.threads > 1) {
+            "the kernel's calls are measured by one thread at full rate: give --rate and --threads \
+             with --stack fulmar only"
+                .to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(Failure::new(refused))
+    }
+
     fn options(&self, path: Path) -> Options {
         let bytes = match path {
             Path::UdpSend | Path::UdpRecv => 18,
@@ -95,9 +120,7 @@ impl Args {
 pub fn run(args: &Args) -> Outcome<ExitCode> {
     let Some(path) = args.path else { return live(args) };
     let options = args.options(path);
-    if options.path == Path::UdpSend && options.bytes > 1472 {
-        return Err(Failure::new("a datagram that is not cut has at most 1472 bytes".to_owned()));
-    }
+    args.check(path)?;
     let _lock = BenchLock::take().map_err(cannot_start)?;
     let isolated = netns::enter();
     if let Some(warning) = report::busy_warning() {
@@ -108,13 +131,6 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         sheets.push(show::sheet(&path::run(&options).during("cannot measure")?));
     }
     if args.stack != Stack::Fulmar {
-        if path != Path::UdpSend {
-            return Err(Failure::new(format!(
-                "the kernel can be asked about udp-send only, not {}: its other paths have no call \
-                 that fails at a known depth",
-                path.name()
-            )));
-        }
         isolated.during("cannot measure the kernel without namespaces of our own")?;
         let depths = kernel::run(options.bytes, options.runs, options.slice);
         sheets
@@ -263,6 +279,30 @@ mod tests {
         let options = args.options(Path::TcpSend);
         assert_eq!((options.threads, options.bytes), (2, 65536));
         assert!(parse("path udp-send --runs 0").is_err());
+        assert!(parse("path --live --rate 5").is_err());
+    }
+
+    #[test]
+    fn what_a_path_has_no_use_for_is_refused_with_a_reason() {
+        let check = |line: &str| {
+            let args = parse(line).expect("it parses");
+            args.check(args.path.expect("a path")).map_err(|e| e.to_string())
+        };
+        for (line, word) in [
+            ("path udp-recv --rate 1000", "--rate"),
+            ("path tcp-send --rate 1000", "--rate"),
+            ("path udp-send --stack kernel --rate 1000", "--rate"),
+            ("path udp-send --stack kernel --threads 2", "--threads"),
+            ("path tcp-recv --bytes 64", "--bytes"),
+            ("path udp-recv --bytes 1473", "1472"),
+            ("path tcp-recv --stack kernel", "udp-send only"),
+        ] {
+            let said = check(line).expect_err(line);
+            assert!(said.contains(word), "{said}");
+        }
+        for line in ["path udp-send --rate 1000 --threads 2", "path tcp-send --bytes 65536"] {
+            assert_eq!(check(line), Ok(()), "{line}");
+        }
     }
 
     #[test]

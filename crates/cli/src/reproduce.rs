@@ -1,6 +1,7 @@
 //! `fulmar reproduce`: published tables, measured again on this machine.
 
 use crate::bench::{add_stages, cannot_start, placement, write};
+use crate::bounds;
 use crate::failure::{During, Failure, Outcome};
 use crate::stream::Stack;
 use fulmar_lab::cpu::{self, Placement};
@@ -27,23 +28,34 @@ const MAX_RUNS: usize = 200;
 /// Measure a published table again, here, and say what became of each row
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "Without a name it lists what there is. Each published row stands beside today's
-kernel, fulmar over TAP, fulmar over a simulated device and the cost of one copy.
+    override_usage = "fulmar reproduce [NAME] [OPTIONS]",
+    after_help = "Without a name it lists what there is:
+
+  sosend, sendfile  each published row beside today's kernel, fulmar over TAP, fulmar
+                    over a simulated device and the cost of one copy
+  placement         the same of receiving into buffers that were posted before
+  path              each published point of the send path beside fulmar's stages (over a
+                    simulated device) and the depths of today's kernel
+  profile           the published shares of busy time beside today's kernel over veth and
+                    fulmar over TAP, and what became of the three bounds on savings
+
+path and profile send where they always do and write no frames: they know neither
+--placement nor --pcap; profile runs each stack once and knows no --runs either.
 It makes its own namespaces and leaves nothing behind."
 )]
 pub struct Args {
     /// Which table
     #[arg(value_parser = table)]
     name: Option<Table>,
-    /// Be done in under 20 seconds; the intervals are wider
+    /// Be done in under 20 seconds; the intervals are wider (not with --seconds)
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
-    /// Seconds for everything [default: 150]
+    /// Seconds for everything [default: 150; path 50, profile 40]
     #[arg(long, value_parser = crate::seconds)]
     seconds: Option<Duration>,
-    /// Rounds at most; every way runs once per round
-    #[arg(long, default_value_t = MAX_RUNS)]
-    runs: usize,
+    /// Rounds at most; every way runs once per round [default: 200; path 7]
+    #[arg(long, value_parser = bounds::runs)]
+    runs: Option<usize>,
     /// Where the two ends run [default: two-cpus, else same-cpu; the published had two machines]
     #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
     placement: Option<Placement>,
@@ -72,12 +84,29 @@ impl Args {
         let two = if cpus > 1 { Placement::TwoCpus } else { Placement::SameCpu };
         Options {
             budget: if self.quick { QUICK } else { self.seconds.unwrap_or(FULL) },
-            runs: self.runs,
+            runs: self.runs.unwrap_or(MAX_RUNS),
             placement: self.placement.unwrap_or(two),
             fulmar: self.stack != Stack::Kernel,
             kernel: self.stack != Stack::Fulmar,
             pcap: self.pcap.clone(),
         }
+    }
+
+    /// What the table has no use for is refused, and not passed over.
+    fn check(&self, table: Table) -> Outcome {
+        let profile = matches!(table, Table::Profile);
+        let stages = profile || matches!(table, Table::Path);
+        let refused = if stages && self.placement.is_some() {
+            "--placement: its threads run where they must"
+        } else if stages && self.pcap.is_some() {
+            "--pcap: it writes no frames to a file"
+        } else if profile && self.runs.is_some() {
+            "--runs: it runs each stack once, for --seconds"
+        } else {
+            return Ok(());
+        };
+        let name = table.name();
+        Err(Failure::new(format!("`reproduce {name}` knows no {refused}; leave it out")))
     }
 }
 
@@ -87,6 +116,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         print!("{}", listed());
         return Ok(ExitCode::SUCCESS);
     };
+    args.check(table)?;
     // Before the namespaces: the lock's name belongs to the one we come from.
     let _lock = BenchLock::take().map_err(cannot_start)?;
     let cpus = cpu::allowed_cpus().map_err(|e| Failure::io("cannot look at the CPUs", &e))?.len();
@@ -164,7 +194,9 @@ fn path(args: &Args, cpus: usize, isolated: io::Result<()>) -> Outcome<Found> {
         isolated.during("cannot measure the kernel without namespaces of our own")?;
     }
     let budget = if args.quick { QUICK } else { args.seconds.unwrap_or(FULL / 3) };
-    let found = reproduce::path::run(budget, cpus, kernel, fulmar).during("cannot measure")?;
+    let runs = args.runs.unwrap_or(reproduce::path::RUNS);
+    let found = reproduce::path::run((budget, runs), cpus, kernel, fulmar);
+    let found = found.during("cannot measure")?;
     Ok(Found::of(&reproduce::path::sheet(&found)))
 }
 
@@ -210,6 +242,28 @@ mod tests {
     fn everything_that_can_be_measured_again_is_listed() {
         let list = listed();
         assert!(reproduce::ALL.iter().all(|t| list.contains(t.name()) && list.contains(t.title())));
+    }
+
+    #[test]
+    fn what_a_table_has_no_use_for_is_refused_by_name() {
+        let check = |line: &str| {
+            let args = parse(line).expect("it parses");
+            args.check(args.name.expect("a table")).map_err(|e| e.to_string())
+        };
+        for (line, option) in [
+            ("path --placement same-cpu", "--placement"),
+            ("path --pcap x", "--pcap"),
+            ("profile --runs 3", "--runs"),
+            ("profile --pcap x", "--pcap"),
+            ("profile --placement two-cpus", "--placement"),
+        ] {
+            let said = check(line).expect_err(line);
+            assert!(said.contains(option) && said.contains("knows no"), "{said}");
+        }
+        for line in ["path --runs 3 --quick", "profile --seconds 8", "sosend --runs 3 --pcap x"] {
+            assert_eq!(check(line), Ok(()), "{line}");
+        }
+        assert!(parse("path --runs 0").is_err());
     }
 
     #[test]

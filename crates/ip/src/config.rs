@@ -112,7 +112,8 @@ impl core::fmt::Display for ConfigError {
                 f.write_str("the Ethernet address must be that of one station")
             }
             ConfigError::Mtu { least } => {
-                write!(f, "the MTU must be between {least} and 65535 bytes")
+                let why = if *least > 576 { " (an IPv6 address needs 1280)" } else { "" };
+                write!(f, "the MTU must be between {least} and 65535 bytes{why}")
             }
             ConfigError::Address(a) => write!(f, "{a} cannot be the address of an interface"),
             ConfigError::PrefixLength(a) => {
@@ -137,3 +138,19 @@ impl core::fmt::Display for ConfigError {
 }
 
 impl core::error::Error for ConfigError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn an_mtu_that_only_ipv6_forbids_is_refused_in_its_name() {
+        let said = |least| ConfigError::Mtu { least }.to_string();
+        assert_eq!(
+            said(1280),
+            "the MTU must be between 1280 and 65535 bytes (an IPv6 address needs 1280)"
+        );
+        assert_eq!(said(576), "the MTU must be between 576 and 65535 bytes");
+    }
+}

@@ -70,15 +70,53 @@ pub fn method_names(ways: &[Way<'_>]) -> Vec<&'static str> {
     names
 }
 
-/// Every way that is asked for by name is there.
-///
-/// # Errors
-/// One is not: those that are, by name.
-pub fn check_names(asked: &[String], names: &[&str]) -> io::Result<()> {
-    let Some(unknown) = asked.iter().find(|a| !names.contains(&a.as_str())) else { return Ok(()) };
-    let there = names.join(", ");
-    let sentence = format!("there is no way `{unknown}` on these devices; there are {there}");
-    Err(io::Error::new(io::ErrorKind::InvalidInput, sentence))
+/// The ways of a bench by their names in options: fulmar's, and the kernel's, which need namespaces
+/// of one's own.
+pub struct Names {
+    /// Over any device; tap and packet need namespaces of one's own as well.
+    pub fulmar: Vec<&'static str>,
+    /// On veth, and between processes of one host.
+    pub kernel: Vec<&'static str>,
+}
+
+fn unknown(sentence: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, sentence)
+}
+
+impl Names {
+    /// Every way that is asked for by name exists. To be asked before anything is opened.
+    ///
+    /// # Errors
+    /// One does not: those that do, with what they need.
+    pub fn check_exist(&self, asked: &[String]) -> io::Result<()> {
+        let exists = |name: &String| self.fulmar.iter().chain(&self.kernel).any(|n| n == name);
+        let Some(wrong) = asked.iter().find(|a| !exists(a)) else { return Ok(()) };
+        Err(unknown(format!(
+            "there is no way `{wrong}`; there are {} (fulmar; over tap and packet they need \
+             namespaces of your own, over sim and shm nothing) and {} (the kernel; need namespaces \
+             of your own)",
+            self.fulmar.join(", "),
+            self.kernel.join(", ")
+        )))
+    }
+
+    /// Every way that is asked for by name is among those that were opened.
+    ///
+    /// # Errors
+    /// One is not: those that are.
+    pub fn check_opened(asked: &[String], opened: &[&str]) -> io::Result<()> {
+        let Some(missing) = asked.iter().find(|a| !opened.contains(&a.as_str())) else {
+            return Ok(());
+        };
+        let rest = match opened.join(", ") {
+            none if none.is_empty() => "nothing can be measured with these options".to_owned(),
+            there => format!("with them there are {there}"),
+        };
+        Err(unknown(format!(
+            "the way `{missing}` cannot be measured with these --device, --stack and other options \
+             here; {rest}"
+        )))
+    }
 }
 
 /// One way over another, or what one way has.
@@ -121,10 +159,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_that_does_not_exist_is_named_beside_those_that_do() {
-        let asked = ["ours".to_owned(), "our".to_owned()];
-        let sentence = check_names(&asked, &["old", "ours"]).unwrap_err().to_string();
-        assert_eq!(sentence, "there is no way `our` on these devices; there are old, ours");
-        assert!(check_names(&asked[..1], &["old", "ours"]).is_ok());
+    fn a_way_that_does_not_exist_is_named_beside_all_that_do_and_what_they_need() {
+        let names = Names { fulmar: vec!["old", "ours"], kernel: vec!["kernel_write"] };
+        let asked = ["kernel_write".to_owned(), "ours".to_owned(), "our".to_owned()];
+        let sentence = names.check_exist(&asked).unwrap_err().to_string();
+        assert!(sentence.starts_with("there is no way `our`; there are old, ours ("), "{sentence}");
+        assert!(sentence.contains("kernel_write (the kernel; need namespaces"), "{sentence}");
+        assert!(names.check_exist(&asked[..2]).is_ok());
+    }
+
+    #[test]
+    fn a_way_that_could_not_be_opened_is_named_beside_those_that_were() {
+        let asked = ["ours".to_owned()];
+        let sentence = Names::check_opened(&asked, &["old"]).unwrap_err().to_string();
+        assert!(sentence.contains("`ours`") && sentence.ends_with("there are old"), "{sentence}");
+        assert!(Names::check_opened(&asked, &["old", "ours"]).is_ok());
     }
 }

@@ -17,7 +17,7 @@ use crate::floor::{self, Direction, Kind};
 use crate::kernel::{Local, Pair};
 use crate::kernel_receive::ReceiveCall;
 use crate::limit::ring::{self, Taking};
-use crate::matrix::{Asked, Device, check_names, is_measured, method_names};
+use crate::matrix::{Asked, Device, Names, is_measured, method_names};
 use crate::netns::Netns;
 use crate::site::MTU;
 use crate::stream::Over;
@@ -168,9 +168,10 @@ pub fn measure(
     keep: impl Fn(&Cell) -> bool,
     isolated: io::Result<()>,
 ) -> io::Result<Outcome> {
+    names().check_exist(&options.ways)?;
     let grounds = Grounds::open(options, isolated)?;
     let mut ways = ways(options, &grounds);
-    check_names(&options.ways, &method_names(&ways))?;
+    Names::check_opened(&options.ways, &method_names(&ways))?;
     // The limit and the floor go with every choice.
     ways.retain(|w| w.cell.is_none_or(|c| is_wanted(options, c.method) && keep(&c)));
     if ways.iter().all(|w| w.cell.is_none()) {
@@ -180,6 +181,14 @@ pub fn measure(
     let Options { budget, runs: max_runs, .. } = *options;
     let soak = budget >= SOAK_FROM;
     Ok(bench::run(Plan { ways, ratios, budget, max_runs, soak }))
+}
+
+/// What can be asked for.
+fn names() -> Names {
+    Names {
+        fulmar: Method::ALL.map(Method::name).to_vec(),
+        kernel: ReceiveCall::ALL.map(ReceiveCall::name).to_vec(),
+    }
 }
 
 /// Every way at every place that is asked for; the limit and the floor first.

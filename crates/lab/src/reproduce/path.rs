@@ -130,20 +130,27 @@ pub struct Measured {
     pub kernel: Option<Vec<Depth>>,
 }
 
-/// Measures within about `budget`; with as many threads as there are CPUs, up to four.
+/// Rounds unless it is told otherwise.
+pub const RUNS: usize = 7;
+
+/// Measures `runs` rounds within about `budget`; with as many threads as there are CPUs, up to four.
 ///
 /// # Errors
 /// No namespaces for the kernel's part; no descriptors.
-pub fn run(budget: Duration, cpus: usize, kernel: bool, fulmar: bool) -> io::Result<Measured> {
-    const RUNS: usize = 7;
+pub fn run(
+    (budget, runs): (Duration, usize),
+    cpus: usize,
+    kernel: bool,
+    fulmar: bool,
+) -> io::Result<Measured> {
     let threads = cpus.clamp(1, 4);
     let stages = Path::UdpSend.stages(BYTES).len() + 1;
-    let slots = (RUNS + 1) * (stages * threads + 8) + RUNS * 8;
+    let slots = (runs + 1) * (stages * threads + 8) + runs * 8;
     let slice = (budget / slots as u32).clamp(Duration::from_millis(2), Duration::from_millis(100));
-    let options = Options { threads, bytes: BYTES, runs: RUNS, slice, ..Options::default() };
+    let options = Options { threads, bytes: BYTES, runs, slice, ..Options::default() };
     Ok(Measured {
         fulmar: fulmar.then(|| path::run(&options)).transpose()?,
-        kernel: kernel.then(|| kernel::run(options.bytes, RUNS, slice)).transpose()?,
+        kernel: kernel.then(|| kernel::run(options.bytes, runs, slice)).transpose()?,
     })
 }
 

@@ -14,7 +14,7 @@ use crate::cpu::Placement;
 use crate::file::{BenchFile, Heat};
 use crate::kernel::{Local, Pair, Work};
 use crate::kernel_calls::KernelCall;
-use crate::matrix::{Asked, Device, check_names, choose_better, is_measured, method_names};
+use crate::matrix::{Asked, Device, Names, choose_better, is_measured, method_names};
 use crate::netns::Netns;
 use crate::stream::{Ground, Joined, Over};
 use crate::{Bulk, limit};
@@ -155,11 +155,12 @@ fn open(
 /// Measures.
 ///
 /// # Errors
-/// As [`Grounds::open`].
+/// As [`Grounds::open`]; a way that does not exist or cannot be measured here, by name.
 pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
+    names(options.what).check_exist(&options.ways)?;
     let grounds = Grounds::open(options, isolated)?;
     let mut ways = ways(options, &grounds);
-    check_names(&options.ways, &method_names(&ways))?;
+    Names::check_opened(&options.ways, &method_names(&ways))?;
     // The limit goes with every choice.
     ways.retain(|w| w.cell.is_none_or(|c| is_wanted(options, c.method)));
     if ways.len() < 2 {
@@ -175,6 +176,24 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
     let mut outcome = bench::run(plan);
     choose_better(&mut outcome.figures);
     Ok(outcome)
+}
+
+/// What can be asked for.
+fn names(what: What) -> Names {
+    Names {
+        fulmar: match what {
+            What::Send => Method::all().into_iter().map(Method::name).collect(),
+            What::SendFile => FileMethod::ALL.map(FileMethod::name).to_vec(),
+        },
+        kernel: kernel_calls(what).map(KernelCall::name).to_vec(),
+    }
+}
+
+const fn kernel_calls(what: What) -> [KernelCall; 2] {
+    match what {
+        What::Send => [KernelCall::Write, KernelCall::ZeroCopy],
+        What::SendFile => [KernelCall::SendFile, KernelCall::ReadWrite],
+    }
 }
 
 /// Every way at every place that is asked for; the limit first.
@@ -265,12 +284,10 @@ fn kernel_works<'a>(
     file: Option<&'a BenchFile>,
     load: Load,
 ) -> impl Iterator<Item = Work<'a>> {
-    let (calls, files) = match (options.what, file) {
-        (What::SendFile, Some(file)) => (
-            [KernelCall::SendFile, KernelCall::ReadWrite],
-            vec![Some((file, Heat::Hot)), Some((file, Heat::Cold))],
-        ),
-        _ => ([KernelCall::Write, KernelCall::ZeroCopy], vec![None]),
+    let calls = kernel_calls(options.what);
+    let files = match (options.what, file) {
+        (What::SendFile, Some(file)) => vec![Some((file, Heat::Hot)), Some((file, Heat::Cold))],
+        _ => vec![None],
     };
     let each = files.into_iter().flat_map(move |file| calls.map(|call| (call, file)));
     each.map(move |(call, file)| Work { call, load, file })
