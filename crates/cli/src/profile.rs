@@ -4,7 +4,7 @@ use crate::bench::{self, command_line, write};
 use crate::failure::{During, Outcome};
 use clap::Parser;
 use fulmar::ledger::{self, Balance, Stage};
-use fulmar_lab::page::{Bar, Bars, Cell};
+use fulmar_lab::page::{self, Bar, Bars, Cell};
 use fulmar_lab::profile::perf::{FREQUENCY_HZ, Recording, Sample};
 use fulmar_lab::profile::symbols::Symbols;
 use fulmar_lab::profile::{Part, Shares, flame};
@@ -157,7 +157,7 @@ fn told(balance: &Balance) -> String {
 pub fn bars(balance: &Balance) -> Bars {
     let all = balance.busy_ns().max(1.0);
     let kept: Vec<_> = busy(balance).filter(|c| c.ns / all > 0.005).collect();
-    let part = |(i, c): (usize, &&ledger::StageCost)| (c.stage.name().to_owned(), i % 7);
+    let part = |(i, c): (usize, &&ledger::StageCost)| (c.stage.name().to_owned(), page::colour(i));
     Bars {
         caption: "Each stage's share of the time that the ledger has seen, sleep aside.".to_owned(),
         unit: "percent".to_owned(),

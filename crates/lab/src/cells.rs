@@ -62,7 +62,7 @@ pub(crate) fn median(e: Option<Estimate>, decimals: usize) -> String {
 }
 
 pub(crate) fn interval(e: Option<Estimate>, decimals: usize) -> String {
-    e.map_or_else(|| "–".to_owned(), |e| format!("{:.decimals$}–{:.decimals$}", e.low, e.high))
+    e.map_or_else(|| "–".to_owned(), |e| e.interval(decimals))
 }
 
 fn costs(rows: &[&Row]) -> String {

@@ -210,7 +210,7 @@ fn rows_table<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
             median(r.near_ns_per_kb),
             median(r.far_ns_per_kb),
             median(r.both_ns_per_kb),
-            r.both_ns_per_kb.map_or_else(|| "–".into(), |e| format!("{:.0}–{:.0}", e.low, e.high)),
+            cells::interval(r.both_ns_per_kb, 0),
             number(r.machine_ns_per_kb),
             number(r.soaker_ns_per_kb),
             r.both_ns_per_kb.map_or(0, |e| e.runs).to_string(),
@@ -225,7 +225,7 @@ pub(crate) fn figures_table(figures: &[Figure]) -> String {
     for f in figures {
         let (median, interval, runs) = f.estimate.map_or_else(
             || ("–".into(), "–".into(), 0),
-            |e| (format!("{:.2}", e.median), format!("{:.2}–{:.2}", e.low, e.high), e.runs),
+            |e| (format!("{:.2}", e.median), e.interval(2), e.runs),
         );
         table.add_row([
             Cell::new(&f.ratio.name),
@@ -240,11 +240,14 @@ pub(crate) fn figures_table(figures: &[Figure]) -> String {
 }
 
 /// Judged by the interval's bounds: a figure counts as reached when its median is, and as certain
-/// when the whole interval is.
+/// when the whole interval is. One round has no interval and is not judged.
 fn verdict(f: &Figure) -> String {
     let (Some(e), Some((reach, aim))) = (f.estimate, f.ratio.reach_and_aim) else {
         return String::new();
     };
+    if e.runs == 1 {
+        return format!("one round: not judged (reach {reach:.2}, aim {aim:.2})");
+    }
     let meets = |value: f64, bound: f64| match f.ratio.more_is_better {
         true => value >= bound,
         false => value <= bound,
@@ -357,6 +360,17 @@ mod tests {
         assert!(t.contains("not measured: kernel to kernel, same CPU: no device"), "{t}");
         assert!(t.contains("the time was over"), "{t}");
         assert!(t.contains("reached (reach 1.15, aim 1.05, within the noise)"), "{t}");
+    }
+
+    #[test]
+    fn one_round_shows_neither_an_interval_nor_a_verdict() {
+        let mut outcome = outcome();
+        let once = Estimate::of(&[447.85]);
+        outcome.figures[0].estimate = once;
+        outcome.rows[0].both_ns_per_kb = once;
+        let t = text(&Machine::here(), &outcome);
+        assert!(!t.contains("447.85–") && !t.contains("448–448"), "{t}");
+        assert!(t.contains("one round: not judged (reach 1.15, aim 1.05)"), "{t}");
     }
 
     #[test]

@@ -423,7 +423,7 @@ impl Found {
             table.add_row([
                 way.name.clone(),
                 format!("{:.1}", e.median),
-                format!("{:.1}–{:.1}", e.low, e.high),
+                e.interval(1),
                 if is_rate { format!("{:.1}", 1000.0 / e.median) } else { String::new() },
                 e.runs.to_string(),
             ]);

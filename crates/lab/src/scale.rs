@@ -380,7 +380,7 @@ impl Found {
             table.add_row([
                 way.name.clone(),
                 format!("{:.digits$}", e.median),
-                format!("{:.digits$}–{:.digits$}", e.low, e.high),
+                e.interval(digits),
                 e.runs.to_string(),
             ]);
         }

@@ -1,10 +1,11 @@
 //! A table that is shown as text, as JSON and as a page, for reports that are not pairs of ways.
 
-use comfy_table::CellAlignment;
+use comfy_table::{CellAlignment, ColumnConstraint, Width};
 use serde_json::{Map, Value, json};
 
 use crate::page::{Bars, Block, Cell, Page, Section, Table, report::facts};
 use crate::report::{Machine, new_table};
+use crate::reproduce::text::{WIDTH, wrapped_lines};
 
 /// A figure that issue texts and scripts ask for by name.
 #[derive(Clone, Debug)]
@@ -63,10 +64,11 @@ impl Ratio {
         let published =
             self.published.as_ref().map_or(String::new(), |p| format!("; published: {p}"));
         let (name, what) = (&self.name, &self.what);
-        Some(format!(
-            "{name} {:.3} [{:.3}, {:.3}] in {} runs{goals}{published}\n  {what}",
-            e.median, e.low, e.high, e.runs
-        ))
+        let interval = match e.runs {
+            1 => "in one round".to_owned(),
+            n => format!("[{:.3}, {:.3}] in {n} runs", e.low, e.high),
+        };
+        Some(format!("{name} {:.3} {interval}{goals}{published}\n  {what}", e.median))
     }
 }
 
@@ -80,10 +82,12 @@ impl Sheet {
         let last = self.rows.first().and_then(|r| r.last());
         if let (Some(Cell::Text(_)), Some(column)) = (last, table.column_iter_mut().last()) {
             column.set_cell_alignment(CellAlignment::Left);
+            narrow(&mut table);
         }
-        let mut parts = vec![self.title.clone(), self.lead.clone(), table.to_string()];
-        parts.extend(self.notes.iter().cloned());
-        parts.extend(self.ratios.iter().filter_map(Ratio::line));
+        let mut parts = vec![wrapped_lines(&self.title), wrapped_lines(&self.lead)];
+        parts.push(table.to_string());
+        parts.extend(self.notes.iter().map(|n| wrapped_lines(n)));
+        parts.extend(self.ratios.iter().filter_map(Ratio::line).map(|l| wrapped_lines(&l)));
         parts.retain(|p| !p.is_empty());
         parts.join("\n\n")
     }
@@ -133,6 +137,21 @@ impl Sheet {
     }
 }
 
+/// Lets the words of the last column go on in a next line where the table would be wider than a text.
+fn narrow(table: &mut comfy_table::Table) {
+    const LEAST: usize = 30;
+    let wide = table.to_string().lines().map(|l| l.trim_end().chars().count()).max().unwrap_or(0);
+    let Some(last) = table.column_max_content_widths().last().map(|w| usize::from(*w)) else {
+        return;
+    };
+    if wide > WIDTH && last > LEAST {
+        let most = (last.saturating_sub(wide - WIDTH)).max(LEAST) as u16;
+        if let Some(column) = table.column_iter_mut().last() {
+            column.set_constraint(ColumnConstraint::UpperBoundary(Width::Fixed(most + 2)));
+        }
+    }
+}
+
 fn shown(cell: &Cell) -> String {
     match cell {
         Cell::Text(text) => text.clone(),
@@ -147,6 +166,25 @@ fn shown(cell: &Cell) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_people_read_on_a_terminal_is_cut_between_words() {
+        let long = "a sentence that goes on and on ".repeat(12);
+        let sheet = Sheet {
+            name: "test",
+            title: "A title".into(),
+            lead: long.clone(),
+            columns: vec![("stage", "stage"), ("what", "what it is")],
+            words: 1,
+            rows: vec![vec![Cell::Text("locked".into()), Cell::Text(long.clone())]],
+            notes: vec![format!("{long}\n  12.5 %  {long}\n  3.0 %  short")],
+            ..Sheet::default()
+        };
+        let text = sheet.text();
+        let widest = text.lines().map(|l| l.trim_end().chars().count()).max();
+        assert!(widest <= Some(WIDTH + 2), "{widest:?} columns:\n{text}");
+        assert!(text.contains("\n  3.0 %  short"), "{text}");
+    }
 
     #[test]
     fn a_sheet_says_the_same_in_all_three_forms() {

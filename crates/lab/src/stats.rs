@@ -10,6 +10,8 @@
 pub const HALF_WIDTH_PCT: f64 = 2.5;
 /// Values that a 95 % interval needs.
 pub const RUNS_FOR_INTERVAL: usize = 6;
+/// Stands where an interval would, of a figure that was measured once.
+pub const ONE_ROUND: &str = "one round";
 const WANTED: f64 = 0.95;
 
 /// A median and the interval in which the true one lies.
@@ -51,6 +53,15 @@ impl Estimate {
             return if self.low == self.high { 0.0 } else { f64::INFINITY };
         }
         (self.high - self.low) / 2.0 / self.median.abs() * 100.0
+    }
+
+    /// The interval for a person, with so many decimals. One value has none, and is not made to look
+    /// as if it had.
+    pub fn interval(&self, decimals: usize) -> String {
+        match self.runs {
+            1 => ONE_ROUND.to_owned(),
+            _ => format!("{:.decimals$}–{:.decimals$}", self.low, self.high),
+        }
     }
 
     /// True when more runs are not worth their time.
@@ -97,6 +108,12 @@ mod tests {
         assert_eq!((e.median, e.low, e.high), (3.0, 1.0, 5.0));
         assert!((e.confidence - 0.9375).abs() < 1e-9);
         assert!(!e.is_closed());
+    }
+
+    #[test]
+    fn one_value_has_no_interval() {
+        assert_eq!(Estimate::of(&[447.85]).expect("one value").interval(2), "one round");
+        assert_eq!(Estimate::of(&[1.0, 2.0]).expect("two values").interval(1), "1.0–2.0");
     }
 
     #[test]

@@ -21,7 +21,9 @@ const LEGEND_LINE: f64 = 20.0;
 const LABELS: f64 = 340.0;
 const NUMBERS: f64 = 96.0;
 /// Colours that the style sheet has.
-const COLOURS: usize = 8;
+pub(super) const COLOURS: usize = 21;
+/// The one that is for what is not the host's.
+const NOT_OURS: usize = 7;
 
 /// A chart.
 #[derive(Clone, Debug, Default)]
@@ -30,13 +32,19 @@ pub struct Bars {
     pub caption: String,
     /// The unit of the axis: `ns of CPU per KB`.
     pub unit: String,
-    /// The parts of which bars are stacked, in order, each with the number of its colour (0 to 7;
-    /// 7 is for what is not the host's).
+    /// The parts of which bars are stacked, in order, each with the number of its colour: 7 for
+    /// what is not the host's, [`colour`] of the others.
     pub parts: Vec<(String, usize)>,
     /// The bars, top down.
     pub bars: Vec<Bar>,
     /// Values to compare every bar with.
     pub marks: Vec<Mark>,
+}
+
+/// The number of the colour of part `i` of a chart: 20 parts have one each.
+pub const fn colour(i: usize) -> usize {
+    let of_ours = i % (COLOURS - 1);
+    if of_ours < NOT_OURS { of_ours } else { of_ours + 1 }
 }
 
 /// One bar.

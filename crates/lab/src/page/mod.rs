@@ -19,7 +19,7 @@ pub mod report;
 mod svg;
 mod table;
 
-pub use bars::{Bar, Bars, Mark};
+pub use bars::{Bar, Bars, Mark, colour};
 pub use gauges::{Gauge, Gauges};
 pub use lines::{Line, Lines};
 pub use svg::short;

@@ -341,7 +341,7 @@ fn cost_bar(row: &Value) -> Bar {
             value("peer_cpu_ns_per_kb"),
             value("hardware_ns_per_kb"),
         ],
-        interval: ends.or(half.map(|h| (both - h, both + h))),
+        interval: ends.or(half.map(|h| (both - h, both + h))).filter(|_| row["runs"] != 1),
         note: Some(super::short(both)),
     }
 }
@@ -396,9 +396,10 @@ pub fn breakdown(of: &Value) -> Bars {
     };
     let bars = grouped(bars.iter().map(bar).collect());
     let colour = |(i, name): (usize, &String)| {
-        let colours = [2, 0, 3, 4, 5, 6, 1];
+        let first = [2, 0, 3, 4, 5, 6, 1];
         let theirs = name.contains("hardware");
-        (name.clone(), if theirs { 7 } else { colours[i % colours.len()] })
+        let ours = first.get(i).copied().unwrap_or_else(|| super::colour(i));
+        (name.clone(), if theirs { 7 } else { ours })
     };
     let parts = names.iter().enumerate().map(colour).collect();
     let caption = [word(&of["title"]), word(&of["caption"])].join(". ");
@@ -489,7 +490,9 @@ fn ratios_table(report: &Value) -> Table {
     let cells = |(name, r): (&String, &Value)| {
         let text = |key: &str| r[key].as_str().map_or(Cell::Nothing, |t| Cell::Text(t.to_owned()));
         let mut cells = vec![Cell::Text(name.clone()), text("what")];
-        cells.extend(["median", "low", "high"].map(|k| Cell::number(r[k].as_f64(), 3)));
+        // One round has no interval.
+        let number = |k: &str| r[k].as_f64().filter(|_| k == "median" || r["runs"] != 1);
+        cells.extend(["median", "low", "high"].map(|k| Cell::number(number(k), 3)));
         cells.push(Cell::number(r["runs"].as_f64(), 0));
         let goals = ["published", "reach", "aim"];
         cells.extend(goals.map(|k| r[k].as_f64().map_or(Cell::Nothing, |v| Cell::Number(v, None))));

@@ -186,3 +186,39 @@ fn rows_of_a_receiver_stand_by_its_buffers_and_by_who_looks_at_the_bytes() {
         assert!(html.contains(group), "{group} is missing");
     }
 }
+
+/// The colours that a theme of the style sheet gives to `--s0` and so on.
+fn colours(theme: &str) -> Vec<&str> {
+    let of = |n: usize| {
+        let name = format!("--s{n}: ");
+        let at = theme.find(&name).unwrap_or_else(|| panic!("{name} is not in {theme}"));
+        theme[at + name.len()..].split(';').next().expect("a value")
+    };
+    (0..bars::COLOURS).map(of).collect()
+}
+
+#[test]
+fn twenty_parts_of_a_bar_have_twenty_colours_in_light_in_dark_and_in_print() {
+    let themes: Vec<&str> = STYLE.split(":root").skip(1).collect();
+    assert_eq!(themes.len(), 3);
+    for theme in themes {
+        let all = colours(theme.split('}').next().expect("a block"));
+        let mut once = all.clone();
+        once.sort_unstable();
+        once.dedup();
+        assert_eq!(once.len(), bars::COLOURS, "{all:?}");
+    }
+    let mut of_parts: Vec<usize> = (0..bars::COLOURS - 1).map(colour).collect();
+    assert!(!of_parts.contains(&7), "7 is for what is not the host's");
+    assert!(of_parts.iter().all(|n| STYLE.contains(&format!("svg .s{n} {{ fill: var(--s{n})"))));
+    of_parts.dedup();
+    assert_eq!(of_parts.len(), bars::COLOURS - 1);
+}
+
+#[test]
+fn a_wide_table_scrolls_in_a_box_that_ends_inside_the_window() {
+    let box_of = STYLE.lines().find(|l| l.starts_with(".wide")).expect("a rule");
+    assert!(box_of.contains("overflow-x: auto"), "{box_of}");
+    // Half of the window and half of the column: from the column's left edge to the window's right.
+    assert!(box_of.contains("max-width: calc(50vw + 50% - 45px)"), "{box_of}");
+}

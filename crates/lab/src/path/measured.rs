@@ -41,6 +41,16 @@ impl Timed {
         self.time < slice && (self.packets == 0 || start.elapsed() < slice * MOST_SLICES)
     }
 
+    /// Waits until the next packet since `start` is due at the rate, but not beyond the end of the slice.
+    /// A method, so that nobody can wait within a batch, which has the account to itself.
+    pub fn keep_rate(&self, start: Instant, rate_pps: u64, slice: Duration) {
+        let due = self.packets.saturating_mul(1_000_000_000).checked_div(rate_pps);
+        let due = due.map_or(Duration::ZERO, Duration::from_nanos).min(slice);
+        while start.elapsed() < due {
+            std::hint::spin_loop();
+        }
+    }
+
     fn ns_per_packet(&self) -> f64 {
         let ns = self.time.as_nanos() as f64 - self.hardware_ns as f64;
         ns.max(0.0) / self.packets.max(1) as f64
@@ -165,16 +175,6 @@ pub fn timed_calls(
         let spent = cpu::thread_cpu()?.saturating_sub(start);
         if spent >= slice {
             return Ok(spent.as_nanos() as f64 / calls as f64);
-        }
-    }
-}
-
-/// Waits until the next of `packets` is due at the rate; 0 for no rate.
-pub fn keep_rate(start: Instant, packets: u64, rate_pps: u64) {
-    if let Some(ns) = packets.saturating_mul(1_000_000_000).checked_div(rate_pps) {
-        let due = Duration::from_nanos(ns);
-        while start.elapsed() < due {
-            std::hint::spin_loop();
         }
     }
 }

@@ -9,7 +9,7 @@ use fulmar::devices::sim::{Command, SimConfig, SimHandle};
 use fulmar::{Cidr, Route, Stack, TcpStream, UdpSocket, devices};
 use fulmar_stack::{ExitPoint, Ledger, Probing};
 
-use super::measured::{Driven, Timed, keep_rate};
+use super::measured::{Driven, Timed};
 use super::{Ablation, Options, Spread};
 use crate::cpu;
 
@@ -123,22 +123,45 @@ impl Datagrams {
     }
 }
 
+impl Datagrams {
+    fn burst(&mut self) -> io::Result<u64> {
+        for _ in 0..BATCH {
+            self.send()?;
+        }
+        Ok(BATCH)
+    }
+
+    /// All of a slice is one batch: nobody looks at the thread's clock in between.
+    fn without_pause(&mut self, timed: &mut Timed, slice: Duration) -> io::Result<()> {
+        let start = Instant::now();
+        timed.batch(|| {
+            let mut sent = 0;
+            while start.elapsed() < slice {
+                sent += self.burst()?;
+            }
+            Ok(sent)
+        })
+    }
+
+    /// A burst is a batch, and the wait for the next one is in none.
+    fn at_rate(&mut self, timed: &mut Timed, rate: u64, slice: Duration) -> io::Result<()> {
+        let start = Instant::now();
+        while start.elapsed() < slice {
+            timed.batch(|| self.burst())?;
+            timed.keep_rate(start, rate, slice);
+        }
+        Ok(())
+    }
+}
+
 impl Driven for Datagrams {
     fn run(&mut self, stage: Option<Stage>, slice: Duration) -> io::Result<Timed> {
         self.exit.set(stage);
         let mut timed = Timed::default();
-        let start = Instant::now();
-        let ran = timed.batch(|| {
-            let mut sent = 0;
-            while start.elapsed() < slice {
-                for _ in 0..BATCH {
-                    self.send()?;
-                }
-                sent += BATCH;
-                keep_rate(start, sent, self.rate_pps);
-            }
-            Ok(sent)
-        });
+        let ran = match self.rate_pps {
+            0 => self.without_pause(&mut timed, slice),
+            rate => self.at_rate(&mut timed, rate, slice),
+        };
         self.exit.set(None);
         // What an early end has left in the device's rings is taken back.
         self.send()?;

@@ -67,6 +67,10 @@ fn difference(before: Option<&Spread>, now: &Spread) -> f64 {
 }
 
 fn significance(before: Option<&Spread>, now: &Spread) -> &'static str {
+    // Of one round nobody knows how far the next would be off.
+    if now.runs.len() < 2 {
+        return "one round";
+    }
     let Some(before) = before else { return "yes" };
     let apart = now.min() > before.max() || now.max() < before.min();
     let large = (now.min() - before.min()).abs() > SIGNIFICANT * now.min().max(before.min());
@@ -83,7 +87,11 @@ fn bars(found: &Found) -> Bars {
             (s.median() - before.map_or(0.0, Spread::median)).max(0.0)
         });
         Bar {
-            label: format!("{} thread(s)", t.threads),
+            label: if t.threads == 1 {
+                "1 thread".into()
+            } else {
+                format!("{} threads", t.threads)
+            },
             values: parts.collect(),
             note: Some(crate::page::short(t.whole.median())),
             ..Bar::default()
@@ -92,7 +100,7 @@ fn bars(found: &Found) -> Bars {
     Bars {
         caption: "What each stage adds, in ns per packet; medians.".to_owned(),
         unit: "ns per packet".to_owned(),
-        parts: names.enumerate().map(|(i, n)| (n, i % 7)).collect(),
+        parts: names.enumerate().map(|(i, n)| (n, crate::page::colour(i))).collect(),
         bars: found.by_threads.iter().map(bar).collect(),
         marks: Vec::new(),
     }
@@ -182,6 +190,9 @@ pub fn kernel_sheet(depths: &[Depth], bytes: usize) -> Sheet {
         sheet.rows.push(row);
     }
     sheet.notes = vec![
+        "Every error has a way back of its own, which is in its row: a deeper point may cost a few ns \
+         less than the one above."
+            .to_owned(),
         "For what the kernel does below that, sample it: perf record -a -g -e cpu-clock (its own \
          tracing needs kprobes and root)."
             .to_owned(),

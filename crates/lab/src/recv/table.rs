@@ -111,7 +111,7 @@ fn counts(rows: &[&Row]) -> String {
 }
 
 /// What the columns mean, one per line.
-pub const LEGEND: [&str; 14] = [
+pub const LEGEND: [&str; 16] = [
     "buffers   that the reader has and uses in turn, and what it does with what it finds there:",
     "          touched, a word of every cache line is read. Bursty: 256 KiB, then a millisecond of pause.",
     "thread    CPU time of the thread that receives, per KB (1024 bytes).",
@@ -123,7 +123,9 @@ pub const LEGEND: [&str; 14] = [
     "wait      a thread of the receiver gave its CPU up to wait: KB received per such wait.",
     "crossings calls into the device to receive, empty ones included; frames may be aggregates.",
     "copies    copies of each byte that fulmar made in user space, the reader's own included.",
-    "placed    bytes that landed in the reader's buffer without a copy.",
+    "placed    bytes that the device itself put into the reader's buffer: nobody copies them again. Over",
+    "          tap that is the kernel's own copy, which every way there has; over shm it is the one copy",
+    "          from the peer's memory, made by fulmar and counted under copies.",
     "slow      buffers that did not come ready-made out of the cache of recycled ones.",
     "stock     the old way: see the help of this command.",
 ];
@@ -162,6 +164,12 @@ mod tests {
             counted_bytes: 9,
             error: None,
         }
+    }
+
+    #[test]
+    fn the_legend_does_not_call_what_is_placed_over_shm_free_of_copies() {
+        let legend = LEGEND.join(" ");
+        assert!(!legend.contains("without a copy") && legend.contains("counted under copies"));
     }
 
     #[test]

@@ -41,7 +41,7 @@ fn prose(text: &str) -> Block {
 
 fn verdicts(found: &Reproduction) -> Section {
     let gauge = |j: &Judged| {
-        let e = j.cpu?;
+        let e = j.cpu.filter(|_| !j.verdict.is_unmeasured())?;
         let pair = found.pair_of(j.pair)?;
         let segments = if pair.tso { "TSO" } else { "no TSO" };
         Some(Gauge {

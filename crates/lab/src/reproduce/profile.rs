@@ -4,7 +4,6 @@
 use std::io;
 use std::time::Duration;
 
-use super::verdict::Verdict;
 use crate::page::Cell;
 use crate::profile::workload::{self, Profile};
 use crate::profile::{Part, Shares};
@@ -102,6 +101,7 @@ pub fn sheet(found: &[Profile]) -> Sheet {
     sheet.rows = Part::ALL.iter().map(|part| row(*part, found)).collect();
     sheet.rows.push(unlisted_row(found));
     sheet.notes = loads(found);
+    sheet.notes.push(LEGEND.to_owned());
     sheet.notes.extend(found.iter().flat_map(bounds));
     sheet.notes.extend(found.iter().map(half_of_wakeups));
     sheet.notes.extend(found.iter().map(tops));
@@ -160,9 +160,9 @@ fn bounds(p: &Profile) -> Vec<String> {
     };
     let line = |b: &Bound| {
         let now = (b.measure)(shares);
-        let verdict = judge(b.published, now);
+        let becomes = judge(b.published, now);
         format!(
-            "{}, {}: at most {now:.1} % of the load {by}; published {:.1} %: {verdict}",
+            "{}, {}: could save up to {now:.1} % of the load {by}; the bound of 2001, {:.1} %, {becomes}",
             p.stack, b.what, b.published
         )
     };
@@ -173,7 +173,7 @@ fn bounds(p: &Profile) -> Vec<String> {
 fn half_of_wakeups(p: &Profile) -> String {
     let told = match p.halved.saved_pct() {
         Some(saved) => format!(
-            "saves {saved:.1} % of the load; published {HALF_OF_INTERRUPTS:.1} %: {}",
+            "saves {saved:.1} % of the load; the bound of 2001, {HALF_OF_INTERRUPTS:.1} %, {}",
             judge(HALF_OF_INTERRUPTS, saved)
         ),
         None => "was not reached, so that the bound cannot be tested".to_owned(),
@@ -188,16 +188,21 @@ fn half_of_wakeups(p: &Profile) -> String {
 
 /// A bound holds if no more can be saved than was published; a profile of a few thousand samples is
 /// good to about a percent of the load.
-fn judge(published: f64, now: f64) -> Verdict {
+fn judge(published: f64, now: f64) -> &'static str {
     const SLACK: f64 = 1.5;
     if now > published + SLACK {
-        return Verdict::Exceeded;
+        return "does not hold here: this is a larger part of the load than it was";
     }
     if now >= published / 2.0 {
-        return Verdict::Reproduced;
+        return "holds here";
     }
-    Verdict::Shrunk("the part is a smaller share of today's load".to_owned())
+    "holds here by far: this is a much smaller part of the load than it was"
 }
+
+/// What the sentences about bounds mean.
+const LEGEND: &str = "A bound of 2001 says how much of the load could be saved at most, were a part \
+                      free. Where it does not hold, more could be saved here than then, because the \
+                      part costs more of the whole: room for work, not praise.";
 
 fn tops(p: &Profile) -> String {
     let all = p.samples.max(1) as f64;
@@ -267,8 +272,11 @@ mod tests {
         let found = [profile("kernel", None), profile("fulmar", Some(ledger))];
         let text = sheet(&found).text();
         assert!(text.contains("kernel: no bound can be tested"), "{text}");
-        assert!(text.contains("fulmar, buffer memory made free: at most 2.0 %"), "{text}");
-        assert!(text.contains("shrunk") && text.contains("exceeded"), "{text}");
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(text.contains("memory made free: could save up to 2.0 %"), "{text}");
+        assert!(text.contains("5.4 %, holds here by far"), "{text}");
+        assert!(text.contains("26.7 %, does not hold here"), "{text}");
+        assert!(text.contains("not praise") && !text.contains("exceeded"), "{text}");
         assert!(text.contains("no samples: there is no perf"), "{text}");
     }
 }

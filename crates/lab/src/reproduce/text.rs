@@ -1,11 +1,12 @@
 //! A reproduction for the terminal.
 
 use super::netperf::COLUMNS;
+use super::verdict::{between, unmeasured};
 use super::{Judged, Published, Reproduction, Surprise};
 use crate::report::new_table;
-use crate::stats::Estimate;
 
-const WIDTH: usize = 110;
+/// Characters of a line of text at most.
+pub(crate) const WIDTH: usize = 110;
 
 /// The reproduction as text.
 pub fn text(found: &Reproduction) -> String {
@@ -47,7 +48,7 @@ hardware      time of the simulated device, which is not the host's and in no ot
 verdict       by the interval's bounds: reproduced within 10 % of the published ratio.";
 
 /// Cut into lines of at most [`WIDTH`] characters, between words.
-pub(super) fn wrapped(text: &str) -> String {
+pub(crate) fn wrapped(text: &str) -> String {
     let mut out = String::new();
     let mut width = 0;
     for word in text.split_whitespace() {
@@ -63,6 +64,23 @@ pub(super) fn wrapped(text: &str) -> String {
         width += n;
     }
     out
+}
+
+/// The same of a text of several lines, each by itself; one that is indented stays so, and goes on
+/// with two columns more.
+pub(crate) fn wrapped_lines(text: &str) -> String {
+    let line = |line: &str| {
+        let indent = line.len() - line.trim_start().len();
+        match line.chars().count() {
+            n if n <= WIDTH => line.to_owned(),
+            _ if indent == 0 => wrapped(line),
+            _ => {
+                let margin = format!("\n{}", " ".repeat(indent + 2));
+                format!("{}{}", " ".repeat(indent), wrapped(line).replace('\n', &margin))
+            }
+        }
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
 fn lines_table(found: &Reproduction) -> String {
@@ -82,13 +100,6 @@ fn lines_table(found: &Reproduction) -> String {
 
 fn plain(value: f64, decimals: usize) -> String {
     if value.is_finite() { format!("{value:.decimals$}") } else { "\u{2013}".to_owned() }
-}
-
-fn between(estimate: Option<Estimate>) -> String {
-    estimate.map_or_else(
-        || "\u{2013}".to_owned(),
-        |e| format!("{:.2} ({:.2}\u{2013}{:.2})", e.median, e.low, e.high),
-    )
 }
 
 fn pairs_table(found: &Reproduction) -> String {
@@ -125,16 +136,19 @@ fn pairs_table(found: &Reproduction) -> String {
     table.to_string()
 }
 
-/// One sentence for each verdict that has a reason.
+/// One sentence for each verdict that has a reason; what was not measured is said once.
 pub fn reasons(found: &Reproduction) -> Vec<String> {
-    let reason = |j: &Judged| match j.verdict.reason() {
+    let reason = |j: &&Judged| match j.verdict.reason() {
         "" => None,
         why => {
             let word = j.verdict.word();
             Some(format!("{} on {}: {word} because {why}.", j.pair, j.site.title()))
         }
     };
-    found.judged.iter().filter_map(reason).collect()
+    let measured: Vec<&Judged> =
+        found.judged.iter().filter(|j| !j.verdict.is_unmeasured()).collect();
+    let told = measured.iter().filter_map(reason);
+    told.chain(unmeasured(found.judged.iter().map(|j| &j.verdict))).collect()
 }
 
 /// What became of the published surprise at one size and site.

@@ -34,6 +34,11 @@ impl Verdict {
         }
     }
 
+    /// Whether there is no figure.
+    pub const fn is_unmeasured(&self) -> bool {
+        matches!(self, Verdict::NotMeasured(_))
+    }
+
     /// Why, if there is something to say.
     pub fn reason(&self) -> &str {
         match self {
@@ -62,15 +67,42 @@ const TOLERANCE: f64 = 0.10;
 /// Fewer pairs than this judge nothing.
 const RUNS: usize = 3;
 
-fn too_few(runs: usize) -> String {
-    format!("this run came to only {runs} of them; give it more --seconds")
+fn too_few() -> Verdict {
+    Verdict::NotMeasured(
+        "a verdict takes three rounds and there was time for fewer; give it more --seconds"
+            .to_owned(),
+    )
+}
+
+/// A ratio with its interval; a dash for what too few rounds say nothing about.
+pub fn between(estimate: Option<Estimate>) -> String {
+    match estimate.filter(|e| e.runs >= RUNS) {
+        Some(e) => format!("{:.2} ({:.2}\u{2013}{:.2})", e.median, e.low, e.high),
+        None => "\u{2013}".to_owned(),
+    }
+}
+
+/// What was not measured, said once for each reason.
+pub fn unmeasured<'v>(verdicts: impl Iterator<Item = &'v Verdict>) -> Vec<String> {
+    let (mut all, mut reasons) = (0, Vec::<(&str, usize)>::new());
+    for verdict in verdicts {
+        all += 1;
+        let Verdict::NotMeasured(why) = verdict else { continue };
+        match reasons.iter_mut().find(|(told, _)| told == why) {
+            Some((_, n)) => *n += 1,
+            None => reasons.push((why, 1)),
+        }
+    }
+    let told =
+        |(why, n): &(&str, usize)| format!("Not measured: {n} of {all} ratios, since {why}.");
+    reasons.iter().map(told).collect()
 }
 
 /// Judges a ratio of old over new by its interval's bounds: it counts as reproduced when the
 /// interval meets the published value's own band, whatever its median.
 pub fn judge(published: f64, measured: Estimate, why_less: &str) -> Verdict {
     if measured.runs < RUNS {
-        return Verdict::NotMeasured(too_few(measured.runs));
+        return too_few();
     }
     let (low, high) = (published * (1.0 - TOLERANCE), published * (1.0 + TOLERANCE));
     if measured.low > high {
@@ -117,7 +149,7 @@ const WORTH_NAMING: f64 = 0.15;
 /// 2 % less throughput. `measured`: throughput with over throughput without.
 pub fn of_surprise(measured: Estimate, site: Site) -> Verdict {
     if measured.runs < RUNS {
-        return Verdict::NotMeasured(too_few(measured.runs));
+        return too_few();
     }
     if measured.high < 1.0 {
         return Verdict::Reproduced;

@@ -65,7 +65,7 @@ impl Found {
                 lane.way.method.title(lane.way.device).to_owned(),
                 lane.way.threads.to_string(),
                 number(ns.median),
-                format!("{}–{}", number(ns.low), number(ns.high)),
+                ns.interval(if ns.median < 100.0 { 1 } else { 0 }),
                 thousands(pps.median),
                 ns.runs.to_string(),
             ]);

@@ -8,6 +8,7 @@ use crate::page::{self, Block, Cell, Gauge, Gauges, Page, Section, Table};
 use crate::report::new_table;
 use crate::reproduce::Site;
 use crate::reproduce::text::wrapped;
+use crate::reproduce::verdict::{between, unmeasured};
 use crate::stats::Estimate;
 use serde_json::{Value, json};
 
@@ -92,21 +93,23 @@ fn percent_table(found: &Reproduction) -> String {
     table.to_string()
 }
 
-fn between(estimate: Option<Estimate>) -> String {
-    estimate.map_or_else(
-        || "\u{2013}".to_owned(),
-        |e| format!("{:.2} ({:.2}\u{2013}{:.2})", e.median, e.low, e.high),
-    )
-}
-
 fn step(judged: &Judged) -> String {
     format!("{} \u{f7} {}", judged.over.title(), judged.under.title())
+}
+
+/// The ratios where anything was measured; what a run left out has no rows.
+fn looked_at(found: &Reproduction) -> impl Iterator<Item = &Judged> {
+    let has_cells = |j: &&Judged| {
+        let mut cells = Offload::ALL.into_iter().map(|o| found.cell(j.line, j.site, o));
+        cells.any(|c| c.is_some())
+    };
+    found.judged.iter().filter(has_cells)
 }
 
 fn ratio_table(found: &Reproduction) -> String {
     let head = ["row", "what", "where", "step", "published", "here (95 %)", "verdict"];
     let mut table = new_table(head, 4);
-    for judged in &found.judged {
+    for judged in looked_at(found) {
         let line = &LINES[judged.line];
         table.add_row([
             line.letter.to_string(),
@@ -126,9 +129,9 @@ fn word(judged: &Judged) -> &'static str {
     if judged.site == Site::Kernel { "not comparable" } else { judged.verdict.word() }
 }
 
-/// One sentence for each verdict that has a reason.
+/// One sentence for each verdict that has a reason; what was not measured is said once.
 fn reasons(found: &Reproduction) -> Vec<String> {
-    let reason = |j: &Judged| match j.verdict.reason() {
+    let reason = |j: &&Judged| match j.verdict.reason() {
         "" => None,
         why => {
             let letter = LINES[j.line].letter;
@@ -136,7 +139,9 @@ fn reasons(found: &Reproduction) -> Vec<String> {
             Some(format!("{letter}, {step}, {site}: {} because {why}.", j.verdict.word()))
         }
     };
-    found.judged.iter().filter(|j| j.site != Site::Kernel).filter_map(reason).collect()
+    let ours: Vec<&Judged> = looked_at(found).filter(|j| j.site != Site::Kernel).collect();
+    let told = ours.iter().filter(|j| !j.verdict.is_unmeasured()).filter_map(reason);
+    told.chain(unmeasured(ours.iter().map(|j| &j.verdict))).collect()
 }
 
 /// What no way can beat.
@@ -241,7 +246,7 @@ pub fn page(found: &Reproduction, report: &Value) -> Page {
 
 fn verdict_section(found: &Reproduction) -> Section {
     let gauge = |j: &Judged| {
-        let e = j.measured?;
+        let e = j.measured.filter(|_| !j.verdict.is_unmeasured())?;
         Some(Gauge {
             name: format!("{} \u{b7} {}", LINES[j.line].title(), step(j)),
             what: j.site.title().to_owned(),

@@ -92,6 +92,25 @@ fn each_step_is_judged_where_it_was_published_and_can_be_made() {
 }
 
 #[test]
+fn a_run_of_one_round_says_so_once_and_shows_no_intervals() {
+    let mut outcome = outcome();
+    for figure in &mut outcome.figures {
+        figure.estimate = Estimate::of(&[6.5]);
+    }
+    let found = Reproduction::of(&outcome);
+    let text = text(&found);
+    assert!(!text.contains("6.50"), "{text}");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let told = "Not measured: 2 of 3 ratios, since a verdict takes three rounds";
+    assert_eq!(words.matches(told).count(), 1, "{text}");
+    assert_eq!(words.matches("three rounds").count(), 1, "{text}");
+    // What the run left out has no rows in the table of steps.
+    assert!(!text.contains("fulmar, TAP"), "{text}");
+    let page = page(&found, &serde_json::Value::Null).html();
+    assert!(page.contains("three rounds") && !page.contains("<figure>"), "{page}");
+}
+
+#[test]
 fn the_text_the_json_and_the_page_have_the_published_row_and_the_measured_one() {
     let found = Reproduction::of(&outcome());
     let text = text(&found);
