@@ -182,7 +182,7 @@ mod tests {
         };
         let text = sheet.text();
         let widest = text.lines().map(|l| l.trim_end().chars().count()).max();
-        assert!(widest <= Some(WIDTH + 2), "{widest:?} columns:\n{text}");
+        assert!(widest <= Some(WIDTH), "{widest:?} columns:\n{text}");
         assert!(text.contains("\n  3.0 %  short"), "{text}");
     }
 

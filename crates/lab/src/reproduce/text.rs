@@ -49,11 +49,15 @@ verdict       by the interval's bounds: reproduced within 10 % of the published 
 
 /// Cut into lines of at most [`WIDTH`] characters, between words.
 pub(crate) fn wrapped(text: &str) -> String {
+    wrapped_to(WIDTH, text)
+}
+
+fn wrapped_to(most: usize, text: &str) -> String {
     let mut out = String::new();
     let mut width = 0;
     for word in text.split_whitespace() {
         let n = word.chars().count();
-        if width > 0 && width + 1 + n > WIDTH {
+        if width > 0 && width + 1 + n > most {
             out.push('\n');
             width = 0;
         } else if width > 0 {
@@ -76,7 +80,8 @@ pub(crate) fn wrapped_lines(text: &str) -> String {
             _ if indent == 0 => wrapped(line),
             _ => {
                 let margin = format!("\n{}", " ".repeat(indent + 2));
-                format!("{}{}", " ".repeat(indent), wrapped(line).replace('\n', &margin))
+                let cut = wrapped_to(WIDTH.saturating_sub(indent + 2), line);
+                format!("{}{}", " ".repeat(indent), cut.replace('\n', &margin))
             }
         }
     };
