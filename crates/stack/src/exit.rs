@@ -40,14 +40,22 @@ impl ExitPoint {
         self.0.variation.store(variation.map_or(NOWHERE, |v| v as u8), Relaxed);
     }
 
-    #[inline]
-    fn is(&self, stage: Stage) -> bool {
+    // Not inlined where nothing is measured, so that a test can tell whether code leads here.
+    #[cfg_attr(debug_assertions, inline(never))]
+    #[cfg_attr(not(debug_assertions), inline)]
+    fn is_at(&self, stage: Stage) -> bool {
         self.0.stage.load(Relaxed) == stage as u8
+    }
+
+    #[cfg_attr(debug_assertions, inline(never))]
+    #[cfg_attr(not(debug_assertions), inline)]
+    fn is_varied(&self, variation: Variation) -> bool {
+        self.0.variation.load(Relaxed) == variation as u8
     }
 
     #[inline]
     fn flow(&self, stage: Stage) -> ControlFlow<()> {
-        if self.is(stage) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if self.is_at(stage) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 }
 
@@ -84,11 +92,11 @@ impl Probe for Exit {
 
     #[inline]
     fn stops_at(&self, stage: Stage) -> bool {
-        self.0.is(stage)
+        self.0.is_at(stage)
     }
 
     #[inline]
     fn varies(&self, variation: Variation) -> bool {
-        self.0.0.variation.load(Relaxed) == variation as u8
+        self.0.is_varied(variation)
     }
 }
