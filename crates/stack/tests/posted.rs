@@ -16,11 +16,17 @@ use fulmar_socket::posted::Rule;
 use fulmar_socket::{SocketError, Step};
 use fulmar_stack::{ListenOptions, RecvTicket, Reserved, Shard, StackConfig};
 
-/// Frames that were guessed right, and wrong.
+/// What a device is to do with the next segments that carry data, and what it has done.
 #[derive(Default)]
-struct Guesses {
+struct Notes {
+    /// Frames that were guessed right.
     right: usize,
+    /// And wrong.
     wrong: usize,
+    /// How often it was asked to place.
+    asked: usize,
+    /// The next segment gets the flag URG and this pointer, as from a peer that sends urgent data.
+    urgent: Option<u16>,
 }
 
 struct Expected {
@@ -36,7 +42,7 @@ struct Guesser {
     flows: Vec<Expected>,
     turn: usize,
     fresh: Burst,
-    guesses: Arc<Mutex<Guesses>>,
+    notes: Arc<Mutex<Notes>>,
 }
 
 /// Flow, sequence number and bytes of headers of a TCP segment over IPv4 that carries data.
@@ -83,7 +89,32 @@ fn copy(bytes: &[u8], pool: &mut Pool) -> Chain {
     c
 }
 
+/// Changes a word of a TCP header and its checksum with it (RFC 1624).
+fn set_word(frame: &mut [u8], at: usize, value: u16) {
+    let word = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
+    let sum = u32::from(!word(50)) + u32::from(!word(at)) + u32::from(value);
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let checksum = !(((folded & 0xffff) + (folded >> 16)) as u16);
+    frame[at..at + 2].copy_from_slice(&value.to_be_bytes());
+    frame[50..52].copy_from_slice(&checksum.to_be_bytes());
+}
+
 impl Guesser {
+    /// A frame before it lands, made urgent if that is wished for.
+    fn arrived(&mut self, p: Packet, pool: &mut Pool) -> Packet {
+        let notes = &mut *self.notes.lock().unwrap();
+        let mut frame = p.chain.to_vec();
+        if segment(&frame).is_none() {
+            return p;
+        }
+        let Some(pointer) = notes.urgent.take() else { return p };
+        let flags = u16::from_be_bytes([frame[46], frame[47]]) | 0x20;
+        set_word(&mut frame, 46, flags);
+        set_word(&mut frame, 52, pointer);
+        pool.free(p.chain);
+        Packet { chain: copy(&frame, pool), offload: p.offload }
+    }
+
     fn land(&mut self, p: Packet, pool: &mut Pool) -> Packet {
         let frame = p.chain.to_vec();
         // Neither always the flow of the last packet nor always the other.
@@ -107,11 +138,11 @@ impl Guesser {
             e.rooms.iter_mut().for_each(|r| r.scrub(frame.len()));
         }
         let (Some(owner), Some((_, _, headers))) = (owner, found) else { return p };
-        let mut guesses = self.guesses.lock().unwrap();
+        let mut notes = self.notes.lock().unwrap();
         if owner == guessed {
-            guesses.right += 1
+            notes.right += 1
         } else {
-            guesses.wrong += 1
+            notes.wrong += 1
         }
         let chain = self.flows[owner].placed(&frame, headers, pool);
         pool.free(p.chain);
@@ -134,12 +165,15 @@ impl Device for Guesser {
         budget: usize,
         counters: &mut Counters,
     ) -> usize {
-        let n = self.inner.rx_burst(now, pool, &mut self.fresh, budget.min(out.room()), counters);
+        let budget = budget.min(out.room());
+        let before = out.len();
+        self.inner.rx_burst(now, pool, &mut self.fresh, budget, counters);
         while let Some(p) = self.fresh.pop_front() {
+            let p = self.arrived(p, pool);
             let p = self.land(p, pool);
             out.push(p).expect("there is room");
         }
-        n
+        out.len() - before
     }
     fn arm(&mut self) -> bool {
         true
@@ -155,6 +189,7 @@ impl Device for Guesser {
     }
     fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
         let Placement::InOrder(rooms) = hint.placement else { return Err(Unsupported) };
+        self.notes.lock().unwrap().asked += 1;
         drop(self.unplace(&hint.flow));
         self.flows.push(Expected { flow: hint.flow, next: hint.next_seq, rooms });
         Ok(())
@@ -168,7 +203,7 @@ impl Device for Guesser {
 struct Pair {
     now: Instant,
     shards: [Shard; 2],
-    guesses: Arc<Mutex<Guesses>>,
+    notes: Arc<Mutex<Notes>>,
 }
 
 fn at(station: u8, port: u16) -> SocketAddr {
@@ -179,19 +214,19 @@ impl Pair {
     fn over(how: Impairments) -> Pair {
         let (a, b) = sim_pair(1, &how, &LinkConfig::default());
         let now = Instant::from_millis(1000);
-        let guesses = Arc::new(Mutex::new(Guesses::default()));
+        let notes = Arc::new(Mutex::new(Notes::default()));
         let shard = |station: u8, inner| {
             let config = StackConfig {
                 addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
                 pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
                 ..StackConfig::default()
             };
-            let guesses = Arc::clone(&guesses);
+            let notes = Arc::clone(&notes);
             let fresh = Burst::with_capacity(256);
-            let device = Guesser { inner, flows: Vec::new(), turn: 0, fresh, guesses };
+            let device = Guesser { inner, flows: Vec::new(), turn: 0, fresh, notes };
             Shard::new(config, Box::new(device), now).expect("a shard")
         };
-        Pair { now, shards: [shard(0, a), shard(1, b)], guesses }
+        Pair { now, shards: [shard(0, a), shard(1, b)], notes }
     }
 
     /// Lets time pass up to the next thing to do.
@@ -271,7 +306,7 @@ impl Flow {
     }
 }
 
-fn interleaved(how: Impairments, total: usize, message: usize) -> Guesses {
+fn interleaved(how: Impairments, total: usize, message: usize) -> Notes {
     let mut pair = Pair::over(how);
     let mut flows = [(0xaa, 80), (0xbb, 81)].map(|(value, port)| {
         let ends = pair.connected(port);
@@ -299,7 +334,7 @@ fn interleaved(how: Impairments, total: usize, message: usize) -> Guesses {
             assert_eq!(ended.error, Some(SocketError::Cancelled));
         }
     }
-    std::mem::take(&mut pair.guesses.lock().unwrap())
+    std::mem::take(&mut pair.notes.lock().unwrap())
 }
 
 #[test]
@@ -350,4 +385,165 @@ fn the_answer_to_a_full_buffer_waits_until_its_reader_looks_again_or_stays_away(
     assert!(by <= pair.now + Duration::from_millis(2));
     pair.shards[1].step(by, 64);
     assert_eq!(sent(&pair), before + 1, "nobody came");
+}
+
+/// A flow whose bytes count up, and what its reader has of it.
+struct Line {
+    pair: Pair,
+    client: SlotId,
+    server: SlotId,
+    written: usize,
+    got: Vec<u8>,
+}
+
+/// Only what fills it ends a buffer: no mark, no push, no pause.
+const PATIENT: Rule = Rule { low_water_bytes: usize::MAX, on_push: false, idle: None };
+
+fn counting(bytes: std::ops::Range<usize>) -> Vec<u8> {
+    bytes.map(|i| (i / 3 + i / 251) as u8).collect()
+}
+
+impl Line {
+    fn new() -> Line {
+        let mut pair = Pair::over(Impairments::default());
+        let (client, server) = pair.connected(80);
+        Line { pair, client, server, written: 0, got: Vec::new() }
+    }
+
+    fn post(&mut self, capacity: usize, rule: Rule) -> Arc<RecvTicket> {
+        let ticket = Arc::new(RecvTicket::default());
+        let buf = RecvBuf::from(vec![0; capacity]);
+        let Pair { shards, now, .. } = &mut self.pair;
+        shards[1].tcp_post(*now, self.server, buf, rule, &ticket).expect("posted");
+        ticket
+    }
+
+    /// Sends so many bytes as one segment and lets what comes of them happen.
+    fn send(&mut self, bytes: usize) {
+        let bytes = counting(self.written..self.written + bytes);
+        assert_eq!(self.pair.write(self.client, &bytes), bytes.len());
+        self.written += bytes.len();
+        self.settle();
+    }
+
+    /// The same, and the segment says that all of it is urgent.
+    fn send_urgent(&mut self, bytes: usize) {
+        self.note(|n| n.urgent = Some(bytes as u16));
+        self.send(bytes);
+        self.note(|n| assert_eq!(n.urgent, None, "nothing carried the flag"));
+    }
+
+    fn note<R>(&self, f: impl FnOnce(&mut Notes) -> R) -> R {
+        f(&mut self.pair.notes.lock().unwrap())
+    }
+
+    /// Time for frames to come and go, and for nothing else.
+    fn settle(&mut self) {
+        for _ in 0..5 {
+            self.pair.now = self.pair.now + Duration::from_micros(20);
+            for s in &mut self.pair.shards {
+                s.step(self.pair.now, 64);
+                drop(s.take_received());
+            }
+        }
+    }
+
+    /// A buffer that is over: how many bytes it has, which are the next of the stream.
+    fn collect(&mut self, ticket: &RecvTicket) -> usize {
+        assert!(ticket.is_over(), "it is still away");
+        let outcome = ticket.take().expect("once");
+        assert_eq!(outcome.error, None);
+        self.have(&outcome.buf.expect("its stack is there"))
+    }
+
+    /// Reads what there is, and how many bytes that was.
+    fn read(&mut self) -> usize {
+        let shard = &mut self.pair.shards[1];
+        let Ok(Step::Done(chain)) = shard.tcp_take(self.server, usize::MAX) else { return 0 };
+        let bytes = chain.to_vec();
+        shard.tcp_read_done(self.pair.now, self.server, chain);
+        self.have(&bytes)
+    }
+
+    fn have(&mut self, bytes: &[u8]) -> usize {
+        let from = self.got.len();
+        assert!(bytes == counting(from..from + bytes.len()), "other bytes than came after {from}");
+        self.got.extend(bytes);
+        bytes.len()
+    }
+}
+
+#[test]
+fn urgent_data_gives_the_buffer_back_with_exactly_what_came() {
+    let mut line = Line::new();
+    let tickets = [(); 3].map(|()| line.post(5000, PATIENT));
+    line.send(700);
+    assert!(!tickets[0].is_over());
+    line.send_urgent(300);
+    assert_eq!(line.collect(&tickets[0]), 1000);
+    // Only what had come: the next one waits for its own.
+    line.send(200);
+    assert!(!tickets[1].is_over());
+    line.send_urgent(1);
+    assert_eq!(line.collect(&tickets[1]), 201);
+    line.send_urgent(7);
+    assert_eq!(line.collect(&tickets[2]), 7);
+}
+
+#[test]
+fn behind_urgent_data_reads_go_on_and_so_do_posted_buffers() {
+    let mut line = Line::new();
+    let ticket = line.post(5000, PATIENT);
+    line.send_urgent(300);
+    assert_eq!(line.collect(&ticket), 300);
+    line.send_urgent(400);
+    line.send(50);
+    assert_eq!(line.read(), 450);
+    // What was urgent for a reader is not urgent for the buffer behind.
+    let tickets = [(); 2].map(|()| line.post(600, PATIENT));
+    line.send(599);
+    assert!(!tickets[0].is_over());
+    line.send(2);
+    assert_eq!(line.collect(&tickets[0]), 600);
+    line.send_urgent(10);
+    assert_eq!(line.collect(&tickets[1]), 11);
+    assert_eq!((line.got.len(), line.read()), (line.written, 0));
+}
+
+/// A message of so many bytes into a buffer of 5000: how often the device was asked to place meanwhile.
+fn message(line: &mut Line, bytes: usize) -> usize {
+    let before = line.note(|n| n.asked);
+    let ticket = line.post(5000, RULE);
+    line.send(bytes);
+    // The pause that ends a message.
+    line.pair.now = line.pair.now + Duration::from_millis(4);
+    line.settle();
+    assert_eq!(line.collect(&ticket), bytes);
+    line.note(|n| n.asked) - before
+}
+
+#[test]
+fn a_flow_that_never_fills_its_buffers_stops_asking_the_device_until_it_fills_them_again() {
+    let mut line = Line::new();
+    let rests = |line: &mut Line| {
+        let started = line.pair.now;
+        for _ in 0..4 {
+            assert_eq!(message(line, 100), 0, "it should rest");
+        }
+        assert!(line.pair.now < started + Duration::from_millis(200), "that took too long");
+        line.pair.now = started + Duration::from_millis(260);
+        line.settle();
+    };
+    // As many are forgiven at first, and fewer after a rest.
+    for forgiven in [8, 2, 2] {
+        for _ in 0..forgiven {
+            assert!(message(&mut line, 100) > 0, "it should ask");
+        }
+        rests(&mut line);
+    }
+    assert!(message(&mut line, 5000) > 0, "filled again");
+    for _ in 0..8 {
+        assert!(message(&mut line, 100) > 0, "it has earned as many as at first");
+    }
+    rests(&mut line);
 }
