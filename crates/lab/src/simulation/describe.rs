@@ -58,7 +58,7 @@ fn station(s: &Station) -> String {
     format!(
         "pool {} KiB, buffers {} / {} of {} KiB, timestamps {}, sack {}, nodelay {}, \
          user time-out {:?}, by edges {}, copies {}, places {}, device takes {:?}, budget {}{}, backlog {}, \
-         accepts after {:?}, preempted {:?}, {}",
+         accepts after {:?}, preempted {:?}, urgent {} %, {}",
         s.pool_bytes >> 10,
         t.send_buffer_bytes >> 10,
         t.recv_buffer_bytes >> 10,
@@ -76,6 +76,7 @@ fn station(s: &Station) -> String {
         s.backlog,
         s.accepts_after,
         s.preempted,
+        s.urgent_percent,
         waiting(s.waits),
     )
 }

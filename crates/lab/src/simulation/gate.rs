@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fulmar_base::{Counters, DropReason, Duration, FlowKey, Instant};
+use fulmar_base::{Counters, DropReason, Duration, FlowKey, Instant, Offload};
 use fulmar_drivers::link::SimLink;
 use fulmar_mbuf::{Pool, Purpose};
 use fulmar_netdev::moderation::Profile;
@@ -14,7 +14,9 @@ use fulmar_netdev::{
 };
 
 use super::describe;
+use super::moves::{Arrival, Whereabouts};
 use super::placing::Placing;
+use super::urgency::Urgency;
 use super::waiting::Attention;
 
 /// Bytes of a frame that enter the digest and the log: all headers.
@@ -101,6 +103,10 @@ pub struct Ground {
     pub swallowed: u64,
     /// When each station sees what has come.
     pub attention: [Attention; 2],
+    /// Under which Ethernet address each station is to be found.
+    pub whereabouts: [Whereabouts; 2],
+    /// A frame that arrives at each station whatever the wire does, and when.
+    pub news: [Option<(Instant, Vec<u8>)>; 2],
 }
 
 /// The ground under both gates.
@@ -148,6 +154,7 @@ pub struct Gate {
     refused: bool,
     copies: bool,
     placing: Option<Placing>,
+    urgency: Urgency,
     has_registers: bool,
     out: Burst,
     fresh: Burst,
@@ -176,6 +183,7 @@ impl Gate {
             refused: false,
             copies: how.copies,
             placing: how.places.then(|| Placing::new(seed ^ 0x91ac)),
+            urgency: Urgency::new(how.urgent_percent, seed ^ 0x04c9),
             has_registers: how.waits.is_some_and(|w| w.registers),
             out: Burst::with_capacity(256),
             fresh: Burst::with_capacity(64),
@@ -208,11 +216,59 @@ impl Gate {
                 pool.free(p.chain);
                 continue;
             }
+            let Some(p) = ground.whereabouts[self.station].outward(p, pool) else {
+                counters.drop_packet(DropReason::NoBuffer);
+                continue;
+            };
             if self.out.push(p).is_err() {
                 unreachable!("invariant: no more frames than room");
             }
         }
     }
+
+    /// What has come over the wire, as the station gets it; `None` if it does not.
+    fn arrived(
+        &mut self,
+        p: Packet,
+        place: &Whereabouts,
+        pool: &mut Pool,
+        counters: &mut Counters,
+    ) -> Option<Packet> {
+        let p = match place.inward(p, pool) {
+            Some(Arrival::Here(p)) => self.urgency.strike(p, pool),
+            Some(Arrival::Elsewhere(p)) => {
+                counters.drop_packet(DropReason::NotForUs);
+                pool.free(p.chain);
+                return None;
+            }
+            None => None,
+        };
+        if p.is_none() {
+            counters.drop_packet(DropReason::NoBuffer);
+        }
+        if self.copies { landed(p?, pool, counters) } else { p }
+    }
+
+    /// Frames from the wire, behind the news there may be.
+    fn look(&mut self, now: Instant, pool: &mut Pool, budget: usize, counters: &mut Counters) {
+        let news = if budget > 0 { lock(&self.ground).news[self.station].take() } else { None };
+        if let Some((_, frame)) = &news
+            && let Ok(mut chain) = pool.alloc_chain(frame.len(), 0, Purpose::Control)
+        {
+            chain.copy_from(0, frame);
+            let p = Packet { chain, offload: Offload::default() };
+            if let Err(p) = self.fresh.push(p) {
+                pool.free(p.chain);
+            }
+        }
+        let budget = budget - usize::from(news.is_some());
+        self.inner.rx_burst(now, pool, &mut self.fresh, budget, counters);
+    }
+}
+
+/// A copy of the frame in memory of `pool`; the old mbufs go home, in any case.
+pub fn copied(p: Packet, pool: &mut Pool) -> Option<Packet> {
+    landed(p, pool, &mut Counters::default())
 }
 
 /// The frame in memory of `pool`, as a driver lands it; the old mbufs go home.
@@ -290,13 +346,17 @@ impl Device for Gate {
         let budget = if is_held { 0 } else { budget.min(out.room()) };
         let oldest = if budget > 0 && !self.is_gone() { self.inner.next_deadline() } else { None };
         lock(&self.ground).attention[self.station].looked(now, oldest);
-        self.inner.rx_burst(now, pool, &mut self.fresh, budget, counters);
+        self.look(now, pool, budget, counters);
         let gone = self.is_gone();
         while gone && let Some(p) = self.placing.as_mut().and_then(Placing::lose) {
             counters.drop_packet(DropReason::DeviceGone);
             pool.free(p.chain);
         }
-        lock(&self.ground).frames += self.fresh.len() as u64;
+        let place = {
+            let mut ground = lock(&self.ground);
+            ground.frames += self.fresh.len() as u64;
+            ground.whereabouts[self.station]
+        };
         let before = out.len();
         self.hand_up(now, out);
         while let Some(p) = self.fresh.pop_front() {
@@ -305,8 +365,7 @@ impl Device for Gate {
                 pool.free(p.chain);
                 continue;
             }
-            let p = if self.copies { landed(p, pool, counters) } else { Some(p) };
-            let Some(p) = p else { continue };
+            let Some(p) = self.arrived(p, &place, pool, counters) else { continue };
             if let Some(placing) = &mut self.placing {
                 placing.take(p, pool);
             } else if out.push(p).is_err() {
@@ -329,7 +388,12 @@ impl Device for Gate {
         let full = self.fullness.as_ref().filter(|_| self.refused).map(|f| f.until);
         let held = self.placing.as_ref().and_then(Placing::next_deadline);
         // What it holds comes first.
-        let inner = if held.is_some() { None } else { self.inner.next_deadline() };
+        let news = || lock(&self.ground).news[self.station].as_ref().map(|n| n.0);
+        let inner = if held.is_some() {
+            None
+        } else {
+            [self.inner.next_deadline(), news()].into_iter().flatten().min()
+        };
         let inner = inner.map(|at| lock(&self.ground).attention[self.station].seen_at(at));
         [full, held, inner].into_iter().flatten().min()
     }

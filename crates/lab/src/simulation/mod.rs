@@ -31,12 +31,14 @@ mod app;
 mod batch;
 mod describe;
 mod gate;
+mod moves;
 mod oracle;
 mod pattern;
 mod placing;
 mod posting;
 mod scenario;
 mod side_traffic;
+mod urgency;
 mod waiting;
 mod world;
 

@@ -89,6 +89,8 @@ pub struct Station {
     pub accepts_after: Duration,
     /// Between the two steps of a write or a read the thread may be put aside for so long.
     pub preempted: Duration,
+    /// So many of the segments that come to it are marked as urgent.
+    pub urgent_percent: u64,
     /// How it waits for its device; `None`: it sees every frame as it comes.
     pub waits: Option<WaitPlan>,
 }
@@ -174,7 +176,7 @@ pub struct PostPlan {
     pub meddles_percent: u64,
 }
 
-/// A change of the routes of a station.
+/// A change of the routes of a station, or of where it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RouteChange {
     /// A route to the other station alone, with an MTU.
@@ -187,6 +189,15 @@ pub enum RouteChange {
     Mend,
     /// A router reports a smaller path MTU.
     PathMtu(usize),
+    /// The station has another Ethernet address, and says so or not.
+    Move {
+        /// Says so.
+        is_announced: bool,
+    },
+    /// The station's own address goes.
+    Leave,
+    /// It comes back.
+    Return,
 }
 
 /// What befalls the stations.
@@ -301,6 +312,8 @@ impl Scenario {
         s.draw_traffic(d);
         s.draw_posts();
         s.draw_waits();
+        s.draw_moves();
+        s.draw_urgency();
         s
     }
 
@@ -348,6 +361,33 @@ impl Scenario {
     fn draw_waits(&mut self) {
         let d = &mut Draw::new(self.seed ^ 0x3a17_0000);
         self.stations.iter_mut().for_each(|s| s.waits = WaitPlan::draw(d));
+    }
+
+    /// Where ways change stations may move as well, and lose their addresses for a while; apart too.
+    fn draw_moves(&mut self) {
+        let d = &mut Draw::new(self.seed ^ 0x0de5_0000);
+        let Trouble::Routes(changes) = &mut self.trouble else { return };
+        let mut at = Duration::ZERO;
+        for _ in 0..d.below(6) {
+            at += MS * d.log(1, 4_000) as u32;
+            let station = d.below(2) as usize;
+            if d.percent(70) {
+                changes.push((at, station, RouteChange::Move { is_announced: d.percent(70) }));
+                continue;
+            }
+            changes.push((at, station, RouteChange::Leave));
+            at += MS * d.log(1, 8_000) as u32;
+            changes.push((at, station, RouteChange::Return));
+        }
+        changes.sort_by_key(|c| c.0);
+    }
+
+    /// Who hears of urgent data.
+    fn draw_urgency(&mut self) {
+        let d = &mut Draw::new(self.seed ^ 0x0c9e_0000);
+        for station in &mut self.stations {
+            station.urgent_percent = if d.percent(20) { d.pick(&[1, 10, 60]) } else { 0 };
+        }
     }
 
     /// Makes a flow come from the port of the one before.
@@ -471,6 +511,7 @@ fn draw_station(d: &mut Draw, mtu: usize, patient: bool) -> Station {
         backlog: d.pick(&[1, 2, 16, 128]),
         accepts_after: if d.percent(15) { MS * d.log(1, 20_000) as u32 } else { Duration::ZERO },
         preempted: if d.percent(20) { MS * d.below(20) as u32 } else { Duration::ZERO },
+        urgent_percent: 0,
         waits: None,
     }
 }

@@ -41,6 +41,17 @@ fn scenarios_hold_what_they_promise() {
     between(0.02, 0.5, &|s| s.stations.iter().any(|s| s.pool_bytes < 2 << 20));
     between(0.5, 0.9, &|s| s.trouble == Trouble::None);
     between(0.05, 0.5, &|s| s.is_clean());
+    between(0.1, 0.6, &|s| s.stations.iter().any(|s| s.urgent_percent > 0));
+    let changes = |is: &dyn Fn(&RouteChange) -> bool| {
+        let of = |s: &Scenario| match &s.trouble {
+            Trouble::Routes(changes) => changes.iter().filter(|c| is(&c.2)).count(),
+            _ => 0,
+        };
+        all.iter().map(of).sum::<usize>()
+    };
+    assert!(changes(&|c| matches!(c, RouteChange::Move { is_announced: true })) > 50);
+    assert!(changes(&|c| matches!(c, RouteChange::Move { is_announced: false })) > 50);
+    assert!(changes(&|c| matches!(c, RouteChange::Leave)) > 50);
     let has = |kind: &dyn Fn(&FlowKind) -> bool| {
         all.iter().flat_map(|s| &s.flows).filter(|f| kind(&f.kind)).count()
     };

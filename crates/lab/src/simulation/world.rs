@@ -13,6 +13,7 @@ use fulmar_stack::{ListenOptions, PollSetCore, Shard, StackConfig};
 
 use super::app::{Cx, End, Quirk, Said};
 use super::gate::{Gate, Ground, Log, SharedGround, lock};
+use super::moves::Whereabouts;
 use super::oracle::{self, Report, Violation};
 use super::scenario::{FlowKind, RouteChange, Scenario, Trouble};
 use super::side_traffic::SideTraffic;
@@ -78,6 +79,10 @@ fn address(v6: bool, station: usize) -> IpAddr {
     }
 }
 
+fn own_address(v6: bool, station: usize) -> IfAddr {
+    IfAddr { addr: address(v6, station), prefix_len: if v6 { 64 } else { 24 } }
+}
+
 fn link_prefix(v6: bool) -> Prefix {
     let len = if v6 { 64 } else { 24 };
     Prefix::new(address(v6, 0), len).expect("invariant: a short prefix")
@@ -91,6 +96,12 @@ fn host_prefix(v6: bool, station: usize) -> Prefix {
 impl World {
     /// Builds everything; nothing has happened yet. Keeps the last `lines` events as lines.
     pub fn new(scenario: Scenario, lines: usize) -> World {
+        let link = LinkConfig {
+            mtu: scenario.mtu,
+            tso: scenario.tso,
+            csum: scenario.csum,
+            ..LinkConfig::default()
+        };
         let ground = Arc::new(Mutex::new(Ground {
             log: Log::new(lines),
             dead: [false; 2],
@@ -99,13 +110,9 @@ impl World {
             frames: 0,
             swallowed: 0,
             attention: [Attention::default(); 2],
+            whereabouts: link.ether.map(Whereabouts::new),
+            news: [None, None],
         }));
-        let link = LinkConfig {
-            mtu: scenario.mtu,
-            tso: scenario.tso,
-            csum: scenario.csum,
-            ..LinkConfig::default()
-        };
         let ways = [&scenario.ways[0], &scenario.ways[1]];
         let (a, b) = sim_pair_each_way(scenario.seed, ways, &link);
         let gate = |inner, i: usize| {
@@ -249,7 +256,7 @@ impl World {
     fn change_route(&mut self, station: usize, change: RouteChange) {
         let v6 = self.scenario.v6;
         let (host, link) = (host_prefix(v6, 1 - station), link_prefix(v6));
-        let now = self.now;
+        let (now, own) = (self.now, address(v6, station));
         let ip = self.sides[station].shard.ip();
         match change {
             RouteChange::Host(mtu) => {
@@ -262,6 +269,18 @@ impl World {
                 ip.add_route(Route::on_link(link)).expect("invariant: a sound route");
             }
             RouteChange::PathMtu(mtu) => ip.lower_path_mtu(now, address(v6, 1 - station), mtu),
+            RouteChange::Leave => _ = ip.remove_address(own),
+            RouteChange::Return => {
+                ip.add_address(own_address(v6, station)).expect("invariant: ours")
+            }
+            RouteChange::Move { is_announced } => {
+                let mut ground = lock(&self.ground);
+                ground.whereabouts[station].move_on();
+                let frame = ground.whereabouts[station].announcement(own);
+                if is_announced {
+                    ground.news[1 - station] = Some((now, frame));
+                }
+            }
         }
     }
 
@@ -510,9 +529,8 @@ impl World {
 
 fn side(s: &Scenario, i: usize, gate: Gate) -> Side {
     let how = &s.stations[i];
-    let prefix_len = if s.v6 { 64 } else { 24 };
     let config = StackConfig {
-        addresses: vec![IfAddr { addr: address(s.v6, i), prefix_len }],
+        addresses: vec![own_address(s.v6, i)],
         pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(how.pool_bytes) },
         tcp: how.tcp,
         seed: s.seed ^ (0x5eed << (8 * i)),
