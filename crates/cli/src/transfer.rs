@@ -8,7 +8,8 @@ use crate::format;
 use crate::interrupt::end_in_order;
 use crate::nc::{connect_any, is_timeout};
 use crate::resolve::{Family, host_and_port, resolve};
-use fulmar::{RecvBuf, TcpListener, TcpStream};
+use fulmar::base::Counter;
+use fulmar::{RecvBuf, Stack, TcpListener, TcpStream};
 use indicatif::{ProgressBar, ProgressStyle};
 use sha2::{Digest, Sha256};
 use std::collections::VecDeque;
@@ -319,8 +320,21 @@ pub fn recv(args: &RecvArgs) -> Outcome<ExitCode> {
     })?;
     drop(stream);
     tally.report("received");
+    tell_way(session.stack(), args.no_posted);
     session.close();
     check_digest(args.sha256.as_deref(), &tally.digest())
+}
+
+/// By which calls the bytes came, and how many of them a device put where they belong.
+fn tell_way(stack: &Stack, no_posted: bool) {
+    let Ok(stat) = stack.stat() else { return };
+    let [placed, copied] =
+        [Counter::PlacedBytes, Counter::CopiedBytes].map(|c| format::bytes(stat.count(c)));
+    if no_posted {
+        eprintln!("read by copy: {copied} copied");
+    } else {
+        eprintln!("into posted buffers: {placed} placed by the device, {copied} copied");
+    }
 }
 
 fn reach_sender(args: &RecvArgs, session: &Session) -> Outcome<TcpStream> {

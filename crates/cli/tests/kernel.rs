@@ -299,7 +299,8 @@ fn send_arrives_intact(options: &str) {
     assert!(err.contains(&digest(&bytes)), "{err}");
 }
 
-fn recv_arrives_intact(options: &str) {
+/// What the receiver says.
+fn recv_arrives_intact(options: &str) -> String {
     let bytes = noise(FILE_BYTES);
     let file = Scratch::new("copy");
     let sha256 = digest(&bytes);
@@ -308,8 +309,10 @@ fn recv_arrives_intact(options: &str) {
     let mut stream = kernel_client("10.77.0.2", 5001);
     stream.write_all(&bytes).expect("sent");
     drop(stream);
-    assert_success(&wait(receiver));
+    let output = wait(receiver);
+    assert_success(&output);
     assert!(file.bytes() == bytes, "the bytes differ");
+    text(&output.stderr)
 }
 
 #[test]
@@ -319,7 +322,12 @@ fn a_sent_file_arrives_intact() {
 
 #[test]
 fn a_received_file_arrives_intact() {
-    in_sandbox(|| recv_arrives_intact(""));
+    in_sandbox(|| {
+        let told = recv_arrives_intact("");
+        assert!(told.contains("into posted buffers: ") && !told.contains(": 0 B placed"), "{told}");
+        let told = recv_arrives_intact("--no-posted");
+        assert!(told.contains("read by copy: ") && !told.contains("placed"), "{told}");
+    });
 }
 
 const BAD_NETWORK: &str = "--faults loss=1%,reorder=1%,dup=1%,corrupt=0.1%,seed=7";
@@ -331,7 +339,7 @@ fn a_sent_file_survives_a_bad_network() {
 
 #[test]
 fn a_received_file_survives_a_bad_network() {
-    in_sandbox(|| recv_arrives_intact(BAD_NETWORK));
+    in_sandbox(|| drop(recv_arrives_intact(BAD_NETWORK)));
 }
 
 #[test]
@@ -541,6 +549,35 @@ fn netperf_on_the_kernel_measures_fulmar_over_a_tap() {
             every_netperf_test("--stack kernel -H 10.79.0.2");
             end_netserver(server);
         }
+    });
+}
+
+/// What the stack of a running program has counted.
+fn counted(child: &Child, name: &str) -> u64 {
+    let output = run(&format!("stat --json {}", child.id()));
+    assert_success(&output);
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    document[0]["counters"][name].as_u64().expect("a count")
+}
+
+#[test]
+fn netserver_receives_into_posted_buffers_if_asked_to_and_only_then() {
+    in_sandbox(|| {
+        if !has_tap("netserver_receives_into_posted_buffers_if_asked_to_and_only_then") {
+            return;
+        }
+        let server = netserver(NETPERF_TAP);
+        for (test, asked) in [("TCP_STREAM", ""), ("TCP_STREAM", "-A"), ("TCP_SENDFILE", "-A")] {
+            let before = counted(&server, "placed_bytes");
+            let line = "netperf --stack kernel -H 10.79.0.2 -v 2 -l -10000000 -t";
+            let output = run(&format!("{line} {test} -- -m 16K {asked}"));
+            assert_success(&output);
+            let placed = counted(&server, "placed_bytes") - before;
+            assert_eq!(placed > 0, asked == "-A", "{test} {asked}: {placed} bytes placed");
+            let out = text(&output.stdout);
+            assert_eq!(out.contains("received into posted buffers (-A)"), asked == "-A", "{out}");
+        }
+        end_netserver(server);
     });
 }
 

@@ -102,6 +102,13 @@ pub fn banner(wishes: &Wishes, goal: &Goal, stack: &str, host: &str, is_v4: bool
     if wishes.local.tuning.nodelay || wishes.remote.tuning.nodelay {
         line.push_str(" : nodelay");
     }
+    // Not in netperf's banner: two results that differ in this alone would look the same.
+    if wishes.local_given {
+        line.push_str(" : sent by reference");
+    }
+    if wishes.remote_posted {
+        line.push_str(" : received into posted buffers");
+    }
     if title.contains("REQUEST/RESPONSE") {
         let _ = write!(line, " : first burst {}", wishes.burst);
     }
@@ -258,7 +265,20 @@ impl Shown<'_> {
         );
         let mss = last.segment_bytes.map_or(-1, i64::from);
         let _ = write!(text, "\nMaximum\nSegment\nSize (bytes)\n{mss:6}\n");
+        let _ = write!(text, "\n{}\n", self.ways());
         text
+    }
+
+    /// By which calls the bytes went in and came out.
+    fn ways(&self) -> String {
+        let sent = match self.wishes.test {
+            Test::TcpSendfile => "from a file",
+            _ if self.wishes.local_given => "by reference (-a)",
+            _ => "by copy",
+        };
+        let received =
+            if self.wishes.remote_posted { "into posted buffers (-A)" } else { "by copy" };
+        format!("Sent {sent}, received {received}")
     }
 
     fn transaction_table(&self) -> String {

@@ -8,7 +8,8 @@ use super::pace::Length;
 use super::server::{Rules, Server};
 use super::socket::{Network, OnFulmar, OnKernel, Stream, Tuning};
 use super::{control, tables};
-use fulmar::devices;
+use fulmar::base::{Counter, EtherAddr};
+use fulmar::devices::{self, sim};
 use fulmar::{Cidr, Stack};
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -146,6 +147,47 @@ fn joined_stacks() -> (OnFulmar, OnFulmar) {
 fn every_test_runs_between_two_stacks_of_fulmar() {
     let (near, far) = joined_stacks();
     every_test_runs(&near, &Served::on(Arc::new(far), "10.9.0.2:12865", 8));
+}
+
+/// Two stacks on simulated NICs, which place.
+fn stacks_on_nics() -> [Stack; 2] {
+    let config =
+        |last| sim::SimConfig { ether: EtherAddr([2, 0, 0, 0, 9, last]), ..Default::default() };
+    let nics = sim::pair(config(1), config(2)).expect("two NICs");
+    let mut host = 0;
+    nics.map(|(nic, _)| {
+        host += 1;
+        let cidr: Cidr = format!("10.9.0.{host}/24").parse().expect("an address");
+        Stack::builder().device(Box::new(nic)).address(cidr).unlisted().build().expect("a stack")
+    })
+}
+
+#[test]
+fn asynchronous_reads_and_writes_are_posted_and_by_reference_and_nothing_else_is() {
+    let stacks = stacks_on_nics();
+    let count = |n: usize, c: Counter| stacks[n].stat().expect("it runs").count(c);
+    let network = |n: usize| OnFulmar::new(stacks[n].clone());
+    let served = Served::on(Arc::new(network(1)), "10.9.0.2:12865", 8);
+    let near = network(0);
+    let client = Client::connect(&near, served.at, &GO_ON).expect("it listens");
+    let bytes = 3_000_000;
+    for (given, posted) in [(false, false), (true, false), (false, true), (true, true)] {
+        let counts = || {
+            [(0, Counter::CopiedBytes), (1, Counter::PlaceHints), (1, Counter::PlacedBytes)]
+                .map(|(n, c)| count(n, c))
+        };
+        let before = counts();
+        let wishes = Wishes { local_given: given, remote_posted: posted, ..short(Test::TcpStream) };
+        check(Test::TcpStream, &client.run(&wishes, None).expect("a result"));
+        let after = counts();
+        let [copied, hints, placed] = std::array::from_fn(|i| after[i] - before[i]);
+        let told = format!("-a {given}, -A {posted}: {copied} copied here, {placed} placed there");
+        // Requests and answers are copied all the same.
+        assert_eq!(copied < 100_000, given, "{told}");
+        assert!(given || copied >= bytes, "{told}");
+        assert_eq!((hints > 0, placed > 0), (posted, posted), "{told}");
+    }
+    assert_eq!(served.said(), "");
 }
 
 #[test]

@@ -129,7 +129,7 @@ fn details_show_calls_and_segment_size() {
     let stream = text(Test::TcpStream, false, style, &s);
     let line = "    8       8      0       0 3222634496  16384.00    196694   56890.77  56646\n";
     assert!(stream.contains(line), "{stream}");
-    assert_eq!(last_line(&stream), " 65483");
+    assert!(stream.contains("\nSize (bytes)\n 65483\n"), "{stream}");
     let rr = text(Test::TcpRr, false, Style { verbosity: 2, ..RATE }, &summary(41_447.2));
     assert_eq!(last_line(&rr), "    8      0       0      0   24.127   41447.200 0.332     0.332 ");
 }
@@ -180,4 +180,23 @@ fn units_are_those_of_f() {
         assert!((unit.of(mega) - value).abs() < 1e-6);
     }
     assert!(Unit::from_letter("z").is_err());
+}
+
+#[test]
+fn banner_and_details_say_by_which_calls_bytes_were_sent_and_received() {
+    let s = summary(1e9);
+    let style = Style { verbosity: 2, ..RATE };
+    let shown = |given, posted| {
+        let mut wishes = Wishes::new(Test::TcpStream);
+        (wishes.local_given, wishes.remote_posted) = (given, posted);
+        let table = Shown { wishes: &wishes, goal: &Goal::once(), summary: &s, style }.text();
+        (banner(&wishes, &Goal::once(), "", "there", true), table)
+    };
+    let (line, table) = shown(false, false);
+    assert!(!line.contains("reference") && !line.contains("posted"), "{line}");
+    assert!(table.ends_with("\nSent by copy, received by copy\n"), "{table}");
+    let (line, table) = shown(true, true);
+    assert!(line.contains(" : sent by reference : received into posted buffers"), "{line}");
+    let ways = "\nSent by reference (-a), received into posted buffers (-A)\n";
+    assert!(table.ends_with(ways), "{table}");
 }
