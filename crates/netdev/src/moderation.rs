@@ -263,11 +263,20 @@ impl Moderation {
 
     /// What to do after a poll that found nothing. `may_look`: whoever asks has a thread to look with.
     pub fn next(&mut self, now: Instant, may_look: bool) -> Next {
+        self.choose(now, may_look, true)
+    }
+
+    /// The same where frames may lie in the device, which are not to wait for the end of a hold.
+    pub fn next_unheld(&mut self, now: Instant, may_look: bool) -> Next {
+        self.choose(now, may_look, false)
+    }
+
+    fn choose(&mut self, now: Instant, may_look: bool, may_hold: bool) -> Next {
         if self.window.is_stale(now) {
             self.judge(now, self.window.sent());
         }
         let hold = self.hold();
-        if !hold.is_zero() && !self.held_in_vain {
+        if may_hold && !hold.is_zero() && !self.held_in_vain {
             self.stop_looking(now);
             self.is_holding = true;
             return Next::Hold { until: now + hold };

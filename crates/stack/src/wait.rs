@@ -15,11 +15,11 @@ impl<P: Probe> Shard<P> {
     /// What a thread that waits does after a poll that found nothing. `may_look`: it is a thread that
     /// has nothing else to do.
     pub fn next_wait(&mut self, now: Instant, may_look: bool) -> Next {
-        if !self.is_dry {
-            // A step ended at its bound: nobody holds while the device has more.
-            return Next::Arm;
-        }
-        let next = self.moderation.next(now, may_look);
+        let next = match self.is_dry {
+            true => self.moderation.next(now, may_look),
+            // A step ended at its bound.
+            false => self.moderation.next_unheld(now, may_look),
+        };
         self.tell_device();
         self.count_look();
         match next {
@@ -37,9 +37,7 @@ impl<P: Probe> Shard<P> {
     /// Whether a thread that finds nothing to do looks at the device before it waits. Not where that has
     /// long been in vain, and nothing can be missed by sleeping at once.
     pub(crate) fn looks_first(&mut self, now: Instant) -> bool {
-        let may_miss = !self.is_dry
-            || !self.shows_what_waits()
-            || self.next_deadline().is_some_and(|at| at <= now);
+        let may_miss = !self.shows_what_waits() || self.next_deadline().is_some_and(|at| at <= now);
         may_miss || self.moderation.looks_first()
     }
 
@@ -164,7 +162,6 @@ mod tests {
         flood.taker.slept();
         assert!(flood.taker.step_for_reader(flood.now) < 200);
         assert_eq!(flood.taker.next_wait(flood.now, false), Next::Arm);
-        assert!(flood.taker.looks_first(flood.now));
         while flood.taker.step_for_reader(flood.now) > 0 {}
         assert!(matches!(flood.taker.next_wait(flood.now, false), Next::Hold { .. }));
     }
