@@ -73,8 +73,8 @@ impl Line {
 
     /// A segment from the peer that acknowledges everything.
     fn answer(&mut self, flags: Flags, seq: u32) {
-        let mut options = tcp::Options::default();
-        options.mss = flags.contains(Flags::SYN).then_some(1460);
+        let mss = flags.contains(Flags::SYN).then_some(1460);
+        let options = tcp::Options { mss, ..Default::default() };
         let header = tcp::Header {
             src_port: 9,
             dst_port: 4000,
