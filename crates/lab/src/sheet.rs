@@ -187,6 +187,18 @@ mod tests {
     }
 
     #[test]
+    fn what_stands_in_columns_stays_there_and_goes_on_in_the_last() {
+        let sentence = "a sentence that goes on ".repeat(5);
+        let text =
+            wrapped_lines(&format!("  locked     2.3 %  {sentence}\n  ip        12.3 %  short"));
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].starts_with("  locked     2.3 %  a sentence"), "{text}");
+        assert!(lines[1].starts_with(&format!("{}goes", " ".repeat(20))), "{text}");
+        assert_eq!(lines[2], "  ip        12.3 %  short");
+        assert!(lines.iter().all(|l| l.chars().count() <= WIDTH), "{text}");
+    }
+
+    #[test]
     fn a_sheet_says_the_same_in_all_three_forms() {
         let sheet = Sheet {
             name: "test",

@@ -70,22 +70,29 @@ fn wrapped_to(most: usize, text: &str) -> String {
     out
 }
 
-/// The same of a text of several lines, each by itself; one that is indented stays so, and goes on
-/// with two columns more.
+/// The same of a text of several lines, each by itself. One that is indented goes on with two columns more,
+/// or, if it has columns itself, in the last of them.
 pub(crate) fn wrapped_lines(text: &str) -> String {
-    let line = |line: &str| {
-        let indent = line.len() - line.trim_start().len();
-        match line.chars().count() {
-            n if n <= WIDTH => line.to_owned(),
-            _ if indent == 0 => wrapped(line),
-            _ => {
-                let margin = format!("\n{}", " ".repeat(indent + 2));
-                let cut = wrapped_to(WIDTH.saturating_sub(indent + 2), line);
-                format!("{}{}", " ".repeat(indent), cut.replace('\n', &margin))
-            }
-        }
+    let line = |line: &str| match line.chars().count() {
+        n if n <= WIDTH => line.to_owned(),
+        _ if line.starts_with(' ') => hung(line),
+        _ => wrapped(line),
     };
     text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn hung(line: &str) -> String {
+    let indent = line.len() - line.trim_start().len();
+    let column = line.rfind("  ").map_or(0, |at| at + 2);
+    let (head, margin) = match line.get(..column) {
+        Some(head) if column > indent && head.chars().count() <= WIDTH / 2 => {
+            (head.to_owned(), head.chars().count())
+        }
+        _ => (" ".repeat(indent), indent + 2),
+    };
+    let rest = line.get(head.len()..).unwrap_or_default();
+    let cut = wrapped_to(WIDTH.saturating_sub(margin), rest);
+    format!("{head}{}", cut.replace('\n', &format!("\n{}", " ".repeat(margin))))
 }
 
 fn lines_table(found: &Reproduction) -> String {
