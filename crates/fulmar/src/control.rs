@@ -207,15 +207,16 @@ mod tests {
 
     #[test]
     fn a_visitor_gets_the_document_and_the_door_vanishes_with_the_stack() {
-        let control = Control::open(|| Some("{\"a\":1}".to_owned())).unwrap();
+        const DOCUMENT: &str = "{\"a\":1}";
+        let control = Control::open(|| Some(DOCUMENT.to_owned())).unwrap();
         let path = control.path().to_owned();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert!(doors().contains(&path));
-        assert_eq!(ask(&path).unwrap().as_deref(), Some("{\"a\":1}"));
-        assert_eq!(ask(&path).unwrap().as_deref(), Some("{\"a\":1}"));
+        assert_eq!(ask(&path).unwrap().as_deref(), Some(DOCUMENT));
+        assert_eq!(ask(&path).unwrap().as_deref(), Some(DOCUMENT));
         drop(control);
-        assert!(!path.exists());
-        assert_eq!(ask(&path).unwrap(), None);
+        // Another test's stack may have taken the name that is free now.
+        assert!(!path.exists() || ask(&path).unwrap().as_deref() != Some(DOCUMENT));
     }
 
     #[test]
