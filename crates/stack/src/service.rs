@@ -130,7 +130,8 @@ impl Watchman {
 
     /// Between the calls of others only the timers need somebody, and what was held for the next
     /// call, and the time, that not every call has to read the clock; the frames stay for the callers,
-    /// whose caches they belong in. But not every call looks at the device (a getter, a datagram sent): if none did, the frames would wait for ever.
+    /// whose caches they belong in. But not every call looks at the device (a getter, a datagram sent): if
+    /// none did, the frames would wait for ever.
     fn look_after<P: Probe>(&mut self, host: &Host<P>) {
         let Ok(mut guard) = host.lock_quietly() else { return };
         let callers_poll = guard.counters().value(Counter::RxPolls) != self.polls;
