@@ -63,6 +63,10 @@ const QUICK_DRAIN: usize = 64;
 /// What a reader copies while it is still warm in the second-level cache, beside its own buffer.
 const HOT_BYTES: usize = 128 << 10;
 
+/// The same of bytes that the device puts where the reader wants them: nobody copies these, and frames
+/// that come together share what the code of a step costs in the first-level cache.
+const PLACED_BYTES: usize = 512 << 10;
+
 /// Frames after which connections are heard although more frames wait: half the default window in
 /// super-frames, so that the other half keeps the peer busy meanwhile. Fewer ACKs cost less.
 const ANSWER_FRAMES: usize = 8;
@@ -240,6 +244,11 @@ impl<P: Probe> Shard<P> {
     /// wait for the next step, a moment away, so that several bursts share one answer.
     pub fn step_for_reader(&mut self, now: Instant) -> usize {
         self.advance(now, POLL_FRAMES, HOT_BYTES)
+    }
+
+    /// As [`Shard::step_for_reader`], for one who waits for buffers that the device fills.
+    pub(crate) fn step_for_placed(&mut self, now: Instant) -> usize {
+        self.advance(now, POLL_FRAMES, PLACED_BYTES)
     }
 
     fn advance(&mut self, now: Instant, budget: usize, enough_bytes: usize) -> usize {

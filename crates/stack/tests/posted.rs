@@ -387,6 +387,37 @@ fn the_answer_to_a_full_buffer_waits_until_its_reader_looks_again_or_stays_away(
     assert_eq!(sent(&pair), before + 1, "nobody came");
 }
 
+/// Bytes per step, the median, into a buffer for which a sender sends as much as it may.
+fn stride(step: impl Fn(&mut Shard, Instant, &RecvTicket)) -> u64 {
+    let mut line = Line::new();
+    let ticket = line.post(4 << 20, PATIENT);
+    let taken = |shard: &Shard| shard.counters().value(Counter::ReceiveBytes);
+    let mut strides = Vec::new();
+    while !ticket.is_over() {
+        let Pair { shards, now, .. } = &mut line.pair;
+        *now = *now + Duration::from_micros(20);
+        let before = taken(&shards[1]);
+        step(&mut shards[1], *now, &ticket);
+        strides.push(taken(&shards[1]) - before);
+        (0..16).for_each(|_| _ = line.pair.write(line.client, &[7; 64 << 10]));
+        line.pair.shards[0].step(line.pair.now, 64);
+    }
+    strides.retain(|n| *n > 0);
+    strides.sort_unstable();
+    strides[strides.len() / 2]
+}
+
+#[test]
+fn who_waits_for_what_is_placed_takes_more_of_it_at_once_than_who_copies() {
+    let copying = stride(|shard, now, _| _ = shard.step_for_reader(now));
+    let placing = stride(|shard, now, ticket| {
+        _ = shard.step_for_ticket(now, ticket);
+        drop(shard.take_received());
+    });
+    assert!(copying <= 192 << 10, "{copying}");
+    assert!(placing > copying * 3 / 2, "{placing}, copying {copying}");
+}
+
 /// A flow whose bytes count up, and what its reader has of it.
 struct Line {
     pair: Pair,
