@@ -11,6 +11,7 @@ use crate::bounds::runs;
 use crate::failure::{During, Failure, Outcome};
 use crate::stream::{self, Device, Options, Stack};
 use clap::Subcommand;
+use fulmar_lab::account::Figures;
 use fulmar_lab::bench::Outcome as Measured;
 use fulmar_lab::burst;
 use fulmar_lab::cpu::Placement;
@@ -120,6 +121,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     // Before the namespaces: the lock's name belongs to the one we come from.
     let _lock = BenchLock::take().map_err(cannot_start)?;
     let isolated = netns::enter();
+    let is_isolated = isolated.is_ok();
     if let Some(warning) = report::busy_warning() {
         eprintln!("{warning}");
     }
@@ -137,7 +139,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let measured = measured.during("cannot measure")?;
     let machine = Machine::here();
     println!("{}", report::text(&machine, &measured));
-    write_reports(&args.what, &machine, &measured)?;
+    write_reports(&args.what, is_isolated, &machine, &measured)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -166,10 +168,16 @@ fn run_scale(args: &ScaleArgs) -> Outcome<ExitCode> {
 
 /// Datagrams cost per packet: their report is their own.
 fn run_udp(args: &UdpArgs, isolated: io::Result<()>) -> Outcome<ExitCode> {
-    let found = udp::run(&args.options(), isolated).during("cannot measure")?;
+    let options = args.options();
+    let found = udp::run(&options, isolated).during("cannot measure")?;
     let machine = Machine::here();
     println!("{}", found.text(&machine));
-    write_own(args.files(), &found.json(&machine, &command_line()))
+    if !has_files(args.files()) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut json = found.json(&machine, &command_line());
+    add_accounts(&mut json, udp::accounts(&options));
+    write_own(args.files(), &json)
 }
 
 /// Writes the reports of a bench that has its own.
@@ -204,21 +212,30 @@ fn run_wake(args: &WakeArgs, isolated: io::Result<()>) -> Outcome<ExitCode> {
 
 /// Frames are no bytes of a stream: their report is their own.
 fn run_burst(args: &BurstArgs, isolated: io::Result<()>) -> Outcome<ExitCode> {
-    let found = burst::run(&args.options(), isolated).during("cannot measure")?;
+    let options = args.options();
+    let found = burst::run(&options, isolated).during("cannot measure")?;
     let machine = Machine::here();
     println!("{}", found.text(&machine));
-    let (json_file, page_file) = args.files();
-    if json_file.or(page_file).is_some() {
-        let command = command_line();
-        let json = found.json(&machine, &command);
-        if let Some(file) = json_file {
-            write(file, &format!("{json:#}\n"))?;
-        }
-        if let Some(file) = page_file {
-            write(file, &page::report::page(&json).html())?;
-        }
+    if !has_files(args.files()) {
+        return Ok(ExitCode::SUCCESS);
     }
-    Ok(ExitCode::SUCCESS)
+    let mut json = found.json(&machine, &command_line());
+    add_accounts(&mut json, burst::accounts(&options));
+    write_own(args.files(), &json)
+}
+
+/// Whether a report is asked for: what only reports show is not measured otherwise.
+fn has_files((json_file, page_file): (Option<&Path>, Option<&Path>)) -> bool {
+    json_file.or(page_file).is_some()
+}
+
+/// What the stages of the stack cost a packet, which takes a second or two to find out. A report without it
+/// is still a report.
+fn add_accounts(json: &mut Value, found: io::Result<Vec<Figures>>) {
+    match found {
+        Ok(all) => json["accounts"] = all.iter().map(Figures::json).collect(),
+        Err(e) => eprintln!("the stages of the stack are not in the report: {e}"),
+    }
 }
 
 impl What {
@@ -247,15 +264,24 @@ pub fn cannot_start(error: io::Error) -> Failure {
     }
 }
 
-fn write_reports(what: &What, machine: &Machine, measured: &Measured) -> Outcome {
+fn write_reports(
+    what: &What,
+    is_isolated: bool,
+    machine: &Machine,
+    measured: &Measured,
+) -> Outcome {
     let (json_file, page_file) = what.files();
-    if json_file.or(page_file).is_none() {
+    if !has_files(what.files()) {
         return Ok(());
     }
     let command = command_line();
     let mut json: Value = report::json(machine, &command, measured);
-    if matches!(what, What::Send(_)) {
-        add_stages(&mut json);
+    match what {
+        What::Send(_) => add_stages(&mut json),
+        What::Recv(args) => {
+            add_accounts(&mut json, recv::account::accounts(&args.options(), is_isolated))
+        }
+        _ => {}
     }
     if let Some(file) = json_file {
         write(file, &format!("{json:#}\n"))?;

@@ -5,9 +5,10 @@ use crate::bounds::{self, within};
 use crate::failure::{During, Failure, Outcome};
 use crate::stat::documents;
 use crate::stream::Stack;
+use fulmar_lab::account::{Figures, Part};
 use fulmar_lab::lock::BenchLock;
 use fulmar_lab::netns;
-use fulmar_lab::page::{Bar, Bars, Cell};
+use fulmar_lab::page::{Cell, stages};
 use fulmar_lab::path::{self, Options, Path, kernel, show};
 use fulmar_lab::report::{self, Machine};
 use fulmar_lab::sheet::Sheet;
@@ -178,49 +179,14 @@ fn live(args: &Args) -> Outcome<ExitCode> {
 
 /// The account in a stack's document, if there is one.
 fn live_sheet(document: &Value) -> Option<Sheet> {
-    let ledger = document.get("ledger").filter(|l| l.is_object())?;
-    let number = |v: &Value| v.as_f64().unwrap_or(0.0);
-    let stages = ledger["stages"].as_array()?;
-    let all: f64 = stages.iter().filter(|s| s["stage"] != "slept").map(|s| number(&s["ns"])).sum();
-    let packets = number(&ledger["packets"]).max(1.0);
-    let bytes = number(&ledger["bytes"]).max(1.0);
-    let rows = stages.iter().map(|s| {
-        let (ns, passes) = (number(&s["ns"]), number(&s["passes"]));
-        let text = |key: &str| Cell::Text(s[key].as_str().unwrap_or_default().to_owned());
-        vec![
-            text("stage"),
-            Cell::Number(passes, Some(0)),
-            Cell::Number(ns / passes.max(1.0), Some(1)),
-            Cell::Number(ns / packets, Some(1)),
-            Cell::Number(ns / bytes, Some(3)),
-            Cell::Number(
-                if s["stage"] == "slept" { 0.0 } else { ns * 100.0 / all.max(1.0) },
-                Some(1),
-            ),
-            text("sentence"),
-        ]
-    });
-    let per = |key: &str, over: f64| number(&ledger[key]) / over;
-    let notes = vec![
-        format!(
-            "{} visits timed of {}; a reading costs {:.1} ns ({:.2} ms in all), taken off. {} times were \
-             left out, in which the thread had lost its CPU.",
-            ledger["measured"],
-            ledger["visits"],
-            number(&ledger["pass_ns"]),
-            number(&ledger["overhead_ns"]) / 1e6,
-            number(&ledger["preempted"])
-        ),
-        format!(
-            "{:.3} bytes copied per byte, {:.2} buffers and {:.2} crossings per packet ({packets:.0} packets).",
-            per("copied_bytes", bytes),
-            per("allocs", packets),
-            per("crossings", packets)
-        ),
-    ];
+    let found = Figures::of_document(document.get("ledger").filter(|l| l.is_object())?)?;
+    let title = format!("{} (pid {})", word(&document["name"]), document["pid"]);
+    let found = Figures { title: title.clone(), ..found };
+    let mut rows: Vec<Vec<Cell>> = found.parts.iter().map(live_row).collect();
+    rows.push(sum_row(&found));
     Some(Sheet {
         name: "path_live",
-        title: format!("{} (pid {}): where its time went", document["name"], document["pid"]),
+        title: format!("{title}: where its time went"),
         columns: vec![
             ("stage", "stage"),
             ("passes", "passes"),
@@ -231,27 +197,42 @@ fn live_sheet(document: &Value) -> Option<Sheet> {
             ("sentence", "what it is"),
         ],
         words: 1,
-        rows: rows.collect(),
-        bars: Some(live_bars(stages, packets)),
-        notes,
+        rows,
+        bars: Some(stages::bars(&found.json())),
+        notes: found.sentences().to_vec(),
+        account: Some(found.json()),
         ..Sheet::default()
     })
 }
 
-/// A bar per stage: what it costs a packet. Sleep is nobody's cost.
-fn live_bars(stages: &[Value], packets: f64) -> Bars {
-    let bar = |s: &Value| Bar {
-        label: s["stage"].as_str().unwrap_or_default().to_owned(),
-        values: vec![s["ns"].as_f64().unwrap_or(0.0) / packets],
-        ..Bar::default()
-    };
-    Bars {
-        caption: "What each stage costs a packet, sleep aside.".to_owned(),
-        unit: "ns per packet".to_owned(),
-        parts: vec![("ns per packet".to_owned(), 0)],
-        bars: stages.iter().filter(|s| s["stage"] != "slept").map(bar).collect(),
-        marks: Vec::new(),
-    }
+fn live_row(part: &Part) -> Vec<Cell> {
+    vec![
+        Cell::Text(part.stage.clone()),
+        Cell::Number(part.passes, Some(0)),
+        Cell::Number(part.ns_each, Some(1)),
+        Cell::Number(part.ns_per_packet, Some(1)),
+        Cell::Number(part.ns_per_byte, Some(3)),
+        Cell::Number(part.share_pct, Some(1)),
+        Cell::Text(part.sentence.clone()),
+    ]
+}
+
+/// All stages but sleep.
+fn sum_row(found: &Figures) -> Vec<Cell> {
+    let stages_ns = found.sum_ns - found.overhead_ns;
+    vec![
+        Cell::Text("sum".to_owned()),
+        Cell::Nothing,
+        Cell::Nothing,
+        Cell::Number(found.ns_per_packet(), Some(1)),
+        Cell::Number(stages_ns / found.bytes.max(1.0), Some(3)),
+        Cell::Number(if stages_ns > 0.0 { 100.0 } else { 0.0 }, Some(1)),
+        Cell::Text("All stages but sleep.".to_owned()),
+    ]
+}
+
+fn word(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -310,11 +291,13 @@ mod tests {
         assert!(live_sheet(&json!({"name": "x", "pid": 1})).is_none());
         assert!(live_sheet(&json!({"ledger": null})).is_none());
         let sheet = live_sheet(&json!({"name": "x", "pid": 1, "ledger": {"stages": [
-            {"stage": "locked", "passes": 10.0, "ns": 500.0, "sentence": "The lock."}],
-            "packets": 10, "bytes": 100}}));
+            {"stage": "locked", "layer": "lock", "passes": 10.0, "ns": 500.0, "sentence": "The lock."}],
+            "packets": 10, "bytes": 100, "pass_ns": 30.0, "overhead_ns": 100.0, "total_ns": 500.0}}));
         let sheet = sheet.expect("an account");
-        assert_eq!(sheet.bars.as_ref().map(|b| b.bars.len()), Some(1));
+        let bars = sheet.bars.as_ref().map(|b| b.bars.iter().map(|b| b.label.as_str()).collect());
+        assert_eq!(bars, Some(vec!["all stages", "locked"]));
         let text = sheet.text();
         assert!(text.contains("locked") && text.contains("50.0"), "{text}");
+        assert!(text.contains("+20.0 % off"), "{text}");
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! A stack that is built with [`Builder::account`](crate::Builder::account) passes named stages
 //! ([`Stage`]) and notes now and then what each costs. [`Stack::ledger`](crate::Stack::ledger) gives
-//! its [`Balance`]; `fulmar path --live` prints it from another terminal.
+//! its [`Balance`], [`Stack::account`](crate::Stack::account) the same beside what the stack has moved
+//! meanwhile ([`Account`]: ns per packet and per byte, copies per byte, buffers and crossings per packet);
+//! `fulmar path --live` prints that from another terminal.
 //!
 //! A program that cannot be changed keeps an account in all of its stacks if the environment says
 //! `FULMAR_LEDGER=64` (one visit in 64 is measured), and a program can ask for the same with
@@ -13,14 +15,20 @@
 //! # let builder = fulmar::Stack::builder();
 //! let stack = builder.device(fulmar::devices::tap("fulmar0")?).account(64).build()?;
 //! // ... traffic ...
-//! for cost in stack.ledger().unwrap_or_default().stages {
-//!     println!("{:16} {:12.0} ns  {}", cost.stage.name(), cost.ns, cost.stage.sentence());
+//! if let Some(account) = stack.account()? {
+//!     for cost in &account.balance.stages {
+//!         let ns = cost.ns / account.packets as f64;
+//!         println!("{:16} {ns:8.1} ns per packet  {}", cost.stage.name(), cost.stage.sentence());
+//!     }
 //! }
 //! # Ok(())
 //! # }
 //! ```
 
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use fulmar_base::Counter;
+use serde_json::{Value, json};
 
 pub use fulmar_base::Stage;
 pub use fulmar_stack::account::DEFAULT_EVERY;
@@ -34,9 +42,14 @@ const UNDECIDED: u32 = u32::MAX;
 static EVERY: AtomicU32 = AtomicU32::new(UNDECIDED);
 
 /// From now on every new stack of this process keeps an account, of one visit in `every`; `None`:
-/// those keep one that ask for it.
-pub fn account_new_stacks(every: Option<u32>) {
-    EVERY.store(every.map_or(0, |n| n.clamp(1, UNDECIDED - 1)), Ordering::Relaxed);
+/// those keep one that ask for it. Returns what held before.
+pub fn account_new_stacks(every: Option<u32>) -> Option<u32> {
+    let new = every.map_or(0, |n| n.clamp(1, UNDECIDED - 1));
+    let before = match EVERY.swap(new, Ordering::Relaxed) {
+        UNDECIDED => asked_by_environment(),
+        decided => decided,
+    };
+    (before > 0).then_some(before)
 }
 
 /// The accounts of all stacks that this process has had so far, in one.
@@ -55,4 +68,106 @@ pub(crate) fn probing_of_new_stacks() -> Probing {
 
 fn asked_by_environment() -> u32 {
     std::env::var("FULMAR_LEDGER").ok().and_then(|v| v.trim().parse().ok()).unwrap_or(0)
+}
+
+/// What a stack's stages have cost, and what it has moved for that.
+#[derive(Clone, Debug, Default)]
+pub struct Account {
+    /// The stages.
+    pub balance: Balance,
+    /// Packets sent and received, as they are on a wire: a super-frame counts as all that it stands for.
+    pub packets: u64,
+    /// Frames that crossed between stack and device.
+    pub frames: u64,
+    /// Bytes of these frames, headers included.
+    pub bytes: u64,
+    /// Calls into the device.
+    pub crossings: u64,
+    /// Bytes that the stack has copied.
+    pub copied_bytes: u64,
+    /// Buffers that were taken out of the pool.
+    pub allocs: u64,
+}
+
+impl Account {
+    pub(crate) fn new(balance: Balance, s: &fulmar_stack::Stat) -> Account {
+        let (d, count) = (&s.device, |c: Counter| s.counters.value(c));
+        Account {
+            balance,
+            packets: count(Counter::TxPackets) + count(Counter::RxPackets),
+            frames: d.tx_frames + d.rx_frames,
+            bytes: d.tx_bytes + d.rx_bytes,
+            crossings: d.tx_crossings + d.rx_crossings,
+            copied_bytes: count(Counter::CopiedBytes),
+            allocs: s.pool.allocs,
+        }
+    }
+
+    /// The account of what was moved since `before`. The stages stay as they are: for these too the ledger
+    /// is to be cleared at that time.
+    #[must_use]
+    pub fn since(self, before: &Account) -> Account {
+        Account {
+            packets: self.packets.saturating_sub(before.packets),
+            frames: self.frames.saturating_sub(before.frames),
+            bytes: self.bytes.saturating_sub(before.bytes),
+            crossings: self.crossings.saturating_sub(before.crossings),
+            copied_bytes: self.copied_bytes.saturating_sub(before.copied_bytes),
+            allocs: self.allocs.saturating_sub(before.allocs),
+            balance: self.balance,
+        }
+    }
+
+    /// As in the stack's document ([`Stat::to_json`](crate::Stat::to_json)): times in nanoseconds, over all
+    /// visits.
+    pub fn to_json(&self) -> Value {
+        let stage = |c: &StageCost| {
+            json!({"stage": c.stage.name(), "layer": c.stage.layer(), "passes": c.passes, "ns": c.ns,
+                   "sentence": c.stage.sentence().trim()})
+        };
+        let l = &self.balance;
+        json!({
+            "visits": l.visits,
+            "measured": l.measured,
+            "preempted": l.preempted,
+            "pass_ns": l.pass_ns,
+            "overhead_ns": l.overhead_ns,
+            "sum_ns": l.sum_ns(),
+            "total_ns": l.total_ns,
+            "stages": l.stages.iter().map(stage).collect::<Vec<_>>(),
+            "packets": self.packets,
+            "frames": self.frames,
+            "bytes": self.bytes,
+            "crossings": self.crossings,
+            "copied_bytes": self.copied_bytes,
+            "allocs": self.allocs,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_moved_before_is_not_in_the_account_since_then() {
+        let before = Account { packets: 3, bytes: 100, ..Account::default() };
+        let now = Account { packets: 10, bytes: 450, allocs: 4, ..Account::default() };
+        let since = now.since(&before);
+        assert_eq!((since.packets, since.bytes, since.allocs), (7, 350, 4));
+    }
+
+    #[test]
+    fn the_document_says_what_the_sum_is_held_against_or_that_it_is_not_known() {
+        let stages = vec![StageCost { stage: Stage::Locked, passes: 10.0, ns: 300.0 }];
+        let balance = Balance { stages, overhead_ns: 20.0, ..Balance::default() };
+        let known = Balance { total_ns: Some(400.0), ..balance.clone() };
+        assert!(known.gap().is_some_and(|gap| (gap + 0.2).abs() < 1e-9));
+        let told = |balance| Account { balance, ..Account::default() }.to_json();
+        assert!(told(balance)["total_ns"].is_null());
+        assert_eq!(
+            (told(known.clone())["total_ns"].as_f64(), known.sum_ns()),
+            (Some(400.0), 320.0)
+        );
+    }
 }

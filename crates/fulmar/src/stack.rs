@@ -17,7 +17,7 @@ use crate::cidr::Cidr;
 use crate::control::Control;
 use crate::error::SetupError;
 use crate::exit;
-use crate::ledger;
+use crate::ledger::{self, Account};
 use crate::poll::PollSet;
 use crate::sendfile::reader::Reader;
 use crate::socket::{Socket, to_io};
@@ -226,6 +226,22 @@ impl Stack {
     /// ([`Builder::account`]).
     pub fn ledger(&self) -> Option<Balance> {
         Some(self.inner.host(0).ledger()?.balance())
+    }
+
+    /// The same beside what the stack has moved for it: packets, bytes, copies, buffers, crossings.
+    ///
+    /// # Errors
+    /// `EBADF` in a forked child.
+    pub fn account(&self) -> io::Result<Option<Account>> {
+        Ok(self.stat()?.account())
+    }
+
+    /// Lets the account begin anew, behind a warm-up: what the stages have cost so far is forgotten. What was
+    /// moved is still counted ([`Account::since`]).
+    pub fn clear_ledger(&self) {
+        if let Some(ledger) = self.inner.host(0).ledger() {
+            ledger.clear();
+        }
     }
 
     /// Adds a route while the stack runs; connections follow at their next packet.

@@ -9,11 +9,12 @@ use fulmar_socket::SocketError;
 use fulmar_tcp::Info;
 use serde_json::{Map, Value, json};
 
+use crate::ledger::Account;
 use crate::socket::to_io;
 use crate::stack::Inner;
 
+use fulmar_stack::Balance;
 pub use fulmar_stack::SocketStat;
-use fulmar_stack::{Balance, StageCost};
 
 /// A snapshot of a stack.
 #[derive(Clone, Debug)]
@@ -53,6 +54,11 @@ impl Stat {
         &self.shard.sockets
     }
 
+    /// What its stages cost beside what it has moved, if it keeps an account.
+    pub fn account(&self) -> Option<Account> {
+        self.ledger.clone().map(|balance| Account::new(balance, &self.shard))
+    }
+
     /// One JSON document; sizes are in bytes, times in microseconds.
     pub fn to_json(&self) -> String {
         let s = &self.shard;
@@ -78,7 +84,7 @@ impl Stat {
             "waiting": waiting(c),
             "neighbours": s.neighbours.iter().map(neighbour).collect::<Vec<_>>(),
             "routes": s.routes.iter().map(route).collect::<Vec<_>>(),
-            "ledger": self.ledger.as_ref().map(|l| account(l, s)),
+            "ledger": self.account().map(|a| a.to_json()),
         });
         document.to_string()
     }
@@ -154,28 +160,6 @@ fn device(d: &DeviceStats) -> Value {
         "rx_bytes": d.rx_bytes,
         "rx_crossings": d.rx_crossings,
         "wakes": d.wakes,
-    })
-}
-
-/// The account, with what its figures are held against: packets, bytes, copies.
-fn account(l: &Balance, s: &fulmar_stack::Stat) -> Value {
-    let stage = |c: &StageCost| {
-        json!({"stage": c.stage.name(), "layer": c.stage.layer(), "passes": c.passes, "ns": c.ns,
-               "sentence": c.stage.sentence().trim()})
-    };
-    let d = &s.device;
-    json!({
-        "visits": l.visits,
-        "measured": l.measured,
-        "preempted": l.preempted,
-        "pass_ns": l.pass_ns,
-        "overhead_ns": l.overhead_ns,
-        "stages": l.stages.iter().map(stage).collect::<Vec<_>>(),
-        "packets": d.tx_frames + d.rx_frames,
-        "bytes": d.tx_bytes + d.rx_bytes,
-        "crossings": d.tx_crossings + d.rx_crossings,
-        "copied_bytes": s.counters.value(Counter::CopiedBytes),
-        "allocs": s.pool.allocs,
     })
 }
 

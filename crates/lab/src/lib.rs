@@ -9,6 +9,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod account;
 pub mod bench;
 pub mod burst;
 pub mod cells;

@@ -43,6 +43,8 @@ pub struct Sheet {
     pub notes: Vec<String>,
     /// Named figures.
     pub ratios: Vec<Ratio>,
+    /// The account of a stack, for JSON ([`crate::account::Figures::json`]).
+    pub account: Option<Value>,
 }
 
 impl Ratio {
@@ -97,7 +99,7 @@ impl Sheet {
         let rows: Vec<Value> = self.rows.iter().map(|row| self.row_json(row)).collect();
         let ratios: Map<String, Value> =
             self.ratios.iter().filter_map(|r| Some((r.name.clone(), r.to_json()?))).collect();
-        json!({
+        let mut json = json!({
             "machine": machine.to_json(),
             "command": command,
             "name": self.name,
@@ -105,7 +107,11 @@ impl Sheet {
             "rows": rows,
             "ratios": ratios,
             "notes": self.notes,
-        })
+        });
+        if let Some(account) = &self.account {
+            json["accounts"] = json!([account]);
+        }
+        json
     }
 
     fn row_json(&self, row: &[Cell]) -> Value {

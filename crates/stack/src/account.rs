@@ -22,6 +22,9 @@
 //! A thread that lost its CPU in the middle of a stage, to another one or because a lock was taken, has
 //! not worked there. A time that is long enough for that to be possible counts only if the kernel says
 //! that it did not happen (`ru_nivcsw`, `ru_nvcsw`).
+//!
+//! What the sum of the stages is held against is measured without them ([`Balance::total_ns`]): the kernel's
+//! account of each thread's CPU time, asked for once in many visits, and the visits in between.
 
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -32,6 +35,9 @@ use std::time::Instant;
 use fulmar_base::{Outside, Probe, Stage};
 
 use crate::sys;
+use total::{Stretch, Total};
+
+mod total;
 
 /// One visit in so many is measured, unless the stack is told otherwise: a reading at each of a
 /// dozen stages then costs a packet about two nanoseconds.
@@ -52,6 +58,8 @@ pub struct Ledger {
     pass: PassCost,
     /// What it costs where it is passed.
     yardstick: Yardstick,
+    /// What the kernel says that the threads have worked meanwhile.
+    total: Total,
     /// When it began, by the cycle counter and by the clock: the one is calibrated by the other.
     began: (u64, Instant),
 }
@@ -149,6 +157,9 @@ pub struct Balance {
     pub pass_ns: f64,
     /// Nanoseconds that the passes cost in all: what the stack would have been quicker without.
     pub overhead_ns: f64,
+    /// Nanoseconds of CPU that the threads had meanwhile by the kernel's account, extrapolated to all
+    /// visits: what [`Balance::sum_ns`] is held against. `None`: nobody has come back often enough yet.
+    pub total_ns: Option<f64>,
 }
 
 thread_local! {
@@ -173,6 +184,8 @@ struct Clock {
     switches: Cell<u64>,
     /// To be asked when a visit begins: the last one was so long that it mattered.
     asks: Cell<bool>,
+    /// Visits since the thread's CPU time was last asked for.
+    stretch: Stretch,
 }
 
 /// A time of so many cycles (some twenty microseconds) may be that of somebody else.
@@ -193,6 +206,7 @@ impl Clock {
             passes: Cell::new(0),
             switches: Cell::new(0),
             asks: Cell::new(false),
+            stretch: Stretch::new(),
         }
     }
 
@@ -240,6 +254,7 @@ impl Ledger {
             preempted: AtomicU64::new(0),
             pass,
             yardstick: Yardstick::default(),
+            total: Total::default(),
             began: (sys::ticks(), Instant::now()),
         }
     }
@@ -295,7 +310,9 @@ impl Ledger {
     }
 
     fn begin_visit(&self, clock: &Clock) {
-        self.visits.fetch_add(u64::from(clock.waited.get()), Relaxed);
+        let waited = u64::from(clock.waited.get());
+        self.visits.fetch_add(waited, Relaxed);
+        clock.stretch.add(&self.total, waited);
         self.measured.fetch_add(1, Relaxed);
         let next = clock.draw(self.every);
         clock.until_next.set(next);
@@ -357,7 +374,8 @@ impl Ledger {
         let pass_ns = pass.whole * ns_per_cycle;
         let overhead_ns = all_passes as f64 * pass_ns;
         let preempted = self.preempted.load(Relaxed);
-        Balance { stages, visits, measured, preempted, pass_ns, overhead_ns }
+        let total_ns = self.total.ns_per_visit().map(|ns| ns * visits as f64);
+        Balance { stages, visits, measured, preempted, pass_ns, overhead_ns, total_ns }
     }
 
     /// Forgets what was measured so far, to begin behind a warm-up.
@@ -367,6 +385,7 @@ impl Ledger {
             sum.passes.store(0, Relaxed);
         }
         self.yardstick.clear();
+        self.total.clear();
         self.visits.store(0, Relaxed);
         self.measured.store(0, Relaxed);
         self.preempted.store(0, Relaxed);
@@ -404,11 +423,23 @@ impl Balance {
         preempted: 0,
         pass_ns: 0.0,
         overhead_ns: 0.0,
+        total_ns: None,
     };
 
     /// Nanoseconds of all stages but sleep.
     pub fn busy_ns(&self) -> f64 {
         self.stages.iter().filter(|s| s.stage != Stage::Slept).map(|s| s.ns).sum()
+    }
+
+    /// Nanoseconds of all stages but sleep, and beside them what the account itself has cost: all that its
+    /// threads have worked.
+    pub fn sum_ns(&self) -> f64 {
+        self.busy_ns() + self.overhead_ns
+    }
+
+    /// How far the sum of the stages is from what the kernel says: 0.01 is one percent too much.
+    pub fn gap(&self) -> Option<f64> {
+        self.total_ns.filter(|t| *t > 0.0).map(|total| self.sum_ns() / total - 1.0)
     }
 
     /// Nanoseconds of one stage.
@@ -426,6 +457,9 @@ impl Balance {
             }
         }
         self.stages.sort_by_key(|s| s.stage as u8);
+        // Of nothing nothing is unknown.
+        let total = |b: &Balance| if b.visits == 0 { Some(0.0) } else { b.total_ns };
+        self.total_ns = total(&self).zip(total(other)).map(|(a, b)| a + b);
         self.visits += other.visits;
         self.measured += other.measured;
         self.preempted += other.preempted;
@@ -546,133 +580,4 @@ impl Outside for Books {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_stages_of_a_visit_sum_up_to_all_of_its_time() {
-        let ledger = Ledger::with_pass(1, PassCost::default());
-        let start = sys::ticks();
-        ledger.enter();
-        for stage in [Stage::Locked, Stage::SendChecked, Stage::Released, Stage::SendCopied] {
-            ledger.pass(stage);
-        }
-        ledger.enter();
-        let most = sys::ticks() - start;
-        let sum: u64 = ledger.stages.iter().map(|s| s.cycles.load(Relaxed)).sum();
-        assert!(sum > 0 && sum <= most);
-        let passed: Vec<_> = ledger.balance().stages.iter().map(|s| s.stage).collect();
-        use Stage as S;
-        assert_eq!(passed, [S::SendCall, S::Locked, S::SendChecked, S::SendCopied, S::Released]);
-    }
-
-    #[test]
-    fn a_thread_that_takes_part_in_an_account_can_open_another() {
-        let first = Ledger::with_pass(1 << 20, PassCost::default());
-        // Within a long wait for the next visit that is measured.
-        (0..3).for_each(|_| first.enter());
-        let held = CLOCK.with(|c| (c.at.get(), c.until_next.get()));
-        let pass = measure_pass();
-        assert!(pass.inside > 0.0 && pass.whole >= pass.inside, "{pass:?}");
-        assert_eq!(CLOCK.with(|c| (c.at.get(), c.until_next.get())), held);
-    }
-
-    #[test]
-    fn what_stages_add_to_a_visit_is_taken_off_each_of_them() {
-        let ledger = Ledger::with_pass(1, PassCost { inside: 10.0, whole: 30.0 });
-        ledger.stages[Stage::Locked as usize].cycles.store(1000, Relaxed);
-        ledger.stages[Stage::Locked as usize].passes.store(10, Relaxed);
-        ledger.visits.store(1, Relaxed);
-        ledger.measured.store(1, Relaxed);
-        for _ in 0..ENOUGH_VISITS {
-            assert_eq!(ledger.pass_cost().inside, 10.0, "too few to tell");
-            ledger.yardstick.whole.add(300, 1, 0);
-            ledger.yardstick.staged.add(400, 6, 60);
-        }
-        // Long ones do not count.
-        ledger.yardstick.staged.add(1_000_000, 1, 10);
-        let cost = ledger.pass_cost();
-        assert_eq!((cost.inside, cost.whole), (20.0, 40.0));
-        let (ns, balance) = (ledger.ns_per_cycle(), ledger.balance());
-        let own = balance.ns_of(Stage::Locked) / ns;
-        assert!((own - 800.0).abs() < 80.0, "{own}");
-    }
-
-    #[test]
-    fn the_measured_visits_stand_for_all_of_them() {
-        let ledger = Ledger::with_pass(16, PassCost::default());
-        for _ in 0..100_000 {
-            ledger.enter();
-            ledger.pass(Stage::Locked);
-        }
-        let b = ledger.balance();
-        assert!(b.measured > 1000 && b.measured < 20_000, "{}", b.measured);
-        // All but those of the wait that has not ended.
-        assert!(b.visits <= 100_000 && b.visits > 100_000 - 20 * 16, "{}", b.visits);
-        let locked = b.stages.iter().find(|s| s.stage == Stage::Locked).unwrap();
-        assert!((locked.passes - b.visits as f64).abs() < 1.0);
-    }
-
-    #[test]
-    fn a_visit_that_is_not_measured_leaves_no_trace() {
-        let ledger = Ledger::with_pass(1 << 20, PassCost::default());
-        CLOCK.with(|c| (c.until_next.set(1000), c.at.set(0)));
-        for _ in 0..100 {
-            ledger.enter();
-            ledger.pass(Stage::Locked);
-        }
-        assert_eq!(ledger.balance().measured, 0);
-        assert!(ledger.balance().stages.is_empty());
-    }
-
-    /// A visit in which a stage took `cycles`, with what the kernel is said to have told before.
-    fn visit_of(cycles: u64, switches: u64) -> Ledger {
-        let ledger = Ledger::with_pass(1, PassCost::default());
-        CLOCK.with(|c| (c.at.set(0), c.until_next.set(1)));
-        ledger.enter();
-        CLOCK.with(|c| {
-            c.at.set(sys::ticks().saturating_sub(cycles).max(1));
-            c.switches.set(switches);
-        });
-        ledger.pass(Stage::Locked);
-        ledger
-    }
-
-    #[test]
-    fn a_long_time_counts_unless_the_kernel_took_the_cpu_away_meanwhile() {
-        let passes = |l: &Ledger| l.balance().stages.len();
-        let long = 10 * SUSPICIOUS_CYCLES;
-        let lost = visit_of(long, u64::MAX);
-        assert_eq!((passes(&lost), lost.balance().preempted), (0, 1));
-        // It may be taken away at this very moment, but not every time.
-        assert!((0..100).any(|_| passes(&visit_of(long, sys::switches())) == 1));
-        // Of a short time nobody asks.
-        assert_eq!(passes(&visit_of(0, u64::MAX)), 1);
-    }
-
-    #[test]
-    fn what_is_below_zero_is_taken_from_the_others_and_the_sum_stays() {
-        let cost = |(stage, ns)| StageCost { stage, passes: 1.0, ns };
-        let slept = (Stage::Slept, 500.0);
-        let mut stages =
-            [(Stage::Locked, 30.0), (Stage::PathChosen, -6.0), (Stage::Released, 90.0)]
-                .into_iter()
-                .chain([slept])
-                .map(cost)
-                .collect::<Vec<_>>();
-        settle(&mut stages);
-        let ns: Vec<f64> = stages.iter().map(|s| s.ns).collect();
-        assert_eq!(ns, [28.5, 0.0, 85.5, 500.0]);
-    }
-
-    #[test]
-    fn two_accounts_are_added_stage_by_stage() {
-        let cost = |stage, ns| StageCost { stage, passes: 1.0, ns };
-        let of = |stages| Balance { stages, visits: 1, measured: 1, ..Balance::default() };
-        let one = of(vec![cost(Stage::Locked, 5.0), cost(Stage::Slept, 100.0)]);
-        let sum = of(vec![cost(Stage::Released, 2.0), cost(Stage::Locked, 1.0)]).and(&one);
-        assert_eq!(sum.ns_of(Stage::Locked), 6.0);
-        assert_eq!(sum.busy_ns(), 8.0);
-        assert_eq!(sum.visits, 2);
-    }
-}
+mod tests;

@@ -37,6 +37,14 @@ pub fn ticks() -> u64 {
     now().as_nanos()
 }
 
+/// CPU time of this thread, by the kernel's account.
+pub fn thread_cpu_ns() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is a valid timespec that lives through the call; it stays zero if that fails.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) };
+    (t.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_nsec as u64)
+}
+
 /// How often this thread has lost its CPU, because somebody else got it or because it had to wait.
 pub fn switches() -> u64 {
     let usage = usage();

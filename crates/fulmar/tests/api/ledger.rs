@@ -57,6 +57,14 @@ fn a_stack_that_keeps_an_account_says_what_its_stages_cost() {
         assert!(sent.stages.iter().all(|c| c.ns >= 0.0 && c.passes > 0.0));
         let document = a.stat().unwrap().to_json();
         assert!(document.contains("\"ledger\":{") && document.contains("send_copied"));
+        let before = a.account().unwrap().expect("an account");
+        assert!(before.packets >= before.frames && before.bytes > 100_000);
+        a.clear_ledger();
+        c.write_all(&bytes[..1000]).unwrap();
+        s.read_exact(&mut [0; 1000]).unwrap();
+        let since = a.account().unwrap().expect("an account").since(&before);
+        assert!(since.packets > 0 && since.bytes < 5000, "{since:?}");
+        assert!(since.balance.visits < sent.visits && since.balance.busy_ns() > 0.0);
     });
 }
 

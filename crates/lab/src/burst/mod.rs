@@ -5,6 +5,7 @@
 //! general allocator for each. Every way runs once per round for a short slice, the bursts of one
 //! device moments apart, so that a figure is the median of pairs. Only one end is timed ([`rig`]).
 
+mod account;
 pub mod buffers;
 mod flow;
 mod found;
@@ -16,6 +17,7 @@ pub(crate) mod sys;
 use std::io;
 use std::time::{Duration, Instant};
 
+pub use account::accounts;
 pub use found::Found;
 use rig::{Cost, DeviceRig, KernelRig, Load, Rig};
 

@@ -23,7 +23,7 @@ const NUMBERS: f64 = 96.0;
 /// Colours that the style sheet has.
 pub(super) const COLOURS: usize = 21;
 /// The one that is for what is not the host's.
-const NOT_OURS: usize = 7;
+pub(super) const NOT_OURS: usize = 7;
 
 /// A chart.
 #[derive(Clone, Debug, Default)]

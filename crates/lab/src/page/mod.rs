@@ -16,6 +16,7 @@ mod gauges;
 mod html;
 mod lines;
 pub mod report;
+pub mod stages;
 mod svg;
 mod table;
 

@@ -9,6 +9,8 @@
 //! - `breakdowns`: where time goes, each `{title, caption, unit, bars: [{label, group?, parts:
 //!   [{name, value}]}]}`. Parts of the same name have the same colour in all bars; a part named
 //!   *hardware* is drawn as what is not the host's;
+//! - `accounts`: what the stages of a stack cost a packet ([`crate::account::Figures::json`]), a bar each
+//!   ([`super::stages`]);
 //! - `ways`: what has a name, a `median` and its interval in nanoseconds, and nothing else; names that
 //!   differ in a number only (`demux.100.burst64`) become a curve over it;
 //! - `notes`: paragraphs for the end of the page.
@@ -17,7 +19,7 @@
 
 mod ways;
 
-use super::{Bar, Bars, Block, Cell, Gauge, Gauges, Mark, Page, Section, Table};
+use super::{Bar, Bars, Block, Cell, Gauge, Gauges, Mark, Page, Section, Table, stages};
 use serde_json::Value;
 
 /// What a column of rows shows.
@@ -108,6 +110,7 @@ pub fn page(report: &Value) -> Page {
         at_a_glance(report),
         cost(report),
         breakdowns(report),
+        stages::section(report),
         ways::section(report),
         throughput(report),
         figures(report),

@@ -222,3 +222,41 @@ fn a_wide_table_scrolls_in_a_box_that_ends_inside_the_window() {
     // Half of the window and half of the column: from the column's left edge to the window's right.
     assert!(box_of.contains("max-width: calc(50vw + 50% - 45px)"), "{box_of}");
 }
+
+/// An entry of a report's `accounts`.
+fn account(hardware: Option<f64>) -> Value {
+    let stage = |name: &str, layer: &str, ns: f64| json!({"stage": name, "layer": layer, "ns_per_packet": ns, "share_pct": ns});
+    json!({
+        "group": "sim", "title": "sim: <send>", "stages_ns_per_packet": 100.0,
+        "total_ns_per_packet": 115.0, "overhead_ns_per_packet": 5.0, "sum_vs_total_pct": -8.7,
+        "hardware_ns_per_packet": hardware, "copies_per_byte": 0.3,
+        "stages": [stage("locked", "lock", 29.8), stage("device_taken", "device", 70.0),
+            stage("timers_run", "stack", 0.2), stage("slept", "idle", 900.0)],
+    })
+}
+
+#[test]
+fn an_account_has_a_bar_for_each_stage_and_one_of_all_and_none_for_sleep() {
+    let bars = stages::bars(&account(Some(40.0)));
+    let labels: Vec<&str> = bars.bars.iter().map(|b| b.label.as_str()).collect();
+    assert_eq!(labels, ["all stages", "locked", "device_taken", "within them, hardware"]);
+    let sums: Vec<f64> = bars.bars.iter().map(|b| b.values.iter().sum()).collect();
+    assert_eq!(sums, [100.0, 29.8, 70.0, 40.0]);
+    let names: Vec<&str> = bars.parts.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["lock", "stack", "device", "simulated hardware"]);
+    assert_eq!(bars.bars[0].values, [29.8, 0.2, 30.0, 40.0], "hardware is taken off the device");
+    assert!(bars.caption.contains("-8.7 % off") && bars.caption.contains("timers_run"));
+    // What is measured without stages has no reading in it.
+    assert_eq!(bars.marks[0].value, 110.0);
+}
+
+#[test]
+fn the_page_shows_every_account_and_all_beside_each_other() {
+    let html = |accounts: Value| report::page(&json!({ "accounts": accounts })).html();
+    let one = html(json!([account(None)]));
+    assert!(one.contains("Stage by stage") && one.contains("sim: &lt;send&gt;"), "{one}");
+    assert!(!one.contains("All accounts beside"));
+    assert_eq!(unclosed(&one), [""; 0]);
+    assert!(html(json!([account(None), account(None)])).contains("All accounts beside"));
+    assert!(!html(json!([])).contains("Stage by stage"));
+}

@@ -101,6 +101,11 @@ impl Grounds {
         Ok(grounds)
     }
 
+    /// fulmar's places.
+    pub(super) fn places(&self) -> &[RefCell<Box<dyn Place>>] {
+        &self.places
+    }
+
     fn open_places(&mut self, options: &Options, has_kernel: bool) {
         for &device in &options.devices {
             let placements = match device {
@@ -245,7 +250,7 @@ fn kernel_ways<'a>(options: &Options, grounds: &'a Grounds, load: Load) -> Vec<W
     ways
 }
 
-fn is_wanted(options: &Options, method: &str) -> bool {
+pub(super) fn is_wanted(options: &Options, method: &str) -> bool {
     let is_variant = Method::ALL.into_iter().any(|m| m.is_variant() && m.name() == method);
     if options.ways.is_empty() { !is_variant } else { options.ways.iter().any(|w| w == method) }
 }

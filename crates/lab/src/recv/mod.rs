@@ -10,6 +10,7 @@
 //! The receiver is the end under test: `near` in every sample, the sender `far`. Hardware that is
 //! simulated inside the receiver's calls is taken off and shown apart.
 
+pub mod account;
 pub mod bench;
 pub mod kernel;
 mod limited;

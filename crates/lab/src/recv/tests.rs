@@ -67,3 +67,27 @@ fn a_bursty_sender_is_read_to_the_end_of_each_burst() {
         assert!(sample.expect("it runs").near.bytes > 0, "{method:?}");
     }
 }
+
+#[test]
+fn the_account_of_a_reader_begins_behind_the_warm_up() {
+    let options = bench::Options {
+        devices: vec![crate::matrix::Device::Sim],
+        buffer_bytes: vec![64 << 10],
+        aggregation: vec![true, false],
+        uses: vec![Use::Untouched],
+        placements: vec![Placement::SameCpu],
+        ways: vec!["copy".into(), "loan".into()],
+        fulmar: true,
+        kernel: false,
+        budget: Duration::ZERO,
+        runs: 1,
+        pcap: None,
+    };
+    let found = account::accounts(&options, false).expect("it runs");
+    let titles: Vec<&str> = found.iter().map(|f| f.title.as_str()).collect();
+    assert_eq!(titles.len(), 2, "one with aggregation for each way: {titles:?}");
+    let [copied, lent] = &found[..] else { panic!("{titles:?}") };
+    assert!(copied.copies_per_byte > 0.9 && lent.copies_per_byte < 0.1, "{found:?}");
+    // A handshake opens with a packet out; behind the warm-up there is none without bytes.
+    assert!(copied.bytes / copied.packets > 500.0 && copied.ns_per_packet() > 0.0);
+}

@@ -7,6 +7,7 @@
 //! call, is measured on the simulated device. Every way runs once per round for a short slice, so that
 //! what is compared is measured moments apart.
 
+mod account;
 mod found;
 mod rig;
 #[cfg(test)]
@@ -17,6 +18,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+pub use account::accounts;
+pub(crate) use account::of_calls;
 pub use found::Found;
 use rig::{Cost, Kernel, Ours, Rig, Shards};
 
@@ -52,6 +55,15 @@ impl Device {
             Device::Sim => "sim",
             Device::Tap => "tap",
             Device::Veth => "veth",
+        }
+    }
+
+    /// Whether datagrams can go, or come, this way over it.
+    const fn can(self, method: Method) -> bool {
+        match method {
+            Method::Apart => !matches!(self, Device::Veth),
+            Method::Received | Method::ReceivedMany => matches!(self, Device::Sim),
+            _ => true,
         }
     }
 
@@ -195,11 +207,7 @@ fn ways(options: &Options, device: Device) -> Vec<Way> {
     let mut ways = Vec::new();
     for &bytes in &options.bytes {
         for method in Method::ALL {
-            let is_possible = match method {
-                Method::Apart => device != Device::Veth && bytes > 1,
-                Method::Received | Method::ReceivedMany => device == Device::Sim,
-                _ => true,
-            };
+            let is_possible = device.can(method) && (method != Method::Apart || bytes > 1);
             let threads = (1..=options.threads).filter(|_| is_possible);
             ways.extend(threads.map(|threads| Way { device, method, bytes, threads }));
         }

@@ -243,6 +243,11 @@ impl Ours {
         self.drain(8, SECTION).map(drop)
     }
 
+    /// Its stack.
+    pub fn stack(&self) -> &Stack {
+        &self.stack
+    }
+
     fn send_many(&self, bytes: usize, count: usize, alike: bool) -> io::Result<()> {
         let message = |i: usize| {
             // Of two sizes in turn no more than two leave as one run: only its last may be shorter.

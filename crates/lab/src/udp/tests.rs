@@ -26,6 +26,21 @@ fn a_small_bench_measures_every_way_and_says_so_in_every_report() {
 }
 
 #[test]
+fn the_account_of_a_call_says_what_each_of_its_packets_passes() {
+    let found = of_calls(&[Device::Sim], &[Method::Connected, Method::ReceivedMany], 18).unwrap();
+    let [sent, received] = &found[..] else { panic!("{found:?}") };
+    let passed = |f: &crate::account::Figures, stage: &str| {
+        f.parts.iter().find(|p| p.stage == stage).map_or(0.0, |p| p.passes / f.packets)
+    };
+    assert!((0.5..1.5).contains(&passed(sent, "device_taken")), "{sent:?}");
+    assert!(passed(received, "receive_copied") > 0.0 && passed(received, "device_taken") < 0.1);
+    assert!((0.9..1.1).contains(&sent.allocs_per_packet) && sent.hardware_ns > Some(0.0));
+    assert!(sent.title.contains("send, connected") && sent.total_ns.is_some());
+    // Of a device of the kernel's own there is none.
+    assert!(of_calls(&[Device::Veth], &Method::ALL, 18).unwrap().is_empty());
+}
+
+#[test]
 fn without_namespaces_the_simulated_device_is_still_measured() {
     let all = Options { devices: Device::ALL.to_vec(), ..options(1) };
     let found = run(&all, Err(io::Error::other("none here"))).unwrap();

@@ -1,0 +1,94 @@
+//! What the stages of a received packet's way cost: a short round over stacks that keep an account.
+
+use super::bench::{Grounds, Options, is_wanted};
+use super::{Load, Method, Reader, Target, Use, size_name};
+use crate::account::{self, Figures, Keeping, ROUND};
+use crate::matrix::Device;
+use fulmar::ledger::Account;
+use std::io;
+
+/// The accounts of what the options measure of fulmar's: of the first size, use and placement, with
+/// aggregation where both are measured; `is_isolated` says whether this process has namespaces of its own.
+/// What cannot be opened here has none.
+///
+/// # Errors
+/// A connection that fails.
+pub fn accounts(options: &Options, is_isolated: bool) -> io::Result<Vec<Figures>> {
+    let first = Options {
+        kernel: false,
+        pcap: None,
+        aggregation: vec![!options.aggregation.contains(&false) || options.aggregation.len() > 1],
+        placements: options.placements.iter().take(1).copied().collect(),
+        ..options.clone()
+    };
+    let grounds = {
+        let _keeping = Keeping::new();
+        let devices = first.devices.iter().copied();
+        let devices = devices.filter(|d| is_isolated || matches!(d, Device::Sim | Device::Shm));
+        Grounds::open(&Options { devices: devices.collect(), ..first.clone() }, Ok(()))?
+    };
+    let usage = options.uses.first().copied().unwrap_or(Use::Touched);
+    let load = Load::of_buffers(options.buffer_bytes.first().copied().unwrap_or(64 << 10), usage);
+    let mut found = Vec::new();
+    for place in grounds.places() {
+        let place = &mut *place.borrow_mut();
+        for method in Method::ALL {
+            if !method.fits(place.offloads()) || !is_wanted(options, method.name()) {
+                continue;
+            }
+            let mut reader = Accounted {
+                inner: method.reader(&load)?,
+                load,
+                came: 0,
+                before: None,
+                found: None,
+            };
+            let sample = place.stream(&load, &mut reader, ROUND)?;
+            let title = format!(
+                "{}: {}, 2 x {}",
+                place.device(),
+                method.title(),
+                size_name(load.buffer_bytes)
+            );
+            let hardware = sample.hardware.as_nanos() as f64;
+            let figures = reader.found.and_then(|f| Figures::of(&f, place.device(), &title));
+            let hardware_ns = (hardware > 0.0).then_some(hardware);
+            found.extend(figures.map(|f| Figures { hardware_ns, ..f }));
+        }
+    }
+    Ok(found)
+}
+
+/// A reader whose stack keeps an account: that begins behind the warm-up and is taken at the end.
+struct Accounted {
+    inner: Box<dyn Reader>,
+    load: Load,
+    came: u64,
+    before: Option<Account>,
+    found: Option<Account>,
+}
+
+impl Reader for Accounted {
+    fn begin(&mut self, from: &Target<'_>) -> io::Result<()> {
+        self.inner.begin(from)
+    }
+
+    fn call(&mut self, from: &Target<'_>) -> io::Result<u64> {
+        if self.came >= self.load.warm_bytes && self.before.is_none() {
+            self.before = Some(account::begin(from.stack)?);
+        }
+        let n = self.inner.call(from)?;
+        self.came += n;
+        Ok(n)
+    }
+
+    fn finish(&mut self, from: &Target<'_>) -> io::Result<()> {
+        let now = from.stack.account()?;
+        self.found = now.zip(self.before.take()).map(|(now, before)| now.since(&before));
+        self.inner.finish(from)
+    }
+
+    fn copies_per_byte(&self) -> u64 {
+        self.inner.copies_per_byte()
+    }
+}

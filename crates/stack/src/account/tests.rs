@@ -1,0 +1,129 @@
+//! Accounts whose times are known.
+
+use super::*;
+
+#[test]
+fn the_stages_of_a_visit_sum_up_to_all_of_its_time() {
+    let ledger = Ledger::with_pass(1, PassCost::default());
+    let start = sys::ticks();
+    ledger.enter();
+    for stage in [Stage::Locked, Stage::SendChecked, Stage::Released, Stage::SendCopied] {
+        ledger.pass(stage);
+    }
+    ledger.enter();
+    let most = sys::ticks() - start;
+    let sum: u64 = ledger.stages.iter().map(|s| s.cycles.load(Relaxed)).sum();
+    assert!(sum > 0 && sum <= most);
+    let passed: Vec<_> = ledger.balance().stages.iter().map(|s| s.stage).collect();
+    use Stage as S;
+    assert_eq!(passed, [S::SendCall, S::Locked, S::SendChecked, S::SendCopied, S::Released]);
+}
+
+#[test]
+fn a_thread_that_takes_part_in_an_account_can_open_another() {
+    let first = Ledger::with_pass(1 << 20, PassCost::default());
+    // Within a long wait for the next visit that is measured.
+    (0..3).for_each(|_| first.enter());
+    let held = CLOCK.with(|c| (c.at.get(), c.until_next.get()));
+    let pass = measure_pass();
+    assert!(pass.inside > 0.0 && pass.whole >= pass.inside, "{pass:?}");
+    assert_eq!(CLOCK.with(|c| (c.at.get(), c.until_next.get())), held);
+}
+
+#[test]
+fn what_stages_add_to_a_visit_is_taken_off_each_of_them() {
+    let ledger = Ledger::with_pass(1, PassCost { inside: 10.0, whole: 30.0 });
+    ledger.stages[Stage::Locked as usize].cycles.store(1000, Relaxed);
+    ledger.stages[Stage::Locked as usize].passes.store(10, Relaxed);
+    ledger.visits.store(1, Relaxed);
+    ledger.measured.store(1, Relaxed);
+    for _ in 0..ENOUGH_VISITS {
+        assert_eq!(ledger.pass_cost().inside, 10.0, "too few to tell");
+        ledger.yardstick.whole.add(300, 1, 0);
+        ledger.yardstick.staged.add(400, 6, 60);
+    }
+    // Long ones do not count.
+    ledger.yardstick.staged.add(1_000_000, 1, 10);
+    let cost = ledger.pass_cost();
+    assert_eq!((cost.inside, cost.whole), (20.0, 40.0));
+    let (ns, balance) = (ledger.ns_per_cycle(), ledger.balance());
+    let own = balance.ns_of(Stage::Locked) / ns;
+    assert!((own - 800.0).abs() < 80.0, "{own}");
+}
+
+#[test]
+fn the_measured_visits_stand_for_all_of_them() {
+    let ledger = Ledger::with_pass(16, PassCost::default());
+    for _ in 0..100_000 {
+        ledger.enter();
+        ledger.pass(Stage::Locked);
+    }
+    let b = ledger.balance();
+    assert!(b.measured > 1000 && b.measured < 20_000, "{}", b.measured);
+    // All but those of the wait that has not ended.
+    assert!(b.visits <= 100_000 && b.visits > 100_000 - 20 * 16, "{}", b.visits);
+    let locked = b.stages.iter().find(|s| s.stage == Stage::Locked).unwrap();
+    assert!((locked.passes - b.visits as f64).abs() < 1.0);
+}
+
+#[test]
+fn a_visit_that_is_not_measured_leaves_no_trace() {
+    let ledger = Ledger::with_pass(1 << 20, PassCost::default());
+    CLOCK.with(|c| (c.until_next.set(1000), c.at.set(0)));
+    for _ in 0..100 {
+        ledger.enter();
+        ledger.pass(Stage::Locked);
+    }
+    assert_eq!(ledger.balance().measured, 0);
+    assert!(ledger.balance().stages.is_empty());
+}
+
+/// A visit in which a stage took `cycles`, with what the kernel is said to have told before.
+fn visit_of(cycles: u64, switches: u64) -> Ledger {
+    let ledger = Ledger::with_pass(1, PassCost::default());
+    CLOCK.with(|c| (c.at.set(0), c.until_next.set(1)));
+    ledger.enter();
+    CLOCK.with(|c| {
+        c.at.set(sys::ticks().saturating_sub(cycles).max(1));
+        c.switches.set(switches);
+    });
+    ledger.pass(Stage::Locked);
+    ledger
+}
+
+#[test]
+fn a_long_time_counts_unless_the_kernel_took_the_cpu_away_meanwhile() {
+    let passes = |l: &Ledger| l.balance().stages.len();
+    let long = 10 * SUSPICIOUS_CYCLES;
+    let lost = visit_of(long, u64::MAX);
+    assert_eq!((passes(&lost), lost.balance().preempted), (0, 1));
+    // It may be taken away at this very moment, but not every time.
+    assert!((0..100).any(|_| passes(&visit_of(long, sys::switches())) == 1));
+    // Of a short time nobody asks.
+    assert_eq!(passes(&visit_of(0, u64::MAX)), 1);
+}
+
+#[test]
+fn what_is_below_zero_is_taken_from_the_others_and_the_sum_stays() {
+    let cost = |(stage, ns)| StageCost { stage, passes: 1.0, ns };
+    let slept = (Stage::Slept, 500.0);
+    let mut stages = [(Stage::Locked, 30.0), (Stage::PathChosen, -6.0), (Stage::Released, 90.0)]
+        .into_iter()
+        .chain([slept])
+        .map(cost)
+        .collect::<Vec<_>>();
+    settle(&mut stages);
+    let ns: Vec<f64> = stages.iter().map(|s| s.ns).collect();
+    assert_eq!(ns, [28.5, 0.0, 85.5, 500.0]);
+}
+
+#[test]
+fn two_accounts_are_added_stage_by_stage() {
+    let cost = |stage, ns| StageCost { stage, passes: 1.0, ns };
+    let of = |stages| Balance { stages, visits: 1, measured: 1, ..Balance::default() };
+    let one = of(vec![cost(Stage::Locked, 5.0), cost(Stage::Slept, 100.0)]);
+    let sum = of(vec![cost(Stage::Released, 2.0), cost(Stage::Locked, 1.0)]).and(&one);
+    assert_eq!(sum.ns_of(Stage::Locked), 6.0);
+    assert_eq!(sum.busy_ns(), 8.0);
+    assert_eq!(sum.visits, 2);
+}
