@@ -96,6 +96,8 @@ counters! {
     SendFileMappedBytes, "sendfile_mapped_bytes";
     /// Reads that returned data (soreceive calls).
     Receives, "receives";
+    /// Reads that had to wait and posted their own buffer meanwhile.
+    PlacedReads, "placed_reads";
     /// Bytes given to readers.
     ReceiveBytes, "receive_bytes";
     /// Frames whose payload a device put straight into a posted buffer.

@@ -564,6 +564,11 @@ impl Device for PacketSocket {
         self.placer.unplace(flow)
     }
 
+    /// The kernel writes there while it is asked for a frame, and never else.
+    fn places_lent(&self) -> bool {
+        true
+    }
+
     fn stats(&self) -> DeviceStats {
         let fresh = u64::from(sys::take_missed(self.socket.as_fd()).unwrap_or(0));
         let before = self.missed.fetch_add(fresh, Ordering::Relaxed);

@@ -515,6 +515,11 @@ impl Device for Tap {
         self.placer.unplace(flow)
     }
 
+    /// The kernel writes there while it is asked for a frame, and never else.
+    fn places_lent(&self) -> bool {
+        true
+    }
+
     fn stats(&self) -> DeviceStats {
         let mut stats = self.stats.clone();
         stats.path.push_str(self.joins.sentence());

@@ -1,13 +1,22 @@
 //! Receiving beyond `read`: flags, looking without taking, the low-water mark.
 
+mod raw;
+
 use std::io::{self, IoSliceMut};
 use std::ops::BitOr;
 
 use fulmar_base::Stage;
 use fulmar_mbuf::Chain;
+use fulmar_socket::posted::Rule;
 use fulmar_stack::{Limit, Request};
 
+use crate::socket::to_io;
 use crate::tcp::TcpStream;
+use raw::Read;
+
+/// A read that waits posts what is left of its buffer if that is so much: two of the largest frames. With
+/// less the second one does not fit, and as much is copied as is placed.
+const PLACED_READ_BYTES: usize = 128 << 10;
 
 /// How one read differs from the others of its socket.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -42,8 +51,8 @@ impl TcpStream {
     /// is detached with the stack's lock taken once, however many buffers there are, and copied
     /// outside of it. Returns how many bytes there were; 0 is the end of the stream, or no room.
     ///
-    /// Bytes are copied, however large the buffers: between two calls the device would have nowhere to
-    /// put what comes. Two buffers given away ahead ([`TcpStream::recv_posted`]) are filled in place.
+    /// Bytes are copied, but for one large buffer: see [`TcpStream::set_placed_reads`]. Two buffers given
+    /// away ahead ([`TcpStream::recv_posted`]) are filled in place from the first byte to the last.
     ///
     /// Less than asked for with [`RecvFlags::WAIT_ALL`] means that the stream or the time ended first;
     /// the next call tells why.
@@ -61,7 +70,7 @@ impl TcpStream {
         let limit = if all { limit.from_now() } else { limit };
         let mut done = 0;
         while done < room {
-            let n = match self.take_into(bufs, done, room, limit) {
+            let n = match self.take_some(bufs, done, room, (limit, all)) {
                 Ok(n) => n,
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e),
@@ -81,6 +90,50 @@ impl TcpStream {
         self.socket.read_limit()
     }
 
+    /// Reads what is there behind the first `done` bytes of the buffers; waits for some, or for `all` where
+    /// that is possible at once.
+    #[inline]
+    fn take_some(
+        &self,
+        bufs: &mut [IoSliceMut<'_>],
+        done: usize,
+        room: usize,
+        (limit, all): (Limit, bool),
+    ) -> io::Result<usize> {
+        if room - done >= PLACED_READ_BYTES
+            && let [buf] = bufs
+            && let Some(read) = self.place_into(buf, done, (limit, all))
+        {
+            return read;
+        }
+        self.take_into(bufs, done, room, limit)
+    }
+
+    /// As [`TcpStream::take_some`], with the buffer posted while there is nothing. `None`: not this time.
+    fn place_into(
+        &self,
+        buf: &mut [u8],
+        done: usize,
+        (limit, all): (Limit, bool),
+    ) -> Option<io::Result<usize>> {
+        let s = &*self.socket;
+        if limit == Limit::DoNotWait || !s.places_reads() || !s.host().places_reads() {
+            return None;
+        }
+        let low_water_bytes = if all { usize::MAX } else { 1 };
+        let rule = Rule { low_water_bytes, on_push: false, idle: None };
+        match raw::read(s, buf, done, rule, limit) {
+            // Why nothing came behind what was there, a copying read finds out.
+            Ok(Read::Placed(0)) if done > 0 => None,
+            Ok(Read::Placed(n)) => Some(Ok(n)),
+            Ok(Read::Taken(chain)) => {
+                Some(Ok(self.copy_out(chain, &mut [IoSliceMut::new(buf)], done)))
+            }
+            Ok(Read::Refused) => None,
+            Err(e) => Some(Err(to_io(e))),
+        }
+    }
+
     /// Reads what is there behind the first `done` bytes of the buffers; waits for some.
     fn take_into(
         &self,
@@ -93,15 +146,45 @@ impl TcpStream {
         let chain = s.wait_for_data(limit, |shard, _, patient| {
             shard.tcp_take_more(s.id, room - done, done, patient && done == 0)
         })?;
-        let n = chain.len();
+        Ok(self.copy_out(chain, bufs, done))
+    }
+
+    /// Copies what was detached behind the first `done` bytes of the buffers, and gives it back.
+    #[inline]
+    fn copy_out(&self, chain: Chain, bufs: &mut [IoSliceMut<'_>], done: usize) -> usize {
+        let (s, n) = (&*self.socket, chain.len());
         if n > 0 {
             scatter(&chain, bufs, done);
             if s.host().stage(Stage::ReceiveCopied).is_break() {
-                return Ok(n);
+                return n;
             }
             s.host().post(Request::ReadDone(s.id, chain));
         }
-        Ok(n)
+        n
+    }
+
+    /// Whether a read whose one buffer is large (what is left of it: at least 128 KiB) may give it to the
+    /// device while it waits, which fills it in place where that saves a copy (`tap`, `packet`). The buffer
+    /// is back when the read returns, which is when it would have returned otherwise: with the first bytes,
+    /// at the low-water mark, or full with [`RecvFlags::WAIT_ALL`]. While such a read waits, other reads of
+    /// the connection come behind it. On by default; for all handles of the connection.
+    ///
+    /// Reads that find bytes copy them, as do those with several buffers, those that do not wait, and for a
+    /// while those of a connection where hardly anything was placed.
+    ///
+    /// # Errors
+    /// Never; the signature is that of the other options.
+    pub fn set_placed_reads(&self, on: bool) -> io::Result<()> {
+        self.socket.set_places_reads(on);
+        Ok(())
+    }
+
+    /// Whether reads with large buffers may give them to the device.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn placed_reads(&self) -> io::Result<bool> {
+        Ok(self.socket.places_reads())
     }
 
     /// Reads without taking.

@@ -21,6 +21,8 @@ pub(crate) struct Socket {
     pub shard: u16,
     pub id: SlotId,
     nonblocking: AtomicBool,
+    /// Reads with large buffers post them while they wait.
+    places_reads: AtomicBool,
     /// Nanoseconds; 0 for no limit.
     read_timeout: AtomicU64,
     write_timeout: AtomicU64,
@@ -38,6 +40,7 @@ impl Socket {
             shard,
             id,
             nonblocking: AtomicBool::new(false),
+            places_reads: AtomicBool::new(true),
             read_timeout: AtomicU64::new(0),
             write_timeout: AtomicU64::new(0),
             linger: AtomicU64::new(NO_LINGER),
@@ -51,6 +54,14 @@ impl Socket {
 
     pub fn set_nonblocking(&self, on: bool) {
         self.nonblocking.store(on, Ordering::Relaxed);
+    }
+
+    pub fn set_places_reads(&self, on: bool) {
+        self.places_reads.store(on, Ordering::Relaxed);
+    }
+
+    pub fn places_reads(&self) -> bool {
+        self.places_reads.load(Ordering::Relaxed)
     }
 
     #[inline]

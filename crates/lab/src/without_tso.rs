@@ -109,6 +109,10 @@ impl Device for WithoutTso {
         self.inner.unplace(flow)
     }
 
+    fn places_lent(&self) -> bool {
+        self.inner.places_lent()
+    }
+
     fn register(&mut self, buffer: BufId) {
         self.inner.register(buffer);
     }

@@ -50,7 +50,7 @@ mod testkit;
 
 pub use chain::{Chain, Iter, SegMut};
 pub use pool::{Pool, PoolConfig, PoolError, PoolStats};
-pub use posted::{BufId, Filled, Hold, NoMemory, Placed, RecvBuf, Room};
+pub use posted::{BufId, Filled, Hold, Lease, NoMemory, Placed, RecvBuf, Room};
 pub use raw::Mbuf;
 pub use recv_queue::{Inserted, MAX_RANGES, RecvQueue, cost_bytes};
 pub use send_queue::{Claim, MAX_CLAIMS, MERGED_BYTES, QueueFull, SendQueue};

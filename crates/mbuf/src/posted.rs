@@ -21,7 +21,7 @@ use core::ops::Deref;
 
 pub(crate) mod raw;
 
-pub use raw::{Filled, Room};
+pub use raw::{Filled, Lease, Room};
 use raw::{Memory, unique_bytes, unique_bytes_mut};
 
 /// Which memory a posted buffer is: what a cache of registrations compares.

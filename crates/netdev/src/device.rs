@@ -326,6 +326,16 @@ pub trait Device: Send {
         Rooms::default()
     }
 
+    /// Whether it pays to have the memory of a single read in hints ([`Device::place`]), which is taken back
+    /// when the read ends: the device brings payload there with a copy that it makes anyway, it hands up at
+    /// once what it has placed, and needs no memory made known. After [`Device::unplace`] only mbufs that were
+    /// handed up refer to the rooms. Asked once.
+    ///
+    /// A device that keeps what it has placed for a while may not say yes: readers would wait for it.
+    fn places_lent(&self) -> bool {
+        false
+    }
+
     /// A buffer that is not known yet is about to come in hints. For a device that has to prepare memory
     /// before it writes there; each buffer is made known once until it is released.
     fn register(&mut self, buffer: BufId) {
@@ -430,6 +440,9 @@ impl<D: Device + ?Sized> Device for Box<D> {
     }
     fn unplace(&mut self, flow: &FlowKey) -> Rooms {
         (**self).unplace(flow)
+    }
+    fn places_lent(&self) -> bool {
+        (**self).places_lent()
     }
     fn register(&mut self, buffer: BufId) {
         (**self).register(buffer);

@@ -289,6 +289,10 @@ impl<D: Device, W: Write + Send> Device for PcapWriter<D, W> {
         self.inner.unplace(flow)
     }
 
+    fn places_lent(&self) -> bool {
+        self.inner.places_lent()
+    }
+
     fn register(&mut self, buffer: BufId) {
         self.inner.register(buffer);
     }

@@ -41,6 +41,14 @@ pub const MAX_POSTED: usize = 256;
 /// Bytes copied for one socket before others have a turn: what stays in a second-level cache, twice.
 const COPY_BATCH: usize = 256 << 10;
 
+/// So many bytes placed are worth a hint, however large the buffer: telling a device costs about as much
+/// as copying a few KiB.
+const WORTH_BYTES: usize = 16 << 10;
+
+/// A read that waits saves a copy of what is placed, and pays for it with a call into the device for each
+/// frame: worth it from about so many bytes of a frame on.
+const LONG_BYTES: usize = 8 << 10;
+
 /// When a buffer is given back although it is not full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rule {
@@ -136,7 +144,11 @@ struct Entry<T> {
     filled: usize,
     /// Those of them that the device put there.
     placed: usize,
+    /// In so many pieces.
+    pieces: usize,
     rule: Rule,
+    /// It is that of a read that waits.
+    is_read: bool,
     /// `None`: nobody waits for it any more; its bytes go back into the stream.
     token: Option<T>,
     /// It is over; why it has nothing, if it has nothing.
@@ -146,6 +158,14 @@ struct Entry<T> {
 impl<T> Entry<T> {
     fn is_full(&self) -> bool {
         self.filled == self.hold.capacity()
+    }
+
+    /// Whether it was worth it to tell the device of it.
+    fn was_worth_it(&self) -> bool {
+        if self.is_read {
+            return self.placed >= self.pieces.max(1) * LONG_BYTES;
+        }
+        self.is_full() || self.placed >= WORTH_BYTES.min(self.hold.capacity() / 2)
     }
 }
 
@@ -198,12 +218,41 @@ impl<T> Default for Posted<T> {
 impl<T> Posted<T> {
     /// Adds a buffer behind the others. Gives it back if [`MAX_POSTED`] wait.
     pub fn post(&mut self, buf: RecvBuf, rule: Rule, token: T) -> Result<(), (RecvBuf, T)> {
+        self.push(buf, None, rule, token)
+    }
+
+    /// As [`Posted::post`], for the buffer of a read that waits. Its first `filled` bytes (at most all) have
+    /// come another way: they count as received, and stay.
+    pub fn post_read(
+        &mut self,
+        buf: RecvBuf,
+        filled: usize,
+        rule: Rule,
+        token: T,
+    ) -> Result<(), (RecvBuf, T)> {
+        self.push(buf, Some(filled), rule, token)
+    }
+
+    fn push(
+        &mut self,
+        buf: RecvBuf,
+        read: Option<usize>,
+        rule: Rule,
+        token: T,
+    ) -> Result<(), (RecvBuf, T)> {
         if self.queue.len() >= MAX_POSTED {
             return Err((buf, token));
         }
         let (hold, token) = (buf.post(), Some(token));
-        self.queue.push_back(Entry { hold, filled: 0, placed: 0, rule, token, end: None });
+        let filled = read.unwrap_or(0).min(hold.capacity());
+        let (is_read, placed, pieces, end) = (read.is_some(), 0, 0, None);
+        self.queue.push_back(Entry { hold, filled, placed, pieces, rule, token, is_read, end });
         Ok(())
+    }
+
+    /// Whether the device may be told of this flow: not for a while if that did not pay.
+    pub fn may_place(&mut self, now: Instant) -> bool {
+        self.score.allows(now)
     }
 
     /// Whether buffers wait: reads come behind them.
@@ -376,6 +425,7 @@ impl<T> Posted<T> {
         let n = front.len().min(entry.hold.capacity() - entry.filled);
         entry.filled += n;
         entry.placed += n;
+        entry.pieces += 1;
         io.recv.consume(n, io.pool);
         if let Some(device) = &mut self.device {
             device.next += n as u64;
@@ -491,7 +541,7 @@ impl<T> Posted<T> {
             let Some(entry) = self.queue.get(at).filter(|e| e.is_full()) else { break };
             has_ended = true;
             if entry.filled > 0 {
-                self.score.note(now, entry.placed, entry.filled, entry.hold.capacity());
+                self.score.note(now, entry.was_worth_it());
             }
             if let Some(d) = &mut self.device
                 && d.first == entry.hold.id()
@@ -520,7 +570,7 @@ impl<T> Posted<T> {
             self.pushes.pause();
         }
         if entry.filled >= rule.low_water_bytes.max(1) || self.is_flushed || is_pushed || is_pause {
-            self.score.note(stream.now, entry.placed, entry.filled, entry.hold.capacity());
+            self.score.note(stream.now, entry.was_worth_it());
             self.end(at, None);
         }
     }

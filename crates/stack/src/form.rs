@@ -29,7 +29,7 @@ use crate::config::StackConfig;
 use crate::error::SetupError;
 use crate::exit::{Exit, ExitPoint};
 use crate::handoff::handoffs;
-use crate::host::{Guard, Host, Limit};
+use crate::host::{Guard, Host, Limit, PostedRead};
 use crate::inbox::Request;
 use crate::poll_set::PollSetCore;
 use crate::send_calls::Reserved;
@@ -425,6 +425,30 @@ impl AnyHost {
         post: &mut Option<Post<'_>>,
     ) -> Called<Option<RecvOutcome>> {
         each!(self, host => host.wait_outcome(ticket, limit, post))
+    }
+
+    /// See [`Host::read_or_post`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_or_post(
+        &self,
+        ticket: &mut SoleTicket<'_>,
+        limit: Limit,
+        post: &mut Option<Post<'_>>,
+    ) -> Called<PostedRead> {
+        each!(self, host => host.read_or_post(ticket, limit, post))
+    }
+
+    /// See [`Host::places_reads`]. No stage of a read would be passed by one that is placed, so a stack that
+    /// stops at stages has none.
+    #[inline]
+    pub fn places_reads(&self) -> bool {
+        match self {
+            Form::Released(host) => host.places_reads(),
+            Form::Accounted(host) => host.places_reads(),
+            Form::Stopping(_) => false,
+        }
     }
 
     /// See [`Host::expose_set`].

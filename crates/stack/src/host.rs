@@ -40,6 +40,7 @@ use crate::shard::Shard;
 use crate::spin::Spin;
 use crate::sys;
 pub use guard::Guard;
+pub use tickets::PostedRead;
 use turn::{For, Turn};
 
 /// Calls beside the sleeping service thread after which it is woken: a deadline looked at by each costs
@@ -69,6 +70,8 @@ pub struct Host<P: Probe = NoProbe> {
     outside: P::Outside,
     /// The device reads the clock by itself where it needs the time of a crossing.
     device_keeps_time: bool,
+    /// Single reads may post their buffers.
+    places_reads: bool,
     /// The service thread looks at the clock every few milliseconds, and the shard knows what it saw.
     is_told_time: AtomicBool,
     /// Calls beside the service thread while it slept.
@@ -91,6 +94,7 @@ impl<P: Probe> Host<P> {
             spin: Spin::new(shard.peek()),
             outside: shard.probe().outside(),
             device_keeps_time: shard.device().keep_time(sys::now),
+            places_reads: shard.device().places_lent(),
             shard: Mutex::new(shard),
             is_told_time: AtomicBool::new(false),
             calls_beside: AtomicU32::new(0),
@@ -139,6 +143,14 @@ impl<P: Probe> Host<P> {
     #[inline]
     pub fn is_ours(&self) -> bool {
         sys::fork_generation() == self.forks
+    }
+
+    /// Whether it pays for single reads to post their buffers: [`Device::places_lent`].
+    ///
+    /// [`Device::places_lent`]: fulmar_netdev::Device::places_lent
+    #[inline]
+    pub fn places_reads(&self) -> bool {
+        self.places_reads
     }
 
     /// What looks at the stages that are passed without the lock.

@@ -69,7 +69,7 @@ pub use error::SetupError;
 pub use exit::{Exit, ExitPoint};
 pub use form::{AnyGuard, AnyHost, AnyShard, Form, Probing, WeakHost};
 pub use handoff::{Handoff, MAX_SHARDS, handoffs};
-pub use host::{Guard, Host, Limit};
+pub use host::{Guard, Host, Limit, PostedRead};
 pub use inbox::Request;
 pub use poll_set::PollSetCore;
 pub use recv_calls::{Received, RecvEntry};

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fulmar_base::{Counter, Counters, Duration, FlowKey, Instant, Probe, SeqNum, SlotId};
-use fulmar_mbuf::{BufId, RecvBuf, RecvQueue, Room};
+use fulmar_mbuf::{BufId, Chain, RecvBuf, RecvQueue, Room};
 use fulmar_netdev::{Device, Placement, PlacementHint, Rooms};
-use fulmar_socket::SocketError;
 use fulmar_socket::posted::{Io, Placer, Posted, Rule, Stream, Taken};
+use fulmar_socket::{SocketError, Step};
 use fulmar_tcp::{State, Tcb};
 
 use crate::net::Net;
@@ -256,6 +256,14 @@ impl<P: Probe> Shard<P> {
         rule: Rule,
         ticket: &Arc<RecvTicket>,
     ) -> Result<(), (SocketError, RecvBuf)> {
+        self.post_or_return(now, Post { id, buf, read: None, rule, ticket })
+    }
+
+    fn post_or_return(
+        &mut self,
+        now: Instant,
+        Post { id, buf, read, rule, ticket }: Post<'_>,
+    ) -> Result<(), (SocketError, RecvBuf)> {
         if let Err(e) = self.check_down(id) {
             return Err((e, buf));
         }
@@ -264,7 +272,12 @@ impl<P: Probe> Shard<P> {
             Err(e) => return Err((e, buf)),
         };
         let posted = entry.posted.get_or_insert_default();
-        if let Err((buf, token)) = posted.machine.post(buf, rule, Token(Arc::clone(ticket))) {
+        let token = Token(Arc::clone(ticket));
+        let posting = match read {
+            Some(done) => posted.machine.post_read(buf, done, rule, token),
+            None => posted.machine.post(buf, rule, token),
+        };
+        if let Err((buf, token)) = posting {
             token.0.give_up();
             return Err((SocketError::WouldBlock, buf));
         }
@@ -280,15 +293,52 @@ impl<P: Probe> Shard<P> {
 
     /// As [`Shard::tcp_post`]; what cannot be posted stays.
     pub(crate) fn post_if_possible(&mut self, now: Instant, post: &mut Option<Post<'_>>) {
-        let Some(Post { id, buf, rule, ticket }) = post.take() else { return };
-        if let Err((_, buf)) = self.tcp_post(now, id, buf, rule, ticket) {
-            *post = Some(Post { id, buf, rule, ticket });
+        let Some(Post { id, buf, read, rule, ticket }) = post.take() else { return };
+        if let Err((_, buf)) = self.post_or_return(now, Post { id, buf, read, rule, ticket }) {
+            *post = Some(Post { id, buf, read, rule, ticket });
         }
+    }
+
+    /// One step of a read that waits, whose own buffer is `post`. What is there is detached
+    /// ([`Shard::tcp_take_more`]); where the read has to wait, its buffer is posted, unless others are or the
+    /// device is told nothing of this flow: then it stays in `post`.
+    ///
+    /// # Errors
+    /// As [`Shard::tcp_take`].
+    pub fn tcp_take_or_post(
+        &mut self,
+        now: Instant,
+        post: &mut Option<Post<'_>>,
+    ) -> Result<Option<Chain>, SocketError> {
+        let Some(read) = post else { return Ok(None) };
+        let (id, done) = (read.id, read.read.unwrap_or(0));
+        let room = read.buf.capacity().saturating_sub(done);
+        if !self.may_place_read(now, id) {
+            return Ok(None);
+        }
+        if let Step::Done(chain) = self.tcp_take_more(id, room, done, done == 0)? {
+            return Ok(Some(chain));
+        }
+        let least = self.tcp_entry(id)?.least(room, done == 0);
+        read.rule.low_water_bytes = read.rule.low_water_bytes.max(least);
+        self.post_if_possible(now, post);
+        self.net.counters.add(Counter::PlacedReads, u64::from(post.is_none()));
+        Ok(None)
+    }
+
+    /// Whether the device may be told of the buffer of a read.
+    fn may_place_read(&mut self, now: Instant, id: SlotId) -> bool {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return false };
+        let is_remote = !self.net.ip.is_local(entry.tcb.key().remote_ip());
+        let may_place = |p: &mut Box<RecvEntry>| !p.is_waiting() && p.machine.may_place(now);
+        is_remote && is_receiving(&entry.tcb) && entry.posted.as_mut().is_none_or(may_place)
     }
 
     /// Ends a posted buffer before its time: with what it has, or as cancelled. It is over once no device
     /// writes to it any more, which may take until the next polls.
     pub fn tcp_cancel_post(&mut self, now: Instant, id: SlotId, ticket: &Arc<RecvTicket>) {
+        // Whoever waited with the lock in hand, and was thrown out by a device that panicked, does no more.
+        (self.posted.out.awaited, self.posted.out.outcome) = (None, None);
         self.end_post(now, id, |machine, io| {
             machine.cancel(io, |t| Arc::ptr_eq(&t.0, ticket));
         });

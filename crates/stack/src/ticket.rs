@@ -135,6 +135,8 @@ pub struct Post<'a> {
     pub id: SlotId,
     /// The buffer.
     pub buf: RecvBuf,
+    /// It is that of a read that waits: so many bytes at its front have come another way, and stay.
+    pub read: Option<usize>,
     /// When it is given back although it is not full.
     pub rule: Rule,
     /// What stands for it.

@@ -134,7 +134,7 @@ impl RecvRing {
         let ticket = self.spare.pop().unwrap_or_default();
         let given = self.here.pop_front();
         let is_given = given.is_some();
-        let mut post = given.map(|buf| Post { id, buf, rule, ticket: &ticket });
+        let mut post = given.map(|buf| Post { id, buf, read: None, rule, ticket: &ticket });
         let outcome = host.wait_outcome(&mut SoleTicket::of(first), limit, &mut post);
         let refused = post.map(|p| p.buf);
         if is_given && refused.is_none() {

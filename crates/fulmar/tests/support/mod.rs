@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 pub mod file;
+pub mod landing;
 pub mod pipe;
 
 use std::sync::mpsc;

@@ -101,7 +101,7 @@ impl Load {
 pub enum Method {
     /// As it was: a packet per crossing, no aggregation, soreceive mbuf by mbuf; see [`stock`].
     Stock,
-    /// `TcpStream::read`.
+    /// `TcpStream::read` that always copies.
     Copy,
     /// `TcpStream::recv_ring`: into the program's buffers, where the device can do that.
     Posted,
@@ -109,9 +109,8 @@ pub enum Method {
     PostedCopied,
     /// The same on the device of [`Method::Stock`].
     PostedStock,
-    /// A buffer at a time, posted and waited for until it has anything: what a `read` would do that
-    /// posts the buffer it was called with.
-    PostedRead,
+    /// `TcpStream::read` as it is: a large buffer is given to the device while the read waits.
+    Read,
     /// `TcpStream::recv_owned`: the buffers in which the bytes arrived, nothing copied.
     Loan,
 }
@@ -125,12 +124,12 @@ impl Method {
         Method::Loan,
         Method::PostedCopied,
         Method::PostedStock,
-        Method::PostedRead,
+        Method::Read,
     ];
 
     /// One change at a time between the others: measured only if named.
     pub const fn is_variant(self) -> bool {
-        matches!(self, Method::PostedCopied | Method::PostedStock | Method::PostedRead)
+        matches!(self, Method::PostedCopied | Method::PostedStock | Method::Read)
     }
 
     /// What the device does for it; with aggregation unless it is the old one.
@@ -139,7 +138,7 @@ impl Method {
         match self {
             Method::Stock | Method::PostedStock => one_per_crossing,
             Method::PostedCopied => !one_per_crossing && !placement,
-            Method::Copy | Method::Posted | Method::PostedRead | Method::Loan => {
+            Method::Copy | Method::Posted | Method::Read | Method::Loan => {
                 !one_per_crossing && placement
             }
         }
@@ -153,7 +152,7 @@ impl Method {
             Method::Posted => "posted",
             Method::PostedCopied => "posted_copied",
             Method::PostedStock => "posted_stock",
-            Method::PostedRead => "posted_read",
+            Method::Read => "read",
             Method::Loan => "loan",
         }
     }
@@ -166,7 +165,7 @@ impl Method {
             Method::Posted => "fulmar recv_ring, posted",
             Method::PostedCopied => "recv_ring, not placed",
             Method::PostedStock => "recv_ring, a packet per crossing",
-            Method::PostedRead => "recv_posted, one at a time",
+            Method::Read => "fulmar read, placed while it waits",
             Method::Loan => "fulmar recv_owned, on loan",
         }
     }
@@ -178,11 +177,11 @@ impl Method {
     pub fn reader(self, load: &Load) -> io::Result<Box<dyn Reader>> {
         Ok(match self {
             Method::Stock => Box::new(stock::Reader::new(load)),
-            Method::Copy => Box::new(readers::Copying::new(load)),
+            Method::Copy => Box::new(readers::Reading::new(load, false)),
             Method::Posted | Method::PostedCopied | Method::PostedStock => {
                 Box::new(readers::PostedAhead::new(load)?)
             }
-            Method::PostedRead => Box::new(readers::PostedRead::new(load)?),
+            Method::Read => Box::new(readers::Reading::new(load, true)),
             Method::Loan => Box::new(readers::Loaned::new(load)),
         })
     }

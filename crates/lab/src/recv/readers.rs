@@ -2,8 +2,7 @@
 
 use super::{Load, Reader, Target};
 use crate::kernel_receive::touch;
-use fulmar::{RecvBuf, RecvRing, RecvRule};
-use std::collections::VecDeque;
+use fulmar::{RecvBuf, RecvRing};
 use std::io::{self, Read};
 
 /// Buffers that are used in turn.
@@ -36,18 +35,24 @@ impl Ring {
 }
 
 /// `TcpStream::read`.
-pub(super) struct Copying {
+pub(super) struct Reading {
     ring: Ring,
     touch: bool,
+    /// Large buffers may be given to the device; else every byte is copied.
+    may_place: bool,
 }
 
-impl Copying {
-    pub fn new(load: &Load) -> Copying {
-        Copying { ring: Ring::new(load), touch: load.is_touched() }
+impl Reading {
+    pub fn new(load: &Load, may_place: bool) -> Reading {
+        Reading { ring: Ring::new(load), touch: load.is_touched(), may_place }
     }
 }
 
-impl Reader for Copying {
+impl Reader for Reading {
+    fn begin(&mut self, from: &Target<'_>) -> io::Result<()> {
+        from.stream.set_placed_reads(self.may_place)
+    }
+
     fn call(&mut self, from: &Target<'_>) -> io::Result<u64> {
         let mut stream = from.stream;
         let buffer = self.ring.advance();
@@ -125,31 +130,5 @@ impl Reader for PostedAhead {
     fn finish(&mut self, _from: &Target<'_>) -> io::Result<()> {
         self.ring = None;
         Ok(())
-    }
-}
-
-/// A buffer at a time is posted, and comes back with whatever is there.
-pub(super) struct PostedRead {
-    buffers: VecDeque<RecvBuf>,
-    touch: bool,
-}
-
-impl PostedRead {
-    pub fn new(load: &Load) -> io::Result<PostedRead> {
-        Ok(PostedRead { buffers: owned_buffers(load)?.into(), touch: load.is_touched() })
-    }
-}
-
-impl Reader for PostedRead {
-    fn call(&mut self, from: &Target<'_>) -> io::Result<u64> {
-        let Some(buffer) = self.buffers.pop_front() else { return Ok(0) };
-        let rule = RecvRule { low_water_bytes: 1, ..RecvRule::default() };
-        let buffer = from.stream.recv_posted_with(buffer, rule)?.wait()?;
-        if self.touch {
-            touch(&buffer);
-        }
-        let n = buffer.len() as u64;
-        self.buffers.push_back(buffer);
-        Ok(n)
     }
 }

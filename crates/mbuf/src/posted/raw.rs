@@ -15,6 +15,9 @@
 //!   only its holder moves. So what a room may write is covered by nobody, and what an mbuf covers is
 //!   written by nobody. `high` goes back to 0 only at count 1, when no mbuf exists.
 //! - *initialised*: all bytes are, from the start.
+//! - *back*: whoever may touch the bytes (a buffer, a hold, a room, bytes on their way, an mbuf) keeps a
+//!   reference to the memory; the last of them to go drops it, and only then its [`Lease`] says that it is
+//!   back.
 
 #![allow(unsafe_code)]
 
@@ -52,6 +55,8 @@ enum Origin {
     Vec(usize),
     /// Whoever registered it.
     Foreign,
+    /// Whoever lent it, who is told by this that it is back.
+    Lent(Arc<AtomicBool>),
 }
 
 // SAFETY: plain bytes, owned or registered for this use; who touches which is said above.
@@ -114,10 +119,51 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Origin::Vec(capacity) = self.origin {
-            // SAFETY: made from a vector of this capacity in `vec`; nobody holds the memory any more.
-            drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), 0, capacity) });
+        match &self.origin {
+            Origin::Vec(capacity) => {
+                // SAFETY: made from a vector of this capacity in `vec`; nobody holds the memory any more.
+                drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), 0, *capacity) });
+            }
+            // Release: what was written, by whomever, happened before its owner sees that it is back.
+            Origin::Lent(is_away) => is_away.store(false, Ordering::Release),
+            Origin::Pages(_) | Origin::Foreign => {}
         }
+    }
+}
+
+/// Memory that somebody lends for a while: it says when nobody refers to it any more. One at a time; used
+/// again it allocates nothing but what every buffer needs.
+#[derive(Debug, Default)]
+pub struct Lease {
+    is_away: Arc<AtomicBool>,
+}
+
+/// The generation of memory that is lent: that of none of our own.
+const LENT_GENERATION: u64 = 0;
+
+impl Lease {
+    /// Whether the memory that was lent last has still to come back.
+    #[inline]
+    pub fn is_away(&self) -> bool {
+        // Acquire: what others wrote there.
+        self.is_away.load(Ordering::Acquire)
+    }
+
+    /// A buffer over memory that its owner lends. The same memory lent again is the same to whoever
+    /// remembers it ([`RecvBuf::id`]), so it is not for devices that have to prepare memory.
+    ///
+    /// # Panics
+    /// If what was lent before is still away.
+    ///
+    /// # Safety
+    /// From now on until [`Lease::is_away`] says no, `bytes` bytes from `base` on are initialised, readable
+    /// and writable, and nobody else touches them. If the lease is forgotten before, for ever.
+    pub unsafe fn lend(&mut self, base: NonNull<u8>, bytes: usize) -> RecvBuf {
+        assert!(!self.is_away(), "a lease of memory that is away");
+        self.is_away.store(true, Ordering::Relaxed);
+        let origin = Origin::Lent(Arc::clone(&self.is_away));
+        let memory = Arc::new(Memory::new(base, bytes, LENT_GENERATION, origin));
+        RecvBuf { memory, filled: 0 }
     }
 }
 
@@ -293,7 +339,7 @@ impl Hold {
         // SAFETY: checked to be inside, initialised; no room is out, and only `&mut self` makes one.
         let slice =
             unsafe { slice::from_raw_parts(memory.base.as_ptr().add(bytes.start), bytes.len()) };
-        if matches!(memory.origin, Origin::Foreign) {
+        if matches!(memory.origin, Origin::Foreign | Origin::Lent(_)) {
             let copy = pool.alloc_chain(slice.len(), 0, Purpose::Receive);
             let mut copy = copy.or_else(|_| pool.alloc_chain(slice.len(), 0, Purpose::Control))?;
             copy.copy_from(0, slice);

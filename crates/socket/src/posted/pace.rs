@@ -41,16 +41,12 @@ impl Pushes {
     }
 }
 
-/// How many buffers that are given back hardly filled are forgiven, at first and after a rest.
+/// How many buffers for which it was not worth it are forgiven, at first and after a rest.
 const FULL_SCORE: u8 = 8;
 const SECOND_CHANCE: u8 = 2;
 
 /// How long placement rests for a flow for which it does not pay.
 const REST: Duration = Duration::from_millis(250);
-
-/// So many bytes placed are worth a hint, however large the buffer: telling a device costs about as much
-/// as copying a few KiB.
-const WORTH_BYTES: usize = 16 << 10;
 
 /// Whether placement pays for a flow.
 #[derive(Debug)]
@@ -66,13 +62,12 @@ impl Default for Score {
 }
 
 impl Score {
-    /// A buffer is given back with `filled` bytes of `capacity`, `placed` of them put there by the
-    /// device.
-    pub(super) fn note(&mut self, now: Instant, placed: usize, filled: usize, capacity: usize) {
+    /// A buffer is given back with something in it: whether it was worth it to tell the device.
+    pub(super) fn note(&mut self, now: Instant, was_worth_it: bool) {
         if self.rests_until.is_some() {
             return;
         }
-        if filled == capacity || placed >= WORTH_BYTES.min(capacity / 2) {
+        if was_worth_it {
             self.left = FULL_SCORE;
         } else if self.left > 1 {
             self.left -= 1;
@@ -118,25 +113,21 @@ mod tests {
     fn placement_rests_for_a_flow_that_never_fills_buffers_and_is_tried_again() {
         let mut s = Score::default();
         for _ in 0..7 {
-            s.note(at(0), 10, 10, 1000);
+            s.note(at(0), false);
         }
         assert!(s.allows(at(0)));
-        s.note(at(0), 1000, 1000, 1000);
+        s.note(at(0), true);
         for _ in 0..8 {
             assert!(s.allows(at(0)));
-            s.note(at(0), 10, 10, 1000);
+            s.note(at(0), false);
         }
         assert!(!s.allows(at(249_999)));
         assert!(s.allows(at(250_000)));
-        s.note(at(250_000), 0, 10, 1000);
-        s.note(at(250_000), 0, 10, 1000);
+        s.note(at(250_000), false);
+        s.note(at(250_000), false);
         assert!(!s.allows(at(250_001)));
         assert!(s.allows(at(600_000)));
-        s.note(at(600_000), 600, 700, 1000);
+        s.note(at(600_000), true);
         assert_eq!(s.left, FULL_SCORE);
-        for _ in 0..99 {
-            s.note(at(600_000), 60_000, 60_000, 1 << 20);
-        }
-        assert_eq!(s.left, FULL_SCORE, "a part of a large buffer is worth a hint");
     }
 }

@@ -1,13 +1,27 @@
 //! Waiting for posted buffers.
 
-use fulmar_base::{Probe, Stage};
+use fulmar_base::{Instant, Probe, Stage};
+use fulmar_mbuf::Chain;
 use fulmar_socket::{Ready, SocketError, Step};
 
-use super::{For, Host};
+use super::{For, Guard, Host};
 use crate::limit::Limit;
 use crate::shard::Shard;
 use crate::sys;
 use crate::ticket::{Post, RecvOutcome, RecvTicket, SoleTicket};
+
+/// How a read went that may post its buffer.
+#[derive(Debug)]
+pub enum PostedRead {
+    /// Nothing was posted: this was there; empty at the end of the stream.
+    Taken(Chain),
+    /// Nothing was posted, and nothing taken: the read is to be done another way.
+    Refused,
+    /// The buffer was posted and is back.
+    Over(RecvOutcome),
+    /// The buffer is posted, and the time is over.
+    Posted,
+}
 
 impl<P: Probe> Host<P> {
     /// Waits until a posted buffer is over, running the stack meanwhile as a reader does. False: the time
@@ -52,6 +66,36 @@ impl<P: Probe> Host<P> {
         }
     }
 
+    /// A read that may wait, whose own buffer is `post`: see [`Shard::tcp_take_or_post`]. Whoever calls takes
+    /// back what was posted and is not over, also on an error.
+    ///
+    /// # Errors
+    /// As [`Host::lock`], and those of a read.
+    pub fn read_or_post(
+        &self,
+        ticket: &mut SoleTicket<'_>,
+        limit: Limit,
+        post: &mut Option<Post<'_>>,
+    ) -> Result<PostedRead, SocketError> {
+        let ticket = ticket.0;
+        let mut guard = self.lock()?;
+        let now = sys::now();
+        guard.pass(Stage::Locked);
+        if let Some(chain) = guard.tcp_take_or_post(now, post)? {
+            return Ok(PostedRead::Taken(chain));
+        }
+        if post.is_some() {
+            return Ok(PostedRead::Refused);
+        }
+        match self.wait_posted(guard, now, ticket, limit) {
+            Ok(Some(outcome)) => Ok(PostedRead::Over(outcome)),
+            Ok(None) | Err(SocketError::WouldBlock) => {
+                Ok(ticket.take().map_or(PostedRead::Posted, PostedRead::Over))
+            }
+            Err(e) => Err(e),
+        }
+    }
+
     /// `None`: see what the ticket says.
     fn wait_for_ticket(
         &self,
@@ -63,6 +107,17 @@ impl<P: Probe> Host<P> {
         let now = sys::now();
         guard.pass(Stage::Locked);
         guard.post_if_possible(now, post);
+        self.wait_posted(guard, now, ticket, limit)
+    }
+
+    /// As [`Host::wait_for_ticket`], with the lock in hand.
+    fn wait_posted<'a>(
+        &'a self,
+        mut guard: Guard<'a, P>,
+        now: Instant,
+        ticket: &RecvTicket,
+        limit: Limit,
+    ) -> Result<Option<RecvOutcome>, SocketError> {
         if ticket.is_over() {
             return Ok(None);
         }

@@ -1,0 +1,188 @@
+//! A device that puts payload into posted buffers, and says that it does so for single reads too: a copy, as
+//! it crosses. It may be told to keep what it has placed, as one that is not true to its word, or to fail.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
+
+use fulmar::Device;
+use fulmar::base::{Counters, FlowKey, Instant, SeqNum};
+use fulmar::mbuf::{Backing, Chain, Pool, Purpose};
+use fulmar::netdev::{
+    Burst, Caps, LinkState, Packet, Peek, Placement, PlacementHint, Rooms, Unsupported,
+};
+
+/// What it is to do, and what it has done.
+#[derive(Default)]
+pub struct Orders {
+    /// What was placed is kept until this is false again.
+    pub keeps: AtomicBool,
+    /// The next look of this thread at the device panics.
+    pub panics: Mutex<Option<ThreadId>>,
+    /// Frames that were placed.
+    pub placed: AtomicUsize,
+    /// Frames that it keeps.
+    pub kept: AtomicUsize,
+    /// Flows of which it has rooms.
+    pub flows: AtomicUsize,
+}
+
+struct Expected {
+    flow: FlowKey,
+    next: SeqNum,
+    rooms: Rooms,
+}
+
+/// See the module's header.
+pub struct Landing {
+    inner: Box<dyn Device>,
+    expected: Vec<Expected>,
+    fresh: Burst,
+    kept: VecDeque<Packet>,
+    orders: Arc<Orders>,
+}
+
+impl Landing {
+    pub fn new(inner: Box<dyn Device>) -> (Landing, Arc<Orders>) {
+        let orders = Arc::new(Orders::default());
+        let (fresh, kept) = (Burst::with_capacity(64), VecDeque::new());
+        let theirs = Arc::clone(&orders);
+        (Landing { inner, expected: Vec::new(), fresh, kept, orders: theirs }, orders)
+    }
+
+    /// The frame with its payload in the rooms of its flow, if it is the next one; whether it is so.
+    fn land(&mut self, p: Packet, pool: &mut Pool) -> (Packet, bool) {
+        let frame = p.chain.to_vec();
+        let Some((flow, seq, headers)) = segment(&frame) else { return (p, false) };
+        let is_it = |e: &&mut Expected| e.flow == flow && e.next == seq && !e.rooms.is_empty();
+        let Some(e) = self.expected.iter_mut().find(is_it) else { return (p, false) };
+        let (mut chain, mut at) = (copy(&frame[..headers], pool), headers);
+        while at < frame.len()
+            && let Some(room) = e.rooms.front_mut()
+        {
+            let n = room.len().min(frame.len() - at);
+            room.bytes()[..n].copy_from_slice(&frame[at..at + n]);
+            chain.push_back(room.split(n, pool).expect("a descriptor"));
+            at += n;
+            if room.is_empty() {
+                e.rooms.pop_front();
+            }
+        }
+        e.next += (at - headers) as u32;
+        if at < frame.len() {
+            chain.append(copy(&frame[at..], pool));
+        }
+        pool.free(p.chain);
+        self.orders.placed.fetch_add(1, Ordering::Relaxed);
+        (Packet { chain, offload: p.offload }, true)
+    }
+
+    fn count_flows(&self) {
+        self.orders.flows.store(self.expected.len(), Ordering::Relaxed);
+    }
+}
+
+fn copy(bytes: &[u8], pool: &mut Pool) -> Chain {
+    let mut c = pool.alloc_chain(bytes.len(), 0, Purpose::Receive).expect("memory");
+    c.copy_from(0, bytes);
+    c
+}
+
+/// Flow, sequence number and bytes of headers of a TCP segment over IPv4 that carries data and nothing
+/// unusual.
+fn segment(frame: &[u8]) -> Option<(FlowKey, SeqNum, usize)> {
+    let ip = frame.get(14..34).filter(|_| frame[12..14] == [8, 0])?;
+    let tcp = frame.get(34..54).filter(|_| ip[9] == 6)?;
+    let headers = 34 + usize::from(tcp[12] >> 4) * 4;
+    let end = |at: usize, port: usize| -> std::net::SocketAddr {
+        let a: [u8; 4] = ip[at..at + 4].try_into().expect("four bytes");
+        (a, u16::from_be_bytes([tcp[port], tcp[port + 1]])).into()
+    };
+    let seq = SeqNum(u32::from_be_bytes(tcp[4..8].try_into().expect("four bytes")));
+    let usual = tcp[13] & !0x18 == 0 && frame.len() > headers;
+    usual.then(|| (FlowKey::new(end(16, 2), end(12, 0)), seq, headers))
+}
+
+impl Device for Landing {
+    fn caps(&self) -> &Caps {
+        self.inner.caps()
+    }
+    fn tx_burst(&mut self, n: Instant, p: &mut Pool, b: &mut Burst, c: &mut Counters) -> usize {
+        self.inner.tx_burst(n, p, b, c)
+    }
+    fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
+        self.inner.tx_reap(now, pool)
+    }
+    fn rx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        let told = self.orders.panics.lock().unwrap().take_if(|t| *t == thread::current().id());
+        assert!(told.is_none(), "the device was told to fail");
+        let before = out.len();
+        let keeps = self.orders.keeps.load(Ordering::Relaxed);
+        let budget = budget.min(out.room()).min(32);
+        while !keeps
+            && out.len() - before < budget
+            && let Some(p) = self.kept.pop_front()
+        {
+            out.push(p).expect("there is room");
+        }
+        let left = budget - (out.len() - before);
+        self.inner.rx_burst(now, pool, &mut self.fresh, left, counters);
+        while let Some(p) = self.fresh.pop_front() {
+            match self.land(p, pool) {
+                (p, true) if keeps => self.kept.push_back(p),
+                (p, _) => out.push(p).expect("there is room"),
+            }
+        }
+        self.orders.kept.store(self.kept.len(), Ordering::Relaxed);
+        out.len() - before
+    }
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
+    }
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+    fn wake_fd(&self) -> Option<RawFd> {
+        self.inner.wake_fd()
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+    fn link_state(&self) -> LinkState {
+        self.inner.link_state()
+    }
+    fn wants_tx_wake(&self) -> bool {
+        self.inner.wants_tx_wake()
+    }
+    fn region(&mut self) -> Option<Backing> {
+        self.inner.region()
+    }
+    fn peek(&self) -> Option<Arc<dyn Peek>> {
+        self.inner.peek()
+    }
+    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
+        let Placement::InOrder(rooms) = hint.placement else { return Err(Unsupported) };
+        drop(self.unplace(&hint.flow));
+        self.expected.push(Expected { flow: hint.flow, next: hint.next_seq, rooms });
+        self.count_flows();
+        Ok(())
+    }
+    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
+        let at = self.expected.iter().position(|e| e.flow == *flow);
+        let rooms = at.map_or_else(Rooms::default, |at| self.expected.remove(at).rooms);
+        self.count_flows();
+        rooms
+    }
+    fn places_lent(&self) -> bool {
+        true
+    }
+}
