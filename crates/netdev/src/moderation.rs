@@ -16,12 +16,14 @@
 //! armed after a look or two and uses no CPU.
 //!
 //! **Holding** begins at [`ModerationConfig::flood_pps`], and only where frames do not come in answer
-//! to ours: whoever asks and waits would be delayed once per question. How long is a step of a
-//! ladder from nothing to [`ModerationConfig::max_hold`], found as Linux's dynamic interrupt
-//! moderation finds its profile: a window of traffic is compared with the one before it, first by
-//! bytes per second, then by frames per second, then by the attention that it cost (wake-ups and
-//! looking); differences under a tenth do not count. The step goes on while it helps, back once when
-//! it does not, and tries again after a while (`moderation/ladder.rs`).
+//! to ours: whoever asks and waits would be delayed once per question. Nor where waiting costs next to
+//! nothing: a reader who lets the sender run on its own CPU finds a burst each time, and neither sleeps
+//! nor looks in vain. How long is a step of a ladder from nothing to [`ModerationConfig::max_hold`],
+//! found as Linux's dynamic interrupt moderation finds its profile: windows of traffic are compared, first
+//! by bytes per second, then by frames per second, then by the attention that they cost (wake-ups and
+//! looking); differences under a tenth do not count. Windows of a step and of the next one take turns;
+//! a higher one is taken if it is better, a lower one unless it is worse, and after an attempt in vain
+//! the ladder rests before it tries the other direction (`moderation/ladder.rs`).
 //!
 //! A device with coalescing registers of its own is told the step ([`Profile`]) and holds by itself.
 //!
@@ -159,6 +161,8 @@ pub struct Moderation {
     waiting_since: Option<Instant>,
     /// Since when that wait looks.
     looking_since: Option<Instant>,
+    /// How long others ran meanwhile, on the CPU of whoever looks.
+    given_away: Duration,
     /// How long looks took that have ended since somebody asked.
     looked: Option<Duration>,
     /// The wait has slept.
@@ -182,6 +186,7 @@ impl Moderation {
             spin: config.min_spin,
             waiting_since: None,
             looking_since: None,
+            given_away: Duration::ZERO,
             looked: None,
             has_slept: false,
             held_in_vain: false,
@@ -249,9 +254,13 @@ impl Moderation {
             self.waiting_since.get_or_insert(now);
             return;
         }
-        (self.is_holding, self.held_in_vain) = (false, false);
         self.stop_looking(now);
-        if let Some(since) = self.waiting_since.take() {
+        let has_held = self.is_holding || self.held_in_vain;
+        (self.is_holding, self.held_in_vain) = (false, false);
+        // How long a hold lasts says nothing about when frames come.
+        if let Some(since) = self.waiting_since.take()
+            && !has_held
+        {
             self.learn(now.since(since));
         }
         self.has_slept = false;
@@ -289,6 +298,11 @@ impl Moderation {
         }
         self.stop_looking(now);
         Next::Arm
+    }
+
+    /// Of the look that goes on, the thread has let others run for so long: that cost nothing.
+    pub fn gave_way(&mut self, time: Duration) {
+        self.given_away = self.given_away.saturating_add(time);
     }
 
     /// Notes that a sleep has ended, a hold or another.
@@ -334,7 +348,8 @@ impl Moderation {
 
     fn stop_looking(&mut self, now: Instant) {
         if let Some(since) = self.looking_since.take() {
-            let took = now.since(since);
+            let took = now.since(since).saturating_sub(self.given_away);
+            self.given_away = Duration::ZERO;
             self.window.attend(took);
             self.looked = Some(self.looked.unwrap_or_default().saturating_add(took));
         }

@@ -12,7 +12,8 @@
 //! From then on the thread yields before every look, until yields come back at once. Where a look is a
 //! poll, sleeping is as cheap as that: the next waits do not look at all, longer each time that what was
 //! waited for came during a yield. Nor do they where somebody kept the CPU for long: a sleeper that is
-//! woken gets it back sooner than a thread that has yielded.
+//! woken gets it back sooner than a thread that has yielded. Unless what was waited for has come by then:
+//! so it was whoever sends it who was busy, with that, as far as that is likely for so long a time.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -36,6 +37,10 @@ const SOMEBODY_RAN: Duration = Duration::from_micros(2);
 
 /// A yield that takes so long let somebody run who has much to do.
 const SOMEBODY_IS_BUSY: Duration = Duration::from_micros(100);
+
+/// A yield that takes so long let somebody run for as long as the scheduler lets anybody; whoever fills a
+/// ring is done sooner.
+const SOMEBODY_ELSE_IS_BUSY: Duration = Duration::from_micros(500);
 
 /// A yield that takes so long may have let somebody run; in vain it takes 0.2 to 0.5 µs.
 const SOMEBODY_MAY_HAVE_RUN: Duration = Duration::from_nanos(800);
@@ -87,23 +92,27 @@ impl Spin {
     }
 
     /// Looks until there may be work, the waiter is woken, or the time is over. Without a way to look
-    /// it only lets others run.
-    pub fn run(&self, waiter: &Waiter, until: Instant) {
+    /// it only lets others run. For how long it did that, as far as is known.
+    pub fn run(&self, waiter: &Waiter, until: Instant) -> Duration {
         let Some(peek) = &self.peek else { return self.breathe() };
+        let mut others_ran = Duration::ZERO;
         for round in 1u32.. {
             if self.is_crowded.load(Relaxed) || round.is_multiple_of(ROUNDS) {
-                self.yield_now();
+                let took = self.yield_now();
+                self.after_yield(took, peek.is_pending());
+                others_ran = others_ran.saturating_add(took);
             }
             for _ in 0..LOOKS {
                 if peek.is_pending() || waiter.is_woken() {
-                    return;
+                    return others_ran;
                 }
                 std::hint::spin_loop();
             }
             if sys::now() >= until {
-                return;
+                break;
             }
         }
+        others_ran
     }
 
     /// The poll after a breath has brought frames, or not.
@@ -113,7 +122,7 @@ impl Spin {
             // Looking pays here.
             (false, true) => self.next_without.store(WITHOUT_LOOKING.0, Relaxed),
             (true, true) => {
-                self.note_yield(SOMEBODY_RAN);
+                self.note_yield(SOMEBODY_RAN, true);
                 let waits = self.next_without.load(Relaxed);
                 self.without_looking.store(waits, Relaxed);
                 self.next_without.store((2 * waits).min(WITHOUT_LOOKING.1), Relaxed);
@@ -122,20 +131,24 @@ impl Spin {
     }
 
     /// Between two polls.
-    fn breathe(&self) {
+    fn breathe(&self) -> Duration {
         let polls = self.polls.load(Relaxed).wrapping_add(1);
         self.polls.store(polls, Relaxed);
-        if self.is_crowded.load(Relaxed) || polls.is_multiple_of(ROUNDS) {
-            self.yield_now();
+        if !self.is_crowded.load(Relaxed) && !polls.is_multiple_of(ROUNDS) {
+            return Duration::ZERO;
         }
+        let took = self.yield_now();
+        self.after_yield(took, false);
+        took
     }
 
-    fn yield_now(&self) {
+    /// For how long somebody else ran.
+    fn yield_now(&self) -> Duration {
         let start = sys::now();
         std::thread::yield_now();
         let took = sys::now().since(start);
         let has_let_run = took >= SOMEBODY_MAY_HAVE_RUN && (self.is_known() || is_displaced_anew());
-        self.after_yield(if has_let_run { took } else { Duration::ZERO });
+        if has_let_run { took } else { Duration::ZERO }
     }
 
     /// Whether a yield that lasts needs no proof: it decides about the next few looks only.
@@ -143,14 +156,16 @@ impl Spin {
         self.peek.is_some() && self.is_crowded.load(Relaxed)
     }
 
-    fn after_yield(&self, took: Duration) {
+    /// `has_brought`: what was waited for is there.
+    fn after_yield(&self, took: Duration, has_brought: bool) {
         let may_have = (SOMEBODY_MAY_HAVE_RUN..SOMEBODY_IS_BUSY).contains(&took);
         self.may_have_let_run.store(may_have, Relaxed);
-        self.note_yield(took);
+        self.note_yield(took, has_brought);
     }
 
-    fn note_yield(&self, took: Duration) {
-        if took >= SOMEBODY_IS_BUSY || (took >= SOMEBODY_RAN && self.peek.is_none()) {
+    fn note_yield(&self, took: Duration, has_brought: bool) {
+        let busy = if has_brought { SOMEBODY_ELSE_IS_BUSY } else { SOMEBODY_IS_BUSY };
+        if took >= busy || (took >= SOMEBODY_RAN && self.peek.is_none()) {
             self.without_looking.store(WITHOUT_LOOKING.0, Relaxed);
         }
         if took >= SOMEBODY_RAN {
@@ -223,17 +238,19 @@ mod tests {
         let waits = |spin: &Spin| (0..1000).take_while(|_| !spin.may_look()).count();
         let spin = Spin::new(None);
         assert_eq!(waits(&spin), 0);
-        spin.note_yield(SOMEBODY_RAN);
+        spin.note_yield(SOMEBODY_RAN, false);
         assert_eq!(waits(&spin), WITHOUT_LOOKING.0 as usize);
         for waits_without in [1, 2, 4].map(|n| n * WITHOUT_LOOKING.0 as usize) {
-            spin.after_yield(SOMEBODY_RAN);
+            spin.after_yield(SOMEBODY_RAN, false);
             spin.polled(true);
             assert_eq!(waits(&spin), waits_without.min(1000));
         }
         let spin = Spin::new(Some(Arc::new(Nth(AtomicUsize::new(0), 1)) as Arc<dyn Peek>));
-        spin.note_yield(SOMEBODY_RAN);
+        spin.note_yield(SOMEBODY_RAN, false);
         assert_eq!(waits(&spin), 0, "a look costs nothing there");
-        spin.note_yield(SOMEBODY_IS_BUSY);
+        spin.note_yield(SOMEBODY_IS_BUSY, true);
+        assert_eq!(waits(&spin), 0, "it was busy with what is waited for");
+        spin.note_yield(SOMEBODY_IS_BUSY, false);
         assert_eq!(waits(&spin), WITHOUT_LOOKING.0 as usize);
     }
 
@@ -241,7 +258,7 @@ mod tests {
     fn what_comes_during_a_yield_comes_from_this_cpu_unless_the_yield_was_too_short() {
         let yields = |took: Duration, found: bool| {
             let spin = Spin::new(None);
-            spin.after_yield(took);
+            spin.after_yield(took, false);
             spin.polled(found);
             spin.may_look()
         };
@@ -254,11 +271,11 @@ mod tests {
     #[test]
     fn it_yields_at_once_as_long_as_somebody_else_runs_then() {
         let spin = Spin::new(None);
-        spin.note_yield(SOMEBODY_RAN);
+        spin.note_yield(SOMEBODY_RAN, false);
         assert!(spin.is_crowded.load(Relaxed));
-        (1..VAIN_YIELDS).for_each(|_| spin.note_yield(Duration::ZERO));
+        (1..VAIN_YIELDS).for_each(|_| spin.note_yield(Duration::ZERO, false));
         assert!(spin.is_crowded.load(Relaxed));
-        spin.note_yield(Duration::ZERO);
+        spin.note_yield(Duration::ZERO, false);
         assert!(!spin.is_crowded.load(Relaxed));
     }
 }

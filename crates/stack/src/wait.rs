@@ -1,7 +1,7 @@
 //! How the threads of a shard wait for its device: what the policy says
 //! ([`moderation`](fulmar_netdev::moderation)), told to the device where that can hold by itself.
 
-use fulmar_base::{Counter, Instant, Probe};
+use fulmar_base::{Counter, Duration, Instant, Probe};
 use fulmar_netdev::moderation::{Moderation, ModerationConfig, Next};
 
 use crate::shard::Shard;
@@ -31,7 +31,7 @@ impl<P: Probe> Shard<P> {
 
     /// Whether a thread that waits was told never to sleep, whoever else may want the CPU.
     pub(crate) fn never_sleeps(&self) -> bool {
-        self.config.moderation.min_spin == fulmar_base::Duration::MAX
+        self.config.moderation.min_spin == Duration::MAX
     }
 
     /// Whether a thread that finds nothing to do looks at the device before it waits. Not where that has
@@ -54,6 +54,11 @@ impl<P: Probe> Shard<P> {
     /// How many frames a poll asks for at once, where there is room for so many.
     pub(crate) fn frames_to_ask(&mut self, room: usize) -> usize {
         if self.net.link.device().shows_what_waits() { self.moderation.ask(room) } else { room }
+    }
+
+    /// A thread that looked has let others run meanwhile, for so long.
+    pub(crate) fn gave_way(&mut self, time: Duration) {
+        self.moderation.gave_way(time);
     }
 
     /// A thread has slept on the device.
@@ -92,7 +97,7 @@ impl<P: Probe> Shard<P> {
 
 #[cfg(test)]
 mod tests {
-    use fulmar_base::{Duration, NoProbe, SlotId};
+    use fulmar_base::{NoProbe, SlotId};
     use fulmar_drivers::link::{LinkConfig, pair};
     use fulmar_socket::Step;
 

@@ -16,6 +16,10 @@ const LONGEST: Duration = Duration::from_millis(20);
 const NOISE: f64 = 0.1;
 /// Windows that a step rests after a step back; doubled each time, up to the second number.
 const REST: (u32, u32) = (16, 1024);
+/// Share of a CPU that waiting takes at least where a first hold is tried.
+const WORTH_SAVING: f64 = 0.05;
+/// Windows of an attempt at another step, half of them on it.
+const ATTEMPT: u32 = 4;
 
 /// What happened since the window began.
 #[derive(Clone, Debug, Default)]
@@ -112,6 +116,17 @@ impl Rates {
     }
 }
 
+impl Rates {
+    const NONE: Rates = Rates { bytes: 0.0, frames: 0.0, sent: 0.0, attention: 0.0 };
+
+    fn add(&mut self, more: &Rates) {
+        self.bytes += more.bytes;
+        self.frames += more.frames;
+        self.sent += more.sent;
+        self.attention += more.attention;
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verdict {
     Better,
@@ -142,13 +157,21 @@ fn judge(new: &Rates, old: &Rates) -> Verdict {
 }
 
 /// The step, and where it is going.
+///
+/// It tries the next step in turn with its own, window by window, so that what changes meanwhile changes
+/// for both, and takes a higher one if that is better, a lower one unless that is worse. What it takes it
+/// goes on from in the same direction; else it rests, for longer each time, and then tries the other one.
 #[derive(Clone, Debug)]
 pub struct Ladder {
     /// 0 to [`TOP`].
     step: usize,
-    /// What the step before brought, while it climbs.
-    before: Option<Rates>,
-    /// Windows left until it tries to climb again.
+    /// Where it tries to go.
+    goes_up: bool,
+    /// What was seen on its own step and on the other one.
+    seen: [Rates; 2],
+    /// Windows of this attempt that are over; every other one is of the other step.
+    windows: u32,
+    /// Windows left until it tries again.
     rest: u32,
     /// How long it rests next time.
     patience: u32,
@@ -156,14 +179,15 @@ pub struct Ladder {
 
 impl Default for Ladder {
     fn default() -> Ladder {
-        Ladder { step: 0, before: None, rest: 0, patience: REST.0 }
+        let seen = [Rates::NONE; 2];
+        Ladder { step: 0, goes_up: true, seen, windows: 0, rest: 0, patience: REST.0 }
     }
 }
 
 impl Ladder {
-    /// The step, 0 to [`TOP`].
+    /// The step as of now, 0 to [`TOP`].
     pub fn step(&self) -> usize {
-        self.step
+        if self.windows.is_multiple_of(2) { self.step } else { self.other() }
     }
 
     /// A window is over; without rates there was no flood, and nothing is held.
@@ -174,30 +198,48 @@ impl Ladder {
         };
         if self.rest > 0 {
             self.rest -= 1;
-            self.before = None;
             return;
         }
-        match self.before.map(|before| judge(&rates, &before)) {
-            // The first step from the ground is free, and so is the first after a rest.
-            None | Some(Verdict::Better) => self.climb(rates),
-            Some(Verdict::Same) => self.stop(0),
-            Some(Verdict::Worse) => self.stop(1),
+        // A hold saves attention and nothing else.
+        if self.step == 0 && self.windows == 0 && rates.attention < WORTH_SAVING {
+            return;
+        }
+        self.seen[self.windows as usize % 2].add(&rates);
+        self.windows += 1;
+        if self.windows == ATTEMPT {
+            let verdict = judge(&self.seen[1], &self.seen[0]);
+            self.decide(verdict);
         }
     }
 
-    fn climb(&mut self, rates: Rates) {
-        if self.step == TOP {
-            return self.stop(0);
-        }
-        self.step += 1;
-        self.before = Some(rates);
+    fn other(&self) -> usize {
+        if self.goes_up { self.step + 1 } else { self.step.saturating_sub(1) }
     }
 
-    fn stop(&mut self, back: usize) {
-        self.step = self.step.saturating_sub(back);
-        self.before = None;
-        self.rest = self.patience;
-        self.patience = self.patience.saturating_mul(2).min(REST.1);
+    fn decide(&mut self, verdict: Verdict) {
+        let is_taken = match self.goes_up {
+            true => verdict == Verdict::Better,
+            false => verdict != Verdict::Worse,
+        };
+        (self.seen, self.windows) = ([Rates::NONE; 2], 0);
+        if is_taken {
+            (self.step, self.patience) = (self.other(), REST.0);
+        } else {
+            self.rest = self.patience;
+            self.patience = (2 * self.patience).min(REST.1);
+            self.goes_up = !self.goes_up;
+        }
+        self.turn_at_the_ends(is_taken);
+    }
+
+    /// There is only one way to go from the ground and from the top.
+    fn turn_at_the_ends(&mut self, is_taken: bool) {
+        if self.step == 0 || self.step == TOP {
+            self.goes_up = self.step == 0;
+            if is_taken {
+                self.rest = self.patience;
+            }
+        }
     }
 }
 
@@ -219,31 +261,77 @@ mod tests {
         assert_eq!(judge(&with(1.05e9, 1.05e6, 0.52), &base), Verdict::Same);
     }
 
-    #[test]
-    fn it_climbs_while_that_saves_attention_and_rests_at_the_top() {
-        let mut l = Ladder::default();
-        for step in 1..=TOP {
-            l.judge(Some(rates(1e9, 1.0 / step as f64)));
-            assert_eq!(l.step(), step);
+    /// So many windows, of which each is what `brings` says of the step it is held at. How many were at
+    /// each step.
+    fn windows(
+        l: &mut Ladder,
+        count: usize,
+        mut brings: impl FnMut(usize) -> Rates,
+    ) -> [usize; TOP + 1] {
+        let mut at = [0; TOP + 1];
+        for _ in 0..count {
+            at[l.step()] += 1;
+            l.judge(Some(brings(l.step())));
         }
-        for _ in 0..REST.0 {
-            l.judge(Some(rates(1e9, 0.2)));
-            assert_eq!(l.step(), TOP);
-        }
+        at
     }
 
     #[test]
-    fn a_step_that_costs_bytes_is_taken_back_and_not_tried_again_for_a_while() {
+    fn it_climbs_while_that_saves_attention_and_stays_at_the_top() {
         let mut l = Ladder::default();
-        l.judge(Some(rates(1e9, 1.0)));
-        l.judge(Some(rates(0.5e9, 0.1)));
+        let saves = |step| rates(1e9, 1.0 / (step + 1) as f64);
+        windows(&mut l, TOP * ATTEMPT as usize, saves);
+        assert_eq!(l.step(), TOP);
+        let at = windows(&mut l, 10_000, saves);
+        assert_eq!(l.step(), TOP);
+        assert!(at[TOP] > 9_950, "{at:?}");
+    }
+
+    #[test]
+    fn it_comes_down_where_a_lower_step_costs_no_more() {
+        let mut l = Ladder::default();
+        windows(&mut l, 100, |step| rates(1e9, 1.0 / (step + 1) as f64));
+        windows(&mut l, 1_000, |_| rates(1e9, 0.2));
         assert_eq!(l.step(), 0);
-        for _ in 0..REST.0 {
-            l.judge(Some(rates(1e9, 1.0)));
-            assert_eq!(l.step(), 0);
-        }
-        l.judge(Some(rates(1e9, 1.0)));
-        assert_eq!(l.step(), 1, "it tries again");
+    }
+
+    #[test]
+    fn it_comes_down_where_holds_have_begun_to_cost_bytes() {
+        let mut l = Ladder::default();
+        windows(&mut l, 100, |step| rates(1e9, 1.0 / (step + 1) as f64));
+        windows(&mut l, 200, |step| rates(1e9 / (step + 1) as f64, 0.2));
+        assert_eq!(l.step(), 0);
+    }
+
+    #[test]
+    fn a_step_that_costs_bytes_is_tried_ever_less_often() {
+        let mut l = Ladder::default();
+        let costs = |step| rates(1e9 / (step + 1) as f64, 1.0 / (step + 1) as f64);
+        let first = windows(&mut l, 1_000, costs);
+        let then = windows(&mut l, 10_000, costs);
+        assert!(first[1] > 2 && first[1] < 20, "{first:?}");
+        assert!(then[1] > 2 && then[1] < 30, "it still tries: {then:?}");
+        assert_eq!(first[2] + then[2], 0);
+    }
+
+    #[test]
+    fn what_changes_by_itself_meanwhile_is_no_reason_to_climb() {
+        let mut l = Ladder::default();
+        let mut bytes = 1e9;
+        let at = windows(&mut l, 300, |_| {
+            bytes *= 1.02;
+            rates(bytes, 0.2)
+        });
+        assert!(at[0] > 280, "{at:?}");
+    }
+
+    #[test]
+    fn no_hold_is_tried_where_waiting_costs_next_to_nothing() {
+        let mut l = Ladder::default();
+        let at = windows(&mut l, 1_000, |_| rates(1e9, 0.9 * WORTH_SAVING));
+        assert_eq!(at[0], 1_000);
+        windows(&mut l, 1, |_| rates(1e9, 1.1 * WORTH_SAVING));
+        assert_eq!(l.step(), 1);
     }
 
     #[test]

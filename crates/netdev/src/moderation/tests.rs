@@ -196,6 +196,83 @@ fn without_moderation_every_wait_sleeps_and_with_polling_none_does() {
     assert_eq!(polling.wakeups, 0);
 }
 
+/// What a frame costs whoever sends it on this very CPU, in ns; and a change of thread.
+const SEND: u64 = 500;
+const SWITCH: u64 = 2_000;
+
+/// A sender and a reader that share a CPU, and a ring between them; 64 frames at a time are read. Frames
+/// and holds after so many waits, and how long all of it took.
+fn shared_cpu(config: ModerationConfig, ring: u64, waits: u64) -> (u64, u64, u64) {
+    let mut policy = Moderation::new(config);
+    let (mut now, mut frames, mut holds) = (1_000_000, 0, 0);
+    for _ in 0..waits {
+        let start = Instant::from_nanos(now);
+        policy.start_waiting(start);
+        policy.polled(start, 0, 0, 0);
+        let mut waiting = ring;
+        match policy.next(start, true) {
+            // The sender fills the ring and gives the CPU back.
+            Next::Look { .. } => {
+                now += ring * SEND + SWITCH;
+                policy.gave_way(Duration::from_nanos(ring * SEND + SWITCH));
+            }
+            // It does so as well, and then nobody runs until the timer ends.
+            Next::Hold { until } => {
+                now = (now + ring * SEND + SWITCH).max(until.as_nanos() + TIMER_LATE);
+                policy.slept();
+                holds += 1;
+            }
+            // Its first frames wake the reader, who gets the CPU at once.
+            Next::Arm => {
+                waiting = 16;
+                now += waiting * SEND + SWITCH;
+                policy.slept();
+            }
+        }
+        while waiting > 0 {
+            let took = waiting.min(64);
+            policy.polled(Instant::from_nanos(now), took as usize, took as usize * 1500, 0);
+            now += took * FRAME;
+            (waiting, frames) = (waiting - took, frames + took);
+        }
+    }
+    (frames, holds, now)
+}
+
+#[test]
+fn a_sender_who_fills_the_ring_whenever_it_gets_the_cpu_is_not_held_back() {
+    for ring in [24, 48, 96] {
+        let (frames, holds, took) = shared_cpu(ModerationConfig::ADAPTIVE, ring, 10_000);
+        assert!(holds < 300, "{holds} holds with a ring of {ring}");
+        let best = ring * (SEND + FRAME) + SWITCH;
+        assert!(took < frames / ring * best * 21 / 20, "{took} ns with a ring of {ring}");
+    }
+}
+
+#[test]
+fn what_others_run_while_a_thread_looks_is_none_of_what_looking_costs() {
+    let looked = |given: Duration| {
+        let mut policy = Moderation::new(ModerationConfig::LATENCY);
+        let at = |us: u64| Instant::from_nanos(us * 1_000);
+        policy.start_waiting(at(1_000));
+        policy.polled(at(1_000), 0, 0, 0);
+        assert!(matches!(policy.next(at(1_000), true), Next::Look { .. }));
+        policy.gave_way(given);
+        policy.polled(at(1_040), 1, 1500, 0);
+        policy.take_looked()
+    };
+    assert_eq!(looked(Duration::ZERO), Some(Duration::from_micros(40)));
+    assert_eq!(looked(Duration::from_micros(30)), Some(Duration::from_micros(10)));
+    assert_eq!(looked(Duration::from_micros(50)), Some(Duration::ZERO));
+}
+
+#[test]
+fn a_hold_does_not_teach_that_frames_are_long_in_coming() {
+    let model = played(ModerationConfig::ADAPTIVE, steady(400_000, 100_000));
+    assert_eq!(model.policy.hold(), ModerationConfig::ADAPTIVE.max_hold);
+    assert!(model.policy.spin() > ModerationConfig::ADAPTIVE.min_spin);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

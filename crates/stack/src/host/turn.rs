@@ -75,9 +75,7 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
         self.has_breathed = matches!(next, Next::Look { .. }) && !self.host.spin.has_peek();
         if self.has_breathed {
             drop(guard);
-            self.host.spin.run(&self.waiter, now);
-            let _ = self.host.outside.stage(Stage::Spun);
-            return self.host.lock();
+            return self.spin(now);
         }
         self.waiter.reset();
         self.register(&mut guard);
@@ -116,9 +114,15 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
     ) -> Result<Guard<'a, P>, SocketError> {
         let ends = [guard.next_deadline(), give_up, Some(until)];
         drop(guard);
-        self.host.spin.run(&self.waiter, ends.into_iter().flatten().min().unwrap_or(until));
+        self.spin(ends.into_iter().flatten().min().unwrap_or(until))
+    }
+
+    fn spin(&self, until: Instant) -> Result<Guard<'a, P>, SocketError> {
+        let others_ran = self.host.spin.run(&self.waiter, until);
         let _ = self.host.outside.stage(Stage::Spun);
-        self.host.lock()
+        let mut guard = self.host.lock()?;
+        guard.gave_way(others_ran);
+        Ok(guard)
     }
 
     fn register(&self, shard: &mut Shard<P>) {
