@@ -2,12 +2,15 @@
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fulmar_base::{Counters, DropReason, Instant};
 use fulmar_mbuf::Pool;
-use fulmar_netdev::{Burst, Caps, Device, DeviceStats, LinkState, Packet, Tally, offload};
+use fulmar_netdev::{Burst, Caps, Device, DeviceStats, LinkState, Packet, Peek, Tally, offload};
 
 use super::LinkConfig;
 use crate::OpenError;
@@ -82,6 +85,23 @@ struct Shared {
     lanes: [Lane; 2],
     bells: [Bell; 2],
     is_alive: [AtomicBool; 2],
+    /// The side's last burst did not go out whole.
+    wants_room: [AtomicBool; 2],
+}
+
+/// A look at a link from one side.
+struct Look {
+    shared: Arc<Shared>,
+    side: usize,
+}
+
+impl Peek for Look {
+    fn is_pending(&self) -> bool {
+        let Shared { lanes, wants_room, .. } = &*self.shared;
+        let has_room = || !lanes[1 - self.side].is_blocked.load(Relaxed);
+        lanes[self.side].load.load(Relaxed) > 0
+            || (wants_room[self.side].load(Relaxed) && has_room())
+    }
 }
 
 /// One end of a link.
@@ -90,8 +110,6 @@ pub struct Link {
     side: usize,
     /// Frames taken from the lane in one exchange of queues.
     stash: VecDeque<Packet>,
-    /// The last burst did not go out whole.
-    is_blocked: bool,
     caps: Caps,
     stats: DeviceStats,
 }
@@ -115,12 +133,12 @@ pub fn pair(config: &LinkConfig) -> Result<(Link, Link), OpenError> {
         lanes: [Lane::new(config), Lane::new(config)],
         bells: [bell()?, bell()?],
         is_alive: [AtomicBool::new(true), AtomicBool::new(true)],
+        wants_room: [AtomicBool::new(false), AtomicBool::new(false)],
     });
     let end = |side: usize| Link {
         shared: Arc::clone(&shared),
         side,
         stash: VecDeque::with_capacity(config.ring_pkts),
-        is_blocked: false,
         caps: config.caps(side),
         stats: DeviceStats { name: format!("link{side}"), ..DeviceStats::default() },
     };
@@ -138,6 +156,17 @@ impl Link {
 
     fn has_peer(&self) -> bool {
         self.shared.is_alive[1 - self.side].load(SeqCst)
+    }
+
+    fn wants_room(&self) -> bool {
+        self.shared.wants_room[self.side].load(Relaxed)
+    }
+
+    /// Only this side changes it: no write, which would take the line away from a look, without need.
+    fn set_wants_room(&self, wants: bool) {
+        if self.wants_room() != wants {
+            self.shared.wants_room[self.side].store(wants, Relaxed);
+        }
     }
 
     /// Moves frames into the lane while there is room; counts those that can never pass.
@@ -218,7 +247,7 @@ impl Device for Link {
         burst: &mut Burst,
         counters: &mut Counters,
     ) -> usize {
-        self.is_blocked = false;
+        self.set_wants_room(false);
         if burst.is_empty() {
             return 0;
         }
@@ -235,7 +264,7 @@ impl Device for Link {
             moved.taken += again.taken;
             moved.tally += again.tally;
         }
-        self.is_blocked = !burst.is_empty();
+        self.set_wants_room(!burst.is_empty());
         moved.tally.sent(counters, &mut self.stats);
         if moved.tally.frames > 0 && self.shared.bells[1 - self.side].ring() {
             self.stats.wakes += 1;
@@ -273,11 +302,15 @@ impl Device for Link {
         // If the lane's mark is gone, whoever made room found this bell not armed yet; so did a peer
         // that went away.
         let is_marked = self.outward().is_blocked.load(SeqCst) && self.has_peer();
-        self.inward().load().pkts() == 0 && (is_marked || !self.is_blocked)
+        self.inward().load().pkts() == 0 && (is_marked || !self.wants_room())
     }
 
     fn disarm(&mut self) {
         self.shared.bells[self.side].disarm();
+    }
+
+    fn peek(&self) -> Option<Arc<dyn Peek>> {
+        Some(Arc::new(Look { shared: Arc::clone(&self.shared), side: self.side }))
     }
 
     fn wake_fd(&self) -> Option<RawFd> {

@@ -169,6 +169,29 @@ fn a_blocked_sender_is_woken_when_the_ring_is_half_empty() {
 }
 
 #[test]
+fn a_look_from_outside_sees_frames_and_for_a_blocked_sender_room() {
+    let config = LinkConfig { ring_pkts: 4, ..LinkConfig::default() };
+    let (mut a, mut b) = pair(&config).unwrap();
+    let (mut here, mut there) = (Host::new(), Host::new());
+    let (sender, receiver) = (a.peek().unwrap(), b.peek().unwrap());
+    assert!(!receiver.is_pending());
+    for _ in 0..4 {
+        assert_eq!(here.send_bytes(&mut a, NOW, &[1; 60]), 1);
+    }
+    assert!(receiver.is_pending());
+    assert!(!sender.is_pending(), "it is not blocked yet");
+    assert_eq!(here.send_bytes(&mut a, NOW, &[1; 60]), 0);
+    assert!(!sender.is_pending(), "there is no room");
+    for p in there.receive(&mut b, NOW) {
+        there.pool.free(p.chain);
+    }
+    assert!(!receiver.is_pending());
+    assert!(sender.is_pending());
+    assert_eq!(here.send_bytes(&mut a, NOW, &[1; 60]), 1);
+    assert!(!sender.is_pending(), "it has sent what had no room");
+}
+
+#[test]
 fn a_sender_whose_peer_went_away_before_it_armed_does_not_sleep() {
     let (mut a, b) = pair(&LinkConfig { ring_pkts: 1, ..LinkConfig::default() }).unwrap();
     let mut left = Host::new();
