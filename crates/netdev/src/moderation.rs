@@ -221,6 +221,11 @@ impl Moderation {
         wanted.min(self.window.time_of(self.config.max_hold_frames))
     }
 
+    /// Whether the last wait was a hold, and nobody has polled since.
+    pub fn is_holding(&self) -> bool {
+        self.is_holding
+    }
+
     /// A thread begins to wait.
     pub fn start_waiting(&mut self, now: Instant) {
         self.stop_looking(now);

@@ -57,6 +57,10 @@ const RX_BATCH: usize = 64;
 /// Frames that one step for a reader takes at most.
 const POLL_FRAMES: usize = 128;
 
+/// Frames that a reader's first step after a hold takes at most: the first of them has waited for all of
+/// the hold, and is not to wait for the taking of all that has gathered as well.
+pub(crate) const FRAMES_AFTER_HOLD: usize = 8;
+
 /// Frames that a call drains at most after it has sent.
 const QUICK_DRAIN: usize = 64;
 
@@ -243,7 +247,9 @@ impl<P: Probe> Shard<P> {
     /// about as many bytes as stay in a cache. What the frames ask for in return (ACKs) may then
     /// wait for the next step, a moment away, so that several bursts share one answer.
     pub fn step_for_reader(&mut self, now: Instant) -> usize {
-        self.advance(now, POLL_FRAMES, HOT_BYTES)
+        let has_held = self.moderation.is_holding() && !self.has_registers;
+        let budget = if has_held { FRAMES_AFTER_HOLD } else { POLL_FRAMES };
+        self.advance(now, budget, HOT_BYTES)
     }
 
     /// As [`Shard::step_for_reader`], for one who waits for buffers that the device fills.

@@ -37,7 +37,9 @@ impl<P: Probe> Shard<P> {
     /// Whether a thread that finds nothing to do looks at the device before it waits. Not where that has
     /// long been in vain, and nothing can be missed by sleeping at once.
     pub(crate) fn looks_first(&mut self, now: Instant) -> bool {
-        let may_miss = !self.shows_what_waits() || self.next_deadline().is_some_and(|at| at <= now);
+        let may_miss = !self.is_dry
+            || !self.shows_what_waits()
+            || self.next_deadline().is_some_and(|at| at <= now);
         may_miss || self.moderation.looks_first()
     }
 
@@ -103,6 +105,7 @@ mod tests {
 
     use super::*;
     use crate::StackConfig;
+    use crate::shard::FRAMES_AFTER_HOLD;
 
     /// A stack that only takes, another that sends to it, and the time.
     struct Flood {
@@ -156,6 +159,17 @@ mod tests {
             }
             panic!("nobody holds in a flood");
         }
+    }
+
+    #[test]
+    fn after_a_hold_a_reader_gets_the_first_frames_before_the_rest_is_taken() {
+        let mut flood = Flood::new();
+        flood.now = flood.until_held();
+        flood.send(3 * FRAMES_AFTER_HOLD);
+        flood.taker.slept();
+        assert_eq!(flood.taker.step_for_reader(flood.now), FRAMES_AFTER_HOLD);
+        assert!(flood.taker.looks_first(flood.now));
+        assert_eq!(flood.taker.step_for_reader(flood.now), 2 * FRAMES_AFTER_HOLD);
     }
 
     #[test]
