@@ -192,8 +192,8 @@ pub struct Posted<T> {
     pushes: Pushes,
     /// The socket is closed: the device is told nothing any more.
     is_closed: bool,
-    /// What has come is to be given back whatever the rules say.
-    is_flushed: bool,
+    /// Once the stream has come so far, what has come is to be given back whatever the rules say.
+    flush_to: Option<u64>,
     last_arrival: Instant,
 }
 
@@ -209,7 +209,7 @@ impl<T> Default for Posted<T> {
             score: Score::default(),
             pushes: Pushes::default(),
             is_closed: false,
-            is_flushed: false,
+            flush_to: None,
             last_arrival: Instant::ZERO,
         }
     }
@@ -270,9 +270,10 @@ impl<T> Posted<T> {
         self.finished.pop_front()
     }
 
-    /// Urgent data came: what has arrived is given back.
-    pub fn flush(&mut self) {
-        self.is_flushed = true;
+    /// Urgent data came, up to this offset of the stream: what has arrived is given back once it is that
+    /// far, which is later if urgent data overtook what belongs in front of it.
+    pub fn flush(&mut self, to: u64) {
+        self.flush_to = self.flush_to.max(Some(to));
     }
 
     /// Gives what the receive queue has to the buffers, and tells the device what comes next.
@@ -322,9 +323,11 @@ impl<T> Posted<T> {
         if io.recv.readable() == 0 {
             match stream.ended {
                 Some(why) => is_told = self.end_all(why.err()) && why.is_err(),
-                None => self.end_by_rule(stream),
+                None => {
+                    self.end_by_rule(stream, self.flush_to.is_some_and(|to| io.recv.next() >= to))
+                }
             }
-            self.is_flushed = false;
+            self.flush_to = self.flush_to.filter(|to| io.recv.next() < *to);
         }
         if self.ended > 0 {
             // Behind one that ended may stand one of no bytes, for which a device would wait in vain.
@@ -558,7 +561,7 @@ impl<T> Posted<T> {
     }
 
     /// Low-water mark, urgent data, push, pause.
-    fn end_by_rule(&mut self, stream: &Stream) {
+    fn end_by_rule(&mut self, stream: &Stream, is_flushed: bool) {
         let Some(at) = self.active() else { return };
         let Some(entry) = self.queue.get(at).filter(|e| e.filled > 0) else { return };
         let rule = entry.rule;
@@ -569,7 +572,7 @@ impl<T> Posted<T> {
         if is_pause {
             self.pushes.pause();
         }
-        if entry.filled >= rule.low_water_bytes.max(1) || self.is_flushed || is_pushed || is_pause {
+        if entry.filled >= rule.low_water_bytes.max(1) || is_flushed || is_pushed || is_pause {
             self.score.note(stream.now, entry.was_worth_it());
             self.end(at, None);
         }

@@ -398,11 +398,29 @@ impl<P: Probe> Shard<P> {
         now: Instant,
         ticket: &RecvTicket,
     ) -> (usize, Option<RecvOutcome>) {
+        self.step_for(ticket, |shard| match shard.posted.is_placed {
+            true => shard.step_for_placed(now),
+            false => shard.step_for_reader(now),
+        })
+    }
+
+    /// The same for a read, whose buffer goes back to its caller with what one step brings: more than stays
+    /// in a cache until the caller looks at it, or than the buffer has room for, would cost what was saved.
+    pub(crate) fn step_for_read(
+        &mut self,
+        now: Instant,
+        ticket: &RecvTicket,
+    ) -> (usize, Option<RecvOutcome>) {
+        self.step_for(ticket, |shard| shard.step_for_reader(now))
+    }
+
+    fn step_for(
+        &mut self,
+        ticket: &RecvTicket,
+        step: impl FnOnce(&mut Self) -> usize,
+    ) -> (usize, Option<RecvOutcome>) {
         self.posted.out.awaited = Some(address_of(ticket));
-        let came = match self.posted.is_placed {
-            true => self.step_for_placed(now),
-            false => self.step_for_reader(now),
-        };
+        let came = step(self);
         self.posted.out.awaited = None;
         (came, self.posted.out.outcome.take())
     }
@@ -566,12 +584,13 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// Urgent data came: buffers are given back with what they have.
+    /// Urgent data came: once what belongs in front of it is there too, buffers are given back with what
+    /// they have.
     pub(crate) fn flush_posted(&mut self, id: SlotId) {
         if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id)
             && let Some(posted) = &mut entry.posted
         {
-            posted.machine.flush();
+            posted.machine.flush(entry.tcb.urgent_to());
         }
     }
 

@@ -27,6 +27,10 @@ struct Notes {
     asked: usize,
     /// The next segment gets the flag URG and this pointer, as from a peer that sends urgent data.
     urgent: Option<u16>,
+    /// The next segment stays behind.
+    holds_next: bool,
+    /// The one that stayed behind comes.
+    lets_go: bool,
 }
 
 struct Expected {
@@ -42,6 +46,7 @@ struct Guesser {
     flows: Vec<Expected>,
     turn: usize,
     fresh: Burst,
+    held: Option<Packet>,
     notes: Arc<Mutex<Notes>>,
 }
 
@@ -100,19 +105,23 @@ fn set_word(frame: &mut [u8], at: usize, value: u16) {
 }
 
 impl Guesser {
-    /// A frame before it lands, made urgent if that is wished for.
-    fn arrived(&mut self, p: Packet, pool: &mut Pool) -> Packet {
+    /// A frame before it lands, made urgent if that is wished for; nothing if it stays behind.
+    fn arrived(&mut self, p: Packet, pool: &mut Pool) -> Option<Packet> {
         let notes = &mut *self.notes.lock().unwrap();
         let mut frame = p.chain.to_vec();
         if segment(&frame).is_none() {
-            return p;
+            return Some(p);
         }
-        let Some(pointer) = notes.urgent.take() else { return p };
+        if std::mem::take(&mut notes.holds_next) {
+            self.held = Some(p);
+            return None;
+        }
+        let Some(pointer) = notes.urgent.take() else { return Some(p) };
         let flags = u16::from_be_bytes([frame[46], frame[47]]) | 0x20;
         set_word(&mut frame, 46, flags);
         set_word(&mut frame, 52, pointer);
         pool.free(p.chain);
-        Packet { chain: copy(&frame, pool), offload: p.offload }
+        Some(Packet { chain: copy(&frame, pool), offload: p.offload })
     }
 
     fn land(&mut self, p: Packet, pool: &mut Pool) -> Packet {
@@ -165,11 +174,19 @@ impl Device for Guesser {
         budget: usize,
         counters: &mut Counters,
     ) -> usize {
-        let budget = budget.min(out.room());
+        // One may come that stayed behind.
+        let budget = budget.min(out.room()).saturating_sub(1);
         let before = out.len();
         self.inner.rx_burst(now, pool, &mut self.fresh, budget, counters);
+        // The notes are those of both ends.
+        if self.held.is_some()
+            && std::mem::take(&mut self.notes.lock().unwrap().lets_go)
+            && let Some(p) = self.held.take()
+        {
+            out.push(p).expect("there is room");
+        }
         while let Some(p) = self.fresh.pop_front() {
-            let p = self.arrived(p, pool);
+            let Some(p) = self.arrived(p, pool) else { continue };
             let p = self.land(p, pool);
             out.push(p).expect("there is room");
         }
@@ -223,7 +240,7 @@ impl Pair {
             };
             let notes = Arc::clone(&notes);
             let fresh = Burst::with_capacity(256);
-            let device = Guesser { inner, flows: Vec::new(), turn: 0, fresh, notes };
+            let device = Guesser { inner, flows: Vec::new(), turn: 0, fresh, held: None, notes };
             Shard::new(config, Box::new(device), now).expect("a shard")
         };
         Pair { now, shards: [shard(0, a), shard(1, b)], notes }
@@ -539,6 +556,36 @@ fn behind_urgent_data_reads_go_on_and_so_do_posted_buffers() {
     line.send_urgent(10);
     assert_eq!(line.collect(&tickets[1]), 11);
     assert_eq!((line.got.len(), line.read()), (line.written, 0));
+}
+
+#[test]
+fn urgent_data_that_overtakes_gives_the_buffer_back_when_the_gap_is_closed() {
+    let mut line = Line::new();
+    let ticket = line.post(5000, PATIENT);
+    line.note(|n| n.holds_next = true);
+    line.send(500);
+    line.send_urgent(100);
+    assert!(!ticket.is_over(), "nothing of it can be given yet");
+    line.note(|n| n.lets_go = true);
+    line.settle();
+    assert_eq!(line.collect(&ticket), 600);
+    let ticket = line.post(5000, PATIENT);
+    line.send(10);
+    assert!(!ticket.is_over(), "that is over");
+}
+
+#[test]
+fn what_came_in_front_of_the_gap_waits_for_the_urgent_data_behind_it() {
+    let mut line = Line::new();
+    let ticket = line.post(5000, PATIENT);
+    line.send(50);
+    line.note(|n| n.holds_next = true);
+    line.send(500);
+    line.send_urgent(100);
+    assert!(!ticket.is_over(), "the urgent byte is not there yet");
+    line.note(|n| n.lets_go = true);
+    line.settle();
+    assert_eq!(line.collect(&ticket), 650);
 }
 
 /// A message of so many bytes into a buffer of 5000: how often the device was asked to place meanwhile.

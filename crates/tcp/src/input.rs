@@ -105,6 +105,9 @@ impl Tcb {
     fn note_urgent(&mut self, seg: &mut Segment) {
         if seg.hdr.flags.contains(Flags::URG) && seg.hdr.urgent > 0 && !self.fin_received {
             seg.events |= Events::URGENT;
+            if !seg.payload.is_empty() {
+                self.urgent_to = self.urgent_to.max(seg.end);
+            }
         }
     }
 

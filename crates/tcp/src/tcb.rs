@@ -205,6 +205,8 @@ pub struct Tcb {
     pub(crate) pushed_to: u64,
     /// The same of bytes that came behind a gap; the last of them.
     pub(crate) pushed_behind: u64,
+    /// Position behind the last segment that brought urgent data.
+    pub(crate) urgent_to: u64,
     /// Where the peer's FIN stands, once seen.
     pub(crate) peer_fin: Option<u64>,
     /// `rcv_nxt` is behind the peer's FIN.
@@ -317,6 +319,7 @@ impl Tcb {
             rcv_mss: u32::from(DEFAULT_MSS),
             pushed_to: 0,
             pushed_behind: 0,
+            urgent_to: 0,
             peer_fin: None,
             fin_received: false,
             recv_limit: cfg.recv_buffer_bytes.min(cfg.max_buffer_bytes),

@@ -37,6 +37,13 @@ impl Tcb {
         self.peer_seq_of(offset.saturating_add(1))
     }
 
+    /// Offset in the stream behind the last segment that brought urgent data, which may have come before
+    /// others that belong in front of it.
+    #[inline]
+    pub fn urgent_to(&self) -> u64 {
+        self.urgent_to.saturating_sub(1)
+    }
+
     /// Whether the last byte received in order is one that the peer pushed, so that nothing need
     /// follow it.
     #[inline]

@@ -282,7 +282,7 @@ fn a_buffer_ends_by_mark_push_pause_and_urgent_data_and_only_when_the_device_is_
     w.post(1000, WHOLE);
     w.send(40);
     w.take_in();
-    w.machine.flush();
+    w.machine.flush(w.sent);
     w.settle(false, None);
     let lens: Vec<usize> = w.finished.iter().map(|f| f.1).collect();
     assert_eq!(lens, [14, 20, 30, 40]);
@@ -556,7 +556,7 @@ fn run(w: &mut World, op: Op) {
         Op::Cancel(t) => _ = w.with(|m, io| m.cancel(io, |u| *u == t)),
         Op::Abandon(t) => _ = w.with(|m, io| m.abandon(io, |u| *u == t)),
         Op::Read(n) => w.read(n),
-        Op::Flush => w.machine.flush(),
+        Op::Flush => w.machine.flush(w.sent),
     }
 }
 

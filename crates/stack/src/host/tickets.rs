@@ -87,7 +87,7 @@ impl<P: Probe> Host<P> {
         if post.is_some() {
             return Ok(PostedRead::Refused);
         }
-        match self.wait_posted(guard, now, ticket, limit) {
+        match self.wait_posted(guard, now, (ticket, limit), Shard::step_for_read) {
             Ok(Some(outcome)) => Ok(PostedRead::Over(outcome)),
             Ok(None) | Err(SocketError::WouldBlock) => {
                 Ok(ticket.take().map_or(PostedRead::Posted, PostedRead::Over))
@@ -107,7 +107,7 @@ impl<P: Probe> Host<P> {
         let now = sys::now();
         guard.pass(Stage::Locked);
         guard.post_if_possible(now, post);
-        self.wait_posted(guard, now, ticket, limit)
+        self.wait_posted(guard, now, (ticket, limit), Shard::step_for_ticket)
     }
 
     /// As [`Host::wait_for_ticket`], with the lock in hand.
@@ -115,15 +115,15 @@ impl<P: Probe> Host<P> {
         &'a self,
         mut guard: Guard<'a, P>,
         now: Instant,
-        ticket: &RecvTicket,
-        limit: Limit,
+        (ticket, limit): (&RecvTicket, Limit),
+        look: impl FnOnce(&mut Shard<P>, Instant, &RecvTicket) -> (usize, Option<RecvOutcome>),
     ) -> Result<Option<RecvOutcome>, SocketError> {
         if ticket.is_over() {
             return Ok(None);
         }
         let end = limit.end(now);
         if end.is_none() || guard.looks_first(now) {
-            let (came, outcome) = guard.step_for_ticket(now, ticket);
+            let (came, outcome) = look(&mut guard, now, ticket);
             guard.looked_first(came > 0);
             if outcome.is_some() || ticket.is_over() {
                 return Ok(outcome);
