@@ -187,6 +187,8 @@ pub struct Posted<T> {
     has_abandoned: bool,
     finished: VecDeque<Finished<T>>,
     device: Option<Expectation>,
+    /// The device was told of the flow, and may still look out for it though it has no room any more.
+    is_looked_for: bool,
     registered: Registrations,
     score: Score,
     pushes: Pushes,
@@ -205,6 +207,7 @@ impl<T> Default for Posted<T> {
             has_abandoned: false,
             finished: VecDeque::new(),
             device: None,
+            is_looked_for: false,
             registered: Registrations::default(),
             score: Score::default(),
             pushes: Pushes::default(),
@@ -468,6 +471,7 @@ impl<T> Posted<T> {
     fn withdraw(&mut self, io: &mut Io<'_>) {
         if self.device.take().is_some() {
             io.placer.unplace();
+            self.is_looked_for = false;
         }
     }
 
@@ -521,6 +525,7 @@ impl<T> Posted<T> {
         self.registered.need([Some(wanted.first), wanted.second], io.placer);
         if io.placer.place(wanted.next, first, second) {
             self.device = Some(wanted);
+            self.is_looked_for = true;
         } else {
             self.score.refused(now);
             self.registered.clear(io.placer);
@@ -602,6 +607,11 @@ impl<T> Posted<T> {
             }
             is_first = false;
             at += 1;
+        }
+        if self.queue.is_empty() && std::mem::take(&mut self.is_looked_for) {
+            // Also where the last room was full: looking for a flow costs every frame.
+            self.device = None;
+            io.placer.unplace();
         }
     }
 

@@ -588,6 +588,100 @@ fn what_came_in_front_of_the_gap_waits_for_the_urgent_data_behind_it() {
     assert_eq!(line.collect(&ticket), 650);
 }
 
+impl Line {
+    /// A look of a reader who waits for this ticket, while nobody else looks: whether it was over with it.
+    fn look(&mut self, ticket: &RecvTicket) -> bool {
+        self.pair.now = self.pair.now + Duration::from_micros(20);
+        let outcome = self.pair.shards[1].step_for_ticket(self.pair.now, ticket).1;
+        let Some(buf) = outcome.and_then(|o| o.buf) else { return false };
+        self.have(&buf);
+        true
+    }
+
+    /// Sends so many bytes, which wait in the device.
+    fn write(&mut self, bytes: usize) {
+        let bytes = counting(self.written..self.written + bytes);
+        assert_eq!(self.pair.write(self.client, &bytes), bytes.len());
+        self.written += bytes.len();
+        self.pair.now = self.pair.now + Duration::from_micros(20);
+        self.pair.shards[0].step(self.pair.now, 64);
+    }
+
+    /// Two buffers, of which the first is full and in its reader's hands and the second has 100 bytes that
+    /// came with it; by this rule it is over, but nobody has looked whether.
+    fn resting(rule: Rule) -> (Line, Arc<RecvTicket>) {
+        let mut line = Line::new();
+        // A first round trip, so that nothing about the connection is news.
+        line.send(1);
+        assert_eq!(line.read(), 1);
+        let (full, behind) = (line.post(1000, PATIENT), line.post(5000, rule));
+        line.write(1100);
+        assert!(line.look(&full), "it is full");
+        (line, behind)
+    }
+}
+
+const MARKED: Rule = Rule { low_water_bytes: 100, ..PATIENT };
+const PUSHED: Rule = Rule { on_push: true, ..PATIENT };
+
+#[test]
+fn what_is_over_though_not_full_rests_until_the_reader_of_a_full_buffer_looks_again() {
+    for rule in [MARKED, PUSHED] {
+        let (mut line, behind) = Line::resting(rule);
+        assert!(!behind.is_over(), "its reader is about to look");
+        assert!(line.look(&behind), "{rule:?}");
+        assert_eq!(line.got.len(), 1101);
+    }
+}
+
+#[test]
+fn what_rests_is_over_two_milliseconds_later_whether_anybody_looks_for_it_or_not() {
+    for rule in [MARKED, PUSHED] {
+        let (mut line, behind) = Line::resting(rule);
+        let by = line.pair.shards[1].next_deadline().expect("the shard has to look again");
+        assert!(by <= line.pair.now + Duration::from_millis(2), "{rule:?}");
+        line.pair.now = by;
+        line.pair.shards[1].step(by, 64);
+        drop(line.pair.shards[1].take_received());
+        assert_eq!(line.collect(&behind), 100, "{rule:?}");
+    }
+}
+
+#[test]
+fn urgent_data_the_end_of_the_stream_and_its_failure_rest_no_longer_than_others() {
+    type Happens = fn(&mut Line);
+    let urgent: Happens = |line| line.send_urgent(20);
+    let end: Happens = |line| line.pair.shards[0].close(line.pair.now, line.client);
+    let failure: Happens = |line| {
+        let linger = Some(Duration::ZERO);
+        let Pair { shards, now, .. } = &mut line.pair;
+        shards[0].with_tcb(*now, line.client, |t| t.linger = linger).unwrap();
+        shards[0].close(*now, line.client);
+    };
+    for (happens, bytes) in [(urgent, 120), (end, 100), (failure, 100)] {
+        let (mut line, behind) = Line::resting(PATIENT);
+        assert!(!line.look(&behind), "nothing ends it");
+        happens(&mut line);
+        line.settle();
+        assert_eq!(line.collect(&behind), bytes);
+    }
+}
+
+#[test]
+fn nothing_rests_where_other_connections_have_buffers_too() {
+    let mut line = Line::new();
+    let other = line.pair.connected(81).1;
+    let (full, behind) = (line.post(1000, PATIENT), line.post(5000, MARKED));
+    let elsewhere = Arc::new(RecvTicket::default());
+    let Pair { shards, now, .. } = &mut line.pair;
+    let buf = RecvBuf::from(vec![0; 10]);
+    shards[1].tcp_post(*now, other, buf, PATIENT, &elsewhere).expect("posted");
+    line.write(1100);
+    assert!(line.look(&full));
+    assert_eq!(line.collect(&behind), 100, "who waits for it may be somebody else");
+    drop(line.pair.shards[1].take_received());
+}
+
 /// A message of so many bytes into a buffer of 5000: how often the device was asked to place meanwhile.
 fn message(line: &mut Line, bytes: usize) -> usize {
     let before = line.note(|n| n.asked);

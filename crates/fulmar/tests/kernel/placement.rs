@@ -1,7 +1,7 @@
 //! Posted buffers over a TAP: where a read lands.
 
 use std::collections::VecDeque;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net;
 use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
@@ -161,6 +161,43 @@ fn long_frames_on_a_packet_socket_land_in_posted_buffers() {
         ip(&format!("addr add {KERNEL}/24 dev v0"));
         let stack = stack_on(devices::packet("v1").unwrap());
         bulk(stack, usize::MAX, OURS, 1 << 20);
+    });
+}
+
+/// Reads of a MiB, some of them smaller, of bytes that the kernel sends.
+fn large_reads(stack: &Stack, address: &str, total: usize) {
+    let listener = TcpListener::bind(stack, (address, 7)).unwrap();
+    let (kernels, mut ours) = connect(&listener);
+    let sender = send(kernels, 1, total, 1 << 20);
+    let expected = period(1).repeat(3);
+    let (mut buf, mut at) = (vec![0; 1 << 20], 0);
+    loop {
+        // So that what comes is not always where it was expected.
+        let room = if at % 7 == 0 { 5000 } else { buf.len() };
+        let n = ours.read(&mut buf[..room]).unwrap();
+        if n == 0 {
+            break;
+        }
+        assert!(buf[..n] == expected[at % PERIOD..][..n], "other bytes than were sent behind {at}");
+        at += n;
+        buf[..n].fill(0);
+    }
+    sender.join().unwrap();
+    assert_eq!(at, total);
+}
+
+#[test]
+fn plain_reads_of_a_mebibyte_have_their_bytes_placed() {
+    in_namespace!(|| {
+        let total = 64 << 20;
+        let stack = stack();
+        for address in [OURS, OURS6] {
+            large_reads(&stack, address, total);
+        }
+        figures(&stack, 2 * total).account_for(2 * total);
+        let reads = stack.stat().unwrap().shard.counters.value(Counter::PlacedReads);
+        assert!(reads > 0, "no read had its buffer with the device");
+        buffers_come_home_but(POSTED, &[&stack]);
     });
 }
 
