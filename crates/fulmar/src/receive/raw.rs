@@ -140,7 +140,7 @@ impl Away<'_> {
             }
             // The pool had no memory to move bytes to, or the device keeps what it has placed.
             if ticket.is_over() || host.wait_ticket(ticket, Limit::For(LOOK_AGAIN)).is_err() {
-                std::thread::sleep(LOOK_AGAIN.into());
+                std::thread::sleep(LOOK_AGAIN);
                 let _ = host.poll();
             }
         }
