@@ -48,8 +48,8 @@ pub struct Args {
     /// Threads at most, each with a stack of its own; measured from 1 on
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: u16,
-    /// Packets per second of each thread; 0 for as many as it can (udp-send of fulmar's only; in
-    /// bursts of 64, and the time between them is not measured)
+    /// Packets per second of each thread, evenly: one by one, or as many together as are due in 50 us;
+    /// 0 for as many as it can (udp-send of fulmar's only; the time in between is not measured)
     #[arg(long, default_value_t = 0, value_name = "PPS", value_parser = within(0, MOST_PPS))]
     rate: u64,
     /// Times that every stage is measured

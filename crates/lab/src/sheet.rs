@@ -85,6 +85,7 @@ impl Sheet {
         if let (Some(Cell::Text(_)), Some(column)) = (last, table.column_iter_mut().last()) {
             column.set_cell_alignment(CellAlignment::Left);
             narrow(&mut table);
+            self.wrap_words(&mut table);
         }
         let mut parts = vec![wrapped_lines(&self.title), wrapped_lines(&self.lead)];
         parts.push(table.to_string());
@@ -92,6 +93,31 @@ impl Sheet {
         parts.extend(self.ratios.iter().filter_map(Ratio::line).map(|l| wrapped_lines(&l)));
         parts.retain(|p| !p.is_empty());
         parts.join("\n\n")
+    }
+
+    /// Lets the columns of words go on in next lines, between words, and stand closer, where the table is
+    /// still wider than a text.
+    fn wrap_words(&self, table: &mut comfy_table::Table) {
+        if width_of(table) <= WIDTH {
+            return;
+        }
+        let longest = |column: usize| {
+            let head = self.columns.get(column).map_or("", |c| c.1);
+            let cells = self.rows.iter().filter_map(|row| match row.get(column)? {
+                Cell::Text(text) => Some(text.as_str()),
+                Cell::Number(..) | Cell::Nothing => None,
+            });
+            let words = cells.chain([head]).flat_map(str::split_whitespace);
+            words.map(|w| w.chars().count()).max().unwrap_or(0)
+        };
+        let last = self.columns.len().saturating_sub(1);
+        for (i, column) in table.column_iter_mut().enumerate() {
+            column.set_padding((0, 1));
+            if i < self.words || i == last {
+                let most = longest(i).max(LEAST_WORDS) as u16;
+                column.set_constraint(ColumnConstraint::UpperBoundary(Width::Fixed(most + 1)));
+            }
+        }
     }
 
     /// For programs: `machine`, `command`, `rows`, `ratios`, `notes`.
@@ -143,10 +169,18 @@ impl Sheet {
     }
 }
 
+/// Characters of a column of words at least, whatever stands in it.
+const LEAST_WORDS: usize = 10;
+
+/// Characters of its longest line.
+fn width_of(table: &comfy_table::Table) -> usize {
+    table.to_string().lines().map(|l| l.trim_end().chars().count()).max().unwrap_or(0)
+}
+
 /// Lets the words of the last column go on in a next line where the table would be wider than a text.
 fn narrow(table: &mut comfy_table::Table) {
     const LEAST: usize = 30;
-    let wide = table.to_string().lines().map(|l| l.trim_end().chars().count()).max().unwrap_or(0);
+    let wide = width_of(table);
     let Some(last) = table.column_max_content_widths().last().map(|w| usize::from(*w)) else {
         return;
     };
@@ -190,6 +224,21 @@ mod tests {
         let widest = text.lines().map(|l| l.trim_end().chars().count()).max();
         assert!(widest <= Some(WIDTH), "{widest:?} columns:\n{text}");
         assert!(text.contains("\n  3.0 %  short"), "{text}");
+    }
+
+    #[test]
+    fn a_table_of_many_columns_fits_a_text_and_loses_no_word() {
+        let heads = ["exit point", "published\n1 CPU", "kernel\ntoday", "stage", "what", "verdict"];
+        let row = ["a point that is far down", "1252–1286", "1690–1690", "transport_output"];
+        let texts = row.into_iter().chain(["some more words than fit", "not comparable at all"]);
+        let columns = heads.map(|h| ("key", h)).into_iter().cycle().take(9).collect();
+        let rows = vec![texts.cycle().take(9).map(|t| Cell::Text(t.to_owned())).collect()];
+        let text = Sheet { columns, words: 9, rows, ..Sheet::default() }.text();
+        let widest = text.lines().map(|l| l.trim_end().chars().count()).max();
+        assert!(widest <= Some(WIDTH), "{widest:?} columns:\n{text}");
+        for word in row.iter().flat_map(|t| t.split(' ')) {
+            assert!(text.contains(word), "{word}:\n{text}");
+        }
     }
 
     #[test]

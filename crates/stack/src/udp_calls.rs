@@ -14,6 +14,7 @@ use fulmar_udp::{BindError, BindOptions, Datagram, Incoming, UdpError, UdpSocket
 use crate::net::{Net, Sink};
 use crate::shard::Shard;
 use crate::sockets::{Echo, PING_REPLIES, PingEntry, Socket, UdpEntry};
+use crate::templates::HeaderOptions;
 use crate::udp_output::MAX_SEGMENTS;
 
 /// Payload that is copied to a receiver under the lock.
@@ -342,7 +343,15 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         f: impl FnOnce(&mut UdpSocket) -> R,
     ) -> Result<R, SocketError> {
-        Ok(f(&mut self.udp_entry(id)?.socket))
+        let entry = self.udp_entry(id)?;
+        let of = |socket: &UdpSocket| (HeaderOptions::of(socket), socket.remote);
+        let before = of(&entry.socket);
+        let said = f(&mut entry.socket);
+        if of(&entry.socket) != before {
+            // Datagrams go by it without asking whether it is for these.
+            entry.template = None;
+        }
+        Ok(said)
     }
 
     /// The pending error of any socket, once.

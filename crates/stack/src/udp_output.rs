@@ -198,11 +198,9 @@ impl<P: Probe> Shard<P> {
         }
         let transport_bytes = letter.bytes.saturating_add(HEADER_BYTES);
         let offload = letter.offload();
-        let is_its_own =
-            socket.remote.as_ref().is_some_and(|r| template.is_for(r, &HeaderOptions::of(socket)));
-        let serves = is_its_own
-            && net.ip.holds(template.ip(), now)
-            && template.ip().fits(transport_bytes, &offload);
+        // It is for this peer and these options: whoever changes them takes it away.
+        let serves =
+            net.ip.holds(template.ip(), now) && template.ip().fits(transport_bytes, &offload);
         if !(net.probe.varies(Variation::NoLookUp) || serves) {
             return None;
         }
@@ -434,7 +432,9 @@ impl<P: Probe> Net<P> {
         template: &UdpTemplate,
         letter: &Letter<I>,
     ) -> Result<Option<()>, SocketError> {
-        let m = self.pool.alloc(letter.bytes, HEADROOM, Purpose::Send);
+        let headers = template.header_bytes();
+        let room = HEADROOM.saturating_sub(headers);
+        let m = self.pool.alloc(letter.bytes.saturating_add(headers), room, Purpose::Send);
         let mut m = m.map_err(|_| SocketError::NoBuffer)?;
         if self.ends_at(Stage::SendReserved) || !self.write_piece(template, letter, &mut m) {
             self.pool.free_mbuf(m);
@@ -491,7 +491,7 @@ impl<P: Probe> Net<P> {
         Ok(Some(()))
     }
 
-    /// Payload and headers; false if a probe has ended the path.
+    /// Headers and payload, whose room is taken at once; false if a probe has ended the path.
     #[inline(always)]
     fn write_piece<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
@@ -499,7 +499,9 @@ impl<P: Probe> Net<P> {
         letter: &Letter<I>,
         m: &mut Mbuf,
     ) -> bool {
-        let Some(mut room) = m.append(letter.bytes) else { return false };
+        let headers = template.header_bytes();
+        let Some(room) = m.append(headers.saturating_add(letter.bytes)) else { return false };
+        let Some((headers, mut room)) = room.split_at_mut_checked(headers) else { return false };
         for part in letter.parts.clone() {
             let Some((to, rest)) = room.split_at_mut_checked(part.len()) else { return false };
             to.copy_from_slice(part);
@@ -508,8 +510,7 @@ impl<P: Probe> Net<P> {
         if self.ends_at(Stage::SendCopied) {
             return false;
         }
-        let Some(room) = m.prepend(template.header_bytes()) else { return false };
-        matches!(self.write_headers(template, letter, room), Ok(Some(())))
+        matches!(self.write_headers(template, letter, headers), Ok(Some(())))
     }
 
     /// Sends by ready-made headers what is larger, or is to be summed on the way.

@@ -3,7 +3,7 @@
 use core::net::SocketAddr;
 
 use fulmar_base::{Gso, GsoKind, Offload};
-use fulmar_wire::checksum::Sum;
+use fulmar_wire::checksum::{Sum, added};
 use fulmar_wire::protocol;
 use fulmar_wire::udp::{CHECKSUM_OFFSET, HEADER_BYTES};
 
@@ -13,7 +13,7 @@ use fulmar_wire::udp::{CHECKSUM_OFFSET, HEADER_BYTES};
 pub struct Template {
     ports: [u8; 4],
     /// The sum of the pseudo-header without the length.
-    pseudo: Sum,
+    pseudo: u16,
 }
 
 impl Template {
@@ -22,18 +22,17 @@ impl Template {
         let mut pseudo = Sum::new();
         pseudo.add_pseudo(local.ip(), remote.ip(), protocol::UDP, 0);
         let ([a, b], [c, d]) = (local.port().to_be_bytes(), remote.port().to_be_bytes());
-        (local.is_ipv4() == remote.is_ipv4()).then_some(Template { ports: [a, b, c, d], pseudo })
+        (local.is_ipv4() == remote.is_ipv4())
+            .then_some(Template { ports: [a, b, c, d], pseudo: pseudo.fold() })
     }
 
     /// Writes the header of a datagram whose UDP length is `length` bytes, header included, as
     /// [`crate::output`] would: the checksum field holds the folded sum of the pseudo-header.
     #[inline(always)]
     pub fn emit(&self, length: u16, header: &mut [u8; HEADER_BYTES]) {
-        let mut sum = self.pseudo;
-        sum.add_u16(length);
         header[0..4].copy_from_slice(&self.ports);
         header[4..6].copy_from_slice(&length.to_be_bytes());
-        header[6..8].copy_from_slice(&sum.fold().to_be_bytes());
+        header[6..8].copy_from_slice(&added([self.pseudo, length]).to_be_bytes());
     }
 }
 

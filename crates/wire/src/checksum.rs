@@ -193,6 +193,20 @@ pub(crate) const fn of_words<const N: usize>(words: &[u32; N]) -> u16 {
     u16::from_be(Sum { acc, odd: false }.finish())
 }
 
+/// The one's complement sum of a few sums and fields, given as numbers; zero only if all are. For headers of
+/// which most is summed already: shorter than a [`Sum`], which takes any number of any words.
+#[inline(always)]
+pub const fn added<const N: usize>(numbers: [u16; N]) -> u16 {
+    const { assert!(N < 0x8000, "the carries fit") };
+    let (mut sum, mut rest): (u32, &[u16]) = (0, &numbers);
+    while let [number, tail @ ..] = rest {
+        sum = sum.wrapping_add(*number as u32);
+        rest = tail;
+    }
+    let sum = (sum & 0xffff).wrapping_add(sum >> 16);
+    (sum & 0xffff).wrapping_add(sum >> 16) as u16
+}
+
 /// Copies `src` to the start of `dst` and sums it, in one pass: each unit is summed while it is
 /// copied.
 ///

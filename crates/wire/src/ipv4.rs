@@ -140,9 +140,8 @@ impl Header {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Template {
     header: [u8; HEADER_BYTES],
-    /// The one's complement sum of `header`, whose open fields and checksum are zero, in words of 32
-    /// bits.
-    sum: u32,
+    /// The one's complement sum of `header`, whose open fields and checksum are zero.
+    sum: u16,
 }
 
 impl Template {
@@ -154,23 +153,17 @@ impl Template {
         Header { ident: 0, total_bytes: HEADER_BYTES, ..*header }.emit(&mut bytes)?;
         bytes[2..4].fill(0);
         bytes[CHECKSUM_OFFSET..CHECKSUM_OFFSET + 2].fill(0);
-        let words = bytes.as_chunks::<4>().0.iter().map(|w| u64::from(u32::from_be_bytes(*w)));
-        let sum = words.fold(0u64, u64::wrapping_add);
-        // 2^32 counts as one, and so does every carry.
-        let once = (sum & 0xffff_ffff).wrapping_add(sum >> 32);
-        let folded = (once & 0xffff_ffff).wrapping_add(once >> 32);
-        Ok(Template { header: bytes, sum: folded as u32 })
+        Ok(Template { header: bytes, sum: !checksum::checksum(&bytes) })
     }
 
     /// Writes the header of a packet of `total_bytes`, this header included, with its checksum.
     #[inline(always)]
     pub fn emit(&self, total_bytes: u16, ident: u16, h: &mut [u8; HEADER_BYTES]) {
         *h = self.header;
-        let open = [self.sum, u32::from(total_bytes), u32::from(ident)];
         h[2..4].copy_from_slice(&total_bytes.to_be_bytes());
         h[4..6].copy_from_slice(&ident.to_be_bytes());
-        let sum = checksum::of_words(&open).to_be_bytes();
-        h[CHECKSUM_OFFSET..CHECKSUM_OFFSET + 2].copy_from_slice(&sum);
+        let sum = !checksum::added([self.sum, total_bytes, ident]);
+        h[CHECKSUM_OFFSET..CHECKSUM_OFFSET + 2].copy_from_slice(&sum.to_be_bytes());
     }
 }
 

@@ -34,6 +34,23 @@ impl Timed {
         Ok(())
     }
 
+    /// What a batch of nothing takes: its readings of the clock.
+    pub fn of_nothing() -> io::Result<Duration> {
+        const TRIALS: usize = 65;
+        let trial = || {
+            let mut timed = Timed::default();
+            timed.batch(|| Ok(0)).map(|()| timed.time)
+        };
+        let mut all = (0..TRIALS).map(|_| trial()).collect::<io::Result<Vec<Duration>>>()?;
+        all.sort_unstable();
+        Ok(all[TRIALS / 2])
+    }
+
+    /// Of the time of the last batch, so much was its readings'.
+    pub fn take_off(&mut self, own: Duration) {
+        self.time = self.time.saturating_sub(own);
+    }
+
     /// Whether more batches are wanted: until they have taken a `slice`, or, where setting them up takes
     /// most of the time, a few slices have gone by since `start`.
     pub fn wants_more(&self, slice: Duration, start: Instant) -> bool {

@@ -135,8 +135,8 @@ pub struct Options {
     pub bytes: usize,
     /// Threads at most, each with a stack and a device of its own; every number from 1 on is measured.
     pub threads: usize,
-    /// Packets per second that each thread sends at most, in bursts of 64, of which the first leaves at
-    /// once; 0 for as many as it can. The time between bursts is in no figure.
+    /// Packets per second that each thread sends at most, evenly: one by one, or as many together as are due
+    /// in 50 us; 0 for as many as it can. The time in between is in no figure.
     pub rate_pps: u64,
     /// Times that every stage is measured.
     pub runs: usize,
@@ -271,12 +271,18 @@ mod tests {
     /// The wait is outside of every batch by its type; here it is there at all. A slow machine sends
     /// fewer.
     #[test]
-    fn at_a_rate_no_more_bursts_go_than_are_due_in_a_slice() {
+    fn at_a_rate_no_more_datagrams_go_than_are_due_in_a_slice() {
         let options = Options { rate_pps: 10_000, ..Options::default() };
         let mut datagrams = send::Datagrams::new(&options).unwrap();
         let slice = Duration::from_millis(10);
         let timed = measured::Driven::run(&mut datagrams, Some(Stage::SendCall), slice).unwrap();
-        assert!((64..=128).contains(&timed.packets), "{timed:?}");
+        assert!((1..=101).contains(&timed.packets), "{timed:?}");
+    }
+
+    #[test]
+    fn datagrams_go_one_by_one_unless_the_rate_leaves_no_time_between_them() {
+        let bursts = [1, 20_000, 100_000, 1_000_000, 100_000_000].map(send::burst_at);
+        assert_eq!(bursts, [1, 1, 5, 50, 64]);
     }
 
     #[test]

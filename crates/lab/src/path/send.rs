@@ -20,6 +20,13 @@ pub(super) const FAR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Calls between two looks at the clock.
 const BATCH: u64 = 64;
+/// Where a rate is kept, datagrams that are due within so short a time go together.
+const BURSTS_PER_SECOND: u64 = 20_000;
+
+/// Datagrams of a burst at this rate: one by one, as long as the waits between them can be kept.
+pub(super) fn burst_at(rate_pps: u64) -> u64 {
+    (rate_pps / BURSTS_PER_SECOND).clamp(1, BATCH)
+}
 
 /// A socket's error as an I/O error.
 pub(super) fn errno(e: fulmar_socket::SocketError) -> io::Error {
@@ -124,11 +131,11 @@ impl Datagrams {
 }
 
 impl Datagrams {
-    fn burst(&mut self) -> io::Result<u64> {
-        for _ in 0..BATCH {
+    fn burst(&mut self, datagrams: u64) -> io::Result<u64> {
+        for _ in 0..datagrams {
             self.send()?;
         }
-        Ok(BATCH)
+        Ok(datagrams)
     }
 
     /// All of a slice is one batch: nobody looks at the thread's clock in between.
@@ -137,17 +144,19 @@ impl Datagrams {
         timed.batch(|| {
             let mut sent = 0;
             while start.elapsed() < slice {
-                sent += self.burst()?;
+                sent += self.burst(BATCH)?;
             }
             Ok(sent)
         })
     }
 
-    /// A burst is a batch, and the wait for the next one is in none.
+    /// A burst is a batch, and the wait for the next one is in none. Readings around so few datagrams cost as
+    /// much as these: that is measured, and taken off.
     fn at_rate(&mut self, timed: &mut Timed, rate: u64, slice: Duration) -> io::Result<()> {
-        let start = Instant::now();
+        let (own, start) = (Timed::of_nothing()?, Instant::now());
         while start.elapsed() < slice {
-            timed.batch(|| self.burst())?;
+            timed.batch(|| self.burst(burst_at(rate)))?;
+            timed.take_off(own);
             timed.keep_rate(start, rate, slice);
         }
         Ok(())

@@ -162,7 +162,8 @@ pub fn sheet(measured: &Measured) -> Sheet {
         lead: format!(
             "Published by {SOURCE}. ns per packet from the call up to the point, least to most. fulmar \
              over a simulated device whose hardware is taken off; the kernel by calls that fail at a \
-             known depth. fulmar has no system call: its second row is the lock and the clock."
+             known depth. fulmar has no system call: its second row is the lock and the clock. On all CPUs: \
+             each of so many threads has a stack of its own; ÷ fulmar: published, 1 CPU, over 1 thread."
         ),
         columns: vec![
             ("position", "pos"),
@@ -170,10 +171,10 @@ pub fn sheet(measured: &Measured) -> Sheet {
             ("published_one_cpu", "published\n1 CPU"),
             ("published_four_cpus", "published\n4 CPUs"),
             ("kernel_ns", "kernel\ntoday"),
-            ("fulmar_stage", "fulmar's stage"),
-            ("fulmar_one_thread_ns", "1 thread"),
-            ("fulmar_most_threads_ns", "threads on\nall CPUs"),
-            ("published_over_fulmar", "published\n÷ fulmar"),
+            ("fulmar_stage", "fulmar's\nstage"),
+            ("fulmar_one_thread_ns", "1\nthread"),
+            ("fulmar_most_threads_ns", "on all\nCPUs"),
+            ("published_over_fulmar", "÷\nfulmar"),
             ("verdict", "verdict"),
         ],
         words: 6,

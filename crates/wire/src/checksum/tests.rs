@@ -73,6 +73,17 @@ fn words_in_registers_sum_like_their_bytes() {
     assert_eq!(of_words(&words), checksum(&bytes));
 }
 
+#[test]
+fn sums_and_fields_add_up_like_the_bytes_that_they_stand_for() {
+    for numbers in
+        [[0, 0, 0], [0xffff, 0xffff, 0xffff], [1, 0xfffe, 0], [0x8000, 0x8000, 1], [7, 0, 0]]
+    {
+        let mut sum = Sum::new();
+        numbers.iter().for_each(|n| sum.add_u16(*n));
+        assert_eq!(added(numbers), sum.fold(), "{numbers:x?}");
+    }
+}
+
 proptest! {
     #[test]
     fn any_bytes_sum_like_the_model(bytes in bytes(600)) {
