@@ -182,14 +182,17 @@ struct Clock {
     passes: Cell<u64>,
     /// How often the thread had lost its CPU when that was last asked for.
     switches: Cell<u64>,
-    /// To be asked when a visit begins: the last one was so long that it mattered.
-    asks: Cell<bool>,
+    /// To be asked when so many more visits begin: one was so long lately that it mattered.
+    asks: Cell<u32>,
     /// Visits since the thread's CPU time was last asked for.
     stretch: Stretch,
 }
 
 /// A time of so many cycles (some twenty microseconds) may be that of somebody else.
 const SUSPICIOUS_CYCLES: u64 = 50_000;
+/// Measured visits that begin with the question, after one that was as long: long ones may be rare among short
+/// ones, and what has happened since the last question would be held against them.
+const ASKING_VISITS: u32 = 256;
 /// Visits longer than this (a microsecond or two) say nothing about what a reading costs: it does not
 /// matter to them, and they differ by more.
 const SHORT_CYCLES: u64 = 4_000;
@@ -205,7 +208,7 @@ impl Clock {
             cycles: Cell::new(0),
             passes: Cell::new(0),
             switches: Cell::new(0),
-            asks: Cell::new(false),
+            asks: Cell::new(0),
             stretch: Stretch::new(),
         }
     }
@@ -229,7 +232,7 @@ impl Clock {
     /// Whether a long time since the reading before was, for all that is known, not the thread's own.
     #[cold]
     fn has_lost_cpu(&self) -> bool {
-        self.asks.set(true);
+        self.asks.set(ASKING_VISITS);
         let switches = sys::switches();
         self.switches.replace(switches) != switches
     }
@@ -285,6 +288,10 @@ impl Ledger {
             sum.cycles.fetch_add(cycles, Relaxed);
             sum.passes.fetch_add(1, Relaxed);
         }
+        if stage == Stage::Slept && clock.asks.get() > 0 {
+            // It has lost its CPU of its own will: that is no reason to leave out what comes next.
+            clock.switches.set(sys::switches());
+        }
         clock.cycles.set(clock.cycles.get().wrapping_add(cycles));
         clock.passes.set(clock.passes.get().wrapping_add(1));
         clock.at.set(sys::ticks().max(1));
@@ -317,7 +324,8 @@ impl Ledger {
         let next = clock.draw(self.every);
         clock.until_next.set(next);
         clock.waited.set(next);
-        if clock.asks.replace(false) {
+        if let Some(left) = clock.asks.get().checked_sub(1) {
+            clock.asks.set(left);
             clock.switches.set(sys::switches());
         }
         clock.at.set(sys::ticks().max(1));

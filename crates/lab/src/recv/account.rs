@@ -51,9 +51,13 @@ pub fn accounts(options: &Options, is_isolated: bool) -> io::Result<Vec<Figures>
                 size_name(load.buffer_bytes)
             );
             let hardware = sample.hardware.as_nanos() as f64;
-            let figures = reader.found.and_then(|f| Figures::of(&f, place.device(), &title));
+            let figures = reader.found.take().and_then(|f| Figures::of(&f, place.device(), &title));
             let hardware_ns = (hardware > 0.0).then_some(hardware);
-            found.extend(figures.map(|f| Figures { hardware_ns, ..f }));
+            let own_copies = reader.inner.copies_per_byte() as f64;
+            found.extend(figures.map(|f| {
+                let copies_per_byte = f.copies_per_byte + own_copies;
+                Figures { hardware_ns, copies_per_byte, ..f }
+            }));
         }
     }
     Ok(found)

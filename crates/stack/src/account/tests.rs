@@ -104,6 +104,22 @@ fn a_long_time_counts_unless_the_kernel_took_the_cpu_away_meanwhile() {
 }
 
 #[test]
+fn a_long_time_behind_a_sleep_counts() {
+    let kept = (0..100).any(|_| {
+        let ledger = visit_of(10 * SUSPICIOUS_CYCLES, u64::MAX);
+        assert_eq!(ledger.balance().preempted, 1);
+        // The thread slept, which it is asked about no more.
+        CLOCK.with(|c| c.switches.set(u64::MAX));
+        ledger.pass(Stage::Slept);
+        CLOCK.with(|c| c.at.set(sys::ticks().saturating_sub(10 * SUSPICIOUS_CYCLES).max(1)));
+        ledger.pass(Stage::ReceiveCopied);
+        ledger.balance().stages.iter().any(|s| s.stage == Stage::ReceiveCopied)
+    });
+    // The CPU may be taken away at this very moment, but not every time.
+    assert!(kept);
+}
+
+#[test]
 fn what_is_below_zero_is_taken_from_the_others_and_the_sum_stays() {
     let cost = |(stage, ns)| StageCost { stage, passes: 1.0, ns };
     let slept = (Stage::Slept, 500.0);
