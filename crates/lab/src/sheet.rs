@@ -95,29 +95,37 @@ impl Sheet {
         parts.join("\n\n")
     }
 
-    /// Lets the columns of words go on in next lines, between words, and stand closer, where the table is
-    /// still wider than a text.
+    /// Where the table is still wider than a text, its columns stand closer; where that is not enough, all
+    /// columns of words go on in next lines, between words.
     fn wrap_words(&self, table: &mut comfy_table::Table) {
         if width_of(table) <= WIDTH {
             return;
         }
-        let longest = |column: usize| {
-            let head = self.columns.get(column).map_or("", |c| c.1);
-            let cells = self.rows.iter().filter_map(|row| match row.get(column)? {
-                Cell::Text(text) => Some(text.as_str()),
-                Cell::Number(..) | Cell::Nothing => None,
-            });
-            let words = cells.chain([head]).flat_map(str::split_whitespace);
-            words.map(|w| w.chars().count()).max().unwrap_or(0)
-        };
+        for column in table.column_iter_mut() {
+            column.set_padding((0, 1));
+        }
+        narrow(table);
+        if width_of(table) <= WIDTH {
+            return;
+        }
         let last = self.columns.len().saturating_sub(1);
         for (i, column) in table.column_iter_mut().enumerate() {
-            column.set_padding((0, 1));
             if i < self.words || i == last {
-                let most = longest(i).max(LEAST_WORDS) as u16;
+                let most = self.longest_word(i).max(LEAST_WORDS) as u16;
                 column.set_constraint(ColumnConstraint::UpperBoundary(Width::Fixed(most + 1)));
             }
         }
+    }
+
+    /// Characters of the longest word of a column, its heading included.
+    fn longest_word(&self, column: usize) -> usize {
+        let head = self.columns.get(column).map_or("", |c| c.1);
+        let cells = self.rows.iter().filter_map(|row| match row.get(column)? {
+            Cell::Text(text) => Some(text.as_str()),
+            Cell::Number(..) | Cell::Nothing => None,
+        });
+        let words = cells.chain([head]).flat_map(str::split_whitespace);
+        words.map(|w| w.chars().count()).max().unwrap_or(0)
     }
 
     /// For programs: `machine`, `command`, `rows`, `ratios`, `notes`.
@@ -180,15 +188,19 @@ fn width_of(table: &comfy_table::Table) -> usize {
 /// Lets the words of the last column go on in a next line where the table would be wider than a text.
 fn narrow(table: &mut comfy_table::Table) {
     const LEAST: usize = 30;
+    if let Some(column) = table.column_iter_mut().last() {
+        column.remove_constraint();
+    }
     let wide = width_of(table);
     let Some(last) = table.column_max_content_widths().last().map(|w| usize::from(*w)) else {
         return;
     };
-    if wide > WIDTH && last > LEAST {
-        let most = (last.saturating_sub(wide - WIDTH)).max(LEAST) as u16;
+    let mut most = last.saturating_sub(wide.saturating_sub(WIDTH)).max(LEAST);
+    while width_of(table) > WIDTH && most >= LEAST {
         if let Some(column) = table.column_iter_mut().last() {
-            column.set_constraint(ColumnConstraint::UpperBoundary(Width::Fixed(most + 2)));
+            column.set_constraint(ColumnConstraint::UpperBoundary(Width::Fixed(most as u16 + 2)));
         }
+        most -= 1;
     }
 }
 
@@ -239,6 +251,21 @@ mod tests {
         for word in row.iter().flat_map(|t| t.split(' ')) {
             assert!(text.contains(word), "{word}:\n{text}");
         }
+    }
+
+    #[test]
+    fn sentences_behind_many_numbers_are_not_cut_into_single_words() {
+        let heads =
+            ["threads", "stage", "min", "median", "max", "to the stage\nbefore", "counts", "what"];
+        let sentence =
+            "what its owner may say of the stage in a line or two of words that all fit there";
+        let texts = ["1", "transport_output", "164.3", "178.3", "187.1", "113.8", "yes", sentence];
+        let columns = heads.map(|h| ("key", h)).to_vec();
+        let rows = vec![texts.map(|t| Cell::Text(t.to_owned())).to_vec()];
+        let text = Sheet { columns, words: 2, rows, ..Sheet::default() }.text();
+        let widest = text.lines().map(|l| l.trim_end().chars().count()).max();
+        assert!(widest <= Some(WIDTH), "{widest:?} columns:\n{text}");
+        assert!(text.lines().count() <= 6, "{text}");
     }
 
     #[test]
