@@ -327,8 +327,8 @@ pub trait Device: Send {
     }
 
     /// Whether it pays to have the memory of a single read in hints ([`Device::place`]), which is taken back
-    /// when the read ends: the device brings payload there with a copy that it makes anyway, it hands up at
-    /// once what it has placed, and needs no memory made known. After [`Device::unplace`] only mbufs that were
+    /// when the read ends: the device brings payload there with a copy that it makes anyway, that of its call for
+    /// the frame, it hands up at once what it has placed, and needs no memory made known. After [`Device::unplace`] only mbufs that were
     /// handed up refer to the rooms. Asked once.
     ///
     /// A device that keeps what it has placed for a while may not say yes: readers would wait for it.

@@ -45,8 +45,8 @@ const COPY_BATCH: usize = 256 << 10;
 /// as copying a few KiB.
 const WORTH_BYTES: usize = 16 << 10;
 
-/// A read that waits saves a copy of what is placed, and pays for it with a call into the device for each
-/// frame: worth it from about so many bytes of a frame on.
+/// Where each frame that is placed costs a call, which takes several frames otherwise, placing saves the copy
+/// of a frame and pays for its call: worth it from about so many bytes of a frame on.
 const LONG_BYTES: usize = 8 << 10;
 
 /// When a buffer is given back although it is not full.
@@ -86,6 +86,9 @@ pub trait Placer {
 
     /// A known buffer is forgotten.
     fn release(&mut self, buffer: BufId);
+
+    /// Whether the device makes a call for each piece that it places.
+    fn calls_for_each(&self) -> bool;
 }
 
 /// What a step works on.
@@ -160,12 +163,14 @@ impl<T> Entry<T> {
         self.filled == self.hold.capacity()
     }
 
-    /// Whether it was worth it to tell the device of it.
-    fn was_worth_it(&self) -> bool {
+    /// Whether it was worth it to tell the device of it, which makes a call for each piece or does not.
+    fn was_worth_it(&self, calls_for_each: bool) -> bool {
+        let is_in_long_pieces = self.placed >= self.pieces.max(1) * LONG_BYTES;
         if self.is_read {
-            return self.placed >= self.pieces.max(1) * LONG_BYTES;
+            return is_in_long_pieces;
         }
-        self.is_full() || self.placed >= WORTH_BYTES.min(self.hold.capacity() / 2)
+        let is_much = self.is_full() || self.placed >= WORTH_BYTES.min(self.hold.capacity() / 2);
+        is_much && (is_in_long_pieces || self.pieces == 0 || !calls_for_each)
     }
 }
 
@@ -191,6 +196,8 @@ pub struct Posted<T> {
     is_looked_for: bool,
     registered: Registrations,
     score: Score,
+    /// What the device said when it was told last ([`Placer::calls_for_each`]).
+    calls_for_each: bool,
     pushes: Pushes,
     /// The socket is closed: the device is told nothing any more.
     is_closed: bool,
@@ -210,6 +217,7 @@ impl<T> Default for Posted<T> {
             is_looked_for: false,
             registered: Registrations::default(),
             score: Score::default(),
+            calls_for_each: false,
             pushes: Pushes::default(),
             is_closed: false,
             flush_to: None,
@@ -526,6 +534,7 @@ impl<T> Posted<T> {
         if io.placer.place(wanted.next, first, second) {
             self.device = Some(wanted);
             self.is_looked_for = true;
+            self.calls_for_each = io.placer.calls_for_each();
         } else {
             self.score.refused(now);
             self.registered.clear(io.placer);
@@ -549,7 +558,7 @@ impl<T> Posted<T> {
             let Some(entry) = self.queue.get(at).filter(|e| e.is_full()) else { break };
             has_ended = true;
             if entry.filled > 0 {
-                self.score.note(now, entry.was_worth_it());
+                self.score.note(now, entry.was_worth_it(self.calls_for_each));
             }
             if let Some(d) = &mut self.device
                 && d.first == entry.hold.id()
@@ -578,7 +587,7 @@ impl<T> Posted<T> {
             self.pushes.pause();
         }
         if entry.filled >= rule.low_water_bytes.max(1) || is_flushed || is_pushed || is_pause {
-            self.score.note(stream.now, entry.was_worth_it());
+            self.score.note(stream.now, entry.was_worth_it(self.calls_for_each));
             self.end(at, None);
         }
     }

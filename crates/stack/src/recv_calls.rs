@@ -207,6 +207,11 @@ impl Placer for FlowPlacer<'_> {
     fn release(&mut self, buffer: BufId) {
         self.device.release(buffer);
     }
+
+    fn calls_for_each(&self) -> bool {
+        // Its copy is that of the call.
+        self.device.places_lent()
+    }
 }
 
 /// Whether the stream is over for a reader who has everything: `Ok` at its end, else why.
@@ -653,4 +658,7 @@ impl Placer for NoDevice {
     fn unplace(&mut self) {}
     fn register(&mut self, _: BufId) {}
     fn release(&mut self, _: BufId) {}
+    fn calls_for_each(&self) -> bool {
+        false
+    }
 }

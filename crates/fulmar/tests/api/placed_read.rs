@@ -140,6 +140,7 @@ fn take_somehow(s: &TcpStream, dice: &mut Dice, buf: &mut [u8]) -> usize {
 #[test]
 fn a_stream_is_whole_and_in_order_however_it_is_read() {
     within(|| {
+        let mut placed = 0;
         for seed in 1..9 {
             const TOTAL: usize = 12_000_003;
             let (a, b, orders) = stacks();
@@ -165,11 +166,13 @@ fn a_stream_is_whole_and_in_order_however_it_is_read() {
                 at += n;
             }
             assert_eq!(at, TOTAL, "seed {seed}");
-            assert!(placed_reads(&b) > 0 && orders.placed.load(Relaxed) > 0, "seed {seed}");
+            placed += placed_reads(&b).min(orders.placed.load(Relaxed) as u64);
             writer.join().unwrap();
             drop(s);
             buffers_come_home(&[&a, &b]);
         }
+        // Where the writer is always ahead, no read has to wait.
+        assert!(placed > 0, "with one seed or another");
     });
 }
 

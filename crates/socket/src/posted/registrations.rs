@@ -65,6 +65,9 @@ mod tests {
         fn release(&mut self, b: BufId) {
             self.0.push(('-', b.address));
         }
+        fn calls_for_each(&self) -> bool {
+            false
+        }
     }
 
     fn id(address: usize) -> BufId {

@@ -19,6 +19,7 @@ fn pattern(at: u64, n: usize) -> Vec<u8> {
 struct Device {
     expects: Option<(u64, Room, Option<Room>)>,
     places: bool,
+    calls_for_each: bool,
     known: Vec<BufId>,
     /// How often rooms were taken back.
     unplaced: usize,
@@ -55,6 +56,9 @@ impl Placer for Device {
     fn release(&mut self, b: BufId) {
         assert!(self.known.contains(&b));
         self.known.retain(|k| *k != b);
+    }
+    fn calls_for_each(&self) -> bool {
+        self.calls_for_each
     }
 }
 
@@ -251,6 +255,37 @@ fn a_device_that_cannot_costs_one_copy_and_is_asked_again_after_a_rest() {
     assert_eq!(w.take_in().copied, 100);
     w.send(100);
     assert_eq!(w.take_in().copied, 0);
+    w.finish();
+}
+
+/// Bytes copied of `n` buffers of 64 KiB that are filled by pieces of so many bytes.
+fn copied_of(w: &mut World, n: usize, piece: usize) -> usize {
+    let mut copied = 0;
+    for _ in 0..n {
+        w.post(64 << 10, WHOLE);
+        for _ in 0..(64 << 10) / piece {
+            w.send(piece);
+            copied += w.take_in().copied;
+        }
+    }
+    copied
+}
+
+#[test]
+fn full_buffers_of_short_pieces_pay_only_where_a_piece_costs_no_call() {
+    let mut w = World::new(true);
+    assert_eq!(copied_of(&mut w, 20, 1024), 0);
+    w.finish();
+    let mut w = World::new(true);
+    w.device.calls_for_each = true;
+    assert_eq!(copied_of(&mut w, 20, 16 << 10), 0, "long ones do");
+    assert_eq!(
+        copied_of(&mut w, 20, 1024),
+        12 * (64 << 10),
+        "after eight that did not pay it rests"
+    );
+    w.now = w.now + Duration::from_secs(1);
+    assert_eq!(copied_of(&mut w, 20, 16 << 10), 0, "and is tried again");
     w.finish();
 }
 
