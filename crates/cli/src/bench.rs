@@ -9,6 +9,7 @@ use crate::bench_udp::UdpArgs;
 use crate::bench_wake::WakeArgs;
 use crate::bounds::runs;
 use crate::failure::{During, Failure, Outcome};
+use crate::say::say;
 use crate::stream::{self, Device, Options, Stack};
 use clap::Subcommand;
 use fulmar_lab::account::Figures;
@@ -26,6 +27,7 @@ use fulmar_lab::send;
 use fulmar_lab::udp;
 use fulmar_lab::wake;
 use serde_json::Value;
+use std::fs::OpenOptions;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -71,7 +73,7 @@ struct StreamArgs {
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Seconds for everything [default: 110]
-    #[arg(long, value_parser = crate::seconds)]
+    #[arg(long, value_parser = crate::bounds::budget)]
     seconds: Option<Duration>,
     /// Rounds at most; every way runs once per round
     #[arg(long, default_value_t = MAX_RUNS, value_parser = runs)]
@@ -118,6 +120,7 @@ impl StreamArgs {
 
 /// Runs the command. Must run while the process has one thread.
 pub fn run(args: &Args) -> Outcome<ExitCode> {
+    check_files(args.what.files())?;
     // Before the namespaces: the lock's name belongs to the one we come from.
     let _lock = BenchLock::take().map_err(cannot_start)?;
     let isolated = netns::enter();
@@ -138,7 +141,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     };
     let measured = measured.during("cannot measure")?;
     let machine = Machine::here();
-    println!("{}", report::text(&machine, &measured));
+    say(report::text(&machine, &measured))?;
     write_reports(&args.what, is_isolated, &machine, &measured)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -147,7 +150,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
 fn run_route(args: &RouteArgs) -> Outcome<ExitCode> {
     let found = routes::run(&args.options()).during("cannot measure")?;
     let machine = Machine::here();
-    println!("{}", found.text(&machine));
+    say(found.text(&machine))?;
     write_own(args.files(), &found.json(&machine, &command_line()))
 }
 
@@ -162,7 +165,7 @@ fn run_scale(args: &ScaleArgs) -> Outcome<ExitCode> {
     bar.finish_and_clear();
     let found = found.during("cannot measure")?;
     let machine = Machine::here();
-    println!("{}", found.text(&machine));
+    say(found.text(&machine))?;
     write_own(args.files(), &found.json(&machine, &command_line()))
 }
 
@@ -171,7 +174,7 @@ fn run_udp(args: &UdpArgs, isolated: io::Result<()>) -> Outcome<ExitCode> {
     let options = args.options();
     let found = udp::run(&options, isolated).during("cannot measure")?;
     let machine = Machine::here();
-    println!("{}", found.text(&machine));
+    say(found.text(&machine))?;
     if !has_files(args.files()) {
         return Ok(ExitCode::SUCCESS);
     }
@@ -198,7 +201,7 @@ fn write_own(
 fn run_wake(args: &WakeArgs, isolated: io::Result<()>) -> Outcome<ExitCode> {
     let found = wake::run(&args.options(), isolated).during("cannot measure")?;
     let machine = Machine::here();
-    println!("{}", found.text(&machine));
+    say(found.text(&machine))?;
     let json = found.json(&machine, &command_line());
     let (json_file, page_file) = args.files();
     if let Some(file) = json_file {
@@ -215,7 +218,7 @@ fn run_burst(args: &BurstArgs, isolated: io::Result<()>) -> Outcome<ExitCode> {
     let options = args.options();
     let found = burst::run(&options, isolated).during("cannot measure")?;
     let machine = Machine::here();
-    println!("{}", found.text(&machine));
+    say(found.text(&machine))?;
     if !has_files(args.files()) {
         return Ok(ExitCode::SUCCESS);
     }
@@ -251,6 +254,18 @@ impl What {
             What::Scale(a) => a.files(),
             What::Udp(a) => a.files(),
             What::Wake(a) => a.files(),
+        }
+    }
+}
+
+impl Args {
+    /// Leaves out what only stands beside the ways: limits and floors, which are not fulmar's work.
+    pub fn be_profiled(&mut self) {
+        match &mut self.what {
+            What::Send(a) => a.matrix.is_profiled = true,
+            What::Sendfile(a) => a.matrix.is_profiled = true,
+            What::Recv(a) => a.is_profiled = true,
+            _ => {}
         }
     }
 }
@@ -303,6 +318,23 @@ pub fn add_stages(json: &mut Value) {
 /// Writes a report.
 pub fn write(file: &Path, text: &str) -> Outcome {
     std::fs::write(file, text).during(format_args!("cannot write {}", file.display()))
+}
+
+/// Whether the reports can be written once there is something in them. What is there stays until then.
+pub fn check_files((json, page): (Option<&Path>, Option<&Path>)) -> Outcome {
+    if json.is_some() && json == page {
+        return Err(Failure::new("--json and --report name the same file; give each its own"));
+    }
+    for file in [json, page].into_iter().flatten() {
+        let is_new = !file.exists();
+        let opened = OpenOptions::new().append(true).create(true).open(file);
+        opened.during(format_args!("cannot write {}", file.display()))?;
+        if is_new {
+            // An empty one would be no report, should the bench be interrupted.
+            let _ = std::fs::remove_file(file);
+        }
+    }
+    Ok(())
 }
 
 /// The command as it is typed, wherever the program lies.

@@ -31,7 +31,7 @@ pub struct BurstArgs {
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Seconds for the rounds [default: 60]
-    #[arg(long, value_parser = crate::seconds)]
+    #[arg(long, value_parser = crate::bounds::budget)]
     seconds: Option<Duration>,
     /// Rounds at most; every way runs once per round
     #[arg(long, default_value_t = MAX_RUNS, value_parser = runs)]

@@ -41,7 +41,7 @@ pub struct RecvArgs {
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Seconds for everything [default: 300]
-    #[arg(long, value_parser = crate::seconds)]
+    #[arg(long, value_parser = crate::bounds::budget)]
     seconds: Option<Duration>,
     /// Rounds at most; every way runs once per round
     #[arg(long, default_value_t = MAX_RUNS, value_parser = runs)]
@@ -76,6 +76,9 @@ pub struct RecvArgs {
     /// Write fulmar's frames to this file (pcapng); the figures then mean little
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
+    /// The process itself is looked at, so that what fulmar is compared with stays away.
+    #[arg(skip)]
+    pub is_profiled: bool,
 }
 
 fn device(text: &str) -> Result<Device, String> {
@@ -117,6 +120,7 @@ impl RecvArgs {
             budget: if self.quick { QUICK } else { self.seconds.unwrap_or(FULL) },
             runs: self.runs,
             pcap: self.pcap.clone(),
+            limits: !self.is_profiled,
         }
     }
 }

@@ -32,7 +32,7 @@ pub struct ScaleArgs {
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Seconds for the rounds [default: 40]
-    #[arg(long, value_parser = crate::seconds)]
+    #[arg(long, value_parser = crate::bounds::budget)]
     seconds: Option<Duration>,
     /// Rounds at most; every way runs once per round
     #[arg(long, default_value_t = MAX_RUNS, value_parser = runs)]

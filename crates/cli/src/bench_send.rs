@@ -57,7 +57,7 @@ pub struct Matrix {
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Seconds for everything [default: 240]
-    #[arg(long, value_parser = crate::seconds)]
+    #[arg(long, value_parser = crate::bounds::budget)]
     seconds: Option<Duration>,
     /// Rounds at most; every way runs once per round
     #[arg(long, default_value_t = MAX_RUNS, value_parser = runs)]
@@ -92,6 +92,9 @@ pub struct Matrix {
     /// Write fulmar's frames to this file (pcapng); the figures then mean little
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
+    /// The process itself is looked at, so that what fulmar is compared with stays away.
+    #[arg(skip)]
+    pub is_profiled: bool,
 }
 
 fn device(text: &str) -> Result<Device, String> {
@@ -150,6 +153,7 @@ impl Matrix {
             budget: if self.quick { QUICK } else { self.seconds.unwrap_or(FULL) },
             runs: self.runs,
             pcap: self.pcap.clone(),
+            limits: !self.is_profiled,
         }
     }
 }

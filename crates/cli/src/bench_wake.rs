@@ -39,7 +39,7 @@ pub struct WakeArgs {
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Seconds for everything but the first round [default: 240]
-    #[arg(long, value_parser = crate::seconds)]
+    #[arg(long, value_parser = crate::bounds::budget)]
     seconds: Option<Duration>,
     /// Rounds at most; every cell runs once per round
     #[arg(long, default_value_t = MAX_RUNS, value_parser = runs)]

@@ -1,7 +1,9 @@
 //! Numbers on the command line: every option has a least and a most, and says them.
 
+use crate::seconds;
 use std::fmt::Display;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Rounds of a bench at most: the intervals' ranks are exact up to here.
 const MOST_RUNS: usize = 1000;
@@ -25,6 +27,12 @@ pub fn runs(text: &str) -> Result<usize, String> {
     within(1, MOST_RUNS)(text)
 }
 
+/// Reads the seconds that something may take, which takes some.
+pub fn budget(text: &str) -> Result<Duration, String> {
+    let given = seconds(text)?;
+    if given.is_zero() { Err("give more than 0 seconds".to_owned()) } else { Ok(given) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -37,5 +45,7 @@ mod tests {
             assert_eq!(read(text), Err("give a number from 1 to 16".to_owned()), "{text}");
         }
         assert!(runs("0").is_err() && runs("1000").is_ok());
+        assert!(budget("0").is_err() && budget("x").is_err());
+        assert_eq!(budget("0.5"), Ok(Duration::from_millis(500)));
     }
 }

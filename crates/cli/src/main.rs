@@ -29,6 +29,7 @@ mod resolve;
 mod route_spec;
 mod rtt;
 mod sandbox;
+mod say;
 mod sim;
 mod stat;
 mod stream;

@@ -6,6 +6,7 @@ use crate::failure::{During, Failure, Outcome};
 use crate::interrupt;
 use crate::network::NetworkArgs;
 use crate::resolve::{Family, resolve};
+use crate::say::say;
 use clap::{ArgAction, Parser};
 use fulmar_lab::cpu::pin_to;
 use fulmar_lab::netperf::CONTROL_PORT;
@@ -318,7 +319,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let style = args.style(wishes.test);
     if style.has_headings {
         let stack = opened.network.name();
-        println!("{}", tables::banner(&wishes, &goal, stack, &args.host, server.is_ipv4()));
+        say(tables::banner(&wishes, &goal, stack, &args.host, server.is_ipv4()))?;
     }
     let measured = measure(args, &*opened.network, server, &wishes, &goal, &stop);
     opened.close();
@@ -327,7 +328,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     }
     let summary = measured?;
     let result = tables::Shown { wishes: &wishes, goal: &goal, summary: &summary, style };
-    print!("{}", show(args, &test_args, &result)?);
+    say(show(args, &test_args, &result)?.trim_end_matches('\n'))?;
     Ok(ExitCode::SUCCESS)
 }
 

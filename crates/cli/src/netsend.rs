@@ -7,6 +7,7 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt::Interrupt;
 use crate::network::NetworkArgs;
 use crate::resolve::{Family, resolve};
+use crate::say::say;
 use fulmar_lab::cpu;
 use fulmar_lab::netperf::socket::Tuning;
 use std::io;
@@ -89,7 +90,7 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
         }
     }
     let elapsed = start.elapsed();
-    println!("{}", sent.line(elapsed, cpu.each_ns(sent.good)));
+    say(sent.line(elapsed, cpu.each_ns(sent.good)))?;
     let silent = opened.silent_neighbour();
     if let Some(neighbour) = silent {
         eprintln!(
@@ -192,13 +193,13 @@ pub fn receive(args: &ReceiveArgs) -> Outcome<ExitCode> {
         }
         if shown.elapsed() >= Duration::from_secs(1) {
             if second.count > 0 {
-                println!("{}", second.line(shown.elapsed()));
+                say(second.line(shown.elapsed()))?;
             }
             second = second.next();
             shown = Instant::now();
         }
     }
-    println!("{}", all.summary(cpu.each_ns(all.count)));
+    say(all.summary(cpu.each_ns(all.count)))?;
     drop(socket);
     opened.close();
     failed.map_or(Ok(ExitCode::from(u8::from(all.count == 0))), Err)

@@ -1,8 +1,9 @@
 //! `fulmar path`: where a packet's nanoseconds go, stage by stage, or in a running stack.
 
-use crate::bench::{cannot_start, command_line, write};
+use crate::bench::{cannot_start, check_files, command_line, write};
 use crate::bounds::{self, within};
 use crate::failure::{During, Failure, Outcome};
+use crate::say::say;
 use crate::stat::documents;
 use crate::stream::Stack;
 use fulmar_lab::account::{Figures, Part};
@@ -122,6 +123,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let Some(path) = args.path else { return live(args) };
     let options = args.options(path);
     args.check(path)?;
+    check_files((args.json.as_deref(), args.report.as_deref()))?;
     let _lock = BenchLock::take().map_err(cannot_start)?;
     let isolated = netns::enter();
     if let Some(warning) = report::busy_warning() {
@@ -137,13 +139,13 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         sheets
             .push(show::kernel_sheet(&depths.during("cannot measure the kernel")?, options.bytes));
     }
-    println!("{}", Machine::here().sentence());
+    say(Machine::here().sentence())?;
     print_all(args, &sheets)
 }
 
 fn print_all(args: &Args, sheets: &[Sheet]) -> Outcome<ExitCode> {
     for sheet in sheets {
-        println!("\n{}", sheet.text());
+        say(format_args!("\n{}", sheet.text()))?;
     }
     let (machine, command) = (Machine::here(), command_line());
     let all: Vec<Value> = sheets.iter().map(|s| s.json(&machine, &command)).collect();

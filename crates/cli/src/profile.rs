@@ -1,7 +1,8 @@
 //! `fulmar profile`: runs a bench and says what its busy time was spent for.
 
-use crate::bench::{self, command_line, write};
+use crate::bench::{self, check_files, command_line, write};
 use crate::failure::{During, Outcome};
+use crate::say::say;
 use clap::Parser;
 use fulmar::ledger::{self, Balance, Stage};
 use fulmar_lab::page::{self, Bar, Bars, Cell};
@@ -54,9 +55,12 @@ struct BenchLine {
 /// Runs the command. Must run while the process has one thread.
 pub fn run(args: &Args) -> Outcome<ExitCode> {
     let words = args.bench.strip_prefix(&["bench".to_owned()]).unwrap_or(&args.bench);
-    let line = BenchLine::parse_from(
+    let mut line = BenchLine::parse_from(
         std::iter::once("fulmar bench").chain(words.iter().map(String::as_str)),
     );
+    check_files((args.json.as_deref(), args.report.as_deref()))?;
+    check_files((Some(&args.svg), None))?;
+    line.args.be_profiled();
     ledger::account_new_stacks(Some(args.every));
     let recording = Recording::start(args.frequency);
     if let Err(why) = &recording {
@@ -69,13 +73,13 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let mut symbols = Symbols::of_this_program();
     let balance = ledger::of_this_process();
     let sheet = sheet(&balance, samples.as_deref().ok(), &mut symbols);
-    println!("\n{}", sheet.text());
+    say(format_args!("\n{}", sheet.text()))?;
     if let Ok(samples) = &samples {
         let title = format!("fulmar bench {}", words.join(" "));
         let drawn = flame::svg(&title, &symbols.folded(samples)).during("cannot draw")?;
         fulmar_lab::profile::perf::write(&args.svg, &drawn)
             .during("cannot write the flame graph")?;
-        println!("\nflame graph: {}", args.svg.display());
+        say(format_args!("\nflame graph: {}", args.svg.display()))?;
     }
     let json = sheet.json(&Machine::here(), &command_line());
     if let Some(file) = &args.json {
@@ -106,7 +110,8 @@ fn sheet(balance: &Balance, samples: Option<&[Sample]>, symbols: &mut Symbols) -
         name: "profile",
         title: "What busy time was spent for".to_owned(),
         lead: "In percent. The ledger leaves out what the program does between its calls, and sleep; \
-               samples are all of the process, the bench's own work and simulated hardware included."
+               samples are all of the process, the bench's own work, the kernel's ways and simulated hardware \
+               included."
             .to_owned(),
         columns: vec![
             ("part", "part"),

@@ -1,8 +1,9 @@
 //! `fulmar reproduce`: published tables, measured again on this machine.
 
-use crate::bench::{add_stages, cannot_start, placement, write};
+use crate::bench::{add_stages, cannot_start, check_files, placement, write};
 use crate::bounds;
 use crate::failure::{During, Failure, Outcome};
+use crate::say::say;
 use crate::stream::Stack;
 use fulmar_lab::cpu::{self, Placement};
 use fulmar_lab::lock::BenchLock;
@@ -51,7 +52,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Seconds for everything [default: 150; path 50, profile 40]
-    #[arg(long, value_parser = crate::seconds)]
+    #[arg(long, value_parser = crate::bounds::budget)]
     seconds: Option<Duration>,
     /// Rounds at most; every way runs once per round [default: 200; path 7]
     #[arg(long, value_parser = bounds::runs)]
@@ -113,10 +114,10 @@ impl Args {
 /// Runs the command. Must run while the process has one thread.
 pub fn run(args: &Args) -> Outcome<ExitCode> {
     let Some(table) = args.name else {
-        print!("{}", listed());
-        return Ok(ExitCode::SUCCESS);
+        return say(listed().trim_end()).map(|()| ExitCode::SUCCESS);
     };
     args.check(table)?;
+    check_files((args.json.as_deref(), args.report.as_deref()))?;
     // Before the namespaces: the lock's name belongs to the one we come from.
     let _lock = BenchLock::take().map_err(cannot_start)?;
     let cpus = cpu::allowed_cpus().map_err(|e| Failure::io("cannot look at the CPUs", &e))?.len();
@@ -130,7 +131,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         Table::Profile => profile(args, isolated),
         Table::Path => path(args, cpus, isolated),
     }?;
-    println!("{}\n\n{}", Machine::here().sentence(), found.text);
+    say(format_args!("{}\n\n{}", Machine::here().sentence(), found.text))?;
     if let Some(file) = &args.json {
         write(file, &format!("{:#}\n", found.json))?;
     }

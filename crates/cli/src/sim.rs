@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, Outcome};
 use crate::format;
+use crate::say::say;
 use fulmar_lab::simulation::{self, Report};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::process::ExitCode;
@@ -47,15 +48,15 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
 fn one(seed: u64, verbose: bool) -> Outcome<ExitCode> {
     let (result, story) = simulation::run_with_story(seed);
     if verbose {
-        story.iter().for_each(|line| println!("{line}"));
+        story.iter().try_for_each(say)?;
     }
     match result {
         Ok(report) => {
-            println!("seed {seed} held every promise: {}", sentence(&report));
+            say(format_args!("seed {seed} held every promise: {}", sentence(&report)))?;
             Ok(ExitCode::SUCCESS)
         }
         Err(failure) => {
-            println!("{failure}");
+            say(failure)?;
             Ok(ExitCode::FAILURE)
         }
     }
@@ -72,18 +73,18 @@ fn many(args: &Args) -> Outcome<ExitCode> {
         bar.inc(1);
         let Err(failure) = outcome else { return true };
         let before = failed.fetch_add(1, Ordering::Relaxed);
-        bar.suspend(|| println!("{}", story_of(&failure.to_string(), before == 0)));
-        before + 1 < ENOUGH_FAILURES
+        let told = bar.suspend(|| say(story_of(&failure.to_string(), before == 0)));
+        told.is_ok() && before + 1 < ENOUGH_FAILURES
     });
     bar.finish_and_clear();
-    println!(
+    say(format_args!(
         "{} seeds from {} in {:.1} s, {} failed: {}",
         summary.seeds,
         args.first,
         started.elapsed().as_secs_f64(),
         summary.failures.len(),
         sentence(&summary.total)
-    );
+    ))?;
     Ok(if summary.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -328,8 +328,9 @@ pub fn recv(args: &RecvArgs) -> Outcome<ExitCode> {
 /// By which calls the bytes came, and how many of them a device put where they belong.
 fn tell_way(stack: &Stack, no_posted: bool) {
     let Ok(stat) = stack.stat() else { return };
-    let [placed, copied] =
-        [Counter::PlacedBytes, Counter::CopiedBytes].map(|c| format::bytes(stat.count(c)));
+    // What landed elsewhere is moved by the device, or copied by the stack.
+    let copied = stat.count(Counter::CopiedBytes) + stat.count(Counter::PlaceMissBytes);
+    let [placed, copied] = [stat.count(Counter::PlacedBytes), copied].map(format::bytes);
     if no_posted {
         eprintln!("read by copy: {copied} copied");
     } else {

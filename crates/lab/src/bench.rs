@@ -360,15 +360,14 @@ impl Lane<'_> {
         (!all.is_zero()).then(|| (user.as_secs_f64() / all.as_secs_f64()).min(1.0))
     }
 
+    /// The median of the rounds: whatever else the machine did in one of them counts for no more than it.
     fn machine_ns_per_kb(&self, counted_bytes: u64) -> Option<f64> {
-        let sum = |f: fn(&Sample) -> Duration| self.samples.iter().map(|(_, s)| f(s)).sum();
-        let bytes = self.samples.iter().map(|(_, s)| s.near.bytes).sum();
-        let (machine, hardware): (Duration, Duration) =
-            (sum(|s| s.near.machine), sum(|s| s.hardware));
-        if machine.is_zero() {
+        if self.samples.iter().all(|(_, s)| s.near.machine.is_zero()) {
             return per_kb(self.machine_busy, counted_bytes);
         }
-        per_kb(machine.saturating_sub(hardware), bytes)
+        let busy = |s: &Sample| per_kb(s.near.machine.saturating_sub(s.hardware), s.near.bytes);
+        let each: Vec<f64> = self.samples.iter().filter_map(|(_, s)| busy(s)).collect();
+        Estimate::of(&each).map(|e| e.median)
     }
 
     fn into_row(self) -> Row {

@@ -134,7 +134,7 @@ fn counts(rows: &[&Row]) -> String {
 }
 
 /// What the columns mean, one per line.
-pub const LEGEND: [&str; 13] = [
+pub const LEGEND: [&str; 14] = [
     "write     bytes per call (write or sendfile).",
     "thread    CPU time of the sending thread (what time(1) shows) per KB (1024 bytes), in ns.",
     "hardware  time of the simulated device, which ran inside the sender's calls; it is in no other",
@@ -142,7 +142,8 @@ pub const LEGEND: [&str; 13] = [
     "both ends CPU of both processes, service threads included, per KB.",
     "machine   service demand as netperf has it: busy time of all CPUs per KB, in µs, both ends, from",
     "          /proc/stat in the measured stretch.",
-    "95 %      the interval that holds the true median with 95 % confidence (order statistics).",
+    "95 %      the interval that holds the true median with 95 % confidence (order statistics);",
+    "          of fewer than six runs the least and the most.",
     "outputs   passes of TCP's output that the writes made themselves (ACKs cause others).",
     "packets   packets of MTU size that such a pass sent.",
     "crossings calls into the device (system calls, doorbells); frames may be super-segments.",

@@ -285,7 +285,8 @@ fn plain_legend(outcome: &Outcome) -> Vec<&'static str> {
         "ns/KB     CPU time per 1024 bytes; smaller is better. This end is the thread (or, kernel to",
         "          kernel, the process) under test, the other end the kernel peer's process. Work that",
         "          one end does inside its system calls for the other counts for the one that called.",
-        "95 %      the interval that holds the true median with 95 % confidence (order statistics).",
+        "95 %      the interval that holds the true median with 95 % confidence (order statistics);",
+        "          of fewer than six runs the least and the most.",
         "machine   busy time of all CPUs from /proc/stat, which counts in ticks: coarse in short benches;",
         "          it includes starting the peers and whatever else the machine did.",
     ];

@@ -279,7 +279,7 @@ pub fn run(options: &Options) -> io::Result<Found> {
         rounds += 1;
     }
     let stop = if rounds == options.runs { Stop::Runs } else { Stop::Budget };
-    let figures = figures(&rates, &memory);
+    let figures = figures(&rates, &memory, options.ipv4);
     let outcome = Outcome { rows: Vec::new(), figures, stop, elapsed: start.elapsed() };
     Ok(Found { ways: rates.0, memory, outcome, options: *options })
 }
@@ -325,7 +325,10 @@ fn round_of<K: Key + Send + Sync>(
     }
 }
 
-fn figures(rates: &Rates, memory: &[Memory]) -> Vec<Figure> {
+/// Prefixes of the table that the ratios are about.
+const FULL: usize = 1_000_000;
+
+fn figures(rates: &Rates, memory: &[Memory], prefixes: usize) -> Vec<Figure> {
     let full = "ipv4.full.fulmar.scalar.1";
     let bytes = memory.iter().find(|m| m.name == "ipv4.full.fulmar").map(|m| m.bytes as f64);
     // Time per look-up of each thread: the rate of one over the rate of two.
@@ -335,7 +338,7 @@ fn figures(rates: &Rates, memory: &[Memory]) -> Vec<Figure> {
     };
     let lookups = Estimate::of(rates.values(full));
     let disturbed = rates.ratio("ipv4.full.fulmar.disturbed.1", full);
-    vec![
+    let mut all = vec![
         figure(
             "route.empty.two_threads_vs_one",
             "ns per look-up and thread, empty table, two threads over one",
@@ -366,7 +369,9 @@ fn figures(rates: &Rates, memory: &[Memory]) -> Vec<Figure> {
             bytes.and_then(|b| Estimate::of(&[b])),
             (None, Some((12e6, 6e6)), false),
         ),
-    ]
+    ];
+    all.retain(|f| prefixes >= FULL || !f.ratio.name.starts_with("route.1m."));
+    all
 }
 
 fn figure(
@@ -491,7 +496,8 @@ mod tests {
         assert!(found.outcome.figures.iter().all(|f| f.estimate.is_some()));
         let machine = Machine::here();
         let json = found.json(&machine, &[]);
-        assert!(json["ratios"]["route.1m.lookups_per_us"]["median"].is_number());
+        assert!(json["ratios"]["route.empty.two_threads_vs_one"]["median"].is_number());
+        assert!(json["ratios"]["route.1m.lookups_per_us"].is_null(), "of a small table");
         assert!(found.text(&machine).contains("ipv6.full.treebitmap.scalar.2"));
     }
 }

@@ -18,7 +18,8 @@ pub fn sheet(found: &Found) -> Sheet {
         title: format!("{}, {} bytes: ns per packet up to each stage", found.path.name(), found.bytes),
         lead: "The path returns at the stage and undoes what it has built, which is part of the figure. \
                Simulated device; the time of its hardware is measured by itself and taken off. A \
-               difference counts where the runs of two stages do not overlap and differ by 5 %."
+               difference is that of the least figures, as in the published table; it counts where the runs \
+               of two stages do not overlap and differ by 5 %."
             .to_owned(),
         columns: vec![
             ("threads", "threads"),

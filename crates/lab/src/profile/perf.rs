@@ -4,8 +4,9 @@
 //! script` turns what it wrote into text, which [`parse`] reads. Without `perf` there are no samples,
 //! and [`Recording::start`] says what to install.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -50,7 +51,8 @@ pub struct Sample {
 /// A recording that goes on.
 pub struct Recording {
     perf: Child,
-    data: PathBuf,
+    /// What it writes to: a file without a name, so that nothing is left however this process ends.
+    data: File,
 }
 
 impl Recording {
@@ -59,12 +61,12 @@ impl Recording {
     /// # Errors
     /// `NotFound` without `perf`; what `perf` says if it may not look.
     pub fn start(frequency_hz: u32) -> io::Result<Recording> {
-        let data = std::env::temp_dir().join(format!("fulmar-perf-{}.data", std::process::id()));
+        let data = nameless_file()?;
         let pid = std::process::id().to_string();
         let spawned = Command::new("perf")
             .args(["record", "-q", "-g", "-e", "cpu-clock", "-F", &frequency_hz.to_string()])
             .args(["-p", &pid, "-o"])
-            .arg(&data)
+            .arg(way_to(&data))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -74,10 +76,10 @@ impl Recording {
         Ok(recording)
     }
 
-    /// The file exists once the counters are open.
+    /// There is something in the file once the counters are open.
     fn wait_until_it_looks(&mut self) -> io::Result<()> {
         let start = Instant::now();
-        while fs::metadata(&self.data).map_or(0, |m| m.len()) == 0 {
+        while self.data.metadata().map_or(0, |m| m.len()) == 0 {
             if let Some(status) = self.perf.try_wait()? {
                 let said = self.said();
                 return Err(io::Error::other(format!("perf ended at once ({status}): {said}")));
@@ -115,7 +117,7 @@ impl Recording {
         }
         let script = Command::new("perf")
             .args(["script", "--no-inline", "-F", "comm,pid,ip,sym,dso", "-i"])
-            .arg(&self.data)
+            .arg(way_to(&self.data))
             .stdin(Stdio::null())
             .output()?;
         if !script.status.success() {
@@ -132,8 +134,19 @@ impl Drop for Recording {
             let _ = self.perf.kill();
             let _ = self.perf.wait();
         }
-        let _ = fs::remove_file(&self.data);
     }
+}
+
+fn nameless_file() -> io::Result<File> {
+    let name = std::env::temp_dir().join(format!("fulmar-perf-{}.data", std::process::id()));
+    let file = File::options().read(true).write(true).create_new(true).open(&name)?;
+    fs::remove_file(&name)?;
+    Ok(file)
+}
+
+/// By which other processes open a file of this one.
+fn way_to(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
 }
 
 fn explain(e: io::Error) -> io::Error {

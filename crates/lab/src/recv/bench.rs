@@ -55,6 +55,8 @@ pub struct Options {
     pub runs: usize,
     /// Where fulmar's frames are written.
     pub pcap: Option<PathBuf>,
+    /// Measure the limit and the floor beside them.
+    pub limits: bool,
 }
 
 /// From this budget on every way also runs once beside a soaker.
@@ -177,8 +179,8 @@ pub fn measure(
     let grounds = Grounds::open(options, isolated)?;
     let mut ways = ways(options, &grounds);
     Names::check_opened(&options.ways, &method_names(&ways))?;
-    // The limit and the floor go with every choice.
-    ways.retain(|w| w.cell.is_none_or(|c| is_wanted(options, c.method) && keep(&c)));
+    let is_kept = |c: Cell| is_wanted(options, c.method) && keep(&c);
+    ways.retain(|w| w.cell.map_or(options.limits, is_kept));
     if ways.iter().all(|w| w.cell.is_none()) {
         return Err(io::Error::other("nothing of what was asked for can be measured here"));
     }

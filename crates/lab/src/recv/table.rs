@@ -111,7 +111,7 @@ fn counts(rows: &[&Row]) -> String {
 }
 
 /// What the columns mean, one per line.
-pub const LEGEND: [&str; 16] = [
+pub const LEGEND: [&str; 17] = [
     "buffers   that the reader has and uses in turn, and what it does with what it finds there:",
     "          touched, a word of every cache line is read. Bursty: 256 KiB, then a millisecond of pause.",
     "thread    CPU time of the thread that receives, per KB (1024 bytes).",
@@ -119,7 +119,8 @@ pub const LEGEND: [&str; 16] = [
     "          column of its row. The device places and aggregates; it writes no payload (as DMA).",
     "both ends CPU of both processes, service threads included, per KB.",
     "machine   busy time of all CPUs in the measured stretch, from /proc/stat.",
-    "95 %      the interval that holds the true median with 95 % confidence (order statistics).",
+    "95 %      the interval that holds the true median with 95 % confidence (order statistics);",
+    "          of fewer than six runs the least and the most.",
     "wait      a thread of the receiver gave its CPU up to wait: KB received per such wait.",
     "crossings calls into the device to receive, empty ones included; frames may be aggregates.",
     "copies    copies of each byte that fulmar made in user space, the reader's own included.",

@@ -82,6 +82,7 @@ fn the_account_of_a_reader_begins_behind_the_warm_up() {
         budget: Duration::ZERO,
         runs: 1,
         pcap: None,
+        limits: true,
     };
     let found = account::accounts(&options, false).expect("it runs");
     let titles: Vec<&str> = found.iter().map(|f| f.title.as_str()).collect();

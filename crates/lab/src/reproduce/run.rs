@@ -64,6 +64,7 @@ fn matrix(table: &Published, options: &Options) -> Matrix {
         budget: options.budget,
         runs: options.runs,
         pcap: options.pcap.clone(),
+        limits: true,
     }
 }
 

@@ -74,6 +74,16 @@ fn too_few() -> Verdict {
     )
 }
 
+/// An interval wider than this holds the published value, and much else.
+const WIDE: f64 = 2.0;
+
+fn too_wide() -> Verdict {
+    Verdict::NotMeasured(
+        "an interval wider than a factor of two says nothing; give it more --seconds, or a quieter machine"
+            .to_owned(),
+    )
+}
+
 /// A ratio with its interval; a dash for what too few rounds say nothing about.
 pub fn between(estimate: Option<Estimate>) -> String {
     match estimate.filter(|e| e.runs >= RUNS) {
@@ -99,7 +109,7 @@ pub fn unmeasured<'v>(verdicts: impl Iterator<Item = &'v Verdict>) -> Vec<String
 }
 
 /// Judges a ratio of old over new by its interval's bounds: it counts as reproduced when the
-/// interval meets the published value's own band, whatever its median.
+/// interval meets the published value's own band, whatever its median, and is not too wide to say so.
 pub fn judge(published: f64, measured: Estimate, why_less: &str) -> Verdict {
     if measured.runs < RUNS {
         return too_few();
@@ -108,7 +118,7 @@ pub fn judge(published: f64, measured: Estimate, why_less: &str) -> Verdict {
     if measured.low > high {
         Verdict::Exceeded
     } else if measured.high >= low {
-        Verdict::Reproduced
+        if measured.high <= measured.low * WIDE { Verdict::Reproduced } else { too_wide() }
     } else if measured.high <= 1.0 {
         Verdict::Gone(why_less.to_owned())
     } else {

@@ -59,6 +59,8 @@ pub struct Options {
     pub runs: usize,
     /// Where fulmar's frames are written.
     pub pcap: Option<PathBuf>,
+    /// Measure the limit and the floors beside them.
+    pub limits: bool,
 }
 
 /// From this budget on every way also runs once beside a soaker.
@@ -161,9 +163,8 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
     let grounds = Grounds::open(options, isolated)?;
     let mut ways = ways(options, &grounds);
     Names::check_opened(&options.ways, &method_names(&ways))?;
-    // The limit goes with every choice.
-    ways.retain(|w| w.cell.is_none_or(|c| is_wanted(options, c.method)));
-    if ways.len() < 2 {
+    ways.retain(|w| w.cell.map_or(options.limits, |c| is_wanted(options, c.method)));
+    if ways.iter().all(|w| w.cell.is_none()) {
         return Err(io::Error::other("nothing of what was asked for can be measured here"));
     }
     let ratios = match options.what {

@@ -51,6 +51,7 @@ fn matrix(options: &Options) -> Matrix {
         budget: options.budget,
         runs: options.runs,
         pcap: options.pcap.clone(),
+        limits: true,
     }
 }
 
