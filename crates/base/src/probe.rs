@@ -143,6 +143,12 @@ pub trait Probe: Send + 'static {
     /// The path has reached `stage`. `Break` asks it to stop here and undo.
     fn stage(&mut self, stage: Stage) -> ControlFlow<()>;
 
+    /// The path has reached these stages, one right behind the other: as [`Probe::stage`] of each in turn.
+    #[inline(always)]
+    fn stages<const N: usize>(&mut self, stages: [Stage; N]) -> ControlFlow<()> {
+        stages.into_iter().try_for_each(|stage| self.stage(stage))
+    }
+
     /// Whether the path is to stop at `stage`, without passing it: for steps that begin behind it.
     #[inline(always)]
     fn stops_at(&self, stage: Stage) -> bool {
@@ -155,6 +161,12 @@ pub trait Probe: Send + 'static {
     fn varies(&self, variation: Variation) -> bool {
         let _ = variation;
         false
+    }
+
+    /// Whether a step is to be done in one of these other ways.
+    #[inline(always)]
+    fn varies_in<const N: usize>(&self, variations: [Variation; N]) -> bool {
+        variations.into_iter().any(|v| self.varies(v))
     }
 }
 

@@ -47,23 +47,33 @@ impl ExitPoint {
         self.0.stage.load(Relaxed) == stage as u8
     }
 
+    /// One look for all of them.
     #[cfg_attr(debug_assertions, inline(never))]
     #[cfg_attr(not(debug_assertions), inline)]
-    fn is_varied(&self, variation: Variation) -> bool {
-        self.0.variation.load(Relaxed) == variation as u8
+    fn is_at_one_of<const N: usize>(&self, stages: [Stage; N]) -> bool {
+        let at = self.0.stage.load(Relaxed);
+        stages.into_iter().any(|stage| at == stage as u8)
     }
 
-    #[inline]
-    fn flow(&self, stage: Stage) -> ControlFlow<()> {
-        if self.is_at(stage) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    #[cfg_attr(debug_assertions, inline(never))]
+    #[cfg_attr(not(debug_assertions), inline)]
+    fn is_varied_in<const N: usize>(&self, variations: [Variation; N]) -> bool {
+        let variation = self.0.variation.load(Relaxed);
+        variations.into_iter().any(|v| variation == v as u8)
     }
 }
 
 impl Outside for ExitPoint {
     #[inline]
     fn stage(&self, stage: Stage) -> ControlFlow<()> {
-        self.flow(stage)
+        flow(self.is_at(stage))
     }
+}
+
+/// What a probe answers.
+#[inline]
+fn flow(ends: bool) -> ControlFlow<()> {
+    if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
 /// The probe.
@@ -87,7 +97,12 @@ impl Probe for Exit {
 
     #[inline]
     fn stage(&mut self, stage: Stage) -> ControlFlow<()> {
-        self.0.flow(stage)
+        flow(self.0.is_at(stage))
+    }
+
+    #[inline]
+    fn stages<const N: usize>(&mut self, stages: [Stage; N]) -> ControlFlow<()> {
+        flow(self.0.is_at_one_of(stages))
     }
 
     #[inline]
@@ -97,6 +112,11 @@ impl Probe for Exit {
 
     #[inline]
     fn varies(&self, variation: Variation) -> bool {
-        self.0.is_varied(variation)
+        self.0.is_varied_in([variation])
+    }
+
+    #[inline]
+    fn varies_in<const N: usize>(&self, variations: [Variation; N]) -> bool {
+        self.0.is_varied_in(variations)
     }
 }
