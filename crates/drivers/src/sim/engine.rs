@@ -150,6 +150,15 @@ impl Engine {
         }
     }
 
+    /// The same where nobody else works on them.
+    #[inline]
+    pub fn own_rings(&mut self) -> Option<&mut Rings> {
+        match self {
+            Engine::Inline(i) => Some(&mut i.rings),
+            Engine::Thread(_) => None,
+        }
+    }
+
     /// The host has posted so many frames and bytes of them.
     #[inline]
     pub fn doorbell(&mut self, now: Instant, frames: u64, bytes: u64) {

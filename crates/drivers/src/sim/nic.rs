@@ -148,13 +148,14 @@ impl Driver {
         frame: Mbuf,
         offload: &Offload,
     ) -> Result<Tally, Mbuf> {
-        if self.is_blocked || self.descriptors.room() == 0 || tx.room() == 0 {
+        if self.is_blocked || self.descriptors.room() == 0 {
             return Err(frame);
         }
+        let Some(place) = tx.place() else { return Err(frame) };
         let tally = Tally { frames: 1, packets: 1, bytes: frame.len() as u64 };
         self.tx_bytes += frame.len();
         self.descriptors.write_single(&frame);
-        tx.post_with(|| TxSlot {
+        place.post(TxSlot {
             packet: Packet { chain: Chain::from(frame), offload: *offload },
             descriptors: 1,
             done_at: Instant::ZERO,
@@ -172,9 +173,7 @@ impl Driver {
     /// Takes back every frame that the hardware has finished with.
     fn reap(&mut self, tx: &mut Ring<TxSlot>, now: Instant, pool: &mut Pool) -> usize {
         let (mut count, mut descriptors) = (0, 0);
-        while tx.oldest_done().is_some_and(|s| s.done_at <= now)
-            && let Some(slot) = tx.reap()
-        {
+        while let Some(slot) = tx.reap_if(|s| s.done_at <= now) {
             self.tx_bytes -= slot.packet.chain.len();
             descriptors += slot.descriptors;
             count += 1;
@@ -484,7 +483,10 @@ impl Device for SimNic {
         offload: &Offload,
         counters: &mut Counters,
     ) -> Result<(), Mbuf> {
-        let tally = self.driver.post_single(&mut self.engine.rings().tx, frame, offload)?;
+        let tally = match self.engine.own_rings() {
+            Some(rings) => self.driver.post_single(&mut rings.tx, frame, offload)?,
+            None => self.driver.post_single(&mut self.engine.rings().tx, frame, offload)?,
+        };
         self.posted(now, &tally, counters);
         Ok(())
     }

@@ -35,6 +35,7 @@ impl<T> Ring<T> {
         }
     }
 
+    #[inline(always)]
     fn slot(&mut self, count: u64) -> &mut Option<T> {
         // The mask keeps the index inside.
         &mut self.slots[(count & self.mask) as usize]
@@ -69,13 +70,18 @@ impl<T> Ring<T> {
     /// before; false if the ring is full.
     #[inline(always)]
     pub fn post_with(&mut self, make: impl FnOnce() -> T) -> bool {
+        self.place().map(|place| place.post(make())).is_some()
+    }
+
+    /// The place of the next descriptor; `None` if the ring is full.
+    #[inline(always)]
+    pub fn place(&mut self) -> Option<Place<'_, T>> {
         if self.room() == 0 {
-            return false;
+            return None;
         }
-        // What is not posted holds nothing, so that nothing is forgotten.
-        std::mem::forget(self.slot(self.posted).replace(make()));
-        self.posted += 1;
-        true
+        // The mask keeps the index inside.
+        let slot = &mut self.slots[(self.posted & self.mask) as usize];
+        Some(Place { slot, posted: &mut self.posted })
     }
 
     /// The next posted descriptor, for hardware that has fetched and completed all before it: works on it
@@ -131,12 +137,18 @@ impl<T> Ring<T> {
     /// The host takes back the oldest completed descriptor.
     #[inline]
     pub fn reap(&mut self) -> Option<T> {
+        self.reap_if(|_| true)
+    }
+
+    /// The same if it is one that is wanted.
+    #[inline(always)]
+    pub fn reap_if(&mut self, is_wanted: impl FnOnce(&T) -> bool) -> Option<T> {
         if self.reaped == self.done {
             return None;
         }
-        let t = self.slot(self.reaped).take();
+        let t = self.slot(self.reaped).take_if(|t| is_wanted(t))?;
         self.reaped += 1;
-        t
+        Some(t)
     }
 
     /// Moves what was posted to another ring into this one, as far as there is room.
@@ -166,6 +178,22 @@ impl<T> Ring<T> {
     #[inline]
     pub fn done(&self) -> usize {
         (self.done - self.reaped) as usize
+    }
+}
+
+/// The place of a descriptor that is about to be posted.
+pub struct Place<'a, T> {
+    slot: &'a mut Option<T>,
+    posted: &'a mut u64,
+}
+
+impl<T> Place<'_, T> {
+    /// The host writes the descriptor there.
+    #[inline(always)]
+    pub fn post(self, t: T) {
+        // What is not posted holds nothing, so that nothing is forgotten.
+        std::mem::forget(self.slot.replace(t));
+        *self.posted += 1;
     }
 }
 
@@ -222,6 +250,7 @@ mod tests {
                     }
                     _ => {
                         prop_assert_eq!(ring.oldest_done(), done.front());
+                        prop_assert_eq!(ring.reap_if(|_| false), None);
                         prop_assert_eq!(ring.reap(), done.pop_front());
                     }
                 }
