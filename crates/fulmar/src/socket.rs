@@ -129,12 +129,13 @@ impl Socket {
         self.host().wait(self.id, interest, limit, step).map_err(to_io)
     }
 
-    /// As [`Socket::wait`], for a step that does not depend on what time it is to a few milliseconds.
+    /// As [`Socket::wait`], for a step that does not depend on what time it is to a few milliseconds. For
+    /// how long it may wait is asked once it has to.
     #[inline]
     pub fn wait_recently<R>(
         &self,
         interest: Ready,
-        limit: Limit,
+        limit: impl FnOnce() -> Limit,
         step: impl FnMut(&mut AnyShard<'_>, Instant) -> Result<Step<R>, SocketError>,
     ) -> io::Result<R> {
         self.host().wait_recently(self.id, interest, limit, step).map_err(to_io)

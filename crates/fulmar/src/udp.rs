@@ -90,9 +90,11 @@ impl UdpSocket {
         if s.host().ends_at(Stage::SendCall) {
             return Ok(buf.len());
         }
-        s.wait_recently(Ready::WRITABLE, s.write_limit(), |shard, now| {
-            shard.udp_send_step(now, s.id, &[buf], Some(to))
-        })
+        s.wait_recently(
+            Ready::WRITABLE,
+            || s.write_limit(),
+            |shard, now| shard.udp_send_step(now, s.id, &[buf], Some(to)),
+        )
     }
 
     /// Sends one datagram to the connected peer.
@@ -104,9 +106,11 @@ impl UdpSocket {
         if s.host().ends_at(Stage::SendCall) {
             return Ok(buf.len());
         }
-        s.wait_recently(Ready::WRITABLE, s.write_limit(), |shard, now| {
-            shard.udp_send_connected(now, s.id, buf)
-        })
+        s.wait_recently(
+            Ready::WRITABLE,
+            || s.write_limit(),
+            |shard, now| shard.udp_send_connected(now, s.id, buf),
+        )
     }
 
     /// Receives one datagram; what does not fit `buf` is lost.
@@ -116,7 +120,7 @@ impl UdpSocket {
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let s = &*self.socket;
         let take = |shard: &mut AnyShard<'_>, _| shard.udp_receive_into(s.id, buf);
-        let d = match s.wait_recently(Ready::READABLE, s.read_limit(), take)? {
+        let d = match s.wait_recently(Ready::READABLE, || s.read_limit(), take)? {
             TakenDatagram::Copied(n, from) => return Ok((n, from)),
             TakenDatagram::Whole(d) => d,
         };

@@ -51,13 +51,27 @@ enum Network {
     V6([u8; ipv6::HEADER_BYTES]),
 }
 
+impl Network {
+    /// Length of the header.
+    const fn bytes(&self) -> usize {
+        match self {
+            Network::V4(_) => ipv4::HEADER_BYTES,
+            Network::V6(_) => ipv6::HEADER_BYTES,
+        }
+    }
+}
+
 /// The headers of a flow: see the module.
 #[derive(Clone, Copy, Debug)]
 pub struct Template {
     link: [u8; eth::HEADER_BYTES],
     network: Network,
+    /// Length of both headers.
+    header_bytes: usize,
     /// Largest IP packet that may go by it.
     mtu: usize,
+    /// Largest transport packet that may go by it in one piece.
+    most_bytes: usize,
     generation: u64,
     fresh_until: Instant,
 }
@@ -66,32 +80,27 @@ impl Template {
     /// Length of the headers, Ethernet's first.
     #[inline]
     pub const fn header_bytes(&self) -> usize {
-        match self.network {
-            Network::V4(_) => eth::HEADER_BYTES + ipv4::HEADER_BYTES,
-            Network::V6(_) => eth::HEADER_BYTES + ipv6::HEADER_BYTES,
-        }
+        self.header_bytes
     }
 
     /// Length of the IP header.
     const fn network_bytes(&self) -> usize {
-        match self.network {
-            Network::V4(_) => ipv4::HEADER_BYTES,
-            Network::V6(_) => ipv6::HEADER_BYTES,
-        }
+        self.header_bytes.saturating_sub(eth::HEADER_BYTES)
+    }
+
+    /// Whether a transport packet of so many bytes may go by this template in one piece.
+    #[inline]
+    pub const fn fits_whole(&self, transport_bytes: usize) -> bool {
+        transport_bytes <= self.most_bytes
     }
 
     /// Whether a transport packet of so many bytes may go by this template: it, or each segment that it
     /// is cut into, fits the path, and its length fits the field.
     #[inline]
     pub fn fits(&self, transport_bytes: usize, offload: &Offload) -> bool {
-        let largest_bytes = match offload.gso {
-            None => transport_bytes,
-            Some(gso) => {
-                let segment =
-                    usize::from(gso.header_bytes).saturating_add(gso.segment_bytes.into());
-                segment.min(transport_bytes)
-            }
-        };
+        let Some(gso) = offload.gso else { return self.fits_whole(transport_bytes) };
+        let segment = usize::from(gso.header_bytes).saturating_add(gso.segment_bytes.into());
+        let largest_bytes = segment.min(transport_bytes);
         let whole_bytes = transport_bytes.saturating_add(self.network_bytes());
         largest_bytes.saturating_add(self.network_bytes()) <= self.mtu
             && whole_bytes <= usize::from(u16::MAX)
@@ -145,10 +154,14 @@ impl Ip {
         let mut link = [0; eth::HEADER_BYTES];
         let header = eth::Header { dst: found.ether, src: self.config.ether, ethertype };
         header.emit(&mut link).ok()?;
+        let network = self.network_of(flow, !found.must_fragment)?;
+        let network_bytes = network.bytes();
         Some(Template {
             link,
-            network: self.network_of(flow, !found.must_fragment)?,
+            network,
+            header_bytes: eth::HEADER_BYTES.saturating_add(network_bytes),
             mtu: found.mtu,
+            most_bytes: found.mtu.min(u16::MAX.into()).saturating_sub(network_bytes),
             generation: found.generation,
             fresh_until: found.fresh_until,
         })

@@ -166,7 +166,7 @@ impl Pool {
     /// Takes an empty mbuf with `headroom` and, behind it, room for at least `bytes`, from the
     /// smallest class that holds both. Errors: the share or the pool is exhausted, or more than
     /// 64 KiB was asked for.
-    #[inline]
+    #[inline(always)]
     pub fn alloc(&mut self, bytes: usize, headroom: usize, p: Purpose) -> Result<Mbuf, NoBuffer> {
         let class = class_for(bytes.saturating_add(headroom)).ok_or(NoBuffer)?;
         let mut m = match self.take(class, p) {
@@ -522,7 +522,7 @@ impl Pool {
     }
 
     /// A mbuf that is ready-made.
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, class: usize, p: Purpose) -> Option<Mbuf> {
         let bytes = CLASS_BYTES[class];
         if !self.admits(bytes, p) {

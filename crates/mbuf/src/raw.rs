@@ -347,7 +347,7 @@ impl Mbuf {
 
     /// Takes `n` bytes of tailroom into the range and returns them to be written. `None`, and
     /// nothing changes, if the storage is shared or external or the tailroom is shorter.
-    #[inline]
+    #[inline(always)]
     pub fn append(&mut self, n: usize) -> Option<&mut [u8]> {
         if n > self.tailroom() || !self.is_writable() {
             return None;

@@ -179,7 +179,6 @@ calls! {
     fn udp_send(now: Instant, id: SlotId, parts: &[&[u8]], to: Option<SocketAddr>) -> Called<usize>;
     fn udp_send_step(now: Instant, id: SlotId, parts: &[&[u8]], to: Option<SocketAddr>)
         -> Called<Step<usize>>;
-    fn udp_send_connected(now: Instant, id: SlotId, payload: &[u8]) -> Called<Step<usize>>;
     fn udp_send_many(now: Instant, id: SlotId, messages: &[SendMessage<'_>], is_first: bool)
         -> Called<Step<SentMany>>;
     fn udp_receive(id: SlotId) -> Called<Step<Datagram>>;
@@ -203,6 +202,20 @@ calls! {
     fn join_set(id: SlotId, set: &Arc<PollSetCore>, token: usize, interest: Ready) -> Called<()>;
     fn leave_set(id: SlotId, set: &Arc<PollSetCore>) -> Called<()>;
     fn collect_set(set: &Arc<PollSetCore>, limit: usize, ready: impl FnMut(usize, Ready)) -> usize;
+}
+
+impl AnyShard<'_> {
+    /// See [`Shard::udp_send_connected`].
+    #[allow(clippy::missing_errors_doc)]
+    #[inline(always)]
+    pub fn udp_send_connected(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        payload: &[u8],
+    ) -> Called<Step<usize>> {
+        each!(self, shard => shard.udp_send_connected(now, id, payload))
+    }
 }
 
 impl<'a> AnyGuard<'a> {
@@ -365,7 +378,7 @@ impl AnyHost {
         &self,
         socket: SlotId,
         interest: Ready,
-        limit: Limit,
+        limit: impl FnOnce() -> Limit,
         mut step: impl FnMut(&mut AnyShard<'_>, Instant) -> Result<Step<T>, SocketError>,
     ) -> Result<T, SocketError> {
         match self {

@@ -334,13 +334,13 @@ impl<P: Probe> Host<P> {
         limit: Limit,
         step: impl FnMut(&mut Shard<P>, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
-        self.wait_as(For::Socket(socket, interest), interest, limit, true, step)
+        self.wait_as(For::Socket(socket, interest), interest, || limit, true, step)
     }
 
     /// As [`Host::wait`], for a step to which the time says so little that it may be a few milliseconds
     /// old, that of the service thread's last look at the clock or of the kernel's last tick: a datagram
     /// sent, or taken out of a queue. Over a device that has to be told the time of a crossing it is exact
-    /// all the same.
+    /// all the same. For how long it may wait is asked once it has to.
     ///
     /// # Errors
     /// As [`Host::wait`].
@@ -349,7 +349,7 @@ impl<P: Probe> Host<P> {
         &self,
         socket: SlotId,
         interest: Ready,
-        limit: Limit,
+        limit: impl FnOnce() -> Limit,
         step: impl FnMut(&mut Shard<P>, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
         let is_exact = !self.device_keeps_time;
@@ -361,21 +361,26 @@ impl<P: Probe> Host<P> {
         &self,
         waits_for: For<'_>,
         interest: Ready,
-        limit: Limit,
+        limit: impl FnOnce() -> Limit,
         is_exact: bool,
         mut step: impl FnMut(&mut Shard<P>, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
         let inside = self.come_in()?;
         self.outside.enter();
-        let mut guard = Guard::new(self, Some(self.shard()), inside);
-        self.arrive(&mut guard);
-        let now = if is_exact { sys::now() } else { self.recently(&guard) };
-        guard.pass(Stage::Locked);
-        if let Step::Done(r) = step(&mut guard, now)? {
+        let mut shard = self.shard();
+        self.arrive(&mut shard);
+        let now = if is_exact { sys::now() } else { self.recently(&shard) };
+        shard.pass(Stage::Locked);
+        let said = step(&mut shard, now);
+        if let Ok(Step::Done(r)) = said {
+            // Without a guard, which would be made in memory.
+            self.let_go(shard, inside);
             return Ok(r);
         }
+        let guard = Guard::new(self, Some(shard), inside);
+        said?;
         let now = if is_exact { now } else { sys::now() };
-        self.wait_longer(guard, now, (waits_for, interest), limit, step)
+        self.wait_longer(guard, now, (waits_for, interest), limit(), step)
     }
 
     /// What time it was a few milliseconds ago at most: as the shard knows it, if it was told so lately.

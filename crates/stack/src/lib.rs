@@ -53,6 +53,7 @@ mod tcp_output;
 mod templates;
 mod ticket;
 mod time_wait;
+mod udp_at_once;
 mod udp_calls;
 mod udp_many;
 mod udp_output;

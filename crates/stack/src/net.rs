@@ -173,17 +173,15 @@ impl Link {
         self.tx.is_empty()
     }
 
-    /// Whether a frame of so many bytes in one piece can go by [`Link::send_single`].
+    /// Whether frames in one piece can go by [`Link::send_single`], as far as the link knows: none waits, not
+    /// even to the stack itself.
     #[inline(always)]
-    pub(crate) fn sends_single(&self, bytes: usize) -> bool {
-        self.takes_single_frames
-            && self.tx.is_empty()
-            && self.caps.tx_csum
-            && bytes <= self.caps.mtu + ETHER_BYTES
+    pub(crate) fn sends_single(&self) -> bool {
+        self.takes_single_frames && self.tx.is_empty() && self.loopback.is_empty()
     }
 
-    /// Sends a frame of which [`Link::sends_single`] is true, without a burst around it. For want of room it
-    /// waits in the burst, which has some: it is empty.
+    /// Sends a frame in one piece that the device can send as it is, without a burst around it, while
+    /// [`Link::sends_single`] is true. For want of room it comes back.
     #[inline(always)]
     pub(crate) fn send_single<P: Probe>(
         &mut self,
@@ -192,14 +190,11 @@ impl Link {
         pool: &mut Pool,
         counters: &mut Counters,
         probe: &mut P,
-    ) {
-        match self.device.tx_frame(self.now, frame, offload, counters) {
-            Ok(()) => {
-                counters.count(Counter::TxBursts);
-                self.taken(1, pool, counters, probe);
-            }
-            Err(frame) => self.put_fitting(Packet { chain: frame.into(), offload: *offload }),
-        }
+    ) -> Result<(), Mbuf> {
+        self.device.tx_frame(self.now, frame, offload, counters)?;
+        counters.count(Counter::TxBursts);
+        self.taken(1, pool, counters, probe);
+        Ok(())
     }
 
     fn discard(&mut self, pool: &mut Pool, counters: &mut Counters) {

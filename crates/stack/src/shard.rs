@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use fulmar_base::{
-    Counter, Counters, Duration, Instant, NoProbe, Probe, SlotId, Stage, TokenBucket, Variation,
+    Counter, Counters, Duration, Instant, NoProbe, Probe, SlotId, Stage, TokenBucket,
 };
 use fulmar_ip::{Delivered, Ip, Verdict};
 use fulmar_mbuf::Pool;
@@ -362,12 +362,6 @@ impl<P: Probe> Shard<P> {
     #[inline(always)]
     pub fn stops_at(&self, stage: Stage) -> bool {
         self.net.probe.stops_at(stage)
-    }
-
-    /// Whether a step is done in another way than usual.
-    #[inline(always)]
-    pub(crate) fn varies(&self, variation: Variation) -> bool {
-        self.net.probe.varies(variation)
     }
 
     /// One burst of the device: frames and bytes.

@@ -123,34 +123,33 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// As [`Shard::udp_send_step`] to the connected peer. By the socket's own headers it is one way straight
-    /// through, in which nothing larger than a word changes hands.
+    /// As [`Shard::udp_send_step`] to the connected peer, for many datagrams one by one: straight to the
+    /// device if nothing is in the way.
     ///
     /// # Errors
     /// As [`Shard::udp_send_step`].
-    #[inline]
+    #[inline(always)]
     pub fn udp_send_connected(
         &mut self,
         now: Instant,
         id: SlotId,
         payload: &[u8],
     ) -> Result<Step<usize>, SocketError> {
-        let (parts, bytes) = (std::iter::once(payload), payload.len());
-        let letter = Letter { parts, bytes, to: None, segment_bytes: None, tells_error: true };
-        if self.stops_at(Stage::Locked) {
-            return Ok(Step::Done(bytes));
+        if self.stops_at(Stage::Locked) || self.udp_send_at_once(now, id, payload) {
+            return Ok(Step::Done(payload.len()));
         }
-        match self.output_connected::<_, true>(now, id, &letter) {
-            Some(Ok(Some(()))) => self.finish_datagrams(now),
-            Some(Ok(None)) => {}
-            Some(Err(_)) => {
-                // There was no buffer, or the device is full.
-                self.note_shortage(now, id);
-                return Ok(Step::WaitSpace(1));
-            }
-            None => return self.udp_send_step(now, id, &[payload], None),
-        }
-        Ok(Step::Done(bytes))
+        self.udp_send_slowly(now, id, payload)
+    }
+
+    /// As [`Shard::udp_send_connected`], by the way that every datagram can go.
+    #[inline(never)]
+    fn udp_send_slowly(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        payload: &[u8],
+    ) -> Result<Step<usize>, SocketError> {
+        self.udp_send_step(now, id, &[payload], None)
     }
 
     /// The way of a letter into the burst; `None` if a probe has ended it.
@@ -163,7 +162,7 @@ impl<P: Probe> Shard<P> {
         if self.stops_at(Stage::Locked) {
             return Ok(None);
         }
-        if let Some(sent) = self.output_connected::<_, false>(now, id, letter) {
+        if let Some(sent) = self.output_connected(now, id, letter) {
             return sent;
         }
         let ends = self.check_datagram(id, letter)?;
@@ -178,9 +177,9 @@ impl<P: Probe> Shard<P> {
 
     /// A letter to the connected peer by the headers of the socket, if they hold for it: what
     /// [`Shard::check_datagram`] and [`Shard::output_by_template`] do, but nothing is copied to be asked
-    /// about. `None`: these are to say what it is. `ALONE`: nothing follows it into the burst.
+    /// about. `None`: these are to say what it is.
     #[inline(always)]
-    fn output_connected<'a, I: Iterator<Item = &'a [u8]> + Clone, const ALONE: bool>(
+    fn output_connected<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
         id: SlotId,
@@ -207,7 +206,7 @@ impl<P: Probe> Shard<P> {
         if net.ends_at(Stage::SendChecked) {
             return Some(Ok(None));
         }
-        Some(net.output_by::<_, ALONE>(now, id, template, letter, offload))
+        Some(net.output_by(now, id, template, letter, offload))
     }
 
     /// The socket of a datagram to be sent, and its two ends.
@@ -255,13 +254,13 @@ impl<P: Probe> Shard<P> {
             && net.ip.holds(template.ip(), now)
             && template.ip().fits(transport_bytes, &offload);
         let serves = net.probe.varies(Variation::NoLookUp) || serves;
-        serves.then(|| net.output_by::<_, false>(now, id, template, letter, offload))
+        serves.then(|| net.output_by(now, id, template, letter, offload))
     }
 
     /// Whether a measurement wants every layer to be asked.
     #[inline(always)]
-    fn forgets_templates(&self) -> bool {
-        self.varies(Variation::NoTemplate) || self.varies(Variation::TablesEachTime)
+    pub(crate) fn forgets_templates(&self) -> bool {
+        self.net.probe.varies_in([Variation::NoTemplate, Variation::TablesEachTime])
     }
 
     /// Sends by asking every layer, and remembers what they said.
@@ -362,8 +361,13 @@ impl<P: Probe> Shard<P> {
 
 impl<P: Probe> Net<P> {
     #[inline(always)]
-    fn ends_at(&mut self, stage: Stage) -> bool {
+    pub(crate) fn ends_at(&mut self, stage: Stage) -> bool {
         self.probe.stage(stage).is_break()
+    }
+
+    #[inline(always)]
+    pub(crate) fn ends_at_one_of<const N: usize>(&mut self, stages: [Stage; N]) -> bool {
+        self.probe.stages(stages).is_break()
     }
 
     /// The payload in one mbuf (or a few), with room for every header in front; `None` if a probe
@@ -396,7 +400,7 @@ impl<P: Probe> Net<P> {
 
     /// Sends by ready-made headers.
     #[inline(always)]
-    fn output_by<'a, I: Iterator<Item = &'a [u8]> + Clone, const ALONE: bool>(
+    fn output_by<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
         id: SlotId,
@@ -407,31 +411,28 @@ impl<P: Probe> Net<P> {
         if self.ends_at(Stage::PathChosen) {
             return Ok(None);
         }
-        if letter.bytes <= ONE_PIECE_BYTES && offload.gso.is_none() && self.writes_in_one_piece() {
-            return self.output_in_one_piece::<_, ALONE>(now, template, letter);
+        if offload.gso.is_none() && self.writes_in_one_piece(letter.bytes) {
+            return self.output_in_one_piece(now, template, letter);
         }
         self.output_in_pieces(now, id, template, letter, offload)
     }
 
-    /// Whether the payload may be written where its headers are, by whoever sends it: its sum is the
-    /// device's business, and no measurement wants another way.
+    /// Whether so much payload may be written where its headers are, by whoever sends it: all fits one
+    /// buffer, its sum is the device's business, and no measurement wants another way.
     #[inline(always)]
-    fn writes_in_one_piece(&self) -> bool {
-        self.link.caps().tx_csum
-            && !self.probe.varies(Variation::EarlyEncapsulation)
-            && !self.probe.varies(Variation::StockPerSocket)
+    pub(crate) fn writes_in_one_piece(&self, bytes: usize) -> bool {
+        bytes <= ONE_PIECE_BYTES
+            && self.link.caps().tx_csum
+            && !self.probe.varies_in([Variation::EarlyEncapsulation, Variation::StockPerSocket])
     }
 
-    /// Sends what fits one small buffer with its headers: from the pool to the burst it is one word, the
-    /// handle of that buffer. (Larger values that are handed on are stored in words and read in vectors,
-    /// which waits for the stores.)
+    /// A frame in one buffer, headers and payload; `None` if a probe has ended the path.
     #[inline(always)]
-    fn output_in_one_piece<'a, I: Iterator<Item = &'a [u8]> + Clone, const ALONE: bool>(
+    pub(crate) fn one_piece<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
-        now: Instant,
         template: &UdpTemplate,
         letter: &Letter<I>,
-    ) -> Result<Option<()>, SocketError> {
+    ) -> Result<Option<Mbuf>, SocketError> {
         let headers = template.header_bytes();
         let room = HEADROOM.saturating_sub(headers);
         let m = self.pool.alloc(letter.bytes.saturating_add(headers), room, Purpose::Send);
@@ -440,10 +441,21 @@ impl<P: Probe> Net<P> {
             self.pool.free_mbuf(m);
             return Ok(None);
         }
+        Ok(Some(m))
+    }
+
+    /// Sends what fits one small buffer with its headers: from the pool to the burst it is one word, the
+    /// handle of that buffer. (Larger values that are handed on are stored in words and read in vectors,
+    /// which waits for the stores.)
+    #[inline(always)]
+    fn output_in_one_piece<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+        &mut self,
+        now: Instant,
+        template: &UdpTemplate,
+        letter: &Letter<I>,
+    ) -> Result<Option<()>, SocketError> {
+        let Some(m) = self.one_piece(template, letter)? else { return Ok(None) };
         self.link.set_now(now);
-        if ALONE && self.link.sends_single(m.len()) {
-            return Ok(self.output_alone(template, letter, m));
-        }
         let (chain, offload) = (Chain::from(m), *template.offload());
         if !self.link.takes_at_once(chain.len()) {
             return self.put_slowly(Packet { chain, offload }, letter);
@@ -454,24 +466,6 @@ impl<P: Probe> Net<P> {
         }
         self.note_sent(letter);
         Ok(Some(()))
-    }
-
-    /// Hands a frame to the device by itself; `None` if a probe has ended the path.
-    #[inline(always)]
-    fn output_alone<I>(
-        &mut self,
-        template: &UdpTemplate,
-        letter: &Letter<I>,
-        m: Mbuf,
-    ) -> Option<()> {
-        if self.ends_at(Stage::BurstQueued) {
-            self.pool.free_mbuf(m);
-            return None;
-        }
-        self.note_sent(letter);
-        let Net { pool, counters, link, probe, .. } = self;
-        link.send_single(m, template.offload(), pool, counters, probe);
-        Some(())
     }
 
     /// The burst is full, or the frame is none that the device takes as it is.
@@ -504,7 +498,7 @@ impl<P: Probe> Net<P> {
         let Some((headers, mut room)) = room.split_at_mut_checked(headers) else { return false };
         for part in letter.parts.clone() {
             let Some((to, rest)) = room.split_at_mut_checked(part.len()) else { return false };
-            to.copy_from_slice(part);
+            copy(to, part);
             room = rest;
         }
         if self.ends_at(Stage::SendCopied) {
@@ -566,18 +560,18 @@ impl<P: Probe> Net<P> {
         let parts = room.split_last_chunk_mut::<HEADER_BYTES>();
         let (lower, header) = parts.ok_or(SocketError::NoBuffer)?;
         template.udp().emit(length, header);
-        if self.ends_at(Stage::TransportOutput) || self.ends_at(Stage::RouteFound) {
+        if self.ends_at_one_of([Stage::TransportOutput, Stage::RouteFound]) {
             return Ok(None);
         }
         template.ip().emit(length, ident, lower).ok_or(SocketError::NoBuffer)?;
-        if self.ends_at(Stage::IpOutput) || self.ends_at(Stage::EtherOutput) {
+        if self.ends_at_one_of([Stage::IpOutput, Stage::EtherOutput]) {
             return Ok(None);
         }
         Ok(Some(()))
     }
 
     #[inline(always)]
-    fn note_sent<I>(&mut self, letter: &Letter<I>) {
+    pub(crate) fn note_sent<I>(&mut self, letter: &Letter<I>) {
         self.counters.add(Counter::UdpOut, letter.datagrams() as u64);
         self.counters.add(Counter::CopiedBytes, letter.bytes as u64);
     }
@@ -592,5 +586,50 @@ impl<P: Probe> Net<P> {
             E::HostUnreachable => SocketError::HostUnreachable,
             E::Full => SocketError::WouldBlock,
         })
+    }
+}
+
+/// Copies bytes to a place of their length: the fewest in two steps that overlap, since a call costs more.
+#[inline(always)]
+fn copy(to: &mut [u8], from: &[u8]) {
+    let is_done = match from.len() {
+        8..=16 => copy_ends::<8>(to, from),
+        17..=32 => copy_ends::<16>(to, from),
+        _ => false,
+    };
+    if !is_done {
+        to.copy_from_slice(from);
+    }
+}
+
+/// Copies the first `N` bytes and the last, which are all of `N` to twice as many; false if there are fewer.
+#[inline(always)]
+fn copy_ends<const N: usize>(to: &mut [u8], from: &[u8]) -> bool {
+    let (Some(first), Some(last)) = (from.first_chunk::<N>(), from.last_chunk::<N>()) else {
+        return false;
+    };
+    let (first, last) = (*first, *last);
+    if let Some(to) = to.first_chunk_mut() {
+        *to = first;
+    }
+    if let Some(to) = to.last_chunk_mut() {
+        *to = last;
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_of_every_length_are_copied_whole_and_no_further() {
+        let from: Vec<u8> = (1..=70).collect();
+        for len in 0..=from.len() {
+            let mut to = [0; 80];
+            copy(&mut to[..len], &from[..len]);
+            assert_eq!(to[..len], from[..len], "{len}");
+            assert!(to[len..].iter().all(|b| *b == 0), "{len}");
+        }
     }
 }

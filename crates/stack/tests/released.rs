@@ -121,6 +121,7 @@ fn entries<P: Probe>() -> Vec<(&'static str, usize)> {
     let take = S::<P>::tcp_take as fn(&mut S<P>, SlotId, usize) -> _;
     let read = S::<P>::tcp_read_done as fn(&mut S<P>, Instant, SlotId, Chain);
     let datagram = S::<P>::udp_send as fn(&mut S<P>, Instant, SlotId, &[&[u8]], _) -> _;
+    let connected = S::<P>::udp_send_connected as fn(&mut S<P>, Instant, SlotId, &[u8]) -> _;
     let many = S::<P>::udp_send_many as fn(&mut S<P>, Instant, SlotId, &[SendMessage], bool) -> _;
     let receive = S::<P>::udp_receive as fn(&mut S<P>, SlotId) -> _;
     let into = S::<P>::udp_receive_into as fn(&mut S<P>, SlotId, &mut [u8]) -> _;
@@ -134,6 +135,7 @@ fn entries<P: Probe>() -> Vec<(&'static str, usize)> {
         ("tcp_take", take as usize),
         ("tcp_read_done", read as usize),
         ("udp_send", datagram as usize),
+        ("udp_send_connected", connected as usize),
         ("udp_send_many", many as usize),
         ("udp_receive", receive as usize),
         ("udp_receive_into", into as usize),

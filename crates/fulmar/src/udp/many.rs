@@ -26,9 +26,11 @@ impl UdpSocket {
         }
         let mut done = 0;
         while let Some(rest) = messages.get(done..).filter(|rest| !rest.is_empty()) {
-            let sent = socket.wait_recently(Ready::WRITABLE, socket.write_limit(), |shard, now| {
-                shard.udp_send_many(now, socket.id, rest, done == 0)
-            });
+            let sent = socket.wait_recently(
+                Ready::WRITABLE,
+                || socket.write_limit(),
+                |shard, now| shard.udp_send_many(now, socket.id, rest, done == 0),
+            );
             match sent {
                 Ok(sent) => {
                     done += sent.messages;
@@ -68,6 +70,6 @@ impl UdpSocket {
         }
         let s = &*self.socket;
         let mut take = |shard: &mut AnyShard<'_>, _| shard.udp_receive_many(s.id, messages);
-        s.wait_recently(Ready::READABLE, s.read_limit(), &mut take)
+        s.wait_recently(Ready::READABLE, || s.read_limit(), &mut take)
     }
 }

@@ -27,38 +27,51 @@ impl<'a, P: Probe> Guard<'a, P> {
     ) -> Self {
         Guard { host, shard, mark: Some(mark) }
     }
+}
+
+impl<P: Probe> Host<P> {
+    /// Gives the shard back; whoever is to be told is.
+    #[inline(always)]
+    pub(super) fn let_go(&self, shard: MutexGuard<'_, Shard<P>>, mark: Inside) {
+        match self.release_drained(shard) {
+            None => self.outside.leave(),
+            Some(shard) => self.release_and_tell(shard, mark),
+        }
+    }
 
     /// Releases the lock; `None`: it is released and nothing is left to do.
     #[inline(always)]
-    fn release(&mut self) -> Option<MutexGuard<'a, Shard<P>>> {
-        let mut shard = self.shard.take()?;
-        self.host.drain_inbox(&mut shard);
+    fn release_drained<'a>(
+        &'a self,
+        mut shard: MutexGuard<'a, Shard<P>>,
+    ) -> Option<MutexGuard<'a, Shard<P>>> {
+        self.drain_inbox(&mut shard);
         if shard.has_people_to_tell() {
             return Some(shard);
         }
-        self.host.release(shard);
+        self.release(shard);
         // Left between the last look and the release: whoever gets the lock drains it.
-        if self.host.inbox.is_empty() { None } else { self.host.try_shard() }
+        if self.inbox.is_empty() { None } else { self.try_shard() }
     }
 
     /// Releases the lock, and tells everybody who is to be told.
     #[inline(never)]
-    fn release_and_tell(&mut self, shard: MutexGuard<'a, Shard<P>>) {
+    fn release_and_tell(&self, shard: MutexGuard<'_, Shard<P>>, mark: Inside) {
         let (mut returned, mut received) = (Returned::new(), Received::default());
         let mut held = Some(shard);
         while let Some(mut shard) = held {
-            self.host.drain_inbox(&mut shard);
+            self.drain_inbox(&mut shard);
             let (wakes, told) = (shard.take_wakes(), shard.take_told());
             shard.take_returned(&mut returned);
             received.append(shard.take_received());
-            self.host.release(shard);
+            self.release(shard);
             wakes.into_iter().flatten().for_each(Wake::fire);
-            self.host.tell(told);
-            held = if self.host.inbox.is_empty() { None } else { self.host.try_shard() };
+            self.tell(told);
+            held = if self.inbox.is_empty() { None } else { self.try_shard() };
         }
-        self.host.outside.leave();
+        self.outside.leave();
         // Whoever is let go now, or told, may call the stack.
-        self.mark = None;
+        drop(mark);
     }
 }
 
@@ -78,9 +91,10 @@ impl<P: Probe> std::ops::DerefMut for Guard<'_, P> {
 impl<P: Probe> Drop for Guard<'_, P> {
     #[inline]
     fn drop(&mut self) {
-        match self.release() {
-            None => self.host.outside.leave(),
-            Some(shard) => self.release_and_tell(shard),
+        match (self.shard.take(), self.mark.take()) {
+            (Some(shard), Some(mark)) => self.host.let_go(shard, mark),
+            // The lock was another's.
+            _ => self.host.outside.leave(),
         }
     }
 }

@@ -37,7 +37,7 @@ impl<P: Probe> Host<P> {
         let over = |_: &mut Shard<P>, _| {
             Ok(if ticket.is_over() { Step::Done(()) } else { Step::WaitData(1) })
         };
-        match self.wait_as(waits_for, Ready::READABLE, limit, true, over) {
+        match self.wait_as(waits_for, Ready::READABLE, || limit, true, over) {
             Ok(()) => Ok(true),
             Err(SocketError::WouldBlock) => Ok(ticket.is_over()),
             Err(e) => Err(e),

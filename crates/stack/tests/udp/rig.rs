@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use fulmar_base::{Counters, Duration, EtherAddr, Gso, Instant, Offload, SlotId};
 use fulmar_ip::{AddressUse, IfAddr};
-use fulmar_mbuf::{Pool, PoolConfig, Purpose};
+use fulmar_mbuf::{Mbuf, Pool, PoolConfig, Purpose};
 use fulmar_netdev::{Burst, Caps, Device, LinkState, Packet};
-use fulmar_socket::SocketError;
+use fulmar_socket::{SocketError, Step};
 use fulmar_stack::{Shard, StackConfig};
 
 pub const OURS: EtherAddr = EtherAddr([2, 0, 0, 0, 0, 1]);
@@ -23,6 +23,8 @@ pub struct Wire {
     pub sent: Vec<(Vec<u8>, Offload)>,
     /// Calls into the device that sent something.
     pub bursts: usize,
+    /// Those of them with a frame by itself.
+    pub singles: usize,
     arriving: VecDeque<(Vec<u8>, Offload)>,
     /// The device takes nothing.
     pub is_shut: bool,
@@ -30,6 +32,7 @@ pub struct Wire {
 
 struct Tape {
     caps: Caps,
+    takes_singles: bool,
     wire: Arc<Mutex<Wire>>,
 }
 
@@ -55,6 +58,25 @@ impl Device for Tape {
             pool.free(p.chain);
         }
         count
+    }
+    fn takes_single_frames(&self) -> bool {
+        self.takes_singles
+    }
+    fn tx_frame(
+        &mut self,
+        _: Instant,
+        frame: Mbuf,
+        offload: &Offload,
+        _: &mut Counters,
+    ) -> Result<(), Mbuf> {
+        let mut wire = self.wire.lock().unwrap();
+        if wire.is_shut {
+            return Err(frame);
+        }
+        wire.bursts += 1;
+        wire.singles += 1;
+        wire.sent.push((frame.as_slice().to_vec(), *offload));
+        Ok(())
     }
     fn rx_burst(
         &mut self,
@@ -95,6 +117,7 @@ pub struct Rig {
     pub shard: Shard,
     pub wire: Arc<Mutex<Wire>>,
     pub now: Instant,
+    sends_at_once: bool,
 }
 
 pub fn peer(port: u16) -> SocketAddr {
@@ -108,6 +131,15 @@ pub fn caps(cuts: bool) -> Caps {
 
 impl Rig {
     pub fn new(caps: Caps) -> Rig {
+        Rig::over(caps, false)
+    }
+
+    /// Over a device that takes frames one by one, by calls for such.
+    pub fn at_once(caps: Caps) -> Rig {
+        Rig::over(caps, true)
+    }
+
+    fn over(caps: Caps, sends_at_once: bool) -> Rig {
         let wire = Arc::new(Mutex::new(Wire::default()));
         let config = StackConfig {
             addresses: vec![IfAddr { addr: US.into(), prefix_len: 24 }],
@@ -116,8 +148,8 @@ impl Rig {
             ..StackConfig::default()
         };
         let now = Instant::from_millis(1000);
-        let device = Tape { caps, wire: Arc::clone(&wire) };
-        Rig { shard: Shard::new(config, Box::new(device), now).unwrap(), wire, now }
+        let device = Tape { caps, takes_singles: sends_at_once, wire: Arc::clone(&wire) };
+        Rig { shard: Shard::new(config, Box::new(device), now).unwrap(), wire, now, sends_at_once }
     }
 
     /// A socket bound to our address.
@@ -169,7 +201,13 @@ impl Rig {
     }
 
     pub fn send(&mut self, id: SlotId, bytes: &[u8]) -> Result<usize, SocketError> {
-        self.shard.udp_send(self.now, id, &[bytes], None)
+        if !self.sends_at_once {
+            return self.shard.udp_send(self.now, id, &[bytes], None);
+        }
+        match self.shard.udp_send_connected(self.now, id, bytes)? {
+            Step::Done(n) => Ok(n),
+            Step::WaitSpace(_) | Step::WaitData(_) => Err(SocketError::WouldBlock),
+        }
     }
 
     /// What was sent since the last time.

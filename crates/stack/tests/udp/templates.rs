@@ -218,17 +218,19 @@ proptest! {
     fn what_goes_by_a_template_is_what_goes_the_long_way(
         events in prop::collection::vec(event(), 1..60),
     ) {
-        // The second host derives everything anew before each event.
-        let mut hosts = [Rig::new(caps(false)), Rig::new(caps(false))];
+        // The last host derives everything anew before each event.
+        let mut hosts = [Rig::at_once(caps(false)), Rig::new(caps(false)), Rig::new(caps(false))];
         let ids = hosts.each_mut().map(|rig| {
             rig.shard.ip().add_address(IfAddr { addr: router(9).into(), prefix_len: 24 }).unwrap();
             let id = rig.shard.udp_bind("0.0.0.0:4000".parse().unwrap(), Default::default());
             id.unwrap()
         });
         for event in &events {
-            let quick = happen(&mut hosts[0], ids[0], event, false);
-            let long = happen(&mut hosts[1], ids[1], event, true);
-            prop_assert_eq!(quick, long, "after {:?}", event);
+            let at_once = happen(&mut hosts[0], ids[0], event, false);
+            let quick = happen(&mut hosts[1], ids[1], event, false);
+            let long = happen(&mut hosts[2], ids[2], event, true);
+            prop_assert_eq!(&quick, &long, "after {:?}", event);
+            prop_assert_eq!(at_once, long, "one by one, after {:?}", event);
         }
     }
 }
@@ -245,4 +247,43 @@ fn the_frames_of_a_template_are_correct_ones() {
         assert!(offload.needs_csum);
         assert_eq!((offload.csum_start, offload.csum_offset, frame.len()), (34, 6, 47));
     }
+}
+
+/// What was sent since the last time, by its payload.
+fn payloads(rig: &mut Rig) -> Vec<Vec<u8>> {
+    rig.take().into_iter().map(|(frame, _)| frame[42..].to_vec()).collect()
+}
+
+#[test]
+fn datagrams_go_one_by_one_unless_others_wait_and_none_overtakes_these() {
+    let mut rig = Rig::at_once(caps(false));
+    let id = rig.connected();
+    rig.send(id, b"learn").unwrap();
+    rig.send(id, b"alone").unwrap();
+    assert_eq!(rig.wire.lock().unwrap().singles, 1);
+    rig.wire.lock().unwrap().is_shut = true;
+    rig.send(id, b"waits").unwrap();
+    rig.wire.lock().unwrap().is_shut = false;
+    rig.send(id, b"behind").unwrap();
+    assert_eq!(rig.wire.lock().unwrap().singles, 1);
+    rig.send(id, b"alone again").unwrap();
+    assert_eq!(rig.wire.lock().unwrap().singles, 2);
+    let want: [&[u8]; 5] = [b"learn", b"alone", b"waits", b"behind", b"alone again"];
+    assert_eq!(payloads(&mut rig), want);
+    rig.step();
+    assert_eq!(rig.shard.pool().outstanding(), 0, "all buffers are home");
+}
+
+#[test]
+fn whoever_sends_one_by_one_waits_once_nothing_more_can_wait_for_the_device() {
+    let mut rig = Rig::at_once(caps(false));
+    let id = rig.connected();
+    rig.send(id, b"learn").unwrap();
+    rig.wire.lock().unwrap().is_shut = true;
+    let accepted = (0..1000).take_while(|_| rig.send(id, b"x").is_ok()).count();
+    assert_eq!(accepted, 64, "what the burst holds");
+    rig.wire.lock().unwrap().is_shut = false;
+    rig.step();
+    rig.send(id, b"x").unwrap();
+    assert_eq!(rig.take().len(), 1 + 64 + 1);
 }

@@ -13,7 +13,7 @@ use crate::storage::{CLASSES, Purpose};
 
 impl Home {
     /// An empty mbuf at the start of a block of this class that is ready; `None` if none is.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&mut self, class: usize, purpose: Purpose) -> Option<Mbuf> {
         let d = self.ready.pop(class)?;
         // SAFETY: what is ready is this home's alone, the block that it points to included.
