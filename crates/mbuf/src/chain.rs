@@ -157,6 +157,18 @@ impl Chain {
 
     /// Removes up to `n` bytes from the front and frees the segments that held nothing else.
     pub fn trim_front(&mut self, n: usize, pool: &mut Pool) {
+        // Most often the headers, or what somebody has placed: a segment of their own.
+        if n > 0 && self.front().is_some_and(|m| m.len() == n) {
+            if let Some(m) = self.pop_front() {
+                pool.free_mbuf(m);
+            }
+        } else {
+            self.trim_front_by_parts(n, pool);
+        }
+    }
+
+    #[inline(never)]
+    fn trim_front_by_parts(&mut self, n: usize, pool: &mut Pool) {
         let mut left = n.min(self.len);
         while left > 0 {
             let Some(mut front) = self.front_mut() else { break };

@@ -180,6 +180,7 @@ impl Hold {
     pub fn release(mut self, filled: usize) -> Result<RecvBuf, Hold> {
         match Arc::get_mut(&mut self.memory) {
             Some(memory) => {
+                memory.free();
                 let filled = filled.min(memory.bytes());
                 Ok(RecvBuf { memory: self.memory, filled })
             }

@@ -197,15 +197,16 @@ impl Flow {
     ) -> Result<bool, NoBuffer> {
         let (mut left, mut is_full) = (s.payload_bytes, false);
         while let Some(room) = self.rooms.front_mut().filter(|_| left > 0) {
-            let bytes = room.len().min(left);
-            let part = room.split(bytes, pool).inspect_err(|_| self.next = None)?;
-            packet.push_back(part);
-            left = left.saturating_sub(bytes);
-            if !self.rooms.front_mut().is_some_and(|r| r.is_empty()) {
+            let bytes = room.len();
+            if left < bytes {
+                packet.push_back(room.split(left, pool).inspect_err(|_| self.next = None)?);
                 break;
             }
             is_full = true;
-            drop(self.rooms.pop_front());
+            left = left.saturating_sub(bytes);
+            if let Some(room) = self.rooms.pop_front() {
+                packet.push_back(room.into_mbuf(pool).inspect_err(|_| self.next = None)?);
+            }
         }
         self.took(s);
         Ok(is_full)

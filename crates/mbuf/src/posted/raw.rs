@@ -101,6 +101,13 @@ impl Memory {
         self.bytes
     }
 
+    /// Nobody else holds it: no room is out, and no mbuf covers a byte.
+    #[inline]
+    pub(super) fn free(&mut self) {
+        *self.high.get_mut() = 0;
+        *self.has_room.get_mut() = false;
+    }
+
     pub(crate) fn id(&self) -> BufId {
         let address = self.base.as_ptr().addr();
         BufId { address, bytes: self.bytes, generation: self.generation }
@@ -212,13 +219,9 @@ impl Room {
         if from > memory.bytes {
             return None;
         }
-        if let Some(m) = Arc::get_mut(memory) {
-            *m.high.get_mut() = 0;
-            *m.has_room.get_mut() = false;
-        }
         // Acquire: what the last room wrote, and where it ended.
         if memory.has_room.load(Ordering::Acquire) || from < memory.high.load(Ordering::Relaxed) {
-            return None;
+            Arc::get_mut(memory)?.free();
         }
         memory.has_room.store(true, Ordering::Relaxed);
         Some(Room { memory: Arc::clone(memory), from })
@@ -269,6 +272,32 @@ impl Room {
         let m = unsafe { home.placed(Arc::clone(&self.memory), self.from, len) }.ok_or(NoBuffer)?;
         self.advance(n);
         Ok(m)
+    }
+
+    /// As [`Room::split`] of all that is left of the room.
+    ///
+    /// # Errors
+    /// No descriptor is left; the bytes are lost, and the room is gone.
+    #[inline]
+    pub fn into_mbuf(self, pool: &mut Pool) -> Result<Mbuf, NoBuffer> {
+        let len = u32::try_from(self.len()).map_err(|_| NoBuffer)?;
+        let home = pool.home_with_desc(Purpose::Receive)?;
+        let (memory, from) = self.end();
+        // SAFETY: inside the memory; they were a room's, and whatever becomes a room begins behind them.
+        unsafe { home.placed(memory, from, len) }.ok_or(NoBuffer)
+    }
+
+    /// The room is over, all of it written: its memory, and where it began.
+    #[inline]
+    fn end(self) -> (Arc<Memory>, usize) {
+        let (from, bytes) = (self.from, self.memory.bytes);
+        self.memory.high.store(bytes, Ordering::Relaxed);
+        let room = ManuallyDrop::new(self);
+        // SAFETY: taken out once, since the room is never dropped.
+        let memory = unsafe { core::ptr::read(&raw const room.memory) };
+        // Release: as in the drop of a room.
+        memory.has_room.store(false, Ordering::Release);
+        (memory, from)
     }
 
     /// As [`Room::split`], for a device that has no pool at hand where it writes: the first `n` bytes

@@ -48,6 +48,22 @@ fn the_room_is_made_anew_behind_the_mbufs_or_anywhere_when_they_are_gone() {
 }
 
 #[test]
+fn a_room_that_becomes_an_mbuf_is_over_and_leaves_no_reference() {
+    let mut pool = pool();
+    let mut hold = RecvBuf::with_capacity(100).post();
+    let mut room = hold.room(40).unwrap();
+    room.bytes()[0] = 7;
+    let m = room.into_mbuf(&mut pool).unwrap();
+    assert_eq!((m.len(), m.as_slice()[0], m.placed().map(|p| p.offset)), (60, 7, Some(40)));
+    assert!(hold.room(99).is_none(), "an mbuf covers it");
+    assert_eq!(hold.room(100).expect("behind it").into_mbuf(&mut pool).map(|m| m.len()), Ok(0));
+    pool.free_mbuf(m);
+    pool.drain_remote();
+    assert!(!hold.is_shared());
+    assert_eq!(hold.room(0).expect("all of it").len(), 100);
+}
+
+#[test]
 fn a_part_and_a_clone_of_a_placed_mbuf_say_where_they_lie_and_keep_the_buffer() {
     let mut pool = pool();
     let mut hold = RecvBuf::with_capacity(100).post();
