@@ -139,6 +139,12 @@ impl Landing {
 
 // Frames of which only a part lands here.
 impl Landing {
+    /// The first `bytes` bytes of the small buffer.
+    #[inline]
+    pub fn front_mut(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        self.small.as_mut()?.spare_mut().get_mut(..bytes)
+    }
+
     /// The small buffer, and the large one if there is one.
     pub fn front_and_rest(&mut self) -> Option<(&mut [u8], Option<&mut [u8]>)> {
         let small = self.small.as_mut()?.spare_mut().get_mut(..SMALL_BYTES)?;

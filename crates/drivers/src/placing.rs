@@ -52,8 +52,8 @@ pub const FRONT_BYTES: usize = 160;
 /// From so much payload on copying a frame costs more than a call of its own would.
 const LONG_BYTES: usize = 8192;
 
-/// The longest frame that a device hands up.
-const MAX_FRAME_BYTES: usize = 14 + 65_535;
+/// The longest frame that a device hands up, with the tag of a virtual network.
+const MAX_FRAME_BYTES: usize = 14 + 4 + 65_535;
 
 /// A guess that was acted on: the parts of the next read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -297,14 +297,27 @@ impl Placer {
         landing: &mut Landing,
         pool: &mut Pool,
     ) -> Result<Packet, DropReason> {
-        if let Some((slot, s, offload)) = self.familiar(aim, header, bytes, landing) {
-            if !self.is_alone {
-                self.predictor.came(Some(slot), true, s.payload_bytes);
-            }
-            let chain = self.commit(slot, &s, landing, pool);
-            let chain = chain.inspect_err(|_| self.wipe(aim, bytes))?;
-            return Ok(Packet { chain, offload });
+        let Some((slot, s, offload)) = self.familiar(aim, header, bytes, landing) else {
+            return self.packet_read_in_full(aim, header, bytes, landing, pool);
+        };
+        if !self.is_alone {
+            self.predictor.came(Some(slot), true, s.payload_bytes);
         }
+        let chain = self.commit(slot, &s, landing, pool);
+        let chain = chain.inspect_err(|_| self.wipe(aim, bytes))?;
+        Ok(Packet { chain, offload })
+    }
+
+    /// As [`Placer::packet`], of a frame that is not known at first sight.
+    #[inline(never)]
+    fn packet_read_in_full(
+        &mut self,
+        aim: Option<Aim>,
+        header: &[u8; vnet::HEADER_BYTES],
+        bytes: usize,
+        landing: &mut Landing,
+        pool: &mut Pool,
+    ) -> Result<Packet, DropReason> {
         let mut front = [0; FRONT_BYTES];
         let n = self.front(aim, bytes, landing, &mut front);
         let front = front.get(..n).unwrap_or(&[]);
@@ -328,7 +341,7 @@ impl Placer {
         landing: &mut Landing,
     ) -> Option<(usize, Segment, Offload)> {
         let aim = aim?;
-        let front = landing.front_and_rest()?.0.get(..aim.header_bytes)?;
+        let front = &*landing.front_mut(aim.header_bytes)?;
         let segment = self.flows.get(aim.slot)?.next_familiar(front, bytes)?;
         if segment.header_bytes != aim.header_bytes {
             return None;
@@ -485,12 +498,11 @@ fn parts<'a>(
     let needed = aim.room_bytes();
     let is_enough = flow.rooms.bytes() >= needed;
     let [a, b] = flows::parts(&mut flow.rooms, needed);
-    let (small, large) = landing.front_and_rest()?;
-    let small = small.get_mut(..aim.header_bytes)?;
-    match large {
-        Some(large) => Some([small, a, b, large]),
-        None => is_enough.then_some([small, a, b, &mut []]),
+    if is_enough {
+        return Some([landing.front_mut(aim.header_bytes)?, a, b, &mut []]);
     }
+    let (small, large) = landing.front_and_rest()?;
+    Some([small.get_mut(..aim.header_bytes)?, a, b, large?])
 }
 
 fn landed(parts: [&mut [u8]; PARTS], bytes: usize) -> Landed<'_> {

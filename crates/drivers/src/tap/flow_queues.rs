@@ -201,6 +201,11 @@ impl FlowQueues {
         }
     }
 
+    /// Whether packets are steered, so that it counts what comes by the main queue.
+    pub fn is_begun(&self) -> bool {
+        self.steering.is_some()
+    }
+
     /// Whether a flow should get a queue, and may.
     pub fn is_needed(&self) -> bool {
         self.table.is_needed() && self.refused.is_none()

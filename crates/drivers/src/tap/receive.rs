@@ -17,14 +17,26 @@ use crate::vnet;
 impl Tap {
     /// Reads one frame from a queue. `None`: there is none.
     fn read(&mut self, source: Source<'_>, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
-        self.landing.prepare(pool);
+        let is_whole = self.landing.prepare(pool);
         let aim = match source {
             Source::Main => self.placer.aim(),
             Source::Of(_, flow) => self.placer.aim_at(&flow),
         };
-        if !self.placer.is_idle() && self.placer.parts(aim, &mut self.landing).is_some() {
-            return self.read_placed(source, aim, pool);
+        let places = !self.placer.is_idle()
+            && (is_whole || self.placer.parts(aim, &mut self.landing).is_some());
+        match places {
+            true => self.read_placed(source, aim, pool),
+            false => self.read_plain(source, pool),
         }
+    }
+
+    /// As [`Tap::read`], into the pair of buffers that lies ready.
+    #[inline(never)]
+    fn read_plain(
+        &mut self,
+        source: Source<'_>,
+        pool: &mut Pool,
+    ) -> Option<Result<Packet, DropReason>> {
         let mut header = [0; vnet::HEADER_BYTES];
         let [small, large] = self.landing.parts(&mut self.scratch);
         let mut parts =
@@ -103,6 +115,7 @@ impl Tap {
     }
 
     /// Asks for `ask` frames in one crossing; how many came, and whether all were short.
+    #[inline(never)]
     fn read_run(
         &mut self,
         ask: usize,
@@ -179,6 +192,7 @@ impl Tap {
     }
 
     /// Takes frames from every queue; see `flow_queues.rs` for the order.
+    #[inline(never)]
     fn take_from_all(&mut self, now: Instant, taking: &mut Taking<'_>) {
         let Some(mut queues) = self.flow_queues.take() else { return };
         let all_empty =
@@ -189,6 +203,16 @@ impl Tap {
 
     /// Gives a flow a queue of its own if flows come mixed, and takes those back that are not used.
     fn spread_flows(&mut self, now: Instant, outcome: Outcome, from_main: usize) {
+        let Some(queues) = &mut self.flow_queues else { return };
+        let is_usual = !queues.table.is_in_use() && outcome.misses == 0 && !queues.is_begun();
+        if is_usual {
+            return queues.table.note(outcome.hits, 0);
+        }
+        self.look_after_queues(now, outcome, from_main);
+    }
+
+    #[inline(never)]
+    fn look_after_queues(&mut self, now: Instant, outcome: Outcome, from_main: usize) {
         let Some(queues) = &mut self.flow_queues else { return };
         let is_shared = outcome.starved > 0 && self.placer.is_shared();
         let starved = if is_shared { outcome.starved } else { 0 };
