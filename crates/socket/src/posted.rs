@@ -289,7 +289,9 @@ impl<T> Posted<T> {
 
     /// Gives what the receive queue has to the buffers, and tells the device what comes next.
     pub fn take_in(&mut self, now: Instant, io: &mut Io<'_>) -> Taken {
-        self.put_back_abandoned(io);
+        if self.has_abandoned {
+            self.put_back_abandoned(io);
+        }
         let mut taken = Taken::default();
         self.end_full(now);
         while io.recv.readable() > 0 && taken.copied < COPY_BATCH {
@@ -385,7 +387,9 @@ impl<T> Posted<T> {
         e.token = None;
         self.has_abandoned |= e.end.is_none();
         self.withdraw(io);
-        self.put_back_abandoned(io);
+        if self.has_abandoned {
+            self.put_back_abandoned(io);
+        }
         true
     }
 
@@ -416,10 +420,16 @@ impl<T> Posted<T> {
 // Bytes into buffers.
 impl<T> Posted<T> {
     /// The buffer that gets the next byte. `None` also while one that nobody wants stands there.
+    #[inline]
     fn active(&self) -> Option<usize> {
-        let is_first = self.ended == 0;
-        let at = if is_first { 0 } else { self.queue.iter().position(|e| e.end.is_none())? };
+        let at = if self.ended == 0 { 0 } else { self.first_open()? };
         self.queue.get(at).filter(|e| e.token.is_some()).map(|_| at)
+    }
+
+    /// The first that is not over, behind some that are.
+    #[cold]
+    fn first_open(&self) -> Option<usize> {
+        self.queue.iter().position(|e| e.end.is_none())
     }
 
     fn find(&self, is_it: impl Fn(&T) -> bool) -> Option<usize> {
@@ -449,6 +459,7 @@ impl<T> Posted<T> {
 
     /// Copies bytes to where they belong, at most about `max`, until some lie there already. 0: bytes of
     /// this buffer are still under way from the device.
+    #[inline(never)]
     fn copy_in(&mut self, at: usize, io: &mut Io<'_>, max: usize) -> usize {
         self.withdraw(io);
         let Some(entry) = self.queue.get_mut(at) else { return 0 };
@@ -476,6 +487,7 @@ impl<T> Posted<T> {
     }
 
     /// Takes the rooms back from the device.
+    #[inline(never)]
     fn withdraw(&mut self, io: &mut Io<'_>) {
         if self.device.take().is_some() {
             io.placer.unplace();
@@ -498,33 +510,33 @@ impl<T> Posted<T> {
         let id_of = |i: usize| self.queue.get(i).map(|e| e.hold.id());
         let Some(first) = id_of(at) else { return };
         let is_useful = |e: &&Entry<T>| e.end.is_none() && e.token.is_some() && !e.is_full();
-        let second = self.queue.get(at + 1).filter(is_useful);
-        let second = second.map(|e| e.hold.id());
-        let wanted = Expectation { next: io.recv.next(), first, second };
-        if self.device == Some(wanted) || self.place_behind(at, wanted, io) {
-            return;
+        let second = self.queue.get(at + 1).filter(is_useful).map(|e| e.hold.id());
+        let next = io.recv.next();
+        let known = self.device.filter(|d| d.next == next && d.first == first);
+        let is_told = match (known.map(|d| d.second), second) {
+            (Some(known), second) if known == second => true,
+            (Some(None), Some(second)) => self.place_behind(at + 1, [first, second], io),
+            _ => false,
+        };
+        if !is_told {
+            self.withdraw(io);
+            self.place(now, at, Expectation { next, first, second }, io);
         }
-        self.withdraw(io);
-        self.place(now, at, wanted, io);
     }
 
     /// Where all that is new is a second buffer, it is added: the usual case of a reader who gives the
     /// one back that it had while the other is being filled.
-    fn place_behind(&mut self, at: usize, wanted: Expectation, io: &mut Io<'_>) -> bool {
-        if self.device != Some(Expectation { second: None, ..wanted }) {
-            return false;
-        }
-        let Some(room) = self.queue.get_mut(at + 1).and_then(|e| e.hold.room(0)) else {
-            return false;
-        };
-        self.registered.need([Some(wanted.first), wanted.second], io.placer);
+    fn place_behind(&mut self, at: usize, [first, second]: [BufId; 2], io: &mut Io<'_>) -> bool {
+        let Some(room) = self.queue.get_mut(at).and_then(|e| e.hold.room(0)) else { return false };
+        self.registered.need([Some(first), Some(second)], io.placer);
         let is_added = io.placer.place_behind(room);
-        if is_added {
-            self.device = Some(wanted);
+        if let Some(device) = self.device.as_mut().filter(|_| is_added) {
+            device.second = Some(second);
         }
         is_added
     }
 
+    #[inline(never)]
     fn place(&mut self, now: Instant, at: usize, wanted: Expectation, io: &mut Io<'_>) {
         let mut entries = self.queue.iter_mut().skip(at);
         let Some(first) = entries.next().and_then(|e| e.hold.room(e.filled)) else { return };
@@ -552,26 +564,35 @@ impl<T> Posted<T> {
     }
 
     /// Ends the active buffer if it is full, and those of no bytes behind it; whether there were any.
+    #[inline]
     fn end_full(&mut self, now: Instant) -> bool {
         let mut has_ended = false;
-        while let Some(at) = self.active() {
-            let Some(entry) = self.queue.get(at).filter(|e| e.is_full()) else { break };
+        while let Some(at) = self.active()
+            && self.queue.get(at).is_some_and(Entry::is_full)
+        {
+            self.end_one_full(at, now);
             has_ended = true;
-            if entry.filled > 0 {
-                self.score.note(now, entry.was_worth_it(self.calls_for_each));
-            }
-            if let Some(d) = &mut self.device
-                && d.first == entry.hold.id()
-            {
-                // The device drops a room that is full, and goes on with the second.
-                match d.second.take() {
-                    Some(second) => d.first = second,
-                    None => self.device = None,
-                }
-            }
-            self.end(at, None);
         }
         has_ended
+    }
+
+    #[inline(never)]
+    fn end_one_full(&mut self, at: usize, now: Instant) {
+        let Some(entry) = self.queue.get_mut(at) else { return };
+        entry.end = Some(None);
+        self.ended += 1;
+        if entry.filled > 0 {
+            self.score.note(now, entry.was_worth_it(self.calls_for_each));
+        }
+        if let Some(d) = &mut self.device
+            && d.first == entry.hold.id()
+        {
+            // The device drops a room that is full, and goes on with the second.
+            match d.second.take() {
+                Some(second) => d.first = second,
+                None => self.device = None,
+            }
+        }
     }
 
     /// Low-water mark, urgent data, push, pause.
@@ -606,6 +627,25 @@ impl<T> Posted<T> {
     /// Hands out what is over, in order; what has nothing and was cancelled need not wait for those
     /// before it.
     fn release_ended(&mut self, io: &mut Io<'_>) {
+        // Nearly always it is the first, and there is no other.
+        while self.ended > 0 && self.queue.front().is_some_and(|e| e.end.is_some()) {
+            if !self.release(0, io) {
+                break;
+            }
+        }
+        if self.ended > 0 {
+            self.release_scattered(io);
+        }
+        if self.queue.is_empty() && std::mem::take(&mut self.is_looked_for) {
+            // Also where the last room was full: looking for a flow costs every frame.
+            self.device = None;
+            io.placer.unplace();
+        }
+    }
+
+    /// As [`Posted::release_ended`], where the first is not over or not free.
+    #[cold]
+    fn release_scattered(&mut self, io: &mut Io<'_>) {
         let (mut at, mut is_first) = (0, true);
         while self.ended > 0 && at < self.queue.len() {
             let may_go = self.queue.get(at).is_some_and(|e| {
@@ -617,24 +657,15 @@ impl<T> Posted<T> {
             is_first = false;
             at += 1;
         }
-        if self.queue.is_empty() && std::mem::take(&mut self.is_looked_for) {
-            // Also where the last room was full: looking for a flow costs every frame.
-            self.device = None;
-            io.placer.unplace();
-        }
     }
 
     /// Hands one out; false if something refers to its memory.
     fn release(&mut self, at: usize, io: &mut Io<'_>) -> bool {
-        let Some(id) = self.queue.get(at).map(|e| e.hold.id()) else { return false };
-        if self.device.is_some_and(|d| d.first == id || d.second == Some(id)) {
-            self.withdraw(io);
-        }
-        if self.queue.get(at).is_some_and(|e| e.hold.is_shared()) {
-            io.recv.evict(id, io.pool);
-            io.pool.drain_remote();
-        }
-        if self.queue.get(at).is_none_or(|e| e.hold.is_shared()) {
+        let Some(entry) = self.queue.get(at) else { return false };
+        let id = entry.hold.id();
+        let is_shared = entry.hold.is_shared();
+        let is_placed = self.device.is_some_and(|d| d.first == id || d.second == Some(id));
+        if (is_shared || is_placed) && !self.clear(at, id, is_placed, io) {
             return false;
         }
         // Nearly always the first, which is cheaper to take off the front than out of the middle.
@@ -647,11 +678,23 @@ impl<T> Posted<T> {
         true
     }
 
-    /// Puts bytes of a buffer that nobody wants back into the stream.
-    fn put_back_abandoned(&mut self, io: &mut Io<'_>) {
-        if !self.has_abandoned {
-            return;
+    /// Gets back what the device or a queue has of a buffer; whether nobody refers to it any more.
+    #[cold]
+    fn clear(&mut self, at: usize, id: BufId, is_placed: bool, io: &mut Io<'_>) -> bool {
+        if is_placed {
+            self.withdraw(io);
         }
+        let is_shared = |q: &VecDeque<Entry<T>>| q.get(at).is_none_or(|e| e.hold.is_shared());
+        if is_shared(&self.queue) {
+            io.recv.evict(id, io.pool);
+            io.pool.drain_remote();
+        }
+        !is_shared(&self.queue)
+    }
+
+    /// Puts bytes of a buffer that nobody wants back into the stream.
+    #[cold]
+    fn put_back_abandoned(&mut self, io: &mut Io<'_>) {
         while let Some(at) = self.queue.iter().position(|e| e.end.is_none() && e.token.is_none()) {
             let Some(entry) = self.queue.get_mut(at) else { return };
             while entry.filled > 0 {

@@ -13,7 +13,19 @@ pub struct Registrations {
 
 impl Registrations {
     /// Makes these known, the first of them the more recent; the one least recently used makes room.
+    #[inline]
     pub fn need(&mut self, buffers: [Option<BufId>; 2], placer: &mut dyn Placer) {
+        let [a, b] = self.known;
+        if buffers == [b, a] {
+            // Two in turn.
+            self.known = buffers;
+        } else if buffers != [a, b] {
+            self.make_known(buffers, placer);
+        }
+    }
+
+    #[inline(never)]
+    fn make_known(&mut self, buffers: [Option<BufId>; 2], placer: &mut dyn Placer) {
         let is_needed = |known: &Option<BufId>| buffers.contains(known);
         // First what is not needed goes, but only as far as room is wanted.
         for id in buffers.iter().flatten() {
