@@ -250,6 +250,12 @@ impl Ip {
         self.failed.drain(..)
     }
 
+    /// Whether there are such reports.
+    #[inline]
+    pub fn has_failed(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
     pub(crate) fn report_failed(&mut self, error: QuotedError) {
         if self.failed.len() < MAX_FAILED {
             self.failed.push_back(error);

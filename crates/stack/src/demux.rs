@@ -140,12 +140,17 @@ impl<P: Probe> Shard<P> {
     }
 
     /// Looks up all frames of the burst that was received, if that is worth it.
+    #[inline]
     pub(crate) fn foresee(&mut self) {
         self.foresight.clear();
         let sockets = self.flows.index.len() + self.udp.len();
-        if sockets < MANY_SOCKETS || self.rx.len() < 2 {
-            return;
+        if sockets >= MANY_SOCKETS && self.rx.len() >= 2 {
+            self.look_up_all();
         }
+    }
+
+    #[inline(never)]
+    fn look_up_all(&mut self) {
         let mut hints = std::mem::take(&mut self.foresight.hints);
         hints.extend(self.rx.iter().map(|p| {
             let first = p.chain.front().map_or(&[][..], |m| m.as_slice());

@@ -429,6 +429,7 @@ impl<P: Probe> Host<P> {
     }
 
     /// The first look has brought nothing, or there was none.
+    #[inline(never)]
     fn wait_in_turn<'a, R>(
         &'a self,
         mut guard: Guard<'a, P>,

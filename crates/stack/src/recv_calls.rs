@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fulmar_base::{Counter, Counters, Duration, FlowKey, Instant, Probe, SeqNum, SlotId};
+use fulmar_ip::Ip;
 use fulmar_mbuf::{BufId, Chain, RecvBuf, RecvQueue, Room};
 use fulmar_netdev::{Device, Placement, PlacementHint, Rooms};
 use fulmar_socket::posted::{Io, Placer, Posted, Rule, Stream, Taken};
@@ -66,6 +67,8 @@ pub struct RecvEntry {
     is_listed: bool,
     /// Buffers that are over and not taken.
     untaken: Arc<AtomicUsize>,
+    /// Whether the peer is an address of ours, and what `ip` said of its changes when that was looked up.
+    is_local: Option<(u64, bool)>,
 }
 
 impl RecvEntry {
@@ -77,6 +80,21 @@ impl RecvEntry {
     /// Whether a buffer is there to be taken.
     pub(crate) fn has_untaken(&self) -> bool {
         self.untaken.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether the peer is an address of ours: the device has nothing of such a stream.
+    #[inline]
+    fn is_local(&mut self, ip: &Ip, flow: &FlowKey) -> bool {
+        let changes = ip.generation();
+        match self.is_local {
+            Some((known, is_local)) if known == changes => is_local,
+            _ => self.look_up_peer(ip, flow),
+        }
+    }
+
+    #[cold]
+    fn look_up_peer(&mut self, ip: &Ip, flow: &FlowKey) -> bool {
+        self.is_local.insert((ip.generation(), ip.is_local(flow.remote_ip()))).1
     }
 
     /// Fills the tickets of what is over; how many.
@@ -236,15 +254,24 @@ fn with_machine<P: Probe, R>(
     f: impl FnOnce(&mut Posted<Token>, &mut Io<'_>) -> R,
 ) -> Option<R> {
     let flow = *entry.tcb.key();
-    let is_local = net.ip.is_local(flow.remote_ip());
-    let may_place = is_receiving(&entry.tcb) && !is_local;
     let first = entry.tcb.recv_seq(0);
     let posted = entry.posted.as_mut()?;
+    let may_place = is_receiving(&entry.tcb) && !posted.is_local(&net.ip, &flow);
     let Net { pool, counters, link, .. } = net;
     let mut placer = FlowPlacer { device: link.device(), counters, flow, first };
     let recv = entry.tcb.recv_queue();
     let mut io = Io { recv, pool, placer: &mut placer, may_place };
     Some(f(&mut posted.machine, &mut io))
+}
+
+/// Hands out what is over of a connection; whether its watchers may want to know.
+#[inline]
+fn hand_out(entry: &mut TcpEntry, to: &mut Outbox, counters: &mut Counters) -> bool {
+    let Some(posted) = &mut entry.posted else { return false };
+    let count = posted.hand_out(to);
+    counters.add(Counter::Receives, count as u64);
+    // Readers wait behind the last of them, however that ended.
+    count > 0 || !posted.machine.is_waiting()
 }
 
 impl<P: Probe> Shard<P> {
@@ -269,12 +296,9 @@ impl<P: Probe> Shard<P> {
         now: Instant,
         Post { id, buf, read, rule, ticket }: Post<'_>,
     ) -> Result<(), (SocketError, RecvBuf)> {
-        if let Err(e) = self.check_down(id) {
-            return Err((e, buf));
-        }
-        let entry = match self.tcp_entry(id) {
-            Ok(entry) => entry,
-            Err(e) => return Err((e, buf)),
+        let entry = match self.sockets.get_mut(id) {
+            Some(Socket::Tcp(entry)) if entry.error.is_none() => entry,
+            _ => return Err((self.why_not(id), buf)),
         };
         let posted = entry.posted.get_or_insert_default();
         let token = Token(Arc::clone(ticket));
@@ -287,13 +311,20 @@ impl<P: Probe> Shard<P> {
             return Err((SocketError::WouldBlock, buf));
         }
         let may_wait = posted.machine.may_wait(entry.tcb.recv_queue_ref());
-        self.list_posted(id);
+        self.posted.list(id, entry);
         if may_wait {
             self.posted.has_news = true;
         } else {
             self.run_posted_now(now, id);
         }
         Ok(())
+    }
+
+    /// Why nothing can be posted.
+    #[cold]
+    fn why_not(&mut self, id: SlotId) -> SocketError {
+        let checked = self.check_down(id).and_then(|()| self.tcp_entry(id).map(drop));
+        checked.err().unwrap_or(SocketError::BadHandle)
     }
 
     /// As [`Shard::tcp_post`]; what cannot be posted stays.
@@ -453,9 +484,12 @@ impl<P: Probe> Shard<P> {
     /// Before the device is looked at: it is told of buffers that were posted meanwhile.
     #[inline]
     pub(crate) fn announce_posted(&mut self, now: Instant) {
-        if !std::mem::take(&mut self.posted.has_news) {
-            return;
+        if std::mem::take(&mut self.posted.has_news) {
+            self.announce_news(now);
         }
+    }
+
+    fn announce_news(&mut self, now: Instant) {
         for at in 0..self.posted.listed.len() {
             if let Some(id) = self.posted.listed.get(at)
                 && let Some(Socket::Tcp(entry)) = self.sockets.get_mut(*id)
@@ -480,21 +514,33 @@ impl<P: Probe> Shard<P> {
         let Some(taken) = with_machine(&mut self.net, entry, |m, io| m.take_in(now, io)) else {
             return;
         };
-        let Taken { bytes, copied, is_unfinished, has_filled } = taken;
+        let is_told = hand_out(entry, &mut self.posted.out, &mut self.net.counters);
+        if taken.bytes > 0
+            && entry.tcb.after_read(&mut Self::env(&mut self.net, now))
+            && !entry.is_queued
+        {
+            entry.is_queued = true;
+            self.output_queue.push_back(id);
+        }
+        let is_watched = is_told && !entry.watch.is_empty();
+        self.note_taken(now, &taken);
+        if is_watched {
+            self.notify(id);
+        }
+    }
+
+    /// What the buffers of a connection got.
+    #[inline]
+    fn note_taken(&mut self, now: Instant, taken: &Taken) {
+        let Taken { bytes, copied, is_unfinished, has_filled } = *taken;
         self.posted.has_filled |= has_filled;
         if is_unfinished {
             self.posted.look_by(if bytes > 0 { now } else { now + RETRY });
         }
-        self.hand_out_posted(id);
-        if bytes == 0 {
-            return;
-        }
-        self.posted.is_placed = copied <= bytes / 8;
-        self.net.counters.add(Counter::ReceiveBytes, bytes as u64);
-        self.net.counters.add(Counter::CopiedBytes, copied as u64);
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
-        if entry.tcb.after_read(&mut Self::env(&mut self.net, now)) {
-            self.queue_output(id);
+        if bytes > 0 {
+            self.posted.is_placed = copied <= bytes / 8;
+            self.net.counters.add(Counter::ReceiveBytes, bytes as u64);
+            self.net.counters.add(Counter::CopiedBytes, copied as u64);
         }
     }
 
@@ -518,9 +564,13 @@ impl<P: Probe> Shard<P> {
             self.posted.again_at = None;
             self.drain_orphans();
         }
-        if self.posted.listed.is_empty() {
-            return;
+        if !self.posted.listed.is_empty() {
+            self.settle_listed(now, is_dry);
         }
+    }
+
+    #[inline(never)]
+    fn settle_listed(&mut self, now: Instant, is_dry: bool) {
         let spare = std::mem::take(&mut self.posted.spare);
         let mut listed = std::mem::replace(&mut self.posted.listed, spare);
         for id in listed.drain(..) {
@@ -580,11 +630,7 @@ impl<P: Probe> Shard<P> {
 
     fn hand_out_posted(&mut self, id: SlotId) {
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
-        let Some(posted) = &mut entry.posted else { return };
-        let count = posted.hand_out(&mut self.posted.out);
-        self.net.counters.add(Counter::Receives, count as u64);
-        // Readers wait behind the last of them, however that ended.
-        if count > 0 || !posted.machine.is_waiting() {
+        if hand_out(entry, &mut self.posted.out, &mut self.net.counters) {
             self.notify(id);
         }
     }

@@ -43,6 +43,7 @@ impl<P: Probe> Shard<P> {
         }
     }
 
+    #[inline(never)]
     fn plan_next_look(&mut self, now: Instant, out: usize) {
         let r = &mut self.returns;
         if out == 0 {

@@ -130,6 +130,15 @@ pub struct Shard<P: Probe = NoProbe> {
     is_down: bool,
 }
 
+/// The sooner one of those that there are.
+#[inline]
+fn sooner(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
 /// Storage for incomplete datagrams: a sixteenth of the receive share, but room for a few datagrams of
 /// 64 KiB and no more than 4 MiB, Linux's bound; of a small pool at most a quarter.
 fn reassembly_bytes(receive_share_bytes: usize) -> usize {
@@ -397,14 +406,23 @@ impl<P: Probe> Shard<P> {
             }
         }
         self.foresight.clear();
-        self.frame_bytes = bytes / n;
+        self.frame_bytes = if n > 1 { bytes / n } else { bytes };
         self.moderation.polled(now, n, bytes, sent);
         self.count_look();
         (n, bytes)
     }
 
     /// Packets from the stack to itself; those that they cause wait for the next round.
+    #[inline]
     fn take_loopback(&mut self, now: Instant) -> usize {
+        match self.net.link.loopback.is_empty() {
+            true => 0,
+            false => self.take_looped(now),
+        }
+    }
+
+    #[inline(never)]
+    fn take_looped(&mut self, now: Instant) -> usize {
         let n = self.net.link.loopback.len();
         for _ in 0..n {
             if let Some(p) = self.net.link.loopback.pop_front() {
@@ -429,6 +447,7 @@ impl<P: Probe> Shard<P> {
         }
     }
 
+    #[inline(never)]
     fn input_by_layers(&mut self, now: Instant, p: Packet) {
         let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
         let sink = &mut Sink { link, probe };
@@ -459,18 +478,23 @@ impl<P: Probe> Shard<P> {
     /// Runs whatever is due.
     fn run_timers(&mut self, now: Instant) {
         while let Some(key) = self.wheel.expire(now) {
-            self.net.counters.count(Counter::TimersFired);
-            match key {
-                TimerKey::Tcp(id) => self.tcp_timer(now, id),
-                TimerKey::Posted(id) => self.posted_timer(id),
-                TimerKey::TimeWait => {
-                    self.time_wait_timer = None;
-                    self.time_wait.expire(now);
-                    self.arm_time_wait();
-                }
-            }
+            self.fire(now, key);
         }
         self.run_ip_timer(now);
+    }
+
+    #[inline(never)]
+    fn fire(&mut self, now: Instant, key: TimerKey) {
+        self.net.counters.count(Counter::TimersFired);
+        match key {
+            TimerKey::Tcp(id) => self.tcp_timer(now, id),
+            TimerKey::Posted(id) => self.posted_timer(id),
+            TimerKey::TimeWait => {
+                self.time_wait_timer = None;
+                self.time_wait.expire(now);
+                self.arm_time_wait();
+            }
+        }
     }
 
     fn run_ip_timer(&mut self, now: Instant) {
@@ -478,6 +502,14 @@ impl<P: Probe> Shard<P> {
             let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
             ip.on_timer(now, pool, counters, &mut Sink { link, probe });
         }
+        if self.net.ip.has_failed() {
+            self.tell_failed(now);
+        }
+    }
+
+    /// Packets were lost because a neighbour did not answer.
+    #[cold]
+    fn tell_failed(&mut self, now: Instant) {
         let failed: Vec<_> = self.net.ip.drain_failed().collect();
         for e in failed {
             self.icmp_error(now, e);
@@ -498,8 +530,8 @@ impl<P: Probe> Shard<P> {
         let (shortage, returns) = (self.shortage.next_deadline(), self.returns.next_deadline());
         let posted = self.posted.next_deadline();
         let ip = self.net.ip.next_deadline();
-        for other in [ip, device, shortage, returns, posted].into_iter().flatten() {
-            next = Some(next.map_or(other, |n| n.min(other)));
+        for other in [ip, device, shortage, returns, posted] {
+            next = sooner(next, other);
         }
         // What waits because the device is full goes on when the device says that it has room.
         if !self.net.link.loopback.is_empty() {
@@ -513,10 +545,15 @@ impl<P: Probe> Shard<P> {
     }
 
     /// Tells every socket once that the device is gone.
+    #[inline]
     pub(crate) fn check_link(&mut self) {
-        if self.is_down || self.net.link.device_ref().lost().is_none() {
-            return;
+        if !self.is_down && self.net.link.device_ref().lost().is_some() {
+            self.link_is_lost();
         }
+    }
+
+    #[cold]
+    fn link_is_lost(&mut self) {
         self.is_down = true;
         for id in self.sockets.ids() {
             let Some(s) = self.sockets.get_mut(id) else { continue };

@@ -51,7 +51,13 @@ impl<P: Probe> Shard<P> {
 
     /// Lets the waiting sockets try again, if there is reason to.
     pub(crate) fn relieve(&mut self, now: Instant) {
-        let Some(at) = self.shortage.retry_at else { return };
+        if let Some(at) = self.shortage.retry_at {
+            self.relieve_by(now, at);
+        }
+    }
+
+    #[cold]
+    fn relieve_by(&mut self, now: Instant, at: Instant) {
         let enough = self.shortage.left_bytes.saturating_add(RELIEF_BYTES);
         let has_buffers = self.net.pool.available(Purpose::Send) >= enough;
         let is_relieved = !self.has_backlog() && (has_buffers || self.shortage.for_device);

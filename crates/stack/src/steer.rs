@@ -66,6 +66,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// Takes what other shards have received for this one.
+    #[inline(never)]
     pub(crate) fn take_handed(&mut self, now: Instant) -> usize {
         let mut taken = 0;
         while taken < TAKE

@@ -92,8 +92,18 @@ impl<K: Copy> Wheel<K> {
     }
 
     /// The next timer that is due at `now`; its id is gone with this call.
+    #[inline]
     pub fn expire(&mut self, now: Instant) -> Option<K> {
         let target = tick_of(now);
+        // What is due in this tick lies in its slot of the lowest level, since the hand has entered it.
+        let slot = (self.now_tick as usize) & (SLOTS - 1);
+        if target <= self.now_tick && self.heads[0][slot] == NIL {
+            return None;
+        }
+        self.expire_by(target)
+    }
+
+    fn expire_by(&mut self, target: u64) -> Option<K> {
         loop {
             let slot = (self.now_tick as usize) & (SLOTS - 1);
             let head = self.heads[0][slot];

@@ -136,13 +136,13 @@ impl RecvRing {
         let is_given = given.is_some();
         let mut post = given.map(|buf| Post { id, buf, read: None, rule, ticket: &ticket });
         let outcome = host.wait_outcome(&mut SoleTicket::of(first), limit, &mut post);
-        let refused = post.map(|p| p.buf);
-        if is_given && refused.is_none() {
-            self.away.push_back(ticket);
-        } else {
-            self.spare.push(ticket);
+        match post {
+            None if is_given => self.away.push_back(ticket),
+            refused => {
+                self.here.extend(refused.map(|p| p.buf));
+                self.spare.push(ticket);
+            }
         }
-        self.here.extend(refused);
         match outcome {
             Ok(outcome) => outcome.map(told),
             Err(e) => Some(Err(to_io(e).into())),

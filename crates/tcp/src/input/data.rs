@@ -104,6 +104,11 @@ impl Tcb {
         if !small || self.recv.readable() == 0 {
             return Some(payload);
         }
+        self.absorb(env, payload)
+    }
+
+    #[inline(never)]
+    fn absorb(&mut self, env: &mut Env, payload: Chain) -> Option<Chain> {
         let payload = self.recv.absorb(payload, env.pool).err()?;
         Some(take_home(env, payload, SHARED_BLOCK_BYTES))
     }
@@ -225,6 +230,7 @@ impl Tcb {
     }
 
     /// The peer's segments are at least this large, if they are not joined ones.
+    #[inline(never)]
     fn learn_segment_size(&mut self, len: usize) {
         let ours = self.path_mss();
         self.rcv_mss = u32::try_from(len.min(ours)).unwrap_or(u32::MAX);
