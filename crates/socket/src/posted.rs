@@ -426,10 +426,11 @@ impl<T> Posted<T> {
         self.queue.get(at).filter(|e| e.token.is_some()).map(|_| at)
     }
 
-    /// The first that is not over, behind some that are.
-    #[cold]
+    /// The first that is not over, behind some that are: one of the first `ended + 1`, most often the last
+    /// of them.
+    #[inline]
     fn first_open(&self) -> Option<usize> {
-        self.queue.iter().position(|e| e.end.is_none())
+        (0..=self.ended).find(|at| self.queue.get(*at).is_some_and(|e| e.end.is_none()))
     }
 
     fn find(&self, is_it: impl Fn(&T) -> bool) -> Option<usize> {

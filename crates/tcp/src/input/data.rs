@@ -230,7 +230,6 @@ impl Tcb {
     }
 
     /// The peer's segments are at least this large, if they are not joined ones.
-    #[inline(never)]
     fn learn_segment_size(&mut self, len: usize) {
         let ours = self.path_mss();
         self.rcv_mss = u32::try_from(len.min(ours)).unwrap_or(u32::MAX);
