@@ -360,14 +360,13 @@ impl Lane<'_> {
         (!all.is_zero()).then(|| (user.as_secs_f64() / all.as_secs_f64()).min(1.0))
     }
 
-    /// The median of the rounds: whatever else the machine did in one of them counts for no more than it.
     fn machine_ns_per_kb(&self, counted_bytes: u64) -> Option<f64> {
+        let busy = |s: &Sample| s.near.machine.saturating_sub(s.hardware);
+        let rounds: Vec<_> = self.samples.iter().map(|(_, s)| (busy(s), s.near.bytes)).collect();
         if self.samples.iter().all(|(_, s)| s.near.machine.is_zero()) {
             return per_kb(self.machine_busy, counted_bytes);
         }
-        let busy = |s: &Sample| per_kb(s.near.machine.saturating_sub(s.hardware), s.near.bytes);
-        let each: Vec<f64> = self.samples.iter().filter_map(|(_, s)| busy(s)).collect();
-        Estimate::of(&each).map(|e| e.median)
+        without_extremes(rounds)
     }
 
     fn into_row(self) -> Row {
@@ -392,6 +391,17 @@ impl Lane<'_> {
             error: self.error,
         }
     }
+}
+
+/// ns per KB of all rounds but the fifth that cost most and the fifth that cost least: ticks are too coarse
+/// for a median of short rounds, and whatever else a machine does falls into few of them.
+fn without_extremes(mut rounds: Vec<(Duration, u64)>) -> Option<f64> {
+    let cost = |(time, bytes): &(Duration, u64)| per_kb(*time, *bytes).unwrap_or(0.0);
+    rounds.sort_by(|a, b| cost(a).total_cmp(&cost(b)));
+    let left_out = rounds.len() / 5;
+    let kept = rounds.get(left_out..rounds.len().saturating_sub(left_out))?;
+    let (time, bytes) = (kept.iter().map(|r| r.0).sum(), kept.iter().map(|r| r.1).sum());
+    per_kb(time, bytes)
 }
 
 fn per_kb(time: Duration, bytes: u64) -> Option<f64> {

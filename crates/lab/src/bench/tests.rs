@@ -139,3 +139,14 @@ fn the_slice_is_divided_out_of_the_budget_within_bounds() {
     let middle = slice(Duration::from_secs(14), 14);
     assert!(middle > SLICE.0 && middle < SLICE.1);
 }
+
+#[test]
+fn one_round_beside_a_stranger_does_not_make_the_machine_dear() {
+    let ms = Duration::from_millis;
+    let mut rounds = vec![(ms(10), 1 << 20); 6];
+    assert_eq!(without_extremes(rounds.clone()), per_kb(ms(60), 6 << 20));
+    rounds.push((ms(300), 1 << 20));
+    assert_eq!(without_extremes(rounds), per_kb(ms(50), 5 << 20));
+    assert_eq!(without_extremes(vec![(ms(7), 1024)]), Some(7e6), "one alone is what there is");
+    assert_eq!(without_extremes(Vec::new()), None);
+}

@@ -111,14 +111,15 @@ fn counts(rows: &[&Row]) -> String {
 }
 
 /// What the columns mean, one per line.
-pub const LEGEND: [&str; 17] = [
+pub const LEGEND: [&str; 18] = [
     "buffers   that the reader has and uses in turn, and what it does with what it finds there:",
     "          touched, a word of every cache line is read. Bursty: 256 KiB, then a millisecond of pause.",
     "thread    CPU time of the thread that receives, per KB (1024 bytes).",
     "hardware  time of the simulated device, which ran inside the receiver's calls; it is in no other",
     "          column of its row. The device places and aggregates; it writes no payload (as DMA).",
     "both ends CPU of both processes, service threads included, per KB.",
-    "machine   busy time of all CPUs in the measured stretch, from /proc/stat.",
+    "machine   busy time of all CPUs in the measured stretch, from /proc/stat, which counts in ticks: coarse",
+    "          for bursts. The fifths of rounds that cost most and least are left out.",
     "95 %      the interval that holds the true median with 95 % confidence (order statistics);",
     "          of fewer than six runs the least and the most.",
     "wait      a thread of the receiver gave its CPU up to wait: KB received per such wait.",

@@ -63,7 +63,9 @@ fn the_measured_visits_stand_for_all_of_them() {
     // All but those of the wait that has not ended.
     assert!(b.visits <= 100_000 && b.visits > 100_000 - 20 * 16, "{}", b.visits);
     let locked = b.stages.iter().find(|s| s.stage == Stage::Locked).unwrap();
-    assert!((locked.passes - b.visits as f64).abs() < 1.0);
+    // A pass during which the CPU was taken away does not count.
+    let lost = b.preempted as f64 * b.visits as f64 / b.measured as f64;
+    assert!((locked.passes + lost - b.visits as f64).abs() < 1.0, "{b:?}");
 }
 
 #[test]
