@@ -1,7 +1,7 @@
 //! Options that a command has no use for, or numbers that nothing can be done with, end it with a
 //! sentence before anything is measured; none is passed over, none ends it by running out of memory.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn fulmar(line: &str) -> Output {
     let words = line.split_whitespace();
@@ -37,6 +37,7 @@ fn numbers_out_of_bounds_are_answered_with_the_bounds() {
         ("bench wake --rates 99999999999", "from 0 to 10000000"),
         ("path udp-send --rate 99999999999", "from 0 to 100000000"),
         ("reproduce sosend --runs 0", "from 1 to 1000"),
+        ("bench recv --seconds 0", "more than 0 seconds"),
     ] {
         let said = refusal(line);
         assert!(said.contains(bounds), "{line}: {said}");
@@ -75,4 +76,30 @@ fn the_help_of_reproduce_says_what_each_table_is_measured_beside() {
     for table in ["sosend, sendfile  ", "placement  ", "path  ", "profile  "] {
         assert!(help.contains(table), "{table} is not in {help}");
     }
+}
+
+#[test]
+fn reports_that_cannot_be_written_are_refused_before_anything_is_measured() {
+    let missing = std::env::temp_dir().join("no-such-folder-of-fulmar").join("x.json");
+    let missing = missing.display();
+    for bench in ["bench recv", "bench route", "path udp-send", "reproduce path"] {
+        for option in ["--json", "--report"] {
+            let said = refusal(&format!("{bench} {option} {missing}"));
+            assert!(said.contains("cannot write") && said.contains("ENOENT"), "{bench}: {said}");
+        }
+    }
+    let said = refusal("bench burst --json x --report x");
+    assert!(said.contains("the same file"), "{said}");
+}
+
+#[test]
+fn nobody_who_reads_any_more_is_a_sentence_and_no_panic() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fulmar"));
+    let child = command.arg("reproduce").stdout(writer).stderr(Stdio::piped()).spawn();
+    let out = child.expect("it runs").wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{said}");
+    assert!(said.contains("no longer reads") && !said.contains("panicked"), "{said}");
 }
