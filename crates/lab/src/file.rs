@@ -85,14 +85,19 @@ impl BenchFile {
 
     /// Where a child of this process finds it.
     pub fn path_for_children(&self) -> PathBuf {
-        format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()).into()
+        path_for_others(&self.file)
     }
 }
 
-/// A file without a name, in `dir`.
-fn unnamed(dir: &std::path::Path) -> io::Result<File> {
+/// By which other processes open a file of this one, which need not have a name.
+pub(crate) fn path_for_others(file: &File) -> PathBuf {
+    format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into()
+}
+
+/// A file without a name, in `dir`: gone when it is closed.
+pub(crate) fn unnamed(dir: &std::path::Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true);
+    options.read(true).write(true).mode(0o600);
     match options.clone().custom_flags(libc::O_TMPFILE).open(dir) {
         Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
             let path = dir.join(format!("fulmar-bench-{}", std::process::id()));

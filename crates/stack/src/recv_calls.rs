@@ -6,14 +6,15 @@
 //! it is decided which buffers are over. A buffer that is over goes into its [`RecvTicket`] under the lock;
 //! whoever waits for it is told after the lock is released ([`Received`]).
 
+mod placer;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fulmar_base::{Counter, Counters, Duration, FlowKey, Instant, Probe, SeqNum, SlotId};
+use fulmar_base::{Counter, Counters, Duration, FlowKey, Instant, Probe, SlotId};
 use fulmar_ip::Ip;
-use fulmar_mbuf::{BufId, Chain, RecvBuf, RecvQueue, Room};
-use fulmar_netdev::{Device, Placement, PlacementHint, Rooms};
-use fulmar_socket::posted::{Io, Placer, Posted, Rule, Stream, Taken};
+use fulmar_mbuf::{Chain, RecvBuf, RecvQueue};
+use fulmar_socket::posted::{Io, Posted, Rule, Stream, Taken};
 use fulmar_socket::{SocketError, Step};
 use fulmar_tcp::{State, Tcb};
 
@@ -22,6 +23,7 @@ use crate::shard::{CALLER_IS_BACK, Shard, TimerKey};
 use crate::sockets::{Socket, TcpEntry};
 use crate::ticket::{Post, RecvOutcome, RecvTicket};
 use crate::wheel::TimerId;
+use placer::{FlowPlacer, NoDevice};
 
 /// When to look again at buffers whose memory somebody still refers to, or for which there was no memory
 /// to move bytes away: nobody tells us. Well below what a person notices.
@@ -182,53 +184,6 @@ impl PostedTable {
 
     fn look_by(&mut self, at: Instant) {
         self.again_at = Some(self.again_at.map_or(at, |a| a.min(at)));
-    }
-}
-
-/// The device, for one flow.
-struct FlowPlacer<'a> {
-    device: &'a mut dyn Device,
-    counters: &'a mut Counters,
-    flow: FlowKey,
-    /// Sequence number of the first byte of the stream.
-    first: SeqNum,
-}
-
-impl Placer for FlowPlacer<'_> {
-    fn place(&mut self, next: u64, first: Room, second: Option<Room>) -> bool {
-        let mut rooms = Rooms::default();
-        for room in [Some(first), second].into_iter().flatten() {
-            // Two always fit.
-            drop(rooms.push(room));
-        }
-        self.counters.count(Counter::PlaceHints);
-        let next_seq = self.first + next as u32;
-        let placement = Placement::InOrder(rooms);
-        self.device.place(PlacementHint { flow: self.flow, next_seq, placement }).is_ok()
-    }
-
-    fn place_behind(&mut self, second: Room) -> bool {
-        self.counters.count(Counter::PlaceHints);
-        let (flow, next_seq, placement) = (self.flow, self.first, Placement::Then(second));
-        self.device.place(PlacementHint { flow, next_seq, placement }).is_ok()
-    }
-
-    fn unplace(&mut self) {
-        drop(self.device.unplace(&self.flow));
-    }
-
-    fn register(&mut self, buffer: BufId) {
-        self.counters.count(Counter::PlaceRegistrations);
-        self.device.register(buffer);
-    }
-
-    fn release(&mut self, buffer: BufId) {
-        self.device.release(buffer);
-    }
-
-    fn calls_for_each(&self) -> bool {
-        // Its copy is that of the call.
-        self.device.places_lent()
     }
 }
 
@@ -688,23 +643,5 @@ impl<P: Probe> Shard<P> {
     /// Whom to tell that a posted buffer is over, once the lock is released.
     pub fn take_received(&mut self) -> Received {
         std::mem::take(&mut self.posted.out.received)
-    }
-}
-
-/// For buffers of connections that are gone: the device knows nothing of them any more.
-struct NoDevice;
-
-impl Placer for NoDevice {
-    fn place(&mut self, _: u64, _: Room, _: Option<Room>) -> bool {
-        false
-    }
-    fn place_behind(&mut self, _: Room) -> bool {
-        false
-    }
-    fn unplace(&mut self) {}
-    fn register(&mut self, _: BufId) {}
-    fn release(&mut self, _: BufId) {}
-    fn calls_for_each(&self) -> bool {
-        false
     }
 }

@@ -6,6 +6,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use crate::file::unnamed;
+
 /// Bytes of one message at most.
 pub const MAX_MESSAGE: usize = 4 << 20;
 /// Bytes of a ring at most; it is made narrower rather than larger, but for its one buffer.
@@ -149,11 +151,9 @@ impl FileRing {
     }
 }
 
-/// A file without a name, gone when it is closed.
+/// The messages in a file without a name.
 fn temporary(ring: &Ring) -> io::Result<(File, u64)> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).custom_flags(libc::O_TMPFILE).mode(0o600);
-    let mut file = options.open(std::env::temp_dir())?;
+    let mut file = unnamed(&std::env::temp_dir())?;
     ring.buffers.iter().try_for_each(|b| file.write_all(b))?;
     Ok((file, (ring.width() * ring.bytes()) as u64))
 }

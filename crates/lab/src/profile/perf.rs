@@ -6,11 +6,10 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::fd::AsRawFd;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::file::{path_for_others, unnamed};
 use crate::sys;
 
 /// Samples per second and CPU where nothing else is asked for: no multiple of a timer's rate.
@@ -61,12 +60,12 @@ impl Recording {
     /// # Errors
     /// `NotFound` without `perf`; what `perf` says if it may not look.
     pub fn start(frequency_hz: u32) -> io::Result<Recording> {
-        let data = nameless_file()?;
+        let data = unnamed(&std::env::temp_dir())?;
         let pid = std::process::id().to_string();
         let spawned = Command::new("perf")
             .args(["record", "-q", "-g", "-e", "cpu-clock", "-F", &frequency_hz.to_string()])
             .args(["-p", &pid, "-o"])
-            .arg(way_to(&data))
+            .arg(path_for_others(&data))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -117,7 +116,7 @@ impl Recording {
         }
         let script = Command::new("perf")
             .args(["script", "--no-inline", "-F", "comm,pid,ip,sym,dso", "-i"])
-            .arg(way_to(&self.data))
+            .arg(path_for_others(&self.data))
             .stdin(Stdio::null())
             .output()?;
         if !script.status.success() {
@@ -135,18 +134,6 @@ impl Drop for Recording {
             let _ = self.perf.wait();
         }
     }
-}
-
-fn nameless_file() -> io::Result<File> {
-    let name = std::env::temp_dir().join(format!("fulmar-perf-{}.data", std::process::id()));
-    let file = File::options().read(true).write(true).create_new(true).open(&name)?;
-    fs::remove_file(&name)?;
-    Ok(file)
-}
-
-/// By which other processes open a file of this one.
-fn way_to(file: &File) -> PathBuf {
-    PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
 }
 
 fn explain(e: io::Error) -> io::Error {
