@@ -8,7 +8,10 @@ ARGS ?=
 SEEDS ?= 1000
 FIRST ?= 1
 
-.PHONY: all bench test sim check doc setup setup-test clean
+# How long `make fuzz` runs.
+MINUTES ?= 10
+
+.PHONY: all bench test sim fuzz check doc setup setup-test clean
 
 all: test
 
@@ -23,6 +26,10 @@ test: setup-test
 # Two stacks on a virtual clock over a bad network, one scenario per seed.
 sim: setup
 	$(CARGO) run --locked --release -p fulmar-cli --bin fulmar -- sim --first $(FIRST) --seeds $(SEEDS)
+
+# Hostile input for the parsers and for a whole stack, guided by coverage (libFuzzer).
+fuzz: setup
+	scripts/fuzz $(MINUTES)
 
 # What a reviewer's machine asks before it looks at anything else.
 check: setup

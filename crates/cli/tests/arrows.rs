@@ -49,6 +49,11 @@ const ROOMS: &[Room] = &[
     ("stack", BELOW_STACK, &["hashbrown", "siphasher", "smallvec", "libc"]),
     ("drivers", &["base", "wire", "mbuf", "netdev"], &["libc", "io-uring"]),
     ("fulmar", BELOW_FULMAR, &["bytes", "serde_json"]),
+    (
+        "fuzz",
+        &["base", "wire", "mbuf", "netdev", "ip", "tcp", "socket", "stack"],
+        &["arbitrary", "libfuzzer-sys"],
+    ),
     ("lab", BELOW_LAB, LAB_OUTSIDE),
     ("cli", &["fulmar", "lab"], &["clap", "ctrlc", "indicatif", "serde_json", "sha2", "libc"]),
 ];
