@@ -21,7 +21,7 @@
 //! header prediction and a handful of stores; a data segment out is a decision, one header mbuf and
 //! one reference per 64 KiB.
 //!
-//! Not here: listening and SYN queues (the stack's), the choice of sequence numbers (RFC 6528, the
+//! Not here: listening and SYN queues (the stack's; SYN cookies are computed here), the choice of sequence numbers (RFC 6528, the
 //! caller's), routing, keep-alive, pacing, ECN, RACK-TLP.
 
 #![cfg_attr(not(test), no_std)]
@@ -35,7 +35,9 @@ mod arith;
 mod challenge;
 mod config;
 mod contract;
+mod cookie;
 mod cubic;
+mod embryo;
 mod expire;
 mod info;
 mod input;
@@ -56,6 +58,7 @@ pub use contract::{
     ConnError, Emit, EmitError, Env, Events, HEADROOM, IcmpError, PathInfo, SegmentOut, Sent,
     State, WindowBudget,
 };
+pub use cookie::{COOKIE_LIFETIME, CookieInput, CookieVerdict, check_cookie, cookie_syn_ack};
 pub use info::Info;
 pub use segment::{control_segment, reset_for, verify_checksum};
 pub use tcb::Tcb;

@@ -51,6 +51,14 @@ const DEFAULT_MSS_V6: u16 = 1220;
 /// Bytes of the timestamps option with its padding.
 pub(crate) const TIMESTAMP_BYTES: usize = 12;
 
+impl PathInfo {
+    /// The MSS option for this path: what it leaves for a segment (RFC 9293 section 3.7.1).
+    pub(crate) fn mss(&self) -> usize {
+        let headers = self.ip_header_bytes.saturating_add(fulmar_wire::tcp::HEADER_BYTES);
+        self.mtu.saturating_sub(headers).clamp(MIN_SEGMENT_BYTES, usize::from(u16::MAX))
+    }
+}
+
 /// The timestamps option of a connection (RFC 7323).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stamps {
@@ -415,8 +423,7 @@ impl Tcb {
 
     /// The MSS option we send: what the path leaves for a segment.
     pub(crate) fn path_mss(&self) -> usize {
-        let headers = self.path.ip_header_bytes.saturating_add(fulmar_wire::tcp::HEADER_BYTES);
-        self.path.mtu.saturating_sub(headers).clamp(MIN_SEGMENT_BYTES, usize::from(u16::MAX))
+        self.path.mss()
     }
 
     fn usual_option_bytes(&self) -> usize {
