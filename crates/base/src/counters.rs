@@ -150,6 +150,12 @@ counters! {
     TcpActiveOpens, "tcp_active_opens";
     /// Connections accepted by a listener.
     TcpPassiveOpens, "tcp_passive_opens";
+    /// SYNs answered with a SYN cookie.
+    TcpSynCookiesSent, "tcp_syncookies_sent";
+    /// Connections opened by a SYN cookie that came back.
+    TcpSynCookiesValid, "tcp_syncookies_valid";
+    /// Embryos that gave way to a later SYN.
+    TcpEmbryosReplaced, "tcp_embryos_replaced";
     /// Resets sent.
     TcpResetsOut, "tcp_resets_out";
     /// Resets that segments without a connection asked for and that were not sent, because these are

@@ -114,7 +114,13 @@ drop_reasons! {
     TcpDuplicate, "tcp", "tcp_duplicate";
     /// The queue of out-of-order data was full.
     TcpReassemblyFull, "tcp", "tcp_reassembly_full";
-    /// The listen backlog was full.
+    /// The accept queue of the listener was full: a SYN, or the ACK that ends a handshake.
+    AcceptQueueFull, "tcp", "accept_queue_full";
+    /// An ACK at a listener that sends SYN cookies brought back a wrong or an old one.
+    SynCookieFailed, "tcp", "syncookie_failed";
+    /// The source address has as many connections, or embryos, as it may have.
+    SourceLimit, "tcp", "source_limit";
+    /// No socket was left for a connection that came in.
     ListenBacklog, "tcp", "listen_backlog";
     /// A reset that was not exactly in place (RFC 5961): a challenge ACK was sent instead.
     TcpBlindReset, "tcp", "tcp_blind_reset";

@@ -76,7 +76,9 @@ pub use fulmar_socket as socket_steps;
 pub use fulmar_socket::Ready;
 #[doc(hidden)]
 pub use fulmar_stack as shard;
-pub use fulmar_stack::{ListenOptions, RecvMessage, SendMessage, StackConfig};
+pub use fulmar_stack::{
+    ListenOptions, ListenerStat, RecvMessage, SendMessage, SourceLimits, StackConfig, SynCookies,
+};
 pub use fulmar_tcp::{Config as TcpConfig, Info as TcpInfo};
 pub use fulmar_udp::BindOptions as UdpBindOptions;
 pub use listener::TcpListener;

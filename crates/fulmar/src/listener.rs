@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fulmar_base::SlotId;
 use fulmar_socket::{Ready, SocketError, Step};
-use fulmar_stack::{Limit, ListenOptions, PollSetCore};
+use fulmar_stack::{Limit, ListenOptions, ListenerStat, PollSetCore};
 
 use crate::poll::wait_for_candidates;
 use crate::socket::{Socket, each_address, stack_of, to_io};
@@ -125,6 +125,16 @@ impl TcpListener {
     /// Connections as they come, for ever.
     pub fn incoming(&self) -> impl Iterator<Item = io::Result<TcpStream>> + '_ {
         std::iter::repeat_with(|| self.accept().map(|(s, _)| s))
+    }
+
+    /// Its queues, limits and cookies; of all shards together.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn stats(&self) -> io::Result<ListenerStat> {
+        self.sockets().iter().try_fold(ListenerStat::default(), |all, s| {
+            Ok(all.with(s.call(|shard, _| shard.listener_stat(s.id))?))
+        })
     }
 
     /// Where it listens.

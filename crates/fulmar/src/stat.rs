@@ -13,8 +13,8 @@ use crate::ledger::Account;
 use crate::socket::to_io;
 use crate::stack::Inner;
 
-use fulmar_stack::Balance;
 pub use fulmar_stack::SocketStat;
+use fulmar_stack::{Balance, ListenerStat};
 
 /// A snapshot of a stack.
 #[derive(Clone, Debug)]
@@ -99,8 +99,9 @@ fn socket(s: &SocketStat) -> Value {
         "local": s.local.map(|a| a.to_string()),
         "remote": s.remote.map(|a| a.to_string()),
     });
-    if let (Some(info), Some(object)) = (&s.tcp, v.as_object_mut()) {
-        object.extend(connection(info));
+    if let Some(object) = v.as_object_mut() {
+        object.extend(s.tcp.iter().flat_map(connection));
+        object.extend(s.listener.iter().flat_map(listener));
     }
     v
 }
@@ -122,6 +123,22 @@ fn connection(i: &Info) -> Map<String, Value> {
         "retransmits": i.retransmits,
         "retransmitted_bytes": i.retransmitted_bytes,
         "recovering": i.recovering,
+    });
+    v.as_object().cloned().unwrap_or_default()
+}
+
+fn listener(l: &ListenerStat) -> Map<String, Value> {
+    let v = json!({
+        "embryos": l.embryos,
+        "embryo_limit": l.embryo_limit,
+        "accept_queue": l.accept_queue,
+        "accept_limit": l.accept_limit,
+        "cookies_sent": l.cookies_sent,
+        "cookies_valid": l.cookies_valid,
+        "cookies_failed": l.cookies_failed,
+        "embryos_replaced": l.embryos_replaced,
+        "syns_dropped": l.syns_dropped,
+        "acks_dropped": l.acks_dropped,
     });
     v.as_object().cloned().unwrap_or_default()
 }

@@ -6,6 +6,8 @@ use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::moderation::ModerationConfig;
 use fulmar_route::Route;
 
+use crate::sources::SourceLimits;
+
 /// The configuration of a stack (of each of its shards alike).
 #[derive(Clone)]
 pub struct StackConfig {
@@ -26,6 +28,9 @@ pub struct StackConfig {
     /// Sockets of all kinds at most, embryonic and closing ones included. Default 131,072: room
     /// for 100,000 connections, at about 2 KiB each.
     pub max_sockets: usize,
+    /// Limits for each source address of connections that come in, per shard. Default none: many
+    /// hosts may share one address.
+    pub source_limits: SourceLimits,
     /// TIME-WAIT entries at most; the oldest gives way. Default 16,384, as many as one peer can
     /// make in a minute at 270 connections per second.
     pub max_time_wait: usize,
@@ -60,6 +65,7 @@ impl Default for StackConfig {
             mtu: None,
             seed: 0,
             max_sockets: 131_072,
+            source_limits: SourceLimits::default(),
             max_time_wait: 16_384,
             resets_per_s: 1000,
             burst_frames: 64,

@@ -31,13 +31,13 @@ use crate::exit::{Exit, ExitPoint};
 use crate::handoff::handoffs;
 use crate::host::{Guard, Host, Limit, PostedRead};
 use crate::inbox::Request;
+use crate::listen::{ListenOptions, ListenerStat};
 use crate::poll_set::PollSetCore;
 use crate::send_calls::Reserved;
 use crate::service;
 use crate::shard::Shard;
 use crate::sockets::{Echo, TcpEntry};
 use crate::stat::Stat;
-use crate::tcp_calls::ListenOptions;
 use crate::ticket::{Post, RecvOutcome, RecvTicket, SoleTicket};
 use crate::udp_calls::TakenDatagram;
 use crate::udp_many::{RecvMessage, SendMessage, SentMany};
@@ -169,6 +169,7 @@ calls! {
     fn take_back(now: Instant, id: SlotId, chain: Chain, lent: Lent);
     fn set_listener_ttl(id: SlotId, ttl: u8) -> Called<()>;
     fn listener_ttl(id: SlotId) -> Called<Option<u8>>;
+    fn listener_stat(id: SlotId) -> Called<ListenerStat>;
     fn with_tcb<T>(now: Instant, id: SlotId, f: impl FnOnce(&mut TcpEntry) -> T) -> Called<T>;
 
     fn udp_bind(local: SocketAddr, options: BindOptions) -> Called<SlotId>;

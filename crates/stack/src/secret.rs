@@ -1,10 +1,11 @@
 //! Everything random that a shard needs, derived from one seed: initial sequence numbers, timestamp
 //! offsets, ephemeral ports, the keys of its hash tables.
 
-use core::hash::{BuildHasher, Hash};
+use core::hash::{BuildHasher, Hash, Hasher};
 
 use fulmar_base::{FlowHasher, FlowKey, Instant, SeqNum};
-use siphasher::sip::SipHasher13;
+use fulmar_tcp::CookieInput;
+use siphasher::sip::{SipHasher13, SipHasher24};
 
 /// First ephemeral port, as Linux has it.
 pub const EPHEMERAL_FIRST: u16 = 32_768;
@@ -31,6 +32,7 @@ pub struct Secret {
     isn: Keyed,
     timestamp: Keyed,
     port: Keyed,
+    cookie: Keyed,
     port_counter: u16,
 }
 
@@ -49,7 +51,8 @@ impl Secret {
         let mut s = seed;
         let mut key = || Keyed { k0: split_mix(&mut s), k1: split_mix(&mut s) };
         let (table, isn, timestamp, port) = (key(), key(), key(), key());
-        Secret { table, isn, timestamp, port, port_counter: split_mix(&mut s) as u16 }
+        let cookie = key();
+        Secret { table, isn, timestamp, port, cookie, port_counter: split_mix(&mut s) as u16 }
     }
 
     /// The hasher of the shard's tables.
@@ -73,6 +76,19 @@ impl Secret {
     /// (RFC 7323 section 7.1).
     pub fn timestamp_offset(&self, key: &FlowKey) -> u32 {
         self.timestamp.hash_one(key) as u32
+    }
+
+    /// Where the initial sequence numbers of a flow begin: what [`Secret::initial_sequence`] adds to the
+    /// clock.
+    pub fn cookie_base(&self, key: &FlowKey) -> u32 {
+        self.isn.hash_one(key) as u32
+    }
+
+    /// The MAC of a SYN cookie.
+    pub fn cookie_mac(&self, key: &FlowKey, input: &CookieInput) -> u32 {
+        let mut hasher = SipHasher24::new_with_keys(self.cookie.k0, self.cookie.k1);
+        (key, input).hash(&mut hasher);
+        hasher.finish() as u32
     }
 
     /// Ephemeral ports for a destination, each once, starting at a place that a stranger cannot

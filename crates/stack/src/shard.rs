@@ -31,6 +31,7 @@ use crate::secret::{Keyed, Secret};
 use crate::shortage::Shortage;
 use crate::slab::Slab;
 use crate::sockets::Socket;
+use crate::sources::Sources;
 use crate::stock::Stocks;
 use crate::templates::Templates;
 use crate::time_wait::TimeWaitTable;
@@ -97,6 +98,8 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) listeners: HashMap<u16, Vec<SlotId>, Keyed>,
     pub(crate) udp: UdpTable<SlotId>,
     pub(crate) time_wait: TimeWaitTable,
+    /// Connections per source address, if that is limited.
+    pub(crate) sources: Option<Sources>,
     pub(crate) wheel: Wheel<TimerKey>,
     pub(crate) secret: Secret,
     /// Resets to strangers.
@@ -222,6 +225,7 @@ impl<P: Probe> Shard<P> {
             listeners: HashMap::with_hasher(table),
             udp: UdpTable::new(config.seed),
             time_wait: TimeWaitTable::new(config.max_time_wait, table),
+            sources: Sources::new(config.source_limits, table),
             wheel: Wheel::new(now),
             secret,
             resets: TokenBucket::new(config.resets_per_s, config.resets_per_s),

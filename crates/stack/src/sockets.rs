@@ -9,8 +9,10 @@ use fulmar_socket::{Ready, SocketError};
 use fulmar_tcp::Tcb;
 use fulmar_udp::UdpSocket;
 
+use crate::listen::SynQueue;
 use crate::net::FlowPath;
 use crate::recv_calls::RecvEntry;
+use crate::sources::SourceUse;
 use crate::templates::UdpTemplate;
 use crate::watch::Watch;
 use crate::wheel::TimerId;
@@ -70,8 +72,10 @@ pub struct TcpEntry {
     pub ttl: Option<u8>,
     /// The listener that it came from, until it is accepted.
     pub parent: Option<SlotId>,
-    /// Counts against the listener's backlog as not yet established.
+    /// It is in the SYN queue of its listener: not yet established.
     pub embryonic: bool,
+    /// What it counts as for its source address, if that is limited.
+    pub counts_as: Option<SourceUse>,
     /// The user still holds it.
     pub is_open: bool,
     /// What `close` does with unsent data: `None` sends it in the background; zero resets.
@@ -93,6 +97,27 @@ pub struct TcpEntry {
 }
 
 impl TcpEntry {
+    /// An entry that nothing but its engine knows of.
+    pub(crate) fn new(tcb: Tcb, path: FlowPath) -> TcpEntry {
+        TcpEntry {
+            tcb,
+            path,
+            ttl: None,
+            parent: None,
+            embryonic: false,
+            counts_as: None,
+            is_open: false,
+            linger: None,
+            timer: None,
+            is_queued: false,
+            is_short: false,
+            writer: 0,
+            error: None,
+            posted: None,
+            watch: Default::default(),
+        }
+    }
+
     /// Bytes for which a read of `max` waits, if it waits for the low-water mark.
     pub(crate) fn least(&self, max: usize, patient: bool) -> usize {
         let waits = patient && self.error.is_none();
@@ -133,10 +158,10 @@ pub struct Listener {
     pub local: SocketAddr,
     /// Takes IPv4 too, although bound to `::`.
     pub dual_stack: bool,
-    /// Connections at most that are not yet accepted, established or not.
+    /// Connections at most that wait in `accept`.
     pub backlog: usize,
-    /// How many are not yet established.
-    pub embryonic: usize,
+    /// Those that are not yet established.
+    pub syn_queue: SynQueue,
     /// Established ones, oldest first.
     pub accept: VecDeque<SlotId>,
     /// Options that its connections inherit.

@@ -8,6 +8,7 @@ use fulmar_mbuf::PoolStats;
 use fulmar_netdev::DeviceStats;
 use fulmar_tcp::{Info, WindowBudget};
 
+use crate::listen::ListenerStat;
 use crate::shard::Shard;
 use crate::sockets::Socket;
 
@@ -28,6 +29,8 @@ pub struct SocketStat {
     pub remote: Option<SocketAddr>,
     /// How the connection is doing.
     pub tcp: Option<Info>,
+    /// The numbers of a listener.
+    pub listener: Option<ListenerStat>,
 }
 
 /// One shard, or several together.
@@ -112,6 +115,7 @@ fn describe(s: &Socket) -> SocketStat {
         local: None,
         remote: None,
         tcp: None,
+        listener: None,
     };
     match s {
         Socket::Tcp(t) => {
@@ -131,6 +135,7 @@ fn describe(s: &Socket) -> SocketStat {
             recv_queue: l.accept.len(),
             send_queue: l.backlog,
             local: Some(l.local),
+            listener: Some(l.stat()),
             ..empty
         },
         Socket::Udp(u) => SocketStat {

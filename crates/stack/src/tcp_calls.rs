@@ -9,28 +9,10 @@ use fulmar_mbuf::Chain;
 use fulmar_socket::{Ready, SocketError, Step, soreceive};
 use fulmar_tcp::{State, Tcb};
 
+use crate::listen::{ListenOptions, SynQueue};
 use crate::shard::Shard;
 use crate::sockets::{Listener, Socket, TcpEntry};
 use crate::udp_calls::unmap;
-
-/// How a listener is opened.
-#[derive(Clone, Copy, Debug)]
-pub struct ListenOptions {
-    /// Connections at most that wait to be accepted. Default 1024; Linux's default is 4096, std
-    /// asks for 128.
-    pub backlog: usize,
-    /// Bind although connections of an earlier listener are still in the tables. Default on, as
-    /// `std::net` does.
-    pub reuse_address: bool,
-    /// A listener on `::` does not take IPv4. Default off.
-    pub only_v6: bool,
-}
-
-impl Default for ListenOptions {
-    fn default() -> Self {
-        ListenOptions { backlog: 1024, reuse_address: true, only_v6: false }
-    }
-}
 
 impl<P: Probe> Shard<P> {
     pub(crate) fn tcp(&mut self, id: SlotId) -> Result<&mut TcpEntry, SocketError> {
@@ -41,7 +23,7 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    fn listener(&mut self, id: SlotId) -> Result<&mut Listener, SocketError> {
+    pub(crate) fn listener(&mut self, id: SlotId) -> Result<&mut Listener, SocketError> {
         match self.sockets.get_mut(id) {
             Some(Socket::Listener(s)) => Ok(s),
             Some(_) => Err(SocketError::Invalid),
@@ -75,22 +57,9 @@ impl<P: Probe> Shard<P> {
         let iss = self.secret.initial_sequence(&key, now);
         let offset = self.secret.timestamp_offset(&key);
         let tcb = Tcb::connect(&self.config.tcp, key, iss, offset, path.info, now);
-        let id = self.add_connection(TcpEntry {
-            tcb,
-            path,
-            ttl: None,
-            parent: None,
-            embryonic: false,
-            is_open: true,
-            linger: None,
-            timer: None,
-            is_queued: false,
-            is_short: false,
-            writer: 0,
-            error: None,
-            posted: None,
-            watch: Default::default(),
-        });
+        let mut entry = TcpEntry::new(tcb, path);
+        entry.is_open = true;
+        let id = self.add_connection(entry);
         self.output_now(now, id);
         self.finish_call(now);
         Ok(id)
@@ -238,7 +207,7 @@ impl<P: Probe> Shard<P> {
             local,
             dual_stack,
             backlog: options.backlog.max(1),
-            embryonic: 0,
+            syn_queue: SynQueue::new(&options),
             accept: VecDeque::new(),
             ttl: None,
             watch: Default::default(),

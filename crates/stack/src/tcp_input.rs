@@ -5,19 +5,20 @@ use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SlotId, Stage, w
 use fulmar_ip::{Delivered, ErrorKind, QuotedError};
 use fulmar_mbuf::Chain;
 use fulmar_socket::SocketError;
-use fulmar_tcp::{Events, IcmpError, State, Tcb, TimeWaitVerdict, control_segment, reset_for};
+use fulmar_tcp::{Events, IcmpError, State, TimeWaitVerdict, control_segment, reset_for};
 use fulmar_wire::{protocol, tcp};
 
+use crate::listen::is_ack;
 use crate::net::{Net, TcpEmit};
 use crate::shard::{Shard, TimerKey};
 use crate::sockets::{Socket, TcpEntry};
 
 /// A segment whose header is parsed and checked.
-struct Segment {
-    key: FlowKey,
-    header: tcp::Header,
-    payload: Chain,
-    ip_packet: Delivered,
+pub(crate) struct Segment {
+    pub key: FlowKey,
+    pub header: tcp::Header,
+    pub payload: Chain,
+    pub ip_packet: Delivered,
 }
 
 impl<P: Probe> Shard<P> {
@@ -34,6 +35,7 @@ impl<P: Probe> Shard<P> {
             return self.net.pool.free(seg.payload);
         }
         match self.flow_of_segment(&key) {
+            Some(id) if self.is_embryo(id) => self.give_to_embryo(now, id, seg),
             Some(id) => {
                 self.note_stream(id);
                 self.give_to_connection(now, id, &seg.header, seg.payload);
@@ -60,7 +62,7 @@ impl<P: Probe> Shard<P> {
         Some(Segment { key, header, payload, ip_packet: d })
     }
 
-    fn drop_chain(&mut self, chain: Chain, reason: DropReason) {
+    pub(crate) fn drop_chain(&mut self, chain: Chain, reason: DropReason) {
         self.net.counters.drop_packet(reason);
         self.net.pool.free(chain);
     }
@@ -102,7 +104,7 @@ impl<P: Probe> Shard<P> {
             TimeWaitVerdict::Drop(reason) => self.drop_chain(seg.payload, reason),
             TimeWaitVerdict::Ack(header) => {
                 self.net.pool.free(seg.payload);
-                self.send_control(now, &seg.key, &header);
+                self.send_control(now, &seg.key, None, &header);
             }
             TimeWaitVerdict::Closed => {
                 self.net.pool.free(seg.payload);
@@ -125,12 +127,15 @@ impl<P: Probe> Shard<P> {
         let listener = self.find_listener(&seg.key);
         match listener {
             Some(id) if is_syn => self.open_passive(now, id, seg),
-            _ => self.refuse(now, seg, listener.is_some()),
+            Some(id) if is_ack(flags) && self.expects_cookies(now, id) => {
+                self.give_to_cookie(now, id, seg);
+            }
+            Some(_) => self.refuse(now, seg, DropReason::TcpBadFlags),
+            None => self.refuse(now, seg, DropReason::TcpNoSocket),
         }
     }
 
-    fn refuse(&mut self, now: Instant, seg: Segment, has_listener: bool) {
-        let reason = if has_listener { DropReason::TcpBadFlags } else { DropReason::TcpNoSocket };
+    pub(crate) fn refuse(&mut self, now: Instant, seg: Segment, reason: DropReason) {
         let reply = reset_for(&seg.header, seg.payload.len());
         self.drop_chain(seg.payload, reason);
         if seg.ip_packet.broadcast_or_multicast {
@@ -141,7 +146,7 @@ impl<P: Probe> Shard<P> {
                 return self.net.counters.count(Counter::TcpResetsLimited);
             }
             self.net.counters.count(Counter::TcpResetsOut);
-            self.send_control(now, &seg.key, &header);
+            self.send_control(now, &seg.key, None, &header);
         }
     }
 
@@ -158,49 +163,6 @@ impl<P: Probe> Shard<P> {
             wildcard = Some(*id);
         }
         wildcard
-    }
-
-    fn open_passive(&mut self, now: Instant, listener: SlotId, seg: Segment) {
-        // Data on a SYN is not kept: the peer sends it again (RFC 9293 section 3.10.7.2 allows it).
-        let Segment { key, header, payload, .. } = seg;
-        self.net.pool.free(payload);
-        let full = self.sockets.len() >= self.config.max_sockets;
-        let Some(Socket::Listener(l)) = self.sockets.get_mut(listener) else { return };
-        if full || l.embryonic + l.accept.len() >= l.backlog {
-            return self.net.counters.drop_packet(DropReason::ListenBacklog);
-        }
-        l.embryonic += 1;
-        let ttl = l.ttl;
-        let path = self.path_to(Some(key.local_ip()), key.remote_ip(), key.zone);
-        let Ok((_, path)) = path else {
-            return self.embryo_gone(listener);
-        };
-        let iss = self.secret.initial_sequence(&key, now);
-        let offset = self.secret.timestamp_offset(&key);
-        let tcb = Tcb::passive(&self.config.tcp, key, iss, offset, path.info, now, &header);
-        let id = self.add_connection(TcpEntry {
-            tcb,
-            path,
-            ttl,
-            parent: Some(listener),
-            embryonic: true,
-            is_open: false,
-            linger: None,
-            timer: None,
-            is_queued: false,
-            is_short: false,
-            writer: 0,
-            error: None,
-            posted: None,
-            watch: Default::default(),
-        });
-        self.queue_output(id);
-    }
-
-    fn embryo_gone(&mut self, listener: SlotId) {
-        if let Some(Socket::Listener(l)) = self.sockets.get_mut(listener) {
-            l.embryonic = l.embryonic.saturating_sub(1);
-        }
     }
 
     /// Enters a connection into the tables.
@@ -241,21 +203,6 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// A connection is complete: a passive one goes to its listener's accept queue.
-    fn established(&mut self, id: SlotId) {
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
-        if !std::mem::take(&mut entry.embryonic) {
-            return;
-        }
-        let parent = entry.parent;
-        let Some(listener) = parent else { return };
-        if let Some(Socket::Listener(l)) = self.sockets.get_mut(listener) {
-            l.embryonic = l.embryonic.saturating_sub(1);
-            l.accept.push_back(id);
-            self.notify(listener);
-        }
-    }
-
     /// Removes a connection that neither the network nor the user needs any more.
     pub(crate) fn bury_if_done(&mut self, now: Instant, id: SlotId) {
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
@@ -267,6 +214,7 @@ impl<P: Probe> Shard<P> {
             return;
         }
         let (key, timer) = (*entry.tcb.key(), entry.timer.take());
+        let counted = entry.counts_as;
         let orphan_of = if entry.embryonic { entry.parent } else { None };
         let tomb = (state == State::TimeWait).then(|| entry.tcb.time_wait_entry(now));
         entry.tcb.release(&mut Self::env(&mut self.net, now));
@@ -275,6 +223,9 @@ impl<P: Probe> Shard<P> {
         }
         if let Some(listener) = orphan_of {
             self.embryo_gone(listener);
+        }
+        if let (Some(sources), Some(was)) = (&mut self.sources, counted) {
+            sources.remove(&key, was);
         }
         self.remove_flow(&key, id);
         self.sockets.remove(id);
@@ -321,7 +272,13 @@ impl<P: Probe> Shard<P> {
     }
 
     /// A bare segment that belongs to no connection.
-    fn send_control(&mut self, now: Instant, key: &FlowKey, header: &tcp::Header) {
+    pub(crate) fn send_control(
+        &mut self,
+        now: Instant,
+        key: &FlowKey,
+        ttl: Option<u8>,
+        header: &tcp::Header,
+    ) {
         let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
         let Ok(seg) = control_segment(pool, key, header) else {
             return counters.drop_packet(DropReason::NoBuffer);
@@ -334,7 +291,7 @@ impl<P: Probe> Shard<P> {
             src: key.local_ip(),
             dst: key.remote_ip(),
             zone: key.zone,
-            ttl: None,
+            ttl,
             template: None,
         };
         let _ = fulmar_tcp::Emit::emit(&mut out, pool, counters, seg);

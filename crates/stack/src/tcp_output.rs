@@ -99,6 +99,7 @@ impl<P: Probe> Shard<P> {
 
     /// A connection's timer fired; it may be early, since timers are lazy.
     pub(crate) fn tcp_timer(&mut self, now: Instant, id: SlotId) {
+        self.press_embryo(id);
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
         entry.timer = None;
         let events = entry.tcb.on_timer(&mut Self::env(&mut self.net, now));

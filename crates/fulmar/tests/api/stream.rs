@@ -222,7 +222,7 @@ fn a_full_backlog_drops_and_lets_in_again_after_an_accept() {
         let clients: Vec<_> = (0..3).map(|_| TcpStream::connect(&a, (B, 80)).unwrap()).collect();
         let waits = thread::spawn(move || TcpStream::connect(&a, (B, 80)).unwrap());
         eventually("a SYN is dropped", || {
-            b.stat().unwrap().drops(fulmar::base::DropReason::ListenBacklog) > 0
+            b.stat().unwrap().drops(fulmar::base::DropReason::AcceptQueueFull) > 0
         });
         let mut accepted: Vec<_> = (0..4).map(|_| listener.accept().unwrap().1).collect();
         let late = waits.join().unwrap();

@@ -1,0 +1,467 @@
+//! A listener's connections from the SYN until they are accepted.
+//!
+//! ```text
+//!           room in the SYN queue                                  room in the accept queue
+//!   SYN ──► embryo ── SYN,ACK ──► ACK ──────────────────────────────► accept queue ──► tcp_accept
+//!    │                                                                     ▲
+//!    └────► no room: SYN,ACK with a cookie ──► ACK, cookie is right ───────┘
+//! ```
+//!
+//! Invariants: a listener has at most `syn_backlog` embryos and at most `backlog` connections in its
+//! accept queue. A SYN that is answered with a cookie leaves nothing behind, so cookies bound what a
+//! flood of SYNs can take. An embryo whose last ACK finds the accept queue full stays an embryo; its peer
+//! repeats that ACK when the SYN,ACK is repeated (Linux does the same).
+//!
+//! An embryo is a whole connection: a compact record would need the SYN-RECEIVED state of the engine a
+//! second time, and `syn_backlog` bounds the memory either way.
+
+use std::collections::VecDeque;
+
+use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SlotId};
+use fulmar_socket::SocketError;
+use fulmar_tcp::{COOKIE_LIFETIME, CookieVerdict, PathInfo, Tcb, check_cookie, cookie_syn_ack};
+use fulmar_wire::tcp;
+
+use crate::shard::Shard;
+use crate::sockets::{Listener, Socket, TcpEntry};
+use crate::sources::SourceUse;
+use crate::tcp_input::Segment;
+
+/// The SYN queue of a listener that asks for no other is at least so long: a backlog of 1 is about
+/// connections to be accepted, not about handshakes under way.
+const MIN_SYN_BACKLOG: usize = 8;
+
+/// How often a SYN,ACK is repeated at most while the SYN queue is more than half full, as on Linux: the
+/// embryos of a flood are gone after 7 s instead of 127 s.
+const REPEATS_UNDER_PRESSURE: u32 = 2;
+
+/// When a listener answers SYNs with cookies (Linux: `net.ipv4.tcp_syncookies`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SynCookies {
+    /// Never: in a full SYN queue the oldest embryo gives way (Linux: 0).
+    Off,
+    /// While the SYN queue, or that of the source address, is full (Linux: 1).
+    #[default]
+    WhenFull,
+    /// Always: there are no embryos. For tests (Linux: 2).
+    Always,
+}
+
+/// How a listener is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct ListenOptions {
+    /// Connections at most that wait to be accepted. Default 1024; Linux's default is 4096, std
+    /// asks for 128.
+    pub backlog: usize,
+    /// Embryos at most: connections whose handshake is under way. `None`: as many as `backlog`, but at
+    /// least 8. Each takes about 2 KiB.
+    pub syn_backlog: Option<usize>,
+    /// When SYNs are answered with cookies. Default: while there is no room for an embryo.
+    pub syn_cookies: SynCookies,
+    /// Bind although connections of an earlier listener are still in the tables. Default on, as
+    /// `std::net` does.
+    pub reuse_address: bool,
+    /// A listener on `::` does not take IPv4. Default off.
+    pub only_v6: bool,
+}
+
+impl Default for ListenOptions {
+    fn default() -> Self {
+        ListenOptions {
+            backlog: 1024,
+            syn_backlog: None,
+            syn_cookies: SynCookies::default(),
+            reuse_address: true,
+            only_v6: false,
+        }
+    }
+}
+
+impl ListenOptions {
+    /// Embryos at most.
+    pub(crate) fn embryo_limit(&self) -> usize {
+        self.syn_backlog.unwrap_or(self.backlog.max(MIN_SYN_BACKLOG)).max(1)
+    }
+}
+
+/// What a listener says about itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ListenerStat {
+    /// Connections whose handshake is under way.
+    pub embryos: usize,
+    /// Embryos at most.
+    pub embryo_limit: usize,
+    /// Connections that wait to be accepted.
+    pub accept_queue: usize,
+    /// Connections in the accept queue at most.
+    pub accept_limit: usize,
+    /// SYNs answered with a cookie.
+    pub cookies_sent: u64,
+    /// ACKs that brought back a right one.
+    pub cookies_valid: u64,
+    /// ACKs that brought back a wrong one.
+    pub cookies_failed: u64,
+    /// Embryos that gave way to a later one.
+    pub embryos_replaced: u64,
+    /// SYNs dropped: full accept queue, limits of the source address, no socket left.
+    pub syns_dropped: u64,
+    /// ACKs at the end of a handshake dropped for the same reasons.
+    pub acks_dropped: u64,
+}
+
+impl ListenerStat {
+    /// This and the same listener in another shard.
+    #[must_use]
+    pub fn with(self, other: ListenerStat) -> ListenerStat {
+        ListenerStat {
+            embryos: self.embryos + other.embryos,
+            embryo_limit: self.embryo_limit + other.embryo_limit,
+            accept_queue: self.accept_queue + other.accept_queue,
+            accept_limit: self.accept_limit + other.accept_limit,
+            cookies_sent: self.cookies_sent + other.cookies_sent,
+            cookies_valid: self.cookies_valid + other.cookies_valid,
+            cookies_failed: self.cookies_failed + other.cookies_failed,
+            embryos_replaced: self.embryos_replaced + other.embryos_replaced,
+            syns_dropped: self.syns_dropped + other.syns_dropped,
+            acks_dropped: self.acks_dropped + other.acks_dropped,
+        }
+    }
+}
+
+/// The SYN queue of a listener, and its cookies.
+pub struct SynQueue {
+    /// Embryos at most.
+    limit: usize,
+    cookies: SynCookies,
+    /// Embryos.
+    len: usize,
+    /// Oldest first; those that are embryos no longer are passed over.
+    order: VecDeque<SlotId>,
+    /// Until when a cookie that was sent may come back.
+    cookies_until: Instant,
+    /// What is counted; lengths and limits are filled in by [`Listener::stat`].
+    counts: ListenerStat,
+}
+
+impl SynQueue {
+    pub(crate) fn new(options: &ListenOptions) -> SynQueue {
+        SynQueue {
+            limit: options.embryo_limit(),
+            cookies: options.syn_cookies,
+            len: 0,
+            order: VecDeque::new(),
+            cookies_until: Instant::ZERO,
+            counts: ListenerStat::default(),
+        }
+    }
+
+    fn is_under_pressure(&self) -> bool {
+        self.len > self.limit / 2
+    }
+}
+
+impl Listener {
+    /// Its numbers.
+    pub(crate) fn stat(&self) -> ListenerStat {
+        ListenerStat {
+            embryos: self.syn_queue.len,
+            embryo_limit: self.syn_queue.limit,
+            accept_queue: self.accept.len(),
+            accept_limit: self.backlog,
+            ..self.syn_queue.counts
+        }
+    }
+}
+
+/// What becomes of a SYN.
+enum SynVerdict {
+    Embryo,
+    /// An embryo, in the place of the oldest one.
+    Replace,
+    Cookie,
+    Drop(DropReason),
+}
+
+impl<P: Probe> Shard<P> {
+    /// The numbers of a listener.
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`], [`SocketError::Invalid`].
+    pub fn listener_stat(&mut self, id: SlotId) -> Result<ListenerStat, SocketError> {
+        Ok(self.listener(id)?.stat())
+    }
+
+    /// A SYN for a listener (RFC 9293 section 3.10.7.2). Data on it is not kept: the peer sends it again.
+    pub(crate) fn open_passive(&mut self, now: Instant, listener: SlotId, seg: Segment) {
+        let Segment { key, header, payload, .. } = seg;
+        self.net.pool.free(payload);
+        match self.judge_syn(listener, &key) {
+            SynVerdict::Embryo => self.add_embryo(now, listener, key, &header),
+            SynVerdict::Replace => {
+                self.forget_oldest(now, listener);
+                self.add_embryo(now, listener, key, &header);
+            }
+            SynVerdict::Cookie => self.send_cookie(now, listener, &key, &header),
+            SynVerdict::Drop(reason) => {
+                self.net.counters.drop_packet(reason);
+                if let Ok(l) = self.listener(listener) {
+                    l.syn_queue.counts.syns_dropped += 1;
+                }
+            }
+        }
+    }
+
+    fn judge_syn(&self, listener: SlotId, key: &FlowKey) -> SynVerdict {
+        if let Err(reason) = self.check_room(listener, key) {
+            return SynVerdict::Drop(reason);
+        }
+        let Some(Socket::Listener(l)) = self.sockets.get(listener) else {
+            return SynVerdict::Drop(DropReason::TcpNoSocket);
+        };
+        let is_queue_full = l.syn_queue.len >= l.syn_queue.limit;
+        let is_table_full = self.sockets.len() >= self.config.max_sockets;
+        let is_source_full = self.sources.as_ref().is_some_and(|s| !s.takes_embryo(key));
+        match l.syn_queue.cookies {
+            SynCookies::Always => SynVerdict::Cookie,
+            _ if !(is_queue_full || is_table_full || is_source_full) => SynVerdict::Embryo,
+            SynCookies::WhenFull => SynVerdict::Cookie,
+            SynCookies::Off if is_source_full => SynVerdict::Drop(DropReason::SourceLimit),
+            SynCookies::Off if is_queue_full => SynVerdict::Replace,
+            SynCookies::Off => SynVerdict::Drop(DropReason::ListenBacklog),
+        }
+    }
+
+    /// Whether a further connection could be accepted.
+    fn check_room(&self, listener: SlotId, key: &FlowKey) -> Result<(), DropReason> {
+        match self.sockets.get(listener) {
+            Some(Socket::Listener(l)) if l.accept.len() < l.backlog => {}
+            _ => return Err(DropReason::AcceptQueueFull),
+        }
+        match &self.sources {
+            Some(sources) if !sources.takes_connection(key) => Err(DropReason::SourceLimit),
+            _ => Ok(()),
+        }
+    }
+
+    fn add_embryo(&mut self, now: Instant, listener: SlotId, key: FlowKey, syn: &tcp::Header) {
+        let Ok((_, path)) = self.path_to(Some(key.local_ip()), key.remote_ip(), key.zone) else {
+            return self.net.counters.drop_packet(DropReason::NoRoute);
+        };
+        let iss = self.secret.initial_sequence(&key, now);
+        let offset = self.secret.timestamp_offset(&key);
+        let tcb = Tcb::passive(&self.config.tcp, key, iss, offset, path.info, now, syn);
+        let id = self.enter_embryo(listener, TcpEntry::new(tcb, path));
+        self.queue_output(id);
+    }
+
+    /// Enters an embryo into the tables.
+    fn enter_embryo(&mut self, listener: SlotId, mut entry: TcpEntry) -> SlotId {
+        if let Ok(l) = self.listener(listener) {
+            entry.ttl = l.ttl;
+        }
+        entry.parent = Some(listener);
+        entry.embryonic = true;
+        if let Some(sources) = &mut self.sources {
+            sources.add_embryo(entry.tcb.key());
+            entry.counts_as = Some(SourceUse::Embryo);
+        }
+        let id = self.add_connection(entry);
+        self.tidy_order(listener);
+        if let Ok(l) = self.listener(listener) {
+            l.syn_queue.len += 1;
+            l.syn_queue.order.push_back(id);
+        }
+        id
+    }
+
+    /// Keeps the order of embryos at most twice as long as there may be embryos.
+    fn tidy_order(&mut self, listener: SlotId) {
+        let Ok(l) = self.listener(listener) else { return };
+        if l.syn_queue.order.len() < 2 * l.syn_queue.limit {
+            return;
+        }
+        let mut order = std::mem::take(&mut l.syn_queue.order);
+        order.retain(|id| self.is_embryo(*id));
+        if let Ok(l) = self.listener(listener) {
+            l.syn_queue.order = order;
+        }
+    }
+
+    /// Gives up the oldest embryo of a listener (RFC 4987 section 3.3).
+    fn forget_oldest(&mut self, now: Instant, listener: SlotId) {
+        while let Some(id) =
+            self.listener(listener).ok().and_then(|l| l.syn_queue.order.pop_front())
+        {
+            if self.is_embryo(id) {
+                self.forget_embryo(now, id);
+                self.net.counters.count(Counter::TcpEmbryosReplaced);
+                if let Ok(l) = self.listener(listener) {
+                    l.syn_queue.counts.embryos_replaced += 1;
+                }
+                return;
+            }
+        }
+    }
+
+    fn forget_embryo(&mut self, now: Instant, id: SlotId) {
+        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+            entry.tcb.forget_embryo();
+        }
+        self.bury_if_done(now, id);
+    }
+
+    /// An embryo of a listener is none any more.
+    pub(crate) fn embryo_gone(&mut self, listener: SlotId) {
+        if let Ok(l) = self.listener(listener) {
+            l.syn_queue.len = l.syn_queue.len.saturating_sub(1);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_embryo(&self, id: SlotId) -> bool {
+        matches!(self.sockets.get(id), Some(Socket::Tcp(entry)) if entry.embryonic)
+    }
+
+    /// A segment for an embryo. The ACK that ends the handshake is dropped while the connection could not
+    /// be accepted; one that acknowledges a cookie sent earlier replaces the embryo.
+    pub(crate) fn give_to_embryo(&mut self, now: Instant, id: SlotId, seg: Segment) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get(id) else {
+            return self.net.pool.free(seg.payload);
+        };
+        if let Some(listener) = entry.parent.filter(|_| is_ack(seg.header.flags)) {
+            let is_own = entry.tcb.is_acked_by(&seg.header);
+            if is_own && let Err(reason) = self.check_room(listener, &seg.key) {
+                return self.drop_last_ack(listener, seg, reason);
+            }
+            if !is_own
+                && self.expects_cookies(now, listener)
+                && let CookieVerdict::Valid(syn) = self.cookie_of(now, &seg)
+            {
+                self.forget_embryo(now, id);
+                return self.open_from_cookie(now, listener, seg, &syn);
+            }
+        }
+        self.give_to_connection(now, id, &seg.header, seg.payload);
+    }
+
+    fn drop_last_ack(&mut self, listener: SlotId, seg: Segment, reason: DropReason) {
+        self.drop_chain(seg.payload, reason);
+        if let Ok(l) = self.listener(listener) {
+            l.syn_queue.counts.acks_dropped += 1;
+        }
+    }
+
+    /// A connection is complete: a passive one goes to its listener's accept queue.
+    pub(crate) fn established(&mut self, id: SlotId) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        if !std::mem::take(&mut entry.embryonic) {
+            return;
+        }
+        if let Some(sources) = &mut self.sources {
+            sources.complete(entry.tcb.key());
+            entry.counts_as = Some(SourceUse::Connection);
+        }
+        let Some(listener) = entry.parent else { return };
+        self.embryo_gone(listener);
+        if let Ok(l) = self.listener(listener) {
+            l.accept.push_back(id);
+            self.notify(listener);
+        }
+    }
+
+    /// Before the timer of a connection: while the SYN queue is half full an embryo goes earlier.
+    pub(crate) fn press_embryo(&mut self, id: SlotId) {
+        let parent = match self.sockets.get(id) {
+            Some(Socket::Tcp(entry)) if entry.embryonic => entry.parent,
+            _ => None,
+        };
+        let listener = parent.and_then(|listener| self.sockets.get(listener));
+        if let Some(Socket::Listener(l)) = listener
+            && l.syn_queue.is_under_pressure()
+            && let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id)
+        {
+            entry.tcb.limit_syn_retries(REPEATS_UNDER_PRESSURE);
+        }
+    }
+
+    /// Answers a SYN and remembers nothing of it.
+    fn send_cookie(&mut self, now: Instant, listener: SlotId, key: &FlowKey, syn: &tcp::Header) {
+        let Ok(l) = self.listener(listener) else { return };
+        l.syn_queue.cookies_until = now + COOKIE_LIFETIME;
+        l.syn_queue.counts.cookies_sent += 1;
+        let ttl = l.ttl;
+        self.net.counters.count(Counter::TcpSynCookiesSent);
+        // The MSS option tells what this end takes: the link's, without a look-up.
+        let ip_header_bytes = if key.remote_ip().is_ipv4() { 20 } else { 40 };
+        let path = PathInfo { mtu: self.net.ip.mtu(), ip_header_bytes, tso_bytes: None };
+        let hashes = (self.secret.cookie_base(key), self.secret.timestamp_offset(key));
+        let mac = |input: &_| self.secret.cookie_mac(key, input);
+        let (cfg, budget) = (&self.config.tcp, &self.net.window);
+        let reply = cookie_syn_ack(cfg, &path, budget, syn, now, hashes, mac);
+        self.send_control(now, key, ttl, &reply);
+    }
+
+    /// Whether a listener has sent cookies that may still come back.
+    pub(crate) fn expects_cookies(&self, now: Instant, listener: SlotId) -> bool {
+        matches!(self.sockets.get(listener), Some(Socket::Listener(l)) if now < l.syn_queue.cookies_until)
+    }
+
+    fn cookie_of(&self, now: Instant, seg: &Segment) -> CookieVerdict {
+        let (key, is_v6) = (&seg.key, seg.key.remote_ip().is_ipv6());
+        let mac = |input: &_| self.secret.cookie_mac(key, input);
+        let base = self.secret.cookie_base(key);
+        check_cookie(&self.config.tcp, is_v6, &seg.header, now, base, mac)
+    }
+
+    /// An ACK without a connection, at a listener that has sent cookies. A wrong one is answered by a
+    /// reset, as any ACK in LISTEN (RFC 9293 section 3.10.7.2); but not what may be data behind a first
+    /// segment that was lost.
+    pub(crate) fn give_to_cookie(&mut self, now: Instant, listener: SlotId, seg: Segment) {
+        let verdict = self.cookie_of(now, &seg);
+        if let CookieVerdict::Valid(syn) = verdict {
+            return self.open_from_cookie(now, listener, seg, &syn);
+        }
+        if let Ok(l) = self.listener(listener) {
+            l.syn_queue.counts.cookies_failed += 1;
+        }
+        match verdict {
+            CookieVerdict::Forged => self.refuse(now, seg, DropReason::SynCookieFailed),
+            _ => self.drop_chain(seg.payload, DropReason::SynCookieFailed),
+        }
+    }
+
+    /// A cookie came back and is right: the connection exists from now on.
+    fn open_from_cookie(
+        &mut self,
+        now: Instant,
+        listener: SlotId,
+        seg: Segment,
+        syn: &tcp::Header,
+    ) {
+        let key = seg.key;
+        if let Err(reason) = self.check_room(listener, &key) {
+            return self.drop_last_ack(listener, seg, reason);
+        }
+        if self.sockets.len() >= self.config.max_sockets {
+            return self.drop_last_ack(listener, seg, DropReason::ListenBacklog);
+        }
+        let Ok((_, path)) = self.path_to(Some(key.local_ip()), key.remote_ip(), key.zone) else {
+            return self.drop_last_ack(listener, seg, DropReason::NoRoute);
+        };
+        let offset = self.secret.timestamp_offset(&key);
+        let env = &mut Self::env(&mut self.net, now);
+        let segments = (syn, &seg.header);
+        let tcb = Tcb::from_cookie(&self.config.tcp, key, offset, path.info, env, segments);
+        self.net.counters.count(Counter::TcpSynCookiesValid);
+        if let Ok(l) = self.listener(listener) {
+            l.syn_queue.counts.cookies_valid += 1;
+        }
+        let id = self.enter_embryo(listener, TcpEntry::new(tcb, path));
+        self.give_to_connection(now, id, &seg.header, seg.payload);
+    }
+}
+
+/// Whether a segment could end a handshake.
+pub(crate) fn is_ack(flags: tcp::Flags) -> bool {
+    flags.contains(tcp::Flags::ACK) && !flags.intersects(tcp::Flags::SYN | tcp::Flags::RST)
+}

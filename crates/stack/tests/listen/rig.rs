@@ -1,0 +1,330 @@
+//! A server on a wire with one honest client, which is a stack too, and with whatever segments a test
+//! makes. The client is also the router towards every other address, so that the answers to forged
+//! sources have a way to go. Time is virtual; a tick is a millisecond.
+
+use std::collections::VecDeque;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
+
+use fulmar_base::{
+    Counter, Counters, DropReason, Duration, EtherAddr, Instant, Offload, SeqNum, SlotId,
+};
+use fulmar_ip::{IfAddr, Route};
+use fulmar_mbuf::{Pool, PoolConfig, Purpose};
+use fulmar_netdev::{Burst, Caps, Device, LinkState, Packet};
+use fulmar_socket::Step;
+use fulmar_stack::{ListenOptions, ListenerStat, Shard, StackConfig};
+use fulmar_wire::tcp::{Flags, Header, Options, Timestamps};
+use fulmar_wire::{eth, ipv4};
+
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+pub const PORT: u16 = 80;
+const TICK: Duration = Duration::from_millis(1);
+
+type Frame = (Vec<u8>, Offload);
+
+#[derive(Default)]
+struct Wire {
+    sent: Vec<Frame>,
+    bursts: usize,
+    arriving: VecDeque<Frame>,
+}
+
+struct Tape {
+    caps: Caps,
+    wire: Arc<Mutex<Wire>>,
+}
+
+impl Device for Tape {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+    fn tx_burst(
+        &mut self,
+        _: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        _: &mut Counters,
+    ) -> usize {
+        let mut wire = self.wire.lock().unwrap();
+        let count = burst.len();
+        wire.bursts += usize::from(count > 0);
+        while let Some(p) = burst.pop_front() {
+            wire.sent.push((p.chain.to_vec(), p.offload));
+            pool.free(p.chain);
+        }
+        count
+    }
+    fn rx_burst(
+        &mut self,
+        _: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        _: &mut Counters,
+    ) -> usize {
+        let mut wire = self.wire.lock().unwrap();
+        let mut came = 0;
+        while came < budget.min(out.capacity())
+            && !out.is_full()
+            && let Some((bytes, offload)) = wire.arriving.pop_front()
+        {
+            let mut chain = pool.alloc_chain(bytes.len(), 0, Purpose::Receive).unwrap();
+            chain.fill([&bytes[..]]);
+            out.push(Packet { chain, offload }).unwrap();
+            came += 1;
+        }
+        came
+    }
+    fn arm(&mut self) -> bool {
+        true
+    }
+    fn wake_fd(&self) -> Option<RawFd> {
+        None
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+    fn link_state(&self) -> LinkState {
+        LinkState::Up
+    }
+}
+
+fn station(number: u8) -> EtherAddr {
+    EtherAddr([2, 0, 0, 0, 0, number])
+}
+
+fn shard(
+    own: Ipv4Addr,
+    number: u8,
+    config: StackConfig,
+    now: Instant,
+) -> (Shard, Arc<Mutex<Wire>>) {
+    let wire = Arc::new(Mutex::new(Wire::default()));
+    let caps = Caps { tx_csum: true, ..Caps::plain(1500, station(number)) };
+    let config = StackConfig {
+        addresses: vec![IfAddr { addr: own.into(), prefix_len: 24 }],
+        routes: (own != CLIENT).then(|| Route::default_via(CLIENT.into())).into_iter().collect(),
+        pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(32 << 20) },
+        ..config
+    };
+    let device = Tape { caps, wire: Arc::clone(&wire) };
+    (Shard::new(config, Box::new(device), now).unwrap(), wire)
+}
+
+pub struct Rig {
+    pub now: Instant,
+    pub server: Shard,
+    pub client: Shard,
+    pub listener: SlotId,
+    to_server: Arc<Mutex<Wire>>,
+    to_client: Arc<Mutex<Wire>>,
+    /// Sources of the flood so far.
+    flooded: u32,
+}
+
+/// A segment that the server has sent to an address that is not the client's.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    pub to: SocketAddr,
+    pub ttl: u8,
+    pub header: Header,
+}
+
+impl Rig {
+    pub fn new(options: ListenOptions) -> Rig {
+        Rig::with(options, StackConfig { seed: 1, ..StackConfig::default() })
+    }
+
+    pub fn with(options: ListenOptions, config: StackConfig) -> Rig {
+        let now = Instant::from_millis(64_000 * 10 + 1000);
+        let (mut server, to_server) = shard(SERVER, 1, config, now);
+        let client_config = StackConfig { seed: 9, ..StackConfig::default() };
+        let (client, to_client) = shard(CLIENT, 2, client_config, now);
+        let local = SocketAddr::new(SERVER.into(), PORT);
+        let listener = server.tcp_listen(local, ListenOptions::default()).unwrap();
+        let mut rig = Rig { now, server, client, listener, to_server, to_client, flooded: 0 };
+        // The server learns where its router is.
+        let client = rig.connect();
+        rig.pass(20);
+        let server = rig.accept().expect("accepted");
+        rig.client.close(rig.now, client);
+        rig.pass(5);
+        rig.server.close(rig.now, server);
+        rig.server.close(rig.now, listener);
+        rig.pass(5);
+        rig.listener = rig.server.tcp_listen(local, options).unwrap();
+        rig
+    }
+
+    /// Lets so many milliseconds pass.
+    pub fn pass(&mut self, ms: usize) {
+        self.pass_under(ms, 0);
+    }
+
+    /// The same while so many SYNs a millisecond come from sources that do not exist.
+    pub fn pass_under(&mut self, ms: usize, syns: u32) {
+        for _ in 0..ms {
+            for _ in 0..syns {
+                self.flood();
+            }
+            self.now = self.now + TICK;
+            self.server.step(self.now, 100_000);
+            self.client.step(self.now, 100_000);
+            self.carry();
+        }
+    }
+
+    /// What one has sent to the other arrives with the next tick.
+    fn carry(&mut self) {
+        let (mut a, mut b) = (self.to_server.lock().unwrap(), self.to_client.lock().unwrap());
+        let (a, b) = (&mut *a, &mut *b);
+        a.arriving.extend(b.sent.drain(..));
+        let is_for_client = |f: &Frame| f.0[12..14] != [8, 0] || f.0[30..34] == CLIENT.octets();
+        b.arriving.extend(a.sent.extract_if(.., |f| is_for_client(f)));
+    }
+
+    /// A SYN from the next of many sources.
+    fn flood(&mut self) {
+        self.flooded += 1;
+        let n = self.flooded;
+        let [a, b, c, _] = n.to_be_bytes();
+        let source = Ipv4Addr::new(198, 18 + (a & 1), b, c);
+        let from = SocketAddrV4::new(source, 1024 + (n % 60_000) as u16);
+        let options = syn_options(n);
+        self.send_from(from, &syn(SeqNum(n.wrapping_mul(0x9e37_79b9)), options), &[]);
+    }
+
+    /// A segment from an address of the test's choice.
+    pub fn send_from(&mut self, from: SocketAddrV4, header: &Header, payload: &[u8]) {
+        let header = Header { src_port: from.port(), dst_port: PORT, ..*header };
+        let bytes = header.header_bytes();
+        let mut frame = vec![0; eth::HEADER_BYTES + ipv4::HEADER_BYTES + bytes];
+        let link = eth::Header { dst: station(1), src: station(2), ethertype: eth::IPV4 };
+        link.emit(&mut frame).unwrap();
+        let network = ipv4::Header {
+            src: *from.ip(),
+            dst: SERVER,
+            protocol: 6,
+            ttl: 64,
+            dscp_ecn: 0,
+            ident: 1,
+            dont_fragment: true,
+            more_fragments: false,
+            fragment_offset: 0,
+            header_bytes: ipv4::HEADER_BYTES,
+            total_bytes: ipv4::HEADER_BYTES + bytes + payload.len(),
+        };
+        network.emit(&mut frame[eth::HEADER_BYTES..]).unwrap();
+        header.emit(&mut frame[eth::HEADER_BYTES + ipv4::HEADER_BYTES..]).unwrap();
+        frame.extend(payload);
+        let offload = Offload { csum_valid: true, ..Offload::default() };
+        self.to_server.lock().unwrap().arriving.push_back((frame, offload));
+    }
+
+    /// What the server has sent to others than the client since the last time.
+    pub fn replies(&mut self) -> Vec<Reply> {
+        let sent = std::mem::take(&mut self.to_server.lock().unwrap().sent);
+        let segments = sent.iter().filter(|f| f.0[12..14] == [8, 0] && f.0[23] == 6);
+        segments
+            .map(|(frame, _)| {
+                let to: [u8; 4] = frame[30..34].try_into().unwrap();
+                let header = Header::parse(&frame[34..]).unwrap().0;
+                Reply { to: SocketAddr::new(to.into(), header.dst_port), ttl: frame[22], header }
+            })
+            .collect()
+    }
+
+    /// What the server has answered to one address.
+    pub fn replies_to(&mut self, who: SocketAddrV4) -> Vec<Header> {
+        let all = self.replies().into_iter();
+        all.filter(|r| r.to == SocketAddr::V4(who)).map(|r| r.header).collect()
+    }
+
+    /// Crossings into the server's device so far.
+    pub fn bursts(&self) -> usize {
+        self.to_server.lock().unwrap().bursts
+    }
+
+    /// The client begins to connect.
+    pub fn connect(&mut self) -> SlotId {
+        let to = SocketAddr::new(SERVER.into(), PORT);
+        self.client.tcp_connect(self.now, to, None).unwrap()
+    }
+
+    pub fn accept(&mut self) -> Option<SlotId> {
+        match self.server.tcp_accept(self.listener) {
+            Ok(Step::Done((id, _))) => Some(id),
+            Ok(_) => None,
+            Err(e) => panic!("{e:?}"),
+        }
+    }
+
+    pub fn stat(&mut self) -> ListenerStat {
+        self.server.listener_stat(self.listener).unwrap()
+    }
+
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        self.server.counters().drops(reason)
+    }
+
+    pub fn count(&self, counter: Counter) -> u64 {
+        self.server.counters().value(counter)
+    }
+
+    /// Fills the SYN queue with embryos that nobody will complete.
+    pub fn fill_syn_queue(&mut self) {
+        for _ in 0..self.stat().embryo_limit {
+            self.flood();
+        }
+        self.pass(1);
+        let stat = self.stat();
+        assert_eq!(stat.embryos, stat.embryo_limit);
+        self.replies();
+    }
+
+    /// The bytes that wait at the server.
+    pub fn read(&mut self, id: SlotId) -> Vec<u8> {
+        match self.server.tcp_take(id, usize::MAX) {
+            Ok(Step::Done(chain)) => {
+                let bytes = chain.to_vec();
+                self.server.tcp_read_done(self.now, id, chain);
+                bytes
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// The options of a SYN as Linux sends it.
+pub fn syn_options(clock: u32) -> Options {
+    Options {
+        mss: Some(1460),
+        window_scale: Some(7),
+        sack_permitted: true,
+        timestamps: Some(Timestamps { value: clock, echo: 0 }),
+        ..Options::default()
+    }
+}
+
+pub fn syn(iss: SeqNum, options: Options) -> Header {
+    Header { seq: iss, flags: Flags::SYN, window: 64_240, options, ..Header::default() }
+}
+
+/// The ACK of a SYN,ACK.
+pub fn ack(syn_ack: &Header) -> Header {
+    let timestamps = syn_ack
+        .options
+        .timestamps
+        .map(|t| Timestamps { value: t.echo.wrapping_add(1), echo: t.value });
+    Header {
+        seq: syn_ack.ack,
+        ack: SeqNum(syn_ack.seq.0.wrapping_add(1)),
+        flags: Flags::ACK,
+        window: 502,
+        options: Options { timestamps, ..Options::default() },
+        ..Header::default()
+    }
+}
