@@ -17,7 +17,7 @@
 
 use std::collections::VecDeque;
 
-use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SlotId};
+use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId};
 use fulmar_socket::SocketError;
 use fulmar_tcp::{COOKIE_LIFETIME, CookieVerdict, PathInfo, Tcb, check_cookie, cookie_syn_ack};
 use fulmar_wire::tcp;
@@ -191,27 +191,41 @@ impl<P: Probe> Shard<P> {
         Ok(self.listener(id)?.stat())
     }
 
-    /// A SYN for a listener (RFC 9293 section 3.10.7.2). Data on it is not kept: the peer sends it again.
-    pub(crate) fn open_passive(&mut self, now: Instant, listener: SlotId, seg: Segment) {
+    /// A SYN for a listener (RFC 9293 section 3.10.7.2); false if it was dropped. Data on it is not kept:
+    /// the peer sends it again. `min_iss` is what our initial sequence number must not be before, if there
+    /// was a connection of this flow a moment ago: a cookie could not promise that, so the SYN gets an
+    /// embryo.
+    pub(crate) fn open_passive(
+        &mut self,
+        now: Instant,
+        listener: SlotId,
+        seg: Segment,
+        min_iss: Option<SeqNum>,
+    ) -> bool {
         let Segment { key, header, payload, .. } = seg;
         self.net.pool.free(payload);
-        match self.judge_syn(listener, &key) {
-            SynVerdict::Embryo => self.add_embryo(now, listener, key, &header),
+        let taken = match self.judge_syn(listener, &key, min_iss.is_some()) {
+            SynVerdict::Embryo => self.add_embryo(now, listener, key, &header, min_iss),
             SynVerdict::Replace => {
                 self.forget_oldest(now, listener);
-                self.add_embryo(now, listener, key, &header);
+                self.add_embryo(now, listener, key, &header, min_iss)
             }
-            SynVerdict::Cookie => self.send_cookie(now, listener, &key, &header),
-            SynVerdict::Drop(reason) => {
-                self.net.counters.drop_packet(reason);
-                if let Ok(l) = self.listener(listener) {
-                    l.syn_queue.counts.syns_dropped += 1;
-                }
+            SynVerdict::Cookie => {
+                self.send_cookie(now, listener, &key, &header);
+                Ok(())
+            }
+            SynVerdict::Drop(reason) => Err(reason),
+        };
+        if let Err(reason) = taken {
+            self.net.counters.drop_packet(reason);
+            if let Ok(l) = self.listener(listener) {
+                l.syn_queue.counts.syns_dropped += 1;
             }
         }
+        taken.is_ok()
     }
 
-    fn judge_syn(&self, listener: SlotId, key: &FlowKey) -> SynVerdict {
+    fn judge_syn(&self, listener: SlotId, key: &FlowKey, needs_embryo: bool) -> SynVerdict {
         if let Err(reason) = self.check_room(listener, key) {
             return SynVerdict::Drop(reason);
         }
@@ -221,7 +235,8 @@ impl<P: Probe> Shard<P> {
         let is_queue_full = l.syn_queue.len >= l.syn_queue.limit;
         let is_table_full = self.sockets.len() >= self.config.max_sockets;
         let is_source_full = self.sources.as_ref().is_some_and(|s| !s.takes_embryo(key));
-        match l.syn_queue.cookies {
+        let cookies = if needs_embryo { SynCookies::Off } else { l.syn_queue.cookies };
+        match cookies {
             SynCookies::Always => SynVerdict::Cookie,
             _ if !(is_queue_full || is_table_full || is_source_full) => SynVerdict::Embryo,
             SynCookies::WhenFull => SynVerdict::Cookie,
@@ -243,15 +258,23 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    fn add_embryo(&mut self, now: Instant, listener: SlotId, key: FlowKey, syn: &tcp::Header) {
-        let Ok((_, path)) = self.path_to(Some(key.local_ip()), key.remote_ip(), key.zone) else {
-            return self.net.counters.drop_packet(DropReason::NoRoute);
-        };
+    fn add_embryo(
+        &mut self,
+        now: Instant,
+        listener: SlotId,
+        key: FlowKey,
+        syn: &tcp::Header,
+        min_iss: Option<SeqNum>,
+    ) -> Result<(), DropReason> {
+        let path = self.path_to(Some(key.local_ip()), key.remote_ip(), key.zone);
+        let (_, path) = path.map_err(|_| DropReason::NoRoute)?;
         let iss = self.secret.initial_sequence(&key, now);
+        let iss = min_iss.map_or(iss, |min| iss.max(min));
         let offset = self.secret.timestamp_offset(&key);
         let tcb = Tcb::passive(&self.config.tcp, key, iss, offset, path.info, now, syn);
         let id = self.enter_embryo(listener, TcpEntry::new(tcb, path));
         self.queue_output(id);
+        Ok(())
     }
 
     /// Enters an embryo into the tables.

@@ -110,9 +110,12 @@ impl<P: Probe> Shard<P> {
                 self.net.pool.free(seg.payload);
                 self.time_wait.remove(&seg.key);
             }
-            TimeWaitVerdict::Reopen { .. } => {
+            TimeWaitVerdict::Reopen { min_iss } => {
                 self.time_wait.remove(&seg.key);
-                self.give_to_listener(now, seg);
+                match self.find_listener(&seg.key) {
+                    Some(id) => _ = self.open_passive(now, id, seg, Some(min_iss)),
+                    None => self.refuse(now, seg, DropReason::TcpNoSocket),
+                }
             }
         }
     }
@@ -126,7 +129,7 @@ impl<P: Probe> Shard<P> {
             && !flags.contains(tcp::Flags::RST);
         let listener = self.find_listener(&seg.key);
         match listener {
-            Some(id) if is_syn => self.open_passive(now, id, seg),
+            Some(id) if is_syn => _ = self.open_passive(now, id, seg, None),
             Some(id) if is_ack(flags) && self.expects_cookies(now, id) => {
                 self.give_to_cookie(now, id, seg);
             }

@@ -235,6 +235,21 @@ fn a_full_backlog_drops_and_lets_in_again_after_an_accept() {
 }
 
 #[test]
+fn a_listener_tells_its_numbers() {
+    within(|| {
+        let (a, b) = stacks();
+        let options = ListenOptions { backlog: 3, ..ListenOptions::default() };
+        let listener = TcpListener::bind_with(&b, (B, 80), options).unwrap();
+        let _clients = [(); 2].map(|()| TcpStream::connect(&a, (B, 80)).unwrap());
+        eventually("both wait to be accepted", || listener.stats().unwrap().accept_queue == 2);
+        let s = listener.stats().unwrap();
+        assert_eq!((s.accept_limit, s.embryo_limit, s.embryos, s.cookies_sent), (3, 8, 0, 0));
+        let document = b.stat().unwrap().to_json();
+        assert!(document.contains("\"accept_queue\":2") && document.contains("\"embryo_limit\":8"));
+    });
+}
+
+#[test]
 fn a_listener_that_goes_resets_whom_it_has_not_accepted() {
     within(|| {
         let (a, b) = stacks();

@@ -12,6 +12,7 @@ mod support;
 
 mod errno;
 mod faults;
+mod listen;
 mod mapped;
 mod namespace;
 mod path_mtu;

@@ -291,6 +291,31 @@ fn an_ack_of_a_cookie_counts_although_a_later_syn_has_made_an_embryo() {
 }
 
 #[test]
+fn a_syn_that_follows_a_connection_in_time_wait_gets_an_embryo_with_a_later_number() {
+    let mut rig = Rig::new(ListenOptions { syn_backlog: Some(8), ..ListenOptions::default() });
+    let reply = syn_ack(&mut rig, syn_options(7));
+    let first = ack(&reply);
+    rig.send_from(PEER, &first, &[]);
+    rig.pass(1);
+    let server = rig.accept().expect("a connection");
+    // The server closes first, so TIME-WAIT is its.
+    rig.server.close(rig.now, server);
+    let fin = Header { flags: Flags::ACK | Flags::FIN, ack: SeqNum(first.ack.0 + 1), ..first };
+    rig.send_from(PEER, &fin, &[]);
+    rig.pass(1);
+    assert_eq!(rig.server.stat().time_wait, 1);
+    rig.fill_syn_queue();
+    let next = Header { seq: SeqNum(ISS.0.wrapping_add(100_000)), ..syn(ISS, syn_options(5000)) };
+    rig.send_from(PEER, &next, &[]);
+    rig.pass(1);
+    let replies = rig.replies_to(PEER);
+    assert_eq!(replies[0].flags, Flags::SYN | Flags::ACK);
+    assert!(replies[0].seq.after(SeqNum(first.ack.0 + 1)));
+    let stat = rig.stat();
+    assert_eq!((stat.embryos, stat.embryos_replaced, stat.cookies_sent), (8, 1, 0));
+}
+
+#[test]
 fn the_answer_has_the_time_to_live_of_the_listener() {
     let mut rig = Rig::new(always());
     rig.server.set_listener_ttl(rig.listener, 3).unwrap();
