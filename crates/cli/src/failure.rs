@@ -103,6 +103,13 @@ const ROWS: &[Row] = &[
          process has ended: start both again",
     ),
     (
+        libc::EPROTO,
+        "EPROTO",
+        "the other process broke the protocol of the link",
+        "do not trust what it sent; `fulmar stat` names the violation while the stack runs; use the same \
+         release at both ends",
+    ),
+    (
         libc::EMSGSIZE,
         "EMSGSIZE",
         "the message is larger than a datagram may be",

@@ -57,6 +57,8 @@ socket_errors! {
     AddressNotAvailable = 99;
     /// The device is gone or down.
     NetworkDown = 100;
+    /// The process behind the device broke the protocol of the link.
+    Protocol = 71;
     /// No route to the network.
     NetworkUnreachable = 101;
     /// The connection was aborted on this side.

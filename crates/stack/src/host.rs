@@ -484,7 +484,7 @@ impl<P: Probe> Host<P> {
     /// Waits until something is over, running the stack meanwhile. False: the time is.
     ///
     /// # Errors
-    /// As [`Host::wait_set`]; [`SocketError::NetworkDown`] if the device is gone: what has not ended
+    /// As [`Host::wait_set`]; [`SocketError::NetworkDown`] or [`SocketError::Protocol`] if the device is gone: what has not ended
     /// will only end when the socket is closed.
     pub fn wait_completion(&self, c: &Completion, limit: Limit) -> Result<bool, SocketError> {
         if c.is_done() {
@@ -506,8 +506,8 @@ impl<P: Probe> Host<P> {
             if c.is_done() {
                 return Ok(true);
             }
-            if guard.is_down() {
-                return Err(SocketError::NetworkDown);
+            if let Some(e) = guard.down() {
+                return Err(e);
             }
             if give_up.is_some_and(|at| now >= at) {
                 return Ok(false);

@@ -130,7 +130,8 @@ pub struct Shard<P: Probe = NoProbe> {
     /// The way to the other shards of the stack, if there are any.
     pub(crate) handoff: Option<Box<Handoff>>,
     time_wait_timer: Option<TimerId>,
-    is_down: bool,
+    /// The error of every call once the device is lost.
+    down: Option<SocketError>,
 }
 
 /// The sooner one of those that there are.
@@ -245,7 +246,7 @@ impl<P: Probe> Shard<P> {
             is_dry: true,
             handoff: None,
             time_wait_timer: None,
-            is_down: false,
+            down: None,
             config,
         })
     }
@@ -551,18 +552,22 @@ impl<P: Probe> Shard<P> {
     /// Tells every socket once that the device is gone.
     #[inline]
     pub(crate) fn check_link(&mut self) {
-        if !self.is_down && self.net.link.device_ref().lost().is_some() {
+        if self.down.is_none() && self.net.link.device_ref().lost().is_some() {
             self.link_is_lost();
         }
     }
 
     #[cold]
     fn link_is_lost(&mut self) {
-        self.is_down = true;
+        let error = match self.net.link.device_ref().lost() {
+            Some(errno) if errno == SocketError::Protocol.errno() => SocketError::Protocol,
+            _ => SocketError::NetworkDown,
+        };
+        self.down = Some(error);
         for id in self.sockets.ids() {
             let Some(s) = self.sockets.get_mut(id) else { continue };
             if let Socket::Tcp(s) = s {
-                s.error = Some(SocketError::NetworkDown);
+                s.error = Some(error);
                 self.posted.list(id, s);
             }
             s.watch().notify(id, DOWN, &mut self.wakes);
@@ -580,13 +585,20 @@ impl<P: Probe> Shard<P> {
 
     /// Whether the device is gone.
     pub fn is_down(&self) -> bool {
-        self.is_down
+        self.down.is_some()
+    }
+
+    /// The error of every call once the device is gone: [`SocketError::Protocol`] if the process behind it
+    /// broke the protocol of the link, else [`SocketError::NetworkDown`].
+    #[inline]
+    pub(crate) fn down(&self) -> Option<SocketError> {
+        self.down
     }
 
     /// What a socket is ready for, if it exists. When the device is gone every call fails at once.
     pub(crate) fn ready_of(&self, id: SlotId) -> Option<Ready> {
         let ready = self.sockets.get(id)?.ready();
-        Some(if self.is_down { ready | DOWN } else { ready })
+        Some(if self.is_down() { ready | DOWN } else { ready })
     }
 
     /// Wakes whoever waits for what the socket is ready for now.

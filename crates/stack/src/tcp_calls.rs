@@ -83,8 +83,8 @@ impl<P: Probe> Shard<P> {
     }
 
     fn check_usable(&self) -> Result<(), SocketError> {
-        if self.is_down() {
-            return Err(SocketError::NetworkDown);
+        if let Some(e) = self.down() {
+            return Err(e);
         }
         if self.sockets.len() >= self.config.max_sockets {
             return Err(SocketError::NoBuffer);
@@ -257,9 +257,9 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// [`SocketError::Invalid`]: not a listener. [`SocketError::NetworkDown`].
     pub fn tcp_accept(&mut self, id: SlotId) -> Result<Step<(SlotId, SocketAddr)>, SocketError> {
-        let down = self.is_down();
+        let down = self.down();
         let Some(child) = self.listener(id)?.accept.pop_front() else {
-            return if down { Err(SocketError::NetworkDown) } else { Ok(Step::WaitData(1)) };
+            return down.map_or(Ok(Step::WaitData(1)), Err);
         };
         // It is not removed while it waits here, whatever became of the connection.
         let entry = self.tcp(child)?;

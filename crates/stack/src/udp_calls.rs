@@ -189,8 +189,8 @@ impl<P: Probe> Shard<P> {
         options: BindOptions,
         fits: impl Fn(u16) -> bool,
     ) -> Result<SlotId, SocketError> {
-        if self.is_down() {
-            return Err(SocketError::NetworkDown);
+        if let Some(e) = self.down() {
+            return Err(e);
         }
         if self.sockets.len() >= self.config.max_sockets {
             return Err(SocketError::NoBuffer);
@@ -269,7 +269,7 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// An error that came back for an earlier datagram.
     pub fn udp_receive(&mut self, id: SlotId) -> Result<Step<Datagram>, SocketError> {
-        let down = self.is_down();
+        let down = self.down();
         let entry = self.udp_entry(id)?;
         // The error first, as Linux has it.
         if let Some(e) = entry.socket.take_error() {
@@ -279,8 +279,8 @@ impl<P: Probe> Shard<P> {
             self.pass(Stage::ReceiveTaken);
             return Ok(Step::Done(d));
         }
-        if down {
-            return Err(SocketError::NetworkDown);
+        if let Some(e) = down {
+            return Err(e);
         }
         Ok(Step::WaitData(1))
     }
@@ -322,15 +322,14 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         into: &mut [u8],
     ) -> Result<Step<(usize, SocketAddr)>, SocketError> {
-        let down = self.is_down();
+        let down = self.down();
         let entry = self.udp_entry(id)?;
         if let Some(e) = entry.socket.take_error() {
             return Err(udp_error(e));
         }
         match entry.socket.peek() {
             Some(d) => Ok(Step::Done((d.payload.copy_to(0, into), d.src))),
-            None if down => Err(SocketError::NetworkDown),
-            None => Ok(Step::WaitData(1)),
+            None => down.map_or(Ok(Step::WaitData(1)), Err),
         }
     }
 
@@ -446,12 +445,11 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// [`SocketError::BadHandle`], [`SocketError::NetworkDown`].
     pub fn ping_receive(&mut self, id: SlotId) -> Result<Step<Echo>, SocketError> {
-        let down = self.is_down();
+        let down = self.down();
         match self.sockets.get_mut(id) {
             Some(Socket::Ping(p)) => match p.replies.pop_front() {
                 Some(echo) => Ok(Step::Done(echo)),
-                None if down => Err(SocketError::NetworkDown),
-                None => Ok(Step::WaitData(1)),
+                None => down.map_or(Ok(Step::WaitData(1)), Err),
             },
             _ => Err(SocketError::BadHandle),
         }

@@ -194,7 +194,7 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         into: &mut [RecvMessage<'_>],
     ) -> Result<Step<usize>, SocketError> {
-        let down = self.is_down();
+        let down = self.down();
         let Shard { sockets, net, .. } = self;
         let entry = match sockets.get_mut(id) {
             Some(Socket::Udp(s)) => s,
@@ -218,10 +218,10 @@ impl<P: Probe> Shard<P> {
         }
         net.counters.add(Counter::CopiedBytes, bytes as u64);
         let _ = net.probe.stage(Stage::ReceiveCopied);
-        match came {
-            0 if down => Err(SocketError::NetworkDown),
-            0 if !into.is_empty() => Ok(Step::WaitData(1)),
-            n => Ok(Step::Done(n)),
+        match (came, down) {
+            (0, Some(e)) => Err(e),
+            (0, None) if !into.is_empty() => Ok(Step::WaitData(1)),
+            (n, _) => Ok(Step::Done(n)),
         }
     }
 }

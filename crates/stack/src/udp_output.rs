@@ -211,8 +211,8 @@ impl<P: Probe> Shard<P> {
 
     /// The socket of a datagram to be sent, and its two ends.
     fn check_datagram<I>(&mut self, id: SlotId, letter: &Letter<I>) -> Result<Ends, SocketError> {
-        if self.is_down() {
-            return Err(SocketError::NetworkDown);
+        if let Some(e) = self.down() {
+            return Err(e);
         }
         let entry = self.udp_entry(id)?;
         if letter.tells_error

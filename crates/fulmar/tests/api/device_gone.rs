@@ -1,4 +1,5 @@
-//! A device that goes away: every call says ENETDOWN, nobody hangs, the program lives.
+//! A device that goes away: every call says ENETDOWN (EPROTO if the process behind it broke the protocol),
+//! no call hangs, the program lives.
 
 use std::io::{self, Read, Write};
 use std::sync::mpsc;
@@ -18,12 +19,26 @@ fn stacks_with_plug() -> (Stack, Stack, Plug) {
 }
 
 fn is_down<T: std::fmt::Debug>(r: io::Result<T>) {
-    assert_eq!(r.unwrap_err().raw_os_error(), Some(libc::ENETDOWN));
+    fails_with(libc::ENETDOWN, r);
+}
+
+fn fails_with<T: std::fmt::Debug>(errno: i32, r: io::Result<T>) {
+    assert_eq!(r.unwrap_err().raw_os_error(), Some(errno));
 }
 
 #[test]
 fn blocked_calls_end_and_new_ones_fail() {
-    within(|| {
+    every_call_ends(libc::ENODEV, libc::ENETDOWN);
+}
+
+#[test]
+fn a_broken_protocol_of_the_link_is_told_by_every_call() {
+    every_call_ends(libc::EPROTO, libc::EPROTO);
+}
+
+/// The device is lost with `lost`; blocked calls and new ones fail with `errno`.
+fn every_call_ends(lost: i32, errno: i32) {
+    within(move || {
         let (a, b, plug) = stacks_with_plug();
         let (c, _s) = connection(&a, &b, 80);
         let listener = TcpListener::bind(&a, (A, 81)).unwrap();
@@ -58,19 +73,19 @@ fn blocked_calls_end_and_new_ones_fail() {
             assert!(!events.is_empty() && events.iter().all(|e| e.ready.contains(Ready::ERROR)));
         });
         thread::sleep(Duration::from_millis(100));
-        plug.pull();
-        (0..count).for_each(|_| is_down(tells.recv().unwrap()));
+        plug.pull_with(lost);
+        (0..count).for_each(|_| fails_with(errno, tells.recv().unwrap()));
         polled.join().unwrap();
 
-        is_down((&c).read(&mut [0; 8]));
-        is_down((&c).write(b"x"));
-        is_down(c.peek(&mut [0; 8]));
-        is_down(listener.accept());
-        is_down(udp.recv_from(&mut [0; 8]));
-        is_down(udp.send_to(b"x", (B, 53)));
-        is_down(TcpStream::connect(&a, (B, 80)));
-        is_down(TcpListener::bind(&a, (A, 82)));
-        is_down(UdpSocket::bind(&a, (A, 54)));
+        fails_with(errno, (&c).read(&mut [0; 8]));
+        fails_with(errno, (&c).write(b"x"));
+        fails_with(errno, c.peek(&mut [0; 8]));
+        fails_with(errno, listener.accept());
+        fails_with(errno, udp.recv_from(&mut [0; 8]));
+        fails_with(errno, udp.send_to(b"x", (B, 53)));
+        fails_with(errno, TcpStream::connect(&a, (B, 80)));
+        fails_with(errno, TcpListener::bind(&a, (A, 82)));
+        fails_with(errno, UdpSocket::bind(&a, (A, 54)));
         // The end waits for nothing that can never come: the drain would last two minutes.
         drop((c, listener, udp, a));
     });

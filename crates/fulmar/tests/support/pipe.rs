@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use fulmar::Device;
 use fulmar::base::{Counters, DropReason, EtherAddr, Instant};
@@ -17,7 +17,8 @@ const FRAME_BYTES: usize = 1514;
 pub struct Pipe {
     socket: UnixDatagram,
     caps: Caps,
-    is_gone: Arc<AtomicBool>,
+    /// The errno with which it was lost; 0 while it is there.
+    lost: Arc<AtomicI32>,
     /// Frames are lost in both directions, silently.
     is_mute: Arc<AtomicBool>,
     /// The last burst was refused.
@@ -26,14 +27,19 @@ pub struct Pipe {
 
 /// Ends a [`Pipe`], as pulling a card does.
 pub struct Plug {
-    is_gone: Arc<AtomicBool>,
+    lost: Arc<AtomicI32>,
     /// The other end, whose frame wakes whoever sleeps on the device.
     bell: UnixDatagram,
 }
 
 impl Plug {
     pub fn pull(&self) {
-        self.is_gone.store(true, Ordering::Release);
+        self.pull_with(libc::ENODEV);
+    }
+
+    /// The device is lost with `errno`.
+    pub fn pull_with(&self, errno: i32) {
+        self.lost.store(errno, Ordering::Release);
         self.bell.send(&[0; 60]).unwrap();
     }
 }
@@ -46,7 +52,7 @@ impl Pipe {
         Pipe {
             socket,
             caps: Caps::plain(1500, ether),
-            is_gone: Arc::default(),
+            lost: Arc::default(),
             is_mute: Arc::default(),
             is_full: false,
         }
@@ -69,7 +75,7 @@ impl Pipe {
     /// How to make this end vanish, given the other end.
     pub fn plug(&self, peer: &Pipe) -> Plug {
         let bell = peer.socket.try_clone().unwrap();
-        Plug { is_gone: Arc::clone(&self.is_gone), bell }
+        Plug { lost: Arc::clone(&self.lost), bell }
     }
 }
 
@@ -145,6 +151,9 @@ impl Device for Pipe {
     }
 
     fn link_state(&self) -> LinkState {
-        if self.is_gone.load(Ordering::Acquire) { LinkState::Gone(19) } else { LinkState::Up }
+        match self.lost.load(Ordering::Acquire) {
+            0 => LinkState::Up,
+            errno => LinkState::Gone(errno),
+        }
     }
 }
