@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const PAGES: [&str; 8] = [
+const PAGES: [&str; 9] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -14,6 +14,7 @@ const PAGES: [&str; 8] = [
     "docs/linux-ways.md",
     "docs/bursts.md",
     "docs/listeners.md",
+    "docs/shm.md",
 ];
 /// Pages that name in code type only what is in the source.
 const NAMING: [&str; 2] = ["ARCHITECTURE.md", "docs/published.md"];

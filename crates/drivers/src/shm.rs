@@ -15,16 +15,15 @@
 //!
 //! **Who owns memory.** A frame is its sender's until it is in the ring. From then on the sender
 //! keeps it, unchanged, until the receiver returns its slot or is dead. The receiver copies small
-//! frames and the front of large ones into its own pool before it looks at them, and refers to the
-//! rest where it is ([`fulmar_mbuf::Lender`]); when the last reference is gone the slot goes back.
+//! frames and the headers of large ones into its own pool before it looks at them, and refers to the
+//! payload where it is ([`fulmar_mbuf::Lender`]); when the last reference is gone the slot goes back.
 //! Payload for a posted buffer is copied there at once, and the slot goes back.
 //!
-//! **The other process is not trusted.** What it writes is read once into locals and checked; what
-//! no honest process writes ends the link (`EPROTO`), and nothing is read from it any more. Its
-//! memory cannot get shorter, so reading it cannot fault. What it can do is change payload while it
-//! is read: a program that reads the same received bytes twice without copying them (a loan) may see
-//! two things. Whatever `read` and `recv` have copied stays as it is. It can keep the slots it was
-//! given, then nothing more is sent to it; it holds no memory of this process but that.
+//! **The other process is not trusted** (`docs/shm.md` says what it can do). What it writes is read once
+//! into private memory and checked there; what no honest process writes ends the link (`EPROTO`), and nothing
+//! is read from it any more. Payload that is not copied yet is behind no reference
+//! ([`fulmar_mbuf::VolatileSlice`]) and is neither parsed nor summed; any other frame is copied as a whole. The
+//! other process's memory cannot get shorter, so reading it cannot fault.
 //!
 //! **Death.** The Unix socket on which the processes met ends with the last of its owners; a
 //! descriptor of the process tells even if a child keeps the socket. What a process sent before it

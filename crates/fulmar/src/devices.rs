@@ -56,8 +56,8 @@ pub fn packet_queues(interface: &str, queues: u16) -> Result<Queues, OpenError> 
 
 /// Memory shared with another process on this host, which calls this with the same name: a path
 /// (with a slash), or a plain name. Waits until it does. The [`Side`] says who
-/// came first, so that the two can choose different addresses. What such a device receives and
-/// nobody has copied yet lies in the other process's memory, who could change it.
+/// came first, so that the two can choose different addresses. `docs/shm.md` says what the other process can
+/// do: it reads everything in the pool of this stack, and it can change received payload until that is copied.
 ///
 /// # Errors
 /// The other process is another user's or speaks another version, or the name cannot be used; the

@@ -410,7 +410,7 @@ fn read_into(stream: &TcpStream, room: &mut [u8]) -> io::Result<usize> {
 /// Memory is obtained as the bytes come, not as the peer announces them.
 fn extend(bytes: &mut Vec<u8>, part: &Loan) -> io::Result<()> {
     bytes.try_reserve(part.len()).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-    part.slices().for_each(|s| bytes.extend_from_slice(s));
+    part.append_to(bytes);
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::collections::{VecDeque, vec_deque};
 use std::fmt;
 use std::io::{self, IoSlice, Read};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use fulmar_base::SlotId;
 use fulmar_mbuf::{Chain, Mbuf};
@@ -18,6 +18,12 @@ use crate::udp::UdpSocket;
 
 /// Bytes that were received, where they landed: a list of slices of the stack's own buffers. Nothing
 /// was copied. Empty at the end of a stream.
+///
+/// Over shared memory (`devices::shm`) the bytes are in memory that another process can write, and a
+/// slice promises that nobody does. So there [`Loan::slices`] copies them to the heap of this process, all
+/// bytes that came together at the first use, and every later look sees that copy. [`Loan::copy_to`],
+/// [`Loan::to_vec`] and [`Read`] before that copy straight to where they are asked to: use those if one look is
+/// enough.
 ///
 /// The buffers go back to their stack when the loan is dropped, from any thread, also after the socket
 /// or the stack is gone. Until then their storage counts against the socket's receive buffer and the
@@ -56,6 +62,34 @@ struct Held {
     lent: Lent,
     /// The process in which the memory exists.
     forks: u32,
+    /// Another process may write the bytes.
+    is_volatile: bool,
+    /// A copy of bytes that another process may write, from the first use of a slice on.
+    private: OnceLock<Box<[u8]>>,
+}
+
+impl Held {
+    /// All bytes in memory that no other process writes; `None` if the chain is such memory.
+    fn private(&self) -> Option<&[u8]> {
+        self.is_volatile.then(|| &**self.private.get_or_init(|| self.chain.to_vec().into()))
+    }
+
+    /// Copies bytes from `at` on; what was copied before is not read again.
+    fn copy_to(&self, at: usize, out: &mut [u8]) -> usize {
+        match self.private.get().and_then(|bytes| bytes.get(at..)) {
+            Some(bytes) => copy(bytes, out),
+            None => self.chain.copy_to(at, out),
+        }
+    }
+}
+
+/// Copies as many bytes as both have.
+fn copy(from: &[u8], to: &mut [u8]) -> usize {
+    let n = from.len().min(to.len());
+    if let (Some(from), Some(to)) = (from.get(..n), to.get_mut(..n)) {
+        to.copy_from_slice(from);
+    }
+    n
 }
 
 impl Drop for Held {
@@ -100,7 +134,9 @@ impl Loan {
             return Loan::default();
         }
         let host = socket.host().downgrade();
-        let held = Held { chain, host, id: socket.id, lent, forks: fork_generation() };
+        let (is_volatile, private) = (chain.is_volatile(), OnceLock::new());
+        let forks = fork_generation();
+        let held = Held { chain, host, id: socket.id, lent, forks, is_volatile, private };
         let first = Some(Part { held: Holder::Alone(held), from: 0, len });
         Loan { first, more: VecDeque::new(), len }
     }
@@ -144,17 +180,13 @@ impl Loan {
     /// Copies bytes from `offset` on into `out`; returns how many there were.
     pub fn copy_to(&self, offset: usize, out: &mut [u8]) -> usize {
         let (mut skip, mut done) = (offset, 0);
-        for s in self.slices() {
-            let from = skip.min(s.len());
+        for part in self.parts().filter(|_| self.is_here()) {
+            let from = skip.min(part.len);
             skip -= from;
-            let (Some(bytes), Some(room)) = (s.get(from..), out.get_mut(done..)) else { break };
-            let n = bytes.len().min(room.len());
-            if let (Some(bytes), Some(room)) = (bytes.get(..n), room.get_mut(..n)) {
-                room.copy_from_slice(bytes);
-            }
-            done += n;
-            if done == out.len() {
-                break;
+            let Some(room) = out.get_mut(done..).filter(|room| !room.is_empty()) else { break };
+            let most = room.len().min(part.len - from);
+            if let Some(room) = room.get_mut(..most) {
+                done += part.held().copy_to(part.from + from, room);
             }
         }
         done
@@ -163,8 +195,19 @@ impl Loan {
     /// A copy in memory of the program.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut all = Vec::with_capacity(self.len());
-        self.slices().for_each(|s| all.extend_from_slice(s));
+        self.append_to(&mut all);
         all
+    }
+
+    /// Copies all bytes behind those of `bytes`.
+    pub(crate) fn append_to(&self, bytes: &mut Vec<u8>) {
+        if self.parts().any(|p| p.held().is_volatile) {
+            let filled = bytes.len();
+            bytes.resize(filled + self.len(), 0);
+            self.copy_to(0, bytes.get_mut(filled..).unwrap_or_default());
+        } else {
+            self.slices().for_each(|s| bytes.extend_from_slice(s));
+        }
     }
 
     /// Forgets the first `n` bytes, or all if there are fewer. Buffers that lie in it whole go back.
@@ -278,6 +321,8 @@ pub struct Slices<'a> {
 
 #[derive(Clone)]
 struct PartSlices<'a> {
+    /// Of bytes that another process may write, the copy.
+    private: Option<&'a [u8]>,
     mbufs: fulmar_mbuf::Iter<'a>,
     skip: usize,
     left: usize,
@@ -285,10 +330,17 @@ struct PartSlices<'a> {
 
 impl<'a> PartSlices<'a> {
     fn new(part: &'a Part) -> PartSlices<'a> {
-        PartSlices { mbufs: part.held().chain.iter(), skip: part.from, left: part.len }
+        let held = part.held();
+        let (skip, left) = (part.from, part.len);
+        PartSlices { private: held.private(), mbufs: held.chain.iter(), skip, left }
     }
 
     fn next(&mut self) -> Option<&'a [u8]> {
+        if let Some(bytes) = self.private {
+            let bytes = bytes.get(self.skip..)?.get(..self.left)?;
+            self.left = 0;
+            return (!bytes.is_empty()).then_some(bytes);
+        }
         while self.left > 0 {
             let bytes = self.mbufs.next().map(Mbuf::as_slice)?;
             let from = self.skip.min(bytes.len());

@@ -256,22 +256,13 @@ impl TcpStream {
 
 /// Copies a chain into the reader's buffers, behind their first `skip` bytes.
 fn scatter(chain: &Chain, bufs: &mut [IoSliceMut<'_>], mut skip: usize) {
-    let mut pieces = chain.slices();
-    let mut piece: &[u8] = &[];
+    let mut from = chain.reader();
     for buf in bufs {
-        let from = skip.min(buf.len());
-        skip -= from;
-        let mut room = buf.get_mut(from..).unwrap_or_default();
-        while !room.is_empty() {
-            if piece.is_empty() {
-                let Some(next) = pieces.next() else { return };
-                piece = next;
-            }
-            let n = piece.len().min(room.len());
-            let (part, rest) = piece.split_at(n);
-            let (to, left) = room.split_at_mut(n);
-            to.copy_from_slice(part);
-            (piece, room) = (rest, left);
+        let filled = skip.min(buf.len());
+        skip -= filled;
+        let room = buf.get_mut(filled..).unwrap_or_default();
+        if from.read(room) < room.len() {
+            return;
         }
     }
 }

@@ -142,7 +142,8 @@ impl Chain {
         Iter(self.list.iter())
     }
 
-    /// The bytes of the segments that have any, in order.
+    /// The bytes of the segments that have any, in order; not for a chain that is volatile
+    /// ([`Chain::is_volatile`]).
     #[inline]
     pub fn slices(&self) -> impl Iterator<Item = &[u8]> + Clone {
         self.iter().map(Mbuf::as_slice).filter(|s| !s.is_empty())
@@ -260,6 +261,12 @@ impl Chain {
         self.iter().any(Mbuf::is_kernel_only)
     }
 
+    /// Whether another process may write some of the bytes ([`Mbuf::is_volatile`]).
+    #[inline]
+    pub fn is_volatile(&self) -> bool {
+        self.iter().any(Mbuf::is_volatile)
+    }
+
     /// Makes the first `n` bytes contiguous in the first segment. Errors: the pool has no block
     /// for them (at most 64 KiB), the chain is shorter, or the kernel alone may read it; nothing
     /// changes.
@@ -284,17 +291,9 @@ impl Chain {
 
     /// Copies bytes from `off` on into `out`; returns how many there were.
     pub fn copy_to(&self, off: usize, out: &mut [u8]) -> usize {
-        let (mut skip, mut done) = (off, 0);
-        for s in self.slices() {
-            let from = skip.min(s.len());
-            skip -= from;
-            let (Some(from), Some(room)) = (s.get(from..), out.get_mut(done..)) else { break };
-            if room.is_empty() {
-                break;
-            }
-            done += copy(from, room);
-        }
-        done
+        let mut reader = self.reader();
+        reader.skip(off);
+        reader.read(out)
     }
 
     /// Copies `bytes` over those from `off` on; returns how many there was room for. `None`, and
@@ -365,8 +364,8 @@ impl Chain {
 
     /// The bytes, copied into a vector: for tests and tools.
     pub fn to_vec(&self) -> alloc::vec::Vec<u8> {
-        let mut v = alloc::vec::Vec::with_capacity(self.len);
-        self.slices().for_each(|s| v.extend_from_slice(s));
+        let mut v = alloc::vec![0; self.len];
+        self.copy_to(0, &mut v);
         v
     }
 
@@ -511,6 +510,9 @@ impl SegMut<'_> {
         n
     }
 }
+
+mod reader;
+pub use reader::Reader;
 
 #[cfg(test)]
 mod tests;

@@ -8,6 +8,7 @@ mod ready;
 mod slab {
     pub(super) mod raw;
 }
+mod volatile;
 
 pub(crate) use kernel_only::shared_bytes;
 pub(crate) use raw::{CHUNK_DESCS, Freed, Home, MAX_SLABS, Memory, Owner};

@@ -20,6 +20,9 @@
 //! **Shared storage is immutable.** Bytes may be written only while one reference exists; the one
 //! exception is [`Pool::append_tail`], which writes bytes that no reference covers.
 //!
+//! **Memory that another process writes** is never behind a reference: an mbuf over it is copied from by
+//! volatile loads ([`VolatileSlice`], [`Mbuf::copy_to`]).
+//!
 //! **Bounds.** A pool has a byte budget that charges storage, split into shares by [`Purpose`],
 //! and a bound on descriptors. Nothing is allocated from the heap per mbuf, chain or packet once
 //! the pool has grown to its working size.
@@ -47,8 +50,9 @@ mod sums;
 mod sys;
 #[cfg(test)]
 mod testkit;
+mod volatile;
 
-pub use chain::{Chain, Iter, SegMut};
+pub use chain::{Chain, Iter, Reader, SegMut};
 pub use pool::{Pool, PoolConfig, PoolError, PoolStats};
 pub use posted::{BufId, Filled, Hold, Lease, NoMemory, Placed, RecvBuf, Room};
 pub use raw::Mbuf;
@@ -57,3 +61,4 @@ pub use send_queue::{Claim, MAX_CLAIMS, MERGED_BYTES, QueueFull, SendQueue};
 pub use storage::{External, Lender, MAX_MBUF_BYTES, NoBuffer, Purpose, SLAB_BYTES, SharedBytes};
 pub use sums::Summed;
 pub use sys::Backing;
+pub use volatile::VolatileSlice;

@@ -270,10 +270,10 @@ impl Pool {
         if m.is_kernel_only() {
             return Err(NoBuffer);
         }
-        let bytes = &m.as_slice()[off..][..len];
+        assert!(off <= m.len() && len <= m.len() - off, "a clone of bytes that are not there");
         let mut copy = self.alloc(len, 0, m.purpose())?;
         if let Some(room) = copy.append(len) {
-            room.copy_from_slice(bytes);
+            m.copy_to(off, room);
         }
         Ok(copy)
     }
@@ -337,10 +337,11 @@ impl Pool {
 
     /// A mbuf over a range that `lender` has back when the last reference has come home. It is never
     /// written, and charged to nobody here: who lends bounds what is lent. Errors: no descriptor is
-    /// left, or the lender does not have the range; there is no loan then.
+    /// left, the range is longer than [`crate::MAX_MBUF_BYTES`], or the lender does not have it; there is no
+    /// loan then.
     ///
-    /// The bytes may be another process's, who may change them until the loan has ended: whoever
-    /// reads them twice may read two things.
+    /// The bytes may be another process's, which may change them until the loan has ended. So they are
+    /// copied out ([`Mbuf::copy_to`]) and never borrowed; a second copy may differ from the first.
     pub fn lent(
         &mut self,
         lender: &Arc<dyn Lender>,

@@ -39,7 +39,7 @@ use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, Ordering};
 use fulmar_wire::checksum::{UNIT_BYTES, UnitSum};
 
 use crate::home::Memory;
-use crate::storage::{EXTERNAL, Purpose};
+use crate::storage::{EXTERNAL, Purpose, ZEROES};
 
 pub(crate) type Link = Option<NonNull<Desc>>;
 
@@ -225,9 +225,17 @@ impl Mbuf {
         self.is_unique() && !self.is_external()
     }
 
-    /// The bytes.
+    /// Whether [`Mbuf::as_slice`] shows zeroes in place of the bytes: the kernel alone may read them, or
+    /// another process may write them.
+    #[inline]
+    pub fn is_opaque(&self) -> bool {
+        ptr::eq(self.desc().data, ZEROES.as_ptr())
+    }
+
+    /// The bytes; not for those that another process may write ([`Mbuf::is_volatile`]), which show zeroes.
     #[inline]
     pub fn as_slice(&self) -> &[u8] {
+        debug_assert!(!self.is_volatile(), "volatile bytes are copied, not borrowed");
         let d = self.desc();
         // SAFETY: `off + len <= room`, alive and initialised. Nobody writes bytes that a reference
         // covers while it can be read (see `Sync`).

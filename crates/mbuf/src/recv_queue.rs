@@ -126,7 +126,8 @@ impl RecvQueue {
         let Some(mut back) = self.ready.back_mut().filter(|b| b.tailroom() >= n) else {
             return Err(chain);
         };
-        if self.runs.front().is_some_and(|r| self.next + n as u64 > r.start) {
+        if self.runs.front().is_some_and(|r| self.next + n as u64 > r.start) || chain.is_volatile()
+        {
             return Err(chain);
         }
         let mut copied = 0;
@@ -422,9 +423,8 @@ fn part_of(front: &Mbuf, len: usize, pool: &mut Pool) -> Option<Mbuf> {
 /// A copy of up to `len` bytes from `off` on, from the reserve for control.
 fn few_bytes(m: &Mbuf, off: usize, len: usize, pool: &mut Pool) -> Option<Mbuf> {
     let len = len.min(LAST_RESORT_BYTES);
-    let bytes = m.as_slice().get(off..)?.get(..len)?;
     let mut copy = pool.alloc(len, 0, Purpose::Control).ok()?;
-    copy.append(len)?.copy_from_slice(bytes);
+    m.copy_to(off, copy.append(len)?);
     Some(copy)
 }
 

@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+use crate::VolatileSlice;
+
 /// The size classes, in bytes. A slab is cut into blocks of one class.
 ///
 /// 256 B holds headers and small packets, 2 KiB a frame of MTU 1500, 4 KiB a page, 16 KiB a jumbo
@@ -27,7 +29,8 @@ pub const SLAB_BYTES: usize = if cfg!(miri) { 128 << 10 } else { 2 << 20 };
 /// The class number that marks storage of someone else, charged, that the kernel alone may read.
 pub(crate) const KERNEL_ONLY: u8 = LENT + 1;
 
-/// What everybody but the kernel sees of storage that only the kernel may read.
+/// What [`crate::Mbuf::as_slice`] shows of storage that only the kernel may read, or that another process
+/// may write.
 pub(crate) static ZEROES: [u8; MAX_MBUF_BYTES] = [0; MAX_MBUF_BYTES];
 
 /// The smallest class that holds `bytes`, or `None` above 64 KiB.
@@ -92,11 +95,12 @@ pub trait External: Send + 'static {
 }
 
 /// Whoever lends ranges of one memory, range by range, and wants each back: a device whose peer
-/// keeps the frames. Unlike an [`External`] it needs no allocation per range.
+/// keeps the frames. Unlike an [`External`] it needs no allocation per range, and the memory may be another
+/// process's.
 pub trait Lender: Send + Sync + 'static {
     /// The bytes of a range, at the same place for as long as the lender exists. Asked once per
-    /// loan; `None`: the memory does not have this range.
-    fn bytes(&self, offset: usize, len: usize) -> Option<&[u8]>;
+    /// loan; `None`: the memory does not have this range. They may change at any moment.
+    fn bytes(&self, offset: usize, len: usize) -> Option<VolatileSlice<'_>>;
 
     /// The last reference to a loan of this tag has come home. Called once per loan, from wherever
     /// its pool is used or goes; it must be quick.

@@ -57,8 +57,27 @@ impl Summed {
         self.read_bytes += before.read_bytes + behind.read_bytes;
     }
 
+    /// Adds bytes that another process may write, part by part in a copy.
+    #[cold]
+    fn add_volatile(&mut self, m: &Mbuf, range: Range<usize>) {
+        let mut part = [0; 1024];
+        let mut at = range.start;
+        while at < range.end {
+            let most = part.len().min(range.end - at);
+            let n = m.copy_to(at, part.get_mut(..most).unwrap_or_default());
+            if n == 0 {
+                return;
+            }
+            self.read(part.get(..n).unwrap_or_default());
+            at += n;
+        }
+    }
+
     /// Adds the bytes `range` of a segment.
     fn add(&mut self, m: &Mbuf, range: Range<usize>) {
+        if m.is_volatile() {
+            return self.add_volatile(m, range);
+        }
         let bytes = m.as_slice();
         if !m.keeps_sums() {
             return self.read(bytes.get(range).unwrap_or_default());

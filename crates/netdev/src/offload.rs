@@ -452,13 +452,15 @@ fn finish_counted(
 /// The sum of everything from byte `start` on, read anew.
 fn sum_from(chain: &Chain, start: usize) -> Sum {
     let mut sum = Sum::new();
-    let mut skip = start;
-    for slice in chain.slices() {
-        let part = slice.get(skip..).unwrap_or(&[]);
-        skip = skip.saturating_sub(slice.len());
-        sum.add_bytes(part);
+    let mut from = chain.reader();
+    from.skip(start);
+    let mut part = [0; 2048];
+    loop {
+        match from.read(&mut part) {
+            0 => return sum,
+            n => sum.add_bytes(&part[..n]),
+        }
     }
-    sum
 }
 
 /// Copies the first `n` bytes, unless nobody else refers to them.
@@ -482,10 +484,9 @@ pub fn make_unique(chain: &mut Chain, pool: &mut Pool, p: Purpose) -> Result<(),
         return Err(NoBuffer);
     }
     let mut copy = pool.alloc_chain(chain.len(), 0, p)?;
-    let mut at = 0;
-    for slice in chain.slices() {
-        copy.copy_from(at, slice);
-        at += slice.len();
+    let mut from = chain.reader();
+    for to in copy.slices_mut() {
+        from.read(to);
     }
     pool.free(core::mem::replace(chain, copy));
     Ok(())

@@ -99,12 +99,9 @@ impl Encoder {
             put(b, &(time_ns as u32).to_ne_bytes());
             put(b, &(kept_bytes as u32).to_ne_bytes());
             put(b, &(frame_bytes as u32).to_ne_bytes());
-            let mut left = kept_bytes;
-            for slice in p.chain.slices() {
-                let part = &slice[..slice.len().min(left)];
-                put(b, part);
-                left -= part.len();
-            }
+            let start = b.len();
+            b.resize(start + kept_bytes, 0);
+            p.chain.copy_to(0, &mut b[start..]);
             pad(b, kept_bytes);
             option(b, OPT_EPB_FLAGS, &(direction as u32).to_ne_bytes());
             option(b, 0, &[]);

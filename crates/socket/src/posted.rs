@@ -477,7 +477,7 @@ impl<T> Posted<T> {
             if copied >= max || front.placed().is_some_and(|p| p.buffer == id) {
                 break;
             }
-            let n = room.write(front.as_slice());
+            let n = room.write_mbuf(front);
             if n == 0 && !front.is_empty() {
                 break;
             }

@@ -70,7 +70,10 @@ pub fn keepable(chain: Chain, pool: &mut Pool, is_short: bool) -> Result<Chain, 
     }
     match pool.alloc_chain(chain.len(), 0, Purpose::Receive) {
         Ok(mut copy) => {
-            copy.fill(chain.slices());
+            let mut from = chain.reader();
+            for to in copy.slices_mut() {
+                from.read(to);
+            }
             pool.free(chain);
             Ok(copy)
         }

@@ -12,19 +12,22 @@ use fulmar_netdev::{
 };
 
 use super::bell::Bell;
-use super::layout::{self, CLOSED, FRAMES, Lie, PIECES, Piece, RETURNED, Record, SENT, STATE};
+use super::layout::{
+    self, CLOSED, FRAMES, PIECES, Piece, RETURNED, Record, SENT, STATE, Violation,
+};
 use super::loans::Loans;
 use super::meet::{self, Met};
 use super::places::Places;
 use super::{ShmConfig, Side};
+use crate::seen::{Seen, Transport};
 use crate::{OpenError, vnet};
 
 /// Frames up to this size are copied whole: a copy of so few bytes costs less than a loan, and the
 /// sender has its slot back at once.
 const COPIED_BYTES: usize = 2048;
 
-/// Of longer frames at most so many bytes, the headers among them, are copied before anybody looks
-/// at them. It is what a block of the smallest class holds.
+/// Of longer frames so many bytes are copied to find the headers. It is what a block of the smallest class
+/// holds.
 const FRONT_BYTES: usize = 256;
 
 /// How often an end that polls asks the kernel whether the other one is still there.
@@ -55,9 +58,9 @@ pub struct Shm {
 enum End {
     /// The other process has ended, or has let go of the device. What it had sent is still taken.
     Gone(i32),
-    /// It has written what no honest one writes: nothing is read from it any more. Until it is dead
-    /// it may look at what it was sent, so that is kept.
-    Lied,
+    /// It broke the protocol: nothing is read from it any more. Until it is dead it may look at what it was
+    /// sent, so that is kept.
+    Violation,
 }
 
 /// What was sent and is not returned.
@@ -133,8 +136,10 @@ impl Shm {
         self.side
     }
 
-    fn lied(&mut self) {
-        self.end = Some(End::Lied);
+    fn end_for(&mut self, v: Violation) {
+        self.end = Some(End::Violation);
+        self.stats.path =
+            format!("ended, since the other process broke the protocol: {}", v.sentence());
         self.loans.bell.hang_up();
     }
 
@@ -154,14 +159,14 @@ impl Shm {
         }
     }
 
-    /// Frames that wait in the ring; none from a liar.
+    /// Frames that wait in the ring; none once the protocol was broken.
     fn pending(&mut self) -> u64 {
-        if self.end == Some(End::Lied) {
+        if self.end == Some(End::Violation) {
             return 0;
         }
         let taken = self.loans.taken.load(Relaxed);
-        layout::pending(&self.loans.peer, SENT, taken).unwrap_or_else(|Lie| {
-            self.lied();
+        layout::pending(&self.loans.peer, SENT, taken).unwrap_or_else(|v| {
+            self.end_for(v);
             0
         })
     }
@@ -225,12 +230,12 @@ impl Shm {
         match self.end {
             None => {}
             Some(End::Gone(_)) => return self.outbox.free_all(pool),
-            Some(End::Lied) if self.loans.bell.is_alive() => return 0,
-            Some(End::Lied) => return self.outbox.free_all(pool),
+            Some(End::Violation) if self.loans.bell.is_alive() => return 0,
+            Some(End::Violation) => return self.outbox.free_all(pool),
         }
         let before = self.outbox.reaped;
-        if self.outbox.reap(&self.loans, pool).is_err() {
-            self.lied();
+        if let Err(v) = self.outbox.reap(&self.loans, pool) {
+            self.end_for(v);
         }
         self.loans.reaped.store(self.outbox.reaped, Relaxed);
         (self.outbox.reaped - before) as usize
@@ -251,11 +256,10 @@ impl Outbox {
             return Some((record, None));
         }
         let mut copy = self.staging.alloc_chain(p.chain.len(), 0, Purpose::Control).ok()?;
-        let mut at = 0;
-        for slice in p.chain.slices() {
-            copy.copy_from(at, slice);
-            at += slice.len();
-        }
+        let mut from = p.chain.reader();
+        copy.slices_mut().for_each(|to| {
+            from.read(to);
+        });
         match place(&copy, slot, request, loans) {
             Some(record) => Some((record, Some(copy))),
             None => {
@@ -273,11 +277,12 @@ impl Outbox {
         self.sent += 1;
     }
 
-    fn reap(&mut self, loans: &Loans, pool: &mut Pool) -> Result<(), Lie> {
+    fn reap(&mut self, loans: &Loans, pool: &mut Pool) -> Result<(), Violation> {
         for _ in 0..layout::pending(&loans.peer, RETURNED, self.reaped)? {
             let slot = layout::read_return(&loans.peer, self.reaped)?;
             // A slot that is not out cannot come back.
-            let chain = self.frames.get_mut(slot).and_then(Option::take).ok_or(Lie)?;
+            let chain =
+                self.frames.get_mut(slot).and_then(Option::take).ok_or(Violation::SlotNotOut)?;
             self.reaped += 1;
             self.slots.push(slot as u32);
             pool.free(chain);
@@ -310,9 +315,9 @@ fn place(
     loans: &Loans,
 ) -> Option<Record> {
     let mut record = Record::new(slot, request);
-    for slice in chain.slices() {
-        let at = u32::try_from(loans.own.offset_of(slice)?).ok()?;
-        if !record.push(Piece { at, len: slice.len() as u32 }) {
+    for m in chain.iter().filter(|m| !m.is_empty()) {
+        let at = u32::try_from(loans.own.offset_of(m)?).ok()?;
+        if !record.push(Piece { at, len: m.len() as u32 }) {
             return None;
         }
     }
@@ -322,68 +327,66 @@ fn place(
 // Receiving.
 impl Shm {
     /// Takes one frame out of the ring. `Ok(None)`: it was dropped, and counted.
-    fn take(&mut self, pool: &mut Pool, counters: &mut Counters) -> Result<Option<Packet>, Lie> {
+    fn take(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+    ) -> Result<Option<Packet>, Violation> {
         let taken = self.loans.taken.load(Relaxed);
         let record = Record::read(&self.loans.peer, taken)?;
         if !self.loans.is_free(record.slot) {
-            return Err(Lie);
+            return Err(Violation::SlotInUse);
         }
         self.loans.taken.store(taken + 1, Relaxed);
-        let placed =
-            if self.places.is_idle() { None } else { self.places.land(&record, &self.loans, pool) };
-        let packet = placed.or_else(|| self.land(&record, pool));
-        if packet.is_none() {
-            counters.drop_packet(DropReason::NoBuffer);
-        }
-        let Some(chain) = packet else { return Ok(None) };
-        let front = chain.front().map_or(&[][..], |m| m.as_slice());
-        match vnet::understand(&record.request, record.len(), front) {
-            Ok(offload) => Ok(Some(Packet { chain, offload })),
+        match self.land(&record, pool) {
+            Ok(packet) => Ok(Some(packet)),
             Err(reason) => {
                 counters.drop_packet(reason);
-                pool.free(chain);
                 Ok(None)
             }
         }
     }
 
-    /// The frame: its front copied, the rest by reference where that pays. The slot goes back here
-    /// unless a part of it is lent. `None`: no buffer.
-    fn land(&mut self, record: &Record, pool: &mut Pool) -> Option<Chain> {
-        let total = record.len();
-        if total <= COPIED_BYTES || !self.loans.has_room() {
-            let chain = self.copy(record, 0..total, pool);
-            self.loans.send_back(record.slot);
-            return chain;
-        }
-        self.loans.begin(record.slot);
-        let first = record.pieces().first().map_or(0, |p| p.len as usize);
-        let front = first.min(FRONT_BYTES);
-        let chain = self.copy(record, 0..front, pool).and_then(|mut chain| {
-            match self.lend(record, front, pool) {
-                Some(rest) => {
-                    chain.append(rest);
-                    Some(chain)
-                }
-                None => {
-                    pool.free(chain);
-                    None
-                }
+    /// The frame: placed, or its headers copied and its payload lent where that pays, or all of it copied.
+    /// Every byte that a layer parses is read once, into memory of this process. The slot goes back here
+    /// unless the payload is lent.
+    fn land(&mut self, record: &Record, pool: &mut Pool) -> Result<Packet, DropReason> {
+        let may_lend = record.len() > COPIED_BYTES && self.loans.has_room();
+        if may_lend || !self.places.is_idle() {
+            let mut front = [0; FRONT_BYTES];
+            let n = Reader::new(record, 0).copy(&self.loans, &mut front);
+            let front = front.get(..n).unwrap_or_default();
+            if let Some(chain) = self.places.land(record, front, &self.loans, pool) {
+                return packet(record, chain, pool);
             }
-        });
-        self.loans.give_back(record.slot);
-        chain
+            if may_lend && let Some(headers) = headers_before_payload(record, front) {
+                let chain = self.lend_payload(record, headers, pool);
+                return packet(record, chain.ok_or(DropReason::NoBuffer)?, pool);
+            }
+        }
+        let chain = copy(record, 0..record.len(), &self.loans, pool);
+        self.loans.send_back(record.slot);
+        packet(record, chain.ok_or(DropReason::NoBuffer)?, pool)
     }
 
-    /// Bytes of a frame, copied. Where the share for received bytes is used up, frames as small as
-    /// ACKs still find room, since they are what empties a pool.
-    fn copy(
-        &self,
-        record: &Record,
-        range: std::ops::Range<usize>,
-        pool: &mut Pool,
-    ) -> Option<Chain> {
-        copy(record, range, &self.loans, pool)
+    /// The headers, which were copied, and everything behind them by reference. The slot goes back with
+    /// the last reference. `None`: no buffer.
+    fn lend_payload(&mut self, record: &Record, headers: &[u8], pool: &mut Pool) -> Option<Chain> {
+        let mut head = alloc(headers.len(), pool)?;
+        head.copy_from(0, headers);
+        self.loans.begin(record.slot);
+        let rest = self.lend(record, headers.len(), pool);
+        self.loans.give_back(record.slot);
+        match rest {
+            Some(rest) => {
+                head.append(rest);
+                Some(head)
+            }
+            None => {
+                pool.free(head);
+                None
+            }
+        }
     }
 
     /// Everything of a frame from byte `from` on, by reference.
@@ -411,19 +414,50 @@ impl Shm {
     }
 }
 
-/// See [`Shm::copy`].
+/// The frame with what its sender asked to be done to it; its first mbuf has all headers, or all that it has.
+fn packet(record: &Record, chain: Chain, pool: &mut Pool) -> Result<Packet, DropReason> {
+    let front = chain.front().map_or(&[][..], |m| m.as_slice());
+    match vnet::understand(&record.request, record.len(), front) {
+        Ok(offload) => Ok(Packet { chain, offload }),
+        Err(reason) => {
+            pool.free(chain);
+            Err(reason)
+        }
+    }
+}
+
+/// The headers of a frame whose other bytes nobody parses or sums: a whole TCP segment or UDP datagram with
+/// a checksum that is not verified. `None`: all of it is to be private.
+fn headers_before_payload<'a>(record: &Record, front: &'a [u8]) -> Option<&'a [u8]> {
+    let seen = Seen::of(front, record.len())?;
+    let offload = vnet::understand(&record.request, record.len(), front).ok()?;
+    let checksum_end = match offload.needs_csum {
+        true => usize::from(offload.csum_start) + usize::from(offload.csum_offset) + 2,
+        false => 0,
+    };
+    let is_opaque = matches!(seen.transport, Transport::Tcp(_) | Transport::Udp)
+        && (offload.needs_csum || offload.csum_valid)
+        && checksum_end <= seen.payload_at;
+    front.get(..seen.payload_at).filter(|_| is_opaque)
+}
+
+/// Buffers for received bytes. Where the share for received bytes is used up, frames as small as ACKs still
+/// find room, since they are what empties a pool.
+fn alloc(bytes: usize, pool: &mut Pool) -> Option<Chain> {
+    match pool.alloc_chain(bytes, 0, Purpose::Receive) {
+        Err(_) if bytes <= FRONT_BYTES => pool.alloc_chain(bytes, 0, Purpose::Control).ok(),
+        chain => chain.ok(),
+    }
+}
+
+/// Bytes of a frame, copied. `None`: no buffer.
 pub(super) fn copy(
     record: &Record,
     range: std::ops::Range<usize>,
     loans: &Loans,
     pool: &mut Pool,
 ) -> Option<Chain> {
-    let bytes = range.len();
-    let mut chain = match pool.alloc_chain(bytes, 0, Purpose::Receive) {
-        Ok(chain) => chain,
-        Err(_) if bytes <= FRONT_BYTES => pool.alloc_chain(bytes, 0, Purpose::Control).ok()?,
-        Err(_) => return None,
-    };
+    let mut chain = alloc(range.len(), pool)?;
     let mut from = Reader::new(record, range.start);
     chain.slices_mut().for_each(|to| {
         from.copy(loans, to);
@@ -450,8 +484,9 @@ impl<'a> Reader<'a> {
     pub fn copy(&mut self, loans: &Loans, to: &mut [u8]) -> usize {
         let mut done = 0;
         self.walk(to.len(), |at, n| {
-            loans.peer.copy_to(at, &mut to[done..done + n]);
-            done += n;
+            if let (Some(bytes), Some(to)) = (loans.peer.bytes(at, n), to.get_mut(done..)) {
+                done += bytes.copy_to(0, to);
+            }
         });
         done
     }
@@ -537,9 +572,9 @@ impl Device for Shm {
                     let _ = out.push(p);
                 }
                 Ok(None) => {}
-                Err(Lie) => {
+                Err(v) => {
                     counters.drop_packet(DropReason::ShmInvalid);
-                    self.lied();
+                    self.end_for(v);
                     break;
                 }
             }
@@ -584,7 +619,7 @@ impl Device for Shm {
     /// What a process has sent before it ended is received first.
     fn lost(&self) -> Option<i32> {
         match self.end? {
-            End::Lied => Some(libc::EPROTO),
+            End::Violation => Some(libc::EPROTO),
             End::Gone(errno) => {
                 let taken = self.loans.taken.load(Relaxed);
                 let rest = layout::pending(&self.loans.peer, SENT, taken);

@@ -69,9 +69,39 @@ pub struct Record {
     count: usize,
 }
 
-/// The other process has written what no honest one writes.
+/// What the other process has written that no honest one writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Lie;
+pub enum Violation {
+    /// The index of a ring went back, or names more entries than the ring has places.
+    Index,
+    /// A slot that does not exist.
+    Slot,
+    /// A frame in a slot that was not returned to its sender yet.
+    SlotInUse,
+    /// A slot came back that was not out.
+    SlotNotOut,
+    /// A frame of no piece, or of more than a record has.
+    PieceCount,
+    /// A piece that is empty or outside of the memory of frames.
+    Piece,
+    /// A frame that is longer than any.
+    FrameBytes,
+}
+
+impl Violation {
+    /// For a person.
+    pub fn sentence(self) -> &'static str {
+        match self {
+            Violation::Index => "a ring index went back or beyond the ring",
+            Violation::Slot => "a slot does not exist",
+            Violation::SlotInUse => "a frame came in a slot that was not returned yet",
+            Violation::SlotNotOut => "a slot was returned that was not out",
+            Violation::PieceCount => "a frame has no piece or too many",
+            Violation::Piece => "a piece of a frame is empty or outside of the memory of frames",
+            Violation::FrameBytes => "a frame is longer than any frame can be",
+        }
+    }
+}
 
 impl Record {
     /// A frame without pieces.
@@ -115,15 +145,18 @@ impl Record {
     /// without the frame's bytes.
     ///
     /// # Errors
-    /// [`Lie`]: a slot that does not exist, no piece or too many, a piece that is empty, longer than
+    /// [`Violation`]: a slot that does not exist, no piece or too many, a piece that is empty, longer than
     /// a frame, in front of the slabs or behind the memory; a frame longer than any.
-    pub fn read(peer: &PeerMap, index: u64) -> Result<Record, Lie> {
+    pub fn read(peer: &PeerMap, index: u64) -> Result<Record, Violation> {
         let at = place(index);
         let take = |word: usize| peer.load(at + word * 8, Ordering::Relaxed);
         let (w0, w1, w2) = (take(0), take(1), take(2));
         let (slot, count) = (w0 as u32, (w0 >> 32) as usize);
-        if slot as usize >= FRAMES || !(1..=PIECES).contains(&count) {
-            return Err(Lie);
+        if slot as usize >= FRAMES {
+            return Err(Violation::Slot);
+        }
+        if !(1..=PIECES).contains(&count) {
+            return Err(Violation::PieceCount);
         }
         let mut request = [0; vnet::HEADER_BYTES];
         request[..8].copy_from_slice(&w1.to_le_bytes());
@@ -134,9 +167,12 @@ impl Record {
             let w = take(3 + i);
             let piece = Piece { at: w as u32, len: (w >> 32) as u32 };
             let (start, len) = (piece.at as usize, piece.len as usize);
-            total += len.min(MAX_FRAME_BYTES + 1);
-            if len == 0 || total > MAX_FRAME_BYTES || start < SLABS || !peer.has(start, len) {
-                return Err(Lie);
+            if len == 0 || start < SLABS || !peer.has(start, len) {
+                return Err(Violation::Piece);
+            }
+            total = total.saturating_add(len);
+            if total > MAX_FRAME_BYTES {
+                return Err(Violation::FrameBytes);
             }
             record.push(piece);
         }
@@ -156,10 +192,10 @@ pub fn write_return(own: &OwnMap, index: u64, slot: u32) {
 /// The slot of return number `index`.
 ///
 /// # Errors
-/// [`Lie`]: there is no such slot.
-pub fn read_return(peer: &PeerMap, index: u64) -> Result<usize, Lie> {
+/// [`Violation`]: there is no such slot.
+pub fn read_return(peer: &PeerMap, index: u64) -> Result<usize, Violation> {
     let slot = peer.load(return_place(index), Ordering::Relaxed);
-    usize::try_from(slot).ok().filter(|s| *s < FRAMES).ok_or(Lie)
+    usize::try_from(slot).ok().filter(|s| *s < FRAMES).ok_or(Violation::Slot)
 }
 
 fn return_place(index: u64) -> usize {
@@ -169,11 +205,11 @@ fn return_place(index: u64) -> usize {
 /// How many entries lie between what was taken and what the other process says it has put there.
 ///
 /// # Errors
-/// [`Lie`]: more than a ring has places, or less than there were.
-pub fn pending(peer: &PeerMap, word: usize, taken: u64) -> Result<u64, Lie> {
+/// [`Violation`]: more than a ring has places, or less than there were.
+pub fn pending(peer: &PeerMap, word: usize, taken: u64) -> Result<u64, Violation> {
     let put = peer.load(word, Ordering::Relaxed);
     // What was put there was written before the index.
     std::sync::atomic::fence(Ordering::Acquire);
     let n = put.wrapping_sub(taken);
-    if n <= FRAMES as u64 { Ok(n) } else { Err(Lie) }
+    if n <= FRAMES as u64 { Ok(n) } else { Err(Violation::Index) }
 }

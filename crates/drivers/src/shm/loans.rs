@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fulmar_mbuf::Lender;
+use fulmar_mbuf::{Lender, VolatileSlice};
 use fulmar_netdev::Peek;
 
 use super::bell::Bell;
@@ -93,7 +93,7 @@ impl Loans {
 }
 
 impl Lender for Loans {
-    fn bytes(&self, offset: usize, len: usize) -> Option<&[u8]> {
+    fn bytes(&self, offset: usize, len: usize) -> Option<VolatileSlice<'_>> {
         self.peer.bytes(offset, len)
     }
 

@@ -1,7 +1,24 @@
 //! How two processes find each other and show each other their memory.
+//!
+//! ```text
+//!   first end (listens)                 second end (calls)
+//!        │ ◄───── hello, memory file ─────── │   may pause here: the listener hears others meanwhile
+//!   checks, maps                             │
+//!        │ ────── hello, memory file ──────► │   may pause here: the caller waits
+//!      has met                          checks, maps, has met
+//! ```
+//!
+//! There is no time limit but the one of the caller ([`ShmConfig::wait`]). The first end has met when its
+//! answer is sent, the second one when it has read it; between the two only the end of a process can come, which
+//! ends the link like any other end. So an end that pauses is waited for, and never leaves the other one with
+//! half a meeting.
+//!
+//! Whoever can connect is not trusted. A process that connects and says nothing keeps one of [`MAX_CALLERS`]
+//! places. A message that is no hello, a hello without a file, and a file that is not safe to read are turned
+//! away, and the listener goes on listening; the caller, who asked for this name, gets them as an error.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,16 +38,16 @@ const STAGING_BYTES: usize = 8 << 20;
 
 /// What the two have to agree on, and a number that grows with every change of it.
 const MAGIC: [u8; 8] = *b"fulmarsh";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HELLO_BYTES: usize = 36;
 
 /// The most memory of another process that is mapped: offsets have 32 bits.
 const MAX_BYTES: usize = u32::MAX as usize;
 
-/// How long a process that has connected may take to say what it is.
-const HELLO_MS: i32 = 3000;
+/// Processes that have connected and said nothing yet. Beyond, the oldest is turned away, and may come again.
+const MAX_CALLERS: usize = 8;
 
-/// How often somebody who met a process that went away looks for another.
+/// How long to wait before looking again for a process that went away, or whose queue is full.
 const RETRY: Duration = Duration::from_millis(2);
 
 /// A connection, and both memories.
@@ -58,14 +75,14 @@ enum Trouble {
 pub fn meet(config: &ShmConfig) -> Result<Met, OpenError> {
     let give_up = config.wait.map(|w| Instant::now() + w);
     loop {
-        let (socket, side) = find(config, give_up)?;
-        match introduce(config, socket, side) {
+        let met = match find(config, give_up)? {
+            Found::Listener(socket) => call(config, socket, give_up),
+            Found::Nobody(door) => answer(config, &door, give_up),
+        };
+        match met {
             Ok(met) => return Ok(met),
             Err(Trouble::Final(e)) => return Err(e),
-            Err(Trouble::Again) if give_up.is_some_and(|at| Instant::now() >= at) => {
-                return Err(nobody(config));
-            }
-            Err(Trouble::Again) => std::thread::sleep(RETRY),
+            Err(Trouble::Again) => pause(config, give_up)?,
         }
     }
 }
@@ -74,14 +91,27 @@ pub fn meet(config: &ShmConfig) -> Result<Met, OpenError> {
 pub fn meet_oneself(config: &ShmConfig) -> Result<(Met, Met), OpenError> {
     let [a, b] = sys::socket_pair().map_err(|e| failed(config, e, LIMITS))?;
     let other = config.clone();
-    let second = std::thread::spawn(move || introduce(&other, b, Side::Second));
-    let first = introduce(config, a, Side::First);
+    let second = std::thread::spawn(move || call(&other, b, None));
+    let first = Own::create(config).map_err(Trouble::Final).and_then(|own| {
+        let spoke = wait_for(a.as_fd(), None).unwrap_or(false);
+        let theirs = own.answer_to(config, &a).ok().filter(|_| spoke).ok_or(Trouble::Again)?;
+        Ok(own.meet(Side::First, a, theirs))
+    });
     let second = second.join().unwrap_or(Err(Trouble::Again));
     match (first, second) {
         (Ok(a), Ok(b)) => Ok((a, b)),
         (Err(Trouble::Final(e)), _) | (_, Err(Trouble::Final(e))) => Err(e),
         _ => Err(nobody(config)),
     }
+}
+
+/// A moment before the next try; an error if the time is over.
+fn pause(config: &ShmConfig, give_up: Option<Instant>) -> Result<(), OpenError> {
+    if give_up.is_some_and(|at| Instant::now() >= at) {
+        return Err(nobody(config));
+    }
+    std::thread::sleep(RETRY);
+    Ok(())
 }
 
 const LIMITS: &str = "raise the limits on open files and on memory (ulimit -n, ulimit -v)";
@@ -97,18 +127,38 @@ fn nobody(config: &ShmConfig) -> OpenError {
     failed(config, e, "start the other process with the same name")
 }
 
+/// Who was found under the name.
+enum Found {
+    /// A process that listens. The socket is connected to it.
+    Listener(OwnedFd),
+    /// Nobody, so this process listens.
+    Nobody(Door),
+}
+
+/// Where this process listens.
+struct Door {
+    listener: OwnedFd,
+    _bound: Bound,
+}
+
 /// Connects to who is there already, or becomes who is there.
-fn find(config: &ShmConfig, give_up: Option<Instant>) -> Result<(OwnedFd, Side), OpenError> {
-    let is_abstract = !config.name.contains('/');
+fn find(config: &ShmConfig, give_up: Option<Instant>) -> Result<Found, OpenError> {
+    let is_abstract = is_abstract(config);
     let naming = |e| failed(config, e, NAMES);
     let address = Address::new(&config.name, is_abstract).map_err(naming)?;
-    let listener = loop {
+    loop {
         // One at a time, or a path that somebody just bound would be taken for a left-over.
-        let _lock =
+        let lock =
             if is_abstract { None } else { Some(lock_directory(&config.name).map_err(naming)?) };
         let socket = sys::socket().map_err(|e| failed(config, e, LIMITS))?;
         match sys::connect(socket.as_fd(), &address) {
-            Ok(()) => return Ok((socket, Side::Second)),
+            Ok(()) => return Ok(Found::Listener(socket)),
+            // The listener has not taken those who came before yet.
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                drop(lock);
+                pause(config, give_up)?;
+                continue;
+            }
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && !is_abstract => {
                 std::fs::remove_file(&config.name).map_err(naming)?;
             }
@@ -116,24 +166,23 @@ fn find(config: &ShmConfig, give_up: Option<Instant>) -> Result<(OwnedFd, Side),
             Err(e) => return Err(naming(e)),
         }
         match sys::listen(socket.as_fd(), &address) {
-            Ok(()) => break socket,
+            Ok(()) => {
+                let bound = Bound { path: (!is_abstract).then(|| config.name.clone()) };
+                (config.on_wait)(&config.name);
+                return Ok(Found::Nobody(Door { listener: socket, _bound: bound }));
+            }
             // Somebody was faster and is about to listen.
             Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_abstract => {
-                std::thread::sleep(RETRY);
+                pause(config, give_up)?;
             }
             Err(e) => return Err(naming(e)),
         }
-    };
-    let bound = Bound { path: (!is_abstract).then(|| config.name.clone()) };
-    (config.on_wait)(&config.name);
-    let came = wait(&listener, give_up).map_err(|e| failed(config, e, LIMITS))?;
-    // Gone before the connection is used: who comes now finds nobody, and becomes a first end.
-    drop(bound);
-    if !came {
-        return Err(nobody(config));
     }
-    let socket = sys::accept(listener.as_fd()).map_err(|e| failed(config, e, LIMITS))?;
-    Ok((socket, Side::First))
+}
+
+/// Without a slash a name is an abstract one.
+fn is_abstract(config: &ShmConfig) -> bool {
+    !config.name.contains('/')
 }
 
 /// A path that was bound: removed when it has served.
@@ -158,64 +207,193 @@ fn lock_directory(path: &str) -> io::Result<std::fs::File> {
     Ok(directory)
 }
 
-/// Waits for somebody; false if the time is over.
-fn wait(listener: &OwnedFd, give_up: Option<Instant>) -> io::Result<bool> {
+/// Waits until a descriptor is readable; false if the time is over.
+fn wait_for(fd: BorrowedFd<'_>, give_up: Option<Instant>) -> io::Result<bool> {
+    Ok(wait_any(&[fd], give_up)?.first().copied().unwrap_or(false))
+}
+
+/// Waits until one of some descriptors is readable; which are. None is: the time is over.
+fn wait_any(fds: &[BorrowedFd<'_>], give_up: Option<Instant>) -> io::Result<Vec<bool>> {
     loop {
         let left = give_up.map(|at| at.saturating_duration_since(Instant::now()));
         let ms = left.map_or(-1, |d| i32::try_from(d.as_millis() + 1).unwrap_or(i32::MAX));
-        match sys::wait_readable(listener.as_fd(), ms) {
+        match sys::wait_any_readable(fds, ms) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Ok(false) if left.is_some_and(|d| d.is_zero()) => return Ok(false),
-            Ok(false) => {}
-            result => return result,
+            Ok(ready) if ready.contains(&true) || left.is_some_and(|d| d.is_zero()) => {
+                return Ok(ready);
+            }
+            Ok(_) => {}
+            Err(e) => return Err(e),
         }
     }
 }
 
-/// Shows the other process this one's memory, and looks at the other's.
-fn introduce(config: &ShmConfig, socket: OwnedFd, side: Side) -> Result<Met, Trouble> {
+// The first end: it listens, and says last that the two have met. So they have met when its hello is sent, and
+// neither end gives up while the other one only pauses.
+
+/// Waits for a process that says what it is, and answers it. Whoever says nothing keeps nobody waiting, and
+/// whoever says something else is turned away.
+fn answer(config: &ShmConfig, door: &Door, give_up: Option<Instant>) -> Result<Met, Trouble> {
+    let last = |e| Trouble::Final(failed(config, e, LIMITS));
+    let own = Own::create(config).map_err(Trouble::Final)?;
+    let mut callers: Vec<OwnedFd> = Vec::new();
+    let mut refused = None;
+    loop {
+        let fds: Vec<_> = [&door.listener].into_iter().chain(&callers).map(AsFd::as_fd).collect();
+        let ready = wait_any(&fds, give_up).map_err(last)?;
+        if !ready.contains(&true) {
+            return Err(Trouble::Final(refused.unwrap_or_else(|| nobody(config))));
+        }
+        let spoken = ready.get(1..).unwrap_or_default();
+        for i in (0..callers.len()).rev().filter(|i| spoken.get(*i) == Some(&true)) {
+            let caller = callers.remove(i);
+            match own.answer_to(config, &caller) {
+                Ok(theirs) => return Ok(own.meet(Side::First, caller, theirs)),
+                Err(Refusal::Gone) => {}
+                Err(Refusal::Stranger(e)) => refused = Some(e),
+                Err(Refusal::Version(e)) => return Err(Trouble::Final(e)),
+            }
+        }
+        if ready.first() == Some(&true) {
+            match sys::accept(door.listener.as_fd()) {
+                // An abstract name has no permissions: another user is turned away.
+                Ok(socket) if is_abstract(config) && check_user(&socket).is_err() => {}
+                Ok(socket) => callers.push(socket),
+                Err(e) if is_passing(&e) => {}
+                Err(e) => return Err(last(e)),
+            }
+            if callers.len() > MAX_CALLERS {
+                callers.remove(0);
+            }
+        }
+    }
+}
+
+/// Whether an error is the end of one connection, not of the listener.
+fn is_passing(e: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
+    matches!(e.kind(), ConnectionAborted | Interrupted | WouldBlock)
+}
+
+/// Why a process that came is not the other end.
+enum Refusal {
+    /// It went away.
+    Gone,
+    /// It said no hello, or offered memory that is not safe to read.
+    Stranger(OpenError),
+    /// It is another release.
+    Version(OpenError),
+}
+
+// The second end: it calls, says what it is, and waits for the answer.
+
+/// Tells the process that listens what this one is, and waits for its answer.
+fn call(config: &ShmConfig, socket: OwnedFd, give_up: Option<Instant>) -> Result<Met, Trouble> {
     let last = |e, advice| Trouble::Final(failed(config, e, advice));
-    if !config.name.contains('/') {
+    if is_abstract(config) {
         check_user(&socket).map_err(|e| {
             last(e, "another user has taken this name; use a path in a directory of your own")
         })?;
     }
-    let pool_bytes = config.pool_bytes.next_multiple_of(SLAB_BYTES) + SPARE_SLABS * SLAB_BYTES;
-    let staging_bytes = STAGING_BYTES + SPARE_SLABS * SLAB_BYTES;
-    let bytes = SLABS + pool_bytes + staging_bytes;
-    if bytes > MAX_BYTES {
-        let e = io::Error::from_raw_os_error(libc::EFBIG);
-        return Err(last(e, "the pool can have at most 3 GiB in shared memory"));
+    let own = Own::create(config).map_err(Trouble::Final)?;
+    own.say(&socket).map_err(|_| Trouble::Again)?;
+    if !wait_for(socket.as_fd(), give_up).map_err(|e| last(e, LIMITS))? {
+        let e = io::Error::from_raw_os_error(libc::ETIMEDOUT);
+        return Err(last(e, "a process listens under this name and does not answer; look there"));
     }
-    let (own, file) = OwnMap::create(bytes).map_err(|e| last(e, LIMITS))?;
-    let (mtu, wants) = (config.mtu, config.wants);
-    let hello = Hello { version: VERSION, bytes, mtu, shape: SHAPE, wants };
-    // If that fails, so does the answer.
-    let _ = sys::send_with(socket.as_fd(), &hello.emit(), file.as_fd());
-    let (theirs, file) = hear(&socket).map_err(|e| match e {
-        None => Trouble::Again,
-        Some(e) => last(e, "the other process is no fulmar, or has other limits"),
-    })?;
-    if theirs.version != VERSION || theirs.shape != SHAPE {
-        let what = format!("it speaks version {}, this one {VERSION}", theirs.version);
-        let e = io::Error::other(what);
-        return Err(last(e, "use the same release of fulmar at both ends"));
+    match own.hear(config, &socket) {
+        Ok(theirs) => Ok(own.meet(Side::Second, socket, theirs)),
+        Err(Refusal::Gone) => Err(Trouble::Again),
+        Err(Refusal::Stranger(e) | Refusal::Version(e)) => Err(Trouble::Final(e)),
     }
-    if theirs.bytes < SLABS || theirs.bytes > MAX_BYTES {
-        let e = io::Error::from_raw_os_error(libc::EPROTO);
-        return Err(last(e, "the other process is no fulmar"));
+}
+
+/// What this process brings to a meeting.
+struct Own {
+    map: Arc<OwnMap>,
+    file: OwnedFd,
+    hello: Hello,
+    region: Backing,
+    staging: Pool,
+}
+
+/// What the other process has brought.
+struct Theirs {
+    hello: Hello,
+    memory: PeerMap,
+}
+
+impl Own {
+    fn create(config: &ShmConfig) -> Result<Own, OpenError> {
+        let pool_bytes = config.pool_bytes.next_multiple_of(SLAB_BYTES) + SPARE_SLABS * SLAB_BYTES;
+        let staging_bytes = STAGING_BYTES + SPARE_SLABS * SLAB_BYTES;
+        let bytes = SLABS + pool_bytes + staging_bytes;
+        if bytes > MAX_BYTES {
+            let e = io::Error::from_raw_os_error(libc::EFBIG);
+            return Err(failed(config, e, "the pool can have at most 3 GiB in shared memory"));
+        }
+        let (map, file) = OwnMap::create(bytes).map_err(|e| failed(config, e, LIMITS))?;
+        let map = Arc::new(map);
+        let region = map.backing(SLABS, pool_bytes);
+        let staging = map.backing(SLABS + pool_bytes, staging_bytes);
+        let staging = Pool::with_backing(staging_config(), Some(staging))
+            .map_err(|e| failed(config, io::Error::other(e.to_string()), LIMITS))?;
+        let (mtu, wants) = (config.mtu, config.wants);
+        let hello = Hello { version: VERSION, bytes, mtu, shape: SHAPE, wants };
+        Ok(Own { map, file, hello, region, staging })
     }
-    let peer = PeerMap::open(file.as_fd(), theirs.bytes).map_err(|e| {
-        last(e, "the other process's memory is not sealed, so it is not safe to read")
-    })?;
-    let own = Arc::new(own);
-    let region = own.backing(SLABS, pool_bytes);
-    let staging = own.backing(SLABS + pool_bytes, staging_bytes);
-    let staging = Pool::with_backing(staging_config(), Some(staging))
-        .map_err(|e| last(io::Error::other(e.to_string()), LIMITS))?;
-    let mtu = config.mtu.min(theirs.mtu);
-    let side = agree(side, config.wants, theirs.wants);
-    Ok(Met { side, socket, own, peer, region, staging, mtu })
+
+    fn say(&self, socket: &OwnedFd) -> io::Result<()> {
+        sys::send_with(socket.as_fd(), &self.hello.emit(), self.file.as_fd())
+    }
+
+    /// What the other process says, which is there to be read, and its memory.
+    fn hear(&self, config: &ShmConfig, socket: &OwnedFd) -> Result<Theirs, Refusal> {
+        let stranger = |e, advice| Refusal::Stranger(failed(config, e, advice));
+        let broken = || io::Error::from_raw_os_error(libc::EPROTO);
+        let (hello, file) = hear(socket).map_err(|e| match e {
+            None => Refusal::Gone,
+            Some(e) => stranger(e, "the other process is no fulmar, or has other limits"),
+        })?;
+        if hello.version != VERSION || hello.shape != SHAPE {
+            let what = format!("it speaks version {}, this one {VERSION}", hello.version);
+            let advice = "use the same release of fulmar at both ends";
+            return Err(Refusal::Version(failed(config, io::Error::other(what), advice)));
+        }
+        let is_own = sys::is_same_file(file.as_fd(), self.file.as_fd());
+        if hello.bytes < SLABS || hello.bytes > MAX_BYTES || is_own.unwrap_or(true) {
+            return Err(stranger(broken(), "the other process is no fulmar"));
+        }
+        let memory = PeerMap::open(file.as_fd(), hello.bytes).map_err(|e| {
+            stranger(e, "the other process's memory is not sealed, so it is not safe to read")
+        })?;
+        Ok(Theirs { hello, memory })
+    }
+
+    /// Hears a process that has spoken, and answers it. The answer is the last step: nothing can fail here
+    /// after it. A process of another release gets it too, so that it can tell.
+    fn answer_to(&self, config: &ShmConfig, socket: &OwnedFd) -> Result<Theirs, Refusal> {
+        let heard = self.hear(config, socket);
+        match &heard {
+            Ok(_) => self.say(socket).map_err(|_| Refusal::Gone)?,
+            // If it does not get there, it has nobody to tell.
+            Err(Refusal::Version(_)) => drop(self.say(socket)),
+            Err(_) => {}
+        }
+        heard
+    }
+
+    fn meet(self, came: Side, socket: OwnedFd, theirs: Theirs) -> Met {
+        Met {
+            side: agree(came, self.hello.wants, theirs.hello.wants),
+            socket,
+            own: self.map,
+            peer: theirs.memory,
+            region: self.region,
+            staging: self.staging,
+            mtu: self.hello.mtu.min(theirs.hello.mtu),
+        }
+    }
 }
 
 /// Which end this one is; the other one comes to the opposite conclusion.
@@ -268,7 +446,7 @@ impl Hello {
     fn parse(b: &[u8]) -> Option<Hello> {
         let word = |at: usize| Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?));
         let half = |at: usize| Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?));
-        if b.get(..8)? != MAGIC {
+        if b.len() != HELLO_BYTES || b.get(..8)? != MAGIC {
             return None;
         }
         Some(Hello {
@@ -285,18 +463,16 @@ impl Hello {
     }
 }
 
-/// The other end's hello. `None`: it went away, or said nothing that makes sense.
+/// The other end's hello, which is there to be read. `None`: it went away.
 fn hear(socket: &OwnedFd) -> Result<(Hello, OwnedFd), Option<io::Error>> {
-    let mut bytes = [0; HELLO_BYTES];
-    if !sys::wait_readable(socket.as_fd(), HELLO_MS).map_err(|_| None)? {
-        return Err(None);
-    }
+    // One byte more than a hello, so that a longer message is seen to be none.
+    let mut bytes = [0; HELLO_BYTES + 1];
     let (n, file) = sys::receive_with(socket.as_fd(), &mut bytes).map_err(|_| None)?;
     if n == 0 {
         return Err(None);
     }
     let refused = || Some(io::Error::from_raw_os_error(libc::EPROTO));
-    let hello = Hello::parse(&bytes[..n]).ok_or_else(refused)?;
+    let hello = bytes.get(..n).and_then(Hello::parse).ok_or_else(refused)?;
     Ok((hello, file.ok_or_else(refused)?))
 }
 

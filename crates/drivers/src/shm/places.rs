@@ -1,7 +1,7 @@
 //! Payload from the other process's memory straight into posted buffers: the one copy that this process
 //! makes, and the frame goes back to its owner at once.
 //!
-//! The headers are read once into private memory and checked there, as for every frame; only what they
+//! The headers were read once into private memory and are checked there, as for every frame; only what they
 //! say decides where payload goes.
 
 use fulmar_base::{Counter, Counters, FlowKey};
@@ -11,8 +11,8 @@ use fulmar_netdev::{DeviceStats, PlacementHint, Rooms, Unsupported};
 use super::device::{Reader, copy};
 use super::layout::Record;
 use super::loans::Loans;
+use crate::placing::Outcome;
 use crate::placing::flows::{self, Flow, Flows, Segment};
-use crate::placing::{FRONT_BYTES, Outcome};
 
 /// The flows with posted buffers.
 pub struct Places {
@@ -62,10 +62,18 @@ impl Places {
 
     /// The frame, if it is the next segment of a flow with rooms and there are buffers for the rest of
     /// it. Its slot has gone back then.
-    pub fn land(&mut self, record: &Record, loans: &Loans, pool: &mut Pool) -> Option<Chain> {
-        let mut front = [0; FRONT_BYTES];
-        let n = Reader::new(record, 0).copy(loans, &mut front);
-        let segment = Segment::of(&front[..n], record.len()).filter(|s| s.payload_bytes > 0)?;
+    /// `front`: the first bytes of the frame, copied; the headers are not read again.
+    pub fn land(
+        &mut self,
+        record: &Record,
+        front: &[u8],
+        loans: &Loans,
+        pool: &mut Pool,
+    ) -> Option<Chain> {
+        if self.is_idle() {
+            return None;
+        }
+        let segment = Segment::of(front, record.len()).filter(|s| s.payload_bytes > 0)?;
         let slot = self.flows.find(&segment)?;
         let flow = self.flows.get_mut(slot)?;
         if !flow.expects(&segment) {
@@ -73,7 +81,7 @@ impl Places {
             return None;
         }
         let fits = flow.rooms.bytes().min(segment.payload_bytes);
-        let (mut chain, rest) = ends(record, &front, &segment, fits, loans, pool)?;
+        let (mut chain, rest) = ends(record, front, &segment, fits, loans, pool)?;
         let mut from = Reader::new(record, segment.header_bytes);
         for part in flows::parts(&mut flow.rooms, fits) {
             from.copy(loans, part);
@@ -91,7 +99,7 @@ impl Places {
 /// The headers of a frame, and what of its payload does not fit, in buffers of the pool.
 fn ends(
     record: &Record,
-    front: &[u8; FRONT_BYTES],
+    front: &[u8],
     s: &Segment,
     fits: usize,
     loans: &Loans,

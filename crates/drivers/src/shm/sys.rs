@@ -4,8 +4,9 @@
 //! Two kinds of memory, named in the SAFETY sentences:
 //! - *own*: written by this process only (the other one has a file that is sealed against writing).
 //!   The words of the rings are accessed as atomics; the slabs belong to pools.
-//! - *the peer's*: mapped without the right to write. It may change at any moment, so nothing here
-//!   makes a reference to it but [`PeerMap::bytes`], which says what that means.
+//! - *the peer's*: mapped without the right to write. It may change at any moment, so there is no reference
+//!   to its bytes: they are copied by volatile loads ([`VolatileSlice`]). The words of the rings are loaded
+//!   as atomics, a reference to which promises nothing about their value.
 
 use std::io;
 use std::mem;
@@ -15,7 +16,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fulmar_mbuf::{Backing, SLAB_BYTES};
+use fulmar_mbuf::{Backing, Mbuf, SLAB_BYTES, VolatileSlice};
 use libc::{c_int, c_void};
 
 fn check(result: c_int) -> io::Result<c_int> {
@@ -129,11 +130,12 @@ impl OwnMap {
         self.0.word(at).store(value, order);
     }
 
-    /// Where `bytes` lie in the memory, if they do.
+    /// Where the bytes of an mbuf are in the memory, if they are there.
     #[inline]
-    pub fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
-        let at = bytes.as_ptr().addr().checked_sub(self.0.base.as_ptr().addr())?;
-        (at < self.0.bytes && bytes.len() <= self.0.bytes - at).then_some(at)
+    pub fn offset_of(&self, m: &Mbuf) -> Option<usize> {
+        let (address, len) = m.kernel_part();
+        let at = address.addr().checked_sub(self.0.base.as_ptr().addr())?;
+        (at < self.0.bytes && len <= self.0.bytes - at).then_some(at)
     }
 
     /// Slabs for a pool: bytes `[at, at + bytes)`, which are given away for good.
@@ -191,31 +193,29 @@ impl PeerMap {
         at <= self.0.bytes && len <= self.0.bytes - at
     }
 
-    /// Copies bytes out, once.
-    ///
-    /// # Panics
-    /// If they do not exist.
+    /// The bytes `[at, at + len)`; `None` if they do not exist.
     #[inline]
-    pub fn copy_to(&self, at: usize, to: &mut [u8]) {
-        assert!(self.has(at, to.len()), "bytes outside the peer's memory");
-        // SAFETY: inside the mapping, which cannot be where `to` is. The peer may be writing: what
-        // lands is then any bytes at all, which is what whoever checks the copy expects.
-        unsafe { ptr::copy_nonoverlapping(self.0.base.as_ptr().add(at), to.as_mut_ptr(), to.len()) }
-    }
-
-    /// Bytes where they are; `None` if they do not exist.
-    ///
-    /// A peer that breaks the rules can change them while they are looked at. That is why they are
-    /// only ever payload, which is copied and not understood: it is then any bytes at all.
-    pub fn bytes(&self, at: usize, len: usize) -> Option<&[u8]> {
+    pub fn bytes(&self, at: usize, len: usize) -> Option<VolatileSlice<'_>> {
         if !self.has(at, len) {
             return None;
         }
-        // SAFETY: inside the mapping, which lives as long as `self`, and initialised (pages of a
-        // file). That nobody changes them is the peer's promise until it has them back; if it is
-        // broken, the only reader is a copy (see above).
-        Some(unsafe { std::slice::from_raw_parts(self.0.base.as_ptr().add(at), len) })
+        // SAFETY: inside the mapping, which lives as long as `self` and cannot get shorter; this process
+        // has no right to write it, and makes no reference to it but to the words of the rings.
+        Some(unsafe { VolatileSlice::new(self.0.base.as_ptr().add(at), len) })
     }
+}
+
+/// Whether two descriptors are of one file.
+pub fn is_same_file(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> io::Result<bool> {
+    let identity = |fd: BorrowedFd<'_>| {
+        // SAFETY: plain numbers, for which zero is a value; the pointer is to one of them.
+        unsafe {
+            let mut stat: libc::stat = mem::zeroed();
+            check(libc::fstat(fd.as_raw_fd(), &raw mut stat))?;
+            Ok::<_, io::Error>((stat.st_dev, stat.st_ino))
+        }
+    };
+    Ok(identity(a)? == identity(b)?)
 }
 
 fn as_fd(fd: &OwnedFd) -> BorrowedFd<'_> {
@@ -223,9 +223,9 @@ fn as_fd(fd: &OwnedFd) -> BorrowedFd<'_> {
     fd.as_fd()
 }
 
-/// A Unix socket that keeps messages apart, waiting when it has to.
+/// A Unix socket that keeps messages apart and never waits.
 pub fn socket() -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: takes no pointer.
     owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
 }
@@ -319,12 +319,15 @@ fn option<T: Copy>(socket: BorrowedFd<'_>, name: c_int) -> io::Result<T> {
     Ok(value)
 }
 
-/// Waits until a descriptor is readable (or its peer is gone) for at most so many milliseconds, -1
-/// for ever; answers whether it is.
-pub fn wait_readable(fd: BorrowedFd<'_>, timeout_ms: c_int) -> io::Result<bool> {
-    let mut p = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: the pointer is to one pollfd, as the count says.
-    Ok(check(unsafe { libc::poll(&raw mut p, 1, timeout_ms) })? > 0)
+/// Waits until one of some descriptors is readable (or its peer is gone) for at most so many milliseconds,
+/// -1 for ever; answers which are.
+pub fn wait_any_readable(fds: &[BorrowedFd<'_>], timeout_ms: c_int) -> io::Result<Vec<bool>> {
+    let poll =
+        |fd: &BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut polls: Vec<_> = fds.iter().map(poll).collect();
+    // SAFETY: the pointer is to as many as the count says.
+    check(unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, timeout_ms) })?;
+    Ok(polls.iter().map(|p| p.revents != 0).collect())
 }
 
 /// An epoll descriptor that is readable when one of `fds` is.
@@ -451,7 +454,9 @@ fn descriptor_in(message: &libc::msghdr) -> Option<OwnedFd> {
 }
 
 #[cfg(test)]
-pub use attacks::{attack, can_be_made_writable, in_child, unsealed};
+pub use attacks::{
+    attack, can_be_made_writable, in_child, scribble, send_with_many, try_send_message, unsealed,
+};
 
 /// What another process could try with a file that it was sent.
 #[cfg(test)]
@@ -481,11 +486,54 @@ mod attacks {
         tries.into_iter().filter(|(_, worked)| *worked).map(|(what, _)| what).collect()
     }
 
+    /// Writes bytes of frames, as a process does that keeps no rule.
+    pub fn scribble(own: &OwnMap, at: usize, bytes: &[u8]) {
+        assert!(at <= own.0.bytes && bytes.len() <= own.0.bytes - at);
+        for (i, b) in bytes.iter().enumerate() {
+            // SAFETY: inside the mapping, and no pool of the test uses this memory.
+            unsafe { own.0.base.as_ptr().add(at + i).write_volatile(*b) }
+        }
+    }
+
     /// Whether a mapping of the peer's memory can be given the right to write.
     pub fn can_be_made_writable(peer: &PeerMap) -> bool {
         let both = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the mapping exists; if its rights changed, nobody would write there.
         unsafe { libc::mprotect(peer.0.base.as_ptr().cast(), peer.0.bytes, both) == 0 }
+    }
+
+    /// Sends a wake-up; false: the socket is full.
+    pub fn try_send_message(socket: BorrowedFd<'_>) -> bool {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the pointer is to one readable byte.
+        unsafe { libc::send(socket.as_raw_fd(), c"x".as_ptr().cast(), 1, flags) == 1 }
+    }
+
+    /// Sends a message with many descriptors.
+    pub fn send_with_many(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut control = [0u64; 64];
+        let mut part =
+            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let len = size_of_val(fds) as u32;
+        // SAFETY: plain numbers and pointers, for which zero is a value; the control data has room for one
+        // header with so many descriptors, which is checked.
+        let sent = unsafe {
+            assert!(libc::CMSG_SPACE(len) as usize <= size_of_val(&control));
+            let mut message: libc::msghdr = mem::zeroed();
+            message.msg_iov = &raw mut part;
+            message.msg_iovlen = 1;
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = libc::CMSG_SPACE(len) as _;
+            let header = libc::CMSG_FIRSTHDR(&raw const message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(len) as _;
+            for (i, fd) in fds.iter().enumerate() {
+                libc::CMSG_DATA(header).cast::<c_int>().add(i).write_unaligned(fd.as_raw_fd());
+            }
+            libc::sendmsg(socket.as_raw_fd(), &raw const message, 0)
+        };
+        assert_eq!(usize::try_from(sent).ok(), Some(bytes.len()));
     }
 
     /// A memory file without seals.

@@ -176,8 +176,12 @@ impl From<&'static str> for OwnedBytes {
 }
 
 impl From<Chain> for OwnedBytes {
-    /// Mbufs of any stack. They stay charged to where they come from as well.
+    /// Mbufs of any stack. They stay charged to where they come from as well. What another process may
+    /// write ([`Chain::is_volatile`]) is copied.
     fn from(mut chain: Chain) -> OwnedBytes {
+        if chain.is_volatile() {
+            return OwnedBytes::from(chain.to_vec());
+        }
         let (mut pieces, mut end) = (Vec::with_capacity(chain.segs()), 0);
         while let Some(mbuf) = chain.pop_front() {
             if !mbuf.is_empty() {

@@ -19,6 +19,7 @@ mod send;
 mod send_owned;
 mod sendfile;
 mod set_up;
+mod shared_memory;
 mod shortage;
 mod stream;
 mod threads;

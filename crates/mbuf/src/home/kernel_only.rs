@@ -29,11 +29,11 @@ impl Mbuf {
     /// nothing there and answer EFAULT (then [`crate::Pool::note_vanished`]).
     #[inline]
     pub fn kernel_part(&self) -> (*const u8, usize) {
-        if !self.is_kernel_only() {
+        if !self.is_opaque() {
             let bytes = self.as_slice();
             return (bytes.as_ptr(), bytes.len());
         }
-        let start = self.record().map_or(ptr::null(), |r| r.kernel);
+        let start = self.record().map_or(ptr::null(), |r| r.address);
         (start.wrapping_add(self.headroom()), self.len())
     }
 

@@ -22,8 +22,10 @@ use crate::posted::raw::Memory as PostedMemory;
 use crate::raw::{Desc, Link, List, Shared, Storage, closed};
 use crate::storage::{
     CLASSES, EXTERNAL, External, KERNEL_ONLY, LENT, Lender, Purpose, SLAB_BYTES, SharedBytes,
+    ZEROES,
 };
 use crate::sys::{Backing, Region};
+use crate::volatile::VolatileSlice;
 
 /// Descriptors of one chunk: 16 KiB.
 pub(crate) const CHUNK_DESCS: usize = if cfg!(miri) { 16 } else { 256 };
@@ -42,8 +44,8 @@ pub(super) const FOUND: u32 = u32::MAX;
 pub(super) struct ExternalStorage {
     storage: Storage,
     pub(super) owner: Owner,
-    /// Where the bytes are, of storage that the kernel alone may read; never dereferenced.
-    pub(super) kernel: *const u8,
+    /// Where the bytes are, of storage that shows zeroes; never behind a reference.
+    pub(super) address: *const u8,
     /// The first byte of a frame that the kernel could not send, since it did not find all of it;
     /// `FOUND` if there was none.
     pub(super) vanished: AtomicU32,
@@ -447,7 +449,7 @@ impl Home {
     }
 
     /// A mbuf over a range that a lender wants back; `None` (and there is no loan) if the lender
-    /// does not have the range or no descriptor is at hand.
+    /// does not have the range, it is longer than 64 KiB, or no descriptor is at hand.
     pub(crate) fn lent(
         &mut self,
         lender: &Arc<dyn Lender>,
@@ -458,8 +460,14 @@ impl Home {
         let bytes = lender.bytes(offset, len as usize)?;
         assert!(bytes.len() == len as usize, "a lender gave another range");
         let owner = Owner::Lender(Arc::clone(lender), tag);
-        // SAFETY: the bytes stay where they are as long as the lender exists, which the record keeps.
-        unsafe { self.adopt(bytes.as_ptr().cast_mut(), len, owner, LENT, Purpose::Send) }
+        let seen = ZEROES.get(..bytes.len())?.as_ptr().cast_mut();
+        // SAFETY: a static, which nobody writes. An mbuf out has a record, which is not free: its
+        // address is written before anybody else has the mbuf.
+        unsafe {
+            let m = self.adopt(seen, len, owner, LENT, Purpose::Send)?;
+            (*m.desc().storage.cast::<ExternalStorage>()).address = bytes.as_ptr();
+            Some(m)
+        }
     }
 
     /// The first reference to `len` bytes at `data`; `None` if no descriptor is at hand.
@@ -509,7 +517,7 @@ impl Home {
         unsafe {
             (*s).storage.data = data;
             (*s).owner = Owner::Shared(Arc::clone(owner));
-            (*s).kernel = kernel.unwrap_or(ptr::null());
+            (*s).address = kernel.unwrap_or(ptr::null());
             (*s).vanished.store(FOUND, Ordering::Relaxed);
             Some(self.borrowed(d, s, len, class, purpose))
         }
@@ -581,7 +589,7 @@ impl Home {
         let record = Box::leak(Box::new(ExternalStorage {
             storage,
             owner: Owner::None,
-            kernel: ptr::null(),
+            address: ptr::null(),
             vanished: AtomicU32::new(FOUND),
         }));
         let record = NonNull::from(record);
@@ -627,6 +635,22 @@ impl Mbuf {
     pub fn is_kernel_only(&self) -> bool {
         // SAFETY: alive; `class` is written only while no reference exists.
         unsafe { (*self.desc().storage).class == KERNEL_ONLY }
+    }
+
+    /// Whether another process may write the bytes ([`Lender`]): they can be copied out, and are never
+    /// behind a reference.
+    #[inline]
+    pub fn is_volatile(&self) -> bool {
+        self.is_opaque() && !self.is_kernel_only()
+    }
+
+    /// The bytes, if another process may write them.
+    #[inline]
+    pub fn volatile(&self) -> Option<VolatileSlice<'_>> {
+        let record = self.record().filter(|_| self.is_volatile())?;
+        // SAFETY: the lender, which the record keeps, has these bytes at this address; `off + len <= room`,
+        // which is the length that it gave. No reference to them is ever made.
+        Some(unsafe { VolatileSlice::new(record.address.add(self.headroom()), self.len()) })
     }
 }
 

@@ -324,6 +324,14 @@ impl Room {
         n
     }
 
+    /// As [`Room::write`], from the front of `m`.
+    #[inline]
+    pub fn write_mbuf(&mut self, m: &Mbuf) -> usize {
+        let n = m.copy_to(0, self.bytes());
+        self.advance(n);
+        n
+    }
+
     /// Overwrites the first `n` bytes (at most all) with zeroes: what landed here was not for the
     /// owner of this buffer.
     pub fn scrub(&mut self, n: usize) {

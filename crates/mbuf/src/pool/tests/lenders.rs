@@ -9,8 +9,8 @@ struct Library {
 }
 
 impl crate::Lender for Library {
-    fn bytes(&self, offset: usize, len: usize) -> Option<&[u8]> {
-        self.bytes.get(offset..)?.get(..len)
+    fn bytes(&self, offset: usize, len: usize) -> Option<crate::VolatileSlice<'_>> {
+        Some(self.bytes.get(offset..)?.get(..len)?.into())
     }
     fn give_back(&self, tag: u32) {
         self.back.lock().unwrap().push(tag);
@@ -18,7 +18,7 @@ impl crate::Lender for Library {
 }
 
 fn library() -> (std::sync::Arc<Library>, std::sync::Arc<dyn crate::Lender>) {
-    let bytes = (0..=255).collect();
+    let bytes = (0..100_000).map(|i| i as u8).collect();
     let library = std::sync::Arc::new(Library { bytes, back: Default::default() });
     (std::sync::Arc::clone(&library), library)
 }
@@ -29,7 +29,8 @@ fn a_loan_goes_back_when_its_last_reference_is_home_and_is_charged_to_nobody() {
     let (library, lender) = library();
     let m = pool.lent(&lender, 3, 100, 7).unwrap();
     let part = pool.clone_ref(&m, 10, 20).unwrap();
-    assert_eq!(part.as_slice(), &library.bytes[13..33]);
+    let mut copy = [0; 20];
+    assert_eq!((part.copy_to(0, &mut copy), &copy[..]), (20, &library.bytes[13..33]));
     assert!(m.is_external() && m.held_bytes() == 0);
     assert_eq!(pool.stats().used_bytes, [0; 3]);
     pool.free_mbuf(m);
@@ -44,7 +45,7 @@ fn a_loan_goes_back_when_its_last_reference_is_home_and_is_charged_to_nobody() {
 fn a_range_that_the_lender_does_not_have_is_no_loan() {
     let mut pool = Pool::new(PoolConfig::with_budget(4 << 20)).unwrap();
     let (library, lender) = library();
-    for (offset, len) in [(256, 1), (usize::MAX, 2), (0, 257)] {
+    for (offset, len) in [(100_000, 1), (usize::MAX, 2), (99_990, 11), (0, 65_537)] {
         assert_eq!(pool.lent(&lender, offset, len, 1).err(), Some(NoBuffer));
     }
     assert!(library.back.lock().unwrap().is_empty() && pool.outstanding() == 0);
@@ -56,9 +57,51 @@ fn a_loan_that_outlives_its_pool_goes_back_with_the_last_reference() {
     let (library, lender) = library();
     let m = pool.lent(&lender, 0, 4, 9).unwrap();
     drop((pool, lender));
-    assert_eq!(m.as_slice(), [0, 1, 2, 3]);
-    drop(m);
+    assert_eq!(Chain::from(m).to_vec(), [0, 1, 2, 3]);
     assert_eq!(*library.back.lock().unwrap(), [9]);
+}
+
+/// A chain whose mbufs are lent in part, and the same bytes.
+fn mixed(pool: &mut Pool) -> (Chain, Vec<u8>) {
+    let (library, lender) = library();
+    let mut own = pool.alloc_chain(700, 0, Purpose::Receive).unwrap();
+    own.copy_from(0, &library.bytes[..700]);
+    let (mut chain, mut bytes) = (own, library.bytes[..700].to_vec());
+    for (offset, len) in [(3, 1001), (2000, 60_000), (7, 1)] {
+        chain.push_back(pool.lent(&lender, offset, len as u32, 1).unwrap());
+        bytes.extend_from_slice(&library.bytes[offset..][..len]);
+    }
+    (chain, bytes)
+}
+
+#[test]
+fn lent_bytes_are_copied_and_summed_like_any_and_never_borrowed() {
+    let mut pool = Pool::new(PoolConfig::with_budget(4 << 20)).unwrap();
+    let (mut chain, bytes) = mixed(&mut pool);
+    assert!(chain.is_volatile() && !chain.is_kernel_only() && chain.to_vec() == bytes);
+    let (mut part, mut rest) = ([0; 333], [0; 5000]);
+    let mut reader = chain.reader();
+    reader.skip(690);
+    assert_eq!((reader.read(&mut part), reader.read(&mut rest)), (333, 5000));
+    assert!(part == bytes[690..1023] && rest == bytes[1023..6023]);
+    for range in [0..bytes.len(), 1..1703, 699..702, 700..61_702] {
+        let mut sum = fulmar_wire::checksum::Sum::new();
+        sum.add_bytes(&bytes[range.clone()]);
+        assert_eq!(chain.sum(range).sum.finish(), sum.finish());
+    }
+    chain.pullup(1500, &mut pool).unwrap();
+    assert_eq!(chain.front().unwrap().as_slice(), &bytes[..1500]);
+    assert!(chain.to_vec() == bytes);
+    chain.trim_front(1600, &mut pool);
+    assert!(chain.iter().all(Mbuf::is_volatile) && chain.to_vec() == bytes[1600..]);
+    let m = chain.pop_front().unwrap();
+    assert_eq!(m.kernel_part().1, m.volatile().unwrap().len());
+    assert_eq!(m.kernel_part().0, m.volatile().unwrap().as_ptr());
+    let shown = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| m.as_slice().len()));
+    assert_eq!(shown.is_err(), cfg!(debug_assertions), "a borrow is found by the tests");
+    pool.free_mbuf(m);
+    pool.free(chain);
+    assert_all_home(&mut pool);
 }
 
 /// Shares one vector and notes why parts were not delivered.

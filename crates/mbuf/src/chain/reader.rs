@@ -1,0 +1,62 @@
+//! Copying a chain out, from front to back.
+
+use super::{Chain, Iter};
+use crate::Mbuf;
+
+/// Where a copy of a chain goes on.
+#[derive(Clone)]
+pub struct Reader<'a> {
+    mbufs: Iter<'a>,
+    front: Option<&'a Mbuf>,
+    /// Bytes of `front` that are done.
+    done: usize,
+}
+
+impl Chain {
+    /// Reads the chain from its first byte on.
+    #[inline]
+    pub fn reader(&self) -> Reader<'_> {
+        let mut mbufs = self.iter();
+        let front = mbufs.next();
+        Reader { mbufs, front, done: 0 }
+    }
+}
+
+impl Reader<'_> {
+    /// Leaves out the next `n` bytes, or all if there are fewer.
+    #[inline]
+    pub fn skip(&mut self, mut n: usize) {
+        while let Some(m) = self.front {
+            let left = m.len() - self.done;
+            if n < left {
+                self.done += n;
+                return;
+            }
+            n -= left;
+            self.next_mbuf();
+        }
+    }
+
+    /// Copies the next bytes, as many as there are; returns how many.
+    #[inline]
+    pub fn read(&mut self, out: &mut [u8]) -> usize {
+        let mut filled = 0;
+        while let (Some(m), Some(room)) = (self.front, out.get_mut(filled..)) {
+            if room.is_empty() {
+                break;
+            }
+            let n = m.copy_to(self.done, room);
+            filled += n;
+            self.done += n;
+            if self.done == m.len() {
+                self.next_mbuf();
+            }
+        }
+        filled
+    }
+
+    #[inline]
+    fn next_mbuf(&mut self) {
+        (self.front, self.done) = (self.mbufs.next(), 0);
+    }
+}
