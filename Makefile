@@ -7,11 +7,10 @@ ARGS ?=
 # How many seeds `make sim` plays, and the first of them.
 SEEDS ?= 1000
 FIRST ?= 1
-
-# How long `make fuzz` runs.
+# How long `make soak` and `make fuzz` run.
 MINUTES ?= 10
 
-.PHONY: all bench test sim fuzz check doc setup setup-test clean
+.PHONY: all bench test sim soak fuzz check doc setup setup-test clean
 
 all: test
 
@@ -30,6 +29,10 @@ sim: setup
 # Hostile input for the parsers and for a whole stack, guided by coverage (libFuzzer).
 fuzz: setup
 	scripts/fuzz $(MINUTES)
+
+# New seeds of hostile scenarios, from the clock, on all CPUs; failing cases go to soak-failures/.
+soak: setup
+	$(CARGO) run --locked --release -p fulmar-cli --bin fulmar -- sim --soak --minutes $(MINUTES)
 
 # What a reviewer's machine asks before it looks at anything else.
 check: setup

@@ -3,11 +3,14 @@
 use crate::failure::{Failure, Outcome};
 use crate::format;
 use crate::say::say;
-use fulmar_lab::simulation::{self, Report};
+use fulmar_lab::simulation::{self, Case, Feature, Report};
 use indicatif::{ProgressBar, ProgressStyle};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+
+mod soak;
 
 /// Failures after which the rest is not worth the time.
 const ENOUGH_FAILURES: usize = 5;
@@ -18,7 +21,9 @@ const ENOUGH_FAILURES: usize = 5;
 
 Examples:
   fulmar sim --seeds 100000           as many scenarios
-  fulmar sim --seed 4711 --verbose    one again, event by event")]
+  fulmar sim --seed 4711 --verbose    one again, event by event
+  fulmar sim --swarm --seeds 10000    hostile ones
+  fulmar sim --soak --minutes 60      new seeds of the swarm for an hour")]
 pub struct Args {
     /// Play this seed alone
     #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "first"])]
@@ -32,6 +37,21 @@ pub struct Args {
     /// The first of them
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     first: u64,
+    /// Scenarios of the swarm: hostile peers, attackers, small budgets
+    #[arg(long)]
+    swarm: bool,
+    /// Leave these features of the swarm out
+    #[arg(long, value_name = "FEATURES", value_delimiter = ',')]
+    without: Vec<Feature>,
+    /// Play new seeds of the swarm, from a number that the clock gives
+    #[arg(long, conflicts_with_all = ["seed", "seeds", "first"])]
+    soak: bool,
+    /// With --soak: for so long
+    #[arg(long, value_name = "N", default_value_t = 10.0, requires = "soak")]
+    minutes: f64,
+    /// With --soak: where failing cases are written
+    #[arg(long, value_name = "DIRECTORY", default_value = "soak-failures", requires = "soak")]
+    failures: PathBuf,
     /// Threads [default: one per CPU]
     #[arg(short, long)]
     jobs: Option<usize>,
@@ -39,14 +59,25 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Outcome<ExitCode> {
+    let without = args.without.iter().copied().collect();
+    let case = |seed| Case { seed, is_swarm: args.swarm || args.soak, without };
     match args.seed {
-        Some(seed) => one(seed, args.verbose),
-        None => many(args),
+        Some(seed) => one(case(seed), args.verbose),
+        None if args.soak => soak::run(case(soak::base()), jobs(args)?, args),
+        None => many(case(args.first), args),
     }
 }
 
-fn one(seed: u64, verbose: bool) -> Outcome<ExitCode> {
-    let (result, story) = simulation::run_with_story(seed);
+fn jobs(args: &Args) -> Outcome<usize> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    match args.jobs.unwrap_or(cpus) {
+        0 => Err(Failure::new("nothing to play: --jobs must be at least 1")),
+        jobs => Ok(jobs),
+    }
+}
+
+fn one(case: Case, verbose: bool) -> Outcome<ExitCode> {
+    let (seed, (result, story)) = (case.seed, simulation::run_with_story(case));
     if verbose {
         story.iter().try_for_each(say)?;
     }
@@ -62,14 +93,13 @@ fn one(seed: u64, verbose: bool) -> Outcome<ExitCode> {
     }
 }
 
-fn many(args: &Args) -> Outcome<ExitCode> {
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let jobs = args.jobs.unwrap_or(cpus);
-    if jobs == 0 || args.seeds == 0 {
-        return Err(Failure::new("nothing to play: --jobs and --seeds must be at least 1"));
+fn many(first: Case, args: &Args) -> Outcome<ExitCode> {
+    let jobs = jobs(args)?;
+    if args.seeds == 0 {
+        return Err(Failure::new("nothing to play: --seeds must be at least 1"));
     }
     let (bar, started, failed) = (progress(args.seeds), Instant::now(), AtomicUsize::new(0));
-    let summary = simulation::run_many(args.first, args.seeds, jobs, |_, outcome| {
+    let summary = simulation::run_many(first, args.seeds, jobs, |_, outcome| {
         bar.inc(1);
         let Err(failure) = outcome else { return true };
         let before = failed.fetch_add(1, Ordering::Relaxed);
@@ -104,13 +134,15 @@ fn progress(seeds: u64) -> ProgressBar {
 fn sentence(r: &Report) -> String {
     format!(
         "{} connections, {} in {} frames, {} sent again, {} time-outs, {:.0} virtual seconds, \
-         digest {:016x}",
+         {} idle steps, slowest {} ‰ of its bound, digest {:016x}",
         r.connections,
         format::bytes(r.bytes),
         r.frames,
         format::bytes(r.retransmitted_bytes),
         r.timeouts,
         Duration::from_nanos(r.virtual_ns).as_secs_f64(),
+        r.idle_steps,
+        r.slowest_permille,
         r.digest
     )
 }
@@ -131,6 +163,15 @@ mod tests {
         assert!(Line::try_parse_from(["sim", "--seed", "7", "--verbose"]).is_ok());
         assert!(Line::try_parse_from(["sim", "--seed", "7", "--seeds", "9"]).is_err());
         assert!(Line::try_parse_from(["sim", "--verbose"]).is_err());
+        assert!(Line::try_parse_from(["sim", "--soak", "--seed", "7"]).is_err());
+        assert!(Line::try_parse_from(["sim", "--minutes", "7"]).is_err());
+    }
+
+    #[test]
+    fn features_are_left_out_by_name() {
+        let line = Line::try_parse_from(["sim", "--without", "syn-flood,replays"]).unwrap();
+        assert_eq!(line.args.without, [Feature::SynFlood, Feature::Replays]);
+        assert!(Line::try_parse_from(["sim", "--without", "nothing"]).is_err());
     }
 
     #[test]

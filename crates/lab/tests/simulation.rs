@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fulmar_lab::simulation::{Summary, run_many};
+use fulmar_lab::simulation::{Case, Feature, Summary, run_many};
 
 const FIRST: u64 = 1;
 const SEEDS: u64 = 3_000;
@@ -13,8 +13,29 @@ fn number(name: &str, default: u64) -> u64 {
 
 fn told(summary: &Summary) -> String {
     let stories: Vec<String> = summary.failures.iter().take(3).map(ToString::to_string).collect();
-    let seeds: Vec<u64> = summary.failures.iter().map(|f| f.seed).collect();
+    let seeds: Vec<u64> = summary.failures.iter().map(|f| f.case.seed).collect();
     format!("seeds {seeds:?} failed\n\n{}", stories.join("\n\n"))
+}
+
+const SWARM_SEEDS: u64 = 1_000;
+
+#[test]
+fn every_seed_of_the_swarm_holds_every_promise() {
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    let failed = AtomicU64::new(0);
+    let without = [Feature::ZeroWindows, Feature::SynFlood, Feature::ForgedSegments];
+    let without = without.into_iter().chain([Feature::ForgedNeighbours]).collect();
+    let swarm = Case { without, ..Case::swarm(FIRST) };
+    let summary = run_many(swarm, SWARM_SEEDS, jobs, |_, outcome| {
+        outcome.is_ok() || failed.fetch_add(1, Ordering::Relaxed) < 10
+    });
+    assert!(summary.failures.is_empty(), "{}", told(&summary));
+    let total = &summary.total;
+    println!(
+        "{SWARM_SEEDS} seeds, {:.0} virtual seconds: {total:?}",
+        total.virtual_ns as f64 / 1e9
+    );
+    assert!(total.bytes > SWARM_SEEDS * 1_000 && total.connections > SWARM_SEEDS);
 }
 
 /// `FULMAR_SIM_FIRST` and `FULMAR_SIM_SEEDS` play others.
@@ -23,7 +44,7 @@ fn every_seed_holds_every_promise() {
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     let failed = AtomicU64::new(0);
     let (first, seeds) = (number("FULMAR_SIM_FIRST", FIRST), number("FULMAR_SIM_SEEDS", SEEDS));
-    let summary = run_many(first, seeds, jobs, |_, outcome| {
+    let summary = run_many(Case::network(first), seeds, jobs, |_, outcome| {
         outcome.is_ok() || failed.fetch_add(1, Ordering::Relaxed) < 10
     });
     assert!(summary.failures.is_empty(), "{}", told(&summary));

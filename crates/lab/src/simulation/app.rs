@@ -28,6 +28,8 @@ pub enum Quirk {
     EarlyClose,
     /// Shuts reading down.
     Deaf,
+    /// Never reads, writes or closes.
+    Stuck,
 }
 
 /// Rounds of posting in one turn: enough for what is there, bounded whatever the draws.
@@ -95,6 +97,8 @@ pub struct End {
     pub read: u64,
     /// When it last gave the stack something to do.
     pub asked_at: Instant,
+    /// When it first tried to connect.
+    pub began_at: Option<Instant>,
     plan: EndPlan,
     quirk: Quirk,
     phase: Phase,
@@ -139,6 +143,7 @@ impl End {
             written: 0,
             read: 0,
             asked_at: Instant::ZERO,
+            began_at: None,
             plan: plan.clone(),
             quirk,
             phase: Phase::Idle,
@@ -256,12 +261,12 @@ impl End {
     fn interest(&self) -> Ready {
         let paused = self.held_read.is_some() || self.read_at.is_some();
         let reads = match self.quirk {
-            Quirk::EarlyClose => false,
+            Quirk::EarlyClose | Quirk::Stuck => false,
             Quirk::Deaf => true,
             _ => !self.eof && !paused,
         };
         let paused = self.held_write.is_some() || self.write_at.is_some();
-        let writes = self.written < self.plan.bytes && !paused;
+        let writes = self.written < self.plan.bytes && !paused && self.quirk != Quirk::Stuck;
         match self.phase {
             Phase::Connecting => Ready::WRITABLE,
             Phase::Open => {
@@ -311,6 +316,7 @@ impl End {
             return Ok(());
         }
         self.asked_at = cx.now;
+        self.began_at.get_or_insert(cx.now);
         match cx.shard.tcp_connect(cx.now, to, Some(from)) {
             Ok(id) => {
                 self.id = Some(id);
@@ -370,7 +376,7 @@ impl End {
     }
 
     fn write(&mut self, cx: &mut Cx) -> Result<(), Violation> {
-        let Some(id) = self.id else { return Ok(()) };
+        let Some(id) = self.id.filter(|_| self.quirk != Quirk::Stuck) else { return Ok(()) };
         while self.written < self.plan.bytes && self.held_write.is_none() && self.write_at.is_none()
         {
             if self.write_left == 0 {
@@ -426,7 +432,7 @@ impl End {
 
     fn read(&mut self, cx: &mut Cx) -> Result<(), Violation> {
         let Some(id) = self.id else { return Ok(()) };
-        if matches!(self.quirk, Quirk::UnreadClose | Quirk::EarlyClose) {
+        if matches!(self.quirk, Quirk::UnreadClose | Quirk::EarlyClose | Quirk::Stuck) {
             return Ok(());
         }
         while !self.eof && self.held_read.is_none() && self.read_at.is_none() {
@@ -569,6 +575,7 @@ impl End {
                 return Ok(());
             }
             Quirk::UnreadClose if all_written => return self.close_unread(cx, id),
+            Quirk::Stuck => return Ok(()),
             _ => {}
         }
         let half_closes = self.plan.leave == Leave::HalfClose;

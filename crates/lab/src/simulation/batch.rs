@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Failure, Report, run};
+use super::{Case, Failure, Report, run};
 
 /// What a run over many seeds came to.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +30,8 @@ impl Summary {
                 t.timeouts += r.timeouts;
                 t.connections += r.connections;
                 t.errors += r.errors;
+                t.slowest_permille = t.slowest_permille.max(r.slowest_permille);
+                t.idle_steps += r.idle_steps;
                 // The order in which threads finish must not show.
                 t.digest ^= r.digest;
             }
@@ -38,13 +40,13 @@ impl Summary {
     }
 }
 
-/// Plays `count` seeds from `first` on `jobs` threads; `told` hears of every seed that is through.
+/// Plays `count` cases from `first` on `jobs` threads; `told` hears of every case that is through.
 /// Stops early when `told` answers false.
 pub fn run_many(
-    first: u64,
+    first: Case,
     count: u64,
     jobs: usize,
-    told: impl Fn(u64, &Result<Report, Box<Failure>>) -> bool + Sync,
+    told: impl Fn(Case, &Result<Report, Box<Failure>>) -> bool + Sync,
 ) -> Summary {
     let next = AtomicU64::new(0);
     let summary = Mutex::new(Summary::default());
@@ -54,9 +56,9 @@ pub fn run_many(
             if n >= count {
                 return;
             }
-            let seed = first.wrapping_add(n);
-            let outcome = run(seed);
-            let goes_on = told(seed, &outcome);
+            let case = first.after(n);
+            let outcome = run(case);
+            let goes_on = told(case, &outcome);
             if let Ok(mut s) = summary.lock() {
                 s.add(outcome);
             }
@@ -70,6 +72,6 @@ pub fn run_many(
         work();
     });
     let mut summary = summary.into_inner().unwrap_or_default();
-    summary.failures.sort_by_key(|f| f.seed);
+    summary.failures.sort_by_key(|f| f.case.seed);
     summary
 }

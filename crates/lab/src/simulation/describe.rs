@@ -7,6 +7,8 @@ use fulmar_drivers::link::Impairments;
 use fulmar_netdev::Packet;
 use fulmar_wire::{ipv4, ipv6, protocol, tcp};
 
+use super::attack::Attack;
+use super::swarm::Swarm;
 use super::waiting::WaitPlan;
 use super::{EndPlan, FlowPlan, Scenario, Station};
 
@@ -25,7 +27,28 @@ pub(super) fn scenario(s: &Scenario, f: &mut Formatter<'_>) -> Result {
         writeln!(f, "flow {i}: {}", flow(p))?;
     }
     writeln!(f, "datagrams {:?}, pings {:?}", s.datagrams, s.pings)?;
-    write!(f, "trouble: {:?}", s.trouble)
+    write!(f, "trouble: {:?}", s.trouble)?;
+    swarm(&s.swarm, f)
+}
+
+fn swarm(s: &Swarm, f: &mut Formatter<'_>) -> Result {
+    if s.features.is_empty() {
+        return Ok(());
+    }
+    write!(f, "\nfeatures: {}", s.features)?;
+    for (i, mss) in s.clamp_mss.iter().enumerate() {
+        if let Some(mss) = mss {
+            write!(f, "\nSYNs to station {i}: MSS at most {mss}")?;
+        }
+    }
+    for a in &s.attacks {
+        let Attack { kind, victim, from, every, burst, frames } = a;
+        write!(
+            f,
+            "\nattack {kind:?} on station {victim}: from {from:?} {frames} frames, {burst} every {every:?}"
+        )?;
+    }
+    s.jumps.iter().try_for_each(|(at, by)| write!(f, "\nat {at:?} the clock jumps by {by:?}"))
 }
 
 fn way(w: &Impairments) -> String {

@@ -13,6 +13,8 @@ use fulmar_netdev::{
     Burst, Caps, Device, DeviceStats, LinkState, Packet, PlacementHint, Rng, Rooms, Unsupported,
 };
 
+use super::attack::{Injected, capture};
+use super::clamp::clamp;
 use super::describe;
 use super::moves::{Arrival, Whereabouts};
 use super::placing::Placing;
@@ -105,8 +107,10 @@ pub struct Ground {
     pub attention: [Attention; 2],
     /// Under which Ethernet address each station is to be found.
     pub whereabouts: [Whereabouts; 2],
-    /// A frame that arrives at each station whatever the wire does, and when.
-    pub news: [Option<(Instant, Vec<u8>)>; 2],
+    /// Frames that arrive at each station whatever the wire does, in order.
+    pub injected: [VecDeque<Injected>; 2],
+    /// Frames that each station has sent, where a third one keeps them.
+    pub captured: Option<[VecDeque<Vec<u8>>; 2]>,
 }
 
 /// The ground under both gates.
@@ -156,6 +160,7 @@ pub struct Gate {
     placing: Option<Placing>,
     urgency: Urgency,
     has_registers: bool,
+    clamp_mss: Option<u16>,
     out: Burst,
     fresh: Burst,
 }
@@ -166,9 +171,10 @@ impl Gate {
         inner: SimLink,
         station: usize,
         ground: &SharedGround,
-        how: &super::Station,
+        s: &super::Scenario,
         seed: u64,
     ) -> Gate {
+        let how = &s.stations[station];
         let fullness = how.takes_pkts.map(|takes_pkts| Fullness {
             takes_pkts,
             left_pkts: takes_pkts,
@@ -185,6 +191,7 @@ impl Gate {
             placing: how.places.then(|| Placing::new(seed ^ 0x91ac)),
             urgency: Urgency::new(how.urgent_percent, seed ^ 0x04c9),
             has_registers: how.waits.is_some_and(|w| w.registers),
+            clamp_mss: s.swarm.clamp_mss[station],
             out: Burst::with_capacity(256),
             fresh: Burst::with_capacity(64),
         }
@@ -216,6 +223,11 @@ impl Gate {
                 pool.free(p.chain);
                 continue;
             }
+            if let Some(captured) = &mut ground.captured
+                && !p.offload.needs_csum
+            {
+                capture(&mut captured[self.station], p.chain.to_vec());
+            }
             let Some(p) = ground.whereabouts[self.station].outward(p, pool) else {
                 counters.drop_packet(DropReason::NoBuffer);
                 continue;
@@ -235,7 +247,13 @@ impl Gate {
         counters: &mut Counters,
     ) -> Option<Packet> {
         let p = match place.inward(p, pool) {
-            Some(Arrival::Here(p)) => self.urgency.strike(p, pool),
+            Some(Arrival::Here(p)) => {
+                let p = self.urgency.strike(p, pool);
+                p.and_then(|p| match self.clamp_mss {
+                    Some(most) => clamp(p, most, pool),
+                    None => Some(p),
+                })
+            }
             Some(Arrival::Elsewhere(p)) => {
                 counters.drop_packet(DropReason::NotForUs);
                 pool.free(p.chain);
@@ -249,20 +267,27 @@ impl Gate {
         if self.copies { landed(p?, pool, counters) } else { p }
     }
 
-    /// Frames from the wire, behind the news there may be.
+    /// Frames from the wire, behind those that were injected.
     fn look(&mut self, now: Instant, pool: &mut Pool, budget: usize, counters: &mut Counters) {
-        let news = if budget > 0 { lock(&self.ground).news[self.station].take() } else { None };
-        if let Some((_, frame)) = &news
-            && let Ok(mut chain) = pool.alloc_chain(frame.len(), 0, Purpose::Control)
+        let mut left = budget.min(self.fresh.room());
+        while left > 0
+            && let Some(injected) = lock(&self.ground).injected[self.station].pop_front()
         {
+            if injected.is_strict && injected.at != now {
+                continue;
+            }
+            left -= 1;
+            let frame = &injected.frame;
+            let Ok(mut chain) = pool.alloc_chain(frame.len(), 0, Purpose::Control) else {
+                counters.drop_packet(DropReason::NoBuffer);
+                continue;
+            };
             chain.copy_from(0, frame);
-            let p = Packet { chain, offload: Offload::default() };
-            if let Err(p) = self.fresh.push(p) {
+            if let Err(p) = self.fresh.push(Packet { chain, offload: Offload::default() }) {
                 pool.free(p.chain);
             }
         }
-        let budget = budget - usize::from(news.is_some());
-        self.inner.rx_burst(now, pool, &mut self.fresh, budget, counters);
+        self.inner.rx_burst(now, pool, &mut self.fresh, left, counters);
     }
 }
 
@@ -388,11 +413,11 @@ impl Device for Gate {
         let full = self.fullness.as_ref().filter(|_| self.refused).map(|f| f.until);
         let held = self.placing.as_ref().and_then(Placing::next_deadline);
         // What it holds comes first.
-        let news = || lock(&self.ground).news[self.station].as_ref().map(|n| n.0);
+        let injected = || lock(&self.ground).injected[self.station].front().map(|n| n.at);
         let inner = if held.is_some() {
             None
         } else {
-            [self.inner.next_deadline(), news()].into_iter().flatten().min()
+            [self.inner.next_deadline(), injected()].into_iter().flatten().min()
         };
         let inner = inner.map(|at| lock(&self.ground).attention[self.station].seen_at(at));
         [full, held, inner].into_iter().flatten().min()

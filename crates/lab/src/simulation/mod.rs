@@ -21,6 +21,13 @@
 //!   mbuf, no byte of receive window.
 //! - What is counted has a reason.
 //!
+//! The swarm ([`Case::swarm`]) adds hostile and short-handed features to a bad network: an attacker on the
+//! wire, peers that never read, small budgets, many connections, a clock that jumps. The oracle asks more:
+//!
+//! - Honest connections are through within a bound that follows from the scenario.
+//! - No forged frame ends a connection or changes a byte.
+//! - Storage in use stays within the budget, and a stack that waits takes few steps.
+//!
 //! A failing seed is played a second time to print its last events; the digest over all frames and
 //! calls must be the same, so that a failure can always be looked at again.
 //!
@@ -28,25 +35,34 @@
 //! and the kernel's TCP as a peer.
 
 mod app;
+mod attack;
 mod batch;
+mod case;
+mod clamp;
 mod describe;
 mod gate;
+mod hostile;
 mod moves;
 mod oracle;
 mod pattern;
 mod placing;
 mod posting;
 mod scenario;
+mod service;
 mod side_traffic;
+mod swarm;
 mod urgency;
 mod waiting;
 mod world;
 
+pub use attack::{Attack, AttackKind};
 pub use batch::{Summary, run_many};
+pub use case::{Case, Feature, Features};
 pub use oracle::{Failure, Report, Violation};
 pub use scenario::{
     EndPlan, FlowKind, FlowPlan, Leave, PostPlan, RouteChange, Scenario, Station, Trouble,
 };
+pub use swarm::Swarm;
 pub use waiting::WaitPlan;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -56,38 +72,52 @@ use world::World;
 /// Events kept for a failure's story.
 const STORY_EVENTS: usize = 80;
 
-/// Plays the scenario of a seed.
+/// Plays a case.
 ///
 /// # Errors
-/// What was violated, with the last events of a second playing of the same seed.
-pub fn run(seed: u64) -> Result<Report, Box<Failure>> {
-    let (result, digest) = play(seed, 0);
+/// What was violated, with the last events of a second playing of the same case.
+pub fn run(case: Case) -> Result<Report, Box<Failure>> {
+    let (result, digest) = play(case, 0);
     match result {
         Ok((report, _)) => Ok(report),
         Err((violation, _)) => {
-            let (again, second) = play(seed, STORY_EVENTS);
+            let (again, second) = play(case, STORY_EVENTS);
             let story = again.err().map(|(_, story)| story).unwrap_or_default();
-            Err(Box::new(Failure { seed, violation, story, replays: digest == second }))
+            Err(Box::new(Failure { case, violation, story, replays: digest == second }))
         }
     }
 }
 
-/// Plays the scenario of a seed and returns every event as a line, whatever comes of it.
-pub fn run_with_story(seed: u64) -> (Result<Report, Box<Failure>>, Vec<String>) {
-    match play(seed, usize::MAX).0 {
+/// Plays a case and returns every event as a line, whatever comes of it.
+pub fn run_with_story(case: Case) -> (Result<Report, Box<Failure>>, Vec<String>) {
+    match play(case, usize::MAX).0 {
         Ok((report, story)) => (Ok(report), story),
         Err((violation, story)) => {
-            let failure = Failure { seed, violation, story: Vec::new(), replays: true };
+            let failure = Failure { case, violation, story: Vec::new(), replays: true };
             (Err(Box::new(failure)), story)
         }
     }
 }
 
+/// Leaves out features of a failing case as long as it fails in the same way.
+pub fn reduce(failure: Failure) -> Failure {
+    let mut best = failure;
+    for feature in Scenario::of(best.case).swarm.features.iter() {
+        let case = Case { without: best.case.without.with(feature), ..best.case };
+        if let Err(f) = run(case)
+            && std::mem::discriminant(&f.violation) == std::mem::discriminant(&best.violation)
+        {
+            best = *f;
+        }
+    }
+    best
+}
+
 type Played = Result<(Report, Vec<String>), (Violation, Vec<String>)>;
 
 /// One playing, keeping the last `events` events; the digest says what happened, to the byte.
-fn play(seed: u64, events: usize) -> (Played, u64) {
-    let mut world = match catch_unwind(|| World::new(Scenario::new(seed), events)) {
+fn play(case: Case, events: usize) -> (Played, u64) {
+    let mut world = match catch_unwind(|| World::new(Scenario::of(case), events)) {
         Ok(world) => world,
         Err(panic) => return (Err((Violation::Panic(message(&*panic)), Vec::new())), 0),
     };

@@ -4,7 +4,9 @@ use fulmar_base::Duration;
 use fulmar_drivers::link::Impairments;
 use fulmar_netdev::Rng;
 
+use super::case::Case;
 use super::describe;
+use super::swarm::Swarm;
 use super::waiting::WaitPlan;
 
 /// Draws from a seed.
@@ -39,6 +41,8 @@ impl Draw {
 /// A scenario: two stations, a wire, what they do and what befalls them.
 #[derive(Clone, Debug)]
 pub struct Scenario {
+    /// What names it.
+    pub case: Case,
     /// Where it comes from.
     pub seed: u64,
     /// IPv6, or else IPv4.
@@ -61,6 +65,8 @@ pub struct Scenario {
     pub pings: [u32; 2],
     /// What befalls them.
     pub trouble: Trouble,
+    /// What the swarm adds.
+    pub swarm: Swarm,
 }
 
 /// How a station is built.
@@ -110,6 +116,8 @@ pub enum FlowKind {
     EarlyClose(usize),
     /// One end shuts reading down and lets the other talk.
     Deaf(usize),
+    /// One end never reads, never writes and never closes: its window stays shut.
+    Stuck(usize),
 }
 
 /// How an end finishes sending.
@@ -270,6 +278,11 @@ impl FlowPlan {
     pub fn excuses_errors(&self) -> bool {
         !matches!(self.kind, FlowKind::Plain | FlowKind::SimultaneousOpen | FlowKind::Deaf(_))
     }
+
+    /// Whether it goes on for as long as the others do.
+    pub fn is_stuck(&self) -> bool {
+        matches!(self.kind, FlowKind::Stuck(_))
+    }
 }
 
 const MS: Duration = Duration::from_millis(1);
@@ -297,6 +310,7 @@ impl Scenario {
             stations.iter_mut().for_each(|s| s.tcp.syn_retries = PATIENT_SYN_RETRIES);
         }
         let mut s = Scenario {
+            case: Case::network(seed),
             seed,
             v6,
             mtu,
@@ -308,6 +322,7 @@ impl Scenario {
             datagrams: [0; 2],
             pings: [0; 2],
             trouble,
+            swarm: Swarm::default(),
         };
         s.draw_traffic(d);
         s.draw_posts();
@@ -428,6 +443,7 @@ impl Scenario {
         };
         self.ways.iter().all(clean)
             && self.trouble == Trouble::None
+            && self.swarm.features.is_empty()
             && self.stations.iter().all(|s| s.pool_bytes >= 64 << 20)
     }
 

@@ -1,13 +1,13 @@
 //! The simulation itself: it replays, its scenarios are varied, and its oracle can fail.
 
-use fulmar_base::Duration;
+use fulmar_base::{Counter, DropReason, Duration};
 
 use super::*;
 
 #[test]
 fn a_seed_played_twice_is_the_same_to_the_byte() {
     for seed in 1..=150 {
-        let (first, second) = (play(seed, 0), play(seed, 10));
+        let (first, second) = (play(Case::network(seed), 0), play(Case::network(seed), 10));
         assert_eq!(first.1, second.1, "seed {seed}");
         assert!(first.0.is_ok() && second.0.is_ok(), "seed {seed}");
     }
@@ -15,7 +15,8 @@ fn a_seed_played_twice_is_the_same_to_the_byte() {
 
 #[test]
 fn another_seed_is_another_run() {
-    let digests: std::collections::BTreeSet<u64> = (1..=50).map(|s| play(s, 0).1).collect();
+    let digests: std::collections::BTreeSet<u64> =
+        (1..=50).map(|s| play(Case::network(s), 0).1).collect();
     assert_eq!(digests.len(), 50);
 }
 
@@ -98,7 +99,7 @@ fn a_byte_that_was_not_written_is_a_violation() {
 #[test]
 fn a_panic_is_a_failure_with_its_seed() {
     let failure = Failure {
-        seed: 7,
+        case: Case::network(7),
         violation: Violation::Panic("why".into()),
         story: vec!["an event".into()],
         replays: true,
@@ -107,4 +108,89 @@ fn a_panic_is_a_failure_with_its_seed() {
     for part in ["seed 7", "why", "an event", "trouble", "fulmar sim --seed 7 --verbose"] {
         assert!(text.contains(part), "{part}: {text}");
     }
+}
+
+#[test]
+fn a_case_of_the_swarm_played_twice_is_the_same_to_the_byte() {
+    for seed in 1..=60 {
+        let case = Case::swarm(seed);
+        assert_eq!(play(case, 0).1, play(case, 10).1, "seed {seed}");
+    }
+}
+
+#[test]
+fn every_feature_of_the_swarm_occurs_and_can_be_left_out_alone() {
+    let all: Vec<Scenario> = (1..=1_000).map(|s| Scenario::of(Case::swarm(s))).collect();
+    for feature in Feature::ALL {
+        let with = all.iter().filter(|s| s.swarm.features.has(feature));
+        assert!(with.clone().count() > 50, "{}", feature.name());
+        let s = with.into_iter().next().expect("there are some");
+        let case = Case { without: Features::default().with(feature), ..s.case };
+        let kept = Scenario::of(case).swarm.features;
+        assert!(!kept.has(feature));
+        assert_eq!(kept.with(feature), s.swarm.features);
+    }
+    assert!(all.iter().any(|s| s.swarm.features.is_empty()));
+    assert!(all.iter().filter(|s| s.service_bound(0).is_some()).count() > 500);
+}
+
+/// A scenario of the swarm with one honest connection over a good wire, and nothing hostile yet.
+fn honest_in_swarm() -> Scenario {
+    let mut s = honest();
+    s.case = Case::swarm(s.seed);
+    s.ways.iter_mut().for_each(|w| w.delay = Duration::from_millis(5));
+    s
+}
+
+#[test]
+fn a_connection_that_nobody_serves_is_a_violation() {
+    let mut world = World::new(honest_in_swarm(), 0);
+    world.never_accept();
+    assert!(matches!(world.play(), Err(Violation::Unserved { flow: 0, .. })));
+}
+
+#[test]
+fn forged_segments_reach_the_connection_and_do_it_no_harm() {
+    let mut s = honest_in_swarm();
+    s.flows[0].at = Duration::ZERO;
+    for e in &mut s.flows[0].ends {
+        (e.write_pause, e.write_bytes) = (Duration::from_millis(20), 1_000);
+    }
+    let attack = |victim| Attack {
+        kind: AttackKind::Segments,
+        victim,
+        from: Duration::from_millis(1),
+        every: Duration::from_millis(1),
+        burst: 2,
+        frames: 1_000,
+    };
+    s.swarm.attacks = vec![attack(0), attack(1)];
+    let mut world = World::new(s, 0);
+    world.play().expect("no harm");
+    let counters = world.counters();
+    assert!(counters.iter().all(|c| c.drops(DropReason::TcpOutOfWindow) > 20), "{counters:?}");
+    assert!(counters.iter().all(|c| c.drops(DropReason::TcpBadAck) > 20), "{counters:?}");
+}
+
+#[test]
+fn a_flood_of_syns_reaches_the_listener() {
+    let mut s = honest_in_swarm();
+    let victim = 1 - s.flows[0].opener;
+    s.flows[0].to_self = false;
+    let received = |s: &Scenario| {
+        let mut world = World::new(s.clone(), 0);
+        // Whether it withstands is asked of every seed.
+        _ = world.play();
+        world.counters()[victim].value(Counter::TcpSegmentsIn)
+    };
+    let honest = received(&s);
+    s.swarm.attacks = vec![Attack {
+        kind: AttackKind::SynFlood,
+        victim,
+        from: Duration::from_millis(1),
+        every: Duration::from_micros(10),
+        burst: 50,
+        frames: 50,
+    }];
+    assert!(received(&s) >= honest + 50);
 }

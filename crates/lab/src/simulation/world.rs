@@ -12,14 +12,16 @@ use fulmar_socket::{Ready, Step};
 use fulmar_stack::{ListenOptions, PollSetCore, Shard, StackConfig};
 
 use super::app::{Cx, End, Quirk, Said};
+use super::attack::{AttackKind, Attacker, Injected};
 use super::gate::{Gate, Ground, Log, SharedGround, lock};
+use super::hostile::attackers;
 use super::moves::Whereabouts;
 use super::oracle::{self, Report, Violation};
 use super::scenario::{FlowKind, RouteChange, Scenario, Trouble};
 use super::side_traffic::SideTraffic;
 use super::waiting::{self, Attention};
 
-const SERVER_PORT: u16 = 7_000;
+pub(super) const SERVER_PORT: u16 = 7_000;
 const OPENER_PORT: u16 = 20_000;
 const OTHER_PORT: u16 = 30_000;
 const DATAGRAM_PORT: u16 = 5_000;
@@ -35,7 +37,7 @@ const MOST_ROUNDS: usize = 10_000;
 /// The listener's name in a poll set.
 const LISTENER: usize = usize::MAX;
 /// What the clock of the simulation says at first: not zero, as on no machine.
-const START: Instant = Instant::from_millis(100_000);
+pub(super) const START: Instant = Instant::from_millis(100_000);
 
 /// A change that the script makes.
 #[derive(Clone, Copy, Debug)]
@@ -44,10 +46,11 @@ enum Change {
     Gone(usize),
     Mute(usize, bool),
     Route(usize, RouteChange),
+    Jump(Duration),
 }
 
-struct Side {
-    shard: Shard,
+pub(super) struct Side {
+    pub(super) shard: Shard,
     listener: Option<SlotId>,
     set: Option<Arc<PollSetCore>>,
     traffic: SideTraffic,
@@ -56,21 +59,27 @@ struct Side {
 
 /// See the module's header.
 pub struct World {
-    scenario: Scenario,
-    ground: SharedGround,
-    sides: [Side; 2],
+    pub(super) scenario: Scenario,
+    pub(super) ground: SharedGround,
+    pub(super) sides: [Side; 2],
     /// Ends of flow `f`: `2 f` (the opener's) and `2 f + 1`.
-    ends: Vec<End>,
+    pub(super) ends: Vec<End>,
     /// When the first end of a flow was done.
     half_done: Vec<Option<Instant>>,
     script: Vec<(Instant, Change)>,
-    now: Instant,
-    steps: u64,
+    pub(super) attackers: Vec<Attacker>,
+    /// Within what each flow must be through; `None`: no bound, or it was.
+    pub(super) bounds: Vec<Option<Duration>>,
+    pub(super) slowest_permille: u64,
+    pub(super) now: Instant,
+    pub(super) steps: u64,
+    /// Steps that moved neither frame nor byte.
+    pub(super) idle_in_all: u64,
     idle_steps: u64,
     seen: u64,
 }
 
-fn address(v6: bool, station: usize) -> IpAddr {
+pub(super) fn address(v6: bool, station: usize) -> IpAddr {
     let n = station as u8 + 1;
     if v6 {
         IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, u16::from(n)))
@@ -111,26 +120,30 @@ impl World {
             swallowed: 0,
             attention: [Attention::default(); 2],
             whereabouts: link.ether.map(Whereabouts::new),
-            news: [None, None],
+            injected: Default::default(),
+            captured: scenario.has_attack(AttackKind::Replays).then(Default::default),
         }));
         let ways = [&scenario.ways[0], &scenario.ways[1]];
         let (a, b) = sim_pair_each_way(scenario.seed, ways, &link);
         let gate = |inner, i: usize| {
-            let how = &scenario.stations[i];
-            Gate::new(inner, i, &ground, how, scenario.seed ^ (0xface << i))
+            Gate::new(inner, i, &ground, &scenario, scenario.seed ^ (0xface << i))
         };
         let (a, b) = (gate(a, 0), gate(b, 1));
         let sides = [side(&scenario, 0, a), side(&scenario, 1, b)];
         let ends = ends(&scenario);
         World {
             half_done: vec![None; scenario.flows.len()],
-            script: script(&scenario.trouble),
+            bounds: (0..scenario.flows.len()).map(|f| scenario.service_bound(f)).collect(),
+            slowest_permille: 0,
+            script: script(&scenario),
+            attackers: attackers(&scenario),
             ends,
             scenario,
             ground,
             sides,
             now: START,
             steps: 0,
+            idle_in_all: 0,
             idle_steps: 0,
             seen: 0,
         }
@@ -140,6 +153,18 @@ impl World {
     #[cfg(test)]
     pub fn never_mend(&mut self) {
         self.script.truncate(1);
+    }
+
+    /// No station accepts, whatever the scenario says.
+    #[cfg(test)]
+    pub fn never_accept(&mut self) {
+        self.sides.iter_mut().for_each(|s| s.accepts_at = START + LONGEST);
+    }
+
+    /// What the stacks have counted.
+    #[cfg(test)]
+    pub fn counters(&self) -> [fulmar_base::Counters; 2] {
+        self.sides.each_ref().map(|s| s.shard.counters().clone())
     }
 
     /// The digest over everything, and the lines that were kept.
@@ -153,11 +178,15 @@ impl World {
         while !self.is_done() {
             self.advance()?;
             self.run_script();
+            self.inject();
             for i in 0..2 {
                 self.turn(i)?;
             }
             self.watch_flows()?;
+            self.watch_service()?;
+            self.watch_budget()?;
         }
+        self.attackers.iter_mut().for_each(Attacker::stop);
         self.close_rest();
         self.settle()?;
         self.report()
@@ -180,10 +209,13 @@ impl World {
     }
 
     fn is_done(&self) -> bool {
-        self.ends.chunks_exact(2).all(|pair| {
-            let excused = pair[0].may_fail && pair[0].is_done() && pair[1].is_unborn();
-            excused || pair.iter().all(End::is_done)
-        })
+        (0..self.scenario.flows.len()).all(|f| self.pair_is_done(f))
+    }
+
+    pub(super) fn pair_is_done(&self, flow: usize) -> bool {
+        let pair = &self.ends[2 * flow..][..2];
+        let excused = pair[0].may_fail && pair[0].is_done() && pair[1].is_unborn();
+        excused || pair.iter().all(End::is_done)
     }
 
     /// Moves the clock to the next event.
@@ -193,6 +225,7 @@ impl World {
         let seen =
             lock(&self.ground).frames + self.ends.iter().map(|e| e.written + e.read).sum::<u64>();
         let moves = next > self.now || seen != self.seen;
+        self.idle_in_all += u64::from(seen == self.seen && self.is_shard_due(next));
         self.idle_steps = if moves { 0 } else { self.idle_steps + 1 };
         self.seen = seen;
         self.now = self.now.max(next);
@@ -202,7 +235,11 @@ impl World {
         if self.now > START + LONGEST {
             return Err(Violation::TooLong(self.state()));
         }
-        Ok(())
+        self.watch_polls()
+    }
+
+    fn is_shard_due(&self, at: Instant) -> bool {
+        self.sides.iter().any(|s| s.shard.next_deadline().is_some_and(|due| due <= at))
     }
 
     fn next_event(&self) -> Option<Instant> {
@@ -213,11 +250,12 @@ impl World {
         let ends = self.ends.iter().map(End::deadline);
         let limits = (0..self.half_done.len()).map(|f| self.give_up_at(f));
         let script = self.script.first().map(|s| s.0);
-        sides.chain(ends).chain(limits).chain([script]).flatten().min()
+        let attacks = self.attackers.iter().map(Attacker::deadline);
+        sides.chain(ends).chain(limits).chain(attacks).chain([script]).flatten().min()
     }
 
     /// Where everything stands, in words.
-    fn state(&self) -> String {
+    pub(super) fn state(&self) -> String {
         let pending = self.ends.iter().filter(|e| !e.is_done());
         let told: Vec<String> = pending.map(End::describe).collect();
         let deadlines =
@@ -243,6 +281,12 @@ impl World {
             ground.log.line(self.now, || format!("  script: {change:?}"));
             match change {
                 Change::Dead(of) => ground.dead = of,
+                Change::Jump(by) => {
+                    self.now = at.max(self.now) + by;
+                    // No frame can be seen while the clock jumps.
+                    let now = self.now;
+                    ground.attention.iter_mut().for_each(|a| a.looked(now, None));
+                }
                 Change::Gone(station) => ground.gone[station] = true,
                 Change::Mute(station, on) => ground.mute[station] = on,
                 Change::Route(station, change) => {
@@ -278,7 +322,8 @@ impl World {
                 ground.whereabouts[station].move_on();
                 let frame = ground.whereabouts[station].announcement(own);
                 if is_announced {
-                    ground.news[1 - station] = Some((now, frame));
+                    let injected = Injected { at: now, frame, is_strict: false };
+                    ground.injected[1 - station].push_back(injected);
                 }
             }
         }
@@ -385,6 +430,10 @@ impl World {
         // A device that is gone ends all waiting; its connections are told one by one.
         while let Ok(Step::Done((id, peer))) = self.sides[i].shard.tcp_accept(listener) {
             let Some(e) = self.expected(i, peer) else {
+                if self.scenario.has_attack(AttackKind::Replays) {
+                    self.sides[i].shard.close(now, id);
+                    continue;
+                }
                 return Err(Violation::ForgedDatagram(format!("a connection from {peer}")));
             };
             let other = self.said(e);
@@ -419,6 +468,7 @@ impl World {
                 pair.into_iter().try_for_each(|e| self.give_up(e))?;
             }
         }
+        self.release_stuck();
         Ok(())
     }
 
@@ -451,11 +501,17 @@ impl World {
         }
         let died = self.scenario.trouble.death().is_some_and(|at| START + at <= self.now);
         let dead = died && !self.scenario.flows[e / 2].to_self;
-        let other = self.said(e);
         let side = &mut self.sides[self.ends[e].station];
         if dead && self.ends[e].has_pending(&mut side.shard) {
             return Err(Violation::NoError { end: self.ends[e].name });
         }
+        self.abort(e);
+        Ok(())
+    }
+
+    pub(super) fn abort(&mut self, e: usize) {
+        let other = self.said(e);
+        let side = &mut self.sides[self.ends[e].station];
         let mut cx = Cx {
             shard: &mut side.shard,
             now: self.now,
@@ -464,7 +520,6 @@ impl World {
             other,
         };
         self.ends[e].abort(&mut cx);
-        Ok(())
     }
 
     fn close_rest(&mut self) {
@@ -511,6 +566,8 @@ impl World {
             steps: self.steps,
             bytes: self.ends.iter().map(|e| e.read).sum(),
             connections: self.scenario.flows.len() as u64,
+            slowest_permille: self.slowest_permille,
+            idle_steps: self.idle_in_all,
             errors: self.ends.iter().filter(|e| e.error.is_some()).count() as u64,
             ..Report::default()
         };
@@ -579,6 +636,7 @@ fn quirk(kind: FlowKind, n: usize) -> Quirk {
         FlowKind::UnreadClose(who) if who == n => Quirk::UnreadClose,
         FlowKind::EarlyClose(who) if who == n => Quirk::EarlyClose,
         FlowKind::Deaf(who) if who == n => Quirk::Deaf,
+        FlowKind::Stuck(who) if who == n => Quirk::Stuck,
         _ => Quirk::None,
     }
 }
@@ -601,7 +659,16 @@ fn connects(s: &Scenario, f: usize, n: usize) -> Option<(SocketAddr, SocketAddr,
     Some((at(n, from), at(1 - n, to), start))
 }
 
-fn script(trouble: &Trouble) -> Vec<(Instant, Change)> {
+fn script(s: &Scenario) -> Vec<(Instant, Change)> {
+    let at = |d: Duration| START + d;
+    let jumps = s.swarm.jumps.iter().map(|(d, by)| (at(*d), Change::Jump(*by)));
+    let mut script: Vec<(Instant, Change)> =
+        troubles(&s.trouble).into_iter().chain(jumps).collect();
+    script.sort_by_key(|c| c.0);
+    script
+}
+
+fn troubles(trouble: &Trouble) -> Vec<(Instant, Change)> {
     let at = |d: Duration| START + d;
     match trouble {
         Trouble::None => Vec::new(),

@@ -1,0 +1,48 @@
+//! A middlebox that lowers the MSS option of SYNs, so that a station sends small segments.
+
+use fulmar_mbuf::Pool;
+use fulmar_netdev::Packet;
+use fulmar_wire::protocol;
+use fulmar_wire::tcp::Flags;
+
+use super::moves::{correct, rewritten};
+
+const ETHER_BYTES: usize = 14;
+const TCP_BYTES: usize = 20;
+const CHECKSUM: usize = 16;
+/// Kind and length of the option (RFC 9293 section 3.2).
+const MSS_OPTION: [u8; 2] = [2, 4];
+
+/// The frame with an MSS option of at most `most`; `None` without memory for one that may not be written
+/// to.
+pub fn clamp(p: Packet, most: u16, pool: &mut Pool) -> Option<Packet> {
+    let needs_sum = !p.offload.needs_csum;
+    rewritten(p, pool, |head| {
+        let Some(at) = syn_at(head) else { return };
+        let Some(tcp) = head.get_mut(at..) else { return };
+        // The stack writes the option first.
+        let Some(&[k, n, a, b]) = tcp.get(TCP_BYTES..TCP_BYTES + 4) else { return };
+        if [k, n] != MSS_OPTION || u16::from_be_bytes([a, b]) <= most {
+            return;
+        }
+        let new = most.to_be_bytes();
+        tcp[TCP_BYTES + 2..TCP_BYTES + 4].copy_from_slice(&new);
+        if needs_sum {
+            correct(tcp, CHECKSUM, &[a, b], &new);
+        }
+    })
+}
+
+/// Where TCP begins in a SYN.
+fn syn_at(head: &[u8]) -> Option<usize> {
+    let ip = head.get(ETHER_BYTES..)?;
+    let at = match (head.get(12)?, head.get(13)?) {
+        (0x08, 0x00) => {
+            let bytes = usize::from(ip.first()? & 15) * 4;
+            (*ip.get(9)? == protocol::TCP).then_some(ETHER_BYTES + bytes)?
+        }
+        (0x86, 0xdd) => (*ip.get(6)? == protocol::TCP).then_some(ETHER_BYTES + 40)?,
+        _ => return None,
+    };
+    (head.get(at + 13)? & Flags::SYN.0 != 0).then_some(at)
+}

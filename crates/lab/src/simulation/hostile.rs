@@ -1,0 +1,143 @@
+//! The world's part in attacks and in the promise of service: what an attacker sees, and which honest
+//! connection is late.
+
+use std::net::SocketAddr;
+
+use fulmar_base::{Duration, EtherAddr};
+use fulmar_drivers::link::LinkConfig;
+use fulmar_tcp::State;
+
+use super::attack::{Attacker, Flow, Numbers, Target, View};
+use super::gate::lock;
+use super::oracle::Violation;
+use super::scenario::Scenario;
+use super::world::{SERVER_PORT, START, World, address};
+
+/// Between two looks at the storage in use, steps.
+const BUDGET_STEPS: u64 = 64;
+
+/// The attackers of a scenario.
+pub fn attackers(s: &Scenario) -> Vec<Attacker> {
+    s.swarm.attacks.iter().map(|a| Attacker::new(*a, START, s.seed)).collect()
+}
+
+impl World {
+    /// The third station's turn.
+    pub(super) fn inject(&mut self) {
+        for i in 0..self.attackers.len() {
+            if self.attackers[i].deadline().is_none_or(|at| at > self.now) {
+                continue;
+            }
+            let victim = self.attackers[i].victim();
+            let flows = self.flows_of(victim);
+            let ground = &mut *lock(&self.ground);
+            let none = Default::default();
+            let view = View {
+                victim: self.target(victim),
+                peer: self.target(1 - victim),
+                flows: &flows,
+                captured: ground.captured.as_ref().map_or(&none, |c| &c[1 - victim]),
+            };
+            let frames = self.attackers[i].burst(self.now, &view);
+            ground.injected[victim].extend(frames);
+        }
+    }
+
+    fn target(&self, station: usize) -> Target {
+        let ether: [EtherAddr; 2] = LinkConfig::default().ether;
+        Target { ip: address(self.scenario.v6, station), ether: ether[station], port: SERVER_PORT }
+    }
+
+    /// Connections that have an end at a station.
+    fn flows_of(&mut self, victim: usize) -> Vec<Flow> {
+        let mut flows = Vec::new();
+        for e in 0..self.ends.len() {
+            if self.ends[e].station != victim || self.ends[e ^ 1].station == victim {
+                continue;
+            }
+            let opener = self.ends[e & !1].connects.map(|(from, to, _)| (from, to));
+            let Some((from, to)) = opener else { continue };
+            let (local, remote) = if e & 1 == 0 { (from, to) } else { (to, from) };
+            let numbers = self.numbers(e, local, remote);
+            if !self.ends[e].is_done() {
+                flows.push(Flow { local, remote, numbers });
+            }
+        }
+        flows
+    }
+
+    /// The numbers of an end whose connection is synchronised on both sides.
+    fn numbers(&mut self, e: usize, local: SocketAddr, remote: SocketAddr) -> Option<Numbers> {
+        let mut next = |e: usize| {
+            let side = &mut self.sides[self.ends[e].station];
+            let tcb = &side.shard.tcp_entry(self.ends[e].id?).ok()?.tcb;
+            let open = [State::Established, State::FinWait1, State::FinWait2, State::CloseWait];
+            let info = tcb.info();
+            open.contains(&info.state).then(|| (tcb.recv_seq(tcb.recv_queue_ref().next()), info))
+        };
+        let ((rcv_nxt, info), (peer_nxt, _)) = (next(e)?, next(e ^ 1)?);
+        debug_assert!(local != remote);
+        let rcv_wnd = info.rcv_wnd_bytes as u32;
+        Some(Numbers { rcv_nxt, rcv_wnd, peer_nxt, timestamps: info.timestamps })
+    }
+
+    /// Honest connections are through in time.
+    pub(super) fn watch_service(&mut self) -> Result<(), Violation> {
+        for flow in 0..self.bounds.len() {
+            let Some(within) = self.bounds[flow] else { continue };
+            let Some(since) = self.ends[2 * flow].began_at else { continue };
+            let is_open = self.ends[2 * flow..][..2].iter().any(|e| !e.is_done());
+            let took = self.now.since(since);
+            if !is_open {
+                let permille = took.as_nanos() * 1_000 / within.as_nanos().max(1);
+                self.slowest_permille = self.slowest_permille.max(permille as u64);
+                self.bounds[flow] = None;
+            } else if took > within {
+                return Err(Violation::Unserved { flow, within });
+            }
+        }
+        Ok(())
+    }
+
+    /// Storage in use stays within the budget.
+    pub(super) fn watch_budget(&mut self) -> Result<(), Violation> {
+        if !self.steps.is_multiple_of(BUDGET_STEPS) {
+            return Ok(());
+        }
+        for (station, side) in self.sides.iter_mut().enumerate() {
+            let stats = side.shard.pool().stats();
+            let (used, budget) = (stats.used_bytes.iter().sum(), stats.budget_bytes);
+            if used > budget {
+                return Err(Violation::OverBudget { station, used, budget });
+            }
+        }
+        Ok(())
+    }
+
+    /// Steps that moved no frame and no byte are no more than the scenario has timers for.
+    pub(super) fn watch_polls(&mut self) -> Result<(), Violation> {
+        let within: Duration = self.now.since(START);
+        let limit = self.scenario.idle_steps(within);
+        if self.idle_in_all > limit {
+            let (n, state) = (self.idle_in_all, self.state());
+            return Err(Violation::Polls(format!(
+                "{n} steps without effect, {limit} allowed; {state}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Peers that never read are let go when all others are through.
+    pub(super) fn release_stuck(&mut self) {
+        let flows = &self.scenario.flows;
+        let is_over = |f: usize| flows[f].is_stuck() || self.pair_is_done(f);
+        if !(0..flows.len()).all(is_over) {
+            return;
+        }
+        for e in 0..self.ends.len() {
+            if self.scenario.flows[e / 2].is_stuck() && !self.ends[e].is_done() {
+                self.abort(e);
+            }
+        }
+    }
+}
