@@ -41,10 +41,15 @@ drop_reasons! {
     NotForUs, "ether", "not_for_us";
     /// The Ethernet type is not one that this stack speaks.
     UnknownEtherType, "ether", "unknown_ethertype";
+    /// A frame from the device has this interface's own Ethernet address as its source.
+    EtherSource, "ether", "ether_source";
     /// An ARP packet that is malformed or asks about another address.
     ArpInvalid, "arp", "arp_invalid";
     /// Another station claims one of our addresses.
     DuplicateAddress, "arp", "duplicate_address";
+    /// An unsolicited claim of another Ethernet address for a neighbour that is in use: the known
+    /// address is asked first.
+    NeighbourClaim, "arp", "neighbour_claim";
     /// An IP header that is malformed: version, header length or total length.
     IpHeader, "ip", "ip_header";
     /// The IPv4 header checksum is wrong.
@@ -82,6 +87,13 @@ drop_reasons! {
     IcmpChecksum, "icmp", "icmp_checksum";
     /// An ICMP error about a flow that does not exist or that is out of window.
     IcmpNoFlow, "icmp", "icmp_no_flow";
+    /// An ICMP error that quotes a packet which this stack cannot have sent: of the other IP version,
+    /// to a group, a later fragment, or no larger than the path MTU that is reported.
+    IcmpQuote, "icmp", "icmp_quote";
+    /// An ICMP report of a path MTU that is known already.
+    IcmpMtuKnown, "icmp", "icmp_mtu_known";
+    /// An ICMP message that this stack does not act on: a redirect, or one of an unknown type.
+    IcmpIgnored, "icmp", "icmp_ignored";
     /// A reply was not sent because replies of this kind are limited in rate.
     RateLimited, "icmp", "rate_limited";
     /// A neighbour discovery message that fails the checks of RFC 4861.

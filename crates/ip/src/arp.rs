@@ -4,7 +4,7 @@ use core::net::{IpAddr, Ipv4Addr};
 
 use fulmar_base::{DropReason, EtherAddr, Offload};
 use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
-use fulmar_route::Advert;
+use fulmar_route::{Advert, Learned};
 use fulmar_wire::arp::{self, Operation, Packet};
 use fulmar_wire::eth;
 
@@ -32,15 +32,16 @@ impl Ip {
             return Ok(Verdict::Consumed);
         }
         if self.is_local(sender) {
+            self.defend(cx, sender);
             return Err(DropReason::DuplicateAddress);
         }
         let is_for_us = self.is_local(target);
-        self.learn_from_arp(cx, &packet, is_for_us, frame.is_group);
+        let learned = self.learn_from_arp(cx, &packet, is_for_us, frame.is_group);
         match packet.operation {
             Operation::Request if is_for_us => self.arp_reply(cx, &packet)?,
             Operation::Request | Operation::Reply => {}
         }
-        Ok(Verdict::Consumed)
+        verdict_of(learned)
     }
 
     fn learn_from_arp<S: FrameSink>(
@@ -49,24 +50,26 @@ impl Ip {
         packet: &Packet,
         is_for_us: bool,
         is_group: bool,
-    ) {
+    ) -> Learned {
         let sender = IpAddr::V4(packet.sender_ip);
         if !self.is_on_link(sender) || self.is_broadcast(sender) {
-            return;
+            return Learned::Nothing;
         }
         let is_request = packet.operation == Operation::Request;
-        let is_usable = if is_request && is_for_us {
+        let learned = if is_request && is_for_us {
             self.neighbours.on_solicit(sender, packet.sender_ether, cx.now)
         } else {
-            // A reply sent to us alone answers a question of ours; ARP has no other sign of it.
+            // A reply sent to us alone answers a question of ours, if one is unanswered; ARP has no
+            // other sign of it.
             let solicited = !is_request && is_for_us && !is_group;
             let ether = Some(packet.sender_ether);
             let advert = Advert { ether, solicited, replaces: true, is_router: false };
             self.neighbours.on_advert(sender, advert, cx.now)
         };
-        if is_usable {
+        if learned == Learned::Usable {
             self.flush_waiting(cx, sender);
         }
+        learned
     }
 
     fn arp_reply<S: FrameSink>(
@@ -129,6 +132,13 @@ impl Ip {
         let frame = build(&header, packet, cx.pool).map_err(|NoBuffer| DropReason::NoBuffer)?;
         let sent = cx.send(frame, Offload::default(), false);
         sent.map_err(|_| DropReason::TxQueueFull)
+    }
+}
+
+fn verdict_of(learned: Learned) -> Result<Verdict, DropReason> {
+    match learned {
+        Learned::Usable | Learned::Nothing => Ok(Verdict::Consumed),
+        Learned::Claim => Err(DropReason::NeighbourClaim),
     }
 }
 

@@ -6,6 +6,8 @@ use core::net::IpAddr;
 
 use fulmar_base::{EtherAddr, Instant};
 
+use crate::pmtu::Limits;
+
 /// Destinations remembered. A collision costs a look-up in the tables, so that this only needs to
 /// cover what is active at the same time; 64 entries of about 100 bytes stay in the first-level cache.
 const CACHE_ENTRIES: usize = 64;
@@ -27,10 +29,8 @@ pub(crate) struct Path {
     pub(crate) way: Way,
     /// Source address that the route prefers.
     pub(crate) src: Option<IpAddr>,
-    /// Largest IP packet, path MTU discovery considered.
-    pub(crate) mtu: usize,
-    /// Routers must be allowed to fragment (see `pmtu`).
-    pub(crate) must_fragment: bool,
+    /// Largest IP packets, path MTU discovery considered (see `pmtu`).
+    pub(crate) limits: Limits,
     pub(crate) is_broadcast: bool,
     /// Other flows to the same destination may go another way.
     pub(crate) is_spread: bool,
@@ -46,8 +46,7 @@ pub(crate) struct Destination {
     pub(crate) key: Key,
     pub(crate) ether: EtherAddr,
     pub(crate) is_own: bool,
-    pub(crate) must_fragment: bool,
-    pub(crate) mtu: usize,
+    pub(crate) limits: Limits,
     /// The neighbour that takes the packets, for confirmations; the destination itself if there is none.
     pub(crate) next_hop: IpAddr,
     /// Holds while the interface's generation is this.

@@ -11,7 +11,7 @@ use fulmar_route::{Action, Neighbour, Neighbours, Route};
 use crate::address::{self, Addresses, LINK_LOCAL, Scope};
 use crate::destination::{DestinationCache, Path, Way};
 use crate::frame::Context;
-use crate::pmtu::{PathMtus, least_mtu};
+use crate::pmtu::{Evidence, Limits, PathMtus, least_mtu};
 use crate::reassembly::Reassembly;
 use crate::routing::{Found, MAIN, Tables};
 use crate::waiting::Waiting;
@@ -43,6 +43,8 @@ pub struct Ip {
     /// with `ident_key`. Apart from `ident`, so that it comes round later (RFC 4963).
     pub(crate) fragment_ident: u32,
     pub(crate) ident_key: u64,
+    /// When an address of ours was last defended against another station.
+    pub(crate) defended_at: Option<Instant>,
     /// Changes of addresses and of the MTU.
     changes: u64,
     /// Scratch of the neighbour timer, empty between calls.
@@ -78,6 +80,7 @@ impl Ip {
             reassembly: Reassembly::new(config.reassembly_bytes),
             fragment_ident: (seed >> 16) as u32,
             ident_key: seed.wrapping_mul(0xff51_afd7_ed55_8ccd),
+            defended_at: None,
             changes: 0,
             actions: Vec::new(),
             config,
@@ -157,7 +160,8 @@ impl Ip {
         Ok(PathChoice {
             src,
             next_hop,
-            mtu: path.mtu,
+            mtu: path.limits.tcp.mtu,
+            datagram_mtu: path.limits.datagrams.mtu,
             generation: self.generation(),
             is_local: path.way == Way::Own,
             is_broadcast: path.is_broadcast,
@@ -174,16 +178,24 @@ impl Ip {
             .wrapping_add(self.path_mtus.generation())
     }
 
-    /// Believes a report that packets to `dst` may have at most `mtu` bytes. To be called for
-    /// [`crate::ErrorKind::TooBig`] once the flow is found and, for TCP, the quoted sequence number
-    /// was sent (RFC 5927 section 7.2).
-    pub fn lower_path_mtu(&mut self, now: Instant, dst: IpAddr, mtu: usize) {
-        if let Some(Path { way: Way::Neighbour(_), mtu: known, .. }) =
-            self.path_to(dst, 0, (None, 0), now)
-        {
-            let expires = now + self.config.path_mtu_lifetime;
-            self.path_mtus.lower(dst, mtu, known, expires);
-        }
+    /// Believes a report that packets to `dst` may have at most `mtu` bytes, for all traffic. To be
+    /// called for [`crate::ErrorKind::TooBig`] once TCP has believed it (RFC 5927 section 7.2).
+    /// Returns whether the path MTU is lower than before.
+    pub fn lower_path_mtu(&mut self, now: Instant, dst: IpAddr, mtu: usize) -> bool {
+        self.lower_path(now, dst, mtu, Evidence::Segment)
+    }
+
+    /// As [`Ip::lower_path_mtu`], for what is not TCP: a datagram that the report quotes is no proof
+    /// that one was sent.
+    pub fn lower_datagram_mtu(&mut self, now: Instant, dst: IpAddr, mtu: usize) -> bool {
+        self.lower_path(now, dst, mtu, Evidence::Datagram)
+    }
+
+    fn lower_path(&mut self, now: Instant, dst: IpAddr, mtu: usize, evidence: Evidence) -> bool {
+        let path = self.path_to(dst, 0, (None, 0), now);
+        let Some(Path { way: Way::Neighbour(_), limits, .. }) = path else { return false };
+        let expires = now + self.config.path_mtu_lifetime;
+        self.path_mtus.lower(dst, mtu, (evidence, limits), expires)
     }
 
     /// An upper layer made progress with `dst`: its data was acknowledged, or an answer came. The
@@ -328,8 +340,7 @@ impl Ip {
         let path = |way, mtu| Path {
             way,
             src: None,
-            mtu,
-            must_fragment: false,
+            limits: Limits::of(mtu),
             is_broadcast: false,
             is_spread: false,
         };
@@ -346,12 +357,10 @@ impl Ip {
         let Found { hop, is_spread } = self.next_hop_to(dst, src, flow, now)?;
         let mtu = hop.mtu.map_or(self.config.mtu, |m| m.min(self.config.mtu));
         let mtu = mtu.max(least_mtu(dst.is_ipv4()));
-        let known = self.path_mtus.find(dst);
         Some(Path {
             way: Way::Neighbour(hop.via.unwrap_or(dst)),
             src: hop.src,
-            mtu: known.map_or(mtu, |p| p.mtu.min(mtu)),
-            must_fragment: known.is_some_and(|p| p.must_fragment),
+            limits: self.path_mtus.limits(dst, mtu),
             is_broadcast: false,
             is_spread,
         })

@@ -111,7 +111,10 @@ impl Ip {
             icmpv4::Message::EchoReply { ident, seq } => {
                 Ok(reply_verdict(cx, frame, network, ident, seq))
             }
-            _ => self.error_input(frame, kind_of_v4(&message, first(&frame.chain))),
+            _ => {
+                let kind = kind_of_v4(&message, first(&frame.chain));
+                self.error_input(frame, network, kind)
+            }
         }
     }
 
@@ -137,22 +140,36 @@ impl Ip {
             // RFC 4443 section 4.2 allows an answer to a group; it is limited like every other.
             M::EchoRequest { ident, seq } => self.echo_reply(cx, frame, network, ident, seq),
             M::EchoReply { ident, seq } => Ok(reply_verdict(cx, frame, network, ident, seq)),
-            _ => self.error_input(frame, kind_of_v6(&message)),
+            _ => self.error_input(frame, network, kind_of_v6(&message)),
         }
     }
 
-    /// An error about one of our packets goes to whoever sent it; what is not an error is ignored.
+    /// An error about one of our packets. It is dropped unless this stack can have sent the packet
+    /// that it quotes: of the same IP version, from the address that the error was sent to, to one
+    /// host (RFC 1122 section 3.2.2: no error answers a packet to a group).
     fn error_input(
         &mut self,
         frame: &Frame,
+        network: &Network,
         kind: Option<ErrorKind>,
     ) -> Result<Verdict, DropReason> {
-        let Some(kind) = kind else { return Ok(Verdict::Consumed) };
+        let kind = kind.ok_or(DropReason::IcmpIgnored)?;
+        if network.is_group || frame.is_group {
+            return Err(DropReason::IpDestination);
+        }
         let packet = first(&frame.chain).get(HEADER_BYTES..).unwrap_or(&[]);
-        let is_v4 = packet.first().is_some_and(|b| b >> 4 == 4);
+        let is_v4 = network.dst.is_ipv4();
+        let other = if is_v4 { 6 } else { 4 };
+        if packet.first().is_some_and(|b| b >> 4 == other) {
+            return Err(DropReason::IcmpQuote);
+        }
         let quoted = Quoted::parse(packet, is_v4).ok_or(DropReason::IcmpInvalid)?;
-        if !self.is_local(quoted.src) {
+        if quoted.src != network.dst {
             return Err(DropReason::IcmpNoFlow);
+        }
+        let is_group = quoted.dst.is_multicast() || self.is_broadcast(quoted.dst);
+        if is_group || !quoted.may_cause(kind) {
+            return Err(DropReason::IcmpQuote);
         }
         Ok(Verdict::IcmpError(quoted.error(kind, self.config.zone)))
     }

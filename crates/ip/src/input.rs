@@ -18,6 +18,14 @@ use crate::engine::Ip;
 use crate::frame::{Context, Frame, pull};
 use crate::{Delivered, FrameSink, SavedHeader, Verdict};
 
+/// Where a frame came from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Origin {
+    Device,
+    /// This stack sent it to itself.
+    Own,
+}
+
 /// What every later step wants to know about a packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Network {
@@ -37,12 +45,11 @@ pub(crate) struct Network {
 }
 
 impl Ip {
-    /// Takes one received frame.
+    /// Takes one frame from the device.
     ///
-    /// `frame` starts at the Ethernet header; it may be a super-frame. A frame whose Ethernet source
-    /// is this interface's own counts as sent by this stack to itself: only such a frame may carry
-    /// one of our addresses as its IP source. What is dropped is counted here, and replies that
-    /// need no transport (ARP, neighbour discovery, echo, ICMP errors) are sent from here.
+    /// `frame` starts at the Ethernet header; it may be a super-frame. What is dropped is counted
+    /// here, and replies that need no transport (ARP, neighbour discovery, echo, ICMP errors) are sent
+    /// from here.
     pub fn input<S: FrameSink>(
         &mut self,
         now: Instant,
@@ -52,9 +59,33 @@ impl Ip {
         offload: Offload,
         out: &mut S,
     ) -> Verdict {
-        let cx = &mut Context { now, pool, counters, out };
+        self.input_from(Origin::Device, &mut Context { now, pool, counters, out }, frame, offload)
+    }
+
+    /// Takes one frame that this stack has sent to itself ([`FrameSink::loopback`]): only such a frame
+    /// may carry one of our addresses as its source.
+    pub fn input_looped<S: FrameSink>(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        frame: Chain,
+        offload: Offload,
+        out: &mut S,
+    ) -> Verdict {
+        self.input_from(Origin::Own, &mut Context { now, pool, counters, out }, frame, offload)
+    }
+
+    fn input_from<S: FrameSink>(
+        &mut self,
+        origin: Origin,
+        cx: &mut Context<'_, S>,
+        frame: Chain,
+        offload: Offload,
+    ) -> Verdict {
         let ether_src = self.config.ether;
-        let mut frame = Frame { chain: frame, offload, ether_src, is_group: false, is_own: false };
+        let is_own = origin == Origin::Own;
+        let mut frame = Frame { chain: frame, offload, ether_src, is_group: false, is_own };
         let verdict = self.ether_input(cx, &mut frame);
         cx.pool.free(frame.chain);
         verdict.unwrap_or_else(|reason| {
@@ -72,7 +103,11 @@ impl Ip {
         let header = eth::Header::parse(bytes).map_err(|_| DropReason::Truncated)?;
         frame.ether_src = header.src;
         frame.is_group = header.dst.is_multicast();
-        frame.is_own = header.src == self.config.ether;
+        // Nobody but this stack sends from its address, and what it sends to itself does not pass the
+        // device.
+        if header.src == self.config.ether && !frame.is_own {
+            return Err(DropReason::EtherSource);
+        }
         if header.dst != self.config.ether && !frame.is_group {
             return Err(DropReason::NotForUs);
         }

@@ -8,7 +8,7 @@ use core::net::{IpAddr, Ipv6Addr};
 
 use fulmar_base::{DropReason, EtherAddr, Offload};
 use fulmar_mbuf::{Chain, NoBuffer, Pool};
-use fulmar_route::Advert;
+use fulmar_route::{Advert, Learned};
 use fulmar_wire::icmpv6::{Message, NdpOption, ndp_options};
 use fulmar_wire::protocol;
 
@@ -58,6 +58,8 @@ impl Ip {
                     Advert { ether: lladdr, solicited, replaces: override_, is_router: router };
                 self.on_advertisement(cx, network, target, advert)
             }
+            Message::Redirect { .. } => Err(DropReason::IcmpIgnored),
+            // Every link has them: no drop.
             _ => Ok(()),
         }
     }
@@ -84,13 +86,15 @@ impl Ip {
             return self.advertise(cx, target, ALL_NODES, None);
         }
         let IpAddr::V6(asker) = network.src else { return Err(DropReason::NdpInvalid) };
-        if let Some(ether) = source_ether
-            && self.is_on_link(network.src)
-            && self.neighbours.on_solicit(network.src, ether, cx.now)
-        {
+        let learned = match source_ether.filter(|_| self.is_on_link(network.src)) {
+            Some(ether) => self.neighbours.on_solicit(network.src, ether, cx.now),
+            None => Learned::Nothing,
+        };
+        if learned == Learned::Usable {
             self.flush_waiting(cx, network.src);
         }
-        self.advertise(cx, target, asker, source_ether)
+        self.advertise(cx, target, asker, source_ether)?;
+        result_of(learned)
     }
 
     /// RFC 4861 sections 7.1.2 (checks) and 7.2.5.
@@ -106,12 +110,14 @@ impl Ip {
         }
         let target = IpAddr::V6(target);
         if self.is_local(target) {
+            self.defend(cx, target);
             return Err(DropReason::DuplicateAddress);
         }
-        if self.neighbours.on_advert(target, advert, cx.now) {
+        let learned = self.neighbours.on_advert(target, advert, cx.now);
+        if learned == Learned::Usable {
             self.flush_waiting(cx, target);
         }
-        Ok(())
+        result_of(learned)
     }
 
     /// Answers a solicitation, straight to the Ethernet address that it named; without one, the
@@ -186,6 +192,13 @@ impl Ip {
         }
         let sent = cx.send(chain, Offload::default(), false);
         sent.map_err(|_| DropReason::TxQueueFull)
+    }
+}
+
+fn result_of(learned: Learned) -> Result<(), DropReason> {
+    match learned {
+        Learned::Usable | Learned::Nothing => Ok(()),
+        Learned::Claim => Err(DropReason::NeighbourClaim),
     }
 }
 

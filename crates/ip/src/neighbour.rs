@@ -2,7 +2,7 @@
 
 use core::net::IpAddr;
 
-use fulmar_base::{Counters, DropReason, EtherAddr, Instant};
+use fulmar_base::{Counters, DropReason, Duration, EtherAddr, Instant};
 use fulmar_mbuf::Pool;
 use fulmar_wire::eth;
 
@@ -10,6 +10,9 @@ use crate::engine::Ip;
 use crate::frame::{Context, first};
 use crate::quote::Quoted;
 use crate::{ErrorKind, FrameSink};
+
+/// Time between two defences of an address (RFC 5227 section 1.1: DEFEND_INTERVAL).
+const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Ip {
     /// Sends a question for `ip`: to `unicast`, else to everybody who might own it.
@@ -40,6 +43,27 @@ impl Ip {
         }
     }
 
+    /// Another station claims `own`, an address of ours: every station is told where it is, once per
+    /// [`DEFEND_INTERVAL`] (RFC 5227 section 2.4(c)), so that two that both defend do not flood the
+    /// link. The address is kept: it was configured.
+    pub(crate) fn defend<S: FrameSink>(&mut self, cx: &mut Context<'_, S>, own: IpAddr) {
+        if self.defended_at.is_some_and(|at| cx.now < at + DEFEND_INTERVAL) {
+            return;
+        }
+        self.defended_at = Some(cx.now);
+        self.announce_one(cx, own);
+    }
+
+    fn announce_one<S: FrameSink>(&mut self, cx: &mut Context<'_, S>, own: IpAddr) {
+        let sent = match own {
+            IpAddr::V4(own) => self.arp_announce(cx, own),
+            IpAddr::V6(own) => self.neighbour_announcement(cx, own),
+        };
+        if let Err(reason) = sent {
+            cx.counters.drop_packet(reason);
+        }
+    }
+
     /// Tells the link our addresses, so that neighbours with an older Ethernet address for them
     /// change it (RFC 5227 section 2.3, RFC 4861 section 7.2.6). For use after a start; optional.
     pub fn announce<S: FrameSink>(
@@ -52,13 +76,8 @@ impl Ip {
         let cx = &mut Context { now, pool, counters, out };
         for i in 0..self.addresses.iter().count() {
             let own = self.addresses.iter().nth(i).map(|a| a.addr);
-            let sent = match own {
-                Some(IpAddr::V4(own)) => self.arp_announce(cx, own),
-                Some(IpAddr::V6(own)) => self.neighbour_announcement(cx, own),
-                None => Ok(()),
-            };
-            if let Err(reason) = sent {
-                cx.counters.drop_packet(reason);
+            if let Some(own) = own {
+                self.announce_one(cx, own);
             }
         }
     }

@@ -12,6 +12,7 @@ use fulmar_wire::{WireError, eth, ipv4, ipv6};
 use crate::destination::{Destination, Key, Path, Way};
 use crate::engine::Ip;
 use crate::frame::Context;
+use crate::pmtu::Limit;
 use crate::routing::flow_hash;
 use crate::waiting::Held;
 use crate::{FrameSink, Outgoing, OutputError};
@@ -135,10 +136,11 @@ impl Ip {
             true => self.hop_by_tables(header.src, header.dst, zone, cx.now, chain)?,
         };
         pass(cx, Stage::RouteFound)?;
-        let (ether, mtu, must_fragment, is_own) = match &hop {
-            Hop::Known(d) => (d.ether, d.mtu, d.must_fragment, d.is_own),
-            Hop::Wait { path, .. } => (EtherAddr::default(), path.mtu, path.must_fragment, false),
+        let (ether, limits, is_own) = match &hop {
+            Hop::Known(d) => (d.ether, &d.limits, d.is_own),
+            Hop::Wait { path, .. } => (EtherAddr::default(), &path.limits, false),
         };
+        let Limit { mtu, must_fragment } = limits.for_protocol(header.protocol);
         let may_cut = !header.dont_fragment && offload.gso.is_none();
         header.dont_fragment &= !must_fragment;
         // With the DF bit clear it is the routers that cut what TCP sent for a larger path: what leaves
@@ -242,8 +244,7 @@ impl Ip {
             key: (dst, table, flow),
             ether,
             is_own: path.way == Way::Own,
-            must_fragment: path.must_fragment,
-            mtu: path.mtu,
+            limits: path.limits,
             next_hop,
             generation: self.generation(),
             fresh_until,

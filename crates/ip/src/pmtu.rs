@@ -1,11 +1,13 @@
 //! Path MTU: what is known to be smaller than the link (RFC 1191, RFC 8201).
 
 use alloc::collections::BTreeMap;
+use core::cmp::Ordering;
 use core::net::IpAddr;
 
 use fulmar_base::Instant;
+use fulmar_wire::protocol;
 
-/// Paths remembered at most. More, and the one that expires first gives way: losing one costs
+/// Paths remembered at most, in each table. More, and the one that expires first gives way: losing one costs
 /// another ICMP message, not a connection.
 const MAX_PATHS: usize = 256;
 /// Least path MTU that is believed for IPv4: the size that every host must take (RFC 1122 section
@@ -27,48 +29,105 @@ pub(crate) fn plateau_below(packet_bytes: usize) -> usize {
     PLATEAUS.into_iter().find(|&p| p < packet_bytes).unwrap_or(LEAST_V4)
 }
 
-/// What is known about one path.
+/// The largest packets of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Path {
+pub(crate) struct Limit {
     pub(crate) mtu: usize,
     /// The true MTU is less than we send: routers must fragment.
     pub(crate) must_fragment: bool,
+}
+
+impl Limit {
+    /// What both limits allow.
+    fn and(self, other: Option<&Path>) -> Limit {
+        let Some(Path { limit, .. }) = other else { return self };
+        match limit.mtu.cmp(&self.mtu) {
+            Ordering::Less => *limit,
+            Ordering::Equal => {
+                Limit { must_fragment: limit.must_fragment || self.must_fragment, ..self }
+            }
+            Ordering::Greater => self,
+        }
+    }
+}
+
+/// The limits of a path for each kind of traffic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Limits {
+    pub(crate) tcp: Limit,
+    /// What is not TCP; never more than `tcp`.
+    pub(crate) datagrams: Limit,
+}
+
+impl Limits {
+    /// The same for all traffic.
+    pub(crate) fn of(mtu: usize) -> Limits {
+        let limit = Limit { mtu, must_fragment: false };
+        Limits { tcp: limit, datagrams: limit }
+    }
+
+    pub(crate) fn for_protocol(&self, protocol: u8) -> Limit {
+        if protocol == protocol::TCP { self.tcp } else { self.datagrams }
+    }
+}
+
+/// What a lowered MTU applies to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Evidence {
+    /// TCP has proof that the quoted segment was in flight: for all traffic.
+    Segment,
+    /// A datagram was quoted that a socket may have sent. That proves less, so that TCP does not
+    /// follow it.
+    Datagram,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Path {
+    limit: Limit,
     expires: Instant,
 }
 
-/// The destinations with a path MTU smaller than their route's.
+/// The destinations with a path MTU smaller than their route's, by what it is known from. Each table
+/// has its own bound: reports about datagrams never displace what TCP has proven.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PathMtus {
-    paths: BTreeMap<IpAddr, Path>,
+    proven: Table,
+    claimed: Table,
     next_expiry: Option<Instant>,
     generation: u64,
 }
 
 impl PathMtus {
-    pub(crate) fn find(&self, dst: IpAddr) -> Option<&Path> {
-        self.paths.get(&dst)
+    /// The limits of the path to `dst`, whose route has `route_mtu`.
+    pub(crate) fn limits(&self, dst: IpAddr, route_mtu: usize) -> Limits {
+        let route = Limit { mtu: route_mtu, must_fragment: false };
+        let tcp = route.and(self.proven.paths.get(&dst));
+        Limits { tcp, datagrams: tcp.and(self.claimed.paths.get(&dst)) }
     }
 
-    /// Lowers the MTU of the path to `dst`, whose route has `route_mtu`. A report that does not
-    /// lower it is ignored: raising is by expiry only.
-    pub(crate) fn lower(&mut self, dst: IpAddr, mtu: usize, route_mtu: usize, expires: Instant) {
+    /// Lowers the MTU of the path to `dst`, whose limits are `known`. A report that does not lower it
+    /// is ignored: raising is by expiry only. Returns whether it was lowered.
+    pub(crate) fn lower(
+        &mut self,
+        dst: IpAddr,
+        mtu: usize,
+        (evidence, known): (Evidence, Limits),
+        expires: Instant,
+    ) -> bool {
         let least = least_mtu(dst.is_ipv4());
-        let current = self.paths.get(&dst).map_or(route_mtu, |p| p.mtu);
-        let must_fragment = mtu < least && dst.is_ipv4();
-        let was_fragmented = self.paths.get(&dst).is_some_and(|p| p.must_fragment);
-        let mtu = mtu.max(least);
-        if mtu > current || (mtu == current && must_fragment == was_fragmented) {
-            return;
+        let limit = Limit { mtu: mtu.max(least), must_fragment: mtu < least && dst.is_ipv4() };
+        let (table, known) = match evidence {
+            Evidence::Segment => (&mut self.proven, known.tcp),
+            Evidence::Datagram => (&mut self.claimed, known.datagrams),
+        };
+        let is_new = limit.mtu < known.mtu
+            || (limit.mtu == known.mtu && limit.must_fragment && !known.must_fragment);
+        if is_new {
+            table.insert(dst, Path { limit, expires });
+            self.generation = self.generation.wrapping_add(1);
+            self.next_expiry = Some(self.next_expiry.map_or(expires, |e| e.min(expires)));
         }
-        if self.paths.len() >= MAX_PATHS && !self.paths.contains_key(&dst) {
-            let first = self.paths.iter().min_by_key(|(ip, p)| (p.expires, **ip));
-            if let Some(ip) = first.map(|(ip, _)| *ip) {
-                self.paths.remove(&ip);
-            }
-        }
-        self.paths.insert(dst, Path { mtu, must_fragment, expires });
-        self.generation = self.generation.wrapping_add(1);
-        self.next_expiry = Some(self.next_expiry.map_or(expires, |e| e.min(expires)));
+        is_new
     }
 
     /// Forgets what has expired, so that a larger MTU is tried again (RFC 1191 section 6.3).
@@ -76,12 +135,9 @@ impl PathMtus {
         if self.next_expiry.is_none_or(|e| now < e) {
             return;
         }
-        let before = self.paths.len();
-        self.paths.retain(|_, p| now < p.expires);
-        if self.paths.len() != before {
-            self.generation = self.generation.wrapping_add(1);
-        }
-        self.next_expiry = self.paths.values().map(|p| p.expires).min();
+        let next = [self.proven.expire(now), self.claimed.expire(now)];
+        self.generation = self.generation.wrapping_add(1);
+        self.next_expiry = next.into_iter().flatten().min();
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
@@ -93,60 +149,110 @@ impl PathMtus {
     }
 }
 
+#[derive(Clone, Debug, Default)]
+struct Table {
+    paths: BTreeMap<IpAddr, Path>,
+}
+
+impl Table {
+    /// Stores a path; of too many, the one that expires first gives way.
+    fn insert(&mut self, dst: IpAddr, path: Path) {
+        if self.paths.len() >= MAX_PATHS && !self.paths.contains_key(&dst) {
+            let first = self.paths.iter().min_by_key(|(ip, p)| (p.expires, **ip));
+            if let Some(ip) = first.map(|(ip, _)| *ip) {
+                self.paths.remove(&ip);
+            }
+        }
+        self.paths.insert(dst, path);
+    }
+
+    /// Forgets what has expired. Returns when the next path does.
+    fn expire(&mut self, now: Instant) -> Option<Instant> {
+        self.paths.retain(|_, p| now < p.expires);
+        self.paths.values().map(|p| p.expires).min()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const LINK: usize = 1500;
 
     fn ip(s: &str) -> IpAddr {
         s.parse().unwrap()
     }
 
-    #[test]
-    fn a_report_only_lowers() {
-        let mut t = PathMtus::default();
-        let (a, end) = (ip("10.0.0.1"), Instant::from_millis(1000));
-        t.lower(a, 1600, 1500, end);
-        assert_eq!(t.find(a), None);
-        t.lower(a, 1400, 1500, end);
-        t.lower(a, 1450, 1500, end);
-        assert_eq!(t.find(a).unwrap().mtu, 1400);
+    fn at(ms: u64) -> Instant {
+        Instant::from_millis(ms)
+    }
+
+    fn lower(t: &mut PathMtus, dst: &str, mtu: usize, evidence: Evidence) -> bool {
+        let dst = ip(dst);
+        let known = t.limits(dst, LINK);
+        t.lower(dst, mtu, (evidence, known), at(1000))
     }
 
     #[test]
-    fn a_report_below_the_least_is_raised_to_it() {
+    fn a_report_only_lowers() {
         let mut t = PathMtus::default();
-        let end = Instant::from_millis(1000);
-        t.lower(ip("10.0.0.1"), 68, 1500, end);
-        let path = *t.find(ip("10.0.0.1")).unwrap();
-        assert_eq!((path.mtu, path.must_fragment), (576, true));
-        t.lower(ip("2001:db8::1"), 68, 1500, end);
-        let path = *t.find(ip("2001:db8::1")).unwrap();
-        assert_eq!((path.mtu, path.must_fragment), (1280, false));
+        assert!(!lower(&mut t, "10.0.0.1", 1600, Evidence::Segment));
+        assert!(lower(&mut t, "10.0.0.1", 1400, Evidence::Segment));
+        assert!(!lower(&mut t, "10.0.0.1", 1450, Evidence::Segment));
+        assert!(!lower(&mut t, "10.0.0.1", 1400, Evidence::Segment));
+        assert_eq!(t.limits(ip("10.0.0.1"), LINK), Limits::of(1400));
+    }
+
+    #[test]
+    fn a_report_below_the_least_is_raised_to_it_and_news_once() {
+        let mut t = PathMtus::default();
+        assert!(lower(&mut t, "10.0.0.1", 68, Evidence::Segment));
+        assert!(!lower(&mut t, "10.0.0.1", 67, Evidence::Segment));
+        let limit = t.limits(ip("10.0.0.1"), LINK).tcp;
+        assert_eq!(limit, Limit { mtu: 576, must_fragment: true });
+        assert!(lower(&mut t, "2001:db8::1", 68, Evidence::Segment));
+        let limit = t.limits(ip("2001:db8::1"), LINK).tcp;
+        assert_eq!(limit, Limit { mtu: 1280, must_fragment: false });
+    }
+
+    #[test]
+    fn what_a_datagram_is_quoted_for_does_not_lower_the_path_of_tcp() {
+        let mut t = PathMtus::default();
+        assert!(lower(&mut t, "10.0.0.1", 600, Evidence::Datagram));
+        let limits = t.limits(ip("10.0.0.1"), LINK);
+        assert_eq!((limits.tcp.mtu, limits.datagrams.mtu), (LINK, 600));
+        // What TCP has proven counts for everything.
+        assert!(lower(&mut t, "10.0.0.1", 590, Evidence::Segment));
+        let limits = t.limits(ip("10.0.0.1"), LINK);
+        assert_eq!((limits.tcp.mtu, limits.datagrams.mtu), (590, 590));
     }
 
     #[test]
     fn a_lowered_path_expires() {
         let mut t = PathMtus::default();
-        t.lower(ip("10.0.0.1"), 1400, 1500, Instant::from_millis(1000));
+        lower(&mut t, "10.0.0.1", 1400, Evidence::Segment);
         let generation = t.generation();
-        t.on_timer(Instant::from_millis(999));
-        assert!(t.find(ip("10.0.0.1")).is_some());
-        t.on_timer(Instant::from_millis(1000));
-        assert_eq!(t.find(ip("10.0.0.1")), None);
+        t.on_timer(at(999));
+        assert_eq!(t.limits(ip("10.0.0.1"), LINK), Limits::of(1400));
+        t.on_timer(at(1000));
+        assert_eq!(t.limits(ip("10.0.0.1"), LINK), Limits::of(LINK));
         assert_ne!(t.generation(), generation);
         assert_eq!(t.next_deadline(), None);
     }
 
     #[test]
-    fn the_table_is_bounded_and_drops_what_expires_first() {
+    fn the_tables_are_bounded_and_datagrams_displace_nothing_of_tcp() {
         let mut t = PathMtus::default();
+        lower(&mut t, "192.0.2.1", 1400, Evidence::Segment);
         for n in 0..=MAX_PATHS as u32 {
             let dst = IpAddr::V4((0x0a00_0000 + n).into());
-            t.lower(dst, 1400, 1500, Instant::from_millis(1000 + u64::from(n)));
+            let known = t.limits(dst, LINK);
+            t.lower(dst, 1400, (Evidence::Datagram, known), at(2000 + u64::from(n)));
         }
-        assert_eq!(t.paths.len(), MAX_PATHS);
-        assert_eq!(t.find(ip("10.0.0.0")), None);
-        assert!(t.find(ip("10.0.0.1")).is_some());
+        assert_eq!(t.claimed.paths.len(), MAX_PATHS);
+        assert_eq!(t.limits(ip("10.0.0.0"), LINK), Limits::of(LINK));
+        assert_eq!(t.limits(ip("10.0.0.1"), LINK).datagrams.mtu, 1400);
+        assert_eq!(t.limits(ip("192.0.2.1"), LINK), Limits::of(1400));
     }
 
     #[test]

@@ -12,7 +12,11 @@ use crate::{ErrorKind, QuotedError};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Quoted {
     pub(crate) src: IpAddr,
-    dst: IpAddr,
+    pub(crate) dst: IpAddr,
+    /// Length of the packet, as it was sent.
+    pub(crate) packet_bytes: usize,
+    /// IPv4: routers might not fragment it. IPv6: true.
+    dont_fragment: bool,
     protocol: u8,
     src_port: u16,
     dst_port: u16,
@@ -23,8 +27,12 @@ impl Quoted {
     /// Reads a packet from its IP header on. `None` if it is too short, malformed, not a first
     /// fragment, or of a protocol that this stack does not send.
     pub(crate) fn parse(packet: &[u8], is_v4: bool) -> Option<Quoted> {
-        let (src, dst, protocol, at) = if is_v4 { parse_v4(packet)? } else { parse_v6(packet)? };
-        let &[a, b, c, d, e, f, g, h] = packet.get(at..)?.first_chunk::<8>()?;
+        let network = if is_v4 { parse_v4(packet)? } else { parse_v6(packet)? };
+        let Network { src, dst, protocol, header_bytes, packet_bytes, dont_fragment } = network;
+        if packet_bytes < header_bytes.saturating_add(TRANSPORT_BYTES) {
+            return None;
+        }
+        let &[a, b, c, d, e, f, g, h] = packet.get(header_bytes..)?.first_chunk()?;
         let words = [[a, b], [c, d], [e, f], [g, h]].map(u16::from_be_bytes);
         let [first, second, third, fourth] = words;
         let (src_port, dst_port, seq) = match protocol {
@@ -35,7 +43,20 @@ impl Quoted {
             protocol::ICMPV6 if !is_v4 && a == 128 => (third, 0, u32::from(fourth)),
             _ => return None,
         };
-        Some(Quoted { src, dst, protocol, src_port, dst_port, seq })
+        Some(Quoted { src, dst, packet_bytes, dont_fragment, protocol, src_port, dst_port, seq })
+    }
+
+    /// Whether a packet like this one can have caused the error: a path MTU is reported only for a
+    /// packet that is larger and may not be fragmented (RFC 1191 section 4, RFC 8201 section 4, RFC
+    /// 5927 section 7.2). A report below IPv6's least MTU is one of that (RFC 8200 section 5).
+    pub(crate) fn may_cause(&self, kind: ErrorKind) -> bool {
+        match kind {
+            ErrorKind::TooBig { mtu } => {
+                let least = if self.dst.is_ipv4() { 0 } else { least_mtu(false) };
+                self.dont_fragment && mtu.max(least) < self.packet_bytes
+            }
+            _ => true,
+        }
     }
 
     /// The error that came back for this packet.
@@ -53,24 +74,51 @@ impl Quoted {
             remote: with_zone(self.dst, self.dst_port, zone),
             protocol: self.protocol,
             seq: self.seq,
+            packet_bytes: self.packet_bytes,
             kind,
         }
     }
 }
 
-type Parts = (IpAddr, IpAddr, u8, usize);
+/// Bytes of a transport header that every error quotes (RFC 792).
+const TRANSPORT_BYTES: usize = 8;
 
-fn parse_v4(packet: &[u8]) -> Option<Parts> {
-    let h = ipv4::Header::parse(packet, usize::MAX).ok()?;
-    let is_first = h.fragment_offset == 0;
-    is_first.then_some((h.src.into(), h.dst.into(), h.protocol, h.header_bytes))
+/// The IP part of a quoted packet.
+struct Network {
+    src: IpAddr,
+    dst: IpAddr,
+    protocol: u8,
+    /// Bytes in front of the transport header.
+    header_bytes: usize,
+    packet_bytes: usize,
+    dont_fragment: bool,
 }
 
-fn parse_v6(packet: &[u8]) -> Option<Parts> {
+fn parse_v4(packet: &[u8]) -> Option<Network> {
+    let h = ipv4::Header::parse(packet, usize::MAX).ok()?;
+    let is_first = h.fragment_offset == 0;
+    is_first.then_some(Network {
+        src: h.src.into(),
+        dst: h.dst.into(),
+        protocol: h.protocol,
+        header_bytes: h.header_bytes,
+        packet_bytes: h.total_bytes,
+        dont_fragment: h.dont_fragment,
+    })
+}
+
+fn parse_v6(packet: &[u8]) -> Option<Network> {
     let h = ipv6::Header::parse(packet, usize::MAX).ok()?;
     let upper = ipv6::walk_extensions(packet, &h).ok()?;
     let is_first = upper.fragment.is_none_or(|f| f.offset == 0);
-    is_first.then_some((h.src.into(), h.dst.into(), upper.protocol, upper.offset))
+    is_first.then_some(Network {
+        src: h.src.into(),
+        dst: h.dst.into(),
+        protocol: upper.protocol,
+        header_bytes: upper.offset,
+        packet_bytes: h.payload_bytes.saturating_add(ipv6::HEADER_BYTES),
+        dont_fragment: true,
+    })
 }
 
 /// What an ICMP message reports, if it is an error. `bytes` is the message, for the size of the

@@ -22,6 +22,7 @@ use fulmar_wire::{eth, ipv4, ipv6};
 
 use crate::destination::Destination;
 use crate::engine::Ip;
+use crate::pmtu::Limit;
 use crate::routing::hash_of_flow;
 
 /// What the packets of one flow have in common.
@@ -154,14 +155,15 @@ impl Ip {
         let mut link = [0; eth::HEADER_BYTES];
         let header = eth::Header { dst: found.ether, src: self.config.ether, ethertype };
         header.emit(&mut link).ok()?;
-        let network = self.network_of(flow, !found.must_fragment)?;
+        let Limit { mtu, must_fragment } = found.limits.for_protocol(flow.protocol);
+        let network = self.network_of(flow, !must_fragment)?;
         let network_bytes = network.bytes();
         Some(Template {
             link,
             network,
             header_bytes: eth::HEADER_BYTES.saturating_add(network_bytes),
-            mtu: found.mtu,
-            most_bytes: found.mtu.min(u16::MAX.into()).saturating_sub(network_bytes),
+            mtu,
+            most_bytes: mtu.min(u16::MAX.into()).saturating_sub(network_bytes),
             generation: found.generation,
             fresh_until: found.fresh_until,
         })

@@ -160,6 +160,8 @@ pub struct QuotedError {
     pub protocol: u8,
     /// TCP: the sequence number of the packet. Echo request: its number. UDP: 0.
     pub seq: u32,
+    /// Length of the IP packet, as sent.
+    pub packet_bytes: usize,
     /// What is wrong.
     pub kind: ErrorKind,
 }
@@ -188,9 +190,10 @@ pub enum ErrorKind {
     /// Nobody has the port.
     PortUnreachable,
     /// The packet was larger than `mtu`, the largest IP packet that passes. If the flow exists and
-    /// `seq` is right, call [`crate::Ip::lower_path_mtu`].
+    /// `seq` is right, call [`crate::Ip::lower_path_mtu`]; for a datagram that may have been sent,
+    /// [`crate::Ip::lower_datagram_mtu`].
     TooBig {
-        /// In bytes, never under the least that the IP version allows.
+        /// In bytes, less than the packet had.
         mtu: usize,
     },
     /// The hops ran out on the way.
@@ -255,8 +258,10 @@ pub struct PathChoice {
     pub src: IpAddr,
     /// The neighbour that takes the packets: the destination itself if it is on the link.
     pub next_hop: IpAddr,
-    /// Largest IP packet, in bytes, as far as is known (path MTU discovery).
+    /// Largest IP packet of TCP, in bytes, as far as is known (path MTU discovery).
     pub mtu: usize,
+    /// The same for what is not TCP; never more.
+    pub datagram_mtu: usize,
     /// [`crate::Ip::generation`] when this was chosen.
     pub generation: u64,
     /// The destination is this stack.

@@ -25,7 +25,7 @@ mod table;
 
 pub use fib::{Fib, FibBytes, FibError, FibReader, Key, MAX_ANSWER};
 pub use neighbour::{
-    Action, Advert, Neighbour, NeighbourConfig, NeighbourState, Neighbours, Resolution,
+    Action, Advert, Learned, Neighbour, NeighbourConfig, NeighbourState, Neighbours, Resolution,
 };
 pub use next_hop::{Group, GroupError, MAX_MEMBERS, NextHop, NextHops, SourcePolicy};
 pub use table::{Advice, Prefix, Route, RouteError, Table};

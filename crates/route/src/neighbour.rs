@@ -11,6 +11,13 @@
 //!           hold passes          3 asked              5 s, nobody confirmed
 //! ```
 //!
+//! An address that is known is not given up for the asking (RFC 4861 section 11, RFC 5227 section 2.4).
+//! Only an answer to a question of ours changes an entry at once. Anything else that names another
+//! Ethernet address (a gratuitous ARP, an unsolicited advertisement, a question from elsewhere, a
+//! second answer) is a claim: the known address is asked, packets go on to it meanwhile, and the claim
+//! is taken up only if no answer comes within a second. A station that has really moved is followed by
+//! then.
+//!
 //! The table says what to ask; it sends nothing and keeps no packets. REACHABLE turns STALE only
 //! when somebody looks, so that a quiet neighbour costs no timer. FAILED is kept for a moment, so
 //! that a flood of packets to a dead address asks for it once per period and not once per packet.
@@ -20,6 +27,15 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use fulmar_base::{Duration, EtherAddr, Instant};
+
+/// Questions to the known address before a claim of another one is taken up. With
+/// [`CLAIM_RETRANSMIT`]: after one second, as long as Linux keeps an entry from changing (`locktime`).
+const CLAIM_PROBES: u8 = 2;
+/// Time between these questions. An answer takes well under a millisecond on a link.
+const CLAIM_RETRANSMIT: Duration = Duration::from_millis(500);
+/// How long an address that answered is not asked again because of claims: one question per second
+/// is what a forger can cause.
+const TRUST: Duration = Duration::from_secs(1);
 
 /// Limits and times of the table.
 #[derive(Clone, Copy, Debug)]
@@ -89,12 +105,44 @@ pub struct Neighbour {
     probes: u8,
     /// When somebody last wanted it: the least recently used one makes room.
     used: Instant,
+    /// A packet was sent to it, or waits for it: it was not only heard of.
+    is_wanted: bool,
+    /// Another Ethernet address that was claimed for it. In PROBE: the known one is asked first.
+    claim: Option<EtherAddr>,
+    /// Claims before this are not looked into: the known address has just answered.
+    trusted_until: Instant,
 }
 
 impl Neighbour {
+    fn new(
+        ip: IpAddr,
+        ether: EtherAddr,
+        state: NeighbourState,
+        deadline: Instant,
+        now: Instant,
+    ) -> Neighbour {
+        Neighbour {
+            ip,
+            ether,
+            state,
+            is_router: false,
+            deadline,
+            probes: 0,
+            used: now,
+            is_wanted: false,
+            claim: None,
+            trusted_until: Instant::ZERO,
+        }
+    }
+
     fn enter(&mut self, state: NeighbourState, deadline: Instant) {
         self.state = state;
         self.deadline = deadline;
+    }
+
+    /// Whether a question about it is unanswered.
+    fn is_asked(&self) -> bool {
+        matches!(self.state, NeighbourState::Incomplete | NeighbourState::Probe)
     }
 
     /// Whether the end of this state needs a timer: the other states end when somebody looks.
@@ -109,9 +157,11 @@ impl Neighbour {
         use NeighbourState::*;
         match self.state {
             Failed => Some(0),
-            Stale => Some(1),
-            Reachable => Some(2),
-            Delay | Probe => Some(3),
+            // Whoever can forge a source address can make as many of these as they like.
+            _ if !self.is_wanted => Some(1),
+            Stale => Some(2),
+            Reachable => Some(3),
+            Delay | Probe => Some(4),
             Incomplete => None,
         }
     }
@@ -141,12 +191,24 @@ pub enum Resolution {
 pub struct Advert {
     /// The sender's Ethernet address, if it was given.
     pub ether: Option<EtherAddr>,
-    /// It answers a question of ours: two-way reachability is proven.
+    /// It says that it answers a question of ours, which is believed while one is unanswered:
+    /// two-way reachability is proven then.
     pub solicited: bool,
     /// It replaces an address known before.
     pub replaces: bool,
     /// The sender is a router.
     pub is_router: bool,
+}
+
+/// What became of what a neighbour said about itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Learned {
+    /// Packets may go to the neighbour now.
+    Usable,
+    /// Nothing was learned: the neighbour is of no interest, or the table is full.
+    Nothing,
+    /// It contradicts an address that is in use, which is asked before the claim is taken up.
+    Claim,
 }
 
 /// Something that the owner of the table must do.
@@ -192,6 +254,7 @@ impl Neighbours {
             return self.start(ip, now);
         };
         entry.used = now;
+        entry.is_wanted = true;
         match entry.state {
             NeighbourState::Incomplete => return Resolution::Queue { solicit: false },
             NeighbourState::Failed if now < entry.deadline => return Resolution::Failed,
@@ -214,52 +277,84 @@ impl Neighbours {
         use NeighbourState::*;
         if let Some(entry) = self.entries.get_mut(&ip)
             && matches!(entry.state, Reachable | Stale | Delay | Probe)
+            // What is acknowledged now may have been sent before the station moved.
+            && entry.claim.is_none()
         {
             entry.enter(Reachable, now + self.config.reachable);
         }
     }
 
     /// The neighbour `ip` asked us something and said where it lives (RFC 4861 section 7.2.3; an
-    /// ARP request for an address of ours). Returns whether its address is usable now.
-    pub fn on_solicit(&mut self, ip: IpAddr, ether: EtherAddr, now: Instant) -> bool {
-        if !self.entries.contains_key(&ip) && !self.make_room() {
-            return false;
+    /// ARP request for an address of ours).
+    pub fn on_solicit(&mut self, ip: IpAddr, ether: EtherAddr, now: Instant) -> Learned {
+        let known = self.entries.get(&ip).filter(|n| is_usable(n.state)).map(|n| n.ether);
+        match known {
+            Some(known) if known == ether => return Learned::Usable,
+            Some(_) => return self.on_claim(ip, ether, now),
+            None if !self.entries.contains_key(&ip) && !self.make_room() => {
+                return Learned::Nothing;
+            }
+            None => {}
         }
-        let is_news = match self.entries.get(&ip) {
-            None => true,
-            Some(old) => !is_usable(old.state) || old.ether != ether,
-        };
-        if is_news {
-            self.set(ip, ether, NeighbourState::Stale, now);
-        }
-        true
+        self.set(ip, ether, NeighbourState::Stale, now);
+        Learned::Usable
     }
 
     /// The neighbour `ip` told its address (RFC 4861 section 7.2.5). Nothing is created: only who
-    /// is being talked to may be told about. Returns whether its address is usable now.
-    pub fn on_advert(&mut self, ip: IpAddr, advert: Advert, now: Instant) -> bool {
-        let Some(entry) = self.entries.get_mut(&ip) else { return false };
-        let state = entry.state;
+    /// is being talked to may be told about.
+    pub fn on_advert(&mut self, ip: IpAddr, advert: Advert, now: Instant) -> Learned {
+        let Some(entry) = self.entries.get_mut(&ip) else { return Learned::Nothing };
+        let solicited = advert.solicited && entry.is_asked();
+        let (state, known) = (entry.state, entry.ether);
         if !is_usable(state) {
-            let Some(ether) = advert.ether else { return false };
+            let Some(ether) = advert.ether else { return Learned::Nothing };
             entry.is_router = advert.is_router;
-            self.set(ip, ether, state_after(advert.solicited), now);
-            return true;
+            self.set(ip, ether, state_after(solicited), now);
+            return Learned::Usable;
         }
-        let known = entry.ether;
-        let ether = advert.ether.unwrap_or(known);
-        let differs = ether != known;
-        if differs && !advert.replaces {
-            if state == NeighbourState::Reachable {
-                self.set(ip, known, NeighbourState::Stale, now);
+        match advert.ether.filter(|ether| *ether != known) {
+            Some(ether) if advert.replaces => return self.on_claim(ip, ether, now),
+            Some(_) => {
+                if state == NeighbourState::Reachable {
+                    self.set(ip, known, NeighbourState::Stale, now);
+                }
+                return Learned::Usable;
             }
-            return true;
+            None => {}
         }
         entry.is_router = advert.is_router;
-        if differs || advert.solicited {
-            self.set(ip, ether, state_after(advert.solicited), now);
+        if solicited {
+            if entry.claim.is_some() {
+                entry.trusted_until = now + TRUST;
+            }
+            self.set(ip, known, NeighbourState::Reachable, now);
         }
-        true
+        Learned::Usable
+    }
+
+    /// Another Ethernet address is claimed for a neighbour whose address is known: the known one is
+    /// asked at once, and packets go on to it meanwhile.
+    fn on_claim(&mut self, ip: IpAddr, ether: EtherAddr, now: Instant) -> Learned {
+        let Some(entry) = self.entries.get_mut(&ip) else { return Learned::Nothing };
+        if !entry.is_wanted {
+            // Nothing is sent there: nothing is at stake, and no question is worth it.
+            self.set(ip, ether, NeighbourState::Stale, now);
+            return Learned::Usable;
+        }
+        if now < entry.trusted_until {
+            return Learned::Claim;
+        }
+        if entry.claim.is_none() {
+            entry.claim = Some(ether);
+            if entry.state != NeighbourState::Probe {
+                entry.probes = 0;
+            }
+            entry.enter(NeighbourState::Probe, now);
+            // Where it was remembered as fresh it no longer is.
+            self.generation = self.generation.wrapping_add(1);
+            self.wake_by(now);
+        }
+        Learned::Claim
     }
 
     /// Does what is due, and appends what the caller must do.
@@ -270,12 +365,12 @@ impl Neighbours {
         let mut next: Option<Instant> = None;
         for entry in self.entries.values_mut().filter(|e| e.is_timed()) {
             if entry.deadline <= now {
-                let was = entry.state;
+                let (was, known) = (entry.state, entry.ether);
                 actions.push(expire(entry, &self.config, now));
                 if was == NeighbourState::Incomplete && entry.state != was {
                     self.incomplete = self.incomplete.saturating_sub(1);
                 }
-                if entry.state == NeighbourState::Failed {
+                if entry.ether != known {
                     self.generation = self.generation.wrapping_add(1);
                 }
             }
@@ -341,8 +436,12 @@ impl Neighbours {
         }
         let deadline = now + self.config.retransmit;
         let state = NeighbourState::Incomplete;
-        let (ether, is_router) = (EtherAddr::default(), false);
-        let entry = Neighbour { ip, ether, state, is_router, deadline, probes: 1, used: now };
+        let ether = EtherAddr::default();
+        let entry = Neighbour {
+            is_wanted: true,
+            probes: 1,
+            ..Neighbour::new(ip, ether, state, deadline, now)
+        };
         self.entries.insert(ip, entry);
         self.incomplete = self.incomplete.saturating_add(1);
         self.wake_by(deadline);
@@ -352,8 +451,7 @@ impl Neighbours {
     /// Stores a learned address in STALE or REACHABLE.
     fn set(&mut self, ip: IpAddr, ether: EtherAddr, state: NeighbourState, now: Instant) {
         let deadline = now + self.config.reachable;
-        let fresh =
-            Neighbour { ip, ether, state, is_router: false, deadline, probes: 0, used: now };
+        let fresh = Neighbour::new(ip, ether, state, deadline, now);
         let entry = self.entries.entry(ip).or_insert(fresh);
         if entry.state == NeighbourState::Incomplete {
             self.incomplete = self.incomplete.saturating_sub(1);
@@ -363,6 +461,7 @@ impl Neighbours {
             self.generation = self.generation.wrapping_add(1);
         }
         entry.ether = ether;
+        entry.claim = None;
         entry.enter(state, deadline);
     }
 
@@ -390,22 +489,30 @@ fn state_after(solicited: bool) -> NeighbourState {
     if solicited { NeighbourState::Reachable } else { NeighbourState::Stale }
 }
 
-/// The deadline of a timed entry has passed: ask (again), or give up.
+/// The deadline of a timed entry has passed: ask (again), take up a claim, or give up.
 fn expire(entry: &mut Neighbour, config: &NeighbourConfig, now: Instant) -> Action {
     let (asked, limit) = match entry.state {
         NeighbourState::Incomplete => (entry.probes, config.multicast_probes),
+        NeighbourState::Probe if entry.claim.is_some() => (entry.probes, CLAIM_PROBES),
         NeighbourState::Probe => (entry.probes, config.unicast_probes),
         _ => (0, config.unicast_probes),
     };
+    let mut asked = asked;
     if asked >= limit {
-        entry.ether = EtherAddr::default();
-        entry.enter(NeighbourState::Failed, now + config.failed_hold);
-        return Action::Failed { ip: entry.ip };
+        let Some(claimed) = entry.claim.take() else {
+            entry.ether = EtherAddr::default();
+            entry.enter(NeighbourState::Failed, now + config.failed_hold);
+            return Action::Failed { ip: entry.ip };
+        };
+        // Nobody is at the known address any more. The new one has to answer as well.
+        entry.ether = claimed;
+        asked = 0;
     }
     entry.probes = asked.saturating_add(1);
     let is_known = entry.state != NeighbourState::Incomplete;
     let state = if is_known { NeighbourState::Probe } else { NeighbourState::Incomplete };
-    entry.enter(state, now + config.retransmit);
+    let pause = if entry.claim.is_some() { CLAIM_RETRANSMIT } else { config.retransmit };
+    entry.enter(state, now + pause);
     Action::Solicit { ip: entry.ip, unicast: is_known.then_some(entry.ether) }
 }
 

@@ -430,8 +430,11 @@ impl<P: Probe> Shard<P> {
     fn take_looped(&mut self, now: Instant) -> usize {
         let n = self.net.link.loopback.len();
         for _ in 0..n {
-            if let Some(p) = self.net.link.loopback.pop_front() {
-                self.input(now, p);
+            if let Some(p) = self.net.link.loopback.pop_front()
+                && let Some(p) = self.take_familiar(now, p)
+            {
+                self.input_by_layers(now, p, true);
+                self.last_stream.forget_front();
             }
         }
         n
@@ -447,16 +450,21 @@ impl<P: Probe> Shard<P> {
     /// A frame that no other shard needs to hear of.
     pub(crate) fn input_here(&mut self, now: Instant, p: Packet) {
         if let Some(p) = self.take_familiar(now, p) {
-            self.input_by_layers(now, p);
+            self.input_by_layers(now, p, false);
             self.last_stream.forget_front();
         }
     }
 
     #[inline(never)]
-    fn input_by_layers(&mut self, now: Instant, p: Packet) {
+    fn input_by_layers(&mut self, now: Instant, p: Packet, is_looped: bool) {
         let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
         let sink = &mut Sink { link, probe };
-        match ip.input(now, pool, counters, p.chain, p.offload, sink) {
+        let Packet { chain, offload, .. } = p;
+        let verdict = match is_looped {
+            false => ip.input(now, pool, counters, chain, offload, sink),
+            true => ip.input_looped(now, pool, counters, chain, offload, sink),
+        };
+        match verdict {
             Verdict::Deliver(d) => {
                 if self.ends_at(Stage::IpInput) {
                     return self.net.pool.free(d.chain);

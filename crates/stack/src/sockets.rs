@@ -228,6 +228,9 @@ pub struct Echo {
 
 /// Replies that a ping socket keeps at most.
 pub const PING_REPLIES: usize = 64;
+/// Requests of one that are remembered for the errors that come back: more than are under way at the
+/// rate of an ordinary ping.
+const PINGS_REMEMBERED: usize = 64;
 
 /// A socket for echo requests.
 pub struct PingEntry {
@@ -235,6 +238,18 @@ pub struct PingEntry {
     pub ident: u16,
     /// Replies not yet taken, at most [`PING_REPLIES`].
     pub replies: VecDeque<Echo>,
+    /// Requests sent lately, at most [`PINGS_REMEMBERED`]: only about these is an ICMP error believed.
+    pub sent: VecDeque<(IpAddr, u16)>,
     /// Who watches it.
     pub watch: Watch,
+}
+
+impl PingEntry {
+    /// Remembers a request; of too many the oldest is forgotten.
+    pub fn note_sent(&mut self, to: IpAddr, seq: u16) {
+        if self.sent.len() >= PINGS_REMEMBERED {
+            self.sent.pop_front();
+        }
+        self.sent.push_back((to, seq));
+    }
 }

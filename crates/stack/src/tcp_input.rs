@@ -262,13 +262,9 @@ impl<P: Probe> Shard<P> {
         };
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
         let quoted = fulmar_base::SeqNum(e.seq);
-        if let ErrorKind::TooBig { mtu } = e.kind
-            && entry.tcb.is_in_flight(quoted)
-        {
-            self.net.ip.lower_path_mtu(now, e.remote.ip(), mtu);
-        }
         let mut env = Self::env(&mut self.net, now);
         let events = entry.tcb.on_icmp(&mut env, what, quoted);
+        note_path_mtu(&mut self.net.ip, now, entry);
         self.posted.list(id, entry);
         self.queue_output(id);
         self.follow(now, id, events);
@@ -306,6 +302,13 @@ impl<P: Probe> Shard<P> {
             Some(Socket::Tcp(s)) => s.error,
             _ => None,
         }
+    }
+}
+
+/// Lowers the path MTU for all traffic if a connection has come to believe a report of a router.
+pub(crate) fn note_path_mtu(ip: &mut fulmar_ip::Ip, now: Instant, entry: &mut TcpEntry) {
+    if let Some(mtu) = entry.tcb.take_path_mtu() {
+        ip.lower_path_mtu(now, entry.tcb.key().remote_ip(), mtu);
     }
 }
 

@@ -7,6 +7,7 @@ use fulmar_tcp::Sent;
 use crate::net::{Net, TcpEmit};
 use crate::shard::{Shard, TimerKey};
 use crate::sockets::{Socket, TcpEntry};
+use crate::tcp_input::note_path_mtu;
 
 /// Turns of connections in one pass, so that one pass is bounded whatever they cause.
 const TURNS_PER_PASS: usize = 4096;
@@ -103,6 +104,7 @@ impl<P: Probe> Shard<P> {
         let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
         entry.timer = None;
         let events = entry.tcb.on_timer(&mut Self::env(&mut self.net, now));
+        note_path_mtu(&mut self.net.ip, now, entry);
         self.posted.list(id, entry);
         if entry.tcb.wants_output() {
             self.queue_output(id);

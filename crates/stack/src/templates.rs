@@ -88,6 +88,11 @@ impl UdpTemplate {
         &self.udp
     }
 
+    /// Whether it is that of datagrams to `remote`.
+    pub(crate) fn is_to(&self, remote: &SocketAddr) -> bool {
+        self.remote == *remote
+    }
+
     /// Length of all headers.
     #[inline]
     pub(crate) fn header_bytes(&self) -> usize {

@@ -127,19 +127,35 @@ impl<P: Probe> Shard<P> {
         let Some(id) = self.udp.lookup(e.local, e.remote) else {
             return self.net.counters.drop_packet(DropReason::IcmpNoFlow);
         };
-        if let ErrorKind::TooBig { mtu } = e.kind {
-            self.net.ip.lower_path_mtu(now, e.remote.ip(), mtu);
-        }
         let error = match e.kind {
             ErrorKind::PortUnreachable => UdpError::ConnectionRefused,
-            ErrorKind::TooBig { .. } => UdpError::MessageTooLong,
+            ErrorKind::TooBig { mtu } => {
+                if !self.may_be_too_big(id, &e) {
+                    return self.net.counters.drop_packet(DropReason::IcmpNoFlow);
+                }
+                if !self.net.ip.lower_datagram_mtu(now, e.remote.ip(), mtu) {
+                    return self.net.counters.drop_packet(DropReason::IcmpMtuKnown);
+                }
+                UdpError::MessageTooLong
+            }
             _ => UdpError::HostUnreachable,
         };
-        if let Some(Socket::Udp(s)) = self.sockets.get_mut(id)
-            && s.socket.on_error(e.remote, error)
-        {
+        let Some(Socket::Udp(s)) = self.sockets.get_mut(id) else { return };
+        if s.socket.on_error(e.remote, error) {
             self.notify(id);
+        } else if !matches!(e.kind, ErrorKind::TooBig { .. } | ErrorKind::NoNeighbour) {
+            // Only a connected socket is told.
+            self.net.counters.drop_packet(DropReason::IcmpNoFlow);
         }
+    }
+
+    /// Whether a datagram that a router found too big may be one of the socket: it has sent to that
+    /// peer lately, and forbids IPv4 routers to fragment, without which they never say so.
+    fn may_be_too_big(&self, id: SlotId, e: &QuotedError) -> bool {
+        let Some(Socket::Udp(s)) = self.sockets.get(id) else { return false };
+        let may_say = s.socket.dont_fragment || e.remote.is_ipv6();
+        let own = s.template.as_deref().filter(|t| t.is_to(&e.remote));
+        may_say && own.or_else(|| self.templates.find(id, &e.remote)).is_some()
     }
 
     /// Opens a datagram socket. With several shards it takes what is sent to its port on any queue; if
@@ -397,6 +413,7 @@ impl<P: Probe> Shard<P> {
         self.sockets.insert(Socket::Ping(Box::new(PingEntry {
             ident,
             replies: VecDeque::new(),
+            sent: VecDeque::new(),
             watch: Default::default(),
         })))
     }
@@ -436,6 +453,9 @@ impl<P: Probe> Shard<P> {
         let sink = &mut Sink { link, probe };
         ip.echo_request(now, pool, counters, to, (ident, seq), payload, sink)
             .map_err(|_| SocketError::HostUnreachable)?;
+        if let Some(Socket::Ping(p)) = self.sockets.get_mut(id) {
+            p.note_sent(to.ip(), seq);
+        }
         self.finish_datagrams(now);
         Ok(())
     }
@@ -461,20 +481,21 @@ impl<P: Probe> Shard<P> {
         self.give_echo(ident, echo);
     }
 
+    /// An ICMP error about an echo request of ours; one that was not sent lately is dropped.
     pub(crate) fn ping_error(&mut self, now: Instant, e: QuotedError) {
-        let is_ours = self.pings().any(|(_, p)| p.ident == e.local.port());
+        let (ident, seq, to) = (e.local.port(), e.seq as u16, e.remote.ip());
+        let is_ours = self.pings().any(|(_, p)| p.ident == ident && p.sent.contains(&(to, seq)));
+        if !is_ours {
+            return self.net.counters.drop_packet(DropReason::IcmpNoFlow);
+        }
         let error = match e.kind {
             ErrorKind::TooBig { mtu } => {
-                if is_ours {
-                    self.net.ip.lower_path_mtu(now, e.remote.ip(), mtu);
-                }
+                self.net.ip.lower_datagram_mtu(now, to, mtu);
                 SocketError::MessageTooLong
             }
             _ => SocketError::HostUnreachable,
         };
-        let echo =
-            Echo { from: e.remote.ip(), seq: e.seq as u16, hop_limit: 0, outcome: Err(error) };
-        self.give_echo(e.local.port(), echo);
+        self.give_echo(ident, Echo { from: to, seq, hop_limit: 0, outcome: Err(error) });
     }
 
     fn give_echo(&mut self, ident: u16, echo: Echo) {

@@ -338,11 +338,12 @@ impl<P: Probe> Shard<P> {
             return Err(SocketError::AccessDenied);
         }
         let is_run = letter.offload().gso.is_some();
-        let largest_packet = if ends.options.dont_fragment { choice.mtu } else { usize::MAX };
+        let largest_packet =
+            if ends.options.dont_fragment { choice.datagram_mtu } else { usize::MAX };
         let most = |packet_bytes| fulmar_udp::max_payload(packet_bytes, remote.ip());
         let segment_bytes = letter.segment_bytes.filter(|_| is_run).map_or(0, usize::from);
         let whole_fits = letter.bytes <= most(if is_run { usize::MAX } else { largest_packet });
-        if !whole_fits || segment_bytes > most(choice.mtu) {
+        if !whole_fits || segment_bytes > most(choice.datagram_mtu) {
             return Err(SocketError::MessageTooLong);
         }
         Ok(Way { src: bound.unwrap_or(choice.src), is_broadcast: choice.is_broadcast })

@@ -52,6 +52,7 @@ impl Tcb {
             self.due.probe = true;
             self.rtt.back_off();
         } else if self.flight() > 0 {
+            self.believe_doubted_mtu();
             self.enter_loss(env.counters);
         }
         Events::NONE
@@ -61,6 +62,7 @@ impl Tcb {
         if self.rtt.backoff() >= self.cfg.syn_retries {
             return self.give_up();
         }
+        self.believe_doubted_mtu();
         self.rtt.back_off();
         self.cubic.on_syn_lost();
         self.due.syn = true;

@@ -11,7 +11,7 @@ mod ack;
 mod check;
 mod data;
 mod fast;
-mod icmp;
+pub(crate) mod icmp;
 mod synsent;
 
 use crate::Tcb;

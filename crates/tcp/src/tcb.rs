@@ -23,6 +23,7 @@
 use crate::arith::div_rem;
 use crate::contract::{ConnError, PathInfo, State};
 use crate::cubic::Cubic;
+use crate::input::icmp::MtuReports;
 use crate::recovery::Recovery;
 use crate::rtt::Rtt;
 use crate::scoreboard::Scoreboard;
@@ -252,6 +253,7 @@ pub struct Tcb {
     pub(crate) user: User,
     pub(crate) fate: Fate,
     pub(crate) again: Again,
+    pub(crate) mtu_reports: MtuReports,
 }
 
 /// What a connection has from the start.
@@ -354,6 +356,7 @@ impl Tcb {
             user: User::default(),
             fate: Fate::default(),
             again: Again::default(),
+            mtu_reports: MtuReports::default(),
         };
         tcb.fit_segments();
         tcb
@@ -397,7 +400,10 @@ impl Tcb {
     #[inline]
     pub(crate) fn follow_path(&mut self, path: &PathInfo) {
         if self.path != *path {
-            self.path = *path;
+            let old = core::mem::replace(&mut self.path, *path);
+            if old.mtu != path.mtu {
+                self.on_path_mtu_changed();
+            }
             self.fit_segments();
         }
     }

@@ -206,15 +206,59 @@ fn a_remembered_neighbour_is_looked_at_again_when_its_confirmation_is_old() {
     h.end();
 }
 
+/// The destination of the next datagram to the peer.
+fn next_frame_goes_to(h: &mut Host, from: &str, to: &str) -> EtherAddr {
+    h.sent();
+    h.send_udp(from, to, 1).unwrap();
+    opened(&h.sent_one()).0.dst
+}
+
 #[test]
-fn a_neighbour_that_moves_is_followed_at_once() {
-    let mut h = Host::acquainted();
-    h.send_udp(OUR4, PEER4, 1).unwrap();
-    assert_eq!(opened(&h.sent_one()).0.dst, PEER);
+fn a_claimed_address_is_believed_only_when_the_known_one_is_silent() {
     let elsewhere = EtherAddr([2, 0, 0, 0, 0, 9]);
-    h.receive(&request(elsewhere, v4(PEER4), v4(PEER4)));
-    h.send_udp(OUR4, PEER4, 1).unwrap();
-    assert_eq!(opened(&h.sent_one()).0.dst, elsewhere);
+    for claim in [
+        request(elsewhere, v4(PEER4), v4(PEER4)),
+        request(elsewhere, v4(PEER4), v4(OUR4)),
+        arp_frame(US, &Packet { sender_ether: elsewhere, ..opened_arp(&reply(PEER4)).1 }),
+    ] {
+        for answers in [true, false] {
+            let mut h = Host::acquainted();
+            assert_eq!(next_frame_goes_to(&mut h, OUR4, PEER4), PEER);
+            h.drops(&claim, DropReason::NeighbourClaim);
+            h.sent();
+            h.advance(0);
+            let (link, p) = opened_arp(&h.sent_one());
+            assert_eq!((link.dst, p.operation, p.target_ip), (PEER, Operation::Request, v4(PEER4)));
+            assert_eq!(next_frame_goes_to(&mut h, OUR4, PEER4), PEER);
+            if answers {
+                h.receive(&reply(PEER4));
+            }
+            h.advance(500);
+            h.advance(500);
+            let expected = if answers { PEER } else { elsewhere };
+            assert_eq!(next_frame_goes_to(&mut h, OUR4, PEER4), expected);
+            h.end();
+        }
+    }
+}
+
+#[test]
+fn our_address_is_defended_once_in_ten_seconds() {
+    let mut h = Host::new();
+    let claim = request(PEER, v4(OUR4), v4(OUR4));
+    for (advance_ms, defences) in [(0, 1), (0, 0), (9_999, 0), (1, 1)] {
+        h.advance(advance_ms);
+        h.sent();
+        h.receive(&claim);
+        let sent = h.sent();
+        assert_eq!(sent.len(), defences, "after {advance_ms} ms");
+        for frame in sent {
+            let (link, p) = opened_arp(&frame);
+            assert_eq!((link.dst, p.sender_ether, p.sender_ip), (ALL, US, v4(OUR4)));
+            assert_eq!(p.target_ip, v4(OUR4));
+        }
+    }
+    assert_eq!(h.counters.drops(DropReason::DuplicateAddress), 4);
     h.end();
 }
 

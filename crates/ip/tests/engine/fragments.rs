@@ -244,7 +244,7 @@ fn the_largest_datagram_to_ourselves_comes_back() {
         assert_eq!(h.send(p), Ok(()));
         let mut got = 0;
         for (c, o) in std::mem::take(&mut h.sink.looped) {
-            if let Verdict::Deliver(d) = h.receive_chain(c, o) {
+            if let Verdict::Deliver(d) = h.receive_looped(c, o) {
                 got = h.got(d).bytes.len();
             }
         }

@@ -2,7 +2,7 @@
 
 use crate::rig::*;
 use fulmar_base::{Counter, DropReason};
-use fulmar_ip::{Config, ErrorKind, OutputError, QuotedError, Verdict};
+use fulmar_ip::{Config, ErrorKind, Outgoing, OutputError, QuotedError, Verdict};
 use fulmar_wire::protocol;
 
 const PAIRS: [(&str, &str); 2] = [(PEER4, OUR4), (PEER6, OUR6)];
@@ -97,9 +97,17 @@ fn error(h: &mut Host, from: &str, header: [u8; 8], quote: &[u8]) -> QuotedError
     e
 }
 
+/// Sets the DF bit of an IPv4 packet. (A quote's checksum is not looked at.)
+fn forbid_fragments(packet: &mut [u8]) {
+    packet[6] |= 0x40;
+}
+
 /// A TCP segment of ours, as far as an old router quotes it.
 fn quoted_tcp(src: &str, dst: &str) -> Vec<u8> {
     let mut packet = packet(src, dst, protocol::TCP, &[0x30; 1400]);
+    if ip(src).is_ipv4() {
+        forbid_fragments(&mut packet);
+    }
     let at = if ip(src).is_ipv4() { 20 } else { 40 };
     packet[at..at + 8].copy_from_slice(&[0x03, 0xe8, 0, 80, 0xde, 0xad, 0xbe, 0xef]);
     packet.truncate(at + 8);
@@ -175,6 +183,116 @@ fn too_big_says_the_mtu() {
     assert_eq!(e.kind, ErrorKind::TooBig { mtu: 1300 });
     let e = error(&mut h, PEER6, [2, 0, 0, 0, 0, 0, 0, 68], &quoted_tcp(OUR6, PEER6));
     assert_eq!(e.kind, ErrorKind::TooBig { mtu: 1280 });
+    h.end();
+}
+
+#[test]
+fn an_error_that_quotes_the_other_ip_version_is_dropped() {
+    for ((peer, own), (kind, quote)) in
+        PAIRS.into_iter().zip([(3, quoted_tcp(OUR6, PEER6)), (1, quoted_tcp(OUR4, PEER4))])
+    {
+        let mut h = Host::new();
+        h.drops(&icmp_frame(peer, own, [kind, 1, 0, 0, 0, 0, 0, 0], &quote), DropReason::IcmpQuote);
+        h.end();
+    }
+}
+
+#[test]
+fn an_error_is_sent_to_the_source_of_what_it_quotes() {
+    let mut h = Host::new();
+    // Ours, but not the address that the error was sent to.
+    let frame = icmp_frame(PEER6, LOCAL6, [1, 4, 0, 0, 0, 0, 0, 0], &quoted_tcp(OUR6, PEER6));
+    h.drops(&frame, DropReason::IcmpNoFlow);
+    h.end();
+}
+
+#[test]
+fn an_error_about_a_packet_to_a_group_is_dropped() {
+    let mut h = Host::new();
+    for (peer, own, group) in
+        [(PEER4, OUR4, "224.0.0.251"), (PEER4, OUR4, "10.0.0.255"), (PEER6, OUR6, "ff02::fb")]
+    {
+        let kind = if ip(peer).is_ipv4() { 3 } else { 1 };
+        let header = [kind, 1, 0, 0, 0, 0, 0, 0];
+        h.drops(&icmp_frame(peer, own, header, &quoted_tcp(own, group)), DropReason::IcmpQuote);
+    }
+    h.end();
+}
+
+#[test]
+fn an_error_that_is_sent_to_a_group_is_dropped() {
+    let mut h = Host::new();
+    let error = icmp(PEER4, "10.0.0.255", [3, 3, 0, 0, 0, 0, 0, 0], &quoted_tcp(OUR4, PEER4));
+    let frame = framed(ALL, &packet(PEER4, "10.0.0.255", protocol::ICMP, &error));
+    h.drops(&frame, DropReason::IpDestination);
+    h.end();
+}
+
+#[test]
+fn a_path_mtu_is_reported_only_for_a_larger_packet_that_may_not_be_fragmented() {
+    let mut h = Host::new();
+    let frame = |mtu: u16, quote: &[u8]| {
+        let [high, low] = mtu.to_be_bytes();
+        icmp_frame(PEER4, OUR4, [3, 4, 0, 0, 0, 0, high, low], quote)
+    };
+    let quote = quoted_tcp(OUR4, PEER4);
+    assert!(matches!(h.receive(&frame(1419, &quote)), Verdict::IcmpError(_)));
+    h.drops(&frame(1420, &quote), DropReason::IcmpQuote);
+    let mut cuttable = quote;
+    cuttable[6] &= !0x40;
+    h.drops(&frame(576, &cuttable), DropReason::IcmpQuote);
+    // An IPv6 link takes 1280 bytes: nothing smaller was too big.
+    let mut small = packet(OUR6, PEER6, protocol::TCP, &[0x30; 1240]);
+    small.truncate(48);
+    let report = icmp_frame(PEER6, OUR6, [2, 0, 0, 0, 0, 0, 2, 0], &small);
+    h.drops(&report, DropReason::IcmpQuote);
+    h.end();
+}
+
+#[test]
+fn a_quoted_fragment_other_than_the_first_is_dropped() {
+    let mut h = Host::new();
+    let mut quote = quoted_tcp(OUR4, PEER4);
+    quote[7] = 1;
+    let frame = icmp_frame(PEER4, OUR4, [3, 1, 0, 0, 0, 0, 0, 0], &quote);
+    h.drops(&frame, DropReason::IcmpInvalid);
+    h.end();
+}
+
+#[test]
+fn a_quoted_length_that_leaves_no_transport_header_is_dropped() {
+    let mut h = Host::new();
+    let mut quote = quoted_tcp(OUR4, PEER4);
+    quote[2..4].copy_from_slice(&27_u16.to_be_bytes());
+    let frame = icmp_frame(PEER4, OUR4, [3, 1, 0, 0, 0, 0, 0, 0], &quote);
+    h.drops(&frame, DropReason::IcmpInvalid);
+    h.end();
+}
+
+#[test]
+fn redirects_change_nothing() {
+    let mut h = Host::acquainted();
+    let before = h.ip.generation();
+    let [a, b, c, d] = v4(PEER4).octets();
+    let redirect = icmp_frame(GATEWAY4, OUR4, [5, 1, 0, 0, a, b, c, d], &quoted_tcp(OUR4, FAR4));
+    h.drops(&redirect, DropReason::IcmpIgnored);
+    let body = [&v6(PEER6).octets()[..], &v6("2001:db8:9::1").octets()].concat();
+    let redirect = icmp("fe80::9", OUR6, [137, 0, 0, 0, 0, 0, 0, 0], &body);
+    let redirect = packet_with("fe80::9", OUR6, protocol::ICMPV6, 255, &redirect);
+    h.drops(&frame(&redirect), DropReason::IcmpIgnored);
+    assert_eq!(h.ip.generation(), before);
+    h.end();
+}
+
+#[test]
+fn a_datagrams_path_mtu_is_not_that_of_tcp() {
+    let mut h = Host::acquainted();
+    assert!(h.ip.lower_datagram_mtu(h.now, ip(FAR4), 600));
+    let choice = h.ip.route(ip(FAR4), 0).unwrap();
+    assert_eq!((choice.mtu, choice.datagram_mtu), (1500, 600));
+    assert_eq!(h.send_udp(OUR4, FAR4, 601 - 28), Err(OutputError::TooBig { mtu: 600 }));
+    let segment = h.udp_to(OUR4, FAR4, 1500 - 28);
+    assert_eq!(h.send(Outgoing { protocol: protocol::TCP, ..segment }), Ok(()));
     h.end();
 }
 

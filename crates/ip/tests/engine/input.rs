@@ -137,12 +137,26 @@ fn sources_that_no_host_can_have_are_dropped() {
 }
 
 #[test]
-fn our_own_frames_may_carry_our_own_address_and_no_other() {
+fn what_we_send_to_ourselves_may_carry_our_address_and_no_other() {
     let mut h = Host::new();
     let own = packet(OUR4, OUR4, protocol::UDP, &udp(ip(OUR4), ip(OUR4), b"hi"));
-    h.delivers(&ether(US, US, eth::IPV4, &own));
+    let own = h.chain(&ether(US, US, eth::IPV4, &own), 0);
+    let Verdict::Deliver(d) = h.receive_looped(own, Offload::default()) else { panic!() };
+    h.got(d);
     let other = packet(PEER4, OUR4, protocol::UDP, &udp(ip(PEER4), ip(OUR4), b"hi"));
-    h.drops(&ether(US, US, eth::IPV4, &other), DropReason::IpSource);
+    let other = h.chain(&ether(US, US, eth::IPV4, &other), 0);
+    assert!(matches!(h.receive_looped(other, Offload::default()), Verdict::Consumed));
+    assert_eq!(h.counters.drops(DropReason::IpSource), 1);
+    h.end();
+}
+
+#[test]
+fn a_frame_of_the_device_with_our_ethernet_address_is_not_our_own() {
+    let mut h = Host::new();
+    for src in [OUR4, PEER4] {
+        let forged = packet(src, OUR4, protocol::UDP, &udp(ip(src), ip(OUR4), b"hi"));
+        h.drops(&ether(US, US, eth::IPV4, &forged), DropReason::EtherSource);
+    }
     h.end();
 }
 

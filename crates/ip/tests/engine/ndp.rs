@@ -154,3 +154,27 @@ fn router_messages_are_ignored_without_a_drop() {
     assert_eq!(h.counters.total_drops(), 0);
     h.end();
 }
+
+#[test]
+fn an_advertisement_of_another_station_is_believed_only_when_the_known_one_is_silent() {
+    let elsewhere = EtherAddr([2, 0, 0, 0, 0, 9]);
+    let claim = message(ADVERTISEMENT, 0x20, PEER6, OUR6, PEER6, &lladdr(2, elsewhere));
+    for answers in [true, false] {
+        let mut h = Host::acquainted();
+        h.send_udp(OUR6, PEER6, 1).unwrap();
+        h.drops(&frame(&claim), DropReason::NeighbourClaim);
+        h.sent();
+        h.advance(0);
+        let question = h.sent_one();
+        assert_eq!((opened(&question).0.dst, opened_icmp(&question).2[0]), (PEER, SOLICITATION));
+        if answers {
+            h.receive(&advertisement(0x60, PEER6));
+        }
+        h.advance(500);
+        h.advance(500);
+        h.sent();
+        h.send_udp(OUR6, PEER6, 1).unwrap();
+        assert_eq!(opened(&h.sent_one()).0.dst, if answers { PEER } else { elsewhere });
+        h.end();
+    }
+}

@@ -112,7 +112,7 @@ fn our_own_addresses_are_reached_by_loopback() {
         h.send_udp(own, own, 30_000).unwrap();
         assert_eq!(h.sent().len(), 0);
         let (chain, offload) = h.sink.looped.pop().unwrap();
-        let Verdict::Deliver(d) = h.receive_chain(chain, offload) else { panic!() };
+        let Verdict::Deliver(d) = h.receive_looped(chain, offload) else { panic!() };
         let got = h.got(d);
         assert_eq!((got.src, got.dst, got.bytes.len()), (ip(own), ip(own), 30_008));
         assert!(h.ip.route(ip(own), 0).unwrap().is_local);

@@ -135,6 +135,12 @@ impl Host {
         self.ip.input(self.now, &mut self.pool, &mut self.counters, c, offload, &mut self.sink)
     }
 
+    /// Takes a frame that the host has sent to itself.
+    pub fn receive_looped(&mut self, c: Chain, o: Offload) -> Verdict {
+        let Host { ip, pool, counters, sink, now } = self;
+        ip.input_looped(*now, pool, counters, c, o, sink)
+    }
+
     /// Takes a frame that must be dropped for `reason`, and for it alone.
     #[track_caller]
     pub fn drops(&mut self, frame: &[u8], reason: DropReason) {

@@ -312,7 +312,9 @@ impl World {
             RouteChange::Mend => {
                 ip.add_route(Route::on_link(link)).expect("invariant: a sound route");
             }
-            RouteChange::PathMtu(mtu) => ip.lower_path_mtu(now, address(v6, 1 - station), mtu),
+            RouteChange::PathMtu(mtu) => {
+                ip.lower_path_mtu(now, address(v6, 1 - station), mtu);
+            }
             RouteChange::Leave => _ = ip.remove_address(own),
             RouteChange::Return => {
                 ip.add_address(own_address(v6, station)).expect("invariant: ours")

@@ -1,4 +1,5 @@
 use super::*;
+use core::net::Ipv4Addr;
 use proptest::prelude::*;
 
 const A: EtherAddr = EtherAddr([2, 0, 0, 0, 0, 0xa]);
@@ -123,17 +124,127 @@ fn progress_of_an_upper_layer_spares_the_check() {
 #[test]
 fn an_unasked_advertisement_creates_nothing() {
     let mut t = table();
-    assert!(!t.on_advert(ip(1), unasked(A, true), s(0)));
+    assert_eq!(t.on_advert(ip(1), unasked(A, true), s(0)), Learned::Nothing);
     assert!(t.is_empty());
 }
 
+const ASK_A: Action =
+    Action::Solicit { ip: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), unicast: Some(A) };
+const ASK_B: Action =
+    Action::Solicit { ip: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), unicast: Some(B) };
+
+fn ms(ms: u64) -> Instant {
+    Instant::from_millis(ms)
+}
+
+fn ether_of(t: &Neighbours) -> EtherAddr {
+    t.find(ip(1)).unwrap().ether
+}
+
 #[test]
-fn an_unasked_advertisement_that_replaces_leaves_the_neighbour_stale() {
+fn a_claim_is_not_taken_up_while_the_known_address_answers() {
     let mut t = reachable();
     let before = t.generation();
-    t.on_advert(ip(1), unasked(B, true), s(1));
-    assert_eq!((state(&t, 1), t.find(ip(1)).unwrap().ether), (NeighbourState::Stale, B));
+    assert_eq!(t.on_advert(ip(1), unasked(B, true), s(1)), Learned::Claim);
+    // What was remembered as fresh is looked at again; packets still go to A.
     assert_ne!(t.generation(), before);
+    assert_eq!(due(&mut t, s(1)), [ASK_A]);
+    assert!(matches!(t.resolve(ip(1), s(1)), Resolution::Known { ether: A, .. }));
+    assert_eq!(t.on_advert(ip(1), answer(A), s(1)), Learned::Usable);
+    assert_eq!((state(&t, 1), ether_of(&t)), (NeighbourState::Reachable, A));
+    assert_eq!(due(&mut t, s(5)), []);
+    assert_eq!(ether_of(&t), A);
+}
+
+#[test]
+fn a_station_that_moved_is_followed_within_a_second() {
+    let mut t = reachable();
+    t.on_advert(ip(1), unasked(B, true), ms(1000));
+    assert_eq!(due(&mut t, ms(1000)), [ASK_A]);
+    assert_eq!(due(&mut t, ms(1500)), [ASK_A]);
+    let before = t.generation();
+    assert_eq!(due(&mut t, ms(2000)), [ASK_B]);
+    assert_ne!(t.generation(), before);
+    assert!(matches!(t.resolve(ip(1), ms(2000)), Resolution::Known { ether: B, .. }));
+    t.on_advert(ip(1), answer(B), ms(2001));
+    assert_eq!((state(&t, 1), ether_of(&t)), (NeighbourState::Reachable, B));
+}
+
+#[test]
+fn a_claim_of_an_address_at_which_nobody_answers_fails() {
+    let mut t = reachable();
+    t.on_advert(ip(1), unasked(B, true), s(1));
+    for n in [1000, 1500] {
+        assert_eq!(due(&mut t, ms(n)), [ASK_A]);
+    }
+    for n in [2, 3, 4] {
+        assert_eq!(due(&mut t, s(n)), [ASK_B]);
+    }
+    assert_eq!(due(&mut t, s(5)), [Action::Failed { ip: ip(1) }]);
+}
+
+#[test]
+fn a_reply_that_nobody_asked_for_is_a_claim() {
+    let mut t = reachable();
+    assert_eq!(t.on_advert(ip(1), answer(B), s(1)), Learned::Claim);
+    // Nor does the answer to the question that it causes come from the claimant.
+    due(&mut t, s(1));
+    assert_eq!(t.on_advert(ip(1), answer(B), s(1)), Learned::Claim);
+    assert_eq!(ether_of(&t), A);
+}
+
+#[test]
+fn a_second_answer_to_one_question_is_a_claim() {
+    let mut t = reachable();
+    assert_eq!(t.on_advert(ip(1), answer(B), s(0)), Learned::Claim);
+    assert_eq!(ether_of(&t), A);
+}
+
+#[test]
+fn progress_does_not_end_the_question_that_a_claim_raised() {
+    let mut t = reachable();
+    t.on_advert(ip(1), unasked(B, true), s(1));
+    t.confirm(ip(1), s(1));
+    assert_eq!(state(&t, 1), NeighbourState::Probe);
+}
+
+#[test]
+fn claims_cause_one_question_per_second_at_most() {
+    let mut t = reachable();
+    let mut asked = 0;
+    for n in 0..3000 {
+        t.on_advert(ip(1), unasked(B, true), ms(n));
+        if due(&mut t, ms(n)) == [ASK_A] {
+            asked += 1;
+            t.on_advert(ip(1), answer(A), ms(n));
+        }
+    }
+    assert_eq!((asked, ether_of(&t)), (3, A));
+}
+
+#[test]
+fn what_nothing_is_sent_to_is_overwritten_without_a_question() {
+    let mut t = table();
+    t.on_solicit(ip(1), A, s(0));
+    assert_eq!(t.on_solicit(ip(1), B, s(0)), Learned::Usable);
+    assert_eq!((ether_of(&t), due(&mut t, s(9))), (B, vec![]));
+}
+
+#[test]
+fn a_flood_of_forged_questions_evicts_no_neighbour_in_use() {
+    let config = NeighbourConfig { max_entries: 4, ..NeighbourConfig::default() };
+    let mut t = Neighbours::new(config);
+    t.on_solicit(ip(1), A, s(0));
+    t.resolve(ip(1), s(0));
+    t.resolve(ip(2), s(0));
+    t.on_advert(ip(2), answer(A), s(0));
+    t.on_advert(ip(2), Advert { replaces: false, ..unasked(B, false) }, s(0));
+    assert_eq!(state(&t, 2), NeighbourState::Stale);
+    for n in 10..200 {
+        t.on_solicit(ip(n), B, s(n.into()));
+    }
+    assert_eq!(t.len(), 4);
+    assert!(t.find(ip(1)).is_some() && t.find(ip(2)).is_some());
 }
 
 #[test]
@@ -153,23 +264,28 @@ fn an_advertisement_without_address_confirms_but_does_not_resolve() {
     let mut t = table();
     t.resolve(ip(1), s(0));
     let bare = Advert { ether: None, ..answer(A) };
-    assert!(!t.on_advert(ip(1), bare, s(0)));
+    assert_eq!(t.on_advert(ip(1), bare, s(0)), Learned::Nothing);
     t.on_advert(ip(1), unasked(A, true), s(0));
     assert_eq!(state(&t, 1), NeighbourState::Stale);
+    // Nobody asked: it confirms nothing.
     t.on_advert(ip(1), bare, s(0));
+    assert_eq!(state(&t, 1), NeighbourState::Stale);
+    t.resolve(ip(1), s(0));
+    assert_eq!(due(&mut t, s(5)).len(), 1);
+    t.on_advert(ip(1), bare, s(5));
     assert_eq!(state(&t, 1), NeighbourState::Reachable);
 }
 
 #[test]
 fn who_asks_us_is_known_but_not_proven_reachable() {
     let mut t = table();
-    assert!(t.on_solicit(ip(1), A, s(0)));
+    assert_eq!(t.on_solicit(ip(1), A, s(0)), Learned::Usable);
     assert_eq!(state(&t, 1), NeighbourState::Stale);
     let mut t = reachable();
     t.on_solicit(ip(1), A, s(1));
     assert_eq!(state(&t, 1), NeighbourState::Reachable);
-    t.on_solicit(ip(1), B, s(1));
-    assert_eq!(state(&t, 1), NeighbourState::Stale);
+    assert_eq!(t.on_solicit(ip(1), B, s(1)), Learned::Claim);
+    assert_eq!((state(&t, 1), ether_of(&t)), (NeighbourState::Probe, A));
 }
 
 #[test]
@@ -190,7 +306,7 @@ fn a_full_table_evicts_the_least_recently_used_stale_neighbour() {
 fn a_scan_of_empty_addresses_leaves_half_of_the_table() {
     let config = NeighbourConfig { max_entries: 8, ..NeighbourConfig::default() };
     let mut t = Neighbours::new(config);
-    (1..=4).for_each(|n| assert!(t.on_solicit(ip(n), A, s(0))));
+    (1..=4).for_each(|n| assert_eq!(t.on_solicit(ip(n), A, s(0)), Learned::Usable));
     let asked = (100..200).filter(|&n| t.resolve(ip(n), s(1)) != Resolution::Failed).count();
     assert_eq!(asked, 4);
     assert_eq!((1..=4).filter(|&n| t.find(ip(n)).is_some()).count(), 4);

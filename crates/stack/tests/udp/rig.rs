@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counters, Duration, EtherAddr, Gso, Instant, Offload, SlotId};
+use fulmar_base::{Counters, DropReason, Duration, EtherAddr, Gso, Instant, Offload, SlotId};
 use fulmar_ip::{AddressUse, IfAddr};
 use fulmar_mbuf::{Mbuf, Pool, PoolConfig, Purpose};
 use fulmar_netdev::{Burst, Caps, Device, LinkState, Packet};
@@ -168,6 +168,12 @@ impl Rig {
         id
     }
 
+    /// A socket with port 4001 and no peer.
+    pub fn unconnected(&mut self) -> SlotId {
+        let local = SocketAddr::new(US.into(), 4001);
+        self.shard.udp_bind(local, Default::default()).unwrap()
+    }
+
     pub fn pass(&mut self, time: Duration) {
         self.now = self.now + time;
         self.step();
@@ -193,6 +199,18 @@ impl Rig {
         frame.extend(US.octets());
         self.arrive(frame, Offload::default());
         self.step();
+    }
+
+    /// Another station claims the address of a neighbour that is in use.
+    pub fn claim(&mut self, who: Ipv4Addr, station: u8) {
+        let before = self.shard.counters().drops(DropReason::NeighbourClaim);
+        self.tell(who, station);
+        assert_eq!(self.shard.counters().drops(DropReason::NeighbourClaim), before + 1);
+    }
+
+    /// The known station does not answer, for as long as it is asked.
+    pub fn leave_unanswered(&mut self) {
+        (0..2).for_each(|_| self.pass(Duration::from_millis(500)));
     }
 
     /// Everything that was derived from the tables is to be derived anew.

@@ -151,7 +151,9 @@ fn the_next_segment_goes_where_the_neighbour_has_moved_to() {
     let mut line = Line::to(PEER);
     assert_eq!(line.sent(), [(2, US)]);
     assert_eq!(line.sent(), [(2, US)]);
-    line.rig.tell(PEER, 77);
+    line.rig.claim(PEER, 77);
+    assert_eq!(line.sent(), [(2, US)]);
+    line.rig.leave_unanswered();
     assert_eq!(line.sent(), [(77, US)]);
 }
 
@@ -238,7 +240,7 @@ fn happen(line: &mut Line, event: &Event, forgets: bool) -> String {
             done = format!("{:?}", line.rig.shard.ip().remove_address(US.into()));
         }
         Event::NarrowPath(mtu) => {
-            line.rig.shard.ip().lower_path_mtu(line.rig.now, FAR.into(), *mtu)
+            line.rig.shard.ip().lower_path_mtu(line.rig.now, FAR.into(), *mtu);
         }
         Event::Pass(ms) => line.rig.pass(Duration::from_millis(*ms)),
     }

@@ -46,8 +46,11 @@ fn the_next_datagram_goes_where_the_neighbour_has_moved_to() {
     rig.send(id, b"a").unwrap();
     rig.send(id, b"b").unwrap();
     assert_eq!(rig.stations(), [2, 2]);
-    rig.tell(PEER, 77);
+    rig.claim(PEER, 77);
     rig.send(id, b"c").unwrap();
+    assert_eq!(rig.stations(), [2]);
+    rig.leave_unanswered();
+    rig.send(id, b"d").unwrap();
     assert_eq!(rig.stations(), [77]);
 }
 

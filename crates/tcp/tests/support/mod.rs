@@ -115,6 +115,8 @@ pub struct Trace {
     pub now: Instant,
     pub path: PathInfo,
     pub out: Out,
+    /// Path MTUs that the connection has come to believe.
+    pub believed: Vec<usize>,
     pub events: Events,
     lands_in: Purpose,
     /// Received segments are this pool's, as with device `link`.
@@ -153,6 +155,7 @@ impl Trace {
             path: path(),
             out: Out { segs: VecDeque::new(), room: 1000 },
             events: Events::NONE,
+            believed: Vec::new(),
             lands_in: Purpose::Receive,
             sender: None,
             written: 0,
@@ -287,6 +290,7 @@ impl Trace {
             self.now = self.now.max(at);
             let events = self.env(|tcb, env, _, _| tcb.on_timer(env));
             self.events |= events;
+            self.follow_path_mtu();
             self.output();
         }
         self.now = end;
@@ -311,7 +315,16 @@ impl Trace {
     pub fn icmp(&mut self, what: IcmpError, seq: u32) {
         let quoted = OUR_ISS + seq;
         self.events = self.env(|tcb, env, _, _| tcb.on_icmp(env, what, quoted));
+        self.follow_path_mtu();
         self.output();
+    }
+
+    /// The table of paths learns what the connection believes.
+    fn follow_path_mtu(&mut self) {
+        if let Some(mtu) = self.tcb.take_path_mtu() {
+            self.believed.push(mtu);
+            self.path.mtu = self.path.mtu.min(mtu.max(576));
+        }
     }
 
     #[track_caller]

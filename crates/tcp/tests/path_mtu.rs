@@ -1,0 +1,113 @@
+//! What ICMP says about the path MTU, and when it is believed (RFC 5927 section 7.2).
+
+mod support;
+
+use fulmar_base::{Counter, DropReason};
+use fulmar_tcp::*;
+use support::*;
+
+/// A connection with a thousand bytes per segment, of which two are on their way.
+fn two_in_flight() -> Trace {
+    let mut t = Trace::established();
+    t.write(2000);
+    send!(t, "A", seq = 1, len = 1000);
+    send!(t, "PA", seq = 1001, len = 1000);
+    t
+}
+
+fn too_big(t: &mut Trace, mtu: usize, seq: u32) {
+    t.icmp(IcmpError::TooBig { mtu }, seq);
+}
+
+/// Bytes sent since the last call.
+fn bytes_sent(t: &mut Trace) -> usize {
+    t.out.segs.drain(..).map(|s| s.len).sum()
+}
+
+#[test]
+fn a_first_report_is_believed_at_once_and_told() {
+    let mut t = two_in_flight();
+    t.icmp(IcmpError::TooBig { mtu: 640 }, 1);
+    assert_eq!(t.believed, [640]);
+}
+
+#[test]
+fn a_report_about_bytes_that_are_not_in_flight_is_dropped() {
+    let mut t = two_in_flight();
+    for seq in [0, 2001, 1 << 31] {
+        t.icmp(IcmpError::TooBig { mtu: 640 }, seq);
+    }
+    assert_eq!((t.believed.len(), t.drops(DropReason::IcmpNoFlow)), (0, 3));
+    t.silent();
+}
+
+#[test]
+fn a_report_against_a_proven_size_waits_for_the_time_out() {
+    let mut t = two_in_flight();
+    recv!(t, "A", seq = 1, ack = 1001);
+    too_big(&mut t, 640, 1001);
+    t.silent();
+    t.wait(500);
+    assert_eq!(t.count(Counter::TcpTimeouts), 1);
+    assert_eq!(t.believed, [640]);
+    assert_eq!(t.out.segs.front().map(|s| (s.seq, s.len)), Some((1001, 600)));
+}
+
+#[test]
+fn a_forged_report_against_a_proven_size_is_forgotten_with_the_acknowledgement() {
+    let mut t = two_in_flight();
+    recv!(t, "A", seq = 1, ack = 1001);
+    too_big(&mut t, 576, 1001);
+    recv!(t, "A", seq = 1, ack = 2001);
+    t.write(1000);
+    send!(t, "PA", seq = 2001, len = 1000);
+    // The segment that is lost later is not the one that was quoted.
+    t.wait(500);
+    assert_eq!((t.count(Counter::TcpTimeouts), t.believed.len()), (1, 0));
+    send!(t, "PA", seq = 2001, len = 1000);
+}
+
+#[test]
+fn many_reports_send_what_is_in_flight_again_once() {
+    let mut t = two_in_flight();
+    for mtu in (577..1000).rev() {
+        too_big(&mut t, mtu, 1);
+    }
+    assert_eq!(bytes_sent(&mut t), 2000);
+}
+
+#[test]
+fn reports_below_the_least_mtu_send_again_once() {
+    let mut t = two_in_flight();
+    for mtu in [500, 499, 300, 68, 0] {
+        too_big(&mut t, mtu, 1);
+    }
+    assert_eq!(bytes_sent(&mut t), 2000);
+    assert_eq!((t.path.mtu, t.tcb.info().mss_bytes), (576, 536));
+    assert_eq!(t.drops(DropReason::IcmpMtuKnown), 4);
+}
+
+#[test]
+fn routers_fragment_the_least_packets_only_after_the_first_report() {
+    let mut t = Trace::established();
+    t.path.mtu = 576;
+    t.write(500);
+    send!(t, "PA", seq = 1, len = 500);
+    too_big(&mut t, 300, 1);
+    assert_eq!(bytes_sent(&mut t), 500);
+    too_big(&mut t, 299, 1);
+    assert_eq!((bytes_sent(&mut t), t.drops(DropReason::IcmpMtuKnown)), (0, 1));
+}
+
+#[test]
+fn a_path_that_becomes_wider_is_to_be_proven_anew() {
+    let mut t = two_in_flight();
+    too_big(&mut t, 640, 1);
+    bytes_sent(&mut t);
+    recv!(t, "A", seq = 1, ack = 2001);
+    t.path.mtu = 1040;
+    t.write(1000);
+    send!(t, "PA", seq = 2001, len = 1000);
+    too_big(&mut t, 640, 2001);
+    assert_eq!(bytes_sent(&mut t), 1000);
+}
