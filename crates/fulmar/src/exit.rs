@@ -1,6 +1,6 @@
 //! The end of the process: what was accepted before it is delivered.
 
-use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Once, PoisonError, TryLockError, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -23,7 +23,11 @@ pub(crate) fn register(inner: &Arc<Inner>) {
 
 extern "C" fn drain_all() {
     // Not for ever: in a forked child a thread that does not exist there may hold the lock.
-    let attempts = (0..MOMENTS).map(|_| STACKS.try_lock().ok());
+    let attempts = (0..MOMENTS).map(|_| match STACKS.try_lock() {
+        Ok(stacks) => Some(stacks),
+        Err(TryLockError::Poisoned(stacks)) => Some(stacks.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    });
     let found = attempts
         .inspect(|s| {
             if s.is_none() {

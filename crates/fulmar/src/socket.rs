@@ -174,7 +174,16 @@ impl Drop for Socket {
         }
         match self.linger() {
             None => host.post(Request::Close(self.id)),
-            Some(Duration::ZERO) => {
+            Some(limit) => host.in_destructor(|| self.close_lingering(limit)),
+        }
+    }
+}
+
+impl Socket {
+    fn close_lingering(&self, limit: Duration) {
+        let host = self.host();
+        match limit {
+            Duration::ZERO => {
                 let _ = host.call(|shard, now| {
                     if let Ok(entry) = shard.tcp_entry(self.id) {
                         entry.linger = Some(Duration::ZERO);
@@ -183,7 +192,7 @@ impl Drop for Socket {
                     Ok(())
                 });
             }
-            Some(limit) => {
+            limit => {
                 let _ = host.call(|shard, now| shard.tcp_shutdown(now, self.id, false, true));
                 host.drain(Some(self.id), limit);
                 host.post(Request::Close(self.id));

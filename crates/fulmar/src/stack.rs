@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant as StdInstant};
 
 use fulmar_base::with_zone;
@@ -79,9 +79,7 @@ impl Inner {
 
     /// Closes the door and every socket, and delivers what was accepted, for the documented time.
     pub fn drain(&self) {
-        if let Ok(mut control) = self.control.lock() {
-            control.take();
-        }
+        drop(self.control.lock().unwrap_or_else(PoisonError::into_inner).take());
         let _ = self.in_each(|shard, now| shard.close_all(now));
         let until = StdInstant::now() + self.exit_drain;
         for host in &self.hosts {
@@ -93,7 +91,7 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.is_ours() {
-            self.drain();
+            self.host(0).in_destructor(|| self.drain());
             return self.hosts.iter().for_each(AnyHost::stop);
         }
         // In a forked child: the buffers do not exist here, the threads neither, and the door is the
@@ -312,6 +310,14 @@ impl Stack {
         self.inner.name()
     }
 
+    /// Why the stack is down for good, if a thread panicked inside of it: in the stack itself, or in a
+    /// driver. The panic goes on to the caller whose call it was. Every other call fails with `ENETDOWN`,
+    /// calls that wait end with it, the device is closed, and memory that was lent or given away comes
+    /// back. The process may build another stack over the same interface once this one is dropped.
+    pub fn failure(&self) -> Option<String> {
+        self.inner.hosts().find_map(AnyHost::failure).map(str::to_owned)
+    }
+
     /// Changes how waiting threads wait for the device: see [`Builder::moderation`].
     ///
     /// # Errors
@@ -513,8 +519,8 @@ fn open_door(inner: &Arc<Inner>) {
         let inner = weak.upgrade()?;
         Some(Stat::of(&inner).ok()?.to_json())
     });
-    if let (Ok(door), Ok(mut slot)) = (door, inner.control.lock()) {
-        *slot = Some(door);
+    if let Ok(door) = door {
+        *inner.control.lock().unwrap_or_else(PoisonError::into_inner) = Some(door);
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 use fulmar::base::Counter;
 use fulmar::devices::sim::{SimConfig, pair};
 use fulmar::{Device, Ready, SetupError, Stack, TcpListener, TcpStream, UdpSocket, devices};
+use support::faulty::{Call, Faulty};
 use support::{A, B, PATIENCE, eventually, pattern, within};
 
 /// Which queue of one end is joined to which queue of the other.
@@ -341,4 +342,45 @@ fn devices_that_do_not_belong_together_are_refused() {
     assert!(refused.to_string().contains("at most 32"), "{refused}");
     let (two, _) = devices::sim_queues(&SimConfig::default(), 2).unwrap();
     assert!(build(two).unwrap().on_shard(2).is_err());
+}
+
+#[test]
+fn a_panic_in_one_shard_takes_down_all_shards_of_its_stack_and_wakes_whoever_waits_there() {
+    within(|| {
+        for call in [Call::Tx, Call::Rx] {
+            let [mut near, far] = wires([0, 1]);
+            let (faulty, bug) = Faulty::new(near.pop().unwrap());
+            near.push(faulty);
+            let (a, _b) = (stack(1, near), stack(2, far));
+            let [zero, one] = [0, 1].map(|n| a.on_shard(n).unwrap());
+            let listener = TcpListener::bind(&a, (A, 80)).unwrap();
+            let alone = TcpListener::bind(&zero, (A, 81)).unwrap();
+            let set = zero.poll_set().unwrap();
+            set.add(&listener, 1, Ready::READABLE).unwrap();
+            let calls: [Box<dyn FnOnce() -> std::io::Result<()> + Send>; 3] = [
+                Box::new(move || listener.accept().map(drop)),
+                Box::new(move || alone.accept().map(drop)),
+                Box::new(move || set.wait(&mut Vec::new(), None).map(drop)),
+            ];
+            let blocked = calls.map(thread::spawn);
+            bug.set(call, 1, false);
+            let struck = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let udp = UdpSocket::bind(&one, (A, 0)).unwrap();
+                udp.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+                let _ = udp.send_to(b"x", (B, 9));
+                let _ = udp.recv_from(&mut [0; 8]);
+            }));
+            drop(struck);
+            eventually("it strikes", || bug.has_struck());
+            for call in blocked {
+                assert_eq!(call.join().unwrap().unwrap_err().raw_os_error(), Some(libc::ENETDOWN));
+            }
+            for shard in [&zero, &one] {
+                let refused = UdpSocket::bind(shard, (A, 0)).unwrap_err();
+                assert_eq!(refused.raw_os_error(), Some(libc::ENETDOWN));
+            }
+            drop((a, zero, one));
+            assert!(bug.is_dropped());
+        }
+    });
 }

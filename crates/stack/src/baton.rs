@@ -93,6 +93,12 @@ impl Baton {
         })
     }
 
+    /// Wakes every thread that sleeps, with or without it, and those that are about to.
+    pub fn wake_all(&self) {
+        while self.wake_follower() {}
+        self.kicks.iter().for_each(|kick| sys::signal_event(kick.as_raw_fd()));
+    }
+
     /// Enters the list of those who may be given the baton.
     pub fn follow(&self, w: &Arc<Waiter>) {
         self.followers().push(Arc::clone(w));

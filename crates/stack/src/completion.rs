@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 
-use crate::host::{Limit, lock};
+use crate::host::{Limit, contain, lock};
 use crate::sys;
 use crate::waiter::Waiter;
 
@@ -60,7 +60,8 @@ impl Completion {
         watchers.threads.iter().for_each(|w| w.wake());
         drop(watchers);
         if let Some(w) = waker {
-            w.wake();
+            // The program's own code: its panic is not one of the stack, nor of the thread that runs it.
+            contain(|| w.wake());
         }
     }
 

@@ -466,7 +466,7 @@ impl AnyHost {
     }
 
     /// See [`Host::expose_set`].
-    pub fn expose_set(&self, set: &PollSetCore) -> RawFd {
+    pub fn expose_set(&self, set: &Arc<PollSetCore>) -> RawFd {
         each!(self, host => host.expose_set(set))
     }
 
@@ -486,6 +486,16 @@ impl AnyHost {
     /// As there.
     pub fn poll(&self) -> Result<usize, SocketError> {
         each!(self, host => host.poll())
+    }
+
+    /// See [`Host::failure`].
+    pub fn failure(&self) -> Option<&str> {
+        each!(self, host => host.failure())
+    }
+
+    /// See [`Host::in_destructor`].
+    pub fn in_destructor<R: Default>(&self, f: impl FnOnce() -> R) -> R {
+        each!(self, host => host.in_destructor(f))
     }
 
     /// See [`Host::stop`].

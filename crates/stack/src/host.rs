@@ -15,7 +15,10 @@
 //! it, or leaves it free, and the service thread finds it free at its next tick. The order is always
 //! arm, poll once more, sleep. A thread that finds the lock taken and needs no answer leaves its
 //! request in the inbox, which the holder drains before and after it releases.
+//!
+//! A panic under the lock closes the stack for good: see `failure.rs`.
 
+mod failure;
 mod guard;
 mod tickets;
 mod turn;
@@ -39,6 +42,8 @@ use crate::service::Service;
 use crate::shard::Shard;
 use crate::spin::Spin;
 use crate::sys;
+use failure::OnUnwind;
+pub(crate) use failure::contain;
 pub use guard::Guard;
 pub use tickets::PostedRead;
 use turn::{For, Turn};
@@ -80,6 +85,10 @@ pub struct Host<P: Probe = NoProbe> {
     last_caller: AtomicUsize,
     /// The hosts of all shards of the stack, in their order, if there are several.
     all: OnceLock<Vec<Weak<Host<P>>>>,
+    /// Poll sets whose descriptors somebody may sleep on.
+    exposed_sets: Mutex<Vec<Weak<PollSetCore>>>,
+    /// Why the stack is down for good.
+    failure: OnceLock<String>,
 }
 
 impl<P: Probe> Host<P> {
@@ -107,6 +116,8 @@ impl<P: Probe> Host<P> {
             forks: sys::fork_generation(),
             last_caller: AtomicUsize::new(0),
             all: OnceLock::new(),
+            exposed_sets: Mutex::new(Vec::new()),
+            failure: OnceLock::new(),
         })
     }
 
@@ -174,13 +185,14 @@ impl<P: Probe> Host<P> {
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`] if this very thread is inside the host (a signal handler
-    /// interrupted a call); [`SocketError::BadHandle`] in a forked child.
+    /// interrupted a call); [`SocketError::BadHandle`] in a forked child;
+    /// [`SocketError::NetworkDown`] after a panic ([`Host::failure`]).
     #[inline]
     pub fn lock(&self) -> Result<Guard<'_, P>, SocketError> {
         let inside = self.come_in()?;
         self.outside.enter();
         let mut guard = Guard::new(self, Some(self.shard()), inside);
-        self.arrive(&mut guard);
+        self.arrive(&mut guard)?;
         Ok(guard)
     }
 
@@ -196,14 +208,17 @@ impl<P: Probe> Host<P> {
 
     /// What a caller does first under the lock.
     #[inline(always)]
-    fn arrive(&self, shard: &mut Shard<P>) {
+    fn arrive(&self, shard: &mut Shard<P>) -> Result<(), SocketError> {
         // What this thread left in the inbox before comes before what it does now: a write that it
         // has ended must not look as if it were still going on.
-        self.drain_inbox(shard);
+        if !self.drain_inbox(shard) {
+            return Err(SocketError::NetworkDown);
+        }
         // Only the holder of the lock writes it, so that no locked instruction is needed.
         let calls = self.activity.load(Ordering::Relaxed);
         self.activity.store(calls.wrapping_add(1), Ordering::Relaxed);
         self.note_caller(shard);
+        Ok(())
     }
 
     /// The shard, once it is nobody else's.
@@ -230,8 +245,7 @@ impl<P: Probe> Host<P> {
         let inside = self.come_in()?;
         self.outside.enter();
         let mut guard = Guard::new(self, Some(self.shard()), inside);
-        self.drain_inbox(&mut guard);
-        Ok(guard)
+        if self.drain_inbox(&mut guard) { Ok(guard) } else { Err(SocketError::NetworkDown) }
     }
 
     fn try_shard(&self) -> Option<MutexGuard<'_, Shard<P>>> {
@@ -252,31 +266,38 @@ impl<P: Probe> Host<P> {
     ) -> Result<R, SocketError> {
         let inside = self.come_in()?;
         self.outside.enter();
-        let mut guard = Guard::new(self, Some(self.shard()), inside);
-        self.arrive(&mut guard);
-        let now = sys::now();
-        guard.pass(Stage::Locked);
-        f(&mut guard, now)
+        let mut shard = self.shard();
+        let unwinding = OnUnwind::of(self);
+        let done = self.arrive(&mut shard).and_then(|()| {
+            let now = sys::now();
+            shard.pass(Stage::Locked);
+            f(&mut shard, now)
+        });
+        unwinding.disarm();
+        self.let_go(shard, inside);
+        done
     }
 
     /// Does a request now if the lock is free, else leaves it for the holder. Never waits long.
+    #[inline]
     pub fn post(&self, request: Request) {
+        self.in_destructor(|| self.do_or_leave(request));
+    }
+
+    fn do_or_leave(&self, request: Request) {
         if !self.is_ours() {
             return std::mem::forget(request);
         }
         let Some(mark) = self.bit.enter() else { return self.post_from_handler(request) };
         self.outside.enter();
-        if let Some(shard) = self.try_shard() {
-            let mut guard = Guard::new(self, Some(shard), mark);
-            self.note_caller(&mut guard);
-            self.drain_inbox(&mut guard);
-            if let Request::Free(chain) = request {
-                guard.pass(Stage::Locked);
-                return guard.free(chain);
+        if let Some(mut shard) = self.try_shard() {
+            let unwinding = OnUnwind::of(self);
+            self.note_caller(&mut shard);
+            if self.drain_inbox(&mut shard) {
+                do_now(&mut shard, request);
             }
-            let now = sys::now();
-            guard.pass(Stage::Locked);
-            return perform(&mut guard, now, request);
+            unwinding.disarm();
+            return self.let_go(shard, mark);
         }
         let waiting = self.inbox.push(request);
         // The holder may have drained the inbox just before the request came in.
@@ -307,20 +328,25 @@ impl<P: Probe> Host<P> {
         }
     }
 
+    /// Does what the inbox asks for. False: the stack has failed, and nothing of the shard may be used.
     #[inline(always)]
-    fn drain_inbox(&self, shard: &mut Shard<P>) {
-        if !self.inbox.is_empty() {
-            self.drain_full_inbox(shard);
-        }
+    fn drain_inbox(&self, shard: &mut Shard<P>) -> bool {
+        self.inbox.is_empty() || self.drain_full_inbox(shard)
     }
 
     #[cold]
-    fn drain_full_inbox(&self, shard: &mut Shard<P>) {
-        while !self.inbox.is_empty() {
+    fn drain_full_inbox(&self, shard: &mut Shard<P>) -> bool {
+        let unwinding = OnUnwind::of(self);
+        while !self.inbox.is_empty() && !self.inbox.is_closed() {
             let now = sys::now();
             let done = self.inbox.drain(|r| perform(shard, now, r));
             shard.count(Counter::InboxPosts, done as u64);
         }
+        unwinding.disarm();
+        if self.inbox.is_closed() {
+            self.take_home(shard);
+        }
+        !self.inbox.is_closed()
     }
 
     /// Repeats a step until it is done, sleeping in between: the one loop that waits.
@@ -368,10 +394,16 @@ impl<P: Probe> Host<P> {
         let inside = self.come_in()?;
         self.outside.enter();
         let mut shard = self.shard();
-        self.arrive(&mut shard);
+        let unwinding = OnUnwind::of(self);
+        if let Err(e) = self.arrive(&mut shard) {
+            unwinding.disarm();
+            self.let_go(shard, inside);
+            return Err(e);
+        }
         let now = if is_exact { sys::now() } else { self.recently(&shard) };
         shard.pass(Stage::Locked);
         let said = step(&mut shard, now);
+        unwinding.disarm();
         if let Ok(Step::Done(r)) = said {
             // Without a guard, which would be made in memory.
             self.let_go(shard, inside);
@@ -517,10 +549,14 @@ impl<P: Probe> Host<P> {
 
     /// The descriptor of a poll set, for an event loop outside. From now on the service thread
     /// polls whenever no caller does.
-    pub fn expose_set(&self, set: &PollSetCore) -> RawFd {
+    pub fn expose_set(&self, set: &Arc<PollSetCore>) -> RawFd {
         let _mark = self.bit.enter();
         if self.is_ours() && set.expose() {
             self.poll_for_sets();
+            lock(&self.exposed_sets).push(Arc::downgrade(set));
+            if self.inbox.is_closed() {
+                set.signal();
+            }
         }
         set.raw_fd()
     }
@@ -535,6 +571,7 @@ impl<P: Probe> Host<P> {
     pub fn forget_set(&self, set: &PollSetCore) {
         if set.is_exposed() {
             self.poll_sets.fetch_sub(1, Ordering::AcqRel);
+            lock(&self.exposed_sets).retain(|s| !std::ptr::eq(s.as_ptr(), set));
         }
     }
 
@@ -574,8 +611,10 @@ impl<P: Probe> Host<P> {
     /// As [`Host::release`], beside somebody who sleeps on the device.
     #[inline(never)]
     fn release_beside(&self, shard: MutexGuard<'_, Shard<P>>, kick: RawFd, until: Instant) {
+        let unwinding = OnUnwind::of(self);
         let is_late = is_late(until, shard.next_deadline());
         let wakes = is_late || self.is_beside_service_too_often();
+        unwinding.disarm();
         drop(shard);
         if wakes {
             sys::signal_event(kick);
@@ -599,7 +638,7 @@ impl<P: Probe> Host<P> {
 
     /// Waits until everything that was accepted for sending is acknowledged. True if it is.
     pub fn drain(&self, socket: Option<SlotId>, limit: Duration) -> bool {
-        self.try_drain(socket, limit).unwrap_or(false)
+        self.in_destructor(|| self.try_drain(socket, limit).unwrap_or(false))
     }
 
     fn try_drain(&self, socket: Option<SlotId>, limit: Duration) -> Result<bool, SocketError> {
@@ -633,6 +672,18 @@ fn advance<P: Probe>(shard: &mut Shard<P>, now: Instant, interest: Ready) -> usi
     } else {
         shard.step(now, POLL_BUDGET)
     }
+}
+
+/// What is posted while the lock is free.
+#[inline(always)]
+fn do_now<P: Probe>(shard: &mut Shard<P>, request: Request) {
+    if let Request::Free(chain) = request {
+        shard.pass(Stage::Locked);
+        return shard.free(chain);
+    }
+    let now = sys::now();
+    shard.pass(Stage::Locked);
+    perform(shard, now, request);
 }
 
 fn perform<P: Probe>(shard: &mut Shard<P>, now: Instant, request: Request) {

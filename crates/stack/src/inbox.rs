@@ -53,6 +53,9 @@ pub const INBOX_LIMIT: usize = 65_536;
 const SLOTS: usize = 8;
 const EMPTY: u64 = u64::MAX;
 
+/// Beside the number of requests: the stack has failed.
+const CLOSED: usize = 1 << (usize::BITS - 1);
+
 /// Sockets that signal handlers name, without a lock.
 struct Slots([AtomicU64; SLOTS]);
 
@@ -130,6 +133,19 @@ impl Inbox {
         if !slots.put(id) {
             self.len.fetch_sub(1, Ordering::SeqCst);
         }
+    }
+
+    /// From now on it is never empty, so that everybody who takes the lock sees that it is closed.
+    pub fn close(&self) {
+        if !self.is_closed() {
+            self.len.fetch_or(CLOSED, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether [`Inbox::close`] was called.
+    #[inline]
+    pub fn is_closed(&self) -> bool {
+        self.len.load(Ordering::Acquire) & CLOSED != 0
     }
 
     /// Whether something waits. For the holder of the lock, and, after [`after_release`], for who

@@ -32,6 +32,7 @@ mod net;
 mod poll_set;
 mod recv_calls;
 mod reentry;
+mod remains;
 mod returns;
 mod secret;
 mod send_calls;

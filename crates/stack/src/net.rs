@@ -4,12 +4,14 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::ops::ControlFlow;
+use std::os::fd::RawFd;
 
 use fulmar_base::{Counter, Counters, DropReason, Instant, Offload, Probe, Stage, Variation};
 use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError, Template};
 use fulmar_mbuf::{Chain, Mbuf, Pool, Purpose};
 use fulmar_netdev::offload::{self, Refusal};
-use fulmar_netdev::{Burst, Caps, Device, Gather, Packet};
+use fulmar_netdev::{Burst, Caps, Device, Gather, LinkState, Packet};
+use fulmar_socket::SocketError;
 use fulmar_tcp::{Emit, EmitError, PathInfo, SegmentOut, WindowBudget};
 
 use crate::config::StackConfig;
@@ -31,6 +33,46 @@ pub struct Net<P: Probe> {
     pub stocks: Stocks,
     /// Looks at the stages.
     pub probe: P,
+}
+
+/// What stands for the device of a stack that has failed.
+struct Gone(Caps);
+
+impl Device for Gone {
+    fn caps(&self) -> &Caps {
+        &self.0
+    }
+
+    fn tx_burst(&mut self, _: Instant, _: &mut Pool, _: &mut Burst, _: &mut Counters) -> usize {
+        0
+    }
+
+    fn rx_burst(
+        &mut self,
+        _: Instant,
+        _: &mut Pool,
+        _: &mut Burst,
+        _: usize,
+        _: &mut Counters,
+    ) -> usize {
+        0
+    }
+
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        None
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn link_state(&self) -> LinkState {
+        LinkState::Gone(SocketError::NetworkDown.errno())
+    }
 }
 
 /// The Ethernet header, which the MTU leaves out.
@@ -100,6 +142,13 @@ impl Link {
     /// be sent: the device hands them to system calls, and nothing on the way has to read them.
     pub fn gathers_in_kernel(&self) -> bool {
         self.gathers_in_kernel
+    }
+
+    /// Takes the device and the frames that wait out of a link that is never used again.
+    pub(crate) fn abandon(&mut self) -> (Box<dyn Device>, Burst, VecDeque<Packet>) {
+        let gone = Box::new(Gone(self.caps));
+        let tx = std::mem::replace(&mut self.tx, Burst::with_capacity(0));
+        (std::mem::replace(&mut self.device, gone), tx, std::mem::take(&mut self.loopback))
     }
 
     /// The device, to look at.

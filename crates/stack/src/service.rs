@@ -13,7 +13,7 @@ use fulmar_base::{Counter, Duration, Outside, Probe, Stage};
 use fulmar_netdev::moderation::Next;
 
 use crate::baton::Role;
-use crate::host::{Host, POLL_BUDGET, lock};
+use crate::host::{Host, POLL_BUDGET, contain, lock};
 use crate::sys;
 use crate::waiter::Waiter;
 
@@ -23,6 +23,10 @@ const TICK: Duration = Duration::from_millis(2);
 
 /// Ticks with the baton in a caller's hands after which the service thread parks.
 const TICKS_BEFORE_PARKING: u32 = 25;
+
+/// The first look for memory that comes home after a failure, and the longest pause between two.
+const FIRST_LOOK: std::time::Duration = std::time::Duration::from_millis(5);
+const LONGEST_PAUSE: std::time::Duration = std::time::Duration::from_millis(500);
 
 /// What a host knows of its service thread.
 #[derive(Default)]
@@ -42,7 +46,8 @@ impl Service {
         }
     }
 
-    fn wake(&self) {
+    /// Out of any sleep that is not on the device.
+    pub fn wake(&self) {
         if let Some(w) = &*lock(&self.waiter) {
             w.wake();
         }
@@ -91,7 +96,15 @@ fn run<P: Probe>(weak: &Weak<Host<P>>) {
             host.tell_time(false);
             return;
         }
-        watchman.turn(&host);
+        if host.has_failed() {
+            host.dismantle();
+            drop(host);
+            return watchman.await_returns(weak);
+        }
+        if contain(|| watchman.turn(&host)).is_none() {
+            // The stack is closed already if the thread had its lock.
+            host.fail();
+        }
     }
 }
 
@@ -148,12 +161,28 @@ impl Watchman {
         self.waiter.reset();
         // Before the look at the baton: who leaves it looks here afterwards.
         host.service.is_parked.store(true, Ordering::SeqCst);
-        if host.baton.is_held_by(Role::Caller) && !host.service.is_stopping() {
+        let is_over = host.service.is_stopping() || host.has_failed();
+        if host.baton.is_held_by(Role::Caller) && !is_over {
             self.waiter.park(None);
             let _ = host.outside().stage(Stage::Slept);
         }
         host.service.is_parked.store(false, Ordering::SeqCst);
         self.held_ticks = 0;
+    }
+
+    /// After a failure: memory that the program gave away, and that a peer on this machine still reads,
+    /// comes home without a word. Looks for it until none is out.
+    fn await_returns<P: Probe>(&self, weak: &Weak<Host<P>>) {
+        let mut pause = FIRST_LOOK;
+        loop {
+            self.waiter.reset();
+            match weak.upgrade() {
+                Some(host) if !host.service.is_stopping() && host.take_returns() > 0 => {}
+                _ => return,
+            }
+            self.waiter.park(Some(pause));
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
     }
 
     /// Polls for everybody, until a caller takes the baton or is seen to run the stack.

@@ -114,7 +114,7 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) templates: Templates,
     pub(crate) rx: Burst,
     /// Joins the segments of a burst; `None`: they stay apart.
-    gro: Option<Gro>,
+    pub(crate) gro: Option<Gro>,
     /// Mean bytes of the frames of the last burst.
     frame_bytes: usize,
     /// Frames taken since the connections were last heard.
@@ -131,7 +131,7 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) handoff: Option<Box<Handoff>>,
     time_wait_timer: Option<TimerId>,
     /// The error of every call once the device is lost.
-    down: Option<SocketError>,
+    pub(crate) down: Option<SocketError>,
 }
 
 /// The sooner one of those that there are.

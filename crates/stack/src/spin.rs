@@ -63,6 +63,8 @@ pub struct Spin {
     next_without: AtomicU32,
     /// The last breath was a yield that may have let somebody run.
     may_have_let_run: AtomicBool,
+    /// There is nothing to look for any more.
+    is_over: AtomicBool,
 }
 
 impl Spin {
@@ -76,6 +78,7 @@ impl Spin {
             without_looking: AtomicU32::new(0),
             next_without: AtomicU32::new(WITHOUT_LOOKING.0),
             may_have_let_run: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
         }
     }
 
@@ -108,11 +111,16 @@ impl Spin {
                 }
                 std::hint::spin_loop();
             }
-            if sys::now() >= until {
+            if sys::now() >= until || self.is_over.load(Relaxed) {
                 break;
             }
         }
         others_ran
+    }
+
+    /// Ends every look, also those to come.
+    pub fn end(&self) {
+        self.is_over.store(true, Relaxed);
     }
 
     /// The poll after a breath has brought frames, or not.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use fulmar_mbuf::{Chain, Mbuf, SharedBytes};
@@ -107,8 +108,10 @@ impl<M: Memory> SharedBytes for Held<M> {
 
 impl<M> Drop for Held<M> {
     fn drop(&mut self) {
-        // First the memory: whoever is told may use it again.
-        self.memory = None;
+        // First the memory: whoever is told may use it again. Its drop is the program's own code, which may
+        // panic on any thread, that of the stack too.
+        let memory = self.memory.take();
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(memory))).map_err(std::mem::forget);
         self.completion.finish();
     }
 }

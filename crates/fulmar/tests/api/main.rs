@@ -11,6 +11,7 @@ mod framed;
 mod ledger;
 mod loan;
 mod options;
+mod panics;
 mod placed_read;
 mod poll;
 mod posted;

@@ -9,10 +9,10 @@ use std::thread;
 use std::time::Duration;
 
 use fulmar::base::Counter;
-use fulmar::{RecvBuf, RecvFlags, RecvRule, Stack, TcpStream, devices};
+use fulmar::{RecvBuf, RecvFlags, RecvRule, Stack, TcpStream, UdpSocket, devices};
 
 use crate::support::landing::{Landing, Orders};
-use crate::support::{buffers_come_home, connection, eventually, pattern, stack, within};
+use crate::support::{B, buffers_come_home, connection, eventually, pattern, stack, within};
 
 /// A sender's stack, and a receiver's whose device places.
 fn stacks() -> (Stack, Stack, Arc<Orders>) {
@@ -241,23 +241,37 @@ fn a_read_that_gives_up_waits_until_a_device_lets_go_of_what_it_placed() {
 }
 
 #[test]
-fn a_read_that_unwinds_has_its_memory_back_and_the_stack_goes_on() {
+fn a_read_that_unwinds_has_its_memory_back_and_nobody_writes_to_it() {
     within(|| {
         let (a, b, orders) = stacks();
-        let (mut c, s) = connection(&a, &b, 80);
+        let (c, s) = connection(&a, &b, 80);
         let mut buf = vec![0x5a; LARGE];
         *orders.panics.lock().unwrap() = Some(thread::current().id());
         let read = catch_unwind(AssertUnwindSafe(|| (&s).read(&mut buf)));
-        assert!(read.is_err() && placed_reads(&b) == 1);
+        assert!(read.is_err());
         assert_eq!(orders.flows.load(Relaxed), 0, "the device has its memory");
-        c.write_all(&pattern(0, 100_000)).unwrap();
-        let (mut got, mut other) = (0, vec![0; LARGE]);
-        while got < 100_000 {
-            let n = (&s).read(&mut other).unwrap();
-            assert!(other[..n] == pattern(got, n)[..]);
-            got += n;
-        }
+        // The stack is down; whatever the peer still sends goes nowhere.
+        let _ = (&c).write(&pattern(0, 100_000));
+        assert_eq!((&s).read(&mut [0; 8]).unwrap_err().raw_os_error(), Some(libc::ENETDOWN));
+        drop(s);
         assert!(buf.iter().all(|b| *b == 0x5a), "somebody wrote to it");
+    });
+}
+
+#[test]
+fn readers_whose_buffers_are_with_the_device_get_them_back_when_another_thread_panics() {
+    within(|| {
+        let (a, b, orders) = stacks();
+        let (c, s) = connection(&a, &b, 80);
+        let reader = reads(s.try_clone().unwrap(), &orders, RecvFlags::NONE);
+        *orders.panics.lock().unwrap() = Some(thread::current().id());
+        let udp = UdpSocket::bind(&b, (B, 53)).unwrap();
+        udp.set_nonblocking(true).unwrap();
+        assert!(catch_unwind(AssertUnwindSafe(|| udp.recv_from(&mut [0; 8]))).is_err());
+        let (n, buf) = reader.join().unwrap();
+        assert_eq!(n.unwrap_err().raw_os_error(), Some(libc::ENETDOWN));
+        let _ = (&c).write(&pattern(0, 100_000));
+        assert!(buf.iter().all(|b| *b == 0), "somebody wrote to it");
     });
 }
 

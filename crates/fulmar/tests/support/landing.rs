@@ -84,6 +84,13 @@ impl Landing {
     }
 }
 
+impl Drop for Landing {
+    fn drop(&mut self) {
+        self.expected.clear();
+        self.count_flows();
+    }
+}
+
 fn copy(bytes: &[u8], pool: &mut Pool) -> Chain {
     let mut c = pool.alloc_chain(bytes.len(), 0, Purpose::Receive).expect("memory");
     c.copy_from(0, bytes);

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub mod faulty;
 pub mod file;
 pub mod landing;
 pub mod pipe;

@@ -685,14 +685,24 @@ impl Drop for Home {
         let head = NonNull::new(remote.swap(closed(), Ordering::Acquire));
         // SAFETY: what hangs on the list was given up by its owners.
         let mut late = unsafe { List::from_head(head) };
+        let end = End(self);
         while let Some(m) = late.pop_front() {
-            self.release(m);
+            end.0.release(m);
         }
+    }
+}
+
+/// Leaves the memory to the last descriptor that is out, also where the drop of an owner panics.
+struct End<'a>(&'a mut Home);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        let home = &mut *self.0;
         // SAFETY: nobody reads `memory` before the count below is settled. The list is closed, so
         // descriptors that are still out settle for themselves; if none is, we are the last.
         unsafe {
-            *(*self.shared.as_ptr()).memory.get() = core::mem::take(&mut self.memory);
-            Shared::settle(self.shared, self.out as isize);
+            *(*home.shared.as_ptr()).memory.get() = core::mem::take(&mut home.memory);
+            Shared::settle(home.shared, home.out as isize);
         }
     }
 }

@@ -16,6 +16,8 @@ pub struct Guard<'a, P: Probe = NoProbe> {
     host: &'a Host<P>,
     shard: Option<MutexGuard<'a, Shard<P>>>,
     mark: Option<Inside>,
+    /// The thread was unwinding when it took the lock: a destructor called the stack.
+    was_panicking: bool,
 }
 
 impl<'a, P: Probe> Guard<'a, P> {
@@ -25,7 +27,7 @@ impl<'a, P: Probe> Guard<'a, P> {
         shard: Option<MutexGuard<'a, Shard<P>>>,
         mark: Inside,
     ) -> Self {
-        Guard { host, shard, mark: Some(mark) }
+        Guard { host, shard, mark: Some(mark), was_panicking: std::thread::panicking() }
     }
 }
 
@@ -45,7 +47,10 @@ impl<P: Probe> Host<P> {
         &'a self,
         mut shard: MutexGuard<'a, Shard<P>>,
     ) -> Option<MutexGuard<'a, Shard<P>>> {
-        self.drain_inbox(&mut shard);
+        if !self.drain_inbox(&mut shard) {
+            drop(shard);
+            return None;
+        }
         if shard.has_people_to_tell() {
             return Some(shard);
         }
@@ -60,7 +65,9 @@ impl<P: Probe> Host<P> {
         let (mut returned, mut received) = (Returned::new(), Received::default());
         let mut held = Some(shard);
         while let Some(mut shard) = held {
-            self.drain_inbox(&mut shard);
+            if !self.drain_inbox(&mut shard) {
+                break;
+            }
             let (wakes, told) = (shard.take_wakes(), shard.take_told());
             shard.take_returned(&mut returned);
             received.append(shard.take_received());
@@ -91,6 +98,11 @@ impl<P: Probe> std::ops::DerefMut for Guard<'_, P> {
 impl<P: Probe> Drop for Guard<'_, P> {
     #[inline]
     fn drop(&mut self) {
+        if std::thread::panicking() && !self.was_panicking {
+            // Before the release, so that nobody uses the shard.
+            self.host.fail();
+            return;
+        }
         match (self.shard.take(), self.mark.take()) {
             (Some(shard), Some(mark)) => self.host.let_go(shard, mark),
             // The lock was another's.

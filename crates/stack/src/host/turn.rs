@@ -32,6 +32,7 @@ pub(super) struct Turn<'a, 'f, P: Probe> {
     has_baton: bool,
     /// The last wait was a breath between two polls.
     has_breathed: bool,
+    was_panicking: bool,
     _mark: Waiting,
 }
 
@@ -46,7 +47,15 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
         let mark = host.bit.start_waiting().ok_or(SocketError::WouldBlock)?;
         shard.start_waiting(now);
         let waiter = Waiter::current();
-        Ok(Turn { host, waiter, waits_for, has_baton: false, has_breathed: false, _mark: mark })
+        Ok(Turn {
+            host,
+            waiter,
+            waits_for,
+            has_baton: false,
+            has_breathed: false,
+            was_panicking: std::thread::panicking(),
+            _mark: mark,
+        })
     }
 
     /// The poll after the last wait brought so many frames.
@@ -167,6 +176,10 @@ impl<P: Probe> Drop for Turn<'_, '_, P> {
     fn drop(&mut self) {
         // The wake-up of another thread takes locks that a signal handler must not meet.
         let _mark = self.host.bit.enter();
+        if std::thread::panicking() && !self.was_panicking {
+            // It is still on the lists of those who wait.
+            self.host.fail();
+        }
         if self.has_baton {
             self.host.baton.leave(Role::Caller);
         }

@@ -183,3 +183,31 @@ fn only_what_a_send_queue_gives_up_is_undelivered() {
     assert_eq!(*bytes.why.lock().unwrap(), [7, 7, 0, 0]);
     assert_all_home(&mut pool);
 }
+
+/// An owner whose drop has a bug.
+struct Thorn;
+
+impl External for Thorn {
+    fn bytes(&self) -> &[u8] {
+        &[9; 16]
+    }
+}
+
+impl Drop for Thorn {
+    fn drop(&mut self) {
+        std::panic::resume_unwind(Box::new("a bug"));
+    }
+}
+
+#[test]
+fn an_owner_whose_drop_panics_takes_no_memory_away_from_mbufs_that_are_out() {
+    let mut pool = Pool::new(PoolConfig::with_budget(4 << 20)).unwrap();
+    let mut out = pool.alloc(3, 0, Purpose::Send).unwrap();
+    out.append(3).unwrap().copy_from_slice(b"abc");
+    for _ in 0..3 {
+        drop(pool.external(Box::new(Thorn), Purpose::Send).unwrap());
+    }
+    let ended = std::panic::AssertUnwindSafe(|| drop(pool));
+    assert!(std::panic::catch_unwind(ended).is_err());
+    assert_eq!(out.as_slice(), b"abc");
+}
