@@ -349,7 +349,7 @@ fn a_panic_in_one_shard_takes_down_all_shards_of_its_stack_and_wakes_whoever_wai
     within(|| {
         for call in [Call::Tx, Call::Rx] {
             let [mut near, far] = wires([0, 1]);
-            let (faulty, bug) = Faulty::new(near.pop().unwrap());
+            let (faulty, bug) = Faulty::around(near.pop().unwrap());
             near.push(faulty);
             let (a, _b) = (stack(1, near), stack(2, far));
             let [zero, one] = [0, 1].map(|n| a.on_shard(n).unwrap());

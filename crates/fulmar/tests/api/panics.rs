@@ -37,7 +37,7 @@ fn piped() -> [Box<dyn Device>; 2] {
 /// A stack over a device with a bug, and its peer.
 fn stacks(devices: [Box<dyn Device>; 2], config: ModerationConfig) -> (Stack, Stack, Arc<Bug>) {
     let [a, b] = devices;
-    let (a, bug) = Faulty::new(a);
+    let (a, bug) = Faulty::around(a);
     let a = stack(1, a, |s| s.exit_drain(PATIENCE).moderation(config));
     (a, stack(2, b, |s| s.exit_drain(Duration::ZERO)), bug)
 }

@@ -79,7 +79,9 @@ pub fn quiet() {
     ONCE.call_once(|| {
         let others = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            if info.payload_as_str() != Some(MESSAGE) {
+            let said = info.payload();
+            let text = said.downcast_ref::<String>().map(String::as_str);
+            if text.or(said.downcast_ref::<&str>().copied()) != Some(MESSAGE) {
                 others(info);
             }
         }));
@@ -93,7 +95,7 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    pub fn new(inner: Box<dyn Device>) -> (Box<dyn Device>, Arc<Bug>) {
+    pub fn around(inner: Box<dyn Device>) -> (Box<dyn Device>, Arc<Bug>) {
         let bug = Arc::new(Bug::default());
         (Box::new(Faulty { inner, bug: Arc::clone(&bug) }), bug)
     }
