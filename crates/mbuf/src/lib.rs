@@ -40,6 +40,8 @@ extern crate alloc;
 mod chain;
 mod home;
 mod mbuf;
+#[cfg(all(test, fulmar_loom))]
+mod models;
 mod pool;
 mod posted;
 mod raw;
@@ -47,6 +49,7 @@ mod recv_queue;
 mod send_queue;
 mod storage;
 mod sums;
+mod sync;
 mod sys;
 #[cfg(test)]
 mod testkit;

@@ -34,12 +34,13 @@ use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
 use core::ptr::{self, NonNull};
 use core::slice;
-use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 
 use fulmar_wire::checksum::{UNIT_BYTES, UnitSum};
 
 use crate::home::Memory;
 use crate::storage::{EXTERNAL, Purpose, ZEROES};
+use crate::sync::{AtomicIsize, AtomicPtr, AtomicU32};
 
 pub(crate) type Link = Option<NonNull<Desc>>;
 
@@ -80,6 +81,7 @@ pub(crate) struct Storage {
     pub(crate) purpose: Purpose,
 }
 
+#[cfg(not(fulmar_loom))]
 const _: () = assert!(size_of::<Storage>() == 32);
 
 /// What a pool and its mbufs on other threads have in common.

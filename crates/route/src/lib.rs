@@ -21,6 +21,7 @@ mod neighbour;
 mod next_hop;
 mod ranges;
 mod raw;
+mod sync;
 mod table;
 
 pub use fib::{Fib, FibBytes, FibError, FibReader, Key, MAX_ANSWER};

@@ -10,7 +10,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 
 use fulmar_wire::checksum::{UNIT_BYTES, UnitSum};
 
@@ -24,6 +24,7 @@ use crate::storage::{
     CLASSES, EXTERNAL, External, KERNEL_ONLY, LENT, Lender, Purpose, SLAB_BYTES, SharedBytes,
     ZEROES,
 };
+use crate::sync::{AtomicIsize, AtomicPtr, AtomicU32};
 use crate::sys::{Backing, Region};
 use crate::volatile::VolatileSlice;
 

@@ -2,7 +2,9 @@
 
 #![forbid(unsafe_code)]
 
-use core::sync::atomic::{AtomicU64, Ordering, fence};
+use core::sync::atomic::Ordering;
+
+use crate::sync::{AtomicU64, fence};
 
 /// Counts changes. On a line of its own: it is the one word that every look-up reads and every change
 /// writes.
@@ -38,5 +40,61 @@ impl Changes {
     pub(super) fn count(&self) {
         let count = self.0.load(Ordering::Relaxed);
         self.0.store(count.wrapping_add(1), Ordering::Release);
+    }
+}
+
+#[cfg(all(test, fulmar_loom))]
+mod models {
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    /// A slot and two blocks, read and written as tables read and write theirs.
+    struct Table {
+        changes: Changes,
+        slot: AtomicU32,
+        blocks: [[AtomicU64; 2]; 2],
+    }
+
+    impl Table {
+        /// As `Places::set` and what is around it: the words of a block that is free, the slot, the count.
+        fn change(&self, block: usize, value: u64) {
+            self.changes.fence();
+            self.blocks[block].iter().for_each(|word| word.store(value, Ordering::Relaxed));
+            self.slot.swap(block as u32, Ordering::Release);
+            self.changes.count();
+        }
+
+        /// One attempt of a look-up; `None`: it is to be done again.
+        fn look_up(&self) -> Option<[u64; 2]> {
+            let before = self.changes.before();
+            let block = self.slot.load(Ordering::Acquire) as usize;
+            let words = [0, 1].map(|i| self.blocks[block][i].load(Ordering::Relaxed));
+            self.changes.is_still(before).then_some(words)
+        }
+    }
+
+    #[test]
+    fn no_reader_takes_a_block_that_is_written_again_for_an_answer() {
+        loom::model(|| {
+            let word = AtomicU64::new;
+            let table = Arc::new(Table {
+                changes: Changes::default(),
+                slot: AtomicU32::new(0),
+                blocks: [[word(1), word(1)], [word(0), word(0)]],
+            });
+            let readers = Arc::clone(&table);
+            let reader = loom::thread::spawn(move || {
+                if let Some([a, b]) = readers.look_up() {
+                    assert!(a == b && (1..=3).contains(&a), "{a} {b}");
+                }
+            });
+            table.change(1, 2);
+            // Into the block that the first change has freed.
+            table.change(0, 3);
+            reader.join().expect("a reader");
+            assert_eq!(table.look_up(), Some([3, 3]));
+        });
     }
 }

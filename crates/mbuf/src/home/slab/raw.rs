@@ -4,13 +4,13 @@
 
 use alloc::boxed::Box;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::AtomicU32;
 
 use fulmar_wire::checksum::UnitSum;
 
 use crate::home::raw::NO_SLAB;
 use crate::raw::Storage;
 use crate::storage::{CLASS_BYTES, Purpose, SLAB_BYTES};
+use crate::sync::AtomicU32;
 use crate::sys::Region;
 
 /// 2 MiB cut into blocks of one class.
