@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fulmar_lab::simulation::{Case, Feature, Summary, run_many};
+use fulmar_lab::simulation::{Case, Feature, Summary, run, run_many};
 
 const FIRST: u64 = 1;
 const SEEDS: u64 = 3_000;
@@ -54,4 +54,34 @@ fn every_seed_holds_every_promise() {
     // Scenarios that do nothing would hold every promise too.
     assert!(total.bytes > seeds * 10_000 && total.connections > seeds);
     assert!(total.retransmitted_bytes > 0 && total.timeouts > 0 && total.errors > 0);
+}
+
+fn holds(case: Case) {
+    if let Err(failure) = run(case) {
+        panic!("{failure}");
+    }
+}
+
+#[test]
+#[ignore = "the receive window is offered beyond what storage takes"]
+fn small_segments_to_a_reader_that_pauses_do_not_stall() {
+    holds(Case::network(900_044_798));
+}
+
+#[test]
+#[ignore = "the receive window is offered beyond what storage takes"]
+fn small_segments_to_a_reader_that_pauses_do_not_time_out() {
+    holds(Case::network(900_052_463));
+}
+
+#[test]
+#[ignore = "writers without memory poll"]
+fn writers_without_memory_do_not_poll() {
+    holds(Case::network(900_059_903));
+}
+
+#[test]
+#[ignore = "a refused acknowledgement changes TS.Recent"]
+fn a_forged_timestamp_does_not_shut_the_peer_out() {
+    holds(Case::swarm(49));
 }

@@ -3,15 +3,16 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Duration, EtherAddr};
+use fulmar_base::{Counter, Duration, EtherAddr};
 use fulmar_drivers::link::LinkConfig;
 use fulmar_tcp::State;
 
-use super::attack::{Attacker, Flow, Numbers, Target, View};
+use super::attack::{AttackKind, Attacker, Flow, Numbers, Target, View};
+use super::case::Feature;
 use super::gate::lock;
 use super::oracle::Violation;
 use super::scenario::Scenario;
-use super::world::{SERVER_PORT, START, World, address};
+use super::world::{SERVER_PORT, START, Side, World, address};
 
 /// Between two looks at the storage in use, steps.
 const BUDGET_STEPS: u64 = 64;
@@ -86,6 +87,9 @@ impl World {
         for flow in 0..self.bounds.len() {
             let Some(within) = self.bounds[flow] else { continue };
             let Some(since) = self.ends[2 * flow].began_at else { continue };
+            if self.ends[2 * flow].may_fail {
+                continue;
+            }
             let is_open = self.ends[2 * flow..][..2].iter().any(|e| !e.is_done());
             let took = self.now.since(since);
             if !is_open {
@@ -97,6 +101,28 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// A listener that answers with SYN cookies keeps nothing of a connection. Where the ACK that carries the
+    /// cookie back is lost, and whatever else the peer sends until the cookie is too old, the peer waits or
+    /// is reset, and nobody has done wrong.
+    pub(super) fn watch_cookies(&mut self) {
+        let s = &self.scenario;
+        let loses = s.may_be_absent()
+            || s.has_attack(AttackKind::Neighbours)
+            || s.swarm.features.has(Feature::SmallPools);
+        if !loses || !s.case.is_swarm {
+            return;
+        }
+        let sends = |side: &Side| side.shard.counters().value(Counter::TcpSynCookiesSent) > 0;
+        let sends = self.sides.each_ref().map(sends);
+        for flow in 0..s.flows.len() {
+            if self.ends[2 * flow].error.is_none() {
+                let passive = &self.ends[2 * flow + 1];
+                let is_lost = passive.is_unborn() && sends[passive.station];
+                self.ends[2 * flow].may_fail = s.may_fail(flow) || is_lost;
+            }
+        }
     }
 
     /// Storage in use stays within the budget.

@@ -183,6 +183,7 @@ impl World {
                 self.turn(i)?;
             }
             self.watch_flows()?;
+            self.watch_cookies();
             self.watch_service()?;
             self.watch_budget()?;
         }
@@ -419,7 +420,9 @@ impl World {
         flows.filter(|f| self.scenario.port_of(*f) == port).map(|f| 2 * f + 1).find(|e| {
             let opener = &self.ends[e - 1];
             let from = address(self.scenario.v6, opener.station);
-            self.ends[*e].station == i && self.ends[*e].is_unborn() && peer.ip() == from
+            let begun = opener.began_at.is_some();
+            let unborn = self.ends[*e].is_unborn();
+            self.ends[*e].station == i && unborn && begun && peer.ip() == from
         })
     }
 
