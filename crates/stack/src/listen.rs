@@ -488,3 +488,24 @@ impl<P: Probe> Shard<P> {
 pub(crate) fn is_ack(flags: tcp::Flags) -> bool {
     flags.contains(tcp::Flags::ACK) && !flags.intersects(tcp::Flags::SYN | tcp::Flags::RST)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_embryos_of_a_full_syn_queue_take_two_megabytes() {
+        let embryos = ListenOptions::default().embryo_limit();
+        let bytes = embryos * size_of::<TcpEntry>();
+        assert!(bytes <= 2 << 20, "{bytes} bytes");
+    }
+
+    #[test]
+    fn the_syn_queue_is_as_long_as_the_backlog_unless_that_is_very_short() {
+        let limit = |backlog, syn_backlog| {
+            ListenOptions { backlog, syn_backlog, ..ListenOptions::default() }.embryo_limit()
+        };
+        assert_eq!([limit(1, None), limit(8, None), limit(300, None)], [8, 8, 300]);
+        assert_eq!([limit(300, Some(0)), limit(300, Some(5))], [1, 5]);
+    }
+}
