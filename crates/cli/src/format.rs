@@ -59,6 +59,21 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     std::iter::once(line(&head)).chain(rows.iter().map(|r| line(r))).collect()
 }
 
+/// Whether a terminal shows the character, and does nothing else: no control characters, and none that
+/// change the direction of what follows.
+pub fn is_shown(c: char) -> bool {
+    let turns =
+        matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    !c.is_control() && !turns
+}
+
+/// A text from elsewhere for a terminal.
+pub fn printable(text: &str) -> String {
+    let escape =
+        |c: char| if is_shown(c) { String::from(c) } else { c.escape_default().to_string() };
+    text.chars().map(escape).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

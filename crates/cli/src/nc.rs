@@ -209,7 +209,15 @@ fn send_input(mut stream: TcpStream, activity: &Activity) -> Outcome {
     let mut chunk = vec![0; CHUNK_BYTES];
     let mut input = io::stdin().lock();
     loop {
-        let n = input.read(&mut chunk).during("cannot read standard input")?;
+        let n = match input.read(&mut chunk) {
+            Ok(n) => n,
+            Err(e) => {
+                // The peer must not take this for the end of the input.
+                let _ = stream.set_linger(Some(Duration::ZERO));
+                let _ = stream.shutdown(Shutdown::Read);
+                return Err(Failure::io("cannot read standard input", &e));
+            }
+        };
         if n == 0 {
             // Fails only where the peer has broken the connection, which the reader reports.
             let _ = stream.shutdown(Shutdown::Write);

@@ -5,7 +5,7 @@
 //! and routes below.
 
 use crate::failure::{Failure, Outcome};
-use crate::format::{bytes, table};
+use crate::format::{bytes, is_shown, printable, table};
 use fulmar::control;
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -31,9 +31,13 @@ pub struct Args {
 pub fn run(args: &Args) -> Outcome<ExitCode> {
     let stacks: Vec<Value> = documents().into_iter().filter(|d| is_wanted(args, d)).collect();
     let text = if args.json {
-        format!("{:#}\n", Value::Array(stacks.clone()))
+        escaped_json(&format!("{:#}\n", Value::Array(stacks.clone())))
     } else {
-        stacks.iter().map(|d| render(d, args.counters)).collect::<Vec<_>>().join("\n")
+        stacks
+            .iter()
+            .map(|d| render(&printable_value(d), args.counters))
+            .collect::<Vec<_>>()
+            .join("\n")
     };
     // A closed pipe (`fulmar stat | head`) is no error of ours.
     let _ = io::stdout().write_all(text.as_bytes());
@@ -52,6 +56,9 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
 /// What every stack that answers says; one that does not is named on standard error.
 pub fn documents() -> Vec<Value> {
     let mut found = Vec::new();
+    for directory in control::foreign_directories() {
+        eprintln!("fulmar: {} is not this user's alone: not looked into", directory.display());
+    }
     for door in control::doors() {
         let answer = control::ask(&door).map(|d| d.map(|text| serde_json::from_str(&text)));
         match answer {
@@ -62,6 +69,25 @@ pub fn documents() -> Vec<Value> {
         }
     }
     found
+}
+
+/// The same with strings that a terminal shows and does not obey: names come from other programs.
+fn printable_value(value: &Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(printable(text)),
+        Value::Array(all) => all.iter().map(printable_value).collect(),
+        Value::Object(all) => all.iter().map(|(k, v)| (printable(k), printable_value(v))).collect(),
+        other => other.clone(),
+    }
+}
+
+/// JSON escapes only what is below a space; some terminals obey DEL and what follows it as well.
+fn escaped_json(text: &str) -> String {
+    let escape = |c: char| match is_shown(c) || c == '\n' {
+        true => String::from(c),
+        false => format!("\\u{:04x}", u32::from(c)),
+    };
+    text.chars().map(escape).collect()
 }
 
 fn is_wanted(args: &Args, document: &Value) -> bool {
@@ -268,6 +294,20 @@ neighbours
     #[test]
     fn a_document_of_another_version_is_still_shown() {
         assert_eq!(render(&json!({}), true), "-, process -, -, \n\ndrops\n  none\n");
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_shown_escaped() {
+        let evil = "a\u{1b}]0;x\u{7}\nb\u{9b}31m\u{202e}\u{7f}";
+        let document = json!({ "name": evil, "pid": 1, "pool": { evil: evil } });
+        let text = render(&printable_value(&document), false);
+        let is_plain = |text: &str| text.chars().all(|c| c == '\n' || is_shown(c));
+        assert!(is_plain(&text), "{text:?}");
+        // No line of its own.
+        assert!(text.starts_with(r"a\u{1b}]0;x\u{7}\nb\u{9b}31m"), "{text}");
+        let json = escaped_json(&format!("{document:#}"));
+        assert!(is_plain(&json), "{json:?}");
+        assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), document);
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! `fulmar send` and `fulmar recv`: a file as plain bytes over one connection, ended by its end,
 //! so that any program that reads or writes a socket can stand on the other side. Both print the
 //! SHA-256 of what passed.
+//!
+//! The end of the stream says that the file is whole. Whatever goes wrong before it resets the
+//! connection (RFC 9293 section 3.10.5: ABORT), so that the other side fails as well: the file cannot be
+//! read or written, has not the size that it had at the start, or the user ends the command.
 
 use crate::device::{Session, StackArgs};
 use crate::failure::{During, Failure, Outcome};
@@ -161,14 +165,20 @@ fn receive(from: &TcpStream, to: &mut dyn Write, tally: &mut Tally) -> Result<()
     Ok(())
 }
 
-/// Sends a file from its own pages and sums what went, which is in memory by then.
-fn send_file(file: &File, to: &TcpStream, tally: &mut Tally) -> Result<(), CopyError> {
+/// Sends the `expected` bytes of a file from its own pages and sums what went, which is in memory by
+/// then.
+fn send_file(
+    file: &File,
+    expected: u64,
+    to: &TcpStream,
+    tally: &mut Tally,
+) -> Result<(), CopyError> {
     let mut chunk = vec![0; CHUNK_BYTES];
-    loop {
+    while tally.bytes < expected {
         let at = tally.bytes;
-        let sent = to.send_file(file, at..at.saturating_add(SLICE_BYTES), &[], &[]);
-        let n = match sent {
-            Ok(0) => return Ok(()),
+        let end = at.saturating_add(SLICE_BYTES).min(expected);
+        let n = match to.send_file(file, at..end, &[], &[]) {
+            Ok(0) => return Err(CopyError::Resized { expected, found: at }),
             Ok(n) => n,
             Err(e) => {
                 tally.bytes += e.sent;
@@ -178,9 +188,21 @@ fn send_file(file: &File, to: &TcpStream, tally: &mut Tally) -> Result<(), CopyE
         while tally.bytes < at + n {
             let left = (at + n - tally.bytes).min(CHUNK_BYTES as u64) as usize;
             let part = &mut chunk[..left];
-            file.read_exact_at(part, tally.bytes).map_err(CopyError::Read)?;
+            file.read_exact_at(part, tally.bytes).map_err(|e| match e.kind() {
+                io::ErrorKind::UnexpectedEof => CopyError::Resized { expected, found: tally.bytes },
+                _ => CopyError::Read(e),
+            })?;
             tally.add(part);
         }
+    }
+    check_size(file, expected)
+}
+
+/// A file that is longer (or shorter) now was not sent whole.
+fn check_size(file: &File, expected: u64) -> Result<(), CopyError> {
+    match file.metadata().map_err(CopyError::Read)?.len() {
+        found if found == expected => Ok(()),
+        found => Err(CopyError::Resized { expected, found }),
     }
 }
 
@@ -189,6 +211,11 @@ fn send_file(file: &File, to: &TcpStream, tally: &mut Tally) -> Result<(), CopyE
 enum CopyError {
     Read(io::Error),
     Write(io::Error),
+    /// The file to be read had so many bytes at the start, and has another number now.
+    Resized {
+        expected: u64,
+        found: u64,
+    },
 }
 
 impl CopyError {
@@ -197,8 +224,24 @@ impl CopyError {
         let (what, error) = match self {
             CopyError::Read(e) => (read, e),
             CopyError::Write(e) => (write, e),
+            CopyError::Resized { expected, found } => {
+                return Failure::new(format!(
+                    "{read} after {} bytes: it had {expected} bytes at the start and has {found} \
+                     now; send it again when nobody writes to it",
+                    tally.bytes
+                ));
+            }
         };
         Failure::io(format_args!("{what} after {} bytes", tally.bytes), error)
+    }
+
+    /// The same for a receiver, which also says what is left in `file`.
+    fn failure_of_receiver(&self, file: &Path, tally: &Tally) -> Failure {
+        let failure =
+            self.failure("cannot receive", &format!("cannot write {}", file.display()), tally);
+        let place =
+            if is_standard(file) { "what was written".into() } else { file.display().to_string() };
+        Failure::new(format!("{failure}; {place} is incomplete: do not use it"))
     }
 }
 
@@ -208,8 +251,8 @@ fn is_standard(file: &Path) -> bool {
 
 /// Where the bytes come from.
 enum Source {
-    /// A file that has a size; when it was last written to.
-    File(File, Option<SystemTime>),
+    /// A file that has a size: it, and when it was last written to.
+    File(File, u64, Option<SystemTime>),
     /// Standard input, a pipe, a device.
     Stream(Box<dyn Read>),
 }
@@ -224,8 +267,10 @@ fn open_source(file: &Path) -> Outcome<(Source, Option<u64>)> {
     if about.is_dir() {
         return Err(Failure::io(what(), &io::Error::from_raw_os_error(libc::EISDIR)));
     }
-    if about.is_file() {
-        return Ok((Source::File(open, about.modified().ok()), Some(about.len())));
+    // Those of /proc have no size, but bytes.
+    if about.is_file() && about.len() > 0 {
+        let bytes = about.len();
+        return Ok((Source::File(open, bytes, about.modified().ok()), Some(bytes)));
     }
     Ok((Source::Stream(Box::new(open)), None))
 }
@@ -233,7 +278,7 @@ fn open_source(file: &Path) -> Outcome<(Source, Option<u64>)> {
 impl Source {
     fn send(&mut self, to: &mut TcpStream, tally: &mut Tally) -> Result<(), CopyError> {
         match self {
-            Source::File(file, _) => send_file(file, to, tally),
+            Source::File(file, expected, _) => send_file(file, *expected, to, tally),
             Source::Stream(from) => copy(from, to, tally),
         }
     }
@@ -241,7 +286,7 @@ impl Source {
     /// A file is read once to be sent and once for its sum.
     fn has_changed(&self) -> bool {
         match self {
-            Source::File(file, before) => {
+            Source::File(file, _, before) => {
                 file.metadata().and_then(|m| m.modified()).ok() != *before
             }
             Source::Stream(_) => false,
@@ -266,9 +311,14 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
     let session = args.stack.open()?;
     let mut stream = connect_any(&session, &addresses, None, CONNECT_TIMEOUT)?;
     let mut tally = Tally::new(expected);
+    // Until all of it is accepted, an end of any kind is a reset, Ctrl-C included.
+    stream.set_linger(Some(Duration::ZERO)).during("cannot set the linger time")?;
     source.send(&mut stream, &mut tally).map_err(|e| {
-        e.failure(&format!("cannot read {}", args.file.display()), "cannot send", &tally)
+        let failure =
+            e.failure(&format!("cannot send {}", args.file.display()), "cannot send", &tally);
+        Failure::new(format!("{failure}; the connection was reset"))
     })?;
+    stream.set_linger(None).during("cannot set the linger time")?;
     finish(&stream).during("the end of the file was not confirmed")?;
     tally.report("sent");
     if source.has_changed() {
@@ -309,15 +359,16 @@ pub fn recv(args: &RecvArgs) -> Outcome<ExitCode> {
     end_in_order()?;
     let session = args.stack.open_as(args.listen.is_some())?;
     let mut stream = reach_sender(args, &session)?;
+    // A receiver that fails must not look like one that has everything.
+    stream.set_linger(Some(Duration::ZERO)).during("cannot set the linger time")?;
     let mut tally = Tally::new(None);
     let copied = match args.no_posted {
         true => copy(&mut stream, &mut sink, &mut tally),
         false => receive(&stream, &mut sink, &mut tally),
     };
     let copied = copied.and_then(|()| sink.flush().map_err(CopyError::Write));
-    copied.map_err(|e| {
-        e.failure("cannot receive", &format!("cannot write {}", args.file.display()), &tally)
-    })?;
+    copied.map_err(|e| e.failure_of_receiver(&args.file, &tally))?;
+    stream.set_linger(None).during("cannot set the linger time")?;
     drop(stream);
     tally.report("received");
     tell_way(session.stack(), args.no_posted);
@@ -391,6 +442,24 @@ mod tests {
         assert!(matches!(error, CopyError::Write(_)));
         let text = error.failure("cannot read", "cannot send", &tally).to_string();
         assert!(text.starts_with("cannot send after 0 bytes: "), "{text}");
+    }
+
+    #[test]
+    fn a_file_of_another_size_is_told_with_both_sizes() {
+        let tally = Tally::new(Some(9));
+        let error = CopyError::Resized { expected: 9, found: 4 };
+        let text = error.failure("cannot send f", "cannot send", &tally).to_string();
+        assert!(text.contains("had 9 bytes at the start and has 4 now"), "{text}");
+        let text = CopyError::Read(io::Error::from_raw_os_error(libc::ECONNRESET))
+            .failure_of_receiver(Path::new("copy"), &tally)
+            .to_string();
+        assert!(text.ends_with("copy is incomplete: do not use it"), "{text}");
+    }
+
+    #[test]
+    fn a_file_without_a_size_is_read_as_a_stream() {
+        let (source, expected) = open_source(Path::new("/proc/self/status")).unwrap();
+        assert!(matches!(source, Source::Stream(_)) && expected.is_none());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Two processes of the command, joined by shared memory: no kernel network, no rights.
 
 use sha2::{Digest, Sha256};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -160,4 +161,64 @@ fn a_receiver_that_is_killed_ends_the_sender_with_a_sentence() {
 #[test]
 fn a_sender_that_is_killed_ends_the_receiver_with_a_sentence() {
     kill_one("kill-sender", false);
+}
+
+/// Sends a file whose size `changes` while the receiver is slow. Both must fail and say why.
+fn resize(test: &str, changes: impl FnOnce(&File)) -> String {
+    let path = std::env::temp_dir().join(format!("fulmar-test-{test}-{}", std::process::id()));
+    let file = File::create(&path).expect("a temporary file");
+    file.set_len(256 << 20).expect("holes");
+    let device = device(test);
+    let mut receiver = listener(&device, "recv - -l 8000");
+    let sender = Process::start(&device, &format!("send {} 10.77.0.1:8000", path.display()));
+    let mut output = receiver.0.stdout.take().expect("a pipe");
+    output.read_exact(&mut vec![0; 1 << 20]).expect("the transfer runs");
+    changes(&file);
+    let reader = thread::spawn(move || io::copy(&mut output, &mut io::sink()));
+    let (sent, said) = sender.end();
+    let (received, heard) = receiver.end();
+    reader.join().expect("the reader ends").expect("readable");
+    std::fs::remove_file(&path).expect("it is there");
+    assert!(!sent && said.contains("the connection was reset"), "{said}");
+    assert!(!received && heard.contains("is incomplete"), "{heard}");
+    said
+}
+
+#[test]
+fn a_file_that_shrinks_while_it_is_sent_fails_on_both_sides() {
+    let said = resize("shrinks", |file| file.set_len(8 << 20).expect("shorter"));
+    assert!(said.contains("had 268435456 bytes at the start"), "{said}");
+}
+
+#[test]
+fn a_file_that_grows_while_it_is_sent_fails_on_both_sides() {
+    let said = resize("grows", |file| file.set_len((256 << 20) + 1).expect("longer"));
+    assert!(said.contains("and has 268435457 now"), "{said}");
+}
+
+#[test]
+fn a_file_that_cannot_be_read_fails_on_both_sides() {
+    let device = device("unreadable");
+    let receiver = listener(&device, "recv - -l 8000");
+    // No page is mapped at its beginning.
+    let sender = Process::start(&device, "send /proc/self/mem 10.77.0.1:8000");
+    let ((sent, said), (received, heard)) = (sender.end(), receiver.end());
+    assert!(!sent && said.contains("the connection was reset"), "{said}");
+    assert!(!received && heard.contains("is incomplete"), "{heard}");
+}
+
+#[test]
+fn a_sender_that_is_interrupted_fails_on_both_sides() {
+    let device = device("interrupted");
+    let mut receiver = listener(&device, "recv - -l 8000");
+    let mut sender = Process::start(&device, "send - 10.77.0.1:8000");
+    let mut input = sender.0.stdin.take().expect("a pipe");
+    input.write_all(&[7; 1 << 16]).expect("the sender reads");
+    let mut output = receiver.0.stdout.take().expect("a pipe");
+    output.read_exact(&mut [0; 1]).expect("the transfer runs");
+    let id = sender.0.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().expect("kill").success());
+    let (received, heard) = receiver.end();
+    assert!(!received && heard.contains("is incomplete"), "{heard}");
+    assert!(!sender.end().0);
 }

@@ -5,21 +5,29 @@
 //! removed with the stack. A process that was killed leaves its socket behind; whoever finds that
 //! nobody answers removes it ([`ask`]).
 //!
+//! Both sides trust the file system and nothing else: the directory and the socket must belong to the
+//! user and be closed to all others, so that only the user's own processes are asked and may ask. Even
+//! these are waited for a bounded time, and believed up to [`MAX_DOCUMENT_BYTES`].
+//!
 //! A thread sleeps in `accept` and costs nothing until somebody asks. To end, the door knocks on
 //! itself.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, Metadata};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long a side waits for the other: a document is a few KiB, so this is a stopped process.
+/// How long a side waits for the other in all: a document is a few KiB, so this is a stopped process.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest document that is read: that of a stack with hundreds of thousands of sockets.
+pub const MAX_DOCUMENT_BYTES: usize = 256 << 20;
+/// Bytes per read of a document.
+const READ_BYTES: usize = 64 * 1024;
 /// Stacks of one process that may have a door.
 const DOORS_PER_PROCESS: u32 = 64;
 /// The thread formats one document and does nothing deep.
@@ -40,9 +48,10 @@ pub fn directories() -> Vec<PathBuf> {
     runtime.into_iter().chain([PathBuf::from("/run/fulmar")]).chain(own).collect()
 }
 
-/// The doors of every directory, whether anybody stands behind them or not.
+/// The doors of every directory that is the user's alone, whether anybody stands behind them or not.
 pub fn doors() -> Vec<PathBuf> {
-    let entries = directories().into_iter().filter_map(|d| fs::read_dir(d).ok()).flatten();
+    let own = directories().into_iter().filter(|d| check_directory(d).is_ok());
+    let entries = own.filter_map(|d| fs::read_dir(d).ok()).flatten();
     let mut found: Vec<PathBuf> = entries
         .filter_map(|e| e.ok().map(|e| e.path()))
         .filter(|p| p.extension().is_some_and(|x| x == "sock"))
@@ -51,13 +60,24 @@ pub fn doors() -> Vec<PathBuf> {
     found
 }
 
+/// The directories that exist and are not looked into, since others own them or may enter them.
+pub fn foreign_directories() -> Vec<PathBuf> {
+    let is_foreign = |d: &PathBuf| fs::symlink_metadata(d).is_ok() && check_directory(d).is_err();
+    directories().into_iter().filter(is_foreign).collect()
+}
+
 /// The document behind a door. `None`: nobody is there any more; the stale socket was removed.
 ///
 /// # Errors
-/// What connecting or reading failed with: no permission, or a process that does not answer
-/// within two seconds.
+/// What connecting or reading failed with: no permission (also if the socket is another user's), or a
+/// process that does not answer within two seconds, or not with a document of a possible length.
 pub fn ask(door: &Path) -> io::Result<Option<String>> {
-    let mut stream = match UnixStream::connect(door) {
+    match fs::symlink_metadata(door) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        found => check_owner(&found?)?,
+    }
+    let deadline = Instant::now() + PATIENCE;
+    let stream = match connect(door) {
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
             // Only its owner can remove it, and only they need to.
             let _ = fs::remove_file(door);
@@ -66,10 +86,51 @@ pub fn ask(door: &Path) -> io::Result<Option<String>> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other?,
     };
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let mut document = String::new();
-    stream.read_to_string(&mut document)?;
+    let document = read_document(stream, deadline, MAX_DOCUMENT_BYTES)?;
     Ok((!document.is_empty()).then_some(document))
+}
+
+/// Connects, or gives up after [`PATIENCE`]: with a full backlog the kernel would wait for ever. What
+/// waits then is a thread, which ends with the other process.
+fn connect(door: &Path) -> io::Result<UnixStream> {
+    let (tell, hear) = mpsc::channel();
+    let door = door.to_owned();
+    let name = thread::Builder::new().name("fulmar-ask".to_owned());
+    name.stack_size(THREAD_STACK_BYTES).spawn(move || {
+        fulmar_stack::block_signals();
+        let _ = tell.send(UnixStream::connect(door));
+    })?;
+    hear.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// Reads to the end of the stream, at most until `deadline` and `most_bytes`.
+fn read_document(
+    mut stream: UnixStream,
+    deadline: Instant,
+    most_bytes: usize,
+) -> io::Result<String> {
+    let (mut document, mut chunk) = (Vec::new(), vec![0; READ_BYTES]);
+    loop {
+        stream.set_read_timeout(Some(left_until(deadline)?))?;
+        match stream.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(n) if document.len() + n > most_bytes => {
+                return Err(io::Error::other(format!("it says more than {most_bytes} bytes")));
+            }
+            Ok(n) => document.extend_from_slice(&chunk[..n]),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    String::from_utf8(document).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+}
+
+fn left_until(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
 /// Removes the doors of this process, for an end that does not drop its stacks (`process::exit`).
@@ -140,9 +201,21 @@ impl Drop for Control {
     }
 }
 
+/// Writes the document, for at most [`PATIENCE`]: a visitor who reads slowly does not keep the others
+/// waiting longer.
 fn answer(mut visitor: UnixStream, document: Option<String>) -> io::Result<()> {
-    visitor.set_write_timeout(Some(PATIENCE))?;
-    visitor.write_all(document.unwrap_or_default().as_bytes())
+    let document = document.unwrap_or_default();
+    let (mut rest, deadline) = (document.as_bytes(), Instant::now() + PATIENCE);
+    while !rest.is_empty() {
+        visitor.set_write_timeout(Some(left_until(deadline)?))?;
+        match visitor.write(rest) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => rest = &rest[n..],
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
 }
 
 /// The effective user, as the owner of our own entry in /proc.
@@ -154,14 +227,25 @@ fn own_uid() -> Option<u32> {
 fn own_directory(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
-        _ => {}
+        _ => check_directory(path),
     }
+}
+
+fn check_directory(path: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(path)?;
-    let private = found.permissions().mode() & 0o077 == 0;
-    if found.is_dir() && private && Some(found.uid()) == own_uid() {
+    let is_private = found.permissions().mode() & 0o077 == 0;
+    if !found.is_dir() || !is_private {
+        let why = "the directory is not ours alone";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
+    check_owner(&found)
+}
+
+fn check_owner(found: &Metadata) -> io::Result<()> {
+    if own_uid() == Some(found.uid()) {
         return Ok(());
     }
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, "the directory is not ours alone"))
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user"))
 }
 
 /// `PID.sock`, and `PID-N.sock` for further stacks of the process. What nobody answers was left by a
@@ -248,6 +332,49 @@ mod tests {
         drop(UnixListener::bind(&stale).unwrap());
         assert_eq!(ask(&stale).unwrap(), None);
         assert!(!stale.exists());
+    }
+
+    #[test]
+    fn a_visitor_that_does_not_read_keeps_nobody_waiting_for_ever() {
+        // More than a socket holds.
+        let control = Control::open(|| Some("x".repeat(16 << 20))).unwrap();
+        let slow = UnixStream::connect(control.path()).unwrap();
+        // The thread is given up the slow one before this can be answered.
+        let stream = UnixStream::connect(control.path()).unwrap();
+        let deadline = Instant::now() + PATIENCE * 10;
+        let document = read_document(stream, deadline, MAX_DOCUMENT_BYTES).unwrap();
+        assert_eq!(document.len(), 16 << 20);
+        drop(slow);
+    }
+
+    #[test]
+    fn a_document_without_end_is_refused() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let writer = thread::spawn(move || while theirs.write_all(&[b'x'; 4096]).is_ok() {});
+        let deadline = Instant::now() + PATIENCE * 10;
+        let error = read_document(ours, deadline, 1 << 20).unwrap_err();
+        assert!(error.to_string().contains("more than 1048576 bytes"), "{error}");
+        writer.join().unwrap();
+    }
+
+    #[test]
+    fn one_who_says_nothing_is_given_up_at_the_deadline() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let error = read_document(ours, Instant::now(), 1).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn the_socket_of_another_user_is_not_asked() {
+        // Root's, unless this test is root's.
+        let system = fs::metadata("/proc/1").unwrap();
+        let is_ours = Some(system.uid()) == own_uid();
+        assert_eq!(check_owner(&system).is_ok(), is_ours);
+        let foreign = Path::new("/proc/1/status");
+        assert_eq!(
+            ask(foreign).is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied),
+            !is_ours
+        );
     }
 
     #[test]
