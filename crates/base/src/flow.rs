@@ -1,4 +1,4 @@
-//! Who talks to whom: hardware addresses, flow keys, owner hash, ids.
+//! Who talks to whom: hardware addresses, flow keys, ids.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
@@ -118,18 +118,6 @@ impl FlowKey {
         let [_, local, _, remote, ends] = self.words();
         is_ipv4.then_some([local << 32 | remote & 0xffff_ffff, ends])
     }
-
-    /// The hash that decides which shard owns the flow. Both directions hash alike, so that two
-    /// stacks joined together agree; it is not keyed, since it only spreads load.
-    pub fn owner_hash(&self) -> u32 {
-        let ends = [(self.local, self.local_port), (self.remote, self.remote_port)];
-        let mix = |(a, p): (u128, u16)| {
-            let folded = (a as u64) ^ ((a >> 64) as u64) ^ (u64::from(p) << 17);
-            folded.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31)
-        };
-        let h = ends.into_iter().map(mix).fold(0u64, u64::wrapping_add);
-        (h.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32
-    }
 }
 
 /// The zone of an address: the scope id of IPv6, 0 for IPv4.
@@ -173,14 +161,6 @@ pub struct SocketHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn both_directions_have_the_same_owner() {
-        let a: SocketAddr = "10.0.0.1:5000".parse().unwrap();
-        let b: SocketAddr = "10.0.0.2:80".parse().unwrap();
-        assert_eq!(FlowKey::new(a, b).owner_hash(), FlowKey::new(b, a).owner_hash());
-        assert_ne!(FlowKey::new(a, b), FlowKey::new(b, a));
-    }
 
     #[test]
     fn addresses_survive_the_key() {

@@ -29,7 +29,8 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use crate::FlowKey;
+use crate::siphash::sip;
+use crate::{FlowKey, Key};
 
 /// Places of a bucket.
 const PLACES: usize = 7;
@@ -246,85 +247,31 @@ impl FlowIndex {
     }
 }
 
-/// SipHash-1-3 (Aumasson and Bernstein, *SipHash: a fast short-input PRF*, 2012) over the words of a
-/// flow: a stranger cannot choose flows that collide.
-#[derive(Clone, Copy)]
-pub struct FlowHasher {
-    k0: u64,
-    k1: u64,
-}
-
-impl core::fmt::Debug for FlowHasher {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("FlowHasher(secret)")
-    }
-}
+/// The keyed hash of the tables of flows, SipHash-1-3: a stranger cannot choose flows that collide.
+#[derive(Clone, Copy, Debug)]
+pub struct FlowHasher(Key);
 
 impl FlowHasher {
     /// The hash with a key, which nobody else may know.
-    pub const fn new(k0: u64, k1: u64) -> FlowHasher {
-        FlowHasher { k0, k1 }
+    pub const fn new(key: Key) -> FlowHasher {
+        FlowHasher(key)
     }
 
     /// The hash of a flow, for [`FlowIndex`].
     #[inline]
     pub fn hash(&self, key: &FlowKey) -> u32 {
         let hash = match key.ipv4_words() {
-            Some(words) => self.sip(&words),
-            None => self.sip(&key.words()),
+            Some(words) => sip::<1, 3>(&self.0, &words),
+            None => sip::<1, 3>(&self.0, &key.words()),
         };
         (hash ^ hash >> 32) as u32
     }
-
-    #[inline(always)]
-    fn sip(&self, words: &[u64]) -> u64 {
-        let mut v = [
-            self.k0 ^ 0x736f_6d65_7073_6575,
-            self.k1 ^ 0x646f_7261_6e64_6f6d,
-            self.k0 ^ 0x6c79_6765_6e65_7261,
-            self.k1 ^ 0x7465_6462_7974_6573,
-        ];
-        for word in words {
-            absorb(&mut v, *word);
-        }
-        absorb(&mut v, (words.len() as u64) << 59);
-        let [a, b, c, d] = v;
-        v = [a, b, c ^ 0xff, d];
-        (0..3).for_each(|_| round(&mut v));
-        v.iter().fold(0, |all, x| all ^ x)
-    }
-}
-
-#[inline(always)]
-fn absorb(v: &mut [u64; 4], word: u64) {
-    let [a, b, c, d] = *v;
-    *v = [a, b, c, d ^ word];
-    round(v);
-    let [a, b, c, d] = *v;
-    *v = [a ^ word, b, c, d];
-}
-
-#[inline(always)]
-fn round(v: &mut [u64; 4]) {
-    let [mut a, mut b, mut c, mut d] = *v;
-    a = a.wrapping_add(b);
-    b = b.rotate_left(13) ^ a;
-    a = a.rotate_left(32);
-    c = c.wrapping_add(d);
-    d = d.rotate_left(16) ^ c;
-    a = a.wrapping_add(d);
-    d = d.rotate_left(21) ^ a;
-    c = c.wrapping_add(b);
-    b = b.rotate_left(17) ^ c;
-    c = c.rotate_left(32);
-    *v = [a, b, c, d];
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
-    use std::hash::Hasher;
     use std::net::SocketAddr;
 
     fn random(n: &mut u64) -> u64 {
@@ -402,15 +349,8 @@ mod tests {
         assert_eq!(index.bytes(), FlowIndex::new().bytes());
     }
 
-    #[test]
-    fn the_hash_is_siphash_1_3() {
-        // The standard library's hasher is the same function with a key of zero.
-        for words in [&[1u64, 2][..], &[0x0102_0304_0506_0708, 9, 10, 11, u64::MAX]] {
-            #[allow(deprecated)]
-            let mut reference = std::hash::DefaultHasher::new();
-            words.iter().for_each(|w| reference.write(&w.to_le_bytes()));
-            assert_eq!(FlowHasher::new(0, 0).sip(words), reference.finish());
-        }
+    fn hasher(k0: u64, k1: u64) -> FlowHasher {
+        FlowHasher::new(Key::new(k0, k1))
     }
 
     #[test]
@@ -431,11 +371,10 @@ mod tests {
             key("[fe80::1%1]:1", "[fe80::2%1]:2"),
             key("[fe80::1%2]:1", "[fe80::2%2]:2"),
         ];
-        for hasher in [FlowHasher::new(1, 2), FlowHasher::new(3, 4)] {
-            let hashes: BTreeMap<u32, &FlowKey> =
-                keys.iter().map(|k| (hasher.hash(k), k)).collect();
+        for h in [hasher(1, 2), hasher(3, 4)] {
+            let hashes: BTreeMap<u32, &FlowKey> = keys.iter().map(|k| (h.hash(k), k)).collect();
             assert_eq!(hashes.len(), keys.len());
         }
-        assert_ne!(FlowHasher::new(1, 2).hash(&keys[0]), FlowHasher::new(1, 3).hash(&keys[0]));
+        assert_ne!(hasher(1, 2).hash(&keys[0]), hasher(1, 3).hash(&keys[0]));
     }
 }

@@ -1,5 +1,5 @@
 //! The words that every room of fulmar shares: time, sequence numbers, addresses and flow keys,
-//! ids, the index of flows, the one list of drop reasons, the one list of counters, the one list of stages, token buckets.
+//! ids, the index of flows, secrets and random numbers, the one list of drop reasons, the one list of counters, the one list of stages, token buckets.
 //!
 //! No I/O, no clock; nothing allocates but the index of flows.
 
@@ -8,14 +8,20 @@
 
 extern crate alloc;
 
+mod chacha;
 mod counters;
 mod drops;
 mod flow;
 mod flow_index;
 mod limit;
 mod offload;
+mod owner;
+mod ports;
 mod probe;
+mod random;
+mod secrets;
 mod seq;
+mod siphash;
 mod time;
 
 pub use counters::{Counter, Counters};
@@ -24,6 +30,10 @@ pub use flow::{EtherAddr, FlowKey, SlotId, SocketHandle, Zone, with_zone, zone_o
 pub use flow_index::{FlowHasher, FlowIndex};
 pub use limit::TokenBucket;
 pub use offload::{Gso, GsoKind, Offload};
+pub use owner::OwnerKey;
+pub use ports::{EPHEMERAL_COUNT, EPHEMERAL_FIRST, ephemeral_ports};
 pub use probe::{NoProbe, Outside, Probe, Stage, Variation};
+pub use random::Random;
+pub use secrets::{Key, KeyUse, Secrets};
 pub use seq::SeqNum;
 pub use time::{Duration, Instant};

@@ -25,7 +25,7 @@ use std::io::{ErrorKind, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fulmar_base::{Counter, Counters, DropReason, Duration, EtherAddr, FlowKey, Instant};
+use fulmar_base::{Counter, Counters, DropReason, Duration, EtherAddr, FlowKey, Instant, OwnerKey};
 use fulmar_mbuf::Pool;
 use fulmar_netdev::{
     Burst, Caps, Device, DeviceStats, LinkState, Packet, PlacementHint, Rooms, Tally, Unsupported,
@@ -87,6 +87,8 @@ pub struct PacketSocket {
     placer: Placer,
     /// Datagrams of one flow cross as one.
     joins: Joining,
+    /// The number of sockets that the kernel deals out to by owner, for the first of them.
+    steered: Option<u16>,
     is_drained: bool,
     lost: Option<i32>,
     is_blocked: bool,
@@ -187,6 +189,7 @@ impl PacketSocket {
             scratch: Scratch::new(),
             placer: Placer::new(config.predict),
             joins: Joining::new(caps.udp_gso),
+            steered: None,
             is_drained: false,
             lost: None,
             is_blocked: false,
@@ -567,6 +570,13 @@ impl Device for PacketSocket {
     /// The kernel writes there while it is asked for a frame, and never else.
     fn places_lent(&self) -> bool {
         true
+    }
+
+    /// Without the program shards hand over what they get of others, as elsewhere.
+    fn steer_by(&mut self, key: &OwnerKey) {
+        if let Some(sockets) = self.steered {
+            let _ = self.steer(sockets, key);
+        }
     }
 
     fn stats(&self) -> DeviceStats {

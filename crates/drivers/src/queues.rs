@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fulmar_base::{Counters, DropReason, FlowKey, Instant};
+use fulmar_base::{Counters, DropReason, FlowKey, Instant, OwnerKey};
 use fulmar_mbuf::Pool;
 use fulmar_netdev::{Burst, Caps, Device, DeviceStats, LinkState, Packet, Rng, Tally};
 
@@ -53,6 +53,8 @@ struct Trunk {
     lanes: Vec<VecDeque<Packet>>,
     taken: Burst,
     steering: Steering,
+    /// By which the shards own flows, once the stack has told.
+    owner: OwnerKey,
     rng: Rng,
     learned: HashMap<FlowKey, u16>,
 }
@@ -78,6 +80,7 @@ pub fn cut(device: Box<dyn Device>, count: u16, steering: Steering) -> Vec<Queue
         lanes: (0..count).map(|_| VecDeque::new()).collect(),
         taken: Burst::with_capacity(BATCH),
         steering,
+        owner: OwnerKey::new([0; OwnerKey::WORDS]),
         rng: Rng::new(seed),
         learned: HashMap::new(),
     }));
@@ -111,7 +114,7 @@ impl Trunk {
     fn queue_of(&mut self, p: &Packet) -> u16 {
         let flow = flow_of(p, true);
         match (self.steering, flow) {
-            (Steering::Owner, Some(flow)) => (flow.owner_hash() % self.lanes.len() as u32) as u16,
+            (Steering::Owner, Some(flow)) => self.owner.owner(&flow, self.lanes.len() as u16),
             (Steering::Owner, None) => 0,
             (Steering::Any { .. }, _) => self.any(),
             (Steering::Sender { .. }, flow) => {
@@ -239,6 +242,10 @@ impl Device for Queue {
 
     fn link_state(&self) -> LinkState {
         self.trunk().device.link_state()
+    }
+
+    fn steer_by(&mut self, key: &OwnerKey) {
+        self.trunk().owner = *key;
     }
 
     fn stats(&self) -> DeviceStats {

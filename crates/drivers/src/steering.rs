@@ -1,18 +1,19 @@
 //! A program for the kernel that sends each packet to the queue of the shard that owns its flow.
 //!
-//! Computes [`fulmar_base::FlowKey::owner_hash`] of TCP and UDP over IPv4 and IPv6, modulo the number of
-//! queues; everything else (ARP, ICMP, fragments, IPv6 with extension headers) goes to queue 0, and the
+//! Computes [`OwnerKey::hash`] of TCP and UDP over IPv4 and IPv6, modulo the number of queues, with the key
+//! of the stack among its constants (which only who may read programs of the kernel sees); everything else (ARP, ICMP, fragments, IPv6 with extension headers) goes to queue 0, and the
 //! shards bring it to where it belongs. Runs where the kernel chooses the queue of a TAP, on frames that
 //! start at the Ethernet header (TUNSETSTEERINGEBPF, a program of type socket filter), and of a group of
 //! packet sockets, on frames that start at the IP header ([`group_program`]). Loading it needs CAP_BPF in
 //! the first user namespace, unless `kernel.unprivileged_bpf_disabled` is 0.
 //!
-//! Registers: r6 is the packet (the loads want it there), r7 where the IP header ends, r8 the hash of one
-//! end, r9 the sum of both; r0 and r1 are scratch, since a load forgets r1 to r5. A load beyond the end of
+//! Registers: r6 is the packet (the loads want it there), r7 where the IP header ends, r8 the destination's
+//! port, r9 the sum; r0 and r1 are scratch, since a load forgets r1 to r5. A load beyond the end of
 //! the packet ends the program with 0. Source: Documentation/bpf/standardization/instruction-set.rst.
 
 mod flows;
 
+use fulmar_base::OwnerKey;
 use fulmar_wire::{eth, protocol};
 
 use crate::sys::Ebpf;
@@ -29,7 +30,6 @@ const MOVE_CONSTANT: u8 = 0xb7;
 const ADD: u8 = 0x0f;
 const MULTIPLY: u8 = 0x2f;
 const OR: u8 = 0x4f;
-const XOR: u8 = 0xaf;
 const AND_CONSTANT: u8 = 0x57;
 const SHIFT_LEFT: u8 = 0x67;
 const SHIFT_RIGHT: u8 = 0x77;
@@ -40,16 +40,14 @@ const JUMP_IF_SET: u8 = 0x45;
 const EXIT: u8 = 0x95;
 
 const ETHER: i32 = eth::HEADER_BYTES as i32;
-/// The constants of the hash.
-const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
-const FINISH: u64 = 0xbf58_476d_1ce4_e5b9;
-/// What an IPv4 address has in front of it, mapped to IPv6.
-const MAPPED: u64 = 0xffff_0000_0000;
 
 /// The program for so many queues.
-pub fn program(queues: u16) -> Vec<Ebpf> {
-    let mut p = vec![op(MOVE, 6, 1, 0), op(MOVE_CONSTANT, 9, 0, 0), op(LOAD_HALF, 0, 0, 12)];
-    let (v4, v6) = (ipv4(), ipv6());
+pub fn program(queues: u16, key: &OwnerKey) -> Vec<Ebpf> {
+    let [first, ..] = *key.words();
+    let mut p = vec![op(MOVE, 6, 1, 0)];
+    p.extend(constant(9, first));
+    p.push(op(LOAD_HALF, 0, 0, 12));
+    let (v4, v6) = (ipv4(key), ipv6(key));
     let done = finish(queues);
     // Each part ends with a jump to the end, over all that follows.
     p.push(jump(JUMP_UNLESS_EQUAL, i32::from(eth::IPV4), v4.len() + 1));
@@ -65,11 +63,11 @@ pub fn program(queues: u16) -> Vec<Ebpf> {
 }
 
 /// The same for a group of packet sockets, where offsets count from the IP header (PACKET_FANOUT_EBPF).
-pub fn group_program(queues: u16) -> Vec<Ebpf> {
+pub fn group_program(queues: u16, key: &OwnerKey) -> Vec<Ebpf> {
     /// Where the Ethernet header is, beyond which such an offset counts (linux/filter.h).
     const LINK_LAYER: i32 = -0x20_0000;
     const ETHER_TYPE: i32 = 12;
-    let mut p = program(queues);
+    let mut p = program(queues, key);
     for i in &mut p {
         match i.code {
             LOAD_HALF if i.constant == ETHER_TYPE => i.constant += LINK_LAYER,
@@ -80,9 +78,11 @@ pub fn group_program(queues: u16) -> Vec<Ebpf> {
     p
 }
 
-/// Both ends of an IPv4 packet into r9; ends the program for what has no ports.
-fn ipv4() -> Vec<Ebpf> {
+/// Adds both ends of an IPv4 packet to r9; ends the program for what has no ports. The stack is the
+/// destination: its address is what the hash calls local.
+fn ipv4(key: &OwnerKey) -> Vec<Ebpf> {
     const MORE_OR_OFFSET: i32 = 0x3fff;
+    let [_, _, _, _, local, _, _, _, remote, ports] = *key.words();
     let mut p = vec![op(LOAD_HALF, 0, 0, ETHER + 6)];
     p.extend(leave_if(JUMP_IF_SET, MORE_OR_OFFSET));
     p.push(op(LOAD_BYTE, 0, 0, ETHER + 9));
@@ -93,66 +93,58 @@ fn ipv4() -> Vec<Ebpf> {
         op(SHIFT_LEFT, 0, 0, 2),
         op(MOVE, 7, 0, 0),
     ]);
-    for (address, port) in [(12, 0), (16, 2)] {
-        p.extend([op(LOAD_WORD, 0, 0, ETHER + address), op(MOVE, 8, 0, 0)]);
-        p.extend(constant(1, MAPPED));
-        p.push(op(OR, 8, 1, 0));
-        p.extend(mix_end(port));
-    }
+    p.extend(add_word(16, local));
+    p.extend(add_word(12, remote));
+    p.extend(add_ports(ports));
     p
 }
 
 /// The same of an IPv6 packet.
-fn ipv6() -> Vec<Ebpf> {
+fn ipv6(key: &OwnerKey) -> Vec<Ebpf> {
+    let [_, l0, l1, l2, l3, r0, r1, r2, r3, ports] = *key.words();
     let mut p = vec![op(LOAD_BYTE, 0, 0, ETHER + 6)];
     p.extend(leave_unless_transport());
     p.push(op(MOVE_CONSTANT, 7, 0, 40));
-    for (address, port) in [(8, 0), (24, 2)] {
-        let word = |n: i32| op(LOAD_WORD, 0, 0, ETHER + address + 4 * n);
-        p.extend([
-            // The two halves of the address, one over the other.
-            word(0),
-            op(MOVE, 8, 0, 0),
-            word(2),
-            op(XOR, 8, 0, 0),
-            op(SHIFT_LEFT, 8, 0, 32),
-            word(1),
-            op(XOR, 8, 0, 0),
-            word(3),
-            op(XOR, 8, 0, 0),
-        ]);
-        p.extend(mix_end(port));
-    }
+    let words = [(24, l0), (28, l1), (32, l2), (36, l3), (8, r0), (12, r1), (16, r2), (20, r3)];
+    p.extend(words.into_iter().flat_map(|(at, k)| add_word(at, k)));
+    p.extend(add_ports(ports));
     p
 }
 
-/// Adds an end to r9: its folded address is in r8, its port `port` bytes behind the IP header.
-fn mix_end(port: i32) -> Vec<Ebpf> {
-    let mut p =
-        vec![op(LOAD_HALF_AT, 0, 7, ETHER + port), op(SHIFT_LEFT, 0, 0, 17), op(XOR, 8, 0, 0)];
-    p.extend(constant(1, MIX));
-    p.extend([
-        op(MULTIPLY, 8, 1, 0),
-        op(MOVE, 0, 8, 0),
-        op(SHIFT_LEFT, 0, 0, 31),
-        op(SHIFT_RIGHT, 8, 0, 33),
-        op(OR, 8, 0, 0),
-        op(ADD, 9, 8, 0),
-    ]);
+/// Adds a word of the IP header, times a word of the key, to r9.
+fn add_word(at: i32, key: u64) -> Vec<Ebpf> {
+    let mut p = vec![op(LOAD_WORD, 0, 0, ETHER + at)];
+    p.extend(add_product(key));
     p
 }
 
-/// The queue, from the sum of both ends.
-fn finish(queues: u16) -> Vec<Ebpf> {
-    let mut p = constant(1, FINISH).to_vec();
-    p.extend([
-        op(MULTIPLY, 9, 1, 0),
+/// The same of both ports, the destination's in front.
+fn add_ports(key: u64) -> Vec<Ebpf> {
+    let mut p = vec![
+        op(LOAD_HALF_AT, 0, 7, ETHER + 2),
+        op(MOVE, 8, 0, 0),
+        op(SHIFT_LEFT, 8, 0, 16),
+        op(LOAD_HALF_AT, 0, 7, ETHER),
+        op(OR, 0, 8, 0),
+    ];
+    p.extend(add_product(key));
+    p
+}
+
+/// Adds r0, times a word of the key, to r9.
+fn add_product(key: u64) -> [Ebpf; 4] {
+    let [low, high] = constant(1, key);
+    [low, high, op(MULTIPLY, 0, 1, 0), op(ADD, 9, 0, 0)]
+}
+
+/// The queue, from the sum.
+fn finish(queues: u16) -> [Ebpf; 4] {
+    [
         op(SHIFT_RIGHT, 9, 0, 32),
         op(MODULO_CONSTANT, 9, 0, i32::from(queues.max(1))),
         op(MOVE, 0, 9, 0),
         op(EXIT, 0, 0, 0),
-    ]);
-    p
+    ]
 }
 
 /// Ends with queue 0 unless r0 is a transport with ports.

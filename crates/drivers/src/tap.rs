@@ -22,7 +22,7 @@ mod vector;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
-use fulmar_base::{Counter, Counters, DropReason, EtherAddr, FlowKey, Instant};
+use fulmar_base::{Counter, Counters, DropReason, EtherAddr, FlowKey, Instant, OwnerKey};
 use fulmar_mbuf::Pool;
 use fulmar_netdev::{
     Burst, Caps, Device, DeviceStats, LinkState, Packet, PlacementHint, Rooms, Tally, Unsupported,
@@ -110,6 +110,8 @@ pub struct Tap {
     placer: Placer,
     /// What there is to say of its queues from the start, for a person.
     queues_say: String,
+    /// The number of queues that the kernel steers to by owner: the first of them has the program.
+    steered: Option<u16>,
     /// Queues for single flows, if the interface can have them.
     flow_queues: Option<Box<FlowQueues>>,
     /// The last read found nothing.
@@ -227,6 +229,7 @@ impl Tap {
             last_run: 0,
             placer: Placer::new(config.predict),
             queues_say: String::new(),
+            steered: None,
             flow_queues: None,
             is_drained: false,
             lost: None,
@@ -470,6 +473,13 @@ impl Device for Tap {
     /// What it sends goes at once.
     fn keep_time(&mut self, _clock: fn() -> Instant) -> bool {
         true
+    }
+
+    /// Without the program shards hand over what they get of others, as elsewhere.
+    fn steer_by(&mut self, key: &OwnerKey) {
+        if let Some(queues) = self.steered {
+            let _ = self.steer(queues, key);
+        }
     }
 
     fn next_deadline(&self) -> Option<Instant> {

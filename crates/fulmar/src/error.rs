@@ -14,8 +14,6 @@ pub enum SetupError {
     MixedDevices,
     /// No address was given.
     NoAddress,
-    /// The operating system gives no random numbers.
-    Random(io::Error),
     /// No eventfd or thread could be made.
     Host(io::Error),
     /// Addresses, routes or memory.
@@ -39,9 +37,6 @@ impl fmt::Display for SetupError {
             ),
             SetupError::NoAddress => {
                 f.write_str("the stack has no address; give it one with Builder::address")
-            }
-            SetupError::Random(e) => {
-                write!(f, "/dev/urandom cannot be read: {e}; mount it, or fix a seed for a test")
             }
             SetupError::Host(e) => {
                 write!(f, "no thread or descriptor is left: {e}; see `ulimit -n` and `ulimit -u`")

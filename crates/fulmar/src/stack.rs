@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant as StdInstant};
 
-use fulmar_base::with_zone;
+use fulmar_base::{Secrets, with_zone};
 use fulmar_ip::{IfAddr, NextHop, Prefix, Route};
 use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::Device;
@@ -350,7 +350,7 @@ pub struct Builder {
     devices: Vec<Box<dyn Device>>,
     name: Option<String>,
     addresses: Vec<Cidr>,
-    seed: Option<u64>,
+    secrets: Option<Secrets>,
     is_unlisted: bool,
     probing: Option<Probing>,
     config: StackConfig,
@@ -423,10 +423,11 @@ impl Builder {
         self
     }
 
-    /// From this everything random is derived. Default: the operating system's randomness; a fixed
-    /// seed makes sequence numbers guessable and is for tests.
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = Some(seed);
+    /// Derives all keys from `seed` instead of 256 bits of the operating system's, so that a simulation
+    /// or a test runs the same way twice. **Not for a stack that meets a network:** whoever knows the seed
+    /// knows every sequence number and port, and opens connections in the name of others.
+    pub fn deterministic_for_simulation(mut self, seed: u64) -> Self {
+        self.secrets = Some(Secrets::for_simulation(seed));
         self
     }
 
@@ -465,7 +466,7 @@ impl Builder {
         self
     }
 
-    /// Everything else at once; addresses and seed given to the builder are added to it.
+    /// Everything else at once; addresses given to the builder are added to it, its secrets replaced by the builder's.
     pub fn config(mut self, config: StackConfig) -> Self {
         self.config = config;
         self
@@ -476,7 +477,7 @@ impl Builder {
     /// # Errors
     /// [`SetupError`]; its `Display` says what to do.
     pub fn build(self) -> Result<Stack, SetupError> {
-        let Builder { devices, name, addresses, seed, is_unlisted, probing, mut config } = self;
+        let Builder { devices, name, addresses, secrets, is_unlisted, probing, mut config } = self;
         check_devices(&devices)?;
         for a in addresses {
             config.addresses.push(IfAddr { addr: a.address, prefix_len: a.prefix_len });
@@ -484,10 +485,7 @@ impl Builder {
         if config.addresses.is_empty() {
             return Err(SetupError::NoAddress);
         }
-        config.seed = match seed {
-            Some(seed) => seed,
-            None => random_seed()?,
-        };
+        config.secrets = secrets.or(config.secrets);
         let exit_drain = config.exit_drain;
         let name = name.unwrap_or_else(program_name);
         let probing = probing.unwrap_or_else(ledger::probing_of_new_stacks);
@@ -528,12 +526,4 @@ fn program_name() -> String {
     let exe = std::env::current_exe().ok();
     let stem = exe.as_ref().and_then(|p| p.file_stem()).map(|s| s.to_string_lossy().into_owned());
     stem.unwrap_or_else(|| "stack".to_owned())
-}
-
-fn random_seed() -> Result<u64, SetupError> {
-    use std::io::Read;
-    let mut bytes = [0u8; 8];
-    let mut source = std::fs::File::open("/dev/urandom").map_err(SetupError::Random)?;
-    source.read_exact(&mut bytes).map_err(SetupError::Random)?;
-    Ok(u64::from_ne_bytes(bytes))
 }

@@ -15,7 +15,7 @@ mod calls;
 use std::net::SocketAddr;
 
 use arbitrary::Unstructured;
-use fulmar_base::{Duration, Instant, SlotId};
+use fulmar_base::{Duration, Instant, Secrets, SlotId};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Chain, PoolConfig};
 use fulmar_netdev::Caps;
@@ -74,6 +74,7 @@ fn config() -> StackConfig {
         pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(BUDGET_BYTES) },
         max_sockets: MAX_SOCKETS,
         max_time_wait: 16,
+        secrets: Some(Secrets::for_simulation(1)),
         ..StackConfig::default()
     }
 }

@@ -4,7 +4,9 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr};
 
-use fulmar_base::{Counters, Duration, EtherAddr, Instant, TokenBucket, Zone};
+use fulmar_base::{
+    Counters, Duration, EtherAddr, Instant, Key, KeyUse, Random, Secrets, TokenBucket, Zone,
+};
 use fulmar_mbuf::Pool;
 use fulmar_route::{Action, Neighbour, Neighbours, Route};
 
@@ -34,15 +36,15 @@ pub struct Ip {
     pub(crate) destinations: DestinationCache,
     pub(crate) errors: TokenBucket,
     pub(crate) echoes: TokenBucket,
+    /// How far both limits vary.
+    pub(crate) limits: Random,
     pub(crate) failed: VecDeque<QuotedError>,
-    /// The next IPv4 identification.
-    pub(crate) ident: u16,
+    /// Draws the identifications of what may be fragmented: see [`Ip::draw_ident`].
+    pub(crate) idents: Random,
+    /// Chooses among next hops.
+    pub(crate) next_hop_key: Key,
     /// Datagrams that arrive in fragments.
     pub(crate) reassembly: Reassembly,
-    /// Counts the datagrams that were sent in fragments: their identification, for IPv6 scrambled
-    /// with `ident_key`. Apart from `ident`, so that it comes round later (RFC 4963).
-    pub(crate) fragment_ident: u32,
-    pub(crate) ident_key: u64,
     /// When an address of ours was last defended against another station.
     pub(crate) defended_at: Option<Instant>,
     /// Changes of addresses and of the MTU.
@@ -53,19 +55,19 @@ pub struct Ip {
 
 impl Ip {
     /// An interface with the addresses and routes of `config`, each address with a route to its
-    /// own link. `seed` decides the first IPv4 identification and how long a neighbour counts as
-    /// reachable (RFC 4861 section 6.3.2 wants that random).
+    /// own link.
     ///
     /// # Errors
     /// See [`ConfigError`].
-    pub fn new(config: Config, seed: u64) -> Result<Ip, ConfigError> {
+    pub fn new(config: Config, secrets: &Secrets) -> Result<Ip, ConfigError> {
         if !config.ether.is_unicast() {
             return Err(ConfigError::EtherAddr);
         }
         let mut config = config;
         let (given, routes) =
             (core::mem::take(&mut config.addresses), core::mem::take(&mut config.routes));
-        config.neighbours.reachable = jittered(config.neighbours.reachable, seed);
+        config.neighbours.reachable =
+            jittered(config.neighbours.reachable, secrets.random(KeyUse::ReachableTime).number());
         let mut ip = Ip {
             addresses: Addresses::default(),
             tables: Tables::new(config.table_memory),
@@ -76,10 +78,10 @@ impl Ip {
             errors: TokenBucket::new(config.icmp_errors_per_s, config.icmp_error_burst),
             echoes: TokenBucket::new(config.echo_replies_per_s, config.echo_reply_burst),
             failed: VecDeque::new(),
-            ident: (seed >> 32) as u16,
+            limits: secrets.random(KeyUse::IcmpLimit),
+            idents: secrets.random(KeyUse::Identification),
+            next_hop_key: secrets.key(KeyUse::NextHop),
             reassembly: Reassembly::new(config.reassembly_bytes),
-            fragment_ident: (seed >> 16) as u32,
-            ident_key: seed.wrapping_mul(0xff51_afd7_ed55_8ccd),
             defended_at: None,
             changes: 0,
             actions: Vec::new(),
@@ -378,9 +380,8 @@ fn is_link_local(ip: IpAddr) -> bool {
 }
 
 /// `base` times a random factor between 0.5 and 1.5 (RFC 4861 section 6.3.2).
-fn jittered(base: Duration, seed: u64) -> Duration {
-    let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
+fn jittered(base: Duration, random: u32) -> Duration {
     let ns = u64::try_from(base.as_nanos()).unwrap_or(u64::MAX);
-    let jitter_ns = (ns >> 16).saturating_mul(mixed);
+    let jitter_ns = (ns >> 16).saturating_mul(u64::from(random >> 16));
     Duration::from_nanos((ns / 2).saturating_add(jitter_ns))
 }

@@ -104,14 +104,16 @@ impl Ip {
         let ip_bytes = if is_v4 { ipv4::HEADER_BYTES } else { ipv6::HEADER_BYTES };
         let frame_bytes = eth::HEADER_BYTES.saturating_add(ip_bytes);
         let bytes = pull(frame, frame_bytes, pool).ok()?.get(eth::HEADER_BYTES..)?;
-        self.fragment_ident = self.fragment_ident.wrapping_add(1);
         if is_v4 {
-            let network = Network::V4(ipv4::Header::parse(bytes, packet_bytes).ok()?);
-            let (ident, header_bytes) = (self.fragment_ident, frame_bytes);
+            // The frame has its identification already: it may be fragmented.
+            let header = ipv4::Header::parse(bytes, packet_bytes).ok()?;
+            let (ident, header_bytes) = (header.ident.into(), frame_bytes);
+            let network = Network::V4(header);
             return Some(Template { link, network, ident, frame_bytes, header_bytes });
         }
         let network = Network::V6(ipv6::Header::parse(bytes, packet_bytes).ok()?);
-        let ident = scrambled(self.fragment_ident, self.ident_key);
+        // RFC 7739 section 5: random, so that nobody foresees the next one.
+        let ident = self.idents.number();
         let header_bytes = frame_bytes.saturating_add(ipv6::FRAGMENT_BYTES);
         Some(Template { link, network, ident, frame_bytes, header_bytes })
     }
@@ -177,34 +179,4 @@ fn finish_checksum<S>(cx: &mut Context<'_, S>, frame: &mut Chain, offload: Offlo
     let sum = if is_udp { summed.sum.finish_udp() } else { summed.sum.finish() };
     let at = start.saturating_add(offload.csum_offset.into());
     frame.copy_from(at, &sum.to_be_bytes()).map(|_| ())
-}
-
-/// A permutation of the 32-bit numbers that `key` chooses (a Feistel network of four rounds): idents
-/// that do not repeat before all were used, and that a stranger does not foresee (RFC 7739 section
-/// 3).
-fn scrambled(n: u32, key: u64) -> u32 {
-    let (mut left, mut right) = ((n >> 16) as u16, n as u16);
-    for round in 0..4_u64 {
-        let keyed = (u64::from(right) ^ key.rotate_left(16)).wrapping_add(round << 48 | key);
-        let mixed = keyed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 48;
-        (left, right) = (right, left ^ mixed as u16);
-    }
-    u32::from(left) << 16 | u32::from(right)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::BTreeSet;
-
-    #[test]
-    fn idents_do_not_repeat_and_do_not_follow_each_other() {
-        for key in [0, 7, u64::MAX, 0x1234_5678_9abc_def0] {
-            let idents: Vec<u32> = (0..20_000).map(|n| scrambled(n, key)).collect();
-            assert_eq!(idents.iter().collect::<BTreeSet<_>>().len(), idents.len());
-            let steps = idents.windows(2).filter(|w| w[1] == w[0].wrapping_add(1)).count();
-            assert!(steps < 10, "{steps}");
-        }
-    }
 }

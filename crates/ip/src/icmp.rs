@@ -183,7 +183,7 @@ impl Ip {
         ident: u16,
         seq: u16,
     ) -> Result<Verdict, DropReason> {
-        if !self.echoes.take(cx.now) {
+        if !self.echoes.take(cx.now, &mut self.limits) {
             return Err(DropReason::RateLimited);
         }
         frame.chain.trim_front(HEADER_BYTES, cx.pool);
@@ -313,7 +313,7 @@ impl Ip {
         message: &Message,
         quote: Quote<'_>,
     ) {
-        if !self.errors.take(cx.now) {
+        if !self.errors.take(cx.now, &mut self.limits) {
             cx.counters.drop_packet(DropReason::RateLimited);
             return;
         }

@@ -2,9 +2,7 @@
 
 use core::net::IpAddr;
 
-use fulmar_base::{
-    Counters, DropReason, EtherAddr, GsoKind, Instant, Offload, Stage, Variation, Zone,
-};
+use fulmar_base::{Counters, DropReason, EtherAddr, Instant, Offload, Stage, Variation, Zone};
 use fulmar_mbuf::{Chain, Pool, Purpose};
 use fulmar_route::Resolution;
 use fulmar_wire::{WireError, eth, ipv4, ipv6};
@@ -151,9 +149,7 @@ impl Ip {
         if (is_too_big && !may_cut) || is_too_long(chain, header.dst) {
             return Err(Stopped::Refused(OutputError::TooBig { mtu }, DropReason::PacketTooBig));
         }
-        let further = further_datagrams(&offload, chain.len());
         let pushed = self.encapsulate(cx, &header, ether, chain)?;
-        self.ident = self.ident.wrapping_add(further);
         Ok(Prepared { hop, offload: offload.shift(pushed), cut_to: is_too_big.then_some(mtu) })
     }
 
@@ -198,7 +194,7 @@ impl Ip {
             _ if !self.tables.is_spread() => return self.find_hop(src, (dst, table, 0), zone, now),
             _ => {}
         }
-        let flow = flow_hash(src, dst, packet);
+        let flow = flow_hash(&self.next_hop_key, src, dst, packet);
         match self.destinations.find((dst, table, flow), generation, now) {
             Some(d) if is_zone_ours => Ok(Hop::Known(*d)),
             _ => self.find_hop(src, (dst, table, flow), zone, now),
@@ -215,7 +211,11 @@ impl Ip {
         packet: &Chain,
     ) -> Result<Hop, (OutputError, DropReason)> {
         let table = self.tables.table_for(Some(src));
-        let flow = if self.tables.is_spread() { flow_hash(src, dst, packet) } else { 0 };
+        let flow = if self.tables.is_spread() {
+            flow_hash(&self.next_hop_key, src, dst, packet)
+        } else {
+            0
+        };
         self.find_hop(src, (dst, table, flow), zone, now)
     }
 
@@ -276,6 +276,19 @@ impl Ip {
         Ok(bytes as u16)
     }
 
+    /// The identification of an IPv4 datagram: 0 for an atomic one (RFC 6864 section 4.1), which is
+    /// never reassembled; any other gets a random number. A counter would tell each destination how much
+    /// is sent to the others.
+    ///
+    /// RFC 6864 section 4.3 asks that a number does not come twice within two minutes for the same
+    /// addresses and protocol, which no sender of more than 546 datagrams per second can keep. A random
+    /// one meets that of a datagram that is still incomplete at the receiver once in 65,536 times, and
+    /// then the checksum of the transport tells.
+    #[inline]
+    pub(crate) fn draw_ident(&mut self, dont_fragment: bool) -> u16 {
+        if dont_fragment { 0 } else { self.idents.number() as u16 }
+    }
+
     /// Writes an IP header.
     fn emit_network(
         &mut self,
@@ -285,14 +298,14 @@ impl Ip {
     ) -> Result<(), WireError> {
         match (header.src, header.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                self.ident = self.ident.wrapping_add(1);
+                let ident = self.draw_ident(header.dont_fragment);
                 ipv4::Header {
                     src,
                     dst,
                     protocol: header.protocol,
                     ttl: header.ttl,
                     dscp_ecn: header.dscp_ecn,
-                    ident: self.ident,
+                    ident,
                     dont_fragment: header.dont_fragment,
                     more_fragments: false,
                     fragment_offset: 0,
@@ -360,13 +373,6 @@ fn largest_packet(chain: &Chain, offload: &Offload, dst: IpAddr) -> usize {
         None => chain.len(),
     };
     transport_bytes.saturating_add(ip_header_of(dst).0)
-}
-
-/// Datagrams of a run beyond the first one, each of which takes an identification when it is cut off.
-fn further_datagrams(offload: &Offload, transport_bytes: usize) -> u16 {
-    let Some(gso) = offload.gso.filter(|g| g.kind == GsoKind::Udp) else { return 0 };
-    let payload_bytes = transport_bytes.saturating_sub(gso.header_bytes.into());
-    payload_bytes.saturating_sub(1).checked_div(gso.segment_bytes.into()).unwrap_or(0) as u16
 }
 
 /// Whether the length does not fit its field, which even a super-segment needs.

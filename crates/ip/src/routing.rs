@@ -6,9 +6,9 @@
 //! do not answer, are left out.
 
 use alloc::collections::BTreeMap;
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 
-use fulmar_base::Instant;
+use fulmar_base::{FlowKey, Instant, Key};
 use fulmar_mbuf::Chain;
 use fulmar_route::{Advice, NextHop, Prefix, Route, RouteError, SourcePolicy, Table};
 
@@ -254,26 +254,16 @@ impl Ip {
 }
 
 /// The hash that chooses among next hops: addresses and, from the front of a transport packet, ports.
-pub(crate) fn flow_hash(src: IpAddr, dst: IpAddr, packet: &Chain) -> u64 {
+/// Keyed, so that a stranger cannot bring all flows to one of them.
+pub(crate) fn flow_hash(key: &Key, src: IpAddr, dst: IpAddr, packet: &Chain) -> u64 {
     let first = packet.front().and_then(|m| m.as_slice().first_chunk::<4>().copied());
-    hash_of_flow(src, dst, u32::from_be_bytes(first.unwrap_or_default()))
+    hash_of_flow(key, src, dst, u32::from_be_bytes(first.unwrap_or_default()))
 }
 
 /// The same of a flow whose two ports are known, the source's first.
-pub(crate) fn hash_of_flow(src: IpAddr, dst: IpAddr, ports: u32) -> u64 {
-    [bits(src), bits(dst), ports.into()].into_iter().fold(0, |hash: u64, part| {
-        (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31)
-    })
-}
-
-fn bits(ip: IpAddr) -> u64 {
-    match ip {
-        IpAddr::V4(a) => a.to_bits().into(),
-        IpAddr::V6(a) => {
-            let bits = a.to_bits();
-            (bits as u64) ^ ((bits >> 64) as u64).rotate_left(17)
-        }
-    }
+pub(crate) fn hash_of_flow(key: &Key, src: IpAddr, dst: IpAddr, ports: u32) -> u64 {
+    let (src_port, dst_port) = ((ports >> 16) as u16, ports as u16);
+    key.hash_flow(&FlowKey::new(SocketAddr::new(src, src_port), SocketAddr::new(dst, dst_port)))
 }
 
 #[cfg(test)]

@@ -69,6 +69,8 @@ pub struct Template {
     network: Network,
     /// Length of both headers.
     header_bytes: usize,
+    /// Its packets are never fragmented: their identification is 0, or there is none.
+    is_atomic: bool,
     /// Largest IP packet that may go by it.
     mtu: usize,
     /// Largest transport packet that may go by it in one piece.
@@ -109,7 +111,7 @@ impl Template {
 
     /// Writes the headers of a packet with `payload_bytes` behind them into the first
     /// [`Template::header_bytes`] bytes of `room`; `None` if that is shorter. `ident` is the IPv4
-    /// identification, from [`Ip::take_ident`].
+    /// identification, from [`Ip::ident_by`].
     #[inline(always)]
     pub fn emit(&self, payload_bytes: u16, ident: u16, room: &mut [u8]) -> Option<()> {
         let (link, network) = room.split_first_chunk_mut::<{ eth::HEADER_BYTES }>()?;
@@ -136,12 +138,11 @@ impl Ip {
         template.generation == self.generation() && now < template.fresh_until
     }
 
-    /// The identifications of the next `packets` packets; returns the first one.
+    /// The identification of the next packet by a template; the packets that a device cuts from it count
+    /// on from there.
     #[inline]
-    pub fn take_ident(&mut self, packets: u16) -> u16 {
-        let first = self.ident.wrapping_add(1);
-        self.ident = self.ident.wrapping_add(packets);
-        first
+    pub fn ident_by(&mut self, template: &Template) -> u16 {
+        self.draw_ident(template.is_atomic)
     }
 
     /// The template of a flow of which a packet has just gone the long way. `None` if it has to go on
@@ -162,6 +163,7 @@ impl Ip {
             link,
             network,
             header_bytes: eth::HEADER_BYTES.saturating_add(network_bytes),
+            is_atomic: flow.dst.is_ipv6() || flow.dont_fragment && !must_fragment,
             mtu,
             most_bytes: mtu.min(u16::MAX.into()).saturating_sub(network_bytes),
             generation: found.generation,
@@ -178,7 +180,7 @@ impl Ip {
             return known;
         }
         let ports = u32::from(flow.ports.0) << 16 | u32::from(flow.ports.1);
-        let hash = hash_of_flow(flow.src, dst, ports);
+        let hash = hash_of_flow(&self.next_hop_key, flow.src, dst, ports);
         self.destinations.find((dst, table, hash), generation, now)
     }
 

@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use fulmar_base::{Counters, EtherAddr, FlowKey, Instant, Offload};
+use fulmar_base::{Counters, EtherAddr, FlowKey, Instant, Offload, OwnerKey};
 use fulmar_mbuf::{Backing, BufId, Mbuf, Pool};
 
 use crate::moderation::Profile;
@@ -355,6 +355,12 @@ pub trait Device: Send {
         false
     }
 
+    /// Tells the key by which the stack spreads flows over its shards, before frames pass: for the queues
+    /// of a device that can send each received frame to the shard that owns its flow.
+    fn steer_by(&mut self, key: &OwnerKey) {
+        let _ = key;
+    }
+
     /// What the device has counted.
     fn stats(&self) -> DeviceStats {
         DeviceStats::default()
@@ -452,6 +458,9 @@ impl<D: Device + ?Sized> Device for Box<D> {
     }
     fn keep_time(&mut self, clock: fn() -> Instant) -> bool {
         (**self).keep_time(clock)
+    }
+    fn steer_by(&mut self, key: &OwnerKey) {
+        (**self).steer_by(key);
     }
     fn stats(&self) -> DeviceStats {
         (**self).stats()

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use fulmar_base::{Counters, DropReason, Duration, Instant};
+use fulmar_base::{Counters, DropReason, Duration, Instant, OwnerKey};
 use fulmar_mbuf::{Backing, NoBuffer, Pool, Purpose};
 
 use crate::delay::DelayQueue;
@@ -437,6 +437,10 @@ impl<D: Device> Device for Faults<D> {
 
     fn peek(&self) -> Option<Arc<dyn Peek>> {
         self.inner.peek()
+    }
+
+    fn steer_by(&mut self, key: &OwnerKey) {
+        self.inner.steer_by(key);
     }
 
     fn stats(&self) -> DeviceStats {

@@ -21,6 +21,8 @@ const ETHER_BYTES: usize = 14;
 /// Ethernet, IPv6 with room for extension headers, the largest TCP header.
 const MAX_HEADER_BYTES: usize = 256;
 const IDENT: usize = ETHER_BYTES + 4;
+/// In the byte behind it.
+const DONT_FRAGMENT: u8 = 0x40;
 const FLAG_FIN_PSH: u8 = 0x09;
 const FLAG_CWR: u8 = 0x80;
 const TCP_CSUM: usize = 16;
@@ -357,15 +359,18 @@ impl Template {
         put_u16(h, self.l4 + self.checksum_offset(), pseudo.fold());
     }
 
-    /// Length, and for IPv4 also identification (one more per packet) and header checksum.
+    /// Length, and for IPv4 also identification (one more per packet that may be fragmented; 0 stays 0,
+    /// RFC 6864 section 4.1) and header checksum.
     fn fix_ip(&self, h: &mut [u8], l3_bytes: usize, index: usize) {
         if self.source.is_ipv6() {
             put_u16(h, ETHER_BYTES + 4, (l3_bytes - 40) as u16);
             return;
         }
         put_u16(h, ETHER_BYTES + 2, l3_bytes as u16);
-        let ident = u16::from_be_bytes([h[IDENT], h[IDENT + 1]]).wrapping_add(index as u16);
-        put_u16(h, IDENT, ident);
+        if h[IDENT + 2] & DONT_FRAGMENT == 0 {
+            let ident = u16::from_be_bytes([h[IDENT], h[IDENT + 1]]).wrapping_add(index as u16);
+            put_u16(h, IDENT, ident);
+        }
         put_u16(h, ETHER_BYTES + 10, 0);
         let sum = checksum(&h[ETHER_BYTES..self.l4]);
         put_u16(h, ETHER_BYTES + 10, sum);

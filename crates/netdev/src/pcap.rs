@@ -20,7 +20,7 @@ use std::io::{self, Write};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use fulmar_base::{Counters, Duration, FlowKey, Instant};
+use fulmar_base::{Counters, Duration, FlowKey, Instant, OwnerKey};
 use fulmar_mbuf::{Backing, BufId, Pool};
 
 use crate::moderation::Profile;
@@ -296,6 +296,10 @@ impl<D: Device, W: Write + Send> Device for PcapWriter<D, W> {
 
     fn release(&mut self, buffer: BufId) {
         self.inner.release(buffer);
+    }
+
+    fn steer_by(&mut self, key: &OwnerKey) {
+        self.inner.steer_by(key);
     }
 
     fn stats(&self) -> DeviceStats {

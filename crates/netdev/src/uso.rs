@@ -13,9 +13,8 @@
 //! What is joined: UDP datagrams that still lack their checksum (what the pieces get is computed anew,
 //! so a checksum that is already there, right, wrong or none, passes as it is), whole, without IP
 //! options or extension headers, as long as their frame; the same addresses, ports, type of service and
-//! time to live; each as long as the first, the last one perhaps shorter. IPv4 identifications follow
-//! each other, as those of the pieces will, unless fragmenting is forbidden, when they mean nothing
-//! (RFC 6864 section 4.1).
+//! time to live; each as long as the first, the last one perhaps shorter. IPv4 identifications may
+//! be any: the pieces count on from that of the first, which are as unlike as those that they had.
 //!
 //! Nothing is written to the frames, moved or held back: [`join`] looks at the front of a burst and
 //! makes new headers, and the driver gathers the payloads from where they lie. So a device that refuses
@@ -41,9 +40,6 @@ const V4_L4: usize = eth::HEADER_BYTES + 20;
 const V6_L4: usize = eth::HEADER_BYTES + 40;
 /// Ethernet, IPv6, UDP.
 const MAX_HEADER_BYTES: usize = V6_L4 + UDP_HEADER_BYTES;
-/// In the IPv4 header, behind the Ethernet header: identification, and the bit "don't fragment".
-const IDENT: usize = eth::HEADER_BYTES + 4;
-const DONT_FRAGMENT: u8 = 0x40;
 
 /// How the first datagrams of a burst can cross as one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -170,12 +166,8 @@ fn follows(last: &Seen<'_>, next: &Seen<'_>) -> bool {
         // All but the length: class and label, next header and limit, addresses.
         return same(0, 18) && same(20, V6_L4) && ports;
     }
-    let is_numbered = || {
-        let is_atomic = b.get(IDENT.saturating_add(2)).is_some_and(|f| f & DONT_FRAGMENT != 0);
-        is_atomic || u16_at(a, IDENT).map(|i| i.wrapping_add(1)) == u16_at(b, IDENT)
-    };
     // All but length, identification and checksum.
-    same(0, 16) && same(20, 24) && same(26, V4_L4) && ports && is_numbered()
+    same(0, 16) && same(20, 24) && same(26, V4_L4) && ports
 }
 
 fn request(head: &Seen<'_>) -> Option<Gso> {

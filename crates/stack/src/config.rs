@@ -1,6 +1,6 @@
 //! What a stack is built from. Every default says why.
 
-use fulmar_base::Duration;
+use fulmar_base::{Duration, Secrets};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::moderation::ModerationConfig;
@@ -22,9 +22,9 @@ pub struct StackConfig {
     pub tcp: fulmar_tcp::Config,
     /// Largest IP packet in bytes; `None` takes the device's.
     pub mtu: Option<usize>,
-    /// From this everything random is derived: sequence numbers, ports, hash keys. A live stack
-    /// takes it from the operating system; a simulation fixes it.
-    pub seed: u64,
+    /// From these all keys are derived: of sequence numbers, ports, hash tables. `None`, the default:
+    /// 256 bits drawn from the operating system. A simulation gives its own.
+    pub secrets: Option<Secrets>,
     /// Sockets of all kinds at most, embryonic and closing ones included. Default 131,072: room
     /// for 100,000 connections, at about 2 KiB each.
     pub max_sockets: usize,
@@ -63,7 +63,7 @@ impl Default for StackConfig {
             pool: PoolConfig::default(),
             tcp: fulmar_tcp::Config::default(),
             mtu: None,
-            seed: 0,
+            secrets: None,
             max_sockets: 131_072,
             source_limits: SourceLimits::default(),
             max_time_wait: 16_384,

@@ -536,6 +536,9 @@ fn hosts<P: Probe>(
     probe: impl Fn() -> P,
 ) -> Result<std::io::Result<Hosts<P>>, SetupError> {
     let (now, count) = (crate::sys::now(), devices.len());
+    // The shards of a stack share its secrets: each has to know which of them owns a flow.
+    let secrets = config.secrets.clone().map_or_else(crate::secret::draw, Ok)?;
+    let config = &StackConfig { secrets: Some(secrets), ..config.clone() };
     let mut handoffs = handoffs(count).into_iter();
     let mut all = Vec::with_capacity(count);
     for (device, id) in devices.into_iter().zip(0u16..) {

@@ -434,7 +434,8 @@ impl<P: Probe> TcpEmit<'_, P> {
         let (bytes, payload_bytes) = (template.header_bytes(), chain.len() as u16);
         let mut is_written = false;
         if let Ok(room) = chain.prepend(bytes, pool, Purpose::Control) {
-            is_written = template.emit(payload_bytes, self.ip.take_ident(1), room).is_some();
+            let ident = self.ip.ident_by(template);
+            is_written = template.emit(payload_bytes, ident, room).is_some();
         }
         if !is_written {
             counters.drop_packet(DropReason::NoBuffer);

@@ -1,131 +1,166 @@
-//! Everything random that a shard needs, derived from one seed: initial sequence numbers, timestamp
-//! offsets, ephemeral ports, the keys of its hash tables.
+//! What a shard sends that nobody may foresee, and the keys of its hash tables: see `docs/secrets.md`.
 
 use core::hash::{BuildHasher, Hash, Hasher};
+use std::io;
 
-use fulmar_base::{FlowHasher, FlowKey, Instant, SeqNum};
+use fulmar_base::{
+    FlowHasher, FlowKey, Instant, Key, KeyUse, OwnerKey, Random, Secrets, SeqNum, ephemeral_ports,
+};
 use fulmar_tcp::CookieInput;
 use siphasher::sip::{SipHasher13, SipHasher24};
 
-/// First ephemeral port, as Linux has it.
-pub const EPHEMERAL_FIRST: u16 = 32_768;
-/// How many ephemeral ports there are (32768 to 60999, as Linux has it).
-pub const EPHEMERAL_COUNT: u16 = 28_232;
+use crate::error::SetupError;
+use crate::sys;
 
 /// A keyed hash: a stranger cannot choose flows that collide.
 #[derive(Clone, Copy)]
-pub struct Keyed {
-    k0: u64,
-    k1: u64,
-}
+pub struct Keyed(Key);
 
 impl BuildHasher for Keyed {
     type Hasher = SipHasher13;
     fn build_hasher(&self) -> SipHasher13 {
-        SipHasher13::new_with_keys(self.k0, self.k1)
+        let [k0, k1] = self.0.halves();
+        SipHasher13::new_with_keys(k0, k1)
     }
 }
 
-/// The secrets of a shard.
-pub struct Secret {
-    table: Keyed,
-    isn: Keyed,
-    timestamp: Keyed,
-    port: Keyed,
-    cookie: Keyed,
-    port_counter: u16,
+/// The secrets of a stack that was given none.
+///
+/// # Errors
+/// [`SetupError::Random`]: the operating system gives none.
+pub fn draw() -> Result<Secrets, SetupError> {
+    draw_from(sys::random_bytes)
 }
 
-/// SplitMix64: spreads one seed over several keys.
-fn split_mix(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+/// The same from a source that answers how many bytes it has filled.
+fn draw_from(
+    source: impl FnOnce(&mut [u8; 32]) -> io::Result<usize>,
+) -> Result<Secrets, SetupError> {
+    let mut entropy = [0; 32];
+    match source(&mut entropy) {
+        Ok(32) => Ok(Secrets::from_entropy(entropy)),
+        Ok(_) => Err(SetupError::Random(io::ErrorKind::UnexpectedEof.into())),
+        Err(e) => Err(SetupError::Random(e)),
+    }
+}
+
+/// The keys and generators of a shard.
+pub struct Secret {
+    tables: Key,
+    initial_sequence: Key,
+    timestamp: Key,
+    cookie: Key,
+    owner: OwnerKey,
+    tcp_ports: Random,
+    echo_idents: Random,
+    /// How far the limit on resets varies.
+    pub limits: Random,
 }
 
 impl Secret {
-    /// The secrets that follow from a seed.
-    pub fn new(seed: u64) -> Secret {
-        let mut s = seed;
-        let mut key = || Keyed { k0: split_mix(&mut s), k1: split_mix(&mut s) };
-        let (table, isn, timestamp, port) = (key(), key(), key(), key());
-        let cookie = key();
-        Secret { table, isn, timestamp, port, cookie, port_counter: split_mix(&mut s) as u16 }
+    /// Those that follow from the secrets of a shard.
+    pub fn new(secrets: &Secrets) -> Secret {
+        Secret {
+            tables: secrets.key(KeyUse::TcpTables),
+            initial_sequence: secrets.key(KeyUse::InitialSequence),
+            timestamp: secrets.key(KeyUse::TimestampOffset),
+            cookie: secrets.key(KeyUse::SynCookie),
+            owner: secrets.owner(),
+            tcp_ports: secrets.random(KeyUse::TcpPort),
+            echo_idents: secrets.random(KeyUse::EchoIdentifier),
+            limits: secrets.random(KeyUse::ResetLimit),
+        }
     }
 
     /// The hasher of the shard's tables.
     pub fn table_hasher(&self) -> Keyed {
-        self.table
+        Keyed(self.tables)
     }
 
     /// The hash of the index of connections.
     pub fn flow_hasher(&self) -> FlowHasher {
-        FlowHasher::new(self.table.k1, self.table.k0)
+        FlowHasher::new(self.tables)
+    }
+
+    /// The key that decides which shard owns a flow.
+    #[inline]
+    pub fn owner(&self) -> OwnerKey {
+        self.owner
     }
 
     /// The initial sequence number of a connection: a clock of 4 microseconds plus a keyed hash
     /// of the flow (RFC 6528 section 3).
     pub fn initial_sequence(&self, key: &FlowKey, now: Instant) -> SeqNum {
         let clock = (now.as_nanos() / 4_000) as u32;
-        SeqNum(clock.wrapping_add(self.isn.hash_one(key) as u32))
+        SeqNum(clock.wrapping_add(self.initial_sequence.hash_flow(key) as u32))
     }
 
     /// The offset of a connection's timestamps, so that they do not tell the machine's uptime
     /// (RFC 7323 section 7.1).
     pub fn timestamp_offset(&self, key: &FlowKey) -> u32 {
-        self.timestamp.hash_one(key) as u32
+        self.timestamp.hash_flow(key) as u32
     }
 
     /// Where the initial sequence numbers of a flow begin: what [`Secret::initial_sequence`] adds to the
     /// clock.
     pub fn cookie_base(&self, key: &FlowKey) -> u32 {
-        self.isn.hash_one(key) as u32
+        self.initial_sequence.hash_flow(key) as u32
     }
 
     /// The MAC of a SYN cookie.
     pub fn cookie_mac(&self, key: &FlowKey, input: &CookieInput) -> u32 {
-        let mut hasher = SipHasher24::new_with_keys(self.cookie.k0, self.cookie.k1);
+        let [k0, k1] = self.cookie.halves();
+        let mut hasher = SipHasher24::new_with_keys(k0, k1);
         (key, input).hash(&mut hasher);
         hasher.finish() as u32
     }
 
-    /// Ephemeral ports for a destination, each once, starting at a place that a stranger cannot
-    /// guess (RFC 6056 section 3.3.3).
-    pub fn ports_for<D: Hash>(&mut self, destination: D) -> impl Iterator<Item = u16> + use<D> {
-        self.port_counter = self.port_counter.wrapping_add(1);
-        let hash = self.port.hash_one(destination) as u32;
-        let start = hash.wrapping_add(u32::from(self.port_counter));
-        (0..u32::from(EPHEMERAL_COUNT)).map(move |i| {
-            EPHEMERAL_FIRST + (start.wrapping_add(i) % u32::from(EPHEMERAL_COUNT)) as u16
-        })
+    /// Ephemeral ports, each once.
+    pub fn tcp_ports(&mut self) -> impl Iterator<Item = u16> + use<> {
+        ephemeral_ports(&mut self.tcp_ports)
+    }
+
+    /// A random identifier for the echo requests of a socket.
+    pub fn echo_ident(&mut self) -> u16 {
+        self.echo_idents.number() as u16
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
 
-    #[test]
-    fn every_ephemeral_port_is_offered_once() {
-        let mut s = Secret::new(1);
-        let ports: BTreeSet<u16> = s.ports_for(7u32).collect();
-        assert_eq!(ports.len(), usize::from(EPHEMERAL_COUNT));
-        assert_eq!(ports.first(), Some(&32_768));
-        assert_eq!(ports.last(), Some(&60_999));
+    fn secret(seed: u64) -> Secret {
+        Secret::new(&Secrets::for_simulation(seed))
     }
 
     #[test]
     fn sequence_numbers_advance_with_the_clock_and_differ_between_flows() {
-        let s = Secret::new(1);
+        let s = secret(1);
         let a = FlowKey::new("10.0.0.1:1".parse().unwrap(), "10.0.0.2:2".parse().unwrap());
         let b = FlowKey::new("10.0.0.1:1".parse().unwrap(), "10.0.0.2:3".parse().unwrap());
         let at = |ms| Instant::from_millis(ms);
         assert_eq!(s.initial_sequence(&a, at(1)).since(s.initial_sequence(&a, at(0))), 250);
         assert_ne!(s.initial_sequence(&a, at(0)), s.initial_sequence(&b, at(0)));
-        let other = Secret::new(2);
+        let other = secret(2);
         assert_ne!(s.initial_sequence(&a, at(0)), other.initial_sequence(&a, at(0)));
+        assert_ne!(s.initial_sequence(&a, at(0)).0, s.timestamp_offset(&a));
+    }
+
+    #[test]
+    fn a_stack_without_random_bytes_does_not_start() {
+        let refused = draw_from(|_| Err(io::Error::from_raw_os_error(libc::ENOSYS)));
+        assert!(matches!(&refused, Err(SetupError::Random(e)) if e.raw_os_error() == Some(38)));
+        let said = refused.err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(said.contains("no random bytes") && said.contains("getrandom"), "{said}");
+        for short in [0, 31] {
+            assert!(matches!(draw_from(|_| Ok(short)), Err(SetupError::Random(_))), "{short}");
+        }
+    }
+
+    #[test]
+    fn two_draws_of_the_system_are_two_secrets() {
+        let keys = [(); 2].map(|()| draw().unwrap().key(KeyUse::InitialSequence).halves());
+        assert_ne!(keys[0], keys[1]);
     }
 }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use fulmar_base::{
-    Counter, Counters, Duration, Instant, NoProbe, Probe, SlotId, Stage, TokenBucket,
+    Counter, Counters, Duration, Instant, NoProbe, Probe, Secrets, SlotId, Stage, TokenBucket,
 };
 use fulmar_ip::{Delivered, Ip, Verdict};
 use fulmar_mbuf::Pool;
@@ -27,7 +27,7 @@ use crate::handoff::Handoff;
 use crate::net::{FlowPath, Link, Net, Sink};
 use crate::recv_calls::PostedTable;
 use crate::returns::Returns;
-use crate::secret::{Keyed, Secret};
+use crate::secret::{self, Keyed, Secret};
 use crate::shortage::Shortage;
 use crate::slab::Slab;
 use crate::sockets::Socket;
@@ -48,9 +48,6 @@ pub enum TimerKey {
     /// The posted buffers of a connection.
     Posted(SlotId),
 }
-
-/// Spreads the seed of a stack over its shards; odd, and none of the constants that mix seeds.
-const SEED_STEP: u64 = 0xd134_2543_de82_ef95;
 
 /// Frames taken from the device in one burst at most.
 const RX_BATCH: usize = 64;
@@ -153,9 +150,11 @@ fn reassembly_bytes(receive_share_bytes: usize) -> usize {
 fn net_over<P: Probe>(
     mut device: Box<dyn Device>,
     config: &StackConfig,
+    secrets: &Secrets,
     probe: P,
 ) -> Result<Net<P>, SetupError> {
     let caps = *device.caps();
+    device.steer_by(&secrets.owner());
     let receive_share_bytes = config.pool.receive_share_bytes;
     let ip_config = fulmar_ip::Config {
         addresses: config.addresses.clone(),
@@ -166,7 +165,7 @@ fn net_over<P: Probe>(
         table_memory: fulmar_ip::Advice(crate::sys::ask_for_large_pages),
         ..fulmar_ip::Config::default()
     };
-    let ip = Ip::new(ip_config, config.seed).map_err(SetupError::Ip)?;
+    let ip = Ip::new(ip_config, secrets).map_err(SetupError::Ip)?;
     let mut pool = Pool::with_backing(config.pool, device.region()).map_err(SetupError::Pool)?;
     pool.keep_sums(!caps.tx_csum);
     Ok(Net {
@@ -197,7 +196,8 @@ impl Shard<NoProbe> {
 }
 
 impl<P: Probe> Shard<P> {
-    /// Shard `id` of `shards`, with a probe.
+    /// Shard `id` of `shards`, with a probe. The shards of one stack are given the same secrets, or they
+    /// would not agree on who owns a flow.
     ///
     /// # Errors
     /// As [`Shard::new`].
@@ -209,12 +209,15 @@ impl<P: Probe> Shard<P> {
         id: u16,
         shards: u16,
     ) -> Result<Self, SetupError> {
-        // Each shard draws by itself, or two of them would give their packets the same numbers.
-        let config =
-            StackConfig { seed: config.seed ^ u64::from(id).wrapping_mul(SEED_STEP), ..config };
-        let secret = Secret::new(config.seed);
+        let mut config = config;
+        let secrets = match config.secrets.take() {
+            Some(secrets) => secrets,
+            None => secret::draw()?,
+        };
+        let secrets = secrets.of_shard(id);
+        let secret = Secret::new(&secrets);
         let table = secret.table_hasher();
-        let net = net_over(device, &config, probe)?;
+        let net = net_over(device, &config, &secrets, probe)?;
         Ok(Shard {
             id,
             shards,
@@ -224,7 +227,7 @@ impl<P: Probe> Shard<P> {
             foresight: Foresight::default(),
             last_stream: LastStream::default(),
             listeners: HashMap::with_hasher(table),
-            udp: UdpTable::new(config.seed),
+            udp: UdpTable::new(&secrets),
             time_wait: TimeWaitTable::new(config.max_time_wait, table),
             sources: Sources::new(config.source_limits, table),
             wheel: Wheel::new(now),

@@ -117,7 +117,8 @@ mod tests {
     }
 
     fn sources(limits: SourceLimits) -> Sources {
-        Sources::new(limits, Secret::new(1).table_hasher()).unwrap()
+        Sources::new(limits, Secret::new(&fulmar_base::Secrets::for_simulation(1)).table_hasher())
+            .unwrap()
     }
 
     #[test]
@@ -135,7 +136,13 @@ mod tests {
 
     #[test]
     fn without_limits_there_is_no_table() {
-        assert!(Sources::new(SourceLimits::default(), Secret::new(1).table_hasher()).is_none());
+        assert!(
+            Sources::new(
+                SourceLimits::default(),
+                Secret::new(&fulmar_base::Secrets::for_simulation(1)).table_hasher()
+            )
+            .is_none()
+        );
     }
 
     proptest! {

@@ -1,6 +1,6 @@
 //! Which shard of a stack a packet is for, and how it gets there.
 //!
-//! A TCP flow belongs to the shard that the hash of its two ends names ([`FlowKey::owner_hash`]), whatever
+//! A TCP flow belongs to the shard that the hash of its two ends names ([`fulmar_base::OwnerKey`]), whatever
 //! queue its packets come on; flows never move. A datagram belongs to a shard that has a socket on its
 //! port; if several have one, the hash decides again, so that one peer always meets the same socket.
 //! Ping sockets live on the first shard. What a neighbour answers is heard by all.
@@ -32,7 +32,7 @@ impl<P: Probe> Shard<P> {
 
     /// The shard that owns a flow.
     pub(crate) fn owner_of(&self, key: &FlowKey) -> u16 {
-        (key.owner_hash() % u32::from(self.shards)) as u16
+        self.secret.owner().owner(key, self.shards)
     }
 
     /// Whether another shard owns the flow, and which.

@@ -92,6 +92,27 @@ pub fn fetch<T>(value: &T, bytes: usize) {
     let _ = (value, bytes);
 }
 
+/// Fills `bytes` from the system's generator of random numbers (getrandom(2)), waiting at the start of
+/// the machine until it is ready; returns how many it has filled.
+///
+/// # Errors
+/// The errno of the call.
+pub fn random_bytes(bytes: &mut [u8; 32]) -> io::Result<usize> {
+    loop {
+        // SAFETY: so many writable bytes are passed with their number.
+        let filled = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        match usize::try_from(filled) {
+            Ok(filled) => return Ok(filled),
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
 /// A non-blocking eventfd.
 ///
 /// # Errors

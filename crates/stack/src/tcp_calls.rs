@@ -123,7 +123,7 @@ impl<P: Probe> Shard<P> {
             }
             return Ok(key);
         }
-        let ports = self.secret.ports_for((ip, remote));
+        let ports = self.secret.tcp_ports();
         ports
             .map(key_with)
             .find(|key| {
@@ -220,7 +220,7 @@ impl<P: Probe> Shard<P> {
         if local.port() != 0 {
             return Ok(local);
         }
-        let mut ports = self.secret.ports_for(local.ip());
+        let mut ports = self.secret.tcp_ports();
         let port =
             ports.find(|p| !self.listeners.contains_key(p)).ok_or(SocketError::AddressInUse)?;
         Ok(SocketAddr::new(local.ip(), port))

@@ -145,7 +145,7 @@ impl<P: Probe> Shard<P> {
             return;
         }
         if let Some(header) = reply {
-            if !self.resets.take(now) {
+            if !self.resets.take(now, &mut self.secret.limits) {
                 return self.net.counters.count(Counter::TcpResetsLimited);
             }
             self.net.counters.count(Counter::TcpResetsOut);

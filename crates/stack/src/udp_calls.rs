@@ -180,10 +180,10 @@ impl<P: Probe> Shard<P> {
         let remote = unmap(remote);
         let choice = self.net.ip.route(remote.ip(), zone_of(remote));
         let src = choice.map_err(|_| SocketError::NetworkUnreachable)?.src;
-        let (id, shards) = (u32::from(self.id), u32::from(self.shards));
+        let (id, shards, owner) = (self.id, self.shards, self.secret.owner());
         let comes_home = |port| {
             let key = FlowKey::new(with_zone(src, port, zone_of(remote)), remote);
-            key.owner_hash() % shards == id
+            owner.owner(&key, shards) == id
         };
         let socket = self.udp_bind_where(
             with_zone(src, 0, zone_of(remote)),
@@ -409,7 +409,11 @@ impl<P: Probe> Shard<P> {
     /// Opens a socket for echo requests.
     pub fn ping_open(&mut self) -> SlotId {
         let used: Vec<u16> = self.pings().map(|(_, p)| p.ident).collect();
-        let ident = self.secret.ports_for(0u8).find(|i| !used.contains(i)).unwrap_or(1);
+        // Of 65,536 identifiers a few are in use.
+        let mut ident = self.secret.echo_ident();
+        while used.contains(&ident) && used.len() < usize::from(u16::MAX) {
+            ident = ident.wrapping_add(1);
+        }
         self.sockets.insert(Socket::Ping(Box::new(PingEntry {
             ident,
             replies: VecDeque::new(),

@@ -555,7 +555,7 @@ impl<P: Probe> Net<P> {
         letter: &Letter<I>,
         room: &mut [u8],
     ) -> Result<Option<()>, SocketError> {
-        let ident = self.ip.take_ident(letter.datagrams() as u16);
+        let ident = self.ip.ident_by(template.ip());
         // At most 65,535, or the datagram would not have fitted the template.
         let length = letter.bytes.saturating_add(HEADER_BYTES) as u16;
         let parts = room.split_last_chunk_mut::<HEADER_BYTES>();

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Counter, Duration, Instant, SlotId};
+use fulmar_base::{Counter, Duration, Instant, Secrets, SlotId};
 use fulmar_drivers::link::{LinkConfig, pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
@@ -20,7 +20,7 @@ struct World {
 fn config(host: u8) -> StackConfig {
     StackConfig {
         addresses: vec![IfAddr { addr: [10, 0, 0, host].into(), prefix_len: 24 }],
-        seed: u64::from(host),
+        secrets: Some(Secrets::for_simulation(u64::from(host))),
         ..StackConfig::default()
     }
 }

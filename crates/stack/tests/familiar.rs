@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counters, DropReason, Duration, Instant, SlotId};
+use fulmar_base::{Counters, DropReason, Duration, Instant, Secrets, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Pool, PoolConfig, Purpose};
@@ -93,6 +93,7 @@ fn world() -> World {
         let config = StackConfig {
             addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
             pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
+            secrets: Some(Secrets::for_simulation(u64::from(station))),
             ..StackConfig::default()
         };
         Shard::new(config, device, now).expect("a shard")

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Counter, Duration, Instant, SlotId};
+use fulmar_base::{Counter, Duration, Instant, Secrets, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_socket::Step;
@@ -58,7 +58,7 @@ fn world(seed: u64, gro: bool) -> World {
     let shard = |station: usize, device| {
         let config = StackConfig {
             addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
-            seed: seed + station as u64,
+            secrets: Some(Secrets::for_simulation(seed + station as u64)),
             gro,
             ..StackConfig::default()
         };

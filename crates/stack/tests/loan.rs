@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Counter, DropReason, Duration, EtherAddr, Instant, SlotId};
+use fulmar_base::{Counter, DropReason, Duration, EtherAddr, Instant, Secrets, SlotId};
 use fulmar_drivers::sim::{SimConfig, pair, pattern};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Chain, Purpose};
@@ -33,7 +33,7 @@ struct World {
 fn shard(device: Box<dyn fulmar_netdev::Device>, host: u8) -> Shard {
     let config = StackConfig {
         addresses: vec![IfAddr { addr: [10, 0, 0, host].into(), prefix_len: 24 }],
-        seed: u64::from(host),
+        secrets: Some(Secrets::for_simulation(u64::from(host))),
         ..StackConfig::default()
     };
     Shard::new(config, device, START).unwrap()

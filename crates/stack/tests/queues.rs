@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counter, Duration, FlowKey, Instant, NoProbe, Probe, SlotId, Stage};
+use fulmar_base::{Counter, Duration, FlowKey, Instant, NoProbe, Probe, Secrets, SlotId, Stage};
 use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
@@ -26,6 +26,7 @@ fn shard<P: Probe>(station: u8, device: SimLink, probe: P, id: u16, shards: u16)
     let config = StackConfig {
         addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
         pool: PoolConfig::with_budget(16 << 20),
+        secrets: Some(Secrets::for_simulation(u64::from(station))),
         ..StackConfig::default()
     };
     Shard::with_probe(config, Box::new(device), START, probe, id, shards).unwrap()
@@ -59,11 +60,12 @@ fn a_packet_on_the_wrong_queue_crosses_once_to_the_owner_of_its_flow() {
             q.step(now, 64);
         }
     }
+    let by = Secrets::for_simulation(2).owner();
     let (mut total, mut crossed) = (0, 0);
     for (owner, (q, s)) in queues.iter_mut().zip(sockets).enumerate() {
         for from in received(q, s) {
             let key = FlowKey::new(at(2, 53), from);
-            assert_eq!(key.owner_hash() as usize % 2, owner, "{from} is another shard's");
+            assert_eq!(usize::from(by.owner(&key, 2)), owner, "{from} is another shard's");
             total += 1;
             crossed += owner as u64;
         }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Duration, Instant, SlotId};
+use fulmar_base::{Duration, Instant, Secrets, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
@@ -38,6 +38,7 @@ fn world((rate_bps, one_way): (u64, Duration), budget: usize) -> World {
         let mut config = StackConfig {
             addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
             pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(budget) },
+            secrets: Some(Secrets::for_simulation(station as u64)),
             ..StackConfig::default()
         };
         config.tcp.send_buffer_bytes = 16 << 20;

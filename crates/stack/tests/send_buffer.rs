@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Duration, Instant, SlotId};
+use fulmar_base::{Duration, Instant, Secrets, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
@@ -37,6 +37,7 @@ fn world(one_way: Duration) -> World {
         let mut config = StackConfig {
             addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
             pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(256 << 20) },
+            secrets: Some(Secrets::for_simulation(station as u64)),
             ..StackConfig::default()
         };
         config.tcp.recv_buffer_bytes = 16 << 20;

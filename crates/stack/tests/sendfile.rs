@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Counter, DropReason, Duration, Instant, SlotId};
+use fulmar_base::{Counter, DropReason, Duration, Instant, Secrets, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
@@ -32,6 +32,7 @@ impl Pair {
             let config = StackConfig {
                 addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
                 pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
+                secrets: Some(Secrets::for_simulation(u64::from(station))),
                 ..StackConfig::default()
             };
             Shard::new(config, Box::new(device), now).expect("a shard")

@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fulmar_base::{Counter, Counters, DropReason, Duration, Instant, SlotId};
+use fulmar_base::{Counter, Counters, DropReason, Duration, Instant, Secrets, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Pool, PoolConfig};
@@ -86,6 +86,7 @@ impl Pair {
                 pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
                 // One frame in the burst, so that a full device is felt at once.
                 burst_frames: 1,
+                secrets: Some(Secrets::for_simulation(u64::from(station))),
                 ..StackConfig::default()
             };
             let is_shut =
@@ -235,8 +236,8 @@ fn a_flood_to_a_closed_port_is_answered_a_thousand_times_a_second() {
         assert!(out + limited == 60, "{out} answered and {limited} not, of 60");
         sum = (sum.0 + out, sum.1 + limited);
     }
-    // A thousand at once, and one for each of the 600 ms that passed.
-    assert!((1550..=1650).contains(&sum.0) && sum.1 > 0, "{sum:?}");
+    // 500 to 1,000 at once, and about one for each of the 600 ms that passed.
+    assert!((1000..=1750).contains(&sum.0) && sum.1 > 0, "{sum:?}");
     p.pass(Duration::from_secs(2));
     assert_eq!(refusals(&mut p, 60), (60, 0));
     let drops = p.shards[1].counters().drops(DropReason::TcpNoSocket);

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Counter, DropReason, Duration, Instant, NoProbe, SlotId};
+use fulmar_base::{Counter, DropReason, Duration, Instant, NoProbe, Secrets, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_drivers::queues::{Steering, cut};
 use fulmar_ip::IfAddr;
@@ -87,7 +87,7 @@ impl World {
             let config = StackConfig {
                 addresses: vec![IfAddr { addr: at(n + 1, 0).ip(), prefix_len: 24 }],
                 pool: PoolConfig::with_budget(16 << 20),
-                seed: seed ^ u64::from(n),
+                secrets: Some(Secrets::for_simulation(seed ^ u64::from(n))),
                 ..StackConfig::default()
             };
             let mut shards = Vec::new();

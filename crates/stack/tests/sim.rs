@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Counter, Duration, EtherAddr, Instant, SlotId};
+use fulmar_base::{Counter, Duration, EtherAddr, Instant, Secrets, SlotId};
 use fulmar_drivers::sim::{FarEnd, SimConfig, SimHandle, SimNic, pair, pattern, with_peer};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::Purpose;
@@ -17,7 +17,7 @@ fn shard(nic: SimNic, host: u8) -> Shard {
     let addr = [10, 0, 0, host].into();
     let config = StackConfig {
         addresses: vec![IfAddr { addr, prefix_len: 24 }],
-        seed: u64::from(host),
+        secrets: Some(Secrets::for_simulation(u64::from(host))),
         ..StackConfig::default()
     };
     Shard::new(config, Box::new(nic), START).unwrap()

@@ -17,10 +17,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use fulmar_base::{FlowHasher, FlowIndex, FlowKey};
-
-/// First and last ephemeral port: Linux's default range, which leaves the rest to servers.
-const EPHEMERAL: core::ops::RangeInclusive<u16> = 32768..=60999;
+use fulmar_base::{FlowHasher, FlowIndex, FlowKey, KeyUse, Random, Secrets, ephemeral_ports};
 
 /// End of a chain of bindings.
 const NONE: u32 = u32::MAX;
@@ -90,21 +87,21 @@ pub struct UdpTable<H> {
     ports: BTreeMap<u16, Vec<u32>>,
     /// How many bindings are connected: without any, the first probe is skipped.
     connected: usize,
-    random: u64,
+    /// Draws ephemeral ports.
+    random: Random,
 }
 
 impl<H: Copy> UdpTable<H> {
-    /// An empty table; `seed` decides the ephemeral ports (RFC 6056) and the hash, and should not be
-    /// guessable.
-    pub fn new(seed: u64) -> UdpTable<H> {
+    /// An empty table, with keys of its own for the hash and the ephemeral ports.
+    pub fn new(secrets: &Secrets) -> UdpTable<H> {
         UdpTable {
             bindings: Vec::new(),
             free: Vec::new(),
             index: FlowIndex::new(),
-            hasher: FlowHasher::new(seed, seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15),
+            hasher: FlowHasher::new(secrets.key(KeyUse::UdpTables)),
             ports: BTreeMap::new(),
             connected: 0,
-            random: seed,
+            random: secrets.random(KeyUse::UdpPort),
         }
     }
 
@@ -279,7 +276,7 @@ impl<H: Copy> UdpTable<H> {
         })
     }
 
-    /// A random free port, and the ones behind it if that is taken (RFC 6056 section 3.3.1).
+    /// A random free port.
     fn ephemeral_port(
         &mut self,
         local: SocketAddr,
@@ -288,24 +285,13 @@ impl<H: Copy> UdpTable<H> {
     ) -> Result<u16, BindError> {
         // An ephemeral port is never shared: nobody asked for this one.
         let options = BindOptions { reuse_address: false, ..options };
-        let count = u32::from(EPHEMERAL.end().abs_diff(*EPHEMERAL.start())).saturating_add(1);
-        let start = (self.next_random() as u32).checked_rem(count).unwrap_or(0);
+        let mut ports = ephemeral_ports(&mut self.random);
         let is_free = |port: &u16| {
             let mut candidate = local;
             candidate.set_port(*port);
             fits(*port) && !self.is_taken(candidate, options)
         };
-        let (from, to) = (*EPHEMERAL.start(), *EPHEMERAL.end());
-        let first = from.saturating_add(start as u16);
-        (first..=to).chain(from..first).find(is_free).ok_or(BindError::NoPorts)
-    }
-
-    /// splitmix64: spreads the caller's seed.
-    fn next_random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) >> 16
+        ports.find(is_free).ok_or(BindError::NoPorts)
     }
 
     fn store(&mut self, binding: Binding<H>) -> u32 {

@@ -7,6 +7,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+use fulmar_base::OwnerKey;
+
 use super::{PacketConfig, PacketSocket};
 use crate::{OpenError, steering, sys};
 
@@ -40,7 +42,9 @@ impl PacketSocket {
         if queues < 2 {
             return Ok(vec![PacketSocket::open(config)?]);
         }
-        let program = sys::load_socket_program(&steering::group_program(queues));
+        // The key comes with the stack; until then all frames come to the first socket.
+        let no_key = OwnerKey::new([0; OwnerKey::WORDS]);
+        let program = sys::load_socket_program(&steering::group_program(queues, &no_key));
         let kind = if program.is_ok() { BY_PROGRAM } else { BY_HASH };
         let mut group = Group { kind, left_out: IGNORE_OUTGOING, number: None };
         let mut sockets = Vec::with_capacity(usize::from(queues));
@@ -54,6 +58,9 @@ impl PacketSocket {
             socket.caps.queues = queues;
             sockets.push(socket);
         }
+        if let (Ok(_), Some(first)) = (&program, sockets.first_mut()) {
+            first.steered = Some(queues);
+        }
         let steered = match program {
             Ok(_) => "to the owner of each flow".to_owned(),
             Err(e) => format!(
@@ -66,6 +73,13 @@ impl PacketSocket {
             socket.stats.path.push_str(&steered);
         }
         Ok(sockets)
+    }
+
+    /// Gives the group the program with a key, in place of the one that it has.
+    pub(super) fn steer(&self, queues: u16, key: &OwnerKey) -> io::Result<()> {
+        let program = sys::load_socket_program(&steering::group_program(queues, key))?;
+        let (socket, program) = (self.socket.as_fd(), program.as_raw_fd());
+        sys::set_int(socket, libc::SOL_PACKET, sys::PACKET_FANOUT_DATA, program)
     }
 }
 

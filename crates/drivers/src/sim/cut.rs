@@ -15,6 +15,8 @@ const MAX_HEADER_BYTES: usize = 256;
 // Fields of IP headers, from the start of the frame.
 const V4_TOTAL: usize = eth::HEADER_BYTES + 2;
 const V4_IDENT: usize = eth::HEADER_BYTES + 4;
+const V4_FLAGS: usize = eth::HEADER_BYTES + 6;
+const DONT_FRAGMENT: u8 = 0x40;
 const V4_CHECKSUM: usize = eth::HEADER_BYTES + 10;
 const V6_PAYLOAD: usize = eth::HEADER_BYTES + 4;
 // Fields of transport headers, from their start.
@@ -176,7 +178,9 @@ impl Template {
             let packets_before = (done / usize::from(self.gso.segment_bytes)) as u16;
             let ident = u16::from_be_bytes([self.bytes[V4_IDENT], self.bytes[V4_IDENT + 1]]);
             put(b, V4_TOTAL, l3_bytes as u16);
-            put(b, V4_IDENT, ident.wrapping_add(packets_before));
+            if self.bytes[V4_FLAGS] & DONT_FRAGMENT == 0 {
+                put(b, V4_IDENT, ident.wrapping_add(packets_before));
+            }
             put(b, V4_CHECKSUM, 0);
             let sum = checksum(b.get(eth::HEADER_BYTES..self.l4).unwrap_or(&[]));
             put(b, V4_CHECKSUM, sum);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use fulmar_base::FlowKey;
+use fulmar_base::{FlowKey, OwnerKey};
 use proptest::prelude::*;
 
 use super::flows::*;
@@ -146,7 +146,6 @@ impl Machine<'_> {
             ADD => *to = to.wrapping_add(from),
             MULTIPLY => *to = to.wrapping_mul(from),
             OR => *to |= from,
-            XOR => *to ^= from,
             AND_CONSTANT => *to &= k,
             SHIFT_LEFT => *to <<= k,
             SHIFT_RIGHT => *to >>= k,
@@ -199,8 +198,9 @@ proptest! {
     #[test]
     fn the_program_and_the_stack_name_the_same_owner(
         a: [u8; 16], b: [u8; 16], ports: (u16, u16),
-        is_v6: bool, is_udp: bool, options in 0u8..11, queues in 1u16..33,
+        is_v6: bool, is_udp: bool, options in 0u8..11, queues in 1u16..33, key: [u64; 10],
     ) {
+        let key = OwnerKey::new(key);
         let address = |bytes: [u8; 16], port| match is_v6 {
             true => SocketAddr::from((bytes, port)),
             false => SocketAddr::from((*bytes.first_chunk::<4>().unwrap(), port)),
@@ -208,17 +208,18 @@ proptest! {
         let (src, dst) = (address(a, ports.0), address(b, ports.1));
         let kind = if is_udp { protocol::UDP } else { protocol::TCP };
         let frame = frame(src, dst, kind, options);
-        let owner = FlowKey::new(dst, src).owner_hash() % u32::from(queues);
-        prop_assert_eq!(run(&program(queues), &frame), u64::from(owner));
-        prop_assert_eq!(run_in_group(&group_program(queues), &frame), u64::from(owner));
+        let owner = key.owner(&FlowKey::new(dst, src), queues);
+        prop_assert_eq!(run(&program(queues, &key), &frame), u64::from(owner));
+        prop_assert_eq!(run_in_group(&group_program(queues, &key), &frame), u64::from(owner));
     }
 
     #[test]
     fn any_bytes_at_all_go_to_a_queue_that_exists(
-        bytes in proptest::collection::vec(any::<u8>(), 0..100), queues in 1u16..33,
+        bytes in proptest::collection::vec(any::<u8>(), 0..100), queues in 1u16..33, key: [u64; 10],
     ) {
-        prop_assert!(run(&program(queues), &bytes) < u64::from(queues));
-        prop_assert!(run_in_group(&group_program(queues), &bytes) < u64::from(queues));
+        let key = OwnerKey::new(key);
+        prop_assert!(run(&program(queues, &key), &bytes) < u64::from(queues));
+        prop_assert!(run_in_group(&group_program(queues, &key), &bytes) < u64::from(queues));
     }
 }
 
@@ -273,7 +274,7 @@ fn a_fragment_of_a_flow_of_the_map_goes_to_the_first_queue() {
 #[test]
 fn what_has_no_ports_goes_to_the_first_queue() {
     let (a, b) = ("10.0.0.1:0".parse().unwrap(), "10.0.0.2:0".parse().unwrap());
-    let p = program(7);
+    let p = program(7, &OwnerKey::new([1 << 40; OwnerKey::WORDS]));
     assert_eq!(run(&p, &frame(a, b, protocol::ICMP, 0)), 0);
     let mut fragment = frame(a, b, protocol::UDP, 0);
     for bits in [[0x20, 0], [0, 9]] {

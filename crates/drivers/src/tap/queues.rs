@@ -1,6 +1,9 @@
 //! A TAP of several queues, and which of them the kernel sends a packet to.
 
+use std::io;
 use std::os::fd::AsFd;
+
+use fulmar_base::OwnerKey;
 
 use super::attach::{attach, open_clone_device};
 use super::{FLAGS, Tap, TapConfig, a_socket};
@@ -32,8 +35,8 @@ impl Tap {
             // Whoever had the interface before may have left a program there.
             let _ = sys::tun_set_steering(tap.file.as_fd(), None);
         }
-        let steered = match (config.steer, taps.first()) {
-            (true, Some(tap)) => tap.steer(queues),
+        let steered = match (config.steer, taps.first_mut()) {
+            (true, Some(tap)) => tap.try_to_steer(queues),
             _ => "by the queue that sent last, as asked for".to_owned(),
         };
         for tap in &mut taps {
@@ -42,16 +45,24 @@ impl Tap {
         Ok(taps)
     }
 
-    /// Has the kernel send each packet to the queue of its owner; says how packets are steered.
-    fn steer(&self, queues: u16) -> String {
-        let program = sys::load_socket_program(&steering::program(queues));
-        let set = program.and_then(|p| sys::tun_set_steering(self.file.as_fd(), Some(p.as_fd())));
-        match set {
-            Ok(()) => "to the owner of each flow".to_owned(),
+    /// Has the kernel send each packet to the queue of its owner, if it lets us; says how packets are
+    /// steered. The key comes with the stack; until then all packets go to the first queue.
+    fn try_to_steer(&mut self, queues: u16) -> String {
+        match self.steer(queues, &OwnerKey::new([0; OwnerKey::WORDS])) {
+            Ok(()) => {
+                self.steered = Some(queues);
+                "to the owner of each flow".to_owned()
+            }
             Err(e) => format!(
                 "by the queue that sent last, since the kernel refuses a program ({e}): to steer by owner \
                  run as root, or with CAP_BPF and CAP_NET_ADMIN"
             ),
         }
+    }
+
+    /// Gives the kernel the program with a key, in place of the one that it has.
+    pub(super) fn steer(&self, queues: u16, key: &OwnerKey) -> io::Result<()> {
+        let program = sys::load_socket_program(&steering::program(queues, key))?;
+        sys::tun_set_steering(self.file.as_fd(), Some(program.as_fd()))
     }
 }

@@ -4,6 +4,7 @@ mod any;
 mod arp;
 mod fragments;
 mod icmp;
+mod idents;
 mod input;
 mod ndp;
 mod output;

@@ -1,7 +1,7 @@
 //! What leaves, and what is refused.
 
 use crate::rig::*;
-use fulmar_base::{DropReason, EtherAddr, Gso, GsoKind, Offload};
+use fulmar_base::{DropReason, EtherAddr, Gso, GsoKind, Offload, Secrets};
 use fulmar_ip::{
     Config, ConfigError, IfAddr, Ip, NoRoute, Outgoing, OutputError, Prefix, Route, Verdict,
 };
@@ -180,7 +180,7 @@ fn every_change_moves_the_generation_and_the_cache_follows() {
 
 #[test]
 fn a_configuration_that_cannot_work_is_refused() {
-    let refused = |c: Config| Ip::new(c, 0).err().unwrap();
+    let refused = |c: Config| Ip::new(c, &Secrets::for_simulation(0)).err().unwrap();
     assert_eq!(refused(Config { mtu: 500, ..config() }), ConfigError::Mtu { least: 576 });
     assert_eq!(refused(Config { mtu: 1000, ..config() }), ConfigError::Mtu { least: 1280 });
     assert_eq!(refused(Config { ether: ALL, ..config() }), ConfigError::EtherAddr);

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use fulmar_base::{Counters, DropReason, Duration, EtherAddr, Instant, Offload};
+use fulmar_base::{Counters, DropReason, Duration, EtherAddr, Instant, Offload, Secrets};
 use fulmar_ip::{
     Config, Delivered, FrameSink, IfAddr, Ip, Outgoing, OutputError, Route, SavedHeader, Verdict,
 };
@@ -95,7 +95,7 @@ impl Host {
 
     pub fn with(config: Config) -> Host {
         Host {
-            ip: Ip::new(config, 7).unwrap(),
+            ip: Ip::new(config, &Secrets::for_simulation(7)).unwrap(),
             pool: Pool::new(PoolConfig::with_budget(16 << 20)).unwrap(),
             counters: Counters::default(),
             now: Instant::from_millis(1000),

@@ -8,7 +8,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Instant;
 
-use fulmar_base::{Duration, Instant as StackInstant, SlotId};
+use fulmar_base::{Duration, Instant as StackInstant, Secrets, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
@@ -69,7 +69,7 @@ impl Connections {
                 addresses: vec![IfAddr { addr: address(side, 0).ip(), prefix_len: 24 }],
                 pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(64 << 20) },
                 max_sockets: room + room / PER_PORT + 2,
-                seed: seed + side as u64,
+                secrets: Some(Secrets::for_simulation(seed + side as u64)),
                 ..StackConfig::default()
             };
             Shard::new(config, Box::new(device), now).map_err(|e| io::Error::other(e.to_string()))

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fulmar_base::{
-    Counter, Counters, DropReason, EtherAddr, Instant as StackInstant, Offload, SeqNum, SlotId,
+    Counter, Counters, DropReason, EtherAddr, Instant as StackInstant, Offload, Secrets, SeqNum,
+    SlotId,
 };
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Pool, PoolConfig, Purpose};
@@ -177,7 +178,7 @@ impl Rig {
             addresses: addresses.collect(),
             pool: PoolConfig::with_budget(64 << 20),
             max_sockets: sockets,
-            seed,
+            secrets: Some(Secrets::for_simulation(seed)),
             ..StackConfig::default()
         };
         let shard = Shard::new(config, Box::new(device), StackInstant::ZERO);

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counter, Duration, Instant, SlotId};
+use fulmar_base::{Counter, Duration, Instant, Secrets, SlotId};
 use fulmar_drivers::link::{LinkConfig, sim_pair_each_way};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
@@ -606,7 +606,7 @@ fn side(s: &Scenario, i: usize, gate: Gate) -> Side {
         addresses: vec![own_address(s.v6, i)],
         pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(how.pool_bytes) },
         tcp: how.tcp,
-        seed: s.seed ^ (0x5eed << (8 * i)),
+        secrets: Some(Secrets::for_simulation(s.seed ^ (0x5eed << (8 * i)))),
         // Without a draw of its own, so that a seed stays the scenario that it was.
         gro: (s.seed >> i) & 1 == 0,
         moderation: how.waits.map(|w| w.config).unwrap_or_default(),

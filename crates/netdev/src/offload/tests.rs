@@ -31,14 +31,27 @@ fn l4_header_bytes(udp: bool) -> usize {
     if udp { 8 } else { 32 }
 }
 
+/// Clears "don't fragment" of an IPv4 header.
+fn may_be_fragmented(p: &mut Packet) {
+    let mut h = p.chain.to_vec();
+    h[IDENT + 2] &= !DONT_FRAGMENT;
+    put_u16(&mut h, ETHER_BYTES + 10, 0);
+    let sum = checksum(&h[ETHER_BYTES..ETHER_BYTES + 20]);
+    put_u16(&mut h, ETHER_BYTES + 10, sum);
+    p.chain.copy_from(0, &h[..ETHER_BYTES + 20]).unwrap();
+}
+
 proptest! {
     #[test]
     fn cut_packets_carry_the_payload_in_order_with_right_checksums(
         v6: bool, udp: bool, payload in proptest::collection::vec(any::<u8>(), 1..9000),
-        mss in 1u16..1400, room in 1usize..200,
+        mss in 1u16..1400, room in 1usize..200, atomic: bool,
     ) {
         let mut pool = pool();
-        let p = frame(&mut pool, v6, udp, &payload, mss);
+        let mut p = frame(&mut pool, v6, udp, &payload, mss);
+        if !v6 && !atomic {
+            may_be_fragmented(&mut p);
+        }
         let original = p.chain.to_vec();
         let l4 = usize::from(p.offload.csum_start);
         let header_bytes = l4 + l4_header_bytes(udp);
@@ -58,7 +71,8 @@ proptest! {
             }
             if !v6 {
                 let ident = u16::from_be_bytes([bytes[18], bytes[19]]);
-                prop_assert_eq!(ident, 0xfffeu16.wrapping_add(i as u16));
+                let further = if atomic { 0 } else { i as u16 };
+                prop_assert_eq!(ident, 0xfffeu16.wrapping_add(further));
             }
             rebuilt.extend(&bytes[header_bytes..]);
         }

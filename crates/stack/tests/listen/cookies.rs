@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use fulmar_base::{Counter, DropReason, SeqNum};
+use fulmar_base::{Counter, DropReason, Secrets, SeqNum};
 use fulmar_socket::Step;
 use fulmar_stack::{ListenOptions, Reserved, StackConfig, SynCookies};
 use fulmar_tcp::State;
@@ -242,7 +242,10 @@ fn an_old_cookie_is_answered_by_a_reset() {
 
 #[test]
 fn a_stack_that_was_started_again_does_not_know_the_cookies_of_before() {
-    let config = |seed| StackConfig { seed, ..StackConfig::default() };
+    let config = |seed| StackConfig {
+        secrets: Some(Secrets::for_simulation(seed)),
+        ..StackConfig::default()
+    };
     let mut before = Rig::with(always(), config(1));
     let reply = syn_ack(&mut before, syn_options(7));
     for (seed, accepted) in [(1, true), (2, false)] {

@@ -8,7 +8,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use fulmar_base::{
-    Counter, Counters, DropReason, Duration, EtherAddr, Instant, Offload, SeqNum, SlotId,
+    Counter, Counters, DropReason, Duration, EtherAddr, Instant, Offload, Secrets, SeqNum, SlotId,
 };
 use fulmar_ip::{IfAddr, Route};
 use fulmar_mbuf::{Pool, PoolConfig, Purpose};
@@ -135,13 +135,17 @@ pub struct Reply {
 
 impl Rig {
     pub fn new(options: ListenOptions) -> Rig {
-        Rig::with(options, StackConfig { seed: 1, ..StackConfig::default() })
+        Rig::with(
+            options,
+            StackConfig { secrets: Some(Secrets::for_simulation(1)), ..StackConfig::default() },
+        )
     }
 
     pub fn with(options: ListenOptions, config: StackConfig) -> Rig {
         let now = Instant::from_millis(64_000 * 10 + 1000);
         let (mut server, to_server) = shard(SERVER, 1, config, now);
-        let client_config = StackConfig { seed: 9, ..StackConfig::default() };
+        let client_config =
+            StackConfig { secrets: Some(Secrets::for_simulation(9)), ..StackConfig::default() };
         let (client, to_client) = shard(CLIENT, 2, client_config, now);
         let local = SocketAddr::new(SERVER.into(), PORT);
         let listener = server.tcp_listen(local, ListenOptions::default()).unwrap();

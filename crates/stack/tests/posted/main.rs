@@ -6,7 +6,7 @@ mod device;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counter, Duration, Instant, SlotId};
+use fulmar_base::{Counter, Duration, Instant, Secrets, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{PoolConfig, RecvBuf};
@@ -36,6 +36,7 @@ impl Pair {
             let config = StackConfig {
                 addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
                 pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
+                secrets: Some(Secrets::for_simulation(u64::from(station))),
                 ..StackConfig::default()
             };
             let notes = Arc::clone(&notes);

@@ -5,7 +5,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counters, DropReason, Duration, EtherAddr, Gso, Instant, Offload, SlotId};
+use fulmar_base::{
+    Counters, DropReason, Duration, EtherAddr, Gso, Instant, Offload, Secrets, SlotId,
+};
 use fulmar_ip::{AddressUse, IfAddr};
 use fulmar_mbuf::{Mbuf, Pool, PoolConfig, Purpose};
 use fulmar_netdev::{Burst, Caps, Device, LinkState, Packet};
@@ -144,7 +146,7 @@ impl Rig {
         let config = StackConfig {
             addresses: vec![IfAddr { addr: US.into(), prefix_len: 24 }],
             pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
-            seed: 1,
+            secrets: Some(Secrets::for_simulation(1)),
             ..StackConfig::default()
         };
         let now = Instant::from_millis(1000);

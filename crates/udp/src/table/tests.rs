@@ -14,7 +14,7 @@ const ALONE: BindOptions = BindOptions { reuse_address: false, v6_only: false };
 const V6_ONLY: BindOptions = BindOptions { reuse_address: false, v6_only: true };
 
 fn table() -> UdpTable<u32> {
-    UdpTable::new(1)
+    UdpTable::new(&Secrets::for_simulation(1))
 }
 
 #[test]
@@ -80,10 +80,10 @@ fn ephemeral_ports_are_free_fitting_and_spread() {
     let even = |p: u16| p.is_multiple_of(2);
     let ports: Vec<u16> =
         (0..500).map(|n| t.bind(n, a("0.0.0.0:0"), ALONE, even).unwrap().local.port()).collect();
-    assert!(ports.iter().all(|p| EPHEMERAL.contains(p) && p.is_multiple_of(2)));
+    assert!(ports.iter().all(|p| (32_768..61_000).contains(p) && p.is_multiple_of(2)));
     let distinct: std::collections::BTreeSet<_> = ports.iter().collect();
     assert_eq!(distinct.len(), 500);
-    assert!(ports.windows(2).filter(|w| w[1] == w[0] + 2).count() < 50);
+    assert!(ports.windows(2).filter(|w| w[0].abs_diff(w[1]) < 100).count() < 20);
 }
 
 #[test]
