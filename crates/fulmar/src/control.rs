@@ -226,7 +226,7 @@ fn own_uid() -> Option<u32> {
 /// Makes the directory if need be; refuses one that is not ours alone, since /tmp is everybody's.
 fn own_directory(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
-        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
         _ => check_directory(path),
     }
 }

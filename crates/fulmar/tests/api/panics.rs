@@ -117,7 +117,7 @@ impl Program {
     }
 
     /// All of this is down, and none of it hangs.
-    fn is_over(self) {
+    fn check_down(self) {
         let Program { stack, stream, listener, udp, loan, blocked } = self;
         for call in blocked {
             // The panic may have been its own.
@@ -173,7 +173,7 @@ fn strike(devices: [Box<dyn Device>; 2], call: Call, n: u32, of_service: bool) -
     }
     drop(used);
     drop(a);
-    program.is_over();
+    program.check_down();
     assert!(bug.is_dropped(), "the device is still open");
     true
 }
@@ -221,7 +221,7 @@ fn a_thread_that_looks_for_ever_stops_looking() {
         let udp = UdpSocket::bind(&a, (A, 99)).unwrap();
         assert!(catch_unwind(AssertUnwindSafe(|| udp.send_to(b"x", (B, 9)))).is_err());
         drop((a, udp));
-        program.is_over();
+        program.check_down();
     });
 }
 
@@ -234,7 +234,7 @@ fn a_device_that_panics_when_it_is_closed_too_keeps_nothing_from_its_end() {
         let _ = catch_unwind(AssertUnwindSafe(|| program.use_until(|| bug.has_struck())));
         bug.set(Call::Drop, 1, false);
         drop(a);
-        program.is_over();
+        program.check_down();
     });
 }
 
