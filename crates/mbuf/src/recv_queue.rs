@@ -145,6 +145,26 @@ impl RecvQueue {
         Ok(())
     }
 
+    /// As [`RecvQueue::absorb`], but copies as many bytes as there is room for and trims them off the
+    /// front of the chain.
+    pub fn fill_tail(&mut self, chain: &mut Chain, pool: &mut Pool) {
+        let Some(mut back) = self.ready.back_mut() else { return };
+        let gap = self.runs.front().map_or(u64::MAX, |r| r.start - self.next);
+        let mut left = chain.len().min(to_usize(gap)).min(back.tailroom());
+        let mut copied = 0;
+        for piece in chain.slices() {
+            let n = back.append_tail(piece.get(..left).unwrap_or(piece), pool);
+            copied += n;
+            left -= n;
+            if left == 0 || n == 0 {
+                break;
+            }
+        }
+        self.next += copied as u64;
+        chain.trim_front(copied, pool);
+        self.advance();
+    }
+
     fn insert_slow(&mut self, off: u64, mut chain: Chain, pool: &mut Pool) -> Inserted {
         let (total, held, next) = (chain.len(), self.held(), self.next);
         if off.checked_add(total as u64).is_none() {

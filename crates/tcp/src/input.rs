@@ -16,6 +16,7 @@ mod synsent;
 
 use crate::Tcb;
 use crate::contract::{Env, Events, State};
+pub(crate) use data::{SHARED_BLOCK_BYTES, WASTE_PART};
 use fulmar_base::{Counter, DropReason};
 use fulmar_mbuf::Chain;
 use fulmar_wire::tcp::{Flags, Header};

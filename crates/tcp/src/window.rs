@@ -3,6 +3,7 @@
 
 use crate::Tcb;
 use crate::contract::{Env, WindowBudget};
+use crate::input::{SHARED_BLOCK_BYTES, WASTE_PART};
 use fulmar_mbuf::Chain;
 
 /// Bytes that left the receive buffer by reference and are still held by the user, and the storage
@@ -30,52 +31,91 @@ impl Tcb {
         self.rcv_adv.saturating_sub(self.rcv_nxt)
     }
 
-    /// The window that buffer, storage and budget allow, bytes.
-    ///
-    /// Storage is what the bytes really occupy: many small segments may hold far more of it than
-    /// their payload, so twice the buffer is the bound.
+    /// The offered window as the peer sees it: whole units of the scale, never rounded up, since that
+    /// would move the right edge without cause. So it may seem to shrink, by less than a unit; what
+    /// was offered once is taken all the same (RFC 7323 section 2.4).
+    #[inline]
+    fn visible_window(&self) -> u64 {
+        self.in_units(self.rcv_wnd())
+    }
+
+    /// The largest window up to `bytes` that the field can say.
+    #[inline]
+    fn in_units(&self, bytes: u64) -> u64 {
+        let scale = self.scale.rcv;
+        (bytes >> scale).min(u64::from(u16::MAX)) << scale
+    }
+
+    /// Storage that the receive buffer may take: twice its bytes, since few blocks are full.
+    #[inline]
+    pub(crate) fn storage_limit(&self) -> usize {
+        self.recv_limit.saturating_mul(2)
+    }
+
+    /// Storage that bytes keep, those that the user holds by reference included.
+    #[inline]
+    pub(crate) fn kept_storage(&self) -> usize {
+        self.recv.storage_bytes().saturating_add(self.lent.storage_bytes)
+    }
+
+    /// Half of the storage is used up.
+    pub fn is_storage_short(&self) -> bool {
+        self.kept_storage() > self.recv_limit
+    }
+
+    /// Storage beyond their number that bytes take which were copied together: the last block, which
+    /// may be empty, and what is too little to be worth copying.
+    #[inline]
+    fn slack(&self) -> usize {
+        SHARED_BLOCK_BYTES.min(self.recv_limit / 2).saturating_add(self.recv_limit / WASTE_PART)
+    }
+
+    /// The window that storage allows, bytes: whatever sizes its segments have, copied together they
+    /// fit. Bytes behind gaps are a part of it that has its storage already.
+    fn by_storage(&self) -> usize {
+        let kept = self.kept_storage().saturating_add(self.slack());
+        let free = self.storage_limit().saturating_sub(kept);
+        free.saturating_add(self.recv.out_of_order_bytes())
+    }
+
+    /// Whether the rest of the offered window still has its storage if this payload is kept as it is.
+    #[inline]
+    pub(crate) fn leaves_window_backed(&self, payload: &Chain) -> bool {
+        let adds = payload.held_bytes().max(payload.len());
+        let has = self.recv.out_of_order_bytes().saturating_add(payload.len());
+        let rest = self.rcv_wnd().saturating_sub(has as u64) as usize;
+        let need = self.kept_storage().saturating_add(adds).saturating_add(rest);
+        need.saturating_add(self.slack()) <= self.storage_limit()
+    }
+
+    /// The window that buffer, storage, budget and field allow, bytes.
     fn allowed_window(&self, budget: &WindowBudget) -> u64 {
         if self.user.recv_shut {
-            return self.recv_limit as u64;
+            return self.in_units(self.recv_limit as u64);
         }
-        let storage = self.recv.storage_bytes();
         let unread = self.recv.readable().saturating_add(self.lent.bytes);
         let by_bytes = self.recv_limit.saturating_sub(unread);
-        let kept = storage.saturating_add(self.lent.storage_bytes);
-        let by_storage = self.recv_limit.saturating_mul(2).saturating_sub(kept);
         // What is lent is among the others: it stays charged when the connection is gone.
         let others = budget.granted_bytes.saturating_sub(self.charged);
-        let by_budget = budget.limit_bytes.saturating_sub(others).saturating_sub(storage);
+        let by_budget =
+            budget.limit_bytes.saturating_sub(others).saturating_sub(self.recv.storage_bytes());
         // The few segments that everybody may have: not again while the last ones lie unread.
         let floor = self.path_mss().saturating_mul(WindowBudget::MIN_SEGMENTS);
         let floor = floor.saturating_sub(unread);
-        by_bytes.min(by_storage).min(by_budget.max(floor)) as u64
+        self.in_units(by_bytes.min(self.by_storage()).min(by_budget.max(floor)) as u64)
     }
 
-    /// The window to offer, bytes: at least what stands offered, more only in steps worth a
-    /// segment (RFC 9293 section 3.8.6.2.2).
-    fn window_to_offer(&self, budget: &WindowBudget) -> u64 {
-        let offered = self.rcv_wnd();
-        let allowed = self.allowed_window(budget);
-        let step = (self.recv_limit as u64 / 2).min(u64::from(self.rcv_mss));
-        if allowed >= offered.saturating_add(step) { allowed } else { offered }
-    }
-
-    /// Moves the right edge, charges the budget, and returns the window field.
+    /// Moves the right edge, charges the budget, and returns the window field. The edge moves only in
+    /// steps worth a segment (RFC 9293 section 3.8.6.2.2), and never left.
     #[inline]
     pub(crate) fn advertise(&mut self, budget: &mut WindowBudget) -> u16 {
-        let scale = self.scale.rcv;
-        let offered = self.rcv_wnd();
-        let offer = self.window_to_offer(budget);
-        // Rounded down, unless that would take back a part of what stands offered.
-        let mut field = offer >> scale;
-        if field << scale < offered {
-            field = field.saturating_add(1);
+        let allowed = self.allowed_window(budget);
+        let step = (self.recv_limit as u64 / 2).min(u64::from(self.rcv_mss));
+        if allowed >= self.rcv_wnd().saturating_add(step) {
+            self.rcv_adv = self.rcv_nxt.saturating_add(allowed);
         }
-        let field = field.min(u64::from(u16::MAX));
-        self.rcv_adv = self.rcv_adv.max(self.rcv_nxt.saturating_add(field << scale));
         self.recharge(budget);
-        field as u16
+        (self.visible_window() >> self.scale.rcv) as u16
     }
 
     /// The window field of a SYN: never scaled (RFC 7323 section 2.2).
@@ -112,7 +152,7 @@ impl Tcb {
     /// The window that is offered has no room for another full segment, so that a reader who waits for
     /// more might wait for ever.
     pub fn is_window_shut(&self) -> bool {
-        self.rcv_wnd() <= u64::from(self.rcv_mss)
+        self.visible_window() <= u64::from(self.rcv_mss)
     }
 
     /// What the user holds by reference.
@@ -131,7 +171,7 @@ impl Tcb {
         if !self.is_synchronized() || self.peer_closed() {
             return self.wants_output();
         }
-        let offered = self.rcv_wnd();
+        let offered = self.visible_window();
         let gain = self.allowed_window(env.window).saturating_sub(offered);
         let limit = self.recv_limit as u64;
         let two = u64::from(self.rcv_mss).saturating_mul(2).min(limit / 2);

@@ -174,14 +174,16 @@ fn data_beyond_the_window_is_cut_or_dropped() {
 
 #[test]
 fn the_window_closes_as_bytes_wait_and_opens_in_worthwhile_steps() {
-    let mut t = settled_with(Config { recv_buffer_bytes: 4000, ..plain() });
+    let mut t = settled_with(Config { recv_buffer_bytes: 8000, ..plain() });
     recv!(t, "A", seq = 1001, ack = 1001, len = 4000);
-    send!(t, "A", ack = 5001, win = 0);
+    recv!(t, "A", seq = 5001, ack = 1001, len = 4000);
+    send!(t, "A", ack = 5001, win = 4000);
+    send!(t, "A", ack = 9001, win = 0);
     assert_eq!(t.read(500), 500);
     t.silent(); // silly window avoidance
     assert_eq!(t.read(1500), 1500);
-    send!(t, "A", ack = 5001, win = 2000);
-    assert_eq!(t.read(10_000), 2000);
+    send!(t, "A", ack = 9001, win = 2000);
+    assert_eq!(t.read(10_000), 6000);
 }
 
 #[test]

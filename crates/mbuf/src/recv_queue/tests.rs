@@ -212,6 +212,7 @@ fn without_references_a_take_copies_and_without_anything_it_ends_at_a_mbuf() {
 enum Op {
     Insert(usize, usize),
     InOrder(usize),
+    Fill(usize),
     Take(usize, usize),
     Peek(usize, usize),
     Clear,
@@ -221,6 +222,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         8 => (0..600usize, 0..80usize).prop_map(|(off, n)| Op::Insert(off, n)),
         3 => (0..60usize).prop_map(Op::InOrder),
+        3 => (0..60usize).prop_map(Op::Fill),
         3 => (0..200usize, 0..50usize).prop_map(|(n, back)| Op::Take(n, back)),
         1 => (0..100usize, 0..50usize).prop_map(|(off, n)| Op::Peek(off, n)),
         1 => prop_oneof![29 => Just(Op::InOrder(1)), 1 => Just(Op::Clear)],
@@ -273,6 +275,15 @@ impl Model {
             Op::InOrder(n) => {
                 let next = self.next();
                 self.insert(next, n.min(700 - next.min(700)));
+            }
+            Op::Fill(n) => {
+                let (next, n) = (self.next(), n.min(700 - self.next().min(700)));
+                let mut c = chain(&mut self.pool, &pattern(next, n), 5);
+                self.queue.fill_tail(&mut c, &mut self.pool);
+                let left = c.len();
+                assert_eq!(c.to_vec(), pattern(next + n - left, left));
+                self.pool.free(c);
+                self.arrived[next..next + n - left].fill(true);
             }
             Op::Take(n, back) => {
                 let mut c = self.queue.take(n, &mut self.pool);

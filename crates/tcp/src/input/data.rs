@@ -9,15 +9,18 @@ use fulmar_base::{Counter, DropReason};
 use fulmar_mbuf::{Chain, Purpose, cost_bytes};
 use fulmar_wire::tcp::Flags;
 
-/// How far bytes in order may exceed the bound on storage that holds for others: without it, a
+/// How far bytes in order that could not be copied may exceed the bound on storage: without it, a
 /// store full of out-of-order bytes could never take the ones that would empty it.
 const IN_ORDER_GRACE_BYTES: usize = 2 * 65_536;
 
 /// Payloads up to this many bytes are merged: what a driver copies out of its buffers.
 const MERGE_BYTES: usize = 256;
 
+/// A payload that wastes at most one part in so many of its storage is not worth copying.
+pub(crate) const WASTE_PART: usize = 16;
+
 /// A block that many small payloads share: the pool's class for an MTU of 1500.
-const SHARED_BLOCK_BYTES: usize = 2048;
+pub(crate) const SHARED_BLOCK_BYTES: usize = 2048;
 
 impl Tcb {
     pub(super) fn take_data(&mut self, env: &mut Env, seg: &mut Segment) -> Result<(), DropReason> {
@@ -72,45 +75,79 @@ impl Tcb {
         if self.user.recv_shut {
             return self.discard(env, payload);
         }
-        if !self.has_storage_for(&payload, IN_ORDER_GRACE_BYTES) {
-            env.pool.free(payload);
+        let Some(payload) = self.fit_in_order(env, payload) else {
             env.counters.drop_packet(DropReason::TcpReassemblyFull);
             self.due.ack = true;
             return Events::NONE;
+        };
+        if !payload.is_empty() {
+            self.recv.insert(self.recv.next(), payload, env.pool);
         }
-        self.append_in_order(env, payload);
         self.rcv_nxt = self.rcv_nxt.saturating_add(len as u64);
         self.pace_ack(env, len);
         Events::READABLE
     }
 
+    /// Merges the payload into the bytes that wait, as far as that is worth it or necessary; returns
+    /// what is to be queued behind them. `None`: it does not fit, and was freed.
+    #[inline]
+    fn fit_in_order(&mut self, env: &mut Env, payload: Chain) -> Option<Chain> {
+        if self.leaves_window_backed(&payload) {
+            return Some(self.merge_small(env, payload));
+        }
+        self.compact(env, payload)
+    }
+
     /// Small payloads behind others that wait are copied to them, so that many tiny segments do not
     /// pin a buffer each.
     #[inline]
-    fn append_in_order(&mut self, env: &mut Env, payload: Chain) {
-        if let Some(payload) = self.merge_small(env, payload) {
-            self.recv.insert(self.rcv_nxt.saturating_sub(1), payload, env.pool);
-        }
-    }
-
-    /// Copies a small payload to the bytes that wait for the reader; gives it back if it cannot.
-    /// Small is also what wastes most of its buffer while half of the storage is used up: else a
-    /// reader who is late would find an open window that takes nothing.
-    #[inline]
-    fn merge_small(&mut self, env: &mut Env, payload: Chain) -> Option<Chain> {
-        let wastes =
-            payload.held_bytes() > payload.len().saturating_mul(2) && self.is_storage_short();
-        let small = payload.len() <= MERGE_BYTES || wastes;
-        if !small || self.recv.readable() == 0 {
-            return Some(payload);
+    fn merge_small(&mut self, env: &mut Env, payload: Chain) -> Chain {
+        if payload.len() > MERGE_BYTES || self.recv.readable() == 0 {
+            return payload;
         }
         self.absorb(env, payload)
     }
 
     #[inline(never)]
-    fn absorb(&mut self, env: &mut Env, payload: Chain) -> Option<Chain> {
-        let payload = self.recv.absorb(payload, env.pool).err()?;
-        Some(take_home(env, payload, SHARED_BLOCK_BYTES))
+    fn absorb(&mut self, env: &mut Env, payload: Chain) -> Chain {
+        match self.recv.absorb(payload, env.pool) {
+            Ok(()) => Chain::new(),
+            Err(payload) => take_home(env, payload, SHARED_BLOCK_BYTES),
+        }
+    }
+
+    /// The storage of this payload would be missing for the rest of the offered window: its bytes are
+    /// copied, first to the free room behind those that wait, then to blocks that they fill or that
+    /// the next payload will. The window was offered by what its bytes take then (`Tcb::by_storage`).
+    #[inline(never)]
+    fn compact(&mut self, env: &mut Env, mut payload: Chain) -> Option<Chain> {
+        let wastes = |c: &Chain| c.held_bytes() > c.len().saturating_add(c.len() / WASTE_PART);
+        if !wastes(&payload) {
+            return Some(payload);
+        }
+        self.recv.fill_tail(&mut payload, env.pool);
+        if payload.is_empty() || !wastes(&payload) {
+            return Some(payload);
+        }
+        let copy = match payload.len() {
+            n if n <= SHARED_BLOCK_BYTES => {
+                env.pool.alloc(SHARED_BLOCK_BYTES, 0, Purpose::Receive).map(|mut block| {
+                    block.append(n);
+                    Chain::from(block)
+                })
+            }
+            n => env.pool.alloc_chain(n, 0, Purpose::Receive),
+        };
+        if let Ok(mut copy) = copy {
+            copy.fill(payload.slices());
+            env.pool.free(payload);
+            return Some(copy);
+        }
+        if self.has_storage_for(&payload) {
+            return Some(payload);
+        }
+        env.pool.free(payload);
+        None
     }
 
     /// The reader has shut down: the bytes are acknowledged and forgotten.
@@ -134,27 +171,19 @@ impl Tcb {
         payload: Chain,
     ) -> Result<(), DropReason> {
         self.due.ack = true;
-        let in_order = seg.offset == 0;
-        let fits = if in_order {
-            self.has_storage_for(&payload, IN_ORDER_GRACE_BYTES)
+        let end = start.saturating_add(payload.len() as u64);
+        let payload = if seg.offset == 0 {
+            self.fit_in_order(env, payload)
         } else {
-            self.may_wait_out_of_order(&payload)
+            self.fit_out_of_order(env, payload)
         };
-        if !fits {
-            env.pool.free(payload);
-            return Err(DropReason::TcpReassemblyFull);
-        }
-        let payload = if in_order {
-            self.merge_small(env, payload)
-        } else {
-            let bytes = payload.len();
-            Some(take_home(env, payload, bytes))
-        };
-        let Some(payload) = payload else {
+        let Some(payload) = payload else { return Err(DropReason::TcpReassemblyFull) };
+        if payload.is_empty() {
             self.rcv_nxt = self.recv.next().saturating_add(1);
             seg.events |= Events::READABLE;
             return Ok(());
-        };
+        }
+        let start = end.saturating_sub(payload.len() as u64);
         let put = self.recv.insert(start.saturating_sub(1), payload, env.pool);
         if put.refused {
             return Err(DropReason::TcpReassemblyFull);
@@ -186,6 +215,16 @@ impl Tcb {
         *last = end.max(*last);
     }
 
+    /// Bytes behind a gap, as they are to be kept; `None` if they are not, and were freed.
+    fn fit_out_of_order(&self, env: &mut Env, payload: Chain) -> Option<Chain> {
+        if self.leaves_window_backed(&payload) && self.may_wait_out_of_order(&payload) {
+            let bytes = payload.len();
+            return Some(take_home(env, payload, bytes));
+        }
+        env.pool.free(payload);
+        None
+    }
+
     /// Whether bytes behind a gap are kept. They are the peer's to choose, and only the bytes before
     /// them free them: so all connections together may never fill the receive share, nor touch the
     /// reserve that lets the missing bytes and our ACKs through. What is offered is charged to the
@@ -193,23 +232,15 @@ impl Tcb {
     fn may_wait_out_of_order(&self, payload: &Chain) -> bool {
         let most = usize::try_from(self.rcv_wnd()).unwrap_or(usize::MAX).saturating_mul(2);
         let cost = self.recv.out_of_order_cost_bytes();
-        cost.saturating_add(cost_bytes(payload)) <= most.min(self.recv_limit.saturating_mul(2))
+        cost.saturating_add(cost_bytes(payload)) <= most.min(self.storage_limit())
             && payload.iter().all(|m| m.purpose() != Purpose::Control)
     }
 
-    /// Half of the storage is used up.
-    pub fn is_storage_short(&self) -> bool {
-        let held = self.recv.storage_bytes().saturating_add(self.lent.storage_bytes);
-        held > self.recv_limit
-    }
-
-    /// Twice the receive buffer, in storage.
-    #[inline]
-    fn has_storage_for(&self, payload: &Chain, grace: usize) -> bool {
-        let limit = self.recv_limit.saturating_mul(2).saturating_add(grace);
-        let held = self.recv.storage_bytes().saturating_add(self.lent.storage_bytes);
+    /// The hard bound on storage, for bytes in order that could not be copied.
+    fn has_storage_for(&self, payload: &Chain) -> bool {
+        let limit = self.storage_limit().saturating_add(IN_ORDER_GRACE_BYTES);
         let adds = payload.held_bytes().max(payload.len());
-        held.saturating_add(adds) <= limit
+        self.kept_storage().saturating_add(adds) <= limit
     }
 
     /// Delayed acknowledgements (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2): at once while
