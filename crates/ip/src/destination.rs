@@ -31,6 +31,8 @@ pub(crate) struct Path {
     pub(crate) src: Option<IpAddr>,
     /// Largest IP packets, path MTU discovery considered (see `pmtu`).
     pub(crate) limits: Limits,
+    /// Largest IP packet by the route alone.
+    pub(crate) route_mtu: usize,
     pub(crate) is_broadcast: bool,
     /// Other flows to the same destination may go another way.
     pub(crate) is_spread: bool,

@@ -164,6 +164,7 @@ impl Ip {
             next_hop,
             mtu: path.limits.tcp.mtu,
             datagram_mtu: path.limits.datagrams.mtu,
+            route_mtu: path.route_mtu,
             generation: self.generation(),
             is_local: path.way == Way::Own,
             is_broadcast: path.is_broadcast,
@@ -343,6 +344,7 @@ impl Ip {
             way,
             src: None,
             limits: Limits::of(mtu),
+            route_mtu: mtu,
             is_broadcast: false,
             is_spread: false,
         };
@@ -363,6 +365,7 @@ impl Ip {
             way: Way::Neighbour(hop.via.unwrap_or(dst)),
             src: hop.src,
             limits: self.path_mtus.limits(dst, mtu),
+            route_mtu: mtu,
             is_broadcast: false,
             is_spread,
         })

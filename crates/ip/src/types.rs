@@ -262,6 +262,8 @@ pub struct PathChoice {
     pub mtu: usize,
     /// The same for what is not TCP; never more.
     pub datagram_mtu: usize,
+    /// Largest IP packet by the route alone, whatever path MTU discovery found.
+    pub route_mtu: usize,
     /// [`crate::Ip::generation`] when this was chosen.
     pub generation: u64,
     /// The destination is this stack.

@@ -416,7 +416,8 @@ impl<P: Probe> Shard<P> {
         self.net.counters.count(Counter::TcpSynCookiesSent);
         // The MSS option tells what this end takes: the link's, without a look-up.
         let ip_header_bytes = if key.remote_ip().is_ipv4() { 20 } else { 40 };
-        let path = PathInfo { mtu: self.net.ip.mtu(), ip_header_bytes, tso_bytes: None };
+        let mtu = self.net.ip.mtu();
+        let path = PathInfo { mtu, route_mtu: mtu, ip_header_bytes, tso_bytes: None };
         let hashes = (self.secret.cookie_base(key), self.secret.timestamp_offset(key));
         let mac = |input: &_| self.secret.cookie_mac(key, input);
         let (cfg, budget) = (&self.config.tcp, &self.net.window);

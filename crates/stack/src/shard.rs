@@ -654,6 +654,7 @@ impl<P: Probe> Shard<P> {
         let tso = if choice.is_local { Some(65_535) } else { self.net.link.caps().tso };
         let info = PathInfo {
             mtu: choice.mtu,
+            route_mtu: choice.route_mtu,
             ip_header_bytes: if dst.is_ipv4() { 20 } else { 40 },
             tso_bytes: tso,
         };

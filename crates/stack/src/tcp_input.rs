@@ -1,7 +1,7 @@
 //! TCP on its way up: from a packet that ip delivered to the connection that owns it, and what
 //! follows for the connection's user and for the tables.
 
-use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SlotId, Stage, with_zone};
+use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId, Stage, with_zone};
 use fulmar_ip::{Delivered, ErrorKind, QuotedError};
 use fulmar_mbuf::Chain;
 use fulmar_socket::SocketError;
@@ -99,37 +99,48 @@ impl<P: Probe> Shard<P> {
     fn give_to_time_wait(&mut self, now: Instant, seg: Segment) {
         let len = seg.payload.len();
         let Some(entry) = self.time_wait.get_mut(&seg.key) else { return };
-        let verdict = entry.on_segment(now, &seg.header, len);
+        let mut verdict = entry.on_segment(now, &seg.header, len);
+        if let TimeWaitVerdict::Reopen { min_iss } = verdict {
+            if let Some(listener) = self.find_listener(&seg.key) {
+                return self.reopen(now, listener, seg, min_iss);
+            }
+            let Some(entry) = self.time_wait.get_mut(&seg.key) else { return };
+            verdict = entry.on_unwanted_syn(now);
+        }
         match verdict {
             TimeWaitVerdict::Drop(reason) => self.drop_chain(seg.payload, reason),
             TimeWaitVerdict::Ack(header) => {
                 self.net.pool.free(seg.payload);
                 self.send_control(now, &seg.key, None, &header);
             }
-            TimeWaitVerdict::Closed => {
-                self.net.pool.free(seg.payload);
+            TimeWaitVerdict::Closed | TimeWaitVerdict::Reopen { .. } => {
                 self.time_wait.remove(&seg.key);
-            }
-            TimeWaitVerdict::Reopen { min_iss } => {
-                self.time_wait.remove(&seg.key);
-                match self.find_listener(&seg.key) {
-                    Some(id) => _ = self.open_passive(now, id, seg, Some(min_iss)),
-                    None => self.refuse(now, seg, DropReason::TcpNoSocket),
-                }
+                self.give_to_listener(now, seg);
             }
         }
     }
 
-    /// A segment without a connection: a SYN may open one, all else is answered by a reset
-    /// (RFC 9293 section 3.10.7.1 and 3.10.7.2).
+    /// A SYN that may follow a connection in TIME-WAIT, whose entry goes once the listener has taken it.
+    fn reopen(&mut self, now: Instant, listener: SlotId, seg: Segment, min_iss: SeqNum) {
+        let key = seg.key;
+        if self.open_passive(now, listener, seg, Some(min_iss)) {
+            self.time_wait.remove(&key);
+        }
+    }
+
+    /// A segment without a connection: a SYN may open one, most else is answered by a reset
+    /// (RFC 9293 section 3.10.7.1 and 3.10.7.2). SYN and FIN together open nothing.
     fn give_to_listener(&mut self, now: Instant, seg: Segment) {
         let flags = seg.header.flags;
-        let is_syn = flags.contains(tcp::Flags::SYN)
-            && !flags.contains(tcp::Flags::ACK)
-            && !flags.contains(tcp::Flags::RST);
+        let others = tcp::Flags::ACK | tcp::Flags::RST | tcp::Flags::FIN;
+        let is_syn = flags.contains(tcp::Flags::SYN) && !flags.intersects(others);
         let listener = self.find_listener(&seg.key);
         match listener {
             Some(id) if is_syn => _ = self.open_passive(now, id, seg, None),
+            // LISTEN resets what acknowledges and drops the rest.
+            Some(_) if !flags.contains(tcp::Flags::ACK) => {
+                self.drop_chain(seg.payload, DropReason::TcpBadFlags);
+            }
             Some(id) if is_ack(flags) && self.expects_cookies(now, id) => {
                 self.give_to_cookie(now, id, seg);
             }

@@ -9,11 +9,11 @@ use hashbrown::HashMap;
 
 use crate::secret::Keyed;
 
-/// The table. Entries leave in the order of their time, checked again when it comes: a segment may
-/// have restarted one.
+/// The table. Entries leave in the order of their time, checked again when it comes: a FIN that came
+/// again may have restarted one, which then goes to the end and does not hold up the others.
 pub struct TimeWaitTable {
     entries: HashMap<FlowKey, TimeWait, Keyed>,
-    order: VecDeque<FlowKey>,
+    order: VecDeque<(Instant, FlowKey)>,
     limit: usize,
 }
 
@@ -35,10 +35,10 @@ impl TimeWaitTable {
     /// Adds an entry; the oldest goes if there are too many.
     pub fn insert(&mut self, key: FlowKey, entry: TimeWait) {
         if self.entries.insert(key, entry).is_none() {
-            self.order.push_back(key);
+            self.order.push_back((entry.expires(), key));
         }
         while self.order.len() > self.limit {
-            if let Some(oldest) = self.order.pop_front() {
+            if let Some((_, oldest)) = self.order.pop_front() {
                 self.entries.remove(&oldest);
             }
         }
@@ -62,26 +62,28 @@ impl TimeWaitTable {
     /// Forgets a flow (its place in the order goes when its time comes).
     pub fn remove(&mut self, key: &FlowKey) {
         self.entries.remove(key);
-        if self.order.front() == Some(key) {
+        if self.order.front().is_some_and(|(_, first)| first == key) {
             self.order.pop_front();
         }
     }
 
     /// Forgets what is over at `now`.
     pub fn expire(&mut self, now: Instant) {
-        while let Some(key) = self.order.front().copied() {
-            match self.entries.get(&key) {
-                Some(e) if e.expires() > now => return,
+        while let Some((at, key)) = self.order.front().copied() {
+            if at > now {
+                return;
+            }
+            self.order.pop_front();
+            match self.entries.get(&key).map(TimeWait::expires) {
+                Some(later) if later > now => self.order.push_back((later, key)),
                 Some(_) => drop(self.entries.remove(&key)),
                 None => {}
             }
-            self.order.pop_front();
         }
     }
 
     /// When to call [`TimeWaitTable::expire`] next.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let first = self.order.iter().find_map(|k| self.entries.get(k))?;
-        Some(first.expires())
+        self.order.front().map(|(at, _)| *at)
     }
 }

@@ -8,6 +8,9 @@ use fulmar_mbuf::{Chain, Pool};
 pub struct PathInfo {
     /// Bytes of the largest IP packet to this peer.
     pub mtu: usize,
+    /// The same by the route alone, whatever was learned about the path to the peer: the way back may
+    /// take more, so the MSS option follows this.
+    pub route_mtu: usize,
     /// Bytes of the IP header: 20 or 40.
     pub ip_header_bytes: usize,
     /// Bytes of the largest super-segment, IP header included, that the way down takes; `None` if

@@ -129,7 +129,7 @@ pub fn cookie_syn_ack(
         window: window_in_syn(cfg, path, budget),
         urgent: 0,
         options: Options {
-            mss: u16::try_from(path.mss()).ok(),
+            mss: u16::try_from(path.own_mss()).ok(),
             window_scale: agreed.window_scale.map(|_| cfg.window_scale()),
             sack_permitted: agreed.sack_permitted,
             timestamps,
@@ -142,7 +142,7 @@ pub fn cookie_syn_ack(
 fn window_in_syn(cfg: &Config, path: &PathInfo, budget: &WindowBudget) -> u16 {
     let limit = cfg.recv_buffer_bytes.min(cfg.max_buffer_bytes);
     let free = budget.limit_bytes.saturating_sub(budget.granted_bytes);
-    let floor = path.mss().saturating_mul(WindowBudget::MIN_SEGMENTS);
+    let floor = path.own_mss().saturating_mul(WindowBudget::MIN_SEGMENTS);
     limit.min(free.max(floor)).min(usize::from(u16::MAX)) as u16
 }
 

@@ -30,6 +30,8 @@ pub(crate) struct Segment<'a> {
     pub payload: Chain,
     /// It ends with a FIN inside the window.
     pub fin: bool,
+    /// It ended with the peer's FIN that was received before.
+    pub repeats_fin: bool,
     /// Position behind the payload, once it is trimmed.
     pub end: u64,
     /// What became of its payload, if the walk goes on without it.
@@ -67,6 +69,7 @@ impl Tcb {
             offset: i64::from(hdr.seq.distance(self.peer_seq_of(self.rcv_nxt))),
             payload,
             fin: hdr.flags.contains(Flags::FIN),
+            repeats_fin: false,
             end: 0,
             verdict: Ok(()),
             events: Events::NONE,
@@ -94,8 +97,11 @@ impl Tcb {
             self.check_syn(env, seg)?;
         }
         self.check_sequence(env, seg)?;
+        // Before its number and its acknowledgement are proven a segment changes nothing but what it is
+        // answered with (RFC 5961 section 5).
+        let ahead = self.check_ack(env, seg)?;
         self.note_timestamp(env, seg);
-        self.take_ack(env, seg)?;
+        self.take_ack(env, seg, ahead);
         self.note_urgent(seg);
         self.take_data(env, seg)?;
         self.take_fin(env, seg);

@@ -156,7 +156,7 @@ impl Tcb {
     /// Offers what we can do, or in a SYN,ACK confirms what both can.
     fn put_syn_options(&self, hdr: &mut Header) {
         let answering = matches!(self.state, State::SynReceived);
-        hdr.options.mss = u16::try_from(self.path_mss()).ok();
+        hdr.options.mss = u16::try_from(self.own_mss()).ok();
         // After the peer's SYN without the option the scale is 0 on both sides and goes unsaid.
         let scaling = !answering || self.scale.both;
         hdr.options.window_scale = scaling.then_some(self.scale.rcv);
@@ -298,6 +298,10 @@ impl Tcb {
         let flags = if reset.with_ack { Flags::RST | Flags::ACK } else { Flags::RST };
         let mut hdr = self.header_at(0, flags, env.now);
         hdr.seq = reset.seq;
+        if matches!(self.state, State::SynSent) {
+            // Offered, not negotiated (RFC 7323 section 3.2).
+            hdr.options.timestamps = None;
+        }
         let Ok(mbuf) = header_mbuf(env.pool, self.pseudo, &hdr, hdr.header_bytes()) else {
             // A reset is a courtesy; one that finds no buffer is not worth waiting for.
             env.counters.drop_packet(DropReason::NoBuffer);

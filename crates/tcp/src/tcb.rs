@@ -53,10 +53,20 @@ const DEFAULT_MSS_V6: u16 = 1220;
 pub(crate) const TIMESTAMP_BYTES: usize = 12;
 
 impl PathInfo {
-    /// The MSS option for this path: what it leaves for a segment (RFC 9293 section 3.7.1).
+    /// What the path leaves for a segment.
     pub(crate) fn mss(&self) -> usize {
+        self.without_headers(self.mtu)
+    }
+
+    /// The MSS option we send (RFC 9293 section 3.7.1). A path MTU that was learned is that of the
+    /// other direction, and does not count.
+    pub(crate) fn own_mss(&self) -> usize {
+        self.without_headers(self.route_mtu)
+    }
+
+    fn without_headers(&self, mtu: usize) -> usize {
         let headers = self.ip_header_bytes.saturating_add(fulmar_wire::tcp::HEADER_BYTES);
-        self.mtu.saturating_sub(headers).clamp(MIN_SEGMENT_BYTES, usize::from(u16::MAX))
+        mtu.saturating_sub(headers).clamp(MIN_SEGMENT_BYTES, usize::from(u16::MAX))
     }
 }
 
@@ -427,9 +437,14 @@ impl Tcb {
         (segments as usize).saturating_mul(mss).max(mss)
     }
 
-    /// The MSS option we send: what the path leaves for a segment.
+    /// What the path to the peer leaves for a segment.
     pub(crate) fn path_mss(&self) -> usize {
         self.path.mss()
+    }
+
+    /// See [`PathInfo::own_mss`].
+    pub(crate) fn own_mss(&self) -> usize {
+        self.path.own_mss()
     }
 
     fn usual_option_bytes(&self) -> usize {

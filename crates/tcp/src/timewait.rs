@@ -29,10 +29,10 @@ pub enum TimeWaitVerdict {
     Drop(DropReason),
     /// Answer with this header.
     Ack(Header),
-    /// A SYN that may start a new connection (RFC 6191, RFC 9293 section 3.10.7.4): remove the
-    /// entry and hand the SYN to the listener, if there is one.
+    /// A SYN that may start a new connection (RFC 6191, RFC 9293 section 3.10.7.4): hand it to the
+    /// listener, and remove the entry if that takes it. See [`TimeWait::on_unwanted_syn`].
     Reopen {
-        /// The new initial sequence number must not be before this.
+        /// The new initial sequence number must not be before this .
         min_iss: SeqNum,
     },
     /// The entry has expired: treat the segment as one without a connection.
@@ -55,13 +55,13 @@ impl TimeWait {
         if hdr.flags.contains(Flags::RST) {
             return TimeWaitVerdict::Drop(DropReason::TcpBlindReset);
         }
-        if hdr.flags.contains(Flags::SYN) && !hdr.flags.contains(Flags::ACK) {
+        if hdr.flags.contains(Flags::SYN) && !hdr.flags.intersects(Flags::ACK | Flags::FIN) {
             if self.may_reopen(hdr) {
                 return TimeWaitVerdict::Reopen { min_iss: SeqNum(self.snd_nxt.0.wrapping_add(1)) };
             }
             return self.answer(now, DropReason::TcpBlindSyn);
         }
-        if hdr.flags.contains(Flags::FIN) {
+        if self.repeats_fin(hdr, payload_len) {
             self.expires = later(now, self.lasts);
         }
         let occupies = payload_len > 0 || hdr.flags.intersects(Flags::FIN | Flags::SYN);
@@ -69,6 +69,23 @@ impl TimeWait {
             return self.answer(now, DropReason::TcpOutOfWindow);
         }
         TimeWaitVerdict::Drop(DropReason::TcpDuplicate)
+    }
+
+    /// Whether it is the peer's FIN again, in its place, with an acknowledgement that the peer may send
+    /// and a timestamp that is not old.
+    fn repeats_fin(&self, hdr: &Header, payload_len: usize) -> bool {
+        let end = SeqNum(hdr.seq.0.wrapping_add(payload_len as u32).wrapping_add(1));
+        let young = match (self.stamps, hdr.options.timestamps) {
+            (Some((_, recent)), Some(t)) => t.value.wrapping_sub(recent) as i32 >= 0,
+            (stamps, _) => stamps.is_none(),
+        };
+        let flags = hdr.flags.contains(Flags::FIN | Flags::ACK);
+        flags && end == self.rcv_nxt && !hdr.ack.after(self.snd_nxt) && young
+    }
+
+    /// Nobody listens for a SYN that may open a new connection: it is answered as an old one is.
+    pub fn on_unwanted_syn(&mut self, now: Instant) -> TimeWaitVerdict {
+        self.answer(now, DropReason::TcpNoSocket)
     }
 
     /// RFC 6191 section 2.
@@ -147,6 +164,34 @@ mod tests {
         let stamps = Some(Timestamps { value: 10_007, echo: 100 });
         assert_eq!(h.options.timestamps, stamps);
         assert_eq!(t.expires(), Instant::from_millis(70_000));
+    }
+
+    #[test]
+    fn only_the_peers_own_fin_starts_the_wait_again() {
+        let fin = Flags::FIN | Flags::ACK;
+        let acks = |h: Header, ack| Header { ack: SeqNum(ack), ..h };
+        for (what, h, len) in [
+            ("another place", segment(fin, 880, Some(100)), 0),
+            ("behind the end", segment(fin, 900, Some(100)), 0),
+            ("an old timestamp", segment(fin, 899, Some(99)), 0),
+            ("no timestamp", segment(fin, 899, None), 0),
+            ("no acknowledgement", segment(Flags::FIN, 899, Some(100)), 0),
+            ("of data never sent", acks(segment(fin, 899, Some(100)), 5001), 0),
+        ] {
+            let mut t = entry(Some((7, 100)));
+            assert!(matches!(judge(&mut t, h, len), TimeWaitVerdict::Ack(_)), "{what}");
+            assert_eq!(t.expires(), Instant::from_millis(60_000), "{what}");
+        }
+        let mut t = entry(Some((7, 100)));
+        judge(&mut t, segment(fin, 879, Some(100)), 20); // with the last bytes
+        assert_eq!(t.expires(), Instant::from_millis(70_000));
+    }
+
+    #[test]
+    fn syn_with_fin_does_not_reopen() {
+        let mut t = entry(None);
+        let v = judge(&mut t, segment(Flags::SYN | Flags::FIN, 901, None), 0);
+        assert!(matches!(v, TimeWaitVerdict::Ack(_)));
     }
 
     #[test]

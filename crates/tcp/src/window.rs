@@ -100,7 +100,7 @@ impl Tcb {
         let by_budget =
             budget.limit_bytes.saturating_sub(others).saturating_sub(self.recv.storage_bytes());
         // The few segments that everybody may have: not again while the last ones lie unread.
-        let floor = self.path_mss().saturating_mul(WindowBudget::MIN_SEGMENTS);
+        let floor = self.own_mss().saturating_mul(WindowBudget::MIN_SEGMENTS);
         let floor = floor.saturating_sub(unread);
         self.in_units(by_bytes.min(self.by_storage()).min(by_budget.max(floor)) as u64)
     }

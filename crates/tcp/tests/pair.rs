@@ -356,7 +356,7 @@ fn world(seed: u64) -> World {
     let mut rng = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mtu = rng.pick(&[576, 1500, 1500, 9000]);
     let tso_bytes = rng.pick(&[None, Some(65_535), Some(16_384)]);
-    let path = PathInfo { mtu, ip_header_bytes: 20, tso_bytes };
+    let path = PathInfo { mtu, route_mtu: mtu, ip_header_bytes: 20, tso_bytes };
     let net = Net {
         one_way: Duration::from_micros(rng.pick(&[0, 20, 5_000, 150_000])),
         loss: rng.pick(&[0, 0, 10, 50, 100]),

@@ -69,7 +69,8 @@ fn parse(pool: &mut Pool, mut chain: Chain) -> (Header, Chain) {
 impl Bench {
     fn new() -> Bench {
         let (x, y) = ("10.0.0.1:80".parse().unwrap(), "10.0.0.2:4000".parse().unwrap());
-        let path = PathInfo { mtu: 1500, ip_header_bytes: 20, tso_bytes: Some(65_535) };
+        let path =
+            PathInfo { mtu: 1500, route_mtu: 1500, ip_header_bytes: 20, tso_bytes: Some(65_535) };
         let now = Instant::from_millis(1000);
         let cfg = Config::default();
         let a = Tcb::connect(&cfg, FlowKey::new(x, y), SeqNum(1), 0, path, now);

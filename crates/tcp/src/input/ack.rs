@@ -10,15 +10,35 @@ use fulmar_base::{Counter, DropReason, Duration};
 use fulmar_wire::tcp::{Flags, Header};
 
 impl Tcb {
-    pub(super) fn take_ack(&mut self, env: &mut Env, seg: &mut Segment) -> Result<(), DropReason> {
+    /// Whether the peer can have sent this acknowledgement: how far it is ahead of `snd_una`.
+    pub(super) fn check_ack(&mut self, env: &mut Env, seg: &Segment) -> Result<i64, DropReason> {
         if !seg.hdr.flags.contains(Flags::ACK) {
             return Err(DropReason::TcpBadFlags);
         }
-        if matches!(self.state, State::SynReceived) {
-            self.finish_handshake(env, seg)?;
-        }
         let ahead = i64::from(seg.hdr.ack.distance(self.seq_of(self.snd_una)));
-        self.check_ack(env, ahead)?;
+        let future = ahead > 0 && ahead.unsigned_abs() > self.flight();
+        if matches!(self.state, State::SynReceived) {
+            // The third segment of the handshake, or none at all (RFC 9293 section 3.10.7.4, fifth).
+            if ahead < 1 || future {
+                self.due.reset = Some(ResetDue { seq: seg.hdr.ack, with_ack: false });
+                return Err(DropReason::TcpBadAck);
+            }
+            return Ok(ahead);
+        }
+        // RFC 5961 section 5.2: `snd_una - max_snd_wnd <= ack <= snd_nxt`.
+        let ancient = ahead < 0 && ahead.unsigned_abs() > self.max_snd_wnd;
+        if future || ancient {
+            self.challenge(env);
+            return Err(DropReason::TcpBadAck);
+        }
+        Ok(ahead)
+    }
+
+    /// An acknowledgement that [`Tcb::check_ack`] found good.
+    pub(super) fn take_ack(&mut self, env: &mut Env, seg: &mut Segment, ahead: i64) {
+        if matches!(self.state, State::SynReceived) {
+            self.become_established(env, seg);
+        }
         let news = self.take_sack(seg.hdr);
         let moved = ahead.max(0).unsigned_abs();
         if moved > 0 {
@@ -32,22 +52,9 @@ impl Tcb {
         } else if self.is_duplicate(seg, ahead, news, before) {
             self.on_duplicate(env.counters);
         }
-        if matches!(self.state, State::Closed) {
-            return Ok(());
+        if !matches!(self.state, State::Closed) {
+            self.hear_persisting_peer(env);
         }
-        self.hear_persisting_peer(env);
-        Ok(())
-    }
-
-    /// SYN-RECEIVED: the third segment of the handshake.
-    fn finish_handshake(&mut self, env: &mut Env, seg: &mut Segment) -> Result<(), DropReason> {
-        let ahead = seg.hdr.ack.distance(self.seq_of(self.snd_una));
-        if ahead < 1 || i64::from(ahead).unsigned_abs() > self.flight() {
-            self.due.reset = Some(ResetDue { seq: seg.hdr.ack, with_ack: false });
-            return Err(DropReason::TcpBadAck);
-        }
-        self.become_established(env, seg);
-        Ok(())
     }
 
     /// ESTABLISHED, or what follows it if the user has closed meanwhile.
@@ -64,17 +71,6 @@ impl Tcb {
         };
         env.counters.count(opened);
         seg.events |= Events::CONNECTED | Events::WRITABLE;
-    }
-
-    /// RFC 5961 section 5.2: `snd_una - max_snd_wnd <= ack <= snd_nxt`.
-    fn check_ack(&mut self, env: &mut Env, ahead: i64) -> Result<(), DropReason> {
-        let future = ahead > 0 && ahead.unsigned_abs() > self.flight();
-        let ancient = ahead < 0 && ahead.unsigned_abs() > self.max_snd_wnd;
-        if future || ancient {
-            self.challenge(env);
-            return Err(DropReason::TcpBadAck);
-        }
-        Ok(())
     }
 
     /// Enters the blocks of a SACK option; returns how many bytes were news. Blocks below
@@ -166,7 +162,7 @@ impl Tcb {
 
     /// Takes the window of a segment at position `pos` that is known to be the latest.
     #[inline]
-    pub(super) fn set_window(&mut self, hdr: &Header, pos: u64) {
+    fn set_window(&mut self, hdr: &Header, pos: u64) {
         self.snd_wnd = self.window_of(hdr);
         self.max_snd_wnd = self.max_snd_wnd.max(self.snd_wnd);
         self.snd_wl1 = pos;
@@ -187,11 +183,17 @@ impl Tcb {
         // Where the segment began before it was trimmed.
         let ahead = seg.hdr.seq.distance(self.peer_seq_of(self.rcv_nxt));
         let pos = self.rcv_nxt.saturating_add_signed(i64::from(ahead));
-        let window = self.window_of(seg.hdr);
-        let same = seg.hdr.ack == self.seq_of(self.snd_una);
-        let newer = pos > self.snd_wl1 || (pos == self.snd_wl1 && window > self.snd_wnd);
-        if moved || (same && newer) {
-            self.set_window(seg.hdr, pos);
+        if moved || seg.hdr.ack == self.seq_of(self.snd_una) {
+            self.update_window_at(seg.hdr, pos, moved);
+        }
+    }
+
+    /// The same for a segment at position `pos` that acknowledges `snd_una`.
+    #[inline]
+    pub(super) fn update_window_at(&mut self, hdr: &Header, pos: u64, moved: bool) {
+        let larger = || self.window_of(hdr) > self.snd_wnd;
+        if moved || pos > self.snd_wl1 || (pos == self.snd_wl1 && larger()) {
+            self.set_window(hdr, pos);
         }
     }
 

@@ -118,9 +118,7 @@ impl Tcb {
         let bytes = seg.payload.len() as u64;
         if old > bytes && seg.fin {
             seg.fin = false;
-            if matches!(self.state, State::TimeWait) {
-                self.enter_time_wait(env.now);
-            }
+            seg.repeats_fin = self.fin_received && old == bytes.saturating_add(1);
         }
         let cut = usize::try_from(old.min(bytes)).unwrap_or(usize::MAX);
         seg.payload.trim_front(cut, env.pool);
@@ -136,12 +134,16 @@ impl Tcb {
         env: &mut Env,
         seg: &mut Segment,
     ) -> Result<(), DropReason> {
-        let inside = seg.offset >= 0 && seg.offset.unsigned_abs() <= self.rcv_wnd();
-        if !inside {
+        let exact = seg.offset == 0;
+        let inside = seg.offset > 0 && seg.offset.unsigned_abs() < self.rcv_wnd();
+        if !exact && !inside {
             return Err(DropReason::TcpOutOfWindow);
         }
-        // RFC 1337: nothing ends TIME-WAIT early.
-        if seg.offset != 0 || matches!(self.state, State::TimeWait) {
+        if matches!(self.state, State::TimeWait) {
+            // RFC 1337: nothing ends it early. An answer would bring the next reset.
+            return Err(DropReason::TcpBlindReset);
+        }
+        if !exact {
             self.challenge(env);
             return Err(DropReason::TcpBlindReset);
         }

@@ -30,6 +30,7 @@ impl Tcb {
         match self.state {
             State::Established | State::FinWait1 | State::FinWait2 => {}
             // After the peer's FIN there is nothing to come.
+            State::TimeWait => return self.refuse_in_time_wait(env),
             _ => return Err(DropReason::TcpAfterClose),
         }
         if self.user.gone {
@@ -47,6 +48,12 @@ impl Tcb {
             return Ok(());
         }
         self.store_any(env, seg, start, payload)
+    }
+
+    /// In TIME-WAIT whatever occupies sequence space is answered: the peer has not heard our last ACK.
+    fn refuse_in_time_wait(&mut self, env: &mut Env) -> Result<(), DropReason> {
+        self.challenge(env);
+        Err(DropReason::TcpAfterClose)
     }
 
     /// Nobody will read: RFC 9293 section 3.6.1 says to reset the connection.
@@ -262,7 +269,7 @@ impl Tcb {
 
     /// The peer's segments are at least this large, if they are not joined ones.
     fn learn_segment_size(&mut self, len: usize) {
-        let ours = self.path_mss();
+        let ours = self.own_mss();
         self.rcv_mss = u32::try_from(len.min(ours)).unwrap_or(u32::MAX);
     }
 
@@ -271,8 +278,13 @@ impl Tcb {
         if matches!(self.state, State::Closed) {
             return;
         }
-        if seg.fin && self.peer_fin.is_none() {
-            self.peer_fin = Some(seg.end);
+        if matches!(self.state, State::TimeWait) && seg.repeats_fin {
+            self.enter_time_wait(env.now);
+        }
+        if seg.fin {
+            // Behind a gap it is acknowledged at once (RFC 5681 section 4.2), and a second one always.
+            self.due.ack = true;
+            self.peer_fin = self.peer_fin.or(Some(seg.end));
         }
         let Some(fin) = self.peer_fin.filter(|_| !self.fin_received) else { return };
         if self.rcv_nxt >= fin {

@@ -20,6 +20,9 @@ impl Tcb {
         let usual = state
             && hdr.flags.without(Flags::PSH) == Flags::ACK
             && hdr.seq == self.peer_seq_of(self.rcv_nxt)
+            // A closed window, or the first one after it, is more than a number.
+            && hdr.window != 0
+            && !self.persisting
             && self.predicts_timestamp(hdr);
         let quiet = hdr.options.sack.is_empty()
             && self.recovery.is_quiet()
@@ -59,7 +62,7 @@ impl Tcb {
         if ahead > 0 {
             events |= self.on_new_ack(env, hdr, u64::from(ahead));
         }
-        self.set_window(hdr, self.rcv_nxt);
+        self.update_window_at(hdr, self.rcv_nxt, ahead > 0);
         if payload.is_empty() {
             env.pool.free(payload);
             return events;

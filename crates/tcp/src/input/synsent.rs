@@ -54,8 +54,9 @@ impl Tcb {
         seg: &mut Segment,
         moved: u64,
     ) -> Result<(), DropReason> {
-        seg.events |= self.on_new_ack(env, seg.hdr, moved);
+        // This first: it asks whether our SYN was lost.
         self.become_established(env, seg);
+        seg.events |= self.on_new_ack(env, seg.hdr, moved);
         self.due.ack = true;
         seg.offset = 0;
         self.check_sequence(env, seg)?;

@@ -141,7 +141,7 @@ pub fn plain() -> Config {
 }
 
 pub fn path() -> PathInfo {
-    PathInfo { mtu: 1040, ip_header_bytes: 20, tso_bytes: None }
+    PathInfo { mtu: 1040, route_mtu: 1040, ip_header_bytes: 20, tso_bytes: None }
 }
 
 impl Trace {
