@@ -95,7 +95,7 @@ impl Tcb {
         self.pipe_in_recovery()
     }
 
-    fn pipe_in_recovery(&self) -> u64 {
+    pub(crate) fn pipe_in_recovery(&self) -> u64 {
         let unsacked = |from: u64, to: u64| {
             to.saturating_sub(from).saturating_sub(self.sacked.bytes_within(from, to))
         };

@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 const BASE: u32 = 0xfedc_ba98;
 const OFFSET: u32 = 0xffff_fff0;
-const PATH: PathInfo = PathInfo { mtu: 1500, route_mtu: 1500, ip_header_bytes: 20, tso_bytes: None };
+const PATH: PathInfo =
+    PathInfo { mtu: 1500, route_mtu: 1500, ip_header_bytes: 20, tso_bytes: None };
 const BUDGET: WindowBudget = WindowBudget::new(1 << 30);
 
 /// A hash that any bit of its input changes; the tests run it fifty million times.

@@ -211,7 +211,7 @@ impl Tcb {
 
     /// A peer that answers probes with a closed window is alive (RFC 9293 section 3.8.6.1). When
     /// the user is gone that is not enough: an orphan must make progress.
-    fn hear_persisting_peer(&mut self, env: &Env) {
+    pub(super) fn hear_persisting_peer(&mut self, env: &Env) {
         let closed = self.persisting || self.snd_wnd == 0;
         if closed && !self.user.gone {
             self.marks.progress_at = env.now;

@@ -20,9 +20,6 @@ impl Tcb {
         let usual = state
             && hdr.flags.without(Flags::PSH) == Flags::ACK
             && hdr.seq == self.peer_seq_of(self.rcv_nxt)
-            // A closed window, or the first one after it, is more than a number.
-            && hdr.window != 0
-            && !self.persisting
             && self.predicts_timestamp(hdr);
         let quiet = hdr.options.sack.is_empty()
             && self.recovery.is_quiet()
@@ -63,6 +60,9 @@ impl Tcb {
             events |= self.on_new_ack(env, hdr, u64::from(ahead));
         }
         self.update_window_at(hdr, self.rcv_nxt, ahead > 0);
+        if self.persisting || self.snd_wnd == 0 {
+            self.hear_persisting_peer(env);
+        }
         if payload.is_empty() {
             env.pool.free(payload);
             return events;
@@ -75,3 +75,6 @@ impl Tcb {
         events
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,332 @@
+//! Header prediction against the general steps: two connections with the same history, of which one
+//! may predict and the other may not, are the same in everything that can be seen of them.
+
+use crate::*;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use fulmar_base::{Counter, Counters, DropReason, Duration, FlowKey, Instant, SeqNum};
+use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose};
+use fulmar_wire::tcp::{Flags, Header, Timestamps};
+use proptest::prelude::*;
+
+#[derive(Default)]
+struct Out(Vec<Vec<u8>>);
+
+impl Emit for Out {
+    fn emit(
+        &mut self,
+        pool: &mut Pool,
+        _: &mut Counters,
+        seg: SegmentOut,
+    ) -> Result<(), EmitError> {
+        self.0.push(seg.chain.to_vec());
+        pool.free(seg.chain);
+        Ok(())
+    }
+
+    fn room(&self) -> usize {
+        1000
+    }
+}
+
+/// A segment relative to what its receiver expects.
+#[derive(Clone, Debug)]
+struct Seg {
+    flags: u8,
+    seq: i32,
+    /// Thousandths of what is in flight, and an offset to that.
+    ack: (u64, i32),
+    window: u16,
+    len: usize,
+    stamp: i32,
+    sack: Option<(u32, u32)>,
+    urgent: u16,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Segment(Seg),
+    Write(usize),
+    Read(usize),
+    Output,
+    Wait(u64),
+    ShutdownWrite,
+    ShutdownRead,
+    Close,
+}
+
+fn segment() -> impl Strategy<Value = Seg> {
+    let flags = prop_oneof![
+        30 => Just(Flags::ACK.0), 15 => Just((Flags::ACK | Flags::PSH).0),
+        1 => Just((Flags::ACK | Flags::FIN).0), 1 => Just((Flags::ACK | Flags::URG).0),
+    ];
+    let seq = prop_oneof![50 => Just(0), 1 => -3000..3000, 1 => Just(-1), 2 => Just(1000)];
+    let thousandths = prop_oneof![3 => Just(0u64), 3 => Just(1000u64), 3 => 0u64..1000];
+    let ack = (thousandths, prop_oneof![40 => Just(0), 1 => -2..3]);
+    let window =
+        prop_oneof![6 => Just(50_000u16), 2 => Just(0), 2 => 1u16..3000, 1 => any::<u16>()];
+    let len =
+        prop_oneof![4 => Just(0usize), 4 => Just(1000usize), 2 => 1usize..300, 1 => 1usize..20_000];
+    let stamp = prop_oneof![30 => 0..3, 1 => -2..0];
+    let sack = proptest::option::weighted(0.03, (0u32..5000, 1u32..3000));
+    (flags, seq, ack, window, len, stamp, sack, 0u16..3).prop_map(
+        |(flags, seq, ack, window, len, stamp, sack, urgent)| Seg {
+            flags,
+            seq,
+            ack,
+            window,
+            len,
+            stamp,
+            sack,
+            urgent,
+        },
+    )
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        60 => segment().prop_map(Op::Segment),
+        12 => (1usize..10_000).prop_map(Op::Write),
+        4 => (1usize..20_000).prop_map(Op::Read),
+        16 => Just(Op::Output),
+        4 => (0u64..300).prop_map(Op::Wait),
+        1 => (0u64..100_000).prop_map(Op::Wait),
+        1 => prop_oneof![3 => Just(Op::ShutdownWrite), 1 => Just(Op::ShutdownRead), 1 => Just(Op::Close)],
+    ]
+}
+
+struct End {
+    tcb: Tcb,
+    pool: Pool,
+    counters: Counters,
+    window: WindowBudget,
+    now: Instant,
+    out: Out,
+    may_predict: bool,
+    predicted: usize,
+}
+
+const PATH: PathInfo =
+    PathInfo { mtu: 1040, route_mtu: 1040, ip_header_bytes: 20, tso_bytes: Some(20_000) };
+
+impl End {
+    fn new(cfg: &Config, may_predict: bool) -> End {
+        let key = FlowKey::new("10.0.0.1:80".parse().unwrap(), "10.0.0.2:4000".parse().unwrap());
+        let now = Instant::from_millis(1000);
+        let mut end = End {
+            tcb: Tcb::connect(cfg, key, SeqNum(u32::MAX - 3000), 7, PATH, now),
+            pool: Pool::new(PoolConfig::with_budget(8 << 20)).unwrap(),
+            counters: Counters::default(),
+            window: WindowBudget::new(4 << 20),
+            now,
+            out: Out::default(),
+            may_predict,
+            predicted: 0,
+        };
+        end.output();
+        let mut syn_ack = Header {
+            seq: SeqNum(u32::MAX - 5000),
+            ack: end.tcb.seq_of(1),
+            flags: Flags::SYN | Flags::ACK,
+            window: 50_000,
+            ..Header::default()
+        };
+        syn_ack.options.mss = Some(1000);
+        syn_ack.options.window_scale = Some(2);
+        syn_ack.options.sack_permitted = true;
+        syn_ack.options.timestamps = Some(Timestamps { value: 500, echo: 1007 });
+        let _ = end.input(&syn_ack, 0);
+        end.output();
+        end
+    }
+
+    fn env<R>(&mut self, f: impl FnOnce(&mut Tcb, &mut Env, &mut Out) -> R) -> R {
+        let mut env = Env {
+            now: self.now,
+            pool: &mut self.pool,
+            counters: &mut self.counters,
+            window: &mut self.window,
+        };
+        f(&mut self.tcb, &mut env, &mut self.out)
+    }
+
+    fn output(&mut self) {
+        let sent = self.env(|tcb, env, out| tcb.output(env, &PATH, out));
+        assert_eq!(sent, Sent::Done);
+    }
+
+    fn chain(&mut self, len: usize, purpose: Purpose) -> Chain {
+        let mut chain = self.pool.alloc_chain(len, 0, purpose).unwrap();
+        let bytes: Vec<u8> = (0..len).map(|i| (i * 7) as u8).collect();
+        chain.copy_from(0, &bytes);
+        chain
+    }
+
+    fn input(&mut self, hdr: &Header, len: usize) -> Events {
+        let payload = if len == 0 { Chain::new() } else { self.chain(len, Purpose::Receive) };
+        let may_predict = self.may_predict;
+        self.predicted += usize::from(self.tcb.is_predicted(hdr, len));
+        self.env(|tcb, env, _| {
+            if may_predict {
+                return tcb.input(env, hdr, payload);
+            }
+            env.counters.count(Counter::TcpSegmentsIn);
+            let events = tcb.input_general(env, hdr, payload);
+            tcb.rearm(env.now);
+            events
+        })
+    }
+
+    fn header(&self, s: &Seg) -> Header {
+        let t = &self.tcb;
+        let ack = t.snd_una + t.flight() * s.ack.0 / 1000;
+        let seq = t.peer_seq_of(t.rcv_nxt).0.wrapping_add(s.seq as u32);
+        let mut h = Header {
+            seq: SeqNum(seq),
+            ack: SeqNum(t.seq_of(ack).0.wrapping_add(s.ack.1 as u32)),
+            flags: Flags(s.flags),
+            window: s.window,
+            urgent: s.urgent,
+            ..Header::default()
+        };
+        if t.stamps.on {
+            let value = t.stamps.recent.wrapping_add(s.stamp as u32);
+            let echo = t.stamp(self.now).wrapping_sub(3);
+            h.options.timestamps = Some(Timestamps { value, echo });
+        }
+        if let Some((from, bytes)) = s.sack {
+            let from = t.seq_of(t.snd_una) + from;
+            h.options.sack.push((from, from + bytes));
+        }
+        h
+    }
+
+    /// Does it; what the caller learns from it.
+    fn step(&mut self, op: &Op) -> String {
+        match op {
+            Op::Segment(s) => {
+                let hdr = self.header(s);
+                let events = self.input(&hdr, s.len);
+                return format!("{events:?}");
+            }
+            Op::Write(n) => {
+                let n = (*n).min(self.tcb.send.space());
+                if n > 0 && self.tcb.can_send() {
+                    let chain = self.chain(n, Purpose::Send);
+                    self.tcb.send.append(chain, &mut self.pool).unwrap();
+                }
+            }
+            Op::Read(n) => {
+                let got = self.tcb.recv.take(*n, &mut self.pool);
+                let bytes = got.to_vec();
+                self.pool.free(got);
+                let wants = self.env(|tcb, env, _| tcb.after_read(env));
+                return format!("{wants} {bytes:?}");
+            }
+            Op::Output => self.output(),
+            Op::Wait(ms) => {
+                self.now = self.now + Duration::from_millis(*ms);
+                let due = self.tcb.next_deadline().is_some_and(|at| at <= self.now);
+                if due {
+                    let events = self.env(|tcb, env, _| tcb.on_timer(env));
+                    return format!("{events:?}");
+                }
+            }
+            Op::ShutdownWrite => self.tcb.shutdown_write(self.now),
+            Op::ShutdownRead => self.tcb.shutdown_read(),
+            Op::Close => self.env(|tcb, env, _| tcb.close(env)),
+        }
+        String::new()
+    }
+
+    /// Everything of the connection that decides what it does next.
+    fn visible(&self) -> String {
+        let t = &self.tcb;
+        let send = (t.iss, t.snd_una, t.snd_nxt, t.snd_wnd, t.snd_wl1, t.max_snd_wnd, t.edges);
+        let fin = (t.fin_queued, t.fin_sent, t.peer_fin, t.fin_received);
+        let receive = (t.rcv_nxt, t.rcv_adv, t.last_ack_sent, t.rcv_mss, t.recv_limit, t.charged);
+        let pushed = (t.pushed_to, t.pushed_behind, t.urgent_to, t.quick_acks, t.interactive);
+        let mut readable = alloc::vec![0; t.recv.readable()];
+        t.recv.peek(0, &mut readable);
+        let queues = (
+            t.recv.next(),
+            t.recv.storage_bytes(),
+            t.recv.out_of_order_bytes(),
+            t.send.head(),
+            t.send.ready_end(),
+            t.send.limit(),
+        );
+        let times = (t.marks, t.timers, t.persisting, t.stamps, t.rtt, t.challenge);
+        let windows = (t.cubic, &t.sacked, t.recovery, t.tuning, t.recv_tuning, self.window);
+        let asked = (t.due, t.user, t.fate, t.again, t.mss, t.super_bytes);
+        format!(
+            "{:?} {send:?} {fin:?} {receive:?} {pushed:?} {queues:?} {times:?} {windows:?} {asked:?} \
+             {readable:?} {:?} {:?}",
+            t.state,
+            self.counts(),
+            self.out.0,
+        )
+    }
+
+    fn counts(&self) -> Vec<u64> {
+        let counts = Counter::ALL.iter().map(|c| self.counters.value(*c));
+        counts.chain(DropReason::ALL.iter().map(|r| self.counters.drops(*r))).collect()
+    }
+
+    fn release(mut self) {
+        self.env(|tcb, env, _| tcb.release(env));
+        assert_eq!((self.pool.outstanding(), self.window.granted_bytes), (0, 0));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_predicted_segment_does_what_the_general_steps_do(
+        timestamps in any::<bool>(),
+        sack in any::<bool>(),
+        ops in proptest::collection::vec(op(), 1..120),
+    ) {
+        let cfg = Config {
+            timestamps,
+            sack,
+            send_buffer_bytes: 60_000,
+            recv_buffer_bytes: 60_000,
+            ..Config::default()
+        };
+        let (mut fast, mut full) = (End::new(&cfg, true), End::new(&cfg, false));
+        for op in &ops {
+            let told = (fast.step(op), full.step(op));
+            prop_assert_eq!(told.0, told.1, "{:?}", op);
+            prop_assert_eq!(fast.visible(), full.visible(), "{:?}", op);
+            if fast.tcb.recovery.is_quiet() && fast.tcb.sacked.is_empty() {
+                // The short cut of `pipe`.
+                prop_assert_eq!(fast.tcb.pipe_in_recovery(), fast.tcb.flight());
+            }
+            fast.out.0.clear();
+            full.out.0.clear();
+        }
+        fast.release();
+        full.release();
+    }
+}
+
+#[test]
+fn what_the_differential_test_sends_is_predicted_often_enough_to_mean_something() {
+    use proptest::strategy::ValueTree;
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let (mut predicted, mut all) = (0, 0);
+    for _ in 0..50 {
+        let ops = proptest::collection::vec(op(), 60).new_tree(&mut runner).unwrap().current();
+        let mut end = End::new(&Config::default(), true);
+        for op in &ops {
+            all += usize::from(matches!(op, Op::Segment(_)));
+            let _ = end.step(op);
+        }
+        predicted += end.predicted;
+        end.release();
+    }
+    assert!(predicted * 6 > all, "{predicted} of {all}");
+}
