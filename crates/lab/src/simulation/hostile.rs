@@ -125,6 +125,17 @@ impl World {
         }
     }
 
+    /// Whether a connection to station `i` may come twice: out of a replayed frame, or since the listener
+    /// has sent SYN cookies, which a segment of a connection that is over repeats.
+    pub(super) fn may_repeat(&self, i: usize, peer: SocketAddr) -> bool {
+        let cookies = self.sides[i].shard.counters().value(Counter::TcpSynCookiesSent);
+        let was_here = self.ends.chunks_exact(2).any(|pair| {
+            let from = pair[0].connects.map(|c| c.0);
+            from == Some(peer) && pair[1].station == i && !pair[1].is_unborn()
+        });
+        was_here && (cookies > 0 || self.scenario.has_attack(AttackKind::Replays))
+    }
+
     /// Storage in use stays within the budget.
     pub(super) fn watch_budget(&mut self) -> Result<(), Violation> {
         if !self.steps.is_multiple_of(BUDGET_STEPS) {

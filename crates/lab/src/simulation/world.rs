@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counter, Duration, Instant, Secrets, SlotId};
+use fulmar_base::{Duration, Instant, Secrets, SlotId};
 use fulmar_drivers::link::{LinkConfig, sim_pair_each_way};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
@@ -424,17 +424,6 @@ impl World {
             let unborn = self.ends[*e].is_unborn();
             self.ends[*e].station == i && unborn && begun && peer.ip() == from
         })
-    }
-
-    /// Whether a connection to station `i` may come twice: out of a replayed frame, or since the listener
-    /// has sent SYN cookies, which a segment of a connection that is over repeats.
-    fn may_repeat(&self, i: usize, peer: SocketAddr) -> bool {
-        let cookies = self.sides[i].shard.counters().value(Counter::TcpSynCookiesSent);
-        let was_here = self.ends.chunks_exact(2).any(|pair| {
-            let from = pair[0].connects.map(|c| c.0);
-            from == Some(peer) && pair[1].station == i && !pair[1].is_unborn()
-        });
-        was_here && (cookies > 0 || self.scenario.has_attack(AttackKind::Replays))
     }
 
     fn accept(&mut self, i: usize) -> Result<(), Violation> {
