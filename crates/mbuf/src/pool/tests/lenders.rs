@@ -204,10 +204,13 @@ fn an_owner_whose_drop_panics_takes_no_memory_away_from_mbufs_that_are_out() {
     let mut pool = Pool::new(PoolConfig::with_budget(4 << 20)).unwrap();
     let mut out = pool.alloc(3, 0, Purpose::Send).unwrap();
     out.append(3).unwrap().copy_from_slice(b"abc");
-    for _ in 0..3 {
-        drop(pool.external(Box::new(Thorn), Purpose::Send).unwrap());
-    }
+    let (other, released) = owner(b"others");
+    drop(pool.external(other, Purpose::Send).unwrap());
+    // The last to be dropped is the first to be taken home.
+    drop(pool.external(Box::new(Thorn), Purpose::Send).unwrap());
     let ended = std::panic::AssertUnwindSafe(|| drop(pool));
     assert!(std::panic::catch_unwind(ended).is_err());
-    assert_eq!(out.as_slice(), b"abc");
+    assert_eq!((out.as_slice(), released.load(Ordering::SeqCst)), (&b"abc"[..], 0));
+    drop(out);
+    assert_eq!(released.load(Ordering::SeqCst), 1, "the rest goes with the last of them");
 }
