@@ -86,6 +86,10 @@ counters! {
     SendMbufs, "send_mbufs";
     /// Bytes accepted from writers.
     SendBytes, "send_bytes";
+    /// Writers that had to wait for send memory although their buffer had space.
+    SendWaits, "send_waits";
+    /// Of those, woken because memory came free for them.
+    SendWakes, "send_wakes";
     /// Pieces of files accepted (each followed by one pass of tcp::output).
     SendFilePieces, "sendfile_pieces";
     /// Bytes of those pieces, headers and trailers included.
@@ -161,6 +165,11 @@ counters! {
     /// Resets that segments without a connection asked for and that were not sent, because these are
     /// limited in rate.
     TcpResetsLimited, "tcp_resets_limited";
+    /// Connections that their users had closed and that were reset because they, or their memory, were
+    /// too many.
+    TcpOrphansReset, "tcp_orphans_reset";
+    /// Connections reset because their peers took nothing for long and others needed the memory.
+    TcpStalledReset, "tcp_stalled_reset";
     /// Resets accepted.
     TcpResetsIn, "tcp_resets_in";
     /// Fragments received.

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const PAGES: [&str; 9] = [
+const PAGES: [&str; 10] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -15,6 +15,7 @@ const PAGES: [&str; 9] = [
     "docs/bursts.md",
     "docs/listeners.md",
     "docs/shm.md",
+    "docs/memory.md",
 ];
 /// Pages that name in code type only what is in the source.
 const NAMING: [&str; 2] = ["ARCHITECTURE.md", "docs/published.md"];

@@ -5,6 +5,9 @@ mod kernel_only;
 mod placed;
 mod raw;
 mod ready;
+mod remote {
+    mod raw;
+}
 mod slab {
     pub(super) mod raw;
 }

@@ -38,6 +38,7 @@
 extern crate alloc;
 
 mod chain;
+mod fair;
 mod home;
 mod mbuf;
 #[cfg(all(test, fulmar_loom))]
@@ -56,12 +57,15 @@ mod testkit;
 mod volatile;
 
 pub use chain::{Chain, Iter, Reader, SegMut};
+pub use fair::FairShare;
 pub use pool::{Pool, PoolConfig, PoolError, PoolStats};
 pub use posted::{BufId, Filled, Hold, Lease, NoMemory, Placed, RecvBuf, Room};
 pub use raw::Mbuf;
 pub use recv_queue::{Inserted, MAX_RANGES, RecvQueue, cost_bytes};
 pub use send_queue::{Claim, MAX_CLAIMS, MERGED_BYTES, QueueFull, SendQueue};
-pub use storage::{External, Lender, MAX_MBUF_BYTES, NoBuffer, Purpose, SLAB_BYTES, SharedBytes};
+pub use storage::{
+    External, Kick, Lender, MAX_MBUF_BYTES, NoBuffer, Purpose, SLAB_BYTES, SharedBytes,
+};
 pub use sums::Summed;
 pub use sys::Backing;
 pub use volatile::VolatileSlice;

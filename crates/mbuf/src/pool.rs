@@ -26,7 +26,8 @@ use crate::home::{CHUNK_DESCS, Freed, Home, MAX_SLABS, shared_bytes};
 use crate::raw::List;
 use crate::storage::{CLASS_BYTES, CLASSES, SLAB_BYTES, class_for, class_for_part, is_wasteful};
 use crate::{
-    Backing, Chain, External, Lender, MAX_MBUF_BYTES, Mbuf, NoBuffer, Purpose, SharedBytes,
+    Backing, Chain, External, FairShare, Kick, Lender, MAX_MBUF_BYTES, Mbuf, NoBuffer, Purpose,
+    SharedBytes,
 };
 pub use stats::PoolStats;
 
@@ -477,6 +478,24 @@ impl Pool {
         count
     }
 
+    /// Names who is told when mbufs are freed away from home, if [`Pool::await_remote`] asks for it.
+    /// Only the first call counts.
+    pub fn set_kick(&mut self, kick: Arc<dyn Kick>) {
+        self.home.set_kick(kick);
+    }
+
+    /// Asks for one kick with the next remote free: for whoever is about to wait for memory. False:
+    /// some lies there already, so [`Pool::drain_remote`] and look again.
+    pub fn await_remote(&mut self) -> bool {
+        self.home.await_remote()
+    }
+
+    /// Whether mbufs that were freed away from home wait to be drained.
+    #[inline]
+    pub fn has_remote(&self) -> bool {
+        self.home.has_remote()
+    }
+
     /// What the pool has done and holds.
     pub fn stats(&self) -> PoolStats {
         PoolStats {
@@ -498,6 +517,18 @@ impl Pool {
     pub fn available(&self, p: Purpose) -> usize {
         let share = self.limits[p as usize] - self.used[p as usize];
         share.min(self.budget - self.used_total)
+    }
+
+    /// The share of `p` as it stands.
+    #[inline]
+    pub fn share_of(&self, p: Purpose) -> FairShare {
+        FairShare { limit: self.limits[p as usize], used: self.used[p as usize] }
+    }
+
+    /// Whether so much of the share of `p` is in use that those who take from it have to share.
+    #[inline]
+    pub fn is_contended(&self, p: Purpose) -> bool {
+        self.share_of(p).is_contended()
     }
 
     /// Whether a mbuf belongs to this pool.

@@ -28,18 +28,19 @@
 #![allow(unsafe_code)]
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
 use core::ptr::{self, NonNull};
 use core::slice;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
 
 use fulmar_wire::checksum::{UNIT_BYTES, UnitSum};
 
 use crate::home::Memory;
-use crate::storage::{EXTERNAL, Purpose, ZEROES};
+use crate::storage::{EXTERNAL, Kick, Purpose, ZEROES};
 use crate::sync::{AtomicIsize, AtomicPtr, AtomicU32};
 
 pub(crate) type Link = Option<NonNull<Desc>>;
@@ -86,11 +87,13 @@ const _: () = assert!(size_of::<Storage>() == 32);
 
 /// What a pool and its mbufs on other threads have in common.
 pub(crate) struct Shared {
-    /// The remote-free list: a stack of descriptors, or `closed()`.
+    /// The remote-free list: a stack of descriptors, or `awaited()` (empty), or `closed()`.
     pub(crate) remote: AtomicPtr<Desc>,
     /// After the pool is gone: descriptors still out. Before: minus those that came too late for
     /// the list.
     pub(crate) owed: AtomicIsize,
+    /// Who is told of a remote free, once each time that the pool asks for it.
+    pub(crate) kick: UnsafeCell<Option<Arc<dyn Kick>>>,
     /// Set by a pool that goes while descriptors are out.
     pub(crate) memory: UnsafeCell<Memory>,
 }
@@ -98,6 +101,16 @@ pub(crate) struct Shared {
 /// The end of a remote-free list whose pool is gone. No descriptor has this address.
 pub(crate) fn closed() -> *mut Desc {
     ptr::without_provenance_mut(1)
+}
+
+/// An empty remote-free list whose pool wants to be told of what comes. No descriptor has this address.
+pub(crate) fn awaited() -> *mut Desc {
+    ptr::without_provenance_mut(2)
+}
+
+/// What hangs on a remote-free list with this head.
+pub(crate) fn first_of(head: *mut Desc) -> Link {
+    if head == awaited() { None } else { NonNull::new(head) }
 }
 
 impl Shared {
@@ -118,19 +131,33 @@ impl Shared {
             let remote = &(*home.as_ptr()).remote;
             let mut head = remote.load(Ordering::Relaxed);
             while head != closed() {
-                (*last.as_ptr()).next = NonNull::new(head);
+                (*last.as_ptr()).next = first_of(head);
+                let kick = if head == awaited() { Shared::kick_of(home) } else { None };
                 match remote.compare_exchange_weak(
                     head,
                     first.as_ptr(),
                     Ordering::Release,
                     Ordering::Relaxed,
                 ) {
-                    Ok(_) => return,
+                    Ok(_) => return kick.iter().for_each(|k| k.kick()),
                     Err(now) => head = now,
                 }
             }
             Shared::settle(home, -(n as isize));
         }
+    }
+
+    /// Who is to be told. Cloned, since `home` may be gone when it is.
+    ///
+    /// # Safety
+    /// The caller owns a descriptor of this home and has seen `awaited()` at the head of its list.
+    #[cold]
+    unsafe fn kick_of(home: NonNull<Shared>) -> Option<Arc<dyn Kick>> {
+        // Acquire: `kick` was written before `awaited()` was stored for the first time (Release), and
+        // is never written again.
+        fence(Ordering::Acquire);
+        // SAFETY: alive: a descriptor is out; nobody writes `kick` any more.
+        unsafe { (*(*home.as_ptr()).kick.get()).clone() }
     }
 
     /// Adds to what is owed and frees everything when nothing is.

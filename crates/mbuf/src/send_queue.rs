@@ -150,9 +150,21 @@ impl SendQueue {
         self.storage
     }
 
+    /// Bytes of memory that the stream holds: storage, and what was claimed and is not ready.
+    #[inline]
+    pub fn held_bytes(&self) -> usize {
+        self.storage + (self.claimed_end - self.ready_end) as usize
+    }
+
+    /// Whether one more claim may be outstanding.
+    #[inline]
+    pub fn may_claim(&self) -> bool {
+        self.slots.len() < MAX_CLAIMS
+    }
+
     /// Takes `n` bytes of space. `None` if there is less, or too many claims are outstanding.
     pub fn claim(&mut self, n: usize) -> Option<Claim> {
-        if n > self.space() || self.slots.len() >= MAX_CLAIMS {
+        if n > self.space() || !self.may_claim() {
             return None;
         }
         let number = self.first_claim + self.slots.len() as u64;

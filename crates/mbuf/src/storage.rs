@@ -129,6 +129,13 @@ pub trait SharedBytes: Send + Sync + 'static {
     fn on_undelivered(&self, why: u8);
 }
 
+/// Whoever is told that mbufs were freed away from home ([`crate::Pool::await_remote`]).
+pub trait Kick: Send + Sync + 'static {
+    /// Mbufs lie on the remote-free list. Called wherever an mbuf may be dropped, under whatever lock:
+    /// it must be quick and must not call the pool.
+    fn kick(&self);
+}
+
 impl External for alloc::vec::Vec<u8> {
     fn bytes(&self) -> &[u8] {
         self

@@ -115,7 +115,8 @@ fn must_wait(space: usize, limit: usize, rest: &Rest, worth: Worth) -> bool {
 /// storage.
 pub fn has_space(tcb: &Tcb, rest: &Rest, worth: Worth) -> bool {
     let queue = tcb.send_queue_ref();
-    tcb.can_send() && !must_wait(queue.space(), queue.limit(), rest, worth)
+    let is_full = must_wait(queue.space(), queue.limit(), rest, worth);
+    tcb.can_send() && queue.may_claim() && !is_full
 }
 
 /// Takes space and storage for the next turn, and says what goes into it. While it has to wait, the
@@ -141,9 +142,10 @@ pub fn reserve(
         return Ok(Step::WaitSpace(enough));
     }
     let want = rest.cut(space).len();
+    let want = rest.cut(sosend::affordable(tcb, pool, want)).len();
     let Some(chain) = sosend::obtain(pool, want) else { return Ok(Step::WaitSpace(1)) };
     let piece = rest.cut(chain.len());
-    match queue.claim(chain.len()) {
+    match tcb.send_queue().claim(chain.len()) {
         Some(claim) => Ok(Step::Done((Reservation::new(claim, chain), piece))),
         None => {
             pool.free(chain);
@@ -180,12 +182,13 @@ pub fn share(
     if want < MIN_SHARED_BYTES {
         return Ok(Step::Done(Taken { bytes: 0, mbufs: 0 }));
     }
+    let want = sosend::affordable(tcb, pool, want);
     let chain = sosend::parts(pool, pages, rest.file_at as usize, want);
     let taken = Taken { bytes: chain.len(), mbufs: chain.segs() };
     if taken.bytes == 0 {
         return Ok(Step::WaitSpace(1));
     }
-    match queue.append(chain, pool) {
+    match tcb.send_queue().append(chain, pool) {
         Ok(()) => Ok(Step::Done(taken)),
         Err(QueueFull(chain)) => {
             pool.free(chain);

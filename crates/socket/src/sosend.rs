@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use fulmar_mbuf::{Chain, Claim, Pool, Purpose, QueueFull, SendQueue, SharedBytes};
+use fulmar_mbuf::{Chain, Claim, FairShare, Pool, Purpose, QueueFull, SendQueue, SharedBytes};
 use fulmar_tcp::{State, Tcb};
 
 use crate::{SocketError, Step};
@@ -79,7 +79,26 @@ fn must_wait(space: usize, limit: usize, want: usize, waited: bool) -> bool {
 /// all the same waits for storage.
 pub fn has_space(tcb: &Tcb, want: usize, waited: bool) -> bool {
     let queue = tcb.send_queue_ref();
-    tcb.can_send() && !must_wait(queue.space(), queue.limit(), want, waited)
+    let is_full = must_wait(queue.space(), queue.limit(), want, waited);
+    tcb.can_send() && queue.may_claim() && !is_full
+}
+
+/// Bytes of `want` for which a connection may take storage now: all of them, unless so much of the send
+/// share is in use that connections have to share it. 0: fewer than are worth a start.
+#[inline]
+pub(crate) fn affordable(tcb: &Tcb, pool: &Pool, want: usize) -> usize {
+    if pool.is_contended(Purpose::Send) { fair_part(tcb, pool, want) } else { want }
+}
+
+#[cold]
+fn fair_part(tcb: &Tcb, pool: &Pool, want: usize) -> usize {
+    let may = allowance(tcb, pool.share_of(Purpose::Send)).min(want);
+    if may < want && may < SEND_LOW_WATER_BYTES { 0 } else { may }
+}
+
+/// Bytes of storage that a connection may take of a share: see [`FairShare`].
+pub fn allowance(tcb: &Tcb, share: FairShare) -> usize {
+    share.allowance(tcb.send_queue_ref().held_bytes(), tcb.is_stalled())
 }
 
 /// Takes space for as much of `want` bytes as fits now, and storage for all of it in one go.
@@ -102,9 +121,9 @@ pub fn reserve(
     if must_wait(space, limit, want, waited) {
         return Ok(Step::WaitSpace(want.min(SEND_LOW_WATER_BYTES)));
     }
-    let bytes = want.min(space);
+    let bytes = affordable(tcb, pool, want.min(space));
     let Some(chain) = obtain(pool, bytes) else { return Ok(Step::WaitSpace(1)) };
-    match queue.claim(chain.len()) {
+    match tcb.send_queue().claim(chain.len()) {
         Some(claim) => Ok(Step::Done(Reservation::new(claim, chain))),
         None => {
             pool.free(chain);
@@ -114,9 +133,12 @@ pub fn reserve(
 }
 
 /// Storage for `bytes`, or for as much as the pool still has: a nearly full pool slows writers
-/// down rather than stopping them.
+/// down rather than stopping them. None for no bytes.
 pub(crate) fn obtain(pool: &mut Pool, bytes: usize) -> Option<Chain> {
     let mut ask = bytes;
+    if ask == 0 {
+        return None;
+    }
     loop {
         if let Ok(chain) = pool.alloc_chain(ask, 0, Purpose::Send) {
             return Some(chain);
@@ -151,7 +173,11 @@ pub fn append_small(
     }
     let merged = queue.append_small(bytes, pool);
     let rest = bytes.get(merged..).unwrap_or_default();
-    let mbufs = if rest.is_empty() { 0 } else { append_copy(queue, pool, rest) };
+    let mbufs = match rest.len() {
+        0 => 0,
+        n if affordable(tcb, pool, n) < n => 0,
+        _ => append_copy(tcb.send_queue(), pool, rest),
+    };
     let taken = if mbufs > 0 { bytes.len() } else { merged };
     Ok((taken > 0).then_some(Taken { bytes: taken, mbufs }))
 }
@@ -219,12 +245,12 @@ pub fn share(
     if must_wait(space, limit, want, waited) {
         return Ok(Step::WaitSpace(want.min(SEND_LOW_WATER_BYTES)));
     }
-    let chain = parts(pool, owner, at, want.min(space));
+    let chain = parts(pool, owner, at, affordable(tcb, pool, want.min(space)));
     let taken = Taken { bytes: chain.len(), mbufs: chain.segs() };
     if taken.bytes == 0 {
         return Ok(Step::WaitSpace(1));
     }
-    match queue.append(chain, pool) {
+    match tcb.send_queue().append(chain, pool) {
         Ok(()) => Ok(Step::Done(taken)),
         Err(QueueFull(chain)) => {
             pool.free(chain);

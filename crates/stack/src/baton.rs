@@ -163,8 +163,24 @@ impl Baton {
         (until != 0).then(|| (self.kick_fd(role), Instant::from_nanos(until)))
     }
 
+    /// Wakes whoever sleeps as a holder of the baton, from anywhere; a thread that is awake does not sleep
+    /// the next time. For memory that comes home while a writer waits for it.
+    pub fn kick(&self) -> std::io::Result<impl fulmar_mbuf::Kick> {
+        let [caller, service] = &self.kicks;
+        Ok(BatonKick([caller.try_clone()?, service.try_clone()?]))
+    }
+
     fn followers(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Waiter>>> {
         self.followers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Descriptors of its own, since it may outlive the baton.
+struct BatonKick([OwnedFd; 2]);
+
+impl fulmar_mbuf::Kick for BatonKick {
+    fn kick(&self) {
+        self.0.iter().for_each(|fd| sys::signal_event(fd.as_raw_fd()));
     }
 }
 

@@ -34,6 +34,10 @@ pub struct StackConfig {
     /// TIME-WAIT entries at most; the oldest gives way. Default 16,384, as many as one peer can
     /// make in a minute at 270 connections per second.
     pub max_time_wait: usize,
+    /// Connections at most that their users have closed and whose bytes are still being delivered; beyond
+    /// it those that have made no progress for longest are reset. Default 8,192; Linux has 65,536 on a
+    /// machine with 8 GiB (tcp_max_orphans).
+    pub max_orphans: usize,
     /// Resets per second, at most, to segments that belong to no connection, and as many at once: a
     /// flood to closed ports is not doubled. Default 1,000, the rate of ICMP errors; who is refused more
     /// often than that sees some of its attempts time out instead.
@@ -67,6 +71,7 @@ impl Default for StackConfig {
             max_sockets: 131_072,
             source_limits: SourceLimits::default(),
             max_time_wait: 16_384,
+            max_orphans: 8192,
             resets_per_s: 1000,
             burst_frames: 64,
             moderation: ModerationConfig::ADAPTIVE,

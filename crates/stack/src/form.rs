@@ -522,6 +522,7 @@ fn part_of(config: &StackConfig, shards: usize) -> StackConfig {
         pool,
         max_sockets: config.max_sockets.div_ceil(shards),
         max_time_wait: config.max_time_wait.div_ceil(shards),
+        max_orphans: config.max_orphans.div_ceil(shards),
         resets_per_s: config.resets_per_s.div_ceil(shards as u32),
         ..config.clone()
     }

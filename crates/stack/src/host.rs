@@ -99,6 +99,8 @@ impl<P: Probe> Host<P> {
     /// The errno of `eventfd` or `timerfd_create`.
     pub fn new(mut shard: Shard<P>) -> std::io::Result<Self> {
         sys::watch_forks();
+        let baton = Baton::new()?;
+        shard.pool().set_kick(Arc::new(baton.kick()?));
         Ok(Host {
             device_fd: shard.device().wake_fd(),
             spin: Spin::new(shard.peek()),
@@ -110,7 +112,7 @@ impl<P: Probe> Host<P> {
             calls_beside: AtomicU32::new(0),
             bit: HostBit::next(),
             inbox: Inbox::default(),
-            baton: Baton::new()?,
+            baton,
             activity: AtomicU64::new(0),
             poll_sets: AtomicUsize::new(0),
             service: Service::default(),

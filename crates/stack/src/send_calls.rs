@@ -72,7 +72,7 @@ impl<P: Probe> Shard<P> {
         if let Step::WaitSpace(_) | Step::WaitData(_) = &step
             && sosend::has_space(&self.tcp(id)?.tcb, total, waited)
         {
-            self.note_shortage(now, id);
+            self.wait_for_memory(now, id);
         }
         Ok(match step {
             Step::Done(r) => Step::Done(Reserved::Space(r)),
@@ -115,6 +115,7 @@ impl<P: Probe> Shard<P> {
         };
         let step = sosend::reserve(&mut entry.tcb, &mut self.net.pool, total, waited)?;
         if let Step::Done(_) = &step {
+            entry.short.is_short = false;
             self.pass(Stage::SendReserved);
         }
         Ok(step)
@@ -132,6 +133,7 @@ impl<P: Probe> Shard<P> {
         };
         let small = sosend::append_small(&mut entry.tcb, &mut self.net.pool, bytes)?;
         let Some(taken) = small else { return Ok(None) };
+        entry.short.is_short = false;
         entry.tcb.set_message_more(false);
         self.count_write(taken.bytes, taken.mbufs);
         self.count_copied(taken.bytes);
@@ -261,6 +263,7 @@ impl<P: Probe> Shard<P> {
         };
         match sosend::share(&mut entry.tcb, &mut self.net.pool, owner, part, waited)? {
             Step::Done(shared) => {
+                entry.short.is_short = false;
                 entry.tcb.set_message_more(false);
                 self.count_write(shared.bytes, shared.mbufs);
                 self.pass(Stage::SendCommitted);
@@ -269,7 +272,7 @@ impl<P: Probe> Shard<P> {
             }
             Step::WaitSpace(n) | Step::WaitData(n) => {
                 if sosend::has_space(&entry.tcb, part.1, waited) {
-                    self.note_shortage(now, id);
+                    self.wait_for_memory(now, id);
                 }
                 Ok(Step::WaitSpace(n))
             }

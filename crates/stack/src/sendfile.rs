@@ -32,10 +32,13 @@ impl<P: Probe> Shard<P> {
         };
         let step = sendfile::reserve(&mut entry.tcb, &mut self.net.pool, rest, worth)?;
         match &step {
-            Step::Done(_) => self.pass(Stage::SendReserved),
+            Step::Done(_) => {
+                entry.short.is_short = false;
+                self.pass(Stage::SendReserved);
+            }
             Step::WaitSpace(_) | Step::WaitData(_) => {
                 if sendfile::has_space(&entry.tcb, rest, worth) {
-                    self.note_shortage(now, id);
+                    self.wait_for_memory(now, id);
                 }
             }
         }
@@ -101,13 +104,14 @@ impl<P: Probe> Shard<P> {
         let Step::Done(taken) = sendfile::share(&mut entry.tcb, pool, pages, (rest, most), worth)?
         else {
             if sendfile::has_space(&entry.tcb, rest, worth) {
-                self.note_shortage(now, id);
+                self.wait_for_memory(now, id);
             }
             return Ok(Step::WaitSpace(1));
         };
         if taken.bytes == 0 {
             return Ok(Step::Done(0));
         }
+        entry.short.is_short = false;
         entry.tcb.set_more(rest.bytes() > taken.bytes as u64);
         self.count_write(taken.bytes, taken.mbufs);
         let counters = &mut self.net.counters;

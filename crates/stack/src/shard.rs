@@ -25,9 +25,11 @@ use crate::error::SetupError;
 use crate::familiar::LastStream;
 use crate::handoff::Handoff;
 use crate::net::{FlowPath, Link, Net, Sink};
+use crate::reclaim::Reclaim;
 use crate::recv_calls::PostedTable;
 use crate::returns::Returns;
 use crate::secret::{self, Keyed, Secret};
+use crate::send_wait::SendWaiters;
 use crate::shortage::Shortage;
 use crate::slab::Slab;
 use crate::sockets::Socket;
@@ -105,6 +107,8 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) output_queue: VecDeque<SlotId>,
     pub(crate) wakes: Wakes,
     pub(crate) shortage: Shortage,
+    pub(crate) send_waiters: SendWaiters,
+    pub(crate) reclaim: Reclaim,
     pub(crate) returns: Returns,
     pub(crate) posted: PostedTable,
     /// Headers for destinations of datagram sockets that are not connected.
@@ -236,6 +240,8 @@ impl<P: Probe> Shard<P> {
             output_queue: VecDeque::new(),
             wakes: Wakes::new(),
             shortage: Shortage::default(),
+            send_waiters: SendWaiters::default(),
+            reclaim: Reclaim::default(),
             returns: Returns::default(),
             posted: PostedTable::default(),
             templates: Templates::default(),
@@ -313,7 +319,9 @@ impl<P: Probe> Shard<P> {
         if !self.posted_may_rest(now) {
             self.settle_all_posted(now, is_dry);
         }
+        self.reclaim_memory(now);
         self.relieve(now);
+        self.wake_writers(now);
         self.pass(Stage::TimersRun);
         let is_late = self.held_since.is_some_and(|since| now >= since + CALLER_IS_BACK);
         if self.unanswered == 0 || is_late {
@@ -546,7 +554,9 @@ impl<P: Probe> Shard<P> {
         let (shortage, returns) = (self.shortage.next_deadline(), self.returns.next_deadline());
         let posted = self.posted.next_deadline();
         let ip = self.net.ip.next_deadline();
-        for other in [ip, device, shortage, returns, posted] {
+        let waiters = self.send_waiters.next_deadline(&self.net.pool);
+        let reclaim = self.reclaim.next_deadline();
+        for other in [ip, device, shortage, returns, posted, waiters, reclaim] {
             next = sooner(next, other);
         }
         // What waits because the device is full goes on when the device says that it has room.

@@ -1,13 +1,11 @@
-//! Sockets that could not go on for want of buffers or of room in the device: whoever frees some
-//! does not know them, so they are kept here and tried again.
+//! Sockets that could not go on for want of room in the device, of a descriptor or of a header: whoever
+//! frees some does not know them, so they are kept here and tried again. Writers that wait for send memory
+//! are in `send_wait.rs`.
 //!
-//! Tried again when the send share has grown by a few blocks since the shortage was noted, or when
-//! the device has taken what it refused, and in any case every [`RETRY`]: buffers also come home
-//! from other stacks, unseen. Bounded by the number of sockets, each of which knows whether it is
-//! here.
+//! Tried again when the device has taken what it refused, and in any case every [`RETRY`]. Bounded by
+//! the number of sockets, each of which knows whether it is here.
 
 use fulmar_base::{Duration, Instant, Probe, SlotId};
-use fulmar_mbuf::Purpose;
 
 use crate::shard::Shard;
 use crate::sockets::Socket;
@@ -15,16 +13,11 @@ use crate::sockets::Socket;
 /// The longest wait between two attempts: well below what a person notices, and no load.
 const RETRY: Duration = Duration::from_millis(5);
 
-/// So much more of the send share is worth an attempt.
-const RELIEF_BYTES: usize = 16 << 10;
-
 /// Who waits, and since when.
 #[derive(Default)]
 pub struct Shortage {
     waiting: Vec<SlotId>,
     retry_at: Option<Instant>,
-    /// What was left of the send share when the last one came.
-    left_bytes: usize,
     /// One of them met a full device.
     for_device: bool,
 }
@@ -40,11 +33,11 @@ impl<P: Probe> Shard<P> {
     /// A socket cannot go on for now: it is not writable until it is tried again.
     pub(crate) fn note_shortage(&mut self, now: Instant, id: SlotId) {
         self.net.pool.drain_remote();
-        self.shortage.left_bytes = self.net.pool.available(Purpose::Send);
         self.shortage.for_device |= self.has_backlog();
         self.shortage.retry_at.get_or_insert(now + RETRY);
-        let Some(is_short) = self.sockets.get_mut(id).and_then(Socket::is_short) else { return };
-        if !std::mem::replace(is_short, true) {
+        let Some(short) = self.sockets.get_mut(id).and_then(Socket::short) else { return };
+        short.is_short = true;
+        if !std::mem::replace(&mut short.for_retry, true) {
             self.shortage.waiting.push(id);
         }
     }
@@ -58,9 +51,7 @@ impl<P: Probe> Shard<P> {
 
     #[cold]
     fn relieve_by(&mut self, now: Instant, at: Instant) {
-        let enough = self.shortage.left_bytes.saturating_add(RELIEF_BYTES);
-        let has_buffers = self.net.pool.available(Purpose::Send) >= enough;
-        let is_relieved = !self.has_backlog() && (has_buffers || self.shortage.for_device);
+        let is_relieved = !self.has_backlog() && self.shortage.for_device;
         if now < at && !is_relieved {
             return;
         }
@@ -68,8 +59,8 @@ impl<P: Probe> Shard<P> {
         self.shortage.for_device = false;
         let mut waiting = std::mem::take(&mut self.shortage.waiting);
         for id in waiting.drain(..) {
-            if let Some(is_short) = self.sockets.get_mut(id).and_then(Socket::is_short) {
-                *is_short = false;
+            if let Some(short) = self.sockets.get_mut(id).and_then(Socket::short) {
+                (short.is_short, short.for_retry) = (false, false);
             }
             self.queue_output(id);
             self.notify(id);

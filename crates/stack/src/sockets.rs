@@ -12,6 +12,7 @@ use fulmar_udp::UdpSocket;
 use crate::listen::SynQueue;
 use crate::net::FlowPath;
 use crate::recv_calls::RecvEntry;
+use crate::send_wait::Short;
 use crate::sources::SourceUse;
 use crate::templates::UdpTemplate;
 use crate::watch::Watch;
@@ -40,11 +41,11 @@ impl Socket {
         }
     }
 
-    /// Whether it waits for buffers or for the device, if it can.
-    pub fn is_short(&mut self) -> Option<&mut bool> {
+    /// Whether it waits for memory or for the device, if it can.
+    pub fn short(&mut self) -> Option<&mut Short> {
         match self {
-            Socket::Tcp(s) => Some(&mut s.is_short),
-            Socket::Udp(s) => Some(&mut s.is_short),
+            Socket::Tcp(s) => Some(&mut s.short),
+            Socket::Udp(s) => Some(&mut s.short),
             Socket::Listener(_) | Socket::Ping(_) => None,
         }
     }
@@ -84,8 +85,10 @@ pub struct TcpEntry {
     pub timer: Option<TimerId>,
     /// It lies in the shard's output queue.
     pub is_queued: bool,
-    /// It waits for buffers: see `shortage.rs`.
-    pub is_short: bool,
+    /// Whether it waits for memory: see `send_wait.rs` and `shortage.rs`.
+    pub short: Short,
+    /// Its user is gone, and it is counted as such.
+    pub is_orphan: bool,
     /// The thread whose write is under way, 0 if none: writes are whole, one after the other.
     pub writer: u64,
     /// An error of the stack (device gone) that the engine does not know.
@@ -110,7 +113,8 @@ impl TcpEntry {
             linger: None,
             timer: None,
             is_queued: false,
-            is_short: false,
+            short: Short::default(),
+            is_orphan: false,
             writer: 0,
             error: None,
             posted: None,
@@ -142,7 +146,7 @@ impl TcpEntry {
                 ready |= Ready::READABLE;
             }
         }
-        if self.is_short && self.tcb.can_send() {
+        if self.short.is_short && self.tcb.can_send() {
             ready = ready.without(Ready::WRITABLE);
         }
         if self.error.is_some() {
@@ -196,8 +200,8 @@ pub struct UdpEntry {
     pub binding: Option<u32>,
     /// It does not take IPv4, although bound to `::`.
     pub v6_only: bool,
-    /// It waits for buffers or for the device: see `shortage.rs`.
-    pub is_short: bool,
+    /// Whether it waits for memory or for the device: see `send_wait.rs` and `shortage.rs`.
+    pub short: Short,
     /// The headers of what it sends to the peer it is connected to; in memory of their own, since most
     /// sockets that only listen have none.
     pub template: Option<Box<UdpTemplate>>,
@@ -209,7 +213,7 @@ impl UdpEntry {
     /// What it is ready for. A datagram can be handed over unless buffers or the device ran short.
     pub fn ready(&self) -> Ready {
         let readable = if self.socket.is_readable() { Ready::READABLE } else { Ready::NONE };
-        let writable = if self.is_short { Ready::NONE } else { Ready::WRITABLE };
+        let writable = if self.short.is_short { Ready::NONE } else { Ready::WRITABLE };
         readable | writable
     }
 }

@@ -453,6 +453,7 @@ impl<P: Probe> Shard<P> {
         self.orphan_posted(now, id);
         self.send_committed(now, id);
         self.bury_if_done(now, id);
+        self.note_orphan(now, id);
     }
 
     fn close_listener(&mut self, now: Instant, id: SlotId) {

@@ -198,6 +198,9 @@ impl<P: Probe> Shard<P> {
         if events.contains(Events::URGENT) {
             self.flush_posted(id);
         }
+        if events.contains(Events::WRITABLE) && !self.send_waiters.is_empty() {
+            self.on_own_progress(id);
+        }
         let is_over = events.intersects(Events::CLOSED | Events::ERROR);
         if is_over {
             self.void_if_closed(id);
@@ -231,6 +234,9 @@ impl<P: Probe> Shard<P> {
         let counted = entry.counts_as;
         let orphan_of = if entry.embryonic { entry.parent } else { None };
         let tomb = (state == State::TimeWait).then(|| entry.tcb.time_wait_entry(now));
+        if entry.is_orphan {
+            self.reclaim.orphan_gone();
+        }
         entry.tcb.release(&mut Self::env(&mut self.net, now));
         if let Some(t) = timer {
             self.wheel.cancel(t);

@@ -7,7 +7,7 @@ use fulmar_base::{
     Counter, DropReason, FlowKey, GsoKind, Instant, Probe, SlotId, Stage, with_zone, zone_of,
 };
 use fulmar_ip::{Delivered, EchoReply, ErrorKind, QuotedError};
-use fulmar_mbuf::{Chain, Purpose};
+use fulmar_mbuf::{Chain, FairShare, Purpose};
 use fulmar_socket::{SocketError, Step};
 use fulmar_udp::{BindError, BindOptions, Datagram, Incoming, UdpError, UdpSocket};
 
@@ -68,6 +68,7 @@ impl<P: Probe> Shard<P> {
         let Net { pool, counters, probe, .. } = net;
         let Delivered { src, dst, zone, chain, offload, .. } = d;
         let packet = Incoming { src, dst, zone, chain, offload };
+        let share = pool.share_of(Purpose::Receive);
         let look = |from, to, storage_bytes| {
             if probe.stage(Stage::Demultiplexed).is_break() {
                 return Err(None);
@@ -75,7 +76,7 @@ impl<P: Probe> Shard<P> {
             let found = foresight.socket_of_datagram(udp, to, from);
             let refusal = match found.and_then(|id| sockets.get(id)) {
                 // Of a run some may fit.
-                Some(Socket::Udp(s)) if !is_run => s.socket.refusal(storage_bytes),
+                Some(Socket::Udp(s)) if !is_run => refusal(&s.socket, storage_bytes, share),
                 _ => None,
             };
             refusal.map_or(Ok(found), |reason| Err(Some(reason)))
@@ -112,6 +113,13 @@ impl<P: Probe> Shard<P> {
             return self.net.pool.free(datagram.payload);
         };
         let Net { pool, counters, .. } = &mut self.net;
+        let share = pool.share_of(Purpose::Receive);
+        if share.is_contended()
+            && let Some(reason) = refusal(&s.socket, datagram.payload.storage_bytes(), share)
+        {
+            counters.drop_packet(reason);
+            return pool.free(datagram.payload);
+        }
         let is_news = s.socket.deliver(datagram, pool, counters);
         if self.ends_at(Stage::TransportInput) {
             return;
@@ -219,7 +227,7 @@ impl<P: Probe> Shard<P> {
             socket: UdpSocket::new(),
             binding: None,
             v6_only: options.v6_only,
-            is_short: false,
+            short: Default::default(),
             template: None,
             watch: Default::default(),
         })));
@@ -521,6 +529,16 @@ impl<P: Probe> Shard<P> {
         }
         self.notify(id);
     }
+}
+
+/// Why a datagram with so much storage would be dropped: the socket's own limit, or, once half of the
+/// receive share is in use, the socket's fair part of it.
+#[inline]
+fn refusal(socket: &UdpSocket, storage_bytes: usize, share: FairShare) -> Option<DropReason> {
+    if share.is_contended() && storage_bytes > share.allowance(socket.held_bytes(), false) {
+        return Some(DropReason::UdpBufferFull);
+    }
+    socket.refusal(storage_bytes)
 }
 
 /// A v4-mapped destination is an IPv4 destination.

@@ -130,8 +130,8 @@ impl<P: Probe> Shard<P> {
         self.net.link.set_now(now);
         self.finish_datagrams(now);
         match failed {
-            Some(SocketError::NoBuffer | SocketError::WouldBlock) if done == 0 => {
-                self.note_shortage(now, id);
+            Some(e @ (SocketError::NoBuffer | SocketError::WouldBlock)) if done == 0 => {
+                self.wait_to_send(now, id, e);
                 Ok(Step::WaitSpace(1))
             }
             Some(SocketError::NoBuffer | SocketError::WouldBlock) | None => {

@@ -115,11 +115,19 @@ impl<P: Probe> Shard<P> {
         to: Option<SocketAddr>,
     ) -> Result<Step<usize>, SocketError> {
         match self.udp_send(now, id, parts, to) {
-            Err(SocketError::NoBuffer | SocketError::WouldBlock) => {
-                self.note_shortage(now, id);
+            Err(e @ (SocketError::NoBuffer | SocketError::WouldBlock)) => {
+                self.wait_to_send(now, id, e);
                 Ok(Step::WaitSpace(1))
             }
             other => other.map(Step::Done),
+        }
+    }
+
+    /// A datagram found no memory, or no room in the device.
+    pub(crate) fn wait_to_send(&mut self, now: Instant, id: SlotId, why: SocketError) {
+        match why {
+            SocketError::NoBuffer => self.wait_for_memory(now, id),
+            _ => self.note_shortage(now, id),
         }
     }
 
@@ -371,6 +379,13 @@ impl<P: Probe> Net<P> {
         self.probe.stages(stages).is_break()
     }
 
+    /// Whether a datagram may take so much of the send share: what streams need at the least stays.
+    #[inline(always)]
+    fn admits_datagram(&self, bytes: usize) -> bool {
+        let share = self.pool.share_of(Purpose::Send);
+        !share.is_contended() || bytes <= share.for_datagrams()
+    }
+
     /// The payload in one mbuf (or a few), with room for every header in front; `None` if a probe
     /// has ended the path.
     #[inline]
@@ -380,6 +395,9 @@ impl<P: Probe> Net<P> {
         parts: impl Iterator<Item = &'a [u8]>,
         bytes: usize,
     ) -> Result<Option<Chain>, SocketError> {
+        if !self.admits_datagram(bytes) {
+            return Err(SocketError::NoBuffer);
+        }
         let is_early = self.probe.varies(Variation::EarlyEncapsulation);
         let headroom = if is_early { 0 } else { HEADROOM };
         let chain = match self.probe.varies(Variation::StockPerSocket) {
@@ -434,6 +452,9 @@ impl<P: Probe> Net<P> {
         template: &UdpTemplate,
         letter: &Letter<I>,
     ) -> Result<Option<Mbuf>, SocketError> {
+        if !self.admits_datagram(letter.bytes) {
+            return Err(SocketError::NoBuffer);
+        }
         let headers = template.header_bytes();
         let room = HEADROOM.saturating_sub(headers);
         let m = self.pool.alloc(letter.bytes.saturating_add(headers), room, Purpose::Send);

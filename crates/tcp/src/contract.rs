@@ -41,6 +41,17 @@ impl WindowBudget {
         WindowBudget { limit_bytes, granted_bytes: 0 }
     }
 
+    /// Bytes of window and storage that a connection may have which is charged with `own`: what the others
+    /// leave; once half of the limit is granted an eighth of what is left, or what it has, so that those
+    /// who come first do not take all.
+    pub fn fair_part(&self, own: usize, others: usize) -> usize {
+        let left = self.limit_bytes.saturating_sub(others);
+        if self.granted_bytes < self.limit_bytes / 2 {
+            return left;
+        }
+        (self.limit_bytes.saturating_sub(self.granted_bytes) / 8).max(own).min(left)
+    }
+
     /// Storage that arrived went to a user by reference, and is charged until it comes back, even if
     /// its connection is gone by then.
     pub fn lend(&mut self, storage_bytes: usize) {

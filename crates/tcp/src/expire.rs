@@ -45,7 +45,7 @@ impl Tcb {
         if matches!(self.state, State::SynSent | State::SynReceived) {
             return self.on_syn_timeout();
         }
-        if env.now.since(self.marks.progress_at) >= self.cfg.user_timeout {
+        if env.now.since(self.alive_at()) >= self.cfg.user_timeout {
             return self.give_up();
         }
         if self.persisting {
@@ -60,7 +60,7 @@ impl Tcb {
 
     fn on_syn_timeout(&mut self) -> Events {
         if self.rtt.backoff() >= self.cfg.syn_retries {
-            return self.give_up();
+            return self.fail();
         }
         self.believe_doubted_mtu();
         self.rtt.back_off();
@@ -69,11 +69,34 @@ impl Tcb {
         Events::NONE
     }
 
-    /// R2 of RFC 9293 section 3.8.3 has passed. What routers said tells why.
+    /// When the peer was last known to be alive. A closed window is answered by a live peer, and so
+    /// is waited for (RFC 9293 section 3.8.6.1); an orphan must make progress, since nobody is left to
+    /// lose patience.
+    fn alive_at(&self) -> Instant {
+        let is_closed = self.persisting || self.snd_wnd == 0;
+        if is_closed && !self.user.gone {
+            self.marks.progress_at.max(self.marks.heard_at)
+        } else {
+            self.marks.progress_at
+        }
+    }
+
+    /// R2 of RFC 9293 section 3.8.3 has passed. The peer is told, if it can still be reached: it may
+    /// have a half of the connection that nobody will ever write to.
     fn give_up(&mut self) -> Events {
-        let why = self.fate.soft_error.unwrap_or(ConnError::TimedOut);
-        self.finish(Some(why));
+        self.abort_because(self.timeout_error());
         Events::ERROR | Events::CLOSED
+    }
+
+    /// A connection that was never established ends without a word.
+    fn fail(&mut self) -> Events {
+        self.finish(Some(self.timeout_error()));
+        Events::ERROR | Events::CLOSED
+    }
+
+    /// What routers said tells why.
+    fn timeout_error(&self) -> ConnError {
+        self.fate.soft_error.unwrap_or(ConnError::TimedOut)
     }
 
     /// A connection whose user is gone does not wait for the peer's FIN for ever.

@@ -169,8 +169,10 @@ pub(crate) struct Edges {
 pub(crate) struct Marks {
     /// End of the segment being timed, and when it was sent.
     pub timed: Option<(u64, Instant)>,
-    /// When the peer last made progress, or data began to wait for it.
+    /// When the peer last acknowledged something new, or data began to wait for it.
     pub progress_at: Instant,
+    /// When a peer with a closed window last showed that it is alive.
+    pub heard_at: Instant,
     pub last_sent_at: Instant,
 }
 
@@ -351,7 +353,7 @@ impl Tcb {
             stamps: Stamps { on: cfg.timestamps, offset: ts_offset, recent: 0, recent_at: now },
             sack_on: cfg.sack,
             rtt: Rtt::new(cfg),
-            marks: Marks { timed: None, progress_at: now, last_sent_at: now },
+            marks: Marks { timed: None, progress_at: now, heard_at: now, last_sent_at: now },
             cubic: Cubic::new(u32::from(DEFAULT_MSS), cfg.initial_window_segments),
             sacked: Scoreboard::new(),
             recovery: Recovery::new(),

@@ -149,7 +149,8 @@ impl Tcb {
         if !self.tuning.short || most <= limit {
             return None;
         }
-        let (affordable, _) = div_rem(env.pool.available(Purpose::Send) as u64, SHARE as u64);
+        let common = env.pool.share_of(Purpose::Send).common();
+        let (affordable, _) = div_rem(common as u64, SHARE as u64);
         let larger = limit.saturating_mul(2).min(most);
         (larger.saturating_sub(limit) as u64 <= affordable).then_some(larger)
     }

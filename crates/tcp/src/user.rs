@@ -185,14 +185,31 @@ impl Tcb {
     /// Ends the connection at once; the next output sends a reset if the peer knows of it
     /// (RFC 9293 section 3.10.5).
     pub fn abort(&mut self) {
+        self.abort_because(ConnError::Aborted);
+    }
+
+    /// As [`Tcb::abort`]; the user is told why.
+    pub fn abort_because(&mut self, why: ConnError) {
         let known = !matches!(self.state, State::SynSent | State::TimeWait | State::Closed);
         if known && self.snd_nxt > 0 {
             let seq = self.seq_of(self.snd_nxt);
             self.due.reset = Some(ResetDue { seq, with_ack: true });
         }
         if !matches!(self.state, State::Closed) {
-            self.finish(Some(ConnError::Aborted));
+            self.finish(Some(why));
         }
+    }
+
+    /// Whether the peer takes nothing: its window is closed, or it has left two retransmissions in a row
+    /// unanswered. Bytes added to the send buffer now only wait there.
+    pub fn is_stalled(&self) -> bool {
+        let is_shut = self.snd_wnd == 0 && self.flight() == 0;
+        self.persisting || is_shut || self.rtt.backoff() >= 2
+    }
+
+    /// When the peer last acknowledged something new, or data began to wait for it.
+    pub fn progress_at(&self) -> Instant {
+        self.marks.progress_at
     }
 
     /// As [`Tcb::abort`], where the bytes from `offset` of the stream on can never be sent: the reset

@@ -97,8 +97,8 @@ impl Tcb {
         let by_bytes = self.recv_limit.saturating_sub(unread);
         // What is lent is among the others: it stays charged when the connection is gone.
         let others = budget.granted_bytes.saturating_sub(self.charged);
-        let by_budget =
-            budget.limit_bytes.saturating_sub(others).saturating_sub(self.recv.storage_bytes());
+        let fair = budget.fair_part(self.charged, others);
+        let by_budget = fair.saturating_sub(self.recv.storage_bytes());
         // The few segments that everybody may have: not again while the last ones lie unread.
         let floor = self.own_mss().saturating_mul(WindowBudget::MIN_SEGMENTS);
         let floor = floor.saturating_sub(unread);

@@ -105,8 +105,7 @@ impl UdpSocket {
     #[inline]
     pub fn refusal(&self, storage_bytes: usize) -> Option<DropReason> {
         let limit = self.recv_limit_bytes.0;
-        let held_bytes = self.queued_bytes.saturating_add(self.lent_bytes);
-        let is_over = held_bytes.saturating_add(storage_bytes) > limit;
+        let is_over = self.held_bytes().saturating_add(storage_bytes) > limit;
         let may_always = self.queue.is_empty() && self.lent_bytes < limit.max(1);
         if self.is_shut {
             return Some(DropReason::UdpNoSocket);
@@ -152,6 +151,12 @@ impl UdpSocket {
     /// Datagrams in the queue.
     pub fn queued(&self) -> usize {
         self.queue.len()
+    }
+
+    /// Storage of the queue and of what the user holds by reference, in bytes.
+    #[inline]
+    pub fn held_bytes(&self) -> usize {
+        self.queued_bytes.saturating_add(self.lent_bytes)
     }
 
     /// Storage of the queue, in bytes.

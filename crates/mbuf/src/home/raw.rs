@@ -19,7 +19,7 @@ use super::ready::Ready;
 use super::slab::raw::Slab;
 use crate::Mbuf;
 use crate::posted::raw::Memory as PostedMemory;
-use crate::raw::{Desc, Link, List, Shared, Storage, closed};
+use crate::raw::{Desc, Link, List, Shared, Storage, closed, first_of};
 use crate::storage::{
     CLASSES, EXTERNAL, External, KERNEL_ONLY, LENT, Lender, Purpose, SLAB_BYTES, SharedBytes,
     ZEROES,
@@ -82,7 +82,7 @@ pub(crate) struct Freed {
 
 /// The owner's side of a pool: free lists and memory. All counts change here.
 pub(crate) struct Home {
-    shared: NonNull<Shared>,
+    pub(super) shared: NonNull<Shared>,
     pub(super) free_descs: Link,
     pub(super) ready: Ready,
     /// Per class, the first slab that has a free block.
@@ -114,6 +114,7 @@ impl Home {
         let shared = Box::new(Shared {
             remote: AtomicPtr::new(ptr::null_mut()),
             owed: AtomicIsize::new(0),
+            kick: UnsafeCell::new(None),
             memory: UnsafeCell::default(),
         });
         Home {
@@ -292,19 +293,6 @@ impl Home {
         }
         m.desc_mut().len += n as u32;
         n
-    }
-
-    /// Everything that was dropped elsewhere since the last time.
-    pub(crate) fn take_remote(&mut self) -> List {
-        // SAFETY: the home's `Shared` exists as long as the home does.
-        let remote = unsafe { &(*self.shared.as_ptr()).remote };
-        if remote.load(Ordering::Relaxed).is_null() {
-            return List::default();
-        }
-        // Acquire: what was done with the mbufs before they were dropped happened before.
-        let head = NonNull::new(remote.swap(ptr::null_mut(), Ordering::Acquire));
-        // SAFETY: what hangs on the list was given up by its owners.
-        unsafe { List::from_head(head) }
     }
 }
 
@@ -683,7 +671,7 @@ impl Drop for Home {
     fn drop(&mut self) {
         // SAFETY: the home's `Shared` exists as long as the home does.
         let remote = unsafe { &(*self.shared.as_ptr()).remote };
-        let head = NonNull::new(remote.swap(closed(), Ordering::Acquire));
+        let head = first_of(remote.swap(closed(), Ordering::Acquire));
         // SAFETY: what hangs on the list was given up by its owners.
         let mut late = unsafe { List::from_head(head) };
         let end = End(self);

@@ -10,6 +10,7 @@ use super::*;
 use crate::testkit::{assert_all_home, cases, mbuf, pattern, pool};
 
 mod lenders;
+mod remote;
 
 /// Bytes whose release is counted.
 struct Owner(Vec<u8>, Arc<AtomicUsize>);

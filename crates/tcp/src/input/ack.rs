@@ -214,7 +214,7 @@ impl Tcb {
     pub(super) fn hear_persisting_peer(&mut self, env: &Env) {
         let closed = self.persisting || self.snd_wnd == 0;
         if closed && !self.user.gone {
-            self.marks.progress_at = env.now;
+            self.marks.heard_at = env.now;
         }
         if self.persisting && self.snd_wnd > 0 && self.rtt.backoff() > 0 {
             // What a small window holds back does not wait as long as a probe (RFC 9293 section

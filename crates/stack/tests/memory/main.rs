@@ -1,0 +1,168 @@
+//! Memory under attack: peers that take nothing, or never end, do not stop a shard from serving others.
+
+mod rig;
+
+use fulmar_base::{Counter, DropReason, Duration};
+use fulmar_mbuf::PoolConfig;
+use fulmar_socket::{SocketError, Step};
+use fulmar_udp::BindOptions;
+
+use rig::{MS, Service, World, at};
+
+const ANSWER: usize = 100_000;
+
+/// A port whose clients offer no window, another one that answers.
+fn world() -> World {
+    let mut w = World::new();
+    w.serve(80, Service::Flood);
+    w.serve(81, Service::Answer(ANSWER));
+    w.no_window(80);
+    w
+}
+
+fn udp_echo(w: &mut World, bytes: usize) -> bool {
+    let there = w.server.udp_bind(at(0, 0), BindOptions::default()).unwrap();
+    let to = w.server.addresses(there).unwrap().0.unwrap();
+    let here = w.clients.udp_open(to).unwrap();
+    w.clients.udp_send(w.now, here, &[&vec![7; bytes]], None).unwrap();
+    w.pass(10 * MS);
+    let Ok(Step::Done(d)) = w.server.udp_receive(there) else { return false };
+    let payload = d.payload.to_vec();
+    w.server.free(d.payload);
+    let sent = w.server.udp_send_step(w.now, there, &[&payload], Some(d.src)).unwrap();
+    let is_sent = matches!(sent, Step::Done(_));
+    w.pass(10 * MS);
+    let Ok(Step::Done(d)) = w.clients.udp_receive(here) else { return false };
+    let is_whole = d.payload.len() == bytes;
+    w.clients.free(d.payload);
+    is_sent && is_whole
+}
+
+#[test]
+fn beside_4000_peers_with_a_closed_window_new_connections_are_served_whole_within_a_second() {
+    let mut w = world();
+    w.connect_many(80, 4000);
+    w.pass(Duration::from_secs(2));
+    assert!(w.used() >= 60 << 20, "the writers have filled what they may: {}", w.used());
+    assert_eq!(w.ask(81, 100, ANSWER, Duration::from_secs(1)), 100);
+    assert!(udp_echo(&mut w, 5) && udp_echo(&mut w, 20_000));
+    // Nobody had to go for that.
+    assert_eq!(w.count(Counter::TcpStalledReset), 0);
+}
+
+#[test]
+fn beside_150_clients_who_pause_new_connections_are_served_whole_within_a_second() {
+    let mut w = world();
+    w.serve(82, Service::Flood);
+    let paused = w.connect_many(82, 150);
+    w.pass(Duration::from_secs(2));
+    assert!(w.used() >= 60 << 20, "the writers have filled what they may: {}", w.used());
+    assert_eq!(w.ask(81, 100, ANSWER, Duration::from_secs(1)), 100);
+    assert!(udp_echo(&mut w, 5) && udp_echo(&mut w, 20_000));
+    // Who goes on to read finds what was sent, and more.
+    for id in paused {
+        let mut bytes = 0;
+        for _ in 0..50 {
+            while let Ok(Step::Done(chain)) = w.clients.tcp_take(id, 1 << 20) {
+                bytes += chain.len();
+                w.clients.tcp_read_done(w.now, id, chain);
+            }
+            w.pass(MS);
+        }
+        assert!(bytes > 1 << 20, "{bytes}");
+    }
+}
+
+#[test]
+fn a_thousand_peers_with_a_closed_window_cost_their_probes_and_nothing_else() {
+    let mut w = world();
+    w.connect_many(80, 1000);
+    w.pass(Duration::from_secs(60));
+    let probes = w.count(Counter::TcpWindowProbes);
+    (w.steps, w.told) = (0, 0);
+    w.pass(Duration::from_secs(600));
+    let probes = w.count(Counter::TcpWindowProbes) - probes;
+    assert!((9_000..=13_000).contains(&probes), "one a minute and connection: {probes}");
+    assert_eq!(w.told, 0, "a writer was woken for nothing");
+    assert!(w.steps <= 2 * probes + 10, "{} steps for {probes} probes and answers", w.steps);
+    assert_eq!(w.count(Counter::TcpStalledReset), 0, "nobody who could use it lacked memory");
+}
+
+#[test]
+fn beside_1300_orphans_new_connections_are_served_whole_within_a_second() {
+    let mut w = world();
+    w.serve(83, Service::Farewell(100_000));
+    w.no_window(83);
+    w.connect_many(83, 1300);
+    w.pass(Duration::from_secs(2));
+    assert!(w.used() >= 60 << 20);
+    assert_eq!(w.ask(81, 100, ANSWER, Duration::from_secs(1)), 100);
+    assert!(udp_echo(&mut w, 20_000));
+    // An orphan is not waited for without end.
+    w.pass(Duration::from_secs(240));
+    assert!(w.used() < 20 << 20, "{}", w.used());
+}
+
+#[test]
+fn of_too_many_orphans_the_longest_without_progress_are_reset() {
+    let mut w = World::with(|c| c.max_orphans = 160);
+    w.serve(83, Service::Farewell(10_000));
+    w.no_window(83);
+    w.connect_many(83, 500);
+    w.pass(Duration::from_secs(1));
+    let reset = w.count(Counter::TcpOrphansReset);
+    assert!((340..=350).contains(&reset), "{reset}");
+    assert_eq!(w.count(Counter::TcpResetsOut), reset, "each peer is told");
+    assert_eq!(w.server.socket_counts()[0] as u64, 500 - reset);
+}
+
+#[test]
+fn beside_peers_that_fall_silent_new_connections_are_served_and_the_silent_ones_given_up() {
+    let mut w = world();
+    w.serve(84, Service::Flood);
+    w.connect_many(84, 300);
+    w.manners.lock().unwrap().mute.insert(84);
+    w.pass(Duration::from_secs(3));
+    assert_eq!(w.ask(81, 100, ANSWER, Duration::from_secs(1)), 100);
+    let resets = w.count(Counter::TcpResetsOut);
+    w.pass(Duration::from_secs(200));
+    assert!(w.count(Counter::TcpResetsOut) >= resets + 300, "each was told with a reset");
+    assert_eq!(w.used(), 0);
+}
+
+#[test]
+fn when_not_even_minima_are_left_the_longest_stalled_make_room_for_new_connections() {
+    let mut w = World::with(|c| {
+        c.pool = PoolConfig { huge_pages: false, ..PoolConfig::with_budget(8 << 20) }
+    });
+    w.serve(80, Service::Flood);
+    w.serve(81, Service::Answer(ANSWER));
+    w.no_window(80);
+    // The share has minima for 240, beside half of it that the first ones hold.
+    w.connect_many(80, 1000);
+    w.pass(Duration::from_secs(2));
+    assert_eq!(w.ask(81, 20, ANSWER, Duration::from_secs(1)), 20);
+    assert!(w.count(Counter::TcpStalledReset) > 0);
+    assert!(w.errors().iter().all(|e| *e == SocketError::TimedOut));
+    assert_eq!(w.count(Counter::TcpResetsOut), w.count(Counter::TcpStalledReset));
+}
+
+#[test]
+fn sockets_that_nobody_reads_from_do_not_take_the_receive_memory_of_others() {
+    let mut w = world();
+    let here = w.clients.udp_bind(at(1, 0), BindOptions::default()).unwrap();
+    // Each would keep 256 KiB, together 200 MB; and connections that nobody reads from take the rest.
+    let unread: Vec<_> =
+        (0..800).map(|_| w.server.udp_bind(at(0, 0), BindOptions::default()).unwrap()).collect();
+    for id in unread {
+        let to = w.server.addresses(id).unwrap().0.unwrap();
+        for _ in 0..150 {
+            w.clients.udp_send(w.now, here, &[&[0; 1400]], Some(to)).unwrap();
+        }
+        w.pass(3 * MS);
+    }
+    assert!(w.server.counters().drops(DropReason::UdpBufferFull) > 0);
+    assert!(udp_echo(&mut w, 3000), "a socket that is read from has its part");
+    assert_eq!(w.ask(81, 100, ANSWER, Duration::from_secs(1)), 100);
+    assert_eq!(w.server.counters().drops(DropReason::NoBuffer), 0);
+}

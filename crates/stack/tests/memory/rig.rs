@@ -1,0 +1,342 @@
+//! A server and its clients on a virtual clock: two shards over a simulated link. Clients of some ports
+//! offer no window at all. What arrives is copied, as it is from a kernel's device.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
+
+use fulmar_base::{Counter, Counters, Duration, Instant, SlotId};
+use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
+use fulmar_ip::IfAddr;
+use fulmar_mbuf::{Pool, PoolConfig, Purpose};
+use fulmar_netdev::{Burst, Caps, Device, LinkState, Packet};
+use fulmar_socket::{Ready, SocketError, Step};
+use fulmar_stack::{ListenOptions, PollSetCore, Reserved, Shard, StackConfig};
+
+pub const MS: Duration = Duration::from_millis(1);
+
+/// What clients do to the frames that they send.
+#[derive(Default)]
+pub struct Manners {
+    /// To these ports of the server no window is offered.
+    pub no_window: BTreeSet<u16>,
+    /// To these nothing is sent at all.
+    pub mute: BTreeSet<u16>,
+}
+
+/// An end of the link.
+struct End {
+    inner: SimLink,
+    manners: Arc<Mutex<Manners>>,
+    kept: Burst,
+    came: Burst,
+}
+
+/// Where the TCP header of an IPv4 frame begins.
+fn tcp_at(frame: &[u8]) -> Option<usize> {
+    let is_tcp = frame.get(12..14)? == [8, 0] && *frame.get(23)? == 6;
+    is_tcp.then(|| 14 + usize::from(frame[14] & 15) * 4)
+}
+
+impl End {
+    /// False: the frame is not sent.
+    fn adapt(&self, p: &mut Packet) -> bool {
+        let manners = self.manners.lock().unwrap();
+        let Some(first) = p.chain.slices_mut().next() else { return true };
+        let Some(at) = tcp_at(first) else { return true };
+        let port = u16::from_be_bytes([first[at + 2], first[at + 3]]);
+        if manners.no_window.contains(&port) {
+            first[at + 14..at + 16].fill(0);
+        }
+        !manners.mute.contains(&port)
+    }
+}
+
+impl Device for End {
+    fn caps(&self) -> &Caps {
+        self.inner.caps()
+    }
+    fn tx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+    ) -> usize {
+        let n = burst.len();
+        while let Some(mut p) = burst.pop_front() {
+            if self.adapt(&mut p) {
+                self.kept.push(p).expect("as large as a burst");
+            } else {
+                pool.free(p.chain);
+            }
+        }
+        let offered = self.kept.len();
+        assert_eq!(self.inner.tx_burst(now, pool, &mut self.kept, counters), offered);
+        n
+    }
+    fn rx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        let n = self.inner.rx_burst(now, pool, &mut self.came, budget, counters);
+        while let Some(p) = self.came.pop_front() {
+            let mut copy = pool.alloc_chain(p.chain.len(), 0, Purpose::Receive).expect("memory");
+            copy.fill(p.chain.slices());
+            pool.free(p.chain);
+            out.push(Packet { chain: copy, offload: p.offload }).expect("as large as a burst");
+        }
+        n
+    }
+    fn arm(&mut self) -> bool {
+        true
+    }
+    fn wake_fd(&self) -> Option<RawFd> {
+        None
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+    fn link_state(&self) -> LinkState {
+        LinkState::Up
+    }
+}
+
+pub fn at(station: u8, port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, station + 1], port))
+}
+
+/// What the server's program does with a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Service {
+    /// Writes whatever fits, for ever.
+    Flood,
+    /// Writes so many bytes, then closes.
+    Farewell(usize),
+    /// Answers the first bytes with so many, and waits.
+    Answer(usize),
+}
+
+struct Serving {
+    id: SlotId,
+    service: Service,
+    left: usize,
+    is_open: bool,
+}
+
+pub struct World {
+    pub now: Instant,
+    pub server: Shard,
+    pub clients: Shard,
+    pub manners: Arc<Mutex<Manners>>,
+    set: Arc<PollSetCore>,
+    listeners: HashMap<u16, (SlotId, Service)>,
+    serving: Vec<Serving>,
+    /// Times that the server's shard was stepped.
+    pub steps: u64,
+    /// Times that the server's program was told that a connection is writable.
+    pub told: u64,
+}
+
+impl World {
+    pub fn new() -> World {
+        World::with(|_| ())
+    }
+
+    pub fn with(configure: impl FnOnce(&mut StackConfig)) -> World {
+        let how = Impairments { delay: MS, ..Impairments::default() };
+        let (a, b) = sim_pair(1, &how, &LinkConfig::default());
+        let now = Instant::from_millis(1000);
+        let config = |station: u8| StackConfig {
+            addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
+            pool: PoolConfig { huge_pages: false, ..PoolConfig::default() },
+            ..StackConfig::default()
+        };
+        let manners = Arc::new(Mutex::new(Manners::default()));
+        let end = |inner, manners: &Arc<Mutex<Manners>>| End {
+            inner,
+            manners: Arc::clone(manners),
+            kept: Burst::with_capacity(64),
+            came: Burst::with_capacity(64),
+        };
+        let clients = end(b, &manners);
+        let mut server = config(0);
+        configure(&mut server);
+        World {
+            now,
+            server: Shard::new(server, Box::new(end(a, &Arc::default())), now).unwrap(),
+            clients: Shard::new(config(1), Box::new(clients), now).unwrap(),
+            manners,
+            set: Arc::new(PollSetCore::new().unwrap()),
+            listeners: HashMap::new(),
+            serving: Vec::new(),
+            steps: 0,
+            told: 0,
+        }
+    }
+
+    pub fn serve(&mut self, port: u16, service: Service) {
+        let options = ListenOptions { backlog: 8192, ..ListenOptions::default() };
+        let listener = self.server.tcp_listen(at(0, port), options).unwrap();
+        self.listeners.insert(port, (listener, service));
+    }
+
+    pub fn no_window(&mut self, port: u16) {
+        self.manners.lock().unwrap().no_window.insert(port);
+    }
+
+    pub fn connect(&mut self, port: u16) -> SlotId {
+        self.clients.tcp_connect(self.now, at(0, port), None).unwrap()
+    }
+
+    /// So many connections to a port, each accepted.
+    pub fn connect_many(&mut self, port: u16, n: usize) -> Vec<SlotId> {
+        let (mut ids, served) = (Vec::new(), self.serving.len());
+        while ids.len() < n {
+            for _ in 0..200.min(n - ids.len()) {
+                ids.push(self.connect(port));
+            }
+            self.pass(5 * MS);
+        }
+        let end = self.now + Duration::from_secs(10);
+        while self.serving.len() < served + n {
+            assert!(self.now < end, "{} of {n} accepted", self.serving.len() - served);
+            self.pass(10 * MS);
+        }
+        ids
+    }
+
+    /// Lets time pass: the shards run at their deadlines, the server's program after each.
+    pub fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        for _ in 0..1_000_000 {
+            let next = [&self.server, &self.clients].map(Shard::next_deadline);
+            let Some(at) = next.into_iter().flatten().min().filter(|at| *at <= end) else {
+                self.now = end;
+                return;
+            };
+            self.now = self.now.max(at);
+            if next[0].is_some_and(|at| at <= self.now) {
+                self.server.step(self.now, 64);
+                self.steps += 1;
+                self.run_program();
+            }
+            if next[1].is_some_and(|at| at <= self.now) {
+                self.clients.step(self.now, 64);
+            }
+        }
+        panic!("deadlines that pass without an end");
+    }
+
+    fn run_program(&mut self) {
+        for (listener, service) in self.listeners.values() {
+            while let Ok(Step::Done((id, _))) = self.server.tcp_accept(*listener) {
+                let left = match service {
+                    Service::Flood => usize::MAX,
+                    Service::Farewell(n) => *n,
+                    Service::Answer(_) => 0,
+                };
+                let token = self.serving.len();
+                self.serving.push(Serving { id, service: *service, left, is_open: true });
+                let interest = match service {
+                    Service::Answer(_) => Ready::READABLE,
+                    _ => Ready::WRITABLE,
+                };
+                self.server.join_set(id, &self.set, token, interest).unwrap();
+            }
+        }
+        let mut ready = Vec::new();
+        self.server.collect_set(&self.set, 10_000, |token, what| ready.push((token, what)));
+        for (token, what) in ready {
+            self.told += u64::from(what.contains(Ready::WRITABLE));
+            self.serve_one(token);
+        }
+    }
+
+    fn serve_one(&mut self, token: usize) {
+        let s = &mut self.serving[token];
+        if !s.is_open {
+            return;
+        }
+        if let Service::Answer(bytes) = s.service
+            && let Ok(Step::Done(chain)) = self.server.tcp_take(s.id, 1 << 20)
+        {
+            if s.left == 0 && !chain.is_empty() {
+                s.left = bytes;
+                self.server.join_set(s.id, &self.set, token, Ready::WRITABLE).unwrap();
+            }
+            self.server.tcp_read_done(self.now, s.id, chain);
+        }
+        while s.left > 0 {
+            let want = s.left.min(64 << 10);
+            match self.server.tcp_reserve(self.now, s.id, &[], want, false) {
+                Ok(Step::Done(Reserved::Space(r))) => {
+                    s.left -= r.len();
+                    self.server.tcp_commit(self.now, s.id, r);
+                }
+                Ok(_) => return,
+                Err(_) => {
+                    s.is_open = false;
+                    return self.server.close(self.now, s.id);
+                }
+            }
+        }
+        match s.service {
+            Service::Answer(_) => {
+                self.server.join_set(s.id, &self.set, token, Ready::READABLE).unwrap();
+            }
+            _ => {
+                s.is_open = false;
+                self.server.close(self.now, s.id);
+            }
+        }
+    }
+
+    /// Asks a port that answers, on new connections, and reads whole answers; how many came in time.
+    pub fn ask(&mut self, port: u16, connections: usize, answer: usize, time: Duration) -> usize {
+        let ids: Vec<SlotId> = (0..connections).map(|_| self.connect(port)).collect();
+        let (end, mut got, mut asked) =
+            (self.now + time, vec![0; ids.len()], vec![false; ids.len()]);
+        while self.now < end {
+            self.pass(MS);
+            for (i, id) in ids.iter().enumerate() {
+                if !asked[i] {
+                    asked[i] = self.write(*id, b"hello");
+                }
+                while let Ok(Step::Done(chain)) = self.clients.tcp_take(*id, 1 << 20) {
+                    if chain.is_empty() {
+                        break;
+                    }
+                    got[i] += chain.len();
+                    self.clients.tcp_read_done(self.now, *id, chain);
+                }
+            }
+        }
+        got.into_iter().filter(|n| *n == answer).count()
+    }
+
+    fn write(&mut self, id: SlotId, bytes: &[u8]) -> bool {
+        let step = self.clients.tcp_reserve(self.now, id, bytes, bytes.len(), false);
+        matches!(step, Ok(Step::Done(Reserved::Sent(_))))
+    }
+
+    pub fn count(&self, c: Counter) -> u64 {
+        self.server.counters().value(c)
+    }
+
+    /// Why the server's program lost a connection, of the first ones that it serves.
+    pub fn errors(&mut self) -> Vec<SocketError> {
+        let ids: Vec<SlotId> = self.serving.iter().map(|s| s.id).collect();
+        ids.iter().filter_map(|id| self.server.take_error(*id).ok().flatten()).collect()
+    }
+
+    /// Bytes of the send share in use.
+    pub fn used(&mut self) -> usize {
+        self.server.pool().share_of(Purpose::Send).used
+    }
+}
