@@ -9,6 +9,7 @@ use crate::poll_set::PollSetCore;
 use crate::shard::Shard;
 use crate::sockets::Socket;
 use crate::waiter::Waiter;
+use crate::watch::Wakes;
 
 impl<P: Probe> Shard<P> {
     /// A thread is about to sleep until the socket is ready.
@@ -23,6 +24,36 @@ impl<P: Probe> Shard<P> {
         if let Some(s) = self.sockets.get_mut(id) {
             s.watch().remove_thread(w);
         }
+    }
+
+    /// Wakes whoever waits for what the socket is ready for now.
+    pub(crate) fn notify(&mut self, id: SlotId) {
+        let is_watched = self.sockets.get_mut(id).is_some_and(|s| !s.watch().is_empty());
+        if !is_watched {
+            return;
+        }
+        let ready = self.ready_of(id).unwrap_or_default();
+        if let Some(s) = self.sockets.get_mut(id) {
+            s.watch().notify(id, ready, &mut self.wakes);
+        }
+    }
+
+    /// Whether somebody is to be told something once the lock is released.
+    #[inline]
+    pub(crate) fn has_people_to_tell(&self) -> bool {
+        !self.wakes.is_empty()
+            || self.net.pool.has_returned()
+            || self.posted.has_received()
+            || self.handoff.as_ref().is_some_and(|h| h.has_told())
+    }
+
+    /// The wake-ups to fire now that the lock is (about to be) released.
+    pub fn take_wakes(&mut self) -> Option<Wakes> {
+        if self.wakes.is_empty() {
+            return None;
+        }
+        self.net.counters.add(Counter::Wakeups, self.wakes.len() as u64);
+        Some(std::mem::take(&mut self.wakes))
     }
 
     /// Adds a socket to a poll set, or changes its token and interest. What it is ready for
