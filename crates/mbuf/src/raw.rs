@@ -35,13 +35,13 @@ use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
 use core::ptr::{self, NonNull};
 use core::slice;
-use core::sync::atomic::{Ordering, fence};
+use core::sync::atomic::Ordering;
 
 use fulmar_wire::checksum::{UNIT_BYTES, UnitSum};
 
 use crate::home::Memory;
 use crate::storage::{EXTERNAL, Kick, Purpose, ZEROES};
-use crate::sync::{AtomicIsize, AtomicPtr, AtomicU32};
+use crate::sync::{AtomicIsize, AtomicPtr, AtomicU32, fence};
 
 pub(crate) type Link = Option<NonNull<Desc>>;
 

@@ -2,6 +2,6 @@
 //! threads may see them (`make loom`).
 
 #[cfg(not(fulmar_loom))]
-pub(crate) use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32};
+pub(crate) use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, fence};
 #[cfg(fulmar_loom)]
-pub(crate) use loom::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32};
+pub(crate) use loom::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, fence};
