@@ -24,7 +24,12 @@ fn every_seed_of_the_swarm_holds_every_promise() {
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     let failed = AtomicU64::new(0);
     let without = [Feature::ZeroWindows, Feature::SynFlood, Feature::ForgedSegments];
-    let short = [Feature::ForgedNeighbours, Feature::SmallPools, Feature::PausedReaders];
+    let short = [
+        Feature::ForgedNeighbours,
+        Feature::SmallPools,
+        Feature::PausedReaders,
+        Feature::ManyFlows,
+    ];
     let without = without.into_iter().chain(short).collect();
     let swarm = Case { without, ..Case::swarm(FIRST) };
     let summary = run_many(swarm, SWARM_SEEDS, jobs, |_, outcome| {
