@@ -199,7 +199,7 @@ fn forged_acks_open_nothing_and_their_resets_are_limited() {
     assert_eq!(rig.drops(DropReason::SynCookieFailed), 100_000);
     assert!(rig.accept().is_none());
     let resets = rig.replies().iter().filter(|r| r.header.flags == Flags::RST).count();
-    assert!((1000..1200).contains(&resets), "{resets} resets");
+    assert!((450..1300).contains(&resets), "{resets} resets");
     // The one cookie that was asked for is still good.
     rig.send_from(PEER, &ack(&reply), &[]);
     rig.pass(1);
