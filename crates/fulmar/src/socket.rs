@@ -102,6 +102,10 @@ impl Socket {
     pub fn set_linger(&self, t: Option<Duration>) {
         let ns = t.map_or(NO_LINGER, |t| u64::try_from(t.as_nanos()).unwrap_or(NO_LINGER - 1));
         self.linger.store(ns, Ordering::Relaxed);
+        // The end of the process closes sockets without this handle, and resets as well where asked.
+        // An error says that the connection is over: then there is nothing to reset.
+        let zero = t.filter(Duration::is_zero);
+        let _ = self.call(|shard, _| shard.tcp_entry(self.id).map(|entry| entry.linger = zero));
     }
 
     pub fn linger(&self) -> Option<Duration> {

@@ -164,7 +164,7 @@ impl TcpStream {
     }
 
     /// What dropping the last handle does: `None` sends the rest in the background; a time waits so
-    /// long for its delivery; zero resets the connection.
+    /// long for its delivery; zero resets the connection, also at the end of the process.
     ///
     /// # Errors
     /// Never.
