@@ -10,7 +10,7 @@ FIRST ?= 1
 # How long `make soak` and `make fuzz` run.
 MINUTES ?= 10
 
-.PHONY: all bench test sim soak fuzz check doc setup setup-test clean
+.PHONY: all bench test sim loom soak fuzz check doc setup setup-test clean
 
 all: test
 
@@ -33,6 +33,12 @@ fuzz: setup
 # New seeds of hostile scenarios, from the clock, on all CPUs; failing cases go to soak-failures/.
 soak: setup
 	$(CARGO) run --locked --release -p fulmar-cli --bin fulmar -- sim --soak --minutes $(MINUTES)
+
+# What threads share without a lock, in every order of its steps (loom). In a target directory of its own,
+# since all of it is compiled anew.
+loom: setup
+	RUSTFLAGS="--cfg fulmar_loom" $(CARGO) test --locked --target-dir $(or $(CARGO_TARGET_DIR),target)/loom \
+		-p fulmar-mbuf -p fulmar-route --lib -- models
 
 # What a reviewer's machine asks before it looks at anything else.
 check: setup

@@ -80,7 +80,7 @@ fn a_reference_that_is_alone_sees_what_the_others_did() {
     loom::model(|| {
         let mut w = World::new();
         let m = w.mbuf();
-        let twin = w.pool.clone_part(&m, 0, 4).expect("a descriptor");
+        let twin = w.pool.clone_ref(&m, 0, 4).expect("a descriptor");
         // What its reader does with the bytes before it drops them.
         let read = Arc::new(loom::sync::atomic::AtomicUsize::new(0));
         let reads = Arc::clone(&read);
@@ -88,10 +88,11 @@ fn a_reference_that_is_alone_sees_what_the_others_did() {
             reads.store(1, Ordering::Relaxed);
             drop(twin);
         });
-        w.pool.drain_remote();
-        if m.is_unique() {
-            assert_eq!(read.load(Ordering::Relaxed), 1);
+        while w.pool.drain_remote() == 0 {
+            loom::thread::yield_now();
         }
+        assert!(m.is_unique());
+        assert_eq!(read.load(Ordering::Relaxed), 1);
         reader.join().expect("a drop");
         drop(m);
         w.pool.drain_remote();
