@@ -170,6 +170,8 @@ counters! {
     TcpOrphansReset, "tcp_orphans_reset";
     /// Connections reset because their peers took nothing for long and others needed the memory.
     TcpStalledReset, "tcp_stalled_reset";
+    /// Connections that failed because nothing was acknowledged for the user time-out.
+    TcpUserTimeouts, "tcp_user_timeouts";
     /// Resets accepted.
     TcpResetsIn, "tcp_resets_in";
     /// Fragments received.

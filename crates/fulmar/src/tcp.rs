@@ -181,6 +181,24 @@ impl TcpStream {
         Ok(self.socket.linger())
     }
 
+    /// Sets for how long data may stay unacknowledged, or the peer's window closed, before the connection
+    /// fails with a time-out and is reset (TCP_USER_TIMEOUT). `None`, or zero: as configured
+    /// (`TcpConfig::user_timeout`), and a peer that answers probes of its closed window is waited for.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_user_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.with_tcb(|t| t.tcb.set_user_timeout(timeout))
+    }
+
+    /// What [`TcpStream::set_user_timeout`] set.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn user_timeout(&self) -> io::Result<Option<Duration>> {
+        self.with_tcb(|t| t.tcb.user_timeout())
+    }
+
     /// Sends small segments at once instead of waiting for acknowledgements (no Nagle).
     ///
     /// # Errors

@@ -2,8 +2,8 @@
 
 use crate::Tcb;
 use crate::contract::{ConnError, Env, Events, State};
-use crate::timers::Timer;
-use fulmar_base::{Counter, Instant};
+use crate::timers::{Timer, later};
+use fulmar_base::{Counter, Duration, Instant};
 
 impl Tcb {
     /// The earliest deadline: retransmission, persist, user time-out, delayed ACK, cork, TIME-WAIT,
@@ -42,10 +42,14 @@ impl Tcb {
     }
 
     fn on_retransmit_timer(&mut self, env: &mut Env) -> Events {
-        if matches!(self.state, State::SynSent | State::SynReceived) {
-            return self.on_syn_timeout();
+        match self.state {
+            State::SynSent | State::SynReceived => return self.on_syn_timeout(env),
+            // Armed by the output of its last segment.
+            State::Closed => return Events::NONE,
+            _ => {}
         }
-        if env.now.since(self.alive_at()) >= self.cfg.user_timeout {
+        if env.now.since(self.alive_at()) >= self.patience() {
+            env.counters.count(Counter::TcpUserTimeouts);
             return self.give_up();
         }
         if self.persisting {
@@ -58,7 +62,12 @@ impl Tcb {
         Events::NONE
     }
 
-    fn on_syn_timeout(&mut self) -> Events {
+    fn on_syn_timeout(&mut self, env: &mut Env) -> Events {
+        let open_for = env.now.since(self.marks.progress_at);
+        if self.user.timeout.is_some_and(|t| open_for >= t) {
+            env.counters.count(Counter::TcpUserTimeouts);
+            return self.fail();
+        }
         if self.rtt.backoff() >= self.cfg.syn_retries {
             return self.fail();
         }
@@ -69,12 +78,23 @@ impl Tcb {
         Events::NONE
     }
 
+    /// How long data may stay unacknowledged.
+    pub(crate) fn patience(&self) -> Duration {
+        self.user.timeout.unwrap_or(self.cfg.user_timeout)
+    }
+
+    /// Never beyond the user time-out: `at`, or when that is over, but not at once.
+    pub(crate) fn within_patience(&self, now: Instant, at: Instant) -> Instant {
+        let give_up = later(self.marks.progress_at, self.patience());
+        at.min(give_up.max(later(now, self.cfg.min_rto)))
+    }
+
     /// When the peer was last known to be alive. A closed window is answered by a live peer, and so
-    /// is waited for (RFC 9293 section 3.8.6.1); an orphan must make progress, since nobody is left to
-    /// lose patience.
+    /// is waited for (RFC 9293 section 3.8.6.1), unless the user has said for how long; an orphan must
+    /// make progress, since nobody is left to lose patience.
     fn alive_at(&self) -> Instant {
         let is_closed = self.persisting || self.snd_wnd == 0;
-        if is_closed && !self.user.gone {
+        if is_closed && !self.user.gone && self.user.timeout.is_none() {
             self.marks.progress_at.max(self.marks.heard_at)
         } else {
             self.marks.progress_at

@@ -32,7 +32,7 @@ use crate::timers::{Timer, Timers, later};
 use crate::tuning::{RecvTuning, Tuning};
 use crate::window::Lent;
 use crate::{Config, TimeWait};
-use fulmar_base::{FlowKey, Instant, SeqNum};
+use fulmar_base::{Duration, FlowKey, Instant, SeqNum};
 use fulmar_mbuf::{RecvQueue, SendQueue};
 use fulmar_wire::checksum::Sum;
 use fulmar_wire::tcp::{Flags, Header, Options};
@@ -122,6 +122,8 @@ pub(crate) struct User {
     pub send_low_water: Option<usize>,
     /// Bytes that are worth waking a reader for; 0 as 1.
     pub recv_low_water: usize,
+    /// The user time-out that was asked for; `None`: `Config::user_timeout`.
+    pub timeout: Option<Duration>,
 }
 
 /// How the connection fares.

@@ -3,7 +3,8 @@
 use crate::Tcb;
 use crate::contract::{ConnError, Env, State};
 use crate::tcb::ResetDue;
-use fulmar_base::{FlowKey, Instant, SeqNum};
+use crate::timers::Timer;
+use fulmar_base::{Duration, FlowKey, Instant, SeqNum};
 use fulmar_mbuf::{Pool, RecvQueue, SendQueue};
 
 impl Tcb {
@@ -238,6 +239,22 @@ impl Tcb {
     /// memory it refers to is told why.
     pub fn void_send_buffer(&mut self, pool: &mut Pool) {
         self.send.void(self.fate.ended_by.map_or(0, ConnError::code), pool);
+    }
+
+    /// Sets for how long data may stay unacknowledged, a SYN unanswered or a window closed before the
+    /// connection fails (RFC 5482 section 3.1, TCP_USER_TIMEOUT); the peer is told nothing of it.
+    /// `None`, or zero: `Config::user_timeout`, which waits for a closed window as long as the peer
+    /// answers. Call output afterwards: the retransmission time-out begins anew.
+    pub fn set_user_timeout(&mut self, timeout: Option<Duration>) {
+        self.user.timeout = timeout.filter(|t| !t.is_zero());
+        if !matches!(self.state, State::Closed | State::TimeWait) {
+            self.timers.stop(Timer::Retransmit);
+        }
+    }
+
+    /// What [`Tcb::set_user_timeout`] set.
+    pub fn user_timeout(&self) -> Option<Duration> {
+        self.user.timeout
     }
 
     /// Turns Nagle's algorithm off (true) or on. Call output afterwards.

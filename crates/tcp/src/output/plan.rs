@@ -248,7 +248,13 @@ impl Tcb {
                 self.marks.progress_at = now;
                 self.timers.stop(Timer::Retransmit);
             }
-            self.timers.start_in(Timer::Retransmit, now, self.rtt.rto());
+            if !self.timers.is_running(Timer::Retransmit) {
+                let mut at = later(now, self.rtt.rto());
+                if self.user.timeout.is_some() {
+                    at = self.within_patience(now, at);
+                }
+                self.timers.set(Timer::Retransmit, at);
+            }
         } else if !self.due.probe {
             self.persisting = false;
             self.timers.stop(Timer::Retransmit);
@@ -257,8 +263,7 @@ impl Tcb {
 
     /// The retransmission time-out from now, but never beyond the user time-out.
     fn arm_retransmit(&mut self, now: Instant) {
-        let give_up = later(self.marks.progress_at, self.cfg.user_timeout);
-        let at = later(now, self.rtt.rto()).min(give_up.max(later(now, self.cfg.min_rto)));
+        let at = self.within_patience(now, later(now, self.rtt.rto()));
         self.timers.set(Timer::Retransmit, at);
     }
 }
