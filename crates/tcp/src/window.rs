@@ -90,8 +90,13 @@ impl Tcb {
 
     /// The window that buffer, storage, budget and field allow, bytes.
     fn allowed_window(&self, budget: &WindowBudget) -> u64 {
+        self.in_units(self.allowed_bytes(budget))
+    }
+
+    /// The same whatever the field can say.
+    fn allowed_bytes(&self, budget: &WindowBudget) -> u64 {
         if self.user.recv_shut {
-            return self.in_units(self.recv_limit as u64);
+            return self.recv_limit as u64;
         }
         let unread = self.recv.readable().saturating_add(self.lent.bytes);
         let by_bytes = self.recv_limit.saturating_sub(unread);
@@ -102,7 +107,7 @@ impl Tcb {
         // The few segments that everybody may have: not again while the last ones lie unread.
         let floor = self.own_mss().saturating_mul(WindowBudget::MIN_SEGMENTS);
         let floor = floor.saturating_sub(unread);
-        self.in_units(by_bytes.min(self.by_storage()).min(by_budget.max(floor)) as u64)
+        by_bytes.min(self.by_storage()).min(by_budget.max(floor)) as u64
     }
 
     /// Moves the right edge, charges the budget, and returns the window field. The edge moves only in
@@ -120,7 +125,7 @@ impl Tcb {
 
     /// The window field of a SYN: never scaled (RFC 7323 section 2.2).
     pub(crate) fn advertise_in_syn(&mut self, budget: &mut WindowBudget) -> u16 {
-        let field = self.allowed_window(budget).min(u64::from(u16::MAX));
+        let field = self.allowed_bytes(budget).min(u64::from(u16::MAX));
         self.rcv_adv = self.rcv_adv.max(self.rcv_nxt.saturating_add(field));
         self.recharge(budget);
         field as u16

@@ -85,6 +85,16 @@ fn a_closed_unscaled_window_is_opened_by_an_update() {
     assert!(t.count(Counter::TcpSegmentsOut) > 2);
 }
 
+#[test]
+fn the_window_of_a_syn_is_not_cut_to_units_of_the_scale() {
+    let mut t = Trace::passive(scaled(), seg!("S", seq = 0, mss = Some(1000), scale = Some(7)));
+    t.window = WindowBudget::new(10_000);
+    t.output();
+    send!(t, "SA", win = 10_000, scale = Some(9));
+    recv!(t, "A", seq = 1, ack = 1, len = 10_000);
+    assert_eq!(t.read(20_000), 10_000);
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     /// A segment of so many bytes, cut to the window as a sender would.
