@@ -2,7 +2,7 @@
 //! shard's budget, without ever taking back what was offered (RFC 9293 section 3.8.6).
 
 use crate::Tcb;
-use crate::contract::{Env, WindowBudget};
+use crate::contract::{Env, State, WindowBudget};
 use crate::input::{SHARED_BLOCK_BYTES, WASTE_PART};
 use fulmar_mbuf::Chain;
 
@@ -127,7 +127,10 @@ impl Tcb {
     pub(crate) fn advertise_in_syn(&mut self, budget: &mut WindowBudget) -> u16 {
         let field = self.allowed_bytes(budget).min(u64::from(u16::MAX));
         self.rcv_adv = self.rcv_adv.max(self.rcv_nxt.saturating_add(field));
-        self.recharge(budget);
+        // An embryo is charged when its handshake is complete: a flood of SYNs takes no window from others.
+        if !matches!(self.state, State::SynReceived) {
+            self.recharge(budget);
+        }
         field as u16
     }
 

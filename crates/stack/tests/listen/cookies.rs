@@ -104,6 +104,20 @@ fn a_flood_leaves_nothing_behind_but_a_full_syn_queue() {
 }
 
 #[test]
+fn embryos_take_nothing_from_the_windows_of_connections() {
+    let mut rig = Rig::new(ListenOptions::default());
+    let granted = rig.server.window_budget().granted_bytes;
+    rig.fill_syn_queue();
+    assert_eq!(rig.server.window_budget().granted_bytes, granted);
+    rig.connect();
+    rig.pass(4);
+    let server = rig.accept().expect("a connection");
+    let offered = rig.server.tcp_entry(server).unwrap().tcb.info().rcv_wnd_bytes;
+    assert!(offered >= 65_000, "{offered}");
+    assert_eq!(rig.server.window_budget().granted_bytes, granted + offered as usize);
+}
+
+#[test]
 fn the_answers_to_a_burst_of_syns_cross_into_the_device_together() {
     let mut rig = Rig::new(always());
     let before = rig.bursts();

@@ -61,6 +61,7 @@ impl Tcb {
     pub(super) fn become_established(&mut self, env: &mut Env, seg: &mut Segment) {
         self.state = if self.fin_queued { State::FinWait1 } else { State::Established };
         self.due.syn = false;
+        self.recharge(env.window);
         if self.rtt.backoff() > 0 {
             self.rtt.syn_was_retransmitted();
         }
