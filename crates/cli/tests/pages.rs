@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const PAGES: [&str; 10] = [
+const PAGES: [&str; 11] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -16,6 +16,7 @@ const PAGES: [&str; 10] = [
     "docs/listeners.md",
     "docs/shm.md",
     "docs/memory.md",
+    "docs/secrets.md",
 ];
 /// Pages that name in code type only what is in the source.
 const NAMING: [&str; 2] = ["ARCHITECTURE.md", "docs/published.md"];

@@ -58,3 +58,13 @@ fn secrets_are_not_printed() {
     let printed = format!("{secrets:?} {:?} {:?}", secrets.key(KeyUse::SynCookie), secrets.owner());
     assert_eq!(printed, "Secrets(secret) Key(secret) OwnerKey(secret)");
 }
+
+#[test]
+fn the_page_has_a_row_for_each_use() {
+    let page = include_str!("../../../../docs/secrets.md");
+    for u in KeyUse::ALL {
+        let name = format!("`{}`", u.name());
+        let has_row = page.lines().any(|l| l.starts_with('|') && l.contains(&name));
+        assert!(has_row, "docs/secrets.md does not tell what {name} is for");
+    }
+}

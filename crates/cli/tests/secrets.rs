@@ -1,0 +1,46 @@
+//! Secrets that can be guessed are for simulations: nothing that a command runs on a device gives them.
+
+use std::fs;
+use std::path::Path;
+
+/// Where they are made, and the simulations, benches and fuzz targets that use them; their devices lead to
+/// no network.
+const ALLOWED: [&str; 6] = [
+    "base/src/secrets.rs",
+    "fulmar/src/stack.rs",
+    "fuzz/src/world.rs",
+    "lab/src/scale/connections.rs",
+    "lab/src/scale/sockets.rs",
+    "lab/src/simulation/world.rs",
+];
+
+/// Sources below a directory that name them outside of tests.
+fn users(dir: &Path, crates: &Path, into: &mut Vec<String>) {
+    for entry in fs::read_dir(dir).expect("a directory").filter_map(Result::ok) {
+        let path = entry.path();
+        if path.is_dir() {
+            users(&path, crates, into);
+        } else if path.extension().is_some_and(|x| x == "rs") && !path.ends_with("tests.rs") {
+            let text = fs::read_to_string(&path).expect("a source");
+            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+            if code.contains("for_simulation") {
+                let name = path.strip_prefix(crates).expect("a path below").display();
+                into.push(name.to_string());
+            }
+        }
+    }
+}
+
+#[test]
+fn only_simulations_have_secrets_that_can_be_guessed() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut found = Vec::new();
+    for room in fs::read_dir(&crates).expect("the crates").filter_map(Result::ok) {
+        let src = room.path().join("src");
+        if src.is_dir() {
+            users(&src, &crates, &mut found);
+        }
+    }
+    found.sort();
+    assert_eq!(found, ALLOWED);
+}
