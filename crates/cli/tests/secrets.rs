@@ -22,7 +22,7 @@ fn users(dir: &Path, crates: &Path, into: &mut Vec<String>) {
             users(&path, crates, into);
         } else if path.extension().is_some_and(|x| x == "rs") && !path.ends_with("tests.rs") {
             let text = fs::read_to_string(&path).expect("a source");
-            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+            let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
             if code.contains("for_simulation") {
                 let name = path.strip_prefix(crates).expect("a path below").display();
                 into.push(name.to_string());
