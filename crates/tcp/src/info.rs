@@ -75,7 +75,7 @@ impl Tcb {
             ssthresh_bytes: self.cubic.ssthresh(),
             mss_bytes: self.mss,
             snd_wnd_bytes: self.snd_wnd,
-            rcv_wnd_bytes: self.rcv_wnd(),
+            rcv_wnd_bytes: self.visible_window(),
             in_flight_bytes: self.flight(),
             sacked_bytes: self.sacked.bytes(),
             recovering: !matches!(self.recovery.mode, crate::recovery::Mode::Open),

@@ -35,7 +35,7 @@ impl Tcb {
     /// would move the right edge without cause. So it may seem to shrink, by less than a unit; what
     /// was offered once is taken all the same (RFC 7323 section 2.4).
     #[inline]
-    fn visible_window(&self) -> u64 {
+    pub(crate) fn visible_window(&self) -> u64 {
         self.in_units(self.rcv_wnd())
     }
 
