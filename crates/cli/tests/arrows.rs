@@ -1,7 +1,7 @@
 //! Which room may name which: the one table, and the proof that the workspace keeps it.
 //!
 //! The data are `cargo metadata`'s own, so an arrow cannot hide. Dev-dependencies are free: a test
-//! may look at anything.
+//! may look at anything; so is what only the models of `make loom` link.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -85,7 +85,9 @@ fn arrows(metadata: &Value) -> BTreeMap<String, Vec<String>> {
         .iter()
         .map(|p| {
             let all = p["dependencies"].as_array().expect("a list of dependencies");
+            let is_of_models = |d: &&Value| d["target"].as_str() == Some("cfg(fulmar_loom)");
             let named = all.iter().filter(|d| d["kind"].as_str() != Some("dev"));
+            let named = named.filter(|d| !is_of_models(d));
             let name = text(&p["name"]);
             (room_of(&name).unwrap_or(&name).to_owned(), named.map(|d| text(&d["name"])).collect())
         })
