@@ -2,20 +2,22 @@
 
 use crate::FlowKey;
 
-/// The keyed hash that spreads flows over shards.
+/// The keyed hash that spreads flows over shards. Both ends of a flow count alike: of two stacks with the
+/// same key, joined queue by queue, the same shard owns a flow in both.
 ///
 /// ```text
-///   hash = the upper half of   k0 + k1 w1 + k2 w2 + ... + k9 w9   modulo 2^64
+///   hash = the upper half of   k0 + k1 (l1 + r1) + ... + k4 (l4 + r4) + k5 (local port + remote port)
+///                              modulo 2^64
 /// ```
 ///
-/// The words w are the local address (four, for IPv4 one), the remote address, and both ports in one. A
+/// The words l and r are those of the local and of the remote address (four, for IPv4 the last alone). A
 /// program of the kernel computes the same (`drivers::steering`).
 ///
-/// **Strength.** Multilinear hashing with words of 32 bits and keys of 64 is strongly universal (Lemire
-/// and Kaser, *Strongly universal string hashing is fast*, 2014): whatever flows are chosen without
-/// knowledge of the key, any two of them have the same owner as often as two random ones. It is not a
-/// pseudo-random function: who sees hashes computes the key. No hash leaves the stack, and what is at
-/// stake is the balance of the shards.
+/// **Strength.** Multilinear hashing with keys of 64 bits is strongly universal (Lemire and Kaser, *Strongly
+/// universal string hashing is fast*, 2014): of flows to one address and port, chosen without knowledge of
+/// the key, any two have the same owner as often as two random ones. Flows to several ports of ours can be
+/// chosen with equal sums, one for each port. It is not a pseudo-random function: who sees hashes computes
+/// the key. No hash leaves the stack, and what is at stake is the balance of the shards.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct OwnerKey([u64; OwnerKey::WORDS]);
 
@@ -26,8 +28,8 @@ impl core::fmt::Debug for OwnerKey {
 }
 
 impl OwnerKey {
-    /// Words of the key: the constant, four for each address, one for the ports.
-    pub const WORDS: usize = 10;
+    /// Words of the key: the constant, four for the addresses, one for the ports.
+    pub const WORDS: usize = 6;
 
     /// The key with these words.
     pub const fn new(words: [u64; OwnerKey::WORDS]) -> OwnerKey {
@@ -41,19 +43,13 @@ impl OwnerKey {
 
     /// The hash of a flow.
     pub fn hash(&self, flow: &FlowKey) -> u32 {
-        let [k0, a, b, c, d, e, f, g, h, k9] = self.0;
+        let [k0, a, b, c, d, k5] = self.0;
         let [l0, l1, r0, r1, _] = flow.words();
-        let (low, high) = (|word: u64| word & 0xffff_ffff, |word: u64| word >> 32);
-        let ports = u64::from(flow.local_port) << 16 | u64::from(flow.remote_port);
-        let last = [(d, low(l1)), (h, low(r1)), (k9, ports)];
-        let first = [
-            (a, high(l0)),
-            (b, low(l0)),
-            (c, high(l1)),
-            (e, high(r0)),
-            (f, low(r0)),
-            (g, high(r1)),
-        ];
+        let high = |x: u64, y: u64| (x >> 32).wrapping_add(y >> 32);
+        let low = |x: u64, y: u64| (x & 0xffff_ffff).wrapping_add(y & 0xffff_ffff);
+        let ports = u64::from(flow.local_port).wrapping_add(flow.remote_port.into());
+        let last = [(d, low(l1, r1)), (k5, ports)];
+        let first = [(a, high(l0, r0)), (b, low(l0, r0)), (c, high(l1, r1))];
         let first = if flow.ipv4_words().is_some() { &[][..] } else { &first[..] };
         let sum = first
             .iter()
@@ -100,6 +96,15 @@ mod tests {
         let keys = [1, 2].map(|seed| Secrets::for_simulation(seed).owner());
         let same = chosen_flows().filter(|f| keys[0].owner(f, 4) == keys[1].owner(f, 4)).count();
         assert!((300..700).contains(&same), "{same} of 1999");
+    }
+
+    #[test]
+    fn both_ends_of_a_flow_have_the_same_owner() {
+        let key = Secrets::for_simulation(1).owner();
+        for flow in chosen_flows() {
+            let back = FlowKey::new(flow.remote(), flow.local());
+            assert_eq!(key.hash(&flow), key.hash(&back));
+        }
     }
 
     #[test]

@@ -29,7 +29,6 @@ const MOVE: u8 = 0xbf;
 const MOVE_CONSTANT: u8 = 0xb7;
 const ADD: u8 = 0x0f;
 const MULTIPLY: u8 = 0x2f;
-const OR: u8 = 0x4f;
 const AND_CONSTANT: u8 = 0x57;
 const SHIFT_LEFT: u8 = 0x67;
 const SHIFT_RIGHT: u8 = 0x77;
@@ -78,11 +77,10 @@ pub fn group_program(queues: u16, key: &OwnerKey) -> Vec<Ebpf> {
     p
 }
 
-/// Adds both ends of an IPv4 packet to r9; ends the program for what has no ports. The stack is the
-/// destination: its address is what the hash calls local.
+/// Adds both ends of an IPv4 packet to r9; ends the program for what has no ports.
 fn ipv4(key: &OwnerKey) -> Vec<Ebpf> {
     const MORE_OR_OFFSET: i32 = 0x3fff;
-    let [_, _, _, _, local, _, _, _, remote, ports] = *key.words();
+    let [_, _, _, _, address, ports] = *key.words();
     let mut p = vec![op(LOAD_HALF, 0, 0, ETHER + 6)];
     p.extend(leave_if(JUMP_IF_SET, MORE_OR_OFFSET));
     p.push(op(LOAD_BYTE, 0, 0, ETHER + 9));
@@ -93,19 +91,19 @@ fn ipv4(key: &OwnerKey) -> Vec<Ebpf> {
         op(SHIFT_LEFT, 0, 0, 2),
         op(MOVE, 7, 0, 0),
     ]);
-    p.extend(add_word(16, local));
-    p.extend(add_word(12, remote));
+    p.extend(add_word(16, address));
+    p.extend(add_word(12, address));
     p.extend(add_ports(ports));
     p
 }
 
 /// The same of an IPv6 packet.
 fn ipv6(key: &OwnerKey) -> Vec<Ebpf> {
-    let [_, l0, l1, l2, l3, r0, r1, r2, r3, ports] = *key.words();
+    let [_, a, b, c, d, ports] = *key.words();
     let mut p = vec![op(LOAD_BYTE, 0, 0, ETHER + 6)];
     p.extend(leave_unless_transport());
     p.push(op(MOVE_CONSTANT, 7, 0, 40));
-    let words = [(24, l0), (28, l1), (32, l2), (36, l3), (8, r0), (12, r1), (16, r2), (20, r3)];
+    let words = [(24, a), (28, b), (32, c), (36, d), (8, a), (12, b), (16, c), (20, d)];
     p.extend(words.into_iter().flat_map(|(at, k)| add_word(at, k)));
     p.extend(add_ports(ports));
     p
@@ -118,14 +116,13 @@ fn add_word(at: i32, key: u64) -> Vec<Ebpf> {
     p
 }
 
-/// The same of both ports, the destination's in front.
+/// The same of the sum of both ports.
 fn add_ports(key: u64) -> Vec<Ebpf> {
     let mut p = vec![
         op(LOAD_HALF_AT, 0, 7, ETHER + 2),
         op(MOVE, 8, 0, 0),
-        op(SHIFT_LEFT, 8, 0, 16),
         op(LOAD_HALF_AT, 0, 7, ETHER),
-        op(OR, 0, 8, 0),
+        op(ADD, 0, 8, 0),
     ];
     p.extend(add_product(key));
     p

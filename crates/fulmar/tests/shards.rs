@@ -37,6 +37,8 @@ fn stack(side: u8, queues: Vec<Box<dyn Device>>) -> Stack {
         .address(format!("fd01::{side}/64").parse().unwrap())
         .exit_drain(PATIENCE)
         .unlisted()
+        // The same key in both: a wire joins the queues of the two shards that own a flow.
+        .deterministic_for_simulation(1)
         .build()
         .unwrap()
 }

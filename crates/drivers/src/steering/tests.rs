@@ -145,7 +145,6 @@ impl Machine<'_> {
             MOVE_CONSTANT => *to = k,
             ADD => *to = to.wrapping_add(from),
             MULTIPLY => *to = to.wrapping_mul(from),
-            OR => *to |= from,
             AND_CONSTANT => *to &= k,
             SHIFT_LEFT => *to <<= k,
             SHIFT_RIGHT => *to >>= k,
@@ -198,7 +197,7 @@ proptest! {
     #[test]
     fn the_program_and_the_stack_name_the_same_owner(
         a: [u8; 16], b: [u8; 16], ports: (u16, u16),
-        is_v6: bool, is_udp: bool, options in 0u8..11, queues in 1u16..33, key: [u64; 10],
+        is_v6: bool, is_udp: bool, options in 0u8..11, queues in 1u16..33, key: [u64; OwnerKey::WORDS],
     ) {
         let key = OwnerKey::new(key);
         let address = |bytes: [u8; 16], port| match is_v6 {
@@ -215,7 +214,7 @@ proptest! {
 
     #[test]
     fn any_bytes_at_all_go_to_a_queue_that_exists(
-        bytes in proptest::collection::vec(any::<u8>(), 0..100), queues in 1u16..33, key: [u64; 10],
+        bytes in proptest::collection::vec(any::<u8>(), 0..100), queues in 1u16..33, key: [u64; OwnerKey::WORDS],
     ) {
         let key = OwnerKey::new(key);
         prop_assert!(run(&program(queues, &key), &bytes) < u64::from(queues));
