@@ -172,6 +172,10 @@ counters! {
     TcpStalledReset, "tcp_stalled_reset";
     /// Connections that failed because nothing was acknowledged for the user time-out.
     TcpUserTimeouts, "tcp_user_timeouts";
+    /// Keepalive probes sent.
+    TcpKeepaliveProbes, "tcp_keepalive_probes";
+    /// Connections that failed because keepalive probes were not answered.
+    TcpKeepaliveTimeouts, "tcp_keepalive_timeouts";
     /// Resets accepted.
     TcpResetsIn, "tcp_resets_in";
     /// Fragments received.

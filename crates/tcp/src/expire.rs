@@ -6,8 +6,8 @@ use crate::timers::{Timer, later};
 use fulmar_base::{Counter, Duration, Instant};
 
 impl Tcb {
-    /// The earliest deadline: retransmission, persist, user time-out, delayed ACK, cork, TIME-WAIT,
-    /// FIN-WAIT-2.
+    /// The earliest deadline: retransmission, persist, user time-out, delayed ACK, cork, keepalive,
+    /// TIME-WAIT, FIN-WAIT-2.
     #[inline]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.timers.next()
@@ -30,9 +30,8 @@ impl Tcb {
             events |= self.on_retransmit_timer(env);
             env.counters.count(Counter::TimersFired);
         }
-        if self.timers.take_due(Timer::Linger, now) {
-            self.finish(None);
-            events |= Events::CLOSED;
+        if self.timers.take_due(Timer::Idle, now) {
+            events |= self.on_idle_timer(env);
             env.counters.count(Counter::TimersFired);
         }
         if !matches!(self.state, State::Closed) {
@@ -60,6 +59,15 @@ impl Tcb {
             self.enter_loss(env.counters);
         }
         Events::NONE
+    }
+
+    fn on_idle_timer(&mut self, env: &mut Env) -> Events {
+        let orphaned = self.user.gone && matches!(self.state, State::FinWait2);
+        if orphaned || matches!(self.state, State::TimeWait) {
+            self.finish(None);
+            return Events::CLOSED;
+        }
+        self.on_keepalive_timer(env)
     }
 
     fn on_syn_timeout(&mut self, env: &mut Env) -> Events {
@@ -103,7 +111,7 @@ impl Tcb {
 
     /// R2 of RFC 9293 section 3.8.3 has passed. The peer is told, if it can still be reached: it may
     /// have a half of the connection that nobody will ever write to.
-    fn give_up(&mut self) -> Events {
+    pub(crate) fn give_up(&mut self) -> Events {
         self.abort_because(self.timeout_error());
         Events::ERROR | Events::CLOSED
     }
@@ -122,7 +130,7 @@ impl Tcb {
     /// A connection whose user is gone does not wait for the peer's FIN for ever.
     pub(crate) fn limit_orphan(&mut self, now: Instant) {
         if self.user.gone && matches!(self.state, State::FinWait2) {
-            self.timers.set_in(Timer::Linger, now, self.cfg.fin_wait2_timeout);
+            self.timers.set_in(Timer::Idle, now, self.cfg.fin_wait2_timeout);
         }
     }
 }

@@ -22,7 +22,7 @@
 //! one reference per 64 KiB.
 //!
 //! Not here: listening and SYN queues (the stack's; SYN cookies are computed here), the choice of sequence numbers (RFC 6528, the
-//! caller's), routing, keep-alive, pacing, ECN, RACK-TLP.
+//! caller's), routing, pacing, ECN, RACK-TLP.
 
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
@@ -41,6 +41,7 @@ mod embryo;
 mod expire;
 mod info;
 mod input;
+mod keepalive;
 mod output;
 mod recovery;
 mod rtt;
@@ -60,6 +61,7 @@ pub use contract::{
 };
 pub use cookie::{COOKIE_LIFETIME, CookieInput, CookieVerdict, check_cookie, cookie_syn_ack};
 pub use info::Info;
+pub use keepalive::Keepalive;
 pub use segment::{control_segment, reset_for, verify_checksum};
 pub use tcb::Tcb;
 pub use timewait::{TimeWait, TimeWaitVerdict};

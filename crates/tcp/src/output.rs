@@ -7,7 +7,7 @@
 //! 2. the SYN, or SYN,ACK;
 //! 3. what is known to be lost (NextSeg rule 1);
 //! 4. new data and the FIN, in super-segments where the way down takes them;
-//! 5. a window probe;
+//! 5. a window or keepalive probe;
 //! 6. what may be lost (NextSeg rules 3 and 4);
 //! 7. a bare ACK, if one is due and nothing above carried it.
 
@@ -226,7 +226,11 @@ impl Tcb {
             Kind::Ack => return,
             Kind::Probe => {
                 self.due.probe = false;
-                env.counters.count(Counter::TcpWindowProbes);
+                env.counters.count(if self.persisting {
+                    Counter::TcpWindowProbes
+                } else {
+                    Counter::TcpKeepaliveProbes
+                });
             }
             Kind::Syn => self.on_syn_sent(env),
             Kind::New => self.on_new_sent(env, plan),

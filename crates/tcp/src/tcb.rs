@@ -24,6 +24,7 @@ use crate::arith::div_rem;
 use crate::contract::{ConnError, PathInfo, State};
 use crate::cubic::Cubic;
 use crate::input::icmp::MtuReports;
+use crate::keepalive::Keepalive;
 use crate::recovery::Recovery;
 use crate::rtt::Rtt;
 use crate::scoreboard::Scoreboard;
@@ -97,7 +98,7 @@ pub(crate) struct Due {
     pub ack: bool,
     /// The SYN, or SYN,ACK.
     pub syn: bool,
-    /// A window probe, or a segment that only a small window held back.
+    /// A window or keepalive probe, or a segment that only a small window held back.
     pub probe: bool,
     /// An ACK as soon as the reader has taken everything: the peer pushed, and perhaps waits.
     pub pushed: bool,
@@ -124,6 +125,7 @@ pub(crate) struct User {
     pub recv_low_water: usize,
     /// The user time-out that was asked for; `None`: `Config::user_timeout`.
     pub timeout: Option<Duration>,
+    pub keepalive: Option<Keepalive>,
 }
 
 /// How the connection fares.
@@ -173,7 +175,7 @@ pub(crate) struct Marks {
     pub timed: Option<(u64, Instant)>,
     /// When the peer last acknowledged something new, or data began to wait for it.
     pub progress_at: Instant,
-    /// When a peer with a closed window last showed that it is alive.
+    /// When the last acceptable segment came.
     pub heard_at: Instant,
     pub last_sent_at: Instant,
 }
@@ -258,6 +260,8 @@ pub struct Tcb {
     /// The retransmit timer is the persist timer.
     pub(crate) persisting: bool,
     pub(crate) challenge: crate::challenge::Limit,
+    /// Keepalive probes since the peer was last heard.
+    pub(crate) unanswered_probes: u32,
 
     /// How many of the peer's segments are still acknowledged at once.
     pub(crate) quick_acks: u8,
@@ -364,6 +368,7 @@ impl Tcb {
             timers: Timers::new(),
             persisting: false,
             challenge: crate::challenge::Limit::new(),
+            unanswered_probes: 0,
             quick_acks: QUICK_ACKS,
             interactive: false,
             due: Due { syn: true, ..Due::default() },
@@ -520,7 +525,7 @@ impl Tcb {
     pub(crate) fn enter_time_wait(&mut self, now: Instant) {
         self.state = State::TimeWait;
         self.timers = Timers::new();
-        self.timers.set_in(Timer::Linger, now, self.cfg.time_wait);
+        self.timers.set_in(Timer::Idle, now, self.cfg.time_wait);
     }
 
     /// What remains of the connection in TIME-WAIT, for the stack's table.

@@ -20,8 +20,8 @@ pub(crate) enum Timer {
     DelayedAck,
     /// A corked partial segment is due.
     Cork,
-    /// End of TIME-WAIT, or of an orphan's FIN-WAIT-2.
-    Linger,
+    /// Keepalive; once the user is gone, the end of FIN-WAIT-2; the end of TIME-WAIT.
+    Idle,
 }
 
 /// One deadline per [`Timer`]; [`Instant::FAR_FUTURE`] means off.
@@ -30,13 +30,13 @@ pub(crate) struct Timers {
     retransmit: Instant,
     delayed_ack: Instant,
     cork: Instant,
-    linger: Instant,
+    idle: Instant,
 }
 
 impl Timers {
     pub(crate) const fn new() -> Timers {
         let off = Instant::FAR_FUTURE;
-        Timers { retransmit: off, delayed_ack: off, cork: off, linger: off }
+        Timers { retransmit: off, delayed_ack: off, cork: off, idle: off }
     }
 
     fn slot(&mut self, t: Timer) -> &mut Instant {
@@ -44,7 +44,7 @@ impl Timers {
             Timer::Retransmit => &mut self.retransmit,
             Timer::DelayedAck => &mut self.delayed_ack,
             Timer::Cork => &mut self.cork,
-            Timer::Linger => &mut self.linger,
+            Timer::Idle => &mut self.idle,
         }
     }
 
@@ -89,7 +89,7 @@ impl Timers {
 
     /// The earliest deadline.
     pub(crate) fn next(&self) -> Option<Instant> {
-        let first = self.retransmit.min(self.delayed_ack).min(self.cork).min(self.linger);
+        let first = self.retransmit.min(self.delayed_ack).min(self.cork).min(self.idle);
         (first != Instant::FAR_FUTURE).then_some(first)
     }
 }

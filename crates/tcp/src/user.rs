@@ -244,7 +244,8 @@ impl Tcb {
     /// Sets for how long data may stay unacknowledged, a SYN unanswered or a window closed before the
     /// connection fails (RFC 5482 section 3.1, TCP_USER_TIMEOUT); the peer is told nothing of it.
     /// `None`, or zero: `Config::user_timeout`, which waits for a closed window as long as the peer
-    /// answers. Call output afterwards: the retransmission time-out begins anew.
+    /// answers. It also decides when a peer that answers no keepalive probes is given up
+    /// ([`Tcb::set_keepalive`]). Call output afterwards: the retransmission time-out begins anew.
     pub fn set_user_timeout(&mut self, timeout: Option<Duration>) {
         self.user.timeout = timeout.filter(|t| !t.is_zero());
         if !matches!(self.state, State::Closed | State::TimeWait) {

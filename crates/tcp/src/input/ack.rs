@@ -36,6 +36,7 @@ impl Tcb {
 
     /// An acknowledgement that [`Tcb::check_ack`] found good.
     pub(super) fn take_ack(&mut self, env: &mut Env, seg: &mut Segment, ahead: i64) {
+        self.marks.heard_at = env.now;
         if matches!(self.state, State::SynReceived) {
             self.become_established(env, seg);
         }
@@ -53,7 +54,7 @@ impl Tcb {
             self.on_duplicate(env.counters);
         }
         if !matches!(self.state, State::Closed) {
-            self.hear_persisting_peer(env);
+            self.hear_persisting_peer();
         }
     }
 
@@ -62,6 +63,8 @@ impl Tcb {
         self.state = if self.fin_queued { State::FinWait1 } else { State::Established };
         self.due.syn = false;
         self.recharge(env.window);
+        self.marks.heard_at = env.now;
+        self.start_keepalive();
         if self.rtt.backoff() > 0 {
             self.rtt.syn_was_retransmitted();
         }
@@ -210,13 +213,8 @@ impl Tcb {
         ahead == 0 && seg.span() == 0 && seg.payload.is_empty() && self.snd_wnd == window_before
     }
 
-    /// A peer that answers probes with a closed window is alive (RFC 9293 section 3.8.6.1). When
-    /// the user is gone that is not enough: an orphan must make progress.
-    pub(super) fn hear_persisting_peer(&mut self, env: &Env) {
-        let closed = self.persisting || self.snd_wnd == 0;
-        if closed && !self.user.gone {
-            self.marks.heard_at = env.now;
-        }
+    /// A window that opens ends the waiting.
+    pub(super) fn hear_persisting_peer(&mut self) {
         if self.persisting && self.snd_wnd > 0 && self.rtt.backoff() > 0 {
             // What a small window holds back does not wait as long as a probe (RFC 9293 section
             // 3.8.6.2.1 says up to a second).

@@ -54,14 +54,15 @@ impl Tcb {
             self.stamps.recent = t.value;
             self.stamps.recent_at = env.now;
         }
+        self.marks.heard_at = env.now;
         let ahead = hdr.ack.since(self.seq_of(self.snd_una));
         let mut events = Events::NONE;
         if ahead > 0 {
             events |= self.on_new_ack(env, hdr, u64::from(ahead));
         }
         self.update_window_at(hdr, self.rcv_nxt, ahead > 0);
-        if self.persisting || self.snd_wnd == 0 {
-            self.hear_persisting_peer(env);
+        if self.persisting {
+            self.hear_persisting_peer();
         }
         if payload.is_empty() {
             env.pool.free(payload);

@@ -17,7 +17,7 @@ pub(crate) enum Kind {
     Again,
     /// A rescue retransmission (RFC 6675 section 4, rule 4).
     Rescue,
-    /// A window probe: no payload, a number that asks for an answer.
+    /// A window or keepalive probe: no payload, a number that asks for an answer.
     Probe,
     /// A bare ACK.
     Ack,
@@ -195,7 +195,8 @@ impl Tcb {
 
     /// A number just below `snd_una`, as Linux sends: it is out of window, so the peer answers
     /// with its window (RFC 9293 section 3.8.6.1 wants a byte of new data, which would have to be
-    /// tracked if taken; the answer is the same).
+    /// tracked if taken; the answer is the same). With nothing in flight it is the keepalive probe of
+    /// section 3.8.4.
     fn plan_probe(&self) -> Option<Plan> {
         let pos = self.snd_una.saturating_sub(1);
         self.due.probe.then_some(Plan { pos, bytes: 0, fin: false, kind: Kind::Probe })
