@@ -79,7 +79,7 @@ pub use fulmar_stack as shard;
 pub use fulmar_stack::{
     ListenOptions, ListenerStat, RecvMessage, SendMessage, SourceLimits, StackConfig, SynCookies,
 };
-pub use fulmar_tcp::{Config as TcpConfig, Info as TcpInfo};
+pub use fulmar_tcp::{Config as TcpConfig, Info as TcpInfo, Keepalive};
 pub use fulmar_udp::BindOptions as UdpBindOptions;
 pub use listener::TcpListener;
 pub use loan::{Loan, Slices};

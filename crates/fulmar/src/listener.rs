@@ -44,7 +44,7 @@ impl TcpListener {
         TcpListener::bind_with(stack, addr, ListenOptions::default())
     }
 
-    /// Listens with options: backlog, reuse-address, IPv6 only.
+    /// Listens with options: backlog, reuse-address, IPv6 only, and what its connections inherit.
     ///
     /// # Errors
     /// As [`TcpListener::bind`].

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use fulmar_socket::{Ready, SocketError};
 use fulmar_stack::Limit;
+use fulmar_tcp::Keepalive;
 
 use crate::receive::RecvFlags;
 use crate::send::SendFlags;
@@ -197,6 +198,26 @@ impl TcpStream {
     /// The socket is gone.
     pub fn user_timeout(&self) -> io::Result<Option<Duration>> {
         self.with_tcb(|t| t.tcb.user_timeout())
+    }
+
+    /// Probes the peer while it is idle (SO_KEEPALIVE with TCP_KEEPIDLE, TCP_KEEPINTVL and TCP_KEEPCNT);
+    /// `None`, the default: does not. One that leaves its probes unanswered has vanished: the connection
+    /// fails with a time-out, also under a reader who waits, and is reset. While data is unacknowledged or
+    /// waits there are no probes. A user time-out takes the place of the count.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_keepalive(&self, keepalive: Option<Keepalive>) -> io::Result<()> {
+        self.with_tcb(|t| t.tcb.set_keepalive(keepalive))
+    }
+
+    /// What [`TcpStream::set_keepalive`] set, or the listener's; times count as at least
+    /// `TcpConfig::min_rto`.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn keepalive(&self) -> io::Result<Option<Keepalive>> {
+        self.with_tcb(|t| t.tcb.keepalive())
     }
 
     /// Sends small segments at once instead of waiting for acknowledgements (no Nagle).

@@ -17,9 +17,11 @@
 
 use std::collections::VecDeque;
 
-use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId};
+use fulmar_base::{Counter, DropReason, Duration, FlowKey, Instant, Probe, SeqNum, SlotId};
 use fulmar_socket::SocketError;
-use fulmar_tcp::{COOKIE_LIFETIME, CookieVerdict, PathInfo, Tcb, check_cookie, cookie_syn_ack};
+use fulmar_tcp::{
+    COOKIE_LIFETIME, CookieVerdict, Keepalive, PathInfo, Tcb, check_cookie, cookie_syn_ack,
+};
 use fulmar_wire::tcp;
 
 use crate::shard::Shard;
@@ -63,6 +65,10 @@ pub struct ListenOptions {
     pub reuse_address: bool,
     /// A listener on `::` does not take IPv4. Default off.
     pub only_v6: bool,
+    /// Keepalive of its connections ([`Tcb::set_keepalive`]). Default off.
+    pub keepalive: Option<Keepalive>,
+    /// User time-out of its connections ([`Tcb::set_user_timeout`]). Default as configured.
+    pub user_timeout: Option<Duration>,
 }
 
 impl Default for ListenOptions {
@@ -73,6 +79,8 @@ impl Default for ListenOptions {
             syn_cookies: SynCookies::default(),
             reuse_address: true,
             only_v6: false,
+            keepalive: None,
+            user_timeout: None,
         }
     }
 }
@@ -281,6 +289,8 @@ impl<P: Probe> Shard<P> {
     fn enter_embryo(&mut self, listener: SlotId, mut entry: TcpEntry) -> SlotId {
         if let Ok(l) = self.listener(listener) {
             entry.ttl = l.ttl;
+            entry.tcb.set_keepalive(l.keepalive);
+            entry.tcb.set_user_timeout(l.user_timeout);
         }
         entry.parent = Some(listener);
         entry.embryonic = true;

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use fulmar_base::{Duration, SlotId};
 use fulmar_mbuf::Chain;
 use fulmar_socket::{Ready, SocketError};
-use fulmar_tcp::Tcb;
+use fulmar_tcp::{Keepalive, Tcb};
 use fulmar_udp::UdpSocket;
 
 use crate::listen::SynQueue;
@@ -170,6 +170,8 @@ pub struct Listener {
     pub accept: VecDeque<SlotId>,
     /// Options that its connections inherit.
     pub ttl: Option<u8>,
+    pub keepalive: Option<Keepalive>,
+    pub user_timeout: Option<Duration>,
     /// Who watches it.
     pub watch: Watch,
 }

@@ -210,6 +210,8 @@ impl<P: Probe> Shard<P> {
             syn_queue: SynQueue::new(&options),
             accept: VecDeque::new(),
             ttl: None,
+            keepalive: options.keepalive,
+            user_timeout: options.user_timeout,
             watch: Default::default(),
         })));
         self.listeners.entry(local.port()).or_default().push(id);

@@ -2,11 +2,13 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::thread;
+use std::time::Duration;
 
 use fulmar::base::Counter;
-use fulmar::{ListenOptions, TcpListener, TcpStream};
+use fulmar::{Keepalive, ListenOptions, TcpListener, TcpStream};
 
-use crate::support::{A, B, B6, buffers_come_home, connection, pattern, stacks, within};
+use crate::support::pipe::Pipe;
+use crate::support::{A, B, B6, buffers_come_home, connection, pattern, stack, stacks, within};
 
 #[test]
 fn without_nagle_every_small_write_is_a_segment() {
@@ -204,5 +206,43 @@ fn a_local_port_of_choice_is_used_and_used_once() {
         assert_eq!(c.local_addr().unwrap(), format!("{A}:1234").parse().unwrap());
         let e = TcpStream::connect_from(&a, 1234, &to, crate::support::PATIENCE).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::AddrInUse);
+    });
+}
+
+#[test]
+fn keepalive_and_user_time_out_are_inherited_from_the_listener_and_can_be_changed() {
+    within(|| {
+        let (a, b) = stacks();
+        let keepalive = Some(Keepalive { count: 3, ..Keepalive::default() });
+        let user_timeout = Some(Duration::from_secs(7));
+        let options = ListenOptions { keepalive, user_timeout, ..ListenOptions::default() };
+        let listener = TcpListener::bind_with(&b, (B, 80), options).unwrap();
+        let c = TcpStream::connect(&a, (B, 80)).unwrap();
+        let (s, _) = listener.accept().unwrap();
+        assert_eq!((s.keepalive().unwrap(), s.user_timeout().unwrap()), (keepalive, user_timeout));
+        assert_eq!((c.keepalive().unwrap(), c.user_timeout().unwrap()), (None, None));
+        s.set_keepalive(None).unwrap();
+        assert_eq!(s.keepalive().unwrap(), None);
+        c.set_keepalive(keepalive).unwrap();
+        assert_eq!(c.keepalive().unwrap(), keepalive);
+    });
+}
+
+#[test]
+fn keepalive_fails_a_reader_whose_peer_has_vanished() {
+    within(|| {
+        let (p, q) = Pipe::pair();
+        let mute = p.mute();
+        let a = stack(1, Box::new(p), |s| s.exit_drain(Duration::ZERO));
+        let b = stack(2, Box::new(q), |s| s.exit_drain(Duration::ZERO));
+        let (mut c, _s) = connection(&a, &b, 80);
+        mute.store(true, std::sync::atomic::Ordering::Release);
+        let shortest = Keepalive { idle: Duration::ZERO, interval: Duration::ZERO, count: 2 };
+        c.set_keepalive(Some(shortest)).unwrap();
+        let e = c.read(&mut [0; 1]).unwrap_err();
+        assert_eq!(e.raw_os_error(), Some(libc::ETIMEDOUT));
+        let stat = a.stat().unwrap();
+        assert_eq!(stat.count(Counter::TcpKeepaliveProbes), 2);
+        assert_eq!(stat.count(Counter::TcpKeepaliveTimeouts), 1);
     });
 }

@@ -3,8 +3,10 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{self, Shutdown};
 use std::thread;
+use std::time::Duration;
 
-use fulmar::{TcpListener, TcpStream};
+use fulmar::base::Counter;
+use fulmar::{Keepalive, TcpListener, TcpStream};
 
 use crate::namespace::{command, ip};
 use crate::support::{buffers_come_home_but, eventually, pattern};
@@ -224,5 +226,22 @@ fn a_hundred_kernel_clients_are_served() {
         server.join().unwrap();
         eventually("every socket is gone", || stack.stat().unwrap().sockets().is_empty());
         buffers_come_home_but(POSTED, &[&stack]);
+    });
+}
+
+#[test]
+fn a_kernel_peer_answers_keepalive_probes() {
+    in_namespace!(|| {
+        let stack = stack();
+        let listener = net::TcpListener::bind((KERNEL, 80)).unwrap();
+        let mut c = TcpStream::connect(&stack, (KERNEL, 80)).unwrap();
+        let (mut s, _) = listener.accept().unwrap();
+        let keepalive = Keepalive { idle: Duration::ZERO, interval: Duration::ZERO, count: 3 };
+        c.set_keepalive(Some(keepalive)).unwrap();
+        eventually("more probes than may go unanswered", || {
+            stack.stat().unwrap().count(Counter::TcpKeepaliveProbes) > 5
+        });
+        c.write_all(b"alive").unwrap();
+        s.read_exact(&mut [0; 5]).unwrap();
     });
 }
