@@ -10,7 +10,8 @@
 //! Invariants: a listener has at most `syn_backlog` embryos and at most `backlog` connections in its
 //! accept queue. A SYN that is answered with a cookie leaves nothing behind, so cookies bound what a
 //! flood of SYNs can take. An embryo whose last ACK finds the accept queue full stays an embryo; its peer
-//! repeats that ACK when the SYN,ACK is repeated (Linux does the same).
+//! repeats that ACK when the SYN,ACK is repeated (Linux does the same). Pressure does not shorten its life:
+//! its peer is no flood.
 //!
 //! An embryo is a whole connection: a compact record would need the SYN-RECEIVED state of the engine a
 //! second time, and `syn_backlog` bounds the memory either way.
@@ -364,6 +365,9 @@ impl<P: Probe> Shard<P> {
         if let Some(listener) = entry.parent.filter(|_| is_ack(seg.header.flags)) {
             let is_own = entry.tcb.is_acked_by(&seg.header);
             if is_own && let Err(reason) = self.check_room(listener, &seg.key) {
+                if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+                    entry.is_acked = true;
+                }
                 return self.drop_last_ack(listener, seg, reason);
             }
             if !is_own
@@ -402,18 +406,25 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// Before the timer of a connection: while the SYN queue is half full an embryo goes earlier.
+    /// Before the timer of a connection: while the SYN queue is half full an embryo goes earlier, unless
+    /// its peer has answered.
     pub(crate) fn press_embryo(&mut self, id: SlotId) {
         let parent = match self.sockets.get(id) {
             Some(Socket::Tcp(entry)) if entry.embryonic => entry.parent,
             _ => None,
         };
         let listener = parent.and_then(|listener| self.sockets.get(listener));
-        if let Some(Socket::Listener(l)) = listener
-            && l.syn_queue.is_under_pressure()
-            && let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id)
-        {
-            entry.tcb.limit_syn_retries(REPEATS_UNDER_PRESSURE);
+        let Some(Socket::Listener(l)) = listener else { return };
+        let is_under_pressure = l.syn_queue.is_under_pressure();
+        let retries = self.config.tcp.syn_retries;
+        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+            match entry.is_acked {
+                true => entry.tcb.set_syn_retries(retries),
+                false if is_under_pressure => {
+                    entry.tcb.set_syn_retries(retries.min(REPEATS_UNDER_PRESSURE));
+                }
+                false => {}
+            }
         }
     }
 

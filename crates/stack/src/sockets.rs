@@ -75,6 +75,8 @@ pub struct TcpEntry {
     pub parent: Option<SlotId>,
     /// It is in the SYN queue of its listener: not yet established.
     pub embryonic: bool,
+    /// An embryo whose peer has acknowledged the SYN,ACK at a full accept queue.
+    pub is_acked: bool,
     /// What it counts as for its source address, if that is limited.
     pub counts_as: Option<SourceUse>,
     /// The user still holds it.
@@ -108,6 +110,7 @@ impl TcpEntry {
             ttl: None,
             parent: None,
             embryonic: false,
+            is_acked: false,
             counts_as: None,
             is_open: false,
             linger: None,

@@ -33,9 +33,9 @@ impl Tcb {
         matches!(self.state, State::SynReceived) && hdr.ack == self.seq_of(1)
     }
 
-    /// Sends the SYN,ACK again at most `retries` times, or as often as configured if that is less.
-    pub fn limit_syn_retries(&mut self, retries: u32) {
-        self.cfg.syn_retries = self.cfg.syn_retries.min(retries);
+    /// Sends the SYN,ACK again at most `retries` times.
+    pub fn set_syn_retries(&mut self, retries: u32) {
+        self.cfg.syn_retries = retries;
     }
 
     /// Gives an embryo up without a word to the peer, who may never have sent its SYN.

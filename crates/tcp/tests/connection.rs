@@ -127,6 +127,22 @@ fn a_repeated_syn_gets_the_syn_ack_again() {
 }
 
 #[test]
+fn the_answer_to_a_repeated_syn_is_awaited_in_full() {
+    let mut t = Trace::passive(Config { syn_retries: 1, ..plain() }, seg!("S", seq = 0));
+    t.output();
+    send!(t, "SA", seq = 0, ack = 1);
+    t.wait(1_000);
+    send!(t, "SA", seq = 0, ack = 1);
+    // The connection would be given up two seconds later.
+    t.wait(1_990);
+    recv!(t, "S", seq = 0);
+    send!(t, "SA", seq = 0, ack = 1);
+    t.wait(100);
+    recv!(t, "A", seq = 1, ack = 1);
+    assert_eq!(t.tcb.state(), State::Established);
+}
+
+#[test]
 fn data_with_the_third_segment_of_the_handshake_is_taken() {
     let mut t = Trace::passive(plain(), seg!("S", seq = 0));
     t.output();

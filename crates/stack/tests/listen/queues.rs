@@ -78,6 +78,27 @@ fn the_last_ack_at_a_full_accept_queue_keeps_the_embryo() {
 }
 
 #[test]
+fn pressure_does_not_shorten_the_wait_of_a_peer_that_has_answered() {
+    let options = ListenOptions { backlog: 1, syn_backlog: Some(8), ..ListenOptions::default() };
+    let mut rig = Rig::new(options);
+    let first = answers_to_syn(&mut rig, peer(0))[0];
+    let second = answers_to_syn(&mut rig, peer(1))[0];
+    for n in 2..8 {
+        answers_to_syn(&mut rig, peer(n));
+    }
+    rig.send_from(peer(0), &ack(&first), &[]);
+    rig.send_from(peer(1), &ack(&second), b"data");
+    rig.pass(1);
+    assert!(rig.accept().is_some());
+    assert_eq!(rig.stat().embryos, 7, "more than half of the limit");
+    rig.pass(20_000);
+    rig.send_from(peer(1), &ack(&second), b"data");
+    rig.pass(1);
+    let server = rig.accept().expect("a connection");
+    assert_eq!(rig.read(server), b"data");
+}
+
+#[test]
 fn a_cookie_at_a_full_accept_queue_is_dropped_and_good_later() {
     let options =
         ListenOptions { backlog: 1, syn_cookies: SynCookies::Always, ..ListenOptions::default() };

@@ -3,6 +3,7 @@
 use super::Segment;
 use crate::Tcb;
 use crate::contract::{ConnError, Env, Events, State};
+use crate::timers::Timer;
 use fulmar_base::{Counter, DropReason, Duration};
 use fulmar_wire::tcp::Flags;
 
@@ -178,7 +179,8 @@ impl Tcb {
             return Ok(());
         }
         if again && self.challenge(env) {
-            // Our SYN,ACK was lost.
+            // Our SYN,ACK was lost, or came late: the answer to the next one is awaited in full.
+            self.timers.stop(Timer::Retransmit);
             self.due.ack = false;
             self.due.syn = true;
             return Err(DropReason::TcpDuplicate);
