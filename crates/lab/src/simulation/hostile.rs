@@ -120,7 +120,37 @@ impl World {
             if self.ends[2 * flow].error.is_none() {
                 let passive = &self.ends[2 * flow + 1];
                 let is_lost = passive.is_unborn() && sends[passive.station];
-                self.ends[2 * flow].may_fail = s.may_fail(flow) || is_lost;
+                self.ends[2 * flow].may_fail = passive.may_fail || is_lost;
+            }
+        }
+    }
+
+    /// A shard that lacks memory for its writers resets connections that make no progress. Their ends are
+    /// told, or wait if the reset is lost, and nobody has done wrong.
+    pub(super) fn watch_reclaim(&mut self, i: usize) {
+        let reset = [Counter::TcpOrphansReset, Counter::TcpStalledReset];
+        let counters = self.sides[i].shard.counters();
+        let reclaimed = reset.into_iter().map(|c| counters.value(c)).sum();
+        if std::mem::replace(&mut self.sides[i].reclaimed, reclaimed) == reclaimed {
+            return;
+        }
+        let alive: Vec<_> = self.sides[i]
+            .shard
+            .stat()
+            .sockets
+            .into_iter()
+            .filter(|s| s.tcp.as_ref().is_some_and(|info| info.state != State::Closed))
+            .map(|s| (s.local, s.remote))
+            .collect();
+        for e in 0..self.ends.len() {
+            let begun = self.ends[e & !1].began_at.is_some();
+            let Some((from, to, _)) = self.ends[e & !1].connects.filter(|_| begun) else {
+                continue;
+            };
+            let addresses = if e & 1 == 0 { (from, to) } else { (to, from) };
+            let is_alive = alive.contains(&(Some(addresses.0), Some(addresses.1)));
+            if self.ends[e].station == i && !self.ends[e].is_unborn() && !is_alive {
+                (self.ends[e].may_fail, self.ends[e ^ 1].may_fail) = (true, true);
             }
         }
     }

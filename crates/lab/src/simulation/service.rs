@@ -128,7 +128,9 @@ impl Scenario {
         // Without memory a frame is lost as well.
         let short =
             has(Feature::SmallPools) || has(Feature::ZeroWindows) || has(Feature::ManyFlows);
-        chance + MS * backoff * 1_000 + if short { MS * 400_000 } else { Duration::ZERO }
+        // Frames go to a forged address until it is found unreachable and the sender tries again.
+        let forged = if has(Feature::ForgedNeighbours) { MS * 240_000 } else { Duration::ZERO };
+        chance + MS * backoff * 1_000 + if short { MS * 400_000 } else { Duration::ZERO } + forged
     }
 
     /// Steps without effect that the scenario may take within a time.

@@ -151,6 +151,8 @@ impl Scenario {
     }
 
     fn draw_zero_windows(&mut self, d: &mut Draw) {
+        // What a reader of references leaves unread is storage of the other station for ever.
+        self.stations.iter_mut().for_each(|s| s.copies = true);
         for _ in 0..d.log(1, 30) {
             let who = d.below(2) as usize;
             let ends = [0; 2].map(|_| plain_end(d.log(1_000, 4 << 20)));

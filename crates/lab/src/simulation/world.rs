@@ -55,6 +55,8 @@ pub(super) struct Side {
     set: Option<Arc<PollSetCore>>,
     traffic: SideTraffic,
     accepts_at: Instant,
+    /// Connections that were reset for their memory.
+    pub(super) reclaimed: u64,
 }
 
 /// See the module's header.
@@ -267,8 +269,10 @@ impl World {
     /// What the stacks counted, at the end of a story.
     pub fn note_counters(&mut self) {
         for side in &mut self.sides {
-            let told = oracle::counters(&side.shard.stat());
-            lock(&self.ground).log.line(self.now, || told);
+            let stat = side.shard.stat();
+            let mut ground = lock(&self.ground);
+            ground.log.line(self.now, || oracle::counters(&stat));
+            stat.sockets.iter().for_each(|s| ground.log.line(self.now, || oracle::socket(s)));
         }
     }
 
@@ -343,7 +347,9 @@ impl World {
             } else {
                 side.shard.step(now, budget);
             }
+            self.watch_reclaim(i);
         }
+        let side = &mut self.sides[i];
         side.traffic.drive(&mut side.shard, now)?;
         self.accept(i)?;
         let mut first = true;
@@ -576,10 +582,10 @@ impl World {
             errors: self.ends.iter().filter(|e| e.error.is_some()).count() as u64,
             ..Report::default()
         };
-        for (i, side) in self.sides.iter_mut().enumerate() {
-            let stat = side.shard.stat();
-            oracle::check_counters(&self.scenario, i, &stat)?;
-            oracle::add_counters(&mut report, &stat);
+        let stats = self.sides.each_mut().map(|side| side.shard.stat());
+        for (i, stat) in stats.iter().enumerate() {
+            oracle::check_counters(&self.scenario, i, &stats)?;
+            oracle::add_counters(&mut report, stat);
         }
         let mut ground = lock(&self.ground);
         ground.log.mix(report.virtual_ns);
@@ -614,7 +620,14 @@ fn side(s: &Scenario, i: usize, gate: Gate) -> Side {
     )
     .expect("invariant: the first sockets of a stack");
     let set = how.by_edges.then(|| Arc::new(PollSetCore::new().expect("an eventfd")));
-    Side { shard, listener: None, set, traffic, accepts_at: START + how.accepts_after }
+    Side {
+        shard,
+        listener: None,
+        set,
+        traffic,
+        accepts_at: START + how.accepts_after,
+        reclaimed: 0,
+    }
 }
 
 fn ends(s: &Scenario) -> Vec<End> {
