@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fulmar_lab::simulation::{Case, Feature, Summary, run, run_many};
+use fulmar_lab::simulation::{Case, Summary, run, run_many};
 
 const FIRST: u64 = 1;
 const SEEDS: u64 = 3_000;
@@ -23,9 +23,7 @@ const SWARM_SEEDS: u64 = 1_000;
 fn every_seed_of_the_swarm_holds_every_promise() {
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     let failed = AtomicU64::new(0);
-    let without = [Feature::ZeroWindows].into_iter().collect();
-    let swarm = Case { without, ..Case::swarm(FIRST) };
-    let summary = run_many(swarm, SWARM_SEEDS, jobs, |_, outcome| {
+    let summary = run_many(Case::swarm(FIRST), SWARM_SEEDS, jobs, |_, outcome| {
         outcome.is_ok() || failed.fetch_add(1, Ordering::Relaxed) < 10
     });
     assert!(summary.failures.is_empty(), "{}", told(&summary));

@@ -165,6 +165,9 @@ impl Scenario {
                 ends,
             });
         }
+        // The least window of each connection has its storage beside what others leave unread.
+        let least = self.flows.len() * (32 << 10);
+        self.stations.iter_mut().for_each(|s| s.pool_bytes = s.pool_bytes.max(least));
     }
 
     fn attack(&mut self, d: &mut Draw, kind: AttackKind, most_frames: u64) {
