@@ -1,7 +1,7 @@
 //! Ephemeral ports (RFC 6056 section 3.3.1, with random steps as in 3.3.5).
 //!
-//! Each choice is independent of all others: whoever sees some ports learns nothing about those towards
-//! other destinations. What the counters of RFC 6056 sections 3.3.3 and 3.3.4 are for, that a port is
+//! Each choice is independent of all others: the ports towards some destinations say nothing about
+//! those towards others. What the counters of RFC 6056 sections 3.3.3 and 3.3.4 are for, that a port is
 //! not used again too soon, is kept elsewhere: a flow in TIME-WAIT is no choice, and sequence numbers of
 //! one pair of sockets grow with the clock (RFC 6528), so that a peer in TIME-WAIT takes the new SYN
 //! (RFC 9293 section 3.10.7.4).
@@ -16,7 +16,7 @@ pub const EPHEMERAL_COUNT: u16 = 28_232;
 /// Steps below this, if odd, meet every port: the prime factors of the count are 2 and this one.
 const STEPS: u32 = 3529;
 
-/// Every ephemeral port once, in an order that nobody foresees.
+/// Every ephemeral port once, in an unpredictable order.
 pub fn ephemeral_ports(random: &mut Random) -> impl Iterator<Item = u16> + use<> {
     let count = u32::from(EPHEMERAL_COUNT);
     let start = random.below(count);

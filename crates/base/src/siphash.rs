@@ -1,6 +1,6 @@
 //! SipHash (Aumasson and Bernstein, *SipHash: a fast short-input PRF*, 2012) over words of 64 bits.
 //!
-//! SipHash-2-4 for what is sent, SipHash-1-3 for tables, whose hashes nobody sees.
+//! SipHash-2-4 for what is sent, SipHash-1-3 for tables, whose hashes never leave the stack.
 
 use crate::Key;
 

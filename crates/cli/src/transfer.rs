@@ -227,7 +227,7 @@ impl CopyError {
             CopyError::Resized { expected, found } => {
                 return Failure::new(format!(
                     "{read} after {} bytes: it had {expected} bytes at the start and has {found} \
-                     now; send it again when nobody writes to it",
+                     now; send it again once it no longer changes",
                     tally.bytes
                 ));
             }

@@ -426,8 +426,8 @@ fn packet(record: &Record, chain: Chain, pool: &mut Pool) -> Result<Packet, Drop
     }
 }
 
-/// The headers of a frame whose other bytes nobody parses or sums: a whole TCP segment or UDP datagram with
-/// a checksum that is not verified. `None`: all of it is to be private.
+/// The headers of a frame whose payload is neither parsed nor summed by the stack: an unfragmented TCP segment
+/// or UDP datagram whose checksum is not verified. `None`: the whole frame is copied.
 fn headers_before_payload<'a>(record: &Record, front: &'a [u8]) -> Option<&'a [u8]> {
     let seen = Seen::of(front, record.len())?;
     let offload = vnet::understand(&record.request, record.len(), front).ok()?;
