@@ -35,7 +35,7 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use fulmar_base::{Counters, DropReason, Duration, Instant};
-use fulmar_mbuf::{Chain, Pool, Purpose, cost_bytes};
+use fulmar_mbuf::{Chain, Pool, Purpose};
 use fulmar_wire::{ipv4, ipv6};
 
 /// Datagrams in the table at most. A sender has one or two under way at a time; the others lost a
@@ -189,7 +189,7 @@ impl Reassembly {
         let before = slot.cost_bytes;
         let added = slot.add(piece, pool);
         let whole = slot.is_complete().then(|| slot.take());
-        slot.cost_bytes = slot.runs.iter().map(|r| cost_bytes(&r.chain)).sum();
+        slot.cost_bytes = slot.runs.iter().map(|r| r.chain.held_bytes().max(r.chain.len())).sum();
         let after = slot.cost_bytes;
         let key = slot.key;
         self.held_bytes = self.held_bytes.saturating_sub(before).saturating_add(after);

@@ -59,9 +59,9 @@ impl Chain {
         self.storage
     }
 
-    /// Bytes of storage that the chain keeps from arriving packets. A segment that somebody sends
-    /// by reference (device `link`, a stack to itself) is charged to its sender already, so it
-    /// counts nothing here.
+    /// Bytes that the chain keeps from arriving packets: [`Mbuf::held_bytes`] of its segments. A segment
+    /// that somebody sends by reference (device `link`, a stack to itself) is charged to its sender
+    /// already, so it counts nothing here.
     #[inline]
     pub fn held_bytes(&self) -> usize {
         self.held

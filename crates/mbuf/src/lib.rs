@@ -61,7 +61,7 @@ pub use fair::FairShare;
 pub use pool::{Pool, PoolConfig, PoolError, PoolStats};
 pub use posted::{BufId, Filled, Hold, Lease, NoMemory, Placed, RecvBuf, Room};
 pub use raw::Mbuf;
-pub use recv_queue::{Inserted, MAX_RANGES, RecvQueue, cost_bytes};
+pub use recv_queue::{Inserted, MAX_RANGES, RecvQueue};
 pub use send_queue::{Claim, MAX_CLAIMS, MERGED_BYTES, QueueFull, SendQueue};
 pub use storage::{
     External, Kick, Lender, MAX_MBUF_BYTES, NoBuffer, Purpose, SLAB_BYTES, SharedBytes,

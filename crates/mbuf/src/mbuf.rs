@@ -1,10 +1,14 @@
 //! What a [`Mbuf`] tells about its range, and how the range gets shorter. What touches its bytes or makes
 //! the range longer is in `raw.rs`, whose invariants nothing here can break: `off + len` never grows.
 
+use crate::pool::BYTES_PER_DESC;
 use crate::raw::Mbuf;
 use crate::storage::Purpose;
 
 impl Mbuf {
+    /// The least that [`Mbuf::held_bytes`] counts of a received packet: what comes with a descriptor.
+    pub const MIN_HELD_BYTES: usize = BYTES_PER_DESC;
+
     /// Bytes of the range.
     #[inline]
     pub fn len(&self) -> usize {
@@ -37,13 +41,14 @@ impl Mbuf {
         self.desc().room as usize
     }
 
-    /// Bytes of storage that this reference keeps from arriving packets: none of what is charged
-    /// to a sender.
+    /// Bytes that this reference keeps from arriving packets: its storage, and no less than the bytes
+    /// of budget that come with a descriptor, so that tiny packets use up neither. None of what is
+    /// charged to a sender. (`truesize` of Linux.)
     #[inline]
     pub fn held_bytes(&self) -> usize {
         match self.purpose() {
             Purpose::Send => 0,
-            Purpose::Receive | Purpose::Control => self.storage_bytes(),
+            Purpose::Receive | Purpose::Control => self.storage_bytes().max(Mbuf::MIN_HELD_BYTES),
         }
     }
 

@@ -106,6 +106,8 @@ pub struct Pool {
     budget: usize,
     /// The most descriptors that may be out when each purpose asks for one.
     desc_limits: [usize; 3],
+    /// Bytes that only [`Purpose::Control`] may use.
+    reserve: usize,
     max_slabs: usize,
     huge_pages: bool,
     keeps_sums: bool,
@@ -149,6 +151,7 @@ impl Pool {
             used_total: 0,
             budget,
             desc_limits: [others, others, max_descs],
+            reserve: config.control_reserve_bytes,
             max_slabs,
             huge_pages: config.huge_pages,
             keeps_sums: false,
@@ -519,16 +522,29 @@ impl Pool {
         share.min(self.budget - self.used_total)
     }
 
-    /// The share of `p` as it stands.
+    /// The share of `p` as it stands. To receive, a share is as full as the fuller of its bytes and the
+    /// pool's descriptors, which tiny packets use up first.
     #[inline]
     pub fn share_of(&self, p: Purpose) -> FairShare {
-        FairShare { limit: self.limits[p as usize], used: self.used[p as usize] }
+        let (limit, used) = (self.limits[p as usize], self.used[p as usize]);
+        let by_descs = match p {
+            Purpose::Receive => self.home.out() * (limit / self.desc_limits[p as usize]),
+            Purpose::Send | Purpose::Control => 0,
+        };
+        FairShare { limit, used: used.max(by_descs).min(limit) }
     }
 
     /// Whether so much of the share of `p` is in use that those who take from it have to share.
     #[inline]
     pub fn is_contended(&self, p: Purpose) -> bool {
         self.share_of(p).is_contended()
+    }
+
+    /// Whether more than half is left of the bytes and of the descriptors that only
+    /// [`Purpose::Control`] may use. Packets that arrived there may stay only then.
+    pub fn has_reserve(&self) -> bool {
+        let [_, others, all] = self.desc_limits;
+        self.budget - self.used_total > self.reserve / 2 && self.home.out() < others.midpoint(all)
     }
 
     /// Whether a mbuf belongs to this pool.

@@ -21,7 +21,6 @@
 
 use alloc::collections::VecDeque;
 
-use crate::pool::BYTES_PER_DESC;
 use crate::{BufId, Chain, MAX_MBUF_BYTES, Mbuf, Pool, Purpose};
 
 /// The most runs of out-of-order bytes that one queue holds. A sender whose window holds more
@@ -100,10 +99,9 @@ impl RecvQueue {
         (self.ready.held_bytes() + runs).max(self.readable() + self.out_of_order)
     }
 
-    /// What the bytes behind gaps cost the pool: their storage, each mbuf no less than the bytes of
-    /// budget that come with a descriptor, so that many tiny ones cannot use up either.
-    pub fn out_of_order_cost_bytes(&self) -> usize {
-        self.runs.iter().map(|r| cost_bytes(&r.chain)).sum()
+    /// The part of [`RecvQueue::storage_bytes`] that bytes behind gaps hold.
+    pub fn out_of_order_storage_bytes(&self) -> usize {
+        self.runs.iter().map(|r| r.chain.held_bytes().max(r.chain.len())).sum()
     }
 
     /// Takes bytes that begin at stream offset `off`; those already held or read are freed.
@@ -419,13 +417,6 @@ fn copied(bytes: &[u8], pool: &mut Pool) -> Option<Chain> {
 fn cut_at(chain: &mut Chain, buffer: BufId, pool: &mut Pool) {
     let before = chain.iter().take_while(|m| !lies_in(m, buffer)).map(Mbuf::len).sum::<usize>();
     chain.trim_back(chain.len() - before, pool);
-}
-
-/// See [`RecvQueue::out_of_order_cost_bytes`]. What is charged to a sender has no descriptor here.
-pub fn cost_bytes(chain: &Chain) -> usize {
-    let held = chain.held_bytes();
-    let descriptors = if held > 0 { chain.segs() * BYTES_PER_DESC } else { 0 };
-    held.max(descriptors).max(chain.len())
 }
 
 /// Bytes that a reader gets at a time when nothing is left but the reserve for control.

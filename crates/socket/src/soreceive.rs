@@ -1,7 +1,7 @@
 //! soreceive: a read. The data is detached from the receive buffer as a chain under the shard lock,
 //! copied outside it, and given back to the pool with the window update.
 
-use fulmar_mbuf::{Chain, Pool, Purpose};
+use fulmar_mbuf::{Chain, Mbuf, Pool, Purpose};
 use fulmar_tcp::{Env, Lent, State, Tcb};
 
 use crate::{SocketError, Step};
@@ -61,7 +61,8 @@ pub fn lend(
 /// that is needed.
 pub fn keepable(chain: Chain, pool: &mut Pool, is_short: bool) -> Result<Chain, Chain> {
     let waste = if is_short { WASTE / 2 } else { WASTE };
-    let is_wasteful = chain.held_bytes() > chain.len().saturating_mul(waste);
+    let worth = chain.len().saturating_mul(waste).max(Mbuf::MIN_HELD_BYTES);
+    let is_wasteful = chain.held_bytes() > worth;
     // Only a pool that ran short has put payload into the reserve.
     let is_dry = pool.available(Purpose::Receive) < chain.held_bytes();
     let is_reserve = is_dry && chain.iter().any(|m| m.purpose() == Purpose::Control);

@@ -102,6 +102,46 @@ fn out_of_order_bytes_never_lie_in_the_reserve_for_control() {
 }
 
 #[test]
+fn bytes_in_order_leave_half_of_the_reserve_for_control() {
+    let mut t = Trace::established();
+    let mut hoard: Vec<Mbuf> = Vec::new();
+    while let Ok(m) = t.pool.alloc(1, 0, Purpose::Receive) {
+        hoard.push(m);
+    }
+    t.reserve(true);
+    let mut seq = 1;
+    while t.drops(DropReason::TcpReassemblyFull) == 0 {
+        // Larger than what is merged, so that each asks for a block.
+        recv!(t, "A", seq = seq, ack = 1, len = 255);
+        seq += 255;
+        assert!(seq < 1 << 20);
+    }
+    hoard.push(t.pool.alloc(1, 0, Purpose::Control).unwrap());
+    assert!(t.tcb.recv_queue_ref().readable() > 0);
+    hoard.into_iter().for_each(|m| t.pool.free_mbuf(m));
+}
+
+#[test]
+fn segments_are_copied_together_once_half_of_the_receive_share_is_in_use() {
+    let mut t = Trace::established();
+    let storage_of_next_segments = |t: &mut Trace, first: u32| {
+        let before = t.tcb.recv_queue_ref().storage_bytes();
+        for n in 0..20 {
+            recv!(t, "A", seq = first + 300 * n, ack = 1, len = 300);
+        }
+        t.tcb.recv_queue_ref().storage_bytes() - before
+    };
+    assert_eq!(storage_of_next_segments(&mut t, 1), 20 * 2048);
+    let mut hoard: Vec<Mbuf> = Vec::new();
+    while !t.pool.is_contended(Purpose::Receive) {
+        hoard.push(t.pool.alloc(65_536, 0, Purpose::Receive).unwrap());
+    }
+    assert!(storage_of_next_segments(&mut t, 6001) <= 4 * 2048);
+    assert_eq!(t.read(20_000), 12_000);
+    hoard.into_iter().for_each(|m| t.pool.free_mbuf(m));
+}
+
+#[test]
 fn the_segments_that_everybody_may_have_are_not_given_again_before_they_are_read() {
     let mut t = Trace::connect(plain());
     // Others hold the whole budget.

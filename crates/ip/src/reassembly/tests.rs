@@ -66,7 +66,9 @@ impl Rig {
     /// What is counted is what is there.
     fn check(&self) {
         let slots = || self.table.slots.iter().filter(|s| s.is_used);
-        let runs = |s: &Slot| s.runs.iter().map(|r| cost_bytes(&r.chain)).sum::<usize>();
+        let runs = |s: &Slot| {
+            s.runs.iter().map(|r| r.chain.held_bytes().max(r.chain.len())).sum::<usize>()
+        };
         assert_eq!(self.table.held_bytes, slots().map(runs).sum::<usize>());
         assert!(self.table.held_bytes <= self.table.max_bytes);
         assert!(self.table.len() <= MAX_DATAGRAMS && self.table.slots.len() <= MAX_DATAGRAMS);

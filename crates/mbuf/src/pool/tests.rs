@@ -233,6 +233,48 @@ fn descriptors_are_bounded_and_some_are_kept_for_control() {
 }
 
 #[test]
+fn tiny_packets_fill_the_receive_share_by_their_descriptors() {
+    let mut pool = pool(64 << 20);
+    let descs = pool.desc_limits[Purpose::Receive as usize];
+    let mut tiny = Chain::new();
+    while !pool.is_contended(Purpose::Receive) {
+        tiny.push_back(pool.alloc(1, 0, Purpose::Receive).expect("a mbuf"));
+    }
+    assert!(tiny.segs().abs_diff(descs / 2) <= descs / 100, "{} of {descs}", tiny.segs());
+    assert!(!pool.is_contended(Purpose::Send));
+    assert_eq!(tiny.held_bytes(), tiny.segs() * Mbuf::MIN_HELD_BYTES);
+    pool.free(tiny);
+    assert_all_home(&mut pool);
+}
+
+#[test]
+fn half_of_the_reserve_is_told_by_bytes_and_by_descriptors() {
+    for bytes in [1, 65_536] {
+        let mut pool = pool(16 << 20);
+        let mut held = Chain::new();
+        while let Ok(m) = pool.alloc(bytes, 0, Purpose::Receive) {
+            held.push_back(m);
+        }
+        while let Ok(m) = pool.alloc(bytes, 0, Purpose::Send) {
+            held.push_back(m);
+        }
+        let mut kept = 0;
+        while pool.has_reserve() {
+            held.push_back(pool.alloc(bytes, 0, Purpose::Control).expect("the reserve"));
+            kept += 1;
+        }
+        let mut left = 0_usize;
+        while let Ok(m) = pool.alloc(bytes, 0, Purpose::Control) {
+            held.push_back(m);
+            left += 1;
+        }
+        assert!(kept > 0 && left > 0 && left.abs_diff(kept) <= 2, "{kept} and {left}");
+        pool.free(held);
+        assert_all_home(&mut pool);
+    }
+}
+
+#[test]
 fn a_chain_takes_the_largest_blocks_first_and_ends_with_a_fitting_one() {
     let mut pool = pool(64 << 20);
     let storages = |pool: &mut Pool, bytes, headroom| -> Vec<usize> {

@@ -88,8 +88,8 @@ fn tiny_pieces_behind_a_gap_cost_their_descriptors() {
         m.append(1).unwrap()[0] = 1;
         q.insert(100 + at, Chain::from(m), &mut pool);
     }
-    assert_eq!(q.storage_bytes(), 10 * 256);
-    assert_eq!(q.out_of_order_cost_bytes(), 10 * BYTES_PER_DESC);
+    assert_eq!(q.storage_bytes(), 10 * Mbuf::MIN_HELD_BYTES);
+    assert_eq!(q.out_of_order_storage_bytes(), 10 * Mbuf::MIN_HELD_BYTES);
     q.clear(&mut pool);
     assert_all_home(&mut pool);
 }

@@ -6,7 +6,7 @@ use crate::contract::{Env, Events, State};
 use crate::tcb::ResetDue;
 use crate::timers::Timer;
 use fulmar_base::{Counter, DropReason};
-use fulmar_mbuf::{Chain, Purpose, cost_bytes};
+use fulmar_mbuf::{Chain, Purpose};
 use fulmar_wire::tcp::Flags;
 
 /// How far bytes in order that could not be copied may exceed the bound on storage: without it, a
@@ -99,7 +99,8 @@ impl Tcb {
     /// what is to be queued behind them. `None`: it does not fit, and was freed.
     #[inline]
     fn fit_in_order(&mut self, env: &mut Env, payload: Chain) -> Option<Chain> {
-        if self.leaves_window_backed(&payload) {
+        let is_roomy = !env.pool.is_contended(Purpose::Receive);
+        if is_roomy && self.leaves_window_backed(&payload) {
             return Some(self.merge_small(env, payload));
         }
         self.compact(env, payload)
@@ -123,12 +124,16 @@ impl Tcb {
         }
     }
 
-    /// The storage of this payload would be missing for the rest of the offered window: its bytes are
-    /// copied, first to the free room behind those that wait, then to blocks that they fill or that
-    /// the next payload will. The window was offered by what its bytes take then (`Tcb::by_storage`).
+    /// The storage of this payload would be missing for the rest of the offered window, or half of the
+    /// receive share is in use: its bytes are copied, first to the free room behind those that wait, then
+    /// to blocks that they fill or that the next payload will. The window was offered by what its bytes
+    /// take then (`Tcb::by_storage`). As long as half of the share is left, bytes stay as they came; all
+    /// windows together are less than the other half (`WindowBudget`).
     #[inline(never)]
     fn compact(&mut self, env: &mut Env, mut payload: Chain) -> Option<Chain> {
-        let wastes = |c: &Chain| c.held_bytes() > c.len().saturating_add(c.len() / WASTE_PART);
+        let wastes = |c: &Chain| {
+            c.held_bytes() > c.len().saturating_add(c.len() / WASTE_PART) || is_of_reserve(c)
+        };
         if !wastes(&payload) {
             return Some(payload);
         }
@@ -150,7 +155,8 @@ impl Tcb {
             env.pool.free(payload);
             return Some(copy);
         }
-        if self.has_storage_for(&payload) {
+        let has_place = !is_of_reserve(&payload) || env.pool.has_reserve();
+        if has_place && self.has_storage_for(&payload) {
             return Some(payload);
         }
         env.pool.free(payload);
@@ -238,9 +244,9 @@ impl Tcb {
     /// shard's budget; up to twice that is kept in storage, since few blocks are full.
     fn may_wait_out_of_order(&self, payload: &Chain) -> bool {
         let most = usize::try_from(self.rcv_wnd()).unwrap_or(usize::MAX).saturating_mul(2);
-        let cost = self.recv.out_of_order_cost_bytes();
-        cost.saturating_add(cost_bytes(payload)) <= most.min(self.storage_limit())
-            && payload.iter().all(|m| m.purpose() != Purpose::Control)
+        let kept = self.recv.out_of_order_storage_bytes();
+        let adds = payload.held_bytes().max(payload.len());
+        kept.saturating_add(adds) <= most.min(self.storage_limit()) && !is_of_reserve(payload)
     }
 
     /// The hard bound on storage, for bytes in order that could not be copied.
@@ -308,6 +314,12 @@ impl Tcb {
             _ => {}
         }
     }
+}
+
+/// Whether a payload lies in the reserve for control, into which drivers receive small frames when the
+/// receive share is used up. There it would be kept from ACKs for as long as nobody reads.
+fn is_of_reserve(payload: &Chain) -> bool {
+    payload.iter().any(|m| m.purpose() == Purpose::Control)
 }
 
 /// A small payload in buffers of another stack (device `link`) is copied into one of our own with
