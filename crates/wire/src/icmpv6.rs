@@ -61,6 +61,8 @@ pub mod parameter {
     pub const UNRECOGNISED_NEXT_HEADER: u8 = 1;
     /// An IPv6 option that this node does not know.
     pub const UNRECOGNISED_OPTION: u8 = 2;
+    /// A first fragment without its whole header chain (RFC 7112 section 7).
+    pub const INCOMPLETE_HEADER_CHAIN: u8 = 3;
 }
 
 /// An ICMPv6 message, without echoed data, invoking packet or options.

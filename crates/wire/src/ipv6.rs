@@ -174,6 +174,8 @@ pub enum OptionAction {
 pub enum ExtensionError {
     /// The packet, or the part of it at hand, ends within an extension header.
     Truncated,
+    /// The packet is a first fragment and ends within its extension headers (parameter problem, code 3).
+    IncompleteChain,
     /// Lengths contradict, there are too many headers or options, or a second fragment header.
     Malformed,
     /// A hop-by-hop header that is not the first (parameter problem, code 1).
@@ -223,30 +225,43 @@ pub fn walk_extensions(bytes: &[u8], header: &Header) -> Result<Upper, Extension
 #[cold]
 fn walk(bytes: &[u8], header: &Header, mut at: Upper) -> Result<Upper, ExtensionError> {
     let end = HEADER_BYTES.saturating_add(header.payload_bytes);
-    let bytes = bytes.get(..end).unwrap_or(bytes);
+    let (bytes, is_whole) = bytes.get(..end).map_or((bytes, false), |all| (all, true));
+    let is_first = |at: &Upper| at.fragment.is_some_and(|f| f.offset == 0 && f.more);
+    match pass(bytes, &mut at) {
+        // RFC 8200 section 4.5, RFC 7112: the headers belong into the first fragment.
+        Err(ExtensionError::Truncated) if is_whole && is_first(&at) => {
+            Err(ExtensionError::IncompleteChain)
+        }
+        Err(error) => Err(error),
+        Ok(()) => Ok(at),
+    }
+}
+
+/// Moves `at` behind the extension headers.
+fn pass(bytes: &[u8], at: &mut Upper) -> Result<(), ExtensionError> {
     for _ in 0..MAX_EXTENSIONS {
         let extension = bytes.get(at.offset..).unwrap_or(&[]);
         let passed_bytes = match at.protocol {
-            protocol::HOP_BY_HOP if at.offset != HEADER_BYTES => return Err(misplaced(&at)),
+            protocol::HOP_BY_HOP if at.offset != HEADER_BYTES => return Err(misplaced(at)),
             protocol::HOP_BY_HOP | protocol::DESTINATION_OPTIONS => options(extension, at.offset)?,
             protocol::ROUTING => routing(extension, at.offset)?,
             protocol::FRAGMENT if at.fragment.is_some() => return Err(ExtensionError::Malformed),
-            protocol::FRAGMENT => fragment(extension, &mut at)?,
-            _ => return Ok(at),
+            protocol::FRAGMENT => fragment(extension, at)?,
+            _ => return Ok(()),
         };
         at.protocol = *extension.first().ok_or(ExtensionError::Truncated)?;
         at.next_header_at = at.offset;
         at.offset = at.offset.saturating_add(passed_bytes);
         if at.fragment.is_some_and(|f| f.offset != 0) {
-            return Ok(at);
+            return Ok(());
         }
     }
     match at.protocol {
-        protocol::HOP_BY_HOP => Err(misplaced(&at)),
+        protocol::HOP_BY_HOP => Err(misplaced(at)),
         protocol::DESTINATION_OPTIONS | protocol::ROUTING | protocol::FRAGMENT => {
             Err(ExtensionError::Malformed)
         }
-        _ => Ok(at),
+        _ => Ok(()),
     }
 }
 

@@ -4,9 +4,9 @@ use core::net::IpAddr;
 
 use fulmar_base::{Counter, DropReason, Duration, Offload};
 use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
-use fulmar_wire::icmpv6::Message as MessageV6;
+use fulmar_wire::icmpv6::{Message as MessageV6, parameter};
 use fulmar_wire::ipv6::{self, Fragment, Upper};
-use fulmar_wire::{icmpv4, icmpv6, ipv4, protocol};
+use fulmar_wire::{icmpv4, icmpv6, ipv4, protocol, tcp, udp};
 
 use super::Network;
 use crate::FrameSink;
@@ -95,8 +95,8 @@ impl Ip {
     ) -> Result<Option<ipv6::Header>, DropReason> {
         let header_bytes = upper.fragment_at.saturating_add(ipv6::FRAGMENT_BYTES);
         let bytes = frame.chain.len().saturating_sub(header_bytes);
-        if let Some(pointer) = fault_of(upper, fragment, bytes) {
-            let message = MessageV6::ParameterProblem { code: 0, pointer };
+        if let Some((code, pointer)) = fault_of(upper, fragment, bytes) {
+            let message = MessageV6::ParameterProblem { code, pointer };
             self.answer_v6(cx, frame, network, message, false);
             return Err(DropReason::FragmentInvalid);
         }
@@ -186,18 +186,35 @@ impl Ip {
     }
 }
 
-/// What a parameter problem about an IPv6 fragment of `bytes` points to (RFC 8200 section 4.5): the
-/// payload length if it is not a multiple of 8 although more follows, the offset if the datagram
-/// would be too long.
-fn fault_of(upper: &Upper, fragment: Fragment, bytes: usize) -> Option<u32> {
+/// Code and pointer of the parameter problem about an IPv6 fragment of `bytes` (RFC 8200 section 4.5):
+/// the payload length if it is not a multiple of 8 although more follows; the offset if the datagram
+/// would be too long; a first fragment that ends before its transport header does.
+fn fault_of(upper: &Upper, fragment: Fragment, bytes: usize) -> Option<(u8, u32)> {
     const PAYLOAD_LENGTH_AT: u32 = 4;
     let extensions_bytes = upper.fragment_at.saturating_sub(ipv6::HEADER_BYTES);
     let end = usize::from(fragment.offset).saturating_add(bytes).saturating_add(extensions_bytes);
     if fragment.more && !bytes.is_multiple_of(8) {
-        return Some(PAYLOAD_LENGTH_AT);
+        return Some((parameter::ERRONEOUS_FIELD, PAYLOAD_LENGTH_AT));
     }
-    let offset_at = u32::try_from(upper.fragment_at.saturating_add(2)).unwrap_or(u32::MAX);
-    (end > MAX_BYTES).then_some(offset_at)
+    if end > MAX_BYTES {
+        let offset_at = u32::try_from(upper.fragment_at.saturating_add(2)).unwrap_or(u32::MAX);
+        return Some((parameter::ERRONEOUS_FIELD, offset_at));
+    }
+    let packet_bytes = upper.fragment_at.saturating_add(ipv6::FRAGMENT_BYTES).saturating_add(bytes);
+    let headers_bytes = upper.offset.saturating_add(least_header_bytes(upper.protocol));
+    let is_cut = fragment.offset == 0 && packet_bytes < headers_bytes;
+    is_cut.then_some((parameter::INCOMPLETE_HEADER_CHAIN, 0))
+}
+
+/// Bytes of a transport header that a first fragment must hold (RFC 7112 section 5): the fixed part.
+fn least_header_bytes(protocol: u8) -> usize {
+    match protocol {
+        protocol::TCP => tcp::HEADER_BYTES,
+        protocol::UDP => udp::HEADER_BYTES,
+        protocol::ICMPV6 => icmpv6::HEADER_BYTES,
+        protocol::NO_NEXT_HEADER => 0,
+        _ => 1,
+    }
 }
 
 /// Puts a header in front of a packet.

@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 
 use fulmar_base::DropReason;
-use fulmar_wire::icmpv6::Message;
+use fulmar_wire::icmpv6::{Message, parameter};
 use fulmar_wire::ipv6::{self, ExtensionError, Fragment, OptionAction, Upper};
 use fulmar_wire::protocol;
 
@@ -15,13 +15,6 @@ use crate::{FrameSink, Verdict};
 /// Bytes of a packet in which its extension headers must end. Whatever has more is not something
 /// that a peer of this stack needs (RFC 8504 section 5.3 allows limits).
 const EXTENSIONS_WITHIN_BYTES: usize = 512;
-
-/// Codes of a parameter problem (RFC 4443 section 3.4).
-mod code {
-    pub(super) const BAD_FIELD: u8 = 0;
-    pub(super) const UNKNOWN_NEXT_HEADER: u8 = 1;
-    pub(super) const UNKNOWN_OPTION: u8 = 2;
-}
 
 impl Ip {
     pub(super) fn ipv6_input<S: FrameSink>(
@@ -129,14 +122,19 @@ impl Ip {
     ) {
         let (code, pointer, even_to_groups) = match error {
             ExtensionError::Truncated | ExtensionError::Malformed => return,
+            ExtensionError::IncompleteChain => (parameter::INCOMPLETE_HEADER_CHAIN, 0, false),
             ExtensionError::UnrecognisedNextHeader { pointer } => {
-                (code::UNKNOWN_NEXT_HEADER, pointer, false)
+                (parameter::UNRECOGNISED_NEXT_HEADER, pointer, false)
             }
-            ExtensionError::BadRoutingHeader { pointer } => (code::BAD_FIELD, pointer, false),
+            ExtensionError::BadRoutingHeader { pointer } => {
+                (parameter::ERRONEOUS_FIELD, pointer, false)
+            }
             ExtensionError::UnrecognisedOption { pointer, action } => match action {
                 OptionAction::Discard => return,
-                OptionAction::DiscardAndReport => (code::UNKNOWN_OPTION, pointer, true),
-                OptionAction::ReportUnlessMulticast => (code::UNKNOWN_OPTION, pointer, false),
+                OptionAction::DiscardAndReport => (parameter::UNRECOGNISED_OPTION, pointer, true),
+                OptionAction::ReportUnlessMulticast => {
+                    (parameter::UNRECOGNISED_OPTION, pointer, false)
+                }
             },
         };
         let message = Message::ParameterProblem { code, pointer };

@@ -357,6 +357,57 @@ fn extension_headers_behind_the_fragment_header_are_walked() {
 }
 
 #[test]
+fn a_first_fragment_without_its_header_chain_is_told_so_and_dropped() {
+    let pair = (PEER6, OUR6);
+    let options = [protocol::UDP, 1, 1, 4, 0, 0, 0, 0, 1, 6, 0, 0, 0, 0, 0, 0];
+    let tcp = [0; 64];
+    for (protocol, payload, cut) in [
+        // Within an extension header, behind one, within a TCP header.
+        (protocol::DESTINATION_OPTIONS, &options[..], 8),
+        (protocol::DESTINATION_OPTIONS, &[&options[..], &[0; 16]].concat(), 16),
+        (protocol::TCP, &tcp, 16),
+    ] {
+        let mut h = Host::acquainted();
+        let first = part(pair, 9, protocol, payload, (0, cut), true);
+        let reason =
+            if cut == 8 { DropReason::ExtensionHeader } else { DropReason::FragmentInvalid };
+        h.drops(&first, reason);
+        let answer = h.sent_one();
+        let (_, to, message) = opened_icmp(&answer);
+        assert_eq!(
+            (to, &message[..8]),
+            (ip(PEER6), &[4, 3, message[2], message[3], 0, 0, 0, 0][..])
+        );
+        assert_eq!(message[8..], first[14..]);
+        assert_eq!(h.ip.incomplete_datagrams(), 0);
+        h.end();
+    }
+    // A whole UDP header is enough, of a TCP header the fixed part.
+    for (protocol, cut) in
+        [(protocol::UDP, 8), (protocol::TCP, 24), (protocol::ICMPV6, 8), (199, 8)]
+    {
+        let mut h = Host::acquainted();
+        h.receive(&part(pair, 9, protocol, &tcp, (0, cut), true));
+        assert_eq!((h.ip.incomplete_datagrams(), h.counters.total_drops()), (1, 0), "{protocol}");
+        h.end();
+    }
+}
+
+#[test]
+fn an_atomic_fragment_is_delivered_beside_a_datagram_of_the_same_identification() {
+    // RFC 6946 section 4: in isolation from any other fragment.
+    let mut h = Host::new();
+    let pair = (PEER6, OUR6);
+    let (whole, small) = (datagram(pair, 3000), datagram(pair, 100));
+    let frames = parts(pair, 9, protocol::UDP, &whole, 1448);
+    assert!(matches!(feed(&mut h, &frames[..2]), Verdict::Consumed));
+    let atomic = part(pair, 9, protocol::UDP, &small, (0, small.len()), false);
+    assert!(h.delivers(&atomic).bytes == small);
+    assert!(h.delivers(&frames[2]).bytes == whole);
+    h.end();
+}
+
+#[test]
 fn neighbour_discovery_in_a_fragment_is_dropped() {
     let mut h = Host::new();
     let solicitation = crate::ndp::solicitation(PEER6, OUR6);
@@ -377,7 +428,7 @@ fn a_flood_of_first_fragments_holds_a_bounded_amount() {
         let whole = datagram(pair, 60_000);
         for ident in 0..5000 {
             h.receive(&part(pair, ident, protocol::UDP, &whole, (0, 1448), true));
-            assert!(h.ip.incomplete_datagrams() <= 64 && h.ip.incomplete_bytes() <= 4 << 20);
+            assert!(h.ip.incomplete_datagrams() <= 1024 && h.ip.incomplete_bytes() <= 4 << 20);
         }
         // A datagram that comes through it in one go is delivered.
         let verdict = feed(&mut h, &parts(pair, 9999, protocol::UDP, &whole, 1448));

@@ -239,9 +239,29 @@ fn chain_cut_anywhere_is_truncated() {
     ]
     .concat();
     assert_eq!(walk_from(0, &chain).map(|u| u.offset), Ok(80));
-    for kept in 0..chain.len() {
+    for kept in 0..24 {
         assert_eq!(walk_from(0, &chain[..kept]), Err(ExtensionError::Truncated), "{kept} kept");
     }
+    // From here on it is a first fragment.
+    for kept in 24..chain.len() {
+        let walked = walk_from(0, &chain[..kept]);
+        assert_eq!(walked, Err(ExtensionError::IncompleteChain), "{kept} kept");
+    }
+}
+
+#[test]
+fn a_first_fragment_of_which_only_the_front_is_at_hand_is_truncated() {
+    let chain = [[protocol::DESTINATION_OPTIONS, 0, 0, 1, 0, 0, 0, 0], padding(protocol::UDP)];
+    let header = Header { next_header: protocol::FRAGMENT, payload_bytes: 16, ..sample() };
+    let packet = [&SAMPLE[..], &chain.concat()].concat();
+    assert!(walk_extensions(&packet, &header).is_ok());
+    assert_eq!(walk_extensions(&packet[..52], &header), Err(ExtensionError::Truncated));
+}
+
+#[test]
+fn an_atomic_fragment_that_is_cut_is_truncated() {
+    let chain = [protocol::DESTINATION_OPTIONS, 0, 0, 0, 0, 0, 0, 9];
+    assert_eq!(walk_from(protocol::FRAGMENT, &chain), Err(ExtensionError::Truncated));
 }
 
 #[test]
@@ -298,7 +318,11 @@ proptest! {
             | Err(ExtensionError::BadRoutingHeader { pointer }) => {
                 prop_assert!(pointer < packet_bytes);
             }
-            Err(ExtensionError::Truncated | ExtensionError::Malformed) => {}
+            Err(
+                ExtensionError::Truncated
+                | ExtensionError::IncompleteChain
+                | ExtensionError::Malformed,
+            ) => {}
         }
     }
 }
