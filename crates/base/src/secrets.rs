@@ -60,6 +60,8 @@ key_uses! {
     TcpTables,
     /// Hash tables of UDP.
     UdpTables,
+    /// Where incomplete datagrams are kept, and which of them give way.
+    Reassembly,
 }
 
 /// Says of whom a key is: the nonce's first word.

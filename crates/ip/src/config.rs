@@ -52,8 +52,8 @@ pub struct Config {
     pub echo_reply_burst: u32,
     /// How long a lowered path MTU is believed: 10 min (RFC 8201 section 4).
     pub path_mtu_lifetime: Duration,
-    /// Storage that datagrams hold whose fragments have not all come, in bytes; one source may hold
-    /// half of it, and a datagram of 64 KiB takes about 100 KB. 4 MiB: Linux's bound.
+    /// Storage that datagrams hold whose fragments have not all come, in bytes; a datagram of 64 KiB
+    /// takes about 100 KB. 4 MiB: Linux's bound.
     pub reassembly_bytes: usize,
     /// Who is told of the memory of a table with many routes.
     pub table_memory: Advice,

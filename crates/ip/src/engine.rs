@@ -81,7 +81,7 @@ impl Ip {
             limits: secrets.random(KeyUse::IcmpLimit),
             idents: secrets.random(KeyUse::Identification),
             next_hop_key: secrets.key(KeyUse::NextHop),
-            reassembly: Reassembly::new(config.reassembly_bytes),
+            reassembly: Reassembly::new(config.reassembly_bytes, secrets),
             defended_at: None,
             changes: 0,
             actions: Vec::new(),

@@ -17,7 +17,7 @@ struct Rig {
 impl Rig {
     fn new(max_bytes: usize) -> Rig {
         Rig {
-            table: Reassembly::new(max_bytes),
+            table: Reassembly::new(max_bytes, &Secrets::for_simulation(7)),
             pool: Pool::new(PoolConfig::with_budget(32 << 20)).unwrap(),
             counters: Counters::default(),
             now: Instant::from_millis(1),
@@ -59,27 +59,32 @@ impl Rig {
         }))
     }
 
+    /// A datagram begins, with the first fragment.
+    fn begin(&mut self, key: Key) {
+        let whole = [0; 1480];
+        self.insert(key, &whole, 0, 1480, false).unwrap();
+    }
+
     fn drops(&self, reason: DropReason) -> u64 {
         self.counters.drops(reason)
     }
 
     /// What is counted is what is there.
     fn check(&self) {
-        let slots = || self.table.slots.iter().filter(|s| s.is_used);
+        let slots = || self.table.sets.iter().flatten();
         let runs = |s: &Slot| {
             s.runs.iter().map(|r| r.chain.held_bytes().max(r.chain.len())).sum::<usize>()
         };
         assert_eq!(self.table.held_bytes, slots().map(runs).sum::<usize>());
         assert!(self.table.held_bytes <= self.table.max_bytes);
-        assert!(self.table.len() <= MAX_DATAGRAMS && self.table.slots.len() <= MAX_DATAGRAMS);
+        assert!(self.table.sets.iter().all(|set| set.len() <= WAYS));
         for slot in slots() {
-            assert!(slot.pieces.len() <= MAX_PIECES && slot.pieces.capacity() == MAX_PIECES);
+            assert!(slot.pieces.len() <= MAX_PIECES);
             assert!(slot.runs.windows(2).all(|w| w[0].end() < w[1].start));
             let of_runs: usize = slot.runs.iter().map(|r| r.chain.len()).sum();
             let of_pieces: usize = slot.pieces.iter().map(|p| usize::from(p.1 - p.0)).sum();
             assert_eq!(of_runs, of_pieces);
         }
-        assert!(self.table.slots.iter().filter(|s| !s.is_used).all(|s| s.runs.is_empty()));
     }
 
     fn end(mut self) {
@@ -199,20 +204,76 @@ fn tiny_pieces_share_blocks_and_are_limited_in_number() {
     rig.end();
 }
 
-#[test]
-fn one_source_fills_half_of_the_table_and_its_oldest_give_way() {
-    let whole = pattern(4000);
-    let mut rig = Rig::new(4 << 20);
-    rig.insert(key(3, 0), &whole, 0, 1480, false).unwrap();
+/// Honest datagrams of two fragments with so many of a stranger's begun in between, of a thousand that
+/// arrive whole. The flood has filled the table before.
+fn survivors(max_bytes: usize, between: u32, stranger: impl Fn(u32) -> Key) -> usize {
+    let whole = pattern(2000);
+    let mut rig = Rig::new(max_bytes);
+    let mut begun = 0..;
+    begun.by_ref().take(8192).for_each(|n| rig.begin(stranger(n)));
+    let mut arrived = 0;
     for ident in 0..1000 {
         rig.insert(key(2, ident), &whole, 0, 1480, false).unwrap();
-        rig.check();
+        begun.by_ref().take(between as usize).for_each(|n| rig.begin(stranger(n)));
+        let done = rig.insert(key(2, ident), &whole, 1480, 2000, true).unwrap();
+        arrived += usize::from(done.is_some_and(|d| d == whole));
     }
-    assert_eq!(rig.table.len(), 1 + MAX_PER_SOURCE);
-    assert_eq!(rig.drops(DropReason::FragmentTableFull), 1000 - MAX_PER_SOURCE as u64);
-    // The other one was not touched, and the newest of the flood are there.
-    assert_eq!(rig.insert(key(3, 0), &whole, 1480, 4000, true).unwrap().as_ref(), Some(&whole));
-    assert_eq!(rig.insert(key(2, 999), &whole, 1480, 4000, true).unwrap().as_ref(), Some(&whole));
+    rig.check();
+    rig.end();
+    arrived
+}
+
+/// 20,000 fragments per second, 20 ms between the first and the last fragment of an honest datagram.
+const BETWEEN: u32 = 400;
+
+#[test]
+fn of_honest_datagrams_98_in_100_arrive_through_a_flood_of_fragments_from_everywhere() {
+    let arrived = survivors(4 << 20, BETWEEN, |n| key(3 + n, 1));
+    assert!((970..1000).contains(&arrived), "{arrived} of 1000");
+}
+
+#[test]
+fn a_flood_in_the_name_of_the_honest_source_does_no_more() {
+    let arrived = survivors(4 << 20, BETWEEN, |n| key(2, 5000 + n));
+    assert!((970..1000).contains(&arrived), "{arrived} of 1000");
+}
+
+#[test]
+fn a_flood_from_one_source_takes_nothing_from_another() {
+    for max_bytes in [512 << 10, 4 << 20] {
+        assert!(survivors(max_bytes, 2 * BETWEEN, |n| key(3, n)) >= 998);
+    }
+}
+
+#[test]
+fn where_storage_is_scarce_the_oldest_of_a_random_sample_gives_way() {
+    // Storage for 256 fragments.
+    let arrived = survivors(512 << 10, 100, |n| key(3 + n, 1));
+    assert!(arrived >= 980, "{arrived} of 1000");
+}
+
+#[test]
+fn which_datagrams_share_a_set_is_a_secret() {
+    let sets_of = |seed| {
+        let mut table = Reassembly::new(1 << 20, &Secrets::for_simulation(seed));
+        (0..1000).map(|n| table.set_of(&key(2, n))).collect::<Vec<_>>()
+    };
+    let (one, other) = (sets_of(1), sets_of(2));
+    assert_eq!(one, sets_of(1));
+    assert_eq!(one.iter().collect::<BTreeSet<_>>().len(), SETS);
+    let alike = one.iter().zip(&other).filter(|(a, b)| a == b).count();
+    assert!(alike < 30, "{alike} of 1000");
+}
+
+#[test]
+fn a_datagram_that_fails_in_a_full_table_is_counted_once() {
+    let mut rig = Rig::new(4 << 20);
+    let flood = 4 * (SETS * WAYS) as u32;
+    (0..flood).for_each(|n| rig.begin(key(3 + n, 1)));
+    rig.check();
+    let kept = rig.table.len() as u64;
+    assert_eq!(rig.drops(DropReason::FragmentTableFull) + kept, u64::from(flood));
+    assert_eq!(kept, (SETS * WAYS) as u64);
     rig.end();
 }
 
@@ -244,6 +305,7 @@ fn what_is_over_its_time_comes_out_once() {
         expired.push((w.key.ident, w.first.is_some(), w.first_bytes));
         rig.pool.free(w.chain);
     }
+    expired.sort_unstable();
     // The one that overlapped goes without a word.
     assert_eq!(expired, [(1, true, 1480), (2, false, 2960)]);
     assert_eq!((rig.table.len(), rig.table.next_deadline()), (0, None));
@@ -256,10 +318,16 @@ fn an_identification_that_comes_round_begins_a_new_datagram() {
     let (old, new) = (vec![1; 32], vec![2; 32]);
     let mut rig = Rig::new(1 << 20);
     rig.insert(key(2, 7), &old, 0, 16, false).unwrap();
-    for n in 0..=MAX_AGE_DATAGRAMS as u32 {
-        rig.insert(key(3, n), &old, 0, 16, false).unwrap();
-        rig.insert(key(3, n), &old, 16, 32, true).unwrap().unwrap();
-    }
+    let pass = |rig: &mut Rig, host, n| {
+        rig.insert(key(host, n), &old, 0, 16, false).unwrap();
+        rig.insert(key(host, n), &old, 16, 32, true).unwrap().unwrap();
+    };
+    let many = 4 * u32::from(MAX_FOLLOWERS) * SETS as u32;
+    // Those of others say nothing about the numbers of this source.
+    (100..many).for_each(|n| pass(&mut rig, 3, n));
+    rig.insert(key(2, 7), &[1; 32], 24, 32, true).unwrap();
+    assert_eq!(rig.drops(DropReason::FragmentTimeout), 0);
+    (100..many).for_each(|n| pass(&mut rig, 2, n));
     rig.insert(key(2, 7), &new, 16, 32, true).unwrap();
     assert_eq!(rig.drops(DropReason::FragmentTimeout), 1);
     assert_eq!(rig.insert(key(2, 7), &new, 0, 16, false).unwrap(), Some(new));
