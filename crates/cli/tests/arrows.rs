@@ -17,7 +17,7 @@ const BELOW_FULMAR: &[&str] =
     &["base", "wire", "mbuf", "route", "netdev", "ip", "udp", "tcp", "socket", "stack", "drivers"];
 const BELOW_LAB: &[&str] = &[
     "base", "wire", "mbuf", "route", "netdev", "ip", "udp", "tcp", "socket", "stack", "drivers",
-    "fulmar",
+    "fulmar", "testbed",
 ];
 
 /// The last two are tables that a bench compares with, and `io-uring` is what it compares with the
@@ -49,6 +49,11 @@ const ROOMS: &[Room] = &[
     ("stack", BELOW_STACK, &["hashbrown", "siphasher", "smallvec", "libc"]),
     ("drivers", &["base", "wire", "mbuf", "netdev"], &["libc", "io-uring"]),
     ("fulmar", BELOW_FULMAR, &["bytes", "serde_json"]),
+    (
+        "testbed",
+        &["base", "wire", "mbuf", "netdev", "ip", "tcp", "socket", "stack", "drivers"],
+        &[],
+    ),
     (
         "fuzz",
         &["base", "wire", "mbuf", "netdev", "ip", "tcp", "socket", "stack"],

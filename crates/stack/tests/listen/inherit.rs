@@ -8,7 +8,7 @@ use fulmar_stack::{ListenOptions, SynCookies};
 use fulmar_tcp::Keepalive;
 use fulmar_wire::tcp::{Flags, Header};
 
-use crate::rig::{Rig, ack, syn, syn_options};
+use fulmar_testbed::listener::{Rig, ack, syn, syn_options};
 
 const PEER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(203, 0, 113, 5), 4000);
 const KEEPALIVE: Keepalive =

@@ -3,4 +3,3 @@
 mod cookies;
 mod inherit;
 mod queues;
-mod rig;

@@ -6,7 +6,7 @@ use fulmar_base::{Counter, DropReason, SeqNum};
 use fulmar_stack::{ListenOptions, SourceLimits, StackConfig, SynCookies};
 use fulmar_wire::tcp::{Flags, Header};
 
-use crate::rig::{Rig, ack, syn, syn_options};
+use fulmar_testbed::listener::{Rig, ack, syn, syn_options};
 
 fn peer(n: u16) -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::new(203, 0, 113, 5), 4000 + n)

@@ -1,22 +1,15 @@
 //! Memory under attack: peers that take nothing, or never end, do not stop a shard from serving others.
 
-mod rig;
-
 use fulmar_base::{Counter, DropReason, Duration};
 use fulmar_mbuf::PoolConfig;
 use fulmar_socket::{SocketError, Step};
+use fulmar_testbed::slow_peers::{ANSWER, ANSWERING, CLOSED, MS, Service, World, at};
 use fulmar_udp::BindOptions;
-
-use rig::{MS, Service, World, at};
-
-const ANSWER: usize = 100_000;
 
 /// A port whose clients offer no window, another one that answers.
 fn world() -> World {
     let mut w = World::new();
-    w.serve(80, Service::Flood);
-    w.serve(81, Service::Answer(ANSWER));
-    w.no_window(80);
+    w.close_windows();
     w
 }
 
@@ -40,11 +33,9 @@ fn udp_echo(w: &mut World, bytes: usize) -> bool {
 
 #[test]
 fn beside_4000_peers_with_a_closed_window_new_connections_are_served_whole_within_a_second() {
-    let mut w = world();
-    w.connect_many(80, 4000);
-    w.pass(Duration::from_secs(2));
+    let mut w = World::beside_closed_windows(4000, 1);
     assert!(w.used() >= 60 << 20, "the writers have filled what they may: {}", w.used());
-    assert_eq!(w.ask(81, 100, ANSWER, Duration::from_secs(1)), 100);
+    assert_eq!(w.ask(ANSWERING, 100, ANSWER, Duration::from_secs(1)), 100);
     assert!(udp_echo(&mut w, 5) && udp_echo(&mut w, 20_000));
     // Nobody had to go for that.
     assert_eq!(w.count(Counter::TcpStalledReset), 0);
@@ -57,7 +48,7 @@ fn beside_150_clients_who_pause_new_connections_are_served_whole_within_a_second
     let paused = w.connect_many(82, 150);
     w.pass(Duration::from_secs(2));
     assert!(w.used() >= 60 << 20, "the writers have filled what they may: {}", w.used());
-    assert_eq!(w.ask(81, 100, ANSWER, Duration::from_secs(1)), 100);
+    assert_eq!(w.ask(ANSWERING, 100, ANSWER, Duration::from_secs(1)), 100);
     assert!(udp_echo(&mut w, 5) && udp_echo(&mut w, 20_000));
     // Who goes on to read finds what was sent, and more.
     for id in paused {
@@ -76,7 +67,7 @@ fn beside_150_clients_who_pause_new_connections_are_served_whole_within_a_second
 #[test]
 fn a_thousand_peers_with_a_closed_window_cost_their_probes_and_nothing_else() {
     let mut w = world();
-    w.connect_many(80, 1000);
+    w.connect_many(CLOSED, 1000);
     w.pass(Duration::from_secs(60));
     let probes = w.count(Counter::TcpWindowProbes);
     (w.steps, w.told) = (0, 0);
@@ -96,7 +87,7 @@ fn beside_1300_orphans_new_connections_are_served_whole_within_a_second() {
     w.connect_many(83, 1300);
     w.pass(Duration::from_secs(2));
     assert!(w.used() >= 60 << 20);
-    assert_eq!(w.ask(81, 100, ANSWER, Duration::from_secs(1)), 100);
+    assert_eq!(w.ask(ANSWERING, 100, ANSWER, Duration::from_secs(1)), 100);
     assert!(udp_echo(&mut w, 20_000));
     // An orphan is not waited for without end.
     w.pass(Duration::from_secs(240));
@@ -123,7 +114,7 @@ fn beside_peers_that_fall_silent_new_connections_are_served_and_the_silent_ones_
     w.connect_many(84, 300);
     w.manners.lock().unwrap().mute.insert(84);
     w.pass(Duration::from_secs(3));
-    assert_eq!(w.ask(81, 100, ANSWER, Duration::from_secs(1)), 100);
+    assert_eq!(w.ask(ANSWERING, 100, ANSWER, Duration::from_secs(1)), 100);
     let resets = w.count(Counter::TcpResetsOut);
     w.pass(Duration::from_secs(200));
     assert!(w.count(Counter::TcpResetsOut) >= resets + 300, "each was told with a reset");
@@ -135,13 +126,11 @@ fn when_not_even_minima_are_left_the_longest_stalled_make_room_for_new_connectio
     let mut w = World::with(|c| {
         c.pool = PoolConfig { huge_pages: false, ..PoolConfig::with_budget(8 << 20) }
     });
-    w.serve(80, Service::Flood);
-    w.serve(81, Service::Answer(ANSWER));
-    w.no_window(80);
+    w.close_windows();
     // The share has minima for 240, beside half of it that the first ones hold.
-    w.connect_many(80, 1000);
+    w.connect_many(CLOSED, 1000);
     w.pass(Duration::from_secs(2));
-    assert_eq!(w.ask(81, 20, ANSWER, Duration::from_secs(1)), 20);
+    assert_eq!(w.ask(ANSWERING, 20, ANSWER, Duration::from_secs(1)), 20);
     assert!(w.count(Counter::TcpStalledReset) > 0);
     assert!(w.errors().iter().all(|e| *e == SocketError::TimedOut));
     assert_eq!(w.count(Counter::TcpResetsOut), w.count(Counter::TcpStalledReset));
@@ -163,6 +152,6 @@ fn sockets_that_nobody_reads_from_do_not_take_the_receive_memory_of_others() {
     }
     assert!(w.server.counters().drops(DropReason::UdpBufferFull) > 0);
     assert!(udp_echo(&mut w, 3000), "a socket that is read from has its part");
-    assert_eq!(w.ask(81, 100, ANSWER, Duration::from_secs(1)), 100);
+    assert_eq!(w.ask(ANSWERING, 100, ANSWER, Duration::from_secs(1)), 100);
     assert_eq!(w.server.counters().drops(DropReason::NoBuffer), 0);
 }

@@ -20,6 +20,7 @@ use fulmar_wire::{eth, ipv4};
 
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+/// Where the server listens.
 pub const PORT: u16 = 80;
 const TICK: Duration = Duration::from_millis(1);
 
@@ -114,33 +115,66 @@ fn shard(
     (Shard::new(config, Box::new(device), now).unwrap(), wire)
 }
 
+/// The server, the client, and the wire between them.
 pub struct Rig {
+    /// The virtual time.
     pub now: Instant,
+    /// The server's shard.
     pub server: Shard,
+    /// The honest client's shard.
     pub client: Shard,
+    /// The listener of the server.
     pub listener: SlotId,
     to_server: Arc<Mutex<Wire>>,
     to_client: Arc<Mutex<Wire>>,
     /// Sources of the flood so far.
     flooded: u32,
+    /// Ports from which the client has sent a SYN, one entry per SYN.
+    syns: Vec<u16>,
+}
+
+/// An honest connection of [`Rig::connect_under`].
+#[derive(Clone, Copy, Debug)]
+pub struct Honest {
+    /// The client's end.
+    pub client: SlotId,
+    /// The server's end, if the server has accepted it.
+    pub server: Option<SlotId>,
+    /// SYNs that the client had sent by then.
+    pub syns: usize,
+}
+
+/// The source port of a frame that is a SYN.
+fn port_of_syn(frame: &[u8]) -> Option<u16> {
+    let is_tcp = frame.get(12..14)? == [8, 0] && *frame.get(23)? == 6;
+    let header = is_tcp.then(|| Header::parse(&frame[34..]).ok())??.0;
+    (header.flags == Flags::SYN).then_some(header.src_port)
 }
 
 /// A segment that the server has sent to an address that is not the client's.
 #[derive(Clone, Debug)]
 pub struct Reply {
+    /// Whom it is for.
     pub to: SocketAddr,
+    /// Its time to live.
     pub ttl: u8,
+    /// Its header.
     pub header: Header,
 }
 
 impl Rig {
+    /// A server as configured by default.
     pub fn new(options: ListenOptions) -> Rig {
-        Rig::with(
-            options,
-            StackConfig { secrets: Some(Secrets::for_simulation(1)), ..StackConfig::default() },
-        )
+        Rig::seeded(1, options)
     }
 
+    /// The same with secrets drawn from this seed.
+    pub fn seeded(seed: u64, options: ListenOptions) -> Rig {
+        let secrets = Some(Secrets::for_simulation(seed));
+        Rig::with(options, StackConfig { secrets, ..StackConfig::default() })
+    }
+
+    /// A server configured otherwise; its addresses, routes and pool are the rig's.
     pub fn with(options: ListenOptions, config: StackConfig) -> Rig {
         let now = Instant::from_millis(64_000 * 10 + 1000);
         let (mut server, to_server) = shard(SERVER, 1, config, now);
@@ -149,7 +183,16 @@ impl Rig {
         let (client, to_client) = shard(CLIENT, 2, client_config, now);
         let local = SocketAddr::new(SERVER.into(), PORT);
         let listener = server.tcp_listen(local, ListenOptions::default()).unwrap();
-        let mut rig = Rig { now, server, client, listener, to_server, to_client, flooded: 0 };
+        let mut rig = Rig {
+            now,
+            server,
+            client,
+            listener,
+            to_server,
+            to_client,
+            flooded: 0,
+            syns: Vec::new(),
+        };
         // The server learns where its router is.
         let client = rig.connect();
         rig.pass(20);
@@ -185,6 +228,7 @@ impl Rig {
     fn carry(&mut self) {
         let (mut a, mut b) = (self.to_server.lock().unwrap(), self.to_client.lock().unwrap());
         let (a, b) = (&mut *a, &mut *b);
+        self.syns.extend(b.sent.iter().filter_map(|f| port_of_syn(&f.0)));
         a.arriving.extend(b.sent.drain(..));
         let is_for_client = |f: &Frame| f.0[12..14] != [8, 0] || f.0[30..34] == CLIENT.octets();
         b.arriving.extend(a.sent.extract_if(.., |f| is_for_client(f)));
@@ -258,22 +302,67 @@ impl Rig {
         self.client.tcp_connect(self.now, to, None).unwrap()
     }
 
+    /// The scenario of `trust.syn_flood.connects`: so many honest connections, one every four milliseconds,
+    /// while so many SYNs a millisecond come from sources that do not exist. Ends when all are accepted, or
+    /// when each has had time to repeat its SYN once.
+    pub fn connect_under(&mut self, connections: usize, syns: u32) -> Vec<Honest> {
+        const APART_MS: usize = 4;
+        // The SYN is repeated after a second, and again two seconds later (RFC 6298).
+        const SECOND_SYN_MS: usize = 2_900;
+        // The flood alone, until the SYN queue is full.
+        self.pass_under(20, syns);
+        self.syns.clear();
+        let mut all = Vec::with_capacity(connections);
+        for ms in 0..connections * APART_MS + SECOND_SYN_MS {
+            if ms.is_multiple_of(APART_MS) && all.len() < connections {
+                all.push(Honest { client: self.connect(), server: None, syns: 0 });
+            }
+            self.pass_under(1, syns);
+            self.replies();
+            self.accept_honest(&mut all);
+            if all.len() == connections && all.iter().all(|h| h.server.is_some()) {
+                break;
+            }
+        }
+        all
+    }
+
+    fn accept_honest(&mut self, all: &mut [Honest]) {
+        while let Some((server, from)) = self.accept_from() {
+            let is_its = |h: &&mut Honest| {
+                self.client.addresses(h.client).is_ok_and(|(local, _)| local == Some(from))
+            };
+            if let Some(honest) = all.iter_mut().find(is_its) {
+                honest.server = Some(server);
+                honest.syns = self.syns.iter().filter(|port| **port == from.port()).count();
+            }
+        }
+    }
+
+    /// The next connection of the accept queue.
     pub fn accept(&mut self) -> Option<SlotId> {
+        self.accept_from().map(|(id, _)| id)
+    }
+
+    fn accept_from(&mut self) -> Option<(SlotId, SocketAddr)> {
         match self.server.tcp_accept(self.listener) {
-            Ok(Step::Done((id, _))) => Some(id),
+            Ok(Step::Done(accepted)) => Some(accepted),
             Ok(_) => None,
             Err(e) => panic!("{e:?}"),
         }
     }
 
+    /// The numbers of the listener.
     pub fn stat(&mut self) -> ListenerStat {
         self.server.listener_stat(self.listener).unwrap()
     }
 
+    /// Packets that the server has dropped for this reason.
     pub fn drops(&self, reason: DropReason) -> u64 {
         self.server.counters().drops(reason)
     }
 
+    /// A counter of the server.
     pub fn count(&self, counter: Counter) -> u64 {
         self.server.counters().value(counter)
     }
@@ -313,11 +402,12 @@ pub fn syn_options(clock: u32) -> Options {
     }
 }
 
+/// A SYN with this initial sequence number.
 pub fn syn(iss: SeqNum, options: Options) -> Header {
     Header { seq: iss, flags: Flags::SYN, window: 64_240, options, ..Header::default() }
 }
 
-/// The ACK of a SYN,ACK.
+/// The ACK that answers a SYN,ACK.
 pub fn ack(syn_ack: &Header) -> Header {
     let timestamps = syn_ack
         .options

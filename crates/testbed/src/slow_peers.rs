@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counter, Counters, Duration, Instant, SlotId};
+use fulmar_base::{Counter, Counters, Duration, Instant, Secrets, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Pool, PoolConfig, Purpose};
@@ -14,7 +14,14 @@ use fulmar_netdev::{Burst, Caps, Device, LinkState, Packet};
 use fulmar_socket::{Ready, SocketError, Step};
 use fulmar_stack::{ListenOptions, PollSetCore, Reserved, Shard, StackConfig};
 
+/// A millisecond.
 pub const MS: Duration = Duration::from_millis(1);
+/// A port that floods clients whose windows are closed.
+pub const CLOSED: u16 = 80;
+/// A port of the same server that answers.
+pub const ANSWERING: u16 = 81;
+/// Bytes of an answer.
+pub const ANSWER: usize = 100_000;
 
 /// What clients do to the frames that they send.
 #[derive(Default)]
@@ -107,6 +114,7 @@ impl Device for End {
     }
 }
 
+/// Address and port of the server (station 0) or of the clients (station 1).
 pub fn at(station: u8, port: u16) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, station + 1], port))
 }
@@ -129,10 +137,15 @@ struct Serving {
     is_open: bool,
 }
 
+/// The server, its program, its clients, and the link between them.
 pub struct World {
+    /// The virtual time.
     pub now: Instant,
+    /// The server's shard.
     pub server: Shard,
+    /// The shard of all clients.
     pub clients: Shard,
+    /// What clients do to what they send.
     pub manners: Arc<Mutex<Manners>>,
     set: Arc<PollSetCore>,
     listeners: HashMap<u16, (SlotId, Service)>,
@@ -144,17 +157,44 @@ pub struct World {
 }
 
 impl World {
+    /// A server as configured by default.
+    #[allow(clippy::new_without_default, reason = "a world is no value that something defaults to")]
     pub fn new() -> World {
         World::with(|_| ())
     }
 
+    /// A server configured otherwise.
     pub fn with(configure: impl FnOnce(&mut StackConfig)) -> World {
+        World::seeded(1, configure)
+    }
+
+    /// The scenario of `trust.slow_peers.served`: so many clients with a closed window are connected to
+    /// [`CLOSED`], and the server has written what it may; [`ANSWERING`] is free. The server is as
+    /// configured by default.
+    pub fn beside_closed_windows(peers: usize, seed: u64) -> World {
+        let mut w = World::seeded(seed, |_| ());
+        w.close_windows();
+        w.connect_many(CLOSED, peers);
+        w.pass(Duration::from_secs(2));
+        w
+    }
+
+    /// Serves [`CLOSED`] and [`ANSWERING`].
+    pub fn close_windows(&mut self) {
+        self.serve(CLOSED, Service::Flood);
+        self.serve(ANSWERING, Service::Answer(ANSWER));
+        self.no_window(CLOSED);
+    }
+
+    /// A server whose secrets, and those of its clients, are drawn from this seed.
+    pub fn seeded(seed: u64, configure: impl FnOnce(&mut StackConfig)) -> World {
         let how = Impairments { delay: MS, ..Impairments::default() };
         let (a, b) = sim_pair(1, &how, &LinkConfig::default());
         let now = Instant::from_millis(1000);
         let config = |station: u8| StackConfig {
             addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
             pool: PoolConfig { huge_pages: false, ..PoolConfig::default() },
+            secrets: Some(Secrets::for_simulation(2 * seed + u64::from(station))),
             ..StackConfig::default()
         };
         let manners = Arc::new(Mutex::new(Manners::default()));
@@ -180,16 +220,19 @@ impl World {
         }
     }
 
+    /// Opens a port whose connections are accepted at once.
     pub fn serve(&mut self, port: u16, service: Service) {
         let options = ListenOptions { backlog: 8192, ..ListenOptions::default() };
         let listener = self.server.tcp_listen(at(0, port), options).unwrap();
         self.listeners.insert(port, (listener, service));
     }
 
+    /// The clients of this port offer no window from now on.
     pub fn no_window(&mut self, port: u16) {
         self.manners.lock().unwrap().no_window.insert(port);
     }
 
+    /// A client begins to connect.
     pub fn connect(&mut self, port: u16) -> SlotId {
         self.clients.tcp_connect(self.now, at(0, port), None).unwrap()
     }
@@ -297,7 +340,7 @@ impl World {
         }
     }
 
-    /// Asks a port that answers, on new connections, and reads whole answers; how many came in time.
+    /// Asks a port that answers, on new connections, and reads the answers; how many came whole in time.
     pub fn ask(&mut self, port: u16, connections: usize, answer: usize, time: Duration) -> usize {
         let ids: Vec<SlotId> = (0..connections).map(|_| self.connect(port)).collect();
         let (end, mut got, mut asked) =
@@ -325,6 +368,7 @@ impl World {
         matches!(step, Ok(Step::Done(Reserved::Sent(_))))
     }
 
+    /// A counter of the server.
     pub fn count(&self, c: Counter) -> u64 {
         self.server.counters().value(c)
     }
