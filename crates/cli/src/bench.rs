@@ -5,6 +5,7 @@ use crate::bench_recv::RecvArgs;
 use crate::bench_route::RouteArgs;
 use crate::bench_scale::{self, ScaleArgs};
 use crate::bench_send::{SendArgs, SendFileArgs};
+use crate::bench_trust::TrustArgs;
 use crate::bench_udp::UdpArgs;
 use crate::bench_wake::WakeArgs;
 use crate::bounds::runs;
@@ -24,6 +25,7 @@ use fulmar_lab::report::{self, Machine};
 use fulmar_lab::routes;
 use fulmar_lab::scale;
 use fulmar_lab::send;
+use fulmar_lab::trust;
 use fulmar_lab::udp;
 use fulmar_lab::wake;
 use serde_json::Value;
@@ -56,6 +58,7 @@ enum What {
     Burst(BurstArgs),
     Route(RouteArgs),
     Scale(ScaleArgs),
+    Trust(TrustArgs),
     Udp(UdpArgs),
     Wake(WakeArgs),
 }
@@ -136,6 +139,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         What::Burst(args) => return run_burst(args, isolated),
         What::Route(args) => return run_route(args),
         What::Scale(args) => return run_scale(args),
+        What::Trust(args) => return run_trust(args, isolated),
         What::Udp(args) => return run_udp(args, isolated),
         What::Wake(args) => return run_wake(args, isolated),
     };
@@ -161,6 +165,21 @@ fn run_scale(args: &ScaleArgs) -> Outcome<ExitCode> {
         bar.set_message(what);
         bar.set_length(all as u64);
         bar.set_position(made as u64);
+    });
+    bar.finish_and_clear();
+    let found = found.during("cannot measure")?;
+    let machine = Machine::here();
+    say(found.text(&machine))?;
+    write_own(args.files(), &found.json(&machine, &command_line()))
+}
+
+/// Frames cost, and connections are served or not: its report is its own.
+fn run_trust(args: &TrustArgs, isolated: io::Result<()>) -> Outcome<ExitCode> {
+    let bar = bench_scale::progress();
+    let found = trust::run(&args.options(), isolated, &mut |what, done, all| {
+        bar.set_message(what);
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
     });
     bar.finish_and_clear();
     let found = found.during("cannot measure")?;
@@ -252,6 +271,7 @@ impl What {
             What::Burst(a) => a.files(),
             What::Route(a) => a.files(),
             What::Scale(a) => a.files(),
+            What::Trust(a) => a.files(),
             What::Udp(a) => a.files(),
             What::Wake(a) => a.files(),
         }

@@ -8,6 +8,7 @@ mod bench_recv;
 mod bench_route;
 mod bench_scale;
 mod bench_send;
+mod bench_trust;
 mod bench_udp;
 mod bench_wake;
 mod bounds;

@@ -34,6 +34,7 @@ fn numbers_out_of_bounds_are_answered_with_the_bounds() {
         ("bench scale --sockets 99999999999", "from 1 to 4000000"),
         ("bench scale --connections 99999999", "from 0 to 400000"),
         ("bench scale --threads 0", "from 1 to 64"),
+        ("bench trust --runs 0", "from 1 to 1000"),
         ("bench wake --rates 99999999999", "from 0 to 10000000"),
         ("path udp-send --rate 99999999999", "from 0 to 100000000"),
         ("reproduce sosend --runs 0", "from 1 to 1000"),
@@ -61,7 +62,9 @@ fn options_that_a_command_has_no_use_for_are_refused() {
 
 #[test]
 fn what_excludes_each_other_is_in_the_help_and_the_usage_stays_whole() {
-    for bench in ["stream", "send", "sendfile", "recv", "burst", "route", "scale", "udp", "wake"] {
+    for bench in
+        ["stream", "send", "sendfile", "recv", "burst", "route", "scale", "trust", "udp", "wake"]
+    {
         let said = refusal(&format!("bench {bench} --quick --seconds 3"));
         assert!(said.contains(&format!("Usage: fulmar bench {bench} [OPTIONS]")), "{said}");
         let help = fulmar(&format!("bench {bench} --help")).stdout;

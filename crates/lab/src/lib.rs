@@ -44,6 +44,7 @@ pub mod site;
 pub mod stats;
 pub mod stream;
 mod sys;
+pub mod trust;
 pub mod udp;
 mod uring;
 pub mod wake;

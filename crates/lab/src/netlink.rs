@@ -1,16 +1,16 @@
-//! Just enough rtnetlink to build a laboratory: links up, veth pairs, addresses, removal.
+//! Just enough rtnetlink to build a laboratory: links up, veth pairs, addresses, a route, removal.
 //!
 //! A request is built in a `Vec<u8>`, written to a netlink socket and answered by one
 //! acknowledgement; [`Netlink`] belongs to the network namespace in which it was opened, whatever
 //! thread uses it later. It is written by hand because the crates for it either need an
-//! asynchronous runtime or bring a dozen dependencies for these five messages.
+//! asynchronous runtime or bring a dozen dependencies for these six messages.
 //!
 //! Sources: rtnetlink(7), linux/rtnetlink.h, linux/if_link.h, linux/veth.h.
 
 use crate::sys;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 const NLMSG_HEADER_BYTES: usize = 16;
@@ -155,6 +155,20 @@ impl Netlink {
         request.0.extend_from_slice(&index.to_ne_bytes());
         let request =
             request.attribute(libc::IFA_LOCAL, &bytes).attribute(libc::IFA_ADDRESS, &bytes);
+        self.transact(request)
+    }
+
+    /// Sends everything for which there is no other route by a router on the link of an interface.
+    pub fn add_default_route(&mut self, index: u32, router: Ipv4Addr) -> io::Result<()> {
+        let mut request = Request::new(libc::RTM_NEWROUTE, libc::NLM_F_CREATE | libc::NLM_F_EXCL);
+        // struct rtmsg: a destination of no bits, in the main table.
+        let (table, protocol) = (libc::RT_TABLE_MAIN, libc::RTPROT_STATIC);
+        let (scope, kind) = (libc::RT_SCOPE_UNIVERSE, libc::RTN_UNICAST);
+        let family = libc::AF_INET as u8;
+        request.0.extend_from_slice(&[family, 0, 0, 0, table, protocol, scope, kind, 0, 0, 0, 0]);
+        let request = request
+            .attribute(libc::RTA_GATEWAY, &router.octets())
+            .attribute(libc::RTA_OIF, &index.to_ne_bytes());
         self.transact(request)
     }
 

@@ -26,6 +26,13 @@ pub const PEER_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 0, 1);
 /// Bits of the prefix that both share.
 pub const PREFIX: u8 = 24;
 
+/// The TAP, in the namespace of the kernel peer.
+pub const TAP: &str = "tap0";
+/// Our end of a veth pair.
+pub const NEAR_VETH: &str = "veth0";
+/// The kernel peer's.
+pub const FAR_VETH: &str = "veth1";
+
 /// A device, opened, with its kernel end configured and up.
 pub struct Site<D> {
     /// The device as `open` returned it.
@@ -38,19 +45,18 @@ pub struct Site<D> {
 
 /// Makes a namespace and, in it, the TAP interface that `open` opens by its name.
 pub fn tap<D: Send>(open: impl FnOnce(&str) -> io::Result<D> + Send) -> io::Result<Site<D>> {
-    const NAME: &str = "tap0";
     let netns = Netns::new()?;
-    let device = netns.run(|| open(NAME))?;
-    netns.netlink()?.configure(netns.if_index(NAME)?, PEER_MAC, MTU)?;
-    netns.set_address(NAME, IpAddr::V4(PEER_IP), PREFIX)?;
+    let device = netns.run(|| open(TAP))?;
+    netns.netlink()?.configure(netns.if_index(TAP)?, PEER_MAC, MTU)?;
+    netns.set_address(TAP, IpAddr::V4(PEER_IP), PREFIX)?;
     Ok(Site { device, peer_netns: netns, _our_netns: None })
 }
 
 /// Makes two namespaces joined by veth; `open` binds to our end by its name, in its namespace.
 pub fn packet<D: Send>(open: impl FnOnce(&str) -> io::Result<D> + Send) -> io::Result<Site<D>> {
     let (ours, peers) = (Netns::new()?, Netns::new()?);
-    let near = VethEnd { name: "veth0", mac: [2, 0, 0, 0, 0x72, 3], mtu: MTU };
-    let far = VethEnd { name: "veth1", mac: PEER_MAC, mtu: MTU };
+    let near = VethEnd { name: NEAR_VETH, mac: [2, 0, 0, 0, 0x72, 3], mtu: MTU };
+    let far = VethEnd { name: FAR_VETH, mac: PEER_MAC, mtu: MTU };
     ours.add_veth(&near, &peers, &far)?;
     ours.set_up(near.name)?;
     peers.set_address(far.name, IpAddr::V4(PEER_IP), PREFIX)?;

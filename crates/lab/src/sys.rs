@@ -163,12 +163,19 @@ fn sockaddr(addr: SocketAddr) -> ([u8; 28], libc::socklen_t) {
     }
 }
 
-/// Binds an AF_PACKET socket to an interface, for all protocols.
-pub fn bind_packet(fd: BorrowedFd<'_>, ifindex: u32) -> io::Result<()> {
+/// Has a bound socket listen with another backlog than std's.
+pub fn listen(fd: BorrowedFd<'_>, backlog: i32) -> io::Result<()> {
+    // SAFETY: no pointers.
+    check(unsafe { libc::listen(fd.as_raw_fd(), backlog) }).map(drop)
+}
+
+/// Binds an AF_PACKET socket to an interface, for frames of this EtherType (ETH_P_ALL: all; 0: it receives
+/// none).
+pub fn bind_packet(fd: BorrowedFd<'_>, ifindex: u32, ethertype: i32) -> io::Result<()> {
     // SAFETY: sockaddr_ll is plain integers, for which all-zero is a value.
     let mut addr: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     addr.sll_family = libc::AF_PACKET as u16;
-    addr.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    addr.sll_protocol = (ethertype as u16).to_be();
     addr.sll_ifindex = ifindex as i32;
     let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
     // SAFETY: the address is a local of exactly `len` bytes.

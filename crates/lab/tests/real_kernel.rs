@@ -18,6 +18,7 @@ use fulmar_lab::send::file::FileMethod;
 use fulmar_lab::send::shm::Shared;
 use fulmar_lab::send::{self, Load, Method, Place};
 use fulmar_lab::stream::{self, Over};
+use fulmar_lab::trust;
 use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
@@ -40,6 +41,7 @@ fn main() {
     every_way_of_sending_moves_bytes_over_a_tap_in_as_many_outputs_as_it_should();
     a_file_goes_over_a_tap_in_every_way();
     two_processes_talk_over_shared_memory();
+    every_victim_of_a_flood_does_what_is_measured();
     a_dropped_peer_is_dead();
     println!("real_kernel: ok");
 }
@@ -175,6 +177,27 @@ fn two_processes_talk_over_shared_memory() {
     let load = Load::of_writes(64 << 10);
     for method in [Method::Old, Method::Ours] {
         run(send::way(&place, method, load));
+    }
+}
+
+/// A victim that sends no cookies, or answers strays, ends the bench with an error.
+fn every_victim_of_a_flood_does_what_is_measured() {
+    let options = trust::Options { budget: Duration::ZERO, runs: 1 };
+    let found = trust::run(&options, Ok(()), &mut |_, _, _| ()).expect("a round");
+    let has = |name: &str| found.ways.iter().any(|w| w.name == name);
+    assert!(has("kernel.unclaimed") && has("kernel.syn") && has("kernel.stray"));
+    assert!(has("packet.syn") && has("packet.stray"));
+    if !(has("tap.syn") && has("tap.stray")) {
+        skip("a flood over TAP", "it cannot be opened here");
+    }
+    let figures: Vec<&str> = found.figures().iter().map(|f| f.ratio.name.as_str()).collect();
+    for name in [
+        "trust.slow_peers.served",
+        "trust.syn_flood.connects",
+        "trust.syn_flood.us_per_syn",
+        "trust.drop.vs_kernel",
+    ] {
+        assert!(figures.contains(&name), "{name} is not in {figures:?}");
     }
 }
 

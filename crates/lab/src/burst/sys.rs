@@ -20,10 +20,14 @@ impl Batch {
     /// `count` datagrams of `bytes` each.
     pub fn new(count: usize, bytes: usize) -> Batch {
         let bytes = bytes.max(1);
-        let mut memory = vec![0x5a; count * bytes];
+        Batch::of(vec![0x5a; count * bytes], bytes)
+    }
+
+    /// As many datagrams of `bytes` each as are in `memory`.
+    pub fn of(mut memory: Vec<u8>, bytes: usize) -> Batch {
         let part =
             |one: &mut [u8]| libc::iovec { iov_base: one.as_mut_ptr().cast(), iov_len: one.len() };
-        let mut parts: Vec<libc::iovec> = memory.chunks_mut(bytes).map(part).collect();
+        let mut parts: Vec<libc::iovec> = memory.chunks_exact_mut(bytes.max(1)).map(part).collect();
         let header = |part: &mut libc::iovec| {
             // SAFETY: all of mmsghdr is plain numbers and pointers, for which zero (null) is a value.
             let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
@@ -37,11 +41,22 @@ impl Batch {
 
     /// Sends the first `count` datagrams on a connected socket; returns how many went.
     pub fn send(&mut self, fd: BorrowedFd<'_>, count: usize) -> io::Result<usize> {
-        let count = count.min(self.headers.len()) as libc::c_uint;
+        self.send_from(fd, 0, count)
+    }
+
+    /// The same from the datagram of this number on.
+    pub fn send_from(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        first: usize,
+        count: usize,
+    ) -> io::Result<usize> {
+        let headers = self.headers.get_mut(first..).unwrap_or_default();
+        let count = count.min(headers.len()) as libc::c_uint;
         // SAFETY: each header points to a part, each part to bytes, all of them this batch's and where
         // they were made (a vector that moves leaves its elements); the kernel only reads them.
         let n = unsafe {
-            libc::sendmmsg(fd.as_raw_fd(), self.headers.as_mut_ptr(), count, libc::MSG_DONTWAIT)
+            libc::sendmmsg(fd.as_raw_fd(), headers.as_mut_ptr(), count, libc::MSG_DONTWAIT)
         };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }

@@ -159,7 +159,7 @@ impl Packet {
             false => Receiver::Read(Reader::new()),
         };
         let index = context("find the interface", sys::if_index(&CString::new(name)?))?;
-        context("bind the AF_PACKET socket", sys::bind_packet(fd.as_fd(), index))?;
+        context("bind the AF_PACKET socket", sys::bind_packet(fd.as_fd(), index, libc::ETH_P_ALL))?;
         Ok(Packet { file: File::from(fd), receiver })
     }
 }
