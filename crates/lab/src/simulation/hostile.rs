@@ -105,21 +105,21 @@ impl World {
 
     /// A listener that answers with SYN cookies keeps nothing of a connection. Where the ACK that carries the
     /// cookie back is lost, and whatever else the peer sends until the cookie is too old, the peer waits or
-    /// is reset, and nobody has done wrong.
-    pub(super) fn watch_cookies(&mut self) {
+    /// is reset, and nobody has done wrong. So with an embryo that nobody reached until it was given up, 7 s
+    /// after its SYN: a forged neighbour can stand in the way for longer.
+    pub(super) fn watch_handshakes(&mut self) {
         let s = &self.scenario;
-        let loses = s.may_be_absent()
-            || s.has_attack(AttackKind::Neighbours)
-            || s.swarm.features.has(Feature::SmallPools);
+        let is_cut_off = s.has_attack(AttackKind::Neighbours);
+        let loses = s.may_be_absent() || is_cut_off || s.swarm.features.has(Feature::SmallPools);
         if !loses || !s.case.is_swarm {
             return;
         }
-        let sends = |side: &Side| side.shard.counters().value(Counter::TcpSynCookiesSent) > 0;
-        let sends = self.sides.each_ref().map(sends);
+        let cookies = |side: &Side| side.shard.counters().value(Counter::TcpSynCookiesSent);
+        let forgets = self.sides.each_ref().map(|side| is_cut_off || cookies(side) > 0);
         for flow in 0..s.flows.len() {
             if self.ends[2 * flow].error.is_none() {
                 let passive = &self.ends[2 * flow + 1];
-                let is_lost = passive.is_unborn() && sends[passive.station];
+                let is_lost = passive.is_unborn() && forgets[passive.station];
                 self.ends[2 * flow].may_fail = passive.may_fail || is_lost;
             }
         }
@@ -184,7 +184,7 @@ impl World {
     /// Steps that moved no frame and no byte are no more than the scenario has timers for.
     pub(super) fn watch_polls(&mut self) -> Result<(), Violation> {
         let within: Duration = self.now.since(START);
-        let limit = self.scenario.idle_steps(within);
+        let limit = self.scenario.idle_steps(within, lock(&self.ground).frames);
         if self.idle_in_all > limit {
             let (n, state) = (self.idle_in_all, self.state());
             return Err(Violation::Polls(format!(

@@ -133,10 +133,11 @@ impl Scenario {
         chance + MS * backoff * 1_000 + if short { MS * 400_000 } else { Duration::ZERO } + forged
     }
 
-    /// Steps without effect that the scenario may take within a time.
-    pub fn idle_steps(&self, within: Duration) -> u64 {
+    /// Steps without effect that the scenario may take within a time in which so many frames went: a
+    /// device that holds frames looks once more for each, and each may have had its timer.
+    pub fn idle_steps(&self, within: Duration, frames: u64) -> u64 {
         let seconds = within.as_nanos() as u64 / 1_000_000_000;
-        IDLE_STEPS + seconds * 4 * self.flows.len() as u64
+        IDLE_STEPS + seconds * 4 * self.flows.len() as u64 + frames
     }
 }
 

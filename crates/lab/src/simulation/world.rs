@@ -185,7 +185,7 @@ impl World {
                 self.turn(i)?;
             }
             self.watch_flows()?;
-            self.watch_cookies();
+            self.watch_handshakes();
             self.watch_service()?;
             self.watch_budget()?;
         }
