@@ -1,7 +1,7 @@
 //! The words between the engine and whoever drives it: what goes in, what comes out.
 
 use fulmar_base::{Counters, Instant, Offload};
-use fulmar_mbuf::{Chain, Pool};
+use fulmar_mbuf::{Chain, FairShare, Pool};
 
 /// What the layers below say about the way to this peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,8 +22,8 @@ pub struct PathInfo {
 /// window and stored receive bytes stays within `limit_bytes`.
 ///
 /// A connection charges its own part and never takes back what it advertised. Each may always
-/// have a few segments ([`WindowBudget::MIN_SEGMENTS`]), so that none is starved; those few are the
-/// only way in which `granted_bytes` may exceed the limit.
+/// have a minimum ([`WindowBudget::minimum`]), so that none is starved; minima are the only way in which
+/// `granted_bytes` may exceed the limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WindowBudget {
     /// Bytes that may be granted.
@@ -33,8 +33,13 @@ pub struct WindowBudget {
 }
 
 impl WindowBudget {
-    /// Segments of window that every connection may have whatever the others hold.
+    /// Segments of window that every connection may have as long as the limit is not reached.
     pub const MIN_SEGMENTS: usize = 4;
+    /// Bytes of window that every connection may have whatever the others hold, unless those segments are
+    /// smaller: a page, as `tcp_rmem[0]` of Linux.
+    pub const MIN_BYTES: usize = FairShare::MIN_BYTES;
+
+    const FIRST_FLIGHT_SEGMENTS: usize = 10;
 
     /// A budget of `limit_bytes`, nothing granted.
     pub const fn new(limit_bytes: usize) -> WindowBudget {
@@ -50,6 +55,21 @@ impl WindowBudget {
             return left;
         }
         (self.limit_bytes.saturating_sub(self.granted_bytes) / 8).max(own).min(left)
+    }
+
+    /// Bytes of window that a connection with this MSS may have however much is granted: beyond the limit
+    /// no more than a page, so that what a share has beyond the limit serves as many connections as it
+    /// has pages.
+    pub fn minimum(&self, mss: usize) -> usize {
+        let segments = mss.saturating_mul(Self::MIN_SEGMENTS);
+        if self.granted_bytes < self.limit_bytes { segments } else { segments.min(Self::MIN_BYTES) }
+    }
+
+    /// Bytes of window that a SYN,ACK offers: what a peer sends in its first flight (RFC 6928). They are not
+    /// charged before the handshake is complete, and there may be thousands of embryos.
+    pub fn for_embryo(&self, mss: usize) -> usize {
+        let flight = mss.saturating_mul(Self::FIRST_FLIGHT_SEGMENTS);
+        self.fair_part(0, self.granted_bytes).min(flight).max(self.minimum(mss))
     }
 
     /// Storage that arrived went to a user by reference, and is charged until it comes back, even if

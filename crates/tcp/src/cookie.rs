@@ -141,9 +141,7 @@ pub fn cookie_syn_ack(
 /// What the embryo of an ordinary SYN would offer, without charging the budget for it.
 fn window_in_syn(cfg: &Config, path: &PathInfo, budget: &WindowBudget) -> u16 {
     let limit = cfg.recv_buffer_bytes.min(cfg.max_buffer_bytes);
-    let free = budget.limit_bytes.saturating_sub(budget.granted_bytes);
-    let floor = path.own_mss().saturating_mul(WindowBudget::MIN_SEGMENTS);
-    limit.min(free.max(floor)).min(usize::from(u16::MAX)) as u16
+    limit.min(budget.for_embryo(path.own_mss())).min(usize::from(u16::MAX)) as u16
 }
 
 /// Place of the largest size in the table that the peer takes.

@@ -104,18 +104,26 @@ impl Tcb {
         let others = budget.granted_bytes.saturating_sub(self.charged);
         let fair = budget.fair_part(self.charged, others);
         let by_budget = fair.saturating_sub(self.recv.storage_bytes());
-        // The few segments that everybody may have: not again while the last ones lie unread.
-        let floor = self.own_mss().saturating_mul(WindowBudget::MIN_SEGMENTS);
-        let floor = floor.saturating_sub(unread);
+        // What everybody may have: not again while the last of it lies unread.
+        let floor = budget.minimum(self.own_mss()).saturating_sub(unread);
         by_bytes.min(self.by_storage()).min(by_budget.max(floor)) as u64
     }
 
+    /// The receive buffer as the budget lets it be now, bytes: what is unread and what is allowed, and no
+    /// less than everybody may have.
+    #[inline]
+    fn present_buffer(&self, allowed: u64) -> u64 {
+        let unread = self.recv.readable().saturating_add(self.lent.bytes) as u64;
+        let present = allowed.saturating_add(unread).max(WindowBudget::MIN_BYTES as u64);
+        present.min(self.recv_limit as u64)
+    }
+
     /// Moves the right edge, charges the budget, and returns the window field. The edge moves only in
-    /// steps worth a segment (RFC 9293 section 3.8.6.2.2), and never left.
+    /// steps worth a segment or half of the buffer (RFC 9293 section 3.8.6.2.2), and never left.
     #[inline]
     pub(crate) fn advertise(&mut self, budget: &mut WindowBudget) -> u16 {
         let allowed = self.allowed_window(budget);
-        let step = (self.recv_limit as u64 / 2).min(u64::from(self.rcv_mss));
+        let step = (self.present_buffer(allowed) / 2).min(u64::from(self.rcv_mss));
         if allowed >= self.rcv_wnd().saturating_add(step) {
             self.rcv_adv = self.rcv_nxt.saturating_add(allowed);
         }
@@ -125,10 +133,12 @@ impl Tcb {
 
     /// The window field of a SYN: never scaled (RFC 7323 section 2.2).
     pub(crate) fn advertise_in_syn(&mut self, budget: &mut WindowBudget) -> u16 {
-        let field = self.allowed_bytes(budget).min(u64::from(u16::MAX));
-        self.rcv_adv = self.rcv_adv.max(self.rcv_nxt.saturating_add(field));
         // An embryo is charged when its handshake is complete: a flood of SYNs takes no window from others.
-        if !matches!(self.state, State::SynReceived) {
+        let is_embryo = matches!(self.state, State::SynReceived);
+        let most = if is_embryo { budget.for_embryo(self.own_mss()) } else { usize::MAX };
+        let field = self.allowed_bytes(budget).min(most as u64).min(u64::from(u16::MAX));
+        self.rcv_adv = self.rcv_adv.max(self.rcv_nxt.saturating_add(field));
+        if !is_embryo {
             self.recharge(budget);
         }
         field as u16
@@ -180,8 +190,9 @@ impl Tcb {
             return self.wants_output();
         }
         let offered = self.visible_window();
-        let gain = self.allowed_window(env.window).saturating_sub(offered);
-        let limit = self.recv_limit as u64;
+        let allowed = self.allowed_window(env.window);
+        let gain = allowed.saturating_sub(offered);
+        let limit = self.present_buffer(allowed);
         let two = u64::from(self.rcv_mss).saturating_mul(2).min(limit / 2);
         let low = offered <= (limit / 8).max(two);
         // A peer whose Nagle algorithm or small send buffer waits for this ACK would else wait for

@@ -5,7 +5,7 @@ mod support;
 
 use fulmar_base::{Counter, DropReason};
 use fulmar_mbuf::{Mbuf, Pool, PoolConfig, Purpose};
-use fulmar_tcp::{Config, State, WindowBudget};
+use fulmar_tcp::{Config, PathInfo, State, WindowBudget};
 use support::*;
 
 #[test]
@@ -155,6 +155,25 @@ fn the_segments_that_everybody_may_have_are_not_given_again_before_they_are_read
     assert_eq!(t.tcb.info().rcv_wnd_bytes, 0);
     assert_eq!(t.read(4000), 4000);
     assert_eq!(t.tcb.info().rcv_wnd_bytes, 4000);
+    t.window.granted_bytes -= 100_000;
+}
+
+#[test]
+fn beyond_the_limit_large_segments_get_a_page_again_and_again() {
+    let mut t = Trace::connect(plain());
+    t.path = PathInfo { mtu: 9000, route_mtu: 9000, ..t.path };
+    t.window = WindowBudget { limit_bytes: 100_000, granted_bytes: 100_000 };
+    t.output();
+    recv!(t, "SA", seq = 0, ack = 1, mss = Some(8960));
+    let page = WindowBudget::MIN_BYTES as u32;
+    for n in 0..5 {
+        assert_eq!(t.tcb.info().rcv_wnd_bytes, u64::from(page));
+        recv!(t, "A", seq = 1 + page * n, ack = 1, len = page as usize);
+        assert_eq!(t.tcb.info().rcv_wnd_bytes, 0);
+        t.out.segs.clear();
+        assert_eq!(t.read(page as usize), page as usize);
+        assert_eq!(t.out.segs.len(), 1, "a window update");
+    }
     t.window.granted_bytes -= 100_000;
 }
 

@@ -196,7 +196,7 @@ fn data_behind_a_lost_segment_is_told_from_a_forgery() {
 }
 
 #[test]
-fn a_small_budget_offers_the_few_segments_that_everybody_may_have() {
+fn a_cookie_offers_a_first_flight_and_a_page_beyond_the_limit() {
     let budget = WindowBudget { limit_bytes: 10, granted_bytes: 20 };
     let reply = cookie_syn_ack(
         &Config::default(),
@@ -207,8 +207,8 @@ fn a_small_budget_offers_the_few_segments_that_everybody_may_have() {
         (BASE, OFFSET),
         mac,
     );
-    assert_eq!(reply.window, 4 * 1460);
-    assert_eq!(answer(&Config::default(), &syn(full()), at(1)).window, 65_535);
+    assert_eq!(reply.window, 4096);
+    assert_eq!(answer(&Config::default(), &syn(full()), at(1)).window, 14_600);
 }
 
 #[test]
