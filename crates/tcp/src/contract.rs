@@ -65,6 +65,12 @@ impl WindowBudget {
         if self.granted_bytes < self.limit_bytes { segments } else { segments.min(Self::MIN_BYTES) }
     }
 
+    /// Whether so many bytes more than are granted stay within the limit.
+    #[inline]
+    pub fn has_room_for(&self, bytes: usize) -> bool {
+        self.granted_bytes.saturating_add(bytes) <= self.limit_bytes
+    }
+
     /// Bytes of window that a SYN,ACK offers: what a peer sends in its first flight (RFC 6928). They are not
     /// charged before the handshake is complete, and there may be thousands of embryos.
     pub fn for_embryo(&self, mss: usize) -> usize {

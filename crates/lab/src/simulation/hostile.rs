@@ -11,7 +11,7 @@ use super::attack::{AttackKind, Attacker, Flow, Numbers, Target, View};
 use super::case::Feature;
 use super::gate::lock;
 use super::oracle::Violation;
-use super::scenario::Scenario;
+use super::scenario::{Scenario, Trouble};
 use super::world::{SERVER_PORT, START, Side, World, address};
 
 /// Between two looks at the storage in use, steps.
@@ -106,11 +106,13 @@ impl World {
     /// A listener that answers with SYN cookies keeps nothing of a connection. Where the ACK that carries the
     /// cookie back is lost, and whatever else the peer sends until the cookie is too old, the peer waits or
     /// is reset, and nobody has done wrong. So with an embryo that nobody reached until it was given up, 7 s
-    /// after its SYN: a forged neighbour can stand in the way for longer.
+    /// after its SYN: a forged neighbour or a station that pauses or left can stand in the way for longer.
     pub(super) fn watch_handshakes(&mut self) {
         let s = &self.scenario;
-        let is_cut_off = s.has_attack(AttackKind::Neighbours);
-        let loses = s.may_be_absent() || is_cut_off || s.swarm.features.has(Feature::SmallPools);
+        let is_cut_off = s.has_attack(AttackKind::Neighbours) || s.trouble != Trouble::None;
+        let has = |f| s.swarm.features.has(f);
+        let is_hard = has(Feature::SmallPools) || has(Feature::ClockJumps);
+        let loses = s.may_be_absent() || is_cut_off || is_hard;
         if !loses || !s.case.is_swarm {
             return;
         }

@@ -6,7 +6,7 @@ use fulmar_base::Duration;
 use fulmar_drivers::link::Impairments;
 
 use super::case::Feature;
-use super::scenario::{Scenario, Trouble};
+use super::scenario::{FlowKind, Scenario, Trouble};
 
 const MS: Duration = Duration::from_millis(1);
 /// Headers of a frame, at most.
@@ -34,6 +34,10 @@ impl Scenario {
     /// The longest time that a flow may take from when it begins to connect; `None`: no bound.
     pub fn service_bound(&self, flow: usize) -> Option<Duration> {
         if !self.case.is_swarm || self.may_fail(flow) {
+            return None;
+        }
+        // Two that try to connect at the same instant may miss each other as often as chance will have it.
+        if self.flows[flow].kind == FlowKind::SimultaneousOpen {
             return None;
         }
         // Where routes come and go the scenario decides how long.

@@ -99,8 +99,8 @@ impl Tcb {
     /// what is to be queued behind them. `None`: it does not fit, and was freed.
     #[inline]
     fn fit_in_order(&mut self, env: &mut Env, payload: Chain) -> Option<Chain> {
-        let is_roomy = !env.pool.is_contended(Purpose::Receive);
-        if is_roomy && self.leaves_window_backed(&payload) {
+        let waste = payload.held_bytes().saturating_sub(payload.len());
+        if env.window.has_room_for(waste) && self.leaves_window_backed(&payload) {
             return Some(self.merge_small(env, payload));
         }
         self.compact(env, payload)
@@ -124,11 +124,10 @@ impl Tcb {
         }
     }
 
-    /// The storage of this payload would be missing for the rest of the offered window, or half of the
-    /// receive share is in use: its bytes are copied, first to the free room behind those that wait, then
-    /// to blocks that they fill or that the next payload will. The window was offered by what its bytes
-    /// take then (`Tcb::by_storage`). As long as half of the share is left, bytes stay as they came; all
-    /// windows together are less than the other half (`WindowBudget`).
+    /// The storage of this payload would be missing for the rest of the offered window, or what it wastes
+    /// for the windows of all: its bytes are copied, first to the free room behind those that wait, then to
+    /// blocks that they fill or that the next payload will. The window was offered, and charged to the
+    /// budget, by what its bytes take then (`Tcb::by_storage`).
     #[inline(never)]
     fn compact(&mut self, env: &mut Env, mut payload: Chain) -> Option<Chain> {
         let wastes = |c: &Chain| {
@@ -230,7 +229,8 @@ impl Tcb {
 
     /// Bytes behind a gap, as they are to be kept; `None` if they are not, and were freed.
     fn fit_out_of_order(&self, env: &mut Env, payload: Chain) -> Option<Chain> {
-        if self.leaves_window_backed(&payload) && self.may_wait_out_of_order(&payload) {
+        let times = if env.window.has_room_for(payload.held_bytes()) { 2 } else { 1 };
+        if self.leaves_window_backed(&payload) && self.may_wait_out_of_order(&payload, times) {
             let bytes = payload.len();
             return Some(take_home(env, payload, bytes));
         }
@@ -241,9 +241,10 @@ impl Tcb {
     /// Whether bytes behind a gap are kept. They are the peer's to choose, and only the bytes before
     /// them free them: so all connections together may never fill the receive share, nor touch the
     /// reserve that lets the missing bytes and our ACKs through. What is offered is charged to the
-    /// shard's budget; up to twice that is kept in storage, since few blocks are full.
-    fn may_wait_out_of_order(&self, payload: &Chain) -> bool {
-        let most = usize::try_from(self.rcv_wnd()).unwrap_or(usize::MAX).saturating_mul(2);
+    /// shard's budget; up to twice that is kept in storage, since few blocks are full, as long as the
+    /// budget has room.
+    fn may_wait_out_of_order(&self, payload: &Chain, times: usize) -> bool {
+        let most = usize::try_from(self.rcv_wnd()).unwrap_or(usize::MAX).saturating_mul(times);
         let kept = self.recv.out_of_order_storage_bytes();
         let adds = payload.held_bytes().max(payload.len());
         kept.saturating_add(adds) <= most.min(self.storage_limit()) && !is_of_reserve(payload)
