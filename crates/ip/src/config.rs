@@ -55,6 +55,8 @@ pub struct Config {
     /// Storage that datagrams hold whose fragments have not all come, in bytes; a datagram of 64 KiB
     /// takes about 100 KB. 4 MiB: Linux's bound.
     pub reassembly_bytes: usize,
+    /// Bytes of packets that wait for the addresses of neighbours, half of them of replies at most. 1 MiB.
+    pub neighbour_queue_bytes: usize,
     /// Who is told of the memory of a table with many routes.
     pub table_memory: Advice,
 }
@@ -75,6 +77,7 @@ impl Default for Config {
             echo_reply_burst: 1000,
             path_mtu_lifetime: Duration::from_secs(600),
             reassembly_bytes: 4 << 20,
+            neighbour_queue_bytes: 1 << 20,
             table_memory: Advice::default(),
         }
     }

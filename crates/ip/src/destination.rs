@@ -49,8 +49,8 @@ pub(crate) struct Destination {
     pub(crate) ether: EtherAddr,
     pub(crate) is_own: bool,
     pub(crate) limits: Limits,
-    /// The neighbour that takes the packets, for confirmations; the destination itself if there is none.
-    pub(crate) next_hop: IpAddr,
+    /// The neighbour that takes the packets waits for a confirmation.
+    pub(crate) in_doubt: bool,
     /// Holds while the interface's generation is this.
     pub(crate) generation: u64,
     /// Holds before this: then the neighbour's state must be looked at again.
@@ -76,16 +76,16 @@ impl DestinationCache {
         holds.then_some(found)
     }
 
-    pub(crate) fn store(&mut self, destination: Destination) {
-        if let Some(entry) = self.entries.get_mut(index_of(destination.key)) {
-            *entry = Some(destination);
-        }
-    }
-
     /// Forgets one destination, so that its next packet looks at the tables.
     pub(crate) fn forget(&mut self, key: Key) {
         if let Some(entry) = self.entries.get_mut(index_of(key)) {
             *entry = None;
+        }
+    }
+
+    pub(crate) fn store(&mut self, destination: Destination) {
+        if let Some(entry) = self.entries.get_mut(index_of(destination.key)) {
+            *entry = Some(destination);
         }
     }
 }

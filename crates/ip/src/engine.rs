@@ -15,13 +15,18 @@ use crate::destination::{DestinationCache, Path, Way};
 use crate::frame::Context;
 use crate::pmtu::{Evidence, Limits, PathMtus, least_mtu};
 use crate::reassembly::Reassembly;
-use crate::routing::{Found, MAIN, Tables};
+use crate::routing::{Found, Tables};
 use crate::waiting::Waiting;
 use crate::{AddressUse, Config, ConfigError, FrameSink, IfAddr, NoRoute, PathChoice, QuotedError};
 
 /// Reports of failed neighbours kept until somebody asks; more are lost, and their flows learn by
 /// their own time-outs.
 const MAX_FAILED: usize = 64;
+/// Neighbours per second that are asked for because of replies alone: packets with forged sources turn
+/// into broadcasts.
+const QUESTIONS_PER_S: u32 = 1000;
+/// The same in one burst: more new neighbours than that at once have to try again.
+const QUESTION_BURST: u32 = 500;
 /// Largest packet to ourselves: what a length field can say.
 const OWN_MTU: usize = 65_535;
 
@@ -36,7 +41,9 @@ pub struct Ip {
     pub(crate) destinations: DestinationCache,
     pub(crate) errors: TokenBucket,
     pub(crate) echoes: TokenBucket,
-    /// How far both limits vary.
+    /// Questions for neighbours that only replies wait for.
+    pub(crate) questions: TokenBucket,
+    /// How far these limits vary.
     pub(crate) limits: Random,
     pub(crate) failed: VecDeque<QuotedError>,
     /// Draws the identifications of what may be fragmented: see [`Ip::draw_ident`].
@@ -72,11 +79,12 @@ impl Ip {
             addresses: Addresses::default(),
             tables: Tables::new(config.table_memory),
             neighbours: Neighbours::new(config.neighbours),
-            waiting: Waiting::default(),
+            waiting: Waiting::new(config.neighbour_queue_bytes),
             path_mtus: PathMtus::default(),
             destinations: DestinationCache::new(),
             errors: TokenBucket::new(config.icmp_errors_per_s, config.icmp_error_burst),
             echoes: TokenBucket::new(config.echo_replies_per_s, config.echo_reply_burst),
+            questions: TokenBucket::new(QUESTIONS_PER_S, QUESTION_BURST),
             failed: VecDeque::new(),
             limits: secrets.random(KeyUse::IcmpLimit),
             idents: secrets.random(KeyUse::Identification),
@@ -199,31 +207,6 @@ impl Ip {
         let Some(Path { way: Way::Neighbour(_), limits, .. }) = path else { return false };
         let expires = now + self.config.path_mtu_lifetime;
         self.path_mtus.lower(dst, mtu, (evidence, limits), expires)
-    }
-
-    /// An upper layer made progress with `dst`: its data was acknowledged, or an answer came. The
-    /// neighbour on the way is alive (RFC 4861 section 7.3.1). Cheap to call for every ACK.
-    pub fn confirm(&mut self, now: Instant, dst: IpAddr) {
-        let half = self.config.neighbours.reachable.checked_div(2).unwrap_or_default();
-        let fresh_enough = now + half;
-        if self.tables.is_manifold() {
-            // Which of several neighbours it was is not known here; each is asked by itself.
-            return;
-        }
-        let known = self.destinations.find((dst, MAIN, 0), self.generation(), now);
-        match known {
-            Some(d) if d.fresh_until >= fresh_enough => {}
-            Some(d) => {
-                self.neighbours.confirm(d.next_hop, now);
-                self.destinations.forget((dst, MAIN, 0));
-            }
-            None => {
-                let path = self.path_to(dst, 0, (None, 0), now);
-                if let Some(Path { way: Way::Neighbour(hop), .. }) = path {
-                    self.neighbours.confirm(hop, now);
-                }
-            }
-        }
     }
 
     /// Does what is due: asks neighbours again, gives up on those that do not answer and on datagrams

@@ -5,6 +5,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use fulmar_base::{Counter, Counters, DropReason, Instant, Offload};
 use fulmar_mbuf::{Chain, Pool};
+use fulmar_route::Traffic;
 use fulmar_wire::{icmpv4, icmpv6, ipv4, ipv6, protocol};
 
 use crate::engine::Ip;
@@ -190,7 +191,8 @@ impl Ip {
         let src = if network.is_group { None } else { Some(network.dst) };
         let message = Message::echo_reply(network.src, ident, seq);
         // What goes wrong is counted on the way, except for a full sink.
-        match self.icmp_output(cx, src, network.src, &message, frame.take()) {
+        let ends = (src, network.src);
+        match self.icmp_output(cx, ends, Traffic::Reply, &message, frame.take()) {
             Err(OutputError::Full) => Err(DropReason::TxQueueFull),
             Ok(()) | Err(_) => Ok(Verdict::Consumed),
         }
@@ -214,7 +216,7 @@ impl Ip {
     ) -> Result<(), OutputError> {
         let cx = &mut Context { now, pool, counters, out };
         let message = Message::echo_request(to.ip(), ident, seq);
-        self.icmp_output(cx, None, to.ip(), &message, payload)
+        self.icmp_output(cx, (None, to.ip()), Traffic::Own, &message, payload)
     }
 
     /// Tells the sender of a UDP datagram that nobody has the port (RFC 1122 section 4.1.3.1),
@@ -323,7 +325,9 @@ impl Ip {
             cx.counters.drop_packet(DropReason::NoBuffer);
             return;
         };
-        if self.icmp_output(cx, src, dst, message, chain) == Err(OutputError::Full) {
+        if self.icmp_output(cx, (src, dst), Traffic::Reply, message, chain)
+            == Err(OutputError::Full)
+        {
             cx.counters.drop_packet(DropReason::TxQueueFull);
         }
     }
@@ -332,8 +336,8 @@ impl Ip {
     fn icmp_output<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        src: Option<IpAddr>,
-        dst: IpAddr,
+        (src, dst): (Option<IpAddr>, IpAddr),
+        traffic: Traffic,
         message: &Message,
         body: Chain,
     ) -> Result<(), OutputError> {
@@ -355,6 +359,7 @@ impl Ip {
             protocol: message.protocol(),
             ttl: self.config.ttl,
             dscp_ecn: 0,
+            traffic,
             dont_fragment: false,
         };
         self.ip_output(cx, network, 0, chain, Offload::default())?;

@@ -8,7 +8,7 @@ use core::net::{IpAddr, Ipv6Addr};
 
 use fulmar_base::{DropReason, EtherAddr, Offload};
 use fulmar_mbuf::{Chain, NoBuffer, Pool};
-use fulmar_route::{Advert, Learned};
+use fulmar_route::{Advert, Learned, Traffic};
 use fulmar_wire::icmpv6::{Message, NdpOption, ndp_options};
 use fulmar_wire::protocol;
 
@@ -227,6 +227,7 @@ fn header_of(outbound: &Outbound) -> NetworkHeader {
         protocol: protocol::ICMPV6,
         ttl: HOP_LIMIT,
         dscp_ecn: 0,
+        traffic: Traffic::Reply,
         dont_fragment: true,
     }
 }

@@ -2,19 +2,69 @@
 
 use core::net::IpAddr;
 
-use fulmar_base::{Counters, DropReason, Duration, EtherAddr, Instant};
+use fulmar_base::{Counters, DropReason, Duration, EtherAddr, FlowKey, Instant};
 use fulmar_mbuf::Pool;
+use fulmar_route::{Resolution, Traffic};
 use fulmar_wire::eth;
 
+use crate::destination::{Path, Way};
 use crate::engine::Ip;
 use crate::frame::{Context, first};
 use crate::quote::Quoted;
-use crate::{ErrorKind, FrameSink};
+use crate::routing::hash_of_flow;
+use crate::{ErrorKind, FrameSink, OutputError};
 
 /// Time between two defences of an address (RFC 5227 section 1.1: DEFEND_INTERVAL).
 const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Ip {
+    /// Where packets to a neighbour go. Questions that only replies wait for are limited in rate.
+    pub(crate) fn resolve(
+        &mut self,
+        next_hop: IpAddr,
+        traffic: Traffic,
+        now: Instant,
+    ) -> Result<Resolution, (OutputError, DropReason)> {
+        if traffic == Traffic::Reply
+            && self.neighbours.is_unknown(next_hop, now)
+            && !self.questions.take(now, &mut self.limits)
+        {
+            return Err((OutputError::HostUnreachable, DropReason::RateLimited));
+        }
+        Ok(self.neighbours.resolve(next_hop, traffic, now))
+    }
+
+    /// Whether a neighbour waits for [`Ip::confirm`].
+    #[inline]
+    pub fn awaits_confirmation(&self) -> bool {
+        self.neighbours.has_doubts()
+    }
+
+    /// The peer of a flow of TCP acknowledged new data: the neighbour on the way forwards what is sent to
+    /// it (RFC 4861 section 7.3.1). To be called while [`Ip::awaits_confirmation`].
+    pub fn confirm(&mut self, now: Instant, flow: &FlowKey) {
+        let (src, dst) = (flow.local_ip(), flow.remote_ip());
+        let table = self.tables.table_for(Some(src));
+        let hash = if self.tables.is_spread() { self.hash_of(flow) } else { 0 };
+        let keys = [(dst, table, 0), (dst, table, hash)];
+        let generation = self.generation();
+        let known = keys.iter().find_map(|k| self.destinations.find(*k, generation, now));
+        if known.is_some_and(|d| !d.in_doubt) {
+            return;
+        }
+        if let Some(Path { way: Way::Neighbour(hop), .. }) =
+            self.path_to(dst, flow.zone, (Some(src), hash), now)
+            && self.neighbours.confirm(hop, now)
+        {
+            keys.into_iter().for_each(|k| self.destinations.forget(k));
+        }
+    }
+
+    fn hash_of(&self, flow: &FlowKey) -> u64 {
+        let ports = u32::from(flow.local_port) << 16 | u32::from(flow.remote_port);
+        hash_of_flow(&self.next_hop_key, flow.local_ip(), flow.remote_ip(), ports)
+    }
+
     /// Sends a question for `ip`: to `unicast`, else to everybody who might own it.
     pub(crate) fn solicit<S: FrameSink>(
         &mut self,

@@ -4,7 +4,7 @@ use core::net::IpAddr;
 
 use fulmar_base::{Counters, DropReason, EtherAddr, Instant, Offload, Stage, Variation, Zone};
 use fulmar_mbuf::{Chain, Pool, Purpose};
-use fulmar_route::Resolution;
+use fulmar_route::{Resolution, Traffic};
 use fulmar_wire::{WireError, eth, ipv4, ipv6};
 
 use crate::destination::{Destination, Key, Path, Way};
@@ -23,6 +23,7 @@ pub(crate) struct NetworkHeader {
     pub(crate) protocol: u8,
     pub(crate) ttl: u8,
     pub(crate) dscp_ecn: u8,
+    pub(crate) traffic: Traffic,
     pub(crate) dont_fragment: bool,
 }
 
@@ -60,7 +61,7 @@ enum Hop {
     /// The Ethernet address is known.
     Known(Destination),
     /// The neighbour is being asked; the packet waits.
-    Wait { next_hop: IpAddr, path: Path, solicit: bool },
+    Wait { next_hop: IpAddr, path: Path, solicit: bool, displaced: Option<IpAddr> },
 }
 
 impl Ip {
@@ -86,6 +87,7 @@ impl Ip {
             protocol: packet.protocol,
             ttl: packet.ttl.unwrap_or(self.config.ttl),
             dscp_ecn: packet.dscp_ecn,
+            traffic: packet.traffic,
             dont_fragment: packet.dont_fragment,
         };
         let cx = &mut Context { now, pool, counters, out };
@@ -103,7 +105,7 @@ impl Ip {
         let mut chain = chain;
         let sent = self.prepare(cx, header, zone, &mut chain, offload);
         match sent {
-            Ok(prepared) => self.transmit(cx, prepared, chain),
+            Ok(prepared) => self.transmit(cx, prepared, header.traffic, chain),
             Err(Stopped::Refused(error, reason)) => {
                 cx.discard(chain, reason);
                 Err(error)
@@ -130,8 +132,8 @@ impl Ip {
         }
         let forgets = cx.out.varies(Variation::TablesEachTime);
         let hop = match forgets {
-            false => self.hop_to(header.src, header.dst, zone, cx.now, chain)?,
-            true => self.hop_by_tables(header.src, header.dst, zone, cx.now, chain)?,
+            false => self.hop_to(&header, zone, cx.now, chain)?,
+            true => self.hop_by_tables(&header, zone, cx.now, chain)?,
         };
         pass(cx, Stage::RouteFound)?;
         let (ether, limits, is_own) = match &hop {
@@ -158,6 +160,7 @@ impl Ip {
         &mut self,
         cx: &mut Context<'_, S>,
         Prepared { hop, offload, cut_to }: Prepared,
+        traffic: Traffic,
         chain: Chain,
     ) -> Result<(), OutputError> {
         match hop {
@@ -165,8 +168,12 @@ impl Ip {
                 Some(mtu) => self.send_fragments(cx, chain, offload, mtu, d.is_own),
                 None => cx.send(chain, offload, d.is_own),
             },
-            Hop::Wait { next_hop, solicit, .. } => {
-                let held = Held { next_hop, chain, offload, cut_to };
+            Hop::Wait { next_hop, solicit, displaced, .. } => {
+                if let Some(displaced) = displaced {
+                    self.waiting.discard(displaced, cx.pool, cx.counters);
+                }
+                let is_reply = traffic == Traffic::Reply;
+                let held = Held { next_hop, chain, offload, cut_to, is_reply };
                 self.waiting.push(held, cx.pool, cx.counters);
                 if solicit {
                     self.solicit(cx, next_hop, None);
@@ -180,63 +187,70 @@ impl Ip {
     #[inline]
     fn hop_to(
         &mut self,
-        src: IpAddr,
-        dst: IpAddr,
+        header: &NetworkHeader,
         zone: Zone,
         now: Instant,
         packet: &Chain,
     ) -> Result<Hop, (OutputError, DropReason)> {
+        let NetworkHeader { src, dst, .. } = *header;
         let generation = self.generation();
         let is_zone_ours = zone == 0 || zone == self.config.zone;
         let table = self.tables.table_for(Some(src));
         match self.destinations.find((dst, table, 0), generation, now) {
             Some(d) if is_zone_ours => return Ok(Hop::Known(*d)),
-            _ if !self.tables.is_spread() => return self.find_hop(src, (dst, table, 0), zone, now),
+            _ if !self.tables.is_spread() => {
+                return self.find_hop(header, (dst, table, 0), zone, now);
+            }
             _ => {}
         }
         let flow = flow_hash(&self.next_hop_key, src, dst, packet);
         match self.destinations.find((dst, table, flow), generation, now) {
             Some(d) if is_zone_ours => Ok(Hop::Known(*d)),
-            _ => self.find_hop(src, (dst, table, flow), zone, now),
+            _ => self.find_hop(header, (dst, table, flow), zone, now),
         }
     }
 
     /// As [`Ip::hop_to`], without the cache.
     fn hop_by_tables(
         &mut self,
-        src: IpAddr,
-        dst: IpAddr,
+        header: &NetworkHeader,
         zone: Zone,
         now: Instant,
         packet: &Chain,
     ) -> Result<Hop, (OutputError, DropReason)> {
+        let NetworkHeader { src, dst, .. } = *header;
         let table = self.tables.table_for(Some(src));
         let flow = if self.tables.is_spread() {
             flow_hash(&self.next_hop_key, src, dst, packet)
         } else {
             0
         };
-        self.find_hop(src, (dst, table, flow), zone, now)
+        self.find_hop(header, (dst, table, flow), zone, now)
     }
 
     /// Asks the tables, and remembers the answer if packets can go at once.
     fn find_hop(
         &mut self,
-        src: IpAddr,
+        header: &NetworkHeader,
         (dst, table, flow): Key,
         zone: Zone,
         now: Instant,
     ) -> Result<Hop, (OutputError, DropReason)> {
         let no_route = (OutputError::NoRoute, DropReason::NoRoute);
-        let unreachable = (OutputError::HostUnreachable, DropReason::NeighbourUnreachable);
-        let path = self.path_to(dst, zone, (Some(src), flow), now).ok_or(no_route)?;
-        let (ether, next_hop, fresh_until) = match path.way {
-            Way::Own => (self.config.ether, dst, Instant::FAR_FUTURE),
-            Way::Group(ether) => (ether, dst, Instant::FAR_FUTURE),
-            Way::Neighbour(next_hop) => match self.neighbours.resolve(next_hop, now) {
-                Resolution::Known { ether, fresh_until } => (ether, next_hop, fresh_until),
-                Resolution::Queue { solicit } => return Ok(Hop::Wait { next_hop, path, solicit }),
-                Resolution::Failed => return Err(unreachable),
+        let path = self.path_to(dst, zone, (Some(header.src), flow), now).ok_or(no_route)?;
+        let (ether, fresh_until, in_doubt) = match path.way {
+            Way::Own => (self.config.ether, Instant::FAR_FUTURE, false),
+            Way::Group(ether) => (ether, Instant::FAR_FUTURE, false),
+            Way::Neighbour(next_hop) => match self.resolve(next_hop, header.traffic, now)? {
+                Resolution::Known { ether, fresh_until, in_doubt } => {
+                    (ether, fresh_until, in_doubt)
+                }
+                Resolution::Queue { solicit, displaced } => {
+                    return Ok(Hop::Wait { next_hop, path, solicit, displaced });
+                }
+                Resolution::Failed => {
+                    return Err((OutputError::HostUnreachable, DropReason::NeighbourUnreachable));
+                }
             },
         };
         let flow = if path.is_spread { flow } else { 0 };
@@ -245,7 +259,7 @@ impl Ip {
             ether,
             is_own: path.way == Way::Own,
             limits: path.limits,
-            next_hop,
+            in_doubt,
             generation: self.generation(),
             fresh_until,
         };
@@ -338,9 +352,8 @@ impl Ip {
         if !self.waiting.holds(next_hop) {
             return;
         }
-        let Resolution::Known { ether, .. } = self.neighbours.resolve(next_hop, cx.now) else {
-            return;
-        };
+        let resolution = self.neighbours.resolve(next_hop, Traffic::Reply, cx.now);
+        let Resolution::Known { ether, .. } = resolution else { return };
         while let Some(mut held) = self.waiting.pop(next_hop) {
             if set_destination(&mut held.chain, ether).is_none() {
                 cx.discard(held.chain, DropReason::NoBuffer);

@@ -48,13 +48,6 @@ impl Tables {
         }
     }
 
-    /// Whether packets to one destination may go different ways: then what is known of the
-    /// destination does not say which.
-    #[inline]
-    pub(crate) fn is_manifold(&self) -> bool {
-        !self.policy.is_empty() || self.is_spread()
-    }
-
     /// Whether flows of any route are spread over several next hops.
     #[inline]
     pub(crate) fn is_spread(&self) -> bool {

@@ -5,6 +5,7 @@ use core::ops::ControlFlow;
 
 use fulmar_base::{Counters, FlowKey, Offload, Stage, Variation, Zone};
 use fulmar_mbuf::{Chain, Pool};
+use fulmar_route::Traffic;
 
 /// Takes the frames that leave. The stack implements it on its transmit burst.
 pub trait FrameSink {
@@ -222,6 +223,8 @@ pub struct Outgoing {
     pub chain: Chain,
     /// What is asked of the device, counted from the start of `chain`.
     pub offload: Offload,
+    /// Whose packet it is, if its neighbour has to be asked for.
+    pub traffic: Traffic,
     /// The packet may not be fragmented, neither here nor (IPv4) by a router: set for TCP, and for
     /// UDP that discovers its path MTU. Else a packet that is too large for its path is sent in
     /// fragments, but not a super-segment.

@@ -27,6 +27,7 @@ mod table;
 pub use fib::{Fib, FibBytes, FibError, FibReader, Key, MAX_ANSWER};
 pub use neighbour::{
     Action, Advert, Learned, Neighbour, NeighbourConfig, NeighbourState, Neighbours, Resolution,
+    Traffic,
 };
 pub use next_hop::{Group, GroupError, MAX_MEMBERS, NextHop, NextHops, SourcePolicy};
 pub use table::{Advice, Prefix, Route, RouteError, Table};

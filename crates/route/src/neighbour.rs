@@ -18,11 +18,17 @@
 //! is taken up only if no answer comes within a second. A station that has really moved is followed by
 //! then.
 //!
+//! Who can forge a source address can make the stack reply to neighbours that do not exist. So a
+//! question that only replies wait for ([`Traffic::Reply`]) is second class: it takes no more than a
+//! quarter of the table, and gives way to one of the host's own traffic. Where there are too many of a
+//! kind the one asked first gives way: a neighbour that exists answers within a millisecond, and those
+//! that do not are displaced.
+//!
 //! The table says what to ask; it sends nothing and keeps no packets. REACHABLE turns STALE only
 //! when somebody looks, so that a quiet neighbour costs no timer. FAILED is kept for a moment, so
 //! that a flood of packets to a dead address asks for it once per period and not once per packet.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
@@ -105,8 +111,10 @@ pub struct Neighbour {
     probes: u8,
     /// When somebody last wanted it: the least recently used one makes room.
     used: Instant,
-    /// A packet was sent to it, or waits for it: it was not only heard of.
+    /// The host's own traffic was sent to it, or waits for it: it was not only heard of, or replied to.
     is_wanted: bool,
+    /// Its Ethernet address was told ([`Resolution::Known`]) and may be remembered.
+    is_told: bool,
     /// Another Ethernet address that was claimed for it. In PROBE: the known one is asked first.
     claim: Option<EtherAddr>,
     /// Claims before this are not looked into: the known address has just answered.
@@ -130,6 +138,7 @@ impl Neighbour {
             probes: 0,
             used: now,
             is_wanted: false,
+            is_told: false,
             claim: None,
             trusted_until: Instant::ZERO,
         }
@@ -138,6 +147,12 @@ impl Neighbour {
     fn enter(&mut self, state: NeighbourState, deadline: Instant) {
         self.state = state;
         self.deadline = deadline;
+    }
+
+    /// Whether an upper layer may confirm it. What is acknowledged now may have been sent before the
+    /// station moved, so a claim is looked into all the same.
+    fn is_in_doubt(&self) -> bool {
+        matches!(self.state, NeighbourState::Delay | NeighbourState::Probe) && self.claim.is_none()
     }
 
     /// Whether a question about it is unanswered.
@@ -151,20 +166,34 @@ impl Neighbour {
         matches!(self.state, Incomplete | Delay | Probe)
     }
 
-    /// What gives way first when the table is full. An entry that is being asked for never does:
-    /// packets wait for it.
+    /// Whether it gives way before any neighbour in use.
+    fn is_idle(&self) -> bool {
+        self.eviction_rank().is_some_and(|rank| rank <= 1)
+    }
+
+    /// What gives way first when the table is full. An entry that is being asked for does not: packets
+    /// wait for it, and [`Neighbours::displace`] bounds it.
     fn eviction_rank(&self) -> Option<u8> {
         use NeighbourState::*;
         match self.state {
             Failed => Some(0),
+            Incomplete => None,
             // Whoever can forge a source address can make as many of these as they like.
             _ if !self.is_wanted => Some(1),
             Stale => Some(2),
             Reachable => Some(3),
             Delay | Probe => Some(4),
-            Incomplete => None,
         }
     }
+}
+
+/// Whose a packet is that is to be sent to a neighbour.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Traffic {
+    /// The stack replies by itself to a packet whose source may be forged: a reset, a SYN,ACK, ICMP.
+    Reply,
+    /// Of a program or a connection.
+    Own,
 }
 
 /// The answer to [`Neighbours::resolve`].
@@ -176,11 +205,15 @@ pub enum Resolution {
         ether: EtherAddr,
         /// When the state machine must see the next packet.
         fresh_until: Instant,
+        /// Whether the neighbour still answers is not known: it waits for [`Neighbours::confirm`].
+        in_doubt: bool,
     },
     /// Keep the packet: the address is being asked for.
     Queue {
         /// The question is to be sent now, to everybody.
         solicit: bool,
+        /// This neighbour is no longer asked for: packets that wait for it are lost.
+        displaced: Option<IpAddr>,
     },
     /// The neighbour did not answer, or the table has no room to ask.
     Failed,
@@ -228,6 +261,44 @@ pub enum Action {
     },
 }
 
+/// Who is in INCOMPLETE, in the order in which they were asked for.
+#[derive(Clone, Debug, Default)]
+struct Asked {
+    /// Those that own traffic waits for: `is_wanted`.
+    own: VecDeque<IpAddr>,
+    /// Those that only replies wait for.
+    replies: VecDeque<IpAddr>,
+}
+
+impl Asked {
+    fn of(&mut self, is_wanted: bool) -> &mut VecDeque<IpAddr> {
+        if is_wanted { &mut self.own } else { &mut self.replies }
+    }
+
+    fn forget(&mut self, ip: IpAddr, is_wanted: bool) {
+        self.of(is_wanted).retain(|a| *a != ip);
+    }
+
+    fn len(&self) -> usize {
+        self.own.len().saturating_add(self.replies.len())
+    }
+}
+
+/// How many wait for a confirmation ([`Neighbour::is_in_doubt`]).
+#[derive(Clone, Debug)]
+struct InDoubt(usize);
+
+impl InDoubt {
+    /// A neighbour that was among them, or was not, is as it is now.
+    fn note(&mut self, was: bool, neighbour: &Neighbour) {
+        let is = neighbour.is_in_doubt();
+        self.0 = self.0.saturating_add(is.into()).saturating_sub(was.into());
+    }
+}
+
+/// There is no room for a question.
+struct NoRoom;
+
 /// The neighbours of one link.
 #[derive(Clone, Debug)]
 pub struct Neighbours {
@@ -235,7 +306,11 @@ pub struct Neighbours {
     /// Ordered, so that iteration is the same in every run.
     entries: BTreeMap<IpAddr, Neighbour>,
     /// Entries in INCOMPLETE.
-    incomplete: usize,
+    asked: Asked,
+    in_doubt: InDoubt,
+    /// Those that give way first ([`Neighbour::is_idle`]), in the order in which they came to be so; and
+    /// some that no longer are, or are gone.
+    idle: VecDeque<IpAddr>,
     /// Not later than the earliest deadline of a timed entry.
     next_deadline: Option<Instant>,
     generation: u64,
@@ -245,43 +320,69 @@ impl Neighbours {
     /// An empty table.
     pub fn new(config: NeighbourConfig) -> Neighbours {
         let entries = BTreeMap::new();
-        Neighbours { config, entries, incomplete: 0, next_deadline: None, generation: 0 }
+        let asked = Asked::default();
+        let (idle, next_deadline) = (VecDeque::new(), None);
+        Neighbours {
+            config,
+            entries,
+            asked,
+            in_doubt: InDoubt(0),
+            idle,
+            next_deadline,
+            generation: 0,
+        }
     }
 
     /// Where to send a packet for the on-link address `ip`. Using a stale entry starts its check.
-    pub fn resolve(&mut self, ip: IpAddr, now: Instant) -> Resolution {
+    pub fn resolve(&mut self, ip: IpAddr, traffic: Traffic, now: Instant) -> Resolution {
         let Some(entry) = self.entries.get_mut(&ip) else {
-            return self.start(ip, now);
+            return self.start(ip, traffic, now);
         };
         entry.used = now;
-        entry.is_wanted = true;
+        if traffic != Traffic::Reply && !entry.is_wanted {
+            entry.is_wanted = true;
+            if entry.state == NeighbourState::Incomplete {
+                self.asked.forget(ip, false);
+                self.asked.own.push_back(ip);
+            }
+        }
         match entry.state {
-            NeighbourState::Incomplete => return Resolution::Queue { solicit: false },
+            NeighbourState::Incomplete => {
+                return Resolution::Queue { solicit: false, displaced: None };
+            }
             NeighbourState::Failed if now < entry.deadline => return Resolution::Failed,
-            NeighbourState::Failed => return self.start(ip, now),
+            NeighbourState::Failed => return self.start(ip, traffic, now),
             NeighbourState::Reachable if now < entry.deadline => {}
             NeighbourState::Reachable | NeighbourState::Stale => {
                 entry.enter(NeighbourState::Delay, now + self.config.delay);
+                self.in_doubt.note(false, entry);
             }
             NeighbourState::Delay | NeighbourState::Probe => {}
         }
+        entry.is_told = true;
         let (ether, fresh_until, timed) = (entry.ether, entry.deadline, entry.is_timed());
+        let in_doubt = entry.is_in_doubt();
         if timed {
             self.wake_by(fresh_until);
         }
-        Resolution::Known { ether, fresh_until }
+        Resolution::Known { ether, fresh_until, in_doubt }
     }
 
-    /// An upper layer saw progress that needs the neighbour to be alive (RFC 4861 section 7.3.1).
-    pub fn confirm(&mut self, ip: IpAddr, now: Instant) {
-        use NeighbourState::*;
-        if let Some(entry) = self.entries.get_mut(&ip)
-            && matches!(entry.state, Reachable | Stale | Delay | Probe)
-            // What is acknowledged now may have been sent before the station moved.
-            && entry.claim.is_none()
-        {
-            entry.enter(Reachable, now + self.config.reachable);
-        }
+    /// An upper layer saw progress that needs the neighbour to be alive (RFC 4861 section 7.3.1): one in
+    /// DELAY or PROBE is REACHABLE. Returns whether it was in doubt.
+    pub fn confirm(&mut self, ip: IpAddr, now: Instant) -> bool {
+        let Some(entry) = self.entries.get_mut(&ip).filter(|n| n.is_in_doubt()) else {
+            return false;
+        };
+        entry.enter(NeighbourState::Reachable, now + self.config.reachable);
+        self.in_doubt.note(true, entry);
+        true
+    }
+
+    /// Whether a neighbour waits for [`Neighbours::confirm`].
+    #[inline]
+    pub fn has_doubts(&self) -> bool {
+        self.in_doubt.0 > 0
     }
 
     /// The neighbour `ip` asked us something and said where it lives (RFC 4861 section 7.2.3; an
@@ -345,11 +446,13 @@ impl Neighbours {
             return Learned::Claim;
         }
         if entry.claim.is_none() {
+            let was_in_doubt = entry.is_in_doubt();
             entry.claim = Some(ether);
             if entry.state != NeighbourState::Probe {
                 entry.probes = 0;
             }
             entry.enter(NeighbourState::Probe, now);
+            self.in_doubt.note(was_in_doubt, entry);
             // Where it was remembered as fresh it no longer is.
             self.generation = self.generation.wrapping_add(1);
             self.wake_by(now);
@@ -365,10 +468,14 @@ impl Neighbours {
         let mut next: Option<Instant> = None;
         for entry in self.entries.values_mut().filter(|e| e.is_timed()) {
             if entry.deadline <= now {
-                let (was, known) = (entry.state, entry.ether);
+                let (was, known, in_doubt) = (entry.state, entry.ether, entry.is_in_doubt());
                 actions.push(expire(entry, &self.config, now));
+                self.in_doubt.note(in_doubt, entry);
+                if entry.state == NeighbourState::Failed {
+                    self.idle.push_back(entry.ip);
+                }
                 if was == NeighbourState::Incomplete && entry.state != was {
-                    self.incomplete = self.incomplete.saturating_sub(1);
+                    self.asked.forget(entry.ip, entry.is_wanted);
                 }
                 if entry.ether != known {
                     self.generation = self.generation.wrapping_add(1);
@@ -379,6 +486,7 @@ impl Neighbours {
             }
         }
         self.next_deadline = next;
+        self.trim_idle();
     }
 
     /// When [`Neighbours::on_timer`] has something to do; it may turn out to be nothing.
@@ -389,13 +497,20 @@ impl Neighbours {
     /// Forgets a neighbour that no packet waits for.
     pub fn remove(&mut self, ip: IpAddr) -> Option<Neighbour> {
         self.entries.get(&ip).and_then(Neighbour::eviction_rank)?;
-        self.generation = self.generation.wrapping_add(1);
-        self.entries.remove(&ip)
+        let entry = self.entries.remove(&ip)?;
+        self.note_change(entry.is_told);
+        self.in_doubt.0 = self.in_doubt.0.saturating_sub(entry.is_in_doubt().into());
+        Some(entry)
     }
 
     /// One neighbour.
     pub fn find(&self, ip: IpAddr) -> Option<&Neighbour> {
         self.entries.get(&ip)
+    }
+
+    /// Whether [`Neighbours::resolve`] would ask for it.
+    pub fn is_unknown(&self, ip: IpAddr, now: Instant) -> bool {
+        self.find(ip).is_none_or(|n| n.state == NeighbourState::Failed && now >= n.deadline)
     }
 
     /// Whether a neighbour did not answer, and is not to be asked again yet.
@@ -426,26 +541,42 @@ impl Neighbours {
     }
 
     /// Starts to ask for `ip`.
-    fn start(&mut self, ip: IpAddr, now: Instant) -> Resolution {
-        // Half of the table at most, so that a scan of the link's empty addresses cannot push out
-        // every neighbour that exists (RFC 6583 section 6).
-        let is_new = !self.entries.contains_key(&ip);
-        let half = self.config.max_entries.div_ceil(2);
-        if self.incomplete >= half || (is_new && !self.make_room()) {
+    fn start(&mut self, ip: IpAddr, traffic: Traffic, now: Instant) -> Resolution {
+        let is_wanted = traffic != Traffic::Reply;
+        let Ok(displaced) = self.displace(is_wanted) else { return Resolution::Failed };
+        if !self.entries.contains_key(&ip) && !self.make_room() {
             return Resolution::Failed;
         }
         let deadline = now + self.config.retransmit;
         let state = NeighbourState::Incomplete;
         let ether = EtherAddr::default();
-        let entry = Neighbour {
-            is_wanted: true,
-            probes: 1,
-            ..Neighbour::new(ip, ether, state, deadline, now)
-        };
+        let entry =
+            Neighbour { is_wanted, probes: 1, ..Neighbour::new(ip, ether, state, deadline, now) };
         self.entries.insert(ip, entry);
-        self.incomplete = self.incomplete.saturating_add(1);
+        self.asked.of(is_wanted).push_back(ip);
         self.wake_by(deadline);
-        Resolution::Queue { solicit: true }
+        Resolution::Queue { solicit: true, displaced }
+    }
+
+    /// Makes sure that one more neighbour may be asked for, and returns which one is not any more.
+    ///
+    /// Half of the table at most is INCOMPLETE, so that a scan of the link's empty addresses cannot push
+    /// out every neighbour that exists (RFC 6583 section 6); half of that at most for replies alone.
+    fn displace(&mut self, is_wanted: bool) -> Result<Option<IpAddr>, NoRoom> {
+        let most = self.config.max_entries.div_ceil(2);
+        let is_full = self.asked.len() >= most;
+        let too_many_replies = !is_wanted && self.asked.replies.len() >= most.div_ceil(2);
+        let from = match (is_full, self.asked.replies.is_empty()) {
+            (false, _) if !too_many_replies => return Ok(None),
+            (_, false) => &mut self.asked.replies,
+            (_, true) if is_wanted => &mut self.asked.own,
+            (_, true) => return Err(NoRoom),
+        };
+        let displaced = from.pop_front();
+        if let Some(ip) = displaced {
+            self.entries.remove(&ip);
+        }
+        Ok(displaced)
     }
 
     /// Stores a learned address in STALE or REACHABLE.
@@ -454,21 +585,48 @@ impl Neighbours {
         let fresh = Neighbour::new(ip, ether, state, deadline, now);
         let entry = self.entries.entry(ip).or_insert(fresh);
         if entry.state == NeighbourState::Incomplete {
-            self.incomplete = self.incomplete.saturating_sub(1);
+            self.asked.forget(ip, entry.is_wanted);
         }
         let was_fresh = entry.state == NeighbourState::Reachable;
-        if entry.ether != ether || (was_fresh && state == NeighbourState::Stale) {
-            self.generation = self.generation.wrapping_add(1);
-        }
+        let is_other = entry.ether != ether || (was_fresh && state == NeighbourState::Stale);
+        let (is_told, is_wanted) = (entry.is_told, entry.is_wanted);
+        let was_in_doubt = entry.is_in_doubt();
         entry.ether = ether;
         entry.claim = None;
         entry.enter(state, deadline);
+        self.in_doubt.note(was_in_doubt, entry);
+        self.note_change(is_other && is_told);
+        if !is_wanted {
+            self.idle.push_back(ip);
+            self.trim_idle();
+        }
+    }
+
+    /// What was remembered may be wrong now.
+    fn note_change(&mut self, is_wrong: bool) {
+        self.generation = self.generation.wrapping_add(u64::from(is_wrong));
+    }
+
+    /// Makes the list of idle neighbours anew when most of it may be out of date.
+    fn trim_idle(&mut self) {
+        if self.idle.len() <= self.config.max_entries.saturating_mul(2) {
+            return;
+        }
+        let idle = self.entries.values().filter(|n| n.is_idle());
+        let mut by_age: Vec<_> = idle.map(|n| (n.used, n.ip)).collect();
+        by_age.sort_unstable();
+        self.idle = by_age.into_iter().map(|(_, ip)| ip).collect();
     }
 
     /// Makes sure that one more entry fits.
     fn make_room(&mut self) -> bool {
         if self.entries.len() < self.config.max_entries {
             return true;
+        }
+        while let Some(ip) = self.idle.pop_front() {
+            if self.entries.get(&ip).is_some_and(Neighbour::is_idle) {
+                return self.remove(ip).is_some();
+            }
         }
         let ranked = self.entries.values().filter_map(|e| Some((e.eviction_rank()?, e.used, e.ip)));
         let Some((_, _, ip)) = ranked.min() else { return false };

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::os::fd::RawFd;
 
 use fulmar_base::{Counter, Counters, DropReason, Instant, Offload, Probe, Stage, Variation};
-use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError, Template};
+use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError, Template, Traffic};
 use fulmar_mbuf::{Chain, Mbuf, Pool, Purpose};
 use fulmar_netdev::offload::{self, Refusal};
 use fulmar_netdev::{Burst, Caps, Device, Gather, LinkState, Packet};
@@ -417,6 +417,8 @@ pub struct TcpEmit<'a, P: Probe> {
     pub dst: IpAddr,
     pub zone: u32,
     pub ttl: Option<u8>,
+    /// Whose segments they are, if the neighbour has to be looked at.
+    pub traffic: Traffic,
     /// The lower headers of its segments, if they are known.
     pub template: Option<&'a Template>,
 }
@@ -486,6 +488,7 @@ impl<P: Probe> Emit for TcpEmit<'_, P> {
             dscp_ecn: 0,
             chain: seg.chain,
             offload: seg.offload,
+            traffic: self.traffic,
             dont_fragment: true,
         };
         let sink = &mut Sink { link: self.link, probe: self.probe };

@@ -150,6 +150,11 @@ fn reassembly_bytes(receive_share_bytes: usize) -> usize {
     (receive_share_bytes / 16).clamp(512 << 10, 4 << 20).min(receive_share_bytes / 4)
 }
 
+/// Bytes that wait for the addresses of neighbours: room for a few datagrams of 64 KiB, up to 1 MiB.
+fn neighbour_queue_bytes(receive_share_bytes: usize) -> usize {
+    (receive_share_bytes / 32).clamp(128 << 10, 1 << 20)
+}
+
 /// What the layers share, over a device.
 fn net_over<P: Probe>(
     mut device: Box<dyn Device>,
@@ -166,6 +171,7 @@ fn net_over<P: Probe>(
         ether: caps.ether,
         mtu: config.mtu.unwrap_or(caps.mtu).min(caps.mtu),
         reassembly_bytes: reassembly_bytes(receive_share_bytes),
+        neighbour_queue_bytes: neighbour_queue_bytes(receive_share_bytes),
         table_memory: fulmar_ip::Advice(crate::sys::ask_for_large_pages),
         ..fulmar_ip::Config::default()
     };

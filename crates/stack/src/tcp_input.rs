@@ -198,8 +198,8 @@ impl<P: Probe> Shard<P> {
         if events.contains(Events::URGENT) {
             self.flush_posted(id);
         }
-        if events.contains(Events::WRITABLE) && !self.send_waiters.is_empty() {
-            self.on_own_progress(id);
+        if events.contains(Events::WRITABLE) {
+            self.on_acknowledged(now, id);
         }
         let is_over = events.intersects(Events::CLOSED | Events::ERROR);
         if is_over {
@@ -208,6 +208,18 @@ impl<P: Probe> Shard<P> {
         self.notify(id);
         if is_over {
             self.bury_if_done(now, id);
+        }
+    }
+
+    /// The peer acknowledged something new: writers that wait go on, and the neighbour is confirmed.
+    fn on_acknowledged(&mut self, now: Instant, id: SlotId) {
+        if !self.send_waiters.is_empty() {
+            self.on_own_progress(id);
+        }
+        if self.net.ip.awaits_confirmation()
+            && let Some(Socket::Tcp(entry)) = self.sockets.get(id)
+        {
+            self.net.ip.confirm(now, entry.tcb.key());
         }
     }
 
@@ -308,6 +320,7 @@ impl<P: Probe> Shard<P> {
             dst: key.remote_ip(),
             zone: key.zone,
             ttl,
+            traffic: fulmar_ip::Traffic::Reply,
             template: None,
         };
         let _ = fulmar_tcp::Emit::emit(&mut out, pool, counters, seg);

@@ -1,7 +1,7 @@
 //! TCP on its way down: connections that have something to send take their turn, and their timers.
 
 use fulmar_base::{Instant, Probe, SlotId};
-use fulmar_ip::Template;
+use fulmar_ip::{Template, Traffic};
 use fulmar_tcp::Sent;
 
 use crate::net::{Net, TcpEmit};
@@ -132,6 +132,8 @@ fn run_engine<P: Probe>(
         dst: key.remote_ip(),
         zone: key.zone,
         ttl: entry.ttl,
+        // The source of a SYN may be forged.
+        traffic: if entry.embryonic { Traffic::Reply } else { Traffic::Own },
         template,
     };
     let mut env = fulmar_tcp::Env { now, pool, counters, window };

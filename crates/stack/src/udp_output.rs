@@ -12,7 +12,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use fulmar_base::{Counter, Instant, Offload, Probe, SlotId, Stage, Variation, with_zone, zone_of};
-use fulmar_ip::{FrameSink, Outgoing};
+use fulmar_ip::{FrameSink, Outgoing, Traffic};
 use fulmar_mbuf::{Chain, Mbuf, Purpose};
 use fulmar_netdev::Packet;
 use fulmar_socket::{SocketError, Step};
@@ -305,6 +305,7 @@ impl<P: Probe> Shard<P> {
                 dscp_ecn: ends.options.dscp_ecn,
                 chain,
                 offload: letter.offload(),
+                traffic: Traffic::Own,
                 dont_fragment: ends.options.dont_fragment,
             },
         )?;

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use crate::rig::*;
-use fulmar_base::{DropReason, EtherAddr};
+use fulmar_base::{DropReason, EtherAddr, FlowKey};
 use fulmar_ip::{ErrorKind, NeighbourState, OutputError};
 use fulmar_wire::arp::{self, Operation, Packet};
 use fulmar_wire::eth;
@@ -153,6 +153,58 @@ fn packets_that_wait_in_all_are_bounded() {
     h.end();
 }
 
+/// An echo request from a host of our network that does not exist.
+fn forged_ping(n: u16) -> Vec<u8> {
+    let [high, low] = (n + 0x100).to_be_bytes();
+    icmp_frame(&format!("10.0.{high}.{low}"), OUR4, [8, 0, 0, 0, 1, 2, 3, 4], &[0; 32])
+}
+
+/// A host of a large network.
+fn host_in_a_slash_16() -> Host {
+    let mut config = config();
+    config.addresses[0].prefix_len = 16;
+    Host::with(config)
+}
+
+#[test]
+fn replies_to_forged_neighbours_leave_room_to_ask_for_a_real_one() {
+    let mut h = host_in_a_slash_16();
+    for n in 0..600 {
+        h.receive(&forged_ping(n));
+    }
+    h.sent();
+    // A real one, whose answer takes its time.
+    h.send_udp(OUR4, PEER4, 1).unwrap();
+    assert_eq!(opened_arp(&h.sent_one()).1.target_ip, v4(PEER4));
+    for n in 600..2000 {
+        h.receive(&forged_ping(n));
+        h.now = h.now + fulmar_base::Duration::from_millis(1);
+    }
+    h.sent();
+    h.receive(&reply(PEER4));
+    assert_eq!(opened(&h.sent_one()).2, ip(PEER4));
+    let asked = h.ip.neighbours().filter(|n| n.state == NeighbourState::Incomplete).count();
+    assert_eq!((asked, h.ip.waiting_pkts()), (256, 128));
+    h.end();
+}
+
+#[test]
+fn questions_for_replies_are_limited_in_rate() {
+    let mut h = host_in_a_slash_16();
+    for n in 0..2000 {
+        h.receive(&forged_ping(n));
+    }
+    let asked = h.sent().len();
+    assert!((250..=750).contains(&asked), "{asked} in one burst");
+    assert!(h.counters.drops(DropReason::RateLimited) >= 1250);
+    // Those of own traffic are not.
+    for n in 1..=200 {
+        h.send_udp(OUR4, &format!("10.0.9.{n}"), 1).unwrap();
+    }
+    assert_eq!(h.sent().len(), 200);
+    h.end();
+}
+
 #[test]
 fn a_neighbour_that_never_answers_fails_what_waits_and_tells_its_flow() {
     let mut h = Host::new();
@@ -180,8 +232,12 @@ fn a_neighbour_in_use_is_checked_unless_progress_is_reported() {
         let mut h = Host::acquainted();
         h.send_udp(OUR4, PEER4, 1).unwrap();
         h.advance(4000);
+        assert!(h.ip.awaits_confirmation());
         if confirmed {
-            h.ip.confirm(h.now, ip(PEER4));
+            let (ours, theirs) = ("10.0.0.1:1000", "10.0.0.2:53");
+            let flow = FlowKey::new(ours.parse().unwrap(), theirs.parse().unwrap());
+            h.ip.confirm(h.now, &flow);
+            assert!(!h.ip.awaits_confirmation());
         }
         h.sent();
         h.advance(1000);

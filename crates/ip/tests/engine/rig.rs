@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use fulmar_base::{Counters, DropReason, Duration, EtherAddr, Instant, Offload, Secrets};
 use fulmar_ip::{
-    Config, Delivered, FrameSink, IfAddr, Ip, Outgoing, OutputError, Route, SavedHeader, Verdict,
+    Config, Delivered, FrameSink, IfAddr, Ip, Outgoing, OutputError, Route, SavedHeader, Traffic,
+    Verdict,
 };
 use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose};
 use fulmar_wire::checksum::Sum;
@@ -214,6 +215,7 @@ impl Host {
             dscp_ecn: 0,
             chain: self.chain(&packet, 80),
             offload: Offload::default(),
+            traffic: Traffic::Own,
             dont_fragment: true,
         }
     }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::rig::*;
 use fulmar_base::Offload;
-use fulmar_ip::{Outgoing, Verdict};
+use fulmar_ip::{Outgoing, Traffic, Verdict};
 use fulmar_mbuf::Purpose;
 use fulmar_wire::protocol;
 
@@ -41,6 +41,7 @@ fn output_and_input_of_one_packet() {
                 dscp_ecn: 0,
                 chain: m.into(),
                 offload: Offload::default(),
+                traffic: Traffic::Own,
                 dont_fragment: true,
             };
             h.send(packet).unwrap();

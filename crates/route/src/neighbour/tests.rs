@@ -1,4 +1,5 @@
 use super::*;
+use alloc::collections::BTreeSet;
 use core::net::Ipv4Addr;
 use proptest::prelude::*;
 
@@ -12,6 +13,11 @@ fn ip(n: u8) -> IpAddr {
 fn s(seconds: u64) -> Instant {
     Instant::from_millis(seconds * 1000)
 }
+
+/// The question goes out now.
+const ASKED: Resolution = Resolution::Queue { solicit: true, displaced: None };
+/// It went out before.
+const WAITS: Resolution = Resolution::Queue { solicit: false, displaced: None };
 
 fn table() -> Neighbours {
     Neighbours::new(NeighbourConfig::default())
@@ -38,7 +44,7 @@ fn due(t: &mut Neighbours, now: Instant) -> Vec<Action> {
 /// A table in which neighbour 1 answered with address A at time 0.
 fn reachable() -> Neighbours {
     let mut t = table();
-    t.resolve(ip(1), s(0));
+    t.resolve(ip(1), Traffic::Own, s(0));
     t.on_advert(ip(1), answer(A), s(0));
     t
 }
@@ -46,15 +52,15 @@ fn reachable() -> Neighbours {
 #[test]
 fn the_first_packet_asks_and_later_ones_wait() {
     let mut t = table();
-    assert_eq!(t.resolve(ip(1), s(0)), Resolution::Queue { solicit: true });
-    assert_eq!(t.resolve(ip(1), s(0)), Resolution::Queue { solicit: false });
+    assert_eq!(t.resolve(ip(1), Traffic::Own, s(0)), ASKED);
+    assert_eq!(t.resolve(ip(1), Traffic::Own, s(0)), WAITS);
     assert_eq!(t.next_deadline(), Some(s(1)));
 }
 
 #[test]
 fn an_unanswered_question_is_repeated_twice_and_then_fails() {
     let mut t = table();
-    t.resolve(ip(1), s(0));
+    t.resolve(ip(1), Traffic::Own, s(0));
     let ask = Action::Solicit { ip: ip(1), unicast: None };
     assert_eq!(due(&mut t, Instant::from_millis(999)), []);
     assert_eq!(due(&mut t, s(1)), [ask]);
@@ -66,17 +72,17 @@ fn an_unanswered_question_is_repeated_twice_and_then_fails() {
 #[test]
 fn a_failure_is_remembered_for_a_while_and_then_asked_again() {
     let mut t = table();
-    t.resolve(ip(1), s(0));
+    t.resolve(ip(1), Traffic::Own, s(0));
     (1..=3).for_each(|n| drop(due(&mut t, s(n))));
-    assert_eq!(t.resolve(ip(1), s(3)), Resolution::Failed);
-    assert_eq!(t.resolve(ip(1), s(4)), Resolution::Queue { solicit: true });
+    assert_eq!(t.resolve(ip(1), Traffic::Own, s(3)), Resolution::Failed);
+    assert_eq!(t.resolve(ip(1), Traffic::Own, s(4)), ASKED);
 }
 
 #[test]
 fn an_answer_makes_the_neighbour_reachable_for_the_reachable_time() {
     let mut t = reachable();
-    let known = Resolution::Known { ether: A, fresh_until: s(30) };
-    assert_eq!(t.resolve(ip(1), s(29)), known);
+    let known = Resolution::Known { ether: A, fresh_until: s(30), in_doubt: false };
+    assert_eq!(t.resolve(ip(1), Traffic::Own, s(29)), known);
     // A quiet neighbour costs no timer.
     t.on_timer(s(29), &mut Vec::new());
     assert_eq!(t.next_deadline(), None);
@@ -85,8 +91,8 @@ fn an_answer_makes_the_neighbour_reachable_for_the_reachable_time() {
 #[test]
 fn using_a_stale_neighbour_starts_its_check_and_an_answer_ends_it() {
     let mut t = reachable();
-    let known = Resolution::Known { ether: A, fresh_until: s(105) };
-    assert_eq!(t.resolve(ip(1), s(100)), known);
+    let known = Resolution::Known { ether: A, fresh_until: s(105), in_doubt: true };
+    assert_eq!(t.resolve(ip(1), Traffic::Own, s(100)), known);
     assert_eq!(state(&t, 1), NeighbourState::Delay);
     let ask = Action::Solicit { ip: ip(1), unicast: Some(A) };
     assert_eq!(due(&mut t, s(105)), [ask]);
@@ -101,23 +107,28 @@ fn using_a_stale_neighbour_starts_its_check_and_an_answer_ends_it() {
 fn a_neighbour_that_stops_answering_fails_after_three_direct_questions() {
     let mut t = reachable();
     let before = t.generation();
-    t.resolve(ip(1), s(100));
+    t.resolve(ip(1), Traffic::Own, s(100));
     (105..=107).for_each(|n| assert_eq!(due(&mut t, s(n)).len(), 1));
     assert_eq!(due(&mut t, s(108)), [Action::Failed { ip: ip(1) }]);
     assert_ne!(t.generation(), before);
-    assert_eq!(t.resolve(ip(1), s(108)), Resolution::Failed);
+    assert_eq!(t.resolve(ip(1), Traffic::Own, s(108)), Resolution::Failed);
 }
 
 #[test]
-fn progress_of_an_upper_layer_spares_the_check() {
+fn progress_of_an_upper_layer_spares_the_check_and_ends_the_questions() {
     let mut t = reachable();
-    t.resolve(ip(1), s(100));
-    t.confirm(ip(1), s(101));
-    assert_eq!(state(&t, 1), NeighbourState::Reachable);
+    assert!(!t.confirm(ip(1), s(1)) && !t.has_doubts(), "it is known to be reachable");
+    t.resolve(ip(1), Traffic::Own, s(100));
+    assert!(t.has_doubts() && t.confirm(ip(1), s(101)));
+    assert_eq!((state(&t, 1), t.has_doubts()), (NeighbourState::Reachable, false));
     assert_eq!(due(&mut t, s(105)), []);
+    t.resolve(ip(1), Traffic::Own, s(200));
+    assert_eq!(due(&mut t, s(205)).len(), 1);
+    assert!(t.confirm(ip(1), s(205)));
+    assert_eq!((state(&t, 1), due(&mut t, s(206))), (NeighbourState::Reachable, vec![]));
     // It cannot make an address known.
-    t.resolve(ip(2), s(101));
-    t.confirm(ip(2), s(101));
+    t.resolve(ip(2), Traffic::Own, s(206));
+    assert!(!t.confirm(ip(2), s(206)));
     assert_eq!(state(&t, 2), NeighbourState::Incomplete);
 }
 
@@ -149,7 +160,7 @@ fn a_claim_is_not_taken_up_while_the_known_address_answers() {
     // What was remembered as fresh is looked at again; packets still go to A.
     assert_ne!(t.generation(), before);
     assert_eq!(due(&mut t, s(1)), [ASK_A]);
-    assert!(matches!(t.resolve(ip(1), s(1)), Resolution::Known { ether: A, .. }));
+    assert!(matches!(t.resolve(ip(1), Traffic::Own, s(1)), Resolution::Known { ether: A, .. }));
     assert_eq!(t.on_advert(ip(1), answer(A), s(1)), Learned::Usable);
     assert_eq!((state(&t, 1), ether_of(&t)), (NeighbourState::Reachable, A));
     assert_eq!(due(&mut t, s(5)), []);
@@ -165,7 +176,7 @@ fn a_station_that_moved_is_followed_within_a_second() {
     let before = t.generation();
     assert_eq!(due(&mut t, ms(2000)), [ASK_B]);
     assert_ne!(t.generation(), before);
-    assert!(matches!(t.resolve(ip(1), ms(2000)), Resolution::Known { ether: B, .. }));
+    assert!(matches!(t.resolve(ip(1), Traffic::Own, ms(2000)), Resolution::Known { ether: B, .. }));
     t.on_advert(ip(1), answer(B), ms(2001));
     assert_eq!((state(&t, 1), ether_of(&t)), (NeighbourState::Reachable, B));
 }
@@ -204,7 +215,7 @@ fn a_second_answer_to_one_question_is_a_claim() {
 fn progress_does_not_end_the_question_that_a_claim_raised() {
     let mut t = reachable();
     t.on_advert(ip(1), unasked(B, true), s(1));
-    t.confirm(ip(1), s(1));
+    assert!(!t.confirm(ip(1), s(1)));
     assert_eq!(state(&t, 1), NeighbourState::Probe);
 }
 
@@ -235,8 +246,8 @@ fn a_flood_of_forged_questions_evicts_no_neighbour_in_use() {
     let config = NeighbourConfig { max_entries: 4, ..NeighbourConfig::default() };
     let mut t = Neighbours::new(config);
     t.on_solicit(ip(1), A, s(0));
-    t.resolve(ip(1), s(0));
-    t.resolve(ip(2), s(0));
+    t.resolve(ip(1), Traffic::Own, s(0));
+    t.resolve(ip(2), Traffic::Own, s(0));
     t.on_advert(ip(2), answer(A), s(0));
     t.on_advert(ip(2), Advert { replaces: false, ..unasked(B, false) }, s(0));
     assert_eq!(state(&t, 2), NeighbourState::Stale);
@@ -250,6 +261,7 @@ fn a_flood_of_forged_questions_evicts_no_neighbour_in_use() {
 #[test]
 fn an_advertisement_that_may_not_replace_only_raises_doubt() {
     let mut t = reachable();
+    t.resolve(ip(1), Traffic::Own, s(0));
     let before = t.generation();
     t.on_advert(ip(1), unasked(B, false), s(1));
     assert_eq!((state(&t, 1), t.find(ip(1)).unwrap().ether), (NeighbourState::Stale, A));
@@ -262,7 +274,7 @@ fn an_advertisement_that_may_not_replace_only_raises_doubt() {
 #[test]
 fn an_advertisement_without_address_confirms_but_does_not_resolve() {
     let mut t = table();
-    t.resolve(ip(1), s(0));
+    t.resolve(ip(1), Traffic::Own, s(0));
     let bare = Advert { ether: None, ..answer(A) };
     assert_eq!(t.on_advert(ip(1), bare, s(0)), Learned::Nothing);
     t.on_advert(ip(1), unasked(A, true), s(0));
@@ -270,7 +282,7 @@ fn an_advertisement_without_address_confirms_but_does_not_resolve() {
     // Nobody asked: it confirms nothing.
     t.on_advert(ip(1), bare, s(0));
     assert_eq!(state(&t, 1), NeighbourState::Stale);
-    t.resolve(ip(1), s(0));
+    t.resolve(ip(1), Traffic::Own, s(0));
     assert_eq!(due(&mut t, s(5)).len(), 1);
     t.on_advert(ip(1), bare, s(5));
     assert_eq!(state(&t, 1), NeighbourState::Reachable);
@@ -295,7 +307,7 @@ fn a_full_table_evicts_the_least_recently_used_stale_neighbour() {
     for n in 1..=3 {
         t.on_solicit(ip(n), A, s(n.into()));
     }
-    t.resolve(ip(4), s(4));
+    t.resolve(ip(4), Traffic::Own, s(4));
     t.on_advert(ip(4), answer(A), s(4));
     t.on_solicit(ip(5), A, s(5));
     let left: Vec<IpAddr> = t.iter().map(|n| n.ip).collect();
@@ -307,16 +319,83 @@ fn a_scan_of_empty_addresses_leaves_half_of_the_table() {
     let config = NeighbourConfig { max_entries: 8, ..NeighbourConfig::default() };
     let mut t = Neighbours::new(config);
     (1..=4).for_each(|n| assert_eq!(t.on_solicit(ip(n), A, s(0)), Learned::Usable));
-    let asked = (100..200).filter(|&n| t.resolve(ip(n), s(1)) != Resolution::Failed).count();
-    assert_eq!(asked, 4);
+    for n in 100..200 {
+        // Of those asked for the first gives way.
+        let displaced = (n >= 104).then(|| ip(n - 4));
+        let queued = Resolution::Queue { solicit: true, displaced };
+        assert_eq!(t.resolve(ip(n), Traffic::Own, s(1)), queued);
+    }
+    assert_eq!(t.len(), 8);
     assert_eq!((1..=4).filter(|&n| t.find(ip(n)).is_some()).count(), 4);
-    (2..=4).for_each(|n| drop(due(&mut t, s(n))));
-    assert_eq!(t.resolve(ip(201), s(5)), Resolution::Queue { solicit: true });
+}
+
+#[test]
+fn replies_ask_for_a_quarter_of_the_table_and_displace_only_each_other() {
+    let config = NeighbourConfig { max_entries: 16, ..NeighbourConfig::default() };
+    let mut t = Neighbours::new(config);
+    (1..=4).for_each(|n| assert_eq!(t.resolve(ip(n), Traffic::Own, s(0)), ASKED));
+    for n in 100..200 {
+        let displaced = (n >= 104).then(|| ip(n - 4));
+        let queued = Resolution::Queue { solicit: true, displaced };
+        assert_eq!(t.resolve(ip(n), Traffic::Reply, s(1)), queued);
+    }
+    assert!((1..=4).all(|n| state(&t, n) == NeighbourState::Incomplete));
+    // Own traffic takes their place, and leaves none.
+    for n in 5..=8 {
+        let queued = Resolution::Queue { solicit: true, displaced: Some(ip(n + 191)) };
+        assert_eq!(t.resolve(ip(n), Traffic::Own, s(1)), queued);
+    }
+    assert_eq!(t.resolve(ip(200), Traffic::Reply, s(1)), Resolution::Failed);
+    let queued = Resolution::Queue { solicit: true, displaced: Some(ip(1)) };
+    assert_eq!(t.resolve(ip(9), Traffic::Own, s(1)), queued);
+}
+
+#[test]
+fn a_question_that_own_traffic_joins_is_first_class() {
+    let config = NeighbourConfig { max_entries: 16, ..NeighbourConfig::default() };
+    let mut t = Neighbours::new(config);
+    assert_eq!(t.resolve(ip(1), Traffic::Reply, s(0)), ASKED);
+    assert_eq!(t.resolve(ip(1), Traffic::Own, s(0)), WAITS);
+    for n in 100..200 {
+        t.resolve(ip(n), Traffic::Reply, s(0));
+    }
+    assert_eq!(state(&t, 1), NeighbourState::Incomplete);
+}
+
+#[test]
+fn a_neighbour_that_is_only_replied_to_is_not_in_use() {
+    let config = NeighbourConfig { max_entries: 4, ..NeighbourConfig::default() };
+    let mut t = Neighbours::new(config);
+    for n in [1, 2] {
+        t.on_solicit(ip(n), A, s(0));
+    }
+    t.resolve(ip(1), Traffic::Own, s(0));
+    t.resolve(ip(2), Traffic::Reply, s(9));
+    assert_eq!(t.on_solicit(ip(2), B, s(9)), Learned::Usable, "no claim");
+    for n in 10..100 {
+        t.on_solicit(ip(n), B, s(n.into()));
+    }
+    assert!(t.find(ip(1)).is_some() && t.find(ip(2)).is_none());
+}
+
+#[test]
+fn a_flood_of_forged_questions_leaves_what_is_remembered_alone() {
+    let mut t = reachable();
+    assert!(matches!(t.resolve(ip(1), Traffic::Own, s(0)), Resolution::Known { .. }));
+    let before = t.generation();
+    for n in 0..5000_u16 {
+        let [high, low] = n.to_be_bytes();
+        let forged = IpAddr::from([10, 1, high, low]);
+        t.on_solicit(forged, A, s(1));
+        t.on_solicit(forged, B, s(1));
+    }
+    assert_eq!((t.len(), t.generation()), (1024, before));
+    assert!(t.idle.len() <= 2048);
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Resolve(u8),
+    Resolve(u8, bool),
     Confirm(u8),
     Solicit(u8, bool),
     Advert(u8, Option<bool>, bool, bool),
@@ -327,7 +406,7 @@ enum Step {
 fn any_step() -> impl Strategy<Value = Step> {
     let n = 0u8..12;
     prop_oneof![
-        4 => n.clone().prop_map(Step::Resolve),
+        4 => (n.clone(), any::<bool>()).prop_map(|(n, is_own)| Step::Resolve(n, is_own)),
         1 => n.clone().prop_map(Step::Confirm),
         2 => (n.clone(), any::<bool>()).prop_map(|(n, e)| Step::Solicit(n, e)),
         3 => (n.clone(), any::<Option<bool>>(), any::<bool>(), any::<bool>())
@@ -353,12 +432,16 @@ proptest! {
         let mut remembered: BTreeMap<IpAddr, (EtherAddr, Instant, u64)> = BTreeMap::new();
         for step in steps {
             match step {
-                Step::Resolve(n) => {
-                    if let Resolution::Known { ether, fresh_until } = t.resolve(ip(n), now) {
+                Step::Confirm(n) => {
+                    t.confirm(ip(n), now);
+                }
+                Step::Resolve(n, is_own) => {
+                    let traffic = if is_own { Traffic::Own } else { Traffic::Reply };
+                    let resolution = t.resolve(ip(n), traffic, now);
+                    if let Resolution::Known { ether, fresh_until, .. } = resolution {
                         remembered.insert(ip(n), (ether, fresh_until, t.generation()));
                     }
                 }
-                Step::Confirm(n) => t.confirm(ip(n), now),
                 Step::Solicit(n, e) => {
                     t.on_solicit(ip(n), ether(e), now);
                 }
@@ -377,11 +460,21 @@ proptest! {
                     t.remove(ip(n));
                 }
             }
-            prop_assert!(t.len() <= 8);
-            let incomplete =
-                t.iter().filter(|e| e.state == NeighbourState::Incomplete).count();
-            prop_assert_eq!(incomplete, t.incomplete);
-            prop_assert!(incomplete <= 4);
+            prop_assert!(t.len() <= 8 && t.idle.len() <= 16);
+            prop_assert_eq!(t.in_doubt.0, t.iter().filter(|n| n.is_in_doubt()).count());
+            let has_place = |n: &Neighbour| t.idle.contains(&n.ip) || !n.is_idle();
+            prop_assert!(t.iter().all(has_place));
+            let asked = |wanted| {
+                let asked = |e: &&Neighbour| {
+                    e.state == NeighbourState::Incomplete && e.is_wanted == wanted
+                };
+                t.iter().filter(asked).map(|e| e.ip).collect::<BTreeSet<_>>()
+            };
+            let listed = |of: &VecDeque<IpAddr>| of.iter().copied().collect::<BTreeSet<_>>();
+            prop_assert_eq!(asked(true), listed(&t.asked.own));
+            prop_assert_eq!(asked(false), listed(&t.asked.replies));
+            prop_assert!(t.asked.len() <= 4 && t.asked.replies.len() <= 2);
+            prop_assert_eq!(asked(true).len() + asked(false).len(), t.asked.len());
             for e in t.iter().filter(|e| e.is_timed()) {
                 prop_assert!(t.next_deadline().is_some_and(|d| d <= e.deadline));
             }
