@@ -16,7 +16,7 @@ all: test
 
 # Moves real data between fulmar and the Linux kernel's own TCP and prints what it cost.
 bench: setup
-	$(CARGO) run --locked --release -p fulmar-cli --bin fulmar -- bench stream $(if $(QUICK),--quick) $(ARGS)
+	$(CARGO) run --locked --release -p fulmar-lab -- bench stream $(if $(QUICK),--quick) $(ARGS)
 
 # Every test: unit, model, simulation, and those against the kernel where the machine allows it.
 test: setup-test
@@ -24,7 +24,7 @@ test: setup-test
 
 # Two stacks on a virtual clock over a bad network, one scenario per seed.
 sim: setup
-	$(CARGO) run --locked --release -p fulmar-cli --bin fulmar -- sim --first $(FIRST) --seeds $(SEEDS)
+	$(CARGO) run --locked --release -p fulmar-lab -- sim --first $(FIRST) --seeds $(SEEDS)
 
 # Hostile input for the parsers and for a whole stack, guided by coverage (libFuzzer).
 fuzz: setup
@@ -32,7 +32,7 @@ fuzz: setup
 
 # New seeds of hostile scenarios, from the clock, on all CPUs; failing cases go to soak-failures/.
 soak: setup
-	$(CARGO) run --locked --release -p fulmar-cli --bin fulmar -- sim --soak --minutes $(MINUTES)
+	$(CARGO) run --locked --release -p fulmar-lab -- sim --soak --minutes $(MINUTES)
 
 # What threads share without a lock, in every order of its steps (loom). In a target directory of its own,
 # since all of it is compiled anew.

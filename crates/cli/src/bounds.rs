@@ -1,6 +1,5 @@
 //! Numbers on the command line: every option has a least and a most, and says them.
 
-use crate::seconds;
 use std::fmt::Display;
 use std::str::FromStr;
 use std::time::Duration;
@@ -27,6 +26,18 @@ pub fn runs(text: &str) -> Result<usize, String> {
     within(1, MOST_RUNS)(text)
 }
 
+/// Reads a number of seconds, with decimals, at most a year.
+///
+/// # Errors
+/// It is none.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    const YEAR: f64 = 365.0 * 86_400.0;
+    let number = text.parse::<f64>().ok().filter(|s| (0.0..=YEAR).contains(s));
+    number
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| format!("`{text}` is not a number of seconds"))
+}
+
 /// Reads the seconds that something may take, which takes some.
 pub fn budget(text: &str) -> Result<Duration, String> {
     let given = seconds(text)?;
@@ -36,6 +47,14 @@ pub fn budget(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn seconds_have_decimals_and_a_limit() {
+        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+        for text in ["", "x", "-1", "NaN", "inf", "1e99"] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn a_number_outside_is_answered_with_what_would_do() {

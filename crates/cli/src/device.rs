@@ -8,7 +8,7 @@ use fulmar::devices::fault::Rates;
 use fulmar::devices::shm_device::{Shm, ShmConfig, Side};
 use fulmar::devices::sim::{FarEnd, SimConfig};
 use fulmar::{Cidr, Device, Stack, TcpStream, devices};
-use fulmar_lab::netns::Netns;
+use fulmar_netns::Netns;
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};

@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(short = 'p', long = "port", value_name = "PORT")]
     local_port: Option<u16>,
     /// Give up on connecting, and end an idle connection, after this many seconds
-    #[arg(short = 'w', long = "timeout", value_name = "SECONDS", value_parser = crate::seconds)]
+    #[arg(short = 'w', long = "timeout", value_name = "SECONDS", value_parser = crate::bounds::seconds)]
     timeout: Option<Duration>,
     /// Taken for the sake of habit: the end of input always ends sending
     #[arg(short = 'N')]

@@ -24,13 +24,13 @@ pub struct Args {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Seconds between requests
-    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = crate::seconds)]
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = crate::bounds::seconds)]
     interval: Duration,
     /// Bytes of payload per request
     #[arg(short, long, value_name = "BYTES", default_value_t = 56)]
     size: u16,
     /// Seconds to wait for each reply
-    #[arg(short = 'W', long, value_name = "SECONDS", default_value = "1", value_parser = crate::seconds)]
+    #[arg(short = 'W', long, value_name = "SECONDS", default_value = "1", value_parser = crate::bounds::seconds)]
     wait: Duration,
     /// Print only the summary
     #[arg(short, long)]

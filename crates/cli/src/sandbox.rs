@@ -5,8 +5,7 @@
 //! kernel has under 10.77.0.1 and fd77::1. All of it is gone with the last program inside.
 
 use crate::failure::{During, Failure, Outcome};
-use fulmar_lab::netlink::VethEnd;
-use fulmar_lab::netns::{self, Netns};
+use fulmar_netns::{Netns, VethEnd};
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -65,7 +64,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
 }
 
 fn build() -> io::Result<()> {
-    netns::enter()?;
+    fulmar_netns::enter()?;
     let here = Netns::current()?;
     let end = |name, mac| VethEnd { name, mac, mtu: MTU };
     let (near, far) = (end(DEFAULT_INTERFACE, MACS[0]), end(KERNEL_INTERFACE, MACS[1]));

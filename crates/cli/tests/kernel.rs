@@ -1,87 +1,19 @@
 //! The command against the kernel's own sockets, in a sandbox of its own.
-//!
-//! Every test starts itself again inside `fulmar sandbox`, where `fulmar0` and the kernel's
-//! 10.77.0.1 and fd77::1 stand. Where the system forbids sandboxes the tests say so and pass, or
-//! fail under FULMAR_REQUIRE_KERNEL_TESTS=1.
+
+mod support;
 
 use sha2::{Digest, Sha256};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Command;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use support::{PATIENCE, assert_success, fulmar, in_sandbox, run, run_with, skip, text, wait};
 
 const FULMAR: &str = env!("CARGO_BIN_EXE_fulmar");
-const INSIDE: &str = "FULMAR_TEST_INSIDE";
-const REQUIRED: &str = "FULMAR_REQUIRE_KERNEL_TESTS";
 /// Bytes of the file that the transfer tests move.
 const FILE_BYTES: usize = 24 << 20;
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Runs the body of a test inside a sandbox, by running that test alone there.
-fn in_sandbox<F: Fn()>(body: F) {
-    if std::env::var_os(INSIDE).is_some() {
-        return body();
-    }
-    let name = test_of::<F>();
-    let probe = Command::new(FULMAR).args(["sandbox", "--", "true"]).output().expect("it starts");
-    if !probe.status.success() {
-        return skip(name, &String::from_utf8_lossy(&probe.stderr));
-    }
-    let status = Command::new(FULMAR)
-        .args(["sandbox", "--"])
-        .arg(std::env::current_exe().expect("a path"))
-        .args(["--exact", name, "--nocapture"])
-        .env(INSIDE, "1")
-        .status()
-        .expect("it starts");
-    assert!(status.success(), "{name} failed inside the sandbox");
-}
-
-/// The test in which a closure of type `F` stands: `kernel::the_test::{{closure}}`.
-fn test_of<F>() -> &'static str {
-    let path = std::any::type_name::<F>();
-    path.split("::").nth(1).expect("a path through the test")
-}
-
-/// Says aloud that a test did not run; the harness does not capture this writer.
-fn skip(name: &str, why: &str) {
-    assert!(std::env::var_os(REQUIRED).is_none(), "{name} must not be skipped: {why}");
-    let _ = writeln!(io::stderr(), "SKIPPED {name}: {}", why.trim());
-}
-
-fn fulmar(arguments: &str) -> Command {
-    let mut command = Command::new(FULMAR);
-    command.args(arguments.split_whitespace());
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
-
-/// Runs a command to its end with this standard input.
-fn run_with(arguments: &str, input: &[u8]) -> Output {
-    let mut child = fulmar(arguments).spawn().expect("it starts");
-    let mut stdin = child.stdin.take().expect("a pipe");
-    let input = input.to_vec();
-    let writer = thread::spawn(move || stdin.write_all(&input));
-    let output = child.wait_with_output().expect("it ends");
-    let _ = writer.join().expect("the writer ends");
-    output
-}
-
-fn run(arguments: &str) -> Output {
-    run_with(arguments, b"")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Fails with both outputs unless the command ended well.
-fn assert_success(output: &Output) {
-    let (out, err) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{:?}\n{out}\n{err}", output.status);
-}
 
 /// Bytes that do not repeat, so that a lost or doubled block shows.
 fn noise(bytes: usize) -> Vec<u8> {
@@ -168,20 +100,6 @@ fn read_all(mut stream: TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).expect("the kernel reads");
     bytes
-}
-
-/// Waits until the command ends, or kills it and fails.
-fn wait(mut child: Child) -> Output {
-    let started = Instant::now();
-    while child.try_wait().expect("a state").is_none() {
-        if started.elapsed() > PATIENCE {
-            let _ = child.kill();
-            let output = child.wait_with_output().expect("its output");
-            panic!("it did not end: {}", text(&output.stderr));
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    child.wait_with_output().expect("its output")
 }
 
 #[test]
@@ -482,178 +400,5 @@ fn an_unknown_interface_is_one_clear_sentence() {
         let err = text(&output.stderr);
         assert!(err.starts_with("fulmar: ") && err.contains("nosuch0"), "{err}");
         assert_eq!(err.lines().count(), 1, "{err}");
-    });
-}
-
-/// A TAP of its own for fulmar's end of a netperf test.
-const NETPERF_TAP: &str = "--device tap:fulmar8 --addr 10.79.0.2/24 --peer-addr 10.79.0.1/24";
-
-/// A netserver; it goes with a test that fails.
-struct Netserver(Option<Child>);
-
-impl Netserver {
-    fn id(&self) -> u32 {
-        self.0.as_ref().expect("it runs").id()
-    }
-}
-
-impl Drop for Netserver {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.0.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-/// Starts a netserver and waits until it listens.
-fn netserver(arguments: &str) -> Netserver {
-    let mut child = fulmar(&format!("netserver {arguments}")).spawn().expect("it starts");
-    let mut line = String::new();
-    let err = child.stderr.as_mut().expect("a pipe");
-    io::BufRead::read_line(&mut io::BufReader::with_capacity(1, err), &mut line)
-        .expect("it speaks");
-    let server = Netserver(Some(child));
-    assert!(line.starts_with("netserver: listening on "), "{line}");
-    server
-}
-
-fn end_netserver(mut server: Netserver) {
-    let id = server.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &id]).status().expect("kill").success());
-    let output = wait(server.0.take().expect("it runs"));
-    assert_success(&output);
-    assert_eq!(text(&output.stderr), "", "it had nothing to complain about");
-}
-
-/// One short run of every test; counts and not speeds are looked at.
-fn every_netperf_test(client: &str) {
-    for (test, length, units) in [
-        ("TCP_STREAM", "-3000000", "10^6bits/s"),
-        ("TCP_MAERTS", "-3000000", "10^6bits/s"),
-        ("TCP_SENDFILE", "-3000000", "10^6bits/s"),
-        ("TCP_RR", "-200", "Trans/s"),
-        ("TCP_CRR", "-50", "Trans/s"),
-        ("TCP_CC", "-50", "Trans/s"),
-        ("UDP_STREAM", "1", "10^6bits/s"),
-        ("UDP_RR", "1", "Trans/s"),
-    ] {
-        let keys = "THROUGHPUT,THROUGHPUT_UNITS,LOCAL_CPU_METHOD";
-        let line = format!("netperf {client} -c -C -t {test} -l {length} -- -k {keys}");
-        let output = run(&line);
-        assert_success(&output);
-        let out = text(&output.stdout);
-        let of = |key: &str| out.lines().find_map(|l| l.strip_prefix(key)).unwrap_or_default();
-        assert!(of("THROUGHPUT=").parse::<f64>().is_ok_and(|n| n > 0.0), "{test}: {out}");
-        assert_eq!(of("THROUGHPUT_UNITS="), units, "{test}");
-        assert_eq!(of("LOCAL_CPU_METHOD="), "S", "{test}");
-    }
-}
-
-fn has_tap(name: &str) -> bool {
-    match std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun") {
-        Ok(_) => true,
-        Err(e) => {
-            skip(name, &format!("/dev/net/tun: {e}"));
-            false
-        }
-    }
-}
-
-#[test]
-fn netperf_on_the_kernel_measures_fulmar_over_a_tap() {
-    in_sandbox(|| {
-        if has_tap("netperf_on_the_kernel_measures_fulmar_over_a_tap") {
-            let server = netserver(NETPERF_TAP);
-            every_netperf_test("--stack kernel -H 10.79.0.2");
-            end_netserver(server);
-        }
-    });
-}
-
-/// What the stack of a running program has counted.
-fn counted(server: &Netserver, name: &str) -> u64 {
-    let output = run(&format!("stat --json {}", server.id()));
-    assert_success(&output);
-    let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    document[0]["counters"][name].as_u64().expect("a count")
-}
-
-/// Bytes that came into posted buffers of a running program, and reads that posted theirs.
-fn placed(server: &Netserver) -> (u64, u64) {
-    (counted(server, "placed_bytes"), counted(server, "placed_reads"))
-}
-
-#[test]
-fn netserver_receives_into_posted_buffers_if_asked_to_and_only_then() {
-    in_sandbox(|| {
-        if !has_tap("netserver_receives_into_posted_buffers_if_asked_to_and_only_then") {
-            return;
-        }
-        let server = netserver(NETPERF_TAP);
-        for (test, asked) in [("TCP_STREAM", ""), ("TCP_STREAM", "-A"), ("TCP_SENDFILE", "-A")] {
-            let before = placed(&server);
-            let line = "netperf --stack kernel -H 10.79.0.2 -v 2 -l -10000000 -t";
-            let output = run(&format!("{line} {test} -- -m 16K {asked}"));
-            assert_success(&output);
-            let after = placed(&server);
-            // A plain read may post its buffer, too; then none was posted ahead.
-            let is_ahead = after.0 > before.0 && after.1 == before.1;
-            assert_eq!(is_ahead, asked == "-A", "{test} {asked}: {before:?} {after:?}");
-            let out = text(&output.stdout);
-            assert_eq!(out.contains("received into posted buffers (-A)"), asked == "-A", "{out}");
-        }
-        end_netserver(server);
-    });
-}
-
-#[test]
-fn netperf_on_fulmar_measures_the_kernel_over_a_tap() {
-    in_sandbox(|| {
-        if has_tap("netperf_on_fulmar_measures_the_kernel_over_a_tap") {
-            let server = netserver("--stack kernel");
-            every_netperf_test(&format!("{NETPERF_TAP} -H 10.79.0.1"));
-            end_netserver(server);
-        }
-    });
-}
-
-#[test]
-fn netperf_prints_netperfs_table() {
-    in_sandbox(|| {
-        let server = netserver("--stack kernel -L 127.0.0.1");
-        let output = run("netperf --stack kernel -H 127.0.0.1 -t TCP_RR -l -20 -i 3,3 -- -r 5,7");
-        assert_success(&output);
-        let out = text(&output.stdout);
-        assert!(out.starts_with("MIGRATED TCP REQUEST/RESPONSE TEST from 0.0.0.0"), "{out}");
-        assert!(out.contains("\nbytes  Bytes  bytes    bytes   secs.    per sec   \n\n"), "{out}");
-        assert!(out.contains(" 5        7       "), "{out}");
-        end_netserver(server);
-    });
-}
-
-#[test]
-fn netperf_without_a_netserver_says_what_to_do() {
-    in_sandbox(|| {
-        let output = run("netperf -P 0 -H 10.77.0.1");
-        assert_eq!(output.status.code(), Some(2));
-        let err = text(&output.stderr);
-        assert!(err.contains("cannot reach a netserver at 10.77.0.1:12865"), "{err}");
-        assert_eq!(err.lines().count(), 1, "{err}");
-    });
-}
-
-#[test]
-fn an_interrupted_netperf_ends_and_leaves_the_server_in_order() {
-    in_sandbox(|| {
-        let server = netserver("--stack kernel");
-        let client = fulmar("netperf -P 0 -H 10.77.0.1 -l 60").spawn().expect("it starts");
-        thread::sleep(Duration::from_millis(500));
-        let id = client.id().to_string();
-        assert!(Command::new("kill").args(["-INT", &id]).status().expect("kill").success());
-        let output = wait(client);
-        assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
-        assert_success(&run("netperf -P 0 -H 10.77.0.1 -t TCP_RR -l -5"));
-        end_netserver(server);
     });
 }

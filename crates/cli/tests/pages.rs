@@ -73,6 +73,7 @@ fn every_link_leads_to_a_file() {
 fn every_name_on_a_page_about_the_source_is_in_it() {
     let mut known = HashSet::new();
     collect_words(&root().join("crates"), &mut known);
+    collect_words(&root().join("lab"), &mut known);
     for page in NAMING {
         let text = prose(&read(&root().join(page)));
         let unknown = unknown_names(&text, &known);

@@ -4,7 +4,7 @@
 //! ([`Stage`]) and notes now and then what each costs. [`Stack::ledger`](crate::Stack::ledger) gives
 //! its [`Balance`], [`Stack::account`](crate::Stack::account) the same beside what the stack has moved
 //! meanwhile ([`Account`]: ns per packet and per byte, copies per byte, buffers and crossings per packet);
-//! `fulmar path --live` prints that from another terminal.
+//! `fulmar-lab path --live` prints that from another terminal.
 //!
 //! A program that cannot be changed keeps an account in all of its stacks if the environment says
 //! `FULMAR_LEDGER=64` (one visit in 64 is measured), and a program can ask for the same with

@@ -452,7 +452,7 @@ impl Builder {
     }
 
     /// Keeps an account of what the stages of its paths cost, measured in one visit of a thread out of
-    /// `every`; see [`Stack::ledger`] and `fulmar path --live`. Without it a stack has no trace of
+    /// `every`; see [`Stack::ledger`] and `fulmar-lab path --live`. Without it a stack has no trace of
     /// that (unless the environment says `FULMAR_LEDGER`, see [`crate::ledger`]).
     pub fn account(mut self, every: u32) -> Self {
         self.probing = Some(Probing::Account(Ledger::new(every)));

@@ -1,0 +1,88 @@
+//! Measures the floor: the kernel against itself, and a do-nothing TCP on TAP and AF_PACKET against
+//! a kernel peer, with and without one copy. Needs no root where user namespaces are allowed.
+//!
+//! `cargo run --release -p fulmar-lab --example floor [SECONDS] [FILE.json]`
+
+use fulmar_lab::bench::{self, Plan, Ratio, Sample, Way};
+use fulmar_lab::cpu::Placement;
+use fulmar_lab::floor::{Direction, Ground, Kind};
+use fulmar_lab::kernel::Pair;
+use fulmar_lab::lock::BenchLock;
+use fulmar_lab::report::{self, Machine};
+use fulmar_lab::{Bulk, child, floor, kernel, limit};
+use std::cell::RefCell;
+use std::io::{self, Write};
+use std::time::Duration;
+
+fn main() {
+    child::dispatch();
+    if let Err(e) = measure() {
+        eprintln!("floor: {e}");
+        std::process::exit(1);
+    }
+}
+
+fn measure() -> io::Result<()> {
+    let args: Vec<String> = std::env::args().collect();
+    let seconds = args.get(1).and_then(|s| s.parse().ok()).unwrap_or(60);
+    let _lock = BenchLock::take()?;
+    fulmar_netns::enter()?;
+    if let Some(warning) = report::busy_warning() {
+        eprintln!("{warning}");
+    }
+    let (pair, plain_pair) = (Pair::new(1500, true)?, Pair::new(1500, false)?);
+    let grounds = grounds();
+    let (mut ways, mut ratios) = (vec![limit::memcpy(Bulk::default())], Vec::new());
+    for placement in [Placement::SameCpu, Placement::TwoCpus] {
+        ways.push(kernel::way(&pair, Bulk::default(), placement));
+        ways.push(kernel::way(&plain_pair, Bulk::default(), placement));
+        for ground in &grounds {
+            ways.extend(floor_ways(ground, placement));
+        }
+    }
+    for way in ways.iter().filter(|w| w.name.starts_with("floor")) {
+        ratios.push(over_kernel(way));
+    }
+    let budget = Duration::from_secs(seconds);
+    let outcome = bench::run(Plan { ways, ratios, budget, max_runs: 40, soak: true });
+    writeln!(io::stdout(), "{}", report::text(&Machine::here(), &outcome))?;
+    match args.get(2) {
+        Some(file) => {
+            std::fs::write(file, report::json(&Machine::here(), &args, &outcome).to_string())
+        }
+        None => Ok(()),
+    }
+}
+
+/// The devices that can be had; for the others it says why not.
+fn grounds() -> Vec<RefCell<Ground>> {
+    let open = |kind: Kind| match Ground::new(kind) {
+        Ok(ground) => Some(RefCell::new(ground)),
+        Err(e) => {
+            eprintln!("no {}: {e}", kind.title());
+            None
+        }
+    };
+    [Kind::Tap, Kind::Packet, Kind::PacketRing].into_iter().filter_map(open).collect()
+}
+
+fn floor_ways(ground: &RefCell<Ground>, placement: Placement) -> impl Iterator<Item = Way<'_>> {
+    let cases =
+        [Direction::Send, Direction::Receive].into_iter().flat_map(|d| [(d, false), (d, true)]);
+    cases.map(move |(direction, copy)| {
+        floor::way(ground, Bulk::default(), direction, copy, placement)
+    })
+}
+
+fn over_kernel(way: &Way<'_>) -> Ratio {
+    Ratio {
+        name: format!("{}.vs_kernel", way.name),
+        sentence: "CPU of both ends per KB ÷ kernel to kernel".into(),
+        way: way.name.clone(),
+        over: Some(format!("kernel.{}", way.placement.name())),
+        measure: Sample::both_ns_per_kb,
+        reach_and_aim: None,
+        more_is_better: false,
+        published: None,
+    }
+}

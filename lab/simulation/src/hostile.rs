@@ -1,0 +1,225 @@
+//! The world's part in attacks and in the promise of service: what an attacker sees, and which honest
+//! connection is late.
+
+use std::net::SocketAddr;
+
+use fulmar_base::{Counter, Duration, EtherAddr, SlotId};
+use fulmar_drivers::link::LinkConfig;
+use fulmar_tcp::State;
+
+use super::app::End;
+use super::attack::{AttackKind, Attacker, Flow, Numbers, Target, View};
+use super::case::Feature;
+use super::gate::lock;
+use super::oracle::Violation;
+use super::scenario::{Scenario, Trouble};
+use super::world::{SERVER_PORT, START, Side, World, address};
+
+/// Between two looks at the storage in use, steps.
+const BUDGET_STEPS: u64 = 64;
+
+/// The attackers of a scenario.
+pub fn attackers(s: &Scenario) -> Vec<Attacker> {
+    s.swarm.attacks.iter().map(|a| Attacker::new(*a, START, s.seed)).collect()
+}
+
+impl World {
+    /// The third station's turn.
+    pub(super) fn inject(&mut self) {
+        for i in 0..self.attackers.len() {
+            if self.attackers[i].deadline().is_none_or(|at| at > self.now) {
+                continue;
+            }
+            let victim = self.attackers[i].victim();
+            let flows = self.flows_of(victim);
+            let ground = &mut *lock(&self.ground);
+            let none = Default::default();
+            let view = View {
+                victim: self.target(victim),
+                peer: self.target(1 - victim),
+                flows: &flows,
+                captured: ground.captured.as_ref().map_or(&none, |c| &c[1 - victim]),
+            };
+            let frames = self.attackers[i].burst(self.now, &view);
+            ground.injected[victim].extend(frames);
+        }
+    }
+
+    fn target(&self, station: usize) -> Target {
+        let ether: [EtherAddr; 2] = LinkConfig::default().ether;
+        Target { ip: address(self.scenario.v6, station), ether: ether[station], port: SERVER_PORT }
+    }
+
+    /// Connections that have an end at a station.
+    fn flows_of(&mut self, victim: usize) -> Vec<Flow> {
+        let mut flows = Vec::new();
+        for e in 0..self.ends.len() {
+            if self.ends[e].station != victim || self.ends[e ^ 1].station == victim {
+                continue;
+            }
+            let opener = self.ends[e & !1].connects.map(|(from, to, _)| (from, to));
+            let Some((from, to)) = opener else { continue };
+            let (local, remote) = if e & 1 == 0 { (from, to) } else { (to, from) };
+            let numbers = self.numbers(e, local, remote);
+            if !self.ends[e].is_done() {
+                flows.push(Flow { local, remote, numbers });
+            }
+        }
+        flows
+    }
+
+    /// The numbers of an end whose connection is synchronised on both sides.
+    fn numbers(&mut self, e: usize, local: SocketAddr, remote: SocketAddr) -> Option<Numbers> {
+        let mut next = |e: usize| {
+            let side = &mut self.sides[self.ends[e].station];
+            let tcb = &side.shard.tcp_entry(self.ends[e].id?).ok()?.tcb;
+            let open = [State::Established, State::FinWait1, State::FinWait2, State::CloseWait];
+            let info = tcb.info();
+            open.contains(&info.state).then(|| (tcb.recv_seq(tcb.recv_queue_ref().next()), info))
+        };
+        let ((rcv_nxt, info), (peer_nxt, _)) = (next(e)?, next(e ^ 1)?);
+        debug_assert!(local != remote);
+        let rcv_wnd = info.rcv_wnd_bytes as u32;
+        Some(Numbers { rcv_nxt, rcv_wnd, peer_nxt, timestamps: info.timestamps })
+    }
+
+    /// Honest connections are through in time.
+    pub(super) fn watch_service(&mut self) -> Result<(), Violation> {
+        for flow in 0..self.bounds.len() {
+            let Some(within) = self.bounds[flow] else { continue };
+            let Some(since) = self.ends[2 * flow].began_at else { continue };
+            if self.ends[2 * flow].may_fail {
+                continue;
+            }
+            let is_open = self.ends[2 * flow..][..2].iter().any(|e| !e.is_done());
+            let took = self.now.since(since);
+            if !is_open {
+                let permille = took.as_nanos() * 1_000 / within.as_nanos().max(1);
+                self.slowest_permille = self.slowest_permille.max(permille as u64);
+                self.bounds[flow] = None;
+            } else if took > within {
+                return Err(Violation::Unserved { flow, within });
+            }
+        }
+        Ok(())
+    }
+
+    /// A listener that answers with SYN cookies keeps nothing of a connection. Where the ACK that carries the
+    /// cookie back is lost, and whatever else the peer sends until the cookie is too old, the peer waits or
+    /// is reset, and nobody has done wrong. So with an embryo that nobody reached until it was given up, 7 s
+    /// after its SYN: a forged neighbour or a station that pauses or left can stand in the way for longer.
+    pub(super) fn watch_handshakes(&mut self) {
+        let s = &self.scenario;
+        let is_cut_off = s.has_attack(AttackKind::Neighbours) || s.trouble != Trouble::None;
+        let has = |f| s.swarm.features.has(f);
+        let is_hard = has(Feature::SmallPools) || has(Feature::ClockJumps);
+        let loses = s.may_be_absent() || is_cut_off || is_hard;
+        if !loses || !s.case.is_swarm {
+            return;
+        }
+        let cookies = |side: &Side| side.shard.counters().value(Counter::TcpSynCookiesSent);
+        let forgets = self.sides.each_ref().map(|side| is_cut_off || cookies(side) > 0);
+        for flow in 0..s.flows.len() {
+            if self.ends[2 * flow].error.is_none() {
+                let passive = &self.ends[2 * flow + 1];
+                let is_lost = passive.is_unborn() && forgets[passive.station];
+                self.ends[2 * flow].may_fail = passive.may_fail || is_lost;
+            }
+        }
+    }
+
+    /// A shard that lacks memory for its writers resets connections that make no progress. Their ends are
+    /// told, or wait if the reset is lost, and nobody has done wrong.
+    pub(super) fn watch_reclaim(&mut self, i: usize) {
+        let reset = [Counter::TcpOrphansReset, Counter::TcpStalledReset];
+        let counters = self.sides[i].shard.counters();
+        let reclaimed = reset.into_iter().map(|c| counters.value(c)).sum();
+        if std::mem::replace(&mut self.sides[i].reclaimed, reclaimed) == reclaimed {
+            return;
+        }
+        let alive: Vec<_> = self.sides[i]
+            .shard
+            .stat()
+            .sockets
+            .into_iter()
+            .filter(|s| s.tcp.as_ref().is_some_and(|info| info.state != State::Closed))
+            .map(|s| (s.local, s.remote))
+            .collect();
+        for e in 0..self.ends.len() {
+            let begun = self.ends[e & !1].began_at.is_some();
+            let Some((from, to, _)) = self.ends[e & !1].connects.filter(|_| begun) else {
+                continue;
+            };
+            let addresses = if e & 1 == 0 { (from, to) } else { (to, from) };
+            let is_alive = alive.contains(&(Some(addresses.0), Some(addresses.1)));
+            if self.ends[e].station == i && !self.ends[e].is_unborn() && !is_alive {
+                (self.ends[e].may_fail, self.ends[e ^ 1].may_fail) = (true, true);
+            }
+        }
+    }
+
+    /// Whether a connection to station `i` may come twice: out of a replayed frame, or since the listener
+    /// has sent SYN cookies, which a segment of a connection that is over repeats.
+    pub(super) fn may_repeat(&self, i: usize, peer: SocketAddr) -> bool {
+        let cookies = self.sides[i].shard.counters().value(Counter::TcpSynCookiesSent);
+        let was_here = self.ends.chunks_exact(2).any(|pair| {
+            let from = pair[0].connects.map(|c| c.0);
+            from == Some(peer) && pair[1].station == i && !pair[1].is_unborn()
+        });
+        was_here && (cookies > 0 || self.scenario.has_attack(AttackKind::Replays))
+    }
+
+    /// Closes such a connection: by a reset where that is what its peer waits for, since a FIN would end a
+    /// stream whose bytes were thrown away.
+    pub(super) fn refuse_repeated(&mut self, i: usize, id: SlotId, peer: SocketAddr) {
+        let is_of = |pair: &&[End]| pair[0].connects.is_some_and(|c| c.0 == peer);
+        let expects_reset = self.ends.chunks_exact(2).find(is_of).is_some_and(|p| p[0].may_fail);
+        let shard = &mut self.sides[i].shard;
+        if expects_reset && let Ok(entry) = shard.tcp_entry(id) {
+            entry.linger = Some(Duration::ZERO);
+        }
+        shard.close(self.now, id);
+    }
+
+    /// Storage in use stays within the budget.
+    pub(super) fn watch_budget(&mut self) -> Result<(), Violation> {
+        if !self.steps.is_multiple_of(BUDGET_STEPS) {
+            return Ok(());
+        }
+        for (station, side) in self.sides.iter_mut().enumerate() {
+            let stats = side.shard.pool().stats();
+            let (used, budget) = (stats.used_bytes.iter().sum(), stats.budget_bytes);
+            if used > budget {
+                return Err(Violation::OverBudget { station, used, budget });
+            }
+        }
+        Ok(())
+    }
+
+    /// Steps that moved no frame and no byte are no more than the scenario has timers for.
+    pub(super) fn watch_polls(&mut self) -> Result<(), Violation> {
+        let within: Duration = self.now.since(START);
+        let limit = self.scenario.idle_steps(within, lock(&self.ground).frames);
+        if self.idle_in_all > limit {
+            let (n, state) = (self.idle_in_all, self.state());
+            return Err(Violation::Polls(format!(
+                "{n} steps without effect, {limit} allowed; {state}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Peers that never read are let go when all others are through.
+    pub(super) fn release_stuck(&mut self) {
+        let flows = &self.scenario.flows;
+        let is_over = |f: usize| flows[f].is_stuck() || self.pair_is_done(f);
+        if !(0..flows.len()).all(is_over) {
+            return;
+        }
+        for e in 0..self.ends.len() {
+            if self.scenario.flows[e / 2].is_stuck() && !self.ends[e].is_done() {
+                self.abort(e);
+            }
+        }
+    }
+}

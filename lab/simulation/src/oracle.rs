@@ -1,0 +1,263 @@
+//! What must hold, and what is said when it does not.
+
+use fulmar_base::{Counter, DropReason, Duration, Instant};
+use fulmar_socket::SocketError;
+use fulmar_stack::{SocketStat, Stat};
+
+use super::{Case, Scenario};
+
+/// What a simulation that held every promise says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// Over every frame and every result of a call: equal for equal runs.
+    pub digest: u64,
+    /// Virtual time that passed, nanoseconds.
+    pub virtual_ns: u64,
+    /// Steps of the shards.
+    pub steps: u64,
+    /// Frames given to the wire.
+    pub frames: u64,
+    /// Bytes that readers got.
+    pub bytes: u64,
+    /// Bytes that TCP sent again.
+    pub retransmitted_bytes: u64,
+    /// Retransmission time-outs.
+    pub timeouts: u64,
+    /// Connections.
+    pub connections: u64,
+    /// Ends that reported an error, with a cause.
+    pub errors: u64,
+    /// The slowest honest connection, in thousandths of its bound.
+    pub slowest_permille: u64,
+    /// Steps that moved neither frame nor byte.
+    pub idle_steps: u64,
+}
+
+/// A promise that was broken.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Violation {
+    /// A byte differs from what was written at its place.
+    WrongByte {
+        /// Which end read it: flow, and 0 for the opener's.
+        end: (usize, usize),
+        /// Its place in the stream.
+        at: u64,
+    },
+    /// More bytes than were written.
+    TooManyBytes {
+        /// Which end.
+        end: (usize, usize),
+        /// Bytes read.
+        read: u64,
+        /// Bytes accepted from the writer.
+        written: u64,
+    },
+    /// The end of the stream before its last byte, or without the writer's leave.
+    EarlyEof {
+        /// Which end.
+        end: (usize, usize),
+        /// Bytes read.
+        read: u64,
+        /// Bytes accepted from the writer.
+        written: u64,
+    },
+    /// Something after the end of the stream.
+    AfterEof {
+        /// Which end.
+        end: (usize, usize),
+    },
+    /// An error without a cause in the scenario.
+    Uncaused {
+        /// Which end.
+        end: (usize, usize),
+        /// The error.
+        error: SocketError,
+    },
+    /// No error although the link has been dead for longer than the documented time.
+    NoError {
+        /// Which end.
+        end: (usize, usize),
+    },
+    /// Nothing is under way, no timer runs, and somebody still waits.
+    Stall(String),
+    /// Time stands still.
+    Livelock(String),
+    /// A frame waited for longer than the station holds any.
+    Late {
+        /// Which station.
+        station: usize,
+        /// How long it waited.
+        by: Duration,
+    },
+    /// Not through after the longest time that the scenario can take.
+    TooLong(String),
+    /// Everything is closed, yet a stack still holds something.
+    Leak {
+        /// Which station.
+        station: usize,
+        /// What.
+        what: String,
+    },
+    /// A counter that has no reason to count.
+    Counter {
+        /// Which station.
+        station: usize,
+        /// Its name.
+        name: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// A call failed that cannot fail here.
+    Call(&'static str, SocketError),
+    /// A datagram or an echo that nobody sent.
+    ForgedDatagram(String),
+    /// An honest connection was not served within the bound of its scenario.
+    Unserved {
+        /// Which flow.
+        flow: usize,
+        /// From its beginning on.
+        within: Duration,
+    },
+    /// Steps that did nothing, beyond what the scenario has timers for.
+    Polls(String),
+    /// More storage in use than the budget.
+    OverBudget {
+        /// Which station.
+        station: usize,
+        /// Bytes in use.
+        used: usize,
+        /// The budget.
+        budget: usize,
+    },
+    /// A panic, with its message.
+    Panic(String),
+}
+
+/// A seed that failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Which case.
+    pub case: Case,
+    /// What was violated.
+    pub violation: Violation,
+    /// The last events of a second playing.
+    pub story: Vec<String>,
+    /// The second playing was the same, to the byte.
+    pub replays: bool,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "seed {}: {:?}", self.case.seed, self.violation)?;
+        writeln!(f, "{}", Scenario::of(self.case))?;
+        if !self.replays {
+            writeln!(f, "AND the second playing differed from the first")?;
+        }
+        if !self.story.is_empty() {
+            writeln!(f, "the last events:")?;
+            self.story.iter().try_for_each(|line| writeln!(f, "  {line}"))?;
+        }
+        write!(f, "to see it again: fulmar-lab sim {} --verbose", self.case)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Whether a stack is empty: `None`, or what it still holds.
+pub fn leftover(stat: &Stat) -> Option<String> {
+    let held = [
+        ("sockets", stat.sockets.len()),
+        ("connections in TIME-WAIT", stat.time_wait),
+        ("mbufs", stat.pool.mbufs_out),
+        ("bytes of storage", stat.pool.used_bytes.iter().sum()),
+        ("bytes of receive window", stat.window.granted_bytes),
+    ];
+    let told: Vec<String> =
+        held.iter().filter(|(_, n)| *n > 0).map(|(what, n)| format!("{n} {what}")).collect();
+    if told.is_empty() {
+        return None;
+    }
+    let states: Vec<String> =
+        stat.sockets.iter().map(|s| format!("{:?}>{:?} {}", s.local, s.remote, s.state)).collect();
+    Some(format!("{}; {}", told.join(", "), states.join("; ")))
+}
+
+/// Counters that count without a reason.
+pub fn check_counters(s: &Scenario, station: usize, stats: &[Stat; 2]) -> Result<(), Violation> {
+    if !s.swarm.attacks.is_empty() {
+        return Ok(());
+    }
+    let c = &stats[station].counters;
+    let other = &s.ways[1 - station];
+    let never = |name, value| {
+        if value == 0 { Ok(()) } else { Err(Violation::Counter { station, name, value }) }
+    };
+    let drops = |r: DropReason| never(r.name(), c.drops(r));
+    if other.corrupt == 0.0 {
+        [DropReason::TcpChecksum, DropReason::UdpChecksum, DropReason::IpChecksum]
+            .into_iter()
+            .try_for_each(drops)?;
+        [DropReason::TcpHeader, DropReason::IpHeader, DropReason::UdpHeader, DropReason::Truncated]
+            .into_iter()
+            .try_for_each(drops)?;
+    }
+    [DropReason::FrameTooBig, DropReason::BadOffload, DropReason::DeviceRefused]
+        .into_iter()
+        .try_for_each(drops)?;
+    if !s.is_clean() || (0..s.flows.len()).any(|f| s.may_fail(f)) {
+        return Ok(());
+    }
+    // A receiver of references counts the whole block behind each, and refuses some (see
+    // `RecvQueue::storage_bytes`): that costs a retransmission, where there are no super-frames.
+    // So does a full accept queue, which drops data with the last ACK of the handshake.
+    let drops_acks = stats.iter().any(|s| s.counters.drops(DropReason::AcceptQueueFull) > 0);
+    if !drops_acks && s.stations.iter().all(|st| st.copies) {
+        never("tcp_retransmit_bytes", c.value(Counter::TcpRetransmitBytes))?;
+        never("tcp_fast_retransmits", c.value(Counter::TcpFastRetransmits))?;
+        drops(DropReason::TcpReassemblyFull)?;
+    }
+    drops(DropReason::NoBuffer)?;
+    if s.flows.iter().all(|f| f.again.is_none()) {
+        // A SYN into TIME-WAIT that cannot be told from an old one is answered with an old ACK.
+        drops(DropReason::TcpBadAck)?;
+    }
+    // Not `TcpOutOfWindow`: window probes are meant to be.
+    [DropReason::TcpPaws, DropReason::TcpBadFlags].into_iter().try_for_each(drops)
+}
+
+/// Adds what a stack counted.
+pub fn add_counters(report: &mut Report, stat: &Stat) {
+    let value = |c: Counter| stat.counters.value(c);
+    report.frames += value(Counter::TxFrames);
+    report.retransmitted_bytes += value(Counter::TcpRetransmitBytes);
+    report.timeouts += value(Counter::TcpTimeouts);
+}
+
+/// What is not zero, in words.
+pub fn counters(stat: &Stat) -> String {
+    let value = |c: &Counter| stat.counters.value(*c);
+    let counts =
+        Counter::ALL.iter().filter(|c| value(c) > 0).map(|c| format!("{} {}", c.name(), value(c)));
+    let drops = DropReason::ALL.iter().filter(|r| stat.counters.drops(**r) > 0);
+    let drops = drops.map(|r| format!("dropped {} {}", r.name(), stat.counters.drops(*r)));
+    let told: Vec<String> = counts.chain(drops).collect();
+    format!("{}; {:?}; {:?}", told.join(", "), stat.pool, stat.window)
+}
+
+/// A socket with what waits in it, in words.
+pub fn socket(s: &SocketStat) -> String {
+    let [local, remote] = [s.local, s.remote].map(|a| a.map(|a| a.port()).unwrap_or_default());
+    let (unread, unsent) = (s.recv_queue, s.send_queue);
+    let windows = s.tcp.as_ref().map(|i| (i.rcv_wnd_bytes, i.snd_wnd_bytes));
+    format!(
+        "{} {local}>{remote} {}: {unread} unread, {unsent} not acknowledged, windows {windows:?}",
+        s.protocol, s.state
+    )
+}
+
+/// Seconds, for messages.
+pub fn seconds(t: Instant) -> String {
+    format!("{:.6} s", t.as_nanos() as f64 / 1e9)
+}

@@ -1,0 +1,80 @@
+//! A fixed range of seeds of the whole-stack simulation. `fulmar-lab sim` plays any others.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fulmar_simulation::{Case, Summary, run, run_many};
+
+const FIRST: u64 = 1;
+const SEEDS: u64 = 3_000;
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
+}
+
+fn told(summary: &Summary) -> String {
+    let stories: Vec<String> = summary.failures.iter().take(3).map(ToString::to_string).collect();
+    let seeds: Vec<u64> = summary.failures.iter().map(|f| f.case.seed).collect();
+    format!("seeds {seeds:?} failed\n\n{}", stories.join("\n\n"))
+}
+
+const SWARM_SEEDS: u64 = 1_000;
+
+#[test]
+fn every_seed_of_the_swarm_holds_every_promise() {
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    let failed = AtomicU64::new(0);
+    let summary = run_many(Case::swarm(FIRST), SWARM_SEEDS, jobs, |_, outcome| {
+        outcome.is_ok() || failed.fetch_add(1, Ordering::Relaxed) < 10
+    });
+    assert!(summary.failures.is_empty(), "{}", told(&summary));
+    let total = &summary.total;
+    println!(
+        "{SWARM_SEEDS} seeds, {:.0} virtual seconds: {total:?}",
+        total.virtual_ns as f64 / 1e9
+    );
+    assert!(total.bytes > SWARM_SEEDS * 1_000 && total.connections > SWARM_SEEDS);
+}
+
+/// `FULMAR_SIM_FIRST` and `FULMAR_SIM_SEEDS` play others.
+#[test]
+fn every_seed_holds_every_promise() {
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    let failed = AtomicU64::new(0);
+    let (first, seeds) = (number("FULMAR_SIM_FIRST", FIRST), number("FULMAR_SIM_SEEDS", SEEDS));
+    let summary = run_many(Case::network(first), seeds, jobs, |_, outcome| {
+        outcome.is_ok() || failed.fetch_add(1, Ordering::Relaxed) < 10
+    });
+    assert!(summary.failures.is_empty(), "{}", told(&summary));
+    assert_eq!(summary.seeds, seeds);
+    let total = &summary.total;
+    println!("{seeds} seeds, {:.0} virtual seconds: {total:?}", total.virtual_ns as f64 / 1e9);
+    // Scenarios that do nothing would hold every promise too.
+    assert!(total.bytes > seeds * 10_000 && total.connections > seeds);
+    assert!(total.retransmitted_bytes > 0 && total.timeouts > 0 && total.errors > 0);
+}
+
+fn holds(case: Case) {
+    if let Err(failure) = run(case) {
+        panic!("{failure}");
+    }
+}
+
+#[test]
+fn small_segments_to_a_reader_that_pauses_do_not_stall() {
+    holds(Case::network(900_044_798));
+}
+
+#[test]
+fn small_segments_to_a_reader_that_pauses_do_not_time_out() {
+    holds(Case::network(900_052_463));
+}
+
+#[test]
+fn writers_without_memory_do_not_poll() {
+    holds(Case::network(900_059_903));
+}
+
+#[test]
+fn a_forged_timestamp_does_not_shut_the_peer_out() {
+    holds(Case::swarm(49));
+}

@@ -1,0 +1,87 @@
+//! The command `fulmar-lab`: one file per subcommand, each with its own declaration of options.
+
+#![forbid(unsafe_code)]
+
+mod bench;
+mod bench_burst;
+mod bench_recv;
+mod bench_route;
+mod bench_scale;
+mod bench_send;
+mod bench_trust;
+mod bench_udp;
+mod bench_wake;
+mod netperf;
+mod netsend;
+mod netserver;
+mod network;
+mod path;
+mod profile;
+mod reproduce;
+mod sim;
+mod stream;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Measure fulmar: every way against every other, the kernel and the floor; profiles; the simulation
+#[derive(Parser, Debug)]
+#[command(
+    name = "fulmar-lab",
+    version,
+    after_help = "A first try, without root:
+  fulmar-lab bench stream --quick"
+)]
+struct Line {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    Bench(bench::Args),
+    Path(path::Args),
+    Profile(profile::Args),
+    Reproduce(reproduce::Args),
+    Sim(sim::Args),
+    Netperf(netperf::Args),
+    Netserver(netserver::Args),
+    Netsend(netsend::SendArgs),
+    Netreceive(netsend::ReceiveArgs),
+    // For its own tests; people use `fulmar sandbox`.
+    #[command(hide = true)]
+    Sandbox(fulmar_cli::sandbox::Args),
+}
+
+/// Counts allocations, so that the bench can tell whether the data path makes any.
+#[global_allocator]
+static HEAP: fulmar_lab::heap::Counting = fulmar_lab::heap::Counting;
+
+fn main() -> ExitCode {
+    // In a kernel peer of a bench this does not return.
+    fulmar_lab::child::dispatch();
+    let outcome = match &Line::parse().command {
+        Command::Bench(args) => bench::run(args),
+        Command::Path(args) => path::run(args),
+        Command::Profile(args) => profile::run(args),
+        Command::Reproduce(args) => reproduce::run(args),
+        Command::Sim(args) => sim::run(args),
+        Command::Netperf(args) => netperf::run(args),
+        Command::Netserver(args) => netserver::run(args),
+        Command::Netsend(args) => netsend::send(args),
+        Command::Netreceive(args) => netsend::receive(args),
+        Command::Sandbox(args) => fulmar_cli::sandbox::run(args),
+    };
+    fulmar_cli::exit("fulmar-lab", outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn every_option_is_declared_soundly() {
+        Line::command().debug_assert();
+    }
+}

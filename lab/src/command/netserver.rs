@@ -1,0 +1,109 @@
+//! `fulmar-lab netserver`: what a stock netperf on the other side measures.
+
+use crate::network::NetworkArgs;
+use fulmar_cli::failure::{During, Failure, Outcome};
+use fulmar_cli::interrupt;
+use fulmar_cli::resolve::Family;
+use fulmar_lab::netperf::CONTROL_PORT;
+use fulmar_lab::netperf::server::{Rules, Server};
+use fulmar_lab::netperf::socket::Network;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Be measured by netperf, stock or our own: the server side of its tests
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  fulmar-lab netserver                             in one terminal, on fulmar
+  netperf -H 10.77.0.2 -t TCP_STREAM -c -C     in another, a stock netperf on the kernel
+  fulmar-lab netserver --stack kernel              as a stock netserver would
+docs/netperf.md has more.")]
+pub struct Args {
+    /// The port of the control connection
+    #[arg(short, long, default_value_t = CONTROL_PORT)]
+    port: u16,
+    /// Listen on this address only
+    #[arg(short = 'L', long = "listen", value_name = "ADDRESS")]
+    address: Option<IpAddr>,
+    /// Taken for the sake of habit: it always stays in the foreground
+    #[arg(short = 'D')]
+    foreground: bool,
+    /// Clients at once; more are turned away
+    #[arg(long, default_value_t = 32)]
+    max_clients: usize,
+    /// Let clients name files (-F) of this machine to fill the buffers from; they receive them
+    #[arg(long)]
+    fill_files: bool,
+    #[command(flatten)]
+    family: Family,
+    #[command(flatten)]
+    network: NetworkArgs,
+}
+
+/// Runs the command until a signal ends it.
+pub fn run(args: &Args) -> Outcome<ExitCode> {
+    let stop = interrupt::stop_flag()?;
+    while serve(args, &stop)? == Served::PeerHasEnded {
+        eprintln!("netserver: the process on the other end has ended");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Why a server ended.
+#[derive(PartialEq, Eq)]
+enum Served {
+    /// A signal.
+    Stopped,
+    /// The one process that shared memory joins it to is gone; there may be another.
+    PeerHasEnded,
+}
+
+fn serve(args: &Args, stop: &Arc<AtomicBool>) -> Outcome<Served> {
+    let opened = interrupt::at_once_during(|| args.network.open_to_listen())?;
+    let server = bind(args, &opened.network)?;
+    let at = server.local_addr().during("cannot listen")?;
+    eprintln!("netserver: listening on {at}");
+    let ended = server.run(stop);
+    drop(server);
+    opened.close();
+    match ended {
+        Err(e) if e.kind() == io::ErrorKind::NetworkDown && args.network.is_shared_memory() => {
+            Ok(Served::PeerHasEnded)
+        }
+        ended => ended.during("cannot accept clients").map(|()| Served::Stopped),
+    }
+}
+
+fn rules(args: &Args) -> Rules {
+    Rules {
+        max_clients: args.max_clients,
+        may_read_files: args.fill_files,
+        say: Arc::new(|sentence| eprintln!("netserver: {sentence}")),
+    }
+}
+
+/// On the address that was named; else on both versions of IP, where there are both.
+fn bind(args: &Args, network: &Arc<dyn Network>) -> Outcome<Server> {
+    let any = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
+    let candidates: Vec<IpAddr> = match args.address {
+        Some(address) => vec![address],
+        None => any.into_iter().filter(|a| args.family.admits(*a)).collect(),
+    };
+    let mut failure = Failure::new("there is no address to listen on");
+    for ip in candidates {
+        let at = SocketAddr::new(ip, args.port);
+        match Server::bind(network.clone(), at, rules(args)) {
+            Ok(server) => return Ok(server),
+            Err(e) => {
+                failure = Failure::io(format_args!("cannot listen on {at}"), &e);
+                // A port that is taken must not be had quietly for the other version alone.
+                if e.kind() == io::ErrorKind::AddrInUse {
+                    break;
+                }
+            }
+        }
+    }
+    Err(failure)
+}

@@ -1,0 +1,278 @@
+//! `fulmar-lab reproduce`: published tables, measured again on this machine.
+
+use crate::bench::{add_stages, cannot_start, check_files, placement, write};
+use crate::stream::Stack;
+use fulmar_cli::bounds;
+use fulmar_cli::failure::{During, Failure, Outcome};
+use fulmar_cli::say::say;
+use fulmar_lab::cpu::{self, Placement};
+use fulmar_lab::lock::BenchLock;
+use fulmar_lab::page::Page;
+use fulmar_lab::report::{self, Machine};
+use fulmar_lab::reproduce::run::Options;
+use fulmar_lab::reproduce::{self, Published, Reproduction, Table, placement as placed};
+use fulmar_lab::send::bench::What;
+use fulmar_lab::sheet::Sheet;
+use serde_json::Value;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Time for everything without --quick or --seconds.
+const FULL: Duration = Duration::from_secs(150);
+/// Time for everything with --quick: what users wait for stays under 20 s, set-up included.
+const QUICK: Duration = Duration::from_secs(15);
+const MAX_RUNS: usize = 200;
+
+/// Measure a published table again, here, and say what became of each row
+#[derive(clap::Args, Debug)]
+#[command(
+    override_usage = "fulmar-lab reproduce [NAME] [OPTIONS]",
+    after_help = "Without a name it lists what there is:
+
+  sosend, sendfile  each published row beside today's kernel, fulmar over TAP, fulmar
+                    over a simulated device and the cost of one copy
+  placement         the same of receiving into buffers that were posted before
+  path              each published point of the send path beside fulmar's stages (over a
+                    simulated device) and the depths of today's kernel
+  profile           the published shares of busy time beside today's kernel over veth and
+                    fulmar over TAP, and what became of the three bounds on savings
+
+path and profile send where they always do and write no frames: they know neither
+--placement nor --pcap; profile runs each stack once and knows no --runs either.
+It makes its own namespaces and leaves nothing behind."
+)]
+pub struct Args {
+    /// Which table
+    #[arg(value_parser = table)]
+    name: Option<Table>,
+    /// Be done in under 20 seconds; the intervals are wider (not with --seconds)
+    #[arg(long, conflicts_with = "seconds")]
+    quick: bool,
+    /// Seconds for everything [default: 150; path 50, profile 40]
+    #[arg(long, value_parser = fulmar_cli::bounds::budget)]
+    seconds: Option<Duration>,
+    /// Rounds at most; every way runs once per round [default: 200; path 7]
+    #[arg(long, value_parser = bounds::runs)]
+    runs: Option<usize>,
+    /// Where the two ends run [default: two-cpus, else same-cpu; the published had two machines]
+    #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
+    placement: Option<Placement>,
+    /// Whose TCP; kernel measures this machine alone
+    #[arg(long, value_enum, default_value_t = Stack::Both)]
+    stack: Stack,
+    /// Write the figures to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page for the browser to this file
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+    /// Write fulmar's frames to this file (pcapng); the figures then mean little
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+}
+
+fn table(name: &str) -> Result<Table, String> {
+    let found = reproduce::ALL.into_iter().find(|t| t.name() == name);
+    let names = || reproduce::ALL.map(Table::name).join(", ");
+    found.ok_or_else(|| format!("there is {}", names()))
+}
+
+impl Args {
+    fn options(&self, cpus: usize) -> Options {
+        let two = if cpus > 1 { Placement::TwoCpus } else { Placement::SameCpu };
+        Options {
+            budget: if self.quick { QUICK } else { self.seconds.unwrap_or(FULL) },
+            runs: self.runs.unwrap_or(MAX_RUNS),
+            placement: self.placement.unwrap_or(two),
+            fulmar: self.stack != Stack::Kernel,
+            kernel: self.stack != Stack::Fulmar,
+            pcap: self.pcap.clone(),
+        }
+    }
+
+    /// What the table has no use for is refused, and not passed over.
+    fn check(&self, table: Table) -> Outcome {
+        let profile = matches!(table, Table::Profile);
+        let stages = profile || matches!(table, Table::Path);
+        let refused = if stages && self.placement.is_some() {
+            "--placement: its threads run where they must"
+        } else if stages && self.pcap.is_some() {
+            "--pcap: it writes no frames to a file"
+        } else if profile && self.runs.is_some() {
+            "--runs: it runs each stack once, for --seconds"
+        } else {
+            return Ok(());
+        };
+        let name = table.name();
+        Err(Failure::new(format!("`reproduce {name}` knows no {refused}; leave it out")))
+    }
+}
+
+/// Runs the command. Must run while the process has one thread.
+pub fn run(args: &Args) -> Outcome<ExitCode> {
+    let Some(table) = args.name else {
+        return say(listed().trim_end()).map(|()| ExitCode::SUCCESS);
+    };
+    args.check(table)?;
+    check_files((args.json.as_deref(), args.report.as_deref()))?;
+    // Before the namespaces: the lock's name belongs to the one we come from.
+    let _lock = BenchLock::take().map_err(cannot_start)?;
+    let cpus = cpu::allowed_cpus().map_err(|e| Failure::io("cannot look at the CPUs", &e))?.len();
+    let isolated = fulmar_netns::enter();
+    if let Some(warning) = report::busy_warning() {
+        eprintln!("{warning}");
+    }
+    let found = match table {
+        Table::Sending(table) => sending(table, args, cpus, isolated),
+        Table::Placement => placement_table(args, cpus, isolated),
+        Table::Profile => profile(args, isolated),
+        Table::Path => path(args, cpus, isolated),
+    }?;
+    say(format_args!("{}\n\n{}", Machine::here().sentence(), found.text))?;
+    if let Some(file) = &args.json {
+        write(file, &format!("{:#}\n", found.json))?;
+    }
+    if let Some(file) = &args.report {
+        write(file, &found.page.html())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A table that was measured again.
+struct Found {
+    text: String,
+    json: Value,
+    page: Page,
+}
+
+fn sending(
+    table: &'static Published,
+    args: &Args,
+    cpus: usize,
+    isolated: io::Result<()>,
+) -> Outcome<Found> {
+    let measured = reproduce::run::run(table, &args.options(cpus), isolated);
+    let measured = measured.during("cannot measure")?;
+    let found = Reproduction::of(table, &measured, cpus);
+    let report = report::json(&Machine::here(), &crate::bench::command_line(), &measured);
+    let mut json = reproduce::json::json(&found, report);
+    if table.what == What::Send && args.report.as_ref().or(args.json.as_ref()).is_some() {
+        add_stages(&mut json);
+    }
+    let page = reproduce::page::page(&found, &json);
+    Ok(Found { text: reproduce::text::text(&found), page, json })
+}
+
+fn placement_table(args: &Args, cpus: usize, isolated: io::Result<()>) -> Outcome<Found> {
+    let measured = placed::run(&args.options(cpus), isolated).during("cannot measure")?;
+    let found = placed::Reproduction::of(&measured);
+    let report = report::json(&Machine::here(), &crate::bench::command_line(), &measured);
+    let json = placed::json(&found, report);
+    Ok(Found { text: placed::text(&found), page: placed::page(&found, &json), json })
+}
+
+/// Seconds of each phase, sending and receiving, of each stack; as published.
+const PHASE: Duration = Duration::from_secs(10);
+
+fn profile(args: &Args, isolated: io::Result<()>) -> Outcome<Found> {
+    isolated.during("cannot measure without namespaces of our own")?;
+    let time = match (args.quick, args.seconds) {
+        (true, _) => PHASE / 4,
+        (false, Some(all)) => all / 4,
+        (false, None) => PHASE,
+    };
+    let (kernel, fulmar) = (args.stack != Stack::Fulmar, args.stack != Stack::Kernel);
+    let found = reproduce::profile::run(time, kernel, fulmar).during("cannot measure")?;
+    Ok(Found::of(&reproduce::profile::sheet(&found)))
+}
+
+fn path(args: &Args, cpus: usize, isolated: io::Result<()>) -> Outcome<Found> {
+    let (kernel, fulmar) = (args.stack != Stack::Fulmar, args.stack != Stack::Kernel);
+    if kernel {
+        isolated.during("cannot measure the kernel without namespaces of our own")?;
+    }
+    let budget = if args.quick { QUICK } else { args.seconds.unwrap_or(FULL / 3) };
+    let runs = args.runs.unwrap_or(reproduce::path::RUNS);
+    let found = reproduce::path::run((budget, runs), cpus, kernel, fulmar);
+    let found = found.during("cannot measure")?;
+    Ok(Found::of(&reproduce::path::sheet(&found)))
+}
+
+impl Found {
+    fn of(sheet: &Sheet) -> Found {
+        let json = sheet.json(&Machine::here(), &crate::bench::command_line());
+        Found { text: sheet.text(), page: sheet.page(&json), json }
+    }
+}
+
+fn listed() -> String {
+    let line =
+        |t: Table| format!("  {:<10} {}\n             {}\n", t.name(), t.title(), t.source());
+    let lines: String = reproduce::ALL.into_iter().map(line).collect();
+    format!("Published tables that can be measured again here:\n\n{lines}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(line: &str) -> Result<Args, clap::Error> {
+        let words = std::iter::once("reproduce").chain(line.split_whitespace());
+        Line::try_parse_from(words).map(|l| l.args)
+    }
+
+    #[test]
+    fn a_wrong_name_is_answered_with_the_right_ones() {
+        assert!(parse("").expect("no name lists").name.is_none());
+        assert_eq!(parse("sosend").expect("a name").name.map(Table::name), Some("sosend"));
+        let error = parse("sosnd").expect_err("no such table").to_string();
+        assert!(error.contains("there is sosend, sendfile"), "{error}");
+    }
+
+    #[test]
+    fn everything_that_can_be_measured_again_is_listed() {
+        let list = listed();
+        assert!(reproduce::ALL.iter().all(|t| list.contains(t.name()) && list.contains(t.title())));
+    }
+
+    #[test]
+    fn what_a_table_has_no_use_for_is_refused_by_name() {
+        let check = |line: &str| {
+            let args = parse(line).expect("it parses");
+            args.check(args.name.expect("a table")).map_err(|e| e.to_string())
+        };
+        for (line, option) in [
+            ("path --placement same-cpu", "--placement"),
+            ("path --pcap x", "--pcap"),
+            ("profile --runs 3", "--runs"),
+            ("profile --pcap x", "--pcap"),
+            ("profile --placement two-cpus", "--placement"),
+        ] {
+            let said = check(line).expect_err(line);
+            assert!(said.contains(option) && said.contains("knows no"), "{said}");
+        }
+        for line in ["path --runs 3 --quick", "profile --seconds 8", "sosend --runs 3 --pcap x"] {
+            assert_eq!(check(line), Ok(()), "{line}");
+        }
+        assert!(parse("path --runs 0").is_err());
+    }
+
+    #[test]
+    fn the_ends_have_a_cpu_each_where_there_are_two() {
+        let args = parse("sosend --quick").expect("it parses");
+        assert_eq!(args.options(1).placement, Placement::SameCpu);
+        assert_eq!(args.options(2).placement, Placement::TwoCpus);
+        assert!(args.options(2).budget < Duration::from_secs(20));
+        let named = parse("sosend --placement same-cpu").expect("it parses");
+        assert_eq!(named.options(2).placement, Placement::SameCpu);
+    }
+}

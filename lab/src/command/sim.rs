@@ -1,0 +1,182 @@
+//! `fulmar-lab sim`: the whole stack over bad networks on a virtual clock, one scenario per seed.
+
+use fulmar_cli::failure::{Failure, Outcome};
+use fulmar_cli::format;
+use fulmar_cli::say::say;
+use fulmar_simulation::{Case, Feature, Report};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+mod soak;
+
+/// Failures after which the rest is not worth the time.
+const ENOUGH_FAILURES: usize = 5;
+
+/// Play two stacks over bad networks on a virtual clock; every seed is another scenario
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Exit status: 0 if every seed held every promise, 1 if one did not.
+
+Examples:
+  fulmar-lab sim --seeds 100000           as many scenarios
+  fulmar-lab sim --seed 4711 --verbose    one again, event by event
+  fulmar-lab sim --swarm --seeds 10000    hostile ones
+  fulmar-lab sim --soak --minutes 60      new seeds of the swarm for an hour")]
+pub struct Args {
+    /// Play this seed alone
+    #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "first"])]
+    seed: Option<u64>,
+    /// Print every event of it
+    #[arg(short, long, requires = "seed")]
+    verbose: bool,
+    /// How many seeds
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    seeds: u64,
+    /// The first of them
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    first: u64,
+    /// Scenarios of the swarm: hostile peers, attackers, small budgets
+    #[arg(long)]
+    swarm: bool,
+    /// Leave these features of the swarm out
+    #[arg(long, value_name = "FEATURES", value_delimiter = ',')]
+    without: Vec<Feature>,
+    /// Play new seeds of the swarm, from a number that the clock gives
+    #[arg(long, conflicts_with_all = ["seed", "seeds", "first"])]
+    soak: bool,
+    /// With --soak: for so long
+    #[arg(long, value_name = "N", default_value_t = 10.0, requires = "soak")]
+    minutes: f64,
+    /// With --soak: where failing cases are written
+    #[arg(long, value_name = "DIRECTORY", default_value = "soak-failures", requires = "soak")]
+    failures: PathBuf,
+    /// Threads [default: one per CPU]
+    #[arg(short, long)]
+    jobs: Option<usize>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Outcome<ExitCode> {
+    let without = args.without.iter().copied().collect();
+    let case = |seed| Case { seed, is_swarm: args.swarm || args.soak, without };
+    match args.seed {
+        Some(seed) => one(case(seed), args.verbose),
+        None if args.soak => soak::run(case(soak::base()), jobs(args)?, args),
+        None => many(case(args.first), args),
+    }
+}
+
+fn jobs(args: &Args) -> Outcome<usize> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    match args.jobs.unwrap_or(cpus) {
+        0 => Err(Failure::new("nothing to play: --jobs must be at least 1")),
+        jobs => Ok(jobs),
+    }
+}
+
+fn one(case: Case, verbose: bool) -> Outcome<ExitCode> {
+    let (seed, (result, story)) = (case.seed, fulmar_simulation::run_with_story(case));
+    if verbose {
+        story.iter().try_for_each(say)?;
+    }
+    match result {
+        Ok(report) => {
+            say(format_args!("seed {seed} held every promise: {}", sentence(&report)))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(failure) => {
+            say(failure)?;
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+fn many(first: Case, args: &Args) -> Outcome<ExitCode> {
+    let jobs = jobs(args)?;
+    if args.seeds == 0 {
+        return Err(Failure::new("nothing to play: --seeds must be at least 1"));
+    }
+    let (bar, started, failed) = (progress(args.seeds), Instant::now(), AtomicUsize::new(0));
+    let summary = fulmar_simulation::run_many(first, args.seeds, jobs, |_, outcome| {
+        bar.inc(1);
+        let Err(failure) = outcome else { return true };
+        let before = failed.fetch_add(1, Ordering::Relaxed);
+        let told = bar.suspend(|| say(story_of(&failure.to_string(), before == 0)));
+        told.is_ok() && before + 1 < ENOUGH_FAILURES
+    });
+    bar.finish_and_clear();
+    say(format_args!(
+        "{} seeds from {} in {:.1} s, {} failed: {}",
+        summary.seeds,
+        args.first,
+        started.elapsed().as_secs_f64(),
+        summary.failures.len(),
+        sentence(&summary.total)
+    ))?;
+    Ok(if summary.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The whole story of the first failure; of the others what was violated, since stories are long.
+fn story_of(failure: &str, whole: bool) -> &str {
+    if whole { failure } else { failure.lines().next().unwrap_or_default() }
+}
+
+fn progress(seeds: u64) -> ProgressBar {
+    let bar = ProgressBar::new(seeds);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} seeds {eta}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn sentence(r: &Report) -> String {
+    format!(
+        "{} connections, {} in {} frames, {} sent again, {} time-outs, {:.0} virtual seconds, \
+         {} idle steps, slowest {} ‰ of its bound, digest {:016x}",
+        r.connections,
+        format::bytes(r.bytes),
+        r.frames,
+        format::bytes(r.retransmitted_bytes),
+        r.timeouts,
+        Duration::from_nanos(r.virtual_ns).as_secs_f64(),
+        r.idle_steps,
+        r.slowest_permille,
+        r.digest
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn one_seed_and_many_exclude_each_other() {
+        assert!(Line::try_parse_from(["sim", "--seed", "7", "--verbose"]).is_ok());
+        assert!(Line::try_parse_from(["sim", "--seed", "7", "--seeds", "9"]).is_err());
+        assert!(Line::try_parse_from(["sim", "--verbose"]).is_err());
+        assert!(Line::try_parse_from(["sim", "--soak", "--seed", "7"]).is_err());
+        assert!(Line::try_parse_from(["sim", "--minutes", "7"]).is_err());
+    }
+
+    #[test]
+    fn features_are_left_out_by_name() {
+        let line = Line::try_parse_from(["sim", "--without", "syn-flood,replays"]).unwrap();
+        assert_eq!(line.args.without, [Feature::SynFlood, Feature::Replays]);
+        assert!(Line::try_parse_from(["sim", "--without", "nothing"]).is_err());
+    }
+
+    #[test]
+    fn nothing_to_play_is_refused() {
+        let line = Line::try_parse_from(["sim", "--seeds", "0"]).unwrap();
+        assert!(run(&line.args).is_err());
+    }
+}

@@ -1,0 +1,253 @@
+//! The devices of the floor, each the plainest use of its kernel interface.
+//!
+//! A frame starts with its virtio-net header (12 bytes) in both directions. Nothing is copied here
+//! but by the kernel, and no call is made beyond one per frame and one per wait.
+//!
+//! | device | send | receive |
+//! |---|---|---|
+//! | [`Tap`] | `writev` | `read` |
+//! | [`Packet`] reading | `writev`, around the queueing discipline | `read` |
+//! | [`Packet`] with ring | the same | TPACKET_V2 ring: the kernel copies in the sender's context |
+
+use super::segment::VNET_BYTES;
+use crate::sys::{self, Mapping};
+use fulmar_netns::context;
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::Ordering;
+
+/// The largest frame, with its virtio-net header: an IP packet of 65,535 bytes.
+const FRAME_BYTES: usize = VNET_BYTES + 14 + 65_535;
+/// Where frames start in a read buffer, so that the payload (78 bytes on) is aligned to 64.
+const ALIGN_BYTES: usize = 50;
+/// After this long without a frame the flow is broken: nothing here takes a tenth of it.
+const SILENCE_MS: i32 = 2_000;
+
+/// What the floor needs of a device.
+pub trait FrameDevice: Send {
+    /// Sends the frame that `header` and `payload` make together.
+    fn send(&mut self, header: &[u8], payload: &[u8]) -> io::Result<()>;
+
+    /// The next frame, valid until the next call. With `wait` it sleeps until there is one.
+    ///
+    /// # Errors
+    /// TimedOut after two seconds of silence.
+    fn receive(&mut self, wait: bool) -> io::Result<Option<&[u8]>>;
+}
+
+/// One `writev`; a frame is taken whole or not at all.
+fn send_vectored(file: &mut File, header: &[u8], payload: &[u8]) -> io::Result<()> {
+    let n = file.write_vectored(&[IoSlice::new(header), IoSlice::new(payload)])?;
+    if n == header.len() + payload.len() {
+        Ok(())
+    } else {
+        Err(io::Error::new(io::ErrorKind::WriteZero, "the device took part of a frame"))
+    }
+}
+
+/// A non-blocking descriptor that yields one frame per `read`.
+struct Reader {
+    buffer: Vec<u8>,
+    frame_bytes: usize,
+}
+
+impl Reader {
+    fn new() -> Reader {
+        Reader { buffer: vec![0; ALIGN_BYTES + FRAME_BYTES], frame_bytes: 0 }
+    }
+
+    fn receive(&mut self, file: &mut File, wait: bool) -> io::Result<Option<&[u8]>> {
+        loop {
+            match file.read(&mut self.buffer[ALIGN_BYTES..]) {
+                Ok(n) => {
+                    self.frame_bytes = n;
+                    return Ok(self.buffer.get(ALIGN_BYTES..ALIGN_BYTES + self.frame_bytes));
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock && wait => sleep_on(file)?,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+fn sleep_on(file: &File) -> io::Result<()> {
+    if sys::wait_readable(file.as_fd(), SILENCE_MS)? {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::TimedOut, "no frame came for two seconds"))
+}
+
+/// A TAP interface with virtio-net header and every TCP offload.
+pub struct Tap {
+    file: File,
+    reader: Reader,
+}
+
+impl Tap {
+    /// Makes the interface `name` in the calling thread's namespace.
+    ///
+    /// # Errors
+    /// PermissionDenied when `/dev/net/tun` may not be opened.
+    pub fn open(name: &str) -> io::Result<Tap> {
+        /// CSUM, TSO4, TSO6, TSO_ECN, USO4, USO6; the last two only come together.
+        const OFFLOADS: u32 = 0x6f;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
+        let file = context("open /dev/net/tun", options.open("/dev/net/tun"))?;
+        let flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as i16;
+        let name = CString::new(name)?;
+        context("make a TAP interface", sys::tun_set_iff(file.as_fd(), &name, flags))?;
+        sys::tun_set_vnet_len(file.as_fd(), VNET_BYTES as i32)?;
+        context("switch TAP offloads on", sys::tun_set_offload(file.as_fd(), OFFLOADS))?;
+        Ok(Tap { file, reader: Reader::new() })
+    }
+}
+
+impl FrameDevice for Tap {
+    fn send(&mut self, header: &[u8], payload: &[u8]) -> io::Result<()> {
+        send_vectored(&mut self.file, header, payload)
+    }
+
+    fn receive(&mut self, wait: bool) -> io::Result<Option<&[u8]>> {
+        self.reader.receive(&mut self.file, wait)
+    }
+}
+
+/// An AF_PACKET socket on one interface, with virtio-net header.
+pub struct Packet {
+    file: File,
+    receiver: Receiver,
+}
+
+enum Receiver {
+    Read(Reader),
+    Ring(Ring),
+}
+
+impl Packet {
+    /// Binds to the interface `name` of the calling thread's namespace.
+    pub fn open(name: &str, ring: bool) -> io::Result<Packet> {
+        /// More than a window of super-frames: a lost one would stall the flow.
+        const BUFFER_BYTES: i32 = 4 << 20;
+        const PACKET_QDISC_BYPASS: i32 = 20;
+        const PACKET_IGNORE_OUTGOING: i32 = 23;
+        const PACKET_VNET_HDR_SZ: i32 = 24;
+        let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK;
+        let fd = context("open an AF_PACKET socket", sys::socket(libc::AF_PACKET, kind, 0))?;
+        let set = |level, name, value: i32| {
+            sys::setsockopt(fd.as_fd(), level, name, &value.to_ne_bytes())
+        };
+        context(
+            "PACKET_VNET_HDR_SZ",
+            set(libc::SOL_PACKET, PACKET_VNET_HDR_SZ, VNET_BYTES as i32),
+        )?;
+        context("PACKET_IGNORE_OUTGOING", set(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1))?;
+        context("PACKET_QDISC_BYPASS", set(libc::SOL_PACKET, PACKET_QDISC_BYPASS, 1))?;
+        for (forced, plain) in
+            [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)]
+        {
+            if set(libc::SOL_SOCKET, forced, BUFFER_BYTES).is_err() {
+                set(libc::SOL_SOCKET, plain, BUFFER_BYTES)?;
+            }
+        }
+        let receiver = match ring {
+            true => Receiver::Ring(context("make a receive ring", Ring::new(fd.as_fd()))?),
+            false => Receiver::Read(Reader::new()),
+        };
+        let index = context("find the interface", sys::if_index(&CString::new(name)?))?;
+        context("bind the AF_PACKET socket", sys::bind_packet(fd.as_fd(), index, libc::ETH_P_ALL))?;
+        Ok(Packet { file: File::from(fd), receiver })
+    }
+}
+
+impl FrameDevice for Packet {
+    fn send(&mut self, header: &[u8], payload: &[u8]) -> io::Result<()> {
+        send_vectored(&mut self.file, header, payload)
+    }
+
+    fn receive(&mut self, wait: bool) -> io::Result<Option<&[u8]>> {
+        match &mut self.receiver {
+            Receiver::Read(reader) => reader.receive(&mut self.file, wait),
+            Receiver::Ring(ring) => {
+                ring.release();
+                while wait && !ring.is_ready() {
+                    sleep_on(&self.file)?;
+                }
+                Ok(ring.take())
+            }
+        }
+    }
+}
+
+/// A TPACKET_V2 receive ring (linux/if_packet.h): slots that pass to and fro by a status word.
+///
+/// ```text
+/// slot: | status len snaplen mac:16 net:16 …  | gap | virtio-net | frame …
+///       0                                            mac - 12     mac
+/// ```
+struct Ring {
+    mapping: Mapping,
+    slot: usize,
+    /// The slot before `slot` is still lent out.
+    held: bool,
+}
+
+impl Ring {
+    /// 17 pages: the largest frame and the slot's own header.
+    const SLOT_BYTES: usize = 17 * 4096;
+    const SLOTS_PER_BLOCK: usize = 4;
+    /// Four windows of 1 MiB in full super-frames; a sender that is short of data sends smaller ones.
+    const SLOTS: usize = 64;
+    const LEN_AT: usize = 4;
+    const SNAPLEN_AT: usize = 8;
+    const MAC_AT: usize = 12;
+
+    fn new(fd: std::os::fd::BorrowedFd<'_>) -> io::Result<Ring> {
+        const PACKET_VERSION: i32 = 10;
+        const TPACKET_V2: i32 = 1;
+        sys::setsockopt(fd, libc::SOL_PACKET, PACKET_VERSION, &TPACKET_V2.to_ne_bytes())?;
+        let request = [
+            Self::SLOT_BYTES * Self::SLOTS_PER_BLOCK,
+            Self::SLOTS / Self::SLOTS_PER_BLOCK,
+            Self::SLOT_BYTES,
+            Self::SLOTS,
+        ];
+        let request: Vec<u8> = request.iter().flat_map(|v| (*v as u32).to_ne_bytes()).collect();
+        sys::setsockopt(fd, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
+        let mapping = Mapping::new(fd, Self::SLOT_BYTES * Self::SLOTS)?;
+        Ok(Ring { mapping, slot: 0, held: false })
+    }
+
+    fn is_ready(&self) -> bool {
+        let status = self.mapping.word(self.slot * Self::SLOT_BYTES).load(Ordering::Acquire);
+        status & libc::TP_STATUS_USER != 0
+    }
+
+    fn take(&mut self) -> Option<&[u8]> {
+        if !self.is_ready() {
+            return None;
+        }
+        let at = self.slot * Self::SLOT_BYTES;
+        let word = |offset| self.mapping.word(at + offset).load(Ordering::Relaxed);
+        let (len, snaplen) = (word(Self::LEN_AT) as usize, word(Self::SNAPLEN_AT) as usize);
+        let mac = (word(Self::MAC_AT) & 0xffff) as usize;
+        self.slot = (self.slot + 1) % Self::SLOTS;
+        self.held = true;
+        // A frame cut short, or offsets that leave the slot, are shown as an empty frame.
+        let sound = snaplen == len && mac >= VNET_BYTES && mac + snaplen <= Self::SLOT_BYTES;
+        let (start, bytes) = if sound { (mac - VNET_BYTES, snaplen + VNET_BYTES) } else { (0, 0) };
+        Some(self.mapping.handed_over(at, at + start, bytes))
+    }
+
+    fn release(&mut self) {
+        if std::mem::take(&mut self.held) {
+            let last = (self.slot + Self::SLOTS - 1) % Self::SLOTS;
+            let status = self.mapping.word(last * Self::SLOT_BYTES);
+            status.store(libc::TP_STATUS_KERNEL, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The floor: the least that TCP over a device can cost against a kernel peer.
+//!
+//! A do-nothing peer ([`flow`]) with prebuilt headers, no timers, no payload copy and the cheapest
+//! acknowledging that keeps the kernel sending, on the same device and against the same kernel peer
+//! as the stack that is judged; optionally plus the one copy that a socket interface cannot avoid.
+//! A stack's cost over its floor is the stack's own.
+//!
+//! The choices, which a stack compared with it should share: MTU 1500, timestamps and window
+//! scaling, no SACK, super-frames of 45 packets, one read or write call per frame, sleeping (not
+//! spinning) when there is nothing to do.
+
+pub mod device;
+pub mod flow;
+pub mod segment;
+
+use crate::Bulk;
+use crate::bench::{Sample, Way};
+use crate::cpu::{self, Placement};
+use crate::kernel_calls::Sending;
+use crate::kernel_receive::Receiving;
+use crate::peer::{Endpoint, Peer, Role, Spec};
+use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PEER_MAC, Site};
+use device::{FrameDevice, Packet, Tap};
+use flow::{Counts, Flow, Load};
+use segment::Addresses;
+use std::cell::RefCell;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+/// Which device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// TAP with virtio-net header.
+    Tap,
+    /// AF_PACKET on veth, receiving by `read`.
+    Packet,
+    /// AF_PACKET on veth, receiving through a TPACKET_V2 ring.
+    PacketRing,
+}
+
+impl Kind {
+    /// The name in ways and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Tap => "tap",
+            Kind::Packet => "packet",
+            Kind::PacketRing => "packet_ring",
+        }
+    }
+
+    /// The name in tables.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Kind::Tap => "TAP",
+            Kind::Packet => "AF_PACKET",
+            Kind::PacketRing => "AF_PACKET with ring",
+        }
+    }
+}
+
+impl Direction {
+    /// The name in ways and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Direction::Send => "send",
+            Direction::Receive => "recv",
+        }
+    }
+}
+
+/// Which way the bytes go, seen from us.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// To the kernel peer.
+    Send,
+    /// From the kernel peer.
+    Receive,
+}
+
+/// A device of the floor, the kernel peers' namespace behind it, and the ports used so far.
+pub struct Ground {
+    kind: Kind,
+    site: Site<Box<dyn FrameDevice>>,
+    next_port: AtomicU16,
+}
+
+impl Ground {
+    /// Makes namespaces and device. Needs root in the user namespace: see [`fulmar_netns::enter`].
+    pub fn new(kind: Kind) -> io::Result<Ground> {
+        let boxed = |device: Packet| -> Box<dyn FrameDevice> { Box::new(device) };
+        let site = match kind {
+            Kind::Tap => site::tap(|name| Ok(Box::new(Tap::open(name)?) as _))?,
+            Kind::Packet => site::packet(|name| Packet::open(name, false).map(boxed))?,
+            Kind::PacketRing => site::packet(|name| Packet::open(name, true).map(boxed))?,
+        };
+        Ok(Ground { kind, site, next_port: AtomicU16::new(0) })
+    }
+
+    /// On which device.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Runs one connection for about `time`. `near` in the sample is this thread's account, `far`
+    /// the kernel peer's process. `copy`: also copy every byte once, as the stack will have to.
+    pub fn stream(
+        &mut self,
+        bulk: &Bulk,
+        direction: Direction,
+        copy: bool,
+        placement: Placement,
+        time: Duration,
+    ) -> io::Result<Sample> {
+        let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
+        let (role, user_bytes) = match direction {
+            Direction::Send => (Role::Sink, bulk.write_bytes),
+            Direction::Receive => (Role::Source, bulk.read_bytes),
+        };
+        let spec = Spec {
+            role,
+            endpoint: Endpoint::Listen(SocketAddr::new(IpAddr::V4(PEER_IP), 0)),
+            cpu: far_cpu,
+            buffer_bytes: if role == Role::Sink { bulk.read_bytes } else { bulk.write_bytes },
+            warm_bytes: bulk.warm_bytes,
+            time,
+            sending: Sending::default(),
+            receiving: Receiving::default(),
+        };
+        let peer = Peer::spawn(&spec, &self.site.peer_netns)?;
+        let addresses = self.addresses(peer.address().port());
+        let load = Load {
+            window_bytes: bulk.window_bytes,
+            copy_bytes: if copy { user_bytes } else { 0 },
+            frames_per_ack: bulk.frames_per_ack,
+            warm_bytes: bulk.warm_bytes,
+            time,
+        };
+        let (near, counts) = self.run_flow(addresses, direction, &load, near_cpu)?;
+        Ok(counted(Sample::of_ends(near, peer.finish()?, bulk.warm_bytes), &counts))
+    }
+
+    fn addresses(&self, peer_port: u16) -> Addresses {
+        // A new port each time: the last connection's may be in TIME_WAIT at the peer.
+        let our_port = 32_768 | self.next_port.fetch_add(1, Ordering::Relaxed);
+        Addresses {
+            our_mac: OUR_MAC,
+            peer_mac: PEER_MAC,
+            our_ip: OUR_IP,
+            peer_ip: PEER_IP,
+            our_port,
+            peer_port,
+        }
+    }
+
+    /// Runs the flow on a thread of its own, because pinning must not outlive the run.
+    fn run_flow(
+        &mut self,
+        addresses: Addresses,
+        direction: Direction,
+        load: &Load,
+        cpu: Option<usize>,
+    ) -> io::Result<(crate::peer::Report, Counts)> {
+        let device = self.site.device.as_mut();
+        crate::on_pinned_thread(cpu, move || {
+            let flow = Flow::connect(device, addresses, load.window_bytes)?;
+            match direction {
+                Direction::Send => flow.send(load),
+                Direction::Receive => flow.receive(load),
+            }
+        })
+    }
+}
+
+fn counted(sample: Sample, counts: &Counts) -> Sample {
+    sample
+        .count("data_frames", counts.data_frames)
+        .count("ack_frames", counts.ack_frames)
+        .count("waits", counts.waits)
+        .count("out_of_order", counts.out_of_order)
+}
+
+/// The way `floor.DEVICE.DIRECTION.PLACEMENT`; without the copy, `floor.DEVICE.DIRECTION.bare.…`.
+pub fn way(
+    ground: &RefCell<Ground>,
+    bulk: Bulk,
+    direction: Direction,
+    copy: bool,
+    placement: Placement,
+) -> Way<'_> {
+    let kind = ground.borrow().kind;
+    let bare = if copy { "" } else { ".bare" };
+    let verb = match direction {
+        Direction::Send => "sending",
+        Direction::Receive => "receiving",
+    };
+    let with = if copy { " + memcpy" } else { "" };
+    Way {
+        name: format!("floor.{}.{}{bare}.{}", kind.name(), direction.name(), placement.name()),
+        title: format!("do-nothing TCP{with}, {}, {verb}", kind.title()),
+        placement,
+        cell: None,
+        run: Box::new(move |time| {
+            ground.borrow_mut().stream(&bulk, direction, copy, placement, time)
+        }),
+    }
+}

@@ -1,0 +1,477 @@
+//! fulmar's own ways of the bulk bench: a stack over a real device against a kernel peer, and two
+//! stacks joined by `link`.
+//!
+//! The account of fulmar's end is the CPU time of this whole process (the caller's thread and the
+//! stack's service thread): whatever the stack does anywhere is in it.
+
+use crate::bench::{Sample, Way};
+use crate::cpu::{self, MachineClock, Placement};
+use crate::floor::Direction;
+use crate::kernel_calls::Sending;
+use crate::kernel_receive::Receiving;
+use crate::peer::{Endpoint, Peer, Report, Role, Spec};
+use crate::recv;
+use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PREFIX, Site};
+use crate::without_tso::WithoutTso;
+use crate::{Bulk, heap, on_pinned_thread};
+use fulmar::base::{Counter, EtherAddr};
+use fulmar::devices::sim::thread_hardware_ns;
+use fulmar::{Cidr, Device, Stack, StackConfig, TcpListener, TcpStream, devices};
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Which real device carries fulmar.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Over {
+    /// TAP with virtio-net header.
+    Tap,
+    /// AF_PACKET on veth.
+    Packet,
+}
+
+impl Over {
+    /// The name in ways and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Over::Tap => "tap",
+            Over::Packet => "packet",
+        }
+    }
+
+    /// The name in tables.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Over::Tap => "TAP",
+            Over::Packet => "AF_PACKET",
+        }
+    }
+}
+
+/// What a stack makes of its segments.
+struct Made {
+    /// Super-segments, to send.
+    super_segments: bool,
+    /// One of several received ones, in software.
+    gro: bool,
+}
+
+/// A stack over a real device, and the namespace of its kernel peers.
+pub struct Ground {
+    over: Over,
+    pub(crate) placement: Placement,
+    /// Whether the stack may make super-segments.
+    pub(crate) super_segments: bool,
+    pub(crate) stack: Stack,
+    pub(crate) site: Site<()>,
+}
+
+impl Ground {
+    /// Makes namespaces, device and stack. The stack's service thread runs where the placement
+    /// puts our end. Needs root in the user namespace: see [`fulmar_netns::enter`].
+    ///
+    /// # Errors
+    /// What the device or the namespaces failed with.
+    pub fn new(over: Over, placement: Placement, pcap: Option<&PathBuf>) -> io::Result<Ground> {
+        Ground::with_super_segments(over, placement, true, pcap)
+    }
+
+    /// As [`Ground::new`]; without super-segments the device looks to the stack as if it could not
+    /// cut them (no TSO), and is otherwise the same.
+    ///
+    /// # Errors
+    /// As [`Ground::new`].
+    pub fn with_super_segments(
+        over: Over,
+        placement: Placement,
+        super_segments: bool,
+        pcap: Option<&PathBuf>,
+    ) -> io::Result<Ground> {
+        let site = open_site(over)?;
+        let wrap = |device| -> Box<dyn Device> {
+            if super_segments { device } else { Box::new(WithoutTso::new(device)) }
+        };
+        let made = Made { super_segments, gro: true };
+        Ground::on(site, over, placement, pcap, wrap, made)
+    }
+
+    /// A ground on which the kernel peer sends. Without aggregation the kernel's end cuts its
+    /// segments itself.
+    ///
+    /// # Errors
+    /// As [`Ground::new`].
+    pub(crate) fn for_receiving(
+        over: Over,
+        placement: Placement,
+        offloads: recv::Offloads,
+        pcap: Option<&PathBuf>,
+    ) -> io::Result<Ground> {
+        let site = open_site(over)?;
+        if !offloads.aggregation {
+            let name = if over == Over::Tap { "tap0" } else { "veth1" };
+            site.peer_netns.set_offloads(name, false)?;
+        }
+        let made = Made { super_segments: true, gro: offloads.aggregation };
+        Ground::on(site, over, placement, pcap, |device| offloads.limit(device), made)
+    }
+
+    /// A ground on which a kernel peer sends packets of MTU size, which the stack joins or does not.
+    ///
+    /// # Errors
+    /// As [`Ground::new`].
+    pub(crate) fn of_packets(over: Over, placement: Placement, gro: bool) -> io::Result<Ground> {
+        let site = open_site(over)?;
+        let name = if over == Over::Tap { "tap0" } else { "veth1" };
+        site.peer_netns.set_offloads(name, false)?;
+        Ground::on(site, over, placement, None, |d| d, Made { super_segments: true, gro })
+    }
+
+    fn on(
+        site: Site<Box<dyn Device>>,
+        over: Over,
+        placement: Placement,
+        pcap: Option<&PathBuf>,
+        wrap: impl FnOnce(Box<dyn Device>) -> Box<dyn Device>,
+        Made { super_segments, gro }: Made,
+    ) -> io::Result<Ground> {
+        let Site { device, peer_netns, _our_netns } = site;
+        let device = match pcap {
+            Some(file) => {
+                devices::capture(device, io::BufWriter::new(std::fs::File::create(file)?))
+            }
+            None => device,
+        };
+        let device = wrap(device);
+        let (near_cpu, _) = placement.cpus(&cpu::allowed_cpus()?)?;
+        let address = Cidr { address: IpAddr::V4(OUR_IP), prefix_len: PREFIX };
+        let stack = on_pinned_thread(near_cpu, || build_with(device, address, over.name(), gro))?;
+        let site = Site { device: (), peer_netns, _our_netns };
+        Ok(Ground { over, placement, super_segments, stack, site })
+    }
+
+    /// On which device.
+    pub fn over(&self) -> Over {
+        self.over
+    }
+
+    /// Runs one connection for about `time`. `near` in the sample is this process, `far` the kernel
+    /// peer's.
+    ///
+    /// # Errors
+    /// What the connection failed with.
+    pub fn stream(
+        &mut self,
+        bulk: &Bulk,
+        direction: Direction,
+        time: Duration,
+    ) -> io::Result<Sample> {
+        let (near_cpu, far_cpu) = self.placement.cpus(&cpu::allowed_cpus()?)?;
+        let role = match direction {
+            Direction::Send => Role::Sink,
+            Direction::Receive => Role::Source,
+        };
+        let spec = Spec {
+            role,
+            endpoint: Endpoint::Listen(SocketAddr::new(IpAddr::V4(PEER_IP), 0)),
+            cpu: far_cpu,
+            buffer_bytes: if role == Role::Sink { bulk.read_bytes } else { bulk.write_bytes },
+            warm_bytes: bulk.warm_bytes,
+            time,
+            sending: Sending::default(),
+            receiving: Receiving::default(),
+        };
+        let peer = Peer::spawn(&spec, &self.site.peer_netns)?;
+        let stack = &self.stack;
+        let (near, counts) = on_pinned_thread(near_cpu, || {
+            let stream = TcpStream::connect(stack, peer.address())?;
+            match direction {
+                Direction::Send => send(stack, stream, bulk, time),
+                Direction::Receive => receive(stack, stream, bulk),
+            }
+        })?;
+        let sample = Sample::of_ends(near, peer.finish()?, bulk.warm_bytes);
+        Ok(Sample { counts, ..sample })
+    }
+}
+
+fn open_site(over: Over) -> io::Result<Site<Box<dyn Device>>> {
+    match over {
+        Over::Tap => site::tap(open_tap),
+        Over::Packet => site::packet(open_packet),
+    }
+}
+
+fn open_tap(name: &str) -> io::Result<Box<dyn Device>> {
+    let config = devices::tap_device::TapConfig {
+        name: name.to_owned(),
+        ether: Some(EtherAddr(OUR_MAC)),
+        ..Default::default()
+    };
+    let tap = devices::tap_device::Tap::open(&config).map_err(io::Error::other)?;
+    Ok(Box::new(tap))
+}
+
+fn open_packet(name: &str) -> io::Result<Box<dyn Device>> {
+    let config = devices::packet_socket::PacketConfig {
+        interface: name.to_owned(),
+        ether: Some(EtherAddr(OUR_MAC)),
+        ..Default::default()
+    };
+    let socket = devices::packet_socket::PacketSocket::open(&config).map_err(io::Error::other)?;
+    Ok(Box::new(socket))
+}
+
+pub(crate) fn build(device: Box<dyn Device>, address: Cidr, name: &str) -> io::Result<Stack> {
+    build_with(device, address, name, true)
+}
+
+/// As [`build`]; `gro`: whether the stack joins segments that come one by one.
+pub(crate) fn build_with(
+    device: Box<dyn Device>,
+    address: Cidr,
+    name: &str,
+    gro: bool,
+) -> io::Result<Stack> {
+    let config = StackConfig { gro, ..StackConfig::default() };
+    let builder = Stack::builder().config(config).device(device).address(address).name(name);
+    builder.unlisted().build().map_err(io::Error::other)
+}
+
+/// What is counted over the measured part of a run, by name.
+pub(crate) type Counts = Vec<(&'static str, u64)>;
+
+/// Reads every counter that a table may want, so that the difference of two is a run's.
+pub(crate) fn counted(stack: &Stack) -> io::Result<Counts> {
+    let stat = stack.stat()?;
+    let of = |name, c| (name, stat.count(c));
+    Ok(vec![
+        ("tx_frames", stat.count(Counter::TxFrames)),
+        ("rx_frames", stat.count(Counter::RxFrames)),
+        ("rx_bytes", stat.count(Counter::RxBytes)),
+        ("tx_crossings", stat.shard.device.tx_crossings),
+        ("rx_crossings", stat.shard.device.rx_crossings),
+        of("packets", Counter::TxPackets).plus(stat.count(Counter::RxPackets)),
+        of("output_passes", Counter::TcpOutputs),
+        of("send_outputs", Counter::SendOutputs),
+        of("send_frames", Counter::SendFrames),
+        of("send_packets", Counter::SendPackets),
+        of("send_mbufs", Counter::SendMbufs),
+        of("send_bytes", Counter::SendBytes),
+        of("writes", Counter::Sends),
+        of("reads", Counter::Receives),
+        of("copied_bytes", Counter::CopiedBytes),
+        of("sleeps", Counter::Sleeps),
+        of("slow_allocations", Counter::BufferSlow),
+        of("fast_allocations", Counter::BufferFast),
+        of("placed_bytes", Counter::PlacedBytes),
+        ("placement_hits", stat.shard.device.place_hits),
+        ("placement_misses", stat.shard.device.place_misses),
+        of("retransmitted_bytes", Counter::TcpRetransmitBytes),
+    ])
+}
+
+trait Plus {
+    fn plus(self, n: u64) -> Self;
+}
+
+impl Plus for (&'static str, u64) {
+    fn plus(self, n: u64) -> Self {
+        (self.0, self.1 + n)
+    }
+}
+
+pub(crate) fn difference(before: &Counts, after: &Counts) -> Counts {
+    before.iter().zip(after).map(|(b, a)| (a.0, a.1.wrapping_sub(b.1))).collect()
+}
+
+/// The clocks and counters at the start of the measured part.
+pub(crate) struct Start {
+    pub at: Instant,
+    cpu: Duration,
+    thread: Duration,
+    /// Of that, simulated hardware.
+    hardware_ns: u64,
+    machine: MachineClock,
+    user: Duration,
+    waits: u64,
+    heap_allocations: u64,
+    counts: Counts,
+}
+
+impl Start {
+    pub fn now(stack: &Stack) -> io::Result<Start> {
+        let counts = counted(stack)?;
+        Ok(Start {
+            counts,
+            machine: MachineClock::read()?,
+            user: cpu::process_user_cpu()?,
+            waits: cpu::process_waits()?,
+            cpu: cpu::process_cpu(None)?,
+            hardware_ns: thread_hardware_ns(),
+            thread: cpu::thread_cpu()?,
+            // After the clocks, some of which read files: their memory is none of the stack's.
+            heap_allocations: heap::allocations(),
+            at: Instant::now(),
+        })
+    }
+
+    pub fn report(self, stack: &Stack, bytes: u64, calls: u64) -> io::Result<(Report, Counts)> {
+        let elapsed = self.at.elapsed();
+        let heap_allocations = heap::allocations() - self.heap_allocations;
+        let thread = cpu::thread_cpu()?.saturating_sub(self.thread);
+        let hardware = Duration::from_nanos(thread_hardware_ns() - self.hardware_ns);
+        let thread = thread.saturating_sub(hardware);
+        let cpu = cpu::process_cpu(None)?.saturating_sub(self.cpu);
+        let machine = MachineClock::read()?.since(self.machine).busy;
+        let user = Some(cpu::process_user_cpu()?.saturating_sub(self.user));
+        let waits = cpu::process_waits()?.saturating_sub(self.waits);
+        let mut counts = difference(&self.counts, &counted(stack)?);
+        counts.push(("heap_allocations", heap_allocations));
+        let zerocopy = (0, 0);
+        Ok((Report { bytes, elapsed, cpu, calls, thread, machine, user, zerocopy, waits }, counts))
+    }
+}
+
+fn send(
+    stack: &Stack,
+    mut stream: TcpStream,
+    bulk: &Bulk,
+    time: Duration,
+) -> io::Result<(Report, Counts)> {
+    let buffer = vec![0x5a; bulk.write_bytes];
+    let mut warm = 0;
+    while warm < bulk.warm_bytes {
+        let n = buffer.len().min((bulk.warm_bytes - warm) as usize);
+        stream.write_all(&buffer[..n])?;
+        warm += n as u64;
+    }
+    let start = Start::now(stack)?;
+    let (mut bytes, mut calls) = (0, 0);
+    while start.at.elapsed() < time {
+        stream.write_all(&buffer)?;
+        bytes += buffer.len() as u64;
+        calls += 1;
+    }
+    start.report(stack, bytes, calls)
+}
+
+pub(crate) fn receive(
+    stack: &Stack,
+    mut stream: TcpStream,
+    bulk: &Bulk,
+) -> io::Result<(Report, Counts)> {
+    let mut buffer = vec![0; bulk.read_bytes];
+    let mut warm = 0;
+    while warm < bulk.warm_bytes {
+        let n = buffer.len().min((bulk.warm_bytes - warm) as usize);
+        match stream.read(&mut buffer[..n])? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            n => warm += n as u64,
+        }
+    }
+    let start = Start::now(stack)?;
+    let (mut bytes, mut calls) = (0, 0);
+    loop {
+        match stream.read(&mut buffer)? {
+            0 => break,
+            n => bytes += n as u64,
+        }
+        calls += 1;
+    }
+    start.report(stack, bytes, calls)
+}
+
+/// The way `fulmar.DEVICE.DIRECTION.PLACEMENT`.
+pub fn way(ground: &std::cell::RefCell<Ground>, bulk: Bulk, direction: Direction) -> Way<'_> {
+    let (over, placement) = (ground.borrow().over, ground.borrow().placement);
+    let verb = match direction {
+        Direction::Send => "sending",
+        Direction::Receive => "receiving",
+    };
+    Way {
+        name: format!("fulmar.{}.{}.{}", over.name(), direction.name(), placement.name()),
+        title: format!("fulmar, {}, {verb}", over.title()),
+        placement,
+        cell: None,
+        run: Box::new(move |time| ground.borrow_mut().stream(&bulk, direction, time)),
+    }
+}
+
+/// Two stacks in this process, joined by `link`, with a blocking thread each.
+pub struct Joined {
+    pub(crate) placement: Placement,
+    /// Whether the near stack may make super-segments.
+    pub(crate) super_segments: bool,
+    pub(crate) near: Stack,
+    pub(crate) far: Stack,
+}
+
+pub(crate) const FAR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 1, 2);
+const NEAR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 1, 1);
+
+impl Joined {
+    /// Makes both stacks, each with its service thread where the placement puts that end.
+    ///
+    /// # Errors
+    /// Too many open descriptors.
+    pub fn new(placement: Placement) -> io::Result<Joined> {
+        Joined::with_super_segments(placement, true)
+    }
+
+    /// As [`Joined::new`]; without super-segments the near stack cuts its segments itself.
+    ///
+    /// # Errors
+    /// As [`Joined::new`].
+    pub fn with_super_segments(placement: Placement, super_segments: bool) -> io::Result<Joined> {
+        let (near, far) = devices::link_pair().map_err(io::Error::other)?;
+        let near = if super_segments { near } else { Box::new(WithoutTso::new(near)) };
+        let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
+        let at = |device, ip, cpu| {
+            let address = Cidr { address: IpAddr::V4(ip), prefix_len: PREFIX };
+            on_pinned_thread(cpu, move || build(device, address, "link"))
+        };
+        let (near, far) = (at(near, NEAR_IP, near_cpu)?, at(far, FAR_IP, far_cpu)?);
+        Ok(Joined { placement, super_segments, near, far })
+    }
+
+    /// Sends for about `time` from one to the other. `near` in the sample is the whole process,
+    /// both ends; `far` is nothing.
+    ///
+    /// # Errors
+    /// What the connection failed with.
+    pub fn stream(&mut self, bulk: &Bulk, time: Duration) -> io::Result<Sample> {
+        let (near_cpu, far_cpu) = self.placement.cpus(&cpu::allowed_cpus()?)?;
+        let listener = TcpListener::bind(&self.far, SocketAddr::new(IpAddr::V4(FAR_IP), 0))?;
+        let to = listener.local_addr()?;
+        let (near, far) = (&self.near, &self.far);
+        let (sent, received) = thread::scope(|scope| {
+            let reader = scope.spawn(move || {
+                on_pinned_thread(far_cpu, || receive(far, listener.accept()?.0, bulk))
+            });
+            let sent = on_pinned_thread(near_cpu, || {
+                send(near, TcpStream::connect(near, to)?, bulk, time)
+            });
+            let received = reader.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
+            sent.and_then(|s| Ok((s, received?)))
+        })?;
+        let (near, counts) = sent;
+        // The other end's time and bytes; its CPU is in the process's account already.
+        let far = Report { cpu: Duration::ZERO, ..received.0 };
+        let sample = Sample::of_ends(near, far, bulk.warm_bytes);
+        Ok(Sample { counts, ..sample })
+    }
+}
+
+/// The way `fulmar.link.PLACEMENT`.
+pub fn link_way(joined: &std::cell::RefCell<Joined>, bulk: Bulk) -> Way<'_> {
+    let placement = joined.borrow().placement;
+    Way {
+        name: format!("fulmar.link.{}", placement.name()),
+        title: "fulmar to fulmar, link".to_owned(),
+        placement,
+        cell: None,
+        run: Box::new(move |time| joined.borrow_mut().stream(&bulk, time)),
+    }
+}

@@ -1,0 +1,236 @@
+//! Who is flooded: a listener of the kernel's behind a veth pair, or one of fulmar's behind a veth pair or a
+//! TAP. Both have a SYN queue of the same length and a router that is not there.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use fulmar_base::{DropReason, EtherAddr, Instant as StackInstant, SlotId};
+use fulmar_ip::{IfAddr, Route};
+use fulmar_netdev::Device;
+use fulmar_stack::{ListenOptions, Shard, StackConfig};
+
+use super::flood::{Flooder, Frames, OPEN_PORT, ROUTER_IP, SECTION, Section, Target};
+use crate::site::{self, Site};
+use crate::{cpu, sys};
+use fulmar_netns::Netns;
+
+/// Connections in the accept queue and embryos in the SYN queue at most: std's choice on most systems.
+const BACKLOG: usize = 128;
+/// Sections until the SYN queue is full.
+const FILLING: usize = 4;
+
+/// What a victim has done so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    /// SYNs that it answered with a cookie.
+    pub cookies: u64,
+    /// Segments that its TCP took in (kernel), or dropped since they belong to nobody (fulmar).
+    pub segments: u64,
+    /// Frames that came back to the flooder's interface.
+    pub answers: u64,
+}
+
+impl Tally {
+    /// What was added since `earlier`.
+    pub fn since(self, earlier: Tally) -> Tally {
+        Tally {
+            cookies: self.cookies - earlier.cookies,
+            segments: self.segments - earlier.segments,
+            answers: self.answers - earlier.answers,
+        }
+    }
+}
+
+/// Whose TCP.
+enum Tcp {
+    Kernel { netns: Netns, _listener: TcpListener },
+    Fulmar { shard: Box<Shard>, listener: SlotId, began: Instant },
+}
+
+/// A victim and its flooder.
+pub struct Victim {
+    tcp: Tcp,
+    flooder: Flooder,
+    /// Where the flooder is.
+    netns: Netns,
+    interface: &'static str,
+    /// The kernel does part of the victim's work inside the flooder's calls.
+    is_flooder_charged: bool,
+    _site: Option<Netns>,
+}
+
+impl Victim {
+    /// The kernel's TCP behind veth.
+    pub fn kernel() -> io::Result<Victim> {
+        let site = site::packet(|_| Ok(()))?;
+        let Site { peer_netns, _our_netns: Some(near), .. } = site else {
+            return Err(io::Error::other("a veth pair without a near end"));
+        };
+        let listener = peer_netns.run(|| {
+            let listener = TcpListener::bind((site::PEER_IP, OPEN_PORT))?;
+            sys::listen(listener.as_fd(), BACKLOG as i32)?;
+            Ok(listener)
+        })?;
+        let index = peer_netns.if_index(site::FAR_VETH)?;
+        peer_netns.netlink()?.add_default_route(index, ROUTER_IP)?;
+        let target = Target { ether: EtherAddr(site::PEER_MAC), ip: site::PEER_IP };
+        let flooder = Flooder::new(&near, site::NEAR_VETH, target)?;
+        Victim {
+            tcp: Tcp::Kernel { netns: peer_netns, _listener: listener },
+            flooder,
+            netns: near,
+            interface: site::NEAR_VETH,
+            is_flooder_charged: true,
+            _site: None,
+        }
+        .filled()
+    }
+
+    /// fulmar's behind veth, with a packet socket.
+    pub fn packet() -> io::Result<Victim> {
+        let site = site::packet(|name| fulmar::devices::packet(name).map_err(io::Error::other))?;
+        Victim::fulmar(site, site::FAR_VETH, true)
+    }
+
+    /// fulmar's behind a TAP. The kernel only queues what the flooder sends, so that all of the victim's
+    /// work is in its own thread.
+    pub fn tap() -> io::Result<Victim> {
+        let site = site::tap(|name| fulmar::devices::tap(name).map_err(io::Error::other))?;
+        Victim::fulmar(site, site::TAP, false)
+    }
+
+    fn fulmar(
+        site: Site<Box<dyn Device>>,
+        interface: &'static str,
+        is_flooder_charged: bool,
+    ) -> io::Result<Victim> {
+        let Site { device, peer_netns: netns, _our_netns } = site;
+        let target = Target { ether: device.caps().ether, ip: site::OUR_IP };
+        let config = StackConfig {
+            addresses: vec![IfAddr { addr: site::OUR_IP.into(), prefix_len: site::PREFIX }],
+            routes: vec![Route::default_via(ROUTER_IP.into())],
+            ..StackConfig::default()
+        };
+        let shard = Shard::new(config, device, StackInstant::ZERO);
+        let mut shard = Box::new(shard.map_err(|e| io::Error::other(e.to_string()))?);
+        let options = ListenOptions { backlog: BACKLOG, ..ListenOptions::default() };
+        let local = SocketAddr::from((site::OUR_IP, OPEN_PORT));
+        let listener = shard.tcp_listen(local, options);
+        let listener = listener.map_err(|e| io::Error::from_raw_os_error(e.errno()))?;
+        let flooder = Flooder::new(&netns, interface, target)?;
+        let tcp = Tcp::Fulmar { shard, listener, began: Instant::now() };
+        Victim { tcp, flooder, netns, interface, is_flooder_charged, _site: _our_netns }.filled()
+    }
+
+    /// Its SYN queue is full and it knows its router.
+    fn filled(mut self) -> io::Result<Victim> {
+        for mut section in self.make(Frames::Syns, FILLING)? {
+            self.run(&mut section)?;
+            self.meet_router()?;
+        }
+        Ok(self)
+    }
+
+    /// Makes so many sections of frames for it.
+    pub fn make(&mut self, what: Frames, sections: usize) -> io::Result<Vec<Section>> {
+        self.flooder.make(what, sections)
+    }
+
+    /// Its router answers for itself, if it is asked.
+    pub fn meet_router(&mut self) -> io::Result<()> {
+        self.flooder.answer_for_router()?;
+        self.tcp.poll();
+        Ok(())
+    }
+
+    /// Sends it a section and lets it do all that it does about that; CPU time of the calling thread, as
+    /// far as it is charged.
+    pub fn run(&mut self, section: &mut Section) -> io::Result<Duration> {
+        let before = cpu::thread_cpu()?;
+        self.flooder.send(section)?;
+        let flooded = cpu::thread_cpu()?;
+        self.tcp.poll();
+        let begin = if self.is_flooder_charged { before } else { flooded };
+        Ok(cpu::thread_cpu()?.saturating_sub(begin))
+    }
+
+    /// What it has done so far.
+    pub fn tally(&mut self) -> io::Result<Tally> {
+        let devices = self.netns.run(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
+        let answers = received_frames(&devices, self.interface);
+        let answers = answers.ok_or_else(|| missing(self.interface))?;
+        let (cookies, segments) = self.tcp.tally()?;
+        Ok(Tally { cookies, segments, answers })
+    }
+}
+
+impl Tcp {
+    /// Takes in what has come. The kernel has done so already.
+    fn poll(&mut self) {
+        if let Tcp::Fulmar { shard, began, .. } = self {
+            while shard.step(StackInstant::ZERO + began.elapsed(), 2 * SECTION) > 0 {}
+        }
+    }
+
+    fn tally(&mut self) -> io::Result<(u64, u64)> {
+        match self {
+            Tcp::Kernel { netns, .. } => netns.run(|| {
+                let read =
+                    |name: &str| std::fs::read_to_string(format!("/proc/thread-self/net/{name}"));
+                let counter = |text: &str, group, name| {
+                    counter(text, group, name).ok_or_else(|| missing(name))
+                };
+                let cookies = counter(&read("netstat")?, "TcpExt", "SyncookiesSent")?;
+                Ok((cookies, counter(&read("snmp")?, "Tcp", "InSegs")?))
+            }),
+            Tcp::Fulmar { shard, listener, .. } => {
+                let stat = shard.listener_stat(*listener);
+                let stat = stat.map_err(|e| io::Error::from_raw_os_error(e.errno()))?;
+                let strays = shard.counters().drops(DropReason::TcpNoSocket);
+                Ok((stat.cookies_sent, strays))
+            }
+        }
+    }
+}
+
+fn missing(what: &str) -> io::Error {
+    io::Error::other(format!("the kernel has no counters of {what}"))
+}
+
+/// Frames that an interface has received, of the text of /proc/net/dev.
+fn received_frames(text: &str, interface: &str) -> Option<u64> {
+    let mut lines = text.lines().filter_map(|l| l.trim_start().split_once(':'));
+    let (_, numbers) = lines.find(|(name, _)| *name == interface)?;
+    numbers.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+/// A counter of /proc/net/snmp or /proc/net/netstat: a line of names, below it one of values.
+fn counter(text: &str, group: &str, name: &str) -> Option<u64> {
+    let mut lines = text.lines().filter_map(|l| l.strip_prefix(group)?.strip_prefix(':'));
+    let (names, values) = (lines.next()?, lines.next()?);
+    let mut pairs = names.split_ascii_whitespace().zip(values.split_ascii_whitespace());
+    pairs.find(|(n, _)| *n == name)?.1.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_the_kernel_are_found_by_group_and_name() {
+        let text =
+            "TcpExt: SyncookiesSent SyncookiesRecv\nTcpExt: 7 8\nIpExt: InOctets\nIpExt: 9\n";
+        assert_eq!(counter(text, "TcpExt", "SyncookiesRecv"), Some(8));
+        assert_eq!(counter(text, "IpExt", "InOctets"), Some(9));
+        assert_eq!(counter(text, "Tcp", "SyncookiesSent"), None);
+    }
+
+    #[test]
+    fn received_frames_are_the_second_number_of_the_interface() {
+        let text = "Inter-| Receive\n face |bytes packets\n    lo: 1 2 3\n veth0:11   12 13\n";
+        assert_eq!(received_frames(text, "veth0"), Some(12));
+        assert_eq!(received_frames(text, "veth1"), None);
+    }
+}

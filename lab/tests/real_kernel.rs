@@ -1,0 +1,223 @@
+//! The laboratory against the real kernel: namespaces, peers, the floor. A program of its own
+//! rather than `#[test]`s, because it enters namespaces before it has threads and because its
+//! children are itself. Times are not judged; bytes, counts and what is left behind are.
+
+use fulmar_lab::Bulk;
+use fulmar_lab::bench::{Sample, Way};
+use fulmar_lab::child;
+use fulmar_lab::cpu::Placement;
+use fulmar_lab::file::{BenchFile, Heat};
+use fulmar_lab::floor::{Direction, Ground, Kind};
+use fulmar_lab::kernel::{Local, Pair, Work};
+use fulmar_lab::kernel_calls::{KernelCall, Sending};
+use fulmar_lab::kernel_receive::Receiving;
+use fulmar_lab::peer::{Endpoint, Peer, Role, Spec};
+use fulmar_lab::send::bench::file_way;
+use fulmar_lab::send::file::FileMethod;
+use fulmar_lab::send::shm::Shared;
+use fulmar_lab::send::{self, Load, Method, Place};
+use fulmar_lab::stream::{self, Over};
+use fulmar_lab::trust;
+use fulmar_netns::Netns;
+use std::cell::RefCell;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const TIME: Duration = Duration::from_millis(30);
+
+fn main() {
+    child::dispatch();
+    if let Err(e) = fulmar_netns::enter() {
+        return skip("all of it", &format!("namespaces are not allowed here: {e}"));
+    }
+    a_fresh_namespace_has_loopback_and_nothing_else();
+    kernel_to_kernel_moves_bytes_with_and_without_offloads();
+    for kind in [Kind::Tap, Kind::Packet, Kind::PacketRing] {
+        the_floor_moves_bytes_both_ways(kind);
+    }
+    every_kernel_call_moves_bytes();
+    every_way_of_sending_moves_bytes_over_a_tap_in_as_many_outputs_as_it_should();
+    a_file_goes_over_a_tap_in_every_way();
+    two_processes_talk_over_shared_memory();
+    every_victim_of_a_flood_does_what_is_measured();
+    a_dropped_peer_is_dead();
+    println!("real_kernel: ok");
+}
+
+/// Says aloud what did not run, or fails where it must run.
+fn skip(what: &str, why: &str) {
+    let required = std::env::var_os("FULMAR_REQUIRE_KERNEL_TESTS").is_some();
+    assert!(!required, "{what} must not be skipped: {why}");
+    println!("SKIPPED {what}: {why}");
+}
+
+fn a_fresh_namespace_has_loopback_and_nothing_else() {
+    let netns = Netns::new().expect("a namespace");
+    assert!(netns.if_index("lo").is_ok());
+    assert!(netns.if_index("veth0").is_err());
+}
+
+fn assert_moved(what: &str, sample: io::Result<Sample>) -> Sample {
+    let sample = sample.unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert!(sample.near.bytes > 1 << 20, "{what}: {sample:?}");
+    assert!(sample.far.cpu > Duration::ZERO && sample.near.cpu > Duration::ZERO, "{what}");
+    sample
+}
+
+fn kernel_to_kernel_moves_bytes_with_and_without_offloads() {
+    for offloads in [true, false] {
+        let pair = Pair::new(1500, offloads).expect("two namespaces and a veth pair");
+        let sample = pair.stream(&Bulk::default(), Placement::SameCpu, TIME);
+        assert_moved(&format!("kernel, offloads {offloads}"), sample);
+    }
+}
+
+fn the_floor_moves_bytes_both_ways(kind: Kind) {
+    if kind == Kind::Tap && !Path::new("/dev/net/tun").exists() {
+        return skip("TAP", "there is no /dev/net/tun");
+    }
+    let mut ground = match Ground::new(kind) {
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied && kind == Kind::Tap => {
+            return skip("TAP", &format!("it may not be opened: {e}"));
+        }
+        ground => ground.expect("a device"),
+    };
+    for direction in [Direction::Send, Direction::Receive] {
+        for copy in [false, true] {
+            let what = format!("{kind:?} {direction:?} copy {copy}");
+            let run = ground.stream(&Bulk::default(), direction, copy, Placement::SameCpu, TIME);
+            let sample = assert_moved(&what, run);
+            // Super-frames, not packets: this is what makes it the floor.
+            let frames =
+                sample.counts.iter().find(|(n, _)| *n == "data_frames").expect("counted").1;
+            assert!(sample.all_bytes() / frames > 16 * 1024, "{what}: {sample:?}");
+        }
+    }
+}
+
+fn load() -> Load {
+    Load { warm_bytes: 1 << 20, ..Load::of_writes(64 << 10) }
+}
+
+/// Runs a way once.
+fn run(mut way: Way<'_>) -> Sample {
+    let sample = (way.run)(TIME);
+    assert_moved(&way.name, sample)
+}
+
+fn every_kernel_call_moves_bytes() {
+    let pair = Pair::new(1500, true).expect("two namespaces and a veth pair");
+    let here = Netns::current().expect("here");
+    let file = BenchFile::with_bytes(1 << 20).expect("a temporary file");
+    for call in KernelCall::ALL {
+        let file = call.needs_file().then_some((&file, Heat::Cold));
+        let work = Work { call, load: load(), file };
+        let sample = run(pair.way(work, Placement::SameCpu));
+        assert_eq!(sample.counted("zerocopy_sends") > 0, call == KernelCall::ZeroCopy);
+        for local in Local::ALL {
+            // AF_UNIX has no zerocopy.
+            if call != KernelCall::ZeroCopy {
+                run(local.way(&here, work, Placement::SameCpu));
+            }
+        }
+    }
+}
+
+/// A stack of ours over a TAP, unless this machine has none.
+fn tap(super_segments: bool) -> Option<RefCell<Box<dyn Place>>> {
+    if !Path::new("/dev/net/tun").exists() {
+        skip("TAP", "there is no /dev/net/tun");
+        return None;
+    }
+    let ground =
+        stream::Ground::with_super_segments(Over::Tap, Placement::SameCpu, super_segments, None);
+    match ground {
+        Ok(ground) => Some(RefCell::new(Box::new(ground))),
+        Err(e) => {
+            skip("TAP", &e.to_string());
+            None
+        }
+    }
+}
+
+fn every_way_of_sending_moves_bytes_over_a_tap_in_as_many_outputs_as_it_should() {
+    for super_segments in [true, false] {
+        let Some(place) = tap(super_segments) else { return };
+        for (method, at_least) in [
+            (Method::Old, 32.0),
+            (Method::Published, 1.0),
+            (Method::Ours, 1.0),
+            (Method::Owned, 1.0),
+        ] {
+            let sample = run(send::way(&place, method, load()));
+            // A write that found the buffer nearly full took more passes.
+            let outputs = sample.quotient("send_outputs", "calls");
+            assert!((at_least..at_least + 8.0).contains(&outputs), "{method:?}: {outputs}");
+            let frame_bytes = sample.counted("call_bytes") / sample.counted("tx_frames").max(1);
+            let whole = super_segments && method != Method::Old;
+            assert_eq!(frame_bytes > 4000, whole, "{method:?}: {frame_bytes}");
+        }
+    }
+}
+
+fn a_file_goes_over_a_tap_in_every_way() {
+    let file = BenchFile::with_bytes(1 << 20).expect("a temporary file");
+    let Some(place) = tap(true) else { return };
+    for method in FileMethod::ALL {
+        run(file_way(&place, method, &file, Heat::Cold, load()));
+    }
+}
+
+fn two_processes_talk_over_shared_memory() {
+    let shared = Shared::new(Placement::SameCpu, true).expect("shared memory");
+    let place: RefCell<Box<dyn Place>> = RefCell::new(Box::new(shared));
+    // The child warms up as long as it was told when it was started.
+    let load = Load::of_writes(64 << 10);
+    for method in [Method::Old, Method::Ours] {
+        run(send::way(&place, method, load));
+    }
+}
+
+/// A victim that sends no cookies, or answers strays, ends the bench with an error.
+fn every_victim_of_a_flood_does_what_is_measured() {
+    let options = trust::Options { budget: Duration::ZERO, runs: 1 };
+    let found = trust::run(&options, Ok(()), &mut |_, _, _| ()).expect("a round");
+    let has = |name: &str| found.ways.iter().any(|w| w.name == name);
+    assert!(has("kernel.unclaimed") && has("kernel.syn") && has("kernel.stray"));
+    assert!(has("packet.syn") && has("packet.stray"));
+    if !(has("tap.syn") && has("tap.stray")) {
+        skip("a flood over TAP", "it cannot be opened here");
+    }
+    let figures: Vec<&str> = found.figures().iter().map(|f| f.ratio.name.as_str()).collect();
+    for name in [
+        "trust.slow_peers.served",
+        "trust.syn_flood.connects",
+        "trust.syn_flood.us_per_syn",
+        "trust.drop.vs_kernel",
+    ] {
+        assert!(figures.contains(&name), "{name} is not in {figures:?}");
+    }
+}
+
+fn a_dropped_peer_is_dead() {
+    let spec = Spec {
+        role: Role::Sink,
+        endpoint: Endpoint::Listen(SocketAddr::from(([127, 0, 0, 1], 0))),
+        cpu: None,
+        buffer_bytes: 1,
+        warm_bytes: 0,
+        time: TIME,
+        sending: Sending::default(),
+        receiving: Receiving::default(),
+    };
+    let peer = Peer::spawn(&spec, &Netns::current().expect("here")).expect("a peer");
+    let proc = format!("/proc/{}", peer.id());
+    assert!(Path::new(&proc).exists());
+    drop(peer);
+    let patience = Instant::now() + Duration::from_secs(2);
+    while Path::new(&proc).exists() {
+        assert!(Instant::now() < patience, "the peer outlives its handle");
+    }
+}
