@@ -3,10 +3,10 @@
 mod support;
 
 use sha2::{Digest, Sha256};
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use support::{PATIENCE, assert_success, fulmar, in_sandbox, run, run_with, skip, text, wait};

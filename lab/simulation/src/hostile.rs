@@ -119,11 +119,14 @@ impl World {
         }
         let cookies = |side: &Side| side.shard.counters().value(Counter::TcpSynCookiesSent);
         let forgets = self.sides.each_ref().map(|side| is_cut_off || cookies(side) > 0);
+        // Data that overtakes the ACK with the cookie is reset, as by Linux; the reset comes later.
+        let overtakes = s.ways.iter().any(|w| w.reorder > 0.0 || w.jitter > Duration::ZERO);
         for flow in 0..s.flows.len() {
             if self.ends[2 * flow].error.is_none() {
                 let passive = &self.ends[2 * flow + 1];
                 let is_lost = passive.is_unborn() && forgets[passive.station];
-                self.ends[2 * flow].may_fail = passive.may_fail || is_lost;
+                let was_lost = overtakes && self.ends[2 * flow].may_fail;
+                self.ends[2 * flow].may_fail = passive.may_fail || is_lost || was_lost;
             }
         }
     }
