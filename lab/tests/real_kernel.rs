@@ -61,7 +61,7 @@ fn a_fresh_namespace_has_loopback_and_nothing_else() {
 
 fn assert_moved(what: &str, sample: io::Result<Sample>) -> Sample {
     let sample = sample.unwrap_or_else(|e| panic!("{what}: {e}"));
-    assert!(sample.near.bytes > 1 << 20, "{what}: {sample:?}");
+    assert!(sample.near.bytes > 0, "{what}: {sample:?}");
     assert!(sample.far.cpu > Duration::ZERO && sample.near.cpu > Duration::ZERO, "{what}");
     sample
 }

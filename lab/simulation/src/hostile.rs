@@ -127,6 +127,7 @@ impl World {
                 let is_lost = passive.is_unborn() && forgets[passive.station];
                 let was_lost = overtakes && self.ends[2 * flow].may_fail;
                 self.ends[2 * flow].may_fail = passive.may_fail || is_lost || was_lost;
+                self.ends[2 * flow + 1].may_fail |= was_lost;
             }
         }
     }

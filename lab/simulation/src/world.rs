@@ -347,7 +347,6 @@ impl World {
             } else {
                 side.shard.step(now, budget);
             }
-            self.watch_reclaim(i);
         }
         let side = &mut self.sides[i];
         side.traffic.drive(&mut side.shard, now)?;
@@ -365,6 +364,8 @@ impl World {
                 }
             }
             first = moved;
+            // What the step, a datagram or a write that found no buffer gave up.
+            self.watch_reclaim(i);
             drop(self.sides[i].shard.take_wakes());
             if !moved {
                 return self.wait(i);

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 fn stream_report() -> Value {
     json!({
         "machine": {"cpu": "A & B", "cpus": 2, "kernel": "6.1", "fulmar": "0.1.0"},
-        "command": ["/opt/bin/fulmar", "bench", "<stream>", "--json", "x"],
+        "command": ["/opt/bin/fulmar-lab", "bench", "<stream>", "--json", "x"],
         "rows": [
             {"name": "limit.memcpy", "title": "memcpy", "placement": "same_cpu",
              "both_ends_cpu_ns_per_kb": 30.0},
