@@ -29,6 +29,7 @@ mod limit;
 mod listen;
 mod loan_calls;
 mod net;
+mod ping_calls;
 mod poll_set;
 mod reclaim;
 mod recv_calls;
