@@ -43,8 +43,6 @@ impl Tcb {
     fn on_retransmit_timer(&mut self, env: &mut Env) -> Events {
         match self.state {
             State::SynSent | State::SynReceived => return self.on_syn_timeout(env),
-            // Armed by the output of its last segment.
-            State::Closed => return Events::NONE,
             _ => {}
         }
         if env.now.since(self.alive_at()) >= self.patience() {

@@ -46,6 +46,10 @@ impl Tcb {
             Ok(()) => Sent::Done,
             Err(why) => why,
         };
+        // A closed connection has no timers, whatever was in flight.
+        if matches!(self.state, State::Closed) {
+            return sent;
+        }
         self.note_limits();
         self.note_short_buffer();
         self.rearm(env.now);

@@ -297,6 +297,21 @@ fn a_half_closed_connection_that_is_read_waits_for_ever() {
 }
 
 #[test]
+fn a_connection_that_is_aborted_with_bytes_in_flight_has_no_timer() {
+    let mut t = Trace::established();
+    t.write(3000);
+    assert!(t.tcb.next_deadline().is_some());
+    t.out.segs.clear();
+    t.abort();
+    assert_eq!(t.sent().flags, support::flags("RA"));
+    assert_eq!((t.tcb.state(), t.tcb.next_deadline()), (State::Closed, None));
+    t.output();
+    assert_eq!(t.tcb.next_deadline(), None);
+    t.wait(200_000);
+    t.silent();
+}
+
+#[test]
 fn abort_sends_a_reset_and_writes_fail() {
     let mut t = Trace::established();
     t.write(10);
