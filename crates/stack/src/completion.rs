@@ -71,16 +71,22 @@ impl Completion {
     }
 
     /// The task to wake, instead of the last one. True: it is over already, and nobody is woken.
+    ///
+    /// A waker's clone and drop are the program's own code, which may call the stack: they run without
+    /// the lock.
     pub fn watch(&self, waker: &Waker) -> bool {
+        if lock(&self.watchers).waker.as_ref().is_some_and(|w| w.will_wake(waker)) {
+            return self.is_done();
+        }
+        let mut waker = Some(waker.clone());
         let mut watchers = lock(&self.watchers);
-        if self.is_done() {
-            return true;
+        let is_done = self.is_done();
+        if !is_done {
+            std::mem::swap(&mut watchers.waker, &mut waker);
         }
-        match &watchers.waker {
-            Some(w) if w.will_wake(waker) => {}
-            _ => watchers.waker = Some(waker.clone()),
-        }
-        false
+        drop(watchers);
+        drop(waker);
+        is_done
     }
 
     /// Waits until it is over or the time is, without running any stack: when there is none any more.
@@ -113,6 +119,9 @@ impl Completion {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Weak;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
 
     #[test]
     fn whoever_comes_late_is_not_left_waiting() {
@@ -128,6 +137,35 @@ mod tests {
         c.add_sleeper(&w);
         assert!(w.is_woken());
         w.reset();
+    }
+
+    /// A task that looks at the completion when the last waker of it goes.
+    struct Task(Weak<Completion>, Arc<AtomicUsize>);
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    impl Drop for Task {
+        fn drop(&mut self) {
+            let Some(c) = self.0.upgrade() else { return };
+            let is_free = c.watchers.try_lock().is_ok();
+            self.1.fetch_add(usize::from(is_free), Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn wakers_are_dropped_without_the_lock() {
+        let (c, free) = (Arc::new(Completion::default()), Arc::new(AtomicUsize::new(0)));
+        let task = || Waker::from(Arc::new(Task(Arc::downgrade(&c), Arc::clone(&free))));
+        for _ in 0..3 {
+            assert!(!c.watch(&task()));
+        }
+        assert_eq!(free.load(Ordering::Relaxed), 2, "each replaces the one before");
+        c.finish();
+        assert_eq!(free.load(Ordering::Relaxed), 3);
+        assert!(c.watch(&task()));
+        assert_eq!(free.load(Ordering::Relaxed), 4);
     }
 
     #[test]
