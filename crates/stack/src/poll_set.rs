@@ -5,6 +5,7 @@
 //! so a busy set costs no system calls. Each member knows whether it is in the list and takes its
 //! place out when it leaves, so the list is bounded by the members.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,7 +19,7 @@ use crate::waiter::Waiter;
 /// A poll set, shared by its owner and its sockets.
 pub struct PollSetCore {
     /// Those of one shard are changed under its lock only.
-    candidates: Mutex<Vec<SocketHandle>>,
+    candidates: Mutex<VecDeque<SocketHandle>>,
     event: OwnedFd,
     /// Somebody was told already that there are candidates.
     signalled: AtomicBool,
@@ -38,7 +39,7 @@ impl PollSetCore {
     /// The errno of `eventfd` (too many descriptors).
     pub fn new() -> std::io::Result<PollSetCore> {
         Ok(PollSetCore {
-            candidates: Mutex::new(Vec::new()),
+            candidates: Mutex::new(VecDeque::new()),
             event: sys::event_fd()?,
             signalled: AtomicBool::new(false),
             is_written: AtomicBool::new(false),
@@ -54,13 +55,17 @@ impl PollSetCore {
 
     /// A member that is not in the list may be ready. True: [`PollSetCore::signal`] is to be called.
     pub fn mark(&self, socket: SocketHandle) -> bool {
-        lock(&self.candidates).push(socket);
+        lock(&self.candidates).push_back(socket);
         !self.signalled.swap(true, Ordering::AcqRel)
     }
 
-    /// A member that is in the list leaves it.
+    /// A member that is in the list leaves it. Those reported last stand at the end, and are the likeliest
+    /// to leave.
     pub fn forget(&self, socket: SocketHandle) {
-        lock(&self.candidates).retain(|s| *s != socket);
+        let mut list = lock(&self.candidates);
+        if let Some(i) = list.iter().rposition(|s| *s == socket) {
+            list.remove(i);
+        }
     }
 
     /// Whether members may be ready.
@@ -105,15 +110,26 @@ impl PollSetCore {
         lock(&self.sleepers).retain(|s| !Arc::ptr_eq(s, w));
     }
 
-    /// Takes the candidates of a shard. Without others the descriptor is no longer readable.
-    pub fn drain(&self, shard: u16) -> Vec<SlotId> {
+    /// Takes the first candidates of a shard, so many at most: what a wait costs depends on what it
+    /// reports, not on how many are ready. Without others the descriptor is no longer readable.
+    pub fn drain(&self, shard: u16, most: usize) -> Vec<SlotId> {
         self.signalled.store(false, Ordering::Release);
         if self.is_written.swap(false, Ordering::AcqRel) {
             sys::clear_event(self.raw_fd());
         }
         let (own, others) = {
             let mut list = lock(&self.candidates);
-            let own: Vec<_> = list.extract_if(.., |s| s.shard == shard).map(|s| s.slot).collect();
+            let mut own = Vec::new();
+            for _ in 0..list.len() {
+                if own.len() >= most {
+                    break;
+                }
+                match list.pop_front() {
+                    Some(s) if s.shard == shard => own.push(s.slot),
+                    Some(s) => list.push_back(s),
+                    None => break,
+                }
+            }
             (own, !list.is_empty())
         };
         // They may have come after the flag was cleared and before, so that nobody was told.
@@ -148,7 +164,7 @@ mod tests {
         assert!(!is_readable(&set), "nobody asked for the descriptor");
         assert!(set.expose());
         assert!(is_readable(&set), "it tells of what came before");
-        assert_eq!(set.drain(0), [id.slot]);
+        assert_eq!(set.drain(0, 9), [id.slot]);
         assert!(!is_readable(&set));
         assert!(set.mark(id));
         set.signal();
@@ -160,11 +176,31 @@ mod tests {
         let set = PollSetCore::new().unwrap();
         set.expose();
         assert!(set.mark(at(0, 1)));
-        assert_eq!(set.drain(0).len(), 1);
+        assert_eq!(set.drain(0, 9).len(), 1);
         set.signal();
         assert!(is_readable(&set), "once too often");
-        assert!(set.drain(0).is_empty());
+        assert!(set.drain(0, 9).is_empty());
         assert!(!is_readable(&set));
+    }
+
+    #[test]
+    fn a_drain_takes_so_many_and_the_others_keep_their_turn_and_the_descriptor_readable() {
+        let set = PollSetCore::new().unwrap();
+        set.expose();
+        for (shard, index) in [(0, 1), (1, 2), (0, 3), (0, 4)] {
+            if set.mark(at(shard, index)) {
+                set.signal();
+            }
+        }
+        let index = |own: Vec<SlotId>| own.iter().map(|s| s.index).collect::<Vec<_>>();
+        assert_eq!(index(set.drain(0, 2)), [1, 3]);
+        assert!(is_readable(&set));
+        set.forget(at(0, 9));
+        set.mark(at(0, 5));
+        set.forget(at(0, 5));
+        assert_eq!(index(set.drain(0, 2)), [4]);
+        assert_eq!(index(set.drain(1, 2)), [2]);
+        assert!(!is_readable(&set) && !set.has_candidates());
     }
 
     #[test]
@@ -176,9 +212,9 @@ mod tests {
                 set.signal();
             }
         }
-        assert_eq!(set.drain(0).len(), 2);
+        assert_eq!(set.drain(0, 9).len(), 2);
         assert!(is_readable(&set) && set.has_candidates());
-        assert_eq!(set.drain(1), [at(1, 6).slot]);
+        assert_eq!(set.drain(1, 9), [at(1, 6).slot]);
         assert!(!is_readable(&set) && !set.has_candidates());
     }
 }

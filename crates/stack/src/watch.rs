@@ -159,10 +159,10 @@ mod tests {
             watch.join(0, &set, 6, Ready::READABLE);
         }
         assert_eq!(wakes.len(), 1);
-        assert_eq!(set.drain(0), [id(1)]);
+        assert_eq!(set.drain(0, 9), [id(1)]);
         assert_eq!(watch.unlisted(&set), Some((6, Ready::READABLE)));
         watch.notify(id(1), Ready::READABLE, &mut wakes);
-        assert_eq!(set.drain(0), [id(1)]);
+        assert_eq!(set.drain(0, 9), [id(1)]);
     }
 
     #[test]
@@ -176,7 +176,7 @@ mod tests {
         assert!(a.leave(id(1), &set));
         assert!(!a.leave(id(1), &set));
         b.leave_all(id(2));
-        assert!(set.drain(0).is_empty());
+        assert!(set.drain(0, 9).is_empty());
         assert!(a.is_empty() && b.is_empty());
     }
 

@@ -84,8 +84,9 @@ impl<P: Probe> Shard<P> {
         if s.watch().leave(id, set) { Ok(()) } else { Err(SocketError::Invalid) }
     }
 
-    /// Which members of a poll set, of those that are sockets of this shard, are ready for what they were added for: token and readiness.
-    /// Level-triggered: what is ready stays a candidate for the next call.
+    /// Which members of a poll set, of those that are sockets of this shard, are ready for what they were
+    /// added for, `limit` at most: token and readiness. Level-triggered: what is ready stays a candidate
+    /// for the next call.
     pub fn collect_set(
         &mut self,
         set: &Arc<PollSetCore>,
@@ -93,19 +94,20 @@ impl<P: Probe> Shard<P> {
         mut ready: impl FnMut(usize, Ready),
     ) -> usize {
         let mut reported = Vec::new();
-        for id in set.drain(self.id) {
-            let Some(ready_for) = self.ready_of(id) else { continue };
-            let Some(s) = self.sockets.get_mut(id) else { continue };
-            let Some((token, interest)) = s.watch().unlisted(set) else { continue };
-            let seen = ready_for.seen_by(interest);
-            if seen.is_empty() {
-                continue;
+        while reported.len() < limit {
+            let candidates = set.drain(self.id, limit - reported.len());
+            if candidates.is_empty() {
+                break;
             }
-            if reported.len() < limit {
-                ready(token, seen);
-                reported.push(id);
-            } else {
-                s.watch().relist(id, set);
+            for id in candidates {
+                let Some(ready_for) = self.ready_of(id) else { continue };
+                let Some(s) = self.sockets.get_mut(id) else { continue };
+                let Some((token, interest)) = s.watch().unlisted(set) else { continue };
+                let seen = ready_for.seen_by(interest);
+                if !seen.is_empty() {
+                    ready(token, seen);
+                    reported.push(id);
+                }
             }
         }
         // Behind those that found no place this time, so that everybody has a turn.
