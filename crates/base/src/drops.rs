@@ -96,6 +96,8 @@ drop_reasons! {
     IcmpIgnored, "icmp", "icmp_ignored";
     /// A reply was not sent because replies of this kind are limited in rate.
     RateLimited, "icmp", "rate_limited";
+    /// The queue of answers to echo requests was full: the oldest one, or the one that came.
+    EchoBufferFull, "icmp", "echo_buffer_full";
     /// A neighbour discovery message that fails the checks of RFC 4861.
     NdpInvalid, "ndp", "ndp_invalid";
     /// A UDP header that is malformed.

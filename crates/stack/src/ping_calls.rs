@@ -1,38 +1,50 @@
 //! Echo requests: what their users ask of a shard, and the answers on their way up.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use fulmar_base::{DropReason, Instant, Probe, SlotId, zone_of};
 use fulmar_ip::{EchoReply, ErrorKind, QuotedError};
+use fulmar_mbuf::Purpose;
 use fulmar_socket::{SocketError, Step};
 
 use crate::net::{Net, Sink};
 use crate::shard::Shard;
-use crate::sockets::{Echo, PING_REPLIES, PingEntry, Socket};
+use crate::sockets::{Echo, PingEntry, Socket};
 
 impl<P: Probe> Shard<P> {
     /// Opens a socket for echo requests.
     pub fn ping_open(&mut self) -> SlotId {
-        let used: Vec<u16> = self.pings().map(|(_, p)| p.ident).collect();
         // Of 65,536 identifiers a few are in use.
         let mut ident = self.secret.echo_ident();
-        while used.contains(&ident) && used.len() < usize::from(u16::MAX) {
+        while self.pings.contains_key(&ident) && self.pings.len() < usize::from(u16::MAX) {
             ident = ident.wrapping_add(1);
         }
-        self.sockets.insert(Socket::Ping(Box::new(PingEntry {
-            ident,
-            replies: VecDeque::new(),
-            sent: VecDeque::new(),
-            watch: Default::default(),
-        })))
+        let id = self.sockets.insert(Socket::Ping(Box::new(PingEntry::new(ident))));
+        self.pings.insert(ident, id);
+        id
     }
 
-    fn pings(&self) -> impl Iterator<Item = (SlotId, &PingEntry)> {
-        self.sockets.iter().filter_map(|(id, s)| match s {
-            Socket::Ping(p) => Some((id, &**p)),
+    /// Frees what a socket for echo requests has, which is out of the table.
+    pub(crate) fn close_ping(&mut self, mut ping: PingEntry) {
+        self.pings.remove(&ping.ident);
+        while let Some(echo) = ping.receive() {
+            self.free_echo(echo);
+        }
+    }
+
+    fn free_echo(&mut self, echo: Echo) {
+        if let Ok(chain) = echo.outcome {
+            self.net.pool.free(chain);
+        }
+    }
+
+    /// The socket with this identifier.
+    fn ping_of(&mut self, ident: u16) -> Option<(SlotId, &mut PingEntry)> {
+        let id = *self.pings.get(&ident)?;
+        match self.sockets.get_mut(id) {
+            Some(Socket::Ping(p)) => Some((id, p)),
             _ => None,
-        })
+        }
     }
 
     /// Sends an echo request with `bytes` of payload.
@@ -77,7 +89,7 @@ impl<P: Probe> Shard<P> {
     pub fn ping_receive(&mut self, id: SlotId) -> Result<Step<Echo>, SocketError> {
         let down = self.down();
         match self.sockets.get_mut(id) {
-            Some(Socket::Ping(p)) => match p.replies.pop_front() {
+            Some(Socket::Ping(p)) => match p.receive() {
                 Some(echo) => Ok(Step::Done(echo)),
                 None => down.map_or(Ok(Step::WaitData(1)), Err),
             },
@@ -94,7 +106,7 @@ impl<P: Probe> Shard<P> {
     /// An ICMP error about an echo request of ours; one that was not sent lately is dropped.
     pub(crate) fn ping_error(&mut self, now: Instant, e: QuotedError) {
         let (ident, seq, to) = (e.local.port(), e.seq as u16, e.remote.ip());
-        let is_ours = self.pings().any(|(_, p)| p.ident == ident && p.sent.contains(&(to, seq)));
+        let is_ours = self.ping_of(ident).is_some_and(|(_, p)| p.sent.contains(&(to, seq)));
         if !is_ours {
             return self.net.counters.drop_packet(DropReason::IcmpNoFlow);
         }
@@ -109,21 +121,18 @@ impl<P: Probe> Shard<P> {
     }
 
     fn give_echo(&mut self, ident: u16, echo: Echo) {
-        let owner = self.pings().find(|(_, p)| p.ident == ident).map(|(id, _)| id);
-        let Some(id) = owner else {
+        let share = self.net.pool.share_of(Purpose::Receive);
+        let Some((id, ping)) = self.ping_of(ident) else {
             self.net.counters.drop_packet(DropReason::IcmpNoFlow);
-            if let Ok(chain) = echo.outcome {
-                self.net.pool.free(chain);
-            }
-            return;
+            return self.free_echo(echo);
         };
-        if let Some(Socket::Ping(p)) = self.sockets.get_mut(id) {
-            if p.replies.len() >= PING_REPLIES
-                && let Some(Echo { outcome: Ok(chain), .. }) = p.replies.pop_front()
-            {
-                self.net.pool.free(chain);
-            }
-            p.replies.push_back(echo);
+        if let Err(refused) = ping.keep(echo, share) {
+            self.net.counters.drop_packet(DropReason::EchoBufferFull);
+            return self.free_echo(refused);
+        }
+        while let Some(surplus) = self.ping_of(ident).and_then(|(_, p)| p.pop_surplus()) {
+            self.net.counters.drop_packet(DropReason::EchoBufferFull);
+            self.free_echo(surplus);
         }
         self.notify(id);
     }

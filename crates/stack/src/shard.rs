@@ -2,7 +2,7 @@
 //! called, with the time as an argument, and makes no call of the operating system besides those of
 //! its device; so the simulation drives it exactly as the host does.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 use fulmar_base::{
@@ -95,6 +95,8 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) last_stream: LastStream,
     /// Listeners by port; several may share a port with different addresses.
     pub(crate) listeners: HashMap<u16, Vec<SlotId>, Keyed>,
+    /// The sockets for echo requests, by their identifiers.
+    pub(crate) pings: BTreeMap<u16, SlotId>,
     pub(crate) udp: UdpTable<SlotId>,
     pub(crate) time_wait: TimeWaitTable,
     /// Connections per source address, if that is limited.
@@ -237,6 +239,7 @@ impl<P: Probe> Shard<P> {
             foresight: Foresight::default(),
             last_stream: LastStream::default(),
             listeners: HashMap::with_hasher(table),
+            pings: BTreeMap::new(),
             udp: UdpTable::new(&secrets),
             time_wait: TimeWaitTable::new(config.max_time_wait, table),
             sources: Sources::new(config.source_limits, table),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use fulmar_base::{Duration, SlotId};
-use fulmar_mbuf::Chain;
+use fulmar_mbuf::{Chain, FairShare};
 use fulmar_socket::{Ready, SocketError};
 use fulmar_tcp::{Keepalive, Tcb};
 use fulmar_udp::UdpSocket;
@@ -236,7 +236,9 @@ pub struct Echo {
 }
 
 /// Replies that a ping socket keeps at most.
-pub const PING_REPLIES: usize = 64;
+const PING_REPLIES: usize = 64;
+/// What they are charged at most ([`fulmar_udp::charge`]): as much as a datagram socket by default.
+const PING_BYTES: usize = 256 << 10;
 /// Requests of one that are remembered for the errors that come back: more than are under way at the
 /// rate of an ordinary ping.
 const PINGS_REMEMBERED: usize = 64;
@@ -246,19 +248,125 @@ pub struct PingEntry {
     /// The ident of its requests.
     pub ident: u16,
     /// Replies not yet taken, at most [`PING_REPLIES`].
-    pub replies: VecDeque<Echo>,
+    replies: VecDeque<Echo>,
+    /// What they are charged, in bytes.
+    held_bytes: usize,
     /// Requests sent lately, at most [`PINGS_REMEMBERED`]: only about these is an ICMP error believed.
     pub sent: VecDeque<(IpAddr, u16)>,
     /// Who watches it.
     pub watch: Watch,
 }
 
+impl Echo {
+    fn charge(&self) -> usize {
+        self.outcome.as_ref().map_or(0, fulmar_udp::charge)
+    }
+}
+
 impl PingEntry {
+    pub fn new(ident: u16) -> PingEntry {
+        PingEntry {
+            ident,
+            replies: VecDeque::new(),
+            held_bytes: 0,
+            sent: VecDeque::new(),
+            watch: Watch::default(),
+        }
+    }
+
+    /// Keeps a reply, if there is room for it in the receive share.
+    ///
+    /// # Errors
+    /// It comes back if there is none.
+    pub fn keep(&mut self, echo: Echo, share: FairShare) -> Result<(), Echo> {
+        let charge = echo.charge();
+        if share.is_contended() && charge > share.allowance(self.held_bytes, false) {
+            return Err(echo);
+        }
+        self.held_bytes += charge;
+        self.replies.push_back(echo);
+        Ok(())
+    }
+
+    /// A reply that gives way to later ones.
+    pub fn pop_surplus(&mut self) -> Option<Echo> {
+        let is_full = self.replies.len() > PING_REPLIES || self.held_bytes > PING_BYTES;
+        let echo = self.replies.pop_front_if(|_| is_full)?;
+        self.held_bytes -= echo.charge();
+        Some(echo)
+    }
+
+    /// The oldest reply.
+    pub fn receive(&mut self) -> Option<Echo> {
+        let echo = self.replies.pop_front()?;
+        self.held_bytes -= echo.charge();
+        Some(echo)
+    }
+
+    /// Replies not yet taken.
+    pub fn queued(&self) -> usize {
+        self.replies.len()
+    }
+
     /// Remembers a request; of too many the oldest is forgotten.
     pub fn note_sent(&mut self, to: IpAddr, seq: u16) {
         if self.sent.len() >= PINGS_REMEMBERED {
             self.sent.pop_front();
         }
         self.sent.push_back((to, seq));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fulmar_mbuf::{Pool, PoolConfig, Purpose};
+
+    /// Keeps so many replies of a length one after the other; how many of them are there.
+    fn kept(ping: &mut PingEntry, pool: &mut Pool, count: u16, bytes: usize) -> usize {
+        for seq in 0..count {
+            let chain = pool.alloc_chain(bytes, 0, Purpose::Receive).unwrap();
+            let echo = Echo { from: [10, 0, 0, 2].into(), seq, hop_limit: 64, outcome: Ok(chain) };
+            if let Err(Echo { outcome: Ok(chain), .. }) =
+                ping.keep(echo, pool.share_of(Purpose::Receive))
+            {
+                pool.free(chain);
+            }
+            while let Some(Echo { outcome: Ok(chain), .. }) = ping.pop_surplus() {
+                pool.free(chain);
+            }
+        }
+        ping.queued()
+    }
+
+    #[test]
+    fn replies_that_nobody_takes_are_bounded_in_number_and_bytes_and_the_oldest_give_way() {
+        let mut pool = Pool::new(PoolConfig::with_budget(16 << 20)).unwrap();
+        for (bytes, most) in [(8, PING_REPLIES), (60_000, 4)] {
+            let mut ping = PingEntry::new(1);
+            assert_eq!(kept(&mut ping, &mut pool, 200, bytes), most);
+            assert!(ping.held_bytes <= PING_BYTES);
+            let mut seq = 200 - most as u16;
+            while let Some(echo) = ping.receive() {
+                assert_eq!(echo.seq, seq);
+                seq += 1;
+                echo.outcome.into_iter().for_each(|c| pool.free(c));
+            }
+            assert_eq!((seq, ping.held_bytes, pool.outstanding()), (200, 0, 0));
+        }
+    }
+
+    #[test]
+    fn where_the_receive_share_is_scarce_replies_have_a_fair_part_of_it() {
+        let mut pool = Pool::new(PoolConfig::with_budget(2 << 20)).unwrap();
+        let limit = pool.share_of(Purpose::Receive).limit;
+        let others = pool.alloc_chain(limit / 4 * 3, 0, Purpose::Receive).unwrap();
+        let mut ping = PingEntry::new(1);
+        assert_eq!(kept(&mut ping, &mut pool, 200, 8), 4, "a page");
+        assert_eq!(ping.held_bytes, FairShare::MIN_BYTES);
+        while let Some(echo) = ping.receive() {
+            echo.outcome.into_iter().for_each(|c| pool.free(c));
+        }
+        pool.free(others);
     }
 }

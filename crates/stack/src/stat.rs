@@ -146,12 +146,9 @@ fn describe(s: &Socket) -> SocketStat {
             remote: u.socket.remote,
             ..empty
         },
-        Socket::Ping(p) => SocketStat {
-            protocol: "icmp",
-            state: "UNCONNECTED",
-            recv_queue: p.replies.len(),
-            ..empty
-        },
+        Socket::Ping(p) => {
+            SocketStat { protocol: "icmp", state: "UNCONNECTED", recv_queue: p.queued(), ..empty }
+        }
     }
 }
 

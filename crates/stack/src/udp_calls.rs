@@ -68,14 +68,14 @@ impl<P: Probe> Shard<P> {
         let Delivered { src, dst, zone, chain, offload, .. } = d;
         let packet = Incoming { src, dst, zone, chain, offload };
         let share = pool.share_of(Purpose::Receive);
-        let look = |from, to, storage_bytes| {
+        let look = |from, to, charge| {
             if probe.stage(Stage::Demultiplexed).is_break() {
                 return Err(None);
             }
             let found = foresight.socket_of_datagram(udp, to, from);
             let refusal = match found.and_then(|id| sockets.get(id)) {
                 // Of a run some may fit.
-                Some(Socket::Udp(s)) if !is_run => refusal(&s.socket, storage_bytes, share),
+                Some(Socket::Udp(s)) if !is_run => refusal(&s.socket, charge, share),
                 _ => None,
             };
             refusal.map_or(Ok(found), |reason| Err(Some(reason)))
@@ -114,7 +114,7 @@ impl<P: Probe> Shard<P> {
         let Net { pool, counters, .. } = &mut self.net;
         let share = pool.share_of(Purpose::Receive);
         if share.is_contended()
-            && let Some(reason) = refusal(&s.socket, datagram.payload.storage_bytes(), share)
+            && let Some(reason) = refusal(&s.socket, fulmar_udp::charge(&datagram.payload), share)
         {
             counters.drop_packet(reason);
             return pool.free(datagram.payload);
@@ -402,26 +402,20 @@ impl<P: Probe> Shard<P> {
                 }
                 s.socket.release(&mut self.net.pool);
             }
-            Some(Socket::Ping(s)) => {
-                for echo in s.replies {
-                    if let Ok(chain) = echo.outcome {
-                        self.net.pool.free(chain);
-                    }
-                }
-            }
+            Some(Socket::Ping(s)) => self.close_ping(*s),
             _ => {}
         }
     }
 }
 
-/// Why a datagram with so much storage would be dropped: the socket's own limit, or, once half of the
-/// receive share is in use, the socket's fair part of it.
+/// Why a datagram that is charged so much would be dropped: the socket's own limit, or, once half of
+/// the receive share is in use, the socket's fair part of it.
 #[inline]
-fn refusal(socket: &UdpSocket, storage_bytes: usize, share: FairShare) -> Option<DropReason> {
-    if share.is_contended() && storage_bytes > share.allowance(socket.held_bytes(), false) {
+fn refusal(socket: &UdpSocket, charge: usize, share: FairShare) -> Option<DropReason> {
+    if share.is_contended() && charge > share.allowance(socket.held_bytes(), false) {
         return Some(DropReason::UdpBufferFull);
     }
-    socket.refusal(storage_bytes)
+    socket.refusal(charge)
 }
 
 /// A v4-mapped destination is an IPv4 destination.

@@ -88,8 +88,15 @@ pub struct Incoming {
     pub offload: Offload,
 }
 
+/// What a received payload is charged to the queue that keeps it: its storage, and no less than the
+/// budget that comes with its descriptors, so that tiny datagrams use up neither.
+#[inline]
+pub fn charge(payload: &Chain) -> usize {
+    payload.storage_bytes().max(payload.held_bytes())
+}
+
 /// As [`input`], and asks in between whom the packet is for: when its header is understood, and before
-/// its bytes are read for the checksum. `look` gets both ends and the storage that the packet holds;
+/// its bytes are read for the checksum. `look` gets both ends and what the packet is charged ([`charge`]);
 /// with a reason the packet is dropped and counted, with `None` it is only freed.
 ///
 /// # Errors
@@ -104,7 +111,7 @@ pub fn input_for<T>(
     let looked = check(&mut chain, pool).map_err(Some).and_then(|header| {
         let from = with_zone(src, header.src_port, zone);
         let to = with_zone(dst, header.dst_port, zone);
-        let found = look(from, to, chain.storage_bytes())?;
+        let found = look(from, to, charge(&chain))?;
         if !is_sum_right(src, dst, &header, &chain, offload) {
             return Err(Some(DropReason::UdpChecksum));
         }

@@ -28,7 +28,8 @@ mod table;
 mod template;
 
 pub use datagram::{
-    Datagram, Dropped, HEADROOM_BYTES, Incoming, OutputError, input, input_for, max_payload, output,
+    Datagram, Dropped, HEADROOM_BYTES, Incoming, OutputError, charge, input, input_for,
+    max_payload, output,
 };
 pub use socket::{UdpError, UdpSocket};
 pub use table::{BindError, BindOptions, Bound, UdpProbe, UdpTable};

@@ -6,13 +6,13 @@ use core::net::SocketAddr;
 use fulmar_base::{Counter, Counters, DropReason};
 use fulmar_mbuf::Pool;
 
-use crate::Datagram;
+use crate::{Datagram, charge};
 
-/// Datagrams that one socket keeps at most: an empty datagram charges no storage, so that bytes
-/// alone would not bound the queue.
+/// Datagrams that one socket keeps at most: an empty datagram is charged nothing, so that bytes alone
+/// would not bound the queue.
 const MAX_DATAGRAMS: usize = 4096;
-/// Storage that one socket's queue charges at most: 256 KiB, of Linux's order (212,992 bytes, with
-/// its own overhead charged).
+/// What is charged to one socket's queue at most: 256 KiB, of Linux's order (212,992 bytes, with its own
+/// overhead charged); 256 tiny datagrams.
 const DEFAULT_RECV_LIMIT_BYTES: usize = 256 * 1024;
 /// An idle queue gives back what a burst made it grow to beyond this.
 const IDLE_CAPACITY: usize = 64;
@@ -46,7 +46,7 @@ pub struct UdpSocket {
     /// (IP_MTU_DISCOVER with IP_PMTUDISC_DO, IPV6_DONTFRAG). Else they are sent in fragments.
     pub dont_fragment: bool,
     queue: VecDeque<Datagram>,
-    /// Storage of the datagrams in `queue`, in bytes.
+    /// What the datagrams in `queue` are charged ([`charge`]), in bytes.
     queued_bytes: usize,
     /// Storage of datagrams that the user holds by reference, in bytes.
     lent_bytes: usize,
@@ -71,12 +71,12 @@ impl UdpSocket {
         UdpSocket::default()
     }
 
-    /// Bounds the storage of the receive queue (SO_RCVBUF).
+    /// Bounds the receive queue (SO_RCVBUF), in bytes of [`charge`].
     pub fn set_recv_limit(&mut self, bytes: usize) {
         self.recv_limit_bytes = RecvLimit(bytes);
     }
 
-    /// The bound of the receive queue, in bytes of storage.
+    /// The bound of the receive queue, in bytes of [`charge`].
     pub fn recv_limit(&self) -> usize {
         self.recv_limit_bytes.0
     }
@@ -87,25 +87,25 @@ impl UdpSocket {
     /// Dropped and counted: `UdpBufferFull` if the queue is full (one datagram always fits, unless
     /// those that the user holds have used up the bound), `UdpNoSocket` if reading was shut down.
     pub fn deliver(&mut self, d: Datagram, pool: &mut Pool, counters: &mut Counters) -> bool {
-        let storage_bytes = d.payload.storage_bytes();
+        let charge = charge(&d.payload);
         let was_empty = self.queue.is_empty();
-        if let Some(reason) = self.refusal(storage_bytes) {
+        if let Some(reason) = self.refusal(charge) {
             counters.drop_packet(reason);
             pool.free(d.payload);
             return false;
         }
         counters.count(Counter::UdpIn);
-        self.queued_bytes = self.queued_bytes.saturating_add(storage_bytes);
+        self.queued_bytes = self.queued_bytes.saturating_add(charge);
         self.queue.push_back(d);
         was_empty
     }
 
-    /// Why a datagram with so much storage would be dropped now, if it would: for whoever can save work
-    /// by knowing early.
+    /// Why a datagram that is charged so much would be dropped now, if it would: for whoever can save
+    /// work by knowing early.
     #[inline]
-    pub fn refusal(&self, storage_bytes: usize) -> Option<DropReason> {
+    pub fn refusal(&self, charge: usize) -> Option<DropReason> {
         let limit = self.recv_limit_bytes.0;
-        let is_over = self.held_bytes().saturating_add(storage_bytes) > limit;
+        let is_over = self.held_bytes().saturating_add(charge) > limit;
         let may_always = self.queue.is_empty() && self.lent_bytes < limit.max(1);
         if self.is_shut {
             return Some(DropReason::UdpNoSocket);
@@ -117,7 +117,7 @@ impl UdpSocket {
     /// Takes the oldest datagram.
     pub fn receive(&mut self) -> Option<Datagram> {
         let d = self.queue.pop_front()?;
-        self.queued_bytes = self.queued_bytes.saturating_sub(d.payload.storage_bytes());
+        self.queued_bytes = self.queued_bytes.saturating_sub(charge(&d.payload));
         if self.queue.is_empty() {
             self.queued_bytes = 0;
             if self.queue.capacity() > IDLE_CAPACITY {
@@ -153,13 +153,13 @@ impl UdpSocket {
         self.queue.len()
     }
 
-    /// Storage of the queue and of what the user holds by reference, in bytes.
+    /// What the queue and what the user holds by reference are charged, in bytes.
     #[inline]
     pub fn held_bytes(&self) -> usize {
         self.queued_bytes.saturating_add(self.lent_bytes)
     }
 
-    /// Storage of the queue, in bytes.
+    /// What the queue is charged, in bytes.
     pub fn queued_bytes(&self) -> usize {
         self.queued_bytes
     }

@@ -44,6 +44,34 @@ fn a_full_queue_drops_what_comes_but_always_takes_one() {
 }
 
 #[test]
+fn tiny_datagrams_are_charged_the_budget_of_their_descriptors() {
+    let (mut pool, mut counters, mut s) = (pool(), Counters::default(), UdpSocket::new());
+    let most = DEFAULT_RECV_LIMIT_BYTES / fulmar_mbuf::Mbuf::MIN_HELD_BYTES;
+    for _ in 0..most + 50 {
+        let d = datagram(&mut pool, 1);
+        s.deliver(d, &mut pool, &mut counters);
+    }
+    assert_eq!((s.queued(), s.queued_bytes()), (most, DEFAULT_RECV_LIMIT_BYTES));
+    assert_eq!(counters.drops(DropReason::UdpBufferFull), 50);
+    while let Some(d) = s.receive() {
+        pool.free(d.payload);
+        assert_eq!(s.queued_bytes(), s.queued() * fulmar_mbuf::Mbuf::MIN_HELD_BYTES);
+    }
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn what_is_charged_to_its_sender_takes_its_storage_of_the_queue() {
+    let (mut pool, mut counters, mut s) = (pool(), Counters::default(), UdpSocket::new());
+    let payload = pool.alloc_chain(1, 0, Purpose::Send).unwrap();
+    let storage_bytes = payload.storage_bytes();
+    s.deliver(Datagram { payload, ..datagram(&mut pool, 0) }, &mut pool, &mut counters);
+    assert_eq!(s.queued_bytes(), storage_bytes);
+    s.release(&mut pool);
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
 fn empty_datagrams_cannot_grow_the_queue_without_end() {
     let (mut pool, mut counters, mut s) = (pool(), Counters::default(), UdpSocket::new());
     for _ in 0..MAX_DATAGRAMS + 5 {
