@@ -291,9 +291,7 @@ impl PingEntry {
     /// A reply that gives way to later ones.
     pub fn pop_surplus(&mut self) -> Option<Echo> {
         let is_full = self.replies.len() > PING_REPLIES || self.held_bytes > PING_BYTES;
-        let echo = self.replies.pop_front_if(|_| is_full)?;
-        self.held_bytes -= echo.charge();
-        Some(echo)
+        if is_full { self.receive() } else { None }
     }
 
     /// The oldest reply.
