@@ -151,6 +151,37 @@ fn segments_are_copied_together_once_the_budget_is_used_up() {
 }
 
 #[test]
+fn the_part_of_a_segment_that_found_room_is_acknowledged() {
+    for is_behind_hole in [false, true] {
+        let mut t = Trace::established();
+        t.window.limit_bytes = t.window.granted_bytes;
+        for n in 0..6 {
+            recv!(t, "A", seq = 1 + 300 * n, ack = 1, len = 300);
+        }
+        assert_eq!(t.tcb.recv_queue_ref().storage_bytes(), 2048);
+        if is_behind_hole {
+            recv!(t, "A", seq = 5001, ack = 1, len = 10);
+        }
+        let mut hoard: Vec<Mbuf> = Vec::new();
+        while let Ok(m) = t.pool.alloc(1, 0, Purpose::Receive) {
+            hoard.push(m);
+        }
+        while t.pool.has_reserve() {
+            hoard.push(t.pool.alloc(1, 0, Purpose::Control).unwrap());
+        }
+        t.reserve(true);
+        t.out.segs.clear();
+        recv!(t, "A", seq = 1801, ack = 1, len = 300);
+        assert_eq!(t.drops(DropReason::TcpReassemblyFull), 1);
+        assert_eq!(t.out.segs.back().map(|s| s.ack), Some(2049));
+        assert_eq!(t.read(10_000), 2048);
+        recv!(t, "A", seq = 2049, ack = 1, len = 52);
+        assert_eq!(t.read(10_000), 52);
+        hoard.into_iter().for_each(|m| t.pool.free_mbuf(m));
+    }
+}
+
+#[test]
 fn the_segments_that_everybody_may_have_are_not_given_again_before_they_are_read() {
     let mut t = Trace::connect(plain());
     // Others hold the whole budget.

@@ -85,7 +85,7 @@ impl Tcb {
         let Some(payload) = self.fit_in_order(env, payload) else {
             env.counters.drop_packet(DropReason::TcpReassemblyFull);
             self.due.ack = true;
-            return Events::NONE;
+            return self.take_part();
         };
         if !payload.is_empty() {
             self.recv.insert(self.recv.next(), payload, env.pool);
@@ -95,8 +95,16 @@ impl Tcb {
         Events::READABLE
     }
 
+    /// Only the front of a payload may have found room: what the queue has is acknowledged.
+    fn take_part(&mut self) -> Events {
+        let end = self.recv.next().saturating_add(1);
+        let has_grown = end > self.rcv_nxt;
+        self.rcv_nxt = end;
+        if has_grown { Events::READABLE } else { Events::NONE }
+    }
+
     /// Merges the payload into the bytes that wait, as far as that is worth it or necessary; returns
-    /// what is to be queued behind them. `None`: it does not fit, and was freed.
+    /// what is to be queued behind them. `None`: the rest does not fit, and was freed.
     #[inline]
     fn fit_in_order(&mut self, env: &mut Env, payload: Chain) -> Option<Chain> {
         let waste = payload.held_bytes().saturating_sub(payload.len());
@@ -189,7 +197,10 @@ impl Tcb {
         } else {
             self.fit_out_of_order(env, payload)
         };
-        let Some(payload) = payload else { return Err(DropReason::TcpReassemblyFull) };
+        let Some(payload) = payload else {
+            seg.events |= self.take_part();
+            return Err(DropReason::TcpReassemblyFull);
+        };
         if payload.is_empty() {
             self.rcv_nxt = self.recv.next().saturating_add(1);
             seg.events |= Events::READABLE;
