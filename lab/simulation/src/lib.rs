@@ -48,6 +48,7 @@ mod pattern;
 mod placing;
 mod posting;
 mod scenario;
+mod script;
 mod service;
 mod side_traffic;
 mod swarm;

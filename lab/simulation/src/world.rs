@@ -7,17 +7,18 @@ use fulmar_base::{Duration, Instant, Secrets, SlotId};
 use fulmar_drivers::link::{LinkConfig, sim_pair_each_way};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
-use fulmar_route::{Prefix, Route};
+use fulmar_route::Prefix;
 use fulmar_socket::{Ready, Step};
 use fulmar_stack::{ListenOptions, PollSetCore, Shard, StackConfig};
 
 use super::app::{Cx, End, Quirk, Said};
-use super::attack::{AttackKind, Attacker, Injected};
+use super::attack::{AttackKind, Attacker};
 use super::gate::{Gate, Ground, Log, SharedGround, lock};
 use super::hostile::attackers;
 use super::moves::Whereabouts;
 use super::oracle::{self, Report, Violation};
-use super::scenario::{FlowKind, RouteChange, Scenario, Trouble};
+use super::scenario::{FlowKind, Scenario};
+use super::script;
 use super::side_traffic::SideTraffic;
 use super::waiting::{self, Attention};
 
@@ -39,16 +40,6 @@ const LISTENER: usize = usize::MAX;
 /// What the clock of the simulation says at first: not zero, as on no machine.
 pub(super) const START: Instant = Instant::from_millis(100_000);
 
-/// A change that the script makes.
-#[derive(Clone, Copy, Debug)]
-enum Change {
-    Dead([bool; 2]),
-    Gone(usize),
-    Mute(usize, bool),
-    Route(usize, RouteChange),
-    Jump(Duration),
-}
-
 pub(super) struct Side {
     pub(super) shard: Shard,
     listener: Option<SlotId>,
@@ -68,7 +59,7 @@ pub struct World {
     pub(super) ends: Vec<End>,
     /// When the first end of a flow was done.
     half_done: Vec<Option<Instant>>,
-    script: Vec<(Instant, Change)>,
+    pub(super) script: Vec<(Instant, script::Change)>,
     pub(super) attackers: Vec<Attacker>,
     /// Within what each flow must be through; `None`: no bound, or it was.
     pub(super) bounds: Vec<Option<Duration>>,
@@ -90,16 +81,16 @@ pub(super) fn address(v6: bool, station: usize) -> IpAddr {
     }
 }
 
-fn own_address(v6: bool, station: usize) -> IfAddr {
+pub(super) fn own_address(v6: bool, station: usize) -> IfAddr {
     IfAddr { addr: address(v6, station), prefix_len: if v6 { 64 } else { 24 } }
 }
 
-fn link_prefix(v6: bool) -> Prefix {
+pub(super) fn link_prefix(v6: bool) -> Prefix {
     let len = if v6 { 64 } else { 24 };
     Prefix::new(address(v6, 0), len).expect("invariant: a short prefix")
 }
 
-fn host_prefix(v6: bool, station: usize) -> Prefix {
+pub(super) fn host_prefix(v6: bool, station: usize) -> Prefix {
     let len = if v6 { 128 } else { 32 };
     Prefix::new(address(v6, station), len).expect("invariant: a whole address")
 }
@@ -137,7 +128,7 @@ impl World {
             half_done: vec![None; scenario.flows.len()],
             bounds: (0..scenario.flows.len()).map(|f| scenario.service_bound(f)).collect(),
             slowest_permille: 0,
-            script: script(&scenario),
+            script: script::plan(&scenario),
             attackers: attackers(&scenario),
             ends,
             scenario,
@@ -273,66 +264,6 @@ impl World {
             let mut ground = lock(&self.ground);
             ground.log.line(self.now, || oracle::counters(&stat));
             stat.sockets.iter().for_each(|s| ground.log.line(self.now, || oracle::socket(s)));
-        }
-    }
-
-    fn run_script(&mut self) {
-        while let Some((at, change)) = self.script.first().copied() {
-            if at > self.now {
-                return;
-            }
-            self.script.remove(0);
-            let mut ground = lock(&self.ground);
-            ground.log.line(self.now, || format!("  script: {change:?}"));
-            match change {
-                Change::Dead(of) => ground.dead = of,
-                Change::Jump(by) => {
-                    self.now = at.max(self.now) + by;
-                    // No frame can be seen while the clock jumps.
-                    let now = self.now;
-                    ground.attention.iter_mut().for_each(|a| a.looked(now, None));
-                }
-                Change::Gone(station) => ground.gone[station] = true,
-                Change::Mute(station, on) => ground.mute[station] = on,
-                Change::Route(station, change) => {
-                    drop(ground);
-                    self.change_route(station, change);
-                }
-            }
-        }
-    }
-
-    fn change_route(&mut self, station: usize, change: RouteChange) {
-        let v6 = self.scenario.v6;
-        let (host, link) = (host_prefix(v6, 1 - station), link_prefix(v6));
-        let (now, own) = (self.now, address(v6, station));
-        let ip = self.sides[station].shard.ip();
-        match change {
-            RouteChange::Host(mtu) => {
-                let route = Route { mtu: Some(mtu), ..Route::on_link(host) };
-                ip.add_route(route).expect("invariant: a sound route");
-            }
-            RouteChange::NoHost => drop(ip.remove_route(host)),
-            RouteChange::Cut => drop(ip.remove_route(link)),
-            RouteChange::Mend => {
-                ip.add_route(Route::on_link(link)).expect("invariant: a sound route");
-            }
-            RouteChange::PathMtu(mtu) => {
-                ip.lower_path_mtu(now, address(v6, 1 - station), mtu);
-            }
-            RouteChange::Leave => _ = ip.remove_address(own),
-            RouteChange::Return => {
-                ip.add_address(own_address(v6, station)).expect("invariant: ours")
-            }
-            RouteChange::Move { is_announced } => {
-                let mut ground = lock(&self.ground);
-                ground.whereabouts[station].move_on();
-                let frame = ground.whereabouts[station].announcement(own);
-                if is_announced {
-                    let injected = Injected { at: now, frame, is_strict: false };
-                    ground.injected[1 - station].push_back(injected);
-                }
-            }
         }
     }
 
@@ -676,33 +607,4 @@ fn connects(s: &Scenario, f: usize, n: usize) -> Option<(SocketAddr, SocketAddr,
     let at = |end, port| SocketAddr::new(address(s.v6, plan.station(end)), port);
     let start = if plan.again.is_some() { Instant::FAR_FUTURE } else { START + plan.at };
     Some((at(n, from), at(1 - n, to), start))
-}
-
-fn script(s: &Scenario) -> Vec<(Instant, Change)> {
-    let at = |d: Duration| START + d;
-    let jumps = s.swarm.jumps.iter().map(|(d, by)| (at(*d), Change::Jump(*by)));
-    let mut script: Vec<(Instant, Change)> =
-        troubles(&s.trouble).into_iter().chain(jumps).collect();
-    script.sort_by_key(|c| c.0);
-    script
-}
-
-fn troubles(trouble: &Trouble) -> Vec<(Instant, Change)> {
-    let at = |d: Duration| START + d;
-    match trouble {
-        Trouble::None => Vec::new(),
-        Trouble::Pause { at: from, lasts } => vec![
-            (at(*from), Change::Dead([true; 2])),
-            (at(*from + *lasts), Change::Dead([false; 2])),
-        ],
-        Trouble::Death { at: from, of } => vec![(at(*from), Change::Dead(*of))],
-        Trouble::Gone { at: from, station } => vec![(at(*from), Change::Gone(*station))],
-        Trouble::Mute { at: from, lasts, station } => vec![
-            (at(*from), Change::Mute(*station, true)),
-            (at(*from + *lasts), Change::Mute(*station, false)),
-        ],
-        Trouble::Routes(changes) => {
-            changes.iter().map(|(d, s, c)| (at(*d), Change::Route(*s, *c))).collect()
-        }
-    }
 }
