@@ -357,7 +357,8 @@ impl<P: Probe> Shard<P> {
     }
 
     /// A segment for an embryo. The ACK that ends the handshake is dropped while the connection could not
-    /// be accepted; one that acknowledges a cookie sent earlier replaces the embryo.
+    /// be accepted; one that acknowledges a cookie sent earlier replaces the embryo, and what may be data
+    /// behind such an ACK is dropped, since the embryo would answer it by a reset.
     pub(crate) fn give_to_embryo(&mut self, now: Instant, id: SlotId, seg: Segment) {
         let Some(Socket::Tcp(entry)) = self.sockets.get(id) else {
             return self.net.pool.free(seg.payload);
@@ -370,12 +371,17 @@ impl<P: Probe> Shard<P> {
                 }
                 return self.drop_last_ack(listener, seg, reason);
             }
-            if !is_own
-                && self.expects_cookies(now, listener)
-                && let CookieVerdict::Valid(syn) = self.cookie_of(now, &seg)
-            {
-                self.forget_embryo(now, id);
-                return self.open_from_cookie(now, listener, seg, &syn);
+            if !is_own && self.expects_cookies(now, listener) {
+                match self.cookie_of(now, &seg) {
+                    CookieVerdict::Valid(syn) => {
+                        self.forget_embryo(now, id);
+                        return self.open_from_cookie(now, listener, seg, &syn);
+                    }
+                    CookieVerdict::NotFirst => {
+                        return self.drop_chain(seg.payload, DropReason::SynCookieFailed);
+                    }
+                    CookieVerdict::Forged => {}
+                }
             }
         }
         self.give_to_connection(now, id, &seg.header, seg.payload);

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use fulmar_base::{Counter, Duration, EtherAddr, SlotId};
-use fulmar_drivers::link::LinkConfig;
+use fulmar_drivers::link::{Impairments, LinkConfig};
 use fulmar_tcp::State;
 
 use super::app::End;
@@ -107,10 +107,15 @@ impl World {
     /// A listener that answers with SYN cookies keeps nothing of a connection. Where the ACK that carries the
     /// cookie back is lost, and whatever else the peer sends until the cookie is too old, the peer waits or
     /// is reset, and nobody has done wrong. So with an embryo that nobody reached until it was given up, 7 s
-    /// after its SYN: a forged neighbour or a station that pauses or left can stand in the way for longer.
+    /// after its SYN: a forged neighbour or a station that pauses or left can stand in the way for longer, and so can a
+    /// full queue.
     pub(super) fn watch_handshakes(&mut self) {
         let s = &self.scenario;
-        let is_cut_off = s.has_attack(AttackKind::Neighbours) || s.trouble != Trouble::None;
+        let queue_secs =
+            |w: &Impairments| w.queue_bytes as u64 * 8 / w.rate_bps.unwrap_or(u64::MAX);
+        let is_cut_off = s.has_attack(AttackKind::Neighbours)
+            || s.trouble != Trouble::None
+            || s.ways.iter().any(|w| queue_secs(w) >= 2);
         let has = |f| s.swarm.features.has(f);
         let is_hard = has(Feature::SmallPools) || has(Feature::ClockJumps);
         let loses = s.may_be_absent() || is_cut_off || is_hard;
@@ -119,15 +124,11 @@ impl World {
         }
         let cookies = |side: &Side| side.shard.counters().value(Counter::TcpSynCookiesSent);
         let forgets = self.sides.each_ref().map(|side| is_cut_off || cookies(side) > 0);
-        // Data that overtakes the ACK with the cookie is reset, as by Linux; the reset comes later.
-        let overtakes = s.ways.iter().any(|w| w.reorder > 0.0 || w.jitter > Duration::ZERO);
         for flow in 0..s.flows.len() {
             if self.ends[2 * flow].error.is_none() {
                 let passive = &self.ends[2 * flow + 1];
                 let is_lost = passive.is_unborn() && forgets[passive.station];
-                let was_lost = overtakes && self.ends[2 * flow].may_fail;
-                self.ends[2 * flow].may_fail = passive.may_fail || is_lost || was_lost;
-                self.ends[2 * flow + 1].may_fail |= was_lost;
+                self.ends[2 * flow].may_fail = passive.may_fail || is_lost;
             }
         }
     }

@@ -305,6 +305,25 @@ fn an_ack_of_a_cookie_counts_although_a_later_syn_has_made_an_embryo() {
 }
 
 #[test]
+fn data_behind_an_ack_of_a_cookie_is_not_reset_by_the_embryo_of_a_later_syn() {
+    let mut rig = Rig::new(ListenOptions { syn_backlog: Some(8), ..ListenOptions::default() });
+    rig.fill_syn_queue();
+    let cookie = syn_ack(&mut rig, syn_options(7));
+    rig.pass(8_000);
+    syn_ack(&mut rig, syn_options(8007));
+    let first = ack(&cookie);
+    let second = Header { seq: SeqNum(first.seq.0.wrapping_add(5)), ..first };
+    rig.send_from(PEER, &second, b"second");
+    rig.pass(1);
+    assert!(rig.replies_to(PEER).iter().all(|h| !h.flags.contains(Flags::RST)));
+    rig.send_from(PEER, &first, b"first");
+    rig.send_from(PEER, &second, b"second");
+    rig.pass(1);
+    let server = rig.accept().expect("a connection");
+    assert_eq!(rig.read(server), b"firstsecond");
+}
+
+#[test]
 fn a_syn_that_follows_a_connection_in_time_wait_gets_an_embryo_with_a_later_number() {
     let mut rig = Rig::new(ListenOptions { syn_backlog: Some(8), ..ListenOptions::default() });
     let reply = syn_ack(&mut rig, syn_options(7));
