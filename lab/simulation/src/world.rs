@@ -291,14 +291,15 @@ impl World {
                 let due = end.deadline().is_some_and(|at| at <= now);
                 let asked = named.as_ref().map_or(first || moved, |ends| ends.contains(&e));
                 if end.station == i && (due || asked) {
+                    // What the step, a datagram or another end's write without a buffer gave up.
+                    self.watch_reclaim(i);
                     moved |= self.drive(e)?;
                 }
             }
             first = moved;
-            // What the step, a datagram or a write that found no buffer gave up.
-            self.watch_reclaim(i);
             drop(self.sides[i].shard.take_wakes());
             if !moved {
+                self.watch_reclaim(i);
                 return self.wait(i);
             }
         }
