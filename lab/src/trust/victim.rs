@@ -18,8 +18,10 @@ use fulmar_netns::Netns;
 
 /// Connections in the accept queue and embryos in the SYN queue at most: std's choice on most systems.
 const BACKLOG: usize = 128;
-/// Sections until the SYN queue is full.
-const FILLING: usize = 4;
+/// Sections at most until the SYN queue is full and every SYN is answered, and the time between them: a link
+/// that has just been brought up drops what is sent for a moment.
+const PATIENCE: usize = 200;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// What a victim has done so far.
 #[derive(Clone, Copy, Debug, Default)]
@@ -126,11 +128,19 @@ impl Victim {
 
     /// Its SYN queue is full and it knows its router.
     fn filled(mut self) -> io::Result<Victim> {
-        for mut section in self.make(Frames::Syns, FILLING)? {
-            self.run(&mut section)?;
+        for _ in 0..PATIENCE {
+            let before = self.tally()?;
+            for section in &mut self.make(Frames::Syns, 1)? {
+                self.run(section)?;
+            }
+            let Tally { cookies, answers, .. } = self.tally()?.since(before);
+            if cookies.min(answers) == SECTION as u64 {
+                return Ok(self);
+            }
             self.meet_router()?;
+            std::thread::sleep(PAUSE);
         }
-        Ok(self)
+        Err(io::Error::other("a listener behind the link answers no SYNs"))
     }
 
     /// Makes so many sections of frames for it.
