@@ -38,8 +38,10 @@ const SECTIONS: usize = 16;
 const LEAST_ROUNDS: usize = 3;
 
 /// What to measure.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
+    /// Only these ways, of [`way_names`], and no scenario; empty: everything.
+    pub ways: Vec<&'static str>,
     /// Time for the rounds; the scenarios on a virtual clock come on top.
     pub budget: Duration,
     /// Rounds at most.
@@ -66,6 +68,11 @@ const WAYS: [(&str, Frames, &str, &str); 8] = [
     ("tap", Frames::Strays, "tap.stray", "fulmar on TAP, stray resets"),
     ("packet", Frames::Unclaimed, "packet.unclaimed", "fulmar on veth (packet), unclaimed frames"),
 ];
+
+/// The names of all ways.
+pub fn way_names() -> impl Iterator<Item = &'static str> {
+    WAYS.into_iter().map(|(_, _, name, _)| name)
+}
 
 /// One way, and what it cost.
 pub struct Way {
@@ -126,7 +133,8 @@ pub fn run(
     progress: Progress<'_>,
 ) -> io::Result<Found> {
     let began = Instant::now();
-    let played = play(progress);
+    let is_whole = options.ways.is_empty();
+    let played = if is_whole { play(progress) } else { Played::default() };
     let (cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
     let (ways, stop) = match isolated {
         Ok(()) => on_pinned_thread(cpu, || flood(options, progress))?,
@@ -140,8 +148,10 @@ pub fn run(
 
 /// Opens what can be opened and runs rounds until the time is over.
 fn flood(options: &Options, progress: Progress<'_>) -> io::Result<(Vec<Way>, Stop)> {
+    let is_wanted = |name: &str| options.ways.is_empty() || options.ways.contains(&name);
+    let plan: Vec<_> = WAYS.into_iter().filter(|(_, _, name, _)| is_wanted(name)).collect();
     let mut victims: Vec<(&str, Victim)> = Vec::new();
-    for (name, open) in ENDPOINTS {
+    for (name, open) in ENDPOINTS.into_iter().filter(|(e, _)| plan.iter().any(|w| w.0 == *e)) {
         match open() {
             Ok(victim) => victims.push((name, victim)),
             Err(e) => eprintln!("no {name}: {e}"),
@@ -151,7 +161,7 @@ fn flood(options: &Options, progress: Progress<'_>) -> io::Result<(Vec<Way>, Sto
     while done < options.runs && (done < LEAST_ROUNDS || began.elapsed() < options.budget) {
         let ms = |d: Duration| d.as_millis() as usize;
         progress("flooding (ms)", ms(began.elapsed()), ms(options.budget));
-        for (endpoint, what, name, title) in WAYS {
+        for &(endpoint, what, name, title) in &plan {
             let victim = victims.iter_mut().find(|(known, _)| *known == endpoint);
             if let Some((_, victim)) = victim {
                 let cost = measure(victim, what)?;

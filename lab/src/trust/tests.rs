@@ -3,7 +3,7 @@ use crate::report::Machine;
 
 #[test]
 fn without_namespaces_the_scenarios_are_played_and_the_rest_is_left_out() {
-    let options = Options { budget: Duration::ZERO, runs: 1 };
+    let options = Options { ways: Vec::new(), budget: Duration::ZERO, runs: 1 };
     let mut shown = Vec::new();
     let refused = io::Error::other("namespaces are not allowed here");
     let found = run(&options, Err(refused), &mut |what, n, all| shown.push((what, n, all)));
