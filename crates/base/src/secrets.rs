@@ -175,7 +175,20 @@ impl Key {
 
     /// The same of a flow.
     pub fn hash_flow(&self, flow: &FlowKey) -> u64 {
-        self.hash(&flow.words())
+        match flow.ipv4_words() {
+            Some(words) => self.hash(&words),
+            None => self.hash(&flow.words()),
+        }
+    }
+
+    /// The same of a flow and what else is said about it.
+    pub fn hash_flow_and(&self, flow: &FlowKey, more: [u64; 2]) -> u64 {
+        let [x, y] = more;
+        if let Some([a, b]) = flow.ipv4_words() {
+            return self.hash(&[a, b, x, y]);
+        }
+        let [a, b, c, d, e] = flow.words();
+        self.hash(&[a, b, c, d, e, x, y])
     }
 }
 

@@ -1,13 +1,13 @@
 //! What a shard sends that nobody may foresee, and the keys of its hash tables: see `docs/secrets.md`.
 
-use core::hash::{BuildHasher, Hash, Hasher};
+use core::hash::BuildHasher;
 use std::io;
 
 use fulmar_base::{
     FlowHasher, FlowKey, Instant, Key, KeyUse, OwnerKey, Random, Secrets, SeqNum, ephemeral_ports,
 };
 use fulmar_tcp::CookieInput;
-use siphasher::sip::{SipHasher13, SipHasher24};
+use siphasher::sip::SipHasher13;
 
 use crate::error::SetupError;
 use crate::sys;
@@ -109,10 +109,7 @@ impl Secret {
 
     /// The MAC of a SYN cookie.
     pub fn cookie_mac(&self, key: &FlowKey, input: &CookieInput) -> u32 {
-        let [k0, k1] = self.cookie.halves();
-        let mut hasher = SipHasher24::new_with_keys(k0, k1);
-        (key, input).hash(&mut hasher);
-        hasher.finish() as u32
+        self.cookie.hash_flow_and(key, input.words()) as u32
     }
 
     /// Ephemeral ports, each once.

@@ -17,7 +17,6 @@ use fulmar_socket::{Ready, SocketError};
 use fulmar_tcp::{Env, PathInfo, WindowBudget};
 use fulmar_udp::UdpTable;
 use fulmar_wire::protocol;
-use hashbrown::HashMap;
 
 use crate::config::StackConfig;
 use crate::demux::{Flows, Foresight};
@@ -28,7 +27,7 @@ use crate::net::{FlowPath, Link, Net, Sink};
 use crate::reclaim::Reclaim;
 use crate::recv_calls::PostedTable;
 use crate::returns::Returns;
-use crate::secret::{self, Keyed, Secret};
+use crate::secret::{self, Secret};
 use crate::send_wait::SendWaiters;
 use crate::shortage::Shortage;
 use crate::slab::Slab;
@@ -94,7 +93,7 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) foresight: Foresight,
     pub(crate) last_stream: LastStream,
     /// Listeners by port; several may share a port with different addresses.
-    pub(crate) listeners: HashMap<u16, Vec<SlotId>, Keyed>,
+    pub(crate) listeners: BTreeMap<u16, Vec<SlotId>>,
     /// The sockets for echo requests, by their identifiers.
     pub(crate) pings: BTreeMap<u16, SlotId>,
     pub(crate) udp: UdpTable<SlotId>,
@@ -238,7 +237,7 @@ impl<P: Probe> Shard<P> {
             flows: Flows::new(secret.flow_hasher()),
             foresight: Foresight::default(),
             last_stream: LastStream::default(),
-            listeners: HashMap::with_hasher(table),
+            listeners: BTreeMap::new(),
             pings: BTreeMap::new(),
             udp: UdpTable::new(&secrets),
             time_wait: TimeWaitTable::new(config.max_time_wait, table),

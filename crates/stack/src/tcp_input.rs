@@ -18,7 +18,8 @@ pub(crate) struct Segment {
     pub key: FlowKey,
     pub header: tcp::Header,
     pub payload: Chain,
-    pub ip_packet: Delivered,
+    /// It was sent to more than one station.
+    pub is_group: bool,
 }
 
 impl<P: Probe> Shard<P> {
@@ -59,7 +60,7 @@ impl<P: Probe> Shard<P> {
         }
         let mut payload = std::mem::take(&mut d.chain);
         payload.trim_front(bytes, &mut self.net.pool);
-        Some(Segment { key, header, payload, ip_packet: d })
+        Some(Segment { key, header, payload, is_group: d.broadcast_or_multicast })
     }
 
     pub(crate) fn drop_chain(&mut self, chain: Chain, reason: DropReason) {
@@ -152,7 +153,7 @@ impl<P: Probe> Shard<P> {
     pub(crate) fn refuse(&mut self, now: Instant, seg: Segment, reason: DropReason) {
         let reply = reset_for(&seg.header, seg.payload.len());
         self.drop_chain(seg.payload, reason);
-        if seg.ip_packet.broadcast_or_multicast {
+        if seg.is_group {
             return;
         }
         if let Some(header) = reply {

@@ -54,6 +54,14 @@ pub struct CookieInput {
     pub options: u32,
 }
 
+impl CookieInput {
+    /// As words for the MAC.
+    pub fn words(&self) -> [u64; 2] {
+        let CookieInput { peer_iss, period, options } = *self;
+        [u64::from(peer_iss.0) << 32 | u64::from(period), u64::from(options)]
+    }
+}
+
 /// What an ACK says about the cookie that it should bring back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CookieVerdict {
