@@ -58,7 +58,7 @@ const ENDPOINTS: [Endpoint; 3] =
     [("kernel", Victim::kernel), ("packet", Victim::packet), ("tap", Victim::tap)];
 
 /// The ways in the order in which a round runs them: endpoint, what is sent, name, title.
-const WAYS: [(&str, Frames, &str, &str); 8] = [
+const WAYS: [(&str, Frames, &str, &str); 9] = [
     ("kernel", Frames::Unclaimed, "kernel.unclaimed", "kernel on veth, unclaimed frames"),
     ("kernel", Frames::Syns, "kernel.syn", "kernel on veth, SYNs"),
     ("packet", Frames::Syns, "packet.syn", "fulmar on veth (packet), SYNs"),
@@ -67,6 +67,7 @@ const WAYS: [(&str, Frames, &str, &str); 8] = [
     ("packet", Frames::Strays, "packet.stray", "fulmar on veth (packet), stray resets"),
     ("tap", Frames::Strays, "tap.stray", "fulmar on TAP, stray resets"),
     ("packet", Frames::Unclaimed, "packet.unclaimed", "fulmar on veth (packet), unclaimed frames"),
+    ("tap", Frames::Unclaimed, "tap.unclaimed", "fulmar on TAP, unclaimed frames"),
 ];
 
 /// The names of all ways.

@@ -44,40 +44,101 @@ fn net(ways: &[Way], name: &str) -> Vec<f64> {
     }
 }
 
-/// One way over another, both without what flooding costs by itself, round by round.
-fn ratio(ways: &[Way], above: &str, below: &str) -> Option<Estimate> {
-    let (above, below) = (net(ways, above), net(ways, below));
-    Estimate::of(&above.iter().zip(&below).map(|(a, b)| a / b).collect::<Vec<_>>())
+/// A ratio to the kernel: what it is asked for, of the way of fulmar's above the line and the kernel's below
+/// it, both without what flooding costs by itself.
+struct Wanted {
+    name: &'static str,
+    sentence: &'static str,
+    fulmar: &'static str,
+    kernel: &'static str,
+    /// What unclaimed frames cost fulmar is taken off as well, so that its device is not charged.
+    above_device: Option<&'static str>,
+    reach_and_aim: Option<(f64, f64)>,
 }
 
-/// Name, sentence, way above the line, way below, reach and aim.
-type Wanted = (&'static str, &'static str, &'static str, &'static str, Option<(f64, f64)>);
+const fn wanted(
+    name: &'static str,
+    sentence: &'static str,
+    fulmar: &'static str,
+    kernel: &'static str,
+) -> Wanted {
+    Wanted { name, sentence, fulmar, kernel, above_device: None, reach_and_aim: None }
+}
 
-const RATIOS: [Wanted; 5] = [
-    (
-        "trust.syn_flood.us_per_syn",
-        "CPU per flooded SYN with cookies, veth: fulmar ÷ kernel",
-        "packet.syn",
-        "kernel.syn",
-        Some((0.5, 0.25)),
-    ),
-    ("trust.syn_flood.us_per_syn.tap", "the same, fulmar on TAP", "tap.syn", "kernel.syn", None),
-    (
-        "trust.drop.vs_kernel",
-        "CPU per dropped stray segment, veth: fulmar ÷ kernel",
-        "packet.stray",
-        "kernel.stray",
-        Some((2.0, 1.0)),
-    ),
-    ("trust.drop.vs_kernel.tap", "the same, fulmar on TAP", "tap.stray", "kernel.stray", None),
-    (
-        "trust.drop.device_share",
-        "of fulmar's CPU per stray segment on veth, what any frame costs there",
-        "packet.unclaimed",
-        "packet.stray",
-        None,
-    ),
+const SYN: &str = "kernel.syn";
+const STRAY: &str = "kernel.stray";
+const TAP: Option<&str> = Some("tap.unclaimed");
+const PACKET: Option<&str> = Some("packet.unclaimed");
+
+const RATIOS: [Wanted; 8] = [
+    Wanted {
+        reach_and_aim: Some((0.5, 0.25)),
+        ..wanted(
+            "trust.syn_flood.us_per_syn",
+            "CPU per flooded SYN with cookies: fulmar on TAP ÷ kernel on veth",
+            "tap.syn",
+            SYN,
+        )
+    },
+    Wanted {
+        above_device: TAP,
+        ..wanted(
+            "trust.syn_flood.us_per_syn.above_device",
+            "the same, less what unclaimed frames cost fulmar",
+            "tap.syn",
+            SYN,
+        )
+    },
+    wanted("trust.syn_flood.us_per_syn.packet", "fulmar on veth (packet)", "packet.syn", SYN),
+    Wanted {
+        above_device: PACKET,
+        ..wanted(
+            "trust.syn_flood.us_per_syn.packet.above_device",
+            "fulmar on veth (packet), less what unclaimed frames cost fulmar",
+            "packet.syn",
+            SYN,
+        )
+    },
+    Wanted {
+        reach_and_aim: Some((2.0, 1.0)),
+        ..wanted(
+            "trust.drop.vs_kernel",
+            "CPU per dropped stray segment: fulmar on TAP ÷ kernel on veth",
+            "tap.stray",
+            STRAY,
+        )
+    },
+    Wanted {
+        above_device: TAP,
+        ..wanted(
+            "trust.drop.vs_kernel.above_device",
+            "the same, less what unclaimed frames cost fulmar",
+            "tap.stray",
+            STRAY,
+        )
+    },
+    wanted("trust.drop.vs_kernel.packet", "fulmar on veth (packet)", "packet.stray", STRAY),
+    Wanted {
+        above_device: PACKET,
+        ..wanted(
+            "trust.drop.vs_kernel.packet.above_device",
+            "fulmar on veth (packet), less what unclaimed frames cost fulmar",
+            "packet.stray",
+            STRAY,
+        )
+    },
 ];
+
+/// The ratio round by round, of the rounds that have all of its ways.
+fn ratio(ways: &[Way], wanted: &Wanted) -> Option<Estimate> {
+    let (fulmar, kernel) = (net(ways, wanted.fulmar), net(ways, wanted.kernel));
+    let device = match wanted.above_device {
+        Some(name) => net(ways, name),
+        None => vec![0.0; fulmar.len()],
+    };
+    let rounds = fulmar.iter().zip(&kernel).zip(&device);
+    Estimate::of(&rounds.map(|((f, k), d)| (f - d) / k).collect::<Vec<_>>())
+}
 
 fn figures(ways: &[Way], played: &Played) -> Vec<Figure> {
     let served = [
@@ -99,8 +160,9 @@ fn figures(ways: &[Way], played: &Played) -> Vec<Figure> {
     let served = served.into_iter().map(|(name, sentence, values, goal)| {
         figure(name, sentence, Estimate::of(values), Some(goal), true)
     });
-    let ratios = RATIOS.into_iter().map(|(name, sentence, above, below, goal)| {
-        figure(name, sentence, ratio(ways, above, below), goal, false)
+    let ratios = RATIOS.iter().map(|wanted| {
+        let Wanted { name, sentence, reach_and_aim, .. } = wanted;
+        figure(name, sentence, ratio(ways, wanted), *reach_and_aim, false)
     });
     served.chain(ratios).filter(|f| f.estimate.is_some()).collect()
 }
@@ -216,7 +278,8 @@ machine is the busy time of all CPUs meanwhile, from /proc/stat, which counts in
 net of flooding: the same less what 256 unclaimed frames cost in the same round. They are SYNs under
 an EtherType that nobody takes, on the kernel's veth pair, so that sending and veth are taken off and
 nothing of the victim's. What fulmar's packet socket and polling it cost stays in. Over a TAP the
-kernel only queues what is sent; sending is not timed there, and reading it is.
+kernel only queues what is sent; sending is not timed there, and reading it is. Figures with
+above_device take off what fulmar spends on unclaimed frames too, which is its device and little else.
 
 SYNs come from 198.18.0.0/15, none twice from one address and port in a round. Both listeners have a
 SYN queue of 128, which is full, and tcp_syncookies is 1: nine of ten SYNs or more are answered

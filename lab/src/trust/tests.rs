@@ -32,16 +32,24 @@ fn flooding_is_taken_off_both_sides_of_a_ratio_round_by_round() {
         way("kernel.unclaimed", &[100.0, 200.0]),
         way("kernel.stray", &[300.0, 600.0]),
         way("packet.stray", &[500.0, 600.0]),
+        way("packet.unclaimed", &[300.0, 400.0]),
         way("tap.stray", &[400.0, 800.0]),
     ];
     let found = Found::new(ways, &Played::default(), Stop::Runs, Duration::ZERO);
     let json = found.json(&Machine::here(), &[]);
-    assert_eq!(json["ratios"]["trust.drop.vs_kernel"]["low"], 1.0);
-    assert_eq!(json["ratios"]["trust.drop.vs_kernel"]["high"], 2.0);
+    let interval = |name: &str| {
+        let ratio = &json["ratios"][name];
+        [&ratio["low"], &ratio["high"]].map(|v| v.as_f64())
+    };
+    assert_eq!(interval("trust.drop.vs_kernel.packet"), [Some(1.0), Some(2.0)]);
+    // What fulmar's device costs is taken off as well.
+    assert_eq!(interval("trust.drop.vs_kernel.packet.above_device"), [Some(0.5), Some(1.0)]);
     // Over a TAP flooding was not timed.
-    assert_eq!(json["ratios"]["trust.drop.vs_kernel.tap"]["median"], 2.0);
+    assert_eq!(interval("trust.drop.vs_kernel"), [Some(2.0), Some(2.0)]);
     assert_eq!(json["rows"][1]["net_cpu_ns_per_frame"], 300.0);
-    assert_eq!(json["ratios"]["trust.syn_flood.us_per_syn"], serde_json::Value::Null);
+    // A way that was not measured leaves its ratios out.
+    assert_eq!(interval("trust.drop.vs_kernel.above_device"), [None, None]);
+    assert_eq!(interval("trust.syn_flood.us_per_syn"), [None, None]);
 }
 
 #[test]
