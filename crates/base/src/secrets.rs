@@ -56,7 +56,7 @@ key_uses! {
     NextHop,
     /// Which shard owns a flow.
     Owner,
-    /// Hash tables of TCP: connections, listeners, TIME-WAIT.
+    /// Hash tables of TCP: connections, TIME-WAIT, sources.
     TcpTables,
     /// Hash tables of UDP.
     UdpTables,
