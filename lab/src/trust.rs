@@ -3,7 +3,7 @@
 //! Two scenarios on a virtual clock are played as the tests of `stack` play them (`fulmar_testbed`).
 //! What a flooded frame costs is measured against the kernel, on links of the same kind and in turn, all on
 //! one CPU: a packet socket sends a section of frames, then the victim does what it does about them
-//! ([`victim`]). Each way handles the same number of frames per round.
+//! (`victim`). Each way handles the same number of frames per round.
 
 mod flood;
 mod found;
