@@ -15,11 +15,12 @@
 //! It is read and written without a lock.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::atomic::AtomicU32;
 
 use fulmar_ip::{Delivered, EchoReply, QuotedError};
 use fulmar_netdev::Peek;
+
+use crate::sync::{AtomicIsize, Ordering, Receiver, SyncSender, TrySendError, fence, sync_channel};
 
 /// Shards of one stack at most: as many as a word has bits.
 pub const MAX_SHARDS: usize = 32;
@@ -28,7 +29,7 @@ pub const MAX_SHARDS: usize = 32;
 const RING: usize = 512;
 
 /// As long as more wait, nothing is overheard: a flood of answers leaves room for packets.
-const OVERHEARING: usize = RING / 4;
+const OVERHEARING: isize = RING as isize / 4;
 
 /// Frames that are heard by all are answers of neighbours, which are short.
 pub const OVERHEARD_BYTES: usize = 128;
@@ -73,9 +74,16 @@ struct Door {
     waiting: Arc<Waiting>,
 }
 
-/// How many wait in a ring.
+/// How many wait in a ring, as counted by those who have put something in: below 0 while what somebody has
+/// just put in is taken already. So whoever sees a count finds something in the ring.
 #[derive(Default)]
-struct Waiting(AtomicUsize);
+struct Waiting(AtomicIsize);
+
+impl Waiting {
+    fn is_empty(&self, order: Ordering) -> bool {
+        self.0.load(order) <= 0
+    }
+}
 
 /// Which shards have a datagram socket on which port.
 pub struct Ports(Box<[AtomicU32]>);
@@ -148,18 +156,15 @@ impl Handoff {
     #[allow(clippy::result_large_err, reason = "it comes back as it went: no heap per packet")]
     pub fn hand(&mut self, to: u16, what: Handed) -> Result<(), Handed> {
         let Some(door) = self.doors.get(usize::from(to)) else { return Err(what) };
-        // Counted first, so that the receiver never counts below zero.
-        let waiting = door.waiting.0.fetch_add(1, Ordering::SeqCst);
-        let refused = match what {
-            Handed::Overheard(_) if waiting >= OVERHEARING => Some(what),
-            _ => door.ring.try_send(what).err().map(|e| match e {
-                TrySendError::Full(what) | TrySendError::Disconnected(what) => what,
-            }),
-        };
-        if let Some(what) = refused {
-            door.waiting.0.fetch_sub(1, Ordering::SeqCst);
+        if matches!(what, Handed::Overheard(_))
+            && door.waiting.0.load(Ordering::Relaxed) >= OVERHEARING
+        {
             return Err(what);
         }
+        door.ring.try_send(what).map_err(|e| match e {
+            TrySendError::Full(what) | TrySendError::Disconnected(what) => what,
+        })?;
+        door.waiting.0.fetch_add(1, Ordering::SeqCst);
         self.told |= 1 << to;
         Ok(())
     }
@@ -176,7 +181,7 @@ impl Handoff {
 
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
-        self.waiting.0.load(Ordering::SeqCst) == 0
+        self.waiting.is_empty(Ordering::SeqCst)
     }
 
     /// Whether something went to another shard since [`Handoff::take_told`] was called.
@@ -207,7 +212,7 @@ struct Beside {
 
 impl Peek for Beside {
     fn is_pending(&self) -> bool {
-        self.waiting.0.load(Ordering::Relaxed) > 0 || self.device.is_pending()
+        !self.waiting.is_empty(Ordering::Relaxed) || self.device.is_pending()
     }
 }
 
@@ -271,7 +276,7 @@ mod tests {
     fn a_flood_of_what_neighbours_answer_leaves_room_for_packets() {
         let mut ends = handoffs(2);
         let heard = (0..RING).filter(|_| ends[0].hand(1, overheard(1)).is_ok()).count();
-        assert_eq!(heard, OVERHEARING);
+        assert_eq!(heard as isize, OVERHEARING);
         (heard..RING).for_each(|_| assert!(ends[0].hand(1, echo()).is_ok()));
         assert_eq!(ends[0].hand(1, overheard(7)).map_err(number), Err(7));
         (0..RING).for_each(|_| assert!(ends[1].take().is_some()));

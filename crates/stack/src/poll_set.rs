@@ -56,7 +56,7 @@ impl PollSetCore {
     /// A member that is not in the list may be ready. True: [`PollSetCore::signal`] is to be called.
     pub fn mark(&self, socket: SocketHandle) -> bool {
         lock(&self.candidates).push_back(socket);
-        !self.signalled.swap(true, Ordering::AcqRel)
+        !self.signalled.swap(true, Ordering::SeqCst)
     }
 
     /// A member that is in the list leaves it. Those reported last stand at the end, and are the likeliest
@@ -88,8 +88,8 @@ impl PollSetCore {
 
     /// From now on somebody may sleep on the descriptor. True the first time.
     pub fn expose(&self) -> bool {
-        let first = !self.is_exposed.swap(true, Ordering::AcqRel);
-        if first && self.signalled.load(Ordering::Acquire) {
+        let first = !self.is_exposed.swap(true, Ordering::SeqCst);
+        if first && self.signalled.load(Ordering::SeqCst) {
             self.write();
         }
         first
@@ -97,7 +97,7 @@ impl PollSetCore {
 
     /// Whether [`PollSetCore::expose`] was called.
     pub fn is_exposed(&self) -> bool {
-        self.is_exposed.load(Ordering::Acquire)
+        self.is_exposed.load(Ordering::SeqCst)
     }
 
     /// A thread is about to wait inside the stack.
@@ -113,10 +113,12 @@ impl PollSetCore {
     /// Takes the first candidates of a shard, so many at most: what a wait costs depends on what it
     /// reports, not on how many are ready. Without others the descriptor is no longer readable.
     pub fn drain(&self, shard: u16, most: usize) -> Vec<SlotId> {
-        self.signalled.store(false, Ordering::Release);
+        // In this order: a write that is cleared here is of somebody who came before the flag says that
+        // nobody was told, so that what came with it is seen below.
         if self.is_written.swap(false, Ordering::AcqRel) {
             sys::clear_event(self.raw_fd());
         }
+        self.signalled.store(false, Ordering::Release);
         let (own, others) = {
             let mut list = lock(&self.candidates);
             let mut own = Vec::new();
@@ -132,8 +134,10 @@ impl PollSetCore {
             }
             (own, !list.is_empty())
         };
-        // They may have come after the flag was cleared and before, so that nobody was told.
-        if others && !self.signalled.swap(true, Ordering::AcqRel) {
+        // They may have come after the descriptor was cleared and before the flag was, so that nobody was
+        // told.
+        if others {
+            self.signalled.swap(true, Ordering::SeqCst);
             self.signal();
         }
         own
