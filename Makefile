@@ -38,7 +38,7 @@ soak: setup
 # since all of it is compiled anew.
 loom: setup
 	RUSTFLAGS="--cfg fulmar_loom" $(CARGO) test --locked --target-dir $(or $(CARGO_TARGET_DIR),target)/loom \
-		-p fulmar-mbuf -p fulmar-route --lib -- models
+		-p fulmar-models --test orders -- $(ARGS)
 
 # What a reviewer's machine asks before it looks at anything else.
 check: setup

@@ -66,7 +66,8 @@ const ROOMS: &[Room] = &[
     ("fulmar", BELOW_FULMAR, &["bytes", "serde_json"]),
     ("netns", &[], &["libc"]),
     ("cli", &["fulmar", "netns"], &["clap", "ctrlc", "indicatif", "serde_json", "sha2", "libc"]),
-    // The laboratory. The product never names it.
+    // The laboratory. The product never names it, but for the models.
+    ("models", &[], &[]),
     (
         "testbed",
         &["base", "wire", "mbuf", "netdev", "ip", "tcp", "socket", "stack", "drivers"],

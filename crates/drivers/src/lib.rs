@@ -22,4 +22,7 @@ pub mod tap;
 mod vnet;
 mod wake;
 
+#[cfg(fulmar_loom)]
+pub use wake::models::MODELS;
+
 pub use error::OpenError;

@@ -521,7 +521,7 @@ pub fn pin_thread(cpu: usize) -> io::Result<()> {
 }
 
 /// Waits up to `timeout_ms` until a descriptor is readable; answers whether it is.
-#[cfg(test)]
+#[cfg(any(test, fulmar_loom))]
 fn poll_readable(fd: std::os::fd::RawFd, timeout_ms: c_int) -> bool {
     let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: the pointer is to one pollfd, as the count says.
@@ -529,7 +529,7 @@ fn poll_readable(fd: std::os::fd::RawFd, timeout_ms: c_int) -> bool {
 }
 
 /// Whether a descriptor is readable now.
-#[cfg(test)]
+#[cfg(any(test, fulmar_loom))]
 pub fn is_readable(fd: std::os::fd::RawFd) -> bool {
     poll_readable(fd, 0)
 }

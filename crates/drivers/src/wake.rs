@@ -3,7 +3,11 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
+#[cfg(not(fulmar_loom))]
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+#[cfg(fulmar_loom)]
+use fulmar_models::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 /// One sleeper's bell. The sleeper arms it and then looks once more for work; whoever brings work
 /// makes it visible first and then rings. With sequentially consistent accesses one of the two sees
@@ -122,5 +126,44 @@ mod tests {
                 prop_assert_eq!(bell.due.load(SeqCst), announced + written);
             }
         }
+    }
+}
+
+/// In every order of its steps (`make loom`).
+#[cfg(fulmar_loom)]
+pub(crate) mod models {
+    use std::sync::Arc;
+
+    use fulmar_models::{Model, model, models, spawn};
+
+    use super::*;
+    use crate::sys::is_readable;
+
+    /// The models of this room.
+    pub const MODELS: &[Model] = models![a_sleeper_sees_the_work_or_is_rung_for];
+
+    fn a_sleeper_sees_the_work_or_is_rung_for() {
+        model(4, || {
+            let (bell, work) = (Arc::new(Bell::new().unwrap()), Arc::new(AtomicU64::new(0)));
+            let (rung, brought) = (Arc::clone(&bell), Arc::clone(&work));
+            let other = spawn(move || {
+                for _ in 0..2 {
+                    brought.fetch_add(1, SeqCst);
+                    rung.ring();
+                }
+            });
+            let mut done = 0;
+            let sleeps = loop {
+                bell.arm();
+                let there = work.load(SeqCst);
+                if there == done {
+                    break done < 2;
+                }
+                done = there;
+                bell.disarm();
+            };
+            other.join().unwrap();
+            assert!(!sleeps || is_readable(bell.fd()));
+        });
     }
 }

@@ -41,7 +41,7 @@ mod chain;
 mod fair;
 mod home;
 mod mbuf;
-#[cfg(all(test, fulmar_loom))]
+#[cfg(fulmar_loom)]
 mod models;
 mod pool;
 mod posted;
@@ -58,6 +58,8 @@ mod volatile;
 
 pub use chain::{Chain, Iter, Reader, SegMut};
 pub use fair::FairShare;
+#[cfg(fulmar_loom)]
+pub use models::MODELS;
 pub use pool::{Pool, PoolConfig, PoolError, PoolStats};
 pub use posted::{BufId, Filled, Hold, Lease, NoMemory, Placed, RecvBuf, Room};
 pub use raw::Mbuf;

@@ -5,7 +5,18 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::{Chain, External, Mbuf, Pool, PoolConfig, Purpose};
+use fulmar_models::sync::atomic::AtomicUsize as Modelled;
+use fulmar_models::{Model, model, models, spawn};
+
+use crate::{Chain, External, Kick, Mbuf, Pool, PoolConfig, Purpose};
+
+/// The models of this room.
+pub const MODELS: &[Model] = models![
+    what_threads_drop_while_the_pool_drains_comes_home_once,
+    the_last_of_pool_and_mbufs_frees_the_memory_once,
+    a_reference_that_is_alone_sees_what_the_others_did,
+    who_asks_for_a_kick_gets_one_unless_something_lies_there_already,
+];
 
 struct Owner(Arc<AtomicUsize>);
 
@@ -42,11 +53,10 @@ impl World {
     }
 }
 
-#[test]
 fn what_threads_drop_while_the_pool_drains_comes_home_once() {
-    loom::model(|| {
+    model(3, || {
         let mut w = World::new();
-        let dropped = [w.mbuf(), w.mbuf()].map(|m| loom::thread::spawn(move || drop(m)));
+        let dropped = [w.mbuf(), w.mbuf()].map(|m| spawn(move || drop(m)));
         let early = w.pool.drain_remote();
         dropped.into_iter().for_each(|t| t.join().expect("a drop"));
         assert_eq!(early + w.pool.drain_remote(), 2);
@@ -54,16 +64,15 @@ fn what_threads_drop_while_the_pool_drains_comes_home_once() {
     });
 }
 
-#[test]
 fn the_last_of_pool_and_mbufs_frees_the_memory_once() {
-    loom::model(|| {
+    model(3, || {
         let mut w = World::new();
         let mut chain = Chain::from(w.mbuf());
         chain.push_back(w.mbuf());
         let other = w.mbuf();
         let dropped = [
-            loom::thread::spawn(move || drop(chain)),
-            loom::thread::spawn(move || {
+            spawn(move || drop(chain)),
+            spawn(move || {
                 assert_eq!(other.as_slice(), [7; 4]);
                 drop(other);
             }),
@@ -75,27 +84,52 @@ fn the_last_of_pool_and_mbufs_frees_the_memory_once() {
     });
 }
 
-#[test]
 fn a_reference_that_is_alone_sees_what_the_others_did() {
-    loom::model(|| {
+    model(3, || {
         let mut w = World::new();
         let m = w.mbuf();
         let twin = w.pool.clone_ref(&m, 0, 4).expect("a descriptor");
         // What its reader does with the bytes before it drops them.
-        let read = Arc::new(loom::sync::atomic::AtomicUsize::new(0));
+        let read = Arc::new(Modelled::new(0));
         let reads = Arc::clone(&read);
-        let reader = loom::thread::spawn(move || {
+        let reader = spawn(move || {
             reads.store(1, Ordering::Relaxed);
             drop(twin);
         });
-        while w.pool.drain_remote() == 0 {
-            loom::thread::yield_now();
-        }
-        assert!(m.is_unique());
-        assert_eq!(read.load(Ordering::Relaxed), 1);
+        let holder = spawn(move || {
+            if m.is_unique() {
+                assert_eq!(read.load(Ordering::Relaxed), 1);
+            }
+            m
+        });
+        w.pool.drain_remote();
+        let m = holder.join().expect("a holder");
         reader.join().expect("a drop");
+        w.pool.drain_remote();
+        assert!(m.is_unique());
         drop(m);
         w.pool.drain_remote();
         assert_eq!(w.released(), 1);
+    });
+}
+
+struct Kicks(Arc<AtomicUsize>);
+
+impl Kick for Kicks {
+    fn kick(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn who_asks_for_a_kick_gets_one_unless_something_lies_there_already() {
+    model(3, || {
+        let mut w = World::new();
+        let kicks = Arc::new(AtomicUsize::new(0));
+        let dropped = [w.mbuf(), w.mbuf()].map(|m| spawn(move || drop(m)));
+        w.pool.set_kick(Arc::new(Kicks(Arc::clone(&kicks))));
+        let is_to_come = w.pool.await_remote();
+        dropped.into_iter().for_each(|t| t.join().expect("a drop"));
+        assert_eq!(kicks.load(Ordering::Relaxed), usize::from(is_to_come));
+        assert_eq!(w.pool.drain_remote(), 2);
     });
 }

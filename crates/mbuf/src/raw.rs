@@ -29,7 +29,6 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use core::cell::UnsafeCell;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
@@ -41,7 +40,7 @@ use fulmar_wire::checksum::{UNIT_BYTES, UnitSum};
 
 use crate::home::Memory;
 use crate::storage::{EXTERNAL, Kick, Purpose, ZEROES};
-use crate::sync::{AtomicIsize, AtomicPtr, AtomicU32, fence};
+use crate::sync::{AtomicIsize, AtomicPtr, AtomicU32, UnsafeCell, fence};
 
 pub(crate) type Link = Option<NonNull<Desc>>;
 
@@ -157,7 +156,7 @@ impl Shared {
         // is never written again.
         fence(Ordering::Acquire);
         // SAFETY: alive: a descriptor is out; nobody writes `kick` any more.
-        unsafe { (*(*home.as_ptr()).kick.get()).clone() }
+        unsafe { (*home.as_ptr()).kick.with(|kick| (*kick).clone()) }
     }
 
     /// Adds to what is owed and frees everything when nothing is.
@@ -172,7 +171,9 @@ impl Shared {
         unsafe {
             let before = (*home.as_ptr()).owed.fetch_add(n, Ordering::AcqRel);
             if before.wrapping_add(n) == 0 {
+                let memory = (*home.as_ptr()).memory.with_mut(|m| core::mem::take(&mut *m));
                 drop(Box::from_raw(home.as_ptr()));
+                drop(memory);
             }
         }
     }

@@ -19,6 +19,8 @@
 #![allow(clippy::arithmetic_side_effects)]
 
 mod changes;
+#[cfg(fulmar_loom)]
+pub use changes::models::MODELS;
 mod key;
 mod space;
 mod v4;

@@ -24,6 +24,8 @@ mod raw;
 mod sync;
 mod table;
 
+#[cfg(fulmar_loom)]
+pub use fib::MODELS;
 pub use fib::{Fib, FibBytes, FibError, FibReader, Key, MAX_ANSWER};
 pub use neighbour::{
     Action, Advert, Learned, Neighbour, NeighbourConfig, NeighbourState, Neighbours, Resolution,

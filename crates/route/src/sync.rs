@@ -4,4 +4,4 @@
 #[cfg(not(fulmar_loom))]
 pub(crate) use core::sync::atomic::{AtomicU64, fence};
 #[cfg(fulmar_loom)]
-pub(crate) use loom::sync::atomic::{AtomicU64, fence};
+pub(crate) use fulmar_models::sync::atomic::{AtomicU64, fence};

@@ -13,11 +13,11 @@
 //! still when the last caller leaves, it is kicked: it may have slept through a deadline.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use fulmar_base::Instant;
 
+use crate::sync::{AtomicU8, AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::sys;
 use crate::waiter::Waiter;
 
@@ -170,7 +170,7 @@ impl Baton {
         Ok(BatonKick([caller.try_clone()?, service.try_clone()?]))
     }
 
-    fn followers(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Waiter>>> {
+    fn followers(&self) -> MutexGuard<'_, Vec<Arc<Waiter>>> {
         self.followers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

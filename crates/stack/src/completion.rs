@@ -1,11 +1,11 @@
 //! When something is over that a caller may wait for, blocking or not: the bytes that it gave away
 //! to be sent. Made by the room above; the shard only knows that it may have to wake somebody.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 
 use crate::host::{Limit, contain, lock};
+use crate::sync::{AtomicBool, AtomicU8, Mutex, Ordering};
 use crate::sys;
 use crate::waiter::Waiter;
 
@@ -28,8 +28,8 @@ struct Watchers {
 impl Completion {
     /// As new, for what is waited for next.
     pub(crate) fn renew(&mut self) {
-        *self.is_done.get_mut() = false;
-        *self.why.get_mut() = 0;
+        self.is_done = AtomicBool::default();
+        self.why = AtomicU8::default();
         let watchers = self.watchers.get_mut().unwrap_or_else(PoisonError::into_inner);
         watchers.threads.clear();
         watchers.waker = None;

@@ -15,11 +15,12 @@
 //! It is read and written without a lock.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicIsize, AtomicU32, Ordering, fence};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::atomic::AtomicU32;
 
 use fulmar_ip::{Delivered, EchoReply, QuotedError};
 use fulmar_netdev::Peek;
+
+use crate::sync::{AtomicIsize, Ordering, Receiver, SyncSender, TrySendError, fence, sync_channel};
 
 /// Shards of one stack at most: as many as a word has bits.
 pub const MAX_SHARDS: usize = 32;

@@ -25,8 +25,7 @@ mod tickets;
 mod turn;
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, TryLockError, Weak};
 
 use fulmar_base::{Counter, Duration, Instant, NoProbe, Outside, Probe, SlotId, Stage};
 use fulmar_netdev::moderation::ModerationConfig;
@@ -42,6 +41,7 @@ use crate::reentry::{HostBit, Inside, this_thread};
 use crate::service::Service;
 use crate::shard::Shard;
 use crate::spin::Spin;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::sys;
 use failure::OnUnwind;
 pub(crate) use failure::contain;
@@ -61,7 +61,7 @@ pub struct Host<P: Probe = NoProbe> {
     shard: Mutex<Shard<P>>,
     /// What its threads are doing in it, for the detection of re-entry.
     bit: HostBit,
-    inbox: Inbox,
+    pub(crate) inbox: Inbox,
     /// The device's descriptor, if it has one.
     pub(crate) device_fd: Option<i32>,
     pub(crate) baton: Baton,

@@ -3,8 +3,7 @@
 //! A signal handler may find even the inbox's own lock taken, by the call that it interrupted. It
 //! can only let go of sockets then, and for that there are a few slots without a lock.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use fulmar_base::SlotId;
 use fulmar_mbuf::Chain;
@@ -12,6 +11,7 @@ use fulmar_socket::Reservation;
 use fulmar_tcp::Lent;
 
 use crate::host::lock;
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence};
 use crate::ticket::RecvTicket;
 
 /// A request that needs no answer, left for whoever holds the lock.
@@ -60,8 +60,8 @@ const CLOSED: usize = 1 << (usize::BITS - 1);
 struct Slots([AtomicU64; SLOTS]);
 
 impl Slots {
-    const fn new() -> Slots {
-        Slots([const { AtomicU64::new(EMPTY) }; SLOTS])
+    fn new() -> Slots {
+        Slots(std::array::from_fn(|_| AtomicU64::new(EMPTY)))
     }
 
     /// False: all are taken.
@@ -181,7 +181,7 @@ impl Inbox {
 #[inline]
 pub fn after_release() {
     // On x86-64 the release is a locked instruction, which orders all that follows.
-    if cfg!(not(target_arch = "x86_64")) {
+    if cfg!(any(fulmar_loom, not(target_arch = "x86_64"))) {
         fence(Ordering::SeqCst);
     }
 }

@@ -28,6 +28,8 @@ mod inbox;
 mod limit;
 mod listen;
 mod loan_calls;
+#[cfg(fulmar_loom)]
+mod models;
 mod net;
 mod ping_calls;
 mod poll_set;
@@ -51,6 +53,8 @@ mod spin;
 mod stat;
 mod steer;
 mod stock;
+mod sync;
+#[cfg_attr(fulmar_loom, path = "models/sys.rs")]
 #[allow(unsafe_code)]
 mod sys;
 mod tcp_calls;
@@ -79,6 +83,8 @@ pub use handoff::{Handoff, MAX_SHARDS, handoffs};
 pub use host::{Guard, Host, Limit, PostedRead};
 pub use inbox::Request;
 pub use listen::{ListenOptions, ListenerStat, SynCookies};
+#[cfg(fulmar_loom)]
+pub use models::MODELS;
 pub use poll_set::PollSetCore;
 pub use recv_calls::{Received, RecvEntry};
 pub use returns::Returned;

@@ -7,12 +7,12 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use fulmar_base::{SlotId, SocketHandle};
 
 use crate::host::lock;
+use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::sys;
 use crate::waiter::Waiter;
 

@@ -9,7 +9,6 @@
 mod placer;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fulmar_base::{Counter, Counters, Duration, FlowKey, Instant, Probe, SlotId};
 use fulmar_ip::Ip;
@@ -21,6 +20,7 @@ use fulmar_tcp::{State, Tcb};
 use crate::net::Net;
 use crate::shard::{CALLER_IS_BACK, Shard, TimerKey};
 use crate::sockets::{Socket, TcpEntry};
+use crate::sync::{AtomicUsize, Ordering};
 use crate::ticket::{Post, RecvOutcome, RecvTicket};
 use crate::wheel::TimerId;
 use placer::{FlowPlacer, NoDevice};

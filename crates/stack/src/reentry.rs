@@ -14,7 +14,9 @@ use std::marker::PhantomData;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 
-thread_local! {
+use crate::sync::per_thread;
+
+per_thread! {
     // Without destructors, so that both outlive the thread's other locals: stacks are drained at exit.
     static INSIDE: Cell<u64> = const { Cell::new(0) };
     static WAITING: Cell<u64> = const { Cell::new(0) };
@@ -35,11 +37,11 @@ impl HostBit {
     /// The thread is inside until the mark is dropped. `None`: it is inside already.
     #[inline(always)]
     pub fn enter(self) -> Option<Inside> {
-        let held = INSIDE.get();
+        let held = INSIDE.with(Cell::get);
         if held & self.0.get() != 0 {
             return None;
         }
-        INSIDE.set(held | self.0.get());
+        INSIDE.with(|inside| inside.set(held | self.0.get()));
         // A handler on this thread must not see the locks taken before the mark.
         compiler_fence(Ordering::SeqCst);
         Some(Inside { bit: self.0, not_send: PhantomData })
@@ -47,11 +49,11 @@ impl HostBit {
 
     /// The thread waits until the mark is dropped. `None`: it waits already.
     pub fn start_waiting(self) -> Option<Waiting> {
-        let held = WAITING.get();
+        let held = WAITING.with(Cell::get);
         if held & self.0.get() != 0 {
             return None;
         }
-        WAITING.set(held | self.0.get());
+        WAITING.with(|waiting| waiting.set(held | self.0.get()));
         compiler_fence(Ordering::SeqCst);
         Some(Waiting { bit: self.0, not_send: PhantomData })
     }
@@ -74,7 +76,7 @@ impl Drop for Inside {
     #[inline(always)]
     fn drop(&mut self) {
         compiler_fence(Ordering::SeqCst);
-        INSIDE.set(INSIDE.get() & !self.bit.get());
+        INSIDE.with(|inside| inside.set(inside.get() & !self.bit.get()));
     }
 }
 
@@ -87,7 +89,7 @@ pub struct Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         compiler_fence(Ordering::SeqCst);
-        WAITING.set(WAITING.get() & !self.bit.get());
+        WAITING.with(|waiting| waiting.set(waiting.get() & !self.bit.get()));
     }
 }
 

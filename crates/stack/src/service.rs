@@ -5,8 +5,7 @@
 //! on the device itself, it is parked and costs nothing. An idle stack uses no CPU.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 use fulmar_base::{Counter, Duration, Outside, Probe, Stage};
@@ -14,6 +13,7 @@ use fulmar_netdev::moderation::Next;
 
 use crate::baton::Role;
 use crate::host::{Host, POLL_BUDGET, contain, lock};
+use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::sys;
 use crate::waiter::Waiter;
 
@@ -22,7 +22,7 @@ use crate::waiter::Waiter;
 const TICK: Duration = Duration::from_millis(2);
 
 /// Ticks with the baton in a caller's hands after which the service thread parks.
-const TICKS_BEFORE_PARKING: u32 = 25;
+const TICKS_BEFORE_PARKING: u32 = if cfg!(fulmar_loom) { 1 } else { 25 };
 
 /// The first look for memory that comes home after a failure, and the longest pause between two.
 const FIRST_LOOK: std::time::Duration = std::time::Duration::from_millis(5);
@@ -84,7 +84,7 @@ pub fn start<P: Probe>(host: &Arc<Host<P>>, name: &str) -> std::io::Result<()> {
     Ok(())
 }
 
-fn run<P: Probe>(weak: &Weak<Host<P>>) {
+pub(crate) fn run<P: Probe>(weak: &Weak<Host<P>>) {
     sys::block_signals();
     let waiter = Waiter::current();
     if let Some(host) = weak.upgrade() {
@@ -209,7 +209,7 @@ impl Watchman {
 }
 
 fn doze<P: Probe>(host: &Host<P>) {
-    std::thread::sleep(TICK);
+    sys::sleep(TICK);
     let _ = host.outside().stage(Stage::Slept);
 }
 

@@ -141,6 +141,11 @@ pub fn clear_event(fd: RawFd) {
     unsafe { libc::read(fd, count.as_mut_ptr().cast(), count.len()) };
 }
 
+/// Sleeps for so long.
+pub fn sleep(time: Duration) {
+    std::thread::sleep(time);
+}
+
 /// A timer of the monotonic clock as a descriptor. Unlike a time-out it comes without the slack of
 /// 50 µs that the kernel allows itself there.
 ///

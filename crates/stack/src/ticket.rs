@@ -1,7 +1,6 @@
 //! What stands for a posted buffer in the hands of whoever waits for it.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use fulmar_base::SlotId;
 use fulmar_mbuf::RecvBuf;
@@ -10,6 +9,7 @@ use fulmar_socket::posted::Rule;
 
 use crate::completion::Completion;
 use crate::host::lock;
+use crate::sync::{AtomicBool, AtomicU8, AtomicUsize, Mutex, Ordering};
 
 /// How a posted buffer ended.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl RecvTicket {
     /// As new, to be posted with another buffer.
     pub fn renew(&mut self) {
         self.completion.renew();
-        *self.state.get_mut() = OPEN;
+        self.state = AtomicU8::new(OPEN);
     }
 
     /// The outcome, once.

@@ -3,9 +3,9 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
+use crate::sync::{AtomicI32, AtomicU32, Ordering, per_thread};
 use crate::sys;
 
 const NOT_ON_DEVICE: i32 = -1;
@@ -28,7 +28,7 @@ pub struct Waiter {
 impl Waiter {
     /// The waiter of the calling thread.
     pub fn current() -> Arc<Waiter> {
-        thread_local! {
+        per_thread! {
             static MINE: RefCell<Option<Arc<Waiter>>> = const { RefCell::new(None) };
         }
         let mine = MINE.try_with(|mine| {

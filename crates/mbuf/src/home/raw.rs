@@ -8,7 +8,6 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::cell::UnsafeCell;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::Ordering;
 
@@ -24,7 +23,7 @@ use crate::storage::{
     CLASSES, EXTERNAL, External, KERNEL_ONLY, LENT, Lender, Purpose, SLAB_BYTES, SharedBytes,
     ZEROES,
 };
-use crate::sync::{AtomicIsize, AtomicPtr, AtomicU32};
+use crate::sync::{AtomicIsize, AtomicPtr, AtomicU32, UnsafeCell};
 use crate::sys::{Backing, Region};
 use crate::volatile::VolatileSlice;
 
@@ -690,7 +689,8 @@ impl Drop for End<'_> {
         // SAFETY: nobody reads `memory` before the count below is settled. The list is closed, so
         // descriptors that are still out settle for themselves; if none is, we are the last.
         unsafe {
-            *(*home.shared.as_ptr()).memory.get() = core::mem::take(&mut home.memory);
+            let memory = core::mem::take(&mut home.memory);
+            (*home.shared.as_ptr()).memory.with_mut(|place| *place = memory);
             Shared::settle(home.shared, home.out as isize);
         }
     }

@@ -43,12 +43,17 @@ impl Changes {
     }
 }
 
-#[cfg(all(test, fulmar_loom))]
-mod models {
-    use loom::sync::Arc;
-    use loom::sync::atomic::AtomicU32;
+#[cfg(fulmar_loom)]
+pub(crate) mod models {
+    use fulmar_models::sync::Arc;
+    use fulmar_models::sync::atomic::AtomicU32;
+    use fulmar_models::{Model, model, models, spawn};
 
     use super::*;
+
+    /// The models of this room.
+    pub const MODELS: &[Model] =
+        models![no_reader_takes_a_block_that_is_written_again_for_an_answer];
 
     /// A slot and two blocks, read and written as tables read and write theirs.
     struct Table {
@@ -75,9 +80,8 @@ mod models {
         }
     }
 
-    #[test]
     fn no_reader_takes_a_block_that_is_written_again_for_an_answer() {
-        loom::model(|| {
+        model(4, || {
             let word = AtomicU64::new;
             let table = Arc::new(Table {
                 changes: Changes::default(),
@@ -85,7 +89,7 @@ mod models {
                 blocks: [[word(1), word(1)], [word(0), word(0)]],
             });
             let readers = Arc::clone(&table);
-            let reader = loom::thread::spawn(move || {
+            let reader = spawn(move || {
                 if let Some([a, b]) = readers.look_up() {
                     assert!(a == b && (1..=3).contains(&a), "{a} {b}");
                 }

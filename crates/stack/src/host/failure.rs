@@ -19,13 +19,14 @@
 //! was lent or given away goes back to its owner. Mbufs in the hands of others keep their slabs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{MutexGuard, PoisonError, Weak};
+use std::sync::{PoisonError, Weak};
 
 use fulmar_base::Probe;
 
 use super::{Host, lock};
 use crate::returns::Returned;
 use crate::shard::Shard;
+use crate::sync::MutexGuard;
 
 /// Marks the stack as failed if it is dropped: the thread unwinds, with the lock. To be made after the
 /// lock was taken, so that it goes before the lock does.
@@ -55,6 +56,10 @@ pub(crate) fn contain<R>(f: impl FnOnce() -> R) -> Option<R> {
     // What the code has left behind is dropped, or not looked at again.
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(r) => Some(r),
+        // A deadlock, of which loom tells by a panic.
+        #[cfg(fulmar_loom)]
+        Err(payload) => std::panic::resume_unwind(payload),
+        #[cfg(not(fulmar_loom))]
         Err(payload) => {
             // Its drop is code of whoever panicked, too.
             std::mem::forget(payload);

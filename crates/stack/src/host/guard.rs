@@ -1,7 +1,5 @@
 //! The lock around a shard while a thread holds it, and all that is due when it lets go.
 
-use std::sync::MutexGuard;
-
 use fulmar_base::{NoProbe, Outside, Probe};
 
 use super::Host;
@@ -9,6 +7,7 @@ use crate::recv_calls::Received;
 use crate::reentry::Inside;
 use crate::returns::Returned;
 use crate::shard::Shard;
+use crate::sync::MutexGuard;
 use crate::watch::Wake;
 
 /// The shard lock. Releasing it drains the inbox and fires the wake-ups that were collected.

@@ -36,9 +36,9 @@ impl Home {
         // SAFETY: the home's `Shared` exists as long as the home does. Others read `kick` only once
         // `await_remote` has found it set, and from then on it is not written.
         unsafe {
-            let slot = (*self.shared.as_ptr()).kick.get();
-            if (*slot).is_none() {
-                *slot = Some(kick);
+            let slot = &(*self.shared.as_ptr()).kick;
+            if slot.with(|slot| (*slot).is_none()) {
+                slot.with_mut(|slot| *slot = Some(kick));
             }
         }
     }
@@ -48,7 +48,7 @@ impl Home {
         // SAFETY: the home's `Shared` exists as long as the home does.
         let shared = unsafe { &*self.shared.as_ptr() };
         // SAFETY: as in `set_kick`; only the home, which is borrowed, writes it.
-        if unsafe { (*shared.kick.get()).is_none() } {
+        if shared.kick.with(|kick| unsafe { (*kick).is_none() }) {
             return !self.has_remote();
         }
         // Release: `kick` was written before.

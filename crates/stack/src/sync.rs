@@ -1,0 +1,32 @@
+//! What threads share and wait by: the locks and atomics of the machine, or those of loom, which tries every
+//! order in which threads may see them (`make loom`).
+
+#[cfg(fulmar_loom)]
+pub(crate) use fulmar_models::{
+    Mutex, MutexGuard,
+    atomic::{
+        AtomicBool, AtomicI32, AtomicIsize, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+        fence,
+    },
+    channel::{Receiver, SyncSender, TrySendError, sync_channel},
+};
+#[cfg(not(fulmar_loom))]
+pub(crate) use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{
+        AtomicBool, AtomicI32, AtomicIsize, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+        fence,
+    },
+    mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+};
+
+/// `thread_local!` of either, for values that need no code to be made.
+macro_rules! per_thread {
+    ($(static $name:ident: $value:ty = const $init:block;)*) => {
+        #[cfg(not(fulmar_loom))]
+        std::thread_local! { $(static $name: $value = const $init;)* }
+        #[cfg(fulmar_loom)]
+        fulmar_models::thread_local! { $(static $name: $value = $init;)* }
+    };
+}
+pub(crate) use per_thread;
