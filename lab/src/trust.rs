@@ -197,13 +197,14 @@ fn measure(victim: &mut Victim, what: Frames) -> io::Result<Cost> {
 }
 
 /// A victim that does something else than is measured has no figure: of SYNs nine in ten are answered with a
-/// cookie (an embryo that has expired makes room for one of the flood), a stray is not answered.
+/// cookie (an embryo that has expired makes room for one of the flood); a stray is not answered, so that
+/// nothing comes back but what embryos of earlier SYNs repeat.
 fn check(name: &str, what: Frames, cost: &Cost) -> io::Result<()> {
     let Cost { tally, frames, .. } = cost;
     let is_right = match what {
         Frames::Unclaimed => true,
         Frames::Syns => tally.cookies.min(tally.answers) * 10 >= frames * 9,
-        Frames::Strays => tally.segments * 10 >= frames * 9 && tally.answers * 100 <= *frames,
+        Frames::Strays => tally.segments * 10 >= frames * 9 && tally.answers * 10 <= *frames,
     };
     if is_right {
         return Ok(());

@@ -62,6 +62,8 @@ fn a_victim_that_answers_strays_or_sends_no_cookies_has_no_figure() {
     assert!(check("w", Frames::Syns, &cost(950, 0, 10)).is_err());
     assert!(check("w", Frames::Syns, &cost(10, 0, 1000)).is_err());
     assert!(check("w", Frames::Strays, &cost(0, 1000, 0)).is_ok());
+    // Embryos of the SYNs before repeat their SYN,ACKs.
+    assert!(check("w", Frames::Strays, &cost(0, 1000, 60)).is_ok());
     assert!(check("w", Frames::Strays, &cost(0, 1000, 500)).is_err());
     assert!(check("w", Frames::Strays, &cost(0, 10, 0)).is_err());
 }
