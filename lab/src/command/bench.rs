@@ -358,7 +358,7 @@ pub fn check_files((json, page): (Option<&Path>, Option<&Path>)) -> Outcome {
 
 /// The command as it is typed, wherever the program lies.
 pub fn command_line() -> Vec<String> {
-    std::iter::once("fulmar".to_owned()).chain(std::env::args().skip(1)).collect()
+    std::iter::once("fulmar-lab".to_owned()).chain(std::env::args().skip(1)).collect()
 }
 
 #[cfg(test)]

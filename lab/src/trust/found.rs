@@ -284,6 +284,7 @@ above_device take off what fulmar spends on unclaimed frames too, which is its d
 SYNs come from 198.18.0.0/15, none twice from one address and port in a round. Both listeners have a
 SYN queue of 128, which is full, and tcp_syncookies is 1: nine of ten SYNs or more are answered
 with a cookie (checked in every run). Answers go by a default route to a router whose station is
-nobody's. Stray segments are resets to a closed port; none is answered (checked).
+nobody's. Stray segments are resets to a closed port; none is answered, and what comes back meanwhile
+are SYN,ACKs that embryos repeat, for one frame in ten at most (checked).
 
 Percentages are of 250 connections, on a virtual clock, three plays with different secrets.";
