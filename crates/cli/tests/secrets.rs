@@ -6,10 +6,13 @@ use std::path::Path;
 /// Where they are made, and the door for simulations.
 const ALLOWED: [&str; 2] = ["base/src/secrets.rs", "fulmar/src/stack.rs"];
 
-/// Sources below a directory that name them outside of tests.
+/// Sources below a directory that name them outside of tests and models.
 fn users(dir: &Path, crates: &Path, into: &mut Vec<String>) {
     for entry in fs::read_dir(dir).expect("a directory").filter_map(Result::ok) {
         let path = entry.path();
+        if path.ends_with("models") || path.ends_with("models.rs") {
+            continue;
+        }
         if path.is_dir() {
             users(&path, crates, into);
         } else if path.extension().is_some_and(|x| x == "rs") && !path.ends_with("tests.rs") {
