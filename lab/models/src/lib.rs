@@ -1,6 +1,6 @@
 //! What the models of `make loom` run on. A room that threads share parts of takes its locks and atomics from
 //! a module `sync`: those of the machine, or under `cfg(fulmar_loom)` these, which are loom's, made to keep what
-//! loom does not keep by itself ([`atomic`]). Its models run the code as it is, in every order of its steps;
+//! loom does not keep by itself (`atomic`). Its models run the code as it is, in every order of its steps;
 //! `tests/orders.rs` runs the models.
 //!
 //! Empty otherwise.
