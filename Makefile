@@ -10,7 +10,7 @@ FIRST ?= 1
 # How long `make soak` and `make fuzz` run.
 MINUTES ?= 10
 
-.PHONY: all bench test sim loom soak fuzz check doc setup setup-test clean
+.PHONY: all bench test sim loom miri soak fuzz check doc setup setup-test clean
 
 all: test
 
@@ -39,6 +39,14 @@ soak: setup
 loom: setup
 	RUSTFLAGS="--cfg fulmar_loom" $(CARGO) test --locked --target-dir $(or $(CARGO_TARGET_DIR),target)/loom \
 		-p fulmar-models --test orders -- $(ARGS)
+
+# Undefined behaviour in the unsafe code of mbuf, by Miri: smaller pools and fewer cases, since it interprets. (The
+# table of route is too large for it.) All of it takes an hour and more: make miri ARGS=chain runs the tests with that in their name.
+miri: setup
+	@$(CARGO) +nightly miri --version >/dev/null 2>&1 || { echo "Miri is a part of Rust's nightly toolchain:" \
+		"rustup toolchain install nightly --component miri,rust-src" >&2; exit 1; }
+	MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-strict-provenance" PROPTEST_CASES=1 $(CARGO) +nightly miri test \
+		--locked --target-dir $(or $(CARGO_TARGET_DIR),target)/miri -p fulmar-mbuf --lib -- $(ARGS)
 
 # What a reviewer's machine asks before it looks at anything else.
 check: setup

@@ -3,12 +3,13 @@
 //!
 //! `cargo run --release -p fulmar-lab --example floor [SECONDS] [FILE.json]`
 
-use fulmar_lab::bench::{self, Plan, Ratio, Sample, Way};
 use fulmar_lab::cpu::Placement;
 use fulmar_lab::floor::{Direction, Ground, Kind};
+use fulmar_lab::harness::report::{Machine, Report, busy_warning};
+use fulmar_lab::harness::{self, Pace, Plan, Ratio, Scenario};
 use fulmar_lab::kernel::Pair;
 use fulmar_lab::lock::BenchLock;
-use fulmar_lab::report::{self, Machine};
+use fulmar_lab::transfer::{self, BOTH};
 use fulmar_lab::{Bulk, child, floor, kernel, limit};
 use std::cell::RefCell;
 use std::io::{self, Write};
@@ -27,29 +28,28 @@ fn measure() -> io::Result<()> {
     let seconds = args.get(1).and_then(|s| s.parse().ok()).unwrap_or(60);
     let _lock = BenchLock::take()?;
     fulmar_netns::enter()?;
-    if let Some(warning) = report::busy_warning() {
+    if let Some(warning) = busy_warning() {
         eprintln!("{warning}");
     }
     let (pair, plain_pair) = (Pair::new(1500, true)?, Pair::new(1500, false)?);
     let grounds = grounds();
-    let (mut ways, mut ratios) = (vec![limit::memcpy(Bulk::default())], Vec::new());
+    let (mut scenarios, mut ratios) = (vec![limit::memcpy(Bulk::default())], Vec::new());
     for placement in [Placement::SameCpu, Placement::TwoCpus] {
-        ways.push(kernel::way(&pair, Bulk::default(), placement));
-        ways.push(kernel::way(&plain_pair, Bulk::default(), placement));
+        scenarios.push(kernel::way(&pair, Bulk::default(), placement));
+        scenarios.push(kernel::way(&plain_pair, Bulk::default(), placement));
         for ground in &grounds {
-            ways.extend(floor_ways(ground, placement));
+            scenarios.extend(floor_scenarios(ground, placement));
         }
     }
-    for way in ways.iter().filter(|w| w.name.starts_with("floor")) {
-        ratios.push(over_kernel(way));
+    for floor in scenarios.iter().filter(|s| s.name.starts_with("floor")) {
+        ratios.push(over_kernel(floor));
     }
     let budget = Duration::from_secs(seconds);
-    let outcome = bench::run(Plan { ways, ratios, budget, max_runs: 40, soak: true });
-    writeln!(io::stdout(), "{}", report::text(&Machine::here(), &outcome))?;
+    let plan = Plan { scenarios, ratios, budget, max_runs: 40, pace: Pace::Transfers };
+    let report = Report::of(&transfer::STREAM, harness::run(plan));
+    writeln!(io::stdout(), "{}", report.text(&Machine::here()))?;
     match args.get(2) {
-        Some(file) => {
-            std::fs::write(file, report::json(&Machine::here(), &args, &outcome).to_string())
-        }
+        Some(file) => std::fs::write(file, report.json(&Machine::here(), &args).to_string()),
         None => Ok(()),
     }
 }
@@ -66,7 +66,10 @@ fn grounds() -> Vec<RefCell<Ground>> {
     [Kind::Tap, Kind::Packet, Kind::PacketRing].into_iter().filter_map(open).collect()
 }
 
-fn floor_ways(ground: &RefCell<Ground>, placement: Placement) -> impl Iterator<Item = Way<'_>> {
+fn floor_scenarios(
+    ground: &RefCell<Ground>,
+    placement: Placement,
+) -> impl Iterator<Item = Scenario<'_>> {
     let cases =
         [Direction::Send, Direction::Receive].into_iter().flat_map(|d| [(d, false), (d, true)]);
     cases.map(move |(direction, copy)| {
@@ -74,15 +77,8 @@ fn floor_ways(ground: &RefCell<Ground>, placement: Placement) -> impl Iterator<I
     })
 }
 
-fn over_kernel(way: &Way<'_>) -> Ratio {
-    Ratio {
-        name: format!("{}.vs_kernel", way.name),
-        sentence: "CPU of both ends per KB ÷ kernel to kernel".into(),
-        way: way.name.clone(),
-        over: Some(format!("kernel.{}", way.placement.name())),
-        measure: Sample::both_ns_per_kb,
-        reach_and_aim: None,
-        more_is_better: false,
-        published: None,
-    }
+fn over_kernel(floor: &Scenario<'_>) -> Ratio {
+    let kernel = format!("kernel.{}", floor.word("placement").unwrap_or_default());
+    let name = format!("{}.vs_kernel", floor.name);
+    Ratio::over(name, "CPU of both ends per KB ÷ kernel to kernel", BOTH, [&floor.name, &kernel])
 }

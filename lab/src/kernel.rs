@@ -1,13 +1,14 @@
 //! The kernel against itself: two namespaces joined by a veth pair, a source in one and a sink in
 //! the other. What a stack of our own is compared with.
 
-use crate::bench::{Cell, Run, Sample, Side, Way};
 use crate::cpu::Placement;
 use crate::file::{BenchFile, Heat};
+use crate::harness::Scenario;
 use crate::kernel_calls::{FileOf, KernelCall, Sending};
 use crate::kernel_receive::Receiving;
-use crate::peer::{Endpoint, Peer, Role, Spec};
+use crate::peer::{Endpoint, Peer, Report, Role, Spec};
 use crate::send::{self, Load};
+use crate::transfer::{self, Cell, Side, Transfer};
 use crate::{Bulk, cpu};
 use fulmar_netns::Netns;
 use fulmar_netns::VethEnd;
@@ -42,25 +43,30 @@ impl Pair {
         Ok(Pair { near, far, offloads })
     }
 
-    /// The address of the end that receives.
-    pub const RECEIVER: IpAddr = FAR;
-
     /// Whether segmentation, receive coalescing and checksum offload are on.
     pub fn has_offloads(&self) -> bool {
         self.offloads
     }
 
-    /// The namespaces of the end that sends and of the one that receives.
-    pub fn ends(&self) -> [&Netns; 2] {
-        [&self.near, &self.far]
+    /// The ends of a connection over this pair. The device of its name is `veth`.
+    pub fn ends(&self) -> Ends<'_> {
+        let at = Endpoint::Listen(SocketAddr::new(FAR, 0));
+        let Pair { near, far, offloads } = self;
+        Ends { sender: near, receiver: far, at, device: "veth", offloads: *offloads, said: "" }
     }
 
-    /// Sends for about `time`. `near` in the sample is the sender, `far` the receiver.
-    pub fn stream(&self, bulk: &Bulk, placement: Placement, time: Duration) -> io::Result<Sample> {
+    /// Sends for about `time`. `near` in the transfer is the sender, `far` the receiver.
+    pub fn stream(
+        &self,
+        bulk: &Bulk,
+        placement: Placement,
+        time: Duration,
+    ) -> io::Result<Transfer> {
         let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
+        let ends = self.ends();
         let sink = Spec {
             role: Role::Sink,
-            endpoint: Endpoint::Listen(SocketAddr::new(FAR, 0)),
+            endpoint: ends.at,
             cpu: far_cpu,
             buffer_bytes: bulk.read_bytes,
             warm_bytes: bulk.warm_bytes,
@@ -68,17 +74,38 @@ impl Pair {
             sending: Sending::default(),
             receiving: Receiving::default(),
         };
-        let sink_peer = Peer::spawn(&sink, &self.far)?;
-        let source = Spec {
-            role: Role::Source,
-            endpoint: Endpoint::Connect(sink_peer.address()),
-            cpu: near_cpu,
-            buffer_bytes: bulk.write_bytes,
-            ..sink
+        let source = Spec { cpu: near_cpu, buffer_bytes: bulk.write_bytes, ..sink };
+        let [sent, received] = ends.run(sink, source)?;
+        Ok(Transfer::of_ends(sent, received, bulk.warm_bytes).count("write_calls", sent.calls))
+    }
+}
+
+/// Where two kernel processes are that talk to each other.
+#[derive(Clone, Copy)]
+pub struct Ends<'a> {
+    sender: &'a Netns,
+    receiver: &'a Netns,
+    /// Where the end that receives listens.
+    pub at: Endpoint,
+    /// The name in ways and JSON.
+    pub device: &'static str,
+    /// Whether segmentation and receive coalescing are on.
+    pub offloads: bool,
+    /// Behind the titles of ways.
+    pub said: &'static str,
+}
+
+impl Ends<'_> {
+    /// Runs a sink, which listens, and a source that reaches it: what was sent, and what was received.
+    pub fn run(&self, sink: Spec, source: Spec) -> io::Result<[Report; 2]> {
+        let receiver = Peer::spawn(&Spec { endpoint: self.at, ..sink }, self.receiver)?;
+        let endpoint = match self.at {
+            Endpoint::ListenLocal(n) => Endpoint::ConnectLocal(n),
+            _ => Endpoint::Connect(receiver.address()),
         };
-        let sent = Peer::spawn(&source, &self.near)?.finish()?;
-        let received = sink_peer.finish()?;
-        Ok(Sample::of_ends(sent, received, bulk.warm_bytes).count("write_calls", sent.calls))
+        let source = Spec { role: Role::Source, endpoint, ..source };
+        let sent = Peer::spawn(&source, self.sender)?.finish()?;
+        Ok([sent, receiver.finish()?])
     }
 }
 
@@ -93,7 +120,7 @@ pub struct Work<'a> {
     pub file: Option<(&'a BenchFile, Heat)>,
 }
 
-impl Work<'_> {
+impl<'a> Work<'a> {
     fn sending(&self) -> Sending {
         let of = |(file, heat): (&BenchFile, Heat)| FileOf {
             pid: std::process::id(),
@@ -109,18 +136,11 @@ impl Work<'_> {
         }
     }
 
-    /// Runs a sink at `far` in `far_netns` and a source that reaches it in `near_netns`.
-    fn run(
-        &self,
-        [near_netns, far_netns]: [&Netns; 2],
-        far: Endpoint,
-        placement: Placement,
-        time: Duration,
-    ) -> io::Result<Sample> {
+    fn run(&self, ends: &Ends<'_>, placement: Placement, time: Duration) -> io::Result<Transfer> {
         let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
         let sink = Spec {
             role: Role::Sink,
-            endpoint: far,
+            endpoint: ends.at,
             cpu: far_cpu,
             buffer_bytes: self.load.read_bytes,
             warm_bytes: self.load.warm_bytes,
@@ -128,35 +148,29 @@ impl Work<'_> {
             sending: self.sending(),
             receiving: Receiving::default(),
         };
-        let sink_peer = Peer::spawn(&sink, far_netns)?;
-        let near = match far {
-            Endpoint::ListenLocal(n) => Endpoint::ConnectLocal(n),
-            _ => Endpoint::Connect(sink_peer.address()),
-        };
-        let source = Spec {
-            role: Role::Source,
-            endpoint: near,
-            cpu: near_cpu,
-            buffer_bytes: self.load.write_bytes,
-            ..sink
-        };
-        let sent = Peer::spawn(&source, near_netns)?.finish()?;
-        let received = sink_peer.finish()?;
-        let sample = Sample::of_ends(sent, received, self.load.warm_bytes);
-        Ok(sample
+        let source = Spec { cpu: near_cpu, buffer_bytes: self.load.write_bytes, ..sink };
+        let [sent, received] = ends.run(sink, source)?;
+        Ok(Transfer::of_ends(sent, received, self.load.warm_bytes)
             .count("calls", sent.calls)
             .count("zerocopy_sends", sent.zerocopy.0)
             .count("zerocopy_copied", sent.zerocopy.1))
     }
-}
 
-impl Pair {
-    /// A way of a bench: this call over this pair. Its name is that of [`send::way_name`], the device
-    /// `veth`.
-    pub fn way<'a>(&'a self, work: Work<'a>, placement: Placement) -> Way<'a> {
-        let far = Endpoint::Listen(SocketAddr::new(FAR, 0));
-        let run = move |time| work.run([&self.near, &self.far], far, placement, time);
-        way_of("veth", self.offloads, work, placement, Box::new(run))
+    /// The scenario of this call between such ends. Its name is that of [`send::way_name`].
+    pub fn between(self, ends: Ends<'a>, placement: Placement) -> Scenario<'a> {
+        let cell = Cell {
+            side: Side::Sends,
+            device: ends.device,
+            method: self.call.name(),
+            write_bytes: self.load.write_bytes,
+            super_segments: ends.offloads,
+            source: self.file.map_or("hot", |(_, heat)| heat.name()),
+        };
+        let (name, title) = (send::way_name(&cell, placement), self.call.title());
+        let title = format!("{title}{}", ends.said);
+        cell.of(transfer::scenario(name, title, placement, move |time| {
+            self.run(&ends, placement, time)
+        }))
     }
 }
 
@@ -181,65 +195,26 @@ impl Local {
         }
     }
 
-    /// The name in tables.
-    pub const fn title(self) -> &'static str {
-        match self {
-            Local::Loopback => "TCP over loopback",
-            Local::Unix => "AF_UNIX",
-        }
-    }
-
-    /// Where the end that receives listens.
-    pub fn endpoint(self) -> Endpoint {
-        match self {
-            Local::Loopback => Endpoint::Listen(SocketAddr::from(([127, 0, 0, 1], 0))),
-            Local::Unix => Endpoint::ListenLocal(std::process::id()),
-        }
-    }
-
-    /// A way of a bench: this call between two processes in `netns`. Its name is that of
-    /// [`send::way_name`], the device `loopback` or `unix`.
-    pub fn way<'a>(self, netns: &'a Netns, work: Work<'a>, placement: Placement) -> Way<'a> {
-        let far = self.endpoint();
-        let run = move |time| work.run([netns, netns], far, placement, time);
-        let mut way = way_of(self.name(), true, work, placement, Box::new(run));
-        way.title = format!("{}, {}", way.title, self.title());
-        way
-    }
-}
-
-fn way_of<'a>(
-    device: &'static str,
-    super_segments: bool,
-    work: Work<'a>,
-    placement: Placement,
-    run: Run<'a>,
-) -> Way<'a> {
-    let cell = Cell {
-        side: Side::Sends,
-        device,
-        method: work.call.name(),
-        write_bytes: work.load.write_bytes,
-        super_segments,
-        source: work.file.map_or("hot", |(_, heat)| heat.name()),
-    };
-    Way {
-        name: send::way_name(&cell, placement),
-        title: work.call.title().to_owned(),
-        placement,
-        cell: Some(cell),
-        run,
+    /// The ends of a connection between two processes in `netns`.
+    pub fn ends(self, netns: &Netns) -> Ends<'_> {
+        let (at, said) = match self {
+            Local::Loopback => {
+                (Endpoint::Listen(SocketAddr::from(([127, 0, 0, 1], 0))), ", TCP over loopback")
+            }
+            Local::Unix => (Endpoint::ListenLocal(std::process::id()), ", AF_UNIX"),
+        };
+        let device = self.name();
+        Ends { sender: netns, receiver: netns, at, device, offloads: true, said }
     }
 }
 
 /// The way `kernel.PLACEMENT` over this pair; without offloads, `kernel.no_offloads.PLACEMENT`.
-pub fn way(pair: &Pair, bulk: Bulk, placement: Placement) -> Way<'_> {
+pub fn way(pair: &Pair, bulk: Bulk, placement: Placement) -> Scenario<'_> {
     let (plain, said) = if pair.offloads { ("", "") } else { (".no_offloads", ", no offloads") };
-    Way {
-        name: format!("kernel{plain}.{}", placement.name()),
-        title: format!("kernel to kernel, veth{said}"),
+    transfer::scenario(
+        format!("kernel{plain}.{}", placement.name()),
+        format!("kernel to kernel, veth{said}"),
         placement,
-        cell: None,
-        run: Box::new(move |time| pair.stream(&bulk, placement, time)),
-    }
+        move |time| pair.stream(&bulk, placement, time),
+    )
 }

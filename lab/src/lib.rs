@@ -1,6 +1,6 @@
 //! The laboratory: workloads, CPU accounting, statistics, baselines and reports.
 //!
-//! A bench is a list of *ways* ([`bench::Way`]) measured interleaved in one run; every figure that
+//! A bench is a list of *ways* ([`harness::Scenario`]) measured interleaved in one run; every figure that
 //! counts is a ratio of two of them. Beside the ways that use fulmar stand the kernel's own
 //! ([`kernel`]) and the *floor* ([`floor`]): the least that any TCP over the same device against
 //! the same kernel peer can cost, both on the same ground ([`site`]). Everything happens in
@@ -10,13 +10,13 @@
 #![deny(unsafe_code)]
 
 pub mod account;
-pub mod bench;
+pub mod bulk;
 pub mod burst;
-pub mod cells;
 pub mod child;
 pub mod cpu;
 pub mod file;
 pub mod floor;
+pub mod harness;
 #[allow(unsafe_code)]
 pub mod heap;
 pub mod kernel;
@@ -26,21 +26,19 @@ pub mod limit;
 pub mod lock;
 pub mod matrix;
 pub mod netperf;
-pub mod page;
 pub mod path;
 pub mod peer;
 pub mod profile;
 pub mod recv;
-pub mod report;
 pub mod reproduce;
 pub mod routes;
 pub mod scale;
 pub mod send;
-pub mod sheet;
 pub mod site;
 pub mod stats;
 pub mod stream;
 mod sys;
+pub mod transfer;
 pub mod trust;
 pub mod udp;
 mod uring;

@@ -1,8 +1,9 @@
 //! Limits: what no stack that copies can beat, measured in the same run as the stacks.
 
-use crate::bench::{Sample, Way};
 use crate::cpu::{self, Placement};
+use crate::harness::Scenario;
 use crate::peer::Report;
+use crate::transfer::{self, Transfer};
 use crate::{Bulk, on_pinned_thread};
 use std::io;
 use std::time::{Duration, Instant};
@@ -10,20 +11,15 @@ use std::time::{Duration, Instant};
 pub mod ring;
 
 /// Copies the user's hot buffer through a ring as large as the window, on one CPU.
-pub fn memcpy(bulk: Bulk) -> Way<'static> {
-    Way {
-        name: "limit.memcpy".into(),
-        title: "memcpy through a ring as large as the window".into(),
-        placement: Placement::SameCpu,
-        cell: None,
-        run: Box::new(move |time| {
-            let (cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
-            on_pinned_thread(cpu, || copy_for(&bulk, time))
-        }),
-    }
+pub fn memcpy(bulk: Bulk) -> Scenario<'static> {
+    let title = "memcpy through a ring as large as the window";
+    transfer::scenario("limit.memcpy", title, Placement::SameCpu, move |time| {
+        let (cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
+        on_pinned_thread(cpu, || copy_for(&bulk, time))
+    })
 }
 
-fn copy_for(bulk: &Bulk, time: Duration) -> io::Result<Sample> {
+fn copy_for(bulk: &Bulk, time: Duration) -> io::Result<Transfer> {
     let user = vec![0x5a; bulk.write_bytes];
     let mut ring = vec![0; bulk.window_bytes.max(bulk.write_bytes)];
     let round = |ring: &mut Vec<u8>| {
@@ -32,16 +28,19 @@ fn copy_for(bulk: &Bulk, time: Duration) -> io::Result<Sample> {
     };
     round(&mut ring); // touches every page
     let (start, cpu, mut rounds) = (Instant::now(), cpu::thread_cpu()?, 0);
-    while start.elapsed() < time {
+    loop {
         round(&mut ring);
         rounds += 1;
+        if start.elapsed() >= time {
+            break;
+        }
     }
     let bytes = rounds * (ring.len() / user.len() * user.len()) as u64;
     let cpu = cpu::thread_cpu()?.saturating_sub(cpu);
     let elapsed = start.elapsed();
     let near = Report { bytes, elapsed, cpu, thread: cpu, ..Report::default() };
     let nobody = Report { cpu: Duration::ZERO, ..near };
-    Ok(Sample::of_ends(near, nobody, 0))
+    Ok(Transfer::of_ends(near, nobody, 0))
 }
 
 #[cfg(test)]
@@ -50,8 +49,8 @@ mod tests {
 
     #[test]
     fn a_copy_moves_bytes_and_has_one_end() {
-        let sample = copy_for(&Bulk::default(), Duration::from_millis(1)).expect("a copy");
-        assert!(sample.near.bytes >= 1 << 20);
-        assert_eq!(sample.far_ns_per_kb(), 0.0);
+        let copied = copy_for(&Bulk::default(), Duration::from_millis(1)).expect("a copy");
+        assert!(copied.near.bytes >= 1 << 20);
+        assert_eq!(copied.far.cpu, Duration::ZERO);
     }
 }

@@ -8,81 +8,99 @@
 pub mod internet;
 pub mod rivals;
 
-use crate::bench::{Figure, Outcome, Ratio, Stop};
 use crate::cpu;
-use crate::report::{self, Machine};
-use crate::stats::Estimate;
+use crate::harness::options::Common;
+use crate::harness::report::{Chart, Report, Shape, Table, label, number};
+use crate::harness::{self, Pace, Plan, Progress, Ratio, Sample, Scenario};
+use fulmar_cli::bounds::within;
 use fulmar_route::{Fib, FibReader, Key};
 use internet::{Prefix, Random};
 use rivals::{Locked, Rival};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
+/// Time for the rounds.
+const FULL: Duration = Duration::from_secs(60);
+/// The same with --quick: with the making of the tables, about 20 seconds.
+const QUICK: Duration = Duration::from_secs(8);
+/// Several times the Internet's; 300 bytes of memory each, in all tables together.
+const MOST_PREFIXES: usize = 4_000_000;
+/// Prefixes of the table that the ratios are about.
+const FULL_TABLE: usize = 1_000_000;
 /// Addresses that are looked up in turn: more than caches that matter hold answers for.
 const PROBES: usize = 1 << 20;
 /// Look-ups between two looks at the clock.
 const PIECE: usize = 4096;
 /// Changes per second of a disturbed table.
 const CHANGES_PER_SECOND: u32 = 10_000;
-/// A run of one way.
-const SLICE: Duration = Duration::from_millis(40);
 
-/// What to measure.
-#[derive(Clone, Copy, Debug)]
+/// Look-ups in forwarding tables: fulmar's, other crates', one behind a lock
+#[derive(clap::Args, Clone, Debug)]
+#[command(
+    override_usage = "fulmar-lab bench route [OPTIONS]",
+    after_help = "Full tables have a realistic distribution of prefix lengths and are made from
+a seed; addresses are drawn within installed prefixes. Every table must give the
+same answers. Needs about 300 MB of memory for a million prefixes, and a minute."
+)]
 pub struct Options {
-    /// Time for the rounds; making the tables comes on top.
-    pub budget: Duration,
-    /// Rounds at most.
-    pub runs: usize,
-    /// Prefixes of the full IPv4 table.
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened: its own documentation is shown")]
+    pub common: Common,
+    /// IPv4 prefixes of the full table
+    #[arg(long, default_value_t = FULL_TABLE, value_parser = within(1, MOST_PREFIXES))]
     pub ipv4: usize,
-    /// Prefixes of the full IPv6 table.
+    /// IPv6 prefixes of the full table
+    #[arg(long, default_value_t = 250_000, value_parser = within(1, MOST_PREFIXES))]
     pub ipv6: usize,
-    /// The most threads that look up at once.
+    /// Threads that look up at once, at most
+    #[arg(long, default_value_t = 2, value_parser = within(1usize, 64))]
     pub threads: usize,
-    /// What tables and addresses are drawn from.
+    /// What tables and addresses are drawn from
+    #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
 
-/// One way of looking up, and how fast it was.
-pub struct Way {
-    /// Stable dotted name: `ipv4.full.fulmar.scalar.1`.
-    pub name: String,
-    /// Look-ups per µs of each thread, one value per round.
-    rates: Vec<f64>,
-}
+/// Look-ups per µs of each thread.
+const RATE: &str = "lookups_per_us";
+const CHANGES: &str = "changes_per_second";
 
-impl Way {
-    /// Look-ups per µs of each thread.
-    pub fn rate(&self) -> Option<Estimate> {
-        Estimate::of(&self.rates)
-    }
-}
+const SHAPE: Shape = Shape {
+    name: "route",
+    title: "Look-ups in forwarding tables",
+    lead: "fulmar's tables, other crates' and one behind a lock: full and empty, alone and while they change.",
+    columns: &[
+        label("name", "way"),
+        number(RATE, "look-ups\nper µs", 1, "of each thread, by the clock").with_interval(),
+        number("ns_per_lookup", "ns", 1, "the same as a time"),
+        number(CHANGES, "changes\nper s", 0, "what the other thread changed meanwhile"),
+        number("runs", "runs", 0, "how often it was measured"),
+    ],
+    across: None,
+    chart: Some(Chart {
+        unit: "look-ups per µs",
+        parts: &[RATE],
+        group: &["ip_version", "table", "how"],
+        x: None,
+    }),
+    legend: "\
+way       IP version, table, whose table, how, threads; rates are of each thread, by the clock.
+          one_lock is fulmar's table behind one mutex; bursts are of 64 addresses.
+MB        of the other crates by how much the process grew; theirs serves look-ups and changes.
+disturbed while another thread withdraws and announces prefixes.",
+};
 
-/// What one table takes, and what making it cost.
-pub struct Memory {
-    /// Stable dotted name: `ipv4.full.fulmar`.
-    pub name: &'static str,
+/// A row of the table of memory: what one table takes, and what making it cost.
+struct Memory {
+    name: &'static str,
     /// What look-ups read, where the table knows; else by how much the process grew.
-    pub bytes: usize,
+    bytes: usize,
     /// What only changes read.
-    pub control_bytes: Option<usize>,
+    control_bytes: Option<usize>,
     /// Time to insert every prefix, each of them visible at once.
-    pub built_in: Duration,
-}
-
-/// What was found.
-pub struct Found {
-    /// Rates.
-    pub ways: Vec<Way>,
-    /// Memory.
-    pub memory: Vec<Memory>,
-    /// The figures asked for, as every bench reports them.
-    pub outcome: Outcome,
-    options: Options,
+    built_in: Duration,
 }
 
 /// Makes another crate's table of these prefixes.
@@ -156,10 +174,11 @@ fn resident_bytes() -> io::Result<usize> {
 fn rate<K: Copy + Sync>(
     table: &dyn Rival<K>,
     probes: &[K],
-    bursts: bool,
+    how: How,
     threads: usize,
-    cpus: &[usize],
-) -> f64 {
+    slice: Duration,
+) -> io::Result<f64> {
+    let cpus = &cpu::allowed_cpus()?;
     let barrier = Barrier::new(threads);
     let one = |number: usize| {
         pin(cpus, number);
@@ -167,13 +186,12 @@ fn rate<K: Copy + Sync>(
         barrier.wait();
         let (start, mut done) = (Instant::now(), 0);
         for piece in pieces {
-            if bursts {
-                table.bursts(piece)
-            } else {
-                table.scalar(piece)
+            match how {
+                How::Scalar => table.scalar(piece),
+                How::Bursts => table.bursts(piece),
             }
             done += piece.len();
-            if start.elapsed() >= SLICE {
+            if start.elapsed() >= slice {
                 break;
             }
         }
@@ -184,7 +202,16 @@ fn rate<K: Copy + Sync>(
         let all: Vec<_> = (0..threads).map(|n| s.spawn(move || one(n))).collect();
         all.into_iter().filter_map(|t| t.join().ok()).collect()
     });
-    rates.iter().sum::<f64>() / rates.len().max(1) as f64
+    Ok(rates.iter().sum::<f64>() / rates.len().max(1) as f64)
+}
+
+/// How addresses are looked up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum How {
+    /// One at a time.
+    Scalar,
+    /// 64 in a call.
+    Bursts,
 }
 
 fn pin(cpus: &[usize], number: usize) {
@@ -196,16 +223,20 @@ fn pin(cpus: &[usize], number: usize) {
 
 /// Look-ups per µs of one thread while another changes the table; how many changes per second it
 /// made.
-fn disturbed_rate<K: Key + Send + Sync>(t: &Tables<K>, cpus: &[usize], seed: u64) -> (f64, f64) {
-    let stop = AtomicBool::new(false);
+fn disturbed_rate<K: Key + Send + Sync>(
+    t: &Tables<K>,
+    seed: u64,
+    slice: Duration,
+) -> io::Result<(f64, f64)> {
+    let (stop, cpus) = (AtomicBool::new(false), cpu::allowed_cpus()?);
     std::thread::scope(|s| {
         let changes = s.spawn(|| {
-            pin(cpus, 1);
+            pin(&cpus, 1);
             change_until(t, &stop, seed)
         });
-        let rate = rate(&t.reader, &t.probes, false, 1, cpus);
+        let rate = rate(&t.reader, &t.probes, How::Scalar, 1, slice);
         stop.store(true, Ordering::Relaxed);
-        (rate, changes.join().unwrap_or(0.0))
+        Ok((rate?, changes.join().unwrap_or(0.0)))
     })
 }
 
@@ -225,63 +256,96 @@ fn change_until<K: Key>(t: &Tables<K>, stop: &AtomicBool, seed: u64) -> f64 {
     f64::from(done) / start.elapsed().as_secs_f64()
 }
 
-/// Collects rates by name, in the order in which they first come.
-#[derive(Default)]
-struct Rates(Vec<Way>);
-
-impl Rates {
-    fn add(&mut self, name: String, rate: f64) {
-        match self.0.iter_mut().find(|w| w.name == name) {
-            Some(way) => way.rates.push(rate),
-            None => self.0.push(Way { name, rates: vec![rate] }),
-        }
-    }
-
-    fn values(&self, name: &str) -> &[f64] {
-        self.0.iter().find(|w| w.name == name).map_or(&[], |w| &w.rates)
-    }
-
-    /// One way over another, round by round.
-    fn ratio(&self, above: &str, below: &str) -> Option<Estimate> {
-        let pairs = self.values(above).iter().zip(self.values(below));
-        Estimate::of(&pairs.map(|(a, b)| a / b).collect::<Vec<_>>())
-    }
-}
-
 /// Measures.
 ///
 /// # Errors
 /// What the system refuses; tables that disagree.
-pub fn run(options: &Options) -> io::Result<Found> {
-    let start = Instant::now();
-    let cpus = cpu::allowed_cpus()?;
+pub fn run(options: &Options) -> io::Result<Report> {
     let mut memory = Vec::new();
+    let progress = Progress::new(2);
+    progress.show("IPv4 tables", 0, 2);
     let v4 = full_v4(options, &mut memory)?;
+    progress.show("IPv6 tables", 1, 2);
     let v6 = full_v6(options, &mut memory)?;
+    drop(progress);
     let empty = Fib::<u32>::new();
-    let (empty, empty_locked) = (empty.reader(), Locked(Mutex::new(empty.reader())));
-    let (mut rates, began, mut rounds) = (Rates::default(), Instant::now(), 0);
-    while rounds < options.runs && (rounds < 3 || began.elapsed() < options.budget) {
-        round_of("ipv4.full", &v4, options.threads, &cpus, &mut rates);
-        round_of("ipv6.full", &v6, options.threads, &cpus, &mut rates);
-        for threads in 1..=options.threads {
-            for (name, table) in
-                [("fulmar", &empty as &dyn Rival<u32>), ("one_lock", &empty_locked)]
-            {
-                let rate = rate(table, &v4.probes, false, threads, &cpus);
-                rates.add(format!("ipv4.empty.{name}.scalar.{threads}"), rate);
-            }
+    let (empty, locked) = (empty.reader(), Locked(Mutex::new(empty.reader())));
+    let mut scenarios = of_full_table("ipv4.full", &v4, options.threads);
+    scenarios.extend(of_full_table("ipv6.full", &v6, options.threads));
+    for threads in 1..=options.threads {
+        for (name, table) in [("fulmar", &empty as &dyn Rival<u32>), ("one_lock", &locked)] {
+            let name = format!("ipv4.empty.{name}.scalar.{threads}");
+            scenarios.push(scenario(name, table, &v4.probes, How::Scalar, threads));
         }
-        let seed = options.seed + rounds as u64;
-        let (rate, changes) = disturbed_rate(&v4, &cpus, seed);
-        rates.add("ipv4.full.fulmar.disturbed.1".into(), rate);
-        rates.add("changes_per_second".into(), changes);
-        rounds += 1;
     }
-    let stop = if rounds == options.runs { Stop::Runs } else { Stop::Budget };
-    let figures = figures(&rates, &memory, options.ipv4);
-    let outcome = Outcome { rows: Vec::new(), figures, stop, elapsed: start.elapsed() };
-    Ok(Found { ways: rates.0, memory, outcome, options: *options })
+    scenarios.push(disturbed(&v4, options.seed));
+    let bytes = memory.first().map_or(f64::NAN, |m| m.bytes as f64);
+    let table = || Sample::of("bytes", bytes);
+    scenarios.push(Scenario::new(TABLE, "memory", move |_| Ok(table())).at_most(1));
+    let mut ratios = ratios();
+    ratios.retain(|r| options.ipv4 >= FULL_TABLE || !r.name.starts_with("route.1m."));
+    let (budget, max_runs) = (options.common.budget(QUICK, FULL), options.common.runs);
+    let mut outcome = harness::run(Plan { scenarios, ratios, budget, max_runs, pace: Pace::Calls });
+    outcome.rows.retain(|row| row.name != TABLE);
+    let mut report = Report::of(&SHAPE, outcome);
+    let Options { ipv4, ipv6, seed, .. } = options;
+    report.facts.push(("tables", format!("{ipv4} IPv4 and {ipv6} IPv6 prefixes from seed {seed}")));
+    report.tables.push(memory_table(&memory));
+    Ok(report)
+}
+
+/// The row that holds the bytes of the full IPv4 table.
+const TABLE: &str = "ipv4.full.fulmar";
+
+fn scenario<'a, K: Key + Send + Sync>(
+    name: String,
+    table: &'a dyn Rival<K>,
+    probes: &'a [K],
+    how: How,
+    threads: usize,
+) -> Scenario<'a> {
+    let labels: Vec<String> = name.split('.').map(str::to_owned).collect();
+    let run = move |slice| {
+        let rate = rate(table, probes, how, threads, slice)?;
+        Ok(Sample::of(RATE, rate).with("ns_per_lookup", 1000.0 / rate))
+    };
+    let mut scenario = Scenario::new(name.clone(), name, run).in_table("Look-ups");
+    for (key, label) in ["ip_version", "table", "whose", "how"].into_iter().zip(labels) {
+        scenario = scenario.label(key, label);
+    }
+    scenario.label("threads", threads)
+}
+
+/// Every way over one full table.
+fn of_full_table<'a, K: Key + Send + Sync>(
+    table: &str,
+    t: &'a Tables<K>,
+    threads: usize,
+) -> Vec<Scenario<'a>> {
+    let mut all = Vec::new();
+    for threads in 1..=threads {
+        for (how, word) in [(How::Scalar, "scalar"), (How::Bursts, "bursts")] {
+            let ours: [(&str, &dyn Rival<K>); 2] = [("fulmar", &t.reader), ("one_lock", &t.locked)];
+            all.extend(ours.map(|(name, way)| {
+                scenario(format!("{table}.{name}.{word}.{threads}"), way, &t.probes, how, threads)
+            }));
+        }
+        all.extend(t.others.iter().map(|(name, way)| {
+            scenario(format!("{name}.scalar.{threads}"), &**way, &t.probes, How::Scalar, threads)
+        }));
+    }
+    all
+}
+
+fn disturbed(t: &Tables<u32>, seed: u64) -> Scenario<'_> {
+    let name = "ipv4.full.fulmar.disturbed.1";
+    let mut seed = seed;
+    let run = move |slice| {
+        seed += 1;
+        let (rate, changes) = disturbed_rate(t, seed, slice)?;
+        Ok(Sample::of(RATE, rate).with("ns_per_lookup", 1000.0 / rate).with(CHANGES, changes))
+    };
+    Scenario::new(name, name, run).in_table("Look-ups")
 }
 
 fn full_v4(options: &Options, memory: &mut Vec<Memory>) -> io::Result<Tables<u32>> {
@@ -302,202 +366,88 @@ fn full_v6(options: &Options, memory: &mut Vec<Memory>) -> io::Result<Tables<u12
     Tables::new(names, prefixes, probes, others, memory)
 }
 
-/// Every way over one full table, once.
-fn round_of<K: Key + Send + Sync>(
-    table: &str,
-    t: &Tables<K>,
-    threads: usize,
-    cpus: &[usize],
-    rates: &mut Rates,
-) {
-    for threads in 1..=threads {
-        for (bursts, how) in [(false, "scalar"), (true, "bursts")] {
-            let ours: [(&str, &dyn Rival<K>); 2] = [("fulmar", &t.reader), ("one_lock", &t.locked)];
-            for (name, way) in ours {
-                let rate = rate(way, &t.probes, bursts, threads, cpus);
-                rates.add(format!("{table}.{name}.{how}.{threads}"), rate);
-            }
-        }
-        for (name, way) in &t.others {
-            let rate = rate(&**way, &t.probes, false, threads, cpus);
-            rates.add(format!("{name}.scalar.{threads}"), rate);
-        }
-    }
-}
-
-/// Prefixes of the table that the ratios are about.
-const FULL: usize = 1_000_000;
-
-fn figures(rates: &Rates, memory: &[Memory], prefixes: usize) -> Vec<Figure> {
-    let full = "ipv4.full.fulmar.scalar.1";
-    let bytes = memory.iter().find(|m| m.name == "ipv4.full.fulmar").map(|m| m.bytes as f64);
+fn ratios() -> Vec<Ratio> {
     // Time per look-up of each thread: the rate of one over the rate of two.
-    let two = |name: &str| {
-        let way = |threads| format!("ipv4.empty.{name}.scalar.{threads}");
-        rates.ratio(&way(1), &way(2))
+    let two = |name, sentence, whose: &str| {
+        let way = |threads| format!("ipv4.empty.{whose}.scalar.{threads}");
+        Ratio::over(name, sentence, RATE, [way(1), way(2)]).published(7.4)
     };
-    let lookups = Estimate::of(rates.values(full));
-    let disturbed = rates.ratio("ipv4.full.fulmar.disturbed.1", full);
-    let mut all = vec![
-        figure(
+    let full = "ipv4.full.fulmar.scalar.1";
+    vec![
+        two(
             "route.empty.two_threads_vs_one",
             "ns per look-up and thread, empty table, two threads over one",
-            two("fulmar"),
-            (Some(7.4), Some((1.1, 1.0)), false),
-        ),
-        figure(
+            "fulmar",
+        )
+        .goals(1.1, 1.0),
+        two(
             "route.empty.two_threads_vs_one.one_lock",
             "the same with one lock around the table",
-            two("one_lock"),
-            (Some(7.4), None, false),
+            "one_lock",
         ),
-        figure(
+        Ratio::value(
             "route.1m.lookups_per_us",
             "look-ups per µs, full IPv4 table, one thread, one at a time",
-            lookups,
-            (None, Some((50.0, 150.0)), true),
-        ),
-        figure(
+            RATE,
+            full,
+        )
+        .goals(50.0, 150.0)
+        .more_is_better(),
+        Ratio::over(
             "route.1m.disturbed_vs_quiet",
             "the same rate while another thread changes the table 10,000 times a second, over it",
-            disturbed,
-            (None, Some((0.8, 0.95)), true),
-        ),
-        figure(
+            RATE,
+            ["ipv4.full.fulmar.disturbed.1", full],
+        )
+        .goals(0.8, 0.95)
+        .more_is_better(),
+        Ratio::value(
             "route.1m.bytes",
             "bytes that look-ups in the full IPv4 table read",
-            bytes.and_then(|b| Estimate::of(&[b])),
-            (None, Some((12e6, 6e6)), false),
-        ),
-    ];
-    all.retain(|f| prefixes >= FULL || !f.ratio.name.starts_with("route.1m."));
-    all
+            "bytes",
+            TABLE,
+        )
+        .goals(12e6, 6e6),
+    ]
 }
 
-fn figure(
-    name: &str,
-    sentence: &str,
-    estimate: Option<Estimate>,
-    (published, reach_and_aim, more_is_better): (Option<f64>, Option<(f64, f64)>, bool),
-) -> Figure {
-    let ratio = Ratio {
-        name: name.into(),
-        sentence: sentence.into(),
-        way: String::new(),
-        over: None,
-        measure: |_| f64::NAN,
-        reach_and_aim,
-        more_is_better,
-        published,
+fn memory_table(memory: &[Memory]) -> Table {
+    let row = |m: &Memory| -> Map<String, Value> {
+        let mb = |bytes: usize| bytes as f64 / 1e6;
+        let row = json!({
+            "name": m.name, "lookup_mb": mb(m.bytes), "control_mb": m.control_bytes.map(mb),
+            "built_in_ms": m.built_in.as_secs_f64() * 1e3,
+        });
+        row.as_object().cloned().unwrap_or_default()
     };
-    Figure { ratio, estimate }
-}
-
-impl Found {
-    /// The whole report as JSON. `command` is the command line as given.
-    pub fn json(&self, machine: &Machine, command: &[String]) -> Value {
-        let mut json = report::json(machine, command, &self.outcome);
-        let ways: Vec<Value> = self.ways.iter().map(way_json).collect();
-        let memory: Vec<Value> = self.memory.iter().map(memory_json).collect();
-        json["ways"] = ways.into();
-        json["memory"] = memory.into();
-        json["prefixes"] = json!({ "ipv4": self.options.ipv4, "ipv6": self.options.ipv6 });
-        json["seed"] = self.options.seed.into();
-        json
+    Table {
+        title: "Memory".to_owned(),
+        columns: vec![
+            label("name", "table"),
+            number("lookup_mb", "MB for\nlook-ups", 1, "what look-ups read"),
+            number("control_mb", "MB for\nchanges", 1, "what only changes read"),
+            number("built_in_ms", "made in\nms", 0, "every prefix, one by one"),
+        ],
+        rows: memory.iter().map(row).collect(),
+        ..Table::default()
     }
-
-    /// The whole report as text.
-    pub fn text(&self, machine: &Machine) -> String {
-        let Machine { cpu, cpus, kernel, fulmar } = machine;
-        let Options { ipv4, ipv6, seed, .. } = self.options;
-        let head = format!("fulmar {fulmar} on {cpus} CPUs, {cpu}, Linux {kernel}");
-        let what = format!("{ipv4} IPv4 and {ipv6} IPv6 prefixes from seed {seed}");
-        [head, what, self.rates_table(), self.memory_table()]
-            .into_iter()
-            .chain([report::figures_table(&self.outcome.figures), LEGEND.into()])
-            .collect::<Vec<_>>()
-            .join("\n\n")
-    }
-
-    fn rates_table(&self) -> String {
-        let header = ["way", "look-ups\nper µs", "95 %", "ns", "runs"];
-        let mut table = report::new_table(header, 1);
-        for way in &self.ways {
-            let Some(e) = way.rate() else { continue };
-            let is_rate = way.name != "changes_per_second";
-            table.add_row([
-                way.name.clone(),
-                format!("{:.1}", e.median),
-                e.interval(1),
-                if is_rate { format!("{:.1}", 1000.0 / e.median) } else { String::new() },
-                e.runs.to_string(),
-            ]);
-        }
-        table.to_string()
-    }
-
-    fn memory_table(&self) -> String {
-        let header = ["table", "MB for\nlook-ups", "MB for\nchanges", "made in\nms"];
-        let mut table = report::new_table(header, 1);
-        for m in &self.memory {
-            table.add_row([
-                m.name.to_string(),
-                format!("{:.1}", m.bytes as f64 / 1e6),
-                m.control_bytes.map_or("–".into(), |b| format!("{:.1}", b as f64 / 1e6)),
-                m.built_in.as_millis().to_string(),
-            ]);
-        }
-        table.to_string()
-    }
-}
-
-const LEGEND: &str = "\
-way       IP version, table, whose table, how, threads; rates are of each thread, by the clock.
-          one_lock is fulmar's table behind one mutex; bursts are of 64 addresses.
-MB        of the other crates by how much the process grew; theirs serves look-ups and changes.
-disturbed while another thread withdraws and announces prefixes (changes_per_second counts them).";
-
-fn way_json(way: &Way) -> Value {
-    let e = way.rate();
-    json!({
-        "name": way.name,
-        "median": e.map(|e| e.median),
-        "low": e.map(|e| e.low),
-        "high": e.map(|e| e.high),
-        "runs": e.map(|e| e.runs),
-    })
-}
-
-fn memory_json(m: &Memory) -> Value {
-    json!({
-        "name": m.name,
-        "bytes": m.bytes,
-        "control_bytes": m.control_bytes,
-        "built_in_ms": m.built_in.as_secs_f64() * 1e3,
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::options::parsed;
 
     #[test]
     fn a_small_bench_measures_every_way_and_its_tables_agree() {
-        let options = Options {
-            budget: Duration::ZERO,
-            runs: 1,
-            ipv4: 3000,
-            ipv6: 2000,
-            threads: 2,
-            seed: 5,
-        };
-        let found = run(&options).unwrap();
-        assert!(found.ways.iter().all(|w| w.rate().is_some_and(|e| e.median > 0.0)));
-        assert!(found.outcome.figures.iter().all(|f| f.estimate.is_some()));
-        let machine = Machine::here();
-        let json = found.json(&machine, &[]);
-        assert!(json["ratios"]["route.empty.two_threads_vs_one"]["median"].is_number());
-        assert!(json["ratios"]["route.1m.lookups_per_us"].is_null(), "of a small table");
-        assert!(found.text(&machine).contains("ipv6.full.treebitmap.scalar.2"));
+        let options = parsed("--seconds 0.001 --runs 1 --ipv4 3000 --ipv6 2000 --seed 5");
+        let found = run(&options.expect("sound options")).expect("it runs");
+        let rows = &found.tables[0].rows;
+        assert_eq!(rows.len(), 2 * 2 * (4 + 2) + 4 + 1);
+        assert!(rows.iter().all(|r| r[RATE].as_f64() > Some(0.0)));
+        assert!(found.value("ipv6.full.treebitmap.scalar.2", RATE).is_some());
+        assert!(found.value("ipv4.full.prefix_trie", "lookup_mb").is_some());
+        assert!(found.figure("route.empty.two_threads_vs_one").is_some());
+        assert!(found.figure("route.1m.lookups_per_us").is_none(), "of a small table");
     }
 }

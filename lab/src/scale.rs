@@ -11,24 +11,31 @@ mod connections;
 mod shards;
 mod sockets;
 
+use std::cell::RefCell;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use fulmar_cli::bounds::within;
 use fulmar_route::{Prefix, Route, Table};
-use serde_json::{Value, json};
 
-use crate::bench::{Figure, Outcome, Ratio, Stop};
 use crate::cpu;
-use crate::report::{self, Machine};
+use crate::harness::options::Common;
+use crate::harness::report::{Chart, Report, Shape, label, number};
+use crate::harness::{self, Pace, Plan, Progress, Ratio, Sample, Scenario};
 use crate::routes::internet;
-use crate::stats::Estimate;
 use connections::Connections;
 use sockets::{BURST, Flood, Rig};
 
-/// A run of one way.
-const SLICE: Duration = Duration::from_millis(20);
+/// Time for the rounds.
+const FULL: Duration = Duration::from_secs(40);
+/// The same with --quick: with the opening of the sockets, about 20 seconds.
+const QUICK: Duration = Duration::from_secs(8);
+/// Sockets, or routes: a few gigabytes of memory.
+const MOST: usize = 4_000_000;
+/// The same of connections, of which both ends are here.
+const MOST_CONNECTIONS: usize = 400_000;
 /// Numbers of sockets and of routes that are measured, as far as asked for.
 const COUNTS: [usize; 7] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000];
 /// Numbers of connections that are measured, as far as asked for, beside the most.
@@ -38,73 +45,74 @@ const SOCKETS_PER_THREAD: usize = 1000;
 /// Addresses that are looked up among routes.
 const PROBES: usize = 1 << 16;
 
-/// What to measure.
-#[derive(Clone, Copy, Debug)]
+/// What a packet, a request and a look-up cost among few and among a million
+#[derive(clap::Args, Clone, Debug)]
+#[command(
+    override_usage = "fulmar-lab bench scale [OPTIONS]",
+    after_help = "Datagrams of 18 bytes to sockets drawn at random, over a device that only hands
+frames over; requests over established connections between two shards, all others
+idle; look-ups among routes; floods to closed ports. Needs about 2 GB of memory for
+a million sockets and 100,000 connections, and 40 seconds."
+)]
 pub struct Options {
-    /// Time for the rounds; opening the sockets comes on top.
-    pub budget: Duration,
-    /// Rounds at most.
-    pub runs: usize,
-    /// The most sockets.
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened: its own documentation is shown")]
+    pub common: Common,
+    /// The most sockets
+    #[arg(long, default_value_t = 1_000_000, value_parser = within(1, MOST))]
     pub sockets: usize,
-    /// The most connections; 0: none are opened.
+    /// The most connections that are open at once; 0 opens none
+    #[arg(long, default_value_t = 100_000, value_parser = within(0, MOST_CONNECTIONS))]
     pub connections: usize,
-    /// The most routes.
-    pub routes: usize,
-    /// Threads with a shard each, at most.
+    /// The most routes [default: 1000000, with --quick 100000]
+    #[arg(long, value_parser = within(1, MOST))]
+    pub routes: Option<usize>,
+    /// Threads with a shard each, at most
+    #[arg(long, default_value_t = 2, value_parser = within(1usize, 64))]
     pub threads: usize,
-    /// What flows are drawn from.
+    /// What flows are drawn from
+    #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
 
-/// One way, and what it cost in each round.
-pub struct Way {
-    /// Stable dotted name: `demux.1000000.burst64`.
-    pub name: String,
-    values: Vec<f64>,
-}
+/// Nanoseconds of a packet, a request, a look-up.
+const NS: &str = "ns_per_packet";
+const REPLIES: &str = "replies_per_drop";
+const LOCKS: &str = "locks_per_packet";
+const BYTES: &str = "bytes";
 
-/// What was found.
-pub struct Found {
-    /// ns per packet.
-    pub ways: Vec<Way>,
-    /// The figures asked for, as every bench reports them.
-    pub outcome: Outcome,
-    memory: Memory,
-}
-
-/// Whether a way's values are no times.
-fn is_count(name: &str) -> bool {
-    name.ends_with("replies_per_drop") || name.ends_with("locks_per_packet")
-}
-
-#[derive(Default)]
-struct Costs(Vec<Way>);
-
-impl Costs {
-    fn add(&mut self, name: String, value: f64) {
-        match self.0.iter_mut().find(|w| w.name == name) {
-            Some(way) => way.values.push(value),
-            None => self.0.push(Way { name, values: vec![value] }),
-        }
-    }
-
-    fn values(&self, name: &str) -> &[f64] {
-        self.0.iter().find(|w| w.name == name).map_or(&[], |w| &w.values)
-    }
-
-    fn ratio(&self, above: &str, below: &str) -> Option<Estimate> {
-        let pairs = self.values(above).iter().zip(self.values(below));
-        Estimate::of(&pairs.map(|(a, b)| a / b).collect::<Vec<_>>())
-    }
-}
+const SHAPE: Shape = Shape {
+    name: "scale",
+    title: "What a packet, a request and a look-up cost among few and among very many",
+    lead: "What comes next is drawn at random, so that among many each packet meets memory that is cold.",
+    columns: &[
+        label("name", "way"),
+        number(NS, "ns per\npacket", 1, "ns per packet, request or look-up, by the clock").with_interval(),
+        number(REPLIES, "replies\nper drop", 4, "ICMP errors or resets per drop"),
+        number(LOCKS, "shared locks\nper packet", 4, "locks that threads take from each other"),
+        number(BYTES, "bytes", 0, "by which the process grew, of each"),
+        number("runs", "runs", 0, "how often it was measured"),
+    ],
+    across: None,
+    chart: Some(Chart { unit: "ns", parts: &[NS], group: &["what"], x: Some("among") }),
+    legend: "\
+demux       datagram sockets of one shard, packets that come together; ns of the stack per packet,
+            from the device's burst to the socket's queue, by the clock.
+request     established connections, all idle but the one that is asked: ns for 64 bytes there and 64
+            bytes back, both ends and the link between them, in one thread.
+route       routes of a host: ns to find the next hops of an address within one of them.
+threads     threads with a shard of 1,000 sockets each: ns per packet and thread.
+closed_port a flood of datagrams (tcp: of SYNs) to a port that nobody has: ns per drop, and ICMP errors
+            (resets) per drop, which are limited to 1,000 a second.
+memory      resident bytes by which the process grew for each idle socket, and for each end of a connection.",
+};
 
 /// What is measured, all of it made.
 struct Subjects {
-    sockets: Vec<(usize, Rig)>,
+    sockets: Vec<(usize, RefCell<Rig>)>,
     connections: Vec<(usize, Connections)>,
     routes: Vec<(usize, Table, Vec<IpAddr>)>,
-    threads: Vec<Rig>,
+    threads: RefCell<Vec<Rig>>,
     memory: Memory,
 }
 
@@ -116,59 +124,87 @@ struct Memory {
     per_connection: Option<f64>,
 }
 
-/// Says what is being made, how many there are and how many there will be.
-pub type Progress<'a> = &'a mut dyn FnMut(&'static str, usize, usize);
-
 impl Subjects {
-    fn new(options: &Options, progress: Progress<'_>) -> io::Result<Subjects> {
-        let mut memory = Memory::default();
+    fn new(options: &Options) -> io::Result<Subjects> {
+        let (mut memory, progress) = (Memory::default(), Progress::new(1));
         // The most connections first, so that nothing that others gave back hides what they take.
-        let connections = all_connections(options, progress, &mut memory)?;
+        let connections = all_connections(options, &progress, &mut memory)?;
         let mut sockets = Vec::new();
         for count in up_to(options.sockets) {
-            progress("sockets", count, options.sockets);
+            progress.show("sockets", count, options.sockets);
             let before = resident_bytes()?;
-            sockets.push((count, Rig::new(count, options.seed)?));
+            sockets.push((count, RefCell::new(Rig::new(count, options.seed)?)));
             memory.per_socket = resident_bytes()?.saturating_sub(before) as f64 / count as f64;
         }
+        let most = options.routes.unwrap_or(if options.common.quick { 100_000 } else { 1_000_000 });
         let mut routes = Vec::new();
-        for count in up_to(options.routes) {
-            progress("routes", count, options.routes);
+        for count in up_to(most) {
+            progress.show("routes", count, most);
             let (table, probes) = routes_of(count, options.seed)?;
             routes.push((count, table, probes));
         }
         let threads = (0..options.threads)
             .map(|n| Rig::new(SOCKETS_PER_THREAD.min(options.sockets), options.seed + n as u64));
-        let threads = threads.collect::<io::Result<_>>()?;
+        let threads = RefCell::new(threads.collect::<io::Result<_>>()?);
         Ok(Subjects { sockets, connections, routes, threads, memory })
     }
 
-    /// Every way, once.
-    fn round(&mut self, cpus: &[usize], costs: &mut Costs) -> io::Result<()> {
-        for (count, rig) in &mut self.sockets {
-            for burst in [BURST, 1] {
-                costs.add(format!("demux.{count}.burst{burst}"), rig.delivered(burst)?);
-            }
+    /// Everything that is measured, and what was found while it was made.
+    fn scenarios(&mut self, options: &Options) -> Vec<Scenario<'_>> {
+        let Subjects { sockets, connections, routes, threads, memory } = self;
+        let (threads, shards) = (&*threads, options.threads);
+        let mut all = Vec::new();
+        for (count, rig) in sockets.iter() {
+            all.extend([BURST, 1].map(|burst| {
+                let name = format!("demux.{count}.burst{burst}");
+                among(name, *count, move |slice| rig.borrow_mut().delivered(burst, slice))
+            }));
         }
-        for (count, all) in &mut self.connections {
-            costs.add(format!("request.{count}"), all.asked(SLICE)?);
+        all.extend(connections.iter_mut().map(|(count, open)| {
+            among(format!("request.{count}"), *count, move |slice| open.asked(slice))
+        }));
+        all.extend(routes.iter().map(|(count, table, probes)| {
+            among(format!("route.{count}"), *count, move |slice| looked_up(table, probes, slice))
+        }));
+        for n in 1..=options.threads {
+            let run = move |slice| among_threads(&mut threads.borrow_mut()[..n], slice);
+            all.push(among(format!("threads.{n}"), n, run));
         }
-        for (count, table, probes) in &self.routes {
-            costs.add(format!("route.{count}"), looked_up(table, probes)?);
+        if let Some((_, rig)) = sockets.last() {
+            all.extend([("closed_port", Flood::Udp), ("closed_port.tcp", Flood::Tcp)].map(
+                |(name, flood)| {
+                    Scenario::new(name, name, move |slice| {
+                        let (ns, replies) = rig.borrow_mut().refused(flood, slice)?;
+                        Ok(Sample::of(NS, ns).with(REPLIES, replies))
+                    })
+                },
+            ));
         }
-        for threads in 1..=self.threads.len() {
-            let ns = among_threads(&mut self.threads[..threads], cpus)?;
-            costs.add(format!("threads.{threads}"), ns);
-        }
-        if let Some((_, rig)) = self.sockets.last_mut() {
-            for (name, flood) in [("closed_port", Flood::Udp), ("closed_port.tcp", Flood::Tcp)] {
-                let (ns, replies) = rig.refused(flood)?;
-                costs.add(format!("{name}.ns_per_drop"), ns);
-                costs.add(format!("{name}.replies_per_drop"), replies);
-            }
-        }
-        Ok(())
+        let locks = move || Ok(Sample::of(LOCKS, shards::shared_locks_per_packet(shards)?));
+        all.push(once("shards.shared_locks_per_packet", locks));
+        let (per_socket, per_end) = (memory.per_socket, memory.per_connection);
+        all.push(once("memory.socket", move || Ok(Sample::of(BYTES, per_socket))));
+        all.extend(
+            per_end.map(|n| once("memory.connection_end", move || Ok(Sample::of(BYTES, n)))),
+        );
+        all
     }
+}
+
+/// What something costs among so many.
+fn among<'a>(
+    name: String,
+    count: usize,
+    mut cost: impl FnMut(Duration) -> io::Result<f64> + 'a,
+) -> Scenario<'a> {
+    let parts: Vec<&str> = name.split('.').filter(|p| p.parse::<usize>().is_err()).collect();
+    let what = parts.join(" ");
+    let run = move |slice| Ok(Sample::of(NS, cost(slice)?));
+    Scenario::new(name.clone(), name, run).label("what", what).label("among", count)
+}
+
+fn once<'a>(name: &str, mut run: impl FnMut() -> io::Result<Sample> + 'a) -> Scenario<'a> {
+    Scenario::new(name, name, move |_| run()).at_most(1)
 }
 
 fn up_to(most: usize) -> impl Iterator<Item = usize> {
@@ -179,7 +215,7 @@ fn up_to(most: usize) -> impl Iterator<Item = usize> {
 /// was asked once and nothing happens any more.
 fn all_connections(
     options: &Options,
-    progress: Progress<'_>,
+    progress: &Progress,
     memory: &mut Memory,
 ) -> io::Result<Vec<(usize, Connections)>> {
     let most = options.connections;
@@ -191,7 +227,7 @@ fn all_connections(
     all.open(1, |_| ())?;
     all.ask_all()?;
     let before = resident_bytes()?;
-    all.open(most, |open| progress("connections", open, most))?;
+    all.open(most, |open| progress.show("connections", open, most))?;
     all.ask_all()?;
     all.rest();
     let ends = 2 * (most - 1).max(1);
@@ -221,12 +257,12 @@ fn routes_of(count: usize, seed: u64) -> io::Result<(Table, Vec<IpAddr>)> {
 }
 
 /// ns to find the next hops of an address.
-fn looked_up(table: &Table, probes: &[IpAddr]) -> io::Result<f64> {
+fn looked_up(table: &Table, probes: &[IpAddr], slice: Duration) -> io::Result<f64> {
     let (start, mut done, mut found) = (Instant::now(), 0usize, 0usize);
     for piece in probes.chunks(1024).cycle() {
         found += piece.iter().filter(|ip| table.lookup(**ip).is_some()).count();
         done += piece.len();
-        if start.elapsed() >= SLICE {
+        if start.elapsed() >= slice {
             break;
         }
     }
@@ -237,17 +273,18 @@ fn looked_up(table: &Table, probes: &[IpAddr]) -> io::Result<f64> {
 }
 
 /// ns per packet and thread, a shard for each.
-fn among_threads(rigs: &mut [Rig], cpus: &[usize]) -> io::Result<f64> {
+fn among_threads(rigs: &mut [Rig], slice: Duration) -> io::Result<f64> {
+    let cpus = cpu::allowed_cpus()?;
     let barrier = Barrier::new(rigs.len());
     let each: Vec<io::Result<f64>> = std::thread::scope(|s| {
-        let barrier = &barrier;
+        let (barrier, cpus) = (&barrier, &cpus);
         let run = |(number, rig): (usize, &mut Rig)| {
             if let Some(cpu) = cpus.get(number % cpus.len().max(1)) {
                 // Unpinned the figures are wider, not wrong.
                 let _ = cpu::pin_to(*cpu);
             }
             barrier.wait();
-            rig.delivered(BURST)
+            rig.delivered(BURST, slice)
         };
         let all: Vec<_> = rigs.iter_mut().enumerate().map(|r| s.spawn(move || run(r))).collect();
         let lost = || Err(io::Error::other("a thread of the bench ended early"));
@@ -261,21 +298,14 @@ fn among_threads(rigs: &mut [Rig], cpus: &[usize]) -> io::Result<f64> {
 ///
 /// # Errors
 /// What the system refuses; connections that do not answer.
-pub fn run(options: &Options, progress: Progress<'_>) -> io::Result<Found> {
-    let start = Instant::now();
-    let cpus = cpu::allowed_cpus()?;
-    let mut subjects = Subjects::new(options, progress)?;
-    let (mut costs, began, mut rounds) = (Costs::default(), Instant::now(), 0);
-    while rounds < options.runs && (rounds < 3 || began.elapsed() < options.budget) {
-        subjects.round(&cpus, &mut costs)?;
-        rounds += 1;
-    }
-    let shared = shards::shared_locks_per_packet(options.threads)?;
-    costs.add("shards.shared_locks_per_packet".into(), shared);
-    let stop = if rounds == options.runs { Stop::Runs } else { Stop::Budget };
-    let figures = figures(&costs, &subjects.memory, options);
-    let outcome = Outcome { rows: Vec::new(), figures, stop, elapsed: start.elapsed() };
-    Ok(Found { ways: costs.0, outcome, memory: subjects.memory })
+pub fn run(options: &Options) -> io::Result<Report> {
+    let mut subjects = Subjects::new(options)?;
+    let (budget, max_runs) = (options.common.budget(QUICK, FULL), options.common.runs);
+    let scenarios = subjects.scenarios(options);
+    let mut ratios = ratios(options.connections);
+    ratios.retain(|r| r.is_measured(&scenarios));
+    let plan = Plan { scenarios, ratios, budget, max_runs, pace: Pace::Calls };
+    Ok(Report::of(&SHAPE, harness::run(plan)))
 }
 
 /// Bytes of memory that the process has.
@@ -285,145 +315,71 @@ fn resident_bytes() -> io::Result<usize> {
     Ok(pages.unwrap_or(0) * 4096)
 }
 
-fn figures(costs: &Costs, memory: &Memory, options: &Options) -> Vec<Figure> {
-    let among_many = costs.ratio("demux.1000000.burst64", "demux.1.burst64");
-    let together = costs.ratio("demux.1000000.burst64", "demux.1000000.burst1");
-    let requests = costs.ratio(&format!("request.{}", options.connections), "request.1");
-    let all = [
-        (
+fn ratios(connections: usize) -> Vec<Ratio> {
+    let mut all = vec![
+        Ratio::over(
             "demux.1m_vs_1",
             "ns per packet in bursts of 64, 1,000,000 sockets and random flows over one socket",
-            among_many,
-            Some((8.0, 4.0)),
-        ),
-        (
+            NS,
+            ["demux.1000000.burst64", "demux.1.burst64"],
+        )
+        .goals(8.0, 4.0),
+        Ratio::over(
             "demux.1m.burst64_vs_1",
             "ns per packet among 1,000,000 sockets, bursts of 64 over packets one by one",
-            together,
-            None,
+            NS,
+            ["demux.1000000.burst64", "demux.1000000.burst1"],
         ),
-        (
+        Ratio::value(
             "idle.bytes_per_connection",
             "resident bytes per end of a connection that was asked once and is idle, tables included",
-            memory.per_connection.and_then(|bytes| Estimate::of(&[bytes])),
-            Some((4096.0, 2048.0)),
-        ),
-        (
+            BYTES,
+            "memory.connection_end",
+        )
+        .goals(4096.0, 2048.0),
+        Ratio::value(
             "shards.shared_locks_per_packet",
             "locks per packet that threads on different shards take from each other",
-            Estimate::of(costs.values("shards.shared_locks_per_packet")),
-            Some((0.0, 0.0)),
-        ),
-        (
+            LOCKS,
+            "shards.shared_locks_per_packet",
+        )
+        .goals(0.0, 0.0),
+        Ratio::over(
             "request.most_vs_1",
             "ns per question and answer among the most connections, drawn at random, over one",
-            requests.filter(|_| options.connections > 1),
-            None,
+            NS,
+            [format!("request.{connections}"), "request.1".to_owned()],
         ),
-        (
+        Ratio::over(
             "scale.two_threads_vs_one",
             "ns per packet and thread, two threads with a shard each over one",
-            costs.ratio("threads.2", "threads.1"),
-            None,
+            NS,
+            ["threads.2", "threads.1"],
         ),
     ];
-    let figure = |(name, sentence, estimate, reach_and_aim): (&str, &str, _, _)| Figure {
-        ratio: Ratio {
-            name: name.into(),
-            sentence: sentence.into(),
-            way: String::new(),
-            over: None,
-            measure: |_| f64::NAN,
-            reach_and_aim,
-            more_is_better: false,
-            published: None,
-        },
-        estimate,
-    };
-    all.into_iter().filter(|f| f.2.is_some()).map(figure).collect()
+    all.retain(|r| connections > 1 || r.name != "request.most_vs_1");
+    all
 }
-
-impl Found {
-    /// The whole report as JSON. `command` is the command line as given.
-    pub fn json(&self, machine: &Machine, command: &[String]) -> Value {
-        let mut json = report::json(machine, command, &self.outcome);
-        let ways = self.ways.iter().map(|way| {
-            let e = Estimate::of(&way.values);
-            json!({
-                "name": way.name,
-                "median": e.map(|e| e.median),
-                "low": e.map(|e| e.low),
-                "high": e.map(|e| e.high),
-                "runs": e.map(|e| e.runs),
-            })
-        });
-        json["ways"] = ways.collect::<Vec<_>>().into();
-        json["resident_bytes_per_socket"] = self.memory.per_socket.into();
-        json["resident_bytes_per_connection_end"] = self.memory.per_connection.into();
-        json
-    }
-
-    /// The whole report as text.
-    pub fn text(&self, machine: &Machine) -> String {
-        let Machine { cpu, cpus, kernel, fulmar } = machine;
-        let head = format!("fulmar {fulmar} on {cpus} CPUs, {cpu}, Linux {kernel}");
-        let memory = format!("{:.0} bytes of memory per idle socket", self.memory.per_socket);
-        let figures = report::figures_table(&self.outcome.figures);
-        [head, self.table(), memory, figures, LEGEND.into()].join("\n\n")
-    }
-
-    fn table(&self) -> String {
-        let mut table = report::new_table(["way", "ns per\npacket", "95 %", "runs"], 1);
-        for way in &self.ways {
-            let Some(e) = Estimate::of(&way.values) else { continue };
-            let digits = if is_count(&way.name) { 4 } else { 1 };
-            table.add_row([
-                way.name.clone(),
-                format!("{:.digits$}", e.median),
-                e.interval(digits),
-                e.runs.to_string(),
-            ]);
-        }
-        table.to_string()
-    }
-}
-
-const LEGEND: &str = "\
-demux       datagram sockets of one shard, packets that come together; ns of the stack per packet,
-            from the device's burst to the socket's queue, by the clock.
-request     established connections, all idle but the one that is asked: ns for 64 bytes there and 64
-            bytes back, both ends and the link between them, in one thread.
-route       routes of a host: ns to find the next hops of an address within one of them.
-threads     threads with a shard of 1,000 sockets each: ns per packet and thread.
-closed_port a flood of datagrams (tcp: of SYNs) to a port that nobody has: ns per drop, and ICMP errors
-            (resets) per drop, which are limited to 1,000 a second.";
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::options::parsed;
 
     #[test]
     fn a_small_bench_measures_every_way() {
-        let options = Options {
-            budget: Duration::ZERO,
-            runs: 1,
-            sockets: 10_000,
-            connections: 200,
-            routes: 1000,
-            threads: 2,
-            seed: 3,
-        };
-        let mut shown = Vec::new();
-        let found = run(&options, &mut |what, done, all| shown.push((what, done, all))).unwrap();
-        assert!(shown.contains(&("connections", 200, 200)));
-        let costs = found.ways.iter().filter(|w| !is_count(&w.name));
-        assert!(costs.clone().all(|w| w.values.iter().all(|ns| *ns > 0.0)));
+        let small =
+            "--seconds 0.001 --runs 1 --sockets 10000 --connections 200 --routes 1000 --seed 3";
+        let found = run(&parsed(small).expect("sound options")).expect("it runs");
+        let costs = found.tables[0].rows.iter().filter_map(|r| r.get(NS)?.as_f64());
+        assert!(costs.clone().all(|ns| ns > 0.0));
         assert_eq!(costs.count(), 2 * 5 + 3 + 4 + 2 + 2);
-        let machine = Machine::here();
-        let text = found.text(&machine);
-        assert!(text.contains("demux.10000.burst64") && text.contains("request.200"));
-        let json = found.json(&machine, &[]);
-        assert!(json["ways"][0]["median"].is_number());
-        assert!(json["ratios"]["idle.bytes_per_connection"]["median"].is_number());
+        assert!(found.value("demux.10000.burst64", NS).is_some());
+        assert!(
+            found.value("request.200", NS).is_some()
+                && found.value("closed_port", REPLIES).is_some()
+        );
+        assert!(found.figure("idle.bytes_per_connection").is_some());
+        assert_eq!(found.figure("shards.shared_locks_per_packet").map(|e| e.runs), Some(1));
     }
 }

@@ -47,7 +47,9 @@ pub struct Site<D> {
 pub fn tap<D: Send>(open: impl FnOnce(&str) -> io::Result<D> + Send) -> io::Result<Site<D>> {
     let netns = Netns::new()?;
     let device = netns.run(|| open(TAP))?;
-    netns.netlink()?.configure(netns.if_index(TAP)?, PEER_MAC, MTU)?;
+    let (mut netlink, index) = (netns.netlink()?, netns.if_index(TAP)?);
+    netlink.set_mac(index, PEER_MAC)?;
+    netlink.set_mtu(index, MTU)?;
     netns.set_address(TAP, IpAddr::V4(PEER_IP), PREFIX)?;
     Ok(Site { device, peer_netns: netns, _our_netns: None })
 }

@@ -4,14 +4,15 @@
 //! The account of fulmar's end is the CPU time of this whole process (the caller's thread and the
 //! stack's service thread): whatever the stack does anywhere is in it.
 
-use crate::bench::{Sample, Way};
 use crate::cpu::{self, MachineClock, Placement};
 use crate::floor::Direction;
+use crate::harness::Scenario;
 use crate::kernel_calls::Sending;
 use crate::kernel_receive::Receiving;
 use crate::peer::{Endpoint, Peer, Report, Role, Spec};
 use crate::recv;
 use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PREFIX, Site};
+use crate::transfer::{self, Transfer};
 use crate::without_tso::WithoutTso;
 use crate::{Bulk, heap, on_pinned_thread};
 use fulmar::base::{Counter, EtherAddr};
@@ -137,12 +138,7 @@ impl Ground {
         Made { super_segments, gro }: Made,
     ) -> io::Result<Ground> {
         let Site { device, peer_netns, _our_netns } = site;
-        let device = match pcap {
-            Some(file) => {
-                devices::capture(device, io::BufWriter::new(std::fs::File::create(file)?))
-            }
-            None => device,
-        };
+        let device = captured(device, pcap)?;
         let device = wrap(device);
         let (near_cpu, _) = placement.cpus(&cpu::allowed_cpus()?)?;
         let address = Cidr { address: IpAddr::V4(OUR_IP), prefix_len: PREFIX };
@@ -166,7 +162,7 @@ impl Ground {
         bulk: &Bulk,
         direction: Direction,
         time: Duration,
-    ) -> io::Result<Sample> {
+    ) -> io::Result<Transfer> {
         let (near_cpu, far_cpu) = self.placement.cpus(&cpu::allowed_cpus()?)?;
         let role = match direction {
             Direction::Send => Role::Sink,
@@ -191,8 +187,8 @@ impl Ground {
                 Direction::Receive => receive(stack, stream, bulk),
             }
         })?;
-        let sample = Sample::of_ends(near, peer.finish()?, bulk.warm_bytes);
-        Ok(Sample { counts, ..sample })
+        let sample = Transfer::of_ends(near, peer.finish()?, bulk.warm_bytes);
+        Ok(Transfer { counts, ..sample })
     }
 }
 
@@ -221,6 +217,15 @@ fn open_packet(name: &str) -> io::Result<Box<dyn Device>> {
     };
     let socket = devices::packet_socket::PacketSocket::open(&config).map_err(io::Error::other)?;
     Ok(Box::new(socket))
+}
+
+/// The device, whose frames are written to this file if there is one.
+pub(crate) fn captured(
+    device: Box<dyn Device>,
+    pcap: Option<&PathBuf>,
+) -> io::Result<Box<dyn Device>> {
+    let Some(file) = pcap else { return Ok(device) };
+    Ok(devices::capture(device, io::BufWriter::new(std::fs::File::create(file)?)))
 }
 
 pub(crate) fn build(device: Box<dyn Device>, address: Cidr, name: &str) -> io::Result<Stack> {
@@ -384,19 +389,18 @@ pub(crate) fn receive(
 }
 
 /// The way `fulmar.DEVICE.DIRECTION.PLACEMENT`.
-pub fn way(ground: &std::cell::RefCell<Ground>, bulk: Bulk, direction: Direction) -> Way<'_> {
+pub fn way(ground: &std::cell::RefCell<Ground>, bulk: Bulk, direction: Direction) -> Scenario<'_> {
     let (over, placement) = (ground.borrow().over, ground.borrow().placement);
     let verb = match direction {
         Direction::Send => "sending",
         Direction::Receive => "receiving",
     };
-    Way {
-        name: format!("fulmar.{}.{}.{}", over.name(), direction.name(), placement.name()),
-        title: format!("fulmar, {}, {verb}", over.title()),
+    transfer::scenario(
+        format!("fulmar.{}.{}.{}", over.name(), direction.name(), placement.name()),
+        format!("fulmar, {}, {verb}", over.title()),
         placement,
-        cell: None,
-        run: Box::new(move |time| ground.borrow_mut().stream(&bulk, direction, time)),
-    }
+        move |time| ground.borrow_mut().stream(&bulk, direction, time),
+    )
 }
 
 /// Two stacks in this process, joined by `link`, with a blocking thread each.
@@ -441,7 +445,7 @@ impl Joined {
     ///
     /// # Errors
     /// What the connection failed with.
-    pub fn stream(&mut self, bulk: &Bulk, time: Duration) -> io::Result<Sample> {
+    pub fn stream(&mut self, bulk: &Bulk, time: Duration) -> io::Result<Transfer> {
         let (near_cpu, far_cpu) = self.placement.cpus(&cpu::allowed_cpus()?)?;
         let listener = TcpListener::bind(&self.far, SocketAddr::new(IpAddr::V4(FAR_IP), 0))?;
         let to = listener.local_addr()?;
@@ -459,19 +463,18 @@ impl Joined {
         let (near, counts) = sent;
         // The other end's time and bytes; its CPU is in the process's account already.
         let far = Report { cpu: Duration::ZERO, ..received.0 };
-        let sample = Sample::of_ends(near, far, bulk.warm_bytes);
-        Ok(Sample { counts, ..sample })
+        let sample = Transfer::of_ends(near, far, bulk.warm_bytes);
+        Ok(Transfer { counts, ..sample })
     }
 }
 
 /// The way `fulmar.link.PLACEMENT`.
-pub fn link_way(joined: &std::cell::RefCell<Joined>, bulk: Bulk) -> Way<'_> {
+pub fn link_way(joined: &std::cell::RefCell<Joined>, bulk: Bulk) -> Scenario<'_> {
     let placement = joined.borrow().placement;
-    Way {
-        name: format!("fulmar.link.{}", placement.name()),
-        title: "fulmar to fulmar, link".to_owned(),
+    transfer::scenario(
+        format!("fulmar.link.{}", placement.name()),
+        "fulmar to fulmar, link",
         placement,
-        cell: None,
-        run: Box::new(move |time| joined.borrow_mut().stream(&bulk, time)),
-    }
+        move |time| joined.borrow_mut().stream(&bulk, time),
+    )
 }

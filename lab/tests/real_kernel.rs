@@ -3,11 +3,12 @@
 //! children are itself. Times are not judged; bytes, counts and what is left behind are.
 
 use fulmar_lab::Bulk;
-use fulmar_lab::bench::{Sample, Way};
 use fulmar_lab::child;
 use fulmar_lab::cpu::Placement;
 use fulmar_lab::file::{BenchFile, Heat};
 use fulmar_lab::floor::{Direction, Ground, Kind};
+use fulmar_lab::harness::options::Common;
+use fulmar_lab::harness::{Sample, Scenario};
 use fulmar_lab::kernel::{Local, Pair, Work};
 use fulmar_lab::kernel_calls::{KernelCall, Sending};
 use fulmar_lab::kernel_receive::Receiving;
@@ -17,6 +18,7 @@ use fulmar_lab::send::file::FileMethod;
 use fulmar_lab::send::shm::Shared;
 use fulmar_lab::send::{self, Load, Method, Place};
 use fulmar_lab::stream::{self, Over};
+use fulmar_lab::transfer::{PEER, THIS_END, Transfer};
 use fulmar_lab::trust;
 use fulmar_netns::Netns;
 use std::cell::RefCell;
@@ -59,7 +61,7 @@ fn a_fresh_namespace_has_loopback_and_nothing_else() {
     assert!(netns.if_index("veth0").is_err());
 }
 
-fn assert_moved(what: &str, sample: io::Result<Sample>) -> Sample {
+fn assert_moved(what: &str, sample: io::Result<Transfer>) -> Transfer {
     let sample = sample.unwrap_or_else(|e| panic!("{what}: {e}"));
     assert!(sample.near.bytes > 0, "{what}: {sample:?}");
     assert!(sample.far.cpu > Duration::ZERO && sample.near.cpu > Duration::ZERO, "{what}");
@@ -101,10 +103,13 @@ fn load() -> Load {
     Load { warm_bytes: 1 << 20, ..Load::of_writes(64 << 10) }
 }
 
-/// Runs a way once.
-fn run(mut way: Way<'_>) -> Sample {
-    let sample = (way.run)(TIME);
-    assert_moved(&way.name, sample)
+/// Runs a scenario once.
+fn run(mut scenario: Scenario<'_>) -> Sample {
+    let name = &scenario.name;
+    let sample = (scenario.run)(TIME).unwrap_or_else(|e| panic!("{name}: {e}"));
+    assert!(sample.bytes > 0, "{name}: {sample:?}");
+    assert!(sample.value(THIS_END) > Some(0.0) && sample.value(PEER) > Some(0.0), "{name}");
+    sample
 }
 
 fn every_kernel_call_moves_bytes() {
@@ -114,12 +119,12 @@ fn every_kernel_call_moves_bytes() {
     for call in KernelCall::ALL {
         let file = call.needs_file().then_some((&file, Heat::Cold));
         let work = Work { call, load: load(), file };
-        let sample = run(pair.way(work, Placement::SameCpu));
+        let sample = run(work.between(pair.ends(), Placement::SameCpu));
         assert_eq!(sample.counted("zerocopy_sends") > 0, call == KernelCall::ZeroCopy);
         for local in Local::ALL {
             // AF_UNIX has no zerocopy.
             if call != KernelCall::ZeroCopy {
-                run(local.way(&here, work, Placement::SameCpu));
+                run(work.between(local.ends(&here), Placement::SameCpu));
             }
         }
     }
@@ -153,7 +158,7 @@ fn every_way_of_sending_moves_bytes_over_a_tap_in_as_many_outputs_as_it_should()
         ] {
             let sample = run(send::way(&place, method, load()));
             // A write that found the buffer nearly full took more passes.
-            let outputs = sample.quotient("send_outputs", "calls");
+            let outputs = sample.value("output_calls_per_write").expect("counted");
             assert!((at_least..at_least + 8.0).contains(&outputs), "{method:?}: {outputs}");
             let frame_bytes = sample.counted("call_bytes") / sample.counted("tx_frames").max(1);
             let whole = super_segments && method != Method::Old;
@@ -182,11 +187,12 @@ fn two_processes_talk_over_shared_memory() {
 
 /// A victim that sends no cookies, or answers strays, ends the bench with an error.
 fn every_victim_of_a_flood_does_what_is_measured() {
-    let options = trust::Options { ways: Vec::new(), budget: Duration::ZERO, runs: 1 };
-    let found = trust::run(&options, Ok(()), &mut |_, _, _| ()).expect("a round");
-    let has = |name: &str| found.ways.iter().any(|w| w.name == name);
+    let options =
+        trust::Options { common: Common { runs: 3, ..Common::default() }, way: Vec::new() };
+    let found = trust::run(&options, Ok(())).expect("a round");
+    let has = |name: &str| found.value(name, "cpu_ns_per_frame").is_some();
     assert!(has("kernel.unclaimed") && has("kernel.syn") && has("kernel.stray"));
-    let figures: Vec<&str> = found.figures().iter().map(|f| f.ratio.name.as_str()).collect();
+    let figures: Vec<&str> = found.figures.iter().map(|f| f.ratio.name.as_str()).collect();
     let of_packet = ["trust.syn_flood.us_per_syn.packet", "trust.drop.vs_kernel.packet"];
     let of_tap = ["trust.syn_flood.us_per_syn", "trust.drop.vs_kernel"];
     for name in ["trust.slow_peers.served", "trust.syn_flood.connects"].iter().chain(&of_packet) {

@@ -1,11 +1,11 @@
 //! The block function of ChaCha20 (RFC 8439 section 2.3), four blocks at a time.
 //!
-//! Block n of a key and a nonce is a pseudo-random function of (key, n, nonce): keys are derived with it
-//! and random numbers drawn.
+//! A block is a pseudo-random function of key, counter and nonce. It derives keys and generates random
+//! numbers.
 
-/// Blocks computed side by side: word by word, so that the compiler does four in the time of one.
+/// Blocks computed in parallel, in a layout that the compiler vectorizes.
 pub(crate) const LANES: usize = 4;
-/// Words of a block.
+/// 32-bit words of a block.
 pub(crate) const WORDS: usize = 16;
 
 /// "expand 32-byte k".
@@ -82,8 +82,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_is_that_of_rfc_8439() {
-        // Section 2.3.2: key 00 01 .. 1f, counter 1. Every lane computes it when its turn comes.
+    fn every_lane_computes_the_test_vector_of_rfc_8439() {
+        // Section 2.3.2: key 00 01 .. 1f, counter 1.
         let key: [u32; 8] = std::array::from_fn(|n| {
             let first = 4 * n as u8;
             u32::from_le_bytes([first, first + 1, first + 2, first + 3])

@@ -1,10 +1,10 @@
-//! The one list of counters, and the table that a shard keeps of them.
+//! Event counters, generated from one list, and the counter table of a shard.
 
 use crate::DropReason;
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])* $variant:ident, $name:literal;)*) => {
-        /// Something that a shard counts.
+        /// An event that a shard counts.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[repr(u8)]
         pub enum Counter {
@@ -12,9 +12,9 @@ macro_rules! counters {
         }
 
         impl Counter {
-            /// Every counter, in order.
+            /// All counters, in the order of the table.
             pub const ALL: &'static [Counter] = &[$(Counter::$variant,)*];
-            /// How many counters there are.
+            /// Number of counters.
             pub const COUNT: usize = Self::ALL.len();
 
             /// The name in tables and JSON.
@@ -22,7 +22,7 @@ macro_rules! counters {
                 match self { $(Counter::$variant => $name,)* }
             }
 
-            /// One sentence for a person.
+            /// A one-sentence description.
             pub const fn sentence(self) -> &'static str {
                 match self { $(Counter::$variant => concat!($($doc,)*),)* }
             }
@@ -31,114 +31,114 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Frames given to the device (a super-frame counts once).
+    /// Frames passed to the device (a super-frame counts once).
     TxFrames, "tx_frames";
-    /// Packets of MTU size that those frames stand for.
+    /// MTU-sized packets in the frames sent.
     TxPackets, "tx_packets";
-    /// Bytes of frames given to the device.
+    /// Bytes of the frames sent.
     TxBytes, "tx_bytes";
-    /// Frames taken from the device.
+    /// Frames received from the device (a super-frame counts once).
     RxFrames, "rx_frames";
-    /// Packets of MTU size that those frames stand for.
+    /// MTU-sized packets in the frames received.
     RxPackets, "rx_packets";
-    /// Bytes of frames taken from the device.
+    /// Bytes of the frames received.
     RxBytes, "rx_bytes";
-    /// TCP segments that were joined to the one in front of them before ip and tcp looked at them.
+    /// TCP segments merged into the preceding segment by receive offload (GRO).
     GroJoined, "gro_joined";
-    /// Datagrams that crossed into the device joined to the one in front of them.
+    /// Datagrams merged into the preceding datagram by transmit offload (UDP GSO).
     UsoJoined, "uso_joined";
-    /// Bursts handed to the device.
+    /// Bursts passed to the device.
     TxBursts, "tx_bursts";
     /// Receive polls of the device.
     RxPolls, "rx_polls";
-    /// Receive polls that found nothing.
+    /// Receive polls that returned no frame.
     RxEmptyPolls, "rx_empty_polls";
     /// Times a thread slept on the device; each sleep ends with a wake-up.
     Sleeps, "sleeps";
-    /// Of those, sleeps for a fixed time in which frames gathered (a flood).
+    /// Sleeps of fixed length for interrupt mitigation, in which frames accumulate.
     Holds, "holds";
-    /// Waits in which a thread looked at the device before it slept, or instead.
+    /// Waits that busy-polled the device.
     Looks, "looks";
-    /// Nanoseconds of that looking.
-    LookNs, "look_ns";
-    /// Steps by which holds became longer or shorter.
-    HoldSteps, "hold_steps";
-    /// Wake-ups sent to a sleeping thread or poll set.
+    /// Nanoseconds of busy-polling.
+    BusyPollNs, "look_ns";
+    /// Changes of the interrupt mitigation delay.
+    MitigationChanges, "hold_steps";
+    /// Wake-ups of sleeping threads and poll sets.
     Wakeups, "wakeups";
-    /// Requests left in the shard's inbox because the lock was taken.
+    /// Requests queued in the shard's inbox because its lock was taken.
     InboxPosts, "inbox_posts";
-    /// Packets that arrived on a queue other than their owner's.
+    /// Packets received on a queue of another shard than the owner of their flow.
     WrongQueue, "wrong_queue";
-    /// Times that a call took the lock of one of several shards behind a call of another thread: 0 where
-    /// each thread keeps to a shard of its own.
+    /// Calls that took the shard lock after a call of another thread, with several shards: 0 where each
+    /// thread uses its own shard.
     SharedLocks, "shared_locks";
-    /// Packets from this stack to itself.
+    /// Packets that this stack sent to itself.
     Loopback, "loopback";
     /// Writes accepted (sosend calls).
     Sends, "sends";
-    /// Passes of tcp::output that writes made themselves: one for each chain that was handed over.
+    /// Calls of tcp_output made by writes: one per chain committed.
     SendOutputs, "send_outputs";
-    /// Frames that went down in those passes (a super-segment counts once).
+    /// Frames sent by those calls (a super-segment counts once).
     SendFrames, "send_frames";
-    /// Packets of MTU size that those frames stand for.
+    /// MTU-sized packets in those frames.
     SendPackets, "send_packets";
-    /// Mbufs taken to hold the bytes of writes.
+    /// Mbufs allocated for the bytes of writes.
     SendMbufs, "send_mbufs";
     /// Bytes accepted from writers.
     SendBytes, "send_bytes";
-    /// Writers that had to wait for send memory although their buffer had space.
+    /// Writes that waited for memory of the send share although their send buffer had space.
     SendWaits, "send_waits";
-    /// Of those, woken because memory came free for them.
+    /// Wake-ups of such writes because memory became free.
     SendWakes, "send_wakes";
-    /// Pieces of files accepted (each followed by one pass of tcp::output).
+    /// Ranges of files accepted by sendfile (each followed by one call of tcp_output).
     SendFilePieces, "sendfile_pieces";
-    /// Bytes of those pieces, headers and trailers included.
+    /// Bytes of those ranges, headers and trailers included.
     SendFileBytes, "sendfile_bytes";
-    /// Pieces of files that were accepted before they were read, because they were not in memory.
+    /// Ranges of files queued before they were read because they were not in the page cache.
     SendFileDeferred, "sendfile_deferred";
-    /// Bytes of files that were queued by reference to their pages.
+    /// Bytes of files queued by reference to their pages.
     SendFileMappedBytes, "sendfile_mapped_bytes";
     /// Reads that returned data (soreceive calls).
     Receives, "receives";
-    /// Reads that had to wait and posted their own buffer meanwhile.
+    /// Reads that waited and posted their own buffer for direct placement.
     PlacedReads, "placed_reads";
-    /// Bytes given to readers.
+    /// Bytes returned to readers.
     ReceiveBytes, "receive_bytes";
-    /// Frames whose payload a device put straight into a posted buffer.
+    /// Frames whose payload the device placed directly in a posted buffer.
     PlacedFrames, "placed_frames";
-    /// Bytes of their payload.
+    /// Payload bytes that devices placed directly.
     PlacedBytes, "placed_bytes";
-    /// Times a device was told what comes next of a flow.
+    /// Placement hints given to devices: where the next bytes of a flow belong.
     PlaceHints, "place_hints";
-    /// Times a posted buffer was made known to a device.
+    /// Posted buffers registered with a device.
     PlaceRegistrations, "place_registrations";
-    /// Frames that came while a device expected the next one of a flow and did not fit.
+    /// Frames that a device had predicted wrongly for direct placement.
     PlaceMisses, "place_misses";
-    /// Bytes that a device copied because they had landed where they did not belong.
+    /// Bytes that a device copied after a wrong prediction.
     PlaceMissBytes, "place_miss_bytes";
     /// Bytes that readers took by reference.
     LoanedBytes, "loaned_bytes";
-    /// Bytes copied by this stack, both directions.
+    /// Bytes copied by this stack in both directions.
     CopiedBytes, "copied_bytes";
-    /// Buffers that came ready-made out of the shard's cache.
+    /// Buffers allocated from the pool's magazine.
     BufferFast, "buffer_fast";
-    /// Buffers for which the cache had nothing: from the general free lists or a new slab.
+    /// Buffers allocated from the free lists or a new slab because the magazine was empty.
     BufferSlow, "buffer_slow";
-    /// Requests for a buffer that nothing could serve.
+    /// Buffer allocations that failed.
     BufferEmpty, "buffer_empty";
-    /// Batches of freed buffers brought back into the cache.
+    /// Batches of free buffers loaded into the magazine.
     BufferRefill, "buffer_refill";
-    /// Bytes of frames read again for checksums that the device does not compute.
+    /// Bytes read to compute checksums that the device does not compute.
     SummedBytes, "summed_bytes";
-    /// Passes of tcp::output.
+    /// Calls of tcp_output.
     TcpOutputs, "tcp_outputs";
     /// TCP segments sent (a super-segment counts once).
     TcpSegmentsOut, "tcp_segments_out";
-    /// Packets of MTU size that the TCP segments sent stand for.
+    /// MTU-sized packets in the TCP segments sent.
     TcpPacketsOut, "tcp_packets_out";
     /// TCP segments received (a super-segment counts once).
     TcpSegmentsIn, "tcp_segments_in";
-    /// TCP bytes sent again.
+    /// TCP bytes retransmitted.
     TcpRetransmitBytes, "tcp_retransmit_bytes";
     /// Fast retransmissions entered.
     TcpFastRetransmits, "tcp_fast_retransmits";
@@ -154,33 +154,31 @@ counters! {
     TcpActiveOpens, "tcp_active_opens";
     /// Connections accepted by a listener.
     TcpPassiveOpens, "tcp_passive_opens";
-    /// SYNs answered with a SYN cookie.
+    /// SYN cookies sent.
     TcpSynCookiesSent, "tcp_syncookies_sent";
-    /// Connections opened by a SYN cookie that came back.
+    /// Connections established by a valid SYN cookie.
     TcpSynCookiesValid, "tcp_syncookies_valid";
-    /// Embryos that gave way to a later SYN.
+    /// Embryonic connections evicted by a later SYN.
     TcpEmbryosReplaced, "tcp_embryos_replaced";
     /// Resets sent.
     TcpResetsOut, "tcp_resets_out";
-    /// Resets that segments without a connection asked for and that were not sent, because these are
-    /// limited in rate.
+    /// Resets in reply to segments without a connection that the rate limit suppressed.
     TcpResetsLimited, "tcp_resets_limited";
-    /// Connections that their users had closed and that were reset because they, or their memory, were
-    /// too many.
+    /// Orphaned connections reset because they exceeded the limit on their number or memory.
     TcpOrphansReset, "tcp_orphans_reset";
-    /// Connections reset because their peers took nothing for long and others needed the memory.
+    /// Stalled connections reset because others needed their send memory.
     TcpStalledReset, "tcp_stalled_reset";
-    /// Connections that failed because nothing was acknowledged for the user time-out.
+    /// Connections aborted by the user time-out (RFC 5482): nothing was acknowledged.
     TcpUserTimeouts, "tcp_user_timeouts";
     /// Keepalive probes sent.
     TcpKeepaliveProbes, "tcp_keepalive_probes";
-    /// Connections that failed because keepalive probes were not answered.
+    /// Connections aborted because keepalive probes were not answered.
     TcpKeepaliveTimeouts, "tcp_keepalive_timeouts";
     /// Resets accepted.
     TcpResetsIn, "tcp_resets_in";
     /// Fragments received.
     FragmentsIn, "fragments_in";
-    /// Datagrams put together from fragments.
+    /// Datagrams reassembled from fragments.
     Reassembled, "reassembled";
     /// Fragments sent.
     FragmentsOut, "fragments_out";
@@ -192,11 +190,11 @@ counters! {
     IcmpOut, "icmp_out";
     /// ICMP messages received.
     IcmpIn, "icmp_in";
-    /// Timers that fired.
+    /// Timers that expired.
     TimersFired, "timers_fired";
 }
 
-/// The counters of one shard. Only the shard writes them.
+/// The event and drop counters of one shard. Only the shard writes them.
 #[derive(Clone, Debug)]
 pub struct Counters {
     counts: [u64; Counter::COUNT],
@@ -237,12 +235,12 @@ impl Counters {
         self.counts.get(c as usize).copied().unwrap_or(0)
     }
 
-    /// How many packets were dropped for this reason.
+    /// Packets dropped for a reason.
     pub fn drops(&self, r: DropReason) -> u64 {
         self.drops.get(r as usize).copied().unwrap_or(0)
     }
 
-    /// Drops of every kind together.
+    /// Packets dropped for any reason.
     pub fn total_drops(&self) -> u64 {
         self.drops.iter().sum()
     }

@@ -1,9 +1,9 @@
-//! The one list of reasons for which a packet is dropped. The enum, its name, its sentence and its
-//! place in every counter table come from this list.
+//! Drop reasons. The enum, the names, the sentences and the indices of the drop counters are generated
+//! from this one list.
 
 macro_rules! drop_reasons {
     ($($(#[doc = $doc:literal])* $variant:ident, $room:literal, $name:literal;)*) => {
-        /// Why a packet was dropped. Every drop is counted once, where it is decided.
+        /// Why a packet was dropped. Each drop is counted once, where it is decided.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[repr(u8)]
         pub enum DropReason {
@@ -11,9 +11,9 @@ macro_rules! drop_reasons {
         }
 
         impl DropReason {
-            /// Every reason, in the order of the counters.
+            /// All reasons, in the order of the drop counters.
             pub const ALL: &'static [DropReason] = &[$(DropReason::$variant,)*];
-            /// How many reasons there are.
+            /// Number of reasons.
             pub const COUNT: usize = Self::ALL.len();
 
             /// The name in tables and JSON.
@@ -21,12 +21,12 @@ macro_rules! drop_reasons {
                 match self { $(DropReason::$variant => $name,)* }
             }
 
-            /// The room that decides it.
+            /// The layer that drops the packet.
             pub const fn room(self) -> &'static str {
                 match self { $(DropReason::$variant => $room,)* }
             }
 
-            /// One sentence for a person.
+            /// A one-sentence description.
             pub const fn sentence(self) -> &'static str {
                 match self { $(DropReason::$variant => concat!($($doc,)*),)* }
             }
@@ -35,134 +35,134 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
-    /// The frame is shorter than its headers say.
+    /// The frame is shorter than its headers claim.
     Truncated, "wire", "truncated";
     /// The frame is addressed to another station.
     NotForUs, "ether", "not_for_us";
-    /// The Ethernet type is not one that this stack speaks.
+    /// The EtherType is not supported.
     UnknownEtherType, "ether", "unknown_ethertype";
-    /// A frame from the device has this interface's own Ethernet address as its source.
+    /// A received frame has the interface's own Ethernet address as its source.
     EtherSource, "ether", "ether_source";
-    /// An ARP packet that is malformed or asks about another address.
+    /// The ARP packet is malformed or asks for another host's address.
     ArpInvalid, "arp", "arp_invalid";
-    /// Another station claims one of our addresses.
+    /// Another station claims one of this host's addresses (RFC 5227).
     DuplicateAddress, "arp", "duplicate_address";
-    /// An unsolicited claim of another Ethernet address for a neighbour that is in use: the known
-    /// address is asked first.
+    /// An unsolicited packet announces another Ethernet address for a neighbour in use: the cached
+    /// address is probed first.
     NeighbourClaim, "arp", "neighbour_claim";
-    /// An IP header that is malformed: version, header length or total length.
+    /// The IP header is malformed: version, header length or total length.
     IpHeader, "ip", "ip_header";
     /// The IPv4 header checksum is wrong.
     IpChecksum, "ip", "ip_checksum";
-    /// The source address may not be a source (multicast, broadcast, unspecified, loopback).
+    /// The source address is not a valid source (multicast, broadcast, unspecified or loopback).
     IpSource, "ip", "ip_source";
-    /// The destination address is not one of ours, and this stack does not forward.
+    /// The destination address is not local, and this stack does not forward.
     IpDestination, "ip", "ip_destination";
-    /// A fragment that cannot be one: its length or place is impossible, it contradicts the others
-    /// about where the datagram ends, or there are too many of them.
+    /// The fragment has an impossible offset or length, contradicts other fragments about the end of
+    /// the datagram, or exceeds the number of fragments per datagram.
     FragmentInvalid, "ip", "fragment_invalid";
-    /// A fragment overlaps another one: all of the datagram is dropped (RFC 5722).
+    /// The fragment overlaps another one: the whole datagram is discarded (RFC 5722).
     FragmentOverlap, "ip", "fragment_overlap";
-    /// A fragment that is here already.
+    /// The fragment was already received.
     FragmentDuplicate, "ip", "fragment_duplicate";
-    /// A datagram of which fragments were still missing when its time was over.
+    /// The reassembly time-out expired before all fragments of the datagram had arrived.
     FragmentTimeout, "ip", "fragment_timeout";
-    /// A datagram in fragments gave way to a later one: too many were incomplete.
+    /// An incomplete datagram was evicted because the reassembly table was full.
     FragmentTableFull, "ip", "fragment_table_full";
-    /// An IPv6 extension header that is malformed or asks for a drop.
+    /// An IPv6 extension header is malformed, or one of its options requires a discard (RFC 8200
+    /// section 4.2).
     ExtensionHeader, "ip", "extension_header";
-    /// The transport protocol is not one that this stack speaks.
+    /// The transport protocol is not supported.
     UnknownProtocol, "ip", "unknown_protocol";
-    /// No route to the destination.
+    /// There is no route to the destination.
     NoRoute, "ip", "no_route";
-    /// The queue of packets waiting for a neighbour's address was full.
+    /// The queue of packets awaiting address resolution was full.
     NeighbourQueueFull, "ip", "neighbour_queue_full";
-    /// The neighbour did not answer.
+    /// Address resolution failed: the neighbour did not answer.
     NeighbourUnreachable, "ip", "neighbour_unreachable";
-    /// The packet is larger than the path and may not be fragmented.
+    /// The packet exceeds the path MTU and may not be fragmented.
     PacketTooBig, "ip", "packet_too_big";
-    /// An ICMP message that is malformed.
+    /// The ICMP message is malformed.
     IcmpInvalid, "icmp", "icmp_invalid";
     /// The ICMP checksum is wrong.
     IcmpChecksum, "icmp", "icmp_checksum";
-    /// An ICMP error about a flow that does not exist or that is out of window.
+    /// The ICMP message matches no flow, or quotes a sequence number outside the send window.
     IcmpNoFlow, "icmp", "icmp_no_flow";
-    /// An ICMP error that quotes a packet which this stack cannot have sent: of the other IP version,
-    /// to a group, a later fragment, or no larger than the path MTU that is reported.
+    /// The ICMP error quotes a packet that this stack cannot have sent: of the other IP version, to a
+    /// multicast address, not a first fragment, or no larger than the reported path MTU.
     IcmpQuote, "icmp", "icmp_quote";
-    /// An ICMP report of a path MTU that is known already.
+    /// The ICMP error reports a path MTU that is already known.
     IcmpMtuKnown, "icmp", "icmp_mtu_known";
-    /// An ICMP message that this stack does not act on: a redirect, or one of an unknown type.
+    /// The ICMP message is ignored: a redirect, or an unknown type.
     IcmpIgnored, "icmp", "icmp_ignored";
-    /// A reply was not sent because replies of this kind are limited in rate.
+    /// A reply was suppressed by its rate limit.
     RateLimited, "icmp", "rate_limited";
-    /// The queue of answers to echo requests was full: the oldest one, or the one that came.
+    /// The queue of received echo replies was full.
     EchoBufferFull, "icmp", "echo_buffer_full";
-    /// A neighbour discovery message that fails the checks of RFC 4861.
+    /// The neighbour discovery message failed validation (RFC 4861 sections 6.1 and 7.1).
     NdpInvalid, "ndp", "ndp_invalid";
-    /// A UDP header that is malformed.
+    /// The UDP header is malformed.
     UdpHeader, "udp", "udp_header";
     /// The UDP checksum is wrong.
     UdpChecksum, "udp", "udp_checksum";
     /// No UDP socket is bound to the port.
     UdpNoSocket, "udp", "udp_no_socket";
-    /// The receive buffer of the UDP socket is full.
+    /// The receive buffer of the UDP socket was full.
     UdpBufferFull, "udp", "udp_buffer_full";
-    /// A TCP header that is malformed.
+    /// The TCP header is malformed.
     TcpHeader, "tcp", "tcp_header";
     /// The TCP checksum is wrong.
     TcpChecksum, "tcp", "tcp_checksum";
-    /// No TCP connection or listener for the segment.
+    /// No TCP connection or listener matches the segment.
     TcpNoSocket, "tcp", "tcp_no_socket";
-    /// The segment lies outside the receive window.
+    /// The segment is outside the receive window.
     TcpOutOfWindow, "tcp", "tcp_out_of_window";
-    /// The acknowledgement is for data never sent, or too old.
+    /// The acknowledgement number is above SND.NXT or too old (RFC 5961 section 5).
     TcpBadAck, "tcp", "tcp_bad_ack";
-    /// The timestamp is older than the last one seen (PAWS, RFC 7323 section 5).
+    /// The timestamp is older than the last one accepted (PAWS, RFC 7323 section 5).
     TcpPaws, "tcp", "tcp_paws";
-    /// The segment's flags make no sense in this state.
+    /// The segment's flags are invalid in this state.
     TcpBadFlags, "tcp", "tcp_bad_flags";
-    /// Data after the connection was closed for receiving.
+    /// Data arrived after the peer's FIN, or after the socket was closed.
     TcpAfterClose, "tcp", "tcp_after_close";
-    /// The bytes were received before.
+    /// The segment's data was already received.
     TcpDuplicate, "tcp", "tcp_duplicate";
-    /// The queue of out-of-order data was full.
+    /// The out-of-order queue was full.
     TcpReassemblyFull, "tcp", "tcp_reassembly_full";
-    /// The accept queue of the listener was full: a SYN, or the ACK that ends a handshake.
+    /// The listener's accept queue was full when a SYN or the last ACK of a handshake arrived.
     AcceptQueueFull, "tcp", "accept_queue_full";
-    /// An ACK at a listener that sends SYN cookies brought back a wrong or an old one.
+    /// The ACK carries an invalid or expired SYN cookie.
     SynCookieFailed, "tcp", "syncookie_failed";
-    /// The source address has as many connections, or embryos, as it may have.
+    /// The source address has reached its limit of connections or embryonic connections.
     SourceLimit, "tcp", "source_limit";
-    /// No socket was left for a connection that came in.
+    /// No socket was free for an incoming connection.
     ListenBacklog, "tcp", "listen_backlog";
-    /// A reset that was not exactly in place (RFC 5961): a challenge ACK was sent instead.
+    /// The sequence number of an RST is not RCV.NXT: a challenge ACK was sent (RFC 5961 section 3).
     TcpBlindReset, "tcp", "tcp_blind_reset";
-    /// A SYN on an established connection (RFC 5961): a challenge ACK was sent instead.
+    /// A SYN arrived on an established connection: a challenge ACK was sent (RFC 5961 section 4).
     TcpBlindSyn, "tcp", "tcp_blind_syn";
-    /// The buffer pool had no memory left in the share that the packet needs.
+    /// The buffer pool had no memory left in the share that the packet is charged to.
     NoBuffer, "mbuf", "no_buffer";
-    /// The device refused the frame.
+    /// The device rejected the frame.
     DeviceRefused, "device", "device_refused";
-    /// The device's transmit queue was full for too long.
+    /// The device's transmit queue stayed full for too long.
     TxQueueFull, "device", "tx_queue_full";
-    /// A page of a file that was to be sent from where it is was gone: the file was cut, or cannot
-    /// be read.
+    /// A page of a file that is sent in place is gone: the file was truncated or cannot be read.
     PageVanished, "device", "page_vanished";
-    /// Bytes that the kernel alone may read met something else that had to read them.
+    /// Bytes that only the kernel can read reached a path that has to read them.
     KernelOnly, "stack", "kernel_only";
-    /// The frame is larger than the device or the receive buffer can hold.
+    /// The frame exceeds what the device or the receive buffer can hold.
     FrameTooBig, "device", "frame_too_big";
-    /// The virtio-net header asks for something impossible.
+    /// The virtio-net header requests an impossible offload.
     BadOffload, "device", "bad_offload";
-    /// The other process described a frame that cannot be.
+    /// The peer process posted an invalid frame descriptor.
     ShmInvalid, "device", "shm_invalid";
     /// The device is gone.
     DeviceGone, "device", "device_gone";
-    /// The fault injector dropped it.
+    /// The fault injector dropped the packet.
     Injected, "fault", "injected";
-    /// The ring that carries packets to their owner's shard was full.
-    WrongQueueFull, "stack", "wrong_queue_full";
-    /// The queue of packets from this stack to itself was full.
+    /// The hand-off ring to the shard that owns the flow was full.
+    HandOffFull, "stack", "wrong_queue_full";
+    /// The loopback queue was full.
     LoopbackFull, "stack", "loopback_full";
 }

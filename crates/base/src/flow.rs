@@ -1,4 +1,4 @@
-//! Who talks to whom: hardware addresses, flow keys, ids.
+//! Ethernet addresses, flow keys and socket handles.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
@@ -10,23 +10,23 @@ impl EtherAddr {
     /// ff:ff:ff:ff:ff:ff.
     pub const BROADCAST: EtherAddr = EtherAddr([0xff; 6]);
 
-    /// Whether the group bit is set (this includes broadcast).
+    /// Whether the group bit is set, as in multicast and broadcast addresses.
     pub const fn is_multicast(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// Whether a station may own this address: not a group, not all zero.
+    /// Whether a station may have this address: neither a group address nor all zeroes.
     pub fn is_unicast(self) -> bool {
         !self.is_multicast() && self.0 != [0; 6]
     }
 
-    /// The group address that carries an IPv4 multicast group (RFC 1112 section 6.4).
+    /// The Ethernet address of an IPv4 multicast group (RFC 1112 section 6.4).
     pub const fn for_ipv4_multicast(a: Ipv4Addr) -> EtherAddr {
         let o = a.octets();
         EtherAddr([0x01, 0x00, 0x5e, o[1] & 0x7f, o[2], o[3]])
     }
 
-    /// The group address that carries an IPv6 multicast group (RFC 2464 section 7).
+    /// The Ethernet address of an IPv6 multicast group (RFC 2464 section 7).
     pub const fn for_ipv6_multicast(a: Ipv6Addr) -> EtherAddr {
         let o = a.octets();
         EtherAddr([0x33, 0x33, o[12], o[13], o[14], o[15]])
@@ -40,20 +40,20 @@ impl core::fmt::Display for EtherAddr {
     }
 }
 
-/// The interface index that scopes a link-local address; 0 for every other address.
+/// The zone index of a link-local address (RFC 4007): an interface index. 0 for other addresses.
 pub type Zone = u32;
 
-/// Both ends of a flow, seen from this stack. Addresses are kept as 128 bits (IPv4 in its
-/// v4-mapped form), so that one table serves both versions.
+/// The local and remote endpoint of a flow. IPv4 addresses are stored as v4-mapped IPv6 addresses, so one
+/// table serves both versions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FlowKey {
     local: u128,
     remote: u128,
-    /// Port of this stack.
+    /// The local port.
     pub local_port: u16,
-    /// Port of the peer.
+    /// The peer's port.
     pub remote_port: u16,
-    /// Zone of the link-local addresses, else 0.
+    /// The zone of link-local addresses, else 0.
     pub zone: Zone,
 }
 
@@ -81,12 +81,12 @@ impl FlowKey {
         }
     }
 
-    /// The local address; a v4-mapped IPv6 address comes back as IPv4.
+    /// The local address; a v4-mapped address is returned as IPv4.
     pub fn local_ip(&self) -> IpAddr {
         from_bits(self.local)
     }
 
-    /// The remote address; a v4-mapped IPv6 address comes back as IPv4.
+    /// The remote address; a v4-mapped address is returned as IPv4.
     pub fn remote_ip(&self) -> IpAddr {
         from_bits(self.remote)
     }
@@ -101,7 +101,7 @@ impl FlowKey {
         with_zone(self.remote_ip(), self.remote_port, self.zone)
     }
 
-    /// All of the key, for hashing.
+    /// The whole key as words, for hashing.
     #[inline]
     pub(crate) fn words(&self) -> [u64; 5] {
         let ports = u64::from(self.local_port) << 16 | u64::from(self.remote_port);
@@ -110,7 +110,7 @@ impl FlowKey {
         [(local >> 64) as u64, local as u64, (remote >> 64) as u64, remote as u64, ends]
     }
 
-    /// The same in fewer words, if both addresses are IPv4.
+    /// The whole key in two words, if both addresses are IPv4.
     #[inline]
     pub(crate) fn ipv4_words(&self) -> Option<[u64; 2]> {
         const MAPPED: u128 = 0xffff;
@@ -120,7 +120,7 @@ impl FlowKey {
     }
 }
 
-/// The zone of an address: the scope id of IPv6, 0 for IPv4.
+/// The zone of an address: `sin6_scope_id`, or 0 for IPv4.
 pub fn zone_of(a: SocketAddr) -> Zone {
     match a {
         SocketAddr::V4(_) => 0,
@@ -128,7 +128,7 @@ pub fn zone_of(a: SocketAddr) -> Zone {
     }
 }
 
-/// A socket address with its zone, which only link-local IPv6 keeps.
+/// A socket address with a zone, which is used only if the address is link-local IPv6.
 pub fn with_zone(ip: IpAddr, port: u16, zone: Zone) -> SocketAddr {
     match ip {
         IpAddr::V4(a) => SocketAddr::V4(SocketAddrV4::new(a, port)),
@@ -139,22 +139,21 @@ pub fn with_zone(ip: IpAddr, port: u16, zone: Zone) -> SocketAddr {
     }
 }
 
-/// A slot in one of a shard's tables, with the generation that tells a reused slot from the one
-/// that was meant. Handles are numbers, never pointers.
+/// A handle of a slot in a table of a shard. The generation detects a handle whose slot has been reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SlotId {
     /// Index into the table.
     pub index: u32,
-    /// Counts how often the slot was reused.
+    /// Number of times the slot has been reused.
     pub generation: u32,
 }
 
-/// The name of a socket anywhere in a stack.
+/// A handle of a socket, unique in a stack.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SocketHandle {
-    /// Which shard owns the socket.
+    /// The shard that owns the socket.
     pub shard: u16,
-    /// Which socket of that shard.
+    /// The socket's slot in that shard.
     pub slot: SlotId,
 }
 
@@ -163,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_survive_the_key() {
+    fn a_flow_key_returns_the_addresses_it_was_made_from() {
         for (l, r) in [("10.0.0.1:5000", "10.0.0.2:80"), ("[fe80::1%3]:1", "[fe80::2%3]:2")] {
             let (l, r): (SocketAddr, SocketAddr) = (l.parse().unwrap(), r.parse().unwrap());
             let k = FlowKey::new(l, r);

@@ -1,29 +1,29 @@
-//! Which entry of a table a flow is: a hash table of numbers, for up to millions of flows.
+//! The flow hash table: maps the hash of a flow to an index into the caller's table, for up to millions
+//! of flows.
 //!
-//! Enters: hashes of flows, numbers of entries. Leaves: the number of the entry that the caller says is
-//! the flow's own. The keys are in the entries, not here: what a packet's flow is found for is read
-//! next, so that comparing there costs no line of memory of its own, and the index stays small.
+//! The table stores no keys. A lookup compares the key in the caller's entry, which a packet needs next
+//! anyway, so the comparison costs no cache line of its own and the table stays small.
 //!
 //! ```text
-//!   bucket   │ hash : 32 │ × 7 │ number : 32 │ × 7 │ used : 32 │ passed : 32 │     one cache line
+//!   bucket   │ hash : 32 │ × 7 │ number : 32 │ × 7 │ used : 32 │ overflow : 32 │     one cache line
 //! ```
 //!
-//! An entry lies in the bucket that the low bits of its hash name, or in a later one if that is full;
-//! `passed` counts those that went by, so that a search knows when to stop (as in F14: Bronson and
-//! Shi, *Open-sourcing F14 for faster, more memory-efficient hash tables*, 2019). The whole hash is
-//! kept: it tells nearly every other flow apart, and the table grows without the keys.
+//! The low bits of the hash select the home bucket. If a bucket is full the entry goes to the next one,
+//! and `overflow` counts the entries that went past, so a lookup knows when to stop (as in F14: Bronson
+//! and Shi, *Open-sourcing F14 for faster, more memory-efficient hash tables*, 2019). The full hash is
+//! stored: it rules out nearly all other flows without reading their keys, and a resize needs no keys.
 //!
-//! Invariants: at most [`FILL`] entries per bucket on average; between 1/8 and all of that fill once
-//! the table is larger than its least; a bucket's `passed` is the number of entries whose search goes
-//! beyond it.
+//! Invariants: the average load is at most [`MAX_LOAD`] entries per bucket, and at least an eighth of that
+//! unless the table has its smallest size; `overflow` of a bucket is the number of entries whose probe
+//! sequence goes beyond it.
 //!
-//! Cost: a look-up reads one line of the index in nearly all cases; [`FlowIndex::touch`] fetches it ahead.
-//! 13 to 26 bytes per entry while it grows.
+//! Cost: a lookup reads one cache line of the table in nearly all cases; [`FlowIndex::touch`] prefetches
+//! it. 13 to 26 bytes per entry while the table grows.
 //!
-//! The hash must be keyed ([`FlowHasher`]): a stranger who could choose what collides could make a
-//! search long.
+//! The hash must be keyed ([`FlowHasher`]): otherwise an attacker could choose colliding flows and make
+//! lookups long.
 
-// Sums of counts that fit the memory they count.
+// Counts are bounded by the memory of the table.
 #![allow(clippy::arithmetic_side_effects)]
 
 use alloc::vec;
@@ -32,55 +32,50 @@ use alloc::vec::Vec;
 use crate::siphash::sip;
 use crate::{FlowKey, Key};
 
-/// Places of a bucket.
-const PLACES: usize = 7;
-/// Entries per bucket at most, on average: with more, searches go on to the next bucket too often.
-const FILL: usize = 5;
+/// Slots of a bucket.
+const SLOTS: usize = 7;
+/// Maximum average entries per bucket: beyond it lookups reach the next bucket too often.
+const MAX_LOAD: usize = 5;
 /// Buckets of the smallest table.
-const LEAST_BUCKETS: usize = 4;
+const MIN_BUCKETS: usize = 4;
 
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
 struct Bucket {
-    hashes: [u32; PLACES],
-    numbers: [u32; PLACES],
-    /// One bit per place.
+    hashes: [u32; SLOTS],
+    numbers: [u32; SLOTS],
+    /// One bit per slot.
     used: u32,
-    /// Entries of this bucket or an earlier one that lie in a later one.
-    passed: u32,
+    /// Entries whose home bucket is this or an earlier one and that are stored in a later one.
+    overflow: u32,
 }
 
 impl Bucket {
-    /// One bit per place that holds this hash.
+    /// The used slots with this hash, as bits.
     #[inline(always)]
     fn matches(&self, hash: u32) -> u32 {
         let equal = self.hashes.iter().rev().fold(0, |all, h| all << 1 | u32::from(*h == hash));
         equal & self.used
     }
 
-    fn free_place(&self) -> Option<usize> {
-        let place = (!self.used).trailing_zeros() as usize;
-        (place < PLACES).then_some(place)
-    }
-
-    fn number(&self, place: usize) -> u32 {
-        self.numbers.get(place).copied().unwrap_or(0)
+    fn number(&self, slot: usize) -> u32 {
+        self.numbers.get(slot).copied().unwrap_or(0)
     }
 }
 
-/// The places of a set of bits, lowest first.
-fn places_of(mut bits: u32) -> impl Iterator<Item = usize> {
+/// The slots in a set of bits, lowest first.
+fn slots_of(mut bits: u32) -> impl Iterator<Item = usize> {
     core::iter::from_fn(move || {
-        let place = bits.trailing_zeros() as usize;
+        let slot = bits.trailing_zeros() as usize;
         bits &= bits.wrapping_sub(1);
-        (place < 32).then_some(place)
+        (slot < 32).then_some(slot)
     })
 }
 
-/// From the hash of a flow to the number of its entry.
+/// Maps the hash of a flow to the number of its entry in the caller's table.
 #[derive(Clone, Debug)]
 pub struct FlowIndex {
-    /// A power of two of them.
+    /// The length is a power of two.
     buckets: Vec<Bucket>,
     len: usize,
     changes: u64,
@@ -93,103 +88,103 @@ impl Default for FlowIndex {
 }
 
 impl FlowIndex {
-    /// No entries.
+    /// Creates an empty table.
     pub fn new() -> FlowIndex {
-        FlowIndex { buckets: vec![Bucket::default(); LEAST_BUCKETS], len: 0, changes: 0 }
+        FlowIndex { buckets: vec![Bucket::default(); MIN_BUCKETS], len: 0, changes: 0 }
     }
 
-    /// How many entries there are.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Memory of the index.
+    /// Memory of the table.
     pub fn bytes(&self) -> usize {
         self.buckets.capacity() * size_of::<Bucket>()
     }
 
-    /// Counts changes: what was found holds while this stays the same.
+    /// A generation number: the result of a lookup is valid until it changes.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// The number with this hash that `is_it` knows for its own; of several the one that is met first.
+    /// The first number stored under `hash` for which `is_it` is true.
     #[inline]
     pub fn find(&self, hash: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
-        for bucket in self.path(hash) {
-            let found = places_of(bucket.matches(hash)).map(|place| bucket.number(place));
+        for bucket in self.probe(hash) {
+            let found = slots_of(bucket.matches(hash)).map(|slot| bucket.number(slot));
             if let Some(number) = found.into_iter().find(|number| is_it(*number)) {
                 return Some(number);
             }
-            if bucket.passed == 0 {
+            if bucket.overflow == 0 {
                 return None;
             }
         }
         None
     }
 
-    /// Reads what a search for this hash reads first. The result says nothing; using it keeps the
-    /// load from being left out. Called for all hashes of a burst, their misses are under way together.
+    /// Prefetches the home bucket of `hash`, so that the cache misses of a burst overlap. The result has
+    /// no meaning; the caller uses it to keep the load from being optimized away.
     #[inline]
     pub fn touch(&self, hash: u32) -> u32 {
-        self.path(hash).next().map_or(0, |b| b.used)
+        self.probe(hash).next().map_or(0, |b| b.used)
     }
 
-    /// The first number with this hash: nearly always the flow's, but nobody has asked its entry. For
-    /// fetching that ahead.
+    /// The first number stored under `hash`, without comparing the key: nearly always the flow's. For
+    /// prefetching its entry.
     #[inline]
     pub fn candidate(&self, hash: u32) -> Option<u32> {
         self.find(hash, |_| true)
     }
 
-    /// Adds an entry; the same hash and number twice are two entries.
+    /// Adds an entry. Equal entries are stored twice.
     pub fn insert(&mut self, hash: u32, number: u32) {
-        if self.len >= self.buckets.len() * FILL {
+        if self.len >= self.buckets.len() * MAX_LOAD {
             self.resize(self.buckets.len() * 2);
         }
-        self.place(hash, number);
+        self.store(hash, number);
         self.len += 1;
         self.changes += 1;
     }
 
-    /// Takes an entry out. False if it is not here.
+    /// Removes an entry. False if there is none.
     pub fn remove(&mut self, hash: u32, number: u32) -> bool {
-        let Some((at, place)) = self.position(hash, number) else { return false };
+        let Some((at, slot)) = self.position(hash, number) else { return false };
         let home = hash as usize;
-        for passed in 0..(at.wrapping_sub(home)) & self.mask() {
-            if let Some(bucket) = self.bucket_mut(home.wrapping_add(passed)) {
-                bucket.passed -= 1;
+        for n in 0..(at.wrapping_sub(home)) & self.mask() {
+            if let Some(bucket) = self.bucket_mut(home.wrapping_add(n)) {
+                bucket.overflow -= 1;
             }
         }
         if let Some(bucket) = self.bucket_mut(at) {
-            bucket.used &= !(1 << place);
+            bucket.used &= !(1 << slot);
         }
         self.len -= 1;
         self.changes += 1;
-        if self.buckets.len() > LEAST_BUCKETS && self.len * 8 < self.buckets.len() * FILL {
+        if self.buckets.len() > MIN_BUCKETS && self.len * 8 < self.buckets.len() * MAX_LOAD {
             self.resize(self.buckets.len() / 2);
         }
         true
     }
 
-    /// Puts another number in the place of one. False if that is not here.
+    /// Replaces the number of an entry. False if there is none.
     pub fn replace(&mut self, hash: u32, old: u32, new: u32) -> bool {
-        let Some((at, place)) = self.position(hash, old) else { return false };
-        if let Some(number) = self.bucket_mut(at).and_then(|b| b.numbers.get_mut(place)) {
+        let Some((at, slot)) = self.position(hash, old) else { return false };
+        if let Some(number) = self.bucket_mut(at).and_then(|b| b.numbers.get_mut(slot)) {
             *number = new;
         }
         self.changes += 1;
         true
     }
 
-    /// The buckets that a hash may be in, in order; each once.
+    /// The probe sequence of a hash: every bucket once, starting with the home bucket.
     #[inline(always)]
-    fn path(&self, hash: u32) -> impl Iterator<Item = &Bucket> {
+    fn probe(&self, hash: u32) -> impl Iterator<Item = &Bucket> {
         let (home, mask) = (hash as usize, self.mask());
         (0..=mask).filter_map(move |n| self.buckets.get(home.wrapping_add(n) & mask))
     }
@@ -204,55 +199,52 @@ impl FlowIndex {
         self.buckets.get_mut(at & mask)
     }
 
-    /// In which bucket and place an entry is.
+    /// The bucket and the slot of an entry.
     fn position(&self, hash: u32, number: u32) -> Option<(usize, usize)> {
-        for (n, bucket) in self.path(hash).enumerate() {
-            let mut places = places_of(bucket.matches(hash));
-            if let Some(place) = places.find(|place| bucket.number(*place) == number) {
-                return Some(((hash as usize).wrapping_add(n), place));
+        for (n, bucket) in self.probe(hash).enumerate() {
+            let mut slots = slots_of(bucket.matches(hash));
+            if let Some(slot) = slots.find(|slot| bucket.number(*slot) == number) {
+                return Some(((hash as usize).wrapping_add(n), slot));
             }
-            if bucket.passed == 0 {
+            if bucket.overflow == 0 {
                 return None;
             }
         }
         None
     }
 
-    /// Puts an entry into the first bucket with a free place; there is one, since buckets are not full
-    /// on average.
-    fn place(&mut self, hash: u32, number: u32) {
+    /// Stores an entry in the first bucket with a free slot. There is one: the average load is below
+    /// [`SLOTS`].
+    fn store(&mut self, hash: u32, number: u32) {
         for n in 0..self.buckets.len() {
             let Some(bucket) = self.bucket_mut((hash as usize).wrapping_add(n)) else { return };
-            let Some(place) = bucket.free_place() else {
-                bucket.passed += 1;
-                continue;
-            };
-            if let (Some(h), Some(v)) =
-                (bucket.hashes.get_mut(place), bucket.numbers.get_mut(place))
+            let slot = (!bucket.used).trailing_zeros() as usize;
+            if let (Some(h), Some(v)) = (bucket.hashes.get_mut(slot), bucket.numbers.get_mut(slot))
             {
                 (*h, *v) = (hash, number);
+                bucket.used |= 1 << slot;
+                return;
             }
-            bucket.used |= 1 << place;
-            return;
+            bucket.overflow += 1;
         }
     }
 
     fn resize(&mut self, buckets: usize) {
         let old = core::mem::replace(&mut self.buckets, vec![Bucket::default(); buckets]);
         for bucket in old {
-            for place in places_of(bucket.used) {
-                self.place(bucket.hashes.get(place).copied().unwrap_or(0), bucket.number(place));
+            for slot in slots_of(bucket.used) {
+                self.store(bucket.hashes.get(slot).copied().unwrap_or(0), bucket.number(slot));
             }
         }
     }
 }
 
-/// The keyed hash of the tables of flows, SipHash-1-3: a stranger cannot choose flows that collide.
+/// The keyed hash of flow tables, SipHash-1-3: colliding flows cannot be chosen without the key.
 #[derive(Clone, Copy, Debug)]
 pub struct FlowHasher(Key);
 
 impl FlowHasher {
-    /// The hash with a key, which nobody else may know.
+    /// Creates the hash with a secret key.
     pub const fn new(key: Key) -> FlowHasher {
         FlowHasher(key)
     }
@@ -281,8 +273,8 @@ mod tests {
         z ^ (z >> 31)
     }
 
-    /// Random inserts, removals and replacements against a map; `bits` of the hashes differ, so that
-    /// with few of them buckets overflow.
+    /// Random inserts, removals and replacements compared with a map. Hashes have `bits` bits; with few
+    /// of them buckets overflow.
     fn agrees_with_a_map(bits: u32, steps: usize, seed: u64) {
         let (mut index, mut model) = (FlowIndex::new(), BTreeMap::<u32, u32>::new());
         let mut seed = seed;
@@ -316,23 +308,23 @@ mod tests {
         for (number, hash) in model {
             assert!(index.remove(hash, number));
         }
-        assert_eq!(index.bytes(), FlowIndex::new().bytes(), "memory is given back");
-        assert!(index.buckets.iter().all(|b| b.used == 0 && b.passed == 0));
+        assert_eq!(index.bytes(), FlowIndex::new().bytes(), "memory is released");
+        assert!(index.buckets.iter().all(|b| b.used == 0 && b.overflow == 0));
     }
 
     #[test]
-    fn it_agrees_with_a_map() {
+    fn operations_agree_with_a_map() {
         agrees_with_a_map(30, 20_000, 1);
     }
 
     #[test]
-    fn full_buckets_and_equal_hashes_lose_nothing() {
+    fn full_buckets_and_equal_hashes_lose_no_entry() {
         agrees_with_a_map(4, 5_000, 2);
         agrees_with_a_map(1, 1_000, 3);
     }
 
     #[test]
-    fn a_million_entries_take_less_than_27_bytes_each_and_give_them_back() {
+    fn a_million_entries_take_less_than_27_bytes_each_and_release_them() {
         let mut index = FlowIndex::new();
         let mut seed = 7;
         let hashes: Vec<u32> = (0..1_000_000).map(|_| random(&mut seed) as u32).collect();
@@ -354,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_a_flow_changes_its_hash() {
+    fn every_field_of_a_flow_key_changes_its_hash() {
         let key = |local: &str, remote: &str| {
             let (l, r): (SocketAddr, SocketAddr) =
                 (local.parse().unwrap(), remote.parse().unwrap());

@@ -1,7 +1,8 @@
-//! The words that every room of fulmar shares: time, sequence numbers, addresses and flow keys,
-//! ids, the index of flows, secrets and random numbers, the one list of drop reasons, the one list of counters, the one list of stages, token buckets.
+//! Types that all crates of fulmar share: time, sequence numbers, addresses, flow keys, handles, the
+//! flow hash table, secrets and random numbers, token buckets, offload descriptors, and the lists of drop
+//! reasons, counters and stages.
 //!
-//! No I/O, no clock; nothing allocates but the index of flows.
+//! No I/O and no clock. Only [`FlowIndex`] allocates.
 
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]

@@ -1,60 +1,61 @@
-//! Token buckets for what strangers can make us send.
+//! Token buckets that limit replies to unauthenticated packets.
 //!
-//! A limit that all peers share can be counted with: a stranger sends what takes tokens in another's
-//! name, then asks in its own whether any are left (CVE-2016-5696, CVE-2020-25705). So neither the
-//! number of tokens in a full bucket nor what an answer costs is the same twice.
+//! A limit shared by all peers is a side channel: an attacker sends packets with a forged source that
+//! consume tokens, then probes from its own address how many are left (CVE-2016-5696, CVE-2020-25705).
+//! Therefore both the capacity of the bucket and the cost of a token are random.
 
 use crate::{Instant, Random};
 
-/// Lets up to about `burst` through at once and `rate` per second over time (RFC 4443 section 2.4(f)).
+/// A token bucket with a mean rate and a maximum burst (RFC 4443 section 2.4(f)).
 ///
-/// A bucket that is full holds from half of `burst` to all of it, drawn each time it fills; what is taken
-/// costs from nothing to two tokens, one on average.
+/// The capacity is drawn from half the burst to the whole burst each time the bucket fills up. A permit
+/// costs from zero to two tokens, one on average.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenBucket {
-    /// Time that one token costs on average; 0: there are none.
-    cost_ns: i64,
-    /// Time that the fullest bucket is worth.
-    most_ns: i64,
-    /// Time that this bucket is worth when it is full: half of `most_ns` or more.
-    full_ns: i64,
-    /// Time saved up, at most `full_ns`; below 0 after a dear token.
-    saved_ns: i64,
-    filled: Instant,
+    /// Time in which one token accrues; 0 if the rate is 0.
+    token_ns: i64,
+    /// The largest capacity: `burst` tokens, as time.
+    burst_ns: i64,
+    /// The present capacity, from `burst_ns / 2` to `burst_ns`.
+    capacity_ns: i64,
+    /// The present fill, at most `capacity_ns`; below 0 after a permit that cost more than was left.
+    level_ns: i64,
+    updated: Instant,
 }
 
 impl TokenBucket {
-    /// A full bucket. A rate of zero lets nothing through.
+    /// Creates a full bucket. A rate of zero permits nothing.
     pub fn new(rate_per_s: u32, burst: u32) -> TokenBucket {
         const SECOND_NS: i64 = 1_000_000_000;
-        let cost_ns = SECOND_NS.checked_div(rate_per_s.into()).unwrap_or(0);
-        let most_ns = cost_ns.saturating_mul(burst.into());
-        let filled = Instant::ZERO;
-        TokenBucket { cost_ns, most_ns, full_ns: most_ns, saved_ns: most_ns, filled }
+        let token_ns = SECOND_NS.checked_div(rate_per_s.into()).unwrap_or(0);
+        let burst_ns = token_ns.saturating_mul(burst.into());
+        let updated = Instant::ZERO;
+        TokenBucket { token_ns, burst_ns, capacity_ns: burst_ns, level_ns: burst_ns, updated }
     }
 
-    /// Takes a token, if there is one.
+    /// Takes a token. False if none is left.
     pub fn take(&mut self, now: Instant, random: &mut Random) -> bool {
-        let passed_ns = i64::try_from(now.since(self.filled).as_nanos()).unwrap_or(i64::MAX);
-        let saved_ns = self.saved_ns.saturating_add(passed_ns);
-        self.filled = now.max(self.filled);
-        if saved_ns >= self.full_ns {
-            let half_ns = self.most_ns >> 1;
-            // A bucket of one token is full with one.
-            self.full_ns = half_ns.saturating_add(part(half_ns, random)).max(self.cost_ns);
+        let elapsed_ns = i64::try_from(now.since(self.updated).as_nanos()).unwrap_or(i64::MAX);
+        let level_ns = self.level_ns.saturating_add(elapsed_ns);
+        self.updated = now.max(self.updated);
+        if level_ns >= self.capacity_ns {
+            let half_ns = self.burst_ns >> 1;
+            // The capacity is never below one token.
+            self.capacity_ns =
+                half_ns.saturating_add(random_below(half_ns, random)).max(self.token_ns);
         }
-        self.saved_ns = saved_ns.min(self.full_ns);
-        let is_there = self.most_ns > 0 && self.saved_ns >= self.cost_ns;
-        if is_there {
-            let cost_ns = part(self.cost_ns.saturating_mul(2), random);
-            self.saved_ns = self.saved_ns.saturating_sub(cost_ns);
+        self.level_ns = level_ns.min(self.capacity_ns);
+        let has_token = self.burst_ns > 0 && self.level_ns >= self.token_ns;
+        if has_token {
+            let cost_ns = random_below(self.token_ns.saturating_mul(2), random);
+            self.level_ns = self.level_ns.saturating_sub(cost_ns);
         }
-        is_there
+        has_token
     }
 }
 
-/// A random part of a time.
-fn part(ns: i64, random: &mut Random) -> i64 {
+/// A random time below `ns`.
+fn random_below(ns: i64, random: &mut Random) -> i64 {
     (i128::from(ns).wrapping_mul(random.number().into()) >> 32) as i64
 }
 
@@ -67,43 +68,43 @@ mod tests {
         Secrets::for_simulation(1).random(KeyUse::IcmpLimit)
     }
 
-    /// What passes of `asked` at once from a full bucket.
+    /// How many of `asked` permits at one instant are granted.
     fn burst(b: &mut TokenBucket, r: &mut Random, s: u64, asked: usize) -> usize {
         (0..asked).filter(|_| b.take(Instant::from_millis(s * 1000), r)).count()
     }
 
     #[test]
-    fn about_a_burst_passes_and_then_about_the_rate() {
+    fn a_burst_passes_and_then_the_mean_rate() {
         let (mut b, mut r) = (TokenBucket::new(100, 50), random());
         let passed = burst(&mut b, &mut r, 0, 1000);
         assert!((20..=75).contains(&passed), "{passed}");
         let at = |n| Instant::from_millis(n);
-        // Asked for each millisecond over a minute, beside what was saved.
+        // One request per millisecond for a minute.
         let passed = (1..=60_000).filter(|n| b.take(at(*n), &mut r)).count();
         assert!((5800..=6300).contains(&passed), "{passed}");
-        // A long silence saves up one burst, not more.
+        // A long idle time accrues one burst, not more.
         let passed = burst(&mut b, &mut r, 10_000, 1000);
         assert!((20..=75).contains(&passed), "{passed}");
     }
 
     #[test]
-    fn what_passes_cannot_be_counted_with() {
+    fn the_number_of_permits_in_a_burst_is_unpredictable() {
         let (mut b, mut r) = (TokenBucket::new(1000, 50), random());
         let counts: Vec<usize> = (1..=400).map(|s| burst(&mut b, &mut r, 10 * s, 200)).collect();
         let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
         assert!(*least < 30 && *most > 50, "{least} to {most}");
         let commonest = (0..200).map(|n| counts.iter().filter(|c| **c == n).count()).max();
-        assert!(commonest < Some(40), "one count comes {commonest:?} times of 400");
+        assert!(commonest < Some(40), "one count occurs {commonest:?} times in 400");
     }
 
     #[test]
-    fn a_rate_of_zero_lets_nothing_through() {
+    fn a_rate_of_zero_permits_nothing() {
         let (mut b, mut r) = (TokenBucket::new(0, 5), random());
         assert!(!b.take(Instant::from_millis(1_000_000), &mut r));
     }
 
     #[test]
-    fn a_clock_that_steps_back_gives_nothing() {
+    fn a_clock_that_steps_back_accrues_no_tokens() {
         let (mut b, mut r) = (TokenBucket::new(1, 10), random());
         while b.take(Instant::from_millis(100_000), &mut r) {}
         assert!((0..100_000).all(|n| !b.take(Instant::from_millis(n), &mut r)));

@@ -1,50 +1,50 @@
-//! What a packet asks of the device that sends it, or what the device that received it has done:
-//! plain numbers, so that every room from the transport to the driver can read and shift them.
+//! Checksum and segmentation offload of a packet: the request to the sending device, or the result of
+//! the receiving one.
 
-/// Checksum and segmentation of one packet. Offsets count from the packet's first byte; a layer
-/// that prepends a header calls [`Offload::shift`].
+/// The offload state of one packet (`csum_start`, `gso_size`, ... of an sk_buff). Offsets are relative
+/// to the first byte of the packet; a layer that prepends a header calls [`Offload::shift`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Offload {
-    /// The transport checksum field holds the folded sum of the pseudo header, not inverted; the
-    /// sum from `csum_start` to the end is still to be stored at `csum_start + csum_offset`. On
-    /// receive: the peer is local and its packet is trusted unsummed.
+    /// Transmit: the checksum field holds the folded pseudo-header sum, not complemented; the device
+    /// stores the checksum of `csum_start` to the end at `csum_start + csum_offset`
+    /// (`CHECKSUM_PARTIAL`). Receive: the packet comes from a local peer and was never checksummed.
     pub needs_csum: bool,
-    /// First byte that the checksum covers.
+    /// Offset of the first byte that the checksum covers.
     pub csum_start: u16,
-    /// Where the checksum lies, from `csum_start`.
+    /// Offset of the checksum field from `csum_start`.
     pub csum_offset: u16,
-    /// On receive: the device verified the checksum.
+    /// Receive: the device verified the checksum (`CHECKSUM_UNNECESSARY`).
     pub csum_valid: bool,
-    /// The packet is a super-segment.
+    /// Set if the packet is a super-segment.
     pub gso: Option<Gso>,
 }
 
-/// How a super-segment is to be cut.
+/// How a super-segment is segmented.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gso {
-    /// Which headers repeat.
+    /// The protocols of the headers that are replicated.
     pub kind: GsoKind,
-    /// Payload bytes of every packet but the last.
+    /// Payload bytes of every segment but the last.
     pub segment_bytes: u16,
-    /// Bytes of headers, from the packet's first byte to its payload.
+    /// Bytes of headers in front of the payload.
     pub header_bytes: u16,
-    /// The segment carries CWR, which only the first packet keeps (virtio's ECN bit).
+    /// CWR is set, which only the first segment keeps (`VIRTIO_NET_HDR_GSO_ECN`).
     pub ecn: bool,
 }
 
-/// What a super-segment is made of.
+/// The protocol of a super-segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GsoKind {
     /// TCP over IPv4.
     TcpV4,
     /// TCP over IPv6.
     TcpV6,
-    /// UDP datagrams of equal size (UDP_SEGMENT).
+    /// UDP datagrams of equal size (`UDP_SEGMENT`).
     Udp,
 }
 
 impl Offload {
-    /// Counts `bytes` more in front: a header was prepended.
+    /// Adjusts the offsets for `bytes` of prepended header.
     #[must_use]
     pub fn shift(mut self, bytes: u16) -> Offload {
         if self.needs_csum {

@@ -1,23 +1,23 @@
-//! Which shard owns a flow.
+//! Assignment of flows to shards.
 
 use crate::FlowKey;
 
-/// The keyed hash that spreads flows over shards. Both ends of a flow count alike: of two stacks with the
-/// same key, joined queue by queue, the same shard owns a flow in both.
+/// The key of the hash that assigns flows to shards. The hash is symmetric in the two endpoints, so two
+/// stacks with the same key, connected queue by queue, assign a flow to the same shard.
 ///
 /// ```text
-///   hash = the upper half of   k0 + k1 (l1 + r1) + ... + k4 (l4 + r4) + k5 (local port + remote port)
-///                              modulo 2^64
+///   hash = upper half of   k0 + k1 (l1 + r1) + ... + k4 (l4 + r4) + k5 (local port + remote port)
+///                          modulo 2^64
 /// ```
 ///
-/// The words l and r are those of the local and of the remote address (four, for IPv4 the last alone). A
-/// program of the kernel computes the same (`drivers::steering`).
+/// `l1` to `l4` and `r1` to `r4` are the 32-bit words of the local and the remote address; an IPv4 address
+/// has only the last. A BPF program computes the same hash (`drivers::steering`).
 ///
-/// **Strength.** Multilinear hashing with keys of 64 bits is strongly universal (Lemire and Kaser, *Strongly
-/// universal string hashing is fast*, 2014): of flows to one address and port, chosen without knowledge of
-/// the key, any two have the same owner as often as two random ones. Flows to several ports of ours can be
-/// chosen with equal sums, one for each port. It is not a pseudo-random function: who sees hashes computes
-/// the key. No hash leaves the stack, and what is at stake is the balance of the shards.
+/// **Strength.** Multilinear hashing with 64-bit keys is strongly universal (Lemire and Kaser, *Strongly
+/// universal string hashing is fast*, 2014): two flows to one address and port, chosen without the key,
+/// collide no more often than random ones. Flows to different local ports can be chosen with equal sums.
+/// The hash is not a pseudo-random function: its outputs reveal the key. No output is sent, and only the
+/// load balance of the shards depends on it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct OwnerKey([u64; OwnerKey::WORDS]);
 
@@ -31,12 +31,12 @@ impl OwnerKey {
     /// Words of the key: the constant, four for the addresses, one for the ports.
     pub const WORDS: usize = 6;
 
-    /// The key with these words.
+    /// Creates a key from its words, `k0` to `k5`.
     pub const fn new(words: [u64; OwnerKey::WORDS]) -> OwnerKey {
         OwnerKey(words)
     }
 
-    /// The words of the key in the order of the sum.
+    /// The words of the key, `k0` to `k5`.
     pub const fn words(&self) -> &[u64; OwnerKey::WORDS] {
         &self.0
     }
@@ -58,7 +58,7 @@ impl OwnerKey {
         (sum >> 32) as u32
     }
 
-    /// The owner among so many shards.
+    /// The owner of a flow among `shards` shards.
     pub fn owner(&self, flow: &FlowKey, shards: u16) -> u16 {
         self.hash(flow).checked_rem(shards.into()).unwrap_or(0) as u16
     }
@@ -70,8 +70,7 @@ mod tests {
     use crate::Secrets;
     use std::net::SocketAddr;
 
-    /// Flows whose addresses and ports cancelled each other out in a hash that is the same everywhere:
-    /// all of them had one owner.
+    /// Flows whose addresses and ports cancel out in an unkeyed XOR hash, so that all have one owner.
     fn chosen_flows() -> impl Iterator<Item = FlowKey> {
         let local: SocketAddr = "[2001:db8::1]:80".parse().unwrap();
         (1..2000u16).map(move |port| {
@@ -92,14 +91,14 @@ mod tests {
     }
 
     #[test]
-    fn each_key_spreads_flows_another_way() {
+    fn the_assignment_depends_on_the_key() {
         let keys = [1, 2].map(|seed| Secrets::for_simulation(seed).owner());
         let same = chosen_flows().filter(|f| keys[0].owner(f, 4) == keys[1].owner(f, 4)).count();
         assert!((300..700).contains(&same), "{same} of 1999");
     }
 
     #[test]
-    fn both_ends_of_a_flow_have_the_same_owner() {
+    fn both_directions_of_a_flow_have_the_same_owner() {
         let key = Secrets::for_simulation(1).owner();
         for flow in chosen_flows() {
             let back = FlowKey::new(flow.remote(), flow.local());
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn one_shard_owns_everything() {
+    fn a_single_shard_owns_every_flow() {
         let key = Secrets::for_simulation(1).owner();
         assert!(chosen_flows().all(|flow| key.owner(&flow, 1) == 0 && key.owner(&flow, 0) == 0));
     }

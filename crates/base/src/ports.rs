@@ -1,19 +1,20 @@
-//! Ephemeral ports (RFC 6056 section 3.3.1, with random steps as in 3.3.5).
+//! Ephemeral port selection: the simple port randomization of RFC 6056 section 3.3.1, with random
+//! increments as in section 3.3.5.
 //!
-//! Each choice is independent of all others: the ports towards some destinations say nothing about
-//! those towards others. What the counters of RFC 6056 sections 3.3.3 and 3.3.4 are for, that a port is
-//! not used again too soon, is kept elsewhere: a flow in TIME-WAIT is no choice, and sequence numbers of
-//! one pair of sockets grow with the clock (RFC 6528), so that a peer in TIME-WAIT takes the new SYN
-//! (RFC 9293 section 3.10.7.4).
+//! Each selection is independent of all others: the ports used towards one destination reveal nothing
+//! about those used towards another. The counters of RFC 6056 sections 3.3.3 and 3.3.4 keep a port from
+//! being reused too soon. They are not needed here: the caller skips flows in TIME-WAIT, and the initial
+//! sequence numbers of a flow increase with the clock (RFC 6528), so a peer in TIME-WAIT accepts the new
+//! SYN (RFC 9293 section 3.10.7.4).
 
 use crate::Random;
 
-/// The first one, as Linux has it; what is below is left to servers.
+/// The first ephemeral port: the default of Linux (`ip_local_port_range`).
 pub const EPHEMERAL_FIRST: u16 = 32_768;
-/// How many there are (32768 to 60999, as Linux has it).
+/// Number of ephemeral ports (32768 to 60999, the default of Linux).
 pub const EPHEMERAL_COUNT: u16 = 28_232;
 
-/// Steps below this, if odd, meet every port: the prime factors of the count are 2 and this one.
+/// An odd step below this bound visits every port: the prime factors of the count are 2 and this one.
 const STEPS: u32 = 3529;
 
 /// Every ephemeral port once, in an unpredictable order.
@@ -38,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn every_ephemeral_port_is_offered_once_with_every_step() {
+    fn every_ephemeral_port_is_offered_exactly_once() {
         let mut r = random();
         for _ in 0..50 {
             let ports: BTreeSet<u16> = ephemeral_ports(&mut r).collect();
@@ -48,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_says_nothing_about_the_next_one() {
+    fn consecutive_selections_are_independent() {
         let mut r = random();
         let first: Vec<u16> = (0..4000).filter_map(|_| ephemeral_ports(&mut r).next()).collect();
         let near = first.windows(2).filter(|w| w[0].abs_diff(w[1]) < 1000).count();

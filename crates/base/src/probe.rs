@@ -1,13 +1,13 @@
-//! The one list of stages that a packet passes, and the probe that may look at each.
+//! Stages of a packet's path, generated from one list, and the probe that observes them.
 //!
-//! The stack takes its probe as a type parameter. [`NoProbe`] is the released path: the compiler
-//! removes every call. A probe that answers [`ControlFlow::Break`] asks the path to return at this
-//! stage, undoing what must be undone, so that a loop measures the cost up to it (the exit-point
-//! method of Rizzo's 2012 measurement). A probe that reads a counter makes an account: what a stage
-//! costs is the time since the stage before, so the stages of a path sum up to the whole.
+//! The stack takes its probe as a type parameter. With [`NoProbe`] the compiler removes every call.
+//! A probe that returns [`ControlFlow::Break`] makes the path return at that stage and undo its side
+//! effects, so that a loop measures the cost up to the stage (the exit-point method of Rizzo's 2012
+//! measurement). A probe that reads a cycle counter yields an account: the cost of a stage is the time
+//! since the previous stage, so the stages of a path add up to its total.
 //!
-//! Some stages are passed outside of the shard's lock (a copy, the wait for the lock itself). They
-//! go to [`Probe::Outside`], which threads may use at the same time.
+//! Some stages are outside the shard lock (a copy, the wait for the lock itself). They are reported to
+//! [`Probe::Outside`], which threads use concurrently.
 
 use core::ops::ControlFlow;
 
@@ -21,7 +21,7 @@ macro_rules! stages {
         }
 
         impl Stage {
-            /// Every stage, in the order in which a path passes them.
+            /// All stages, in the order of a path.
             pub const ALL: &'static [Stage] = &[$(Stage::$variant,)*];
 
             /// The name in tables and JSON.
@@ -29,12 +29,12 @@ macro_rules! stages {
                 match self { $(Stage::$variant => $name,)* }
             }
 
-            /// The layer it belongs to.
+            /// The layer that the stage belongs to.
             pub const fn layer(self) -> &'static str {
                 match self { $(Stage::$variant => $layer,)* }
             }
 
-            /// What lies between the stage before and this one.
+            /// What has been done since the previous stage.
             pub const fn sentence(self) -> &'static str {
                 match self { $(Stage::$variant => concat!($($doc,)*),)* }
             }
@@ -43,136 +43,139 @@ macro_rules! stages {
 }
 
 stages! {
-    /// The application's own loop.
+    /// The application called send.
     SendCall, "application", "send_call";
-    /// The shard is the caller's: its lock is taken, what others left is done, the clock is read.
+    /// The shard lock is held, deferred requests are done, and the clock is read.
     Locked, "lock", "locked";
     /// The socket is found and its state is checked.
     SendChecked, "socket", "send_checked";
-    /// The routes gave a datagram its source address and MTU.
+    /// The route lookup chose a datagram's source address and MTU.
     PathChosen, "ip", "path_chosen";
-    /// Buffers are obtained for the whole write.
+    /// Buffers for the whole write are allocated.
     SendReserved, "memory", "send_reserved";
-    /// The bytes are copied in.
+    /// The bytes are copied into the buffers.
     SendCopied, "copy", "send_copied";
     /// The bytes are in the send buffer.
     SendCommitted, "socket", "send_committed";
-    /// The transport decided what to send and built its header.
+    /// The transport chose a segment and built its header.
     TransportOutput, "transport", "transport_output";
-    /// Route and neighbour are known.
+    /// The route and the neighbour are resolved.
     RouteFound, "ip", "route_found";
-    /// There is room for both headers, and the IP header stands.
+    /// Headroom for both headers is reserved, and the IP header is written.
     IpOutput, "ip", "ip_output";
-    /// The Ethernet header stands.
+    /// The Ethernet header is written.
     EtherOutput, "ether", "ether_output";
-    /// The frame is in a form that the device can send: it lies in the burst, or goes by itself.
+    /// The frame is ready for the device: offloads it lacks are done in software, and it is queued in the
+    /// burst.
     BurstQueued, "stack", "burst_queued";
-    /// The frame lies in the device's ring, and the device was told. A path that ends here takes finished
-    /// frames back as often as a whole one.
+    /// The frame is in the device's transmit ring, and the device is notified. A path that ends here still
+    /// reclaims completed frames as often as a full one.
     DeviceTaken, "device", "device_taken";
-    /// The frames that the device has finished with are taken back, their buffers freed.
+    /// Completed frames are reclaimed, and their buffers are freed.
     Completed, "device", "completed";
-    /// The device was looked at and had nothing.
+    /// A receive poll returned no frame.
     PolledEmpty, "device", "polled_empty";
-    /// The device handed over a received frame.
+    /// The device returned a received frame.
     DeviceReceived, "device", "device_received";
     /// The Ethernet header is checked.
     EtherInput, "ether", "ether_input";
     /// The IP header is checked.
     IpInput, "ip", "ip_input";
-    /// The transport header is checked, and the owner of the packet is to be looked for.
+    /// The transport header is checked; the socket lookup is next.
     Demultiplexed, "transport", "demultiplexed";
     /// The transport accepted the bytes.
     TransportInput, "transport", "transport_input";
-    /// Whoever waits for them is noted, to be woken.
+    /// Waiting readers are marked for a wake-up.
     ReaderWoken, "wake", "reader_woken";
-    /// Timers and what was held back had their turn.
+    /// Expired timers and deferred output are done.
     TimersRun, "stack", "timers_run";
     /// The bytes are detached from the receive buffer.
     ReceiveTaken, "socket", "receive_taken";
-    /// The bytes are copied out.
+    /// The bytes are copied to the application.
     ReceiveCopied, "copy", "receive_copied";
-    /// The buffers are freed, and whether the window is worth a packet is decided.
+    /// The buffers are freed, and the window update is decided.
     ReceiveFreed, "memory", "receive_freed";
-    /// The lock is released, and those to be woken are.
+    /// The shard lock is released, and pending wake-ups are delivered.
     Released, "lock", "released";
-    /// A poll that found nothing is over: the thread has looked, spun or yielded.
+    /// A poll without work ended: the thread polled, spun or yielded.
     Spun, "wake", "spun";
     /// The thread slept.
     Slept, "idle", "slept";
 }
 
 impl Stage {
-    /// How many there are.
+    /// Number of stages.
     pub const COUNT: usize = Stage::ALL.len();
 
-    /// The stage with this number (`stage as u8`).
+    /// The stage with an index (`stage as usize`).
     pub fn from_index(index: usize) -> Option<Stage> {
         Stage::ALL.get(index).copied()
     }
 }
 
-/// A step that is done in another way than on the released path, to see what its own way is worth.
+/// An ablation: one mechanism of the released path replaced or left out, to measure what it gains.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Variation {
-    /// Every packet asks the tables for its route, its source and its neighbour: nothing is remembered.
-    TablesEachTime,
-    /// No headers are ready-made for a flow: every layer is asked, and remembers what it can.
+    /// No destination cache: route, source address and neighbour are looked up for every packet.
+    NoDestinationCache,
+    /// No header template per flow: each layer writes its header and uses its own caches.
     NoTemplate,
-    /// Nothing is asked: a packet goes where the one before went, whatever has changed since.
-    NoLookUp,
-    /// Buffers of datagrams come from a stock of the socket's own instead of the shard's.
-    StockPerSocket,
-    /// The bytes go into a buffer that is made before the protocols have been asked what they need, so
-    /// without room for headers, which get a buffer of their own.
+    /// No validation of cached lookups: a packet takes the previous packet's path even if a table has
+    /// changed.
+    NoCacheValidation,
+    /// Datagram buffers come from a cache per socket instead of the shard's pool.
+    CachePerSocket,
+    /// Payload is copied into a buffer without headroom before the headers are known; the headers get a
+    /// buffer of their own.
     EarlyEncapsulation,
 }
 
-/// Looks at the stages of a path. Implementations are chosen when a stack is created.
+/// An observer of the stages of a path, chosen when a stack is created.
 pub trait Probe: Send + 'static {
-    /// False if every call of [`Probe::stage`] is known to do nothing.
+    /// False if every call of [`Probe::stage`] is a no-op.
     const ACTIVE: bool;
 
-    /// What looks at the stages that are passed outside of the shard's lock.
+    /// The probe for stages outside the shard lock.
     type Outside: Outside;
 
-    /// The part for those who do not hold the lock.
+    /// Returns a handle of the probe for stages outside the shard lock.
     fn outside(&self) -> Self::Outside;
 
-    /// The path has reached `stage`. `Break` asks it to stop here and undo.
+    /// Reports `stage`. On `Break` the path undoes its side effects and returns.
     fn stage(&mut self, stage: Stage) -> ControlFlow<()>;
 
-    /// The path has reached these stages, one right behind the other: as [`Probe::stage`] of each in turn.
+    /// Reports consecutive stages, as [`Probe::stage`] of each in turn.
     #[inline(always)]
     fn stages<const N: usize>(&mut self, stages: [Stage; N]) -> ControlFlow<()> {
         stages.into_iter().try_for_each(|stage| self.stage(stage))
     }
 
-    /// Whether the path is to stop at `stage`, without passing it: for steps that begin behind it.
+    /// Whether `stage` is the exit point, without reporting the stage: asked before work that the exit
+    /// point leaves out.
     #[inline(always)]
     fn stops_at(&self, stage: Stage) -> bool {
         let _ = stage;
         false
     }
 
-    /// Whether a step is to be done in another way.
+    /// Whether an ablation is on.
     #[inline(always)]
     fn varies(&self, variation: Variation) -> bool {
         let _ = variation;
         false
     }
 
-    /// Whether a step is to be done in one of these other ways.
+    /// Whether any of these ablations is on.
     #[inline(always)]
     fn varies_in<const N: usize>(&self, variations: [Variation; N]) -> bool {
         variations.into_iter().any(|v| self.varies(v))
     }
 }
 
-/// The part of a probe that threads use outside of the shard's lock.
+/// The part of a probe that threads use outside the shard lock.
 pub trait Outside: Clone + Send + Sync + 'static {
-    /// A thread is about to take the lock: what lies behind it since it left was the program's.
+    /// A thread is about to take the lock: its time since [`Outside::leave`] belongs to the application.
     #[inline(always)]
     fn enter(&self) {}
 
@@ -190,7 +193,7 @@ pub trait Outside: Clone + Send + Sync + 'static {
 
 impl Outside for () {}
 
-/// The probe of the released path: no code at all.
+/// The probe of the released path, which compiles to no code.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoProbe;
 

@@ -1,21 +1,21 @@
-//! Random numbers for what strangers see: identifications, ports, budgets.
+//! The random number generator for values that peers can observe: identifications, ports, rate limits.
 
 use crate::chacha::{LANES, WORDS, blocks};
 
-/// Words of one refill that are given out; the others are the next key.
-const GIVEN: usize = LANES * WORDS - KEY_WORDS;
+/// Output words of a refill; the other words are the next key.
+const OUTPUT_WORDS: usize = LANES * WORDS - KEY_WORDS;
 const KEY_WORDS: usize = 8;
 
-/// A generator whose numbers tell nothing about each other: ChaCha20, whose key is replaced by its own
-/// output at each refill, so that a state read later does not tell what was drawn before (Bernstein,
-/// *Fast-key-erasure random-number generators*, 2017).
+/// A cryptographic generator: ChaCha20 with fast key erasure. Each refill replaces the key by output, so
+/// the state does not reveal earlier numbers (Bernstein, *Fast-key-erasure random-number generators*,
+/// 2017).
 ///
-/// Cost: four blocks of ChaCha20 for 56 numbers.
+/// Cost: four blocks of ChaCha20 per 56 numbers.
 #[derive(Clone)]
 pub struct Random {
     key: [u32; KEY_WORDS],
-    given: [u32; GIVEN],
-    /// How many of `given` are left; those behind are zero.
+    output: [u32; OUTPUT_WORDS],
+    /// Unused words at the front of `output`; the words behind them are zeroed.
     left: usize,
 }
 
@@ -27,7 +27,7 @@ impl core::fmt::Debug for Random {
 
 impl Random {
     pub(crate) fn new(key: [u32; KEY_WORDS]) -> Random {
-        Random { key, given: [0; GIVEN], left: 0 }
+        Random { key, output: [0; OUTPUT_WORDS], left: 0 }
     }
 
     /// The next number.
@@ -37,11 +37,10 @@ impl Random {
             self.refill();
         }
         self.left = self.left.saturating_sub(1);
-        self.given.get_mut(self.left).map_or(0, core::mem::take)
+        self.output.get_mut(self.left).map_or(0, core::mem::take)
     }
 
-    /// A number from 0 to `end - 1`, 0 for an `end` of 0. Of `end` up to 2^16 no number is preferred by
-    /// more than 2^-16.
+    /// A number in `0..end`, 0 if `end` is 0. The relative bias is at most 2^-16 for `end` up to 2^16.
     #[inline]
     pub fn below(&mut self, end: u32) -> u32 {
         (u64::from(self.number()).wrapping_mul(end.into()) >> 32) as u32
@@ -49,19 +48,15 @@ impl Random {
 
     #[cold]
     fn refill(&mut self) {
-        let [k0, k1, k2, k3, k4, k5, k6, k7, given @ ..] = flat(&blocks(&self.key, 0, [0; 3]));
+        let mut words = [0; LANES * WORDS];
+        for (to, from) in words.iter_mut().zip(blocks(&self.key, 0, [0; 3]).as_flattened()) {
+            *to = *from;
+        }
+        let [k0, k1, k2, k3, k4, k5, k6, k7, output @ ..] = words;
         self.key = [k0, k1, k2, k3, k4, k5, k6, k7];
-        self.given = given;
-        self.left = GIVEN;
+        self.output = output;
+        self.left = OUTPUT_WORDS;
     }
-}
-
-fn flat(x: &[[u32; LANES]; WORDS]) -> [u32; LANES * WORDS] {
-    let mut all = [0; LANES * WORDS];
-    for (to, from) in all.iter_mut().zip(x.as_flattened()) {
-        *to = *from;
-    }
-    all
 }
 
 #[cfg(test)]
@@ -70,10 +65,10 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn numbers_do_not_repeat_over_many_refills_and_follow_from_the_key() {
+    fn output_is_a_function_of_the_key_and_does_not_repeat_over_refills() {
         let draw = |key| {
             let mut r = Random::new([key; 8]);
-            (0..10 * GIVEN).map(|_| r.number()).collect::<Vec<u32>>()
+            (0..10 * OUTPUT_WORDS).map(|_| r.number()).collect::<Vec<u32>>()
         };
         let numbers = draw(1);
         let distinct = numbers.iter().collect::<BTreeSet<_>>().len();
@@ -83,14 +78,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_out_is_not_in_the_state_any_more() {
+    fn output_is_erased_from_the_state() {
         let mut r = Random::new([7; 8]);
         let drawn: Vec<u32> = (0..20).map(|_| r.number()).collect();
-        assert!(!r.given.iter().chain(&r.key).any(|word| drawn.contains(word)));
+        assert!(!r.output.iter().chain(&r.key).any(|word| drawn.contains(word)));
     }
 
     #[test]
-    fn below_meets_every_number_and_stays_below() {
+    fn below_is_uniform_and_stays_below_its_bound() {
         let mut r = Random::new([3; 8]);
         let mut seen = [0u32; 10];
         (0..10_000).for_each(|_| seen[r.below(10) as usize] += 1);

@@ -1,10 +1,9 @@
-//! The secret of a stack, and one key per use.
+//! The secret of a stack, and the keys derived from it.
 //!
-//! A stack has 256 bits from the operating system. From them each use ([`KeyUse`]) has a key of its own,
-//! a block of ChaCha20: who knows all keys of the other uses, or all that was ever sent by them, knows
-//! nothing about this one. What is sent is the output of a keyed function ([`Key::hash`]) or of a
-//! generator ([`Random`]), never a key, nor the state of a generator. `docs/secrets.md` has a row for
-//! each use.
+//! A stack has a secret of 256 bits from the operating system. The key of each use ([`KeyUse`]) is derived
+//! from it as a block of ChaCha20, so the keys and outputs of other uses reveal nothing about it. Only
+//! outputs of a keyed hash ([`Key::hash`]) or a generator ([`Random`]) are sent, never a key or the state
+//! of a generator. `docs/secrets.md` has a row for each use.
 
 use crate::chacha::blocks;
 use crate::siphash::sip;
@@ -18,7 +17,7 @@ macro_rules! key_uses {
         pub enum KeyUse { $($(#[$doc])* $name,)+ }
 
         impl KeyUse {
-            /// Every use.
+            /// All uses.
             pub const ALL: &[KeyUse] = &[$(KeyUse::$name,)+];
 
             /// The name in the code and in `docs/secrets.md`.
@@ -32,7 +31,7 @@ macro_rules! key_uses {
 key_uses! {
     /// Initial sequence numbers (RFC 6528).
     InitialSequence,
-    /// Offsets of TCP timestamps (RFC 7323 section 7.1).
+    /// Timestamp offsets (RFC 7323 section 7.1).
     TimestampOffset,
     /// SYN cookies (RFC 4987 section 3.6).
     SynCookie,
@@ -44,35 +43,35 @@ key_uses! {
     UdpPort,
     /// Identifiers of echo requests.
     EchoIdentifier,
-    /// Identifications of IPv4 datagrams that may be fragmented (RFC 6864), of IPv6 fragments (RFC 7739).
+    /// Identification of IPv4 datagrams that may be fragmented (RFC 6864) and of IPv6 fragments (RFC 7739).
     Identification,
-    /// How far the limits on ICMP messages vary.
+    /// Random variation of the ICMP rate limits.
     IcmpLimit,
-    /// How far the limit on resets varies.
+    /// Random variation of the rate limit on resets.
     ResetLimit,
-    /// How long neighbours count as reachable (RFC 4861 section 6.3.2).
+    /// ReachableTime of neighbours (RFC 4861 section 6.3.2).
     ReachableTime,
-    /// Which of several next hops a flow takes.
+    /// Next hop of a flow among several (ECMP).
     NextHop,
-    /// Which shard owns a flow.
+    /// Owner of a flow among the shards.
     Owner,
     /// Hash tables of TCP: connections, TIME-WAIT, sources.
     TcpTables,
     /// Hash tables of UDP.
     UdpTables,
-    /// Where incomplete datagrams are kept, and which of them give way.
+    /// Hash table and eviction of the reassembly table.
     Reassembly,
 }
 
-/// Says of whom a key is: the nonce's first word.
+/// The first nonce word of keys that all shards share.
 const STACK: u32 = 0;
 
-/// The secret of a stack, or of one of its shards.
+/// The secrets of a stack, or of one of its shards.
 #[derive(Clone)]
 pub struct Secrets {
     root: [u32; 8],
-    /// [`STACK`], or the number of a shard plus one.
-    holder: u32,
+    /// The first nonce word: [`STACK`], or the index of a shard plus one.
+    domain: u32,
 }
 
 impl core::fmt::Debug for Secrets {
@@ -82,26 +81,26 @@ impl core::fmt::Debug for Secrets {
 }
 
 impl Secrets {
-    /// The secrets of a stack, from 256 bits that the operating system has drawn for it.
+    /// The secrets of a stack, from 256 random bits of the operating system.
     pub fn from_entropy(entropy: [u8; 32]) -> Secrets {
         let mut root = [0; 8];
         for (word, bytes) in root.iter_mut().zip(entropy.as_chunks::<4>().0) {
             *word = u32::from_le_bytes(*bytes);
         }
-        Secrets { root, holder: STACK }
+        Secrets { root, domain: STACK }
     }
 
-    /// Secrets that everybody can compute: for a simulation or a test that is to run the same way twice.
-    /// A stack with these must not meet a network: its sequence numbers are no secret.
+    /// Predictable secrets, for a simulation or a test that has to be repeatable. A stack with these
+    /// secrets must not be attached to a network.
     pub fn for_simulation(seed: u64) -> Secrets {
         let (low, high) = (seed as u32, (seed >> 32) as u32);
-        Secrets { root: [low, high, 0, 0, 0, 0, 0, 0], holder: STACK }
+        Secrets { root: [low, high, 0, 0, 0, 0, 0, 0], domain: STACK }
     }
 
-    /// The secrets of a shard: shards draw each by itself, or two of them would send the same numbers.
+    /// The secrets of a shard. Each shard has its own, so that no two shards generate the same numbers.
     #[must_use]
     pub fn of_shard(&self, shard: u16) -> Secrets {
-        Secrets { root: self.root, holder: u32::from(shard).wrapping_add(1) }
+        Secrets { root: self.root, domain: u32::from(shard).wrapping_add(1) }
     }
 
     /// The key of a use.
@@ -117,33 +116,25 @@ impl Secrets {
         Random::new([a, b, c, d, e, f, g, h])
     }
 
-    /// The key that decides which shard owns a flow, the same for all shards of the stack.
+    /// The key that assigns flows to shards, the same for all shards of a stack.
     pub fn owner(&self) -> OwnerKey {
-        let of_stack = Secrets { root: self.root, holder: STACK };
+        let of_stack = Secrets { root: self.root, domain: STACK };
         let mut words = [0; OwnerKey::WORDS];
-        let numbers = (0..).flat_map(|n| of_stack.block(KeyUse::Owner, n));
-        let halves: [u32; 2 * OwnerKey::WORDS] = collect(numbers);
-        for (word, [low, high]) in words.iter_mut().zip(halves.as_chunks::<2>().0) {
-            *word = u64::from(*high) << 32 | u64::from(*low);
+        let mut halves = (0..).flat_map(|n| of_stack.block(KeyUse::Owner, n));
+        let mut half = || u64::from(halves.next().unwrap_or(0));
+        for word in &mut words {
+            *word = half() | half() << 32;
         }
         OwnerKey::new(words)
     }
 
-    /// Block `n` of a use: 512 bits that no other use has.
+    /// Block `n` of the key stream of a use, 512 bits.
     fn block(&self, for_use: KeyUse, n: u32) -> [u32; 16] {
-        blocks(&self.root, n, [self.holder, for_use as u32, 0]).map(|[first, ..]| first)
+        blocks(&self.root, n, [self.domain, for_use as u32, 0]).map(|[first, ..]| first)
     }
 }
 
-fn collect<const N: usize>(numbers: impl Iterator<Item = u32>) -> [u32; N] {
-    let mut all = [0; N];
-    for (to, from) in all.iter_mut().zip(numbers) {
-        *to = from;
-    }
-    all
-}
-
-/// A key of 128 bits.
+/// A 128-bit key of SipHash.
 #[derive(Clone, Copy)]
 pub struct Key {
     k0: u64,
@@ -157,23 +148,22 @@ impl core::fmt::Debug for Key {
 }
 
 impl Key {
-    /// The key with these halves.
+    /// Creates a key from its halves.
     pub const fn new(k0: u64, k1: u64) -> Key {
         Key { k0, k1 }
     }
 
-    /// Both halves, for a keyed hash.
+    /// Both halves.
     pub const fn halves(&self) -> [u64; 2] {
         [self.k0, self.k1]
     }
 
-    /// A pseudo-random function of words, SipHash-2-4: what is known of other inputs says nothing about
-    /// this one.
+    /// SipHash-2-4 of `words`: a pseudo-random function, whose outputs can be sent.
     pub fn hash(&self, words: &[u64]) -> u64 {
         sip::<2, 4>(self, words)
     }
 
-    /// The same of a flow.
+    /// [`Key::hash`] of a flow key.
     pub fn hash_flow(&self, flow: &FlowKey) -> u64 {
         match flow.ipv4_words() {
             Some(words) => self.hash(&words),
@@ -181,7 +171,7 @@ impl Key {
         }
     }
 
-    /// The same of a flow and what else is said about it.
+    /// [`Key::hash`] of a flow key and two more words.
     pub fn hash_flow_and(&self, flow: &FlowKey, more: [u64; 2]) -> u64 {
         let [x, y] = more;
         if let Some([a, b]) = flow.ipv4_words() {

@@ -1,37 +1,37 @@
-//! TCP sequence numbers: a circle, so there is no `Ord` (RFC 9293 section 3.4).
+//! TCP sequence numbers, compared modulo 2^32 (RFC 9293 section 3.4).
 
-/// A TCP sequence number. Two of them compare only with [`SeqNum::before`] and its kin, which are
-/// meaningful while the two are less than 2^31 apart.
+/// A TCP sequence number. It has no `Ord`, since the order is circular: [`SeqNum::before`] and the other
+/// comparisons are valid for numbers less than 2^31 apart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct SeqNum(pub u32);
 
 impl SeqNum {
-    /// `self < other` on the circle.
+    /// `self < other`, modulo 2^32.
     pub const fn before(self, other: SeqNum) -> bool {
         (self.0.wrapping_sub(other.0) as i32) < 0
     }
 
-    /// `self <= other` on the circle.
+    /// `self <= other`, modulo 2^32.
     pub const fn before_eq(self, other: SeqNum) -> bool {
         !other.before(self)
     }
 
-    /// `self > other` on the circle.
+    /// `self > other`, modulo 2^32.
     pub const fn after(self, other: SeqNum) -> bool {
         other.before(self)
     }
 
-    /// `self >= other` on the circle.
+    /// `self >= other`, modulo 2^32.
     pub const fn after_eq(self, other: SeqNum) -> bool {
         !self.before(other)
     }
 
-    /// The later of two.
+    /// The later of two numbers.
     pub const fn max(self, other: SeqNum) -> SeqNum {
         if self.before(other) { other } else { self }
     }
 
-    /// The earlier of two.
+    /// The earlier of two numbers.
     pub const fn min(self, other: SeqNum) -> SeqNum {
         if self.before(other) { self } else { other }
     }
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn order_wraps_around_the_circle() {
+    fn comparisons_wrap_around() {
         let a = SeqNum(u32::MAX - 1);
         let b = a + 3;
         assert_eq!(b, SeqNum(1));

@@ -1,11 +1,11 @@
-//! SipHash (Aumasson and Bernstein, *SipHash: a fast short-input PRF*, 2012) over words of 64 bits.
+//! SipHash (Aumasson and Bernstein, *SipHash: a fast short-input PRF*, 2012) over 64-bit words.
 //!
-//! SipHash-2-4 for what is sent, SipHash-1-3 for tables, whose hashes never leave the stack.
+//! SipHash-2-4 where the output is sent; SipHash-1-3 for hash tables, whose hashes are never sent.
 
 use crate::Key;
 
-/// The hash of these words with `C` rounds per word and `D` rounds at the end. The words are the
-/// input's bytes, little-endian.
+/// SipHash-`C`-`D`: `C` rounds per word and `D` final rounds. Each word is eight bytes of the input in
+/// little-endian order.
 #[inline(always)]
 pub(crate) fn sip<const C: usize, const D: usize>(key: &Key, words: &[u64]) -> u64 {
     let [k0, k1] = key.halves();
@@ -56,8 +56,8 @@ mod tests {
     use std::hash::Hasher;
 
     #[test]
-    fn one_and_three_rounds_are_the_hash_of_the_standard_library() {
-        // Its hasher is the same function with a key of zero.
+    fn siphash_1_3_agrees_with_the_standard_library() {
+        // `DefaultHasher` is SipHash-1-3 with a key of zero.
         for words in [&[1u64, 2][..], &[0x0102_0304_0506_0708, 9, 10, 11, u64::MAX]] {
             #[allow(deprecated)]
             let mut reference = std::hash::DefaultHasher::new();
@@ -67,8 +67,8 @@ mod tests {
     }
 
     #[test]
-    fn two_and_four_rounds_give_the_vectors_of_the_paper() {
-        // Key 00 01 .. 0f; inputs 00 01 .. of 0 and of 8 bytes (`vectors.h` of the reference code).
+    fn siphash_2_4_gives_the_reference_test_vectors() {
+        // Key 00 01 .. 0f; the inputs of 0 and 8 bytes 00 01 .. (`vectors.h` of the reference code).
         let key = Key::new(0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908);
         assert_eq!(sip::<2, 4>(&key, &[]), 0x726f_db47_dd0e_0e31);
         assert_eq!(sip::<2, 4>(&key, &[0x0706_0504_0302_0100]), 0x93f5_f579_9a93_2462);

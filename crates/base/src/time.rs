@@ -1,18 +1,18 @@
-//! Time as the engines see it: a number that the caller passes in.
+//! Time, which callers pass to the engines as an argument: no engine reads a clock.
 //!
-//! Nothing in the engines reads a clock. An [`Instant`] counts nanoseconds from an origin that the
-//! driver of the stack chose (boot time for a live stack, zero for the simulation).
+//! An [`Instant`] counts nanoseconds since boot in a live stack, and since the start of the run in a
+//! simulation.
 
 pub use core::time::Duration;
 
-/// A point in time: nanoseconds since an origin chosen by whoever drives the stack.
+/// A point in time: nanoseconds since an origin that the caller of the stack defines.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Instant(u64);
 
 impl Instant {
     /// The origin.
     pub const ZERO: Instant = Instant(0);
-    /// Later than any instant a stack reaches (584 years).
+    /// The end of time, 584 years after the origin.
     pub const FAR_FUTURE: Instant = Instant(u64::MAX);
 
     /// The instant `ns` nanoseconds after the origin.
@@ -30,8 +30,8 @@ impl Instant {
         self.0
     }
 
-    /// Whole milliseconds since the origin, truncated to 32 bits: the clock of TCP timestamps
-    /// (RFC 7323 section 5.4 asks for a tick between 1 ms and 1 s).
+    /// Milliseconds since the origin modulo 2^32: the timestamp clock of TCP (RFC 7323 section 5.4
+    /// requires a tick between 1 ms and 1 s).
     pub const fn as_millis_u32(self) -> u32 {
         (self.0 / 1_000_000) as u32
     }

@@ -1,8 +1,10 @@
 //! What a command says when it cannot go on: one sentence with what failed, what the system said
 //! and what to do about it.
 
+use crate::sandbox;
 use std::fmt;
 use std::io;
+use std::path::Path;
 
 /// One sentence for the person who typed the command.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -21,11 +23,32 @@ impl Failure {
     pub fn io(what: impl fmt::Display, error: &io::Error) -> Failure {
         let row = error.raw_os_error().or_else(|| errno_of(error.kind())).and_then(row_of);
         match row {
+            Some((libc::EACCES | libc::EPERM, name, meaning, _)) if sandbox::is_inside() => {
+                Failure(format!("{what}: {meaning} ({name}), although this is inside a sandbox"))
+            }
             Some((_, name, meaning, advice)) => {
                 Failure(format!("{what}: {meaning} ({name}); {advice}"))
             }
             None => Failure(format!("{what}: {error}")),
         }
+    }
+
+    /// `what` ("cannot read") failed with `error` for a file.
+    pub fn file(what: &str, path: &Path, error: &io::Error) -> Failure {
+        let parent = path.parent().filter(|p| !p.as_os_str().is_empty() && !p.exists());
+        let why = match (error.kind(), parent) {
+            (io::ErrorKind::NotFound, Some(parent)) => {
+                format!("there is no directory {} (ENOENT); make it first", parent.display())
+            }
+            (io::ErrorKind::NotFound, None) => {
+                "there is no such file (ENOENT); check the name".into()
+            }
+            (io::ErrorKind::PermissionDenied, _) => {
+                "no permission (EACCES); see `ls -l` for who may".into()
+            }
+            _ => return Failure::io(format_args!("{what} {}", path.display()), error),
+        };
+        Failure(format!("{what} {}: {why}", path.display()))
     }
 }
 
@@ -125,6 +148,8 @@ const ROWS: &[Row] = &[
     ),
     (libc::ENODEV, "ENODEV", "no such interface", "list those that exist with `ip link`"),
     (libc::ENOENT, "ENOENT", "it does not exist", "check the name"),
+    (libc::EROFS, "EROFS", "the file system is read-only", "choose another directory"),
+    (libc::ENOTDIR, "ENOTDIR", "what stands for a directory is a file", "check the path"),
     (libc::EISDIR, "EISDIR", "it is a directory", "name a file"),
     (libc::ENOSPC, "ENOSPC", "the disk is full", "make room and start again"),
 ];
@@ -174,6 +199,21 @@ mod tests {
     fn an_unknown_error_keeps_its_own_words() {
         let error = io::Error::other("the moon is down");
         assert_eq!(Failure::io("x", &error).to_string(), "x: the moon is down");
+    }
+
+    #[test]
+    fn a_missing_directory_is_told_from_a_missing_file() {
+        let error = io::Error::from_raw_os_error(libc::ENOENT);
+        let text = |path| Failure::file("cannot write", Path::new(path), &error).to_string();
+        assert_eq!(
+            text("/nowhere/at/all"),
+            "cannot write /nowhere/at/all: there is no directory /nowhere/at (ENOENT); make it first"
+        );
+        assert_eq!(text("/x"), "cannot write /x: there is no such file (ENOENT); check the name");
+        assert!(text("x").contains("no such file"));
+        let full = io::Error::from_raw_os_error(libc::ENOSPC);
+        let text = Failure::file("cannot write", Path::new("/x"), &full).to_string();
+        assert!(text.contains("(ENOSPC)"), "{text}");
     }
 
     #[test]

@@ -36,6 +36,44 @@ pub fn millis(d: Duration) -> String {
     format!("{:.3}", d.as_secs_f64() * 1e3)
 }
 
+/// A time in the unit that suits it: `120us`, `1.5ms`, `1.65s`.
+pub fn time(us: f64) -> String {
+    let (value, unit) = match us {
+        us if us >= 999_500.0 => (us / 1e6, "s"),
+        us if us >= 999.5 => (us / 1e3, "ms"),
+        us => (us, "us"),
+    };
+    let decimals = if value >= 100.0 { 0 } else { 2 };
+    let text = format!("{value:.decimals$}");
+    let text =
+        if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text}{unit}")
+}
+
+/// Columns of the terminal: what COLUMNS says, else what standard output has. `None`: it is no terminal.
+pub fn terminal_columns() -> Option<usize> {
+    let said = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
+    said.or_else(|| terminal_size::terminal_size().map(|(columns, _)| usize::from(columns.0)))
+}
+
+/// A line broken at spaces so that none is longer than `columns`, if its words are not; what follows the first
+/// stands below its `hang`-th column.
+pub fn wrapped(line: &str, columns: usize, hang: usize) -> String {
+    let mut text = String::new();
+    let mut rest = line.to_owned();
+    while rest.chars().count() > columns {
+        let indent = if text.is_empty() { 0 } else { hang };
+        let fits = rest.char_indices().nth(columns + 1).map_or(rest.len(), |(at, _)| at);
+        // Not within the indentation: that would gain nothing.
+        let is_within = |at: &usize| *at > indent && !rest[..*at].trim().is_empty();
+        let Some(at) = rest[..fits].rfind(' ').filter(is_within) else { break };
+        text += rest[..at].trim_end();
+        text.push('\n');
+        rest = format!("{:hang$}{}", "", rest[at..].trim_start());
+    }
+    text + &rest
+}
+
 /// Bytes as lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
@@ -92,6 +130,31 @@ mod tests {
         assert_eq!(rate(125_000_000, Duration::from_secs(1)), "1.00 Gb/s");
         assert_eq!(rate(1, Duration::from_secs(1)), "8 b/s");
         assert_eq!(rate(0, Duration::ZERO), "0 b/s");
+    }
+
+    #[test]
+    fn times_have_the_unit_that_suits_them() {
+        let cases = [
+            (0.0, "0us"),
+            (0.25, "0.25us"),
+            (120.0, "120us"),
+            (999.9, "1ms"),
+            (1500.0, "1.5ms"),
+            (200_000.0, "200ms"),
+            (1_646_579.632, "1.65s"),
+        ];
+        for (us, text) in cases {
+            assert_eq!(time(us), text);
+        }
+    }
+
+    #[test]
+    fn a_long_line_is_broken_at_spaces_and_hangs_below_its_column() {
+        assert_eq!(wrapped("  why  one two three", 12, 7), "  why  one\n       two\n       three");
+        assert_eq!(wrapped("short", 12, 2), "short");
+        // A word that does not fit stays whole.
+        assert_eq!(wrapped("  abcdefghijklm no", 8, 2), "  abcdefghijklm no");
+        assert_eq!(wrapped("ab abcdefghijklm", 8, 4), "ab\n    abcdefghijklm");
     }
 
     #[test]

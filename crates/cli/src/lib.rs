@@ -9,6 +9,7 @@ pub mod failure;
 mod faults;
 pub mod format;
 pub mod interrupt;
+pub mod manual;
 pub mod nc;
 pub mod ping;
 pub mod resolve;

@@ -2,8 +2,8 @@
 
 #![forbid(unsafe_code)]
 
-use clap::{Parser, Subcommand};
-use fulmar_cli::{exit, nc, ping, sandbox, stat, transfer};
+use clap::{CommandFactory, Parser, Subcommand};
+use fulmar_cli::{exit, manual, nc, ping, sandbox, stat, transfer};
 use std::process::ExitCode;
 
 /// A TCP/IP stack in user space: use it and look into it
@@ -29,6 +29,10 @@ enum Command {
     Recv(transfer::RecvArgs),
     Stat(stat::Args),
     Sandbox(sandbox::Args),
+    #[command(hide = true)]
+    Completions(manual::CompletionArgs),
+    #[command(hide = true)]
+    Man(manual::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -39,6 +43,8 @@ fn main() -> ExitCode {
         Command::Recv(args) => transfer::recv(args),
         Command::Stat(args) => stat::run(args),
         Command::Sandbox(args) => sandbox::run(args),
+        Command::Completions(args) => manual::completions(args, Line::command()),
+        Command::Man(args) => manual::man(args, Line::command()),
     };
     exit("fulmar", outcome)
 }
@@ -46,7 +52,6 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn every_option_is_declared_soundly() {

@@ -29,13 +29,19 @@ const IDLE_TICK: Duration = Duration::from_millis(100);
 
 /// Connect or listen, TCP or UDP: standard input goes out, what arrives is printed
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Examples:
+#[command(
+    override_usage = "fulmar nc [OPTIONS] HOST PORT
+       fulmar nc [OPTIONS] -l [HOST] PORT
+       fulmar nc [OPTIONS] -z HOST PORT[-PORT]",
+    after_help = "Examples:
   fulmar nc -l 8000                     wait for a connection, print what comes
   fulmar nc 10.77.0.1 8000 < file       send a file; the end of input ends sending
   fulmar nc -u -w 1 10.77.0.1 53        datagrams; end after a second of silence
+  fulmar nc -zv 10.77.0.1 20-80         which of these ports a program listens on
   between two terminals, without a kernel network:
   fulmar nc --device shm:demo -l 8000
-  fulmar nc --device shm:demo 10.77.0.1 8000")]
+  fulmar nc --device shm:demo 10.77.0.1 8000"
+)]
 pub struct Args {
     /// Wait for a connection instead of making one
     #[arg(short, long)]
@@ -55,6 +61,10 @@ pub struct Args {
     /// With -l: wait for the next connection when one has ended
     #[arg(short, long, requires = "listen")]
     keep: bool,
+    /// Only try to connect, to one port or to a range (20-80); exit with 0 if any accepts, else with 1.
+    /// With -v say which
+    #[arg(short = 'z', conflicts_with_all = ["listen", "udp"])]
+    scan: bool,
     /// Say on standard error who is connected
     #[arg(short, long)]
     verbose: bool,
@@ -72,21 +82,35 @@ pub struct Args {
 struct Target {
     host: Option<String>,
     port: u16,
+    /// With -z: the last port.
+    last_port: u16,
+}
+
+impl Target {
+    fn of(host: Option<&str>, port: u16) -> Target {
+        Target { host: host.map(str::to_owned), port, last_port: port }
+    }
 }
 
 impl Args {
     fn target(&self) -> Outcome<Target> {
         let words: Vec<&str> = self.target.iter().map(String::as_str).collect();
         let (host, port) = match (self.listen, words.as_slice(), self.local_port) {
-            (true, [], Some(port)) => return Ok(Target { host: None, port }),
-            (true, [host], Some(port)) => return Ok(Target { host: Some((*host).into()), port }),
+            (true, [], Some(port)) => return Ok(Target::of(None, port)),
+            (true, [host], Some(port)) => return Ok(Target::of(Some(host), port)),
             (true, [port], None) => (None, *port),
             (_, [host, port], _) => (Some(*host), *port),
             (true, ..) => return Err(Failure::new("say where to listen: fulmar nc -l PORT")),
             (false, ..) => return Err(Failure::new("say whom to call: fulmar nc HOST PORT")),
         };
-        let port = port.parse().map_err(|_| Failure::new(format!("`{port}` is not a port")))?;
-        Ok(Target { host: host.map(str::to_owned), port })
+        let number =
+            |text: &str| text.parse().map_err(|_| Failure::new(format!("`{text}` is not a port")));
+        match port.split_once('-') {
+            Some((first, last)) if self.scan => {
+                Ok(Target { last_port: number(last)?, ..Target::of(host, number(first)?) })
+            }
+            _ => Ok(Target::of(host, number(port)?)),
+        }
     }
 
     fn say(&self, text: impl FnOnce() -> String) {
@@ -108,6 +132,9 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let target = args.target()?;
     end_in_order()?;
     let session = args.stack.open_as(args.listen)?;
+    if args.scan {
+        return scan(args, &session, &target);
+    }
     match (args.listen, args.udp) {
         (false, false) => call_tcp(args, &session, &target)?,
         (true, false) => wait_tcp(args, &session, &target)?,
@@ -116,6 +143,24 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     }
     session.close();
     Ok(ExitCode::SUCCESS)
+}
+
+/// `-z`: the ports one after the other, the addresses of the host as one.
+fn scan(args: &Args, session: &Session, target: &Target) -> Outcome<ExitCode> {
+    let host = target.host.as_deref().unwrap_or_default();
+    let timeout = args.timeout.unwrap_or(CONNECT_TIMEOUT);
+    let mut is_any_open = false;
+    for port in target.port..=target.last_port {
+        let addresses = resolve(host, port, args.family)?;
+        match connect_any(session, &addresses, args.local_port, timeout) {
+            Ok(_) => {
+                is_any_open = true;
+                args.say(|| format!("{host} port {port}: open"));
+            }
+            Err(failure) => args.say(|| failure.to_string()),
+        }
+    }
+    Ok(ExitCode::from(u8::from(!is_any_open)))
 }
 
 fn call_tcp(args: &Args, session: &Session, target: &Target) -> Outcome {
@@ -363,20 +408,33 @@ mod tests {
     #[test]
     fn listening_takes_a_port_in_every_usual_place() {
         for line in ["-l 80", "-l -p 80", "-lp 80"] {
-            assert_eq!(target(line), Ok(Target { host: None, port: 80 }), "{line}");
+            assert_eq!(target(line), Ok(Target::of(None, 80)), "{line}");
         }
         for line in ["-l 10.0.0.2 80", "-l -p 80 10.0.0.2"] {
-            let expected = Target { host: Some("10.0.0.2".into()), port: 80 };
-            assert_eq!(target(line), Ok(expected), "{line}");
+            assert_eq!(target(line), Ok(Target::of(Some("10.0.0.2"), 80)), "{line}");
         }
     }
 
     #[test]
     fn calling_needs_host_and_port() {
-        assert_eq!(target("h 80"), Ok(Target { host: Some("h".into()), port: 80 }));
+        assert_eq!(target("h 80"), Ok(Target::of(Some("h"), 80)));
         for line in ["", "h", "h x", "h 65536", "-l"] {
             assert!(target(line).is_err(), "{line}");
         }
+    }
+
+    #[test]
+    fn only_a_scan_has_a_range_of_ports() {
+        let range = Target { last_port: 30, ..Target::of(Some("h"), 20) };
+        assert_eq!(target("-z h 20-30"), Ok(range));
+        assert_eq!(target("-z h 20"), Ok(Target::of(Some("h"), 20)));
+        for line in ["h 20-30", "-z h 20-", "-z h -30", "-z h 20-70000"] {
+            assert!(
+                Line::try_parse_from(line.split(' ')).is_err() || target(line).is_err(),
+                "{line}"
+            );
+        }
+        assert!(Line::try_parse_from(["nc", "-z", "-u", "h", "80"]).is_err());
     }
 
     #[test]

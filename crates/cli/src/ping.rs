@@ -58,7 +58,10 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let session = args.stack.open()?;
     let interrupt = Interrupt::catch()?;
     let total = u32::from(args.size) + header_bytes(to);
-    print(&format!("PING {} ({to}) {}({total}) bytes of data.\n", args.host, args.size))?;
+    let heading = format!("PING {} ({to}) {}({total}) bytes of data.\n", args.host, args.size);
+    if !print(&heading)? {
+        return Ok(ExitCode::SUCCESS);
+    }
     let (mut summary, started) = (Summary::default(), Instant::now());
     for sequence in 1..=args.count.unwrap_or(u64::MAX) {
         let due =
@@ -100,7 +103,7 @@ fn one(
         }
         Err(e) => return Err(Failure::io(format_args!("cannot ping {to}"), &e)),
     };
-    if args.quiet { Ok(true) } else { Ok(print(&line).is_ok()) }
+    if args.quiet { Ok(true) } else { print(&line) }
 }
 
 fn is_silence(e: &io::Error) -> bool {
@@ -112,8 +115,12 @@ fn is_per_packet(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::HostUnreachable)
 }
 
-fn print(text: &str) -> Outcome {
+/// False: standard output is closed (`fulmar ping ... | head`), which is no failure.
+fn print(text: &str) -> Outcome<bool> {
     let mut out = io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    written.map_err(|e| Failure::io("cannot write to standard output", &e))
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(Failure::io("cannot write to standard output", &e)),
+        Ok(()) => Ok(true),
+    }
 }

@@ -4,17 +4,31 @@
 //! they are, otherwise they are laid out as `ss -ti` would, with drops, buffers, device, neighbours
 //! and routes below.
 
+mod filter;
+mod rates;
+
+use crate::bounds;
 use crate::failure::{Failure, Outcome};
-use crate::format::{bytes, is_shown, printable, table};
+use crate::format::{bytes, is_shown, printable, table, terminal_columns, time, wrapped};
+use filter::Filter;
+use fulmar::base::DropReason;
 use fulmar::control;
 use serde_json::Value;
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal, Write as _};
+use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Show what the running stacks are doing
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Exit status: 0 if a stack was shown, 1 if none runs, 2 on an error.")]
+#[command(after_help = "Examples:
+  fulmar stat                                      every stack of this user
+  fulmar stat --watch nc                           again every second, with rates
+  fulmar stat -f 'state established dport = :80'   only these sockets
+
+Exit status: 0 if a stack was shown, 1 if none runs, 2 on an error.")]
 pub struct Args {
     /// Print an array of JSON documents, one per stack
     #[arg(long)]
@@ -22,6 +36,14 @@ pub struct Args {
     /// Also print the counters that are not zero
     #[arg(long, conflicts_with = "json")]
     counters: bool,
+    /// Show it again and again, with rates, until Ctrl-C: every second, or every so many seconds
+    #[arg(short, long, value_name = "SECONDS", conflicts_with = "json", value_parser = bounds::budget,
+          num_args = 0..=1, require_equals = true, default_missing_value = "1")]
+    watch: Option<Duration>,
+    /// Only sockets of which this is so, as in ss(8): 'dport = :80', 'sport < 1024', 'src 10.77.0.2',
+    /// 'state established', 'tcp', 'not udp'; several terms must all be so
+    #[arg(short, long, value_name = "FILTER")]
+    filter: Option<Filter>,
     /// Only the stacks of this process or of this name
     #[arg(value_name = "PID|NAME")]
     stack: Option<String>,
@@ -29,15 +51,19 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Outcome<ExitCode> {
-    let stacks: Vec<Value> = documents().into_iter().filter(|d| is_wanted(args, d)).collect();
+    match args.watch {
+        Some(period) => watch(args, period),
+        None => show_once(args),
+    }
+}
+
+fn show_once(args: &Args) -> Outcome<ExitCode> {
+    let stacks = wanted_documents(args);
     let text = if args.json {
         escaped_json(&format!("{:#}\n", Value::Array(stacks.clone())))
     } else {
-        stacks
-            .iter()
-            .map(|d| render(&printable_value(d), args.counters))
-            .collect::<Vec<_>>()
-            .join("\n")
+        let all = stacks.iter().map(|d| render(args, &printable_value(d)));
+        fitted(&all.collect::<Vec<_>>().join("\n"))
     };
     // A closed pipe (`fulmar stat | head`) is no error of ours.
     let _ = io::stdout().write_all(text.as_bytes());
@@ -51,6 +77,48 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
             Ok(ExitCode::from(1))
         }
     }
+}
+
+/// Shows the stacks until nobody reads it any more.
+fn watch(args: &Args, period: Duration) -> Outcome<ExitCode> {
+    // Home, and everything below it erased (ECMA-48 CUP and ED).
+    let clear = if io::stdout().is_terminal() { "\u{1b}[H\u{1b}[2J" } else { "" };
+    let mut before: Option<(Instant, Vec<Value>)> = None;
+    loop {
+        let (now, stacks) = (Instant::now(), wanted_documents(args));
+        let mut text = clear.to_owned();
+        if stacks.is_empty() {
+            text += "no stack runs under this user\n";
+        }
+        for document in &stacks {
+            let mut shown = render(args, &printable_value(document));
+            if let Some((then, old)) = &before
+                && let Some(old) = old.iter().find(|d| rates::is_same(d, document))
+            {
+                shown += &section("rates", rates::between(old, document, now - *then));
+            }
+            text += &fitted(&shown);
+            text.push('\n');
+        }
+        let mut out = io::stdout().lock();
+        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        drop(out);
+        before = Some((now, stacks));
+        thread::sleep(period);
+    }
+}
+
+/// What the stacks that are asked for say, with the sockets that are asked for.
+fn wanted_documents(args: &Args) -> Vec<Value> {
+    let mut stacks: Vec<Value> = documents().into_iter().filter(|d| is_wanted(args, d)).collect();
+    for document in &mut stacks {
+        if let (Some(filter), Some(sockets)) = (&args.filter, document["sockets"].as_array_mut()) {
+            sockets.retain(|s| filter.admits(s));
+        }
+    }
+    stacks
 }
 
 /// What every stack that answers says; one that does not is named on standard error.
@@ -97,30 +165,65 @@ fn is_wanted(args: &Args, document: &Value) -> bool {
 }
 
 /// One stack for a person.
-fn render(document: &Value, with_counters: bool) -> String {
+fn render(args: &Args, document: &Value) -> String {
     let mut text = heading(document);
-    text += &section("sockets", sockets(&document["sockets"]));
+    let mut shown = sockets(&document["sockets"]);
+    if args.filter.is_some() {
+        if shown.is_empty() {
+            shown.push_str("none of which this is so");
+        }
+        return text + &section("sockets", shown);
+    }
+    text += &section("sockets", shown);
     text += &section("drops", drops(&document["drops"]));
     text += &section("buffers", fields(&document["pool"]));
     text += &section("device", fields(&document["device"]));
     text += &section("waiting", fields(&document["waiting"]));
     text += &section("neighbours", rows(&document["neighbours"]));
     text += &section("routes", rows(&document["routes"]));
-    if with_counters {
+    if args.counters {
         text += &section("counters", fields(&non_zero(&document["counters"])));
     }
     text
 }
 
+/// Lines no longer than the terminal is wide. What follows the first line of a drop stands below its sentence,
+/// other lines hang by their own indentation.
+fn fitted(text: &str) -> String {
+    let Some(columns) = terminal_columns() else { return text.to_owned() };
+    let mut sentences_at = None;
+    text.lines().fold(String::new(), |mut fitted, line| {
+        let indent = line.len() - line.trim_start().len();
+        if line.trim_start().starts_with("packets  ") {
+            sentences_at = line.find("why");
+        } else if indent == 0 {
+            sentences_at = None;
+        }
+        let hang = sentences_at.filter(|at| *at < columns / 2).unwrap_or(indent + 2);
+        fitted += &wrapped(line, columns, hang);
+        fitted.push('\n');
+        fitted
+    })
+}
+
 fn heading(document: &Value) -> String {
     let addresses: Vec<String> = list(&document["addresses"]).iter().map(word).collect();
+    let elsewhere = match (document["network_namespace"].as_u64(), own_namespace()) {
+        (Some(its), Some(own)) if its != own => format!(", in another network namespace ({its})"),
+        _ => String::new(),
+    };
     format!(
-        "{}, process {}, {}, {}\n",
+        "{}, process {}, {}, {}{elsewhere}\n",
         word(&document["name"]),
         word(&document["pid"]),
         word(&document["device"]["name"]),
         addresses.join(" ")
     )
+}
+
+/// The network namespace of this process, as the kernel numbers it.
+fn own_namespace() -> Option<u64> {
+    std::fs::metadata("/proc/self/ns/net").ok().map(|m| m.ino())
 }
 
 /// A titled block, indented; empty ones are left out.
@@ -183,16 +286,39 @@ fn rest_of(socket: &Value) -> String {
     let Some(object) = socket.as_object() else { return String::new() };
     let is_rest = |name: &str| SOCKET_COLUMNS.iter().all(|c| c.0 != name);
     let rest = object.iter().filter(|(name, v)| is_rest(name) && !v.is_null());
-    rest.map(|(name, v)| format!("{name}:{}", word(v))).collect::<Vec<_>>().join(" ")
+    rest.map(|(name, v)| quantity(name, v)).collect::<Vec<_>>().join(" ")
 }
+
+/// `name:value` with the unit at the value, as in `rto:200ms`.
+fn quantity(name: &str, value: &Value) -> String {
+    if let (Some(name), Some(us)) = (name.strip_suffix("_us"), value.as_f64()) {
+        return format!("{name}:{}", time(us));
+    }
+    if let (Some(name), Some(n)) = (name.strip_suffix("_bytes"), value.as_u64()) {
+        return format!("{name}:{}", bytes(n).replace(' ', ""));
+    }
+    format!("{name}:{}", word(value))
+}
+
+/// Reasons that count on an idle stack too, since they are about what other hosts send to all.
+const USUAL: [DropReason; 4] = [
+    DropReason::IpDestination,
+    DropReason::UnknownEtherType,
+    DropReason::ArpInvalid,
+    DropReason::IcmpIgnored,
+];
 
 /// The reasons for which packets were dropped, with their sentences.
 fn drops(value: &Value) -> String {
+    let why = |d: &Value| {
+        let is_usual = USUAL.iter().any(|usual| d["reason"] == usual.name());
+        let note =
+            if is_usual { " Usual for broadcasts and multicasts of other hosts." } else { "" };
+        word(&d["sentence"]) + note
+    };
     let counted = list(value).iter().filter(|d| d["packets"].as_u64().unwrap_or(0) > 0);
     let lines: Vec<Vec<String>> = counted
-        .map(|d| {
-            vec![word(&d["packets"]), word(&d["room"]), word(&d["reason"]), word(&d["sentence"])]
-        })
+        .map(|d| vec![word(&d["packets"]), word(&d["room"]), word(&d["reason"]), why(d)])
         .collect();
     if lines.is_empty() {
         "none\n".to_owned()
@@ -231,7 +357,39 @@ fn non_zero(counters: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
     use serde_json::json;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn args(words: &[&str]) -> Args {
+        Line::try_parse_from(["stat"].iter().chain(words)).expect("it parses").args
+    }
+
+    #[test]
+    fn a_watch_has_a_period_only_behind_an_equals_sign() {
+        let second = Duration::from_secs(1);
+        assert_eq!(args(&[]).watch, None);
+        assert_eq!(args(&["--watch"]).watch, Some(second));
+        let named = args(&["-w", "5"]);
+        assert_eq!((named.watch, named.stack.as_deref()), (Some(second), Some("5")));
+        assert_eq!(args(&["-w=0.5"]).watch, Some(second / 2));
+        assert!(Line::try_parse_from(["stat", "--watch=0"]).is_err());
+    }
+
+    #[test]
+    fn a_stack_of_another_network_namespace_is_marked() {
+        let mut document = document();
+        let own = own_namespace().expect("a namespace");
+        for (namespace, is_marked) in [(json!(own), false), (json!(own + 1), true)] {
+            document["network_namespace"] = namespace;
+            assert_eq!(heading(&document).contains("another network namespace"), is_marked);
+        }
+    }
 
     fn document() -> Value {
         json!({
@@ -263,7 +421,7 @@ nc, process 42, tap:fulmar0, 10.77.0.2/24
 sockets
   Netid  State        Recv-Q  Send-Q  Local Address:Port  Peer Address:Port
   tcp    ESTABLISHED       0    4096  10.77.0.2:1000      10.77.0.1:80
-        cwnd_bytes:14480 rtt_us:120
+        cwnd:14.14KiB rtt:120us
   udp    UNCONNECTED       0       0  0.0.0.0:53          -
 
 drops
@@ -282,25 +440,38 @@ neighbours
   address    state
   10.77.0.1  reachable
 ";
-        assert_eq!(render(&document(), false), expected);
+        assert_eq!(render(&args(&[]), &document()), expected);
+    }
+
+    #[test]
+    fn a_filter_shows_sockets_alone_and_says_so_where_there_are_none() {
+        let mut document = document();
+        let filter = ["-f", "state established"];
+        let text = render(&args(&filter), &document);
+        assert!(text.contains("ESTABLISHED") && !text.contains("buffers"), "{text}");
+        document["sockets"] = json!([]);
+        assert!(
+            render(&args(&filter), &document).ends_with("sockets\n  none of which this is so\n")
+        );
     }
 
     #[test]
     fn counters_are_shown_on_demand_and_only_those_that_counted() {
-        let text = render(&document(), true);
+        let text = render(&args(&["--counters"]), &document());
         assert!(text.ends_with("counters\n  wakeups  9\n"), "{text}");
     }
 
     #[test]
     fn a_document_of_another_version_is_still_shown() {
-        assert_eq!(render(&json!({}), true), "-, process -, -, \n\ndrops\n  none\n");
+        let text = render(&args(&["--counters"]), &json!({}));
+        assert_eq!(text, "-, process -, -, \n\ndrops\n  none\n");
     }
 
     #[test]
     fn what_a_terminal_would_obey_is_shown_escaped() {
         let evil = "a\u{1b}]0;x\u{7}\nb\u{9b}31m\u{202e}\u{7f}";
         let document = json!({ "name": evil, "pid": 1, "pool": { evil: evil } });
-        let text = render(&printable_value(&document), false);
+        let text = render(&args(&[]), &printable_value(&document));
         let is_plain = |text: &str| text.chars().all(|c| c == '\n' || is_shown(c));
         assert!(is_plain(&text), "{text:?}");
         // No line of its own.
@@ -312,11 +483,9 @@ neighbours
 
     #[test]
     fn stacks_are_chosen_by_process_or_name() {
-        let wanted =
-            |s: Option<&str>| Args { json: false, counters: false, stack: s.map(Into::into) };
-        for choice in [None, Some("42"), Some("nc")] {
-            assert!(is_wanted(&wanted(choice), &document()));
+        for choice in [&[][..], &["42"], &["nc"]] {
+            assert!(is_wanted(&args(choice), &document()));
         }
-        assert!(!is_wanted(&wanted(Some("4")), &document()));
+        assert!(!is_wanted(&args(&["4"]), &document()));
     }
 }

@@ -46,7 +46,7 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 pub struct SendArgs {
     /// The file; - is standard input
     file: PathBuf,
-    /// Who waits for it
+    /// Where a program waits for it
     #[arg(value_name = "HOST:PORT", value_parser = host_and_port)]
     to: (String, u16),
     #[command(flatten)]
@@ -57,14 +57,18 @@ pub struct SendArgs {
 
 /// Receive a file over TCP, with progress, rate and SHA-256
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Examples:
+#[command(
+    override_usage = "fulmar recv [OPTIONS] <FILE> -l <PORT>
+       fulmar recv [OPTIONS] <FILE> <HOST:PORT>",
+    after_help = "Examples:
   here:              fulmar recv copy -l 5001
-  on a Linux peer:   nc -N 10.77.0.2 5001 < FILE")]
+  on a Linux peer:   nc -N 10.77.0.2 5001 < FILE"
+)]
 pub struct RecvArgs {
     /// The file to write; - is standard output
     file: PathBuf,
-    /// Whom to fetch it from
-    #[arg(value_name = "HOST:PORT", value_parser = host_and_port, required_unless_present = "listen")]
+    /// Whom to fetch it from; or -l, to wait for the sender
+    #[arg(value_name = "HOST:PORT", value_parser = host_and_port)]
     from: Option<(String, u16)>,
     /// Wait for the sender on this port
     #[arg(short, long, value_name = "PORT", conflicts_with = "from")]
@@ -261,11 +265,11 @@ fn open_source(file: &Path) -> Outcome<(Source, Option<u64>)> {
     if is_standard(file) {
         return Ok((Source::Stream(Box::new(io::stdin())), None));
     }
-    let what = || format!("cannot read {}", file.display());
-    let open = File::open(file).during(what())?;
-    let about = open.metadata().during(what())?;
+    let failed = |e| Failure::file("cannot read", file, &e);
+    let open = File::open(file).map_err(failed)?;
+    let about = open.metadata().map_err(failed)?;
     if about.is_dir() {
-        return Err(Failure::io(what(), &io::Error::from_raw_os_error(libc::EISDIR)));
+        return Err(failed(io::Error::from_raw_os_error(libc::EISDIR)));
     }
     // Those of /proc have no size, but bytes.
     if about.is_file() && about.len() > 0 {
@@ -298,7 +302,7 @@ fn open_sink(file: &Path) -> Outcome<Box<dyn Write>> {
     if is_standard(file) {
         return Ok(Box::new(io::stdout()));
     }
-    let open = File::create(file).during(format_args!("cannot write {}", file.display()))?;
+    let open = File::create(file).map_err(|e| Failure::file("cannot write", file, &e))?;
     Ok(Box::new(open))
 }
 
@@ -355,6 +359,11 @@ fn finish(mut stream: &TcpStream) -> io::Result<()> {
 
 /// Runs `fulmar recv`.
 pub fn recv(args: &RecvArgs) -> Outcome<ExitCode> {
+    if args.from.is_none() && args.listen.is_none() {
+        return Err(Failure::new(
+            "say where the file comes from: -l PORT waits for the sender, HOST:PORT calls it",
+        ));
+    }
     let mut sink = open_sink(&args.file)?;
     end_in_order()?;
     let session = args.stack.open_as(args.listen.is_some())?;

@@ -324,14 +324,85 @@ fn ctrl_c_delivers_what_was_accepted_and_ends_the_listing() {
 #[test]
 fn two_commands_with_one_address_exclude_each_other() {
     in_sandbox(|| {
-        let mut first = fulmar("nc -l 8002").spawn().expect("it starts");
+        let mut first = fulmar("nc --device packet:fulmar0 -l 8002").spawn().expect("it starts");
         drop(kernel_client("10.77.0.2", 8002));
-        let second = run("ping -c 1 10.77.0.1");
+        let ping = "ping --device packet:fulmar0 -c 1 10.77.0.1";
+        let second = run(ping);
         assert_eq!(second.status.code(), Some(2));
         assert!(text(&second.stderr).contains("10.77.0.2"), "{}", text(&second.stderr));
-        assert_success(&run("ping -c 1 --addr 10.77.0.3/24 10.77.0.1"));
+        assert_success(&run(&format!("{ping} --addr 10.77.0.3/24")));
         let _ = first.kill();
         first.wait().expect("it ends");
+    });
+}
+
+#[test]
+fn a_second_command_in_a_sandbox_has_an_interface_of_its_own_and_reaches_the_first() {
+    in_sandbox(|| {
+        let first = fulmar("nc -l 8003").stdin(Stdio::null()).spawn().expect("it starts");
+        let started = Instant::now();
+        // Until the first one listens: the kernel must not be the one that it accepts.
+        while !text(&run("stat -f tcp").stdout).contains("LISTEN") {
+            assert!(started.elapsed() < PATIENCE, "it never listens");
+        }
+        let second = run_with("nc -w 20 10.77.0.2 8003", b"from another stack");
+        assert_success(&second);
+        assert!(text(&second.stderr).contains("10.77.0.3"), "{}", text(&second.stderr));
+        let output = wait(first);
+        assert_success(&output);
+        assert_eq!(output.stdout, b"from another stack");
+    });
+}
+
+#[test]
+fn another_terminal_joins_the_sandbox_of_a_process() {
+    in_sandbox(|| {
+        let own = |path| std::fs::read_link(path).expect("a namespace");
+        let namespace = own("/proc/self/ns/net");
+        let mut inside = Command::new(FULMAR);
+        inside.args(["sandbox", "--", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut inside = inside.spawn().expect("it starts");
+        // It says something only once it is inside.
+        inside.stdin.as_mut().expect("a pipe").write_all(b"x").expect("piped");
+        inside.stdout.as_mut().expect("a pipe").read_exact(&mut [0]).expect("the sandbox stands");
+        let pid = inside.id().to_string();
+        let joined = run(&format!("sandbox --join {pid} -- readlink /proc/self/ns/net"));
+        assert_success(&joined);
+        let theirs = own(format!("/proc/{pid}/ns/net").leak());
+        assert_ne!(theirs, namespace);
+        assert_eq!(text(&joined.stdout).trim(), theirs.to_str().expect("a name"));
+        drop(inside.stdin.take());
+        inside.wait().expect("it ends");
+        let gone = run(&format!("sandbox --join {pid} -- true"));
+        assert_eq!(gone.status.code(), Some(2), "{}", text(&gone.stderr));
+    });
+}
+
+#[test]
+fn a_scan_tells_open_ports_from_others_by_its_status_and_its_words() {
+    in_sandbox(|| {
+        let listener = TcpListener::bind("10.77.0.1:0").expect("the kernel listens");
+        let port = listener.local_addr().expect("an address").port();
+        let open = run(&format!("nc -zv 10.77.0.1 {port}"));
+        assert_success(&open);
+        assert!(
+            text(&open.stderr).contains(&format!("port {port}: open")),
+            "{}",
+            text(&open.stderr)
+        );
+        drop(listener);
+        let closed = run(&format!("nc -z 10.77.0.1 {port}"));
+        assert_eq!((closed.status.code(), text(&closed.stderr)), (Some(1), String::new()));
+    });
+}
+
+#[test]
+fn a_closed_pipe_ends_ping_without_a_word() {
+    in_sandbox(|| {
+        let mut ping = fulmar("ping -i 0.01 10.77.0.1").spawn().expect("it starts");
+        drop(ping.stdout.take());
+        let output = wait(ping);
+        assert_eq!(text(&output.stderr), "");
     });
 }
 
@@ -381,7 +452,7 @@ fn two_queues_of_a_device_reach_the_kernel() {
 #[test]
 fn queues_that_a_device_cannot_have_are_refused_in_a_sentence() {
     for (options, word) in [
-        ("--device shm:fulmar-test-queues --queues 2", "--queues"),
+        ("--device shm:fulmar-test-queues --queues 2", "one queue"),
         ("--device sim --queues 2 --pcap /dev/null", "--pcap"),
         ("--device sim --queues 33", "1..=32"),
     ] {
@@ -390,6 +461,35 @@ fn queues_that_a_device_cannot_have_are_refused_in_a_sentence() {
         let err = text(&output.stderr);
         assert!(err.contains(word), "{options}: {err}");
     }
+}
+
+#[test]
+fn what_is_missing_on_a_command_line_is_named() {
+    let recv = run("recv copy");
+    assert_eq!(recv.status.code(), Some(2));
+    assert!(text(&recv.stderr).contains("-l PORT"), "{}", text(&recv.stderr));
+    let nobody = run("ping --device shm:fulmar-test-nobody --peer-timeout 0.05 -c 1 10.77.0.1");
+    assert_eq!(nobody.status.code(), Some(2));
+    assert!(text(&nobody.stderr).contains("start the other process"), "{}", text(&nobody.stderr));
+}
+
+#[test]
+fn man_pages_and_completions_name_every_command() {
+    let directory = scratch("man");
+    let path = directory.to_str().expect("a readable path");
+    assert_success(&run(&format!("man {path}")));
+    let completions = run("completions bash");
+    assert_success(&completions);
+    for command in ["nc", "ping", "send", "recv", "stat", "sandbox"] {
+        let page = std::fs::read_to_string(directory.join(format!("fulmar-{command}.1")));
+        assert!(page.expect("a page").contains(".TH"), "{command}");
+        assert!(
+            text(&completions.stdout).contains(&format!("fulmar__subcmd__{command}"))
+                || text(&completions.stdout).contains(&format!("fulmar__{command}")),
+            "{command}"
+        );
+    }
+    std::fs::remove_dir_all(directory).expect("it can be removed");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const PAGES: [&str; 12] = [
+const PAGES: [&str; 17] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -13,6 +13,11 @@ const PAGES: [&str; 12] = [
     "docs/published.md",
     "docs/linux-ways.md",
     "docs/bursts.md",
+    "docs/calls.md",
+    "docs/choices.md",
+    "docs/placement.md",
+    "docs/threads.md",
+    "docs/glossary.md",
     "docs/listeners.md",
     "docs/shm.md",
     "docs/memory.md",
@@ -20,7 +25,13 @@ const PAGES: [&str; 12] = [
     "docs/icmp.md",
 ];
 /// Pages that name in code type only what is in the source.
-const NAMING: [&str; 2] = ["ARCHITECTURE.md", "docs/published.md"];
+const NAMING: [&str; 5] = [
+    "ARCHITECTURE.md",
+    "docs/published.md",
+    "docs/choices.md",
+    "docs/placement.md",
+    "docs/threads.md",
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

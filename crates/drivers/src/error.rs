@@ -2,8 +2,7 @@
 
 use std::io;
 
-/// A device could not be set up.
-#[derive(Debug)]
+/// A device could not be set up. `Display` and `Debug` are one sentence that says what to do.
 pub struct OpenError {
     /// What was tried, as in "cannot open /dev/net/tun".
     pub what: String,
@@ -27,6 +26,13 @@ impl OpenError {
 impl std::fmt::Display for OpenError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}; {}", self.what, self.source, self.advice)
+    }
+}
+
+/// The sentence too: it is what `fn main() -> Result` prints.
+impl std::fmt::Debug for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
     }
 }
 

@@ -12,7 +12,6 @@ pub mod link;
 pub mod packet;
 mod placing;
 pub mod queues;
-mod seen;
 pub mod shm;
 pub mod sim;
 mod steering;

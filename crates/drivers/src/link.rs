@@ -8,7 +8,7 @@ mod ring;
 mod sim;
 
 use fulmar_base::EtherAddr;
-use fulmar_netdev::Caps;
+use fulmar_netdev::{Caps, TxReader, TxTime};
 
 pub use ring::{Link, pair};
 pub use sim::{Impairments, SimLink, sim_pair, sim_pair_each_way};
@@ -53,7 +53,9 @@ impl LinkConfig {
             udp_gso: tso.is_some(),
             rx_gro: tso.is_some(),
             // The other stack reads the memory in place.
-            shared_with_user_space: true,
+            tx_reader: TxReader::UserSpace,
+            // What it sends goes at once.
+            tx_time: TxTime::Coarse,
             ..Caps::plain(self.mtu, self.ether[side])
         }
     }

@@ -22,14 +22,14 @@ mod queues;
 
 use std::fs::File;
 use std::io::{ErrorKind, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fulmar_base::{Counter, Counters, DropReason, Duration, EtherAddr, FlowKey, Instant, OwnerKey};
+use fulmar_base::{Counter, Counters, DropReason, Duration, EtherAddr, Instant, OwnerKey};
 use fulmar_mbuf::Pool;
 use fulmar_netdev::{
-    Burst, Caps, Device, DeviceStats, LinkState, Packet, PlacementHint, Rooms, Tally, Unsupported,
-    offload, uso,
+    Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Packet,
+    Tally, TxReader, Wake, WakeFd, offload, uso,
 };
 
 use crate::joined::Joining;
@@ -178,6 +178,10 @@ impl PacketSocket {
             udp_gso: header_bytes == vnet::HEADER_BYTES,
             rx_gro: true,
             max_segs: MAX_SEGS,
+            tx_reader: TxReader::Kernel,
+            wake: Wake::Level,
+            // The kernel writes to rooms while it is asked for a frame, and never else.
+            places_on_receive: true,
             ..Caps::plain(config.mtu.unwrap_or(mtu), ether)
         };
         Ok(PacketSocket {
@@ -396,8 +400,13 @@ impl PacketSocket {
 
     fn after_receive_error(&mut self, errno: i32) {
         match errno {
-            // ENETDOWN is told once when the interface goes down; it may come up again.
-            libc::EAGAIN | libc::EINTR | libc::ENETDOWN => {}
+            libc::EAGAIN | libc::EINTR => {}
+            // Told once when the interface goes down, from which it may come up again, and once when it is
+            // removed.
+            libc::ENETDOWN => {
+                let asked = sys::interface_is_running(self.socket.as_fd(), &self.interface);
+                self.lost = asked.err().map(|e| e.raw_os_error().unwrap_or(libc::ENODEV));
+            }
             _ => self.lost = Some(errno),
         }
     }
@@ -423,7 +432,7 @@ fn gather<'a>(parts: &mut [sys::Part<'a>], header: &'a [u8], p: &'a Packet) -> u
 fn drop_front(reason: DropReason, pool: &mut Pool, burst: &mut Burst, counters: &mut Counters) {
     if let Some(p) = burst.pop_front() {
         if reason == DropReason::PageVanished {
-            pool.note_vanished(&p.chain);
+            pool.note_fault(&p.chain);
         }
         counters.drop_packet(reason);
         pool.free(p.chain);
@@ -433,6 +442,14 @@ fn drop_front(reason: DropReason, pool: &mut Pool, burst: &mut Burst, counters: 
 impl Device for PacketSocket {
     fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    /// Without the program shards hand over what they get of others, as elsewhere.
+    fn attach(&mut self, owner: &OwnerKey) -> Attachment {
+        if let Some(sockets) = self.steered {
+            let _ = self.steer(sockets, owner);
+        }
+        Attachment::default()
     }
 
     fn tx_burst(
@@ -530,60 +547,31 @@ impl Device for PacketSocket {
         self.is_drained
     }
 
-    fn shows_what_waits(&self) -> bool {
-        true
-    }
-
-    fn wake_fd(&self) -> Option<RawFd> {
-        Some(self.socket.as_raw_fd())
+    fn wake_fd(&self) -> Option<WakeFd> {
+        let interest =
+            if self.is_blocked { Interest::ReadableOrWritable } else { Interest::Readable };
+        Some(WakeFd { fd: self.socket.as_raw_fd(), interest })
     }
 
     fn next_deadline(&self) -> Option<Instant> {
         self.retry_at
     }
 
-    fn link_state(&self) -> LinkState {
-        match (self.lost, sys::interface_is_running(self.socket.as_fd(), &self.interface)) {
-            (Some(errno), _) => LinkState::Gone(errno),
-            (None, Ok(true)) => LinkState::Up,
-            (None, Ok(false)) => LinkState::Down,
-            (None, Err(e)) => LinkState::Gone(e.raw_os_error().unwrap_or(libc::ENODEV)),
-        }
+    fn lost(&self) -> Option<i32> {
+        self.lost
     }
 
-    fn gathers_in_kernel(&self) -> bool {
-        true
-    }
-
-    fn wants_tx_wake(&self) -> bool {
-        self.is_blocked
-    }
-
-    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        self.placer.place(hint)
-    }
-
-    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
-        self.placer.unplace(flow)
-    }
-
-    /// The kernel writes there while it is asked for a frame, and never else.
-    fn places_lent(&self) -> bool {
-        true
-    }
-
-    /// Without the program shards hand over what they get of others, as elsewhere.
-    fn steer_by(&mut self, key: &OwnerKey) {
-        if let Some(sockets) = self.steered {
-            let _ = self.steer(sockets, key);
-        }
+    fn placement(&mut self) -> Option<&mut dyn DirectPlacement> {
+        Some(&mut self.placer)
     }
 
     fn stats(&self) -> DeviceStats {
         let fresh = u64::from(sys::take_missed(self.socket.as_fd()).unwrap_or(0));
         let before = self.missed.fetch_add(fresh, Ordering::Relaxed);
         let path = format!("{}{}", self.stats.path, self.joins.sentence());
-        DeviceStats { rx_missed: before + fresh, path, ..self.stats.clone() }
+        let is_running = sys::interface_is_running(self.socket.as_fd(), &self.interface);
+        let link = if matches!(is_running, Ok(true)) { LinkState::Up } else { LinkState::Down };
+        DeviceStats { rx_missed: before + fresh, path, link, ..self.stats.clone() }
     }
 }
 

@@ -34,14 +34,14 @@ mod scatter;
 #[cfg(test)]
 pub mod tests;
 
-use fulmar_base::{Counter, Counters, DropReason, FlowKey, Offload};
-use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
-use fulmar_netdev::{DeviceStats, Packet, PlacementHint, Rooms, Unsupported};
+use fulmar_base::{Counter, Counters, DropReason, FlowKey, Offload, SeqNum};
+use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose, Room};
+use fulmar_netdev::{DeviceStats, DirectPlacement, Packet, Rooms, Unsupported};
 use fulmar_wire::eth;
 
 use crate::landing::{Landing, SMALL_BYTES};
 use crate::vnet;
-use flows::{Flow, Flows, Segment};
+use flows::{Flow, Flows, Place, Segment};
 use predict::Predictor;
 use scatter::{Landed, PARTS, wipe};
 
@@ -119,6 +119,24 @@ pub struct Placer {
     outcome: Outcome,
 }
 
+impl DirectPlacement for Placer {
+    fn place(&mut self, flow: FlowKey, next_seq: SeqNum, rooms: Rooms) -> Result<(), Unsupported> {
+        let place = self.flows.set(flow, next_seq, rooms);
+        self.placed(place)
+    }
+
+    fn place_behind(&mut self, flow: &FlowKey, room: Room) -> Result<(), Unsupported> {
+        let place = self.flows.add(flow, room);
+        self.placed(place)
+    }
+
+    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
+        let rooms = self.flows.clear(flow);
+        self.is_active = self.flows.has_rooms();
+        rooms
+    }
+}
+
 impl Placer {
     pub fn new(is_predicting: bool) -> Placer {
         Placer {
@@ -132,25 +150,14 @@ impl Placer {
         }
     }
 
-    /// Takes a hint.
-    ///
-    /// # Errors
-    /// It is not about payload in order, or [`flows::MAX_FLOWS`] flows have rooms already.
-    pub fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        let place = self.flows.hint(hint).ok_or(Unsupported)?;
+    fn placed(&mut self, place: Option<Place>) -> Result<(), Unsupported> {
+        let place = place.ok_or(Unsupported)?;
         if place.is_new {
             self.predictor.forget(place.slot);
         }
         self.predictor.placed(place.slot);
         self.is_active = true;
         Ok(())
-    }
-
-    /// Takes the rooms of a flow back.
-    pub fn unplace(&mut self, flow: &FlowKey) -> Rooms {
-        let rooms = self.flows.clear(flow);
-        self.is_active = self.flows.has_rooms();
-        rooms
     }
 
     /// Whether nobody waits for payload: frames need not be looked at.

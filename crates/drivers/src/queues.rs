@@ -10,15 +10,15 @@
 //! holds back what comes or drops it by its own rules.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
-use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fulmar_base::{Counters, DropReason, FlowKey, Instant, OwnerKey};
 use fulmar_mbuf::Pool;
-use fulmar_netdev::{Burst, Caps, Device, DeviceStats, LinkState, Packet, Rng, Tally};
+use fulmar_netdev::{
+    Attachment, Burst, Caps, Device, DeviceStats, Packet, Rng, Tally, TxTime, Wake, WakeFd,
+};
 
-use crate::seen::{Seen, Transport};
+use fulmar_wire::dissect::Network;
 
 /// Frames that wait in one queue at most.
 const LANE: usize = 1024;
@@ -70,7 +70,14 @@ pub struct Queue {
 /// Cuts a device into `count` queues (at least one).
 pub fn cut(device: Box<dyn Device>, count: u16, steering: Steering) -> Vec<Queue> {
     let count = count.max(1);
-    let caps = Caps { queues: count, ..*device.caps() };
+    let caps = Caps {
+        queues: count,
+        tx_time: TxTime::Exact,
+        wake: Wake::Armed,
+        coalescing: false,
+        places_on_receive: false,
+        ..device.caps().inspected()
+    };
     let seed = match steering {
         Steering::Owner => 0,
         Steering::Sender { seed } | Steering::Any { seed } => seed,
@@ -93,17 +100,13 @@ pub fn cut(device: Box<dyn Device>, count: u16, steering: Steering) -> Vec<Queue
     (0..count).map(queue).collect()
 }
 
-/// The two ends of what a frame belongs to, ours first if it was `received`; ports are 0 where there are
-/// none. `None` for what is no whole packet of a flow.
+/// The flow of a frame, seen from here; ports are 0 where there are none. `None` for what is no whole packet of
+/// a flow.
 fn flow_of(p: &Packet, received: bool) -> Option<FlowKey> {
     let front = p.chain.front()?.as_slice();
-    let seen = Seen::of(front, p.chain.len())?;
-    let has_ports = matches!(seen.transport, Transport::Tcp(_) | Transport::Udp);
-    let ports = front.get(seen.l4..)?.first_chunk::<4>().filter(|_| has_ports);
-    let [s0, s1, d0, d1] = ports.copied().unwrap_or_default();
-    let src = SocketAddr::new(seen.src, u16::from_be_bytes([s0, s1]));
-    let dst = SocketAddr::new(seen.dst, u16::from_be_bytes([d0, d1]));
-    Some(if received { FlowKey::new(dst, src) } else { FlowKey::new(src, dst) })
+    let network = Network::parse(front, p.chain.len())?;
+    let flow = network.flow(network.ports(front).unwrap_or_default());
+    Some(if received { flow } else { FlowKey::new(flow.remote(), flow.local()) })
 }
 
 impl Trunk {
@@ -173,6 +176,11 @@ impl Device for Queue {
         &self.caps
     }
 
+    fn attach(&mut self, owner: &OwnerKey) -> Attachment {
+        self.trunk().owner = *owner;
+        Attachment::default()
+    }
+
     fn tx_burst(
         &mut self,
         now: Instant,
@@ -228,8 +236,12 @@ impl Device for Queue {
         self.trunk().device.disarm();
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<WakeFd> {
         None
+    }
+
+    fn lost(&self) -> Option<i32> {
+        self.trunk().device.lost()
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -238,14 +250,6 @@ impl Device for Queue {
             Some(lane) if !lane.is_empty() => Some(Instant::ZERO),
             _ => trunk.device.next_deadline(),
         }
-    }
-
-    fn link_state(&self) -> LinkState {
-        self.trunk().device.link_state()
-    }
-
-    fn steer_by(&mut self, key: &OwnerKey) {
-        self.trunk().owner = *key;
     }
 
     fn stats(&self) -> DeviceStats {

@@ -54,7 +54,8 @@ pub use device::Shm;
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
     /// Where they meet: a path (with a slash) or an abstract name of the network namespace. Who
-    /// comes first listens, who comes second connects.
+    /// comes first listens, who comes second connects. By an abstract name, and by a path in a directory
+    /// where everybody may write, only processes of one user and root meet.
     pub name: String,
     /// How long to wait for the other process. `None`: until it comes.
     pub wait: Option<Duration>,

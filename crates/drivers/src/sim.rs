@@ -32,6 +32,7 @@
 
 mod cut;
 mod engine;
+mod far_end;
 mod frame;
 mod hardware;
 mod line;
@@ -48,17 +49,17 @@ mod worker;
 
 use std::sync::Arc;
 
-use fulmar_base::{Duration, EtherAddr};
+use fulmar_base::{Duration, EtherAddr, Instant};
 use fulmar_mbuf::MAX_MBUF_BYTES;
-use fulmar_netdev::Caps;
+use fulmar_netdev::{Caps, TxTime};
 
 use crate::OpenError;
 use crate::wake::Bell;
 use engine::Engine;
+pub use far_end::{AckRule, Command, FarEnd, Service};
 pub use fulmar_netdev::moderation::Coalesce;
 pub use meter::{Busy, SimCounts, SimHandle, thread_hardware_ns};
 pub use nic::SimNic;
-pub use peer::{AckRule, Command, FarEnd, Service};
 
 const ETHER_BYTES: usize = 14;
 
@@ -120,6 +121,9 @@ pub struct SimConfig {
     pub flow_control: bool,
     /// Who runs the hardware.
     pub hardware: HardwareThread,
+    /// A clock that runs with the `now` of the calls, for inline hardware: frames leave by it, and the host
+    /// need not read one for each. `None`, as on a virtual clock: the time is what the calls say.
+    pub clock: Option<fn() -> Instant>,
     /// What is at the other end, for [`with_peer`].
     pub far_end: FarEnd,
 }
@@ -148,6 +152,7 @@ impl Default for SimConfig {
             tx_reap_bytes: 128 << 10,
             flow_control: true,
             hardware: HardwareThread::Inline,
+            clock: None,
             far_end: FarEnd::default(),
         }
     }
@@ -189,11 +194,15 @@ impl SimConfig {
 
     fn caps(&self) -> Caps {
         let tso = self.tso.filter(|_| self.csum);
+        let has_clock = self.clock.is_some() && self.hardware == HardwareThread::Inline;
+        let tx_time = if has_clock { TxTime::Coarse } else { TxTime::Exact };
         Caps {
             tx_csum: self.csum,
             tso,
             rx_gro: self.lro.is_some() && self.csum,
             max_segs: MAX_SEGS,
+            tx_time,
+            coalescing: true,
             ..Caps::plain(self.mtu, self.ether)
         }
     }

@@ -20,13 +20,13 @@ mod receive;
 mod vector;
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use fulmar_base::{Counter, Counters, DropReason, EtherAddr, FlowKey, Instant, OwnerKey};
-use fulmar_mbuf::Pool;
+use fulmar_base::{Counter, Counters, DropReason, EtherAddr, FlowKey, Instant, OwnerKey, SeqNum};
+use fulmar_mbuf::{Pool, Room};
 use fulmar_netdev::{
-    Burst, Caps, Device, DeviceStats, LinkState, Packet, PlacementHint, Rooms, Tally, Unsupported,
-    offload, uso,
+    Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Packet,
+    Rooms, Tally, TxReader, TxTime, Unsupported, Wake, WakeFd, offload, uso,
 };
 
 use crate::joined::Joining;
@@ -210,6 +210,12 @@ impl Tap {
             rx_gro: offload & TSO != 0,
             max_segs: MAX_SEGS,
             queues,
+            tx_reader: TxReader::Kernel,
+            wake: Wake::Level,
+            // What it sends goes at once.
+            tx_time: TxTime::Coarse,
+            // The kernel writes to rooms while it is asked for a frame, and never else.
+            places_on_receive: true,
             ..Caps::plain(
                 config.mtu.or(kernel_mtu).unwrap_or(1500),
                 config.ether.unwrap_or_else(|| derive_ether(kernel_ether)),
@@ -397,9 +403,21 @@ impl Tap {
     }
 }
 
+impl Tap {
+    fn link(&self) -> LinkState {
+        let asked = self.control.as_ref().map(|c| sys::interface_is_running(c.as_fd(), &self.name));
+        match asked {
+            Some(Ok(true)) => LinkState::Up,
+            Some(Ok(false)) => LinkState::Down,
+            _ if self.is_down || self.lost.is_some() => LinkState::Down,
+            _ => LinkState::Up,
+        }
+    }
+}
+
 fn drop_frame(p: Packet, reason: DropReason, pool: &mut Pool, counters: &mut Counters) {
     if reason == DropReason::PageVanished {
-        pool.note_vanished(&p.chain);
+        pool.note_fault(&p.chain);
     }
     counters.drop_packet(reason);
     pool.free(p.chain);
@@ -408,6 +426,14 @@ fn drop_frame(p: Packet, reason: DropReason, pool: &mut Pool, counters: &mut Cou
 impl Device for Tap {
     fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    /// Without the program shards hand over what they get of others, as elsewhere.
+    fn attach(&mut self, owner: &OwnerKey) -> Attachment {
+        if let Some(queues) = self.steered {
+            let _ = self.steer(queues, owner);
+        }
+        Attachment::default()
     }
 
     fn tx_burst(
@@ -461,27 +487,6 @@ impl Device for Tap {
         self.is_drained
     }
 
-    fn shows_what_waits(&self) -> bool {
-        true
-    }
-
-    fn wake_fd(&self) -> Option<RawFd> {
-        let queues = self.flow_queues.as_ref().map(|q| q.wake_fd());
-        Some(queues.unwrap_or(self.file.as_raw_fd()))
-    }
-
-    /// What it sends goes at once.
-    fn keep_time(&mut self, _clock: fn() -> Instant) -> bool {
-        true
-    }
-
-    /// Without the program shards hand over what they get of others, as elsewhere.
-    fn steer_by(&mut self, key: &OwnerKey) {
-        if let Some(queues) = self.steered {
-            let _ = self.steer(queues, key);
-        }
-    }
-
     fn next_deadline(&self) -> Option<Instant> {
         // What is held is of no use where nothing is read any more.
         self.flow_queues.as_ref().filter(|_| self.lost.is_none())?.table.next_deadline()
@@ -491,52 +496,51 @@ impl Device for Tap {
         self.lost
     }
 
-    fn link_state(&self) -> LinkState {
-        if let Some(errno) = self.lost {
-            return LinkState::Gone(errno);
-        }
-        let asked = self.control.as_ref().map(|c| sys::interface_is_running(c.as_fd(), &self.name));
-        match asked {
-            Some(Ok(true)) => LinkState::Up,
-            Some(Ok(false)) => LinkState::Down,
-            _ if self.is_down => LinkState::Down,
-            _ => LinkState::Up,
-        }
+    fn wake_fd(&self) -> Option<WakeFd> {
+        let queues = self.flow_queues.as_ref();
+        let fd = queues.map_or(self.file.as_raw_fd(), |q| q.wake_fd());
+        // Beside other queues the main one is watched for room already.
+        let is_watched = queues.is_some_and(|q| q.wakes_for_room());
+        let interest = match self.is_blocked && !is_watched {
+            true => Interest::ReadableOrWritable,
+            false => Interest::Readable,
+        };
+        Some(WakeFd { fd, interest })
     }
 
-    fn gathers_in_kernel(&self) -> bool {
-        true
-    }
-
-    fn wants_tx_wake(&self) -> bool {
-        self.is_blocked && !self.flow_queues.as_ref().is_some_and(|q| q.wakes_for_room())
-    }
-
-    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        let flow = hint.flow;
-        let placed = self.placer.place(hint);
-        if let Some(queues) = &mut self.flow_queues {
-            queues.placed(&flow);
-        }
-        placed
-    }
-
-    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
-        self.placer.unplace(flow)
-    }
-
-    /// The kernel writes there while it is asked for a frame, and never else.
-    fn places_lent(&self) -> bool {
-        true
+    fn placement(&mut self) -> Option<&mut dyn DirectPlacement> {
+        Some(self)
     }
 
     fn stats(&self) -> DeviceStats {
-        let mut stats = self.stats.clone();
+        let mut stats = DeviceStats { link: self.link(), ..self.stats.clone() };
         stats.path.push_str(self.joins.sentence());
         stats.path.push_str(&self.queues_say);
         if let Some(queues) = &self.flow_queues {
             stats.path.push_str(&queues.sentence());
         }
         stats
+    }
+}
+
+impl DirectPlacement for Tap {
+    fn place(&mut self, flow: FlowKey, next_seq: SeqNum, rooms: Rooms) -> Result<(), Unsupported> {
+        let placed = self.placer.place(flow, next_seq, rooms);
+        if let Some(queues) = &mut self.flow_queues {
+            queues.placed(&flow);
+        }
+        placed
+    }
+
+    fn place_behind(&mut self, flow: &FlowKey, room: Room) -> Result<(), Unsupported> {
+        let placed = self.placer.place_behind(flow, room);
+        if let Some(queues) = &mut self.flow_queues {
+            queues.placed(flow);
+        }
+        placed
+    }
+
+    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
+        self.placer.unplace(flow)
     }
 }

@@ -14,7 +14,7 @@ pub struct Cidr {
 }
 
 /// The text is not an address with a prefix length.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ParseCidrError(String);
 
 impl fmt::Display for ParseCidrError {

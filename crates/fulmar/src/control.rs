@@ -5,9 +5,9 @@
 //! removed with the stack. A process that was killed leaves its socket behind; whoever finds that
 //! nobody answers removes it ([`ask`]).
 //!
-//! Both sides trust the file system and nothing else: the directory and the socket must belong to the
-//! user and be closed to all others, so that only the user's own processes are asked and may ask. Even
-//! these are waited for a bounded time, and believed up to [`MAX_DOCUMENT_BYTES`].
+//! Both sides trust the file system and nothing else: the runtime directory, the directory and the socket
+//! must belong to the user and be closed to all others, so that only the user's own processes are asked
+//! and may ask. Even these are waited for a bounded time, and believed up to [`MAX_DOCUMENT_BYTES`].
 //!
 //! A thread sleeps in `accept` and costs nothing until somebody asks. To end, the door knocks on
 //! itself.
@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 
 /// How long a side waits for the other in all: a document is a few KiB, so this is a stopped process.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a door waits that could let nobody in.
+const BREATH: Duration = Duration::from_millis(100);
 /// Longest document that is read: that of a stack with hundreds of thousands of sockets.
 pub const MAX_DOCUMENT_BYTES: usize = 256 << 20;
 /// Bytes per read of a document.
@@ -43,9 +45,15 @@ pub struct Control {
 /// Where doors may be, in the order in which they are tried: the user's runtime directory,
 /// `/run/fulmar`, `/tmp/fulmar-UID`.
 pub fn directories() -> Vec<PathBuf> {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(|d| PathBuf::from(d).join("fulmar"));
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").and_then(|d| in_runtime_directory(d.into()));
     let own = own_uid().map(|uid| PathBuf::from(format!("/tmp/fulmar-{uid}")));
     runtime.into_iter().chain([PathBuf::from("/run/fulmar")]).chain(own).collect()
+}
+
+/// The directory of doors in a runtime directory. `None`: it is not the user's alone, such as one that root
+/// has inherited by `su`: its owner could put anything in the place of what root makes there.
+fn in_runtime_directory(runtime: PathBuf) -> Option<PathBuf> {
+    check_directory(&runtime).is_ok().then(|| runtime.join("fulmar"))
 }
 
 /// The doors of every directory that is the user's alone, whether anybody stands behind them or not.
@@ -97,7 +105,7 @@ fn connect(door: &Path) -> io::Result<UnixStream> {
     let door = door.to_owned();
     let name = thread::Builder::new().name("fulmar-ask".to_owned());
     name.stack_size(THREAD_STACK_BYTES).spawn(move || {
-        fulmar_stack::block_signals();
+        fulmar_runtime::block_signals();
         let _ = tell.send(UnixStream::connect(door));
     })?;
     hear.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
@@ -178,14 +186,10 @@ impl Control {
             .name("fulmar-control".to_owned())
             .stack_size(THREAD_STACK_BYTES)
             .spawn(move || {
-                fulmar_stack::block_signals();
-                for visitor in listener.incoming() {
-                    if closing.load(Ordering::Acquire) {
-                        return;
-                    }
-                    // A visitor who leaves early harms nobody.
-                    let _ = visitor.and_then(|v| answer(v, document()));
-                }
+                fulmar_runtime::block_signals();
+                let visitors = listener.incoming();
+                let open = visitors.take_while(|_| !closing.load(Ordering::Acquire));
+                attend(open, document, || thread::sleep(BREATH));
             })?;
         Ok(control)
     }
@@ -198,6 +202,22 @@ impl Drop for Control {
         // The knock wakes the thread out of `accept`; if it fails, the thread is gone already.
         let _ = UnixStream::connect(&self.path);
         let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Answers one visitor after the other. Without descriptors the next one fails to come at once, for as long as
+/// there are none: takes a breath each time.
+fn attend(
+    visitors: impl Iterator<Item = io::Result<UnixStream>>,
+    document: impl Fn() -> Option<String>,
+    take_a_breath: impl Fn(),
+) {
+    for visitor in visitors {
+        match visitor {
+            // A visitor who leaves early harms nobody.
+            Ok(visitor) => drop(answer(visitor, document())),
+            Err(_) => take_a_breath(),
+        }
     }
 }
 
@@ -355,6 +375,30 @@ mod tests {
         let error = read_document(ours, deadline, 1 << 20).unwrap_err();
         assert!(error.to_string().contains("more than 1048576 bytes"), "{error}");
         writer.join().unwrap();
+    }
+
+    #[test]
+    fn a_door_without_descriptors_waits_before_it_looks_again() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let none = || io::Error::from_raw_os_error(libc::EMFILE);
+        let visitors = [Err(none()), Err(none()), Ok(ours), Err(none())];
+        let breaths = std::cell::Cell::new(0);
+        let breathe = || breaths.set(breaths.get() + 1);
+        attend(visitors.into_iter(), || Some("{}".to_owned()), breathe);
+        assert_eq!(breaths.get(), 3);
+        let mut document = String::new();
+        theirs.read_to_string(&mut document).unwrap();
+        assert_eq!(document, "{}");
+    }
+
+    #[test]
+    fn a_runtime_directory_that_is_not_the_users_alone_holds_no_doors() {
+        let path = std::env::temp_dir().join(format!("fulmar-runtime-{}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&path).unwrap();
+        assert_eq!(in_runtime_directory(path.clone()), Some(path.join("fulmar")));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(in_runtime_directory(path.clone()), None);
+        fs::remove_dir(&path).unwrap();
     }
 
     #[test]

@@ -1,4 +1,9 @@
 //! Devices that carry a stack's frames, ready to be given to [`crate::Builder::device`].
+//!
+//! [`open`] takes the name of a device, as the command `fulmar` does; the other functions open one kind
+//! each.
+
+mod spec;
 
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,6 +19,29 @@ pub use fulmar_drivers::{
     OpenError, link, packet as packet_socket, shm as shm_device, sim, tap as tap_device,
 };
 pub use fulmar_netdev::fault;
+pub use spec::{ParseSpecError, Spec};
+
+/// A device by its name: `fulmar0` (any interface: a TAP if it is one or does not exist yet, else as a
+/// packet socket), `tap:NAME`, `packet:INTERFACE`, `shm:NAME`, `sim`. See [`Spec`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = fulmar::devices::open("sim")?;
+/// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// No device has this name, it does not exist, or the rights are missing; the error says what to do.
+pub fn open(device: &str) -> Result<Box<dyn Device>, OpenError> {
+    let spec: Spec = device.parse().map_err(|e: ParseSpecError| OpenError {
+        what: format!("cannot open `{device}`"),
+        source: std::io::ErrorKind::InvalidInput.into(),
+        advice: e.to_string(),
+    })?;
+    spec.open_one()
+}
 
 /// A TAP interface of this name, made if there is none; the kernel is at its other end.
 ///
@@ -56,7 +84,7 @@ pub fn packet_queues(interface: &str, queues: u16) -> Result<Queues, OpenError> 
 
 /// Memory shared with another process on this host, which calls this with the same name: a path
 /// (with a slash), or a plain name. Waits until it does. The [`Side`] says who
-/// came first, so that the two can choose different addresses. `docs/shm.md` says what the other process can
+/// came first, so that the two can choose different addresses: they must. `docs/shm.md` says what the other process can
 /// do: it reads everything in the pool of this stack, and it can change received payload until that is copied.
 ///
 /// # Errors
@@ -72,7 +100,11 @@ pub fn shm(name: &str) -> Result<(Box<dyn Device>, Side), OpenError> {
 /// Both ends of a link.
 pub type Pair = (Box<dyn Device>, Box<dyn Device>);
 
-/// Two devices joined directly: a stack on each talks to the other without a kernel between.
+/// Two devices joined directly: a stack on each talks to the other without a kernel between. They have
+/// different station addresses.
+///
+/// When one stack ends, the device of the other is gone for good: every call on it, `bind` included, fails with
+/// `NetworkDown` (`ENETDOWN`).
 ///
 /// # Errors
 /// Too many open descriptors.
@@ -87,8 +119,13 @@ pub fn link_pair() -> Result<Pair, OpenError> {
 /// # Errors
 /// Too many open descriptors.
 pub fn sim_nic(config: sim::SimConfig) -> Result<(Box<dyn Device>, sim::SimHandle), OpenError> {
-    let (nic, handle) = sim::with_peer(config)?;
+    let (nic, handle) = sim::with_peer(on_stack_time(config))?;
     Ok((Box::new(nic), handle))
+}
+
+/// With the clock that the stacks of this process run by.
+fn on_stack_time(config: sim::SimConfig) -> sim::SimConfig {
+    sim::SimConfig { clock: config.clock.or(Some(fulmar_runtime::now)), ..config }
 }
 
 /// The queues of an interface.
@@ -102,19 +139,19 @@ pub fn sim_queues(
     config: &sim::SimConfig,
     count: u16,
 ) -> Result<(Queues, Vec<sim::SimHandle>), OpenError> {
-    let queues = sim::queues(config, count)?.into_iter();
+    let queues = sim::queues(&on_stack_time(config.clone()), count)?.into_iter();
     Ok(queues.map(|(nic, handle)| (Box::new(nic) as Box<dyn Device>, handle)).unzip())
 }
 
 /// The same device, with every frame written to `out` as pcapng, for Wireshark and tshark.
-pub fn capture<W: Write + Send + 'static>(device: Box<dyn Device>, out: W) -> Box<dyn Device> {
+pub fn capture(device: impl Device + 'static, out: impl Write + Send + 'static) -> Box<dyn Device> {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let uptime = std::time::Duration::from_nanos(fulmar_stack::now().as_nanos());
+    let uptime = std::time::Duration::from_nanos(fulmar_runtime::now().as_nanos());
     Box::new(PcapWriter::new(device, out, since_epoch.saturating_sub(uptime)))
 }
 
 /// The same device on a bad network: loss, duplication, reordering, damage and delay, the same for
 /// the same seed. `tx` is what happens to sent packets, `rx` to received ones.
-pub fn faulty(device: Box<dyn Device>, seed: u64, tx: Rates, rx: Rates) -> Box<dyn Device> {
+pub fn faulty(device: impl Device + 'static, seed: u64, tx: Rates, rx: Rates) -> Box<dyn Device> {
     Box::new(Faults::new(device, seed, tx, rx))
 }

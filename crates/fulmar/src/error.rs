@@ -2,8 +2,25 @@
 
 use std::{fmt, io};
 
-/// Why a stack could not be built. `Display` is one sentence that says what to do.
-#[derive(Debug)]
+use fulmar_socket::SocketError;
+
+/// Makes `Debug` the sentence that `Display` is: what `fn main() -> Result` and `unwrap` print.
+macro_rules! debug_as_display {
+    ($($error:ty),*) => {$(
+        impl std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Display::fmt(self, f)
+            }
+        }
+    )*};
+}
+
+debug_as_display! {
+    SetupError, crate::ParseCidrError, crate::RecvError, crate::SendFileError, crate::SendOwnedError,
+    crate::devices::ParseSpecError
+}
+
+/// Why a stack could not be built. `Display` and `Debug` are one sentence that says what to do.
 #[non_exhaustive]
 pub enum SetupError {
     /// No device was given.
@@ -14,10 +31,8 @@ pub enum SetupError {
     MixedDevices,
     /// No address was given.
     NoAddress,
-    /// No eventfd or thread could be made.
-    Host(io::Error),
-    /// Addresses, routes or memory.
-    Stack(fulmar_stack::SetupError),
+    /// Addresses, routes, memory, or what the system refuses: random numbers, descriptors, threads.
+    Stack(fulmar_runtime::StartError),
 }
 
 impl fmt::Display for SetupError {
@@ -29,7 +44,7 @@ impl fmt::Display for SetupError {
             SetupError::TooManyDevices(n) => write!(
                 f,
                 "{n} devices are too many: a stack has at most {} shards, one for each",
-                fulmar_stack::MAX_SHARDS
+                fulmar_shard::MAX_SHARDS
             ),
             SetupError::MixedDevices => f.write_str(
                 "the devices differ in station address or MTU: give Builder::devices the queues of \
@@ -38,9 +53,6 @@ impl fmt::Display for SetupError {
             SetupError::NoAddress => {
                 f.write_str("the stack has no address; give it one with Builder::address")
             }
-            SetupError::Host(e) => {
-                write!(f, "no thread or descriptor is left: {e}; see `ulimit -n` and `ulimit -u`")
-            }
             SetupError::Stack(e) => e.fmt(f),
         }
     }
@@ -48,8 +60,31 @@ impl fmt::Display for SetupError {
 
 impl std::error::Error for SetupError {}
 
-impl From<fulmar_stack::SetupError> for SetupError {
-    fn from(e: fulmar_stack::SetupError) -> Self {
+impl From<fulmar_runtime::StartError> for SetupError {
+    fn from(e: fulmar_runtime::StartError) -> Self {
         SetupError::Stack(e)
+    }
+}
+
+/// A socket's error as `std::io` has it: with the errno that the kernel would give.
+pub fn to_io(e: SocketError) -> io::Error {
+    io::Error::from_raw_os_error(e.errno())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_main_that_returns_an_error_prints_its_sentence() {
+        let errors: [Box<dyn std::error::Error>; 4] = [
+            Box::new(SetupError::NoAddress),
+            Box::new("10.0.0.1".parse::<crate::Cidr>().unwrap_err()),
+            Box::new("tun:0".parse::<crate::devices::Spec>().unwrap_err()),
+            Box::new(crate::RecvError::from(std::io::Error::other("a reason"))),
+        ];
+        for error in errors {
+            assert_eq!(format!("{error:?}"), error.to_string());
+        }
     }
 }

@@ -25,7 +25,6 @@ use std::hash::BuildHasher;
 use std::io::{self, IoSliceMut};
 
 use fulmar_mbuf::RecvBuf;
-use fulmar_netdev::FrameParser;
 use fulmar_socket::SocketError;
 
 use crate::loan::Loan;
@@ -48,6 +47,16 @@ const LENT_PART: usize = 4;
 
 /// Bytes for which memory is made at once where they are copied: not what a peer announces.
 const COPIED_AT_ONCE: usize = 64 << 10;
+
+/// Understands the framing of a stream just enough to find bodies.
+pub trait FrameParser: Send {
+    /// How many bytes of a frame [`FrameParser::body`] needs to see.
+    fn header_bytes(&self) -> usize;
+
+    /// Length of the body behind this header in bytes, and the tag of its buffer. `None`: the frame has no
+    /// body.
+    fn body(&self, header: &[u8]) -> Option<(usize, u64)>;
+}
 
 /// Where bodies go.
 pub trait BodyBuffers {

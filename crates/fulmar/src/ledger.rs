@@ -31,9 +31,9 @@ use fulmar_base::Counter;
 use serde_json::{Value, json};
 
 pub use fulmar_base::Stage;
-pub use fulmar_stack::account::DEFAULT_EVERY;
-pub use fulmar_stack::{Balance, StageCost};
-use fulmar_stack::{Ledger, Probing};
+pub use fulmar_runtime::account::DEFAULT_EVERY;
+pub use fulmar_runtime::{Balance, StageCost};
+use fulmar_runtime::{Ledger, Probing};
 
 /// Not asked yet, so that the environment decides.
 const UNDECIDED: u32 = u32::MAX;
@@ -54,7 +54,7 @@ pub fn account_new_stacks(every: Option<u32>) -> Option<u32> {
 
 /// The accounts of all stacks that this process has had so far, in one.
 pub fn of_this_process() -> Balance {
-    fulmar_stack::account::of_this_process()
+    fulmar_runtime::account::of_this_process()
 }
 
 /// The form of a stack whose builder names none.
@@ -90,7 +90,7 @@ pub struct Account {
 }
 
 impl Account {
-    pub(crate) fn new(balance: Balance, s: &fulmar_stack::Stat) -> Account {
+    pub(crate) fn new(balance: Balance, s: &fulmar_shard::Stat) -> Account {
         let (d, count) = (&s.device, |c: Counter| s.counters.value(c));
         Account {
             balance,

@@ -10,11 +10,11 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let stack = Stack::builder()
-//!     .device(devices::tap("fulmar0")?)
+//!     .device(devices::open("fulmar0")?)
 //!     .address("10.77.0.2/24".parse()?)
 //!     .gateway("10.77.0.1".parse()?)
 //!     .build()?;
-//! let mut stream = TcpStream::connect(&stack, "10.77.0.1:80")?;
+//! let mut stream = TcpStream::connect(&stack, "10.77.0.1:8000")?;
 //! stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
 //! let mut page = String::new();
 //! stream.read_to_string(&mut page)?;
@@ -22,9 +22,18 @@
 //! # }
 //! ```
 //!
-//! - **Devices**: [`devices`] opens a TAP, any Ethernet interface, or joins two stacks in one
-//!   process; [`Device`] is the contract for a device of your own.
+//! It runs as it is in a shell of `fulmar sandbox`, where `fulmar0` is an interface and the kernel has
+//! 10.77.0.1: start a server there with `python3 -m http.server 8000 &`.
+//!
+//! - **Devices**: [`devices::open`] takes a name; [`devices`] opens a TAP, any Ethernet interface, memory
+//!   shared with another process, or joins two stacks in one process; [`Device`] is the contract for a
+//!   device of your own.
 //! - **Event loops**: [`PollSet`] waits for many sockets, or lends its descriptor to any loop.
+//! - **async**: there is no adapter for tokio yet. `tokio::io::unix::AsyncFd` over a [`PollSet`] serves:
+//!   when it is readable, call [`PollSet::wait`] with a time-out of zero and clear its readiness.
+//! - **Not as in std**: 127.0.0.1 and `localhost` are the host's, not the stack's; two stacks reach each
+//!   other over [`devices::link_pair`] or [`devices::shm`], a stack reaches its own addresses. Names go to
+//!   the host's resolver over the host's network. There are no multicast groups.
 //! - **Posted receive**: [`TcpStream::recv_posted`] gives a buffer away before its bytes have come and
 //!   gets it back filled; devices that can put payload straight into it. [`TcpStream::recv_ring`] for
 //!   buffers that are used in turn.
@@ -43,10 +52,12 @@
 
 mod cidr;
 pub mod control;
+pub mod device;
 pub mod devices;
 mod error;
 mod exit;
 mod framed;
+mod inner;
 pub mod ledger;
 mod listener;
 mod loan;
@@ -63,27 +74,29 @@ mod udp;
 
 pub use cidr::{Cidr, ParseCidrError};
 pub use error::SetupError;
-pub use framed::{Body, BodyBuffers, Frame, Framed};
+pub use framed::{Body, BodyBuffers, Frame, FrameParser, Framed};
+/// Time, counters and drop reasons. Its `Instant` counts nanoseconds of the stack's clock and is not that of
+/// `std::time`; its `Duration` is.
 pub use fulmar_base as base;
 pub use fulmar_ip::{NeighbourState, NextHop, Prefix, Route};
 pub use fulmar_mbuf as mbuf;
 pub use fulmar_mbuf::RecvBuf;
 pub use fulmar_netdev as netdev;
+pub use fulmar_netdev::Device;
 pub use fulmar_netdev::moderation::ModerationConfig;
-pub use fulmar_netdev::{Device, FrameParser};
+#[doc(hidden)]
+pub use fulmar_runtime as runtime;
+pub use fulmar_shard::{
+    ListenOptions, ListenerStat, RecvMessage, SendMessage, SourceLimits, StackConfig, SynCookies,
+};
 #[doc(hidden)]
 pub use fulmar_socket as socket_steps;
 pub use fulmar_socket::Ready;
-#[doc(hidden)]
-pub use fulmar_stack as shard;
-pub use fulmar_stack::{
-    ListenOptions, ListenerStat, RecvMessage, SendMessage, SourceLimits, StackConfig, SynCookies,
-};
 pub use fulmar_tcp::{Config as TcpConfig, Info as TcpInfo, Keepalive};
 pub use fulmar_udp::BindOptions as UdpBindOptions;
 pub use listener::TcpListener;
 pub use loan::{Loan, Slices};
-pub use poll::{Event, PollSet, Source};
+pub use poll::{Event, PollSet, Source, Waker};
 pub use posted::{RecvCompletion, RecvError, RecvRing, RecvRule, raw as posted_raw};
 pub use receive::RecvFlags;
 pub use send::{OwnedBytes, SendCompletion, SendFlags, SendOwnedError, SendRoom};

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_base::SlotId;
+use fulmar_runtime::{Limit, PollSetCore};
+use fulmar_shard::{ListenOptions, ListenerStat};
 use fulmar_socket::{Ready, SocketError, Step};
-use fulmar_stack::{Limit, ListenOptions, ListenerStat, PollSetCore};
 
 use crate::poll::wait_for_candidates;
 use crate::socket::{Socket, each_address, stack_of, to_io};
@@ -39,7 +40,8 @@ impl TcpListener {
     /// Listens on the first address that can be bound, with the default options.
     ///
     /// # Errors
-    /// `AddrInUse`, `AddrNotAvailable`.
+    /// `AddrInUse`, `AddrNotAvailable`; `NetworkDown` if the device is gone for good, as one of
+    /// [`crate::devices::link_pair`] is after the stack on the other.
     pub fn bind(stack: &Stack, addr: impl ToSocketAddrs) -> io::Result<TcpListener> {
         TcpListener::bind_with(stack, addr, ListenOptions::default())
     }

@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 
 use fulmar_base::SlotId;
 use fulmar_mbuf::{Chain, Mbuf};
+use fulmar_runtime::{Limit, Request, WeakHost, fork_generation};
 use fulmar_socket::Ready;
-use fulmar_stack::{Limit, Request, WeakHost, fork_generation};
 use fulmar_tcp::Lent;
 
 use crate::socket::Socket;

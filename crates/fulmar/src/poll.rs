@@ -1,17 +1,23 @@
 //! Poll sets: which of many sockets are ready.
 
+mod descriptors;
+mod waker;
+
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fulmar_base::SocketHandle;
-use fulmar_stack::{AnyHost, Limit, PollSetCore};
+use fulmar_runtime::{AnyHost, Limit, PollSetCore};
 
 use crate::socket::{Socket, to_io};
 use crate::stack::Stack;
 use crate::{Ready, TcpListener, TcpStream, UdpSocket};
+use descriptors::Descriptors;
+pub use waker::Waker;
+use waker::Woken;
 
 /// Something that a poll set can watch. Implemented by the sockets of this crate.
 pub trait Source: sealed::Sealed {}
@@ -57,27 +63,60 @@ impl sealed::Sealed for TcpListener {
 }
 impl Source for TcpListener {}
 
-/// A socket that is ready.
+/// A socket that is ready, a descriptor of the host that is, or a [`Waker`] that was used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
     /// The token under which it was added.
     pub token: usize,
-    /// What it is ready for.
+    /// What it is ready for, of what it was added for, and errors and ends in any case.
     pub ready: Ready,
 }
 
 /// A set of sockets of one stack, level-triggered like `epoll`: a socket is reported as long as it
-/// is ready.
+/// is ready. With [`Ready::EDGE`] in its interest it is reported when that changes.
 ///
-/// [`PollSet::wait`] runs the stack itself while it waits. Its descriptor can be handed to any
-/// event loop instead: it is readable while a member may be ready; then call `wait` with a zero
-/// time-out. In that case the stack's service thread does the polling.
+/// [`PollSet::wait`] runs the stack itself while it waits. It also returns for [wakers](Waker) of other
+/// threads and for [descriptors of the host](PollSet::add_fd).
+///
+/// The set's own descriptor can be handed to another event loop instead: it is readable while a member may
+/// be ready; then call `wait` with a zero time-out. In that case the stack's service thread does the
+/// polling.
+///
+/// ```
+/// # use fulmar::{Ready, Stack, TcpListener, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// # let stack = Stack::builder().device(device).address("10.0.0.1/24".parse()?).build()?;
+/// const LISTENER: usize = 0;
+/// const STOP: usize = 1;
+/// let listener = TcpListener::bind(&stack, "10.0.0.1:80")?;
+/// listener.set_nonblocking(true)?;
+/// let set = stack.poll_set()?;
+/// set.add(&listener, LISTENER, Ready::READABLE)?;
+/// let waker = set.waker(STOP);
+/// std::thread::spawn(move || waker.wake());
+/// let mut events = Vec::new();
+/// 'serve: loop {
+///     set.wait(&mut events, None)?;
+///     for event in &events {
+///         match event.token {
+///             LISTENER => drop(listener.accept()),
+///             _ => break 'serve,
+///         }
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// With several shards `wait` runs the one of its thread ([`Stack::on_shard`]), and the service threads of
 /// the others run those. A listener that several shards serve may be reported once by each.
 pub struct PollSet {
     stack: Stack,
     core: Arc<PollSetCore>,
+    woken: Arc<Woken>,
+    /// Made with the first of them.
+    descriptors: Mutex<Option<Descriptors>>,
 }
 
 /// Events that one wait returns at most.
@@ -85,11 +124,13 @@ const EVENTS_PER_WAIT: usize = 1024;
 
 impl PollSet {
     pub(crate) fn new(stack: &Stack) -> io::Result<PollSet> {
-        Ok(PollSet { stack: stack.clone(), core: Arc::new(PollSetCore::new()?) })
+        let core = Arc::new(PollSetCore::new()?);
+        let woken = Arc::new(Woken::new(&core));
+        Ok(PollSet { stack: stack.clone(), core, woken, descriptors: Mutex::default() })
     }
 
-    /// Watches a socket, under a token of choice; again to change token or interest. A socket that
-    /// is dropped leaves the set.
+    /// Watches a socket, under a token of choice; again to change token or interest, for which
+    /// [`PollSet::modify`] is the name. A socket that is dropped leaves the set.
     ///
     /// # Errors
     /// `InvalidInput` for a socket of another stack.
@@ -100,6 +141,49 @@ impl PollSet {
                 .call(|shard, _| shard.join_set(s.slot, &self.core, token, interest));
             join.map_err(to_io)
         })
+    }
+
+    /// Changes token and interest of a socket in the set.
+    ///
+    /// # Errors
+    /// `InvalidInput` if it is not in the set.
+    pub fn modify(&self, source: &impl Source, token: usize, interest: Ready) -> io::Result<()> {
+        self.remove(source)?;
+        self.add(source, token, interest)
+    }
+
+    /// A handle with which other threads end a wait of this set: it reports `token`.
+    pub fn waker(&self, token: usize) -> Waker {
+        Waker::new(&self.woken, token)
+    }
+
+    /// Watches a descriptor of the host beside the sockets: a kernel socket, a pipe, a timer, another poll
+    /// set; again to change token or interest. A descriptor leaves the set when it is closed. The first one
+    /// starts a thread, which sleeps on them while all are quiet.
+    ///
+    /// # Errors
+    /// Those of `epoll_ctl(2)`: `EPERM` for a regular file, which is always ready.
+    pub fn add_fd(&self, fd: impl AsFd, token: usize, interest: Ready) -> io::Result<()> {
+        let mut descriptors = self.descriptors();
+        if descriptors.is_none() {
+            *descriptors = Some(Descriptors::new(&self.core)?);
+        }
+        descriptors.as_ref().map_or(Ok(()), |d| d.add(fd, token, interest))
+    }
+
+    /// No longer watches a descriptor.
+    ///
+    /// # Errors
+    /// `NotFound` if it was not in the set.
+    pub fn remove_fd(&self, fd: impl AsFd) -> io::Result<()> {
+        match &*self.descriptors() {
+            Some(d) => d.remove(fd),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn descriptors(&self) -> std::sync::MutexGuard<'_, Option<Descriptors>> {
+        self.descriptors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// No longer watches a socket.
@@ -125,8 +209,9 @@ impl PollSet {
         self.stack.inner.host(shard)
     }
 
-    /// Waits until at least one socket is ready or the time is over (`None`: for ever), and replaces
-    /// the contents of `events`. Returns how many there are.
+    /// Waits until at least one member is ready or the time is over (`None`: for ever), and replaces
+    /// the contents of `events`. Returns how many there are: at most 1,024, of which the others have their
+    /// turn with the next call.
     ///
     /// # Errors
     /// `EBADF` in a forked child.
@@ -135,37 +220,60 @@ impl PollSet {
         let limit = match timeout {
             None => Limit::Forever,
             Some(Duration::ZERO) => Limit::DoNotWait,
-            Some(t) => Limit::For(t),
+            Some(t) => Limit::For(t).from_now(),
         };
-        if self.stack.shards() > 1 {
-            return self.wait_over_shards(events, limit);
-        }
-        let done = self.host(0).wait_set(&self.core, limit, |shard| {
-            shard.collect_set(&self.core, EVENTS_PER_WAIT, |token, ready| {
-                events.push(Event { token, ready });
-            })
-        });
-        done.map_err(to_io)?;
-        Ok(events.len())
-    }
-
-    fn wait_over_shards(&self, events: &mut Vec<Event>, limit: Limit) -> io::Result<usize> {
-        let limit = limit.from_now();
         loop {
-            let may_be_ready = wait_for_candidates(&self.stack, &self.core, limit)?;
-            for host in self.stack.inner.hosts() {
-                let room = EVENTS_PER_WAIT - events.len();
-                let collect = host.call(|shard, _| {
-                    Ok(shard.collect_set(&self.core, room, |token, ready| {
-                        events.push(Event { token, ready });
-                    }))
-                });
-                collect.map_err(to_io)?;
+            let may_be_ready = match self.stack.shards() {
+                1 => self.wait_for_sockets(events, limit)?,
+                _ => self.wait_over_shards(events, limit)?,
+            };
+            // After the sockets: taking these clears the set's descriptor.
+            if self.core.take_others() {
+                self.collect_others(events)?;
             }
             if !events.is_empty() || !may_be_ready {
                 return Ok(events.len());
             }
         }
+    }
+
+    /// Appends the sockets that are ready. False: the time is over.
+    fn wait_for_sockets(&self, events: &mut Vec<Event>, limit: Limit) -> io::Result<bool> {
+        let found = self.host(0).wait_set(&self.core, limit, |shard| {
+            let sockets = shard.collect_set(&self.core, EVENTS_PER_WAIT, |token, ready| {
+                events.push(Event { token, ready });
+            });
+            sockets + usize::from(self.core.has_others())
+        });
+        Ok(found.map_err(to_io)? > 0)
+    }
+
+    fn wait_over_shards(&self, events: &mut Vec<Event>, limit: Limit) -> io::Result<bool> {
+        let may_be_ready = wait_for_candidates(&self.stack, &self.core, limit)?;
+        for host in self.stack.inner.hosts() {
+            let room = EVENTS_PER_WAIT - events.len();
+            let collect = host.call(|shard, _| {
+                Ok(shard.collect_set(&self.core, room, |token, ready| {
+                    events.push(Event { token, ready });
+                }))
+            });
+            collect.map_err(to_io)?;
+        }
+        Ok(may_be_ready)
+    }
+
+    /// Appends the wakers that were used and the descriptors that are ready.
+    fn collect_others(&self, events: &mut Vec<Event>) -> io::Result<()> {
+        let woken = self.woken.take().into_iter();
+        events.extend(woken.map(|token| Event { token, ready: Ready::READABLE }));
+        let room = EVENTS_PER_WAIT.saturating_sub(events.len());
+        if let Some(descriptors) = &*self.descriptors()
+            && (room == 0 || descriptors.collect(events, room)?)
+        {
+            // Level-triggered: the next wait looks again.
+            self.core.signal_others();
+        }
+        Ok(())
     }
 }
 
@@ -181,21 +289,33 @@ pub(crate) fn wait_for_candidates(
     Ok(found.map_err(to_io)? > 0)
 }
 
-impl AsRawFd for PollSet {
+impl AsFd for PollSet {
     /// Readable while a member may be ready. From the first call on the service thread polls for
     /// this set.
-    fn as_raw_fd(&self) -> RawFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
         let is_new = !self.core.is_exposed();
-        let fd = self.host(0).expose_set(&self.core);
+        self.host(0).expose_set(&self.core);
         if is_new {
             self.stack.inner.hosts().skip(1).for_each(AnyHost::poll_for_sets);
         }
-        fd
+        self.core.as_fd()
+    }
+}
+
+impl AsRawFd for PollSet {
+    /// As [`PollSet::as_fd`].
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 
 impl Drop for PollSet {
     fn drop(&mut self) {
+        if !self.stack.inner.is_ours()
+            && let Some(descriptors) = self.descriptors().take()
+        {
+            descriptors.forget();
+        }
         self.stack.inner.hosts().for_each(|host| host.forget_set(&self.core));
     }
 }

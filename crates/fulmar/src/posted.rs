@@ -42,8 +42,9 @@ use std::time::Duration;
 
 use fulmar_base::SlotId;
 use fulmar_mbuf::RecvBuf;
+use fulmar_runtime::{Limit, RecvTicket, Request, SoleTicket};
+use fulmar_shard::RecvOutcome;
 use fulmar_socket::posted::Rule;
-use fulmar_stack::{Limit, RecvOutcome, RecvTicket, Request, SoleTicket};
 
 use crate::send::ShardRef;
 use crate::socket::to_io;
@@ -249,7 +250,7 @@ mod spare {
     use std::cell::RefCell;
     use std::sync::Arc;
 
-    use fulmar_stack::RecvTicket;
+    use fulmar_runtime::RecvTicket;
 
     /// As many buffers as most programs have under way.
     const MOST: usize = 4;
@@ -281,7 +282,6 @@ mod spare {
 }
 
 /// A buffer that was not posted, or came back with nothing.
-#[derive(Debug)]
 pub struct RecvError {
     /// Why.
     pub error: io::Error,

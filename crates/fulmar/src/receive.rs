@@ -7,8 +7,8 @@ use std::ops::BitOr;
 
 use fulmar_base::Stage;
 use fulmar_mbuf::Chain;
+use fulmar_runtime::{Limit, Request};
 use fulmar_socket::posted::Rule;
-use fulmar_stack::{Limit, Request};
 
 use crate::socket::to_io;
 use crate::tcp::TcpStream;

@@ -9,7 +9,7 @@ use std::io::{self, IoSlice};
 use std::ops::BitOr;
 use std::sync::Arc;
 
-use fulmar_stack::Limit;
+use fulmar_runtime::Limit;
 
 pub use completion::SendCompletion;
 pub use owned::{OwnedBytes, SendOwnedError};
@@ -142,7 +142,7 @@ impl TcpStream {
 /// The shard of a socket, for a completion, which must not keep the stack alive.
 #[derive(Clone, Default)]
 pub(crate) struct ShardRef {
-    stack: std::sync::Weak<crate::stack::Inner>,
+    stack: std::sync::Weak<crate::inner::Inner>,
     shard: u16,
 }
 
@@ -152,7 +152,7 @@ impl ShardRef {
     }
 
     /// What `f` makes of the host, if the stack is still there.
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&fulmar_stack::AnyHost) -> R) -> Option<R> {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&fulmar_runtime::AnyHost) -> R) -> Option<R> {
         self.stack.upgrade().map(|stack| f(stack.host(self.shard)))
     }
 }

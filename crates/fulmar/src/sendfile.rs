@@ -64,7 +64,6 @@ pub struct SendFile {
 }
 
 /// Why a file was not sent to its end.
-#[derive(Debug)]
 pub struct SendFileError {
     /// Why.
     pub error: io::Error,

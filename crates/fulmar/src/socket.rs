@@ -6,11 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use fulmar_base::{Instant, SlotId};
+use fulmar_base::{DropReason, Instant, SlotId};
+use fulmar_runtime::{AnyHost, AnyShard, Limit, Request};
 use fulmar_socket::{Ready, SocketError, Step};
-use fulmar_stack::{AnyHost, AnyShard, Limit, Request};
 
-use crate::stack::{Inner, Stack};
+pub use crate::error::to_io;
+use crate::exit;
+use crate::inner::Inner;
+use crate::stack::Stack;
 
 /// A socket that several handles may share (`try_clone`). The last one closes it.
 pub(crate) struct Socket {
@@ -227,9 +230,20 @@ fn load_timeout(slot: &AtomicU64) -> Option<Duration> {
     }
 }
 
-/// A socket's error as `std::io` has it: with the errno that the kernel would give.
-pub(crate) fn to_io(e: SocketError) -> io::Error {
-    io::Error::from_raw_os_error(e.errno())
+/// No neighbour has answered. If a stack of this process drops the requests as its own, the error says so.
+pub(crate) fn explain_unreachable(e: io::Error) -> io::Error {
+    let drops_own = |inner: &Inner| {
+        let count = |host: &AnyHost| {
+            host.call(|shard, _| Ok(shard.counters().drops(DropReason::EtherSource)))
+        };
+        inner.hosts().any(|host| count(host).is_ok_and(|n| n > 0))
+    };
+    if e.kind() != io::ErrorKind::HostUnreachable || !exit::is_any(drops_own) {
+        return e;
+    }
+    let why = "no neighbour answers: two stations on the network have the same Ethernet address \
+               (drop reason ether_source); give each device its own (Caps::ether)";
+    io::Error::new(io::ErrorKind::HostUnreachable, why)
 }
 
 /// Tries each address in turn, as `std::net` does.

@@ -1,7 +1,9 @@
 //! A running stack and how it is built.
 
+use std::any::Any;
 use std::io;
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant as StdInstant};
 
@@ -10,17 +12,19 @@ use fulmar_ip::{IfAddr, NextHop, Prefix, Route};
 use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::Device;
 use fulmar_netdev::moderation::ModerationConfig;
+use fulmar_runtime::{AnyHost, AnyShard, Balance, Ledger, Limit, Probing};
+use fulmar_shard::StackConfig;
 use fulmar_socket::{Ready, SocketError};
-use fulmar_stack::{AnyHost, AnyShard, Balance, Ledger, Limit, Probing, StackConfig};
 
+use crate::TcpConfig;
 use crate::cidr::Cidr;
 use crate::control::Control;
 use crate::error::SetupError;
 use crate::exit;
+use crate::inner::Inner;
 use crate::ledger::{self, Account};
 use crate::poll::PollSet;
-use crate::sendfile::reader::Reader;
-use crate::socket::{Socket, to_io};
+use crate::socket::{Socket, explain_unreachable, to_io};
 use crate::stat::Stat;
 
 /// A running TCP/IP stack. Cheap to clone; sockets keep it alive.
@@ -32,76 +36,6 @@ pub struct Stack {
     pub(crate) inner: Arc<Inner>,
     /// The shard of new sockets; `None`: as the thread that opens them.
     pub(crate) home: Option<u16>,
-}
-
-pub(crate) struct Inner {
-    /// One per shard, at least one.
-    hosts: Vec<AnyHost>,
-    name: String,
-    exit_drain: Duration,
-    control: std::sync::Mutex<Option<Control>>,
-    /// Reads files for non-blocking sockets.
-    pub reader: Arc<Reader>,
-}
-
-impl Inner {
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The host of a shard that exists.
-    #[inline]
-    pub fn host(&self, shard: u16) -> &AnyHost {
-        &self.hosts[usize::from(shard)]
-    }
-
-    /// The hosts of all shards, in their order.
-    pub fn hosts(&self) -> impl Iterator<Item = &AnyHost> {
-        self.hosts.iter()
-    }
-
-    /// Whether this process made the stack.
-    pub fn is_ours(&self) -> bool {
-        self.hosts.iter().all(AnyHost::is_ours)
-    }
-
-    /// Does something in every shard, which are set up alike, and stops at the first error.
-    pub fn in_each<R>(
-        &self,
-        f: impl Fn(&mut AnyShard<'_>, fulmar_base::Instant) -> R,
-    ) -> io::Result<R> {
-        let mut last = Err(SocketError::BadHandle);
-        for host in &self.hosts {
-            last = Ok(host.call(|shard, now| Ok(f(shard, now))).map_err(to_io)?);
-        }
-        last.map_err(to_io)
-    }
-
-    /// Closes the door and every socket, and delivers what was accepted, for the documented time.
-    pub fn drain(&self) {
-        drop(self.control.lock().unwrap_or_else(PoisonError::into_inner).take());
-        let _ = self.in_each(|shard, now| shard.close_all(now));
-        let until = StdInstant::now() + self.exit_drain;
-        for host in &self.hosts {
-            host.drain(None, until.saturating_duration_since(StdInstant::now()));
-        }
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if self.is_ours() {
-            self.host(0).in_destructor(|| self.drain());
-            return self.hosts.iter().for_each(AnyHost::stop);
-        }
-        // In a forked child: the buffers do not exist here, the threads neither, and the door is the
-        // parent's.
-        std::mem::forget(self.hosts.clone());
-        std::mem::forget(Arc::clone(&self.reader));
-        if let Ok(mut control) = self.control.try_lock() {
-            std::mem::forget(control.take());
-        }
-    }
 }
 
 impl std::fmt::Debug for Stack {
@@ -131,7 +65,7 @@ impl Stack {
 
     /// The lock around the shard of this handle, for benches that drive the shard themselves.
     #[doc(hidden)]
-    pub fn host(&self) -> &fulmar_stack::AnyHost {
+    pub fn host(&self) -> &fulmar_runtime::AnyHost {
         self.inner.host(self.home.unwrap_or(0))
     }
 
@@ -163,7 +97,7 @@ impl Stack {
         match (self.home, self.shards()) {
             (Some(shard), _) => shard,
             (None, 1) => 0,
-            (None, n) => (fulmar_stack::thread_number() % u64::from(n)) as u16,
+            (None, n) => (fulmar_runtime::thread_number() % u64::from(n)) as u16,
         }
     }
 
@@ -181,6 +115,10 @@ impl Stack {
     /// `TimedOut`; `HostUnreachable` or `NetworkUnreachable`; `EMSGSIZE` above 65,507 bytes (IPv6:
     /// 65,527); `InvalidData` if other bytes came back than were sent.
     pub fn ping(&self, to: IpAddr, payload_len: usize, timeout: Duration) -> io::Result<Echo> {
+        self.ask_for_echo(to, payload_len, timeout).map_err(explain_unreachable)
+    }
+
+    fn ask_for_echo(&self, to: IpAddr, payload_len: usize, timeout: Duration) -> io::Result<Echo> {
         // Whatever shard the answer comes to, this is where it is brought.
         let socket = self.new_socket_on(0, |shard| Ok(shard.ping_open()))?;
         let payload: Vec<u8> = (0..payload_len).map(|i| i as u8).collect();
@@ -197,7 +135,7 @@ impl Stack {
         let chain = echo.outcome.map_err(to_io)?;
         let same = chain.to_vec() == payload;
         let bytes = chain.len();
-        socket.host().post(fulmar_stack::Request::Free(chain));
+        socket.host().post(fulmar_runtime::Request::Free(chain));
         if !same {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the echo differs"));
         }
@@ -268,7 +206,7 @@ impl Stack {
     /// # Errors
     /// `InvalidInput`: no next hop or more than 64, another IP version, or no room.
     pub fn add_route_over(&self, table: u32, dst: Prefix, hops: &[NextHop]) -> io::Result<()> {
-        let done = self.inner.in_each(|s, _| s.ip().add_spread_route_to(table, dst, hops))?;
+        let done = self.inner.in_each(|s, _| s.ip().add_multipath_route_to(table, dst, hops))?;
         done.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))
     }
 
@@ -301,8 +239,8 @@ impl Stack {
     ///
     /// # Errors
     /// `EBADF` in a forked child.
-    pub fn set_next_hop_up(&self, via: IpAddr, is_up: bool) -> io::Result<()> {
-        self.inner.in_each(|shard, _| shard.ip().set_next_hop_up(via, is_up)).map(drop)
+    pub fn set_gateway_up(&self, via: IpAddr, is_up: bool) -> io::Result<()> {
+        self.inner.in_each(|shard, _| shard.ip().set_gateway_up(via, is_up)).map(drop)
     }
 
     /// The name given to the builder.
@@ -357,9 +295,11 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The device that carries the frames; see [`crate::devices`].
-    pub fn device(mut self, device: Box<dyn Device>) -> Self {
-        self.devices = vec![device];
+    /// The device that carries the frames: one of [`crate::devices`], or one of your own. Its station
+    /// address must differ from that of every other station on its network. One without a descriptor
+    /// ([`Device::wake_fd`]) is polled each millisecond while threads wait.
+    pub fn device(mut self, device: impl Device + 'static) -> Self {
+        self.devices = vec![boxed(device)];
         self
     }
 
@@ -401,7 +341,7 @@ impl Builder {
     }
 
     /// Tunables of TCP: buffer sizes, time-outs, options.
-    pub fn tcp(mut self, tcp: fulmar_tcp::Config) -> Self {
+    pub fn tcp(mut self, tcp: TcpConfig) -> Self {
         self.config.tcp = tcp;
         self
     }
@@ -489,9 +429,10 @@ impl Builder {
         let exit_drain = config.exit_drain;
         let name = name.unwrap_or_else(program_name);
         let probing = probing.unwrap_or_else(ledger::probing_of_new_stacks);
-        let hosts = AnyHost::start(&config, devices, probing, &name)?.map_err(SetupError::Host)?;
+        let hosts = AnyHost::start(&config, devices, probing, &name)?;
         let (control, reader) = (std::sync::Mutex::new(None), Arc::default());
-        let inner = Arc::new(Inner { hosts, name, exit_drain, control, reader });
+        let network_namespace = std::fs::metadata("/proc/thread-self/ns/net").ok().map(|m| m.ino());
+        let inner = Arc::new(Inner { hosts, name, exit_drain, network_namespace, control, reader });
         exit::register(&inner);
         if !is_unlisted {
             open_door(&inner);
@@ -500,10 +441,20 @@ impl Builder {
     }
 }
 
+/// Boxes a device, unless it is a box already: a box in a box is one more dynamic call per burst.
+fn boxed<D: Device + 'static>(device: D) -> Box<dyn Device> {
+    let mut device = Some(device);
+    let any: &mut dyn Any = &mut device;
+    if let Some(boxed) = any.downcast_mut::<Option<Box<dyn Device>>>().and_then(Option::take) {
+        return boxed;
+    }
+    Box::new(device.expect("invariant: only a box was taken, and that is returned"))
+}
+
 fn check_devices(devices: &[Box<dyn Device>]) -> Result<(), SetupError> {
     let mut caps = devices.iter().map(|d| d.caps());
     let first = caps.next().ok_or(SetupError::NoDevice)?;
-    if devices.len() > fulmar_stack::MAX_SHARDS {
+    if devices.len() > fulmar_shard::MAX_SHARDS {
         return Err(SetupError::TooManyDevices(devices.len()));
     }
     let is_mixed = caps.any(|c| (c.ether, c.mtu) != (first.ether, first.mtu));
@@ -526,4 +477,17 @@ fn program_name() -> String {
     let exe = std::env::current_exe().ok();
     let stem = exe.as_ref().and_then(|p| p.file_stem()).map(|s| s.to_string_lossy().into_owned());
     stem.unwrap_or_else(|| "stack".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_boxed_device_is_not_boxed_again() {
+        let (device, _peer) = crate::devices::link_pair().unwrap();
+        let address = |d: &dyn Device| std::ptr::from_ref(d).cast::<u8>();
+        let before = address(&*device);
+        assert_eq!(address(&*boxed(device)), before);
+    }
 }

@@ -9,22 +9,26 @@ use fulmar_socket::SocketError;
 use fulmar_tcp::Info;
 use serde_json::{Map, Value, json};
 
+use crate::error::to_io;
+use crate::inner::Inner;
 use crate::ledger::Account;
-use crate::socket::to_io;
-use crate::stack::Inner;
 
-pub use fulmar_stack::SocketStat;
-use fulmar_stack::{Balance, ListenerStat};
+use fulmar_runtime::Balance;
+use fulmar_shard::ListenerStat;
+pub use fulmar_shard::SocketStat;
 
 /// A snapshot of a stack.
 #[derive(Clone, Debug)]
 pub struct Stat {
     /// Its name.
     pub name: String,
+    /// The network namespace in which it was built, as the kernel numbers it (the inode of
+    /// `/proc/PID/ns/net`).
+    pub network_namespace: Option<u64>,
     /// Shards that it consists of: one per queue of its device.
     pub shards: usize,
     /// Sockets, counters, drops, buffers, device, neighbours, routes: of all shards together.
-    pub shard: fulmar_stack::Stat,
+    pub shard: fulmar_shard::Stat,
     /// What its stages cost, if it keeps an account.
     pub ledger: Option<Balance>,
 }
@@ -36,7 +40,8 @@ impl Stat {
         let shard = each.try_fold(first, |all, one| one.map(|one| all.with(one))).map_err(to_io)?;
         let ledger = inner.host(0).ledger().map(|l| l.balance());
         let shards = inner.hosts().count();
-        Ok(Stat { name: inner.name().to_owned(), shards, shard, ledger })
+        let (name, network_namespace) = (inner.name().to_owned(), inner.network_namespace);
+        Ok(Stat { name, network_namespace, shards, shard, ledger })
     }
 
     /// How often something happened.
@@ -73,6 +78,7 @@ impl Stat {
         let document = json!({
             "name": self.name,
             "pid": std::process::id(),
+            "network_namespace": self.network_namespace,
             "shards": self.shards,
             "addresses": addresses.collect::<Vec<_>>(),
             "sockets": s.sockets.iter().map(socket).collect::<Vec<_>>(),
@@ -106,15 +112,20 @@ fn socket(s: &SocketStat) -> Value {
     v
 }
 
+/// No window is as large: before its first loss a connection has no threshold (RFC 5681 section 3.1: "arbitrarily
+/// high").
+const NO_SSTHRESH: u64 = 1 << 30;
+
 fn connection(i: &Info) -> Map<String, Value> {
-    let us = |d: std::time::Duration| d.as_nanos() as f64 / 1000.0;
+    // To a tenth: a clock that is read once per burst knows no more.
+    let us = |d: std::time::Duration| (d.as_nanos() / 100) as f64 / 10.0;
     let v = json!({
         "rtt_us": us(i.rtt),
         "rttvar_us": us(i.rttvar),
         "rto_us": us(i.rto),
         "mss_bytes": i.mss_bytes,
         "cwnd_bytes": i.cwnd_bytes,
-        "ssthresh_bytes": (i.ssthresh_bytes < u64::from(u32::MAX)).then_some(i.ssthresh_bytes),
+        "ssthresh_bytes": (i.ssthresh_bytes < NO_SSTHRESH).then_some(i.ssthresh_bytes),
         "snd_wnd_bytes": i.snd_wnd_bytes,
         "rcv_wnd_bytes": i.rcv_wnd_bytes,
         "in_flight_bytes": i.in_flight_bytes,
@@ -153,7 +164,7 @@ fn pool(p: &PoolStats, granted: usize, window_limit: usize) -> Value {
         "control_bytes": control,
         "window_granted_bytes": granted,
         "window_limit_bytes": window_limit,
-        "mbufs_out": p.mbufs_out,
+        "mbufs_in_use": p.mbufs_in_use,
         "allocs": p.allocs,
         "fast_allocs": p.fast_allocs,
         "slow_allocs": p.slow_allocs,
@@ -189,9 +200,9 @@ fn waiting(c: &Counters) -> Value {
         "wakeups": wakeups,
         "frames_per_wakeup": (wakeups > 0).then(|| (per_wakeup * 10.0).round() / 10.0),
         "holds": of(Counter::Holds),
-        "hold_steps": of(Counter::HoldSteps),
+        "hold_steps": of(Counter::MitigationChanges),
         "looks": of(Counter::Looks),
-        "look_us": of(Counter::LookNs) / 1000,
+        "look_us": of(Counter::BusyPollNs) / 1000,
     })
 }
 

@@ -6,13 +6,14 @@ use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
+use fulmar_runtime::Limit;
 use fulmar_socket::{Ready, SocketError};
-use fulmar_stack::Limit;
 use fulmar_tcp::Keepalive;
 
+use crate::TcpInfo;
 use crate::receive::RecvFlags;
 use crate::send::SendFlags;
-use crate::socket::{Socket, each_address, stack_of, to_io};
+use crate::socket::{Socket, each_address, explain_unreachable, stack_of, to_io};
 use crate::stack::Stack;
 
 /// A TCP connection.
@@ -51,19 +52,19 @@ impl TcpStream {
         connect(stack, None, *addr, Limit::For(timeout))
     }
 
-    /// Connects from a local port of choice, or gives up after `timeout`.
+    /// Connects from a local address and port of choice, or gives up after `timeout`. With the
+    /// unspecified address (`0.0.0.0`, `::`) the stack chooses the address, with port 0 the port.
     ///
     /// # Errors
-    /// `AddrInUse`, `TimedOut`, and those of `connect(2)`.
+    /// `AddrInUse`, `AddrNotAvailable` for an address that is not the stack's, `TimedOut`, and those of
+    /// `connect(2)`.
     pub fn connect_from(
         stack: &Stack,
-        local_port: u16,
+        local: SocketAddr,
         addr: &SocketAddr,
         timeout: Duration,
     ) -> io::Result<TcpStream> {
-        let any = if addr.is_ipv4() { "0.0.0.0" } else { "::" };
-        let any = any.parse().map_err(|_| io::ErrorKind::InvalidInput)?;
-        connect(stack, Some(SocketAddr::new(any, local_port)), *addr, Limit::For(timeout))
+        connect(stack, Some(local), *addr, Limit::For(timeout))
     }
 
     /// Starts to connect and returns at once. Writable means done: then see
@@ -306,13 +307,13 @@ impl TcpStream {
     ///
     /// # Errors
     /// The socket is gone.
-    pub fn info(&self) -> io::Result<fulmar_tcp::Info> {
+    pub fn info(&self) -> io::Result<TcpInfo> {
         self.with_tcb(|t| t.tcb.info())
     }
 
     pub(crate) fn with_tcb<R>(
         &self,
-        f: impl FnOnce(&mut fulmar_stack::TcpEntry) -> R,
+        f: impl FnOnce(&mut fulmar_shard::TcpEntry) -> R,
     ) -> io::Result<R> {
         let id = self.socket.id;
         self.socket.call(|shard, now| shard.with_tcb(now, id, f))
@@ -348,7 +349,7 @@ fn connect(
         .kind()
     {
         io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
-        _ => e,
+        _ => explain_unreachable(e),
     })?;
     Ok(TcpStream { socket })
 }

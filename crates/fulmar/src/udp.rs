@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_base::Stage;
+use fulmar_runtime::{AnyShard, Request};
+use fulmar_shard::TakenDatagram;
 use fulmar_socket::{Ready, SocketError};
-use fulmar_stack::{AnyShard, Request, TakenDatagram};
 use fulmar_udp::BindOptions;
 
 use crate::socket::{Socket, each_address, to_io};
@@ -25,7 +26,8 @@ impl UdpSocket {
     /// Binds to the first address that can be bound.
     ///
     /// # Errors
-    /// `AddrInUse`, `AddrNotAvailable`.
+    /// `AddrInUse`, `AddrNotAvailable`; `NetworkDown` if the device is gone for good, as one of
+    /// [`crate::devices::link_pair`] is after the stack on the other.
     pub fn bind(stack: &Stack, addr: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         UdpSocket::bind_with(stack, addr, BindOptions::default())
     }
@@ -46,7 +48,7 @@ impl UdpSocket {
         each_address(addr, |a| {
             let shares = stack.home.is_some();
             let socket = stack.new_socket_on(stack.shard_of_port(a.port()), |shard| {
-                if a.port() != 0 && !shares && shard.has_port_elsewhere(a.port()) {
+                if a.port() != 0 && !shares && shard.siblings().has_port_elsewhere(a.port()) {
                     return Err(SocketError::AddressInUse);
                 }
                 shard.udp_bind(a, options)

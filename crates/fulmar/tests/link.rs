@@ -86,7 +86,7 @@ fn bulk_arrives_in_order_and_every_buffer_comes_back() {
     assert_eq!(reader.join().unwrap(), TOTAL);
     let give_up = std::time::Instant::now() + Duration::from_secs(5);
     loop {
-        let out: usize = [&a, &b].map(|s| s.stat().unwrap().shard.pool.mbufs_out).iter().sum();
+        let out: usize = [&a, &b].map(|s| s.stat().unwrap().shard.pool.mbufs_in_use).iter().sum();
         if out == 0 {
             break;
         }

@@ -1,4 +1,4 @@
-//! The interface's own addresses: what is for us, and what we call ourselves.
+//! The addresses of the interface: destination classification and source address selection.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -9,36 +9,36 @@ use fulmar_route::Prefix;
 use crate::source::{self, Candidate};
 use crate::{AddressUse, ConfigError, IfAddr};
 
-/// All hosts of the link (RFC 1112 section 4), the one IPv4 group that every host is in.
+/// The all-hosts group (RFC 1112 section 4), the only IPv4 group that is joined.
 const ALL_HOSTS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
-/// All nodes of the interface and of the link (RFC 4291 section 2.7.1).
+/// The all-nodes groups of link and interface scope (RFC 4291 section 2.7.1).
 pub(crate) const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_NODES_INTERFACE: Ipv6Addr = Ipv6Addr::new(0xff01, 0, 0, 0, 0, 0, 0, 1);
-/// The block of link-local addresses (RFC 4291 section 2.5.6).
+/// The link-local prefix (RFC 4291 section 2.5.6).
 pub(crate) const LINK_LOCAL: Prefix =
     Prefix { addr: IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)), len: 64 };
 
-/// What a destination address is to this interface.
+/// Classification of a destination address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Scope {
-    /// One of ours.
+pub(crate) enum DstClass {
+    /// An address of this interface.
     Own,
-    /// An IPv4 broadcast address of ours.
+    /// An IPv4 broadcast address of this interface.
     Broadcast,
-    /// A multicast group that we are in.
+    /// A multicast group that this interface has joined.
     Group,
-    /// Somebody else's.
+    /// Any other address.
     Foreign,
 }
 
-/// The addresses of one interface, in the order in which they were given.
+/// The addresses of one interface, in the order of their configuration.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Addresses {
     list: Vec<IfAddr>,
-    /// The broadcast addresses of the links in `list`, since every packet's source is checked
-    /// against them.
+    /// The broadcast addresses of the links in `list`, cached because every packet's source is
+    /// checked against them.
     broadcasts: Vec<Ipv4Addr>,
-    /// Those of `list` that are not to be used as the others.
+    /// Addresses with a use other than the default.
     uses: Vec<(IpAddr, AddressUse)>,
 }
 
@@ -57,7 +57,7 @@ impl Addresses {
             Some(old) => *old = new,
             None => self.list.push(new),
         }
-        self.find_broadcasts();
+        self.update_broadcasts();
         Ok(())
     }
 
@@ -65,11 +65,11 @@ impl Addresses {
         let i = self.list.iter().position(|a| a.addr == addr)?;
         let old = self.list.remove(i);
         self.uses.retain(|u| u.0 != addr);
-        self.find_broadcasts();
+        self.update_broadcasts();
         Some(old)
     }
 
-    fn find_broadcasts(&mut self) {
+    fn update_broadcasts(&mut self) {
         let links = self.list.iter().filter_map(IfAddr::prefix);
         self.broadcasts = links.filter_map(|p| broadcast_of(&p)).collect();
     }
@@ -85,17 +85,17 @@ impl Addresses {
         matches!(ip, IpAddr::V4(a) if a.is_broadcast() || self.broadcasts.contains(&a))
     }
 
-    /// Whether a packet to `ip` is for us, and how.
+    /// Classifies the destination `ip`.
     #[inline]
-    pub(crate) fn classify(&self, ip: IpAddr) -> Scope {
+    pub(crate) fn classify(&self, ip: IpAddr) -> DstClass {
         if self.is_own(ip) {
-            return Scope::Own;
+            return DstClass::Own;
         }
         match ip {
-            IpAddr::V4(a) if a == ALL_HOSTS => Scope::Group,
-            IpAddr::V4(_) if self.is_broadcast(ip) => Scope::Broadcast,
-            IpAddr::V6(a) if a.is_multicast() && self.has_joined(a) => Scope::Group,
-            _ => Scope::Foreign,
+            IpAddr::V4(a) if a == ALL_HOSTS => DstClass::Group,
+            IpAddr::V4(_) if self.is_broadcast(ip) => DstClass::Broadcast,
+            IpAddr::V6(a) if a.is_multicast() && self.has_joined(a) => DstClass::Group,
+            _ => DstClass::Foreign,
         }
     }
 
@@ -109,15 +109,15 @@ impl Addresses {
             || own.any(|a| solicited_node(a) == group)
     }
 
-    /// The source address for packets to `dst` by way of `next_hop`: see [`source::choose`].
+    /// Selects the source address for packets to `dst` via `next_hop`: see [`source::select`].
     pub(crate) fn source_for(&self, dst: IpAddr, next_hop: IpAddr) -> Option<IpAddr> {
         let use_of = |addr: &IfAddr| self.uses.iter().find(|u| u.0 == addr.addr).map(|u| u.1);
         let candidate =
             |addr: &IfAddr| Candidate { addr: *addr, use_: use_of(addr).unwrap_or_default() };
-        source::choose(self.list.iter().map(candidate), dst, next_hop)
+        source::select(self.list.iter().map(candidate), dst, next_hop)
     }
 
-    /// Says how much an address should be used. Whether it is ours.
+    /// Sets the preference of an address. Returns false if it is not an address of this interface.
     pub(crate) fn set_use(&mut self, addr: IpAddr, use_: AddressUse) -> bool {
         self.uses.retain(|u| u.0 != addr);
         let is_own = self.is_own(addr);
@@ -128,27 +128,24 @@ impl Addresses {
     }
 }
 
-/// Whether an interface may have the address. A v4-mapped IPv6 address may not: flow keys keep IPv4
-/// addresses in that form, and the two must not meet.
+/// Whether the address can be assigned to an interface. A v4-mapped IPv6 address cannot: flow keys
+/// represent IPv4 addresses in that form.
 fn is_assignable(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(a) => {
-            !a.is_unspecified() && !a.is_multicast() && !a.is_broadcast() && !is_reserved(a)
+            // 240.0.0.0/4 (RFC 1112 section 4).
+            let is_reserved = a.to_bits() >> 28 == 0xf;
+            !a.is_unspecified() && !a.is_multicast() && !a.is_broadcast() && !is_reserved
         }
         IpAddr::V6(a) => !a.is_unspecified() && !a.is_multicast() && a.to_ipv4_mapped().is_none(),
     }
 }
 
 /// Whether the address can be the source of a packet from another host (RFC 1122 section 3.2.1.3,
-/// RFC 4291 section 2.7). The unspecified IPv6 address, which duplicate address detection uses, is
-/// the caller's to allow.
+/// RFC 4291 section 2.7). The caller handles the unspecified IPv6 address, which duplicate address
+/// detection uses.
 pub(crate) fn is_possible_source(ip: IpAddr) -> bool {
     is_assignable(ip) && !ip.is_loopback()
-}
-
-/// 240.0.0.0/4 (RFC 1112 section 4).
-fn is_reserved(a: Ipv4Addr) -> bool {
-    a.to_bits() >> 28 == 0xf
 }
 
 /// All host bits set; a /31 (RFC 3021) and a /32 have no broadcast address.
@@ -158,7 +155,12 @@ fn broadcast_of(link: &Prefix) -> Option<Ipv4Addr> {
     Some(Ipv4Addr::from_bits(network.to_bits() | host_bits))
 }
 
-/// Addresses that mean something on one link only.
+/// ff02::1:ff00:0/104 (RFC 4291 section 2.7.1).
+pub(crate) fn is_solicited_node(a: Ipv6Addr) -> bool {
+    a.segments().starts_with(&[0xff02, 0, 0, 0, 0, 1]) && a.segments()[6] >> 8 == 0xff
+}
+
+/// Whether the address has link scope, or a smaller one.
 pub(crate) fn is_link_scoped(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(a) => a.is_link_local(),
@@ -172,7 +174,7 @@ fn is_link_multicast(a: Ipv6Addr) -> bool {
     kind == 0xff && matches!(scope & 0xf, 1 | 2)
 }
 
-/// The group that everyone who might own `a` is in (RFC 4291 section 2.7.1).
+/// The solicited-node multicast address of `a` (RFC 4291 section 2.7.1).
 pub(crate) fn solicited_node(a: Ipv6Addr) -> Ipv6Addr {
     const PREFIX: u128 = 0xff02_0000_0000_0000_0000_0001_ff00_0000;
     Ipv6Addr::from_bits(PREFIX | (a.to_bits() & 0x00ff_ffff))
@@ -212,24 +214,24 @@ mod tests {
     }
 
     #[test]
-    fn broadcast_addresses_are_known() {
+    fn broadcast_addresses_are_classified() {
         let a = addresses(&[("10.1.2.3", 24), ("192.0.2.1", 31)]);
-        assert_eq!(a.classify(ip("10.1.2.255")), Scope::Broadcast);
-        assert_eq!(a.classify(ip("255.255.255.255")), Scope::Broadcast);
-        assert_eq!(a.classify(ip("10.1.3.255")), Scope::Foreign);
+        assert_eq!(a.classify(ip("10.1.2.255")), DstClass::Broadcast);
+        assert_eq!(a.classify(ip("255.255.255.255")), DstClass::Broadcast);
+        assert_eq!(a.classify(ip("10.1.3.255")), DstClass::Foreign);
         // A point-to-point /31 has no broadcast address (RFC 3021).
-        assert_eq!(a.classify(ip("192.0.2.1")), Scope::Own);
-        assert_eq!(a.classify(ip("192.0.2.0")), Scope::Foreign);
+        assert_eq!(a.classify(ip("192.0.2.1")), DstClass::Own);
+        assert_eq!(a.classify(ip("192.0.2.0")), DstClass::Foreign);
     }
 
     #[test]
-    fn every_node_is_in_its_solicited_node_groups() {
+    fn the_solicited_node_groups_of_own_addresses_are_joined() {
         let a = addresses(&[("2001:db8::12:3456", 64)]);
-        assert_eq!(a.classify(ip("ff02::1:ff12:3456")), Scope::Group);
-        assert_eq!(a.classify(ip("ff02::1:ff12:3457")), Scope::Foreign);
-        assert_eq!(a.classify(ip("ff02::1")), Scope::Group);
-        assert_eq!(a.classify(ip("ff02::2")), Scope::Foreign);
-        assert_eq!(a.classify(ip("224.0.0.1")), Scope::Group);
+        assert_eq!(a.classify(ip("ff02::1:ff12:3456")), DstClass::Group);
+        assert_eq!(a.classify(ip("ff02::1:ff12:3457")), DstClass::Foreign);
+        assert_eq!(a.classify(ip("ff02::1")), DstClass::Group);
+        assert_eq!(a.classify(ip("ff02::2")), DstClass::Foreign);
+        assert_eq!(a.classify(ip("224.0.0.1")), DstClass::Group);
     }
 
     #[test]
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn source_is_of_the_scope_and_prefix_of_the_destination() {
+    fn the_source_has_the_scope_and_prefix_of_the_destination() {
         let a = addresses(&[
             ("2001:db8:1::1", 64),
             ("2001:db8:2::1", 64),

@@ -4,7 +4,7 @@ use core::net::{IpAddr, Ipv4Addr};
 
 use fulmar_base::{DropReason, EtherAddr, Offload};
 use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
-use fulmar_route::{Advert, Learned};
+use fulmar_route::{Advertisement, Learned};
 use fulmar_wire::arp::{self, Operation, Packet};
 use fulmar_wire::eth;
 
@@ -13,10 +13,11 @@ use crate::frame::{Context, Frame, HEADROOM_BYTES, pull};
 use crate::{FrameSink, Verdict};
 
 impl Ip {
-    /// Learns about the sender and answers requests for our addresses.
+    /// Processes an ARP packet: updates the neighbour table and answers requests for own addresses.
     ///
-    /// A sender is added to the neighbour table only if it asks for us: it is about to talk to us.
-    /// Anything else only updates what is there, so that nobody can fill the table by shouting.
+    /// Only a request for an own address creates a neighbour entry, because its sender is about to
+    /// send to this host. Any other packet only updates an existing entry, so that gratuitous ARP
+    /// cannot fill the table.
     pub(crate) fn arp_input<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -35,7 +36,9 @@ impl Ip {
             self.defend(cx, sender);
             return Err(DropReason::DuplicateAddress);
         }
-        let is_for_us = self.is_local(target);
+        // A probe or announcement of another host (RFC 5227 section 1.1) is not answered.
+        let is_question = !sender.is_unspecified() && sender != target;
+        let is_for_us = self.is_local(target) || (is_question && self.answers_for(target));
         let learned = self.learn_from_arp(cx, &packet, is_for_us, frame.is_group);
         match packet.operation {
             Operation::Request if is_for_us => self.arp_reply(cx, &packet)?,
@@ -59,15 +62,14 @@ impl Ip {
         let learned = if is_request && is_for_us {
             self.neighbours.on_solicit(sender, packet.sender_ether, cx.now)
         } else {
-            // A reply sent to us alone answers a question of ours, if one is unanswered; ARP has no
-            // other sign of it.
+            // A unicast reply counts as solicited; ARP has no other sign of it.
             let solicited = !is_request && is_for_us && !is_group;
             let ether = Some(packet.sender_ether);
-            let advert = Advert { ether, solicited, replaces: true, is_router: false };
-            self.neighbours.on_advert(sender, advert, cx.now)
+            let advert = Advertisement { ether, solicited, replaces: true, is_router: false };
+            self.neighbours.on_advertisement(sender, advert, cx.now)
         };
         if learned == Learned::Usable {
-            self.flush_waiting(cx, sender);
+            self.send_waiting(cx, sender);
         }
         learned
     }
@@ -87,7 +89,8 @@ impl Ip {
         self.arp_output(cx, &reply, request.sender_ether)
     }
 
-    /// Asks who has `target`: everybody, or whom we believe it to be.
+    /// Sends an ARP request for `target_ip`: by broadcast, or to `unicast` (RFC 1122 section
+    /// 2.3.2.1).
     pub(crate) fn arp_request<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -102,7 +105,7 @@ impl Ip {
         self.arp_output(cx, &request, unicast.unwrap_or(EtherAddr::BROADCAST))
     }
 
-    /// Tells everybody that `own` is ours (RFC 5227 section 2.3).
+    /// Sends an ARP announcement for `own` (RFC 5227 section 2.3).
     pub(crate) fn arp_announce<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,

@@ -1,4 +1,4 @@
-//! What an interface is: addresses, routes, limits.
+//! Configuration of an interface: addresses, routes, limits.
 
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -6,17 +6,17 @@ use core::net::IpAddr;
 use fulmar_base::{Duration, EtherAddr, Zone};
 use fulmar_route::{Advice, NeighbourConfig, Prefix, Route};
 
-/// An address of the interface, with the block of addresses that is on its link.
+/// An address of the interface, with the prefix of its link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IfAddr {
     /// The address.
     pub addr: IpAddr,
-    /// Leading bits that it shares with its neighbours; 32 or 128 if it has none.
+    /// Prefix length of the link; 32 or 128 if no neighbour is on it.
     pub prefix_len: u8,
 }
 
 impl IfAddr {
-    /// The block of addresses on the link; `None` if `prefix_len` is too long.
+    /// The on-link prefix; `None` if `prefix_len` is too long.
     pub fn prefix(&self) -> Option<Prefix> {
         Prefix::new(self.addr, self.prefix_len)
     }
@@ -27,37 +27,43 @@ impl IfAddr {
 pub struct Config {
     /// Ethernet address of the interface.
     pub ether: EtherAddr,
-    /// Largest IP packet that the link carries, in bytes.
+    /// MTU of the link, bytes of IP packet.
     pub mtu: usize,
-    /// The interface's number in scoped addresses. 1: the stack has one interface.
+    /// Zone index of the interface in scoped addresses (RFC 4007). 1: the stack has one interface.
     pub zone: Zone,
-    /// Addresses. With any IPv6 address comes the link-local one made from `ether` (RFC 4291
-    /// appendix A), unless a link-local one is given.
+    /// Addresses. With the first IPv6 address the link-local address derived from `ether` is added
+    /// (RFC 4291 appendix A), unless a link-local address is configured.
     pub addresses: Vec<IfAddr>,
-    /// Routes beside those to the addresses' own links.
+    /// Accepts packets to every unicast address, and answers ARP requests and neighbour
+    /// solicitations for each, as a gateway does for its guests (Linux: AnyIP). Not answered:
+    /// solicitations for addresses of known neighbours, and probes of duplicate address detection.
+    /// Echo requests to addresses other than `addresses` are dropped.
+    pub any_ip: bool,
+    /// Routes other than the connected routes of the addresses.
     pub routes: Vec<Route>,
-    /// Time to live and hop limit of what is sent. 64: RFC 1340's default, and Linux's.
+    /// Default TTL and hop limit. 64: the default of RFC 1340 and Linux.
     pub ttl: u8,
-    /// Limits and times of the neighbour table.
+    /// Limits and timers of the neighbour table.
     pub neighbours: NeighbourConfig,
-    /// ICMP errors sent per second at most, and in one burst (RFC 4443 section 2.4(f) asks for a
-    /// token bucket). 1000 and 50: Linux's defaults.
+    /// Rate limit of ICMP errors sent, per second (token bucket, RFC 4443 section 2.4(f)). 1000:
+    /// Linux's default.
     pub icmp_errors_per_s: u32,
-    /// See `icmp_errors_per_s`.
+    /// Burst size of that limit. 50: Linux's default.
     pub icmp_error_burst: u32,
-    /// Echo replies sent per second at most. 20,000: a flood ping across a LAN passes, a reflected
-    /// flood costs a bounded share of one core.
+    /// Rate limit of echo replies, per second. 20,000: a flood ping across a LAN passes, and a
+    /// reflection attack costs a bounded share of one core.
     pub echo_replies_per_s: u32,
-    /// Echo replies in one burst.
+    /// Burst size of that limit.
     pub echo_reply_burst: u32,
-    /// How long a lowered path MTU is believed: 10 min (RFC 8201 section 4).
+    /// Lifetime of a lowered path MTU: 10 min (RFC 8201 section 4).
     pub path_mtu_lifetime: Duration,
-    /// Storage that datagrams hold whose fragments have not all come, in bytes; a datagram of 64 KiB
-    /// takes about 100 KB. 4 MiB: Linux's bound.
+    /// Upper bound of storage for incomplete datagrams, bytes. A datagram of 64 KiB takes about 100
+    /// KB. 4 MiB: Linux's bound.
     pub reassembly_bytes: usize,
-    /// Bytes of packets that wait for the addresses of neighbours, half of them of replies at most. 1 MiB.
+    /// Upper bound of packets waiting for neighbour resolution, bytes; replies may use half of it.
+    /// 1 MiB.
     pub neighbour_queue_bytes: usize,
-    /// Who is told of the memory of a table with many routes.
+    /// Called with the memory of a large routing table, for `madvise` for example.
     pub table_memory: Advice,
 }
 
@@ -68,6 +74,7 @@ impl Default for Config {
             mtu: 1500,
             zone: 1,
             addresses: Vec::new(),
+            any_ip: false,
             routes: Vec::new(),
             ttl: 64,
             neighbours: NeighbourConfig::default(),
@@ -83,37 +90,35 @@ impl Default for Config {
     }
 }
 
-/// Why a configuration, or a change of it, was refused.
+/// Why a configuration, or a change to it, was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ConfigError {
-    /// The interface's Ethernet address is a group or zero.
+    /// The interface's Ethernet address is a group address or zero.
     EtherAddr,
-    /// The MTU is under 576 bytes (RFC 1122 section 3.3.2), or under 1280 with an IPv6 address
-    /// (RFC 8200 section 5), or over 65,535.
+    /// The MTU is below 576 bytes (RFC 1122 section 3.3.2), below 1280 with an IPv6 address (RFC
+    /// 8200 section 5), or above 65,535.
     Mtu {
-        /// The least that would do.
+        /// The smallest MTU allowed.
         least: usize,
     },
-    /// An address that no interface may have: unspecified, multicast or broadcast.
+    /// The address cannot be assigned: unspecified, multicast or broadcast.
     Address(IpAddr),
-    /// A prefix is longer than its address has bits.
+    /// The prefix length exceeds the address length.
     PrefixLength(IpAddr),
-    /// A route's destination, gateway and source are not of one IP version.
+    /// A route's destination, gateway and source are of different IP versions.
     MixedVersions(Prefix),
-    /// A router is on no network of the interface, or is the interface itself.
+    /// The gateway is not on-link, or is an own address.
     Router(Prefix, IpAddr),
     /// A route has no next hops, or more than 64.
     NextHops(Prefix),
-    /// There is no room for the route: in its table, for its next hops, or for one more table.
+    /// A limit is reached: routes per table, next hops, or number of tables.
     RoutesFull(Prefix),
 }
 
 impl core::fmt::Display for ConfigError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            ConfigError::EtherAddr => {
-                f.write_str("the Ethernet address must be that of one station")
-            }
+            ConfigError::EtherAddr => f.write_str("the Ethernet address must be a unicast address"),
             ConfigError::Mtu { least } => {
                 let why = if *least > 576 { " (an IPv6 address needs 1280)" } else { "" };
                 write!(f, "the MTU must be between {least} and 65535 bytes{why}")
@@ -127,14 +132,14 @@ impl core::fmt::Display for ConfigError {
             }
             ConfigError::Router(p, via) => write!(
                 f,
-                "the route to {p} goes by {via}, which is no neighbour: give a router on a network of \
-                 ours, or first a route to it without one"
+                "the gateway {via} of the route to {p} is not on-link: use a gateway on a network of \
+                 this interface, or add an on-link route to it first"
             ),
             ConfigError::NextHops(p) => {
                 write!(f, "the route to {p} needs from 1 to 64 next hops")
             }
             ConfigError::RoutesFull(p) => {
-                write!(f, "there is no room for the route to {p}: remove others first")
+                write!(f, "there is no space for the route to {p}: remove others first")
             }
         }
     }
@@ -148,12 +153,12 @@ mod tests {
     use alloc::string::ToString;
 
     #[test]
-    fn an_mtu_that_only_ipv6_forbids_is_refused_in_its_name() {
-        let said = |least| ConfigError::Mtu { least }.to_string();
+    fn an_mtu_below_the_ipv6_minimum_is_reported_as_such() {
+        let message = |least| ConfigError::Mtu { least }.to_string();
         assert_eq!(
-            said(1280),
+            message(1280),
             "the MTU must be between 1280 and 65535 bytes (an IPv6 address needs 1280)"
         );
-        assert_eq!(said(576), "the MTU must be between 576 and 65535 bytes");
+        assert_eq!(message(576), "the MTU must be between 576 and 65535 bytes");
     }
 }

@@ -1,59 +1,68 @@
-//! Where the packets to one address go, and the small cache that remembers it.
+//! Routes to destinations, and the destination cache (RFC 4861 section 5.1).
 
 use alloc::vec;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use fulmar_base::{EtherAddr, Instant};
+use fulmar_route::Traffic;
 
 use crate::pmtu::Limits;
 
-/// Destinations remembered. A collision costs a look-up in the tables, so that this only needs to
-/// cover what is active at the same time; 64 entries of about 100 bytes stay in the first-level cache.
+/// Entries of the cache. A collision costs a look-up in the tables, so the cache need only cover
+/// the concurrently active destinations. 64 entries of about 100 bytes fit a first-level cache.
 const CACHE_ENTRIES: usize = 64;
 
-/// The way of a packet out of this stack.
+/// How a packet is delivered to its next hop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
-    /// It is for ourselves.
-    Own,
-    /// To a group of stations.
+pub(crate) enum Delivery {
+    /// To this host (loopback).
+    Local,
+    /// To a multicast or broadcast Ethernet address.
     Group(EtherAddr),
-    /// To a neighbour, which may have to be asked for its Ethernet address.
+    /// To a neighbour, whose Ethernet address may have to be resolved.
     Neighbour(IpAddr),
 }
 
-/// What the tables say about a destination.
+/// The result of a routing look-up for a destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Path {
-    pub(crate) way: Way,
-    /// Source address that the route prefers.
+    pub(crate) delivery: Delivery,
+    /// Preferred source address of the route.
     pub(crate) src: Option<IpAddr>,
-    /// Largest IP packets, path MTU discovery considered (see `pmtu`).
+    /// Path MTUs, with path MTU discovery (see `pmtu`).
     pub(crate) limits: Limits,
-    /// Largest IP packet by the route alone.
+    /// MTU of the route, without path MTU discovery.
     pub(crate) route_mtu: usize,
     pub(crate) is_broadcast: bool,
-    /// Other flows to the same destination may go another way.
-    pub(crate) is_spread: bool,
+    /// Multipath: other flows to the same destination may use another next hop.
+    pub(crate) is_multipath: bool,
 }
 
-/// What packets have in common that go the same way: destination, table, and where flows are spread
-/// the hash of the flow; else 0.
-pub(crate) type Key = (IpAddr, u32, u64);
+/// Key of the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Key {
+    pub(crate) dst: IpAddr,
+    /// Routing table.
+    pub(crate) table: u32,
+    /// Flow hash with multipath routes, else 0.
+    pub(crate) flow: u64,
+}
 
-/// A destination whose packets can go at once.
+/// A resolved destination: its packets can be sent immediately.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Destination {
     pub(crate) key: Key,
     pub(crate) ether: EtherAddr,
-    pub(crate) is_own: bool,
+    pub(crate) is_local: bool,
     pub(crate) limits: Limits,
-    /// The neighbour that takes the packets waits for a confirmation.
-    pub(crate) in_doubt: bool,
-    /// Holds while the interface's generation is this.
+    /// Created by a reply, so the neighbour entry is not marked as used by own traffic.
+    pub(crate) created_by_reply: bool,
+    /// The neighbour awaits a reachability confirmation.
+    pub(crate) awaits_confirmation: bool,
+    /// Valid while the interface's generation equals this one.
     pub(crate) generation: u64,
-    /// Holds before this: then the neighbour's state must be looked at again.
+    /// Valid before this time, when the neighbour's state changes.
     pub(crate) fresh_until: Instant,
 }
 
@@ -68,15 +77,23 @@ impl DestinationCache {
         DestinationCache { entries: vec![None; CACHE_ENTRIES] }
     }
 
-    /// What is remembered, if it still holds.
+    /// Returns a valid entry. An entry created by a reply serves replies only: own traffic must
+    /// reach the neighbour table, which protects entries used by own traffic from eviction.
     #[inline]
-    pub(crate) fn find(&self, key: Key, generation: u64, now: Instant) -> Option<&Destination> {
+    pub(crate) fn find(
+        &self,
+        key: Key,
+        traffic: Traffic,
+        generation: u64,
+        now: Instant,
+    ) -> Option<&Destination> {
         let found = self.entries.get(index_of(key))?.as_ref()?;
         let holds = found.key == key && found.generation == generation && now < found.fresh_until;
-        holds.then_some(found)
+        let serves = !found.created_by_reply || traffic == Traffic::Reply;
+        (holds && serves).then_some(found)
     }
 
-    /// Forgets one destination, so that its next packet looks at the tables.
+    /// Removes an entry, so that the next packet consults the tables.
     pub(crate) fn forget(&mut self, key: Key) {
         if let Some(entry) = self.entries.get_mut(index_of(key)) {
             *entry = None;
@@ -91,15 +108,15 @@ impl DestinationCache {
 }
 
 #[inline]
-fn index_of((dst, table, flow): Key) -> usize {
-    let folded = match dst {
+fn index_of(key: Key) -> usize {
+    let folded = match key.dst {
         IpAddr::V4(a) => u64::from(a.to_bits()),
         IpAddr::V6(a) => {
             let bits = a.to_bits();
             (bits as u64) ^ ((bits >> 64) as u64)
         }
     };
-    let folded = folded ^ flow ^ u64::from(table) << 32;
+    let folded = folded ^ key.flow ^ u64::from(key.table) << 32;
     let mixed = folded.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     mixed as usize & (CACHE_ENTRIES - 1)
 }

@@ -1,4 +1,4 @@
-//! The interface: its tables, and the doors to them.
+//! The interface: its tables, configuration and timers.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -10,25 +10,25 @@ use fulmar_base::{
 use fulmar_mbuf::Pool;
 use fulmar_route::{Action, Neighbour, Neighbours, Route};
 
-use crate::address::{self, Addresses, LINK_LOCAL, Scope};
-use crate::destination::{DestinationCache, Path, Way};
+use crate::address::{self, Addresses, DstClass, LINK_LOCAL, is_possible_source};
+use crate::destination::{Delivery, DestinationCache, Path};
 use crate::frame::Context;
-use crate::pmtu::{Evidence, Limits, PathMtus, least_mtu};
+use crate::pmtu::{Evidence, Limits, PathMtus, smallest_mtu};
 use crate::reassembly::Reassembly;
 use crate::routing::{Found, Tables};
-use crate::waiting::Waiting;
+use crate::waiting::ResolutionQueue;
 use crate::{AddressUse, Config, ConfigError, FrameSink, IfAddr, NoRoute, PathChoice, QuotedError};
 
-/// Reports of failed neighbours kept until somebody asks; more are lost, and their flows learn by
-/// their own time-outs.
+/// Maximum number of queued reports of failed neighbours. Further ones are lost, and their flows
+/// time out.
 const MAX_FAILED: usize = 64;
-/// Neighbours per second that are asked for because of replies alone: packets with forged sources turn
-/// into broadcasts.
-const QUESTIONS_PER_S: u32 = 1000;
-/// The same in one burst: more new neighbours than that at once have to try again.
-const QUESTION_BURST: u32 = 500;
-/// Largest packet to ourselves: what a length field can say.
-const OWN_MTU: usize = 65_535;
+/// Rate limit of neighbour resolution caused by replies only, per second. Without it, packets with
+/// spoofed sources turn into broadcasts.
+const REPLY_RESOLUTIONS_PER_S: u32 = 1000;
+/// Burst size of that limit. Replies to further new neighbours are dropped.
+const REPLY_RESOLUTION_BURST: u32 = 500;
+/// MTU of loopback: the maximum of a length field.
+const LOOPBACK_MTU: usize = 65_535;
 
 /// IPv4 and IPv6 on one Ethernet interface.
 pub struct Ip {
@@ -36,33 +36,32 @@ pub struct Ip {
     pub(crate) addresses: Addresses,
     pub(crate) tables: Tables,
     pub(crate) neighbours: Neighbours,
-    pub(crate) waiting: Waiting,
+    pub(crate) waiting: ResolutionQueue,
     pub(crate) path_mtus: PathMtus,
     pub(crate) destinations: DestinationCache,
     pub(crate) errors: TokenBucket,
     pub(crate) echoes: TokenBucket,
-    /// Questions for neighbours that only replies wait for.
-    pub(crate) questions: TokenBucket,
-    /// How far these limits vary.
+    /// Rate limit of neighbour resolution caused by replies only.
+    pub(crate) reply_resolutions: TokenBucket,
+    /// Randomizes the rate limits.
     pub(crate) limits: Random,
     pub(crate) failed: VecDeque<QuotedError>,
-    /// Draws the identifications of what may be fragmented: see [`Ip::draw_ident`].
+    /// Draws identifications of packets that may be fragmented: see [`Ip::draw_ident`].
     pub(crate) idents: Random,
-    /// Chooses among next hops.
+    /// Keys the flow hash that selects among next hops.
     pub(crate) next_hop_key: Key,
-    /// Datagrams that arrive in fragments.
+    /// The reassembly table.
     pub(crate) reassembly: Reassembly,
-    /// When an address of ours was last defended against another station.
+    /// When an own address was last defended (RFC 5227).
     pub(crate) defended_at: Option<Instant>,
-    /// Changes of addresses and of the MTU.
+    /// Generation of addresses and their uses.
     changes: u64,
-    /// Scratch of the neighbour timer, empty between calls.
+    /// Scratch for the neighbour timer, empty between calls.
     actions: Vec<Action>,
 }
 
 impl Ip {
-    /// An interface with the addresses and routes of `config`, each address with a route to its
-    /// own link.
+    /// An interface with the addresses and routes of `config`, and a connected route per address.
     ///
     /// # Errors
     /// See [`ConfigError`].
@@ -79,12 +78,12 @@ impl Ip {
             addresses: Addresses::default(),
             tables: Tables::new(config.table_memory),
             neighbours: Neighbours::new(config.neighbours),
-            waiting: Waiting::new(config.neighbour_queue_bytes),
+            waiting: ResolutionQueue::new(config.neighbour_queue_bytes),
             path_mtus: PathMtus::default(),
             destinations: DestinationCache::new(),
             errors: TokenBucket::new(config.icmp_errors_per_s, config.icmp_error_burst),
             echoes: TokenBucket::new(config.echo_replies_per_s, config.echo_reply_burst),
-            questions: TokenBucket::new(QUESTIONS_PER_S, QUESTION_BURST),
+            reply_resolutions: TokenBucket::new(REPLY_RESOLUTIONS_PER_S, REPLY_RESOLUTION_BURST),
             failed: VecDeque::new(),
             limits: secrets.random(KeyUse::IcmpLimit),
             idents: secrets.random(KeyUse::Identification),
@@ -101,8 +100,8 @@ impl Ip {
         Ok(ip)
     }
 
-    /// Adds an address, with a route to its link. The first IPv6 address brings the link-local one
-    /// that comes from the Ethernet address.
+    /// Adds an address and its connected route. The first IPv6 address also adds the link-local
+    /// address derived from the Ethernet address.
     ///
     /// # Errors
     /// See [`ConfigError`].
@@ -118,8 +117,8 @@ impl Ip {
         links.into_iter().flatten().try_for_each(|p| self.add_route(Route::on_link(p)))
     }
 
-    /// Removes an address, and the route to its link if no other address is on it. Returns whether
-    /// it was there.
+    /// Removes an address, and its connected route if no other address shares it. Returns whether
+    /// the address existed.
     pub fn remove_address(&mut self, addr: IpAddr) -> bool {
         let Some(old) = self.addresses.remove(addr) else { return false };
         self.changes = self.changes.wrapping_add(1);
@@ -133,15 +132,15 @@ impl Ip {
         true
     }
 
-    /// Says that an address should be used less or more than the others (RFC 6724 section 5, rules 3
-    /// and 7). Returns whether it is one of ours.
+    /// Sets the preference of an address in source address selection (RFC 6724 section 5, rules 3
+    /// and 7). Returns false if it is not an own address.
     pub fn set_address_use(&mut self, addr: IpAddr, use_: AddressUse) -> bool {
         self.changes = self.changes.wrapping_add(1);
         self.addresses.set_use(addr, use_)
     }
 
-    /// Which source address, neighbour and MTU packets to `dst` use. `zone` names the interface of
-    /// a link-local address; 0 is the only one.
+    /// Returns the source address, next hop and MTU for packets to `dst`. `zone` is the interface
+    /// of a link-local address; 0 means the only interface.
     ///
     /// # Errors
     /// [`NoRoute`]: no route, another zone, or no source address of this IP version.
@@ -149,9 +148,8 @@ impl Ip {
         self.route_from(None, dst, zone)
     }
 
-    /// As [`Ip::route`], for packets whose source address is known, which may have routes of its own
-    /// ([`Ip::set_source_policy`]). Where flows are spread over several next hops, it is that of one of
-    /// them.
+    /// As [`Ip::route`], for packets with a given source address, which may have its own routing
+    /// table ([`Ip::set_source_policy`]). With multipath routes, it returns one of the next hops.
     ///
     /// # Errors
     /// As [`Ip::route`].
@@ -161,10 +159,10 @@ impl Ip {
         dst: IpAddr,
         zone: Zone,
     ) -> Result<PathChoice, NoRoute> {
-        let path = self.path_to(dst, zone, (src, 0), Instant::ZERO).ok_or(NoRoute)?;
-        let next_hop = match path.way {
-            Way::Neighbour(hop) => hop,
-            Way::Own | Way::Group(_) => dst,
+        let path = self.path_to(src, dst, zone, 0, Instant::ZERO).ok_or(NoRoute)?;
+        let next_hop = match path.delivery {
+            Delivery::Neighbour(hop) => hop,
+            Delivery::Local | Delivery::Group(_) => dst,
         };
         let src = path.src.or_else(|| self.addresses.source_for(dst, next_hop)).ok_or(NoRoute)?;
         Ok(PathChoice {
@@ -174,13 +172,13 @@ impl Ip {
             datagram_mtu: path.limits.datagrams.mtu,
             route_mtu: path.route_mtu,
             generation: self.generation(),
-            is_local: path.way == Way::Own,
+            is_local: path.delivery == Delivery::Local,
             is_broadcast: path.is_broadcast,
         })
     }
 
-    /// Counts changes of addresses, routes, neighbours and path MTUs: what was derived from them
-    /// holds while this stays the same.
+    /// Generation of addresses, routes, neighbours and path MTUs: values derived from them are
+    /// valid while it is unchanged.
     #[inline]
     pub fn generation(&self) -> u64 {
         self.changes
@@ -189,28 +187,30 @@ impl Ip {
             .wrapping_add(self.path_mtus.generation())
     }
 
-    /// Believes a report that packets to `dst` may have at most `mtu` bytes, for all traffic. To be
-    /// called for [`crate::ErrorKind::TooBig`] once TCP has believed it (RFC 5927 section 7.2).
-    /// Returns whether the path MTU is lower than before.
+    /// Lowers the path MTU to `dst` to `mtu` bytes, for all traffic. Call it for
+    /// [`crate::ErrorKind::TooBig`] once TCP has adopted the MTU (RFC 5927 section 7.2). Returns
+    /// whether the path MTU changed.
     pub fn lower_path_mtu(&mut self, now: Instant, dst: IpAddr, mtu: usize) -> bool {
         self.lower_path(now, dst, mtu, Evidence::Segment)
     }
 
-    /// As [`Ip::lower_path_mtu`], for what is not TCP: a datagram that the report quotes is no proof
-    /// that one was sent.
+    /// As [`Ip::lower_path_mtu`], for traffic other than TCP: a quoted datagram does not prove that
+    /// it was sent by this host.
     pub fn lower_datagram_mtu(&mut self, now: Instant, dst: IpAddr, mtu: usize) -> bool {
         self.lower_path(now, dst, mtu, Evidence::Datagram)
     }
 
     fn lower_path(&mut self, now: Instant, dst: IpAddr, mtu: usize, evidence: Evidence) -> bool {
-        let path = self.path_to(dst, 0, (None, 0), now);
-        let Some(Path { way: Way::Neighbour(_), limits, .. }) = path else { return false };
+        let path = self.path_to(None, dst, 0, 0, now);
+        let Some(Path { delivery: Delivery::Neighbour(_), limits, .. }) = path else {
+            return false;
+        };
         let expires = now + self.config.path_mtu_lifetime;
-        self.path_mtus.lower(dst, mtu, (evidence, limits), expires)
+        self.path_mtus.lower(dst, mtu, evidence, limits, expires)
     }
 
-    /// Does what is due: asks neighbours again, gives up on those that do not answer and on datagrams
-    /// of which fragments are missing, forgets old path MTUs.
+    /// Handles all timers due: neighbour probes and failures, reassembly time-outs, path MTU
+    /// expiry.
     pub fn on_timer<S: FrameSink>(
         &mut self,
         now: Instant,
@@ -226,13 +226,13 @@ impl Ip {
         for action in actions.drain(..) {
             match action {
                 Action::Solicit { ip, unicast } => self.solicit(cx, ip, unicast),
-                Action::Failed { ip } => self.fail_waiting(cx, ip),
+                Action::Failed { ip } => self.fail_resolution(cx, ip),
             }
         }
         self.actions = actions;
     }
 
-    /// When [`Ip::on_timer`] has something to do.
+    /// The earliest deadline of [`Ip::on_timer`].
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadlines = [
             self.neighbours.next_deadline(),
@@ -242,13 +242,13 @@ impl Ip {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Takes the reports about packets that were lost because a neighbour did not answer, oldest
-    /// first. To be asked for after [`Ip::on_timer`].
-    pub fn drain_failed(&mut self) -> impl Iterator<Item = QuotedError> + '_ {
+    /// Takes the reports of packets dropped by failed neighbour resolution, oldest first. Call it
+    /// after [`Ip::on_timer`].
+    pub fn drain_resolution_failures(&mut self) -> impl Iterator<Item = QuotedError> + '_ {
         self.failed.drain(..)
     }
 
-    /// Whether there are such reports.
+    /// Whether [`Ip::drain_resolution_failures`] has reports.
     #[inline]
     pub fn has_failed(&self) -> bool {
         !self.failed.is_empty()
@@ -260,18 +260,31 @@ impl Ip {
         }
     }
 
-    /// Whether an address is one of ours.
+    /// Whether an address is assigned to this interface.
     #[inline]
     pub fn is_local(&self, ip: IpAddr) -> bool {
         self.addresses.is_own(ip)
     }
 
-    /// Whether an address is a broadcast address of ours.
+    /// Whether packets to `ip` are accepted: an address of the interface, or with
+    /// [`Config::any_ip`] any unicast address.
+    #[inline]
+    pub fn accepts(&self, ip: IpAddr) -> bool {
+        self.is_local(ip)
+            || (self.config.any_ip && is_possible_source(ip) && !self.is_broadcast(ip))
+    }
+
+    /// Whether solicitations for `ip` are answered.
+    pub(crate) fn answers_for(&self, ip: IpAddr) -> bool {
+        self.is_local(ip) || (self.accepts(ip) && self.neighbours.find(ip).is_none())
+    }
+
+    /// Whether an address is a broadcast address of this interface.
     pub fn is_broadcast(&self, ip: IpAddr) -> bool {
         self.addresses.is_broadcast(ip)
     }
 
-    /// Largest IP packet of the link, in bytes.
+    /// MTU of the link, bytes.
     pub fn mtu(&self) -> usize {
         self.config.mtu
     }
@@ -281,82 +294,85 @@ impl Ip {
         self.config.ether
     }
 
-    /// Every neighbour, in the order of their addresses.
+    /// All neighbours, ordered by address.
     pub fn neighbours(&self) -> impl Iterator<Item = &Neighbour> {
         self.neighbours.iter()
     }
 
-    /// Every address, in the order in which they were given.
+    /// All addresses, in the order of their configuration.
     pub fn addresses(&self) -> impl Iterator<Item = &IfAddr> {
         self.addresses.iter()
     }
 
-    /// Packets that wait for a neighbour's address.
-    pub fn waiting_pkts(&self) -> usize {
+    /// Packets queued for neighbour resolution.
+    pub fn queued_pkts(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Datagrams of which fragments are still missing.
+    /// Incomplete datagrams in reassembly.
     pub fn incomplete_datagrams(&self) -> usize {
         self.reassembly.len()
     }
 
-    /// Storage that they hold, in bytes.
+    /// Storage of incomplete datagrams, bytes.
     pub fn incomplete_bytes(&self) -> usize {
         self.reassembly.held_bytes()
     }
 
-    /// Frees the packets that wait and the fragments. To be called before the interface is dropped.
+    /// Frees all queued packets and fragments. Call it before the interface is dropped.
     pub fn release(&mut self, pool: &mut Pool) {
         self.reassembly.release(pool);
         self.waiting.release(pool);
     }
 
-    /// What the tables say about the way to `dst`, from a source address and with the hash of a flow.
+    /// Looks up the path to `dst`, for a source address and a flow hash.
     pub(crate) fn path_to(
         &self,
+        src: Option<IpAddr>,
         dst: IpAddr,
         zone: Zone,
-        (src, flow): (Option<IpAddr>, u64),
+        flow: u64,
         now: Instant,
     ) -> Option<Path> {
         if address::is_link_scoped(dst) && zone != 0 && zone != self.config.zone {
             return None;
         }
-        let path = |way, mtu| Path {
-            way,
+        let path = |delivery, mtu| Path {
+            delivery,
             src: None,
-            limits: Limits::of(mtu),
+            limits: Limits::uniform(mtu),
             route_mtu: mtu,
             is_broadcast: false,
-            is_spread: false,
+            is_multipath: false,
         };
-        let group = Way::Group(address::group_ether(dst));
+        let group = Delivery::Group(address::group_ether(dst));
         match self.addresses.classify(dst) {
-            Scope::Own => return Some(Path { src: Some(dst), ..path(Way::Own, OWN_MTU) }),
-            Scope::Broadcast => {
+            DstClass::Own => {
+                return Some(Path { src: Some(dst), ..path(Delivery::Local, LOOPBACK_MTU) });
+            }
+            DstClass::Broadcast => {
                 return Some(Path { is_broadcast: true, ..path(group, self.config.mtu) });
             }
-            Scope::Group => return Some(path(group, self.config.mtu)),
-            Scope::Foreign if dst.is_multicast() => return Some(path(group, self.config.mtu)),
-            Scope::Foreign => {}
+            DstClass::Group => return Some(path(group, self.config.mtu)),
+            DstClass::Foreign if dst.is_multicast() => return Some(path(group, self.config.mtu)),
+            DstClass::Foreign => {}
         }
-        let Found { hop, is_spread } = self.next_hop_to(dst, src, flow, now)?;
+        let Found { hop, is_multipath } = self.next_hop_to(dst, src, flow, now)?;
         let mtu = hop.mtu.map_or(self.config.mtu, |m| m.min(self.config.mtu));
-        let mtu = mtu.max(least_mtu(dst.is_ipv4()));
+        let mtu = mtu.max(smallest_mtu(dst.is_ipv4()));
         Some(Path {
-            way: Way::Neighbour(hop.via.unwrap_or(dst)),
+            delivery: Delivery::Neighbour(hop.via.unwrap_or(dst)),
             src: hop.src,
             limits: self.path_mtus.limits(dst, mtu),
             route_mtu: mtu,
             is_broadcast: false,
-            is_spread,
+            is_multipath,
         })
     }
 
     fn check_mtu(&self, is_v4: bool) -> Result<(), ConfigError> {
-        let least = least_mtu(is_v4);
-        let fits = (least..=OWN_MTU).contains(&self.config.mtu);
+        let least = smallest_mtu(is_v4);
+        let fits = (least..=LOOPBACK_MTU).contains(&self.config.mtu);
         if fits { Ok(()) } else { Err(ConfigError::Mtu { least }) }
     }
 }

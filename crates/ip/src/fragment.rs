@@ -1,4 +1,4 @@
-//! Fragments on their way out (RFC 791 section 3.2, RFC 8200 section 4.5).
+//! Fragmentation on output (RFC 791 section 3.2, RFC 8200 section 4.5).
 //!
 //! ```text
 //!   frame      | Ethernet | IP | transport header | payload ........................... |
@@ -6,11 +6,11 @@
 //!              | Ethernet | IP | (fragment header) | bytes [unit, 2 unit)   | ...
 //! ```
 //!
-//! Enters: a whole frame, longer than the path takes, whose sender allows that it is cut. Leaves:
-//! frames of a header mbuf and references into the old one; payload is not copied. The checksum of
-//! the transport is completed before, since no device can do it for a part.
+//! Input: a frame larger than the path MTU whose sender permits fragmentation. Output: frames of a
+//! header mbuf and references into the original; payload is not copied. The transport checksum is
+//! completed in software first, since a device cannot compute it across fragments.
 //!
-//! All fragments go, or none: a sink without room for them is asked first.
+//! All fragments are sent, or none: the sink must have space for all of them.
 
 use fulmar_base::{Counter, DropReason, Offload};
 use fulmar_mbuf::{Chain, Pool, Purpose};
@@ -20,14 +20,14 @@ use crate::engine::Ip;
 use crate::frame::{Context, pull};
 use crate::{FrameSink, OutputError};
 
-/// The headers of a frame that is cut.
+/// The headers of the frame to be fragmented.
 struct Template {
     link: eth::Header,
     network: Network,
     ident: u32,
-    /// Bytes of these headers in the frame.
+    /// Bytes of headers in the original frame.
     frame_bytes: usize,
-    /// Bytes of the headers of a fragment.
+    /// Bytes of headers in a fragment.
     header_bytes: usize,
 }
 
@@ -36,19 +36,19 @@ enum Network {
     V6(ipv6::Header),
 }
 
-/// One fragment's part of the payload.
+/// The payload range of one fragment.
 #[derive(Clone, Copy)]
-struct Cut {
+struct FragmentRange {
     start: usize,
     len: usize,
     is_last: bool,
 }
 
 impl Ip {
-    /// Sends a frame, which is complete but longer than `mtu` allows, in fragments.
+    /// Sends a frame whose packet exceeds `mtu` in fragments.
     ///
     /// # Errors
-    /// `NoBuffer`, counted; `Full`. Freed in any case.
+    /// `NoBuffer`, counted; `Full`. The frame is freed in every case.
     pub(crate) fn send_fragments<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -57,7 +57,7 @@ impl Ip {
         mtu: usize,
         is_loopback: bool,
     ) -> Result<(), OutputError> {
-        let sent = self.cut_and_send(cx, &mut frame, offload, mtu, is_loopback);
+        let sent = self.send_each_fragment(cx, &mut frame, offload, mtu, is_loopback);
         match sent {
             Err(OutputError::NoBuffer) => cx.discard(frame, DropReason::NoBuffer),
             Ok(()) | Err(_) => cx.pool.free(frame),
@@ -65,7 +65,7 @@ impl Ip {
         sent
     }
 
-    fn cut_and_send<S: FrameSink>(
+    fn send_each_fragment<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         frame: &mut Chain,
@@ -77,8 +77,8 @@ impl Ip {
         let ip_bytes = template.header_bytes.saturating_sub(eth::HEADER_BYTES);
         let unit = mtu.saturating_sub(ip_bytes) & !7;
         let payload_bytes = frame.len().saturating_sub(template.frame_bytes);
-        let pieces = payload_bytes.checked_div(unit).unwrap_or(0).saturating_add(1);
-        if !cx.out.has_room(cx.pool, cx.counters, pieces, is_loopback) {
+        let fragments = payload_bytes.checked_div(unit).unwrap_or(0).saturating_add(1);
+        if !cx.out.has_room(cx.pool, cx.counters, fragments, is_loopback) {
             return Err(OutputError::Full);
         }
         finish_checksum(cx, frame, offload).ok_or(OutputError::NoBuffer)?;
@@ -86,16 +86,17 @@ impl Ip {
         while start < payload_bytes && unit > 0 {
             let len = unit.min(payload_bytes.saturating_sub(start));
             let end = start.saturating_add(len);
-            let cut = Cut { start, len, is_last: end == payload_bytes };
-            let piece = template.piece(frame, cut, cx.pool).ok_or(OutputError::NoBuffer)?;
-            cx.send(piece, Offload::default(), is_loopback)?;
+            let range = FragmentRange { start, len, is_last: end == payload_bytes };
+            let fragment =
+                template.build_fragment(frame, range, cx.pool).ok_or(OutputError::NoBuffer)?;
+            cx.send(fragment, Offload::default(), is_loopback)?;
             cx.counters.count(Counter::FragmentsOut);
             start = end;
         }
         Ok(())
     }
 
-    /// Reads the headers of a frame that was built here.
+    /// Parses the headers of a frame built by this crate.
     fn template(&mut self, frame: &mut Chain, pool: &mut Pool) -> Option<Template> {
         let packet_bytes = frame.len().checked_sub(eth::HEADER_BYTES)?;
         let bytes = pull(frame, eth::HEADER_BYTES.saturating_add(ipv4::HEADER_BYTES), pool).ok()?;
@@ -105,14 +106,14 @@ impl Ip {
         let frame_bytes = eth::HEADER_BYTES.saturating_add(ip_bytes);
         let bytes = pull(frame, frame_bytes, pool).ok()?.get(eth::HEADER_BYTES..)?;
         if is_v4 {
-            // The frame has its identification already: it may be fragmented.
+            // The identification was drawn when the frame was built without DF.
             let header = ipv4::Header::parse(bytes, packet_bytes).ok()?;
             let (ident, header_bytes) = (header.ident.into(), frame_bytes);
             let network = Network::V4(header);
             return Some(Template { link, network, ident, frame_bytes, header_bytes });
         }
         let network = Network::V6(ipv6::Header::parse(bytes, packet_bytes).ok()?);
-        // RFC 7739 section 5: random, so that nobody foresees the next one.
+        // RFC 7739 section 5: random, hence unpredictable.
         let ident = self.idents.number();
         let header_bytes = frame_bytes.saturating_add(ipv6::FRAGMENT_BYTES);
         Some(Template { link, network, ident, frame_bytes, header_bytes })
@@ -120,12 +121,18 @@ impl Ip {
 }
 
 impl Template {
-    /// One fragment.
-    fn piece(&self, frame: &Chain, cut: Cut, pool: &mut Pool) -> Option<Chain> {
+    /// Builds one fragment.
+    fn build_fragment(
+        &self,
+        frame: &Chain,
+        range: FragmentRange,
+        pool: &mut Pool,
+    ) -> Option<Chain> {
         let mut headers = pool.alloc(self.header_bytes, 0, Purpose::Control).ok()?;
-        let written = headers.append(self.header_bytes).and_then(|room| self.emit(room, cut));
-        let from = self.frame_bytes.saturating_add(cut.start);
-        match written.and_then(|()| pool.clone_range(frame, from, cut.len).ok()) {
+        let written =
+            headers.append(self.header_bytes).and_then(|headers| self.emit(headers, range));
+        let from = self.frame_bytes.saturating_add(range.start);
+        match written.and_then(|()| pool.clone_range(frame, from, range.len).ok()) {
             Some(payload) => {
                 let mut chain = Chain::from(headers);
                 chain.append(payload);
@@ -138,36 +145,36 @@ impl Template {
         }
     }
 
-    fn emit(&self, room: &mut [u8], cut: Cut) -> Option<()> {
-        let (link, network) = room.split_at_mut_checked(eth::HEADER_BYTES)?;
+    fn emit(&self, headers: &mut [u8], range: FragmentRange) -> Option<()> {
+        let (link, network) = headers.split_at_mut_checked(eth::HEADER_BYTES)?;
         self.link.emit(link).ok()?;
-        let offset = u16::try_from(cut.start).ok()?;
+        let offset = u16::try_from(range.start).ok()?;
         match self.network {
             Network::V4(header) => {
                 let fragment = ipv4::Header {
                     ident: self.ident as u16,
                     dont_fragment: false,
-                    more_fragments: !cut.is_last,
+                    more_fragments: !range.is_last,
                     fragment_offset: offset,
                     header_bytes: ipv4::HEADER_BYTES,
-                    total_bytes: cut.len.saturating_add(ipv4::HEADER_BYTES),
+                    total_bytes: range.len.saturating_add(ipv4::HEADER_BYTES),
                     ..header
                 };
                 fragment.emit(network).ok()
             }
             Network::V6(header) => {
                 let (fixed, extension) = network.split_at_mut_checked(ipv6::HEADER_BYTES)?;
-                let payload_bytes = cut.len.saturating_add(ipv6::FRAGMENT_BYTES);
+                let payload_bytes = range.len.saturating_add(ipv6::FRAGMENT_BYTES);
                 let next_header = protocol::FRAGMENT;
                 ipv6::Header { next_header, payload_bytes, ..header }.emit(fixed).ok()?;
-                let fragment = ipv6::Fragment { offset, more: !cut.is_last, ident: self.ident };
+                let fragment = ipv6::Fragment { offset, more: !range.is_last, ident: self.ident };
                 fragment.emit(header.next_header, extension).ok()
             }
         }
     }
 }
 
-/// Completes the checksum that a device would have computed.
+/// Computes the transport checksum in software.
 fn finish_checksum<S>(cx: &mut Context<'_, S>, frame: &mut Chain, offload: Offload) -> Option<()> {
     if !offload.needs_csum {
         return Some(());

@@ -1,4 +1,4 @@
-//! Handling of chains that input, output and ICMP share.
+//! Helpers for chains, shared by input, output and ICMP.
 
 use core::net::IpAddr;
 
@@ -8,13 +8,12 @@ use fulmar_wire::checksum::Sum;
 
 use crate::{FrameSink, OutputError};
 
-/// Headroom of an mbuf that a header gets for itself: room for every lower header (Ethernet 14,
-/// IPv6 40), and slack.
+/// Headroom of a new header mbuf, bytes: all lower headers (Ethernet 14, IPv6 40) and slack.
 pub(crate) const HEADROOM_BYTES: usize = 80;
-/// Ethernet and IPv6 header: what an upper header must leave in front of itself.
+/// Ethernet and IPv6 header, bytes: the headroom that an upper header must leave.
 const LOWER_HEADERS_BYTES: usize = 54;
 
-/// What one call of the room works with.
+/// The arguments that every step of one call shares.
 pub(crate) struct Context<'a, S> {
     pub(crate) now: Instant,
     pub(crate) pool: &'a mut Pool,
@@ -23,13 +22,13 @@ pub(crate) struct Context<'a, S> {
 }
 
 impl<S: FrameSink> Context<'_, S> {
-    /// Counts and frees a packet.
+    /// Drops a packet: counts and frees it.
     pub(crate) fn discard(&mut self, chain: Chain, reason: DropReason) {
         self.counters.drop_packet(reason);
         self.pool.free(chain);
     }
 
-    /// Hands a whole frame over, to the device or to ourselves.
+    /// Passes a frame to the device, or to loopback.
     pub(crate) fn send(
         &mut self,
         chain: Chain,
@@ -48,25 +47,24 @@ impl<S: FrameSink> Context<'_, S> {
     }
 }
 
-/// A received frame on its way up. A step that hands the packet on takes the chain out; what is
-/// left is freed at the end of input.
+/// A received frame passing through the input steps. A step that delivers the packet takes the
+/// chain. Otherwise the chain is freed at the end of input.
 pub(crate) struct Frame {
     pub(crate) chain: Chain,
     pub(crate) offload: Offload,
-    /// Ethernet address of the sender.
+    /// Source Ethernet address.
     pub(crate) ether_src: EtherAddr,
-    /// It was sent to a group of stations.
+    /// The destination Ethernet address is a group address.
     pub(crate) is_group: bool,
-    /// It was sent by this stack.
+    /// The frame was looped back.
     pub(crate) is_own: bool,
 }
 
 impl Frame {
-    /// Takes a header off the front. What the device says about the packet counts from the new
-    /// front.
+    /// Strips a header. Offsets of `offload` are adjusted to the new front.
     ///
     /// # Errors
-    /// `BadOffload` if the checksum to be completed would start within the header.
+    /// `BadOffload` if the checksum range starts within the header.
     pub(crate) fn strip(&mut self, bytes: usize, pool: &mut Pool) -> Result<(), DropReason> {
         let n = u16::try_from(bytes).map_err(|_| DropReason::BadOffload)?;
         if self.offload.needs_csum {
@@ -80,19 +78,19 @@ impl Frame {
         Ok(())
     }
 
-    /// Whether the transport checksum need not be looked at: the device did, or the packet never
-    /// left this machine.
+    /// Whether the transport checksum need not be verified: the device verified it, or the packet
+    /// never left this host.
     pub(crate) fn is_checksum_trusted(&self) -> bool {
         self.offload.csum_valid || self.offload.needs_csum
     }
 
-    /// Takes the packet, leaving nothing to free.
+    /// Takes the chain, leaving an empty one.
     pub(crate) fn take(&mut self) -> Chain {
         core::mem::replace(&mut self.chain, Chain::new())
     }
 }
 
-/// Makes the first `bytes` bytes contiguous and returns the mbuf that they start.
+/// Makes the first `bytes` bytes contiguous and returns the bytes of the first mbuf.
 ///
 /// # Errors
 /// `Truncated` if the chain is shorter, `NoBuffer`.
@@ -115,7 +113,7 @@ pub(crate) fn first(chain: &Chain) -> &[u8] {
     chain.front().map_or(&[], |m| m.as_slice())
 }
 
-/// Puts room for an upper header in front of a chain, such that the lower headers fit as well.
+/// Prepends space for an upper header, with headroom for the lower headers.
 pub(crate) fn prepend_upper<'a>(
     chain: &'a mut Chain,
     bytes: usize,
@@ -129,7 +127,7 @@ pub(crate) fn prepend_upper<'a>(
     chain.prepend(bytes, pool, Purpose::Control)
 }
 
-/// A chain of one mbuf with room for the lower headers in front, filled by `fill`.
+/// A chain of one mbuf with headroom for the lower headers, filled by `fill`.
 pub(crate) fn control_chain(
     bytes: usize,
     pool: &mut Pool,
@@ -145,16 +143,10 @@ pub(crate) fn control_chain(
     }
 }
 
-/// The sum of every byte of a chain.
-pub(crate) fn sum_of(chain: &Chain) -> Sum {
+/// The checksum of an ICMP message. ICMPv6 adds a pseudo-header (RFC 4443 section 2.3).
+pub(crate) fn sum_of_icmp(chain: &Chain, src: IpAddr, dst: IpAddr) -> Sum {
     let mut sum = Sum::new();
     chain.slices().for_each(|piece| sum.add_bytes(piece));
-    sum
-}
-
-/// The sum of an ICMP message: version 6 adds a pseudo-header (RFC 4443 section 2.3).
-pub(crate) fn sum_of_icmp(chain: &Chain, src: IpAddr, dst: IpAddr) -> Sum {
-    let mut sum = sum_of(chain);
     if src.is_ipv6() {
         let len = u32::try_from(chain.len()).unwrap_or(u32::MAX);
         sum.add_pseudo(src, dst, fulmar_wire::protocol::ICMPV6, len);

@@ -1,5 +1,5 @@
-//! ICMP for both versions (RFC 792, RFC 1122 section 3.2.2, RFC 4443): echo, errors about our
-//! packets, errors about theirs.
+//! ICMP for both IP versions (RFC 792, RFC 1122 section 3.2.2, RFC 4443): echo, received errors,
+//! sent errors.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -12,23 +12,24 @@ use crate::engine::Ip;
 use crate::frame::{Context, Frame, control_chain, first, prepend_upper, pull, sum_of_icmp};
 use crate::input::Network;
 use crate::output::NetworkHeader;
-use crate::quote::{Quoted, kind_of_v4, kind_of_v6};
-use crate::{EchoReply, ErrorKind, FrameSink, OutputError, SavedHeader, Verdict};
+use crate::quote::{Quoted, error_kind_v4, error_kind_v6};
+use crate::{EchoId, EchoReply, ErrorKind, FrameSink, OutputError, SavedHeader, Verdict};
 
-/// Length of the header of every message that is sent from here; both versions agree.
+/// Header length of all messages sent, in both versions.
 const HEADER_BYTES: usize = 8;
-/// Where both versions keep the checksum.
+/// Offset of the checksum, in both versions.
 const CHECKSUM_OFFSET: usize = 2;
-/// Bytes of a received ICMP message that are made contiguous: the header, and of a quoted packet
-/// the longest IPv4 header and 8 bytes, or an IPv6 header with some extension headers; all of any
-/// message of neighbour discovery that makes sense.
-const LOOKED_AT_BYTES: usize = 256;
-/// Bytes that an IPv4 error quotes: as many as make 576 in all (RFC 1812 section 4.3.2.3).
+/// Bytes of a received message that are made contiguous: the ICMP header and, of a quoted packet,
+/// the longest IPv4 header and 8 bytes, or an IPv6 header with some extension headers. A valid
+/// neighbour discovery message fits wholly.
+const PARSED_BYTES: usize = 256;
+/// Bytes quoted by an ICMPv4 error: the packet is at most 576 bytes long (RFC 1812 section
+/// 4.3.2.3).
 const QUOTE_V4_BYTES: usize = 576 - 28;
-/// Bytes that an IPv6 error quotes: as many as fit the least MTU (RFC 4443 section 2.4(c)).
+/// Bytes quoted by an ICMPv6 error: the packet fits the minimum MTU (RFC 4443 section 2.4(c)).
 const QUOTE_V6_BYTES: usize = 1280 - 48;
 
-/// A message of either version.
+/// An ICMP message of either version.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Message {
     V4(icmpv4::Message),
@@ -65,7 +66,7 @@ impl Message {
     }
 }
 
-/// The start of the packet that an error is about.
+/// The start of the packet that an error quotes.
 enum Quote<'a> {
     Saved(&'a [u8]),
     Packet(&'a Chain),
@@ -97,13 +98,14 @@ impl Ip {
         frame: &mut Frame,
         network: &Network,
     ) -> Result<Verdict, DropReason> {
-        open(cx, frame, network)?;
+        strip_and_verify(cx, frame, network)?;
         let message =
             icmpv4::Message::parse(first(&frame.chain)).map_err(|_| DropReason::IcmpInvalid)?;
         cx.counters.count(Counter::IcmpIn);
         match message {
             icmpv4::Message::EchoRequest { ident, seq } => {
-                // Never to a group: one packet would draw many (RFC 1122 section 3.2.2.6).
+                // No reply to a group address: one packet would elicit many (RFC 1122 section
+                // 3.2.2.6).
                 if network.is_group || frame.is_group {
                     return Err(DropReason::IpDestination);
                 }
@@ -113,7 +115,7 @@ impl Ip {
                 Ok(reply_verdict(cx, frame, network, ident, seq))
             }
             _ => {
-                let kind = kind_of_v4(&message, first(&frame.chain));
+                let kind = error_kind_v4(&message, first(&frame.chain));
                 self.error_input(frame, network, kind)
             }
         }
@@ -126,7 +128,7 @@ impl Ip {
         network: &Network,
     ) -> Result<Verdict, DropReason> {
         use icmpv6::Message as M;
-        open(cx, frame, network)?;
+        strip_and_verify(cx, frame, network)?;
         let message = M::parse(first(&frame.chain)).map_err(|_| DropReason::IcmpInvalid)?;
         cx.counters.count(Counter::IcmpIn);
         match message {
@@ -138,16 +140,17 @@ impl Ip {
                 self.ndp_input(cx, frame, network, message).map(|()| Verdict::Consumed)
             }
             _ if network.src.is_unspecified() => Err(DropReason::IpSource),
-            // RFC 4443 section 4.2 allows an answer to a group; it is limited like every other.
+            // RFC 4443 section 4.2 permits a reply to a multicast echo request; it is rate-limited
+            // like any other.
             M::EchoRequest { ident, seq } => self.echo_reply(cx, frame, network, ident, seq),
             M::EchoReply { ident, seq } => Ok(reply_verdict(cx, frame, network, ident, seq)),
-            _ => self.error_input(frame, network, kind_of_v6(&message)),
+            _ => self.error_input(frame, network, error_kind_v6(&message)),
         }
     }
 
-    /// An error about one of our packets. It is dropped unless this stack can have sent the packet
-    /// that it quotes: of the same IP version, from the address that the error was sent to, to one
-    /// host (RFC 1122 section 3.2.2: no error answers a packet to a group).
+    /// Processes a received error. It is dropped unless this host can have sent the quoted packet:
+    /// same IP version, source equal to the error's destination, unicast destination (RFC 1122
+    /// section 3.2.2: no error is sent about a packet to a group).
     fn error_input(
         &mut self,
         frame: &Frame,
@@ -169,13 +172,13 @@ impl Ip {
             return Err(DropReason::IcmpNoFlow);
         }
         let is_group = quoted.dst.is_multicast() || self.is_broadcast(quoted.dst);
-        if is_group || !quoted.may_cause(kind) {
+        if is_group || !quoted.can_cause(kind) {
             return Err(DropReason::IcmpQuote);
         }
         Ok(Verdict::IcmpError(quoted.error(kind, self.config.zone)))
     }
 
-    /// Sends the payload back as it came, in the buffers in which it came.
+    /// Sends an echo reply that reuses the buffers of the request.
     fn echo_reply<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -184,22 +187,24 @@ impl Ip {
         ident: u16,
         seq: u16,
     ) -> Result<Verdict, DropReason> {
+        if !network.is_group && !self.is_local(network.dst) {
+            return Err(DropReason::IcmpIgnored);
+        }
         if !self.echoes.take(cx.now, &mut self.limits) {
             return Err(DropReason::RateLimited);
         }
         frame.chain.trim_front(HEADER_BYTES, cx.pool);
         let src = if network.is_group { None } else { Some(network.dst) };
         let message = Message::echo_reply(network.src, ident, seq);
-        // What goes wrong is counted on the way, except for a full sink.
-        let ends = (src, network.src);
-        match self.icmp_output(cx, ends, Traffic::Reply, &message, frame.take()) {
+        // `icmp_output` counts its own errors, except a full sink.
+        match self.icmp_output(cx, src, network.src, Traffic::Reply, &message, frame.take()) {
             Err(OutputError::Full) => Err(DropReason::TxQueueFull),
             Ok(()) | Err(_) => Ok(Verdict::Consumed),
         }
     }
 
-    /// Sends an echo request to `to`, whose port is not looked at. The answer comes out of
-    /// [`Ip::input`] as [`Verdict::EchoReply`] with the same `ident`, `seq` and payload.
+    /// Sends an echo request to `to`, whose port is ignored. [`Ip::input`] returns the reply as
+    /// [`Verdict::EchoReply`] with the same `id` and payload.
     ///
     /// # Errors
     /// See [`OutputError`]; the payload is freed.
@@ -210,17 +215,17 @@ impl Ip {
         pool: &mut Pool,
         counters: &mut Counters,
         to: SocketAddr,
-        (ident, seq): (u16, u16),
+        id: EchoId,
         payload: Chain,
         out: &mut S,
     ) -> Result<(), OutputError> {
         let cx = &mut Context { now, pool, counters, out };
-        let message = Message::echo_request(to.ip(), ident, seq);
-        self.icmp_output(cx, (None, to.ip()), Traffic::Own, &message, payload)
+        let message = Message::echo_request(to.ip(), id.ident, id.seq);
+        self.icmp_output(cx, None, to.ip(), Traffic::Own, &message, payload)
     }
 
-    /// Tells the sender of a UDP datagram that nobody has the port (RFC 1122 section 4.1.3.1),
-    /// unless the datagram must not be answered or too many were.
+    /// Sends port unreachable about a UDP datagram (RFC 1122 section 4.1.3.1), unless an error
+    /// about it is not permitted or the rate limit is reached.
     pub fn port_unreachable<S: FrameSink>(
         &mut self,
         now: Instant,
@@ -253,7 +258,8 @@ impl Ip {
         self.send_error(cx, Some(dst), src, &message, Quote::Saved(packet));
     }
 
-    /// Says that nobody here speaks the protocol (RFC 1122 section 3.2.2.1; RFC 8200 section 4).
+    /// Sends protocol unreachable (RFC 1122 section 3.2.2.1), or parameter problem code 1 (RFC 8200
+    /// section 4).
     pub(crate) fn unknown_protocol<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -271,23 +277,23 @@ impl Ip {
             IpAddr::V6(_) => {
                 let pointer = u32::try_from(network.next_header_at).unwrap_or(0);
                 let message = icmpv6::Message::ParameterProblem { code: 1, pointer };
-                self.answer_v6(cx, frame, network, message, false);
+                self.send_error_v6(cx, frame, network, message, false);
             }
         }
     }
 
-    /// Answers an IPv6 packet with an error, unless it may not be answered (RFC 4443 section
-    /// 2.4(e)). `even_to_groups`: this error is among those that may answer a multicast packet.
-    pub(crate) fn answer_v6<S: FrameSink>(
+    /// Sends an ICMPv6 error, unless RFC 4443 section 2.4(e) forbids it. `even_if_multicast`: the
+    /// error may be sent about a multicast packet.
+    pub(crate) fn send_error_v6<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         frame: &Frame,
         network: &Network,
         message: icmpv6::Message,
-        even_to_groups: bool,
+        even_if_multicast: bool,
     ) {
         let is_group = network.is_group || frame.is_group;
-        if network.src.is_unspecified() || (is_group && !even_to_groups) {
+        if network.src.is_unspecified() || (is_group && !even_if_multicast) {
             return;
         }
         let src = (!is_group).then_some(network.dst);
@@ -295,7 +301,7 @@ impl Ip {
         self.send_error(cx, src, network.src, &Message::V6(message), quote);
     }
 
-    /// Sends an error about a packet that starts with its IP header, from the address it was sent to.
+    /// Sends an error about a packet that starts with its IP header.
     pub(crate) fn send_error_about<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -325,18 +331,19 @@ impl Ip {
             cx.counters.drop_packet(DropReason::NoBuffer);
             return;
         };
-        if self.icmp_output(cx, (src, dst), Traffic::Reply, message, chain)
-            == Err(OutputError::Full)
+        if self.icmp_output(cx, src, dst, Traffic::Reply, message, chain) == Err(OutputError::Full)
         {
             cx.counters.drop_packet(DropReason::TxQueueFull);
         }
     }
 
-    /// Puts an ICMP header in front of `body` and sends it, from `src` or the address that suits.
+    /// Prepends an ICMP header to `body` and sends it from `src`, or from the selected source
+    /// address.
     fn icmp_output<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        (src, dst): (Option<IpAddr>, IpAddr),
+        src: Option<IpAddr>,
+        dst: IpAddr,
         traffic: Traffic,
         message: &Message,
         body: Chain,
@@ -368,8 +375,8 @@ impl Ip {
     }
 }
 
-/// Takes the IP header off, verifies the checksum, and makes what is looked at contiguous.
-fn open<S>(
+/// Strips the IP header, verifies the checksum, and makes the parsed part contiguous.
+fn strip_and_verify<S>(
     cx: &mut Context<'_, S>,
     frame: &mut Frame,
     network: &Network,
@@ -380,7 +387,7 @@ fn open<S>(
     if !is_right {
         return Err(DropReason::IcmpChecksum);
     }
-    let bytes = frame.chain.len().min(LOOKED_AT_BYTES);
+    let bytes = frame.chain.len().min(PARSED_BYTES);
     pull(&mut frame.chain, bytes, cx.pool)?;
     Ok(())
 }
@@ -397,7 +404,7 @@ fn reply_verdict<S>(
     Verdict::EchoReply(EchoReply { from, ident, seq, hop_limit, payload: frame.take() })
 }
 
-/// Writes the checksum of the ICMP message that a chain starts with.
+/// Writes the checksum into the ICMP header at the start of a chain.
 pub(crate) fn set_checksum(chain: &mut Chain, sum: u16) {
     chain.copy_from(CHECKSUM_OFFSET, &sum.to_be_bytes());
 }

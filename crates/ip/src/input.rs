@@ -1,7 +1,7 @@
-//! The way in: Ethernet, then one file per IP version, then the transport or ICMP.
+//! Input: Ethernet, then one file per IP version, then transport or ICMP.
 //!
-//! Each step returns a verdict, or the reason for which the packet is dropped. Whatever a step has
-//! not taken out of the frame is freed at the end, in one place.
+//! Each step returns a verdict, or the reason to drop the packet. A chain that no step has taken
+//! from the frame is freed at the end, in one place.
 
 mod fragment;
 mod v4;
@@ -18,38 +18,37 @@ use crate::engine::Ip;
 use crate::frame::{Context, Frame, pull};
 use crate::{Delivered, FrameSink, SavedHeader, Verdict};
 
-/// Where a frame came from.
+/// Source of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
     Device,
-    /// This stack sent it to itself.
-    Own,
+    /// Looped back.
+    Loopback,
 }
 
-/// What every later step wants to know about a packet.
+/// The parsed IP header, as later steps need it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Network {
     pub(crate) src: IpAddr,
     pub(crate) dst: IpAddr,
     pub(crate) protocol: u8,
-    /// Bytes in front of the transport header, extension headers included.
+    /// Offset of the transport header: IP and extension headers, bytes.
     pub(crate) header_bytes: usize,
     pub(crate) hop_limit: u8,
     pub(crate) ecn: u8,
-    /// The IP destination is a group or broadcast.
+    /// The IP destination is a multicast or broadcast address.
     pub(crate) is_group: bool,
-    /// IPv6: where the field stands that names `protocol`.
+    /// IPv6: offset of the next header field that names `protocol`.
     pub(crate) next_header_at: usize,
-    /// IPv6: it had a fragment header.
+    /// IPv6: the packet had a fragment header.
     pub(crate) was_fragment: bool,
 }
 
 impl Ip {
-    /// Takes one frame from the device.
+    /// Processes one frame from the device.
     ///
-    /// `frame` starts at the Ethernet header; it may be a super-frame. What is dropped is counted
-    /// here, and replies that need no transport (ARP, neighbour discovery, echo, ICMP errors) are sent
-    /// from here.
+    /// `frame` starts at the Ethernet header; it may be a super-frame (GRO). Drops are counted
+    /// here. Replies of ARP, neighbour discovery and ICMP are sent to `out`.
     pub fn input<S: FrameSink>(
         &mut self,
         now: Instant,
@@ -62,9 +61,9 @@ impl Ip {
         self.input_from(Origin::Device, &mut Context { now, pool, counters, out }, frame, offload)
     }
 
-    /// Takes one frame that this stack has sent to itself ([`FrameSink::loopback`]): only such a frame
-    /// may carry one of our addresses as its source.
-    pub fn input_looped<S: FrameSink>(
+    /// Processes one looped-back frame ([`FrameSink::loopback`]). Only such a frame may have an own
+    /// address as its source.
+    pub fn input_loopback<S: FrameSink>(
         &mut self,
         now: Instant,
         pool: &mut Pool,
@@ -73,7 +72,7 @@ impl Ip {
         offload: Offload,
         out: &mut S,
     ) -> Verdict {
-        self.input_from(Origin::Own, &mut Context { now, pool, counters, out }, frame, offload)
+        self.input_from(Origin::Loopback, &mut Context { now, pool, counters, out }, frame, offload)
     }
 
     fn input_from<S: FrameSink>(
@@ -84,7 +83,7 @@ impl Ip {
         offload: Offload,
     ) -> Verdict {
         let ether_src = self.config.ether;
-        let is_own = origin == Origin::Own;
+        let is_own = origin == Origin::Loopback;
         let mut frame = Frame { chain: frame, offload, ether_src, is_group: false, is_own };
         let verdict = self.ether_input(cx, &mut frame);
         cx.pool.free(frame.chain);
@@ -103,8 +102,8 @@ impl Ip {
         let header = eth::Header::parse(bytes).map_err(|_| DropReason::Truncated)?;
         frame.ether_src = header.src;
         frame.is_group = header.dst.is_multicast();
-        // Nobody but this stack sends from its address, and what it sends to itself does not pass the
-        // device.
+        // Only this host sends from its Ethernet address, and looped-back frames do not come from
+        // the device.
         if header.src == self.config.ether && !frame.is_own {
             return Err(DropReason::EtherSource);
         }
@@ -123,7 +122,8 @@ impl Ip {
         }
     }
 
-    /// The packet is for us, whole, and starts at its IP header.
+    /// Passes a packet to its transport or to ICMP. It is addressed to this host, reassembled, and
+    /// starts at its IP header.
     fn transport_input<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -131,7 +131,7 @@ impl Ip {
         network: &Network,
     ) -> Result<Verdict, DropReason> {
         match (network.protocol, network.src) {
-            // A TCP connection has two ends (RFC 9293 section 3.9.2.3).
+            // TCP is unicast only (RFC 9293 section 3.9.2.3).
             (protocol::TCP, _) if network.is_group => Err(DropReason::IpDestination),
             (protocol::TCP | protocol::UDP, _) => self.deliver(cx, frame, network),
             (protocol::ICMP, IpAddr::V4(_)) => self.icmpv4_input(cx, frame, network),
@@ -170,7 +170,7 @@ impl Ip {
             chain: frame.take(),
             offload: frame.offload,
             ip_header,
-            broadcast_or_multicast: frame.is_group || network.is_group,
+            is_group: frame.is_group || network.is_group,
             ecn: network.ecn,
             hop_limit: network.hop_limit,
         }))
@@ -182,8 +182,8 @@ impl Ip {
     }
 }
 
-/// Makes a TCP header contiguous with its options, as far as the packet goes: what is wrong with it
-/// is for the transport to find and count.
+/// Makes a TCP header and its options contiguous, up to the end of the packet. TCP detects and
+/// counts a malformed header.
 fn pull_tcp_header(frame: &mut Frame, at: usize, pool: &mut Pool) -> Result<(), DropReason> {
     let most_bytes = frame.chain.len();
     let fixed_bytes = at.saturating_add(20).min(most_bytes);
@@ -196,8 +196,8 @@ fn pull_tcp_header(frame: &mut Frame, at: usize, pool: &mut Pool) -> Result<(), 
     Ok(())
 }
 
-/// The drop that a header which cannot be read stands for.
-fn reason_of(error: WireError) -> DropReason {
+/// The drop reason of a parse error.
+fn drop_reason(error: WireError) -> DropReason {
     match error {
         WireError::Truncated => DropReason::Truncated,
         WireError::Malformed => DropReason::IpHeader,
@@ -205,7 +205,7 @@ fn reason_of(error: WireError) -> DropReason {
 }
 
 impl SavedHeader {
-    /// Keeps the first bytes of a packet, `bytes` of them or as many as there is room for.
+    /// Saves the first bytes of a packet: `bytes`, or as many as fit.
     pub(crate) fn of(packet: &[u8], bytes: usize, answerable: bool) -> SavedHeader {
         let len = bytes.min(SavedHeader::BYTES).min(packet.len());
         let mut saved = SavedHeader { len: len as u8, answerable, ..SavedHeader::EMPTY };

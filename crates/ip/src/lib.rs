@@ -1,7 +1,7 @@
 //! IPv4 and IPv6 input and output, ICMP, ARP, neighbour discovery, path MTU.
 //!
-//! Enters: whole Ethernet frames from the device ([`Ip::input`]), transport packets from the
-//! engines ([`Ip::output`]), time. Leaves: a [`Verdict`] for every frame, frames through a
+//! Inputs: Ethernet frames from the device ([`Ip::input`]), transport packets from the engines
+//! ([`Ip::output`]), time. Outputs: a [`Verdict`] for every frame, and frames through a
 //! [`FrameSink`].
 //!
 //! ```text
@@ -13,19 +13,20 @@
 //!                                           in front in one piece
 //! ```
 //!
-//! Memory: a chain passed in belongs to this room until it comes out in a verdict or goes into the
-//! sink; what is dropped goes back to the pool and is counted here. Packets that wait for a
-//! neighbour's address are bounded in number.
+//! Memory: a chain passed in is owned by this crate until it leaves in a verdict or through the
+//! sink. Dropped chains are freed to the pool and counted here. The queue of packets waiting for
+//! neighbour resolution is bounded.
 //!
-//! Datagrams in fragments are put together before they are delivered, in a table that is bounded in
-//! number, storage and time; what is too large for its path is cut where its sender allows it, which
-//! TCP never does.
+//! Fragments are reassembled before delivery; the reassembly table is bounded in number, storage
+//! and time. Packets larger than the path MTU are fragmented if the sender permits it. TCP never
+//! does.
 //!
-//! Not built: forwarding, multicast groups, duplicate address detection and SLAAC (RFC 4862: addresses are configured; another
-//! station that claims one is counted), router advertisements and redirects (ignored).
+//! Not implemented: forwarding, multicast group membership, duplicate address detection and SLAAC
+//! (RFC 4862; addresses are configured, and an address conflict is counted), router advertisements
+//! and redirects (ignored).
 //!
-//! Cost: a packet to a known destination costs one look-up in a small direct-mapped cache; route,
-//! neighbour and path-MTU tables are consulted once per destination and change.
+//! Cost: a packet to a cached destination costs one look-up in a small direct-mapped cache. Route,
+//! neighbour and path MTU tables are consulted once per destination and change.
 //!
 //! Sources: RFC 791, 792, 826, 1122, 1191, 4291, 4443, 4861, 5722, 5927, 6724, 6946, 6980,
 //! 8200, 8201.
@@ -65,6 +66,6 @@ pub use fulmar_route::{
 pub use source::AddressUse;
 pub use template::{Flow, Template};
 pub use types::{
-    Delivered, EchoReply, ErrorKind, FrameSink, NoRoute, Outgoing, OutputError, PathChoice,
+    Delivered, EchoId, EchoReply, ErrorKind, FrameSink, NoRoute, Outgoing, OutputError, PathChoice,
     QuotedError, SavedHeader, Verdict,
 };

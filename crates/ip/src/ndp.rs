@@ -1,14 +1,13 @@
 //! Neighbour discovery (RFC 4861): solicitations and advertisements of neighbours.
 //!
-//! Router advertisements and redirects are read by nobody yet: default routers are configured.
-//! Duplicate address detection (RFC 4862 section 5.4) is not done before an address is used; that
-//! another station claims one of ours is counted.
+//! Router advertisements and redirects are ignored: default routers are configured. Duplicate
+//! address detection (RFC 4862 section 5.4) is not performed; an address conflict is counted.
 
 use core::net::{IpAddr, Ipv6Addr};
 
 use fulmar_base::{DropReason, EtherAddr, Offload};
 use fulmar_mbuf::{Chain, NoBuffer, Pool};
-use fulmar_route::{Advert, Learned, Traffic};
+use fulmar_route::{Advertisement, Learned, Traffic};
 use fulmar_wire::icmpv6::{Message, NdpOption, ndp_options};
 use fulmar_wire::protocol;
 
@@ -19,12 +18,12 @@ use crate::frame::{Context, Frame, control_chain, first, sum_of_icmp};
 use crate::input::Network;
 use crate::output::NetworkHeader;
 
-/// Proof that a packet was not forwarded: a router would have lowered it (RFC 4861 section 7.1.1).
+/// Hop limit of every message: proves that no router forwarded it (RFC 4861 section 7.1.1).
 const HOP_LIMIT: u8 = 255;
-/// Length of a solicitation or advertisement with its one option.
+/// Length of a solicitation or advertisement with its link-layer address option.
 const MESSAGE_BYTES: usize = 32;
 
-/// A solicitation or advertisement to send.
+/// An outgoing solicitation or advertisement.
 struct Outbound {
     src: Ipv6Addr,
     dst: Ipv6Addr,
@@ -34,8 +33,8 @@ struct Outbound {
 }
 
 impl Ip {
-    /// A message of neighbour discovery; the chain starts at the ICMPv6 header and its checksum is
-    /// right.
+    /// Processes a neighbour discovery message. The chain starts at the ICMPv6 header; the checksum
+    /// was verified.
     pub(crate) fn ndp_input<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -43,7 +42,7 @@ impl Ip {
         network: &Network,
         message: Message,
     ) -> Result<(), DropReason> {
-        // RFC 6980 section 5: never in a fragment, not even one that is whole.
+        // RFC 6980 section 5: never fragmented, not even as an atomic fragment.
         if network.hop_limit != HOP_LIMIT || network.was_fragment {
             return Err(DropReason::NdpInvalid);
         }
@@ -54,17 +53,21 @@ impl Ip {
                 self.on_solicitation(cx, network, target, lladdr)
             }
             Message::NeighbourAdvertisement { target, router, solicited, override_ } => {
-                let advert =
-                    Advert { ether: lladdr, solicited, replaces: override_, is_router: router };
+                let advert = Advertisement {
+                    ether: lladdr,
+                    solicited,
+                    replaces: override_,
+                    is_router: router,
+                };
                 self.on_advertisement(cx, network, target, advert)
             }
             Message::Redirect { .. } => Err(DropReason::IcmpIgnored),
-            // Every link has them: no drop.
+            // Router solicitations and advertisements: ignored, not counted as drops.
             _ => Ok(()),
         }
     }
 
-    /// RFC 4861 sections 7.1.1 (checks) and 7.2.3, 7.2.4 (answer).
+    /// RFC 4861 sections 7.1.1 (validation), 7.2.3 and 7.2.4 (reply).
     fn on_solicitation<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -77,11 +80,12 @@ impl Ip {
         if target.is_multicast() || (is_probe && (source_ether.is_some() || !to_group)) {
             return Err(DropReason::NdpInvalid);
         }
-        if !self.is_local(IpAddr::V6(target)) {
+        let is_own = self.is_local(IpAddr::V6(target));
+        if !is_own && (is_probe || !self.answers_for(IpAddr::V6(target))) {
             return Err(DropReason::NdpInvalid);
         }
         if is_probe {
-            // Somebody is about to take our address: it hears that it is taken.
+            // Duplicate address detection for an own address: defend it.
             cx.counters.drop_packet(DropReason::DuplicateAddress);
             return self.advertise(cx, target, ALL_NODES, None);
         }
@@ -91,19 +95,19 @@ impl Ip {
             None => Learned::Nothing,
         };
         if learned == Learned::Usable {
-            self.flush_waiting(cx, network.src);
+            self.send_waiting(cx, network.src);
         }
         self.advertise(cx, target, asker, source_ether)?;
         result_of(learned)
     }
 
-    /// RFC 4861 sections 7.1.2 (checks) and 7.2.5.
+    /// RFC 4861 sections 7.1.2 (validation) and 7.2.5.
     fn on_advertisement<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         network: &Network,
         target: Ipv6Addr,
-        advert: Advert,
+        advert: Advertisement,
     ) -> Result<(), DropReason> {
         if target.is_multicast() || (network.is_group && advert.solicited) {
             return Err(DropReason::NdpInvalid);
@@ -113,15 +117,16 @@ impl Ip {
             self.defend(cx, target);
             return Err(DropReason::DuplicateAddress);
         }
-        let learned = self.neighbours.on_advert(target, advert, cx.now);
+        let learned = self.neighbours.on_advertisement(target, advert, cx.now);
         if learned == Learned::Usable {
-            self.flush_waiting(cx, target);
+            self.send_waiting(cx, target);
         }
         result_of(learned)
     }
 
-    /// Answers a solicitation, straight to the Ethernet address that it named; without one, the
-    /// asker is looked up (or asked) like any destination.
+    /// Sends an advertisement for `target`: to `ether`, the source link-layer address of a
+    /// solicitation, or to a group. Without either, `dst` is routed and resolved like any
+    /// destination.
     fn advertise<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -145,12 +150,12 @@ impl Ip {
         }
         let chain = build(&outbound, cx.pool).map_err(|NoBuffer| DropReason::NoBuffer)?;
         let header = header_of(&outbound);
-        // What goes wrong is counted on the way, except for a full sink.
+        // `ip_output` counts its own errors, except a full sink.
         let sent = self.ip_output(cx, header, 0, chain, Offload::default());
         if sent == Err(crate::OutputError::Full) { Err(DropReason::TxQueueFull) } else { Ok(()) }
     }
 
-    /// Asks who has `target` (RFC 4861 section 7.2.2).
+    /// Sends a neighbour solicitation (RFC 4861 section 7.2.2).
     pub(crate) fn neighbour_solicitation<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -171,8 +176,8 @@ impl Ip {
         self.ndp_output(cx, &Outbound { src, dst, ether, message, option })
     }
 
-    /// Tells all nodes that `own` is ours (RFC 4861 section 7.2.6).
-    pub(crate) fn neighbour_announcement<S: FrameSink>(
+    /// Sends an unsolicited advertisement for `own` to all nodes (RFC 4861 section 7.2.6).
+    pub(crate) fn unsolicited_advertisement<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         own: Ipv6Addr,
@@ -202,8 +207,8 @@ fn result_of(learned: Learned) -> Result<(), DropReason> {
     }
 }
 
-/// The Ethernet address that belongs to the message. Every option must be well formed (RFC 4861
-/// section 7.1).
+/// The link-layer address option of the message. Every option must be well formed (RFC 4861 section
+/// 7.1).
 fn link_layer_option(options: &[u8], message: &Message) -> Result<Option<EtherAddr>, DropReason> {
     let wants_source = matches!(message, Message::NeighbourSolicitation { .. });
     let mut found = None;

@@ -1,4 +1,4 @@
-//! Asking neighbours, and giving up on them: what ARP and neighbour discovery share.
+//! Neighbour resolution and its failure, common to ARP and neighbour discovery.
 
 use core::net::IpAddr;
 
@@ -7,65 +7,69 @@ use fulmar_mbuf::Pool;
 use fulmar_route::{Resolution, Traffic};
 use fulmar_wire::eth;
 
-use crate::destination::{Path, Way};
+use crate::destination::{Delivery, Key, Path};
 use crate::engine::Ip;
 use crate::frame::{Context, first};
+use crate::output::Refused;
 use crate::quote::Quoted;
-use crate::routing::hash_of_flow;
+use crate::routing::flow_hash_of_ports;
 use crate::{ErrorKind, FrameSink, OutputError};
 
-/// Time between two defences of an address (RFC 5227 section 1.1: DEFEND_INTERVAL).
+/// Minimum interval between defences of an address (RFC 5227 section 1.1: DEFEND_INTERVAL).
 const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Ip {
-    /// Where packets to a neighbour go. Questions that only replies wait for are limited in rate.
+    /// Resolves a neighbour. Resolution for replies only is rate-limited.
     pub(crate) fn resolve(
         &mut self,
         next_hop: IpAddr,
         traffic: Traffic,
         now: Instant,
-    ) -> Result<Resolution, (OutputError, DropReason)> {
+    ) -> Result<Resolution, Refused> {
         if traffic == Traffic::Reply
             && self.neighbours.is_unknown(next_hop, now)
-            && !self.questions.take(now, &mut self.limits)
+            && !self.reply_resolutions.take(now, &mut self.limits)
         {
-            return Err((OutputError::HostUnreachable, DropReason::RateLimited));
+            let reason = DropReason::RateLimited;
+            return Err(Refused { error: OutputError::HostUnreachable, reason });
         }
         Ok(self.neighbours.resolve(next_hop, traffic, now))
     }
 
-    /// Whether a neighbour waits for [`Ip::confirm`].
+    /// Whether a neighbour awaits [`Ip::confirm`].
     #[inline]
     pub fn awaits_confirmation(&self) -> bool {
-        self.neighbours.has_doubts()
+        self.neighbours.awaits_confirmation()
     }
 
-    /// The peer of a flow of TCP acknowledged new data: the neighbour on the way forwards what is sent to
-    /// it (RFC 4861 section 7.3.1). To be called while [`Ip::awaits_confirmation`].
+    /// Reachability confirmation from TCP: the peer of `flow` acknowledged new data, so the next
+    /// hop forwards packets (RFC 4861 section 7.3.1). Call it while [`Ip::awaits_confirmation`].
     pub fn confirm(&mut self, now: Instant, flow: &FlowKey) {
         let (src, dst) = (flow.local_ip(), flow.remote_ip());
         let table = self.tables.table_for(Some(src));
-        let hash = if self.tables.is_spread() { self.hash_of(flow) } else { 0 };
-        let keys = [(dst, table, 0), (dst, table, hash)];
+        let hash = if self.tables.is_multipath() { self.flow_hash_of_key(flow) } else { 0 };
+        let keys = [0, hash].map(|flow| Key { dst, table, flow });
         let generation = self.generation();
-        let known = keys.iter().find_map(|k| self.destinations.find(*k, generation, now));
-        if known.is_some_and(|d| !d.in_doubt) {
+        let known =
+            keys.iter().find_map(|k| self.destinations.find(*k, Traffic::Reply, generation, now));
+        if known.is_some_and(|d| !d.awaits_confirmation) {
             return;
         }
-        if let Some(Path { way: Way::Neighbour(hop), .. }) =
-            self.path_to(dst, flow.zone, (Some(src), hash), now)
+        if let Some(Path { delivery: Delivery::Neighbour(hop), .. }) =
+            self.path_to(Some(src), dst, flow.zone, hash, now)
             && self.neighbours.confirm(hop, now)
         {
             keys.into_iter().for_each(|k| self.destinations.forget(k));
         }
     }
 
-    fn hash_of(&self, flow: &FlowKey) -> u64 {
+    fn flow_hash_of_key(&self, flow: &FlowKey) -> u64 {
         let ports = u32::from(flow.local_port) << 16 | u32::from(flow.remote_port);
-        hash_of_flow(&self.next_hop_key, flow.local_ip(), flow.remote_ip(), ports)
+        flow_hash_of_ports(&self.next_hop_key, flow.local_ip(), flow.remote_ip(), ports)
     }
 
-    /// Sends a question for `ip`: to `unicast`, else to everybody who might own it.
+    /// Sends an ARP request or neighbour solicitation for `ip`: to `unicast`, or by broadcast or to
+    /// the solicited-node group.
     pub(crate) fn solicit<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -81,41 +85,45 @@ impl Ip {
         }
     }
 
-    /// Nobody answers for `next_hop`: what waited for it is lost, and its flows are told (RFC 4861
-    /// section 7.2.2, RFC 1122 section 2.4).
-    pub(crate) fn fail_waiting<S: FrameSink>(&mut self, cx: &mut Context<'_, S>, next_hop: IpAddr) {
-        while let Some(held) = self.waiting.pop(next_hop) {
-            let packet = first(&held.chain).get(eth::HEADER_BYTES..).unwrap_or(&[]);
+    /// Resolution of `next_hop` failed: drops the packets queued for it and reports them to their
+    /// flows (RFC 4861 section 7.2.2, RFC 1122 section 2.4).
+    pub(crate) fn fail_resolution<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        next_hop: IpAddr,
+    ) {
+        while let Some(queued) = self.waiting.pop(next_hop) {
+            let packet = first(&queued.chain).get(eth::HEADER_BYTES..).unwrap_or(&[]);
             if let Some(quoted) = Quoted::parse(packet, next_hop.is_ipv4()) {
-                self.report_failed(quoted.error(ErrorKind::NoNeighbour, self.config.zone));
+                self.report_failed(quoted.error(ErrorKind::ResolutionFailed, self.config.zone));
             }
-            cx.discard(held.chain, DropReason::NeighbourUnreachable);
+            cx.discard(queued.chain, DropReason::NeighbourUnreachable);
         }
     }
 
-    /// Another station claims `own`, an address of ours: every station is told where it is, once per
-    /// [`DEFEND_INTERVAL`] (RFC 5227 section 2.4(c)), so that two that both defend do not flood the
-    /// link. The address is kept: it was configured.
+    /// Defends `own` against an address conflict: announces it at most once per [`DEFEND_INTERVAL`]
+    /// (RFC 5227 section 2.4(c)), so that two defending hosts do not flood the link. The address is
+    /// kept, because it was configured.
     pub(crate) fn defend<S: FrameSink>(&mut self, cx: &mut Context<'_, S>, own: IpAddr) {
         if self.defended_at.is_some_and(|at| cx.now < at + DEFEND_INTERVAL) {
             return;
         }
         self.defended_at = Some(cx.now);
-        self.announce_one(cx, own);
+        self.announce_address(cx, own);
     }
 
-    fn announce_one<S: FrameSink>(&mut self, cx: &mut Context<'_, S>, own: IpAddr) {
+    fn announce_address<S: FrameSink>(&mut self, cx: &mut Context<'_, S>, own: IpAddr) {
         let sent = match own {
             IpAddr::V4(own) => self.arp_announce(cx, own),
-            IpAddr::V6(own) => self.neighbour_announcement(cx, own),
+            IpAddr::V6(own) => self.unsolicited_advertisement(cx, own),
         };
         if let Err(reason) = sent {
             cx.counters.drop_packet(reason);
         }
     }
 
-    /// Tells the link our addresses, so that neighbours with an older Ethernet address for them
-    /// change it (RFC 5227 section 2.3, RFC 4861 section 7.2.6). For use after a start; optional.
+    /// Announces all addresses, so that neighbours update an outdated Ethernet address (RFC 5227
+    /// section 2.3, RFC 4861 section 7.2.6). Optional, for use after a start.
     pub fn announce<S: FrameSink>(
         &mut self,
         now: Instant,
@@ -127,7 +135,7 @@ impl Ip {
         for i in 0..self.addresses.iter().count() {
             let own = self.addresses.iter().nth(i).map(|a| a.addr);
             if let Some(own) = own {
-                self.announce_one(cx, own);
+                self.announce_address(cx, own);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The way out: destination, size, headers, sink.
+//! Output: destination, MTU, headers, sink.
 
 use core::net::IpAddr;
 
@@ -7,15 +7,15 @@ use fulmar_mbuf::{Chain, Pool, Purpose};
 use fulmar_route::{Resolution, Traffic};
 use fulmar_wire::{WireError, eth, ipv4, ipv6};
 
-use crate::destination::{Destination, Key, Path, Way};
+use crate::destination::{Delivery, Destination, Key, Path};
 use crate::engine::Ip;
 use crate::frame::Context;
 use crate::pmtu::Limit;
 use crate::routing::flow_hash;
-use crate::waiting::Held;
+use crate::waiting::QueuedFrame;
 use crate::{FrameSink, Outgoing, OutputError};
 
-/// What the IP header of a packet says.
+/// The variable fields of an IP header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NetworkHeader {
     pub(crate) src: IpAddr,
@@ -27,49 +27,58 @@ pub(crate) struct NetworkHeader {
     pub(crate) dont_fragment: bool,
 }
 
-/// A frame that is built.
+/// A frame with all headers.
 struct Prepared {
     hop: Hop,
     offload: Offload,
-    /// It is larger than this, the MTU of its path, and to be sent in fragments.
-    cut_to: Option<usize>,
+    /// Fragment the packet to this path MTU.
+    fragment_to: Option<usize>,
 }
 
-/// Why a packet is not sent.
+/// Why a packet cannot be sent: the caller's error, and the drop to count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refused {
+    pub(crate) error: OutputError,
+    pub(crate) reason: DropReason,
+}
+
+/// Why `prepare` stopped.
 #[derive(Debug)]
-pub(crate) enum Stopped {
-    /// It cannot be.
-    Refused(OutputError, DropReason),
-    /// A probe measures the way up to here.
-    ByProbe,
+pub(crate) enum OutputStop {
+    /// An error; the packet is dropped.
+    Refused(Refused),
+    /// A measurement ends the packet at this stage.
+    AtStage,
 }
 
-impl From<(OutputError, DropReason)> for Stopped {
-    fn from((error, reason): (OutputError, DropReason)) -> Stopped {
-        Stopped::Refused(error, reason)
+impl From<Refused> for OutputStop {
+    fn from(refused: Refused) -> OutputStop {
+        OutputStop::Refused(refused)
     }
 }
 
-/// Shows a stage to the sink's probe.
+/// Reports a stage to the sink's probe.
 #[inline(always)]
-fn pass<S: FrameSink>(cx: &mut Context<'_, S>, stage: Stage) -> Result<(), Stopped> {
-    if cx.out.stage(stage).is_break() { Err(Stopped::ByProbe) } else { Ok(()) }
+fn report_stage<S: FrameSink>(cx: &mut Context<'_, S>, stage: Stage) -> Result<(), OutputStop> {
+    if cx.out.stage(stage).is_break() { Err(OutputStop::AtStage) } else { Ok(()) }
 }
 
-/// Where a packet goes next.
+const NO_ROUTE: Refused = Refused { error: OutputError::NoRoute, reason: DropReason::NoRoute };
+
+/// The next hop of a packet.
 enum Hop {
-    /// The Ethernet address is known.
-    Known(Destination),
-    /// The neighbour is being asked; the packet waits.
-    Wait { next_hop: IpAddr, path: Path, solicit: bool, displaced: Option<IpAddr> },
+    /// The Ethernet address is resolved.
+    Resolved(Destination),
+    /// The neighbour is being resolved; the packet is queued.
+    Pending { next_hop: IpAddr, path: Path, solicit: bool, displaced: Option<IpAddr> },
 }
 
 impl Ip {
-    /// Sends one transport packet: puts the IP and Ethernet headers in front and gives the frame to
-    /// the sink, or keeps it while its neighbour is asked for its address.
+    /// Sends one transport packet: prepends the IP and Ethernet headers and passes the frame to the
+    /// sink, or queues it for neighbour resolution.
     ///
-    /// A super-segment counts as one packet; what must fit the MTU are its segments. A packet that is
-    /// larger than its path takes goes in fragments, unless [`Outgoing::dont_fragment`] is set.
+    /// A super-segment counts as one packet; its segments must fit the path MTU. A packet that
+    /// exceeds the path MTU is fragmented, unless [`Outgoing::dont_fragment`] is set.
     ///
     /// # Errors
     /// See [`OutputError`]; the packet is freed.
@@ -106,19 +115,19 @@ impl Ip {
         let sent = self.prepare(cx, header, zone, &mut chain, offload);
         match sent {
             Ok(prepared) => self.transmit(cx, prepared, header.traffic, chain),
-            Err(Stopped::Refused(error, reason)) => {
+            Err(OutputStop::Refused(Refused { error, reason })) => {
                 cx.discard(chain, reason);
                 Err(error)
             }
-            Err(Stopped::ByProbe) => {
+            Err(OutputStop::AtStage) => {
                 cx.pool.free(chain);
                 Ok(())
             }
         }
     }
 
-    /// Finds the destination and builds the frame. After an error the chain may have been changed
-    /// and is good for nothing but freeing.
+    /// Resolves the destination and builds the frame. After an error the chain may be modified and
+    /// can only be freed.
     fn prepare<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -126,55 +135,57 @@ impl Ip {
         zone: Zone,
         chain: &mut Chain,
         offload: Offload,
-    ) -> Result<Prepared, Stopped> {
+    ) -> Result<Prepared, OutputStop> {
         if header.src.is_ipv4() != header.dst.is_ipv4() {
-            return Err(Stopped::Refused(OutputError::NoRoute, DropReason::NoRoute));
+            return Err(NO_ROUTE.into());
         }
-        let forgets = cx.out.varies(Variation::TablesEachTime);
-        let hop = match forgets {
+        let is_uncached = cx.out.varies(Variation::NoDestinationCache);
+        let hop = match is_uncached {
             false => self.hop_to(&header, zone, cx.now, chain)?,
-            true => self.hop_by_tables(&header, zone, cx.now, chain)?,
+            true => self.hop_uncached(&header, zone, cx.now, chain)?,
         };
-        pass(cx, Stage::RouteFound)?;
-        let (ether, limits, is_own) = match &hop {
-            Hop::Known(d) => (d.ether, &d.limits, d.is_own),
-            Hop::Wait { path, .. } => (EtherAddr::default(), &path.limits, false),
+        report_stage(cx, Stage::RouteFound)?;
+        let (ether, limits, is_local) = match &hop {
+            Hop::Resolved(d) => (d.ether, &d.limits, d.is_local),
+            Hop::Pending { path, .. } => (EtherAddr::default(), &path.limits, false),
         };
-        let Limit { mtu, must_fragment } = limits.for_protocol(header.protocol);
-        let may_cut = !header.dont_fragment && offload.gso.is_none();
-        header.dont_fragment &= !must_fragment;
-        // With the DF bit clear it is the routers that cut what TCP sent for a larger path: what leaves
-        // here has to fit the link.
-        let routers_cut = header.dst.is_ipv4() && !header.dont_fragment && !is_own && !may_cut;
-        let mtu = if routers_cut { self.config.mtu } else { mtu };
+        let Limit { mtu, clear_df } = limits.for_protocol(header.protocol);
+        let may_fragment = !header.dont_fragment && offload.gso.is_none();
+        header.dont_fragment &= !clear_df;
+        // With DF clear, routers fragment packets that exceed the path MTU. The packet only has to
+        // fit the link.
+        let routers_fragment =
+            header.dst.is_ipv4() && !header.dont_fragment && !is_local && !may_fragment;
+        let mtu = if routers_fragment { self.config.mtu } else { mtu };
         let is_too_big = largest_packet(chain, &offload, header.dst) > mtu;
-        if (is_too_big && !may_cut) || is_too_long(chain, header.dst) {
-            return Err(Stopped::Refused(OutputError::TooBig { mtu }, DropReason::PacketTooBig));
+        if (is_too_big && !may_fragment) || exceeds_length_field(chain, header.dst) {
+            let (error, reason) = (OutputError::TooBig { mtu }, DropReason::PacketTooBig);
+            return Err(Refused { error, reason }.into());
         }
         let pushed = self.encapsulate(cx, &header, ether, chain)?;
-        Ok(Prepared { hop, offload: offload.shift(pushed), cut_to: is_too_big.then_some(mtu) })
+        Ok(Prepared { hop, offload: offload.shift(pushed), fragment_to: is_too_big.then_some(mtu) })
     }
 
-    /// Gives a frame to the sink, or keeps it.
+    /// Passes a frame to the sink, or queues it.
     fn transmit<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        Prepared { hop, offload, cut_to }: Prepared,
+        Prepared { hop, offload, fragment_to }: Prepared,
         traffic: Traffic,
         chain: Chain,
     ) -> Result<(), OutputError> {
         match hop {
-            Hop::Known(d) => match cut_to {
-                Some(mtu) => self.send_fragments(cx, chain, offload, mtu, d.is_own),
-                None => cx.send(chain, offload, d.is_own),
+            Hop::Resolved(d) => match fragment_to {
+                Some(mtu) => self.send_fragments(cx, chain, offload, mtu, d.is_local),
+                None => cx.send(chain, offload, d.is_local),
             },
-            Hop::Wait { next_hop, solicit, displaced, .. } => {
+            Hop::Pending { next_hop, solicit, displaced, .. } => {
                 if let Some(displaced) = displaced {
                     self.waiting.discard(displaced, cx.pool, cx.counters);
                 }
                 let is_reply = traffic == Traffic::Reply;
-                let held = Held { next_hop, chain, offload, cut_to, is_reply };
-                self.waiting.push(held, cx.pool, cx.counters);
+                let queued = QueuedFrame { next_hop, chain, offload, fragment_to, is_reply };
+                self.waiting.push(queued, cx.pool, cx.counters);
                 if solicit {
                     self.solicit(cx, next_hop, None);
                 }
@@ -183,7 +194,7 @@ impl Ip {
         }
     }
 
-    /// Where packets to `dst` go: from the cache, else from the tables.
+    /// The next hop of a packet: from the destination cache, else from the tables.
     #[inline]
     fn hop_to(
         &mut self,
@@ -191,113 +202,114 @@ impl Ip {
         zone: Zone,
         now: Instant,
         packet: &Chain,
-    ) -> Result<Hop, (OutputError, DropReason)> {
+    ) -> Result<Hop, Refused> {
         let NetworkHeader { src, dst, .. } = *header;
         let generation = self.generation();
         let is_zone_ours = zone == 0 || zone == self.config.zone;
-        let table = self.tables.table_for(Some(src));
-        match self.destinations.find((dst, table, 0), generation, now) {
-            Some(d) if is_zone_ours => return Ok(Hop::Known(*d)),
-            _ if !self.tables.is_spread() => {
-                return self.find_hop(header, (dst, table, 0), zone, now);
+        let key = Key { dst, table: self.tables.table_for(Some(src)), flow: 0 };
+        match self.destinations.find(key, header.traffic, generation, now) {
+            Some(d) if is_zone_ours => return Ok(Hop::Resolved(*d)),
+            _ if !self.tables.is_multipath() => {
+                return self.look_up_hop(header, key, zone, now);
             }
             _ => {}
         }
         let flow = flow_hash(&self.next_hop_key, src, dst, packet);
-        match self.destinations.find((dst, table, flow), generation, now) {
-            Some(d) if is_zone_ours => Ok(Hop::Known(*d)),
-            _ => self.find_hop(header, (dst, table, flow), zone, now),
+        match self.destinations.find(Key { flow, ..key }, header.traffic, generation, now) {
+            Some(d) if is_zone_ours => Ok(Hop::Resolved(*d)),
+            _ => self.look_up_hop(header, Key { flow, ..key }, zone, now),
         }
     }
 
-    /// As [`Ip::hop_to`], without the cache.
-    fn hop_by_tables(
+    /// As [`Ip::hop_to`], without the destination cache.
+    fn hop_uncached(
         &mut self,
         header: &NetworkHeader,
         zone: Zone,
         now: Instant,
         packet: &Chain,
-    ) -> Result<Hop, (OutputError, DropReason)> {
+    ) -> Result<Hop, Refused> {
         let NetworkHeader { src, dst, .. } = *header;
-        let table = self.tables.table_for(Some(src));
-        let flow = if self.tables.is_spread() {
+        let key = Key { dst, table: self.tables.table_for(Some(src)), flow: 0 };
+        let flow = if self.tables.is_multipath() {
             flow_hash(&self.next_hop_key, src, dst, packet)
         } else {
             0
         };
-        self.find_hop(header, (dst, table, flow), zone, now)
+        self.look_up_hop(header, Key { flow, ..key }, zone, now)
     }
 
-    /// Asks the tables, and remembers the answer if packets can go at once.
-    fn find_hop(
+    /// Looks up the tables, and caches the destination if it is resolved.
+    fn look_up_hop(
         &mut self,
         header: &NetworkHeader,
-        (dst, table, flow): Key,
+        key: Key,
         zone: Zone,
         now: Instant,
-    ) -> Result<Hop, (OutputError, DropReason)> {
-        let no_route = (OutputError::NoRoute, DropReason::NoRoute);
-        let path = self.path_to(dst, zone, (Some(header.src), flow), now).ok_or(no_route)?;
-        let (ether, fresh_until, in_doubt) = match path.way {
-            Way::Own => (self.config.ether, Instant::FAR_FUTURE, false),
-            Way::Group(ether) => (ether, Instant::FAR_FUTURE, false),
-            Way::Neighbour(next_hop) => match self.resolve(next_hop, header.traffic, now)? {
-                Resolution::Known { ether, fresh_until, in_doubt } => {
-                    (ether, fresh_until, in_doubt)
+    ) -> Result<Hop, Refused> {
+        let path = self.path_to(Some(header.src), key.dst, zone, key.flow, now).ok_or(NO_ROUTE)?;
+        let (ether, fresh_until, awaits_confirmation) = match path.delivery {
+            Delivery::Local => (self.config.ether, Instant::FAR_FUTURE, false),
+            Delivery::Group(ether) => (ether, Instant::FAR_FUTURE, false),
+            Delivery::Neighbour(next_hop) => match self.resolve(next_hop, header.traffic, now)? {
+                Resolution::Known { ether, fresh_until, awaits_confirmation } => {
+                    (ether, fresh_until, awaits_confirmation)
                 }
                 Resolution::Queue { solicit, displaced } => {
-                    return Ok(Hop::Wait { next_hop, path, solicit, displaced });
+                    return Ok(Hop::Pending { next_hop, path, solicit, displaced });
                 }
                 Resolution::Failed => {
-                    return Err((OutputError::HostUnreachable, DropReason::NeighbourUnreachable));
+                    let reason = DropReason::NeighbourUnreachable;
+                    return Err(Refused { error: OutputError::HostUnreachable, reason });
                 }
             },
         };
-        let flow = if path.is_spread { flow } else { 0 };
+        let flow = if path.is_multipath { key.flow } else { 0 };
         let destination = Destination {
-            key: (dst, table, flow),
+            key: Key { flow, ..key },
             ether,
-            is_own: path.way == Way::Own,
+            is_local: path.delivery == Delivery::Local,
+            created_by_reply: header.traffic == Traffic::Reply,
             limits: path.limits,
-            in_doubt,
+            awaits_confirmation,
             generation: self.generation(),
             fresh_until,
         };
         self.destinations.store(destination);
-        Ok(Hop::Known(destination))
+        Ok(Hop::Resolved(destination))
     }
 
-    /// Puts an IP and an Ethernet header in front, in one piece, and returns their length.
+    /// Prepends an IP and an Ethernet header, contiguous. Returns their length.
     pub(crate) fn encapsulate<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         header: &NetworkHeader,
         ether: EtherAddr,
         chain: &mut Chain,
-    ) -> Result<u16, Stopped> {
-        let no_buffer = || Stopped::Refused(OutputError::NoBuffer, DropReason::NoBuffer);
+    ) -> Result<u16, OutputStop> {
+        let (error, reason) = (OutputError::NoBuffer, DropReason::NoBuffer);
+        let no_buffer = || OutputStop::Refused(Refused { error, reason });
         let payload_bytes = chain.len();
         let (ip_bytes, ethertype) = ip_header_of(header.dst);
         let bytes = ip_bytes.saturating_add(eth::HEADER_BYTES);
-        let room = chain.prepend(bytes, cx.pool, Purpose::Control).map_err(|_| no_buffer())?;
-        let parts = room.split_at_mut_checked(eth::HEADER_BYTES);
+        let space = chain.prepend(bytes, cx.pool, Purpose::Control).map_err(|_| no_buffer())?;
+        let parts = space.split_at_mut_checked(eth::HEADER_BYTES);
         let (link, network) = parts.ok_or_else(no_buffer)?;
         self.emit_network(header, payload_bytes, network).map_err(|_| no_buffer())?;
-        pass(cx, Stage::IpOutput)?;
+        report_stage(cx, Stage::IpOutput)?;
         let link_header = eth::Header { dst: ether, src: self.config.ether, ethertype };
         link_header.emit(link).map_err(|_| no_buffer())?;
-        pass(cx, Stage::EtherOutput)?;
+        report_stage(cx, Stage::EtherOutput)?;
         Ok(bytes as u16)
     }
 
-    /// The identification of an IPv4 datagram: 0 for an atomic one (RFC 6864 section 4.1), which is
-    /// never reassembled; any other gets a random number. A counter would tell each destination how much
-    /// is sent to the others.
+    /// Draws the identification of an IPv4 packet: 0 for an atomic one (RFC 6864 section 4.1), else
+    /// random. A counter would reveal to each destination how much is sent to others.
     ///
-    /// RFC 6864 section 4.3 asks that a number does not come twice within two minutes for the same
-    /// addresses and protocol, which no sender of more than 546 datagrams per second can keep. A random
-    /// one meets that of a datagram that is still incomplete at the receiver once in 65,536 times, and
-    /// then the checksum of the transport tells.
+    /// RFC 6864 section 4.3 forbids reuse within two minutes for the same addresses and protocol,
+    /// which no sender of more than 546 datagrams per second can satisfy. A random identification
+    /// equals that of a given incomplete datagram at the receiver with probability 1/65,536; the
+    /// transport checksum then detects the mix-up.
     #[inline]
     pub(crate) fn draw_ident(&mut self, dont_fragment: bool) -> u16 {
         if dont_fragment { 0 } else { self.idents.number() as u16 }
@@ -342,26 +354,22 @@ impl Ip {
         }
     }
 
-    /// The neighbour is known now: sends what waited for it, in order.
-    pub(crate) fn flush_waiting<S: FrameSink>(
-        &mut self,
-        cx: &mut Context<'_, S>,
-        next_hop: IpAddr,
-    ) {
-        // Asking for the address counts as using it, which only a packet may do.
+    /// Sends the packets queued for a resolved neighbour, in order.
+    pub(crate) fn send_waiting<S: FrameSink>(&mut self, cx: &mut Context<'_, S>, next_hop: IpAddr) {
+        // `resolve` marks the neighbour as used, so it is called only if a packet is queued.
         if !self.waiting.holds(next_hop) {
             return;
         }
         let resolution = self.neighbours.resolve(next_hop, Traffic::Reply, cx.now);
         let Resolution::Known { ether, .. } = resolution else { return };
-        while let Some(mut held) = self.waiting.pop(next_hop) {
-            if set_destination(&mut held.chain, ether).is_none() {
-                cx.discard(held.chain, DropReason::NoBuffer);
+        while let Some(mut queued) = self.waiting.pop(next_hop) {
+            if set_destination(&mut queued.chain, ether).is_none() {
+                cx.discard(queued.chain, DropReason::NoBuffer);
                 continue;
             }
-            let sent = match held.cut_to {
-                Some(mtu) => self.send_fragments(cx, held.chain, held.offload, mtu, false),
-                None => cx.send(held.chain, held.offload, false),
+            let sent = match queued.fragment_to {
+                Some(mtu) => self.send_fragments(cx, queued.chain, queued.offload, mtu, false),
+                None => cx.send(queued.chain, queued.offload, false),
             };
             if sent == Err(OutputError::Full) {
                 cx.counters.drop_packet(DropReason::TxQueueFull);
@@ -370,13 +378,13 @@ impl Ip {
     }
 }
 
-/// Length of the IP header that is written for a destination, and its Ethernet type.
+/// IP header length and EtherType for a destination.
 fn ip_header_of(dst: IpAddr) -> (usize, u16) {
     if dst.is_ipv4() { (ipv4::HEADER_BYTES, eth::IPV4) } else { (ipv6::HEADER_BYTES, eth::IPV6) }
 }
 
-/// The largest IP packet that will be on the wire for this chain: the chain itself, or the largest
-/// segment that it is cut into.
+/// The largest IP packet on the wire: the packet itself, or its largest segment after segmentation
+/// offload.
 fn largest_packet(chain: &Chain, offload: &Offload, dst: IpAddr) -> usize {
     let transport_bytes = match offload.gso {
         Some(gso) => {
@@ -388,13 +396,13 @@ fn largest_packet(chain: &Chain, offload: &Offload, dst: IpAddr) -> usize {
     transport_bytes.saturating_add(ip_header_of(dst).0)
 }
 
-/// Whether the length does not fit its field, which even a super-segment needs.
-fn is_too_long(chain: &Chain, dst: IpAddr) -> bool {
+/// Whether the packet exceeds the length field, super-segments included.
+fn exceeds_length_field(chain: &Chain, dst: IpAddr) -> bool {
     let counted_bytes = if dst.is_ipv4() { ipv4::HEADER_BYTES } else { 0 };
     chain.len().saturating_add(counted_bytes) > usize::from(u16::MAX)
 }
 
-/// Writes the Ethernet destination of a frame that was built without one.
+/// Writes the Ethernet destination of a queued frame.
 fn set_destination(chain: &mut Chain, ether: EtherAddr) -> Option<()> {
     let mut first = chain.front_mut()?;
     first.as_mut_slice()?.get_mut(..6)?.copy_from_slice(&ether.0);

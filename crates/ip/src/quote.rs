@@ -1,21 +1,21 @@
-//! The packet that an ICMP error quotes, read as the packet that this stack sent.
+//! Parsing the packet that an ICMP error quotes.
 
 use core::net::IpAddr;
 
 use fulmar_base::{Zone, with_zone};
 use fulmar_wire::{icmpv4, icmpv6, ipv4, ipv6, protocol};
 
-use crate::pmtu::{least_mtu, plateau_below};
+use crate::pmtu::{plateau_below, smallest_mtu};
 use crate::{ErrorKind, QuotedError};
 
-/// What can be read of a quoted packet: its IP header and 8 bytes behind it.
+/// A quoted packet: its IP header and the first 8 bytes of the transport header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Quoted {
     pub(crate) src: IpAddr,
     pub(crate) dst: IpAddr,
-    /// Length of the packet, as it was sent.
+    /// Length of the packet as sent.
     pub(crate) packet_bytes: usize,
-    /// IPv4: routers might not fragment it. IPv6: true.
+    /// IPv4: the DF bit. IPv6: true.
     dont_fragment: bool,
     protocol: u8,
     src_port: u16,
@@ -24,7 +24,7 @@ pub(crate) struct Quoted {
 }
 
 impl Quoted {
-    /// Reads a packet from its IP header on. `None` if it is too short, malformed, not a first
+    /// Parses a packet from its IP header on. `None` if it is too short, malformed, not a first
     /// fragment, or of a protocol that this stack does not send.
     pub(crate) fn parse(packet: &[u8], is_v4: bool) -> Option<Quoted> {
         let network = if is_v4 { parse_v4(packet)? } else { parse_v6(packet)? };
@@ -38,7 +38,7 @@ impl Quoted {
         let (src_port, dst_port, seq) = match protocol {
             protocol::TCP => (first, second, u32::from_be_bytes([e, f, g, h])),
             protocol::UDP => (first, second, 0),
-            // Type and code, checksum, ident, number.
+            // Words: type and code, checksum, identifier, sequence number.
             protocol::ICMP if is_v4 && a == 8 => (third, 0, u32::from(fourth)),
             protocol::ICMPV6 if !is_v4 && a == 128 => (third, 0, u32::from(fourth)),
             _ => return None,
@@ -46,24 +46,24 @@ impl Quoted {
         Some(Quoted { src, dst, packet_bytes, dont_fragment, protocol, src_port, dst_port, seq })
     }
 
-    /// Whether a packet like this one can have caused the error: a path MTU is reported only for a
-    /// packet that is larger and may not be fragmented (RFC 1191 section 4, RFC 8201 section 4, RFC
-    /// 5927 section 7.2). A report below IPv6's least MTU is one of that (RFC 8200 section 5).
-    pub(crate) fn may_cause(&self, kind: ErrorKind) -> bool {
+    /// Whether this packet can have caused the error: a path MTU is reported only for a larger
+    /// packet that may not be fragmented (RFC 1191 section 4, RFC 8201 section 4, RFC 5927 section
+    /// 7.2). An MTU below the IPv6 minimum counts as the minimum (RFC 8200 section 5).
+    pub(crate) fn can_cause(&self, kind: ErrorKind) -> bool {
         match kind {
             ErrorKind::TooBig { mtu } => {
-                let least = if self.dst.is_ipv4() { 0 } else { least_mtu(false) };
+                let least = if self.dst.is_ipv4() { 0 } else { smallest_mtu(false) };
                 self.dont_fragment && mtu.max(least) < self.packet_bytes
             }
             _ => true,
         }
     }
 
-    /// The error that came back for this packet.
+    /// The error about this packet.
     pub(crate) fn error(&self, kind: ErrorKind, zone: Zone) -> QuotedError {
-        let least = least_mtu(self.dst.is_ipv4());
+        let least = smallest_mtu(self.dst.is_ipv4());
         let kind = match kind {
-            // IPv4 keeps a smaller value, which says that routers must fragment.
+            // IPv4 keeps a smaller value: it means that routers must fragment.
             ErrorKind::TooBig { mtu } if self.dst.is_ipv6() => {
                 ErrorKind::TooBig { mtu: mtu.max(least) }
             }
@@ -80,15 +80,15 @@ impl Quoted {
     }
 }
 
-/// Bytes of a transport header that every error quotes (RFC 792).
+/// Bytes of the transport header that every error quotes (RFC 792).
 const TRANSPORT_BYTES: usize = 8;
 
-/// The IP part of a quoted packet.
+/// The IP header of a quoted packet.
 struct Network {
     src: IpAddr,
     dst: IpAddr,
     protocol: u8,
-    /// Bytes in front of the transport header.
+    /// Offset of the transport header, bytes.
     header_bytes: usize,
     packet_bytes: usize,
     dont_fragment: bool,
@@ -121,16 +121,16 @@ fn parse_v6(packet: &[u8]) -> Option<Network> {
     })
 }
 
-/// What an ICMP message reports, if it is an error. `bytes` is the message, for the size of the
-/// quoted packet.
-pub(crate) fn kind_of_v4(message: &icmpv4::Message, bytes: &[u8]) -> Option<ErrorKind> {
+/// The kind of an ICMPv4 error; `None` for other messages. `bytes` is the message, for the length
+/// of the quoted packet.
+pub(crate) fn error_kind_v4(message: &icmpv4::Message, bytes: &[u8]) -> Option<ErrorKind> {
     use icmpv4::unreachable;
     match *message {
         icmpv4::Message::Unreachable { code: unreachable::PORT, .. } => {
             Some(ErrorKind::PortUnreachable)
         }
         icmpv4::Message::Unreachable { code: unreachable::FRAGMENTATION_NEEDED, next_hop_mtu } => {
-            // Routers older than RFC 1191 say zero.
+            // Routers older than RFC 1191 send zero.
             let mtu = match next_hop_mtu {
                 0 => plateau_below(quoted_total_bytes(bytes)),
                 mtu => usize::from(mtu),
@@ -146,8 +146,8 @@ pub(crate) fn kind_of_v4(message: &icmpv4::Message, bytes: &[u8]) -> Option<Erro
     }
 }
 
-/// The same for version 6.
-pub(crate) fn kind_of_v6(message: &icmpv6::Message) -> Option<ErrorKind> {
+/// The kind of an ICMPv6 error; `None` for other messages.
+pub(crate) fn error_kind_v6(message: &icmpv6::Message) -> Option<ErrorKind> {
     match *message {
         icmpv6::Message::Unreachable { code: icmpv6::unreachable::PORT } => {
             Some(ErrorKind::PortUnreachable)
@@ -164,15 +164,15 @@ pub(crate) fn kind_of_v6(message: &icmpv6::Message) -> Option<ErrorKind> {
     }
 }
 
-/// Protocol unknown, network or host unknown, isolated or prohibited, precedence: all last (RFC 1122
-/// section 4.2.3.9 names the protocol; Linux adds the rest). Not: network or host unreachable,
-/// source route failed, type of service.
+/// Hard errors: protocol unreachable, network or host unknown, host isolated, administratively
+/// prohibited, precedence (RFC 1122 section 4.2.3.9 lists protocol unreachable; Linux adds the
+/// rest). Soft: network or host unreachable, source route failed, type of service.
 fn is_hard_v4(code: u8) -> bool {
     matches!(code, 2 | 6..=10 | 13..=15)
 }
 
-/// Administratively prohibited, beyond scope, policy, reject route (RFC 4443 section 3.1, as Linux
-/// treats them). Not: no route, address unreachable.
+/// Hard errors: administratively prohibited, beyond scope, policy, reject route (RFC 4443 section
+/// 3.1, as Linux). Soft: no route, address unreachable.
 fn is_hard_v6(code: u8) -> bool {
     matches!(code, 1 | 2 | 5 | 6)
 }

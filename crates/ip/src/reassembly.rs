@@ -1,43 +1,42 @@
-//! Datagrams that are being put together from their fragments (RFC 791 section 3.2, RFC 8200
-//! section 4.5).
+//! Reassembly of fragmented datagrams (RFC 791 section 3.2, RFC 8200 section 4.5).
 //!
 //! ```text
 //!   payload of the datagram   0 ───────────────────────────────────────────── total
-//!   pieces that came          [ 0..1480 )[ 1480..2960 )      [ 4440..5920 )
+//!   fragments received        [ 0..1480 )[ 1480..2960 )      [ 4440..5920 )
 //!   runs                      [ 0 ............... 2960 )     [ 4440..5920 )
 //! ```
 //!
-//! Enters: the payload of one fragment at a time, with its place ([`Piece`]). Leaves: the payload of
-//! a whole datagram ([`Whole`]), or one that is over its time ([`Reassembly::pop_expired`]).
+//! Input: the payload of one fragment, with its offset ([`Fragment`]). Output: the payload of a
+//! complete datagram ([`Datagram`]), or an expired one ([`Reassembly::pop_expired`]).
 //!
 //! The table is set-associative: a keyed hash of source, destination, protocol and identification
-//! chooses one of [`SETS`] sets, and a set holds [`WAYS`] datagrams. In a full set the oldest datagram
-//! gives way, of the source of the new one if that source has half of the set. The key is secret, so a
-//! stranger cannot aim at the set of a datagram: of `n` datagrams that it begins while an honest one
-//! arrives, about `n / SETS` fall into the same set, and the honest one survives fewer than [`WAYS`].
-//! With 20,000 spoofed fragments per second and 20 ms between the first and the last fragment that is
-//! 98 of 100 honest datagrams.
+//! selects one of [`SETS`] sets, and a set holds [`WAYS`] datagrams. In a full set the oldest
+//! datagram is evicted; if the new datagram's source occupies half of the set, the oldest one of
+//! that source. The key is secret, so an attacker cannot target the set of a datagram: of `n`
+//! datagrams that it starts while a legitimate one arrives, about `n / SETS` hit the same set, and
+//! the legitimate one survives fewer than [`WAYS`]. With 20,000 spoofed fragments per second and 20
+//! ms between the first and the last fragment, 98 of 100 legitimate datagrams survive.
 //!
-//! Memory: mbufs are held as they came, but tiny ones are copied together, so that a datagram in
-//! small pieces pins neither large buffers nor descriptors. A datagram has at most [`MAX_PIECES`]
-//! pieces, and all datagrams together [`Reassembly::new`]'s bytes of storage. Beyond that the oldest
-//! of [`SAMPLE`] datagrams from a random place of the table gives way, of the source whose fragment
-//! came if that source has most of the sample.
+//! Memory: mbufs are queued without copying, except that tiny ones are coalesced, so that a
+//! datagram in small fragments pins neither large buffers nor descriptors. A datagram has at most
+//! [`MAX_FRAGMENTS`] fragments. The storage of all datagrams is bounded by the argument of
+//! [`Reassembly::new`]. Beyond it, the oldest of [`SAMPLE`] datagrams from a random position is
+//! evicted; if the new fragment's source has most of the sample, the oldest one of that source.
 //!
-//! Invariants: pieces are sorted and do not overlap; runs are sorted and do not touch; the runs
-//! cover what the pieces cover; what a slot costs is counted in the table.
+//! Invariants: pieces are sorted and do not overlap; runs are sorted and not adjacent; runs and
+//! pieces cover the same bytes; the table's storage is the sum over its slots.
 //!
-//! Overlap: a fragment that overlaps another one ends its datagram, IPv4's too (RFC 5722, RFC 8200;
-//! RFC 791 would let the later bytes win, which serves only those who want to deceive). Its key is
-//! remembered until the time is over, so that the rest of it is dropped as well. An exact repetition
-//! is dropped by itself.
+//! Overlap: an overlapping fragment discards its datagram, with IPv4 as well (RFC 5722, RFC 8200;
+//! RFC 791 lets the later bytes win, which only evasion attacks use). The key is kept until the
+//! time-out, so that the remaining fragments are dropped as well. Of an exact duplicate only the
+//! duplicate is dropped.
 //!
-//! Cost: a hash, unless the fragment is of the same datagram as the last one; a scan of the set; two
+//! Cost: a hash, unless the previous fragment was of the same datagram; a scan of the set; two
 //! binary searches in the slot.
 //!
-//! In a stack of several shards the device must bring all fragments of a datagram to one queue, since only
-//! the first of them has ports: a TAP's hash and the program for its queues do. The whole datagram then
-//! crosses to its owner.
+//! With several shards the device must steer all fragments of a datagram to one queue, since only
+//! the first fragment has ports. A TAP's hash and the steering program of its queues do so. The
+//! reassembled datagram is then handed over to its owner.
 
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -50,24 +49,24 @@ use fulmar_wire::{ipv4, ipv6};
 
 /// Sets of the table; a power of two.
 pub(crate) const SETS: usize = 128;
-/// Datagrams in a set at most. A sender has one or two under way at a time; the others lost a
-/// fragment and wait for the end of their time or for a datagram that needs the place.
+/// Datagrams per set. A sender has one or two in flight at a time; the others lost a fragment and
+/// remain until the time-out or eviction.
 pub(crate) const WAYS: usize = 8;
-/// Datagrams among which the oldest gives way for its storage, at least.
+/// Minimum number of datagrams sampled for eviction.
 const SAMPLE: usize = 2 * WAYS;
-/// Pieces of one datagram at most: the largest datagram over the least MTU that hosts must take
-/// (RFC 1122 section 3.3.2: 576 bytes) has 119.
-pub(crate) const MAX_PIECES: usize = 256;
-/// How many datagrams of its source may begin in the set of one of IPv4 before a fragment with its
-/// identification counts as another one's: after about `8 * SETS` datagrams. At high rates 16 bits come
-/// round within the time (RFC 4963).
-const MAX_FOLLOWERS: u8 = 8;
-/// Payloads up to this size are copied behind the one before.
+/// Fragments per datagram. The largest datagram over the smallest MTU that hosts must support (RFC
+/// 1122 section 3.3.2: 576 bytes) has 119.
+pub(crate) const MAX_FRAGMENTS: usize = 256;
+/// An incomplete IPv4 datagram is replaced by a new one with the same identification after this
+/// many later datagrams of its source in the same set, that is after about `8 * SETS` datagrams. At
+/// high rates the 16-bit identification wraps within the time-out (RFC 4963).
+const MAX_SUCCESSORS: u8 = 8;
+/// Payloads up to this size are copied behind the previous one.
 const TINY_BYTES: usize = 256;
-/// A block that tiny pieces are copied into.
-const GATHER_BYTES: usize = 4096;
+/// Block size for coalesced tiny payloads.
+const COALESCE_BYTES: usize = 4096;
 
-/// Which datagram a fragment belongs to. IPv6 does not look at the protocol: zero there.
+/// Identifies a datagram. With IPv6 the protocol is not part of the key: zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key {
     pub(crate) src: IpAddr,
@@ -76,45 +75,45 @@ pub(crate) struct Key {
     pub(crate) ident: u32,
 }
 
-/// The IP header of the first fragment, options and extension headers left out.
+/// The IP header of the first fragment, without options and extension headers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum First {
     V4(ipv4::Header),
-    /// `next_header` is what the fragmentable part starts with.
+    /// `next_header` is that of the fragmentable part.
     V6(ipv6::Header),
 }
 
 /// One fragment.
 #[derive(Debug)]
-pub(crate) struct Piece {
+pub(crate) struct Fragment {
     pub(crate) key: Key,
-    /// Where it starts in the datagram's payload. `start` plus the length of `chain` is at most
-    /// 65,535; the chain is not empty.
+    /// Offset in the datagram's payload. `start` plus the length of `chain` is at most 65,535; the
+    /// chain is not empty.
     pub(crate) start: u16,
-    /// No fragment follows it.
+    /// The last fragment.
     pub(crate) is_last: bool,
-    /// The header, if this is the first fragment.
+    /// The IP header, if this is the first fragment.
     pub(crate) first: Option<First>,
     /// The two ECN bits.
     pub(crate) ecn: u8,
-    /// It was sent to more than one station.
+    /// The IP or Ethernet destination is a group.
     pub(crate) is_group: bool,
-    /// How long the rest may take.
+    /// Reassembly time-out.
     pub(crate) lifetime: Duration,
     /// The payload.
     pub(crate) chain: Chain,
 }
 
-/// A datagram, or what there is of it.
+/// A complete or expired datagram.
 #[derive(Debug)]
-pub(crate) struct Whole {
+pub(crate) struct Datagram {
     pub(crate) key: Key,
-    /// `None` only in a datagram that is over its time.
+    /// `None` only in an expired datagram.
     pub(crate) first: Option<First>,
     pub(crate) ecn: u8,
     pub(crate) is_group: bool,
-    /// The payload; of one that is over its time the first run, which begins with the first
-    /// fragment if that has come.
+    /// The payload. Of an expired datagram the first run, which starts with the first fragment if
+    /// that arrived.
     pub(crate) chain: Chain,
     /// Bytes of the first fragment's payload.
     pub(crate) first_bytes: usize,
@@ -132,53 +131,59 @@ impl Run {
     }
 }
 
-/// What is known of one datagram.
+/// An incomplete datagram.
 #[derive(Debug)]
 struct Slot {
     key: Key,
-    /// Counts the datagrams that have begun: smaller is older.
+    /// Creation order: smaller is older.
     serial: u64,
-    /// Datagrams of the same source that have begun in this set since.
-    followers: u8,
+    /// Later datagrams of the same source in this set.
+    successors: u8,
     expires: Instant,
-    /// Fragments overlapped or contradicted each other: the rest is dropped for this reason.
+    /// Why the datagram was discarded: fragments overlapped or were inconsistent. Later fragments
+    /// are dropped for the same reason.
     refused: Option<DropReason>,
-    /// Length of the payload, once the last fragment has come.
+    /// Length of the payload, once the last fragment has arrived.
     total: Option<u16>,
     /// Start and end of each fragment, sorted.
     pieces: Vec<(u16, u16)>,
     runs: Vec<Run>,
-    cost_bytes: usize,
+    storage_bytes: usize,
     first: Option<First>,
     ecn: u8,
     is_group: bool,
 }
 
-/// Which slot of which set.
-type Place = (usize, usize);
+/// Position of a slot in the table.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct SlotId {
+    set: usize,
+    way: usize,
+}
 
-/// The table.
+/// The reassembly table.
 #[derive(Debug)]
 pub(crate) struct Reassembly {
-    /// [`SETS`] of them, each of at most [`WAYS`] datagrams.
+    /// [`SETS`] sets of at most [`WAYS`] datagrams each.
     sets: Vec<Vec<Slot>>,
-    /// Chooses the set of a datagram.
+    /// Keys the hash that selects the set.
     hash: HashKey,
-    /// Chooses what gives way for its storage.
+    /// Selects the eviction sample.
     random: Random,
-    /// The datagram of the last fragment, and its set.
+    /// Key and set of the last fragment.
     recent: Option<(Key, usize)>,
     max_bytes: usize,
     held_bytes: usize,
-    begun: u64,
-    /// Not later than any slot's deadline.
+    created: u64,
+    /// Lower bound of all deadlines.
     next_expiry: Option<Instant>,
-    /// The first set that may hold a datagram over its time: where [`Reassembly::pop_expired`] goes on.
+    /// The first set that may have an expired datagram: [`Reassembly::pop_expired`] continues
+    /// there.
     expiring: usize,
 }
 
 impl Reassembly {
-    /// A table for `max_bytes` of storage.
+    /// A table with at most `max_bytes` of storage.
     pub(crate) fn new(max_bytes: usize, secrets: &Secrets) -> Reassembly {
         Reassembly {
             sets: (0..SETS).map(|_| Vec::new()).collect(),
@@ -187,59 +192,61 @@ impl Reassembly {
             recent: None,
             max_bytes,
             held_bytes: 0,
-            begun: 0,
+            created: 0,
             next_expiry: None,
             expiring: 0,
         }
     }
 
-    /// Takes a fragment. Returns the datagram that it completes.
+    /// Inserts a fragment. Returns the datagram that it completes.
     ///
-    /// What gives way is counted and freed here (`FragmentTableFull`, `FragmentTimeout`).
+    /// Evicted datagrams are counted and freed here (`FragmentTableFull`, `FragmentTimeout`).
     ///
     /// # Errors
-    /// The fragment is freed, and to be counted: `FragmentDuplicate`; `FragmentOverlap` and
-    /// `FragmentInvalid`, with all that there was of its datagram.
+    /// The fragment is freed; the caller counts the drop. `FragmentDuplicate`. `FragmentOverlap`
+    /// and `FragmentInvalid`, which also discard the datagram.
     pub(crate) fn insert(
         &mut self,
         now: Instant,
-        piece: Piece,
+        fragment: Fragment,
         pool: &mut Pool,
         counters: &mut Counters,
-    ) -> Result<Option<Whole>, DropReason> {
-        let source = source_of(piece.key.src);
-        let place = self.place_of(now, &piece, pool, counters);
-        let Some(slot) = self.slot_mut(place) else {
-            pool.free(piece.chain);
+    ) -> Result<Option<Datagram>, DropReason> {
+        let source = source_of(fragment.key.src);
+        let slot_id = self.find_or_create(now, &fragment, pool, counters);
+        let Some(slot) = self.slot_mut(slot_id) else {
+            pool.free(fragment.chain);
             return Err(DropReason::FragmentTableFull);
         };
-        let before = slot.cost_bytes;
-        let added = slot.add(piece, pool);
-        slot.cost_bytes = slot.runs.iter().map(|r| r.chain.held_bytes().max(r.chain.len())).sum();
-        let (after, is_complete) = (slot.cost_bytes, slot.is_complete());
+        let before = slot.storage_bytes;
+        let added = slot.add(fragment, pool);
+        slot.storage_bytes =
+            slot.runs.iter().map(|r| r.chain.held_bytes().max(r.chain.len())).sum();
+        let (after, is_complete) = (slot.storage_bytes, slot.is_complete());
         self.held_bytes = self.held_bytes.saturating_sub(before).saturating_add(after);
-        let whole = if is_complete { self.remove(place).map(|s| s.into_whole(pool)) } else { None };
-        self.shrink(source, pool, counters);
-        added.map(|()| whole)
+        let datagram =
+            if is_complete { self.remove(slot_id).map(|s| s.into_datagram(pool)) } else { None };
+        self.evict(source, pool, counters);
+        added.map(|()| datagram)
     }
 
-    /// Where a fragment's datagram is, which may begin with it.
-    fn place_of(
+    /// Finds or creates the slot of a fragment's datagram.
+    fn find_or_create(
         &mut self,
         now: Instant,
-        piece: &Piece,
+        fragment: &Fragment,
         pool: &mut Pool,
         counters: &mut Counters,
-    ) -> Place {
-        let at = self.set_of(&piece.key);
+    ) -> SlotId {
+        let at = self.set_of(&fragment.key);
         let set = self.sets.get(at).map_or(&[][..], Vec::as_slice);
-        if let Some((way, slot)) = set.iter().enumerate().find(|(_, s)| s.key == piece.key) {
-            if slot.followers <= MAX_FOLLOWERS || piece.key.src.is_ipv6() {
-                return (at, way);
+        if let Some((way, slot)) = set.iter().enumerate().find(|(_, s)| s.key == fragment.key) {
+            if slot.successors <= MAX_SUCCESSORS || fragment.key.src.is_ipv6() {
+                return SlotId { set: at, way };
             }
-            self.discard((at, way), DropReason::FragmentTimeout, pool, counters);
+            self.discard(SlotId { set: at, way }, DropReason::FragmentTimeout, pool, counters);
         }
-        (at, self.begin(now, at, piece, pool, counters))
+        self.create(now, at, fragment, pool, counters)
     }
 
     fn set_of(&mut self, key: &Key) -> usize {
@@ -253,22 +260,22 @@ impl Reassembly {
         set
     }
 
-    /// Begins a datagram in a set, in which the oldest one may have to give way.
-    fn begin(
+    /// Creates a datagram in a set, evicting one from a full set.
+    fn create(
         &mut self,
         now: Instant,
         at: usize,
-        piece: &Piece,
+        fragment: &Fragment,
         pool: &mut Pool,
         counters: &mut Counters,
-    ) -> usize {
-        let source = source_of(piece.key.src);
-        let (mut all, mut own) = (Candidates::default(), Candidates::default());
+    ) -> SlotId {
+        let source = source_of(fragment.key.src);
+        let (mut all, mut own) = (EvictionSample::default(), EvictionSample::default());
         for (way, slot) in self.sets.get_mut(at).into_iter().flatten().enumerate() {
-            all.add(slot, (at, way), 1);
+            all.add(slot, SlotId { set: at, way }, 1);
             if slot.source() == source {
-                slot.followers = slot.followers.saturating_add(1);
-                own.add(slot, (at, way), 1);
+                slot.successors = slot.successors.saturating_add(1);
+                own.add(slot, SlotId { set: at, way }, 1);
             }
         }
         if all.weight >= WAYS {
@@ -276,32 +283,32 @@ impl Reassembly {
             let full = DropReason::FragmentTableFull;
             victim.oldest.into_iter().for_each(|(_, p)| self.discard(p, full, pool, counters));
         }
-        self.begun = self.begun.saturating_add(1);
-        let expires = now + piece.lifetime;
+        self.created = self.created.saturating_add(1);
+        let expires = now + fragment.lifetime;
         self.next_expiry = Some(self.next_expiry.map_or(expires, |e| e.min(expires)));
-        let Some(set) = self.sets.get_mut(at) else { return 0 };
-        set.push(Slot::new(piece.key, self.begun, expires));
-        set.len().saturating_sub(1)
+        let Some(set) = self.sets.get_mut(at) else { return SlotId { set: at, way: 0 } };
+        set.push(Slot::new(fragment.key, self.created, expires));
+        SlotId { set: at, way: set.len().saturating_sub(1) }
     }
 
-    /// Frees datagrams until all of them hold no more than they may. A fragment of `source` came.
-    fn shrink(&mut self, source: Source, pool: &mut Pool, counters: &mut Counters) {
+    /// Evicts datagrams until the storage is within its bound, after a fragment of `source`.
+    fn evict(&mut self, source: Source, pool: &mut Pool, counters: &mut Counters) {
         while self.held_bytes > self.max_bytes {
-            let Some(victim) = self.draw(source) else { return };
+            let Some(victim) = self.select_victim(source) else { return };
             self.discard(victim, DropReason::FragmentTableFull, pool, counters);
         }
     }
 
-    /// The datagram that gives way for its storage: the oldest of some, from a random set on.
-    fn draw(&mut self, source: Source) -> Option<Place> {
+    /// Selects the datagram to evict: the oldest of a sample from a random set on.
+    fn select_victim(&mut self, source: Source) -> Option<SlotId> {
         let from = self.random.below(SETS as u32) as usize;
-        let (mut all, mut own) = (Candidates::default(), Candidates::default());
+        let (mut all, mut own) = (EvictionSample::default(), EvictionSample::default());
         for at in (from..SETS).chain(0..from) {
             let set = self.sets.get(at).map_or(&[][..], Vec::as_slice);
-            for (way, slot) in set.iter().enumerate().filter(|(_, s)| s.cost_bytes > 0) {
-                all.add(slot, (at, way), slot.cost_bytes);
+            for (way, slot) in set.iter().enumerate().filter(|(_, s)| s.storage_bytes > 0) {
+                all.add(slot, SlotId { set: at, way }, slot.storage_bytes);
                 if slot.source() == source {
-                    own.add(slot, (at, way), slot.cost_bytes);
+                    own.add(slot, SlotId { set: at, way }, slot.storage_bytes);
                 }
             }
             if all.seen >= SAMPLE {
@@ -309,27 +316,27 @@ impl Reassembly {
             }
         }
         let victim = if own.weight > all.weight / 2 { own } else { all };
-        victim.oldest.map(|(_, place)| place)
+        victim.oldest.map(|(_, slot_id)| slot_id)
     }
 
-    /// Frees a slot. What was refused was counted then.
+    /// Drops a datagram. A refused one was counted when it was refused.
     fn discard(
         &mut self,
-        place: Place,
+        slot_id: SlotId,
         reason: DropReason,
         pool: &mut Pool,
         counters: &mut Counters,
     ) {
-        let Some(slot) = self.remove(place) else { return };
+        let Some(slot) = self.remove(slot_id) else { return };
         if slot.refused.is_none() {
             counters.drop_packet(reason);
         }
         slot.free(pool);
     }
 
-    /// The next datagram whose time is over, with what there is of it; not yet counted. Those whose
-    /// fragments overlapped were, and go without a word.
-    pub(crate) fn pop_expired(&mut self, now: Instant, pool: &mut Pool) -> Option<Whole> {
+    /// Removes the next expired datagram, which the caller counts. Datagrams with overlapping
+    /// fragments were counted before and are freed silently.
+    pub(crate) fn pop_expired(&mut self, now: Instant, pool: &mut Pool) -> Option<Datagram> {
         if self.next_expiry.is_none_or(|e| now < e) {
             return None;
         }
@@ -338,8 +345,8 @@ impl Reassembly {
                 self.expiring = self.expiring.saturating_add(1);
                 continue;
             };
-            match self.remove((self.expiring, way)) {
-                Some(slot) if slot.refused.is_none() => return Some(slot.into_whole(pool)),
+            match self.remove(SlotId { set: self.expiring, way }) {
+                Some(slot) if slot.refused.is_none() => return Some(slot.into_datagram(pool)),
                 Some(slot) => slot.free(pool),
                 None => {}
             }
@@ -349,17 +356,17 @@ impl Reassembly {
         None
     }
 
-    /// When [`Reassembly::pop_expired`] may have something.
+    /// Earliest time at which [`Reassembly::pop_expired`] may return a datagram.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.next_expiry
     }
 
-    /// Datagrams in the table, those that were refused included.
+    /// Datagrams in the table, refused ones included.
     pub(crate) fn len(&self) -> usize {
         self.sets.iter().map(Vec::len).sum()
     }
 
-    /// What they cost, in bytes of storage.
+    /// Storage of all datagrams, bytes.
     pub(crate) fn held_bytes(&self) -> usize {
         self.held_bytes
     }
@@ -370,32 +377,32 @@ impl Reassembly {
         (self.held_bytes, self.next_expiry) = (0, None);
     }
 
-    fn slot_mut(&mut self, (set, way): Place) -> Option<&mut Slot> {
-        self.sets.get_mut(set)?.get_mut(way)
+    fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
+        self.sets.get_mut(id.set)?.get_mut(id.way)
     }
 
-    fn remove(&mut self, (set, way): Place) -> Option<Slot> {
+    fn remove(&mut self, SlotId { set, way }: SlotId) -> Option<Slot> {
         let set = self.sets.get_mut(set)?;
         let slot = if way < set.len() { set.swap_remove(way) } else { return None };
-        self.held_bytes = self.held_bytes.saturating_sub(slot.cost_bytes);
+        self.held_bytes = self.held_bytes.saturating_sub(slot.storage_bytes);
         Some(slot)
     }
 }
 
-/// Datagrams of which one gives way.
+/// Eviction candidates.
 #[derive(Clone, Copy, Debug, Default)]
-struct Candidates {
+struct EvictionSample {
     seen: usize,
     weight: usize,
     /// By its serial.
-    oldest: Option<(u64, Place)>,
+    oldest: Option<(u64, SlotId)>,
 }
 
-impl Candidates {
-    fn add(&mut self, slot: &Slot, place: Place, weight: usize) {
+impl EvictionSample {
+    fn add(&mut self, slot: &Slot, slot_id: SlotId, weight: usize) {
         self.seen = self.seen.saturating_add(1);
         self.weight = self.weight.saturating_add(weight);
-        let this = (slot.serial, place);
+        let this = (slot.serial, slot_id);
         self.oldest = Some(self.oldest.map_or(this, |o| o.min(this)));
     }
 }
@@ -416,13 +423,13 @@ impl Slot {
         Slot {
             key,
             serial,
-            followers: 0,
+            successors: 0,
             expires,
             refused: None,
             total: None,
             pieces: Vec::new(),
             runs: Vec::new(),
-            cost_bytes: 0,
+            storage_bytes: 0,
             first: None,
             ecn: 0,
             is_group: false,
@@ -437,18 +444,18 @@ impl Slot {
         self.runs.into_iter().for_each(|r| pool.free(r.chain));
     }
 
-    /// Adds a fragment. An error frees it; if it ends the datagram the slot keeps nothing but its
-    /// key.
-    fn add(&mut self, piece: Piece, pool: &mut Pool) -> Result<(), DropReason> {
-        match self.place(&piece) {
+    /// Adds a fragment. On an error it is freed; if the error discards the datagram, the slot keeps
+    /// only its key.
+    fn add(&mut self, fragment: Fragment, pool: &mut Pool) -> Result<(), DropReason> {
+        match self.validate(&fragment) {
             Ok((at, end)) => {
-                self.pieces.insert(at, (piece.start, end));
-                if piece.is_last {
+                self.pieces.insert(at, (fragment.start, end));
+                if fragment.is_last {
                     self.total = Some(end);
                 }
-                self.first = self.first.or(piece.first);
-                self.mark(&piece);
-                self.join(usize::from(piece.start), piece.chain, pool);
+                self.first = self.first.or(fragment.first);
+                self.merge_ecn(&fragment);
+                self.join(usize::from(fragment.start), fragment.chain, pool);
                 Ok(())
             }
             Err(reason) => {
@@ -457,50 +464,51 @@ impl Slot {
                     self.pieces = Vec::new();
                     self.refused = Some(reason);
                 }
-                pool.free(piece.chain);
+                pool.free(fragment.chain);
                 Err(reason)
             }
         }
     }
 
-    /// Where a fragment goes among the pieces, and where it ends.
-    fn place(&self, piece: &Piece) -> Result<(usize, u16), DropReason> {
+    /// Validates a fragment. Returns its index among the pieces, and its end.
+    fn validate(&self, fragment: &Fragment) -> Result<(usize, u16), DropReason> {
         if let Some(reason) = self.refused {
             return Err(reason);
         }
-        let end = usize::from(piece.start).saturating_add(piece.chain.len());
+        let end = usize::from(fragment.start).saturating_add(fragment.chain.len());
         let end = u16::try_from(end).map_err(|_| DropReason::FragmentInvalid)?;
-        let at = self.pieces.partition_point(|&(start, _)| start < piece.start);
+        let at = self.pieces.partition_point(|&(start, _)| start < fragment.start);
         let next = self.pieces.get(at);
-        if next == Some(&(piece.start, end)) {
+        if next == Some(&(fragment.start, end)) {
             return Err(DropReason::FragmentDuplicate);
         }
         let previous = at.checked_sub(1).and_then(|i| self.pieces.get(i));
-        if previous.is_some_and(|&(_, e)| e > piece.start) || next.is_some_and(|&(s, _)| s < end) {
+        if previous.is_some_and(|&(_, e)| e > fragment.start) || next.is_some_and(|&(s, _)| s < end)
+        {
             return Err(DropReason::FragmentOverlap);
         }
-        let ends_elsewhere = match self.total {
-            Some(total) => piece.is_last || end > total,
-            None => piece.is_last && next.is_some(),
+        let is_inconsistent = match self.total {
+            Some(total) => fragment.is_last || end > total,
+            None => fragment.is_last && next.is_some(),
         };
-        if ends_elsewhere || self.pieces.len() >= MAX_PIECES {
+        if is_inconsistent || self.pieces.len() >= MAX_FRAGMENTS {
             return Err(DropReason::FragmentInvalid);
         }
         Ok((at, end))
     }
 
-    /// Congestion marked on any fragment marks the datagram (RFC 3168 section 5.3).
-    fn mark(&mut self, piece: &Piece) {
+    /// CE on any fragment sets CE on the datagram (RFC 3168 section 5.3).
+    fn merge_ecn(&mut self, fragment: &Fragment) {
         const CONGESTION_EXPERIENCED: u8 = 3;
         if self.ecn != CONGESTION_EXPERIENCED
-            && (piece.first.is_some() || piece.ecn == CONGESTION_EXPERIENCED)
+            && (fragment.first.is_some() || fragment.ecn == CONGESTION_EXPERIENCED)
         {
-            self.ecn = piece.ecn;
+            self.ecn = fragment.ecn;
         }
-        self.is_group |= piece.is_group;
+        self.is_group |= fragment.is_group;
     }
 
-    /// Joins bytes with the runs that they touch.
+    /// Merges bytes with adjacent runs.
     fn join(&mut self, start: usize, chain: Chain, pool: &mut Pool) {
         let end = start.saturating_add(chain.len());
         let at = self.runs.partition_point(|r| r.start < start);
@@ -534,13 +542,13 @@ impl Slot {
         }
     }
 
-    /// What is there up to the first gap. The rest is freed.
-    fn into_whole(self, pool: &mut Pool) -> Whole {
+    /// The payload up to the first gap. The rest is freed.
+    fn into_datagram(self, pool: &mut Pool) -> Datagram {
         let first_bytes = self.pieces.first().map_or(0, |&(_, end)| usize::from(end));
         let mut runs = self.runs.into_iter().map(|r| r.chain);
         let chain = runs.next().unwrap_or_default();
         runs.for_each(|c| pool.free(c));
-        Whole {
+        Datagram {
             key: self.key,
             first: self.first,
             ecn: self.ecn,
@@ -551,40 +559,40 @@ impl Slot {
     }
 }
 
-/// Appends bytes: by reference, or copied into the room behind the last ones if they are few or lie
-/// in much more storage than they fill. Without a block for the copy they stay as they are.
+/// Appends bytes by reference. Tiny payloads, and those that waste at least half of their storage,
+/// are copied into tailroom or a new block. Without a block they are appended by reference.
 fn append(to: &mut Chain, chain: Chain, pool: &mut Pool) {
     let bytes = chain.len();
     let is_tiny = bytes <= TINY_BYTES || bytes.saturating_mul(2) <= chain.held_bytes();
-    if !is_tiny || bytes > GATHER_BYTES / 2 {
+    if !is_tiny || bytes > COALESCE_BYTES / 2 {
         return to.append(chain);
     }
     if to.back().is_none_or(|m| m.tailroom() < bytes) {
-        return gather(to, chain, pool);
+        return append_new_block(to, chain, pool);
     }
     let mut copied = 0_usize;
     if let Some(mut back) = to.back_mut() {
-        for piece in chain.slices() {
-            copied = copied.saturating_add(back.append_tail(piece, pool));
+        for slice in chain.slices() {
+            copied = copied.saturating_add(back.append_tail(slice, pool));
         }
     }
     if copied == bytes {
         return pool.free(chain);
     }
-    // Behind the last bytes somebody else has a reference.
+    // The tailroom is shared: undo and use a new block.
     to.trim_back(copied, pool);
-    gather(to, chain, pool);
+    append_new_block(to, chain, pool);
 }
 
-/// Appends bytes in a block with room for more of their kind.
-fn gather(to: &mut Chain, chain: Chain, pool: &mut Pool) {
+/// Copies bytes into a new block with tailroom for more.
+fn append_new_block(to: &mut Chain, chain: Chain, pool: &mut Pool) {
     let bytes = chain.len();
-    let Ok(mut m) = pool.alloc(GATHER_BYTES, 0, Purpose::Receive) else {
+    let Ok(mut m) = pool.alloc(COALESCE_BYTES, 0, Purpose::Receive) else {
         return to.append(chain);
     };
     match m.append(bytes) {
-        Some(room) => {
-            chain.copy_to(0, room);
+        Some(space) => {
+            chain.copy_to(0, space);
             to.push_back(m);
             pool.free(chain);
         }
@@ -595,8 +603,8 @@ fn gather(to: &mut Chain, chain: Chain, pool: &mut Pool) {
     }
 }
 
-/// What counts as one sender: an IPv4 address, or an IPv6 network of 64 bits, whose owner has all of
-/// its addresses.
+/// A source for eviction: an IPv4 address, or an IPv6 /64 prefix, whose owner controls all of its
+/// addresses.
 type Source = (bool, u64);
 
 fn source_of(ip: IpAddr) -> Source {

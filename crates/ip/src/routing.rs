@@ -1,9 +1,10 @@
-//! Which table a packet is looked up in, and which of several next hops it takes.
+//! Policy routing and multipath routes: which table a packet is looked up in, and which next hop it
+//! takes.
 //!
-//! The main table is that of every source; a policy sends packets from some blocks of source addresses
-//! to another one first. A route may have several next hops, among which flows are spread by a hash of
-//! addresses and ports (RFC 2992), so that each flow keeps to one; next hops that are down, or that
-//! do not answer, are left out.
+//! The main table applies to all sources. A source policy directs packets from certain source
+//! prefixes to another table first. A multipath route has several next hops. A hash of addresses
+//! and ports (RFC 2992) assigns each flow to one of them. Next hops that are down or unreachable
+//! are skipped.
 
 use alloc::collections::BTreeMap;
 use core::net::{IpAddr, SocketAddr};
@@ -15,10 +16,10 @@ use fulmar_route::{Advice, NextHop, Prefix, Route, RouteError, SourcePolicy, Tab
 use crate::engine::Ip;
 use crate::{ConfigError, address};
 
-/// Tables beside the main one, and rules, at most: as many as have names on Linux.
+/// Limit of tables other than the main one, and of rules: as many as Linux can name.
 const MAX_TABLES: usize = 256;
 
-/// The number of the main table.
+/// Number of the main table.
 pub(crate) const MAIN: u32 = 0;
 
 /// All tables of an interface.
@@ -27,16 +28,16 @@ pub(crate) struct Tables {
     main: Table,
     others: BTreeMap<u32, Table>,
     policy: SourcePolicy,
-    /// Changes of rules and of tables, counted when they are made: asked for with every packet.
+    /// Generation of rules and tables, kept as one counter because every packet reads it.
     generation: u64,
-    /// Tables with routes whose flows are spread.
+    /// Number of tables with multipath routes.
     spread: usize,
     advice: Advice,
 }
 
 impl Tables {
     pub(crate) fn new(advice: Advice) -> Tables {
-        Tables { main: Table::with_advice(advice), advice, ..Tables::default() }
+        Tables { main: Table::with_memory_hook(advice), advice, ..Tables::default() }
     }
 
     /// The table for packets from `src`.
@@ -48,34 +49,34 @@ impl Tables {
         }
     }
 
-    /// Whether flows of any route are spread over several next hops.
+    /// Whether any table has a multipath route.
     #[inline]
-    pub(crate) fn is_spread(&self) -> bool {
+    pub(crate) fn is_multipath(&self) -> bool {
         self.spread > 0
     }
 
-    /// Counts changes: what was derived from the tables holds while this stays the same.
+    /// Generation of the tables: values derived from them are valid while it is unchanged.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 
-    fn count_change(&mut self) {
+    fn advance_generation(&mut self) {
         self.generation = self.generation.wrapping_add(1);
     }
 
-    /// Changes a table, which is made if there is none and dropped if it is empty then. `None` if there
-    /// are too many.
+    /// Changes a table, creating it if necessary and removing it if it becomes empty. `None` if
+    /// there are too many tables.
     fn change<R>(&mut self, table: u32, change: impl FnOnce(&mut Table) -> R) -> Option<R> {
         let known = self.get_mut(table)?;
-        let before = usize::from(known.is_spread());
+        let before = usize::from(known.is_multipath());
         let result = change(known);
-        let after = usize::from(known.is_spread());
+        let after = usize::from(known.is_multipath());
         self.spread = self.spread.saturating_sub(before).saturating_add(after);
         if self.others.get(&table).is_some_and(Table::is_empty) {
             self.others.remove(&table);
         }
-        self.count_change();
+        self.advance_generation();
         Some(result)
     }
 
@@ -88,16 +89,16 @@ impl Tables {
         }
         let (main, advice) = (&self.main, self.advice);
         Some(self.others.entry(table).or_insert_with(|| {
-            let mut new = Table::with_advice(advice);
+            let mut new = Table::with_memory_hook(advice);
             for via in main.down() {
-                new.set_up(via, false);
+                new.set_gateway_up(via, false);
             }
             new
         }))
     }
 
-    /// The next hop of a flow to `dst`, by its own table, else by the main one. Next hops that are not
-    /// `usable` are taken only if there are no others.
+    /// The next hop of a flow to `dst`, from `table`, else from the main table. Next hops that are
+    /// not `usable` are selected only if no other exists.
     pub(crate) fn next_hop(
         &self,
         table: u32,
@@ -107,23 +108,23 @@ impl Tables {
     ) -> Option<Found> {
         let own = self.others.get(&table).filter(|_| table != MAIN);
         let group = own.and_then(|t| t.lookup(dst)).or_else(|| self.main.lookup(dst))?;
-        if !group.is_spread() {
-            let hop = *group.choose(flow, |_| true)?;
-            return Some(Found { hop, is_spread: false });
+        if !group.is_multipath() {
+            let hop = *group.select(flow, |_| true)?;
+            return Some(Found { hop, is_multipath: false });
         }
-        let chosen = group.choose(flow, usable).or_else(|| group.choose(flow, |_| true))?;
-        // The flow may come to any of them: its packets have to fit all.
+        let chosen = group.select(flow, usable).or_else(|| group.select(flow, |_| true))?;
+        // The flow may move to any next hop, so its packets must fit all of them.
         let mtu = group.hops().filter_map(|hop| hop.mtu).min();
-        Some(Found { hop: NextHop { mtu, ..*chosen }, is_spread: true })
+        Some(Found { hop: NextHop { mtu, ..*chosen }, is_multipath: true })
     }
 }
 
-/// What the tables say.
+/// The result of a look-up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     pub(crate) hop: NextHop,
-    /// Other flows to the same destination may take another.
-    pub(crate) is_spread: bool,
+    /// Multipath: other flows to the same destination may use another next hop.
+    pub(crate) is_multipath: bool,
 }
 
 impl Ip {
@@ -136,22 +137,22 @@ impl Ip {
         self.add_route_to(MAIN, route)
     }
 
-    /// Adds a route to a table: 0 is the main one, others are for the sources that a policy names
+    /// Adds a route to a table: 0 is the main table, others apply to the sources of a policy
     /// ([`Ip::set_source_policy`]).
     ///
     /// # Errors
     /// As [`Ip::add_route`].
     pub fn add_route_to(&mut self, table: u32, route: Route) -> Result<(), ConfigError> {
         let Route { dst, via, src, mtu } = route;
-        self.add_spread_route_to(table, dst, &[NextHop { via, src, mtu }])
+        self.add_multipath_route_to(table, dst, &[NextHop { via, src, mtu }])
     }
 
-    /// Adds a route over several next hops of equal cost to a table. Each flow keeps to one of them
-    /// while that is up and answers.
+    /// Adds a multipath route (ECMP) to a table. Each flow keeps its next hop while that is up and
+    /// reachable.
     ///
     /// # Errors
     /// As [`Ip::add_route`]; [`ConfigError::NextHops`], [`ConfigError::Router`].
-    pub fn add_spread_route_to(
+    pub fn add_multipath_route_to(
         &mut self,
         table: u32,
         dst: Prefix,
@@ -159,11 +160,11 @@ impl Ip {
     ) -> Result<(), ConfigError> {
         let full = ConfigError::RoutesFull(dst);
         let far =
-            |via: &IpAddr| via.is_ipv4() == dst.addr.is_ipv4() && !self.is_possible_router(*via);
+            |via: &IpAddr| via.is_ipv4() == dst.addr.is_ipv4() && !self.is_possible_gateway(*via);
         if let Some(via) = hops.iter().filter_map(|hop| hop.via).find(far) {
             return Err(ConfigError::Router(dst, via));
         }
-        let added = self.tables.change(table, |t| t.insert_spread(dst, hops)).ok_or(full)?;
+        let added = self.tables.change(table, |t| t.insert_multipath(dst, hops)).ok_or(full)?;
         added.map(drop).map_err(|e| match e {
             RouteError::PrefixLength => ConfigError::PrefixLength(dst.addr),
             RouteError::MixedVersions => ConfigError::MixedVersions(dst),
@@ -172,19 +173,19 @@ impl Ip {
         })
     }
 
-    /// Removes a route of the main table.
+    /// Removes a route from the main table.
     pub fn remove_route(&mut self, dst: Prefix) -> Option<Route> {
         self.remove_route_from(MAIN, dst)
     }
 
-    /// Removes a route of a table.
+    /// Removes a route from a table.
     pub fn remove_route_from(&mut self, table: u32, dst: Prefix) -> Option<Route> {
         self.tables.change(table, |t| t.remove(dst))?
     }
 
-    /// Packets from a block of source addresses look at `table` first, and at the main one for what it
-    /// has no route to. `None` takes the rule back. False if there are too many rules, or the prefix is
-    /// longer than its address.
+    /// Sets a rule: packets from `source` are looked up in `table` first, then in the main table.
+    /// `None` removes the rule. False if there are too many rules, or the prefix length exceeds the
+    /// address length.
     pub fn set_source_policy(&mut self, source: Prefix, table: Option<u32>) -> bool {
         let Some(source) = Prefix::new(source.addr, source.len) else { return false };
         let policy = &mut self.tables.policy;
@@ -193,28 +194,28 @@ impl Ip {
             Some(table) => _ = policy.insert(source, table),
             None => _ = policy.remove(source),
         }
-        self.tables.count_change();
+        self.tables.advance_generation();
         true
     }
 
-    /// Says whether the router `via` is up. While it is not, routes do without it: flows go to the next
-    /// hops beside it, then to the route around; with none there is no route.
-    pub fn set_next_hop_up(&mut self, via: IpAddr, is_up: bool) {
-        let mut is_news = self.tables.main.set_up(via, is_up);
+    /// Sets whether the gateway `via` is up. While it is down, multipath routes use their other
+    /// next hops. A route without any is skipped in favour of the next shorter prefix.
+    pub fn set_gateway_up(&mut self, via: IpAddr, is_up: bool) {
+        let mut is_changed = self.tables.main.set_gateway_up(via, is_up);
         for table in self.tables.others.values_mut() {
-            is_news |= table.set_up(via, is_up);
+            is_changed |= table.set_gateway_up(via, is_up);
         }
-        if is_news {
-            self.tables.count_change();
+        if is_changed {
+            self.tables.advance_generation();
         }
     }
 
-    /// Every route of the main table, once per next hop: IPv4 before IPv6, longest prefix first.
+    /// All routes of the main table, once per next hop: IPv4 before IPv6, longest prefix first.
     pub fn routes(&self) -> impl Iterator<Item = Route> {
         self.tables.main.iter()
     }
 
-    /// Where packets of a flow to another host go by the tables.
+    /// The next hop of a flow to another host.
     pub(crate) fn next_hop_to(
         &self,
         dst: IpAddr,
@@ -229,14 +230,14 @@ impl Ip {
         self.tables.next_hop(self.tables.table_for(src), dst, flow, answers)
     }
 
-    /// Whether packets can be handed to `via` for others: a neighbour by the routes, or any address that
-    /// counts on the link only (RFC 4291 section 2.5.6).
-    fn is_possible_router(&self, via: IpAddr) -> bool {
+    /// Whether `via` can be a gateway: on-link by the routes, or any link-local address (RFC 4291
+    /// section 2.5.6).
+    fn is_possible_gateway(&self, via: IpAddr) -> bool {
         let is_of_the_link = matches!(via, IpAddr::V6(a) if a.is_unicast_link_local());
         self.is_on_link(via) || (is_of_the_link && !self.is_local(via))
     }
 
-    /// Whether `ip` is a neighbour by the routes, so that it may be learned about.
+    /// Whether `ip` is on-link by the routes, so that a neighbour entry is permitted.
     pub(crate) fn is_on_link(&self, ip: IpAddr) -> bool {
         let on_link = |table: &Table| {
             table.lookup(ip).is_some_and(|group| group.hops().any(|hop| hop.via.is_none()))
@@ -246,15 +247,15 @@ impl Ip {
     }
 }
 
-/// The hash that chooses among next hops: addresses and, from the front of a transport packet, ports.
-/// Keyed, so that a stranger cannot bring all flows to one of them.
+/// The flow hash that selects among next hops: addresses, and the ports at the start of a transport
+/// packet. Keyed, so that an attacker cannot direct all flows to one next hop.
 pub(crate) fn flow_hash(key: &Key, src: IpAddr, dst: IpAddr, packet: &Chain) -> u64 {
     let first = packet.front().and_then(|m| m.as_slice().first_chunk::<4>().copied());
-    hash_of_flow(key, src, dst, u32::from_be_bytes(first.unwrap_or_default()))
+    flow_hash_of_ports(key, src, dst, u32::from_be_bytes(first.unwrap_or_default()))
 }
 
-/// The same of a flow whose two ports are known, the source's first.
-pub(crate) fn hash_of_flow(key: &Key, src: IpAddr, dst: IpAddr, ports: u32) -> u64 {
+/// The same from known ports, the source port in the upper half.
+pub(crate) fn flow_hash_of_ports(key: &Key, src: IpAddr, dst: IpAddr, ports: u32) -> u64 {
     let (src_port, dst_port) = ((ports >> 16) as u16, ports as u16);
     key.hash_flow(&FlowKey::new(SocketAddr::new(src, src_port), SocketAddr::new(dst, dst_port)))
 }
@@ -272,7 +273,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_kept_of_all_tables_is_what_they_say(
+        fn the_summary_of_the_tables_is_consistent(
             steps in prop::collection::vec((0u32..4, 0u32..3, 0u8..4), 1..80),
         ) {
             let mut tables = Tables::default();
@@ -281,12 +282,12 @@ mod tests {
                 let before = tables.generation();
                 let changed = tables.change(table, |t| match count {
                     0 => t.remove(dst).is_some(),
-                    n => t.insert_spread(dst, &hops(n)).is_ok(),
+                    n => t.insert_multipath(dst, &hops(n)).is_ok(),
                 });
                 prop_assert!(changed.is_some());
                 prop_assert_ne!(tables.generation(), before);
                 let all = || tables.others.values().chain([&tables.main]);
-                prop_assert_eq!(tables.is_spread(), all().any(Table::is_spread));
+                prop_assert_eq!(tables.is_multipath(), all().any(Table::is_multipath));
                 prop_assert!(tables.others.values().all(|t| !t.is_empty()));
             }
         }

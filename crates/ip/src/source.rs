@@ -1,4 +1,4 @@
-//! Which of our addresses a packet is sent from: RFC 6724 section 5, for both IP versions.
+//! Source address selection: RFC 6724 section 5, for both IP versions.
 
 use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv6Addr};
@@ -7,24 +7,24 @@ use fulmar_route::Prefix;
 
 use crate::IfAddr;
 
-/// Whether an address should be used (RFC 4862 section 5.5.4, RFC 8981).
+/// Preference of an address (RFC 4862 section 5.5.4, RFC 8981).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AddressUse {
-    /// Its preferred lifetime is over: it serves what it serves, and nothing new if there is another.
+    /// Deprecated: existing flows keep it, new ones use another address if there is one.
     pub is_deprecated: bool,
-    /// It changes from time to time, so that its user is not followed (IPv6).
+    /// A temporary address (IPv6 privacy extensions).
     pub is_temporary: bool,
 }
 
-/// One of our addresses, as far as the choice needs to know.
+/// A candidate source address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub(crate) addr: IfAddr,
     pub(crate) use_: AddressUse,
 }
 
-/// The default policy table (RFC 6724 section 2.1): prefix, its length, label; longest first. IPv4
-/// stands in it in its mapped form.
+/// The default policy table (RFC 6724 section 2.1): prefix, prefix length, label; longest first.
+/// IPv4 addresses are v4-mapped.
 const LABELS: [(Ipv6Addr, u8, u8); 9] = [
     (Ipv6Addr::LOCALHOST, 128, 0),
     (Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0), 96, 4),
@@ -37,7 +37,7 @@ const LABELS: [(Ipv6Addr, u8, u8); 9] = [
     (Ipv6Addr::UNSPECIFIED, 0, 1),
 ];
 
-/// The label of an address: sources are preferred that have their destination's.
+/// The label of an address: rule 6 prefers a source with the destination's label.
 fn label_of(ip: IpAddr) -> u8 {
     let ip = IpAddr::V6(match ip {
         IpAddr::V4(a) => a.to_ipv6_mapped(),
@@ -49,15 +49,14 @@ fn label_of(ip: IpAddr) -> u8 {
     LABELS.iter().find(holds).map_or(1, |found| found.2)
 }
 
-/// How far an address means something, as multicast scopes count it (RFC 6724 section 3.1 and 3.2,
-/// RFC 7346).
+/// The scope of an address, as a multicast scope value (RFC 6724 sections 3.1 and 3.2, RFC 7346).
 fn scope_of(ip: IpAddr) -> u8 {
     const LINK: u8 = 2;
     const SITE: u8 = 5;
     const GLOBAL: u8 = 14;
     match ip {
         IpAddr::V4(a) if a.is_link_local() || a.is_loopback() => LINK,
-        // RFC 2365: 224.0.0.0/24 stays on the link.
+        // RFC 2365: 224.0.0.0/24 has link-local scope.
         IpAddr::V4(a) if a.to_bits() >> 8 == 0x00e0_0000 => LINK,
         IpAddr::V4(_) => GLOBAL,
         IpAddr::V6(a) if a.is_multicast() => {
@@ -70,8 +69,8 @@ fn scope_of(ip: IpAddr) -> u8 {
     }
 }
 
-/// Leading bits that source and destination share, of those that are the source's network
-/// (RFC 6724 section 2.2).
+/// CommonPrefixLen: leading bits that source and destination share, at most the source's prefix
+/// length (RFC 6724 section 2.2).
 fn common_bits(source: &IfAddr, dst: IpAddr) -> u32 {
     let shared = match (source.addr, dst) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
@@ -81,22 +80,22 @@ fn common_bits(source: &IfAddr, dst: IpAddr) -> u32 {
     shared.min(source.prefix_len.into())
 }
 
-/// Rule 2: of two scopes the smaller one that reaches as far as the destination; if none reaches, the
-/// larger. As a rank, more is better.
+/// Rule 2 as a rank (higher is better): the smallest scope that is not below the destination's; if
+/// all are below, the largest.
 fn scope_rank(source: u8, destination: u8) -> (bool, i16) {
     let reaches = source >= destination;
     let distance = i16::from(source);
     (reaches, if reaches { distance.saturating_neg() } else { distance })
 }
 
-/// The source address for packets to `dst` by way of `next_hop`, of the same version, in the order of
-/// the rules:
+/// Selects the source address for packets to `dst` via `next_hop`, of the same IP version, by the
+/// rules in order:
 ///
-/// 1. the destination itself; 2. appropriate scope; 3. not deprecated; (4. home addresses and 5. the
-///    outgoing interface say nothing here: there is one interface and no mobility); 5.5. the prefix
-///    that the next hop is in, since with static addresses that is who advertises it; 6. matching
-///    label; 7. temporary addresses; 8. longest common prefix. What is left equal: the first one given.
-pub(crate) fn choose(
+/// 1. the destination itself; 2. appropriate scope; 3. not deprecated; (4. home addresses and 5.
+///    outgoing interface do not apply: one interface, no mobility); 5.5. the prefix of the next
+///    hop, which with static addresses stands for the advertising router; 6. matching label; 7.
+///    temporary addresses; 8. longest common prefix. Ties go to the address configured first.
+pub(crate) fn select(
     candidates: impl Iterator<Item = Candidate>,
     dst: IpAddr,
     next_hop: IpAddr,
@@ -141,13 +140,13 @@ mod tests {
         Candidate { addr: IfAddr { addr: ip(addr), prefix_len: len.parse().unwrap() }, use_ }
     }
 
-    /// The source among `own` for a destination behind a router that no prefix says anything of.
+    /// The source selected among `own`, with a gateway outside of all prefixes.
     fn source(own: &[&str], dst: &str) -> IpAddr {
         let own: Vec<Candidate> = own.iter().map(|text| candidate(text)).collect();
-        choose(own.into_iter(), ip(dst), ip("fe80::ffff")).unwrap()
+        select(own.into_iter(), ip(dst), ip("fe80::ffff")).unwrap()
     }
 
-    /// The examples of RFC 6724 section 10.1, with our link-local router in place of theirs.
+    /// The examples of RFC 6724 section 10.1, with a link-local gateway.
     #[test]
     fn the_examples_of_the_rfc_hold() {
         for (dst, own, expected) in [
@@ -178,15 +177,15 @@ mod tests {
     }
 
     #[test]
-    fn a_source_with_the_label_of_the_destination_comes_before_a_longer_prefix() {
-        // Unique local and global: without labels the global one shares no fewer bits.
+    fn a_matching_label_precedes_a_longer_prefix() {
+        // Unique local against global: without labels the global one shares as many bits.
         assert_eq!(source(&["2001:db8::1/64", "fd00:1::1/64"], "fdff::9"), ip("fd00:1::1"));
         assert_eq!(source(&["fd00:1::1/64", "2001:db8::1/64"], "2600::9"), ip("2001:db8::1"));
         assert_eq!(source(&["2002:1::1/48", "2003::1/64"], "2001:db8::9"), ip("2003::1"));
     }
 
     #[test]
-    fn a_deprecated_address_serves_only_if_there_is_no_other() {
+    fn a_deprecated_address_is_selected_only_if_there_is_no_other() {
         assert_eq!(
             source(&["2001:db8::1/64 deprecated", "2003::1/64"], "2001:db8::9"),
             ip("2003::1")
@@ -196,8 +195,8 @@ mod tests {
     }
 
     #[test]
-    fn the_common_prefix_counts_no_further_than_the_network_of_the_source() {
-        // Both share the /64; what follows says nothing, so the first one given is taken.
+    fn the_common_prefix_is_limited_to_the_prefix_of_the_source() {
+        // Both share the /64 and further bits do not count, so the first one is selected.
         assert_eq!(
             source(&["2001:db8::ff/64", "2001:db8::1/64"], "2001:db8::2"),
             ip("2001:db8::ff")
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_one_given_decides_between_equals() {
+    fn ties_go_to_the_address_configured_first() {
         assert_eq!(source(&["10.0.0.1/8", "10.0.0.2/8"], "10.9.9.9"), ip("10.0.0.1"));
     }
 

@@ -1,48 +1,49 @@
-//! The Ethernet and IP header of a flow, written once and copied for each packet.
+//! Header templates: the Ethernet and IP header of a flow, built once and copied for each packet.
 //!
 //! ```text
-//!  | dst 6 | src 6 | type 2 | IPv4 20: length, identification, checksum open, or IPv6 40: length open |
+//!  | dst 6 | src 6 | type 2 | IPv4 20: length, identification, checksum patched, or IPv6 40: length patched |
 //! ```
 //!
-//! Enters: the flow of a packet that has just been sent the long way ([`Ip::output`]); the template is
-//! made of what that left in the cache of destinations, so that making one asks nobody and sends
-//! nothing. Leaves: headers for the packets behind it. A template belongs to whoever sends the flow.
+//! Input: a flow of which a packet was just sent by the slow path ([`Ip::output`]). The template is
+//! built from the destination cache entry of that packet, so building one sends nothing. Output:
+//! headers for the following packets. The sender of the flow owns the template.
 //!
-//! It holds while [`Ip::generation`] stays the same (no address, route, neighbour or path MTU has
-//! changed) and until the neighbour's state has to be looked at again. Then, and for whatever is larger
-//! than the path, the packet goes the long way.
+//! It is valid while [`Ip::generation`] is unchanged (no change of addresses, routes, neighbours or
+//! path MTUs) and until the neighbour's state expires. After that, and for packets that exceed the
+//! path MTU, the slow path runs.
 //!
-//! Cost: two compares, a copy of 34 or 54 bytes and three patches, instead of a look-up by address and
-//! two headers field by field.
+//! Cost: two comparisons, a copy of 34 or 54 bytes and three patched fields, instead of an address
+//! look-up and two headers built field by field.
 
 use core::net::IpAddr;
 
 use fulmar_base::{Instant, Offload, Zone};
+use fulmar_route::Traffic;
 use fulmar_wire::{eth, ipv4, ipv6};
 
-use crate::destination::Destination;
+use crate::destination::{Destination, Key};
 use crate::engine::Ip;
 use crate::pmtu::Limit;
-use crate::routing::hash_of_flow;
+use crate::routing::flow_hash_of_ports;
 
-/// What the packets of one flow have in common.
+/// A flow: the constant header fields of its packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
-    /// From which address of ours.
+    /// Source address.
     pub src: IpAddr,
-    /// To whom; the same IP version as `src`.
+    /// Destination address, of the same IP version.
     pub dst: IpAddr,
-    /// The interface of a link-local `dst`; 0: the only one.
+    /// The interface of a link-local `dst`; 0: the only interface.
     pub zone: Zone,
     /// Source and destination port.
     pub ports: (u16, u16),
-    /// What follows the IP header.
+    /// The transport protocol.
     pub protocol: u8,
-    /// Time to live or hop limit; `None`: as configured.
+    /// TTL or hop limit; `None`: the configured default.
     pub ttl: Option<u8>,
     /// Differentiated services (upper 6 bits) and ECN (lower 2).
     pub dscp_ecn: u8,
-    /// No packet may be fragmented.
+    /// Forbids fragmentation (IPv4: sets DF).
     pub dont_fragment: bool,
 }
 
@@ -62,46 +63,46 @@ impl Network {
     }
 }
 
-/// The headers of a flow: see the module.
+/// The header template of a flow: see the module.
 #[derive(Clone, Copy, Debug)]
 pub struct Template {
     link: [u8; eth::HEADER_BYTES],
     network: Network,
-    /// Length of both headers.
+    /// Length of both headers, bytes.
     header_bytes: usize,
-    /// Its packets are never fragmented: their identification is 0, or there is none.
+    /// Packets are atomic: identification 0, or IPv6.
     is_atomic: bool,
-    /// Largest IP packet that may go by it.
+    /// Path MTU.
     mtu: usize,
-    /// Largest transport packet that may go by it in one piece.
+    /// Largest transport packet that needs no segmentation offload, bytes.
     most_bytes: usize,
     generation: u64,
     fresh_until: Instant,
 }
 
 impl Template {
-    /// Length of the headers, Ethernet's first.
+    /// Length of the Ethernet and IP header, bytes.
     #[inline]
     pub const fn header_bytes(&self) -> usize {
         self.header_bytes
     }
 
-    /// Length of the IP header.
+    /// Length of the IP header, bytes.
     const fn network_bytes(&self) -> usize {
         self.header_bytes.saturating_sub(eth::HEADER_BYTES)
     }
 
-    /// Whether a transport packet of so many bytes may go by this template in one piece.
+    /// Whether a transport packet of this length fits without segmentation offload.
     #[inline]
-    pub const fn fits_whole(&self, transport_bytes: usize) -> bool {
+    pub const fn fits_without_gso(&self, transport_bytes: usize) -> bool {
         transport_bytes <= self.most_bytes
     }
 
-    /// Whether a transport packet of so many bytes may go by this template: it, or each segment that it
-    /// is cut into, fits the path, and its length fits the field.
+    /// Whether a transport packet of this length fits: it, or each of its segments, fits the path
+    /// MTU, and its length fits the length field.
     #[inline]
     pub fn fits(&self, transport_bytes: usize, offload: &Offload) -> bool {
-        let Some(gso) = offload.gso else { return self.fits_whole(transport_bytes) };
+        let Some(gso) = offload.gso else { return self.fits_without_gso(transport_bytes) };
         let segment = usize::from(gso.header_bytes).saturating_add(gso.segment_bytes.into());
         let largest_bytes = segment.min(transport_bytes);
         let whole_bytes = transport_bytes.saturating_add(self.network_bytes());
@@ -109,12 +110,12 @@ impl Template {
             && whole_bytes <= usize::from(u16::MAX)
     }
 
-    /// Writes the headers of a packet with `payload_bytes` behind them into the first
-    /// [`Template::header_bytes`] bytes of `room`; `None` if that is shorter. `ident` is the IPv4
-    /// identification, from [`Ip::ident_by`].
+    /// Writes the headers of a packet with `payload_bytes` of IP payload into the first
+    /// [`Template::header_bytes`] bytes of `headers`. `None` if `headers` is shorter. `ident` is the IPv4
+    /// identification, from [`Ip::draw_ident_for`].
     #[inline(always)]
-    pub fn emit(&self, payload_bytes: u16, ident: u16, room: &mut [u8]) -> Option<()> {
-        let (link, network) = room.split_first_chunk_mut::<{ eth::HEADER_BYTES }>()?;
+    pub fn emit(&self, payload_bytes: u16, ident: u16, headers: &mut [u8]) -> Option<()> {
+        let (link, network) = headers.split_first_chunk_mut::<{ eth::HEADER_BYTES }>()?;
         *link = self.link;
         match &self.network {
             Network::V4(header) => {
@@ -132,38 +133,38 @@ impl Template {
 }
 
 impl Ip {
-    /// Whether packets may still go by a template.
+    /// Whether a template is still valid.
     #[inline]
     pub fn holds(&self, template: &Template, now: Instant) -> bool {
         template.generation == self.generation() && now < template.fresh_until
     }
 
-    /// The identification of the next packet by a template; the packets that a device cuts from it count
-    /// on from there.
+    /// Draws the identification of the next packet. Segmentation offload increments it for each
+    /// segment.
     #[inline]
-    pub fn ident_by(&mut self, template: &Template) -> u16 {
+    pub fn draw_ident_for(&mut self, template: &Template) -> u16 {
         self.draw_ident(template.is_atomic)
     }
 
-    /// The template of a flow of which a packet has just gone the long way. `None` if it has to go on
-    /// that way: the neighbour is not known yet, or the packets are for this stack itself.
-    pub fn template_of(&self, flow: &Flow, now: Instant) -> Option<Template> {
-        if flow.zone != 0 && flow.zone != self.config.zone || !self.is_local(flow.src) {
+    /// Builds the template of a flow after a packet was sent by the slow path. `None` if the slow
+    /// path must continue: the neighbour is not resolved, or the destination is this host.
+    pub fn build_template(&self, flow: &Flow, now: Instant) -> Option<Template> {
+        if flow.zone != 0 && flow.zone != self.config.zone || !self.accepts(flow.src) {
             return None;
         }
-        let found = self.remembered(flow, now).filter(|d| !d.is_own)?;
+        let found = self.cached_destination(flow, now).filter(|d| !d.is_local)?;
         let ethertype = if flow.dst.is_ipv4() { eth::IPV4 } else { eth::IPV6 };
         let mut link = [0; eth::HEADER_BYTES];
         let header = eth::Header { dst: found.ether, src: self.config.ether, ethertype };
         header.emit(&mut link).ok()?;
-        let Limit { mtu, must_fragment } = found.limits.for_protocol(flow.protocol);
-        let network = self.network_of(flow, !must_fragment)?;
+        let Limit { mtu, clear_df } = found.limits.for_protocol(flow.protocol);
+        let network = self.network_of(flow, !clear_df)?;
         let network_bytes = network.bytes();
         Some(Template {
             link,
             network,
             header_bytes: eth::HEADER_BYTES.saturating_add(network_bytes),
-            is_atomic: flow.dst.is_ipv6() || flow.dont_fragment && !must_fragment,
+            is_atomic: flow.dst.is_ipv6() || flow.dont_fragment && !clear_df,
             mtu,
             most_bytes: mtu.min(u16::MAX.into()).saturating_sub(network_bytes),
             generation: found.generation,
@@ -171,17 +172,18 @@ impl Ip {
         })
     }
 
-    /// Where the flow's last packet went.
-    fn remembered(&self, flow: &Flow, now: Instant) -> Option<&Destination> {
+    /// The destination cache entry of the flow.
+    fn cached_destination(&self, flow: &Flow, now: Instant) -> Option<&Destination> {
         let (dst, generation) = (flow.dst, self.generation());
         let table = self.tables.table_for(Some(flow.src));
-        let known = self.destinations.find((dst, table, 0), generation, now);
-        if known.is_some() || !self.tables.is_spread() {
+        let key = Key { dst, table, flow: 0 };
+        let known = self.destinations.find(key, Traffic::Own, generation, now);
+        if known.is_some() || !self.tables.is_multipath() {
             return known;
         }
         let ports = u32::from(flow.ports.0) << 16 | u32::from(flow.ports.1);
-        let hash = hash_of_flow(&self.next_hop_key, flow.src, dst, ports);
-        self.destinations.find((dst, table, hash), generation, now)
+        let hash = flow_hash_of_ports(&self.next_hop_key, flow.src, dst, ports);
+        self.destinations.find(Key { flow: hash, ..key }, Traffic::Own, generation, now)
     }
 
     fn network_of(&self, flow: &Flow, may_forbid: bool) -> Option<Network> {

@@ -1,4 +1,4 @@
-//! What passes through the doors of this room.
+//! The types of the engine's interface.
 
 use core::net::{IpAddr, SocketAddr};
 use core::ops::ControlFlow;
@@ -7,12 +7,12 @@ use fulmar_base::{Counters, FlowKey, Offload, Stage, Variation, Zone};
 use fulmar_mbuf::{Chain, Pool};
 use fulmar_route::Traffic;
 
-/// Takes the frames that leave. The stack implements it on its transmit burst.
+/// Accepts outgoing frames. The stack implements it on its transmit burst.
 pub trait FrameSink {
-    /// A whole Ethernet frame for the device.
+    /// Queues an Ethernet frame for the device.
     ///
     /// # Errors
-    /// The chain comes back if there is no room.
+    /// Returns the chain if the sink is full.
     fn frame(
         &mut self,
         pool: &mut Pool,
@@ -21,8 +21,8 @@ pub trait FrameSink {
         offload: Offload,
     ) -> Result<(), Chain>;
 
-    /// Whether `frames` more frames would be taken now, as many as the sink can hold at the least. To
-    /// be asked before a datagram is sent in fragments, of which one alone is worth nothing.
+    /// Whether the sink can accept `frames` more frames now, or as many as its capacity if that is
+    /// less. Called before a datagram is fragmented, because a partial set of fragments is useless.
     fn has_room(
         &mut self,
         pool: &mut Pool,
@@ -34,26 +34,27 @@ pub trait FrameSink {
         true
     }
 
-    /// The packet in hand has reached `stage`; `Break`: it is to go no further, and is freed as if it
-    /// had been sent, or had been for nobody.
+    /// Measurement hook: the current packet has reached `stage`. On `Break` the packet is freed and
+    /// counts as sent or consumed.
     #[inline(always)]
     fn stage(&mut self, stage: Stage) -> ControlFlow<()> {
         let _ = stage;
         ControlFlow::Continue(())
     }
 
-    /// Whether a step is to be done in another way than usual, by a measurement's wish.
+    /// Measurement hook: whether to run an ablation of a step.
     #[inline(always)]
     fn varies(&self, variation: Variation) -> bool {
         let _ = variation;
         false
     }
 
-    /// A whole Ethernet frame from this stack to itself, with its own Ethernet address at both
-    /// ends: to be passed to [`crate::Ip::input`] as it is, but never from within this call.
+    /// Queues an Ethernet frame from this stack to itself, with its own address as source and
+    /// destination. The implementation passes it to [`crate::Ip::input_loopback`] later, not from
+    /// within this call.
     ///
     /// # Errors
-    /// The chain comes back if there is no room.
+    /// Returns the chain if the sink is full.
     fn loopback(
         &mut self,
         pool: &mut Pool,
@@ -63,63 +64,63 @@ pub trait FrameSink {
     ) -> Result<(), Chain>;
 }
 
-/// What became of a received frame. What was dropped is counted and freed already.
+/// The result of input. Drops are already counted and freed.
 #[derive(Debug)]
 pub enum Verdict {
     /// A packet for a transport.
     Deliver(Delivered),
-    /// Another node says that a packet of this stack met with an error.
+    /// An ICMP error about a packet of this host.
     IcmpError(QuotedError),
-    /// An answer to an echo request of this stack.
+    /// A reply to an echo request of this host.
     EchoReply(EchoReply),
-    /// Nothing is left to do.
+    /// The frame needs no further processing.
     Consumed,
 }
 
 /// A packet for a transport.
 #[derive(Debug)]
 pub struct Delivered {
-    /// Who sent it: always one host's address.
+    /// Source address, always unicast.
     pub src: IpAddr,
-    /// To which address of ours, or to which group.
+    /// Destination: an own address, or a group.
     pub dst: IpAddr,
     /// The interface, if one of the addresses is link-local; else 0.
     pub zone: Zone,
-    /// TCP or UDP. TCP is never delivered from broadcast or multicast.
+    /// TCP or UDP. TCP is delivered only if unicast.
     pub protocol: u8,
-    /// Transport header and payload, without Ethernet padding. The transport header lies in the
-    /// first mbuf as a whole, TCP's with its options, if the packet is as long as it says.
+    /// Transport header and payload, without Ethernet padding. The transport header is contiguous
+    /// in the first mbuf, TCP's with its options, unless the packet is truncated.
     pub chain: Chain,
-    /// What the device did or left undone, counted from the start of `chain`.
+    /// Offload state; offsets count from the start of `chain`.
     pub offload: Offload,
-    /// Enough to answer with an ICMP error. Empty for TCP, which answers with a reset.
+    /// The header that an ICMP error quotes. Empty for TCP, which answers with a reset.
     pub ip_header: SavedHeader,
-    /// It was sent to more than one station.
-    pub broadcast_or_multicast: bool,
+    /// The IP or Ethernet destination is a group.
+    pub is_group: bool,
     /// The two ECN bits (RFC 3168 section 5).
     pub ecn: u8,
-    /// Time to live or hop limit as received.
+    /// TTL or hop limit as received.
     pub hop_limit: u8,
 }
 
-/// The first bytes of a received packet, kept so that an ICMP error can quote them: its IP header
-/// and, if they fit, the 8 bytes behind it, which RFC 792 asks for.
+/// The start of a received packet, saved for an ICMP error to quote: its IP header and, if they
+/// fit, the next 8 bytes (RFC 792).
 #[derive(Clone, Copy)]
 pub struct SavedHeader {
     pub(crate) bytes: [u8; SavedHeader::BYTES],
     pub(crate) len: u8,
-    /// Whether an error may be sent about the packet at all (RFC 1122 section 3.2.2).
+    /// Whether an error may be sent about the packet (RFC 1122 section 3.2.2).
     pub(crate) answerable: bool,
 }
 
 impl SavedHeader {
-    /// Room for the longest IPv4 header (60) and 8 bytes, rounded up.
+    /// The longest IPv4 header (60) and 8 bytes, rounded up.
     pub(crate) const BYTES: usize = 72;
-    /// Nothing: no error can be sent.
+    /// Empty: no error can be sent.
     pub(crate) const EMPTY: SavedHeader =
         SavedHeader { bytes: [0; SavedHeader::BYTES], len: 0, answerable: false };
 
-    /// The bytes, from the start of the IP header.
+    /// The saved bytes, from the start of the IP header.
     pub fn as_slice(&self) -> &[u8] {
         self.bytes.get(..usize::from(self.len)).unwrap_or(&[])
     }
@@ -131,103 +132,112 @@ impl core::fmt::Debug for SavedHeader {
     }
 }
 
-/// An answer to an echo request.
+/// Identifier and sequence number of an echo request (RFC 792).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EchoId {
+    /// Identifier.
+    pub ident: u16,
+    /// Sequence number.
+    pub seq: u16,
+}
+
+/// An echo reply.
 #[derive(Debug)]
 pub struct EchoReply {
-    /// Who answered.
+    /// Source address of the reply.
     pub from: IpAddr,
     /// As in the request.
     pub ident: u16,
     /// As in the request.
     pub seq: u16,
-    /// Time to live or hop limit as received.
+    /// TTL or hop limit as received.
     pub hop_limit: u8,
     /// The echoed bytes.
     pub payload: Chain,
 }
 
-/// An error about a packet that this stack sent, found in an ICMP message or decided here because
-/// a neighbour does not answer.
+/// An error about a packet that this host sent, from an ICMP message or from failed neighbour
+/// resolution.
 ///
-/// Nothing proves that an ICMP message is honest: the receiver must find the flow, and for TCP
-/// check `seq` against what is in flight (RFC 5927 section 4).
+/// An ICMP message may be forged: the receiver must look up the flow and, for TCP, check that `seq`
+/// is in flight (RFC 5927 section 4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QuotedError {
-    /// Our end of the flow, as sent. For an echo request the port is its ident.
+    /// Local address of the flow. For an echo request the port is its identifier.
     pub local: SocketAddr,
-    /// The other end. For an echo request the port is 0.
+    /// Remote address of the flow. For an echo request the port is 0.
     pub remote: SocketAddr,
     /// TCP, UDP, or ICMP (of either version) for an echo request.
     pub protocol: u8,
-    /// TCP: the sequence number of the packet. Echo request: its number. UDP: 0.
+    /// TCP: the sequence number of the segment. Echo request: its sequence number. UDP: 0.
     pub seq: u32,
-    /// Length of the IP packet, as sent.
+    /// Length of the IP packet as sent.
     pub packet_bytes: usize,
-    /// What is wrong.
+    /// The error.
     pub kind: ErrorKind,
 }
 
 impl QuotedError {
-    /// The key of the flow.
+    /// The flow key.
     pub fn flow(&self) -> FlowKey {
         FlowKey::new(self.local, self.remote)
     }
 }
 
-/// What an ICMP error says.
+/// The kind of an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ErrorKind {
-    /// The destination cannot be reached.
+    /// Destination unreachable.
     Unreachable {
-        /// A condition that will last (RFC 1122 section 4.2.3.9): an attempt to connect fails at
-        /// once. An established connection still should go on (RFC 5927 section 5.2).
+        /// A hard error (RFC 1122 section 4.2.3.9): a connection attempt fails immediately. An
+        /// established connection should continue (RFC 5927 section 5.2).
         hard: bool,
-        /// The ICMP code, of the version of the flow's addresses.
+        /// The ICMP code; its meaning depends on the IP version of the flow.
         code: u8,
     },
-    /// Nobody on the link answers for the next hop. This stack has found it out by itself, so that
-    /// it cannot be forged: an attempt to connect fails at once, as on Linux.
-    NoNeighbour,
-    /// Nobody has the port.
+    /// Neighbour resolution of the next hop failed. Generated locally, so it cannot be forged: a
+    /// connection attempt fails immediately, as on Linux.
+    ResolutionFailed,
+    /// Port unreachable.
     PortUnreachable,
-    /// The packet was larger than `mtu`, the largest IP packet that passes. If the flow exists and
-    /// `seq` is right, call [`crate::Ip::lower_path_mtu`]; for a datagram that may have been sent,
+    /// Fragmentation needed or packet too big. If the flow exists and `seq` is in flight, call
+    /// [`crate::Ip::lower_path_mtu`]; for a datagram of an existing socket,
     /// [`crate::Ip::lower_datagram_mtu`].
     TooBig {
-        /// In bytes, less than the packet had.
+        /// The path MTU, bytes; less than the packet's length.
         mtu: usize,
     },
-    /// The hops ran out on the way.
+    /// Time exceeded.
     TimeExceeded,
-    /// A header field was not understood.
+    /// Parameter problem.
     ParameterProblem,
 }
 
 /// A transport packet to send.
 #[derive(Debug)]
 pub struct Outgoing {
-    /// From which address of ours, normally [`PathChoice::src`].
+    /// Source address, normally [`PathChoice::src`].
     pub src: IpAddr,
-    /// To whom; the same IP version as `src`.
+    /// Destination address, of the same IP version.
     pub dst: IpAddr,
-    /// The interface of a link-local `dst`; 0: the only one.
+    /// The interface of a link-local `dst`; 0: the only interface.
     pub zone: Zone,
-    /// What `chain` starts with.
+    /// The transport protocol of `chain`.
     pub protocol: u8,
-    /// Time to live or hop limit; `None`: as configured.
+    /// TTL or hop limit; `None`: the configured default.
     pub ttl: Option<u8>,
     /// Differentiated services (upper 6 bits) and ECN (lower 2).
     pub dscp_ecn: u8,
-    /// The transport header in front, with 54 bytes of headroom or more, so that the lower headers
-    /// need no mbuf of their own.
+    /// The packet from its transport header on. With at least 54 bytes of headroom the lower
+    /// headers need no extra mbuf.
     pub chain: Chain,
-    /// What is asked of the device, counted from the start of `chain`.
+    /// Offload request; offsets count from the start of `chain`.
     pub offload: Offload,
-    /// Whose packet it is, if its neighbour has to be asked for.
+    /// Whether the packet is own traffic or a reply, for limits of neighbour resolution.
     pub traffic: Traffic,
-    /// The packet may not be fragmented, neither here nor (IPv4) by a router: set for TCP, and for
-    /// UDP that discovers its path MTU. Else a packet that is too large for its path is sent in
-    /// fragments, but not a super-segment.
+    /// Forbids fragmentation, here and (IPv4) by routers: set for TCP, and for UDP with path MTU
+    /// discovery. Otherwise a packet that exceeds the path MTU is fragmented, unless it is a
+    /// super-segment.
     pub dont_fragment: bool,
 }
 
@@ -236,41 +246,41 @@ pub struct Outgoing {
 pub enum OutputError {
     /// No route, or the addresses are of different IP versions. Counted as a drop.
     NoRoute,
-    /// The packet may not be fragmented and is larger than `mtu`, or a segment of the super-segment
-    /// is; or it is longer than any packet can be. Counted as a drop.
+    /// The packet, or a segment of the super-segment, exceeds `mtu` and may not be fragmented; or
+    /// it exceeds the maximum packet length. Counted as a drop.
     TooBig {
-        /// Largest IP packet of the path, in bytes.
+        /// Path MTU, bytes.
         mtu: usize,
     },
     /// No mbuf for the header. Counted as a drop.
     NoBuffer,
-    /// The neighbour does not answer. Counted as a drop.
+    /// Neighbour resolution failed. Counted as a drop.
     HostUnreachable,
-    /// The sink had no room. Not counted: the caller may send the same again.
+    /// The sink is full. Not counted: the caller may retry.
     Full,
 }
 
-/// There is no route to the destination.
+/// No route to the destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoRoute;
 
-/// The way to a destination.
+/// The path to a destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathChoice {
-    /// The source address to use.
+    /// The selected source address.
     pub src: IpAddr,
-    /// The neighbour that takes the packets: the destination itself if it is on the link.
+    /// The next hop; the destination itself if it is on-link.
     pub next_hop: IpAddr,
-    /// Largest IP packet of TCP, in bytes, as far as is known (path MTU discovery).
+    /// Path MTU for TCP, bytes.
     pub mtu: usize,
-    /// The same for what is not TCP; never more.
+    /// Path MTU for other protocols, bytes; never more than `mtu`.
     pub datagram_mtu: usize,
-    /// Largest IP packet by the route alone, whatever path MTU discovery found.
+    /// MTU of the route, without path MTU discovery, bytes.
     pub route_mtu: usize,
-    /// [`crate::Ip::generation`] when this was chosen.
+    /// [`crate::Ip::generation`] at the time of the look-up.
     pub generation: u64,
-    /// The destination is this stack.
+    /// The destination is this host.
     pub is_local: bool,
-    /// The destination is a broadcast address, which a socket must have asked for.
+    /// The destination is a broadcast address, which requires SO_BROADCAST.
     pub is_broadcast: bool,
 }

@@ -1,11 +1,10 @@
-//! Chains: packets and runs of stream bytes made of mbufs.
+//! Chains: packets and runs of stream bytes, made of mbufs.
 //!
-//! A chain owns its mbufs, which are linked through their descriptors; moving one costs no
-//! allocation and appending one chain to another a store. Dropping a chain sends it home over the
-//! remote-free list; on the data path give it to [`crate::Pool::free`].
+//! A chain owns its mbufs, which are linked through their descriptors: moving an mbuf allocates nothing,
+//! and appending a chain to another is a store. A dropped chain is pushed on the remote-free list;
+//! [`crate::Pool::free`] is cheaper and is used on the data path.
 //!
-//! `len` is the sum of the lengths of the segments, `storage` the sum of their storages. Segments
-//! without bytes are allowed.
+//! `len`, `storage` and `truesize` are the sums over the segments. Empty segments are allowed.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
@@ -16,7 +15,7 @@ use crate::raw::{List, MbufMut, RawIter};
 use crate::sums;
 use crate::{Mbuf, NoBuffer, Pool, Purpose};
 
-/// Headroom of a mbuf that `prepend` puts in front, for the headers of the layers below.
+/// Headroom of an mbuf that `prepend` allocates, for the headers of lower layers.
 const HEADROOM: usize = 128;
 
 /// A packet or a run of stream bytes.
@@ -25,7 +24,7 @@ pub struct Chain {
     list: List,
     len: usize,
     storage: usize,
-    held: usize,
+    truesize: usize,
     segs: usize,
 }
 
@@ -35,79 +34,89 @@ impl Chain {
         Chain::default()
     }
 
-    /// Bytes of all segments.
+    /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the chain has no bytes. (It may have segments.)
+    /// Whether the chain has no bytes. It may have segments.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// How many segments there are.
+    /// Number of segments.
     #[inline]
     pub fn segs(&self) -> usize {
         self.segs
     }
 
-    /// Bytes of storage of all segments; storage that is shared counts once per segment.
+    /// Bytes of storage of all segments. Shared storage is counted once per segment.
     #[inline]
     pub fn storage_bytes(&self) -> usize {
         self.storage
     }
 
-    /// Bytes that the chain keeps from arriving packets: [`Mbuf::held_bytes`] of its segments. A segment
-    /// that somebody sends by reference (device `link`, a stack to itself) is charged to its sender
-    /// already, so it counts nothing here.
+    /// The memory charged to a receiver for the chain (`truesize` of Linux): [`Mbuf::held_bytes`] of its
+    /// segments. Segments sent by reference (device `link`, loopback) are charged to their sender and count
+    /// as zero.
     #[inline]
     pub fn held_bytes(&self) -> usize {
-        self.held
+        self.truesize
     }
 
-    /// Adds a segment at the end.
+    /// Appends a segment.
     #[inline]
     pub fn push_back(&mut self, m: Mbuf) {
-        self.count_in(&m);
+        self.account(&m);
         self.list.push_back(m);
     }
 
-    /// Adds a segment at the front.
+    /// Prepends a segment.
     #[inline]
     pub fn push_front(&mut self, m: Mbuf) {
-        self.count_in(&m);
+        self.account(&m);
         self.list.push_front(m);
     }
 
     #[inline]
-    fn count_in(&mut self, m: &Mbuf) {
+    fn account(&mut self, m: &Mbuf) {
         self.len += m.len();
         self.storage += m.storage_bytes();
-        self.held += m.held_bytes();
+        self.truesize += m.held_bytes();
         self.segs += 1;
     }
 
-    /// Adds another chain at the end.
+    /// Appends another chain.
     #[inline]
     pub fn append(&mut self, other: Chain) {
         self.len += other.len;
         self.storage += other.storage;
-        self.held += other.held;
+        self.truesize += other.truesize;
         self.segs += other.segs;
         self.list.append(other.list);
     }
 
-    /// Takes the first segment off.
+    /// Removes the first segment.
     #[inline]
     pub fn pop_front(&mut self) -> Option<Mbuf> {
         let m = self.list.pop_front()?;
         self.len -= m.len();
         self.storage -= m.storage_bytes();
-        self.held -= m.held_bytes();
+        self.truesize -= m.held_bytes();
         self.segs -= 1;
         Some(m)
+    }
+
+    /// Takes the segment of a chain that has only one, which is empty then.
+    #[inline(always)]
+    pub fn pop_only(&mut self) -> Option<Mbuf> {
+        if self.segs != 1 {
+            return None;
+        }
+        (self.len, self.storage, self.truesize, self.segs) = (0, 0, 0, 0);
+        self.list.pop_front()
     }
 
     /// The first segment.
@@ -122,14 +131,14 @@ impl Chain {
         self.list.back()
     }
 
-    /// The first segment, to be changed in place.
+    /// The first segment, for changes in place.
     #[inline]
     pub fn front_mut(&mut self) -> Option<SegMut<'_>> {
         let seg = self.list.front_mut()?;
         Some(SegMut { seg, chain_len: &mut self.len })
     }
 
-    /// The last segment, to be changed in place.
+    /// The last segment, for changes in place.
     #[inline]
     pub fn back_mut(&mut self) -> Option<SegMut<'_>> {
         let seg = self.list.back_mut()?;
@@ -142,34 +151,33 @@ impl Chain {
         Iter(self.list.iter())
     }
 
-    /// The bytes of the segments that have any, in order; not for a chain that is volatile
+    /// The bytes of the segments in order, without empty ones. Must not be called for a volatile chain
     /// ([`Chain::is_volatile`]).
     #[inline]
     pub fn slices(&self) -> impl Iterator<Item = &[u8]> + Clone {
         self.iter().map(Mbuf::as_slice).filter(|s| !s.is_empty())
     }
 
-    /// The bytes of each segment for writing, in order. It ends at a segment that is shared or
-    /// external.
+    /// The bytes of the segments for writing, in order, up to the first segment that is shared or external.
     #[inline]
     pub fn slices_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
         self.list.iter_mut().map_while(MbufMut::into_slice)
     }
 
-    /// Removes up to `n` bytes from the front and frees the segments that held nothing else.
+    /// Removes up to `n` bytes from the front and frees the segments that become empty.
     pub fn trim_front(&mut self, n: usize, pool: &mut Pool) {
-        // Most often the headers, or what somebody has placed: a segment of their own.
+        // Fast path: the headers, or a placed payload, are a segment of their own.
         if n > 0 && self.front().is_some_and(|m| m.len() == n) {
             if let Some(m) = self.pop_front() {
                 pool.free_mbuf(m);
             }
         } else {
-            self.trim_front_by_parts(n, pool);
+            self.trim_front_slow(n, pool);
         }
     }
 
     #[inline(never)]
-    fn trim_front_by_parts(&mut self, n: usize, pool: &mut Pool) {
+    fn trim_front_slow(&mut self, n: usize, pool: &mut Pool) {
         let mut left = n.min(self.len);
         while left > 0 {
             let Some(mut front) = self.front_mut() else { break };
@@ -184,7 +192,7 @@ impl Chain {
         }
     }
 
-    /// Removes up to `n` bytes from the back and frees the segments that held nothing else.
+    /// Removes up to `n` bytes from the back and frees the segments that become empty.
     pub fn trim_back(&mut self, n: usize, pool: &mut Pool) {
         if n == 0 {
             return;
@@ -205,7 +213,7 @@ impl Chain {
         }
     }
 
-    /// How many whole segments lie before byte `at`, and how many bytes of the next one do.
+    /// The number of whole segments before byte `at`, and the offset of `at` in the next one.
     fn seek(&self, at: usize) -> (usize, usize) {
         let (mut segs, mut left) = (0, at);
         for m in self.iter() {
@@ -225,18 +233,18 @@ impl Chain {
         for m in tail.list.iter() {
             tail.len += m.len();
             tail.storage += m.storage_bytes();
-            tail.held += m.held_bytes();
+            tail.truesize += m.held_bytes();
             tail.segs += 1;
         }
         self.len -= tail.len;
         self.storage -= tail.storage;
-        self.held -= tail.held;
+        self.truesize -= tail.truesize;
         self.segs -= tail.segs;
         tail
     }
 
-    /// Keeps the first `at` bytes and returns the others. A segment that is cut becomes two
-    /// references to its storage. Error: the pool has no descriptor for that; nothing changes.
+    /// Keeps the first `at` bytes and returns the others. A segment that contains the cut becomes two
+    /// references to its storage. Error, without a change: no descriptor is left for that.
     pub fn split_off(&mut self, at: usize, pool: &mut Pool) -> Result<Chain, NoBuffer> {
         if at >= self.len {
             return Ok(Chain::new());
@@ -255,7 +263,7 @@ impl Chain {
         Ok(tail)
     }
 
-    /// Whether the kernel alone may read some of the bytes ([`Mbuf::is_kernel_only`]).
+    /// Whether only the kernel may read some of the bytes ([`Mbuf::is_kernel_only`]).
     #[inline]
     pub fn is_kernel_only(&self) -> bool {
         self.iter().any(Mbuf::is_kernel_only)
@@ -267,9 +275,8 @@ impl Chain {
         self.iter().any(Mbuf::is_volatile)
     }
 
-    /// Makes the first `n` bytes contiguous in the first segment. Errors: the pool has no block
-    /// for them (at most 64 KiB), the chain is shorter, or the kernel alone may read it; nothing
-    /// changes.
+    /// Makes the first `n` bytes contiguous in the first segment. Errors, without a change: the pool has no
+    /// block for them (at most 64 KiB), the chain is shorter, or only the kernel may read it.
     pub fn pullup(&mut self, n: usize, pool: &mut Pool) -> Result<(), NoBuffer> {
         let Some(front) = self.front() else {
             return if n == 0 { Ok(()) } else { Err(NoBuffer) };
@@ -289,16 +296,16 @@ impl Chain {
         Ok(())
     }
 
-    /// Copies bytes from `off` on into `out`; returns how many there were.
+    /// Copies bytes at `off` into `out` and returns their number.
     pub fn copy_to(&self, off: usize, out: &mut [u8]) -> usize {
         let mut reader = self.reader();
         reader.skip(off);
         reader.read(out)
     }
 
-    /// Copies `bytes` over those from `off` on; returns how many there was room for. `None`, and
-    /// nothing is written, if a segment that would be written is shared or external. Where the
-    /// pool keeps sums, the bytes are summed in the same pass.
+    /// Overwrites bytes at `off` with `bytes` and returns how many fitted. `None`, without a write, if a
+    /// segment to be written is shared or external. If the pool keeps sums, they are computed in the same
+    /// pass.
     pub fn copy_from(&mut self, off: usize, bytes: &[u8]) -> Option<usize> {
         let mut at = 0;
         let end = off.saturating_add(bytes.len());
@@ -322,9 +329,9 @@ impl Chain {
         Some(done)
     }
 
-    /// Writes the bytes of `pieces` over those of the chain from its front, in one pass over both
-    /// however many they are; returns how many there was room for. `None` at a segment that is shared
-    /// or external; what lies before it is written. Sums as [`Chain::copy_from`] does.
+    /// Overwrites the chain from its front with the bytes of `pieces`, in one pass, and returns how many
+    /// fitted. `None` at a segment that is shared or external; the segments before it are written. Sums are
+    /// computed as in [`Chain::copy_from`].
     pub fn fill<'a>(&mut self, pieces: impl IntoIterator<Item = &'a [u8]>) -> Option<usize> {
         let mut pieces = pieces.into_iter();
         let (mut piece, mut done): (&[u8], usize) = (&[], 0);
@@ -343,8 +350,8 @@ impl Chain {
         Some(done)
     }
 
-    /// Puts `n` bytes in front and returns them to be written: in the headroom of the first
-    /// segment if nobody shares it, else in a new mbuf charged to `p`. Error: no mbuf was left.
+    /// Prepends `n` bytes and returns them for writing: in the headroom of the first segment if it is
+    /// unshared, else in a new mbuf charged to `p`. Error: the allocation failed.
     pub fn prepend(
         &mut self,
         n: usize,
@@ -362,7 +369,7 @@ impl Chain {
         self.list.front_mut().and_then(|m| m.into_prepended(n)).ok_or(NoBuffer)
     }
 
-    /// The bytes, copied into a vector: for tests and tools.
+    /// Copies the bytes into a vector, for tests and tools.
     pub fn to_vec(&self) -> alloc::vec::Vec<u8> {
         let mut v = alloc::vec![0; self.len];
         self.copy_to(0, &mut v);
@@ -388,8 +395,8 @@ pub(crate) fn copy(from: &[u8], to: &mut [u8]) -> usize {
 impl From<Mbuf> for Chain {
     #[inline]
     fn from(m: Mbuf) -> Chain {
-        let (len, storage, held) = (m.len(), m.storage_bytes(), m.held_bytes());
-        Chain { list: List::single(m), len, storage, held, segs: 1 }
+        let (len, storage, truesize) = (m.len(), m.storage_bytes(), m.held_bytes());
+        Chain { list: List::single(m), len, storage, truesize, segs: 1 }
     }
 }
 
@@ -427,8 +434,8 @@ impl<'a> Iterator for Iter<'a> {
     }
 }
 
-/// A segment inside a chain, to be read (it derefs to [`Mbuf`]) and changed in place. The methods
-/// are those of [`Mbuf`]; the length of the chain follows.
+/// Mutable access to a segment of a chain. It dereferences to [`Mbuf`], and its methods are those of
+/// [`Mbuf`]; they keep the length of the chain up to date.
 pub struct SegMut<'a> {
     seg: MbufMut<'a>,
     chain_len: &'a mut usize,

@@ -1,26 +1,26 @@
-//! How one share of a pool is divided among those who take from it.
+//! Fair division of a pool's share among flows.
 //!
 //! ```text
 //!  0                      1/2               3/4        7/8        limit
 //!  ├──────────────────────┼─────────────────┼──────────┼──────────┤  bytes of the share in use
-//!   no rule but the limits  an eighth of what  minima;    minima
-//!   of the sockets          is left to 3/4;    datagrams
+//!   socket limits only      an eighth of the    minima;   minima
+//!                           rest of 3/4;        datagrams
 //!                           stalled: minima
 //! ```
 //!
-//! Up to half of the share there is no rule: memory that nobody else wants is of no use to anybody.
-//! Beyond it a flow may hold an eighth of what is left of the first three quarters: a dynamic threshold
-//! (Choudhury and Hahne 1998, for the shared memory of a switch), which needs no list of the flows,
-//! since all of them see the same number. It falls while they take and settles where `n` greedy flows
-//! hold `common / (n + 8)` each. A flow whose peer takes nothing gets its minimum and no more there. The
-//! last quarter is for minima ([`FairShare::MIN_BYTES`] of each flow), and half of it for datagrams too.
+//! While less than half of the share is in use, only the socket limits apply. Beyond that a flow may hold
+//! an eighth of the free part of the first three quarters. This is the dynamic threshold of Choudhury and
+//! Hahne (1998, for shared-memory switches). It needs no list of flows, since the threshold is the same
+//! for all. It converges to `common / (n + 8)` for each of `n` greedy flows. A flow whose peer acknowledges
+//! nothing gets its minimum only. The last quarter is reserved for minima ([`FairShare::MIN_BYTES`] per
+//! flow), and half of it for datagrams too.
 //!
-//! Nothing is taken back here: what a flow holds when the threshold falls below it stays. Cost: a few
-//! additions where storage is taken for a write, and none while less than half is in use.
+//! Memory is never revoked here: a flow keeps what it holds when the threshold falls below it. Cost: a few
+//! additions per allocation for a write.
 
 #![forbid(unsafe_code)]
 
-/// A share of a pool as it stands.
+/// The present state of a share of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FairShare {
     /// Bytes of storage that the share allows.
@@ -30,38 +30,38 @@ pub struct FairShare {
 }
 
 impl FairShare {
-    /// Storage that every flow may hold whatever others hold, as long as the last quarter of the
-    /// share lasts: a page, as `tcp_wmem[0]` of Linux.
+    /// Storage that each flow may hold whatever others hold, while the last quarter of the share lasts:
+    /// a page, as in `tcp_wmem[0]` of Linux.
     pub const MIN_BYTES: usize = 4096;
 
-    /// A flow may hold this part of what is left for all, once half of the share is in use.
-    const PART: usize = 8;
+    /// The divisor of the dynamic threshold: a flow may hold an eighth of the free common part.
+    const DIVISOR: usize = 8;
 
-    /// Whether so much is in use that flows have to share.
+    /// Whether at least half of the share is in use, so that the threshold applies.
     #[inline]
     pub fn is_contended(&self) -> bool {
         self.used >= self.limit / 2
     }
 
-    /// Bytes left of what is not kept for minima.
+    /// Free bytes of the first three quarters, which are not reserved for minima.
     #[inline]
     pub fn common(&self) -> usize {
         (self.limit - self.limit / 4).saturating_sub(self.used)
     }
 
-    /// Bytes that a flow which holds `held` may take. `is_stalled`: its peer takes nothing, so that
-    /// more would only lie here.
+    /// Bytes that a flow with `held` bytes may allocate. `is_stalled`: its peer acknowledges nothing, so
+    /// more memory would not be sent.
     pub fn allowance(&self, held: usize, is_stalled: bool) -> usize {
         let above = match (self.is_contended(), is_stalled) {
             (false, _) => self.common(),
             (true, true) => 0,
-            (true, false) => (self.common() / Self::PART).saturating_sub(held),
+            (true, false) => (self.common() / Self::DIVISOR).saturating_sub(held),
         };
         let to_min = Self::MIN_BYTES.saturating_sub(held);
         above.max(to_min).min(self.limit.saturating_sub(self.used))
     }
 
-    /// Bytes that datagrams may take.
+    /// Bytes that may be allocated for datagrams.
     #[inline]
     pub fn for_datagrams(&self) -> usize {
         (self.limit - self.limit / 8).saturating_sub(self.used)
@@ -78,7 +78,7 @@ mod tests {
     const LIMIT: usize = 1 << 20;
     const MIN: usize = FairShare::MIN_BYTES;
 
-    /// The rule over a list of what everybody holds.
+    /// The specification, over a list of the bytes of all flows.
     fn allowance_by_list(held: &[usize], i: usize, is_stalled: bool) -> usize {
         let used: usize = held.iter().sum();
         let mine = held[i];
@@ -98,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_rule_without_a_list_says_what_the_rule_over_all_holdings_says(
+        fn the_allowance_agrees_with_the_specification_over_all_flows(
             takes in proptest::collection::vec((0usize..40, 0usize..100_000, any::<bool>(), any::<bool>()), 1..300),
         ) {
             let mut held = vec![0usize; 40];
@@ -115,7 +115,7 @@ mod tests {
         }
 
         #[test]
-        fn every_flow_gets_its_minimum_in_whatever_order_others_take(
+        fn every_flow_gets_its_minimum_in_any_order_of_allocations(
             order in proptest::collection::vec((0usize..(LIMIT / 4 / MIN), 1usize..400_000, any::<bool>()), 0..400),
         ) {
             let mut held = vec![0usize; LIMIT / 4 / MIN];
@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    /// Greedy flows that take in turn, a block at a time, until nobody may take any more.
+    /// Greedy flows that allocate a block each in turn until all allocations are refused.
     fn greedy(flows: usize, is_stalled: impl Fn(usize) -> bool) -> Vec<usize> {
         let mut held = vec![0usize; flows];
         loop {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn greedy_flows_end_with_comparable_parts() {
+    fn greedy_flows_converge_to_equal_parts() {
         for flows in [2, 5, 20, 60] {
             let held = greedy(flows, |_| false);
             let (least, most) = (held.iter().min().unwrap(), held.iter().max().unwrap());

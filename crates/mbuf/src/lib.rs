@@ -1,45 +1,45 @@
 //! Buffers: pools, mbufs, chains, external storage, and the send and receive queues of a stream.
 //!
-//! An *mbuf* is one reference to a range of one storage; a [`Chain`] is a packet or a run of
-//! stream bytes made of mbufs. Storage belongs to a [`Pool`], and a pool to one shard.
+//! An *mbuf* is a reference to a range of one storage block. A [`Chain`] is a packet or a run of stream
+//! bytes, made of mbufs. Storage belongs to a [`Pool`], and each shard has one pool.
 //!
 //! ```text
 //!   Chain ──► descriptor ──► descriptor ──► …          64 bytes each, from the pool
 //!                │  off,len      │  off,len
 //!                ▼               ▼
 //!   storage  ┌─────────┬──────────────────┬─────────┐  256 B, 2, 4, 16 or 64 KiB
-//!            │headroom │ bytes            │tailroom │  reference count kept out of band
+//!            │headroom │ bytes            │tailroom │  reference count stored separately
 //!            └─────────┴──────────────────┴─────────┘
 //! ```
 //!
-//! **Home.** Reference counts and free lists change only through `&mut Pool`, that is under the
-//! lock of the shard which owns the pool, so nothing here is an atomic read-modify-write. An mbuf
-//! that is dropped anywhere else goes to the pool's remote-free list by one lock-free push and is
-//! counted when the pool drains it. Dropping is always safe; `pool.free` is the fast way.
+//! **Local and remote frees.** Reference counts and free lists change only through `&mut Pool`, under the
+//! lock of the shard that owns the pool, and need no atomic read-modify-write. An mbuf dropped anywhere
+//! else is pushed on the pool's remote-free list, which is lock-free, and freed when the pool drains the
+//! list. Dropping an mbuf is always safe; `Pool::free` is the fast way.
 //!
-//! **Shared storage is immutable.** Bytes may be written only while one reference exists; the one
-//! exception is [`Pool::append_tail`], which writes bytes that no reference covers.
+//! **Shared storage is immutable.** Bytes are written only while a single reference exists. The exception
+//! is [`Pool::append_tail`], which writes bytes that no reference covers.
 //!
-//! **Memory that another process writes** is never behind a reference: an mbuf over it is copied from by
+//! **Memory that another process writes** is never borrowed as `&[u8]`. Bytes are copied out of it with
 //! volatile loads ([`VolatileSlice`], [`Mbuf::copy_to`]).
 //!
-//! **Bounds.** A pool has a byte budget that charges storage, split into shares by [`Purpose`],
-//! and a bound on descriptors. Nothing is allocated from the heap per mbuf, chain or packet once
-//! the pool has grown to its working size.
+//! **Bounds.** A pool has a byte budget to which storage is charged, divided into shares by [`Purpose`],
+//! and a limit on descriptors. Once a pool has grown to its working size, no mbuf, chain or packet
+//! allocates from the heap.
 //!
-//! **Known sums.** Storage can keep the Internet checksum of each of its units, made while a writer's
-//! bytes are copied into it ([`Pool::keep_sums`], [`Chain::sum`]).
+//! **Stored checksums.** Storage can hold the Internet checksum of each unit of its bytes, computed while
+//! a writer's bytes are copied in ([`Pool::keep_sums`], [`Chain::sum`]).
 //!
-//! Not here: headers, sockets, any clock and any I/O.
+//! This crate knows no headers and no sockets, and has no clock and no I/O.
 
 #![cfg_attr(not(test), no_std)]
 #![deny(unsafe_code)]
 
 extern crate alloc;
 
+mod arena;
 mod chain;
 mod fair;
-mod home;
 mod mbuf;
 #[cfg(fulmar_loom)]
 mod models;

@@ -1,15 +1,15 @@
-//! What a [`Mbuf`] tells about its range, and how the range gets shorter. What touches its bytes or makes
-//! the range longer is in `raw.rs`, whose invariants nothing here can break: `off + len` never grows.
+//! Accessors of [`Mbuf`], and the operations that shorten its range. Operations that access bytes or extend
+//! the range are in `raw.rs`; nothing here can break its invariants, since `off + len` never grows.
 
 use crate::pool::BYTES_PER_DESC;
 use crate::raw::Mbuf;
 use crate::storage::Purpose;
 
 impl Mbuf {
-    /// The least that [`Mbuf::held_bytes`] counts of a received packet: what comes with a descriptor.
-    pub const MIN_HELD_BYTES: usize = BYTES_PER_DESC;
+    /// The minimum of [`Mbuf::held_bytes`] for a received packet: the bytes of budget per descriptor.
+    pub const MIN_TRUESIZE: usize = BYTES_PER_DESC;
 
-    /// Bytes of the range.
+    /// Length of the range.
     #[inline]
     pub fn len(&self) -> usize {
         self.desc().len as usize
@@ -21,34 +21,34 @@ impl Mbuf {
         self.desc().len == 0
     }
 
-    /// Bytes of storage before the range. They can be used only if the storage is unique.
+    /// Bytes of storage before the range. They are usable only if this is the only reference.
     #[inline]
     pub fn headroom(&self) -> usize {
         self.desc().off as usize
     }
 
-    /// Bytes of storage behind the range. They can be used only if the storage is unique, or by
+    /// Bytes of storage behind the range. They are usable only if this is the only reference, or through
     /// [`crate::Pool::append_tail`].
     #[inline]
     pub fn tailroom(&self) -> usize {
         let d = self.desc();
-        (d.room - d.off - d.len) as usize
+        (d.capacity - d.off - d.len) as usize
     }
 
-    /// Bytes of the whole storage: what the pool charges while any reference to it exists.
+    /// Bytes of the storage, which are charged to the pool while any reference exists.
     #[inline]
     pub fn storage_bytes(&self) -> usize {
-        self.desc().room as usize
+        self.desc().capacity as usize
     }
 
-    /// Bytes that this reference keeps from arriving packets: its storage, and no less than the bytes
-    /// of budget that come with a descriptor, so that tiny packets use up neither. None of what is
-    /// charged to a sender. (`truesize` of Linux.)
+    /// The memory charged to a receiver for this reference (`truesize` of Linux): its storage, and at
+    /// least the bytes of budget per descriptor, so that tiny packets exhaust neither. Zero if the
+    /// storage is charged to a sender.
     #[inline]
     pub fn held_bytes(&self) -> usize {
         match self.purpose() {
             Purpose::Send => 0,
-            Purpose::Receive | Purpose::Control => self.storage_bytes().max(Mbuf::MIN_HELD_BYTES),
+            Purpose::Receive | Purpose::Control => self.storage_bytes().max(Mbuf::MIN_TRUESIZE),
         }
     }
 

@@ -1,5 +1,5 @@
-//! The remote-free list and the end of a pool in every order of their steps (`make loom`). Only mbufs over
-//! memory of others: the blocks of a slab are too many atomics for loom.
+//! Loom models of the remote-free list and of the drop of a pool, in all interleavings (`make loom`). They
+//! use external storage only, since the blocks of a slab are too many atomics for loom.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -10,12 +10,12 @@ use fulmar_models::{Model, model, models, spawn};
 
 use crate::{Chain, External, Kick, Mbuf, Pool, PoolConfig, Purpose};
 
-/// The models of this room.
+/// The models of this crate.
 pub const MODELS: &[Model] = models![
-    what_threads_drop_while_the_pool_drains_comes_home_once,
+    mbufs_dropped_while_the_pool_drains_are_freed_once,
     the_last_of_pool_and_mbufs_frees_the_memory_once,
-    a_reference_that_is_alone_sees_what_the_others_did,
-    who_asks_for_a_kick_gets_one_unless_something_lies_there_already,
+    a_unique_reference_sees_what_dropped_references_did,
+    a_kick_follows_unless_the_remote_free_list_is_not_empty,
 ];
 
 struct Owner(Arc<AtomicUsize>);
@@ -45,7 +45,7 @@ impl World {
 
     fn mbuf(&mut self) -> Mbuf {
         let owner = Box::new(Owner(Arc::clone(&self.released)));
-        self.pool.external(owner, Purpose::Send).expect("a mbuf")
+        self.pool.external(owner, Purpose::Send).expect("an mbuf")
     }
 
     fn released(&self) -> usize {
@@ -53,7 +53,7 @@ impl World {
     }
 }
 
-fn what_threads_drop_while_the_pool_drains_comes_home_once() {
+fn mbufs_dropped_while_the_pool_drains_are_freed_once() {
     model(3, || {
         let mut w = World::new();
         let dropped = [w.mbuf(), w.mbuf()].map(|m| spawn(move || drop(m)));
@@ -84,12 +84,12 @@ fn the_last_of_pool_and_mbufs_frees_the_memory_once() {
     });
 }
 
-fn a_reference_that_is_alone_sees_what_the_others_did() {
+fn a_unique_reference_sees_what_dropped_references_did() {
     model(3, || {
         let mut w = World::new();
         let m = w.mbuf();
         let twin = w.pool.clone_ref(&m, 0, 4).expect("a descriptor");
-        // What its reader does with the bytes before it drops them.
+        // Stands for the reads of the bytes before the drop.
         let read = Arc::new(Modelled::new(0));
         let reads = Arc::clone(&read);
         let reader = spawn(move || {
@@ -121,15 +121,15 @@ impl Kick for Kicks {
     }
 }
 
-fn who_asks_for_a_kick_gets_one_unless_something_lies_there_already() {
+fn a_kick_follows_unless_the_remote_free_list_is_not_empty() {
     model(3, || {
         let mut w = World::new();
         let kicks = Arc::new(AtomicUsize::new(0));
         let dropped = [w.mbuf(), w.mbuf()].map(|m| spawn(move || drop(m)));
         w.pool.set_kick(Arc::new(Kicks(Arc::clone(&kicks))));
-        let is_to_come = w.pool.await_remote();
+        let is_awaited = w.pool.await_remote();
         dropped.into_iter().for_each(|t| t.join().expect("a drop"));
-        assert_eq!(kicks.load(Ordering::Relaxed), usize::from(is_to_come));
+        assert_eq!(kicks.load(Ordering::Relaxed), usize::from(is_awaited));
         assert_eq!(w.pool.drain_remote(), 2);
     });
 }

@@ -1,19 +1,19 @@
-//! Posted buffers: memory that a receiver gives away before its bytes arrive, and gets back filled.
+//! Posted buffers: memory of a receiver that is posted before its bytes arrive and completed when it is
+//! filled.
 //!
 //! ```text
-//!   RecvBuf ──post──► Hold  (the stack: who owns the buffer, how far it is filled)
-//!                      └──► Room (a device, or the stack: may write the rest)
-//!                            └─split─► Mbuf (what was written: part of a packet, immutable)
-//!   Hold ──release, when no room and no mbuf is left──► RecvBuf
+//!   RecvBuf ──post──► Hold  (the stack's handle of the posted buffer)
+//!                      └──► Room (the writable range: a device or the stack writes to it)
+//!                            └─split─► Mbuf (bytes written: part of a packet, immutable)
+//!   Hold ──release, when no Room and no Mbuf is left──► RecvBuf
 //! ```
 //!
-//! The memory stays at one address from the making of a [`RecvBuf`] to its drop, however often it is
-//! posted, so that whoever has to prepare it (a device that registers memory) can recognise it: by
-//! address, length and generation, all three ([`BufId`]).
+//! The memory of a [`RecvBuf`] does not move until its drop, however often it is posted. A device that
+//! registers memory recognises it by address, length and generation ([`BufId`]).
 //!
-//! Not here: which bytes belong where (room `socket`), and how a device knows (room `netdev`).
-//! Cost: a split is a descriptor, a record and one count of the buffer; nothing is charged to the pool
-//! and nothing allocated once the pool has grown.
+//! Crate `socket` decides which bytes belong in which buffer, and crate `netdev` passes that to devices.
+//! Cost: a split is a descriptor, a record and a reference count of the buffer. Nothing is charged to the
+//! pool, and nothing is allocated once the pool has grown.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -24,23 +24,23 @@ pub(crate) mod raw;
 pub use raw::{Filled, Lease, Room};
 use raw::{Memory, unique_bytes, unique_bytes_mut};
 
-/// Which memory a posted buffer is: what a cache of registrations compares.
+/// The identity of the memory of a buffer: the key of a registration cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct BufId {
     /// Address of the first byte.
     pub address: usize,
-    /// Bytes.
+    /// Length of the memory.
     pub bytes: usize,
-    /// Differs between two allocations that were at the same place one after the other.
+    /// Differs for each allocation at the same address.
     pub generation: u64,
 }
 
-/// Where the bytes of an mbuf lie in a posted buffer ([`crate::Mbuf::placed`]).
+/// The position of an mbuf in a posted buffer ([`crate::Mbuf::placed`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placed {
     /// The buffer.
     pub buffer: BufId,
-    /// The first byte, from the start of the buffer.
+    /// Offset of the first byte in the buffer.
     pub offset: usize,
 }
 
@@ -56,18 +56,18 @@ impl core::fmt::Display for NoMemory {
 
 impl core::error::Error for NoMemory {}
 
-/// Owned memory to receive into. It is given away to be filled and comes back with what came; it
-/// dereferences to the bytes that were received into it last.
+/// An owned receive buffer. It is posted by value and returned with the bytes received, to which it
+/// dereferences.
 pub struct RecvBuf {
     memory: Arc<Memory>,
     filled: usize,
 }
 
 impl RecvBuf {
-    /// A buffer for `bytes`, page aligned, empty.
+    /// Allocates an empty, page-aligned buffer of `bytes`.
     ///
     /// # Panics
-    /// If the system has no memory; see [`RecvBuf::try_with_capacity`].
+    /// If the system is out of memory; see [`RecvBuf::try_with_capacity`].
     pub fn with_capacity(bytes: usize) -> RecvBuf {
         RecvBuf::try_with_capacity(bytes).expect("memory for a receive buffer")
     }
@@ -81,22 +81,22 @@ impl RecvBuf {
         Ok(RecvBuf { memory: Arc::new(memory), filled: 0 })
     }
 
-    /// Bytes that fit.
+    /// Length of the memory.
     pub fn capacity(&self) -> usize {
         self.memory.bytes()
     }
 
-    /// Forgets what was received.
+    /// Discards the bytes received.
     pub fn clear(&mut self) {
         self.filled = 0;
     }
 
-    /// The whole memory, for a user who wants to write to it between two receives.
+    /// The whole memory, for writing between two receives.
     pub fn memory_mut(&mut self) -> &mut [u8] {
         unique_bytes_mut(&mut self.memory).unwrap_or_default()
     }
 
-    /// What was received, as a vector: the one that the buffer was made from, or a copy.
+    /// The bytes received, as a vector: the one that the buffer was made from, or a copy.
     pub fn into_vec(self) -> Vec<u8> {
         let RecvBuf { memory, filled } = self;
         let memory = match Arc::try_unwrap(memory).map(|m| m.into_vec(filled)) {
@@ -107,12 +107,12 @@ impl RecvBuf {
         RecvBuf { memory, filled }.to_vec()
     }
 
-    /// Which memory it is.
+    /// The identity of the memory.
     pub fn id(&self) -> BufId {
         self.memory.id()
     }
 
-    /// Gives the memory away to be filled from its start. What was received before is forgotten.
+    /// Posts the memory, to be filled from its start. Bytes received before are discarded.
     pub fn post(self) -> Hold {
         Hold { memory: self.memory }
     }
@@ -131,7 +131,7 @@ impl AsRef<[u8]> for RecvBuf {
     }
 }
 
-/// The whole capacity of the vector is the buffer's; what was in it counts as room, not as received.
+/// The buffer has the whole capacity of the vector; the contents of the vector are discarded.
 impl From<Vec<u8>> for RecvBuf {
     fn from(v: Vec<u8>) -> RecvBuf {
         RecvBuf { memory: Arc::new(Memory::vec(v)), filled: 0 }
@@ -147,36 +147,36 @@ impl core::fmt::Debug for RecvBuf {
     }
 }
 
-/// A posted buffer, seen by the stack: it gives out the room and gets the buffer back at the end. It
-/// gives access to no byte.
+/// The stack's handle of a posted buffer: it provides the writable range, and the buffer when it is
+/// completed. It gives no access to the bytes.
 pub struct Hold {
     memory: Arc<Memory>,
 }
 
 impl Hold {
-    /// Bytes of the whole buffer.
+    /// Length of the buffer.
     pub fn capacity(&self) -> usize {
         self.memory.bytes()
     }
 
-    /// Which memory it is.
+    /// The identity of the memory.
     pub fn id(&self) -> BufId {
         self.memory.id()
     }
 
-    /// The right to write from `from` on. `None` while somebody else has it, while mbufs cover bytes
-    /// behind `from`, or if `from` is not in the buffer.
+    /// The writable range from `from` to the end. `None` while there is another one, while mbufs cover
+    /// bytes behind `from`, or if `from` is beyond the buffer.
     pub fn room(&mut self, from: usize) -> Option<Room> {
         Room::make(&mut self.memory, from)
     }
 
-    /// Whether rooms or mbufs of the buffer exist.
+    /// Whether a writable range or mbufs of the buffer exist.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.memory) > 1
     }
 
-    /// The buffer, its first `filled` bytes (at most all) received; or the hold again while rooms or
-    /// mbufs of it exist.
+    /// Completes the buffer with its first `filled` bytes (at most all) received. Returns the handle while a
+    /// writable range or mbufs of the buffer exist.
     pub fn release(mut self, filled: usize) -> Result<RecvBuf, Hold> {
         match Arc::get_mut(&mut self.memory) {
             Some(memory) => {

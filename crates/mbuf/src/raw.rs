@@ -1,29 +1,29 @@
-//! The unsafe heart: descriptors, storage, slabs, the remote-free list, and the end of a pool.
+//! Unsafe code of mbufs: descriptors, storage, the remote-free list, and the release of a pool's memory.
 //!
-//! Who owns what:
-//! - A [`Mbuf`] owns one descriptor: it alone reads and writes the descriptor's fields. A [`List`]
-//!   owns the descriptors that hang together by `next`.
-//! - A descriptor that is out (held by a `Mbuf`, a `List` or the remote-free list) holds one count
-//!   of its storage. Descriptors at home hang on `Home::free_descs` and hold nothing, or wait in
-//!   `Home::ready`, joined to a block without references.
-//! - Storage whose count is 0 hangs on the free list of its slab, or waits in `Home::ready`.
-//! - [`Memory`] owns slabs, chunks of descriptors and external owners. It is dropped when no
-//!   descriptor is out: by `Home` itself, or, if the pool goes first, by whoever drops the last.
+//! Ownership:
+//! - An [`Mbuf`] owns one descriptor and has exclusive access to its fields. A [`List`] owns the descriptors
+//!   linked by `next`.
+//! - A descriptor in use (in an `Mbuf`, a `List` or the remote-free list) is one reference of its storage. A
+//!   free descriptor is on `Arena::free_descs` without storage, or in `Arena::magazines`, bound to a free
+//!   block.
+//! - Storage without references is on the free list of its slab, or in `Arena::magazines`.
+//! - [`Memory`] owns slabs, chunks of descriptors and records of external storage. It is dropped when no
+//!   descriptor is in use: by `Arena`, or, if the pool was dropped before, with the last descriptor.
 //!
-//! Invariants, named in the SAFETY sentences:
-//! - *alive*: while a descriptor is out, its `Shared`, its own chunk and its storage exist.
-//! - *counts at home*: `refs` and `high_water` are written only through `&mut Home`. A load of
-//!   `refs` elsewhere (Acquire) that yields 1 is exact, because the holder's own reference is that
-//!   one and new references are made from existing ones only; the Release store that brought it to
-//!   1 happened after the other references' last reads.
-//! - *coverage*: while `refs` > 1, every reference ends at or before `high_water`; bytes behind it
-//!   are covered by nobody and may be written at home.
-//! - *sums*: an entry of `Desc::sums` that is `Some` is the sum of its unit's bytes as they are. It
-//!   is written only through `&mut` to the one reference; whoever writes bytes of such storage
-//!   forgets or renews the entries of the units touched, and nobody writes into a unit whose sum is
-//!   known while `refs` > 1, not even behind `high_water`. So a known unit may be read whole through
-//!   any reference that covers a part of it.
-//! - *initialised*: storage of the pool is zeroed when mapped and only ever overwritten with bytes.
+//! Invariants, cited by name in the SAFETY comments:
+//! - *alive*: while a descriptor is in use, its `Shared`, its chunk and its storage exist.
+//! - *arena counts*: `refs` and `high_water` are written only through `&mut Arena`. A load of `refs` in any
+//!   thread (Acquire) that returns 1 is exact: the one reference is the caller's own, and new references
+//!   are only made from existing ones. The Release store of 1 happened after the last reads through the
+//!   other references.
+//! - *coverage*: while `refs` > 1, every reference ends at or before `high_water`. No reference covers the
+//!   bytes behind it, and they may be written through `&mut Arena`.
+//! - *sums*: an entry of `Desc::sums` that is `Some` is the sum of the present bytes of its unit. Entries
+//!   are written only through the single reference. A write to such storage clears or updates the entries
+//!   of the units it touches, and never touches a unit with a known sum while `refs` > 1, not even behind
+//!   `high_water`. Therefore a unit with a known sum may be read whole through any reference that covers a
+//!   part of it.
+//! - *initialised*: blocks are zeroed when mapped, and only bytes are written to them.
 
 #![allow(unsafe_code)]
 
@@ -38,44 +38,44 @@ use core::sync::atomic::Ordering;
 
 use fulmar_wire::checksum::{UNIT_BYTES, UnitSum};
 
-use crate::home::Memory;
+use crate::arena::Memory;
 use crate::storage::{EXTERNAL, Kick, Purpose, ZEROES};
 use crate::sync::{AtomicIsize, AtomicPtr, AtomicU32, UnsafeCell, fence};
 
 pub(crate) type Link = Option<NonNull<Desc>>;
 
-/// One reference to a range of one storage. One cache line.
+/// A reference to a range of storage. One cache line.
 #[repr(C, align(64))]
 pub(crate) struct Desc {
     pub(crate) next: Link,
     pub(crate) storage: *mut Storage,
     /// First byte of the storage.
     pub(crate) data: *mut u8,
-    /// The pool that the descriptor belongs to. Never changes.
-    pub(crate) home: NonNull<Shared>,
-    /// Where the range starts, from `data`. `off + len <= room`.
+    /// The pool that the descriptor belongs to. Constant.
+    pub(crate) shared: NonNull<Shared>,
+    /// Offset of the range from `data`. `off + len <= capacity`.
     pub(crate) off: u32,
-    /// Bytes of the range.
+    /// Length of the range.
     pub(crate) len: u32,
     /// Bytes of the storage.
-    pub(crate) room: u32,
-    /// What is known about the sums of the storage, one entry per unit; null if nothing is kept.
+    pub(crate) capacity: u32,
+    /// The known sums of the storage, one entry per unit; null if sums are not kept.
     pub(crate) sums: *mut Option<UnitSum>,
 }
 
 const _: () = assert!(size_of::<Desc>() == 64);
 
-/// What is known about one block, kept apart from its bytes.
+/// The record of a block, separate from its bytes.
 #[repr(C)]
 pub(crate) struct Storage {
     pub(crate) next_free: *mut Storage,
     pub(crate) data: *mut u8,
-    /// References that are out. Written at home only.
+    /// References in use. Written through `&mut Arena` only.
     pub(crate) refs: AtomicU32,
-    /// While `refs` > 1: the end of the furthest range. Written at home only.
+    /// While `refs` > 1: the largest end of a range. Written through `&mut Arena` only.
     pub(crate) high_water: u32,
     /// Bytes of the storage.
-    pub(crate) room: u32,
+    pub(crate) capacity: u32,
     pub(crate) slab: u16,
     pub(crate) class: u8,
     pub(crate) purpose: Purpose,
@@ -84,54 +84,54 @@ pub(crate) struct Storage {
 #[cfg(not(fulmar_loom))]
 const _: () = assert!(size_of::<Storage>() == 32);
 
-/// What a pool and its mbufs on other threads have in common.
+/// State shared by a pool and its mbufs in other threads.
 pub(crate) struct Shared {
     /// The remote-free list: a stack of descriptors, or `awaited()` (empty), or `closed()`.
     pub(crate) remote: AtomicPtr<Desc>,
-    /// After the pool is gone: descriptors still out. Before: minus those that came too late for
-    /// the list.
-    pub(crate) owed: AtomicIsize,
-    /// Who is told of a remote free, once each time that the pool asks for it.
+    /// After the drop of the pool: descriptors in use. Before it added its count: minus the descriptors
+    /// freed after the list was closed.
+    pub(crate) outstanding: AtomicIsize,
+    /// Called on a remote free, once per `Arena::await_remote`.
     pub(crate) kick: UnsafeCell<Option<Arc<dyn Kick>>>,
-    /// Set by a pool that goes while descriptors are out.
+    /// The memory of a pool that was dropped while descriptors were in use.
     pub(crate) memory: UnsafeCell<Memory>,
 }
 
-/// The end of a remote-free list whose pool is gone. No descriptor has this address.
+/// The remote-free list of a dropped pool. Not the address of any descriptor.
 pub(crate) fn closed() -> *mut Desc {
     ptr::without_provenance_mut(1)
 }
 
-/// An empty remote-free list whose pool wants to be told of what comes. No descriptor has this address.
+/// An empty remote-free list whose pool awaits a kick. Not the address of any descriptor.
 pub(crate) fn awaited() -> *mut Desc {
     ptr::without_provenance_mut(2)
 }
 
-/// What hangs on a remote-free list with this head.
+/// The first descriptor of a remote-free list.
 pub(crate) fn first_of(head: *mut Desc) -> Link {
     if head == awaited() { None } else { NonNull::new(head) }
 }
 
 impl Shared {
-    /// Gives `count` linked descriptors, `first` to `last`, back to their pool.
+    /// Pushes `n` linked descriptors, `first` to `last`, on the remote-free list of their pool.
     ///
     /// # Safety
-    /// The caller owns these descriptors, all of this home, and gives them up.
-    unsafe fn give_back(
-        home: NonNull<Shared>,
+    /// The caller passes ownership of these descriptors, which all belong to this pool.
+    unsafe fn free_remote(
+        shared: NonNull<Shared>,
         first: NonNull<Desc>,
         last: NonNull<Desc>,
         n: usize,
     ) {
-        // SAFETY: alive: the descriptors are still out, so `home` exists until the exchange or the
-        // subtraction has succeeded; nothing of it is touched after that. The descriptors are ours
-        // until then. Release hands our reads and writes of the storage to the pool.
+        // SAFETY: alive: the descriptors are in use, so `shared` exists until the exchange or the
+        // subtraction has succeeded, and is not accessed after it. The caller owns the descriptors until
+        // then. Release orders the accesses to the storage before the pool's.
         unsafe {
-            let remote = &(*home.as_ptr()).remote;
+            let remote = &(*shared.as_ptr()).remote;
             let mut head = remote.load(Ordering::Relaxed);
             while head != closed() {
                 (*last.as_ptr()).next = first_of(head);
-                let kick = if head == awaited() { Shared::kick_of(home) } else { None };
+                let kick = if head == awaited() { Shared::load_kick(shared) } else { None };
                 match remote.compare_exchange_weak(
                     head,
                     first.as_ptr(),
@@ -142,47 +142,47 @@ impl Shared {
                     Err(now) => head = now,
                 }
             }
-            Shared::settle(home, -(n as isize));
+            Shared::add_outstanding(shared, -(n as isize));
         }
     }
 
-    /// Who is to be told. Cloned, since `home` may be gone when it is.
+    /// Clones the kick, since `shared` may be freed before it is called.
     ///
     /// # Safety
-    /// The caller owns a descriptor of this home and has seen `awaited()` at the head of its list.
+    /// The caller owns a descriptor of this pool and has read `awaited()` from the head of its list.
     #[cold]
-    unsafe fn kick_of(home: NonNull<Shared>) -> Option<Arc<dyn Kick>> {
+    unsafe fn load_kick(shared: NonNull<Shared>) -> Option<Arc<dyn Kick>> {
         // Acquire: `kick` was written before `awaited()` was stored for the first time (Release), and
         // is never written again.
         fence(Ordering::Acquire);
-        // SAFETY: alive: a descriptor is out; nobody writes `kick` any more.
-        unsafe { (*home.as_ptr()).kick.with(|kick| (*kick).clone()) }
+        // SAFETY: alive: a descriptor is in use; `kick` is not written again.
+        unsafe { (*shared.as_ptr()).kick.with(|kick| (*kick).clone()) }
     }
 
-    /// Adds to what is owed and frees everything when nothing is.
+    /// Adds `n` to the outstanding descriptors, and frees all memory when none is left.
     ///
     /// # Safety
-    /// The remote list is closed; the caller either is the pool, which has put its memory here, or
-    /// owned `-n` descriptors that it never touches again.
-    pub(crate) unsafe fn settle(home: NonNull<Shared>, n: isize) {
-        // SAFETY: alive: what the caller brings is counted only now. The sum is 0 only after the
-        // pool has added its count, thus after `memory` was set (AcqRel), and only once: by the
-        // last one, who is alone then.
+    /// The remote-free list is closed. The caller either is the pool, which has stored its memory here, or
+    /// gives up `-n` descriptors and never accesses them again.
+    pub(crate) unsafe fn add_outstanding(shared: NonNull<Shared>, n: isize) {
+        // SAFETY: alive: the caller's descriptors are not subtracted yet. The sum is 0 only after the pool
+        // has added its count, so after `memory` was set (AcqRel), and only once; no other thread has
+        // access then.
         unsafe {
-            let before = (*home.as_ptr()).owed.fetch_add(n, Ordering::AcqRel);
+            let before = (*shared.as_ptr()).outstanding.fetch_add(n, Ordering::AcqRel);
             if before.wrapping_add(n) == 0 {
-                let memory = (*home.as_ptr()).memory.with_mut(|m| core::mem::take(&mut *m));
-                drop(Box::from_raw(home.as_ptr()));
+                let memory = (*shared.as_ptr()).memory.with_mut(|m| core::mem::take(&mut *m));
+                drop(Box::from_raw(shared.as_ptr()));
                 drop(memory);
             }
         }
     }
 }
 
-/// One reference to a range of one storage: a segment of a packet or of a stream.
+/// A reference to a range of storage: a segment of a packet or of a stream.
 ///
-/// Dropping it is always safe and sends it home over the remote-free list; on the data path give
-/// it to [`crate::Pool::free_mbuf`], which is cheaper.
+/// Dropping it is always safe and pushes it on the remote-free list; [`crate::Pool::free_mbuf`] is cheaper
+/// and is used on the data path.
 ///
 /// ```text
 ///      headroom        len         tailroom
@@ -193,24 +193,24 @@ impl Shared {
 #[repr(transparent)]
 pub struct Mbuf(NonNull<Desc>);
 
-// SAFETY: a Mbuf owns its descriptor; storage may be freed at home only (counts at home), and the
+// SAFETY: an Mbuf owns its descriptor; storage is freed through `&mut Arena` only (arena counts), and the
 // bytes are plain bytes. An external owner is `Send`.
 unsafe impl Send for Mbuf {}
 // SAFETY: `&Mbuf` only reads: the descriptor, which is written through `&mut Mbuf` only; `refs`,
-// which is atomic; and bytes, which are written only while unique (needs `&mut Mbuf`) or where no
-// reference covers them (coverage).
+// which is atomic; and bytes, which are written only through the single reference (`&mut Mbuf`) or where
+// no reference covers them (coverage).
 unsafe impl Sync for Mbuf {}
 
 impl Mbuf {
     #[inline]
     pub(crate) fn desc(&self) -> &Desc {
-        // SAFETY: alive; a Mbuf owns its descriptor, and `&self` allows reading it.
+        // SAFETY: alive; an Mbuf owns its descriptor, and `&self` allows reading it.
         unsafe { self.0.as_ref() }
     }
 
     #[inline]
     pub(crate) fn desc_mut(&mut self) -> &mut Desc {
-        // SAFETY: alive; a Mbuf owns its descriptor, and `&mut self` allows writing it.
+        // SAFETY: alive; an Mbuf owns its descriptor, and `&mut self` allows writing it.
         unsafe { self.0.as_mut() }
     }
 
@@ -219,24 +219,24 @@ impl Mbuf {
         ManuallyDrop::new(self).0
     }
 
-    /// Makes the handle of a descriptor.
+    /// The mbuf of a descriptor.
     ///
     /// # Safety
-    /// The descriptor is out, and the caller, who owns it, gives it up.
+    /// The descriptor is in use, and the caller passes its ownership.
     #[inline]
     pub(crate) unsafe fn from_raw(d: NonNull<Desc>) -> Mbuf {
         Mbuf(d)
     }
 
-    /// What the storage is charged to.
+    /// The purpose that the storage is charged to.
     #[inline]
     pub fn purpose(&self) -> Purpose {
         // SAFETY: alive; `purpose` is written only before the first reference exists.
         unsafe { (*self.desc().storage).purpose }
     }
 
-    /// Whether the memory belongs to someone else ([`crate::Pool::external`], [`crate::Pool::lent`]);
-    /// it is never written.
+    /// Whether the storage does not belong to the pool ([`crate::Pool::external`], [`crate::Pool::lent`],
+    /// [`crate::Pool::share`]). External storage is never written.
     #[inline]
     pub fn is_external(&self) -> bool {
         // SAFETY: alive; `class` is written only while no reference exists.
@@ -246,7 +246,7 @@ impl Mbuf {
     /// Whether this is the only reference to its storage.
     #[inline]
     pub fn is_unique(&self) -> bool {
-        // SAFETY: alive; `refs` is atomic. Acquire: see "counts at home".
+        // SAFETY: alive; `refs` is atomic. Acquire: see "arena counts".
         unsafe { (*self.desc().storage).refs.load(Ordering::Acquire) == 1 }
     }
 
@@ -255,55 +255,56 @@ impl Mbuf {
         self.is_unique() && !self.is_external()
     }
 
-    /// Whether [`Mbuf::as_slice`] shows zeroes in place of the bytes: the kernel alone may read them, or
-    /// another process may write them.
+    /// Whether [`Mbuf::as_slice`] returns zeroes instead of the bytes, because only the kernel may read
+    /// them or another process may write them.
     #[inline]
     pub fn is_opaque(&self) -> bool {
         ptr::eq(self.desc().data, ZEROES.as_ptr())
     }
 
-    /// The bytes; not for those that another process may write ([`Mbuf::is_volatile`]), which show zeroes.
+    /// The bytes of the range. Zeroes if the mbuf is opaque; must not be called if it is volatile
+    /// ([`Mbuf::is_volatile`]).
     #[inline]
     pub fn as_slice(&self) -> &[u8] {
         debug_assert!(!self.is_volatile(), "volatile bytes are copied, not borrowed");
         let d = self.desc();
-        // SAFETY: `off + len <= room`, alive and initialised. Nobody writes bytes that a reference
-        // covers while it can be read (see `Sync`).
+        // SAFETY: `off + len <= capacity`, alive and initialised. Bytes that a reference covers are not
+        // written while it can be read (see `Sync`).
         unsafe { slice::from_raw_parts(d.data.add(d.off as usize), d.len as usize) }
     }
 
     /// The bytes [from, from + n) of the storage, for writing.
     ///
     /// # Safety
-    /// `from + n <= room` and the storage is writable, or the bytes are behind `high_water` and
-    /// the caller holds the home.
+    /// `from + n <= capacity`, and the storage is writable, or the bytes are behind `high_water` and the
+    /// caller has `&mut Arena`.
     #[inline]
     pub(crate) unsafe fn bytes_mut(&mut self, from: usize, n: usize) -> &mut [u8] {
-        // SAFETY: inside the storage and initialised; exclusive by what the caller promises.
+        // SAFETY: inside the storage and initialised; exclusive by the caller's contract.
         unsafe { slice::from_raw_parts_mut(self.desc().data.add(from), n) }
     }
 
-    /// As [`Mbuf::bytes_mut`], and forgets the sums of the units touched.
+    /// As [`Mbuf::bytes_mut`], and clears the sums of the units touched.
     ///
     /// # Safety
-    /// `from + n <= room` and the storage is writable.
+    /// `from + n <= capacity` and the storage is writable.
     #[inline]
     unsafe fn unsummed_mut(&mut self, from: usize, n: usize) -> &mut [u8] {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's contract.
         unsafe {
             self.forget_sums(from, n);
             self.bytes_mut(from, n)
         }
     }
 
-    /// Forgets the sums of the units that the bytes [from, from + n) of the storage touch.
+    /// Clears the sums of the units that the bytes [from, from + n) of the storage touch.
     ///
     /// # Safety
-    /// `from + n <= room`, and this is the only reference to the storage.
+    /// `from + n <= capacity`, and this is the only reference to the storage.
     #[inline]
     pub(crate) unsafe fn forget_sums(&mut self, from: usize, n: usize) {
         if !self.desc().sums.is_null() {
-            // SAFETY: as the caller promises; sums are kept.
+            // SAFETY: the caller's contract; sums are kept.
             unsafe { self.entries_mut(from, n) }.fill(None);
         }
     }
@@ -311,65 +312,65 @@ impl Mbuf {
     /// The entries of the units that the bytes [from, from + n) of the storage touch.
     ///
     /// # Safety
-    /// `from + n <= room`, sums are kept, and this is the only reference to the storage.
+    /// `from + n <= capacity`, sums are kept, and this is the only reference to the storage.
     unsafe fn entries_mut(&mut self, from: usize, n: usize) -> &mut [Option<UnitSum>] {
         let first = from / UNIT_BYTES;
         let count = if n == 0 { 0 } else { (from + n).div_ceil(UNIT_BYTES) - first };
-        // SAFETY: a storage has an entry for each of its units, initialised when they were first
-        // kept; alive; exclusive by what the caller promises.
+        // SAFETY: storage has an entry for each of its units, initialised when sums were first kept;
+        // alive; exclusive by the caller's contract.
         unsafe { slice::from_raw_parts_mut(self.desc().sums.add(first), count) }
     }
 
-    /// The whole storage with the entries of its sums, for a writer who keeps them right. `None` if
-    /// the storage is shared or external or keeps no sums.
+    /// The whole storage with the entries of its sums, which the caller has to update. `None` if the
+    /// storage is shared or external, or sums are not kept.
     pub(crate) fn summed_mut(&mut self) -> Option<(&mut [u8], &mut [Option<UnitSum>])> {
         if self.desc().sums.is_null() || !self.is_writable() {
             return None;
         }
-        let room = self.storage_bytes();
-        // SAFETY: all of the storage, and all of its entries, which are other memory; writable was
+        let capacity = self.storage_bytes();
+        // SAFETY: all of the storage, and all of its entries, which are separate memory; writable was
         // checked, and `&mut self` keeps it so.
         unsafe {
-            let entries: *mut [Option<UnitSum>] = self.entries_mut(0, room);
-            Some((self.bytes_mut(0, room), &mut *entries))
+            let entries: *mut [Option<UnitSum>] = self.entries_mut(0, capacity);
+            Some((self.bytes_mut(0, capacity), &mut *entries))
         }
     }
 
-    /// Whether sums may be known.
+    /// Whether sums of the storage are kept.
     #[inline]
     pub(crate) fn keeps_sums(&self) -> bool {
         !self.desc().sums.is_null()
     }
 
-    /// The sum and the bytes of unit `index` of the storage, if the sum is known. A part of the unit
-    /// may lie outside of the range.
+    /// The sum and the bytes of unit `index` of the storage, if the sum is known. The unit may extend
+    /// beyond the range.
     #[inline]
     pub(crate) fn known_unit(&self, index: usize) -> Option<(UnitSum, &[u8; UNIT_BYTES])> {
         let d = self.desc();
-        if d.sums.is_null() || index >= d.room as usize / UNIT_BYTES {
+        if d.sums.is_null() || index >= d.capacity as usize / UNIT_BYTES {
             return None;
         }
-        // SAFETY: sums: a storage has an entry for each of its units, and nobody writes entries
-        // while this reference can be read. Bytes of a known unit are not written meanwhile.
+        // SAFETY: sums: storage has an entry for each of its units, and entries are not written while
+        // this reference can be read, nor are the bytes of a unit with a known sum.
         unsafe {
             let sum = (*d.sums.add(index))?;
             Some((sum, &*d.data.add(index * UNIT_BYTES).cast()))
         }
     }
 
-    /// The bytes for writing, or `None` if the storage is shared or external.
+    /// The bytes of the range for writing. `None` if the storage is shared or external.
     #[inline]
     pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         if !self.is_writable() {
             return None;
         }
         let (off, len) = (self.headroom(), self.len());
-        // SAFETY: `off + len <= room`; writable was checked, and `&mut self` keeps it so.
+        // SAFETY: `off + len <= capacity`; writable was checked, and `&mut self` keeps it so.
         Some(unsafe { self.unsummed_mut(off, len) })
     }
 
-    /// Takes `n` bytes of headroom into the range and returns them to be written. `None`, and
-    /// nothing changes, if the storage is shared or external or the headroom is shorter.
+    /// Extends the range by `n` bytes of headroom and returns them for writing. `None`, without a change,
+    /// if the storage is shared or external or the headroom is too short.
     #[inline]
     pub fn prepend(&mut self, n: usize) -> Option<&mut [u8]> {
         if n > self.headroom() || !self.is_writable() {
@@ -379,12 +380,12 @@ impl Mbuf {
         d.off -= n as u32;
         d.len += n as u32;
         let off = d.off as usize;
-        // SAFETY: the new range lies inside the storage; writable was checked.
+        // SAFETY: the new range is inside the storage; writable was checked.
         Some(unsafe { self.unsummed_mut(off, n) })
     }
 
-    /// Takes `n` bytes of tailroom into the range and returns them to be written. `None`, and
-    /// nothing changes, if the storage is shared or external or the tailroom is shorter.
+    /// Extends the range by `n` bytes of tailroom and returns them for writing. `None`, without a change,
+    /// if the storage is shared or external or the tailroom is too short.
     #[inline(always)]
     pub fn append(&mut self, n: usize) -> Option<&mut [u8]> {
         if n > self.tailroom() || !self.is_writable() {
@@ -393,7 +394,7 @@ impl Mbuf {
         let d = self.desc_mut();
         let end = (d.off + d.len) as usize;
         d.len += n as u32;
-        // SAFETY: the new range lies inside the storage; writable was checked.
+        // SAFETY: the new range is inside the storage; writable was checked.
         Some(unsafe { self.unsummed_mut(end, n) })
     }
 
@@ -403,15 +404,14 @@ impl Mbuf {
     pub fn spare_mut(&mut self) -> &mut [u8] {
         let spare = if self.is_writable() { self.tailroom() } else { 0 };
         let end = self.headroom() + self.len();
-        // SAFETY: `end + tailroom == room`; writable was checked, or the slice is empty.
+        // SAFETY: `end + tailroom == capacity`; writable was checked, or the slice is empty.
         unsafe { self.unsummed_mut(end, spare) }
     }
 
-    /// Sets the length of the range; its start stays.
+    /// Sets the length of the range.
     ///
     /// # Panics
-    /// If `n` reaches behind the storage, or beyond the present length of a storage that is shared
-    /// or external (its bytes there may be another's).
+    /// If `n` exceeds the storage, or the present length while the storage is shared or external.
     #[inline]
     pub fn set_len(&mut self, n: usize) {
         if n > self.len() {
@@ -424,25 +424,25 @@ impl Mbuf {
 
 impl Drop for Mbuf {
     fn drop(&mut self) {
-        let home = self.desc().home;
-        // SAFETY: this Mbuf owns the descriptor and is going.
-        unsafe { Shared::give_back(home, self.0, self.0, 1) }
+        let shared = self.desc().shared;
+        // SAFETY: this Mbuf owns the descriptor and is being dropped.
+        unsafe { Shared::free_remote(shared, self.0, self.0, 1) }
     }
 }
 
-/// Descriptors linked by `next`: the skeleton of a chain. Owns them.
+/// A linked list of descriptors, which it owns: the segments of a chain.
 #[derive(Default)]
 pub(crate) struct List {
     head: Link,
     tail: Link,
 }
 
-// SAFETY: a list owns its descriptors as a Mbuf owns one.
+// SAFETY: a list owns its descriptors as an Mbuf owns one.
 unsafe impl Send for List {}
 // SAFETY: as for Mbuf; `next` is written through `&mut List` only.
 unsafe impl Sync for List {}
 
-/// `&mut Mbuf` for a segment inside a list: it cannot be replaced by another.
+/// Mutable access to a segment of a list. Unlike a `&mut Mbuf` it cannot be used to swap the segment.
 pub(crate) struct MbufMut<'a>(ManuallyDrop<Mbuf>, PhantomData<&'a mut List>);
 
 impl Deref for MbufMut<'_> {
@@ -463,43 +463,43 @@ impl<'a> MbufMut<'a> {
         MbufMut(ManuallyDrop::new(Mbuf(d)), PhantomData)
     }
 
-    /// [`Mbuf::as_mut_slice`], returning bytes that outlive this handle.
+    /// [`Mbuf::as_mut_slice`] with the lifetime of the list.
     #[inline]
     pub(crate) fn into_slice(mut self) -> Option<&'a mut [u8]> {
         let bytes: *mut [u8] = self.as_mut_slice()?;
         // SAFETY: the list that owns the segment is borrowed for 'a, and this handle, which could
-        // make a second reference, is gone.
+        // make a second reference, is consumed.
         Some(unsafe { &mut *bytes })
     }
 
-    /// [`Mbuf::prepend`], returning bytes that outlive this handle.
+    /// [`Mbuf::prepend`] with the lifetime of the list.
     #[inline]
     pub(crate) fn into_prepended(mut self, n: usize) -> Option<&'a mut [u8]> {
         let front: *mut [u8] = self.prepend(n)?;
         // SAFETY: the list that owns the segment is borrowed for 'a, and this handle, which could
-        // make a second reference, is gone.
+        // make a second reference, is consumed.
         Some(unsafe { &mut *front })
     }
 }
 
-/// The handle in a link, seen as the segment that it stands for.
+/// The segment of a link.
 #[inline]
 fn as_mbuf(d: &NonNull<Desc>) -> &Mbuf {
-    // SAFETY: Mbuf is a transparent NonNull<Desc>; callers pass links of a list that they borrow,
-    // which owns the descriptor.
+    // SAFETY: Mbuf is a transparent NonNull<Desc>; callers pass links of a borrowed list, which owns the
+    // descriptor.
     unsafe { &*ptr::from_ref(d).cast::<Mbuf>() }
 }
 
 impl List {
-    /// A list that can only be popped from the front: its end is not known.
+    /// A list of linked descriptors. Its tail is unknown, so it can only be popped from the front.
     ///
     /// # Safety
-    /// The caller owns the descriptors that hang together from `head` on, and gives them up.
+    /// The caller passes ownership of the descriptors linked from `head` on.
     pub(crate) unsafe fn from_head(head: Link) -> List {
         List { head, tail: head }
     }
 
-    /// A list of one.
+    /// A list of one segment.
     #[inline]
     pub(crate) fn single(m: Mbuf) -> List {
         let d = m.into_raw();
@@ -513,8 +513,8 @@ impl List {
         self.append(List::single(m));
     }
 
-    /// The segments, taken one by one. What is not taken leaks, which spares the loops that take
-    /// all of them the bookkeeping of a drop.
+    /// Removes the segments one by one. Segments that are not removed leak: there is no drop code, for the
+    /// benefit of loops that remove all.
     #[inline]
     pub(crate) fn drain(self) -> Drain {
         Drain { next: ManuallyDrop::new(self).head }
@@ -533,7 +533,7 @@ impl List {
     pub(crate) fn append(&mut self, other: List) {
         let other = ManuallyDrop::new(other);
         match self.tail {
-            // SAFETY: alive; both lists own their descriptors, from now on this one all.
+            // SAFETY: alive; both lists own their descriptors, and this one owns all from now on.
             Some(tail) => unsafe { (*tail.as_ptr()).next = other.head },
             None => self.head = other.head,
         }
@@ -598,23 +598,23 @@ impl List {
         let mut next = self.head;
         core::iter::from_fn(move || {
             let d = next?;
-            // SAFETY: alive; the list owns its descriptors and is borrowed for the iterator. The
-            // link is read before the segment is handed out.
+            // SAFETY: alive; the list owns its descriptors and is borrowed for the iterator. The link is
+            // read before the segment is returned.
             next = unsafe { (*d.as_ptr()).next };
             Some(MbufMut::new(d))
         })
     }
 }
 
-/// The segments of a list, taken off.
+/// Iterator that removes the segments of a list.
 pub(crate) struct Drain {
     next: Link,
 }
 
 impl Drain {
-    /// The segments that were not taken, as a list.
+    /// The remaining segments.
     pub(crate) fn rest(self) -> List {
-        // SAFETY: what hangs together here belonged to the list that was drained.
+        // SAFETY: these linked descriptors belonged to the drained list.
         unsafe { List::from_head(self.next) }
     }
 }
@@ -624,8 +624,8 @@ impl Iterator for Drain {
     #[inline]
     fn next(&mut self) -> Option<Mbuf> {
         let d = self.next?;
-        // SAFETY: alive; the descriptors belonged to the list. The link is read before the segment
-        // is handed out.
+        // SAFETY: alive; the descriptors belonged to the list. The link is read before the segment is
+        // returned.
         self.next = unsafe { (*d.as_ptr()).next };
         Some(Mbuf(d))
     }
@@ -649,23 +649,23 @@ impl<'a> Iterator for RawIter<'a> {
 }
 
 impl Drop for List {
-    /// Sends runs of descriptors of one home back in one push each.
+    /// Frees each run of descriptors of one pool by one push on its remote-free list.
     fn drop(&mut self) {
         let mut rest = self.head.take();
         while let Some(first) = rest {
-            // SAFETY: alive; the list owned its descriptors. The link behind the run is read
-            // before the run is given up.
+            // SAFETY: alive; the list owned its descriptors. The link behind the run is read before the
+            // run is freed.
             unsafe {
-                let home = (*first.as_ptr()).home;
+                let shared = (*first.as_ptr()).shared;
                 let (mut last, mut n) = (first, 1);
                 rest = (*last.as_ptr()).next;
                 while let Some(d) = rest
-                    && (*d.as_ptr()).home == home
+                    && (*d.as_ptr()).shared == shared
                 {
                     (last, n) = (d, n + 1);
                     rest = (*d.as_ptr()).next;
                 }
-                Shared::give_back(home, first, last, n);
+                Shared::free_remote(shared, first, last, n);
             }
         }
     }

@@ -1,19 +1,18 @@
-//! The receive buffer of a stream: bytes in order that wait for the reader, and bytes that arrived
-//! before the ones in front of them (reassembly).
+//! The receive buffer of a stream: in-order bytes for the reader, and the out-of-order queue.
 //!
 //! ```text
 //!               next()          sack ranges
-//!        ready    │            ┌─────┐   ┌───────┐
+//!      in order   │            ┌─────┐   ┌───────┐
 //!   ───┬──────────┼───(gap)────┤ run ├───┤  run  ├────►  stream offset (u64)
 //!      └──────────┘            └─────┘   └───────┘
 //!       readable()
 //! ```
 //!
-//! Invariants: runs are sorted, not empty, do not touch each other, and begin behind `next`; there
-//! are at most [`MAX_RANGES`]. What is held stays: of two copies of a byte the queue keeps one, and
-//! a run that new bytes cover entirely is replaced.
+//! Invariants: the runs are sorted, not empty, not adjacent, and begin behind `next`; there are at most
+//! [`MAX_RANGES`]. Of two copies of a byte the queue keeps the first, except that a run that new bytes cover
+//! entirely is replaced.
 //!
-//! Cost: bytes in order with nothing out of order are one append (three additions, two stores).
+//! Cost: without out-of-order bytes an in-order insert is one append (three additions, two stores).
 //! Sources: RFC 9293 section 3.10.7.4 (trimming), RFC 2018 section 4 (order of SACK blocks).
 
 #![forbid(unsafe_code)]
@@ -23,24 +22,24 @@ use alloc::collections::VecDeque;
 
 use crate::{BufId, Chain, MAX_MBUF_BYTES, Mbuf, Pool, Purpose};
 
-/// The most runs of out-of-order bytes that one queue holds. A sender whose window holds more
-/// holes than that is either attacking or better served by going back.
+/// Maximum runs of out-of-order bytes in a queue. A window with more holes is an attack, or is recovered
+/// as well by retransmission from the first hole.
 pub const MAX_RANGES: usize = 512;
 
-/// The most ranges that [`RecvQueue::sack_ranges`] reports: more than a TCP header has room for.
+/// Maximum ranges of [`RecvQueue::sack_ranges`]: more than fit in a TCP header.
 const MAX_REPORTED: usize = 8;
 
-/// What became of bytes that were inserted.
+/// The result of an insert.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Inserted {
-    /// Bytes that were not held before and are now.
+    /// New bytes that are now in the queue.
     pub accepted_bytes: usize,
-    /// Bytes that had been received before.
+    /// Bytes that were received before.
     pub duplicate_bytes: usize,
-    /// How far [`RecvQueue::next`] moved.
+    /// The advance of [`RecvQueue::next`].
     pub in_order_advance: usize,
-    /// The bytes were dropped because there were too many runs already (or they reach beyond the
-    /// offsets of a `u64`, which no stream does).
+    /// The bytes were dropped because there are [`MAX_RANGES`] runs, or because their offsets exceed a
+    /// `u64`.
     pub refused: bool,
 }
 
@@ -48,8 +47,8 @@ pub struct Inserted {
 struct Run {
     start: u64,
     chain: Chain,
-    /// When it last changed; later is larger.
-    stamp: u64,
+    /// Increases with each change of a run: the largest is the most recent.
+    generation: u64,
 }
 
 impl Run {
@@ -61,67 +60,66 @@ impl Run {
 /// The receive buffer of a stream.
 #[derive(Debug, Default)]
 pub struct RecvQueue {
-    ready: Chain,
+    in_order: Chain,
     next: u64,
     runs: VecDeque<Run>,
     out_of_order: usize,
-    stamp: u64,
+    generation: u64,
 }
 
 impl RecvQueue {
-    /// An empty queue that waits for offset 0.
+    /// Creates an empty queue at offset 0.
     pub fn new() -> RecvQueue {
         RecvQueue::default()
     }
 
-    /// Offset of the first byte that has not arrived in order.
+    /// The stream offset of the next byte expected in order (RCV.NXT).
     #[inline]
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// Bytes in order that wait for the reader.
+    /// In-order bytes that are not read yet.
     #[inline]
     pub fn readable(&self) -> usize {
-        self.ready.len()
+        self.in_order.len()
     }
 
-    /// Bytes held behind a gap.
+    /// Bytes behind a gap.
     #[inline]
     pub fn out_of_order_bytes(&self) -> usize {
         self.out_of_order
     }
 
-    /// Bytes of storage kept from arriving packets, once per reference; at least the bytes held.
-    /// See [`Chain::held_bytes`].
+    /// The memory charged to the receiver ([`Chain::held_bytes`]), at least the bytes in the queue.
     pub fn storage_bytes(&self) -> usize {
         let runs: usize = self.runs.iter().map(|r| r.chain.held_bytes()).sum();
-        (self.ready.held_bytes() + runs).max(self.readable() + self.out_of_order)
+        (self.in_order.held_bytes() + runs).max(self.readable() + self.out_of_order)
     }
 
-    /// The part of [`RecvQueue::storage_bytes`] that bytes behind gaps hold.
+    /// The part of [`RecvQueue::storage_bytes`] for out-of-order bytes.
     pub fn out_of_order_storage_bytes(&self) -> usize {
         self.runs.iter().map(|r| r.chain.held_bytes().max(r.chain.len())).sum()
     }
 
-    /// Takes bytes that begin at stream offset `off`; those already held or read are freed.
+    /// Inserts bytes at stream offset `off`. Bytes received before are freed.
     #[inline]
     pub fn insert(&mut self, off: u64, chain: Chain, pool: &mut Pool) -> Inserted {
         if off == self.next && self.runs.is_empty() {
             let n = chain.len();
             self.next += n as u64;
-            self.ready.append(chain);
+            self.in_order.append(chain);
             return Inserted { accepted_bytes: n, in_order_advance: n, ..Inserted::default() };
         }
         self.insert_slow(off, chain, pool)
     }
 
-    /// Copies bytes that begin at [`RecvQueue::next`] into the room behind the last ready one and
-    /// frees their chain: a peer that sends a byte at a time then pins no buffer per byte. Gives the
-    /// chain back if it overlaps what is out of order, or there is no such room; then insert it.
+    /// Copies bytes at [`RecvQueue::next`] into the tailroom of the last in-order mbuf and frees their
+    /// chain, so that a peer that sends single bytes does not use a buffer per byte (`tcp_try_coalesce` of
+    /// Linux). Returns the chain, to be inserted, if it overlaps a run or the tailroom is too short.
     pub fn absorb(&mut self, chain: Chain, pool: &mut Pool) -> Result<(), Chain> {
         let n = chain.len();
-        let Some(mut back) = self.ready.back_mut().filter(|b| b.tailroom() >= n) else {
+        let Some(mut back) = self.in_order.back_mut().filter(|b| b.tailroom() >= n) else {
             return Err(chain);
         };
         if self.runs.front().is_some_and(|r| self.next + n as u64 > r.start) || chain.is_volatile()
@@ -132,7 +130,7 @@ impl RecvQueue {
         for piece in chain.slices() {
             copied += back.append_tail(piece, pool);
         }
-        // The room was there, so the pool refused the first piece or none.
+        // The tailroom was checked, so the pool accepted all pieces or refused the first.
         if copied < n {
             debug_assert_eq!(copied, 0);
             return Err(chain);
@@ -143,10 +141,9 @@ impl RecvQueue {
         Ok(())
     }
 
-    /// As [`RecvQueue::absorb`], but copies as many bytes as there is room for and trims them off the
-    /// front of the chain.
+    /// As [`RecvQueue::absorb`], but copies as many bytes as fit and trims them off the front of the chain.
     pub fn fill_tail(&mut self, chain: &mut Chain, pool: &mut Pool) {
-        let Some(mut back) = self.ready.back_mut() else { return };
+        let Some(mut back) = self.in_order.back_mut() else { return };
         let gap = self.runs.front().map_or(u64::MAX, |r| r.start - self.next);
         let mut left = chain.len().min(to_usize(gap)).min(back.tailroom());
         let mut copied = 0;
@@ -187,15 +184,15 @@ impl RecvQueue {
     }
 
     fn held(&self) -> usize {
-        self.ready.len() + self.out_of_order
+        self.in_order.len() + self.out_of_order
     }
 
-    /// Joins new bytes with the runs that they touch. `false` if there was no room for a new run.
+    /// Merges new bytes with the runs that they overlap or touch. False if there are too many runs.
     fn merge(&mut self, start: u64, mut chain: Chain, pool: &mut Pool) -> bool {
-        self.stamp += 1;
-        let stamp = self.stamp;
+        self.generation += 1;
+        let generation = self.generation;
         let end = start + chain.len() as u64;
-        // The first run that the new bytes overlap or touch, and the first one behind them.
+        // The first run that the new bytes overlap or touch, and the first run behind them.
         let first = self.runs.partition_point(|r| r.end() < start);
         let behind = self.runs.partition_point(|r| r.start <= end);
         if first >= behind {
@@ -204,20 +201,20 @@ impl RecvQueue {
                 return false;
             }
             self.out_of_order += chain.len();
-            self.runs.insert(first, Run { start, chain, stamp });
+            self.runs.insert(first, Run { start, chain, generation });
             return true;
         }
-        let mut run = Run { start, chain: Chain::new(), stamp };
+        let mut run = Run { start, chain: Chain::new(), generation };
         for old in self.runs.drain(first..behind) {
             self.out_of_order -= old.chain.len();
             let (old_start, old_end) = (old.start, old.end());
             if old_start <= start {
-                // Reaches in from the left: what it has is trimmed off the new bytes.
+                // Overlaps from the left: the new bytes are trimmed.
                 chain.trim_front(to_usize(old_end - start), pool);
                 run.start = old_start;
                 run.chain = old.chain;
             } else if old_end > end {
-                // Reaches out to the right, so it is the last one.
+                // Extends to the right, so it is the last run.
                 chain.trim_back(to_usize(end - old_start), pool);
                 chain.append(old.chain);
             } else {
@@ -230,7 +227,7 @@ impl RecvQueue {
         true
     }
 
-    /// Moves a first run without gap before it to the ready bytes.
+    /// Moves the first run to the in-order bytes if the gap before it is closed.
     fn advance(&mut self) {
         if self.runs.front().is_none_or(|r| r.start > self.next) {
             return;
@@ -238,65 +235,70 @@ impl RecvQueue {
         if let Some(run) = self.runs.pop_front() {
             self.next = run.end();
             self.out_of_order -= run.chain.len();
-            self.ready.append(run.chain);
+            self.in_order.append(run.chain);
         }
         if self.runs.is_empty() && self.runs.capacity() > 64 {
             self.runs = VecDeque::new();
         }
     }
 
-    /// Takes up to `max` bytes from the front: whole mbufs are moved, the last is cut by reference.
-    /// If the pool has no reference for the cut, a copy of a few bytes serves, and failing that fewer
-    /// are taken, even none.
+    /// Removes up to `max` bytes from the front. Whole mbufs are moved, and the last one is split by
+    /// reference. If the pool has no descriptor for the split, a few bytes are copied; if that fails too,
+    /// fewer bytes are returned, or none.
     pub fn take(&mut self, max: usize, pool: &mut Pool) -> Chain {
-        if max >= self.ready.len() {
-            return core::mem::take(&mut self.ready);
+        if max >= self.in_order.len() {
+            return core::mem::take(&mut self.in_order);
         }
         let mut out = Chain::new();
         while out.len() < max {
             let left = max - out.len();
-            let Some(mut front) = self.ready.front_mut() else { break };
+            let Some(mut front) = self.in_order.front_mut() else { break };
             if front.len() > left {
-                let Some(part) = part_of(&front, left, pool) else { break };
+                // Reads free memory, so they proceed with a copy of a few bytes without a descriptor.
+                let part = pool.clone_ref(&front, 0, left).ok();
+                let part = part.or_else(|| copy_few(&front, 0, left, pool));
+                let Some(part) = part else { break };
                 front.trim_front(part.len());
                 out.push_back(part);
                 break;
             }
-            if let Some(m) = self.ready.pop_front() {
+            if let Some(m) = self.in_order.pop_front() {
                 out.push_back(m);
             }
         }
         out
     }
 
-    /// The mbuf that holds the next byte for the reader.
+    /// The mbuf with the next byte for the reader.
     #[inline]
     pub fn front(&self) -> Option<&Mbuf> {
-        self.ready.front()
+        self.in_order.front()
     }
 
-    /// Frees up to `n` bytes from the front: somebody has them already.
+    /// Frees up to `n` bytes from the front, which the reader has copied.
     #[inline]
     pub fn consume(&mut self, n: usize, pool: &mut Pool) {
-        self.ready.trim_front(n, pool);
-        while self.ready.front().is_some_and(Mbuf::is_empty) {
-            if let Some(m) = self.ready.pop_front() {
+        self.in_order.trim_front(n, pool);
+        while self.in_order.front().is_some_and(Mbuf::is_empty) {
+            if let Some(m) = self.in_order.pop_front() {
                 pool.free_mbuf(m);
             }
         }
     }
 
-    /// Moves all bytes that lie in this posted buffer to the pool's own memory. `false`: it has none
-    /// left for bytes in order, and some stayed where they are. Bytes behind a gap are forgotten in
-    /// that case, since the peer keeps them until they are acknowledged (RFC 2018 section 8).
+    /// Copies all bytes in a posted buffer to memory of the pool. False if there is not enough for the
+    /// in-order bytes, some of which stay in the buffer. Out-of-order bytes without memory are discarded:
+    /// the peer retransmits them, since SACK is advisory (RFC 2018 section 8).
     pub fn evict(&mut self, buffer: BufId, pool: &mut Pool) -> bool {
-        let (ready, is_whole) = evicted(core::mem::take(&mut self.ready), buffer, pool);
-        self.ready = ready;
+        let (ready, is_whole) = evicted(core::mem::take(&mut self.in_order), buffer, pool);
+        self.in_order = ready;
         for run in &mut self.runs {
             let before = run.chain.len();
             let (mut chain, is_whole) = evicted(core::mem::take(&mut run.chain), buffer, pool);
             if !is_whole {
-                cut_at(&mut chain, buffer, pool);
+                let kept: usize =
+                    chain.iter().take_while(|m| !is_in(m, buffer)).map(Mbuf::len).sum();
+                chain.trim_back(chain.len() - kept, pool);
             }
             self.out_of_order -= before - chain.len();
             run.chain = chain;
@@ -305,22 +307,22 @@ impl RecvQueue {
         is_whole
     }
 
-    /// Puts back at the front what was taken last and not used.
+    /// Prepends bytes that were taken last and not used.
     pub fn unread(&mut self, mut chain: Chain) {
-        chain.append(core::mem::take(&mut self.ready));
-        self.ready = chain;
+        chain.append(core::mem::take(&mut self.in_order));
+        self.in_order = chain;
     }
 
-    /// Copies readable bytes from `off` (counted from the front) on; returns how many.
+    /// Copies readable bytes at `off` from the front into `out` and returns their number.
     pub fn peek(&self, off: usize, out: &mut [u8]) -> usize {
-        self.ready.copy_to(off, out)
+        self.in_order.copy_to(off, out)
     }
 
-    /// References to up to `max` readable bytes from `off` (counted from the front) on, without taking
-    /// them. Where the pool has no reference left it ends early, or is a copy of a few bytes.
+    /// References to up to `max` readable bytes at `off` from the front, which stay in the queue. Shorter, or
+    /// a copy of a few bytes, if the pool has no descriptor left.
     pub fn share(&self, off: usize, max: usize, pool: &mut Pool) -> Chain {
         let (mut out, mut skip) = (Chain::new(), off);
-        for m in self.ready.iter() {
+        for m in self.in_order.iter() {
             let at = skip.min(m.len());
             skip -= at;
             let n = (m.len() - at).min(max - out.len());
@@ -329,7 +331,7 @@ impl RecvQueue {
             }
             let part = pool.clone_ref(m, at, n.min(MAX_MBUF_BYTES)).ok();
             let is_first = out.is_empty();
-            let part = part.or_else(|| if is_first { few_bytes(m, at, n, pool) } else { None });
+            let part = part.or_else(|| if is_first { copy_few(m, at, n, pool) } else { None });
             let Some(part) = part else { break };
             let is_part = part.len() < n;
             out.push_back(part);
@@ -340,14 +342,14 @@ impl RecvQueue {
         out
     }
 
-    /// Writes the ranges of out-of-order bytes, most recently changed first (RFC 2018 section 4),
-    /// at most eight; returns how many.
+    /// Writes the ranges of out-of-order bytes, most recently changed first (RFC 2018 section 4), and
+    /// returns their number, at most eight.
     pub fn sack_ranges(&self, out: &mut [(u64, u64)]) -> usize {
         let mut newest: [Option<&Run>; MAX_REPORTED] = [None; MAX_REPORTED];
         for run in &self.runs {
             let mut run = Some(run);
             for slot in newest.iter_mut().take(out.len()) {
-                if stamp_of(run) > stamp_of(*slot) {
+                if generation_of(run) > generation_of(*slot) {
                     core::mem::swap(&mut run, slot);
                 }
             }
@@ -360,9 +362,9 @@ impl RecvQueue {
         n
     }
 
-    /// Frees everything that is held; `next` stays.
+    /// Frees all bytes; `next` does not change.
     pub fn clear(&mut self, pool: &mut Pool) {
-        pool.free(core::mem::take(&mut self.ready));
+        pool.free(core::mem::take(&mut self.in_order));
         for run in core::mem::take(&mut self.runs) {
             pool.free(run.chain);
         }
@@ -370,28 +372,27 @@ impl RecvQueue {
     }
 }
 
-fn stamp_of(run: Option<&Run>) -> u64 {
-    run.map_or(0, |r| r.stamp)
+fn generation_of(run: Option<&Run>) -> u64 {
+    run.map_or(0, |r| r.generation)
 }
 
 fn to_usize(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 
-fn lies_in(m: &Mbuf, buffer: BufId) -> bool {
+fn is_in(m: &Mbuf, buffer: BufId) -> bool {
     m.placed().is_some_and(|p| p.buffer == buffer)
 }
 
-/// The chain with copies in place of the mbufs that lie in `buffer`, and whether there was memory for
-/// all of them.
+/// The chain with copies of the mbufs in `buffer`, and whether there was memory for all copies.
 fn evicted(mut chain: Chain, buffer: BufId, pool: &mut Pool) -> (Chain, bool) {
-    if !chain.iter().any(|m| lies_in(m, buffer)) {
+    if !chain.iter().any(|m| is_in(m, buffer)) {
         return (chain, true);
     }
     let (mut out, mut is_whole) = (Chain::new(), true);
     while let Some(m) = chain.pop_front() {
-        let copy = if lies_in(&m, buffer) { copied(m.as_slice(), pool) } else { None };
-        is_whole &= copy.is_some() || !lies_in(&m, buffer);
+        let copy = if is_in(&m, buffer) { copy_into_pool(m.as_slice(), pool) } else { None };
+        is_whole &= copy.is_some() || !is_in(&m, buffer);
         match copy {
             Some(copy) => {
                 pool.free_mbuf(m);
@@ -403,8 +404,8 @@ fn evicted(mut chain: Chain, buffer: BufId, pool: &mut Pool) -> (Chain, bool) {
     (out, is_whole)
 }
 
-/// Bytes of a placed mbuf in memory of the pool; of the reserve for control if there is no other.
-fn copied(bytes: &[u8], pool: &mut Pool) -> Option<Chain> {
+/// Copies bytes into memory of the pool, in the last resort of the control reserve.
+fn copy_into_pool(bytes: &[u8], pool: &mut Pool) -> Option<Chain> {
     let (n, receive) = (bytes.len(), Purpose::Receive);
     let copy =
         pool.alloc_chain(n, 0, receive).or_else(|_| pool.alloc_chain(n, 0, Purpose::Control));
@@ -413,26 +414,11 @@ fn copied(bytes: &[u8], pool: &mut Pool) -> Option<Chain> {
     Some(copy)
 }
 
-/// Frees everything from the first mbuf on that lies in `buffer`.
-fn cut_at(chain: &mut Chain, buffer: BufId, pool: &mut Pool) {
-    let before = chain.iter().take_while(|m| !lies_in(m, buffer)).map(Mbuf::len).sum::<usize>();
-    chain.trim_back(chain.len() - before, pool);
-}
-
-/// Bytes that a reader gets at a time when nothing is left but the reserve for control.
+/// Bytes per read when only the control reserve has memory.
 const LAST_RESORT_BYTES: usize = 256;
 
-/// The first `len` bytes of `front`, or a few of them in a copy if the pool has no reference left:
-/// reading is what frees memory, so it must not need much.
-fn part_of(front: &Mbuf, len: usize, pool: &mut Pool) -> Option<Mbuf> {
-    if let Ok(part) = pool.clone_ref(front, 0, len) {
-        return Some(part);
-    }
-    few_bytes(front, 0, len, pool)
-}
-
-/// A copy of up to `len` bytes from `off` on, from the reserve for control.
-fn few_bytes(m: &Mbuf, off: usize, len: usize, pool: &mut Pool) -> Option<Mbuf> {
+/// A copy of up to `LAST_RESORT_BYTES` at `off`, in memory of the control reserve.
+fn copy_few(m: &Mbuf, off: usize, len: usize, pool: &mut Pool) -> Option<Mbuf> {
     let len = len.min(LAST_RESORT_BYTES);
     let mut copy = pool.alloc(len, 0, Purpose::Control).ok()?;
     m.copy_to(off, copy.append(len)?);

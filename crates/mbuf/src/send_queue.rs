@@ -1,21 +1,21 @@
 //! The send buffer of a stream.
 //!
 //! ```text
-//!      head()           ready_end()               claimed_end()
-//!        │  ready: may be sent │ claimed: order fixed   │   space
+//!      head()            ready_end()             claimed_end()
+//!        │  ready: may be sent │ claimed: being filled  │   space
 //!   ─────┼──────┬──────┬───────┼─────────┬──────────────┼──────────►  stream offset (u64)
 //!   freed│ mbuf │ mbuf │ mbuf  │ claim 0 │ claim 1 ...  │
 //!        └──────┴──────┴───────┴─────────┴──────────────┘
 //! ```
 //!
-//! A writer claims space, fills a chain of its own outside any lock, and commits it; claims may be
-//! committed in any order, and `ready` extends over the committed prefix only. Ready bytes are sent
-//! by reference ([`SendQueue::range`]) and freed when they are acknowledged
-//! ([`SendQueue::consume_to`]); retransmission copies nothing.
+//! A writer claims space, fills a chain without any lock, and commits it. Claims may be committed in any
+//! order; `ready` extends over the committed prefix. Ready bytes are sent by reference
+//! ([`SendQueue::range`]) and freed when they are acknowledged ([`SendQueue::ack_to`]). A retransmission
+//! copies nothing.
 //!
-//! Invariants: `head <= ready_end <= claimed_end <= head + limit` (the last unless the limit was
-//! lowered); the mbufs cover [head, ready_end) without gap; the claims cover the rest in order, and
-//! the first of them is not committed.
+//! Invariants: `head <= ready_end <= claimed_end <= head + limit` (the last unless the limit was lowered);
+//! the mbufs cover [head, ready_end) without gaps; the claims cover [ready_end, claimed_end) in order, and
+//! the first one is not committed.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
@@ -24,19 +24,19 @@ use alloc::collections::VecDeque;
 
 use crate::{Chain, Mbuf, NoBuffer, Pool, Purpose};
 
-/// The most claims of one queue that may be outstanding.
+/// Maximum outstanding claims of a queue.
 pub const MAX_CLAIMS: usize = 64;
 
-/// Pieces up to this size are copied behind the last one where there is room: a descriptor, and its
-/// part of every segment, cost more (`sbcompress` of the published stacks has the same bound).
+/// Mbufs up to this length are copied into the tailroom of the last one: an mbuf, and its fragment in each
+/// segment, cost more than the copy (`sbcompress` of BSD merges small mbufs likewise).
 pub const MERGED_BYTES: usize = 512;
 
-/// Entries that an empty queue may keep room for.
-const KEPT_CAPACITY: usize = 64;
+/// Maximum capacity, in entries, of an idle queue.
+const IDLE_CAPACITY: usize = 64;
 
-/// Space in a send queue that its holder will fill. To be given to [`SendQueue::commit`] or
-/// [`SendQueue::abandon`]: until then nothing behind it can be sent.
-#[must_use = "a claim holds up everything behind it until it is committed or abandoned"]
+/// Claimed space of a send queue, for [`SendQueue::commit`] or [`SendQueue::abandon`]. Bytes behind it are
+/// not sent before.
+#[must_use = "bytes behind a claim are not sent until it is committed or abandoned"]
 #[derive(Debug)]
 pub struct Claim {
     number: u64,
@@ -51,11 +51,11 @@ impl Claim {
     }
 }
 
-/// The chain does not fit in the space of the send queue; here it is back.
+/// The chain, returned because it does not fit in the send queue.
 #[derive(Debug)]
 pub struct QueueFull(pub Chain);
 
-/// One mbuf of the ready bytes; it starts at `end - mbuf.len()`.
+/// An mbuf of the ready bytes, at stream offsets [end - len, end).
 #[derive(Debug)]
 struct Segment {
     end: u64,
@@ -63,7 +63,7 @@ struct Segment {
 }
 
 impl Segment {
-    /// A reference to the bytes [at, end) of the stream, which lie in this segment.
+    /// A reference to the bytes [at, end) of the stream, which are in this segment.
     #[inline]
     fn reference(&self, at: u64, end: u64, pool: &mut Pool) -> Result<Mbuf, NoBuffer> {
         let from = self.mbuf.len() - (self.end - at) as usize;
@@ -77,7 +77,7 @@ enum Slot {
     Committed(Chain),
 }
 
-/// The send buffer of a stream: claimed, ready and not yet acknowledged bytes.
+/// The send buffer of a stream: claimed, ready and unacknowledged bytes.
 #[derive(Debug, Default)]
 pub struct SendQueue {
     segments: VecDeque<Segment>,
@@ -92,77 +92,77 @@ pub struct SendQueue {
 }
 
 impl SendQueue {
-    /// An empty queue that takes up to `limit_bytes`; the first byte has offset 0.
+    /// Creates an empty queue for up to `limit_bytes`. The first byte has offset 0.
     pub fn new(limit_bytes: usize) -> SendQueue {
         let mut queue = SendQueue::default();
         queue.limit = limit_bytes;
         queue
     }
 
-    /// The most bytes that may be claimed at once.
+    /// Maximum bytes claimed and ready.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Sets the limit. What is claimed beyond a lower one stays.
+    /// Sets the limit. Bytes already claimed beyond it are kept.
     pub fn set_limit(&mut self, limit_bytes: usize) {
         self.limit = limit_bytes;
     }
 
-    /// Bytes that may still be claimed.
+    /// Bytes that may be claimed.
     #[inline]
     pub fn space(&self) -> usize {
         self.limit.saturating_sub(self.claimed_bytes())
     }
 
-    /// Offset of the first byte that is not acknowledged.
+    /// The stream offset of the first unacknowledged byte (SND.UNA).
     #[inline]
     pub fn head(&self) -> u64 {
         self.head
     }
 
-    /// Offset behind the last byte that may be sent.
+    /// The stream offset of the end of the bytes that may be sent.
     #[inline]
     pub fn ready_end(&self) -> u64 {
         self.ready_end
     }
 
-    /// Offset behind the last claimed byte. It moves down when a claim gives bytes back.
+    /// The stream offset of the end of the claims. It decreases if a commit is shorter than its claim.
     #[inline]
     pub fn claimed_end(&self) -> u64 {
         self.claimed_end
     }
 
-    /// Bytes that may be sent or wait for their acknowledgement.
+    /// Bytes that may be sent or are unacknowledged.
     #[inline]
     pub fn ready_bytes(&self) -> usize {
         (self.ready_end - self.head) as usize
     }
 
-    /// Bytes of the buffer in use: ready ones and claims.
+    /// Bytes in use: ready and claimed.
     #[inline]
     pub fn claimed_bytes(&self) -> usize {
         (self.claimed_end - self.head) as usize
     }
 
-    /// Bytes of storage held, ready or committed; storage that is shared counts once per reference.
+    /// Bytes of storage, ready or committed. Shared storage is counted once per reference.
     pub fn storage_bytes(&self) -> usize {
         self.storage
     }
 
-    /// Bytes of memory that the stream holds: storage, and what was claimed and is not ready.
+    /// The memory charged to the stream: its storage, and the claimed bytes that are not ready.
     #[inline]
     pub fn held_bytes(&self) -> usize {
         self.storage + (self.claimed_end - self.ready_end) as usize
     }
 
-    /// Whether one more claim may be outstanding.
+    /// Whether fewer than [`MAX_CLAIMS`] claims are outstanding.
     #[inline]
     pub fn may_claim(&self) -> bool {
         self.slots.len() < MAX_CLAIMS
     }
 
-    /// Takes `n` bytes of space. `None` if there is less, or too many claims are outstanding.
+    /// Claims `n` bytes. `None` if there is less space or too many claims are outstanding.
     pub fn claim(&mut self, n: usize) -> Option<Claim> {
         if n > self.space() || !self.may_claim() {
             return None;
@@ -173,11 +173,11 @@ impl SendQueue {
         Some(Claim { number, len: n })
     }
 
-    /// Fills a claim. If the chain is shorter, the rest of the space is given back and later claims
-    /// move down. After [`SendQueue::clear`] the chain is freed.
+    /// Commits the bytes of a claim. If the chain is shorter, the rest of the space is released and the
+    /// offsets of later claims decrease. After [`SendQueue::clear`] the chain is freed.
     ///
     /// # Panics
-    /// If the chain is longer than the claim, or the claim is another queue's.
+    /// If the chain is longer than the claim, or the claim belongs to another queue.
     pub fn commit(&mut self, claim: Claim, chain: Chain, pool: &mut Pool) {
         let Some(index) = claim.number.checked_sub(self.first_claim) else {
             chain.iter().for_each(|m| m.note_undelivered(0));
@@ -196,15 +196,15 @@ impl SendQueue {
         }
     }
 
-    /// Gives a claim back.
+    /// Releases a claim without bytes.
     ///
     /// # Panics
-    /// If the claim is another queue's.
+    /// If the claim belongs to another queue.
     pub fn abandon(&mut self, claim: Claim, pool: &mut Pool) {
         self.commit(claim, Chain::new(), pool);
     }
 
-    /// Moves the committed claims at the front to the ready bytes.
+    /// Moves the committed prefix of the claims to the ready bytes.
     fn extend_ready(&mut self, pool: &mut Pool) {
         while let Some(Slot::Committed(chain)) = self.slots.front_mut() {
             let chain = core::mem::take(chain);
@@ -214,11 +214,11 @@ impl SendQueue {
         }
     }
 
-    /// Adds bytes, already counted as claimed and in `storage`, to the ready ones.
+    /// Appends bytes, already counted in `claimed_end` and `storage`, to the ready bytes.
     #[inline]
     fn push_ready(&mut self, mut chain: Chain, pool: &mut Pool) {
         while let Some(mbuf) = chain.pop_front() {
-            if mbuf.is_empty() || self.merges(&mbuf, pool) {
+            if mbuf.is_empty() || self.try_merge(&mbuf, pool) {
                 self.storage -= mbuf.storage_bytes();
                 pool.free_mbuf(mbuf);
                 continue;
@@ -228,8 +228,8 @@ impl SendQueue {
         }
     }
 
-    /// Copies a small piece into the room behind the last ready mbuf, whole or not at all.
-    fn merges(&mut self, piece: &Mbuf, pool: &mut Pool) -> bool {
+    /// Copies a small mbuf into the tailroom of the last ready one. False if it does not fit as a whole.
+    fn try_merge(&mut self, piece: &Mbuf, pool: &mut Pool) -> bool {
         let n = piece.len();
         let Some(last) = self.segments.back_mut().filter(|_| n <= MERGED_BYTES) else {
             return false;
@@ -245,8 +245,8 @@ impl SendQueue {
         true
     }
 
-    /// Copies bytes into the room behind the last ready mbuf; returns how many were taken. 0 if a
-    /// claim is outstanding, the queue is empty or full, or the room is used up or another's.
+    /// Copies bytes into the tailroom of the last ready mbuf and returns their number. 0 if a claim is
+    /// outstanding, the queue is empty or full, or the tailroom is used up or cannot be written.
     pub fn append_small(&mut self, bytes: &[u8], pool: &mut Pool) -> usize {
         let space = self.space();
         let Some(last) = self.segments.back_mut().filter(|_| self.slots.is_empty()) else {
@@ -260,8 +260,8 @@ impl SendQueue {
         n
     }
 
-    /// Claims and commits a whole chain. Error: it is longer than the space, or a claim is needed
-    /// and too many are outstanding; the chain comes back.
+    /// Claims and commits a whole chain. Error, with the chain: there is less space, or a claim is needed and
+    /// too many are outstanding.
     pub fn append(&mut self, chain: Chain, pool: &mut Pool) -> Result<(), QueueFull> {
         if !self.slots.is_empty() {
             let Some(claim) = self.claim(chain.len()) else { return Err(QueueFull(chain)) };
@@ -277,8 +277,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// References to the ready bytes [off, off + len), or to the part of them that is ready. Error:
-    /// the pool has no descriptor left; nothing is kept.
+    /// References to the bytes [off, off + len), as far as they are ready. Error: the pool has no descriptor
+    /// left.
     #[inline]
     pub fn range(&self, off: u64, len: usize, pool: &mut Pool) -> Result<Chain, NoBuffer> {
         let at = off.max(self.head);
@@ -293,7 +293,7 @@ impl SendQueue {
         }
     }
 
-    /// References to [at, end), which begins in segment `first` and ends in a later one.
+    /// References to [at, end), which starts in segment `first` and ends in a later one.
     fn range_across(
         &self,
         first: usize,
@@ -318,9 +318,9 @@ impl SendQueue {
         Ok(chain)
     }
 
-    /// The same bytes as [`SendQueue::range`] in storage of their own, which the reserve for control
-    /// gives: sending is what frees a send buffer, so it must go on when no reference is left.
-    /// Errors: the reserve is empty too, or the kernel alone may read the bytes.
+    /// As [`SendQueue::range`], but a copy in memory of the control reserve: output frees the send buffer,
+    /// so it must proceed when no descriptor is left. Errors: the reserve is exhausted too, or only the
+    /// kernel may read the bytes.
     pub fn copy_range(&self, off: u64, len: usize, pool: &mut Pool) -> Result<Chain, NoBuffer> {
         let (mut at, end) =
             (off.max(self.head), off.saturating_add(len as u64).min(self.ready_end));
@@ -344,9 +344,8 @@ impl SendQueue {
         Ok(copy)
     }
 
-    /// Frees what lies before `off`: it is acknowledged. Offsets beyond the ready bytes count as
-    /// their end.
-    pub fn consume_to(&mut self, off: u64, pool: &mut Pool) {
+    /// Frees the bytes before `off`, which are acknowledged. Offsets beyond `ready_end` are limited to it.
+    pub fn ack_to(&mut self, off: u64, pool: &mut Pool) {
         let off = off.min(self.ready_end);
         if off <= self.head {
             return;
@@ -371,20 +370,20 @@ impl SendQueue {
         }
     }
 
-    /// An empty queue keeps little memory: there may be very many idle connections.
+    /// Limits the memory of an idle queue, since there may be very many.
     fn shrink(&mut self) {
-        if self.segments.capacity() > KEPT_CAPACITY {
-            self.segments.shrink_to(KEPT_CAPACITY);
+        if self.segments.capacity() > IDLE_CAPACITY {
+            self.segments.shrink_to(IDLE_CAPACITY);
         }
     }
 
-    /// Frees everything, as [`SendQueue::void`] without a reason (0).
+    /// Frees all bytes, as [`SendQueue::void`] with reason 0.
     pub fn clear(&mut self, pool: &mut Pool) {
         self.void(0, pool);
     }
 
-    /// Frees everything; the owners of shared bytes in it are told why. Outstanding claims become void:
-    /// committing one frees its chain. The head moves to the end of what was ready.
+    /// Discards all bytes and notifies the owners of shared bytes of the reason. Outstanding claims are
+    /// cancelled: a commit of one frees its chain. `head` moves to `ready_end`.
     pub fn void(&mut self, why: u8, pool: &mut Pool) {
         self.note_undelivered(why);
         while !self.segments.is_empty() {
@@ -404,11 +403,11 @@ impl SendQueue {
 }
 
 impl SendQueue {
-    /// Where the first frame began that the kernel could not send, since it did not find all of it
-    /// ([`Pool::note_vanished`]); ordinary bytes at its front are not counted. `None`: there was none.
-    pub fn vanished_at(&self) -> Option<u64> {
+    /// The smallest stream offset of bytes in a frame that failed with EFAULT ([`Pool::note_fault`]),
+    /// not counting bytes of the pool in that frame. `None` if there was none.
+    pub fn faulted_at(&self) -> Option<u64> {
         self.segments.iter().find_map(|s| {
-            let at = s.mbuf.vanished_at().filter(|at| *at < s.mbuf.len())?;
+            let at = s.mbuf.faulted_at().filter(|at| *at < s.mbuf.len())?;
             Some(s.end - (s.mbuf.len() - at) as u64)
         })
     }
@@ -424,7 +423,7 @@ impl SendQueue {
 }
 
 impl Drop for SendQueue {
-    /// The stack has gone without closing its connections.
+    /// Notifies the owners of shared bytes: the stack was dropped with open connections.
     fn drop(&mut self) {
         self.note_undelivered(0);
     }

@@ -1,19 +1,18 @@
-//! The Internet checksum of what a chain holds, from sums that were made while it was copied in.
+//! The Internet checksum of a chain, from partial sums stored when its bytes were copied in.
 //!
 //! ```text
 //!   storage  │ unit 0 │ unit 1 │ unit 2 │ unit 3 │ ...      UNIT_BYTES each
-//!   entries  │ sum    │ sum    │ none   │ sum    │          two bytes each, beside the slab
+//!   entries  │ sum    │ sum    │ none   │ sum    │          two bytes each, separate from the slab
 //!                 ├──── a segment ───────────┤
-//!             read    known     read      whole minus the rest
+//!             read    known     read      unit minus the rest
 //! ```
 //!
-//! [`write`] copies and sums in one pass; a unit has a sum from the write that reaches its end until
-//! any of its bytes changes. [`Chain::sum`] adds what is known and reads the rest: units without a
-//! sum, and of a unit that the segment cuts the smaller side. So a segment costs the reading of half
-//! a unit on average wherever it was cut, and a retransmission the same.
+//! [`write`] copies and sums in one pass. A unit has a known sum from the write that reaches its end until
+//! one of its bytes changes. [`Chain::sum`] adds the known sums and reads the rest: units without a sum, and
+//! the smaller part of a unit that the segment covers partly. A segment, retransmitted or not, reads half a
+//! unit on average.
 //!
-//! Source: RFC 1071 section 2 (a sum does not mind how it is grouped; bytes at an odd position are
-//! the same sum turned by eight bits).
+//! Source: RFC 1071 section 2 (the sum is associative, and the sum at an odd offset is byte-swapped).
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
@@ -25,12 +24,12 @@ use fulmar_wire::checksum::{Sum, UNIT_BYTES, UnitSum, copy_and_sum_units};
 use crate::chain::copy;
 use crate::{Chain, Mbuf};
 
-/// A sum, and what it cost.
+/// A sum and its cost.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Summed {
-    /// The sum of the bytes. A sum of zeroes may be 0xffff instead: see [`Sum::without_back`].
+    /// The sum of the bytes. The sum of zeroes may be 0xffff: see [`Sum::without_back`].
     pub sum: Sum,
-    /// Bytes that had to be read for it.
+    /// Bytes that were read to compute it.
     pub read_bytes: usize,
 }
 
@@ -40,7 +39,7 @@ impl Summed {
         self.read_bytes += bytes.len();
     }
 
-    /// Adds the bytes `part` of a unit.
+    /// Adds the bytes `part` of a unit with a known sum.
     fn add_part(&mut self, known: UnitSum, unit: &[u8; UNIT_BYTES], part: Range<usize>) {
         if part.len() == UNIT_BYTES {
             return self.sum.append(known.into());
@@ -57,7 +56,7 @@ impl Summed {
         self.read_bytes += before.read_bytes + behind.read_bytes;
     }
 
-    /// Adds bytes that another process may write, part by part in a copy.
+    /// Adds volatile bytes, which are copied to a local buffer part by part.
     #[cold]
     fn add_volatile(&mut self, m: &Mbuf, range: Range<usize>) {
         let mut part = [0; 1024];
@@ -97,8 +96,8 @@ impl Summed {
 }
 
 impl Chain {
-    /// The Internet checksum's sum of the bytes `range`, as far as the chain has them. What was
-    /// summed when it was copied in ([`crate::Pool::keep_sums`]) is not read again.
+    /// The one's complement sum of the bytes `range`, limited to the chain. Units whose sums were stored
+    /// when they were copied in ([`crate::Pool::keep_sums`]) are not read again.
     pub fn sum(&self, range: Range<usize>) -> Summed {
         let mut summed = Summed::default();
         let mut at = 0;
@@ -117,8 +116,8 @@ impl Chain {
     }
 }
 
-/// Copies bytes over those of a segment from `from` on and keeps its sums right; returns how many
-/// there was room for. `None` if the segment is shared or external.
+/// Overwrites bytes of a segment at `from`, updates its sums, and returns how many bytes fitted. `None` if
+/// the segment is shared or external.
 pub(crate) fn write(m: &mut Mbuf, from: usize, bytes: &[u8]) -> Option<usize> {
     if !m.keeps_sums() {
         return Some(copy(bytes, m.as_mut_slice()?.get_mut(from..)?));
@@ -130,8 +129,7 @@ pub(crate) fn write(m: &mut Mbuf, from: usize, bytes: &[u8]) -> Option<usize> {
     Some(n)
 }
 
-/// Copies `bytes` to `at`: the units that they fill in one pass with their sums, the two that they
-/// may cut at the ends after.
+/// Copies `bytes` to `at`: whole units with their sums in one pass, and a partial unit at each end.
 fn write_units(
     storage: &mut [u8],
     entries: &mut [Option<UnitSum>],
@@ -148,7 +146,7 @@ fn write_units(
     write_part(storage, entries, end, tail)
 }
 
-/// Copies bytes that end with their unit or before; one that ends with it sums the unit.
+/// Copies bytes within one unit. Its sum is computed if they reach its end, and cleared otherwise.
 fn write_part(
     storage: &mut [u8],
     entries: &mut [Option<UnitSum>],

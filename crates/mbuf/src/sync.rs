@@ -1,5 +1,4 @@
-//! What threads share: the atomics of the machine, or those of loom, which tries every order in which threads may
-//! see them (`make loom`).
+//! Atomics and cells: those of `core`, or those of loom, which explores all interleavings (`make loom`).
 
 #[cfg(not(fulmar_loom))]
 pub(crate) use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, fence};
@@ -8,7 +7,7 @@ pub(crate) use fulmar_models::atomic::{AtomicIsize, AtomicPtr, AtomicU32, fence}
 #[cfg(fulmar_loom)]
 pub(crate) use fulmar_models::cell::UnsafeCell;
 
-/// As loom has it, which finds those who look while others change.
+/// The interface of loom's `UnsafeCell`, which detects concurrent access.
 #[cfg(not(fulmar_loom))]
 #[derive(Default)]
 pub(crate) struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
@@ -19,12 +18,12 @@ impl<T> UnsafeCell<T> {
         UnsafeCell(core::cell::UnsafeCell::new(value))
     }
 
-    /// Shows the value, which nobody may change meanwhile.
+    /// Passes a pointer for reading.
     pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
         f(self.0.get())
     }
 
-    /// Shows the value, at which nobody else may look meanwhile.
+    /// Passes a pointer for writing.
     pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())
     }

@@ -1,8 +1,7 @@
-//! Regions of memory for slabs: anonymous mappings with feature `std`, the global allocator
-//! otherwise and under the interpreter.
+//! Memory regions for slabs and receive buffers: anonymous mappings with feature `std`, the global
+//! allocator otherwise and under Miri.
 //!
-//! A region is initialised (zeroes) from the first byte to the last, aligned to its own size, and
-//! belongs to whoever holds the [`Region`].
+//! A region is zeroed, aligned to its size, and owned by its [`Region`].
 
 #![allow(unsafe_code)]
 
@@ -12,8 +11,17 @@ use core::ptr::NonNull;
 
 use crate::storage::SLAB_BYTES;
 
-/// Memory that somebody else has mapped, for a pool to cut its slabs from: a region that another
-/// process reads. A pool takes slabs of its own when this is used up.
+/// The pages of a slab.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PageSize {
+    /// The base page size of the system.
+    Base,
+    /// Huge pages, as far as they are available.
+    Huge,
+}
+
+/// Memory mapped by the caller from which a pool takes its slabs: a region shared with another process. When
+/// it is used up, the pool maps slabs of its own.
 pub struct Backing {
     next: NonNull<u8>,
     /// Bytes from `next` on, a multiple of [`SLAB_BYTES`].
@@ -21,15 +29,15 @@ pub struct Backing {
     keep: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the memory may be used from any thread, by one at a time, as `new` was promised.
+// SAFETY: the memory may be used from any thread, by one at a time, by the contract of `new`.
 unsafe impl Send for Backing {}
 
 impl Backing {
-    /// Offers [base, base + bytes), rounded down to whole slabs.
+    /// Provides [base, base + bytes), rounded down to whole slabs.
     ///
     /// # Safety
-    /// The memory is initialised, readable and writable from any thread, and stays so until `keep`
-    /// is dropped; nothing else in this process touches it, and nobody else writes it.
+    /// The memory is initialised, readable and writable from any thread until `keep` is dropped. No other
+    /// code of this process accesses it, and no other process writes it.
     ///
     /// # Panics
     /// If `base` is not a multiple of [`SLAB_BYTES`].
@@ -40,18 +48,18 @@ impl Backing {
     ) -> Backing {
         assert!(
             base.as_ptr().addr().is_multiple_of(SLAB_BYTES),
-            "slabs lie at multiples of their size"
+            "a backing must be aligned to slabs"
         );
         Backing { next: base, left: bytes - bytes % SLAB_BYTES, keep }
     }
 
-    /// Bytes that no pool has taken yet.
+    /// Unused bytes.
     pub fn left_bytes(&self) -> usize {
         self.left
     }
 
-    /// The next slab, zeroed, in huge pages if they are wanted and can be had.
-    pub(crate) fn slab(&mut self, huge: bool) -> Option<Region> {
+    /// The next slab, zeroed.
+    pub(crate) fn slab(&mut self, pages: PageSize) -> Option<Region> {
         if self.left == 0 {
             return None;
         }
@@ -59,21 +67,22 @@ impl Backing {
         self.left -= SLAB_BYTES;
         // SAFETY: inside the memory, or one past its end, as `left` says.
         self.next = unsafe { base.add(SLAB_BYTES) };
-        if huge {
+        if pages == PageSize::Huge {
             collapse(base);
         }
         Some(Region { base, bytes: SLAB_BYTES, keep: Some(Arc::clone(&self.keep)) })
     }
 }
 
-/// Touches a slab and asks for one huge page in place of its small ones: memory files get them in
-/// no other way where `shmem_enabled` is `never`. Best effort: without it the slab is slower.
+/// Populates a slab and collapses it into a huge page: the only way for memory files if `shmem_enabled` is
+/// `never`. Best effort.
 #[cfg(all(feature = "std", not(miri)))]
 fn collapse(slab: NonNull<u8>) {
-    // Linux 6.1; not in libc for every target.
+    // Since Linux 6.1; not defined by libc for every target.
     const MADV_COLLAPSE: libc::c_int = 25;
     let base = slab.as_ptr().cast();
-    // SAFETY: the slab is mapped and ours (see `Backing::new`); neither advice changes its bytes.
+    // SAFETY: the slab is mapped and used by this pool only (see `Backing::new`); neither advice changes
+    // its bytes.
     unsafe {
         if libc::madvise(base, SLAB_BYTES, libc::MADV_POPULATE_WRITE) == 0 {
             libc::madvise(base, SLAB_BYTES, MADV_COLLAPSE);
@@ -84,16 +93,16 @@ fn collapse(slab: NonNull<u8>) {
 #[cfg(any(not(feature = "std"), miri))]
 fn collapse(_slab: NonNull<u8>) {}
 
-/// Memory aligned to its length. Freed on drop, unless it is part of a [`Backing`].
+/// Memory aligned to its size. Freed on drop, unless it is part of a [`Backing`].
 pub(crate) struct Region {
     base: NonNull<u8>,
     bytes: usize,
-    /// What keeps the memory, if it is not the region itself.
+    /// The owner of the memory, if it is part of a [`Backing`].
     keep: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Region {
-    /// The first byte. Valid for reads and writes of the region's length until it is dropped.
+    /// The first byte. The region is readable and writable until it is dropped.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
@@ -101,16 +110,15 @@ impl Region {
 
 #[cfg(all(feature = "std", not(miri)))]
 impl Region {
-    /// Maps `bytes` (a power of two, at least a page) of zeroes at a multiple of `bytes`.
+    /// Maps `bytes` (a power of two, at least a page) of zeroes, aligned to `bytes`.
     ///
-    /// `MADV_HUGEPAGE` (if `huge`) and `MADV_DONTFORK` are best effort: a kernel without them
-    /// costs speed, or a copy in a child that must not use the stack anyway.
-    pub(crate) fn map(bytes: usize, huge: bool) -> Option<Region> {
+    /// `MADV_HUGEPAGE` and `MADV_DONTFORK` are best effort: without them the memory is slower, or a child
+    /// process, which must not use the stack, has a copy.
+    pub(crate) fn map(bytes: usize, pages: PageSize) -> Option<Region> {
         let padded = bytes.checked_mul(2)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory
-        // that exists.
+        // SAFETY: a new anonymous mapping at an address chosen by the kernel.
         let raw = unsafe { libc::mmap(core::ptr::null_mut(), padded, access, flags, -1, 0) };
         if raw == libc::MAP_FAILED {
             return None;
@@ -118,8 +126,8 @@ impl Region {
         let front = raw.align_offset(bytes);
         let base = raw.wrapping_byte_add(front);
         let back = padded.checked_sub(front)?.checked_sub(bytes)?;
-        // SAFETY: both cuts and the advice lie inside the mapping made above, which nobody else
-        // knows; what remains is [base, base + bytes).
+        // SAFETY: the unmapped ends and the advice are inside the new mapping, to which there is no other
+        // pointer; [base, base + bytes) remains.
         unsafe {
             if front > 0 {
                 libc::munmap(raw, front);
@@ -128,7 +136,7 @@ impl Region {
                 libc::munmap(base.wrapping_byte_add(bytes), back);
             }
             libc::madvise(base, bytes, libc::MADV_DONTFORK);
-            if huge {
+            if pages == PageSize::Huge {
                 libc::madvise(base, bytes, libc::MADV_HUGEPAGE);
             }
         }
@@ -142,16 +150,16 @@ impl Drop for Region {
         if self.keep.is_some() {
             return;
         }
-        // SAFETY: the region is one whole mapping, made in `map`; the last holder of anything
-        // inside it is gone (`raw.rs`: `Memory` is dropped when no descriptor is out).
+        // SAFETY: the region is one mapping, made in `map`; no reference into it is left (`raw.rs`: `Memory`
+        // is dropped when no descriptor is in use).
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
 
 #[cfg(any(not(feature = "std"), miri))]
 impl Region {
-    /// Allocates `bytes` (a power of two) of zeroes at a multiple of `bytes`.
-    pub(crate) fn map(bytes: usize, _huge: bool) -> Option<Region> {
+    /// Allocates `bytes` (a power of two) of zeroes, aligned to `bytes`.
+    pub(crate) fn map(bytes: usize, _pages: PageSize) -> Option<Region> {
         let layout = core::alloc::Layout::from_size_align(bytes, bytes).ok()?;
         if bytes == 0 {
             return None;
@@ -168,8 +176,8 @@ impl Drop for Region {
         if self.keep.is_some() {
             return;
         }
-        // SAFETY: allocated in `map` with this very layout, which was valid there; the last holder
-        // of anything inside it is gone (`raw.rs`: `Memory`).
+        // SAFETY: allocated in `map` with the same layout; no reference into it is left (`raw.rs`:
+        // `Memory`).
         unsafe {
             let layout = core::alloc::Layout::from_size_align_unchecked(self.bytes, self.bytes);
             alloc::alloc::dealloc(self.base.as_ptr(), layout);
@@ -177,21 +185,21 @@ impl Drop for Region {
     }
 }
 
-/// Zeroed memory at a multiple of a page, of any length. Freed on drop.
+/// Zeroed, page-aligned memory of any length. Freed on drop.
 pub(crate) struct Pages {
     base: NonNull<u8>,
     bytes: usize,
 }
 
-/// The alignment of [`Pages`]; the system's own pages may be larger.
+/// The alignment of [`Pages`]; the pages of the system may be larger.
 const PAGE_BYTES: usize = 4096;
 
-/// From here on huge pages are worth asking for.
+/// The smallest mapping for which huge pages are requested.
 #[cfg(all(feature = "std", not(miri)))]
 const HUGE_BYTES: usize = 2 << 20;
 
 impl Pages {
-    /// The first byte. Valid for reads and writes of the length until the pages are dropped.
+    /// The first byte. The pages are readable and writable until they are dropped.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
@@ -204,7 +212,7 @@ impl Pages {
 
 #[cfg(all(feature = "std", not(miri)))]
 impl Pages {
-    /// Maps them; they take memory when they are first touched.
+    /// Maps pages, which use memory when they are first touched.
     pub(crate) fn map(bytes: usize) -> Option<Pages> {
         if bytes == 0 {
             return Some(Pages::none());
@@ -214,8 +222,8 @@ impl Pages {
         }
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory
-        // that exists; the advice does not change its bytes.
+        // SAFETY: a new anonymous mapping at an address chosen by the kernel; the advice does not change
+        // its bytes.
         let raw = unsafe {
             let raw = libc::mmap(core::ptr::null_mut(), bytes, access, flags, -1, 0);
             if raw == libc::MAP_FAILED {
@@ -234,7 +242,7 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // SAFETY: one whole mapping, made in `map`; its holder is going.
+            // SAFETY: one mapping, made in `map`; its owner is being dropped.
             unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
         }
     }
@@ -242,7 +250,7 @@ impl Drop for Pages {
 
 #[cfg(any(not(feature = "std"), miri))]
 impl Pages {
-    /// Allocates them.
+    /// Allocates pages.
     pub(crate) fn map(bytes: usize) -> Option<Pages> {
         let layout = core::alloc::Layout::from_size_align(bytes, PAGE_BYTES).ok()?;
         if bytes == 0 {
@@ -258,7 +266,7 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // SAFETY: allocated in `map` with this very layout, which was valid there.
+            // SAFETY: allocated in `map` with the same layout.
             unsafe {
                 let layout = core::alloc::Layout::from_size_align_unchecked(self.bytes, PAGE_BYTES);
                 alloc::alloc::dealloc(self.base.as_ptr(), layout);
@@ -273,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_region_is_aligned_zeroed_and_writable() {
-        let region = Region::map(SLAB_BYTES, true).expect("memory");
+        let region = Region::map(SLAB_BYTES, PageSize::Huge).expect("memory");
         assert_eq!(region.base().align_offset(SLAB_BYTES), 0);
         // SAFETY: the region is alive and this is its only user.
         let bytes = unsafe { core::slice::from_raw_parts_mut(region.base(), SLAB_BYTES) };
@@ -282,11 +290,11 @@ mod tests {
     }
 
     #[test]
-    fn a_backing_gives_whole_slabs_until_it_is_used_up_and_its_memory_outlives_it() {
-        let region = Region::map(4 * SLAB_BYTES, false).expect("memory");
+    fn a_backing_provides_whole_slabs_and_its_memory_outlives_it() {
+        let region = Region::map(4 * SLAB_BYTES, PageSize::Base).expect("memory");
         let base = NonNull::new(region.base()).expect("mapped");
         struct Keep(#[allow(dead_code)] Region);
-        // SAFETY: the test's threads hand the region on and never share it.
+        // SAFETY: the region is used by one thread at a time.
         unsafe impl Send for Keep {}
         // SAFETY: as above.
         unsafe impl Sync for Keep {}
@@ -294,7 +302,8 @@ mod tests {
         // SAFETY: the region is kept by `keep` and used through the backing only.
         let mut backing =
             unsafe { Backing::new(base, 3 * SLAB_BYTES + 5, Arc::clone(&keep) as Arc<_>) };
-        let slabs: alloc::vec::Vec<Region> = core::iter::from_fn(|| backing.slab(true)).collect();
+        let slabs: alloc::vec::Vec<Region> =
+            core::iter::from_fn(|| backing.slab(PageSize::Huge)).collect();
         assert_eq!((slabs.len(), backing.left_bytes()), (3, 0));
         drop(backing);
         // SAFETY: the slab is alive and this is its only user.

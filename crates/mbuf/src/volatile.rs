@@ -1,13 +1,13 @@
-//! Bytes that another process may change at any moment.
+//! Memory that another process may write at any time.
 //!
-//! A `&[u8]` promises the compiler that nobody writes the bytes while it exists. Nobody can promise that for
-//! memory which another process writes, so such memory is never behind a reference. A [`VolatileSlice`] is
-//! an address and a length. Its only access is [`VolatileSlice::copy_to`]: volatile loads, each byte once,
-//! into private memory. What is decided is decided on the copy.
+//! The bytes behind a `&[u8]` must not change while the reference exists, so no reference to such memory is
+//! ever made. A [`VolatileSlice`] is an address and a length. Its only access is
+//! [`VolatileSlice::copy_to`], which copies each byte once, with volatile loads, into private memory. All
+//! checks are made on the copy.
 //!
-//! The mapping is no allocation of this program, so a volatile load of it is defined whatever another
-//! process writes there (`core::ptr::read_volatile`, "Safety"): the result is any bytes at all. The loads are
-//! 16 bytes wide where the machine has such registers; that costs about as much as `memcpy`.
+//! The mapping is not a Rust allocation, so a volatile load of it is defined whatever another process writes
+//! (`core::ptr::read_volatile`, "Safety"): the result is arbitrary bytes. Loads are 16 bytes wide where the
+//! CPU has such registers, which costs about as much as `memcpy`.
 
 #![allow(unsafe_code)]
 
@@ -42,7 +42,7 @@ impl<'a> VolatileSlice<'a> {
         VolatileSlice { data, len, memory: PhantomData }
     }
 
-    /// Bytes of the range.
+    /// Length of the range.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -52,16 +52,17 @@ impl<'a> VolatileSlice<'a> {
         self.len == 0
     }
 
-    /// The address of the first byte, for a system call that reads the range. Not to be dereferenced.
+    /// The address of the first byte, for a system call that reads the range. It must not be dereferenced.
     pub fn as_ptr(&self) -> *const u8 {
         self.data
     }
 
-    /// Copies the bytes from `off` on, as many as both have; returns how many. Each byte is loaded once.
+    /// Copies bytes at `off` into `to`, as many as both have, and returns their number. Each byte is loaded
+    /// once.
     pub fn copy_to(&self, off: usize, to: &mut [u8]) -> usize {
         let n = to.len().min(self.len.saturating_sub(off));
         if n > 0 {
-            // SAFETY: `off + n <= len`, so the source is inside of the range, which can be read; the
+            // SAFETY: `off + n <= len`, so the source is inside the range, which can be read; the
             // destination is a `&mut`, which cannot overlap it.
             unsafe { copy(self.data.add(off), to.as_mut_ptr(), n) }
         }
@@ -75,15 +76,15 @@ impl<'a> From<&'a [u8]> for VolatileSlice<'a> {
     }
 }
 
-/// Copies `n` bytes: up to a boundary of [`Wide`], in units of it, and the rest.
+/// Copies `n` bytes: an unaligned head, aligned units of [`Wide`], and a tail.
 ///
 /// # Safety
 /// `n` bytes can be read at `from` and written at `to`; they do not overlap.
 unsafe fn copy(from: *const u8, to: *mut u8, n: usize) {
     let words = n.min(from.addr().next_multiple_of(size_of::<u64>()) - from.addr());
     let wide = n.min(from.addr().next_multiple_of(size_of::<Wide>()) - from.addr());
-    // SAFETY: within the ranges of the caller. Aligned: the first part ends at a boundary of `u64` and the
-    // second at one of `Wide`, unless the bytes end before; each later unit is a smaller one.
+    // SAFETY: within the caller's ranges. Aligned: the first part ends at a multiple of `u64` and the
+    // second at one of `Wide`, unless the bytes end before; each later unit is smaller.
     unsafe {
         let mut done = copy_units::<u8>(from, to, words);
         done += copy_units::<u64>(from.add(done), to.add(done), wide - done);
@@ -93,14 +94,14 @@ unsafe fn copy(from: *const u8, to: *mut u8, n: usize) {
     }
 }
 
-/// Copies as many whole units as `n` bytes have; returns their bytes.
+/// Copies the whole units in `n` bytes and returns the number of bytes copied.
 ///
 /// # Safety
 /// As [`copy`], and `from` is aligned for `T` if there is a unit.
 unsafe fn copy_units<T: Copy>(from: *const u8, to: *mut u8, n: usize) -> usize {
     let count = n / size_of::<T>();
     for i in 0..count {
-        // SAFETY: as the caller promises; unit `i` ends at or before `n`.
+        // SAFETY: the caller's contract; unit `i` ends at or before `n`.
         unsafe {
             let unit = ptr::read_volatile(from.cast::<T>().add(i));
             ptr::write_unaligned(to.cast::<T>().add(i), unit);
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_ends_with_the_shorter_of_both() {
+    fn a_copy_is_as_long_as_the_shorter_slice() {
         let source = [1, 2, 3, 4, 5];
         let range = VolatileSlice::from(&source[..]);
         let mut to = [0; 3];

@@ -1,11 +1,11 @@
-//! What the pool costs, on the machine that runs it. Ignored, because figures need a quiet machine:
+//! The cost of pool and queue operations on this machine. Ignored, since figures need a quiet machine:
 //! `cargo test --release -p fulmar-mbuf --test timing -- --ignored --nocapture`.
 
 use std::time::Instant;
 
 use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose, RecvQueue, SendQueue};
 
-/// The best of several rounds, in nanoseconds per call: the rounds that others disturbed are longer.
+/// The minimum of several rounds, in nanoseconds per call: other load only makes a round longer.
 fn best_ns(mut f: impl FnMut()) -> f64 {
     let calls = 200_000;
     let round = |f: &mut dyn FnMut()| {
@@ -26,10 +26,10 @@ fn filled(pool: &mut Pool, bytes: usize) -> Chain {
 
 #[test]
 #[ignore = "a measurement"]
-fn a_64_kib_mbuf_is_taken_and_freed_in_15_ns() {
+fn a_64_kib_mbuf_is_allocated_and_freed_in_15_ns() {
     let mut pool = pool();
     let ns = best_ns(|| {
-        let m = pool.alloc(65536, 0, Purpose::Send).expect("a mbuf");
+        let m = pool.alloc(65536, 0, Purpose::Send).expect("an mbuf");
         pool.free_mbuf(std::hint::black_box(m));
     });
     println!("alloc + free, 64 KiB: {ns:.1} ns");
@@ -40,7 +40,7 @@ fn a_64_kib_mbuf_is_taken_and_freed_in_15_ns() {
 #[ignore = "a measurement"]
 fn a_reference_is_made_and_freed_in_10_ns() {
     let mut pool = pool();
-    let m = pool.alloc(65536, 0, Purpose::Send).expect("a mbuf");
+    let m = pool.alloc(65536, 0, Purpose::Send).expect("an mbuf");
     let ns = best_ns(|| {
         let part = pool.clone_ref(&m, 0, 0).expect("a descriptor");
         pool.free_mbuf(std::hint::black_box(part));
@@ -78,7 +78,7 @@ fn a_range_of_64_kib_is_referenced_and_freed_in_40_ns() {
 
 #[test]
 #[ignore = "a measurement"]
-fn a_chain_is_taken_and_freed() {
+fn a_chain_is_allocated_and_freed() {
     let mut pool = pool();
     for bytes in [1448, 65536, 1 << 20] {
         let ns = best_ns(|| {
@@ -100,9 +100,9 @@ fn a_write_passes_through_the_send_queue() {
         q.commit(claim, c, &mut pool);
         let sent = q.range(q.head(), 65536, &mut pool).expect("descriptors");
         pool.free(std::hint::black_box(sent));
-        q.consume_to(q.ready_end(), &mut pool);
+        q.ack_to(q.ready_end(), &mut pool);
     });
-    println!("claim + alloc_chain + commit + range + free + consume_to, 64 KiB: {ns:.1} ns");
+    println!("claim + alloc_chain + commit + range + free + ack_to, 64 KiB: {ns:.1} ns");
 }
 
 #[test]
@@ -121,10 +121,10 @@ fn a_segment_in_order_passes_through_the_receive_queue() {
 
 #[test]
 #[ignore = "a measurement"]
-fn a_mbuf_dropped_away_from_home_is_drained() {
+fn a_remotely_freed_mbuf_is_drained() {
     let mut pool = pool();
     let ns = best_ns(|| {
-        let m = pool.alloc(1448, 0, Purpose::Send).expect("a mbuf");
+        let m = pool.alloc(1448, 0, Purpose::Send).expect("an mbuf");
         drop(std::hint::black_box(m));
         pool.drain_remote();
     });

@@ -9,9 +9,12 @@
 //! that it goes from registers to its slot and from there to where it is wanted. (A copy of it in between
 //! would be read in vectors right behind the words that wrote it, and wait for them.)
 
-use fulmar_mbuf::Pool;
+use alloc::boxed::Box;
 
-use crate::Packet;
+use fulmar_base::Offload;
+use fulmar_mbuf::{Mbuf, Pool};
+
+use crate::{Caps, Packet, offload};
 
 /// A bounded queue of frames; its memory is obtained once.
 #[derive(Debug)]
@@ -27,7 +30,7 @@ pub struct Burst {
 impl Burst {
     /// An empty burst that holds up to `capacity` frames.
     pub fn with_capacity(capacity: usize) -> Burst {
-        let slots = std::iter::repeat_with(|| None).take(capacity.max(1).next_power_of_two());
+        let slots = core::iter::repeat_with(|| None).take(capacity.max(1).next_power_of_two());
         Burst { slots: slots.collect(), first: 0, len: 0, capacity }
     }
 
@@ -68,6 +71,23 @@ impl Burst {
         let at = self.index(0);
         self.first = self.first.wrapping_add(1);
         self.slots[at].take()
+    }
+
+    /// Takes the first frame if it is in one mbuf and the device can send it as it is: its handle and what is
+    /// to be done to it, so that a driver writes its descriptor without moving the rest of the [`Packet`].
+    #[inline(always)]
+    pub fn pop_linear(&mut self, caps: &Caps) -> Option<(Mbuf, Offload)> {
+        let at = self.index(0);
+        let p = self.slots[at].as_mut()?;
+        if p.offload.gso.is_some() || offload::check(p, caps).is_err() {
+            return None;
+        }
+        let (frame, offload) = (p.chain.pop_only()?, p.offload);
+        // The chain is empty: there is nothing to drop.
+        core::mem::forget(self.slots[at].take());
+        self.len -= 1;
+        self.first = self.first.wrapping_add(1);
+        Some((frame, offload))
     }
 
     /// Takes the last frame.
@@ -232,7 +252,7 @@ mod tests {
             }
             burst.clear(&mut pool);
             prop_assert!(burst.is_empty());
-            prop_assert_eq!(pool.stats().mbufs_out, 0);
+            prop_assert_eq!(pool.stats().mbufs_in_use, 0);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Frames on their way: a bounded queue ordered by the time at which each is due.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use alloc::collections::BinaryHeap;
+use core::cmp::Reverse;
 
 use fulmar_base::Instant;
 
@@ -26,12 +26,12 @@ impl PartialEq for Held {
 }
 impl Eq for Held {}
 impl PartialOrd for Held {
-    fn partial_cmp(&self, other: &Held) -> Option<std::cmp::Ordering> {
+    fn partial_cmp(&self, other: &Held) -> Option<core::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 impl Ord for Held {
-    fn cmp(&self, other: &Held) -> std::cmp::Ordering {
+    fn cmp(&self, other: &Held) -> core::cmp::Ordering {
         self.key().cmp(&other.key())
     }
 }

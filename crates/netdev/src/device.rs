@@ -1,30 +1,57 @@
-//! The contract between a stack and whatever carries its frames.
+//! The device contract: what a stack asks of whatever carries its frames.
+//!
+//! [`Device`] is the whole of it. A device of one's own implements four methods ([`Device::caps`],
+//! [`Device::tx_burst`], [`Device::rx_burst`], [`Device::wake_fd`]) and takes the defaults of the others until it
+//! needs them. What is fixed for the life of a device is a fact in [`Caps`], not a method. A device that can
+//! write payload straight into a reader's buffers implements [`DirectPlacement`] as well. A wrapper (capture,
+//! faults, counting) implements the methods that it changes and forwards all others with
+//! [`forward_device!`](crate::forward_device). `crates/fulmar/examples/own_device.rs` is a complete device.
 
-use std::os::fd::RawFd;
-use std::sync::Arc;
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::sync::Arc;
 
-use fulmar_base::{Counters, EtherAddr, FlowKey, Instant, Offload, OwnerKey};
-use fulmar_mbuf::{Backing, BufId, Mbuf, Pool};
+use fulmar_base::{Counters, EtherAddr, FlowKey, Instant, OwnerKey, SeqNum};
+use fulmar_mbuf::{Backing, BufId, Pool, Room};
 
 use crate::moderation::Profile;
-use crate::{Burst, PlacementHint, Rooms};
+use crate::{Burst, Rooms};
 
-/// Whether a device separates headers from payload on receive.
+/// A descriptor of the operating system, as `std` has it. For whoever sleeps until a device is ready.
+pub type RawFd = core::ffi::c_int;
+
+/// Who reads the memory of sent frames. It decides which memory may be sent by reference.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Scatter {
-    /// A frame lands as it comes.
-    None,
-    /// Headers and payload can land in memory of their own.
-    HeaderPayload,
+pub enum TxReader {
+    /// The device itself, in this process, before it gives the frame back.
+    Process,
+    /// Other code in user space: another process or another stack. It may read late, so pages of a file that
+    /// may shrink are not sent to it by reference.
+    UserSpace,
+    /// The kernel alone, in the system call that [`Device::tx_burst`] makes. Pages of a file may be sent from
+    /// where they are; the device tells the pool of bytes that the kernel did not find
+    /// ([`Pool::note_fault`]).
+    Kernel,
 }
 
-/// From where a device can send.
+/// What the `now` of [`Device::tx_burst`] and [`Device::tx_reap`] is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Gather {
-    /// Any memory of the process.
-    AnyMemory,
-    /// Only a region of its own: frames are copied into it.
-    OwnRegion,
+pub enum TxTime {
+    /// The device times frames by it: it is exact.
+    Exact,
+    /// The device sends at once, or reads a clock of its own: `now` may be some milliseconds old, which saves
+    /// the stack a reading of the clock per datagram.
+    Coarse,
+}
+
+/// When [`Device::wake_fd`] becomes readable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wake {
+    /// When something arrives after [`Device::arm`].
+    Armed,
+    /// As long as frames are waiting, armed or not (level-triggered, as a socket is). A stack that sleeps on
+    /// the descriptor needs no last poll before it.
+    Level,
 }
 
 /// What a device can do. Fixed for the life of the device.
@@ -42,17 +69,22 @@ pub struct Caps {
     pub udp_gso: bool,
     /// Super-frames may arrive.
     pub rx_gro: bool,
-    /// How received frames land.
-    pub scatter: Scatter,
-    /// From where it sends.
-    pub gather: Gather,
-    /// Other code in user space reads the memory of sent frames (so pages of a file that may
-    /// shrink must not be sent by reference).
-    pub shared_with_user_space: bool,
-    /// Queue pairs.
-    pub queues: u16,
     /// Most mbufs of one sent frame; longer chains are copied together by [`crate::offload::fit`].
     pub max_segs: usize,
+    /// Queue pairs.
+    pub queues: u16,
+    /// Who reads the memory of sent frames.
+    pub tx_reader: TxReader,
+    /// How exact the time of sending has to be.
+    pub tx_time: TxTime,
+    /// When its descriptor is readable.
+    pub wake: Wake,
+    /// It has coalescing registers ([`Device::coalesce`]).
+    pub coalescing: bool,
+    /// Payload is placed ([`DirectPlacement`]) by the copy that receiving a frame makes anyway: a placed frame
+    /// is handed up at once, memory needs no preparation, and after [`DirectPlacement::unplace`] only mbufs
+    /// that were handed up refer to the rooms. Then even the buffer of a single read is worth placing.
+    pub places_on_receive: bool,
 }
 
 impl Caps {
@@ -65,37 +97,49 @@ impl Caps {
             tso: None,
             udp_gso: false,
             rx_gro: false,
-            scatter: Scatter::None,
-            gather: Gather::AnyMemory,
-            shared_with_user_space: false,
-            queues: 1,
             max_segs: 64,
+            queues: 1,
+            tx_reader: TxReader::Process,
+            tx_time: TxTime::Exact,
+            wake: Wake::Armed,
+            coalescing: false,
+            places_on_receive: false,
         }
+    }
+
+    /// The same for a wrapper that reads the frames that pass, or times them: their bytes are there to be
+    /// read, and the time is exact.
+    #[must_use]
+    pub fn inspected(self) -> Caps {
+        let tx_reader = match self.tx_reader {
+            TxReader::Kernel => TxReader::Process,
+            reader => reader,
+        };
+        Caps { tx_reader, tx_time: TxTime::Exact, ..self }
     }
 }
 
 /// Whether frames can pass.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LinkState {
     /// They can.
+    #[default]
     Up,
     /// They cannot now; they may again.
     Down,
-    /// They never will again; the errno with which the device was lost.
-    Gone(i32),
 }
 
 /// The device cannot do this.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unsupported;
 
-impl std::fmt::Display for Unsupported {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl core::fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str("the device does not support this")
     }
 }
 
-impl std::error::Error for Unsupported {}
+impl core::error::Error for Unsupported {}
 
 /// What a device counts for a person to read. Counts start at 0 with the device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -104,6 +148,8 @@ pub struct DeviceStats {
     pub name: String,
     /// How frames cross, in a sentence for a person; empty where there is only one way.
     pub path: String,
+    /// Whether frames can pass.
+    pub link: LinkState,
     /// Frames sent.
     pub tx_frames: u64,
     /// Bytes of frames sent.
@@ -156,33 +202,83 @@ impl DeviceStats {
 
 /// A look at a device from outside of its stack's lock, for a thread that spins.
 pub trait Peek: Send + Sync {
-    /// Whether frames may have come, or room may have become free, since the device was polled last.
+    /// Whether frames may have arrived, or space may have become free, since the device was polled last.
     /// A few nanoseconds; wrong answers cost a poll, or the rest of a short spin.
     fn is_pending(&self) -> bool;
 }
 
+/// What a stack gets from a device when it is built on it.
+#[derive(Default)]
+pub struct Attachment {
+    /// Memory from which the stack's pool takes its slabs, so that the device (or the process behind it) reads
+    /// sent bytes where they are. `None`: any memory does.
+    pub region: Option<Backing>,
+    /// How to look for work without a system call and without the stack's lock. A device that has this is
+    /// worth spinning on for a short while before a sleep. `None`: it is not.
+    pub peek: Option<Arc<dyn Peek>>,
+}
+
+/// What a thread that sleeps on a device gives to `poll(2)`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WakeFd {
+    /// The descriptor. The number stays the same for the life of the device, what it stands for need not: give
+    /// the number to `poll` at every sleep, and keep it in no epoll set.
+    pub fd: RawFd,
+    /// What to wait for.
+    pub interest: Interest,
+}
+
+/// The events of a [`WakeFd`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Interest {
+    /// `POLLIN`: something arrived, or there is room again after a refusal.
+    Readable,
+    /// `POLLIN | POLLOUT`: frames were refused, and the descriptor is writable when there is room again.
+    ReadableOrWritable,
+}
+
+impl WakeFd {
+    /// A descriptor that is readable when something arrived, or when there is room again after a refusal.
+    pub const fn readable(fd: RawFd) -> WakeFd {
+        WakeFd { fd, interest: Interest::Readable }
+    }
+}
+
 /// Something that carries Ethernet frames.
 ///
-/// **Who owns a frame when.** The caller owns a frame until [`Device::tx_burst`] takes it from the
-/// front of the burst; then the device does. A synchronous device frees the chain before it returns;
-/// one that completes later keeps it until [`Device::tx_reap`]. Frames that stay in the burst were
-/// not touched. Frames that [`Device::rx_burst`] appends belong to the caller, storage included; a
-/// device never writes to them again. Mbufs may belong to another pool than the caller's (device
-/// `link`): `Pool::free` sends them home.
+/// **Frames.** A [`Packet`](crate::Packet) is a whole Ethernet frame without check sequence, in one or more
+/// mbufs, and what is still to be done to it (a checksum to complete, segmentation). The stack sends only what
+/// [`Caps`] allow: a device that is [`Caps::plain`] gets complete frames of at most `mtu` + 14 bytes.
 ///
-/// **Who counts what.** The innermost device counts `Tx`/`Rx` `Frames`, `Packets` and `Bytes`, and
-/// every drop is counted by whoever decides it. The caller counts bursts, polls and sleeps.
+/// **Ownership.** The caller owns a frame until [`Device::tx_burst`] takes it from the front of the burst; then
+/// the device does. A synchronous device frees the chain before it returns; one that completes later keeps it
+/// until [`Device::tx_reap`]. Frames that stay in the burst were not touched. Frames that [`Device::rx_burst`]
+/// appends belong to the caller, storage included; a device never writes to them again. Mbufs may belong to
+/// another pool than the caller's (device `link`): `Pool::free` sends them home.
 ///
-/// **Order of sleeping.** `arm`; if it answers true, poll once more with `rx_burst` (and `tx_burst`
-/// if frames wait); if nothing came, sleep until `wake_fd` is readable or `next_deadline` passes;
-/// then `disarm`. `rx_burst` also advances whatever the device holds back (delayed frames).
+/// **Counting.** The innermost device counts `Tx`/`Rx` `Frames`, `Packets` and `Bytes` ([`crate::Tally`]), and
+/// every drop is counted once, by the code that decides it. The caller counts bursts, polls and sleeps.
+///
+/// **Sleeping.** `arm`; if it answers true, poll once more with `rx_burst` (and `tx_burst` if frames are
+/// waiting; with [`Wake::Level`] and no such frame this poll is left out); if nothing came, sleep until
+/// `wake_fd` is ready or `next_deadline` passes; then `disarm`.
+///
+/// **Threads.** All calls come from under the stack's lock, from any thread. None may wait.
 pub trait Device: Send {
     /// What the device can do.
     fn caps(&self) -> &Caps;
 
-    /// Sends frames from the front of `burst`, in order; returns how many it took. The rest stay.
-    /// A frame that can never be sent is taken, freed and counted as a drop. Frames fit the device:
-    /// see [`crate::offload::fit`]. One crossing per burst where the device can.
+    /// A stack is built on the device; called once, before any frame passes. `owner` is the key by which the
+    /// stack spreads flows over its shards, for the queues of a device that can send each received frame to
+    /// the shard that owns its flow.
+    fn attach(&mut self, owner: &OwnerKey) -> Attachment {
+        let _ = owner;
+        Attachment::default()
+    }
+
+    /// Sends frames from the front of `burst`, in order; returns how many it took. The rest stay: the device
+    /// is full. A frame that can never be sent is taken, freed and counted as a drop. One crossing per burst
+    /// where the device can.
     fn tx_burst(
         &mut self,
         now: Instant,
@@ -190,28 +286,6 @@ pub trait Device: Send {
         burst: &mut Burst,
         counters: &mut Counters,
     ) -> usize;
-
-    /// Whether [`Device::tx_frame`] is a way to send. Asked once.
-    fn takes_single_frames(&self) -> bool {
-        false
-    }
-
-    /// Sends one frame by itself, for devices where the burst around it would cost more than it saves:
-    /// the frame goes from its sender to the ring without a place in between. It is one that
-    /// [`crate::offload::fit`] would leave as it is, in one piece and no super-frame.
-    ///
-    /// # Errors
-    /// The frame, untouched: there is no room at this moment. [`Device::tx_burst`] says what then.
-    fn tx_frame(
-        &mut self,
-        now: Instant,
-        frame: Mbuf,
-        offload: &Offload,
-        counters: &mut Counters,
-    ) -> Result<(), Mbuf> {
-        let _ = (now, offload, counters);
-        Err(frame)
-    }
 
     /// Frees the frames that the device has finished with; returns how many.
     fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
@@ -219,8 +293,8 @@ pub trait Device: Send {
         0
     }
 
-    /// Appends up to `budget` received frames to `out` (never more than it has room for); returns
-    /// how many.
+    /// Appends up to `budget` received frames to `out` (never more than it has room for); returns how many.
+    /// Frames that the device holds back are handed over here when they are due.
     fn rx_burst(
         &mut self,
         now: Instant,
@@ -230,239 +304,95 @@ pub trait Device: Send {
         counters: &mut Counters,
     ) -> usize;
 
-    /// Asks to be woken through [`Device::wake_fd`]. True: nothing is pending, so the caller may
-    /// sleep after one more poll.
-    fn arm(&mut self) -> bool;
-
-    /// Whether `wake_fd` is readable whenever frames wait, armed or not. Then nothing can come between
-    /// the last poll and the sleep unseen, and there is no need for one more poll.
-    fn shows_what_waits(&self) -> bool {
-        false
+    /// Asks to be woken through [`Device::wake_fd`]. True: nothing is pending, so the caller may sleep after
+    /// one more poll.
+    fn arm(&mut self) -> bool {
+        true
     }
 
-    /// No longer wants to be woken; swallows a wake-up that came.
+    /// Wake-ups are no longer wanted; swallows one that came.
     fn disarm(&mut self) {}
 
-    /// The descriptor that becomes readable when the device is armed and something came, or when
-    /// there is room again after a refusal. The number stays the same for the life of the device, what it
-    /// stands for need not: give the number to `poll` at every sleep, and keep it in no epoll set.
-    /// `None`: poll by time only (a simulated device).
-    fn wake_fd(&self) -> Option<RawFd>;
+    /// What to sleep on; asked at every sleep. `None`: poll by [`Device::next_deadline`] only, as on a virtual
+    /// clock.
+    fn wake_fd(&self) -> Option<WakeFd>;
 
-    /// When frames that the device holds back are due. The caller polls then.
-    fn next_deadline(&self) -> Option<Instant>;
+    /// When frames that the device holds back are due, or refused ones are to be offered again. The caller
+    /// polls then.
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
 
-    /// Whether frames can pass.
-    fn link_state(&self) -> LinkState;
-
-    /// The errno with which the device was lost for ever, if it was. Asked at every step, so it
-    /// must be cheap: no system call.
+    /// The errno with which the device was lost for ever, if it was. Asked at every step, so it must be cheap:
+    /// no system call. An interface that is only down is not lost ([`DeviceStats::link`]).
     fn lost(&self) -> Option<i32> {
-        match self.link_state() {
-            LinkState::Gone(errno) => Some(errno),
-            LinkState::Up | LinkState::Down => None,
-        }
-    }
-
-    /// After `tx_burst` left frames: sleep for writability of `wake_fd` too. False: `wake_fd`
-    /// becomes readable when there is room again.
-    fn wants_tx_wake(&self) -> bool {
-        false
-    }
-
-    /// Memory from which the stack's pool takes its slabs, so that the device (or who is behind it)
-    /// reads sent bytes where they are. Asked once, when the stack is built. `None`: any memory does.
-    fn region(&mut self) -> Option<Backing> {
         None
     }
 
-    /// Whether the kernel alone reads the bytes of sent frames, from wherever they lie, and none of
-    /// them before `tx_burst` hands them to a system call; and whether the device tells the pool of
-    /// bytes that it did not find ([`Pool::note_vanished`]). Then pages of files may be sent from
-    /// where they are. A wrapper, which may read frames, says no by saying nothing.
-    fn gathers_in_kernel(&self) -> bool {
-        false
-    }
-
-    /// How to look for work without a system call and without the stack's lock. A device that has
-    /// this is worth spinning on for a short while before a sleep. `None`: it is not.
-    fn peek(&self) -> Option<Arc<dyn Peek>> {
-        None
-    }
-
-    /// Sets the coalescing registers: when the armed device wakes, and when it takes back sent frames.
-    /// `None`: as it was set up.
-    ///
-    /// # Errors
-    /// [`Unsupported`]: it has none, and wakes for every frame. Whoever waits holds by itself.
-    fn coalesce(&mut self, to: Option<Profile>) -> Result<(), Unsupported> {
+    /// Sets the coalescing registers: when the armed device wakes, and when it takes back sent frames. `None`:
+    /// as it was set up. Only for a device that has them ([`Caps::coalescing`]); in front of others the
+    /// waiting threads hold by themselves.
+    fn coalesce(&mut self, to: Option<Profile>) {
         let _ = to;
-        Err(Unsupported)
     }
 
-    /// Sets what the device expects next of a flow, in place of whatever it expected before. Rooms of
-    /// an earlier hint are dropped.
-    ///
-    /// The device sees by itself that a frame is of the flow, is the next in order, has the header
-    /// that it predicted and no flag but ACK and PSH, before it splits a room. What it hands up is an
-    /// ordinary chain: the headers, the placed bytes (an mbuf per room), and, if the frame was longer
-    /// than the rooms, the rest. Every other frame is delivered as usual, from the pool; what of it
-    /// landed in a room is copied out and the room scrubbed ([`fulmar_mbuf::Room::scrub`]) before
-    /// anybody else can see it. A room that is full is dropped at once, so that its owner gets the buffer
-    /// back; the next one takes its place.
-    ///
-    /// # Errors
-    /// [`Unsupported`]: received frames land wherever they do; the rooms were dropped. For
-    /// [`crate::Placement::Then`]: nothing has changed.
-    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        drop(hint);
-        Err(Unsupported)
+    /// The receive side that puts payload straight into posted buffers, if it has one. `None`: received frames
+    /// land wherever they do.
+    fn placement(&mut self) -> Option<&mut dyn DirectPlacement> {
+        None
     }
 
-    /// Forgets what was expected of a flow and gives its rooms back. From now on the device writes to
-    /// none of them; frames that it has placed and not handed up yet are still to come.
-    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
-        let _ = flow;
-        Rooms::default()
-    }
-
-    /// Whether it pays to have the memory of a single read in hints ([`Device::place`]), which is taken back
-    /// when the read ends: the device brings payload there with a copy that it makes anyway, that of its call for
-    /// the frame, it hands up at once what it has placed, and needs no memory made known. After [`Device::unplace`] only mbufs that were
-    /// handed up refer to the rooms. Asked once.
-    ///
-    /// A device that keeps what it has placed for a while may not say yes: readers would wait for it.
-    fn places_lent(&self) -> bool {
-        false
-    }
-
-    /// A buffer that is not known yet is about to come in hints. For a device that has to prepare memory
-    /// before it writes there; each buffer is made known once until it is released.
-    fn register(&mut self, buffer: BufId) {
-        let _ = buffer;
-    }
-
-    /// A buffer is forgotten; it is in no hint any more.
-    fn release(&mut self, buffer: BufId) {
-        let _ = buffer;
-    }
-
-    /// Offers a clock that runs with the `now` of the calls. True: the device reads it where it has to know
-    /// when a frame was sent, or need not know; then the `now` of `tx_burst` and `tx_reap` may be a few
-    /// milliseconds old. False, and not asked again: it is exact. A stack on a virtual clock offers none.
-    fn keep_time(&mut self, clock: fn() -> Instant) -> bool {
-        let _ = clock;
-        false
-    }
-
-    /// Tells the key by which the stack spreads flows over its shards, before frames pass: for the queues
-    /// of a device that can send each received frame to the shard that owns its flow.
-    fn steer_by(&mut self, key: &OwnerKey) {
-        let _ = key;
-    }
-
-    /// What the device has counted.
+    /// What the device has counted. May make a system call.
     fn stats(&self) -> DeviceStats {
         DeviceStats::default()
     }
 }
 
-impl<D: Device + ?Sized> Device for Box<D> {
-    fn caps(&self) -> &Caps {
-        (**self).caps()
+/// A device that writes the payload of a flow into the rooms of buffers that were posted for it.
+///
+/// The device checks by itself that a frame is of the flow, is the next in order, has the header that it
+/// predicted and no flag but ACK and PSH, before it splits a room. What it hands up is an ordinary chain: the
+/// headers, the placed bytes (an mbuf per room), and, if the frame was longer than the rooms, the rest. Every
+/// other frame is delivered as usual, from the pool; what of it landed in a room is copied out and the room
+/// scrubbed ([`Room::scrub`]) before anybody else can see it. A room that is full is dropped at once, so that
+/// its owner gets the buffer back; the next one takes its place.
+pub trait DirectPlacement {
+    /// Sets what the device expects next of a flow (seen from this stack), in place of whatever it expected
+    /// before: the byte with sequence number `next_seq` goes to the front of `rooms`. Rooms of an earlier call
+    /// are dropped.
+    ///
+    /// # Errors
+    /// [`Unsupported`]: not for this flow, or not for so many flows; the rooms were dropped.
+    fn place(&mut self, flow: FlowKey, next_seq: SeqNum, rooms: Rooms) -> Result<(), Unsupported>;
+
+    /// Adds a room behind the last one that the device has of the flow.
+    ///
+    /// # Errors
+    /// [`Unsupported`]: the device has no room of the flow left, or two, or has lost track. The room was
+    /// dropped, and nothing has changed.
+    fn place_behind(&mut self, flow: &FlowKey, room: Room) -> Result<(), Unsupported> {
+        let _ = flow;
+        drop(room);
+        Err(Unsupported)
     }
-    fn tx_burst(
-        &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        burst: &mut Burst,
-        counters: &mut Counters,
-    ) -> usize {
-        (**self).tx_burst(now, pool, burst, counters)
-    }
-    fn takes_single_frames(&self) -> bool {
-        (**self).takes_single_frames()
-    }
-    fn tx_frame(
-        &mut self,
-        now: Instant,
-        frame: Mbuf,
-        offload: &Offload,
-        counters: &mut Counters,
-    ) -> Result<(), Mbuf> {
-        (**self).tx_frame(now, frame, offload, counters)
-    }
-    fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
-        (**self).tx_reap(now, pool)
-    }
-    fn rx_burst(
-        &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        out: &mut Burst,
-        budget: usize,
-        counters: &mut Counters,
-    ) -> usize {
-        (**self).rx_burst(now, pool, out, budget, counters)
-    }
-    fn arm(&mut self) -> bool {
-        (**self).arm()
-    }
-    fn shows_what_waits(&self) -> bool {
-        (**self).shows_what_waits()
-    }
-    fn disarm(&mut self) {
-        (**self).disarm();
-    }
-    fn wake_fd(&self) -> Option<RawFd> {
-        (**self).wake_fd()
-    }
-    fn next_deadline(&self) -> Option<Instant> {
-        (**self).next_deadline()
-    }
-    fn link_state(&self) -> LinkState {
-        (**self).link_state()
-    }
-    fn lost(&self) -> Option<i32> {
-        (**self).lost()
-    }
-    fn wants_tx_wake(&self) -> bool {
-        (**self).wants_tx_wake()
-    }
-    fn region(&mut self) -> Option<Backing> {
-        (**self).region()
-    }
-    fn gathers_in_kernel(&self) -> bool {
-        (**self).gathers_in_kernel()
-    }
-    fn peek(&self) -> Option<Arc<dyn Peek>> {
-        (**self).peek()
-    }
-    fn coalesce(&mut self, to: Option<Profile>) -> Result<(), Unsupported> {
-        (**self).coalesce(to)
-    }
-    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        (**self).place(hint)
-    }
-    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
-        (**self).unplace(flow)
-    }
-    fn places_lent(&self) -> bool {
-        (**self).places_lent()
-    }
+
+    /// Forgets what was expected of a flow and gives its rooms back. From now on the device writes to none of
+    /// them; frames that it has placed and not handed up yet are still to come.
+    fn unplace(&mut self, flow: &FlowKey) -> Rooms;
+
+    /// A buffer that is not known yet is about to be placed. For a device that has to prepare memory before it
+    /// writes there; each buffer is registered once until it is released.
     fn register(&mut self, buffer: BufId) {
-        (**self).register(buffer);
+        let _ = buffer;
     }
+
+    /// A buffer is forgotten; none of its rooms is with the device any more.
     fn release(&mut self, buffer: BufId) {
-        (**self).release(buffer);
+        let _ = buffer;
     }
-    fn keep_time(&mut self, clock: fn() -> Instant) -> bool {
-        (**self).keep_time(clock)
-    }
-    fn steer_by(&mut self, key: &OwnerKey) {
-        (**self).steer_by(key);
-    }
-    fn stats(&self) -> DeviceStats {
-        (**self).stats()
-    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<D: Device + ?Sized> Device for Box<D> {
+    crate::forward_device!(self => **self);
 }

@@ -8,19 +8,20 @@
 //! been placed already. Frames held back are bounded in number; [`Device::next_deadline`] says
 //! when the next one is due, and every poll moves those that are.
 
-use std::collections::VecDeque;
-use std::os::fd::RawFd;
-use std::sync::Arc;
+use alloc::collections::VecDeque;
+use alloc::format;
 
-use fulmar_base::{Counters, DropReason, Duration, Instant, OwnerKey};
-use fulmar_mbuf::{Backing, NoBuffer, Pool, Purpose};
+use fulmar_base::{Counters, DropReason, Duration, Instant};
+use fulmar_mbuf::{NoBuffer, Pool, Purpose};
+use fulmar_wire::eth;
 
 use crate::delay::DelayQueue;
-use crate::moderation::Profile;
 use crate::offload::{self, Refusal};
-use crate::{Burst, Caps, Chance, Device, DeviceStats, LinkState, Packet, Peek, Rng, Unsupported};
+use crate::{
+    Burst, Caps, Chance, Device, DeviceStats, DirectPlacement, Packet, Rng, forward_device,
+};
 
-const ETHER_BYTES: usize = 14;
+const ETHER_BYTES: usize = eth::HEADER_BYTES;
 /// Frames held per direction before no more are accepted.
 const HELD_PKTS: usize = 1024;
 /// Beyond that the packets of one super-frame still fit (65,535 bytes cut by the smallest MSS).
@@ -278,9 +279,11 @@ pub fn duplicate(p: &Packet, pool: &mut Pool) -> Result<Packet, NoBuffer> {
 /// # Errors
 /// [`NoBuffer`]: no memory for the copy; the frame is as it was.
 pub fn corrupt(p: &mut Packet, rng: &mut Rng, pool: &mut Pool) -> Result<(), NoBuffer> {
-    let mut ethertype = [0; 2];
-    p.chain.copy_to(12, &mut ethertype);
-    if ethertype != [0x08, 0x00] && ethertype != [0x86, 0xdd] {
+    let mut front = [0; ETHER_BYTES];
+    p.chain.copy_to(0, &mut front);
+    let is_ip = eth::Header::parse(&front)
+        .is_ok_and(|h| h.ethertype == eth::IPV4 || h.ethertype == eth::IPV6);
+    if !is_ip {
         return Ok(());
     }
     offload::finish_checksum(p, pool)?;
@@ -300,6 +303,7 @@ pub fn corrupt(p: &mut Packet, rng: &mut Rng, pool: &mut Pool) -> Result<(), NoB
 /// A device in front of another that makes trouble.
 pub struct Faults<D: Device> {
     inner: D,
+    caps: Caps,
     tx: Lane,
     rx: Lane,
     tx_ready: Burst,
@@ -313,8 +317,10 @@ impl<D: Device> Faults<D> {
     /// follows from `seed` and from the frames alone.
     pub fn new(inner: D, seed: u64, tx: Rates, rx: Rates) -> Faults<D> {
         let mut seeds = Rng::new(seed);
+        let caps = Caps { places_on_receive: false, ..inner.caps().inspected() };
         Faults {
             inner,
+            caps,
             tx: Lane::new(seeds.number(), tx),
             rx: Lane::new(seeds.number(), rx),
             tx_ready: Burst::with_capacity(BURST_PKTS),
@@ -351,8 +357,10 @@ impl<D: Device> Faults<D> {
 }
 
 impl<D: Device> Device for Faults<D> {
+    forward_device!(self => self.inner, except caps, tx_burst, rx_burst, next_deadline, placement, stats);
+
     fn caps(&self) -> &Caps {
-        self.inner.caps()
+        &self.caps
     }
 
     fn tx_burst(
@@ -374,10 +382,6 @@ impl<D: Device> Device for Faults<D> {
         before - burst.len()
     }
 
-    fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
-        self.inner.tx_reap(now, pool)
-    }
-
     fn rx_burst(
         &mut self,
         now: Instant,
@@ -397,50 +401,14 @@ impl<D: Device> Device for Faults<D> {
         self.rx.release(now, pool, out, budget, counters)
     }
 
-    fn arm(&mut self) -> bool {
-        self.inner.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-
-    fn wake_fd(&self) -> Option<RawFd> {
-        self.inner.wake_fd()
-    }
-
     fn next_deadline(&self) -> Option<Instant> {
         // Frames that were refused wait for the next try, whatever else is due to be sent.
         let tx = self.retry_at.or_else(|| self.tx.next_due());
         earlier(earlier(tx, self.rx.next_due()), self.inner.next_deadline())
     }
 
-    fn link_state(&self) -> LinkState {
-        self.inner.link_state()
-    }
-
-    fn lost(&self) -> Option<i32> {
-        self.inner.lost()
-    }
-
-    fn wants_tx_wake(&self) -> bool {
-        self.inner.wants_tx_wake()
-    }
-
-    fn region(&mut self) -> Option<Backing> {
-        self.inner.region()
-    }
-
-    fn coalesce(&mut self, to: Option<Profile>) -> Result<(), Unsupported> {
-        self.inner.coalesce(to)
-    }
-
-    fn peek(&self) -> Option<Arc<dyn Peek>> {
-        self.inner.peek()
-    }
-
-    fn steer_by(&mut self, key: &OwnerKey) {
-        self.inner.steer_by(key);
+    fn placement(&mut self) -> Option<&mut dyn DirectPlacement> {
+        None
     }
 
     fn stats(&self) -> DeviceStats {

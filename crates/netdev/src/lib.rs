@@ -5,18 +5,23 @@
 //! checksum ([`Offload`]); what a device cannot do about that is done in software, once, on the way
 //! to it ([`offload::fit`]). [`Device`] is the contract, and says who owns a frame when.
 //!
-//! This room does no system call and reads no clock.
+//! This room does no system call and reads no clock; with the feature `std` it writes captures to a file.
 
+#![cfg_attr(not(any(test, feature = "std")), no_std)]
 #![forbid(unsafe_code)]
+
+extern crate alloc;
 
 mod burst;
 pub mod delay;
 mod device;
 pub mod fault;
+mod forward;
 pub mod gro;
 pub mod moderation;
 pub mod offload;
 mod packet;
+#[cfg(feature = "std")]
 pub mod pcap;
 mod placement;
 mod rng;
@@ -26,9 +31,14 @@ mod testing;
 pub mod uso;
 
 pub use burst::Burst;
-pub use device::{Caps, Device, DeviceStats, Gather, LinkState, Peek, Scatter, Unsupported};
+pub use device::{
+    Attachment, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Peek, RawFd,
+    TxReader, TxTime, Unsupported, Wake, WakeFd,
+};
 pub use fulmar_base::{Gso, GsoKind, Offload};
 pub use packet::Packet;
-pub use placement::{FrameParser, Placement, PlacementHint, Rooms, TagBuffers};
+pub use placement::Rooms;
 pub use rng::{Chance, Rng};
 pub use tally::Tally;
+#[doc(hidden)]
+pub use {fulmar_base as base, fulmar_mbuf as mbuf};

@@ -8,16 +8,17 @@
 //! Cost: a cut costs one header buffer and one reference per packet; a checksum reads the headers and
 //! what nobody summed before ([`Chain::sum`]), counted as [`Counter::SummedBytes`]. Source of the layout: RFC 9293 section 3.1, RFC 768, RFC 791, RFC 8200.
 
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::IpAddr;
 use core::ops::Range;
 
 use fulmar_base::{Counter, Counters, DropReason, Gso, GsoKind};
 use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose, Summed};
 use fulmar_wire::checksum::{Sum, checksum};
+use fulmar_wire::{eth, ipv4, ipv6};
 
 use crate::{Burst, Caps, Packet};
 
-const ETHER_BYTES: usize = 14;
+const ETHER_BYTES: usize = eth::HEADER_BYTES;
 /// Ethernet, IPv6 with room for extension headers, the largest TCP header.
 const MAX_HEADER_BYTES: usize = 256;
 const IDENT: usize = ETHER_BYTES + 4;
@@ -400,17 +401,14 @@ fn take_u32(b: &[u8], at: usize) -> u32 {
 /// Source, destination and fixed header length of the IP packet in a frame.
 pub(crate) fn addresses(frame: &[u8]) -> Option<(IpAddr, IpAddr, usize)> {
     let l3 = frame.get(ETHER_BYTES..)?;
-    match frame.get(12..14)? {
-        [0x08, 0x00] => {
-            let b: [u8; 8] = l3.get(12..20)?.try_into().ok()?;
-            let [a, b, c, d, e, f, g, h] = b;
-            let (s, t) = (Ipv4Addr::new(a, b, c, d), Ipv4Addr::new(e, f, g, h));
-            Some((s.into(), t.into(), 20))
+    match eth::Header::parse(frame).ok()?.ethertype {
+        eth::IPV4 => {
+            let h = ipv4::Header::parse(l3, usize::MAX).ok()?;
+            Some((h.src.into(), h.dst.into(), ipv4::HEADER_BYTES))
         }
-        [0x86, 0xdd] => {
-            let s: [u8; 16] = l3.get(8..24)?.try_into().ok()?;
-            let t: [u8; 16] = l3.get(24..40)?.try_into().ok()?;
-            Some((Ipv6Addr::from(s).into(), Ipv6Addr::from(t).into(), 40))
+        eth::IPV6 => {
+            let h = ipv6::Header::parse(l3, usize::MAX).ok()?;
+            Some((h.src.into(), h.dst.into(), ipv6::HEADER_BYTES))
         }
         _ => None,
     }
@@ -502,7 +500,11 @@ pub fn make_unique(chain: &mut Chain, pool: &mut Pool, p: Purpose) -> Result<(),
 pub fn verify(p: &Packet) -> bool {
     let mut front = [0u8; ETHER_BYTES + 60];
     let known = p.chain.copy_to(0, &mut front);
-    let Some((source, destination, _)) = addresses(&front[..known]) else { return true };
+    let ethertype = eth::Header::parse(&front[..known]).map(|h| h.ethertype);
+    if !matches!(ethertype, Ok(eth::IPV4 | eth::IPV6)) {
+        return true;
+    }
+    let Some((source, destination, _)) = addresses(&front[..known]) else { return false };
     let (l4, protocol, l3_bytes) = if source.is_ipv4() {
         let header_bytes = usize::from(front[ETHER_BYTES] & 0xf) * 4;
         let end = ETHER_BYTES + header_bytes;

@@ -17,16 +17,11 @@
 //! Source: draft-ietf-opsawg-pcapng sections 4.1, 4.2, 4.3.
 
 use std::io::{self, Write};
-use std::os::fd::RawFd;
-use std::sync::Arc;
 
-use fulmar_base::{Counters, Duration, FlowKey, Instant, OwnerKey};
-use fulmar_mbuf::{Backing, BufId, Pool};
+use fulmar_base::{Counters, Duration, Instant};
+use fulmar_mbuf::Pool;
 
-use crate::moderation::Profile;
-use crate::{
-    Burst, Caps, Device, DeviceStats, LinkState, Packet, Peek, PlacementHint, Rooms, Unsupported,
-};
+use crate::{Burst, Caps, Device, DeviceStats, Packet, forward_device};
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
@@ -128,6 +123,7 @@ fn option(b: &mut Vec<u8>, code: u16, value: &[u8]) {
 /// A device that captures what passes through it to another.
 pub struct PcapWriter<D: Device, W: Write + Send> {
     inner: D,
+    caps: Caps,
     encoder: Encoder,
     out: W,
     error: Option<io::Error>,
@@ -145,7 +141,8 @@ impl<D: Device, W: Write + Send> PcapWriter<D, W> {
     /// The same, but keeps at most `snap_bytes` of each frame.
     pub fn with_snap(inner: D, out: W, origin: Duration, snap_bytes: usize) -> PcapWriter<D, W> {
         let encoder = Encoder::new(&inner.stats().name, origin, snap_bytes);
-        PcapWriter { inner, encoder, out, error: None, ends: Vec::new() }
+        let caps = inner.caps().inspected();
+        PcapWriter { inner, caps, encoder, out, error: None, ends: Vec::new() }
     }
 
     /// Why capturing stopped, if it did.
@@ -185,8 +182,10 @@ impl<D: Device, W: Write + Send> PcapWriter<D, W> {
 }
 
 impl<D: Device, W: Write + Send> Device for PcapWriter<D, W> {
+    forward_device!(self => self.inner, except caps, tx_burst, rx_burst, arm, stats);
+
     fn caps(&self) -> &Caps {
-        self.inner.caps()
+        &self.caps
     }
 
     fn tx_burst(
@@ -205,10 +204,6 @@ impl<D: Device, W: Write + Send> Device for PcapWriter<D, W> {
         self.encoder.buffer.truncate(self.ends.get(taken).copied().unwrap_or(usize::MAX));
         self.flush_if_full();
         taken
-    }
-
-    fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
-        self.inner.tx_reap(now, pool)
     }
 
     fn rx_burst(
@@ -236,70 +231,6 @@ impl<D: Device, W: Write + Send> Device for PcapWriter<D, W> {
             self.flush();
         }
         may_sleep
-    }
-
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-
-    fn wake_fd(&self) -> Option<RawFd> {
-        self.inner.wake_fd()
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
-    }
-
-    fn link_state(&self) -> LinkState {
-        self.inner.link_state()
-    }
-
-    fn lost(&self) -> Option<i32> {
-        self.inner.lost()
-    }
-
-    fn wants_tx_wake(&self) -> bool {
-        self.inner.wants_tx_wake()
-    }
-
-    fn region(&mut self) -> Option<Backing> {
-        self.inner.region()
-    }
-
-    fn shows_what_waits(&self) -> bool {
-        self.inner.shows_what_waits()
-    }
-
-    fn coalesce(&mut self, to: Option<Profile>) -> Result<(), Unsupported> {
-        self.inner.coalesce(to)
-    }
-
-    fn peek(&self) -> Option<Arc<dyn Peek>> {
-        self.inner.peek()
-    }
-
-    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        self.inner.place(hint)
-    }
-
-    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
-        self.inner.unplace(flow)
-    }
-
-    fn places_lent(&self) -> bool {
-        self.inner.places_lent()
-    }
-
-    fn register(&mut self, buffer: BufId) {
-        self.inner.register(buffer);
-    }
-
-    fn release(&mut self, buffer: BufId) {
-        self.inner.release(buffer);
-    }
-
-    fn steer_by(&mut self, key: &OwnerKey) {
-        self.inner.steer_by(key);
     }
 
     fn stats(&self) -> DeviceStats {

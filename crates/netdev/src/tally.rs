@@ -43,7 +43,7 @@ impl Tally {
     }
 }
 
-impl std::ops::AddAssign for Tally {
+impl core::ops::AddAssign for Tally {
     fn add_assign(&mut self, other: Tally) {
         self.frames += other.frames;
         self.packets += other.packets;

@@ -2,15 +2,13 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::RawFd;
 
 use fulmar_base::{Counters, EtherAddr, FlowKey, Gso, GsoKind, Instant, Offload, SeqNum};
 use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose, RecvBuf};
 use fulmar_wire::checksum::{Sum, checksum};
 
 use crate::{
-    Burst, Caps, Device, DeviceStats, LinkState, Packet, Placement, PlacementHint, Rooms, Tally,
-    Unsupported,
+    Burst, Caps, Device, DeviceStats, DirectPlacement, Packet, Rooms, Tally, Unsupported, WakeFd,
 };
 
 pub fn pool() -> Pool {
@@ -153,29 +151,27 @@ impl Device for Mirror {
     fn arm(&mut self) -> bool {
         self.queue.is_empty()
     }
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<WakeFd> {
         None
     }
-    fn next_deadline(&self) -> Option<Instant> {
-        None
-    }
-    fn link_state(&self) -> LinkState {
-        LinkState::Up
-    }
-    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        drop(hint);
-        Ok(())
+    fn placement(&mut self) -> Option<&mut dyn DirectPlacement> {
+        Some(self)
     }
 }
 
-/// A hint about a room of `bytes` bytes.
-pub fn hint(bytes: usize) -> PlacementHint {
+impl DirectPlacement for Mirror {
+    fn place(&mut self, _: FlowKey, _: SeqNum, _: Rooms) -> Result<(), Unsupported> {
+        Ok(())
+    }
+    fn unplace(&mut self, _: &FlowKey) -> Rooms {
+        Rooms::default()
+    }
+}
+
+/// A room of `bytes` bytes is placed for a flow; `None`: the device places nothing.
+pub fn place(device: &mut dyn Device, bytes: usize) -> Option<Result<(), Unsupported>> {
     let end = |host: u8| SocketAddr::from(([10, 0, 0, host], 80));
     let mut rooms = Rooms::default();
     rooms.push(RecvBuf::with_capacity(bytes).post().room(0).unwrap()).unwrap();
-    PlacementHint {
-        flow: FlowKey::new(end(1), end(2)),
-        next_seq: SeqNum(0),
-        placement: Placement::InOrder(rooms),
-    }
+    Some(device.placement()?.place(FlowKey::new(end(1), end(2)), SeqNum(0), rooms))
 }

@@ -14,13 +14,19 @@
 mod netlink;
 mod sys;
 
-pub use netlink::{Netlink, VethEnd};
+pub use netlink::{Address, Interface, Netlink, Route, VethEnd};
 
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use nix::net::if_::if_nametoindex;
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::unistd::{getegid, geteuid};
 
 /// A set-up step that failed: what it was, and what the system said.
 pub fn context<T>(what: &str, result: io::Result<T>) -> io::Result<T> {
@@ -33,10 +39,10 @@ pub fn context<T>(what: &str, result: io::Result<T>) -> io::Result<T> {
 /// The process has more than one thread and is not root (EINVAL), or the system forbids
 /// unprivileged user namespaces (EPERM, ENOSPC).
 pub fn enter() -> io::Result<()> {
-    let (uid, gid) = sys::effective_ids();
-    if sys::unshare(libc::CLONE_NEWNET).is_err() {
-        let both = sys::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET);
-        context("cannot make a user and network namespace (unshare)", both)?;
+    let (uid, gid) = (geteuid(), getegid());
+    if unshare(CloneFlags::CLONE_NEWNET).is_err() {
+        let both = unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET);
+        context("cannot make a user and network namespace (unshare)", both.map_err(Into::into))?;
         context("setgroups", fs::write("/proc/self/setgroups", "deny"))?;
         context("uid_map", fs::write("/proc/self/uid_map", format!("0 {uid} 1")))?;
         context("gid_map", fs::write("/proc/self/gid_map", format!("0 {gid} 1")))?;
@@ -44,8 +50,22 @@ pub fn enter() -> io::Result<()> {
     loopback_up()
 }
 
+/// Joins the user namespace behind a path such as `/proc/PID/ns/user`, with all capabilities in it. Does nothing
+/// if the process is in it already.
+///
+/// # Errors
+/// The process has more than one thread (EINVAL), or the namespace is not one of this user (EPERM).
+pub fn enter_user_namespace(path: &Path) -> io::Result<()> {
+    let (there, here) = (File::open(path)?, File::open("/proc/self/ns/user")?);
+    let (of_there, of_here) = (there.metadata()?, here.metadata()?);
+    if (of_there.dev(), of_there.ino()) == (of_here.dev(), of_here.ino()) {
+        return Ok(());
+    }
+    Ok(setns(there, CloneFlags::CLONE_NEWUSER)?)
+}
+
 fn loopback_up() -> io::Result<()> {
-    context("bring lo up", Netlink::open().and_then(|mut n| n.set_up(sys::if_index(c"lo")?)))
+    context("bring lo up", Netlink::open().and_then(|mut n| n.set_up(if_nametoindex("lo")?)))
 }
 
 /// A network namespace, alive while this value or a process in it is.
@@ -58,10 +78,24 @@ impl Netns {
         Ok(Netns(File::open("/proc/thread-self/ns/net")?.into()))
     }
 
+    /// The namespace behind a path: `/proc/PID/ns/net`, or a name of ip-netns(8) below `/run/netns`.
+    ///
+    /// # Errors
+    /// Those of `open`; InvalidInput if the file is no network namespace.
+    pub fn open(path: &Path) -> io::Result<Netns> {
+        let file = File::open(path)?;
+        let kind = sys::namespace_type(file.as_fd());
+        if kind.ok() != Some(CloneFlags::CLONE_NEWNET) {
+            let what = format!("{} is no network namespace", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        Ok(Netns(file.into()))
+    }
+
     /// A fresh namespace with `lo` up. Needs root in the current user namespace: see [`enter`].
     pub fn new() -> io::Result<Netns> {
         let made = on_own_thread(|| {
-            sys::unshare(libc::CLONE_NEWNET)?;
+            unshare(CloneFlags::CLONE_NEWNET)?;
             loopback_up()?;
             Netns::current()
         });
@@ -71,9 +105,17 @@ impl Netns {
     /// Does `work` on a thread in this namespace and returns what it returned.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         on_own_thread(|| {
-            sys::enter_netns(self.0.as_fd())?;
+            setns(&self.0, CloneFlags::CLONE_NEWNET)?;
             work()
         })
+    }
+
+    /// Moves the calling thread into this namespace.
+    ///
+    /// # Errors
+    /// No rights there (EPERM).
+    pub fn enter(&self) -> io::Result<()> {
+        Ok(setns(&self.0, CloneFlags::CLONE_NEWNET)?)
     }
 
     /// The descriptor, for `setns` in a child.
@@ -88,8 +130,7 @@ impl Netns {
 
     /// The index of an interface of this namespace.
     pub fn if_index(&self, name: &str) -> io::Result<u32> {
-        let name = CString::new(name)?;
-        context("find the interface", self.run(|| sys::if_index(&name)))
+        context("find the interface", self.run(|| Ok(if_nametoindex(name)?)))
     }
 
     /// Gives an interface an address and brings it up.
@@ -111,6 +152,17 @@ impl Netns {
         context("make a veth pair", self.netlink()?.add_veth(near, far, other.0.as_fd()))
     }
 
+    /// Makes a bridge, still down and without ports.
+    pub fn add_bridge(&self, name: &str, mac: [u8; 6]) -> io::Result<()> {
+        context("make a bridge", self.netlink()?.add_bridge(name, mac))
+    }
+
+    /// Makes an interface a port of a bridge.
+    pub fn add_to_bridge(&self, port: &str, bridge: &str) -> io::Result<()> {
+        let (port, bridge) = (self.if_index(port)?, self.if_index(bridge)?);
+        context("add a port to the bridge", self.netlink()?.set_controller(port, bridge))
+    }
+
     /// Switches segmentation, receive coalescing and transmit checksum offload of an interface.
     pub fn set_offloads(&self, name: &str, on: bool) -> io::Result<()> {
         /// ETHTOOL_STSO, ETHTOOL_SGSO, ETHTOOL_SGRO, ETHTOOL_STXCSUM (linux/ethtool.h): in this
@@ -118,7 +170,7 @@ impl Netns {
         const COMMANDS: [u32; 4] = [0x1f, 0x24, 0x2c, 0x17];
         let name = CString::new(name)?;
         self.run(|| {
-            let socket = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
             COMMANDS
                 .iter()
                 .try_for_each(|&c| sys::ethtool_set(socket.as_fd(), &name, c, u32::from(on)))

@@ -1,104 +1,140 @@
-//! Just enough rtnetlink to set up a namespace: links up, veth pairs, addresses, a route, removal.
+//! The rtnetlink requests that set up a namespace: links, addresses, routes.
 //!
-//! A request is built in a `Vec<u8>`, written to a netlink socket and answered by one
-//! acknowledgement; [`Netlink`] belongs to the network namespace in which it was opened, whatever
-//! thread uses it later. It is written by hand because the crates for it either need an
-//! asynchronous runtime or bring a dozen dependencies for these six messages.
+//! A [`Netlink`] socket belongs to the network namespace in which it was opened, whichever thread uses
+//! it later. Each request waits for its acknowledgement.
 //!
-//! Sources: rtnetlink(7), linux/rtnetlink.h, linux/if_link.h, linux/veth.h.
+//! Source: rtnetlink(7).
 
-use crate::sys;
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-const NLMSG_HEADER_BYTES: usize = 16;
-const IFLA_INFO_KIND: u16 = 1;
-const IFLA_INFO_DATA: u16 = 2;
-const VETH_INFO_PEER: u16 = 1;
-/// Address flag: usable at once, without duplicate address detection (RFC 4862 section 5.4).
-const IFA_F_NODAD: u8 = 0x02;
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkMessage,
+    NetlinkPayload,
+};
+use netlink_packet_route::address::{
+    AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
+};
+use netlink_packet_route::link::{
+    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 /// One end of a veth pair.
 #[derive(Clone, Debug)]
 pub struct VethEnd<'a> {
     /// Interface name, at most 15 bytes.
     pub name: &'a str,
-    /// Its hardware address.
+    /// Its Ethernet address.
     pub mac: [u8; 6],
     /// Its MTU in bytes.
     pub mtu: u32,
 }
 
-/// An rtnetlink socket.
-pub struct Netlink {
-    socket: File,
-    sequence: u32,
+impl VethEnd<'_> {
+    fn message(&self) -> LinkMessage {
+        link(
+            0,
+            vec![
+                LinkAttribute::IfName(self.name.into()),
+                LinkAttribute::Address(self.mac.into()),
+                LinkAttribute::Mtu(self.mtu),
+            ],
+        )
+    }
 }
 
-/// A request under construction.
-struct Request(Vec<u8>);
+fn link(index: u32, attributes: Vec<LinkAttribute>) -> LinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes = attributes;
+    message
+}
 
-impl Request {
-    fn new(kind: u16, flags: i32) -> Request {
-        let flags = (libc::NLM_F_REQUEST | libc::NLM_F_ACK | flags) as u16;
-        let mut bytes = vec![0; NLMSG_HEADER_BYTES];
-        bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
-        bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
-        Request(bytes)
+fn family_of(address: IpAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}
+
+/// An interface.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Interface {
+    /// Its index in the namespace.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its Ethernet address, if it has one.
+    pub mac: Option<[u8; 6]>,
+    /// Its MTU in bytes.
+    pub mtu: u32,
+    /// IFF_UP.
+    pub is_up: bool,
+    /// IFF_LOOPBACK.
+    pub is_loopback: bool,
+}
+
+/// An address of an interface.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Address {
+    /// The interface.
+    pub index: u32,
+    /// The address.
+    pub address: IpAddr,
+    /// Bits of its prefix.
+    pub prefix_len: u8,
+    /// It is valid beyond the link and the host.
+    pub is_global: bool,
+}
+
+/// A unicast route of the main table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Route {
+    /// The destination; the unspecified address for the default route.
+    pub destination: IpAddr,
+    /// Bits of its prefix.
+    pub prefix_len: u8,
+    /// The next hop; none on the link itself.
+    pub gateway: Option<IpAddr>,
+    /// The outgoing interface.
+    pub index: u32,
+    /// The source address to prefer.
+    pub source: Option<IpAddr>,
+    /// The lower, the sooner it is taken.
+    pub metric: u32,
+}
+
+impl Route {
+    /// A default route through a router on the link of an interface.
+    pub fn default_through(index: u32, gateway: IpAddr) -> Route {
+        let destination = match gateway {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        Route { destination, prefix_len: 0, gateway: Some(gateway), index, source: None, metric: 0 }
     }
 
-    /// Appends an `ifinfomsg`.
-    fn interface(mut self, index: u32, flags: u32, change: u32) -> Request {
-        self.0.extend_from_slice(&[0; 4]);
-        for word in [index, flags, change] {
-            self.0.extend_from_slice(&word.to_ne_bytes());
-        }
-        self
+    /// Whether it is a default route.
+    pub fn is_default(&self) -> bool {
+        self.prefix_len == 0
     }
+}
 
-    /// Appends an attribute, padded to four bytes.
-    fn attribute(mut self, kind: u16, value: &[u8]) -> Request {
-        let len = (value.len() + 4) as u16;
-        self.0.extend_from_slice(&len.to_ne_bytes());
-        self.0.extend_from_slice(&kind.to_ne_bytes());
-        self.0.extend_from_slice(value);
-        self.0.resize(self.0.len().next_multiple_of(4), 0);
-        self
-    }
-
-    /// Appends an attribute that holds what `fill` appends.
-    fn nested(mut self, kind: u16, fill: impl FnOnce(Request) -> Request) -> Request {
-        let at = self.0.len();
-        self.0.extend_from_slice(&[0, 0]);
-        self.0.extend_from_slice(&kind.to_ne_bytes());
-        let mut filled = fill(self);
-        let len = (filled.0.len() - at) as u16;
-        filled.0[at..at + 2].copy_from_slice(&len.to_ne_bytes());
-        filled
-    }
-
-    fn link(self, end: &VethEnd<'_>) -> Request {
-        let name: Vec<u8> = end.name.bytes().chain([0]).collect();
-        self.attribute(libc::IFLA_IFNAME, &name)
-            .attribute(libc::IFLA_ADDRESS, &end.mac)
-            .attribute(libc::IFLA_MTU, &end.mtu.to_ne_bytes())
-    }
-
-    fn finish(mut self, sequence: u32) -> Vec<u8> {
-        let len = self.0.len() as u32;
-        self.0[0..4].copy_from_slice(&len.to_ne_bytes());
-        self.0[8..12].copy_from_slice(&sequence.to_ne_bytes());
-        self.0
-    }
+/// An rtnetlink socket.
+pub struct Netlink {
+    socket: Socket,
+    sequence: u32,
 }
 
 impl Netlink {
     /// Opens a socket in the calling thread's network namespace.
     pub fn open() -> io::Result<Netlink> {
-        let fd = sys::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE)?;
-        Ok(Netlink { socket: File::from(fd), sequence: 0 })
+        let socket = Socket::new(NETLINK_ROUTE)?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        Ok(Netlink { socket, sequence: 0 })
     }
 
     /// Makes a veth pair: `near` here, `far` in the namespace behind `far_netns`.
@@ -108,124 +144,258 @@ impl Netlink {
         far: &VethEnd<'_>,
         far_netns: BorrowedFd<'_>,
     ) -> io::Result<()> {
-        let netns = far_netns.as_raw_fd().to_ne_bytes();
-        let peer = |data: Request| {
-            data.nested(VETH_INFO_PEER, |p| {
-                p.interface(0, 0, 0).link(far).attribute(libc::IFLA_NET_NS_FD, &netns)
-            })
-        };
-        let request = Request::new(libc::RTM_NEWLINK, libc::NLM_F_CREATE | libc::NLM_F_EXCL)
-            .interface(0, 0, 0)
-            .link(near)
-            .nested(libc::IFLA_LINKINFO, |info| {
-                info.attribute(IFLA_INFO_KIND, b"veth\0").nested(IFLA_INFO_DATA, peer)
-            });
-        self.transact(request)
+        let mut peer = far.message();
+        peer.attributes.push(LinkAttribute::NetNsFd(far_netns.as_raw_fd()));
+        let mut message = near.message();
+        message.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Veth),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
+        ]));
+        self.transact(RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Sets hardware address and MTU of an interface that is down.
-    pub fn configure(&mut self, index: u32, mac: [u8; 6], mtu: u32) -> io::Result<()> {
-        let request = Request::new(libc::RTM_NEWLINK, 0)
-            .interface(index, 0, 0)
-            .attribute(libc::IFLA_ADDRESS, &mac)
-            .attribute(libc::IFLA_MTU, &mtu.to_ne_bytes());
-        self.transact(request)
+    /// Makes a bridge.
+    pub fn add_bridge(&mut self, name: &str, mac: [u8; 6]) -> io::Result<()> {
+        let message = link(
+            0,
+            vec![
+                LinkAttribute::IfName(name.into()),
+                LinkAttribute::Address(mac.into()),
+                LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Bridge)]),
+            ],
+        );
+        self.transact(RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
+    }
+
+    /// Makes an interface a port of a bridge.
+    pub fn set_controller(&mut self, index: u32, bridge: u32) -> io::Result<()> {
+        let attributes = vec![LinkAttribute::Controller(bridge)];
+        self.transact(RouteNetlinkMessage::NewLink(link(index, attributes)), 0)
+    }
+
+    /// Sets the MTU of an interface, in bytes.
+    pub fn set_mtu(&mut self, index: u32, mtu: u32) -> io::Result<()> {
+        let message = link(index, vec![LinkAttribute::Mtu(mtu)]);
+        self.transact(RouteNetlinkMessage::NewLink(message), 0)
+    }
+
+    /// Sets the Ethernet address of an interface that is down.
+    pub fn set_mac(&mut self, index: u32, mac: [u8; 6]) -> io::Result<()> {
+        let message = link(index, vec![LinkAttribute::Address(mac.into())]);
+        self.transact(RouteNetlinkMessage::NewLink(message), 0)
     }
 
     /// Brings an interface up.
     pub fn set_up(&mut self, index: u32) -> io::Result<()> {
-        let up = libc::IFF_UP as u32;
-        self.transact(Request::new(libc::RTM_NEWLINK, 0).interface(index, up, up))
+        let mut message = link(index, Vec::new());
+        message.header.flags = LinkFlags::Up;
+        message.header.change_mask = LinkFlags::Up;
+        self.transact(RouteNetlinkMessage::NewLink(message), 0)
     }
 
     /// Removes an interface; both ends of a veth pair go together.
     pub fn delete(&mut self, index: u32) -> io::Result<()> {
-        self.transact(Request::new(libc::RTM_DELLINK, 0).interface(index, 0, 0))
+        self.transact(RouteNetlinkMessage::DelLink(link(index, Vec::new())), 0)
     }
 
-    /// Gives an interface an address, and with it a route to its prefix.
+    /// Gives an interface an address, and with it a route to its prefix. An IPv6 address is usable at
+    /// once, without duplicate address detection (RFC 4862 section 5.4).
     pub fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
-        let (family, bytes) = match address {
-            IpAddr::V4(a) => (libc::AF_INET as u8, a.octets().to_vec()),
-            IpAddr::V6(a) => (libc::AF_INET6 as u8, a.octets().to_vec()),
-        };
-        let flags = if address.is_ipv6() { IFA_F_NODAD } else { 0 };
-        let mut request = Request::new(libc::RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_REPLACE);
-        request.0.extend_from_slice(&[family, prefix, flags, 0]);
-        request.0.extend_from_slice(&index.to_ne_bytes());
-        let request =
-            request.attribute(libc::IFA_LOCAL, &bytes).attribute(libc::IFA_ADDRESS, &bytes);
-        self.transact(request)
+        let mut message = AddressMessage::default();
+        message.header.family = family_of(address);
+        message.header.prefix_len = prefix;
+        message.header.index = index;
+        if address.is_ipv6() {
+            message.header.flags = AddressHeaderFlags::Nodad;
+        }
+        message.attributes =
+            vec![AddressAttribute::Local(address), AddressAttribute::Address(address)];
+        self.transact(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_REPLACE)
     }
 
-    /// Sends everything for which there is no other route by a router on the link of an interface.
-    pub fn add_default_route(&mut self, index: u32, router: Ipv4Addr) -> io::Result<()> {
-        let mut request = Request::new(libc::RTM_NEWROUTE, libc::NLM_F_CREATE | libc::NLM_F_EXCL);
-        // struct rtmsg: a destination of no bits, in the main table.
-        let (table, protocol) = (libc::RT_TABLE_MAIN, libc::RTPROT_STATIC);
-        let (scope, kind) = (libc::RT_SCOPE_UNIVERSE, libc::RTN_UNICAST);
-        let family = libc::AF_INET as u8;
-        request.0.extend_from_slice(&[family, 0, 0, 0, table, protocol, scope, kind, 0, 0, 0, 0]);
-        let request = request
-            .attribute(libc::RTA_GATEWAY, &router.octets())
-            .attribute(libc::RTA_OIF, &index.to_ne_bytes());
-        self.transact(request)
+    /// Adds a route to the main table.
+    pub fn add_route(&mut self, route: &Route) -> io::Result<()> {
+        let mut message = RouteMessage::default();
+        let scope = if route.gateway.is_some() { RouteScope::Universe } else { RouteScope::Link };
+        message.header = RouteHeader {
+            address_family: family_of(route.destination),
+            destination_prefix_length: route.prefix_len,
+            table: RouteHeader::RT_TABLE_MAIN,
+            protocol: RouteProtocol::Static,
+            scope,
+            kind: RouteType::Unicast,
+            ..RouteHeader::default()
+        };
+        let attributes = [
+            (!route.is_default()).then(|| RouteAttribute::Destination(route.destination.into())),
+            route.gateway.map(|gateway| RouteAttribute::Gateway(gateway.into())),
+            Some(RouteAttribute::Oif(route.index)),
+            route.source.map(|source| RouteAttribute::PrefSource(source.into())),
+            (route.metric != 0).then_some(RouteAttribute::Priority(route.metric)),
+        ];
+        message.attributes = attributes.into_iter().flatten().collect();
+        self.transact(RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_EXCL)
+    }
+
+    /// The interfaces of the namespace.
+    pub fn interfaces(&mut self) -> io::Result<Vec<Interface>> {
+        let answers = self.dump(RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
+        Ok(answers.into_iter().filter_map(interface_of).collect())
+    }
+
+    /// The addresses of the namespace.
+    pub fn addresses(&mut self) -> io::Result<Vec<Address>> {
+        let answers = self.dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
+        Ok(answers.into_iter().filter_map(address_of).collect())
+    }
+
+    /// The unicast routes of the main table, of both IP versions. Of a route with several next hops the
+    /// first one is reported.
+    pub fn routes(&mut self) -> io::Result<Vec<Route>> {
+        let mut routes = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut request = RouteMessage::default();
+            request.header.address_family = family;
+            let answers = self.dump(RouteNetlinkMessage::GetRoute(request))?;
+            routes.extend(answers.into_iter().filter_map(route_of));
+        }
+        Ok(routes)
     }
 
     /// Sends a request and waits for its acknowledgement.
-    fn transact(&mut self, request: Request) -> io::Result<()> {
+    fn transact(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+        self.send(message, NLM_F_ACK | flags)?;
+        self.receive(|_| {})
+    }
+
+    /// Sends a request and collects every object of the answer.
+    fn dump(&mut self, message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+        self.send(message, NLM_F_DUMP)?;
+        let mut answers = Vec::new();
+        self.receive(|answer| answers.push(answer))?;
+        Ok(answers)
+    }
+
+    fn send(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
-        self.socket.write_all(&request.finish(self.sequence))?;
-        let mut answer = [0; 4096];
+        let mut request = NetlinkMessage::from(message);
+        request.header.flags = NLM_F_REQUEST | flags;
+        request.header.sequence_number = self.sequence;
+        request.finalize();
+        let mut bytes = vec![0; request.buffer_len()];
+        request.serialize(&mut bytes);
+        self.socket.send(&bytes, 0).map(drop)
+    }
+
+    /// Receives messages until the acknowledgement, the end of the dump, or an error.
+    fn receive(&self, mut on_object: impl FnMut(RouteNetlinkMessage)) -> io::Result<()> {
         loop {
-            let n = self.socket.read(&mut answer)?;
-            if let Some(errno) = acknowledgement(answer.get(..n).unwrap_or_default(), self.sequence)
-            {
-                return if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) };
+            let (bytes, _) = self.socket.recv_from_full()?;
+            let mut rest = bytes.as_slice();
+            while !rest.is_empty() {
+                let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)
+                    .map_err(io::Error::other)?;
+                let aligned = (message.header.length as usize).next_multiple_of(4);
+                rest = rest.get(aligned..).unwrap_or_default();
+                if message.header.sequence_number != self.sequence {
+                    continue;
+                }
+                match message.payload {
+                    NetlinkPayload::Error(e) if e.code.is_some() => return Err(e.to_io()),
+                    NetlinkPayload::Error(_) | NetlinkPayload::Done(_) => return Ok(()),
+                    NetlinkPayload::InnerMessage(object) => on_object(object),
+                    _ => {}
+                }
             }
         }
     }
 }
 
-/// The error number (0: done) with which the kernel answered request `sequence`, if this is it.
-fn acknowledgement(message: &[u8], sequence: u32) -> Option<i32> {
-    let word = |at: usize| message.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
-    let kind = u16::from_ne_bytes(message.get(4..6)?.try_into().ok()?);
-    if kind != libc::NLMSG_ERROR as u16 || word(8)? != sequence {
-        return None;
+fn interface_of(answer: RouteNetlinkMessage) -> Option<Interface> {
+    let RouteNetlinkMessage::NewLink(message) = answer else { return None };
+    let flags = message.header.flags;
+    let mut interface = Interface {
+        index: message.header.index,
+        name: String::new(),
+        mac: None,
+        mtu: 0,
+        is_up: flags.contains(LinkFlags::Up),
+        is_loopback: flags.contains(LinkFlags::Loopback),
+    };
+    for attribute in message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => interface.name = name,
+            LinkAttribute::Address(mac) => interface.mac = mac.try_into().ok(),
+            LinkAttribute::Mtu(mtu) => interface.mtu = mtu,
+            _ => {}
+        }
     }
-    Some((word(NLMSG_HEADER_BYTES)? as i32).wrapping_neg())
+    Some(interface)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// IFA_LOCAL is the own address where IFA_ADDRESS is that of a point-to-point peer.
+fn address_of(answer: RouteNetlinkMessage) -> Option<Address> {
+    let RouteNetlinkMessage::NewAddress(message) = answer else { return None };
+    let local = message.attributes.iter().find_map(|a| match a {
+        AddressAttribute::Local(address) => Some(*address),
+        _ => None,
+    });
+    let any = message.attributes.iter().find_map(|a| match a {
+        AddressAttribute::Address(address) => Some(*address),
+        _ => None,
+    });
+    Some(Address {
+        index: message.header.index,
+        address: local.or(any)?,
+        prefix_len: message.header.prefix_len,
+        is_global: message.header.scope == AddressScope::Universe,
+    })
+}
 
-    #[test]
-    fn attributes_are_padded_to_four_bytes_and_lengths_are_not() {
-        let bytes = Request::new(16, 0).attribute(3, b"ab\0").finish(7);
-        assert_eq!(bytes.len(), 24);
-        assert_eq!(bytes[0..4], 24u32.to_ne_bytes());
-        assert_eq!(bytes[8..12], 7u32.to_ne_bytes());
-        assert_eq!(bytes[16..18], 7u16.to_ne_bytes());
-        assert_eq!(bytes[20..24], *b"ab\0\0");
+fn route_of(answer: RouteNetlinkMessage) -> Option<Route> {
+    let RouteNetlinkMessage::NewRoute(message) = answer else { return None };
+    let header = message.header;
+    if header.table != RouteHeader::RT_TABLE_MAIN || header.kind != RouteType::Unicast {
+        return None;
     }
-
-    #[test]
-    fn a_nested_attribute_spans_what_it_holds() {
-        let bytes = Request::new(16, 0).nested(18, |r| r.attribute(1, b"veth\0")).finish(1);
-        assert_eq!(bytes[16..18], 16u16.to_ne_bytes());
-        assert_eq!(bytes[20..22], 9u16.to_ne_bytes());
+    let unspecified = match header.address_family {
+        AddressFamily::Inet => Ipv4Addr::UNSPECIFIED.into(),
+        _ => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let prefix_len = header.destination_prefix_length;
+    let mut route = Route {
+        destination: unspecified,
+        prefix_len,
+        gateway: None,
+        index: 0,
+        source: None,
+        metric: 0,
+    };
+    for attribute in message.attributes {
+        match attribute {
+            RouteAttribute::Destination(to) => route.destination = ip_of(to)?,
+            RouteAttribute::Gateway(gateway) => route.gateway = ip_of(gateway),
+            RouteAttribute::PrefSource(source) => route.source = ip_of(source),
+            RouteAttribute::Oif(index) => route.index = index,
+            RouteAttribute::Priority(metric) => route.metric = metric,
+            RouteAttribute::MultiPath(hops) => {
+                let first = hops.into_iter().next()?;
+                route.index = first.interface_index;
+                route.gateway = first.attributes.into_iter().find_map(|a| match a {
+                    RouteAttribute::Gateway(gateway) => ip_of(gateway),
+                    _ => None,
+                });
+            }
+            _ => {}
+        }
     }
+    (route.index != 0).then_some(route)
+}
 
-    #[test]
-    fn only_the_answer_to_our_own_request_counts() {
-        let mut message = vec![0; 36];
-        message[4..6].copy_from_slice(&2u16.to_ne_bytes());
-        message[8..12].copy_from_slice(&5u32.to_ne_bytes());
-        message[16..20].copy_from_slice(&(-17i32).to_ne_bytes());
-        assert_eq!(acknowledgement(&message, 5), Some(17));
-        assert_eq!(acknowledgement(&message, 6), None);
-        assert_eq!(acknowledgement(&message[..10], 5), None);
+fn ip_of(address: RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(v4) => Some(v4.into()),
+        RouteAddress::Inet6(v6) => Some(v6.into()),
+        _ => None,
     }
 }

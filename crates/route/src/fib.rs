@@ -1,21 +1,25 @@
-//! A forwarding table for a full Internet table: many prefixes, many look-ups, changes meanwhile.
+//! A forwarding information base (FIB) for a full Internet table: many prefixes, fast look-ups,
+//! concurrent updates.
 //!
-//! Enters: prefixes with an answer each (the number of a next hop, chosen by the caller; 0 is *no
-//! route*). Leaves: the answer of the longest prefix that holds an address.
+//! Input: prefixes with an answer each (the index of a next hop, chosen by the caller; 0 means *no
+//! route*). Output: the answer of the longest matching prefix.
 //!
-//! The address space is cut into chunks by the leading bits. A chunk with one answer says it in its
-//! slot, another has a block in a form of its IP version (`v4.rs`, `v6.rs`). A
-//! change makes anew only the chunks it touches, so it costs about a microsecond for a long prefix and
-//! grows with the chunks that a short one covers.
+//! The address space is divided into chunks by the leading bits. The slot of a chunk with a single
+//! answer holds that answer. Other chunks have a block, whose format depends on the IP version
+//! (`v4.rs`, `v6.rs`). An update rebuilds only the affected chunks: about a microsecond for a long
+//! prefix, more for a short prefix that covers many chunks.
 //!
-//! [`Fib`] is the writer's, [`FibReader`] everybody's: readers take no lock and write nothing. The
-//! writer keeps the prefixes themselves, for changes; look-ups do not touch them.
+//! There is one writer ([`Fib`]) and any number of readers ([`FibReader`]). Readers take no lock
+//! and write nothing. The prefixes themselves are kept by the writer for updates; look-ups do not
+//! access them.
 //!
-//! Invariant: `cover` of a chunk is the longest installed prefix that holds all of it; `inner` are
-//! the installed prefixes strictly inside, by address and then length; the slot says what the two say.
+//! Invariant: `cover` of a chunk is the longest installed prefix that contains the whole chunk;
+//! `inner` are the installed prefixes strictly inside, by address, then length; slot and block are
+//! computed from both.
 
 #![forbid(unsafe_code)]
-// The writer's sums are of bytes and entries that exist in memory; look-ups have none here.
+// The writer adds sizes and counts of existing memory, which cannot overflow; look-ups do no
+// arithmetic here.
 #![allow(clippy::arithmetic_side_effects)]
 
 mod changes;
@@ -32,37 +36,37 @@ use alloc::vec::Vec;
 
 pub use key::Key;
 use key::Shared;
-use space::Space;
+use space::BlockAllocator;
 
 use crate::ranges;
 
 /// The largest answer that can be stored.
 pub const MAX_ANSWER: u32 = 0x7fff;
 
-/// Why a change was refused; the table is as it was.
+/// Why an update was refused; the table is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FibError {
-    /// The prefix is longer than its address has bits.
+    /// The prefix length exceeds the address length.
     PrefixLength,
-    /// The answer is 0 or larger than [`MAX_ANSWER`].
+    /// The answer is 0 or above [`MAX_ANSWER`].
     Answer,
-    /// The chunk has more ranges, or the table more memory, than it can.
+    /// The chunk exceeds its limit of ranges, or the table its limit of memory.
     Full,
 }
 
 impl core::fmt::Display for FibError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
-            FibError::PrefixLength => "the prefix is longer than its address has bits",
-            FibError::Answer => "the number of the next hop is 0 or too large for this table",
-            FibError::Full => "the forwarding table has no room for this prefix",
+            FibError::PrefixLength => "the prefix length exceeds the address length",
+            FibError::Answer => "the number of the next hop group is 0 or too large for this table",
+            FibError::Full => "the forwarding table has no space for this prefix",
         })
     }
 }
 
 impl core::error::Error for FibError {}
 
-/// The longest prefix that holds a whole chunk; answer 0 if there is none.
+/// The longest prefix that contains a whole chunk; answer 0 if there is none.
 #[derive(Clone, Copy, Default)]
 struct Cover {
     answer: u16,
@@ -77,38 +81,38 @@ struct Inner<K> {
     answer: u16,
 }
 
-/// What the writer knows of a chunk.
+/// The writer's state of a chunk.
 struct Chunk<K> {
     cover: Cover,
-    /// Length of its block, if it has one.
+    /// Length of its block, 0 if it has none.
     units: u32,
     inner: Vec<Inner<K>>,
 }
 
-/// How many bytes a table takes.
+/// Memory use of a table, bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FibBytes {
-    /// What look-ups read: slots and blocks, free blocks included; the most that it has been.
+    /// Memory that look-ups read: slots and blocks, free blocks included; the maximum so far.
     pub lookup: usize,
-    /// Of these, blocks that are free for later changes.
+    /// Part of `lookup` that is free for later updates.
     pub free: usize,
-    /// The prefixes themselves, which only changes read.
+    /// The prefixes themselves, which only updates read.
     pub control: usize,
 }
 
-/// The writer's side of a forwarding table for IPv4 (`u32`) or IPv6 (`u128`).
+/// The writer of a forwarding table for IPv4 (`u32`) or IPv6 (`u128`).
 pub struct Fib<K: Key> {
     shared: Arc<K::Shared>,
     control: K::Control,
     chunks: Vec<Chunk<K>>,
-    /// Prefixes that hold whole chunks, by length and address.
+    /// Prefixes that contain whole chunks, by length and address.
     short: BTreeMap<(u8, K), u16>,
     prefixes: usize,
-    /// Room for the ranges of the chunk that is being written.
+    /// Scratch for the ranges of the chunk being published.
     ranges: Vec<(K, u32)>,
 }
 
-/// A reader's side: as many as there are readers, on any thread.
+/// A reader of a forwarding table. Cloneable, usable on any thread.
 pub struct FibReader<K: Key> {
     shared: Arc<K::Shared>,
 }
@@ -120,20 +124,20 @@ impl<K: Key> Clone for FibReader<K> {
 }
 
 impl<K: Key> FibReader<K> {
-    /// The answer of the longest prefix that holds the address; 0 if none does.
+    /// The answer of the longest matching prefix; 0 if none matches.
     #[inline]
     pub fn lookup(&self, address: K) -> u32 {
         self.shared.lookup(address)
     }
 
-    /// Answers for a burst of addresses, as many as both slices have. Each step is taken for many of
-    /// them before the next, so that the cache misses of a burst are under way together.
+    /// Looks up a burst of addresses, up to the shorter length of both slices. Each step is done
+    /// for many addresses before the next, so that their cache misses overlap.
     #[inline]
     pub fn lookup_burst(&self, addresses: &[K], answers: &mut [u32]) {
         self.shared.lookup_burst(addresses, answers);
     }
 
-    /// How often chunks of the table have changed: what was looked up holds while this stays the same.
+    /// Generation of the table: a cached answer is valid while it is unchanged.
     #[inline]
     pub fn changes(&self) -> u64 {
         self.shared.changes()
@@ -147,15 +151,15 @@ impl<K: Key> Default for Fib<K> {
 }
 
 impl<K: Key> Fib<K> {
-    /// An empty table: about 1 MiB of slots, and 8 MiB for the writer.
+    /// An empty table: about 1 MiB of slots, and 8 MiB of writer state.
     pub fn new() -> Fib<K> {
-        Fib::with_advice(|_, _| ())
+        Fib::with_memory_hook(|_, _| ())
     }
 
-    /// The same. `advise` is told where the memory that look-ups read is, and of how many bytes, before
-    /// anything is in it: to ask an operating system for large pages. It begins with one; most of it is
-    /// never touched.
-    pub fn with_advice(advise: impl FnOnce(*const u8, usize)) -> Fib<K> {
+    /// As [`Fib::new`]. `advise` is called with the address and length of the memory that look-ups
+    /// read, before its first use, to request huge pages from the operating system. The memory is
+    /// aligned to a huge page; most of it is never touched.
+    pub fn with_memory_hook(advise: impl FnOnce(*const u8, usize)) -> Fib<K> {
         let (shared, control) = K::Shared::new(advise);
         let none = || Chunk { cover: Cover::default(), units: 0, inner: Vec::new() };
         let chunks = core::iter::repeat_with(none).take(K::CHUNKS);
@@ -169,37 +173,38 @@ impl<K: Key> Fib<K> {
         }
     }
 
-    /// A reader of this table; it sees every change at once.
+    /// A reader of this table. It sees every update immediately.
     pub fn reader(&self) -> FibReader<K> {
         FibReader { shared: Arc::clone(&self.shared) }
     }
 
-    /// How many prefixes are installed.
+    /// Number of installed prefixes.
     pub fn len(&self) -> usize {
         self.prefixes
     }
 
-    /// Whether none is.
+    /// Whether no prefix is installed.
     pub fn is_empty(&self) -> bool {
         self.prefixes == 0
     }
 
-    /// What it takes.
+    /// Memory use.
     pub fn bytes(&self) -> FibBytes {
         let (lookup, free) = self.shared.bytes(&self.control);
         let inner = self.chunks.iter().map(|c| c.inner.capacity() * size_of::<Inner<K>>());
         let inner: usize = inner.sum();
-        // A map of such entries takes about twice their size.
+        // A BTreeMap takes about twice the size of its entries.
         let short = self.short.len() * size_of::<(u8, K, u16)>() * 2;
         let fixed = K::CHUNKS * size_of::<Chunk<K>>();
         FibBytes { lookup, free, control: inner + short + fixed }
     }
 
-    /// Installs a prefix (bits behind `len` are ignored), or changes its answer; the answer it had.
+    /// Installs a prefix (bits beyond `len` are ignored), or changes its answer. Returns the
+    /// previous answer.
     ///
     /// # Errors
-    /// [`FibError`]; the table is as it was, but that a prefix that holds whole chunks is installed
-    /// also when [`FibError::Full`] says that some of them do not answer with it yet.
+    /// [`FibError`]; the table is unchanged. Exception: after [`FibError::Full`] a prefix that
+    /// contains whole chunks is installed, but some of its chunks still give the old answer.
     pub fn insert(&mut self, address: K, len: u8, answer: u32) -> Result<Option<u32>, FibError> {
         if len > K::BITS {
             return Err(FibError::PrefixLength);
@@ -215,11 +220,11 @@ impl<K: Key> Fib<K> {
         let old = self.short.insert((len, start), answer);
         self.prefixes += usize::from(old.is_none());
         let next = Cover { answer, len };
-        self.recover(start, end, |cover| (cover.len <= len).then_some(next))?;
+        self.update_covers(start, end, |cover| (cover.len <= len).then_some(next))?;
         Ok(old.map(u32::from))
     }
 
-    /// The answer of exactly this prefix, `None` if it is not installed.
+    /// The answer of exactly this prefix; `None` if it is not installed.
     pub fn get(&self, address: K, len: u8) -> Option<u32> {
         let start = address.block(len.min(K::BITS)).0;
         if len > K::BITS || !is_inner::<K>(start, len) {
@@ -230,8 +235,8 @@ impl<K: Key> Fib<K> {
         inner.get(at).map(|i| i.answer.into())
     }
 
-    /// Every prefix with its answer: those that hold whole chunks by length, then the others by
-    /// address.
+    /// All prefixes with their answers: those that contain whole chunks by length, then the others
+    /// by address.
     pub fn iter(&self) -> impl Iterator<Item = (K, u8, u32)> {
         let short = self.short.iter().map(|((len, start), answer)| (*start, *len, *answer));
         let inner = self.chunks.iter().flat_map(|c| &c.inner);
@@ -239,11 +244,10 @@ impl<K: Key> Fib<K> {
         all.map(|(start, len, answer)| (start, len, answer.into()))
     }
 
-    /// Takes a prefix out; the answer it had, or `None` if it is not installed.
+    /// Removes a prefix. Returns its answer, or `None` if it is not installed.
     ///
     /// # Errors
-    /// [`FibError::Full`]: no room to write down the ranges that take its place; as for
-    /// [`Fib::insert`].
+    /// [`FibError::Full`]: no space for the ranges that replace it; see [`Fib::insert`].
     pub fn remove(&mut self, address: K, len: u8) -> Result<Option<u32>, FibError> {
         if len > K::BITS {
             return Err(FibError::PrefixLength);
@@ -264,12 +268,12 @@ impl<K: Key> Fib<K> {
             Ok(at) => {
                 let Some(slot) = inner.get_mut(at) else { return Err(FibError::Full) };
                 let old = core::mem::replace(slot, new);
-                self.publish_or(chunk, |inner| inner.splice(at..=at, [old]).for_each(drop))?;
+                self.publish_or_undo(chunk, |inner| inner.splice(at..=at, [old]).for_each(drop))?;
                 Ok(Some(old.answer.into()))
             }
             Err(at) => {
                 inner.insert(at, new);
-                self.publish_or(chunk, |inner| {
+                self.publish_or_undo(chunk, |inner| {
                     inner.remove(at);
                 })?;
                 self.prefixes += 1;
@@ -285,7 +289,7 @@ impl<K: Key> Fib<K> {
             return Ok(None);
         };
         let old = inner.remove(at);
-        self.publish_or(chunk, |inner| inner.insert(at, old))?;
+        self.publish_or_undo(chunk, |inner| inner.insert(at, old))?;
         self.prefixes -= 1;
         Ok(Some(old.answer.into()))
     }
@@ -293,18 +297,18 @@ impl<K: Key> Fib<K> {
     fn remove_short(&mut self, start: K, end: K, len: u8) -> Result<Option<u32>, FibError> {
         let Some(old) = self.short.remove(&(len, start)) else { return Ok(None) };
         self.prefixes -= 1;
-        // What was covered by it falls to the next longer block around it.
+        // The next shorter prefix takes over the chunks that it covered.
         let outer = (0..len).rev().find_map(|len| {
             let answer = *self.short.get(&(len, start.block(len).0))?;
             Some(Cover { answer, len })
         });
         let outer = outer.unwrap_or_default();
-        self.recover(start, end, |c| (c.len == len && c.answer != 0).then_some(outer))?;
+        self.update_covers(start, end, |c| (c.len == len && c.answer != 0).then_some(outer))?;
         Ok(Some(old.into()))
     }
 
-    /// Publishes a chunk whose inner prefixes changed; `undo` puts them back if there is no room.
-    fn publish_or(
+    /// Publishes a chunk whose inner prefixes changed; on failure `undo` restores them.
+    fn publish_or_undo(
         &mut self,
         chunk: usize,
         undo: impl FnOnce(&mut Vec<Inner<K>>),
@@ -316,11 +320,11 @@ impl<K: Key> Fib<K> {
         })
     }
 
-    /// Changes the cover of the chunks from `start` to `end` where `change` says so.
+    /// Replaces the cover of the chunks from `start` to `end` for which `change` returns one.
     ///
     /// # Errors
-    /// [`FibError::Full`]: some chunks still give the old answer, until they change again.
-    fn recover(
+    /// [`FibError::Full`]: some chunks still give the old answer, until their next update.
+    fn update_covers(
         &mut self,
         start: K,
         end: K,
@@ -337,19 +341,20 @@ impl<K: Key> Fib<K> {
         result
     }
 
-    /// Makes the slot of a chunk say what its prefixes say.
+    /// Rebuilds slot and block of a chunk from its prefixes.
     fn publish(&mut self, chunk: usize) -> Result<(), FibError> {
         let Some(known) = self.chunks.get_mut(chunk) else { return Err(FibError::Full) };
         self.ranges.clear();
         let (first, len) = K::chunk_prefix(chunk);
         let inner = known.inner.iter().map(|i| (i.start, i.len, i.answer.into()));
-        ranges::fill(&mut self.ranges, first.block(len), known.cover.answer.into(), inner);
+        let (first, last) = first.block(len);
+        ranges::flatten(&mut self.ranges, first, last, known.cover.answer.into(), inner);
         known.units = self.shared.publish(&mut self.control, chunk, &self.ranges, known.units)?;
         Ok(())
     }
 }
 
-/// Whether a prefix lies strictly inside one chunk.
+/// Whether a prefix is strictly inside one chunk.
 fn is_inner<K: Key>(start: K, len: u8) -> bool {
     len > K::chunk_prefix(start.chunk()).1
 }

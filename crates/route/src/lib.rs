@@ -1,12 +1,13 @@
-//! Pure tables: forwarding table, next hops, neighbour states.
+//! Routing and neighbour tables: forwarding table, next hops, neighbour states. Pure data
+//! structures.
 //!
-//! Enters: destinations, time, what neighbours said. Leaves: a route, an Ethernet address, a list
-//! of things to ask. The tables own their entries and nothing else: no packet ever waits here.
+//! Inputs: destinations, time, received adverts. Outputs: a route, an Ethernet address, a list of
+//! solicitations to send. The tables own their entries only; no packet is queued here.
 //!
-//! Invariants: both tables are bounded by configuration, iterate in a fixed order, and count every
-//! change that could make a remembered answer wrong in `generation()`.
+//! Invariants: both tables are bounded by configuration and iterate in a fixed order. Every change
+//! that could invalidate a cached result advances `generation()`.
 //!
-//! Not here: sending anything, queues of packets, path MTU (all in room `ip`).
+//! Not here: sending, packet queues, path MTU (all in `ip`).
 //!
 //! Sources: RFC 1812 section 5.2.4.3 (longest match), RFC 4861 section 7.3 (neighbour states).
 
@@ -28,8 +29,8 @@ mod table;
 pub use fib::MODELS;
 pub use fib::{Fib, FibBytes, FibError, FibReader, Key, MAX_ANSWER};
 pub use neighbour::{
-    Action, Advert, Learned, Neighbour, NeighbourConfig, NeighbourState, Neighbours, Resolution,
-    Traffic,
+    Action, Advertisement, Learned, Neighbour, NeighbourConfig, NeighbourState, Neighbours,
+    Resolution, Traffic,
 };
 pub use next_hop::{Group, GroupError, MAX_MEMBERS, NextHop, NextHops, SourcePolicy};
 pub use table::{Advice, Prefix, Route, RouteError, Table};

@@ -1,32 +1,32 @@
-//! Neighbours: who on the link owns which address, and whether it still answers.
+//! The neighbour table: Ethernet addresses and reachability of on-link neighbours.
 //!
 //! One state machine serves ARP and neighbour discovery (RFC 4861 section 7.3):
 //!
 //! ```text
 //!            resolve                 advert              reachable time passes
 //!   (none) ----------> INCOMPLETE ----------> REACHABLE ----------------------> STALE
-//!                         |  3 asked             ^  ^                             | resolve
+//!                         |  3 probes            ^  ^                             | resolve
 //!                         v                      |  | advert, confirm             v
 //!   (none) <----------- FAILED <--------------  PROBE <----------------------- DELAY
-//!           hold passes          3 asked              5 s, nobody confirmed
+//!           hold time passes     3 probes             5 s, not confirmed
 //! ```
 //!
-//! An address that is known is not given up for the asking (RFC 4861 section 11, RFC 5227 section 2.4).
-//! Only an answer to a question of ours changes an entry at once. Anything else that names another
-//! Ethernet address (a gratuitous ARP, an unsolicited advertisement, a question from elsewhere, a
-//! second answer) is a claim: the known address is asked, packets go on to it meanwhile, and the claim
-//! is taken up only if no answer comes within a second. A station that has really moved is followed by
-//! then.
+//! An unsolicited message does not replace a known address (RFC 4861 section 11, RFC 5227 section
+//! 2.4). Only a solicited answer updates an entry immediately. Any other message with a different
+//! Ethernet address (gratuitous ARP, unsolicited advertisement, solicitation from another station,
+//! a second answer) is a *claim*: the known address is probed, packets are still sent to it, and
+//! the claim is adopted only if the known address does not answer within a second. So a station
+//! that has really moved is followed after a second.
 //!
-//! Who can forge a source address can make the stack reply to neighbours that do not exist. So a
-//! question that only replies wait for ([`Traffic::Reply`]) is second class: it takes no more than a
-//! quarter of the table, and gives way to one of the host's own traffic. Where there are too many of a
-//! kind the one asked first gives way: a neighbour that exists answers within a millisecond, and those
-//! that do not are displaced.
+//! Packets with spoofed sources make the stack reply to nonexistent neighbours. So resolution for
+//! replies only ([`Traffic::Reply`]) has low priority: it may use at most a quarter of the table,
+//! and is displaced by resolution for own traffic. At a limit the oldest resolution is displaced:
+//! an existing neighbour answers within a millisecond, a nonexistent one never does.
 //!
-//! The table says what to ask; it sends nothing and keeps no packets. REACHABLE turns STALE only
-//! when somebody looks, so that a quiet neighbour costs no timer. FAILED is kept for a moment, so
-//! that a flood of packets to a dead address asks for it once per period and not once per packet.
+//! The table returns the solicitations to send; it sends nothing and queues no packets. REACHABLE
+//! becomes STALE lazily, on the next use, so that an idle neighbour needs no timer. FAILED is kept
+//! for a hold time, so that a flood of packets to a dead address causes one solicitation per
+//! period, not one per packet.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -34,32 +34,33 @@ use core::net::IpAddr;
 
 use fulmar_base::{Duration, EtherAddr, Instant};
 
-/// Questions to the known address before a claim of another one is taken up. With
-/// [`CLAIM_RETRANSMIT`]: after one second, as long as Linux keeps an entry from changing (`locktime`).
+/// Probes of the known address before a claim is adopted. With [`CLAIM_RETRANSMIT`] that takes one
+/// second, as long as Linux locks an entry (`locktime`).
 const CLAIM_PROBES: u8 = 2;
-/// Time between these questions. An answer takes well under a millisecond on a link.
+/// Interval between these probes. An answer takes well under a millisecond on a link.
 const CLAIM_RETRANSMIT: Duration = Duration::from_millis(500);
-/// How long an address that answered is not asked again because of claims: one question per second
-/// is what a forger can cause.
-const TRUST: Duration = Duration::from_secs(1);
+/// After an answered probe, claims cause no further probe for this long. It limits the probes that
+/// forged claims cause to one per second.
+const CLAIM_HOLD_DOWN: Duration = Duration::from_secs(1);
 
-/// Limits and times of the table.
+/// Limits and timers of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct NeighbourConfig {
-    /// Entries at most: what a /22 of active neighbours needs, about 100 KiB.
+    /// Maximum number of entries: a /22 of active neighbours, about 100 KiB.
     pub max_entries: usize,
-    /// How long a confirmation holds (RFC 4861 section 10: 30 s; the caller randomises it).
+    /// REACHABLE_TIME (RFC 4861 section 10: 30 s). The caller randomises it.
     pub reachable: Duration,
-    /// How long to wait for the upper layers to confirm a stale entry (RFC 4861 section 10: 5 s).
+    /// DELAY_FIRST_PROBE_TIME: how long to wait for an upper-layer confirmation (RFC 4861 section
+    /// 10: 5 s).
     pub delay: Duration,
-    /// Time between two questions (RFC 4861 section 10: 1 s).
+    /// RETRANS_TIMER: interval between probes (RFC 4861 section 10: 1 s).
     pub retransmit: Duration,
-    /// Questions to everybody before giving up (RFC 4861 section 10: 3).
+    /// MAX_MULTICAST_SOLICIT: probes before resolution fails (RFC 4861 section 10: 3).
     pub multicast_probes: u8,
-    /// Questions to the last known address before giving up (RFC 4861 section 10: 3).
+    /// MAX_UNICAST_SOLICIT: probes before a known neighbour fails (RFC 4861 section 10: 3).
     pub unicast_probes: u8,
-    /// How long a failure is remembered. One retransmission time: long enough to stop a storm of
-    /// questions, short enough that a neighbour that boots is found.
+    /// How long an entry stays FAILED. One retransmission interval: long enough to stop a storm of
+    /// solicitations, short enough to find a neighbour that boots.
     pub failed_hold: Duration,
 }
 
@@ -77,48 +78,49 @@ impl Default for NeighbourConfig {
     }
 }
 
-/// What is known about a neighbour (RFC 4861 section 7.3.2).
+/// Reachability state (RFC 4861 section 7.3.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NeighbourState {
-    /// Its address was asked for; no answer yet.
+    /// Resolution in progress.
     Incomplete,
-    /// It answered, or an upper layer made progress, within the reachable time.
+    /// Confirmed within the reachable time.
     Reachable,
-    /// Its address is known, whether it still answers is not.
+    /// Address known, reachability unconfirmed.
     Stale,
-    /// Packets were sent to a stale address; an upper layer may confirm it.
+    /// Packets were sent to a stale address; waiting for an upper-layer confirmation.
     Delay,
-    /// It is being asked directly.
+    /// Unicast probes are being sent.
     Probe,
-    /// It did not answer.
+    /// Resolution or probing failed.
     Failed,
 }
 
-/// One neighbour.
+/// A neighbour entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Neighbour {
     /// Its IP address.
     pub ip: IpAddr,
-    /// Its Ethernet address; meaningless (zero) in INCOMPLETE and after it failed.
+    /// Its Ethernet address; zero in INCOMPLETE and FAILED.
     pub ether: EtherAddr,
-    /// What is known about it.
+    /// Its reachability state.
     pub state: NeighbourState,
-    /// It said that it is a router (RFC 4861 section 4.4).
+    /// The router flag of its advertisement (RFC 4861 section 4.4).
     pub is_router: bool,
-    /// When this state ends, unless it is STALE.
+    /// End of this state, unless it is STALE.
     deadline: Instant,
-    /// Questions asked in INCOMPLETE or PROBE.
+    /// Probes sent in INCOMPLETE or PROBE.
     probes: u8,
-    /// When somebody last wanted it: the least recently used one makes room.
+    /// Time of last use, for LRU eviction.
     used: Instant,
-    /// The host's own traffic was sent to it, or waits for it: it was not only heard of, or replied to.
-    is_wanted: bool,
-    /// Its Ethernet address was told ([`Resolution::Known`]) and may be remembered.
-    is_told: bool,
-    /// Another Ethernet address that was claimed for it. In PROBE: the known one is asked first.
+    /// Used by own traffic, not only learned or used by replies.
+    used_by_own_traffic: bool,
+    /// Its Ethernet address was returned ([`Resolution::Known`]) and may be cached.
+    may_be_cached: bool,
+    /// A pending claim of another Ethernet address. The state is PROBE: the known address is probed
+    /// first.
     claim: Option<EtherAddr>,
-    /// Claims before this are not looked into: the known address has just answered.
-    trusted_until: Instant,
+    /// Claims before this time are ignored: the known address has just answered a probe.
+    claims_ignored_until: Instant,
 }
 
 impl Neighbour {
@@ -137,10 +139,10 @@ impl Neighbour {
             deadline,
             probes: 0,
             used: now,
-            is_wanted: false,
-            is_told: false,
+            used_by_own_traffic: false,
+            may_be_cached: false,
             claim: None,
-            trusted_until: Instant::ZERO,
+            claims_ignored_until: Instant::ZERO,
         }
     }
 
@@ -149,37 +151,37 @@ impl Neighbour {
         self.deadline = deadline;
     }
 
-    /// Whether an upper layer may confirm it. What is acknowledged now may have been sent before the
-    /// station moved, so a claim is looked into all the same.
-    fn is_in_doubt(&self) -> bool {
+    /// Whether an upper-layer confirmation applies. Not with a pending claim: what is acknowledged
+    /// now may have been sent before the station moved.
+    fn awaits_confirmation(&self) -> bool {
         matches!(self.state, NeighbourState::Delay | NeighbourState::Probe) && self.claim.is_none()
     }
 
-    /// Whether a question about it is unanswered.
-    fn is_asked(&self) -> bool {
+    /// Whether a probe is unanswered.
+    fn is_probed(&self) -> bool {
         matches!(self.state, NeighbourState::Incomplete | NeighbourState::Probe)
     }
 
-    /// Whether the end of this state needs a timer: the other states end when somebody looks.
+    /// Whether the end of this state needs a timer. The other states end lazily, on the next use.
     fn is_timed(&self) -> bool {
         use NeighbourState::*;
         matches!(self.state, Incomplete | Delay | Probe)
     }
 
-    /// Whether it gives way before any neighbour in use.
+    /// Whether it is evicted before any neighbour in use.
     fn is_idle(&self) -> bool {
         self.eviction_rank().is_some_and(|rank| rank <= 1)
     }
 
-    /// What gives way first when the table is full. An entry that is being asked for does not: packets
-    /// wait for it, and [`Neighbours::displace`] bounds it.
+    /// Eviction order of a full table, lowest first. `None`: not evictable. INCOMPLETE entries have
+    /// queued packets and are bounded by [`Neighbours::displace_resolution`].
     fn eviction_rank(&self) -> Option<u8> {
         use NeighbourState::*;
         match self.state {
             Failed => Some(0),
             Incomplete => None,
-            // Whoever can forge a source address can make as many of these as they like.
-            _ if !self.is_wanted => Some(1),
+            // Spoofed packets can create any number of these.
+            _ if !self.used_by_own_traffic => Some(1),
             Stale => Some(2),
             Reachable => Some(3),
             Delay | Probe => Some(4),
@@ -187,96 +189,97 @@ impl Neighbour {
     }
 }
 
-/// Whose a packet is that is to be sent to a neighbour.
+/// The origin of a packet to be sent to a neighbour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Traffic {
-    /// The stack replies by itself to a packet whose source may be forged: a reset, a SYN,ACK, ICMP.
+    /// A reply of the stack to a packet whose source may be spoofed: a reset, a SYN,ACK, ICMP.
     Reply,
-    /// Of a program or a connection.
+    /// Traffic of a program or an established connection.
     Own,
 }
 
-/// The answer to [`Neighbours::resolve`].
+/// The result of [`Neighbours::resolve`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resolution {
-    /// Send it there. The answer may be remembered until `fresh_until`, while the generation stays.
+    /// The address is known. It may be cached until `fresh_until` while the generation is
+    /// unchanged.
     Known {
         /// The neighbour's Ethernet address.
         ether: EtherAddr,
-        /// When the state machine must see the next packet.
+        /// When the next packet must be passed to [`Neighbours::resolve`] again.
         fresh_until: Instant,
-        /// Whether the neighbour still answers is not known: it waits for [`Neighbours::confirm`].
-        in_doubt: bool,
+        /// Reachability is unconfirmed: call [`Neighbours::confirm`] on progress.
+        awaits_confirmation: bool,
     },
-    /// Keep the packet: the address is being asked for.
+    /// Queue the packet: resolution is in progress.
     Queue {
-        /// The question is to be sent now, to everybody.
+        /// Send a broadcast or multicast solicitation now.
         solicit: bool,
-        /// This neighbour is no longer asked for: packets that wait for it are lost.
+        /// The resolution of this neighbour was displaced: drop the packets queued for it.
         displaced: Option<IpAddr>,
     },
-    /// The neighbour did not answer, or the table has no room to ask.
+    /// Resolution failed, or the table is full.
     Failed,
 }
 
-/// What an ARP reply or a neighbour advertisement says (RFC 4861 section 4.4).
+/// An ARP reply or neighbour advertisement (RFC 4861 section 4.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Advert {
-    /// The sender's Ethernet address, if it was given.
+pub struct Advertisement {
+    /// The sender's Ethernet address, if present.
     pub ether: Option<EtherAddr>,
-    /// It says that it answers a question of ours, which is believed while one is unanswered:
-    /// two-way reachability is proven then.
+    /// The solicited flag. It is honoured while a probe is unanswered, and then proves two-way
+    /// reachability.
     pub solicited: bool,
-    /// It replaces an address known before.
+    /// The override flag.
     pub replaces: bool,
-    /// The sender is a router.
+    /// The router flag.
     pub is_router: bool,
 }
 
-/// What became of what a neighbour said about itself.
+/// The effect of a received message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Learned {
-    /// Packets may go to the neighbour now.
+    /// The neighbour is resolved.
     Usable,
-    /// Nothing was learned: the neighbour is of no interest, or the table is full.
+    /// Ignored: no entry exists, or the table is full.
     Nothing,
-    /// It contradicts an address that is in use, which is asked before the claim is taken up.
+    /// It conflicts with an address in use, which is probed before the claim is adopted.
     Claim,
 }
 
-/// Something that the owner of the table must do.
+/// An action for the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Ask for an address.
+    /// Send a solicitation.
     Solicit {
-        /// Whose.
+        /// The address to resolve.
         ip: IpAddr,
-        /// Where the question goes; `None`: to everybody.
+        /// Destination Ethernet address; `None`: broadcast or multicast.
         unicast: Option<EtherAddr>,
     },
-    /// Nobody answered: packets that wait for this neighbour are lost.
+    /// Resolution failed: drop the packets queued for this neighbour.
     Failed {
         /// The neighbour.
         ip: IpAddr,
     },
 }
 
-/// Who is in INCOMPLETE, in the order in which they were asked for.
+/// The entries in INCOMPLETE, in order of creation.
 #[derive(Clone, Debug, Default)]
-struct Asked {
-    /// Those that own traffic waits for: `is_wanted`.
+struct Resolving {
+    /// Resolutions for own traffic: `used_by_own_traffic`.
     own: VecDeque<IpAddr>,
-    /// Those that only replies wait for.
+    /// Resolutions for replies only.
     replies: VecDeque<IpAddr>,
 }
 
-impl Asked {
-    fn of(&mut self, is_wanted: bool) -> &mut VecDeque<IpAddr> {
-        if is_wanted { &mut self.own } else { &mut self.replies }
+impl Resolving {
+    fn queue(&mut self, used_by_own_traffic: bool) -> &mut VecDeque<IpAddr> {
+        if used_by_own_traffic { &mut self.own } else { &mut self.replies }
     }
 
-    fn forget(&mut self, ip: IpAddr, is_wanted: bool) {
-        self.of(is_wanted).retain(|a| *a != ip);
+    fn remove(&mut self, ip: IpAddr, used_by_own_traffic: bool) {
+        self.queue(used_by_own_traffic).retain(|a| *a != ip);
     }
 
     fn len(&self) -> usize {
@@ -284,34 +287,34 @@ impl Asked {
     }
 }
 
-/// How many wait for a confirmation ([`Neighbour::is_in_doubt`]).
+/// Number of entries that await a confirmation ([`Neighbour::awaits_confirmation`]).
 #[derive(Clone, Debug)]
-struct InDoubt(usize);
+struct Unconfirmed(usize);
 
-impl InDoubt {
-    /// A neighbour that was among them, or was not, is as it is now.
-    fn note(&mut self, was: bool, neighbour: &Neighbour) {
-        let is = neighbour.is_in_doubt();
+impl Unconfirmed {
+    /// Updates the count after a change of `neighbour`, which was counted before if `was`.
+    fn update(&mut self, was: bool, neighbour: &Neighbour) {
+        let is = neighbour.awaits_confirmation();
         self.0 = self.0.saturating_add(is.into()).saturating_sub(was.into());
     }
 }
 
-/// There is no room for a question.
-struct NoRoom;
+/// The limit of concurrent resolutions is reached.
+struct LimitReached;
 
 /// The neighbours of one link.
 #[derive(Clone, Debug)]
 pub struct Neighbours {
     config: NeighbourConfig,
-    /// Ordered, so that iteration is the same in every run.
+    /// Ordered, so that iteration is deterministic.
     entries: BTreeMap<IpAddr, Neighbour>,
     /// Entries in INCOMPLETE.
-    asked: Asked,
-    in_doubt: InDoubt,
-    /// Those that give way first ([`Neighbour::is_idle`]), in the order in which they came to be so; and
-    /// some that no longer are, or are gone.
+    resolving: Resolving,
+    unconfirmed: Unconfirmed,
+    /// Eviction candidates ([`Neighbour::is_idle`]), oldest first. May contain entries that are no
+    /// longer idle, or were removed.
     idle: VecDeque<IpAddr>,
-    /// Not later than the earliest deadline of a timed entry.
+    /// Lower bound of the deadlines of timed entries.
     next_deadline: Option<Instant>,
     generation: u64,
 }
@@ -320,30 +323,31 @@ impl Neighbours {
     /// An empty table.
     pub fn new(config: NeighbourConfig) -> Neighbours {
         let entries = BTreeMap::new();
-        let asked = Asked::default();
+        let resolving = Resolving::default();
         let (idle, next_deadline) = (VecDeque::new(), None);
         Neighbours {
             config,
             entries,
-            asked,
-            in_doubt: InDoubt(0),
+            resolving,
+            unconfirmed: Unconfirmed(0),
             idle,
             next_deadline,
             generation: 0,
         }
     }
 
-    /// Where to send a packet for the on-link address `ip`. Using a stale entry starts its check.
+    /// Resolves the on-link address `ip` for a packet. Use of a STALE entry starts reachability
+    /// detection (DELAY).
     pub fn resolve(&mut self, ip: IpAddr, traffic: Traffic, now: Instant) -> Resolution {
         let Some(entry) = self.entries.get_mut(&ip) else {
-            return self.start(ip, traffic, now);
+            return self.start_resolution(ip, traffic, now);
         };
         entry.used = now;
-        if traffic != Traffic::Reply && !entry.is_wanted {
-            entry.is_wanted = true;
+        if traffic != Traffic::Reply && !entry.used_by_own_traffic {
+            entry.used_by_own_traffic = true;
             if entry.state == NeighbourState::Incomplete {
-                self.asked.forget(ip, false);
-                self.asked.own.push_back(ip);
+                self.resolving.remove(ip, false);
+                self.resolving.own.push_back(ip);
             }
         }
         match entry.state {
@@ -351,73 +355,73 @@ impl Neighbours {
                 return Resolution::Queue { solicit: false, displaced: None };
             }
             NeighbourState::Failed if now < entry.deadline => return Resolution::Failed,
-            NeighbourState::Failed => return self.start(ip, traffic, now),
+            NeighbourState::Failed => return self.start_resolution(ip, traffic, now),
             NeighbourState::Reachable if now < entry.deadline => {}
             NeighbourState::Reachable | NeighbourState::Stale => {
                 entry.enter(NeighbourState::Delay, now + self.config.delay);
-                self.in_doubt.note(false, entry);
+                self.unconfirmed.update(false, entry);
             }
             NeighbourState::Delay | NeighbourState::Probe => {}
         }
-        entry.is_told = true;
+        entry.may_be_cached = true;
         let (ether, fresh_until, timed) = (entry.ether, entry.deadline, entry.is_timed());
-        let in_doubt = entry.is_in_doubt();
+        let awaits_confirmation = entry.awaits_confirmation();
         if timed {
-            self.wake_by(fresh_until);
+            self.set_deadline(fresh_until);
         }
-        Resolution::Known { ether, fresh_until, in_doubt }
+        Resolution::Known { ether, fresh_until, awaits_confirmation }
     }
 
-    /// An upper layer saw progress that needs the neighbour to be alive (RFC 4861 section 7.3.1): one in
-    /// DELAY or PROBE is REACHABLE. Returns whether it was in doubt.
+    /// Upper-layer reachability confirmation (RFC 4861 section 7.3.1): moves an entry from DELAY or
+    /// PROBE to REACHABLE. Returns whether it did.
     pub fn confirm(&mut self, ip: IpAddr, now: Instant) -> bool {
-        let Some(entry) = self.entries.get_mut(&ip).filter(|n| n.is_in_doubt()) else {
+        let Some(entry) = self.entries.get_mut(&ip).filter(|n| n.awaits_confirmation()) else {
             return false;
         };
         entry.enter(NeighbourState::Reachable, now + self.config.reachable);
-        self.in_doubt.note(true, entry);
+        self.unconfirmed.update(true, entry);
         true
     }
 
-    /// Whether a neighbour waits for [`Neighbours::confirm`].
+    /// Whether a neighbour awaits [`Neighbours::confirm`].
     #[inline]
-    pub fn has_doubts(&self) -> bool {
-        self.in_doubt.0 > 0
+    pub fn awaits_confirmation(&self) -> bool {
+        self.unconfirmed.0 > 0
     }
 
-    /// The neighbour `ip` asked us something and said where it lives (RFC 4861 section 7.2.3; an
-    /// ARP request for an address of ours).
+    /// Processes a solicitation from `ip` with its Ethernet address (RFC 4861 section 7.2.3), or an
+    /// ARP request for an own address.
     pub fn on_solicit(&mut self, ip: IpAddr, ether: EtherAddr, now: Instant) -> Learned {
         let known = self.entries.get(&ip).filter(|n| is_usable(n.state)).map(|n| n.ether);
         match known {
             Some(known) if known == ether => return Learned::Usable,
             Some(_) => return self.on_claim(ip, ether, now),
-            None if !self.entries.contains_key(&ip) && !self.make_room() => {
+            None if !self.entries.contains_key(&ip) && !self.make_space() => {
                 return Learned::Nothing;
             }
             None => {}
         }
-        self.set(ip, ether, NeighbourState::Stale, now);
+        self.store(ip, ether, NeighbourState::Stale, now);
         Learned::Usable
     }
 
-    /// The neighbour `ip` told its address (RFC 4861 section 7.2.5). Nothing is created: only who
-    /// is being talked to may be told about.
-    pub fn on_advert(&mut self, ip: IpAddr, advert: Advert, now: Instant) -> Learned {
+    /// Processes an advertisement of `ip` (RFC 4861 section 7.2.5). It never creates an entry.
+    pub fn on_advertisement(&mut self, ip: IpAddr, advert: Advertisement, now: Instant) -> Learned {
         let Some(entry) = self.entries.get_mut(&ip) else { return Learned::Nothing };
-        let solicited = advert.solicited && entry.is_asked();
+        let solicited = advert.solicited && entry.is_probed();
         let (state, known) = (entry.state, entry.ether);
         if !is_usable(state) {
             let Some(ether) = advert.ether else { return Learned::Nothing };
             entry.is_router = advert.is_router;
-            self.set(ip, ether, state_after(solicited), now);
+            let next = if solicited { NeighbourState::Reachable } else { NeighbourState::Stale };
+            self.store(ip, ether, next, now);
             return Learned::Usable;
         }
         match advert.ether.filter(|ether| *ether != known) {
             Some(ether) if advert.replaces => return self.on_claim(ip, ether, now),
             Some(_) => {
                 if state == NeighbourState::Reachable {
-                    self.set(ip, known, NeighbourState::Stale, now);
+                    self.store(ip, known, NeighbourState::Stale, now);
                 }
                 return Learned::Usable;
             }
@@ -426,41 +430,41 @@ impl Neighbours {
         entry.is_router = advert.is_router;
         if solicited {
             if entry.claim.is_some() {
-                entry.trusted_until = now + TRUST;
+                entry.claims_ignored_until = now + CLAIM_HOLD_DOWN;
             }
-            self.set(ip, known, NeighbourState::Reachable, now);
+            self.store(ip, known, NeighbourState::Reachable, now);
         }
         Learned::Usable
     }
 
-    /// Another Ethernet address is claimed for a neighbour whose address is known: the known one is
-    /// asked at once, and packets go on to it meanwhile.
+    /// Processes a claim of another Ethernet address: the known address is probed immediately, and
+    /// packets are still sent to it.
     fn on_claim(&mut self, ip: IpAddr, ether: EtherAddr, now: Instant) -> Learned {
         let Some(entry) = self.entries.get_mut(&ip) else { return Learned::Nothing };
-        if !entry.is_wanted {
-            // Nothing is sent there: nothing is at stake, and no question is worth it.
-            self.set(ip, ether, NeighbourState::Stale, now);
+        if !entry.used_by_own_traffic {
+            // Not used by own traffic: adopt it without a probe.
+            self.store(ip, ether, NeighbourState::Stale, now);
             return Learned::Usable;
         }
-        if now < entry.trusted_until {
+        if now < entry.claims_ignored_until {
             return Learned::Claim;
         }
         if entry.claim.is_none() {
-            let was_in_doubt = entry.is_in_doubt();
+            let was_unconfirmed = entry.awaits_confirmation();
             entry.claim = Some(ether);
             if entry.state != NeighbourState::Probe {
                 entry.probes = 0;
             }
             entry.enter(NeighbourState::Probe, now);
-            self.in_doubt.note(was_in_doubt, entry);
-            // Where it was remembered as fresh it no longer is.
+            self.unconfirmed.update(was_unconfirmed, entry);
+            // Invalidates caches of the entry.
             self.generation = self.generation.wrapping_add(1);
-            self.wake_by(now);
+            self.set_deadline(now);
         }
         Learned::Claim
     }
 
-    /// Does what is due, and appends what the caller must do.
+    /// Handles all timers due. Appends the actions for the caller.
     pub fn on_timer(&mut self, now: Instant, actions: &mut Vec<Action>) {
         if self.next_deadline.is_none_or(|d| now < d) {
             return;
@@ -468,14 +472,15 @@ impl Neighbours {
         let mut next: Option<Instant> = None;
         for entry in self.entries.values_mut().filter(|e| e.is_timed()) {
             if entry.deadline <= now {
-                let (was, known, in_doubt) = (entry.state, entry.ether, entry.is_in_doubt());
+                let (was, known, awaits_confirmation) =
+                    (entry.state, entry.ether, entry.awaits_confirmation());
                 actions.push(expire(entry, &self.config, now));
-                self.in_doubt.note(in_doubt, entry);
+                self.unconfirmed.update(awaits_confirmation, entry);
                 if entry.state == NeighbourState::Failed {
                     self.idle.push_back(entry.ip);
                 }
                 if was == NeighbourState::Incomplete && entry.state != was {
-                    self.asked.forget(entry.ip, entry.is_wanted);
+                    self.resolving.remove(entry.ip, entry.used_by_own_traffic);
                 }
                 if entry.ether != known {
                     self.generation = self.generation.wrapping_add(1);
@@ -489,88 +494,98 @@ impl Neighbours {
         self.trim_idle();
     }
 
-    /// When [`Neighbours::on_timer`] has something to do; it may turn out to be nothing.
+    /// The next deadline of [`Neighbours::on_timer`]; may be early.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.next_deadline
     }
 
-    /// Forgets a neighbour that no packet waits for.
+    /// Removes a neighbour, unless it is INCOMPLETE.
     pub fn remove(&mut self, ip: IpAddr) -> Option<Neighbour> {
         self.entries.get(&ip).and_then(Neighbour::eviction_rank)?;
         let entry = self.entries.remove(&ip)?;
-        self.note_change(entry.is_told);
-        self.in_doubt.0 = self.in_doubt.0.saturating_sub(entry.is_in_doubt().into());
+        self.invalidate_caches_if(entry.may_be_cached);
+        self.unconfirmed.0 = self.unconfirmed.0.saturating_sub(entry.awaits_confirmation().into());
         Some(entry)
     }
 
-    /// One neighbour.
+    /// Finds a neighbour.
     pub fn find(&self, ip: IpAddr) -> Option<&Neighbour> {
         self.entries.get(&ip)
     }
 
-    /// Whether [`Neighbours::resolve`] would ask for it.
+    /// Whether [`Neighbours::resolve`] would start a resolution.
     pub fn is_unknown(&self, ip: IpAddr, now: Instant) -> bool {
         self.find(ip).is_none_or(|n| n.state == NeighbourState::Failed && now >= n.deadline)
     }
 
-    /// Whether a neighbour did not answer, and is not to be asked again yet.
+    /// Whether a neighbour is FAILED and its hold time has not passed.
     pub fn has_failed(&self, ip: IpAddr, now: Instant) -> bool {
         let failed = |n: &Neighbour| n.state == NeighbourState::Failed && now < n.deadline;
         self.find(ip).is_some_and(failed)
     }
 
-    /// Every neighbour, in the order of their addresses.
+    /// All neighbours, ordered by address.
     pub fn iter(&self) -> impl Iterator<Item = &Neighbour> {
         self.entries.values()
     }
 
-    /// How many neighbours there are.
+    /// Number of neighbours.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Counts the changes after which a remembered Ethernet address would be wrong.
+    /// Generation of the table: a cached Ethernet address is valid while it is unchanged.
     #[inline]
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Starts to ask for `ip`.
-    fn start(&mut self, ip: IpAddr, traffic: Traffic, now: Instant) -> Resolution {
-        let is_wanted = traffic != Traffic::Reply;
-        let Ok(displaced) = self.displace(is_wanted) else { return Resolution::Failed };
-        if !self.entries.contains_key(&ip) && !self.make_room() {
+    /// Starts the resolution of `ip`.
+    fn start_resolution(&mut self, ip: IpAddr, traffic: Traffic, now: Instant) -> Resolution {
+        let used_by_own_traffic = traffic != Traffic::Reply;
+        let Ok(displaced) = self.displace_resolution(used_by_own_traffic) else {
+            return Resolution::Failed;
+        };
+        if !self.entries.contains_key(&ip) && !self.make_space() {
             return Resolution::Failed;
         }
         let deadline = now + self.config.retransmit;
         let state = NeighbourState::Incomplete;
         let ether = EtherAddr::default();
-        let entry =
-            Neighbour { is_wanted, probes: 1, ..Neighbour::new(ip, ether, state, deadline, now) };
+        let entry = Neighbour {
+            used_by_own_traffic,
+            probes: 1,
+            ..Neighbour::new(ip, ether, state, deadline, now)
+        };
         self.entries.insert(ip, entry);
-        self.asked.of(is_wanted).push_back(ip);
-        self.wake_by(deadline);
+        self.resolving.queue(used_by_own_traffic).push_back(ip);
+        self.set_deadline(deadline);
         Resolution::Queue { solicit: true, displaced }
     }
 
-    /// Makes sure that one more neighbour may be asked for, and returns which one is not any more.
+    /// Makes space for one more resolution. Returns the displaced neighbour, if any.
     ///
-    /// Half of the table at most is INCOMPLETE, so that a scan of the link's empty addresses cannot push
-    /// out every neighbour that exists (RFC 6583 section 6); half of that at most for replies alone.
-    fn displace(&mut self, is_wanted: bool) -> Result<Option<IpAddr>, NoRoom> {
+    /// At most half of the table is INCOMPLETE, so that a scan of the link's unused addresses
+    /// cannot evict all existing neighbours (RFC 6583 section 6). At most half of that is for
+    /// replies only.
+    fn displace_resolution(
+        &mut self,
+        used_by_own_traffic: bool,
+    ) -> Result<Option<IpAddr>, LimitReached> {
         let most = self.config.max_entries.div_ceil(2);
-        let is_full = self.asked.len() >= most;
-        let too_many_replies = !is_wanted && self.asked.replies.len() >= most.div_ceil(2);
-        let from = match (is_full, self.asked.replies.is_empty()) {
+        let is_full = self.resolving.len() >= most;
+        let too_many_replies =
+            !used_by_own_traffic && self.resolving.replies.len() >= most.div_ceil(2);
+        let from = match (is_full, self.resolving.replies.is_empty()) {
             (false, _) if !too_many_replies => return Ok(None),
-            (_, false) => &mut self.asked.replies,
-            (_, true) if is_wanted => &mut self.asked.own,
-            (_, true) => return Err(NoRoom),
+            (_, false) => &mut self.resolving.replies,
+            (_, true) if used_by_own_traffic => &mut self.resolving.own,
+            (_, true) => return Err(LimitReached),
         };
         let displaced = from.pop_front();
         if let Some(ip) = displaced {
@@ -580,34 +595,34 @@ impl Neighbours {
     }
 
     /// Stores a learned address in STALE or REACHABLE.
-    fn set(&mut self, ip: IpAddr, ether: EtherAddr, state: NeighbourState, now: Instant) {
+    fn store(&mut self, ip: IpAddr, ether: EtherAddr, state: NeighbourState, now: Instant) {
         let deadline = now + self.config.reachable;
         let fresh = Neighbour::new(ip, ether, state, deadline, now);
         let entry = self.entries.entry(ip).or_insert(fresh);
         if entry.state == NeighbourState::Incomplete {
-            self.asked.forget(ip, entry.is_wanted);
+            self.resolving.remove(ip, entry.used_by_own_traffic);
         }
         let was_fresh = entry.state == NeighbourState::Reachable;
         let is_other = entry.ether != ether || (was_fresh && state == NeighbourState::Stale);
-        let (is_told, is_wanted) = (entry.is_told, entry.is_wanted);
-        let was_in_doubt = entry.is_in_doubt();
+        let (may_be_cached, used_by_own_traffic) = (entry.may_be_cached, entry.used_by_own_traffic);
+        let was_unconfirmed = entry.awaits_confirmation();
         entry.ether = ether;
         entry.claim = None;
         entry.enter(state, deadline);
-        self.in_doubt.note(was_in_doubt, entry);
-        self.note_change(is_other && is_told);
-        if !is_wanted {
+        self.unconfirmed.update(was_unconfirmed, entry);
+        self.invalidate_caches_if(is_other && may_be_cached);
+        if !used_by_own_traffic {
             self.idle.push_back(ip);
             self.trim_idle();
         }
     }
 
-    /// What was remembered may be wrong now.
-    fn note_change(&mut self, is_wrong: bool) {
-        self.generation = self.generation.wrapping_add(u64::from(is_wrong));
+    /// Advances the generation if a cached address became invalid.
+    fn invalidate_caches_if(&mut self, is_invalid: bool) {
+        self.generation = self.generation.wrapping_add(u64::from(is_invalid));
     }
 
-    /// Makes the list of idle neighbours anew when most of it may be out of date.
+    /// Rebuilds the list of idle neighbours when most of it may be outdated.
     fn trim_idle(&mut self) {
         if self.idle.len() <= self.config.max_entries.saturating_mul(2) {
             return;
@@ -618,8 +633,8 @@ impl Neighbours {
         self.idle = by_age.into_iter().map(|(_, ip)| ip).collect();
     }
 
-    /// Makes sure that one more entry fits.
-    fn make_room(&mut self) -> bool {
+    /// Makes space for one more entry.
+    fn make_space(&mut self) -> bool {
         if self.entries.len() < self.config.max_entries {
             return true;
         }
@@ -633,21 +648,17 @@ impl Neighbours {
         self.remove(ip).is_some()
     }
 
-    fn wake_by(&mut self, deadline: Instant) {
+    fn set_deadline(&mut self, deadline: Instant) {
         self.next_deadline = Some(self.next_deadline.map_or(deadline, |d| d.min(deadline)));
     }
 }
 
-/// Whether packets may go to the address of an entry in this state.
+/// Whether an entry in this state has a usable address.
 fn is_usable(state: NeighbourState) -> bool {
     !matches!(state, NeighbourState::Incomplete | NeighbourState::Failed)
 }
 
-fn state_after(solicited: bool) -> NeighbourState {
-    if solicited { NeighbourState::Reachable } else { NeighbourState::Stale }
-}
-
-/// The deadline of a timed entry has passed: ask (again), take up a claim, or give up.
+/// Handles the deadline of a timed entry: send a probe, adopt a claim, or fail.
 fn expire(entry: &mut Neighbour, config: &NeighbourConfig, now: Instant) -> Action {
     let (asked, limit) = match entry.state {
         NeighbourState::Incomplete => (entry.probes, config.multicast_probes),
@@ -662,7 +673,8 @@ fn expire(entry: &mut Neighbour, config: &NeighbourConfig, now: Instant) -> Acti
             entry.enter(NeighbourState::Failed, now + config.failed_hold);
             return Action::Failed { ip: entry.ip };
         };
-        // Nobody is at the known address any more. The new one has to answer as well.
+        // The known address does not answer. Adopt the claim, which must be confirmed by a probe as
+        // well.
         entry.ether = claimed;
         asked = 0;
     }

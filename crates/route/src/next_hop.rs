@@ -1,11 +1,11 @@
-//! Next hops by number, the groups among which flows are spread, and tables chosen by source.
+//! Next hop groups (ECMP) and source policy routing.
 //!
-//! Enters: what [`crate::Fib`] answers (the number of a group), the hash of a flow, which next hops
-//! are up. Leaves: one next hop. Owns nothing but its entries.
+//! Input: an answer of [`crate::Fib`] (the number of a group), a flow hash, the state of gateways.
+//! Output: a next hop. Owns its entries only.
 //!
-//! A flow keeps its next hop as long as that is up: the member with the highest weight for the flow
-//! is taken (rendezvous hashing, Thaler and Ravishankar 1998; RFC 2992 compares the ways), so that a
-//! member that goes down moves its own flows only, and they come back with it.
+//! A flow keeps its next hop while that is up: the member with the highest weight for the flow is
+//! selected (rendezvous hashing, Thaler and Ravishankar 1998; RFC 2992 compares methods). When a
+//! member goes down, only its own flows move, and they return when it is up again.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -13,14 +13,14 @@ use core::net::IpAddr;
 
 use crate::{MAX_ANSWER, Prefix};
 
-/// One router, or the link itself.
+/// A gateway, or the link itself.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct NextHop {
-    /// The router to hand packets to; `None` if destinations are on the link.
+    /// The gateway; `None`: destinations are on-link.
     pub via: Option<IpAddr>,
-    /// The source address to prefer.
+    /// The preferred source address.
     pub src: Option<IpAddr>,
-    /// Largest IP packet in bytes, if smaller than the link's.
+    /// MTU of the route, bytes, if smaller than the link's.
     pub mtu: Option<usize>,
 }
 
@@ -30,15 +30,15 @@ struct Member {
     is_up: bool,
 }
 
-/// The most members of a group: a look-up goes through all of them.
+/// Maximum number of members of a group: a look-up visits all of them.
 pub const MAX_MEMBERS: usize = 64;
 
 /// Why a group was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GroupError {
-    /// It has no member, or more than [`MAX_MEMBERS`].
+    /// The group has no member, or more than [`MAX_MEMBERS`].
     Members,
-    /// There are as many groups as numbers.
+    /// All group numbers are in use.
     Full,
 }
 
@@ -57,15 +57,15 @@ impl core::error::Error for GroupError {}
 #[derive(Clone, Debug, Default)]
 pub struct Group {
     members: Vec<Member>,
-    /// How often it was added; 0 if its number is free.
-    uses: u32,
+    /// Reference count; 0 if its number is free.
+    refs: u32,
 }
 
 impl Group {
-    /// The next hop of a flow among the members that are up and that `is_usable`; `None` if there is
-    /// none. `flow_hash` is the same for all packets of a flow.
+    /// Selects the next hop of a flow among the members that are up and `is_usable`. `None` if
+    /// there is none. `flow_hash` is the same for all packets of a flow.
     #[inline]
-    pub fn choose(&self, flow_hash: u64, is_usable: impl Fn(&NextHop) -> bool) -> Option<&NextHop> {
+    pub fn select(&self, flow_hash: u64, is_usable: impl Fn(&NextHop) -> bool) -> Option<&NextHop> {
         if let [only] = self.members.as_slice() {
             return (only.is_up && is_usable(&only.hop)).then_some(&only.hop);
         }
@@ -80,9 +80,9 @@ impl Group {
         self.members.iter().any(|m| m.is_up)
     }
 
-    /// Whether flows are spread over several members.
+    /// Whether the group has several members.
     #[inline]
-    pub fn is_spread(&self) -> bool {
+    pub fn is_multipath(&self) -> bool {
         self.members.len() > 1
     }
 
@@ -92,21 +92,21 @@ impl Group {
     }
 }
 
-/// Groups of next hops by number. Numbers begin at 1, as answers of a table do. The same next hops in
-/// the same order are one group, however often they are added.
+/// Groups of next hops by number. Numbers start at 1, like the answers of a FIB. Equal lists of
+/// next hops share one reference-counted group.
 #[derive(Clone, Debug, Default)]
 pub struct NextHops {
-    /// The group of number n is at n - 1.
+    /// Group number n is at index n - 1.
     groups: Vec<Group>,
     free: Vec<u32>,
     numbers: BTreeMap<Vec<NextHop>, u32>,
-    /// Routers that are down, those of groups to come included.
+    /// Gateways that are down, also those in no group yet.
     down: BTreeSet<IpAddr>,
     /// Groups with more than one member.
-    spread: usize,
+    multipath: usize,
 }
 
-/// Routers that can be down at a time: more than a link has.
+/// Limit of gateways that are down: more than a link has.
 const MAX_DOWN: usize = 4096;
 
 impl NextHops {
@@ -115,7 +115,8 @@ impl NextHops {
         NextHops::default()
     }
 
-    /// Adds a group, or one more use of it; its number, for [`crate::Fib::insert`].
+    /// Adds a reference to a group, creating it if necessary. Returns its number, for
+    /// [`crate::Fib::insert`].
     ///
     /// # Errors
     /// [`GroupError`].
@@ -125,23 +126,23 @@ impl NextHops {
         }
         if let Some(number) = self.numbers.get(hops).copied() {
             if let Some(group) = self.group_mut(number) {
-                group.uses = group.uses.saturating_add(1);
+                group.refs = group.refs.saturating_add(1);
             }
             return Ok(number);
         }
         let is_up = |hop: &NextHop| hop.via.is_none_or(|via| !self.down.contains(&via));
         let members = hops.iter().map(|hop| Member { hop: *hop, is_up: is_up(hop) }).collect();
-        let group = Group { members, uses: 1 };
-        let number = self.place(group)?;
-        self.spread = self.spread.saturating_add(usize::from(hops.len() > 1));
+        let group = Group { members, refs: 1 };
+        let number = self.store(group)?;
+        self.multipath = self.multipath.saturating_add(usize::from(hops.len() > 1));
         self.numbers.insert(hops.to_vec(), number);
         Ok(number)
     }
 
-    fn place(&mut self, group: Group) -> Result<u32, GroupError> {
+    fn store(&mut self, group: Group) -> Result<u32, GroupError> {
         if let Some(number) = self.free.pop() {
-            if let Some(place) = self.group_mut(number) {
-                *place = group;
+            if let Some(slot) = self.group_mut(number) {
+                *slot = group;
             }
             return Ok(number);
         }
@@ -151,37 +152,38 @@ impl NextHops {
         Ok(number)
     }
 
-    /// Takes one use of a group back; with the last one the group goes, and its number is given again.
-    /// False if there is none. Prefixes that still answer with the number should be gone before.
+    /// Removes a reference to a group. With the last one the group is removed and its number may be
+    /// reused. False if the group does not exist. Remove the prefixes that answer with the number
+    /// first.
     pub fn remove(&mut self, number: u32) -> bool {
-        let Some(group) = self.group_mut(number).filter(|g| g.uses > 0) else { return false };
-        group.uses = group.uses.saturating_sub(1);
-        if group.uses > 0 {
+        let Some(group) = self.group_mut(number).filter(|g| g.refs > 0) else { return false };
+        group.refs = group.refs.saturating_sub(1);
+        if group.refs > 0 {
             return true;
         }
-        let gone = core::mem::take(&mut group.members);
-        self.spread = self.spread.saturating_sub(usize::from(gone.len() > 1));
-        let hops: Vec<NextHop> = gone.into_iter().map(|m| m.hop).collect();
+        let members = core::mem::take(&mut group.members);
+        self.multipath = self.multipath.saturating_sub(usize::from(members.len() > 1));
+        let hops: Vec<NextHop> = members.into_iter().map(|m| m.hop).collect();
         self.numbers.remove(&hops);
         self.free.push(number);
         true
     }
 
-    /// Says of every member that goes by way of `via`, now or later, whether it is up. Whether that is
-    /// news; false too if too many are down already.
-    pub fn set_up(&mut self, via: IpAddr, is_up: bool) -> bool {
-        let is_news = match is_up {
+    /// Sets the state of the gateway `via` in all current and future groups. Returns whether it
+    /// changed; false also if too many gateways are down.
+    pub fn set_gateway_up(&mut self, via: IpAddr, is_up: bool) -> bool {
+        let is_changed = match is_up {
             true => self.down.remove(&via),
             false => self.down.len() < MAX_DOWN && self.down.insert(via),
         };
-        if is_news {
+        if is_changed {
             let all = self.groups.iter_mut().flat_map(|g| &mut g.members);
             all.filter(|m| m.hop.via == Some(via)).for_each(|m| m.is_up = is_up);
         }
-        is_news
+        is_changed
     }
 
-    /// The routers that are down.
+    /// The gateways that are down.
     pub fn down(&self) -> impl Iterator<Item = IpAddr> {
         self.down.iter().copied()
     }
@@ -189,19 +191,20 @@ impl NextHops {
     /// The group of a number.
     #[inline]
     pub fn group(&self, number: u32) -> Option<&Group> {
-        self.groups.get((number as usize).checked_sub(1)?).filter(|g| g.uses > 0)
+        self.groups.get((number as usize).checked_sub(1)?).filter(|g| g.refs > 0)
     }
 
-    /// The next hop of a flow among the members of a group that are up: see [`Group::choose`].
+    /// Selects the next hop of a flow among the members of a group that are up: see
+    /// [`Group::select`].
     #[inline]
-    pub fn choose(&self, number: u32, flow_hash: u64) -> Option<&NextHop> {
-        self.group(number)?.choose(flow_hash, |_| true)
+    pub fn select(&self, number: u32, flow_hash: u64) -> Option<&NextHop> {
+        self.group(number)?.select(flow_hash, |_| true)
     }
 
     /// Whether any group has more than one member.
     #[inline]
-    pub fn is_spread(&self) -> bool {
-        self.spread > 0
+    pub fn is_multipath(&self) -> bool {
+        self.multipath > 0
     }
 
     fn group_mut(&mut self, number: u32) -> Option<&mut Group> {
@@ -209,7 +212,7 @@ impl NextHops {
     }
 }
 
-/// How much a flow likes a member: a mix of both (the finalizer of splitmix64).
+/// The rendezvous weight of a member for a flow (finalizer of splitmix64).
 #[inline]
 const fn weight(flow_hash: u64, member: u64) -> u64 {
     let z = flow_hash ^ member.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -218,8 +221,8 @@ const fn weight(flow_hash: u64, member: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Which table a packet is looked up in, by its source: policy routing. Few rules, gone through in
-/// order.
+/// Source policy: which table a packet is looked up in, by its source address. Few rules, scanned
+/// in order.
 #[derive(Clone, Debug, Default)]
 pub struct SourcePolicy {
     /// Longest prefix first.
@@ -232,8 +235,8 @@ impl SourcePolicy {
         SourcePolicy::default()
     }
 
-    /// Packets from `source` use `table`; the table that the same prefix had before. `None` too if
-    /// the prefix is longer than its address, and then nothing changes.
+    /// Sets the table for packets from `source`. Returns the previous table of that prefix. `None`
+    /// also if the prefix length exceeds the address length; the policy is then unchanged.
     pub fn insert(&mut self, source: Prefix, table: u32) -> Option<u32> {
         let source = Prefix::new(source.addr, source.len)?;
         if let Some((_, old)) = self.rules.iter_mut().find(|(p, _)| *p == source) {
@@ -244,7 +247,7 @@ impl SourcePolicy {
         None
     }
 
-    /// Takes a rule out; the table it named.
+    /// Removes a rule. Returns its table.
     pub fn remove(&mut self, source: Prefix) -> Option<u32> {
         let source = Prefix::new(source.addr, source.len)?;
         let at = self.rules.iter().position(|(p, _)| *p == source)?;
@@ -257,12 +260,12 @@ impl SourcePolicy {
         self.rules.is_empty()
     }
 
-    /// How many rules there are.
+    /// Number of rules.
     pub fn len(&self) -> usize {
         self.rules.len()
     }
 
-    /// The table for packets from `source`: that of the longest rule that holds it, else 0.
+    /// The table for packets from `source`: that of the longest matching rule, else 0.
     #[inline]
     pub fn table_for(&self, source: IpAddr) -> u32 {
         self.rules.iter().find(|(p, _)| p.contains(source)).map_or(0, |(_, table)| *table)
@@ -286,12 +289,12 @@ mod tests {
     }
 
     #[test]
-    fn flows_are_spread_evenly_and_stay_where_they_are() {
+    fn flows_are_spread_evenly_and_keep_their_next_hop() {
         let (hops, number) = group(4);
         let mut count = [0; 4];
         for flow in 0..40_000u64 {
-            let chosen = hops.choose(number, flow).unwrap();
-            assert_eq!(hops.choose(number, flow), Some(chosen));
+            let chosen = hops.select(number, flow).unwrap();
+            assert_eq!(hops.select(number, flow), Some(chosen));
             count[(0..4).position(|n| hop(n) == *chosen).unwrap()] += 1;
         }
         assert!(count.iter().all(|n| (9_000..11_000).contains(n)), "{count:?}");
@@ -300,14 +303,14 @@ mod tests {
     #[test]
     fn a_next_hop_that_goes_down_moves_its_own_flows_only() {
         let (mut hops, number) = group(5);
-        let before: Vec<NextHop> = (0..1000).map(|f| *hops.choose(number, f).unwrap()).collect();
-        assert!(hops.set_up(hop(2).via.unwrap(), false));
+        let before: Vec<NextHop> = (0..1000).map(|f| *hops.select(number, f).unwrap()).collect();
+        assert!(hops.set_gateway_up(hop(2).via.unwrap(), false));
         for (flow, old) in before.iter().enumerate() {
-            let new = *hops.choose(number, flow as u64).unwrap();
+            let new = *hops.select(number, flow as u64).unwrap();
             assert!(new != hop(2) && (new == *old || *old == hop(2)));
         }
-        hops.set_up(hop(2).via.unwrap(), true);
-        let after: Vec<NextHop> = (0..1000).map(|f| *hops.choose(number, f).unwrap()).collect();
+        hops.set_gateway_up(hop(2).via.unwrap(), true);
+        let after: Vec<NextHop> = (0..1000).map(|f| *hops.select(number, f).unwrap()).collect();
         assert_eq!(after, before);
     }
 
@@ -315,44 +318,45 @@ mod tests {
     fn a_group_whose_members_are_all_down_has_no_next_hop() {
         for n in [1, 3] {
             let (mut hops, number) = group(n);
-            (0..n).for_each(|i| assert!(hops.set_up(hop(i).via.unwrap(), false)));
-            assert_eq!(hops.choose(number, 7), None);
+            (0..n).for_each(|i| assert!(hops.set_gateway_up(hop(i).via.unwrap(), false)));
+            assert_eq!(hops.select(number, 7), None);
         }
     }
 
     #[test]
-    fn numbers_begin_at_one_and_are_given_again() {
+    fn numbers_start_at_one_and_are_reused() {
         let (mut hops, first) = group(1);
         let second = hops.add(&[hop(9)]).unwrap();
         assert_eq!((first, second), (1, 2));
         assert!(hops.remove(first) && !hops.remove(first) && !hops.remove(0) && !hops.remove(3));
-        assert_eq!((hops.choose(first, 1), hops.choose(0, 1)), (None, None));
+        assert_eq!((hops.select(first, 1), hops.select(0, 1)), (None, None));
         assert_eq!(hops.add(&[hop(4)]), Ok(first));
         assert_eq!(hops.add(&[]), Err(GroupError::Members));
         assert_eq!(hops.add(&[hop(1); MAX_MEMBERS + 1]), Err(GroupError::Members));
     }
 
     #[test]
-    fn equal_groups_are_one_until_the_last_use_is_gone() {
+    fn equal_groups_are_shared_until_the_last_reference_is_removed() {
         let mut hops = NextHops::new();
         let number = hops.add(&[hop(1), hop(2)]).unwrap();
         assert_eq!(hops.add(&[hop(1), hop(2)]), Ok(number));
         assert_ne!(hops.add(&[hop(2), hop(1)]), Ok(number));
-        assert!(hops.remove(number) && hops.choose(number, 0).is_some());
-        assert!(hops.remove(number) && hops.choose(number, 0).is_none());
+        assert!(hops.remove(number) && hops.select(number, 0).is_some());
+        assert!(hops.remove(number) && hops.select(number, 0).is_none());
         assert!(!hops.remove(number));
     }
 
     #[test]
-    fn a_router_that_is_down_is_down_in_groups_that_come_later() {
+    fn a_gateway_that_is_down_is_down_in_later_groups() {
         let mut hops = NextHops::new();
         assert!(
-            hops.set_up(hop(1).via.unwrap(), false) && !hops.set_up(hop(1).via.unwrap(), false)
+            hops.set_gateway_up(hop(1).via.unwrap(), false)
+                && !hops.set_gateway_up(hop(1).via.unwrap(), false)
         );
         let number = hops.add(&[hop(1), hop(2)]).unwrap();
-        assert!((0..100).all(|flow| hops.choose(number, flow) == Some(&hop(2))));
-        assert!(hops.set_up(hop(1).via.unwrap(), true));
-        assert!((0..100).any(|flow| hops.choose(number, flow) == Some(&hop(1))));
+        assert!((0..100).all(|flow| hops.select(number, flow) == Some(&hop(2))));
+        assert!(hops.set_gateway_up(hop(1).via.unwrap(), true));
+        assert!((0..100).any(|flow| hops.select(number, flow) == Some(&hop(1))));
     }
 
     fn source() -> impl Strategy<Value = (u32, u8)> {
@@ -361,7 +365,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_longest_rule_that_holds_the_source_names_the_table(
+        fn the_longest_matching_rule_selects_the_table(
             rules in prop::collection::vec((source(), 1u32..9, any::<bool>()), 0..30),
             from: u32,
         ) {

@@ -1,20 +1,22 @@
-//! What nested prefixes say of an address, as a list of ranges: each goes from its start to the next one's,
-//! and neighbours differ in their answers.
+//! Flattens nested prefixes into a list of ranges. Each range extends to the start of the next one;
+//! adjacent ranges have different answers.
 
 use alloc::vec::Vec;
 
 use crate::Key;
 
-/// Appends the ranges of a block of addresses, first to last: those of prefixes inside, in order of
-/// address, shorter first, and `cover` where there are none.
-pub(crate) fn fill<K: Key>(
+/// Appends the ranges of an address block, with `cover` where no inner prefix matches. `inner` are
+/// the prefixes inside the block, ordered by address, shorter first.
+pub(crate) fn flatten<K: Key>(
     ranges: &mut Vec<(K, u32)>,
-    (first, last): (K, K),
+    first: K,
+    last: K,
     cover: u32,
     inner: impl Iterator<Item = (K, u8, u32)>,
 ) {
     let mut ranges = Ranges(ranges);
-    // The prefixes around the present address, outermost first: where each ends, and its answer.
+    // Stack of the prefixes that contain the current address, outermost first: last address and
+    // answer.
     let mut open = Vec::with_capacity(8);
     open.push((last, cover));
     ranges.push(first, cover);
@@ -29,13 +31,13 @@ pub(crate) fn fill<K: Key>(
 struct Ranges<'a, K>(&'a mut Vec<(K, u32)>);
 
 impl<K: Key> Ranges<'_, K> {
-    /// Ends the prefixes that end before `at`, but never the outermost.
+    /// Closes the prefixes that end before `at`, except the outermost.
     fn close(&mut self, open: &mut Vec<(K, u32)>, at: Option<K>) {
         while let [.., outer, (end, _)] = open.as_slice() {
             if at.is_some_and(|at| *end >= at) {
                 return;
             }
-            // Where the outer one ends too, its own end says what follows.
+            // If the outer prefix ends here too, its own end determines the next answer.
             if *end != outer.0
                 && let Some(next) = end.next()
             {
@@ -45,7 +47,7 @@ impl<K: Key> Ranges<'_, K> {
         }
     }
 
-    /// From `start` on the answer is another; a second word for the same start replaces the first.
+    /// Starts a range at `start`, replacing one that starts there and merging equal answers.
     fn push(&mut self, start: K, answer: u32) {
         if self.0.last().is_some_and(|last| last.0 == start) {
             self.0.pop();

@@ -1,5 +1,5 @@
-//! The count that readers and a writer share: an atomic of the machine, or one of loom, which tries every
-//! order in which threads may see it (`make loom`).
+//! The atomics of the sequence count: of the machine, or of loom, which explores all memory
+//! orderings (`make loom`).
 
 #[cfg(not(fulmar_loom))]
 pub(crate) use core::sync::atomic::{AtomicU64, fence};

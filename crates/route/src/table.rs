@@ -1,9 +1,9 @@
-//! The forwarding table of a stack: longest-prefix match over both IP versions.
+//! The routing table of a stack: longest-prefix match for both IP versions.
 //!
-//! A host has few routes: while they are few, what they say of every address lies in one vector of
-//! ranges, and a look-up is a binary search. From [`family::MANY`] on they are in a [`crate::Fib`], and a
-//! look-up costs the same for a million (`family.rs`). Room `ip` remembers the answer per destination, so this runs once per destination and
-//! change, not once per packet.
+//! A host usually has few routes: they are flattened into one vector of ranges, and a look-up is a
+//! binary search. From [`family::FIB_THRESHOLD`] routes on they are in a [`crate::Fib`], with constant cost
+//! up to a million (`family.rs`). `ip` caches the result per destination, so a look-up runs once
+//! per destination and change, not once per packet.
 
 mod family;
 
@@ -12,12 +12,12 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use crate::next_hop::{Group, GroupError, NextHop, NextHops};
 use family::Family;
 
-/// A block of addresses.
+/// An address prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Prefix {
-    /// Any address of the block; [`Table::insert`] clears the bits behind `len`.
+    /// Any address of the prefix; [`Table::insert`] clears the host bits.
     pub addr: IpAddr,
-    /// Leading bits that count: 0 to 32 for IPv4, 0 to 128 for IPv6.
+    /// Prefix length: 0 to 32 for IPv4, 0 to 128 for IPv6.
     pub len: u8,
 }
 
@@ -27,8 +27,8 @@ impl Prefix {
     /// ::/0.
     pub const DEFAULT_V6: Prefix = Prefix { addr: IpAddr::V6(Ipv6Addr::UNSPECIFIED), len: 0 };
 
-    /// The block of `len` leading bits that holds `addr`, its host bits cleared. `None` if `len`
-    /// is longer than the address.
+    /// The prefix of length `len` that contains `addr`, host bits cleared. `None` if `len` exceeds
+    /// the address length.
     pub fn new(addr: IpAddr, len: u8) -> Option<Prefix> {
         let addr = match addr {
             IpAddr::V4(a) if len <= 32 => {
@@ -42,7 +42,7 @@ impl Prefix {
         Some(Prefix { addr, len })
     }
 
-    /// Whether `ip` is of the same version and inside the block.
+    /// Whether `ip` is of the same version and inside the prefix.
     #[inline]
     pub fn contains(&self, ip: IpAddr) -> bool {
         match (self.addr, ip) {
@@ -75,21 +75,21 @@ const fn mask128(len: u8) -> u128 {
     }
 }
 
-/// Where packets to a block of addresses go.
+/// A route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Route {
-    /// The destinations.
+    /// Destination prefix.
     pub dst: Prefix,
-    /// The router to hand them to; `None` if they are on the link.
+    /// The gateway; `None`: on-link.
     pub via: Option<IpAddr>,
-    /// The source address to prefer; `None` leaves the choice to room `ip`.
+    /// The preferred source address; `None`: selected by `ip`.
     pub src: Option<IpAddr>,
-    /// Largest IP packet on this route in bytes, if smaller than the link's.
+    /// MTU of the route, bytes, if smaller than the link's.
     pub mtu: Option<usize>,
 }
 
 impl Route {
-    /// A route to a block on the link.
+    /// A connected (on-link) route.
     pub fn on_link(dst: Prefix) -> Route {
         Route { dst, via: None, src: None, mtu: None }
     }
@@ -104,17 +104,17 @@ impl Route {
 /// Why a route was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RouteError {
-    /// The prefix is longer than its address has bits.
+    /// The prefix length exceeds the address length.
     PrefixLength,
-    /// Destination, gateway and source are not of one IP version.
+    /// Destination, gateway and source are of different IP versions.
     MixedVersions,
-    /// There are no next hops, or more than [`crate::MAX_MEMBERS`].
+    /// No next hop, or more than [`crate::MAX_MEMBERS`].
     NextHops,
-    /// The table has no room for this route or its next hops.
+    /// The table has no space for this route or its next hops.
     Full,
 }
 
-/// The forwarding table.
+/// The routing table.
 #[derive(Default)]
 pub struct Table {
     hops: NextHops,
@@ -124,8 +124,8 @@ pub struct Table {
     advice: Advice,
 }
 
-/// Told where the memory that look-ups in a large table read is, and of how many bytes, before anything
-/// is in it: to ask an operating system for large pages. By default nobody asks.
+/// Called with the address and length of the memory that look-ups in a large table read, before its
+/// first use, to request huge pages from the operating system. The default does nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Advice(pub fn(*const u8, usize));
 
@@ -141,26 +141,26 @@ impl Table {
         Table::default()
     }
 
-    /// An empty table whose memory somebody is told of once it becomes large.
-    pub fn with_advice(advice: Advice) -> Table {
+    /// An empty table that calls `advice` when it becomes large.
+    pub fn with_memory_hook(advice: Advice) -> Table {
         Table { advice, ..Table::default() }
     }
 
-    /// Adds a route, or replaces the one with the same prefix, which is returned; of several next hops
-    /// the first.
+    /// Adds a route, or replaces the one with the same prefix. Returns the replaced route; of a
+    /// multipath route, its first next hop.
     ///
     /// # Errors
     /// [`RouteError`]: the table is unchanged.
     pub fn insert(&mut self, route: Route) -> Result<Option<Route>, RouteError> {
         let Route { dst, via, src, mtu } = route;
-        self.insert_spread(dst, &[NextHop { via, src, mtu }])
+        self.insert_multipath(dst, &[NextHop { via, src, mtu }])
     }
 
-    /// As [`Table::insert`], over several next hops of equal cost: each flow keeps to one of them.
+    /// As [`Table::insert`], for a multipath route (ECMP): each flow keeps its next hop.
     ///
     /// # Errors
     /// [`RouteError`]: the table is unchanged.
-    pub fn insert_spread(
+    pub fn insert_multipath(
         &mut self,
         dst: Prefix,
         hops: &[NextHop],
@@ -191,8 +191,8 @@ impl Table {
         }
     }
 
-    /// Takes a route out; of several next hops the first is returned. The route stays, and `None` is
-    /// returned, in the rare case that there is no room to write down what takes its place.
+    /// Removes a route. Returns it; of a multipath route, its first next hop. In the rare case that
+    /// there is no space for the ranges that replace it, the route stays and `None` is returned.
     pub fn remove(&mut self, dst: Prefix) -> Option<Route> {
         let dst = Prefix::new(dst.addr, dst.len)?;
         let number = match dst.addr {
@@ -203,14 +203,14 @@ impl Table {
         self.release(dst, number)
     }
 
-    /// Takes back one use of a group; what the route was.
+    /// Removes a reference to a group. Returns the route.
     fn release(&mut self, dst: Prefix, number: u32) -> Option<Route> {
         let first = self.hops.group(number)?.hops().next().copied()?;
         self.hops.remove(number);
-        Some(route_by(dst, first))
+        Some(route_via(dst, first))
     }
 
-    /// The next hops of the longest prefix that holds `ip` and has any that is up.
+    /// The next hops of the longest matching prefix that has a next hop up.
     #[inline]
     pub fn lookup(&self, ip: IpAddr) -> Option<&Group> {
         let number = match ip {
@@ -218,12 +218,13 @@ impl Table {
             IpAddr::V6(a) => self.v6.lookup(a.to_bits()),
         };
         let group = self.hops.group(number)?;
-        if group.is_up() { Some(group) } else { self.lookup_around(ip) }
+        if group.is_up() { Some(group) } else { self.lookup_shorter(ip) }
     }
 
-    /// The same when the longest prefix leads nowhere: the ones around it, longest first.
+    /// Fallback if all next hops of the longest prefix are down: the shorter prefixes, longest
+    /// first.
     #[cold]
-    fn lookup_around(&self, ip: IpAddr) -> Option<&Group> {
+    fn lookup_shorter(&self, ip: IpAddr) -> Option<&Group> {
         let bits = if ip.is_ipv4() { 32 } else { 128 };
         (0..=bits).rev().find_map(|len| {
             let number = match ip {
@@ -234,26 +235,26 @@ impl Table {
         })
     }
 
-    /// Says whether the router `via` is up: routes do without its next hops while it is not. Whether
-    /// that is news.
-    pub fn set_up(&mut self, via: IpAddr, is_up: bool) -> bool {
-        let is_news = self.hops.set_up(via, is_up);
-        self.generation = self.generation.wrapping_add(u64::from(is_news));
-        is_news
+    /// Sets the state of the gateway `via`: while it is down, its next hops are not used. Returns
+    /// whether it changed.
+    pub fn set_gateway_up(&mut self, via: IpAddr, is_up: bool) -> bool {
+        let is_changed = self.hops.set_gateway_up(via, is_up);
+        self.generation = self.generation.wrapping_add(u64::from(is_changed));
+        is_changed
     }
 
-    /// The routers that are down.
+    /// The gateways that are down.
     pub fn down(&self) -> impl Iterator<Item = IpAddr> {
         self.hops.down()
     }
 
-    /// Whether flows of any route are spread over several next hops.
+    /// Whether any route is a multipath route.
     #[inline]
-    pub fn is_spread(&self) -> bool {
-        self.hops.is_spread()
+    pub fn is_multipath(&self) -> bool {
+        self.hops.is_multipath()
     }
 
-    /// Every route, once per next hop: IPv4 before IPv6, longest prefix first.
+    /// All routes, once per next hop: IPv4 before IPv6, longest prefix first.
     pub fn iter(&self) -> impl Iterator<Item = Route> {
         let v4 = self.v4.sorted().into_iter();
         let v6 = self.v6.sorted().into_iter();
@@ -261,11 +262,11 @@ impl Table {
         let v6 = v6.map(|(a, len, n)| (IpAddr::V6(Ipv6Addr::from_bits(a)), len, n));
         v4.chain(v6).flat_map(|(addr, len, number)| {
             let hops = self.hops.group(number).into_iter().flat_map(Group::hops);
-            hops.map(move |hop| route_by(Prefix { addr, len }, *hop))
+            hops.map(move |hop| route_via(Prefix { addr, len }, *hop))
         })
     }
 
-    /// How many prefixes have routes.
+    /// Number of prefixes with routes.
     pub fn len(&self) -> usize {
         self.v4.len().saturating_add(self.v6.len())
     }
@@ -275,14 +276,14 @@ impl Table {
         self.len() == 0
     }
 
-    /// Counts changes: a remembered look-up holds while this stays the same.
+    /// Generation of the table: a cached result is valid while it is unchanged.
     #[inline]
     pub fn generation(&self) -> u64 {
         self.generation
     }
 }
 
-fn route_by(dst: Prefix, hop: NextHop) -> Route {
+fn route_via(dst: Prefix, hop: NextHop) -> Route {
     Route { dst, via: hop.via, src: hop.src, mtu: hop.mtu }
 }
 
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn every_change_moves_the_generation() {
+    fn every_change_advances_the_generation() {
         let mut t = Table::new();
         let mut last = t.generation();
         let mut moved = |t: &Table| core::mem::replace(&mut last, t.generation()) != t.generation();
@@ -350,41 +351,41 @@ mod tests {
     }
 
     #[test]
-    fn a_route_whose_next_hops_are_down_gives_way_to_the_one_around_it() {
+    fn a_route_whose_next_hops_are_down_falls_back_to_a_shorter_prefix() {
         let mut t = Table::new();
         let via = |n: u8| IpAddr::from([10, 0, 0, n]);
         let hop = |n| NextHop { via: Some(via(n)), src: None, mtu: None };
         t.insert(Route::default_via(via(1))).unwrap();
-        t.insert_spread(prefix("192.0.2.0/24"), &[hop(2), hop(3)]).unwrap();
+        t.insert_multipath(prefix("192.0.2.0/24"), &[hop(2), hop(3)]).unwrap();
         let chosen = |t: &Table| {
             let group = t.lookup("192.0.2.9".parse().unwrap());
-            group.and_then(|g| g.choose(7, |_| true)).and_then(|hop| hop.via)
+            group.and_then(|g| g.select(7, |_| true)).and_then(|hop| hop.via)
         };
         let first = chosen(&t).unwrap();
         assert!(first == via(2) || first == via(3));
-        assert!(t.set_up(first, false));
+        assert!(t.set_gateway_up(first, false));
         let second = chosen(&t).unwrap();
         assert!(second != first && second != via(1));
-        assert!(t.set_up(second, false));
+        assert!(t.set_gateway_up(second, false));
         assert_eq!(chosen(&t), Some(via(1)));
-        assert!(t.set_up(via(1), false));
+        assert!(t.set_gateway_up(via(1), false));
         assert_eq!(chosen(&t), None);
-        assert!(t.set_up(first, true));
+        assert!(t.set_gateway_up(first, true));
         assert_eq!(chosen(&t), Some(first));
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_and_changes_nothing() {
+    fn invalid_next_hops_are_refused_and_change_nothing() {
         let mut t = Table::new();
         let hop = NextHop { via: None, src: None, mtu: None };
         let dst = prefix("10.0.0.0/8");
-        assert_eq!(t.insert_spread(dst, &[]), Err(RouteError::NextHops));
+        assert_eq!(t.insert_multipath(dst, &[]), Err(RouteError::NextHops));
         let many = vec![hop; crate::MAX_MEMBERS + 1];
-        assert_eq!(t.insert_spread(dst, &many), Err(RouteError::NextHops));
+        assert_eq!(t.insert_multipath(dst, &many), Err(RouteError::NextHops));
         assert!(t.is_empty() && t.generation() == 0);
     }
 
-    /// Addresses from a small corner of each space, so that prefixes overlap often.
+    /// Addresses from a small range of each space, so that prefixes overlap often.
     fn any_ip() -> impl Strategy<Value = IpAddr> {
         prop_oneof![
             (0u32..16, any::<bool>()).prop_map(|(n, high)| {
@@ -403,7 +404,7 @@ mod tests {
         })
     }
 
-    /// The model: an unsorted list, searched whole.
+    /// The model: an unsorted list, scanned linearly.
     fn scan(model: &[Route], ip: IpAddr) -> Option<Route> {
         model.iter().filter(|r| r.dst.contains(ip)).max_by_key(|r| r.dst.len).copied()
     }
@@ -440,8 +441,8 @@ mod tests {
     }
 
     #[test]
-    fn many_routes_are_found_and_few_again_as_before() {
-        let many = 2 * family::MANY as u32;
+    fn many_routes_are_found_and_few_again_after_removal() {
+        let many = 2 * family::FIB_THRESHOLD as u32;
         let net =
             |n: u32| Prefix::new(Ipv4Addr::from_bits(0x0a00_0000 | n << 8).into(), 24).unwrap();
         let routes = |insert: bool| (0..many).map(move |n| (net(n), insert, 600 + n as usize));

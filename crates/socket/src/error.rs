@@ -1,26 +1,25 @@
-//! What a socket call may answer besides its result, and the one table of errno values.
+//! Errors of socket calls, with their errno values, generated from one list.
 
 use fulmar_tcp::ConnError;
 
 macro_rules! socket_errors {
     ($($(#[doc = $doc:literal])* $variant:ident = $errno:literal;)*) => {
-        /// Why a socket call failed. Small and `Copy`; what the *network* does arrives here only as
-        /// the state of a connection.
+        /// Why a socket call failed. Events of the network appear here only as the state of a connection.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum SocketError {
             $($(#[doc = $doc])* $variant,)*
         }
 
         impl SocketError {
-            /// Every error.
+            /// All errors.
             pub const ALL: &'static [SocketError] = &[$(SocketError::$variant,)*];
 
-            /// The errno that Linux gives for the same call (x86-64 and aarch64 numbers).
+            /// The errno of Linux for the same call (x86-64 and aarch64 numbers).
             pub const fn errno(self) -> i32 {
                 match self { $(SocketError::$variant => $errno,)* }
             }
 
-            /// One sentence for a person.
+            /// A one-sentence description.
             pub const fn sentence(self) -> &'static str {
                 match self { $(SocketError::$variant => concat!($($doc,)*),)* }
             }
@@ -31,41 +30,41 @@ macro_rules! socket_errors {
 socket_errors! {
     /// The file could not be read.
     InputOutput = 5;
-    /// The handle names a socket that is gone.
+    /// The handle refers to a socket that no longer exists.
     BadHandle = 9;
-    /// The call would have to wait and the socket is non-blocking.
+    /// The call would block and the socket is non-blocking.
     WouldBlock = 11;
-    /// No memory is left in the share of the pool that the call needs.
+    /// The share of the buffer pool that the call needs is exhausted.
     NoBuffer = 105;
-    /// Broadcast needs the broadcast option.
+    /// Broadcast requires the broadcast option.
     AccessDenied = 13;
-    /// The argument makes no sense for this socket.
+    /// The argument is invalid for this socket.
     Invalid = 22;
-    /// The connection is closed for writing.
+    /// The connection is shut down for writing.
     BrokenPipe = 32;
-    /// The call is not possible on this kind of socket.
+    /// The operation is not supported on this kind of socket.
     NotSupported = 95;
     /// The datagram has no destination.
     DestinationRequired = 89;
-    /// Larger than a datagram may be, or than a packet if it must not be fragmented.
+    /// The message exceeds the maximum size of a datagram, or the MTU if it must not be fragmented.
     MessageTooLong = 90;
     /// The address family differs from the socket's.
     FamilyNotSupported = 97;
     /// The address is in use.
     AddressInUse = 98;
-    /// The address is not one of this stack.
+    /// The address does not belong to this stack.
     AddressNotAvailable = 99;
     /// The device is gone or down.
     NetworkDown = 100;
-    /// The process behind the device broke the protocol of the link.
+    /// The peer process of the device violated the protocol of the link.
     Protocol = 71;
     /// No route to the network.
     NetworkUnreachable = 101;
-    /// The connection was aborted on this side.
+    /// The connection was aborted locally.
     ConnectionAborted = 103;
     /// The peer reset the connection.
     ConnectionReset = 104;
-    /// The socket is connected already.
+    /// The socket is already connected.
     AlreadyConnected = 106;
     /// The socket is not connected.
     NotConnected = 107;
@@ -73,11 +72,11 @@ socket_errors! {
     TimedOut = 110;
     /// The peer refused the connection.
     ConnectionRefused = 111;
-    /// No route to the host, or it does not answer.
+    /// No route to the host, or the host does not answer.
     HostUnreachable = 113;
-    /// The connection is being made.
+    /// The connection is being established.
     InProgress = 115;
-    /// The operation was cancelled before it had any bytes.
+    /// The operation was cancelled before any byte was transferred.
     Cancelled = 125;
 }
 

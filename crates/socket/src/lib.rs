@@ -1,9 +1,13 @@
-//! Socket buffers and the steps on them: sosend, soreceive, readiness, errors.
+//! Socket operations on the buffers of a connection: sosend, soreceive, sendfile, posted receive, readiness
+//! and errors.
 //!
-//! Every step is non-blocking and answers *done*, *wait for space* or *wait for data*; the one loop
-//! that waits lives in the room `stack`. Called under the shard lock.
+//! Each operation is non-blocking and returns *done*, *wait for space* or *wait for data*; the caller waits
+//! and repeats it. All are called under the shard lock.
 
+#![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
+
+extern crate alloc;
 
 mod error;
 pub mod posted;
@@ -18,18 +22,18 @@ pub use sosend::Reservation;
 
 use fulmar_tcp::{State, Tcb};
 
-/// The answer of a socket step.
+/// The result of a socket operation.
 #[derive(Debug)]
 pub enum Step<T> {
-    /// It is done.
+    /// The operation is done.
     Done(T),
-    /// It needs this many bytes of send space first.
+    /// The operation would block until the send buffer has this much space.
     WaitSpace(usize),
-    /// It needs this many bytes of data first.
+    /// The operation would block until the receive buffer has this many bytes.
     WaitData(usize),
 }
 
-/// What a stream socket is ready for.
+/// The readiness of a stream socket.
 pub fn stream_ready(tcb: &Tcb) -> Ready {
     let mut ready = Ready::NONE;
     let state = tcb.state();

@@ -1,161 +1,159 @@
-//! Posted receive: buffers that the user gave away before their bytes came, filled in the order in which
-//! they were posted.
+//! Posted receive: buffers posted by the application in advance, which are filled and completed in order.
 //!
 //! ```text
-//!   queue:  [ over, waits for its memory ]* [ active ][ next ][ … ]
-//!                                              │        └ second room  ┐ with the device,
-//!                                              └ first room, from `filled` on ┘ if it can place
-//!   bytes:  stream ──► receive queue ──► active.filled            (copied, unless they lie there already)
+//!   queue:  [ ended, memory in use ]* [ active ][ next ][ … ]
+//!                                        │        └ second range          ┐ posted to the device,
+//!                                        └ first range, from `filled` on  ┘ if it can place
+//!   bytes:  stream ──► receive queue ──► active.filled      (copied, unless the device placed them)
 //! ```
 //!
-//! **In**: the receive queue after each burst ([`Posted::take_in`]), and once more when the device has run
-//! dry ([`Posted::settle`]): only then is it decided whether a push, the low-water mark or a pause ends a
-//! buffer, so that a frame which came right behind is not left out. **Out**: [`Finished`] buffers in the
-//! order of posting, each with its exact count; and what the device is told, through [`Placer`].
+//! **Input**: the receive queue after each burst ([`Posted::take_in`]), and once more when the device has no
+//! more frames ([`Posted::settle`]). Only then a push, the low-water mark or the idle time-out completes a
+//! buffer, so that a frame of the same message is not missed. **Output**: [`Finished`] buffers in the order
+//! of posting, each with its exact length, and hints to the device ([`Placer`]).
 //!
-//! **Invariants.** Bytes are given to the active buffer only, at `filled`; buffers behind it are empty. What
-//! a device expects is one straight line from the stream to the rooms: `Expectation::next` is the offset of
-//! the first byte of its first room. Where that is no longer so (a buffer ended short, a byte came another
-//! way) the rooms are taken back before anything is written, and bytes that lie in a buffer where they do
-//! not belong are moved out of it. A buffer goes back only when no room and no mbuf of it is left.
+//! **Invariants.** Bytes are delivered to the active buffer only, at `filled`; the buffers behind it are
+//! empty. The ranges posted to the device are contiguous in the stream: `PostedRanges::next` is the stream
+//! offset of the first byte of the first range. If that no longer holds (a buffer was completed early, bytes
+//! arrived without placement) the ranges are revoked before anything is written, and bytes that were placed
+//! at a wrong position are copied elsewhere. A buffer is returned only when no writable range and no mbuf of
+//! it is left.
 //!
-//! At most two buffers are known to the device, in use or remembered ([`Registrations`]). Not here: which
-//! device, which flow, who waits. Source: the state machine of the offloads with direct data placement
-//! (FreeBSD's t4_ddp.c); `docs/published.md` names the counterparts.
+//! At most two buffers are registered with the device (`registrations.rs`). The caller selects the device and
+//! the flow, and waits. Source: the state machine of NICs with direct data placement (FreeBSD's t4_ddp.c);
+//! `docs/published.md` names the counterparts.
 
-mod ends;
-mod pace;
+mod completion;
+mod heuristics;
 mod registrations;
 
-use std::collections::VecDeque;
+use alloc::collections::VecDeque;
 
 use fulmar_base::{Duration, Instant};
 use fulmar_mbuf::{BufId, Hold, Pool, RecvBuf, RecvQueue, Room};
 
 use crate::SocketError;
-use pace::{Pushes, Score};
-pub use registrations::Registrations;
+use heuristics::{PlacementCredit, Pushes};
+use registrations::Registrations;
 
-/// Buffers that may wait in one socket.
+/// Maximum posted buffers of a socket.
 pub const MAX_POSTED: usize = 256;
 
-/// Bytes copied for one socket before others have a turn: what stays in a second-level cache, twice.
+/// Maximum bytes copied for a socket before others are served: about a second-level cache.
 const COPY_BATCH: usize = 256 << 10;
 
-/// So many bytes placed are worth a hint, however large the buffer: telling a device costs about as much
-/// as copying a few KiB.
-const WORTH_BYTES: usize = 16 << 10;
+/// Placed bytes of a buffer from which a hint pays off: a hint costs about as much as a copy of a few KiB.
+const MIN_PLACED_BYTES: usize = 16 << 10;
 
-/// Where each frame that is placed costs a call, which takes several frames otherwise, placing saves the copy
-/// of a frame and pays for its call: worth it from about so many bytes of a frame on.
-const LONG_BYTES: usize = 8 << 10;
+/// Placed bytes per frame from which placement pays off on a device that makes a system call for each placed
+/// frame, and one for several frames otherwise.
+const MIN_FRAME_BYTES: usize = 8 << 10;
 
-/// When a buffer is given back although it is not full.
+/// When a buffer is completed before it is full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rule {
-    /// Once it has so many bytes; at least 1. More than it holds means when full.
+    /// It has at least this many bytes, and at least 1. A value above its length means when it is full.
     pub low_water_bytes: usize,
-    /// When the peer pushed the last byte received, unless pushes follow each other so closely that they
-    /// say nothing.
+    /// The last segment received has PSH, unless pushes follow each other so closely that they do not mark
+    /// ends of messages.
     pub on_push: bool,
-    /// When it has bytes and nothing came for so long; `None`: never for that.
+    /// It has bytes, and nothing was received for this time. `None`: no time-out.
     pub idle: Option<Duration>,
 }
 
 impl Default for Rule {
-    /// Full, pushed, or a pause of a millisecond.
+    /// When full, on a push, or after an idle time of a millisecond.
     fn default() -> Rule {
         Rule { low_water_bytes: usize::MAX, on_push: true, idle: Some(Duration::from_millis(1)) }
     }
 }
 
-/// What the machine needs of the device.
+/// The placement interface of the device for one flow.
 pub trait Placer {
-    /// From now on the bytes from stream offset `next` on are expected, for these rooms, in place of
-    /// anything that was expected before. False: the device cannot.
+    /// Posts ranges for the bytes from stream offset `next` on, instead of those posted before. False if the
+    /// device cannot place.
     fn place(&mut self, next: u64, first: Room, second: Option<Room>) -> bool;
 
-    /// Behind the one room that the device has left comes this one, as if both had been placed at once.
-    /// False: it has to be told anew.
+    /// Posts another range behind the last one. False if all ranges have to be posted again.
     fn place_behind(&mut self, second: Room) -> bool;
 
-    /// Nothing is expected any more; the device writes to no room from now on.
+    /// Revokes all ranges; the device writes to none of them from now on.
     fn unplace(&mut self);
 
-    /// A buffer is used that is not known yet.
+    /// Registers a buffer.
     fn register(&mut self, buffer: BufId);
 
-    /// A known buffer is forgotten.
+    /// Deregisters a buffer.
     fn release(&mut self, buffer: BufId);
 
-    /// Whether the device makes a call for each piece that it places.
+    /// Whether the device makes a system call per placed frame.
     fn calls_for_each(&self) -> bool;
 }
 
-/// What a step works on.
+/// The context of an operation.
 pub struct Io<'a> {
-    /// Where the bytes come from.
+    /// The receive queue of the connection.
     pub recv: &'a mut RecvQueue,
-    /// The shard's buffers.
+    /// The pool of the shard.
     pub pool: &'a mut Pool,
-    /// The device.
+    /// The placement interface of the device.
     pub placer: &'a mut dyn Placer,
-    /// The stream is one of which the device can be told what comes next.
+    /// Whether placement hints are allowed for this connection.
     pub may_place: bool,
 }
 
-/// How the stream stands when the device has run dry.
+/// The state of the stream when the device has no more frames.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
-    /// The time.
+    /// The present time.
     pub now: Instant,
-    /// The last byte received is a pushed one.
+    /// Whether the last byte received was pushed (PSH).
     pub is_pushed: bool,
-    /// How many bytes this side has sent: an answer between two pushes makes them messages.
+    /// Bytes sent on the connection: pushes with a reply between them are messages.
     pub sent: u64,
-    /// Nothing more will come: `Ok` at the end of the stream, else why.
+    /// Set when no more bytes will arrive: `Ok` at the end of the stream, or the error.
     pub ended: Option<Result<(), SocketError>>,
 }
 
-/// What a step did.
+/// The result of [`Posted::take_in`].
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Taken {
-    /// Bytes that the buffers got.
+    /// Bytes delivered to buffers.
     pub bytes: usize,
-    /// Those of them that were copied.
+    /// Bytes copied, out of `bytes`.
     pub copied: usize,
-    /// Bytes wait although a buffer has room: call again soon.
+    /// Bytes are left although a buffer has space: call again soon.
     pub is_unfinished: bool,
-    /// A buffer became full.
+    /// A buffer was filled.
     pub has_filled: bool,
 }
 
-/// A buffer on its way back.
+/// A completed buffer.
 #[derive(Debug)]
 pub struct Finished<T> {
-    /// Who posted it.
+    /// The token passed to [`Posted::post`].
     pub token: T,
-    /// The buffer, with what came.
+    /// The buffer, with the bytes received.
     pub buf: RecvBuf,
-    /// Why it has nothing, if that is not the end of the stream.
+    /// Why it is empty, unless the stream ended.
     pub error: Option<SocketError>,
 }
 
-/// One posted buffer.
+/// A posted buffer.
 struct Entry<T> {
     hold: Hold,
-    /// Bytes it has, from the front.
+    /// Bytes delivered.
     filled: usize,
-    /// Those of them that the device put there.
+    /// Bytes placed by the device, out of `filled`.
     placed: usize,
-    /// In so many pieces.
-    pieces: usize,
+    /// Mbufs that the placed bytes arrived in.
+    placed_mbufs: usize,
     rule: Rule,
-    /// It is that of a read that waits.
+    /// The buffer of a blocked read.
     is_read: bool,
-    /// `None`: nobody waits for it any more; its bytes go back into the stream.
+    /// `None` if it is abandoned: its bytes return to the receive queue.
     token: Option<T>,
-    /// It is over; why it has nothing, if it has nothing.
+    /// Set when it has ended, with the error if it is empty.
     end: Option<Option<SocketError>>,
 }
 
@@ -164,21 +162,22 @@ impl<T> Entry<T> {
         self.filled == self.hold.capacity()
     }
 
-    /// Whether it was worth it to tell the device of it, which makes a call for each piece or does not.
-    fn was_worth_it(&self, calls_for_each: bool) -> bool {
-        let is_in_long_pieces = self.placed >= self.pieces.max(1) * LONG_BYTES;
+    /// Whether placement has cost less than copies.
+    fn placement_paid(&self, calls_for_each: bool) -> bool {
+        let has_long_frames = self.placed >= self.placed_mbufs.max(1) * MIN_FRAME_BYTES;
         if self.is_read {
-            return is_in_long_pieces;
+            return has_long_frames;
         }
-        let is_much = self.is_full() || self.placed >= WORTH_BYTES.min(self.hold.capacity() / 2);
-        is_much && (is_in_long_pieces || self.pieces == 0 || !calls_for_each)
+        let is_enough =
+            self.is_full() || self.placed >= MIN_PLACED_BYTES.min(self.hold.capacity() / 2);
+        is_enough && (has_long_frames || self.placed_mbufs == 0 || !calls_for_each)
     }
 }
 
-/// What the device expects.
+/// The ranges posted to the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Expectation {
-    /// Stream offset of the next byte.
+struct PostedRanges {
+    /// Stream offset of the first byte of the first range.
     next: u64,
     first: BufId,
     second: Option<BufId>,
@@ -187,22 +186,22 @@ struct Expectation {
 /// The posted buffers of one connection.
 pub struct Posted<T> {
     queue: VecDeque<Entry<T>>,
-    /// Entries that are over.
+    /// Entries that have ended.
     ended: usize,
-    /// Some have no token.
+    /// Whether an entry is abandoned.
     has_abandoned: bool,
     finished: VecDeque<Finished<T>>,
-    device: Option<Expectation>,
-    /// The device was told of the flow, and may still look out for it though it has no room any more.
-    is_looked_for: bool,
+    device: Option<PostedRanges>,
+    /// The device may still match frames against this flow, although it has no range left.
+    is_flow_known: bool,
     registered: Registrations,
-    score: Score,
-    /// What the device said when it was told last ([`Placer::calls_for_each`]).
+    credit: PlacementCredit,
+    /// [`Placer::calls_for_each`] at the last hint.
     calls_for_each: bool,
     pushes: Pushes,
-    /// The socket is closed: the device is told nothing any more.
+    /// The socket is closed: no more hints are given.
     is_closed: bool,
-    /// Once the stream has come so far, what has come is to be given back whatever the rules say.
+    /// Stream offset of urgent data: when it is received, the active buffer is completed.
     flush_to: Option<u64>,
     last_arrival: Instant,
 }
@@ -215,9 +214,9 @@ impl<T> Default for Posted<T> {
             has_abandoned: false,
             finished: VecDeque::new(),
             device: None,
-            is_looked_for: false,
+            is_flow_known: false,
             registered: Registrations::default(),
-            score: Score::default(),
+            credit: PlacementCredit::default(),
             calls_for_each: false,
             pushes: Pushes::default(),
             is_closed: false,
@@ -228,13 +227,13 @@ impl<T> Default for Posted<T> {
 }
 
 impl<T> Posted<T> {
-    /// Adds a buffer behind the others. Gives it back if [`MAX_POSTED`] wait.
+    /// Posts a buffer behind the others. Returns it if there are [`MAX_POSTED`].
     pub fn post(&mut self, buf: RecvBuf, rule: Rule, token: T) -> Result<(), (RecvBuf, T)> {
         self.push(buf, None, rule, token)
     }
 
-    /// As [`Posted::post`], for the buffer of a read that waits. Its first `filled` bytes (at most all) have
-    /// come another way: they count as received, and stay.
+    /// As [`Posted::post`], for the buffer of a blocked read, which has already copied its first `filled`
+    /// bytes (at most all).
     pub fn post_read(
         &mut self,
         buf: RecvBuf,
@@ -257,47 +256,56 @@ impl<T> Posted<T> {
         }
         let (hold, token) = (buf.post(), Some(token));
         let filled = read.unwrap_or(0).min(hold.capacity());
-        let (is_read, placed, pieces, end) = (read.is_some(), 0, 0, None);
-        self.queue.push_back(Entry { hold, filled, placed, pieces, rule, token, is_read, end });
+        let (is_read, placed, placed_mbufs, end) = (read.is_some(), 0, 0, None);
+        self.queue.push_back(Entry {
+            hold,
+            filled,
+            placed,
+            placed_mbufs,
+            rule,
+            token,
+            is_read,
+            end,
+        });
         Ok(())
     }
 
-    /// Whether the device may be told of this flow: not for a while if that did not pay.
+    /// Whether placement is enabled for this flow. It is suspended for a while if it did not pay off.
     pub fn may_place(&mut self, now: Instant) -> bool {
-        self.score.allows(now)
+        self.credit.allows(now)
     }
 
-    /// Whether buffers wait: reads come behind them.
+    /// Whether there are posted buffers, which reads have to wait for.
     pub fn is_waiting(&self) -> bool {
         !self.queue.is_empty()
     }
 
-    /// Whose buffers wait, in order.
+    /// The tokens of the posted buffers, in order.
     pub fn tokens(&self) -> impl Iterator<Item = &T> {
         self.queue.iter().filter_map(|e| e.token.as_ref())
     }
 
-    /// The next buffer that is over.
+    /// The next completed buffer.
     pub fn pop_finished(&mut self) -> Option<Finished<T>> {
         self.finished.pop_front()
     }
 
-    /// Urgent data came, up to this offset of the stream: what has arrived is given back once it is that
-    /// far, which is later if urgent data overtook what belongs in front of it.
+    /// Urgent data was received up to this stream offset: the active buffer is completed as soon as all
+    /// bytes before it have arrived.
     pub fn flush(&mut self, to: u64) {
         self.flush_to = self.flush_to.max(Some(to));
     }
 
-    /// Gives what the receive queue has to the buffers, and tells the device what comes next.
+    /// Delivers the bytes in the receive queue to the buffers, and updates the hints of the device.
     pub fn take_in(&mut self, now: Instant, io: &mut Io<'_>) -> Taken {
         if self.has_abandoned {
-            self.put_back_abandoned(io);
+            self.unread_abandoned(io);
         }
         let mut taken = Taken::default();
         self.end_full(now);
         while io.recv.readable() > 0 && taken.copied < COPY_BATCH {
             let Some(at) = self.active() else { break };
-            let placed = self.accept_in_place(at, io);
+            let placed = self.accept_placed(at, io);
             let copied = if placed > 0 { 0 } else { self.copy_in(at, io, COPY_BATCH) };
             if placed + copied == 0 {
                 break;
@@ -310,69 +318,66 @@ impl<T> Posted<T> {
             self.last_arrival = now;
         }
         taken.is_unfinished = io.recv.readable() > 0 && self.active().is_some();
-        self.release_ended(io);
-        self.tell_device(now, io);
+        self.complete_ended(io);
+        self.update_device(now, io);
         taken
     }
 
-    /// Whether a buffer that was posted just now has nothing to do but to wait behind the one that the
-    /// device is filling: [`Posted::announce`] before the device is looked at again is soon enough.
+    /// Whether a new buffer is only queued behind the one that the device is filling, so that
+    /// [`Posted::announce`] can be deferred to the next poll of the device.
     pub fn may_wait(&self, recv: &RecvQueue) -> bool {
         let is_usual = self.ended == 0 && !self.has_abandoned && !self.is_closed;
         is_usual && self.device.is_some() && recv.readable() == 0
     }
 
-    /// Tells the device of buffers that were posted since it was told last.
+    /// Updates the hints of the device for newly posted buffers.
     pub fn announce(&mut self, now: Instant, io: &mut Io<'_>) {
         if self.device.is_some() {
-            self.tell_device(now, io);
+            self.update_device(now, io);
         }
     }
 
-    /// Decides what is over although it is not full. To be called after [`Posted::take_in`], when the
-    /// device has nothing more.
-    /// True: somebody has been told the error with which the stream ended.
+    /// Completes buffers that are not full by their rule. Called after [`Posted::take_in`] when the device
+    /// has no more frames. True if a buffer reports the error of the stream.
     pub fn settle(&mut self, stream: &Stream, io: &mut Io<'_>) -> bool {
         let mut is_told = false;
         if io.recv.readable() == 0 {
             match stream.ended {
                 Some(why) => is_told = self.end_all(why.err()) && why.is_err(),
-                None => {
-                    self.end_by_rule(stream, self.flush_to.is_some_and(|to| io.recv.next() >= to))
-                }
+                None => self.end_by_rule(stream, io.recv.next()),
             }
             self.flush_to = self.flush_to.filter(|to| io.recv.next() < *to);
         }
         if self.ended > 0 {
-            // Behind one that ended may stand one of no bytes, for which a device would wait in vain.
+            // A buffer of length 0 behind an ended one is full: it must not be posted to the device.
             self.end_full(stream.now);
-            self.release_ended(io);
-            self.tell_device(stream.now, io);
+            self.complete_ended(io);
+            self.update_device(stream.now, io);
         }
         is_told
     }
 
-    /// When [`Posted::settle`] is to be called at the latest.
+    /// The idle time-out of the active buffer, when [`Posted::settle`] has to be called.
     pub fn next_deadline(&self) -> Option<Instant> {
         let active = self.active().and_then(|i| self.queue.get(i))?;
         let idle = active.rule.idle.filter(|_| active.filled > 0)?;
         Some(self.last_arrival + idle)
     }
 
-    /// Ends a buffer of which `is_it`: with what it has, or as cancelled. Call [`Posted::take_in`] first,
-    /// so that what has come counts, and collect what is finished. False: there is none.
+    /// Completes the buffer for which `is_it` is true, with its bytes or as cancelled. Call
+    /// [`Posted::take_in`] before, so that received bytes are counted, and [`Posted::pop_finished`] after it.
+    /// False if there is none.
     pub fn cancel(&mut self, io: &mut Io<'_>, is_it: impl Fn(&T) -> bool) -> bool {
         let found = self.find(is_it);
         if let Some(at) = found {
             self.end(at, Some(SocketError::Cancelled));
-            self.release_ended(io);
+            self.complete_ended(io);
         }
         found.is_some()
     }
 
-    /// Nobody waits any more for a buffer of which `is_it`: what it has goes back into the stream, to be
-    /// received by whoever is next. False: it is over but for somebody who still refers to its memory, and
-    /// what follows its bytes has been received already; it comes back as it would have.
+    /// Abandons the buffer for which `is_it` is true: its bytes return to the front of the receive queue.
+    /// False if it has ended and bytes behind it have been delivered already: it will be completed.
     pub fn abandon(&mut self, io: &mut Io<'_>, is_it: impl Fn(&T) -> bool) -> bool {
         let found = self.queue.iter().position(|e| e.token.as_ref().is_some_and(&is_it));
         let Some(at) = found else { return true };
@@ -387,48 +392,47 @@ impl<T> Posted<T> {
         }
         e.token = None;
         self.has_abandoned |= e.end.is_none();
-        self.withdraw(io);
+        self.revoke(io);
         if self.has_abandoned {
-            self.put_back_abandoned(io);
+            self.unread_abandoned(io);
         }
         true
     }
 
-    /// Ends every buffer: the socket is closed.
+    /// Completes all buffers, since the socket is closed.
     pub fn cancel_all(&mut self, io: &mut Io<'_>) {
-        // What could not go back into the stream goes with it.
+        // Bytes that could not be returned to the receive queue are discarded with it.
         self.queue.retain(|e| e.end.is_some() || e.token.is_some());
         self.has_abandoned = false;
         self.end_all(Some(SocketError::Cancelled));
         self.is_closed = true;
-        self.withdraw(io);
-        self.release_ended(io);
+        self.revoke(io);
+        self.complete_ended(io);
         self.registered.clear(io.placer);
     }
 
-    /// Whether a buffer is over and still waits for its memory, which a device or a queue refers to, or
-    /// its bytes could not go back into the stream.
+    /// Whether a buffer has ended while its memory is still referenced, or its bytes could not be returned to
+    /// the receive queue.
     pub fn is_draining(&self) -> bool {
         self.ended > 0 || self.has_abandoned
     }
 
-    /// Looks again whether memory that was referred to is free. For buffers that are over.
+    /// Completes ended buffers whose memory is no longer referenced.
     pub fn drain(&mut self, io: &mut Io<'_>) {
-        self.release_ended(io);
+        self.complete_ended(io);
     }
 }
 
-// Bytes into buffers.
+// Delivery and placement.
 impl<T> Posted<T> {
-    /// The buffer that gets the next byte. `None` also while one that nobody wants stands there.
+    /// The buffer for the next byte. `None` if there is none or it is abandoned.
     #[inline]
     fn active(&self) -> Option<usize> {
         let at = if self.ended == 0 { 0 } else { self.first_open()? };
         self.queue.get(at).filter(|e| e.token.is_some()).map(|_| at)
     }
 
-    /// The first that is not over, behind some that are: one of the first `ended + 1`, most often the last
-    /// of them.
+    /// The first entry that has not ended: one of the first `ended + 1`.
     #[inline]
     fn first_open(&self) -> Option<usize> {
         (0..=self.ended).find(|at| self.queue.get(*at).is_some_and(|e| e.end.is_none()))
@@ -438,8 +442,8 @@ impl<T> Posted<T> {
         self.queue.iter().position(|e| e.end.is_none() && e.token.as_ref().is_some_and(&is_it))
     }
 
-    /// The first mbuf, if it lies where it belongs already; returns its bytes.
-    fn accept_in_place(&mut self, at: usize, io: &mut Io<'_>) -> usize {
+    /// Accepts the first mbuf if the device placed it at its position in the buffer. Returns its bytes.
+    fn accept_placed(&mut self, at: usize, io: &mut Io<'_>) -> usize {
         let (Some(entry), Some(front)) = (self.queue.get_mut(at), io.recv.front()) else {
             return 0;
         };
@@ -451,7 +455,7 @@ impl<T> Posted<T> {
         let n = front.len().min(entry.hold.capacity() - entry.filled);
         entry.filled += n;
         entry.placed += n;
-        entry.pieces += 1;
+        entry.placed_mbufs += 1;
         io.recv.consume(n, io.pool);
         if let Some(device) = &mut self.device {
             device.next += n as u64;
@@ -459,15 +463,15 @@ impl<T> Posted<T> {
         n
     }
 
-    /// Copies bytes to where they belong, at most about `max`, until some lie there already. 0: bytes of
-    /// this buffer are still under way from the device.
+    /// Copies bytes into the buffer, about `max` at most, up to the next mbuf that is placed in it. 0 if mbufs
+    /// of this buffer are still in use elsewhere.
     #[inline(never)]
     fn copy_in(&mut self, at: usize, io: &mut Io<'_>, max: usize) -> usize {
-        self.withdraw(io);
+        self.revoke(io);
         let Some(entry) = self.queue.get_mut(at) else { return 0 };
         let id = entry.hold.id();
         let room = entry.hold.room(entry.filled).or_else(|| {
-            // What lies behind `filled` is not there for good.
+            // Bytes placed behind `filled` are not at their final position.
             io.recv.evict(id, io.pool);
             entry.hold.room(entry.filled)
         });
@@ -488,26 +492,26 @@ impl<T> Posted<T> {
         copied
     }
 
-    /// Takes the rooms back from the device.
+    /// Revokes the ranges of the device.
     #[inline(never)]
-    fn withdraw(&mut self, io: &mut Io<'_>) {
+    fn revoke(&mut self, io: &mut Io<'_>) {
         if self.device.take().is_some() {
             io.placer.unplace();
-            self.is_looked_for = false;
+            self.is_flow_known = false;
         }
     }
 
-    /// Tells the device what comes next, unless it knows.
-    fn tell_device(&mut self, now: Instant, io: &mut Io<'_>) {
+    /// Posts the next ranges to the device, unless it has them.
+    fn update_device(&mut self, now: Instant, io: &mut Io<'_>) {
         if !io.may_place || self.is_closed {
-            return self.withdraw(io);
+            return self.revoke(io);
         }
         let is_quiet = io.recv.readable() == 0 && io.recv.out_of_order_bytes() == 0;
         if !is_quiet {
             return;
         }
-        let Some(at) = self.active().filter(|_| self.score.allows(now)) else {
-            return self.withdraw(io);
+        let Some(at) = self.active().filter(|_| self.credit.allows(now)) else {
+            return self.revoke(io);
         };
         let id_of = |i: usize| self.queue.get(i).map(|e| e.hold.id());
         let Some(first) = id_of(at) else { return };
@@ -521,16 +525,16 @@ impl<T> Posted<T> {
             _ => false,
         };
         if !is_told {
-            self.withdraw(io);
-            self.place(now, at, Expectation { next, first, second }, io);
+            self.revoke(io);
+            self.place(now, at, PostedRanges { next, first, second }, io);
         }
     }
 
-    /// Where all that is new is a second buffer, it is added: the usual case of a reader who gives the
-    /// one back that it had while the other is being filled.
+    /// Posts only the second range: the usual case of a reader that posts one buffer again while the other is
+    /// being filled.
     fn place_behind(&mut self, at: usize, [first, second]: [BufId; 2], io: &mut Io<'_>) -> bool {
         let Some(room) = self.queue.get_mut(at).and_then(|e| e.hold.room(0)) else { return false };
-        self.registered.need([Some(first), Some(second)], io.placer);
+        self.registered.use_buffers([Some(first), Some(second)], io.placer);
         let is_added = io.placer.place_behind(room);
         if let Some(device) = self.device.as_mut().filter(|_| is_added) {
             device.second = Some(second);
@@ -539,18 +543,18 @@ impl<T> Posted<T> {
     }
 
     #[inline(never)]
-    fn place(&mut self, now: Instant, at: usize, wanted: Expectation, io: &mut Io<'_>) {
+    fn place(&mut self, now: Instant, at: usize, ranges: PostedRanges, io: &mut Io<'_>) {
         let mut entries = self.queue.iter_mut().skip(at);
         let Some(first) = entries.next().and_then(|e| e.hold.room(e.filled)) else { return };
-        let second = wanted.second.and_then(|_| entries.next()?.hold.room(0));
-        let wanted = Expectation { second: second.as_ref().map(Room::buffer), ..wanted };
-        self.registered.need([Some(wanted.first), wanted.second], io.placer);
-        if io.placer.place(wanted.next, first, second) {
-            self.device = Some(wanted);
-            self.is_looked_for = true;
+        let second = ranges.second.and_then(|_| entries.next()?.hold.room(0));
+        let ranges = PostedRanges { second: second.as_ref().map(Room::buffer), ..ranges };
+        self.registered.use_buffers([Some(ranges.first), ranges.second], io.placer);
+        if io.placer.place(ranges.next, first, second) {
+            self.device = Some(ranges);
+            self.is_flow_known = true;
             self.calls_for_each = io.placer.calls_for_each();
         } else {
-            self.score.refused(now);
+            self.credit.refused(now);
             self.registered.clear(io.placer);
         }
     }

@@ -1,39 +1,46 @@
-//! Readiness: what a socket can do now without waiting.
+//! Readiness: the operations that would not block (`poll` events).
 
 use core::ops::{BitOr, BitOrAssign};
 
-/// A set of things that a socket is ready for, or that a poll set is interested in.
+/// A set of readiness events of a socket, or of events that a poll set is interested in.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Ready(u8);
 
 impl Ready {
-    /// Nothing.
+    /// The empty set.
     pub const NONE: Ready = Ready(0);
-    /// A read returns data, the end of the stream or an error; an accept returns a connection.
+    /// A read does not block (`EPOLLIN`): it returns data, the end of the stream (0 bytes) or an error; an
+    /// accept returns a connection. A socket that is ready for [`Ready::PEER_CLOSED`], [`Ready::ERROR`] or
+    /// [`Ready::CLOSED`] is readable too.
     pub const READABLE: Ready = Ready(1);
-    /// A write takes at least one byte, or fails.
+    /// A write does not block (`EPOLLOUT`): it accepts at least one byte or fails. A socket with an error is
+    /// writable too.
     pub const WRITABLE: Ready = Ready(2);
-    /// The peer has closed its side.
+    /// The peer has sent a FIN and everything before it is read (`EPOLLRDHUP`, which does not wait for the
+    /// reader): the next read returns 0 bytes.
     pub const PEER_CLOSED: Ready = Ready(4);
-    /// An error is pending.
+    /// An error is pending, which the next call returns (`EPOLLERR`). Reported whatever the interest.
     pub const ERROR: Ready = Ready(8);
-    /// The connection is over in both directions.
+    /// The connection is closed in both directions (`EPOLLHUP`). Reported whatever the interest.
     pub const CLOSED: Ready = Ready(16);
-    /// There is at least one byte, whatever the low-water mark says: for readers that are blocked,
-    /// which count by themselves.
+    /// Only of an interest: edge-triggered (`EPOLLET`). The socket is reported when its readiness changes,
+    /// and not again until it changes once more: read or write it until `WouldBlock`.
+    pub const EDGE: Ready = Ready(64);
+    /// At least one byte is readable, regardless of the low-water mark: for blocked readers, which check
+    /// the mark themselves.
     #[doc(hidden)]
     pub const SOME: Ready = Ready(32);
-    /// What a blocked reader waits for.
+    /// The events that wake a blocked reader.
     #[doc(hidden)]
     pub const READER: Ready = Ready(1 | 32);
 
-    /// Both sets together; `|` where a constant is wanted.
+    /// The union of two sets, for constants.
     #[must_use]
     pub const fn with(self, other: Ready) -> Ready {
         Ready(self.0 | other.0)
     }
 
-    /// What is left without `other`.
+    /// The set without the events of `other`.
     #[must_use]
     pub const fn without(self, other: Ready) -> Ready {
         Ready(self.0 & !other.0)
@@ -49,10 +56,35 @@ impl Ready {
         self.0 & other.0 != 0
     }
 
-    /// What of `self` a watcher of `interest` is told: errors and ends are always told.
+    /// The events reported for an `interest`: those in it, and always errors and `CLOSED`.
     #[must_use]
     pub const fn seen_by(self, interest: Ready) -> Ready {
         Ready(self.0 & (interest.0 | Ready::ERROR.0 | Ready::CLOSED.0))
+    }
+
+    /// Whether a read (or an accept) does not block: [`Ready::READABLE`].
+    pub const fn is_readable(self) -> bool {
+        self.contains(Ready::READABLE)
+    }
+
+    /// Whether a write does not block: [`Ready::WRITABLE`].
+    pub const fn is_writable(self) -> bool {
+        self.contains(Ready::WRITABLE)
+    }
+
+    /// Whether the next read returns the end of the stream: [`Ready::PEER_CLOSED`].
+    pub const fn is_peer_closed(self) -> bool {
+        self.contains(Ready::PEER_CLOSED)
+    }
+
+    /// Whether an error is pending: [`Ready::ERROR`].
+    pub const fn is_error(self) -> bool {
+        self.contains(Ready::ERROR)
+    }
+
+    /// Whether the connection is over in both directions: [`Ready::CLOSED`].
+    pub const fn is_closed(self) -> bool {
+        self.contains(Ready::CLOSED)
     }
 
     /// Whether the set is empty.

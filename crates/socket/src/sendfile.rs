@@ -1,20 +1,20 @@
-//! sendfile, under the lock: how much goes next, and the space and storage for it.
+//! sendfile: the size of the next part of a file, and the space and storage for it.
 //!
-//! A call is a run of turns. Each waits until half of the send buffer is free (or until the rest
-//! fits), takes one chain for everything that has room, and is filled outside the lock:
+//! A call sends a file in several parts. For each part it waits until half of the send buffer is free (or
+//! the rest fits), allocates a chain for as much as fits, and fills it outside the lock:
 //!
 //! ```text
 //!   headers │ file: whole pages, as many as fit          │ trailers
 //!   ────────┼──────────────┬──────────────┬──────────────┼─────────
-//!   turn 0 ─────────────►  │ turn 1 ────► │ last turn ───────────►
+//!   part 0 ─────────────►  │ part 1 ────► │ last part ───────────►
 //!                          └ a page boundary of the file
 //! ```
 //!
-//! Owns nothing between the steps: the [`Reservation`] is the caller's. Reads no file: what a file
-//! holds is the business of whoever fills the chain. Source: `kern_sendfile` of FreeBSD as rewritten
-//! in 2006, the order of its checks and its rule for waiting; the low-water mark is put back here.
+//! The caller owns the [`Reservation`] and fills it: no file is read here. Source: `kern_sendfile` of FreeBSD
+//! as rewritten in 2006 (order of the checks, rule for waiting); unlike there, [`restore`] resets the
+//! low-water mark.
 
-use std::sync::Arc;
+use alloc::sync::Arc;
 
 use fulmar_mbuf::{Pool, QueueFull, SharedBytes};
 use fulmar_tcp::Tcb;
@@ -22,58 +22,58 @@ use fulmar_tcp::Tcb;
 use crate::sosend::{self, Reservation, SEND_LOW_WATER_BYTES, Taken};
 use crate::{SocketError, Step};
 
-/// What a turn of a file ends on, in bytes of the file.
+/// The alignment of the parts of a file.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// Pieces of a file below this size do not go by reference: copying them costs little, and a frame
-/// can take a limited number of pieces only.
+/// The smallest range of a file that is sent by reference: a copy of less is cheap, and a frame has a limited
+/// number of fragments.
 pub const MIN_SHARED_BYTES: usize = 16 << 10;
 
-/// What is left of a call, in the order in which it goes.
+/// The rest of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Rest {
-    /// Bytes in front of the file.
+    /// Bytes of headers.
     pub head: usize,
-    /// Where in the file the next byte stands.
+    /// Offset of the next byte of the file.
     pub file_at: u64,
     /// Bytes of the file.
     pub file: u64,
-    /// Bytes behind the file.
+    /// Bytes of trailers.
     pub tail: usize,
 }
 
-/// What goes in one turn: a prefix of [`Rest`].
+/// The next part of a call: a prefix of [`Rest`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Piece {
-    /// Bytes in front of the file.
+    /// Bytes of headers.
     pub head: usize,
     /// Bytes of the file.
     pub file: usize,
-    /// Bytes behind the file; none unless the file goes to its end.
+    /// Bytes of trailers; 0 unless the rest of the file is included.
     pub tail: usize,
 }
 
 impl Piece {
-    /// Bytes of all three parts.
+    /// Bytes of headers, file and trailers.
     pub fn len(&self) -> usize {
         self.head + self.file + self.tail
     }
 
-    /// Whether it has none.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
 impl Rest {
-    /// Bytes of all three parts.
+    /// Bytes of headers, file and trailers.
     pub fn bytes(&self) -> u64 {
         let ends = self.head as u64 + self.tail as u64;
         self.file.saturating_add(ends)
     }
 
-    /// What goes in one turn that has room for `space` bytes: everything, or a run that ends on a
-    /// page boundary of the file, or for less than a page what there is room for.
+    /// The next part for `space` bytes: everything, or a prefix that ends on a page boundary of the file, or
+    /// `space` bytes if that is less than a page.
     pub fn cut(&self, space: usize) -> Piece {
         let head = self.head.min(space);
         let room = space - head;
@@ -87,17 +87,17 @@ impl Rest {
     }
 }
 
-/// When a turn goes on although not everything fits.
+/// How much free space a call waits for if the rest does not fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Worth {
-    /// Half of the send buffer is free: for a call that waits by itself.
+    /// Half of the send buffer, for a blocking call.
     HalfTheBuffer,
-    /// As for a write: for a call that returns to somebody who waits for "writable".
+    /// The low-water mark of a write, for a non-blocking call, whose caller waits for `WRITABLE`.
     AnyWrite,
 }
 
 impl Worth {
-    /// Bytes of free send buffer below which a turn waits.
+    /// Free space below which a call waits.
     fn low_water(self, limit: usize) -> usize {
         match self {
             Worth::HalfTheBuffer => limit / 2,
@@ -111,16 +111,15 @@ fn must_wait(space: usize, limit: usize, rest: &Rest, worth: Worth) -> bool {
     (space as u64) < rest.bytes() && space < worth.low_water(limit)
 }
 
-/// Whether the send buffer has room for a turn, so that one which waits all the same waits for
-/// storage.
+/// Whether the send buffer has space for the next part. If the call waits nevertheless, it waits for storage.
 pub fn has_space(tcb: &Tcb, rest: &Rest, worth: Worth) -> bool {
     let queue = tcb.send_queue_ref();
     let is_full = must_wait(queue.space(), queue.limit(), rest, worth);
     tcb.can_send() && queue.may_claim() && !is_full
 }
 
-/// Takes space and storage for the next turn, and says what goes into it. While it has to wait, the
-/// low-water mark of the socket is what the turn waits for; [`restore`] puts it back.
+/// Claims space and allocates storage for the next part, and returns its size. If the call has to wait, the
+/// low-water mark of the socket is raised to what it waits for; [`restore`] resets it.
 ///
 /// # Errors
 /// The state of the connection, as for a write.
@@ -142,8 +141,8 @@ pub fn reserve(
         return Ok(Step::WaitSpace(enough));
     }
     let want = rest.cut(space).len();
-    let want = rest.cut(sosend::affordable(tcb, pool, want)).len();
-    let Some(chain) = sosend::obtain(pool, want) else { return Ok(Step::WaitSpace(1)) };
+    let want = rest.cut(sosend::allowed(tcb, pool, want)).len();
+    let Some(chain) = sosend::alloc_up_to(pool, want) else { return Ok(Step::WaitSpace(1)) };
     let piece = rest.cut(chain.len());
     match tcb.send_queue().claim(chain.len()) {
         Some(claim) => Ok(Step::Done((Reservation::new(claim, chain), piece))),
@@ -154,9 +153,8 @@ pub fn reserve(
     }
 }
 
-/// As [`reserve`] for a file whose pages go by reference, and done: queues as many of the next `most`
-/// bytes as have room. None (`Done` with 0 bytes): fewer than [`MIN_SHARED_BYTES`] have, so they are
-/// better copied.
+/// Appends as many of the next `most` bytes of a mapped file as fit, by reference to its pages. Waits as
+/// [`reserve`]. `Done` with 0 bytes if fewer than [`MIN_SHARED_BYTES`] fit, which are to be copied instead.
 ///
 /// # Errors
 /// As [`reserve`].
@@ -182,8 +180,8 @@ pub fn share(
     if want < MIN_SHARED_BYTES {
         return Ok(Step::Done(Taken { bytes: 0, mbufs: 0 }));
     }
-    let want = sosend::affordable(tcb, pool, want);
-    let chain = sosend::parts(pool, pages, rest.file_at as usize, want);
+    let want = sosend::allowed(tcb, pool, want);
+    let chain = sosend::share_parts(pool, pages, rest.file_at as usize, want);
     let taken = Taken { bytes: chain.len(), mbufs: chain.segs() };
     if taken.bytes == 0 {
         return Ok(Step::WaitSpace(1));
@@ -197,7 +195,7 @@ pub fn share(
     }
 }
 
-/// The low-water mark is again what it was before the call.
+/// Resets the low-water mark that [`reserve`] has raised.
 pub fn restore(tcb: &mut Tcb) {
     tcb.set_send_low_water(None);
 }
@@ -214,22 +212,22 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_goes_whole_with_its_trailers() {
+    fn a_rest_that_fits_is_one_part_with_its_trailers() {
         let piece = rest(10, 77, 5000, 20).cut(1 << 20);
         assert_eq!(piece, Piece { head: 10, file: 5000, tail: 20 });
         assert_eq!(rest(10, 0, 0, 20).cut(25), Piece { head: 10, file: 0, tail: 15 });
     }
 
     #[test]
-    fn a_turn_ends_on_a_page_boundary_of_the_file() {
+    fn a_part_ends_on_a_page_boundary_of_the_file() {
         assert_eq!(rest(0, 0, 1 << 20, 0).cut(100_000).file, 24 * PAGE);
         assert_eq!(rest(0, 1, 1 << 20, 0).cut(100_000).file, 24 * PAGE - 1);
-        // The headers take their room first.
+        // The headers come first.
         assert_eq!(rest(300, 0, 1 << 20, 9).cut(2 * PAGE + 299).file, PAGE);
     }
 
     #[test]
-    fn less_than_a_page_goes_as_it_is() {
+    fn a_part_of_less_than_a_page_uses_all_space() {
         assert_eq!(rest(0, 0, 1 << 20, 0).cut(PAGE).file, PAGE);
         assert_eq!(rest(0, 100, 1 << 20, 0).cut(PAGE).file, PAGE);
         assert_eq!(rest(0, 0, 1 << 20, 0).cut(7).file, 7);
@@ -237,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_waits_for_half_the_buffer_or_for_all_of_the_rest() {
+    fn a_call_waits_for_half_of_the_buffer_or_for_the_whole_rest() {
         let waits = |space, file, worth| must_wait(space, 1000, &rest(0, 0, file, 0), worth);
         assert!(waits(499, 5000, Worth::HalfTheBuffer));
         assert!(!waits(500, 5000, Worth::HalfTheBuffer));
@@ -250,7 +248,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn turns_of_any_size_carry_everything_once_and_in_order(
+        fn parts_of_any_size_cover_every_byte_once_and_in_order(
             head in 0usize..10_000,
             file_at in 0u64..20_000,
             file in 0u64..200_000,

@@ -1,5 +1,5 @@
-//! soreceive: a read. The data is detached from the receive buffer as a chain under the shard lock,
-//! copied outside it, and given back to the pool with the window update.
+//! soreceive: reads. The bytes are detached from the receive buffer as a chain under the shard lock, copied
+//! outside it, and freed together with the window update.
 
 use fulmar_mbuf::{Chain, Mbuf, Pool, Purpose};
 use fulmar_tcp::{Env, Lent, State, Tcb};
@@ -9,13 +9,13 @@ use crate::{SocketError, Step};
 /// Detaches up to `max` bytes. An empty chain is the end of the stream.
 ///
 /// # Errors
-/// The connection's error, once everything received before it has been read.
+/// The connection's error, after all bytes received before it have been read.
 pub fn take(tcb: &mut Tcb, pool: &mut Pool, max: usize) -> Result<Step<Chain>, SocketError> {
     match readable(tcb)? {
         Step::Done(0) => Ok(Step::Done(Chain::new())),
         Step::Done(_) => {
             let chain = tcb.recv_queue().take(max, pool);
-            // A pool without a single buffer is no end of the stream.
+            // The chain is also empty if the pool is exhausted, which is not the end of the stream.
             Ok(if chain.is_empty() { Step::WaitData(1) } else { Step::Done(chain) })
         }
         Step::WaitData(n) => Ok(Step::WaitData(n)),
@@ -23,16 +23,16 @@ pub fn take(tcb: &mut Tcb, pool: &mut Pool, max: usize) -> Result<Step<Chain>, S
     }
 }
 
-/// A loan whose storage is more than so many times its bytes is copied together: it would shrink the
-/// window by so much more than it is worth. Frames of more than a quarter of a 64 KiB buffer stay.
+/// Maximum ratio of storage to bytes of a loan. Beyond it the bytes are copied to compact storage, since a
+/// loan shrinks the window by its storage.
 const WASTE: usize = 4;
 
-/// As [`take_at_least`], for a reader who keeps the mbufs themselves for a while: they are charged to the
-/// window and to the budget until [`Tcb::take_back`]. What wastes most of its storage, or lies in the
-/// reserve for control, is copied together first.
+/// As [`take_at_least`], but lends the mbufs to the reader: they are charged to the window and to the budget
+/// until [`Tcb::take_back`]. Bytes that use less than a quarter of their storage, or that are in memory of
+/// the control reserve, are copied to compact storage first.
 ///
 /// # Errors
-/// As [`take`]. [`SocketError::NoBuffer`]: no memory for such a copy, and nothing was taken.
+/// As [`take`]. [`SocketError::NoBuffer`]: no memory for such a copy; no bytes were detached.
 pub fn lend(
     tcb: &mut Tcb,
     env: &mut Env,
@@ -44,7 +44,7 @@ pub fn lend(
         Step::WaitData(n) => return Ok(Step::WaitData(n)),
         Step::WaitSpace(n) => return Ok(Step::WaitSpace(n)),
     };
-    let chain = match keepable(chain, env.pool, tcb.is_storage_short()) {
+    let chain = match keepable(chain, env.pool, tcb.is_recv_truesize_high()) {
         Ok(chain) => chain,
         Err(chain) => {
             tcb.recv_queue().unread(chain);
@@ -57,13 +57,13 @@ pub fn lend(
     Ok(Step::Done((chain, lent)))
 }
 
-/// The same bytes in storage that a user may keep; the chain back if there is no memory for a copy
-/// that is needed.
+/// Copies the bytes to compact storage if their storage is wasteful or belongs to the control reserve, so
+/// that the application may keep them. Error, with the chain: no memory for a copy out of the reserve.
 pub fn keepable(chain: Chain, pool: &mut Pool, is_short: bool) -> Result<Chain, Chain> {
     let waste = if is_short { WASTE / 2 } else { WASTE };
-    let worth = chain.len().saturating_mul(waste).max(Mbuf::MIN_HELD_BYTES);
+    let worth = chain.len().saturating_mul(waste).max(Mbuf::MIN_TRUESIZE);
     let is_wasteful = chain.held_bytes() > worth;
-    // Only a pool that ran short has put payload into the reserve.
+    // Payload is in the control reserve only if the receive share was exhausted.
     let is_dry = pool.available(Purpose::Receive) < chain.held_bytes();
     let is_reserve = is_dry && chain.iter().any(|m| m.purpose() == Purpose::Control);
     if !is_wasteful && !is_reserve {
@@ -83,9 +83,9 @@ pub fn keepable(chain: Chain, pool: &mut Pool, is_short: bool) -> Result<Chain, 
     }
 }
 
-/// As [`take`], but waits until `least` bytes are there or no more will come before some are read.
-/// Bytes that a reader has already got in the same call, `done`, are reason enough to end without
-/// any: the error stays for the next call.
+/// As [`take`], but waits until `least` bytes are readable or no more can arrive before some are read. If the
+/// same call has already returned `done` > 0 bytes, an error is left for the next call and the chain is
+/// empty.
 ///
 /// # Errors
 /// As [`take`].
@@ -106,9 +106,8 @@ pub fn take_at_least(
     take(tcb, pool, max)
 }
 
-/// References to up to `max` bytes from `off` on, which stay in the queue, once at least `least` are
-/// there or no more will come; an empty chain is the end of the stream, or that there are no more
-/// than `off`.
+/// References to up to `max` bytes at `off`, which stay in the queue, once `least` are readable or no more
+/// can arrive. An empty chain is the end of the stream, or `off` is beyond the readable bytes.
 ///
 /// # Errors
 /// As [`take`].
@@ -135,20 +134,19 @@ pub fn peek_at(
     }
 }
 
-/// No more bytes will ever come.
+/// Whether no more bytes will arrive.
 fn is_final(tcb: &Tcb) -> bool {
     tcb.peer_closed() || !tcb.can_recv() || tcb.state() == State::Closed
 }
 
-/// Whether it makes sense to wait for more than is there: more may come, and the window is open for
-/// it.
+/// Whether more bytes can arrive before some are read: the stream has not ended, and the window is open.
 pub(crate) fn may_get_more(tcb: &Tcb) -> bool {
     let has_some = tcb.recv_queue_ref().readable() > 0;
-    let is_stuck = has_some && tcb.is_window_shut();
+    let is_stuck = has_some && tcb.is_recv_window_closed();
     !(is_final(tcb) || tcb.has_error() || is_stuck)
 }
 
-/// Copies bytes without taking them; 0 is the end of the stream.
+/// Copies bytes, which stay in the queue. 0 is the end of the stream.
 ///
 /// # Errors
 /// As [`take`].
@@ -160,7 +158,7 @@ pub fn peek(tcb: &mut Tcb, into: &mut [u8]) -> Result<Step<usize>, SocketError> 
     }
 }
 
-/// How many bytes a read would return now: 0 at the end of the stream.
+/// The number of readable bytes, 0 at the end of the stream.
 fn readable(tcb: &mut Tcb) -> Result<Step<usize>, SocketError> {
     let ready = tcb.recv_queue().readable();
     if ready > 0 {

@@ -1,25 +1,25 @@
-//! sosend: a write, in three steps. `reserve` obtains all buffers of the write at once under the
-//! shard lock; the caller copies into them outside it; `commit` makes them ready, and the stack then
-//! runs the protocol once for everything that fits.
+//! sosend: writes, in three steps. [`reserve`] allocates all buffers of a write under the shard lock. The
+//! caller copies into them outside the lock. [`commit`] makes the bytes ready, after which the stack calls
+//! tcp_output once.
 //!
-//! Owns nothing between the steps: a [`Reservation`] is the writer's until it is committed or
-//! abandoned. Source: the order of checks is that of `sosend_generic`, in FreeBSD and POSIX.
+//! The writer owns the [`Reservation`] until it is committed or abandoned. Source: the order of the checks is
+//! that of FreeBSD's `sosend_generic`.
 
-use std::sync::Arc;
+use alloc::sync::Arc;
 
 use fulmar_mbuf::{Chain, Claim, FairShare, Pool, Purpose, QueueFull, SendQueue, SharedBytes};
 use fulmar_tcp::{State, Tcb};
 
 use crate::{SocketError, Step};
 
-/// Space in a send buffer, and the storage that will fill it. `chain.len()` is the length.
+/// Claimed space of a send buffer with its storage, `chain.len()` bytes.
 #[must_use = "a reservation blocks the send buffer until it is committed or abandoned"]
 pub struct Reservation {
     claim: Claim,
-    /// To be filled by the writer, whole, or as far as [`Reservation::keep`] says.
+    /// Filled by the writer: as a whole, or the first [`Reservation::keep`] bytes.
     pub chain: Chain,
     keep: usize,
-    /// Another write follows at once (MSG_MORE).
+    /// Another write follows immediately (`MSG_MORE`).
     pub more: bool,
 }
 
@@ -28,38 +28,39 @@ impl Reservation {
         Reservation { claim, keep: chain.len(), chain, more: false }
     }
 
-    /// Bytes of the reservation that count.
+    /// Bytes to be committed.
     pub fn len(&self) -> usize {
         self.keep
     }
 
-    /// Only the first `n` bytes were filled; the rest of the space is given back with the commit.
+    /// Limits the commit to the first `n` bytes; it releases the rest of the space.
     pub fn keep(&mut self, n: usize) {
         self.keep = self.keep.min(n);
     }
 
-    /// The storage, for whoever cannot commit.
+    /// The storage of a reservation whose connection no longer exists.
     pub fn into_chain(self) -> Chain {
         self.chain
     }
 
-    /// Whether it holds no bytes.
+    /// Whether there are no bytes to commit.
     pub fn is_empty(&self) -> bool {
         self.keep == 0
     }
 }
 
-/// Below this much free space a writer waits, unless its whole write fits (the field's `sb_lowat`).
+/// The low-water mark of the send buffer (`sb_lowat` of BSD): with less space a writer waits, unless its whole
+/// write fits.
 pub const SEND_LOW_WATER_BYTES: usize = 2048;
 
-/// Writes up to this size are copied into the tail of the send buffer under the lock: two lock
-/// round trips would cost more than the copy.
+/// Writes up to this size are copied into the send buffer under the lock, which costs less than a second
+/// acquisition of the lock.
 pub const SMALL_WRITE_BYTES: usize = 512;
 
-/// The checks before a write, in the order of the published `sosend`.
+/// The checks before a write, in the order of `sosend_generic`.
 pub(crate) fn check(tcb: &mut Tcb) -> Result<(), SocketError> {
     if tcb.send_error().is_some() {
-        // The cause is told once; after that there is only a closed pipe.
+        // The cause is reported once, and EPIPE afterwards.
         return Err(tcb.take_error().map_or(SocketError::BrokenPipe, Into::into));
     }
     match tcb.state() {
@@ -68,25 +69,25 @@ pub(crate) fn check(tcb: &mut Tcb) -> Result<(), SocketError> {
     }
 }
 
-/// Whether a write of `want` bytes has to wait for space. One that has waited goes on only when a
-/// third of the buffer is free (as Linux has it), so that it is not woken for crumbs.
+/// Whether a write of `want` bytes has to wait for space. A write that has waited continues when a third of
+/// the buffer is free (as in Linux), so that it is not woken for each ACK.
 fn must_wait(space: usize, limit: usize, want: usize, waited: bool) -> bool {
     let low_water = if waited { limit / 3 } else { SEND_LOW_WATER_BYTES.min(limit / 2) };
     space < want && space < low_water.max(1)
 }
 
-/// Whether the send buffer has room for a write of `want` bytes to go on, so that one which waits
-/// all the same waits for storage.
+/// Whether the send buffer has space for a write of `want` bytes. If the write waits nevertheless, it waits
+/// for storage.
 pub fn has_space(tcb: &Tcb, want: usize, waited: bool) -> bool {
     let queue = tcb.send_queue_ref();
     let is_full = must_wait(queue.space(), queue.limit(), want, waited);
     tcb.can_send() && queue.may_claim() && !is_full
 }
 
-/// Bytes of `want` for which a connection may take storage now: all of them, unless so much of the send
-/// share is in use that connections have to share it. 0: fewer than are worth a start.
+/// The part of `want` bytes for which a connection may allocate storage: all, unless the send share is
+/// contended. 0 if it is less than the low-water mark.
 #[inline]
-pub(crate) fn affordable(tcb: &Tcb, pool: &Pool, want: usize) -> usize {
+pub(crate) fn allowed(tcb: &Tcb, pool: &Pool, want: usize) -> usize {
     if pool.is_contended(Purpose::Send) { fair_part(tcb, pool, want) } else { want }
 }
 
@@ -96,16 +97,16 @@ fn fair_part(tcb: &Tcb, pool: &Pool, want: usize) -> usize {
     if may < want && may < SEND_LOW_WATER_BYTES { 0 } else { may }
 }
 
-/// Bytes of storage that a connection may take of a share: see [`FairShare`].
+/// Bytes of a share that a connection may allocate: see [`FairShare::allowance`].
 pub fn allowance(tcb: &Tcb, share: FairShare) -> usize {
     share.allowance(tcb.send_queue_ref().held_bytes(), tcb.is_stalled())
 }
 
-/// Takes space for as much of `want` bytes as fits now, and storage for all of it in one go.
-/// `waited`: the write has found no space before.
+/// Claims space for as much of `want` bytes as fits, and allocates storage for all of it. `waited`: the
+/// write has waited for space before.
 ///
 /// # Errors
-/// The state of the connection, as [`SocketError`]. A dry pool is not an error but a wait.
+/// The state of the connection, as [`SocketError`]. An exhausted pool is [`Step::WaitSpace`].
 pub fn reserve(
     tcb: &mut Tcb,
     pool: &mut Pool,
@@ -121,8 +122,8 @@ pub fn reserve(
     if must_wait(space, limit, want, waited) {
         return Ok(Step::WaitSpace(want.min(SEND_LOW_WATER_BYTES)));
     }
-    let bytes = affordable(tcb, pool, want.min(space));
-    let Some(chain) = obtain(pool, bytes) else { return Ok(Step::WaitSpace(1)) };
+    let bytes = allowed(tcb, pool, want.min(space));
+    let Some(chain) = alloc_up_to(pool, bytes) else { return Ok(Step::WaitSpace(1)) };
     match tcb.send_queue().claim(chain.len()) {
         Some(claim) => Ok(Step::Done(Reservation::new(claim, chain))),
         None => {
@@ -132,9 +133,9 @@ pub fn reserve(
     }
 }
 
-/// Storage for `bytes`, or for as much as the pool still has: a nearly full pool slows writers
-/// down rather than stopping them. None for no bytes.
-pub(crate) fn obtain(pool: &mut Pool, bytes: usize) -> Option<Chain> {
+/// Allocates `bytes` or less, by halving the request until the pool can serve it. `None` if that fails or
+/// `bytes` is 0.
+pub(crate) fn alloc_up_to(pool: &mut Pool, bytes: usize) -> Option<Chain> {
     let mut ask = bytes;
     if ask == 0 {
         return None;
@@ -150,8 +151,8 @@ pub(crate) fn obtain(pool: &mut Pool, bytes: usize) -> Option<Chain> {
     }
 }
 
-/// Takes a small write under the lock: into the room behind the tail of the send buffer, the rest
-/// into an mbuf of its own. `None` if it has to take the long way.
+/// Appends a small write under the lock: to the tailroom of the last mbuf, and the rest to a new one. `None`
+/// if the general path ([`reserve`]) has to be taken.
 ///
 /// # Errors
 /// As [`reserve`].
@@ -175,14 +176,14 @@ pub fn append_small(
     let rest = bytes.get(merged..).unwrap_or_default();
     let mbufs = match rest.len() {
         0 => 0,
-        n if affordable(tcb, pool, n) < n => 0,
+        n if allowed(tcb, pool, n) < n => 0,
         _ => append_copy(tcb.send_queue(), pool, rest),
     };
     let taken = if mbufs > 0 { bytes.len() } else { merged };
     Ok((taken > 0).then_some(Taken { bytes: taken, mbufs }))
 }
 
-/// Copies a few bytes into mbufs of their own; returns how many those are, 0 if there is none.
+/// Appends a copy in new mbufs and returns their number, 0 if it failed.
 fn append_copy(queue: &mut SendQueue, pool: &mut Pool, bytes: &[u8]) -> usize {
     let Ok(mut chain) = pool.alloc_chain(bytes.len(), 0, Purpose::Send) else { return 0 };
     let mbufs = chain.segs();
@@ -196,7 +197,7 @@ fn append_copy(queue: &mut SendQueue, pool: &mut Pool, bytes: &[u8]) -> usize {
     }
 }
 
-/// Free space of the send buffer, after the checks of a write; 0 while the connection is being made.
+/// Free space of the send buffer, after the checks of a write. 0 while the connection is being established.
 ///
 /// # Errors
 /// The state of the connection, as [`SocketError`].
@@ -207,7 +208,7 @@ pub fn space(tcb: &mut Tcb) -> Result<usize, SocketError> {
     }
 }
 
-/// Appends a finished chain, whole or not at all. It is taken only if the answer is `Done`.
+/// Appends a chain as a whole. The chain is empty afterwards only if the result is `Done`.
 ///
 /// # Errors
 /// As [`space`].
@@ -224,8 +225,8 @@ pub fn append(tcb: &mut Tcb, pool: &mut Pool, chain: &mut Chain) -> Result<Step<
     }
 }
 
-/// Appends as much of the shared bytes [at, at + want) as fits, by reference; the answer is how many
-/// those were. `waited`: the write has found no space before.
+/// Appends as much of the shared bytes [at, at + want) as fits, by reference. `waited`: the write has waited
+/// for space before.
 ///
 /// # Errors
 /// As [`reserve`].
@@ -245,7 +246,7 @@ pub fn share(
     if must_wait(space, limit, want, waited) {
         return Ok(Step::WaitSpace(want.min(SEND_LOW_WATER_BYTES)));
     }
-    let chain = parts(pool, owner, at, affordable(tcb, pool, want.min(space)));
+    let chain = share_parts(pool, owner, at, allowed(tcb, pool, want.min(space)));
     let taken = Taken { bytes: chain.len(), mbufs: chain.segs() };
     if taken.bytes == 0 {
         return Ok(Step::WaitSpace(1));
@@ -259,17 +260,17 @@ pub fn share(
     }
 }
 
-/// What [`share`] or [`append_small`] has appended.
+/// The bytes appended by [`share`] or [`append_small`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Taken {
-    /// Bytes, at least one.
+    /// Number of bytes.
     pub bytes: usize,
-    /// The mbufs taken for them.
+    /// Mbufs allocated for them.
     pub mbufs: usize,
 }
 
 /// References to shared bytes, as far as the send share allows.
-pub(crate) fn parts(
+pub(crate) fn share_parts(
     pool: &mut Pool,
     owner: &Arc<dyn SharedBytes>,
     at: usize,
@@ -291,14 +292,14 @@ pub(crate) fn parts(
     chain
 }
 
-/// The bytes are copied: they may be sent.
+/// Commits the bytes of a reservation, which may then be sent.
 pub fn commit(tcb: &mut Tcb, pool: &mut Pool, mut r: Reservation) {
     r.chain.trim_back(r.chain.len() - r.keep, pool);
-    tcb.set_message_more(r.more);
+    tcb.set_msg_more(r.more);
     tcb.send_queue().commit(r.claim, r.chain, pool);
 }
 
-/// The write failed between the steps: the space is given back.
+/// Releases a reservation without bytes.
 pub fn abandon(tcb: &mut Tcb, pool: &mut Pool, r: Reservation) {
     tcb.send_queue().abandon(r.claim, pool);
     pool.free(r.chain);

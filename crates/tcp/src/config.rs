@@ -1,50 +1,53 @@
-//! The tunables of a connection, each with its default and the reason for it.
+//! Configuration of a connection: each option with its default and the reason for it.
 
 use fulmar_base::Duration;
 
-/// How a connection behaves. Every Tcb keeps a copy; options that a user may change later have
-/// setters on [`crate::Tcb`].
+/// Configuration of a connection. Every Tcb holds a copy. Options that can change during the
+/// connection have setters on [`crate::Tcb`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
     /// Send buffer, bytes. Default 1 MiB: several 64 KiB super-segments in flight while the writer
-    /// fills the next ones, and still within a second-level cache. It grows by itself, up to
-    /// `max_buffer_bytes`, where the path has room for more: see `tuning.rs`.
+    /// fills the next ones, within a second-level cache. Autotuning grows it up to
+    /// `max_buffer_bytes` on paths with a larger bandwidth-delay product: see `tuning.rs`.
     pub send_buffer_bytes: usize,
-    /// Receive buffer, bytes: the largest window. Default 1 MiB, as above. It grows by itself, up to
-    /// `max_buffer_bytes`, where the window is what holds the peer back: see `tuning.rs`.
+    /// Receive buffer, bytes: the largest window. Default 1 MiB, as above. Autotuning grows it up
+    /// to `max_buffer_bytes` while the peer is limited by the window: see `tuning.rs`.
     pub recv_buffer_bytes: usize,
-    /// The largest buffer that a user may set later, and that the buffers grow to, bytes. It decides the window scale,
-    /// which is fixed by the SYN (RFC 7323 section 2.2). Default 16 MiB.
+    /// Upper bound of both buffers, set by the user or by autotuning, bytes. It determines the
+    /// window scale, which the SYN fixes (RFC 7323 section 2.2). Default 16 MiB.
     pub max_buffer_bytes: usize,
-    /// Send small segments at once (no Nagle, RFC 9293 section 3.7.4). Default off, as Linux.
+    /// Disables the Nagle algorithm (RFC 9293 section 3.7.4): small segments are sent at once.
+    /// Default off, as Linux.
     pub nodelay: bool,
     /// Initial window, segments. Default 10 (RFC 6928).
     pub initial_window_segments: u32,
-    /// Shortest retransmission time-out beyond the round-trip time. Default 200 ms as Linux; RFC
-    /// 6298 section 2.4 says 1 s, which costs a second per lost tail for no gain on today's clocks.
+    /// Lower bound of the variance term of the retransmission time-out: the time-out is at least
+    /// `srtt + min_rto`. Default 200 ms as Linux. RFC 6298 section 2.4 says 1 s, a bound for coarse
+    /// clocks that costs a second per lost tail.
     pub min_rto: Duration,
-    /// Longest retransmission time-out. Default 60 s, the least that RFC 6298 section 2.5 allows.
+    /// Upper bound of the retransmission time-out. Default 60 s, the least that RFC 6298 section
+    /// 2.5 allows.
     pub max_rto: Duration,
     /// Time-out before the first round-trip sample. Default 1 s (RFC 6298 section 2.1).
     pub initial_rto: Duration,
-    /// How often a SYN or SYN,ACK is sent again. Default 6: with `initial_rto` a connection
-    /// attempt fails after 127 s, as on Linux (RFC 9293 section 3.8.3 asks for at least 3 min of
-    /// R2 for SYN, which nobody waits for).
+    /// Retransmissions of a SYN or SYN,ACK. Default 6: with `initial_rto` a connection attempt
+    /// fails after 127 s, as on Linux. RFC 9293 section 3.8.3 asks for an R2 of at least 3 min for
+    /// SYNs.
     pub syn_retries: u32,
     /// How long data may stay unacknowledged before the connection fails with
-    /// [`crate::ConnError::TimedOut`]. Default 120 s, a little over the 100 s that RFC 9293 section
-    /// 3.8.3 asks for R2; Linux waits about 924 s.
+    /// [`crate::ConnError::TimedOut`] (R2). Default 120 s, a little over the 100 s that RFC 9293
+    /// section 3.8.3 asks for. Linux waits about 924 s.
     pub user_timeout: Duration,
-    /// TIME-WAIT. Default 60 s as Linux (2 MSL of 30 s; RFC 9293 section 3.4.2 suggests an MSL of
-    /// 2 min); with timestamps an old duplicate is caught by PAWS anyway.
+    /// Length of TIME-WAIT (2 MSL). Default 60 s as Linux. RFC 9293 section 3.4.2 suggests an MSL
+    /// of 2 min; with timestamps PAWS rejects old duplicates anyway.
     pub time_wait: Duration,
-    /// How long a connection that its user has closed waits in FIN-WAIT-2 for the peer's FIN.
-    /// Default 60 s as Linux. A half-closed connection that is still read waits for ever.
+    /// How long an orphaned connection (its user has closed it) waits in FIN-WAIT-2 for the peer's
+    /// FIN. Default 60 s as Linux. A half-closed connection that is still read has no such limit.
     pub fin_wait2_timeout: Duration,
-    /// How long an ACK is held back. Default 40 ms, well below both the 500 ms of RFC 9293
-    /// section 3.8.6.3 and a peer's shortest retransmission time-out.
+    /// Delayed-ACK time-out. Default 40 ms, well below both the 500 ms of RFC 9293 section 3.8.6.3
+    /// and common minimum retransmission time-outs.
     pub delayed_ack: Duration,
-    /// How long a corked partial segment is held back. Default 200 ms as Linux.
+    /// How long `set_cork` and MSG_MORE hold back a partial segment. Default 200 ms as Linux.
     pub cork_timeout: Duration,
     /// Offer timestamps (RFC 7323). Default on.
     pub timestamps: bool,

@@ -1,55 +1,56 @@
-//! The words between the engine and whoever drives it: what goes in, what comes out.
+//! The types of the engine's interface: its inputs and outputs.
 
 use fulmar_base::{Counters, Instant, Offload};
 use fulmar_mbuf::{Chain, FairShare, Pool};
 
-/// What the layers below say about the way to this peer.
+/// Properties of the path to the peer, from routing and the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathInfo {
-    /// Bytes of the largest IP packet to this peer.
+    /// Path MTU to the peer, bytes of IP packet.
     pub mtu: usize,
-    /// The same by the route alone, whatever was learned about the path to the peer: the way back may
-    /// take more, so the MSS option follows this.
+    /// MTU of the route, without path MTU discovery. The MSS option is derived from it: a learned
+    /// path MTU holds for the forward direction only.
     pub route_mtu: usize,
-    /// Bytes of the IP header: 20 or 40.
+    /// IP header, bytes: 20 or 40.
     pub ip_header_bytes: usize,
-    /// Bytes of the largest super-segment, IP header included, that the way down takes; `None` if
-    /// every packet must fit the MTU.
+    /// Largest super-segment for segmentation offload, IP header included, bytes. `None`: no
+    /// segmentation offload.
     pub tso_bytes: Option<usize>,
 }
 
-/// The receive share of a pool, divided among connections: the sum over all of them of advertised
-/// window and stored receive bytes stays within `limit_bytes`.
+/// The receive memory of a pool, divided among connections: the sum of all advertised windows and
+/// all stored receive bytes stays within `limit_bytes`.
 ///
-/// A connection charges its own part and never takes back what it advertised. Each may always
-/// have a minimum ([`WindowBudget::minimum`]), so that none is starved; minima are the only way in which
-/// `granted_bytes` may exceed the limit.
+/// A connection charges its own part and never shrinks an advertised window. Every connection is
+/// entitled to a minimum ([`WindowBudget::minimum`]), so that none is starved. Only minima can push
+/// `granted_bytes` beyond the limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WindowBudget {
-    /// Bytes that may be granted.
+    /// Upper bound of `granted_bytes`.
     pub limit_bytes: usize,
-    /// Bytes granted now.
+    /// Bytes charged now by all connections, loans included.
     pub granted_bytes: usize,
 }
 
 impl WindowBudget {
-    /// Segments of window that every connection may have as long as the limit is not reached.
+    /// Minimum window of a connection below the limit, segments.
     pub const MIN_SEGMENTS: usize = 4;
-    /// Bytes of window that every connection may have whatever the others hold, unless those segments are
-    /// smaller: a page, as `tcp_rmem[0]` of Linux.
+    /// Minimum window of a connection beyond the limit, bytes, unless `MIN_SEGMENTS` is less: a
+    /// page, as Linux's `tcp_rmem[0]`.
     pub const MIN_BYTES: usize = FairShare::MIN_BYTES;
 
     const FIRST_FLIGHT_SEGMENTS: usize = 10;
 
-    /// A budget of `limit_bytes`, nothing granted.
+    /// An empty budget of `limit_bytes`.
     pub const fn new(limit_bytes: usize) -> WindowBudget {
         WindowBudget { limit_bytes, granted_bytes: 0 }
     }
 
-    /// Bytes of window and storage that a connection may have which is charged with `own`: what the others
-    /// leave; once half of the limit is granted an eighth of what is left, or what it has, so that those
-    /// who come first do not take all.
-    pub fn fair_part(&self, own: usize, others: usize) -> usize {
+    /// The fair share of a connection that is charged with `own`: bytes of window and storage. Up
+    /// to half of the limit, a connection may take all that `others` leave. Beyond half, it may
+    /// take an eighth of the free part, or keep what it has, so that early connections cannot
+    /// exhaust the budget.
+    pub fn fair_share(&self, own: usize, others: usize) -> usize {
         let left = self.limit_bytes.saturating_sub(others);
         if self.granted_bytes < self.limit_bytes / 2 {
             return left;
@@ -57,70 +58,68 @@ impl WindowBudget {
         (self.limit_bytes.saturating_sub(self.granted_bytes) / 8).max(own).min(left)
     }
 
-    /// Bytes of window that a connection with this MSS may have however much is granted: beyond the limit
-    /// no more than a page, so that what a share has beyond the limit serves as many connections as it
-    /// has pages.
+    /// The guaranteed window of a connection with this MSS, bytes. Beyond the limit it is at most a
+    /// page, so that the overcommit grows by one page per connection.
     pub fn minimum(&self, mss: usize) -> usize {
         let segments = mss.saturating_mul(Self::MIN_SEGMENTS);
         if self.granted_bytes < self.limit_bytes { segments } else { segments.min(Self::MIN_BYTES) }
     }
 
-    /// Whether so many bytes more than are granted stay within the limit.
+    /// Whether `bytes` more would stay within the limit.
     #[inline]
-    pub fn has_room_for(&self, bytes: usize) -> bool {
+    pub fn has_space_for(&self, bytes: usize) -> bool {
         self.granted_bytes.saturating_add(bytes) <= self.limit_bytes
     }
 
-    /// Bytes of window that a SYN,ACK offers: what a peer sends in its first flight (RFC 6928). They are not
-    /// charged before the handshake is complete, and there may be thousands of embryos.
-    pub fn for_embryo(&self, mss: usize) -> usize {
+    /// The window of a SYN,ACK, bytes: a peer's initial window (RFC 6928). It is charged only when
+    /// the handshake completes; until then thousands of embryonic connections may exist.
+    pub fn syn_ack_window(&self, mss: usize) -> usize {
         let flight = mss.saturating_mul(Self::FIRST_FLIGHT_SEGMENTS);
-        self.fair_part(0, self.granted_bytes).min(flight).max(self.minimum(mss))
+        self.fair_share(0, self.granted_bytes).min(flight).max(self.minimum(mss))
     }
 
-    /// Storage that arrived went to a user by reference, and is charged until it comes back, even if
-    /// its connection is gone by then.
+    /// Charges received storage that is loaned to the user. The charge outlives the connection.
     pub fn lend(&mut self, storage_bytes: usize) {
         self.granted_bytes = self.granted_bytes.saturating_add(storage_bytes);
     }
 
-    /// It came back.
+    /// Ends the charge of [`WindowBudget::lend`].
     pub fn take_back(&mut self, storage_bytes: usize) {
         self.granted_bytes = self.granted_bytes.saturating_sub(storage_bytes);
     }
 }
 
-/// What the engine borrows from the shard for one call.
+/// The shard's state that the engine borrows for one call.
 pub struct Env<'a> {
     /// The time of this call.
     pub now: Instant,
-    /// The shard's buffers.
+    /// The shard's mbuf pool.
     pub pool: &'a mut Pool,
     /// The shard's counters.
     pub counters: &'a mut Counters,
-    /// The shard's receive windows.
+    /// The shard's receive window budget.
     pub window: &'a mut WindowBudget,
 }
 
-/// A segment on its way down.
+/// An outgoing segment.
 pub struct SegmentOut {
     /// The TCP header in an mbuf of its own, with [`HEADROOM`] bytes in front of it, then
     /// references into the send buffer.
     pub chain: Chain,
-    /// Always `needs_csum`, the checksum field holding the folded sum of the pseudo header: the
-    /// device or its software stand-in finishes it. `gso` for a super-segment; with it the length
-    /// in the pseudo header is that of the super-segment, as virtio-net has it. Offsets count from
+    /// `needs_csum` is always set, and the checksum field holds the folded pseudo-header sum: the
+    /// device, or software in its place, completes it. `gso` is set for a super-segment; the
+    /// pseudo-header length is then that of the super-segment, as in virtio-net. Offsets count from
     /// the TCP header.
     pub offload: Offload,
 }
 
-/// Room in front of the TCP header: virtio-net (12), Ethernet (14), IPv6 (40) and slack.
+/// Headroom in front of the TCP header, bytes: virtio-net (12), Ethernet (14), IPv6 (40) and slack.
 pub const HEADROOM: usize = 96;
 
-/// Takes segments down.
+/// Passes segments to the IP layer.
 pub trait Emit {
-    /// Takes one segment. It is consumed in every case; on [`EmitError::Full`] the engine will
-    /// build it again later, after any other error it counts as lost on the way.
+    /// Transmits one segment. The segment is consumed in every case. After [`EmitError::Full`] the
+    /// engine builds it again later; after any other error it counts as lost in the network.
     fn emit(
         &mut self,
         pool: &mut Pool,
@@ -128,59 +127,59 @@ pub trait Emit {
         seg: SegmentOut,
     ) -> Result<(), EmitError>;
 
-    /// How many segments [`Emit::emit`] will still take.
+    /// Number of segments that [`Emit::emit`] can still accept.
     fn room(&self) -> usize;
 }
 
-/// Why a segment was not taken.
+/// Why a segment was not transmitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EmitError {
-    /// No room now: call output again when there is.
+    /// The transmit queue is full: call output again when it has space.
     Full,
     /// No route to the peer.
     NoRoute,
-    /// The device is gone, or no buffer was left for a header below.
+    /// The device is gone, or the pool had no buffer for a lower header.
     Lost,
 }
 
-/// How far [`crate::Tcb::output`] came.
+/// The result of [`crate::Tcb::output`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Sent {
-    /// All that may go now has gone.
+    /// Everything that could be sent was sent.
     Done,
-    /// The way down is full: call again when it has room.
+    /// The transmit queue is full: call again when it has space.
     More,
-    /// No buffers for a header or a reference: call again soon.
+    /// The pool has no buffer for a header or a reference: call again soon.
     Starved,
 }
 
-/// The states of RFC 9293 section 3.3.2. LISTEN is the listener's, not a connection's.
+/// The states of RFC 9293 section 3.3.2. LISTEN is a state of the listener, not of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum State {
-    /// We asked for a connection.
+    /// SYN sent, waiting for the peer's SYN.
     SynSent,
-    /// Both have asked, the peer has not acknowledged ours.
+    /// Both SYNs exchanged, waiting for the acknowledgement of ours.
     SynReceived,
     /// Data flows.
     Established,
-    /// We closed, the peer has not acknowledged that.
+    /// FIN sent, not acknowledged.
     FinWait1,
-    /// We closed, the peer may still send.
+    /// FIN sent and acknowledged; the peer may still send.
     FinWait2,
-    /// The peer closed, we may still send.
+    /// The peer's FIN received; this side may still send.
     CloseWait,
-    /// Both closed at the same time; the peer has not acknowledged ours.
+    /// Simultaneous close: both FINs sent, ours not acknowledged.
     Closing,
-    /// The peer closed, then we; the peer has not acknowledged ours.
+    /// The peer's FIN received, then our FIN sent; ours not acknowledged.
     LastAck,
-    /// Both closed and acknowledged; waiting for old duplicates to die.
+    /// Both FINs acknowledged; waiting for old duplicates to expire.
     TimeWait,
     /// No connection.
     Closed,
 }
 
-/// What the user of a connection should learn from a call: a set of bits.
+/// Events for the user of a connection, returned by a call: a bit set.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 #[must_use]
 pub struct Events(u16);
@@ -188,20 +187,21 @@ pub struct Events(u16);
 impl Events {
     /// Nothing happened.
     pub const NONE: Events = Events(0);
-    /// There are new bytes to read.
+    /// New bytes are readable.
     pub const READABLE: Events = Events(1);
-    /// Acknowledged bytes left the send buffer, and at least a third of it is free. It is reported
-    /// with every such acknowledgement, so that a waiter for any amount is asked again.
+    /// Acknowledged bytes left the send buffer, and at least a third of it, or the low-water mark,
+    /// is free. Reported with every such acknowledgement, so that a waiter for any amount can check
+    /// again.
     pub const WRITABLE: Events = Events(1 << 1);
     /// The three-way handshake is complete.
     pub const CONNECTED: Events = Events(1 << 2);
-    /// The peer sent its FIN: end of file after what is readable.
+    /// The peer's FIN was received: end of file after the readable bytes.
     pub const PEER_CLOSED: Events = Events(1 << 3);
     /// The connection failed: see [`crate::Tcb::take_error`].
     pub const ERROR: Events = Events(1 << 4);
-    /// The state has become CLOSED or TIME-WAIT.
+    /// The connection entered CLOSED or TIME-WAIT.
     pub const CLOSED: Events = Events(1 << 5);
-    /// The peer's urgent pointer moved; the byte is in line.
+    /// Urgent data was received; it stays in line.
     pub const URGENT: Events = Events(1 << 6);
 
     /// Whether all of `other` are set.
@@ -214,7 +214,7 @@ impl Events {
         self.0 & other.0 != 0
     }
 
-    /// Whether nothing happened.
+    /// Whether no event is set.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -250,17 +250,17 @@ impl core::fmt::Debug for Events {
     }
 }
 
-/// Why a connection failed. The mapping to errno is the socket room's.
+/// Why a connection failed. `socket` maps it to errno.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ConnError {
-    /// The peer answered our SYN with a reset, or its host with port unreachable.
+    /// The peer answered our SYN with a reset or with ICMP port unreachable.
     Refused,
     /// The peer reset the connection.
     Reset,
-    /// Nothing was acknowledged for too long.
+    /// The user time-out expired without an acknowledgement.
     TimedOut,
-    /// As `TimedOut`, and routers said that the host cannot be reached; or nobody on the link answered
-    /// for it when a connection was opened.
+    /// As `TimedOut`, after ICMP host unreachable; or neighbour resolution failed while the
+    /// connection was opened.
     HostUnreachable,
     /// As `TimedOut`, and there was no route.
     NetUnreachable,
@@ -281,12 +281,12 @@ impl ConnError {
         ConnError::BrokenPipe,
     ];
 
-    /// A number for whoever must not know this room; never 0.
+    /// The error as a number, for crates that do not depend on this one. Never 0.
     pub fn code(self) -> u8 {
         (self as u8).saturating_add(1)
     }
 
-    /// The error of a number; that of an unknown one, and of 0, is `Aborted`.
+    /// The inverse of [`ConnError::code`]. Unknown numbers and 0 give `Aborted`.
     pub fn from_code(code: u8) -> ConnError {
         let at = usize::from(code).checked_sub(1);
         at.and_then(|i| Self::ALL.get(i)).copied().unwrap_or(ConnError::Aborted)
@@ -298,15 +298,15 @@ impl ConnError {
 pub enum IcmpError {
     /// Destination unreachable.
     Unreachable {
-        /// Protocol or port unreachable, or administratively prohibited: RFC 9293 section 3.9.2.2
-        /// says hard.
+        /// Protocol unreachable, port unreachable or administratively prohibited: hard errors in
+        /// RFC 9293 section 3.9.2.2.
         hard: bool,
     },
-    /// Nobody on the link answers for the next hop: this stack's own finding.
-    NoNeighbour,
-    /// A router could not pass the packet on.
+    /// Neighbour resolution of the next hop failed. Generated locally, not by a router.
+    ResolutionFailed,
+    /// Fragmentation needed, or packet too big.
     TooBig {
-        /// Bytes of IP packet that it would pass on.
+        /// The next-hop MTU in the message, bytes of IP packet.
         mtu: usize,
     },
 }

@@ -1,76 +1,87 @@
-//! SYN cookies (RFC 4987 section 3.6): the state of an embryo, kept by the peer instead of by us.
+//! SYN cookies (RFC 4987 section 3.6): the state of an embryonic connection, encoded in the SYN,ACK
+//! instead of stored.
 //!
 //! ```text
 //! ISS    base of the flow (RFC 6528) +  | period, 8 bits | (MAC + MSS index), 24 bits |
 //! TSval  | clock, 26 bits | 0, for ECN | SACK permitted | window scale, 4 bits; 15: none |
 //! ```
 //!
-//! Enters: a SYN, or the ACK of a SYN,ACK that nobody remembers, with two keyed hashes of its flow,
-//! whose keys are the caller's. Leaves: the SYN,ACK, or the options of the SYN. The MAC covers the flow,
-//! the peer's initial sequence number, the period and the low bits of the timestamp. A guessed
-//! acknowledgement is right once in 2^29: one of 256 periods and four of 2^24 remainders count, for
-//! two periods.
+//! Inputs: a SYN, or an ACK that matches no connection, and two keyed hashes of its flow; the
+//! caller holds the keys. Outputs: the SYN,ACK, or the options of the SYN. The MAC covers the flow,
+//! the peer's initial sequence number, the period and the low bits of the timestamp. A random
+//! acknowledgement number is accepted with probability 2^-29: two of 256 periods are valid, and in
+//! each four of 2^24 tags.
 //!
-//! The period takes the place of the upper bits of the 4 microsecond clock, so that the initial sequence
-//! numbers of a flow still grow with time. Window scale and SACK need the peer's timestamps; a peer
-//! without them gets neither, as on Linux. Our timestamp is set back to the last value with these low
-//! bits, at most 64 ms, and so never runs ahead of the connection's clock.
+//! The period replaces the upper bits of the 4 microsecond clock of RFC 6528, so the initial
+//! sequence numbers of a flow still increase with time. Window scale and SACK permitted are encoded
+//! in the timestamp; a peer without timestamps gets neither, as on Linux. The timestamp sent is the
+//! latest value with the required low bits, at most 64 ms in the past, so it never runs ahead of
+//! the connection's timestamp clock.
 //!
-//! Cost: two hashes; no memory.
+//! Cost: two hashes. No memory.
 
 use crate::Config;
 use crate::contract::{PathInfo, WindowBudget};
 use fulmar_base::{Duration, Instant, SeqNum};
 use fulmar_wire::tcp::{Flags, Header, Options, Timestamps};
 
-/// Seconds of a period: 2^24 ticks of 4 microseconds are 67 s.
+/// Length of a period, seconds: close to 2^24 ticks of 4 microseconds (67 s).
 const PERIOD_SECS: u64 = 64;
 
-/// How long a cookie may be good: until the end of the period after its own.
+/// Longest validity of a cookie: to the end of the period after its own.
 pub const COOKIE_LIFETIME: Duration = Duration::from_secs(2 * PERIOD_SECS);
 
-/// Segment sizes that a cookie can name; the largest one up to the peer's is taken. IPv4: the default,
-/// tunnels and mobile networks, PPPoE and Ethernet with options in front, Ethernet.
+/// MSS values that a cookie can encode; the largest one not above the peer's is used. IPv4: the
+/// default, tunnels and mobile networks, PPPoE and Ethernet with encapsulation, Ethernet.
 const MSS_V4: [u16; 4] = [536, 1300, 1440, 1460];
-/// IPv6: the least MTU, tunnels, 6in4 and PPPoE, Ethernet.
+/// IPv6: the minimum MTU, tunnels, 6in4 and PPPoE, Ethernet.
 const MSS_V6: [u16; 4] = [1220, 1360, 1420, 1440];
 
-/// Bits of our timestamp that carry options.
+/// Bits of the timestamp that encode options.
 const TS_MASK: u32 = 0x3f;
 const TS_SCALE: u32 = 0xf;
 const TS_SACK: u32 = 0x10;
-/// Bits of the cookie below the period.
+/// Bits of the cookie below the period: the tag.
 const TAG_MASK: u32 = 0x00ff_ffff;
 const PERIOD_SHIFT: u32 = 24;
 
-/// What the MAC of a cookie covers beside the flow.
+/// Input of the cookie's MAC, besides the flow.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CookieInput {
     /// The peer's initial sequence number.
     pub peer_iss: SeqNum,
-    /// When the cookie was made.
+    /// Period in which the cookie was made.
     pub period: u32,
-    /// Options in the timestamp, and whether there is one.
+    /// The option bits of the timestamp, and a bit for its presence.
     pub options: u32,
 }
 
 impl CookieInput {
-    /// As words for the MAC.
+    /// The input as words for the MAC.
     pub fn words(&self) -> [u64; 2] {
         let CookieInput { peer_iss, period, options } = *self;
         [u64::from(peer_iss.0) << 32 | u64::from(period), u64::from(options)]
     }
 }
 
-/// What an ACK says about the cookie that it should bring back.
+/// Keyed hashes of a flow, the same for every cookie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CookieHashes {
+    /// Base of the flow's initial sequence numbers (RFC 6528).
+    pub base: u32,
+    /// The flow's timestamp offset.
+    pub ts_offset: u32,
+}
+
+/// Result of checking the cookie in an ACK.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CookieVerdict {
-    /// The SYN that the cookie answered, as far as it counts.
+    /// The cookie is valid. Holds the SYN as reconstructed.
     Valid(Header),
-    /// The acknowledgement is of this time, the rest is not of this segment: perhaps one that follows
-    /// the first, which was lost.
-    NotFirst,
-    /// Not a cookie of ours, or too old.
+    /// The period is valid, the tag is not. The segment may follow the ACK that completes the
+    /// handshake, which was lost.
+    NotHandshake,
+    /// Not a cookie of this host, or expired.
     Forged,
 }
 
@@ -82,8 +93,8 @@ fn mss_table(is_v6: bool) -> [u16; 4] {
     if is_v6 { MSS_V6 } else { MSS_V4 }
 }
 
-/// The options of a SYN that its SYN,ACK agrees to, as far as a cookie can carry them.
-fn agreed(cfg: &Config, syn: &Options) -> Options {
+/// The options of a SYN that its SYN,ACK accepts and a cookie can encode.
+fn accepted(cfg: &Config, syn: &Options) -> Options {
     match syn.timestamps.filter(|_| cfg.timestamps) {
         Some(t) => Options {
             window_scale: syn.window_scale.map(|shift| shift.min(14)),
@@ -95,32 +106,33 @@ fn agreed(cfg: &Config, syn: &Options) -> Options {
     }
 }
 
-/// The low bits of our timestamp.
+/// The option bits of the timestamp.
 fn timestamp_bits(o: &Options) -> u32 {
     let scale = o.window_scale.map_or(TS_SCALE, u32::from);
     scale | if o.sack_permitted { TS_SACK } else { 0 }
 }
 
-/// The options as the MAC takes them: 0 without timestamps.
+/// The option bits as MAC input: 0 without timestamps.
 fn mac_bits(timestamp_bits: Option<u32>) -> u32 {
     timestamp_bits.map_or(0, |bits| bits | (TS_MASK + 1))
 }
 
-/// The SYN,ACK that answers a SYN with a cookie and leaves nothing behind. `base` and `mac` are the keyed
-/// hashes of the flow, `ts_offset` what its connection adds to the timestamp clock.
+/// Builds the SYN,ACK that answers a SYN with a cookie. No state is kept. `mac` is the keyed hash of
+/// the flow and of its argument.
 pub fn cookie_syn_ack(
     cfg: &Config,
     path: &PathInfo,
     budget: &WindowBudget,
     syn: &Header,
     now: Instant,
-    (base, ts_offset): (u32, u32),
+    hashes: CookieHashes,
     mac: impl Fn(&CookieInput) -> u32,
 ) -> Header {
+    let CookieHashes { base, ts_offset } = hashes;
     let is_v6 = path.ip_header_bytes != 20;
-    let agreed = agreed(cfg, &syn.options);
-    let bits = agreed.timestamps.map(|_| timestamp_bits(&agreed));
-    let timestamps = agreed.timestamps.zip(bits).map(|(theirs, bits)| {
+    let accepted = accepted(cfg, &syn.options);
+    let bits = accepted.timestamps.map(|_| timestamp_bits(&accepted));
+    let timestamps = accepted.timestamps.zip(bits).map(|(theirs, bits)| {
         let clock = now.as_millis_u32().wrapping_add(ts_offset);
         let back = clock.wrapping_sub(bits) & TS_MASK;
         Timestamps { value: clock.wrapping_sub(back), echo: theirs.value }
@@ -138,27 +150,29 @@ pub fn cookie_syn_ack(
         urgent: 0,
         options: Options {
             mss: u16::try_from(path.own_mss()).ok(),
-            window_scale: agreed.window_scale.map(|_| cfg.window_scale()),
-            sack_permitted: agreed.sack_permitted,
+            window_scale: accepted.window_scale.map(|_| cfg.window_scale()),
+            sack_permitted: accepted.sack_permitted,
             timestamps,
             ..Options::default()
         },
     }
 }
 
-/// What the embryo of an ordinary SYN would offer, without charging the budget for it.
+/// The window that [`Tcb::passive`](crate::Tcb::passive) would offer. Nothing is charged to the
+/// budget.
 fn window_in_syn(cfg: &Config, path: &PathInfo, budget: &WindowBudget) -> u16 {
     let limit = cfg.recv_buffer_bytes.min(cfg.max_buffer_bytes);
-    limit.min(budget.for_embryo(path.own_mss())).min(usize::from(u16::MAX)) as u16
+    limit.min(budget.syn_ack_window(path.own_mss())).min(usize::from(u16::MAX)) as u16
 }
 
-/// Place of the largest size in the table that the peer takes.
+/// Index of the largest MSS in the table that is not above the peer's.
 fn mss_index(syn: &Options, is_v6: bool) -> u32 {
     let theirs = syn.mss.unwrap_or(0);
     mss_table(is_v6).iter().skip(1).filter(|mss| **mss <= theirs).count() as u32
 }
 
-/// Judges an ACK that belongs to no connection. `base` and `mac` are as in [`cookie_syn_ack`].
+/// Checks the cookie in an ACK that matches no connection. `base` and `mac` are as in
+/// [`cookie_syn_ack`].
 pub fn check_cookie(
     cfg: &Config,
     is_v6: bool,
@@ -179,7 +193,7 @@ pub fn check_cookie(
     let tag = mac(&CookieInput { peer_iss, period, options: mac_bits(bits) });
     let index = offset.wrapping_sub(tag) & TAG_MASK;
     let Some(mss) = mss_table(is_v6).get(index as usize).copied() else {
-        return CookieVerdict::NotFirst;
+        return CookieVerdict::NotHandshake;
     };
     let scale = bits.map(|b| b & TS_SCALE).filter(|scale| *scale != TS_SCALE);
     CookieVerdict::Valid(Header {

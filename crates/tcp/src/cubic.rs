@@ -1,8 +1,8 @@
-//! CUBIC congestion control (RFC 9438) over slow start and time-outs of RFC 5681, in integers.
+//! CUBIC congestion control (RFC 9438) with the slow start and time-out rules of RFC 5681, in
+//! integer arithmetic.
 //!
-//! All windows are in bytes, all times in milliseconds. Nothing here knows sequence numbers: the
-//! engine says how many bytes were acknowledged, whether the window was in use, and when loss was
-//! found.
+//! All windows are in bytes, all times in milliseconds. The module has no sequence numbers: the
+//! engine reports acknowledged bytes while the connection is cwnd-limited, and detected loss.
 //!
 //! ```text
 //! cwnd                            W_cubic(t) = C (t - K)^3 + W_max
@@ -13,8 +13,8 @@
 //!              0      K
 //! ```
 //!
-//! Deviations: in slow start every acknowledged byte counts (RFC 3465 with no limit L), because one
-//! ACK for a super-segment is the rule here, as on Linux.
+//! Deviation: slow start counts every acknowledged byte (RFC 3465 without the limit L), as Linux
+//! does, because one ACK usually covers a super-segment.
 
 use crate::arith::div_rem;
 use fulmar_base::{Duration, Instant};
@@ -26,9 +26,9 @@ const FAST_CONVERGENCE_HUNDREDTHS: u64 = 85;
 /// alpha_cubic = 3 (1 - beta) / (1 + beta) = 9/17 (section 4.3).
 const ALPHA_NUM: u64 = 9;
 const ALPHA_DEN: u64 = 17;
-/// Longest |t - K| that is computed; its cube fits 63 bits with room to spare.
+/// Upper bound of |t - K|, ms; its cube fits 63 bits.
 const MAX_T_MS: u64 = 1_000_000;
-/// Nothing larger makes sense: the widest scaled window is 2^30.
+/// Upper bound of cwnd: above the largest scaled window, 2^30.
 const MAX_CWND: u64 = 1 << 31;
 
 /// The state of one connection's congestion window.
@@ -40,17 +40,17 @@ pub(crate) struct Cubic {
     initial_window: u64,
     /// Window before the last reduction, bytes.
     w_max: u64,
-    /// Start of the current epoch of congestion avoidance; none before its first ACK.
+    /// Start of the current congestion avoidance epoch; `None` before its first ACK.
     epoch: Option<Instant>,
     /// Milliseconds from the epoch to `origin`.
     k_ms: u64,
-    /// The plateau of the curve.
+    /// The plateau of the curve, bytes.
     origin: u64,
     /// The Reno-friendly window (section 4.3), bytes.
     w_est: u64,
-    /// Window just before the last reduction: above it `w_est` grows with alpha 1.
+    /// cwnd before the last reduction, bytes: above it `w_est` grows with alpha 1.
     cwnd_prior: u64,
-    /// Remainders of the two divisions by cwnd.
+    /// Remainders of the divisions by cwnd, for cwnd and `w_est`.
     carry: u64,
     est_carry: u64,
 }
@@ -88,7 +88,7 @@ impl Cubic {
         self.cwnd < self.ssthresh
     }
 
-    /// The segment size became known or changed. Until a first loss the initial window follows.
+    /// Sets the segment size. The initial window is recomputed as long as cwnd still equals it.
     pub(crate) fn set_mss(&mut self, mss: u32, initial_window_segments: u32) {
         let untouched = self.cwnd == self.initial_window;
         self.mss = u64::from(mss.max(1));
@@ -99,8 +99,8 @@ impl Cubic {
         self.cwnd = self.cwnd.max(self.mss);
     }
 
-    /// `acked` bytes were newly acknowledged outside of fast recovery, while the window was fully
-    /// used (section 5.8: else it does not grow).
+    /// `acked` bytes were newly acknowledged outside of fast recovery. Called only while the
+    /// connection is cwnd-limited (section 5.8).
     #[inline]
     pub(crate) fn on_ack(&mut self, acked: u64, now: Instant, srtt: Duration) {
         let mut acked = acked;
@@ -110,19 +110,19 @@ impl Cubic {
             acked = acked.saturating_sub(step);
         }
         if acked > 0 && self.cwnd < MAX_CWND {
-            self.avoid(acked, now, srtt);
+            self.avoid_congestion(acked, now, srtt);
         }
     }
 
     /// Congestion avoidance (section 4.2 to 4.5).
-    fn avoid(&mut self, acked: u64, now: Instant, srtt: Duration) {
+    fn avoid_congestion(&mut self, acked: u64, now: Instant, srtt: Duration) {
         let epoch = match self.epoch {
             Some(e) => e,
             None => self.begin_epoch(now),
         };
         let t_ms = u64::try_from(now.since(epoch).as_millis()).unwrap_or(MAX_T_MS);
         let rtt_ms = u64::try_from(srtt.as_millis()).unwrap_or(MAX_T_MS);
-        self.grow_estimate(acked);
+        self.grow_w_est(acked);
         if self.w_cubic(t_ms) < self.w_est {
             self.cwnd = self.cwnd.max(self.w_est).min(MAX_CWND);
             return;
@@ -167,7 +167,7 @@ impl Cubic {
     }
 
     /// W_est += alpha * acked / cwnd segments (section 4.3).
-    fn grow_estimate(&mut self, acked: u64) {
+    fn grow_w_est(&mut self, acked: u64) {
         let (num, den) =
             if self.w_est >= self.cwnd_prior { (1, 1) } else { (ALPHA_NUM, ALPHA_DEN) };
         let gain = acked.saturating_mul(self.mss).saturating_mul(num);
@@ -177,7 +177,7 @@ impl Cubic {
         self.w_est = self.w_est.saturating_add(step).min(MAX_CWND);
     }
 
-    /// Loss found by duplicate acknowledgements: multiplicative decrease (section 4.6 and 4.7).
+    /// Loss detected by duplicate acknowledgements: multiplicative decrease (sections 4.6 and 4.7).
     pub(crate) fn on_congestion(&mut self) {
         self.cwnd_prior = self.cwnd;
         self.w_max = if self.cwnd < self.w_max {
@@ -191,29 +191,32 @@ impl Cubic {
         self.epoch = None;
     }
 
-    /// A retransmission time-out (section 4.8, RFC 5681 section 3.1): one segment. `again` says
-    /// that the same data timed out before, so that ssthresh stays.
-    pub(crate) fn on_timeout(&mut self, again: bool) {
-        if !again {
-            self.on_congestion();
-        }
+    /// First retransmission time-out of a segment (section 4.8, RFC 5681 section 3.1): reduces
+    /// ssthresh; cwnd becomes one segment.
+    pub(crate) fn on_timeout(&mut self) {
+        self.on_congestion();
+        self.on_repeated_timeout();
+    }
+
+    /// Further time-outs of the same segment: ssthresh stays.
+    pub(crate) fn on_repeated_timeout(&mut self) {
         self.cwnd = self.mss;
         self.epoch = None;
     }
 
-    /// Nothing was sent for a time-out: restart from the initial window (RFC 5681 section 4.1).
+    /// Idle for longer than the time-out: restart from the initial window (RFC 5681 section 4.1).
     pub(crate) fn on_idle(&mut self) {
         self.cwnd = self.cwnd.min(self.initial_window);
         self.epoch = None;
     }
 
-    /// The SYN was lost: one segment (RFC 6928 section 2, RFC 5681 section 3.1).
+    /// The SYN was lost: cwnd becomes one segment (RFC 6928 section 2, RFC 5681 section 3.1).
     pub(crate) fn on_syn_lost(&mut self) {
         self.cwnd = self.mss;
     }
 }
 
-/// IW of RFC 6928 section 2, bytes; for 10 segments min(10 MSS, max(2 MSS, 14600)).
+/// IW of RFC 6928 section 2, bytes: for 10 segments min(10 MSS, max(2 MSS, 14600)).
 fn initial_window(mss: u64, segments: u64) -> u64 {
     let whole = mss.saturating_mul(segments.max(1));
     let cap = mss.saturating_mul(2).max(segments.saturating_mul(1460));
@@ -267,16 +270,16 @@ mod tests {
         let mut c = lossy(100);
         assert_eq!(c.cwnd(), 100 * 1448 * 7 / 10);
         assert_eq!(c.ssthresh(), c.cwnd());
-        c.on_timeout(false);
+        c.on_timeout();
         assert_eq!(c.cwnd(), 1448);
         assert_eq!(c.ssthresh(), 100 * 1448 * 49 / 100);
         let kept = c.ssthresh();
-        c.on_timeout(true);
+        c.on_repeated_timeout();
         assert_eq!(c.ssthresh(), kept);
     }
 
     #[test]
-    fn a_second_loss_below_the_plateau_gives_room_to_others() {
+    fn a_second_loss_below_the_plateau_converges_fast() {
         let mut c = lossy(100);
         c.on_congestion();
         assert_eq!(c.w_max, 70 * 1448 * 85 / 100);

@@ -1,4 +1,4 @@
-//! What happens when a deadline passes.
+//! Timer expiry.
 
 use crate::Tcb;
 use crate::contract::{ConnError, Env, Events, State};
@@ -13,7 +13,7 @@ impl Tcb {
         self.timers.next()
     }
 
-    /// Does whatever is due at `env.now`. Call output afterwards.
+    /// Handles all timers due at `env.now`. Call output afterwards.
     pub fn on_timer(&mut self, env: &mut Env) -> Events {
         let now = env.now;
         let mut events = Events::NONE;
@@ -45,22 +45,22 @@ impl Tcb {
             State::SynSent | State::SynReceived => return self.on_syn_timeout(env),
             _ => {}
         }
-        if env.now.since(self.alive_at()) >= self.patience() {
+        if env.now.since(self.user_timeout_start()) >= self.effective_user_timeout() {
             env.counters.count(Counter::TcpUserTimeouts);
-            return self.give_up();
+            return self.abort_timed_out();
         }
         if self.persisting {
             self.due.probe = true;
             self.rtt.back_off();
         } else if self.flight() > 0 {
-            self.believe_doubted_mtu();
+            self.adopt_pending_mtu();
             self.enter_loss(env.counters);
         }
         Events::NONE
     }
 
     fn on_idle_timer(&mut self, env: &mut Env) -> Events {
-        let orphaned = self.user.gone && matches!(self.state, State::FinWait2);
+        let orphaned = self.user.closed && matches!(self.state, State::FinWait2);
         if orphaned || matches!(self.state, State::TimeWait) {
             self.finish(None);
             return Events::CLOSED;
@@ -69,65 +69,66 @@ impl Tcb {
     }
 
     fn on_syn_timeout(&mut self, env: &mut Env) -> Events {
-        let open_for = env.now.since(self.marks.progress_at);
+        let open_for = env.now.since(self.times.last_progress);
         if self.user.timeout.is_some_and(|t| open_for >= t) {
             env.counters.count(Counter::TcpUserTimeouts);
-            return self.fail();
+            return self.fail_handshake();
         }
         if self.rtt.backoff() >= self.cfg.syn_retries {
-            return self.fail();
+            return self.fail_handshake();
         }
-        self.believe_doubted_mtu();
+        self.adopt_pending_mtu();
         self.rtt.back_off();
         self.cubic.on_syn_lost();
         self.due.syn = true;
         Events::NONE
     }
 
-    /// How long data may stay unacknowledged.
-    pub(crate) fn patience(&self) -> Duration {
+    /// The user time-out in effect (R2).
+    pub(crate) fn effective_user_timeout(&self) -> Duration {
         self.user.timeout.unwrap_or(self.cfg.user_timeout)
     }
 
-    /// Never beyond the user time-out: `at`, or when that is over, but not at once.
-    pub(crate) fn within_patience(&self, now: Instant, at: Instant) -> Instant {
-        let give_up = later(self.marks.progress_at, self.patience());
+    /// `at`, but not after the user time-out expires; and at least `Config::min_rto` from now.
+    pub(crate) fn capped_by_user_timeout(&self, now: Instant, at: Instant) -> Instant {
+        let give_up = later(self.times.last_progress, self.effective_user_timeout());
         at.min(give_up.max(later(now, self.cfg.min_rto)))
     }
 
-    /// When the peer was last known to be alive. A closed window is answered by a live peer, and so
-    /// is waited for (RFC 9293 section 3.8.6.1), unless the user has said for how long; an orphan must
-    /// make progress, since nobody is left to lose patience.
-    fn alive_at(&self) -> Instant {
+    /// Start of the user time-out: the last progress, or the last segment received while the window
+    /// is closed. A peer that answers window probes may keep its window closed indefinitely (RFC
+    /// 9293 section 3.8.6.1), unless the user has set a user time-out. An orphaned connection must
+    /// make progress in any case.
+    fn user_timeout_start(&self) -> Instant {
         let is_closed = self.persisting || self.snd_wnd == 0;
-        if is_closed && !self.user.gone && self.user.timeout.is_none() {
-            self.marks.progress_at.max(self.marks.heard_at)
+        if is_closed && !self.user.closed && self.user.timeout.is_none() {
+            self.times.last_progress.max(self.times.last_received_at)
         } else {
-            self.marks.progress_at
+            self.times.last_progress
         }
     }
 
-    /// R2 of RFC 9293 section 3.8.3 has passed. The peer is told, if it can still be reached: it may
-    /// have a half of the connection that nobody will ever write to.
-    pub(crate) fn give_up(&mut self) -> Events {
-        self.abort_because(self.timeout_error());
+    /// R2 of RFC 9293 section 3.8.3 has passed: resets the connection, so that a reachable peer
+    /// does not keep it half-open.
+    pub(crate) fn abort_timed_out(&mut self) -> Events {
+        self.abort_with(self.timeout_error());
         Events::ERROR | Events::CLOSED
     }
 
-    /// A connection that was never established ends without a word.
-    fn fail(&mut self) -> Events {
+    /// The handshake failed: closes without a reset.
+    fn fail_handshake(&mut self) -> Events {
         self.finish(Some(self.timeout_error()));
         Events::ERROR | Events::CLOSED
     }
 
-    /// What routers said tells why.
+    /// A soft error explains the time-out.
     fn timeout_error(&self) -> ConnError {
-        self.fate.soft_error.unwrap_or(ConnError::TimedOut)
+        self.errors.soft.unwrap_or(ConnError::TimedOut)
     }
 
-    /// A connection whose user is gone does not wait for the peer's FIN for ever.
-    pub(crate) fn limit_orphan(&mut self, now: Instant) {
-        if self.user.gone && matches!(self.state, State::FinWait2) {
+    /// Bounds FIN-WAIT-2 of an orphaned connection.
+    pub(crate) fn start_orphan_timer(&mut self, now: Instant) {
+        if self.user.closed && matches!(self.state, State::FinWait2) {
             self.timers.set_in(Timer::Idle, now, self.cfg.fin_wait2_timeout);
         }
     }

@@ -1,4 +1,4 @@
-//! What a connection tells about itself, for `fulmar stat` and `TCP_INFO`.
+//! The state of a connection for `fulmar stat` and `TCP_INFO`.
 
 use crate::Tcb;
 use crate::contract::State;
@@ -15,9 +15,9 @@ pub struct Info {
     pub rttvar: Duration,
     /// The smallest round-trip time seen.
     pub min_rtt: Option<Duration>,
-    /// The retransmission time-out, backing off included.
+    /// The retransmission time-out, backoff included.
     pub rto: Duration,
-    /// How often the time-out doubled since the last progress.
+    /// Exponential backoffs since the last progress.
     pub backoff: u32,
     /// Congestion window, bytes.
     pub cwnd_bytes: u64,
@@ -31,33 +31,33 @@ pub struct Info {
     pub rcv_wnd_bytes: u64,
     /// Sequence numbers sent and not acknowledged.
     pub in_flight_bytes: u64,
-    /// Of those, reported as received out of order.
+    /// Part of `in_flight_bytes` that the peer has selectively acknowledged.
     pub sacked_bytes: u64,
-    /// In fast recovery, or recovering from a time-out.
+    /// In fast recovery, or in loss recovery after a time-out.
     pub recovering: bool,
-    /// Segments sent again.
+    /// Segments retransmitted.
     pub retransmits: u64,
-    /// Bytes sent again.
+    /// Bytes retransmitted.
     pub retransmitted_bytes: u64,
-    /// Bytes in the send buffer, claimed ones included.
+    /// Bytes in the send buffer, claimed but uncommitted bytes included.
     pub send_queue_bytes: usize,
-    /// Bytes of them not yet sent.
+    /// Committed bytes not yet sent.
     pub unsent_bytes: u64,
-    /// Bytes to be read.
+    /// Readable bytes.
     pub recv_queue_bytes: usize,
-    /// Bytes that the user holds by reference.
-    pub lent_bytes: usize,
-    /// Bytes received behind a gap.
+    /// Bytes loaned to the user by reference.
+    pub loaned_bytes: usize,
+    /// Bytes in the reassembly queue.
     pub out_of_order_bytes: usize,
     /// Send buffer, bytes.
     pub send_buffer_bytes: usize,
     /// Receive buffer, bytes.
     pub recv_buffer_bytes: usize,
-    /// Timestamps are in use.
+    /// Timestamps were negotiated.
     pub timestamps: bool,
-    /// SACK is in use.
+    /// SACK was negotiated.
     pub sack: bool,
-    /// Shifts of our and the peer's window field.
+    /// Window scale: ours, the peer's.
     pub window_scales: (u8, u8),
 }
 
@@ -75,20 +75,20 @@ impl Tcb {
             ssthresh_bytes: self.cubic.ssthresh(),
             mss_bytes: self.mss,
             snd_wnd_bytes: self.snd_wnd,
-            rcv_wnd_bytes: self.visible_window(),
+            rcv_wnd_bytes: self.advertised_window(),
             in_flight_bytes: self.flight(),
             sacked_bytes: self.sacked.bytes(),
             recovering: !matches!(self.recovery.mode, crate::recovery::Mode::Open),
-            retransmits: self.again.segments,
-            retransmitted_bytes: self.again.bytes,
+            retransmits: self.retransmits.segments,
+            retransmitted_bytes: self.retransmits.bytes,
             send_queue_bytes: self.send.claimed_bytes(),
             unsent_bytes: self.send_end().saturating_sub(self.snd_nxt),
             recv_queue_bytes: self.recv.readable(),
-            lent_bytes: self.lent.bytes,
+            loaned_bytes: self.lent.bytes,
             out_of_order_bytes: self.recv.out_of_order_bytes(),
             send_buffer_bytes: self.send.limit(),
             recv_buffer_bytes: self.recv_limit,
-            timestamps: self.stamps.on,
+            timestamps: self.ts.on,
             sack: self.sack_on,
             window_scales: (self.scale.rcv, self.scale.snd),
         }

@@ -1,9 +1,9 @@
-//! Input: one segment, of up to 64 KiB if the device joined several, against the control block.
+//! Segment arrival. A segment is up to 64 KiB long if the device coalesces on receive (GRO).
 //!
-//! Nothing is emitted here: what must be answered is noted (`Tcb::due`) and goes
-//! with the next output. The general path is the list of RFC 9293 section 3.10.7.4 in [`steps`];
-//! [`fast`] is a short cut to the same functions for the two segments that make up a bulk transfer.
-//! Every drop ends in one place and is counted once, there.
+//! Input never emits: what must be sent is recorded in `Tcb::due` and goes out with the next
+//! output. The slow path, [`steps`], follows RFC 9293 section 3.10.7.4. [`fast`] is header
+//! prediction for in-order data and pure ACKs; it calls the same functions. Every drop returns its
+//! reason to one place, which counts it once.
 //!
 //! [`steps`]: Tcb::steps
 
@@ -16,40 +16,40 @@ mod synsent;
 
 use crate::Tcb;
 use crate::contract::{Env, Events, State};
-pub(crate) use data::{SHARED_BLOCK_BYTES, WASTE_PART};
+pub(crate) use data::{MAX_WASTE_FRACTION, SHARED_BLOCK_BYTES};
 use fulmar_base::{Counter, DropReason};
 use fulmar_mbuf::Chain;
 use fulmar_wire::tcp::{Flags, Header};
 
-/// A segment under way through the steps.
+/// A segment passing through the steps.
 pub(crate) struct Segment<'a> {
     pub hdr: &'a Header,
-    /// Distance of its first byte from `rcv_nxt`; 0 or more once it is trimmed.
+    /// First byte relative to `rcv_nxt`; not negative once trimmed.
     pub offset: i64,
-    /// What is left of the payload.
+    /// The payload, less what was trimmed.
     pub payload: Chain,
-    /// It ends with a FIN inside the window.
+    /// Carries a FIN that lies inside the window.
     pub fin: bool,
-    /// It ended with the peer's FIN that was received before.
+    /// Carries a retransmission of the peer's FIN.
     pub repeats_fin: bool,
-    /// Position behind the payload, once it is trimmed.
+    /// Position after the payload; valid once trimmed.
     pub end: u64,
-    /// What became of its payload, if the walk goes on without it.
+    /// Why the payload is dropped while the remaining steps still run.
     pub verdict: Result<(), DropReason>,
-    /// What the user should learn.
+    /// Events for the user.
     pub events: Events,
 }
 
 impl Segment<'_> {
-    /// Positions it occupies, its SYN not counted.
+    /// Sequence space it occupies (SEG.LEN), its SYN not counted.
     fn span(&self) -> u64 {
         (self.payload.len() as u64).saturating_add(u64::from(self.fin))
     }
 }
 
 impl Tcb {
-    /// Takes one segment that was addressed to this connection and whose checksum is right.
-    /// `payload` is what follows the header, possibly empty; it is consumed.
+    /// Processes one segment of this connection. The caller has verified its checksum. `payload`
+    /// follows the header and may be empty; it is consumed.
     #[inline]
     pub fn input(&mut self, env: &mut Env, hdr: &Header, payload: Chain) -> Events {
         env.counters.count(Counter::TcpSegmentsIn);
@@ -86,30 +86,30 @@ impl Tcb {
         seg.events
     }
 
-    /// RFC 9293 section 3.10.7.4 with RFC 5961 and RFC 7323 section 5.3 in their places. Each step
-    /// may end the walk with a reason to drop the segment.
+    /// RFC 9293 section 3.10.7.4, amended by RFC 5961 and RFC 7323 section 5.3. A step that drops
+    /// the segment returns the reason.
     fn steps(&mut self, env: &mut Env, seg: &mut Segment) -> Result<(), DropReason> {
         self.check_timestamps(env, seg)?;
         if seg.hdr.flags.contains(Flags::RST) {
-            return self.take_reset(env, seg);
+            return self.process_reset(env, seg);
         }
         if seg.hdr.flags.contains(Flags::SYN) {
             self.check_syn(env, seg)?;
         }
         self.check_sequence(env, seg)?;
-        // Before its number and its acknowledgement are proven a segment changes nothing but what it is
-        // answered with (RFC 5961 section 5).
+        // Until its sequence and acknowledgement numbers are validated, a segment may cause an
+        // answer but no other change (RFC 5961 section 5).
         let ahead = self.check_ack(env, seg)?;
-        self.note_timestamp(env, seg);
-        self.take_ack(env, seg, ahead);
-        self.note_urgent(seg);
-        self.take_data(env, seg)?;
-        self.take_fin(env, seg);
+        self.update_ts_recent(env, seg);
+        self.process_ack(env, seg, ahead);
+        self.process_urgent(seg);
+        self.process_data(env, seg)?;
+        self.process_fin(env, seg);
         seg.verdict
     }
 
-    /// Section 3.8.5: the urgent byte stays in line; the user is told (RFC 6093).
-    fn note_urgent(&mut self, seg: &mut Segment) {
+    /// Section 3.8.5: urgent data stays in line (RFC 6093); the user gets an event.
+    fn process_urgent(&mut self, seg: &mut Segment) {
         if seg.hdr.flags.contains(Flags::URG) && seg.hdr.urgent > 0 && !self.fin_received {
             seg.events |= Events::URGENT;
             if !seg.payload.is_empty() {
@@ -118,8 +118,8 @@ impl Tcb {
         }
     }
 
-    /// Asks for an ACK that answers something that should not have come, within the limit of
-    /// RFC 5961 section 7. True if it will go.
+    /// Requests a challenge ACK within the rate limit of RFC 5961 section 7. False if it is
+    /// suppressed.
     fn challenge(&mut self, env: &mut Env) -> bool {
         let allowed = self.challenge.allow(env.now);
         if allowed {

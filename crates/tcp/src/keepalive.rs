@@ -1,23 +1,23 @@
-//! Keepalive (RFC 9293 section 3.8.4): an idle peer is asked now and then whether it is still there.
+//! Keepalive (RFC 9293 section 3.8.4): periodic probes of an idle peer.
 //!
-//! The deadline does not follow the segments that come: when it passes, the time of the last one says
-//! how long the peer has been silent, and the timer starts again for the rest.
+//! A received segment does not move the deadline. When the timer expires, the time of the last
+//! received segment tells how long the peer has been idle, and the timer is set to the remainder.
 
 use crate::Tcb;
 use crate::contract::{Env, Events, State};
 use crate::timers::{Timer, later};
 use fulmar_base::{Counter, Duration};
 
-/// When to probe an idle peer, and when to give it up. The defaults are those of Linux.
+/// Keepalive parameters. The defaults are those of Linux.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keepalive {
-    /// How long the peer is silent before the first probe (TCP_KEEPIDLE). Default 2 h, the least
-    /// default that RFC 9293 section 3.8.4 allows.
+    /// Idle time before the first probe (TCP_KEEPIDLE). Default 2 h, the least default that RFC
+    /// 9293 section 3.8.4 allows.
     pub idle: Duration,
-    /// From a probe that is not answered to the next (TCP_KEEPINTVL). Default 75 s.
+    /// Interval between unanswered probes (TCP_KEEPINTVL). Default 75 s.
     pub interval: Duration,
-    /// Probes not answered before the connection fails (TCP_KEEPCNT). Default 9. A user time-out
-    /// takes its place ([`Tcb::set_user_timeout`]).
+    /// Unanswered probes before the connection fails (TCP_KEEPCNT). Default 9. A user time-out
+    /// overrides it ([`Tcb::set_user_timeout`]).
     pub count: u32,
 }
 
@@ -28,8 +28,8 @@ impl Default for Keepalive {
 }
 
 impl Tcb {
-    /// Probes the peer while it is idle; `None`, as from the start: does not. Times count as at least
-    /// `Config::min_rto`, `count` as at least 1. Call output afterwards.
+    /// Enables keepalive, or disables it (`None`, the initial setting). Times are raised to
+    /// `Config::min_rto`, `count` to 1. Call output afterwards.
     pub fn set_keepalive(&mut self, keepalive: Option<Keepalive>) {
         let least = self.cfg.min_rto;
         self.user.keepalive = keepalive.map(|k| Keepalive {
@@ -38,49 +38,50 @@ impl Tcb {
             count: k.count.max(1),
         });
         self.unanswered_probes = 0;
-        if self.may_keep_alive() {
+        if self.uses_keepalive_timer() {
             self.timers.stop(Timer::Idle);
             self.start_keepalive();
         }
     }
 
-    /// What [`Tcb::set_keepalive`] set, as far as it counts.
+    /// The keepalive parameters in effect.
     pub fn keepalive(&self) -> Option<Keepalive> {
         self.user.keepalive
     }
 
-    /// Whether the idle timer is keepalive's: synchronized, and with a user.
-    fn may_keep_alive(&self) -> bool {
-        self.is_synchronized() && !self.user.gone && !matches!(self.state, State::TimeWait)
+    /// Whether [`Timer::Idle`] serves keepalive: synchronized, not orphaned, not in TIME-WAIT.
+    fn uses_keepalive_timer(&self) -> bool {
+        self.is_synchronized() && !self.user.closed && !matches!(self.state, State::TimeWait)
     }
 
-    /// The connection is established, or the user has asked for keepalive.
+    /// Starts the timer: on establishment, and when keepalive is enabled.
     pub(crate) fn start_keepalive(&mut self) {
         if let Some(k) = self.user.keepalive
-            && self.may_keep_alive()
+            && self.uses_keepalive_timer()
         {
-            self.timers.set(Timer::Idle, later(self.marks.heard_at, k.idle));
+            self.timers.set(Timer::Idle, later(self.times.last_received_at, k.idle));
         }
     }
 
-    /// While anything is in flight or waits, the retransmission and persist timers judge the peer.
+    /// While data is in flight or unsent, the retransmission and persist timers supervise the peer
+    /// instead.
     pub(crate) fn on_keepalive_timer(&mut self, env: &mut Env) -> Events {
-        let Some(k) = self.user.keepalive.filter(|_| self.may_keep_alive()) else {
+        let Some(k) = self.user.keepalive.filter(|_| self.uses_keepalive_timer()) else {
             return Events::NONE;
         };
-        if self.marks.heard_at >= self.marks.last_sent_at {
-            // Also if the last probe is still held up by the way down: not sent is not unanswered.
+        if self.times.last_received_at >= self.times.last_sent_at {
+            // Also true while the last probe is still unsent: then it is not unanswered.
             self.unanswered_probes = 0;
         }
-        let silent_for = env.now.since(self.marks.heard_at);
+        let silent_for = env.now.since(self.times.last_received_at);
         if self.flight() > 0 || self.has_unsent() {
             self.unanswered_probes = 0;
             self.timers.set_in(Timer::Idle, env.now, k.idle);
         } else if silent_for < k.idle {
-            self.timers.set(Timer::Idle, later(self.marks.heard_at, k.idle));
-        } else if self.gives_up(&k, silent_for) {
+            self.timers.set(Timer::Idle, later(self.times.last_received_at, k.idle));
+        } else if self.is_peer_dead(&k, silent_for) {
             env.counters.count(Counter::TcpKeepaliveTimeouts);
-            return self.give_up();
+            return self.abort_timed_out();
         } else {
             self.due.probe = true;
             self.unanswered_probes = self.unanswered_probes.saturating_add(1);
@@ -89,8 +90,8 @@ impl Tcb {
         Events::NONE
     }
 
-    /// As Linux: a user time-out decides instead of the count, but not before the first probe.
-    fn gives_up(&self, k: &Keepalive, silent_for: Duration) -> bool {
+    /// As Linux: a user time-out replaces the count, but takes effect only after the first probe.
+    fn is_peer_dead(&self, k: &Keepalive, silent_for: Duration) -> bool {
         match self.user.timeout {
             Some(timeout) => self.unanswered_probes > 0 && silent_for >= timeout,
             None => self.unanswered_probes >= k.count,

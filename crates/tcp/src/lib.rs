@@ -1,28 +1,28 @@
 //! The TCP engine: RFC 9293 with window scaling and timestamps (RFC 7323), selective
 //! acknowledgements (RFC 2018, RFC 6675), CUBIC (RFC 9438) and the defences of RFC 5961.
 //!
-//! A [`Tcb`] is a state machine: segments, time and the user's calls go in; segments (through
-//! [`Emit`]), deadlines and [`Events`] come out. No I/O, no clock, no lock, no randomness, no
-//! callback but `Emit`, and no heap allocation per segment.
+//! A [`Tcb`] is a state machine. Inputs: segments, time and user calls. Outputs: segments (through
+//! [`Emit`]), deadlines and [`Events`]. No I/O, no clock, no lock, no randomness, no callback but
+//! `Emit`, and no heap allocation per segment.
 //!
 //! How a shard drives it:
 //!
 //! 1. [`Tcb::input`] for every segment of a batch; it never emits.
-//! 2. [`Tcb::output`] once for every connection that the batch, a commit, a read or a timer touched
-//!    ([`Tcb::wants_output`] says whether that would do anything).
-//! 3. [`Tcb::on_timer`] at or after [`Tcb::next_deadline`], then output.
-//! 4. In [`State::TimeWait`]: keep [`Tcb::time_wait_entry`], then [`Tcb::release`] and drop. When
-//!    [`Tcb::is_closed`]: release and drop as soon as the user has let go.
+//! 2. [`Tcb::output`] once for every connection touched by the batch, a commit, a read or a timer.
+//!    [`Tcb::wants_output`] tells whether the call would send anything.
+//! 3. [`Tcb::on_timer`] at or after [`Tcb::next_deadline`], then [`Tcb::output`].
+//! 4. In [`State::TimeWait`]: keep [`Tcb::time_wait_entry`], then [`Tcb::release`] and drop the
+//!    Tcb. When [`Tcb::is_closed`]: release and drop it once the user has closed its handle.
 //!
-//! **Who owns the memory.** Payload belongs to the send and receive queues of `mbuf`. A segment
-//! on its way down holds references into the send queue; retransmission copies nothing.
+//! **Who owns the memory.** Payload belongs to the send and receive queues of `mbuf`. An outgoing
+//! segment holds references into the send queue. A retransmission copies no payload.
 //!
-//! **Cost.** Per segment or super-segment, whatever its size: a pure ACK or data in order passes
-//! header prediction and a handful of stores; a data segment out is a decision, one header mbuf and
-//! one reference per 64 KiB.
+//! **Cost.** Constant per segment or super-segment, independent of its size. A pure ACK or in-order
+//! data segment passes header prediction and a handful of stores. A data segment sent costs one
+//! decision, one header mbuf and one payload reference per 64 KiB.
 //!
-//! Not here: listening and SYN queues (the stack's; SYN cookies are computed here), the choice of sequence numbers (RFC 6528, the
-//! caller's), routing, pacing, ECN, RACK-TLP.
+//! **Not here.** Listening sockets and SYN queues (`shard`; SYN cookies are computed here), the
+//! choice of initial sequence numbers (RFC 6528, the caller), routing, pacing, ECN, RACK-TLP.
 
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
@@ -59,7 +59,9 @@ pub use contract::{
     ConnError, Emit, EmitError, Env, Events, HEADROOM, IcmpError, PathInfo, SegmentOut, Sent,
     State, WindowBudget,
 };
-pub use cookie::{COOKIE_LIFETIME, CookieInput, CookieVerdict, check_cookie, cookie_syn_ack};
+pub use cookie::{
+    COOKIE_LIFETIME, CookieHashes, CookieInput, CookieVerdict, check_cookie, cookie_syn_ack,
+};
 pub use info::Info;
 pub use keepalive::Keepalive;
 pub use segment::{control_segment, reset_for, verify_checksum};

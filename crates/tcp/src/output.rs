@@ -1,15 +1,15 @@
-//! Output: everything that may go now, one segment at a time.
+//! Segment output: sends everything that may be sent now, one segment at a time.
 //!
 //! [`Tcb::plan`] decides, without side effects, what the next segment is; `transmit` builds and
-//! emits it; `on_sent` notes it. The order of decisions:
+//! emits it; `on_sent` updates the control block. The order of precedence:
 //!
-//! 1. a reset; nothing goes after it;
+//! 1. a reset, which is the last segment;
 //! 2. the SYN, or SYN,ACK;
-//! 3. what is known to be lost (NextSeg rule 1);
-//! 4. new data and the FIN, in super-segments where the way down takes them;
+//! 3. retransmission of lost data (NextSeg rule 1);
+//! 4. new data and the FIN, in super-segments if the path has segmentation offload;
 //! 5. a window or keepalive probe;
-//! 6. what may be lost (NextSeg rules 3 and 4);
-//! 7. a bare ACK, if one is due and nothing above carried it.
+//! 6. retransmission of data that may be lost (NextSeg rules 3 and 4);
+//! 7. a pure ACK, if one is due and no segment above carried it.
 
 mod plan;
 
@@ -17,16 +17,16 @@ use crate::Tcb;
 use crate::arith::div_rem;
 use crate::contract::ConnError;
 use crate::contract::{Emit, EmitError, Env, PathInfo, SegmentOut, Sent, State};
-use crate::segment::{header_mbuf, offload};
+use crate::segment::{checksum_offload, header_mbuf, offload};
 use crate::timers::Timer;
-use fulmar_base::{Counter, DropReason};
+use fulmar_base::{Counter, DropReason, GsoKind};
 use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
 use fulmar_wire::tcp::{Flags, Header, SackBlocks};
-pub(crate) use plan::{Kind, Plan};
+pub(crate) use plan::{Plan, SegmentKind};
 
-/// Most mbufs in one segment. A payload in more pieces than this is copied together: devices
-/// gather a bounded number, and a piece costs more than copying its few bytes.
-const MAX_PIECES: usize = 64;
+/// Most mbufs in one segment. A payload in more mbufs is linearized: devices limit the number of
+/// scatter-gather entries, and an entry costs more than copying a few bytes.
+const MAX_SEGMENT_MBUFS: usize = 64;
 
 impl Tcb {
     /// Whether output would send something.
@@ -37,21 +37,21 @@ impl Tcb {
         self.due.reset.is_some() || self.ack_due() || self.plan().is_some()
     }
 
-    /// Sends everything that may go now.
+    /// Sends everything that may be sent now.
     pub fn output(&mut self, env: &mut Env, path: &PathInfo, out: &mut impl Emit) -> Sent {
         env.counters.count(Counter::TcpOutputs);
-        self.follow_path(path);
-        self.edges.burst_from = self.snd_nxt;
+        self.set_path(path);
+        self.send_marks.burst_start = self.snd_nxt;
         let sent = match self.send_all(env, out) {
             Ok(()) => Sent::Done,
             Err(why) => why,
         };
-        // A closed connection has no timers, whatever was in flight.
+        // A closed connection has no timers, even with data in flight.
         if matches!(self.state, State::Closed) {
             return sent;
         }
-        self.note_limits();
-        self.note_short_buffer();
+        self.record_cwnd_limited();
+        self.record_buffer_limited();
         self.rearm(env.now);
         sent
     }
@@ -73,22 +73,23 @@ impl Tcb {
         Ok(())
     }
 
-    /// RFC 5681 section 4.1: after a time-out's worth of silence the old window says nothing.
+    /// RFC 5681 section 4.1: after an idle time-out, cwnd is no longer valid.
     fn restart_if_idle(&mut self, env: &Env) {
         if self.flight() == 0 && self.has_unsent() {
-            let idle = env.now.since(self.marks.last_sent_at);
+            let idle = env.now.since(self.times.last_sent_at);
             if idle > self.rtt.rto() && self.is_synchronized() {
                 self.cubic.on_idle();
-                self.marks.last_sent_at = env.now;
+                self.times.last_sent_at = env.now;
             }
         }
     }
 
-    /// An ACK must go: somebody asked, or two full segments wait (RFC 9293 section 3.8.6.3).
+    /// Whether an ACK is due: one was requested, or two full segments are unacknowledged (RFC 9293
+    /// section 3.8.6.3).
     #[inline]
     pub(crate) fn ack_due(&self) -> bool {
-        let waiting = self.rcv_nxt.saturating_sub(self.last_ack_sent);
-        let due = self.due.ack || waiting >= u64::from(self.rcv_mss).saturating_mul(2);
+        let unacknowledged = self.rcv_nxt.saturating_sub(self.last_ack_sent);
+        let due = self.due.ack || unacknowledged >= u64::from(self.rcv_mss).saturating_mul(2);
         due && !matches!(self.state, State::SynSent | State::Closed) && self.snd_nxt > 0
     }
 
@@ -99,8 +100,8 @@ impl Tcb {
         let hdr = self.header_for(env, plan);
         let seg = match self.build(env.pool, &hdr, plan) {
             Ok(seg) => seg,
-            Err(NoBuffer) if plan.bytes > self.payload_room() => {
-                let less = Plan { bytes: self.payload_room(), fin: false, ..*plan };
+            Err(NoBuffer) if plan.bytes > self.full_segment_bytes() => {
+                let less = Plan { bytes: self.full_segment_bytes(), fin: false, ..*plan };
                 return self.transmit(env, out, &less);
             }
             Err(NoBuffer) => return Err(Sent::Starved),
@@ -108,28 +109,28 @@ impl Tcb {
         match out.emit(env.pool, env.counters, seg) {
             Ok(()) => {
                 env.counters.count(Counter::TcpSegmentsOut);
-                env.counters.add(Counter::TcpPacketsOut, self.packets_of(plan));
+                env.counters.add(Counter::TcpPacketsOut, self.packet_count(plan));
             }
             Err(EmitError::Full) => return Err(Sent::More),
-            // Lost on the way: the retransmission timer takes care of it.
-            Err(EmitError::NoRoute) => self.fate.soft_error = Some(ConnError::NetUnreachable),
+            // Counts as lost in the network: the retransmission timer recovers it.
+            Err(EmitError::NoRoute) => self.errors.soft = Some(ConnError::NetUnreachable),
             Err(EmitError::Lost) => {}
         }
         self.on_sent(env, plan);
         Ok(())
     }
 
-    /// Packets of MTU size that a segment stands for.
+    /// MTU-sized packets in a segment.
     #[inline]
-    fn packets_of(&self, plan: &Plan) -> u64 {
-        let (whole, rest) = div_rem(plan.bytes as u64, self.payload_room() as u64);
+    fn packet_count(&self, plan: &Plan) -> u64 {
+        let (whole, rest) = div_rem(plan.bytes as u64, self.full_segment_bytes() as u64);
         whole.saturating_add(u64::from(rest > 0)).max(1)
     }
 
     /// The header of a planned segment.
     fn header_for(&mut self, env: &mut Env, plan: &Plan) -> Header {
         let mut hdr = self.header_at(plan.pos, self.flags_for(plan), env.now);
-        if matches!(plan.kind, Kind::Syn) {
+        if matches!(plan.kind, SegmentKind::Syn) {
             hdr.window = self.advertise_in_syn(env.window);
             self.put_syn_options(&mut hdr);
         } else {
@@ -141,8 +142,8 @@ impl Tcb {
 
     fn flags_for(&self, plan: &Plan) -> Flags {
         match plan.kind {
-            Kind::Syn if matches!(self.state, State::SynSent) => return Flags::SYN,
-            Kind::Syn => return Flags::SYN | Flags::ACK,
+            SegmentKind::Syn if matches!(self.state, State::SynSent) => return Flags::SYN,
+            SegmentKind::Syn => return Flags::SYN | Flags::ACK,
             _ => {}
         }
         let mut flags = Flags::ACK;
@@ -150,24 +151,24 @@ impl Tcb {
             flags |= Flags::FIN;
         }
         // PSH on the segment that empties the queue (RFC 9293 section 3.9.1.2).
-        let behind = plan.pos.saturating_add(plan.bytes as u64);
-        if plan.bytes > 0 && behind == self.send_end() {
+        let end = plan.pos.saturating_add(plan.bytes as u64);
+        if plan.bytes > 0 && end == self.send_end() {
             flags |= Flags::PSH;
         }
         flags
     }
 
-    /// Offers what we can do, or in a SYN,ACK confirms what both can.
+    /// The options of a SYN: what this side supports. Of a SYN,ACK: what both sides support.
     fn put_syn_options(&self, hdr: &mut Header) {
         let answering = matches!(self.state, State::SynReceived);
         hdr.options.mss = u16::try_from(self.own_mss()).ok();
-        // After the peer's SYN without the option the scale is 0 on both sides and goes unsaid.
+        // A SYN without window scale disables it in both directions; the SYN,ACK omits the option.
         let scaling = !answering || self.scale.both;
         hdr.options.window_scale = scaling.then_some(self.scale.rcv);
         hdr.options.sack_permitted = self.sack_on;
     }
 
-    /// What arrived out of order, latest first (RFC 2018 section 4).
+    /// The out-of-order ranges received, most recent first (RFC 2018 section 4).
     #[inline]
     fn sack_blocks(&self) -> SackBlocks {
         let mut blocks = SackBlocks::default();
@@ -182,7 +183,7 @@ impl Tcb {
         blocks
     }
 
-    /// Header mbuf, then references into the send queue.
+    /// Builds a segment: the header mbuf, then references into the send queue.
     fn build(&self, pool: &mut Pool, hdr: &Header, plan: &Plan) -> Result<SegmentOut, NoBuffer> {
         let tcp_bytes = hdr.header_bytes().saturating_add(plan.bytes);
         let header = header_mbuf(pool, self.pseudo, hdr, tcp_bytes)?;
@@ -196,8 +197,9 @@ impl Tcb {
                 }
             }
         }
-        let v4 = self.path.ip_header_bytes == 20;
-        let offload = offload(hdr, plan.bytes, self.payload_room(), v4);
+        let is_v4 = self.path.ip_header_bytes == 20;
+        let kind = if is_v4 { GsoKind::TcpV4 } else { GsoKind::TcpV6 };
+        let offload = offload(hdr, plan.bytes, self.full_segment_bytes(), kind);
         Ok(SegmentOut { chain, offload })
     }
 
@@ -205,30 +207,31 @@ impl Tcb {
         let offset = plan.pos.saturating_sub(1);
         let refs = match self.send.range(offset, plan.bytes, pool) {
             Ok(refs) => refs,
-            Err(NoBuffer) if plan.bytes <= self.payload_room() => {
+            Err(NoBuffer) if plan.bytes <= self.full_segment_bytes() => {
                 return self.send.copy_range(offset, plan.bytes, pool);
             }
             Err(e) => return Err(e),
         };
-        let fits =
-            refs.segs() <= MAX_PIECES / 2 || (refs.segs() <= MAX_PIECES && !refs.is_kernel_only());
+        let fits = refs.segs() <= MAX_SEGMENT_MBUFS / 2
+            || (refs.segs() <= MAX_SEGMENT_MBUFS && !refs.is_kernel_only());
         if fits {
             return Ok(refs);
         }
-        copy_together(pool, refs)
+        linearize(pool, refs)
     }
 
-    /// A segment has gone: notes what it said and carried.
+    /// Updates the control block after a segment was sent.
     fn on_sent(&mut self, env: &mut Env, plan: &Plan) {
         let now = env.now;
-        if !matches!(plan.kind, Kind::Probe) {
-            let carries = matches!(plan.kind, Kind::New) && self.last_ack_sent != self.rcv_nxt;
+        if !matches!(plan.kind, SegmentKind::Probe) {
+            let carries =
+                matches!(plan.kind, SegmentKind::New) && self.last_ack_sent != self.rcv_nxt;
             self.interactive |= carries;
-            self.note_ack_sent();
+            self.on_ack_sent();
         }
         match plan.kind {
-            Kind::Ack => return,
-            Kind::Probe => {
+            SegmentKind::Ack => return,
+            SegmentKind::Probe => {
                 self.due.probe = false;
                 env.counters.count(if self.persisting {
                     Counter::TcpWindowProbes
@@ -236,20 +239,20 @@ impl Tcb {
                     Counter::TcpKeepaliveProbes
                 });
             }
-            Kind::Syn => self.on_syn_sent(env),
-            Kind::New => self.on_new_sent(env, plan),
-            Kind::Again | Kind::Rescue => {
+            SegmentKind::Syn => self.on_syn_sent(env),
+            SegmentKind::New => self.on_new_sent(env, plan),
+            SegmentKind::Retransmit | SegmentKind::Rescue => {
                 let to = plan.end();
-                self.on_resent(plan.kind, to, plan.bytes);
+                self.on_retransmit_sent(plan.kind, to, plan.bytes);
                 env.counters.add(Counter::TcpRetransmitBytes, plan.bytes as u64);
             }
         }
-        self.marks.last_sent_at = now;
+        self.times.last_sent_at = now;
     }
 
-    /// The peer hears `rcv_nxt`.
+    /// The segment sent carried `rcv_nxt`.
     #[inline]
-    fn note_ack_sent(&mut self) {
+    fn on_ack_sent(&mut self) {
         self.due.ack = false;
         self.due.pushed = false;
         if self.last_ack_sent != self.rcv_nxt {
@@ -264,32 +267,32 @@ impl Tcb {
         self.due.syn = false;
         if self.snd_nxt == 0 {
             self.snd_nxt = 1;
-            self.marks.progress_at = env.now;
-            self.marks.timed = Some((1, env.now));
+            self.times.last_progress = env.now;
+            self.times.timed = Some((1, env.now));
         } else {
             // Karn.
-            self.marks.timed = None;
-            self.again.segments = self.again.segments.saturating_add(1);
+            self.times.timed = None;
+            self.retransmits.segments = self.retransmits.segments.saturating_add(1);
         }
     }
 
     fn on_new_sent(&mut self, env: &Env, plan: &Plan) {
-        let behind = plan.end();
+        let end = plan.end();
         if self.flight() == 0 {
-            self.marks.progress_at = env.now;
+            self.times.last_progress = env.now;
         }
-        self.snd_nxt = self.snd_nxt.max(behind);
+        self.snd_nxt = self.snd_nxt.max(end);
         self.fin_sent |= plan.fin;
         self.due.probe = false;
-        if !plan.bytes.is_multiple_of(self.payload_room().max(1)) {
-            self.edges.small = behind;
+        if !plan.bytes.is_multiple_of(self.full_segment_bytes().max(1)) {
+            self.send_marks.small_end = end;
             self.user.cork_expired = false;
             self.timers.stop(Timer::Cork);
         }
-        if self.marks.timed.is_none() && self.recovery.is_quiet() {
-            self.marks.timed = Some((behind, env.now));
+        if self.times.timed.is_none() && self.recovery.is_quiet() {
+            self.times.timed = Some((end, env.now));
         }
-        // Data goes this way too: ACKs may ride along.
+        // Data flows in this direction too: it can carry ACKs.
         self.quick_acks = 0;
     }
 
@@ -311,13 +314,12 @@ impl Tcb {
             hdr.options.timestamps = None;
         }
         let Ok(mbuf) = header_mbuf(env.pool, self.pseudo, &hdr, hdr.header_bytes()) else {
-            // A reset is a courtesy; one that finds no buffer is not worth waiting for.
+            // Without a buffer the reset is dropped, not deferred.
             env.counters.drop_packet(DropReason::NoBuffer);
             self.due.reset = None;
             return Ok(());
         };
-        let seg =
-            SegmentOut { chain: Chain::from(mbuf), offload: offload(&hdr, 0, usize::MAX, true) };
+        let seg = SegmentOut { chain: Chain::from(mbuf), offload: checksum_offload() };
         if out.emit(env.pool, env.counters, seg) == Err(EmitError::Full) {
             return Err(Sent::More);
         }
@@ -329,38 +331,38 @@ impl Tcb {
     }
 }
 
-/// The bytes of `refs` in as few buffers as possible; those that the kernel alone may read stay where
-/// they are.
-fn copy_together(pool: &mut Pool, mut refs: Chain) -> Result<Chain, NoBuffer> {
+/// Linearizes `refs` into as few mbufs as possible. Opaque mbufs (readable by the kernel only) are
+/// kept by reference.
+fn linearize(pool: &mut Pool, mut refs: Chain) -> Result<Chain, NoBuffer> {
     let (mut out, mut run) = (Chain::new(), Chain::new());
     loop {
-        let stays = match refs.pop_front() {
+        let opaque = match refs.pop_front() {
             Some(m) if !m.is_kernel_only() => {
                 run.push_back(m);
                 continue;
             }
             other => other,
         };
-        let copy = if run.is_empty() { Ok(Chain::new()) } else { copied(pool, &run) };
+        let copy = if run.is_empty() { Ok(Chain::new()) } else { copy_chain(pool, &run) };
         pool.free(core::mem::take(&mut run));
         match copy {
             Ok(copy) => out.append(copy),
             Err(e) => {
                 refs.append(out);
-                stays.into_iter().for_each(|m| refs.push_back(m));
+                opaque.into_iter().for_each(|m| refs.push_back(m));
                 pool.free(refs);
                 return Err(e);
             }
         }
-        match stays {
+        match opaque {
             Some(m) => out.push_back(m),
             None => return Ok(out),
         }
     }
 }
 
-/// The bytes of `refs` in buffers of their own.
-fn copied(pool: &mut Pool, refs: &Chain) -> Result<Chain, NoBuffer> {
+/// Copies `refs` into new buffers.
+fn copy_chain(pool: &mut Pool, refs: &Chain) -> Result<Chain, NoBuffer> {
     let mut copy = pool.alloc_chain(refs.len(), 0, Purpose::Control)?;
     let mut at = 0usize;
     for piece in refs.slices() {
@@ -376,7 +378,7 @@ mod tests {
     use alloc::sync::Arc;
     use fulmar_mbuf::{PoolConfig, SharedBytes};
 
-    /// Bytes that only the kernel may read.
+    /// Opaque pages: readable by the kernel only.
     struct Pages;
 
     impl SharedBytes for Pages {
@@ -390,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_copied_together_and_what_only_the_kernel_may_read_stays_between_them() {
+    fn opaque_mbufs_are_kept_and_the_runs_between_them_linearized() {
         let mut pool = Pool::new(PoolConfig::default()).unwrap();
         let owner: Arc<dyn SharedBytes> = Arc::new(Pages);
         let mut refs = Chain::new();
@@ -402,7 +404,7 @@ mod tests {
                 refs.push_back(pool.share(&owner, 0, 1000, Purpose::Send).unwrap());
             }
         }
-        let out = copy_together(&mut pool, refs).unwrap();
+        let out = linearize(&mut pool, refs).unwrap();
         let seen: alloc::vec::Vec<_> = out.iter().map(|m| (m.is_kernel_only(), m.len())).collect();
         assert_eq!(seen, [(false, 30), (true, 1000), (false, 60), (true, 1000), (false, 30)]);
         assert_eq!(out.iter().nth(2).unwrap().as_slice()[..4], [10, 10, 10, 11]);

@@ -1,8 +1,8 @@
-//! Loss recovery: what must go again, and how much may be in flight meanwhile.
+//! Loss recovery: what to retransmit, and how much may be in flight meanwhile.
 //!
-//! One picture serves SACK (RFC 6675), NewReno for peers without it (RFC 6582), and the time after
-//! a retransmission time-out: bytes below `lost_edge` that the scoreboard does not hold are lost;
-//! those of them below `high_rxt` have been sent again. They differ only in where `lost_edge` is.
+//! One model covers SACK recovery (RFC 6675), NewReno for peers without SACK (RFC 6582), and
+//! recovery after a retransmission time-out. Bytes below `lost_edge` that are not SACKed are lost.
+//! Lost bytes below `high_rxt` have been retransmitted. The modes differ only in `lost_edge`:
 //!
 //! | mode | lost_edge |
 //! |---|---|
@@ -11,19 +11,19 @@
 //! | fast, NewReno | one segment beyond `snd_una` |
 //! | loss (time-out) | `recover`, all that had been sent |
 //!
-//! A retransmission that is lost again is found by the time-out.
+//! A lost retransmission is detected by the time-out.
 
 use crate::Tcb;
 use crate::arith::div_rem;
-use crate::output::{Kind, Plan};
+use crate::output::{Plan, SegmentKind};
 use crate::scoreboard::DUP_THRESH;
 use crate::timers::Timer;
 use fulmar_base::{Counter, Counters};
 
-/// In which phase recovery is.
+/// The phase of recovery.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mode {
-    /// No loss known.
+    /// No loss detected.
     Open,
     /// Fast recovery.
     Fast,
@@ -31,19 +31,19 @@ pub(crate) enum Mode {
     Loss,
 }
 
-/// The state of recovery.
+/// The state of loss recovery.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Recovery {
     pub mode: Mode,
-    /// RecoveryPoint: recovery ends when it is acknowledged.
+    /// RecoveryPoint: its acknowledgement ends recovery.
     pub recover: u64,
-    /// HighRxt: lost bytes below it have been sent again.
+    /// HighRxt: lost bytes below it have been retransmitted.
     pub high_rxt: u64,
-    /// A rescue retransmission was sent in this recovery.
+    /// The rescue retransmission of this recovery was sent.
     pub rescued: bool,
-    /// Duplicate acknowledgements since `snd_una` moved.
+    /// Duplicate acknowledgements since `snd_una` advanced.
     pub dupacks: u32,
-    /// One retransmission may go whatever the pipe says (RFC 6675 section 5 (4.3)).
+    /// One retransmission is exempt from the pipe limit (RFC 6675 section 5 (4.3)).
     pub first_due: bool,
 }
 
@@ -59,7 +59,7 @@ impl Recovery {
         }
     }
 
-    /// No loss and no sign of one.
+    /// Open, and no duplicate acknowledgement counted.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         matches!(self.mode, Mode::Open) && self.dupacks == 0
@@ -71,7 +71,7 @@ impl Tcb {
         u64::from(self.mss)
     }
 
-    /// Where the bytes known to be lost end.
+    /// The end of the bytes considered lost.
     fn lost_edge(&self) -> u64 {
         let one_segment = self.snd_una.saturating_add(self.smss());
         let edge = match (self.recovery.mode, self.sack_on) {
@@ -101,7 +101,7 @@ impl Tcb {
         };
         let not_lost = unsacked(self.lost_edge(), self.snd_nxt);
         let again = unsacked(self.snd_una, self.recovery.high_rxt.min(self.snd_nxt));
-        // Without SACK each duplicate ACK says that one segment has left the network.
+        // Without SACK, each duplicate ACK means that one segment has left the network.
         let left = if self.sack_on || matches!(self.recovery.mode, Mode::Loss) {
             0
         } else {
@@ -110,70 +110,69 @@ impl Tcb {
         not_lost.saturating_add(again).saturating_sub(left)
     }
 
-    /// NextSeg rule 1 (RFC 6675 section 4): the first lost segment that was not sent again.
+    /// NextSeg rule 1 (RFC 6675 section 4): the first lost segment that was not retransmitted.
     pub(crate) fn plan_lost(&self) -> Option<Plan> {
         if matches!(self.recovery.mode, Mode::Open) {
             return None;
         }
         let from = self.recovery.high_rxt.max(self.snd_una);
         let (start, end) = self.sacked.first_hole(from, self.lost_edge())?;
-        self.may_resend().then(|| self.plan_again(start, end))
+        self.may_retransmit().then(|| self.plan_retransmit(start, end))
     }
 
-    /// NextSeg rules 3 and 4, when no new data could go: a hole that is not known to be lost, then
-    /// once the last segment, in case the tail was lost.
+    /// NextSeg rules 3 and 4, when no new data can be sent: a hole that does not count as lost,
+    /// then once per recovery the last segment (rescue), in case the tail was lost.
     pub(crate) fn plan_rescue(&self) -> Option<Plan> {
-        if !matches!(self.recovery.mode, Mode::Fast) || !self.sack_on || !self.may_resend() {
+        if !matches!(self.recovery.mode, Mode::Fast) || !self.sack_on || !self.may_retransmit() {
             return None;
         }
         let from = self.recovery.high_rxt.max(self.snd_una);
         if let Some((start, end)) = self.sacked.first_hole(from, self.sacked.highest()) {
-            return Some(self.plan_again(start, end));
+            return Some(self.plan_retransmit(start, end));
         }
         if self.recovery.rescued {
             return None;
         }
         let (start, end) = self.sacked.last_hole(from, self.snd_nxt)?;
         let start = start.max(end.saturating_sub(self.smss()));
-        Some(Plan { kind: Kind::Rescue, ..self.plan_again(start, end) })
+        Some(Plan { kind: SegmentKind::Rescue, ..self.plan_retransmit(start, end) })
     }
 
-    fn may_resend(&self) -> bool {
-        let room = self.cubic.cwnd().saturating_sub(self.pipe());
-        self.recovery.first_due || room >= self.smss()
+    fn may_retransmit(&self) -> bool {
+        let space = self.cubic.cwnd().saturating_sub(self.pipe());
+        self.recovery.first_due || space >= self.smss()
     }
 
-    /// One segment of `start..end`, the FIN with it if it lies there.
-    fn plan_again(&self, start: u64, end: u64) -> Plan {
+    /// A retransmission of the first segment of `start..end`, with the FIN if it is in the range.
+    fn plan_retransmit(&self, start: u64, end: u64) -> Plan {
         let data_end = self.send_end();
-        let room = self.payload_room() as u64;
-        let bytes = end.min(data_end).saturating_sub(start).min(room);
+        let space = self.full_segment_bytes() as u64;
+        let bytes = end.min(data_end).saturating_sub(start).min(space);
         let behind = start.saturating_add(bytes);
         let fin = self.fin_sent && behind == data_end && end > data_end;
-        Plan { pos: start, bytes: bytes as usize, fin, kind: Kind::Again }
+        Plan { pos: start, bytes: bytes as usize, fin, kind: SegmentKind::Retransmit }
     }
 
-    /// A retransmission of `from..to` has gone.
-    pub(crate) fn on_resent(&mut self, kind: Kind, to: u64, bytes: usize) {
+    /// A retransmission of `bytes` bytes up to `to` was sent.
+    pub(crate) fn on_retransmit_sent(&mut self, kind: SegmentKind, to: u64, bytes: usize) {
         self.recovery.first_due = false;
         match kind {
-            Kind::Rescue => self.recovery.rescued = true,
+            SegmentKind::Rescue => self.recovery.rescued = true,
             _ => self.recovery.high_rxt = self.recovery.high_rxt.max(to),
         }
-        // Karn: what is being timed may now be acknowledged by either copy.
-        self.marks.timed = None;
-        self.again.segments = self.again.segments.saturating_add(1);
-        self.again.bytes = self.again.bytes.saturating_add(bytes as u64);
+        // Karn's algorithm: either copy of the timed segment may be acknowledged.
+        self.times.timed = None;
+        self.retransmits.segments = self.retransmits.segments.saturating_add(1);
+        self.retransmits.bytes = self.retransmits.bytes.saturating_add(bytes as u64);
     }
 
-    /// A duplicate acknowledgement, or news in the scoreboard (RFC 5681 section 3.2, RFC 6675
-    /// section 5).
+    /// A duplicate acknowledgement (RFC 5681 section 3.2, RFC 6675 section 5).
     pub(crate) fn on_duplicate(&mut self, counters: &mut Counters) {
         self.recovery.dupacks = self.recovery.dupacks.saturating_add(1);
         self.detect_loss(counters);
     }
 
-    /// Enters fast recovery if there is evidence enough.
+    /// Enters fast recovery on DupThresh duplicates or a lost segment on the scoreboard.
     pub(crate) fn detect_loss(&mut self, counters: &mut Counters) {
         if !matches!(self.recovery.mode, Mode::Open) || self.flight() == 0 {
             return;
@@ -191,11 +190,11 @@ impl Tcb {
             first_due: true,
         };
         self.cubic.on_congestion();
-        self.marks.timed = None;
+        self.times.timed = None;
         counters.count(Counter::TcpFastRetransmits);
     }
 
-    /// `acked` positions were newly acknowledged; `snd_una` has moved.
+    /// `acked` positions were newly acknowledged; `snd_una` has advanced.
     #[inline]
     pub(crate) fn recover_on_ack(&mut self, acked: u64) {
         if self.recovery.is_quiet() {
@@ -203,14 +202,16 @@ impl Tcb {
         }
         match self.recovery.mode {
             Mode::Open => self.recovery.dupacks = 0,
-            _ if self.snd_una >= self.recovery.recover => self.end_recovery(),
+            _ if self.snd_una >= self.recovery.recover => {
+                self.recovery = Recovery { high_rxt: self.snd_una, ..Recovery::new() };
+            }
             Mode::Fast => self.on_partial_ack(acked),
             Mode::Loss => self.recovery.dupacks = 0,
         }
     }
 
-    /// RFC 6582 section 3.2 step 3: without SACK the next hole starts here, and as many of the
-    /// segments known to have left the network are now acknowledged.
+    /// RFC 6582 section 3.2 step 3: without SACK the next hole starts at `snd_una`. The
+    /// acknowledged segments no longer count as duplicates.
     fn on_partial_ack(&mut self, acked: u64) {
         if self.sack_on {
             return;
@@ -221,18 +222,18 @@ impl Tcb {
         self.recovery.first_due = true;
     }
 
-    fn end_recovery(&mut self) {
-        self.recovery = Recovery { high_rxt: self.snd_una, ..Recovery::new() };
-    }
-
-    /// The retransmission timer ran out (RFC 6298 section 5.4 to 5.6, RFC 6675 section 5.1): all
-    /// that is not in the scoreboard counts as lost.
+    /// The retransmission timer expired (RFC 6298 sections 5.4 to 5.6, RFC 6675 section 5.1):
+    /// everything not on the scoreboard counts as lost.
     pub(crate) fn enter_loss(&mut self, counters: &mut Counters) {
-        let again = self.rtt.backoff() > 0;
-        self.cubic.on_timeout(again);
-        // A peer may take back what it reported (RFC 2018 section 8). It has, if it reported the
-        // very byte that it does not acknowledge; after a second time-out it is assumed.
-        if again || self.sacked.lowest() == Some(self.snd_una) {
+        let is_repeated = self.rtt.backoff() > 0;
+        if is_repeated {
+            self.cubic.on_repeated_timeout();
+        } else {
+            self.cubic.on_timeout();
+        }
+        // The peer may renege on SACKed data (RFC 2018 section 8). It has reneged if it SACKed the
+        // byte at `snd_una`. After a second time-out reneging is assumed.
+        if is_repeated || self.sacked.lowest() == Some(self.snd_una) {
             self.sacked.clear();
         }
         self.recovery = Recovery {
@@ -243,15 +244,15 @@ impl Tcb {
             dupacks: 0,
             first_due: true,
         };
-        self.marks.timed = None;
+        self.times.timed = None;
         self.rtt.back_off();
         self.timers.stop(Timer::Retransmit);
         counters.count(Counter::TcpTimeouts);
     }
 
-    /// Everything in flight was too big for the path: send it again in smaller segments, which is
-    /// no sign of congestion (RFC 1191 section 6.4).
-    pub(crate) fn resend_all(&mut self) {
+    /// Everything in flight exceeded the path MTU: retransmit it in smaller segments. This is no
+    /// sign of congestion (RFC 1191 section 6.4).
+    pub(crate) fn retransmit_all(&mut self) {
         self.recovery = Recovery {
             mode: Mode::Loss,
             recover: self.snd_nxt,
@@ -260,6 +261,6 @@ impl Tcb {
             dupacks: 0,
             first_due: true,
         };
-        self.marks.timed = None;
+        self.times.timed = None;
     }
 }

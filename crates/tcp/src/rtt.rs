@@ -1,13 +1,14 @@
-//! Round-trip time and retransmission time-out (RFC 6298).
+//! Round-trip time estimation and retransmission time-out (RFC 6298).
 //!
-//! Samples come from one timed segment at a time (exact to the nanosecond, never a segment that was
-//! sent twice: Karn's rule), and during recovery from timestamps (RFC 7323 section 4).
+//! Samples come from one timed segment at a time, with nanosecond resolution. A retransmitted
+//! segment is never timed (Karn's algorithm). During recovery samples come from timestamps (RFC
+//! 7323 section 4).
 
 use crate::Config;
 use crate::arith::div_rem;
 use fulmar_base::Duration;
 
-/// The estimator. All in nanoseconds.
+/// The estimator, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rtt {
     /// Smoothed round-trip time; 0 before the first sample.
@@ -15,9 +16,9 @@ pub(crate) struct Rtt {
     rttvar_ns: u64,
     /// Smallest sample, `u64::MAX` before the first.
     min_ns: u64,
-    /// The time-out before backing off.
+    /// The time-out before backoff.
     rto_ns: u64,
-    /// How often the time-out has doubled since the last progress.
+    /// Exponential backoffs since the last progress.
     backoff: u32,
     min_rto_ns: u64,
     max_rto_ns: u64,
@@ -41,7 +42,7 @@ impl Rtt {
         }
     }
 
-    /// Takes a sample (RFC 6298 section 2.2 and 2.3: alpha 1/8, beta 1/4, K 4).
+    /// Updates the estimate (RFC 6298 sections 2.2 and 2.3: alpha 1/8, beta 1/4, K 4).
     pub(crate) fn sample(&mut self, rtt: Duration) {
         let r = nanos(rtt).max(1);
         self.min_ns = self.min_ns.min(r);
@@ -50,11 +51,11 @@ impl Rtt {
             self.rttvar_ns = r / 2;
         } else {
             let error = self.srtt_ns.abs_diff(r);
-            self.rttvar_ns = weigh(self.rttvar_ns, error, 4);
-            self.srtt_ns = weigh(self.srtt_ns, r, 8).max(1);
+            self.rttvar_ns = ewma(self.rttvar_ns, error, 4);
+            self.srtt_ns = ewma(self.srtt_ns, r, 8).max(1);
         }
-        // The least applies to the variance's part, as in Linux: on a steady path the variance
-        // decays to nothing, and the first delayed ACK would look like a loss.
+        // The lower bound applies to the variance term, as in Linux: on a steady path the variance
+        // decays to zero, and the first delayed ACK would cause a spurious time-out.
         let slack = self.rttvar_ns.saturating_mul(4).max(self.min_rto_ns);
         self.rto_ns = self.srtt_ns.saturating_add(slack).min(self.max_rto_ns.max(self.min_rto_ns));
     }
@@ -71,7 +72,7 @@ impl Rtt {
         self.backoff = self.backoff.saturating_add(1);
     }
 
-    /// Progress: the time-out is as computed again.
+    /// Ends the backoff after progress.
     pub(crate) fn reset_backoff(&mut self) {
         self.backoff = 0;
     }
@@ -94,8 +95,8 @@ impl Rtt {
         (self.min_ns != u64::MAX).then(|| Duration::from_nanos(self.min_ns))
     }
 
-    /// RFC 6298 section 5.7: a SYN that was retransmitted leaves a time-out of 3 s for data.
-    pub(crate) fn syn_was_retransmitted(&mut self) {
+    /// RFC 6298 section 5.7: after a retransmitted SYN, the time-out for data starts at 3 s.
+    pub(crate) fn on_syn_retransmitted(&mut self) {
         if self.srtt_ns == 0 {
             self.rto_ns = self.rto_ns.max(3_000_000_000);
         }
@@ -103,7 +104,7 @@ impl Rtt {
 }
 
 /// `(1 - 1/n) * old + 1/n * new`.
-fn weigh(old: u64, new: u64, n: u64) -> u64 {
+fn ewma(old: u64, new: u64, n: u64) -> u64 {
     old.saturating_sub(div_rem(old, n).0).saturating_add(div_rem(new, n).0)
 }
 

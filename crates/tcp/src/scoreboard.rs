@@ -6,20 +6,20 @@
 //!     |<-- lost --->|<------------- not known to be lost ---->|
 //! ```
 //!
-//! Positions are unwrapped sequence numbers (see `tcb`). Ranges are sorted, disjoint and do not
-//! touch. At most [`MAX_RANGES`]; a block that would need more is forgotten, which only costs a
-//! needless retransmission. The vector is allocated with the first block and keeps its capacity.
+//! Positions are unwrapped sequence numbers (see `tcb`). Ranges are sorted, disjoint and not
+//! adjacent. There are at most [`MAX_RANGES`]: a block that would need one more is ignored, which
+//! costs at most a needless retransmission. The vector is allocated with the first block and keeps
+//! its capacity.
 
 use alloc::vec::Vec;
 
-/// 4 KiB per connection in the worst case; a peer's reassembly queue holds at most as many holes
-/// that matter.
+/// 4 KiB per connection in the worst case.
 pub(crate) const MAX_RANGES: usize = 256;
 
 /// DupThresh (RFC 6675 section 2).
 pub(crate) const DUP_THRESH: usize = 3;
 
-/// Bytes `start..end` reported as received.
+/// SACKed positions `start..end`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Range {
     start: u64,
@@ -32,11 +32,11 @@ impl Range {
     }
 }
 
-/// What the peer holds out of order.
+/// The ranges that the peer has selectively acknowledged.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scoreboard {
     ranges: Vec<Range>,
-    /// Sum of all ranges.
+    /// Sum of all ranges, bytes.
     bytes: u64,
 }
 
@@ -50,18 +50,18 @@ impl Scoreboard {
         self.ranges.is_empty()
     }
 
-    /// Bytes reported.
+    /// SACKed bytes.
     #[inline]
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The highest reported position, 0 if there is none.
+    /// The position after the highest SACKed byte (HighData), 0 if there is none.
     pub(crate) fn highest(&self) -> u64 {
         self.ranges.last().map_or(0, |r| r.end)
     }
 
-    /// The lowest reported position.
+    /// The lowest SACKed position.
     pub(crate) fn lowest(&self) -> Option<u64> {
         self.ranges.first().map(|r| r.start)
     }
@@ -71,27 +71,27 @@ impl Scoreboard {
         self.bytes = 0;
     }
 
-    /// Records `start..end` and returns how many of its bytes were news.
+    /// Records `start..end`. Returns the number of newly SACKed bytes.
     pub(crate) fn insert(&mut self, start: u64, end: u64) -> u64 {
         if start >= end {
             return 0;
         }
-        // The ranges first..last touch or overlap the new one and become one with it.
+        // The ranges first..last touch or overlap the new one and are merged with it.
         let first = self.ranges.partition_point(|r| r.end < start);
         let last = self.ranges.partition_point(|r| r.start <= end).max(first);
         let Some(merged) = self.ranges.get(first..last) else { return 0 };
         if merged.is_empty() && self.ranges.len() >= MAX_RANGES {
             return 0;
         }
-        let held = merged.iter().fold(0u64, |n, r| n.saturating_add(r.bytes()));
+        let already_sacked = merged.iter().fold(0u64, |n, r| n.saturating_add(r.bytes()));
         let union = Range {
             start: merged.first().map_or(start, |r| r.start.min(start)),
             end: merged.last().map_or(end, |r| r.end.max(end)),
         };
         self.replace(first, last, union);
-        let news = union.bytes().saturating_sub(held);
-        self.bytes = self.bytes.saturating_add(news);
-        news
+        let newly_sacked = union.bytes().saturating_sub(already_sacked);
+        self.bytes = self.bytes.saturating_add(newly_sacked);
+        newly_sacked
     }
 
     fn replace(&mut self, first: usize, last: usize, with: Range) {
@@ -104,13 +104,13 @@ impl Scoreboard {
         }
     }
 
-    /// Everything below `pos` is acknowledged.
+    /// Removes everything below `pos`, which is cumulatively acknowledged.
     pub(crate) fn acked_to(&mut self, pos: u64) {
         if self.ranges.first().is_none_or(|r| r.start >= pos) {
             return;
         }
-        let gone = self.ranges.partition_point(|r| r.end <= pos);
-        let below: u64 = self.ranges.drain(..gone).map(|r| r.bytes()).sum();
+        let below_pos = self.ranges.partition_point(|r| r.end <= pos);
+        let below: u64 = self.ranges.drain(..below_pos).map(|r| r.bytes()).sum();
         self.bytes = self.bytes.saturating_sub(below);
         if let Some(r) = self.ranges.first_mut().filter(|r| r.start < pos) {
             self.bytes = self.bytes.saturating_sub(pos.saturating_sub(r.start));
@@ -118,9 +118,9 @@ impl Scoreboard {
         }
     }
 
-    /// Where IsLost ends (RFC 6675 section 4): a byte that is not reported is lost iff it lies
-    /// below this position, that is iff DupThresh separate ranges, or more than
-    /// (DupThresh - 1) * SMSS bytes, are reported above it. 0 if nothing is lost.
+    /// IsLost (RFC 6675 section 4) as a position: a byte that is not SACKed is lost iff it is below
+    /// the returned position, that is iff DupThresh discontiguous ranges, or more than (DupThresh -
+    /// 1) * SMSS bytes, are SACKed above it. 0 if nothing is lost.
     pub(crate) fn lost_edge(&self, mss: u64) -> u64 {
         let enough = mss.saturating_mul(2);
         let mut bytes = 0u64;
@@ -133,7 +133,7 @@ impl Scoreboard {
         0
     }
 
-    /// How many bytes of `from..to` are reported.
+    /// SACKed bytes in `from..to`.
     pub(crate) fn bytes_within(&self, from: u64, to: u64) -> u64 {
         let first = self.ranges.partition_point(|r| r.end <= from);
         let overlap = |r: &Range| r.end.min(to).saturating_sub(r.start.max(from));
@@ -141,7 +141,7 @@ impl Scoreboard {
         inside.map(overlap).fold(0, u64::saturating_add)
     }
 
-    /// The first run of unreported bytes within `from..to`.
+    /// The first hole in `from..to`.
     pub(crate) fn first_hole(&self, from: u64, to: u64) -> Option<(u64, u64)> {
         let next = self.ranges.partition_point(|r| r.end <= from);
         let mut start = from;
@@ -155,7 +155,7 @@ impl Scoreboard {
         (start < to).then_some((start, to))
     }
 
-    /// The last run of unreported bytes within `from..to`.
+    /// The last hole in `from..to`.
     pub(crate) fn last_hole(&self, from: u64, to: u64) -> Option<(u64, u64)> {
         let mut end = to;
         for r in self.ranges.iter().rev() {

@@ -1,4 +1,4 @@
-//! Segments as mbufs: building them, and checking the sum of those that arrive.
+//! Building segments as mbufs, and verifying the checksum of received ones.
 
 use crate::contract::{HEADROOM, SegmentOut};
 use core::net::IpAddr;
@@ -8,15 +8,15 @@ use fulmar_wire::checksum::Sum;
 use fulmar_wire::protocol;
 use fulmar_wire::tcp::{CHECKSUM_OFFSET, Flags, Header, MAX_HEADER_BYTES};
 
-/// The pseudo header of a flow, its length still to be added: add_u16 it.
+/// Checksum of a flow's pseudo header without the length, which `add_u16` adds.
 pub(crate) fn pseudo_sum(key: &FlowKey) -> Sum {
     let mut sum = Sum::new();
     sum.add_pseudo(key.local_ip(), key.remote_ip(), protocol::TCP, 0);
     sum
 }
 
-/// Writes `hdr` into an mbuf of its own, the folded pseudo sum for `tcp_bytes` of header and
-/// payload in its checksum field.
+/// Writes `hdr` into a new mbuf. Its checksum field holds the folded pseudo-header sum for
+/// `tcp_bytes` of header and payload.
 pub(crate) fn header_mbuf(
     pool: &mut Pool,
     pseudo: Sum,
@@ -25,7 +25,7 @@ pub(crate) fn header_mbuf(
 ) -> Result<Mbuf, NoBuffer> {
     let mut mbuf = pool.alloc(MAX_HEADER_BYTES, HEADROOM, Purpose::Control)?;
     let mut sum = pseudo;
-    // A TCP segment is shorter than an IP packet: its length fits 16 bits.
+    // A segment is shorter than an IP packet, so its length fits 16 bits.
     sum.add_u16(tcp_bytes as u16);
     let written =
         mbuf.append(hdr.header_bytes()).is_some_and(|bytes| write_header(hdr, bytes, sum.fold()));
@@ -45,39 +45,43 @@ fn write_header(hdr: &Header, bytes: &mut [u8], folded: u16) -> bool {
     emitted
 }
 
-/// What the way down must do with a segment.
-pub(crate) fn offload(hdr: &Header, payload_bytes: usize, mss: usize, v4: bool) -> Offload {
-    let gso = (payload_bytes > mss).then(|| Gso {
-        kind: if v4 { GsoKind::TcpV4 } else { GsoKind::TcpV6 },
-        segment_bytes: mss as u16,
-        header_bytes: hdr.header_bytes() as u16,
-        ecn: hdr.flags.contains(Flags::CWR),
-    });
+/// Checksum offload of a segment.
+pub(crate) fn checksum_offload() -> Offload {
     Offload {
         needs_csum: true,
         csum_start: 0,
         csum_offset: CHECKSUM_OFFSET as u16,
         csum_valid: false,
-        gso,
+        gso: None,
     }
 }
 
-/// A segment without payload: a reset, an ACK of TIME-WAIT. The ports are those of `hdr`, the
-/// addresses those of `key`.
+/// Checksum offload of a segment, and segmentation offload if its payload exceeds `mss`.
+pub(crate) fn offload(hdr: &Header, payload_bytes: usize, mss: usize, kind: GsoKind) -> Offload {
+    let gso = (payload_bytes > mss).then(|| Gso {
+        kind,
+        segment_bytes: mss as u16,
+        header_bytes: hdr.header_bytes() as u16,
+        ecn: hdr.flags.contains(Flags::CWR),
+    });
+    Offload { gso, ..checksum_offload() }
+}
+
+/// Builds a segment without payload: a reset, or an ACK from TIME-WAIT. Ports come from `hdr`,
+/// addresses from `key`.
 ///
-/// Errors: [`NoBuffer`] if even the control reserve is used up.
+/// Errors: [`NoBuffer`] if even the control reserve is exhausted.
 pub fn control_segment(
     pool: &mut Pool,
     key: &FlowKey,
     hdr: &Header,
 ) -> Result<SegmentOut, NoBuffer> {
     let mbuf = header_mbuf(pool, pseudo_sum(key), hdr, hdr.header_bytes())?;
-    let v4 = key.remote_ip().is_ipv4();
-    Ok(SegmentOut { chain: Chain::from(mbuf), offload: offload(hdr, 0, usize::MAX, v4) })
+    Ok(SegmentOut { chain: Chain::from(mbuf), offload: checksum_offload() })
 }
 
-/// The reset that answers a segment for which there is no connection (RFC 9293 section
-/// 3.10.7.1). `None` for a reset.
+/// The reset that answers a segment without a connection (RFC 9293 section 3.10.7.1). `None` if the
+/// segment is a reset.
 pub fn reset_for(hdr: &Header, payload_len: usize) -> Option<Header> {
     if hdr.flags.contains(Flags::RST) {
         return None;
@@ -92,8 +96,8 @@ pub fn reset_for(hdr: &Header, payload_len: usize) -> Option<Header> {
     Some(Header { ack: SeqNum(end), flags: Flags::RST | Flags::ACK, ..blank })
 }
 
-/// Whether the checksum of a received segment is right. `chain` starts at the TCP header and ends
-/// with the payload; `src` and `dst` are the addresses of its IP header.
+/// Verifies the checksum of a received segment. `chain` is the TCP header and payload; `src` and
+/// `dst` are the addresses of the IP header.
 pub fn verify_checksum(src: IpAddr, dst: IpAddr, chain: &Chain) -> bool {
     let mut sum = Sum::new();
     sum.add_pseudo(src, dst, protocol::TCP, chain.len() as u32);
@@ -113,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_control_segment_passes_the_check_and_a_flipped_bit_does_not() {
+    fn a_control_segment_with_a_flipped_bit_fails_the_checksum() {
         let mut pool = Pool::new(PoolConfig::default()).unwrap();
         let hdr = Header { src_port: 80, dst_port: 4000, flags: Flags::RST, ..Header::default() };
         let seg = control_segment(&mut pool, &key(), &hdr).unwrap();
@@ -133,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_takes_its_number_from_the_acknowledgement_or_covers_the_segment() {
+    fn a_reset_takes_its_number_from_the_ack_or_acknowledges_the_segment() {
         let ack = Header { ack: SeqNum(77), flags: Flags::ACK, ..Header::default() };
         let r = reset_for(&ack, 10).unwrap();
         assert_eq!((r.seq, r.flags), (SeqNum(77), Flags::RST));

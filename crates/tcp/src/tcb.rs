@@ -1,29 +1,28 @@
-//! The transmission control block: everything one connection knows.
+//! The transmission control block: the state of one connection.
 //!
-//! Sequence numbers are kept unwrapped: a *position* is a `u64` that counts from the initial
-//! sequence number, so that comparing, sorting and subtracting are plain arithmetic. Position 0 is
-//! the SYN, byte `n` of the stream has position `n + 1`, the FIN follows the last byte. They wrap
-//! to 32 bits only at the wire ([`Tcb::seq_of`], `input::offset_of`).
+//! Sequence numbers are stored unwrapped: a *position* is a `u64` relative to the initial sequence
+//! number, so that comparison, sorting and subtraction are plain arithmetic. Position 0 is the SYN,
+//! byte `n` of the stream has position `n + 1`, and the FIN follows the last byte. Positions are
+//! converted to 32 bits only in headers ([`Tcb::seq_of`], [`Tcb::peer_seq_of`]).
 //!
 //! ```text
 //! send       0        snd_una      high_rxt        snd_nxt     snd_una+snd_wnd   ready   claimed
-//!            |SYN| acked |  in flight (sent again below high_rxt)  | may be sent |  waits  | being filled |
+//!            |SYN| acked |  in flight (rexmt below high_rxt)       | may be sent | blocked | being filled |
 //!                        |<---- references into the send queue --->|
 //!
 //! receive    0          readable         rcv_nxt         rcv_adv
-//!            |SYN| read  | in the queue   |  out of order   | not offered |
+//!            |SYN| read  | in the queue   |  out of order   | not advertised |
 //!                        |<-- recv queue (in order) -->|<- window ->|
 //! ```
 //!
-//! Invariants: `snd_una <= snd_nxt` (the engine never moves `snd_nxt` back: what must go again is
-//! found from the scoreboard and `high_rxt`, so it is the `SND.MAX` of other stacks too);
-//! `snd_nxt <= send_end + 1` (the FIN); `rcv_nxt <= rcv_adv`, which never moves left;
-//! `last_ack_sent <= rcv_nxt`.
+//! Invariants: `snd_una <= snd_nxt` (`snd_nxt` never moves back, so it is also BSD's `snd_max`;
+//! retransmissions are found from the scoreboard and `high_rxt`); `snd_nxt <= send_end + 1` (the
+//! FIN); `rcv_nxt <= rcv_adv`, which never moves left; `last_ack_sent <= rcv_nxt`.
 
 use crate::arith::div_rem;
 use crate::contract::{ConnError, PathInfo, State};
 use crate::cubic::Cubic;
-use crate::input::icmp::MtuReports;
+use crate::input::icmp::PathMtuDiscovery;
 use crate::keepalive::Keepalive;
 use crate::recovery::Recovery;
 use crate::rtt::Rtt;
@@ -38,15 +37,15 @@ use fulmar_mbuf::{RecvQueue, SendQueue};
 use fulmar_wire::checksum::Sum;
 use fulmar_wire::tcp::{Flags, Header, Options};
 
-/// Segments acknowledged at once when a connection is young (as Linux), so that the peer's slow
-/// start is not held back by delayed acknowledgements.
+/// Segments acknowledged immediately at the start of a connection (quick ACKs, as Linux), so that
+/// delayed ACKs do not slow down the peer's slow start.
 const QUICK_ACKS: u8 = 16;
 
-/// The least segment that an MSS option or a path MTU can force on us, TCP options included: with
-/// 40 bytes of options it still carries payload. Lower values are an attack (many tiny segments).
+/// Lower bound of the segment size, TCP options included, whatever the MSS option or path MTU: with
+/// 40 bytes of options it still carries payload. Smaller values are an attack (many tiny segments).
 const MIN_SEGMENT_BYTES: usize = 88;
 
-/// What a peer takes that sent no MSS option (RFC 9293 section 3.7.1).
+/// MSS of a peer that sent no MSS option (RFC 9293 section 3.7.1).
 const DEFAULT_MSS: u16 = 536;
 const DEFAULT_MSS_V6: u16 = 1220;
 
@@ -54,13 +53,13 @@ const DEFAULT_MSS_V6: u16 = 1220;
 pub(crate) const TIMESTAMP_BYTES: usize = 12;
 
 impl PathInfo {
-    /// What the path leaves for a segment.
+    /// MSS of the path MTU.
     pub(crate) fn mss(&self) -> usize {
         self.without_headers(self.mtu)
     }
 
-    /// The MSS option we send (RFC 9293 section 3.7.1). A path MTU that was learned is that of the
-    /// other direction, and does not count.
+    /// Value of the MSS option sent (RFC 9293 section 3.7.1). A learned path MTU holds for the
+    /// forward direction only and is not used.
     pub(crate) fn own_mss(&self) -> usize {
         self.without_headers(self.route_mtu)
     }
@@ -71,119 +70,119 @@ impl PathInfo {
     }
 }
 
-/// The timestamps option of a connection (RFC 7323).
+/// State of the timestamps option (RFC 7323).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stamps {
-    /// Both sides sent the option (or, before the answer, we offer it).
+pub(crate) struct TimestampState {
+    /// Negotiated; before the peer's SYN: offered.
     pub on: bool,
-    /// Added to the clock, so that it says nothing about other connections.
+    /// Random offset added to the clock, so that the value reveals nothing about other connections.
     pub offset: u32,
     /// TS.Recent.
     pub recent: u32,
-    /// When it was taken: after 24 days it is void (section 5.5).
+    /// When TS.Recent was set: after 24 days it is invalid (section 5.5).
     pub recent_at: Instant,
 }
 
-/// A reset waiting to be sent.
+/// A reset to be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ResetDue {
     pub seq: SeqNum,
     pub with_ack: bool,
 }
 
-/// What the next output has to say beside data.
+/// What the next output must send besides data.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Due {
-    /// The peer must hear from us.
+    /// An ACK.
     pub ack: bool,
-    /// The SYN, or SYN,ACK.
+    /// The SYN or SYN,ACK.
     pub syn: bool,
-    /// A window or keepalive probe, or a segment that only a small window held back.
+    /// A window or keepalive probe, or a partial segment whose override timer has expired.
     pub probe: bool,
-    /// An ACK as soon as the reader has taken everything: the peer pushed, and perhaps waits.
+    /// An ACK as soon as the receive queue is empty: the peer pushed, and may be waiting for it.
     pub pushed: bool,
     pub reset: Option<ResetDue>,
 }
 
-/// What the user has asked for.
+/// Settings and requests of the user.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct User {
-    /// The connection was closed: nobody will read.
-    pub gone: bool,
-    pub recv_shut: bool,
+    /// The user has closed the connection: it is orphaned.
+    pub closed: bool,
+    pub recv_shutdown: bool,
     pub opened_actively: bool,
     pub cork: bool,
-    /// The last write said that another one follows (MSG_MORE).
-    pub more: bool,
-    /// The cork timer ran out: let the partial segment go. Holds for MSG_MORE too.
+    /// The last write had MSG_MORE.
+    pub msg_more: bool,
+    /// The cork timer expired: send the partial segment. Also for MSG_MORE.
     pub cork_expired: bool,
-    /// More bytes are likely to follow at once; `snd_nxt` when that was said.
+    /// `snd_nxt` when [`Tcb::set_more`] announced more data.
     pub more_from: Option<u64>,
-    /// Bytes of free send buffer that are worth waking a writer for; `None`: a third of it.
+    /// Low-water mark of free send buffer space for WRITABLE, bytes. `None`: a third of the buffer.
     pub send_low_water: Option<usize>,
-    /// Bytes that are worth waking a reader for; 0 as 1.
+    /// SO_RCVLOWAT, bytes. 0 means 1.
     pub recv_low_water: usize,
-    /// The user time-out that was asked for; `None`: `Config::user_timeout`.
+    /// TCP_USER_TIMEOUT. `None`: `Config::user_timeout`.
     pub timeout: Option<Duration>,
     pub keepalive: Option<Keepalive>,
 }
 
-/// How the connection fares.
+/// Errors of the connection.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Fate {
-    /// Not yet taken by the user.
-    pub error: Option<ConnError>,
+pub(crate) struct Errors {
+    /// SO_ERROR: not yet taken by the user.
+    pub pending: Option<ConnError>,
     /// Why the connection ended, for later writes.
     pub ended_by: Option<ConnError>,
-    /// What routers said since the last progress.
-    pub soft_error: Option<ConnError>,
+    /// ICMP or routing error since the last progress.
+    pub soft: Option<ConnError>,
 }
 
-/// What was sent again.
+/// Retransmission counts.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Again {
+pub(crate) struct Retransmits {
     pub segments: u64,
     pub bytes: u64,
 }
 
-/// Shifts of the window fields (RFC 7323 section 2).
+/// Window scale (RFC 7323 section 2).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Scale {
-    /// Of the peer's windows.
+pub(crate) struct WindowScale {
+    /// Shift of the peer's windows (Snd.Wind.Shift).
     pub snd: u8,
-    /// Of ours.
+    /// Shift of our windows (Rcv.Wind.Shift).
     pub rcv: u8,
     /// Both SYNs carried the option.
     pub both: bool,
 }
 
-/// Positions in the send space that decide about the next segment.
+/// Positions in the send sequence space that segmentation and congestion control depend on.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Edges {
-    /// End of the last segment smaller than `mss` (Minshall's variant of Nagle).
-    pub small: u64,
-    /// `snd_nxt` when the last pass of output began.
-    pub burst_from: u64,
-    /// Positions below it were sent while the congestion window was what held the rest back.
-    pub cwnd_limited_to: u64,
+pub(crate) struct SendMarks {
+    /// End of the last segment smaller than `mss` (Minshall's variant of Nagle; Linux: `snd_sml`).
+    pub small_end: u64,
+    /// `snd_nxt` at the start of the current output.
+    pub burst_start: u64,
+    /// End of what was sent while cwnd-limited.
+    pub cwnd_limited_end: u64,
 }
 
-/// Moments that matter.
+/// Times of the last events.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Marks {
-    /// End of the segment being timed, and when it was sent.
+pub(crate) struct EventTimes {
+    /// The segment timed for a round-trip sample: its end and when it was sent.
     pub timed: Option<(u64, Instant)>,
-    /// When the peer last acknowledged something new, or data began to wait for it.
-    pub progress_at: Instant,
-    /// When the last acceptable segment came.
-    pub heard_at: Instant,
+    /// When the peer last acknowledged new data, or data was sent with none in flight.
+    pub last_progress: Instant,
+    /// When the last acceptable segment arrived.
+    pub last_received_at: Instant,
     pub last_sent_at: Instant,
 }
 
 /// One connection. See the module for its sequence spaces.
 ///
-/// It owns references to pool memory: call [`Tcb::release`] before dropping it (a drop without
-/// it is safe, but its buffers come home late and its share of the window budget never).
+/// It owns references to pool memory: call [`Tcb::release`] before dropping it. Dropping it without
+/// is memory-safe, but its buffers are freed late and its charge to the window budget is lost.
 pub struct Tcb {
     pub(crate) key: FlowKey,
     pub(crate) state: State,
@@ -198,20 +197,20 @@ pub struct Tcb {
     pub(crate) snd_nxt: u64,
     /// The peer's window from `snd_una`, bytes.
     pub(crate) snd_wnd: u64,
-    /// Position (receive space) and acknowledgement of the segment that last set `snd_wnd`.
+    /// Position (receive space) of the segment that last set `snd_wnd` (SND.WL1).
     pub(crate) snd_wl1: u64,
-    /// The largest window the peer ever offered, bytes.
+    /// The largest window the peer ever offered (Max.SND.WND), bytes.
     pub(crate) max_snd_wnd: u64,
-    /// What the peer takes per segment, options included.
+    /// The peer's MSS option.
     pub(crate) peer_mss: u16,
-    /// Bytes per segment, TCP options included: the least of peer's MSS and path.
+    /// Bytes per segment, TCP options included: the minimum of the peer's MSS and the path's.
     pub(crate) segment_bytes: usize,
     /// Payload of a full segment with its usual options, bytes: SMSS of RFC 5681.
     pub(crate) mss: u32,
     /// Payload of the largest super-segment: a multiple of `mss`, or `mss`.
     pub(crate) super_bytes: usize,
-    pub(crate) edges: Edges,
-    /// Send FIN behind the last claimed byte.
+    pub(crate) send_marks: SendMarks,
+    /// A FIN follows the last claimed byte.
     pub(crate) fin_queued: bool,
     /// The FIN has position `snd_nxt - 1`.
     pub(crate) fin_sent: bool,
@@ -220,62 +219,63 @@ pub struct Tcb {
     pub(crate) irs: SeqNum,
     /// Next position expected.
     pub(crate) rcv_nxt: u64,
-    /// Right edge of the window that was advertised.
+    /// Right edge of the advertised window.
     pub(crate) rcv_adv: u64,
-    /// `rcv_nxt` as the peer last heard it (Last.ACK.sent).
+    /// Last.ACK.sent: `rcv_nxt` as last sent to the peer.
     pub(crate) last_ack_sent: u64,
     /// Estimate of the peer's full segment, bytes: RMSS of RFC 9293 section 3.8.6.3.
     pub(crate) rcv_mss: u32,
-    /// Position behind the last byte that the peer pushed.
+    /// Position after the last pushed byte.
     pub(crate) pushed_to: u64,
-    /// The same of bytes that came behind a gap; the last of them.
+    /// The same for bytes behind a gap.
     pub(crate) pushed_behind: u64,
-    /// Position behind the last segment that brought urgent data.
+    /// Position after the last segment with urgent data.
     pub(crate) urgent_to: u64,
-    /// Where the peer's FIN stands, once seen.
+    /// Position of the peer's FIN, once received, also behind a gap.
     pub(crate) peer_fin: Option<u64>,
-    /// `rcv_nxt` is behind the peer's FIN.
+    /// The peer's FIN is in order and counted in `rcv_nxt`.
     pub(crate) fin_received: bool,
     /// Receive buffer, bytes.
     pub(crate) recv_limit: usize,
     /// This connection's part of `WindowBudget::granted_bytes`.
     pub(crate) charged: usize,
-    /// What the user holds by reference.
+    /// Bytes and storage loaned to the user.
     pub(crate) lent: Lent,
     pub(crate) recv: RecvQueue,
 
-    /// The pseudo header's sum, but for the length.
+    /// Pseudo-header sum without the length.
     pub(crate) pseudo: Sum,
-    pub(crate) stamps: Stamps,
-    pub(crate) scale: Scale,
+    pub(crate) ts: TimestampState,
+    pub(crate) scale: WindowScale,
     pub(crate) sack_on: bool,
     pub(crate) rtt: Rtt,
-    pub(crate) marks: Marks,
+    pub(crate) times: EventTimes,
     pub(crate) cubic: Cubic,
     pub(crate) sacked: Scoreboard,
     pub(crate) recovery: Recovery,
     pub(crate) tuning: Tuning,
     pub(crate) recv_tuning: RecvTuning,
     pub(crate) timers: Timers,
-    /// The retransmit timer is the persist timer.
+    /// [`Timer::Retransmit`] serves as the persist timer.
     pub(crate) persisting: bool,
-    pub(crate) challenge: crate::challenge::Limit,
-    /// Keepalive probes since the peer was last heard.
+    pub(crate) challenge: crate::challenge::ChallengeLimit,
+    /// Keepalive probes since the last segment received.
     pub(crate) unanswered_probes: u32,
 
-    /// How many of the peer's segments are still acknowledged at once.
+    /// Remaining quick ACKs.
     pub(crate) quick_acks: u8,
-    /// Our data has been carrying the acknowledgements lately, so it is worth waiting for.
+    /// Outgoing data has recently carried ACKs: delay ACKs in the expectation of more (Linux:
+    /// pingpong mode).
     pub(crate) interactive: bool,
     pub(crate) due: Due,
     pub(crate) user: User,
-    pub(crate) fate: Fate,
-    pub(crate) again: Again,
-    pub(crate) mtu_reports: MtuReports,
+    pub(crate) errors: Errors,
+    pub(crate) retransmits: Retransmits,
+    pub(crate) pmtud: PathMtuDiscovery,
 }
 
-/// What a connection has from the start.
-struct Birth {
+/// Initial parameters of a connection.
+struct InitialParams {
     key: FlowKey,
     iss: SeqNum,
     ts_offset: u32,
@@ -284,10 +284,10 @@ struct Birth {
 }
 
 impl Tcb {
-    /// Opens actively: SYN-SENT. The next output sends the SYN.
+    /// Active open: SYN-SENT. The next output sends the SYN.
     ///
-    /// `iss` is the initial sequence number (RFC 6528 is the caller's), `ts_offset` is added to the
-    /// timestamp clock.
+    /// `iss` is the initial sequence number, chosen by the caller (RFC 6528). `ts_offset` is added
+    /// to the timestamp clock.
     pub fn connect(
         cfg: &Config,
         key: FlowKey,
@@ -296,13 +296,13 @@ impl Tcb {
         path: PathInfo,
         now: Instant,
     ) -> Tcb {
-        let mut tcb = Tcb::new(cfg, Birth { key, iss, ts_offset, path, now });
+        let mut tcb = Tcb::new(cfg, InitialParams { key, iss, ts_offset, path, now });
         tcb.user.opened_actively = true;
         tcb
     }
 
-    /// Opens passively on a peer's SYN: SYN-RECEIVED. The next output sends the SYN,ACK. Data that
-    /// came with the SYN is not taken: the peer sends it again.
+    /// Passive open on a received SYN: SYN-RECEIVED. The next output sends the SYN,ACK. Data on the
+    /// SYN is discarded; the peer retransmits it.
     pub fn passive(
         cfg: &Config,
         key: FlowKey,
@@ -312,14 +312,14 @@ impl Tcb {
         now: Instant,
         syn: &Header,
     ) -> Tcb {
-        let mut tcb = Tcb::new(cfg, Birth { key, iss, ts_offset, path, now });
+        let mut tcb = Tcb::new(cfg, InitialParams { key, iss, ts_offset, path, now });
         tcb.state = State::SynReceived;
         tcb.accept_syn(syn, now);
         tcb
     }
 
-    fn new(cfg: &Config, birth: Birth) -> Tcb {
-        let Birth { key, iss, ts_offset, path, now } = birth;
+    fn new(cfg: &Config, params: InitialParams) -> Tcb {
+        let InitialParams { key, iss, ts_offset, path, now } = params;
         let v6 = key.remote_ip().is_ipv6();
         let mut tcb = Tcb {
             key,
@@ -336,7 +336,7 @@ impl Tcb {
             segment_bytes: 0,
             mss: 0,
             super_bytes: 0,
-            edges: Edges::default(),
+            send_marks: SendMarks::default(),
             fin_queued: false,
             fin_sent: false,
             send: SendQueue::new(cfg.send_buffer_bytes),
@@ -355,11 +355,16 @@ impl Tcb {
             lent: Lent::default(),
             recv: RecvQueue::new(),
             pseudo: pseudo_sum(&key),
-            scale: Scale { snd: 0, rcv: cfg.window_scale(), both: false },
-            stamps: Stamps { on: cfg.timestamps, offset: ts_offset, recent: 0, recent_at: now },
+            scale: WindowScale { snd: 0, rcv: cfg.window_scale(), both: false },
+            ts: TimestampState { on: cfg.timestamps, offset: ts_offset, recent: 0, recent_at: now },
             sack_on: cfg.sack,
             rtt: Rtt::new(cfg),
-            marks: Marks { timed: None, progress_at: now, heard_at: now, last_sent_at: now },
+            times: EventTimes {
+                timed: None,
+                last_progress: now,
+                last_received_at: now,
+                last_sent_at: now,
+            },
             cubic: Cubic::new(u32::from(DEFAULT_MSS), cfg.initial_window_segments),
             sacked: Scoreboard::new(),
             recovery: Recovery::new(),
@@ -367,25 +372,26 @@ impl Tcb {
             recv_tuning: RecvTuning::default(),
             timers: Timers::new(),
             persisting: false,
-            challenge: crate::challenge::Limit::new(),
+            challenge: crate::challenge::ChallengeLimit::new(),
             unanswered_probes: 0,
             quick_acks: QUICK_ACKS,
             interactive: false,
             due: Due { syn: true, ..Due::default() },
             user: User::default(),
-            fate: Fate::default(),
-            again: Again::default(),
-            mtu_reports: MtuReports::default(),
+            errors: Errors::default(),
+            retransmits: Retransmits::default(),
+            pmtud: PathMtuDiscovery::default(),
         };
-        tcb.fit_segments();
+        tcb.update_segment_sizes();
         tcb
     }
 
-    /// Takes up the peer's SYN: its number and its options (RFC 9293 section 3.10.7.2 and .3).
+    /// Initializes the receive space and the options from the peer's SYN (RFC 9293 sections
+    /// 3.10.7.2 and 3.10.7.3).
     pub(crate) fn accept_syn(&mut self, syn: &Header, now: Instant) {
         self.irs = syn.seq;
         self.rcv_nxt = 1;
-        // What our own SYN offered, if we sent one, counts from here.
+        // The window that our own SYN offered, if any, starts after the peer's SYN.
         self.rcv_adv = self.rcv_adv.saturating_add(1);
         self.last_ack_sent = 0;
         self.snd_wl1 = 0;
@@ -393,7 +399,7 @@ impl Tcb {
         self.snd_wnd = u64::from(syn.window);
         self.max_snd_wnd = self.snd_wnd;
         self.accept_options(&syn.options, now);
-        self.fit_segments();
+        self.update_segment_sizes();
     }
 
     fn accept_options(&mut self, o: &Options, now: Instant) {
@@ -407,48 +413,43 @@ impl Tcb {
         self.scale.both = o.window_scale.is_some();
         self.sack_on = self.sack_on && o.sack_permitted;
         match o.timestamps {
-            Some(t) if self.stamps.on => {
-                self.stamps.recent = t.value;
-                self.stamps.recent_at = now;
+            Some(t) if self.ts.on => {
+                self.ts.recent = t.value;
+                self.ts.recent_at = now;
             }
-            _ => self.stamps.on = false,
+            _ => self.ts.on = false,
         }
     }
 
-    /// Takes over what is known about the way, if it changed.
+    /// Adopts a changed `PathInfo`.
     #[inline]
-    pub(crate) fn follow_path(&mut self, path: &PathInfo) {
+    pub(crate) fn set_path(&mut self, path: &PathInfo) {
         if self.path != *path {
             let old = core::mem::replace(&mut self.path, *path);
             if old.mtu != path.mtu {
                 self.on_path_mtu_changed();
             }
-            self.fit_segments();
+            self.update_segment_sizes();
         }
     }
 
     /// Computes segment sizes from peer, path and options (RFC 6691, RFC 9293 section 3.7.1).
-    pub(crate) fn fit_segments(&mut self) {
-        let segment = usize::from(self.peer_mss).min(self.path_mss()).max(MIN_SEGMENT_BYTES);
+    pub(crate) fn update_segment_sizes(&mut self) {
+        let segment = usize::from(self.peer_mss).min(self.path.mss()).max(MIN_SEGMENT_BYTES);
         self.segment_bytes = segment;
         let mss = segment.saturating_sub(self.usual_option_bytes());
         self.mss = u32::try_from(mss).unwrap_or(u32::from(u16::MAX));
-        self.super_bytes = self.fit_super_segment(mss);
+        self.super_bytes = self.super_segment_bytes(mss);
         self.cubic.set_mss(self.mss, self.cfg.initial_window_segments);
     }
 
-    /// Whole segments that one super-segment may hold, in bytes; its IP packet is at most 65535.
-    fn fit_super_segment(&self, mss: usize) -> usize {
+    /// Payload of the largest super-segment, bytes: whole segments, the IP packet at most 65535.
+    fn super_segment_bytes(&self, mss: usize) -> usize {
         let headers = self.path.ip_header_bytes.saturating_add(fulmar_wire::tcp::HEADER_BYTES);
         let headers = headers.saturating_add(self.usual_option_bytes());
         let largest = self.path.tso_bytes.unwrap_or(0).min(65_535).saturating_sub(headers);
         let (segments, _) = div_rem(largest as u64, mss as u64);
         (segments as usize).saturating_mul(mss).max(mss)
-    }
-
-    /// What the path to the peer leaves for a segment.
-    pub(crate) fn path_mss(&self) -> usize {
-        self.path.mss()
     }
 
     /// See [`PathInfo::own_mss`].
@@ -457,97 +458,97 @@ impl Tcb {
     }
 
     fn usual_option_bytes(&self) -> usize {
-        if self.stamps.on { TIMESTAMP_BYTES } else { 0 }
+        if self.ts.on { TIMESTAMP_BYTES } else { 0 }
     }
 
-    /// The sequence number of a position of ours.
+    /// The sequence number of a position in the send space.
     #[inline]
     pub(crate) fn seq_of(&self, pos: u64) -> SeqNum {
         SeqNum(self.iss.0.wrapping_add(pos as u32))
     }
 
-    /// The sequence number of a position of the peer's.
+    /// The sequence number of a position in the receive space.
     #[inline]
     pub(crate) fn peer_seq_of(&self, pos: u64) -> SeqNum {
         SeqNum(self.irs.0.wrapping_add(pos as u32))
     }
 
-    /// Our timestamp clock: milliseconds (RFC 7323 section 5.4).
+    /// TSval: the timestamp clock, milliseconds (RFC 7323 section 5.4).
     #[inline]
-    pub(crate) fn stamp(&self, now: Instant) -> u32 {
-        now.as_millis_u32().wrapping_add(self.stamps.offset)
+    pub(crate) fn ts_clock(&self, now: Instant) -> u32 {
+        now.as_millis_u32().wrapping_add(self.ts.offset)
     }
 
-    /// The position behind the last byte that may be sent.
+    /// The position after the last committed byte.
     #[inline]
     pub(crate) fn send_end(&self) -> u64 {
         self.send.ready_end().saturating_add(1)
     }
 
-    /// Positions sent and not acknowledged.
+    /// FlightSize: positions sent and not acknowledged.
     #[inline]
     pub(crate) fn flight(&self) -> u64 {
         self.snd_nxt.saturating_sub(self.snd_una)
     }
 
-    /// The FIN may go: it is wanted and every claimed byte is ready.
+    /// Whether the FIN may be sent: requested, and every claimed byte is committed.
     #[inline]
     pub(crate) fn fin_ready(&self) -> bool {
         self.fin_queued && !self.fin_sent && self.send.ready_end() == self.send.claimed_end()
     }
 
-    /// Bytes or a FIN wait to be sent for the first time.
+    /// Whether unsent bytes or an unsent FIN are pending.
     #[inline]
     pub(crate) fn has_unsent(&self) -> bool {
         !self.fin_sent && (self.send_end() > self.snd_nxt || self.fin_ready())
     }
 
-    /// Whether the peer's SYN and ours are through.
+    /// Whether the state is a synchronized one.
     #[inline]
     pub(crate) fn is_synchronized(&self) -> bool {
         !matches!(self.state, State::SynSent | State::SynReceived | State::Closed)
     }
 
-    /// The connection is over. What is left is to tell the user, and to send `due.reset`.
+    /// Enters CLOSED. The error for the user and `due.reset` remain.
     pub(crate) fn finish(&mut self, why: Option<ConnError>) {
         self.state = State::Closed;
         self.timers = Timers::new();
         self.due.ack = false;
         self.due.syn = false;
         self.due.probe = false;
-        self.fate.ended_by = self.fate.ended_by.or(why);
-        if !self.user.gone {
-            self.fate.error = self.fate.error.or(why);
+        self.errors.ended_by = self.errors.ended_by.or(why);
+        if !self.user.closed {
+            self.errors.pending = self.errors.pending.or(why);
         }
     }
 
-    /// Enters TIME-WAIT, or starts it again (RFC 9293 section 3.10.7.4, eighth).
+    /// Enters or restarts TIME-WAIT (RFC 9293 section 3.10.7.4, eighth).
     pub(crate) fn enter_time_wait(&mut self, now: Instant) {
         self.state = State::TimeWait;
         self.timers = Timers::new();
         self.timers.set_in(Timer::Idle, now, self.cfg.time_wait);
     }
 
-    /// What remains of the connection in TIME-WAIT, for the stack's table.
+    /// The TIME-WAIT entry of this connection, for the stack's table.
     pub fn time_wait_entry(&self, now: Instant) -> TimeWait {
         let window = self.rcv_adv.saturating_sub(self.rcv_nxt) >> self.scale.rcv;
         TimeWait {
             snd_nxt: self.seq_of(self.snd_nxt),
             rcv_nxt: self.peer_seq_of(self.rcv_nxt),
             window: u16::try_from(window).unwrap_or(u16::MAX),
-            stamps: self.stamps.on.then_some((self.stamps.offset, self.stamps.recent)),
+            timestamps: self.ts.on.then_some((self.ts.offset, self.ts.recent)),
             ports: (self.key.local_port, self.key.remote_port),
-            lasts: self.cfg.time_wait,
+            duration: self.cfg.time_wait,
             expires: later(now, self.cfg.time_wait),
-            limit: crate::challenge::Limit::new(),
+            challenge_limit: crate::challenge::ChallengeLimit::new(),
         }
     }
 
-    /// A header of ours with acknowledgement and usual options, at position `pos`.
+    /// An outgoing header at position `pos`, with acknowledgement and timestamps.
     pub(crate) fn header_at(&self, pos: u64, flags: Flags, now: Instant) -> Header {
-        let timestamps = self.stamps.on.then(|| fulmar_wire::tcp::Timestamps {
-            value: self.stamp(now),
-            echo: self.stamps.recent,
+        let timestamps = self.ts.on.then(|| fulmar_wire::tcp::Timestamps {
+            value: self.ts_clock(now),
+            echo: self.ts.recent,
         });
         Header {
             src_port: self.key.local_port,

@@ -1,5 +1,5 @@
-//! The deadlines of a connection. They are plain fields: the stack's wheel is lazy and asks
-//! [`crate::Tcb::next_deadline`] when an entry expires, so moving one costs a store.
+//! The timers of a connection. They are plain fields: the stack's timer wheel is lazy and reads
+//! [`crate::Tcb::next_deadline`] when an entry expires, so that moving a deadline costs one store.
 
 use fulmar_base::{Duration, Instant};
 
@@ -10,17 +10,17 @@ pub(crate) fn later(now: Instant, after: Duration) -> Instant {
     now + after
 }
 
-/// What a deadline is for.
+/// The timers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Timer {
-    /// Retransmission time-out (RFC 6298), or the persist timer when a closed window holds data
+    /// The retransmission timer (RFC 6298), or the persist timer while a closed window holds data
     /// back and nothing is in flight.
     Retransmit,
-    /// A held-back ACK is due (RFC 9293 section 3.8.6.3).
+    /// The delayed ACK timer (RFC 9293 section 3.8.6.3).
     DelayedAck,
-    /// A corked partial segment is due.
+    /// Sends a corked partial segment.
     Cork,
-    /// Keepalive; once the user is gone, the end of FIN-WAIT-2; the end of TIME-WAIT.
+    /// Keepalive; for an orphaned connection the end of FIN-WAIT-2; the end of TIME-WAIT.
     Idle,
 }
 
@@ -53,13 +53,13 @@ impl Timers {
         *self.slot(t) = at;
     }
 
-    /// Sets it to `after` from now.
+    /// Sets a timer to `after` from `now`.
     #[inline]
     pub(crate) fn set_in(&mut self, t: Timer, now: Instant, after: Duration) {
         self.set(t, later(now, after));
     }
 
-    /// The same, unless it is running.
+    /// As `set_in`, unless the timer is running.
     #[inline]
     pub(crate) fn start_in(&mut self, t: Timer, now: Instant, after: Duration) {
         if *self.slot(t) == Instant::FAR_FUTURE {
@@ -77,7 +77,7 @@ impl Timers {
         *self.slot(t) != Instant::FAR_FUTURE
     }
 
-    /// Stops the timer and returns true if it is due.
+    /// Stops a timer that is due. Returns whether it was.
     pub(crate) fn take_due(&mut self, t: Timer, now: Instant) -> bool {
         let slot = self.slot(t);
         let due = *slot != Instant::FAR_FUTURE && *slot <= now;

@@ -1,48 +1,49 @@
-//! TIME-WAIT as a small entry: what must be remembered of a connection that both sides have closed
-//! (RFC 9293 section 3.6.1), without its control block.
+//! TIME-WAIT entries: the state of a connection in TIME-WAIT (RFC 9293 section 3.6.1) without its
+//! control block.
 
-use crate::challenge::Limit;
+use crate::challenge::ChallengeLimit;
 use crate::timers::later;
 use fulmar_base::{DropReason, Duration, Instant, SeqNum};
 use fulmar_wire::tcp::{Flags, Header, Options, Timestamps};
 
-/// The remains of a connection. Made by [`crate::Tcb::time_wait_entry`].
+/// A connection in TIME-WAIT. Created by [`crate::Tcb::time_wait_entry`].
 #[derive(Clone, Copy, Debug)]
 pub struct TimeWait {
     pub(crate) snd_nxt: SeqNum,
     pub(crate) rcv_nxt: SeqNum,
-    /// The last window, as on the wire.
+    /// The last window field sent.
     pub(crate) window: u16,
-    /// Offset of our timestamp clock and TS.Recent, if timestamps were on.
-    pub(crate) stamps: Option<(u32, u32)>,
+    /// Timestamp offset and TS.Recent, if timestamps were negotiated.
+    pub(crate) timestamps: Option<(u32, u32)>,
     /// Our port, the peer's port.
     pub(crate) ports: (u16, u16),
-    pub(crate) lasts: Duration,
+    pub(crate) duration: Duration,
     pub(crate) expires: Instant,
-    pub(crate) limit: Limit,
+    pub(crate) challenge_limit: ChallengeLimit,
 }
 
-/// What to do with a segment for a connection in TIME-WAIT.
+/// How to handle a segment for a connection in TIME-WAIT.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TimeWaitVerdict {
-    /// Count it and forget it.
+    /// Drop the segment and count the reason.
     Drop(DropReason),
     /// Answer with this header.
     Ack(Header),
-    /// A SYN that may start a new connection (RFC 6191, RFC 9293 section 3.10.7.4): hand it to the
-    /// listener, and remove the entry if that takes it. See [`TimeWait::on_unwanted_syn`].
+    /// A SYN that may open a new connection (RFC 6191, RFC 9293 section 3.10.7.4): pass it to the
+    /// listener, and remove the entry if the listener accepts it. Otherwise see
+    /// [`TimeWait::on_refused_syn`].
     Reopen {
-        /// The new initial sequence number must not be before this .
+        /// Lower bound of the new initial sequence number.
         min_iss: SeqNum,
     },
-    /// The entry has expired: treat the segment as one without a connection.
+    /// The entry has expired: handle the segment as one without a connection.
     Closed,
 }
 
 impl TimeWait {
-    /// Judges a segment (RFC 9293 section 3.10.7.4 for TIME-WAIT).
+    /// Processes a segment (RFC 9293 section 3.10.7.4 for TIME-WAIT).
     ///
-    /// A reset is ignored (RFC 1337: an old duplicate must not end TIME-WAIT early).
+    /// A reset is ignored: an old duplicate must not end TIME-WAIT early (RFC 1337).
     pub fn on_segment(
         &mut self,
         now: Instant,
@@ -62,7 +63,7 @@ impl TimeWait {
             return self.answer(now, DropReason::TcpBlindSyn);
         }
         if self.repeats_fin(hdr, payload_len) {
-            self.expires = later(now, self.lasts);
+            self.expires = later(now, self.duration);
         }
         let occupies = payload_len > 0 || hdr.flags.intersects(Flags::FIN | Flags::SYN);
         if occupies || hdr.seq != self.rcv_nxt {
@@ -71,27 +72,28 @@ impl TimeWait {
         TimeWaitVerdict::Drop(DropReason::TcpDuplicate)
     }
 
-    /// Whether it is the peer's FIN again, in its place, with an acknowledgement that the peer may send
-    /// and a timestamp that is not old.
+    /// Whether the segment is a retransmission of the peer's FIN: same position, an acceptable
+    /// acknowledgement, no old timestamp.
     fn repeats_fin(&self, hdr: &Header, payload_len: usize) -> bool {
         let end = SeqNum(hdr.seq.0.wrapping_add(payload_len as u32).wrapping_add(1));
-        let young = match (self.stamps, hdr.options.timestamps) {
+        let young = match (self.timestamps, hdr.options.timestamps) {
             (Some((_, recent)), Some(t)) => t.value.wrapping_sub(recent) as i32 >= 0,
-            (stamps, _) => stamps.is_none(),
+            (timestamps, _) => timestamps.is_none(),
         };
         let flags = hdr.flags.contains(Flags::FIN | Flags::ACK);
         flags && end == self.rcv_nxt && !hdr.ack.after(self.snd_nxt) && young
     }
 
-    /// Nobody listens for a SYN that may open a new connection: it is answered as an old one is.
-    pub fn on_unwanted_syn(&mut self, now: Instant) -> TimeWaitVerdict {
+    /// No listener accepted the SYN of [`TimeWaitVerdict::Reopen`]: it is answered like any other
+    /// segment.
+    pub fn on_refused_syn(&mut self, now: Instant) -> TimeWaitVerdict {
         self.answer(now, DropReason::TcpNoSocket)
     }
 
     /// RFC 6191 section 2.
     fn may_reopen(&self, syn: &Header) -> bool {
         let newer_seq = syn.seq.after(self.rcv_nxt);
-        match (self.stamps, syn.options.timestamps) {
+        match (self.timestamps, syn.options.timestamps) {
             (Some((_, recent)), Some(t)) => {
                 let age = t.value.wrapping_sub(recent) as i32;
                 age > 0 || (age == 0 && newer_seq)
@@ -102,10 +104,10 @@ impl TimeWait {
     }
 
     fn answer(&mut self, now: Instant, otherwise: DropReason) -> TimeWaitVerdict {
-        if !self.limit.allow(now) {
+        if !self.challenge_limit.allow(now) {
             return TimeWaitVerdict::Drop(otherwise);
         }
-        let timestamps = self.stamps.map(|(offset, recent)| Timestamps {
+        let timestamps = self.timestamps.map(|(offset, recent)| Timestamps {
             value: now.as_millis_u32().wrapping_add(offset),
             echo: recent,
         });
@@ -121,7 +123,7 @@ impl TimeWait {
         })
     }
 
-    /// When the entry may be forgotten. A retransmitted FIN moves it.
+    /// When the entry may be removed. A retransmitted FIN restarts it.
     pub fn expires(&self) -> Instant {
         self.expires
     }
@@ -131,16 +133,16 @@ impl TimeWait {
 mod tests {
     use super::*;
 
-    fn entry(stamps: Option<(u32, u32)>) -> TimeWait {
+    fn entry(timestamps: Option<(u32, u32)>) -> TimeWait {
         TimeWait {
             snd_nxt: SeqNum(5000),
             rcv_nxt: SeqNum(900),
             window: 77,
-            stamps,
+            timestamps,
             ports: (80, 4000),
-            lasts: Duration::from_secs(60),
+            duration: Duration::from_secs(60),
             expires: Instant::from_millis(60_000),
-            limit: Limit::new(),
+            challenge_limit: ChallengeLimit::new(),
         }
     }
 
@@ -150,14 +152,14 @@ mod tests {
         Header { seq: SeqNum(seq), flags, options, ..Header::default() }
     }
 
-    fn judge(t: &mut TimeWait, h: Header, len: usize) -> TimeWaitVerdict {
+    fn segment_in(t: &mut TimeWait, h: Header, len: usize) -> TimeWaitVerdict {
         t.on_segment(Instant::from_millis(10_000), &h, len)
     }
 
     #[test]
-    fn a_repeated_fin_is_acknowledged_and_starts_the_wait_again() {
+    fn a_retransmitted_fin_is_acknowledged_and_restarts_time_wait() {
         let mut t = entry(Some((7, 100)));
-        let v = judge(&mut t, segment(Flags::FIN | Flags::ACK, 899, Some(100)), 0);
+        let v = segment_in(&mut t, segment(Flags::FIN | Flags::ACK, 899, Some(100)), 0);
         let TimeWaitVerdict::Ack(h) = v else { panic!("{v:?}") };
         assert_eq!((h.seq, h.ack, h.flags), (SeqNum(5000), SeqNum(900), Flags::ACK));
         assert_eq!((h.src_port, h.dst_port, h.window), (80, 4000, 77));
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_peers_own_fin_starts_the_wait_again() {
+    fn only_the_peers_own_fin_restarts_the_entry() {
         let fin = Flags::FIN | Flags::ACK;
         let acks = |h: Header, ack| Header { ack: SeqNum(ack), ..h };
         for (what, h, len) in [
@@ -179,56 +181,59 @@ mod tests {
             ("of data never sent", acks(segment(fin, 899, Some(100)), 5001), 0),
         ] {
             let mut t = entry(Some((7, 100)));
-            assert!(matches!(judge(&mut t, h, len), TimeWaitVerdict::Ack(_)), "{what}");
+            assert!(matches!(segment_in(&mut t, h, len), TimeWaitVerdict::Ack(_)), "{what}");
             assert_eq!(t.expires(), Instant::from_millis(60_000), "{what}");
         }
         let mut t = entry(Some((7, 100)));
-        judge(&mut t, segment(fin, 879, Some(100)), 20); // with the last bytes
+        segment_in(&mut t, segment(fin, 879, Some(100)), 20); // with the last bytes
         assert_eq!(t.expires(), Instant::from_millis(70_000));
     }
 
     #[test]
     fn syn_with_fin_does_not_reopen() {
         let mut t = entry(None);
-        let v = judge(&mut t, segment(Flags::SYN | Flags::FIN, 901, None), 0);
+        let v = segment_in(&mut t, segment(Flags::SYN | Flags::FIN, 901, None), 0);
         assert!(matches!(v, TimeWaitVerdict::Ack(_)));
     }
 
     #[test]
-    fn a_reset_does_not_assassinate_the_wait() {
+    fn a_reset_does_not_assassinate_time_wait() {
         let mut t = entry(None);
-        let v = judge(&mut t, segment(Flags::RST, 900, None), 0);
+        let v = segment_in(&mut t, segment(Flags::RST, 900, None), 0);
         assert_eq!(v, TimeWaitVerdict::Drop(DropReason::TcpBlindReset));
     }
 
     #[test]
-    fn a_syn_with_a_newer_timestamp_or_number_reopens() {
+    fn a_syn_with_a_newer_timestamp_or_sequence_number_reopens() {
         let reopen = TimeWaitVerdict::Reopen { min_iss: SeqNum(5001) };
         let mut t = entry(Some((0, 100)));
-        assert_eq!(judge(&mut t, segment(Flags::SYN, 10, Some(101)), 0), reopen);
-        assert_eq!(judge(&mut t, segment(Flags::SYN, 901, Some(100)), 0), reopen);
-        assert_ne!(judge(&mut t, segment(Flags::SYN, 10, Some(100)), 0), reopen);
-        assert_ne!(judge(&mut t, segment(Flags::SYN, 901, Some(99)), 0), reopen);
+        assert_eq!(segment_in(&mut t, segment(Flags::SYN, 10, Some(101)), 0), reopen);
+        assert_eq!(segment_in(&mut t, segment(Flags::SYN, 901, Some(100)), 0), reopen);
+        assert_ne!(segment_in(&mut t, segment(Flags::SYN, 10, Some(100)), 0), reopen);
+        assert_ne!(segment_in(&mut t, segment(Flags::SYN, 901, Some(99)), 0), reopen);
         let mut t = entry(None);
-        assert_eq!(judge(&mut t, segment(Flags::SYN, 901, None), 0), reopen);
-        assert_ne!(judge(&mut t, segment(Flags::SYN, 899, None), 0), reopen);
+        assert_eq!(segment_in(&mut t, segment(Flags::SYN, 901, None), 0), reopen);
+        assert_ne!(segment_in(&mut t, segment(Flags::SYN, 899, None), 0), reopen);
     }
 
     #[test]
-    fn a_plain_ack_in_place_is_not_answered_and_answers_are_limited() {
+    fn a_pure_ack_at_rcv_nxt_is_not_answered_and_answers_are_rate_limited() {
         let mut t = entry(None);
-        let v = judge(&mut t, segment(Flags::ACK, 900, None), 0);
+        let v = segment_in(&mut t, segment(Flags::ACK, 900, None), 0);
         assert_eq!(v, TimeWaitVerdict::Drop(DropReason::TcpDuplicate));
         let answers = (0..100)
             .filter(|_| {
-                matches!(judge(&mut t, segment(Flags::ACK, 5, None), 10), TimeWaitVerdict::Ack(_))
+                matches!(
+                    segment_in(&mut t, segment(Flags::ACK, 5, None), 10),
+                    TimeWaitVerdict::Ack(_)
+                )
             })
             .count();
         assert_eq!(answers, 10);
     }
 
     #[test]
-    fn an_expired_entry_says_so() {
+    fn a_segment_for_an_expired_entry_finds_it_closed() {
         let mut t = entry(None);
         let h = segment(Flags::ACK, 900, None);
         assert_eq!(t.on_segment(Instant::from_millis(60_000), &h, 0), TimeWaitVerdict::Closed);

@@ -1,4 +1,4 @@
-//! The user's side: called by the socket room under the shard lock.
+//! User calls, made by `socket` under the shard lock.
 
 use crate::Tcb;
 use crate::contract::{ConnError, Env, State};
@@ -8,128 +8,126 @@ use fulmar_base::{Duration, FlowKey, Instant, SeqNum};
 use fulmar_mbuf::{Pool, RecvQueue, SendQueue};
 
 impl Tcb {
-    /// The send buffer, to claim from and commit to. Call output after a commit.
+    /// The send queue, to claim space and commit bytes. Call output after a commit.
     #[inline]
     pub fn send_queue(&mut self) -> &mut SendQueue {
         &mut self.send
     }
 
-    /// The send buffer, to look at.
+    /// The send queue, read-only.
     #[inline]
     pub fn send_queue_ref(&self) -> &SendQueue {
         &self.send
     }
 
-    /// The receive buffer, to take from. Call [`Tcb::after_read`] afterwards.
+    /// The receive queue, to take bytes from. Call [`Tcb::after_read`] afterwards.
     #[inline]
     pub fn recv_queue(&mut self) -> &mut RecvQueue {
         &mut self.recv
     }
 
-    /// The receive buffer, to look at.
+    /// The receive queue, read-only.
     #[inline]
     pub fn recv_queue_ref(&self) -> &RecvQueue {
         &self.recv
     }
 
-    /// Sequence number, as on the wire, of a byte that comes: by its offset in the stream.
+    /// The sequence number of the byte at `offset` of the received stream.
     #[inline]
     pub fn recv_seq(&self, offset: u64) -> SeqNum {
         self.peer_seq_of(offset.saturating_add(1))
     }
 
-    /// Offset in the stream behind the last segment that brought urgent data, which may have come before
-    /// others that belong in front of it.
+    /// Stream offset after the last segment with urgent data. Bytes before it may still be missing.
     #[inline]
     pub fn urgent_to(&self) -> u64 {
         self.urgent_to.saturating_sub(1)
     }
 
-    /// Whether the last byte received in order is one that the peer pushed, so that nothing need
-    /// follow it.
+    /// Whether the last in-order byte ended a pushed segment (PSH).
     #[inline]
     pub fn is_pushed(&self) -> bool {
         let next = self.recv.next().saturating_add(1);
         next > 1 && (self.pushed_to == next || self.pushed_behind == next)
     }
 
-    /// Who talks to whom.
+    /// The addresses and ports.
     #[inline]
     pub fn key(&self) -> &FlowKey {
         &self.key
     }
 
-    /// The state.
+    /// The connection state.
     #[inline]
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// The connection is over, and nothing is left to be sent for it.
+    /// CLOSED, and no reset is pending.
     #[inline]
     pub fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed) && self.due.reset.is_none()
     }
 
-    /// Whether a write may be accepted now, space permitting.
+    /// Whether a write is allowed now, space permitting.
     #[inline]
     pub fn can_send(&self) -> bool {
         matches!(self.state, State::Established | State::CloseWait) && !self.fin_queued
     }
 
-    /// Whether bytes may still arrive or be read.
+    /// Whether bytes are readable or may still arrive.
     pub fn can_recv(&self) -> bool {
-        if self.user.recv_shut {
+        if self.user.recv_shutdown {
             return false;
         }
         let open = !self.fin_received && !matches!(self.state, State::Closed | State::TimeWait);
         open || self.recv.readable() > 0
     }
 
-    /// The peer has sent its FIN.
+    /// Whether the peer's FIN was received, in order.
     #[inline]
     pub fn peer_closed(&self) -> bool {
         self.fin_received
     }
 
-    /// End of file: nothing is left to read, and the peer's FIN arrived, or the reader shut down,
-    /// or the connection ended without an error.
+    /// End of file: receiving was shut down, or nothing is readable and the peer's FIN arrived or
+    /// the connection closed without an error.
     pub fn at_eof(&self) -> bool {
-        if self.user.recv_shut {
+        if self.user.recv_shutdown {
             return true;
         }
-        let ended = matches!(self.state, State::Closed) && self.fate.ended_by.is_none();
+        let ended = matches!(self.state, State::Closed) && self.errors.ended_by.is_none();
         self.recv.readable() == 0 && (self.fin_received || ended)
     }
 
-    /// Why a write fails now; `None` if it would not, or the connection is still being opened.
+    /// The error that a write would return now. `None` also while the connection is being opened.
     pub fn send_error(&self) -> Option<ConnError> {
         match self.state {
-            State::Closed => Some(self.fate.ended_by.unwrap_or(ConnError::BrokenPipe)),
-            _ if self.fin_queued || self.user.gone => Some(ConnError::BrokenPipe),
+            State::Closed => Some(self.errors.ended_by.unwrap_or(ConnError::BrokenPipe)),
+            _ if self.fin_queued || self.user.closed => Some(ConnError::BrokenPipe),
             _ => None,
         }
     }
 
-    /// Takes the pending error (`SO_ERROR`), once.
+    /// Takes the pending error (`SO_ERROR`).
     pub fn take_error(&mut self) -> Option<ConnError> {
-        self.fate.error.take()
+        self.errors.pending.take()
     }
 
     /// What [`Tcb::take_error`] would return.
     #[inline]
     pub fn pending_error(&self) -> Option<ConnError> {
-        self.fate.error
+        self.errors.pending
     }
 
     /// Whether [`Tcb::take_error`] would return something.
     #[inline]
     pub fn has_error(&self) -> bool {
-        self.fate.error.is_some()
+        self.errors.pending.is_some()
     }
 
-    /// Everything accepted for sending is acknowledged, a FIN that was asked for included, or
-    /// nothing more will be.
+    /// Whether everything accepted for sending is acknowledged, the FIN included if one is queued,
+    /// or the connection is over.
     pub fn is_drained(&self) -> bool {
         if matches!(self.state, State::Closed | State::TimeWait) {
             return self.due.reset.is_none();
@@ -137,13 +135,13 @@ impl Tcb {
         self.send.claimed_bytes() == 0 && (!self.fin_queued || self.fin_sent && self.flight() == 0)
     }
 
-    /// Whether a sequence number that somebody quotes is in flight (RFC 5927 section 4).
+    /// Whether a quoted sequence number is in flight (RFC 5927 section 4).
     pub fn is_in_flight(&self, quoted: SeqNum) -> bool {
         let una = self.seq_of(self.snd_una);
         una.before_eq(quoted) && quoted.before(self.seq_of(self.snd_nxt))
     }
 
-    /// Closes for sending: a FIN follows what was claimed (RFC 9293 section 3.10.4).
+    /// Shuts down sending: a FIN follows the claimed bytes (RFC 9293 section 3.10.4).
     pub fn shutdown_write(&mut self, now: Instant) {
         if self.fin_queued {
             return;
@@ -152,47 +150,49 @@ impl Tcb {
         match self.state {
             State::Established => self.state = State::FinWait1,
             State::CloseWait => self.state = State::LastAck,
-            // SYN-SENT, SYN-RECEIVED: once established. Others have closed already.
+            // SYN-SENT and SYN-RECEIVED send the FIN once established. In other states it was
+            // already sent.
             _ => {}
         }
         self.rearm(now);
     }
 
-    /// Closes for receiving: what is there and what comes is discarded (and acknowledged).
+    /// Shuts down receiving: unread and later bytes are acknowledged and discarded.
     pub fn shutdown_read(&mut self) {
-        self.user.recv_shut = true;
+        self.user.recv_shutdown = true;
     }
 
-    /// Closes both ways; the user is gone. What was accepted for sending is delivered. Unread data
-    /// makes it a reset, so that the peer learns that it was lost (RFC 9293 section 3.6.1, RFC 2525
-    /// section 2.17).
+    /// Closes the connection, which becomes orphaned. Bytes accepted for sending are still
+    /// delivered. With unread data it resets, so that the peer learns of the loss (RFC 9293 section
+    /// 3.6.1, RFC 2525 section 2.17).
     pub fn close(&mut self, env: &mut Env) {
-        self.user.gone = true;
-        let unread = self.recv.readable() > 0 && !self.user.recv_shut;
-        self.user.recv_shut = true;
+        self.user.closed = true;
+        let unread = self.recv.readable() > 0 && !self.user.recv_shutdown;
+        self.user.recv_shutdown = true;
         match self.state {
             State::SynSent => self.finish(None),
             State::Closed | State::TimeWait => {}
             _ if unread => self.abort(),
             _ => {
                 self.shutdown_write(env.now);
-                self.limit_orphan(env.now);
+                self.start_orphan_timer(env.now);
             }
         }
         self.recv.clear(env.pool);
-        self.recharge(env.window);
+        self.update_charge(env.window);
     }
 
-    /// Ends the connection at once; the next output sends a reset if the peer knows of it
-    /// (RFC 9293 section 3.10.5).
+    /// Aborts the connection (RFC 9293 section 3.10.5). The next output sends a reset if the
+    /// connection is synchronized or its SYN,ACK was sent.
     pub fn abort(&mut self) {
-        self.abort_because(ConnError::Aborted);
+        self.abort_with(ConnError::Aborted);
     }
 
-    /// As [`Tcb::abort`]; the user is told why.
-    pub fn abort_because(&mut self, why: ConnError) {
-        let known = !matches!(self.state, State::SynSent | State::TimeWait | State::Closed);
-        if known && self.snd_nxt > 0 {
+    /// As [`Tcb::abort`], with `why` as the error for the user.
+    pub fn abort_with(&mut self, why: ConnError) {
+        let is_known_to_peer =
+            !matches!(self.state, State::SynSent | State::TimeWait | State::Closed);
+        if is_known_to_peer && self.snd_nxt > 0 {
             let seq = self.seq_of(self.snd_nxt);
             self.due.reset = Some(ResetDue { seq, with_ack: true });
         }
@@ -201,21 +201,21 @@ impl Tcb {
         }
     }
 
-    /// Whether the peer takes nothing: its window is closed, or it has left two retransmissions in a row
-    /// unanswered. Bytes added to the send buffer now only wait there.
+    /// Whether the peer accepts no data: its window is closed, or two retransmissions in a row are
+    /// unacknowledged. Bytes committed now only wait in the send queue.
     pub fn is_stalled(&self) -> bool {
         let is_shut = self.snd_wnd == 0 && self.flight() == 0;
         self.persisting || is_shut || self.rtt.backoff() >= 2
     }
 
-    /// When the peer last acknowledged something new, or data began to wait for it.
-    pub fn progress_at(&self) -> Instant {
-        self.marks.progress_at
+    /// When the peer last acknowledged new data, or data was sent with none in flight.
+    pub fn last_progress(&self) -> Instant {
+        self.times.last_progress
     }
 
-    /// As [`Tcb::abort`], where the bytes from `offset` of the stream on can never be sent: the reset
-    /// stands where they would, which is where the peer expects the next byte if it has the others, so
-    /// that it needs not ask back (RFC 5961 section 3.2).
+    /// As [`Tcb::abort`], if the bytes from stream offset `offset` on can never be sent. The reset
+    /// takes their sequence number, which is RCV.NXT of a peer that has the bytes before them, so
+    /// that it need not send a challenge ACK (RFC 5961 section 3.2).
     pub fn abort_at(&mut self, offset: u64) {
         let seq = self.seq_of(offset.saturating_add(1).clamp(self.snd_una, self.snd_nxt));
         self.abort();
@@ -224,28 +224,29 @@ impl Tcb {
         }
     }
 
-    /// Gives back all buffers and the share of the window budget. Call it once, before the Tcb is
-    /// dropped; nothing else may follow.
+    /// Frees all buffers and the charge to the window budget. Call it once, as the last call before
+    /// the Tcb is dropped.
     pub fn release(&mut self, env: &mut Env) {
-        self.void_send_buffer(env.pool);
+        self.discard_send_buffer(env.pool);
         self.recv.clear(env.pool);
         self.state = State::Closed;
         self.due.reset = None;
         self.rcv_adv = self.rcv_nxt;
-        self.recharge(env.window);
+        self.update_charge(env.window);
     }
 
-    /// Once the connection is over: nobody will acknowledge what the send buffer still holds. Whose
-    /// memory it refers to is told why.
-    pub fn void_send_buffer(&mut self, pool: &mut Pool) {
-        self.send.void(self.fate.ended_by.map_or(0, ConnError::code), pool);
+    /// Discards the send buffer of a closed connection. Owners of shared memory in it are notified
+    /// of the error.
+    pub fn discard_send_buffer(&mut self, pool: &mut Pool) {
+        self.send.void(self.errors.ended_by.map_or(0, ConnError::code), pool);
     }
 
-    /// Sets for how long data may stay unacknowledged, a SYN unanswered or a window closed before the
-    /// connection fails (RFC 5482 section 3.1, TCP_USER_TIMEOUT); the peer is told nothing of it.
-    /// `None`, or zero: `Config::user_timeout`, which waits for a closed window as long as the peer
-    /// answers. It also decides when a peer that answers no keepalive probes is given up
-    /// ([`Tcb::set_keepalive`]). Call output afterwards: the retransmission time-out begins anew.
+    /// Sets the user time-out (TCP_USER_TIMEOUT): how long data may stay unacknowledged, a SYN
+    /// unanswered or a window closed before the connection fails. It is not sent to the peer (the
+    /// option of RFC 5482 is not used). `None` or zero: `Config::user_timeout`, under which a
+    /// closed window is probed as long as the peer answers. It also replaces the count of keepalive
+    /// probes ([`Tcb::set_keepalive`]). Call output afterwards: it restarts the retransmission
+    /// timer.
     pub fn set_user_timeout(&mut self, timeout: Option<Duration>) {
         self.user.timeout = timeout.filter(|t| !t.is_zero());
         if !matches!(self.state, State::Closed | State::TimeWait) {
@@ -253,64 +254,64 @@ impl Tcb {
         }
     }
 
-    /// What [`Tcb::set_user_timeout`] set.
+    /// TCP_USER_TIMEOUT as set.
     pub fn user_timeout(&self) -> Option<Duration> {
         self.user.timeout
     }
 
-    /// Turns Nagle's algorithm off (true) or on. Call output afterwards.
+    /// TCP_NODELAY: disables Nagle's algorithm (true). Call output afterwards.
     pub fn set_nodelay(&mut self, on: bool) {
         self.cfg.nodelay = on;
     }
 
-    /// Whether Nagle's algorithm is off.
+    /// Whether Nagle's algorithm is disabled.
     pub fn nodelay(&self) -> bool {
         self.cfg.nodelay
     }
 
-    /// Holds partial segments back (true) until uncorked or for `Config::cork_timeout`. Call output
-    /// afterwards.
+    /// TCP_CORK: holds partial segments back (true) until uncorked, at most for
+    /// `Config::cork_timeout`. Call output afterwards.
     pub fn set_cork(&mut self, on: bool) {
         self.user.cork = on;
         self.user.cork_expired = false;
     }
 
-    /// Says with each write whether another one follows (MSG_MORE): then a partial segment waits for
-    /// it, at most for `Config::cork_timeout`; full ones go. Call output afterwards.
+    /// Sets with each write whether it had MSG_MORE. If so, a partial segment is held back for the
+    /// next write, at most for `Config::cork_timeout`. Call output afterwards.
     #[inline]
-    pub fn set_message_more(&mut self, more: bool) {
-        if more && !self.user.more {
+    pub fn set_msg_more(&mut self, more: bool) {
+        if more && !self.user.msg_more {
             self.user.cork_expired = false;
         }
-        self.user.more = more;
+        self.user.msg_more = more;
     }
 
-    /// Says that more bytes are likely to follow at once. From then on something is
-    /// sent; but what is left after that waits for them, unless Nagle's algorithm is off, until it
-    /// fills a segment of the largest size. Holds until it is taken back; the caller sees to it
-    /// that output runs soon after.
+    /// Announces that more bytes are about to be committed. One segment is sent without delay.
+    /// Unless Nagle's algorithm is disabled, the rest then waits until it fills a segment of the
+    /// largest size. The caller must call `set_more(false)` and then output soon afterwards.
     pub fn set_more(&mut self, more: bool) {
         self.user.more_from = more.then_some(self.snd_nxt);
     }
 
-    /// Bytes of free send buffer below which the writer is not woken; `None`: as usual.
+    /// Sets the low-water mark of free send buffer space for
+    /// [`Events::WRITABLE`](crate::Events::WRITABLE), bytes. `None`: a third of the buffer.
     pub fn set_send_low_water(&mut self, bytes: Option<usize>) {
         self.user.send_low_water = bytes;
     }
 
-    /// What [`Tcb::set_send_low_water`] set.
+    /// The send low-water mark as set.
     #[inline]
     pub fn send_low_water(&self) -> Option<usize> {
         self.user.send_low_water
     }
 
-    /// Bytes below which the socket is not readable, and a read waits (SO_RCVLOWAT), at least 1; at most
-    /// half of the receive buffer counts.
+    /// Sets SO_RCVLOWAT: with fewer bytes the socket is not readable and a read blocks. At least 1;
+    /// capped at half of the receive buffer.
     pub fn set_recv_low_water(&mut self, bytes: usize) {
         self.user.recv_low_water = bytes;
     }
 
-    /// What [`Tcb::set_recv_low_water`] set, as far as it counts.
+    /// SO_RCVLOWAT in effect.
     #[inline]
     pub fn recv_low_water(&self) -> usize {
         if self.user.recv_low_water <= 1 {
@@ -319,8 +320,8 @@ impl Tcb {
         self.user.recv_low_water.min(self.recv_limit / 2)
     }
 
-    /// Sets the send buffer, bytes, at most `Config::max_buffer_bytes`; returns what was set. From
-    /// then on it does not change by itself.
+    /// Sets the send buffer, bytes, at most `Config::max_buffer_bytes`, and disables its
+    /// autotuning. Returns the size set.
     pub fn set_send_buffer(&mut self, bytes: usize) -> usize {
         let bytes = bytes.clamp(MIN_BUFFER_BYTES, self.cfg.max_buffer_bytes.max(MIN_BUFFER_BYTES));
         self.send.set_limit(bytes);
@@ -328,8 +329,8 @@ impl Tcb {
         bytes
     }
 
-    /// Sets the receive buffer, bytes, at most `Config::max_buffer_bytes`; returns what was set. A
-    /// smaller one does not take back what was offered. From then on it does not change by itself.
+    /// Sets the receive buffer, bytes, at most `Config::max_buffer_bytes`, and disables its
+    /// autotuning. Returns the size set. A smaller buffer does not shrink the advertised window.
     pub fn set_recv_buffer(&mut self, bytes: usize) -> usize {
         let bytes = bytes.clamp(MIN_BUFFER_BYTES, self.cfg.max_buffer_bytes.max(MIN_BUFFER_BYTES));
         self.recv_limit = bytes;
@@ -343,5 +344,5 @@ impl Tcb {
     }
 }
 
-/// The least buffer, bytes: a few segments of the default MSS, as Linux.
+/// Smallest buffer, bytes: a few segments of the default MSS, as Linux.
 const MIN_BUFFER_BYTES: usize = 2048;

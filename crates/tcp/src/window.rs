@@ -1,23 +1,24 @@
-//! The receive window: how much to offer, within the receive buffer, the storage behind it and the
-//! shard's budget, without ever taking back what was offered (RFC 9293 section 3.8.6).
+//! The receive window: how much to advertise within the receive buffer, its storage and the shard's
+//! budget, without ever shrinking the window (RFC 9293 section 3.8.6). *Storage* is the memory that
+//! received bytes occupy, unused space in their buffers included (Linux: truesize).
 
 use crate::Tcb;
 use crate::contract::{Env, State, WindowBudget};
-use crate::input::{SHARED_BLOCK_BYTES, WASTE_PART};
+use crate::input::{MAX_WASTE_FRACTION, SHARED_BLOCK_BYTES};
 use fulmar_mbuf::Chain;
 
-/// Bytes that left the receive buffer by reference and are still held by the user, and the storage
-/// behind them: they keep the window as small as if they had not been read.
+/// Bytes read by reference and still loaned to the user, and their storage. They reduce the window
+/// like unread bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Lent {
     /// Bytes of the stream.
     pub bytes: usize,
-    /// Bytes of storage that they keep from arriving packets; at least `bytes`.
+    /// Storage that the loan keeps from reuse, bytes; at least `bytes`.
     pub storage_bytes: usize,
 }
 
 impl Lent {
-    /// What a chain keeps while somebody holds it.
+    /// The loan that a chain amounts to.
     pub fn of(chain: &Chain) -> Lent {
         let bytes = chain.len();
         Lent { bytes, storage_bytes: chain.held_bytes().max(bytes) }
@@ -25,178 +26,184 @@ impl Lent {
 }
 
 impl Tcb {
-    /// Bytes offered and not yet used.
+    /// RCV.WND: bytes advertised and not yet received.
     #[inline]
     pub(crate) fn rcv_wnd(&self) -> u64 {
         self.rcv_adv.saturating_sub(self.rcv_nxt)
     }
 
-    /// The offered window as the peer sees it: whole units of the scale, never rounded up, since that
-    /// would move the right edge without cause. So it may seem to shrink, by less than a unit; what
-    /// was offered once is taken all the same (RFC 7323 section 2.4).
+    /// The advertised window as the peer sees it: in units of the window scale, rounded down, so
+    /// that the right edge never moves without cause. To the peer it may seem to shrink, by less
+    /// than a unit. Bytes within the former edge are still accepted (RFC 7323 section 2.4).
     #[inline]
-    pub(crate) fn visible_window(&self) -> u64 {
-        self.in_units(self.rcv_wnd())
+    pub(crate) fn advertised_window(&self) -> u64 {
+        self.round_to_scale(self.rcv_wnd())
     }
 
-    /// The largest window up to `bytes` that the field can say.
+    /// The largest window up to `bytes` that the field can express.
     #[inline]
-    fn in_units(&self, bytes: u64) -> u64 {
+    fn round_to_scale(&self, bytes: u64) -> u64 {
         let scale = self.scale.rcv;
         (bytes >> scale).min(u64::from(u16::MAX)) << scale
     }
 
-    /// Storage that the receive buffer may take: twice its bytes, since few blocks are full.
+    /// Storage limit of the receive buffer: twice its size, since few blocks are full.
     #[inline]
     pub(crate) fn storage_limit(&self) -> usize {
         self.recv_limit.saturating_mul(2)
     }
 
-    /// Storage that bytes keep, those that the user holds by reference included.
+    /// Storage in use, loans included.
     #[inline]
-    pub(crate) fn kept_storage(&self) -> usize {
+    pub(crate) fn storage_in_use(&self) -> usize {
         self.recv.storage_bytes().saturating_add(self.lent.storage_bytes)
     }
 
-    /// Half of the storage is used up.
-    pub fn is_storage_short(&self) -> bool {
-        self.kept_storage() > self.recv_limit
+    /// Whether more than half of the storage limit is in use.
+    pub fn is_recv_truesize_high(&self) -> bool {
+        self.storage_in_use() > self.recv_limit
     }
 
-    /// Storage beyond their number that bytes take which were copied together: the last block, which
-    /// may be empty, and what is too little to be worth copying.
+    /// Overhead of compacted storage: the last block, which may be empty, and unused space too
+    /// small to be worth a copy.
     #[inline]
-    fn slack(&self) -> usize {
-        SHARED_BLOCK_BYTES.min(self.recv_limit / 2).saturating_add(self.recv_limit / WASTE_PART)
+    fn storage_overhead(&self) -> usize {
+        SHARED_BLOCK_BYTES
+            .min(self.recv_limit / 2)
+            .saturating_add(self.recv_limit / MAX_WASTE_FRACTION)
     }
 
-    /// The window that storage allows, bytes: whatever sizes its segments have, copied together they
-    /// fit. Bytes behind gaps are a part of it that has its storage already.
-    fn by_storage(&self) -> usize {
-        let kept = self.kept_storage().saturating_add(self.slack());
-        let free = self.storage_limit().saturating_sub(kept);
+    /// The window that storage admits, bytes: segments of any size fit once compacted. Out-of-order
+    /// bytes are part of the window and have their storage already.
+    fn window_by_storage(&self) -> usize {
+        let in_use = self.storage_in_use().saturating_add(self.storage_overhead());
+        let free = self.storage_limit().saturating_sub(in_use);
         free.saturating_add(self.recv.out_of_order_bytes())
     }
 
-    /// Whether the rest of the offered window still has its storage if this payload is kept as it is.
+    /// Whether the rest of the advertised window is still backed by storage if this payload is
+    /// queued without copying.
     #[inline]
     pub(crate) fn leaves_window_backed(&self, payload: &Chain) -> bool {
         let adds = payload.held_bytes().max(payload.len());
         let has = self.recv.out_of_order_bytes().saturating_add(payload.len());
         let rest = self.rcv_wnd().saturating_sub(has as u64) as usize;
-        let need = self.kept_storage().saturating_add(adds).saturating_add(rest);
-        need.saturating_add(self.slack()) <= self.storage_limit()
+        let need = self.storage_in_use().saturating_add(adds).saturating_add(rest);
+        need.saturating_add(self.storage_overhead()) <= self.storage_limit()
     }
 
-    /// The window that buffer, storage, budget and field allow, bytes.
-    fn allowed_window(&self, budget: &WindowBudget) -> u64 {
-        self.in_units(self.allowed_bytes(budget))
+    /// The window that buffer, storage, budget and window field admit, bytes.
+    fn admitted_window(&self, budget: &WindowBudget) -> u64 {
+        self.round_to_scale(self.admitted_bytes(budget))
     }
 
-    /// The same whatever the field can say.
-    fn allowed_bytes(&self, budget: &WindowBudget) -> u64 {
-        if self.user.recv_shut {
+    /// The same, not limited by the window field.
+    fn admitted_bytes(&self, budget: &WindowBudget) -> u64 {
+        if self.user.recv_shutdown {
             return self.recv_limit as u64;
         }
         let unread = self.recv.readable().saturating_add(self.lent.bytes);
         let by_bytes = self.recv_limit.saturating_sub(unread);
-        // What is lent is among the others: it stays charged when the connection is gone.
+        // Loans count as charged by others: they stay charged when the connection is gone.
         let others = budget.granted_bytes.saturating_sub(self.charged);
-        let fair = budget.fair_part(self.charged, others);
+        let fair = budget.fair_share(self.charged, others);
         let by_budget = fair.saturating_sub(self.recv.storage_bytes());
-        // What everybody may have: not again while the last of it lies unread.
+        // The guaranteed minimum, less unread bytes of it.
         let floor = budget.minimum(self.own_mss()).saturating_sub(unread);
-        by_bytes.min(self.by_storage()).min(by_budget.max(floor)) as u64
+        by_bytes.min(self.window_by_storage()).min(by_budget.max(floor)) as u64
     }
 
-    /// The receive buffer as the budget lets it be now, bytes: what is unread and what is allowed, and no
-    /// less than everybody may have.
+    /// The receive buffer under the current budget, bytes: unread bytes and the admitted window, at
+    /// least `MIN_BYTES`.
     #[inline]
-    fn present_buffer(&self, allowed: u64) -> u64 {
+    fn effective_buffer(&self, allowed: u64) -> u64 {
         let unread = self.recv.readable().saturating_add(self.lent.bytes) as u64;
         let present = allowed.saturating_add(unread).max(WindowBudget::MIN_BYTES as u64);
         present.min(self.recv_limit as u64)
     }
 
-    /// Moves the right edge, charges the budget, and returns the window field. The edge moves only in
-    /// steps worth a segment or half of the buffer (RFC 9293 section 3.8.6.2.2), and never left.
+    /// Advances the right edge, charges the budget, and returns the window field. The edge advances
+    /// by at least a segment or half of the buffer (RFC 9293 section 3.8.6.2.2).
     #[inline]
     pub(crate) fn advertise(&mut self, budget: &mut WindowBudget) -> u16 {
-        let allowed = self.allowed_window(budget);
-        let step = (self.present_buffer(allowed) / 2).min(u64::from(self.rcv_mss));
+        let allowed = self.admitted_window(budget);
+        let step = (self.effective_buffer(allowed) / 2).min(u64::from(self.rcv_mss));
         if allowed >= self.rcv_wnd().saturating_add(step) {
             self.rcv_adv = self.rcv_nxt.saturating_add(allowed);
         }
-        self.recharge(budget);
-        (self.visible_window() >> self.scale.rcv) as u16
+        self.update_charge(budget);
+        (self.advertised_window() >> self.scale.rcv) as u16
     }
 
     /// The window field of a SYN: never scaled (RFC 7323 section 2.2).
     pub(crate) fn advertise_in_syn(&mut self, budget: &mut WindowBudget) -> u16 {
-        // An embryo is charged when its handshake is complete: a flood of SYNs takes no window from others.
+        // An embryonic connection is charged when its handshake completes: a SYN flood does not use
+        // up the budget.
         let is_embryo = matches!(self.state, State::SynReceived);
-        let most = if is_embryo { budget.for_embryo(self.own_mss()) } else { usize::MAX };
-        let field = self.allowed_bytes(budget).min(most as u64).min(u64::from(u16::MAX));
+        let most = if is_embryo { budget.syn_ack_window(self.own_mss()) } else { usize::MAX };
+        let field = self.admitted_bytes(budget).min(most as u64).min(u64::from(u16::MAX));
         self.rcv_adv = self.rcv_adv.max(self.rcv_nxt.saturating_add(field));
         if !is_embryo {
-            self.recharge(budget);
+            self.update_charge(budget);
         }
         field as u16
     }
 
-    /// Makes this connection's charge equal to window and storage.
-    pub(crate) fn recharge(&mut self, budget: &mut WindowBudget) {
+    /// Updates this connection's charge to window plus storage.
+    pub(crate) fn update_charge(&mut self, budget: &mut WindowBudget) {
         let now = (self.rcv_wnd() as usize).saturating_add(self.recv.storage_bytes());
         let others = budget.granted_bytes.saturating_sub(self.charged);
         budget.granted_bytes = others.saturating_add(now);
         self.charged = now;
     }
 
-    /// Bytes that were taken from the receive queue stay with the user for now. Charge them to the
-    /// budget as well ([`WindowBudget::lend`]).
+    /// Records a loan of bytes taken from the receive queue. Charge it to the budget as well
+    /// ([`WindowBudget::lend`]).
     pub fn lend(&mut self, lent: Lent, env: &mut Env) {
         self.lent.bytes = self.lent.bytes.saturating_add(lent.bytes);
         self.lent.storage_bytes = self.lent.storage_bytes.saturating_add(lent.storage_bytes);
-        self.recharge(env.window);
+        self.update_charge(env.window);
     }
 
-    /// The user has given them back. True if the peer should hear of the larger window: call output.
+    /// Ends a loan. True if a window update is due: call output.
     pub fn take_back(&mut self, lent: Lent, env: &mut Env) -> bool {
         self.lent.bytes = self.lent.bytes.saturating_sub(lent.bytes);
         self.lent.storage_bytes = self.lent.storage_bytes.saturating_sub(lent.storage_bytes);
         self.after_read(env)
     }
 
-    /// The window that is offered has no room for another full segment, so that a reader who waits for
-    /// more might wait for ever.
-    pub fn is_window_shut(&self) -> bool {
-        self.visible_window() <= u64::from(self.rcv_mss)
+    /// Whether the advertised window has no space for another full segment. A reader that waits for
+    /// more bytes might then wait forever.
+    pub fn is_recv_window_closed(&self) -> bool {
+        self.advertised_window() <= u64::from(self.rcv_mss)
     }
 
-    /// What the user holds by reference.
+    /// Bytes and storage loaned to the user.
     pub fn lent(&self) -> Lent {
         self.lent
     }
 
-    /// Says that bytes were taken from the receive queue. True if the peer should hear of the
-    /// larger window: call output.
+    /// Call after taking bytes from the receive queue. True if output has something to send, such
+    /// as a window update.
     ///
-    /// A window update of its own goes only if it opens the window by two segments and a quarter
-    /// of the buffer, or if the peer has little left; otherwise the next ACK carries it.
+    /// A separate window update is sent only if it opens the window by two segments and a quarter
+    /// of the buffer, or if little of the advertised window is left. Otherwise the next ACK carries
+    /// it.
     #[inline]
     pub fn after_read(&mut self, env: &mut Env) -> bool {
-        self.recharge(env.window);
+        self.update_charge(env.window);
         if !self.is_synchronized() || self.peer_closed() {
             return self.wants_output();
         }
-        let offered = self.visible_window();
-        let allowed = self.allowed_window(env.window);
+        let offered = self.advertised_window();
+        let allowed = self.admitted_window(env.window);
         let gain = allowed.saturating_sub(offered);
-        let limit = self.present_buffer(allowed);
+        let limit = self.effective_buffer(allowed);
         let two = u64::from(self.rcv_mss).saturating_mul(2).min(limit / 2);
         let low = offered <= (limit / 8).max(two);
-        // A peer whose Nagle algorithm or small send buffer waits for this ACK would else wait for
-        // the timer. Where answers carry the ACKs (RFC 9293 section 3.8.6.3) they are awaited.
+        // A peer that waits for this ACK (Nagle, small send buffer) would otherwise wait for the
+        // delayed ACK timer. In interactive use the ACK is left to the response (RFC 9293 section
+        // 3.8.6.3).
         if self.due.pushed && !self.interactive && self.recv.readable() == 0 {
             self.due.ack = true;
         }

@@ -1,4 +1,4 @@
-//! Opening, closing, resetting: the states of RFC 9293.
+//! Connection states (RFC 9293): opening, closing, resetting.
 
 mod support;
 
@@ -11,7 +11,7 @@ fn an_active_open_sends_syn_and_acknowledges_the_answer() {
     let mut t = Trace::connect(Config::default());
     t.output();
     send!(t, "S", seq = 0, mss = Some(1000), scale = Some(9), sack_ok = true, win = 65_535);
-    t.silent();
+    t.expect_silence();
     recv!(
         t,
         "SA",
@@ -57,18 +57,18 @@ fn a_tiny_mss_option_does_not_force_tiny_segments() {
 }
 
 #[test]
-fn syn_is_sent_again_with_backoff_and_then_times_out() {
+fn a_syn_is_retransmitted_with_backoff_and_then_times_out() {
     let mut t = Trace::connect(Config { syn_retries: 2, ..plain() });
     t.output();
     send!(t, "S");
     t.wait(999);
-    t.silent();
+    t.expect_silence();
     t.wait(1);
     send!(t, "S", seq = 0);
     t.wait(2000);
     send!(t, "S", seq = 0);
     t.wait(4000);
-    t.silent();
+    t.expect_silence();
     assert!(t.events.contains(Events::ERROR | Events::CLOSED));
     assert_eq!(t.tcb.take_error(), Some(ConnError::TimedOut));
     assert_eq!(t.tcb.take_error(), None);
@@ -98,7 +98,7 @@ fn a_reset_refuses_only_if_it_acknowledges_our_syn() {
     recv!(t, "RA", seq = 0, ack = 1);
     assert_eq!(t.tcb.take_error(), Some(ConnError::Refused));
     assert!(t.tcb.is_closed());
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
@@ -117,23 +117,23 @@ fn simultaneous_open_establishes_one_connection() {
 }
 
 #[test]
-fn a_repeated_syn_gets_the_syn_ack_again() {
+fn a_retransmitted_syn_gets_the_syn_ack_again() {
     let mut t = Trace::passive(plain(), seg!("S", seq = 0));
     t.output();
     send!(t, "SA", seq = 0, ack = 1);
     recv!(t, "S", seq = 0);
     send!(t, "SA", seq = 0, ack = 1);
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
-fn the_answer_to_a_repeated_syn_is_awaited_in_full() {
+fn a_retransmitted_syn_restarts_the_retransmission_timer() {
     let mut t = Trace::passive(Config { syn_retries: 1, ..plain() }, seg!("S", seq = 0));
     t.output();
     send!(t, "SA", seq = 0, ack = 1);
     t.wait(1_000);
     send!(t, "SA", seq = 0, ack = 1);
-    // The connection would be given up two seconds later.
+    // The connection would fail two seconds later.
     t.wait(1_990);
     recv!(t, "S", seq = 0);
     send!(t, "SA", seq = 0, ack = 1);
@@ -143,7 +143,7 @@ fn the_answer_to_a_repeated_syn_is_awaited_in_full() {
 }
 
 #[test]
-fn data_with_the_third_segment_of_the_handshake_is_taken() {
+fn data_on_the_ack_that_completes_the_handshake_is_accepted() {
     let mut t = Trace::passive(plain(), seg!("S", seq = 0));
     t.output();
     send!(t, "SA");
@@ -163,7 +163,7 @@ fn a_bad_acknowledgement_in_syn_received_is_reset() {
 }
 
 #[test]
-fn our_close_walks_through_fin_wait_to_time_wait() {
+fn our_close_goes_through_fin_wait_to_time_wait() {
     let mut t = Trace::established();
     t.shutdown();
     send!(t, "FA", seq = 1, ack = 1);
@@ -185,7 +185,7 @@ fn our_close_walks_through_fin_wait_to_time_wait() {
 }
 
 #[test]
-fn the_peers_close_walks_through_close_wait_and_last_ack() {
+fn the_peers_close_goes_through_close_wait_and_last_ack() {
     let mut t = Trace::established();
     recv!(t, "FA", seq = 1, ack = 1);
     send!(t, "A", seq = 1, ack = 2);
@@ -214,7 +214,7 @@ fn simultaneous_close_goes_through_closing() {
 }
 
 #[test]
-fn a_fin_rides_on_the_last_data_and_is_sent_again_with_it() {
+fn a_fin_is_sent_with_the_last_data_and_retransmitted_with_it() {
     let mut t = Trace::established();
     t.queue(100);
     t.shutdown();
@@ -227,11 +227,11 @@ fn a_fin_rides_on_the_last_data_and_is_sent_again_with_it() {
 }
 
 #[test]
-fn a_fin_waits_for_claims_that_are_not_committed() {
+fn a_fin_waits_for_claimed_bytes_to_be_committed() {
     let mut t = Trace::established();
     let claim = t.tcb.send_queue().claim(10).unwrap();
     t.shutdown();
-    t.silent();
+    t.expect_silence();
     t.tcb.send_queue().abandon(claim, &mut t.pool);
     t.output();
     send!(t, "FA", seq = 1);
@@ -273,7 +273,7 @@ fn data_after_close_is_answered_with_a_reset() {
 }
 
 #[test]
-fn an_orphan_leaves_fin_wait_2_after_its_time() {
+fn an_orphan_leaves_fin_wait_2_after_a_timeout() {
     let mut t = Trace::established();
     t.close();
     send!(t, "FA", seq = 1);
@@ -286,7 +286,7 @@ fn an_orphan_leaves_fin_wait_2_after_its_time() {
 }
 
 #[test]
-fn a_half_closed_connection_that_is_read_waits_for_ever() {
+fn a_half_closed_connection_that_is_read_stays_in_fin_wait_2() {
     let mut t = Trace::established();
     t.shutdown();
     send!(t, "FA", seq = 1);
@@ -308,7 +308,7 @@ fn a_connection_that_is_aborted_with_bytes_in_flight_has_no_timer() {
     t.output();
     assert_eq!(t.tcb.next_deadline(), None);
     t.wait(200_000);
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
@@ -322,13 +322,13 @@ fn abort_sends_a_reset_and_writes_fail() {
 }
 
 #[test]
-fn a_reset_in_place_ends_the_connection() {
+fn a_reset_at_rcv_nxt_ends_the_connection() {
     let mut t = Trace::established();
     recv!(t, "RA", seq = 1, ack = 1);
     assert!(t.events.contains(Events::ERROR | Events::CLOSED));
     assert_eq!(t.tcb.take_error(), Some(ConnError::Reset));
     assert_eq!(t.tcb.send_error(), Some(ConnError::Reset));
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn rst_outside_window_is_dropped() {
     let mut t = Trace::established();
     recv!(t, "R", seq = 70_000);
     recv!(t, "R", seq = 0);
-    t.silent();
+    t.expect_silence();
     assert_eq!(t.drops(DropReason::TcpOutOfWindow), 2);
 }
 
@@ -364,7 +364,7 @@ fn a_syn_on_an_established_connection_is_challenged_at_a_limited_rate() {
 }
 
 #[test]
-fn an_acknowledgement_of_the_future_or_of_the_distant_past_is_challenged() {
+fn an_ack_above_snd_nxt_or_far_below_snd_una_is_challenged() {
     let mut t = Trace::established();
     recv!(t, "A", seq = 1, ack = 2);
     send!(t, "A", seq = 1, ack = 1);
@@ -379,7 +379,7 @@ fn a_segment_without_ack_is_dropped() {
     let mut t = Trace::established();
     recv!(t, "P", seq = 1, len = 10);
     assert_eq!(t.drops(DropReason::TcpBadFlags), 1);
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
@@ -401,21 +401,21 @@ fn a_hard_icmp_error_refuses_an_open_but_not_an_established_connection() {
 }
 
 #[test]
-fn an_open_ends_when_nobody_on_the_link_answers_but_an_established_connection_goes_on() {
+fn failed_neighbour_resolution_aborts_an_open_but_not_an_established_connection() {
     let mut t = Trace::connect(plain());
     t.output();
-    t.icmp(IcmpError::NoNeighbour, 0);
+    t.icmp(IcmpError::ResolutionFailed, 0);
     assert_eq!(t.tcb.state(), State::Closed);
     assert_eq!(t.tcb.take_error(), Some(ConnError::HostUnreachable));
 
     let mut t = Trace::established();
     t.write(10);
-    t.icmp(IcmpError::NoNeighbour, 1);
+    t.icmp(IcmpError::ResolutionFailed, 1);
     assert_eq!(t.tcb.state(), State::Established);
 }
 
 #[test]
-fn a_smaller_path_sends_everything_again_in_smaller_segments() {
+fn a_smaller_path_mtu_retransmits_everything_in_smaller_segments() {
     let mut t = Trace::established();
     t.write(2000);
     send!(t, "A", seq = 1, len = 1000);
@@ -426,13 +426,13 @@ fn a_smaller_path_sends_everything_again_in_smaller_segments() {
     send!(t, "A", seq = 601, len = 600);
     send!(t, "A", seq = 1201, len = 600);
     send!(t, "PA", seq = 1801, len = 200);
-    t.silent();
+    t.expect_silence();
     // No sign of congestion.
     assert!(t.tcb.info().ssthresh_bytes > 1 << 30);
 }
 
 #[test]
-fn reads_after_shutdown_read_see_the_end_and_bytes_are_acknowledged_and_forgotten() {
+fn after_shutdown_read_reads_return_end_of_file_and_bytes_are_discarded() {
     let mut t = Trace::established();
     t.tcb.shutdown_read();
     recv!(t, "A", seq = 1, ack = 1, len = 1000);

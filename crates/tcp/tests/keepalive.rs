@@ -1,4 +1,4 @@
-//! Keepalive (RFC 9293 section 3.8.4): when an idle peer is probed, and when it is given up.
+//! Keepalive (RFC 9293 section 3.8.4): when an idle peer is probed, and when the connection fails.
 
 mod support;
 
@@ -16,7 +16,7 @@ fn keepalive(count: u32) -> Option<Keepalive> {
     Some(Keepalive { idle, interval, count })
 }
 
-/// An idle connection that gives its peer up after `count` probes.
+/// An idle connection that fails after `count` unanswered probes.
 fn idle(count: u32) -> Trace {
     let mut t = Trace::established();
     t.tcb.set_keepalive(keepalive(count));
@@ -24,22 +24,22 @@ fn idle(count: u32) -> Trace {
     t
 }
 
-/// The peer is probed, at the end of this time and not before.
+/// Asserts that the peer is probed after `ms`, and not earlier.
 #[track_caller]
 fn probed_after(t: &mut Trace, ms: u64, seq: u32) {
     t.wait(ms - 1);
-    t.silent();
+    t.expect_silence();
     t.wait(1);
     send!(t, "A", seq = seq, len = 0);
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
-fn an_idle_connection_sends_nothing_unless_keepalive_is_asked_for() {
+fn an_idle_connection_sends_nothing_unless_keepalive_is_enabled() {
     let mut t = Trace::established();
     assert_eq!(t.tcb.keepalive(), None);
     t.wait(100_000 * SECOND);
-    t.silent();
+    t.expect_silence();
     assert_eq!(t.tcb.next_deadline(), None);
 }
 
@@ -50,7 +50,7 @@ fn the_defaults_are_those_of_linux() {
 }
 
 #[test]
-fn an_idle_peer_is_probed_below_what_it_has_acknowledged_and_lives_as_long_as_it_answers() {
+fn an_idle_peer_is_probed_below_snd_una_and_the_connection_lasts_while_it_answers() {
     let mut t = idle(3);
     t.write(10);
     send!(t, "PA", seq = 1);
@@ -58,7 +58,7 @@ fn an_idle_peer_is_probed_below_what_it_has_acknowledged_and_lives_as_long_as_it
     for _ in 0..20 {
         probed_after(&mut t, IDLE, 10);
         recv!(t, "A", seq = 1, ack = 11);
-        t.silent();
+        t.expect_silence();
     }
     assert_eq!(t.tcb.state(), State::Established);
     assert_eq!(t.count(Counter::TcpKeepaliveProbes), 20);
@@ -76,11 +76,11 @@ fn a_vanished_peer_is_probed_count_times_and_then_reset_and_the_reader_gets_a_ti
     assert_eq!(t.tcb.next_deadline(), None);
 }
 
-/// The connection fails at the end of this time, and not before.
+/// Asserts that the connection fails after `ms`, and not earlier.
 #[track_caller]
 fn probe_ends(t: &mut Trace, ms: u64) {
     t.wait(ms - 1);
-    t.silent();
+    t.expect_silence();
     t.wait(1);
     assert!(t.events.contains(Events::ERROR | Events::CLOSED));
     send!(t, "RA", seq = 1);
@@ -90,14 +90,14 @@ fn probe_ends(t: &mut Trace, ms: u64) {
 }
 
 #[test]
-fn an_answer_to_the_last_probe_begins_the_count_anew() {
+fn an_answer_to_the_last_probe_resets_the_count() {
     let mut t = idle(2);
     for _ in 0..5 {
         probed_after(&mut t, IDLE, 0);
         probed_after(&mut t, INTERVAL, 0);
         t.wait(INTERVAL - SECOND);
         recv!(t, "A", seq = 1, ack = 1);
-        t.silent();
+        t.expect_silence();
     }
     assert_eq!(t.tcb.state(), State::Established);
 }
@@ -120,7 +120,7 @@ fn data_of_the_peer_on_the_predicted_path_restarts_the_idle_time() {
     let mut t = idle(1);
     for i in 0..10 {
         t.wait(IDLE - SECOND);
-        t.silent();
+        t.expect_silence();
         recv!(t, "PA", seq = 1 + 100 * i, ack = 1, len = 100);
         t.wait(40);
         send!(t, "A", seq = 1);
@@ -140,7 +140,7 @@ fn a_segment_outside_of_the_window_is_not_a_sign_of_life() {
 }
 
 #[test]
-fn while_data_is_in_flight_the_retransmission_timer_judges_the_peer() {
+fn while_data_is_in_flight_the_retransmission_timer_supervises_the_peer() {
     let mut t = idle(1);
     t.tcb.set_keepalive(Some(Keepalive {
         idle: Duration::from_secs(1),
@@ -156,7 +156,7 @@ fn while_data_is_in_flight_the_retransmission_timer_judges_the_peer() {
 }
 
 #[test]
-fn while_a_window_is_closed_on_data_the_persist_timer_judges_the_peer() {
+fn while_a_closed_window_holds_data_back_the_persist_timer_supervises_the_peer() {
     let mut t = idle(1);
     t.write(1000);
     send!(t, "PA", seq = 1, len = 1000);
@@ -173,7 +173,7 @@ fn while_a_window_is_closed_on_data_the_persist_timer_judges_the_peer() {
 }
 
 #[test]
-fn a_user_time_out_takes_the_place_of_the_count() {
+fn a_user_timeout_overrides_the_probe_count() {
     let mut t = idle(1);
     t.tcb.set_user_timeout(Some(Duration::from_millis(IDLE + 3 * INTERVAL)));
     t.output();
@@ -184,7 +184,7 @@ fn a_user_time_out_takes_the_place_of_the_count() {
 }
 
 #[test]
-fn a_user_time_out_shorter_than_the_idle_time_waits_for_one_probe() {
+fn a_user_timeout_shorter_than_the_idle_time_waits_for_one_probe() {
     let mut t = idle(9);
     t.tcb.set_user_timeout(Some(Duration::from_secs(1)));
     t.output();
@@ -222,14 +222,14 @@ fn half_closed_connections_are_kept_alive_as_well() {
 }
 
 #[test]
-fn the_end_of_an_orphan_and_of_time_wait_is_not_put_off_by_keepalive() {
+fn keepalive_does_not_delay_the_end_of_an_orphan_or_of_time_wait() {
     let mut t = idle(9);
     t.shutdown();
     recv!(t, "A", seq = 1, ack = 2);
     t.close();
     t.out.segs.clear();
     t.wait(plain().fin_wait2_timeout.as_millis() as u64);
-    t.silent();
+    t.expect_silence();
     assert_eq!(t.tcb.state(), State::Closed);
 
     let mut t = idle(9);
@@ -239,7 +239,7 @@ fn the_end_of_an_orphan_and_of_time_wait_is_not_put_off_by_keepalive() {
     t.out.segs.clear();
     t.tcb.set_keepalive(keepalive(1));
     t.wait(plain().time_wait.as_millis() as u64);
-    t.silent();
+    t.expect_silence();
     assert_eq!(t.tcb.state(), State::Closed);
 }
 
@@ -258,11 +258,11 @@ fn an_orphan_whose_fin_is_acknowledged_late_ends_in_time() {
     assert_eq!(t.tcb.state(), State::FinWait2);
     t.wait(1);
     assert_eq!(t.tcb.state(), State::Closed);
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
-fn asked_for_before_the_handshake_it_begins_with_its_end() {
+fn enabled_before_the_handshake_it_starts_when_established() {
     let mut t = Trace::connect(plain());
     t.tcb.set_keepalive(keepalive(1));
     t.output();
@@ -282,13 +282,13 @@ fn asked_for_before_the_handshake_it_begins_with_its_end() {
 }
 
 #[test]
-fn turned_off_it_sends_nothing_more_and_forgets_what_was_not_answered() {
+fn disabling_it_stops_probes_and_clears_the_unanswered_count() {
     let mut t = idle(2);
     probed_after(&mut t, IDLE, 0);
     t.tcb.set_keepalive(None);
     t.wait(100 * IDLE);
-    t.silent();
-    // The peer was silent for longer than the idle time: the probe is due at once.
+    t.expect_silence();
+    // The peer was idle for longer than the idle time: the probe is due immediately.
     t.tcb.set_keepalive(keepalive(2));
     t.wait(0);
     send!(t, "A", seq = 0, len = 0);
@@ -297,7 +297,7 @@ fn turned_off_it_sends_nothing_more_and_forgets_what_was_not_answered() {
 }
 
 #[test]
-fn times_of_zero_count_as_the_shortest_retransmission_time_out() {
+fn times_of_zero_are_raised_to_min_rto() {
     let mut t = Trace::established();
     let zero = Keepalive { idle: Duration::ZERO, interval: Duration::ZERO, count: 0 };
     t.tcb.set_keepalive(Some(zero));
@@ -305,5 +305,5 @@ fn times_of_zero_count_as_the_shortest_retransmission_time_out() {
     assert_eq!(t.tcb.keepalive(), Some(Keepalive { idle: least, interval: least, count: 1 }));
     t.wait(200);
     send!(t, "A", seq = 0, len = 0);
-    t.silent();
+    t.expect_silence();
 }

@@ -1,4 +1,4 @@
-//! Recovering from loss: fast retransmit with and without SACK, time-outs, limits.
+//! Loss recovery: fast retransmit with and without SACK, time-outs, limits.
 
 mod support;
 
@@ -10,7 +10,7 @@ fn new_reno() -> Trace {
     Trace::established_with(Config { sack: false, ..plain() })
 }
 
-/// `n` full segments in flight, from 1 on, `more` bytes waiting behind them.
+/// `n` full segments in flight from position 1, then `more` unsent bytes.
 fn in_flight(mut t: Trace, n: usize, more: usize) -> Trace {
     assert_eq!(t.tcb.info().cwnd_bytes, 10_000);
     t.write(n * 1000 + more);
@@ -24,27 +24,27 @@ fn limited_transmit_sends_new_data_on_the_first_two_duplicates() {
     let mut t = in_flight(new_reno(), 10, 10_000);
     recv!(t, "A", seq = 1, ack = 1);
     send!(t, "A", seq = 10_001, len = 1000);
-    t.silent();
+    t.expect_silence();
     recv!(t, "A", seq = 1, ack = 1);
     send!(t, "A", seq = 11_001, len = 1000);
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
 fn the_third_duplicate_retransmits_and_reduces_the_window() {
     let mut t = in_flight(new_reno(), 10, 0);
     for _ in 0..3 {
-        t.silent();
+        t.expect_silence();
         recv!(t, "A", seq = 1, ack = 1);
     }
     send!(t, "A", seq = 1, len = 1000);
-    t.silent();
+    t.expect_silence();
     assert_eq!(t.tcb.info().cwnd_bytes, 7000);
     assert_eq!(t.count(Counter::TcpFastRetransmits), 1);
-    // A partial acknowledgement shows the next hole (RFC 6582).
+    // A partial acknowledgement reveals the next hole (RFC 6582).
     recv!(t, "A", seq = 1, ack = 3001);
     send!(t, "A", seq = 3001, len = 1000);
-    t.silent();
+    t.expect_silence();
     recv!(t, "A", seq = 1, ack = 10_001);
     assert!(!t.tcb.info().recovering);
     assert_eq!(t.tcb.info().cwnd_bytes, 7000);
@@ -52,7 +52,7 @@ fn the_third_duplicate_retransmits_and_reduces_the_window() {
 }
 
 #[test]
-fn without_sack_further_duplicates_let_new_data_out() {
+fn without_sack_further_duplicates_allow_new_data() {
     let mut t = in_flight(new_reno(), 10, 10_000);
     for _ in 0..3 {
         recv!(t, "A", seq = 1, ack = 1);
@@ -61,20 +61,20 @@ fn without_sack_further_duplicates_let_new_data_out() {
     for _ in 0..7 {
         recv!(t, "A", seq = 1, ack = 1);
     }
-    // 12 in flight, 10 left the network, 1 was lost and sent again: 7 may be there.
+    // 12 in flight, 10 left the network, 1 lost and retransmitted: the window admits 7.
     assert!(t.out.segs.iter().all(|s| s.seq > 12_000));
     assert!((4..=6).contains(&t.out.segs.len()), "{}", t.out.segs.len());
 }
 
 #[test]
-fn a_partial_acknowledgement_uses_up_the_duplicates_that_it_covers() {
+fn a_partial_ack_deducts_the_duplicates_that_it_covers() {
     let mut t = in_flight(new_reno(), 10, 10_000);
     for _ in 0..9 {
         recv!(t, "A", seq = 1, ack = 1);
     }
     t.out.segs.clear();
     let sent = t.tcb.info().in_flight_bytes;
-    // The hole and six of the nine segments behind it; of the pipe only these have left.
+    // Covers the hole and six of the nine segments after it; only these have left the pipe.
     recv!(t, "A", seq = 1, ack = 7001);
     send!(t, "A", seq = 7001, len = 1000);
     let pipe = sent - 7000 - 3 * 1000;
@@ -83,7 +83,7 @@ fn a_partial_acknowledgement_uses_up_the_duplicates_that_it_covers() {
 }
 
 #[test]
-fn an_acknowledgement_that_moves_may_show_a_loss_too() {
+fn an_ack_that_advances_snd_una_can_reveal_a_loss() {
     let mut t = in_flight(Trace::established(), 10, 0);
     recv!(t, "A", seq = 1, ack = 2001, sack = vec![(3001, 8001)]);
     send!(t, "A", seq = 2001, len = 1000);
@@ -106,7 +106,7 @@ fn sack_retransmits_only_the_holes() {
     // 1 and 3001 are lost.
     recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 2001)]);
     recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 3001)]);
-    t.silent();
+    t.expect_silence();
     recv!(t, "A", seq = 1, ack = 1, sack = vec![(4001, 5001), (1001, 3001)]);
     send!(t, "A", seq = 1, len = 1000);
     recv!(t, "A", seq = 1, ack = 1, sack = vec![(4001, 6001), (1001, 3001)]);
@@ -114,7 +114,7 @@ fn sack_retransmits_only_the_holes() {
     send!(t, "A", seq = 3001, len = 1000);
     send!(t, "PA", seq = 9001, len = 1000); // the one rescue of RFC 6675, in case the tail is lost
     recv!(t, "A", seq = 1, ack = 3001, sack = vec![(4001, 10_001)]);
-    t.silent();
+    t.expect_silence();
     recv!(t, "A", seq = 1, ack = 10_001);
     assert_eq!(t.tcb.info().retransmits, 3);
     assert_eq!(t.count(Counter::TcpRetransmitBytes), 3000);
@@ -122,31 +122,31 @@ fn sack_retransmits_only_the_holes() {
 }
 
 #[test]
-fn many_bytes_above_a_hole_are_evidence_enough() {
+fn more_than_two_segments_sacked_above_a_hole_start_recovery() {
     let mut t = in_flight(Trace::established(), 10, 0);
-    // One ACK for a super-segment reports nine at once.
+    // One ACK for a super-segment reports nine segments.
     recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 10_001)]);
     send!(t, "A", seq = 1, len = 1000);
     assert_eq!(t.count(Counter::TcpFastRetransmits), 1);
 }
 
 #[test]
-fn recovery_keeps_within_the_pipe() {
+fn recovery_is_limited_by_the_pipe() {
     let mut t = in_flight(Trace::established(), 10, 20_000);
     recv!(t, "A", seq = 1, ack = 1, sack = vec![(4001, 10_001)]);
-    // Lost: 1, 1001, 2001, 3001 (three segments' worth above). The window is 7000, the pipe empty.
+    // Lost: 1, 1001, 2001, 3001 (three segments SACKed above). The window is 7000, the pipe empty.
     let seqs: Vec<_> = t.out.segs.iter().map(|s| s.seq).collect();
     assert_eq!(seqs, [1, 1001, 2001, 3001, 10_001, 11_001, 12_001]);
 }
 
 #[test]
-fn a_hole_not_known_to_be_lost_is_sent_when_nothing_else_can_go() {
+fn a_hole_not_counted_as_lost_is_retransmitted_when_nothing_else_can_be_sent() {
     let mut t = in_flight(Trace::established(), 10, 0);
-    // 1 and 8001 are missing, and only one segment above the latter.
+    // 1 and 8001 are missing; only one segment above the latter is SACKed.
     recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 8001), (9001, 10_001)]);
     send!(t, "A", seq = 1, len = 1000);
     send!(t, "A", seq = 8001, len = 1000);
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
@@ -155,31 +155,31 @@ fn the_tail_gets_one_rescue_per_recovery() {
     recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 8001)]);
     send!(t, "A", seq = 1, len = 1000);
     send!(t, "PA", seq = 9001, len = 1000); // rule 4: the highest
-    t.silent();
+    t.expect_silence();
     recv!(t, "A", seq = 1, ack = 8001);
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
-fn a_timeout_sends_one_segment_then_goes_on_as_acknowledgements_come() {
+fn a_timeout_retransmits_one_segment_and_then_slow_starts() {
     let mut t = in_flight(Trace::established(), 10, 0);
     t.wait(201);
     send!(t, "A", seq = 1, len = 1000);
-    t.silent();
+    t.expect_silence();
     assert_eq!(t.tcb.info().cwnd_bytes, 1000);
     assert_eq!(t.tcb.info().ssthresh_bytes, 7000);
     recv!(t, "A", seq = 1, ack = 1001);
     send!(t, "A", seq = 1001, len = 1000);
     send!(t, "A", seq = 2001, len = 1000);
-    t.silent();
+    t.expect_silence();
     recv!(t, "A", seq = 1, ack = 10_001);
-    t.silent();
+    t.expect_silence();
     assert!(!t.tcb.info().recovering);
     assert_eq!(t.count(Counter::TcpTimeouts), 1);
 }
 
 #[test]
-fn after_a_timeout_what_the_scoreboard_holds_is_not_sent_again() {
+fn after_a_timeout_sacked_bytes_are_not_retransmitted() {
     let mut t = in_flight(Trace::established(), 4, 0);
     recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 2001)]);
     recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 2001), (3001, 4001)]);
@@ -187,17 +187,17 @@ fn after_a_timeout_what_the_scoreboard_holds_is_not_sent_again() {
     send!(t, "A", seq = 1, len = 1000);
     recv!(t, "A", seq = 1, ack = 2001, sack = vec![(3001, 4001)]);
     send!(t, "A", seq = 2001, len = 1000);
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
-fn a_second_timeout_doubles_and_distrusts_the_scoreboard() {
+fn a_second_timeout_doubles_the_rto_and_clears_the_scoreboard() {
     let mut t = in_flight(Trace::established(), 3, 0);
     recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 3001)]);
     t.wait(201);
     send!(t, "A", seq = 1);
     t.wait(399);
-    t.silent();
+    t.expect_silence();
     t.wait(2);
     send!(t, "A", seq = 1);
     assert_eq!(t.tcb.info().sacked_bytes, 0);
@@ -208,16 +208,16 @@ fn a_second_timeout_doubles_and_distrusts_the_scoreboard() {
 }
 
 #[test]
-fn sack_blocks_that_lie_are_ignored() {
+fn invalid_sack_blocks_are_ignored() {
     let mut t = in_flight(Trace::established(), 10, 0);
     let far = vec![(1001, 90_000), (5001, 4001), (0u32.wrapping_sub(5000), 0), (11_001, 12_001)];
     recv!(t, "A", seq = 1, ack = 1, sack = far);
     assert_eq!(t.tcb.info().sacked_bytes, 0);
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
-fn karn_no_sample_from_a_segment_sent_twice() {
+fn a_retransmitted_segment_gives_no_rtt_sample() {
     let mut t = in_flight(Trace::established(), 1, 0);
     let before = t.tcb.info().rtt;
     t.wait(201);
@@ -228,7 +228,7 @@ fn karn_no_sample_from_a_segment_sent_twice() {
 }
 
 #[test]
-fn timestamps_give_a_sample_even_then() {
+fn timestamps_give_an_rtt_sample_after_a_retransmission() {
     let mut t = Trace::established_with(Config { timestamps: true, ..plain() });
     t.write(900);
     t.out.segs.clear();
@@ -240,19 +240,19 @@ fn timestamps_give_a_sample_even_then() {
 }
 
 #[test]
-fn a_timed_segment_gives_a_sample_to_the_nanosecond() {
+fn a_timed_segment_gives_an_rtt_sample_in_nanoseconds() {
     let mut t = Trace::established();
     t.write(1000);
     t.now = t.now + Duration::from_micros(80);
     recv!(t, "A", seq = 1, ack = 1001);
-    // The handshake took no time at all: 7/8 * 1 ns + 1/8 * 80 us.
+    // The handshake took no time: 7/8 * 1 ns + 1/8 * 80 us.
     let rtt = t.tcb.info().rtt;
     assert!(rtt >= Duration::from_micros(10) && rtt < Duration::from_micros(11), "{rtt:?}");
     assert!(t.tcb.info().min_rtt < Some(Duration::from_micros(1)));
 }
 
 #[test]
-fn a_lost_fin_is_sent_again() {
+fn a_lost_fin_is_retransmitted() {
     let mut t = Trace::established();
     t.shutdown();
     send!(t, "FA", seq = 1);
@@ -264,7 +264,7 @@ fn a_lost_fin_is_sent_again() {
 }
 
 #[test]
-fn a_lost_fin_behind_data_is_sent_again_by_sack_recovery() {
+fn a_lost_fin_after_data_is_retransmitted_by_sack_recovery() {
     let mut t = Trace::established();
     t.write(9000);
     t.shutdown();
@@ -273,5 +273,5 @@ fn a_lost_fin_behind_data_is_sent_again_by_sack_recovery() {
     recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 9001)]);
     send!(t, "A", seq = 1, len = 1000);
     send!(t, "FA", seq = 9001, len = 0);
-    t.silent();
+    t.expect_silence();
 }

@@ -1,8 +1,8 @@
-//! Two engines joined by a lossy, reordering, duplicating network on virtual time, over many seeds:
-//! every byte arrives in order, both sides close, every buffer comes home.
+//! Simulation of two engines and a lossy, reordering, duplicating network on virtual time, over
+//! many seeds: every byte arrives in order, both sides close, every buffer is freed.
 //!
-//! A failing seed prints itself; `FULMAR_TCP_SEED=n cargo test -p fulmar-tcp --test pair` replays
-//! it, `FULMAR_TCP_SEEDS=n` runs that many.
+//! Failing seeds are printed. `FULMAR_TCP_SEED=n cargo test -p fulmar-tcp --test pair` replays one,
+//! `FULMAR_TCP_SEEDS=n` runs `n` seeds.
 
 use fulmar_base::{Counter, Counters, Duration, FlowKey, Instant, SeqNum};
 use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose};
@@ -36,14 +36,14 @@ fn pattern(side: usize, offset: u64) -> u8 {
     (offset ^ (offset >> 8).wrapping_mul(31) ^ (side as u64 * 91)) as u8
 }
 
-/// What the network does.
+/// Behaviour of the network.
 #[derive(Clone, Copy, Debug)]
 struct Net {
     one_way: Duration,
     loss: u64,
     duplicate: u64,
     reorder: u64,
-    /// Super-segments arrive whole, as from a device that joins segments.
+    /// Super-segments arrive unsegmented, as with GRO.
     whole: bool,
 }
 
@@ -84,7 +84,7 @@ struct Side {
     to_send: u64,
     written: u64,
     got: u64,
-    /// The largest read, and the pause between reads of a slow reader.
+    /// Size of the largest read, and pause between reads.
     read_bytes: usize,
     pause: Duration,
     read_at: Option<Instant>,
@@ -148,7 +148,7 @@ impl Side {
         }
     }
 
-    /// The user closes when everything has gone both ways.
+    /// Closes once both directions are complete.
     fn close_if_done(&mut self, now: Instant) {
         if self.shut && self.tcb.at_eof() && !self.closed {
             self.closed = true;
@@ -174,7 +174,7 @@ struct World {
     count: u64,
     net: Net,
     rng: Rng,
-    /// SYNs that the passive side has not seen yet are the listener's: it makes the Tcb.
+    /// The passive side's Tcb is created by the first SYN, as a listener would.
     passive_ready: bool,
     passive_cfg: Config,
 }
@@ -199,7 +199,7 @@ impl World {
         if sent != Sent::Done {
             s.retry_at = Some(now + Duration::from_millis(1));
         } else {
-            assert!(!s.tcb.wants_output(), "output left something behind");
+            assert!(!s.tcb.wants_output(), "output left something unsent");
         }
         for (bytes, gso) in out.packets {
             self.carry(i, bytes, gso);
@@ -262,7 +262,7 @@ impl World {
         assert!(!events.contains(Events::ERROR), "{:?}", s.tcb.take_error());
     }
 
-    /// One instant of the world; false when both sides are through.
+    /// Advances to the next event. False when both sides are done.
     fn step(&mut self) -> bool {
         if self.sides.iter().all(Side::done) {
             return false;
@@ -272,7 +272,7 @@ impl World {
         let next = timers.into_iter().chain([arrival]).flatten().min();
         let next = next.expect("a stall: nothing in flight, no timer runs");
         self.now = self.now.max(next);
-        // A batch of segments, then one output, as a shard does.
+        // A batch of segments, then one output, as in a shard.
         let mut touched = [false; 2];
         while let Some(Reverse(e)) = self.events.peek()
             && e.0 <= self.now
@@ -296,7 +296,7 @@ impl World {
     }
 }
 
-/// What segmentation offload makes of a super-segment.
+/// Segmentation of a super-segment.
 fn cut(bytes: &[u8], mss: usize) -> Vec<Vec<u8>> {
     let (hdr, n) = Header::parse(bytes).unwrap();
     let pieces: Vec<_> = bytes[n..].chunks(mss).collect();
@@ -388,7 +388,7 @@ fn run(seed: u64) -> World {
     let end = w.now + Duration::from_secs(3000);
     while w.step() {
         steps += 1;
-        assert!(steps < 2_000_000, "never ends");
+        assert!(steps < 2_000_000, "does not terminate");
         assert!(w.now < end, "takes too long");
     }
     for i in 0..2 {

@@ -1,4 +1,4 @@
-//! What ICMP says about the path MTU, and when it is believed (RFC 5927 section 7.2).
+//! Path MTU discovery by ICMP, and when a message is adopted (RFC 5927 section 7.2).
 
 mod support;
 
@@ -6,7 +6,7 @@ use fulmar_base::{Counter, DropReason};
 use fulmar_tcp::*;
 use support::*;
 
-/// A connection with a thousand bytes per segment, of which two are on their way.
+/// A connection with segments of 1000 bytes, two of them in flight.
 fn two_in_flight() -> Trace {
     let mut t = Trace::established();
     t.write(2000);
@@ -25,50 +25,50 @@ fn bytes_sent(t: &mut Trace) -> usize {
 }
 
 #[test]
-fn a_first_report_is_believed_at_once_and_told() {
+fn a_message_before_any_confirmed_size_is_adopted_immediately() {
     let mut t = two_in_flight();
     t.icmp(IcmpError::TooBig { mtu: 640 }, 1);
-    assert_eq!(t.believed, [640]);
+    assert_eq!(t.adopted, [640]);
 }
 
 #[test]
-fn a_report_about_bytes_that_are_not_in_flight_is_dropped() {
+fn a_message_about_bytes_not_in_flight_is_dropped() {
     let mut t = two_in_flight();
     for seq in [0, 2001, 1 << 31] {
         t.icmp(IcmpError::TooBig { mtu: 640 }, seq);
     }
-    assert_eq!((t.believed.len(), t.drops(DropReason::IcmpNoFlow)), (0, 3));
-    t.silent();
+    assert_eq!((t.adopted.len(), t.drops(DropReason::IcmpNoFlow)), (0, 3));
+    t.expect_silence();
 }
 
 #[test]
-fn a_report_against_a_proven_size_waits_for_the_time_out() {
+fn a_message_against_a_confirmed_size_waits_for_the_timeout() {
     let mut t = two_in_flight();
     recv!(t, "A", seq = 1, ack = 1001);
     too_big(&mut t, 640, 1001);
-    t.silent();
+    t.expect_silence();
     t.wait(500);
     assert_eq!(t.count(Counter::TcpTimeouts), 1);
-    assert_eq!(t.believed, [640]);
+    assert_eq!(t.adopted, [640]);
     assert_eq!(t.out.segs.front().map(|s| (s.seq, s.len)), Some((1001, 600)));
 }
 
 #[test]
-fn a_forged_report_against_a_proven_size_is_forgotten_with_the_acknowledgement() {
+fn an_acknowledgement_discards_a_forged_message_against_a_confirmed_size() {
     let mut t = two_in_flight();
     recv!(t, "A", seq = 1, ack = 1001);
     too_big(&mut t, 576, 1001);
     recv!(t, "A", seq = 1, ack = 2001);
     t.write(1000);
     send!(t, "PA", seq = 2001, len = 1000);
-    // The segment that is lost later is not the one that was quoted.
+    // The segment lost later is not the quoted one.
     t.wait(500);
-    assert_eq!((t.count(Counter::TcpTimeouts), t.believed.len()), (1, 0));
+    assert_eq!((t.count(Counter::TcpTimeouts), t.adopted.len()), (1, 0));
     send!(t, "PA", seq = 2001, len = 1000);
 }
 
 #[test]
-fn many_reports_send_what_is_in_flight_again_once() {
+fn many_messages_retransmit_the_flight_once() {
     let mut t = two_in_flight();
     for mtu in (577..1000).rev() {
         too_big(&mut t, mtu, 1);
@@ -77,7 +77,7 @@ fn many_reports_send_what_is_in_flight_again_once() {
 }
 
 #[test]
-fn reports_below_the_least_mtu_send_again_once() {
+fn messages_below_the_smallest_mtu_retransmit_once() {
     let mut t = two_in_flight();
     for mtu in [500, 499, 300, 68, 0] {
         too_big(&mut t, mtu, 1);
@@ -88,7 +88,7 @@ fn reports_below_the_least_mtu_send_again_once() {
 }
 
 #[test]
-fn routers_fragment_the_least_packets_only_after_the_first_report() {
+fn a_message_below_the_smallest_mtu_has_an_effect_only_once() {
     let mut t = Trace::established();
     t.path.mtu = 576;
     t.write(500);
@@ -100,7 +100,7 @@ fn routers_fragment_the_least_packets_only_after_the_first_report() {
 }
 
 #[test]
-fn a_path_that_becomes_wider_is_to_be_proven_anew() {
+fn a_larger_path_mtu_must_be_confirmed_again() {
     let mut t = two_in_flight();
     too_big(&mut t, 640, 1);
     bytes_sent(&mut t);

@@ -1,5 +1,5 @@
-//! Little window, little memory: what must go on nevertheless. Each trace is the smallest form of
-//! something that the whole-stack simulation found.
+//! Progress under small windows and memory shortage. Each trace is the minimal form of a failure
+//! found by the simulation of the whole stack.
 
 mod support;
 
@@ -21,37 +21,37 @@ fn the_window_of_a_syn_ack_in_a_simultaneous_open_is_not_scaled() {
 }
 
 #[test]
-fn a_corked_sender_does_not_wait_for_ever_for_a_larger_window() {
+fn a_corked_sender_does_not_wait_forever_for_a_larger_window() {
     let mut t = Trace::established();
     t.tcb.set_cork(true);
     t.write(3000);
     recv!(t, "A", seq = 1, ack = 3001, win = 100);
     t.out.segs.clear();
     t.write(2000);
-    t.silent();
+    t.expect_silence();
     t.wait(1000);
     send!(t, "A", seq = 3001, len = 100);
 }
 
 #[test]
-fn what_a_small_window_holds_back_does_not_wait_for_the_next_probe() {
+fn data_held_back_by_a_small_window_does_not_wait_for_the_next_probe() {
     let mut t = Trace::established();
     recv!(t, "A", seq = 1, ack = 1, len = 1, win = 0);
     t.write(5000);
-    // The probes are far apart by now.
+    // By now the probes are backed off.
     for _ in 0..8 {
         t.wait(60_000);
         recv!(t, "A", seq = 2, ack = 1, win = 0);
     }
     t.out.segs.clear();
     recv!(t, "A", seq = 2, ack = 1, win = 500);
-    t.silent();
+    t.expect_silence();
     t.wait(1000);
     send!(t, "A", seq = 1, len = 500);
 }
 
 #[test]
-fn a_sender_without_references_sends_copies() {
+fn a_sender_without_descriptors_sends_copies() {
     let mut t = Trace::established();
     t.path.tso_bytes = Some(65_535);
     t.queue(5000);
@@ -71,7 +71,7 @@ fn a_sender_without_references_sends_copies() {
 }
 
 #[test]
-fn tiny_segments_behind_a_gap_cost_no_more_than_twice_the_window() {
+fn tiny_out_of_order_segments_use_at_most_twice_the_window_of_storage() {
     let mut t = Trace::established();
     let window = t.tcb.info().rcv_wnd_bytes as usize;
     for n in 0..400 {
@@ -80,13 +80,13 @@ fn tiny_segments_behind_a_gap_cost_no_more_than_twice_the_window() {
     let kept = t.tcb.info().out_of_order_bytes;
     assert!(kept > 50 && kept * 1024 <= 2 * window, "{kept}");
     assert_eq!(t.drops(DropReason::TcpReassemblyFull), 400 - kept as u64);
-    // What fills the gap is taken all the same.
+    // The bytes that fill the gap are accepted.
     recv!(t, "A", seq = 1, ack = 1, len = 2);
     assert_eq!(t.read(100), 3);
 }
 
 #[test]
-fn segments_behind_a_gap_keep_no_more_than_the_window_once_the_budget_is_used_up() {
+fn out_of_order_segments_use_at_most_the_window_once_the_budget_is_exhausted() {
     let mut t = Trace::established();
     t.window.limit_bytes = t.window.granted_bytes;
     let window = t.tcb.info().rcv_wnd_bytes as usize;
@@ -98,7 +98,7 @@ fn segments_behind_a_gap_keep_no_more_than_the_window_once_the_budget_is_used_up
 }
 
 #[test]
-fn out_of_order_bytes_never_lie_in_the_reserve_for_control() {
+fn out_of_order_bytes_never_use_the_control_reserve() {
     let mut t = Trace::established();
     let mut hoard: Vec<Mbuf> = Vec::new();
     while let Ok(m) = t.pool.alloc(1, 0, Purpose::Receive) {
@@ -114,7 +114,7 @@ fn out_of_order_bytes_never_lie_in_the_reserve_for_control() {
 }
 
 #[test]
-fn bytes_in_order_leave_half_of_the_reserve_for_control() {
+fn in_order_bytes_leave_half_of_the_control_reserve() {
     let mut t = Trace::established();
     let mut hoard: Vec<Mbuf> = Vec::new();
     while let Ok(m) = t.pool.alloc(1, 0, Purpose::Receive) {
@@ -123,7 +123,7 @@ fn bytes_in_order_leave_half_of_the_reserve_for_control() {
     t.reserve(true);
     let mut seq = 1;
     while t.drops(DropReason::TcpReassemblyFull) == 0 {
-        // Larger than what is merged, so that each asks for a block.
+        // Too large to be merged, so that each needs a block.
         recv!(t, "A", seq = seq, ack = 1, len = 255);
         seq += 255;
         assert!(seq < 1 << 20);
@@ -134,7 +134,7 @@ fn bytes_in_order_leave_half_of_the_reserve_for_control() {
 }
 
 #[test]
-fn segments_are_copied_together_once_the_budget_is_used_up() {
+fn segments_are_compacted_once_the_budget_is_exhausted() {
     let mut t = Trace::established();
     let storage_of_next_segments = |t: &mut Trace, first: u32| {
         let before = t.tcb.recv_queue_ref().storage_bytes();
@@ -151,7 +151,7 @@ fn segments_are_copied_together_once_the_budget_is_used_up() {
 }
 
 #[test]
-fn the_part_of_a_segment_that_found_room_is_acknowledged() {
+fn the_part_of_a_segment_that_fits_is_acknowledged() {
     for is_behind_hole in [false, true] {
         let mut t = Trace::established();
         t.window.limit_bytes = t.window.granted_bytes;
@@ -182,9 +182,9 @@ fn the_part_of_a_segment_that_found_room_is_acknowledged() {
 }
 
 #[test]
-fn the_segments_that_everybody_may_have_are_not_given_again_before_they_are_read() {
+fn the_minimum_window_is_not_granted_again_before_it_is_read() {
     let mut t = Trace::connect(plain());
-    // Others hold the whole budget.
+    // Other connections use the whole budget.
     t.window = WindowBudget { limit_bytes: 100_000, granted_bytes: 100_000 };
     t.output();
     recv!(t, "SA", seq = 0, ack = 1, mss = Some(1000));
@@ -199,7 +199,7 @@ fn the_segments_that_everybody_may_have_are_not_given_again_before_they_are_read
 }
 
 #[test]
-fn beyond_the_limit_large_segments_get_a_page_again_and_again() {
+fn beyond_the_limit_a_reader_is_granted_a_page_at_a_time() {
     let mut t = Trace::connect(plain());
     t.path = PathInfo { mtu: 9000, route_mtu: 9000, ..t.path };
     t.window = WindowBudget { limit_bytes: 100_000, granted_bytes: 100_000 };
@@ -218,7 +218,7 @@ fn beyond_the_limit_large_segments_get_a_page_again_and_again() {
 }
 
 #[test]
-fn tiny_segments_of_another_stack_go_home_at_once() {
+fn tiny_segments_in_foreign_buffers_are_copied_and_returned() {
     let mut t = Trace::established();
     t.sender = Some(Pool::new(PoolConfig::with_budget(4 << 20)).unwrap());
     for n in 0..100 {

@@ -1,5 +1,5 @@
-//! What the engine costs per super-segment, without anything below or above it. Not a test of
-//! anything: `cargo test --release -p fulmar-tcp --test speed -- --ignored --nocapture`.
+//! Benchmark of the engine alone, per super-segment: `cargo test --release -p fulmar-tcp --test
+//! speed -- --ignored --nocapture`.
 
 use fulmar_base::{Counters, Duration, FlowKey, Instant, SeqNum};
 use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose};
@@ -22,7 +22,7 @@ impl Emit for Wire {
 /// The steps of a round, in order.
 const STEPS: [&str; 7] = ["commit", "output", "parse", "data in", "read", "ack out", "ack in"];
 
-/// Nanoseconds of every round, per step: the median is little disturbed by other programs.
+/// Nanoseconds of every round, per step. The median is robust against other load.
 #[derive(Default)]
 struct Cost {
     steps: [Vec<u32>; 7],
@@ -59,7 +59,7 @@ macro_rules! env {
     };
 }
 
-/// Strips the header as `ip` and `stack` would.
+/// Parses and strips the header, as `ip` and `shard` do.
 fn parse(pool: &mut Pool, mut chain: Chain) -> (Header, Chain) {
     let (hdr, n) = Header::parse(chain.front().unwrap().as_slice()).unwrap();
     chain.trim_front(n, pool);
@@ -89,7 +89,7 @@ impl Bench {
         s
     }
 
-    /// A writes, B takes it, reads and acknowledges, A takes that.
+    /// A writes, B receives, reads and acknowledges, A receives the ACK.
     fn round(&mut self, bytes: usize, c: &mut Cost) {
         let s = self;
         s.now = s.now + Duration::from_micros(20);

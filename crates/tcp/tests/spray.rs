@@ -1,5 +1,5 @@
-//! Arbitrary headers at a Tcb in every state: no panic, the invariants hold, every drop is counted
-//! at most once per segment, memory stays bounded, and every buffer comes home.
+//! Arbitrary segments to a Tcb in every state: no panic, the invariants hold, a segment is counted
+//! as at most one drop, memory stays bounded, and every buffer is freed.
 
 mod support;
 
@@ -23,7 +23,7 @@ enum Op {
     Room(usize),
 }
 
-/// Numbers near the windows, and anything else now and then.
+/// Sequence numbers near the windows, sometimes arbitrary ones.
 fn near() -> impl Strategy<Value = u32> {
     prop_oneof![
         6 => 0u32..5000,
@@ -77,7 +77,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// How a Tcb is brought into a state to begin with.
+/// A Tcb in the initial state `kind`.
 fn start(kind: u8, cfg: Config) -> Trace {
     let syn = Seg { ts: Some((500, 0)), ..seg!("S", sack_ok = true, mss = Some(1000)) };
     match kind {
@@ -108,13 +108,12 @@ fn check(t: &mut Trace) {
     assert!(i.cwnd_bytes >= 1 && i.mss_bytes >= 40);
     assert!(t.tcb.recv_queue().storage_bytes() <= 2 * i.recv_buffer_bytes + 3 * 65_536);
     assert!(i.recv_queue_bytes <= 2 * i.recv_buffer_bytes + 3 * 65_536);
-    // Something in flight, or waiting, is never without a timer.
+    // With data in flight or unsent, a timer is running.
     let owed = i.in_flight_bytes > 0 && i.state != State::Closed && i.state != State::TimeWait;
     assert!(!owed || t.tcb.next_deadline().is_some(), "{i:?}");
 }
 
-/// A segment may bring bytes that the pattern check of the trace does not know: the reads here only
-/// count.
+/// Arbitrary segments carry arbitrary bytes, so reads do not verify the pattern.
 fn apply(t: &mut Trace, op: Op) {
     match op {
         Op::Segment(s) => {
@@ -160,7 +159,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
 
     #[test]
-    fn nothing_that_arrives_breaks_a_connection(
+    fn arbitrary_segments_do_not_break_a_connection(
         kind in 0u8..16,
         timestamps in any::<bool>(),
         sack in any::<bool>(),
@@ -176,7 +175,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_that_arrives_breaks_time_wait(
+    fn arbitrary_segments_do_not_break_time_wait(
         flags in any::<u8>(),
         seq in any::<u32>(),
         ts in proptest::option::of(any::<u32>()),

@@ -1,4 +1,4 @@
-//! Moving data: acknowledging, segmenting, windows, Nagle, probes.
+//! Data transfer: acknowledgements, segmentation, windows, Nagle, probes.
 
 mod support;
 
@@ -6,7 +6,7 @@ use fulmar_base::{Counter, DropReason, Duration, Instant};
 use fulmar_tcp::*;
 use support::*;
 
-/// Quick acknowledgements end as soon as data flows both ways.
+/// An established connection after quick-ACK mode, which ends once data flows both ways.
 fn settled() -> Trace {
     settled_with(plain())
 }
@@ -20,18 +20,18 @@ fn settled_with(cfg: Config) -> Trace {
     t.read(1000);
     t.wait(40);
     send!(t, "A", ack = 1001);
-    t.silent();
+    t.expect_silence();
     t
 }
 
 #[test]
-fn every_second_full_segment_is_acknowledged_at_once() {
+fn every_second_full_segment_is_acknowledged_immediately() {
     let mut t = settled();
     recv!(t, "A", seq = 1001, ack = 1001, len = 1000);
-    t.silent();
+    t.expect_silence();
     recv!(t, "A", seq = 2001, ack = 1001, len = 1000);
     send!(t, "A", ack = 3001);
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
@@ -39,17 +39,17 @@ fn a_lone_segment_is_acknowledged_after_40_ms() {
     let mut t = settled();
     recv!(t, "A", seq = 1001, ack = 1001, len = 10);
     t.wait(39);
-    t.silent();
+    t.expect_silence();
     t.wait(1);
     send!(t, "A", ack = 1011);
 }
 
 #[test]
-fn a_super_segment_is_acknowledged_at_once_and_once() {
+fn a_super_segment_is_acknowledged_immediately_and_once() {
     let mut t = settled();
     recv!(t, "A", seq = 1001, ack = 1001, len = 40_000);
     send!(t, "A", ack = 41_001);
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_batch_before_one_output_gets_one_acknowledgement() {
     }
     t.output();
     send!(t, "A", ack = 11_001);
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
@@ -73,35 +73,35 @@ fn a_young_connection_acknowledges_every_segment() {
 }
 
 #[test]
-fn an_acknowledgement_rides_on_data() {
+fn data_carries_a_pending_acknowledgement() {
     let mut t = settled();
     recv!(t, "PA", seq = 1001, ack = 1001, len = 10);
     t.write(10);
     send!(t, "PA", seq = 1001, ack = 1011, len = 10);
     t.wait(100);
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
 fn a_pushed_segment_is_acknowledged_when_it_has_been_read() {
     let mut t = settled();
     recv!(t, "PA", seq = 1001, ack = 1001, len = 10);
-    t.silent();
+    t.expect_silence();
     t.read(5);
-    t.silent();
+    t.expect_silence();
     t.read(5);
     send!(t, "A", ack = 1011);
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
-fn where_answers_carry_acknowledgements_they_are_awaited() {
+fn in_interactive_use_acks_wait_for_the_response() {
     let mut t = settled();
     for i in 0..3 {
         recv!(t, "PA", seq = 1001 + i * 10, ack = 1001 + i * 10, len = 10);
         if i > 0 {
             t.read(10);
-            t.silent();
+            t.expect_silence();
         }
         t.write(10);
         send!(t, "PA", seq = 1001 + i * 10, ack = 1011 + i * 10, len = 10);
@@ -116,14 +116,14 @@ fn where_answers_carry_acknowledgements_they_are_awaited() {
 }
 
 #[test]
-fn a_push_behind_a_gap_hides_none_before_it() {
+fn a_push_behind_a_gap_does_not_hide_one_before_it() {
     let mut t = settled();
     t.input(seg!("PA", seq = 1001, ack = 1001, len = 100));
     assert!(t.tcb.is_pushed());
     t.input(seg!("PA", seq = 2001, ack = 1001, len = 100));
-    assert!(t.tcb.is_pushed(), "what came in order is still all that the peer pushed");
+    assert!(t.tcb.is_pushed(), "the in-order bytes are still all that was pushed");
     t.input(seg!("A", seq = 1101, ack = 1001, len = 900));
-    assert!(t.tcb.is_pushed(), "the gap is closed: up to the later push");
+    assert!(t.tcb.is_pushed(), "the gap is filled: up to the later push");
     t.input(seg!("A", seq = 2101, ack = 1001, len = 100));
     assert!(!t.tcb.is_pushed());
     t.output();
@@ -148,7 +148,7 @@ fn out_of_order_data_is_reported_at_once_latest_first() {
 }
 
 #[test]
-fn duplicates_are_acknowledged_and_counted_and_their_news_taken() {
+fn duplicates_are_acknowledged_and_counted_and_their_new_bytes_accepted() {
     let mut t = settled();
     recv!(t, "A", seq = 1, ack = 1001, len = 1000);
     send!(t, "A", ack = 1001);
@@ -160,7 +160,7 @@ fn duplicates_are_acknowledged_and_counted_and_their_news_taken() {
 }
 
 #[test]
-fn data_beyond_the_window_is_cut_or_dropped() {
+fn data_beyond_the_window_is_trimmed_or_dropped() {
     let mut t = settled_with(Config { recv_buffer_bytes: 4000, ..plain() });
     let edge = 1001 + 4000;
     recv!(t, "A", seq = edge, ack = 1001, len = 10);
@@ -173,21 +173,21 @@ fn data_beyond_the_window_is_cut_or_dropped() {
 }
 
 #[test]
-fn the_window_closes_as_bytes_wait_and_opens_in_worthwhile_steps() {
+fn the_window_closes_with_unread_bytes_and_opens_in_large_steps() {
     let mut t = settled_with(Config { recv_buffer_bytes: 8000, ..plain() });
     recv!(t, "A", seq = 1001, ack = 1001, len = 4000);
     recv!(t, "A", seq = 5001, ack = 1001, len = 4000);
     send!(t, "A", ack = 5001, win = 4000);
     send!(t, "A", ack = 9001, win = 0);
     assert_eq!(t.read(500), 500);
-    t.silent(); // silly window avoidance
+    t.expect_silence(); // silly window avoidance
     assert_eq!(t.read(1500), 1500);
     send!(t, "A", ack = 9001, win = 2000);
     assert_eq!(t.read(10_000), 6000);
 }
 
 #[test]
-fn a_probe_of_a_closed_window_is_answered_and_its_byte_not_taken() {
+fn a_window_probe_is_answered_and_its_byte_discarded() {
     let mut t = settled_with(Config { recv_buffer_bytes: 4000, ..plain() });
     recv!(t, "A", seq = 1001, ack = 1001, len = 4000);
     t.out.segs.clear();
@@ -199,11 +199,11 @@ fn a_probe_of_a_closed_window_is_answered_and_its_byte_not_taken() {
 }
 
 #[test]
-fn the_offered_window_is_never_taken_back() {
+fn the_advertised_window_never_shrinks() {
     let mut t = settled();
     t.window.limit_bytes = 0;
     recv!(t, "A", seq = 1001, ack = 1001, len = 2000);
-    // 65535 were offered from 1001 on: what is left of them stands.
+    // 65535 were advertised from 1001 on: the right edge stays.
     send!(t, "A", ack = 3001, win = 63_535);
     t.tcb.set_recv_buffer(4000);
     recv!(t, "A", seq = 3001, ack = 1001, len = 2000);
@@ -211,12 +211,12 @@ fn the_offered_window_is_never_taken_back() {
 }
 
 #[test]
-fn the_budget_limits_windows_but_leaves_each_a_few_segments() {
+fn the_budget_limits_windows_but_guarantees_a_minimum() {
     let mut t = Trace::passive(plain(), seg!("S", seq = 0, mss = Some(1000)));
     t.window = WindowBudget::new(10_000);
     t.output();
     send!(t, "SA", win = 10_000);
-    // The peer may never have sent its SYN: it is charged once it answers.
+    // The SYN may be spoofed: the window is charged once the peer answers.
     assert_eq!(t.window.granted_bytes, 0);
     recv!(t, "A", seq = 1, ack = 1);
     assert_eq!(t.window.granted_bytes, 10_000);
@@ -251,7 +251,7 @@ fn the_initial_window_is_ten_segments_and_grows_by_what_is_acknowledged() {
 }
 
 #[test]
-fn a_window_that_is_not_used_does_not_grow() {
+fn cwnd_does_not_grow_unless_the_sender_is_cwnd_limited() {
     let mut t = Trace::established();
     for i in 0..20 {
         t.write(1000);
@@ -261,7 +261,7 @@ fn a_window_that_is_not_used_does_not_grow() {
 }
 
 #[test]
-fn after_idling_for_a_timeout_the_window_restarts() {
+fn cwnd_restarts_after_an_idle_timeout() {
     let mut t = Trace::established();
     t.write(40_000);
     let mut acked = 1;
@@ -283,12 +283,12 @@ fn nagle_holds_a_second_small_segment_until_the_first_is_acknowledged() {
     send!(t, "PA", seq = 1, len = 10);
     t.write(10);
     t.write(10);
-    t.silent();
+    t.expect_silence();
     recv!(t, "A", seq = 1, ack = 11);
     send!(t, "PA", seq = 11, len = 20);
     t.write(1500);
     send!(t, "A", seq = 31, len = 1000); // a full one may always go
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn nodelay_sends_small_segments_at_once() {
 }
 
 #[test]
-fn the_tail_of_a_lone_message_goes_with_it() {
+fn the_tail_of_a_single_message_is_not_held_back() {
     let mut t = Trace::established();
     t.write(5100);
     assert_eq!(t.out.segs.len(), 6);
@@ -315,25 +315,25 @@ fn the_tail_of_a_stream_waits_for_an_acknowledgement_that_is_sure_to_come() {
     t.out.segs.clear();
     t.write(1100);
     send!(t, "A", seq = 3001, len = 1000);
-    t.silent();
+    t.expect_silence();
     recv!(t, "A", seq = 1, ack = 3001); // one segment left in flight: it may be delayed
     send!(t, "PA", seq = 4001, len = 100);
 }
 
 #[test]
-fn cork_holds_a_fraction_until_uncorked_or_200_ms() {
+fn cork_holds_a_partial_segment_until_uncorked_or_200_ms() {
     let mut t = Trace::established_with(Config { nodelay: true, ..plain() });
     t.tcb.set_cork(true);
     t.write(1500);
     send!(t, "A", seq = 1, len = 1000);
-    t.silent();
+    t.expect_silence();
     recv!(t, "A", seq = 1, ack = 1001);
     t.wait(199);
-    t.silent();
+    t.expect_silence();
     t.wait(1);
     send!(t, "PA", seq = 1001, len = 500);
     t.write(10);
-    t.silent();
+    t.expect_silence();
     t.tcb.set_cork(false);
     t.output();
     send!(t, "PA", seq = 1501, len = 10);
@@ -350,7 +350,7 @@ fn a_super_segment_is_whole_segments_or_empties_the_queue() {
     let mut t = with_tso();
     t.write(9500);
     send!(t, "PA", seq = 1, len = 9500, gso = Some(1000));
-    t.silent();
+    t.expect_silence();
     recv!(t, "A", seq = 1, ack = 9501);
     t.write(40_500);
     send!(t, "A", seq = 9501, gso = Some(1000), len = 19_000);
@@ -366,18 +366,18 @@ fn a_super_segment_never_carries_fin() {
 }
 
 #[test]
-fn a_small_piece_of_window_is_not_cut_off_a_large_queue() {
+fn a_small_usable_window_defers_a_large_super_segment() {
     let mut t = with_tso();
     t.write(40_000);
     send!(t, "A", seq = 1, len = 10_000);
     recv!(t, "A", seq = 1, ack = 1001); // 2 of 11 segments free: less than a quarter
-    t.silent();
+    t.expect_silence();
     recv!(t, "A", seq = 1, ack = 2001);
     send!(t, "A", seq = 10_001, len = 4000, gso = Some(1000));
 }
 
 #[test]
-fn no_super_segments_while_there_are_sack_blocks_to_report() {
+fn no_super_segments_while_sack_blocks_are_to_be_reported() {
     let mut t = with_tso();
     recv!(t, "A", seq = 2001, ack = 1, len = 100);
     t.out.segs.clear();
@@ -386,7 +386,7 @@ fn no_super_segments_while_there_are_sack_blocks_to_report() {
 }
 
 #[test]
-fn a_payload_in_very_many_pieces_is_copied_together() {
+fn a_payload_of_very_many_mbufs_is_linearized() {
     let mut t = Trace::established_with(Config { nodelay: true, ..plain() });
     (0..500).for_each(|_| t.queue(1));
     t.output();
@@ -399,11 +399,11 @@ fn a_closed_window_is_probed_with_backoff_for_as_long_as_the_peer_answers() {
     recv!(t, "A", seq = 1, ack = 1, len = 1, win = 0);
     t.out.segs.clear();
     t.write(5000);
-    t.silent();
+    t.expect_silence();
     for (i, ms) in [201, 400, 800, 1600, 3200].into_iter().enumerate() {
         t.wait(ms);
         send!(t, "A", seq = 0, len = 0);
-        t.silent();
+        t.expect_silence();
         recv!(t, "A", seq = 2, ack = 1, win = 0);
         assert_eq!(t.count(Counter::TcpWindowProbes), i as u64 + 1);
     }
@@ -427,7 +427,7 @@ fn a_peer_that_does_not_answer_probes_times_out() {
 }
 
 #[test]
-fn an_orphan_does_not_wait_on_a_closed_window_for_ever() {
+fn an_orphan_with_a_closed_window_times_out() {
     let mut t = Trace::established();
     recv!(t, "A", seq = 1, ack = 1, win = 0, len = 1);
     t.read(1);
@@ -441,19 +441,19 @@ fn an_orphan_does_not_wait_on_a_closed_window_for_ever() {
 }
 
 #[test]
-fn a_window_smaller_than_a_segment_is_used_when_the_override_timer_runs_out() {
+fn a_window_smaller_than_a_segment_is_used_when_the_override_timer_expires() {
     let mut t = Trace::established();
     recv!(t, "A", seq = 1, ack = 1, len = 1, win = 300);
     t.out.segs.clear();
     t.write(5000);
-    t.silent();
+    t.expect_silence();
     t.wait(201);
     send!(t, "A", seq = 1, len = 300);
-    t.silent();
+    t.expect_silence();
 }
 
 #[test]
-fn a_window_that_shrinks_below_what_is_in_flight_is_survived() {
+fn the_peer_may_shrink_its_window_below_the_flight() {
     let mut t = Trace::established();
     t.write(5000);
     t.out.segs.clear();
@@ -476,12 +476,12 @@ fn an_old_timestamp_is_dropped_and_answered() {
     recv!(t, "A", seq = 1, ack = 1, len = 10, ts = Some((500, 1000)));
     send!(t, "A", ack = 11);
     recv!(t, "A", seq = 11, ack = 1, len = 10, ts = None);
-    t.silent();
+    t.expect_silence();
     assert_eq!(t.drops(DropReason::TcpPaws), 2);
 }
 
 #[test]
-fn the_timestamp_echoed_is_of_the_segment_that_moved_the_window() {
+fn tsecr_is_that_of_the_segment_that_advanced_rcv_nxt() {
     let mut t = Trace::established_with(Config { timestamps: true, ..plain() });
     recv!(t, "A", seq = 101, ack = 1, len = 10, ts = Some((700, 1000)));
     send!(t, "A", ack = 1, ts = Some((1000, 500))); // behind a hole: not taken
@@ -490,7 +490,7 @@ fn the_timestamp_echoed_is_of_the_segment_that_moved_the_window() {
 }
 
 #[test]
-fn a_timestamp_24_days_old_is_void() {
+fn a_ts_recent_24_days_old_is_invalid() {
     let mut t = Trace::established_with(Config { timestamps: true, ..plain() });
     t.now = t.now + Duration::from_secs(25 * 24 * 3600);
     recv!(t, "A", seq = 1, ack = 1, len = 10, ts = Some((3, 1000)));
@@ -531,7 +531,7 @@ fn writable_is_reported_while_a_third_of_the_buffer_is_free() {
 }
 
 #[test]
-fn a_full_way_down_stops_output_and_it_goes_on_later() {
+fn output_stops_at_a_full_transmit_queue_and_resumes_later() {
     let mut t = Trace::established();
     t.out.room = 3;
     t.queue(5000);
@@ -551,7 +551,7 @@ fn one_byte_segments_do_not_pin_a_buffer_each() {
         t.input(seg!("A", seq = 1001 + i, ack = 1001, len = 1));
     }
     assert_eq!(t.tcb.recv_queue().readable(), 5000);
-    // Twenty blocks of 256 bytes, with their descriptors.
+    // Twenty blocks of 256 bytes with their descriptors.
     assert!(t.tcb.recv_queue().storage_bytes() <= 20 * 1024);
     assert_eq!(t.read(9000), 5000);
 }

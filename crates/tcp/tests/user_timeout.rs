@@ -1,4 +1,4 @@
-//! The user time-out (RFC 5482): what it covers, and that the peer is told.
+//! The user time-out: what it covers, and the reset that follows.
 
 mod support;
 
@@ -9,18 +9,19 @@ use support::{Trace, plain};
 
 const TEN: Option<Duration> = Some(Duration::from_secs(10));
 
-/// A connection whose peer has closed its window on bytes that wait.
+/// A connection with unsent bytes and a closed peer window.
 fn stuck() -> Trace {
     let mut t = Trace::established();
     t.write(1000);
     send!(t, "PA", seq = 1, len = 1000);
     recv!(t, "A", seq = 1, ack = 1001, win = 0);
     t.write(500);
-    t.silent();
+    t.expect_silence();
     t
 }
 
-/// Time passes; every probe is answered with a closed window. True if the connection lives.
+/// Advances the clock; every probe is answered with a closed window. True if the connection is
+/// still open.
 fn answer_probes(t: &mut Trace, seconds: u64) -> bool {
     for _ in 0..seconds * 10 {
         t.wait(100);
@@ -35,7 +36,7 @@ fn answer_probes(t: &mut Trace, seconds: u64) -> bool {
 }
 
 #[test]
-fn a_peer_that_answers_probes_is_waited_for_unless_the_user_has_said_for_how_long() {
+fn a_closed_window_is_probed_indefinitely_unless_a_user_timeout_is_set() {
     let mut t = stuck();
     assert!(answer_probes(&mut t, 1000));
     assert_eq!(t.tcb.state(), State::Established);
@@ -44,13 +45,13 @@ fn a_peer_that_answers_probes_is_waited_for_unless_the_user_has_said_for_how_lon
     t.tcb.set_user_timeout(TEN);
     t.output();
     assert!(answer_probes(&mut t, 9));
-    assert!(!answer_probes(&mut t, 2), "the peer is told with a reset");
+    assert!(!answer_probes(&mut t, 2), "the connection is reset");
     assert_eq!(t.tcb.take_error(), Some(ConnError::TimedOut));
     assert_eq!(t.count(Counter::TcpUserTimeouts), 1);
 }
 
 #[test]
-fn a_window_that_opens_in_time_begins_a_new_time_out() {
+fn a_window_that_opens_in_time_restarts_the_user_timeout() {
     let mut t = stuck();
     t.tcb.set_user_timeout(TEN);
     t.output();
@@ -72,7 +73,7 @@ fn a_window_that_opens_in_time_begins_a_new_time_out() {
 }
 
 #[test]
-fn a_vanished_peer_fails_the_connection_when_the_user_says_and_is_reset() {
+fn a_vanished_peer_is_reset_after_the_user_timeout() {
     let mut t = Trace::established();
     t.write(10);
     t.tcb.set_user_timeout(TEN);
@@ -86,7 +87,7 @@ fn a_vanished_peer_fails_the_connection_when_the_user_says_and_is_reset() {
 }
 
 #[test]
-fn an_open_that_nobody_answers_fails_when_the_user_says_without_a_reset() {
+fn an_unanswered_open_fails_after_the_user_timeout_without_a_reset() {
     let mut t = Trace::connect(plain());
     t.tcb.set_user_timeout(TEN);
     t.output();
@@ -95,12 +96,12 @@ fn an_open_that_nobody_answers_fails_when_the_user_says_without_a_reset() {
     t.out.segs.clear();
     t.wait(300);
     assert_eq!(t.tcb.take_error(), Some(ConnError::TimedOut));
-    t.silent();
+    t.expect_silence();
     assert_eq!(t.count(Counter::TcpUserTimeouts), 1);
 }
 
 #[test]
-fn a_zero_is_the_configured_time_out() {
+fn zero_restores_the_configured_timeout() {
     let mut t = stuck();
     t.tcb.set_user_timeout(TEN);
     t.tcb.set_user_timeout(Some(Duration::ZERO));

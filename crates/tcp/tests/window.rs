@@ -1,4 +1,4 @@
-//! The receive window: its right edge moves only with cause, and what it offers is taken.
+//! The receive window: its right edge moves only with cause, and every byte inside it is accepted.
 
 mod support;
 
@@ -7,7 +7,7 @@ use fulmar_tcp::*;
 use proptest::prelude::*;
 use support::*;
 
-/// Established, the peer's and our windows scaled if `scaled`; its next number is 1.
+/// An established connection, with window scale on both sides if `scaled`.
 fn open(cfg: Config, scaled: bool) -> Trace {
     let mut t = Trace::connect(cfg);
     t.out.room = usize::MAX;
@@ -23,14 +23,14 @@ fn scaled() -> Config {
     Config { recv_buffer_bytes: 1 << 20, max_buffer_bytes: 16 << 20, ..plain() }
 }
 
-/// The right edge of the window that the segments sent last have offered.
+/// The right edge of the window that the last segments advertised.
 fn edge(t: &mut Trace, scale: u8) -> Option<u64> {
     let s = t.out.segs.drain(..).next_back()?;
     Some(u64::from(s.ack) + (u64::from(s.win) << scale))
 }
 
 #[test]
-fn small_segments_to_a_reader_who_pauses_fill_the_window_and_none_is_refused() {
+fn small_segments_to_a_slow_reader_fill_the_window_and_none_is_refused() {
     let mut t = open(scaled(), true);
     let first = edge(&mut t, 9).unwrap();
     let mut seq = 1;
@@ -45,17 +45,17 @@ fn small_segments_to_a_reader_who_pauses_fill_the_window_and_none_is_refused() {
     let unread = seq as usize - 1;
     assert_eq!(t.tcb.recv_queue().readable(), unread);
     t.out.segs.clear();
-    // What is left of the window is too little for its field: it says closed.
+    // The rest of the window is less than a unit of the scale: the field says closed.
     recv!(t, "A", seq = seq - 1, ack = 1);
     send!(t, "A", ack = seq, win = 0);
-    // A reader who comes back is told to the peer.
+    // Reading sends a window update.
     assert_eq!(t.read(unread), unread);
     send!(t, "A", ack = seq, win = 2048);
     assert_eq!(t.drops(DropReason::TcpReassemblyFull), 0);
 }
 
 #[test]
-fn a_peer_that_does_not_scale_hears_of_no_window_that_its_field_cannot_say() {
+fn no_update_is_sent_for_a_window_that_the_unscaled_field_cannot_express() {
     let mut t = open(scaled(), false);
     t.out.segs.clear();
     let mut updates = 0;
@@ -81,12 +81,12 @@ fn a_closed_unscaled_window_is_opened_by_an_update() {
     t.out.segs.clear();
     let n = t.tcb.recv_queue().readable();
     assert_eq!(t.read(n), n);
-    t.silent(); // a megabyte of buffer: the window was never small
+    t.expect_silence(); // a megabyte of buffer: the window was never small
     assert!(t.count(Counter::TcpSegmentsOut) > 2);
 }
 
 #[test]
-fn the_window_of_a_syn_is_not_cut_to_units_of_the_scale() {
+fn the_window_of_a_syn_is_not_rounded_to_the_scale() {
     let mut t = Trace::passive(scaled(), seg!("S", seq = 0, mss = Some(1000), scale = Some(7)));
     t.window = WindowBudget::new(10_000);
     t.output();
@@ -97,11 +97,11 @@ fn the_window_of_a_syn_is_not_cut_to_units_of_the_scale() {
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// A segment of so many bytes, cut to the window as a sender would.
+    /// A segment of this many bytes, trimmed to the window as a sender would.
     Segment(usize),
-    /// So many of one size.
+    /// Several segments of one size.
     Run(usize, u8),
-    /// A segment behind a gap of so many bytes.
+    /// A segment behind a gap of this many bytes.
     Ahead(usize, usize),
     Read(usize),
     Wait(u64),
@@ -118,19 +118,20 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A sender that uses the offered window, and what was seen of it.
+/// A sender that uses the advertised window, and its record of the window.
 struct Peer {
     t: Trace,
     scale: u8,
     buffer: u64,
-    /// Next number to send, and the largest right edge that was offered.
+    /// Next sequence number, and the largest right edge advertised.
     next: u64,
     edge: u64,
     read: u64,
 }
 
 impl Peer {
-    /// The edge moves right only as bytes are read; it only seems to move left, by less than a unit.
+    /// Checks that the edge advances only as bytes are read, and seems to move left by less than a
+    /// unit of the scale.
     fn look(&mut self) {
         for s in self.t.out.segs.drain(..) {
             let now = u64::from(s.ack) + (u64::from(s.win) << self.scale);
@@ -141,7 +142,7 @@ impl Peer {
         }
     }
 
-    /// Sends the next bytes that the window takes; all of them must be taken.
+    /// Sends the next bytes within the window; all must be accepted.
     fn segment(&mut self, len: usize) {
         let len = (len as u64).min(self.edge - self.next) as usize;
         if len == 0 {
@@ -152,7 +153,7 @@ impl Peer {
         let got = self.t.tcb.recv_queue_ref().next() + 1;
         assert!(got >= self.next, "{} of {} were refused", self.next - got, len);
         self.next = got;
-        // What stood offered when the buffer was set to less is kept too, the last of it in a block.
+        // The window advertised before the buffer was reduced counts too, plus one block.
         let most = 2 * self.buffer.max(65_535) as usize + (16 << 10);
         let storage = self.t.tcb.recv_queue_ref().storage_bytes();
         assert!(storage <= most, "{storage} bytes of storage, {most} at most");
@@ -183,7 +184,7 @@ impl Peer {
     }
 }
 
-/// Plays `ops` on a connection with so large a receive buffer.
+/// Runs `ops` on a connection with a receive buffer of `buffer` bytes.
 fn play(is_scaled: bool, buffer: usize, ops: &[Op]) -> Peer {
     let cfg = Config { recv_buffer_bytes: buffer, ..scaled() };
     let mut t = open(cfg, is_scaled);
@@ -196,7 +197,7 @@ fn play(is_scaled: bool, buffer: usize, ops: &[Op]) -> Peer {
 }
 
 #[test]
-fn a_buffer_set_below_the_offered_window_takes_all_that_was_offered() {
+fn a_buffer_set_below_the_advertised_window_accepts_the_advertised_window() {
     let ops = [
         Op::Run(2682, 24),
         Op::Read(15_197),
@@ -215,14 +216,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_offered_is_taken_and_the_right_edge_moves_only_with_cause(
+    fn the_advertised_window_is_accepted_and_its_right_edge_moves_only_with_cause(
         is_scaled in any::<bool>(),
         buffer in prop_oneof![Just(2048usize), 2048usize..20_000, 20_000usize..300_000],
         ops in proptest::collection::vec(op(), 1..200),
     ) {
         let mut peer = play(is_scaled, buffer, &ops);
-        // The reader comes back: a peer that waits hears of it.
+        // Reading reopens the window for a waiting peer.
         peer.step(&Op::Read(usize::MAX));
-        prop_assert!(peer.edge - peer.next >= (buffer as u64 / 8).min(1000), "the window stays shut");
+        prop_assert!(peer.edge - peer.next >= (buffer as u64 / 8).min(1000), "the window stays closed");
     }
 }

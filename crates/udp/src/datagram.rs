@@ -1,4 +1,4 @@
-//! One datagram in, one datagram out.
+//! Input and output of datagrams.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -10,8 +10,8 @@ use fulmar_wire::udp::{HEADER_BYTES, Header};
 
 use crate::template::offload_of;
 
-/// Room in front of a payload for every header: Ethernet 14, IPv6 40, UDP 8, and slack. Whoever
-/// allocates a payload with it saves the mbuf that a header would need otherwise.
+/// Headroom for all headers, bytes: Ethernet 14, IPv6 40, UDP 8, and slack. A payload allocated
+/// with it needs no separate mbuf for the headers.
 pub const HEADROOM_BYTES: usize = 80;
 
 /// Largest payload over IPv4: 65,535 less 20 bytes of IP header and 8 of UDP.
@@ -22,44 +22,45 @@ const MAX_PAYLOAD_V6: usize = 65_527;
 /// A received datagram.
 #[derive(Debug)]
 pub struct Datagram {
-    /// Who sent it; port 0 if it wants no answer.
+    /// Source; port 0 if the sender expects no reply.
     pub src: SocketAddr,
-    /// Where it was sent to.
+    /// Destination.
     pub dst: SocketAddr,
-    /// What is in it; may be empty.
+    /// Payload; may be empty.
     pub payload: Chain,
 }
 
-/// The packet was dropped, counted and freed.
+/// The packet was dropped: counted and freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Dropped;
 
 /// Why a datagram was not sent. Its payload is freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OutputError {
-    /// Larger than a datagram can be (EMSGSIZE). What is larger than the path's MTU is cut later, by
-    /// room `ip`, or refused there if the socket does not allow that.
+    /// Longer than a UDP datagram can be (EMSGSIZE). A datagram longer than the path MTU is
+    /// fragmented by `ip`, or refused there if the socket forbids fragmentation.
     MessageTooLong,
-    /// The addresses are of different IP versions.
+    /// Source and destination are of different IP versions.
     MixedVersions,
     /// No mbuf for the header.
     NoBuffer,
 }
 
-/// The largest payload that one packet of `mtu` bytes carries to an address of this version.
+/// The largest payload of an unfragmented packet to `to`, for a path MTU of `mtu` bytes.
 pub fn max_payload(mtu: usize, to: IpAddr) -> usize {
     let (ip_header_bytes, most) =
         if to.is_ipv4() { (20, MAX_PAYLOAD_V4) } else { (40, MAX_PAYLOAD_V6) };
     mtu.saturating_sub(ip_header_bytes).saturating_sub(HEADER_BYTES).min(most)
 }
 
-/// Checks a packet that room `ip` delivered and takes its header off.
+/// Validates a packet delivered by `ip` and strips its UDP header.
 ///
-/// `chain` starts at the UDP header, `offload` counts from there; the surplus of an IP packet that
-/// is longer than its UDP length is cut off.
+/// `chain` starts at the UDP header; offsets in `offload` count from there. Bytes beyond the UDP
+/// length are trimmed.
 ///
 /// # Errors
-/// [`Dropped`]: `UdpHeader` (shorter than a header or than its length says), `UdpChecksum`.
+/// [`Dropped`]: `UdpHeader` (shorter than a UDP header or than the UDP length), `UdpChecksum`,
+/// `NoBuffer`.
 pub fn input(
     src: IpAddr,
     dst: IpAddr,
@@ -70,54 +71,54 @@ pub fn input(
     counters: &mut Counters,
 ) -> Result<Datagram, Dropped> {
     let packet = Incoming { src, dst, zone, chain, offload };
-    input_for(packet, pool, counters, |_, _, _| Ok(())).map(|(datagram, ())| datagram)
+    input_with_lookup(packet, pool, counters, |_, _, _| Ok(())).map(|(datagram, ())| datagram)
 }
 
-/// A packet that room `ip` delivered, as for [`input`].
+/// A packet delivered by `ip`, as for [`input`].
 #[derive(Debug)]
 pub struct Incoming {
-    /// Who sent it.
+    /// Source address.
     pub src: IpAddr,
-    /// Where it was sent to.
+    /// Destination address.
     pub dst: IpAddr,
-    /// The interface, if one of them is link-local.
+    /// The interface, if an address is link-local.
     pub zone: Zone,
-    /// Starts at the UDP header.
+    /// The packet, from the UDP header on.
     pub chain: Chain,
-    /// Counts from there.
+    /// Offsets count from the UDP header.
     pub offload: Offload,
 }
 
-/// What a received payload is charged to the queue that keeps it: its storage, and no less than the
-/// budget that comes with its descriptors, so that tiny datagrams use up neither.
+/// The charge of a received payload to its socket's queue, bytes: its storage, but at least the
+/// pool budget of its descriptors, so that tiny datagrams exhaust neither.
 #[inline]
 pub fn charge(payload: &Chain) -> usize {
     payload.storage_bytes().max(payload.held_bytes())
 }
 
-/// As [`input`], and asks in between whom the packet is for: when its header is understood, and before
-/// its bytes are read for the checksum. `look` gets both ends and what the packet is charged ([`charge`]);
-/// with a reason the packet is dropped and counted, with `None` it is only freed.
+/// As [`input`], with a socket look-up between parsing the header and verifying the checksum.
+/// `lookup` gets source, destination and the packet's [`charge`]. If it returns a reason, the packet
+/// is dropped and counted; with `Err(None)` the packet is freed without counting.
 ///
 /// # Errors
-/// As [`input`], and whatever `look` says.
-pub fn input_for<T>(
+/// As [`input`], and the errors of `lookup`.
+pub fn input_with_lookup<T>(
     packet: Incoming,
     pool: &mut Pool,
     counters: &mut Counters,
-    look: impl FnOnce(SocketAddr, SocketAddr, usize) -> Result<T, Option<DropReason>>,
+    lookup: impl FnOnce(SocketAddr, SocketAddr, usize) -> Result<T, Option<DropReason>>,
 ) -> Result<(Datagram, T), Dropped> {
     let Incoming { src, dst, zone, mut chain, offload } = packet;
-    let looked = check(&mut chain, pool).map_err(Some).and_then(|header| {
+    let result = parse(&mut chain, pool).map_err(Some).and_then(|header| {
         let from = with_zone(src, header.src_port, zone);
         let to = with_zone(dst, header.dst_port, zone);
-        let found = look(from, to, charge(&chain))?;
-        if !is_sum_right(src, dst, &header, &chain, offload) {
+        let found = lookup(from, to, charge(&chain))?;
+        if !is_checksum_valid(src, dst, &header, &chain, offload) {
             return Err(Some(DropReason::UdpChecksum));
         }
         Ok((from, to, found))
     });
-    match looked {
+    match result {
         Ok((src, dst, found)) => {
             chain.trim_front(HEADER_BYTES, pool);
             Ok((Datagram { src, dst, payload: chain }, found))
@@ -132,7 +133,7 @@ pub fn input_for<T>(
     }
 }
 
-fn check(chain: &mut Chain, pool: &mut Pool) -> Result<Header, DropReason> {
+fn parse(chain: &mut Chain, pool: &mut Pool) -> Result<Header, DropReason> {
     if chain.len() < HEADER_BYTES {
         return Err(DropReason::UdpHeader);
     }
@@ -145,9 +146,14 @@ fn check(chain: &mut Chain, pool: &mut Pool) -> Result<Header, DropReason> {
     Ok(header)
 }
 
-/// A checksum of zero means that there is none, which only IPv4 allows (RFC 768; RFC 8200 section
-/// 8.1).
-fn is_sum_right(src: IpAddr, dst: IpAddr, header: &Header, c: &Chain, offload: Offload) -> bool {
+/// A checksum of zero means no checksum, which only IPv4 allows (RFC 768; RFC 8200 section 8.1).
+fn is_checksum_valid(
+    src: IpAddr,
+    dst: IpAddr,
+    header: &Header,
+    c: &Chain,
+    offload: Offload,
+) -> bool {
     if header.checksum == 0 && !offload.needs_csum {
         return src.is_ipv4();
     }
@@ -160,11 +166,12 @@ fn is_sum_right(src: IpAddr, dst: IpAddr, header: &Header, c: &Chain, offload: O
     sum.is_valid()
 }
 
-/// Puts a UDP header in front of a payload.
+/// Prepends a UDP header to a payload.
 ///
-/// The result starts at the UDP header, with the headroom of `payload`'s first mbuf less 8 bytes,
-/// or of a new mbuf with [`HEADROOM_BYTES`] if that is shared or too short. The checksum field holds
-/// the folded sum of the pseudo-header; the device or its software fallback completes it.
+/// The result starts at the UDP header. The header is written into the headroom of `payload`'s
+/// first mbuf, or into a new mbuf with [`HEADROOM_BYTES`] if that headroom is shared or too short.
+/// The checksum field holds the folded pseudo-header sum; the device or its software fallback
+/// completes it.
 ///
 /// # Errors
 /// See [`OutputError`].
@@ -202,13 +209,13 @@ fn prepend_header(
     sum.add_pseudo(local.ip(), remote.ip(), protocol::UDP, u32::from(length));
     let header =
         Header { src_port: local.port(), dst_port: remote.port(), length, checksum: sum.fold() };
-    let room = prepend(chain, pool).map_err(|NoBuffer| OutputError::NoBuffer)?;
-    header.emit(room).map_err(|_| OutputError::NoBuffer)?;
+    let space = prepend(chain, pool).map_err(|NoBuffer| OutputError::NoBuffer)?;
+    header.emit(space).map_err(|_| OutputError::NoBuffer)?;
     Ok(offload_of(0, None))
 }
 
-/// Room for the header: in front of the payload if that leaves enough for the lower headers, else
-/// in an mbuf of its own.
+/// Space for the header: in the headroom of the payload if that leaves enough for the lower
+/// headers, else in a new mbuf.
 fn prepend<'a>(chain: &'a mut Chain, pool: &mut Pool) -> Result<&'a mut [u8], NoBuffer> {
     if !chain.front().is_some_and(|m| m.is_unique() && m.headroom() >= HEADROOM_BYTES) {
         chain.push_front(pool.alloc(0, HEADROOM_BYTES, Purpose::Control)?);

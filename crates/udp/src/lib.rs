@@ -1,20 +1,21 @@
 //! The UDP engine (RFC 768, RFC 8200 section 8.1, RFC 1122 section 4.1).
 //!
-//! Enters: packets that room `ip` delivered ([`input`]), payload to send ([`output`]). Leaves:
-//! datagrams with their addresses, packets with a UDP header and a partial checksum. Beside it
-//! stand what a socket keeps ([`UdpSocket`]) and who owns which port ([`UdpTable`]).
+//! Inputs: packets delivered by `ip` ([`input`]) and payload to send ([`output`]). Outputs:
+//! datagrams with their addresses, and packets with a UDP header and a partial checksum. The crate
+//! also holds the socket state ([`UdpSocket`]) and the port table ([`UdpTable`]).
 //!
 //! ```text
-//!  input:   | UDP 8 | payload | (surplus)    surplus behind the UDP length is cut off
+//!  input:   | UDP 8 | payload | (surplus)    bytes beyond the UDP length are trimmed
 //!  output:  | headroom 72+ | UDP 8 | payload |
 //! ```
 //!
-//! Memory: a chain belongs to whoever holds it; what is dropped goes back to the pool and is
-//! counted here, once. A socket's receive queue is bounded by storage and by count.
+//! Memory: every function consumes the chain that it is given. A dropped chain is freed to the pool
+//! and counted once, here. A socket's receive queue is bounded by storage and by count.
 //!
-//! Fragments are room `ip`'s business, in both directions.
+//! Fragmentation and reassembly are in `ip`.
 //!
-//! Not built: UDP-Lite, delivery of one broadcast to several sockets (the most specific one gets it).
+//! Not implemented: UDP-Lite, and delivery of one broadcast to several sockets (the most specific
+//! binding receives it).
 
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
@@ -28,9 +29,9 @@ mod table;
 mod template;
 
 pub use datagram::{
-    Datagram, Dropped, HEADROOM_BYTES, Incoming, OutputError, charge, input, input_for,
+    Datagram, Dropped, HEADROOM_BYTES, Incoming, OutputError, charge, input, input_with_lookup,
     max_payload, output,
 };
 pub use socket::{UdpError, UdpSocket};
-pub use table::{BindError, BindOptions, Bound, UdpProbe, UdpTable};
+pub use table::{BindError, BindOptions, Bound, PreparedLookup, UdpTable};
 pub use template::{Template, offload_of};

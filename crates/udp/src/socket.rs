@@ -1,4 +1,4 @@
-//! What a UDP socket keeps.
+//! The state of a UDP socket.
 
 use alloc::collections::VecDeque;
 use core::net::SocketAddr;
@@ -8,51 +8,50 @@ use fulmar_mbuf::Pool;
 
 use crate::{Datagram, charge};
 
-/// Datagrams that one socket keeps at most: an empty datagram is charged nothing, so that bytes alone
-/// would not bound the queue.
+/// Maximum length of a receive queue, datagrams. Empty datagrams are charged nothing, so bytes
+/// alone would not bound the queue.
 const MAX_DATAGRAMS: usize = 4096;
-/// What is charged to one socket's queue at most: 256 KiB, of Linux's order (212,992 bytes, with its own
-/// overhead charged); 256 tiny datagrams.
+/// Default SO_RCVBUF: 256 KiB, or 256 tiny datagrams. Linux's default is 212,992 bytes of truesize.
 const DEFAULT_RECV_LIMIT_BYTES: usize = 256 * 1024;
-/// An idle queue gives back what a burst made it grow to beyond this.
+/// Capacity to which an empty queue shrinks after a burst, datagrams.
 const IDLE_CAPACITY: usize = 64;
 
-/// An error that came back for an earlier datagram.
+/// A pending error caused by an earlier datagram (ICMP).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UdpError {
-    /// Nobody has the port (ECONNREFUSED).
+    /// Port unreachable (ECONNREFUSED).
     ConnectionRefused,
-    /// The host cannot be reached (EHOSTUNREACH).
+    /// Host unreachable (EHOSTUNREACH).
     HostUnreachable,
-    /// The datagram was larger than the path allows (EMSGSIZE).
+    /// The datagram exceeded the path MTU (EMSGSIZE).
     MessageTooLong,
 }
 
-/// The state of a UDP socket: addresses, options, queue, pending error. The stack's socket tables
-/// own it.
+/// The state of a UDP socket: addresses, options, receive queue, pending error. The stack's socket
+/// table owns it.
 #[derive(Debug, Default)]
 pub struct UdpSocket {
-    /// Address and port that it is bound to; `None` before the first bind or send.
+    /// Local address and port; `None` before the first bind or send.
     pub local: Option<SocketAddr>,
-    /// The only peer it talks to, if it is connected.
+    /// The peer of a connected socket.
     pub remote: Option<SocketAddr>,
-    /// It may send to broadcast addresses (SO_BROADCAST).
+    /// Allows sending to broadcast addresses (SO_BROADCAST).
     pub broadcast: bool,
-    /// Time to live or hop limit; `None`: as the interface says.
+    /// TTL or hop limit; `None`: the interface's default.
     pub ttl: Option<u8>,
-    /// Type of service or traffic class.
+    /// TOS or traffic class.
     pub dscp_ecn: u8,
-    /// Datagrams larger than the path are refused (EMSGSIZE), and IPv4 routers may not fragment
-    /// (IP_MTU_DISCOVER with IP_PMTUDISC_DO, IPV6_DONTFRAG). Else they are sent in fragments.
+    /// Forbids fragmentation: datagrams larger than the path MTU are refused (EMSGSIZE), and IPv4
+    /// packets carry DF (IP_MTU_DISCOVER with IP_PMTUDISC_DO, IPV6_DONTFRAG).
     pub dont_fragment: bool,
     queue: VecDeque<Datagram>,
-    /// What the datagrams in `queue` are charged ([`charge`]), in bytes.
+    /// Sum of the [`charge`]s in `queue`, bytes.
     queued_bytes: usize,
-    /// Storage of datagrams that the user holds by reference, in bytes.
-    lent_bytes: usize,
+    /// Storage of datagrams loaned to the user by reference, bytes.
+    loaned_bytes: usize,
     recv_limit_bytes: RecvLimit,
     error: Option<UdpError>,
-    /// Reading was shut down: what arrives is dropped.
+    /// Receiving was shut down: arriving datagrams are dropped.
     is_shut: bool,
 }
 
@@ -66,26 +65,26 @@ impl Default for RecvLimit {
 }
 
 impl UdpSocket {
-    /// A socket that is not bound.
+    /// An unbound socket.
     pub fn new() -> UdpSocket {
         UdpSocket::default()
     }
 
-    /// Bounds the receive queue (SO_RCVBUF), in bytes of [`charge`].
+    /// Sets the bound of the receive queue (SO_RCVBUF), bytes of [`charge`].
     pub fn set_recv_limit(&mut self, bytes: usize) {
         self.recv_limit_bytes = RecvLimit(bytes);
     }
 
-    /// The bound of the receive queue, in bytes of [`charge`].
+    /// The bound of the receive queue, bytes of [`charge`].
     pub fn recv_limit(&self) -> usize {
         self.recv_limit_bytes.0
     }
 
-    /// Puts a datagram in the receive queue. Returns whether the queue was empty before, that is,
-    /// whether a reader is to be told.
+    /// Appends a datagram to the receive queue. Returns true if the queue was empty, so that a
+    /// reader must be woken.
     ///
-    /// Dropped and counted: `UdpBufferFull` if the queue is full (one datagram always fits, unless
-    /// those that the user holds have used up the bound), `UdpNoSocket` if reading was shut down.
+    /// Drops: `UdpBufferFull` if the queue is full (an empty queue always accepts one datagram,
+    /// unless loans have used up the bound), `UdpNoSocket` if receiving was shut down.
     pub fn deliver(&mut self, d: Datagram, pool: &mut Pool, counters: &mut Counters) -> bool {
         let charge = charge(&d.payload);
         let was_empty = self.queue.is_empty();
@@ -100,18 +99,18 @@ impl UdpSocket {
         was_empty
     }
 
-    /// Why a datagram that is charged so much would be dropped now, if it would: for whoever can save
-    /// work by knowing early.
+    /// The reason for which [`UdpSocket::deliver`] would drop a datagram of this [`charge`] now, if
+    /// any. Callers use it to drop early.
     #[inline]
     pub fn refusal(&self, charge: usize) -> Option<DropReason> {
         let limit = self.recv_limit_bytes.0;
-        let is_over = self.held_bytes().saturating_add(charge) > limit;
-        let may_always = self.queue.is_empty() && self.lent_bytes < limit.max(1);
+        let exceeds_limit = self.held_bytes().saturating_add(charge) > limit;
+        let always_accepts = self.queue.is_empty() && self.loaned_bytes < limit.max(1);
         if self.is_shut {
             return Some(DropReason::UdpNoSocket);
         }
-        let is_full = is_over || self.queue.len() >= MAX_DATAGRAMS;
-        (is_full && !may_always).then_some(DropReason::UdpBufferFull)
+        let is_full = exceeds_limit || self.queue.len() >= MAX_DATAGRAMS;
+        (is_full && !always_accepts).then_some(DropReason::UdpBufferFull)
     }
 
     /// Takes the oldest datagram.
@@ -127,23 +126,22 @@ impl UdpSocket {
         Some(d)
     }
 
-    /// A datagram that was received stays with the user for now: its storage counts as if it were
-    /// still in the queue.
+    /// Records a loan of a received datagram: its storage counts as if it were still in the queue.
     pub fn lend(&mut self, storage_bytes: usize) {
-        self.lent_bytes = self.lent_bytes.saturating_add(storage_bytes);
+        self.loaned_bytes = self.loaned_bytes.saturating_add(storage_bytes);
     }
 
-    /// The user has given it back.
+    /// Ends a loan.
     pub fn take_back(&mut self, storage_bytes: usize) {
-        self.lent_bytes = self.lent_bytes.saturating_sub(storage_bytes);
+        self.loaned_bytes = self.loaned_bytes.saturating_sub(storage_bytes);
     }
 
-    /// Storage of what the user holds by reference, in bytes.
-    pub fn lent_bytes(&self) -> usize {
-        self.lent_bytes
+    /// Storage loaned to the user, bytes.
+    pub fn loaned_bytes(&self) -> usize {
+        self.loaned_bytes
     }
 
-    /// Looks at the oldest datagram.
+    /// Returns the oldest datagram without removing it.
     pub fn peek(&self) -> Option<&Datagram> {
         self.queue.front()
     }
@@ -153,13 +151,13 @@ impl UdpSocket {
         self.queue.len()
     }
 
-    /// What the queue and what the user holds by reference are charged, in bytes.
+    /// Charge of the queue and of loans, bytes.
     #[inline]
     pub fn held_bytes(&self) -> usize {
-        self.queued_bytes.saturating_add(self.lent_bytes)
+        self.queued_bytes.saturating_add(self.loaned_bytes)
     }
 
-    /// What the queue is charged, in bytes.
+    /// Charge of the queue, bytes.
     pub fn queued_bytes(&self) -> usize {
         self.queued_bytes
     }
@@ -169,14 +167,15 @@ impl UdpSocket {
         !self.queue.is_empty() || self.error.is_some() || self.is_shut
     }
 
-    /// An error came back for a datagram to `remote`. Only a connected socket is told: on another
-    /// one nobody could say whose error it is (as on Linux). Returns whether it was taken.
+    /// Records an error for a datagram to `remote`. Only a connected socket accepts it, as on
+    /// Linux: an unconnected one could not tell which datagram failed. Returns whether it was
+    /// accepted.
     pub fn on_error(&mut self, remote: SocketAddr, error: UdpError) -> bool {
-        let is_ours = self.remote == Some(remote);
-        if is_ours {
+        let is_peer = self.remote == Some(remote);
+        if is_peer {
             self.error = Some(error);
         }
-        is_ours
+        is_peer
     }
 
     /// Whether an error is pending.
@@ -185,22 +184,22 @@ impl UdpSocket {
         self.error.is_some()
     }
 
-    /// The pending error, once.
+    /// Takes the pending error (SO_ERROR).
     pub fn take_error(&mut self) -> Option<UdpError> {
         self.error.take()
     }
 
-    /// Stops reading: what is queued stays, what arrives is dropped.
+    /// Shuts down receiving: queued datagrams stay readable, arriving ones are dropped.
     pub fn shutdown_read(&mut self) {
         self.is_shut = true;
     }
 
-    /// Whether reading was shut down.
+    /// Whether receiving was shut down.
     pub fn is_shut(&self) -> bool {
         self.is_shut
     }
 
-    /// Frees the queue, before the socket is dropped.
+    /// Frees the queue. Call it before the socket is dropped.
     pub fn release(&mut self, pool: &mut Pool) {
         while let Some(d) = self.receive() {
             pool.free(d.payload);

@@ -1,7 +1,6 @@
-//! Who owns which port.
+//! The port table: from the addresses and ports of a datagram to its socket.
 //!
-//! Every binding has one key, and a datagram finds its owner by asking for at most four keys, the
-//! most specific first:
+//! Every binding has one key. A look-up tries at most four keys, the most specific first:
 //!
 //! ```text
 //!   1. connected          local address : port   remote address : port
@@ -10,8 +9,8 @@
 //!   4. dual stack         [::]          : port   *      (IPv4 datagrams, unless v6-only)
 //! ```
 //!
-//! A look-up is O(1): each key is one search in a [`FlowIndex`] with a keyed hash, and keys that nobody
-//! can have bound are not asked for. Binding costs a scan of the bindings of one port.
+//! A look-up is O(1): each key is one search in a [`FlowIndex`] with a keyed hash. Keys that cannot
+//! be bound are skipped. Binding costs a scan of the bindings of one port.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -19,43 +18,43 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use fulmar_base::{FlowHasher, FlowIndex, FlowKey, KeyUse, Random, Secrets, ephemeral_ports};
 
-/// End of a chain of bindings.
+/// End of a list of bindings.
 const NONE: u32 = u32::MAX;
 
-/// How a socket binds.
+/// Socket options that apply to binding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BindOptions {
-    /// Share the address with others that say so too (SO_REUSEADDR); the last one gets what
-    /// arrives.
+    /// Share the address with other sockets that set it too (SO_REUSEADDR). The latest binding
+    /// receives.
     pub reuse_address: bool,
-    /// A binding to `[::]` does not take IPv4 datagrams (IPV6_V6ONLY).
+    /// A binding to `[::]` does not receive IPv4 datagrams (IPV6_V6ONLY).
     pub v6_only: bool,
 }
 
-/// A binding that was made.
+/// The result of a bind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bound {
-    /// Its name in the table.
+    /// Index of the binding in the table.
     pub slot: u32,
-    /// Address and port, an ephemeral one if 0 was asked for.
+    /// Address and port; an ephemeral port if 0 was requested.
     pub local: SocketAddr,
 }
 
-/// A look-up in steps: see [`UdpTable::touch`].
+/// A prepared look-up, for prefetching: see [`UdpTable::touch`].
 #[derive(Clone, Copy, Debug)]
-pub struct UdpProbe {
+pub struct PreparedLookup {
     local: SocketAddr,
     remote: SocketAddr,
-    /// Hash of the connected key; `None` if nobody is connected.
+    /// Hash of the connected key; `None` if no binding is connected.
     connected: Option<u32>,
-    /// Hash of the key bound to the address.
+    /// Hash of the key of a binding to the address.
     own: u32,
 }
 
 /// Why a binding was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BindError {
-    /// Another socket has the address and port (EADDRINUSE).
+    /// The address and port are in use (EADDRINUSE).
     InUse,
     /// No ephemeral port is free (EADDRINUSE on bind, EAGAIN on connect).
     NoPorts,
@@ -66,16 +65,16 @@ pub enum BindError {
 #[derive(Clone, Debug)]
 struct Binding<H> {
     key: FlowKey,
-    /// What was bound: where a disconnect goes back to.
+    /// The address as bound, which a disconnect restores.
     local: SocketAddr,
     is_connected: bool,
     options: BindOptions,
     handle: H,
-    /// The binding of the same key that was made before.
+    /// The previous binding of the same key.
     next: u32,
 }
 
-/// The bindings of one shard. `H` names a socket.
+/// The bindings of one shard. `H` is a socket handle.
 #[derive(Clone, Debug)]
 pub struct UdpTable<H> {
     bindings: Vec<Option<Binding<H>>>,
@@ -83,16 +82,16 @@ pub struct UdpTable<H> {
     /// The last binding of each key.
     index: FlowIndex,
     hasher: FlowHasher,
-    /// Bindings by port, for the questions that bind asks.
+    /// Bindings by port, for conflict checks at bind.
     ports: BTreeMap<u16, Vec<u32>>,
-    /// How many bindings are connected: without any, the first probe is skipped.
+    /// Number of connected bindings: at 0, the first key is skipped.
     connected: usize,
     /// Draws ephemeral ports.
     random: Random,
 }
 
 impl<H: Copy> UdpTable<H> {
-    /// An empty table, with keys of its own for the hash and the ephemeral ports.
+    /// An empty table. Derives the keys of the flow hash and of ephemeral ports from `secrets`.
     pub fn new(secrets: &Secrets) -> UdpTable<H> {
         UdpTable {
             bindings: Vec::new(),
@@ -105,8 +104,8 @@ impl<H: Copy> UdpTable<H> {
         }
     }
 
-    /// Binds a socket. With port 0 it gets an ephemeral port for which `fits` is true (a shard asks
-    /// for ports whose replies come home to it).
+    /// Binds a socket. For port 0 it draws an ephemeral port for which `fits` is true: a shard
+    /// accepts only ports whose replies are steered to it.
     ///
     /// # Errors
     /// [`BindError::InUse`], [`BindError::NoPorts`].
@@ -120,10 +119,10 @@ impl<H: Copy> UdpTable<H> {
         let mut local = local;
         if local.port() == 0 {
             local.set_port(self.ephemeral_port(local, options, fits)?);
-        } else if self.is_taken(local, options) {
+        } else if self.conflicts(local, options) {
             return Err(BindError::InUse);
         }
-        let key = FlowKey::new(local, anyone(local.ip()));
+        let key = FlowKey::new(local, any_remote(local.ip()));
         let binding = Binding { key, local, is_connected: false, options, handle, next: NONE };
         let slot = self.store(binding);
         self.ports.entry(local.port()).or_default().push(slot);
@@ -131,13 +130,13 @@ impl<H: Copy> UdpTable<H> {
         Ok(Bound { slot, local })
     }
 
-    /// Connects a binding: from now on it takes datagrams from `remote` to `local` and no others.
-    /// `local` has the binding's port and, if that was a wildcard, the address that was chosen for
+    /// Connects a binding: it then receives only datagrams from `remote` to `local`. `local` has
+    /// the binding's port and, if the binding is a wildcard, the source address selected for
     /// `remote`. A connected binding may be connected again.
     ///
     /// # Errors
-    /// [`BindError::NotBound`]; [`BindError::InUse`] if another socket has the same pair and either
-    /// of them does not share addresses.
+    /// [`BindError::NotBound`]; [`BindError::InUse`] if another socket has the same pair and not
+    /// both set `reuse_address`.
     pub fn connect(
         &mut self,
         slot: u32,
@@ -157,11 +156,11 @@ impl<H: Copy> UdpTable<H> {
     /// Undoes [`UdpTable::connect`].
     pub fn disconnect(&mut self, slot: u32) {
         if let Some(local) = self.binding(slot).map(|b| b.local) {
-            self.rekey(slot, FlowKey::new(local, anyone(local.ip())), false);
+            self.rekey(slot, FlowKey::new(local, any_remote(local.ip())), false);
         }
     }
 
-    /// Gives the port back.
+    /// Releases the port. Returns the socket's handle.
     pub fn unbind(&mut self, slot: u32) -> Option<H> {
         self.binding(slot)?;
         self.unlink(slot);
@@ -177,12 +176,12 @@ impl<H: Copy> UdpTable<H> {
         Some(binding.handle)
     }
 
-    /// Whether any socket is bound to the port, on whatever address.
+    /// Whether any socket is bound to the port, on any address.
     pub fn has_port(&self, port: u16) -> bool {
         self.ports.contains_key(&port)
     }
 
-    /// Whose datagram it is that went from `remote` to `local`: the most specific binding.
+    /// The socket that receives datagrams from `remote` to `local`: the most specific binding.
     #[inline]
     pub fn lookup(&self, local: SocketAddr, remote: SocketAddr) -> Option<H> {
         if self.connected != 0
@@ -190,75 +189,76 @@ impl<H: Copy> UdpTable<H> {
         {
             return Some(h);
         }
-        let own = self.find(&FlowKey::new(local, anyone(local.ip())));
+        let own = self.find(&FlowKey::new(local, any_remote(local.ip())));
         own.or_else(|| self.lookup_wildcard(local))
     }
 
-    /// What a look-up will need, for a burst of them: see [`UdpTable::touch`].
+    /// Prepares a look-up (computes its hashes), so that a burst can be prefetched: see
+    /// [`UdpTable::touch`].
     #[inline]
-    pub fn probe(&self, local: SocketAddr, remote: SocketAddr) -> UdpProbe {
+    pub fn probe(&self, local: SocketAddr, remote: SocketAddr) -> PreparedLookup {
         let hash = |remote| self.hasher.hash(&FlowKey::new(local, remote));
         let connected = (self.connected != 0).then(|| hash(remote));
-        UdpProbe { local, remote, connected, own: hash(anyone(local.ip())) }
+        PreparedLookup { local, remote, connected, own: hash(any_remote(local.ip())) }
     }
 
-    /// Reads what a look-up reads first: see [`FlowIndex::touch`].
+    /// Prefetches the index entries of a look-up: see [`FlowIndex::touch`].
     #[inline]
-    pub fn touch(&self, probe: &UdpProbe) -> u32 {
+    pub fn touch(&self, probe: &PreparedLookup) -> u32 {
         self.index.touch(probe.own) ^ probe.connected.map_or(0, |hash| self.index.touch(hash))
     }
 
-    /// Reads what a look-up reads next, as [`UdpTable::touch`].
+    /// Prefetches the binding of a look-up, after [`UdpTable::touch`].
     #[inline]
-    pub fn touch_binding(&self, probe: &UdpProbe) -> u32 {
+    pub fn touch_binding(&self, probe: &PreparedLookup) -> u32 {
         let connected = probe.connected.and_then(|hash| self.index.candidate(hash));
         let slot = connected.or_else(|| self.index.candidate(probe.own));
         slot.and_then(|slot| self.binding(slot)).map_or(0, |b| b.next)
     }
 
-    /// As [`UdpTable::lookup`], with what was computed before; nothing may have changed since.
+    /// As [`UdpTable::lookup`], with a prepared look-up. The table must not have changed since.
     #[inline]
-    pub fn lookup_probe(&self, probe: &UdpProbe) -> Option<H> {
-        let UdpProbe { local, remote, connected, own } = *probe;
+    pub fn lookup_prepared(&self, probe: &PreparedLookup) -> Option<H> {
+        let PreparedLookup { local, remote, connected, own } = *probe;
         let find = |hash: u32, key: FlowKey| self.slot_at(hash, &key).and_then(|s| self.binding(s));
         let pair = connected.and_then(|hash| find(hash, FlowKey::new(local, remote)));
-        let bound = pair.or_else(|| find(own, FlowKey::new(local, anyone(local.ip()))));
+        let bound = pair.or_else(|| find(own, FlowKey::new(local, any_remote(local.ip()))));
         bound.map(|b| b.handle).or_else(|| self.lookup_wildcard(local))
     }
 
-    /// The binding to every address that takes datagrams to `local`.
+    /// The wildcard binding that receives datagrams to `local`.
     fn lookup_wildcard(&self, local: SocketAddr) -> Option<H> {
         let (ip, port) = (local.ip(), local.port());
-        let wildcard = |ip: IpAddr| FlowKey::new(SocketAddr::new(ip, port), anyone(ip));
+        let wildcard = |ip: IpAddr| FlowKey::new(SocketAddr::new(ip, port), any_remote(ip));
         self.find(&wildcard(wildcard_of(ip))).or_else(|| {
             if !ip.is_ipv4() {
                 return None;
             }
-            // Several may share the key, and only those that are not v6-only want this.
+            // Several bindings may share the key; v6-only ones do not receive IPv4.
             let first = self.slot_of(&wildcard(IpAddr::V6(Ipv6Addr::UNSPECIFIED)))?;
-            self.same_key(first).find(|(_, b)| !b.options.v6_only).map(|(_, b)| b.handle)
+            self.bindings_of_key(first).find(|(_, b)| !b.options.v6_only).map(|(_, b)| b.handle)
         })
     }
 
-    /// Counts changes: what was looked up holds while this stays the same.
+    /// Generation of the table: a cached look-up is valid while it is unchanged.
     #[inline]
     pub fn changes(&self) -> u64 {
         self.index.changes()
     }
 
-    /// Memory of the table.
+    /// Memory of the table, bytes.
     pub fn bytes(&self) -> usize {
         let bindings = self.bindings.capacity().saturating_mul(size_of::<Option<Binding<H>>>());
         let ports = self.ports.len().saturating_mul(size_of::<(u16, Vec<u32>)>());
         self.index.bytes().saturating_add(bindings).saturating_add(ports)
     }
 
-    /// How many bindings there are.
+    /// Number of bindings.
     pub fn len(&self) -> usize {
         self.bindings.len().saturating_sub(self.free.len())
     }
 
-    /// Whether there are none.
+    /// Whether the table has no binding.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -267,8 +267,8 @@ impl<H: Copy> UdpTable<H> {
         self.bindings.get(slot as usize)?.as_ref()
     }
 
-    /// Whether a binding to `local` would meet one that does not share with it.
-    fn is_taken(&self, local: SocketAddr, options: BindOptions) -> bool {
+    /// Whether a binding to `local` conflicts with an existing one.
+    fn conflicts(&self, local: SocketAddr, options: BindOptions) -> bool {
         let slots = self.ports.get(&local.port()).into_iter().flatten();
         slots.filter_map(|&s| self.binding(s)).any(|b| {
             let both_share = b.options.reuse_address && options.reuse_address;
@@ -283,22 +283,22 @@ impl<H: Copy> UdpTable<H> {
         options: BindOptions,
         fits: impl Fn(u16) -> bool,
     ) -> Result<u16, BindError> {
-        // An ephemeral port is never shared: nobody asked for this one.
+        // An ephemeral port is never shared.
         let options = BindOptions { reuse_address: false, ..options };
         let mut ports = ephemeral_ports(&mut self.random);
         let is_free = |port: &u16| {
             let mut candidate = local;
             candidate.set_port(*port);
-            fits(*port) && !self.is_taken(candidate, options)
+            fits(*port) && !self.conflicts(candidate, options)
         };
         ports.find(is_free).ok_or(BindError::NoPorts)
     }
 
     fn store(&mut self, binding: Binding<H>) -> u32 {
         if let Some(slot) = self.free.pop()
-            && let Some(place) = self.bindings.get_mut(slot as usize)
+            && let Some(entry) = self.bindings.get_mut(slot as usize)
         {
-            *place = Some(binding);
+            *entry = Some(binding);
             return slot;
         }
         let slot = self.bindings.len() as u32;
@@ -318,7 +318,7 @@ impl<H: Copy> UdpTable<H> {
         self.link(slot);
     }
 
-    /// Makes a binding the first of its key: the last one bound is found first.
+    /// Makes a binding the first of its key: a look-up returns the latest binding.
     fn link(&mut self, slot: u32) {
         let Some(key) = self.binding(slot).map(|b| b.key) else { return };
         let (hash, before) = (self.hasher.hash(&key), self.slot_of(&key));
@@ -337,13 +337,14 @@ impl<H: Copy> UdpTable<H> {
         let Some(first) = self.slot_of(&key) else { return };
         if first == slot {
             let hash = self.hasher.hash(&key);
-            let _was_here = match next {
+            let _was_indexed = match next {
                 NONE => self.index.remove(hash, slot),
                 _ => self.index.replace(hash, slot, next),
             };
             return;
         }
-        let before = self.same_key(first).find(|(_, b)| b.next == slot).map(|(before, _)| before);
+        let before =
+            self.bindings_of_key(first).find(|(_, b)| b.next == slot).map(|(before, _)| before);
         if let Some(before) = before {
             self.set_next(before, next);
         }
@@ -360,7 +361,7 @@ impl<H: Copy> UdpTable<H> {
         self.binding(self.slot_of(key)?).map(|b| b.handle)
     }
 
-    /// The last binding of a key.
+    /// The latest binding of a key.
     #[inline]
     fn slot_of(&self, key: &FlowKey) -> Option<u32> {
         self.slot_at(self.hasher.hash(key), key)
@@ -371,8 +372,8 @@ impl<H: Copy> UdpTable<H> {
         self.index.find(hash, |slot| self.binding(slot).is_some_and(|b| b.key == *key))
     }
 
-    /// The bindings of the key of one, from it on, the last one made first.
-    fn same_key(&self, slot: u32) -> impl Iterator<Item = (u32, &Binding<H>)> {
+    /// Iterates the bindings of one key from `slot` on, latest first.
+    fn bindings_of_key(&self, slot: u32) -> impl Iterator<Item = (u32, &Binding<H>)> {
         let first = self.binding(slot).map(|b| (slot, b));
         core::iter::successors(first, |(_, b)| Some((b.next, self.binding(b.next)?)))
     }
@@ -386,18 +387,19 @@ fn wildcard_of(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// The remote end of a binding that is not connected.
-fn anyone(like: IpAddr) -> SocketAddr {
+/// The remote address of an unconnected binding.
+fn any_remote(like: IpAddr) -> SocketAddr {
     SocketAddr::new(wildcard_of(like), 0)
 }
 
-/// Whether some datagram could go to either of two bindings of one port.
+/// Whether two bindings of one port could receive the same datagram.
 fn overlaps(a: IpAddr, a_options: BindOptions, b: IpAddr, b_options: BindOptions) -> bool {
     if a.is_ipv4() == b.is_ipv4() {
         return a == b || a.is_unspecified() || b.is_unspecified();
     }
-    let takes_both = |ip: IpAddr, o: BindOptions| ip.is_ipv6() && ip.is_unspecified() && !o.v6_only;
-    takes_both(a, a_options) || takes_both(b, b_options)
+    let is_dual_stack =
+        |ip: IpAddr, o: BindOptions| ip.is_ipv6() && ip.is_unspecified() && !o.v6_only;
+    is_dual_stack(a, a_options) || is_dual_stack(b, b_options)
 }
 
 #[cfg(test)]

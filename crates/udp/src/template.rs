@@ -1,4 +1,4 @@
-//! The UDP header of a flow, of which only the length changes.
+//! The UDP header template of a flow.
 
 use core::net::SocketAddr;
 
@@ -7,17 +7,18 @@ use fulmar_wire::checksum::{Sum, added};
 use fulmar_wire::protocol;
 use fulmar_wire::udp::{CHECKSUM_OFFSET, HEADER_BYTES};
 
-/// What the headers of all datagrams of a flow have in common. It never ages: a flow with other ends
-/// is another one.
+/// The constant part of a flow's UDP headers: all but length and checksum. It depends on the
+/// addresses and ports only, so it never becomes stale.
 #[derive(Clone, Copy, Debug)]
 pub struct Template {
     ports: [u8; 4],
-    /// The sum of the pseudo-header without the length.
+    /// Pseudo-header sum without the length.
     pseudo: u16,
 }
 
 impl Template {
-    /// The template of datagrams from `local` to `remote`; `None` if they are of different IP versions.
+    /// The template for datagrams from `local` to `remote`. `None` if they are of different IP
+    /// versions.
     pub fn new(local: SocketAddr, remote: SocketAddr) -> Option<Template> {
         let mut pseudo = Sum::new();
         pseudo.add_pseudo(local.ip(), remote.ip(), protocol::UDP, 0);
@@ -26,8 +27,9 @@ impl Template {
             .then_some(Template { ports: [a, b, c, d], pseudo: pseudo.fold() })
     }
 
-    /// Writes the header of a datagram whose UDP length is `length` bytes, header included, as
-    /// [`crate::output`] would: the checksum field holds the folded sum of the pseudo-header.
+    /// Writes the header of a datagram whose UDP length is `length` bytes, header included. The
+    /// result equals that of [`crate::output`]: the checksum field holds the folded pseudo-header
+    /// sum.
     #[inline(always)]
     pub fn emit(&self, length: u16, header: &mut [u8; HEADER_BYTES]) {
         header[0..4].copy_from_slice(&self.ports);
@@ -36,8 +38,9 @@ impl Template {
     }
 }
 
-/// What is asked of the device for a datagram, counted from its UDP header. With `segment_bytes` it is
-/// a run of datagrams of so many bytes of payload each, the last one of what is left.
+/// The offload request of a datagram; offsets count from its UDP header. With `segment_bytes`, UDP
+/// segmentation offload cuts the payload into datagrams of that size, the last one possibly
+/// shorter.
 #[inline]
 pub fn offload_of(payload_bytes: usize, segment_bytes: Option<u16>) -> Offload {
     let is_run = |bytes: &u16| *bytes > 0 && usize::from(*bytes) < payload_bytes;

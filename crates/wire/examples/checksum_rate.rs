@@ -1,6 +1,5 @@
-//! How fast the checksum runs on this machine, beside a plain copy: `cargo run --release -p
-//! fulmar-wire --example checksum_rate`. Hot: 64 KiB again and again. Cold: walking through 256
-//! MiB. Best of five.
+//! The speed of the checksum on this machine compared with a plain copy: `cargo run --release -p
+//! fulmar-wire --example checksum_rate`. Hot: the same 64 KiB. Cold: 256 MiB. Best of five runs.
 
 use fulmar_wire::{checksum, ipv4, tcp};
 use std::hint::black_box;
@@ -10,7 +9,7 @@ const HOT_BYTES: usize = 64 << 10;
 const COLD_BYTES: usize = 256 << 20;
 const TOTAL_BYTES: usize = 1 << 30;
 
-/// Runs `work` over `area` in pieces of 64 KiB until `TOTAL_BYTES` went by; best GB/s of five.
+/// Runs `work` over an area in pieces of 64 KiB, `TOTAL_BYTES` in all. Best GB/s of five runs.
 fn rate(area_bytes: usize, mut work: impl FnMut(usize)) -> f64 {
     let mut pass = || {
         let start = Instant::now();
@@ -22,7 +21,7 @@ fn rate(area_bytes: usize, mut work: impl FnMut(usize)) -> f64 {
     (0..5).map(|_| pass()).fold(0.0, f64::max)
 }
 
-/// Nanoseconds for one call of `work`, best of five.
+/// Nanoseconds per call of `work`, best of five runs.
 fn nanos(mut work: impl FnMut()) -> f64 {
     const CALLS: u32 = 10_000_000;
     let mut pass = || {

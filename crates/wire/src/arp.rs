@@ -18,15 +18,15 @@ use fulmar_base::EtherAddr;
 /// Length of the packet, without Ethernet padding.
 pub const BYTES: usize = 28;
 
-/// Hardware type Ethernet, protocol type IPv4, address lengths 6 and 4: the only kind spoken here.
+/// Hardware type Ethernet, protocol type IPv4, address lengths 6 and 4: the only supported format.
 const ETHERNET_IPV4: [u8; 6] = [0, 1, 0x08, 0x00, 6, 4];
 
-/// What the sender wants.
+/// The opcode.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Operation {
-    /// Who has `target_ip`?
+    /// Opcode 1: resolve `target_ip`.
     Request,
-    /// `sender_ip` is at `sender_ether`.
+    /// Opcode 2: `sender_ip` is at `sender_ether`.
     Reply,
 }
 
@@ -39,17 +39,17 @@ pub struct Packet {
     pub sender_ether: EtherAddr,
     /// Protocol address of the sender; unspecified in a probe (RFC 5227).
     pub sender_ip: Ipv4Addr,
-    /// Hardware address of the target; meaningless in a request.
+    /// Hardware address of the target; undefined in a request.
     pub target_ether: EtherAddr,
     /// Protocol address of the target.
     pub target_ip: Ipv4Addr,
 }
 
 impl Packet {
-    /// Reads the packet behind an Ethernet header; padding behind it is ignored.
+    /// Parses the payload of an Ethernet frame; padding is ignored.
     ///
-    /// Errors: [`WireError::Truncated`] under 28 bytes; [`WireError::Malformed`] if it is not
-    /// about IPv4 over Ethernet or is neither request nor reply.
+    /// Errors: [`WireError::Truncated`] under 28 bytes; [`WireError::Malformed`] if it is not for IPv4 over
+    /// Ethernet or has an unknown opcode.
     pub fn parse(bytes: &[u8]) -> Result<Packet, WireError> {
         let p = bytes.first_chunk::<BYTES>().ok_or(WireError::Truncated)?;
         if p[0..6] != ETHERNET_IPV4 {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn packet_is_read_and_written_alike() {
+    fn packet_round_trips() {
         assert_eq!(Packet::parse(&SAMPLE), Ok(sample()));
         assert_eq!(needs_exactly(BYTES, |b| sample().emit(b)), SAMPLE);
         let request = Packet { operation: Operation::Request, ..sample() };
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn truncated_packet_is_refused() {
+    fn truncated_packet_is_rejected() {
         refuses_every_prefix(&SAMPLE, Packet::parse);
     }
 

@@ -1,40 +1,38 @@
 //! The Internet checksum (RFC 1071): the one's complement sum of 16-bit words.
 //!
-//! The sum is kept in memory order in 64 bits and swapped once at the end: the one's complement sum
-//! does not mind byte order (RFC 1071 section 2(B)), and 2^64 - 1 is a multiple of 2^16 - 1, so
-//! sums of wide words fold to the same result. Bytes at an odd position of the stream are the
-//! same sum turned by eight bits.
+//! The sum is computed in memory order in 64 bits and swapped once at the end: the one's complement sum is
+//! independent of byte order (RFC 1071 section 2(B)), and 2^64 - 1 is a multiple of 2^16 - 1, so sums of wide
+//! words fold to the same result. The sum of bytes at an odd offset is rotated by eight bits.
 //!
-//! Bytes that are copied anyway are summed in the same pass, unit by unit ([`copy_and_sum_units`]),
-//! so that what needs their checksum later reads no memory again.
+//! Bytes that are copied are summed in the same pass, unit by unit ([`copy_and_sum_units`]), so that a later
+//! checksum does not read them again.
 //!
-//! Cost: a copy with sums runs at the speed of memory as a plain one does, beyond the first-level
-//! cache; the long loop adds 64-bit words into four independent 128-bit lanes, an add and an
-//! add-with-carry per word, which run side by side in the plain instruction set;
+//! Cost: beyond the first-level cache a copy with sums runs at memory speed, like a plain copy. The main loop
+//! adds 64-bit words into four independent 128-bit lanes, with an add and an add-with-carry per word;
 //! `examples/checksum_rate.rs` measures it.
 
 use core::net::IpAddr;
 use core::num::NonZeroU16;
 
-/// Bytes that one round of the long loop takes: one word per lane.
+/// Bytes per iteration of the main loop: one word per lane.
 const BLOCK_BYTES: usize = 32;
 
-/// Bytes of a unit, the stretch of memory whose sum is kept beside it: a segment of 1,448 bytes is
-/// eleven units and two cut ones, of which a quarter unit each has to be read again on average.
+/// Bytes of a unit, the range of memory whose sum is stored: a segment of 1,448 bytes is eleven whole units
+/// and two partial ones, of which a quarter unit each is read again on average.
 pub const UNIT_BYTES: usize = 128;
 
-/// The sum of one unit ([`UNIT_BYTES`] bytes), folded, in memory order. It is never zero, since
-/// zero and 0xffff are the same in one's complement; so that `Option<UnitSum>` takes two bytes.
+/// The folded sum of a unit ([`UNIT_BYTES`] bytes) in memory order. It is never zero, since 0xffff is the same
+/// in one's complement, so `Option<UnitSum>` takes two bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct UnitSum(NonZeroU16);
 
 impl UnitSum {
-    /// Reads and sums a unit.
+    /// Computes the sum of a unit.
     #[inline]
     pub fn of(unit: &[u8; UNIT_BYTES]) -> UnitSum {
-        // Halves of 32-bit words in lanes of 32 bits: nothing can overflow, and what was loaded for
-        // the copy need not be loaded again. The compiler makes vectors of it on every target.
+        // Halves of 32-bit words in lanes of 32 bits: no lane can overflow. The compiler vectorizes the
+        // loop on every target and reuses the loads of the copy.
         let mut lanes = [0u32; 16];
         for block in unit.as_chunks::<64>().0 {
             for (lane, word) in lanes.iter_mut().zip(block.as_chunks::<4>().0) {
@@ -57,18 +55,17 @@ impl From<UnitSum> for Sum {
 
 /// A running one's complement sum over a stream of bytes.
 ///
-/// Pieces may have any length: the sum remembers whether an odd number of bytes went in, and a
-/// word that straddles two pieces is counted rightly.
+/// The stream may be added in parts of any length, also odd ones.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Sum {
     /// The sum in memory order, with end-around carry at 64 bits.
     acc: u64,
-    /// Whether an odd number of bytes went in.
+    /// Whether the number of bytes is odd.
     odd: bool,
 }
 
 impl Sum {
-    /// The sum of nothing.
+    /// The sum of no bytes.
     #[inline]
     pub const fn new() -> Sum {
         Sum { acc: 0, odd: false }
@@ -86,8 +83,7 @@ impl Sum {
         self.append(Sum { acc: u64::from(word.to_be()), odd: false });
     }
 
-    /// Adds the sum of bytes that follow in the stream, such as a payload that was summed while it
-    /// was copied.
+    /// Adds the sum of the next bytes of the stream, such as a payload summed while it was copied.
     #[inline]
     pub fn append(&mut self, next: Sum) {
         let turned = if self.odd { next.acc.rotate_left(8) } else { next.acc };
@@ -95,8 +91,8 @@ impl Sum {
         self.odd ^= next.odd;
     }
 
-    /// What is left of this sum without the last bytes of the stream, whose sum is `back`. A sum of
-    /// zeroes may come out as 0xffff, which is the same to everything but [`Sum::fold`].
+    /// The sum without the last bytes of the stream, whose sum is `back`. A sum of zeroes may become 0xffff,
+    /// which differs only in [`Sum::fold`].
     #[inline]
     #[must_use]
     pub fn without_back(self, back: Sum) -> Sum {
@@ -105,22 +101,22 @@ impl Sum {
         Sum { acc: add_with_carry(self.acc, !turned), odd }
     }
 
-    /// What is left of this sum without the first bytes of the stream, whose sum is `front`. Zeroes
-    /// as in [`Sum::without_back`].
+    /// The sum without the first bytes of the stream, whose sum is `front`. Zeroes as in
+    /// [`Sum::without_back`].
     #[inline]
     #[must_use]
     pub fn without_front(self, front: Sum) -> Sum {
         let rest = add_with_carry(self.acc, !front.acc);
-        // Turning by eight bits undoes itself in a sum of 16-bit words.
+        // In a sum of 16-bit words a rotation by eight bits is its own inverse.
         let acc = if front.odd { rest.rotate_left(8) } else { rest };
         Sum { acc, odd: self.odd ^ front.odd }
     }
 
-    /// Adds the pseudo-header of a transport (RFC 9293 section 3.1, RFC 8200 section 8.1).
+    /// Adds the pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1).
     ///
-    /// `len` is the length of transport header and payload in bytes. The pseudo-header is not part
-    /// of the stream: it may be added at any time. For both versions of IP the words are the same,
-    /// since a sum does not see leading zeros.
+    /// `len` is the length of transport header and payload in bytes. The pseudo-header is not part of the
+    /// stream and may be added at any time. Its words are the same for both IP versions, except for leading
+    /// zeroes, which do not change the sum.
     #[inline]
     pub fn add_pseudo(&mut self, src: IpAddr, dst: IpAddr, protocol: u8, len: u32) {
         let rest = add_with_carry(u64::from(len.to_be()), u64::from(u16::from(protocol).to_be()));
@@ -144,20 +140,20 @@ impl Sum {
         }
     }
 
-    /// The 16-bit sum, *not* inverted: the sum of the pseudo-header alone is what a device wants in
-    /// the checksum field of a packet that it shall complete.
+    /// The 16-bit sum, *not* complemented: that of the pseudo-header is the initial checksum field for
+    /// checksum offload.
     #[inline]
     pub const fn fold(&self) -> u16 {
         u16::from_be(fold_in_memory_order(self.acc) as u16)
     }
 
-    /// The checksum: the inverted 16-bit sum. Zero if the bytes contain a checksum that is right.
+    /// The checksum: the complemented 16-bit sum. Zero if the bytes contain a correct checksum.
     #[inline]
     pub const fn finish(&self) -> u16 {
         !self.fold()
     }
 
-    /// The checksum as UDP carries it: never zero, which means *no checksum* (RFC 768).
+    /// The checksum of UDP: never zero, which would mean *no checksum* (RFC 768).
     #[inline]
     pub const fn finish_udp(&self) -> u16 {
         match self.finish() {
@@ -166,14 +162,14 @@ impl Sum {
         }
     }
 
-    /// Whether the bytes, which contain their own checksum, agree with it.
+    /// Whether the bytes, which include their checksum, are valid.
     #[inline]
     pub const fn is_valid(&self) -> bool {
         self.finish() == 0
     }
 }
 
-/// The checksum of some bytes that lie in one piece.
+/// The checksum of contiguous bytes.
 #[inline]
 pub fn checksum(bytes: &[u8]) -> u16 {
     let mut sum = Sum::new();
@@ -181,7 +177,7 @@ pub fn checksum(bytes: &[u8]) -> u16 {
     sum.finish()
 }
 
-/// The checksum of a few words that are still in registers, given as numbers.
+/// The checksum of a few words in host byte order.
 #[inline]
 pub(crate) const fn of_words<const N: usize>(words: &[u32; N]) -> u16 {
     let mut acc = 0u64;
@@ -193,8 +189,8 @@ pub(crate) const fn of_words<const N: usize>(words: &[u32; N]) -> u16 {
     u16::from_be(Sum { acc, odd: false }.finish())
 }
 
-/// The one's complement sum of a few sums and fields, given as numbers; zero only if all are. For headers of
-/// which most is summed already: shorter than a [`Sum`], which takes any number of any words.
+/// The one's complement sum of a few sums and fields in host byte order; zero only if all are. Cheaper than a
+/// [`Sum`], for header templates whose constant fields are summed already.
 #[inline(always)]
 pub const fn added<const N: usize>(numbers: [u16; N]) -> u16 {
     const { assert!(N < 0x8000, "the carries fit") };
@@ -207,10 +203,7 @@ pub const fn added<const N: usize>(numbers: [u16; N]) -> u16 {
     (sum & 0xffff).wrapping_add(sum >> 16) as u16
 }
 
-/// Copies `src` to the start of `dst` and sums it, in one pass: each unit is summed while it is
-/// copied.
-///
-/// Copies as many bytes as both hold; the sum is that of the bytes copied.
+/// Copies as many bytes as both slices have and returns their sum, in one pass.
 #[inline]
 pub fn copy_and_sum(dst: &mut [u8], src: &[u8]) -> Sum {
     let copied_bytes = dst.len().min(src.len());
@@ -228,8 +221,8 @@ pub fn copy_and_sum(dst: &mut [u8], src: &[u8]) -> Sum {
     sum
 }
 
-/// Copies units and notes the sum of each, in one pass; as many units as all three have. What is
-/// left of `dst` beyond them stays untouched.
+/// Copies as many units as all three slices have and stores the sum of each, in one pass. The rest of `dst`
+/// is not written.
 #[inline]
 pub fn copy_and_sum_units(dst: &mut [u8], src: &[u8], sums: &mut [Option<UnitSum>]) {
     let units = dst.as_chunks_mut().0.iter_mut().zip(src.as_chunks::<UNIT_BYTES>().0);
@@ -239,14 +232,14 @@ pub fn copy_and_sum_units(dst: &mut [u8], src: &[u8], sums: &mut [Option<UnitSum
     }
 }
 
-/// Adds with the carry going round; the result is zero only if both are.
+/// Adds with end-around carry; the result is zero only if both are.
 #[inline]
 const fn add_with_carry(a: u64, b: u64) -> u64 {
     let (sum, carry) = a.overflowing_add(b);
     sum.wrapping_add(carry as u64)
 }
 
-/// The 16-bit sum in memory order.
+/// Folds a sum to 16 bits, in memory order.
 #[inline]
 const fn fold_in_memory_order(acc: u64) -> u64 {
     let halves = (acc >> 32).wrapping_add(acc & 0xffff_ffff);
@@ -256,7 +249,7 @@ const fn fold_in_memory_order(acc: u64) -> u64 {
     (sum >> 16).wrapping_add(sum & 0xffff)
 }
 
-/// The sum of bytes that start at an even position, in memory order.
+/// The sum of bytes at an even offset, in memory order.
 #[inline]
 fn sum_of(bytes: &[u8]) -> u64 {
     let (blocks, tail) = bytes.as_chunks::<BLOCK_BYTES>();
@@ -271,7 +264,7 @@ fn sum_of(bytes: &[u8]) -> u64 {
     add_with_carry(total as u64, (total >> 64) as u64)
 }
 
-/// The sum of the last bytes, fewer than a block.
+/// The sum of less than a block.
 #[inline]
 fn sum_of_tail(tail: &[u8]) -> u128 {
     let (words, mut tail) = tail.as_chunks::<8>();
@@ -288,7 +281,7 @@ fn sum_of_tail(tail: &[u8]) -> u128 {
         tail = rest;
     }
     if let [last] = tail {
-        // An odd last byte counts as if a zero followed it (RFC 1071 section 4.1).
+        // An odd last byte is padded with zero (RFC 1071 section 4.1).
         sum = sum.wrapping_add(u128::from(u16::from_ne_bytes([*last, 0])));
     }
     sum

@@ -7,8 +7,8 @@
 //! +---------------+---------------+---------+-----------------
 //! ```
 //!
-//! The frame check sequence never reaches us. IEEE 802.3 length fields and VLAN tags are not
-//! interpreted: they show up as an `ethertype` that nobody speaks.
+//! Devices strip the frame check sequence. IEEE 802.3 length fields and VLAN tags are not interpreted: they
+//! appear as an unknown `ethertype`.
 
 use crate::WireError;
 use fulmar_base::EtherAddr;
@@ -26,16 +26,16 @@ pub const IPV6: u16 = 0x86dd;
 /// An Ethernet II header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Header {
-    /// The station or group that should take the frame.
+    /// Destination address.
     pub dst: EtherAddr,
-    /// The station that sent it.
+    /// Source address.
     pub src: EtherAddr,
-    /// What the payload is: [`IPV4`], [`IPV6`], [`ARP`] or something else.
+    /// EtherType: [`IPV4`], [`IPV6`], [`ARP`] or another protocol.
     pub ethertype: u16,
 }
 
 impl Header {
-    /// Reads the header at the start of a frame.
+    /// Parses the header at the start of a frame.
     ///
     /// Errors: [`WireError::Truncated`] under 14 bytes.
     #[inline]
@@ -74,13 +74,13 @@ mod tests {
     }
 
     #[test]
-    fn header_is_read_and_written_alike() {
+    fn header_round_trips() {
         assert_eq!(Header::parse(&SAMPLE), Ok(sample()));
         assert_eq!(needs_exactly(HEADER_BYTES, |b| sample().emit(b)), SAMPLE);
     }
 
     #[test]
-    fn truncated_header_is_refused() {
+    fn truncated_header_is_rejected() {
         refuses_every_prefix(&SAMPLE, Header::parse);
     }
 }

@@ -3,16 +3,16 @@
 //! ```text
 //!  0      1      2          4                          8
 //! +------+------+----------+--------------------------+--------------------------
-//! | type | code | checksum | depends on type          | echoed data, or the start of
-//! +------+------+----------+--------------------------+ the packet that is complained about
+//! | type | code | checksum | depends on type          | echo data, or the start of
+//! +------+------+----------+--------------------------+ the invoking packet
 //! ```
 
 use crate::WireError;
 use core::net::Ipv4Addr;
 
-/// Length of every message's header; echo data or the invoking packet follows.
+/// Length of the header of a message, which echo data or the invoking packet follows.
 pub const HEADER_BYTES: usize = 8;
-/// Where the checksum stands.
+/// Offset of the checksum.
 pub const CHECKSUM_OFFSET: usize = 2;
 
 const ECHO_REPLY: u8 = 0;
@@ -24,65 +24,65 @@ const PARAMETER_PROBLEM: u8 = 12;
 
 /// Codes of [`Message::Unreachable`] (RFC 792, RFC 1122 section 3.2.2.1).
 pub mod unreachable {
-    /// No route to the network.
+    /// Network unreachable.
     pub const NET: u8 = 0;
-    /// The host does not answer.
+    /// Host unreachable.
     pub const HOST: u8 = 1;
-    /// The host does not speak the protocol.
+    /// Protocol unreachable.
     pub const PROTOCOL: u8 = 2;
-    /// Nobody listens on the port.
+    /// Port unreachable.
     pub const PORT: u8 = 3;
-    /// Larger than the next hop's MTU, and may not be fragmented (RFC 1191).
+    /// Fragmentation needed and DF set (RFC 1191).
     pub const FRAGMENTATION_NEEDED: u8 = 4;
-    /// Forbidden by an administrator (RFC 1812 section 5.2.7.1).
+    /// Communication administratively prohibited (RFC 1812 section 5.2.7.1).
     pub const ADMIN_PROHIBITED: u8 = 13;
 }
 
-/// An ICMP message, without what follows its first 8 bytes.
+/// The header of an ICMP message, its first 8 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Message {
-    /// Ping. The code is not looked at.
+    /// Echo request. The code is ignored.
     EchoRequest {
-        /// Names the pinging program.
+        /// Identifier.
         ident: u16,
-        /// Counts its pings.
+        /// Sequence number.
         seq: u16,
     },
-    /// The answer to a ping, with the same numbers and data.
+    /// Echo reply.
     EchoReply {
-        /// As in the request.
+        /// Identifier of the request.
         ident: u16,
-        /// As in the request.
+        /// Sequence number of the request.
         seq: u16,
     },
-    /// The packet could not be delivered.
+    /// Destination unreachable.
     Unreachable {
-        /// Why, see [`mod@unreachable`].
+        /// See [`mod@unreachable`].
         code: u8,
-        /// With [`unreachable::FRAGMENTATION_NEEDED`]: the MTU of the hop that refused, in bytes;
-        /// 0 from routers older than RFC 1191. Meaningless with other codes.
+        /// With [`unreachable::FRAGMENTATION_NEEDED`]: the next-hop MTU in bytes, 0 from routers older than
+        /// RFC 1191. Undefined with other codes.
         next_hop_mtu: u16,
     },
-    /// Hops (code 0) or time for reassembly (code 1) ran out.
+    /// Time exceeded.
     TimeExceeded {
-        /// Which of the two.
+        /// 0: TTL exceeded in transit; 1: reassembly time exceeded.
         code: u8,
     },
-    /// A header field is wrong.
+    /// Parameter problem.
     ParameterProblem {
-        /// 0: `pointer` says which byte.
+        /// 0: `pointer` is valid.
         code: u8,
-        /// Offset into the invoking packet.
+        /// Offset of the error in the invoking packet.
         pointer: u8,
     },
-    /// A better first hop exists.
+    /// Redirect.
     Redirect {
-        /// For a network (0), a host (1), or either with a type of service (2, 3).
+        /// For the network (0), the host (1), or either with a type of service (2, 3).
         code: u8,
-        /// The better first hop.
+        /// The first hop to use.
         gateway: Ipv4Addr,
     },
-    /// Anything else; `emit` writes zeros behind the checksum.
+    /// Another type; `emit` writes zeroes behind the checksum.
     Other {
         /// The type.
         kind: u8,
@@ -92,7 +92,7 @@ pub enum Message {
 }
 
 impl Message {
-    /// Reads the first 8 bytes of a message. The checksum is not verified.
+    /// Parses the first 8 bytes of a message. The checksum is not verified.
     ///
     /// Errors: [`WireError::Truncated`] under 8 bytes.
     pub fn parse(bytes: &[u8]) -> Result<Message, WireError> {
@@ -110,7 +110,7 @@ impl Message {
         })
     }
 
-    /// Writes the first 8 bytes of the message, the checksum field zero.
+    /// Writes the first 8 bytes of the message with a checksum field of zero.
     ///
     /// Errors: [`WireError::Truncated`] under 8 bytes.
     pub fn emit(&self, bytes: &mut [u8]) -> Result<(), WireError> {
@@ -120,8 +120,7 @@ impl Message {
         Ok(())
     }
 
-    /// Whether the message is about another packet: no error may answer it (RFC 1122 section
-    /// 3.2.2).
+    /// Whether the message is an ICMP error, in reply to which no error may be sent (RFC 1122 section 3.2.2).
     pub const fn is_error(&self) -> bool {
         matches!(
             self,
@@ -160,7 +159,7 @@ mod tests {
     use super::*;
     use crate::testing::{needs_exactly, refuses_every_prefix};
 
-    /// Each kind of message beside its bytes.
+    /// Each type of message with its bytes.
     fn samples() -> [([u8; 8], Message); 7] {
         let gateway = Ipv4Addr::new(192, 0, 2, 1);
         [
@@ -175,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn each_message_is_read_and_written_alike() {
+    fn each_message_round_trips() {
         for (bytes, message) in samples() {
             assert_eq!(Message::parse(&bytes), Ok(message));
             assert_eq!(needs_exactly(HEADER_BYTES, |b| message.emit(b)), bytes);
@@ -184,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn checksum_is_not_part_of_the_message() {
+    fn checksum_is_ignored_by_parse() {
         for (mut bytes, message) in samples() {
             bytes[CHECKSUM_OFFSET..4].copy_from_slice(&[0xab, 0xcd]);
             assert_eq!(Message::parse(&bytes), Ok(message));
@@ -192,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn echoes_and_unknown_kinds_are_no_errors() {
+    fn echo_messages_and_unknown_types_are_not_errors() {
         let errors = samples().map(|(_, m)| m.is_error());
         assert_eq!(errors, [false, false, true, true, true, true, false]);
     }

@@ -1,13 +1,13 @@
-//! ICMP for IPv6 (RFC 4443) with neighbour discovery (RFC 4861).
+//! ICMPv6 (RFC 4443) and neighbour discovery (RFC 4861).
 //!
 //! ```text
 //!  0      1      2          4                 8
 //! +------+------+----------+-----------------+-----------------------------------
-//! | type | code | checksum | depends on type | echoed data | invoking packet |
+//! | type | code | checksum | depends on type | echo data | invoking packet |
 //! +------+------+----------+-----------------+ target address | options
 //! ```
 //!
-//! The checksum covers the pseudo-header, so a message cannot be checked without its addresses.
+//! The checksum covers the pseudo-header, so the addresses are needed to verify it.
 
 mod ndp;
 
@@ -15,9 +15,9 @@ use crate::{WireError, writer::Writer};
 use core::net::Ipv6Addr;
 pub use ndp::{NdpOption, NdpOptions, ndp_options};
 
-/// Length of the shortest header, which every error and echo message has.
+/// Length of the shortest header, that of errors and echo messages.
 pub const HEADER_BYTES: usize = 8;
-/// Where the checksum stands.
+/// Offset of the checksum.
 pub const CHECKSUM_OFFSET: usize = 2;
 
 const UNREACHABLE: u8 = 1;
@@ -32,7 +32,7 @@ const NEIGHBOUR_SOLICITATION: u8 = 135;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 const REDIRECT: u8 = 137;
 
-// The first byte behind the checksum of an advertisement (RFC 4861 sections 4.2 and 4.4).
+// Flags of router and neighbour advertisements (RFC 4861 sections 4.2 and 4.4).
 const MANAGED: u8 = 0x80;
 const OTHER_CONFIGURATION: u8 = 0x40;
 const ROUTER: u8 = 0x80;
@@ -43,108 +43,108 @@ const OVERRIDE: u8 = 0x20;
 pub mod unreachable {
     /// No route to the destination.
     pub const NO_ROUTE: u8 = 0;
-    /// Forbidden by an administrator.
+    /// Communication with the destination administratively prohibited.
     pub const ADMIN_PROHIBITED: u8 = 1;
     /// Beyond the scope of the source address.
     pub const BEYOND_SCOPE: u8 = 2;
-    /// The host does not answer.
+    /// Address unreachable.
     pub const ADDRESS: u8 = 3;
-    /// Nobody listens on the port.
+    /// Port unreachable.
     pub const PORT: u8 = 4;
 }
 
 /// Codes of [`Message::ParameterProblem`] (RFC 4443 section 3.4).
 pub mod parameter {
-    /// A header field is wrong.
+    /// Erroneous header field.
     pub const ERRONEOUS_FIELD: u8 = 0;
-    /// A Next Header that this node does not know.
+    /// Unrecognized Next Header.
     pub const UNRECOGNISED_NEXT_HEADER: u8 = 1;
-    /// An IPv6 option that this node does not know.
+    /// Unrecognized IPv6 option.
     pub const UNRECOGNISED_OPTION: u8 = 2;
-    /// A first fragment without its whole header chain (RFC 7112 section 7).
+    /// First fragment with an incomplete header chain (RFC 7112 section 7).
     pub const INCOMPLETE_HEADER_CHAIN: u8 = 3;
 }
 
-/// An ICMPv6 message, without echoed data, invoking packet or options.
+/// The header of an ICMPv6 message, without echo data, invoking packet or options.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Message {
-    /// The packet could not be delivered.
+    /// Destination unreachable.
     Unreachable {
-        /// Why, see [`mod@unreachable`].
+        /// See [`mod@unreachable`].
         code: u8,
     },
-    /// The packet is larger than the next hop's MTU (RFC 8201).
+    /// Packet too big (RFC 8201).
     PacketTooBig {
-        /// That MTU in bytes, as sent: it may be less than 1280.
+        /// The next-hop MTU in bytes, as received: it may be below 1280.
         mtu: u32,
     },
-    /// Hops (code 0) or time for reassembly (code 1) ran out.
+    /// Time exceeded.
     TimeExceeded {
-        /// Which of the two.
+        /// 0: hop limit exceeded in transit; 1: reassembly time exceeded.
         code: u8,
     },
-    /// A header field is wrong.
+    /// Parameter problem.
     ParameterProblem {
-        /// What is wrong with it, see [`parameter`].
+        /// See [`parameter`].
         code: u8,
-        /// Offset into the invoking packet.
+        /// Offset of the error in the invoking packet.
         pointer: u32,
     },
-    /// Ping. The code is not looked at.
+    /// Echo request. The code is ignored.
     EchoRequest {
-        /// Names the pinging program.
+        /// Identifier.
         ident: u16,
-        /// Counts its pings.
+        /// Sequence number.
         seq: u16,
     },
-    /// The answer to a ping, with the same numbers and data.
+    /// Echo reply.
     EchoReply {
-        /// As in the request.
+        /// Identifier of the request.
         ident: u16,
-        /// As in the request.
+        /// Sequence number of the request.
         seq: u16,
     },
-    /// Which routers are there? Options follow.
+    /// Router solicitation; options follow.
     RouterSolicitation,
-    /// A router tells about itself and the link. Options follow.
+    /// Router advertisement; options follow. "Or 0" below means unspecified.
     RouterAdvertisement {
-        /// Hop limit for packets sent from here; 0: the router does not say.
+        /// Cur Hop Limit, or 0.
         hop_limit: u8,
-        /// Addresses come by DHCPv6.
+        /// The M flag: addresses are available by DHCPv6.
         managed: bool,
-        /// Other configuration comes by DHCPv6.
+        /// The O flag: other configuration is available by DHCPv6.
         other: bool,
-        /// How long it serves as a default router, in seconds; 0: it does not.
+        /// Router lifetime in seconds; 0 if it is not a default router.
         router_lifetime_s: u16,
-        /// How long a neighbour counts as reachable, in milliseconds; 0: the router does not say.
+        /// Reachable time in milliseconds, or 0.
         reachable_ms: u32,
-        /// Time between solicitations, in milliseconds; 0: the router does not say.
+        /// Retrans timer in milliseconds, or 0.
         retrans_ms: u32,
     },
-    /// Who has `target`? Options follow.
+    /// Neighbour solicitation; options follow.
     NeighbourSolicitation {
-        /// The address asked for.
+        /// The address to resolve.
         target: Ipv6Addr,
     },
-    /// `target` is here. Options follow.
+    /// Neighbour advertisement; options follow.
     NeighbourAdvertisement {
-        /// The address that is advertised.
+        /// The advertised address.
         target: Ipv6Addr,
-        /// The sender is a router.
+        /// The R flag: the sender is a router.
         router: bool,
-        /// It answers a solicitation.
+        /// The S flag: a reply to a solicitation.
         solicited: bool,
-        /// It replaces a link-layer address that was known before.
+        /// The O flag: overrides a cached link-layer address.
         override_: bool,
     },
-    /// A better first hop exists. Options follow.
+    /// Redirect; options follow.
     Redirect {
-        /// The better first hop, or `destination` itself if it is on the link.
+        /// The first hop to use, or `destination` if it is on-link.
         target: Ipv6Addr,
-        /// For packets to here.
+        /// The destination that is redirected.
         destination: Ipv6Addr,
     },
-    /// Anything else; `emit` writes zeros behind the checksum.
+    /// Another type; `emit` writes zeroes behind the checksum.
     Other {
         /// The type.
         kind: u8,
@@ -154,11 +154,11 @@ pub enum Message {
 }
 
 impl Message {
-    /// Reads the header of a message. The checksum is not verified, and of the checks that RFC 4861
-    /// asks for only length and code are made.
+    /// Parses the header of a message. The checksum is not verified, and of the validation of RFC 4861 only
+    /// length and code are checked.
     ///
-    /// Errors: [`WireError::Truncated`] if `bytes` ends within the header of its kind;
-    /// [`WireError::Malformed`] for a message of neighbour discovery with a code other than 0.
+    /// Errors: [`WireError::Truncated`] if `bytes` ends within the header of its type;
+    /// [`WireError::Malformed`] for a message of neighbour discovery with a non-zero code.
     pub fn parse(bytes: &[u8]) -> Result<Message, WireError> {
         let (&[kind, code, _, _, a, b, c, d], body) =
             bytes.split_first_chunk::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
@@ -189,7 +189,7 @@ impl Message {
         })
     }
 
-    /// Length of the header: echoed data, the invoking packet, or options follow it.
+    /// Length of the header, which echo data, the invoking packet, or options follow.
     pub const fn header_bytes(&self) -> usize {
         match self {
             Message::RouterAdvertisement { .. } => 16,
@@ -199,7 +199,7 @@ impl Message {
         }
     }
 
-    /// Writes the header, the checksum field zero.
+    /// Writes the header with a checksum field of zero.
     ///
     /// Errors: [`WireError::Truncated`] under [`Message::header_bytes`] bytes.
     pub fn emit(&self, bytes: &mut [u8]) -> Result<(), WireError> {
@@ -222,8 +222,8 @@ impl Message {
         }
     }
 
-    /// Whether the message is about another packet: no error may answer it (RFC 4443 section
-    /// 2.4(e)).
+    /// Whether the message is an error or a redirect, in reply to which no error may be sent (RFC 4443
+    /// section 2.4(e)).
     pub const fn is_error(&self) -> bool {
         match self {
             Message::Unreachable { .. }
@@ -231,7 +231,7 @@ impl Message {
             | Message::TimeExceeded { .. }
             | Message::ParameterProblem { .. }
             | Message::Redirect { .. } => true,
-            // The highest bit tells errors from information (RFC 4443 section 2.1).
+            // Types below 128 are errors (RFC 4443 section 2.1).
             Message::Other { kind, .. } => *kind < 128,
             _ => false,
         }

@@ -3,9 +3,9 @@
 //! ```text
 //!  0       1       2       3       4
 //! +---+---+-------+---------------+
-//! | 4 |ihl| tos   | total length  |     ihl counts words of 4 bytes, 5 to 15
+//! | 4 |ihl| tos   | total length  |     ihl in words of 4 bytes, 5 to 15
 //! +---+---+-------+-+-+-----------+
-//! | identification |0|DF|MF|offset|     offset counts units of 8 bytes
+//! | identification |0|DF|MF|offset|     offset in units of 8 bytes
 //! +-------+-------+---------------+
 //! |  ttl  | proto | checksum      |     of the header alone
 //! +-------+-------+---------------+
@@ -13,18 +13,18 @@
 //! +-------------------------------+
 //! | destination                   |
 //! +-------------------------------+
-//! | options, 0 to 40 bytes        |     skipped on input, never sent
+//! | options, 0 to 40 bytes        |     ignored on input, never sent
 //! +-------------------------------+
 //! ```
 
 use crate::{WireError, checksum};
 use core::net::Ipv4Addr;
 
-/// Length of a header without options, the only one that is written.
+/// Length of a header without options.
 pub const HEADER_BYTES: usize = 20;
 /// Length of the longest header.
 pub const MAX_HEADER_BYTES: usize = 60;
-/// Where the header checksum stands.
+/// Offset of the header checksum.
 pub const CHECKSUM_OFFSET: usize = 10;
 
 const DONT_FRAGMENT: u16 = 0x4000;
@@ -38,35 +38,35 @@ pub struct Header {
     pub src: Ipv4Addr,
     /// Destination address.
     pub dst: Ipv4Addr,
-    /// What follows, see [`crate::protocol`].
+    /// Protocol number, see [`crate::protocol`].
     pub protocol: u8,
-    /// Hops left.
+    /// Time to live.
     pub ttl: u8,
-    /// Differentiated services (upper 6 bits) and ECN (lower 2, RFC 3168).
+    /// DSCP (upper 6 bits) and ECN (lower 2 bits, RFC 3168).
     pub dscp_ecn: u8,
-    /// Names the datagram that a fragment belongs to.
+    /// Identification.
     pub ident: u16,
-    /// Routers may not fragment.
+    /// The DF flag.
     pub dont_fragment: bool,
-    /// Not the last fragment.
+    /// The MF flag.
     pub more_fragments: bool,
-    /// Where this fragment belongs in the datagram's payload, in bytes, a multiple of 8.
+    /// Fragment offset in bytes, a multiple of 8.
     pub fragment_offset: u16,
-    /// Length of the header with options; `emit` ignores it and writes 20 bytes.
+    /// Length of the header with options; ignored by `emit`, which writes 20 bytes.
     pub header_bytes: usize,
     /// Length of header and payload, `header_bytes <= total_bytes <= 65,535`.
     pub total_bytes: usize,
 }
 
 impl Header {
-    /// Reads a header.
+    /// Parses a header.
     ///
-    /// `bytes` starts at the header and may be only the first part of the packet, which has
-    /// `packet_bytes` bytes as received, Ethernet padding included. The checksum is not verified,
-    /// see [`checksum_ok`].
+    /// `bytes` starts with the header and may be only the first part of the packet. `packet_bytes` is the
+    /// received length of the packet, Ethernet padding included. The checksum is not verified, see
+    /// [`checksum_ok`].
     ///
-    /// Errors: [`WireError::Truncated`] if `bytes` ends within the header or the packet before its
-    /// total length; [`WireError::Malformed`] for another version, or lengths that contradict.
+    /// Errors: [`WireError::Truncated`] if `bytes` ends within the header, or `packet_bytes` is below the total
+    /// length; [`WireError::Malformed`] for another version or inconsistent lengths.
     #[inline]
     pub fn parse(bytes: &[u8], packet_bytes: usize) -> Result<Header, WireError> {
         let h = bytes.first_chunk::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
@@ -94,10 +94,10 @@ impl Header {
         })
     }
 
-    /// Writes the header without options, 20 bytes, with its checksum.
+    /// Writes a header of 20 bytes, without options, with its checksum.
     ///
-    /// Errors: [`WireError::Truncated`] under 20 bytes; [`WireError::Malformed`] if `total_bytes`
-    /// does not lie between 20 and 65,535 or `fragment_offset` is not a multiple of 8.
+    /// Errors: [`WireError::Truncated`] under 20 bytes; [`WireError::Malformed`] if `total_bytes` is not between
+    /// 20 and 65,535 or `fragment_offset` is not a multiple of 8.
     #[inline]
     pub fn emit(&self, bytes: &mut [u8]) -> Result<(), WireError> {
         let h = bytes.first_chunk_mut::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
@@ -112,7 +112,7 @@ impl Header {
         let second = u32::from(self.ident) << 16 | u32::from(fragment);
         let third = u32::from_be_bytes([self.ttl, self.protocol, 0, 0]);
         let words = [first, second, third, self.src.to_bits(), self.dst.to_bits()];
-        // Summed from registers: reading back what was just written in bytes would stall.
+        // Summed from registers: reading back the bytes just written would stall on store forwarding.
         let third = third | u32::from(checksum::of_words(&words));
         h[0..4].copy_from_slice(&first.to_be_bytes());
         h[4..8].copy_from_slice(&second.to_be_bytes());
@@ -122,32 +122,31 @@ impl Header {
         Ok(())
     }
 
-    /// Whether the packet is a part of a datagram, not a whole one.
+    /// Whether the packet is a fragment.
     #[inline]
     pub const fn is_fragment(&self) -> bool {
         self.more_fragments || self.fragment_offset != 0
     }
 
-    /// Length of what follows the header.
+    /// Length of the payload.
     #[inline]
     pub const fn payload_bytes(&self) -> usize {
         self.total_bytes.saturating_sub(self.header_bytes)
     }
 }
 
-/// A header of which only the length and the identification are still open: what the packets of one
-/// flow have in common.
+/// A header template of a flow: all fields but the length and the identification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Template {
     header: [u8; HEADER_BYTES],
-    /// The one's complement sum of `header`, whose open fields and checksum are zero.
+    /// The one's complement sum of `header`, whose length, identification and checksum are zero.
     sum: u16,
 }
 
 impl Template {
-    /// Leaves the length and the identification of a header open.
+    /// Creates a template from a header, whose length and identification are ignored.
     ///
-    /// Errors: as [`Header::emit`], but for the length.
+    /// Errors: as [`Header::emit`], except for the length.
     pub fn new(header: &Header) -> Result<Template, WireError> {
         let mut bytes = [0; HEADER_BYTES];
         Header { ident: 0, total_bytes: HEADER_BYTES, ..*header }.emit(&mut bytes)?;
@@ -156,7 +155,7 @@ impl Template {
         Ok(Template { header: bytes, sum: !checksum::checksum(&bytes) })
     }
 
-    /// Writes the header of a packet of `total_bytes`, this header included, with its checksum.
+    /// Writes the header of a packet of `total_bytes`, header included, with its checksum.
     #[inline(always)]
     pub fn emit(&self, total_bytes: u16, ident: u16, h: &mut [u8; HEADER_BYTES]) {
         *h = self.header;
@@ -167,13 +166,13 @@ impl Template {
     }
 }
 
-/// Whether the checksum of a header is right. `header_bytes` comes from [`Header::parse`]; false if
-/// `bytes` is shorter.
+/// Whether the checksum of a header is correct. `header_bytes` is that of [`Header::parse`]; false if `bytes`
+/// is shorter.
 #[inline]
 pub fn checksum_ok(bytes: &[u8], header_bytes: usize) -> bool {
     let Some(header) = bytes.get(..header_bytes) else { return false };
     match <&[u8; HEADER_BYTES]>::try_from(header) {
-        // The usual length, known to the compiler, needs no loop.
+        // The usual length is known to the compiler, which unrolls the loop.
         Ok(usual) => checksum::checksum(usual) == 0,
         Err(_) => checksum::checksum(header) == 0,
     }

@@ -5,7 +5,7 @@
 //! +---------+-------------+-----------------------+
 //! | 6       | traffic cl. | flow label            |   (bits)
 //! +---------+-------------+-----------+-----------+
-//! | payload length        | next hdr  | hop limit |   payload counts extension headers too
+//! | payload length        | next hdr  | hop limit |   payload includes extension headers
 //! +-----------------------+-----------+-----------+
 //! | source, 16 bytes                              |
 //! +-----------------------------------------------+
@@ -21,14 +21,14 @@ use core::net::Ipv6Addr;
 /// Length of the fixed header.
 pub const HEADER_BYTES: usize = 40;
 
-/// Most extension headers that one packet may carry. Each of the four kinds is useful at most
-/// twice; more is work that a stranger makes for us (RFC 8504 section 5.3 allows the limit).
+/// Maximum extension headers of a packet. Each of the four types is useful at most twice; a limit on the work
+/// per packet is allowed by RFC 8504 section 5.3.
 pub const MAX_EXTENSIONS: usize = 8;
 
-/// Most options, padding included, in one extension header (RFC 8504 section 5.3).
+/// Maximum options of an extension header, padding included (RFC 8504 section 5.3).
 pub const MAX_OPTIONS: usize = 32;
 
-/// Where the fixed header names what follows it.
+/// Offset of the Next Header field in the fixed header.
 const NEXT_HEADER_OFFSET: usize = 6;
 
 /// An IPv6 header.
@@ -38,27 +38,26 @@ pub struct Header {
     pub src: Ipv6Addr,
     /// Destination address.
     pub dst: Ipv6Addr,
-    /// What follows the fixed header: an extension header or a transport.
+    /// Next Header: an extension header or a transport protocol.
     pub next_header: u8,
-    /// Hops left.
+    /// Hop limit.
     pub hop_limit: u8,
-    /// Differentiated services (upper 6 bits) and ECN (lower 2).
+    /// DSCP (upper 6 bits) and ECN (lower 2 bits).
     pub traffic_class: u8,
-    /// Flow label, 20 bits (RFC 6437); `emit` leaves higher bits out.
+    /// Flow label, 20 bits (RFC 6437); `emit` ignores higher bits.
     pub flow_label: u32,
-    /// Length of everything behind the fixed header, at most 65,535.
+    /// Payload length, extension headers included, at most 65,535.
     pub payload_bytes: usize,
 }
 
 impl Header {
-    /// Reads a fixed header.
+    /// Parses a fixed header.
     ///
-    /// `bytes` starts at the header and may be only the first part of the packet, which has
-    /// `packet_bytes` bytes as received, Ethernet padding included. Jumbograms (RFC 2675) are not
-    /// spoken.
+    /// `bytes` starts with the header and may be only the first part of the packet. `packet_bytes` is the
+    /// received length of the packet, Ethernet padding included. Jumbograms (RFC 2675) are not supported.
     ///
-    /// Errors: [`WireError::Truncated`] if `bytes` has under 40 bytes or the packet ends before its
-    /// payload does; [`WireError::Malformed`] for another version.
+    /// Errors: [`WireError::Truncated`] under 40 bytes, or if `packet_bytes` is below the length of header and
+    /// payload; [`WireError::Malformed`] for another version.
     #[inline]
     pub fn parse(bytes: &[u8], packet_bytes: usize) -> Result<Header, WireError> {
         let (h, rest) = bytes.split_first_chunk::<8>().ok_or(WireError::Truncated)?;
@@ -85,8 +84,8 @@ impl Header {
 
     /// Writes the fixed header.
     ///
-    /// Errors: [`WireError::Truncated`] under 40 bytes; [`WireError::Malformed`] if
-    /// `payload_bytes` is over 65,535.
+    /// Errors: [`WireError::Truncated`] under 40 bytes; [`WireError::Malformed`] if `payload_bytes` exceeds
+    /// 65,535.
     #[inline]
     pub fn emit(&self, bytes: &mut [u8]) -> Result<(), WireError> {
         let h = bytes.first_chunk_mut::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
@@ -108,25 +107,25 @@ pub const FRAGMENT_BYTES: usize = 8;
 /// A fragment header (RFC 8200 section 4.5).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Fragment {
-    /// Where this fragment belongs in the fragmentable part, in bytes, a multiple of 8.
+    /// Fragment offset in bytes, a multiple of 8.
     pub offset: u16,
-    /// Not the last fragment.
+    /// The M flag: more fragments follow.
     pub more: bool,
-    /// Names the packet that the fragment belongs to.
+    /// Identification.
     pub ident: u32,
 }
 
 impl Fragment {
-    /// Whether the "fragment" is a whole packet, to be handled as if it had no fragment header
-    /// (RFC 6946).
+    /// Whether this is an atomic fragment: a whole packet, processed as if it had no fragment header (RFC
+    /// 6946).
     pub const fn is_atomic(&self) -> bool {
         self.offset == 0 && !self.more
     }
 
-    /// Writes the header, 8 bytes. `next_header` says what the fragmentable part starts with.
+    /// Writes the header, 8 bytes. `next_header` is the type of the first header of the fragmentable part.
     ///
-    /// Errors: [`WireError::Truncated`] under 8 bytes; [`WireError::Malformed`] if `offset` is not a
-    /// multiple of 8.
+    /// Errors: [`WireError::Truncated`] under 8 bytes; [`WireError::Malformed`] if `offset` is not a multiple
+    /// of 8.
     pub fn emit(&self, next_header: u8, bytes: &mut [u8]) -> Result<(), WireError> {
         let h = bytes.first_chunk_mut::<FRAGMENT_BYTES>().ok_or(WireError::Truncated)?;
         if self.offset & 7 != 0 {
@@ -139,74 +138,73 @@ impl Fragment {
     }
 }
 
-/// What stands behind the extension headers.
+/// The upper-layer header behind the extension headers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Upper {
-    /// The transport, or [`protocol::NO_NEXT_HEADER`], or a header that this stack does not know.
-    /// In a fragment whose offset is not zero, what the first fragment's payload starts with.
+    /// The transport protocol, [`protocol::NO_NEXT_HEADER`], or an unknown header. In a fragment with a
+    /// non-zero offset: the first header of the fragmentable part.
     pub protocol: u8,
-    /// Where it starts, in bytes from the start of the IPv6 header.
+    /// Offset of the upper-layer header from the start of the IPv6 header.
     pub offset: usize,
-    /// Where the Next Header field stands that names `protocol`, in bytes from the start of the
-    /// IPv6 header: the pointer of a parameter problem about an unknown protocol.
+    /// Offset, from the start of the IPv6 header, of the Next Header field with `protocol`: the pointer of a
+    /// parameter problem about an unknown protocol.
     pub next_header_at: usize,
-    /// The fragment header on the way, if there was one.
+    /// The fragment header, if there is one.
     pub fragment: Option<Fragment>,
-    /// Where that fragment header starts, in bytes from the start of the IPv6 header; 0 without one.
+    /// Offset of the fragment header from the start of the IPv6 header; 0 without one.
     pub fragment_at: usize,
 }
 
-/// What to do with a packet that has an unknown option: the two highest bits of the option's type
-/// (RFC 8200 section 4.2).
+/// The action for an unrecognized option: the two highest bits of the option type (RFC 8200 section 4.2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum OptionAction {
     /// 01: discard.
     Discard,
-    /// 10: discard, and send a parameter problem even if the destination was a group.
+    /// 10: discard, and send a parameter problem even if the destination is multicast.
     DiscardAndReport,
-    /// 11: discard, and send a parameter problem if the destination was not a group.
+    /// 11: discard, and send a parameter problem unless the destination is multicast.
     ReportUnlessMulticast,
 }
 
-/// Why the extension headers could not be passed. A `pointer` is in bytes from the start of the
-/// IPv6 header, as the ICMPv6 parameter problem wants it (RFC 4443 section 3.4).
+/// Why the extension headers could not be processed. A `pointer` is an offset from the start of the IPv6
+/// header, as in an ICMPv6 parameter problem (RFC 4443 section 3.4).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ExtensionError {
-    /// The packet, or the part of it at hand, ends within an extension header.
+    /// The packet, or the available part of it, ends within an extension header.
     Truncated,
     /// The packet is a first fragment and ends within its extension headers (parameter problem, code 3).
     IncompleteChain,
-    /// Lengths contradict, there are too many headers or options, or a second fragment header.
+    /// Inconsistent lengths, too many headers or options, or a second fragment header.
     Malformed,
-    /// A hop-by-hop header that is not the first (parameter problem, code 1).
+    /// A hop-by-hop header that is not the first extension header (parameter problem, code 1).
     UnrecognisedNextHeader {
-        /// The Next Header field that names it.
+        /// The Next Header field of the preceding header.
         pointer: u32,
     },
-    /// An unknown option that may not be skipped (parameter problem, code 2).
+    /// An unrecognized option that may not be skipped (parameter problem, code 2).
     UnrecognisedOption {
-        /// The option's type.
+        /// The type of the option.
         pointer: u32,
-        /// Whether to report it.
+        /// The action that its type requires.
         action: OptionAction,
     },
-    /// A routing header that wants the packet sent on (parameter problem, code 0).
+    /// A routing header with segments left (parameter problem, code 0).
     BadRoutingHeader {
-        /// The routing type.
+        /// The Routing Type field.
         pointer: u32,
     },
 }
 
-/// Passes the extension headers of a packet that has reached its destination.
+/// Processes the extension headers of a packet at its destination.
 ///
-/// `bytes` starts at the IPv6 header and holds the first part of the packet; `header` was parsed
-/// from it. Without extension headers `bytes` is not looked at. In a fragment with an offset of
-/// zero the walk goes on behind the fragment header; in a later one it ends there.
+/// `bytes` starts with the IPv6 header and has the first part of the packet; `header` was parsed from it.
+/// Without extension headers `bytes` is not accessed. In a first or atomic fragment the walk continues behind
+/// the fragment header; in a later fragment it ends there.
 ///
-/// RFC 8200 section 4.1 wants extension headers processed however often they occur. Two deviations:
-/// a second fragment header is [`ExtensionError::Malformed`], since nobody sends it honestly and a
-/// fragment of a fragment would make the first one's offsets meaningless; and there are limits,
-/// [`MAX_EXTENSIONS`] and [`MAX_OPTIONS`].
+/// RFC 8200 section 4.1 requires that extension headers are processed however often they occur. Two
+/// deviations: a second fragment header is [`ExtensionError::Malformed`], since no legitimate sender fragments
+/// a fragment and its offsets would be ambiguous; and there are limits, [`MAX_EXTENSIONS`] and
+/// [`MAX_OPTIONS`].
 #[inline]
 pub fn walk_extensions(bytes: &[u8], header: &Header) -> Result<Upper, ExtensionError> {
     let upper = Upper {
@@ -228,7 +226,7 @@ fn walk(bytes: &[u8], header: &Header, mut at: Upper) -> Result<Upper, Extension
     let (bytes, is_whole) = bytes.get(..end).map_or((bytes, false), |all| (all, true));
     let is_first = |at: &Upper| at.fragment.is_some_and(|f| f.offset == 0 && f.more);
     match pass(bytes, &mut at) {
-        // RFC 8200 section 4.5, RFC 7112: the headers belong into the first fragment.
+        // RFC 8200 section 4.5, RFC 7112: the first fragment has the whole header chain.
         Err(ExtensionError::Truncated) if is_whole && is_first(&at) => {
             Err(ExtensionError::IncompleteChain)
         }
@@ -237,7 +235,7 @@ fn walk(bytes: &[u8], header: &Header, mut at: Upper) -> Result<Upper, Extension
     }
 }
 
-/// Moves `at` behind the extension headers.
+/// Advances `at` over the extension headers.
 fn pass(bytes: &[u8], at: &mut Upper) -> Result<(), ExtensionError> {
     for _ in 0..MAX_EXTENSIONS {
         let extension = bytes.get(at.offset..).unwrap_or(&[]);
@@ -265,13 +263,13 @@ fn pass(bytes: &[u8], at: &mut Upper) -> Result<(), ExtensionError> {
     }
 }
 
-/// RFC 8200 section 4.1: hop-by-hop options stand directly behind the IPv6 header or nowhere.
+/// RFC 8200 section 4.1: hop-by-hop options must immediately follow the IPv6 header.
 fn misplaced(at: &Upper) -> ExtensionError {
     ExtensionError::UnrecognisedNextHeader { pointer: pointer(at.next_header_at, 0) }
 }
 
-/// The body of an extension header (behind its first two bytes) and its whole length, which is a
-/// multiple of 8 bytes, the first 8 not counted.
+/// The body of an extension header, behind its first two bytes, and its whole length. The length field is in
+/// units of 8 bytes, not including the first 8.
 fn body(extension: &[u8]) -> Result<(&[u8], usize), ExtensionError> {
     let (&[_, units], _) = extension.split_first_chunk().ok_or(ExtensionError::Truncated)?;
     let length_bytes = usize::from(units).saturating_add(1) << 3;
@@ -279,7 +277,7 @@ fn body(extension: &[u8]) -> Result<(&[u8], usize), ExtensionError> {
     Ok((body, length_bytes))
 }
 
-/// Passes hop-by-hop or destination options (RFC 8200 section 4.2), none of which we know.
+/// Processes hop-by-hop or destination options (RFC 8200 section 4.2). None but padding is recognized.
 fn options(extension: &[u8], offset: usize) -> Result<usize, ExtensionError> {
     let (mut rest, length_bytes) = body(extension)?;
     for _ in 0..MAX_OPTIONS {
@@ -300,7 +298,7 @@ fn options(extension: &[u8], offset: usize) -> Result<usize, ExtensionError> {
     if rest.is_empty() { Ok(length_bytes) } else { Err(ExtensionError::Malformed) }
 }
 
-/// What an unknown option asks for; nothing if it may be skipped, as PadN may.
+/// The action for an unrecognized option. `None` if it may be skipped, as PadN.
 fn action(kind: u8) -> Option<OptionAction> {
     match kind >> 6 {
         0 => None,
@@ -310,8 +308,8 @@ fn action(kind: u8) -> Option<OptionAction> {
     }
 }
 
-/// Passes a routing header that is used up. No routing type is known here, so one with segments
-/// left is refused (RFC 8200 section 4.4, RFC 5095 for type 0).
+/// Skips a routing header. No routing type is recognized, so one with segments left is rejected (RFC 8200
+/// section 4.4, RFC 5095 for type 0).
 fn routing(extension: &[u8], offset: usize) -> Result<usize, ExtensionError> {
     let (body, length_bytes) = body(extension)?;
     match body {
@@ -320,7 +318,7 @@ fn routing(extension: &[u8], offset: usize) -> Result<usize, ExtensionError> {
     }
 }
 
-/// Notes a fragment header (RFC 8200 section 4.5):
+/// Parses a fragment header (RFC 8200 section 4.5):
 ///
 /// ```text
 /// | next hdr | reserved | offset (13 bits) 0 0 M | identification (32 bits) |
@@ -337,7 +335,7 @@ fn fragment(extension: &[u8], at: &mut Upper) -> Result<usize, ExtensionError> {
     Ok(f.len())
 }
 
-/// Offsets stay under 40 + 65,535, so nothing saturates.
+/// An offset as a pointer. Offsets are below 40 + 65,535, so nothing saturates.
 fn pointer(offset: usize, field: u32) -> u32 {
     u32::try_from(offset).unwrap_or(u32::MAX).saturating_add(field)
 }

@@ -1,14 +1,12 @@
 //! Wire formats: one file per header, and the Internet checksum.
 //!
-//! **What enters and leaves.** A `parse` takes the first bytes of a header, checks every length
-//! once, and returns a small `Copy` representation in native types. An `emit` writes a
-//! representation into the caller's buffer. **Memory:** everything is borrowed for the length of
-//! the call, nothing is kept. **Invariants:** no input of any kind panics; a representation that
-//! came from `parse` describes bytes that were there. **What it does not do:** it judges form,
-//! never meaning: whether an address may be a source, a hop limit is right or a sequence number
-//! acceptable is the engines' business. Checksums are verified where the whole packet is at hand,
-//! with [`checksum`]. **Cost:** a few nanoseconds per header, no allocation, no copy of payload.
-//! **Sources:** named beside each header.
+//! **Input and output.** `parse` reads a header, checks every length once, and returns a `Copy`
+//! representation in native types. `emit` writes a representation into the caller's buffer.
+//! **Memory:** buffers are borrowed for the call only. **Invariants:** no input panics; lengths and offsets
+//! in a parsed representation are inside the input. **Limits:** only the format is checked; whether a source
+//! address, a hop limit or a sequence number is acceptable is decided by the protocol engines. Checksums are
+//! verified by the caller, which has the whole packet, with [`checksum`]. **Cost:** a few nanoseconds per
+//! header, no allocation, no copy of payload. **Sources:** cited in each file.
 
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
@@ -25,6 +23,7 @@
 
 pub mod arp;
 pub mod checksum;
+pub mod dissect;
 pub mod eth;
 pub mod familiar;
 pub mod icmpv4;
@@ -39,20 +38,20 @@ pub mod udp;
 pub mod virtio_net;
 mod writer;
 
-/// Why a header could not be read or written.
+/// Why a header could not be parsed or emitted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum WireError {
-    /// The bytes end before the header does; in `emit`, the buffer is too short.
+    /// The input is shorter than the header; in `emit`, the buffer is too short.
     Truncated,
-    /// A field contradicts the format; in `emit`, the representation cannot be expressed.
+    /// A field violates the format; in `emit`, the representation cannot be encoded.
     Malformed,
 }
 
 impl core::fmt::Display for WireError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
-            WireError::Truncated => "the bytes end before the header does",
-            WireError::Malformed => "a field contradicts the format",
+            WireError::Truncated => "the input is shorter than the header",
+            WireError::Malformed => "a field violates the format",
         })
     }
 }

@@ -1,4 +1,4 @@
-//! IP protocol numbers, which are also IPv6 Next Header values (IANA, "Protocol Numbers").
+//! IP protocol numbers and IPv6 Next Header values (IANA, "Protocol Numbers").
 
 /// IPv6 hop-by-hop options (RFC 8200 section 4.3).
 pub const HOP_BY_HOP: u8 = 0;
@@ -14,7 +14,7 @@ pub const ROUTING: u8 = 43;
 pub const FRAGMENT: u8 = 44;
 /// ICMP for IPv6 (RFC 4443).
 pub const ICMPV6: u8 = 58;
-/// Nothing follows (RFC 8200 section 4.7).
+/// IPv6 No Next Header (RFC 8200 section 4.7).
 pub const NO_NEXT_HEADER: u8 = 59;
 /// IPv6 destination options (RFC 8200 section 4.6).
 pub const DESTINATION_OPTIONS: u8 = 60;

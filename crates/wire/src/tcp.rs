@@ -9,7 +9,7 @@
 //! +-------------------------------+
 //! | acknowledgement number        |
 //! +-----+----+----+---------------+
-//! |words|  0 |flags| window       |     words of 4 bytes in the header, 5 to 15
+//! |words|  0 |flags| window       |     data offset in words of 4 bytes, 5 to 15
 //! +-----+----+----+---------------+
 //! | checksum      | urgent pointer|
 //! +---------------+---------------+
@@ -27,7 +27,7 @@ pub use options::{Options, SackBlocks, Timestamps};
 pub const HEADER_BYTES: usize = 20;
 /// Length of the longest header.
 pub const MAX_HEADER_BYTES: usize = 60;
-/// Where the checksum stands.
+/// Offset of the checksum.
 pub const CHECKSUM_OFFSET: usize = 16;
 
 /// The control bits of a segment.
@@ -37,22 +37,22 @@ pub struct Flags(pub u8);
 impl Flags {
     /// No more data from the sender.
     pub const FIN: Flags = Flags(0x01);
-    /// Synchronise sequence numbers.
+    /// Synchronize sequence numbers.
     pub const SYN: Flags = Flags(0x02);
     /// Reset the connection.
     pub const RST: Flags = Flags(0x04);
     /// Push.
     pub const PSH: Flags = Flags(0x08);
-    /// The acknowledgement number counts.
+    /// The acknowledgment field is significant.
     pub const ACK: Flags = Flags(0x10);
-    /// The urgent pointer counts.
+    /// The urgent pointer field is significant.
     pub const URG: Flags = Flags(0x20);
     /// ECN echo (RFC 3168).
     pub const ECE: Flags = Flags(0x40);
     /// Congestion window reduced (RFC 3168).
     pub const CWR: Flags = Flags(0x80);
 
-    /// Letters in the order in which people say them: SYN before ACK.
+    /// Letters in the order of `tcpdump`.
     const LETTERS: [(Flags, &'static str); 8] = [
         (Flags::SYN, "S"),
         (Flags::FIN, "F"),
@@ -76,13 +76,13 @@ impl Flags {
         self.0 & other.0 != 0
     }
 
-    /// `self` with `other` set too; as `|`, but in constants.
+    /// The union of two sets, for constants.
     #[inline]
     pub const fn with(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
     }
 
-    /// `self` with `other` cleared.
+    /// The set without the flags of `other`.
     #[inline]
     pub const fn without(self, other: Flags) -> Flags {
         Flags(self.0 & !other.0)
@@ -126,31 +126,29 @@ impl core::fmt::Debug for Flags {
 /// A TCP header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Header {
-    /// Port of the sender.
+    /// Source port.
     pub src_port: u16,
-    /// Port of the receiver.
+    /// Destination port.
     pub dst_port: u16,
     /// Sequence number of the first byte, or of the SYN.
     pub seq: SeqNum,
-    /// The next byte that the sender expects; counts with [`Flags::ACK`] only.
+    /// Acknowledgment number, valid only with [`Flags::ACK`].
     pub ack: SeqNum,
     /// Control bits.
     pub flags: Flags,
-    /// Receive window as on the wire, before scaling.
+    /// The window field, not scaled.
     pub window: u16,
-    /// Urgent pointer; counts with [`Flags::URG`] only.
+    /// Urgent pointer, valid only with [`Flags::URG`].
     pub urgent: u16,
     /// Options.
     pub options: Options,
 }
 
 impl Header {
-    /// Reads a header, and returns it with its length, options included. The checksum is not
-    /// verified.
+    /// Parses a header and returns it with its length, options included. The checksum is not verified.
     ///
-    /// Errors: [`WireError::Truncated`] if `bytes` ends within the header;
-    /// [`WireError::Malformed`] if the header claims under 20 bytes or an option's length leads
-    /// nowhere.
+    /// Errors: [`WireError::Truncated`] if `bytes` ends within the header; [`WireError::Malformed`] if the
+    /// data offset is below 20 bytes or the length of an option is invalid.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Header, usize), WireError> {
         let h = bytes.first_chunk::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
@@ -172,8 +170,8 @@ impl Header {
         Ok((header, header_bytes))
     }
 
-    /// The sequence number, the control bits and the length of a header, options included, which are not
-    /// looked at. `None`: `bytes` ends within the first 20, or the length is under that.
+    /// The sequence number, the control bits and the length of a header, without parsing its options. `None`
+    /// if `bytes` or the data offset is below 20 bytes.
     #[inline]
     pub fn peek(bytes: &[u8]) -> Option<(SeqNum, Flags, usize)> {
         let h = bytes.first_chunk::<HEADER_BYTES>()?;
@@ -188,10 +186,9 @@ impl Header {
         self.options.bytes().saturating_add(HEADER_BYTES)
     }
 
-    /// Writes the header, the checksum field zero, and returns its length.
+    /// Writes the header with a checksum field of zero and returns its length.
     ///
-    /// SACK blocks for which there is no room among the 40 bytes of options are left out, the last
-    /// ones first.
+    /// SACK blocks that do not fit in the 40 bytes of options are omitted, starting with the last.
     ///
     /// Errors: [`WireError::Truncated`] under [`Header::header_bytes`] bytes.
     #[inline]
@@ -204,7 +201,7 @@ impl Header {
         h[2..4].copy_from_slice(&self.dst_port.to_be_bytes());
         h[4..8].copy_from_slice(&self.seq.0.to_be_bytes());
         h[8..12].copy_from_slice(&self.ack.0.to_be_bytes());
-        // At most 60, in words of 4 bytes in the upper half of the byte: a shift by 2.
+        // At most 60; in words of 4 bytes in the upper half of the byte: a shift by 2.
         h[12] = (header_bytes as u8) << 2;
         h[13] = self.flags.0;
         h[14..16].copy_from_slice(&self.window.to_be_bytes());

@@ -1,9 +1,9 @@
-//! What every wire file's tests ask.
+//! Checks that the unit tests of all headers share.
 
 use crate::WireError;
 use std::fmt::Debug;
 
-/// Every proper prefix of `bytes`, a whole header, is refused as truncated.
+/// Asserts that every proper prefix of a header is rejected as truncated.
 pub(crate) fn refuses_every_prefix<T: Debug + PartialEq>(
     bytes: &[u8],
     parse: impl Fn(&[u8]) -> Result<T, WireError>,
@@ -14,8 +14,7 @@ pub(crate) fn refuses_every_prefix<T: Debug + PartialEq>(
     }
 }
 
-/// A buffer of `bytes` bytes is enough and filled to its end, and every shorter one is refused.
-/// Returns what was written.
+/// Asserts that `emit` writes exactly `bytes` bytes and rejects shorter buffers. Returns the bytes.
 pub(crate) fn needs_exactly<T: Debug + PartialEq>(
     bytes: usize,
     emit: impl Fn(&mut [u8]) -> Result<T, WireError>,

@@ -7,32 +7,32 @@
 //! +---------------+---------------+---------------+---------------+--------
 //! ```
 //!
-//! `length` counts header and payload. A checksum of zero means that there is none, which IPv6 does
-//! not allow (RFC 8200 section 8.1).
+//! `length` is that of header and payload. A checksum of zero means none, which IPv6 does not allow (RFC
+//! 8200 section 8.1).
 
 use crate::WireError;
 
 /// Length of the header.
 pub const HEADER_BYTES: usize = 8;
-/// Where the checksum stands.
+/// Offset of the checksum.
 pub const CHECKSUM_OFFSET: usize = 6;
 
 /// A UDP header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Header {
-    /// Port of the sender, 0 if it wants no answer.
+    /// Source port, 0 if no reply is expected.
     pub src_port: u16,
-    /// Port of the receiver.
+    /// Destination port.
     pub dst_port: u16,
-    /// Length of header and payload in bytes, at least 8. The caller compares it with what IP
-    /// delivered.
+    /// Length of header and payload in bytes, at least 8. The caller compares it with the length of the IP
+    /// payload.
     pub length: u16,
-    /// The checksum as on the wire; 0 means that there is none.
+    /// The checksum field; 0 means none.
     pub checksum: u16,
 }
 
 impl Header {
-    /// Reads a header.
+    /// Parses a header.
     ///
     /// Errors: [`WireError::Truncated`] under 8 bytes; [`WireError::Malformed`] if `length` is
     /// under 8.
@@ -51,7 +51,7 @@ impl Header {
         })
     }
 
-    /// Writes the header with `checksum` as given.
+    /// Writes the header with `checksum` as is.
     ///
     /// Errors: [`WireError::Truncated`] under 8 bytes; [`WireError::Malformed`] if `length` is
     /// under 8.
@@ -81,18 +81,18 @@ mod tests {
     }
 
     #[test]
-    fn header_is_read_and_written_alike() {
+    fn header_round_trips() {
         assert_eq!(Header::parse(&SAMPLE), Ok(sample()));
         assert_eq!(needs_exactly(HEADER_BYTES, |b| sample().emit(b)), SAMPLE);
     }
 
     #[test]
-    fn truncated_header_is_refused() {
+    fn truncated_header_is_rejected() {
         refuses_every_prefix(&SAMPLE, Header::parse);
     }
 
     #[test]
-    fn length_under_a_header_is_malformed() {
+    fn length_below_the_header_length_is_malformed() {
         let mut bytes = SAMPLE;
         bytes[4..6].copy_from_slice(&[0, 7]);
         assert_eq!(Header::parse(&bytes), Err(WireError::Malformed));

@@ -1,5 +1,5 @@
-//! The virtio-net header that TAP and packet sockets put before a frame (VIRTIO 1.2 section
-//! 5.1.6.1, `linux/virtio_net.h`, `virtio_net_hdr_mrg_rxbuf`). All numbers are little endian.
+//! The virtio-net header in front of frames of TAP devices and packet sockets (VIRTIO 1.2 section 5.1.6.1,
+//! `struct virtio_net_hdr_mrg_rxbuf` of `linux/virtio_net.h`). All fields are little-endian.
 //!
 //! ```text
 //!  0      1         2         4          6            8             10            12
@@ -8,31 +8,30 @@
 //! +------+---------+---------+----------+------------+-------------+-------------+--------
 //! ```
 //!
-//! What the fields ask for is not judged here: the offsets point into a frame that this room does
-//! not see.
+//! The offsets are not validated here, since the frame is not available.
 
 use crate::WireError;
 
 /// Length of the header with `num_buffers`.
 pub const HEADER_BYTES: usize = 12;
 
-/// In `flags`: the checksum field holds the sum of the pseudo-header, not inverted, and the sum
-/// from `csum_start` to the end is still to be made.
+/// In `flags`: the checksum field holds the pseudo-header sum, not complemented; the sum from `csum_start` to
+/// the end has to be added.
 pub const F_NEEDS_CSUM: u8 = 1;
-/// In `flags`: the checksum was verified by the device.
+/// In `flags`: the device verified the checksum.
 pub const F_DATA_VALID: u8 = 2;
 
-/// In `gso_type`: one ordinary packet.
+/// In `gso_type`: no segmentation.
 pub const GSO_NONE: u8 = 0;
 /// In `gso_type`: a TCP super-segment over IPv4.
 pub const GSO_TCPV4: u8 = 1;
-/// In `gso_type`: a UDP datagram to be cut into IP fragments.
+/// In `gso_type`: a UDP datagram to be fragmented (UFO).
 pub const GSO_UDP: u8 = 3;
 /// In `gso_type`: a TCP super-segment over IPv6.
 pub const GSO_TCPV6: u8 = 4;
-/// In `gso_type`: a burst of UDP datagrams.
+/// In `gso_type`: UDP datagrams of equal size (USO).
 pub const GSO_UDP_L4: u8 = 5;
-/// In `gso_type`, together with a TCP type: the first segment carries CWR.
+/// In `gso_type`, combined with a TCP type: the first segment has CWR set.
 pub const GSO_ECN: u8 = 0x80;
 
 /// A virtio-net header.
@@ -40,22 +39,22 @@ pub const GSO_ECN: u8 = 0x80;
 pub struct Header {
     /// [`F_NEEDS_CSUM`], [`F_DATA_VALID`].
     pub flags: u8,
-    /// One of the `GSO_` kinds, with [`GSO_ECN`] perhaps.
+    /// One of the `GSO_` types, optionally with [`GSO_ECN`].
     pub gso_type: u8,
-    /// Length of all headers of the frame in bytes, a hint.
+    /// Length of all headers of the frame in bytes, as a hint.
     pub hdr_len: u16,
     /// Payload bytes per segment (the MSS); 0 without segmentation.
     pub gso_size: u16,
-    /// Where summing starts, in bytes from the start of the frame.
+    /// Offset in the frame of the first byte to be summed.
     pub csum_start: u16,
-    /// Where the checksum goes, in bytes from `csum_start`.
+    /// Offset of the checksum field from `csum_start`.
     pub csum_offset: u16,
-    /// Receive buffers that the frame fills; 0 when sending.
+    /// Number of receive buffers of the frame; 0 on transmit.
     pub num_buffers: u16,
 }
 
 impl Header {
-    /// Reads a header.
+    /// Parses a header.
     ///
     /// Errors: [`WireError::Truncated`] under 12 bytes.
     #[inline]
@@ -94,7 +93,7 @@ mod tests {
     use super::*;
     use crate::testing::{needs_exactly, refuses_every_prefix};
 
-    /// A TCP super-segment: little endian, hdr_len 54, gso_size 1460, checksum at 34 + 16.
+    /// A TCP super-segment: hdr_len 54, gso_size 1460, checksum at 34 + 16.
     const SAMPLE: [u8; 12] = [1, 1, 54, 0, 0xb4, 0x05, 34, 0, 16, 0, 2, 1];
 
     fn sample() -> Header {
@@ -110,13 +109,13 @@ mod tests {
     }
 
     #[test]
-    fn header_is_read_and_written_alike() {
+    fn header_round_trips() {
         assert_eq!(Header::parse(&SAMPLE), Ok(sample()));
         assert_eq!(needs_exactly(HEADER_BYTES, |b| sample().emit(b)), SAMPLE);
     }
 
     #[test]
-    fn truncated_header_is_refused() {
+    fn truncated_header_is_rejected() {
         refuses_every_prefix(&SAMPLE, Header::parse);
     }
 }

@@ -1,12 +1,12 @@
-//! Writes fixed pieces one after another into a buffer.
+//! Sequential writes of fields into a buffer.
 
 use crate::WireError;
 
-/// The part of a buffer that is not written yet.
+/// The unwritten rest of a buffer.
 pub(crate) struct Writer<'a>(pub(crate) &'a mut [u8]);
 
 impl Writer<'_> {
-    /// Writes `piece` and moves behind it.
+    /// Writes `piece` and advances.
     ///
     /// Errors: [`WireError::Truncated`] if it does not fit.
     #[inline]

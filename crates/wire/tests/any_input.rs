@@ -1,9 +1,9 @@
-//! Whatever arrives, nothing panics, and what is returned lies inside what arrived.
+//! No input makes a parser panic, and the lengths and offsets that it returns are inside the input.
 
 use fulmar_wire::{arp, eth, icmpv4, icmpv6, ipv4, ipv6, tcp, udp, virtio_net};
 use proptest::prelude::*;
 
-/// Gives the bytes to every parser in the room.
+/// Passes the bytes to every parser of the crate.
 fn parse_all(bytes: &[u8], packet_bytes: usize) {
     let _ = (eth::Header::parse(bytes), arp::Packet::parse(bytes));
     let _ = (udp::Header::parse(bytes), virtio_net::Header::parse(bytes));
@@ -74,7 +74,7 @@ fn unhex(text: &str) -> Vec<u8> {
 }
 
 #[test]
-fn good_packets_are_good() {
+fn valid_packets_are_accepted() {
     let p = good_packets();
     assert!(ipv4::Header::parse(&p[0], 60).is_ok());
     assert!(tcp::Header::parse(&p[1]).is_ok_and(|(h, _)| h.options.window_scale == Some(7)));
@@ -91,7 +91,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn any_bytes_are_survived(
+    fn arbitrary_bytes_do_not_panic(
         bytes in proptest::collection::vec(any::<u8>(), 0..200),
         packet_bytes in prop_oneof![0..300usize, Just(usize::MAX)],
     ) {
@@ -99,7 +99,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_packets_are_survived(
+    fn corrupted_packets_do_not_panic(
         which in 0..6usize,
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
         kept in any::<prop::sample::Index>(),

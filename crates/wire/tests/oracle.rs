@@ -1,4 +1,4 @@
-//! A second opinion: etherparse reads what we write, and we read what it writes.
+//! Differential tests against etherparse: each parses the headers that the other emits.
 
 use etherparse::{
     Ipv4HeaderSlice, Ipv6ExtensionsSlice, Ipv6HeaderSlice, PacketBuilder, SlicedPacket,
@@ -21,8 +21,8 @@ fn payload() -> impl Strategy<Value = Vec<u8>> {
     bytes_up_to(200)
 }
 
-/// Reads the network header of a frame; returns protocol, where the transport starts, and whether
-/// its checksum is right.
+/// Parses the network header of a frame. Returns the protocol, the offset of the transport header, and
+/// whether its checksum is correct.
 fn network(frame: &[u8]) -> (u8, usize, bool) {
     let ether = eth::Header::parse(frame).unwrap();
     assert_eq!((ether.src, ether.dst), (EtherAddr(ETHER[0]), EtherAddr(ETHER[1])));
@@ -66,7 +66,7 @@ macro_rules! theirs {
 
 proptest! {
     #[test]
-    fn their_tcp_is_understood(
+    fn tcp_headers_of_etherparse_are_parsed(
         v6: bool,
         addresses: (u128, u128),
         ports: (u16, u16),
@@ -107,7 +107,7 @@ proptest! {
     }
 
     #[test]
-    fn their_udp_is_understood_and_written_alike(
+    fn udp_headers_of_etherparse_are_parsed_and_emitted_identically(
         v6: bool,
         addresses: (u128, u128),
         ports: (u16, u16),
@@ -128,7 +128,7 @@ proptest! {
     }
 
     #[test]
-    fn their_pings_are_understood_and_written_alike(
+    fn echo_messages_of_etherparse_are_parsed_and_emitted_identically(
         v6: bool,
         addresses: (u128, u128),
         ident: u16,
@@ -160,7 +160,7 @@ proptest! {
     }
 
     #[test]
-    fn our_tcp_is_understood(
+    fn etherparse_parses_emitted_tcp_headers(
         v6: bool,
         addresses: (u128, u128),
         numbers: (u32, u32),
@@ -192,7 +192,7 @@ proptest! {
             urgent: 9,
             options,
         };
-        let frame = our_frame(v6, addresses, &header, &payload);
+        let frame = our_frame(ip(v6, addresses.0), ip(v6, addresses.1), &header, &payload);
         let sliced = SlicedPacket::from_ethernet(&frame).unwrap();
         let Some(TransportSlice::Tcp(theirs)) = &sliced.transport else { panic!("not TCP") };
         prop_assert_eq!(theirs.payload(), &payload[..]);
@@ -214,7 +214,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_judged_alike(mut bytes in bytes_up_to(80), version in 0..20u8) {
+    fn any_bytes_are_accepted_or_rejected_as_by_etherparse(mut bytes in bytes_up_to(80), version in 0..20u8) {
         if let Some(first) = bytes.first_mut().filter(|_| version < 16) {
             *first = *first & 0x0f | if version % 2 == 0 { 0x40 } else { 0x60 };
         }
@@ -224,7 +224,7 @@ proptest! {
     }
 
     #[test]
-    fn extension_headers_lead_to_the_same_place(
+    fn extension_headers_end_at_the_same_offset_as_in_etherparse(
         hop_by_hop: bool,
         kinds in proptest::collection::vec(
             prop::sample::select(vec![protocol::ROUTING, protocol::DESTINATION_OPTIONS]), 0..6),
@@ -261,7 +261,7 @@ proptest! {
     }
 
     #[test]
-    fn arp_is_read_and_written_alike(reply: bool, ether: ([u8; 6], [u8; 6]), ip: (u32, u32)) {
+    fn arp_packets_of_etherparse_are_parsed_and_emitted_identically(reply: bool, ether: ([u8; 6], [u8; 6]), ip: (u32, u32)) {
         let theirs = etherparse::ArpEthIpv4Packet {
             operation: etherparse::ArpOperation(1 + u16::from(reply)),
             sender_mac: ether.0,
@@ -285,8 +285,8 @@ proptest! {
     }
 }
 
-/// The extension headers of a chain that ends with a transport, each 8 bytes and `units` times 8
-/// more where that is possible: options are padding, routing is used up, a fragment is the whole.
+/// The extension headers of a chain that ends with a transport, each of 8 bytes plus `units` times 8 where
+/// possible: options are padding, routing headers have no segments left, fragments are atomic.
 fn extensions(chain: &[u8], units: u8) -> Vec<u8> {
     let mut bytes = Vec::new();
     for pair in chain.windows(2) {
@@ -305,7 +305,7 @@ fn extensions(chain: &[u8], units: u8) -> Vec<u8> {
 fn judge_ipv4(bytes: &[u8]) {
     match (ipv4::Header::parse(bytes, usize::MAX), Ipv4HeaderSlice::from_slice(bytes)) {
         (Ok(ours), Ok(theirs)) => same_ipv4(&ours, &theirs),
-        // They judge the total length elsewhere.
+        // etherparse checks the total length elsewhere.
         (Err(_), Ok(theirs)) => assert!(usize::from(theirs.total_len()) < theirs.slice().len()),
         (Ok(_), Err(e)) => panic!("only we accept: {e}"),
         (Err(_), Err(_)) => {}
@@ -347,23 +347,30 @@ fn judge_tcp(bytes: &[u8]) {
             assert_eq!((ours.seq.0, ours.window), (theirs.sequence_number(), theirs.window_size()));
             assert_eq!(header_bytes, theirs.slice().len());
         }
-        // They judge options elsewhere.
+        // etherparse checks the options elsewhere.
         (Err(_), Ok(theirs)) => assert!(!theirs.options().is_empty()),
         (ours, theirs) => assert_eq!(ours.is_ok(), theirs.is_ok()),
     }
 }
 
-/// A whole frame of ours, checksums included, the payload summed while it is copied.
-fn our_frame(v6: bool, (src, dst): (u128, u128), tcp: &tcp::Header, payload: &[u8]) -> Vec<u8> {
-    let ip_bytes = if v6 { ipv6::HEADER_BYTES } else { ipv4::HEADER_BYTES };
+/// An IPv4 or IPv6 address with these bits.
+fn ip(v6: bool, bits: u128) -> IpAddr {
+    if v6 { IpAddr::V6(bits.into()) } else { IpAddr::V4((bits as u32).into()) }
+}
+
+/// An emitted frame with its checksums, whose payload is summed while it is copied.
+fn our_frame(src: IpAddr, dst: IpAddr, tcp: &tcp::Header, payload: &[u8]) -> Vec<u8> {
+    let (ip_bytes, ethertype) = match src {
+        IpAddr::V6(_) => (ipv6::HEADER_BYTES, eth::IPV6),
+        IpAddr::V4(_) => (ipv4::HEADER_BYTES, eth::IPV4),
+    };
     let segment_bytes = tcp.header_bytes() + payload.len();
     let mut frame = vec![0; eth::HEADER_BYTES + ip_bytes + segment_bytes];
     let (ether, packet) = frame.split_at_mut(eth::HEADER_BYTES);
-    let (ip, segment) = packet.split_at_mut(ip_bytes);
-    let ethertype = if v6 { eth::IPV6 } else { eth::IPV4 };
+    let (network, segment) = packet.split_at_mut(ip_bytes);
     let (src_ether, dst_ether) = (EtherAddr(ETHER[0]), EtherAddr(ETHER[1]));
     eth::Header { dst: dst_ether, src: src_ether, ethertype }.emit(ether).unwrap();
-    let (src, dst) = emit_ip(v6, src, dst, segment_bytes, ip);
+    emit_ip(src, dst, segment_bytes, network);
     let header_bytes = tcp.emit(segment).unwrap();
     let mut sum = Sum::new();
     sum.add_pseudo(src, dst, protocol::TCP, segment_bytes as u32);
@@ -373,44 +380,41 @@ fn our_frame(v6: bool, (src, dst): (u128, u128), tcp: &tcp::Header, payload: &[u
     frame
 }
 
-fn emit_ip(
-    v6: bool,
-    src: u128,
-    dst: u128,
-    payload_bytes: usize,
-    out: &mut [u8],
-) -> (IpAddr, IpAddr) {
-    if v6 {
-        let header = ipv6::Header {
-            src: src.into(),
-            dst: dst.into(),
-            next_header: protocol::TCP,
-            hop_limit: 61,
-            traffic_class: 0,
-            flow_label: 0,
-            payload_bytes,
-        };
-        header.emit(out).unwrap();
-        return (header.src.into(), header.dst.into());
+fn emit_ip(src: IpAddr, dst: IpAddr, payload_bytes: usize, out: &mut [u8]) {
+    match (src, dst) {
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            let header = ipv6::Header {
+                src,
+                dst,
+                next_header: protocol::TCP,
+                hop_limit: 61,
+                traffic_class: 0,
+                flow_label: 0,
+                payload_bytes,
+            };
+            header.emit(out).unwrap();
+        }
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            let header = ipv4::Header {
+                src,
+                dst,
+                protocol: protocol::TCP,
+                ttl: 61,
+                dscp_ecn: 0,
+                ident: 0,
+                dont_fragment: true,
+                more_fragments: false,
+                fragment_offset: 0,
+                header_bytes: 20,
+                total_bytes: 20 + payload_bytes,
+            };
+            header.emit(out).unwrap();
+        }
+        _ => panic!("addresses of different versions"),
     }
-    let header = ipv4::Header {
-        src: (src as u32).into(),
-        dst: (dst as u32).into(),
-        protocol: protocol::TCP,
-        ttl: 61,
-        dscp_ecn: 0,
-        ident: 0,
-        dont_fragment: true,
-        more_fragments: false,
-        fragment_offset: 0,
-        header_bytes: 20,
-        total_bytes: 20 + payload_bytes,
-    };
-    header.emit(out).unwrap();
-    (header.src.into(), header.dst.into())
 }
 
-/// What the header becomes when blocks without room are left out.
+/// The header without the SACK blocks that do not fit.
 fn header_as_sent(header: &tcp::Header) -> tcp::Header {
     let mut sack = tcp::SackBlocks::default();
     let most = if header.options.timestamps.is_some() { 3 } else { 4 };

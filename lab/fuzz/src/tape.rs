@@ -1,12 +1,11 @@
 //! A device whose other side is the script: frames in a queue each way.
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fulmar_base::{Counters, DropReason, Instant, Offload};
 use fulmar_mbuf::{Chain, Pool, Purpose};
-use fulmar_netdev::{Burst, Caps, Device, LinkState, Packet};
+use fulmar_netdev::{Burst, Caps, Device, Packet, WakeFd};
 
 /// A frame on its way to the stack.
 pub struct Arrival {
@@ -122,15 +121,7 @@ impl Device for Tape {
         lock(&self.wire).arriving.is_empty()
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<WakeFd> {
         None
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        None
-    }
-
-    fn link_state(&self) -> LinkState {
-        LinkState::Up
     }
 }

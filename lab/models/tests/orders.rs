@@ -20,7 +20,7 @@ mod modelled {
         ("mbuf", &[fulmar_mbuf::MODELS]),
         ("route", &[fulmar_route::MODELS]),
         ("drivers", &[fulmar_drivers::MODELS]),
-        ("stack", fulmar_stack::MODELS),
+        ("runtime", fulmar_runtime::MODELS),
     ];
 
     /// On as many threads as there are CPUs.

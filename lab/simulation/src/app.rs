@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use fulmar_base::{Duration, Instant, SlotId};
 use fulmar_mbuf::Chain;
+use fulmar_runtime::{PollSetCore, WatchedShard};
+use fulmar_shard::Reserved;
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
-use fulmar_stack::{PollSetCore, Reserved, Shard};
 
 use super::gate::{SharedGround, lock};
 use super::oracle::Violation;
@@ -59,7 +60,7 @@ pub struct Said {
 /// What an end needs for its turn.
 pub struct Cx<'a> {
     /// Its station.
-    pub shard: &'a mut Shard,
+    pub shard: &'a mut WatchedShard,
     /// The time.
     pub now: Instant,
     /// The log.
@@ -654,7 +655,7 @@ impl End {
     }
 
     /// Whether something that it gave the stack is not acknowledged.
-    pub fn has_pending(&self, shard: &mut Shard) -> bool {
+    pub fn has_pending(&self, shard: &mut WatchedShard) -> bool {
         let info = self.id.and_then(|id| shard.tcp_entry(id).ok()).map(|e| e.tcb.info());
         self.phase != Phase::Done
             && info.is_some_and(|i| i.send_queue_bytes > 0 || i.in_flight_bytes > 0)

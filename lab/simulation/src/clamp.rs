@@ -2,12 +2,12 @@
 
 use fulmar_mbuf::Pool;
 use fulmar_netdev::Packet;
+use fulmar_wire::dissect::Network;
 use fulmar_wire::protocol;
-use fulmar_wire::tcp::Flags;
+use fulmar_wire::tcp::{Flags, Header};
 
 use super::moves::{correct, rewritten};
 
-const ETHER_BYTES: usize = 14;
 const TCP_BYTES: usize = 20;
 const CHECKSUM: usize = 16;
 /// Kind and length of the option (RFC 9293 section 3.2).
@@ -17,8 +17,9 @@ const MSS_OPTION: [u8; 2] = [2, 4];
 /// to.
 pub fn clamp(p: Packet, most: u16, pool: &mut Pool) -> Option<Packet> {
     let needs_sum = !p.offload.needs_csum;
+    let frame_bytes = p.chain.len();
     rewritten(p, pool, |head| {
-        let Some(at) = syn_at(head) else { return };
+        let Some(at) = syn_at(head, frame_bytes) else { return };
         let Some(tcp) = head.get_mut(at..) else { return };
         // The stack writes the option first.
         let Some(&[k, n, a, b]) = tcp.get(TCP_BYTES..TCP_BYTES + 4) else { return };
@@ -34,15 +35,8 @@ pub fn clamp(p: Packet, most: u16, pool: &mut Pool) -> Option<Packet> {
 }
 
 /// Where TCP begins in a SYN.
-fn syn_at(head: &[u8]) -> Option<usize> {
-    let ip = head.get(ETHER_BYTES..)?;
-    let at = match (head.get(12)?, head.get(13)?) {
-        (0x08, 0x00) => {
-            let bytes = usize::from(ip.first()? & 15) * 4;
-            (*ip.get(9)? == protocol::TCP).then_some(ETHER_BYTES + bytes)?
-        }
-        (0x86, 0xdd) => (*ip.get(6)? == protocol::TCP).then_some(ETHER_BYTES + 40)?,
-        _ => return None,
-    };
-    (head.get(at + 13)? & Flags::SYN.0 != 0).then_some(at)
+fn syn_at(head: &[u8], frame_bytes: usize) -> Option<usize> {
+    let network = Network::parse(head, frame_bytes).filter(|n| n.protocol == protocol::TCP)?;
+    let (_, flags, _) = Header::peek(head.get(network.l4..)?)?;
+    flags.contains(Flags::SYN).then_some(network.l4)
 }

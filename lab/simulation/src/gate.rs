@@ -2,16 +2,13 @@
 //! plays a device that is full, and one that copies frames into the receiver's own memory.
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fulmar_base::{Counters, DropReason, Duration, FlowKey, Instant, Offload};
+use fulmar_base::{Counters, DropReason, Duration, Instant, Offload};
 use fulmar_drivers::link::SimLink;
 use fulmar_mbuf::{Pool, Purpose};
 use fulmar_netdev::moderation::Profile;
-use fulmar_netdev::{
-    Burst, Caps, Device, DeviceStats, LinkState, Packet, PlacementHint, Rng, Rooms, Unsupported,
-};
+use fulmar_netdev::{Burst, Caps, Device, DeviceStats, DirectPlacement, Packet, Rng, WakeFd};
 
 use super::attack::{Injected, capture};
 use super::clamp::clamp;
@@ -151,6 +148,7 @@ impl Fullness {
 /// See the module's header.
 pub struct Gate {
     inner: SimLink,
+    caps: Caps,
     station: usize,
     ground: SharedGround,
     fullness: Option<Fullness>,
@@ -159,7 +157,6 @@ pub struct Gate {
     copies: bool,
     placing: Option<Placing>,
     urgency: Urgency,
-    has_registers: bool,
     clamp_mss: Option<u16>,
     out: Burst,
     fresh: Burst,
@@ -181,8 +178,11 @@ impl Gate {
             until: Instant::ZERO,
             rng: Rng::new(seed),
         });
+        let coalescing = how.waits.is_some_and(|w| w.registers);
+        let caps = Caps { coalescing, ..*inner.caps() };
         Gate {
             inner,
+            caps,
             station,
             ground: Arc::clone(ground),
             fullness,
@@ -190,7 +190,6 @@ impl Gate {
             copies: how.copies,
             placing: how.places.then(|| Placing::new(seed ^ 0x91ac)),
             urgency: Urgency::new(how.urgent_percent, seed ^ 0x04c9),
-            has_registers: how.waits.is_some_and(|w| w.registers),
             clamp_mss: s.swarm.clamp_mss[station],
             out: Burst::with_capacity(256),
             fresh: Burst::with_capacity(64),
@@ -332,7 +331,7 @@ impl Gate {
 
 impl Device for Gate {
     fn caps(&self) -> &Caps {
-        self.inner.caps()
+        &self.caps
     }
 
     fn tx_burst(
@@ -401,11 +400,7 @@ impl Device for Gate {
         out.len() - before
     }
 
-    fn arm(&mut self) -> bool {
-        true
-    }
-
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<WakeFd> {
         None
     }
 
@@ -423,27 +418,20 @@ impl Device for Gate {
         [full, held, inner].into_iter().flatten().min()
     }
 
-    fn link_state(&self) -> LinkState {
-        if self.is_gone() { LinkState::Gone(ENODEV) } else { LinkState::Up }
-    }
-
-    fn coalesce(&mut self, to: Option<Profile>) -> Result<(), Unsupported> {
-        if !self.has_registers {
-            return Err(Unsupported);
-        }
-        lock(&self.ground).attention[self.station].coalesce(to);
-        Ok(())
-    }
-
-    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        self.placing.as_mut().map_or(Err(Unsupported), |p| p.place(hint))
-    }
-
-    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
-        self.placing.as_mut().map_or_else(Rooms::default, |p| p.unplace(flow))
-    }
-
     fn stats(&self) -> DeviceStats {
         self.inner.stats()
+    }
+
+    fn lost(&self) -> Option<i32> {
+        self.is_gone().then_some(ENODEV)
+    }
+
+    fn coalesce(&mut self, to: Option<Profile>) {
+        lock(&self.ground).attention[self.station].coalesce(to);
+    }
+
+    fn placement(&mut self) -> Option<&mut dyn DirectPlacement> {
+        let placing = self.placing.as_mut()?;
+        Some(placing)
     }
 }

@@ -31,7 +31,7 @@
 //! A failing seed is played a second time to print its last events; the digest over all frames and
 //! calls must be the same, so that a failure can always be looked at again.
 //!
-//! Not here: threads, sleeping, wake-ups of threads (the room `stack` tests its host on real time),
+//! Not here: threads, sleeping, wake-ups of threads (the room `runtime` tests its host on real time),
 //! and the kernel's TCP as a peer.
 
 mod app;

@@ -1,8 +1,8 @@
 //! What must hold, and what is said when it does not.
 
 use fulmar_base::{Counter, DropReason, Duration, Instant};
+use fulmar_shard::{SocketStat, Stat};
 use fulmar_socket::SocketError;
-use fulmar_stack::{SocketStat, Stat};
 
 use super::{Case, Scenario};
 
@@ -170,7 +170,7 @@ pub fn leftover(stat: &Stat) -> Option<String> {
     let held = [
         ("sockets", stat.sockets.len()),
         ("connections in TIME-WAIT", stat.time_wait),
-        ("mbufs", stat.pool.mbufs_out),
+        ("mbufs", stat.pool.mbufs_in_use),
         ("bytes of storage", stat.pool.used_bytes.iter().sum()),
         ("bytes of receive window", stat.window.granted_bytes),
     ];

@@ -2,18 +2,17 @@
 //! nothing else (not even checksums), and hands up late what it has placed.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr};
 
 use fulmar_base::{Duration, FlowKey, Instant, SeqNum};
 use fulmar_mbuf::{Chain, Pool, Purpose};
-use fulmar_netdev::{Packet, Placement, PlacementHint, Rng, Rooms, Unsupported};
-use fulmar_wire::{protocol, tcp};
+use fulmar_netdev::{DirectPlacement, Packet, Rng, Rooms, Unsupported};
+use fulmar_wire::dissect::{Headers, Transport};
+use fulmar_wire::tcp::Flags;
 
 /// Flows that it knows at once.
 const MOST_FLOWS: usize = 4;
 /// All headers there can be.
 const HEAD_BYTES: usize = 14 + 60 + 60;
-const ETHER_BYTES: usize = 14;
 
 struct Expected {
     flow: FlowKey,
@@ -30,6 +29,22 @@ pub struct Placing {
     rng: Rng,
 }
 
+impl DirectPlacement for Placing {
+    fn place(&mut self, flow: FlowKey, next: SeqNum, rooms: Rooms) -> Result<(), Unsupported> {
+        drop(self.unplace(&flow));
+        if self.flows.len() >= MOST_FLOWS {
+            return Err(Unsupported);
+        }
+        self.flows.push(Expected { flow, next, rooms });
+        Ok(())
+    }
+
+    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
+        let at = self.flows.iter().position(|e| e.flow == *flow);
+        at.map_or_else(Rooms::default, |at| self.flows.swap_remove(at).rooms)
+    }
+}
+
 impl Placing {
     pub fn new(seed: u64) -> Placing {
         Placing {
@@ -38,21 +53,6 @@ impl Placing {
             until: Instant::ZERO,
             rng: Rng::new(seed),
         }
-    }
-
-    pub fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        let Placement::InOrder(rooms) = hint.placement else { return Err(Unsupported) };
-        drop(self.unplace(&hint.flow));
-        if self.flows.len() >= MOST_FLOWS {
-            return Err(Unsupported);
-        }
-        self.flows.push(Expected { flow: hint.flow, next: hint.next_seq, rooms });
-        Ok(())
-    }
-
-    pub fn unplace(&mut self, flow: &FlowKey) -> Rooms {
-        let at = self.flows.iter().position(|e| e.flow == *flow);
-        at.map_or_else(Rooms::default, |at| self.flows.swap_remove(at).rooms)
     }
 
     /// When it hands up what it holds.
@@ -87,7 +87,7 @@ impl Placing {
     fn landed(&mut self, p: Packet, pool: &mut Pool) -> Packet {
         let mut head = [0; HEAD_BYTES];
         let n = p.chain.copy_to(0, &mut head);
-        let Some(s) = segment(&head[..n]) else { return p };
+        let Some(s) = segment(&head[..n], p.chain.len()) else { return p };
         let fits = |e: &&mut Expected| e.flow == s.flow && e.next == s.seq && !e.rooms.is_empty();
         let end = s.header_bytes + s.payload_bytes;
         if s.payload_bytes == 0 || p.chain.len() != end {
@@ -150,32 +150,10 @@ struct Segment {
 }
 
 /// A TCP segment that carries nothing unusual.
-fn segment(head: &[u8]) -> Option<Segment> {
-    let (src, dst, ip_bytes, total): (IpAddr, IpAddr, usize, usize) = match head.get(12..14)? {
-        [0x08, 0x00] => {
-            let ip: &[u8; 20] = head.get(ETHER_BYTES..)?.first_chunk()?;
-            let is_whole = u16::from_be_bytes([ip[6], ip[7]]) & 0x3fff == 0;
-            if ip[0] != 0x45 || ip[9] != protocol::TCP || !is_whole {
-                return None;
-            }
-            let at = |i: usize| IpAddr::from([ip[i], ip[i + 1], ip[i + 2], ip[i + 3]]);
-            (at(12), at(16), 20, usize::from(u16::from_be_bytes([ip[2], ip[3]])))
-        }
-        [0x86, 0xdd] => {
-            let ip: &[u8; 40] = head.get(ETHER_BYTES..)?.first_chunk()?;
-            if ip[6] != protocol::TCP {
-                return None;
-            }
-            let at = |i: usize| <[u8; 16]>::try_from(&ip[i..i + 16]).ok().map(IpAddr::from);
-            (at(8)?, at(24)?, 40, 40 + usize::from(u16::from_be_bytes([ip[4], ip[5]])))
-        }
-        _ => return None,
-    };
-    let (header, tcp_bytes) = tcp::Header::parse(head.get(ETHER_BYTES + ip_bytes..)?).ok()?;
-    let usual = header.flags.without(tcp::Flags::PSH) == tcp::Flags::ACK;
-    let payload_bytes = total.checked_sub(ip_bytes + tcp_bytes)?;
-    let flow =
-        FlowKey::new(SocketAddr::new(dst, header.dst_port), SocketAddr::new(src, header.src_port));
-    let header_bytes = ETHER_BYTES + ip_bytes + tcp_bytes;
-    usual.then_some(Segment { flow, seq: header.seq, header_bytes, payload_bytes })
+fn segment(head: &[u8], frame_bytes: usize) -> Option<Segment> {
+    let h = Headers::parse(head, frame_bytes)?;
+    let Transport::Tcp(tcp) = &h.transport else { return None };
+    let usual = tcp.flags.without(Flags::PSH) == Flags::ACK;
+    let Headers { payload_at: header_bytes, payload_bytes, .. } = h;
+    usual.then_some(Segment { flow: h.flow()?, seq: tcp.seq, header_bytes, payload_bytes })
 }

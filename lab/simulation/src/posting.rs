@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use fulmar_base::SlotId;
 use fulmar_mbuf::RecvBuf;
+use fulmar_runtime::RecvTicket;
+use fulmar_shard::RecvOutcome;
 use fulmar_socket::SocketError;
 use fulmar_socket::posted::Rule;
-use fulmar_stack::{RecvOutcome, RecvTicket};
 
 use super::app::Cx;
 use super::gate::lock;

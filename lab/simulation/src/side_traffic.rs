@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use fulmar_base::{Duration, Instant, SlotId};
 
+use fulmar_shard::Shard;
 use fulmar_socket::{SocketError, Step};
-use fulmar_stack::Shard;
 use fulmar_udp::BindOptions;
 
 use super::oracle::Violation;

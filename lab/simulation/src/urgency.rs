@@ -3,12 +3,12 @@
 
 use fulmar_mbuf::Pool;
 use fulmar_netdev::{Packet, Rng};
+use fulmar_wire::dissect::Network;
 use fulmar_wire::protocol;
-use fulmar_wire::tcp::Flags;
+use fulmar_wire::tcp::{Flags, Header};
 
 use super::moves::{correct, rewritten};
 
-const ETHER_BYTES: usize = 14;
 /// Of a TCP header: flags with the length in front, checksum, urgent pointer.
 const FLAGS: usize = 12;
 const CHECKSUM: usize = 16;
@@ -33,8 +33,9 @@ impl Urgency {
         }
         // Within a full segment mostly, and beyond it.
         let pointer = 1 + self.rng.below(3_000) as u16;
+        let frame_bytes = p.chain.len();
         rewritten(p, pool, |head| {
-            let Some(at) = segment_at(head) else { return };
+            let Some(at) = segment_at(head, frame_bytes) else { return };
             let Some(tcp) = head.get_mut(at..at + TCP_BYTES) else { return };
             let flags = u16::from_be_bytes([tcp[FLAGS], tcp[FLAGS + 1] | Flags::URG.0]);
             for (field, value) in [(FLAGS, flags), (POINTER, pointer)] {
@@ -48,17 +49,8 @@ impl Urgency {
 }
 
 /// Where TCP begins in a frame that is no fragment and opens no connection.
-fn segment_at(head: &[u8]) -> Option<usize> {
-    let ip = head.get(ETHER_BYTES..)?;
-    let at = match (head.get(12)?, head.get(13)?) {
-        (0x08, 0x00) => {
-            let is_whole = ip.get(6)? & 0x3f == 0 && *ip.get(7)? == 0;
-            let bytes = usize::from(ip.first()? & 15) * 4;
-            (is_whole && *ip.get(9)? == protocol::TCP).then_some(ETHER_BYTES + bytes)?
-        }
-        (0x86, 0xdd) => (*ip.get(6)? == protocol::TCP).then_some(ETHER_BYTES + 40)?,
-        _ => return None,
-    };
-    let is_usual = head.get(at + FLAGS + 1)? & (Flags::SYN.0 | Flags::RST.0) == 0;
-    is_usual.then_some(at)
+fn segment_at(head: &[u8], frame_bytes: usize) -> Option<usize> {
+    let network = Network::parse(head, frame_bytes).filter(|n| n.protocol == protocol::TCP)?;
+    let (_, flags, _) = Header::peek(head.get(network.l4..)?)?;
+    (!flags.intersects(Flags::SYN | Flags::RST)).then_some(network.l4)
 }

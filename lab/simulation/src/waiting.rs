@@ -7,7 +7,7 @@
 
 use fulmar_base::{Duration, Instant};
 use fulmar_netdev::moderation::{ModerationConfig, Next, Profile};
-use fulmar_stack::Shard;
+use fulmar_shard::Shard;
 
 use super::scenario::Draw;
 
@@ -88,7 +88,7 @@ impl Attention {
 
 /// What a thread that has found nothing to do does now: until when it holds. It may set the registers.
 pub fn wait(shard: &mut Shard, now: Instant) -> Option<Instant> {
-    shard.start_waiting(now);
+    shard.moderation().start_waiting(now);
     match shard.next_wait(now, false) {
         Next::Hold { until } => Some(until),
         Next::Look { .. } | Next::Arm => None,

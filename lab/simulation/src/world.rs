@@ -8,8 +8,9 @@ use fulmar_drivers::link::{LinkConfig, sim_pair_each_way};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
 use fulmar_route::Prefix;
+use fulmar_runtime::{PollSetCore, WatchedShard};
+use fulmar_shard::{ListenOptions, Shard, StackConfig};
 use fulmar_socket::{Ready, Step};
-use fulmar_stack::{ListenOptions, PollSetCore, Shard, StackConfig};
 
 use super::app::{Cx, End, Quirk, Said};
 use super::attack::{AttackKind, Attacker};
@@ -41,7 +42,7 @@ const LISTENER: usize = usize::MAX;
 pub(super) const START: Instant = Instant::from_millis(100_000);
 
 pub(super) struct Side {
-    pub(super) shard: Shard,
+    pub(super) shard: WatchedShard,
     listener: Option<SlotId>,
     set: Option<Arc<PollSetCore>>,
     traffic: SideTraffic,
@@ -284,6 +285,8 @@ impl World {
         self.accept(i)?;
         let mut first = true;
         for _ in 0..MOST_ROUNDS {
+            // Buffers that are over are in their tickets before their ends look.
+            self.sides[i].shard.dispatch();
             let named = self.named(i);
             let mut moved = false;
             for e in 0..self.ends.len() {
@@ -317,7 +320,7 @@ impl World {
         let has_work = shard.next_deadline().is_some_and(|at| at <= self.now);
         if !has_work && !attention.is_holding(self.now) {
             if attention.has_held() {
-                shard.slept();
+                shard.moderation().slept();
             }
             let until = waiting::wait(shard, self.now);
             lock(&self.ground).attention[i].hold(until);
@@ -540,8 +543,9 @@ fn side(s: &Scenario, i: usize, gate: Gate) -> Side {
         moderation: how.waits.map(|w| w.config).unwrap_or_default(),
         ..StackConfig::default()
     };
-    let mut shard =
+    let shard =
         Shard::new(config, Box::new(gate), START).expect("invariant: a sound configuration");
+    let mut shard = WatchedShard::new(shard);
     let at = |i: usize| SocketAddr::new(address(s.v6, i), DATAGRAM_PORT);
     let traffic = SideTraffic::new(
         i,

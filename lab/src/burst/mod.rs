@@ -2,39 +2,91 @@
 //!
 //! Every device of ours and the kernel's own sockets, sending and receiving, small frames and full
 //! ones, bursts of 1 to 256; and the old way: one frame per crossing, a header and a cluster from the
-//! general allocator for each. Every way runs once per round for a short slice, the bursts of one
-//! device moments apart, so that a figure is the median of pairs. Only one end is timed ([`rig`]).
+//! general allocator for each. Only one end is timed ([`rig`]). Beside them what a buffer costs by itself
+//! (`buffers.rs`), and what joining received segments in software is worth where packets come one by one.
 
-mod account;
-pub mod buffers;
+mod buffers;
 mod flow;
-mod found;
-pub mod joining;
 pub mod rig;
 #[allow(unsafe_code)]
 pub(crate) mod sys;
 
+use std::cell::RefCell;
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-pub use account::accounts;
-pub use found::Found;
-use rig::{Cost, DeviceRig, KernelRig, Load, Rig};
+use fulmar_cli::bounds::within;
+use rig::{DeviceRig, KernelRig, Load, Rig};
 
-use crate::bench::{Figure, Ratio, Stop};
+use crate::account::Figures;
 use crate::cpu::{self, Placement};
-use crate::on_pinned_thread;
-use crate::stats::Estimate;
-use crate::stream::Over;
+use crate::floor::Direction as Way;
+use crate::harness::options::{Common, Stack, one_of, or};
+use crate::harness::report::{Chart, Report, Shape, label, number};
+use crate::harness::{self, Pace, Plan, Ratio, Sample, Scenario};
+use crate::stream::{Ground, Over};
+use crate::transfer::THIS_END;
+use crate::{Bulk, on_pinned_thread, udp};
 
+/// Time for the rounds.
+const FULL: Duration = Duration::from_secs(60);
+/// The same with --quick: what users wait for stays under 20 s, opening the devices included.
+const QUICK: Duration = Duration::from_secs(12);
 /// Frames of a burst, in the order of the columns.
-pub const BURSTS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
+const BURSTS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 /// A small frame, and a full one of MTU 1500.
-pub const FRAME_BYTES: [usize; 2] = [64, 1514];
+const FRAME_BYTES: [usize; 2] = [64, 1514];
+/// The longest frame that every device takes and no device cuts.
+const MOST_BYTES: usize = 1514;
+/// Ethernet, IPv4 and UDP headers of the kernel's datagrams, and one byte.
+const LEAST_BYTES: usize = rig::HEADER_BYTES + 1;
 /// Frames of one run of a way.
 const PACKETS: usize = 2 * rig::SECTION;
-/// Rounds that an interval needs, whatever the budget says.
-const LEAST_ROUNDS: usize = 3;
+
+/// What a frame costs against the number of frames that cross together
+#[derive(clap::Args, Clone, Debug)]
+#[command(
+    override_usage = "fulmar-lab bench burst [OPTIONS]",
+    after_help = "Ways: bursts (what the device does with a vector; over TAP io_uring where that is
+cheaper), writev (TAP, one frame per call), old (one frame per crossing, header
+and cluster from the general allocator), kernel (sendmmsg and recvmmsg on veth).
+Takes 60 seconds. It makes its own namespaces and leaves nothing behind."
+)]
+pub struct Options {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened: its own documentation is shown")]
+    pub common: Common,
+    /// Over which devices [default: all]
+    #[arg(long, value_parser = device, value_delimiter = ',', value_name = "tap|packet|sim|...")]
+    pub device: Vec<Device>,
+    /// Bytes of a frame, Ethernet header included [default: 64, 1514; with --quick 64]
+    #[arg(long, value_parser = within(LEAST_BYTES, MOST_BYTES), value_delimiter = ',', value_name = "BYTES")]
+    pub bytes: Vec<usize>,
+    /// Frames per burst, 1 to 256 [default: 1, 2, 4 and so on to 256; with --quick 1, 8, 64, 256]
+    #[arg(long, value_parser = within(1usize, 256), value_delimiter = ',', value_name = "FRAMES")]
+    pub burst: Vec<usize>,
+    /// Whose frames
+    #[arg(long, value_enum, default_value_t = Stack::Both)]
+    pub stack: Stack,
+}
+
+fn device(text: &str) -> Result<Device, String> {
+    one_of(Device::ALL, Device::name, text)
+}
+
+impl Options {
+    fn devices(&self) -> Vec<Device> {
+        or(&self.device, &Device::ALL)
+    }
+
+    fn frame_bytes(&self) -> Vec<usize> {
+        or(&self.bytes, if self.common.quick { &FRAME_BYTES[..1] } else { &FRAME_BYTES })
+    }
+
+    fn bursts(&self) -> Vec<usize> {
+        or(&self.burst, if self.common.quick { &[1, 8, 64, 256] } else { &BURSTS })
+    }
+}
 
 /// What bursts go through.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,33 +119,19 @@ impl Device {
         }
     }
 
-    const fn needs_kernel(self) -> bool {
-        matches!(self, Device::Tap | Device::Packet)
+    /// As a real device with a stack on it.
+    const fn over(self) -> Option<Over> {
+        match self {
+            Device::Tap => Some(Over::Tap),
+            Device::Packet => Some(Over::Packet),
+            Device::Sim | Device::Shm | Device::Link => None,
+        }
     }
-}
-
-/// What to measure.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Options {
-    /// Over which devices.
-    pub devices: Vec<Device>,
-    /// Frames of which lengths, Ethernet header included.
-    pub frame_bytes: Vec<usize>,
-    /// Frames per burst.
-    pub bursts: Vec<usize>,
-    /// Measure fulmar's devices.
-    pub fulmar: bool,
-    /// Measure the kernel's sockets.
-    pub kernel: bool,
-    /// Time for the rounds; opening the devices comes on top.
-    pub budget: Duration,
-    /// Rounds at most.
-    pub runs: usize,
 }
 
 /// Which way frames go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Direction {
+enum Direction {
     /// Out.
     Send,
     /// In.
@@ -104,7 +142,7 @@ impl Direction {
     const BOTH: [Direction; 2] = [Direction::Send, Direction::Receive];
 
     /// The name in ways.
-    pub const fn name(self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
             Direction::Send => "send",
             Direction::Receive => "receive",
@@ -112,355 +150,360 @@ impl Direction {
     }
 }
 
-/// One way: a point of one curve.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Way {
-    /// The device's name, `veth` for the kernel's sockets.
-    pub device: &'static str,
-    /// How frames cross: `ours`, `writev`, `flow`, `old`, `kernel`.
-    pub method: &'static str,
-    /// Which way they go.
-    pub direction: Direction,
-    /// Bytes of a frame.
-    pub frame_bytes: usize,
-    /// Frames of a burst.
-    pub burst: usize,
-}
-
-impl Way {
-    /// A stable dotted name: `tap.ours.send.64b.x8`.
-    pub fn name(&self) -> String {
-        let Way { device, method, direction, frame_bytes, burst } = self;
-        format!("{device}.{method}.{}.{frame_bytes}b.x{burst}", direction.name())
-    }
-
-    /// The name of the curve that it is a point of.
-    fn curve(&self) -> (&'static str, &'static str, Direction, usize) {
-        (self.device, self.method, self.direction, self.frame_bytes)
-    }
-}
-
-/// A way with what was found.
-pub struct Lane {
-    /// Which.
-    pub way: Way,
-    /// Nanoseconds per frame, one value per round.
-    values: Vec<f64>,
-    frames: u64,
-    crossings: u64,
-    slow_allocs: u64,
-}
-
-impl Lane {
-    /// Nanoseconds per frame.
-    pub fn ns(&self) -> Option<Estimate> {
-        Estimate::of(&self.values)
-    }
-
-    /// Frames that cross together, as counted; the old way's buffers do not cross.
-    pub fn frames_per_crossing(&self) -> Option<f64> {
-        (self.crossings > 0).then(|| self.frames as f64 / self.crossings as f64)
-    }
-}
-
 /// A rig, by whose names its ways go.
 struct Opened {
     device: &'static str,
+    /// How frames cross: `ours`, `writev`, `flow`, `kernel`.
     method: &'static str,
-    has_old: bool,
-    rig: Box<dyn Rig>,
+    rig: RefCell<Box<dyn Rig>>,
 }
+
+/// CPU nanoseconds per frame.
+const NS: &str = "ns_per_frame";
+const PER_CROSSING: &str = "frames_per_crossing";
+/// Buffers that the general lists had to give, after the first round.
+const SLOW: &str = "slow_path_allocations";
+/// CPU of a receiver of a stream.
+const PER_KB: &str = "this_end_cpu_ns_per_kb";
 
 /// Measures, on one CPU; `isolated` says whether this process has namespaces of its own. What cannot
 /// be opened here is said on standard error and left out.
 ///
 /// # Errors
 /// Nothing of what was asked for can be measured here.
-pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Found> {
-    let has_kernel = match isolated {
-        Ok(()) => true,
-        Err(e) => {
-            eprintln!("what needs the kernel cannot be measured here: {e}");
-            false
-        }
-    };
+pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
+    let has_kernel = isolated
+        .inspect_err(|e| eprintln!("what needs the kernel cannot be measured here: {e}"))
+        .is_ok();
+    let grounds = grounds(options, has_kernel);
     let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
-    let overs = [(Device::Tap, Over::Tap), (Device::Packet, Over::Packet)];
-    let overs: Vec<Over> = overs
-        .into_iter()
-        .filter(|(d, _)| has_kernel && options.fulmar && options.devices.contains(d))
-        .map(|(_, over)| over)
-        .collect();
-    let mut joining = joining::Joining::open(&overs);
-    on_pinned_thread(near_cpu, || {
-        let mut rigs = open(options, has_kernel);
+    on_pinned_thread(near_cpu, move || {
+        let rigs = open(options, has_kernel);
         if rigs.is_empty() {
             return Err(io::Error::other("nothing of what was asked for can be measured here"));
         }
-        Ok(rounds(options, &mut rigs, &mut joining))
+        let mut scenarios: Vec<Scenario<'_>> =
+            rigs.iter().flat_map(|opened| of_rig(options, opened)).collect();
+        let ours: Vec<String> = scenarios.iter().map(|s| s.name.clone()).collect();
+        if options.stack.has_fulmar() {
+            scenarios.push(buffers::scenario());
+            scenarios.extend(grounds.iter().map(joining));
+        }
+        let mut ratios = ratios(&ours);
+        ratios.retain(|r| r.is_measured(&scenarios));
+        let (budget, max_runs) = (options.common.budget(QUICK, FULL), options.common.runs);
+        let plan = Plan { scenarios, ratios, budget, max_runs, pace: Pace::Calls };
+        let mut report = Report::of(&SHAPE, harness::run(plan));
+        let paths = rigs.iter().map(|r| (r.device, r.method, r.rig.borrow().path()));
+        let paths = paths.filter(|(_, _, path)| !path.is_empty());
+        report
+            .notes
+            .extend(paths.map(|(device, method, path)| format!("{device}, {method}: {path}")));
+        Ok(report)
     })
-    .map(|found| Found { joining: Some(joining), ..found })
+}
+
+/// The accounts of a stack over those of the options' devices that datagrams are sent over: one in a call,
+/// and 64. The rigs of this bench are devices without a stack.
+///
+/// # Errors
+/// No CPU to run on; a device that fails.
+pub fn accounts(options: &Options) -> io::Result<Vec<Figures>> {
+    use udp::Method::{Connected, Many, Received, ReceivedMany};
+    let of = |d: &Device| match d {
+        Device::Sim => Some(udp::Device::Sim),
+        Device::Tap => Some(udp::Device::Tap),
+        Device::Packet | Device::Shm | Device::Link => None,
+    };
+    let devices = options.devices();
+    let devices: Vec<_> =
+        devices.iter().filter(|_| options.stack.has_fulmar()).filter_map(of).collect();
+    let bytes = options.frame_bytes().into_iter().min().unwrap_or(FRAME_BYTES[0]);
+    let payload = bytes.saturating_sub(rig::HEADER_BYTES).max(1);
+    udp::of_calls(&devices, &[Connected, Many, Received, ReceivedMany], payload)
 }
 
 fn open(options: &Options, has_kernel: bool) -> Vec<Opened> {
     let mut rigs = Vec::new();
-    let mut add = |device, method, has_old, rig: io::Result<Box<dyn Rig>>| match rig {
-        Ok(rig) => rigs.push(Opened { device, method, has_old, rig }),
+    let mut add = |device, method, rig: io::Result<DeviceRig>| match rig {
+        Ok(rig) => rigs.push(Opened { device, method, rig: RefCell::new(Box::new(rig)) }),
         Err(e) => eprintln!("no {device} ({method}): {e}"),
     };
-    fn boxed<R: Rig + 'static>(rig: io::Result<R>) -> io::Result<Box<dyn Rig>> {
-        rig.map(|r| Box::new(r) as Box<dyn Rig>)
-    }
-    let wanted =
-        options.devices.iter().filter(|d| options.fulmar && (has_kernel || !d.needs_kernel()));
-    for device in wanted {
+    let devices = options
+        .devices()
+        .into_iter()
+        .filter(|d| options.stack.has_fulmar() && (has_kernel || d.over().is_none()));
+    for device in devices {
         let name = device.name();
         match device {
             Device::Tap => {
-                add(name, "ours", true, boxed(DeviceRig::tap(false)));
-                add(name, "writev", false, boxed(DeviceRig::tap(true)));
-                add(name, "flow", false, boxed(DeviceRig::tap_flow()));
+                add(name, "ours", DeviceRig::tap(false));
+                add(name, "writev", DeviceRig::tap(true));
+                add(name, "flow", DeviceRig::tap_flow());
             }
             Device::Packet => {
-                add(name, "ours", true, boxed(DeviceRig::packet()));
-                add(name, "flow", false, boxed(DeviceRig::packet_flow()));
+                add(name, "ours", DeviceRig::packet());
+                add(name, "flow", DeviceRig::packet_flow());
             }
-            Device::Sim => add(name, "ours", true, boxed(DeviceRig::sim())),
-            Device::Shm => add(name, "ours", true, boxed(DeviceRig::shm())),
-            Device::Link => add(name, "ours", true, boxed(DeviceRig::link())),
+            Device::Sim => add(name, "ours", DeviceRig::sim()),
+            Device::Shm => add(name, "ours", DeviceRig::shm()),
+            Device::Link => add(name, "ours", DeviceRig::link()),
         }
     }
-    if options.kernel && has_kernel {
-        add("veth", "kernel", false, boxed(KernelRig::new()));
+    if options.stack.has_kernel() && has_kernel {
+        match KernelRig::new() {
+            Ok(rig) => {
+                let rig: RefCell<Box<dyn Rig>> = RefCell::new(Box::new(rig));
+                rigs.push(Opened { device: "veth", method: "kernel", rig });
+            }
+            Err(e) => eprintln!("no veth (kernel): {e}"),
+        }
     }
     rigs
 }
 
-/// Runs rounds until the time is over.
-fn rounds(options: &Options, rigs: &mut [Opened], joining: &mut joining::Joining) -> Found {
-    let began = Instant::now();
-    let (mut lanes, mut errors) = (Vec::new(), Vec::new());
-    let mut buffers = buffers::Buffers::default();
-    let mut done = 0;
-    while done < options.runs && (done < LEAST_ROUNDS || began.elapsed() < options.budget) {
-        for opened in rigs.iter_mut() {
-            round(options, opened, &mut lanes, &mut errors);
-        }
-        if options.fulmar {
-            buffers.round();
-            joining.round();
-        }
-        done += 1;
-    }
-    let stop = if done == options.runs { Stop::Runs } else { Stop::Budget };
-    let mut figures = figures(&lanes);
-    figures.extend(buffers.figures());
-    figures.extend(joining.figures());
-    let paths = rigs.iter().map(|r| (r.device, r.method, r.rig.path())).collect();
-    Found { lanes, buffers, joining: None, figures, paths, errors, stop, elapsed: began.elapsed() }
-}
-
-/// Every way of one rig, once.
-fn round(
-    options: &Options,
-    opened: &mut Opened,
-    lanes: &mut Vec<Lane>,
-    errors: &mut Vec<(String, String)>,
-) {
-    for &frame_bytes in &options.frame_bytes {
+/// Every way of one rig, bursts beside each other.
+fn of_rig<'a>(options: &Options, opened: &'a Opened) -> Vec<Scenario<'a>> {
+    let mut all = Vec::new();
+    for bytes in options.frame_bytes() {
         for direction in Direction::BOTH {
-            let way = |method, burst| Way {
-                device: opened.device,
-                method,
-                direction,
-                frame_bytes,
-                burst,
-            };
-            let old = opened.has_old.then(|| (way("old", 1), true));
-            let ours = options.bursts.iter().map(|&burst| (way(opened.method, burst), false));
-            let ways: Vec<(Way, bool)> = old.into_iter().chain(ours).collect();
-            for (way, is_old) in ways {
-                if errors.iter().any(|(name, _)| *name == way.name()) {
-                    continue;
-                }
-                let load = Load { burst: way.burst, bytes: frame_bytes, packets: PACKETS, is_old };
-                let cost = match direction {
-                    Direction::Send => opened.rig.send(load),
-                    Direction::Receive => opened.rig.receive(load),
-                };
-                match cost {
-                    Ok(cost) => note(lanes, way, cost),
-                    Err(e) => errors.push((way.name(), e.to_string())),
-                }
+            let load = |burst, is_old| Load { burst, bytes, packets: PACKETS, is_old };
+            if opened.method == "ours" {
+                all.push(scenario(opened, direction, load(1, true)));
             }
+            all.extend(
+                options.bursts().into_iter().map(|b| scenario(opened, direction, load(b, false))),
+            );
         }
+    }
+    all
+}
+
+fn scenario(opened: &Opened, direction: Direction, load: Load) -> Scenario<'_> {
+    let method = if load.is_old { "old" } else { opened.method };
+    let (device, burst, bytes) = (opened.device, load.burst, load.bytes);
+    let mut is_warm = false;
+    let run = move |_| {
+        let mut rig = opened.rig.borrow_mut();
+        let cost = match direction {
+            Direction::Send => rig.send(load)?,
+            Direction::Receive => rig.receive(load)?,
+        };
+        let mut sample = Sample::of(NS, cost.ns_per_packet());
+        if cost.crossings > 0 {
+            sample = sample.with(PER_CROSSING, cost.packets as f64 / cost.crossings as f64);
+        }
+        if std::mem::replace(&mut is_warm, true) {
+            sample = sample.with(SLOW, cost.slow_allocs as f64);
+        }
+        Ok(sample)
+    };
+    let verb = direction.name();
+    let name = format!("{device}.{method}.{verb}.{bytes}b.x{burst}");
+    let table = match direction {
+        Direction::Send => "Sending: ns of CPU per frame, by frames in a burst",
+        Direction::Receive => "Receiving: ns of CPU per frame, by frames asked for at once",
+    };
+    Scenario::new(name, format!("{device}, {}, {verb}", title(method)), run)
+        .in_table(table)
+        .label("frame_bytes", bytes)
+        .label("device", device)
+        .label("method", method)
+        .label("way", title(method))
+        .label("burst", burst)
+}
+
+fn title(method: &str) -> &str {
+    match method {
+        "ours" => "bursts",
+        "writev" => "writev, readv each",
+        "flow" => "bursts of one flow",
+        "old" => "old: one by one, general allocator",
+        "kernel" => "kernel sendmmsg, recvmmsg",
+        other => other,
     }
 }
 
-fn note(lanes: &mut Vec<Lane>, way: Way, cost: Cost) {
-    let lane = match lanes.iter_mut().position(|l| l.way == way) {
-        Some(at) => &mut lanes[at],
-        None => {
-            lanes.push(Lane { way, values: Vec::new(), frames: 0, crossings: 0, slow_allocs: 0 });
-            let last = lanes.len() - 1;
-            &mut lanes[last]
-        }
+/// Where a kernel peer sends packets of MTU size, which the stack joins or does not.
+struct Packets {
+    name: String,
+    title: String,
+    ground: RefCell<Ground>,
+}
+
+fn grounds(options: &Options, has_kernel: bool) -> Vec<Packets> {
+    let wanted = options.devices().into_iter().filter_map(Device::over);
+    let wanted = wanted.filter(|_| has_kernel && options.stack.has_fulmar());
+    let each = wanted.flat_map(|over| [(over, "joined", true), (over, "single", false)]);
+    let opened = each.filter_map(|(over, how, gro)| {
+        let ground = Ground::of_packets(over, Placement::SameCpu, gro)
+            .inspect_err(|e| eprintln!("no receiving over {} packet by packet: {e}", over.name()));
+        Some(Packets {
+            name: format!("{}.stream.{how}", over.name()),
+            title: format!("{}, a stream packet by packet, segments {how}", over.name()),
+            ground: RefCell::new(ground.ok()?),
+        })
+    });
+    opened.collect()
+}
+
+/// A stream from the kernel that comes packet by packet.
+fn joining(packets: &Packets) -> Scenario<'_> {
+    /// How long one stream is measured, and the bytes before that.
+    const SLICE: Duration = Duration::from_millis(80);
+    const WARM_BYTES: u64 = 4 << 20;
+    let bulk = Bulk { warm_bytes: WARM_BYTES, ..Bulk::default() };
+    let run = move |_| {
+        let transfer = packets.ground.borrow_mut().stream(&bulk, Way::Receive, SLICE)?;
+        let this_end = transfer.sample().value(THIS_END).unwrap_or(f64::NAN);
+        Ok(Sample::of(PER_KB, this_end))
     };
-    lane.values.push(cost.ns_per_packet());
-    lane.frames += cost.packets as u64;
-    lane.crossings += cost.crossings;
-    // The first round warms up.
-    if lane.values.len() > 1 {
-        lane.slow_allocs += cost.slow_allocs;
+    Scenario::new(&*packets.name, &*packets.title, run).in_table(BY_ITSELF)
+}
+
+/// The table of what is no burst.
+const BY_ITSELF: &str = "Buffers, and streams received packet by packet";
+
+fn point(device: &str, method: &str, direction: &str, burst: usize) -> String {
+    format!("{device}.{method}.{direction}.64b.x{burst}")
+}
+
+/// Bursts of 64 over bursts of 1.
+fn over_one(name: String, sentence: String, device: &str, method: &str, direction: &str) -> Ratio {
+    Ratio::over(name, sentence, NS, [64, 1].map(|burst| point(device, method, direction, burst)))
+}
+
+/// The figures; those that are not measured are left out.
+fn ratios(ours: &[String]) -> Vec<Ratio> {
+    let mut all = flow_ratios();
+    all.extend(frame_ratios());
+    all.extend(old_ratios());
+    let slow = ours.iter().filter(|name| !name.starts_with("veth")).map(|n| (n.clone(), SLOW));
+    let sum = |t: &[f64]| t.iter().filter(|v| v.is_finite()).sum();
+    let sentence =
+        "buffers that the general lists or a new slab had to give after the first round, all ways";
+    all.push(
+        Ratio::new("burst.slow_path_allocations", sentence, slow.collect(), sum).goals(0.0, 0.0),
+    );
+    all.extend(buffers::ratios());
+    for device in ["tap", "packet"] {
+        let way = |how| format!("{device}.stream.{how}");
+        let sentence = "CPU per KB received packet by packet, segments joined in software ÷ not";
+        let name = format!("burst.{device}.joined_vs_single");
+        all.push(Ratio::over(name, sentence, PER_KB, [way("joined"), way("single")]));
     }
-}
-
-/// One way over another, round by round.
-fn ratio(lanes: &[Lane], above: &str, below: &str) -> Option<Estimate> {
-    let values = |name: &str| lanes.iter().find(|l| l.way.name() == name).map(|l| &l.values);
-    let pairs = values(above)?.iter().zip(values(below)?);
-    Estimate::of(&pairs.map(|(a, b)| a / b).collect::<Vec<_>>())
-}
-
-/// What a figure is judged by.
-struct Goal {
-    reach_and_aim: Option<(f64, f64)>,
-    more_is_better: bool,
-}
-
-fn figure(name: &str, sentence: &str, estimate: Option<Estimate>, goal: Goal) -> Figure {
-    let ratio = Ratio {
-        name: name.into(),
-        sentence: sentence.into(),
-        way: String::new(),
-        over: None,
-        measure: |_| f64::NAN,
-        reach_and_aim: goal.reach_and_aim,
-        more_is_better: goal.more_is_better,
-        published: None,
-    };
-    Figure { ratio, estimate }
-}
-
-const LESS: Goal = Goal { reach_and_aim: None, more_is_better: false };
-const MORE: Goal = Goal { reach_and_aim: None, more_is_better: true };
-
-/// The figures asked for, and the same of the other devices; those that were not measured are left
-/// out.
-fn figures(lanes: &[Lane]) -> Vec<Figure> {
-    let mut all = flow_figures(lanes);
-    all.extend(frame_figures(lanes));
-    all.extend(old_figures(lanes));
-    all.extend(kernel_figures(lanes));
-    all.push(slow_path(lanes));
-    all.retain(|f| f.estimate.is_some());
     all
 }
 
 /// Datagrams of one flow, which may cross as one frame.
-fn flow_figures(lanes: &[Lane]) -> Vec<Figure> {
+fn flow_ratios() -> Vec<Ratio> {
+    let sent = "ns per 64-byte datagram of one flow over TAP, read by a kernel socket, bursts of 64 ÷ of 1";
     let mut all = vec![
-        figure(
-            "burst.tap.64_vs_1",
-            "ns per 64-byte datagram of one flow over TAP, read by a kernel socket, bursts of 64 ÷ of 1",
-            ratio(lanes, "tap.flow.send.64b.x64", "tap.flow.send.64b.x1"),
-            Goal { reach_and_aim: Some((0.68, 0.6)), more_is_better: false },
-        ),
-        figure(
-            "burst.packet.flow.64_vs_1",
-            "the same, packet",
-            ratio(lanes, "packet.flow.send.64b.x64", "packet.flow.send.64b.x1"),
-            LESS,
+        over_one("burst.tap.64_vs_1".into(), sent.into(), "tap", "flow", "send").goals(0.68, 0.6),
+        over_one(
+            "burst.packet.flow.64_vs_1".into(),
+            "the same, packet".into(),
+            "packet",
+            "flow",
+            "send",
         ),
     ];
-    for device in ["tap", "packet"] {
-        let point = |burst| format!("{device}.flow.receive.64b.x{burst}");
-        all.push(figure(
-            &format!("burst.{device}.flow.receive.64_vs_1"),
-            &format!("ns per 64-byte datagram received, 64 joined by the sender ÷ 1, {device}"),
-            ratio(lanes, &point(64), &point(1)),
-            LESS,
-        ));
-    }
+    all.extend(["tap", "packet"].map(|device| {
+        let sentence =
+            format!("ns per 64-byte datagram received, 64 joined by the sender ÷ 1, {device}");
+        over_one(
+            format!("burst.{device}.flow.receive.64_vs_1"),
+            sentence,
+            device,
+            "flow",
+            "receive",
+        )
+    }));
     all
 }
 
 /// Frames of any kind.
-fn frame_figures(lanes: &[Lane]) -> Vec<Figure> {
+fn frame_ratios() -> Vec<Ratio> {
     let ours = Device::ALL.map(|d| (d.name(), "ours"));
     let devices: Vec<_> = ours.into_iter().chain([("veth", "kernel")]).collect();
-    let mut all = Vec::new();
-    for &(device, method) in &devices {
-        let point = |burst| format!("{device}.{method}.send.64b.x{burst}");
-        let name = if device == "tap" { "tap.any" } else { device };
-        all.push(figure(
-            &format!("burst.{name}.64_vs_1"),
-            &format!("ns per 64-byte frame of any kind, bursts of 64 ÷ bursts of 1, {device}"),
-            ratio(lanes, &point(64), &point(1)),
-            LESS,
-        ));
-    }
-    for &(device, method) in &devices {
-        let point = |burst| format!("{device}.{method}.receive.64b.x{burst}");
-        all.push(figure(
-            &format!("burst.{device}.receive.64_vs_1"),
-            &format!("ns per 64-byte frame received, bursts of 64 ÷ bursts of 1, {device}"),
-            ratio(lanes, &point(64), &point(1)),
-            LESS,
-        ));
-    }
-    all
+    let sending = devices.iter().map(|(device, method)| {
+        let name = if *device == "tap" { "tap.any" } else { device };
+        let sentence =
+            format!("ns per 64-byte frame of any kind, bursts of 64 ÷ bursts of 1, {device}");
+        over_one(format!("burst.{name}.64_vs_1"), sentence, device, method, "send")
+    });
+    let receiving = devices.iter().map(|(device, method)| {
+        let sentence =
+            format!("ns per 64-byte frame received, bursts of 64 ÷ bursts of 1, {device}");
+        over_one(format!("burst.{device}.receive.64_vs_1"), sentence, device, method, "receive")
+    });
+    sending.chain(receiving).collect()
 }
 
-/// One frame per crossing and memory from the general allocator, beside bursts.
-fn old_figures(lanes: &[Lane]) -> Vec<Figure> {
-    let mut all = Vec::new();
-    for device in Device::ALL.map(Device::name) {
-        for direction in Direction::BOTH.map(Direction::name) {
-            all.push(figure(
-                &format!("burst.{device}.{direction}.old_vs_64"),
-                &format!("ns per 64-byte frame, the old way ÷ bursts of 64, {device}, {direction}"),
-                ratio(
-                    lanes,
-                    &format!("{device}.old.{direction}.64b.x1"),
-                    &format!("{device}.ours.{direction}.64b.x64"),
-                ),
-                MORE,
-            ));
-        }
-    }
-    all
-}
-
-fn kernel_figures(lanes: &[Lane]) -> Vec<Figure> {
-    vec![
-        figure(
+/// One frame per crossing and memory from the general allocator, and the kernel, beside bursts.
+fn old_ratios() -> Vec<Ratio> {
+    let each =
+        Device::ALL.into_iter().flat_map(|d| Direction::BOTH.map(|way| (d.name(), way.name())));
+    let old = each.map(|(device, way)| {
+        let sentence = format!("ns per 64-byte frame, the old way ÷ bursts of 64, {device}, {way}");
+        let ways = [point(device, "old", way, 1), point(device, "ours", way, 64)];
+        Ratio::over(format!("burst.{device}.{way}.old_vs_64"), sentence, NS, ways)
+    });
+    let kernel = [
+        (
             "burst.kernel_vs_tap.64",
             "ns per 64-byte frame sent, the kernel's sendmmsg of 64 on veth ÷ bursts of 64 over TAP",
-            ratio(lanes, "veth.kernel.send.64b.x64", "tap.ours.send.64b.x64"),
-            MORE,
+            "ours",
         ),
-        figure(
+        (
             "burst.kernel_vs_tap.flow.64",
             "the same with datagrams of one flow over TAP that a kernel socket reads",
-            ratio(lanes, "veth.kernel.send.64b.x64", "tap.flow.send.64b.x64"),
-            MORE,
+            "flow",
         ),
-    ]
+    ];
+    let kernel = kernel.into_iter().map(|(name, sentence, method)| {
+        let ways = [point("veth", "kernel", "send", 64), point("tap", method, "send", 64)];
+        Ratio::over(name, sentence, NS, ways)
+    });
+    old.chain(kernel).map(Ratio::more_is_better).collect()
 }
 
-/// In every measured way together: not one buffer may come from the general lists.
-fn slow_path(lanes: &[Lane]) -> Figure {
-    let ours: Vec<&Lane> = lanes.iter().filter(|l| l.values.len() > 1).collect();
-    let slow: u64 = ours.iter().map(|l| l.slow_allocs).sum();
-    let estimate = if ours.is_empty() { None } else { Estimate::of(&[slow as f64]) };
-    figure(
-        "burst.slow_path_allocations",
-        "buffers that the general lists or a new slab had to give after the first round, all ways",
-        estimate,
-        Goal { reach_and_aim: Some((0.0, 0.0)), more_is_better: false },
-    )
-}
+const SHAPE: Shape = Shape {
+    name: "burst",
+    title: "What a frame costs against the number of frames that cross together",
+    lead: "CPU time of the end that is timed, in nanoseconds.",
+    columns: &[
+        label("frame_bytes", "frame"),
+        label("device", "device"),
+        label("way", "way"),
+        label("burst", "burst"),
+        number(NS, "ns per\nframe", 1, "CPU of the thread under test").with_interval(),
+        number(PER_CROSSING, "frames per\ncrossing", 1, "as counted"),
+        number(SLOW, "slow\nbuffers", 0, "not ready-made, after the first round"),
+        number(buffers::POOL, "pool\nns", 1, "a buffer taken and freed, ready-made"),
+        number(buffers::HEAP, "allocator\nns", 1, "the same from the general allocator"),
+        number(PER_KB, "ns/KB", 0, "CPU of the receiver").with_interval(),
+        number("runs", "runs", 0, "how often it was measured"),
+    ],
+    across: Some(("burst", NS)),
+    chart: Some(Chart {
+        unit: "ns of CPU per frame",
+        parts: &[NS],
+        group: &["device", "way", "frame_bytes"],
+        x: Some("burst"),
+    }),
+    legend: "\
+ns        is CPU time of the thread that sends or receives, without simulated hardware, per frame:
+          taking and filling a buffer, crossing, freeing it. The other end makes the frames, or takes
+          them away, between the timed parts; frames from and to the kernel wait in its queues.
+bursts    are what the device does with a vector; over TAP by io_uring from the third small frame on.
+flow      is datagrams from one socket to one of the kernel's. Sent, those of a burst cross as one; all
+          that the kernel does until the socket has every one of them is in the figure. Received, the
+          kernel's sender has joined so many of them (UDP_SEGMENT), and cutting them is in it.
+old       is one frame per crossing; for each a header and a cluster from the general allocator.
+kernel    is UDP sockets on veth: it also makes headers and looks up routes, which the others here
+          do not, so it stands beside them for scale. Frames over TAP have a type nobody takes.",
+};
 
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use fulmar::base::{Counters, Instant};
+use fulmar::base::{Counters, Instant, OwnerKey};
 use fulmar::mbuf::{Chain, Pool, PoolConfig, Purpose};
 use fulmar::netdev::{Burst, Offload, Packet};
 use fulmar::{Device, devices};
@@ -99,7 +99,9 @@ struct End {
 impl End {
     fn new(mut device: Box<dyn Device>) -> io::Result<End> {
         let config = PoolConfig::with_budget(POOL_BYTES);
-        let pool = Pool::with_backing(config, device.region()).map_err(io::Error::other)?;
+        let owner = OwnerKey::new([0; OwnerKey::WORDS]);
+        let pool =
+            Pool::with_backing(config, device.attach(&owner).region).map_err(io::Error::other)?;
         let burst = Burst::with_capacity(SECTION);
         Ok(End { device, pool, burst, counters: Counters::default() })
     }

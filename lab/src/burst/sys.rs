@@ -16,6 +16,10 @@ pub struct Batch {
     _memory: Vec<u8>,
 }
 
+// SAFETY: the pointers in `headers` and `_parts` lead to memory that belongs to this value and moves with it;
+// nothing of it is tied to a thread.
+unsafe impl Send for Batch {}
+
 impl Batch {
     /// `count` datagrams of `bytes` each.
     pub fn new(count: usize, bytes: usize) -> Batch {

@@ -1,37 +1,36 @@
-use std::time::Duration;
-
 use super::*;
-use crate::report::Machine;
+use crate::harness::options::parsed;
 
-fn options() -> Options {
-    Options {
-        devices: vec![Device::Sim, Device::Shm, Device::Link],
-        frame_bytes: FRAME_BYTES.to_vec(),
-        bursts: vec![1, 64, 256],
-        fulmar: true,
-        kernel: false,
-        budget: Duration::ZERO,
-        runs: 2,
-    }
+fn options(line: &str) -> Result<Options, String> {
+    parsed(line)
 }
 
 #[test]
 fn a_small_bench_measures_every_way_and_no_buffer_comes_from_the_general_lists() {
-    let found = run(&options(), Err(io::Error::other("not asked for"))).expect("it runs");
+    let line = "--device sim,shm,link --burst 1,64,256 --stack fulmar --runs 2 --seconds 0.001";
+    let refused = Err(io::Error::other("not asked for"));
+    let found = run(&options(line).expect("sound"), refused).expect("it runs");
+    let rows = found.tables.iter().flat_map(|t| &t.rows).filter(|r| r.contains_key("burst"));
     // Three devices, two lengths, two directions; three bursts and the old way.
-    assert_eq!(found.lanes.len(), 3 * 2 * 2 * 4);
-    assert!(found.lanes.iter().all(|l| l.ns().is_some_and(|e| e.runs == 2)));
-    assert!(found.errors.is_empty(), "{:?}", found.errors);
-    let slow = found.figures.iter().find(|f| f.ratio.name == "burst.slow_path_allocations");
-    assert_eq!(slow.and_then(|f| f.estimate).map(|e| e.median), Some(0.0));
-    let json = found.json(&Machine::here(), &["fulmar".into(), "bench".into(), "burst".into()]);
-    assert!(json["ratios"]["burst.sim.64_vs_1"]["median"].is_number());
-    assert!(json["ratios"]["buffers.heap_vs_pool"]["median"].is_number());
-    assert_eq!(json["rows"].as_array().map(Vec::len), Some(48));
-    let text = found.text(&Machine::here());
+    assert_eq!(rows.clone().count(), 3 * 2 * 2 * 4);
+    assert!(rows.clone().all(|r| r["runs"] == 2 && r[NS].as_f64() > Some(0.0)));
+    let median = |name: &str| found.figure(name).map(|e| e.median);
+    assert_eq!(median("burst.slow_path_allocations"), Some(0.0));
+    assert!(median("burst.sim.64_vs_1").is_some() && median("buffers.heap_vs_pool").is_some());
+    assert!(found.value("link.old.send.64b.x1", NS).is_some());
+    let text = found.text(&crate::harness::report::Machine::here());
     assert!(text.contains("Sending: ns of CPU per frame") && text.contains("x256"), "{text}");
-    let page = crate::page::report::page(&json).html();
-    assert!(page.contains("Frames of 64 bytes, send") && page.contains("bursts of 256"));
+}
+
+#[test]
+fn everything_is_measured_unless_a_part_is_asked_for() {
+    let all = options("").expect("sound");
+    assert_eq!((all.devices(), all.frame_bytes()), (Device::ALL.to_vec(), vec![64, 1514]));
+    assert_eq!(all.bursts(), BURSTS);
+    assert_eq!(options("--quick").expect("sound").bursts(), [1, 8, 64, 256]);
+    assert!(options("--burst 257").unwrap_err().contains("1 to 256"));
+    assert!(options("--bytes 9000").unwrap_err().contains("43 to 1514"));
+    assert!(options("--device ether").unwrap_err().contains("tap, packet, sim, shm, link"));
 }
 
 #[test]
@@ -50,16 +49,4 @@ fn the_old_way_crosses_once_per_frame() {
     let load = Load { burst: 64, bytes: 64, packets: 512, is_old: true };
     let cost = rig.send(load).expect("it sends");
     assert_eq!((cost.packets, cost.crossings), (512, 512));
-}
-
-#[test]
-fn names_of_ways_are_stable() {
-    let way = Way {
-        device: "tap",
-        method: "ours",
-        direction: Direction::Send,
-        frame_bytes: 64,
-        burst: 8,
-    };
-    assert_eq!(way.name(), "tap.ours.send.64b.x8");
 }

@@ -3,23 +3,15 @@
 #![forbid(unsafe_code)]
 
 mod bench;
-mod bench_burst;
-mod bench_recv;
-mod bench_route;
-mod bench_scale;
-mod bench_send;
-mod bench_trust;
-mod bench_udp;
-mod bench_wake;
 mod netperf;
 mod netsend;
 mod netserver;
 mod network;
+mod page;
 mod path;
 mod profile;
 mod reproduce;
 mod sim;
-mod stream;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -40,6 +32,7 @@ struct Line {
 #[derive(Subcommand, Debug)]
 enum Command {
     Bench(bench::Args),
+    Page(page::Args),
     Path(path::Args),
     Profile(profile::Args),
     Reproduce(reproduce::Args),
@@ -62,6 +55,7 @@ fn main() -> ExitCode {
     fulmar_lab::child::dispatch();
     let outcome = match &Line::parse().command {
         Command::Bench(args) => bench::run(args),
+        Command::Page(args) => page::run(args),
         Command::Path(args) => path::run(args),
         Command::Profile(args) => profile::run(args),
         Command::Reproduce(args) => reproduce::run(args),

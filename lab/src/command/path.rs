@@ -1,19 +1,16 @@
 //! `fulmar-lab path`: where a packet's nanoseconds go, stage by stage, or in a running stack.
 
-use crate::bench::{cannot_start, check_files, command_line, write};
-use crate::stream::Stack;
+use crate::bench::{cannot_start, check_files, publish};
 use fulmar_cli::bounds::{self, within};
 use fulmar_cli::failure::{During, Failure, Outcome};
-use fulmar_cli::say::say;
 use fulmar_cli::stat::documents;
 use fulmar_lab::account::{Figures, Part};
+use fulmar_lab::harness::options::Stack;
+use fulmar_lab::harness::report::{Report, Table, busy_warning, label, number, words};
 use fulmar_lab::lock::BenchLock;
-use fulmar_lab::page::{Cell, stages};
 use fulmar_lab::path::{self, Options, Path, kernel, show};
-use fulmar_lab::report::{self, Machine};
-use fulmar_lab::sheet::Sheet;
-use serde_json::Value;
-use std::path::PathBuf;
+use serde_json::{Value, json};
+use std::path::{Path as FilePath, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -101,6 +98,10 @@ impl Args {
         Err(Failure::new(refused))
     }
 
+    fn files(&self) -> (Option<&FilePath>, Option<&FilePath>) {
+        (self.json.as_deref(), self.report.as_deref())
+    }
+
     fn options(&self, path: Path) -> Options {
         let bytes = match path {
             Path::UdpSend | Path::UdpRecv => 18,
@@ -122,52 +123,28 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let Some(path) = args.path else { return live(args) };
     let options = args.options(path);
     args.check(path)?;
-    check_files((args.json.as_deref(), args.report.as_deref()))?;
+    check_files(args.files())?;
     let _lock = BenchLock::take().map_err(cannot_start)?;
     let isolated = fulmar_netns::enter();
-    if let Some(warning) = report::busy_warning() {
+    if let Some(warning) = busy_warning() {
         eprintln!("{warning}");
     }
-    let mut sheets = Vec::new();
-    if args.stack != Stack::Kernel {
-        sheets.push(show::sheet(&path::run(&options).during("cannot measure")?));
+    let mut reports = Vec::new();
+    if args.stack.has_fulmar() {
+        reports.push(show::report(&path::run(&options).during("cannot measure")?));
     }
-    if args.stack != Stack::Fulmar {
+    if args.stack.has_kernel() {
         isolated.during("cannot measure the kernel without namespaces of our own")?;
         let depths = kernel::run(options.bytes, options.runs, options.slice);
-        sheets
-            .push(show::kernel_sheet(&depths.during("cannot measure the kernel")?, options.bytes));
+        let depths = depths.during("cannot measure the kernel")?;
+        reports.push(show::kernel_report(&depths, options.bytes));
     }
-    say(Machine::here().sentence())?;
-    print_all(args, &sheets)
-}
-
-fn print_all(args: &Args, sheets: &[Sheet]) -> Outcome<ExitCode> {
-    for sheet in sheets {
-        say(format_args!("\n{}", sheet.text()))?;
-    }
-    let (machine, command) = (Machine::here(), command_line());
-    let all: Vec<Value> = sheets.iter().map(|s| s.json(&machine, &command)).collect();
-    let json = match &all[..] {
-        [one] => one.clone(),
-        _ => Value::Array(all.clone()),
-    };
-    if let Some(file) = &args.json {
-        write(file, &format!("{json:#}\n"))?;
-    }
-    if let (Some(file), Some(first)) = (&args.report, sheets.first()) {
-        let mut page = first.page(&all[0]);
-        for (sheet, json) in sheets.iter().zip(&all).skip(1) {
-            page.sections.extend(sheet.page(json).sections);
-        }
-        write(file, &page.html())?;
-    }
-    Ok(ExitCode::SUCCESS)
+    publish(args.files(), &reports)
 }
 
 /// The accounts of the running stacks that keep one.
 fn live(args: &Args) -> Outcome<ExitCode> {
-    let kept: Vec<Sheet> = documents().iter().filter_map(live_sheet).collect();
+    let kept: Vec<Report> = documents().iter().filter_map(live_report).collect();
     if kept.is_empty() {
         return Err(Failure::new(
             "no running stack keeps an account; start the program with FULMAR_LEDGER=64 in its \
@@ -175,61 +152,56 @@ fn live(args: &Args) -> Outcome<ExitCode> {
                 .to_owned(),
         ));
     }
-    print_all(args, &kept)
+    publish(args.files(), &kept)
 }
 
 /// The account in a stack's document, if there is one.
-fn live_sheet(document: &Value) -> Option<Sheet> {
+fn live_report(document: &Value) -> Option<Report> {
     let found = Figures::of_document(document.get("ledger").filter(|l| l.is_object())?)?;
     let title = format!("{} (pid {})", word(&document["name"]), document["pid"]);
     let found = Figures { title: title.clone(), ..found };
-    let mut rows: Vec<Vec<Cell>> = found.parts.iter().map(live_row).collect();
-    rows.push(sum_row(&found));
-    Some(Sheet {
-        name: "path_live",
+    let columns = [
+        label("stage", "stage"),
+        number("passes", "passes", 0, ""),
+        number("ns_each", "ns each", 1, ""),
+        number("ns_per_packet", "ns/packet", 1, ""),
+        number("ns_per_byte", "ns/byte", 3, ""),
+        number("share_pct", "% busy", 1, ""),
+        words("sentence", "what it is"),
+    ];
+    let rows = found.parts.iter().map(live_row).chain([sum_row(&found)]);
+    Some(Report {
+        name: "path_live".to_owned(),
         title: format!("{title}: where its time went"),
-        columns: vec![
-            ("stage", "stage"),
-            ("passes", "passes"),
-            ("ns_each", "ns each"),
-            ("ns_per_packet", "ns/packet"),
-            ("ns_per_byte", "ns/byte"),
-            ("share_pct", "% busy"),
-            ("sentence", "what it is"),
-        ],
-        words: 1,
-        rows,
-        bars: Some(stages::bars(&found.json())),
+        tables: vec![Table::of("", columns, rows)],
         notes: found.sentences().to_vec(),
-        account: Some(found.json()),
-        ..Sheet::default()
+        accounts: vec![found.json()],
+        ..Report::default()
     })
 }
 
-fn live_row(part: &Part) -> Vec<Cell> {
-    vec![
-        Cell::Text(part.stage.clone()),
-        Cell::Number(part.passes, Some(0)),
-        Cell::Number(part.ns_each, Some(1)),
-        Cell::Number(part.ns_per_packet, Some(1)),
-        Cell::Number(part.ns_per_byte, Some(3)),
-        Cell::Number(part.share_pct, Some(1)),
-        Cell::Text(part.sentence.clone()),
-    ]
+fn live_row(part: &Part) -> Value {
+    json!({
+        "stage": part.stage,
+        "passes": part.passes,
+        "ns_each": part.ns_each,
+        "ns_per_packet": part.ns_per_packet,
+        "ns_per_byte": part.ns_per_byte,
+        "share_pct": part.share_pct,
+        "sentence": part.sentence,
+    })
 }
 
 /// All stages but sleep.
-fn sum_row(found: &Figures) -> Vec<Cell> {
+fn sum_row(found: &Figures) -> Value {
     let stages_ns = found.sum_ns - found.overhead_ns;
-    vec![
-        Cell::Text("sum".to_owned()),
-        Cell::Nothing,
-        Cell::Nothing,
-        Cell::Number(found.ns_per_packet(), Some(1)),
-        Cell::Number(stages_ns / found.bytes.max(1.0), Some(3)),
-        Cell::Number(if stages_ns > 0.0 { 100.0 } else { 0.0 }, Some(1)),
-        Cell::Text("All stages but sleep.".to_owned()),
-    ]
+    json!({
+        "stage": "sum",
+        "ns_per_packet": found.ns_per_packet(),
+        "ns_per_byte": stages_ns / found.bytes.max(1.0),
+        "share_pct": if stages_ns > 0.0 { 100.0 } else { 0.0 },
+        "sentence": "All stages but sleep.",
+    })
 }
 
 fn word(value: &Value) -> &str {
@@ -240,7 +212,7 @@ fn word(value: &Value) -> &str {
 mod tests {
     use super::*;
     use clap::Parser;
-    use serde_json::json;
+    use fulmar_lab::harness::report::Machine;
 
     #[derive(Parser, Debug)]
     struct Line {
@@ -289,15 +261,14 @@ mod tests {
 
     #[test]
     fn a_document_without_an_account_is_passed_over() {
-        assert!(live_sheet(&json!({"name": "x", "pid": 1})).is_none());
-        assert!(live_sheet(&json!({"ledger": null})).is_none());
-        let sheet = live_sheet(&json!({"name": "x", "pid": 1, "ledger": {"stages": [
+        assert!(live_report(&json!({"name": "x", "pid": 1})).is_none());
+        assert!(live_report(&json!({"ledger": null})).is_none());
+        let report = live_report(&json!({"name": "x", "pid": 1, "ledger": {"stages": [
             {"stage": "locked", "layer": "lock", "passes": 10.0, "ns": 500.0, "sentence": "The lock."}],
             "packets": 10, "bytes": 100, "pass_ns": 30.0, "overhead_ns": 100.0, "total_ns": 500.0}}));
-        let sheet = sheet.expect("an account");
-        let bars = sheet.bars.as_ref().map(|b| b.bars.iter().map(|b| b.label.as_str()).collect());
-        assert_eq!(bars, Some(vec!["all stages", "locked"]));
-        let text = sheet.text();
+        let report = report.expect("an account");
+        assert_eq!(report.accounts[0]["stages"][0]["stage"], "locked");
+        let text = report.text(&Machine::here());
         assert!(text.contains("locked") && text.contains("50.0"), "{text}");
         assert!(text.contains("+20.0 % off"), "{text}");
     }

@@ -1,16 +1,15 @@
 //! `fulmar-lab profile`: runs a bench and says what its busy time was spent for.
 
-use crate::bench::{self, check_files, command_line, write};
+use crate::bench::{self, check_files, publish};
 use clap::Parser;
 use fulmar::ledger::{self, Balance, Stage};
 use fulmar_cli::failure::{During, Outcome};
 use fulmar_cli::say::say;
-use fulmar_lab::page::{self, Bar, Bars, Cell};
+use fulmar_lab::harness::report::{Chart, Report, Table, label, number, words};
 use fulmar_lab::profile::perf::{FREQUENCY_HZ, Recording, Sample};
 use fulmar_lab::profile::symbols::Symbols;
 use fulmar_lab::profile::{Part, Shares, flame};
-use fulmar_lab::report::Machine;
-use fulmar_lab::sheet::Sheet;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -72,8 +71,8 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let samples = samples.map(|all| all.into_iter().filter(|s| s.pid == own).collect::<Vec<_>>());
     let mut symbols = Symbols::of_this_program();
     let balance = ledger::of_this_process();
-    let sheet = sheet(&balance, samples.as_deref().ok(), &mut symbols);
-    say(format_args!("\n{}", sheet.text()))?;
+    let report = report(&balance, samples.as_deref().ok(), &mut symbols);
+    publish((args.json.as_deref(), args.report.as_deref()), &[report])?;
     if let Ok(samples) = &samples {
         let title = format!("fulmar-lab bench {}", words.join(" "));
         let drawn = flame::svg(&title, &symbols.folded(samples)).during("cannot draw")?;
@@ -81,104 +80,84 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
             .during("cannot write the flame graph")?;
         say(format_args!("\nflame graph: {}", args.svg.display()))?;
     }
-    let json = sheet.json(&Machine::here(), &command_line());
-    if let Some(file) = &args.json {
-        write(file, &format!("{json:#}\n"))?;
-    }
-    if let Some(file) = &args.report {
-        write(file, &sheet.page(&json).html())?;
-    }
     Ok(done)
 }
 
-fn sheet(balance: &Balance, samples: Option<&[Sample]>, symbols: &mut Symbols) -> Sheet {
+fn report(balance: &Balance, samples: Option<&[Sample]>, symbols: &mut Symbols) -> Report {
     let ledger = Shares::of_balance(balance);
     let sampled = samples.map(|s| symbols.shares(s));
-    let rows = Part::ALL.iter().map(|part| {
-        vec![
-            Cell::Text(part.name().to_owned()),
-            Cell::number((ledger.total() > 0.0).then(|| ledger.percent(*part)), 1),
-            Cell::number(sampled.as_ref().map(|s| s.percent(*part)), 1),
-            Cell::Text(part.sentence().trim().to_owned()),
-        ]
-    });
+    let columns = [
+        label("part", "part"),
+        number("ledger_pct", "ledger", 1, ""),
+        number("sampled_pct", "sampled", 1, ""),
+        words("sentence", "what belongs to it"),
+    ];
+    let row = |part: Part| {
+        json!({
+            "part": part.name(),
+            "ledger_pct": (ledger.total() > 0.0).then(|| ledger.percent(part)),
+            "sampled_pct": sampled.as_ref().map(|s| s.percent(part)),
+            "sentence": part.sentence().trim(),
+        })
+    };
+    let parts = Table::of("By part", columns, Part::ALL.map(row));
     let mut notes = vec![told(balance)];
     notes.extend(samples.map(|s| {
         format!("{} samples of this process; peers in other processes are not in them.", s.len())
     }));
-    Sheet {
-        name: "profile",
+    Report {
+        name: "profile".to_owned(),
         title: "What busy time was spent for".to_owned(),
         lead: "In percent. The ledger leaves out what the program does between its calls, and sleep; \
                samples are all of the process, the bench's own work, the kernel's ways and simulated hardware \
                included."
             .to_owned(),
-        columns: vec![
-            ("part", "part"),
-            ("ledger_pct", "ledger"),
-            ("sampled_pct", "sampled"),
-            ("sentence", "what belongs to it"),
-        ],
-        words: 1,
-        rows: rows.collect(),
-        bars: Some(bars(balance)),
+        tables: vec![parts, stages(balance)],
         notes,
-        ..Sheet::default()
+        ..Report::default()
     }
 }
 
-/// The stages that used CPU: sleep costs none, and is much longer than they are.
-fn busy(balance: &Balance) -> impl Iterator<Item = &ledger::StageCost> {
-    balance.stages.iter().filter(|c| c.stage != Stage::Slept)
+/// Every stage of the ledger that used CPU: sleep costs none, and is much longer than they are.
+fn stages(balance: &Balance) -> Table {
+    let all = balance.busy_ns().max(1.0);
+    let row = |c: &ledger::StageCost| {
+        json!({
+            "stage": c.stage.name(),
+            "share_pct": c.ns * 100.0 / all,
+            "ns_each": c.ns / c.passes.max(1.0),
+            "sentence": c.stage.sentence().trim(),
+        })
+    };
+    let columns = [
+        label("stage", "stage"),
+        number("share_pct", "% of the ledger", 1, ""),
+        number("ns_each", "ns each", 1, ""),
+        words("sentence", "what it is"),
+    ];
+    let rows = balance.stages.iter().filter(|c| c.stage != Stage::Slept).map(row);
+    let chart = Chart { unit: "percent", parts: &["share_pct"], group: &[], x: None };
+    let rows: Vec<Value> = rows.collect();
+    Table { chart: Some(chart), ..Table::of("The ledger, stage by stage", columns, rows) }
 }
 
-/// Every stage of the ledger but sleep, a line each.
 fn told(balance: &Balance) -> String {
     if balance.measured == 0 {
         return "The ledger is empty: no stack of fulmar ran in this process.".to_owned();
     }
-    let all: f64 = balance.busy_ns();
-    let line = |c: &ledger::StageCost| {
-        let (each, share) = (c.ns / c.passes.max(1.0), c.ns * 100.0 / all.max(1.0));
-        format!(
-            "  {:16} {share:5.1} %  {each:9.1} ns each  {}",
-            c.stage.name(),
-            c.stage.sentence().trim()
-        )
-    };
-    let lines: Vec<String> = busy(balance).map(line).collect();
     format!(
-        "The ledger, stage by stage ({} visits timed of {}; a reading costs {:.1} ns, {:.1} ms in all, \
-         and is taken off):\n{}",
+        "The ledger timed {} visits of {}; a reading costs {:.1} ns, {:.1} ms in all, and is taken off.",
         balance.measured,
         balance.visits,
         balance.pass_ns,
-        balance.overhead_ns / 1e6,
-        lines.join("\n")
+        balance.overhead_ns / 1e6
     )
-}
-
-/// One bar: the stages of the ledger beside each other.
-pub fn bars(balance: &Balance) -> Bars {
-    let all = balance.busy_ns().max(1.0);
-    let kept: Vec<_> = busy(balance).filter(|c| c.ns / all > 0.005).collect();
-    let part = |(i, c): (usize, &&ledger::StageCost)| (c.stage.name().to_owned(), page::colour(i));
-    Bars {
-        caption: "Each stage's share of the time that the ledger has seen, sleep aside.".to_owned(),
-        unit: "percent".to_owned(),
-        parts: kept.iter().enumerate().map(part).collect(),
-        bars: vec![Bar {
-            label: "all stacks of the process".to_owned(),
-            values: kept.iter().map(|c| c.ns * 100.0 / all).collect(),
-            ..Bar::default()
-        }],
-        marks: Vec::new(),
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fulmar_lab::harness::report::Machine;
 
     #[derive(Parser, Debug)]
     struct Line {
@@ -199,7 +178,7 @@ mod tests {
     #[test]
     fn without_samples_and_without_a_ledger_it_says_so() {
         let mut symbols = Symbols::of_this_program();
-        let text = sheet(&Balance::default(), None, &mut symbols).text();
+        let text = report(&Balance::default(), None, &mut symbols).text(&Machine::here());
         assert!(text.contains("The ledger is empty"), "{text}");
     }
 
@@ -208,8 +187,7 @@ mod tests {
         let cost = |stage, ns| ledger::StageCost { stage, ns, passes: 1.0 };
         let stages = vec![cost(Stage::Locked, 100.0), cost(Stage::Slept, 9e9)];
         let balance = Balance { stages, measured: 1, visits: 1, ..Balance::default() };
-        assert!(told(&balance).contains("locked           100.0 %"), "{}", told(&balance));
-        assert!(!told(&balance).contains("slept"));
-        assert_eq!(bars(&balance).bars[0].values, [100.0]);
+        let rows = super::stages(&balance).rows;
+        assert_eq!((rows.len(), &rows[0]["share_pct"]), (1, &json!(100.0)));
     }
 }

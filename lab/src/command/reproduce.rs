@@ -1,19 +1,17 @@
 //! `fulmar-lab reproduce`: published tables, measured again on this machine.
 
-use crate::bench::{add_stages, cannot_start, check_files, placement, write};
-use crate::stream::Stack;
+use crate::bench::{add_accounts, cannot_start, check_files, publish};
 use fulmar_cli::bounds;
 use fulmar_cli::failure::{During, Failure, Outcome};
 use fulmar_cli::say::say;
 use fulmar_lab::cpu::{self, Placement};
+use fulmar_lab::harness::options::{Stack, placement};
+use fulmar_lab::harness::report::{Report, busy_warning};
 use fulmar_lab::lock::BenchLock;
-use fulmar_lab::page::Page;
-use fulmar_lab::report::{self, Machine};
 use fulmar_lab::reproduce::run::Options;
 use fulmar_lab::reproduce::{self, Published, Reproduction, Table, placement as placed};
+use fulmar_lab::send::account;
 use fulmar_lab::send::bench::What;
-use fulmar_lab::sheet::Sheet;
-use serde_json::Value;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -86,8 +84,7 @@ impl Args {
             budget: if self.quick { QUICK } else { self.seconds.unwrap_or(FULL) },
             runs: self.runs.unwrap_or(MAX_RUNS),
             placement: self.placement.unwrap_or(two),
-            fulmar: self.stack != Stack::Kernel,
-            kernel: self.stack != Stack::Fulmar,
+            stack: self.stack,
             pcap: self.pcap.clone(),
         }
     }
@@ -121,7 +118,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let _lock = BenchLock::take().map_err(cannot_start)?;
     let cpus = cpu::allowed_cpus().map_err(|e| Failure::io("cannot look at the CPUs", &e))?.len();
     let isolated = fulmar_netns::enter();
-    if let Some(warning) = report::busy_warning() {
+    if let Some(warning) = busy_warning() {
         eprintln!("{warning}");
     }
     let found = match table {
@@ -130,21 +127,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         Table::Profile => profile(args, isolated),
         Table::Path => path(args, cpus, isolated),
     }?;
-    say(format_args!("{}\n\n{}", Machine::here().sentence(), found.text))?;
-    if let Some(file) = &args.json {
-        write(file, &format!("{:#}\n", found.json))?;
-    }
-    if let Some(file) = &args.report {
-        write(file, &found.page.html())?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// A table that was measured again.
-struct Found {
-    text: String,
-    json: Value,
-    page: Page,
+    publish((args.json.as_deref(), args.report.as_deref()), &[found])
 }
 
 fn sending(
@@ -152,59 +135,47 @@ fn sending(
     args: &Args,
     cpus: usize,
     isolated: io::Result<()>,
-) -> Outcome<Found> {
+) -> Outcome<Report> {
     let measured = reproduce::run::run(table, &args.options(cpus), isolated);
     let measured = measured.during("cannot measure")?;
     let found = Reproduction::of(table, &measured, cpus);
-    let report = report::json(&Machine::here(), &crate::bench::command_line(), &measured);
-    let mut json = reproduce::json::json(&found, report);
-    if table.what == What::Send && args.report.as_ref().or(args.json.as_ref()).is_some() {
-        add_stages(&mut json);
+    let mut report = reproduce::show::report(&found, measured);
+    let is_written = args.json.is_some() || args.report.is_some();
+    if table.what == What::Send && args.stack.has_fulmar() && is_written {
+        add_accounts(&mut report, account::accounts());
     }
-    let page = reproduce::page::page(&found, &json);
-    Ok(Found { text: reproduce::text::text(&found), page, json })
+    Ok(report)
 }
 
-fn placement_table(args: &Args, cpus: usize, isolated: io::Result<()>) -> Outcome<Found> {
+fn placement_table(args: &Args, cpus: usize, isolated: io::Result<()>) -> Outcome<Report> {
     let measured = placed::run(&args.options(cpus), isolated).during("cannot measure")?;
     let found = placed::Reproduction::of(&measured);
-    let report = report::json(&Machine::here(), &crate::bench::command_line(), &measured);
-    let json = placed::json(&found, report);
-    Ok(Found { text: placed::text(&found), page: placed::page(&found, &json), json })
+    Ok(placed::report(&found, measured))
 }
 
 /// Seconds of each phase, sending and receiving, of each stack; as published.
 const PHASE: Duration = Duration::from_secs(10);
 
-fn profile(args: &Args, isolated: io::Result<()>) -> Outcome<Found> {
+fn profile(args: &Args, isolated: io::Result<()>) -> Outcome<Report> {
     isolated.during("cannot measure without namespaces of our own")?;
     let time = match (args.quick, args.seconds) {
         (true, _) => PHASE / 4,
         (false, Some(all)) => all / 4,
         (false, None) => PHASE,
     };
-    let (kernel, fulmar) = (args.stack != Stack::Fulmar, args.stack != Stack::Kernel);
-    let found = reproduce::profile::run(time, kernel, fulmar).during("cannot measure")?;
-    Ok(Found::of(&reproduce::profile::sheet(&found)))
+    let found = reproduce::profile::run(time, args.stack).during("cannot measure")?;
+    Ok(reproduce::profile::report(&found))
 }
 
-fn path(args: &Args, cpus: usize, isolated: io::Result<()>) -> Outcome<Found> {
-    let (kernel, fulmar) = (args.stack != Stack::Fulmar, args.stack != Stack::Kernel);
-    if kernel {
+fn path(args: &Args, cpus: usize, isolated: io::Result<()>) -> Outcome<Report> {
+    if args.stack.has_kernel() {
         isolated.during("cannot measure the kernel without namespaces of our own")?;
     }
     let budget = if args.quick { QUICK } else { args.seconds.unwrap_or(FULL / 3) };
     let runs = args.runs.unwrap_or(reproduce::path::RUNS);
-    let found = reproduce::path::run((budget, runs), cpus, kernel, fulmar);
+    let found = reproduce::path::run((budget, runs), cpus, args.stack);
     let found = found.during("cannot measure")?;
-    Ok(Found::of(&reproduce::path::sheet(&found)))
-}
-
-impl Found {
-    fn of(sheet: &Sheet) -> Found {
-        let json = sheet.json(&Machine::here(), &crate::bench::command_line());
-        Found { text: sheet.text(), page: sheet.page(&json), json }
-    }
+    Ok(reproduce::path::report(&found))
 }
 
 fn listed() -> String {

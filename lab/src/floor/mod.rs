@@ -14,12 +14,13 @@ pub mod flow;
 pub mod segment;
 
 use crate::Bulk;
-use crate::bench::{Sample, Way};
 use crate::cpu::{self, Placement};
+use crate::harness::Scenario;
 use crate::kernel_calls::Sending;
 use crate::kernel_receive::Receiving;
 use crate::peer::{Endpoint, Peer, Role, Spec};
 use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PEER_MAC, Site};
+use crate::transfer::{self, Transfer};
 use device::{FrameDevice, Packet, Tap};
 use flow::{Counts, Flow, Load};
 use segment::Addresses;
@@ -112,7 +113,7 @@ impl Ground {
         copy: bool,
         placement: Placement,
         time: Duration,
-    ) -> io::Result<Sample> {
+    ) -> io::Result<Transfer> {
         let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
         let (role, user_bytes) = match direction {
             Direction::Send => (Role::Sink, bulk.write_bytes),
@@ -138,7 +139,7 @@ impl Ground {
             time,
         };
         let (near, counts) = self.run_flow(addresses, direction, &load, near_cpu)?;
-        Ok(counted(Sample::of_ends(near, peer.finish()?, bulk.warm_bytes), &counts))
+        Ok(counted(Transfer::of_ends(near, peer.finish()?, bulk.warm_bytes), &counts))
     }
 
     fn addresses(&self, peer_port: u16) -> Addresses {
@@ -173,7 +174,7 @@ impl Ground {
     }
 }
 
-fn counted(sample: Sample, counts: &Counts) -> Sample {
+fn counted(sample: Transfer, counts: &Counts) -> Transfer {
     sample
         .count("data_frames", counts.data_frames)
         .count("ack_frames", counts.ack_frames)
@@ -188,7 +189,7 @@ pub fn way(
     direction: Direction,
     copy: bool,
     placement: Placement,
-) -> Way<'_> {
+) -> Scenario<'_> {
     let kind = ground.borrow().kind;
     let bare = if copy { "" } else { ".bare" };
     let verb = match direction {
@@ -196,13 +197,10 @@ pub fn way(
         Direction::Receive => "receiving",
     };
     let with = if copy { " + memcpy" } else { "" };
-    Way {
-        name: format!("floor.{}.{}{bare}.{}", kind.name(), direction.name(), placement.name()),
-        title: format!("do-nothing TCP{with}, {}, {verb}", kind.title()),
+    transfer::scenario(
+        format!("floor.{}.{}{bare}.{}", kind.name(), direction.name(), placement.name()),
+        format!("do-nothing TCP{with}, {}, {verb}", kind.title()),
         placement,
-        cell: None,
-        run: Box::new(move |time| {
-            ground.borrow_mut().stream(&bulk, direction, copy, placement, time)
-        }),
-    }
+        move |time| ground.borrow_mut().stream(&bulk, direction, copy, placement, time),
+    )
 }

@@ -7,10 +7,11 @@
 //! nothing to do looks for more, as two stacks do whose ends keep pace; on one CPU the ends take turns
 //! with a full ring, as two programs do that sleep.
 
-use crate::bench::{Sample, Way};
 use crate::cpu::{self, Placement};
+use crate::harness::Scenario;
 use crate::kernel_receive::touch;
 use crate::peer::Report;
+use crate::transfer::{self, Transfer};
 use crate::{Bulk, on_pinned_thread};
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -53,20 +54,14 @@ pub fn name(taking: Taking, placement: Placement) -> String {
 }
 
 /// Moves bytes through a ring as large as the window.
-pub fn way(bulk: Bulk, taking: Taking, placement: Placement) -> Way<'static> {
-    Way {
-        name: name(taking, placement),
-        title: taking.title().into(),
-        placement,
-        cell: None,
-        run: Box::new(move |time| {
-            let (near, far) = placement.cpus(&cpu::allowed_cpus()?)?;
-            match placement {
-                Placement::SameCpu => on_pinned_thread(near, || take_turns(&bulk, taking, time)),
-                _ => side_by_side(&bulk, taking, time, [near, far]),
-            }
-        }),
-    }
+pub fn way(bulk: Bulk, taking: Taking, placement: Placement) -> Scenario<'static> {
+    transfer::scenario(name(taking, placement), taking.title(), placement, move |time| {
+        let (near, far) = placement.cpus(&cpu::allowed_cpus()?)?;
+        match placement {
+            Placement::SameCpu => on_pinned_thread(near, || take_turns(&bulk, taking, time)),
+            _ => side_by_side(&bulk, taking, time, [near, far]),
+        }
+    })
 }
 
 /// The receiving end's work on one slot.
@@ -114,7 +109,7 @@ fn ring(bulk: &Bulk) -> Vec<u8> {
 }
 
 /// Both ends on this thread, a full ring at a time.
-fn take_turns(bulk: &Bulk, taking: Taking, time: Duration) -> io::Result<Sample> {
+fn take_turns(bulk: &Bulk, taking: Taking, time: Duration) -> io::Result<Transfer> {
     let (mut ring, mut putter, mut taker) = (ring(bulk), Putter::new(bulk), Taker::new(taking));
     let start = Instant::now();
     let (mut far, mut near) = (Duration::ZERO, Duration::ZERO);
@@ -130,7 +125,7 @@ fn take_turns(bulk: &Bulk, taking: Taking, time: Duration) -> io::Result<Sample>
         bytes += ring.len() as u64;
     }
     let report = |cpu| Report { bytes, elapsed: start.elapsed(), cpu, ..Report::default() };
-    Ok(Sample::of_ends(Report { thread: near, ..report(near) }, report(far), 0))
+    Ok(Transfer::of_ends(Report { thread: near, ..report(near) }, report(far), 0))
 }
 
 /// Each end on a thread of its own; slots change hands full and come back empty, in order.
@@ -139,7 +134,7 @@ fn side_by_side(
     taking: Taking,
     time: Duration,
     [near_cpu, far_cpu]: [Option<usize>; 2],
-) -> io::Result<Sample> {
+) -> io::Result<Transfer> {
     let mut ring = ring(bulk);
     let (fill, filled) = channel();
     let (empty, emptied) = channel();
@@ -155,7 +150,7 @@ fn side_by_side(
         let taker = Taker::new(taking);
         let near = on_pinned_thread(near_cpu, move || receive(taker, &filled, &empty));
         let far = far.join().map_err(|_| io::Error::other("the sending end panicked"))??;
-        Ok(Sample::of_ends(near?, far, 0))
+        Ok(Transfer::of_ends(near?, far, 0))
     })
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fulmar::base::{Counter, Stage};
 use fulmar::devices::sim::{Command, FarEnd, Service, SimConfig, SimHandle};
 use fulmar::{Cidr, Stack, TcpStream, UdpSocket, devices};
-use fulmar_stack::{AnyShard, ExitPoint, Probing};
+use fulmar_runtime::{AnyShard, ExitPoint, Probing};
 
 use super::Options;
 use super::measured::{Driven, Timed};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fulmar::base::{Stage, Variation};
 use fulmar::devices::sim::{Command, SimConfig, SimHandle};
 use fulmar::{Cidr, Route, Stack, TcpStream, UdpSocket, devices};
-use fulmar_stack::{ExitPoint, Ledger, Probing};
+use fulmar_runtime::{ExitPoint, Ledger, Probing};
 
 use super::measured::{Driven, Timed};
 use super::{Ablation, Options, Spread};
@@ -208,7 +208,7 @@ const CHANGES: [Changed; 9] = [
     Changed { what: "with 1000 more routes in the table", how: How::Routes(1000) },
     Changed {
         what: "without the look-up (ready-made headers, unchecked)",
-        how: How::Varied(Variation::NoLookUp),
+        how: How::Varied(Variation::NoCacheValidation),
     },
     Changed {
         what: "every layer asked for every packet (no ready-made headers)",
@@ -216,15 +216,15 @@ const CHANGES: [Changed; 9] = [
     },
     Changed {
         what: "route, source and neighbour looked up in the tables for every packet",
-        how: How::Varied(Variation::TablesEachTime),
+        how: How::Varied(Variation::NoDestinationCache),
     },
     Changed {
         what: "small buffers from a stock of the socket instead of the thread's pool",
-        how: How::Varied(Variation::StockPerSocket),
+        how: How::Varied(Variation::CachePerSocket),
     },
     Changed {
         what: "the same, 256 sockets in turn",
-        how: How::VariedAmong(Variation::StockPerSocket, MANY),
+        how: How::VariedAmong(Variation::CachePerSocket, MANY),
     },
     Changed {
         what: "early instead of deferred encapsulation (copied first, headers in a buffer of their own)",
@@ -351,7 +351,7 @@ impl Writes {
         let id = stream.slot_id();
         let host = self.stack.host();
         for _ in 0..10_000 {
-            let step = |shard: &mut fulmar_stack::AnyShard<'_>, now| {
+            let step = |shard: &mut fulmar_runtime::AnyShard<'_>, now| {
                 shard.step(now, 64);
                 Ok(shard.is_drained(Some(id)))
             };

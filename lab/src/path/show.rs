@@ -4,46 +4,46 @@ use fulmar::base::Stage;
 
 use super::kernel::Depth;
 use super::{Found, Path, Spread, Threads};
-use crate::page::{Bar, Bars, Cell};
-use crate::sheet::{Ratio, Sheet};
+use crate::harness::report::{Chart, Report, Table, label, number, words};
+use crate::harness::{Figure, Ratio};
+use serde_json::{Value, json};
 
 /// A difference counts if the runs of the two stages do not overlap, and it is more than this share of
 /// the larger one; the published text draws the same line.
 const SIGNIFICANT: f64 = 0.05;
 
 /// The table of a path.
-pub fn sheet(found: &Found) -> Sheet {
-    let mut sheet = Sheet {
-        name: "path",
-        title: format!("{}, {} bytes: ns per packet up to each stage", found.path.name(), found.bytes),
+pub fn report(found: &Found) -> Report {
+    let columns = [
+        label("threads", "threads"),
+        label("stage", "stage"),
+        number("min_ns", "min", 1, ""),
+        number("median_ns", "median", 1, ""),
+        number("max_ns", "max", 1, ""),
+        number("difference_ns", "to the stage\nbefore", 1, ""),
+        words("significant", "counts"),
+        words("sentence", "what lies between"),
+    ];
+    let chart =
+        Chart { unit: "ns per packet", parts: &["difference_ns"], group: &["threads"], x: None };
+    let rows = found.by_threads.iter().flat_map(|threads| rows(found, threads));
+    let (name, bytes) = (found.path.name(), found.bytes);
+    Report {
+        name: "path".to_owned(),
+        title: format!("{name}, {bytes} bytes: ns per packet up to each stage"),
         lead: "The path returns at the stage and undoes what it has built, which is part of the figure. \
                Simulated device; the time of its hardware is measured by itself and taken off. A \
                difference is that of the least figures, as in the published table; it counts where the runs \
                of two stages do not overlap and differ by 5 %."
             .to_owned(),
-        columns: vec![
-            ("threads", "threads"),
-            ("stage", "stage"),
-            ("min_ns", "min"),
-            ("median_ns", "median"),
-            ("max_ns", "max"),
-            ("difference_ns", "to the stage\nbefore"),
-            ("significant", "counts"),
-            ("sentence", "what lies between"),
-        ],
-        words: 2,
-        ..Sheet::default()
-    };
-    for threads in &found.by_threads {
-        sheet.rows.extend(rows(found, threads));
+        tables: vec![Table { chart: Some(chart), ..Table::of("", columns, rows) }],
+        notes: notes(found),
+        figures: figures(found),
+        ..Report::default()
     }
-    sheet.bars = Some(bars(found));
-    sheet.notes = notes(found);
-    sheet.ratios = ratios(found);
-    sheet
 }
 
-fn rows(found: &Found, threads: &Threads) -> Vec<Vec<Cell>> {
+fn rows(found: &Found, threads: &Threads) -> Vec<Value> {
     let whole = ("whole", "The lock released, back in the program.");
     let stages = found.path.stages(found.bytes);
     let named = stages.iter().map(|s| (s.name(), s.sentence().trim()));
@@ -51,12 +51,16 @@ fn rows(found: &Found, threads: &Threads) -> Vec<Vec<Cell>> {
     let mut before: Option<&Spread> = None;
     let mut rows = Vec::new();
     for ((name, sentence), spread) in named.chain([whole]).zip(spreads) {
-        let mut row = vec![Cell::Text(threads.threads.to_string()), Cell::Text(name.to_owned())];
-        row.extend([spread.min(), spread.median(), spread.max()].map(|n| Cell::Number(n, Some(1))));
-        row.push(Cell::Number(difference(before, spread), Some(1)));
-        row.push(Cell::Text(significance(before, spread).to_owned()));
-        row.push(Cell::Text(sentence.to_owned()));
-        rows.push(row);
+        rows.push(json!({
+            "threads": threads.threads.to_string(),
+            "stage": name,
+            "min_ns": spread.min(),
+            "median_ns": spread.median(),
+            "max_ns": spread.max(),
+            "difference_ns": difference(before, spread),
+            "significant": significance(before, spread),
+            "sentence": sentence,
+        }));
         before = Some(spread);
     }
     rows
@@ -76,35 +80,6 @@ fn significance(before: Option<&Spread>, now: &Spread) -> &'static str {
     let apart = now.min() > before.max() || now.max() < before.min();
     let large = (now.min() - before.min()).abs() > SIGNIFICANT * now.min().max(before.min());
     if apart && large { "yes" } else { "no" }
-}
-
-fn bars(found: &Found) -> Bars {
-    let stages = found.path.stages(found.bytes);
-    let names = stages.iter().map(|s| s.name().to_owned()).chain(["whole".to_owned()]);
-    let bar = |t: &Threads| {
-        let spreads: Vec<&Spread> = t.stages.iter().chain([&t.whole]).collect();
-        let parts = spreads.iter().enumerate().map(|(i, s)| {
-            let before = i.checked_sub(1).map(|b| spreads[b]);
-            (s.median() - before.map_or(0.0, Spread::median)).max(0.0)
-        });
-        Bar {
-            label: if t.threads == 1 {
-                "1 thread".into()
-            } else {
-                format!("{} threads", t.threads)
-            },
-            values: parts.collect(),
-            note: Some(crate::page::short(t.whole.median())),
-            ..Bar::default()
-        }
-    };
-    Bars {
-        caption: "What each stage adds, in ns per packet; medians.".to_owned(),
-        unit: "ns per packet".to_owned(),
-        parts: names.enumerate().map(|(i, n)| (n, crate::page::colour(i))).collect(),
-        bars: found.by_threads.iter().map(bar).collect(),
-        marks: Vec::new(),
-    }
 }
 
 fn notes(found: &Found) -> Vec<String> {
@@ -131,7 +106,7 @@ fn notes(found: &Found) -> Vec<String> {
 }
 
 /// The named figures; of datagrams sent, by one thread.
-fn ratios(found: &Found) -> Vec<Ratio> {
+pub fn figures(found: &Found) -> Vec<Figure> {
     let (Path::UdpSend, Some(one)) = (found.path, found.by_threads.first()) else {
         return Vec::new();
     };
@@ -140,63 +115,69 @@ fn ratios(found: &Found) -> Vec<Ratio> {
     };
     let device = found.path.stages(found.bytes).iter().position(|s| *s == Stage::DeviceTaken);
     let to_device = device.and_then(|i| one.stages.get(i)).cloned().unwrap_or_default();
+    let figure = |name, what, values: &[f64], reach, aim| {
+        Figure::of(Ratio::value(name, what, "", "").goals(reach, aim), values)
+    };
     vec![
-        Ratio {
-            name: "path.udp_send.sim.to_device_vs_syscall".into(),
-            what: "from the call to the device's ring, over one bare system call".into(),
-            values: over_syscall(&to_device),
-            published: Some("509 ns, five system calls' worth".into()),
-            reach_and_aim: Some((0.6, 0.2)),
-        },
-        Ratio {
-            name: "path.udp_send.sim.whole_vs_syscall".into(),
-            what: "handed over and completed, over one bare system call".into(),
-            values: over_syscall(&one.whole),
-            published: Some("1,300 ns".into()),
-            reach_and_aim: Some((1.2, 0.4)),
-        },
-        Ratio {
-            name: "path.ledger.sum_vs_total".into(),
-            what: "how far the ledger's sum, with its own cost, is from the measured total".into(),
-            values: found.ledger.clone(),
-            published: None,
-            reach_and_aim: Some((0.1, 0.05)),
-        },
+        figure(
+            "path.udp_send.sim.to_device_vs_syscall",
+            "from the call to the device's ring, over one bare system call; published: 509 ns, five \
+             system calls' worth",
+            &over_syscall(&to_device),
+            0.6,
+            0.2,
+        ),
+        figure(
+            "path.udp_send.sim.whole_vs_syscall",
+            "handed over and completed, over one bare system call; published: 1,300 ns",
+            &over_syscall(&one.whole),
+            1.2,
+            0.4,
+        ),
+        figure(
+            "path.ledger.sum_vs_total",
+            "how far the ledger's sum, with its own cost, is from the measured total",
+            &found.ledger,
+            0.1,
+            0.05,
+        ),
     ]
 }
 
 /// The table of the kernel's depths.
-pub fn kernel_sheet(depths: &[Depth], bytes: usize) -> Sheet {
-    let mut sheet = Sheet {
-        name: "path",
+pub fn kernel_report(depths: &[Depth], bytes: usize) -> Report {
+    let columns = [
+        label("depth", "depth"),
+        number("min_ns", "min", 1, ""),
+        number("median_ns", "median", 1, ""),
+        number("max_ns", "max", 1, ""),
+        words("sentence", "what it is"),
+    ];
+    let row = |d: &Depth| {
+        json!({
+            "depth": d.name,
+            "min_ns": d.ns.min(),
+            "median_ns": d.ns.median(),
+            "max_ns": d.ns.max(),
+            "sentence": d.sentence,
+        })
+    };
+    Report {
+        name: "path".to_owned(),
         title: format!("udp-send, {bytes} bytes, this machine's kernel over veth: ns per call"),
         lead:
             "Calls that fail at a known depth stand for exit points: nothing is traced. What lies \
                below the look-up of the route is one row, since no error comes from there."
                 .to_owned(),
-        columns: vec![
-            ("depth", "depth"),
-            ("min_ns", "min"),
-            ("median_ns", "median"),
-            ("max_ns", "max"),
-            ("sentence", "what it is"),
+        tables: vec![Table::of("", columns, depths.iter().map(row))],
+        notes: vec![
+            "Every error has a way back of its own, which is in its row: a deeper point may cost a few \
+             ns less than the one above."
+                .to_owned(),
+            "For what the kernel does below that, sample it: perf record -a -g -e cpu-clock (its own \
+             tracing needs kprobes and root)."
+                .to_owned(),
         ],
-        words: 1,
-        ..Sheet::default()
-    };
-    for d in depths {
-        let mut row = vec![Cell::Text(d.name.to_owned())];
-        row.extend([d.ns.min(), d.ns.median(), d.ns.max()].map(|n| Cell::Number(n, Some(1))));
-        row.push(Cell::Text(d.sentence.to_owned()));
-        sheet.rows.push(row);
+        ..Report::default()
     }
-    sheet.notes = vec![
-        "Every error has a way back of its own, which is in its row: a deeper point may cost a few ns \
-         less than the one above."
-            .to_owned(),
-        "For what the kernel does below that, sample it: perf record -a -g -e cpu-clock (its own \
-         tracing needs kprobes and root)."
-            .to_owned(),
-    ];
-    sheet
 }

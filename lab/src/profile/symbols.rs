@@ -173,7 +173,7 @@ fn is_copy(function: &str) -> bool {
     ["memcpy", "memmove", "copy_nonoverlapping", "memset"].iter().any(|c| function.contains(c))
 }
 
-/// Files of room `stack` in which threads wait.
+/// Files of room `runtime` in which threads wait.
 const WAITING: [&str; 8] = [
     "host.rs",
     "baton.rs",
@@ -204,210 +204,56 @@ fn part_of_program(functions: &[Function]) -> Part {
         "mbuf" if file.starts_with("sums") => Part::Copy,
         "mbuf" => Part::Memory,
         "drivers" | "netdev" => Part::Device,
-        "stack" if WAITING.contains(&file) => Part::WakeUps,
-        "stack" if file == "sys.rs" => Part::Locks,
+        "runtime" if WAITING.contains(&file) => Part::WakeUps,
+        "runtime" if file == "sys.rs" => Part::Locks,
         "lab" | "cli" => Part::Program,
         _ => Part::Protocol,
     }
 }
 
 /// The kernel's functions by how their names begin, in the order in which they are asked.
-const KERNEL: [(Part, &[&str]); 5] = [
+const KERNEL: [(Part, &str); 5] = [
     (
         Part::Copy,
-        &[
-            "copy_",
-            "_copy_",
-            "__copy",
-            "rep_movs",
-            "memcpy",
-            "memmove",
-            "csum",
-            "__csum",
-            "skb_copy",
-            "do_csum",
-            "__memcpy",
-            "memset",
-            "skb_do_copy",
-        ],
+        "copy_ _copy_ __copy rep_movs memcpy memmove csum __csum skb_copy do_csum __memcpy memset \
+         skb_do_copy",
     ),
     (
         Part::Memory,
-        &[
-            "kmem_cache",
-            "kmalloc",
-            "__kmalloc",
-            "kfree",
-            "__kfree",
-            "skb_release",
-            "__alloc_skb",
-            "alloc_skb",
-            "consume_skb",
-            "napi_consume",
-            "page_frag",
-            "alloc_pages",
-            "__alloc_pages",
-            "__alloc_frozen",
-            "free_pages",
-            "free_unref",
-            "free_frozen",
-            "page_pool",
-            "__slab",
-            "___slab",
-            "slab_",
-            "skb_free",
-            "napi_alloc",
-            "napi_build",
-            "build_skb",
-            "put_page",
-            "get_page_from",
-            "rmqueue",
-            "sk_page_frag",
-            "skb_page_frag",
-            "tcp_stream_alloc",
-            "sk_stream_alloc",
-            "__folio_put",
-            "__netdev_alloc",
-            "skb_attempt",
-            "refill_",
-            "__refill",
-            "sheaf",
-            "__free_",
-        ],
+        "kmem_cache kmalloc __kmalloc kfree __kfree skb_release __alloc_skb alloc_skb consume_skb \
+         napi_consume page_frag alloc_pages __alloc_pages __alloc_frozen free_pages free_unref \
+         free_frozen page_pool __slab ___slab slab_ skb_free napi_alloc napi_build build_skb \
+         put_page get_page_from rmqueue sk_page_frag skb_page_frag tcp_stream_alloc \
+         sk_stream_alloc __folio_put __netdev_alloc skb_attempt refill_ __refill sheaf __free_",
     ),
     (
         Part::WakeUps,
-        &[
-            "try_to_wake",
-            "ttwu",
-            "wake_",
-            "__wake",
-            "schedule",
-            "__schedule",
-            "pick_",
-            "enqueue_task",
-            "dequeue_",
-            "enqueue_entity",
-            "update_curr",
-            "finish_task",
-            "finish_wait",
-            "prepare_to",
-            "switch_",
-            "__switch",
-            "futex",
-            "do_futex",
-            "__x64_sys_futex",
-            "poll_schedule",
-            "ep_",
-            "do_poll",
-            "do_sys_poll",
-            "sock_def_readable",
-            "sock_poll",
-            "hrtimer",
-            "do_nanosleep",
-            "resched",
-            "select_task",
-            "tick_",
-            "eventfd",
-            "sched_",
-            "update_load",
-            "set_next",
-            "put_prev",
-            "native_smp",
-            "smp_call",
-            "available_idle",
-            "yield",
-            "do_sched",
-            "add_wait",
-            "remove_wait",
-            "sk_wait",
-            "wait_woken",
-            "__remove_hrtimer",
-            "timerqueue",
-        ],
+        "try_to_wake ttwu wake_ __wake schedule __schedule pick_ enqueue_task dequeue_ \
+         enqueue_entity update_curr finish_task finish_wait prepare_to switch_ __switch futex \
+         do_futex __x64_sys_futex poll_schedule ep_ do_poll do_sys_poll sock_def_readable \
+         sock_poll hrtimer do_nanosleep resched select_task tick_ eventfd sched_ update_load \
+         set_next put_prev native_smp smp_call available_idle yield do_sched add_wait remove_wait \
+         sk_wait wait_woken __remove_hrtimer timerqueue",
     ),
     (
         Part::Device,
-        &[
-            "veth_",
-            "tun_",
-            "tap_",
-            "virtio",
-            "virtqueue",
-            "vring",
-            "vp_",
-            "packet_",
-            "tpacket_",
-            "dev_hard_start",
-            "napi_",
-            "__napi",
-            "net_rx",
-            "__netif",
-            "netif_",
-            "process_backlog",
-            "dev_queue",
-            "__dev_queue",
-            "__dev_",
-            "sch_",
-            "qdisc",
-            "__qdisc",
-            "pfifo",
-            "validate_xmit",
-            "gro_",
-            "dev_gro",
-            "eth_",
-            "enqueue_to_backlog",
-            "io_uring",
-            "io_",
-            "skb_gso",
-            "net_tx",
-            "ptr_ring",
-            "sock_alloc_send",
-        ],
+        "veth_ tun_ tap_ virtio virtqueue vring vp_ packet_ tpacket_ dev_hard_start napi_ __napi \
+         net_rx __netif netif_ process_backlog dev_queue __dev_queue __dev_ sch_ qdisc __qdisc \
+         pfifo validate_xmit gro_ dev_gro eth_ enqueue_to_backlog io_uring io_ skb_gso net_tx \
+         ptr_ring sock_alloc_send",
     ),
     (
         Part::Protocol,
-        &[
-            "tcp_",
-            "__tcp",
-            "ip_",
-            "__ip",
-            "ipv4",
-            "ip6",
-            "inet",
-            "__inet",
-            "udp_",
-            "__udp",
-            "nf_",
-            "sk_",
-            "__sk",
-            "sock_",
-            "__sock",
-            "bbr_",
-            "cubic",
-            "bictcp",
-            "fib_",
-            "skb_",
-            "__skb",
-            "lock_sock",
-            "release_sock",
-            "__release_sock",
-            "__lock_sock",
-            "dst_",
-            "neigh",
-            "arp",
-            "raw_",
-            "__cookie",
-            "siphash",
-            "minmax",
-        ],
+        "tcp_ __tcp ip_ __ip ipv4 ip6 inet __inet udp_ __udp nf_ sk_ __sk sock_ __sock bbr_ cubic \
+         bictcp fib_ skb_ __skb lock_sock release_sock __release_sock __lock_sock dst_ neigh arp \
+         raw_ __cookie siphash minmax",
     ),
 ];
 
 fn part_of_kernel<'a>(functions: impl Iterator<Item = &'a str>) -> Part {
     for name in functions {
         for (part, prefixes) in &KERNEL {
-            if prefixes.iter().any(|p| name.starts_with(p)) {
+            if prefixes.split_whitespace().any(|p| name.starts_with(p)) {
                 return *part;
             }
         }
@@ -437,7 +283,7 @@ mod tests {
         assert_eq!(part("/x/crates/mbuf/src/pool.rs"), Part::Memory);
         assert_eq!(part("crates/mbuf/src/sums.rs"), Part::Copy);
         assert_eq!(part("crates/tcp/src/output.rs"), Part::Protocol);
-        assert_eq!(part("crates/stack/src/waiter.rs"), Part::WakeUps);
+        assert_eq!(part("crates/runtime/src/waiter.rs"), Part::WakeUps);
         assert_eq!(part("crates/drivers/src/tap.rs"), Part::Device);
         assert_eq!(part("lab/src/send/mod.rs"), Part::Program);
         assert_eq!(part_of_program(&[f("__memmove_avx", "")]), Part::Copy);

@@ -3,6 +3,7 @@
 use super::bench::{Grounds, Options, is_wanted};
 use super::{Load, Method, Reader, Target, Use, size_name};
 use crate::account::{self, Figures, Keeping, ROUND};
+use crate::harness::options::Stack;
 use crate::matrix::Device;
 use fulmar::ledger::Account;
 use std::io;
@@ -14,26 +15,35 @@ use std::io;
 /// # Errors
 /// A connection that fails.
 pub fn accounts(options: &Options, is_isolated: bool) -> io::Result<Vec<Figures>> {
+    let aggregation = match &options.aggregations()[..] {
+        [only] => *only,
+        _ => true,
+    };
     let first = Options {
-        kernel: false,
+        stack: Stack::Fulmar,
         pcap: None,
-        aggregation: vec![!options.aggregation.contains(&false) || options.aggregation.len() > 1],
-        placements: options.placements.iter().take(1).copied().collect(),
+        aggregation: Some(aggregation),
+        placement: options.placements().into_iter().take(1).collect(),
         ..options.clone()
     };
     let grounds = {
         let _keeping = Keeping::new();
-        let devices = first.devices.iter().copied();
-        let devices = devices.filter(|d| is_isolated || matches!(d, Device::Sim | Device::Shm));
-        Grounds::open(&Options { devices: devices.collect(), ..first.clone() }, Ok(()))?
+        let devices = first.devices().into_iter();
+        let device: Vec<Device> =
+            devices.filter(|d| is_isolated || matches!(d, Device::Sim | Device::Shm)).collect();
+        if device.is_empty() {
+            return Ok(Vec::new());
+        }
+        Grounds::open(&Options { device, ..first.clone() }, Ok(()))?
     };
-    let usage = options.uses.first().copied().unwrap_or(Use::Touched);
-    let load = Load::of_buffers(options.buffer_bytes.first().copied().unwrap_or(64 << 10), usage);
+    let usage = options.uses().first().copied().unwrap_or(Use::Touched);
+    let load = Load::of_buffers(options.sizes().first().copied().unwrap_or(64 << 10), usage);
     let mut found = Vec::new();
     for place in grounds.places() {
         let place = &mut *place.borrow_mut();
+        let spot = place.spot();
         for method in Method::ALL {
-            if !method.fits(place.offloads()) || !is_wanted(options, method.name()) {
+            if !method.fits(spot.offloads) || !is_wanted(options, method.name()) {
                 continue;
             }
             let mut reader = Accounted {
@@ -46,12 +56,12 @@ pub fn accounts(options: &Options, is_isolated: bool) -> io::Result<Vec<Figures>
             let sample = place.stream(&load, &mut reader, ROUND)?;
             let title = format!(
                 "{}: {}, 2 x {}",
-                place.device(),
+                spot.device,
                 method.title(),
                 size_name(load.buffer_bytes)
             );
             let hardware = sample.hardware.as_nanos() as f64;
-            let figures = reader.found.take().and_then(|f| Figures::of(&f, place.device(), &title));
+            let figures = reader.found.take().and_then(|f| Figures::of(&f, spot.device, &title));
             let hardware_ns = (hardware > 0.0).then_some(hardware);
             let own_copies = reader.inner.copies_per_byte() as f64;
             found.extend(figures.map(|f| {

@@ -6,21 +6,25 @@
 //! aggregation by its nature, and bursts are for the others, where a wake-up is what they cost. A
 //! device that cannot be opened here is said on standard error and left out, with its figures.
 
-use super::kernel::{Work, local_way, pair_way};
+use super::kernel::Work;
 use super::place::Real;
 use super::shm::Shared;
 use super::sim::Simulated;
 use super::{Load, Method, Offloads, Place, Use, size_name};
-use crate::bench::{self, Cell, Outcome, Plan, Ratio, Sample, Way};
 use crate::cpu::Placement;
 use crate::floor::{self, Direction, Kind};
+use crate::harness::options::{Common, Stack, on_or_off, one_of, or, placement};
+use crate::harness::report::Report;
+use crate::harness::{self, Outcome, Pace, Plan, Ratio, Scenario};
 use crate::kernel::{Local, Pair};
 use crate::kernel_receive::ReceiveCall;
 use crate::limit::ring::{self, Taking};
-use crate::matrix::{Asked, Device, Names, is_measured, method_names};
+use crate::matrix::{Device, Names, method_names};
 use crate::site::MTU;
 use crate::stream::Over;
+use crate::transfer::{self, BOTH};
 use crate::{Bulk, limit};
+use fulmar_cli::bounds::within;
 use fulmar_netns::Netns;
 use std::cell::RefCell;
 use std::io;
@@ -28,39 +32,99 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Devices over which fulmar can be measured here.
-pub const DEVICES: [Device; 4] = [Device::Sim, Device::Tap, Device::Packet, Device::Shm];
+const DEVICES: [Device; 4] = [Device::Sim, Device::Tap, Device::Packet, Device::Shm];
+/// KiB of a buffer: more than any cache holds, and than a connection has on its way.
+const MOST_KIB: usize = 16 << 10;
 
-/// What is measured.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// Ways of receiving: the old way, by copy, on loan, into posted buffers, the kernel's
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(
+    override_usage = "fulmar-lab bench recv [OPTIONS]",
+    after_help = "Ways: stock (a packet per crossing, no aggregation, one mbuf copied at a time), copy
+(TcpStream::read that copies), posted (recv_ring: into the reader's buffers, without a copy where the
+device can), loan (recv_owned, no copy), kernel_read, kernel_uring (io_uring, one receive
+ahead), and kernel_uring_multishot (provided buffers). The reader has two buffers and uses
+them in turn; a bursty sender sends 256 KiB and pauses for a millisecond. Only if named:
+posted_copied (recv_ring, the device places nothing), posted_stock (on stock's device),
+read (TcpStream::read that gives a large buffer to the device while it waits; copy never does).
+The simulated device's modelled peer sends without a limit; over tap and packet the
+kernel sends, over shm another process with fulmar.
+It makes its own namespaces and leaves nothing behind."
+)]
 pub struct Options {
-    /// Over which devices; those of [`DEVICES`].
-    pub devices: Vec<Device>,
-    /// Bytes of each of the two buffers.
-    pub buffer_bytes: Vec<usize>,
-    /// With and without receive aggregation.
-    pub aggregation: Vec<bool>,
-    /// What the reader does with the bytes, and how they come.
+    /// How long, and where the report goes.
+    #[command(flatten)]
+    pub common: Common,
+    /// Where the two ends run; both by default
+    #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
+    pub placement: Vec<Placement>,
+    /// Over which devices [default: sim, tap, shm]
+    #[arg(long, value_parser = device, value_delimiter = ',', value_name = "sim|tap|packet|shm")]
+    pub device: Vec<Device>,
+    /// Whose TCP
+    #[arg(long, value_enum, default_value_t = Stack::Both)]
+    pub stack: Stack,
+    /// Only these ways: see below
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub way: Vec<String>,
+    /// KiB of each of the two buffers, 1 to 16384 [default: 64, 1024]
+    #[arg(long = "buffers", value_delimiter = ',', value_name = "KiB", value_parser = within(1, MOST_KIB))]
+    pub kib: Vec<usize>,
+    /// Receive aggregation on or off; both by default
+    #[arg(long, value_name = "on|off", value_parser = on_or_off)]
+    pub aggregation: Option<bool>,
+    /// What becomes of the bytes, and how they come; all by default
+    #[arg(long = "use", value_parser = usage, value_delimiter = ',', value_name = "touched|untouched|bursty")]
     pub uses: Vec<Use>,
-    /// Where the ends run.
-    pub placements: Vec<Placement>,
-    /// Names of the ways to measure (`stock`, `copy`, ...); empty: all.
-    pub ways: Vec<String>,
-    /// Measure fulmar's ways.
-    pub fulmar: bool,
-    /// Measure the kernel's.
-    pub kernel: bool,
-    /// Time for everything.
-    pub budget: Duration,
-    /// Rounds at most.
-    pub runs: usize,
-    /// Where fulmar's frames are written.
+    /// Write fulmar's frames to this file (pcapng); the figures then mean little
+    #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
-    /// Measure the limit and the floor beside them.
-    pub limits: bool,
+    /// The process itself is looked at, so that what fulmar is compared with stays away.
+    #[arg(skip)]
+    pub is_profiled: bool,
 }
 
-/// From this budget on every way also runs once beside a soaker.
-const SOAK_FROM: Duration = Duration::from_secs(60);
+fn device(text: &str) -> Result<Device, String> {
+    one_of(DEVICES, Device::name, text)
+}
+
+fn usage(text: &str) -> Result<Use, String> {
+    one_of(Use::ALL, Use::name, text)
+}
+
+impl Options {
+    /// Time for the rounds.
+    pub fn budget(&self) -> Duration {
+        self.common.budget(Duration::from_secs(15), Duration::from_secs(300))
+    }
+
+    pub(super) fn devices(&self) -> Vec<Device> {
+        or(&self.device, &[Device::Sim, Device::Tap, Device::Shm])
+    }
+
+    /// Bytes of each buffer.
+    pub(super) fn sizes(&self) -> Vec<usize> {
+        let kib: &[usize] = if self.common.quick { &[64] } else { &[64, 1024] };
+        or(&self.kib, kib).into_iter().map(|k| k << 10).collect()
+    }
+
+    /// The old way, which has none, is measured either way.
+    pub(super) fn aggregations(&self) -> Vec<bool> {
+        let all = if self.common.quick { vec![true] } else { vec![true, false] };
+        self.aggregation.map_or(all, |on| vec![on])
+    }
+
+    pub(super) fn uses(&self) -> Vec<Use> {
+        if self.common.quick { or(&self.uses, &[Use::Touched]) } else { or(&self.uses, &Use::ALL) }
+    }
+
+    pub(super) fn placements(&self) -> Vec<Placement> {
+        match self.common.quick {
+            true => or(&self.placement, &[Placement::SameCpu]),
+            false => or(&self.placement, &[Placement::SameCpu, Placement::TwoCpus]),
+        }
+    }
+}
 
 /// Everything that was opened for a bench; ways borrow from it.
 pub struct Grounds {
@@ -85,19 +149,20 @@ impl Grounds {
             Grounds { places: Vec::new(), pairs: Vec::new(), host: None, floor: None };
         let has_kernel =
             isolated.inspect_err(|e| eprintln!("the kernel cannot be measured here: {e}")).is_ok();
-        let only_local = options.fulmar && options.devices.iter().all(|d| *d == Device::Shm);
-        if options.kernel && has_kernel {
+        let has_fulmar = options.stack.has_fulmar();
+        let only_local = has_fulmar && options.devices().iter().all(|d| *d == Device::Shm);
+        if options.stack.has_kernel() && has_kernel {
             if !only_local {
-                for &aggregation in &options.aggregation {
+                for aggregation in options.aggregations() {
                     grounds.pairs.push(Pair::new(MTU, aggregation)?);
                 }
             }
             grounds.host = Some(Netns::current()?);
         }
-        if options.fulmar {
+        if has_fulmar {
             grounds.open_places(options, has_kernel);
         }
-        if options.fulmar && has_kernel && options.devices.contains(&Device::Tap) {
+        if has_fulmar && has_kernel && options.devices().contains(&Device::Tap) {
             grounds.floor = floor::Ground::new(Kind::Tap).map(RefCell::new).ok();
         }
         Ok(grounds)
@@ -109,16 +174,16 @@ impl Grounds {
     }
 
     fn open_places(&mut self, options: &Options, has_kernel: bool) {
-        for &device in &options.devices {
+        for device in options.devices() {
             let placements = match device {
                 // There is one end, and nothing to place.
-                Device::Sim => &[Placement::SameCpu][..],
-                _ => &options.placements,
+                Device::Sim => vec![Placement::SameCpu],
+                _ => options.placements(),
             };
             if matches!(device, Device::Tap | Device::Packet) && !has_kernel {
                 continue;
             }
-            for &placement in placements {
+            for placement in placements {
                 for offloads in offloads(options) {
                     match open(device, offloads, placement, options.pcap.as_ref()) {
                         Ok(place) => self.places.push(RefCell::new(place)),
@@ -133,7 +198,7 @@ impl Grounds {
 /// What a device does, in every way that is asked for. The old way is measured without aggregation,
 /// whatever is asked of the others: it is what they are compared with.
 fn offloads(options: &Options) -> Vec<Offloads> {
-    let each = |all: fn(bool) -> Offloads| options.aggregation.iter().map(move |a| all(*a));
+    let each = |all: fn(bool) -> Offloads| options.aggregations().into_iter().map(all);
     let possible =
         std::iter::once(Offloads::STOCK).chain(each(Offloads::all)).chain(each(Offloads::unplaced));
     let is_used =
@@ -160,11 +225,11 @@ fn open(
 ///
 /// # Errors
 /// As [`measure`].
-pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
-    measure(options, ratios(), |_| true, isolated)
+pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
+    Ok(Report::of(&transfer::RECV, measure(options, ratios(), |_| true, isolated)?))
 }
 
-/// Measures those ways of the options that are to be kept, and of the figures those whose ways are
+/// Measures those scenarios of the options that are to be kept, and of the figures those whose scenarios are
 /// there.
 ///
 /// # Errors
@@ -172,22 +237,23 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
 pub fn measure(
     options: &Options,
     ratios: Vec<Ratio>,
-    keep: impl Fn(&Cell) -> bool,
+    keep: impl Fn(&Scenario<'_>) -> bool,
     isolated: io::Result<()>,
 ) -> io::Result<Outcome> {
-    names().check_exist(&options.ways)?;
+    names().check_exist(&options.way)?;
     let grounds = Grounds::open(options, isolated)?;
-    let mut ways = ways(options, &grounds);
-    Names::check_opened(&options.ways, &method_names(&ways))?;
-    let is_kept = |c: Cell| is_wanted(options, c.method) && keep(&c);
-    ways.retain(|w| w.cell.map_or(options.limits, is_kept));
-    if ways.iter().all(|w| w.cell.is_none()) {
+    let mut scenarios = scenarios(options, &grounds);
+    Names::check_opened(&options.way, &method_names(&scenarios))?;
+    scenarios.retain(|s| match s.word("method") {
+        Some(method) => is_wanted(options, method) && keep(s),
+        None => !options.is_profiled,
+    });
+    if scenarios.iter().all(|s| s.word("method").is_none()) {
         return Err(io::Error::other("nothing of what was asked for can be measured here"));
     }
-    let ratios = ratios.into_iter().filter(|r| is_measured(r, &ways)).collect();
-    let Options { budget, runs: max_runs, .. } = *options;
-    let soak = budget >= SOAK_FROM;
-    Ok(bench::run(Plan { ways, ratios, budget, max_runs, soak }))
+    let ratios = transfer::measured(ratios, &scenarios);
+    let (budget, max_runs) = (options.budget(), options.common.runs);
+    Ok(harness::run(Plan { scenarios, ratios, budget, max_runs, pace: Pace::Transfers }))
 }
 
 /// What can be asked for.
@@ -199,53 +265,53 @@ fn names() -> Names {
 }
 
 /// Every way at every place that is asked for; the limit and the floor first.
-fn ways<'a>(options: &'a Options, grounds: &'a Grounds) -> Vec<Way<'a>> {
-    let mut ways = vec![limit::memcpy(Bulk { write_bytes: 64 << 10, ..Bulk::default() })];
-    if options.fulmar && options.devices.contains(&Device::Shm) {
-        ways.extend(ring_ways(&options.placements));
+fn scenarios<'a>(options: &Options, grounds: &'a Grounds) -> Vec<Scenario<'a>> {
+    let mut all = vec![limit::memcpy(Bulk { write_bytes: 64 << 10, ..Bulk::default() })];
+    if options.stack.has_fulmar() && options.devices().contains(&Device::Shm) {
+        all.extend(ring_ways(&options.placements()));
     }
-    for &buffer_bytes in &options.buffer_bytes {
-        for &usage in &options.uses {
+    for buffer_bytes in options.sizes() {
+        for usage in options.uses() {
             let load = Load::of_buffers(buffer_bytes, usage);
-            ways.extend(grounds.places.iter().flat_map(|place| ways_at(place, load)));
-            ways.extend(kernel_ways(options, grounds, load));
+            all.extend(grounds.places.iter().flat_map(|place| ways_at(place, load)));
+            all.extend(kernel_ways(options, grounds, load));
         }
     }
-    let same = options.placements.contains(&Placement::SameCpu);
+    let same = options.placements().contains(&Placement::SameCpu);
     let floor = grounds.floor.as_ref().filter(|_| same);
     // After the ways of the first size, which it is compared with.
-    ways.extend(floor.map(|ground| {
+    all.extend(floor.map(|ground| {
         floor::way(ground, Bulk::default(), Direction::Receive, false, Placement::SameCpu)
     }));
-    ways
+    all
 }
 
 /// What two processes cannot do for less, beside what they do over shared memory.
-fn ring_ways(placements: &[Placement]) -> Vec<Way<'static>> {
+fn ring_ways(placements: &[Placement]) -> Vec<Scenario<'static>> {
     let both = |at: &Placement| Taking::ALL.map(|taking| ring::way(Bulk::default(), taking, *at));
     placements.iter().flat_map(both).collect()
 }
 
 /// fulmar's ways at one place.
-fn ways_at(place: &RefCell<Box<dyn Place>>, load: Load) -> Vec<Way<'_>> {
-    let offloads = place.borrow().offloads();
+fn ways_at(place: &RefCell<Box<dyn Place>>, load: Load) -> Vec<Scenario<'_>> {
+    let offloads = place.borrow().spot().offloads;
     let is_there = offloads.aggregation || load.usage != Use::Bursty;
     let methods = Method::ALL.into_iter().filter(|m| is_there && m.fits(offloads));
     methods.map(|method| super::way(place, method, load)).collect()
 }
 
 /// What the kernel does beside it.
-fn kernel_ways<'a>(options: &Options, grounds: &'a Grounds, load: Load) -> Vec<Way<'a>> {
+fn kernel_ways<'a>(options: &Options, grounds: &'a Grounds, load: Load) -> Vec<Scenario<'a>> {
     let mut ways = Vec::new();
-    for &placement in &options.placements {
+    for placement in options.placements() {
         for call in ReceiveCall::ALL {
             let work = Work { call, load };
             let pairs = grounds.pairs.iter();
             let pairs = pairs.filter(|p| p.has_offloads() || load.usage != Use::Bursty);
-            ways.extend(pairs.map(|pair| pair_way(pair, work, placement)));
-            let has_shm = options.devices.contains(&Device::Shm);
+            ways.extend(pairs.map(|pair| work.between(pair.ends(), placement)));
+            let has_shm = options.devices().contains(&Device::Shm);
             if let Some(host) = grounds.host.as_ref().filter(|_| has_shm) {
-                ways.extend(Local::ALL.map(|local| local_way(local, host, work, placement)));
+                ways.extend(Local::ALL.map(|local| work.between(local.ends(host), placement)));
             }
         }
     }
@@ -254,7 +320,7 @@ fn kernel_ways<'a>(options: &Options, grounds: &'a Grounds, load: Load) -> Vec<W
 
 pub(super) fn is_wanted(options: &Options, method: &str) -> bool {
     let is_variant = Method::ALL.into_iter().any(|m| m.is_variant() && m.name() == method);
-    if options.ways.is_empty() { !is_variant } else { options.ways.iter().any(|w| w == method) }
+    if options.way.is_empty() { !is_variant } else { options.way.iter().any(|w| w == method) }
 }
 
 /// The name of a way at 2 x `bytes`.
@@ -269,145 +335,107 @@ const LARGE: usize = 1 << 20;
 
 /// The figures that are asked for.
 fn ratios() -> Vec<Ratio> {
-    let all = simulated_ratios().into_iter().chain(tap_ratios()).chain(shm_ratios());
-    all.map(Ratio::from).collect()
+    simulated_ratios().into_iter().chain(tap_ratios()).chain(shm_ratios()).collect()
 }
 
-/// What a way costs the whole host over what another one does.
-fn cost_over(
-    name: &'static str,
-    sentence: &'static str,
-    [way, over]: [String; 2],
-    published: Option<f64>,
-    goals: (f64, f64),
-) -> Asked {
-    Asked {
-        name,
-        sentence,
-        way,
-        over: Some(over),
-        measure: Sample::both_ns_per_kb,
-        published,
-        goals,
-        more_is_better: true,
-    }
-}
-
-fn simulated_ratios() -> [Asked; 4] {
+fn simulated_ratios() -> [Ratio; 4] {
     let of = |method, bytes, usage| named(method, "sim", bytes, usage, Placement::SameCpu);
     let touched = |method| of(method, SMALL, Use::Touched);
     let untouched = |method| of(method, LARGE, Use::Untouched);
     [
-        cost_over(
+        Ratio::over(
             "recv.sim.2x64k.stock_vs_posted",
             "whole host's CPU, no aggregation and copy ÷ aggregated and placed, simulated device",
+            BOTH,
             [touched("stock"), touched("posted")],
-            Some(6.3),
-            (6.3, 10.0),
-        ),
-        cost_over(
+        )
+        .goals(6.3, 10.0)
+        .published(6.3)
+        .more_is_better(),
+        Ratio::over(
             "recv.sim.2x64k.copy_vs_posted",
             "aggregated both, copied ÷ placed: placement alone",
+            BOTH,
             [touched("copy"), touched("posted")],
-            Some(3.7),
-            (2.0, 3.7),
-        ),
-        cost_over(
+        )
+        .goals(2.0, 3.7)
+        .published(3.7)
+        .more_is_better(),
+        Ratio::over(
             "recv.sim.2x1m.stock_vs_posted",
             "no aggregation and copy ÷ aggregated and placed, nobody looks at the bytes",
+            BOTH,
             [untouched("stock"), untouched("posted")],
-            Some(38.0),
-            (20.0, 38.0),
-        ),
-        Asked {
-            name: "recv.slow_path_allocations",
-            sentence: "buffers that did not come ready-made in the measured stretch, copying read",
-            way: touched("copy"),
-            over: None,
-            measure: |s| s.counted("slow_allocations") as f64,
-            published: None,
-            goals: (0.0, 0.0),
-            more_is_better: false,
-        },
+        )
+        .goals(20.0, 38.0)
+        .published(38.0)
+        .more_is_better(),
+        Ratio::value(
+            "recv.slow_path_allocations",
+            "buffers that did not come ready-made in the measured stretch, copying read",
+            "slow_allocations",
+            touched("copy"),
+        )
+        .goals(0.0, 0.0),
     ]
 }
 
-fn tap_ratios() -> [Asked; 3] {
-    let posted = named("posted", "tap", SMALL, Use::Untouched, Placement::SameCpu);
-    let counted = |name, sentence, measure, goals, more_is_better| Asked {
-        name,
-        sentence,
-        way: named("posted", "tap", LARGE, Use::Touched, Placement::SameCpu),
-        over: None,
-        measure,
-        published: None,
-        goals,
-        more_is_better,
-    };
+fn tap_ratios() -> [Ratio; 3] {
+    let posted = |bytes, usage| named("posted", "tap", bytes, usage, Placement::SameCpu);
+    let touched = posted(LARGE, Use::Touched);
     [
-        counted(
+        Ratio::value(
             "recv.tap.posted.hit_rate",
             "bytes that landed where they belong ÷ bytes, from the first on, kernel sender",
-            |s| s.quotient("whole_placed_bytes", "whole_bytes"),
-            (0.95, 0.99),
-            true,
-        ),
-        counted(
+            "placement_hit_rate",
+            &touched,
+        )
+        .goals(0.95, 0.99)
+        .more_is_better(),
+        Ratio::value(
             "recv.tap.posted.user_copies_per_byte",
             "copies that fulmar made of each byte, misses included",
-            |s| s.quotient("whole_copied_bytes", "whole_bytes"),
-            (0.05, 0.01),
-            false,
-        ),
-        Asked {
-            more_is_better: false,
-            ..cost_over(
-                "recv.tap.same_cpu.posted_vs_do_nothing",
-                "both ends' CPU, posted ÷ the do-nothing peer without its memcpy",
-                [posted, "floor.tap.recv.bare.same_cpu".to_owned()],
-                None,
-                (1.15, 1.05),
-            )
-        },
+            "whole_copies_per_byte",
+            &touched,
+        )
+        .goals(0.05, 0.01),
+        Ratio::over(
+            "recv.tap.same_cpu.posted_vs_do_nothing",
+            "both ends' CPU, posted ÷ the do-nothing peer without its memcpy",
+            BOTH,
+            [posted(SMALL, Use::Untouched), "floor.tap.recv.bare.same_cpu".to_owned()],
+        )
+        .goals(1.15, 1.05),
     ]
 }
 
 /// Two processes, on two CPUs as they would be; beside it what the same is worth on one CPU, and what
 /// it is worth to two ends that have nothing else to do.
-fn shm_ratios() -> [Asked; 4] {
+fn shm_ratios() -> [Ratio; 4] {
     let of = |at| ["loan", "copy"].map(|method| named(method, "shm", SMALL, Use::Touched, at));
     let bare = |at| [Taking::Loan, Taking::Copy].map(|taking| ring::name(taking, at));
-    let figure = |name, sentence, ways| Asked {
-        more_is_better: false,
-        ..cost_over(name, sentence, ways, None, (0.7, 0.5))
-    };
+    let figure = |name, sentence, both| Ratio::over(name, sentence, BOTH, both).goals(0.7, 0.5);
+    let limit = "the same of a ring of memory without any stack";
     [
         figure(
             "recv.shm.loan_vs_copy",
             "whole host's CPU, on loan ÷ copied, between two processes",
             of(Placement::TwoCpus),
         ),
-        figure(
-            "recv.shm.loan_vs_copy.limit",
-            "the same of a ring of memory without any stack",
-            bare(Placement::TwoCpus),
-        ),
+        figure("recv.shm.loan_vs_copy.limit", limit, bare(Placement::TwoCpus)),
         figure(
             "recv.shm.same_cpu.loan_vs_copy",
             "whole host's CPU, on loan ÷ copied, two processes on one CPU",
             of(Placement::SameCpu),
         ),
-        figure(
-            "recv.shm.same_cpu.loan_vs_copy.limit",
-            "the same of a ring of memory without any stack",
-            bare(Placement::SameCpu),
-        ),
+        figure("recv.shm.same_cpu.loan_vs_copy.limit", limit, bare(Placement::SameCpu)),
     ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::options::parsed;
 
     #[test]
     fn every_figure_that_was_asked_for_has_its_name() {
@@ -425,5 +453,26 @@ mod tests {
         ] {
             assert!(names.iter().any(|n| n == name), "{name} in {names:?}");
         }
+    }
+
+    #[test]
+    fn the_whole_matrix_is_measured_unless_a_part_is_asked_for() {
+        let all: Options = parsed("").expect("nothing");
+        assert_eq!(all.sizes(), [64 << 10, 1 << 20]);
+        assert_eq!((all.aggregations(), all.uses()), (vec![true, false], Use::ALL.to_vec()));
+        let part = "--buffers 16 --aggregation off --way copy --device tap --use bursty";
+        let part: Options = parsed(part).expect("a part");
+        assert_eq!(part.sizes(), [16 << 10]);
+        assert_eq!((part.aggregations(), part.devices()), (vec![false], vec![Device::Tap]));
+        assert_eq!((part.way.clone(), part.uses()), (vec!["copy".to_owned()], vec![Use::Bursty]));
+        assert!(parsed::<Options>("--use eaten").is_err());
+        assert!(parsed::<Options>("--device link").is_err());
+    }
+
+    #[test]
+    fn quick_stays_under_twenty_seconds_and_full_is_a_few_minutes() {
+        let budget = |line| parsed::<Options>(line).expect("options").budget();
+        assert!(budget("--quick") < Duration::from_secs(20));
+        assert!(budget("") <= Duration::from_secs(300));
     }
 }

@@ -3,17 +3,14 @@
 //!
 //! Frames pass unchanged both ways.
 
-use fulmar::base::{Counters, FlowKey, Instant};
-use fulmar::mbuf::{Backing, Pool};
-use fulmar::netdev::{
-    Burst, Caps, Device, DeviceStats, LinkState, Peek, PlacementHint, Rooms, Unsupported,
-};
-use std::os::fd::RawFd;
-use std::sync::Arc;
+use fulmar::base::{Counters, Instant};
+use fulmar::mbuf::Pool;
+use fulmar::netdev::{Burst, Caps, Device, DirectPlacement, forward_device};
 
 /// The wrapper.
 pub struct Limited {
     inner: Box<dyn Device>,
+    caps: Caps,
     one_per_crossing: bool,
     /// The frame that crosses.
     one: Burst,
@@ -22,13 +19,16 @@ pub struct Limited {
 impl Limited {
     /// Puts `inner` behind it; `one_per_crossing`: of each burst, both ways, too.
     pub fn new(inner: Box<dyn Device>, one_per_crossing: bool) -> Limited {
-        Limited { inner, one_per_crossing, one: Burst::with_capacity(1) }
+        let caps = Caps { places_on_receive: false, ..*inner.caps() };
+        Limited { inner, caps, one_per_crossing, one: Burst::with_capacity(1) }
     }
 }
 
 impl Device for Limited {
+    forward_device!(self => self.inner, except caps, tx_burst, rx_burst, placement);
+
     fn caps(&self) -> &Caps {
-        self.inner.caps()
+        &self.caps
     }
 
     fn tx_burst(
@@ -56,10 +56,6 @@ impl Device for Limited {
         taken
     }
 
-    fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
-        self.inner.tx_reap(now, pool)
-    }
-
     fn rx_burst(
         &mut self,
         now: Instant,
@@ -78,52 +74,7 @@ impl Device for Limited {
         n
     }
 
-    fn arm(&mut self) -> bool {
-        self.inner.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-
-    fn wake_fd(&self) -> Option<RawFd> {
-        self.inner.wake_fd()
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
-    }
-
-    fn link_state(&self) -> LinkState {
-        self.inner.link_state()
-    }
-
-    fn lost(&self) -> Option<i32> {
-        self.inner.lost()
-    }
-
-    fn wants_tx_wake(&self) -> bool {
-        self.inner.wants_tx_wake()
-    }
-
-    fn region(&mut self) -> Option<Backing> {
-        self.inner.region()
-    }
-
-    fn peek(&self) -> Option<Arc<dyn Peek>> {
-        self.inner.peek()
-    }
-
-    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        drop(hint);
-        Err(Unsupported)
-    }
-
-    fn unplace(&mut self, _flow: &FlowKey) -> Rooms {
-        Rooms::default()
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.inner.stats()
+    fn placement(&mut self) -> Option<&mut dyn DirectPlacement> {
+        None
     }
 }

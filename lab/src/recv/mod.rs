@@ -5,7 +5,7 @@
 //! public pieces of the stack (`Shard::tcp_take`, the pool) on a device that hands over one packet per
 //! crossing, so that everything else (TCP, IP, the device) is the same for all. A [`Place`] is where a
 //! connection is made: over which device, from whom, with or without receive aggregation. [`way`]
-//! makes of both a [`Way`] of a bench.
+//! makes of both a [`Scenario`] of a bench.
 //!
 //! The receiver is the end under test: `near` in every sample, the sender `far`. Hardware that is
 //! simulated inside the receiver's calls is taken off and shown apart.
@@ -20,11 +20,11 @@ mod run;
 mod shm;
 mod sim;
 pub mod stock;
-pub mod table;
 
-use crate::bench::{Cell, Sample, Side, Way};
 use crate::cpu::Placement;
+use crate::harness::Scenario;
 use crate::kernel_calls::Burst;
+use crate::transfer::{self, Cell, Side, Transfer};
 use fulmar::{Device, Stack, TcpStream};
 use std::cell::RefCell;
 use std::io;
@@ -260,16 +260,21 @@ impl Offloads {
     }
 }
 
+/// Where a place is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Spot {
+    /// The device's name: `tap`, `sim`, ...
+    pub device: &'static str,
+    /// Where the two ends run; over a simulated device there is one.
+    pub placement: Placement,
+    /// What the device does here.
+    pub offloads: Offloads,
+}
+
 /// Where connections are made.
 pub trait Place {
-    /// The device's name: `tap`, `sim`, ...
-    fn device(&self) -> &'static str;
-
-    /// Where the two ends run.
-    fn placement(&self) -> Placement;
-
-    /// What the device does here.
-    fn offloads(&self) -> Offloads;
+    /// Where it is.
+    fn spot(&self) -> Spot;
 
     /// Makes one connection from which `reader` takes what is sent for about `time` after the warm-up.
     ///
@@ -280,7 +285,7 @@ pub trait Place {
         load: &Load,
         reader: &mut dyn Reader,
         time: Duration,
-    ) -> io::Result<Sample>;
+    ) -> io::Result<Transfer>;
 }
 
 /// `64k`, `1m`.
@@ -304,29 +309,25 @@ pub fn way<'a, P: Place + ?Sized>(
     place: &'a RefCell<Box<P>>,
     method: Method,
     load: Load,
-) -> Way<'a> {
-    let (cell, placement) = {
-        let place = place.borrow();
-        let cell = Cell {
-            side: Side::Receives,
-            device: place.device(),
-            method: method.name(),
-            write_bytes: load.buffer_bytes,
-            super_segments: place.offloads().aggregation,
-            source: load.usage.name(),
-        };
-        (cell, place.placement())
+) -> Scenario<'a> {
+    let Spot { device, placement, offloads } = place.borrow().spot();
+    let cell = Cell {
+        side: Side::Receives,
+        device,
+        method: method.name(),
+        write_bytes: load.buffer_bytes,
+        super_segments: offloads.aggregation,
+        source: load.usage.name(),
     };
-    Way {
-        name: way_name(&cell, placement),
-        title: method.title().to_owned(),
+    cell.of(transfer::scenario(
+        way_name(&cell, placement),
+        method.title(),
         placement,
-        cell: Some(cell),
-        run: Box::new(move |time| {
+        move |time| {
             let mut reader = method.reader(&load)?;
             place.borrow_mut().stream(&load, reader.as_mut(), time)
-        }),
-    }
+        },
+    ))
 }
 
 #[cfg(test)]

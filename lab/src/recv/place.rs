@@ -1,8 +1,7 @@
 //! A stack of ours over a real device, and a kernel peer that sends.
 
 use super::run::{Asking, Ends, run};
-use super::{Load, Offloads, Place, Reader, Target};
-use crate::bench::Sample;
+use super::{Load, Offloads, Place, Reader, Spot, Target};
 use crate::cpu::{self, Placement};
 use crate::kernel_calls::Sending;
 use crate::kernel_receive::Receiving;
@@ -10,6 +9,7 @@ use crate::on_pinned_thread;
 use crate::peer::{Endpoint, Peer, Role, Spec};
 use crate::site::PEER_IP;
 use crate::stream::{Ground, Over};
+use crate::transfer::Transfer;
 use fulmar::TcpStream;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -40,16 +40,12 @@ impl Real {
 }
 
 impl Place for Real {
-    fn device(&self) -> &'static str {
-        self.ground.over().name()
-    }
-
-    fn placement(&self) -> Placement {
-        self.ground.placement
-    }
-
-    fn offloads(&self) -> Offloads {
-        self.offloads
+    fn spot(&self) -> Spot {
+        Spot {
+            device: self.ground.over().name(),
+            placement: self.ground.placement,
+            offloads: self.offloads,
+        }
     }
 
     fn stream(
@@ -57,7 +53,7 @@ impl Place for Real {
         load: &Load,
         reader: &mut dyn Reader,
         time: Duration,
-    ) -> io::Result<Sample> {
+    ) -> io::Result<Transfer> {
         let (near_cpu, far_cpu) = self.ground.placement.cpus(&cpu::allowed_cpus()?)?;
         let source = Spec {
             role: Role::Source,
@@ -76,7 +72,7 @@ impl Place for Real {
             let from = Target { stack, stream: &stream };
             run(&from, load, reader, Ends::Sender, Asking::Not, &mut || ())
         })?;
-        let sample = Sample::of_ends(near, peer.finish()?, load.warm_bytes);
-        Ok(Sample { counts, ..sample })
+        let sample = Transfer::of_ends(near, peer.finish()?, load.warm_bytes);
+        Ok(Transfer { counts, ..sample })
     }
 }

@@ -6,34 +6,28 @@
 //! process, spinning included.
 
 use super::run::{Asking, Ends, run};
-use super::{Load, Offloads, Place, Reader, Target};
-use crate::bench::Sample;
-use crate::child::Handle;
+use super::{Load, Offloads, Place, Reader, Spot, Target};
 use crate::cpu::{self, Placement};
 use crate::kernel_calls::{Burst, Pauses};
 use crate::on_pinned_thread;
-use crate::peer::{Report, print_line};
-use crate::send::shm::{PATIENCE, PORT, open};
+use crate::peer::Report;
+use crate::send::shm::{Linked, PATIENCE, serve_each};
 use crate::stream::Start;
-use fulmar::{Stack, TcpListener, TcpStream};
-use fulmar_netns::Netns;
-use serde_json::{Value, json};
+use crate::transfer::Transfer;
+use fulmar::{Stack, TcpStream};
+use serde_json::Value;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::net::Shutdown;
 use std::time::Duration;
 
 /// The role of the child.
 pub const ROLE: &str = "shm_source";
 
-/// Our end, and the child with the other one.
+/// Two processes as a place.
 pub(super) struct Shared {
     placement: Placement,
     offloads: Offloads,
-    /// Before the stack, so that it is gone first: it would call a link that goes down a failure.
-    child: Handle,
-    stack: Stack,
-    far: SocketAddr,
+    link: Linked,
 }
 
 impl Shared {
@@ -42,23 +36,9 @@ impl Shared {
     /// # Errors
     /// The child did not come, or there is no memory to share; the error says what to do.
     pub fn new(placement: Placement, offloads: Offloads) -> io::Result<Shared> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("fulmar-bench-recv-{}-{number}", std::process::id());
-        let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
-        let spec = json!({
-            "role": ROLE,
-            "name": name,
-            "cpu": far_cpu,
-            "super_segments": offloads.aggregation,
-        });
-        let mut child = Handle::spawn(&spec, &Netns::current()?)?;
         let limit = |device| offloads.limit(device);
-        let (stack, _) = on_pinned_thread(near_cpu, || open(&name, offloads.aggregation, limit))?;
-        let hello = child.report(PATIENCE)?;
-        let far = hello.get("address").and_then(Value::as_str).and_then(|a| a.parse().ok());
-        let far = far.ok_or_else(|| io::Error::other("the child has no address"))?;
-        Ok(Shared { placement, offloads, stack, far, child })
+        let link = Linked::new(ROLE, placement, offloads.aggregation, limit)?;
+        Ok(Shared { placement, offloads, link })
     }
 }
 
@@ -116,16 +96,8 @@ impl Order {
 }
 
 impl Place for Shared {
-    fn device(&self) -> &'static str {
-        "shm"
-    }
-
-    fn placement(&self) -> Placement {
-        self.placement
-    }
-
-    fn offloads(&self) -> Offloads {
-        self.offloads
+    fn spot(&self) -> Spot {
+        Spot { device: "shm", placement: self.placement, offloads: self.offloads }
     }
 
     fn stream(
@@ -133,39 +105,24 @@ impl Place for Shared {
         load: &Load,
         reader: &mut dyn Reader,
         time: Duration,
-    ) -> io::Result<Sample> {
+    ) -> io::Result<Transfer> {
         let (near_cpu, _) = self.placement.cpus(&cpu::allowed_cpus()?)?;
-        let (stack, to) = (&self.stack, self.far);
+        let (stack, to) = (&self.link.stack, self.link.far);
         let (near, counts) = on_pinned_thread(near_cpu, || {
             let mut stream = TcpStream::connect_timeout(stack, &to, PATIENCE)?;
             stream.write_all(&Order::new(load, time).to_bytes())?;
             let from = Target { stack, stream: &stream };
             run(&from, load, reader, Ends::Sender, Asking::Not, &mut || ())
         })?;
-        let far = Report::from_json(&self.child.report(time + PATIENCE)?);
-        let sample = Sample::of_ends(near, far, load.warm_bytes);
-        Ok(Sample { counts, ..sample })
+        let far = self.link.far_report(time)?;
+        let sample = Transfer::of_ends(near, far, load.warm_bytes);
+        Ok(Transfer { counts, ..sample })
     }
 }
 
-/// The child's side: takes connections, sends as it is told, and prints a report of each.
+/// The child's side: sends as it is told.
 pub(crate) fn serve(spec: &Value) -> io::Result<()> {
-    if let Some(cpu) = spec.get("cpu").and_then(Value::as_u64) {
-        cpu::pin_to(cpu as usize)?;
-    }
-    let name = spec.get("name").and_then(Value::as_str).unwrap_or_default();
-    let super_segments = spec.get("super_segments").and_then(Value::as_bool).unwrap_or(true);
-    let (stack, address) = open(name, true, |device| match super_segments {
-        true => device,
-        false => Box::new(crate::without_tso::WithoutTso::new(device)),
-    })?;
-    let at = SocketAddr::new(address, PORT);
-    let listener = TcpListener::bind(&stack, at)?;
-    print_line(&json!({ "address": at.to_string() }))?;
-    loop {
-        let (stream, _) = listener.accept()?;
-        print_line(&send(&stack, stream)?.to_json())?;
-    }
+    serve_each(spec, send)
 }
 
 /// Sends on one connection until its time is over and the other end has everything.

@@ -6,12 +6,12 @@
 //! it sends: as DMA that passes the CPU's caches, what a reader finds is what lay there before.
 
 use super::run::{Asking, Ends, run};
-use super::{BURST, Load, Offloads, Place, Reader, Target};
-use crate::bench::Sample;
+use super::{BURST, Load, Offloads, Place, Reader, Spot, Target};
 use crate::cpu::{self, Placement};
 use crate::on_pinned_thread;
 use crate::peer::Report;
-use crate::stream::build_with;
+use crate::stream::{build_with, captured};
+use crate::transfer::Transfer;
 use fulmar::devices::sim::{Command, FarEnd, Service, SimConfig, SimHandle};
 use fulmar::{Cidr, Stack, TcpStream, devices};
 use std::io;
@@ -42,12 +42,7 @@ impl Simulated {
     /// Too many open descriptors.
     pub fn new(offloads: Offloads, pcap: Option<&PathBuf>) -> io::Result<Simulated> {
         let (device, handle) = devices::sim_nic(config(offloads)).map_err(io::Error::other)?;
-        let device = match pcap {
-            Some(file) => {
-                devices::capture(device, io::BufWriter::new(std::fs::File::create(file)?))
-            }
-            None => device,
-        };
+        let device = captured(device, pcap)?;
         let device = offloads.limit(device);
         let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
         let address = Cidr { address: IpAddr::V4(NEAR_IP), prefix_len: 24 };
@@ -74,17 +69,9 @@ fn config(offloads: Offloads) -> SimConfig {
 }
 
 impl Place for Simulated {
-    fn device(&self) -> &'static str {
-        "sim"
-    }
-
     /// There is one end.
-    fn placement(&self) -> Placement {
-        Placement::SameCpu
-    }
-
-    fn offloads(&self) -> Offloads {
-        self.offloads
+    fn spot(&self) -> Spot {
+        Spot { device: "sim", placement: Placement::SameCpu, offloads: self.offloads }
     }
 
     fn stream(
@@ -92,7 +79,7 @@ impl Place for Simulated {
         load: &Load,
         reader: &mut dyn Reader,
         time: Duration,
-    ) -> io::Result<Sample> {
+    ) -> io::Result<Transfer> {
         let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
         let (stack, handle) = (&self.stack, &self.handle);
         let port = if load.burst().is_some() { BURSTS } else { STREAMS };
@@ -113,8 +100,8 @@ impl Place for Simulated {
             let far = Report { cpu: Duration::ZERO, ..near };
             let far = Report { thread: Duration::ZERO, ..far };
             let hardware = Duration::from_nanos(after.inline_ns - before.inline_ns);
-            let sample = Sample::of_ends(near, far, load.warm_bytes);
-            Ok(Sample { counts, hardware, ..sample })
+            let sample = Transfer::of_ends(near, far, load.warm_bytes);
+            Ok(Transfer { counts, hardware, ..sample })
         })?;
         // The peer would send for ever to a connection that is gone.
         let _ = self.handle.ask(Command::ResetAll);

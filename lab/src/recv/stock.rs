@@ -22,8 +22,8 @@ use crate::kernel_receive::touch;
 use fulmar::Ready;
 use fulmar::base::SlotId;
 use fulmar::mbuf::Chain;
+use fulmar_runtime::{AnyHost, Limit};
 use fulmar_socket::{SocketError, Step};
-use fulmar_stack::{AnyHost, Limit};
 use std::io;
 
 /// Payload of a full packet with timestamps on a device of MTU 1500: an mbuf's bytes.
@@ -73,7 +73,7 @@ impl Reader {
             };
         }
         // `pru_rcvd`: the window, once per call.
-        host.lock()?.tcp_read_done(fulmar_stack::now(), id, Chain::new());
+        host.lock()?.tcp_read_done(fulmar_runtime::now(), id, Chain::new());
         Ok(done)
     }
 }

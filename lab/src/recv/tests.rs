@@ -71,18 +71,10 @@ fn a_bursty_sender_is_read_to_the_end_of_each_burst() {
 #[test]
 fn the_account_of_a_reader_begins_behind_the_warm_up() {
     let options = bench::Options {
-        devices: vec![crate::matrix::Device::Sim],
-        buffer_bytes: vec![64 << 10],
-        aggregation: vec![true, false],
+        device: vec![crate::matrix::Device::Sim],
         uses: vec![Use::Untouched],
-        placements: vec![Placement::SameCpu],
-        ways: vec!["copy".into(), "loan".into()],
-        fulmar: true,
-        kernel: false,
-        budget: Duration::ZERO,
-        runs: 1,
-        pcap: None,
-        limits: true,
+        way: vec!["copy".into(), "loan".into()],
+        ..bench::Options::default()
     };
     let found = account::accounts(&options, false).expect("it runs");
     let titles: Vec<&str> = found.iter().map(|f| f.title.as_str()).collect();

@@ -2,25 +2,24 @@
 //! real device and over a simulated one, and the limit, with a verdict per row.
 //!
 //! [`Published`] is what was printed then. [`Reproduction::of`] joins it with what a bench measured
-//! now ([`crate::bench::Row`], found by its [`crate::bench::Cell`]) and judges it
-//! ([`verdict`]). [`text`], [`json`] and [`page`] show it. A table of another shape gets a
+//! now ([`crate::harness::Row`], found by its [`crate::transfer::Cell`]) and judges it
+//! ([`verdict`]); [`show`] makes a report of it. A table of another shape gets a
 //! module of its own beside these ([`placement`]); what they share is [`verdict`].
 
-pub mod json;
 pub mod netperf;
-pub mod page;
 pub mod path;
 pub mod placement;
 pub mod profile;
 pub mod run;
 pub mod sendfile;
+pub mod show;
 pub mod sosend;
-pub mod text;
 pub mod verdict;
 
-use crate::bench::{Cell, Figure, Outcome, Row};
+use crate::harness::{Figure, Outcome, Row};
 use crate::send::bench::What;
 use crate::stats::Estimate;
+use crate::transfer::{BOTH, Cell, Side, THREAD};
 use netperf::Netperf;
 use verdict::Verdict;
 
@@ -245,13 +244,19 @@ pub fn limit_name(bytes: usize) -> String {
 }
 
 /// The row of that method, size and segmentation at that site.
-pub fn row_at<'a>(rows: &'a [Row], method: &str, pair: &Pair, site: Site) -> Option<&'a Row> {
-    rows.iter().find(|row| row.cell.is_some_and(|cell| is_cell_of(&cell, method, pair, site)))
+fn row_at<'a>(rows: &'a [Row], method: &'static str, pair: &Pair, site: Site) -> Option<&'a Row> {
+    cell_of(method, pair, site).row(rows)
 }
 
-fn is_cell_of(cell: &Cell, method: &str, pair: &Pair, site: Site) -> bool {
-    (cell.device, cell.method, cell.source) == (site.device(), method, "hot")
-        && (cell.write_bytes, cell.super_segments) == (pair.bytes, pair.tso)
+fn cell_of(method: &'static str, pair: &Pair, site: Site) -> Cell {
+    Cell {
+        side: Side::Sends,
+        device: site.device(),
+        method,
+        write_bytes: pair.bytes,
+        super_segments: pair.tso,
+        source: "hot",
+    }
 }
 
 impl Reproduction {
@@ -279,7 +284,7 @@ fn limits(published: &Published, rows: &[Row]) -> Vec<(usize, f64)> {
     let mut limits: Vec<(usize, f64)> = Vec::new();
     for bytes in published.pairs.iter().map(|p| p.bytes) {
         let row = rows.iter().find(|r| r.name == limit_name(bytes));
-        let cost = row.and_then(|r| r.both_ns_per_kb).map(|e| e.median);
+        let cost = row.and_then(|r| r.median(BOTH));
         if let Some(cost) = cost.filter(|_| limits.iter().all(|l| l.0 != bytes)) {
             limits.push((bytes, cost));
         }
@@ -328,7 +333,7 @@ fn judged(
     let of = |account| estimate(&outcome.figures, &figure_name(table, pair, site, account));
     let cost = |method: &Method| {
         let row = row_at(&outcome.rows, method.name, pair, site)?;
-        row.thread_ns_per_kb.or(row.near_ns_per_kb).map(|e| e.median)
+        row.median(THREAD)
     };
     let [old, new, _] = &table.methods;
     let cpu = of("cpu");
@@ -405,13 +410,6 @@ impl Reproduction {
     /// The pair of that number.
     fn pair_of(&self, number: u32) -> Option<&Pair> {
         self.published.pairs.iter().find(|p| p.number == number)
-    }
-
-    /// Bytes and TSO of a pair, in words.
-    fn shape_of(&self, number: u32) -> (String, &'static str) {
-        let pair = self.pair_of(number);
-        let bytes = pair.map_or(0, |p| p.bytes).to_string();
-        (bytes, if pair.is_some_and(|p| p.tso) { "yes" } else { "no" })
     }
 }
 

@@ -5,7 +5,10 @@
 //! both ends share one machine, so each end's CPU is that of its own process, and the whole machine
 //! is a column of its own.
 
-use crate::bench::Row;
+use crate::harness::report::{Column, number};
+use crate::harness::{MACHINE, Row};
+use crate::transfer::{GBPS, HARDWARE, PEER, THIS_END, THREAD};
+use serde_json::{Value, json};
 
 /// One row. What was not measured is not a number.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -64,13 +67,15 @@ impl Netperf {
 
     /// The columns of a measured row on a machine of so many CPUs; `None` if it has no figures.
     pub fn of(row: &Row, cpus: usize) -> Option<Netperf> {
-        let gbps = row.gbps?.median;
-        let near = row.near_ns_per_kb?.median;
+        let gbps = row.median(GBPS)?;
+        let near = row.median(THIS_END)?;
+        let of = |key| row.median(key).unwrap_or(f64::NAN);
         // An end without an account (the modelled peer's is in the hardware's) is not idle.
-        let far = row.far_ns_per_kb.map_or(f64::NAN, |e| e.median);
-        let far = if far > 0.0 { far } else { f64::NAN };
-        let process = row.thread_ns_per_kb.map_or(near, |e| e.median);
-        let user = row.user_share.unwrap_or(f64::NAN);
+        let far = of(PEER);
+        let process = row.median(THREAD).unwrap_or(near);
+        let count = |name| row.counts.iter().find(|(n, _)| *n == name).map(|(_, n)| *n as f64);
+        let share = count("user_cpu_ns").zip(count("cpu_ns")).map(|(user, all)| user / all);
+        let user = share.map_or(f64::NAN, |share| share.min(1.0));
         let kb_per_s = gbps * 1e9 / 8.0 / 1024.0;
         let util = |ns_per_kb: f64| ns_per_kb * kb_per_s / 1e9 / cpus.max(1) as f64 * 100.0;
         let busy_s = process * kb_per_s / 1e9 * REAL_S;
@@ -85,76 +90,59 @@ impl Netperf {
             real_s: REAL_S,
             time_pct: busy_s / REAL_S * 100.0,
             process_ns_per_kb: process,
-            machine_ns_per_kb: row.machine_ns_per_kb.unwrap_or(f64::NAN),
-            hardware_ns_per_kb: row.hardware_ns_per_kb.map_or(f64::NAN, |e| e.median),
+            machine_ns_per_kb: of(MACHINE),
+            hardware_ns_per_kb: of(HARDWARE),
+        })
+    }
+
+    /// The columns by their keys.
+    pub fn json(&self) -> Value {
+        json!({
+            "mbit_per_s": self.mbit_per_s,
+            "util_local_pct": self.util_local_pct,
+            "util_remote_pct": self.util_remote_pct,
+            "sd_local_us_per_kb": self.sd_local_us_per_kb,
+            "sd_remote_us_per_kb": self.sd_remote_us_per_kb,
+            "user_s": self.user_s,
+            "sys_s": self.sys_s,
+            "time_pct": self.time_pct,
+            "process_ns_per_kb": self.process_ns_per_kb,
+            "machine_ns_per_kb": self.machine_ns_per_kb,
+            "hardware_ns_per_kb": self.hardware_ns_per_kb,
         })
     }
 }
 
-/// A column of the tables.
-pub struct Column {
-    /// Its head, in two lines.
-    pub head: &'static str,
-    /// Its key in JSON.
-    pub key: &'static str,
-    /// Its value.
-    pub of: fn(&Netperf) -> f64,
-    /// Decimals in tables.
-    pub decimals: usize,
-    /// What it is.
-    pub hint: &'static str,
-}
-
-const fn column(
-    head: &'static str,
-    key: &'static str,
-    of: fn(&Netperf) -> f64,
-    decimals: usize,
-    hint: &'static str,
-) -> Column {
-    Column { head, key, of, decimals, hint }
-}
-
 /// netperf's and time(1)'s columns as printed then, and what is known besides.
 pub const COLUMNS: [Column; 11] = [
-    column("Mbit/s", "mbit_per_s", |n| n.mbit_per_s, 1, "10^6 bits per second"),
-    column("util\nloc %", "util_local_pct", |n| n.util_local_pct, 1, "CPU of the sending end"),
-    column("util\nrem %", "util_remote_pct", |n| n.util_remote_pct, 1, "CPU of the receiving end"),
-    column(
-        "SD loc\nµs/KB",
+    number("mbit_per_s", "Mbit/s", 1, "10^6 bits per second"),
+    number("util_local_pct", "util\nloc %", 1, "CPU of the sending end"),
+    number("util_remote_pct", "util\nrem %", 1, "CPU of the receiving end"),
+    number(
         "sd_local_us_per_kb",
-        |n| n.sd_local_us_per_kb,
+        "SD loc\nµs/KB",
         3,
         "service demand of the sending end: netperf's account",
     ),
-    column(
-        "SD rem\nµs/KB",
-        "sd_remote_us_per_kb",
-        |n| n.sd_remote_us_per_kb,
-        3,
-        "service demand of the receiving end",
-    ),
-    column("user\ns", "user_s", |n| n.user_s, 2, "sending process in user mode, in ten seconds"),
-    column("sys\ns", "sys_s", |n| n.sys_s, 2, "sending process in the kernel, in ten seconds"),
-    column("time\n%", "time_pct", |n| n.time_pct, 1, "user + sys: time(1)'s account"),
-    column(
-        "process\nns/KB",
+    number("sd_remote_us_per_kb", "SD rem\nµs/KB", 3, "service demand of the receiving end"),
+    number("user_s", "user\ns", 2, "sending process in user mode, in ten seconds"),
+    number("sys_s", "sys\ns", 2, "sending process in the kernel, in ten seconds"),
+    number("time_pct", "time\n%", 1, "user + sys: time(1)'s account"),
+    number(
         "process_ns_per_kb",
-        |n| n.process_ns_per_kb,
+        "process\nns/KB",
         0,
         "CPU of the sending process (here: its sending thread) per KB",
     ),
-    column(
-        "machine\nns/KB",
+    number(
         "machine_ns_per_kb",
-        |n| n.machine_ns_per_kb,
+        "machine\nns/KB",
         0,
         "CPU of the whole machine per KB: then the sender's, here both ends'",
     ),
-    column(
-        "hardware\nns/KB",
+    number(
         "hardware_ns_per_kb",
-        |n| n.hardware_ns_per_kb,
+        "hardware\nns/KB",
         0,
         "time of the simulated device, in no other column",
     ),

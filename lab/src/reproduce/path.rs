@@ -6,10 +6,11 @@ use std::time::Duration;
 use fulmar::base::Stage;
 
 use super::verdict::Verdict;
-use crate::page::Cell;
+use crate::harness::options::Stack;
+use crate::harness::report::{Report, Table, label, number, words};
 use crate::path::kernel::{self, Depth};
 use crate::path::{self, Found, Options, Path, Spread};
-use crate::sheet::Sheet;
+use serde_json::{Value, json};
 
 /// As on the command line.
 pub const NAME: &str = "path";
@@ -137,27 +138,34 @@ pub const RUNS: usize = 7;
 ///
 /// # Errors
 /// No namespaces for the kernel's part; no descriptors.
-pub fn run(
-    (budget, runs): (Duration, usize),
-    cpus: usize,
-    kernel: bool,
-    fulmar: bool,
-) -> io::Result<Measured> {
+pub fn run((budget, runs): (Duration, usize), cpus: usize, stack: Stack) -> io::Result<Measured> {
     let threads = cpus.clamp(1, 4);
     let stages = Path::UdpSend.stages(BYTES).len() + 1;
     let slots = (runs + 1) * (stages * threads + 8) + runs * 8;
     let slice = (budget / slots as u32).clamp(Duration::from_millis(2), Duration::from_millis(100));
     let options = Options { threads, bytes: BYTES, runs, slice, ..Options::default() };
     Ok(Measured {
-        fulmar: fulmar.then(|| path::run(&options)).transpose()?,
-        kernel: kernel.then(|| kernel::run(options.bytes, runs, slice)).transpose()?,
+        fulmar: stack.has_fulmar().then(|| path::run(&options)).transpose()?,
+        kernel: stack.has_kernel().then(|| kernel::run(options.bytes, runs, slice)).transpose()?,
     })
 }
 
 /// Every published row beside today's.
-pub fn sheet(measured: &Measured) -> Sheet {
-    let mut sheet = Sheet {
-        name: NAME,
+pub fn report(measured: &Measured) -> Report {
+    let columns = [
+        label("position", "pos"),
+        label("exit", "exit point"),
+        words("published_one_cpu", "published\n1 CPU"),
+        words("published_four_cpus", "published\n4 CPUs"),
+        words("kernel_ns", "kernel\ntoday"),
+        words("fulmar_stage", "fulmar's\nstage"),
+        words("fulmar_one_thread_ns", "1\nthread"),
+        words("fulmar_most_threads_ns", "on all\nCPUs"),
+        number("published_over_fulmar", "÷\nfulmar", 1, ""),
+        words("verdict", "verdict"),
+    ];
+    Report {
+        name: NAME.to_owned(),
         title: TITLE.to_owned(),
         lead: format!(
             "Published by {SOURCE}. ns per packet from the call up to the point, least to most. fulmar \
@@ -165,51 +173,35 @@ pub fn sheet(measured: &Measured) -> Sheet {
              known depth. fulmar has no system call: its second row is the lock and the clock. On all CPUs: \
              each of so many threads has a stack of its own; ÷ fulmar: published, 1 CPU, over 1 thread."
         ),
-        columns: vec![
-            ("position", "pos"),
-            ("exit", "exit point"),
-            ("published_one_cpu", "published\n1 CPU"),
-            ("published_four_cpus", "published\n4 CPUs"),
-            ("kernel_ns", "kernel\ntoday"),
-            ("fulmar_stage", "fulmar's\nstage"),
-            ("fulmar_one_thread_ns", "1\nthread"),
-            ("fulmar_most_threads_ns", "on all\nCPUs"),
-            ("published_over_fulmar", "÷\nfulmar"),
-            ("verdict", "verdict"),
-        ],
-        words: 6,
-        ..Sheet::default()
-    };
-    sheet.rows = TABLE.iter().map(|r| cells(r, measured)).collect();
-    sheet.notes = notes(measured);
-    if let Some(found) = &measured.fulmar {
-        sheet.ratios = path::show::sheet(found).ratios;
+        tables: vec![Table::of("", columns, TABLE.iter().map(|r| cells(r, measured)))],
+        notes: notes(measured),
+        figures: measured.fulmar.as_ref().map(path::show::figures).unwrap_or_default(),
+        ..Report::default()
     }
-    sheet
 }
 
-fn cells(row: &Row, measured: &Measured) -> Vec<Cell> {
-    let range = |r: Option<(u32, u32)>| r.map_or("–".to_owned(), |(a, b)| format!("{a}–{b}"));
+fn cells(row: &Row, measured: &Measured) -> Value {
+    let range = |r: Option<(u32, u32)>| r.map(|(a, b)| format!("{a}–{b}"));
     let kernel =
         row.kernel.and_then(|name| measured.kernel.as_ref()?.iter().find(|d| d.name == name));
     let (first, last) = (of_threads(row, measured, false), of_threads(row, measured, true));
-    let name = row.stage.map_or("–", |at| match at {
+    let stage = row.stage.map(|at| match at {
         At::Stage(stage) => stage.name(),
         At::Whole => "whole",
     });
     let ratio = row.one.zip(first).map(|(one, now)| f64::from(one.0) / now.min());
-    vec![
-        Cell::Text(row.position.to_owned()),
-        Cell::Text(row.exit.to_owned()),
-        Cell::Text(range(row.one)),
-        Cell::Text(range(row.four)),
-        Cell::Text(kernel.map_or("–".to_owned(), |d| spread(&d.ns))),
-        Cell::Text(name.to_owned()),
-        Cell::Text(first.map_or("–".to_owned(), spread)),
-        Cell::Text(last.map_or("–".to_owned(), spread)),
-        Cell::number(ratio, 1),
-        Cell::Text(verdict(row, ratio).word().to_owned()),
-    ]
+    json!({
+        "position": row.position,
+        "exit": row.exit,
+        "published_one_cpu": range(row.one),
+        "published_four_cpus": range(row.four),
+        "kernel_ns": kernel.map(|d| spread(&d.ns)),
+        "fulmar_stage": stage,
+        "fulmar_one_thread_ns": first.map(spread),
+        "fulmar_most_threads_ns": last.map(spread),
+        "published_over_fulmar": ratio,
+        "verdict": verdict(row, ratio).word(),
+    })
 }
 
 fn spread(s: &Spread) -> String {
@@ -259,6 +251,7 @@ fn notes(measured: &Measured) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::report::{Machine, WIDTH};
 
     #[test]
     fn every_published_row_is_there_and_every_stage_it_names_is_one_of_the_path() {
@@ -275,10 +268,10 @@ mod tests {
 
     #[test]
     fn a_table_without_measurements_has_the_published_rows() {
-        let text = sheet(&Measured { fulmar: None, kernel: None }).text();
+        let text = report(&Measured { fulmar: None, kernel: None }).text(&Machine::here());
         assert!(text.contains("rtalloc") && text.contains("1310–1378"), "{text}");
-        let widest = text.lines().map(|l| l.trim_end().chars().count()).max();
-        assert!(widest <= Some(crate::reproduce::text::WIDTH), "{widest:?} columns:\n{text}");
+        let widest = text.lines().skip(1).map(|l| l.trim_end().chars().count()).max();
+        assert!(widest <= Some(WIDTH), "{widest:?} columns:\n{text}");
         assert!(text.contains("not reproducible"), "{text}");
     }
 }

@@ -4,10 +4,11 @@
 use std::io;
 use std::time::Duration;
 
-use crate::page::Cell;
+use crate::harness::options::Stack;
+use crate::harness::report::{Report, Table, label, number};
 use crate::profile::workload::{self, Profile};
 use crate::profile::{Part, Shares};
-use crate::sheet::Sheet;
+use serde_json::{Value, json};
 
 /// As on the command line.
 pub const NAME: &str = "profile";
@@ -63,49 +64,46 @@ const HALF_OF_INTERRUPTS: f64 = 8.0;
 ///
 /// # Errors
 /// No namespaces; no device.
-pub fn run(time: Duration, kernel: bool, fulmar: bool) -> io::Result<Vec<Profile>> {
+pub fn run(time: Duration, stack: Stack) -> io::Result<Vec<Profile>> {
     let mut found = Vec::new();
-    if kernel {
+    if stack.has_kernel() {
         found.push(workload::kernel(time)?);
     }
-    if fulmar {
+    if stack.has_fulmar() {
         found.push(workload::fulmar(time)?);
     }
     Ok(found)
 }
 
 /// The published profile and those of today as one table.
-pub fn sheet(found: &[Profile]) -> Sheet {
-    let mut columns = vec![("part", "part"), ("published_pct", "2001\n%")];
-    for p in found {
-        columns.push(match p.stack {
-            "kernel" => ("kernel_sampled_pct", "kernel today\nsampled, %"),
-            _ => ("fulmar_sampled_pct", "fulmar\nsampled, %"),
-        });
-        if p.ledger.is_some() {
-            columns.push(("fulmar_ledger_pct", "fulmar\nledger, %"));
-        }
-    }
-    let mut sheet = Sheet {
-        name: NAME,
+pub fn report(found: &[Profile]) -> Report {
+    let columns = [
+        label("part", "part"),
+        number("published_pct", "2001\n%", 1, ""),
+        number("kernel_sampled_pct", "kernel today\nsampled, %", 1, ""),
+        number("fulmar_sampled_pct", "fulmar\nsampled, %", 1, ""),
+        number("fulmar_ledger_pct", "fulmar\nledger, %", 1, ""),
+    ];
+    let listed: f64 = Part::ALL.iter().map(|p| published(*p)).sum();
+    let unlisted = json!({"part": "not listed", "published_pct": 100.0 - listed});
+    let rows = Part::ALL.iter().map(|part| row(*part, found)).chain([unlisted]);
+    let mut notes = loads(found);
+    notes.push(LEGEND.to_owned());
+    notes.extend(found.iter().flat_map(bounds));
+    notes.extend(found.iter().map(half_of_wakeups));
+    notes.extend(found.iter().map(tops));
+    Report {
+        name: NAME.to_owned(),
         title: TITLE.to_owned(),
         lead: format!(
             "Published by {SOURCE}. Shares of busy time. The kernel's column is both ends of a veth \
              pair, whose work cannot be told apart; fulmar's is its own threads over a TAP, with what \
              the kernel does in their calls. 30 % of the published ticks were not listed."
         ),
-        columns,
-        words: 1,
-        ..Sheet::default()
-    };
-    sheet.rows = Part::ALL.iter().map(|part| row(*part, found)).collect();
-    sheet.rows.push(unlisted_row(found));
-    sheet.notes = loads(found);
-    sheet.notes.push(LEGEND.to_owned());
-    sheet.notes.extend(found.iter().flat_map(bounds));
-    sheet.notes.extend(found.iter().map(half_of_wakeups));
-    sheet.notes.extend(found.iter().map(tops));
-    sheet
+        tables: vec![Table::of("", columns, rows)],
+        notes,
+        ..Report::default()
+    }
 }
 
 fn published(part: Part) -> f64 {
@@ -113,25 +111,19 @@ fn published(part: Part) -> f64 {
     ticks.sum::<f64>() * 100.0 / BUSY_TICKS
 }
 
-fn row(part: Part, found: &[Profile]) -> Vec<Cell> {
+fn row(part: Part, found: &[Profile]) -> Value {
     let then = published(part);
-    let then = if then > 0.0 { Some(then) } else { None };
-    let mut cells = vec![Cell::Text(part.name().to_owned()), Cell::number(then, 1)];
+    let mut cells = json!({
+        "part": part.name(),
+        "published_pct": (then > 0.0).then_some(then),
+    });
     for p in found {
         let sampled = p.sampled.as_ref().ok().map(|s| s.percent(part));
-        cells.push(Cell::number(sampled, 1));
+        cells[format!("{}_sampled_pct", p.stack)] = sampled.into();
         if let Some(ledger) = &p.ledger {
-            cells.push(Cell::Number(ledger.percent(part), Some(1)));
+            cells["fulmar_ledger_pct"] = ledger.percent(part).into();
         }
     }
-    cells
-}
-
-fn unlisted_row(found: &[Profile]) -> Vec<Cell> {
-    let listed: f64 = Part::ALL.iter().map(|p| published(*p)).sum();
-    let mut cells = vec![Cell::Text("not listed".into()), Cell::Number(100.0 - listed, Some(1))];
-    let others = found.iter().map(|p| 1 + usize::from(p.ledger.is_some())).sum();
-    cells.extend(std::iter::repeat_n(Cell::Nothing, others));
     cells
 }
 
@@ -217,6 +209,7 @@ fn tops(p: &Profile) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::report::Machine;
     use crate::profile::halved::{Halved, Point};
 
     #[test]
@@ -270,7 +263,7 @@ mod tests {
             halved: Halved::default(),
         };
         let found = [profile("kernel", None), profile("fulmar", Some(ledger))];
-        let text = sheet(&found).text();
+        let text = report(&found).text(&Machine::here());
         assert!(text.contains("kernel: no bound can be tested"), "{text}");
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(text.contains("memory made free: could save up to 2.0 %"), "{text}");

@@ -2,15 +2,17 @@
 //! simulated device and over TAP, the kernel's way beside them, and the limit.
 
 use super::{Method, Pair, Published, Site, figure_name, limit_name};
-use crate::bench::{self, Outcome, Plan, Ratio, Sample, Way};
 use crate::cpu::Placement;
 use crate::file::Heat;
+use crate::harness::options::{Common, Stack};
+use crate::harness::{MACHINE, Outcome, Ratio, Scenario};
 use crate::kernel::Work;
 use crate::kernel_calls::KernelCall;
 use crate::matrix::Device;
-use crate::send::bench::{Grounds, Options as Matrix, What, file_way};
+use crate::send::bench::{Grounds, Options as Matrix, What, file_way, measure};
 use crate::send::file::FileMethod;
 use crate::send::{self, Load};
+use crate::transfer::{GBPS, THREAD};
 use crate::{Bulk, limit};
 use std::io;
 use std::path::PathBuf;
@@ -25,10 +27,8 @@ pub struct Options {
     pub runs: usize,
     /// Where the two ends run where there are two.
     pub placement: Placement,
-    /// Measure fulmar.
-    pub fulmar: bool,
-    /// Measure the kernel.
-    pub kernel: bool,
+    /// Whose TCP.
+    pub stack: Stack,
     /// Where fulmar's frames are written.
     pub pcap: Option<PathBuf>,
 }
@@ -39,32 +39,29 @@ pub struct Options {
 /// # Errors
 /// Nothing can be measured here, or the kernel's side could not be set up although namespaces work.
 pub fn run(table: &Published, options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
-    let grounds = Grounds::open(&matrix(table, options), isolated)?;
-    let ways = ways(table, options, &grounds);
-    if ways.iter().all(|w| w.cell.is_none()) {
-        return Err(io::Error::other("nothing of this table can be measured here"));
-    }
-    let ratios = table.pairs.iter().flat_map(|pair| ratios(table, pair, &ways)).collect();
-    let Options { budget, runs: max_runs, .. } = *options;
-    Ok(bench::run(Plan { ways, ratios, budget, max_runs, soak: false }))
+    let matrix = matrix(table, options);
+    let grounds = Grounds::open(table.what, &matrix, isolated)?;
+    let scenarios = scenarios(table, options, &grounds);
+    let ratios = table.pairs.iter().flat_map(|pair| ratios(table, pair, &scenarios)).collect();
+    measure(scenarios, ratios, &matrix)
 }
 
 /// What has to be opened.
 fn matrix(table: &Published, options: &Options) -> Matrix {
     Matrix {
-        what: table.what,
-        devices: vec![Device::Sim, Device::Tap],
-        write_bytes: table.pairs.iter().map(|p| p.bytes).collect(),
-        super_segments: vec![false, true],
-        placements: vec![options.placement],
-        ways: Vec::new(),
-        buffer_bytes: None,
-        fulmar: options.fulmar,
-        kernel: options.kernel,
-        budget: options.budget,
-        runs: options.runs,
+        common: options.common(),
+        device: vec![Device::Sim, Device::Tap],
+        kib: table.pairs.iter().map(|p| p.bytes >> 10).collect(),
+        placement: vec![options.placement],
+        stack: options.stack,
         pcap: options.pcap.clone(),
-        limits: true,
+        ..Matrix::default()
+    }
+}
+
+impl Options {
+    pub(super) fn common(&self) -> Common {
+        Common { seconds: Some(self.budget), runs: self.runs, ..Common::default() }
     }
 }
 
@@ -74,8 +71,8 @@ fn load(table: &Published, pair: &Pair) -> Load {
     Load { buffer_bytes, ..Load::of_writes(pair.bytes) }
 }
 
-fn ways<'a>(table: &Published, options: &Options, grounds: &'a Grounds) -> Vec<Way<'a>> {
-    let mut ways: Vec<Way<'a>> = Vec::new();
+fn scenarios<'a>(table: &Published, options: &Options, grounds: &'a Grounds) -> Vec<Scenario<'a>> {
+    let mut ways: Vec<Scenario<'a>> = Vec::new();
     for pair in table.pairs {
         if ways.iter().all(|w| w.name != limit_name(pair.bytes)) {
             ways.push(limit_of(pair.bytes));
@@ -87,15 +84,18 @@ fn ways<'a>(table: &Published, options: &Options, grounds: &'a Grounds) -> Vec<W
 }
 
 /// A copy through a ring as large as the published buffer.
-fn limit_of(bytes: usize) -> Way<'static> {
-    let way = limit::memcpy(Bulk { write_bytes: bytes, window_bytes: bytes, ..Bulk::default() });
-    Way { name: limit_name(bytes), title: format!("{}, {} KiB", way.title, bytes >> 10), ..way }
+fn limit_of(bytes: usize) -> Scenario<'static> {
+    let mut limit =
+        limit::memcpy(Bulk { write_bytes: bytes, window_bytes: bytes, ..Bulk::default() });
+    limit.name = limit_name(bytes);
+    limit.title += &format!(", {} KiB", bytes >> 10);
+    limit
 }
 
 /// The three ways of a pair at every place that cuts as the pair says, side by side.
-fn ours<'a>(table: &Published, pair: &Pair, grounds: &'a Grounds) -> Vec<Way<'a>> {
+fn ours<'a>(table: &Published, pair: &Pair, grounds: &'a Grounds) -> Vec<Scenario<'a>> {
     let load = load(table, pair);
-    let places = grounds.places.iter().filter(|p| p.borrow().super_segments() == pair.tso);
+    let places = grounds.places.iter().filter(|p| p.borrow().spot().super_segments == pair.tso);
     let at = |place| {
         table.methods.iter().filter_map(move |Method { name, .. }| {
             match (table.what, grounds.file.as_ref()) {
@@ -119,13 +119,12 @@ fn kernels<'a>(
     pair: &Pair,
     options: &Options,
     grounds: &'a Grounds,
-) -> Option<Way<'a>> {
+) -> Option<Scenario<'a>> {
     let call = KernelCall::ALL.into_iter().find(|c| c.name() == table.kernel)?;
-    // As `matrix` asks: without offloads first.
-    let veth = grounds.pairs.get(usize::from(pair.tso))?;
+    let veth = grounds.pairs.iter().find(|p| p.has_offloads() == pair.tso)?;
     let file = grounds.file.as_ref().map(|file| (file, Heat::Hot));
     let work = Work { call, load: load(table, pair), file };
-    Some(veth.way(work, options.placement))
+    Some(work.between(veth.ends(), options.placement))
 }
 
 /// What a figure puts over what.
@@ -134,12 +133,12 @@ struct Asked<'a> {
     sentence: &'static str,
     way: (Method, &'a Pair),
     over: (Method, &'a Pair),
-    measure: fn(&Sample) -> f64,
+    key: &'static str,
     published: Option<f64>,
 }
 
 /// The pair's figures at both sites of fulmar's, as far as their ways are measured.
-fn ratios(table: &Published, pair: &Pair, ways: &[Way<'_>]) -> Vec<Ratio> {
+fn ratios(table: &Published, pair: &Pair, ways: &[Scenario<'_>]) -> Vec<Ratio> {
     let sites = [Site::Simulated, Site::Tap];
     let asked = asked(table, pair);
     let each = sites.iter().flat_map(|site| asked.iter().map(move |asked| (*site, asked)));
@@ -153,14 +152,14 @@ fn asked<'a>(table: &'a Published, pair: &'a Pair) -> Vec<Asked<'a>> {
         sentence: "sending thread's CPU",
         way: (old, pair),
         over: (new, pair),
-        measure: Sample::thread_ns_per_kb,
+        key: THREAD,
         published: Some(pair.cpu_ratio),
     };
     let mut all = vec![
         Asked {
             account: "machine",
             sentence: "whole machine's CPU",
-            measure: Sample::machine_ns_per_kb,
+            key: MACHINE,
             published: pair.machine_ratio,
             ..of_thread
         },
@@ -171,7 +170,7 @@ fn asked<'a>(table: &'a Published, pair: &'a Pair) -> Vec<Asked<'a>> {
             account: "old_tso_speed",
             sentence: "throughput with TSO over throughput without",
             over: (old, without),
-            measure: Sample::gbps,
+            key: GBPS,
             published: super::published_speed_ratio(table, pair),
             ..of_thread
         });
@@ -185,23 +184,16 @@ fn ratio(
     pair: &Pair,
     site: Site,
     asked: &Asked<'_>,
-    ways: &[Way<'_>],
+    ways: &[Scenario<'_>],
 ) -> Option<Ratio> {
     let name_of = |(method, pair): (Method, &Pair)| {
-        let is_it =
-            |w: &&Way<'_>| w.cell.is_some_and(|c| super::is_cell_of(&c, method.name, pair, site));
-        ways.iter().find(is_it).map(|w| w.name.clone())
+        let cell = super::cell_of(method.name, pair, site);
+        ways.iter().find(|s| cell.is(s)).map(|s| s.name.clone())
     };
-    Some(Ratio {
-        name: figure_name(table, pair, site, asked.account),
-        sentence: sentence(asked, pair, site),
-        way: name_of(asked.way)?,
-        over: Some(name_of(asked.over)?),
-        measure: asked.measure,
-        reach_and_aim: None,
-        more_is_better: true,
-        published: asked.published,
-    })
+    let both = [name_of(asked.way)?, name_of(asked.over)?];
+    let name = figure_name(table, pair, site, asked.account);
+    let ratio = Ratio::over(name, sentence(asked, pair, site), asked.key, both).more_is_better();
+    Some(Ratio { published: asked.published, ..ratio })
 }
 
 fn sentence(asked: &Asked<'_>, pair: &Pair, site: Site) -> String {

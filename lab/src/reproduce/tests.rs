@@ -1,6 +1,7 @@
 use super::*;
-use crate::bench::{Cell, Ratio, Sample, Side, Stop};
-use crate::cpu::Placement;
+use crate::harness::report::Machine;
+use crate::harness::{MACHINE, Ratio, Stop};
+use crate::transfer::{GBPS, PEER, THIS_END};
 use std::time::Duration;
 
 fn sure(value: f64) -> Estimate {
@@ -8,52 +9,33 @@ fn sure(value: f64) -> Estimate {
 }
 
 fn row(method: &'static str, site: Site, pair: &Pair, ns: f64) -> Row {
-    let cell = Cell {
-        side: Side::Sends,
-        device: site.device(),
-        method,
-        write_bytes: pair.bytes,
-        super_segments: pair.tso,
-        source: "hot",
-    };
+    let values = [
+        (BOTH, ns + 50.0),
+        (GBPS, 8.192),
+        (THREAD, ns),
+        (THIS_END, ns),
+        (PEER, 50.0),
+        (MACHINE, ns + 60.0),
+    ];
     Row {
         name: format!("{method}.{}", site.device()),
         title: method.into(),
-        placement: Placement::TwoCpus,
-        cell: Some(cell),
-        gbps: Some(sure(8.192)),
-        near_ns_per_kb: Some(sure(ns)),
-        thread_ns_per_kb: Some(sure(ns)),
-        hardware_ns_per_kb: None,
-        far_ns_per_kb: Some(sure(50.0)),
-        both_ns_per_kb: Some(sure(ns + 50.0)),
-        machine_ns_per_kb: Some(ns + 60.0),
-        service_demand_us_per_kb: None,
-        user_share: Some(0.25),
-        soaker_ns_per_kb: None,
-        counts: Vec::new(),
-        counted_bytes: 1,
-        error: None,
+        labels: cell_of(method, pair, site).labels(),
+        values: values.map(|(key, value)| (key, sure(value))).to_vec(),
+        counts: vec![("user_cpu_ns", 1), ("cpu_ns", 4)],
+        runs: 9,
+        ..Row::default()
     }
 }
 
 fn figure(name: String, value: f64) -> Figure {
-    let ratio = Ratio {
-        name,
-        sentence: String::new(),
-        way: String::new(),
-        over: None,
-        measure: Sample::both_ns_per_kb,
-        reach_and_aim: None,
-        more_is_better: true,
-        published: None,
-    };
-    Figure { ratio, estimate: Some(sure(value)) }
+    Figure { ratio: Ratio::value(name, "", BOTH, ""), estimate: Some(sure(value)) }
 }
 
 pub fn outcome() -> Outcome {
     let pair = &sosend::TABLE.pairs[3];
-    let limit = Row { name: limit_name(pair.bytes), cell: None, ..row("", Site::Tap, pair, -20.0) };
+    let limit =
+        Row { name: limit_name(pair.bytes), labels: Vec::new(), ..row("", Site::Tap, pair, -20.0) };
     let name = |account| figure_name(&sosend::TABLE, pair, Site::Simulated, account);
     Outcome {
         rows: vec![
@@ -116,7 +98,7 @@ fn a_measured_row_has_netperfs_columns() {
 fn a_row_that_failed_has_no_line_and_its_pair_says_why() {
     let mut outcome = outcome();
     outcome.figures.clear();
-    outcome.rows[1].gbps = None;
+    outcome.rows[1].values.clear();
     outcome.rows[1].error = Some("no device".into());
     let found = Reproduction::of(&sosend::TABLE, &outcome, 2);
     let at = |site| found.judged.iter().find(|j| j.pair == 4 && j.site == site).expect("judged");
@@ -189,8 +171,9 @@ fn the_published_surprise_is_looked_for_at_every_size_and_judged_by_its_interval
 }
 
 #[test]
-fn the_text_shows_every_published_row_each_verdict_and_its_reason() {
-    let told = text::text(&Reproduction::of(&sosend::TABLE, &outcome(), 2));
+fn the_report_has_every_published_row_each_verdict_and_its_reason() {
+    let report = show::report(&Reproduction::of(&sosend::TABLE, &outcome(), 2), outcome());
+    let told = report.text(&Machine::here());
     for part in ["921.3", "939.1", "fulmar, simulated device", "kernel", "baseline"] {
         assert!(told.contains(part), "{part} is not in {told}");
     }
@@ -201,38 +184,17 @@ fn the_text_shows_every_published_row_each_verdict_and_its_reason() {
 }
 
 #[test]
-fn the_json_keeps_the_bench_and_adds_the_table() {
-    let found = Reproduction::of(&sosend::TABLE, &outcome(), 2);
-    let v = json::json(&found, serde_json::json!({"rows": [1]}));
-    assert_eq!(v["rows"][0], 1);
-    let table = &v["reproduction"];
-    assert_eq!(table["name"], "sosend");
-    assert_eq!(
-        (&table["lines"][0]["row"], &table["lines"][0]["site"]),
-        (&"1a".into(), &"published".into())
-    );
-    assert_eq!(table["lines"][0]["mbit_per_s"], 921.28);
-    assert!(table["lines"][0]["hardware_ns_per_kb"].is_null());
-    let judged = table["pairs"].as_array().expect("pairs");
-    assert_eq!(judged.len(), 12);
-    assert!(
-        judged.iter().any(|j| j["verdict"] == "shrunk" && j["process_a_vs_b"]["median"] == 2.0)
-    );
-}
-
-#[test]
-fn the_page_has_verdicts_then_and_now_and_the_table() {
-    for table in [&sosend::TABLE, &sendfile::TABLE] {
-        let found = Reproduction::of(table, &outcome(), 2);
-        let html = page::page(&found, &serde_json::Value::Null).html();
-        let title = format!("<h1>Reproducing {}</h1>", table.name);
-        for part in [title.as_str(), "Verdicts", "The table"] {
-            assert!(html.contains(part), "{part} is not in {html}");
-        }
-        assert!(!html.contains("NaN<") && !html.contains("=\"NaN"), "{html}");
-    }
-    let sosend =
-        page::page(&Reproduction::of(&sosend::TABLE, &outcome(), 2), &serde_json::Value::Null);
-    let headings: Vec<&str> = sosend.sections.iter().map(|s| s.heading.as_str()).collect();
-    assert_eq!(headings[..4], ["Verdicts", "Then", "Now", "The table"]);
+fn the_json_has_the_lines_the_verdicts_and_what_was_measured() {
+    let report = show::report(&Reproduction::of(&sosend::TABLE, &outcome(), 2), outcome());
+    let v = report.json(&Machine::here(), &[]);
+    assert_eq!(v["name"], "sosend");
+    let first = &v["rows"][0];
+    assert_eq!((&first["row"], &first["site"]), (&"1a".into(), &"published".into()));
+    assert_eq!(first["mbit_per_s"], 921.28);
+    assert!(first["hardware_ns_per_kb"].is_null());
+    let rows = v["rows"].as_array().expect("rows");
+    let judged = rows.iter().filter(|r| r["table"] == "Verdicts");
+    assert_eq!(judged.clone().count(), 12);
+    assert!(judged.clone().any(|j| j["verdict"] == "shrunk" && j["process_a_vs_b"] == 2.0));
+    assert!(rows.iter().any(|r| r["name"] == "old.sim" && r[BOTH] == 250.0));
 }

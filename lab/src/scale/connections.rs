@@ -12,8 +12,8 @@ use fulmar_base::{Duration, Instant as StackInstant, Secrets, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
+use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
 use fulmar_socket::{SocketError, Step};
-use fulmar_stack::{ListenOptions, Reserved, Shard, StackConfig};
 
 use crate::routes::internet::Random;
 

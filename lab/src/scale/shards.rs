@@ -14,6 +14,7 @@ const WARM_UP: u64 = 100;
 /// Datagrams that are counted, of each thread.
 const PACKETS: u64 = 5000;
 const PAYLOAD: [u8; 18] = [7; 18];
+const FIRST_PORT: u16 = 53;
 
 fn address(side: u8) -> IpAddr {
     Ipv4Addr::new(10, 1, 0, side).into()
@@ -46,9 +47,10 @@ fn shared(stacks: &[Stack; 2]) -> io::Result<u64> {
     Ok(one(&stacks[0])? + one(&stacks[1])?)
 }
 
-/// Sends datagrams from one end to the other; how many locks were shared meanwhile.
-fn exchange(stacks: &[Stack; 2]) -> io::Result<u64> {
-    let to = SocketAddr::new(address(1), 53);
+/// Sends datagrams from one end to the other; how many locks were shared meanwhile. Each thread has a port
+/// of its own: a port that sockets of several shards have belongs to the hash of the flow.
+fn exchange(stacks: &[Stack; 2], port: u16) -> io::Result<u64> {
+    let to = SocketAddr::new(address(1), port);
     let (receiver, sender) =
         (UdpSocket::bind(&stacks[0], to)?, UdpSocket::connected(&stacks[1], to)?);
     let mut into = [0; 64];
@@ -71,7 +73,7 @@ pub(super) fn shared_locks_per_packet(threads: usize) -> io::Result<f64> {
         let [Ok(near), Ok(far)] = ends else {
             return Err(io::Error::other("a stack has fewer shards than it was given queues"));
         };
-        Ok(thread::spawn(move || exchange(&[near, far])))
+        Ok(thread::spawn(move || exchange(&[near, far], FIRST_PORT + n)))
     });
     let each = each.collect::<io::Result<Vec<_>>>()?;
     let lost = || Err(io::Error::other("a thread of the bench ended early"));

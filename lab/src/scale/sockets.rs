@@ -4,7 +4,6 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -14,9 +13,9 @@ use fulmar_base::{
 };
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Pool, PoolConfig, Purpose};
-use fulmar_netdev::{Burst, Caps, Device, LinkState, Packet};
+use fulmar_netdev::{Burst, Caps, Device, Packet, WakeFd};
+use fulmar_shard::{Shard, StackConfig};
 use fulmar_socket::Step;
-use fulmar_stack::{Shard, StackConfig};
 use fulmar_wire::{eth, ipv4, protocol, tcp};
 
 use crate::routes::internet::Random;
@@ -25,8 +24,6 @@ use crate::routes::internet::Random;
 pub(super) const BURST: usize = 64;
 /// Payload of a datagram: with its headers the shortest Ethernet frame.
 const PAYLOAD_BYTES: usize = 18;
-/// A run of one way.
-const SLICE: Duration = Duration::from_millis(20);
 /// Sockets per address, each with a port of its own.
 const PORTS: usize = 60_000;
 /// The most sockets, for which there are addresses.
@@ -74,17 +71,8 @@ impl Device for Feed {
         frames.drain(..count).filter_map(|p| out.push(p).err()).for_each(drop);
         count
     }
-    fn arm(&mut self) -> bool {
-        true
-    }
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<WakeFd> {
         None
-    }
-    fn next_deadline(&self) -> Option<StackInstant> {
-        None
-    }
-    fn link_state(&self) -> LinkState {
-        LinkState::Up
     }
 }
 
@@ -212,9 +200,9 @@ impl Rig {
     }
 
     /// ns per packet in bursts of `burst`, each packet for a socket drawn at random.
-    pub(super) fn delivered(&mut self, burst: usize) -> io::Result<f64> {
+    pub(super) fn delivered(&mut self, burst: usize, slice: Duration) -> io::Result<f64> {
         let (begin, mut spent, mut packets) = (Instant::now(), Duration::ZERO, 0usize);
-        while begin.elapsed() < SLICE {
+        while begin.elapsed() < slice {
             let drawn: Vec<usize> =
                 (0..burst).map(|_| self.random.below(self.sockets.len())).collect();
             for socket in &drawn {
@@ -233,7 +221,7 @@ impl Rig {
     }
 
     /// ns per packet to a port that nobody has, and replies per packet.
-    pub(super) fn refused(&mut self, flood: Flood) -> io::Result<(f64, f64)> {
+    pub(super) fn refused(&mut self, flood: Flood, slice: Duration) -> io::Result<(f64, f64)> {
         let closed = (end_of(0).0, CLOSED_PORT);
         let (bytes, reason, reply) = match flood {
             Flood::Udp => (datagram(closed)?, DropReason::UdpNoSocket, Counter::IcmpOut),
@@ -244,7 +232,7 @@ impl Rig {
             (counters.drops(reason), counters.value(reply))
         };
         let (begin, mut spent, before) = (Instant::now(), Duration::ZERO, count(&self.shard));
-        while begin.elapsed() < SLICE {
+        while begin.elapsed() < slice {
             (0..BURST).try_for_each(|_| self.put(&bytes))?;
             spent += self.step();
         }
@@ -287,7 +275,7 @@ mod tests {
     fn floods_to_closed_ports_are_answered_now_and_then() {
         let mut rig = Rig::new(1, 1).unwrap();
         for flood in [Flood::Udp, Flood::Tcp] {
-            let (ns, replies) = rig.refused(flood).unwrap();
+            let (ns, replies) = rig.refused(flood, Duration::from_millis(20)).unwrap();
             assert!(ns > 0.0 && replies <= 1.0);
         }
         let counters = rig.shard.counters();

@@ -8,15 +8,19 @@
 use super::file::FileMethod;
 use super::shm::Shared;
 use super::sim::Simulated;
-use super::{Load, Method, Place, sosend, tso_name};
-use crate::bench::{self, Cell, Outcome, Plan, Ratio, Sample, Side, Way};
+use super::{Load, Method, Place, Spot, sosend, tso_name};
 use crate::cpu::Placement;
 use crate::file::{BenchFile, Heat};
+use crate::harness::options::{Common, Stack, on_or_off, one_of, or, placement};
+use crate::harness::report::{Report, Shape};
+use crate::harness::{self, MACHINE, Outcome, Pace, Plan, Ratio, Scenario};
 use crate::kernel::{Local, Pair, Work};
 use crate::kernel_calls::KernelCall;
-use crate::matrix::{Asked, Device, Names, choose_better, is_measured, method_names};
+use crate::matrix::{Device, Names, method_names};
 use crate::stream::{Ground, Joined, Over};
+use crate::transfer::{self, BOTH, Cell, GBPS, Side, THREAD};
 use crate::{Bulk, limit};
+use fulmar_cli::bounds::within;
 use fulmar_netns::Netns;
 use std::cell::RefCell;
 use std::io;
@@ -24,47 +28,125 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Which of the two benches.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum What {
     /// Writes.
+    #[default]
     Send,
     /// Files.
     SendFile,
 }
 
-/// What is measured.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Options {
-    /// Which bench.
-    pub what: What,
-    /// Over which devices.
-    pub devices: Vec<Device>,
-    /// Bytes per call.
-    pub write_bytes: Vec<usize>,
-    /// With and without super-segments.
-    pub super_segments: Vec<bool>,
-    /// Where the ends run.
-    pub placements: Vec<Placement>,
-    /// Names of the ways to measure (`old`, `ours`, ...); empty: all but the single changes.
-    pub ways: Vec<String>,
-    /// The socket buffer of the sender; see [`Load`].
-    pub buffer_bytes: Option<usize>,
-    /// Measure fulmar's ways.
-    pub fulmar: bool,
-    /// Measure the kernel's.
-    pub kernel: bool,
-    /// Time for everything.
-    pub budget: Duration,
-    /// Rounds at most.
-    pub runs: usize,
-    /// Where fulmar's frames are written.
-    pub pcap: Option<PathBuf>,
-    /// Measure the limit and the floors beside them.
-    pub limits: bool,
+/// Ways of writing: the old way, the published one, fulmar's, the kernel's
+#[derive(clap::Args, Debug)]
+#[command(
+    override_usage = "fulmar-lab bench send [OPTIONS]",
+    after_help = "Ways: old (one 2 KiB buffer, one protocol send each, as before 2006), published
+(all buffers, one copy loop, one send), ours (TcpStream::write), owned (send_owned,
+no copy), kernel_write, kernel_zerocopy; and one change at a time, only if named:
+each_4k, each_64k (larger buffers, one send each), whole_2k, whole_64k (one send).
+It makes its own namespaces and leaves nothing behind."
+)]
+pub struct Writes {
+    /// What both have.
+    #[command(flatten)]
+    pub options: Options,
 }
 
-/// From this budget on every way also runs once beside a soaker.
-const SOAK_FROM: Duration = Duration::from_secs(60);
+/// Ways of sending a file: page at a time, fulmar's, read and write, the kernel's sendfile
+#[derive(clap::Args, Debug)]
+#[command(
+    override_usage = "fulmar-lab bench sendfile [OPTIONS]",
+    after_help = "Ways: old (one page, one protocol send each, as before 2006), read_write,
+ours_read (send_file), ours_mapped (send_mapped; on tap and packet by reference,
+elsewhere it reads), kernel_sendfile, kernel_read_write. Each with
+a hot part of the file (always the same) and a cold one (walking through 512 MiB
+that are in the page cache but not in the CPU's).
+It makes its own namespaces and leaves nothing behind."
+)]
+pub struct Files {
+    /// What both have.
+    #[command(flatten)]
+    pub options: Options,
+}
+
+/// KiB of a write, or of the socket's buffer.
+const MOST_KIB: usize = 16 << 10;
+
+/// What is measured.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Options {
+    /// How long, and where the report goes.
+    #[command(flatten)]
+    pub common: Common,
+    /// Where the two ends run; both by default
+    #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
+    pub placement: Vec<Placement>,
+    /// Over which devices [default: sim, tap, and shm for writes]
+    #[arg(long, value_parser = device, value_delimiter = ',', value_name = "sim|tap|packet|shm|link")]
+    pub device: Vec<Device>,
+    /// Whose TCP
+    #[arg(long, value_enum, default_value_t = Stack::Both)]
+    pub stack: Stack,
+    /// Only these ways: see below
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub way: Vec<String>,
+    /// KiB per write or sendfile call, 1 to 16384 [default: 32, 64, 128; files 64, 1024]
+    #[arg(long = "bytes", value_delimiter = ',', value_name = "KiB", value_parser = within(1, MOST_KIB))]
+    pub kib: Vec<usize>,
+    /// Super-segments (TSO) on or off; both by default
+    #[arg(long, value_name = "on|off", value_parser = on_or_off)]
+    pub super_segments: Option<bool>,
+    /// KiB of the sender's socket buffer, 1 to 16384 [default: 1024, the kernel's own choice there]
+    #[arg(long, value_name = "KiB", value_parser = within(1, MOST_KIB))]
+    pub buffer: Option<usize>,
+    /// Write fulmar's frames to this file (pcapng); the figures then mean little
+    #[arg(long, value_name = "FILE")]
+    pub pcap: Option<PathBuf>,
+    /// The process itself is looked at, so that what fulmar is compared with stays away.
+    #[arg(skip)]
+    pub is_profiled: bool,
+}
+
+fn device(text: &str) -> Result<Device, String> {
+    one_of(Device::ALL, Device::name, text)
+}
+
+impl Options {
+    /// Time for the rounds.
+    pub fn budget(&self) -> Duration {
+        self.common.budget(Duration::from_secs(15), Duration::from_secs(240))
+    }
+
+    fn devices(&self, what: What) -> Vec<Device> {
+        match what {
+            What::Send => or(&self.device, &[Device::Sim, Device::Tap, Device::Shm]),
+            What::SendFile => or(&self.device, &[Device::Sim, Device::Tap]),
+        }
+    }
+
+    /// Bytes per call.
+    fn sizes(&self, what: What) -> Vec<usize> {
+        let kib: &[usize] = match (self.common.quick, what) {
+            (true, _) => &[64],
+            (false, What::Send) => &[32, 64, 128],
+            (false, What::SendFile) => &[64, 1024],
+        };
+        or(&self.kib, kib).into_iter().map(|k| k << 10).collect()
+    }
+
+    fn super_segments(&self) -> Vec<bool> {
+        self.super_segments.map_or(vec![true, false], |on| vec![on])
+    }
+
+    fn placements(&self) -> Vec<Placement> {
+        match self.common.quick {
+            true => or(&self.placement, &[Placement::SameCpu]),
+            false => or(&self.placement, &[Placement::SameCpu, Placement::TwoCpus]),
+        }
+    }
+}
+
 const MTU: u32 = 1500;
 
 /// Everything that was opened for a bench; ways borrow from it.
@@ -85,9 +167,10 @@ impl Grounds {
     ///
     /// # Errors
     /// The file to send cannot be made, or the kernel's pair cannot although namespaces work.
-    pub fn open(options: &Options, isolated: io::Result<()>) -> io::Result<Grounds> {
+    pub fn open(what: What, options: &Options, isolated: io::Result<()>) -> io::Result<Grounds> {
         let mut grounds = Grounds { places: Vec::new(), pairs: Vec::new(), host: None, file: None };
-        if options.what == What::SendFile {
+        let devices = options.devices(what);
+        if what == What::SendFile {
             grounds.file = Some(BenchFile::new()?);
         }
         let has_kernel = match isolated {
@@ -98,30 +181,30 @@ impl Grounds {
             }
         };
         // Beside real devices and the simulated one; between processes of one host there is no veth.
-        let only_local = options.fulmar && options.devices.iter().all(|d| *d == Device::Shm);
-        if options.kernel && has_kernel && !only_local {
-            for &super_segments in &options.super_segments {
+        let only_local = options.stack.has_fulmar() && devices.iter().all(|d| *d == Device::Shm);
+        if options.stack.has_kernel() && has_kernel && !only_local {
+            for super_segments in options.super_segments() {
                 grounds.pairs.push(Pair::new(MTU, super_segments)?);
             }
         }
-        if options.kernel && has_kernel {
+        if options.stack.has_kernel() && has_kernel {
             grounds.host = Some(Netns::current()?);
         }
-        if options.fulmar {
-            grounds.open_places(options, has_kernel);
+        if options.stack.has_fulmar() {
+            grounds.open_places(&devices, options, has_kernel);
         }
         Ok(grounds)
     }
 
-    fn open_places(&mut self, options: &Options, has_kernel: bool) {
-        for &device in &options.devices {
-            for &super_segments in &options.super_segments {
+    fn open_places(&mut self, devices: &[Device], options: &Options, has_kernel: bool) {
+        for &device in devices {
+            for super_segments in options.super_segments() {
                 // Over the simulated device there is one end, and nothing to place.
                 let placements = match device {
-                    Device::Sim => &[Placement::SameCpu][..],
-                    _ => &options.placements,
+                    Device::Sim => vec![Placement::SameCpu],
+                    _ => options.placements(),
                 };
-                for &placement in placements {
+                for placement in placements {
                     let needs_kernel = matches!(device, Device::Tap | Device::Packet);
                     if needs_kernel && !has_kernel {
                         continue;
@@ -158,25 +241,42 @@ fn open(
 ///
 /// # Errors
 /// As [`Grounds::open`]; a way that does not exist or cannot be measured here, by name.
-pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
-    names(options.what).check_exist(&options.ways)?;
-    let grounds = Grounds::open(options, isolated)?;
-    let mut ways = ways(options, &grounds);
-    Names::check_opened(&options.ways, &method_names(&ways))?;
-    ways.retain(|w| w.cell.map_or(options.limits, |c| is_wanted(options, c.method)));
-    if ways.iter().all(|w| w.cell.is_none()) {
-        return Err(io::Error::other("nothing of what was asked for can be measured here"));
-    }
-    let ratios = match options.what {
+pub fn run(what: What, options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
+    names(what).check_exist(&options.way)?;
+    let grounds = Grounds::open(what, options, isolated)?;
+    let mut scenarios = scenarios(what, options, &grounds);
+    Names::check_opened(&options.way, &method_names(&scenarios))?;
+    scenarios.retain(|s| s.word("method").map_or(!options.is_profiled, |m| is_wanted(options, m)));
+    let ratios = match what {
         What::Send => send_ratios(),
         What::SendFile => file_ratios(),
     };
-    let ratios = ratios.into_iter().filter(|r| is_measured(r, &ways)).collect();
-    let Options { budget, runs: max_runs, .. } = *options;
-    let plan = Plan { ways, ratios, budget, max_runs, soak: budget >= SOAK_FROM };
-    let mut outcome = bench::run(plan);
-    choose_better(&mut outcome.figures);
-    Ok(outcome)
+    let outcome = measure(scenarios, ratios, options)?;
+    let shape = match what {
+        What::Send => transfer::SEND,
+        What::SendFile => SENDFILE,
+    };
+    Ok(Report::of(&shape, outcome))
+}
+
+const SENDFILE: Shape =
+    Shape { name: "sendfile", title: "Ways of sending files", ..transfer::SEND };
+
+/// Runs these scenarios with those of the ratios that they give.
+///
+/// # Errors
+/// Nothing but limits is there.
+pub fn measure(
+    scenarios: Vec<Scenario<'_>>,
+    ratios: Vec<Ratio>,
+    options: &Options,
+) -> io::Result<Outcome> {
+    if scenarios.iter().all(|s| s.word("method").is_none()) {
+        return Err(io::Error::other("nothing of what was asked for can be measured here"));
+    }
+    let ratios = transfer::measured(ratios, &scenarios);
+    let (budget, max_runs) = (options.budget(), options.common.runs);
+    Ok(harness::run(Plan { scenarios, ratios, budget, max_runs, pace: Pace::Transfers }))
 }
 
 /// What can be asked for.
@@ -198,58 +298,50 @@ const fn kernel_calls(what: What) -> [KernelCall; 2] {
 }
 
 /// Every way at every place that is asked for; the limit first.
-fn ways<'a>(options: &'a Options, grounds: &'a Grounds) -> Vec<Way<'a>> {
-    let mut ways = vec![limit::memcpy(Bulk { write_bytes: 64 << 10, ..Bulk::default() })];
-    for &write_bytes in &options.write_bytes {
-        let load = Load { buffer_bytes: options.buffer_bytes, ..Load::of_writes(write_bytes) };
+fn scenarios<'a>(what: What, options: &Options, grounds: &'a Grounds) -> Vec<Scenario<'a>> {
+    let mut all = vec![limit::memcpy(Bulk { write_bytes: 64 << 10, ..Bulk::default() })];
+    let has_shm = options.devices(what).contains(&Device::Shm);
+    let file = grounds.file.as_ref();
+    for write_bytes in options.sizes(what) {
+        let buffer_bytes = options.buffer.map(|kib| kib << 10);
+        let load = Load { buffer_bytes, ..Load::of_writes(write_bytes) };
         for place in &grounds.places {
-            ways.extend(ways_at(options, place, grounds.file.as_ref(), load));
+            all.extend(match file {
+                Some(file) => file_ways(place, file, load),
+                None => Method::all().into_iter().map(|m| super::way(place, m, load)).collect(),
+            });
         }
         for pair in &grounds.pairs {
-            for &placement in &options.placements {
-                let works = kernel_works(options, grounds.file.as_ref(), load);
-                ways.extend(works.map(|work| pair.way(work, placement)));
+            for placement in options.placements() {
+                let works = kernel_works(what, file, load);
+                all.extend(works.map(|work| work.between(pair.ends(), placement)));
             }
         }
-        let host = grounds.host.as_ref().filter(|_| options.what == What::Send);
-        if let Some(host) = host.filter(|_| options.devices.contains(&Device::Shm)) {
-            for &placement in &options.placements {
-                let work = Work { call: KernelCall::Write, load, file: None };
-                ways.extend(Local::ALL.map(|local| local.way(host, work, placement)));
-            }
+        let host = grounds.host.as_ref().filter(|_| has_shm && what == What::Send);
+        for placement in options.placements() {
+            let work = Work { call: KernelCall::Write, load, file: None };
+            let both = |host| Local::ALL.map(|local| work.between(local.ends(host), placement));
+            all.extend(host.into_iter().flat_map(both));
         }
     }
-    ways
+    all
 }
 
 fn is_wanted(options: &Options, method: &str) -> bool {
     let is_variant = sosend::VARIANTS.iter().any(|v| v.name() == method);
-    if options.ways.is_empty() { !is_variant } else { options.ways.iter().any(|w| w == method) }
-}
-
-/// fulmar's ways at one place.
-fn ways_at<'a>(
-    options: &Options,
-    place: &'a RefCell<Box<dyn Place>>,
-    file: Option<&'a BenchFile>,
-    load: Load,
-) -> Vec<Way<'a>> {
-    match (options.what, file) {
-        (What::SendFile, Some(file)) => file_ways(place, file, load),
-        _ => Method::all().into_iter().map(|m| super::way(place, m, load)).collect(),
-    }
+    if options.way.is_empty() { !is_variant } else { options.way.iter().any(|w| w == method) }
 }
 
 /// Sending a hot and a cold file at one place, in every way.
-pub fn file_ways<'a>(
+fn file_ways<'a>(
     place: &'a RefCell<Box<dyn Place>>,
     file: &'a BenchFile,
     load: Load,
-) -> Vec<Way<'a>> {
+) -> Vec<Scenario<'a>> {
     let heats = [Heat::Hot, Heat::Cold];
     let by_reference = {
-        let place = place.borrow();
-        place.super_segments() && ["tap", "packet"].contains(&place.device())
+        let Spot { device, super_segments, .. } = place.borrow().spot();
+        super_segments && ["tap", "packet"].contains(&device)
     };
     let each = heats.into_iter().flat_map(|heat| FileMethod::ALL.map(|method| (heat, method)));
     let each = each.filter(|(_, method)| by_reference || *method != FileMethod::Mapped);
@@ -263,32 +355,33 @@ pub fn file_way<'a>(
     file: &'a BenchFile,
     heat: Heat,
     load: Load,
-) -> Way<'a> {
-    let cell = {
-        let place = place.borrow();
-        Cell {
-            side: Side::Sends,
-            device: place.device(),
-            method: method.name(),
-            write_bytes: load.write_bytes,
-            super_segments: place.super_segments(),
-            source: heat.name(),
-        }
+) -> Scenario<'a> {
+    let Spot { device, placement, super_segments } = place.borrow().spot();
+    let cell = Cell {
+        side: Side::Sends,
+        device,
+        method: method.name(),
+        write_bytes: load.write_bytes,
+        super_segments,
+        source: heat.name(),
     };
-    let make = move |load: &Load| method.caller(load, file, heat);
-    super::way_of(place, cell, method.title().to_owned(), load, make)
+    let name = super::way_name(&cell, placement);
+    cell.of(transfer::scenario(name, method.title(), placement, move |time| {
+        let mut caller = method.caller(&load, file, heat)?;
+        place.borrow_mut().stream(&load, caller.as_mut(), time)
+    }))
 }
 
 /// What the kernel does beside it.
 fn kernel_works<'a>(
-    options: &Options,
+    what: What,
     file: Option<&'a BenchFile>,
     load: Load,
 ) -> impl Iterator<Item = Work<'a>> {
-    let calls = kernel_calls(options.what);
-    let files = match (options.what, file) {
-        (What::SendFile, Some(file)) => vec![Some((file, Heat::Hot)), Some((file, Heat::Cold))],
-        _ => vec![None],
+    let calls = kernel_calls(what);
+    let files = match file {
+        Some(file) => vec![Some((file, Heat::Hot)), Some((file, Heat::Cold))],
+        None => vec![None],
     };
     let each = files.into_iter().flat_map(move |file| calls.map(|call| (call, file)));
     each.map(move |(call, file)| Work { call, load, file })
@@ -300,195 +393,159 @@ fn at_64k(method: &str, device: &str, super_segments: bool, source: &str, at: Pl
     format!("{method}.{device}.64k.{tso}.{source}{}", at.name())
 }
 
-fn send_ratios() -> Vec<Ratio> {
-    let all = counted_ratios().into_iter().chain(old_over_ours()).chain(shm_ratios());
-    all.map(Ratio::from).collect()
-}
-
 /// fulmar's write at 64 KiB, both ends on one CPU.
 fn ours_64k(device: &str, tso: bool) -> String {
     at_64k("ours", device, tso, "", Placement::SameCpu)
 }
 
-/// fulmar's write against what is known of it without another way of writing.
-fn counted_ratios() -> [Asked; 2] {
-    [
-        Asked {
-            name: "send.outputs_per_64k_write",
-            sentence: "output calls per 64 KiB write, fulmar's way (the old way: 32)",
-            way: ours_64k("sim", true),
-            over: None,
-            measure: |s| s.quotient("send_outputs", "calls"),
-            published: Some(1.0),
-            goals: (1.0, 1.0),
-            more_is_better: false,
-        },
-        Asked {
-            name: "send.sim.64k.tso.new_vs_memcpy",
-            sentence: "sending thread's CPU ÷ memcpy through a ring as large as the window",
-            way: ours_64k("sim", true),
-            over: Some("limit.memcpy".to_owned()),
-            measure: Sample::thread_ns_per_kb,
-            published: None,
-            goals: (1.5, 1.25),
-            more_is_better: false,
-        },
-    ]
+fn send_ratios() -> Vec<Ratio> {
+    let mut all = vec![
+        Ratio::value(
+            "send.outputs_per_64k_write",
+            "output calls per 64 KiB write, fulmar's way (the old way: 32)",
+            "output_calls_per_write",
+            ours_64k("sim", true),
+        )
+        .goals(1.0, 1.0)
+        .published(1.0),
+        Ratio::over(
+            "send.sim.64k.tso.new_vs_memcpy",
+            "sending thread's CPU ÷ memcpy through a ring as large as the window",
+            THREAD,
+            [ours_64k("sim", true), "limit.memcpy".to_owned()],
+        )
+        .goals(1.5, 1.25),
+    ];
+    all.extend(old_over_ours());
+    all.extend(shm_ratios());
+    all
 }
 
 /// The old way against fulmar's.
-fn old_over_ours() -> [Asked; 4] {
-    let over_ours = |name, sentence, device, tso, published, goals| Asked {
-        name,
-        sentence,
-        way: at_64k("old", device, tso, "", Placement::SameCpu),
-        over: Some(ours_64k(device, tso)),
-        measure: Sample::thread_ns_per_kb,
-        published,
-        goals,
-        more_is_better: true,
+fn old_over_ours() -> [Ratio; 4] {
+    let over = |name, sentence, [device, new]: [&str; 2], tso, reach, aim| {
+        let at = |method: &str| at_64k(method, device, tso, "", Placement::SameCpu);
+        Ratio::over(name, sentence, THREAD, [at("old"), at(new)]).goals(reach, aim).more_is_better()
     };
-    let to_owned = "sending thread's CPU, old way ÷ send_owned, simulated device";
     [
-        over_ours(
+        over(
             "send.sim.64k.no_tso.old_vs_new",
             "sending thread's CPU, old way ÷ fulmar's, simulated device (published machine: 1.17)",
-            "sim",
+            ["sim", "ours"],
             false,
-            Some(2.9),
-            (1.5, 2.9),
-        ),
-        over_ours(
+            1.5,
+            2.9,
+        )
+        .published(2.9),
+        over(
             "send.sim.64k.tso.old_vs_new",
             "the same with super-segments (published machine: 1.61)",
-            "sim",
+            ["sim", "ours"],
             true,
-            Some(2.8),
-            (2.8, 4.0),
-        ),
-        over_ours(
+            2.8,
+            4.0,
+        )
+        .published(2.8),
+        over(
             "send.tap.64k.tso.old_vs_new",
             "the same over TAP: mostly crossings saved",
-            "tap",
+            ["tap", "ours"],
             true,
-            None,
-            (4.0, 10.0),
+            4.0,
+            10.0,
         ),
-        Asked {
-            over: Some(at_64k("owned", "sim", true, "", Placement::SameCpu)),
-            ..over_ours("send.sim.64k.tso.old_vs_owned", to_owned, "sim", true, None, (10.0, 30.0))
-        },
+        over(
+            "send.sim.64k.tso.old_vs_owned",
+            "sending thread's CPU, old way ÷ send_owned, simulated device",
+            ["sim", "owned"],
+            true,
+            10.0,
+            30.0,
+        ),
     ]
 }
 
-/// Two processes on two CPUs, against each of the kernel's ways.
-fn shm_ratios() -> [Asked; 4] {
-    let two = Placement::TwoCpus;
-    let cost = |name, sentence, local: Local| Asked {
-        name,
-        sentence,
-        way: at_64k("ours", "shm", true, "", two),
-        over: Some(at_64k("kernel_write", local.name(), true, "", two)),
-        measure: Sample::both_ns_per_kb,
-        published: None,
-        goals: (0.6, 0.3),
-        more_is_better: false,
+/// Two processes on two CPUs, against each of the kernel's ways, and against the better of them.
+fn shm_ratios() -> [Ratio; 6] {
+    let ours = at_64k("ours", "shm", true, "", Placement::TwoCpus);
+    let kernel = |local: Local| at_64k("kernel_write", local.name(), true, "", Placement::TwoCpus);
+    let [loopback, unix] = Local::ALL.map(kernel);
+    let cost = |name, sentence, over: &String| {
+        Ratio::over(name, sentence, BOTH, [&ours, over]).goals(0.6, 0.3)
     };
-    let faster = |name, sentence, local| Asked {
-        measure: Sample::gbps,
-        goals: (1.3, 2.5),
-        more_is_better: true,
-        ..cost(name, sentence, local)
+    let rate = |name, sentence, over: &String| {
+        Ratio::over(name, sentence, GBPS, [&ours, over]).goals(1.3, 2.5).more_is_better()
     };
+    let all = |key| [&ours, &loopback, &unix].map(|name| (name.clone(), key)).to_vec();
     [
-        cost("send.shm.vs_loopback", "both ends' CPU, shm ÷ kernel loopback", Local::Loopback),
-        cost("send.shm.vs_unix", "both ends' CPU, shm ÷ AF_UNIX", Local::Unix),
-        faster(
-            "send.shm.throughput_vs_loopback",
-            "throughput, shm ÷ kernel loopback",
-            Local::Loopback,
-        ),
-        faster("send.shm.throughput_vs_unix", "throughput, shm ÷ AF_UNIX", Local::Unix),
+        cost("send.shm.vs_loopback", "both ends' CPU, shm ÷ kernel loopback", &loopback),
+        cost("send.shm.vs_unix", "both ends' CPU, shm ÷ AF_UNIX", &unix),
+        rate("send.shm.throughput_vs_loopback", "throughput, shm ÷ kernel loopback", &loopback),
+        rate("send.shm.throughput_vs_unix", "throughput, shm ÷ AF_UNIX", &unix),
+        Ratio::new(
+            "send.shm.vs_kernel",
+            "both ends' CPU, shm ÷ the better of the kernel's two",
+            all(BOTH),
+            |t| t[0] / t[1].min(t[2]),
+        )
+        .goals(0.6, 0.3),
+        Ratio::new(
+            "send.shm.throughput_vs_kernel",
+            "throughput, shm ÷ the better of the kernel's two",
+            all(GBPS),
+            |t| t[0] / t[1].max(t[2]),
+        )
+        .goals(1.3, 2.5)
+        .more_is_better(),
     ]
 }
 
 fn file_ratios() -> Vec<Ratio> {
-    let same = Placement::SameCpu;
-    let over_ours = |name, sentence, tso, published, goals| Asked {
-        name,
-        sentence,
-        way: at_64k("old", "sim", tso, "", same),
-        over: Some(at_64k("ours_read", "sim", tso, "", same)),
-        measure: Sample::thread_ns_per_kb,
-        published: Some(published),
-        goals,
-        more_is_better: true,
+    let at = |method, tso| at_64k(method, "sim", tso, "", Placement::SameCpu);
+    let old_over_new = |name, sentence, tso| {
+        Ratio::over(name, sentence, THREAD, [at("old", tso), at("ours_read", tso)]).more_is_better()
     };
-    let all = [
-        Asked {
-            name: "sendfile.packets_per_output",
-            sentence: "packets per output call of send_file, 64 KiB per call, super-segments",
-            way: at_64k("ours_read", "sim", true, "", same),
-            over: None,
-            measure: |s| s.quotient("send_packets", "send_outputs"),
-            published: Some(44.0),
-            goals: (44.0, 44.0),
-            more_is_better: true,
-        },
-        over_ours(
+    let cold = |method, device| at_64k(method, device, true, "cold.", Placement::TwoCpus);
+    vec![
+        Ratio::value(
+            "sendfile.packets_per_output",
+            "packets per output call of send_file, 64 KiB per call, super-segments",
+            "packets_per_output",
+            at("ours_read", true),
+        )
+        .goals(44.0, 44.0)
+        .published(44.0)
+        .more_is_better(),
+        old_over_new(
             "sendfile.sim.tso.old_vs_new",
             "sending thread's CPU, old sendfile ÷ send_file, both by read, super-segments",
             true,
-            5.7,
-            (3.0, 5.7),
-        ),
-        over_ours(
-            "sendfile.sim.no_tso.old_vs_new",
-            "the same without super-segments",
-            false,
-            1.81,
-            (1.5, 1.81),
-        ),
-        Asked {
-            name: "sendfile.tap.cold.vs_kernel",
-            sentence: "machine's CPU, send_file over TAP ÷ kernel sendfile over veth, cold file, two CPUs",
-            way: at_64k("ours_read", "tap", true, "cold.", Placement::TwoCpus),
-            over: Some(at_64k("kernel_sendfile", "veth", true, "cold.", Placement::TwoCpus)),
-            measure: Sample::machine_ns_per_kb,
-            published: None,
-            goals: (1.0, 0.6),
-            more_is_better: false,
-        },
-    ];
-    all.into_iter().map(Ratio::from).collect()
+        )
+        .goals(3.0, 5.7)
+        .published(5.7),
+        old_over_new("sendfile.sim.no_tso.old_vs_new", "the same without super-segments", false)
+            .goals(1.5, 1.81)
+            .published(1.81),
+        Ratio::over(
+            "sendfile.tap.cold.vs_kernel",
+            "machine's CPU, send_file over TAP ÷ kernel sendfile over veth, cold file, two CPUs",
+            MACHINE,
+            [cold("ours_read", "tap"), cold("kernel_sendfile", "veth")],
+        )
+        .goals(1.0, 0.6),
+    ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::Figure;
-    use crate::stats::Estimate;
-
-    fn figure(ratio: Asked, value: f64) -> Figure {
-        Figure { ratio: ratio.into(), estimate: Estimate::of(&[value]) }
-    }
+    use crate::harness::options::parsed;
 
     #[test]
     fn the_better_of_the_kernels_two_ways_is_the_one_that_is_judged() {
-        let [loopback, unix, faster_loopback, faster_unix] = shm_ratios();
-        let mut figures = vec![
-            figure(loopback, 0.4),
-            figure(unix, 0.7),
-            figure(faster_loopback, 3.0),
-            figure(faster_unix, 1.5),
-        ];
-        choose_better(&mut figures);
-        let of = |name: &str| {
-            let found = figures.iter().find(|f| f.ratio.name == name);
-            found.and_then(|f| f.estimate).map(|e| e.median)
-        };
-        assert_eq!(of("send.shm.vs_kernel"), Some(0.7));
-        assert_eq!(of("send.shm.throughput_vs_kernel"), Some(1.5));
+        let [.., cost, rate] = shm_ratios();
+        assert_eq!((cost.of)(&[40.0, 100.0, 50.0]), 0.8);
+        assert_eq!((rate.of)(&[30.0, 10.0, 20.0]), 1.5);
     }
 
     #[test]
@@ -508,8 +565,34 @@ mod tests {
             "sendfile.tap.cold.vs_kernel",
             "send.shm.vs_loopback",
             "send.shm.throughput_vs_unix",
+            "send.shm.vs_kernel",
+            "send.shm.throughput_vs_kernel",
         ] {
             assert!(names.iter().any(|n| n == name), "{name} in {names:?}");
         }
+    }
+
+    #[test]
+    fn the_whole_matrix_is_measured_unless_a_part_is_asked_for() {
+        let all: Options = parsed("").expect("nothing");
+        assert_eq!(all.sizes(What::Send), [32 << 10, 64 << 10, 128 << 10]);
+        assert_eq!(all.super_segments(), [true, false]);
+        assert_eq!(all.placements(), [Placement::SameCpu, Placement::TwoCpus]);
+        let part = "--bytes 16,48 --super-segments off --way old,ours --device tap";
+        let part: Options = parsed(part).expect("a part");
+        assert_eq!(part.sizes(What::Send), [16 << 10, 48 << 10]);
+        assert_eq!(
+            (part.super_segments(), part.devices(What::Send)),
+            (vec![false], vec![Device::Tap])
+        );
+        assert_eq!(part.way, ["old", "ours"]);
+        assert!(parsed::<Options>("--device ether").is_err());
+    }
+
+    #[test]
+    fn quick_stays_under_twenty_seconds_and_full_is_a_few_minutes() {
+        let budget = |line| parsed::<Options>(line).expect("options").budget();
+        assert!(budget("--quick") < Duration::from_secs(20));
+        assert!(budget("") <= Duration::from_secs(300));
     }
 }

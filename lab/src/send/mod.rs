@@ -5,22 +5,23 @@
 //! the public pieces of the stack alone (`Shard::tcp_append`, `Shard::tcp_send_space`, the pool), so
 //! that everything below them (TCP, IP, device) is the same for all, and what differs is the way.
 //! A [`Place`] is where a connection is made: over which device, to whom, with or without
-//! super-segments. [`way`] makes of both a [`Way`] of a bench.
+//! super-segments. [`way`] makes of both a [`Scenario`] of a bench.
 //!
 //! Two accounts of every run: the CPU of the sending *thread* (what `time` shows) and of the whole
 //! *process*; the machine's is beside them. Hardware that is simulated inside the sender's calls is
 //! taken off and shown apart.
 
+pub mod account;
 pub mod bench;
 pub mod file;
 pub mod place;
 pub mod shm;
 pub mod sim;
 pub mod sosend;
-pub mod stages;
 
-use crate::bench::{Cell, Sample, Side, Way};
 use crate::cpu::Placement;
+use crate::harness::Scenario;
+use crate::transfer::{self, Cell, Side, Transfer};
 use fulmar::{OwnedBytes, Stack, TcpStream};
 use std::cell::RefCell;
 use std::io::{self, Write};
@@ -131,6 +132,14 @@ pub trait Caller: Send {
     fn copies_per_byte(&self) -> u64 {
         0
     }
+
+    /// Looks at what was sent, once everything is.
+    ///
+    /// # Errors
+    /// What the stack failed with.
+    fn finish(&mut self, _to: &Target<'_>) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The released path.
@@ -166,19 +175,21 @@ impl Caller for Owned {
     }
 }
 
+/// Where a place is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Spot {
+    /// The device's name: `tap`, `sim`, ...
+    pub device: &'static str,
+    /// Where the two ends run; over a simulated device there is one.
+    pub placement: Placement,
+    /// Whether TCP makes super-segments here.
+    pub super_segments: bool,
+}
+
 /// Where connections are made.
 pub trait Place {
-    /// The device's name: `tap`, `sim`, ...
-    fn device(&self) -> &'static str;
-
-    /// The device's name in tables.
-    fn device_title(&self) -> &'static str;
-
-    /// Where the two ends run.
-    fn placement(&self) -> Placement;
-
-    /// Whether TCP makes super-segments here.
-    fn super_segments(&self) -> bool;
+    /// Where it is.
+    fn spot(&self) -> Spot;
 
     /// Makes one connection and lets `caller` send for about `time` after the warm-up.
     ///
@@ -189,7 +200,7 @@ pub trait Place {
         load: &Load,
         caller: &mut dyn Caller,
         time: Duration,
-    ) -> io::Result<Sample>;
+    ) -> io::Result<Transfer>;
 }
 
 /// The name of a way: `old.tap.64k.tso.same_cpu`; of one that sends a cold file,
@@ -206,45 +217,25 @@ pub fn tso_name(super_segments: bool) -> &'static str {
     if super_segments { "tso" } else { "no_tso" }
 }
 
-/// A way of a bench: this method at this place. Its name is that of [`way_name`].
+/// The scenario of this method at this place. Its name is that of [`way_name`].
 pub fn way<'a, P: Place + ?Sized>(
     place: &'a RefCell<Box<P>>,
     method: Method,
     load: Load,
-) -> Way<'a> {
-    let cell = {
-        let place = place.borrow();
-        Cell {
-            side: Side::Sends,
-            device: place.device(),
-            method: method.name(),
-            write_bytes: load.write_bytes,
-            super_segments: place.super_segments(),
-            source: "hot",
-        }
+) -> Scenario<'a> {
+    let Spot { device, placement, super_segments } = place.borrow().spot();
+    let cell = Cell {
+        side: Side::Sends,
+        device,
+        method: method.name(),
+        write_bytes: load.write_bytes,
+        super_segments,
+        source: "hot",
     };
-    way_of(place, cell, method.title(), load, move |load| Ok(method.caller(load)))
-}
-
-/// A way of a bench: whatever `make` makes, at this place.
-pub fn way_of<'a, P: Place + ?Sized>(
-    place: &'a RefCell<Box<P>>,
-    cell: Cell,
-    title: String,
-    load: Load,
-    make: impl Fn(&Load) -> io::Result<Box<dyn Caller>> + 'a,
-) -> Way<'a> {
-    let placement = place.borrow().placement();
-    Way {
-        name: way_name(&cell, placement),
-        title,
-        placement,
-        cell: Some(cell),
-        run: Box::new(move |time| {
-            let mut caller = make(&load)?;
-            place.borrow_mut().stream(&load, caller.as_mut(), time)
-        }),
-    }
+    let name = way_name(&cell, placement);
+    cell.of(transfer::scenario(name, method.title(), placement, move |time| {
+        place.borrow_mut().stream(&load, method.caller(&load).as_mut(), time)
+    }))
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
 //! Where connections are made: a stack of ours over a real device against a kernel peer, or joined to
 //! another stack of ours.
 
-use super::{BUFFER_BYTES, Caller, Load, Place, Target};
-use crate::bench::Sample;
-use crate::cpu::{self, Placement};
+use super::{BUFFER_BYTES, Caller, Load, Place, Spot, Target};
+use crate::cpu;
 use crate::kernel_calls::Sending;
 use crate::kernel_receive::Receiving;
 use crate::peer::{Endpoint, Peer, Report, Role, Spec};
 use crate::site::PEER_IP;
 use crate::stream::{Counts, FAR_IP, Ground, Joined, Start, receive};
+use crate::transfer::Transfer;
 use crate::{Bulk, on_pinned_thread};
 use fulmar::{Stack, TcpListener, TcpStream};
 use std::io;
@@ -46,6 +46,7 @@ pub(super) fn run(
         calls += CALLS_PER_LOOK;
     }
     let (report, mut counts) = start.report(stack, bytes, calls)?;
+    caller.finish(&to)?;
     counts.push(("calls", calls));
     counts.push(("call_bytes", bytes));
     let by_stack = counts.iter().find(|(n, _)| *n == "copied_bytes").map_or(0, |(_, n)| *n);
@@ -54,20 +55,12 @@ pub(super) fn run(
 }
 
 impl Place for Ground {
-    fn device(&self) -> &'static str {
-        self.over().name()
-    }
-
-    fn device_title(&self) -> &'static str {
-        self.over().title()
-    }
-
-    fn placement(&self) -> Placement {
-        self.placement
-    }
-
-    fn super_segments(&self) -> bool {
-        self.super_segments
+    fn spot(&self) -> Spot {
+        Spot {
+            device: self.over().name(),
+            placement: self.placement,
+            super_segments: self.super_segments,
+        }
     }
 
     fn stream(
@@ -75,7 +68,7 @@ impl Place for Ground {
         load: &Load,
         caller: &mut dyn Caller,
         time: Duration,
-    ) -> io::Result<Sample> {
+    ) -> io::Result<Transfer> {
         let (near_cpu, far_cpu) = self.placement.cpus(&cpu::allowed_cpus()?)?;
         let sink = Spec {
             role: Role::Sink,
@@ -93,26 +86,14 @@ impl Place for Ground {
             let stream = TcpStream::connect(stack, peer.address())?;
             run(stack, &stream, load, caller, time, &mut || ())
         })?;
-        let sample = Sample::of_ends(near, peer.finish()?, load.warm_bytes);
-        Ok(Sample { counts, ..sample })
+        let sample = Transfer::of_ends(near, peer.finish()?, load.warm_bytes);
+        Ok(Transfer { counts, ..sample })
     }
 }
 
 impl Place for Joined {
-    fn device(&self) -> &'static str {
-        "link"
-    }
-
-    fn device_title(&self) -> &'static str {
-        "link"
-    }
-
-    fn placement(&self) -> Placement {
-        self.placement
-    }
-
-    fn super_segments(&self) -> bool {
-        self.super_segments
+    fn spot(&self) -> Spot {
+        Spot { device: "link", placement: self.placement, super_segments: self.super_segments }
     }
 
     fn stream(
@@ -120,7 +101,7 @@ impl Place for Joined {
         load: &Load,
         caller: &mut dyn Caller,
         time: Duration,
-    ) -> io::Result<Sample> {
+    ) -> io::Result<Transfer> {
         let (near_cpu, far_cpu) = self.placement.cpus(&cpu::allowed_cpus()?)?;
         let listener = TcpListener::bind(&self.far, SocketAddr::new(IpAddr::V4(FAR_IP), 0))?;
         let to = listener.local_addr()?;
@@ -139,7 +120,7 @@ impl Place for Joined {
         let (near, counts) = sent;
         // The other end's time and bytes; its CPU is in the process's account already.
         let far = Report { cpu: Duration::ZERO, ..received.0 };
-        let sample = Sample::of_ends(near, far, load.warm_bytes);
-        Ok(Sample { counts, ..sample })
+        let sample = Transfer::of_ends(near, far, load.warm_bytes);
+        Ok(Transfer { counts, ..sample })
     }
 }

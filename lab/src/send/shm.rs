@@ -5,12 +5,12 @@
 //! what its end cost. Its account is its whole process, spinning included.
 
 use super::place::run;
-use super::{Caller, Load, Place};
-use crate::bench::Sample;
+use super::{Caller, Load, Place, Spot};
 use crate::child::Handle;
 use crate::cpu::{self, Placement};
-use crate::peer::Report;
+use crate::peer::{Report, print_line};
 use crate::stream::{build_with, receive};
+use crate::transfer::Transfer;
 use crate::without_tso::WithoutTso;
 use crate::{Bulk, on_pinned_thread};
 use fulmar::devices::shm_device::{Shm, ShmConfig, Side};
@@ -26,17 +26,79 @@ use std::time::Duration;
 pub(crate) const ROLE: &str = "shm_sink";
 /// How long the two wait for each other, and how long the child may be silent beyond a run.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
-pub(crate) const PORT: u16 = 9;
+const PORT: u16 = 9;
 
 /// Our end, and the child with the other one.
+pub(crate) struct Linked {
+    /// Before the stack, so that it is gone first: it would call a link that goes down a failure.
+    pub child: Handle,
+    pub stack: Stack,
+    /// Where the child listens.
+    pub far: SocketAddr,
+}
+
+impl Linked {
+    /// Starts a child of this role and joins it; `wrap` as in [`open`]. Without aggregation the child's stack
+    /// cuts its segments, and ours does not join them.
+    ///
+    /// # Errors
+    /// The child did not come, or there is no memory to share; the error says what to do.
+    pub fn new(
+        role: &str,
+        placement: Placement,
+        aggregation: bool,
+        wrap: impl FnOnce(Box<dyn Device>) -> Box<dyn Device> + Send,
+    ) -> io::Result<Linked> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("fulmar-bench-{}-{number}", std::process::id());
+        let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
+        let spec =
+            json!({"role": role, "name": name, "cpu": far_cpu, "super_segments": aggregation});
+        let mut child = Handle::spawn(&spec, &Netns::current()?)?;
+        let (stack, _) = on_pinned_thread(near_cpu, || open(&name, aggregation, wrap))?;
+        let hello = child.report(PATIENCE)?;
+        let far = hello.get("address").and_then(Value::as_str).and_then(|a| a.parse().ok());
+        let far = far.ok_or_else(|| io::Error::other("the child has no address"))?;
+        Ok(Linked { child, stack, far })
+    }
+
+    /// What the child's end of a connection cost, which took about `time`.
+    pub fn far_report(&mut self, time: Duration) -> io::Result<Report> {
+        Ok(Report::from_json(&self.child.report(time + PATIENCE)?))
+    }
+}
+
+/// The child's end: pins itself, joins the other process, says where it listens, and reports each connection
+/// as `serve` does it.
+pub(crate) fn serve_each(
+    spec: &Value,
+    mut serve: impl FnMut(&Stack, TcpStream) -> io::Result<Report>,
+) -> io::Result<()> {
+    if let Some(cpu) = spec.get("cpu").and_then(Value::as_u64) {
+        cpu::pin_to(cpu as usize)?;
+    }
+    let name = spec.get("name").and_then(Value::as_str).unwrap_or_default();
+    let super_segments = spec.get("super_segments").and_then(Value::as_bool).unwrap_or(true);
+    let (stack, address) = open(name, true, |device| with_super_segments(device, super_segments))?;
+    let at = SocketAddr::new(address, PORT);
+    let listener = TcpListener::bind(&stack, at)?;
+    print_line(&json!({ "address": at.to_string() }))?;
+    loop {
+        let (stream, _) = listener.accept()?;
+        print_line(&serve(&stack, stream)?.to_json())?;
+    }
+}
+
+fn with_super_segments(device: Box<dyn Device>, super_segments: bool) -> Box<dyn Device> {
+    if super_segments { device } else { Box::new(WithoutTso::new(device)) }
+}
+
+/// Two processes as a place.
 pub struct Shared {
     placement: Placement,
     super_segments: bool,
-    /// Before the stack, so that it is gone first: it would call a link that goes down a failure.
-    child: Handle,
-    stack: Stack,
-    far: SocketAddr,
-    load: Load,
+    link: Linked,
 }
 
 impl Shared {
@@ -45,27 +107,9 @@ impl Shared {
     /// # Errors
     /// The child did not come, or there is no memory to share; the error says what to do.
     pub fn new(placement: Placement, super_segments: bool) -> io::Result<Shared> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("fulmar-bench-{}-{number}", std::process::id());
-        let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
-        let load = Load::of_writes(0);
-        let spec = json!({
-            "role": ROLE,
-            "name": name,
-            "cpu": far_cpu,
-            "read_bytes": load.read_bytes,
-            "warm_bytes": load.warm_bytes,
-        });
-        let mut child = Handle::spawn(&spec, &Netns::current()?)?;
-        let wrap = |device| -> Box<dyn Device> {
-            if super_segments { device } else { Box::new(WithoutTso::new(device)) }
-        };
-        let (stack, _) = on_pinned_thread(near_cpu, || open(&name, true, wrap))?;
-        let hello = child.report(PATIENCE)?;
-        let far = hello.get("address").and_then(Value::as_str).and_then(|a| a.parse().ok());
-        let far = far.ok_or_else(|| io::Error::other("the child has no address"))?;
-        Ok(Shared { placement, super_segments, stack, far, child, load })
+        let wrap = |device| with_super_segments(device, super_segments);
+        let link = Linked::new(ROLE, placement, true, wrap)?;
+        Ok(Shared { placement, super_segments, link })
     }
 }
 
@@ -73,7 +117,7 @@ impl Shared {
 ///
 /// `wrap` may put something in front of the device.
 /// `gro`: whether the stack joins segments that come one by one.
-pub(crate) fn open(
+fn open(
     name: &str,
     gro: bool,
     wrap: impl FnOnce(Box<dyn Device>) -> Box<dyn Device>,
@@ -87,20 +131,8 @@ pub(crate) fn open(
 }
 
 impl Place for Shared {
-    fn device(&self) -> &'static str {
-        "shm"
-    }
-
-    fn device_title(&self) -> &'static str {
-        "shared memory"
-    }
-
-    fn placement(&self) -> Placement {
-        self.placement
-    }
-
-    fn super_segments(&self) -> bool {
-        self.super_segments
+    fn spot(&self) -> Spot {
+        Spot { device: "shm", placement: self.placement, super_segments: self.super_segments }
     }
 
     fn stream(
@@ -108,43 +140,26 @@ impl Place for Shared {
         load: &Load,
         caller: &mut dyn Caller,
         time: Duration,
-    ) -> io::Result<Sample> {
-        let same =
-            (load.read_bytes, load.warm_bytes) == (self.load.read_bytes, self.load.warm_bytes);
-        if !same {
-            return Err(io::Error::other("the child reads and warms up as it was told to"));
+    ) -> io::Result<Transfer> {
+        let known = Load::of_writes(0);
+        if (load.read_bytes, load.warm_bytes) != (known.read_bytes, known.warm_bytes) {
+            return Err(io::Error::other("the child reads and warms up as it always does"));
         }
         let (near_cpu, _) = self.placement.cpus(&cpu::allowed_cpus()?)?;
-        let (stack, to) = (&self.stack, self.far);
+        let (stack, to) = (&self.link.stack, self.link.far);
         let (near, counts) = on_pinned_thread(near_cpu, || {
             let stream = TcpStream::connect_timeout(stack, &to, PATIENCE)?;
             run(stack, &stream, load, caller, time, &mut || ())
         })?;
-        let far = Report::from_json(&self.child.report(time + PATIENCE)?);
-        let sample = Sample::of_ends(near, far, load.warm_bytes);
-        Ok(Sample { counts, ..sample })
+        let far = self.link.far_report(time)?;
+        let sample = Transfer::of_ends(near, far, load.warm_bytes);
+        Ok(Transfer { counts, ..sample })
     }
 }
 
-/// The child's side: takes connections, reads and discards, and prints a report of each.
+/// The child's side: reads and discards.
 pub(crate) fn serve(spec: &Value) -> io::Result<()> {
-    let number = |name: &str| spec.get(name).and_then(Value::as_u64);
-    if let Some(cpu) = number("cpu") {
-        cpu::pin_to(cpu as usize)?;
-    }
-    let bulk = Bulk {
-        read_bytes: number("read_bytes").unwrap_or(1 << 18) as usize,
-        warm_bytes: number("warm_bytes").unwrap_or(0),
-        ..Bulk::default()
-    };
-    let name = spec.get("name").and_then(Value::as_str).unwrap_or_default();
-    let (stack, address) = open(name, true, |device| device)?;
-    let at = SocketAddr::new(address, PORT);
-    let listener = TcpListener::bind(&stack, at)?;
-    crate::peer::print_line(&json!({ "address": at.to_string() }))?;
-    loop {
-        let (stream, _) = listener.accept()?;
-        let (report, _) = receive(&stack, stream, &bulk)?;
-        crate::peer::print_line(&report.to_json())?;
-    }
+    let Load { read_bytes, warm_bytes, .. } = Load::of_writes(0);
+    let bulk = Bulk { read_bytes, warm_bytes, ..Bulk::default() };
+    serve_each(spec, |stack, stream| Ok(receive(stack, stream, &bulk)?.0))
 }

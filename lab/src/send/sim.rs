@@ -8,12 +8,12 @@
 //! cut, and completes checksums all the same, as the cards of the published measurements did.
 
 use super::place::run;
-use super::{Caller, Load, Place};
-use crate::bench::Sample;
+use super::{Caller, Load, Place, Spot};
 use crate::cpu::{self, Placement};
 use crate::on_pinned_thread;
 use crate::peer::Report;
-use crate::stream::build;
+use crate::stream::{build, captured};
+use crate::transfer::Transfer;
 use fulmar::devices::sim::{AckRule, FarEnd, SimConfig, SimHandle};
 use fulmar::{Cidr, Stack, TcpStream, devices};
 use std::io;
@@ -47,12 +47,7 @@ impl Simulated {
         let config = SimConfig { far_end, ..SimConfig::default() };
         let config = if super_segments { config } else { SimConfig { tso: None, ..config } };
         let (device, handle) = devices::sim_nic(config).map_err(io::Error::other)?;
-        let device = match pcap {
-            Some(file) => {
-                devices::capture(device, io::BufWriter::new(std::fs::File::create(file)?))
-            }
-            None => device,
-        };
+        let device = captured(device, pcap)?;
         let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
         let address = Cidr { address: IpAddr::V4(NEAR_IP), prefix_len: 24 };
         let stack = on_pinned_thread(near_cpu, || build(device, address, "sim"))?;
@@ -61,21 +56,9 @@ impl Simulated {
 }
 
 impl Place for Simulated {
-    fn device(&self) -> &'static str {
-        "sim"
-    }
-
-    fn device_title(&self) -> &'static str {
-        "simulated device"
-    }
-
     /// There is one end.
-    fn placement(&self) -> Placement {
-        Placement::SameCpu
-    }
-
-    fn super_segments(&self) -> bool {
-        self.super_segments
+    fn spot(&self) -> Spot {
+        Spot { device: "sim", placement: Placement::SameCpu, super_segments: self.super_segments }
     }
 
     fn stream(
@@ -83,7 +66,7 @@ impl Place for Simulated {
         load: &Load,
         caller: &mut dyn Caller,
         time: Duration,
-    ) -> io::Result<Sample> {
+    ) -> io::Result<Transfer> {
         let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
         let (stack, handle) = (&self.stack, &self.handle);
         on_pinned_thread(near_cpu, || {
@@ -100,9 +83,9 @@ impl Place for Simulated {
                 ("peer_bytes", after.peer_bytes_in - before.peer_bytes_in),
             ]);
             let far = Report { cpu: Duration::ZERO, thread: Duration::ZERO, ..near };
-            let sample = Sample::of_ends(near, far, load.warm_bytes);
+            let sample = Transfer::of_ends(near, far, load.warm_bytes);
             let hardware = Duration::from_nanos(after.inline_ns - before.inline_ns);
-            Ok(Sample { counts, hardware, ..sample })
+            Ok(Transfer { counts, hardware, ..sample })
         })
     }
 }

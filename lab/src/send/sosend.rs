@@ -11,7 +11,7 @@
 //! call; the checks and the free space under the socket buffer's lock; allocation and copy without
 //! it (here allocation takes the shard's lock for itself, as the pool is the shard's; the original's
 //! allocator had its own); each protocol send under the lock. `pru_send` is
-//! [`Shard::tcp_append`](fulmar_stack::Shard::tcp_append). A writer waits while there is less space
+//! [`Shard::tcp_append`](fulmar_shard::Shard::tcp_append). A writer waits while there is less space
 //! than it needs *and* less than the low-water mark of 2048 bytes, as `sosend_generic` does.
 //!
 //! Nothing here is slower than it has to be: no clock is read and no lock is taken that the original
@@ -24,8 +24,8 @@ use super::{Caller, Target};
 use fulmar::Ready;
 use fulmar::base::SlotId;
 use fulmar::mbuf::{Chain, NoBuffer, Pool, Purpose};
+use fulmar_runtime::{AnyHost, Limit};
 use fulmar_socket::{SocketError, Step};
-use fulmar_stack::{AnyHost, Limit};
 use std::io;
 
 /// Below this much free space a writer waits, unless its whole write fits (`sb_lowat`).
@@ -149,7 +149,7 @@ impl Writing<'_> {
 
     /// `sblock`: one writer at a time.
     pub fn begin(&self) -> Result<Turn<'_>, SocketError> {
-        let writer = fulmar_stack::thread_number();
+        let writer = fulmar_runtime::thread_number();
         self.host.wait(self.id, Ready::WRITABLE, Limit::Forever, |shard, _| {
             shard.tcp_begin_write(self.id, writer)
         })?;
@@ -183,7 +183,7 @@ impl Writing<'_> {
     /// `pru_send`: the chain goes into the send buffer, and TCP runs once. `more`: another follows.
     pub fn send(&self, mut chain: Chain, more: bool) -> Result<(), SocketError> {
         let mut shard = self.host.lock()?;
-        match shard.tcp_append(fulmar_stack::now(), self.id, &mut chain, more)? {
+        match shard.tcp_append(fulmar_runtime::now(), self.id, &mut chain, more)? {
             Step::Done(()) => Ok(()),
             // There was space, and nobody else may write.
             Step::WaitSpace(_) | Step::WaitData(_) => Err(SocketError::NoBuffer),
@@ -196,6 +196,6 @@ pub(super) struct Turn<'a>(&'a Writing<'a>);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.host.post(fulmar_stack::Request::EndWrite(self.0.id));
+        self.0.host.post(fulmar_runtime::Request::EndWrite(self.0.id));
     }
 }

@@ -1,55 +1,55 @@
 use super::*;
-use crate::report::Machine;
+use crate::harness::options::parsed;
+
+fn options(line: &str) -> Options {
+    parsed(line).expect("sound options")
+}
 
 #[test]
 fn without_namespaces_the_scenarios_are_played_and_the_rest_is_left_out() {
-    let options = Options { ways: Vec::new(), budget: Duration::ZERO, runs: 1 };
-    let mut shown = Vec::new();
     let refused = io::Error::other("namespaces are not allowed here");
-    let found = run(&options, Err(refused), &mut |what, n, all| shown.push((what, n, all)));
-    let found = found.expect("the scenarios need nothing");
-    assert!(shown.contains(&("playing slow peers", PLAYS as usize, PLAYS as usize)));
-    let served = |name: &str| {
-        let figure = found.figures().iter().find(|f| f.ratio.name == name);
-        figure.and_then(|f| f.estimate).expect(name).low
-    };
-    assert_eq!(served("trust.slow_peers.served"), 100.0);
-    assert_eq!(served("trust.syn_flood.connects"), 100.0);
-    assert_eq!(found.figures().len(), 2);
-    let machine = Machine::here();
-    assert!(found.text(&machine).contains("trust.slow_peers.served"));
-    assert_eq!(found.json(&machine, &[])["ratios"]["trust.syn_flood.connects"]["median"], 100.0);
+    let found = run(&options("--seconds 0.001 --runs 3"), Err(refused)).expect("it needs nothing");
+    for name in [SLOW, CONNECTS] {
+        let served = found.figure(name).expect(name);
+        assert_eq!((served.low, served.runs), (100.0, PLAYS));
+    }
+    assert_eq!(found.figures.len(), 2);
 }
 
-fn way(name: &'static str, ns: &[f64]) -> Way {
-    let machine = Duration::from_micros(3);
-    Way { name, title: name, ns: ns.to_vec(), machine, answers: 1, frames: 2 }
+#[test]
+fn ways_are_asked_for_by_name() {
+    assert_eq!(options("--way packet.syn,kernel.syn").way, ["packet.syn", "kernel.syn"]);
+    let refused = parsed::<Options>("--way packet").expect_err("no such way");
+    assert!(WAYS.iter().all(|w| refused.contains(w.2)), "{refused}");
+}
+
+fn scenario<'a>(name: &'static str, ns: &'a [f64]) -> Scenario<'a> {
+    let mut round = ns.iter();
+    Scenario::new(name, name, move |_| Ok(Sample::of(NS, *round.next().unwrap_or(&f64::NAN))))
 }
 
 #[test]
 fn flooding_is_taken_off_both_sides_of_a_ratio_round_by_round() {
-    let ways = vec![
-        way("kernel.unclaimed", &[100.0, 200.0]),
-        way("kernel.stray", &[300.0, 600.0]),
-        way("packet.stray", &[500.0, 600.0]),
-        way("packet.unclaimed", &[300.0, 400.0]),
-        way("tap.stray", &[400.0, 800.0]),
+    let scenarios = vec![
+        scenario("kernel.unclaimed", &[100.0, 200.0]),
+        scenario("kernel.stray", &[300.0, 600.0]),
+        scenario("packet.stray", &[500.0, 600.0]),
+        scenario("packet.unclaimed", &[300.0, 400.0]),
+        scenario("tap.stray", &[400.0, 800.0]),
     ];
-    let found = Found::new(ways, &Played::default(), Stop::Runs, Duration::ZERO);
-    let json = found.json(&Machine::here(), &[]);
-    let interval = |name: &str| {
-        let ratio = &json["ratios"][name];
-        [&ratio["low"], &ratio["high"]].map(|v| v.as_f64())
-    };
-    assert_eq!(interval("trust.drop.vs_kernel.packet"), [Some(1.0), Some(2.0)]);
+    let (budget, pace) = (Duration::ZERO, Pace::Calls);
+    let found =
+        report(harness::run(Plan { scenarios, ratios: ratios(), budget, max_runs: 2, pace }));
+    let interval = |name: &str| found.figure(name).map(|e| (e.low, e.high));
+    assert_eq!(interval("trust.drop.vs_kernel.packet"), Some((1.0, 2.0)));
     // What fulmar's device costs is taken off as well.
-    assert_eq!(interval("trust.drop.vs_kernel.packet.above_device"), [Some(0.5), Some(1.0)]);
+    assert_eq!(interval("trust.drop.vs_kernel.packet.above_device"), Some((0.5, 1.0)));
     // Over a TAP flooding was not timed.
-    assert_eq!(interval("trust.drop.vs_kernel"), [Some(2.0), Some(2.0)]);
-    assert_eq!(json["rows"][1]["net_cpu_ns_per_frame"], 300.0);
+    assert_eq!(interval("trust.drop.vs_kernel"), Some((2.0, 2.0)));
+    assert_eq!(found.value("kernel.stray", "net_cpu_ns_per_frame"), Some(300.0));
     // A way that was not measured leaves its ratios out.
-    assert_eq!(interval("trust.drop.vs_kernel.above_device"), [None, None]);
-    assert_eq!(interval("trust.syn_flood.us_per_syn"), [None, None]);
+    assert_eq!(interval("trust.drop.vs_kernel.above_device"), None);
+    assert_eq!(interval("trust.syn_flood.us_per_syn"), None);
 }
 
 #[test]

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use fulmar_base::{DropReason, EtherAddr, Instant as StackInstant, SlotId};
 use fulmar_ip::{IfAddr, Route};
 use fulmar_netdev::Device;
-use fulmar_stack::{ListenOptions, Shard, StackConfig};
+use fulmar_runtime::draw_secrets;
+use fulmar_shard::{ListenOptions, Shard, StackConfig};
 
 use super::flood::{Flooder, Frames, OPEN_PORT, ROUTER_IP, SECTION, Section, Target};
 use crate::site::{self, Site};
@@ -76,7 +77,8 @@ impl Victim {
             Ok(listener)
         })?;
         let index = peer_netns.if_index(site::FAR_VETH)?;
-        peer_netns.netlink()?.add_default_route(index, ROUTER_IP)?;
+        let route = fulmar_netns::Route::default_through(index, ROUTER_IP.into());
+        peer_netns.netlink()?.add_route(&route)?;
         let target = Target { ether: EtherAddr(site::PEER_MAC), ip: site::PEER_IP };
         let flooder = Flooder::new(&near, site::NEAR_VETH, target)?;
         Victim {
@@ -113,6 +115,7 @@ impl Victim {
         let config = StackConfig {
             addresses: vec![IfAddr { addr: site::OUR_IP.into(), prefix_len: site::PREFIX }],
             routes: vec![Route::default_via(ROUTER_IP.into())],
+            secrets: Some(draw_secrets().map_err(|e| io::Error::other(e.to_string()))?),
             ..StackConfig::default()
         };
         let shard = Shard::new(config, device, StackInstant::ZERO);

@@ -16,10 +16,10 @@ use fulmar::devices::sim::thread_hardware_ns;
 /// # Errors
 /// No CPU to run on; a device that fails.
 pub fn accounts(options: &Options) -> io::Result<Vec<Figures>> {
-    let bytes = options.bytes.iter().copied().min().unwrap_or(super::BYTES[0]);
+    let bytes = options.bytes().into_iter().min().unwrap_or(super::SMALL);
     let methods: Vec<Method> =
         Method::ALL.into_iter().filter(|m| *m != Method::Apart || bytes > 1).collect();
-    of_calls(&options.devices, &methods, bytes)
+    of_calls(&options.devices(), &methods, bytes)
 }
 
 /// The accounts of these calls over these devices.

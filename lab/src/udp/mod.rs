@@ -4,35 +4,90 @@
 //! kernel socket, beside the kernel's `send`, `sendto`, `sendmmsg` and UDP_SEGMENT on veth; by one
 //! thread and by several: on the simulated device each with a shard of one stack and a queue of one NIC,
 //! elsewhere each with a device of its own. What a datagram costs who takes it, one by one and many in a
-//! call, is measured on the simulated device. Every way runs once per round for a short slice, so that
-//! what is compared is measured moments apart.
+//! call, is measured on the simulated device.
 
 mod account;
-mod found;
 mod rig;
 #[cfg(test)]
 mod tests;
 
+use std::cell::RefCell;
 use std::io;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use fulmar_cli::bounds::within;
 
 pub use account::accounts;
 pub(crate) use account::of_calls;
-pub use found::Found;
 use rig::{Cost, Kernel, Ours, Rig, Shards};
 
-use crate::bench::Stop;
 use crate::cpu;
-use crate::stats::Estimate;
+use crate::harness::options::{Common, Stack, one_of, or};
+use crate::harness::report::{Chart, Report, Shape, label, number};
+use crate::harness::{self, Pace, Plan, Ratio, Sample, Scenario, Term};
 
+/// Time for the rounds.
+const FULL: Duration = Duration::from_secs(60);
+/// The same with --quick: what users wait for stays under 20 s, opening the devices included.
+const QUICK: Duration = Duration::from_secs(12);
 /// With Ethernet, IPv4 and UDP header the shortest Ethernet frame; middling; all that a packet holds.
-pub const BYTES: [usize; 3] = [18, 256, 1472];
-/// A run of one way.
-const SLICE: Duration = Duration::from_millis(20);
-/// Rounds that an interval needs, whatever the budget says.
-const LEAST_ROUNDS: usize = 3;
+const BYTES: [usize; 3] = [SMALL, 256, MOST_BYTES];
+/// The payload that the ratios are about.
+const SMALL: usize = 18;
+/// What one packet of MTU 1500 carries.
+const MOST_BYTES: usize = 1472;
+
+/// What a datagram costs its sender: one by one, many in a call, cut by the device; 1 to N threads
+#[derive(clap::Args, Clone, Debug)]
+#[command(
+    override_usage = "fulmar-lab bench udp [OPTIONS]",
+    after_help = "Ways: send, send_to, send_many of 64, send_segmented on a simulated device and over
+TAP; send, sendto, sendmmsg and UDP_SEGMENT of the kernel on veth, to a socket
+that receives all of it. Takes 60 seconds. It makes its own namespaces and leaves
+nothing behind."
+)]
+pub struct Options {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened: its own documentation is shown")]
+    pub common: Common,
+    /// Over which devices of fulmar's [default: both]
+    #[arg(long, value_parser = device, value_delimiter = ',', value_name = "sim|tap")]
+    pub device: Vec<Device>,
+    /// Bytes of payload [default: 18, 256, 1472; with --quick 18]
+    #[arg(long, value_parser = within(1, MOST_BYTES), value_delimiter = ',', value_name = "BYTES")]
+    pub bytes: Vec<usize>,
+    /// Threads at most; every number from 1 on is measured [default: 2, or as many as there are CPUs]
+    #[arg(long, value_parser = within(1usize, 64))]
+    pub threads: Option<usize>,
+    /// Whose datagrams
+    #[arg(long, value_enum, default_value_t = Stack::Both)]
+    pub stack: Stack,
+}
+
+fn device(text: &str) -> Result<Device, String> {
+    one_of([Device::Sim, Device::Tap], Device::name, text)
+}
+
+impl Options {
+    fn devices(&self) -> Vec<Device> {
+        let ours = or(&self.device, &[Device::Sim, Device::Tap]);
+        let is_wanted = |d: &Device| match d {
+            Device::Veth => self.stack.has_kernel(),
+            ours_too => self.stack.has_fulmar() && ours.contains(ours_too),
+        };
+        Device::ALL.into_iter().filter(is_wanted).collect()
+    }
+
+    fn bytes(&self) -> Vec<usize> {
+        or(&self.bytes, if self.common.quick { &BYTES[..1] } else { &BYTES })
+    }
+
+    fn threads(&self) -> usize {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        self.threads.unwrap_or(cpus.min(2))
+    }
+}
 
 /// What datagrams go through.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -143,176 +198,235 @@ impl Method {
     }
 }
 
-/// What to measure.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Options {
-    /// Over what.
-    pub devices: Vec<Device>,
-    /// Payload of a datagram.
-    pub bytes: Vec<usize>,
-    /// Threads at most; every number from 1 on is measured.
-    pub threads: usize,
-    /// Time for the rounds; opening the devices comes on top.
-    pub budget: Duration,
-    /// Rounds at most.
-    pub runs: usize,
+/// CPU nanoseconds per datagram and thread.
+const NS: &str = "ns_per_datagram";
+/// By the clock, all threads together.
+const RATE: &str = "datagrams_per_s";
+
+/// A stable dotted name: `tap.batch64.18b.t1`.
+fn name(device: Device, method: Method, bytes: usize, threads: usize) -> String {
+    format!("{}.{}.{bytes}b.t{threads}", device.name(), method.name())
 }
 
-/// One way.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Way {
-    /// Through what.
-    pub device: Device,
-    /// How.
-    pub method: Method,
-    /// Payload of a datagram.
-    pub bytes: usize,
-    /// Threads that do the same at the same time.
-    pub threads: usize,
-}
-
-impl Way {
-    /// A stable dotted name: `tap.batch64.18b.t1`.
-    pub fn name(&self) -> String {
-        let Way { device, method, bytes, threads } = self;
-        format!("{}.{}.{bytes}b.t{threads}", device.name(), method.name())
-    }
-}
-
-/// A way with what was found.
-pub struct Lane {
-    /// Which.
-    pub way: Way,
-    /// CPU nanoseconds per datagram and thread, one value per round.
-    ns: Vec<f64>,
-    /// Datagrams per second of all threads together, by the clock.
-    pps: Vec<f64>,
-    lost: u64,
-}
-
-impl Lane {
-    /// CPU nanoseconds per datagram and thread.
-    pub fn ns(&self) -> Option<Estimate> {
-        Estimate::of(&self.ns)
-    }
-
-    /// Datagrams per second of all threads together.
-    pub fn pps(&self) -> Option<Estimate> {
-        Estimate::of(&self.pps)
-    }
-}
-
-/// The ways of one device in the order in which they run, the numbers of threads next to each other.
-fn ways(options: &Options, device: Device) -> Vec<Way> {
-    let mut ways = Vec::new();
-    for &bytes in &options.bytes {
-        for method in Method::ALL {
-            let is_possible = device.can(method) && (method != Method::Apart || bytes > 1);
-            let threads = (1..=options.threads).filter(|_| is_possible);
-            ways.extend(threads.map(|threads| Way { device, method, bytes, threads }));
-        }
-    }
-    ways
-}
-
-/// What one thread found of one way in one round, or why nothing.
-type Outcomes = Vec<Vec<Result<Option<Cost>, String>>>;
+/// A device as every thread has it.
+type Opened = (Device, RefCell<Vec<Box<dyn Rig>>>);
 
 /// Measures; `isolated` says whether this process has namespaces of its own. What cannot be opened
 /// here is said on standard error and left out.
 ///
 /// # Errors
 /// Nothing of what was asked for can be measured here.
-pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Found> {
-    let begin = Instant::now();
-    let mut options = options.clone();
+pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
+    let mut devices = options.devices();
     if let Err(e) = isolated {
         eprintln!("what needs the kernel cannot be measured here: {e}");
-        options.devices.retain(|d| *d == Device::Sim);
+        devices.retain(|d| *d == Device::Sim);
     }
-    let shards = Shards::open(options.threads)?;
-    options.devices.retain(|d| match d.open(&shards, 0) {
-        Ok(_) => true,
-        Err(e) => {
-            eprintln!("no {}: {e}", d.name());
-            false
-        }
-    });
-    if options.devices.is_empty() {
+    let threads = options.threads();
+    let shards = Shards::open(threads)?;
+    let open = |device: Device| -> io::Result<Opened> {
+        let rigs = (0..threads).map(|thread| device.open(&shards, thread));
+        Ok((device, RefCell::new(rigs.collect::<io::Result<_>>()?)))
+    };
+    let opened: Vec<Opened> = devices
+        .into_iter()
+        .filter_map(|d| open(d).inspect_err(|e| eprintln!("no {}: {e}", d.name())).ok())
+        .collect();
+    if opened.is_empty() {
         return Err(io::Error::other("nothing of what was asked for can be measured here"));
     }
-    let cpus = cpu::allowed_cpus()?;
-    let all: Vec<Way> = options.devices.iter().flat_map(|d| ways(&options, *d)).collect();
-    let barrier = Barrier::new(options.threads);
-    let clock = Clock { began: Instant::now(), is_over: AtomicBool::new(false) };
-    let found: Vec<io::Result<Outcomes>> = std::thread::scope(|scope| {
-        let spawn = |i: usize| {
-            // The last CPUs first: interrupts tend to go to the first.
-            let cpu = cpus[cpus.len() - 1 - i % cpus.len()];
-            let (plan, barrier, clock) = ((&options, &all[..], &shards), &barrier, &clock);
-            scope.spawn(move || thread(plan, (i, cpu), barrier, clock))
+    let scenarios: Vec<Scenario<'_>> = opened.iter().flat_map(|o| of_device(options, o)).collect();
+    let mut ratios = ratios();
+    ratios.retain(|r| r.is_measured(&scenarios));
+    let (budget, max_runs) = (options.common.budget(QUICK, FULL), options.common.runs);
+    let plan = Plan { scenarios, ratios, budget, max_runs, pace: Pace::Calls };
+    Ok(Report::of(&SHAPE, harness::run(plan)))
+}
+
+/// Every way of one device, the numbers of threads next to each other.
+fn of_device<'a>(options: &Options, (device, rigs): &'a Opened) -> Vec<Scenario<'a>> {
+    let mut all = Vec::new();
+    for bytes in options.bytes() {
+        for method in Method::ALL {
+            if !device.can(method) || (method == Method::Apart && bytes <= 1) {
+                continue;
+            }
+            all.extend((1..=options.threads()).map(|threads| {
+                let run = move |slice| {
+                    let rigs = &mut rigs.borrow_mut()[..threads];
+                    among_threads(rigs, |rig| rig::run(rig, method, bytes, slice))
+                };
+                let (call, device) = (method.title(*device), *device);
+                Scenario::new(name(device, method, bytes, threads), call, run)
+                    .in_table(format!("Datagrams of {bytes} bytes"))
+                    .label("device", device.name())
+                    .label("method", method.name())
+                    .label("payload_bytes", bytes)
+                    .label("threads", threads)
+            }));
+        }
+    }
+    all
+}
+
+/// Every rig on a thread and a CPU of its own, at the same time: the mean of what a datagram costs, and the
+/// sum of the rates.
+fn among_threads(
+    rigs: &mut [Box<dyn Rig>],
+    run: impl Fn(&mut dyn Rig) -> io::Result<Cost> + Sync,
+) -> io::Result<Sample> {
+    let (barrier, cpus) = (Barrier::new(rigs.len()), cpu::allowed_cpus()?);
+    let (barrier, cpus, run) = (&barrier, &cpus, &run);
+    let each: Vec<io::Result<Cost>> = std::thread::scope(|scope| {
+        let on_thread = |(i, rig): (usize, &mut Box<dyn Rig>)| {
+            // The last CPUs first: interrupts tend to go to the first. Unpinned the figures are wider.
+            let pinned = cpu::pin_to(cpus[cpus.len() - 1 - i % cpus.len()]);
+            barrier.wait();
+            pinned.and_then(|()| run(&mut **rig))
         };
-        let handles: Vec<_> = (0..options.threads).map(spawn).collect();
+        let spawn = |one| scope.spawn(move || on_thread(one));
+        let handles: Vec<_> = rigs.iter_mut().enumerate().map(spawn).collect();
         let panicked = |_| Err(io::Error::other("a measuring thread panicked"));
         handles.into_iter().map(|h| h.join().unwrap_or_else(panicked)).collect()
     });
-    let found = found.into_iter().collect::<io::Result<Vec<Outcomes>>>()?;
-    let rounds = found.iter().map(Vec::len).min().unwrap_or(0);
-    let stop = if rounds == options.runs { Stop::Runs } else { Stop::Budget };
-    Ok(Found::new(&all, &found, (stop, begin.elapsed())))
+    let costs = each.into_iter().collect::<io::Result<Vec<Cost>>>()?;
+    let mean = costs.iter().map(Cost::ns).sum::<f64>() / costs.len() as f64;
+    let sample = Sample::of(NS, mean).with(RATE, costs.iter().map(Cost::pps).sum());
+    Ok(sample.with("lost", costs.iter().map(|c| c.lost as f64).sum()))
 }
 
-/// A device with its sockets, or why there is none.
-type Opened = Result<Box<dyn Rig>, String>;
-
-/// When the rounds began, and whether they are over.
-struct Clock {
-    began: Instant,
-    is_over: AtomicBool,
+fn of(device: Device, method: Method, threads: usize) -> Term {
+    (name(device, method, SMALL, threads), NS)
 }
 
-/// One measuring thread: every round every way, in step with the others.
-fn thread(
-    (options, all, shards): (&Options, &[Way], &Shards),
-    (index, cpu): (usize, usize),
-    barrier: &Barrier,
-    clock: &Clock,
-) -> io::Result<Outcomes> {
-    let pinned = cpu::pin_to(cpu);
-    // Whoever fails still meets the others, or they would wait for ever.
-    let mut rigs: Vec<(Device, Opened)> =
-        options.devices.iter().map(|d| (*d, pinned_open(&pinned, *d, shards, index))).collect();
-    let mut rounds = Vec::new();
-    loop {
-        let mut row = Vec::new();
-        for way in all {
-            barrier.wait();
-            let rig = rigs.iter_mut().find(|(d, _)| *d == way.device);
-            row.push(match rig {
-                Some((_, Ok(rig))) if index < way.threads => {
-                    let cost = rig::run(&mut **rig, way.method, way.bytes, SLICE);
-                    cost.map(Some).map_err(|e| e.to_string())
-                }
-                Some((_, Err(e))) => Err(e.clone()),
-                _ => Ok(None),
-            });
-        }
-        rounds.push(row);
-        let is_late = rounds.len() >= LEAST_ROUNDS && clock.began.elapsed() >= options.budget;
-        // One looks at the clock for all, so that all go on or none.
-        if index == 0 && (rounds.len() >= options.runs || is_late) {
-            clock.is_over.store(true, Ordering::Release);
-        }
-        barrier.wait();
-        if clock.is_over.load(Ordering::Acquire) {
-            return Ok(rounds);
-        }
-    }
+/// The figures asked for, and others that say why.
+fn ratios() -> Vec<Ratio> {
+    let mut all = beside_the_kernel();
+    all.extend(on_the_simulated_device());
+    all
 }
 
-fn pinned_open(pinned: &io::Result<()>, device: Device, shards: &Shards, thread: usize) -> Opened {
-    match pinned {
-        Ok(()) => device.open(shards, thread).map_err(|e| e.to_string()),
-        Err(e) => Err(e.to_string()),
-    }
+/// Over TAP, the kernel on veth above.
+fn beside_the_kernel() -> Vec<Ratio> {
+    let kernel = |method| of(Device::Veth, method, 1);
+    let ours = |method| of(Device::Tap, method, 1);
+    let best = |name, sentence, method| {
+        let terms = vec![ours(method), kernel(Method::Connected), kernel(Method::Many)];
+        Ratio::new(name, sentence, terms, |t| t[1].min(t[2]) / t[0])
+    };
+    let over = |name, sentence, method| {
+        Ratio::new(name, sentence, vec![kernel(method), ours(method)], |t| t[0] / t[1])
+    };
+    let all = vec![
+        best(
+            "udp.tap.batch64.kernel_vs_fulmar",
+            "ns per datagram of 18 bytes, the kernel's best of send and sendmmsg on veth ÷ send_many \
+             of 64 over TAP",
+            Method::Many,
+        )
+        .goals(2.5, 3.5),
+        best(
+            "udp.tap.batch64_apart.kernel_vs_fulmar",
+            "the same, of two sizes in turn: frames of two datagrams",
+            Method::Apart,
+        ),
+        over(
+            "udp.tap.connected.kernel_vs_fulmar",
+            "one by one: the kernel's send on veth ÷ send over TAP",
+            Method::Connected,
+        ),
+        over(
+            "udp.tap.segmented.kernel_vs_fulmar",
+            "cut below: the kernel's UDP_SEGMENT on veth ÷ send_segmented over TAP",
+            Method::Segmented,
+        ),
+    ];
+    all.into_iter().map(Ratio::more_is_better).collect()
 }
+
+/// fulmar alone.
+fn on_the_simulated_device() -> Vec<Ratio> {
+    let (connected, many) = (Method::Connected, Method::Many);
+    let over = |name, sentence, above: (Method, usize), below: (Method, usize)| {
+        let terms = [above, below].map(|(method, threads)| of(Device::Sim, method, threads));
+        Ratio::new(name, sentence, terms.to_vec(), |t| t[0] / t[1])
+    };
+    vec![
+        over(
+            "udp.sim.two_threads_vs_one",
+            "ns per datagram and thread, connected, simulated device: two threads on two shards ÷ one",
+            (connected, 2),
+            (connected, 1),
+        )
+        .goals(1.1, 1.0),
+        over(
+            "udp.sim.batch64.two_threads_vs_one",
+            "the same, 64 per call",
+            (many, 2),
+            (many, 1),
+        ),
+        over(
+            "udp.sim.batch64_vs_connected",
+            "ns per datagram, simulated device: send_many of 64 ÷ send",
+            (many, 1),
+            (connected, 1),
+        ),
+        over(
+            "udp.sim.unconnected_vs_connected",
+            "ns per datagram, simulated device: send_to ÷ send",
+            (Method::Unconnected, 1),
+            (connected, 1),
+        ),
+        over(
+            "udp.sim.recv_many_vs_recv",
+            "ns per datagram taken, simulated device: recv_many of 64 ÷ recv",
+            (Method::ReceivedMany, 1),
+            (Method::Received, 1),
+        ),
+        over(
+            "udp.sim.recv_many.two_threads_vs_one",
+            "ns per datagram taken and thread, recv_many: two threads on two shards ÷ one",
+            (Method::ReceivedMany, 2),
+            (Method::ReceivedMany, 1),
+        ),
+    ]
+}
+
+const SHAPE: Shape = Shape {
+    name: "udp",
+    title: "What a datagram costs",
+    lead: "What a datagram costs the thread that sends or takes it, in CPU nanoseconds, by the call and by the \
+           number of threads.",
+    columns: &[
+        label("device", "device"),
+        label("title", "call"),
+        label("threads", "threads"),
+        number(NS, "ns per\ndatagram", 1, "CPU, of each thread").with_interval(),
+        number(RATE, "packets/s", 0, "by the clock, all threads"),
+        number("lost", "lost", 0, "did not arrive where that is looked at"),
+        number("runs", "runs", 0, "how often it was measured"),
+    ],
+    across: None,
+    chart: Some(Chart {
+        unit: "ns of CPU per datagram",
+        parts: &[NS],
+        group: &["device", "threads"],
+        x: None,
+    }),
+    legend: LEGEND,
+};
+
+const LEGEND: &str = "\
+ns per datagram is CPU time of the thread that sends or takes it, without simulated hardware; of several threads the
+  mean. packets/s is by the clock, all threads together, while they send; hardware that runs inside
+  the sender's calls slows it down.
+sim is a simulated device whose peer discards. Over TAP and veth a kernel socket receives: what the
+  kernel does up to its queue runs inside the sender's calls and is in the figure; reading the queue
+  is not.
+send_many and send_segmented of equal sizes cross a TAP as one frame of many datagrams, which the
+  kernel takes apart on its side; of two sizes in turn only two at a time can, since only the last
+  datagram of such a frame may be shorter.
+Threads on the simulated device have a shard each, of one stack on one NIC with a queue for each;
+  one thread is measured on the same stack. Over TAP and veth they have a device of their own each.
+recv and recv_many take what the simulated peer has sent, packet by packet; polling the device and
+  finding the socket are in the figure.";

@@ -65,7 +65,7 @@ impl Cost {
 }
 
 /// Somebody who sends, and on the simulated device takes as well.
-pub trait Rig {
+pub trait Rig: Send {
     /// What goes before a timed section: the datagrams that it is to take are on their way.
     fn prepare(&mut self, method: Method, bytes: usize) -> io::Result<()> {
         let _ = (method, bytes);

@@ -1,28 +1,23 @@
 use super::*;
-use crate::report::Machine;
+use crate::harness::options::parsed;
 
-fn options(threads: usize) -> Options {
-    Options {
-        devices: vec![Device::Sim],
-        bytes: vec![18],
-        threads,
-        budget: Duration::ZERO,
-        runs: 1,
-    }
+fn options(line: &str) -> Result<Options, String> {
+    parsed(line)
+}
+
+fn refused() -> io::Result<()> {
+    Err(io::Error::other("none here"))
 }
 
 #[test]
-fn a_small_bench_measures_every_way_and_says_so_in_every_report() {
-    let found = run(&options(2), Ok(())).unwrap();
-    assert_eq!(found.lanes.len(), 2 * Method::ALL.len());
-    assert!(found.lanes.iter().all(|l| l.ns().is_some_and(|e| e.median > 0.0)));
-    let names: Vec<&str> = found.figures().iter().map(|f| f.ratio.name.as_str()).collect();
-    assert!(names.contains(&"udp.sim.two_threads_vs_one"), "{names:?}");
-    let text = found.text(&Machine::here());
-    assert!(text.contains("send_segmented") && text.contains("packets/s"), "{text}");
-    let json = found.json(&Machine::here(), &[]);
-    assert_eq!(json["rows"].as_array().map(Vec::len), Some(found.lanes.len()));
-    assert!(!crate::page::report::page(&json).html().is_empty());
+fn a_small_bench_measures_every_way() {
+    let line = "--device sim --bytes 18 --threads 2 --runs 1 --seconds 0.001 --stack fulmar";
+    let found = run(&options(line).expect("sound"), refused()).expect("it runs");
+    let rows = &found.tables[0].rows;
+    assert_eq!(rows.len(), 2 * Method::ALL.len());
+    assert!(rows.iter().all(|r| r[NS].as_f64() > Some(0.0) && r[RATE].as_f64() > Some(0.0)));
+    assert!(found.figure("udp.sim.two_threads_vs_one").is_some());
+    assert!(found.value("sim.segmented.18b.t2", NS).is_some());
 }
 
 #[test]
@@ -42,20 +37,21 @@ fn the_account_of_a_call_says_what_each_of_its_packets_passes() {
 
 #[test]
 fn without_namespaces_the_simulated_device_is_still_measured() {
-    let all = Options { devices: Device::ALL.to_vec(), ..options(1) };
-    let found = run(&all, Err(io::Error::other("none here"))).unwrap();
-    assert!(found.lanes.iter().all(|l| l.way.device == Device::Sim));
-    let kernel = Options { devices: vec![Device::Veth], ..options(1) };
-    assert!(run(&kernel, Err(io::Error::other("none here"))).is_err());
+    let small = "--bytes 18 --threads 1 --runs 1 --seconds 0.001";
+    let found = run(&options(small).expect("sound"), refused()).expect("it runs");
+    let rows = found.tables.iter().flat_map(|t| &t.rows);
+    assert!(rows.clone().count() > 0 && rows.clone().all(|r| r["device"] == "sim"));
+    let kernel = options(&format!("{small} --stack kernel")).expect("sound");
+    assert!(run(&kernel, refused()).is_err());
 }
 
 #[test]
-fn names_of_ways_are_all_different() {
-    let wanted = Options { devices: Device::ALL.to_vec(), bytes: BYTES.to_vec(), ..options(3) };
-    let all = Device::ALL.into_iter().flat_map(|d| ways(&wanted, d));
-    let mut names: Vec<String> = all.map(|w| w.name()).collect();
-    let count = names.len();
-    names.sort();
-    names.dedup();
-    assert_eq!(names.len(), count);
+fn everything_is_measured_unless_a_part_is_asked_for() {
+    let all = options("").expect("sound");
+    assert_eq!((all.devices(), all.bytes()), (Device::ALL.to_vec(), BYTES.to_vec()));
+    let part = options("--device tap --bytes 100 --threads 3 --stack fulmar").expect("sound");
+    assert_eq!((part.devices(), part.bytes(), part.threads()), (vec![Device::Tap], vec![100], 3));
+    assert_eq!(options("--stack kernel").expect("sound").devices(), [Device::Veth]);
+    assert!(options("--bytes 0").unwrap_err().contains("1 to 1472"));
+    assert!(options("--device veth").unwrap_err().contains("sim, tap"));
 }

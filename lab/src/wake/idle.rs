@@ -8,32 +8,36 @@ use fulmar::base::Counter;
 use fulmar::{Cidr, Stack, TcpListener, TcpStream, devices};
 
 use crate::cpu;
+use crate::harness::{Ratio, Sample, Scenario};
 use crate::stream::build;
 
 /// Time in which what the opening left behind settles: delayed ACKs, neighbours that are confirmed.
 const SETTLE: Duration = Duration::from_millis(1500);
 const BATCH: usize = 100;
 
-/// What was measured.
-#[derive(Clone, Copy, Debug)]
-pub struct Idle {
-    /// Connections, each with both ends in this process.
-    pub connections: usize,
-    /// For so long.
-    pub time: Duration,
-    /// CPU of the process, both stacks, as a share of one CPU.
-    pub cpu_pct: f64,
-    /// Times that a thread of either stack slept on its device.
-    pub wakeups: u64,
-    /// Timers that fired.
-    pub timers: u64,
+/// CPU of the process, both stacks, as a share of one CPU.
+pub const CPU: &str = "idle_cpu_pct";
+const NAME: &str = "idle";
+
+/// An idle stack with so many connections, looked at for `time`, once.
+pub fn scenario(connections: usize, time: Duration) -> Scenario<'static> {
+    Scenario::new(NAME, "two idle stacks", move |_| measure(connections, time))
+        .in_table("Idle, both ends in one process")
+        .label("connections", connections)
+        .at_most(1)
+}
+
+/// The figure.
+pub fn ratio() -> Ratio {
+    let sentence = "CPU of two idle stacks with many connections, %";
+    Ratio::value("wake.idle.cpu_pct", sentence, CPU, NAME).goals(0.1, 0.0)
 }
 
 /// Opens so many connections between two stacks in this process and looks at it for `time`.
 ///
 /// # Errors
 /// No descriptors or memory left.
-pub fn measure(connections: usize, time: Duration) -> io::Result<Idle> {
+fn measure(connections: usize, time: Duration) -> io::Result<Sample> {
     let (near, far) = devices::link_pair().map_err(io::Error::other)?;
     let ip = |last| IpAddr::V4(Ipv4Addr::new(10, 72, 5, last));
     let stack = |device, last| build(device, Cidr { address: ip(last), prefix_len: 24 }, "idle");
@@ -48,14 +52,14 @@ pub fn measure(connections: usize, time: Duration) -> io::Result<Idle> {
         }
     }
     std::thread::sleep(SETTLE);
-    let idle = watch(&[&near, &far], connections, time)?;
+    let idle = watch(&[&near, &far], time)?;
     if held.len() != 2 * connections {
         return Err(io::Error::other("connections were lost while nothing happened"));
     }
     Ok(idle)
 }
 
-fn watch(stacks: &[&Stack], connections: usize, time: Duration) -> io::Result<Idle> {
+fn watch(stacks: &[&Stack], time: Duration) -> io::Result<Sample> {
     let count =
         |c: Counter| -> io::Result<u64> { stacks.iter().map(|s| Ok(s.stat()?.count(c))).sum() };
     let before = [count(Counter::Sleeps)?, count(Counter::TimersFired)?];
@@ -63,11 +67,8 @@ fn watch(stacks: &[&Stack], connections: usize, time: Duration) -> io::Result<Id
     std::thread::sleep(time);
     let (cpu, elapsed) = (cpu::process_cpu(None)?.saturating_sub(cpu), start.elapsed());
     let after = [count(Counter::Sleeps)?, count(Counter::TimersFired)?];
-    Ok(Idle {
-        connections,
-        time: elapsed,
-        cpu_pct: 100.0 * cpu.as_secs_f64() / elapsed.as_secs_f64(),
-        wakeups: after[0] - before[0],
-        timers: after[1] - before[1],
-    })
+    let cpu_pct = 100.0 * cpu.as_secs_f64() / elapsed.as_secs_f64();
+    Ok(Sample::of(CPU, cpu_pct)
+        .with("wakeups", (after[0] - before[0]) as f64)
+        .with("timers", (after[1] - before[1]) as f64))
 }

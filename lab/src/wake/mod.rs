@@ -1,14 +1,13 @@
 //! `bench wake`: what waiting costs, and what it adds.
 //!
-//! Four things are measured, each in three modes of waiting ([`Mode`]) and beside the kernel, in
-//! rounds, so that what is compared runs moments apart:
+//! Four things are measured, each in three modes of waiting ([`Mode`]) and beside the kernel:
 //!
 //! - **request and reply** over each device: latency and CPU per transaction of both ends;
 //! - **a flood** of datagrams of MTU size: frames per wake-up, and what holding adds to the latency;
 //! - **a sweep** of loads from one packet per second to as many as go; on a simulated card
 //!   also with its coalescing registers set by hand;
-//! - **completions** of sent frames on the simulated device, taken back one by one, lazily, and as
-//!   the policy says; and last an **idle** stack with many connections.
+//! - **completions** of sent frames on the simulated device, taken back one by one and lazily; and an
+//!   **idle** stack with many connections.
 //!
 //! A wake-up is the end of a sleep of the thread that waits (of the kernel's: a voluntary context
 //! switch). Latency is the sender's clock to the receiver's, or there and back. What holding adds is
@@ -16,30 +15,113 @@
 //! (`wake/tally.rs`).
 
 mod bare;
-mod curves;
-mod figures;
 mod idle;
+mod measures;
 pub mod place;
 mod program;
-mod report;
 mod sim;
 mod tally;
 mod transmit;
 
 use std::io;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fulmar::ModerationConfig;
-use indicatif::{ProgressBar, ProgressStyle};
+use fulmar_cli::bounds::within;
 
-use crate::bench::{Outcome, Stop};
 use crate::cpu::Placement;
-pub use idle::Idle;
-use place::{Load, Place, Sample};
+use crate::harness::options::{Common, Stack, one_of, or, placement};
+use crate::harness::report::Report;
+use crate::harness::{self, Pace, Plan, Scenario};
+use place::{Load, Place};
 use program::Flow;
 pub use sim::REGISTERS;
-pub use transmit::Completions;
+
+/// Time for everything.
+const FULL: Duration = Duration::from_secs(240);
+/// The same with --quick: with the idle stack and a first round, what users wait for stays under a minute.
+const QUICK: Duration = Duration::from_secs(12);
+/// Datagrams per second, 0 for as many as go.
+const RATES: [u64; 8] = [1, 100, 1_000, 10_000, 50_000, 100_000, 200_000, 0];
+const QUICK_RATES: [u64; 3] = [1_000, 100_000, 0];
+/// The shortest run in which stretches of 10 ms say something.
+const SLICE: Duration = Duration::from_millis(120);
+/// The least and the most time of looking at the idle stack; in less the few ticks that it takes say nothing.
+const IDLE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
+/// A stack has as many ports of its own for connections to one listener.
+const MOST_CONNECTIONS: usize = 16_000;
+/// More than goes over any device here.
+const MOST_PPS: u64 = 10_000_000;
+/// Datagrams per second of the flood: more than half of what one CPU of these machines sends.
+const FLOOD_PPS: u64 = 300_000;
+/// A UDP payload that fills an MTU of 1500.
+const MTU_PAYLOAD: usize = 1472;
+/// Datagrams of the sweep.
+const SWEEP_BYTES: usize = 64;
+/// Rates so low that one run of them takes seconds: once is enough.
+const SLOW_PPS: u64 = 10;
+
+/// What waiting costs and adds: wake-ups, CPU and latency, moderated or not, beside the kernel
+#[derive(clap::Args, Clone, Debug)]
+#[command(
+    override_usage = "fulmar-lab bench wake [OPTIONS]",
+    after_help = "Ways of waiting: moderated (the policy that stacks have unless they are told
+otherwise), unmoderated (asleep at once, woken by every frame), polling (never
+asleep), the kernel's, and on the simulated card its registers set by hand (64
+frames or 50 us). Threads that look at a device use CPU: it is printed. Takes 240
+seconds; with --quick one round of three loads, under a minute.
+It makes its own namespaces and leaves nothing behind."
+)]
+pub struct Options {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened: its own documentation is shown")]
+    pub common: Common,
+    /// Only these parts
+    #[arg(long, value_parser = chapter, value_delimiter = ',', value_name = "rr|bulk|sweep|transmit|idle")]
+    pub part: Vec<Chapter>,
+    /// Where the two ends run; same-cpu and two-cpus by default
+    #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
+    pub placement: Vec<Placement>,
+    /// Over which devices of fulmar's [default: tap, shm, sim]
+    #[arg(long, value_parser = device, value_delimiter = ',', value_name = "tap|packet|shm|sim")]
+    pub device: Vec<Device>,
+    /// Whose stack
+    #[arg(long, value_enum, default_value_t = Stack::Both)]
+    pub stack: Stack,
+    /// Datagrams per second of the sweep, 0 for as many as go
+    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = within(0, MOST_PPS))]
+    pub rates: Vec<u64>,
+    /// Connections of the idle stack, 1 to 16000; opening them takes seconds beyond --seconds
+    #[arg(long, default_value_t = 10_000, value_parser = within(1, MOST_CONNECTIONS))]
+    pub connections: usize,
+    /// Write fulmar's frames on kernel devices to this file (pcapng); the figures then mean little
+    #[arg(long, value_name = "FILE")]
+    pub pcap: Option<PathBuf>,
+}
+
+fn device(text: &str) -> Result<Device, String> {
+    one_of([Device::Tap, Device::Packet, Device::Shm, Device::Sim], Device::name, text)
+}
+
+fn chapter(text: &str) -> Result<Chapter, String> {
+    one_of(Chapter::ALL, Chapter::name, text)
+}
+
+impl Options {
+    fn wants(&self, chapter: Chapter) -> bool {
+        self.part.is_empty() || self.part.contains(&chapter)
+    }
+
+    fn rates(&self) -> Vec<u64> {
+        or(&self.rates, if self.common.quick { &QUICK_RATES } else { &RATES })
+    }
+
+    /// How long the idle stack is looked at.
+    fn idle_time(&self) -> Duration {
+        self.common.budget(IDLE.0, IDLE.1).clamp(IDLE.0, IDLE.1)
+    }
+}
 
 /// How fulmar's threads wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -173,50 +255,14 @@ impl Chapter {
     }
 }
 
-/// What to measure.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Which parts.
-    pub chapters: Vec<Chapter>,
-    /// fulmar's devices.
-    pub devices: Vec<Device>,
-    /// Where the ends run.
-    pub placements: Vec<Placement>,
-    /// Datagrams per second of the sweep; 0: as many as go.
-    pub rates: Vec<u64>,
-    /// Measure fulmar.
-    pub fulmar: bool,
-    /// Measure the kernel.
-    pub kernel: bool,
-    /// A run of one cell.
-    pub slice: Duration,
-    /// How long an idle stack is watched, and how many connections it has.
-    pub idle: (Duration, usize),
-    /// Time for everything.
-    pub budget: Duration,
-    /// Rounds at most.
-    pub runs: usize,
-    /// Where fulmar's frames are written.
-    pub pcap: Option<PathBuf>,
-}
-
-/// Datagrams per second of the flood: more than half of what one CPU of these machines sends.
-const FLOOD_PPS: u64 = 300_000;
-/// A UDP payload that fills an MTU of 1500.
-const MTU_PAYLOAD: usize = 1472;
-/// Datagrams of the sweep.
-const SWEEP_BYTES: usize = 64;
-/// Rates so low that one run of them takes seconds: once is enough.
-const SLOW_PPS: u64 = 10;
-
-/// What part of the bench a cell belongs to.
+/// What the far end of a scenario does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Part {
+enum Part {
     /// Request and reply.
     Rr,
     /// The flood of MTU-size datagrams.
     Bulk,
-    /// The sweep, at so many datagrams per second.
+    /// The sweep, at so many datagrams per second; 0 for as many as go.
     Sweep(u64),
 }
 
@@ -229,143 +275,74 @@ impl Part {
             Part::Sweep(pps) => format!("sweep.{pps}"),
         }
     }
-}
 
-/// One cell, and its runs.
-pub struct Cell {
-    /// Which part.
-    pub part: Part,
-    /// Over what.
-    pub device: Device,
-    /// Where.
-    pub placement: Placement,
-    /// How fulmar waits.
-    pub mode: Mode,
-    place: usize,
-    /// One per round in which it ran.
-    samples: Vec<(usize, Sample)>,
-    error: Option<String>,
-}
-
-impl Cell {
-    /// The name in JSON: `rr.tap.moderated.two_cpus`.
-    pub fn name(&self) -> String {
-        let (device, mode) = (self.device.name(), self.mode.name());
-        format!("{}.{device}.{mode}.{}", self.part.name(), self.placement.name())
-    }
-
-    fn sample(&self, round: usize) -> Option<&Sample> {
-        self.samples.iter().find(|(r, _)| *r == round).map(|(_, s)| s)
-    }
-
-    fn is_due(&self, round: usize) -> bool {
-        let is_slow = matches!(self.part, Part::Sweep(1..=SLOW_PPS));
-        self.error.is_none() && (round == 0 || !is_slow)
-    }
-
-    fn load(&self, slice: Duration) -> Load {
-        let may_spin = self.placement != Placement::SameCpu;
-        let flow = |pps, bytes, time| Load::Send(Flow { pps, bytes, time, may_spin });
-        match self.part {
-            Part::Rr => Load::Ask { time: slice },
-            Part::Bulk => flow(FLOOD_PPS, MTU_PAYLOAD, slice),
-            Part::Sweep(pps @ 1..) => {
-                flow(pps, SWEEP_BYTES, slice.max(Duration::from_secs(3) / pps.min(3_000) as u32))
-            }
-            Part::Sweep(0) => flow(0, SWEEP_BYTES, slice),
+    const fn table(self) -> &'static str {
+        match self {
+            Part::Rr => "Request and reply, UDP, 18 bytes, one question at a time",
+            Part::Bulk => "A flood of datagrams of MTU size, no offloads",
+            Part::Sweep(_) => measures::SWEEP,
         }
     }
-}
 
-/// What was found.
-pub struct Found {
-    /// Every cell.
-    pub cells: Vec<Cell>,
-    /// Completions of sent frames.
-    pub completions: Vec<Completions>,
-    /// The idle stack.
-    pub idle: Option<Idle>,
-    /// The figures asked for, as every bench reports them.
-    pub outcome: Outcome,
+    fn load(self, placement: Placement, slice: Duration) -> Load {
+        let may_spin = placement != Placement::SameCpu;
+        let flow = |pps, bytes, time| Load::Send(Flow { pps, bytes, time, may_spin });
+        match self {
+            Part::Rr => Load::Ask { time: slice },
+            Part::Bulk => flow(FLOOD_PPS, MTU_PAYLOAD, slice),
+            Part::Sweep(0) => flow(0, SWEEP_BYTES, slice),
+            Part::Sweep(pps) => {
+                let a_few = Duration::from_secs(3) / pps.min(3_000) as u32;
+                flow(pps, SWEEP_BYTES, slice.max(a_few))
+            }
+        }
+    }
 }
 
 /// Measures.
 ///
 /// # Errors
 /// Nothing of what was asked for can be measured here.
-pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Found> {
-    let start = Instant::now();
+pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     let places = open(options, isolated);
-    let mut cells = cells(options, &places);
-    let wants = |chapter| options.fulmar && options.chapters.contains(&chapter);
-    let mut completions = if wants(Chapter::Transmit) { transmit::ways() } else { Vec::new() };
-    if cells.is_empty() && completions.is_empty() && !wants(Chapter::Idle) {
+    let mut scenarios = Vec::new();
+    let wants = |chapter| options.stack.has_fulmar() && options.wants(chapter);
+    if wants(Chapter::Idle) {
+        scenarios.push(idle::scenario(options.connections, options.idle_time()));
+    }
+    scenarios.extend(of_places(options, &places));
+    if wants(Chapter::Transmit) {
+        scenarios.extend(transmit::scenarios());
+    }
+    if scenarios.is_empty() {
         return Err(io::Error::other("nothing of what was asked for can be measured here"));
     }
-    let bar = progress(options);
-    bar.set_message("idle connections");
-    let (time, connections) = options.idle;
-    let idle = wants(Chapter::Idle).then(|| idle::measure(connections, time)).transpose()?;
-    let mut rounds = 0;
-    while rounds < options.runs && (rounds == 0 || start.elapsed() < options.budget) {
-        for cell in &mut cells {
-            bar.set_position(start.elapsed().as_millis() as u64);
-            if rounds > 0 && start.elapsed() >= options.budget {
-                break;
-            }
-            bar.set_message(cell.name());
-            run_cell(cell, &places, options, rounds);
-        }
-        for way in &mut completions {
-            bar.set_message("completions of sent frames");
-            way.run(options.slice)?;
-        }
-        rounds += 1;
-    }
-    bar.finish_and_clear();
-    let stop = if rounds == options.runs { Stop::Runs } else { Stop::Budget };
-    let figures = figures::figures(&cells, &completions, idle.as_ref(), rounds);
-    let outcome = Outcome { rows: Vec::new(), figures, stop, elapsed: start.elapsed() };
-    Ok(Found { cells, completions, idle, outcome })
-}
-
-fn run_cell(cell: &mut Cell, places: &[Place], options: &Options, round: usize) {
-    if !cell.is_due(round) {
-        return;
-    }
-    let Some(place) = places.get(cell.place) else { return };
-    match place.run(cell.mode, cell.load(options.slice)) {
-        Ok(sample) => cell.samples.push((round, sample)),
-        Err(e) => cell.error = Some(e.to_string()),
-    }
-}
-
-fn progress(options: &Options) -> ProgressBar {
-    // indicatif draws nothing when standard error is not a terminal.
-    let bar = ProgressBar::new(options.budget.as_millis() as u64);
-    let style = ProgressStyle::with_template("{elapsed:>4} {wide_bar} {msg:40!}");
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    let ratios = measures::ratios(&scenarios);
+    let (budget, max_runs) = (options.common.budget(QUICK, FULL), options.common.runs);
+    let plan = Plan { scenarios, ratios, budget, max_runs, pace: Pace::Transfers };
+    Ok(Report::of(&measures::SHAPE, harness::run(plan)))
 }
 
 /// Opens what the options ask for and this machine has; what it has not is said on standard error.
 fn open(options: &Options, isolated: io::Result<()>) -> Vec<Place> {
-    if !options.chapters.iter().any(|c| matches!(c, Chapter::Rr | Chapter::Bulk | Chapter::Sweep)) {
+    if ![Chapter::Rr, Chapter::Bulk, Chapter::Sweep].into_iter().any(|c| options.wants(c)) {
         return Vec::new();
     }
-    let has_kernel = isolated.map_err(|e| eprintln!("the kernel cannot be measured here: {e}"));
+    let has_kernel = isolated.inspect_err(|e| eprintln!("the kernel cannot be measured here: {e}"));
+    let asked = or(&options.device, &[Device::Tap, Device::Shm, Device::Sim]);
     let mut devices = Vec::new();
-    if options.fulmar {
+    if options.stack.has_fulmar() {
         let needs_kernel = |d: &Device| matches!(d, Device::Tap | Device::Packet);
-        devices.extend(options.devices.iter().filter(|d| has_kernel.is_ok() || !needs_kernel(d)));
+        devices.extend(asked.iter().filter(|d| has_kernel.is_ok() || !needs_kernel(d)));
     }
-    if options.kernel && has_kernel.is_ok() {
+    if options.stack.has_kernel() && has_kernel.is_ok() {
         devices.extend([Device::Veth, Device::Loopback]);
         // The floor belongs to what it is the floor of.
-        devices.extend(options.devices.contains(&Device::Tap).then_some(Device::Bare));
+        devices.extend(asked.contains(&Device::Tap).then_some(Device::Bare));
     }
     let mut places = Vec::new();
     for device in devices {
-        for &placement in &options.placements {
+        for placement in or(&options.placement, &[Placement::SameCpu, Placement::TwoCpus]) {
             // Its hardware needs a CPU of its own.
             if device == Device::Sim && placement == Placement::SameCpu {
                 continue;
@@ -379,30 +356,74 @@ fn open(options: &Options, isolated: io::Result<()>) -> Vec<Place> {
     places
 }
 
-/// Every cell, what is compared side by side.
-fn cells(options: &Options, places: &[Place]) -> Vec<Cell> {
-    let mut cells = Vec::new();
-    let mut add = |part, is_wanted: &dyn Fn(&Place) -> bool| {
-        for (index, place) in places.iter().enumerate().filter(|(_, p)| is_wanted(p)) {
-            let (device, placement) = (place.device, place.placement);
-            cells.extend(device.modes().iter().map(|&mode| Cell {
-                part,
-                device,
-                placement,
-                mode,
-                place: index,
-                samples: Vec::new(),
-                error: None,
-            }));
-        }
-    };
-    let wants = |chapter| options.chapters.contains(&chapter);
-    add(Part::Rr, &|p| wants(Chapter::Rr) && p.device.takes_questions());
+/// Every part at every place, what is compared side by side.
+fn of_places<'a>(options: &Options, places: &'a [Place]) -> Vec<Scenario<'a>> {
     // One host's flood has nothing to hold where sender and receiver take turns on a CPU.
     let is_apart = |p: &Place| p.placement != Placement::SameCpu && p.device.takes_floods();
-    add(Part::Bulk, &|p| wants(Chapter::Bulk) && is_apart(p));
-    for &pps in &options.rates {
-        add(Part::Sweep(pps), &|p| wants(Chapter::Sweep) && is_apart(p));
+    let mut all = Vec::new();
+    let mut add = |part, is_wanted: &dyn Fn(&Place) -> bool| {
+        for place in places.iter().filter(|p| is_wanted(p)) {
+            all.extend(place.device.modes().iter().map(|&mode| scenario(part, place, mode)));
+        }
+    };
+    add(Part::Rr, &|p| options.wants(Chapter::Rr) && p.device.takes_questions());
+    add(Part::Bulk, &|p| options.wants(Chapter::Bulk) && is_apart(p));
+    for pps in options.rates() {
+        add(Part::Sweep(pps), &|p| options.wants(Chapter::Sweep) && is_apart(p));
     }
-    cells
+    all
+}
+
+fn scenario(part: Part, place: &Place, mode: Mode) -> Scenario<'_> {
+    let (device, placement) = (place.device, place.placement);
+    let name = format!("{}.{}.{}.{}", part.name(), device.name(), mode.name(), placement.name());
+    let run = move |slice: Duration| {
+        let sample = place.run(mode, part.load(placement, slice.max(SLICE)))?;
+        Ok(measures::sample(&sample))
+    };
+    let scenario = Scenario::new(name, format!("{}, {}", device.name(), mode.name()), run)
+        .in_table(part.table())
+        .label("device", device.name())
+        .label("mode", mode.name())
+        .label("placement", placement.name());
+    match part {
+        Part::Sweep(pps @ ..=SLOW_PPS) if pps > 0 => scenario.label("pps", pps).at_most(1),
+        Part::Sweep(0) => scenario.label("load", "as many as go"),
+        Part::Sweep(pps) => scenario.label("pps", pps),
+        Part::Rr | Part::Bulk => scenario,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::options::parsed;
+
+    #[test]
+    fn everything_is_measured_unless_a_part_is_asked_for() {
+        let options = |line: &str| parsed::<Options>(line).expect(line);
+        assert_eq!(options("").rates(), RATES);
+        assert_eq!(options("--quick --rates 7,0").rates(), [7, 0]);
+        let part = options("--part rr,idle");
+        assert!(part.wants(Chapter::Idle) && !part.wants(Chapter::Bulk));
+        for refused in ["--device link", "--connections 0", "--rates 99999999999", "--runs 0"] {
+            assert!(parsed::<Options>(refused).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_idle_stack_is_looked_at_for_no_longer_than_there_is_time() {
+        let seconds = |line: &str| parsed::<Options>(line).expect(line).idle_time().as_secs();
+        assert_eq!(["", "--quick", "--seconds 5", "--seconds 0.1"].map(seconds), [10, 2, 5, 2]);
+    }
+
+    #[test]
+    fn without_namespaces_what_needs_none_is_measured() {
+        let line = "--part transmit,idle --connections 3 --seconds 0.1 --runs 1";
+        let refused = Err(io::Error::other("none here"));
+        let found = run(&parsed(line).expect("sound"), refused).expect("it runs");
+        assert!(found.figure("wake.idle.cpu_pct").is_some());
+        assert!(found.figure("wake.transmit.sim.lazy_vs_at_once").is_some());
+        assert!(found.value("tx.sim.lazy.1000", "frames_per_reap").is_some());
+    }
 }

@@ -233,7 +233,7 @@ impl Start {
 fn counts(stack: Option<&Stack>) -> io::Result<[u64; 4]> {
     let Some(stack) = stack else { return Ok([0, sys::voluntary_switches()?, 0, 0]) };
     let stat = stack.stat()?;
-    let all = [Counter::RxFrames, Counter::Sleeps, Counter::Holds, Counter::LookNs];
+    let all = [Counter::RxFrames, Counter::Sleeps, Counter::Holds, Counter::BusyPollNs];
     Ok(all.map(|c| stat.count(c)))
 }
 

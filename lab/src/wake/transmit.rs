@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 use fulmar::devices::sim::{Coalesce, SimConfig, thread_hardware_ns};
 use fulmar::{Cidr, UdpSocket, devices};
 
-use super::figures::Asked;
 use crate::cpu::{self, Placement};
+use crate::harness::{Ratio, Sample, Scenario};
 use crate::on_pinned_thread;
-use crate::stats::Estimate;
 use crate::stream::build;
 use crate::sys;
 
@@ -22,111 +21,77 @@ const LOADS: [u64; 3] = [1_000, 20_000, 0];
 /// A UDP payload that fills an MTU of 1500.
 const PAYLOAD: usize = 1472;
 
-/// One way of taking frames back, and what it cost.
-pub struct Completions {
-    /// The name in JSON.
-    pub name: String,
-    /// The name in tables.
-    pub title: &'static str,
-    /// Frames per second, 0 for as many as go.
-    pub pps: u64,
-    config: SimConfig,
-    /// One per round.
-    samples: Vec<Cost>,
-}
+/// CPU of the sending thread per frame, ns, without the simulated hardware's.
+pub const NS: &str = "thread_cpu_ns_per_frame";
+/// How often frames were taken back, per second.
+pub const REAPS: &str = "reaps_per_second";
+/// Frames taken back at once.
+pub const AT_ONCE: &str = "frames_per_reap";
 
-/// What a run cost.
-#[derive(Clone, Copy)]
-struct Cost {
-    /// Frames taken back at once.
-    at_once: f64,
-    /// How often frames were taken back, per second.
-    per_second: f64,
-    /// CPU of the sending thread per frame, in ns.
-    ns: f64,
-}
-
-const LAZY: &str = "tx.sim.lazy";
-const AT_ONCE: &str = "tx.sim.at_once";
-
-/// The ways, at every load.
-pub fn ways() -> Vec<Completions> {
+/// Both ways of taking frames back, at every load.
+pub fn scenarios() -> Vec<Scenario<'static>> {
     let lazy = SimConfig::default();
     let at_once = SimConfig {
         tx_coalesce: Coalesce { packets: 1, delay: fulmar::base::Duration::ZERO },
         tx_reap_bytes: 1,
         ..SimConfig::default()
     };
-    let way = |name: &str, title, config: &SimConfig, pps| {
+    let way = |name: &str, title: &str, config: &SimConfig, pps: u64| {
+        let config = config.clone();
+        let run = move |slice| measure(&config, pps, slice);
         let load = if pps == 0 { String::new() } else { format!(".{pps}") };
-        let (name, config) = (format!("{name}{load}"), config.clone());
-        Completions { name, title, pps, config, samples: Vec::new() }
+        let scenario = Scenario::new(format!("{name}{load}"), title, run)
+            .in_table("Sent frames taken back, simulated device, UDP of MTU size")
+            .label("mode", title);
+        if pps == 0 { scenario.label("load", "as many as go") } else { scenario.label("pps", pps) }
     };
     let both = |pps| {
         [
-            way(LAZY, "32 frames, 128 KiB or 1 ms at a time", &lazy, pps),
-            way(AT_ONCE, "every frame as it completes", &at_once, pps),
+            way("tx.sim.lazy", "32 frames, 128 KiB or 1 ms at a time", &lazy, pps),
+            way("tx.sim.at_once", "every frame as it completes", &at_once, pps),
         ]
     };
     LOADS.into_iter().flat_map(both).collect()
 }
 
-impl Completions {
-    /// Sends datagrams for `time`.
-    ///
-    /// # Errors
-    /// No descriptors left.
-    pub fn run(&mut self, time: Duration) -> io::Result<()> {
-        let (device, handle) = devices::sim_nic(self.config.clone()).map_err(io::Error::other)?;
-        let (cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
-        let address = IpAddr::V4(Ipv4Addr::new(10, 72, 6, 1));
-        let pps = self.pps;
-        let sample = on_pinned_thread(cpu, || {
-            sys::exact_timers()?;
-            let stack = build(device, Cidr { address, prefix_len: 24 }, "sim")?;
-            let socket = UdpSocket::bind(&stack, SocketAddr::new(address, 0))?;
-            socket.connect(FAR)?;
-            for _ in 0..1000 {
-                socket.send(&DATAGRAM)?;
-            }
-            let before = handle.counts();
-            let (hardware, thread, start) =
-                (thread_hardware_ns(), cpu::thread_cpu()?, Instant::now());
-            send(&socket, pps, time)?;
-            let hardware = Duration::from_nanos(thread_hardware_ns() - hardware);
-            let thread = cpu::thread_cpu()?.saturating_sub(thread).saturating_sub(hardware);
-            let after = handle.counts();
-            let frames = (after.tx_frames - before.tx_frames).max(1) as f64;
-            let taken = (after.completions - before.completions) as f64;
-            let reaps = (after.reaps - before.reaps) as f64;
-            Ok(Cost {
-                at_once: taken / reaps.max(1.0),
-                per_second: reaps / start.elapsed().as_secs_f64(),
-                ns: thread.as_nanos() as f64 / frames,
-            })
-        })?;
-        self.samples.push(sample);
-        Ok(())
-    }
+/// What lazy taking back saves.
+pub fn ratio() -> Ratio {
+    Ratio::over(
+        "wake.transmit.sim.lazy_vs_at_once",
+        "sending thread's CPU per frame, completions taken back lazily ÷ one by one, simulated device \
+         (published: 1/1.08 of the whole load)",
+        NS,
+        ["tx.sim.lazy", "tx.sim.at_once"],
+    )
+    .published(0.93)
+}
 
-    fn estimate(&self, of: impl Fn(&Cost) -> f64) -> Option<Estimate> {
-        Estimate::of(&self.samples.iter().map(of).collect::<Vec<_>>())
-    }
-
-    /// How often frames were taken back, per second.
-    pub fn reaps_per_second(&self) -> Option<Estimate> {
-        self.estimate(|s| s.per_second)
-    }
-
-    /// Frames taken back at once.
-    pub fn frames_per_reap(&self) -> Option<Estimate> {
-        self.estimate(|s| s.at_once)
-    }
-
-    /// CPU of the sending thread per frame, ns, without the simulated hardware's.
-    pub fn ns_per_frame(&self) -> Option<Estimate> {
-        self.estimate(|s| s.ns)
-    }
+/// Sends datagrams for `time`.
+fn measure(config: &SimConfig, pps: u64, time: Duration) -> io::Result<Sample> {
+    let (device, handle) = devices::sim_nic(config.clone()).map_err(io::Error::other)?;
+    let (cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
+    let address = IpAddr::V4(Ipv4Addr::new(10, 72, 6, 1));
+    on_pinned_thread(cpu, || {
+        sys::exact_timers()?;
+        let stack = build(device, Cidr { address, prefix_len: 24 }, "sim")?;
+        let socket = UdpSocket::bind(&stack, SocketAddr::new(address, 0))?;
+        socket.connect(FAR)?;
+        for _ in 0..1000 {
+            socket.send(&DATAGRAM)?;
+        }
+        let before = handle.counts();
+        let (hardware, thread, start) = (thread_hardware_ns(), cpu::thread_cpu()?, Instant::now());
+        send(&socket, pps, time)?;
+        let hardware = Duration::from_nanos(thread_hardware_ns() - hardware);
+        let thread = cpu::thread_cpu()?.saturating_sub(thread).saturating_sub(hardware);
+        let after = handle.counts();
+        let frames = (after.tx_frames - before.tx_frames).max(1) as f64;
+        let taken = (after.completions - before.completions) as f64;
+        let reaps = (after.reaps - before.reaps) as f64;
+        Ok(Sample::of(NS, thread.as_nanos() as f64 / frames)
+            .with(AT_ONCE, taken / reaps.max(1.0))
+            .with(REAPS, reaps / start.elapsed().as_secs_f64()))
+    })
 }
 
 static DATAGRAM: [u8; PAYLOAD] = [0x5a; PAYLOAD];
@@ -146,20 +111,4 @@ fn send(socket: &UdpSocket, pps: u64, time: Duration) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// The figure: what lazy taking back saves.
-pub fn asked(ways: &[Completions]) -> Option<Asked<'_>> {
-    let way = |name: &str| ways.iter().find(|w| w.name == name);
-    let (lazy, at_once) = (way(LAZY)?, way(AT_ONCE)?);
-    Some(Asked {
-        name: "wake.transmit.sim.lazy_vs_at_once",
-        sentence: "sending thread's CPU per frame, completions taken back lazily ÷ one by one, \
-                   simulated device (published: 1/1.08 of the whole load)"
-            .into(),
-        goals: None,
-        more_is_better: false,
-        published: Some(0.93),
-        of: Box::new(|round| Some(lazy.samples.get(round)?.ns / at_once.samples.get(round)?.ns)),
-    })
 }

@@ -1,4 +1,4 @@
-//! Servers under attack on a virtual clock. A test of `stack` asserts what a scenario shows, and
+//! Servers under attack on a virtual clock. A test of `shard` asserts what a scenario shows, and
 //! `fulmar-lab bench trust` prints it: both play the same one.
 //!
 //! [`slow_peers`]: clients that offer no window, fall silent or do not read.

@@ -4,7 +4,6 @@
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use fulmar_base::{
@@ -12,9 +11,10 @@ use fulmar_base::{
 };
 use fulmar_ip::{IfAddr, Route};
 use fulmar_mbuf::{Pool, PoolConfig, Purpose};
-use fulmar_netdev::{Burst, Caps, Device, LinkState, Packet};
+use fulmar_netdev::{Burst, Caps, Device, Packet, WakeFd};
+use fulmar_shard::{ListenOptions, ListenerStat, Shard, StackConfig};
 use fulmar_socket::Step;
-use fulmar_stack::{ListenOptions, ListenerStat, Shard, StackConfig};
+use fulmar_wire::dissect::{Headers, Transport};
 use fulmar_wire::tcp::{Flags, Header, Options, Timestamps};
 use fulmar_wire::{eth, ipv4};
 
@@ -79,17 +79,8 @@ impl Device for Tape {
         }
         came
     }
-    fn arm(&mut self) -> bool {
-        true
-    }
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<WakeFd> {
         None
-    }
-    fn next_deadline(&self) -> Option<Instant> {
-        None
-    }
-    fn link_state(&self) -> LinkState {
-        LinkState::Up
     }
 }
 
@@ -146,9 +137,10 @@ pub struct Honest {
 
 /// The source port of a frame that is a SYN.
 fn port_of_syn(frame: &[u8]) -> Option<u16> {
-    let is_tcp = frame.get(12..14)? == [8, 0] && *frame.get(23)? == 6;
-    let header = is_tcp.then(|| Header::parse(&frame[34..]).ok())??.0;
-    (header.flags == Flags::SYN).then_some(header.src_port)
+    match Headers::parse(frame, frame.len())?.transport {
+        Transport::Tcp(h) if h.flags == Flags::SYN => Some(h.src_port),
+        _ => None,
+    }
 }
 
 /// A segment that the server has sent to an address that is not the client's.
@@ -174,9 +166,12 @@ impl Rig {
         Rig::with(options, StackConfig { secrets, ..StackConfig::default() })
     }
 
-    /// A server configured otherwise; its addresses, routes and pool are the rig's.
+    /// A server configured otherwise; its addresses, routes and pool are the rig's, and its secrets if it has
+    /// none.
     pub fn with(options: ListenOptions, config: StackConfig) -> Rig {
         let now = Instant::from_millis(64_000 * 10 + 1000);
+        let secrets = config.secrets.clone().or(Some(Secrets::for_simulation(1)));
+        let config = StackConfig { secrets, ..config };
         let (mut server, to_server) = shard(SERVER, 1, config, now);
         let client_config =
             StackConfig { secrets: Some(Secrets::for_simulation(9)), ..StackConfig::default() };

@@ -3,16 +3,18 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use fulmar_base::{Counter, Counters, Duration, Instant, Secrets, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Pool, PoolConfig, Purpose};
-use fulmar_netdev::{Burst, Caps, Device, LinkState, Packet};
+use fulmar_netdev::{Burst, Device, Packet, forward_device};
+use fulmar_runtime::{PollSetCore, WatchedShard};
+use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
 use fulmar_socket::{Ready, SocketError, Step};
-use fulmar_stack::{ListenOptions, PollSetCore, Reserved, Shard, StackConfig};
+use fulmar_wire::dissect::{Headers, Transport};
+use fulmar_wire::tcp::Header;
 
 /// A millisecond.
 pub const MS: Duration = Duration::from_millis(1);
@@ -40,30 +42,24 @@ struct End {
     came: Burst,
 }
 
-/// Where the TCP header of an IPv4 frame begins.
-fn tcp_at(frame: &[u8]) -> Option<usize> {
-    let is_tcp = frame.get(12..14)? == [8, 0] && *frame.get(23)? == 6;
-    is_tcp.then(|| 14 + usize::from(frame[14] & 15) * 4)
-}
-
 impl End {
     /// False: the frame is not sent.
     fn adapt(&self, p: &mut Packet) -> bool {
         let manners = self.manners.lock().unwrap();
+        let frame_bytes = p.chain.len();
         let Some(first) = p.chain.slices_mut().next() else { return true };
-        let Some(at) = tcp_at(first) else { return true };
-        let port = u16::from_be_bytes([first[at + 2], first[at + 3]]);
+        let Some(h) = Headers::parse(first, frame_bytes) else { return true };
+        let Transport::Tcp(Header { dst_port: port, .. }) = h.transport else { return true };
         if manners.no_window.contains(&port) {
-            first[at + 14..at + 16].fill(0);
+            let window_at = h.network.l4 + 14;
+            first[window_at..window_at + 2].fill(0);
         }
         !manners.mute.contains(&port)
     }
 }
 
 impl Device for End {
-    fn caps(&self) -> &Caps {
-        self.inner.caps()
-    }
+    forward_device!(self => self.inner, except tx_burst, rx_burst);
     fn tx_burst(
         &mut self,
         now: Instant,
@@ -100,18 +96,6 @@ impl Device for End {
         }
         n
     }
-    fn arm(&mut self) -> bool {
-        true
-    }
-    fn wake_fd(&self) -> Option<RawFd> {
-        None
-    }
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
-    }
-    fn link_state(&self) -> LinkState {
-        LinkState::Up
-    }
 }
 
 /// Address and port of the server (station 0) or of the clients (station 1).
@@ -142,7 +126,7 @@ pub struct World {
     /// The virtual time.
     pub now: Instant,
     /// The server's shard.
-    pub server: Shard,
+    pub server: WatchedShard,
     /// The shard of all clients.
     pub clients: Shard,
     /// What clients do to what they send.
@@ -209,7 +193,9 @@ impl World {
         configure(&mut server);
         World {
             now,
-            server: Shard::new(server, Box::new(end(a, &Arc::default())), now).unwrap(),
+            server: WatchedShard::new(
+                Shard::new(server, Box::new(end(a, &Arc::default())), now).unwrap(),
+            ),
             clients: Shard::new(config(1), Box::new(clients), now).unwrap(),
             manners,
             set: Arc::new(PollSetCore::new().unwrap()),
@@ -258,7 +244,7 @@ impl World {
     pub fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         for _ in 0..1_000_000 {
-            let next = [&self.server, &self.clients].map(Shard::next_deadline);
+            let next = [&*self.server, &self.clients].map(Shard::next_deadline);
             let Some(at) = next.into_iter().flatten().min().filter(|at| *at <= end) else {
                 self.now = end;
                 return;

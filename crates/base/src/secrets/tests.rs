@@ -1,23 +1,23 @@
 use super::*;
 use std::collections::BTreeSet;
 
-/// Everything that a holder of these secrets can ever use, as words of 32 bits.
+/// The key material of all uses, as 32-bit words.
 fn material(secrets: &Secrets) -> Vec<u32> {
     KeyUse::ALL.iter().flat_map(|u| secrets.block(*u, 0)).collect()
 }
 
 #[test]
-fn no_two_uses_nor_shards_nor_stacks_have_a_word_in_common() {
+fn uses_shards_and_stacks_have_no_key_material_in_common() {
     let stack = Secrets::from_entropy(std::array::from_fn(|n| n as u8));
     let other = Secrets::from_entropy(std::array::from_fn(|n| if n == 31 { 0 } else { n as u8 }));
-    let holders = [stack.clone(), stack.of_shard(0), stack.of_shard(1), other];
-    let words: Vec<u32> = holders.iter().flat_map(material).collect();
-    // 832 numbers of 32 bits: two alike by chance once in 12,000 keys, and this key is fixed.
+    let secrets = [stack.clone(), stack.of_shard(0), stack.of_shard(1), other];
+    let words: Vec<u32> = secrets.iter().flat_map(material).collect();
+    // The birthday bound of this many 32-bit words is one collision in some 10,000 keys; this key is fixed.
     assert_eq!(words.iter().collect::<BTreeSet<_>>().len(), words.len());
 }
 
 #[test]
-fn a_key_and_the_generator_of_one_use_share_nothing() {
+fn the_key_and_the_generator_of_a_use_have_no_word_in_common() {
     let secrets = Secrets::for_simulation(1);
     for u in KeyUse::ALL {
         let key = secrets.key(*u).halves();
@@ -30,7 +30,7 @@ fn a_key_and_the_generator_of_one_use_share_nothing() {
 }
 
 #[test]
-fn every_bit_of_the_entropy_counts() {
+fn every_bit_of_entropy_changes_the_keys() {
     let keys: BTreeSet<[u64; 2]> = (0..256)
         .map(|bit| {
             let mut entropy = [0; 32];
@@ -42,7 +42,7 @@ fn every_bit_of_the_entropy_counts() {
 }
 
 #[test]
-fn shards_of_a_stack_agree_on_owners_and_on_nothing_else() {
+fn shards_of_a_stack_share_the_owner_key_and_no_other() {
     let stack = Secrets::for_simulation(5);
     let [a, b] = [stack.of_shard(0), stack.of_shard(1)];
     assert_eq!(a.owner(), b.owner());
@@ -60,11 +60,11 @@ fn secrets_are_not_printed() {
 }
 
 #[test]
-fn the_page_has_a_row_for_each_use() {
+fn the_documentation_has_a_row_for_each_use() {
     let page = include_str!("../../../../docs/secrets.md");
     for u in KeyUse::ALL {
         let name = format!("`{}`", u.name());
         let has_row = page.lines().any(|l| l.starts_with('|') && l.contains(&name));
-        assert!(has_row, "docs/secrets.md does not tell what {name} is for");
+        assert!(has_row, "docs/secrets.md has no row for {name}");
     }
 }

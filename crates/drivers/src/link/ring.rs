@@ -1,16 +1,17 @@
 //! The link on real time: one bounded ring of frames in each direction.
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fulmar_base::{Counters, DropReason, Instant};
+use fulmar_base::{Counters, DropReason, Instant, OwnerKey};
 use fulmar_mbuf::Pool;
-use fulmar_netdev::{Burst, Caps, Device, DeviceStats, LinkState, Packet, Peek, Tally, offload};
+use fulmar_netdev::{
+    Attachment, Burst, Caps, Device, DeviceStats, Packet, Peek, Tally, WakeFd, offload,
+};
 
 use super::LinkConfig;
 use crate::OpenError;
@@ -240,6 +241,11 @@ impl Device for Link {
         &self.caps
     }
 
+    fn attach(&mut self, _owner: &OwnerKey) -> Attachment {
+        let look = Look { shared: Arc::clone(&self.shared), side: self.side };
+        Attachment { peek: Some(Arc::new(look)), ..Attachment::default() }
+    }
+
     fn tx_burst(
         &mut self,
         _now: Instant,
@@ -309,25 +315,12 @@ impl Device for Link {
         self.shared.bells[self.side].disarm();
     }
 
-    fn peek(&self) -> Option<Arc<dyn Peek>> {
-        Some(Arc::new(Look { shared: Arc::clone(&self.shared), side: self.side }))
+    fn wake_fd(&self) -> Option<WakeFd> {
+        Some(WakeFd::readable(self.shared.bells[self.side].fd()))
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
-        Some(self.shared.bells[self.side].fd())
-    }
-
-    /// What it sends goes at once.
-    fn keep_time(&mut self, _clock: fn() -> Instant) -> bool {
-        true
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        None
-    }
-
-    fn link_state(&self) -> LinkState {
-        if self.has_peer() { LinkState::Up } else { LinkState::Gone(libc::EPIPE) }
+    fn lost(&self) -> Option<i32> {
+        if self.has_peer() { None } else { Some(libc::EPIPE) }
     }
 
     fn stats(&self) -> DeviceStats {

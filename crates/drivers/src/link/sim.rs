@@ -1,6 +1,5 @@
 //! The link on a virtual clock: what happens to a frame is decided when it is sent.
 
-use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fulmar_base::{Counters, DropReason, Duration, Instant};
@@ -8,7 +7,7 @@ use fulmar_mbuf::Pool;
 use fulmar_netdev::delay::DelayQueue;
 use fulmar_netdev::fault::{corrupt, duplicate};
 use fulmar_netdev::offload::{self, Refusal};
-use fulmar_netdev::{Burst, Caps, Chance, Device, DeviceStats, LinkState, Packet, Rng, Tally};
+use fulmar_netdev::{Burst, Caps, Chance, Device, DeviceStats, Packet, Rng, Tally, WakeFd};
 
 use super::LinkConfig;
 
@@ -283,21 +282,13 @@ impl Device for SimLink {
         tally.frames as usize
     }
 
-    /// Frames come by time only; see [`Device::next_deadline`].
-    fn arm(&mut self) -> bool {
-        true
-    }
-
-    fn wake_fd(&self) -> Option<RawFd> {
+    /// Frames come by time only.
+    fn wake_fd(&self) -> Option<WakeFd> {
         None
     }
 
     fn next_deadline(&self) -> Option<Instant> {
         self.lane(1 - self.side).way.next_due()
-    }
-
-    fn link_state(&self) -> LinkState {
-        LinkState::Up
     }
 
     fn stats(&self) -> DeviceStats {

@@ -1,8 +1,10 @@
 use std::collections::VecDeque;
 
-use fulmar_base::{Counter, Counters, DropReason, Duration, Gso, GsoKind, Instant, Offload};
+use fulmar_base::{
+    Counter, Counters, DropReason, Duration, Gso, GsoKind, Instant, Offload, OwnerKey,
+};
 use fulmar_mbuf::{Pool, PoolConfig, Purpose};
-use fulmar_netdev::{Burst, Device, LinkState, Packet, offload};
+use fulmar_netdev::{Burst, Device, Packet, offload};
 use fulmar_wire::checksum::{Sum, checksum};
 use proptest::prelude::*;
 
@@ -138,7 +140,7 @@ proptest! {
 fn a_sleeper_is_woken_once_and_only_when_armed() {
     let (mut a, mut b) = pair(&LinkConfig::default()).unwrap();
     let (mut left, mut right) = (Host::new(), Host::new());
-    let fd = b.wake_fd().unwrap();
+    let fd = b.wake_fd().unwrap().fd;
     left.send_bytes(&mut a, NOW, &[0; 60]);
     assert!(!is_readable(fd), "not armed");
     assert!(!b.arm(), "a frame waits already");
@@ -161,9 +163,9 @@ fn a_blocked_sender_is_woken_when_the_ring_is_half_empty() {
     assert_eq!(taken, 4);
     assert!(a.arm(), "nothing to receive and no room to send");
     b.rx_burst(NOW, &mut right.pool, &mut right.burst, 1, &mut right.counters);
-    assert!(!is_readable(a.wake_fd().unwrap()));
+    assert!(!is_readable(a.wake_fd().unwrap().fd));
     b.rx_burst(NOW, &mut right.pool, &mut right.burst, 1, &mut right.counters);
-    assert!(is_readable(a.wake_fd().unwrap()));
+    assert!(is_readable(a.wake_fd().unwrap().fd));
     a.disarm();
     assert_eq!(left.send_bytes(&mut a, NOW, &[0; 60]), 1);
 }
@@ -173,7 +175,8 @@ fn a_look_from_outside_sees_frames_and_for_a_blocked_sender_room() {
     let config = LinkConfig { ring_pkts: 4, ..LinkConfig::default() };
     let (mut a, mut b) = pair(&config).unwrap();
     let (mut here, mut there) = (Host::new(), Host::new());
-    let (sender, receiver) = (a.peek().unwrap(), b.peek().unwrap());
+    let owner = OwnerKey::new([0; OwnerKey::WORDS]);
+    let [sender, receiver] = [&mut a, &mut b].map(|end| end.attach(&owner).peek.unwrap());
     assert!(!receiver.is_pending());
     for _ in 0..4 {
         assert_eq!(here.send_bytes(&mut a, NOW, &[1; 60]), 1);
@@ -207,14 +210,14 @@ fn a_sender_whose_peer_went_away_before_it_armed_does_not_sleep() {
 fn frames_to_a_stack_that_is_gone_are_counted() {
     let (mut a, b) = pair(&LinkConfig::default()).unwrap();
     let mut left = Host::new();
-    assert_eq!(a.link_state(), LinkState::Up);
+    assert_eq!(a.lost(), None);
     left.send_bytes(&mut a, NOW, &[0; 60]);
     assert!(a.arm());
     drop(b);
-    assert!(is_readable(a.wake_fd().unwrap()));
+    assert!(is_readable(a.wake_fd().unwrap().fd));
     a.disarm();
     assert!(a.arm(), "an idle stack may sleep although its peer is gone");
-    assert_eq!(a.link_state(), LinkState::Gone(libc::EPIPE));
+    assert_eq!(a.lost(), Some(libc::EPIPE));
     assert_eq!(left.send_bytes(&mut a, NOW, &[0; 60]), 1);
     assert_eq!(left.counters.drops(DropReason::DeviceGone), 1);
     left.pool.drain_remote();
@@ -250,7 +253,7 @@ fn exchange(config: &LinkConfig) {
             }
             a.tx_burst(NOW, &mut left.pool, &mut left.burst, &mut left.counters);
             if !left.burst.is_empty() && a.arm() {
-                wait_readable(a.wake_fd().unwrap());
+                wait_readable(a.wake_fd().unwrap().fd);
             }
             a.disarm();
             left.pool.drain_remote();
@@ -262,7 +265,7 @@ fn exchange(config: &LinkConfig) {
     while expected < FRAMES {
         let frames = right.receive(&mut b, NOW);
         if frames.is_empty() && b.arm() {
-            wait_readable(b.wake_fd().unwrap());
+            wait_readable(b.wake_fd().unwrap().fd);
         }
         b.disarm();
         for p in frames {

@@ -2,12 +2,12 @@
 
 use fulmar_base::{FlowKey, SeqNum};
 use fulmar_mbuf::{Chain, Filled, NoBuffer, Pool, Room};
-use fulmar_netdev::{Placement, PlacementHint, Rooms};
+use fulmar_netdev::Rooms;
 use fulmar_wire::eth;
 use fulmar_wire::familiar::Familiar;
 use fulmar_wire::tcp::{self, Flags};
 
-use crate::seen::{Seen, Transport};
+use fulmar_wire::dissect::{Headers, Transport};
 
 /// Flows that one device places at once; further ones are delivered as usual.
 pub const MAX_FLOWS: usize = 64;
@@ -40,15 +40,15 @@ impl Segment {
     /// Reads it from the front of a frame of `frame_bytes`; nothing if it is no whole TCP segment,
     /// or bytes follow that are not of it.
     pub fn of(front: &[u8], frame_bytes: usize) -> Option<Segment> {
-        Segment::from_seen(&Seen::of(front, frame_bytes)?, frame_bytes)
+        Segment::of_headers(&Headers::parse(front, frame_bytes)?, frame_bytes)
     }
 
     /// As [`Segment::of`], of headers that were read already.
-    pub fn from_seen(seen: &Seen, frame_bytes: usize) -> Option<Segment> {
+    pub fn of_headers(seen: &Headers, frame_bytes: usize) -> Option<Segment> {
         let Transport::Tcp(h) = seen.transport else { return None };
         let is_exact = seen.payload_at.checked_add(seen.payload_bytes) == Some(frame_bytes);
         is_exact.then(|| Segment {
-            flow: FlowKey::new((seen.dst, h.dst_port).into(), (seen.src, h.src_port).into()),
+            flow: seen.network.flow([h.src_port, h.dst_port]),
             seq: h.seq,
             flags: h.flags,
             header_bytes: seen.payload_at,
@@ -283,17 +283,8 @@ impl Flows {
         Some(Place { slot, is_new: known.is_none() })
     }
 
-    /// Takes what a hint says; as [`Flows::set`], or one more room behind those of a known flow.
-    pub fn hint(&mut self, hint: PlacementHint) -> Option<Place> {
-        match hint.placement {
-            Placement::InOrder(rooms) => self.set(hint.flow, hint.next_seq, rooms),
-            Placement::Then(room) => self.add(&hint.flow, room),
-            Placement::Framed { .. } => None,
-        }
-    }
-
     /// One more room behind the last one that is left. `None`: none is left, or there are two.
-    fn add(&mut self, key: &FlowKey, room: Room) -> Option<Place> {
+    pub fn add(&mut self, key: &FlowKey, room: Room) -> Option<Place> {
         let slot = self.slot_of(key)?;
         let flow = self.get_mut(slot).filter(|f| f.is_ready() && f.rooms.takes_one_more())?;
         flow.rooms.push(room).ok()?;

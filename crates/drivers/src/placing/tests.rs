@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr};
 
 use fulmar_base::SeqNum;
 use fulmar_mbuf::{Hold, PoolConfig, RecvBuf, Room};
-use fulmar_netdev::Placement;
 use proptest::prelude::*;
 
 use super::*;
@@ -123,9 +122,7 @@ impl Rig {
     }
 
     fn place(&mut self, flow: usize, next_seq: SeqNum, rooms: Rooms) {
-        let hint =
-            PlacementHint { flow: key(flow), next_seq, placement: Placement::InOrder(rooms) };
-        self.placer.place(hint).unwrap();
+        self.placer.place(key(flow), next_seq, rooms).unwrap();
     }
 
     /// Posts new buffers of these sizes in place of the old ones.
@@ -408,9 +405,7 @@ fn one_more_room_comes_behind_the_last_and_is_refused_where_there_is_none_or_two
     let mut rig = Rig::new(true);
     let one_more = |rig: &mut Rig, bytes: usize| {
         let mut hold = RecvBuf::with_capacity(bytes).post();
-        let placement = Placement::Then(hold.room(0).unwrap());
-        let hint = PlacementHint { flow: key(0), next_seq: SeqNum(0), placement };
-        let is_placed = rig.placer.place(hint);
+        let is_placed = rig.placer.place_behind(&key(0), hold.room(0).unwrap());
         if is_placed.is_ok() {
             rig.holds[0].push_back(hold);
         }
@@ -433,17 +428,17 @@ fn one_more_room_comes_behind_the_last_and_is_refused_where_there_is_none_or_two
 fn more_flows_than_slots_are_refused_until_one_has_no_rooms() {
     let mut placer = Placer::new(true);
     let flow = |i: u16| FlowKey::new(ends(0).0, (ends(0).1.ip(), i).into());
-    let hint = |i: u16| {
+    let place = |placer: &mut Placer, i: u16| {
         let mut rooms = Rooms::default();
         let mut hold = RecvBuf::with_capacity(10).post();
         rooms.push(hold.room(0).unwrap()).unwrap();
-        PlacementHint { flow: flow(i), next_seq: SeqNum(0), placement: Placement::InOrder(rooms) }
+        placer.place(flow(i), SeqNum(0), rooms)
     };
     for i in 0..flows::MAX_FLOWS as u16 {
-        placer.place(hint(i)).unwrap();
+        place(&mut placer, i).unwrap();
     }
-    assert_eq!(placer.place(hint(1000)), Err(Unsupported));
+    assert_eq!(place(&mut placer, 1000), Err(Unsupported));
     assert_eq!(placer.unplace(&flow(7)).bytes(), 10);
-    assert_eq!(placer.place(hint(1000)), Ok(()));
+    assert_eq!(place(&mut placer, 1000), Ok(()));
     assert!(placer.unplace(&flow(7)).is_empty());
 }

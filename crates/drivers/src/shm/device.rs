@@ -1,14 +1,13 @@
 //! One end of the link as a device.
 
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use fulmar_base::{Counters, DropReason, Duration, FlowKey, Instant};
+use fulmar_base::{Counters, DropReason, Duration, Instant, OwnerKey};
 use fulmar_mbuf::{Backing, Chain, Lender, Pool, Purpose};
 use fulmar_netdev::{
-    Burst, Caps, Device, DeviceStats, Gather, LinkState, Packet, Peek, PlacementHint, Rooms, Tally,
-    Unsupported, offload,
+    Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Packet, Peek, Tally, TxReader,
+    WakeFd, offload,
 };
 
 use super::bell::Bell;
@@ -19,8 +18,8 @@ use super::loans::Loans;
 use super::meet::{self, Met};
 use super::places::Places;
 use super::{ShmConfig, Side};
-use crate::seen::{Seen, Transport};
 use crate::{OpenError, vnet};
+use fulmar_wire::dissect::{Headers, Transport};
 
 /// Frames up to this size are copied whole: a copy of so few bytes costs less than a loan, and the
 /// sender has its slot back at once.
@@ -122,9 +121,8 @@ impl Shm {
                 tso: Some(65_535),
                 udp_gso: true,
                 rx_gro: true,
-                gather: Gather::OwnRegion,
-                shared_with_user_space: true,
                 max_segs: PIECES,
+                tx_reader: TxReader::UserSpace,
                 ..Caps::plain(mtu, config.ether[index])
             },
             stats: DeviceStats { name: name.to_owned(), ..DeviceStats::default() },
@@ -429,13 +427,13 @@ fn packet(record: &Record, chain: Chain, pool: &mut Pool) -> Result<Packet, Drop
 /// The headers of a frame whose payload is neither parsed nor summed by the stack: an unfragmented TCP segment
 /// or UDP datagram whose checksum is not verified. `None`: the whole frame is copied.
 fn headers_before_payload<'a>(record: &Record, front: &'a [u8]) -> Option<&'a [u8]> {
-    let seen = Seen::of(front, record.len())?;
+    let seen = Headers::parse(front, record.len())?;
     let offload = vnet::understand(&record.request, record.len(), front).ok()?;
     let checksum_end = match offload.needs_csum {
         true => usize::from(offload.csum_start) + usize::from(offload.csum_offset) + 2,
         false => 0,
     };
-    let is_opaque = matches!(seen.transport, Transport::Tcp(_) | Transport::Udp)
+    let is_opaque = matches!(seen.transport, Transport::Tcp(_) | Transport::Udp(_))
         && (offload.needs_csum || offload.csum_valid)
         && checksum_end <= seen.payload_at;
     front.get(..seen.payload_at).filter(|_| is_opaque)
@@ -509,6 +507,11 @@ impl<'a> Reader<'a> {
 impl Device for Shm {
     fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    fn attach(&mut self, _owner: &OwnerKey) -> Attachment {
+        let peek = Some(Arc::clone(&self.loans) as Arc<dyn Peek>);
+        Attachment { region: self.region.take(), peek }
     }
 
     fn tx_burst(
@@ -604,16 +607,12 @@ impl Device for Shm {
         }
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
-        Some(self.loans.bell.fd())
+    fn wake_fd(&self) -> Option<WakeFd> {
+        Some(WakeFd::readable(self.loans.bell.fd()))
     }
 
-    fn next_deadline(&self) -> Option<Instant> {
-        None
-    }
-
-    fn link_state(&self) -> LinkState {
-        self.lost().map_or(LinkState::Up, LinkState::Gone)
+    fn placement(&mut self) -> Option<&mut dyn DirectPlacement> {
+        Some(&mut self.places)
     }
 
     /// What a process has sent before it ended is received first.
@@ -626,22 +625,6 @@ impl Device for Shm {
                 (!matches!(rest, Ok(1..))).then_some(errno)
             }
         }
-    }
-
-    fn region(&mut self) -> Option<Backing> {
-        self.region.take()
-    }
-
-    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        self.places.set(hint)
-    }
-
-    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
-        self.places.clear(flow)
-    }
-
-    fn peek(&self) -> Option<Arc<dyn Peek>> {
-        Some(Arc::clone(&self.loans) as Arc<dyn Peek>)
     }
 
     fn stats(&self) -> DeviceStats {

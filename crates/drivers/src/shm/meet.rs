@@ -17,8 +17,10 @@
 //! places. A message that is no hello, a hello without a file, and a file that is not safe to read are turned
 //! away, and the listener goes on listening; the caller, who asked for this name, gets them as an error.
 
+use std::fs::{self, Metadata};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -117,6 +119,8 @@ fn pause(config: &ShmConfig, give_up: Option<Instant>) -> Result<(), OpenError> 
 const LIMITS: &str = "raise the limits on open files and on memory (ulimit -n, ulimit -v)";
 const NAMES: &str = "choose another name; one with a slash is a path, any other a name that all \
                      processes of the network namespace share";
+const LOCKED: &str =
+    "another process keeps a lock on its directory; choose a directory of your own";
 
 fn failed(config: &ShmConfig, e: io::Error, advice: &str) -> OpenError {
     OpenError::new(format!("cannot open shm:{}", config.name), e, advice)
@@ -148,8 +152,14 @@ fn find(config: &ShmConfig, give_up: Option<Instant>) -> Result<Found, OpenError
     let address = Address::new(&config.name, is_abstract).map_err(naming)?;
     loop {
         // One at a time, or a path that somebody just bound would be taken for a left-over.
-        let lock =
-            if is_abstract { None } else { Some(lock_directory(&config.name).map_err(naming)?) };
+        let lock = match (!is_abstract).then(|| lock_directory(&config.name)).transpose() {
+            // Any user who may look into a directory may lock it, and need not let go.
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                pause(config, give_up).map_err(|_| failed(config, e, LOCKED))?;
+                continue;
+            }
+            lock => lock.map_err(naming)?,
+        };
         let socket = sys::socket().map_err(|e| failed(config, e, LIMITS))?;
         match sys::connect(socket.as_fd(), &address) {
             Ok(()) => return Ok(Found::Listener(socket)),
@@ -159,8 +169,18 @@ fn find(config: &ShmConfig, give_up: Option<Instant>) -> Result<Found, OpenError
                 pause(config, give_up)?;
                 continue;
             }
+            // Left by a process that was killed; or no socket at all, which answers alike.
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && !is_abstract => {
-                std::fs::remove_file(&config.name).map_err(naming)?;
+                let found = fs::symlink_metadata(&config.name).map_err(naming)?;
+                if !found.file_type().is_socket() {
+                    let e = io::Error::from_raw_os_error(libc::ENOTSOCK);
+                    return Err(failed(
+                        config,
+                        e,
+                        "this path is in use for something else; choose another",
+                    ));
+                }
+                fs::remove_file(&config.name).map_err(naming)?;
             }
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ECONNREFUSED)) => {}
             Err(e) => return Err(naming(e)),
@@ -185,6 +205,18 @@ fn is_abstract(config: &ShmConfig) -> bool {
     !config.name.contains('/')
 }
 
+/// Whether anybody may take this name: an abstract one has no permissions, nor has one in a directory where
+/// everybody may write. Who is met by such a name must be the same user.
+fn is_anybodys(config: &ShmConfig) -> bool {
+    let everybody = |m: Metadata| m.mode() & 0o002 != 0;
+    is_abstract(config) || fs::metadata(directory_of(&config.name)).is_ok_and(everybody)
+}
+
+fn directory_of(path: &str) -> &Path {
+    let parent = Path::new(path).parent().filter(|p| !p.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
+}
+
 /// A path that was bound: removed when it has served.
 struct Bound {
     path: Option<String>,
@@ -194,16 +226,18 @@ impl Drop for Bound {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
             // If somebody else has removed it, so much the better.
-            let _ = std::fs::remove_file(path);
+            let _ = fs::remove_file(path);
         }
     }
 }
 
 /// An exclusive lock on the directory of a path, without a file that would stay behind.
-fn lock_directory(path: &str) -> io::Result<std::fs::File> {
-    let parent = Path::new(path).parent().filter(|p| !p.as_os_str().is_empty());
-    let directory = std::fs::File::open(parent.unwrap_or(Path::new(".")))?;
-    sys::lock(directory.as_fd())?;
+///
+/// # Errors
+/// `WouldBlock`: another process has it.
+fn lock_directory(path: &str) -> io::Result<fs::File> {
+    let directory = fs::File::open(directory_of(path))?;
+    sys::try_lock(directory.as_fd())?;
     Ok(directory)
 }
 
@@ -256,8 +290,8 @@ fn answer(config: &ShmConfig, door: &Door, give_up: Option<Instant>) -> Result<M
         }
         if ready.first() == Some(&true) {
             match sys::accept(door.listener.as_fd()) {
-                // An abstract name has no permissions: another user is turned away.
-                Ok(socket) if is_abstract(config) && check_user(&socket).is_err() => {}
+                // Another user is turned away.
+                Ok(socket) if is_anybodys(config) && check_user(&socket).is_err() => {}
                 Ok(socket) => callers.push(socket),
                 Err(e) if is_passing(&e) => {}
                 Err(e) => return Err(last(e)),
@@ -290,7 +324,7 @@ enum Refusal {
 /// Tells the process that listens what this one is, and waits for its answer.
 fn call(config: &ShmConfig, socket: OwnedFd, give_up: Option<Instant>) -> Result<Met, Trouble> {
     let last = |e, advice| Trouble::Final(failed(config, e, advice));
-    if is_abstract(config) {
+    if is_anybodys(config) {
         check_user(&socket).map_err(|e| {
             last(e, "another user has taken this name; use a path in a directory of your own")
         })?;
@@ -410,10 +444,10 @@ fn staging_config() -> PoolConfig {
     PoolConfig { huge_pages: false, ..PoolConfig::with_budget(STAGING_BYTES) }
 }
 
-/// An abstract name has no permissions, so whoever is met by one must be the same user.
+/// Whoever is met by a name that is anybody's must be the same user, or root.
 fn check_user(socket: &OwnedFd) -> io::Result<()> {
     let (peer, own) = sys::users(socket.as_fd())?;
-    if peer == own || peer == 0 { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+    if peer == own || peer == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EACCES)) }
 }
 
 /// Numbers that must be the same in both: places of a ring, pieces of a frame.

@@ -4,9 +4,9 @@
 //! The headers were read once into private memory and are checked there, as for every frame; only what they
 //! say decides where payload goes.
 
-use fulmar_base::{Counter, Counters, FlowKey};
-use fulmar_mbuf::{Chain, Pool, Purpose};
-use fulmar_netdev::{DeviceStats, PlacementHint, Rooms, Unsupported};
+use fulmar_base::{Counter, Counters, FlowKey, SeqNum};
+use fulmar_mbuf::{Chain, Pool, Purpose, Room};
+use fulmar_netdev::{DeviceStats, DirectPlacement, Rooms, Unsupported};
 
 use super::device::{Reader, copy};
 use super::layout::Record;
@@ -24,6 +24,22 @@ pub struct Places {
     outcome: Outcome,
 }
 
+impl DirectPlacement for Places {
+    fn place(&mut self, flow: FlowKey, next_seq: SeqNum, rooms: Rooms) -> Result<(), Unsupported> {
+        self.flows.set(flow, next_seq, rooms).ok_or(Unsupported)?;
+        self.is_used = true;
+        Ok(())
+    }
+
+    fn place_behind(&mut self, flow: &FlowKey, room: Room) -> Result<(), Unsupported> {
+        self.flows.add(flow, room).map(drop).ok_or(Unsupported)
+    }
+
+    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
+        self.flows.clear(flow)
+    }
+}
+
 impl Places {
     pub fn new() -> Places {
         let outcome = Outcome::default();
@@ -33,20 +49,6 @@ impl Places {
     /// Whether there is nothing to look for.
     pub fn is_idle(&self) -> bool {
         !self.is_used
-    }
-
-    /// Takes a hint.
-    ///
-    /// # Errors
-    /// It is not about payload in order, or too many flows have rooms.
-    pub fn set(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        self.flows.hint(hint).ok_or(Unsupported)?;
-        self.is_used = true;
-        Ok(())
-    }
-
-    pub fn clear(&mut self, flow: &FlowKey) -> Rooms {
-        self.flows.clear(flow)
     }
 
     /// Whether a buffer became full since this was asked last.

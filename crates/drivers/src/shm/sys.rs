@@ -287,10 +287,10 @@ pub fn accept(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     owned(unsafe { libc::accept4(socket.as_raw_fd(), none, ptr::null_mut(), libc::SOCK_CLOEXEC) })
 }
 
-/// Waits for an exclusive lock on an open file or directory, which ends with it.
-pub fn lock(file: BorrowedFd<'_>) -> io::Result<()> {
+/// Takes an exclusive lock on an open file or directory, which ends with it.
+pub fn try_lock(file: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: takes no pointer.
-    check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) }).map(drop)
+    check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }).map(drop)
 }
 
 /// The user at the other end of a socket, and this process's own.
@@ -455,7 +455,8 @@ fn descriptor_in(message: &libc::msghdr) -> Option<OwnedFd> {
 
 #[cfg(test)]
 pub use attacks::{
-    attack, can_be_made_writable, in_child, scribble, send_with_many, try_send_message, unsealed,
+    as_another_user, attack, can_be_made_writable, in_child, scribble, send_with_many,
+    try_send_message, unsealed,
 };
 
 /// What another process could try with a file that it was sent.
@@ -543,6 +544,16 @@ mod attacks {
         let file = owned(fd).unwrap();
         std::fs::File::from(file.try_clone().unwrap()).set_len(bytes as u64).unwrap();
         file
+    }
+
+    /// Runs `f` on a thread that is another user. `None`: only root can become one.
+    pub fn as_another_user<T: Send>(f: impl FnOnce() -> T + Send) -> Option<T> {
+        const NOBODY: libc::uid_t = 65_534;
+        let become_nobody = || {
+            // SAFETY: takes no pointer. The call of the kernel itself is for this thread alone.
+            unsafe { libc::syscall(libc::SYS_setresuid, -1, NOBODY, -1) == 0 }
+        };
+        std::thread::scope(|s| s.spawn(|| become_nobody().then(f)).join().unwrap())
     }
 
     /// Runs `f` in a forked child; its wait status.

@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 
-use fulmar_base::{Counters, DropReason, Duration, Instant, Offload};
+use fulmar_base::{Counters, DropReason, Duration, Instant, Offload, OwnerKey};
 use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose, SLAB_BYTES};
 use fulmar_netdev::{Burst, Device, Packet};
 use proptest::prelude::*;
@@ -32,7 +32,8 @@ pub(super) struct Host {
 impl Host {
     fn new(mut device: Shm) -> Host {
         let pool = PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) };
-        let pool = Pool::with_backing(pool, device.region()).unwrap();
+        let owner = OwnerKey::new([0; OwnerKey::WORDS]);
+        let pool = Pool::with_backing(pool, device.attach(&owner).region).unwrap();
         Host { device, pool, burst: Burst::with_capacity(64), counters: Counters::default() }
     }
 
@@ -135,7 +136,7 @@ fn a_sleeper_is_rung_for_room_although_it_went_to_sleep_before_anything_was_refu
     assert!(a.device.arm());
     // Another thread of the same stack sends until nothing more is taken.
     while a.send(&[1; 100]) {}
-    let bell = a.device.wake_fd().unwrap();
+    let bell = a.device.wake_fd().unwrap().fd;
     assert!(!is_readable(bell));
     for _ in 0..FRAMES / 64 {
         let packets = b.receive();
@@ -189,7 +190,7 @@ fn a_peer_that_never_reads_costs_a_bounded_number_of_frames() {
     assert_eq!(a.pool.outstanding(), FRAMES);
     assert!(a.device.arm(), "it may sleep until there is room");
     drop(b);
-    wait_readable(a.device.wake_fd().unwrap());
+    wait_readable(a.device.wake_fd().unwrap().fd);
     a.device.disarm();
     assert_eq!(a.device.lost(), Some(libc::EPIPE));
     a.receive();
@@ -240,7 +241,7 @@ fn an_ack_finds_room_where_the_receive_share_is_used_up() {
 #[test]
 fn a_sleeper_is_woken_once_by_frames_and_by_room_only_if_it_wants_room() {
     let (mut a, mut b) = Host::pair();
-    let fd = b.device.wake_fd().unwrap();
+    let fd = b.device.wake_fd().unwrap().fd;
     assert!(a.send(b"before anybody sleeps"));
     assert!(!is_readable(fd) && !b.device.arm(), "a frame waits");
     let got = b.receive();
@@ -254,11 +255,11 @@ fn a_sleeper_is_woken_once_by_frames_and_by_room_only_if_it_wants_room() {
     assert!(a.device.arm());
     let got = b.receive();
     b.drop_all(got);
-    assert!(!is_readable(a.device.wake_fd().unwrap()), "room was not asked for");
+    assert!(!is_readable(a.device.wake_fd().unwrap().fd), "room was not asked for");
     a.device.disarm();
     while a.send(b"fill") {}
     assert!(a.device.arm());
-    while !is_readable(a.device.wake_fd().unwrap()) {
+    while !is_readable(a.device.wake_fd().unwrap().fd) {
         let got = b.receive();
         assert!(!got.is_empty(), "all is read, and nobody was told");
         b.drop_all(got);

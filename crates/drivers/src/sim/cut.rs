@@ -8,7 +8,7 @@ use fulmar_netdev::Packet;
 use fulmar_wire::checksum::{Sum, checksum};
 use fulmar_wire::{eth, protocol, tcp, udp};
 
-use super::frame::{Seen, Transport, WireFrame};
+use super::frame::{Headers, Transport, WireFrame};
 
 /// Longest headers in front of a payload that is cut.
 const MAX_HEADER_BYTES: usize = 256;
@@ -155,15 +155,15 @@ impl Template {
             return None;
         }
         p.chain.copy_to(0, known);
-        let seen = Seen::of(known, p.chain.len())?;
+        let seen = Headers::parse(known, p.chain.len())?;
         let is_fit = match (gso.kind, seen.transport) {
-            (GsoKind::TcpV4, Transport::Tcp(_)) => seen.src.is_ipv4(),
-            (GsoKind::TcpV6, Transport::Tcp(_)) => seen.src.is_ipv6(),
-            (GsoKind::Udp, Transport::Udp) => true,
+            (GsoKind::TcpV4, Transport::Tcp(_)) => seen.network.src.is_ipv4(),
+            (GsoKind::TcpV6, Transport::Tcp(_)) => seen.network.src.is_ipv6(),
+            (GsoKind::Udp, Transport::Udp(_)) => true,
             _ => false,
         };
         let is_fit = is_fit && seen.payload_at == header_bytes;
-        let (src, dst, l4) = (seen.src, seen.dst, seen.l4);
+        let (src, dst, l4) = (seen.network.src, seen.network.dst, seen.network.l4);
         is_fit.then_some(Template { bytes, header_bytes, l4, src, dst, gso })
     }
 
@@ -225,15 +225,17 @@ impl Template {
 
 /// Whether the transport checksum of a packet is right; false for one that carries none.
 pub fn is_sound(bytes: &[u8]) -> bool {
-    let Some(seen) = Seen::of(bytes, bytes.len()) else { return false };
+    let Some(seen) = Headers::parse(bytes, bytes.len()) else { return false };
     let kind = match seen.transport {
         Transport::Tcp(_) => protocol::TCP,
-        Transport::Udp => protocol::UDP,
+        Transport::Udp(_) => protocol::UDP,
         Transport::Other(_) => return false,
     };
-    let Some(l4) = bytes.get(seen.l4..seen.payload_at + seen.payload_bytes) else { return false };
+    let Some(l4) = bytes.get(seen.network.l4..seen.payload_at + seen.payload_bytes) else {
+        return false;
+    };
     let mut sum = Sum::new();
-    sum.add_pseudo(seen.src, seen.dst, kind, l4.len() as u32);
+    sum.add_pseudo(seen.network.src, seen.network.dst, kind, l4.len() as u32);
     sum.add_bytes(l4);
     sum.is_valid()
 }

@@ -107,7 +107,7 @@ impl Engine {
             is_armed: false,
             is_asleep: false,
             last_now: Instant::ZERO,
-            clock: None,
+            clock: config.clock,
             sampler: Sampler::default(),
             fetch_frames: config.tx_fetch_frames,
         }))
@@ -166,14 +166,6 @@ impl Engine {
             Engine::Inline(i) => i.ring(now, frames == 1 && bytes <= SMALL_BYTES),
             Engine::Thread(t) => t.kick(),
         }
-    }
-
-    /// Gives the hardware a clock of its own. False: it runs on its own thread, and what it has finished
-    /// with is told by the host's.
-    pub fn keep_time(&mut self, clock: fn() -> Instant) -> bool {
-        let Engine::Inline(i) = self else { return false };
-        i.clock = Some(clock);
-        true
     }
 
     /// What time it was when the hardware ran last; the host may know only an earlier one.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use fulmar_base::{EtherAddr, Gso, GsoKind};
 use fulmar_wire::{eth, ipv4, ipv6, protocol};
 
-pub use crate::seen::{Seen, Transport};
+pub use fulmar_wire::dissect::{Headers, Transport};
 
 /// Bytes at the front of a frame that lie in the descriptor of the wire: the headers of nearly
 /// everything (Ethernet, IPv6 and the longest TCP header are 114).

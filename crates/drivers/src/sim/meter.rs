@@ -20,7 +20,7 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use super::Coalesce;
-use super::peer::Command;
+use super::far_end::Command;
 use super::registers::Register;
 use crate::sys::{clock_ns, ticks};
 use crate::wake::Bell;

@@ -1,16 +1,15 @@
 //! The host's side: the driver. What it does here is what a driver of a real NIC does per burst and
 //! per frame, and what a figure from this device measures.
 
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use fulmar_base::{Counters, DropReason, FlowKey, Instant, Offload};
-use fulmar_mbuf::{BufId, Chain, Mbuf, Pool, Purpose};
+use fulmar_base::{Counters, DropReason, FlowKey, Instant, Offload, SeqNum};
+use fulmar_mbuf::{BufId, Chain, Mbuf, Pool, Purpose, Room};
 use fulmar_netdev::moderation::{Coalesce, Profile};
 use fulmar_netdev::{
-    Burst, Caps, Device, DeviceStats, LinkState, Packet, Placement, PlacementHint, Rooms, Tally,
-    Unsupported, offload,
+    Burst, Caps, Device, DeviceStats, DirectPlacement, Packet, Rooms, Tally, Unsupported, WakeFd,
+    offload,
 };
 
 use super::engine::Engine;
@@ -109,6 +108,7 @@ struct Driver {
 // Sending.
 impl Driver {
     /// Posts frames while there are descriptors.
+    #[inline(always)]
     fn post(
         &mut self,
         tx: &mut Ring<TxSlot>,
@@ -117,50 +117,67 @@ impl Driver {
         counters: &mut Counters,
     ) -> Posted {
         let mut posted = Posted::default();
-        while let Some(p) = burst.front() {
-            if let Err(reason) = offload::check(p, &self.caps) {
-                let Some(packet) = burst.pop_front() else { break };
-                posted.taken += 1;
-                counters.drop_packet(reason);
-                pool.free(packet.chain);
-                continue;
-            }
-            if p.chain.segs() > self.descriptors.room() || tx.room() == 0 {
+        while !burst.is_empty() {
+            let goes = self.post_linear(tx, burst, &mut posted)
+                || self.post_next(tx, pool, burst, counters, &mut posted);
+            if !goes {
                 break;
-            }
-            posted.taken += 1;
-            posted.tally.add(p);
-            self.tx_bytes += p.chain.len();
-            let descriptors = self.descriptors.write(&p.chain);
-            // From the burst to its slot at once; there is room, as checked above.
-            if let Some(packet) = burst.pop_front() {
-                let _ = tx.post(TxSlot { packet, descriptors, done_at: Instant::ZERO });
             }
         }
         posted
     }
 
-    /// Posts a frame of one piece. It comes back if the rings are full, or frames wait before it.
+    /// Posts the next frame if it is in one mbuf. False: nothing happened.
     #[inline(always)]
-    fn post_single(
+    fn post_linear(
         &mut self,
         tx: &mut Ring<TxSlot>,
-        frame: Mbuf,
-        offload: &Offload,
-    ) -> Result<Tally, Mbuf> {
-        if self.is_blocked || self.descriptors.room() == 0 {
-            return Err(frame);
+        burst: &mut Burst,
+        posted: &mut Posted,
+    ) -> bool {
+        if self.descriptors.room() > 0
+            && let Some(slot) = tx.place()
+            && let Some((frame, offload)) = burst.pop_linear(&self.caps)
+        {
+            posted.taken += 1;
+            posted.tally += Tally { frames: 1, packets: 1, bytes: frame.len() as u64 };
+            self.tx_bytes += frame.len();
+            self.descriptors.write_single(&frame);
+            let packet = Packet { chain: Chain::from(frame), offload };
+            slot.post(TxSlot { packet, descriptors: 1, done_at: Instant::ZERO });
+            return true;
         }
-        let Some(place) = tx.place() else { return Err(frame) };
-        let tally = Tally { frames: 1, packets: 1, bytes: frame.len() as u64 };
-        self.tx_bytes += frame.len();
-        self.descriptors.write_single(&frame);
-        place.post(TxSlot {
-            packet: Packet { chain: Chain::from(frame), offload: *offload },
-            descriptors: 1,
-            done_at: Instant::ZERO,
-        });
-        Ok(tally)
+        false
+    }
+
+    /// Posts or drops the next frame, whatever it is. False: there is none, or no room for it.
+    #[inline(never)]
+    fn post_next(
+        &mut self,
+        tx: &mut Ring<TxSlot>,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+        posted: &mut Posted,
+    ) -> bool {
+        let Some(p) = burst.front() else { return false };
+        let verdict = offload::check(p, &self.caps);
+        if verdict.is_ok() && (p.chain.segs() > self.descriptors.room() || tx.room() == 0) {
+            return false;
+        }
+        let Some(packet) = burst.pop_front() else { return false };
+        posted.taken += 1;
+        if let Err(reason) = verdict {
+            counters.drop_packet(reason);
+            pool.free(packet.chain);
+            return true;
+        }
+        posted.tally.add(&packet);
+        self.tx_bytes += packet.chain.len();
+        let descriptors = self.descriptors.write(&packet.chain);
+        // There is room, as checked above.
+        let _ = tx.post(TxSlot { packet, descriptors, done_at: Instant::ZERO });
+        true
     }
 
     fn count_posted(&self, tally: &Tally) {
@@ -405,10 +422,6 @@ impl SimNic {
         SimNic { driver, engine, table, pods: Pods::new(), has_placed: false, stats }
     }
 
-    fn places(&self) -> bool {
-        self.driver.config.placement && self.driver.config.csum
-    }
-
     fn count_placed(&mut self, counters: &mut Counters) {
         if !self.has_placed {
             return;
@@ -419,6 +432,7 @@ impl SimNic {
     }
 
     /// Posts what there is room for and rings the doorbell once for it.
+    #[inline(always)]
     fn send(
         &mut self,
         now: Instant,
@@ -426,11 +440,31 @@ impl SimNic {
         burst: &mut Burst,
         counters: &mut Counters,
     ) -> usize {
-        let posted = self.driver.post(&mut self.engine.rings().tx, pool, burst, counters);
+        let posted = match self.engine.own_rings() {
+            Some(rings) => self.driver.post(&mut rings.tx, pool, burst, counters),
+            None => self.driver.post(&mut self.engine.rings().tx, pool, burst, counters),
+        };
         if posted.tally.frames > 0 {
             self.posted(now, &posted.tally, counters);
         }
         posted.taken
+    }
+
+    /// The ring was full: sends what it takes once completions are taken back.
+    #[cold]
+    fn send_after_refusal(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+    ) -> usize {
+        self.stats.tx_refusals += 1;
+        // Before the second look: whoever makes room later then knows that somebody waits.
+        self.engine.set_blocked(true);
+        let latest = self.engine.latest(now);
+        self.driver.reap(&mut self.engine.rings().tx, latest, pool);
+        self.send(latest, pool, burst, counters)
     }
 
     /// Counts what was posted, and rings the doorbell for it.
@@ -457,12 +491,7 @@ impl Device for SimNic {
     ) -> usize {
         let mut taken = self.send(now, pool, burst, counters);
         if !burst.is_empty() {
-            self.stats.tx_refusals += 1;
-            // Before the second look: whoever makes room later then knows that somebody waits.
-            self.engine.set_blocked(true);
-            let now = self.engine.latest(now);
-            self.driver.reap(&mut self.engine.rings().tx, now, pool);
-            taken += self.send(now, pool, burst, counters);
+            taken += self.send_after_refusal(now, pool, burst, counters);
         }
         if self.driver.is_blocked == burst.is_empty() {
             self.driver.is_blocked = !burst.is_empty();
@@ -471,34 +500,10 @@ impl Device for SimNic {
         taken
     }
 
-    fn takes_single_frames(&self) -> bool {
-        true
-    }
-
-    #[inline]
-    fn tx_frame(
-        &mut self,
-        now: Instant,
-        frame: Mbuf,
-        offload: &Offload,
-        counters: &mut Counters,
-    ) -> Result<(), Mbuf> {
-        let tally = match self.engine.own_rings() {
-            Some(rings) => self.driver.post_single(&mut rings.tx, frame, offload)?,
-            None => self.driver.post_single(&mut self.engine.rings().tx, frame, offload)?,
-        };
-        self.posted(now, &tally, counters);
-        Ok(())
-    }
-
     fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
         let now = self.engine.latest(now);
         let tx = &mut self.engine.rings().tx;
         if self.driver.is_reap_due(tx, now) { self.driver.reap(tx, now, pool) } else { 0 }
-    }
-
-    fn keep_time(&mut self, clock: fn() -> Instant) -> bool {
-        self.engine.keep_time(clock)
     }
 
     fn rx_burst(
@@ -554,59 +559,59 @@ impl Device for SimNic {
         self.driver.board.bell.disarm();
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
-        Some(self.driver.board.bell.fd())
-    }
-
     fn next_deadline(&self) -> Option<Instant> {
         let reap_at = self.engine.oldest_done().map(|at| self.driver.reap_at(at));
         [self.engine.next_event(), reap_at].into_iter().flatten().min()
     }
 
-    fn link_state(&self) -> LinkState {
-        if self.engine.has_carrier() { LinkState::Up } else { LinkState::Gone(libc::EPIPE) }
+    fn wake_fd(&self) -> Option<WakeFd> {
+        Some(WakeFd::readable(self.driver.board.bell.fd()))
     }
 
-    fn coalesce(&mut self, to: Option<Profile>) -> Result<(), Unsupported> {
+    fn lost(&self) -> Option<i32> {
+        if self.engine.has_carrier() { None } else { Some(libc::EPIPE) }
+    }
+
+    fn coalesce(&mut self, to: Option<Profile>) {
         let SimConfig { rx_coalesce, tx_coalesce, .. } = self.driver.config;
         let as_set_up = Profile { receive: rx_coalesce, transmit: tx_coalesce };
         let Profile { receive, transmit } = to.unwrap_or(as_set_up);
         self.driver.board.rx_coalesce.set(receive);
         self.driver.tx_coalesce = transmit;
-        Ok(())
     }
 
-    /// A tag and an offset for each buffer.
-    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        if !self.places() {
-            return Err(Unsupported);
-        }
-        let tags = match &hint.placement {
-            Placement::InOrder(rooms) => rooms.len(),
-            Placement::Then(_) => 1,
-            Placement::Framed { .. } => 0,
-        };
-        bump(&self.driver.board.counts.posted_tags, tags as u64);
+    fn placement(&mut self) -> Option<&mut dyn DirectPlacement> {
+        let places = self.driver.config.placement && self.driver.config.csum;
+        places.then_some(self as &mut dyn DirectPlacement)
+    }
+
+    fn stats(&self) -> DeviceStats {
+        let rx_missed = self.driver.board.counts.rx_missed.load(Relaxed);
+        DeviceStats { rx_missed, ..self.stats.clone() }
+    }
+}
+
+/// The host writes a tag and an offset for each room.
+impl DirectPlacement for SimNic {
+    fn place(&mut self, flow: FlowKey, next_seq: SeqNum, rooms: Rooms) -> Result<(), Unsupported> {
+        bump(&self.driver.board.counts.posted_tags, rooms.len() as u64);
         self.has_placed = true;
-        self.table.set(hint)
+        self.table.set(|flows| flows.set(flow, next_seq, rooms))
     }
 
-    /// Its pages, four at a time.
-    fn register(&mut self, buffer: BufId) {
-        if !self.places() {
-            return;
-        }
-        let counts = &self.driver.board.counts;
-        bump(&counts.registrations, 1);
-        bump(&counts.pods, self.pods.write(buffer) as u64);
+    fn place_behind(&mut self, flow: &FlowKey, room: Room) -> Result<(), Unsupported> {
+        bump(&self.driver.board.counts.posted_tags, 1);
+        self.table.set(|flows| flows.add(flow, room))
     }
 
     fn unplace(&mut self, flow: &FlowKey) -> Rooms {
         self.table.lock().clear(flow)
     }
 
-    fn stats(&self) -> DeviceStats {
-        let rx_missed = self.driver.board.counts.rx_missed.load(Relaxed);
-        DeviceStats { rx_missed, ..self.stats.clone() }
+    /// The host writes page pods for its pages, four at a time.
+    fn register(&mut self, buffer: BufId) {
+        let counts = &self.driver.board.counts;
+        bump(&counts.registrations, 1);
+        bump(&counts.pods, self.pods.write(buffer) as u64);
     }
 }

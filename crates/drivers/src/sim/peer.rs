@@ -16,14 +16,14 @@ mod source;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
-use std::ops::RangeInclusive;
+use std::net::IpAddr;
 
 use fulmar_base::{Duration, EtherAddr, Gso, Instant};
 use fulmar_mbuf::Chain;
 use fulmar_wire::{eth, protocol, tcp};
 
-use super::frame::{Ends, Seen, Transport, WireFrame};
+pub use super::far_end::{Command, FarEnd, Service};
+use super::frame::{Ends, Headers, Transport, WireFrame};
 use super::line::Line;
 use super::meter::{Board, bump};
 use super::pattern;
@@ -33,131 +33,6 @@ use source::{STAMP_BYTES, Source};
 
 /// Requests for datagrams that are under way at once.
 const MAX_SOURCES: usize = 64;
-
-/// What the peer does with a connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Service {
-    /// Takes everything and closes when the other side does.
-    Discard,
-    /// As [`Service::Discard`], and sends so many bytes, as fast as line and window allow; then it
-    /// closes its side.
-    Generate {
-        /// Bytes of the stream, `u64::MAX` for no end.
-        bytes: u64,
-    },
-    /// Sends `response` bytes for every `request` bytes that it takes.
-    Respond {
-        /// Bytes of a request, at least 1.
-        request: u32,
-        /// Bytes of the answer.
-        response: u32,
-    },
-}
-
-/// When the peer acknowledges. It also does at gaps, at repetitions, at the end of the stream, and at
-/// the end of every burst unless it is told to wait there for more.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct AckRule {
-    /// After so many packets (0: whatever their number).
-    pub packets: u32,
-    /// After so many bytes (0: whatever their number).
-    pub bytes: u32,
-    /// What is left at the end of a burst waits so long for more at the most, as a delayed ACK does
-    /// (RFC 1122 section 4.2.3.2); zero: it is acknowledged there, so that a sender never waits.
-    pub wait: Duration,
-}
-
-impl Default for AckRule {
-    /// After 64 KiB, as a receiver does that aggregates in hardware and takes what it is given.
-    fn default() -> AckRule {
-        AckRule { packets: 0, bytes: 64 << 10, wait: Duration::ZERO }
-    }
-}
-
-/// What stands at the other end of the wire of [`super::with_peer`].
-#[derive(Clone, Debug)]
-pub struct FarEnd {
-    /// Its station address.
-    pub ether: EtherAddr,
-    /// The receive window that it keeps open, in bytes; scaled as far as needed.
-    pub window_bytes: u32,
-    /// When it acknowledges.
-    pub ack: AckRule,
-    /// It offers timestamps (RFC 7323).
-    pub timestamps: bool,
-    /// It offers and sends SACK (RFC 2018).
-    pub sack: bool,
-    /// It compares all stream bytes that it takes with [`super::pattern`], and sends that pattern.
-    /// Otherwise it neither reads nor writes payload, as DMA that passes the CPU's caches: what
-    /// arrives is what lay in the buffer before.
-    pub verify: bool,
-    /// What it does with connections to these ports, the first that matches.
-    pub services: Vec<(RangeInclusive<u16>, Service)>,
-    /// Connections that it keeps at once; further ones are reset.
-    pub max_connections: usize,
-}
-
-impl Default for FarEnd {
-    /// Generates without end on port 19, as RFC 864 has it, and discards on all others; a window of
-    /// 4 MiB, timestamps and SACK.
-    fn default() -> FarEnd {
-        let generate = Service::Generate { bytes: u64::MAX };
-        FarEnd {
-            ether: EtherAddr([2, 0, 0, 0, 0, 0xfe]),
-            window_bytes: 4 << 20,
-            ack: AckRule::default(),
-            timestamps: true,
-            sack: true,
-            verify: false,
-            services: vec![(19..=19, generate), (0..=u16::MAX, Service::Discard)],
-            max_connections: 1024,
-        }
-    }
-}
-
-/// What a [`super::SimHandle`] asks of the peer.
-#[derive(Clone, Debug)]
-pub enum Command {
-    /// Opens a connection to the stack.
-    Connect {
-        /// Address and port that the peer takes.
-        from: SocketAddr,
-        /// Where the stack listens.
-        to: SocketAddr,
-        /// What it does once connected.
-        service: Service,
-    },
-    /// Sends datagrams, as fast as the line allows.
-    Datagrams {
-        /// Address and port that the peer takes.
-        from: SocketAddr,
-        /// Where they go.
-        to: SocketAddr,
-        /// Bytes of payload each.
-        bytes: usize,
-        /// How many.
-        count: u64,
-    },
-    /// Sends datagrams at a rate for a while. Each begins with `mark`, followed by the time at which it
-    /// arrives in nanoseconds, both in the byte order of the machine: so a receiver can tell flows apart
-    /// and knows how late it is.
-    Flow {
-        /// Address and port that the peer takes.
-        from: SocketAddr,
-        /// Where they go.
-        to: SocketAddr,
-        /// Bytes of payload each, at least 16.
-        bytes: usize,
-        /// Datagrams per second; 0: as fast as the line allows.
-        pps: u64,
-        /// For so long.
-        time: Duration,
-        /// The first eight bytes of each.
-        mark: u64,
-    },
-    /// Resets every connection.
-    ResetAll,
-}
 
 /// A frame that the peer receives.
 pub struct Arrival<'a> {
@@ -229,10 +104,10 @@ impl Peer {
     }
 
     fn ip_input(&mut self, a: &Arrival<'_>, out: &mut Out<'_>) -> Option<()> {
-        let seen = Seen::of(a.front, a.chain.len())?;
+        let seen = Headers::parse(a.front, a.chain.len())?;
         match seen.transport {
             Transport::Tcp(h) => self.tcp_input(a, &seen, &h, out),
-            Transport::Udp => {
+            Transport::Udp(_) => {
                 let payload = seen.payload_bytes as u64;
                 let each = a.gso.map_or(0, |g| u64::from(g.segment_bytes));
                 let datagrams = if each == 0 { 1 } else { payload.div_ceil(each).max(1) };
@@ -249,7 +124,7 @@ impl Peer {
     fn tcp_input(
         &mut self,
         a: &Arrival<'_>,
-        seen: &Seen,
+        seen: &Headers,
         h: &tcp::Header,
         out: &mut Out<'_>,
     ) -> Option<()> {
@@ -257,7 +132,8 @@ impl Peer {
             &out.board.counts.peer_segments_in,
             super::frame::packets(a.chain.len(), a.gso) as u64,
         );
-        let key = Key { local: (seen.dst, h.dst_port), remote: (seen.src, h.src_port) };
+        let key =
+            Key { local: (seen.network.dst, h.dst_port), remote: (seen.network.src, h.src_port) };
         let config = &self.config;
         let is_syn = h.flags.contains(tcp::Flags::SYN) && !h.flags.contains(tcp::Flags::ACK);
         if let Some(c) = self.conns.get_mut(&key)
@@ -271,7 +147,7 @@ impl Peer {
         match service {
             Some((_, service)) if is_syn && self.conns.has_room(&key) => {
                 self.iss = self.iss.wrapping_add(0x0001_0003);
-                let ends = self.ends(seen.dst, seen.src);
+                let ends = self.ends(seen.network.dst, seen.network.src);
                 let c = Conn::accept(ends, key, h, *service, self.iss, out.mtu, &self.config);
                 self.conns.insert(key, c);
                 bump(&out.board.counts.peer_connections, 1);
@@ -280,7 +156,7 @@ impl Peer {
                 }
                 self.conns.touch(&key);
             }
-            _ => conn::refuse(&self.ends(seen.dst, seen.src), a.at, h, seen, out),
+            _ => conn::refuse(&self.ends(seen.network.dst, seen.network.src), a.at, h, seen, out),
         }
         Some(())
     }

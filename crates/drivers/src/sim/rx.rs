@@ -18,7 +18,7 @@ use fulmar_wire::checksum::Sum;
 use fulmar_wire::{protocol, tcp, udp};
 
 use super::cut::Spare;
-use super::frame::{Rest, Seen, Transport, WireFrame};
+use super::frame::{Headers, Rest, Transport, WireFrame};
 use super::meter::{Board, bump};
 use super::ring::Ring;
 use super::table::{FlowTable, Placing, Plan, Table};
@@ -481,18 +481,18 @@ impl Landing<'_> {
     /// every packet fits into one.
     fn finish_checksum(&mut self) {
         let Some(bytes) = self.current.as_mut().and_then(Mbuf::as_mut_slice) else { return };
-        let Some(seen) = Seen::of(bytes, bytes.len()) else { return };
+        let Some(seen) = Headers::parse(bytes, bytes.len()) else { return };
         let (kind, offset) = match seen.transport {
             Transport::Tcp(_) => (protocol::TCP, tcp::CHECKSUM_OFFSET),
-            Transport::Udp => (protocol::UDP, udp::CHECKSUM_OFFSET),
+            Transport::Udp(_) => (protocol::UDP, udp::CHECKSUM_OFFSET),
             Transport::Other(_) => return,
         };
         let end = seen.payload_at + seen.payload_bytes;
-        let Some(l4) = bytes.get_mut(seen.l4..end) else { return };
+        let Some(l4) = bytes.get_mut(seen.network.l4..end) else { return };
         let Some(field) = l4.get_mut(offset..offset + 2) else { return };
         field.fill(0);
         let mut sum = Sum::new();
-        sum.add_pseudo(seen.src, seen.dst, kind, l4.len() as u32);
+        sum.add_pseudo(seen.network.src, seen.network.dst, kind, l4.len() as u32);
         sum.add_bytes(l4);
         let sum = if kind == protocol::UDP { sum.finish_udp() } else { sum.finish() };
         if let Some(field) = l4.get_mut(offset..offset + 2) {

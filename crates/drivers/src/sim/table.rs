@@ -2,7 +2,7 @@
 //! the pages that the hardware may write.
 //!
 //! The host writes *page pods* (a record of 64 bytes tells the hardware where four pages lie) when the
-//! stack makes a buffer known (`Device::register`), and a tag with an offset whenever it posts one; both
+//! stack makes a buffer known (`DirectPlacement::register`), and a tag with an offset whenever it posts one; both
 //! are the host's work. That a segment is the next one of a flow, and where its payload goes, is
 //! found out by the hardware.
 //!
@@ -18,11 +18,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fulmar_base::{Duration, FlowKey, Instant, Offload};
 use fulmar_mbuf::BufId;
-use fulmar_netdev::{PlacementHint, Rooms, Unsupported};
+use fulmar_netdev::{Rooms, Unsupported};
 
 use super::meter::bump;
 use super::rx::Kind;
-use crate::placing::flows::{self, Filling, Flows, Segment};
+use crate::placing::flows::{self, Filling, Flows, Place, Segment};
 
 /// How long a frame waits at most for a reader who has just got a buffer back: about the longest that
 /// one pause frame holds a line of 40 Gbit/s (IEEE 802.3 annex 31B: 65,535 times 512 bits).
@@ -64,13 +64,13 @@ impl FlowTable {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a hint.
+    /// Sets or changes what is expected of a flow.
     ///
     /// # Errors
-    /// It is not about payload in order, or the table is full.
-    pub fn set(&self, hint: PlacementHint) -> Result<(), Unsupported> {
+    /// The table is full, or the flow has no room behind which another may follow.
+    pub fn set(&self, change: impl FnOnce(&mut Flows) -> Option<Place>) -> Result<(), Unsupported> {
         let mut table = self.lock();
-        table.flows.hint(hint).ok_or(Unsupported)?;
+        change(&mut table.flows).ok_or(Unsupported)?;
         table.is_used = true;
         self.paused_until_ns.store(0, Relaxed);
         Ok(())

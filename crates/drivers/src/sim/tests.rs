@@ -3,14 +3,14 @@
 use std::net::IpAddr;
 
 use fulmar_base::{Counter, Counters, Duration, EtherAddr, Gso, GsoKind, Instant, Offload, SeqNum};
-use fulmar_mbuf::{Chain, Mbuf, Pool, PoolConfig, Purpose};
-use fulmar_netdev::{Burst, Device, LinkState, Packet, offload};
+use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose};
+use fulmar_netdev::{Burst, Device, Packet, TxTime, offload};
 use fulmar_wire::checksum::Sum;
 use fulmar_wire::{eth, protocol, tcp, udp};
 use proptest::prelude::*;
 
 use super::cut::{Spare, cut, is_sound};
-use super::frame::Seen;
+use super::frame::Headers;
 use super::*;
 
 const START: Instant = Instant::from_millis(1000);
@@ -267,7 +267,7 @@ proptest! {
         let mut found = Vec::new();
         for p in b.receive(START) {
             let bytes = p.chain.to_vec();
-            let seen = Seen::of(&bytes, bytes.len()).unwrap();
+            let seen = Headers::parse(&bytes, bytes.len()).unwrap();
             let frame::Transport::Tcp(h) = seen.transport else { panic!("not TCP") };
             prop_assert_eq!(seen.payload_at + seen.payload_bytes, bytes.len());
             prop_assert_eq!(pattern::wrong_bytes(u64::from(h.seq.0), &bytes[seen.payload_at..]), 0);
@@ -476,9 +476,9 @@ fn a_checksum_that_is_wrong_is_left_for_the_host_to_find() {
 #[test]
 fn a_nic_whose_other_end_is_gone_says_so() {
     let (mut a, b) = hosts(|c| c);
-    assert_eq!(a.nic.link_state(), LinkState::Up);
+    assert_eq!(a.nic.lost(), None);
     drop(b);
-    assert_eq!(a.nic.link_state(), LinkState::Gone(libc::EPIPE));
+    assert_eq!(a.nic.lost(), Some(libc::EPIPE));
     let p = Spec::tcp(0).packet(&mut a.pool, &[0; 1400], 1448);
     assert!(a.send(START, p));
     assert!(a.comes_home());
@@ -525,9 +525,10 @@ fn a_nic_with_a_clock_of_its_own_needs_no_exact_time_from_its_host() {
     thread_local!(static CLOCK: Cell<Instant> = const { Cell::new(START) });
     // A frame is on the line for half a millisecond.
     let tx_coalesce = Coalesce { packets: 1, delay: Duration::ZERO };
-    let config = SimConfig { line_rate_bps: 1_000_000, tx_coalesce, ..SimConfig::default() };
+    let clock: Option<fn() -> Instant> = Some(|| CLOCK.get());
+    let config = SimConfig { line_rate_bps: 1_000_000, tx_coalesce, clock, ..SimConfig::default() };
     let mut a = Host::new(with_peer(config).unwrap().0);
-    assert!(a.nic.keep_time(|| CLOCK.get()));
+    assert_eq!(a.nic.caps().tx_time, TxTime::Coarse);
     for (seconds, done) in [(1, 0), (2, 1), (3, 1)] {
         CLOCK.set(START + Duration::from_secs(seconds));
         let p = small_frame(&mut a);
@@ -536,22 +537,21 @@ fn a_nic_with_a_clock_of_its_own_needs_no_exact_time_from_its_host() {
     }
 }
 
-/// The same in one piece, and what is to be done to it.
-fn small_piece(a: &mut Host) -> (Mbuf, Offload) {
+/// The same in one mbuf.
+fn linear_frame(a: &mut Host) -> Packet {
     let Packet { chain, offload } = small_frame(a);
     let mut m = a.pool.alloc(chain.len(), 0, Purpose::Send).unwrap();
     chain.copy_to(0, m.append(chain.len()).unwrap());
     a.pool.free(chain);
-    (m, offload)
+    Packet { chain: m.into(), offload }
 }
 
 #[test]
-fn a_frame_that_goes_by_itself_arrives_and_counts_as_a_burst_of_one() {
+fn a_linear_frame_arrives_as_it_was_sent_and_is_counted_once() {
     let (mut a, mut b) = hosts(|c| c);
-    assert!(a.nic.takes_single_frames());
-    let (m, offload) = small_piece(&mut a);
-    let sent = m.as_slice().to_vec();
-    a.nic.tx_frame(START, m, &offload, &mut a.counters).unwrap();
+    let p = linear_frame(&mut a);
+    let sent = p.chain.to_vec();
+    assert!(a.send(START, p));
     let got = b.receive(START + Duration::from_millis(1));
     assert_eq!(got.len(), 1);
     assert_eq!(got[0].chain.len(), sent.len());
@@ -565,30 +565,23 @@ fn a_frame_that_goes_by_itself_arrives_and_counts_as_a_burst_of_one() {
 }
 
 #[test]
-fn a_frame_that_finds_no_room_comes_back_and_none_overtakes_those_that_wait() {
+fn a_linear_frame_that_finds_no_descriptor_stays_in_the_burst() {
     let config =
         SimConfig { tx_descriptors: 128, line_rate_bps: 1_000_000, ..SimConfig::default() };
     let mut a = Host::new(with_peer(config).unwrap().0);
     let mut taken = 0;
-    let back = loop {
-        let (m, offload) = small_piece(&mut a);
-        match a.nic.tx_frame(START, m, &offload, &mut a.counters) {
-            Ok(()) => taken += 1,
-            Err(m) => break Packet { chain: m.into(), offload },
-        }
-    };
+    while a.burst.is_empty() {
+        let p = linear_frame(&mut a);
+        a.burst.push(p).unwrap();
+        taken += a.nic.tx_burst(START, &mut a.pool, &mut a.burst, &mut a.counters);
+    }
     assert_eq!(taken, 128);
-    // It waits in the burst, as the contract says.
-    a.burst.push(back).unwrap();
     assert_eq!(a.nic.tx_burst(START, &mut a.pool, &mut a.burst, &mut a.counters), 0);
     let later = START + Duration::from_secs(1);
     a.nic.tx_reap(later, &mut a.pool);
-    let (m, offload) = small_piece(&mut a);
-    let m = a.nic.tx_frame(later, m, &offload, &mut a.counters).unwrap_err();
-    a.pool.free_mbuf(m);
     assert_eq!(a.nic.tx_burst(later, &mut a.pool, &mut a.burst, &mut a.counters), 1);
-    let (m, offload) = small_piece(&mut a);
-    a.nic.tx_frame(later, m, &offload, &mut a.counters).unwrap();
+    let p = linear_frame(&mut a);
+    assert!(a.send(later, p));
     assert!(a.comes_home());
 }
 
@@ -599,8 +592,8 @@ fn hardware_that_fetches_several_frames_at_once_waits_for_so_many_or_for_a_look(
     let mut a = Host::new(nic);
     let sent = || handle.counts().tx_packets;
     for i in 1..=9 {
-        let (m, offload) = small_piece(&mut a);
-        a.nic.tx_frame(START, m, &offload, &mut a.counters).unwrap();
+        let p = linear_frame(&mut a);
+        assert!(a.send(START, p));
         assert_eq!(sent(), i / 4 * 4);
     }
     assert_eq!(handle.counts().sections, 2);
@@ -608,17 +601,17 @@ fn hardware_that_fetches_several_frames_at_once_waits_for_so_many_or_for_a_look(
     a.receive(START);
     assert_eq!(sent(), 9);
     // Who waits for an answer looks before it sleeps, and is not kept waiting from then on.
-    let (m, offload) = small_piece(&mut a);
-    a.nic.tx_frame(START, m, &offload, &mut a.counters).unwrap();
+    let p = linear_frame(&mut a);
+    assert!(a.send(START, p));
     assert!(!a.nic.arm());
     a.receive(START);
     assert_eq!(sent(), 10);
-    let (m, offload) = small_piece(&mut a);
-    a.nic.tx_frame(START, m, &offload, &mut a.counters).unwrap();
+    let p = linear_frame(&mut a);
+    assert!(a.send(START, p));
     assert_eq!(sent(), 11);
     a.nic.disarm();
-    let (m, offload) = small_piece(&mut a);
-    a.nic.tx_frame(START, m, &offload, &mut a.counters).unwrap();
+    let p = linear_frame(&mut a);
+    assert!(a.send(START, p));
     assert_eq!(sent(), 11, "it is awake");
     assert!(a.comes_home());
 }

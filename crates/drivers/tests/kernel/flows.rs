@@ -8,7 +8,7 @@ use std::time::Duration;
 use fulmar_base::{FlowKey, SeqNum};
 use fulmar_drivers::tap::{Tap, TapConfig};
 use fulmar_mbuf::{Hold, RecvBuf};
-use fulmar_netdev::{Device, DeviceStats, Placement, PlacementHint, Rooms};
+use fulmar_netdev::{Device, DeviceStats, Rooms};
 use fulmar_wire::tcp::{self, Flags};
 
 use crate::host::{Host, KERNEL, OURS, Segment, header};
@@ -73,8 +73,7 @@ impl End {
         let mut rooms = Rooms::default();
         rooms.push(hold.room(0).unwrap()).unwrap();
         let (flow, next_seq) = (self.key, self.next());
-        let placement = Placement::InOrder(rooms);
-        device.place(PlacementHint { flow, next_seq, placement }).unwrap();
+        device.placement().unwrap().place(flow, next_seq, rooms).unwrap();
         self.hold = Some(hold);
     }
 
@@ -87,7 +86,7 @@ impl End {
 
     /// Takes the buffer back; frees it when its bytes are no longer looked at.
     fn withdraw(&mut self, device: &mut impl Device) {
-        drop(device.unplace(&self.key));
+        drop(device.placement().unwrap().unplace(&self.key));
         self.hold = None;
     }
 

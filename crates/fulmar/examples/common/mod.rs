@@ -26,6 +26,7 @@ pub const PEER: &str = "10.77.0.1/24";
 /// What every example says about its first argument.
 pub const DEVICE_HELP: &str = "DEVICE is one of
     link          both ends in this process, for a look without any rights
+    fulmar0       the interface of a shell of `fulmar sandbox`, where the kernel is 10.77.0.1
     tap:NAME      a TAP interface, made if need be; the kernel is at its other end
     packet:IF     an Ethernet interface; fulmar is a station of its own on that network
 ADDRESS is fulmar's own address (10.77.0.2/24 if you give none). After starting on a TAP, give the
@@ -36,16 +37,11 @@ kernel its end from another terminal:
 /// Opens what the device argument says.
 pub fn open(device: &str, address: Option<&str>) -> Outcome<Place> {
     let address = address.unwrap_or(OURS);
-    let place = match device.split_once(':') {
-        None if device == "link" => {
-            let (ours, peer) = devices::link_pair()?;
-            Place::Demo(stack(ours, address)?, stack(peer, PEER)?)
-        }
-        Some(("tap", name)) => Place::Network(stack(devices::tap(name)?, address)?),
-        Some(("packet", interface)) => Place::Network(stack(devices::packet(interface)?, address)?),
-        _ => return Err(format!("`{device}` is no device\n\n{DEVICE_HELP}").into()),
-    };
-    Ok(place)
+    if device == "link" {
+        let (ours, peer) = devices::link_pair()?;
+        return Ok(Place::Demo(stack(ours, address)?, stack(peer, PEER)?));
+    }
+    Ok(Place::Network(stack(devices::open(device)?, address)?))
 }
 
 /// A stack with one address, and as gateway the first address of its network.

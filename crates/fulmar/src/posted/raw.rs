@@ -19,8 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fulmar_mbuf::RecvBuf;
+use fulmar_runtime::Limit;
 use fulmar_socket::SocketError;
-use fulmar_stack::Limit;
 
 use super::{RecvCompletion, RecvError};
 use crate::tcp::TcpStream;

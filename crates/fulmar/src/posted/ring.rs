@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use fulmar_mbuf::RecvBuf;
-use fulmar_stack::{Limit, Post, RecvTicket, Request, SoleTicket};
+use fulmar_runtime::{Limit, Post, RecvTicket, Request, SoleTicket};
 
 use super::{RecvError, RecvRule, told};
 use crate::socket::{Socket, to_io};

@@ -21,9 +21,10 @@ use std::sync::Arc;
 
 use fulmar_base::Duration;
 use fulmar_mbuf::{Chain, Lease, RecvBuf};
+use fulmar_runtime::{Limit, Post, PostedRead, RecvTicket, SoleTicket};
+use fulmar_shard::RecvOutcome;
 use fulmar_socket::SocketError;
 use fulmar_socket::posted::Rule;
-use fulmar_stack::{Limit, Post, PostedRead, RecvOutcome, RecvTicket, SoleTicket};
 
 use crate::socket::Socket;
 

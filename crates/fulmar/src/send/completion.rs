@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use fulmar_stack::{Completion, Limit};
+use fulmar_runtime::{Completion, Limit};
 use fulmar_tcp::ConnError;
 
 use super::ShardRef;

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use fulmar_mbuf::{Chain, Mbuf, SharedBytes};
-use fulmar_stack::Completion;
+use fulmar_runtime::Completion;
 use fulmar_tcp::ConnError;
 
 use super::{SendCompletion, ShardRef};
@@ -197,7 +197,6 @@ impl From<Chain> for OwnedBytes {
 }
 
 /// An owned send that was not accepted whole.
-#[derive(Debug)]
 pub struct SendOwnedError {
     /// Why.
     pub error: io::Error,

@@ -4,9 +4,10 @@ use std::io::{self, IoSlice};
 
 use fulmar_base::{Instant, Stage};
 use fulmar_mbuf::Chain;
+use fulmar_runtime::{AnyShard, Limit, Request};
+use fulmar_shard::Reserved;
 use fulmar_socket::sosend::SMALL_WRITE_BYTES;
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
-use fulmar_stack::{AnyShard, Limit, Request, Reserved};
 
 use super::OwnedBytes;
 use crate::socket::{Socket, to_io};
@@ -180,7 +181,7 @@ impl<'a> WriteTurn<'a> {
     ) -> Result<Option<Step<T>>, SocketError> {
         let id = self.socket.id;
         if !self.has_begun {
-            match shard.tcp_begin_write(id, fulmar_stack::thread_number())? {
+            match shard.tcp_begin_write(id, fulmar_runtime::thread_number())? {
                 Step::Done(()) => self.has_begun = true,
                 Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Some(Step::WaitSpace(n))),
             }

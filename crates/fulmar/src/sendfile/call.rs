@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use fulmar_base::{Instant, SlotId};
 use fulmar_mbuf::{Chain, SharedBytes};
+use fulmar_runtime::file::{End, Patience};
+use fulmar_runtime::{AnyShard, Limit, Request};
 use fulmar_socket::sendfile::{MIN_SHARED_BYTES, Piece, Rest, Worth};
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
-use fulmar_stack::file::{End, Patience};
-use fulmar_stack::{AnyShard, Limit, Request};
 
 use super::reader::Job;
 use super::source::Source;
@@ -302,7 +302,7 @@ fn begin<T>(
     has_begun: &mut bool,
 ) -> Result<Option<Step<T>>, SocketError> {
     if !*has_begun {
-        match shard.tcp_begin_write(id, fulmar_stack::thread_number())? {
+        match shard.tcp_begin_write(id, fulmar_runtime::thread_number())? {
             Step::Done(()) => *has_begun = true,
             Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Some(Step::WaitSpace(n))),
         }

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fulmar_mbuf::SharedBytes;
-use fulmar_stack::file::{FileMap, MAX_MAP_BYTES};
+use fulmar_runtime::file::{FileMap, MAX_MAP_BYTES};
 
 /// What one turn takes at most: enough for the largest frames, and little enough that the first of a
 /// file from the disk goes soon.

@@ -13,9 +13,9 @@ use std::sync::{Mutex, TryLockError};
 use std::thread;
 
 use fulmar_base::SlotId;
+use fulmar_runtime::AnyHost;
+use fulmar_runtime::file::{End, Patience, read_into};
 use fulmar_socket::Reservation;
-use fulmar_stack::AnyHost;
-use fulmar_stack::file::{End, Patience, read_into};
 
 /// Pieces that wait to be read at most. Their storage is charged to the send share already.
 const QUEUE: usize = 256;

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 
 use fulmar_mbuf::Chain;
-use fulmar_stack::file::{self, End, Patience};
+use fulmar_runtime::file::{self, End, Patience};
 
 /// What is read at a time where the size is not known before the end is met.
 const UNSIZED_STEP_BYTES: u64 = 64 << 10;

@@ -3,8 +3,9 @@
 use std::io;
 
 use fulmar_base::Stage;
+use fulmar_runtime::AnyShard;
+use fulmar_shard::{RecvMessage, SendMessage};
 use fulmar_socket::Ready;
-use fulmar_stack::{AnyShard, RecvMessage, SendMessage};
 
 use super::UdpSocket;
 

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 
 use fulmar::UdpSocket;
 use fulmar::ledger::Stage;
-use fulmar::shard::{ExitPoint, Probing};
+use fulmar::runtime::{ExitPoint, Probing};
 
 use crate::support::{
     B, buffers_come_home, connection, meet, pattern, stacks, stacks_with, within,

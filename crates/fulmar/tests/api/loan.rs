@@ -118,7 +118,7 @@ fn loans_that_are_kept_close_the_window_until_they_are_let_go() {
         });
         let info = s.info().unwrap();
         let held: usize = kept.iter().map(Loan::len).sum();
-        assert_eq!(info.lent_bytes, held);
+        assert_eq!(info.loaned_bytes, held);
         // What was offered before may still come, but no more than the buffer holds.
         eventually("nothing is under way", || {
             let is_quiet = c.info().unwrap().in_flight_bytes == 0;
@@ -127,7 +127,7 @@ fn loans_that_are_kept_close_the_window_until_they_are_let_go() {
             }
             is_quiet && s.info().unwrap().rcv_wnd_bytes == 0
         });
-        let lent = s.info().unwrap().lent_bytes;
+        let lent = s.info().unwrap().loaned_bytes;
         // The window field counts in steps, and never takes back a part of one.
         let steps = 64 << info.window_scales.0;
         assert!(lent <= info.recv_buffer_bytes + steps, "{lent} bytes of {info:?}");
@@ -135,7 +135,7 @@ fn loans_that_are_kept_close_the_window_until_they_are_let_go() {
         for loan in kept.drain(..) {
             all.extend(loan.to_vec());
         }
-        assert_eq!(s.info().unwrap().lent_bytes, 0);
+        assert_eq!(s.info().unwrap().loaned_bytes, 0);
         c.set_nonblocking(false).unwrap();
         s.set_nonblocking(false).unwrap();
         let writer = thread::spawn(move || c.write_all(b"the end").unwrap());

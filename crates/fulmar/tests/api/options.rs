@@ -1,11 +1,12 @@
 //! Options of sockets, and what they do on the wire.
 
 use std::io::{ErrorKind, Read, Write};
+use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
 use fulmar::base::Counter;
-use fulmar::{Keepalive, ListenOptions, TcpListener, TcpStream};
+use fulmar::{Keepalive, ListenOptions, TcpListener, TcpStream, devices};
 
 use crate::support::pipe::Pipe;
 use crate::support::{A, B, B6, buffers_come_home, connection, pattern, stack, stacks, within};
@@ -202,10 +203,33 @@ fn a_local_port_of_choice_is_used_and_used_once() {
         let (a, b) = stacks();
         let listener = TcpListener::bind(&b, (B, 80)).unwrap();
         let to = listener.local_addr().unwrap();
-        let c = TcpStream::connect_from(&a, 1234, &to, crate::support::PATIENCE).unwrap();
+        let from = |local: &str| {
+            TcpStream::connect_from(&a, local.parse().unwrap(), &to, crate::support::PATIENCE)
+        };
+        let c = from("0.0.0.0:1234").unwrap();
         assert_eq!(c.local_addr().unwrap(), format!("{A}:1234").parse().unwrap());
-        let e = TcpStream::connect_from(&a, 1234, &to, crate::support::PATIENCE).unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::AddrInUse);
+        assert_eq!(from("0.0.0.0:1234").unwrap_err().kind(), ErrorKind::AddrInUse);
+    });
+}
+
+#[test]
+fn a_local_address_of_choice_is_used_with_a_port_of_the_stacks_choice() {
+    const SECOND: &str = "10.1.0.7";
+    within(|| {
+        let (p, q) = devices::link_pair().unwrap();
+        let a = stack(1, p, |b| b.address(format!("{SECOND}/24").parse().unwrap()));
+        let b = stack(2, q, |b| b);
+        let listener = TcpListener::bind(&b, (B, 80)).unwrap();
+        let to = listener.local_addr().unwrap();
+        let from = |ip: &str| {
+            let local = SocketAddr::new(ip.parse().unwrap(), 0);
+            TcpStream::connect_from(&a, local, &to, crate::support::PATIENCE)
+        };
+        for ip in [SECOND, A] {
+            let local = from(ip).unwrap().local_addr().unwrap();
+            assert!(local.ip().to_string() == ip && local.port() != 0, "{local}");
+        }
+        assert_eq!(from("10.1.0.99").unwrap_err().kind(), ErrorKind::AddrNotAvailable);
     });
 }
 

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -70,9 +71,146 @@ fn interest_token_and_membership_can_change() {
         set.remove(&c).unwrap();
         set.add(&c, 4, Ready::WRITABLE).unwrap();
         assert_eq!(tokens(&set, None), [4], "once, not once per joining");
+        set.modify(&c, 5, Ready::WRITABLE).unwrap();
+        assert_eq!(tokens(&set, None), [5]);
+        set.remove(&c).unwrap();
+        let e = set.modify(&c, 6, Ready::WRITABLE).unwrap_err();
+        assert_eq!(e.kind(), std::io::ErrorKind::InvalidInput, "it is no member");
         let foreign = b.poll_set().unwrap();
         let e = foreign.add(&c, 0, Ready::READABLE).unwrap_err();
         assert_eq!(e.kind(), std::io::ErrorKind::InvalidInput);
+    });
+}
+
+#[test]
+fn an_edge_triggered_socket_is_reported_when_something_has_come_and_not_again() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, mut s) = connection(&a, &b, 80);
+        s.set_nonblocking(true).unwrap();
+        let set = b.poll_set().unwrap();
+        set.add(&s, 9, Ready::READABLE | Ready::EDGE).unwrap();
+        for round in 0..3 {
+            c.write_all(b"two").unwrap();
+            assert_eq!(tokens(&set, None), [9], "round {round}");
+            assert!(tokens(&set, Some(Duration::ZERO)).is_empty(), "round {round}");
+            // Drained until there is no more: then the next byte is a change.
+            while s.read(&mut [0; 2]).is_ok() {}
+        }
+        drop(c);
+        let mut events = Vec::new();
+        set.wait(&mut events, None).unwrap();
+        assert!(matches!(events[..], [Event { ready, .. }] if ready.is_readable()), "{events:?}");
+    });
+}
+
+#[test]
+fn a_peer_that_has_closed_is_told_to_those_who_asked_once_all_is_read() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, mut s) = connection(&a, &b, 80);
+        let set = b.poll_set().unwrap();
+        set.add(&s, 0, Ready::READABLE | Ready::PEER_CLOSED).unwrap();
+        c.write_all(b"x").unwrap();
+        c.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut events = Vec::new();
+        set.wait(&mut events, None).unwrap();
+        assert!(events[0].ready.is_readable() && !events[0].ready.is_peer_closed(), "{events:?}");
+        s.read_exact(&mut [0; 1]).unwrap();
+        set.wait(&mut events, None).unwrap();
+        assert!(events[0].ready.is_readable() && events[0].ready.is_peer_closed(), "{events:?}");
+        assert_eq!(s.read(&mut [0; 1]).unwrap(), 0);
+    });
+}
+
+#[test]
+fn a_waker_ends_a_wait_of_another_thread_and_counts_once() {
+    within(|| {
+        let (_a, b) = stacks();
+        let set = b.poll_set().unwrap();
+        let waker = set.waker(7);
+        // Before the wait, twice: one event.
+        waker.wake();
+        waker.clone().wake();
+        assert_eq!(tokens(&set, None), [7]);
+        assert!(tokens(&set, Some(Duration::ZERO)).is_empty());
+        // During the wait, from another thread; as the waker of a future, too.
+        for _ in 0..100 {
+            let waker: std::task::Waker = waker.clone().into();
+            let other = thread::spawn(move || waker.wake());
+            assert_eq!(tokens(&set, None), [7]);
+            other.join().unwrap();
+        }
+        drop(set);
+        waker.wake();
+    });
+}
+
+#[test]
+fn a_waker_is_seen_on_the_descriptor_of_the_set() {
+    within(|| {
+        let (_a, b) = stacks();
+        let set = b.poll_set().unwrap();
+        let waker = set.waker(7);
+        assert!(!is_readable(&set, 0));
+        waker.wake();
+        assert!(is_readable(&set, PATIENCE.as_millis() as i32));
+        assert_eq!(tokens(&set, Some(Duration::ZERO)), [7]);
+        assert!(!is_readable(&set, 0));
+    });
+}
+
+#[test]
+fn a_descriptor_of_the_host_is_reported_beside_sockets_as_long_as_it_is_ready() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, s) = connection(&a, &b, 80);
+        let set = b.poll_set().unwrap();
+        set.add(&s, 1, Ready::READABLE).unwrap();
+        let (mut near, far) = UnixStream::pair().unwrap();
+        set.add_fd(&far, 2, Ready::READABLE | Ready::PEER_CLOSED).unwrap();
+        assert!(tokens(&set, Some(Duration::from_millis(5))).is_empty());
+        for _ in 0..50 {
+            let writer = thread::spawn({
+                let mut near = near.try_clone().unwrap();
+                move || near.write_all(b"x").unwrap()
+            });
+            assert_eq!(tokens(&set, None), [2]);
+            assert_eq!(tokens(&set, None), [2], "until somebody reads");
+            writer.join().unwrap();
+            (&far).read_exact(&mut [0; 1]).unwrap();
+            assert!(tokens(&set, Some(Duration::ZERO)).is_empty());
+        }
+        near.write_all(b"x").unwrap();
+        c.write_all(b"x").unwrap();
+        eventually("both are ready", || tokens(&set, None) == [1, 2]);
+        drop(near);
+        let mut events = Vec::new();
+        eventually("the end is told", || {
+            set.wait(&mut events, None).unwrap();
+            events.iter().any(|e| e.token == 2 && e.ready.is_peer_closed())
+        });
+        set.remove_fd(&far).unwrap();
+        assert_eq!(tokens(&set, None), [1]);
+        assert_eq!(set.remove_fd(&far).unwrap_err().kind(), std::io::ErrorKind::NotFound);
+    });
+}
+
+#[test]
+fn a_descriptor_of_the_host_shows_on_that_of_the_set_and_leaves_it_when_it_is_closed() {
+    within(|| {
+        let (_a, b) = stacks();
+        let set = b.poll_set().unwrap();
+        let (mut near, far) = UnixStream::pair().unwrap();
+        set.add_fd(&far, 2, Ready::READABLE).unwrap();
+        near.write_all(b"x").unwrap();
+        assert!(is_readable(&set, PATIENCE.as_millis() as i32));
+        assert_eq!(tokens(&set, Some(Duration::ZERO)), [2]);
+        assert!(is_readable(&set, PATIENCE.as_millis() as i32), "until somebody reads");
+        drop(far);
+        eventually("a closed descriptor is forgotten", || {
+            tokens(&set, Some(Duration::ZERO)).is_empty() && !is_readable(&set, 0)
+        });
     });
 }
 

@@ -5,7 +5,7 @@ use std::thread;
 
 use fulmar::base::Counter;
 use fulmar::mbuf::{Chain, Purpose};
-use fulmar::shard::AnyShard;
+use fulmar::runtime::AnyShard;
 use fulmar::socket_steps::{SocketError, Step};
 use fulmar::{SendFlags, Stack, TcpStream};
 

@@ -1,6 +1,12 @@
 //! What cannot be built, and how that is said.
 
-use fulmar::{Builder, Stack, devices};
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+
+use fulmar::{Builder, Stack, TcpStream, devices};
+
+use crate::support::pipe::Pipe;
+use crate::support::{B, PATIENCE, stack, within};
 
 /// The sentence with which a stack is refused.
 fn refused(describe: impl FnOnce(Builder) -> Builder) -> String {
@@ -34,11 +40,11 @@ fn the_smallest_budgets_are_refused_or_work() {
         let (p, q) = devices::link_pair().unwrap();
         let build = |device, at: &str| {
             let builder = Stack::builder().device(device).address(address(at)).unlisted();
-            builder.budget_bytes(budget).exit_drain(std::time::Duration::ZERO).build()
+            builder.budget_bytes(budget).exit_drain(Duration::ZERO).build()
         };
         let (Ok(a), Ok(_b)) = (build(p, "10.0.0.1/24"), build(q, "10.0.0.2/24")) else { continue };
         // It need not get through, but it must end.
-        let _ = a.ping("10.0.0.2".parse().unwrap(), 8, std::time::Duration::from_millis(50));
+        let _ = a.ping("10.0.0.2".parse().unwrap(), 8, Duration::from_millis(50));
     }
 }
 
@@ -49,4 +55,31 @@ fn a_device_that_cannot_be_opened_says_why_and_what_to_do() {
     // With the rights or without, it does not open an interface of another, shorter name.
     let e = devices::tap("a-name-that-is-too-long").err().unwrap().to_string();
     assert!(e.contains("15 bytes") || e.contains("/dev/net/tun"), "{e}");
+}
+
+#[test]
+fn a_device_without_a_descriptor_is_polled_by_waiting_threads_and_by_the_service_thread() {
+    within(|| {
+        let (p, q) = Pipe::pair();
+        let a = stack(1, Box::new(p.without_fd()), |b| b);
+        // Only its service thread takes the request and answers it.
+        let _b = stack(2, Box::new(q.without_fd()), |b| b);
+        a.ping(B.parse().unwrap(), 8, PATIENCE).unwrap();
+    });
+}
+
+#[test]
+fn two_stations_with_one_ethernet_address_are_named_as_the_reason() {
+    within(|| {
+        let (p, q) = UnixDatagram::pair().unwrap();
+        let a = stack(1, Box::new(Pipe::new(p, 1)), |b| b);
+        let _b = stack(2, Box::new(Pipe::new(q, 1)), |b| b);
+        for error in [
+            TcpStream::connect(&a, (B, 80)).unwrap_err(),
+            a.ping(B.parse().unwrap(), 8, PATIENCE).unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), std::io::ErrorKind::HostUnreachable);
+            assert!(error.to_string().contains("the same Ethernet address"), "{error}");
+        }
+    });
 }

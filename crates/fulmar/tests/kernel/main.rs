@@ -18,6 +18,7 @@ mod namespace;
 mod path_mtu;
 mod placement;
 mod queues;
+mod readme;
 mod sendfile;
 mod sys;
 mod tcp;

@@ -1,14 +1,13 @@
 //! A device with a bug: it panics at the n-th call of one of its methods.
 
-use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Once};
 use std::thread;
 
 use fulmar::Device;
-use fulmar::base::{Counters, Instant, Offload};
-use fulmar::mbuf::{Backing, Mbuf, Pool};
-use fulmar::netdev::{Burst, Caps, LinkState, Peek};
+use fulmar::base::{Counters, Instant};
+use fulmar::mbuf::Pool;
+use fulmar::netdev::{Burst, forward_device};
 
 /// Where it panics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,25 +108,10 @@ impl Drop for Faulty {
 }
 
 impl Device for Faulty {
-    fn caps(&self) -> &Caps {
-        self.inner.caps()
-    }
+    forward_device!(self => self.inner, except tx_burst, tx_reap, rx_burst, arm, disarm, next_deadline, lost);
     fn tx_burst(&mut self, n: Instant, p: &mut Pool, b: &mut Burst, c: &mut Counters) -> usize {
         self.bug.at(Call::Tx);
         self.inner.tx_burst(n, p, b, c)
-    }
-    fn takes_single_frames(&self) -> bool {
-        self.inner.takes_single_frames()
-    }
-    fn tx_frame(
-        &mut self,
-        now: Instant,
-        frame: Mbuf,
-        offload: &Offload,
-        counters: &mut Counters,
-    ) -> Result<(), Mbuf> {
-        self.bug.at(Call::Tx);
-        self.inner.tx_frame(now, frame, offload, counters)
     }
     fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
         self.bug.at(Call::Reap);
@@ -149,34 +133,16 @@ impl Device for Faulty {
         self.bug.at(Call::Arm);
         self.inner.arm()
     }
-    fn shows_what_waits(&self) -> bool {
-        self.inner.shows_what_waits()
-    }
     fn disarm(&mut self) {
         self.bug.at(Call::Disarm);
         self.inner.disarm();
-    }
-    fn wake_fd(&self) -> Option<RawFd> {
-        self.inner.wake_fd()
     }
     fn next_deadline(&self) -> Option<Instant> {
         self.bug.at(Call::Deadline);
         self.inner.next_deadline()
     }
-    fn link_state(&self) -> LinkState {
-        self.inner.link_state()
-    }
     fn lost(&self) -> Option<i32> {
         self.bug.at(Call::Lost);
         self.inner.lost()
-    }
-    fn wants_tx_wake(&self) -> bool {
-        self.inner.wants_tx_wake()
-    }
-    fn region(&mut self) -> Option<Backing> {
-        self.inner.region()
-    }
-    fn peek(&self) -> Option<Arc<dyn Peek>> {
-        self.inner.peek()
     }
 }

@@ -2,17 +2,14 @@
 //! it crosses. It may be told to keep what it has placed, as one that is not true to its word, or to fail.
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 
 use fulmar::Device;
 use fulmar::base::{Counters, FlowKey, Instant, SeqNum};
-use fulmar::mbuf::{Backing, Chain, Pool, Purpose};
-use fulmar::netdev::{
-    Burst, Caps, LinkState, Packet, Peek, Placement, PlacementHint, Rooms, Unsupported,
-};
+use fulmar::mbuf::{Chain, Pool, Purpose};
+use fulmar::netdev::{Burst, Caps, DirectPlacement, Packet, Rooms, Unsupported, forward_device};
 
 /// What it is to do, and what it has done.
 #[derive(Default)]
@@ -38,6 +35,7 @@ struct Expected {
 /// See the module's header.
 pub struct Landing {
     inner: Box<dyn Device>,
+    caps: Caps,
     expected: Vec<Expected>,
     fresh: Burst,
     kept: VecDeque<Packet>,
@@ -49,7 +47,8 @@ impl Landing {
         let orders = Arc::new(Orders::default());
         let (fresh, kept) = (Burst::with_capacity(64), VecDeque::new());
         let theirs = Arc::clone(&orders);
-        (Landing { inner, expected: Vec::new(), fresh, kept, orders: theirs }, orders)
+        let caps = Caps { places_on_receive: true, ..*inner.caps() };
+        (Landing { inner, caps, expected: Vec::new(), fresh, kept, orders: theirs }, orders)
     }
 
     /// The frame with its payload in the rooms of its flow, if it is the next one; whether it is so.
@@ -113,14 +112,9 @@ fn segment(frame: &[u8]) -> Option<(FlowKey, SeqNum, usize)> {
 }
 
 impl Device for Landing {
+    forward_device!(self => self.inner, except caps, rx_burst, placement);
     fn caps(&self) -> &Caps {
-        self.inner.caps()
-    }
-    fn tx_burst(&mut self, n: Instant, p: &mut Pool, b: &mut Burst, c: &mut Counters) -> usize {
-        self.inner.tx_burst(n, p, b, c)
-    }
-    fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
-        self.inner.tx_reap(now, pool)
+        &self.caps
     }
     fn rx_burst(
         &mut self,
@@ -152,34 +146,15 @@ impl Device for Landing {
         self.orders.kept.store(self.kept.len(), Ordering::Relaxed);
         out.len() - before
     }
-    fn arm(&mut self) -> bool {
-        self.inner.arm()
+    fn placement(&mut self) -> Option<&mut dyn DirectPlacement> {
+        Some(self)
     }
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-    fn wake_fd(&self) -> Option<RawFd> {
-        self.inner.wake_fd()
-    }
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
-    }
-    fn link_state(&self) -> LinkState {
-        self.inner.link_state()
-    }
-    fn wants_tx_wake(&self) -> bool {
-        self.inner.wants_tx_wake()
-    }
-    fn region(&mut self) -> Option<Backing> {
-        self.inner.region()
-    }
-    fn peek(&self) -> Option<Arc<dyn Peek>> {
-        self.inner.peek()
-    }
-    fn place(&mut self, hint: PlacementHint) -> Result<(), Unsupported> {
-        let Placement::InOrder(rooms) = hint.placement else { return Err(Unsupported) };
-        drop(self.unplace(&hint.flow));
-        self.expected.push(Expected { flow: hint.flow, next: hint.next_seq, rooms });
+}
+
+impl DirectPlacement for Landing {
+    fn place(&mut self, flow: FlowKey, next: SeqNum, rooms: Rooms) -> Result<(), Unsupported> {
+        drop(self.unplace(&flow));
+        self.expected.push(Expected { flow, next, rooms });
         self.count_flows();
         Ok(())
     }
@@ -188,8 +163,5 @@ impl Device for Landing {
         let rooms = at.map_or_else(Rooms::default, |at| self.expected.remove(at).rooms);
         self.count_flows();
         rooms
-    }
-    fn places_lent(&self) -> bool {
-        true
     }
 }

@@ -112,7 +112,7 @@ pub fn buffers_come_home(stacks: &[&Stack]) {
 
 /// As [`buffers_come_home`], but for those that a device keeps for what comes next.
 pub fn buffers_come_home_but(posted: usize, stacks: &[&Stack]) {
-    let out = || stacks.iter().map(|s| s.stat().unwrap().shard.pool.mbufs_out).sum::<usize>();
+    let out = || stacks.iter().map(|s| s.stat().unwrap().shard.pool.mbufs_in_use).sum::<usize>();
     let mut last = 0;
     let start = Instant::now();
     while out() > posted {

@@ -2,7 +2,7 @@
 //! without any right; and a switch with which it goes away.
 
 use std::io::ErrorKind;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use fulmar::Device;
 use fulmar::base::{Counters, DropReason, EtherAddr, Instant};
 use fulmar::mbuf::{Pool, Purpose};
-use fulmar::netdev::{Burst, Caps, LinkState, Packet};
+use fulmar::netdev::{Burst, Caps, Interest, Packet, WakeFd};
 
 const FRAME_BYTES: usize = 1514;
 
@@ -23,6 +23,8 @@ pub struct Pipe {
     is_mute: Arc<AtomicBool>,
     /// The last burst was refused.
     is_full: bool,
+    /// It tells nobody when frames come.
+    has_no_fd: bool,
 }
 
 /// Ends a [`Pipe`], as pulling a card does.
@@ -55,7 +57,14 @@ impl Pipe {
             lost: Arc::default(),
             is_mute: Arc::default(),
             is_full: false,
+            has_no_fd: false,
         }
+    }
+
+    /// The same device, which has to be polled.
+    #[must_use]
+    pub fn without_fd(self) -> Pipe {
+        Pipe { has_no_fd: true, ..self }
     }
 
     pub fn pair() -> (Pipe, Pipe) {
@@ -134,26 +143,12 @@ impl Device for Pipe {
         taken
     }
 
-    fn arm(&mut self) -> bool {
-        true
+    fn wake_fd(&self) -> Option<WakeFd> {
+        let interest = if self.is_full { Interest::ReadableOrWritable } else { Interest::Readable };
+        (!self.has_no_fd).then(|| WakeFd { fd: self.socket.as_raw_fd(), interest })
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
-        Some(self.socket.as_raw_fd())
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        None
-    }
-
-    fn wants_tx_wake(&self) -> bool {
-        self.is_full
-    }
-
-    fn link_state(&self) -> LinkState {
-        match self.lost.load(Ordering::Acquire) {
-            0 => LinkState::Up,
-            errno => LinkState::Gone(errno),
-        }
+    fn lost(&self) -> Option<i32> {
+        Some(self.lost.load(Ordering::Acquire)).filter(|errno| *errno != 0)
     }
 }

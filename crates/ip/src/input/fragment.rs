@@ -1,4 +1,4 @@
-//! Fragments on their way in: what each one may look like, and the packet that they make.
+//! Fragment input: validation of fragments, and the packet that reassembly yields.
 
 use core::net::IpAddr;
 
@@ -13,34 +13,34 @@ use crate::FrameSink;
 use crate::engine::Ip;
 use crate::frame::{Context, Frame};
 use crate::icmp::Message;
-use crate::reassembly::{First, Key, Piece, Whole};
+use crate::reassembly::{Datagram, First, Fragment as PayloadFragment, Key};
 
-/// How long a datagram of IPv4 may take to arrive: Linux's time. RFC 1122 section 3.3.2 wants
-/// between 60 and 120 s, for networks of its time; held buffers are what a flood is after.
-const LIFETIME_V4: Duration = Duration::from_secs(30);
-/// The same for IPv6 (RFC 8200 section 4.5).
-const LIFETIME_V6: Duration = Duration::from_secs(60);
-/// Longest payload of a datagram, IPv6 extension headers or IPv4 header included.
+/// Reassembly time-out of IPv4: 30 s as Linux. RFC 1122 section 3.3.2 asks for 60 to 120 s. A
+/// shorter time-out limits the buffers that a flood of fragments occupies.
+const TIMEOUT_V4: Duration = Duration::from_secs(30);
+/// Reassembly time-out of IPv6 (RFC 8200 section 4.5).
+const TIMEOUT_V6: Duration = Duration::from_secs(60);
+/// Maximum length of a reassembled datagram, bytes, IPv4 header or IPv6 extension headers included.
 const MAX_BYTES: usize = 65_535;
-/// Code of time exceeded: in reassembly.
+/// Code of time exceeded: fragment reassembly time exceeded.
 const REASSEMBLY: u8 = 1;
 
-/// A fragment, as its headers say.
-struct Part {
+/// A fragment as described by its headers.
+struct Incoming {
     key: Key,
     first: First,
     start: u16,
     more: bool,
     ecn: u8,
     is_group: bool,
-    /// Bytes in front of the payload.
+    /// Offset of the payload, bytes.
     header_bytes: usize,
     lifetime: Duration,
 }
 
 impl Ip {
-    /// Takes a fragment of IPv4, without padding. If it completes a datagram, `frame` becomes that
-    /// datagram, as if it had come in one packet, and its header is returned.
+    /// Processes an IPv4 fragment without link padding. If it completes a datagram, `frame` becomes
+    /// the reassembled packet and its header is returned.
     pub(super) fn fragment_v4<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -49,8 +49,8 @@ impl Ip {
         is_group: bool,
     ) -> Result<Option<ipv4::Header>, DropReason> {
         let end = usize::from(header.fragment_offset).saturating_add(header.total_bytes);
-        let is_cut_crooked = header.more_fragments && !header.payload_bytes().is_multiple_of(8);
-        if is_cut_crooked || header.payload_bytes() == 0 || end > MAX_BYTES {
+        let is_unaligned = header.more_fragments && !header.payload_bytes().is_multiple_of(8);
+        if is_unaligned || header.payload_bytes() == 0 || end > MAX_BYTES {
             return Err(DropReason::FragmentInvalid);
         }
         let key = Key {
@@ -59,7 +59,7 @@ impl Ip {
             protocol: header.protocol,
             ident: header.ident.into(),
         };
-        let part = Part {
+        let part = Incoming {
             key,
             first: First::V4(*header),
             start: header.fragment_offset,
@@ -67,7 +67,7 @@ impl Ip {
             ecn: header.dscp_ecn & 3,
             is_group,
             header_bytes: header.header_bytes,
-            lifetime: LIFETIME_V4,
+            lifetime: TIMEOUT_V4,
         };
         let Some((first, ecn)) = self.reassemble(cx, frame, part)? else { return Ok(None) };
         let First::V4(first) = first else { return Err(DropReason::FragmentInvalid) };
@@ -78,12 +78,12 @@ impl Ip {
             total_bytes: frame.chain.len().saturating_add(ipv4::HEADER_BYTES),
             ..first
         };
-        put_in_front(frame, ipv4::HEADER_BYTES, cx.pool, |b| header.emit(b).ok())?;
+        prepend_header(frame, ipv4::HEADER_BYTES, cx.pool, |b| header.emit(b).ok())?;
         Ok(Some(header))
     }
 
-    /// The same for IPv6: `upper` is what the walk over the extension headers has found. The
-    /// returned header names what the fragmentable part starts with.
+    /// The same for IPv6. `upper` is the result of the extension header walk. The next header of
+    /// the returned header is that of the fragmentable part.
     pub(super) fn fragment_v6<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -95,9 +95,9 @@ impl Ip {
     ) -> Result<Option<ipv6::Header>, DropReason> {
         let header_bytes = upper.fragment_at.saturating_add(ipv6::FRAGMENT_BYTES);
         let bytes = frame.chain.len().saturating_sub(header_bytes);
-        if let Some((code, pointer)) = fault_of(upper, fragment, bytes) {
+        if let Some((code, pointer)) = parameter_problem(upper, fragment, bytes) {
             let message = MessageV6::ParameterProblem { code, pointer };
-            self.answer_v6(cx, frame, network, message, false);
+            self.send_error_v6(cx, frame, network, message, false);
             return Err(DropReason::FragmentInvalid);
         }
         if bytes == 0 || header.src.is_unspecified() {
@@ -105,7 +105,7 @@ impl Ip {
         }
         let next_header = frame.chain.front().and_then(|m| m.as_slice().get(upper.fragment_at));
         let next_header = *next_header.ok_or(DropReason::Truncated)?;
-        let part = Part {
+        let part = Incoming {
             key: Key { src: network.src, dst: network.dst, protocol: 0, ident: fragment.ident },
             first: First::V6(ipv6::Header { next_header, ..*header }),
             start: fragment.offset,
@@ -113,7 +113,7 @@ impl Ip {
             ecn: network.ecn,
             is_group: network.is_group,
             header_bytes,
-            lifetime: LIFETIME_V6,
+            lifetime: TIMEOUT_V6,
         };
         let Some((first, ecn)) = self.reassemble(cx, frame, part)? else { return Ok(None) };
         let First::V6(first) = first else { return Err(DropReason::FragmentInvalid) };
@@ -122,25 +122,25 @@ impl Ip {
             payload_bytes: frame.chain.len(),
             ..first
         };
-        put_in_front(frame, ipv6::HEADER_BYTES, cx.pool, |b| header.emit(b).ok())?;
+        prepend_header(frame, ipv6::HEADER_BYTES, cx.pool, |b| header.emit(b).ok())?;
         Ok(Some(header))
     }
 
-    /// Gives the payload of a fragment to the table. If it completes a datagram, `frame` becomes the
-    /// payload of that.
+    /// Inserts the payload of a fragment into the reassembly table. If it completes a datagram,
+    /// `frame` becomes the datagram's payload.
     fn reassemble<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         frame: &mut Frame,
-        part: Part,
+        part: Incoming,
     ) -> Result<Option<(First, u8)>, DropReason> {
-        // Whoever cuts a datagram completes its checksum first.
+        // A fragmented datagram has a complete checksum.
         if frame.offload.needs_csum || frame.offload.gso.is_some() {
             return Err(DropReason::BadOffload);
         }
         cx.counters.count(Counter::FragmentsIn);
         frame.strip(part.header_bytes, cx.pool)?;
-        let piece = Piece {
+        let fragment = PayloadFragment {
             key: part.key,
             start: part.start,
             is_last: !part.more,
@@ -150,10 +150,10 @@ impl Ip {
             lifetime: part.lifetime,
             chain: frame.take(),
         };
-        let whole = self.reassembly.insert(cx.now, piece, cx.pool, cx.counters)?;
+        let whole = self.reassembly.insert(cx.now, fragment, cx.pool, cx.counters)?;
         let Some(whole) = whole else { return Ok(None) };
         frame.chain = whole.chain;
-        // What a device says about a fragment's checksum is not about the datagram's.
+        // The device's verdict on the fragment does not apply to the datagram.
         frame.offload = Offload::default();
         frame.is_group = whole.is_group;
         let first = whole.first.ok_or(DropReason::FragmentInvalid)?;
@@ -161,8 +161,8 @@ impl Ip {
         Ok(Some((first, whole.ecn)))
     }
 
-    /// Gives up datagrams that are over their time, and says so to whoever sent a first fragment
-    /// (RFC 792, RFC 8200 section 4.5).
+    /// Drops expired datagrams, and sends time exceeded for those whose first fragment arrived (RFC
+    /// 792, RFC 8200 section 4.5).
     pub(crate) fn expire_fragments<S: FrameSink>(&mut self, cx: &mut Context<'_, S>) {
         while let Some(whole) = self.reassembly.pop_expired(cx.now, cx.pool) {
             cx.counters.drop_packet(DropReason::FragmentTimeout);
@@ -170,11 +170,11 @@ impl Ip {
         }
     }
 
-    fn time_exceeded<S: FrameSink>(&mut self, cx: &mut Context<'_, S>, whole: Whole) {
-        let Whole { key, first, is_group, mut chain, first_bytes, .. } = whole;
+    fn time_exceeded<S: FrameSink>(&mut self, cx: &mut Context<'_, S>, whole: Datagram) {
+        let Datagram { key, first, is_group, mut chain, first_bytes, .. } = whole;
         if let Some(first) = first
             && !is_group
-            && restore(&first, key.ident, first_bytes, &mut chain, cx.pool).is_some()
+            && restore_headers(&first, key.ident, first_bytes, &mut chain, cx.pool).is_some()
         {
             let message = match first {
                 First::V4(_) => Message::V4(icmpv4::Message::TimeExceeded { code: REASSEMBLY }),
@@ -186,10 +186,10 @@ impl Ip {
     }
 }
 
-/// Code and pointer of the parameter problem about an IPv6 fragment of `bytes` (RFC 8200 section 4.5):
-/// the payload length if it is not a multiple of 8 although more follows; the offset if the datagram
-/// would be too long; a first fragment that ends before its transport header does.
-fn fault_of(upper: &Upper, fragment: Fragment, bytes: usize) -> Option<(u8, u32)> {
+/// Code and pointer of the parameter problem about an invalid IPv6 fragment of `bytes` (RFC 8200
+/// section 4.5): payload length not a multiple of 8 with more fragments to follow; datagram too
+/// long; transport header incomplete in the first fragment.
+fn parameter_problem(upper: &Upper, fragment: Fragment, bytes: usize) -> Option<(u8, u32)> {
     const PAYLOAD_LENGTH_AT: u32 = 4;
     let extensions_bytes = upper.fragment_at.saturating_sub(ipv6::HEADER_BYTES);
     let end = usize::from(fragment.offset).saturating_add(bytes).saturating_add(extensions_bytes);
@@ -201,13 +201,14 @@ fn fault_of(upper: &Upper, fragment: Fragment, bytes: usize) -> Option<(u8, u32)
         return Some((parameter::ERRONEOUS_FIELD, offset_at));
     }
     let packet_bytes = upper.fragment_at.saturating_add(ipv6::FRAGMENT_BYTES).saturating_add(bytes);
-    let headers_bytes = upper.offset.saturating_add(least_header_bytes(upper.protocol));
-    let is_cut = fragment.offset == 0 && packet_bytes < headers_bytes;
-    is_cut.then_some((parameter::INCOMPLETE_HEADER_CHAIN, 0))
+    let headers_bytes = upper.offset.saturating_add(min_header_bytes(upper.protocol));
+    let is_truncated = fragment.offset == 0 && packet_bytes < headers_bytes;
+    is_truncated.then_some((parameter::INCOMPLETE_HEADER_CHAIN, 0))
 }
 
-/// Bytes of a transport header that a first fragment must hold (RFC 7112 section 5): the fixed part.
-fn least_header_bytes(protocol: u8) -> usize {
+/// Bytes of the transport header that a first fragment must contain (RFC 7112 section 5): the fixed
+/// part.
+fn min_header_bytes(protocol: u8) -> usize {
     match protocol {
         protocol::TCP => tcp::HEADER_BYTES,
         protocol::UDP => udp::HEADER_BYTES,
@@ -217,21 +218,21 @@ fn least_header_bytes(protocol: u8) -> usize {
     }
 }
 
-/// Puts a header in front of a packet.
-fn put_in_front(
+/// Prepends a header to a packet.
+fn prepend_header(
     frame: &mut Frame,
     bytes: usize,
     pool: &mut Pool,
     emit: impl FnOnce(&mut [u8]) -> Option<()>,
 ) -> Result<(), DropReason> {
-    let room = frame.chain.prepend(bytes, pool, Purpose::Control);
-    let room = room.map_err(|NoBuffer| DropReason::NoBuffer)?;
-    emit(room).ok_or(DropReason::IpHeader)
+    let space = frame.chain.prepend(bytes, pool, Purpose::Control);
+    let space = space.map_err(|NoBuffer| DropReason::NoBuffer)?;
+    emit(space).ok_or(DropReason::IpHeader)
 }
 
-/// Makes a chain that begins with the first fragment's payload begin with its headers, as it came
-/// but for options and other extension headers.
-fn restore(
+/// Prepends the headers of the first fragment to a chain that starts with its payload. Options and
+/// other extension headers are omitted.
+fn restore_headers(
     first: &First,
     ident: u32,
     bytes: usize,
@@ -241,13 +242,13 @@ fn restore(
     match first {
         First::V4(header) => {
             let total_bytes = bytes.saturating_add(ipv4::HEADER_BYTES);
-            let room = chain.prepend(ipv4::HEADER_BYTES, pool, Purpose::Control).ok()?;
-            ipv4::Header { total_bytes, ..*header }.emit(room).ok()
+            let space = chain.prepend(ipv4::HEADER_BYTES, pool, Purpose::Control).ok()?;
+            ipv4::Header { total_bytes, ..*header }.emit(space).ok()
         }
         First::V6(header) => {
             let both_bytes = ipv6::HEADER_BYTES.saturating_add(ipv6::FRAGMENT_BYTES);
-            let room = chain.prepend(both_bytes, pool, Purpose::Control).ok()?;
-            let (fixed, extension) = room.split_at_mut_checked(ipv6::HEADER_BYTES)?;
+            let space = chain.prepend(both_bytes, pool, Purpose::Control).ok()?;
+            let (fixed, extension) = space.split_at_mut_checked(ipv6::HEADER_BYTES)?;
             let payload_bytes = bytes.saturating_add(ipv6::FRAGMENT_BYTES);
             let next_header = protocol::FRAGMENT;
             ipv6::Header { next_header, payload_bytes, ..*header }.emit(fixed).ok()?;

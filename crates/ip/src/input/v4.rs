@@ -5,8 +5,8 @@ use core::net::IpAddr;
 use fulmar_base::DropReason;
 use fulmar_wire::ipv4;
 
-use super::{Network, reason_of};
-use crate::address::{Scope, is_possible_source};
+use super::{Network, drop_reason};
+use crate::address::{DstClass, is_possible_source, is_solicited_node};
 use crate::engine::Ip;
 use crate::frame::{Context, Frame, pull};
 use crate::{FrameSink, Verdict};
@@ -43,8 +43,8 @@ impl Ip {
         self.transport_input(cx, frame, &network)
     }
 
-    /// Drops sources that no other host can have (RFC 1122 section 3.2.1.3), and our own unless we
-    /// sent the frame.
+    /// Drops invalid source addresses (RFC 1122 section 3.2.1.3), and own addresses unless looped
+    /// back.
     pub(super) fn check_source(&self, src: IpAddr, frame: &Frame) -> Result<(), DropReason> {
         let is_right = if frame.is_own {
             self.is_local(src)
@@ -54,15 +54,20 @@ impl Ip {
         if is_right { Ok(()) } else { Err(DropReason::IpSource) }
     }
 
-    /// Whether the packet is for us at all; returns whether it is for others too. A packet to one
-    /// host that came in a frame to many is not what its sender would have sent (RFC 1122 section
-    /// 3.3.6).
+    /// Drops packets not addressed to this host. Returns whether the destination is a group. A
+    /// unicast packet in a multicast or broadcast frame is dropped (RFC 1122 section 3.3.6).
     pub(super) fn check_destination(&self, dst: IpAddr, frame: &Frame) -> Result<bool, DropReason> {
         match self.addresses.classify(dst) {
-            Scope::Own if frame.is_group => Err(DropReason::IpDestination),
-            Scope::Own => Ok(false),
-            Scope::Broadcast | Scope::Group => Ok(true),
-            Scope::Foreign => Err(DropReason::IpDestination),
+            DstClass::Own if frame.is_group => Err(DropReason::IpDestination),
+            DstClass::Own => Ok(false),
+            DstClass::Broadcast | DstClass::Group => Ok(true),
+            DstClass::Foreign if frame.is_group => match dst {
+                // A neighbour solicitation for an address that any-address mode answers for.
+                IpAddr::V6(group) if self.config.any_ip && is_solicited_node(group) => Ok(true),
+                _ => Err(DropReason::IpDestination),
+            },
+            DstClass::Foreign if self.accepts(dst) => Ok(false),
+            DstClass::Foreign => Err(DropReason::IpDestination),
         }
     }
 }
@@ -70,9 +75,9 @@ impl Ip {
 fn read_header<S>(cx: &mut Context<'_, S>, frame: &mut Frame) -> Result<ipv4::Header, DropReason> {
     let packet_bytes = frame.chain.len();
     let first = pull(&mut frame.chain, ipv4::HEADER_BYTES, cx.pool)?;
-    let said_bytes = first.first().map_or(0, |b| usize::from(b & 0xf).saturating_mul(4));
-    let first = pull(&mut frame.chain, said_bytes.max(ipv4::HEADER_BYTES), cx.pool)?;
-    let header = ipv4::Header::parse(first, packet_bytes).map_err(reason_of)?;
+    let claimed_bytes = first.first().map_or(0, |b| usize::from(b & 0xf).saturating_mul(4));
+    let first = pull(&mut frame.chain, claimed_bytes.max(ipv4::HEADER_BYTES), cx.pool)?;
+    let header = ipv4::Header::parse(first, packet_bytes).map_err(drop_reason)?;
     if !ipv4::checksum_ok(first, header.header_bytes) {
         return Err(DropReason::IpChecksum);
     }

@@ -7,14 +7,14 @@ use fulmar_wire::icmpv6::{Message, parameter};
 use fulmar_wire::ipv6::{self, ExtensionError, Fragment, OptionAction, Upper};
 use fulmar_wire::protocol;
 
-use super::{Network, reason_of};
+use super::{Network, drop_reason};
 use crate::engine::Ip;
 use crate::frame::{Context, Frame, first, pull};
 use crate::{FrameSink, Verdict};
 
-/// Bytes of a packet in which its extension headers must end. Whatever has more is not something
-/// that a peer of this stack needs (RFC 8504 section 5.3 allows limits).
-const EXTENSIONS_WITHIN_BYTES: usize = 512;
+/// Limit of the extension header chain, bytes from the start of the packet. RFC 8504 section 5.3
+/// permits limits.
+const MAX_EXTENSION_CHAIN_BYTES: usize = 512;
 
 impl Ip {
     pub(super) fn ipv6_input<S: FrameSink>(
@@ -24,7 +24,7 @@ impl Ip {
     ) -> Result<Verdict, DropReason> {
         let packet_bytes = frame.chain.len();
         let bytes = pull(&mut frame.chain, ipv6::HEADER_BYTES, cx.pool)?;
-        let header = ipv6::Header::parse(bytes, packet_bytes).map_err(reason_of)?;
+        let header = ipv6::Header::parse(bytes, packet_bytes).map_err(drop_reason)?;
         let (src, dst) = (IpAddr::V6(header.src), IpAddr::V6(header.dst));
         if !header.src.is_unspecified() {
             self.check_source(src, frame)?;
@@ -33,43 +33,43 @@ impl Ip {
         let total_bytes = header.payload_bytes.saturating_add(ipv6::HEADER_BYTES);
         frame.chain.trim_back(packet_bytes.saturating_sub(total_bytes), cx.pool);
         let network = network_of(&header, is_group, false);
-        self.ipv6_upper(cx, frame, &header, network)
+        self.ipv6_payload(cx, frame, &header, network)
     }
 
-    /// Goes on behind the fixed header, of a packet as it came or of one put together from fragments.
-    fn ipv6_upper<S: FrameSink>(
+    /// Processes a packet after its fixed header, received or reassembled.
+    fn ipv6_payload<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         frame: &mut Frame,
         header: &ipv6::Header,
         mut network: Network,
     ) -> Result<Verdict, DropReason> {
-        if !is_upper(header.next_header) {
+        if !is_transport(header.next_header) {
             let upper = self.extensions(cx, frame, header, &network)?;
             if let Some(fragment) = upper.fragment {
-                // Nobody cuts fragments honestly.
+                // A fragment within a reassembled packet is an attack.
                 if network.was_fragment {
                     return Err(DropReason::ExtensionHeader);
                 }
                 network.was_fragment = true;
                 // An atomic fragment is a whole packet (RFC 6946).
                 if !fragment.is_atomic() {
-                    return self.ipv6_part(cx, frame, header, network, upper, fragment);
+                    return self.ipv6_fragment(cx, frame, header, network, upper, fragment);
                 }
             }
             network.protocol = upper.protocol;
             network.header_bytes = upper.offset;
             network.next_header_at = upper.next_header_at;
         }
-        // Only duplicate address detection has no source (RFC 4291 section 2.5.2).
+        // Only duplicate address detection uses the unspecified source (RFC 4291 section 2.5.2).
         if header.src.is_unspecified() && network.protocol != protocol::ICMPV6 {
             return Err(DropReason::IpSource);
         }
         self.transport_input(cx, frame, &network)
     }
 
-    /// A fragment, and the packet that it completes.
-    fn ipv6_part<S: FrameSink>(
+    /// Processes a fragment, and the packet that it completes.
+    fn ipv6_fragment<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         frame: &mut Frame,
@@ -81,7 +81,7 @@ impl Ip {
         match self.fragment_v6(cx, frame, header, &network, &upper, fragment)? {
             Some(whole) => {
                 let network = network_of(&whole, network.is_group, true);
-                self.ipv6_upper(cx, frame, &whole, network)
+                self.ipv6_payload(cx, frame, &whole, network)
             }
             None => Ok(Verdict::Consumed),
         }
@@ -94,33 +94,33 @@ impl Ip {
         header: &ipv6::Header,
         network: &Network,
     ) -> Result<Upper, DropReason> {
-        let bytes = frame.chain.len().min(EXTENSIONS_WITHIN_BYTES);
+        let bytes = frame.chain.len().min(MAX_EXTENSION_CHAIN_BYTES);
         let packet = pull(&mut frame.chain, bytes, cx.pool)?;
         match ipv6::walk_extensions(packet, header) {
-            // A part of a packet: what follows is the table's business.
+            // A fragment: the rest is opaque until reassembly.
             Ok(upper) if upper.fragment.is_some_and(|f| !f.is_atomic()) => Ok(upper),
             Ok(upper) if upper.offset > first(&frame.chain).len() => Err(DropReason::Truncated),
-            // Nothing follows, and nothing is wrong with that (RFC 8200 section 4.7).
+            // No next header: valid, but nothing to deliver (RFC 8200 section 4.7).
             Ok(Upper { protocol: protocol::NO_NEXT_HEADER, .. }) => {
                 Err(DropReason::UnknownProtocol)
             }
             Ok(upper) => Ok(upper),
             Err(error) => {
-                self.report_extension(cx, frame, network, error);
+                self.report_extension_error(cx, frame, network, error);
                 Err(DropReason::ExtensionHeader)
             }
         }
     }
 
-    /// Says what was not understood, where the standard wants it said.
-    fn report_extension<S: FrameSink>(
+    /// Sends the parameter problem that RFC 8200 requires for an extension header error.
+    fn report_extension_error<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         frame: &Frame,
         network: &Network,
         error: ExtensionError,
     ) {
-        let (code, pointer, even_to_groups) = match error {
+        let (code, pointer, even_if_multicast) = match error {
             ExtensionError::Truncated | ExtensionError::Malformed => return,
             ExtensionError::IncompleteChain => (parameter::INCOMPLETE_HEADER_CHAIN, 0, false),
             ExtensionError::UnrecognisedNextHeader { pointer } => {
@@ -138,11 +138,11 @@ impl Ip {
             },
         };
         let message = Message::ParameterProblem { code, pointer };
-        self.answer_v6(cx, frame, network, message, even_to_groups);
+        self.send_error_v6(cx, frame, network, message, even_if_multicast);
     }
 }
 
-/// What the fixed header says; the walk over the extension headers corrects it.
+/// The fields of the fixed header. The extension header walk updates them.
 fn network_of(header: &ipv6::Header, is_group: bool, was_fragment: bool) -> Network {
     Network {
         src: IpAddr::V6(header.src),
@@ -157,7 +157,7 @@ fn network_of(header: &ipv6::Header, is_group: bool, was_fragment: bool) -> Netw
     }
 }
 
-/// Protocols that need no walk.
-fn is_upper(next_header: u8) -> bool {
+/// Whether the next header is a transport, so that no extension header walk is needed.
+fn is_transport(next_header: u8) -> bool {
     matches!(next_header, protocol::TCP | protocol::UDP | protocol::ICMPV6)
 }

@@ -24,8 +24,8 @@ impl Rig {
         }
     }
 
-    /// The bytes in a block of their own, as a driver lands them.
-    fn landed(&mut self, bytes: &[u8]) -> Chain {
+    /// The bytes in a separate block, as a driver receives them.
+    fn received(&mut self, bytes: &[u8]) -> Chain {
         let mut m = self.pool.alloc(bytes.len(), 0, Purpose::Receive).unwrap();
         m.append(bytes.len()).unwrap().copy_from_slice(bytes);
         Chain::from(m)
@@ -39,8 +39,8 @@ impl Rig {
         end: usize,
         is_last: bool,
     ) -> Result<Option<Vec<u8>>, DropReason> {
-        let chain = self.landed(&whole[start..end]);
-        let piece = Piece {
+        let chain = self.received(&whole[start..end]);
+        let fragment = Fragment {
             key,
             start: start as u16,
             is_last,
@@ -50,7 +50,7 @@ impl Rig {
             lifetime: LIFETIME,
             chain,
         };
-        let done = self.table.insert(self.now, piece, &mut self.pool, &mut self.counters)?;
+        let done = self.table.insert(self.now, fragment, &mut self.pool, &mut self.counters)?;
         Ok(done.map(|w| {
             assert!(w.first.is_some());
             let bytes = w.chain.to_vec();
@@ -59,7 +59,7 @@ impl Rig {
         }))
     }
 
-    /// A datagram begins, with the first fragment.
+    /// Inserts a first fragment.
     fn begin(&mut self, key: Key) {
         let whole = [0; 1480];
         self.insert(key, &whole, 0, 1480, false).unwrap();
@@ -69,7 +69,7 @@ impl Rig {
         self.counters.drops(reason)
     }
 
-    /// What is counted is what is there.
+    /// Checks the table's counts against its slots.
     fn check(&self) {
         let slots = || self.table.sets.iter().flatten();
         let runs = |s: &Slot| {
@@ -79,7 +79,7 @@ impl Rig {
         assert!(self.table.held_bytes <= self.table.max_bytes);
         assert!(self.table.sets.iter().all(|set| set.len() <= WAYS));
         for slot in slots() {
-            assert!(slot.pieces.len() <= MAX_PIECES);
+            assert!(slot.pieces.len() <= MAX_FRAGMENTS);
             assert!(slot.runs.windows(2).all(|w| w[0].end() < w[1].start));
             let of_runs: usize = slot.runs.iter().map(|r| r.chain.len()).sum();
             let of_pieces: usize = slot.pieces.iter().map(|p| usize::from(p.1 - p.0)).sum();
@@ -144,7 +144,7 @@ fn the_largest_datagram_arrives_in_any_of_three_orders() {
 }
 
 #[test]
-fn an_overlap_ends_the_datagram_and_what_follows_of_it() {
+fn an_overlap_discards_the_datagram_and_its_later_fragments() {
     for (start, end) in [(8, 24), (0, 24), (8, 16), (24, 40), (0, 48)] {
         let whole = pattern(48);
         let mut rig = Rig::new(1 << 20);
@@ -155,7 +155,7 @@ fn an_overlap_ends_the_datagram_and_what_follows_of_it() {
         assert_eq!(rig.insert(key(2, 1), &whole, refused.0, refused.1, false), overlap);
         assert_eq!(rig.table.held_bytes, 0);
         assert_eq!(rig.insert(key(2, 1), &whole, 16, 32, false), overlap);
-        // Another one with the same source goes on.
+        // Another datagram of the same source is not affected.
         rig.insert(key(2, 2), &whole, 0, 16, false).unwrap();
         assert_eq!(rig.insert(key(2, 2), &whole, 16, 48, true).unwrap(), Some(whole));
         rig.end();
@@ -163,7 +163,7 @@ fn an_overlap_ends_the_datagram_and_what_follows_of_it() {
 }
 
 #[test]
-fn an_exact_repetition_is_dropped_by_itself() {
+fn of_an_exact_duplicate_only_the_duplicate_is_dropped() {
     let whole = pattern(48);
     let mut rig = Rig::new(1 << 20);
     rig.insert(key(2, 1), &whole, 0, 16, false).unwrap();
@@ -174,7 +174,7 @@ fn an_exact_repetition_is_dropped_by_itself() {
 }
 
 #[test]
-fn fragments_that_contradict_each_other_about_the_end_are_refused() {
+fn fragments_with_inconsistent_ends_are_refused() {
     let whole = pattern(64);
     let invalid = Err(DropReason::FragmentInvalid);
     for (first, second) in [
@@ -190,31 +190,31 @@ fn fragments_that_contradict_each_other_about_the_end_are_refused() {
 }
 
 #[test]
-fn tiny_pieces_share_blocks_and_are_limited_in_number() {
+fn tiny_fragments_share_blocks_and_are_limited_in_number() {
     let whole = pattern(8 * 400);
     let mut rig = Rig::new(1 << 20);
-    for n in 0..MAX_PIECES {
+    for n in 0..MAX_FRAGMENTS {
         rig.insert(key(2, 1), &whole, 8 * n, 8 * n + 8, false).unwrap();
         rig.check();
     }
     assert!(rig.pool.outstanding() <= 2, "{} mbufs", rig.pool.outstanding());
-    let next = 8 * MAX_PIECES;
+    let next = 8 * MAX_FRAGMENTS;
     let refused = rig.insert(key(2, 1), &whole, next, next + 8, false);
     assert_eq!((refused, rig.table.held_bytes), (Err(DropReason::FragmentInvalid), 0));
     rig.end();
 }
 
-/// Honest datagrams of two fragments with so many of a stranger's begun in between, of a thousand that
-/// arrive whole. The flood has filled the table before.
-fn survivors(max_bytes: usize, between: u32, stranger: impl Fn(u32) -> Key) -> usize {
+/// How many of a thousand legitimate datagrams of two fragments are reassembled, with `between`
+/// datagrams of an attacker started in between. The flood has filled the table before.
+fn survivors(max_bytes: usize, between: u32, attacker: impl Fn(u32) -> Key) -> usize {
     let whole = pattern(2000);
     let mut rig = Rig::new(max_bytes);
     let mut begun = 0..;
-    begun.by_ref().take(8192).for_each(|n| rig.begin(stranger(n)));
+    begun.by_ref().take(8192).for_each(|n| rig.begin(attacker(n)));
     let mut arrived = 0;
     for ident in 0..1000 {
         rig.insert(key(2, ident), &whole, 0, 1480, false).unwrap();
-        begun.by_ref().take(between as usize).for_each(|n| rig.begin(stranger(n)));
+        begun.by_ref().take(between as usize).for_each(|n| rig.begin(attacker(n)));
         let done = rig.insert(key(2, ident), &whole, 1480, 2000, true).unwrap();
         arrived += usize::from(done.is_some_and(|d| d == whole));
     }
@@ -223,37 +223,38 @@ fn survivors(max_bytes: usize, between: u32, stranger: impl Fn(u32) -> Key) -> u
     arrived
 }
 
-/// 20,000 fragments per second, 20 ms between the first and the last fragment of an honest datagram.
+/// 20,000 fragments per second, 20 ms between the first and the last fragment of a legitimate
+/// datagram.
 const BETWEEN: u32 = 400;
 
 #[test]
-fn of_honest_datagrams_98_in_100_arrive_through_a_flood_of_fragments_from_everywhere() {
+fn under_a_flood_of_spoofed_fragments_98_of_100_datagrams_survive() {
     let arrived = survivors(4 << 20, BETWEEN, |n| key(3 + n, 1));
     assert!((970..1000).contains(&arrived), "{arrived} of 1000");
 }
 
 #[test]
-fn a_flood_in_the_name_of_the_honest_source_does_no_more() {
+fn a_flood_with_the_legitimate_source_address_does_no_more() {
     let arrived = survivors(4 << 20, BETWEEN, |n| key(2, 5000 + n));
     assert!((970..1000).contains(&arrived), "{arrived} of 1000");
 }
 
 #[test]
-fn a_flood_from_one_source_takes_nothing_from_another() {
+fn a_flood_from_one_source_evicts_nothing_of_another() {
     for max_bytes in [512 << 10, 4 << 20] {
         assert!(survivors(max_bytes, 2 * BETWEEN, |n| key(3, n)) >= 998);
     }
 }
 
 #[test]
-fn where_storage_is_scarce_the_oldest_of_a_random_sample_gives_way() {
+fn when_storage_is_short_the_oldest_of_a_random_sample_is_evicted() {
     // Storage for 256 fragments.
     let arrived = survivors(512 << 10, 100, |n| key(3 + n, 1));
     assert!(arrived >= 980, "{arrived} of 1000");
 }
 
 #[test]
-fn which_datagrams_share_a_set_is_a_secret() {
+fn the_set_of_a_datagram_depends_on_a_secret() {
     let sets_of = |seed| {
         let mut table = Reassembly::new(1 << 20, &Secrets::for_simulation(seed));
         (0..1000).map(|n| table.set_of(&key(2, n))).collect::<Vec<_>>()
@@ -266,7 +267,7 @@ fn which_datagrams_share_a_set_is_a_secret() {
 }
 
 #[test]
-fn a_datagram_that_fails_in_a_full_table_is_counted_once() {
+fn a_datagram_refused_in_a_full_table_is_counted_once() {
     let mut rig = Rig::new(4 << 20);
     let flood = 4 * (SETS * WAYS) as u32;
     (0..flood).for_each(|n| rig.begin(key(3 + n, 1)));
@@ -278,7 +279,7 @@ fn a_datagram_that_fails_in_a_full_table_is_counted_once() {
 }
 
 #[test]
-fn a_flood_of_first_fragments_from_everywhere_stays_within_the_bounds() {
+fn a_flood_of_spoofed_first_fragments_stays_within_the_bounds() {
     let whole = pattern(60_000);
     let mut rig = Rig::new(1 << 20);
     for host in 2..2000 {
@@ -290,7 +291,7 @@ fn a_flood_of_first_fragments_from_everywhere_stays_within_the_bounds() {
 }
 
 #[test]
-fn what_is_over_its_time_comes_out_once() {
+fn an_expired_datagram_is_returned_once() {
     let whole = pattern(4000);
     let mut rig = Rig::new(1 << 20);
     assert_eq!(rig.table.next_deadline(), None);
@@ -306,7 +307,7 @@ fn what_is_over_its_time_comes_out_once() {
         rig.pool.free(w.chain);
     }
     expired.sort_unstable();
-    // The one that overlapped goes without a word.
+    // The one that overlapped is freed silently.
     assert_eq!(expired, [(1, true, 1480), (2, false, 2960)]);
     assert_eq!((rig.table.len(), rig.table.next_deadline()), (0, None));
     assert_eq!(rig.pool.outstanding(), 0);
@@ -314,7 +315,7 @@ fn what_is_over_its_time_comes_out_once() {
 }
 
 #[test]
-fn an_identification_that_comes_round_begins_a_new_datagram() {
+fn a_wrapped_identification_starts_a_new_datagram() {
     let (old, new) = (vec![1; 32], vec![2; 32]);
     let mut rig = Rig::new(1 << 20);
     rig.insert(key(2, 7), &old, 0, 16, false).unwrap();
@@ -322,8 +323,8 @@ fn an_identification_that_comes_round_begins_a_new_datagram() {
         rig.insert(key(host, n), &old, 0, 16, false).unwrap();
         rig.insert(key(host, n), &old, 16, 32, true).unwrap().unwrap();
     };
-    let many = 4 * u32::from(MAX_FOLLOWERS) * SETS as u32;
-    // Those of others say nothing about the numbers of this source.
+    let many = 4 * u32::from(MAX_SUCCESSORS) * SETS as u32;
+    // Datagrams of other sources do not count.
     (100..many).for_each(|n| pass(&mut rig, 3, n));
     rig.insert(key(2, 7), &[1; 32], 24, 32, true).unwrap();
     assert_eq!(rig.drops(DropReason::FragmentTimeout), 0);
@@ -335,13 +336,13 @@ fn an_identification_that_comes_round_begins_a_new_datagram() {
 }
 
 #[test]
-fn congestion_on_any_fragment_marks_the_datagram() {
+fn ce_on_any_fragment_marks_the_datagram() {
     for (ecns, expected) in [([2, 2], 2), ([2, 3], 3), ([3, 2], 3), ([0, 3], 3), ([1, 0], 1)] {
         let mut rig = Rig::new(1 << 20);
         let mut done = None;
         for (n, ecn) in ecns.into_iter().enumerate() {
-            let chain = rig.landed(&[0; 8]);
-            let piece = Piece {
+            let chain = rig.received(&[0; 8]);
+            let fragment = Fragment {
                 key: key(2, 1),
                 start: n as u16 * 8,
                 is_last: n == 1,
@@ -351,7 +352,7 @@ fn congestion_on_any_fragment_marks_the_datagram() {
                 lifetime: LIFETIME,
                 chain,
             };
-            done = rig.table.insert(rig.now, piece, &mut rig.pool, &mut rig.counters).unwrap();
+            done = rig.table.insert(rig.now, fragment, &mut rig.pool, &mut rig.counters).unwrap();
         }
         let whole = done.unwrap();
         assert_eq!(whole.ecn, expected, "{ecns:?}");
@@ -360,7 +361,7 @@ fn congestion_on_any_fragment_marks_the_datagram() {
     }
 }
 
-/// Where a payload of `len` bytes is cut.
+/// Fragment boundaries of a payload of `len` bytes.
 fn cuts(len: usize, wishes: &[usize]) -> Vec<(usize, usize)> {
     let inner = wishes.iter().map(|w| w % len / 8 * 8).filter(|&c| c > 0);
     let mut at: BTreeSet<usize> = inner.collect();
@@ -371,7 +372,7 @@ fn cuts(len: usize, wishes: &[usize]) -> Vec<(usize, usize)> {
 
 proptest! {
     #[test]
-    fn any_split_order_and_repetition_gives_the_datagram(
+    fn any_split_order_and_duplication_yields_the_datagram(
         len in 16_usize..65_515,
         wishes in prop::collection::vec(any::<usize>(), 1..60),
         order in prop::collection::vec(any::<prop::sample::Index>(), 0..200),
@@ -402,9 +403,9 @@ proptest! {
         rig.end();
     }
 
-    /// Ranges at random: the table against a list of them.
+    /// Random ranges: the table against a list.
     #[test]
-    fn any_ranges_at_all_give_the_datagram_or_nothing(
+    fn any_ranges_yield_the_datagram_or_nothing(
         ranges in prop::collection::vec((0_usize..12, 1_usize..6, any::<bool>()), 1..30),
     ) {
         let whole = pattern(8 * 20);

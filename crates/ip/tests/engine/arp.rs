@@ -1,10 +1,10 @@
-//! ARP, and what waits for it.
+//! ARP, and packets queued for resolution.
 
 use std::net::Ipv4Addr;
 
 use crate::rig::*;
 use fulmar_base::{DropReason, EtherAddr, FlowKey};
-use fulmar_ip::{ErrorKind, NeighbourState, OutputError};
+use fulmar_ip::{ErrorKind, NeighbourState, Outgoing, OutputError, Traffic};
 use fulmar_wire::arp::{self, Operation, Packet};
 use fulmar_wire::eth;
 
@@ -31,16 +31,16 @@ fn reply(sender_ip: &str) -> Vec<u8> {
     arp_frame(US, &p)
 }
 
-fn opened_arp(frame: &[u8]) -> (eth::Header, Packet) {
+fn parse_sent_arp(frame: &[u8]) -> (eth::Header, Packet) {
     (eth::Header::parse(frame).unwrap(), Packet::parse(&frame[14..]).unwrap())
 }
 
 #[test]
-fn a_request_for_us_is_answered_and_its_sender_is_known() {
+fn a_request_for_an_own_address_is_answered_and_its_sender_learned() {
     let mut h = Host::new();
     h.receive(&request(PEER, v4(PEER4), v4(OUR4)));
     let frame = h.sent_one();
-    let (link, p) = opened_arp(&frame);
+    let (link, p) = parse_sent_arp(&frame);
     assert_eq!((link.dst, link.src), (PEER, US));
     assert_eq!((p.operation, p.sender_ether, p.sender_ip), (Operation::Reply, US, v4(OUR4)));
     assert_eq!((p.target_ether, p.target_ip), (PEER, v4(PEER4)));
@@ -50,7 +50,7 @@ fn a_request_for_us_is_answered_and_its_sender_is_known() {
 }
 
 #[test]
-fn a_request_for_another_is_neither_answered_nor_learned() {
+fn a_request_for_another_address_is_neither_answered_nor_learned() {
     let mut h = Host::new();
     h.receive(&request(PEER, v4(PEER4), v4("10.0.0.9")));
     h.receive(&reply("10.0.0.3"));
@@ -63,71 +63,71 @@ fn a_sender_that_is_not_on_the_link_is_answered_but_not_learned() {
     let mut h = Host::new();
     h.receive(&request(PEER, v4(FAR4), v4(OUR4)));
     assert_eq!((h.sent().len(), h.ip.neighbours().count()), (1, 0));
-    // The same for a probe, which has no sender (RFC 5227).
+    // The same for an ARP probe, whose sender address is zero (RFC 5227).
     h.receive(&request(PEER, v4("0.0.0.0"), v4(OUR4)));
     assert_eq!((h.sent().len(), h.ip.neighbours().count()), (1, 0));
     h.end();
 }
 
 #[test]
-fn a_station_that_claims_our_address_is_counted() {
+fn an_address_conflict_is_counted() {
     let mut h = Host::new();
     h.drops(&request(PEER, v4(OUR4), v4(OUR4)), DropReason::DuplicateAddress);
     h.end();
 }
 
 #[test]
-fn a_group_address_cannot_be_a_neighbours() {
+fn a_group_ethernet_address_is_not_learned() {
     let mut h = Host::new();
     h.drops(&request(ALL, v4(PEER4), v4(OUR4)), DropReason::ArpInvalid);
     h.end();
 }
 
 #[test]
-fn packets_wait_for_the_address_and_leave_in_order() {
+fn packets_are_queued_for_resolution_and_sent_in_order() {
     let mut h = Host::new();
     for bytes in [1, 2, 3] {
         h.send_udp(OUR4, PEER4, bytes).unwrap();
     }
     let frame = h.sent_one();
-    let (link, p) = opened_arp(&frame);
+    let (link, p) = parse_sent_arp(&frame);
     assert_eq!((link.dst, p.operation, p.target_ip), (ALL, Operation::Request, v4(PEER4)));
     assert_eq!(p.sender_ip, v4(OUR4));
     h.receive(&reply(PEER4));
     let frames = h.sent();
-    let lengths: Vec<usize> = frames.iter().map(|f| opened(f).4.len()).collect();
+    let lengths: Vec<usize> = frames.iter().map(|f| parse_sent(f).4.len()).collect();
     assert_eq!(lengths, [9, 10, 11]);
-    assert!(frames.iter().all(|f| opened(f).0.dst == PEER));
-    assert_eq!(h.ip.waiting_pkts(), 0);
+    assert!(frames.iter().all(|f| parse_sent(f).0.dst == PEER));
+    assert_eq!(h.ip.queued_pkts(), 0);
     h.end();
 }
 
 #[test]
-fn a_neighbour_that_no_packet_waits_for_is_not_checked() {
+fn a_learned_neighbour_without_queued_packets_is_not_probed() {
     let mut h = Host::new();
     h.send_udp(OUR4, PEER4, 1).unwrap();
     let other = "10.0.0.3";
     h.receive(&request(PEER, v4(other), v4(OUR4)));
     let n = *h.ip.neighbours().find(|n| n.ip == ip(other)).unwrap();
     assert_eq!(n.state, NeighbourState::Stale);
-    assert_eq!(h.ip.waiting_pkts(), 1);
+    assert_eq!(h.ip.queued_pkts(), 1);
     h.end();
 }
 
 #[test]
-fn packets_beyond_the_gateway_wait_for_the_gateway() {
+fn packets_via_a_gateway_wait_for_its_resolution() {
     let mut h = Host::new();
     h.send_udp(OUR4, FAR4, 1).unwrap();
-    assert_eq!(opened_arp(&h.sent_one()).1.target_ip, v4(GATEWAY4));
+    assert_eq!(parse_sent_arp(&h.sent_one()).1.target_ip, v4(GATEWAY4));
     h.receive(&reply(GATEWAY4));
     let frame = h.sent_one();
-    let (link, _, dst, ..) = opened(&frame);
+    let (link, _, dst, ..) = parse_sent(&frame);
     assert_eq!((link.dst, dst), (PEER, ip(FAR4)));
     h.end();
 }
 
 #[test]
-fn when_too_many_wait_the_oldest_is_dropped() {
+fn a_full_queue_drops_its_oldest_packet() {
     let mut h = Host::new();
     for bytes in 1..=18 {
         h.send_udp(OUR4, PEER4, bytes).unwrap();
@@ -136,30 +136,30 @@ fn when_too_many_wait_the_oldest_is_dropped() {
     h.sent();
     h.receive(&reply(PEER4));
     let frames = h.sent();
-    assert_eq!((frames.len(), opened(&frames[0]).4.len()), (16, 8 + 3));
+    assert_eq!((frames.len(), parse_sent(&frames[0]).4.len()), (16, 8 + 3));
     h.end();
 }
 
 #[test]
-fn packets_that_wait_in_all_are_bounded() {
+fn the_queue_is_bounded_over_all_neighbours() {
     let mut h = Host::new();
     for n in 0..100 {
         for _ in 0..4 {
             h.send_udp(OUR4, &format!("10.0.0.{}", n + 100), 1).unwrap();
         }
     }
-    assert_eq!(h.ip.waiting_pkts(), 256);
+    assert_eq!(h.ip.queued_pkts(), 256);
     assert_eq!(h.counters.drops(DropReason::NeighbourQueueFull), 144);
     h.end();
 }
 
-/// An echo request from a host of our network that does not exist.
-fn forged_ping(n: u16) -> Vec<u8> {
+/// An echo request from a nonexistent host on the link.
+fn spoofed_ping(n: u16) -> Vec<u8> {
     let [high, low] = (n + 0x100).to_be_bytes();
     icmp_frame(&format!("10.0.{high}.{low}"), OUR4, [8, 0, 0, 0, 1, 2, 3, 4], &[0; 32])
 }
 
-/// A host of a large network.
+/// A host on a large link.
 fn host_in_a_slash_16() -> Host {
     let mut config = config();
     config.addresses[0].prefix_len = 16;
@@ -167,37 +167,37 @@ fn host_in_a_slash_16() -> Host {
 }
 
 #[test]
-fn replies_to_forged_neighbours_leave_room_to_ask_for_a_real_one() {
+fn replies_to_spoofed_neighbours_do_not_block_resolution_of_a_real_one() {
     let mut h = host_in_a_slash_16();
     for n in 0..600 {
-        h.receive(&forged_ping(n));
+        h.receive(&spoofed_ping(n));
     }
     h.sent();
-    // A real one, whose answer takes its time.
+    // A real neighbour that answers late.
     h.send_udp(OUR4, PEER4, 1).unwrap();
-    assert_eq!(opened_arp(&h.sent_one()).1.target_ip, v4(PEER4));
+    assert_eq!(parse_sent_arp(&h.sent_one()).1.target_ip, v4(PEER4));
     for n in 600..2000 {
-        h.receive(&forged_ping(n));
+        h.receive(&spoofed_ping(n));
         h.now = h.now + fulmar_base::Duration::from_millis(1);
     }
     h.sent();
     h.receive(&reply(PEER4));
-    assert_eq!(opened(&h.sent_one()).2, ip(PEER4));
+    assert_eq!(parse_sent(&h.sent_one()).2, ip(PEER4));
     let asked = h.ip.neighbours().filter(|n| n.state == NeighbourState::Incomplete).count();
-    assert_eq!((asked, h.ip.waiting_pkts()), (256, 128));
+    assert_eq!((asked, h.ip.queued_pkts()), (256, 128));
     h.end();
 }
 
 #[test]
-fn questions_for_replies_are_limited_in_rate() {
+fn resolution_for_replies_is_rate_limited() {
     let mut h = host_in_a_slash_16();
     for n in 0..2000 {
-        h.receive(&forged_ping(n));
+        h.receive(&spoofed_ping(n));
     }
     let asked = h.sent().len();
     assert!((250..=750).contains(&asked), "{asked} in one burst");
     assert!(h.counters.drops(DropReason::RateLimited) >= 1250);
-    // Those of own traffic are not.
+    // Resolution for own traffic is not limited.
     for n in 1..=200 {
         h.send_udp(OUR4, &format!("10.0.9.{n}"), 1).unwrap();
     }
@@ -206,7 +206,7 @@ fn questions_for_replies_are_limited_in_rate() {
 }
 
 #[test]
-fn a_neighbour_that_never_answers_fails_what_waits_and_tells_its_flow() {
+fn failed_resolution_drops_queued_packets_and_reports_their_flows() {
     let mut h = Host::new();
     h.send_udp(OUR4, PEER4, 1).unwrap();
     for _ in 0..3 {
@@ -214,22 +214,22 @@ fn a_neighbour_that_never_answers_fails_what_waits_and_tells_its_flow() {
         h.advance(1000);
     }
     assert_eq!(h.counters.drops(DropReason::NeighbourUnreachable), 1);
-    let failed: Vec<_> = h.ip.drain_failed().collect();
+    let failed: Vec<_> = h.ip.drain_resolution_failures().collect();
     assert_eq!(failed.len(), 1);
     assert_eq!(failed[0].local, "10.0.0.1:1000".parse().unwrap());
     assert_eq!(failed[0].remote, "10.0.0.2:53".parse().unwrap());
-    assert_eq!(failed[0].kind, ErrorKind::NoNeighbour);
+    assert_eq!(failed[0].kind, ErrorKind::ResolutionFailed);
     assert_eq!(h.send_udp(OUR4, PEER4, 1), Err(OutputError::HostUnreachable));
     h.advance(1000);
     assert_eq!(h.send_udp(OUR4, PEER4, 1), Ok(()));
-    assert_eq!(h.ip.drain_failed().count(), 0);
+    assert_eq!(h.ip.drain_resolution_failures().count(), 0);
     h.end();
 }
 
 #[test]
-fn a_neighbour_in_use_is_checked_unless_progress_is_reported() {
+fn a_neighbour_in_use_is_probed_unless_progress_is_reported() {
     for confirmed in [false, true] {
-        let mut h = Host::acquainted();
+        let mut h = Host::with_resolved_neighbours();
         h.send_udp(OUR4, PEER4, 1).unwrap();
         h.advance(4000);
         assert!(h.ip.awaits_confirmation());
@@ -247,7 +247,7 @@ fn a_neighbour_in_use_is_checked_unless_progress_is_reported() {
 }
 
 #[test]
-fn a_remembered_neighbour_is_looked_at_again_when_its_confirmation_is_old() {
+fn a_cached_destination_expires_with_the_reachability_of_its_neighbour() {
     let mut h = Host::new();
     h.send_udp(OUR4, PEER4, 1).unwrap();
     h.receive(&reply(PEER4));
@@ -262,28 +262,28 @@ fn a_remembered_neighbour_is_looked_at_again_when_its_confirmation_is_old() {
     h.end();
 }
 
-/// The destination of the next datagram to the peer.
+/// The destination Ethernet address of the next datagram to the peer.
 fn next_frame_goes_to(h: &mut Host, from: &str, to: &str) -> EtherAddr {
     h.sent();
     h.send_udp(from, to, 1).unwrap();
-    opened(&h.sent_one()).0.dst
+    parse_sent(&h.sent_one()).0.dst
 }
 
 #[test]
-fn a_claimed_address_is_believed_only_when_the_known_one_is_silent() {
+fn a_changed_ethernet_address_is_adopted_only_if_the_old_one_is_silent() {
     let elsewhere = EtherAddr([2, 0, 0, 0, 0, 9]);
     for claim in [
         request(elsewhere, v4(PEER4), v4(PEER4)),
         request(elsewhere, v4(PEER4), v4(OUR4)),
-        arp_frame(US, &Packet { sender_ether: elsewhere, ..opened_arp(&reply(PEER4)).1 }),
+        arp_frame(US, &Packet { sender_ether: elsewhere, ..parse_sent_arp(&reply(PEER4)).1 }),
     ] {
         for answers in [true, false] {
-            let mut h = Host::acquainted();
+            let mut h = Host::with_resolved_neighbours();
             assert_eq!(next_frame_goes_to(&mut h, OUR4, PEER4), PEER);
             h.drops(&claim, DropReason::NeighbourClaim);
             h.sent();
             h.advance(0);
-            let (link, p) = opened_arp(&h.sent_one());
+            let (link, p) = parse_sent_arp(&h.sent_one());
             assert_eq!((link.dst, p.operation, p.target_ip), (PEER, Operation::Request, v4(PEER4)));
             assert_eq!(next_frame_goes_to(&mut h, OUR4, PEER4), PEER);
             if answers {
@@ -298,8 +298,27 @@ fn a_claimed_address_is_believed_only_when_the_known_one_is_silent() {
     }
 }
 
+/// The first packets of a passively opened connection are replies.
 #[test]
-fn our_address_is_defended_once_in_ten_seconds() {
+fn a_neighbour_created_by_replies_is_protected_once_own_traffic_follows() {
+    let elsewhere = EtherAddr([2, 0, 0, 0, 0, 9]);
+    let claim = request(elsewhere, v4(PEER4), v4(PEER4));
+    let mut h = Host::new();
+    h.receive(&request(PEER, v4(PEER4), v4(OUR4)));
+    for _ in 0..2 {
+        h.sent();
+        let reply = Outgoing { traffic: Traffic::Reply, ..h.udp_to(OUR4, PEER4, 1) };
+        h.send(reply).unwrap();
+        assert_eq!(parse_sent(&h.sent_one()).0.dst, PEER);
+    }
+    assert_eq!(next_frame_goes_to(&mut h, OUR4, PEER4), PEER);
+    h.drops(&claim, DropReason::NeighbourClaim);
+    assert_eq!(next_frame_goes_to(&mut h, OUR4, PEER4), PEER);
+    h.end();
+}
+
+#[test]
+fn an_own_address_is_defended_once_in_ten_seconds() {
     let mut h = Host::new();
     let claim = request(PEER, v4(OUR4), v4(OUR4));
     for (advance_ms, defences) in [(0, 1), (0, 0), (9_999, 0), (1, 1)] {
@@ -309,7 +328,7 @@ fn our_address_is_defended_once_in_ten_seconds() {
         let sent = h.sent();
         assert_eq!(sent.len(), defences, "after {advance_ms} ms");
         for frame in sent {
-            let (link, p) = opened_arp(&frame);
+            let (link, p) = parse_sent_arp(&frame);
             assert_eq!((link.dst, p.sender_ether, p.sender_ip), (ALL, US, v4(OUR4)));
             assert_eq!(p.target_ip, v4(OUR4));
         }
@@ -319,15 +338,15 @@ fn our_address_is_defended_once_in_ten_seconds() {
 }
 
 #[test]
-fn announcing_tells_every_address_of_ours() {
+fn announce_covers_all_own_addresses() {
     let mut h = Host::new();
     h.ip.announce(h.now, &mut h.pool, &mut h.counters, &mut h.sink);
     let frames = h.sent();
     assert_eq!(frames.len(), 3);
-    let (link, p) = opened_arp(&frames[0]);
+    let (link, p) = parse_sent_arp(&frames[0]);
     assert_eq!((link.dst, p.sender_ip, p.target_ip), (ALL, v4(OUR4), v4(OUR4)));
     for (frame, own) in frames[1..].iter().zip([OUR6, LOCAL6]) {
-        let (src, dst, message) = opened_icmp(frame);
+        let (src, dst, message) = parse_sent_icmp(frame);
         assert_eq!((src, dst, message[0]), (ip(own), ip("ff02::1"), 136));
     }
     h.end();

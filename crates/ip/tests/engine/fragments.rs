@@ -1,4 +1,6 @@
-//! Datagrams in fragments: on their way in and out, over both versions of IP.
+//! Fragmentation and reassembly, for both IP versions.
+
+use core::ops::Range;
 
 use crate::rig::*;
 use fulmar_base::{Counter, DropReason, Offload};
@@ -6,18 +8,28 @@ use fulmar_ip::{Outgoing, OutputError, Verdict};
 use fulmar_wire::checksum::Sum;
 use fulmar_wire::{eth, ipv4, ipv6, protocol};
 
-const PAIRS: [(&str, &str); 2] = [(PEER4, OUR4), (PEER6, OUR6)];
+/// Source and destination address of a packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair {
+    src: &'static str,
+    dst: &'static str,
+}
 
-/// A frame from the peer with `payload[start..end]` as a fragment of datagram `ident`.
-pub fn part(
-    (src, dst): (&str, &str),
+pub const V4: Pair = Pair { src: PEER4, dst: OUR4 };
+pub const V6: Pair = Pair { src: PEER6, dst: OUR6 };
+const PAIRS: [Pair; 2] = [V4, V6];
+
+/// A frame from the peer with `payload[range]` as a fragment of datagram `ident`.
+pub fn fragment(
+    Pair { src, dst }: Pair,
     ident: u32,
     protocol: u8,
     payload: &[u8],
-    (start, end): (usize, usize),
+    range: Range<usize>,
     more: bool,
 ) -> Vec<u8> {
-    let bytes = &payload[start..end];
+    let start = range.start;
+    let bytes = &payload[range];
     if ip(src).is_ipv4() {
         let mut packet = vec![0; 20];
         let header = ipv4::Header {
@@ -36,18 +48,12 @@ pub fn part(
 }
 
 /// All fragments of a payload, each of at most `unit` bytes.
-fn parts(
-    pair: (&str, &str),
-    ident: u32,
-    protocol: u8,
-    payload: &[u8],
-    unit: usize,
-) -> Vec<Vec<u8>> {
+fn fragments_of(pair: Pair, ident: u32, protocol: u8, payload: &[u8], unit: usize) -> Vec<Vec<u8>> {
     let len = payload.len();
     let starts = (0..len).step_by(unit);
     starts
-        .map(|s| (s, (s + unit).min(len)))
-        .map(|range| part(pair, ident, protocol, payload, range, range.1 < len))
+        .map(|s| s..(s + unit).min(len))
+        .map(|range| fragment(pair, ident, protocol, payload, range.clone(), range.end < len))
         .collect()
 }
 
@@ -55,11 +61,11 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 5 + i / 256) as u8).collect()
 }
 
-fn datagram((src, dst): (&str, &str), bytes: usize) -> Vec<u8> {
+fn datagram(Pair { src, dst }: Pair, bytes: usize) -> Vec<u8> {
     udp(ip(src), ip(dst), &pattern(bytes))
 }
 
-/// Feeds frames of which only the last one may complete something.
+/// Inputs frames of which only the last one may complete a datagram.
 fn feed(h: &mut Host, frames: &[Vec<u8>]) -> Verdict {
     let (last, others) = frames.split_last().unwrap();
     for f in others {
@@ -69,16 +75,16 @@ fn feed(h: &mut Host, frames: &[Vec<u8>]) -> Verdict {
 }
 
 #[test]
-fn a_datagram_in_fragments_is_delivered_whole() {
+fn a_fragmented_datagram_is_delivered_reassembled() {
     for pair in PAIRS {
         for bytes in [1473, 8000, 65_507] {
             let mut h = Host::new();
             let whole = datagram(pair, bytes);
-            let mut frames = parts(pair, 9, protocol::UDP, &whole, 1448);
+            let mut frames = fragments_of(pair, 9, protocol::UDP, &whole, 1448);
             frames.rotate_left(1);
             let Verdict::Deliver(d) = feed(&mut h, &frames) else { panic!("{pair:?} {bytes}") };
             let got = h.got(d);
-            assert_eq!((got.src, got.dst), (ip(pair.0), ip(pair.1)));
+            assert_eq!((got.src, got.dst), (ip(pair.src), ip(pair.dst)));
             assert!(got.bytes == whole);
             assert_eq!(got.offload, Offload::default());
             assert_eq!(h.counters.value(Counter::FragmentsIn), frames.len() as u64);
@@ -89,17 +95,17 @@ fn a_datagram_in_fragments_is_delivered_whole() {
 }
 
 #[test]
-fn a_datagram_for_no_port_is_quoted_as_if_it_had_come_whole() {
+fn port_unreachable_quotes_the_reassembled_datagram() {
     for pair in PAIRS {
-        let mut h = Host::acquainted();
+        let mut h = Host::with_resolved_neighbours();
         let whole = datagram(pair, 3000);
-        let verdict = feed(&mut h, &parts(pair, 9, protocol::UDP, &whole, 1448));
+        let verdict = feed(&mut h, &fragments_of(pair, 9, protocol::UDP, &whole, 1448));
         let Verdict::Deliver(d) = verdict else { panic!() };
         let got = h.got(d);
         h.ip.port_unreachable(h.now, &mut h.pool, &mut h.counters, &got.header, &mut h.sink);
         let answer = h.sent_one();
-        let (_, to, message) = opened_icmp(&answer);
-        assert_eq!(to, ip(pair.0));
+        let (_, to, message) = parse_sent_icmp(&answer);
+        assert_eq!(to, ip(pair.src));
         let quoted = &message[8..];
         let (header_bytes, length) = if to.is_ipv4() {
             let header = ipv4::Header::parse(quoted, usize::MAX).unwrap();
@@ -117,29 +123,29 @@ fn a_datagram_for_no_port_is_quoted_as_if_it_had_come_whole() {
 }
 
 #[test]
-fn an_echo_request_in_fragments_is_answered_in_fragments() {
+fn a_fragmented_echo_request_gets_a_fragmented_reply() {
     for (pair, kind) in PAIRS.into_iter().zip([8, 128]) {
-        let mut h = Host::acquainted();
+        let mut h = Host::with_resolved_neighbours();
         let body = pattern(8000);
-        let request = icmp(pair.0, pair.1, [kind, 0, 0, 0, 1, 2, 3, 4], &body);
-        let frames = parts(pair, 9, icmp_protocol(pair.0), &request, 1448);
+        let request = icmp(pair.src, pair.dst, [kind, 0, 0, 0, 1, 2, 3, 4], &body);
+        let frames = fragments_of(pair, 9, icmp_protocol(pair.src), &request, 1448);
         assert!(matches!(feed(&mut h, &frames), Verdict::Consumed));
-        let reply = glued(&mut h, 1500);
+        let reply = reassembled_output(&mut h, 1500);
         assert_eq!((&reply[4..8], &reply[8..]), (&[1, 2, 3, 4][..], &body[..]));
         assert_eq!(h.counters.total_drops(), 0);
         h.end();
     }
 }
 
-/// The payload of the one datagram that was sent in fragments, none over `mtu`: checks that each
-/// belongs to it, in order.
+/// The payload of the single datagram that was sent in fragments of at most `mtu`. Checks their
+/// order and headers.
 #[track_caller]
-fn glued(h: &mut Host, mtu: usize) -> Vec<u8> {
+fn reassembled_output(h: &mut Host, mtu: usize) -> Vec<u8> {
     let frames = h.sent();
     assert_eq!(h.counters.value(Counter::FragmentsOut), frames.len() as u64);
     let (mut whole, mut idents) = (Vec::new(), Vec::new());
     for (n, f) in frames.iter().enumerate() {
-        let (link, _, _, next, body) = opened(f);
+        let (link, _, _, next, body) = parse_sent(f);
         let is_last = n + 1 == frames.len();
         assert!(f.len() <= 14 + mtu && frames.len() > 1);
         let (start, more, ident, bytes) = if link.ethertype == eth::IPV4 {
@@ -161,34 +167,34 @@ fn glued(h: &mut Host, mtu: usize) -> Vec<u8> {
     whole
 }
 
-fn cuttable(h: &mut Host, src: &str, dst: &str, bytes: usize) -> Outgoing {
+fn fragmentable(h: &mut Host, src: &str, dst: &str, bytes: usize) -> Outgoing {
     Outgoing { dont_fragment: false, ..h.udp_to(src, dst, bytes) }
 }
 
 #[test]
-fn what_is_larger_than_its_path_goes_in_fragments_with_its_checksum_complete() {
+fn a_packet_above_the_path_mtu_is_fragmented_with_a_complete_checksum() {
     for (src, dst, least, most) in [(OUR4, PEER4, 1473, 65_507), (OUR6, PEER6, 1453, 65_527)] {
         for bytes in [least, 8000, most] {
-            let mut h = Host::acquainted();
-            let mut p = cuttable(&mut h, src, dst, bytes);
+            let mut h = Host::with_resolved_neighbours();
+            let mut p = fragmentable(&mut h, src, dst, bytes);
             let expected = p.chain.to_vec();
-            // As room `udp` hands it over: the sum of the pseudo-header stands in the field.
+            // As `udp` passes it: the field holds the pseudo-header sum.
             let mut sum = Sum::new();
             sum.add_pseudo(ip(src), ip(dst), protocol::UDP, p.chain.len() as u32);
             p.chain.copy_from(6, &sum.fold().to_be_bytes()).unwrap();
             p.offload = Offload { needs_csum: true, csum_start: 0, csum_offset: 6, ..p.offload };
             assert_eq!(h.send(p), Ok(()));
-            assert!(glued(&mut h, 1500) == expected, "{src} {bytes}");
+            assert!(reassembled_output(&mut h, 1500) == expected, "{src} {bytes}");
             h.end();
         }
     }
 }
 
 #[test]
-fn what_just_fits_goes_whole_and_what_may_not_be_cut_is_refused() {
-    let mut h = Host::acquainted();
+fn a_packet_of_the_mtu_is_not_fragmented_and_a_larger_one_with_df_is_refused() {
+    let mut h = Host::with_resolved_neighbours();
     for (src, dst, most) in [(OUR4, PEER4, 1472), (OUR6, PEER6, 1452)] {
-        let p = cuttable(&mut h, src, dst, most);
+        let p = fragmentable(&mut h, src, dst, most);
         assert_eq!(h.send(p), Ok(()));
         assert_eq!(h.sent().len(), 1);
         assert_eq!(h.send_udp(src, dst, most + 1), Err(OutputError::TooBig { mtu: 1500 }));
@@ -199,48 +205,48 @@ fn what_just_fits_goes_whole_and_what_may_not_be_cut_is_refused() {
 }
 
 #[test]
-fn fragments_are_as_large_as_the_path_takes() {
+fn fragments_fill_the_path_mtu() {
     for (src, dst, mtu) in [(OUR4, FAR4, 900), (OUR6, PEER6, 1300)] {
-        let mut h = Host::acquainted();
+        let mut h = Host::with_resolved_neighbours();
         h.ip.lower_path_mtu(h.now, ip(dst), mtu);
-        let p = cuttable(&mut h, src, dst, 1400);
+        let p = fragmentable(&mut h, src, dst, 1400);
         assert_eq!(h.send(p), Ok(()));
-        assert_eq!(glued(&mut h, mtu).len(), 1408);
+        assert_eq!(reassembled_output(&mut h, mtu).len(), 1408);
         h.end();
     }
 }
 
 #[test]
-fn a_large_datagram_waits_whole_for_its_neighbour() {
+fn a_large_datagram_is_queued_unfragmented_for_resolution() {
     let mut h = Host::new();
-    let p = cuttable(&mut h, OUR4, PEER4, 60_000);
+    let p = fragmentable(&mut h, OUR4, PEER4, 60_000);
     assert_eq!(h.send(p), Ok(()));
-    assert_eq!((h.ip.waiting_pkts(), h.sent().len()), (1, 1));
+    assert_eq!((h.ip.queued_pkts(), h.sent().len()), (1, 1));
     h.receive(&crate::arp::request(PEER, v4(PEER4), v4(OUR4)));
-    // The answer to the neighbour's own question is no fragment.
+    // The reply to the neighbour's own request is no fragment.
     let is_arp = |c: &fulmar_mbuf::Chain| c.to_vec()[12..14] == [8, 6];
     let at = h.sink.frames.iter().position(|(c, _)| is_arp(c)).unwrap();
     let (answer, _) = h.sink.frames.remove(at);
     h.pool.free(answer);
-    assert_eq!(glued(&mut h, 1500).len(), 60_008);
+    assert_eq!(reassembled_output(&mut h, 1500).len(), 60_008);
     h.end();
 }
 
 #[test]
-fn a_full_sink_takes_no_fragment_at_all() {
-    let mut h = Host::acquainted();
+fn a_full_sink_accepts_no_fragment() {
+    let mut h = Host::with_resolved_neighbours();
     h.sink.full = true;
-    let p = cuttable(&mut h, OUR4, PEER4, 60_000);
+    let p = fragmentable(&mut h, OUR4, PEER4, 60_000);
     assert_eq!(h.send(p), Err(OutputError::Full));
     assert_eq!((h.counters.total_drops(), h.counters.value(Counter::FragmentsOut)), (0, 0));
     h.end();
 }
 
 #[test]
-fn the_largest_datagram_to_ourselves_comes_back() {
+fn the_largest_datagram_passes_loopback() {
     for (own, bytes) in [(OUR4, 65_507), (OUR6, 65_527)] {
         let mut h = Host::new();
-        let p = cuttable(&mut h, own, own, bytes);
+        let p = fragmentable(&mut h, own, own, bytes);
         assert_eq!(h.send(p), Ok(()));
         let mut got = 0;
         for (c, o) in std::mem::take(&mut h.sink.looped) {
@@ -254,23 +260,23 @@ fn the_largest_datagram_to_ourselves_comes_back() {
 }
 
 #[test]
-fn a_fragment_that_is_missing_ends_in_time_exceeded_to_whoever_sent_the_first() {
+fn a_missing_fragment_causes_time_exceeded_if_the_first_arrived() {
     for ((pair, header), secs) in PAIRS.into_iter().zip([[11, 1], [3, 1]]).zip([30, 60]) {
-        let mut h = Host::acquainted();
+        let mut h = Host::with_resolved_neighbours();
         let whole = datagram(pair, 4000);
-        let frames = parts(pair, 9, protocol::UDP, &whole, 1448);
+        let frames = fragments_of(pair, 9, protocol::UDP, &whole, 1448);
         h.receive(&frames[0]);
         h.receive(&frames[2]);
-        h.receive(&parts(pair, 10, protocol::UDP, &whole, 1448)[1]);
+        h.receive(&fragments_of(pair, 10, protocol::UDP, &whole, 1448)[1]);
         assert_eq!(h.ip.incomplete_datagrams(), 2);
         assert!(h.ip.next_deadline().unwrap() <= h.now + fulmar_base::Duration::from_secs(secs));
         h.advance(secs * 1000 - 1);
         let is_error = |f: &Vec<u8>| {
             let link = eth::Header::parse(f).unwrap();
-            link.ethertype != eth::ARP && opened_icmp(f).2[..2] == header
+            link.ethertype != eth::ARP && parse_sent_icmp(f).2[..2] == header
         };
         assert_eq!(h.sent().iter().filter(|f| is_error(f)).count(), 0);
-        // Their neighbours are asked anew meanwhile.
+        // Meanwhile the neighbours are resolved again.
         h.receive(&crate::arp::request(PEER, v4(PEER4), v4(OUR4)));
         h.receive(&crate::ndp::solicitation(PEER6, OUR6));
         h.sent();
@@ -278,9 +284,9 @@ fn a_fragment_that_is_missing_ends_in_time_exceeded_to_whoever_sent_the_first() 
         let sent = h.sent();
         let errors: Vec<_> = sent.iter().filter(|f| is_error(f)).collect();
         assert_eq!(errors.len(), 1);
-        let quoted = &opened_icmp(errors[0]).2[8..];
+        let quoted = &parse_sent_icmp(errors[0]).2[8..];
         let came = &frames[0][14..];
-        let most = if ip(pair.0).is_ipv4() { 548 } else { 1232 };
+        let most = if ip(pair.src).is_ipv4() { 548 } else { 1232 };
         assert_eq!(quoted, &came[..most]);
         assert_eq!(h.counters.drops(DropReason::FragmentTimeout), 2);
         assert_eq!((h.ip.incomplete_datagrams(), h.ip.incomplete_bytes()), (0, 0));
@@ -289,28 +295,28 @@ fn a_fragment_that_is_missing_ends_in_time_exceeded_to_whoever_sent_the_first() 
 }
 
 #[test]
-fn impossible_fragments_are_counted_drops() {
-    let mut h = Host::acquainted();
+fn invalid_fragments_are_counted_drops() {
+    let mut h = Host::with_resolved_neighbours();
     let whole = pattern(3000);
     for pair in PAIRS {
-        for (range, more) in [((0, 1001), true), ((1000, 1000), true), ((1000, 1000), false)] {
+        for (range, more) in [(0..1001, true), (1000..1000, true), (1000..1000, false)] {
             h.drops(
-                &part(pair, 9, protocol::UDP, &whole, range, more),
+                &fragment(pair, 9, protocol::UDP, &whole, range, more),
                 DropReason::FragmentInvalid,
             );
         }
-        // Beyond the largest datagram: the ping of death.
+        // Beyond the maximum length: the ping of death.
         let far = 65_528;
         let mut payload = vec![0; far + 8];
         payload[far] = 1;
-        let beyond = part(pair, 9, protocol::UDP, &payload, (far, far + 8), false);
+        let beyond = fragment(pair, 9, protocol::UDP, &payload, far..far + 8, false);
         h.drops(&beyond, DropReason::FragmentInvalid);
     }
-    // IPv6 says which field was wrong: the payload length, then the offset.
+    // IPv6 reports the field: the payload length, then the offset.
     let answers = h.sent();
-    let told: Vec<_> = answers.iter().map(|f| opened_icmp(f).2[..8].to_vec()).collect();
-    let problem = |at: u8, i: usize| told[i][..2] == [4, 0] && told[i][7] == at;
-    assert!(told.len() == 2 && problem(4, 0) && problem(42, 1), "{told:?}");
+    let errors: Vec<_> = answers.iter().map(|f| parse_sent_icmp(f).2[..8].to_vec()).collect();
+    let problem = |at: u8, i: usize| errors[i][..2] == [4, 0] && errors[i][7] == at;
+    assert!(errors.len() == 2 && problem(4, 0) && problem(42, 1), "{errors:?}");
     assert_eq!(h.ip.incomplete_datagrams(), 0);
     h.end();
 }
@@ -320,21 +326,21 @@ fn an_overlap_delivers_nothing() {
     for pair in PAIRS {
         let mut h = Host::new();
         let whole = datagram(pair, 3000);
-        let cut = |range, more| part(pair, 9, protocol::UDP, &whole, range, more);
-        h.receive(&cut((0, 1448), true));
-        h.drops(&cut((1440, 2888), true), DropReason::FragmentOverlap);
-        h.drops(&cut((1448, 3008), false), DropReason::FragmentOverlap);
+        let cut = |range, more| fragment(pair, 9, protocol::UDP, &whole, range, more);
+        h.receive(&cut(0..1448, true));
+        h.drops(&cut(1440..2888, true), DropReason::FragmentOverlap);
+        h.drops(&cut(1448..3008, false), DropReason::FragmentOverlap);
         assert_eq!(h.ip.incomplete_bytes(), 0);
         h.end();
     }
 }
 
 #[test]
-fn a_fragment_within_a_datagram_of_fragments_is_dropped() {
+fn a_fragment_within_a_reassembled_datagram_is_dropped() {
     let mut h = Host::new();
     let mut inner = vec![protocol::UDP, 0, 0, 0, 0, 0, 0, 5];
-    inner.extend(datagram((PEER6, OUR6), 3000));
-    let frames = parts((PEER6, OUR6), 9, protocol::FRAGMENT, &inner, 1448);
+    inner.extend(datagram(V6, 3000));
+    let frames = fragments_of(V6, 9, protocol::FRAGMENT, &inner, 1448);
     let before = h.counters.total_drops();
     for f in &frames {
         assert!(matches!(h.receive(f), Verdict::Consumed));
@@ -344,36 +350,36 @@ fn a_fragment_within_a_datagram_of_fragments_is_dropped() {
 }
 
 #[test]
-fn extension_headers_behind_the_fragment_header_are_walked() {
+fn extension_headers_after_the_fragment_header_are_parsed() {
     let mut h = Host::new();
-    let pair = (PEER6, OUR6);
+    let pair = V6;
     let whole = datagram(pair, 3000);
     let mut body = vec![protocol::UDP, 0, 1, 4, 0, 0, 0, 0];
     body.extend_from_slice(&whole);
-    let frames = parts(pair, 9, protocol::DESTINATION_OPTIONS, &body, 1448);
+    let frames = fragments_of(pair, 9, protocol::DESTINATION_OPTIONS, &body, 1448);
     let Verdict::Deliver(d) = feed(&mut h, &frames) else { panic!() };
     assert!(h.got(d).bytes == whole);
     h.end();
 }
 
 #[test]
-fn a_first_fragment_without_its_header_chain_is_told_so_and_dropped() {
-    let pair = (PEER6, OUR6);
+fn a_first_fragment_with_an_incomplete_header_chain_is_reported_and_dropped() {
+    let pair = V6;
     let options = [protocol::UDP, 1, 1, 4, 0, 0, 0, 0, 1, 6, 0, 0, 0, 0, 0, 0];
     let tcp = [0; 64];
     for (protocol, payload, cut) in [
-        // Within an extension header, behind one, within a TCP header.
+        // Inside an extension header, after one, inside a TCP header.
         (protocol::DESTINATION_OPTIONS, &options[..], 8),
         (protocol::DESTINATION_OPTIONS, &[&options[..], &[0; 16]].concat(), 16),
         (protocol::TCP, &tcp, 16),
     ] {
-        let mut h = Host::acquainted();
-        let first = part(pair, 9, protocol, payload, (0, cut), true);
+        let mut h = Host::with_resolved_neighbours();
+        let first = fragment(pair, 9, protocol, payload, 0..cut, true);
         let reason =
             if cut == 8 { DropReason::ExtensionHeader } else { DropReason::FragmentInvalid };
         h.drops(&first, reason);
         let answer = h.sent_one();
-        let (_, to, message) = opened_icmp(&answer);
+        let (_, to, message) = parse_sent_icmp(&answer);
         assert_eq!(
             (to, &message[..8]),
             (ip(PEER6), &[4, 3, message[2], message[3], 0, 0, 0, 0][..])
@@ -382,26 +388,26 @@ fn a_first_fragment_without_its_header_chain_is_told_so_and_dropped() {
         assert_eq!(h.ip.incomplete_datagrams(), 0);
         h.end();
     }
-    // A whole UDP header is enough, of a TCP header the fixed part.
+    // A UDP header, or the fixed part of a TCP header, suffices.
     for (protocol, cut) in
         [(protocol::UDP, 8), (protocol::TCP, 24), (protocol::ICMPV6, 8), (199, 8)]
     {
-        let mut h = Host::acquainted();
-        h.receive(&part(pair, 9, protocol, &tcp, (0, cut), true));
+        let mut h = Host::with_resolved_neighbours();
+        h.receive(&fragment(pair, 9, protocol, &tcp, 0..cut, true));
         assert_eq!((h.ip.incomplete_datagrams(), h.counters.total_drops()), (1, 0), "{protocol}");
         h.end();
     }
 }
 
 #[test]
-fn an_atomic_fragment_is_delivered_beside_a_datagram_of_the_same_identification() {
+fn an_atomic_fragment_is_independent_of_a_datagram_with_its_identification() {
     // RFC 6946 section 4: in isolation from any other fragment.
     let mut h = Host::new();
-    let pair = (PEER6, OUR6);
+    let pair = V6;
     let (whole, small) = (datagram(pair, 3000), datagram(pair, 100));
-    let frames = parts(pair, 9, protocol::UDP, &whole, 1448);
+    let frames = fragments_of(pair, 9, protocol::UDP, &whole, 1448);
     assert!(matches!(feed(&mut h, &frames[..2]), Verdict::Consumed));
-    let atomic = part(pair, 9, protocol::UDP, &small, (0, small.len()), false);
+    let atomic = fragment(pair, 9, protocol::UDP, &small, 0..small.len(), false);
     assert!(h.delivers(&atomic).bytes == small);
     assert!(h.delivers(&frames[2]).bytes == whole);
     h.end();
@@ -422,16 +428,16 @@ fn neighbour_discovery_in_a_fragment_is_dropped() {
 }
 
 #[test]
-fn a_flood_of_first_fragments_holds_a_bounded_amount() {
+fn a_flood_of_first_fragments_uses_bounded_storage() {
     for pair in PAIRS {
         let mut h = Host::new();
         let whole = datagram(pair, 60_000);
         for ident in 0..5000 {
-            h.receive(&part(pair, ident, protocol::UDP, &whole, (0, 1448), true));
+            h.receive(&fragment(pair, ident, protocol::UDP, &whole, 0..1448, true));
             assert!(h.ip.incomplete_datagrams() <= 1024 && h.ip.incomplete_bytes() <= 4 << 20);
         }
-        // A datagram that comes through it in one go is delivered.
-        let verdict = feed(&mut h, &parts(pair, 9999, protocol::UDP, &whole, 1448));
+        // A datagram whose fragments arrive back to back is delivered.
+        let verdict = feed(&mut h, &fragments_of(pair, 9999, protocol::UDP, &whole, 1448));
         let Verdict::Deliver(d) = verdict else { panic!() };
         assert!(h.got(d).bytes == whole);
         h.end();

@@ -1,8 +1,8 @@
-//! ICMP of both versions: echo, errors in, errors out, path MTU.
+//! ICMP of both versions: echo, received and sent errors, path MTU.
 
 use crate::rig::*;
 use fulmar_base::{Counter, DropReason, Duration, Secrets};
-use fulmar_ip::{Config, ErrorKind, Outgoing, OutputError, QuotedError, Verdict};
+use fulmar_ip::{Config, EchoId, ErrorKind, Outgoing, OutputError, QuotedError, Verdict};
 use fulmar_wire::protocol;
 
 const PAIRS: [(&str, &str); 2] = [(PEER4, OUR4), (PEER6, OUR6)];
@@ -13,10 +13,10 @@ fn echo(src: &str, dst: &str, body: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn an_echo_request_comes_back_as_it_was() {
+fn an_echo_reply_returns_the_payload() {
     for (src, dst) in PAIRS {
         for len in [0, 1, 56, 1400, 60_000] {
-            let mut h = Host::acquainted();
+            let mut h = Host::with_resolved_neighbours();
             h.ip =
                 fulmar_ip::Ip::new(Config { mtu: 65_535, ..config() }, &Secrets::for_simulation(7))
                     .unwrap();
@@ -26,7 +26,7 @@ fn an_echo_request_comes_back_as_it_was() {
             let body: Vec<u8> = (0..len).map(|i| i as u8).collect();
             h.receive(&echo(src, dst, &body));
             let frame = h.sent_one();
-            let (from, to, message) = opened_icmp(&frame);
+            let (from, to, message) = parse_sent_icmp(&frame);
             assert_eq!((from, to), (ip(dst), ip(src)));
             assert_eq!(message[0], if ip(src).is_ipv4() { 0 } else { 129 });
             assert_eq!(message[4..8], [0x12, 0x34, 0, 7]);
@@ -39,7 +39,7 @@ fn an_echo_request_comes_back_as_it_was() {
 #[test]
 fn an_echo_request_with_a_wrong_checksum_is_dropped() {
     for (src, dst) in PAIRS {
-        let mut h = Host::acquainted();
+        let mut h = Host::with_resolved_neighbours();
         let mut frame = echo(src, dst, b"abcd");
         *frame.last_mut().unwrap() ^= 1;
         h.drops(&frame, DropReason::IcmpChecksum);
@@ -49,7 +49,7 @@ fn an_echo_request_with_a_wrong_checksum_is_dropped() {
 
 #[test]
 fn an_echo_request_to_broadcast_is_not_answered() {
-    let mut h = Host::acquainted();
+    let mut h = Host::with_resolved_neighbours();
     let request = icmp(PEER4, "10.0.0.255", [8, 0, 0, 0, 0, 1, 0, 1], b"smurf");
     let packet = packet(PEER4, "10.0.0.255", protocol::ICMP, &request);
     h.drops(&framed(ALL, &packet), DropReason::IpDestination);
@@ -58,8 +58,8 @@ fn an_echo_request_to_broadcast_is_not_answered() {
 }
 
 #[test]
-fn echo_replies_are_limited_in_rate() {
-    let mut h = Host::acquainted();
+fn echo_replies_are_rate_limited() {
+    let mut h = Host::with_resolved_neighbours();
     for _ in 0..1500 {
         h.receive(&echo(PEER4, OUR4, b""));
     }
@@ -70,15 +70,23 @@ fn echo_replies_are_limited_in_rate() {
 }
 
 #[test]
-fn an_echo_request_of_ours_brings_its_reply_up() {
+fn the_reply_to_an_own_echo_request_is_returned() {
     for (peer, own) in PAIRS {
-        let mut h = Host::acquainted();
+        let mut h = Host::with_resolved_neighbours();
         let payload = h.chain(b"ping", 80);
         let to = std::net::SocketAddr::new(ip(peer), 0);
-        h.ip.echo_request(h.now, &mut h.pool, &mut h.counters, to, (5, 6), payload, &mut h.sink)
-            .unwrap();
+        h.ip.echo_request(
+            h.now,
+            &mut h.pool,
+            &mut h.counters,
+            to,
+            EchoId { ident: 5, seq: 6 },
+            payload,
+            &mut h.sink,
+        )
+        .unwrap();
         let sent = h.sent_one();
-        let (src, dst, message) = opened_icmp(&sent);
+        let (src, dst, message) = parse_sent_icmp(&sent);
         assert_eq!((src, dst), (ip(own), ip(peer)));
         assert_eq!((&message[4..8], &message[8..]), (&[0, 5, 0, 6][..], &b"ping"[..]));
         let kind = if ip(peer).is_ipv4() { 0 } else { 129 };
@@ -91,7 +99,7 @@ fn an_echo_request_of_ours_brings_its_reply_up() {
     }
 }
 
-/// An error from `from` about the first bytes of a packet that we sent.
+/// Inputs an error from `from` that quotes `quote`.
 #[track_caller]
 fn error(h: &mut Host, from: &str, header: [u8; 8], quote: &[u8]) -> QuotedError {
     let own = if ip(from).is_ipv4() { OUR4 } else { OUR6 };
@@ -100,12 +108,12 @@ fn error(h: &mut Host, from: &str, header: [u8; 8], quote: &[u8]) -> QuotedError
     e
 }
 
-/// Sets the DF bit of an IPv4 packet. (A quote's checksum is not looked at.)
+/// Sets the DF bit of an IPv4 packet. (The checksum of a quoted packet is not verified.)
 fn forbid_fragments(packet: &mut [u8]) {
     packet[6] |= 0x40;
 }
 
-/// A TCP segment of ours, as far as an old router quotes it.
+/// A TCP segment of this host, as much as an old router quotes.
 fn quoted_tcp(src: &str, dst: &str) -> Vec<u8> {
     let mut packet = packet(src, dst, protocol::TCP, &[0x30; 1400]);
     if ip(src).is_ipv4() {
@@ -133,7 +141,7 @@ fn errors_name_the_flow_and_the_sequence_number() {
 }
 
 #[test]
-fn unreachable_codes_are_hard_or_soft() {
+fn unreachable_codes_are_classified_as_hard_or_soft() {
     let mut h = Host::new();
     let hard = |e: QuotedError| match e.kind {
         ErrorKind::Unreachable { hard, .. } => hard,
@@ -151,7 +159,7 @@ fn unreachable_codes_are_hard_or_soft() {
 }
 
 #[test]
-fn errors_about_packets_of_others_are_dropped() {
+fn errors_about_packets_of_other_hosts_are_dropped() {
     let mut h = Host::new();
     let quote = quoted_tcp("10.0.0.9", PEER4);
     let frame = icmp_frame(PEER4, OUR4, [3, 3, 0, 0, 0, 0, 0, 0], &quote);
@@ -160,7 +168,7 @@ fn errors_about_packets_of_others_are_dropped() {
 }
 
 #[test]
-fn a_quote_cut_anywhere_too_early_is_dropped() {
+fn a_truncated_quote_is_dropped() {
     for (peer, own) in PAIRS {
         let mut h = Host::new();
         let quote = quoted_tcp(own, peer);
@@ -174,12 +182,12 @@ fn a_quote_cut_anywhere_too_early_is_dropped() {
 }
 
 #[test]
-fn too_big_says_the_mtu() {
+fn too_big_carries_the_mtu() {
     let mut h = Host::new();
     let quote = quoted_tcp(OUR4, PEER4);
     let e = error(&mut h, PEER4, [3, 4, 0, 0, 0, 0, 0x05, 0x14], &quote);
     assert_eq!(e.kind, ErrorKind::TooBig { mtu: 1300 });
-    // An old router does not say: the plateau below the 1420 bytes of the packet.
+    // An old router reports no MTU: the plateau below the 1420 bytes of the packet.
     let e = error(&mut h, PEER4, [3, 4, 0, 0, 0, 0, 0, 0], &quote);
     assert_eq!(e.kind, ErrorKind::TooBig { mtu: 1006 });
     let e = error(&mut h, PEER6, [2, 0, 0, 0, 0, 0, 0x05, 0x14], &quoted_tcp(OUR6, PEER6));
@@ -201,9 +209,9 @@ fn an_error_that_quotes_the_other_ip_version_is_dropped() {
 }
 
 #[test]
-fn an_error_is_sent_to_the_source_of_what_it_quotes() {
+fn an_error_not_addressed_to_the_quoted_source_is_dropped() {
     let mut h = Host::new();
-    // Ours, but not the address that the error was sent to.
+    // An own address, but not the destination of the error.
     let frame = icmp_frame(PEER6, LOCAL6, [1, 4, 0, 0, 0, 0, 0, 0], &quoted_tcp(OUR6, PEER6));
     h.drops(&frame, DropReason::IcmpNoFlow);
     h.end();
@@ -241,10 +249,10 @@ fn a_path_mtu_is_reported_only_for_a_larger_packet_that_may_not_be_fragmented() 
     let quote = quoted_tcp(OUR4, PEER4);
     assert!(matches!(h.receive(&frame(1419, &quote)), Verdict::IcmpError(_)));
     h.drops(&frame(1420, &quote), DropReason::IcmpQuote);
-    let mut cuttable = quote;
-    cuttable[6] &= !0x40;
-    h.drops(&frame(576, &cuttable), DropReason::IcmpQuote);
-    // An IPv6 link takes 1280 bytes: nothing smaller was too big.
+    let mut fragmentable = quote;
+    fragmentable[6] &= !0x40;
+    h.drops(&frame(576, &fragmentable), DropReason::IcmpQuote);
+    // Every IPv6 link takes 1280 bytes: a smaller packet cannot be too big.
     let mut small = packet(OUR6, PEER6, protocol::TCP, &[0x30; 1240]);
     small.truncate(48);
     let report = icmp_frame(PEER6, OUR6, [2, 0, 0, 0, 0, 0, 2, 0], &small);
@@ -273,8 +281,8 @@ fn a_quoted_length_that_leaves_no_transport_header_is_dropped() {
 }
 
 #[test]
-fn redirects_change_nothing() {
-    let mut h = Host::acquainted();
+fn redirects_are_ignored() {
+    let mut h = Host::with_resolved_neighbours();
     let before = h.ip.generation();
     let [a, b, c, d] = v4(PEER4).octets();
     let redirect = icmp_frame(GATEWAY4, OUR4, [5, 1, 0, 0, a, b, c, d], &quoted_tcp(OUR4, FAR4));
@@ -288,8 +296,8 @@ fn redirects_change_nothing() {
 }
 
 #[test]
-fn a_datagrams_path_mtu_is_not_that_of_tcp() {
-    let mut h = Host::acquainted();
+fn the_path_mtu_of_datagrams_does_not_apply_to_tcp() {
+    let mut h = Host::with_resolved_neighbours();
     assert!(h.ip.lower_datagram_mtu(h.now, ip(FAR4), 600));
     let choice = h.ip.route(ip(FAR4), 0).unwrap();
     assert_eq!((choice.mtu, choice.datagram_mtu), (1500, 600));
@@ -301,7 +309,7 @@ fn a_datagrams_path_mtu_is_not_that_of_tcp() {
 
 #[test]
 fn a_lowered_path_mtu_holds_for_its_destination_until_it_expires() {
-    let mut h = Host::acquainted();
+    let mut h = Host::with_resolved_neighbours();
     let before = h.ip.generation();
     h.ip.lower_path_mtu(h.now, ip(FAR4), 1300);
     assert_ne!(h.ip.generation(), before);
@@ -315,8 +323,8 @@ fn a_lowered_path_mtu_holds_for_its_destination_until_it_expires() {
 }
 
 #[test]
-fn below_the_least_mtu_routers_may_fragment() {
-    let mut h = Host::acquainted();
+fn below_the_smallest_mtu_df_is_cleared() {
+    let mut h = Host::with_resolved_neighbours();
     h.ip.lower_path_mtu(h.now, ip(FAR4), 300);
     assert_eq!(h.ip.route(ip(FAR4), 0).unwrap().mtu, 576);
     h.send_udp(OUR4, FAR4, 100).unwrap();
@@ -325,14 +333,14 @@ fn below_the_least_mtu_routers_may_fragment() {
 }
 
 #[test]
-fn a_datagram_for_no_port_is_answered_with_what_it_was() {
+fn port_unreachable_quotes_the_datagram() {
     for ((src, dst), header) in PAIRS.into_iter().zip([[3, 3], [1, 4]]) {
-        let mut h = Host::acquainted();
+        let mut h = Host::with_resolved_neighbours();
         let frame = udp_frame(src, dst, b"anybody?");
         let got = h.delivers(&frame);
         h.ip.port_unreachable(h.now, &mut h.pool, &mut h.counters, &got.header, &mut h.sink);
         let answer = h.sent_one();
-        let (from, to, message) = opened_icmp(&answer);
+        let (from, to, message) = parse_sent_icmp(&answer);
         assert_eq!((from, to), (ip(dst), ip(src)));
         assert_eq!(message[..2], header);
         let quote_bytes = if ip(src).is_ipv4() { 28 } else { 48 };
@@ -343,8 +351,8 @@ fn a_datagram_for_no_port_is_answered_with_what_it_was() {
 }
 
 #[test]
-fn broadcast_datagrams_and_segments_are_never_answered() {
-    let mut h = Host::acquainted();
+fn broadcast_datagrams_and_segments_are_not_answered() {
+    let mut h = Host::with_resolved_neighbours();
     let datagram = udp(ip(PEER4), ip("10.0.0.255"), b"hi");
     let frame = framed(ALL, &packet(PEER4, "10.0.0.255", protocol::UDP, &datagram));
     let got = h.delivers(&frame);
@@ -360,7 +368,7 @@ fn frame_of_tcp() -> Vec<u8> {
     frame(&packet(PEER4, OUR4, protocol::TCP, &[0x50; 20]))
 }
 
-/// Errors that are sent for so many datagrams to a closed port, all at once.
+/// Errors sent for a burst of datagrams to a closed port.
 fn errors_for(h: &mut Host, datagrams: usize) -> usize {
     let frame = udp_frame(PEER4, OUR4, b"anybody?");
     for _ in 0..datagrams {
@@ -371,8 +379,8 @@ fn errors_for(h: &mut Host, datagrams: usize) -> usize {
 }
 
 #[test]
-fn errors_are_limited_in_rate() {
-    let mut h = Host::acquainted();
+fn errors_are_rate_limited() {
+    let mut h = Host::with_resolved_neighbours();
     let sent = errors_for(&mut h, 200);
     assert!((15..=80).contains(&sent), "{sent}");
     assert_eq!(h.counters.drops(DropReason::RateLimited), 200 - sent as u64);
@@ -380,16 +388,16 @@ fn errors_are_limited_in_rate() {
 }
 
 #[test]
-fn the_number_of_errors_says_little_about_how_many_ports_were_closed() {
-    // CVE-2020-25705: 50 probes in the name of another, then one in one's own. Had the limit let exactly
-    // 50 pass, the answer to the last would have told of a single open port among the 50.
+fn the_error_rate_limit_is_no_side_channel_for_closed_ports() {
+    // CVE-2020-25705: 50 probes with a spoofed source, then one with the attacker's own. With a
+    // limit of exactly 50, the answer to the last one would reveal a single open port among the 50.
     let answers = |closed: usize| {
         let is_answered = |h: &mut Host| {
             h.now = h.now + Duration::from_secs(10);
             errors_for(h, closed);
             errors_for(h, 1) == 1
         };
-        let mut h = Host::acquainted();
+        let mut h = Host::with_resolved_neighbours();
         let answered = (0..300).filter(|_| is_answered(&mut h)).count();
         h.end();
         answered
@@ -400,24 +408,24 @@ fn the_number_of_errors_says_little_about_how_many_ports_were_closed() {
 
 #[test]
 fn an_unknown_protocol_is_reported() {
-    let mut h = Host::acquainted();
+    let mut h = Host::with_resolved_neighbours();
     h.drops(&frame(&packet(PEER4, OUR4, 132, &[0; 700])), DropReason::UnknownProtocol);
     let answer = h.sent_one();
-    let (.., message) = opened_icmp(&answer);
+    let (.., message) = parse_sent_icmp(&answer);
     assert_eq!((message[0], message[1], message.len()), (3, 2, 576 - 20));
     h.drops(&frame(&packet(PEER6, OUR6, 132, &[0; 9])), DropReason::UnknownProtocol);
     let answer = h.sent_one();
-    let (.., message) = opened_icmp(&answer);
+    let (.., message) = parse_sent_icmp(&answer);
     assert_eq!(message[..8], [4, 1, message[2], message[3], 0, 0, 0, 6]);
     assert_eq!(message.len(), 8 + 40 + 9);
     h.end();
 }
 
 #[test]
-fn an_unknown_option_is_reported_as_its_type_asks() {
+fn an_unknown_option_is_handled_by_its_action_bits() {
     // Skip, discard, discard and report, report unless multicast.
     for (kind, answers) in [(0x1e, None), (0x5e, Some(0)), (0x9e, Some(1)), (0xde, Some(1))] {
-        let mut h = Host::acquainted();
+        let mut h = Host::with_resolved_neighbours();
         let mut body = vec![17, 0, kind, 4, 0, 0, 0, 0];
         body.extend(udp(ip(PEER6), ip(OUR6), b"hi"));
         let frame = frame(&packet(PEER6, OUR6, protocol::DESTINATION_OPTIONS, &body));
@@ -428,7 +436,7 @@ fn an_unknown_option_is_reported_as_its_type_asks() {
                 let sent = h.sent();
                 assert_eq!(sent.len(), n, "option {kind:x}");
                 for frame in sent {
-                    let (.., message) = opened_icmp(&frame);
+                    let (.., message) = parse_sent_icmp(&frame);
                     assert_eq!((message[0], message[1], message[7]), (4, 2, 42));
                 }
             }
@@ -439,8 +447,8 @@ fn an_unknown_option_is_reported_as_its_type_asks() {
 
 #[test]
 fn errors_are_not_answered_with_errors() {
-    let mut h = Host::acquainted();
-    // An error that cannot be read, and a message of unknown type.
+    let mut h = Host::with_resolved_neighbours();
+    // A malformed error, and a message of unknown type.
     h.drops(&icmp_frame(PEER4, OUR4, [3, 3, 0, 0, 0, 0, 0, 0], &[9; 40]), DropReason::IcmpInvalid);
     assert!(matches!(h.receive(&icmp_frame(PEER4, OUR4, [77; 8], b"")), Verdict::Consumed));
     assert_eq!(h.sent().len(), 0);

@@ -1,4 +1,4 @@
-//! Identifications, as those see them who are sent to (RFC 6864, RFC 7739).
+//! Identifications as receivers see them (RFC 6864, RFC 7739).
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use fulmar_wire::{eth, ipv4, ipv6, protocol};
 
 use crate::rig::*;
 
-/// Sends a datagram that may be fragmented, or not; returns its identification.
+/// Sends a datagram; returns its identification.
 fn ident_of(h: &mut Host, dst: &str, dont_fragment: bool) -> u16 {
     let p = h.udp_to(OUR4, dst, 10);
     h.send(Outgoing { dont_fragment, ..p }).unwrap();
@@ -15,14 +15,14 @@ fn ident_of(h: &mut Host, dst: &str, dont_fragment: bool) -> u16 {
     ipv4::Header::parse(&frame[14..], frame.len() - 14).unwrap().ident
 }
 
-/// Pairs of numbers whose distance is small, as those of a counter would be.
+/// Counts pairs of numbers that are as close as those of a counter.
 fn near(pairs: impl Iterator<Item = (u16, u16)>) -> usize {
     pairs.filter(|(a, b)| b.wrapping_sub(*a) < 64 || a.wrapping_sub(*b) < 64).count()
 }
 
 #[test]
-fn an_atomic_datagram_carries_0() {
-    let mut h = Host::acquainted();
+fn an_atomic_datagram_has_identification_0() {
+    let mut h = Host::with_resolved_neighbours();
     for dst in [PEER4, FAR4] {
         assert!((0..20).all(|_| ident_of(&mut h, dst, true) == 0));
     }
@@ -30,21 +30,21 @@ fn an_atomic_datagram_carries_0() {
 }
 
 #[test]
-fn idents_of_one_destination_tell_nothing_about_those_of_another() {
-    let mut h = Host::acquainted();
+fn identifications_of_destinations_are_independent() {
+    let mut h = Host::with_resolved_neighbours();
     let pairs: Vec<(u16, u16)> = (0..1000)
         .map(|_| (ident_of(&mut h, PEER4, false), ident_of(&mut h, FAR4, false)))
         .collect();
-    // Independent numbers are so near each other in 0.2 % of cases.
+    // Independent numbers are that close in 0.2 % of cases.
     assert!(near(pairs.iter().copied()) < 12);
     assert!(near(pairs.windows(2).map(|w| (w[0].0, w[1].0))) < 12);
     h.end();
 }
 
 #[test]
-fn how_much_is_sent_to_others_does_not_show() {
-    // The attack of "idle scan": one's own pings, before and after what others are sent.
-    let mut h = Host::acquainted();
+fn identifications_do_not_reveal_traffic_to_others() {
+    // The idle scan attack: own pings before and after packets to others.
+    let mut h = Host::with_resolved_neighbours();
     let mut steps = BTreeSet::new();
     for others in [0, 1, 2, 3, 0, 1, 2, 3] {
         let before = ident_of(&mut h, PEER4, false);
@@ -56,8 +56,8 @@ fn how_much_is_sent_to_others_does_not_show() {
 }
 
 #[test]
-fn fragments_of_ipv6_datagrams_do_not_count() {
-    let mut h = Host::acquainted();
+fn identifications_of_ipv6_fragments_are_no_counter() {
+    let mut h = Host::with_resolved_neighbours();
     let idents: Vec<u32> = (0..100)
         .map(|_| {
             let p = h.udp_to(OUR6, PEER6, 3000);
@@ -77,8 +77,8 @@ fn fragments_of_ipv6_datagrams_do_not_count() {
 }
 
 #[test]
-fn a_template_draws_as_the_slow_path_does() {
-    let mut h = Host::acquainted();
+fn a_template_draws_identifications_like_the_slow_path() {
+    let mut h = Host::with_resolved_neighbours();
     for (dont_fragment, is_zero) in [(true, true), (false, false)] {
         ident_of(&mut h, PEER4, dont_fragment);
         let flow = Flow {
@@ -91,11 +91,11 @@ fn a_template_draws_as_the_slow_path_does() {
             dscp_ecn: 0,
             dont_fragment,
         };
-        let template = h.ip.template_of(&flow, h.now).unwrap();
+        let template = h.ip.build_template(&flow, h.now).unwrap();
         let mut room = [0; eth::HEADER_BYTES + ipv4::HEADER_BYTES];
         let drawn: BTreeSet<u16> = (0..20)
             .map(|_| {
-                let ident = h.ip.ident_by(&template);
+                let ident = h.ip.draw_ident_for(&template);
                 template.emit(8, ident, &mut room).unwrap();
                 ipv4::Header::parse(&room[14..], 28).unwrap().ident
             })

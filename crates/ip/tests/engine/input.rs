@@ -1,4 +1,4 @@
-//! Which packets are taken, and for which reason the others are dropped.
+//! Which packets are accepted, and why others are dropped.
 
 use crate::rig::*;
 use fulmar_base::{DropReason, EtherAddr, Gso, GsoKind, Offload};
@@ -31,7 +31,7 @@ fn tcp_segment(payload: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_packet_for_us_is_delivered_without_padding() {
+fn a_packet_for_this_host_is_delivered_without_padding() {
     for (src, dst) in PAIRS {
         let mut h = Host::new();
         let mut frame = udp_frame(src, dst, b"hi");
@@ -123,7 +123,7 @@ fn packets_for_other_hosts_are_not_forwarded() {
 }
 
 #[test]
-fn sources_that_no_host_can_have_are_dropped() {
+fn invalid_source_addresses_are_dropped() {
     let mut h = Host::new();
     for src in
         ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "10.0.0.255", "240.0.0.1", OUR4]
@@ -137,7 +137,7 @@ fn sources_that_no_host_can_have_are_dropped() {
 }
 
 #[test]
-fn what_we_send_to_ourselves_may_carry_our_address_and_no_other() {
+fn a_looped_back_packet_must_have_an_own_source_address() {
     let mut h = Host::new();
     let own = packet(OUR4, OUR4, protocol::UDP, &udp(ip(OUR4), ip(OUR4), b"hi"));
     let own = h.chain(&ether(US, US, eth::IPV4, &own), 0);
@@ -151,7 +151,7 @@ fn what_we_send_to_ourselves_may_carry_our_address_and_no_other() {
 }
 
 #[test]
-fn a_frame_of_the_device_with_our_ethernet_address_is_not_our_own() {
+fn a_received_frame_with_the_own_ethernet_source_is_dropped() {
     let mut h = Host::new();
     for src in [OUR4, PEER4] {
         let forged = packet(src, OUR4, protocol::UDP, &udp(ip(src), ip(OUR4), b"hi"));
@@ -161,7 +161,7 @@ fn a_frame_of_the_device_with_our_ethernet_address_is_not_our_own() {
 }
 
 #[test]
-fn an_atomic_fragment_is_a_whole_packet() {
+fn an_atomic_fragment_is_delivered() {
     let mut h = Host::new();
     let mut body = vec![17, 0, 0, 0, 0, 0, 0, 9];
     body.extend(udp(ip(PEER6), ip(OUR6), b"hi"));
@@ -171,7 +171,7 @@ fn an_atomic_fragment_is_a_whole_packet() {
 }
 
 #[test]
-fn extension_headers_are_passed() {
+fn extension_headers_are_skipped() {
     let mut h = Host::new();
     let mut body = vec![60, 0, 1, 4, 0, 0, 0, 0, 17, 0, 1, 4, 0, 0, 0, 0];
     body.extend(udp(ip(PEER6), ip(OUR6), b"hi"));
@@ -218,7 +218,7 @@ fn broadcast_and_multicast_reach_udp_only() {
 }
 
 #[test]
-fn a_packet_for_one_host_in_a_frame_for_many_is_dropped() {
+fn a_unicast_packet_in_a_group_frame_is_dropped() {
     let mut h = Host::new();
     let packet = packet(PEER4, OUR4, protocol::UDP, &udp(ip(PEER4), ip(OUR4), b"hi"));
     h.drops(&framed(ALL, &packet), DropReason::IpDestination);
@@ -226,7 +226,7 @@ fn a_packet_for_one_host_in_a_frame_for_many_is_dropped() {
 }
 
 #[test]
-fn what_the_device_says_counts_from_the_transport_header() {
+fn offload_offsets_count_from_the_transport_header() {
     for ((src, dst), l3) in PAIRS.into_iter().zip([20, 40]) {
         let mut h = Host::new();
         let bytes = frame(&packet(src, dst, protocol::TCP, &tcp_segment(5000)));

@@ -1,6 +1,7 @@
 //! The engine from outside: frames in, frames and verdicts out.
 
 mod any;
+mod any_ip;
 mod arp;
 mod fragments;
 mod icmp;

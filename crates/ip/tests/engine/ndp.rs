@@ -30,19 +30,26 @@ pub fn solicitation(src: &str, target: &str) -> Vec<u8> {
     framed(group, &message(SOLICITATION, 0, src, &dst, target, &lladdr(1, PEER)))
 }
 
+/// Duplicate address detection of another host (RFC 4862 section 5.4.2).
+pub fn probe(target: &str) -> Vec<u8> {
+    let dst = solicited_node(target);
+    let group = EtherAddr::for_ipv6_multicast(v6(&dst));
+    framed(group, &message(SOLICITATION, 0, "::", &dst, target, &[]))
+}
+
 fn advertisement(flags: u8, target: &str) -> Vec<u8> {
     frame(&message(ADVERTISEMENT, flags, target, OUR6, target, &lladdr(2, PEER)))
 }
 
 #[test]
-fn a_solicitation_for_us_is_answered_and_its_sender_is_known() {
+fn a_solicitation_for_an_own_address_is_answered_and_its_sender_learned() {
     for own in [OUR6, LOCAL6] {
         let mut h = Host::new();
         h.receive(&solicitation(PEER6, own));
         let frame = h.sent_one();
-        let (src, dst, message) = opened_icmp(&frame);
+        let (src, dst, message) = parse_sent_icmp(&frame);
         assert_eq!((src, dst), (ip(own), ip(PEER6)));
-        assert_eq!(opened(&frame).0.dst, PEER);
+        assert_eq!(parse_sent(&frame).0.dst, PEER);
         assert_eq!(frame[14 + 7], 255);
         // Solicited and override; the target, and where it is.
         assert_eq!((message[0], message[4]), (ADVERTISEMENT, 0x60));
@@ -55,7 +62,7 @@ fn a_solicitation_for_us_is_answered_and_its_sender_is_known() {
 }
 
 #[test]
-fn a_message_that_may_have_been_forwarded_is_dropped() {
+fn a_message_with_another_hop_limit_than_255_is_dropped() {
     let mut h = Host::new();
     let mut frame = solicitation(PEER6, OUR6);
     frame[14 + 7] = 254;
@@ -65,21 +72,18 @@ fn a_message_that_may_have_been_forwarded_is_dropped() {
 }
 
 #[test]
-fn a_probe_for_our_address_is_counted_and_told_to_all() {
+fn a_dad_probe_for_an_own_address_is_counted_and_answered_to_all_nodes() {
     let mut h = Host::new();
-    let dst = solicited_node(OUR6);
-    let group = EtherAddr::for_ipv6_multicast(v6(&dst));
-    let probe = framed(group, &message(SOLICITATION, 0, "::", &dst, OUR6, &[]));
-    h.drops(&probe, DropReason::DuplicateAddress);
+    h.drops(&probe(OUR6), DropReason::DuplicateAddress);
     let frame = h.sent_one();
-    let (src, dst, message) = opened_icmp(&frame);
+    let (src, dst, message) = parse_sent_icmp(&frame);
     assert_eq!((src, dst), (ip(OUR6), ip("ff02::1")));
     assert_eq!((message[0], message[4]), (ADVERTISEMENT, 0x20));
     h.end();
 }
 
 #[test]
-fn a_probe_that_names_its_station_is_dropped() {
+fn a_dad_probe_with_a_source_link_layer_option_is_dropped() {
     let mut h = Host::new();
     let mut probe = solicitation(PEER6, OUR6);
     let dst = solicited_node(OUR6);
@@ -98,24 +102,27 @@ fn an_option_of_length_zero_drops_the_message() {
 }
 
 #[test]
-fn packets_wait_for_an_advertisement() {
+fn packets_are_queued_for_an_advertisement() {
     let mut h = Host::new();
     h.send_udp(OUR6, PEER6, 1).unwrap();
     let question = h.sent_one();
-    let (src, dst, message) = opened_icmp(&question);
+    let (src, dst, message) = parse_sent_icmp(&question);
     assert_eq!((src, dst), (ip(OUR6), ip(&solicited_node(PEER6))));
-    assert_eq!(opened(&question).0.dst, EtherAddr::for_ipv6_multicast(v6(&solicited_node(PEER6))));
+    assert_eq!(
+        parse_sent(&question).0.dst,
+        EtherAddr::for_ipv6_multicast(v6(&solicited_node(PEER6)))
+    );
     assert_eq!((message[0], &message[24..]), (SOLICITATION, &lladdr(1, US)[..]));
     h.receive(&advertisement(0x60, PEER6));
     let frame = h.sent_one();
-    assert_eq!((opened(&frame).0.dst, opened(&frame).2), (PEER, ip(PEER6)));
+    assert_eq!((parse_sent(&frame).0.dst, parse_sent(&frame).2), (PEER, ip(PEER6)));
     let n = *h.ip.neighbours().next().unwrap();
     assert_eq!(n.state, NeighbourState::Reachable);
     h.end();
 }
 
 #[test]
-fn an_unasked_advertisement_is_not_learned() {
+fn an_unsolicited_advertisement_is_not_learned() {
     let mut h = Host::new();
     h.receive(&advertisement(0x20, PEER6));
     assert_eq!(h.ip.neighbours().count(), 0);
@@ -124,7 +131,7 @@ fn an_unasked_advertisement_is_not_learned() {
 }
 
 #[test]
-fn another_owner_of_our_address_is_counted() {
+fn an_advertisement_for_an_own_address_is_counted() {
     let mut h = Host::new();
     let claim = message(ADVERTISEMENT, 0x20, PEER6, OUR6, OUR6, &lladdr(2, PEER));
     h.drops(&frame(&claim), DropReason::DuplicateAddress);
@@ -132,15 +139,15 @@ fn another_owner_of_our_address_is_counted() {
 }
 
 #[test]
-fn a_neighbour_that_never_answers_tells_the_flow() {
+fn failed_resolution_is_reported_to_the_flow() {
     let mut h = Host::new();
     h.send_udp(OUR6, PEER6, 1).unwrap();
     (0..3).for_each(|_| h.advance(1000));
     assert_eq!(h.sent().len(), 3);
-    let failed: Vec<_> = h.ip.drain_failed().collect();
+    let failed: Vec<_> = h.ip.drain_resolution_failures().collect();
     assert_eq!(failed.len(), 1);
     assert_eq!(failed[0].remote, "[2001:db8::2]:53".parse().unwrap());
-    assert_eq!(failed[0].kind, ErrorKind::NoNeighbour);
+    assert_eq!(failed[0].kind, ErrorKind::ResolutionFailed);
     h.end();
 }
 
@@ -156,17 +163,20 @@ fn router_messages_are_ignored_without_a_drop() {
 }
 
 #[test]
-fn an_advertisement_of_another_station_is_believed_only_when_the_known_one_is_silent() {
+fn a_changed_link_layer_address_is_adopted_only_if_the_old_one_is_silent() {
     let elsewhere = EtherAddr([2, 0, 0, 0, 0, 9]);
     let claim = message(ADVERTISEMENT, 0x20, PEER6, OUR6, PEER6, &lladdr(2, elsewhere));
     for answers in [true, false] {
-        let mut h = Host::acquainted();
+        let mut h = Host::with_resolved_neighbours();
         h.send_udp(OUR6, PEER6, 1).unwrap();
         h.drops(&frame(&claim), DropReason::NeighbourClaim);
         h.sent();
         h.advance(0);
         let question = h.sent_one();
-        assert_eq!((opened(&question).0.dst, opened_icmp(&question).2[0]), (PEER, SOLICITATION));
+        assert_eq!(
+            (parse_sent(&question).0.dst, parse_sent_icmp(&question).2[0]),
+            (PEER, SOLICITATION)
+        );
         if answers {
             h.receive(&advertisement(0x60, PEER6));
         }
@@ -174,7 +184,7 @@ fn an_advertisement_of_another_station_is_believed_only_when_the_known_one_is_si
         h.advance(500);
         h.sent();
         h.send_udp(OUR6, PEER6, 1).unwrap();
-        assert_eq!(opened(&h.sent_one()).0.dst, if answers { PEER } else { elsewhere });
+        assert_eq!(parse_sent(&h.sent_one()).0.dst, if answers { PEER } else { elsewhere });
         h.end();
     }
 }

@@ -1,4 +1,4 @@
-//! What leaves, and what is refused.
+//! Output, and its errors.
 
 use crate::rig::*;
 use fulmar_base::{DropReason, EtherAddr, Gso, GsoKind, Offload, Secrets};
@@ -10,7 +10,7 @@ use fulmar_wire::{ipv4, ipv6};
 #[test]
 fn what_one_host_sends_the_other_delivers() {
     for (src, dst) in [(OUR4, PEER4), (OUR6, PEER6)] {
-        let mut a = Host::acquainted();
+        let mut a = Host::with_resolved_neighbours();
         a.send_udp(src, dst, 300).unwrap();
         let frame = a.sent_one();
         let address = |a: &str, prefix_len| IfAddr { addr: ip(a), prefix_len };
@@ -25,8 +25,8 @@ fn what_one_host_sends_the_other_delivers() {
 }
 
 #[test]
-fn header_fields_are_as_asked() {
-    let mut h = Host::acquainted();
+fn header_fields_are_as_requested() {
+    let mut h = Host::with_resolved_neighbours();
     for (ttl, dscp_ecn, dont_fragment) in [(None, 0, true), (Some(3), 0xb9, false)] {
         let p = h.udp_to(OUR4, PEER4, 10);
         h.send(Outgoing { ttl, dscp_ecn, dont_fragment, ..p }).unwrap();
@@ -44,9 +44,9 @@ fn header_fields_are_as_asked() {
 }
 
 #[test]
-fn headers_go_into_the_headroom_and_offsets_follow() {
+fn headers_are_written_into_the_headroom_and_offsets_follow() {
     for (src, dst, l3) in [(OUR4, PEER4, 20), (OUR6, PEER6, 40)] {
-        let mut h = Host::acquainted();
+        let mut h = Host::with_resolved_neighbours();
         let p = h.udp_to(src, dst, 10);
         let offload = Offload { needs_csum: true, csum_offset: 6, ..Offload::default() };
         h.send(Outgoing { offload, ..p }).unwrap();
@@ -59,7 +59,7 @@ fn headers_go_into_the_headroom_and_offsets_follow() {
 
 #[test]
 fn a_packet_larger_than_the_mtu_is_refused_and_a_super_segment_is_not() {
-    let mut h = Host::acquainted();
+    let mut h = Host::with_resolved_neighbours();
     assert_eq!(h.send_udp(OUR4, PEER4, 1472), Ok(()));
     assert_eq!(h.send_udp(OUR4, PEER4, 1473), Err(OutputError::TooBig { mtu: 1500 }));
     assert_eq!(h.send_udp(OUR6, PEER6, 1453), Err(OutputError::TooBig { mtu: 1500 }));
@@ -94,19 +94,19 @@ fn without_a_route_nothing_is_sent() {
 }
 
 #[test]
-fn a_full_sink_is_the_callers_to_count() {
-    let mut h = Host::acquainted();
+fn a_full_sink_is_not_counted_as_a_drop() {
+    let mut h = Host::with_resolved_neighbours();
     h.sink.full = true;
     assert_eq!(h.send_udp(OUR4, PEER4, 1), Err(OutputError::Full));
     assert_eq!(h.send_udp(OUR4, OUR4, 1), Err(OutputError::Full));
     assert_eq!(h.counters.total_drops(), 0);
-    // What nobody asked for is dropped here.
+    // Replies of the engine itself are dropped and counted here.
     h.drops(&crate::arp::request(PEER, v4(PEER4), v4(OUR4)), DropReason::TxQueueFull);
     h.end();
 }
 
 #[test]
-fn our_own_addresses_are_reached_by_loopback() {
+fn own_addresses_are_reached_by_loopback() {
     for own in [OUR4, OUR6, LOCAL6] {
         let mut h = Host::new();
         h.send_udp(own, own, 30_000).unwrap();
@@ -121,7 +121,7 @@ fn our_own_addresses_are_reached_by_loopback() {
 }
 
 #[test]
-fn broadcast_and_multicast_need_no_neighbour() {
+fn broadcast_and_multicast_need_no_resolution() {
     let mut h = Host::new();
     for (src, dst, ether) in [
         (OUR4, "255.255.255.255", ALL),
@@ -130,7 +130,7 @@ fn broadcast_and_multicast_need_no_neighbour() {
         (LOCAL6, "ff02::fb", EtherAddr([0x33, 0x33, 0, 0, 0, 0xfb])),
     ] {
         h.send_udp(src, dst, 1).unwrap();
-        assert_eq!(opened(&h.sent_one()).0.dst, ether);
+        assert_eq!(parse_sent(&h.sent_one()).0.dst, ether);
         let path = h.ip.route(ip(dst), 0).unwrap();
         assert_eq!((path.src, path.is_broadcast), (ip(src), ether == ALL));
     }
@@ -138,7 +138,7 @@ fn broadcast_and_multicast_need_no_neighbour() {
 }
 
 #[test]
-fn a_zone_that_is_not_ours_has_no_route() {
+fn an_unknown_zone_has_no_route() {
     let h = Host::new();
     assert_eq!(h.ip.route(ip("fe80::9"), 0).unwrap().src, ip(LOCAL6));
     assert_eq!(h.ip.route(ip("fe80::9"), 1).unwrap().src, ip(LOCAL6));
@@ -147,7 +147,7 @@ fn a_zone_that_is_not_ours_has_no_route() {
 }
 
 #[test]
-fn a_route_says_its_gateway_its_source_and_its_mtu() {
+fn a_route_determines_gateway_source_and_mtu() {
     let mut h = Host::new();
     let path = h.ip.route(ip(FAR4), 0).unwrap();
     assert_eq!((path.src, path.next_hop, path.mtu), (ip(OUR4), ip(GATEWAY4), 1500));
@@ -161,16 +161,16 @@ fn a_route_says_its_gateway_its_source_and_its_mtu() {
 }
 
 #[test]
-fn every_change_moves_the_generation_and_the_cache_follows() {
-    let mut h = Host::acquainted();
+fn every_change_advances_the_generation_and_invalidates_the_cache() {
+    let mut h = Host::with_resolved_neighbours();
     h.send_udp(OUR4, FAR4, 1).unwrap();
-    assert_eq!(opened(&h.sent_one()).0.dst, PEER);
+    assert_eq!(parse_sent(&h.sent_one()).0.dst, PEER);
     let before = h.ip.generation();
     let dst = Prefix::new(ip(FAR4), 32).unwrap();
     h.ip.add_route(Route { via: Some(ip("10.0.0.3")), ..Route::on_link(dst) }).unwrap();
     assert_ne!(h.ip.generation(), before);
     h.send_udp(OUR4, FAR4, 1).unwrap();
-    assert_eq!(h.ip.waiting_pkts(), 1);
+    assert_eq!(h.ip.queued_pkts(), 1);
     let before = h.ip.generation();
     assert!(h.ip.remove_address(ip(OUR6)) && !h.ip.is_local(ip(OUR6)));
     assert_ne!(h.ip.generation(), before);
@@ -179,7 +179,7 @@ fn every_change_moves_the_generation_and_the_cache_follows() {
 }
 
 #[test]
-fn a_configuration_that_cannot_work_is_refused() {
+fn an_invalid_configuration_is_refused() {
     let refused = |c: Config| Ip::new(c, &Secrets::for_simulation(0)).err().unwrap();
     assert_eq!(refused(Config { mtu: 500, ..config() }), ConfigError::Mtu { least: 576 });
     assert_eq!(refused(Config { mtu: 1000, ..config() }), ConfigError::Mtu { least: 1280 });

@@ -1,4 +1,4 @@
-//! A host made of the engine, a pool and a sink, and frames written by hand.
+//! A host of engine, pool and sink, and hand-written frames.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -35,7 +35,7 @@ pub fn v6(s: &str) -> Ipv6Addr {
     s.parse().unwrap()
 }
 
-/// Keeps what is sent, unless it is full.
+/// Collects sent frames, unless set to full.
 #[derive(Default)]
 pub struct Sink {
     pub frames: Vec<(Chain, Offload)>,
@@ -104,8 +104,8 @@ impl Host {
         }
     }
 
-    /// A host that already knows the Ethernet addresses of its neighbours.
-    pub fn acquainted() -> Host {
+    /// A host with resolved neighbours.
+    pub fn with_resolved_neighbours() -> Host {
         let mut h = Host::new();
         for n in [PEER4, GATEWAY4] {
             h.receive(&crate::arp::request(PEER, v4(n), v4(OUR4)));
@@ -122,7 +122,7 @@ impl Host {
         c
     }
 
-    /// Takes a frame that lies in one mbuf.
+    /// Inputs a frame in a single mbuf.
     pub fn receive(&mut self, frame: &[u8]) -> Verdict {
         self.receive_with(frame, Offload::default())
     }
@@ -136,13 +136,13 @@ impl Host {
         self.ip.input(self.now, &mut self.pool, &mut self.counters, c, offload, &mut self.sink)
     }
 
-    /// Takes a frame that the host has sent to itself.
+    /// Inputs a looped-back frame.
     pub fn receive_looped(&mut self, c: Chain, o: Offload) -> Verdict {
         let Host { ip, pool, counters, sink, now } = self;
-        ip.input_looped(*now, pool, counters, c, o, sink)
+        ip.input_loopback(*now, pool, counters, c, o, sink)
     }
 
-    /// Takes a frame that must be dropped for `reason`, and for it alone.
+    /// Inputs a frame that must be dropped for `reason` only.
     #[track_caller]
     pub fn drops(&mut self, frame: &[u8], reason: DropReason) {
         let before = self.counters.clone();
@@ -168,7 +168,7 @@ impl Host {
             bytes: d.chain.to_vec(),
             offload: d.offload,
             header: d.ip_header,
-            is_group: d.broadcast_or_multicast,
+            is_group: d.is_group,
         };
         self.pool.free(d.chain);
         got
@@ -225,7 +225,7 @@ impl Host {
         self.ip.on_timer(self.now, &mut self.pool, &mut self.counters, &mut self.sink);
     }
 
-    /// Everything came back.
+    /// Releases the engine and checks for leaks.
     #[track_caller]
     pub fn end(mut self) {
         self.sent();
@@ -298,7 +298,7 @@ pub fn packet_with(src: &str, dst: &str, protocol: u8, ttl: u8, payload: &[u8]) 
     bytes
 }
 
-/// A frame from the peer with an IP packet in it.
+/// A frame from the peer with an IP packet.
 pub fn frame(packet: &[u8]) -> Vec<u8> {
     framed(US, packet)
 }
@@ -346,10 +346,10 @@ pub fn icmp_frame(src: &str, dst: &str, header: [u8; 8], body: &[u8]) -> Vec<u8>
     frame(&packet(src, dst, icmp_protocol(src), &icmp(src, dst, header, body)))
 }
 
-/// The parts of a sent frame: Ethernet header, addresses, protocol, transport bytes. Checks lengths
-/// and the IPv4 checksum.
+/// Parses a sent frame: Ethernet header, addresses, protocol, transport bytes. Checks lengths and
+/// the IPv4 checksum.
 #[track_caller]
-pub fn opened(frame: &[u8]) -> (eth::Header, IpAddr, IpAddr, u8, &[u8]) {
+pub fn parse_sent(frame: &[u8]) -> (eth::Header, IpAddr, IpAddr, u8, &[u8]) {
     let link = eth::Header::parse(frame).unwrap();
     let body = &frame[14..];
     if link.ethertype == eth::IPV4 {
@@ -365,10 +365,10 @@ pub fn opened(frame: &[u8]) -> (eth::Header, IpAddr, IpAddr, u8, &[u8]) {
     }
 }
 
-/// The ICMP message of a sent frame; its checksum must be right.
+/// The ICMP message of a sent frame. Verifies its checksum.
 #[track_caller]
-pub fn opened_icmp(frame: &[u8]) -> (IpAddr, IpAddr, &[u8]) {
-    let (_, src, dst, protocol, message) = opened(frame);
+pub fn parse_sent_icmp(frame: &[u8]) -> (IpAddr, IpAddr, &[u8]) {
+    let (_, src, dst, protocol, message) = parse_sent(frame);
     assert!(matches!(protocol, protocol::ICMP | protocol::ICMPV6));
     let mut sum = Sum::new();
     sum.add_bytes(message);

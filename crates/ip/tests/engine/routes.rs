@@ -1,4 +1,4 @@
-//! Several next hops, several tables, routers that are down, addresses that should not be used.
+//! Multipath routes, policy routing, gateways that are down, deprecated addresses.
 
 use crate::rig::*;
 use fulmar_base::EtherAddr;
@@ -19,28 +19,28 @@ fn ether_of(router: usize) -> EtherAddr {
     EtherAddr([2, 0, 0, 0, 1, router as u8])
 }
 
-/// A host that knows the routers, with a route over all of them.
+/// A host with resolved gateways and a multipath route over all of them.
 fn spread() -> Host {
-    let mut h = Host::acquainted();
+    let mut h = Host::with_resolved_neighbours();
     for (n, router) in ROUTERS.into_iter().enumerate() {
         h.receive(&crate::arp::request(ether_of(n), v4(router), v4(OUR4)));
     }
     h.sent();
-    h.ip.add_spread_route_to(0, prefix("192.0.2.0/24"), &ROUTERS.map(hop)).unwrap();
+    h.ip.add_multipath_route_to(0, prefix("192.0.2.0/24"), &ROUTERS.map(hop)).unwrap();
     h
 }
 
-/// Which router gets the packets of a flow.
+/// The gateway that receives the packets of a flow.
 fn router_of(h: &mut Host, port: u16) -> usize {
     let mut packet = h.udp_to(OUR4, "192.0.2.9", 10);
     packet.chain.copy_from(0, &port.to_be_bytes()).unwrap();
     h.send(packet).unwrap();
-    let (link, ..) = opened(&h.sent_one());
+    let (link, ..) = parse_sent(&h.sent_one());
     (0..ROUTERS.len()).find(|n| ether_of(*n) == link.dst).unwrap()
 }
 
 #[test]
-fn flows_are_spread_over_the_next_hops_and_each_keeps_to_one() {
+fn flows_are_spread_over_next_hops_and_each_keeps_its_own() {
     let mut h = spread();
     let first: Vec<usize> = (0..300).map(|port| router_of(&mut h, port)).collect();
     let again: Vec<usize> = (0..300).map(|port| router_of(&mut h, port)).collect();
@@ -53,39 +53,39 @@ fn flows_are_spread_over_the_next_hops_and_each_keeps_to_one() {
 }
 
 #[test]
-fn a_next_hop_that_is_down_loses_its_flows_and_gets_them_back() {
+fn a_next_hop_loses_its_flows_while_down_and_gets_them_back() {
     let mut h = spread();
     let before: Vec<usize> = (0..100).map(|port| router_of(&mut h, port)).collect();
-    h.ip.set_next_hop_up(ip(ROUTERS[1]), false);
+    h.ip.set_gateway_up(ip(ROUTERS[1]), false);
     let during: Vec<usize> = (0..100).map(|port| router_of(&mut h, port)).collect();
     for (old, new) in before.iter().zip(&during) {
         assert!(*new != 1 && (old == new || *old == 1));
     }
-    h.ip.set_next_hop_up(ip(ROUTERS[1]), true);
+    h.ip.set_gateway_up(ip(ROUTERS[1]), true);
     let after: Vec<usize> = (0..100).map(|port| router_of(&mut h, port)).collect();
     assert_eq!(before, after);
     h.end();
 }
 
 #[test]
-fn with_every_next_hop_down_packets_take_the_route_around_or_none() {
+fn with_every_next_hop_down_packets_take_a_shorter_prefix_or_no_route() {
     let mut h = spread();
-    ROUTERS.iter().for_each(|r| h.ip.set_next_hop_up(ip(r), false));
+    ROUTERS.iter().for_each(|r| h.ip.set_gateway_up(ip(r), false));
     assert_eq!(h.ip.route(ip("192.0.2.9"), 0).unwrap().next_hop, ip(GATEWAY4));
     h.ip.remove_route(Prefix::DEFAULT_V4).unwrap();
     assert_eq!(h.send_udp(OUR4, "192.0.2.9", 1), Err(OutputError::NoRoute));
-    h.ip.set_next_hop_up(ip(ROUTERS[0]), true);
+    h.ip.set_gateway_up(ip(ROUTERS[0]), true);
     assert_eq!(h.send_udp(OUR4, "192.0.2.9", 1), Ok(()));
     h.end();
 }
 
 #[test]
-fn a_next_hop_that_does_not_answer_is_left_out_while_others_do() {
+fn an_unreachable_next_hop_is_skipped_while_others_are_reachable() {
     let mut h = spread();
     let silent = "10.0.0.99";
     let hops = [hop(silent), hop(ROUTERS[0])];
-    h.ip.add_spread_route_to(0, prefix("198.51.100.0/24"), &hops).unwrap();
-    // Enough flows that some go to the silent one, which is asked, and given up.
+    h.ip.add_multipath_route_to(0, prefix("198.51.100.0/24"), &hops).unwrap();
+    // Enough flows that some use the silent gateway, whose resolution fails.
     let send = |h: &mut Host| {
         for port in 0..40u16 {
             let mut packet = h.udp_to(OUR4, "198.51.100.9", 10);
@@ -95,18 +95,18 @@ fn a_next_hop_that_does_not_answer_is_left_out_while_others_do() {
     };
     send(&mut h);
     (0..3).for_each(|_| h.advance(1000));
-    assert!(h.ip.drain_failed().count() > 0);
+    assert!(h.ip.drain_resolution_failures().count() > 0);
     h.sent();
     send(&mut h);
     let frames = h.sent();
     assert_eq!(frames.len(), 40);
-    assert!(frames.iter().all(|f| opened(f).0.dst == ether_of(0)));
+    assert!(frames.iter().all(|f| parse_sent(f).0.dst == ether_of(0)));
     h.end();
 }
 
 #[test]
-fn a_policy_sends_packets_of_some_sources_another_way() {
-    let mut h = Host::acquainted();
+fn a_source_policy_selects_another_table() {
+    let mut h = Host::with_resolved_neighbours();
     let other = "10.0.7.1";
     h.ip.add_address(IfAddr { addr: ip(other), prefix_len: 24 }).unwrap();
     let table = 7;
@@ -121,23 +121,23 @@ fn a_policy_sends_packets_of_some_sources_another_way() {
     assert_eq!(next_hop(&h, Some(other), "192.0.2.9"), Ok(ip(ROUTERS[0])));
     assert_eq!(next_hop(&h, Some(OUR4), "192.0.2.9"), Ok(ip(GATEWAY4)));
     assert_eq!(next_hop(&h, None, "192.0.2.9"), Ok(ip(GATEWAY4)));
-    // Packets too, whatever was remembered of the destination.
+    // Packets too, even with a cached destination.
     h.receive(&crate::arp::request(ether_of(0), v4(ROUTERS[0]), v4(OUR4)));
     h.sent();
     for (src, ether) in [(OUR4, PEER), (other, ether_of(0)), (OUR4, PEER), (other, ether_of(0))] {
         h.send_udp(src, "192.0.2.9", 10).unwrap();
-        assert_eq!(opened(&h.sent_one()).0.dst, ether, "from {src}");
+        assert_eq!(parse_sent(&h.sent_one()).0.dst, ether, "from {src}");
     }
     assert!(h.ip.set_source_policy(prefix("10.0.7.0/24"), None));
     h.send_udp(other, "192.0.2.9", 10).unwrap();
-    assert_eq!(opened(&h.sent_one()).0.dst, PEER);
+    assert_eq!(parse_sent(&h.sent_one()).0.dst, PEER);
     assert!(h.ip.remove_route_from(table, Prefix::DEFAULT_V4).is_some());
     h.end();
 }
 
 #[test]
-fn what_a_table_has_no_route_to_is_looked_up_in_the_main_one() {
-    let mut h = Host::acquainted();
+fn a_table_without_a_route_falls_back_to_the_main_one() {
+    let mut h = Host::with_resolved_neighbours();
     h.ip.add_route_to(
         3,
         Route { via: Some(ip(ROUTERS[0])), ..Route::on_link(prefix("192.0.2.0/24")) },
@@ -151,8 +151,8 @@ fn what_a_table_has_no_route_to_is_looked_up_in_the_main_one() {
 }
 
 #[test]
-fn a_thousand_routes_are_found_while_they_come_and_go() {
-    let mut h = Host::acquainted();
+fn a_thousand_routes_are_found_while_routes_change() {
+    let mut h = Host::with_resolved_neighbours();
     let net = |n: u32| prefix(&format!("172.{}.{}.0/24", 16 + n / 256, n % 256));
     let via = |n: u32| ip(ROUTERS[n as usize % 3]);
     for n in 0..1000 {
@@ -170,10 +170,10 @@ fn a_thousand_routes_are_found_while_they_come_and_go() {
 }
 
 #[test]
-fn next_hops_that_make_no_sense_are_refused() {
+fn invalid_next_hops_are_refused() {
     let mut h = Host::new();
     let dst = prefix("192.0.2.0/24");
-    let add = |h: &mut Host, table, hops: &[NextHop]| h.ip.add_spread_route_to(table, dst, hops);
+    let add = |h: &mut Host, table, hops: &[NextHop]| h.ip.add_multipath_route_to(table, dst, hops);
     assert_eq!(add(&mut h, 0, &[]), Err(ConfigError::NextHops(dst)));
     assert_eq!(add(&mut h, 0, &[hop(PEER6)]), Err(ConfigError::MixedVersions(dst)));
     for table in 1..=256 {
@@ -184,8 +184,8 @@ fn next_hops_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn a_deprecated_address_is_no_source_for_what_is_new() {
-    let mut h = Host::acquainted();
+fn a_deprecated_address_is_not_selected_for_new_flows() {
+    let mut h = Host::with_resolved_neighbours();
     h.ip.add_address(IfAddr { addr: ip("10.0.0.8"), prefix_len: 24 }).unwrap();
     assert_eq!(h.ip.route(ip(PEER4), 0).unwrap().src, ip(OUR4));
     let deprecated = AddressUse { is_deprecated: true, ..AddressUse::default() };

@@ -1,4 +1,4 @@
-//! What one packet costs here: `cargo test --release -p fulmar-ip -- --ignored --nocapture`.
+//! Benchmark of one packet: `cargo test --release -p fulmar-ip -- --ignored --nocapture`.
 
 use std::time::Instant;
 
@@ -23,7 +23,7 @@ fn measure(name: &str, mut step: impl FnMut()) {
 #[ignore = "prints a measurement"]
 fn output_and_input_of_one_packet() {
     for (own, peer) in [(OUR4, PEER4), (OUR6, PEER6)] {
-        let mut h = Host::acquainted();
+        let mut h = Host::with_resolved_neighbours();
         let (src, dst) = (ip(own), ip(peer));
         measure(&format!("alloc and free, {own}"), || {
             let m = h.pool.alloc(32, 80, Purpose::Control).unwrap();

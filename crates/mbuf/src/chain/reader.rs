@@ -1,19 +1,19 @@
-//! Copying a chain out, from front to back.
+//! Sequential copies out of a chain.
 
 use super::{Chain, Iter};
 use crate::Mbuf;
 
-/// Where a copy of a chain goes on.
+/// A read position in a chain.
 #[derive(Clone)]
 pub struct Reader<'a> {
     mbufs: Iter<'a>,
     front: Option<&'a Mbuf>,
-    /// Bytes of `front` that are done.
+    /// Bytes of `front` already read.
     done: usize,
 }
 
 impl Chain {
-    /// Reads the chain from its first byte on.
+    /// A reader at the first byte.
     #[inline]
     pub fn reader(&self) -> Reader<'_> {
         let mut mbufs = self.iter();
@@ -23,7 +23,7 @@ impl Chain {
 }
 
 impl Reader<'_> {
-    /// Leaves out the next `n` bytes, or all if there are fewer.
+    /// Skips the next `n` bytes, or all if there are fewer.
     #[inline]
     pub fn skip(&mut self, mut n: usize) {
         while let Some(m) = self.front {
@@ -37,7 +37,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Copies the next bytes, as many as there are; returns how many.
+    /// Copies the next bytes into `out` and returns their number.
     #[inline]
     pub fn read(&mut self, out: &mut [u8]) -> usize {
         let mut filled = 0;

@@ -1,10 +1,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::testkit::{assert_all_home, cases, chain, mbuf, pattern, pool};
+use crate::testkit::{assert_all_freed, cases, chain, mbuf, pattern, pool};
 
 #[test]
-fn an_empty_chain_has_nothing() {
+fn a_new_chain_is_empty() {
     let mut pool = pool(1 << 20);
     let mut c = Chain::new();
     assert!(c.is_empty() && c.front().is_none() && c.back().is_none() && c.pop_front().is_none());
@@ -19,7 +19,7 @@ fn an_empty_chain_has_nothing() {
 }
 
 #[test]
-fn changing_a_segment_in_place_keeps_the_length_of_the_chain() {
+fn changes_of_a_segment_in_place_update_the_length_of_the_chain() {
     let mut pool = pool(1 << 20);
     let mut c = chain(&mut pool, b"abcdef", 3);
     let mut front = c.front_mut().expect("a segment");
@@ -35,25 +35,25 @@ fn changing_a_segment_in_place_keeps_the_length_of_the_chain() {
     assert_eq!((c.to_vec().as_slice(), c.len()), (&b"xyabefz!?"[..], 9));
     assert_eq!(c.front_mut().expect("a segment").as_mut_slice().expect("unique").len(), 4);
     pool.free(c);
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
 #[test]
-fn prepend_uses_headroom_else_a_new_segment_with_headroom_of_its_own() {
+fn prepend_uses_headroom_or_a_new_segment_with_headroom() {
     let mut pool = pool(1 << 20);
     let mut c = chain(&mut pool, b"payload", 7);
     c.prepend(4, &mut pool, Purpose::Control).expect("headroom").copy_from_slice(b"tcp ");
     assert_eq!(c.segs(), 1);
     let mut shared = pool.clone_range(&c, 0, c.len()).expect("a clone");
-    shared.prepend(3, &mut pool, Purpose::Control).expect("a mbuf").copy_from_slice(b"ip ");
+    shared.prepend(3, &mut pool, Purpose::Control).expect("an mbuf").copy_from_slice(b"ip ");
     assert_eq!(shared.segs(), 2);
-    shared.prepend(4, &mut pool, Purpose::Control).expect("a mbuf").copy_from_slice(b"eth ");
+    shared.prepend(4, &mut pool, Purpose::Control).expect("an mbuf").copy_from_slice(b"eth ");
     assert_eq!((shared.segs(), shared.to_vec().as_slice()), (2, &b"eth ip tcp payload"[..]));
     assert_eq!(shared.front().map(Mbuf::purpose), Some(Purpose::Control));
     assert!(c.prepend(70_000, &mut pool, Purpose::Control).is_err());
     assert_eq!(c.to_vec(), b"tcp payload");
     drop((c, shared));
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn copy_from_writes_nothing_if_a_part_is_shared() {
 }
 
 #[test]
-fn a_chain_of_two_pools_goes_home_to_both() {
+fn a_chain_with_mbufs_of_two_pools_is_freed_to_both() {
     let (mut a, mut b) = (pool(1 << 20), pool(1 << 20));
     let mixed = |a: &mut Pool, b: &mut Pool| {
         let mut c = Chain::new();
@@ -82,12 +82,12 @@ fn a_chain_of_two_pools_goes_home_to_both() {
         c
     };
     drop(mixed(&mut a, &mut b));
-    assert_all_home(&mut a);
-    assert_all_home(&mut b);
+    assert_all_freed(&mut a);
+    assert_all_freed(&mut b);
     let c = mixed(&mut a, &mut b);
     a.free(c);
     assert_eq!((a.outstanding(), b.outstanding()), (0, 4));
-    assert_all_home(&mut b);
+    assert_all_freed(&mut b);
 }
 
 #[derive(Clone, Debug)]
@@ -128,7 +128,7 @@ fn op() -> impl Strategy<Value = Op> {
     .boxed()
 }
 
-/// A chain beside the bytes that it should hold.
+/// A chain with its expected bytes.
 struct Model {
     pool: Pool,
     chain: Chain,
@@ -265,7 +265,7 @@ proptest! {
     #![proptest_config(cases(400))]
 
     #[test]
-    fn a_chain_is_a_vector_of_bytes(
+    fn a_chain_agrees_with_a_vector_of_bytes(
         ops in prop::collection::vec(op(), 1..if cfg!(miri) { 40 } else { 200 })
     ) {
         let mut model =
@@ -276,12 +276,12 @@ proptest! {
         }
         let Model { mut pool, chain, .. } = model;
         pool.free(chain);
-        assert_all_home(&mut pool);
+        assert_all_freed(&mut pool);
     }
 }
 
 #[test]
-fn the_slices_to_write_are_those_to_read_and_end_before_a_shared_segment() {
+fn slices_mut_agree_with_slices_up_to_a_shared_segment() {
     let mut pool = pool(1 << 20);
     let mut c = chain(&mut pool, b"abcdef", 2);
     c.push_back(mbuf(&mut pool, b""));
@@ -296,33 +296,35 @@ fn the_slices_to_write_are_those_to_read_and_end_before_a_shared_segment() {
     c.slices_mut().for_each(|s| s.fill(b'y'));
     assert_eq!(c.to_vec(), [b'y'; 18]);
     pool.free(c);
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
 #[test]
-fn a_chain_is_filled_from_pieces_as_from_one_slice() {
+fn fill_from_pieces_agrees_with_fill_from_one_slice() {
+    // Under Miri a pool has fewer descriptors than the smallest segments of 9,000 bytes take.
+    const N: usize = if cfg!(miri) { 900 } else { 9_000 };
     let mut pool = pool(1 << 20);
-    let bytes = pattern(3, 10_000);
+    let bytes = pattern(3, N + 1_000);
     for (segment, piece) in [(7, 3), (9, 1), (600, 4096), (4096, 600), (10_000, 10_000)] {
         for keeps_sums in [false, true] {
             pool.keep_sums(keeps_sums);
-            let mut c = chain(&mut pool, &pattern(50, 9_000), segment);
+            let mut c = chain(&mut pool, &pattern(50, N), segment);
             let filled = c.fill(bytes.chunks(piece).flat_map(|p| [&[][..], p]));
-            assert_eq!((filled, c.to_vec()), (Some(9_000), bytes[..9_000].to_vec()));
+            assert_eq!((filled, c.to_vec()), (Some(N), bytes[..N].to_vec()));
             assert_eq!(c.fill([&b"xy"[..], b"z"]), Some(3));
             assert_eq!(&c.to_vec()[..5], [b'x', b'y', b'z', bytes[3], bytes[4]]);
             let (known, fresh) = (
-                c.sum(0..9_000).sum,
+                c.sum(0..N).sum,
                 Chain::from_iter(c.iter().map(|m| {
-                    let mut copy = pool.alloc(m.len(), 0, Purpose::Receive).expect("a mbuf");
+                    let mut copy = pool.alloc(m.len(), 0, Purpose::Receive).expect("an mbuf");
                     copy.append(m.len()).expect("room").copy_from_slice(m.as_slice());
                     copy
                 })),
             );
-            assert_eq!(known.finish(), fresh.sum(0..9_000).sum.finish());
+            assert_eq!(known.finish(), fresh.sum(0..N).sum.finish());
             drop(fresh);
             pool.free(c);
         }
     }
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }

@@ -1,23 +1,23 @@
-//! The memory of a posted buffer, and who may touch which part of it.
+//! The memory of a posted buffer and the access to its parts.
 //!
 //! ```text
 //!             high                     bytes
-//!   ├── mbufs ──┼────── room ────────────┤      one Memory, counted by an Arc
+//!   ├── mbufs ──┼── writable range ──────┤      one Memory, counted by an Arc
 //! ```
 //!
-//! Invariants, named in the SAFETY sentences:
-//! - *unique*: a `RecvBuf` holds the only reference to its memory. It is turned into a `Hold` by value,
-//!   and made from one only when the count is 1 again (`Arc::get_mut`, which acquires what the others
-//!   released).
-//! - *one room*: at most one [`Room`] exists per memory; only `&mut Hold` makes one, `has_room` says
-//!   whether one is out, and only a room's end clears it.
-//! - *behind the mbufs*: mbufs cover only bytes before `high`; a room begins at or behind `high`, which
-//!   only its holder moves. So what a room may write is covered by nobody, and what an mbuf covers is
-//!   written by nobody. `high` goes back to 0 only at count 1, when no mbuf exists.
-//! - *initialised*: all bytes are, from the start.
-//! - *back*: whoever may touch the bytes (a buffer, a hold, a room, bytes on their way, an mbuf) keeps a
-//!   reference to the memory; the last of them to go drops it, and only then its [`Lease`] says that it is
-//!   back.
+//! Invariants, cited by name in the SAFETY comments:
+//! - *unique*: a `RecvBuf` has the only reference to its memory. It is converted to a `Hold` by value, and a
+//!   `Hold` back to it only when the reference count is 1 (`Arc::get_mut`, which acquires the accesses of
+//!   the dropped references).
+//! - *one writer*: at most one writable range ([`Room`]) exists per memory. Only `&mut Hold` makes one;
+//!   `has_writer` is set while it exists and cleared by its end.
+//! - *behind the mbufs*: mbufs cover only bytes before `high`. A writable range starts at or behind `high`,
+//!   which only the range moves. Therefore no mbuf covers writable bytes. `high` is reset to 0 only at
+//!   reference count 1, when there is no mbuf.
+//! - *initialised*: all bytes are initialised from the start.
+//! - *returned*: each object with access to the bytes (`RecvBuf`, `Hold`, `Room`, `Filled`, `Mbuf`) has a
+//!   reference to the memory. The memory is dropped with the last of them, and only then its [`Lease`]
+//!   reports it as returned.
 
 #![allow(unsafe_code)]
 
@@ -30,41 +30,41 @@ use core::slice;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::{BufId, Hold, RecvBuf};
-use crate::home::{Home, Owner};
+use crate::arena::{Arena, Owner};
 use crate::storage::{LENT, Purpose};
 use crate::sys::Pages;
 use crate::{Chain, Mbuf, NoBuffer, Pool};
 
-/// Memory that is filled by whoever has its room and read through mbufs.
+/// Memory that is written through a writable range and read through mbufs.
 pub(crate) struct Memory {
     base: NonNull<u8>,
     bytes: usize,
     generation: u64,
-    /// Whether a room is out.
-    has_room: AtomicBool,
-    /// Where mbufs end.
+    /// Whether a writable range exists.
+    has_writer: AtomicBool,
+    /// The high-water mark: mbufs cover only bytes before it.
     high: AtomicUsize,
     origin: Origin,
 }
 
-/// What the memory goes back to.
+/// The owner of the memory.
 enum Origin {
-    /// Its own pages, given back when these go.
+    /// Pages that are unmapped with the memory.
     Pages(#[allow(dead_code)] Pages),
     /// A vector of this capacity.
     Vec(usize),
-    /// Whoever registered it.
+    /// The caller of [`RecvBuf::from_raw`].
     Foreign,
-    /// Whoever lent it, who is told by this that it is back.
+    /// The caller of [`Lease::lend`]; the flag is cleared when the memory is returned.
     Lent(Arc<AtomicBool>),
 }
 
-// SAFETY: plain bytes, owned or registered for this use; who touches which is said above.
+// SAFETY: plain bytes, owned or lent for this use; the module documentation describes the access.
 unsafe impl Send for Memory {}
 // SAFETY: as above; a shared reference alone gives access to no byte.
 unsafe impl Sync for Memory {}
 
-/// Tells buffers at the same place apart.
+/// Distinguishes buffers at the same address.
 fn next_generation() -> u64 {
     static NEXT: AtomicUsize = AtomicUsize::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed) as u64
@@ -72,11 +72,11 @@ fn next_generation() -> u64 {
 
 impl Memory {
     fn new(base: NonNull<u8>, bytes: usize, generation: u64, origin: Origin) -> Memory {
-        let (has_room, high) = (AtomicBool::new(false), AtomicUsize::new(0));
-        Memory { base, bytes, generation, has_room, high, origin }
+        let (has_writer, high) = (AtomicBool::new(false), AtomicUsize::new(0));
+        Memory { base, bytes, generation, has_writer, high, origin }
     }
 
-    /// Zeroed pages; `None` if the system has none.
+    /// Zeroed pages. `None` if the system is out of memory.
     pub(super) fn pages(bytes: usize) -> Option<Memory> {
         let pages = Pages::map(bytes)?;
         let base = pages.base();
@@ -101,11 +101,11 @@ impl Memory {
         self.bytes
     }
 
-    /// Nobody else holds it: no room is out, and no mbuf covers a byte.
+    /// Resets the state of memory without a writable range and without mbufs.
     #[inline]
     pub(super) fn free(&mut self) {
         *self.high.get_mut() = 0;
-        *self.has_room.get_mut() = false;
+        *self.has_writer.get_mut() = false;
     }
 
     pub(crate) fn id(&self) -> BufId {
@@ -113,12 +113,12 @@ impl Memory {
         BufId { address, bytes: self.bytes, generation: self.generation }
     }
 
-    /// The vector that the memory was, `len` bytes long; the memory back if it was none.
+    /// The vector that the memory was made from, `len` bytes long. Returns the memory if there was none.
     pub(super) fn into_vec(self, len: usize) -> Result<Vec<u8>, Memory> {
         let Origin::Vec(capacity) = self.origin else { return Err(self) };
         let len = len.min(self.bytes);
         let this = ManuallyDrop::new(self);
-        // SAFETY: made from a vector of this capacity in `vec`, taken apart once (`ManuallyDrop`; the
+        // SAFETY: made from a vector of this capacity in `vec`; converted back once (`ManuallyDrop`; the
         // caller owns the memory); initialised.
         Ok(unsafe { Vec::from_raw_parts(this.base.as_ptr(), len, capacity) })
     }
@@ -128,45 +128,44 @@ impl Drop for Memory {
     fn drop(&mut self) {
         match &self.origin {
             Origin::Vec(capacity) => {
-                // SAFETY: made from a vector of this capacity in `vec`; nobody holds the memory any more.
+                // SAFETY: made from a vector of this capacity in `vec`; no reference to the memory is left.
                 drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), 0, *capacity) });
             }
-            // Release: what was written, by whomever, happened before its owner sees that it is back.
+            // Release: all writes happened before the owner sees that the memory is returned.
             Origin::Lent(is_away) => is_away.store(false, Ordering::Release),
             Origin::Pages(_) | Origin::Foreign => {}
         }
     }
 }
 
-/// Memory that somebody lends for a while: it says when nobody refers to it any more. One at a time; used
-/// again it allocates nothing but what every buffer needs.
+/// Lends memory of the caller, one buffer at a time, and reports when no reference to it is left.
 #[derive(Debug, Default)]
 pub struct Lease {
     is_away: Arc<AtomicBool>,
 }
 
-/// The generation of memory that is lent: that of none of our own.
+/// The generation of lent memory, which no other memory has.
 const LENT_GENERATION: u64 = 0;
 
 impl Lease {
-    /// Whether the memory that was lent last has still to come back.
+    /// Whether the memory lent last is still referenced.
     #[inline]
     pub fn is_away(&self) -> bool {
-        // Acquire: what others wrote there.
+        // Acquire: the writes to the memory.
         self.is_away.load(Ordering::Acquire)
     }
 
-    /// A buffer over memory that its owner lends. The same memory lent again is the same to whoever
-    /// remembers it ([`RecvBuf::id`]), so it is not for devices that have to prepare memory.
+    /// A buffer over memory of the caller. The same memory has the same [`RecvBuf::id`] whenever it is lent,
+    /// so it must not be used with devices that register memory.
     ///
     /// # Panics
-    /// If what was lent before is still away.
+    /// If the memory lent before is still referenced.
     ///
     /// # Safety
-    /// From now on until [`Lease::is_away`] says no, `bytes` bytes from `base` on are initialised, readable
-    /// and writable, and nobody else touches them. If the lease is forgotten before, for ever.
+    /// Until [`Lease::is_away`] returns false, the `bytes` bytes at `base` are initialised, readable and
+    /// writable, and no other code accesses them. If the lease is leaked, this holds for ever.
     pub unsafe fn lend(&mut self, base: NonNull<u8>, bytes: usize) -> RecvBuf {
-        assert!(!self.is_away(), "a lease of memory that is away");
+        assert!(!self.is_away(), "the memory lent before is still referenced");
         self.is_away.store(true, Ordering::Relaxed);
         let origin = Origin::Lent(Arc::clone(&self.is_away));
         let memory = Arc::new(Memory::new(base, bytes, LENT_GENERATION, origin));
@@ -175,145 +174,148 @@ impl Lease {
 }
 
 impl RecvBuf {
-    /// A buffer over memory that stays the caller's. `generation` tells it apart from memory that was
-    /// at the same place before; a caller that never unmaps may always give the same.
+    /// A buffer over memory of the caller. `generation` distinguishes it from other memory that was at the
+    /// same address before; it may be constant if the caller never unmaps memory.
     ///
     /// # Safety
-    /// From now on until this buffer is dropped, `bytes` bytes from `base` on are initialised, readable
-    /// and writable, and nobody else touches them. Once it is given away to be filled that holds until
-    /// it has come back and is dropped; for a buffer that does not come back, for ever.
+    /// Until this buffer is dropped, the `bytes` bytes at `base` are initialised, readable and writable, and
+    /// no other code accesses them. While the buffer is posted this holds until it is completed and dropped;
+    /// for a buffer that is never completed, for ever.
     pub unsafe fn from_raw(base: NonNull<u8>, bytes: usize, generation: u64) -> RecvBuf {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's contract.
         let memory = unsafe { Memory::foreign(base, bytes, generation) };
         RecvBuf { memory: Arc::new(memory), filled: 0 }
     }
 }
 
-/// The bytes of a memory that nobody else holds.
+/// The bytes of memory without other references.
 pub(super) fn unique_bytes(memory: &Arc<Memory>, range: Range<usize>) -> &[u8] {
     assert!(range.start <= range.end && range.end <= memory.bytes, "bytes beyond the buffer");
-    // SAFETY: inside the memory, initialised; unique: the only caller is `RecvBuf`, and a borrow of it
-    // keeps it from being posted.
+    // SAFETY: inside the memory, initialised; unique: the only caller is `RecvBuf`, which cannot be posted
+    // while it is borrowed.
     unsafe { slice::from_raw_parts(memory.base.as_ptr().add(range.start), range.len()) }
 }
 
-/// The bytes of a memory that nobody else holds, for writing; `None` if somebody does.
+/// The bytes of memory for writing. `None` if there are other references.
 pub(super) fn unique_bytes_mut(memory: &mut Arc<Memory>) -> Option<&mut [u8]> {
     let memory = Arc::get_mut(memory)?;
     // SAFETY: all of the memory, initialised; count 1 was checked and `&mut` keeps it.
     Some(unsafe { slice::from_raw_parts_mut(memory.base.as_ptr(), memory.bytes) })
 }
 
-/// The exclusive right to write the end of a posted buffer, from the first byte that is not filled.
+/// The writable range of a posted buffer: exclusive access from the first byte that is not filled to the
+/// end.
 ///
-/// Dropping it gives the right back to the [`super::Hold`].
+/// After its drop the [`super::Hold`] can make another one.
 pub struct Room {
     memory: Arc<Memory>,
-    /// First byte that may be written. `high <= from <= bytes`.
+    /// Offset of the first writable byte. `high <= from <= bytes`.
     from: usize,
 }
 
 impl Room {
-    /// A room from `from` on, if there is none and no mbuf reaches behind `from`.
+    /// A writable range from `from` on, if there is no other and no mbuf covers bytes behind `from`.
     pub(super) fn make(memory: &mut Arc<Memory>, from: usize) -> Option<Room> {
         if from > memory.bytes {
             return None;
         }
-        // Acquire: what the last room wrote, and where it ended.
-        if memory.has_room.load(Ordering::Acquire) || from < memory.high.load(Ordering::Relaxed) {
+        // Acquire: the writes through the last range, and its `high`.
+        if memory.has_writer.load(Ordering::Acquire) || from < memory.high.load(Ordering::Relaxed) {
             Arc::get_mut(memory)?.free();
         }
-        memory.has_room.store(true, Ordering::Relaxed);
+        memory.has_writer.store(true, Ordering::Relaxed);
         Some(Room { memory: Arc::clone(memory), from })
     }
 
-    /// Which buffer it belongs to.
+    /// The identity of the buffer.
     #[inline]
     pub fn buffer(&self) -> BufId {
         self.memory.id()
     }
 
-    /// Where it begins, from the start of the buffer.
+    /// Offset of the range in the buffer.
     #[inline]
     pub fn offset(&self) -> usize {
         self.from
     }
 
-    /// Bytes that fit.
+    /// Length of the range.
     #[inline]
     pub fn len(&self) -> usize {
         self.memory.bytes - self.from
     }
 
-    /// Whether nothing fits any more.
+    /// Whether the buffer is full.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes, to be written. They are whatever was there before.
+    /// The bytes, for writing. Their contents are unspecified.
     #[inline]
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: inside the memory, initialised; exclusive: one room, behind the mbufs, `&mut self`.
+        // SAFETY: inside the memory, initialised; exclusive: one writer, behind the mbufs, `&mut self`.
         unsafe { slice::from_raw_parts_mut(self.memory.base.as_ptr().add(self.from), self.len()) }
     }
 
-    /// Makes the first `n` bytes an immutable mbuf, charged to nobody; the room begins behind them.
-    /// Nothing changes on an error: no descriptor is left.
+    /// Splits the first `n` bytes off as an immutable mbuf, which is not charged. Error, without a change: no
+    /// descriptor is left.
     ///
     /// # Panics
-    /// If the room has fewer bytes.
+    /// If the range is shorter.
     #[inline]
     pub fn split(&mut self, n: usize, pool: &mut Pool) -> Result<Mbuf, NoBuffer> {
-        assert!(n <= self.len(), "a split beyond the room");
+        assert!(n <= self.len(), "a split beyond the writable range");
         let len = u32::try_from(n).map_err(|_| NoBuffer)?;
-        let home = pool.home_with_desc(Purpose::Receive)?;
-        // SAFETY: inside the room, which begins behind them from now on (behind the mbufs).
-        let m = unsafe { home.placed(Arc::clone(&self.memory), self.from, len) }.ok_or(NoBuffer)?;
+        let arena = pool.arena_with_desc(Purpose::Receive)?;
+        // SAFETY: inside the range, which starts behind these bytes from now on (behind the mbufs).
+        let m =
+            unsafe { arena.placed(Arc::clone(&self.memory), self.from, len) }.ok_or(NoBuffer)?;
         self.advance(n);
         Ok(m)
     }
 
-    /// As [`Room::split`] of all that is left of the room.
+    /// As [`Room::split`] of the whole range.
     ///
     /// # Errors
-    /// No descriptor is left; the bytes are lost, and the room is gone.
+    /// No descriptor is left; the range is dropped with its bytes.
     #[inline]
     pub fn into_mbuf(self, pool: &mut Pool) -> Result<Mbuf, NoBuffer> {
         let len = u32::try_from(self.len()).map_err(|_| NoBuffer)?;
-        let home = pool.home_with_desc(Purpose::Receive)?;
+        let arena = pool.arena_with_desc(Purpose::Receive)?;
         let (memory, from) = self.end();
-        // SAFETY: inside the memory; they were a room's, and whatever becomes a room begins behind them.
-        unsafe { home.placed(memory, from, len) }.ok_or(NoBuffer)
+        // SAFETY: inside the memory; the bytes were in this range, and later ranges start behind them.
+        unsafe { arena.placed(memory, from, len) }.ok_or(NoBuffer)
     }
 
-    /// The room is over, all of it written: its memory, and where it began.
+    /// Ends the range with all its bytes written. Returns the memory and the offset of the bytes.
     #[inline]
     fn end(self) -> (Arc<Memory>, usize) {
         let (from, bytes) = (self.from, self.memory.bytes);
         self.memory.high.store(bytes, Ordering::Relaxed);
         let room = ManuallyDrop::new(self);
-        // SAFETY: taken out once, since the room is never dropped.
+        // SAFETY: moved out once, since the range is never dropped.
         let memory = unsafe { core::ptr::read(&raw const room.memory) };
-        // Release: as in the drop of a room.
-        memory.has_room.store(false, Ordering::Release);
+        // Release: as in `drop`.
+        memory.has_writer.store(false, Ordering::Release);
         (memory, from)
     }
 
-    /// As [`Room::split`], for a device that has no pool at hand where it writes: the first `n` bytes
-    /// are filled, and become an mbuf later.
+    /// As [`Room::split`], for a device without access to the pool: the first `n` bytes are converted to an
+    /// mbuf later.
     ///
     /// # Panics
-    /// If the room has fewer bytes.
+    /// If the range is shorter.
     #[inline]
     pub fn fill(&mut self, n: usize) -> Filled {
-        assert!(n <= self.len(), "filled beyond the room");
+        assert!(n <= self.len(), "a fill beyond the writable range");
         let filled = Filled { memory: Arc::clone(&self.memory), from: self.from, bytes: n };
         self.advance(n);
         filled
     }
 
-    /// Copies as many bytes as fit to the front; the room begins behind them. Returns how many.
+    /// Copies as many bytes as fit to the front of the range, removes them from it, and returns their
+    /// number.
     #[inline]
     pub fn write(&mut self, bytes: &[u8]) -> usize {
         let n = bytes.len().min(self.len());
@@ -324,7 +326,7 @@ impl Room {
         n
     }
 
-    /// As [`Room::write`], from the front of `m`.
+    /// As [`Room::write`], with the bytes of `m`.
     #[inline]
     pub fn write_mbuf(&mut self, m: &Mbuf) -> usize {
         let n = m.copy_to(0, self.bytes());
@@ -332,8 +334,7 @@ impl Room {
         n
     }
 
-    /// Overwrites the first `n` bytes (at most all) with zeroes: what landed here was not for the
-    /// owner of this buffer.
+    /// Zeroes the first `n` bytes (at most all): bytes that a device placed here belong to another flow.
     pub fn scrub(&mut self, n: usize) {
         let n = n.min(self.len());
         self.bytes().iter_mut().take(n).for_each(|b| *b = 0);
@@ -341,15 +342,15 @@ impl Room {
 
     fn advance(&mut self, n: usize) {
         self.from += n;
-        // Only the holder of the room writes it; its end releases it.
+        // Written by the range only; the end of the range releases it.
         self.memory.high.store(self.from, Ordering::Relaxed);
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        // Release: what was written through the room happened before the next one, or the owner.
-        self.memory.has_room.store(false, Ordering::Release);
+        // Release: the writes to the range happened before the next range, or accesses of the owner.
+        self.memory.has_writer.store(false, Ordering::Release);
     }
 }
 
@@ -360,20 +361,19 @@ impl core::fmt::Debug for Room {
 }
 
 impl Hold {
-    /// Bytes that were written through rooms that are gone, to be read like those of any packet: by
-    /// reference, so that they are never written again while it exists, or copied if the memory is only
-    /// registered and so must not be referred to any longer than the hold exists. Errors: no descriptor
-    /// or no memory is left, or a room is out.
+    /// A chain with bytes that were written to the buffer: a reference, which keeps them from being written
+    /// while it exists, or a copy if the memory belongs to the caller and must not be referenced longer than
+    /// this handle. Errors: no descriptor or no memory is left, or a writable range exists.
     ///
     /// # Panics
-    /// If the bytes are not in the buffer.
+    /// If the range is not inside the buffer.
     pub fn written(&mut self, bytes: Range<usize>, pool: &mut Pool) -> Result<Chain, NoBuffer> {
         let memory = &self.memory;
         assert!(bytes.start <= bytes.end && bytes.end <= memory.bytes, "bytes beyond the buffer");
-        if memory.has_room.load(Ordering::Acquire) {
+        if memory.has_writer.load(Ordering::Acquire) {
             return Err(NoBuffer);
         }
-        // SAFETY: checked to be inside, initialised; no room is out, and only `&mut self` makes one.
+        // SAFETY: checked to be inside, initialised; there is no writer, and only `&mut self` makes one.
         let slice =
             unsafe { slice::from_raw_parts(memory.base.as_ptr().add(bytes.start), bytes.len()) };
         if matches!(memory.origin, Origin::Foreign | Origin::Lent(_)) {
@@ -383,16 +383,16 @@ impl Hold {
             return Ok(copy);
         }
         let len = u32::try_from(slice.len()).map_err(|_| NoBuffer)?;
-        let home = pool.home_with_desc(Purpose::Receive)?;
-        // SAFETY: as above; from now on a room begins behind these bytes.
-        let m = unsafe { home.placed(Arc::clone(memory), bytes.start, len) }.ok_or(NoBuffer)?;
+        let arena = pool.arena_with_desc(Purpose::Receive)?;
+        // SAFETY: as above; from now on writable ranges start behind these bytes.
+        let m = unsafe { arena.placed(Arc::clone(memory), bytes.start, len) }.ok_or(NoBuffer)?;
         memory.high.fetch_max(bytes.end, Ordering::Relaxed);
         Ok(Chain::from(m))
     }
 }
 
-/// Bytes of a posted buffer that a device has filled ([`Room::fill`]), on their way to a packet. Nobody
-/// writes them any more. Dropped, they are lost: a hole in the buffer.
+/// Bytes of a posted buffer that a device has written ([`Room::fill`]), to be converted to an mbuf. They are
+/// immutable. If it is dropped, the bytes are lost and leave a hole in the buffer.
 pub struct Filled {
     memory: Arc<Memory>,
     from: usize,
@@ -401,7 +401,7 @@ pub struct Filled {
 }
 
 impl Filled {
-    /// How many.
+    /// Number of bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.bytes
@@ -412,16 +412,16 @@ impl Filled {
         self.bytes == 0
     }
 
-    /// The bytes as an immutable mbuf, charged to nobody.
+    /// Converts the bytes to an immutable mbuf, which is not charged.
     ///
     /// # Errors
     /// No descriptor is left; the bytes are lost.
     #[inline]
     pub fn into_mbuf(self, pool: &mut Pool) -> Result<Mbuf, NoBuffer> {
         let len = u32::try_from(self.bytes).map_err(|_| NoBuffer)?;
-        let home = pool.home_with_desc(Purpose::Receive)?;
-        // SAFETY: the bytes were a room's until `Room::fill`, which made it begin behind them.
-        unsafe { home.placed(self.memory, self.from, len) }.ok_or(NoBuffer)
+        let arena = pool.arena_with_desc(Purpose::Receive)?;
+        // SAFETY: the bytes were in a writable range until `Room::fill`, which moved its start behind them.
+        unsafe { arena.placed(self.memory, self.from, len) }.ok_or(NoBuffer)
     }
 }
 
@@ -431,14 +431,14 @@ impl core::fmt::Debug for Filled {
     }
 }
 
-impl Home {
-    /// The first reference to a range of posted memory; `None` if no descriptor is at hand.
+impl Arena {
+    /// The first reference to a range of posted memory. `None` if no descriptor is free.
     ///
     /// # Safety
-    /// The bytes are inside the memory, and no room covers them or will while the mbuf exists.
+    /// The bytes are inside the memory, and not in a writable range while the mbuf exists.
     unsafe fn placed(&mut self, memory: Arc<Memory>, from: usize, len: u32) -> Option<Mbuf> {
-        // SAFETY: inside the memory, which the record keeps until its last reference is home; nobody
-        // writes the bytes, as the caller promises.
+        // SAFETY: inside the memory, which the record keeps until its last reference is freed; the bytes are
+        // not written, by the caller's contract.
         unsafe {
             let data = memory.base.as_ptr().add(from);
             self.adopt(data, len, Owner::Posted(memory), LENT, Purpose::Send)

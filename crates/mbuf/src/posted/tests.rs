@@ -8,13 +8,13 @@ fn pool() -> Pool {
 }
 
 #[test]
-fn what_was_split_is_read_while_the_rest_is_written_and_the_buffer_comes_back_whole() {
+fn split_bytes_are_readable_while_the_rest_is_written_and_the_buffer_completes() {
     let mut pool = pool();
     let buf = RecvBuf::with_capacity(10_000);
     assert!(buf.id().address.is_multiple_of(4096) && buf.is_empty());
     let mut hold = buf.post();
-    let mut room = hold.room(0).expect("nobody has it");
-    assert!(hold.room(0).is_none(), "one room at a time");
+    let mut room = hold.room(0).expect("the only writable range");
+    assert!(hold.room(0).is_none(), "one writable range at a time");
     room.bytes()[..3].copy_from_slice(b"one");
     let a = room.split(3, &mut pool).unwrap();
     room.bytes()[..3].copy_from_slice(b"two");
@@ -24,17 +24,17 @@ fn what_was_split_is_read_while_the_rest_is_written_and_the_buffer_comes_back_wh
     assert_eq!((room.offset(), room.len(), b.held_bytes()), (6, 9_994, 0));
     assert_eq!(room.write(b"!"), 1);
     drop(room);
-    assert!(hold.room(2).is_none(), "an mbuf covers what lies behind");
+    assert!(hold.room(2).is_none(), "an mbuf covers bytes behind it");
     let hold = hold.release(7).expect_err("mbufs are out");
     pool.free(Chain::from(a));
     pool.free(Chain::from(b));
-    let buf = hold.release(7).expect("nobody has it any more");
+    let buf = hold.release(7).expect("no references are left");
     assert_eq!(&buf[..], b"onetwo!");
     assert_eq!(pool.stats().used_bytes, [0; 3]);
 }
 
 #[test]
-fn the_room_is_made_anew_behind_the_mbufs_or_anywhere_when_they_are_gone() {
+fn a_new_writable_range_starts_behind_the_mbufs_or_anywhere_after_their_drop() {
     let mut pool = pool();
     let mut hold = RecvBuf::with_capacity(100).post();
     let mut room = hold.room(10).unwrap();
@@ -48,7 +48,7 @@ fn the_room_is_made_anew_behind_the_mbufs_or_anywhere_when_they_are_gone() {
 }
 
 #[test]
-fn a_room_that_becomes_an_mbuf_is_over_and_leaves_no_reference() {
+fn a_writable_range_converted_to_an_mbuf_leaves_no_other_reference() {
     let mut pool = pool();
     let mut hold = RecvBuf::with_capacity(100).post();
     let mut room = hold.room(40).unwrap();
@@ -64,7 +64,7 @@ fn a_room_that_becomes_an_mbuf_is_over_and_leaves_no_reference() {
 }
 
 #[test]
-fn a_part_and_a_clone_of_a_placed_mbuf_say_where_they_lie_and_keep_the_buffer() {
+fn parts_and_clones_of_a_placed_mbuf_have_a_position_and_keep_the_buffer() {
     let mut pool = pool();
     let mut hold = RecvBuf::with_capacity(100).post();
     let mut room = hold.room(0).unwrap();
@@ -79,7 +79,7 @@ fn a_part_and_a_clone_of_a_placed_mbuf_say_where_they_lie_and_keep_the_buffer() 
     pool.free_mbuf(m);
     let hold = hold.release(0).expect_err("a clone is out");
     drop(part);
-    let hold = hold.release(0).expect_err("not home yet");
+    let hold = hold.release(0).expect_err("an mbuf still exists");
     pool.drain_remote();
     assert!(hold.release(0).is_ok());
     let ordinary = pool.alloc(10, 0, Purpose::Receive).unwrap();
@@ -87,7 +87,7 @@ fn a_part_and_a_clone_of_a_placed_mbuf_say_where_they_lie_and_keep_the_buffer() 
 }
 
 #[test]
-fn a_vector_comes_back_as_the_vector_that_it_was() {
+fn a_buffer_made_from_a_vector_is_converted_back_without_a_copy() {
     let v = vec![1u8; 64];
     let at = v.as_ptr();
     let mut hold = RecvBuf::from(v).post();
@@ -100,7 +100,7 @@ fn a_vector_comes_back_as_the_vector_that_it_was() {
 
 #[test]
 #[allow(unsafe_code)]
-fn registered_memory_is_filled_where_it_is_and_stays_its_owners() {
+fn memory_of_the_caller_is_filled_in_place() {
     let mut bytes = [0u8; 16];
     // SAFETY: the array outlives the buffer and is not touched meanwhile.
     let buf = unsafe { RecvBuf::from_raw(NonNull::from(&mut bytes).cast(), 16, 5) };
@@ -112,7 +112,7 @@ fn registered_memory_is_filled_where_it_is_and_stays_its_owners() {
 }
 
 #[test]
-fn memory_outlives_the_pool_and_the_hold_as_long_as_an_mbuf_reads_it() {
+fn memory_outlives_the_pool_and_the_hold_while_an_mbuf_exists() {
     let mut pool = pool();
     let mut hold = RecvBuf::with_capacity(100).post();
     let mut room = hold.room(0).unwrap();
@@ -123,7 +123,7 @@ fn memory_outlives_the_pool_and_the_hold_as_long_as_an_mbuf_reads_it() {
 }
 
 #[test]
-fn a_scrubbed_room_has_no_byte_of_what_landed_there() {
+fn a_scrubbed_range_is_zeroed() {
     let mut hold = RecvBuf::with_capacity(8).post();
     let mut room = hold.room(0).unwrap();
     room.bytes().fill(9);
@@ -137,7 +137,7 @@ fn a_scrubbed_room_has_no_byte_of_what_landed_there() {
 }
 
 #[test]
-fn sizes_of_nothing_and_of_too_much_are_no_surprise() {
+fn empty_and_impossible_capacities_are_handled() {
     let mut hold = RecvBuf::with_capacity(0).post();
     let mut room = hold.room(0).unwrap();
     assert_eq!((room.len(), room.write(b"x")), (0, 0));
@@ -147,7 +147,7 @@ fn sizes_of_nothing_and_of_too_much_are_no_surprise() {
 }
 
 #[test]
-fn what_is_filled_becomes_an_mbuf_later_although_the_room_is_gone_meanwhile() {
+fn filled_bytes_become_an_mbuf_after_the_drop_of_the_writable_range() {
     let mut pool = pool();
     let mut hold = RecvBuf::with_capacity(100).post();
     let mut room = hold.room(0).unwrap();
@@ -156,7 +156,7 @@ fn what_is_filled_becomes_an_mbuf_later_although_the_room_is_gone_meanwhile() {
     let lost = room.fill(6);
     assert_eq!((filled.len(), lost.is_empty(), room.offset()), (4, false, 10));
     drop((room, lost));
-    assert!(hold.room(3).is_none() && hold.room(10).is_some(), "nobody writes what is filled");
+    assert!(hold.room(3).is_none() && hold.room(10).is_some(), "filled bytes are not writable");
     let m = filled.into_mbuf(&mut pool).unwrap();
     assert_eq!((m.as_slice(), m.placed().map(|p| p.offset)), (&b"here"[..], Some(0)));
     pool.free_mbuf(m);

@@ -1,9 +1,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::testkit::{assert_all_home, cases, chain, pattern, pool};
+use crate::testkit::{assert_all_freed, cases, chain, pattern, pool};
 
-/// Inserts the stream's own bytes [off, off + n) in segments of 5.
+/// Inserts bytes [off, off + n) of the pattern in segments of 5.
 fn insert(q: &mut RecvQueue, pool: &mut Pool, off: usize, n: usize) -> Inserted {
     let c = chain(pool, &pattern(off, n), 5);
     q.insert(off as u64, c, pool)
@@ -30,11 +30,11 @@ fn bytes_in_order_are_readable_at_once() {
     q.unread(c);
     assert_eq!(q.take(usize::MAX, &mut pool).to_vec(), pattern(0, 12));
     assert_eq!((q.next(), q.readable(), q.storage_bytes()), (12, 0, 0));
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
 #[test]
-fn small_pieces_are_merged_into_the_room_behind_the_last() {
+fn small_segments_are_merged_into_the_tailroom_of_the_last_mbuf() {
     let mut pool = pool(1 << 20);
     let mut q = RecvQueue::new();
     let piece = |pool: &mut Pool, at| chain(pool, &pattern(at, 1), 5);
@@ -61,11 +61,11 @@ fn small_pieces_are_merged_into_the_room_behind_the_last() {
     assert_eq!((q.next(), q.out_of_order_bytes()), (112, 0));
     assert_eq!(q.take(usize::MAX, &mut pool).to_vec(), pattern(0, 112));
     q.clear(&mut pool);
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
 #[test]
-fn what_a_sender_pays_for_counts_by_its_bytes_only() {
+fn bytes_charged_to_a_sender_count_by_length_only() {
     let mut pool = pool(1 << 20);
     for (purpose, counted) in [(Purpose::Send, 700), (Purpose::Receive, 65_536)] {
         let mut q = RecvQueue::new();
@@ -76,11 +76,11 @@ fn what_a_sender_pays_for_counts_by_its_bytes_only() {
         assert_eq!(q.storage_bytes(), counted);
         q.clear(&mut pool);
     }
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
 #[test]
-fn tiny_pieces_behind_a_gap_cost_their_descriptors() {
+fn tiny_out_of_order_segments_are_charged_for_their_descriptors() {
     let mut pool = pool(1 << 20);
     let mut q = RecvQueue::new();
     for at in 0..10 {
@@ -88,14 +88,14 @@ fn tiny_pieces_behind_a_gap_cost_their_descriptors() {
         m.append(1).unwrap()[0] = 1;
         q.insert(100 + at, Chain::from(m), &mut pool);
     }
-    assert_eq!(q.storage_bytes(), 10 * Mbuf::MIN_HELD_BYTES);
-    assert_eq!(q.out_of_order_storage_bytes(), 10 * Mbuf::MIN_HELD_BYTES);
+    assert_eq!(q.storage_bytes(), 10 * Mbuf::MIN_TRUESIZE);
+    assert_eq!(q.out_of_order_storage_bytes(), 10 * Mbuf::MIN_TRUESIZE);
     q.clear(&mut pool);
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
 #[test]
-fn a_gap_holds_bytes_back_until_it_is_filled() {
+fn bytes_behind_a_gap_are_readable_once_it_is_filled() {
     let mut pool = pool(1 << 20);
     let mut q = RecvQueue::new();
     let done = insert(&mut q, &mut pool, 10, 10);
@@ -117,11 +117,11 @@ fn bytes_received_before_are_duplicates() {
     let done = insert(&mut q, &mut pool, 5, 10);
     assert_eq!((done.accepted_bytes, done.duplicate_bytes, done.in_order_advance), (5, 5, 5));
     assert_eq!(q.take(10, &mut pool).to_vec(), pattern(10, 5));
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
 #[test]
-fn sack_ranges_name_the_run_that_changed_last_first() {
+fn sack_ranges_begin_with_the_most_recently_changed_run() {
     let mut pool = pool(1 << 20);
     let mut q = RecvQueue::new();
     for off in [10, 30, 50, 70, 90] {
@@ -140,7 +140,7 @@ fn sack_ranges_name_the_run_that_changed_last_first() {
 }
 
 #[test]
-fn a_run_that_new_bytes_cover_is_replaced() {
+fn a_run_covered_by_new_bytes_is_replaced() {
     let mut pool = pool(1 << 20);
     let mut q = RecvQueue::new();
     insert(&mut q, &mut pool, 20, 5);
@@ -150,11 +150,11 @@ fn a_run_that_new_bytes_cover_is_replaced() {
     assert_eq!(sacks(&q), [(10, 60)]);
     insert(&mut q, &mut pool, 0, 10);
     assert_eq!(q.take(60, &mut pool).to_vec(), pattern(0, 60));
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
 #[test]
-fn runs_are_bounded_and_the_stream_goes_on() {
+fn runs_are_bounded_and_in_order_bytes_are_still_accepted() {
     let mut pool = pool(8 << 20);
     let mut q = RecvQueue::new();
     for i in 1..=MAX_RANGES {
@@ -163,7 +163,7 @@ fn runs_are_bounded_and_the_stream_goes_on() {
     let far = 10 * (MAX_RANGES + 1);
     let done = insert(&mut q, &mut pool, far, 2);
     assert_eq!(done, Inserted { refused: true, ..Inserted::default() });
-    assert!(!insert(&mut q, &mut pool, 12, 3).refused, "it lengthens a run");
+    assert!(!insert(&mut q, &mut pool, 12, 3).refused, "it extends a run");
     assert!(!insert(&mut q, &mut pool, 0, 10).refused, "it is in order");
     assert_eq!(q.next(), 15);
     let out_of_order = q.out_of_order_bytes();
@@ -172,11 +172,11 @@ fn runs_are_bounded_and_the_stream_goes_on() {
     assert_eq!((q.out_of_order_bytes(), q.runs.capacity()), (0, 0));
     q.clear(&mut pool);
     assert_eq!((q.readable(), q.storage_bytes()), (0, 0));
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
 #[test]
-fn offsets_beyond_the_number_space_are_refused() {
+fn offsets_beyond_64_bits_are_refused() {
     let mut pool = pool(1 << 20);
     let mut q = RecvQueue::new();
     for (off, refused) in [(u64::MAX - 8, false), (u64::MAX - 7, true), (u64::MAX, true)] {
@@ -185,11 +185,11 @@ fn offsets_beyond_the_number_space_are_refused() {
     }
     assert_eq!(sacks(&q), [(u64::MAX - 8, u64::MAX)]);
     q.clear(&mut pool);
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
 #[test]
-fn without_references_a_take_copies_and_without_anything_it_ends_at_a_mbuf() {
+fn a_take_without_descriptors_copies_and_without_memory_ends_at_an_mbuf() {
     let mut pool = pool(1 << 20);
     let mut q = RecvQueue::new();
     insert(&mut q, &mut pool, 0, 10);
@@ -229,7 +229,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A byte map: which bytes of the stream are held or were read.
+/// The model: a map of the bytes received.
 struct Model {
     pool: Pool,
     queue: RecvQueue,
@@ -242,7 +242,7 @@ impl Model {
         self.arrived.iter().position(|&a| !a).unwrap_or(self.arrived.len())
     }
 
-    /// Runs of arrived bytes behind the first gap.
+    /// Runs of received bytes behind the first gap.
     fn runs(&self) -> Vec<(u64, u64)> {
         let mut runs: Vec<(u64, u64)> = vec![];
         for i in self.next()..self.arrived.len() {
@@ -343,7 +343,7 @@ proptest! {
         }
         let Model { mut pool, mut queue, .. } = model;
         queue.clear(&mut pool);
-        assert_all_home(&mut pool);
+        assert_all_freed(&mut pool);
     }
 }
 
@@ -360,7 +360,7 @@ fn placed_and_ordinary(pool: &mut Pool) -> (crate::Hold, Chain) {
 }
 
 #[test]
-fn bytes_that_leave_a_posted_buffer_are_the_same_bytes_elsewhere() {
+fn evicted_bytes_are_copied_to_memory_of_the_pool() {
     let mut pool = Pool::new(crate::PoolConfig::with_budget(4 << 20)).unwrap();
     let mut q = RecvQueue::new();
     let (hold, chain) = placed_and_ordinary(&mut pool);
@@ -379,7 +379,7 @@ fn bytes_that_leave_a_posted_buffer_are_the_same_bytes_elsewhere() {
 }
 
 #[test]
-fn without_memory_bytes_behind_a_gap_are_forgotten_and_bytes_in_order_stay() {
+fn an_eviction_without_memory_discards_out_of_order_bytes_and_keeps_bytes_in_order() {
     let mut config = crate::PoolConfig::with_budget(4 << 20);
     config.control_reserve_bytes = 0;
     let mut pool = Pool::new(config).unwrap();

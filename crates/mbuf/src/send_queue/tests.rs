@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::testkit::{assert_all_home, cases, chain, pattern, pool};
+use crate::testkit::{assert_all_freed, cases, chain, pattern, pool};
 
 #[test]
 fn bytes_are_ready_only_when_everything_before_them_is_committed() {
@@ -15,7 +15,7 @@ fn bytes_are_ready_only_when_everything_before_them_is_committed() {
     assert_eq!((q.ready_end(), q.claimed_end()), (30, 30));
     assert_eq!(q.range(0, 30, &mut pool).expect("clones").to_vec(), pattern(0, 30));
     q.clear(&mut pool);
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_claim_of_a_cleared_queue_frees_its_chain() {
     q.clear(&mut pool);
     q.commit(a, chain(&mut pool, b"a", 9), &mut pool);
     assert_eq!((q.head(), q.ready_end(), q.claimed_end(), q.storage_bytes()), (5, 5, 5, 0));
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn a_commit_larger_than_its_claim_panics() {
 }
 
 #[test]
-fn small_writes_share_a_mbuf() {
+fn small_writes_share_an_mbuf() {
     let mut pool = pool(1 << 20);
     let mut q = SendQueue::new(1000);
     assert_eq!(q.append_small(b"no tail yet", &mut pool), 0);
@@ -74,7 +74,7 @@ fn small_writes_share_a_mbuf() {
     let sent = q.range(0, 5, &mut pool).expect("a clone");
     assert_eq!(q.append_small(b" second", &mut pool), 7);
     let claim = q.claim(3).expect("space");
-    assert_eq!(q.append_small(b" third", &mut pool), 0, "it would overtake the claim");
+    assert_eq!(q.append_small(b" third", &mut pool), 0, "a claim precedes it");
     q.abandon(claim, &mut pool);
     let both = q.range(0, 12, &mut pool).expect("a clone");
     assert_eq!((both.segs(), both.to_vec().as_slice()), (1, &b"first second"[..]));
@@ -84,20 +84,20 @@ fn small_writes_share_a_mbuf() {
 }
 
 #[test]
-fn an_empty_queue_gives_its_memory_back() {
+fn an_idle_queue_releases_its_memory() {
     let mut pool = pool(8 << 20);
     let mut q = SendQueue::new(1 << 20);
     let pieces = 300;
     let bytes = pattern(0, pieces * (MERGED_BYTES + 1));
     q.append(chain(&mut pool, &bytes, MERGED_BYTES + 1), &mut pool).expect("space");
     assert!(q.segments.capacity() >= pieces);
-    q.consume_to(bytes.len() as u64, &mut pool);
-    assert!(q.segments.capacity() <= KEPT_CAPACITY);
-    assert_all_home(&mut pool);
+    q.ack_to(bytes.len() as u64, &mut pool);
+    assert!(q.segments.capacity() <= IDLE_CAPACITY);
+    assert_all_freed(&mut pool);
 }
 
 #[test]
-fn a_range_without_descriptors_keeps_nothing() {
+fn a_range_without_descriptors_holds_no_references() {
     let mut pool = pool(1 << 20);
     let mut q = SendQueue::new(10_000);
     q.append(chain(&mut pool, &pattern(0, 6000), 600), &mut pool).expect("space");
@@ -109,12 +109,12 @@ fn a_range_without_descriptors_keeps_nothing() {
     let out = pool.outstanding();
     assert!(q.range(0, 1800, &mut pool).is_err());
     assert_eq!(pool.outstanding(), out);
-    // The reserve still carries a copy.
+    // The control reserve still has memory for a copy.
     assert_eq!(q.copy_range(5, 1800, &mut pool).expect("the reserve").to_vec(), pattern(5, 1800));
 }
 
 #[test]
-fn small_pieces_are_merged_into_the_tail_and_large_ones_are_not() {
+fn small_mbufs_are_merged_into_the_tailroom_and_large_ones_are_not() {
     let mut pool = pool(1 << 20);
     let mut q = SendQueue::new(100_000);
     let bytes = pattern(0, 2 * MERGED_BYTES);
@@ -125,7 +125,7 @@ fn small_pieces_are_merged_into_the_tail_and_large_ones_are_not() {
         });
         q.append(c.expect("a buffer"), &mut pool).expect("space");
     }
-    // Each block of a small class took what it had room for.
+    // Each block of the small class is filled.
     assert!(q.segments.len() < 8, "{} segments", q.segments.len());
     assert_eq!(q.range(0, bytes.len(), &mut pool).expect("clones").to_vec(), bytes);
     let before = q.segments.len();
@@ -133,7 +133,7 @@ fn small_pieces_are_merged_into_the_tail_and_large_ones_are_not() {
     assert_eq!(q.segments.len(), before + 1);
     q.clear(&mut pool);
     assert_eq!(q.storage_bytes(), 0);
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
 #[derive(Clone, Debug)]
@@ -171,13 +171,13 @@ struct Model {
     pool: Pool,
     queue: SendQueue,
     claims: Vec<(Claim, u64)>,
-    /// Every byte that ever became ready, from offset 0.
+    /// All bytes that became ready, from offset 0.
     ready: Vec<u8>,
     head: usize,
     pending: Vec<(u64, Pending)>,
     limit: usize,
     fresh: usize,
-    /// References that are out, with their bytes, as a device would hold them.
+    /// References with their bytes, as a device holds them.
     sent: Vec<(Chain, Vec<u8>)>,
 }
 
@@ -192,7 +192,7 @@ impl Model {
         self.ready.len() - self.head + pending.sum::<usize>()
     }
 
-    fn settle(&mut self) {
+    fn extend_ready(&mut self) {
         while matches!(self.pending.first(), Some((_, Ok(_)))) {
             if let (_, Ok(bytes)) = self.pending.remove(0) {
                 self.ready.extend(bytes);
@@ -211,7 +211,7 @@ impl Model {
         if let Some(p) = self.pending.iter_mut().find(|p| p.0 == id) {
             p.1 = Ok(bytes);
         }
-        self.settle();
+        self.extend_ready();
     }
 
     fn step(&mut self, op: &Op) {
@@ -235,7 +235,7 @@ impl Model {
                 assert_eq!(taken, n <= room && self.pending.len() < MAX_CLAIMS);
                 if taken {
                     self.pending.push((0, Ok(bytes)));
-                    self.settle();
+                    self.extend_ready();
                 }
             }
             Op::AppendSmall(n) => {
@@ -246,7 +246,7 @@ impl Model {
             }
             Op::Consume(off) => {
                 let off = off as usize % (self.ready.len() + 2);
-                self.queue.consume_to(off as u64, &mut self.pool);
+                self.queue.ack_to(off as u64, &mut self.pool);
                 self.head = self.head.max(off.min(self.ready.len()));
             }
             Op::Range(off, n) => self.range(off as usize, n),
@@ -267,7 +267,7 @@ impl Model {
         let c = self.queue.range(off as u64, n, &mut self.pool).expect("descriptors");
         let end = (off + n).min(self.ready.len());
         let expected = self.ready.get(off..end).unwrap_or_default().to_vec();
-        assert!(c.iter().all(|m| !m.is_empty()), "a device would send an empty fragment");
+        assert!(c.iter().all(|m| !m.is_empty()), "an empty fragment");
         let copy = self.queue.copy_range(off as u64, n, &mut self.pool).expect("storage");
         assert_eq!(copy.to_vec(), expected);
         self.pool.free(copy);
@@ -323,6 +323,6 @@ proptest! {
         drop(sent);
         queue.clear(&mut pool);
         assert_eq!(queue.storage_bytes(), 0);
-        assert_all_home(&mut pool);
+        assert_all_freed(&mut pool);
     }
 }

@@ -1,10 +1,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::testkit::{assert_all_home, cases, pattern, pool};
+use crate::testkit::{assert_all_freed, cases, pattern, pool};
 use crate::{Pool, Purpose};
 
-/// Bytes of the longest chains: fewer under the interpreter, which pays for each.
+/// Bytes of the longest chains: fewer under Miri, which is slow per byte.
 const LARGEST: usize = if cfg!(miri) { 1500 } else { 20_000 };
 
 fn summing_pool() -> Pool {
@@ -13,7 +13,7 @@ fn summing_pool() -> Pool {
     pool
 }
 
-/// The checksum of bytes behind a header that is not all zeroes.
+/// The checksum of bytes that follow a header with non-zero bytes.
 fn checksum_of(sum: Sum) -> u16 {
     let mut all = Sum::new();
     all.add_u16(0x1234);
@@ -27,7 +27,7 @@ fn model(bytes: &[u8]) -> u16 {
     checksum_of(sum)
 }
 
-/// Every known sum of the chain is that of its bytes, and so is the sum of all.
+/// Asserts that each known sum, and the sum of the chain, is the sum of its bytes.
 fn check(chain: &Chain) {
     let bytes = chain.to_vec();
     assert_eq!(checksum_of(chain.sum(0..bytes.len()).sum), model(&bytes));
@@ -46,13 +46,13 @@ fn write_whole(pool: &mut Pool, n: usize) -> Chain {
     chain
 }
 
-/// What may happen to a chain.
+/// An operation on a chain.
 #[derive(Clone, Debug)]
 enum Op {
     Write(usize, usize, usize),
     TrimFront(usize),
     TrimBack(usize),
-    /// Through the plain bytes, as a device or a reader of files writes.
+    /// A write through `slices_mut`, as by a device or a file read.
     Poke(usize),
     Append(usize),
     AppendTail(usize),
@@ -77,7 +77,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Does it where it is allowed.
+/// Applies an operation if it is allowed.
 fn apply(op: Op, chain: &mut Chain, clones: &mut Vec<(Chain, Vec<u8>)>, pool: &mut Pool) {
     match op {
         Op::Write(at, n, seed) => {
@@ -122,7 +122,7 @@ proptest! {
     #![proptest_config(cases(256))]
 
     #[test]
-    fn known_sums_are_those_of_the_bytes_whatever_happens_to_them(
+    fn known_sums_agree_with_the_bytes_after_any_operations(
         bytes in 1usize..LARGEST, ops in proptest::collection::vec(op(), 0..40),
     ) {
         let mut pool = summing_pool();
@@ -138,11 +138,11 @@ proptest! {
         }
         clones.drain(..).for_each(|(c, _)| pool.free(c));
         pool.free(chain);
-        assert_all_home(&mut pool);
+        assert_all_freed(&mut pool);
     }
 
     #[test]
-    fn any_range_sums_right_and_reads_little(
+    fn the_sum_of_any_range_is_correct_and_reads_few_bytes(
         pieces in proptest::collection::vec(1..LARGEST / 2, 1..6), headroom in 0usize..200,
         range in any::<(usize, usize)>(), keep: bool,
     ) {
@@ -168,7 +168,7 @@ proptest! {
 
 #[test]
 #[cfg_attr(miri, ignore = "nothing unsafe in it that the others do not show")]
-fn segments_of_any_size_read_half_a_unit_each_on_average() {
+fn segments_of_any_size_read_half_a_unit_on_average() {
     let mut pool = summing_pool();
     let chain = write_whole(&mut pool, 64 << 10);
     let (mut read, mut segments) = (0, 0);
@@ -181,7 +181,7 @@ fn segments_of_any_size_read_half_a_unit_each_on_average() {
 }
 
 #[test]
-fn many_small_pieces_leave_every_unit_summed() {
+fn small_sequential_writes_leave_every_unit_summed() {
     let mut pool = summing_pool();
     let bytes = pattern(1, 32 * UNIT_BYTES);
     for piece in [1, 7, 100, 129, 500] {
@@ -196,7 +196,7 @@ fn many_small_pieces_leave_every_unit_summed() {
 }
 
 #[test]
-fn a_block_that_comes_again_knows_nothing_of_what_it_held() {
+fn a_reallocated_block_has_no_known_sums() {
     let mut pool = summing_pool();
     for round in 0..3 {
         let chain = write_whole(&mut pool, 4096);
@@ -211,7 +211,7 @@ fn a_block_that_comes_again_knows_nothing_of_what_it_held() {
 }
 
 #[test]
-fn a_tail_is_not_written_into_a_unit_whose_sum_others_may_use() {
+fn append_tail_does_not_write_into_a_unit_with_a_known_sum_of_shared_storage() {
     let mut pool = summing_pool();
     let mut chain = write_whole(&mut pool, 2 * UNIT_BYTES);
     chain.trim_back(10, &mut pool);
@@ -226,7 +226,7 @@ fn a_tail_is_not_written_into_a_unit_whose_sum_others_may_use() {
 }
 
 #[test]
-fn foreign_and_external_bytes_are_read() {
+fn bytes_of_other_pools_and_external_bytes_are_read() {
     let (mut a, mut b) = (summing_pool(), summing_pool());
     let theirs = write_whole(&mut a, 4096);
     let copied = b.clone_range(&theirs, 0, 4096).unwrap();

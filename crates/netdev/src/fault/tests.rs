@@ -1,7 +1,7 @@
 use fulmar_base::Counter;
 
 use super::*;
-use crate::testing::{Mirror, frame, hint, packet, pool};
+use crate::testing::{Mirror, frame, packet, place, pool};
 
 struct Rig {
     device: Faults<Mirror>,
@@ -187,6 +187,6 @@ fn frames_that_the_device_behind_refuses_are_offered_again() {
 #[test]
 fn placement_is_refused_whatever_the_device_behind_says() {
     let mut rig = Rig::new(1, Rates::default(), Rates::default());
-    assert_eq!(Mirror::new().place(hint(10)), Ok(()));
-    assert_eq!(rig.device.place(hint(10)), Err(Unsupported));
+    assert_eq!(place(&mut Mirror::new(), 10), Some(Ok(())));
+    assert_eq!(place(&mut rig.device, 10), None);
 }

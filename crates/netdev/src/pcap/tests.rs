@@ -2,7 +2,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::testing::{Mirror, frame, hint, packet, pool};
+use crate::testing::{Mirror, frame, packet, place, pool};
 
 /// A file in memory that a test can look into while the device owns it.
 #[derive(Clone, Default)]
@@ -164,7 +164,7 @@ fn placement_passes_and_placed_payload_is_in_the_capture() {
     let mut pool = pool();
     let file = Shared::default();
     let mut device = PcapWriter::new(Mirror::new(), file.clone(), Duration::ZERO);
-    assert_eq!(device.place(hint(10)), Ok(()));
+    assert_eq!(place(&mut device, 10), Some(Ok(())));
     let mut room = fulmar_mbuf::RecvBuf::with_capacity(100).post().room(0).unwrap();
     room.bytes()[..40].fill(0x5a);
     let mut p = packet(&mut pool, &[1; 20]);

@@ -1,4 +1,4 @@
-//! How readers notice that what they read has changed meanwhile, without a lock.
+//! The sequence count by which readers detect concurrent updates without a lock.
 
 #![forbid(unsafe_code)]
 
@@ -6,38 +6,37 @@ use core::sync::atomic::Ordering;
 
 use crate::sync::{AtomicU64, fence};
 
-/// Counts changes. On a line of its own: it is the one word that every look-up reads and every change
-/// writes.
+/// The count of updates. It has its own cache line: it is the only word that every look-up reads
+/// and every update writes.
 #[repr(align(128))]
 #[derive(Default)]
-pub(super) struct Changes(AtomicU64);
+pub(super) struct SeqCount(AtomicU64);
 
-impl Changes {
-    /// The count before a look-up. With it comes everything that was stored before it.
+impl SeqCount {
+    /// Starts a look-up: the acquire load synchronizes with all stores before the count.
     #[inline(always)]
-    pub(super) fn before(&self) -> u64 {
+    pub(super) fn begin(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Whether nothing has changed since. To be asked after the last load of a look-up: if one of them
-    /// saw what was written into memory that a change had freed, the count of that change is seen
-    /// here, since it was stored before, with a fence in between.
+    /// Ends a look-up: whether no update occurred since `before`. Called after the last load of the
+    /// look-up. If a load saw a store into memory freed by an update, the count of that update is
+    /// visible here, since it was stored earlier, with a fence in between.
     #[inline(always)]
-    pub(super) fn is_still(&self, before: u64) -> bool {
+    pub(super) fn is_unchanged(&self, before: u64) -> bool {
         fence(Ordering::Acquire);
         self.0.load(Ordering::Relaxed) == before
     }
 
-    /// To be called before anything is written into memory that was freed: readers may still look at
-    /// it.
-    pub(super) fn fence(&self) {
+    /// Called before freed memory is written: readers may still read it.
+    pub(super) fn fence_before_write(&self) {
         fence(Ordering::Release);
     }
 
-    /// Counts a change: to be called after the one store that readers take its result from, and before
-    /// what it frees is used again. A reader looks again only because of this, so that a writer who
-    /// stops half way stops nobody.
-    pub(super) fn count(&self) {
+    /// Counts an update: called after the store that publishes it, and before the memory that it
+    /// freed is reused. Readers retry only when the count changes, so a writer that stalls midway
+    /// does not block readers.
+    pub(super) fn advance(&self) {
         let count = self.0.load(Ordering::Relaxed);
         self.0.store(count.wrapping_add(1), Ordering::Release);
     }
@@ -51,40 +50,39 @@ pub(crate) mod models {
 
     use super::*;
 
-    /// The models of this room.
-    pub const MODELS: &[Model] =
-        models![no_reader_takes_a_block_that_is_written_again_for_an_answer];
+    /// The models of this crate.
+    pub const MODELS: &[Model] = models![readers_never_use_a_reused_block];
 
-    /// A slot and two blocks, read and written as tables read and write theirs.
+    /// A slot and two blocks, accessed as in the tables.
     struct Table {
-        changes: Changes,
+        seq: SeqCount,
         slot: AtomicU32,
         blocks: [[AtomicU64; 2]; 2],
     }
 
     impl Table {
-        /// As `Places::set` and what is around it: the words of a block that is free, the slot, the count.
+        /// As `publish` and `BlockSlots::set`: writes the words of a free block, the slot, the count.
         fn change(&self, block: usize, value: u64) {
-            self.changes.fence();
+            self.seq.fence_before_write();
             self.blocks[block].iter().for_each(|word| word.store(value, Ordering::Relaxed));
             self.slot.swap(block as u32, Ordering::Release);
-            self.changes.count();
+            self.seq.advance();
         }
 
-        /// One attempt of a look-up; `None`: it is to be done again.
+        /// One attempt of a look-up; `None`: retry.
         fn look_up(&self) -> Option<[u64; 2]> {
-            let before = self.changes.before();
+            let before = self.seq.begin();
             let block = self.slot.load(Ordering::Acquire) as usize;
             let words = [0, 1].map(|i| self.blocks[block][i].load(Ordering::Relaxed));
-            self.changes.is_still(before).then_some(words)
+            self.seq.is_unchanged(before).then_some(words)
         }
     }
 
-    fn no_reader_takes_a_block_that_is_written_again_for_an_answer() {
+    fn readers_never_use_a_reused_block() {
         model(4, || {
             let word = AtomicU64::new;
             let table = Arc::new(Table {
-                changes: Changes::default(),
+                seq: SeqCount::default(),
                 slot: AtomicU32::new(0),
                 blocks: [[word(1), word(1)], [word(0), word(0)]],
             });
@@ -95,7 +93,7 @@ pub(crate) mod models {
                 }
             });
             table.change(1, 2);
-            // Into the block that the first change has freed.
+            // Reuses the block freed by the first update.
             table.change(0, 3);
             reader.join().expect("a reader");
             assert_eq!(table.look_up(), Some([3, 3]));

@@ -1,24 +1,24 @@
-//! What the table has to know of an IP version: how its addresses are cut into chunks, and the memory
-//! that look-ups read (`v4.rs`, `v6.rs`).
+//! The IP version specific part of the table: chunk arithmetic, and the memory that look-ups read
+//! (`v4.rs`, `v6.rs`).
 
 #![forbid(unsafe_code)]
 
 use super::FibError;
 
-/// An address as a number. Implemented for `u32` (IPv4) and `u128` (IPv6), and for nothing else.
+/// An address as an integer: `u32` (IPv4) or `u128` (IPv6). Sealed.
 pub trait Key: Copy + Ord + core::fmt::Debug + Sealed + 'static {
     /// Bits of an address.
     const BITS: u8;
 }
 
-/// The arithmetic of addresses and chunks.
+/// Arithmetic of addresses and chunks.
 pub trait Sealed: Sized {
-    /// What look-ups read.
+    /// Memory that look-ups read.
     type Shared: Shared<Self, Control = Self::Control> + Send + Sync;
     /// What the writer knows of it.
     type Control: Send;
     const CHUNKS: usize;
-    /// The chunk of an address; it grows with the address.
+    /// The chunk of an address, monotonic in the address.
     fn chunk(self) -> usize;
     /// First address of a chunk, and its prefix length.
     fn chunk_prefix(chunk: usize) -> (Self, u8);
@@ -28,25 +28,27 @@ pub trait Sealed: Sized {
     fn next(self) -> Option<Self>;
 }
 
-/// What look-ups read, and how it changes.
+/// Memory that look-ups read, and its updates.
 pub trait Shared<K> {
-    /// What the writer knows of the memory.
+    /// The writer's allocation state of the memory.
     type Control;
-    /// No routes. `advise` is told where the memory is and of how many bytes, before anything is in it.
+    /// An empty table. `advise` is called with the address and length of the memory before its
+    /// first use.
     fn new(advise: impl FnOnce(*const u8, usize)) -> (Self, Self::Control)
     where
         Self: Sized;
     /// The answer for an address.
     fn lookup(&self, address: K) -> u32;
-    /// Answers for a burst of addresses, as many as both slices have.
+    /// Looks up a burst of addresses, up to the shorter length of both slices.
     fn lookup_burst(&self, addresses: &[K], answers: &mut [u32]);
-    /// How many changes were published.
+    /// Number of published updates.
     fn changes(&self) -> u64;
-    /// Gives a chunk these ranges: the first starts at the chunk's first address, and each has another
-    /// answer than the one before. `units` are those of its present block; those of its new one.
+    /// Replaces the ranges of a chunk. The first starts at the chunk's first address; adjacent
+    /// ranges have different answers. `units` is the length of the current block. Returns the
+    /// length of the new one.
     ///
     /// # Errors
-    /// [`FibError::Full`]: the table is as it was.
+    /// [`FibError::Full`]: the table is unchanged.
     fn publish(
         &self,
         control: &mut Self::Control,
@@ -54,7 +56,7 @@ pub trait Shared<K> {
         ranges: &[(K, u32)],
         units: u32,
     ) -> Result<u32, FibError>;
-    /// Bytes of memory that was touched, and how many of them are free.
+    /// Bytes of memory touched, and how many of them are free.
     fn bytes(&self, control: &Self::Control) -> (usize, usize);
 }
 

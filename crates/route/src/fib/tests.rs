@@ -3,20 +3,20 @@ use proptest::prelude::*;
 use super::*;
 use crate::fib::key::Sealed;
 
-/// The model: an unordered list, searched whole.
+/// The model: an unordered list, scanned linearly.
 fn scan<K: Key>(model: &[(K, u8, u32)], address: K) -> u32 {
     let holds = |p: &&(K, u8, u32)| address.block(p.1).0 == p.0;
     model.iter().filter(holds).max_by_key(|p| p.1).map_or(0, |p| p.2)
 }
 
-/// All memory of an emptied table is free again.
+/// Checks that all memory of an emptied table is free.
 fn assert_nothing_is_left<K: Key>(fib: &Fib<K>) {
     assert!(fib.chunks.iter().all(|c| c.units == 0 && c.inner.is_empty()));
     let (bytes, empty) = (fib.bytes(), Fib::<K>::new().bytes());
-    assert_eq!(bytes.lookup - bytes.free, empty.lookup - empty.free, "a block got lost");
+    assert_eq!(bytes.lookup - bytes.free, empty.lookup - empty.free, "a block leaked");
 }
 
-/// Applies changes to table and model alike and compares them, at the edges of every prefix too.
+/// Applies changes to table and model and compares them, also at the edges of every prefix.
 fn compare<K: Key>(changes: Vec<(K, u8, u32)>, probes: &[K]) {
     let (mut fib, mut model) = (Fib::<K>::new(), Vec::new());
     let reader = fib.reader();
@@ -46,7 +46,7 @@ fn compare<K: Key>(changes: Vec<(K, u8, u32)>, probes: &[K]) {
     assert_nothing_is_left(&fib);
 }
 
-/// Addresses from a few corners, so that prefixes nest.
+/// Addresses from a few small ranges, so that prefixes nest.
 fn v4() -> impl Strategy<Value = u32> {
     prop_oneof![0u32..64, (0u32..64).prop_map(|n| n << 12), any::<u32>(), Just(u32::MAX)]
 }
@@ -90,7 +90,7 @@ proptest! {
     }
 
     #[test]
-    fn chunks_hold_their_addresses_and_follow_each_other(a: u128, b: u32) {
+    fn chunks_contain_their_addresses_in_order(a: u128, b: u32) {
         let (start, len) = u128::chunk_prefix(a.chunk());
         prop_assert_eq!(a.block(len).0, start);
         let (start, len) = u32::chunk_prefix(b.chunk());
@@ -99,7 +99,7 @@ proptest! {
 }
 
 #[test]
-fn the_chunks_of_ipv6_are_the_whole_space_without_gap() {
+fn the_chunks_of_ipv6_cover_the_address_space_without_gaps() {
     let mut at = Some(0u128);
     for chunk in 0..u128::CHUNKS {
         let (start, len) = u128::chunk_prefix(chunk);
@@ -110,7 +110,7 @@ fn the_chunks_of_ipv6_are_the_whole_space_without_gap() {
 }
 
 #[test]
-fn what_cannot_be_stored_is_refused() {
+fn invalid_prefixes_and_answers_are_refused() {
     let mut fib = Fib::<u32>::new();
     assert_eq!(fib.insert(0, 33, 1), Err(FibError::PrefixLength));
     assert_eq!(fib.remove(0, 33), Err(FibError::PrefixLength));
@@ -120,7 +120,7 @@ fn what_cannot_be_stored_is_refused() {
 }
 
 #[test]
-fn a_route_that_covers_itself_is_found_by_its_length() {
+fn nested_prefixes_with_one_address_are_distinguished_by_length() {
     let mut fib = Fib::<u32>::new();
     let reader = fib.reader();
     for len in 0..=32u8 {
@@ -133,7 +133,7 @@ fn a_route_that_covers_itself_is_found_by_its_length() {
     }
 }
 
-/// A sequence of numbers that looks random (splitmix64).
+/// Pseudo-random numbers (splitmix64).
 fn random(n: &mut u64) -> u64 {
     *n = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (*n ^ (*n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -142,13 +142,13 @@ fn random(n: &mut u64) -> u64 {
 }
 
 #[test]
-fn a_million_changes_in_random_order_leave_nothing_behind() {
+fn a_million_random_updates_leak_no_memory() {
     let (mut fib, mut model) = (Fib::<u32>::new(), BTreeMap::new());
     let reader = fib.reader();
     let mut seed = 1;
     for i in 0..500_000u32 {
         let r = random(&mut seed);
-        // A fiftieth of the space, so that prefixes meet.
+        // A fiftieth of the address space, so that prefixes overlap.
         let (address, len) = ((r as u32) / 50, 16 + (r >> 32) as u8 % 17);
         let answer = 1 + (r >> 48) as u32 % 1000;
         let start = address.block(len).0;
@@ -169,11 +169,11 @@ fn a_million_changes_in_random_order_leave_nothing_behind() {
 }
 
 #[test]
-fn readers_never_see_an_answer_that_was_not_there() {
+fn readers_never_see_an_answer_that_was_never_installed() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let mut fib = Fib::<u32>::new();
-    // Chunk n has two answers, which follow from n and the half; changes give it more or fewer
-    // prefixes with the same two answers. A block of another chunk would answer otherwise.
+    // Chunk n has two answers, computed from n and the half. Updates give it more or fewer prefixes
+    // with the same two answers. A block of another chunk would give other answers.
     let answer = |chunk: u32, half: u32| 1 + (chunk * 2 + half) % MAX_ANSWER;
     for chunk in 0..64u32 {
         fib.insert(chunk << 14, 18, answer(chunk, 0)).unwrap();

@@ -1,60 +1,63 @@
 //! IPv4: chunks of 64 blocks of 256 addresses (/24).
 //!
 //! ```text
-//!   slot     │ place of the chunk's block : 32 │
+//!   slot     │ offset of the chunk's block : 32 │
 //!   block    │ runs, one bit per /24 : 64 │ entry : 8 │ entry : 8 │ ... │ record │ ...
 //!   record   │ which /24 : 8 │ ranges : 8 │ start : 8, answer : 16 │ ...
 //! ```
 //!
-//! Bit n of `runs` says that /24 number n + 1 begins a run: that its entry is another than that of the
-//! /24 before. The entry of an address is the one whose number is the count of bits below that of its own
-//! /24: the leaf compression of Poptrie (Asai and Ohara, *Poptrie: a compressed trie with population count
-//! for fast and scalable software IP routing table lookup*, 2015), on one level. An entry is an answer of
-//! 254 at most, or says that there is a record: for a /24 with longer prefixes in it, whose ranges are
-//! searched (as in DXR: Zec, Rizzo, Mikuc, 2012), or for a larger answer.
+//! Bit n of `runs` is set if /24 number n + 1 starts a run: its entry differs from that of the
+//! previous /24. The index of an address's entry is the population count of the bits below its own
+//! /24. This is the leaf compression of Poptrie (Asai and Ohara, *Poptrie: a compressed trie with
+//! population count for fast and scalable software IP routing table lookup*, 2015), on one level.
+//! An entry is an answer of at most 254, or the escape value for a record. A record holds the
+//! ranges of a /24 with longer prefixes, which are searched (as in DXR: Zec, Rizzo, Mikuc, 2012),
+//! or a larger answer.
 //!
-//! Why so: what a look-up costs is the misses of caches that it waits for, and how many look-ups a core
-//! has under way at a time. So it reads a line of the slots, most of which stay in the second-level cache,
-//! and one of the block, which lies across no more lines than it must; and it is few instructions, since
-//! all of them stay in the core until those before are done, with nearly no branch that is hard to
-//! foresee. One byte per run, since what is small is in a near cache more often.
+//! Rationale: the cost of a look-up is its cache misses, and the number of look-ups that a core
+//! overlaps. A look-up reads one line of the slots, most of which stay in the second-level cache,
+//! and usually one line of the block, which spans as few lines as possible. It has few
+//! instructions, so that many look-ups fit the reorder buffer, and almost no unpredictable branch.
+//! Entries are one byte, to keep the table small and cached.
 //!
-//! A change writes a new block, then the slot, then counts itself; the old block is free at once. A
-//! reader who was on it notices, since the count is not what it was, and looks again.
+//! An update writes a new block, then the slot, then the count. The old block is free immediately:
+//! a reader of it detects the changed count and retries.
 
 #![forbid(unsafe_code)]
-// The writer's sums are of bytes in a block of bounded length; look-ups use `wrapping_`.
+// The writer adds lengths within a bounded block; look-ups use `wrapping_`.
 #![allow(clippy::arithmetic_side_effects)]
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::FibError;
-use super::changes::Changes;
+use super::changes::SeqCount;
 use super::key::{Sealed, Shared};
-use super::space::Lines;
-use crate::raw::{Place, Places};
+use super::space::LineAllocator;
+use crate::raw::{BlockSlots, Offset};
 
-/// Leading bits of an address that choose the chunk: the others are 6 that choose the /24, and 8.
+/// Leading bits of an address that select the chunk. Of the others, 6 select the /24, and 8 are
+/// searched.
 const CHUNK_BITS: u32 = 18;
 const LOW_BITS: u32 = 32 - CHUNK_BITS;
 const CHUNKS: usize = 1 << CHUNK_BITS;
 
-/// Room for blocks: 32 MiB, of which the Internet's table takes five.
-const ROOM_WORDS: usize = 4 << 20;
+/// Memory for blocks: 32 MiB, of which the Internet's table uses five.
+const MEMORY_WORDS: usize = 4 << 20;
 const WORD_BYTES: usize = size_of::<u64>();
-/// An entry that stands for a record.
+/// The escape value: an entry with a record.
 const ESCAPE: u8 = 255;
-/// Words of the block of one run that every entry has, so that a chunk of one answer needs none.
-const OWN_WORDS: usize = 2;
+/// Words of the permanent one-run block of each entry value, so that a chunk with one answer needs
+/// no block.
+const SINGLE_RUN_WORDS: usize = 2;
 
-/// What look-ups in IPv4 read.
+/// Memory that IPv4 look-ups read.
 pub struct Tables {
-    places: Places<CHUNKS, ROOM_WORDS>,
-    changes: Changes,
+    blocks: BlockSlots<CHUNKS, MEMORY_WORDS>,
+    seq: SeqCount,
 }
 
-/// A block while it is written.
+/// A block under construction.
 #[derive(Default)]
 struct Block {
     runs: u64,
@@ -64,33 +67,33 @@ struct Block {
 
 impl Tables {
     #[inline(always)]
-    fn place(&self, address: u32) -> Place {
-        self.places.place(address.chunk())
+    fn offset(&self, address: u32) -> Offset {
+        self.blocks.offset(address.chunk())
     }
 
     #[inline(always)]
     fn byte(&self, at: usize) -> u8 {
-        (self.places.word(at / WORD_BYTES) >> (8 * (at % WORD_BYTES))) as u8
+        (self.blocks.word(at / WORD_BYTES) >> (8 * (at % WORD_BYTES))) as u8
     }
 
-    /// The answer in the block at `place`. Whether nothing changed is for the caller to ask.
+    /// The answer in the block at `offset`. The caller must check the count.
     #[inline(always)]
-    fn answer(&self, address: u32, place: Place) -> u32 {
-        match self.places.byte_by_ones(place, address >> 8 & 63) {
-            entry if entry == usize::from(ESCAPE) => self.in_record(address, place),
+    fn answer(&self, address: u32, offset: Offset) -> u32 {
+        match self.blocks.byte_by_popcount(offset, address >> 8 & 63) {
+            entry if entry == usize::from(ESCAPE) => self.lookup_record(address, offset),
             entry => entry as u32,
         }
     }
 
-    /// Looks for the record of the address's /24, and in it. Rare, and not to take registers from what
-    /// is not.
+    /// Finds the record of the address's /24 and searches it. Rare; out of line, so that it uses no
+    /// registers of the fast path.
     #[cold]
     #[inline(never)]
-    fn in_record(&self, address: u32, place: Place) -> u32 {
-        let place = place.number();
+    fn lookup_record(&self, address: u32, offset: Offset) -> u32 {
+        let offset = offset.number();
         let which = (address >> 8 & 63) as u8;
-        let entries = place.wrapping_add(1).wrapping_mul(WORD_BYTES);
-        let mut at = entries.wrapping_add(self.runs(place));
+        let entries = offset.wrapping_add(1).wrapping_mul(WORD_BYTES);
+        let mut at = entries.wrapping_add(self.runs(offset));
         for _ in 0..64 {
             let ranges = match self.byte(at.wrapping_add(1)) {
                 0 => 256,
@@ -98,49 +101,49 @@ impl Tables {
             };
             let first = at.wrapping_add(2);
             if self.byte(at) == which {
-                return self.in_ranges(first, ranges, address as u8);
+                return self.search_ranges(first, ranges, address as u8);
             }
             at = first.wrapping_add(3 * ranges);
         }
-        // What is being overwritten may look like anything.
+        // A block that is being overwritten may contain anything.
         0
     }
 
-    /// The answer for an address, when the table has changed during a look-up.
+    /// Retries a look-up that raced with an update.
     #[cold]
     #[inline(never)]
-    fn look_again(&self, address: u32) -> u32 {
+    fn lookup_retry(&self, address: u32) -> u32 {
         loop {
-            let before = self.changes.before();
-            let answer = self.answer(address, self.place(address));
-            if self.changes.is_still(before) {
+            let before = self.seq.begin();
+            let answer = self.answer(address, self.offset(address));
+            if self.seq.is_unchanged(before) {
                 return answer;
             }
         }
     }
 
-    /// The answer of the last of `ranges` ranges that starts at or before `low`.
-    fn in_ranges(&self, first: usize, ranges: usize, low: u8) -> u32 {
-        let place = |i: usize| first.wrapping_add(i.wrapping_mul(3));
+    /// The answer of the last of `ranges` ranges that start at or before `low`.
+    fn search_ranges(&self, first: usize, ranges: usize, low: u8) -> u32 {
+        let offset = |i: usize| first.wrapping_add(i.wrapping_mul(3));
         let (mut range, mut left) = (0usize, ranges);
         while left > 1 {
             let half = left / 2;
             let middle = range.wrapping_add(half);
-            range = if self.byte(place(middle)) <= low { middle } else { range };
+            range = if self.byte(offset(middle)) <= low { middle } else { range };
             left -= half;
         }
-        let at = place(range);
+        let at = offset(range);
         u16::from_le_bytes([self.byte(at.wrapping_add(1)), self.byte(at.wrapping_add(2))]).into()
     }
 
-    /// How many runs, and so entries, a block has.
-    fn runs(&self, place: usize) -> usize {
-        self.places.word(place).count_ones().wrapping_add(1) as usize
+    /// Number of runs of a block, which is the number of entries.
+    fn runs(&self, offset: usize) -> usize {
+        self.blocks.word(offset).count_ones().wrapping_add(1) as usize
     }
 }
 
 impl Block {
-    /// Entries and records of a chunk's ranges.
+    /// Builds the block of a chunk's ranges.
     fn of(ranges: &[(u32, u32)]) -> Block {
         let mut block = Block::default();
         let (mut before, mut last, mut rest) = (0, None, ranges);
@@ -173,11 +176,12 @@ impl Block {
         block
     }
 
-    /// A record for a /24 whose first addresses have `outer` if no range starts there.
+    /// Adds the record of a /24. `outer` is the answer of its first addresses if no range starts
+    /// there.
     fn add_record(&mut self, which: u8, outer: u32, here: &[(u32, u32)]) {
         let starts_late = here.first().is_none_or(|r| r.0 & 0xff != 0);
         let ranges = here.len() + usize::from(starts_late);
-        // 256 is written as 0.
+        // 256 is encoded as 0.
         self.records.extend([which, ranges as u8]);
         let outer = starts_late.then_some((0, outer));
         for (start, answer) in outer.into_iter().chain(here.iter().copied()) {
@@ -186,8 +190,8 @@ impl Block {
         }
     }
 
-    /// The chunk's one entry, if it needs no block.
-    fn only(&self) -> Option<u8> {
+    /// The entry of a chunk with a single one, which needs no block.
+    fn single_entry(&self) -> Option<u8> {
         match self.entries.as_slice() {
             [entry] if *entry != ESCAPE => Some(*entry),
             _ => None,
@@ -198,10 +202,10 @@ impl Block {
         1 + (self.entries.len() + self.records.len()).div_ceil(WORD_BYTES)
     }
 
-    /// Writes itself into as many words as it has.
-    fn write(&self, room: &[AtomicU64]) {
+    /// Writes the block into `words`.
+    fn write(&self, words: &[AtomicU64]) {
         let mut bytes = self.entries.iter().chain(&self.records).copied();
-        let (Some(runs), rest) = (room.first(), room.iter().skip(1)) else { return };
+        let (Some(runs), rest) = (words.first(), words.iter().skip(1)) else { return };
         runs.store(self.runs, Relaxed);
         for word in rest {
             let next = core::array::from_fn(|_| bytes.next().unwrap_or(0));
@@ -211,37 +215,37 @@ impl Block {
 }
 
 impl Shared<u32> for Tables {
-    type Control = Lines;
+    type Control = LineAllocator;
 
-    fn new(advise: impl FnOnce(*const u8, usize)) -> (Tables, Lines) {
-        let places = Places::new(advise);
-        let own = usize::from(ESCAPE) * OWN_WORDS;
-        for (entry, own) in places.room(0, own).chunks(OWN_WORDS).enumerate() {
+    fn new(advise: impl FnOnce(*const u8, usize)) -> (Tables, LineAllocator) {
+        let blocks = BlockSlots::new(advise);
+        let own = usize::from(ESCAPE) * SINGLE_RUN_WORDS;
+        for (entry, own) in blocks.block(0, own).chunks(SINGLE_RUN_WORDS).enumerate() {
             own.iter().zip([0, entry as u64]).for_each(|(word, value)| word.store(value, Relaxed));
         }
-        (Tables { places, changes: Changes::default() }, Lines::new(own, ROOM_WORDS))
+        (Tables { blocks, seq: SeqCount::default() }, LineAllocator::new(own, MEMORY_WORDS))
     }
 
     #[inline]
     fn lookup(&self, address: u32) -> u32 {
-        let before = self.changes.before();
-        let answer = self.answer(address, self.place(address));
-        if self.changes.is_still(before) { answer } else { self.look_again(address) }
+        let before = self.seq.begin();
+        let answer = self.answer(address, self.offset(address));
+        if self.seq.is_unchanged(before) { answer } else { self.lookup_retry(address) }
     }
 
     #[inline]
     fn lookup_burst(&self, addresses: &[u32], answers: &mut [u32]) {
-        for (addresses, answers) in addresses.chunks(PIECE).zip(answers.chunks_mut(PIECE)) {
-            let before = self.changes.before();
-            let mut places = [Place::default(); PIECE];
-            for (place, address) in places.iter_mut().zip(addresses) {
-                *place = self.place(*address);
-                self.places.prefetch(*place);
+        for (addresses, answers) in addresses.chunks(BATCH).zip(answers.chunks_mut(BATCH)) {
+            let before = self.seq.begin();
+            let mut offsets = [Offset::default(); BATCH];
+            for (offset, address) in offsets.iter_mut().zip(addresses) {
+                *offset = self.offset(*address);
+                self.blocks.prefetch(*offset);
             }
-            for ((answer, address), place) in answers.iter_mut().zip(addresses).zip(places) {
-                *answer = self.answer(*address, place);
+            for ((answer, address), offset) in answers.iter_mut().zip(addresses).zip(offsets) {
+                *answer = self.answer(*address, offset);
             }
-            if !self.changes.is_still(before) {
+            if !self.seq.is_unchanged(before) {
                 for (answer, address) in answers.iter_mut().zip(addresses) {
                     *answer = self.lookup(*address);
                 }
@@ -250,49 +254,49 @@ impl Shared<u32> for Tables {
     }
 
     fn changes(&self) -> u64 {
-        self.changes.before()
+        self.seq.begin()
     }
 
     fn publish(
         &self,
-        space: &mut Lines,
+        space: &mut LineAllocator,
         chunk: usize,
         ranges: &[(u32, u32)],
         units: u32,
     ) -> Result<u32, FibError> {
-        self.changes.fence();
+        self.seq.fence_before_write();
         let block = Block::of(ranges);
-        let (place, new_units) = match block.only() {
-            Some(entry) => (usize::from(entry) * OWN_WORDS, 0),
+        let (offset, new_units) = match block.single_entry() {
+            Some(entry) => (usize::from(entry) * SINGLE_RUN_WORDS, 0),
             None => {
                 let words = block.words();
-                let place = space.take(words).ok_or(FibError::Full)?;
-                block.write(self.places.room(place, words));
-                (place, words)
+                let offset = space.allocate(words).ok_or(FibError::Full)?;
+                block.write(self.blocks.block(offset, words));
+                (offset, words)
             }
         };
-        let old = self.places.set(chunk, place);
-        self.changes.count();
-        // What the old block takes up is free from here on.
+        let old = self.blocks.set(chunk, offset);
+        self.seq.advance();
+        // From here on the old block may be reused.
         if units > 0 {
-            space.give(old, units as usize);
+            space.free(old, units as usize);
         }
         Ok(new_units as u32)
     }
 
-    fn bytes(&self, space: &Lines) -> (usize, usize) {
+    fn bytes(&self, space: &LineAllocator) -> (usize, usize) {
         let (touched, free) = space.usage();
         let fixed = size_of::<Tables>() + CHUNKS * size_of::<AtomicU32>();
         (fixed + touched * WORD_BYTES, free * WORD_BYTES)
     }
 }
 
-/// Look-ups that are under way together: more than a core has misses in flight.
-const PIECE: usize = 32;
+/// Overlapped look-ups of a burst: more than a core's outstanding misses.
+const BATCH: usize = 32;
 
 impl Sealed for u32 {
     type Shared = Tables;
-    type Control = Lines;
+    type Control = LineAllocator;
     const CHUNKS: usize = CHUNKS;
 
     #[inline(always)]

@@ -1,36 +1,36 @@
-//! The routes of one IP version: a few sorted ranges while they are few, a [`Fib`] from then on.
+//! The routes of one IP version: sorted ranges while they are flat, else a [`Fib`].
 
 use alloc::vec::Vec;
 
 use crate::{Advice, Fib, FibError, FibReader, Key, ranges};
 
-/// Routes that are too many to find the ranges anew with every change. A [`Fib`] takes 10 MB, which few
-/// routes are not worth.
-pub(crate) const MANY: usize = 256;
-/// Routes that are few again.
-const FEW: usize = 128;
+/// Number of routes from which on a [`Fib`] is used. Below it, the ranges are rebuilt with every
+/// change; a [`Fib`] takes 10 MB.
+pub(crate) const FIB_THRESHOLD: usize = 256;
+/// Number of routes below which the ranges are used again.
+const FLAT_THRESHOLD: usize = 128;
 
-/// Prefixes with the numbers of their next hops.
+/// Prefixes with the numbers of their next hop groups.
 pub(crate) enum Family<K: Key> {
-    Few(Few<K>),
-    /// With a reader of its own.
-    Many(Fib<K>, FibReader<K>),
+    Flat(Flat<K>),
+    /// A FIB with a reader.
+    Fib(Fib<K>, FibReader<K>),
 }
 
-/// Prefixes, and what they say of every address.
-pub(crate) struct Few<K> {
-    /// Longest prefix first; equal lengths in the order of their addresses.
+/// Prefixes, and their flattened ranges.
+pub(crate) struct Flat<K> {
+    /// Longest prefix first; equal lengths ordered by address.
     routes: Vec<(K, u8, u32)>,
-    /// Where another number begins, in the order of addresses, from the first address on; none without
+    /// Starts of ranges and their numbers, ordered, from the first address on; empty without
     /// routes.
     ranges: Vec<(K, u32)>,
 }
 
-impl<K: Key> Few<K> {
-    fn new(routes: Vec<(K, u8, u32)>) -> Few<K> {
-        let mut few = Few { routes, ranges: Vec::new() };
-        few.renew();
-        few
+impl<K: Key> Flat<K> {
+    fn new(routes: Vec<(K, u8, u32)>) -> Flat<K> {
+        let mut flat = Flat { routes, ranges: Vec::new() };
+        flat.rebuild();
+        flat
     }
 
     #[inline]
@@ -39,51 +39,52 @@ impl<K: Key> Few<K> {
         self.ranges.get(behind.wrapping_sub(1)).map_or(0, |range| range.1)
     }
 
-    /// Where a prefix is, or where it would have to be.
+    /// Index of a prefix, or where it would be inserted.
     fn position(&self, start: K, len: u8) -> Result<usize, usize> {
-        self.routes.binary_search_by(|r| order(r, (start, len)))
+        self.routes.binary_search_by(|r| cmp_route(r.0, r.1, start, len))
     }
 
     fn change<R>(&mut self, change: impl FnOnce(&mut Vec<(K, u8, u32)>) -> R) -> R {
         let result = change(&mut self.routes);
-        self.renew();
+        self.rebuild();
         result
     }
 
-    fn renew(&mut self) {
+    fn rebuild(&mut self) {
         self.ranges.clear();
         let Some(any) = self.routes.first() else { return };
         let mut nested = self.routes.clone();
         nested.sort_unstable_by_key(|(start, len, _)| (*start, *len));
-        ranges::fill(&mut self.ranges, any.0.block(0), 0, nested.into_iter());
+        let (first, last) = any.0.block(0);
+        ranges::flatten(&mut self.ranges, first, last, 0, nested.into_iter());
     }
 }
 
 impl<K: Key> Default for Family<K> {
     fn default() -> Self {
-        Family::Few(Few::new(Vec::new()))
+        Family::Flat(Flat::new(Vec::new()))
     }
 }
 
-/// Longest first, so that the first match is the longest.
-fn order<K: Key>((a, a_len, _): &(K, u8, u32), (b, b_len): (K, u8)) -> core::cmp::Ordering {
-    b_len.cmp(a_len).then(a.cmp(&b))
+/// Longest first, so that the first match is the longest one.
+fn cmp_route<K: Key>(a: K, a_len: u8, b: K, b_len: u8) -> core::cmp::Ordering {
+    b_len.cmp(&a_len).then(a.cmp(&b))
 }
 
 impl<K: Key> Family<K> {
     pub(crate) fn len(&self) -> usize {
         match self {
-            Family::Few(few) => few.routes.len(),
-            Family::Many(fib, _) => fib.len(),
+            Family::Flat(flat) => flat.routes.len(),
+            Family::Fib(fib, _) => fib.len(),
         }
     }
 
-    /// The number of the longest prefix that holds the address; 0 if none does.
+    /// The number of the longest matching prefix; 0 if none matches.
     #[inline]
     pub(crate) fn lookup(&self, address: K) -> u32 {
         match self {
-            Family::Few(few) => few.lookup(address),
-            Family::Many(_, reader) => reader.lookup(address),
+            Family::Flat(flat) => flat.lookup(address),
+            Family::Fib(_, reader) => reader.lookup(address),
         }
     }
 
@@ -91,15 +92,15 @@ impl<K: Key> Family<K> {
     pub(crate) fn get(&self, address: K, len: u8) -> Option<u32> {
         let start = address.block(len).0;
         match self {
-            Family::Few(few) => few.routes.get(few.position(start, len).ok()?).map(|r| r.2),
-            Family::Many(fib, _) => fib.get(start, len),
+            Family::Flat(flat) => flat.routes.get(flat.position(start, len).ok()?).map(|r| r.2),
+            Family::Fib(fib, _) => fib.get(start, len),
         }
     }
 
-    /// Adds a prefix, whose host bits are zero, or changes its number; the number it had.
+    /// Adds a prefix, whose host bits are zero, or changes its number. Returns the previous number.
     ///
     /// # Errors
-    /// [`FibError::Full`]: everything is as it was.
+    /// [`FibError::Full`]: unchanged.
     pub(crate) fn insert(
         &mut self,
         start: K,
@@ -108,30 +109,30 @@ impl<K: Key> Family<K> {
         advice: Advice,
     ) -> Result<Option<u32>, FibError> {
         match self {
-            Family::Few(few) => match few.position(start, len) {
-                Ok(at) => Ok(few.change(|routes| {
+            Family::Flat(flat) => match flat.position(start, len) {
+                Ok(at) => Ok(flat.change(|routes| {
                     routes.get_mut(at).map(|r| core::mem::replace(&mut r.2, number))
                 })),
-                Err(at) if few.routes.len() < MANY => {
-                    few.change(|routes| routes.insert(at, (start, len, number)));
+                Err(at) if flat.routes.len() < FIB_THRESHOLD => {
+                    flat.change(|routes| routes.insert(at, (start, len, number)));
                     Ok(None)
                 }
                 Err(_) => {
-                    let mut fib = Fib::with_advice(advice.0);
-                    for (start, len, number) in &few.routes {
+                    let mut fib = Fib::with_memory_hook(advice.0);
+                    for (start, len, number) in &flat.routes {
                         fib.insert(*start, *len, *number)?;
                     }
                     fib.insert(start, len, number)?;
                     let reader = fib.reader();
-                    *self = Family::Many(fib, reader);
+                    *self = Family::Fib(fib, reader);
                     Ok(None)
                 }
             },
-            Family::Many(fib, _) => {
+            Family::Fib(fib, _) => {
                 let old = fib.get(start, len);
                 fib.insert(start, len, number).inspect_err(|_| {
-                    // Some chunks of a short prefix may have changed: they go back, which takes no
-                    // more room than they had.
+                    // Some chunks of a short prefix may have changed: restore them, which needs no
+                    // more space than before.
                     let _ = match old {
                         Some(old) => fib.insert(start, len, old),
                         None => fib.remove(start, len),
@@ -141,30 +142,30 @@ impl<K: Key> Family<K> {
         }
     }
 
-    /// Takes a prefix out; the number it had.
+    /// Removes a prefix. Returns its number.
     pub(crate) fn remove(&mut self, start: K, len: u8) -> Option<u32> {
         match self {
-            Family::Few(few) => {
-                let at = few.position(start, len).ok()?;
-                Some(few.change(|routes| routes.remove(at).2))
+            Family::Flat(flat) => {
+                let at = flat.position(start, len).ok()?;
+                Some(flat.change(|routes| routes.remove(at).2))
             }
-            Family::Many(fib, _) => {
+            Family::Fib(fib, _) => {
                 let old = fib.remove(start, len).ok()?;
-                if fib.len() < FEW {
-                    *self = Family::Few(Few::new(self.sorted()));
+                if fib.len() < FLAT_THRESHOLD {
+                    *self = Family::Flat(Flat::new(self.sorted()));
                 }
                 old
             }
         }
     }
 
-    /// Every prefix with its number, longest first, then by address.
+    /// All prefixes with their numbers, longest first, then by address.
     pub(crate) fn sorted(&self) -> Vec<(K, u8, u32)> {
         match self {
-            Family::Few(few) => few.routes.clone(),
-            Family::Many(fib, _) => {
+            Family::Flat(flat) => flat.routes.clone(),
+            Family::Fib(fib, _) => {
                 let mut all: Vec<_> = fib.iter().collect();
-                all.sort_unstable_by(|a, b| order(a, (b.0, b.1)));
+                all.sort_unstable_by(|a, b| cmp_route(a.0, a.1, b.0, b.1));
                 all
             }
         }

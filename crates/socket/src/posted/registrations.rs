@@ -1,33 +1,34 @@
-//! Which buffers the device knows: at most two, in use or remembered.
+//! The registration cache: at most two buffers are registered with the device.
 
 use fulmar_mbuf::BufId;
 
 use super::Placer;
 
-/// The buffers that the device knows, the one used last in front. A buffer is recognised by address,
-/// length and generation, all three.
+/// The buffers registered with the device, most recently used first. A buffer is identified by address,
+/// length and generation.
 #[derive(Default, Debug)]
-pub struct Registrations {
+pub(super) struct Registrations {
     known: [Option<BufId>; 2],
 }
 
 impl Registrations {
-    /// Makes these known, the first of them the more recent; the one least recently used makes room.
+    /// Registers the buffers to be used, the first of them the most recent, and deregisters the least
+    /// recently used ones.
     #[inline]
-    pub fn need(&mut self, buffers: [Option<BufId>; 2], placer: &mut dyn Placer) {
+    pub(super) fn use_buffers(&mut self, buffers: [Option<BufId>; 2], placer: &mut dyn Placer) {
         let [a, b] = self.known;
         if buffers == [b, a] {
-            // Two in turn.
+            // Two buffers used alternately.
             self.known = buffers;
         } else if buffers != [a, b] {
-            self.make_known(buffers, placer);
+            self.replace_known(buffers, placer);
         }
     }
 
     #[inline(never)]
-    fn make_known(&mut self, buffers: [Option<BufId>; 2], placer: &mut dyn Placer) {
+    fn replace_known(&mut self, buffers: [Option<BufId>; 2], placer: &mut dyn Placer) {
         let is_needed = |known: &Option<BufId>| buffers.contains(known);
-        // First what is not needed goes, but only as far as room is wanted.
+        // A buffer that is not needed is deregistered only to make room for another.
         for id in buffers.iter().flatten() {
             if self.known.contains(&Some(*id)) {
                 continue;
@@ -45,8 +46,8 @@ impl Registrations {
         }
     }
 
-    /// Forgets all.
-    pub fn clear(&mut self, placer: &mut dyn Placer) {
+    /// Deregisters all buffers.
+    pub(super) fn clear(&mut self, placer: &mut dyn Placer) {
         for old in &mut self.known {
             if let Some(old) = old.take() {
                 placer.release(old);
@@ -87,24 +88,24 @@ mod tests {
     }
 
     #[test]
-    fn two_buffers_in_turn_are_registered_once_each() {
+    fn two_buffers_used_alternately_are_registered_once_each() {
         let (mut r, mut log) = (Registrations::default(), Log::default());
         for _ in 0..5 {
-            r.need([Some(id(1)), Some(id(2))], &mut log);
-            r.need([Some(id(2)), Some(id(1))], &mut log);
-            r.need([Some(id(2)), None], &mut log);
+            r.use_buffers([Some(id(1)), Some(id(2))], &mut log);
+            r.use_buffers([Some(id(2)), Some(id(1))], &mut log);
+            r.use_buffers([Some(id(2)), None], &mut log);
         }
         assert_eq!(log.0, [('+', 1), ('+', 2)]);
     }
 
     #[test]
-    fn the_one_least_recently_used_makes_room() {
+    fn the_least_recently_used_buffer_is_deregistered() {
         let (mut r, mut log) = (Registrations::default(), Log::default());
-        r.need([Some(id(1)), Some(id(2))], &mut log);
-        r.need([Some(id(2)), None], &mut log);
-        r.need([Some(id(2)), Some(id(3))], &mut log);
+        r.use_buffers([Some(id(1)), Some(id(2))], &mut log);
+        r.use_buffers([Some(id(2)), None], &mut log);
+        r.use_buffers([Some(id(2)), Some(id(3))], &mut log);
         assert_eq!(log.0.split_off(2), [('-', 1), ('+', 3)]);
-        r.need([Some(id(4)), Some(id(5))], &mut log);
+        r.use_buffers([Some(id(4)), Some(id(5))], &mut log);
         assert_eq!(log.0.len(), 6);
         r.clear(&mut log);
         assert_eq!(log.0.iter().map(|(c, _)| if *c == '+' { 1 } else { -1 }).sum::<i32>(), 0);
@@ -113,9 +114,9 @@ mod tests {
     #[test]
     fn another_length_or_generation_at_the_same_address_is_another_buffer() {
         let (mut r, mut log) = (Registrations::default(), Log::default());
-        r.need([Some(id(1)), None], &mut log);
-        r.need([Some(BufId { bytes: 11, ..id(1) }), None], &mut log);
-        r.need([Some(BufId { generation: 2, ..id(1) }), None], &mut log);
+        r.use_buffers([Some(id(1)), None], &mut log);
+        r.use_buffers([Some(BufId { bytes: 11, ..id(1) }), None], &mut log);
+        r.use_buffers([Some(BufId { generation: 2, ..id(1) }), None], &mut log);
         assert_eq!(log.0.iter().filter(|(c, _)| *c == '+').count(), 3);
     }
 }

@@ -1,5 +1,5 @@
-//! The machine against the stream it is fed: whatever device, network and user do, every byte comes out
-//! once, in order, in the right buffer.
+//! Posted receive over a model of a stream: whatever the device, the network and the application do, each
+//! byte is delivered once, in order, to the right buffer.
 
 use fulmar_mbuf::{Chain, PoolConfig, Purpose};
 use proptest::prelude::*;
@@ -14,14 +14,14 @@ fn pattern(at: u64, n: usize) -> Vec<u8> {
     (at..at + n as u64).map(byte).collect()
 }
 
-/// A device that places what comes next, if it was told.
+/// A device that places bytes in the posted ranges.
 #[derive(Default)]
 struct Device {
     expects: Option<(u64, Room, Option<Room>)>,
     places: bool,
     calls_for_each: bool,
     known: Vec<BufId>,
-    /// How often rooms were taken back.
+    /// Number of revocations.
     unplaced: usize,
 }
 
@@ -29,7 +29,7 @@ impl Placer for Device {
     fn place(&mut self, next: u64, first: Room, second: Option<Room>) -> bool {
         assert!(self.known.contains(&first.buffer()), "not registered");
         let has_bytes = !first.is_empty() && second.as_ref().is_none_or(|r| !r.is_empty());
-        assert!(has_bytes, "a room without bytes");
+        assert!(has_bytes, "an empty range");
         if self.places {
             self.expects = Some((next, first, second));
         }
@@ -37,7 +37,7 @@ impl Placer for Device {
     }
     fn place_behind(&mut self, room: Room) -> bool {
         assert!(self.known.contains(&room.buffer()), "not registered");
-        assert!(!room.is_empty(), "a room without bytes");
+        assert!(!room.is_empty(), "an empty range");
         match &mut self.expects {
             Some((_, _, second @ None)) => *second = Some(room),
             _ => return false,
@@ -68,15 +68,15 @@ struct World {
     pool: Pool,
     device: Device,
     now: Instant,
-    /// Bytes of the stream that the sender has made.
+    /// Bytes sent by the peer.
     sent: u64,
-    /// Bytes that the user has.
+    /// Bytes received by the application.
     got: u64,
-    /// Packets that did not arrive yet, or never will: offset and bytes.
+    /// Delayed packets: offset and bytes.
     late: Vec<(u64, Chain)>,
     posted: usize,
     finished: Vec<(usize, usize, Option<SocketError>)>,
-    /// The device hears late of a buffer that has to wait anyway.
+    /// Updates of the device are deferred if `may_wait` allows it.
     is_lazy: bool,
 }
 
@@ -109,7 +109,7 @@ impl World {
         r
     }
 
-    /// Bytes of the stream as a packet: in the device's rooms if they are what it expects.
+    /// A packet with bytes of the stream, placed by the device if it expects them.
     fn packet(&mut self, at: u64, n: usize) -> Chain {
         let bytes = pattern(at, n);
         let (mut chain, mut done) = (Chain::new(), 0);
@@ -184,13 +184,13 @@ impl World {
         self.pool.free(chain);
     }
 
-    /// Everything arrives, everybody is told, nothing is left.
+    /// Delivers all bytes, ends the stream, and asserts that nothing is left.
     fn finish(mut self) {
         for (at, chain) in std::mem::take(&mut self.late) {
             self.recv.insert(at, chain, &mut self.pool);
             self.take_in();
         }
-        // What was lost is sent again.
+        // Lost bytes are retransmitted.
         while self.recv.next() < self.sent {
             let (at, n) = (self.recv.next(), (self.sent - self.recv.next()).min(700) as usize);
             let chain = self.packet(at, n);
@@ -215,7 +215,7 @@ impl World {
 const WHOLE: Rule = Rule { low_water_bytes: usize::MAX, on_push: false, idle: None };
 
 #[test]
-fn bytes_that_came_before_are_copied_and_what_follows_lies_there_already() {
+fn bytes_received_before_the_post_are_copied_and_later_ones_are_placed() {
     let mut w = World::new(true);
     w.send(100);
     w.post(1000, WHOLE);
@@ -228,21 +228,21 @@ fn bytes_that_came_before_are_copied_and_what_follows_lies_there_already() {
 }
 
 #[test]
-fn a_packet_that_fills_one_buffer_goes_on_in_the_second_and_a_third_waits_unknown() {
+fn a_packet_continues_in_the_second_buffer_and_the_third_is_not_registered_yet() {
     let mut w = World::new(true);
     (0..3).for_each(|_| _ = w.post(100, WHOLE));
     assert_eq!(w.device.known.len(), 2);
     w.send(150);
     assert_eq!(w.take_in().copied, 0);
     w.send(150);
-    // The device did not know the third when the packet came? It was told after the first was full.
+    // The third buffer was posted to the device when the first was full.
     assert_eq!(w.take_in().copied, 0);
     assert_eq!(w.finished, [(0, 100, None), (1, 100, None), (2, 100, None)]);
     w.finish();
 }
 
 #[test]
-fn a_device_that_cannot_costs_one_copy_and_is_asked_again_after_a_rest() {
+fn bytes_are_copied_on_a_device_without_placement_which_is_retried_later() {
     let mut w = World::new(false);
     w.post(1000, WHOLE);
     w.send(300);
@@ -258,7 +258,7 @@ fn a_device_that_cannot_costs_one_copy_and_is_asked_again_after_a_rest() {
     w.finish();
 }
 
-/// Bytes copied of `n` buffers of 64 KiB that are filled by pieces of so many bytes.
+/// Bytes copied into `n` buffers of 64 KiB that arrive in packets of `piece` bytes.
 fn copied_of(w: &mut World, n: usize, piece: usize) -> usize {
     let mut copied = 0;
     for _ in 0..n {
@@ -272,25 +272,21 @@ fn copied_of(w: &mut World, n: usize, piece: usize) -> usize {
 }
 
 #[test]
-fn full_buffers_of_short_pieces_pay_only_where_a_piece_costs_no_call() {
+fn placement_of_short_packets_pays_off_only_without_a_call_per_packet() {
     let mut w = World::new(true);
     assert_eq!(copied_of(&mut w, 20, 1024), 0);
     w.finish();
     let mut w = World::new(true);
     w.device.calls_for_each = true;
-    assert_eq!(copied_of(&mut w, 20, 16 << 10), 0, "long ones do");
-    assert_eq!(
-        copied_of(&mut w, 20, 1024),
-        12 * (64 << 10),
-        "after eight that did not pay it rests"
-    );
+    assert_eq!(copied_of(&mut w, 20, 16 << 10), 0, "long packets pay off");
+    assert_eq!(copied_of(&mut w, 20, 1024), 12 * (64 << 10), "suspended after eight buffers");
     w.now = w.now + Duration::from_secs(1);
-    assert_eq!(copied_of(&mut w, 20, 16 << 10), 0, "and is tried again");
+    assert_eq!(copied_of(&mut w, 20, 16 << 10), 0, "retried after the suspension");
     w.finish();
 }
 
 #[test]
-fn a_buffer_ends_by_mark_push_pause_and_urgent_data_and_only_when_the_device_is_dry() {
+fn low_water_mark_push_idle_time_and_urgent_data_complete_a_buffer_when_the_device_is_empty() {
     let mut w = World::new(true);
     w.post(1000, Rule { low_water_bytes: 10, ..WHOLE });
     w.send(9);
@@ -299,7 +295,7 @@ fn a_buffer_ends_by_mark_push_pause_and_urgent_data_and_only_when_the_device_is_
     assert!(w.finished.is_empty());
     w.send(5);
     w.take_in();
-    assert!(w.finished.is_empty(), "not before the device is dry");
+    assert!(w.finished.is_empty(), "not while the device has frames");
     w.settle(false, None);
     w.post(1000, Rule { on_push: true, ..WHOLE });
     w.send(20);
@@ -325,13 +321,13 @@ fn a_buffer_ends_by_mark_push_pause_and_urgent_data_and_only_when_the_device_is_
 }
 
 #[test]
-fn at_an_error_the_first_with_nothing_is_told_it_and_one_with_bytes_comes_back_short() {
+fn an_error_is_reported_by_empty_buffers_and_a_partly_filled_one_completes_short() {
     let mut w = World::new(true);
     w.post(100, WHOLE);
     w.send(10);
     w.take_in();
     let reset = Some(Err(SocketError::ConnectionReset));
-    assert!(!w.settle(false, reset), "nobody had nothing: the error is for the next call");
+    assert!(!w.settle(false, reset), "no buffer was empty: the error is left for the next call");
     (0..2).for_each(|_| _ = w.post(100, WHOLE));
     assert!(w.settle(false, reset));
     let error = Some(SocketError::ConnectionReset);
@@ -340,13 +336,13 @@ fn at_an_error_the_first_with_nothing_is_told_it_and_one_with_bytes_comes_back_s
 }
 
 #[test]
-fn a_cancelled_buffer_has_what_came_and_waits_for_what_is_still_under_way() {
+fn a_cancelled_buffer_has_its_bytes_and_waits_for_mbufs_in_flight() {
     let mut w = World::new(true);
     let first = w.post(100, WHOLE);
     let second = w.post(100, WHOLE);
     w.send(30);
     w.take_in();
-    // Placed, and not handed up yet.
+    // Placed, but not in the receive queue yet.
     let chain = w.packet(30, 20);
     w.sent += 20;
     w.with(|m, io| m.cancel(io, |t| *t == second));
@@ -355,15 +351,15 @@ fn a_cancelled_buffer_has_what_came_and_waits_for_what_is_still_under_way() {
     assert!(w.machine.is_draining());
     w.recv.insert(30, chain, &mut w.pool);
     w.take_in();
-    assert_eq!(w.finished[1], (first, 30, None), "what came too late is the next reader's");
+    assert_eq!(w.finished[1], (first, 30, None), "later bytes are read by the next call");
     w.read(100);
     w.finish();
 }
 
-/// A machine in some state, with the buffer that is cancelled there and what is back when that is done.
+/// A state, the token that is cancelled in it, and the completions expected after that.
 type State = (World, usize, Vec<(usize, usize, Option<SocketError>)>);
 
-/// Three buffers of 100 bytes, of which the first has some: the device knows two.
+/// Three buffers of 100 bytes, two of them registered, with `filled` bytes in the first.
 fn three(filled: usize) -> World {
     let mut w = World::new(true);
     (0..3).for_each(|_| _ = w.post(100, WHOLE));
@@ -376,7 +372,7 @@ fn three(filled: usize) -> World {
 
 const CANCELLED: Option<SocketError> = Some(SocketError::Cancelled);
 
-/// Those of buffers that are not over: one after the other, as a buffer passes them.
+/// The states of a buffer that has not ended, in order.
 fn waiting_states() -> Vec<(&'static str, State)> {
     let mut copied = World::new(false);
     copied.post(100, WHOLE);
@@ -387,16 +383,16 @@ fn waiting_states() -> Vec<(&'static str, State)> {
     gap.sent = 70;
     gap.recv.insert(50, behind, &mut gap.pool);
     vec![
-        ("queued, unknown to the device", (three(30), 2, vec![(2, 0, CANCELLED)])),
-        ("known and waiting behind another", (three(30), 1, vec![(1, 0, CANCELLED)])),
+        ("queued, not registered", (three(30), 2, vec![(2, 0, CANCELLED)])),
+        ("registered, behind another", (three(30), 1, vec![(1, 0, CANCELLED)])),
         ("active and empty", (three(0), 0, vec![(0, 0, CANCELLED)])),
-        ("active and filled in part, placed", (three(30), 0, vec![(0, 30, None)])),
-        ("active and filled in part, copied", (copied, 0, vec![(0, 60, None)])),
+        ("active and partly filled, placed", (three(30), 0, vec![(0, 30, None)])),
+        ("active and partly filled, copied", (copied, 0, vec![(0, 60, None)])),
         ("active, with bytes behind a gap", (gap, 0, vec![(0, 40, None)])),
     ]
 }
 
-/// Those of buffers that are over, or about to be: nothing is left to cancel, or the end says why.
+/// The states of a buffer that has ended, in which there is nothing to cancel.
 fn ending_states() -> Vec<(&'static str, State)> {
     let mut fin = three(30);
     fin.settle(false, Some(Ok(())));
@@ -409,7 +405,7 @@ fn ending_states() -> Vec<(&'static str, State)> {
     closed.with(|m, io| m.cancel_all(io));
     let at_close = vec![(0, 30, None), (1, 0, CANCELLED), (2, 0, CANCELLED)];
     vec![
-        ("full and back, its registration kept", (three(100), 0, vec![(0, 100, None)])),
+        ("completed full, still registered", (three(100), 0, vec![(0, 100, None)])),
         ("at the end of the stream", (fin, 1, at_fin)),
         ("after a reset", (dead, 1, at_reset)),
         ("after the close", (closed, 1, at_close)),
@@ -417,7 +413,7 @@ fn ending_states() -> Vec<(&'static str, State)> {
 }
 
 #[test]
-fn in_every_state_a_cancelled_buffer_comes_back_once_with_its_exact_count() {
+fn a_cancelled_buffer_completes_once_with_its_exact_length_in_every_state() {
     for (what, (mut w, token, back)) in waiting_states() {
         assert!(w.with(|m, io| m.cancel(io, |t| *t == token)), "{what}");
         assert_eq!(w.finished, back, "{what}");
@@ -433,7 +429,7 @@ fn in_every_state_a_cancelled_buffer_comes_back_once_with_its_exact_count() {
 }
 
 #[test]
-fn a_full_buffer_that_somebody_still_refers_to_is_beyond_cancelling_and_comes_back_whole() {
+fn a_full_buffer_with_mbufs_in_use_cannot_be_cancelled_and_completes_when_they_are_freed() {
     let mut w = three(0);
     w.send(100);
     let kept = w.recv.front().map(|m| w.pool.clone_ref(m, 0, 100));
@@ -442,7 +438,7 @@ fn a_full_buffer_that_somebody_still_refers_to_is_beyond_cancelling_and_comes_ba
     assert_eq!(w.finished, []);
     assert!(w.machine.is_draining());
     assert!(!w.with(|m, io| m.cancel(io, |t| *t == 0)));
-    // The one behind has nothing and need not wait for it.
+    // The buffer behind it is empty and does not wait for it.
     assert!(w.with(|m, io| m.cancel(io, |t| *t == 1)));
     assert_eq!(w.finished, [(1, 0, CANCELLED)]);
     w.pool.free(Chain::from(kept));
@@ -452,7 +448,7 @@ fn a_full_buffer_that_somebody_still_refers_to_is_beyond_cancelling_and_comes_ba
 }
 
 #[test]
-fn what_nobody_waits_for_goes_back_into_the_stream() {
+fn bytes_of_an_abandoned_buffer_return_to_the_stream() {
     let mut w = World::new(true);
     let first = w.post(100, WHOLE);
     w.send(30);
@@ -466,7 +462,7 @@ fn what_nobody_waits_for_goes_back_into_the_stream() {
 }
 
 #[test]
-fn a_buffer_of_no_bytes_behind_one_that_a_push_ended_comes_back_with_it() {
+fn a_buffer_of_length_zero_completes_with_the_one_before_it() {
     let mut w = World::new(true);
     for bytes in [2, 0, 3] {
         w.post(bytes, Rule::default());
@@ -476,19 +472,19 @@ fn a_buffer_of_no_bytes_behind_one_that_a_push_ended_comes_back_with_it() {
     w.take_in();
     w.settle(true, None);
     assert_eq!(w.finished, [(0, 1, None), (1, 0, None)]);
-    assert!(w.device.expects.is_some(), "the third is the device's now");
+    assert!(w.device.expects.is_some(), "the third is posted to the device");
     w.settle(false, Some(Ok(())));
     assert_eq!(w.finished.len(), 3);
 }
 
 #[test]
-fn two_buffers_in_turn_are_placed_behind_each_other_and_no_room_is_taken_back() {
+fn two_buffers_used_alternately_are_posted_without_a_revocation() {
     let mut w = World { is_lazy: true, ..World::new(true) };
     w.post(1000, WHOLE);
     for _ in 0..10 {
         w.post(1000, WHOLE);
         w.announce();
-        // Into the end of one and the beginning of the other.
+        // The end of one buffer and the start of the other.
         w.send(600);
         w.take_in();
         w.send(400);
@@ -501,7 +497,7 @@ fn two_buffers_in_turn_are_placed_behind_each_other_and_no_room_is_taken_back() 
 }
 
 #[test]
-fn no_more_wait_than_may() {
+fn posted_buffers_are_bounded() {
     let mut w = World::new(true);
     (0..MAX_POSTED).for_each(|_| _ = w.post(1, WHOLE));
     assert!(w.machine.post(RecvBuf::with_capacity(1), WHOLE, 0).is_err());
@@ -512,10 +508,10 @@ fn no_more_wait_than_may() {
 enum Op {
     Post(usize, u8),
     Send(usize),
-    /// Placed or not, and delivered only at the end or by `Arrive`.
+    /// Sent, and inserted by `Arrive` or at the end.
     Delay(usize),
     Arrive(usize),
-    /// Placed or not, and lost; sent again at the end.
+    /// Sent and lost; retransmitted by `Resend` or at the end.
     Lose(usize),
     Resend,
     TakeIn,
@@ -598,7 +594,7 @@ fn run(w: &mut World, op: Op) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn every_byte_comes_out_once_and_in_order(
+    fn every_byte_is_delivered_once_and_in_order(
         places in any::<bool>(),
         is_lazy in any::<bool>(),
         ops in proptest::collection::vec(op(), 1..120),

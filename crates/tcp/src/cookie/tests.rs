@@ -7,11 +7,12 @@ use proptest::prelude::*;
 
 const BASE: u32 = 0xfedc_ba98;
 const OFFSET: u32 = 0xffff_fff0;
+const HASHES: CookieHashes = CookieHashes { base: BASE, ts_offset: OFFSET };
 const PATH: PathInfo =
     PathInfo { mtu: 1500, route_mtu: 1500, ip_header_bytes: 20, tso_bytes: None };
 const BUDGET: WindowBudget = WindowBudget::new(1 << 30);
 
-/// A hash that any bit of its input changes; the tests run it fifty million times.
+/// A cheap hash that every input bit changes; the tests run it fifty million times.
 fn mac(input: &CookieInput) -> u32 {
     let words = [input.peer_iss.0, input.period, input.options];
     let mix =
@@ -24,7 +25,7 @@ fn syn(options: Options) -> Header {
     Header { src_port: 4000, dst_port: 80, seq: SeqNum(77), flags, options, ..Header::default() }
 }
 
-fn full() -> Options {
+fn all_options() -> Options {
     Options {
         mss: Some(1460),
         window_scale: Some(7),
@@ -35,10 +36,10 @@ fn full() -> Options {
 }
 
 fn answer(cfg: &Config, syn: &Header, now: Instant) -> Header {
-    cookie_syn_ack(cfg, &PATH, &BUDGET, syn, now, (BASE, OFFSET), mac)
+    cookie_syn_ack(cfg, &PATH, &BUDGET, syn, now, HASHES, mac)
 }
 
-/// What the peer says to a SYN,ACK.
+/// The ACK that answers a SYN,ACK.
 fn ack_of(syn: &Header, syn_ack: &Header) -> Header {
     let timestamps =
         syn_ack.options.timestamps.map(|t| Timestamps { value: t.echo + 1, echo: t.value });
@@ -78,7 +79,7 @@ fn options() -> impl Strategy<Value = Options> {
 
 proptest! {
     #[test]
-    fn a_cookie_brings_back_what_its_syn_ack_agreed_to(
+    fn a_cookie_restores_the_options_that_its_syn_ack_accepted(
         options in options(),
         (iss, ms, base) in any::<(u32, u32, u32)>(),
         is_v6: bool,
@@ -88,7 +89,7 @@ proptest! {
         let path = PathInfo { ip_header_bytes: if is_v6 { 40 } else { 20 }, ..PATH };
         let syn = Header { seq: SeqNum(iss), ..syn(options) };
         let now = Instant::from_millis(ms.into());
-        let reply = cookie_syn_ack(&cfg, &path, &BUDGET, &syn, now, (base, OFFSET), mac);
+        let reply = cookie_syn_ack(&cfg, &path, &BUDGET, &syn, now, CookieHashes { base, ts_offset: OFFSET }, mac);
         let ack = ack_of(&syn, &reply);
         let then = now + Duration::from_millis(later);
         let CookieVerdict::Valid(back) = check_cookie(&cfg, is_v6, &ack, then, base, mac) else {
@@ -122,8 +123,8 @@ proptest! {
 }
 
 #[test]
-fn a_flipped_bit_anywhere_in_an_ack_makes_a_cookie_worthless() {
-    let syn = syn(full());
+fn a_flipped_bit_in_the_ack_invalidates_the_cookie() {
+    let syn = syn(all_options());
     let good = ack_of(&syn, &answer(&Config::default(), &syn, at(1000)));
     assert!(matches!(check(&good, at(1000)), CookieVerdict::Valid(_)));
     let is_valid = |ack: Header| matches!(check(&ack, at(1000)), CookieVerdict::Valid(_));
@@ -131,7 +132,7 @@ fn a_flipped_bit_anywhere_in_an_ack_makes_a_cookie_worthless() {
     for bit in 0..32 {
         let flip = |n: SeqNum| SeqNum(n.0 ^ 1 << bit);
         assert!(!is_valid(Header { seq: flip(good.seq), ..good }), "bit {bit} of the number");
-        // Two bits of the acknowledgement are the MSS index, which may carry into a third.
+        // Two bits of the acknowledgement number hold the MSS index, which may carry into a third.
         wrong_mss += u32::from(is_valid(Header { ack: flip(good.ack), ..good }));
     }
     assert!(wrong_mss <= 2, "{wrong_mss} flipped bits of the acknowledgement pass");
@@ -146,10 +147,10 @@ fn a_flipped_bit_anywhere_in_an_ack_makes_a_cookie_worthless() {
 }
 
 #[test]
-fn of_all_acknowledgements_eight_are_good_in_two_periods() {
-    let syn = syn(full());
+fn eight_of_all_acknowledgement_numbers_are_valid_in_two_periods() {
+    let syn = syn(all_options());
     let good = ack_of(&syn, &answer(&Config::default(), &syn, at(1000)));
-    // Every remainder of both periods, and of the one before them.
+    // Every tag of both valid periods, and of the one before them.
     let period = period_of(at(1000));
     let mut valid = 0;
     for age in 0..3 {
@@ -165,8 +166,8 @@ fn of_all_acknowledgements_eight_are_good_in_two_periods() {
 }
 
 #[test]
-fn a_cookie_is_good_for_this_period_and_the_next() {
-    let syn = syn(full());
+fn a_cookie_is_valid_in_its_period_and_the_next() {
+    let syn = syn(all_options());
     // The middle of a period.
     let ack = ack_of(&syn, &answer(&Config::default(), &syn, at(64 * 100 + 32)));
     for (secs, is_good) in [(0, true), (31, true), (95, true), (96, false), (200, false)] {
@@ -177,8 +178,8 @@ fn a_cookie_is_good_for_this_period_and_the_next() {
 }
 
 #[test]
-fn the_numbers_of_a_flow_grow_with_time() {
-    let syn = syn(full());
+fn the_initial_sequence_numbers_of_a_flow_grow_with_time() {
+    let syn = syn(all_options());
     let cookie = |secs| answer(&Config::default(), &syn, at(secs)).seq;
     for secs in (0..2000).step_by(64) {
         assert!(cookie(secs + 128).after(cookie(secs)), "at {secs} s");
@@ -186,46 +187,39 @@ fn the_numbers_of_a_flow_grow_with_time() {
 }
 
 #[test]
-fn data_behind_a_lost_segment_is_told_from_a_forgery() {
-    let syn = syn(full());
+fn data_after_a_lost_handshake_ack_is_distinguished_from_a_forgery() {
+    let syn = syn(all_options());
     let good = ack_of(&syn, &answer(&Config::default(), &syn, at(1000)));
     let behind = Header { seq: SeqNum(good.seq.0 + 1448), ..good };
-    assert_eq!(check(&behind, at(1000)), CookieVerdict::NotFirst);
+    assert_eq!(check(&behind, at(1000)), CookieVerdict::NotHandshake);
     let stranger = Header { ack: SeqNum(good.ack.0 ^ 0x4000_0000), ..good };
     assert_eq!(check(&stranger, at(1000)), CookieVerdict::Forged);
 }
 
 #[test]
-fn a_cookie_offers_a_first_flight_and_a_page_beyond_the_limit() {
+fn a_cookie_offers_an_initial_window_or_beyond_the_limit_a_page() {
     let budget = WindowBudget { limit_bytes: 10, granted_bytes: 20 };
-    let reply = cookie_syn_ack(
-        &Config::default(),
-        &PATH,
-        &budget,
-        &syn(full()),
-        at(1),
-        (BASE, OFFSET),
-        mac,
-    );
+    let reply =
+        cookie_syn_ack(&Config::default(), &PATH, &budget, &syn(all_options()), at(1), HASHES, mac);
     assert_eq!(reply.window, 4096);
-    assert_eq!(answer(&Config::default(), &syn(full()), at(1)).window, 14_600);
+    assert_eq!(answer(&Config::default(), &syn(all_options()), at(1)).window, 14_600);
 }
 
 #[test]
-fn the_rebuilt_connection_is_the_one_that_the_peer_knows() {
+fn a_connection_from_a_cookie_matches_the_peers_state() {
     let mut pool = Pool::new(PoolConfig::default()).unwrap();
     let mut counters = fulmar_base::Counters::default();
     let mut window = BUDGET;
     let key = FlowKey::new("10.0.0.1:80".parse().unwrap(), "10.0.0.2:4000".parse().unwrap());
     let cfg = Config::default();
-    let syn = syn(full());
+    let syn = syn(all_options());
     let reply = answer(&cfg, &syn, at(1000));
     let ack = Header { flags: Flags::ACK | Flags::FIN, ..ack_of(&syn, &reply) };
     let CookieVerdict::Valid(seen) = check(&ack, at(1001)) else { panic!("not valid") };
     let mut env =
         Env { now: at(1001), pool: &mut pool, counters: &mut counters, window: &mut window };
-    let mut tcb = Tcb::from_cookie(&cfg, key, OFFSET, PATH, &mut env, (&seen, &ack));
-    assert!(!tcb.wants_output(), "a SYN,ACK is repeated");
+    let mut tcb = Tcb::from_cookie(&cfg, key, OFFSET, PATH, &mut env, &seen, &ack);
+    assert!(!tcb.wants_output(), "a SYN,ACK is retransmitted");
     let mut payload = Chain::new();
     payload.push_back({
         let mut m = env.pool.alloc(3, 0, fulmar_mbuf::Purpose::Receive).unwrap();
@@ -237,7 +231,7 @@ fn the_rebuilt_connection_is_the_one_that_the_peer_knows() {
     assert_eq!(tcb.state(), State::CloseWait);
     assert_eq!((tcb.scale.snd, tcb.scale.rcv), (7, cfg.window_scale()));
     assert_eq!((tcb.snd_wnd, tcb.mss), (500 << 7, 1448));
-    assert!(tcb.sack_on && tcb.stamps.on);
+    assert!(tcb.sack_on && tcb.ts.on);
     assert_eq!(tcb.rtt.srtt(), Duration::ZERO, "nothing was timed");
     tcb.release(&mut env);
     assert_eq!((pool.outstanding(), window.granted_bytes), (0, 0));

@@ -1,4 +1,4 @@
-//! Fifth: the acknowledgement, and everything that it moves.
+//! Fifth step of RFC 9293 section 3.10.7.4: the ACK field, the send window, SACK blocks.
 
 use super::Segment;
 use crate::Tcb;
@@ -10,7 +10,7 @@ use fulmar_base::{Counter, DropReason, Duration};
 use fulmar_wire::tcp::{Flags, Header};
 
 impl Tcb {
-    /// Whether the peer can have sent this acknowledgement: how far it is ahead of `snd_una`.
+    /// Validates the acknowledgement number. Returns its distance from `snd_una`.
     pub(super) fn check_ack(&mut self, env: &mut Env, seg: &Segment) -> Result<i64, DropReason> {
         if !seg.hdr.flags.contains(Flags::ACK) {
             return Err(DropReason::TcpBadFlags);
@@ -18,7 +18,7 @@ impl Tcb {
         let ahead = i64::from(seg.hdr.ack.distance(self.seq_of(self.snd_una)));
         let future = ahead > 0 && ahead.unsigned_abs() > self.flight();
         if matches!(self.state, State::SynReceived) {
-            // The third segment of the handshake, or none at all (RFC 9293 section 3.10.7.4, fifth).
+            // It must acknowledge our SYN (RFC 9293 section 3.10.7.4, fifth).
             if ahead < 1 || future {
                 self.due.reset = Some(ResetDue { seq: seg.hdr.ack, with_ack: false });
                 return Err(DropReason::TcpBadAck);
@@ -34,13 +34,13 @@ impl Tcb {
         Ok(ahead)
     }
 
-    /// An acknowledgement that [`Tcb::check_ack`] found good.
-    pub(super) fn take_ack(&mut self, env: &mut Env, seg: &mut Segment, ahead: i64) {
-        self.marks.heard_at = env.now;
+    /// Processes an acknowledgement that [`Tcb::check_ack`] accepted.
+    pub(super) fn process_ack(&mut self, env: &mut Env, seg: &mut Segment, ahead: i64) {
+        self.times.last_received_at = env.now;
         if matches!(self.state, State::SynReceived) {
             self.become_established(env, seg);
         }
-        let news = self.take_sack(seg.hdr);
+        let newly_sacked = self.process_sack(seg.hdr);
         let moved = ahead.max(0).unsigned_abs();
         if moved > 0 {
             seg.events |= self.on_new_ack(env, seg.hdr, moved);
@@ -50,23 +50,23 @@ impl Tcb {
         if moved > 0 {
             self.detect_loss(env.counters);
             self.on_fin_acked(env, seg);
-        } else if self.is_duplicate(seg, ahead, news, before) {
+        } else if self.is_duplicate(seg, ahead, newly_sacked, before) {
             self.on_duplicate(env.counters);
         }
         if !matches!(self.state, State::Closed) {
-            self.hear_persisting_peer();
+            self.leave_persist();
         }
     }
 
-    /// ESTABLISHED, or what follows it if the user has closed meanwhile.
+    /// Enters ESTABLISHED, or FIN-WAIT-1 if the user has closed meanwhile.
     pub(super) fn become_established(&mut self, env: &mut Env, seg: &mut Segment) {
         self.state = if self.fin_queued { State::FinWait1 } else { State::Established };
         self.due.syn = false;
-        self.recharge(env.window);
-        self.marks.heard_at = env.now;
+        self.update_charge(env.window);
+        self.times.last_received_at = env.now;
         self.start_keepalive();
         if self.rtt.backoff() > 0 {
-            self.rtt.syn_was_retransmitted();
+            self.rtt.on_syn_retransmitted();
         }
         let opened = if self.user.opened_actively {
             Counter::TcpActiveOpens
@@ -77,14 +77,14 @@ impl Tcb {
         seg.events |= Events::CONNECTED | Events::WRITABLE;
     }
 
-    /// Enters the blocks of a SACK option; returns how many bytes were news. Blocks below
-    /// `snd_una` (RFC 2883 reports of duplicates) and beyond `snd_nxt` (lies) are ignored.
-    fn take_sack(&mut self, hdr: &Header) -> u64 {
+    /// Records the blocks of a SACK option. Returns the number of newly reported bytes. Blocks
+    /// below `snd_una` (D-SACK, RFC 2883) and beyond `snd_nxt` (invalid) are ignored.
+    fn process_sack(&mut self, hdr: &Header) -> u64 {
         if !self.sack_on || hdr.options.sack.is_empty() {
             return 0;
         }
         let una_seq = self.seq_of(self.snd_una);
-        let mut news = 0u64;
+        let mut newly_sacked = 0u64;
         for (left, right) in hdr.options.sack.iter() {
             let from = i64::from(left.distance(una_seq)).max(0).unsigned_abs();
             let to = i64::from(right.distance(una_seq)).max(0).unsigned_abs();
@@ -93,9 +93,9 @@ impl Tcb {
             }
             let start = self.snd_una.saturating_add(from);
             let end = self.snd_una.saturating_add(to);
-            news = news.saturating_add(self.sacked.insert(start, end));
+            newly_sacked = newly_sacked.saturating_add(self.sacked.insert(start, end));
         }
-        news
+        newly_sacked
     }
 
     /// `moved` positions are newly acknowledged.
@@ -106,21 +106,22 @@ impl Tcb {
         self.sample_rtt(env, hdr, una);
         self.snd_una = una;
         self.sacked.acked_to(una);
-        // The SYN is position 0 and the FIN lies behind the ready bytes: neither is in the queue.
-        self.send.consume_to(una.saturating_sub(1), env.pool);
+        // The SYN is position 0 and the FIN follows the ready bytes: neither is in the queue.
+        self.send.ack_to(una.saturating_sub(1), env.pool);
         self.tune_send_buffer(env);
         self.rtt.reset_backoff();
-        self.marks.progress_at = env.now;
-        self.fate.soft_error = None;
-        // RFC 6298 section 5.2 and 5.3; rearm starts it again if anything is left.
+        self.times.last_progress = env.now;
+        self.errors.soft = None;
+        // RFC 6298 sections 5.2 and 5.3: `rearm` restarts it if anything is in flight.
         self.timers.stop(Timer::Retransmit);
-        let used = before < self.edges.cwnd_limited_to;
+        let used = before < self.send_marks.cwnd_limited_end;
         let mode = self.recovery.mode;
         self.recover_on_ack(moved);
         match mode {
             Mode::Open if used => self.cubic.on_ack(moved, env.now, self.rtt.srtt()),
-            // Most of what an ACK covers now left the network long ago: RFC 3465 section 2.3
-            // counts one segment, here two, since ACKs for joined segments are fewer.
+            // Most of what an ACK covers after a time-out left the network long ago. RFC 3465
+            // section 2.3 counts at most one segment per ACK. Here it is two, because receivers
+            // that coalesce segments send fewer ACKs.
             Mode::Loss => {
                 let most = u64::from(self.mss).saturating_mul(2);
                 self.cubic.on_ack(moved.min(most), env.now, self.rtt.srtt());
@@ -130,8 +131,7 @@ impl Tcb {
         self.writable_event()
     }
 
-    /// A third of the send buffer is free, or what the writer asked for: below that a woken writer
-    /// could do too little.
+    /// WRITABLE once a third of the send buffer, or the low-water mark, is free.
     #[inline]
     fn writable_event(&self) -> Events {
         let worth = match self.user.send_low_water {
@@ -141,50 +141,42 @@ impl Tcb {
         if worth { Events::WRITABLE } else { Events::NONE }
     }
 
-    /// From the timed segment; while there is none (after a retransmission) from the echo of our
-    /// timestamp, to which Karn's rule does not apply.
+    /// Takes a round-trip sample from the timed segment. Without one (after a retransmission) it
+    /// uses TSecr, to which Karn's algorithm does not apply.
     #[inline]
     fn sample_rtt(&mut self, env: &Env, hdr: &Header, una: u64) {
-        if let Some((end, at)) = self.marks.timed {
+        if let Some((end, at)) = self.times.timed {
             if una >= end {
                 self.rtt.sample(env.now.since(at));
-                self.marks.timed = None;
+                self.times.timed = None;
             }
             return;
         }
         if self.recovery.is_quiet() && self.rtt.backoff() == 0 {
             return;
         }
-        let Some(t) = hdr.options.timestamps.filter(|t| self.stamps.on && t.echo != 0) else {
+        let Some(t) = hdr.options.timestamps.filter(|t| self.ts.on && t.echo != 0) else {
             return;
         };
-        let age_ms = self.stamp(env.now).wrapping_sub(t.echo);
+        let age_ms = self.ts_clock(env.now).wrapping_sub(t.echo);
         if age_ms < 1 << 20 {
             self.rtt.sample(Duration::from_millis(u64::from(age_ms)));
         }
     }
 
-    /// Takes the window of a segment at position `pos` that is known to be the latest.
-    #[inline]
-    fn set_window(&mut self, hdr: &Header, pos: u64) {
-        self.snd_wnd = self.window_of(hdr);
-        self.max_snd_wnd = self.max_snd_wnd.max(self.snd_wnd);
-        self.snd_wl1 = pos;
-    }
-
-    /// The window that a segment offers. That of a SYN, which may be a SYN,ACK of a simultaneous
-    /// open, is never scaled (RFC 7323 section 2.2).
+    /// The window field of a segment, scaled. That of a SYN or SYN,ACK is never scaled (RFC 7323
+    /// section 2.2).
     #[inline]
     fn window_of(&self, hdr: &Header) -> u64 {
         let shift = if hdr.flags.contains(Flags::SYN) { 0 } else { self.scale.snd };
         u64::from(hdr.window) << shift
     }
 
-    /// Section 3.10.7.4, fifth: the window of the latest segment counts. SND.WL2 is not kept: an
-    /// acknowledgement that moved is newer whatever its number, and of equal ones the larger window
-    /// is (the right edge does not move left).
+    /// Section 3.10.7.4, fifth: the latest segment updates the window. SND.WL2 is not kept: an ACK
+    /// that advances `snd_una` is always newer, and of two segments with equal numbers the one with
+    /// the larger window is (the right edge does not move left).
     fn update_window(&mut self, seg: &Segment, moved: bool) {
-        // Where the segment began before it was trimmed.
+        // The position of the segment before it was trimmed.
         let ahead = seg.hdr.seq.distance(self.peer_seq_of(self.rcv_nxt));
         let pos = self.rcv_nxt.saturating_add_signed(i64::from(ahead));
         if moved || seg.hdr.ack == self.seq_of(self.snd_una) {
@@ -192,38 +184,46 @@ impl Tcb {
         }
     }
 
-    /// The same for a segment at position `pos` that acknowledges `snd_una`.
+    /// Updates the window from a segment at position `pos` that acknowledges `snd_una`.
     #[inline]
     pub(super) fn update_window_at(&mut self, hdr: &Header, pos: u64, moved: bool) {
-        let larger = || self.window_of(hdr) > self.snd_wnd;
-        if moved || pos > self.snd_wl1 || (pos == self.snd_wl1 && larger()) {
-            self.set_window(hdr, pos);
+        let window = self.window_of(hdr);
+        if moved || pos > self.snd_wl1 || (pos == self.snd_wl1 && window > self.snd_wnd) {
+            self.snd_wnd = window;
+            self.max_snd_wnd = self.max_snd_wnd.max(window);
+            self.snd_wl1 = pos;
         }
     }
 
-    /// RFC 5681 section 2 and RFC 6675 section 2: with SACK, news about what the peer holds;
-    /// without, an ACK that says nothing else.
-    fn is_duplicate(&self, seg: &Segment, ahead: i64, news: u64, window_before: u64) -> bool {
+    /// A duplicate acknowledgement. With SACK (RFC 6675 section 2): an ACK that reports new bytes.
+    /// Without (RFC 5681 section 2): one without data, FIN or window change.
+    fn is_duplicate(
+        &self,
+        seg: &Segment,
+        ahead: i64,
+        newly_sacked: u64,
+        window_before: u64,
+    ) -> bool {
         if self.flight() == 0 {
             return false;
         }
         if self.sack_on {
-            return news > 0;
+            return newly_sacked > 0;
         }
         ahead == 0 && seg.span() == 0 && seg.payload.is_empty() && self.snd_wnd == window_before
     }
 
-    /// A window that opens ends the waiting.
-    pub(super) fn hear_persisting_peer(&mut self) {
+    /// Leaves the persist state when the window opens.
+    pub(super) fn leave_persist(&mut self) {
         if self.persisting && self.snd_wnd > 0 && self.rtt.backoff() > 0 {
-            // What a small window holds back does not wait as long as a probe (RFC 9293 section
-            // 3.8.6.2.1 says up to a second).
+            // Data held back by a small window waits for the override time-out (RFC 9293 section
+            // 3.8.6.2.1: up to a second), not for the backed-off probe.
             self.rtt.reset_backoff();
             self.timers.stop(Timer::Retransmit);
         }
     }
 
-    /// The transitions that an acknowledged FIN makes.
+    /// State transitions on the acknowledgement of our FIN.
     fn on_fin_acked(&mut self, env: &mut Env, seg: &mut Segment) {
         if !self.fin_sent || self.snd_una != self.snd_nxt {
             return;
@@ -231,7 +231,7 @@ impl Tcb {
         match self.state {
             State::FinWait1 => {
                 self.state = State::FinWait2;
-                self.limit_orphan(env.now);
+                self.start_orphan_timer(env.now);
             }
             State::Closing => {
                 self.enter_time_wait(env.now);

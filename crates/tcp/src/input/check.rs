@@ -1,4 +1,4 @@
-//! Whether a segment may be looked at: timestamps, sequence number, RST, SYN.
+//! Acceptability of a segment: PAWS, sequence number, RST, SYN.
 
 use super::Segment;
 use crate::Tcb;
@@ -7,8 +7,8 @@ use crate::timers::Timer;
 use fulmar_base::{Counter, DropReason, Duration};
 use fulmar_wire::tcp::Flags;
 
-/// RFC 7323 section 5.5: a TS.Recent this old is void, the peer's clock may have wrapped.
-const STAMP_LIFE: Duration = Duration::from_secs(24 * 24 * 3600);
+/// RFC 7323 section 5.5: an older TS.Recent is invalid, because the peer's clock may have wrapped.
+const TS_RECENT_LIFETIME: Duration = Duration::from_secs(24 * 24 * 3600);
 
 impl Tcb {
     /// PAWS (RFC 7323 section 5.3, R1). A reset is not subject to it (section 5.2).
@@ -17,39 +17,39 @@ impl Tcb {
         env: &mut Env,
         seg: &mut Segment,
     ) -> Result<(), DropReason> {
-        if !self.stamps.on || seg.hdr.flags.contains(Flags::RST) {
+        if !self.ts.on || seg.hdr.flags.contains(Flags::RST) {
             return Ok(());
         }
         // Section 3.2: once negotiated, a segment without the option is dropped silently.
         let Some(t) = seg.hdr.options.timestamps else { return Err(DropReason::TcpPaws) };
-        let older = (t.value.wrapping_sub(self.stamps.recent) as i32) < 0;
+        let older = (t.value.wrapping_sub(self.ts.recent) as i32) < 0;
         if !older {
             return Ok(());
         }
-        if env.now.since(self.stamps.recent_at) > STAMP_LIFE {
+        if env.now.since(self.ts.recent_at) > TS_RECENT_LIFETIME {
             return Ok(());
         }
         self.challenge(env);
         Err(DropReason::TcpPaws)
     }
 
-    /// TS.Recent follows a segment that covers what was last acknowledged (RFC 7323 section 4.3).
-    pub(super) fn note_timestamp(&mut self, env: &Env, seg: &Segment) {
-        let Some(t) = seg.hdr.options.timestamps.filter(|_| self.stamps.on) else { return };
-        // The segment as sent, before it was trimmed.
+    /// Updates TS.Recent from a segment that spans Last.ACK.sent (RFC 7323 section 4.3).
+    pub(super) fn update_ts_recent(&mut self, env: &Env, seg: &Segment) {
+        let Some(t) = seg.hdr.options.timestamps.filter(|_| self.ts.on) else { return };
+        // SEG.SEQ as sent, before trimming.
         let ahead = seg.hdr.seq.distance(self.peer_seq_of(self.last_ack_sent));
-        let newer = t.value.wrapping_sub(self.stamps.recent) as i32 >= 0;
-        let void = env.now.since(self.stamps.recent_at) > STAMP_LIFE;
+        let newer = t.value.wrapping_sub(self.ts.recent) as i32 >= 0;
+        let void = env.now.since(self.ts.recent_at) > TS_RECENT_LIFETIME;
         if ahead <= 0 && (newer || void) {
-            self.stamps.recent = t.value;
-            self.stamps.recent_at = env.now;
+            self.ts.recent = t.value;
+            self.ts.recent_at = env.now;
         }
     }
 
-    /// First: the sequence number (section 3.4). What lies outside of the window is trimmed off.
+    /// First: the sequence number (section 3.4). Trims the segment to the window.
     ///
-    /// A segment that is old altogether, or probes a closed window, still counts for its
-    /// acknowledgement: two sides that both retransmit would otherwise not hear each other.
+    /// The acknowledgement of an entirely old segment, or of a window probe, is still processed:
+    /// otherwise two sides that both retransmit would deadlock.
     pub(super) fn check_sequence(
         &mut self,
         env: &mut Env,
@@ -68,7 +68,7 @@ impl Tcb {
         Ok(())
     }
 
-    /// Cuts off what lies behind the window.
+    /// Trims what is beyond the window.
     fn trim_beyond(
         &mut self,
         env: &mut Env,
@@ -87,7 +87,7 @@ impl Tcb {
             }
             seg.verdict = Err(DropReason::TcpOutOfWindow);
         }
-        // A FIN is the last to fit and the first to go.
+        // The FIN comes last, so it is trimmed first.
         let fin = u64::from(seg.fin);
         seg.fin = false;
         let cut = usize::try_from(beyond.saturating_sub(fin)).unwrap_or(usize::MAX);
@@ -95,8 +95,8 @@ impl Tcb {
         Ok(())
     }
 
-    /// A segment without data: it must lie in the window, its right edge included (a peer that
-    /// filled the window acknowledges from there).
+    /// A segment without data must be in the window, its right edge included: a peer that has
+    /// filled the window sends pure ACKs from there.
     fn check_empty(
         &mut self,
         env: &mut Env,
@@ -106,13 +106,13 @@ impl Tcb {
         if seg.offset >= 0 && seg.offset.unsigned_abs() <= window {
             return Ok(());
         }
-        // Keep-alives and window probes come here; so would an endless exchange of two confused
-        // peers, hence the limit.
+        // Keepalive and window probes end here. The rate limit ends ACK loops between
+        // desynchronized peers.
         self.challenge(env);
         Err(DropReason::TcpOutOfWindow)
     }
 
-    /// Cuts off what was received before.
+    /// Trims what was already received.
     fn trim_old(&mut self, env: &mut Env, seg: &mut Segment) {
         self.due.ack = true;
         let old = seg.offset.unsigned_abs();
@@ -129,8 +129,8 @@ impl Tcb {
         }
     }
 
-    /// Second: RST, only exactly in place (RFC 5961 section 3.2).
-    pub(super) fn take_reset(
+    /// Second: RST. Only one whose sequence number is RCV.NXT resets (RFC 5961 section 3.2).
+    pub(super) fn process_reset(
         &mut self,
         env: &mut Env,
         seg: &mut Segment,
@@ -141,7 +141,7 @@ impl Tcb {
             return Err(DropReason::TcpOutOfWindow);
         }
         if matches!(self.state, State::TimeWait) {
-            // RFC 1337: nothing ends it early. An answer would bring the next reset.
+            // RFC 1337: no reset ends TIME-WAIT early. An ACK would only elicit the next reset.
             return Err(DropReason::TcpBlindReset);
         }
         if !exact {
@@ -151,7 +151,7 @@ impl Tcb {
         env.counters.count(Counter::TcpResetsIn);
         let why = match self.state {
             State::SynReceived => Some(ConnError::Refused),
-            // Both sides had finished with sending: the reset tells nothing.
+            // Both sides have sent their FIN: the reset is no error.
             State::Closing | State::LastAck => None,
             _ => Some(ConnError::Reset),
         };
@@ -159,7 +159,7 @@ impl Tcb {
         Ok(())
     }
 
-    /// The connection ends by what the segment says.
+    /// Closes the connection because of this segment.
     pub(super) fn end(&mut self, seg: &mut Segment, why: Option<ConnError>) {
         self.finish(why);
         seg.events |= Events::CLOSED;
@@ -168,18 +168,18 @@ impl Tcb {
         }
     }
 
-    /// Fourth: SYN. In a synchronized state it is answered with a challenge ACK wherever it lies
+    /// Fourth: SYN. In a synchronized state it gets a challenge ACK whatever its sequence number
     /// (RFC 5961 section 4.2).
     pub(super) fn check_syn(&mut self, env: &mut Env, seg: &mut Segment) -> Result<(), DropReason> {
         let again = matches!(self.state, State::SynReceived) && seg.hdr.seq == self.irs;
         if again && seg.hdr.flags.contains(Flags::ACK) {
-            // Simultaneous open: the peer's SYN,ACK (section 3.5, figure 8). Its SYN is old, its
-            // acknowledgement is what we wait for.
+            // Simultaneous open: the peer's SYN,ACK (section 3.5, figure 8). Its SYN is a
+            // duplicate, its ACK is new.
             seg.offset = seg.offset.saturating_add(1);
             return Ok(());
         }
         if again && self.challenge(env) {
-            // Our SYN,ACK was lost, or came late: the answer to the next one is awaited in full.
+            // Our SYN,ACK was lost or delayed: send it again with a full retransmission time-out.
             self.timers.stop(Timer::Retransmit);
             self.due.ack = false;
             self.due.syn = true;

@@ -1,4 +1,4 @@
-//! Seventh and eighth: payload and FIN.
+//! Seventh and eighth step of RFC 9293 section 3.10.7.4: segment text and FIN.
 
 use super::Segment;
 use crate::Tcb;
@@ -9,62 +9,66 @@ use fulmar_base::{Counter, DropReason};
 use fulmar_mbuf::{Chain, Purpose};
 use fulmar_wire::tcp::Flags;
 
-/// How far bytes in order that could not be copied may exceed the bound on storage: without it, a
-/// store full of out-of-order bytes could never take the ones that would empty it.
-const IN_ORDER_GRACE_BYTES: usize = 2 * 65_536;
+/// How far in-order bytes that could not be copied may exceed the storage limit. Without it,
+/// storage full of out-of-order bytes could never accept the bytes that fill the gap.
+const IN_ORDER_OVERCOMMIT_BYTES: usize = 2 * 65_536;
 
-/// Payloads up to this many bytes are merged: what a driver copies out of its buffers.
+/// Payloads up to this size are merged into the receive queue's last buffer. Drivers copy payloads
+/// up to the same size out of their own buffers.
 const MERGE_BYTES: usize = 256;
 
-/// A payload that wastes at most one part in so many of its storage is not worth copying.
-pub(crate) const WASTE_PART: usize = 16;
+/// A payload whose unused storage is at most this fraction (1/16) of its bytes is not copied.
+pub(crate) const MAX_WASTE_FRACTION: usize = 16;
 
-/// A block that many small payloads share: the pool's class for an MTU of 1500.
+/// Block size for merged small payloads: the pool's class for an MTU of 1500.
 pub(crate) const SHARED_BLOCK_BYTES: usize = 2048;
 
 impl Tcb {
-    pub(super) fn take_data(&mut self, env: &mut Env, seg: &mut Segment) -> Result<(), DropReason> {
+    pub(super) fn process_data(
+        &mut self,
+        env: &mut Env,
+        seg: &mut Segment,
+    ) -> Result<(), DropReason> {
         if seg.payload.is_empty() {
             return Ok(());
         }
         match self.state {
             State::Established | State::FinWait1 | State::FinWait2 => {}
-            // After the peer's FIN there is nothing to come.
-            State::TimeWait => return self.refuse_in_time_wait(env),
+            // The segment occupies sequence space, so it is acknowledged: the peer may have missed our
+            // last ACK.
+            State::TimeWait => {
+                self.challenge(env);
+                return Err(DropReason::TcpAfterClose);
+            }
+            // No data can follow the peer's FIN.
             _ => return Err(DropReason::TcpAfterClose),
         }
-        if self.user.gone {
+        if self.user.closed {
             return self.refuse_data(seg);
         }
         let start = self.rcv_nxt.saturating_add(seg.offset.unsigned_abs());
-        self.cut_at_fin(env, seg, start)?;
+        self.trim_at_fin(env, seg, start)?;
         let payload = core::mem::take(&mut seg.payload);
         if seg.hdr.flags.contains(Flags::PSH) {
-            self.note_push(start, payload.len());
+            self.record_push(start, payload.len());
         }
         if seg.offset == 0 && self.recv.out_of_order_bytes() == 0 {
             seg.events |= self.store_in_order(env, payload);
             self.tune_recv_buffer(env, seg.hdr);
             return Ok(());
         }
-        self.store_any(env, seg, start, payload)
+        self.store_out_of_order(env, seg, start, payload)
     }
 
-    /// In TIME-WAIT whatever occupies sequence space is answered: the peer has not heard our last ACK.
-    fn refuse_in_time_wait(&mut self, env: &mut Env) -> Result<(), DropReason> {
-        self.challenge(env);
-        Err(DropReason::TcpAfterClose)
-    }
-
-    /// Nobody will read: RFC 9293 section 3.6.1 says to reset the connection.
+    /// The user has closed: new data resets the connection (RFC 9293 section 3.6.1).
     fn refuse_data(&mut self, seg: &mut Segment) -> Result<(), DropReason> {
         self.due.reset = Some(ResetDue { seq: self.seq_of(self.snd_nxt), with_ack: true });
         self.end(seg, None);
         Err(DropReason::TcpAfterClose)
     }
 
-    /// Bytes behind the place of a FIN that was seen are not the peer's to send.
-    fn cut_at_fin(&self, env: &mut Env, seg: &mut Segment, start: u64) -> Result<(), DropReason> {
+    /// Trims bytes beyond the position of an earlier FIN.
+    fn trim_at_fin(&self, env: &mut Env, seg: &mut Segment, start: u64) -> Result<(), DropReason> {
         let Some(fin) = self.peer_fin else { return Ok(()) };
         let end = start.saturating_add(seg.payload.len() as u64);
         let beyond = usize::try_from(end.saturating_sub(fin)).unwrap_or(usize::MAX);
@@ -75,47 +79,46 @@ impl Tcb {
         Ok(())
     }
 
-    /// The next bytes, nothing out of order: the common case.
+    /// Queues in-order payload with no gap outstanding: the common case.
     #[inline]
     pub(super) fn store_in_order(&mut self, env: &mut Env, payload: Chain) -> Events {
         let len = payload.len();
-        if self.user.recv_shut {
+        if self.user.recv_shutdown {
             return self.discard(env, payload);
         }
-        let Some(payload) = self.fit_in_order(env, payload) else {
+        let Some(payload) = self.prepare_in_order(env, payload) else {
             env.counters.drop_packet(DropReason::TcpReassemblyFull);
             self.due.ack = true;
-            return self.take_part();
+            return self.ack_queued();
         };
         if !payload.is_empty() {
             self.recv.insert(self.recv.next(), payload, env.pool);
         }
         self.rcv_nxt = self.rcv_nxt.saturating_add(len as u64);
-        self.pace_ack(env, len);
+        self.schedule_ack(env, len);
         Events::READABLE
     }
 
-    /// Only the front of a payload may have found room: what the queue has is acknowledged.
-    fn take_part(&mut self) -> Events {
+    /// Advances `rcv_nxt` to what was queued, which may be only the front of the payload.
+    fn ack_queued(&mut self) -> Events {
         let end = self.recv.next().saturating_add(1);
         let has_grown = end > self.rcv_nxt;
         self.rcv_nxt = end;
         if has_grown { Events::READABLE } else { Events::NONE }
     }
 
-    /// Merges the payload into the bytes that wait, as far as that is worth it or necessary; returns
-    /// what is to be queued behind them. `None`: the rest does not fit, and was freed.
+    /// Copies the payload into the receive queue's last buffer if that saves storage. Returns what
+    /// remains to be queued. `None`: the rest did not fit and was freed.
     #[inline]
-    fn fit_in_order(&mut self, env: &mut Env, payload: Chain) -> Option<Chain> {
+    fn prepare_in_order(&mut self, env: &mut Env, payload: Chain) -> Option<Chain> {
         let waste = payload.held_bytes().saturating_sub(payload.len());
-        if env.window.has_room_for(waste) && self.leaves_window_backed(&payload) {
+        if env.window.has_space_for(waste) && self.leaves_window_backed(&payload) {
             return Some(self.merge_small(env, payload));
         }
         self.compact(env, payload)
     }
 
-    /// Small payloads behind others that wait are copied to them, so that many tiny segments do not
-    /// pin a buffer each.
+    /// Copies a small payload behind unread ones, so that tiny segments do not pin a buffer each.
     #[inline]
     fn merge_small(&mut self, env: &mut Env, payload: Chain) -> Chain {
         if payload.len() > MERGE_BYTES || self.recv.readable() == 0 {
@@ -128,18 +131,18 @@ impl Tcb {
     fn absorb(&mut self, env: &mut Env, payload: Chain) -> Chain {
         match self.recv.absorb(payload, env.pool) {
             Ok(()) => Chain::new(),
-            Err(payload) => take_home(env, payload, SHARED_BLOCK_BYTES),
+            Err(payload) => copy_to_local_pool(env, payload, SHARED_BLOCK_BYTES),
         }
     }
 
-    /// The storage of this payload would be missing for the rest of the offered window, or what it wastes
-    /// for the windows of all: its bytes are copied, first to the free room behind those that wait, then to
-    /// blocks that they fill or that the next payload will. The window was offered, and charged to the
-    /// budget, by what its bytes take then (`Tcb::by_storage`).
+    /// Copies a payload whose unused storage would be missing for the advertised window or the
+    /// shared budget: first into the tail space of the receive queue, then into new blocks. The
+    /// advertised window, and its charge, assume compacted storage (`Tcb::window_by_storage`).
     #[inline(never)]
     fn compact(&mut self, env: &mut Env, mut payload: Chain) -> Option<Chain> {
         let wastes = |c: &Chain| {
-            c.held_bytes() > c.len().saturating_add(c.len() / WASTE_PART) || is_of_reserve(c)
+            c.held_bytes() > c.len().saturating_add(c.len() / MAX_WASTE_FRACTION)
+                || uses_control_reserve(c)
         };
         if !wastes(&payload) {
             return Some(payload);
@@ -162,28 +165,28 @@ impl Tcb {
             env.pool.free(payload);
             return Some(copy);
         }
-        let has_place = !is_of_reserve(&payload) || env.pool.has_reserve();
-        if has_place && self.has_storage_for(&payload) {
+        let may_keep = !uses_control_reserve(&payload) || env.pool.has_reserve();
+        if may_keep && self.has_storage_for(&payload) {
             return Some(payload);
         }
         env.pool.free(payload);
         None
     }
 
-    /// The reader has shut down: the bytes are acknowledged and forgotten.
+    /// Receiving was shut down: the bytes are acknowledged and discarded.
     fn discard(&mut self, env: &mut Env, payload: Chain) -> Events {
         let len = payload.len();
         self.recv.insert(self.rcv_nxt.saturating_sub(1), payload, env.pool);
-        let gone = self.recv.take(len, env.pool);
-        env.pool.free(gone);
+        let discarded = self.recv.take(len, env.pool);
+        env.pool.free(discarded);
         self.rcv_nxt = self.rcv_nxt.saturating_add(len as u64);
-        self.pace_ack(env, len);
+        self.schedule_ack(env, len);
         Events::NONE
     }
 
-    /// Payload that is out of order, or fills a hole. Both are acknowledged at once (RFC 5681
-    /// section 4.2).
-    fn store_any(
+    /// Queues payload that is out of order or fills a gap. Both are acknowledged immediately (RFC
+    /// 5681 section 4.2).
+    fn store_out_of_order(
         &mut self,
         env: &mut Env,
         seg: &mut Segment,
@@ -193,12 +196,12 @@ impl Tcb {
         self.due.ack = true;
         let end = start.saturating_add(payload.len() as u64);
         let payload = if seg.offset == 0 {
-            self.fit_in_order(env, payload)
+            self.prepare_in_order(env, payload)
         } else {
-            self.fit_out_of_order(env, payload)
+            self.prepare_out_of_order(env, payload)
         };
         let Some(payload) = payload else {
-            seg.events |= self.take_part();
+            seg.events |= self.ack_queued();
             return Err(DropReason::TcpReassemblyFull);
         };
         if payload.is_empty() {
@@ -214,9 +217,9 @@ impl Tcb {
         self.rcv_nxt = self.recv.next().saturating_add(1);
         if put.in_order_advance > 0 {
             seg.events |= Events::READABLE;
-            if self.user.recv_shut {
-                let gone = self.recv.take(usize::MAX, env.pool);
-                env.pool.free(gone);
+            if self.user.recv_shutdown {
+                let discarded = self.recv.take(usize::MAX, env.pool);
+                env.pool.free(discarded);
             }
         } else if put.accepted_bytes > 0 {
             let bytes = put.accepted_bytes as u64;
@@ -227,10 +230,10 @@ impl Tcb {
         Ok(())
     }
 
-    /// The sender pushed bytes that begin at `start` (RFC 9293 section 3.9.1.2). A push behind a gap must
-    /// not hide that of the bytes before the gap.
+    /// Records the PSH flag of a segment at `start` (RFC 9293 section 3.9.1.2). Pushes behind a gap
+    /// are recorded apart from those before it.
     #[inline]
-    pub(super) fn note_push(&mut self, start: u64, bytes: usize) {
+    pub(super) fn record_push(&mut self, start: u64, bytes: usize) {
         self.due.pushed = true;
         let end = start.saturating_add(bytes as u64);
         let last =
@@ -238,45 +241,45 @@ impl Tcb {
         *last = end.max(*last);
     }
 
-    /// Bytes behind a gap, as they are to be kept; `None` if they are not, and were freed.
-    fn fit_out_of_order(&self, env: &mut Env, payload: Chain) -> Option<Chain> {
-        let times = if env.window.has_room_for(payload.held_bytes()) { 2 } else { 1 };
-        if self.leaves_window_backed(&payload) && self.may_wait_out_of_order(&payload, times) {
+    /// Out-of-order payload as it is to be queued. `None`: it was refused and freed.
+    fn prepare_out_of_order(&self, env: &mut Env, payload: Chain) -> Option<Chain> {
+        let times = if env.window.has_space_for(payload.held_bytes()) { 2 } else { 1 };
+        if self.leaves_window_backed(&payload) && self.may_queue_out_of_order(&payload, times) {
             let bytes = payload.len();
-            return Some(take_home(env, payload, bytes));
+            return Some(copy_to_local_pool(env, payload, bytes));
         }
         env.pool.free(payload);
         None
     }
 
-    /// Whether bytes behind a gap are kept. They are the peer's to choose, and only the bytes before
-    /// them free them: so all connections together may never fill the receive share, nor touch the
-    /// reserve that lets the missing bytes and our ACKs through. What is offered is charged to the
-    /// shard's budget; up to twice that is kept in storage, since few blocks are full, as long as the
-    /// budget has room.
-    fn may_wait_out_of_order(&self, payload: &Chain, times: usize) -> bool {
-        let most = usize::try_from(self.rcv_wnd()).unwrap_or(usize::MAX).saturating_mul(times);
-        let kept = self.recv.out_of_order_storage_bytes();
+    /// Whether out-of-order payload may be queued. The peer chooses it, and only the missing bytes
+    /// free it. So all connections together must not exhaust the receive share, nor use the control
+    /// reserve, through which the missing bytes and our ACKs pass. The advertised window is charged
+    /// to the budget. Up to twice that may be used as storage, since few blocks are full, as long
+    /// as the budget has space.
+    fn may_queue_out_of_order(&self, payload: &Chain, times: usize) -> bool {
+        let limit = usize::try_from(self.rcv_wnd()).unwrap_or(usize::MAX).saturating_mul(times);
+        let in_use = self.recv.out_of_order_storage_bytes();
         let adds = payload.held_bytes().max(payload.len());
-        kept.saturating_add(adds) <= most.min(self.storage_limit()) && !is_of_reserve(payload)
+        in_use.saturating_add(adds) <= limit.min(self.storage_limit())
+            && !uses_control_reserve(payload)
     }
 
-    /// The hard bound on storage, for bytes in order that could not be copied.
+    /// Hard storage limit, for in-order bytes that could not be copied.
     fn has_storage_for(&self, payload: &Chain) -> bool {
-        let limit = self.storage_limit().saturating_add(IN_ORDER_GRACE_BYTES);
+        let limit = self.storage_limit().saturating_add(IN_ORDER_OVERCOMMIT_BYTES);
         let adds = payload.held_bytes().max(payload.len());
-        self.kept_storage().saturating_add(adds) <= limit
+        self.storage_in_use().saturating_add(adds) <= limit
     }
 
-    /// Delayed acknowledgements (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2): at once while
-    /// the connection is young, after two full segments (see `ack_due`), else within
-    /// `Config::delayed_ack`. A super-segment, or a batch of segments before one output, gets one
-    /// ACK: the peer's ACK clock ticks per burst then, as with every stack that joins segments on
-    /// receive.
+    /// Delayed acknowledgements (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2): immediate in
+    /// quick-ACK mode, after two full segments (see `ack_due`), else within `Config::delayed_ack`.
+    /// A super-segment, or a batch of segments before one output, gets one ACK, as with GRO.
     #[inline]
-    fn pace_ack(&mut self, env: &Env, len: usize) {
+    fn schedule_ack(&mut self, env: &Env, len: usize) {
         if len > self.rcv_mss as usize {
-            self.learn_segment_size(len);
+            // Estimate of the peer's segment size. `len` may be coalesced, so it is at most our MSS.
+            self.rcv_mss = u32::try_from(len.min(self.own_mss())).unwrap_or(u32::MAX);
         }
         if self.quick_acks > 0 {
             self.due.ack = true;
@@ -285,14 +288,8 @@ impl Tcb {
         }
     }
 
-    /// The peer's segments are at least this large, if they are not joined ones.
-    fn learn_segment_size(&mut self, len: usize) {
-        let ours = self.own_mss();
-        self.rcv_mss = u32::try_from(len.min(ours)).unwrap_or(u32::MAX);
-    }
-
     /// Eighth: the FIN.
-    pub(super) fn take_fin(&mut self, env: &mut Env, seg: &mut Segment) {
+    pub(super) fn process_fin(&mut self, env: &mut Env, seg: &mut Segment) {
         if matches!(self.state, State::Closed) {
             return;
         }
@@ -300,7 +297,7 @@ impl Tcb {
             self.enter_time_wait(env.now);
         }
         if seg.fin {
-            // Behind a gap it is acknowledged at once (RFC 5681 section 4.2), and a second one always.
+            // Acknowledged immediately, also behind a gap (RFC 5681 section 4.2).
             self.due.ack = true;
             self.peer_fin = self.peer_fin.or(Some(seg.end));
         }
@@ -328,16 +325,16 @@ impl Tcb {
     }
 }
 
-/// Whether a payload lies in the reserve for control, into which drivers receive small frames when the
-/// receive share is used up. There it would be kept from ACKs for as long as nobody reads.
-fn is_of_reserve(payload: &Chain) -> bool {
+/// Whether a payload uses the control reserve, into which drivers receive small frames when the
+/// receive share is exhausted. Unread data there would deprive ACKs of buffers.
+fn uses_control_reserve(payload: &Chain) -> bool {
     payload.iter().any(|m| m.purpose() == Purpose::Control)
 }
 
-/// A small payload in buffers of another stack (device `link`) is copied into one of our own with
-/// room for `block_bytes`: held there, each would keep a descriptor from its sender, who may have
-/// sent thousands. Without memory it stays as it is.
-fn take_home(env: &mut Env, payload: Chain, block_bytes: usize) -> Chain {
+/// Copies a small payload in buffers of another stack (device `link`) into a local block of at
+/// least `block_bytes`. Each queued foreign buffer would withhold a descriptor from its sender. If
+/// the pool is exhausted, the payload is returned unchanged.
+fn copy_to_local_pool(env: &mut Env, payload: Chain, block_bytes: usize) -> Chain {
     let len = payload.len();
     let is_foreign = payload.front().is_some_and(|m| !env.pool.owns(m));
     if !is_foreign || len > MERGE_BYTES {
@@ -346,8 +343,8 @@ fn take_home(env: &mut Env, payload: Chain, block_bytes: usize) -> Chain {
     let Ok(mut block) = env.pool.alloc(block_bytes.max(len), 0, Purpose::Receive) else {
         return payload;
     };
-    let Some(room) = block.append(len) else { return payload };
-    payload.copy_to(0, room);
+    let Some(space) = block.append(len) else { return payload };
+    payload.copy_to(0, space);
     env.pool.free(payload);
     Chain::from(block)
 }

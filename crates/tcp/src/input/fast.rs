@@ -1,5 +1,5 @@
-//! Header prediction: the next segment in order of an established connection without anything
-//! unusual about it, which is nearly every segment of a bulk transfer.
+//! Header prediction: the fast path for the next in-order segment of an established connection,
+//! without unusual flags or options. Nearly every segment of a bulk transfer takes it.
 
 use crate::Tcb;
 use crate::contract::{Env, Events, State};
@@ -7,12 +7,12 @@ use fulmar_mbuf::Chain;
 use fulmar_wire::tcp::{Flags, Header};
 
 impl Tcb {
-    /// Whether none of the general steps would do more than [`Tcb::input_predicted`] does.
+    /// Whether the general steps would do no more than [`Tcb::input_predicted`].
     #[inline]
     pub(super) fn is_predicted(&self, hdr: &Header, len: usize) -> bool {
         let state = match self.state {
             State::Established => true,
-            // Half closed: one side only moves data, the other only acknowledges.
+            // Half closed: one side only sends data, the other only ACKs.
             State::FinWait2 => len > 0,
             State::CloseWait => len == 0,
             _ => false,
@@ -25,22 +25,22 @@ impl Tcb {
             && self.recovery.is_quiet()
             && self.sacked.is_empty()
             && self.recv.out_of_order_bytes() == 0
-            && (len == 0 || (self.peer_fin.is_none() && !self.user.recv_shut));
+            && (len == 0 || (self.peer_fin.is_none() && !self.user.recv_shutdown));
         let ahead = i64::from(hdr.ack.distance(self.seq_of(self.snd_una)));
         let acks = ahead >= 0 && ahead.unsigned_abs() <= self.flight();
-        // An ACK that moves nothing may be a duplicate or a window update: not for here.
+        // An ACK that does not advance `snd_una` may be a duplicate or a window update: slow path.
         usual && quiet && acks && (ahead > 0 || len > 0) && len as u64 <= self.rcv_wnd()
     }
 
     #[inline]
     fn predicts_timestamp(&self, hdr: &Header) -> bool {
         match hdr.options.timestamps {
-            Some(t) => self.stamps.on && t.value.wrapping_sub(self.stamps.recent) as i32 >= 0,
-            None => !self.stamps.on,
+            Some(t) => self.ts.on && t.value.wrapping_sub(self.ts.recent) as i32 >= 0,
+            None => !self.ts.on,
         }
     }
 
-    /// Timestamp, window, acknowledgement, data; nothing else can be in it.
+    /// Processes a predicted segment: timestamp, acknowledgement, window, data.
     #[inline]
     pub(super) fn input_predicted(
         &mut self,
@@ -51,10 +51,10 @@ impl Tcb {
         if let Some(t) = hdr.options.timestamps
             && self.last_ack_sent == self.rcv_nxt
         {
-            self.stamps.recent = t.value;
-            self.stamps.recent_at = env.now;
+            self.ts.recent = t.value;
+            self.ts.recent_at = env.now;
         }
-        self.marks.heard_at = env.now;
+        self.times.last_received_at = env.now;
         let ahead = hdr.ack.since(self.seq_of(self.snd_una));
         let mut events = Events::NONE;
         if ahead > 0 {
@@ -62,14 +62,14 @@ impl Tcb {
         }
         self.update_window_at(hdr, self.rcv_nxt, ahead > 0);
         if self.persisting {
-            self.hear_persisting_peer();
+            self.leave_persist();
         }
         if payload.is_empty() {
             env.pool.free(payload);
             return events;
         }
         if hdr.flags.contains(Flags::PSH) {
-            self.note_push(self.rcv_nxt, payload.len());
+            self.record_push(self.rcv_nxt, payload.len());
         }
         let events = events | self.store_in_order(env, payload);
         self.tune_recv_buffer(env, hdr);

@@ -15,7 +15,7 @@ impl Tcb {
     ) -> Result<(), DropReason> {
         let flags = seg.hdr.flags;
         let acks = flags.contains(Flags::ACK);
-        // First: our SYN is all that can be acknowledged.
+        // First: only our SYN can be acknowledged.
         let ahead = i64::from(seg.hdr.ack.distance(self.seq_of(self.snd_una)));
         if acks && (ahead < 1 || ahead.unsigned_abs() > self.flight()) {
             if !flags.contains(Flags::RST) {
@@ -23,7 +23,7 @@ impl Tcb {
             }
             return Err(DropReason::TcpBadAck);
         }
-        // Second: a reset counts only if it acknowledges our SYN.
+        // Second: a reset is valid only if it acknowledges our SYN.
         if flags.contains(Flags::RST) {
             if !acks {
                 return Err(DropReason::TcpBlindReset);
@@ -40,29 +40,29 @@ impl Tcb {
         if acks {
             self.open_actively(env, seg, ahead.unsigned_abs())
         } else {
-            // Simultaneous open (section 3.5, figure 8): our SYN again, now with an ACK.
+            // Simultaneous open (section 3.5, figure 8): answer with SYN,ACK.
             self.state = State::SynReceived;
             self.due.syn = true;
             Ok(())
         }
     }
 
-    /// The peer's SYN,ACK. What comes with it, data or FIN, counts (sixth to eighth).
+    /// Processes the peer's SYN,ACK, and its data or FIN (sixth to eighth).
     fn open_actively(
         &mut self,
         env: &mut Env,
         seg: &mut Segment,
         moved: u64,
     ) -> Result<(), DropReason> {
-        // This first: it asks whether our SYN was lost.
+        // Must precede `on_new_ack`, which resets the backoff that shows a retransmitted SYN.
         self.become_established(env, seg);
         seg.events |= self.on_new_ack(env, seg.hdr, moved);
         self.due.ack = true;
         seg.offset = 0;
         self.check_sequence(env, seg)?;
-        self.note_urgent(seg);
-        self.take_data(env, seg)?;
-        self.take_fin(env, seg);
+        self.process_urgent(seg);
+        self.process_data(env, seg)?;
+        self.process_fin(env, seg);
         seg.verdict
     }
 }

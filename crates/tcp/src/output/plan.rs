@@ -1,4 +1,4 @@
-//! What the next segment is: pure decisions over the control block.
+//! The decision what to send next: pure functions of the control block.
 
 use crate::Tcb;
 use crate::arith::div_rem;
@@ -8,18 +8,19 @@ use fulmar_base::Instant;
 
 /// What a segment is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum SegmentKind {
     /// SYN or SYN,ACK.
     Syn,
     /// Data or FIN for the first time.
     New,
     /// A retransmission.
-    Again,
+    Retransmit,
     /// A rescue retransmission (RFC 6675 section 4, rule 4).
     Rescue,
-    /// A window or keepalive probe: no payload, a number that asks for an answer.
+    /// A window or keepalive probe: no payload, an out-of-window sequence number that elicits an
+    /// ACK.
     Probe,
-    /// A bare ACK.
+    /// A pure ACK.
     Ack,
 }
 
@@ -30,30 +31,30 @@ pub(crate) struct Plan {
     /// Payload; more than a full segment makes a super-segment.
     pub bytes: usize,
     pub fin: bool,
-    pub kind: Kind,
+    pub kind: SegmentKind,
 }
 
 impl Plan {
     pub(crate) const fn ack(pos: u64) -> Plan {
-        Plan { pos, bytes: 0, fin: false, kind: Kind::Ack }
+        Plan { pos, bytes: 0, fin: false, kind: SegmentKind::Ack }
     }
 
-    /// The position behind it, its FIN included.
+    /// The position after the segment, its FIN included.
     pub(crate) fn end(&self) -> u64 {
         self.pos.saturating_add(self.bytes as u64).saturating_add(u64::from(self.fin))
     }
 }
 
-/// What stands in the way of new data.
-struct Room {
-    /// Left of the peer's window.
+/// Space for new data.
+struct SendSpace {
+    /// The usable window: unused bytes of the peer's window.
     window: u64,
-    /// Left of the congestion window.
+    /// Unused bytes of the congestion window.
     congestion: u64,
 }
 
 impl Tcb {
-    /// The next segment that may go now, apart from a bare ACK.
+    /// The next segment to send, pure ACKs excepted.
     pub(crate) fn plan(&self) -> Option<Plan> {
         match self.state {
             State::SynSent | State::SynReceived => self.plan_syn(),
@@ -67,28 +68,28 @@ impl Tcb {
     }
 
     fn plan_syn(&self) -> Option<Plan> {
-        self.due.syn.then_some(Plan { pos: 0, bytes: 0, fin: false, kind: Kind::Syn })
+        self.due.syn.then_some(Plan { pos: 0, bytes: 0, fin: false, kind: SegmentKind::Syn })
     }
 
-    /// Payload of a full segment: less while there are SACK blocks to report.
+    /// Payload of a full segment: less than `mss` while SACK blocks are to be reported.
     #[inline]
-    pub(crate) fn payload_room(&self) -> usize {
+    pub(crate) fn full_segment_bytes(&self) -> usize {
         if self.sack_on && self.recv.out_of_order_bytes() > 0 {
             return self.segment_bytes.saturating_sub(40).max(1);
         }
         self.mss as usize
     }
 
-    /// Payload of the largest segment that may be emitted: a whole number of full segments. While
-    /// there are SACK blocks to report one (mechanisms: they would be repeated in every piece).
+    /// Payload of the largest segment to emit: a whole number of full segments. A single one while
+    /// SACK blocks are to be reported, since segmentation would repeat them in every packet.
     #[inline]
-    fn largest_payload(&self, full: usize) -> usize {
+    fn largest_payload_bytes(&self, full: usize) -> usize {
         if full < self.mss as usize { full } else { self.super_bytes.max(full) }
     }
 
-    fn room(&self) -> Room {
+    fn send_space(&self) -> SendSpace {
         let edge = self.snd_una.saturating_add(self.snd_wnd);
-        Room {
+        SendSpace {
             window: edge.saturating_sub(self.snd_nxt),
             congestion: self.cubic.cwnd().saturating_sub(self.pipe()),
         }
@@ -98,61 +99,61 @@ impl Tcb {
         if !self.has_unsent() {
             return None;
         }
-        let waiting = self.send_end().saturating_sub(self.snd_nxt);
-        let room = self.room();
-        if waiting == 0 {
-            return (room.window > 0).then(|| self.plan_bytes(0, waiting, &room));
+        let unsent = self.send_end().saturating_sub(self.snd_nxt);
+        let space = self.send_space();
+        if unsent == 0 {
+            return (space.window > 0).then(|| self.plan_bytes(0, unsent, &space));
         }
-        let full = self.payload_room();
-        let want = waiting.min(self.largest_payload(full) as u64);
-        if self.awaits_more(want, full) {
+        let full = self.full_segment_bytes();
+        let want = unsent.min(self.largest_payload_bytes(full) as u64);
+        if self.awaits_announced_data(want, full) {
             return None;
         }
-        let bytes = if room.window.min(room.congestion) >= want {
-            self.unless_held(want, waiting, full as u64)
+        let bytes = if space.window.min(space.congestion) >= want {
+            self.less_held_back(want, unsent, full as u64)
         } else {
-            self.what_fits(want, &room, full as u64)
+            self.whole_segments(want, &space, full as u64)
         };
-        (bytes > 0).then(|| self.plan_bytes(bytes, waiting, &room))
+        (bytes > 0).then(|| self.plan_bytes(bytes, unsent, &space))
     }
 
-    /// More bytes are about to follow, and some have gone since that was said: what is left waits
-    /// for them until it fills a segment of the largest size.
-    fn awaits_more(&self, want: u64, full: usize) -> bool {
+    /// Whether to wait for announced data: [`Tcb::set_more`] was called, something was sent since,
+    /// and the rest does not fill a segment of the largest size.
+    fn awaits_announced_data(&self, want: u64, full: usize) -> bool {
         self.user.more_from.is_some_and(|from| self.snd_nxt > from)
             && !self.cfg.nodelay
             && !self.fin_ready()
-            && want < self.largest_payload(full) as u64
+            && want < self.largest_payload_bytes(full) as u64
     }
 
-    /// The FIN rides on the last segment, but never on a super-segment.
-    fn plan_bytes(&self, bytes: u64, waiting: u64, room: &Room) -> Plan {
-        let last = bytes == waiting && bytes <= self.payload_room() as u64;
-        let fin = last && room.window > bytes && self.fin_ready();
-        Plan { pos: self.snd_nxt, bytes: bytes as usize, fin, kind: Kind::New }
+    /// The FIN goes with the last segment, but never with a super-segment.
+    fn plan_bytes(&self, bytes: u64, unsent: u64, space: &SendSpace) -> Plan {
+        let last = bytes == unsent && bytes <= self.full_segment_bytes() as u64;
+        let fin = last && space.window > bytes && self.fin_ready();
+        Plan { pos: self.snd_nxt, bytes: bytes as usize, fin, kind: SegmentKind::New }
     }
 
-    /// The windows take `want` bytes. A fraction of a segment at the end goes only if it empties
-    /// the queue and is not held back.
-    fn unless_held(&self, want: u64, waiting: u64, full: u64) -> u64 {
+    /// Both windows admit `want` bytes. A partial segment at the end is sent only if it empties the
+    /// queue and is not held back.
+    fn less_held_back(&self, want: u64, unsent: u64, full: u64) -> u64 {
         let (_, fraction) = div_rem(want, full);
-        let held = fraction > 0 && (want < waiting || self.holds_fraction());
-        if held { want.saturating_sub(fraction) } else { want }
+        let hold_back = fraction > 0 && (want < unsent || self.holds_back_partial());
+        if hold_back { want.saturating_sub(fraction) } else { want }
     }
 
-    /// Whether to wait with a segment that is not full: Nagle (RFC 9293 section 3.7.4), cork, and
+    /// Whether to hold back a partial segment: Nagle (RFC 9293 section 3.7.4), cork, and claimed
     /// bytes about to be committed.
     ///
-    /// Nagle's rule says to wait while anything is unacknowledged. Here it waits only for an ACK
-    /// that is certain to come without delay: while two full segments were in flight before this
-    /// pass (the peer must acknowledge every second one), or while a smaller segment is (Minshall's
-    /// variant, as Linux). So a stream of large writes goes in full segments, and the tail of a
-    /// lone message never waits for a delayed ACK.
-    pub(crate) fn holds_fraction(&self) -> bool {
+    /// Nagle's algorithm waits while anything is unacknowledged. Here a partial segment waits only
+    /// for an ACK that is sure to come: while two full segments were in flight before this call of
+    /// output (the peer must acknowledge every second one), or while a small segment is
+    /// unacknowledged (Minshall's variant, as Linux). So a stream of large writes is sent in full
+    /// segments, and the tail of a single message never waits for a delayed ACK.
+    pub(crate) fn holds_back_partial(&self) -> bool {
         if self.fin_ready() {
             return false;
         }
-        if self.user.cork || self.user.more {
+        if self.user.cork || self.user.msg_more {
             return !self.user.cork_expired;
         }
         if self.flight() > 0 && self.send.claimed_end() > self.send.ready_end() {
@@ -161,75 +162,77 @@ impl Tcb {
         if self.cfg.nodelay {
             return false;
         }
-        let before = self.edges.burst_from.saturating_sub(self.snd_una);
-        before >= u64::from(self.mss).saturating_mul(2) || self.edges.small > self.snd_una
+        let before = self.send_marks.burst_start.saturating_sub(self.snd_una);
+        before >= u64::from(self.mss).saturating_mul(2) || self.send_marks.small_end > self.snd_una
     }
 
-    /// The user has said that more follows, and not too long ago.
+    /// Whether cork or MSG_MORE is in effect and the cork timer has not expired.
     #[inline]
     pub(crate) fn is_corked(&self) -> bool {
-        (self.user.cork || self.user.more) && !self.user.cork_expired
+        (self.user.cork || self.user.msg_more) && !self.user.cork_expired
     }
 
-    /// The windows do not take all: whole segments, if they are worth it.
-    fn what_fits(&self, want: u64, room: &Room, full: u64) -> u64 {
-        let usable = room.window.min(room.congestion).min(want);
+    /// The windows do not admit `want`: whole segments, subject to silly window avoidance.
+    fn whole_segments(&self, want: u64, space: &SendSpace, full: u64) -> u64 {
+        let usable = space.window.min(space.congestion).min(want);
         let whole = usable.saturating_sub(div_rem(usable, full).1);
         if whole > 0 {
-            return if self.defers(whole, want) { 0 } else { whole };
+            return if self.defers_small_part(whole, want) { 0 } else { whole };
         }
-        // A window smaller than a segment: silly window avoidance (RFC 9293 section 3.8.6.2.1). A
-        // half of the largest window ever offered is worth it, and so is anything when the
-        // override (persist) timer has run out.
+        // A window smaller than a segment: silly window avoidance (RFC 9293 section 3.8.6.2.1).
+        // Send at least half of the largest window ever offered, or anything once the override
+        // (persist) timer has expired.
         let worth = usable.saturating_mul(2) >= self.max_snd_wnd || self.due.probe;
-        if worth && room.window < full && room.congestion >= usable { usable } else { 0 }
+        if worth && space.window < full && space.congestion >= usable { usable } else { 0 }
     }
 
-    /// Whether to wait for more window rather than cut a small piece off a large queue. Only while
-    /// at least three quarters of the window are in flight, so that ACKs are sure to come.
-    fn defers(&self, whole: u64, want: u64) -> bool {
+    /// Whether to wait for more window rather than send a small part of a large super-segment
+    /// (Linux: TSO deferral). Only while at least three quarters of the window are in flight, so
+    /// that ACKs are sure to come.
+    fn defers_small_part(&self, whole: u64, want: u64) -> bool {
         let window = self.cubic.cwnd().min(self.snd_wnd);
         let threshold = (self.super_bytes as u64 / 2).min(window / 4).min(want);
         whole < threshold && self.flight() > 0 && !self.due.probe
     }
 
-    /// A number just below `snd_una`, as Linux sends: it is out of window, so the peer answers
-    /// with its window (RFC 9293 section 3.8.6.1 wants a byte of new data, which would have to be
-    /// tracked if taken; the answer is the same). With nothing in flight it is the keepalive probe of
-    /// section 3.8.4.
+    /// A probe with sequence number `snd_una - 1`, as Linux sends: it is out of window, so the peer
+    /// answers with an ACK and its window. RFC 9293 section 3.8.6.1 asks for a byte of new data,
+    /// which would have to be tracked if accepted; the answer is the same. With nothing in flight
+    /// it is also the keepalive probe of section 3.8.4.
     fn plan_probe(&self) -> Option<Plan> {
         let pos = self.snd_una.saturating_sub(1);
-        self.due.probe.then_some(Plan { pos, bytes: 0, fin: false, kind: Kind::Probe })
+        self.due.probe.then_some(Plan { pos, bytes: 0, fin: false, kind: SegmentKind::Probe })
     }
 
-    /// After a pass of output: remembers whether the congestion window was what stopped it
-    /// (RFC 9438 section 5.8: a window that is not used does not grow).
-    pub(crate) fn note_limits(&mut self) {
+    /// After output: records whether the connection is cwnd-limited (RFC 9438 section 5.8: cwnd
+    /// grows only then).
+    pub(crate) fn record_cwnd_limited(&mut self) {
         let cwnd = self.cubic.cwnd();
         let starting = self.cubic.in_slow_start() && self.flight().saturating_mul(2) >= cwnd;
         if starting || self.is_cwnd_limited() {
-            self.edges.cwnd_limited_to = self.snd_nxt;
+            self.send_marks.cwnd_limited_end = self.snd_nxt;
         }
     }
 
     fn is_cwnd_limited(&self) -> bool {
-        let waiting = self.send_end().saturating_sub(self.snd_nxt);
-        if waiting == 0 {
+        let unsent = self.send_end().saturating_sub(self.snd_nxt);
+        if unsent == 0 {
             return false;
         }
-        let room = self.room();
-        let want = waiting.min(self.super_bytes as u64);
-        room.congestion < want && room.congestion <= room.window
+        let space = self.send_space();
+        let want = unsent.min(self.super_bytes as u64);
+        space.congestion < want && space.congestion <= space.window
     }
 
-    /// Starts or stops the retransmit, persist and cork timers to match what is in flight and what
-    /// waits.
+    /// Starts or stops the retransmit, persist and cork timers according to the data in flight and
+    /// unsent.
     #[inline]
     pub(crate) fn rearm(&mut self, now: Instant) {
         if self.flight() > 0 {
             if self.persisting || !self.timers.is_running(Timer::Retransmit) {
                 self.persisting = false;
-                self.arm_retransmit(now);
+                let at = self.capped_by_user_timeout(now, later(now, self.rtt.rto()));
+                self.timers.set(Timer::Retransmit, at);
             }
         } else if self.persisting || self.timers.is_running(Timer::Retransmit) || self.has_unsent()
         {
@@ -240,19 +243,19 @@ impl Tcb {
         }
     }
 
-    /// Nothing is in flight: if data waits for the peer's window, persist.
+    /// Nothing is in flight: persist if the peer's window holds data back.
     fn rearm_idle(&mut self, now: Instant) {
         let waits = self.is_synchronized() && self.has_unsent();
         if waits && !self.is_corked() && self.plan().is_none() {
             if !self.persisting {
                 self.persisting = true;
-                self.marks.progress_at = now;
+                self.times.last_progress = now;
                 self.timers.stop(Timer::Retransmit);
             }
             if !self.timers.is_running(Timer::Retransmit) {
                 let mut at = later(now, self.rtt.rto());
                 if self.user.timeout.is_some() {
-                    at = self.within_patience(now, at);
+                    at = self.capped_by_user_timeout(now, at);
                 }
                 self.timers.set(Timer::Retransmit, at);
             }
@@ -260,11 +263,5 @@ impl Tcb {
             self.persisting = false;
             self.timers.stop(Timer::Retransmit);
         }
-    }
-
-    /// The retransmission time-out from now, but never beyond the user time-out.
-    fn arm_retransmit(&mut self, now: Instant) {
-        let at = self.within_patience(now, later(now, self.rtt.rto()));
-        self.timers.set(Timer::Retransmit, at);
     }
 }

@@ -1,11 +1,11 @@
-//! The scoreboard against a bitmap.
+//! Model test: the scoreboard against a bitmap.
 
 use super::*;
 use proptest::prelude::*;
 
 const SPAN: usize = 400;
 
-/// One bit per byte of stream.
+/// One flag per byte of the stream.
 struct Model {
     reported: [bool; SPAN],
 }
@@ -74,7 +74,7 @@ fn check(board: &Scoreboard, model: &Model, mss: u64, from: usize, to: usize) {
 
 proptest! {
     #[test]
-    fn the_scoreboard_is_a_bitmap(
+    fn the_scoreboard_agrees_with_a_bitmap(
         ops in proptest::collection::vec(op(), 1..60),
         mss in 1u64..40,
         a in 0..SPAN,
@@ -101,14 +101,14 @@ proptest! {
 }
 
 #[test]
-fn a_range_too_many_is_forgotten() {
+fn a_range_beyond_the_maximum_is_ignored() {
     let mut board = Scoreboard::new();
     for i in 0..MAX_RANGES as u64 {
         assert_eq!(board.insert(i * 10, i * 10 + 5), 5);
     }
     assert_eq!(board.insert(100_000, 100_005), 0);
     assert_eq!(board.ranges.len(), MAX_RANGES);
-    // One that joins two is still taken.
+    // A range that merges two others is still recorded.
     assert_eq!(board.insert(5, 10), 5);
     assert_eq!(board.ranges.len(), MAX_RANGES - 1);
 }

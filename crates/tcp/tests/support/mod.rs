@@ -1,7 +1,8 @@
-//! A little language for traces: one Tcb, explicit time, segments with relative numbers.
+//! A small language for traces: one Tcb, explicit time, segments with relative sequence numbers.
 //!
-//! Position 0 is the SYN on both sides, the stream begins at 1. Real numbers wrap early on, so that
-//! every trace crosses the wrap. Payload is a pattern over the stream and checked in both directions.
+//! On both sides position 0 is the SYN and the stream starts at 1. The initial sequence numbers are
+//! close to 2^32, so that every trace wraps. Payload is a pattern over the stream, verified in both
+//! directions.
 #![allow(dead_code)]
 
 use fulmar_base::{Counter, Counters, DropReason, Duration, FlowKey, Instant, SeqNum};
@@ -13,12 +14,12 @@ use std::collections::VecDeque;
 pub const OUR_ISS: SeqNum = SeqNum(u32::MAX - 300);
 pub const PEER_ISS: SeqNum = SeqNum(u32::MAX - 700);
 
-/// The byte at a stream offset.
+/// The payload byte at a stream offset.
 pub fn pattern(offset: u64) -> u8 {
     (offset ^ (offset >> 8).wrapping_mul(31)) as u8
 }
 
-/// A segment as a trace writes it.
+/// A segment of a trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seg {
     pub flags: Flags,
@@ -50,7 +51,7 @@ pub fn flags(letters: &str) -> Flags {
     })
 }
 
-/// What a Tcb emits lands here.
+/// Collects emitted segments.
 pub struct Out {
     pub segs: VecDeque<Seg>,
     pub room: usize,
@@ -106,7 +107,7 @@ impl Emit for Out {
     }
 }
 
-/// A Tcb under a trace.
+/// A Tcb driven by a trace.
 pub struct Trace {
     pub tcb: Tcb,
     pub pool: Pool,
@@ -115,11 +116,11 @@ pub struct Trace {
     pub now: Instant,
     pub path: PathInfo,
     pub out: Out,
-    /// Path MTUs that the connection has come to believe.
-    pub believed: Vec<usize>,
+    /// Path MTUs adopted by the connection.
+    pub adopted: Vec<usize>,
     pub events: Events,
-    lands_in: Purpose,
-    /// Received segments are this pool's, as with device `link`.
+    recv_purpose: Purpose,
+    /// Pool of received segments if foreign, as with device `link`.
     pub sender: Option<Pool>,
     written: u64,
     read: u64,
@@ -129,7 +130,7 @@ pub fn key() -> FlowKey {
     FlowKey::new("10.0.0.1:80".parse().unwrap(), "10.0.0.2:4000".parse().unwrap())
 }
 
-/// Traces are easier to read without timestamps and with windows unscaled.
+/// Without timestamps and window scale, for readable traces.
 pub fn plain() -> Config {
     Config {
         timestamps: false,
@@ -155,28 +156,28 @@ impl Trace {
             path: path(),
             out: Out { segs: VecDeque::new(), room: 1000 },
             events: Events::NONE,
-            believed: Vec::new(),
-            lands_in: Purpose::Receive,
+            adopted: Vec::new(),
+            recv_purpose: Purpose::Receive,
             sender: None,
             written: 0,
             read: 0,
         }
     }
 
-    /// Actively opening; the SYN is not sent yet.
+    /// Active open; the SYN is not sent yet.
     pub fn connect(cfg: Config) -> Trace {
         let now = Instant::from_millis(1000);
         Trace::with(Tcb::connect(&cfg, key(), OUR_ISS, 0, path(), now))
     }
 
-    /// Passively opening on `syn`; the SYN,ACK is not sent yet.
+    /// Passive open on `syn`; the SYN,ACK is not sent yet.
     pub fn passive(cfg: Config, syn: Seg) -> Trace {
         let now = Instant::from_millis(1000);
         let syn = header(&syn);
         Trace::with(Tcb::passive(&cfg, key(), OUR_ISS, 0, path(), now, &syn))
     }
 
-    /// Established, quick acknowledgements used up, both MSS 1000, the peer's window 50000.
+    /// Established by an active open, both MSS 1000, the peer's window 50000.
     pub fn established_with(cfg: Config) -> Trace {
         let mut t = Trace::connect(cfg);
         t.output();
@@ -211,12 +212,12 @@ impl Trace {
         f(&mut self.tcb, &mut env, &self.path, &mut self.out)
     }
 
-    /// One pass of output, and how far it came.
+    /// Runs output once.
     pub fn pass(&mut self) -> Sent {
         self.env(|tcb, env, path, out| tcb.output(env, path, out))
     }
 
-    /// One pass of output.
+    /// Runs output once and expects it to complete.
     pub fn output(&mut self) {
         assert_eq!(self.pass(), Sent::Done);
     }
@@ -227,17 +228,17 @@ impl Trace {
         self.output();
     }
 
-    /// A segment arrives; no output.
+    /// A segment arrives, without output.
     pub fn input(&mut self, seg: Seg) {
         let hdr = header(&seg);
         let payload = self.payload(seg.seq, seg.len);
         self.events = self.env(|tcb, env, _, _| tcb.input(env, &hdr, payload));
     }
 
-    /// Received segments land in the reserve for control, as small ones do when the receive share is
-    /// used up.
+    /// Whether received segments use the control reserve, as small ones do when the receive share
+    /// is exhausted.
     pub fn reserve(&mut self, on: bool) {
-        self.lands_in = if on { Purpose::Control } else { Purpose::Receive };
+        self.recv_purpose = if on { Purpose::Control } else { Purpose::Receive };
     }
 
     fn payload(&mut self, seq: u32, len: usize) -> Chain {
@@ -245,14 +246,14 @@ impl Trace {
             return Chain::new();
         }
         let pool = self.sender.as_mut().unwrap_or(&mut self.pool);
-        let mut chain = pool.alloc_chain(len, 0, self.lands_in).unwrap();
+        let mut chain = pool.alloc_chain(len, 0, self.recv_purpose).unwrap();
         let first = u64::from(seq).wrapping_sub(1);
         let bytes: Vec<u8> = (0..len as u64).map(|i| pattern(first.wrapping_add(i))).collect();
         chain.copy_from(0, &bytes).unwrap();
         chain
     }
 
-    /// Commits `len` bytes to the send queue; no output.
+    /// Commits `len` bytes to the send queue, without output.
     pub fn queue(&mut self, len: usize) {
         let mut chain = self.pool.alloc_chain(len, 0, Purpose::Send).unwrap();
         let bytes: Vec<u8> = (0..len as u64).map(|i| pattern(self.written + i)).collect();
@@ -282,7 +283,7 @@ impl Trace {
         n
     }
 
-    /// Time passes; timers that come due run at their own time, each followed by output.
+    /// Advances the clock. Each timer runs at its deadline, followed by output.
     pub fn wait(&mut self, ms: u64) {
         let end = self.now + Duration::from_millis(ms);
         self.events = Events::NONE;
@@ -290,7 +291,7 @@ impl Trace {
             self.now = self.now.max(at);
             let events = self.env(|tcb, env, _, _| tcb.on_timer(env));
             self.events |= events;
-            self.follow_path_mtu();
+            self.apply_path_mtu();
             self.output();
         }
         self.now = end;
@@ -315,14 +316,14 @@ impl Trace {
     pub fn icmp(&mut self, what: IcmpError, seq: u32) {
         let quoted = OUR_ISS + seq;
         self.events = self.env(|tcb, env, _, _| tcb.on_icmp(env, what, quoted));
-        self.follow_path_mtu();
+        self.apply_path_mtu();
         self.output();
     }
 
-    /// The table of paths learns what the connection believes.
-    fn follow_path_mtu(&mut self) {
+    /// Enters an adopted path MTU into the path, as the path MTU cache would.
+    fn apply_path_mtu(&mut self) {
         if let Some(mtu) = self.tcb.take_path_mtu() {
-            self.believed.push(mtu);
+            self.adopted.push(mtu);
             self.path.mtu = self.path.mtu.min(mtu.max(576));
         }
     }
@@ -333,7 +334,7 @@ impl Trace {
     }
 
     #[track_caller]
-    pub fn silent(&self) {
+    pub fn expect_silence(&self) {
         assert!(self.out.segs.is_empty(), "sent {:?}", self.out.segs);
     }
 
@@ -347,7 +348,7 @@ impl Trace {
 }
 
 impl Drop for Trace {
-    /// Whatever happened, every buffer comes home and the budget is whole again.
+    /// Every buffer is freed and the budget balances, whatever the trace did.
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;
@@ -379,7 +380,7 @@ pub fn header(s: &Seg) -> Header {
     h
 }
 
-/// `seg!("PA", seq = 1, len = 10)`: a segment; what is not named is zero, the window 50000.
+/// `seg!("PA", seq = 1, len = 10)`: a segment. Fields not named are zero, the window is 50000.
 #[macro_export]
 macro_rules! seg {
     ($flags:literal $(, $field:ident = $value:expr)* $(,)?) => {
@@ -397,7 +398,7 @@ macro_rules! recv {
     ($t:expr, $($seg:tt)*) => { $t.recv($crate::seg!($($seg)*)) };
 }
 
-/// The next segment sent has these flags, and these fields; others may be anything.
+/// Asserts the flags and the named fields of the next segment sent.
 #[macro_export]
 macro_rules! send {
     ($t:expr, $flags:literal $(, $field:ident = $value:expr)* $(,)?) => {{

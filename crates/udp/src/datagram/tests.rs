@@ -13,15 +13,27 @@ fn chain(pool: &mut Pool, bytes: &[u8], headroom: usize) -> Chain {
     c
 }
 
-const V4: (&str, &str) = ("10.0.0.1:1000", "10.0.0.2:53");
-const V6: (&str, &str) = ("[2001:db8::1]:1000", "[2001:db8::2]:53");
-
-fn ends((a, b): (&str, &str)) -> (SocketAddr, SocketAddr) {
-    (a.parse().unwrap(), b.parse().unwrap())
+/// Source and destination of a datagram.
+#[derive(Clone, Copy)]
+struct Flow {
+    src: SocketAddr,
+    dst: SocketAddr,
 }
 
-/// A packet with a complete checksum.
-fn packet(pool: &mut Pool, (src, dst): (SocketAddr, SocketAddr), payload: &[u8]) -> Vec<u8> {
+fn v4() -> Flow {
+    flow("10.0.0.1:1000", "10.0.0.2:53")
+}
+
+fn v6() -> Flow {
+    flow("[2001:db8::1]:1000", "[2001:db8::2]:53")
+}
+
+fn flow(src: &str, dst: &str) -> Flow {
+    Flow { src: src.parse().unwrap(), dst: dst.parse().unwrap() }
+}
+
+/// A UDP packet with a complete checksum.
+fn packet(pool: &mut Pool, Flow { src, dst }: Flow, payload: &[u8]) -> Vec<u8> {
     let payload = chain(pool, payload, HEADROOM_BYTES);
     let (c, offload) = output(pool, src, dst, payload).unwrap();
     assert!(offload.needs_csum && (offload.csum_start, offload.csum_offset) == (0, 6));
@@ -38,12 +50,12 @@ struct Received {
     counters: Counters,
 }
 
-fn receive(ends: (SocketAddr, SocketAddr), bytes: &[u8], offload: Offload) -> Received {
+fn receive(flow: Flow, bytes: &[u8], offload: Offload) -> Received {
     let (mut pool, mut counters) = (pool(), Counters::default());
     let c = chain(&mut pool, bytes, 0);
-    let got = input(ends.0.ip(), ends.1.ip(), 0, c, offload, &mut pool, &mut counters);
+    let got = input(flow.src.ip(), flow.dst.ip(), 0, c, offload, &mut pool, &mut counters);
     let payload = got.ok().map(|d| {
-        assert_eq!((d.src, d.dst), ends);
+        assert_eq!((d.src, d.dst), (flow.src, flow.dst));
         let bytes = d.payload.to_vec();
         pool.free(d.payload);
         bytes
@@ -53,9 +65,9 @@ fn receive(ends: (SocketAddr, SocketAddr), bytes: &[u8], offload: Offload) -> Re
 }
 
 #[test]
-fn what_is_sent_is_received_over_both_versions() {
-    for e in [V4, V6].map(ends) {
-        for len in [0, 1, 7, 1472, 30_001, max_payload(usize::MAX, e.1.ip())] {
+fn a_sent_datagram_is_received_over_both_versions() {
+    for e in [v4(), v6()] {
+        for len in [0, 1, 7, 1472, 30_001, max_payload(usize::MAX, e.dst.ip())] {
             let payload: Vec<u8> = (0..len).map(|i| i as u8).collect();
             let bytes = packet(&mut pool(), e, &payload);
             assert_eq!(receive(e, &bytes, Offload::default()).payload, Some(payload));
@@ -65,7 +77,7 @@ fn what_is_sent_is_received_over_both_versions() {
 
 #[test]
 fn a_wrong_checksum_is_dropped() {
-    let e = ends(V4);
+    let e = v4();
     let mut bytes = packet(&mut pool(), e, b"hello");
     bytes[9] ^= 0x10;
     let got = receive(e, &bytes, Offload::default());
@@ -75,8 +87,8 @@ fn a_wrong_checksum_is_dropped() {
 }
 
 #[test]
-fn a_checksum_that_the_device_verified_is_not_summed_again() {
-    let e = ends(V4);
+fn a_checksum_verified_by_the_device_is_not_verified_again() {
+    let e = v4();
     let mut bytes = packet(&mut pool(), e, b"hello");
     bytes[6] ^= 0x10;
     for trusted in [
@@ -89,7 +101,7 @@ fn a_checksum_that_the_device_verified_is_not_summed_again() {
 
 #[test]
 fn a_zero_checksum_means_none_over_ipv4_and_is_dropped_over_ipv6() {
-    for (e, is_taken) in [(ends(V4), true), (ends(V6), false)] {
+    for (e, is_taken) in [(v4(), true), (v6(), false)] {
         let mut bytes = packet(&mut pool(), e, b"hello");
         bytes[6..8].fill(0);
         let got = receive(e, &bytes, Offload::default());
@@ -99,8 +111,8 @@ fn a_zero_checksum_means_none_over_ipv4_and_is_dropped_over_ipv6() {
 }
 
 #[test]
-fn a_length_beyond_the_packet_is_dropped_and_a_surplus_is_cut_off() {
-    let e = ends(V4);
+fn a_udp_length_beyond_the_packet_is_dropped_and_a_surplus_is_trimmed() {
+    let e = v4();
     let bytes = packet(&mut pool(), e, b"hello");
     for cut in 0..bytes.len() {
         let got = receive(e, &bytes[..cut], Offload::default());
@@ -112,13 +124,13 @@ fn a_length_beyond_the_packet_is_dropped_and_a_surplus_is_cut_off() {
 }
 
 #[test]
-fn a_header_goes_into_the_headroom_if_nobody_shares_it() {
-    let (mut pool, e) = (pool(), ends(V4));
+fn a_header_is_written_into_unshared_headroom() {
+    let (mut pool, e) = (pool(), v4());
     let c = chain(&mut pool, b"hello", HEADROOM_BYTES);
-    let (c, _) = output(&mut pool, e.0, e.1, c).unwrap();
+    let (c, _) = output(&mut pool, e.src, e.dst, c).unwrap();
     assert_eq!(c.segs(), 1);
     let shared = pool.clone_range(&c, 0, c.len()).unwrap();
-    let (c, _) = output(&mut pool, e.0, e.1, c).unwrap();
+    let (c, _) = output(&mut pool, e.src, e.dst, c).unwrap();
     assert_eq!(c.segs(), 2);
     assert!(c.front().unwrap().headroom() >= 54);
     assert_eq!(&c.to_vec()[16..], b"hello");
@@ -128,38 +140,38 @@ fn a_header_goes_into_the_headroom_if_nobody_shares_it() {
 }
 
 #[test]
-fn a_payload_larger_than_a_datagram_is_refused() {
-    for e in [V4, V6].map(ends) {
+fn a_payload_above_the_maximum_datagram_is_refused() {
+    for e in [v4(), v6()] {
         let mut pool = pool();
-        let c = chain(&mut pool, &vec![0; max_payload(usize::MAX, e.1.ip()) + 1], 0);
-        assert_eq!(output(&mut pool, e.0, e.1, c).unwrap_err(), OutputError::MessageTooLong);
+        let c = chain(&mut pool, &vec![0; max_payload(usize::MAX, e.dst.ip()) + 1], 0);
+        assert_eq!(output(&mut pool, e.src, e.dst, c).unwrap_err(), OutputError::MessageTooLong);
         assert_eq!(pool.outstanding(), 0);
     }
-    assert_eq!(max_payload(1500, ends(V4).0.ip()), 1472);
-    assert_eq!(max_payload(1500, ends(V6).0.ip()), 1452);
+    assert_eq!(max_payload(1500, v4().src.ip()), 1472);
+    assert_eq!(max_payload(1500, v6().src.ip()), 1452);
 }
 
 #[test]
 fn addresses_of_different_versions_are_refused() {
     let mut pool = pool();
     let c = chain(&mut pool, b"hello", 0);
-    let sent = output(&mut pool, ends(V4).0, ends(V6).1, c);
+    let sent = output(&mut pool, v4().src, v6().dst, c);
     assert_eq!(sent.unwrap_err(), OutputError::MixedVersions);
     assert_eq!(pool.outstanding(), 0);
 }
 
 proptest! {
     #[test]
-    fn any_bytes_are_a_datagram_or_one_counted_drop(
+    fn arbitrary_bytes_are_a_datagram_or_one_counted_drop(
         bytes in prop::collection::vec(any::<u8>(), 0..64),
         is_v4 in any::<bool>(),
         csum_valid in any::<bool>(),
     ) {
         let (mut pool, mut counters) = (pool(), Counters::default());
-        let e = ends(if is_v4 { V4 } else { V6 });
+        let e = if is_v4 { v4() } else { v6() };
         let c = chain(&mut pool, &bytes, 0);
         let offload = Offload { csum_valid, ..Offload::default() };
-        match input(e.0.ip(), e.1.ip(), 0, c, offload, &mut pool, &mut counters) {
+        match input(e.src.ip(), e.dst.ip(), 0, c, offload, &mut pool, &mut counters) {
             Ok(d) => {
                 prop_assert_eq!(counters.total_drops(), 0);
                 pool.free(d.payload);

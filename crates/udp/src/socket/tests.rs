@@ -12,7 +12,7 @@ fn datagram(pool: &mut Pool, bytes: usize) -> Datagram {
 }
 
 #[test]
-fn datagrams_come_out_in_order_and_only_the_first_wakes() {
+fn datagrams_are_received_in_order_and_only_the_first_wakes_the_reader() {
     let (mut pool, mut counters, mut s) = (pool(), Counters::default(), UdpSocket::new());
     let sizes = [10, 3000, 1];
     let woken = sizes.map(|n| {
@@ -30,7 +30,7 @@ fn datagrams_come_out_in_order_and_only_the_first_wakes() {
 }
 
 #[test]
-fn a_full_queue_drops_what_comes_but_always_takes_one() {
+fn a_full_queue_drops_datagrams_but_an_empty_one_always_accepts_one() {
     let (mut pool, mut counters, mut s) = (pool(), Counters::default(), UdpSocket::new());
     s.set_recv_limit(1);
     for _ in 0..3 {
@@ -46,7 +46,7 @@ fn a_full_queue_drops_what_comes_but_always_takes_one() {
 #[test]
 fn tiny_datagrams_are_charged_the_budget_of_their_descriptors() {
     let (mut pool, mut counters, mut s) = (pool(), Counters::default(), UdpSocket::new());
-    let most = DEFAULT_RECV_LIMIT_BYTES / fulmar_mbuf::Mbuf::MIN_HELD_BYTES;
+    let most = DEFAULT_RECV_LIMIT_BYTES / fulmar_mbuf::Mbuf::MIN_TRUESIZE;
     for _ in 0..most + 50 {
         let d = datagram(&mut pool, 1);
         s.deliver(d, &mut pool, &mut counters);
@@ -55,13 +55,13 @@ fn tiny_datagrams_are_charged_the_budget_of_their_descriptors() {
     assert_eq!(counters.drops(DropReason::UdpBufferFull), 50);
     while let Some(d) = s.receive() {
         pool.free(d.payload);
-        assert_eq!(s.queued_bytes(), s.queued() * fulmar_mbuf::Mbuf::MIN_HELD_BYTES);
+        assert_eq!(s.queued_bytes(), s.queued() * fulmar_mbuf::Mbuf::MIN_TRUESIZE);
     }
     assert_eq!(pool.outstanding(), 0);
 }
 
 #[test]
-fn what_is_charged_to_its_sender_takes_its_storage_of_the_queue() {
+fn a_payload_in_the_senders_buffer_is_charged_its_storage() {
     let (mut pool, mut counters, mut s) = (pool(), Counters::default(), UdpSocket::new());
     let payload = pool.alloc_chain(1, 0, Purpose::Send).unwrap();
     let storage_bytes = payload.storage_bytes();
@@ -72,7 +72,7 @@ fn what_is_charged_to_its_sender_takes_its_storage_of_the_queue() {
 }
 
 #[test]
-fn empty_datagrams_cannot_grow_the_queue_without_end() {
+fn empty_datagrams_do_not_grow_the_queue_without_bound() {
     let (mut pool, mut counters, mut s) = (pool(), Counters::default(), UdpSocket::new());
     for _ in 0..MAX_DATAGRAMS + 5 {
         let mut d = datagram(&mut pool, 1);
@@ -84,7 +84,7 @@ fn empty_datagrams_cannot_grow_the_queue_without_end() {
 }
 
 #[test]
-fn only_a_connected_socket_hears_of_errors_of_its_peer() {
+fn only_a_connected_socket_accepts_errors_of_its_peer() {
     let peer: SocketAddr = "10.0.0.2:53".parse().unwrap();
     let mut s = UdpSocket::new();
     assert!(!s.on_error(peer, UdpError::ConnectionRefused));
@@ -96,7 +96,7 @@ fn only_a_connected_socket_hears_of_errors_of_its_peer() {
 }
 
 #[test]
-fn after_shutdown_nothing_is_taken_but_what_is_queued_stays() {
+fn after_shutdown_queued_datagrams_stay_readable_and_new_ones_are_dropped() {
     let (mut pool, mut counters, mut s) = (pool(), Counters::default(), UdpSocket::new());
     let d = datagram(&mut pool, 10);
     s.deliver(d, &mut pool, &mut counters);

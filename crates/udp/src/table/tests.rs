@@ -31,7 +31,7 @@ fn the_most_specific_binding_gets_the_datagram() {
 }
 
 #[test]
-fn a_connected_socket_gets_nothing_from_others_until_it_disconnects() {
+fn a_connected_socket_receives_only_from_its_peer_until_it_disconnects() {
     let mut t = table();
     let c = t.bind(1, a("10.0.0.1:53"), ALONE, any_port).unwrap();
     t.connect(c.slot, a("10.0.0.1:53"), a("10.0.0.9:99")).unwrap();
@@ -44,7 +44,7 @@ fn a_connected_socket_gets_nothing_from_others_until_it_disconnects() {
 }
 
 #[test]
-fn an_address_is_taken_once_unless_all_share_it() {
+fn an_address_is_bound_once_unless_all_share_it() {
     let mut t = table();
     t.bind(1, a("10.0.0.1:53"), ALONE, any_port).unwrap();
     assert_eq!(t.bind(2, a("10.0.0.1:53"), SHARE, any_port), Err(BindError::InUse));
@@ -65,7 +65,7 @@ fn a_dual_stack_wildcard_takes_ipv4_and_conflicts_with_it() {
 }
 
 #[test]
-fn a_v6_only_wildcard_leaves_ipv4_to_others() {
+fn a_v6_only_wildcard_does_not_receive_ipv4() {
     let mut t = table();
     t.bind(1, a("[::]:53"), V6_ONLY, any_port).unwrap();
     assert_eq!(t.lookup(a("10.0.0.1:53"), a("10.0.0.9:99")), None);
@@ -75,7 +75,7 @@ fn a_v6_only_wildcard_leaves_ipv4_to_others() {
 }
 
 #[test]
-fn ephemeral_ports_are_free_fitting_and_spread() {
+fn ephemeral_ports_are_free_fitting_and_random() {
     let mut t = table();
     let even = |p: u16| p.is_multiple_of(2);
     let ports: Vec<u16> =
@@ -96,7 +96,7 @@ fn without_a_free_ephemeral_port_bind_fails() {
 }
 
 #[test]
-fn the_same_pair_connects_once() {
+fn a_connected_pair_is_unique_unless_shared() {
     let mut t = table();
     let one = t.bind(1, a("10.0.0.1:53"), SHARE, any_port).unwrap();
     let two = t.bind(2, a("0.0.0.0:53"), SHARE, any_port).unwrap();
@@ -110,7 +110,7 @@ fn the_same_pair_connects_once() {
     assert_eq!(t.connect(99, local, remote), Err(BindError::NotBound));
 }
 
-/// The model: a list of bindings, the newest last, searched whole.
+/// The model: a binding in a list that is scanned linearly.
 #[derive(Clone, Debug)]
 struct Model {
     handle: u32,
@@ -118,7 +118,7 @@ struct Model {
     local: SocketAddr,
     connected: Option<(SocketAddr, SocketAddr)>,
     v6_only: bool,
-    /// When its key last changed: the latest of equals wins.
+    /// When its key last changed: of equally specific bindings the latest wins.
     age: usize,
 }
 

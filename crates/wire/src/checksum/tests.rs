@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// RFC 1071 section 1, word by word.
+/// The definition in RFC 1071 section 1.
 fn model(bytes: &[u8]) -> u16 {
     let mut sum = 0u32;
     for pair in bytes.chunks(2) {
@@ -11,7 +11,7 @@ fn model(bytes: &[u8]) -> u16 {
     sum as u16
 }
 
-/// Bytes that carry often: half of them 0xff.
+/// Bytes that produce many carries: half of them 0xff.
 fn bytes(most: usize) -> impl Strategy<Value = Vec<u8>> {
     proptest::collection::vec(prop_oneof![any::<u8>(), Just(0xff)], 0..most)
 }
@@ -26,14 +26,14 @@ fn example_of_rfc_1071_section_3() {
 }
 
 #[test]
-fn nothing_sums_to_zero() {
+fn the_sum_of_no_bytes_is_zero() {
     assert_eq!((Sum::new().fold(), Sum::new().finish()), (0, 0xffff));
     assert_eq!(checksum(&[]), 0xffff);
     assert_eq!(checksum(&[0; 77]), 0xffff);
 }
 
 #[test]
-fn full_words_do_not_lose_a_carry() {
+fn carries_of_all_ones_are_not_lost() {
     for len in 0..200 {
         assert_eq!(!checksum(&vec![0xff; len]), model(&vec![0xff; len]), "{len} bytes");
     }
@@ -41,7 +41,7 @@ fn full_words_do_not_lose_a_carry() {
 }
 
 #[test]
-fn udp_never_sends_zero() {
+fn udp_checksum_is_never_zero() {
     let mut sum = Sum::new();
     sum.add_u16(0xffff);
     assert_eq!((sum.finish(), sum.finish_udp()), (0, 0xffff));
@@ -67,14 +67,14 @@ fn pseudo_headers_are_those_of_the_rfcs() {
 }
 
 #[test]
-fn words_in_registers_sum_like_their_bytes() {
+fn the_sum_of_words_agrees_with_the_sum_of_their_bytes() {
     let words = [0x4500_05dc, 0x0007_4000, 0x4006_0000, 0x0a00_0001, 0xffff_ffff];
     let bytes: Vec<u8> = words.iter().flat_map(|w: &u32| w.to_be_bytes()).collect();
     assert_eq!(of_words(&words), checksum(&bytes));
 }
 
 #[test]
-fn sums_and_fields_add_up_like_the_bytes_that_they_stand_for() {
+fn added_agrees_with_the_sum_of_the_bytes() {
     for numbers in
         [[0, 0, 0], [0xffff, 0xffff, 0xffff], [1, 0xfffe, 0], [0x8000, 0x8000, 1], [7, 0, 0]]
     {
@@ -86,12 +86,12 @@ fn sums_and_fields_add_up_like_the_bytes_that_they_stand_for() {
 
 proptest! {
     #[test]
-    fn any_bytes_sum_like_the_model(bytes in bytes(600)) {
+    fn the_sum_of_any_bytes_agrees_with_the_model(bytes in bytes(600)) {
         prop_assert_eq!(!checksum(&bytes), model(&bytes));
     }
 
     #[test]
-    fn any_pieces_sum_like_the_whole(pieces in proptest::collection::vec(bytes(80), 0..12)) {
+    fn the_sum_is_independent_of_the_division_into_parts(pieces in proptest::collection::vec(bytes(80), 0..12)) {
         let mut sum = Sum::new();
         for piece in &pieces {
             sum.add_bytes(piece);
@@ -100,7 +100,7 @@ proptest! {
     }
 
     #[test]
-    fn a_word_is_two_bytes_wherever_it_stands(before in bytes(9), word: u16, after in bytes(9)) {
+    fn add_u16_agrees_with_two_bytes_at_any_offset(before in bytes(9), word: u16, after in bytes(9)) {
         let mut sum = Sum::new();
         sum.add_bytes(&before);
         sum.add_u16(word);
@@ -110,7 +110,7 @@ proptest! {
     }
 
     #[test]
-    fn sums_append_like_their_bytes(a in bytes(70), b in bytes(70), c in bytes(70)) {
+    fn append_agrees_with_the_sum_of_concatenated_bytes(a in bytes(70), b in bytes(70), c in bytes(70)) {
         let mut tail = Sum::new();
         tail.add_bytes(&b);
         tail.add_bytes(&c);
@@ -121,7 +121,7 @@ proptest! {
     }
 
     #[test]
-    fn pseudo_header_may_come_at_any_time(a in bytes(9), b in bytes(9), src: u32, dst: u32) {
+    fn the_pseudo_header_may_be_added_at_any_time(a in bytes(9), b in bytes(9), src: u32, dst: u32) {
         let add_pseudo = |sum: &mut Sum| {
             let (src, dst) = (core::net::Ipv4Addr::from(src), core::net::Ipv4Addr::from(dst));
             sum.add_pseudo(src.into(), dst.into(), 17, 18);
@@ -137,7 +137,7 @@ proptest! {
     }
 
     #[test]
-    fn a_part_taken_out_of_a_sum_leaves_the_sum_of_the_rest(
+    fn a_sum_without_a_part_is_the_sum_of_the_rest(
         all in bytes(UNIT_BYTES * 2), cut in any::<(usize, usize)>(), odd_start: bool,
     ) {
         let (a, b) = (cut.0 % (all.len() + 1), cut.1 % (all.len() + 1));
@@ -150,7 +150,7 @@ proptest! {
         let left = sum_of(&all)
             .without_back(sum_of(&all[back..]))
             .without_front(sum_of(&all[..front]));
-        // Two nonzero words around it, as headers are: zero has two forms.
+        // Surrounded by non-zero words, like headers: zero has two representations.
         let mut got = Sum::new();
         got.add_bytes(if odd_start { &[1, 2, 3] } else { &[1, 2] });
         let mut want = got;
@@ -162,7 +162,7 @@ proptest! {
     }
 
     #[test]
-    fn units_are_copied_and_their_sums_are_those_of_their_bytes(
+    fn copy_and_sum_units_copies_whole_units_with_their_sums(
         src in bytes(UNIT_BYTES * 5), room in 0..UNIT_BYTES * 5, entries in 0usize..5,
     ) {
         let mut dst = vec![0xa5; room];
@@ -182,7 +182,7 @@ proptest! {
     }
 
     #[test]
-    fn copy_and_sum_copies_and_sums_what_both_hold(
+    fn copy_and_sum_copies_and_sums_the_common_length(
         src in bytes(40 * UNIT_BYTES),
         room in 0..40 * UNIT_BYTES,
         before in bytes(2),
@@ -199,7 +199,7 @@ proptest! {
     }
 
     #[test]
-    fn a_right_checksum_validates_and_one_flipped_bit_does_not(
+    fn a_correct_checksum_validates_and_a_flipped_bit_does_not(
         mut bytes in proptest::collection::vec(any::<u8>(), 2..100),
         bit: prop::sample::Index,
     ) {

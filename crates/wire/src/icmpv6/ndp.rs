@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! +------+--------+---------------------------
-//! | type | length | value, padded              length counts units of 8 bytes, itself included
+//! | type | length | value, padded              length of the option in units of 8 bytes
 //! +------+--------+---------------------------
 //! ```
 
@@ -15,50 +15,49 @@ const TARGET_LINK_LAYER: u8 = 2;
 const PREFIX: u8 = 3;
 const MTU: u8 = 5;
 
-// Flags of a prefix (RFC 4861 section 4.6.2).
+// Flags of a prefix information option (RFC 4861 section 4.6.2).
 const ON_LINK: u8 = 0x80;
 const AUTONOMOUS: u8 = 0x40;
 
-/// An option of neighbour discovery over Ethernet.
+/// A neighbour discovery option, for Ethernet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NdpOption {
-    /// Hardware address of the sender.
+    /// Source link-layer address.
     SourceLinkLayer(EtherAddr),
-    /// Hardware address of the target.
+    /// Target link-layer address.
     TargetLinkLayer(EtherAddr),
     /// MTU of the link in bytes.
     Mtu(u32),
-    /// A prefix of the link.
+    /// Prefix information.
     Prefix {
-        /// The prefix; bits behind `prefix_bits` are as sent and mean nothing.
+        /// The prefix; bits behind `prefix_bits` are undefined.
         prefix: Ipv6Addr,
-        /// Its length in bits, at most 128.
+        /// Prefix length in bits, at most 128.
         prefix_bits: u8,
-        /// Its addresses are on the link.
+        /// The L flag: the prefix is on-link.
         on_link: bool,
-        /// Addresses may be made from it (RFC 4862).
+        /// The A flag: the prefix can be used for address autoconfiguration (RFC 4862).
         autonomous: bool,
-        /// How long it is on the link, in seconds; `u32::MAX` is for ever.
+        /// Valid lifetime in seconds; `u32::MAX` is infinite.
         valid_s: u32,
-        /// How long addresses made from it are preferred, in seconds; `u32::MAX` is for ever.
+        /// Preferred lifetime in seconds; `u32::MAX` is infinite.
         preferred_s: u32,
     },
-    /// An option that this stack does not know and must skip (RFC 4861 section 4.6).
+    /// An unknown option, to be ignored (RFC 4861 section 4.6).
     Unknown,
 }
 
-/// The options behind a message of neighbour discovery.
+/// An iterator over the options of a neighbour discovery message.
 #[derive(Clone, Debug)]
 pub struct NdpOptions<'a> {
     rest: &'a [u8],
 }
 
-/// Reads options, which fill `bytes` to its end: everything behind
-/// [`super::Message::header_bytes`].
+/// Parses the options in `bytes`: all bytes behind [`super::Message::header_bytes`].
 ///
-/// Yields [`WireError::Malformed`] for an option with a length of zero (the packet must then be
-/// discarded, RFC 4861 section 4.6) or one that does not fit its kind, [`WireError::Truncated`]
-/// for one that runs past the end, and nothing after an error.
+/// Yields [`WireError::Malformed`] for an option with length zero (the packet must be discarded, RFC 4861
+/// section 4.6) or with a wrong length for its type, [`WireError::Truncated`] for one that exceeds `bytes`,
+/// and nothing after an error.
 pub fn ndp_options(bytes: &[u8]) -> NdpOptions<'_> {
     NdpOptions { rest: bytes }
 }
@@ -79,7 +78,7 @@ impl Iterator for NdpOptions<'_> {
     }
 }
 
-/// The first option with its type and length, and what follows it.
+/// The first option with its type and length, and the rest.
 fn split(bytes: &[u8]) -> Result<(&[u8], &[u8]), WireError> {
     match *bytes {
         [_, 0, ..] => Err(WireError::Malformed),
@@ -104,7 +103,7 @@ fn parse(option: &[u8]) -> Result<NdpOption, WireError> {
     })
 }
 
-/// An address of another length than Ethernet's cannot be meant for us.
+/// A link-layer address, which must have the length of an Ethernet address.
 fn ether(option: &[u8]) -> Result<EtherAddr, WireError> {
     match *option {
         [_, _, a, b, c, d, e, f] => Ok(EtherAddr([a, b, c, d, e, f])),

@@ -7,7 +7,7 @@ fn target() -> Ipv6Addr {
     "fe80::1:2:3".parse().unwrap()
 }
 
-/// Each kind of message beside its type, code and four bytes behind the checksum.
+/// Each type of message with its type, its code and the four bytes behind the checksum.
 fn samples() -> Vec<([u8; 2], [u8; 4], Message)> {
     let (target, destination) = (target(), "2001:db8::9".parse().unwrap());
     vec![
@@ -46,7 +46,7 @@ fn neighbour(router: bool, solicited: bool, override_: bool) -> Message {
 }
 
 #[test]
-fn each_message_is_read_and_written_alike() {
+fn each_message_round_trips() {
     for (lead, word, message) in samples() {
         let bytes = needs_exactly(message.header_bytes(), |b| message.emit(b));
         assert_eq!((&bytes[0..2], &bytes[2..4]), (&lead[..], &[0, 0][..]));
@@ -57,7 +57,7 @@ fn each_message_is_read_and_written_alike() {
 }
 
 #[test]
-fn bodies_stand_where_rfc_4861_puts_them() {
+fn fields_have_the_offsets_of_rfc_4861() {
     let bytes = needs_exactly(16, |b| advertisement(false, false).emit(b));
     assert_eq!(bytes[8..16], [1, 2, 3, 4, 5, 6, 7, 8]);
     for message in
@@ -76,7 +76,7 @@ fn bodies_stand_where_rfc_4861_puts_them() {
 }
 
 #[test]
-fn neighbour_discovery_with_a_code_is_malformed() {
+fn neighbour_discovery_with_a_nonzero_code_is_malformed() {
     for (lead, _, message) in samples() {
         let mut bytes = needs_exactly(message.header_bytes(), |b| message.emit(b));
         bytes[1] = 1;
@@ -86,7 +86,7 @@ fn neighbour_discovery_with_a_code_is_malformed() {
 }
 
 #[test]
-fn errors_are_told_from_information() {
+fn errors_are_distinguished_from_informational_messages() {
     for (lead, _, message) in samples() {
         assert_eq!(message.is_error(), lead[0] < 128 || lead[0] == 137, "{message:?}");
     }
@@ -110,7 +110,7 @@ fn emitted(option: NdpOption) -> Vec<u8> {
 }
 
 #[test]
-fn options_are_read_and_written_alike() {
+fn options_round_trip() {
     assert_eq!(emitted(NdpOption::SourceLinkLayer(ETHER)), [1, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(emitted(NdpOption::TargetLinkLayer(ETHER)), [2, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(emitted(NdpOption::Mtu(1500)), [5, 1, 0, 0, 0, 0, 5, 0xdc]);
@@ -138,7 +138,7 @@ fn unknown_options_are_skipped() {
 }
 
 #[test]
-fn option_of_zero_length_ends_everything() {
+fn an_option_of_length_zero_is_malformed_and_ends_the_iteration() {
     let bytes = [&emitted(NdpOption::Mtu(1280))[..], &[14, 0, 0, 0, 0, 0, 0, 0]].concat();
     let bytes = [bytes, emitted(NdpOption::Mtu(1280))].concat();
     let options: Vec<_> = ndp_options(&bytes).collect();
@@ -146,7 +146,7 @@ fn option_of_zero_length_ends_everything() {
 }
 
 #[test]
-fn option_that_runs_past_the_end_is_truncated() {
+fn an_option_beyond_the_end_is_truncated() {
     for option in [prefix(), NdpOption::Mtu(1), NdpOption::SourceLinkLayer(ETHER)] {
         let bytes = emitted(option);
         assert_eq!(ndp_options(&[]).next(), None);
@@ -159,7 +159,7 @@ fn option_that_runs_past_the_end_is_truncated() {
 }
 
 #[test]
-fn option_of_the_wrong_length_for_its_kind_is_malformed() {
+fn an_option_of_the_wrong_length_for_its_type_is_malformed() {
     for (kind, units) in [(1, 2), (2, 2), (5, 2), (3, 1), (3, 3), (3, 5)] {
         let mut bytes = vec![0; usize::from(units) * 8];
         bytes[0..2].copy_from_slice(&[kind, units]);
@@ -178,7 +178,7 @@ fn prefix_over_128_bits_is_malformed() {
 
 proptest! {
     #[test]
-    fn options_of_any_bytes_end(bytes in proptest::collection::vec(0..12u8, 0..200)) {
+    fn iteration_over_any_bytes_ends(bytes in proptest::collection::vec(0..12u8, 0..200)) {
         let options: Vec<_> = ndp_options(&bytes).collect();
         prop_assert!(options.len() <= bytes.len() / 8 + 1);
         let errors = options.iter().filter(|o| o.is_err()).count();

@@ -28,7 +28,7 @@ fn parse(bytes: &[u8]) -> Result<Header, WireError> {
     Header::parse(bytes, 0x0203)
 }
 
-/// The sample with a header of `words` words, the options no-ops.
+/// The sample with a header of `words` words and NOP options.
 fn with_options(words: u8) -> Vec<u8> {
     let mut bytes = SAMPLE.to_vec();
     bytes[0] = 0x40 | words;
@@ -37,20 +37,20 @@ fn with_options(words: u8) -> Vec<u8> {
 }
 
 #[test]
-fn header_is_read_and_written_alike() {
+fn header_round_trips() {
     assert_eq!(parse(&SAMPLE), Ok(sample()));
     assert_eq!(needs_exactly(HEADER_BYTES, |b| sample().emit(b)), SAMPLE);
     assert!(checksum_ok(&SAMPLE, 20));
 }
 
 #[test]
-fn truncated_header_is_refused() {
+fn truncated_header_is_rejected() {
     refuses_every_prefix(&SAMPLE, parse);
     refuses_every_prefix(&with_options(15), parse);
 }
 
 #[test]
-fn options_are_skipped_and_summed() {
+fn options_are_ignored_and_covered_by_the_checksum() {
     for words in 6..=15 {
         let mut bytes = with_options(words);
         let header = parse(&bytes).unwrap();
@@ -67,7 +67,7 @@ fn options_are_skipped_and_summed() {
 }
 
 #[test]
-fn header_under_five_words_is_malformed() {
+fn ihl_below_five_is_malformed() {
     for words in 0..5 {
         let mut bytes = SAMPLE;
         bytes[0] = 0x40 | words;
@@ -85,7 +85,7 @@ fn other_versions_are_malformed() {
 }
 
 #[test]
-fn total_length_lies_between_header_and_packet() {
+fn total_length_is_between_the_header_and_the_packet_length() {
     assert_eq!(Header::parse(&SAMPLE, 0x0202), Err(WireError::Truncated));
     assert_eq!(Header::parse(&SAMPLE, 0x0204), Ok(sample()), "Ethernet padding");
     let mut bytes = with_options(6);
@@ -96,14 +96,14 @@ fn total_length_lies_between_header_and_packet() {
 }
 
 #[test]
-fn fragments_are_told_from_whole_datagrams() {
+fn fragments_are_distinguished_from_whole_datagrams() {
     assert!(!sample().is_fragment());
     assert!(Header { more_fragments: true, ..sample() }.is_fragment());
     assert!(Header { fragment_offset: 8, ..sample() }.is_fragment());
 }
 
 #[test]
-fn what_cannot_be_expressed_is_not_written() {
+fn fields_that_cannot_be_encoded_are_malformed() {
     let refused = |h: Header| assert_eq!(h.emit(&mut [0; 20]), Err(WireError::Malformed));
     refused(Header { total_bytes: 65_536, ..sample() });
     refused(Header { total_bytes: 19, ..sample() });
@@ -115,7 +115,7 @@ fn what_cannot_be_expressed_is_not_written() {
 
 proptest! {
     #[test]
-    fn any_header_survives_the_wire(
+    fn any_header_round_trips(
         addresses: (u32, u32),
         bytes: (u8, u8, u8),
         ident: u16,
@@ -143,7 +143,7 @@ proptest! {
     }
 
     #[test]
-    fn any_flipped_bit_breaks_the_checksum(bit in 0..160usize) {
+    fn any_flipped_bit_invalidates_the_checksum(bit in 0..160usize) {
         let mut bytes = SAMPLE;
         bytes[bit / 8] ^= 1 << (bit % 8);
         prop_assert!(!checksum_ok(&bytes, 20));

@@ -21,7 +21,7 @@ const SAMPLE: [u8; 40] = [
     0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2,
 ];
 
-/// Passes the extension headers of a packet whose fixed header names `first`.
+/// Processes the extension headers of a packet with Next Header `first`.
 fn walk_from(first: u8, extensions: &[u8]) -> Result<Upper, ExtensionError> {
     let header = Header { next_header: first, payload_bytes: extensions.len(), ..sample() };
     let mut packet = vec![0; HEADER_BYTES];
@@ -40,13 +40,13 @@ fn upper(protocol: u8, offset: usize, next_header_at: usize) -> Upper {
 }
 
 #[test]
-fn header_is_read_and_written_alike() {
+fn header_round_trips() {
     assert_eq!(Header::parse(&SAMPLE, 40 + 0x0203), Ok(sample()));
     assert_eq!(needs_exactly(HEADER_BYTES, |b| sample().emit(b)), SAMPLE);
 }
 
 #[test]
-fn truncated_header_or_packet_is_refused() {
+fn truncated_header_or_packet_is_rejected() {
     refuses_every_prefix(&SAMPLE, |b| Header::parse(b, 40 + 0x0203));
     assert_eq!(Header::parse(&SAMPLE, 40 + 0x0202), Err(WireError::Truncated));
     assert_eq!(Header::parse(&SAMPLE, 40 + 0x0204), Ok(sample()), "Ethernet padding");
@@ -62,20 +62,20 @@ fn other_versions_are_malformed() {
 }
 
 #[test]
-fn payload_over_65_535_is_not_written() {
+fn payload_over_65_535_is_malformed() {
     let header = Header { payload_bytes: 65_536, ..sample() };
     assert_eq!(header.emit(&mut [0; 40]), Err(WireError::Malformed));
 }
 
 #[test]
-fn flow_label_does_not_spill_over() {
+fn high_bits_of_the_flow_label_are_ignored() {
     let bytes = needs_exactly(40, |b| Header { flow_label: u32::MAX, ..sample() }.emit(b));
     let parsed = Header::parse(&bytes, 65_535).unwrap();
     assert_eq!((parsed.flow_label, parsed.traffic_class), (0xf_ffff, 0xb9));
 }
 
 #[test]
-fn transport_directly_behind_needs_no_bytes() {
+fn a_packet_without_extension_headers_is_not_read() {
     for p in [protocol::TCP, protocol::UDP, protocol::ICMPV6, protocol::NO_NEXT_HEADER, 200] {
         let header = Header { next_header: p, ..sample() };
         assert_eq!(walk_extensions(&[], &header), Ok(upper(p, 40, 6)));
@@ -83,7 +83,7 @@ fn transport_directly_behind_needs_no_bytes() {
 }
 
 #[test]
-fn known_extensions_are_passed_in_any_order() {
+fn extension_headers_are_accepted_in_any_order() {
     let routing_used_up = [protocol::DESTINATION_OPTIONS, 1, 0, 0, 1, 2, 3, 4];
     let chain = [
         &padding(protocol::ROUTING)[..],
@@ -104,7 +104,7 @@ fn no_next_header_ends_the_walk() {
 }
 
 #[test]
-fn hop_by_hop_that_is_not_first_is_unrecognised() {
+fn a_hop_by_hop_header_that_is_not_first_is_unrecognised() {
     let chain = [padding(protocol::HOP_BY_HOP), padding(protocol::UDP)].concat();
     let error = Err(ExtensionError::UnrecognisedNextHeader { pointer: 40 });
     assert_eq!(walk_from(protocol::DESTINATION_OPTIONS, &chain), error);
@@ -113,13 +113,13 @@ fn hop_by_hop_that_is_not_first_is_unrecognised() {
 }
 
 #[test]
-fn unknown_option_names_its_place_and_what_it_asks_for() {
+fn an_unrecognised_option_is_reported_with_its_pointer_and_action() {
     for (kind, action) in [
         (0x7e, OptionAction::Discard),
         (0x9e, OptionAction::DiscardAndReport),
         (0xc2, OptionAction::ReportUnlessMulticast),
     ] {
-        // A Pad1 and a skippable option stand before it.
+        // A Pad1 and a skippable option precede it.
         let chain = [protocol::UDP, 1, 0, 0x1e, 2, 7, 7, kind, 3, 1, 2, 3, 1, 2, 0, 0];
         let error = Err(ExtensionError::UnrecognisedOption { pointer: 47, action });
         assert_eq!(walk_from(protocol::DESTINATION_OPTIONS, &chain), error);
@@ -128,13 +128,13 @@ fn unknown_option_names_its_place_and_what_it_asks_for() {
 }
 
 #[test]
-fn unknown_option_that_may_be_skipped_is_skipped() {
+fn a_skippable_unrecognised_option_is_skipped() {
     let chain = [protocol::UDP, 0, 0x3e, 4, 1, 2, 3, 4];
     assert_eq!(walk_from(protocol::DESTINATION_OPTIONS, &chain), Ok(upper(17, 48, 40)));
 }
 
 #[test]
-fn option_that_leaves_its_header_is_malformed() {
+fn an_option_that_exceeds_its_header_is_malformed() {
     for option in [[1, 5, 0, 0, 0, 0], [1, 3, 0, 0, 0, 1]] {
         let chain = [&[protocol::UDP, 0][..], &option, &[0; 8]].concat();
         let walked = walk_from(protocol::DESTINATION_OPTIONS, &chain);
@@ -157,7 +157,7 @@ fn options_are_bounded() {
 }
 
 #[test]
-fn exactly_32_options_are_passed() {
+fn exactly_32_options_are_accepted() {
     // 38 bytes of options: PadN of 7 bytes and 31 Pad1.
     let exactly = [&[protocol::UDP, 4][..], &[1, 5, 0, 0, 0, 0, 0], &[0; 31]].concat();
     assert!(walk_from(protocol::DESTINATION_OPTIONS, &exactly).is_ok());
@@ -180,7 +180,7 @@ fn extensions_are_bounded() {
 }
 
 #[test]
-fn routing_header_with_segments_left_is_refused() {
+fn a_routing_header_with_segments_left_is_rejected() {
     for kind in [0, 2, 3, 4, 253] {
         let chain = [protocol::UDP, 0, kind, 1, 0, 0, 0, 0];
         let error = Err(ExtensionError::BadRoutingHeader { pointer: 42 });
@@ -189,18 +189,18 @@ fn routing_header_with_segments_left_is_refused() {
 }
 
 #[test]
-fn fragments_say_where_they_belong() {
+fn a_fragment_header_is_parsed_and_ends_the_walk_in_a_later_fragment() {
     let header = [protocol::DESTINATION_OPTIONS, 0, 0x12, 0x39, 1, 2, 3, 4];
     let fragment = Fragment { offset: 0x1238, more: true, ident: 0x0102_0304 };
     assert!(!fragment.is_atomic());
-    // The bytes behind a later fragment's header are payload, whatever they look like.
+    // The bytes behind the header of a later fragment are payload.
     let later = walk_from(protocol::FRAGMENT, &[header, [0xff; 8]].concat()).unwrap();
     let expected = Upper { fragment: Some(fragment), fragment_at: 40, ..upper(60, 48, 40) };
     assert_eq!(later, expected);
 }
 
 #[test]
-fn fragment_header_is_read_and_written_alike() {
+fn fragment_header_round_trips() {
     for (offset, more) in [(0, true), (8, false), (65_528, true)] {
         let fragment = Fragment { offset, more, ident: 0xfedc_ba98 };
         let bytes = needs_exactly(FRAGMENT_BYTES, |b| fragment.emit(protocol::UDP, b));
@@ -212,7 +212,7 @@ fn fragment_header_is_read_and_written_alike() {
 }
 
 #[test]
-fn walk_goes_on_behind_a_first_or_atomic_fragment() {
+fn the_walk_continues_behind_a_first_or_atomic_fragment_header() {
     for more in [0, 1] {
         let header = [protocol::DESTINATION_OPTIONS, 0, 0, more, 0, 0, 0, 9];
         let chain = [header, padding(protocol::UDP)].concat();
@@ -230,7 +230,7 @@ fn fragment_of_a_fragment_is_malformed() {
 }
 
 #[test]
-fn chain_cut_anywhere_is_truncated() {
+fn a_chain_truncated_at_any_byte_is_truncated() {
     let chain = [
         &padding(protocol::ROUTING)[..],
         &[protocol::FRAGMENT, 0, 0, 0, 0, 0, 0, 0],
@@ -250,7 +250,7 @@ fn chain_cut_anywhere_is_truncated() {
 }
 
 #[test]
-fn a_first_fragment_of_which_only_the_front_is_at_hand_is_truncated() {
+fn a_partly_available_first_fragment_is_truncated() {
     let chain = [[protocol::DESTINATION_OPTIONS, 0, 0, 1, 0, 0, 0, 0], padding(protocol::UDP)];
     let header = Header { next_header: protocol::FRAGMENT, payload_bytes: 16, ..sample() };
     let packet = [&SAMPLE[..], &chain.concat()].concat();
@@ -259,13 +259,13 @@ fn a_first_fragment_of_which_only_the_front_is_at_hand_is_truncated() {
 }
 
 #[test]
-fn an_atomic_fragment_that_is_cut_is_truncated() {
+fn an_atomic_fragment_with_an_incomplete_chain_is_truncated() {
     let chain = [protocol::DESTINATION_OPTIONS, 0, 0, 0, 0, 0, 0, 9];
     assert_eq!(walk_from(protocol::FRAGMENT, &chain), Err(ExtensionError::Truncated));
 }
 
 #[test]
-fn extensions_may_not_leave_the_payload() {
+fn extension_headers_beyond_the_payload_are_truncated() {
     let header = Header { next_header: 60, payload_bytes: 7, ..sample() };
     let packet = [&SAMPLE[..], &padding(protocol::UDP)].concat();
     assert_eq!(walk_extensions(&packet, &header), Err(ExtensionError::Truncated));
@@ -280,7 +280,7 @@ fn bytes_of_extensions() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn any_header_survives_the_wire(
+    fn any_header_round_trips(
         addresses: (u128, u128),
         bytes: (u8, u8, u8),
         flow_label in 0..1u32 << 20,
@@ -300,10 +300,10 @@ proptest! {
         prop_assert_eq!(Header::parse(&out, 40 + payload_bytes), Ok(header));
     }
 
-    /// Bytes that often look like extension headers: the walk ends inside the packet, and what it
-    /// points at is there.
+    /// Over bytes that resemble extension headers, the walk ends inside the packet and its pointers are
+    /// inside it.
     #[test]
-    fn walk_stays_inside_the_packet(
+    fn the_walk_stays_inside_the_packet(
         first in prop::sample::select(vec![0u8, 43, 44, 60]),
         bytes in bytes_of_extensions(),
     ) {

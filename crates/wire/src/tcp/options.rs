@@ -6,7 +6,7 @@
 //!      5 SACK (2 + 8 per block) | 8 timestamps (10)
 //! ```
 //!
-//! Written in an order that keeps every number aligned, without an end marker:
+//! Emitted in an order that aligns all values, without an end-of-list option:
 //!
 //! ```text
 //! | 2  4  MSS.....|                                                 4 bytes, if any
@@ -14,7 +14,7 @@
 //! | 4  2  8  10   | value         | echo          |                12 with SACK permitted, or
 //! | 1  1  4  2    |                                                 4 with SACK permitted alone
 //! | 1  3  3  shift|                                                 4, if any
-//! | 1  1  5  len  | left          | right         | ...             4 + 8 per block, what fits
+//! | 1  1  5  len  | left          | right         | ...             4 + 8 per block that fits
 //! ```
 
 use crate::{WireError, writer::Writer};
@@ -28,36 +28,36 @@ const SACK_PERMITTED: u8 = 4;
 const SACK: u8 = 5;
 const TIMESTAMPS: u8 = 8;
 
-/// Room for options in the longest header.
+/// Maximum length of the options.
 const MAX_OPTION_BYTES: usize = 40;
 const BLOCK_BYTES: usize = 8;
 
-/// How nearly every segment's options start: RFC 7323 appendix A recommends the layout.
+/// The start of the options of nearly every segment: the layout of RFC 7323 appendix A.
 const PADDED_TIMESTAMPS: [u8; 4] = [NOP, NOP, TIMESTAMPS, 10];
 
 /// The timestamps option (RFC 7323 section 3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Timestamps {
-    /// TSval: the sender's clock.
+    /// TSval.
     pub value: u32,
-    /// TSecr: the peer's clock as last seen; counts with ACK only.
+    /// TSecr, valid only with ACK.
     pub echo: u32,
 }
 
-/// Up to four blocks of bytes that arrived out of order (RFC 2018 section 3): `(left, right)` is
-/// the first byte of the block and the one behind its last.
+/// Up to four SACK blocks (RFC 2018 section 3): `(left, right)` are the left edge (the first byte) and the
+/// right edge (the byte behind the last).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct SackBlocks {
-    /// Behind `len` all zero, so that equal blocks compare equal.
+    /// Unused entries are zero, so that derived equality is correct.
     blocks: [(SeqNum, SeqNum); SackBlocks::MAX],
     len: u8,
 }
 
 impl SackBlocks {
-    /// Most blocks that fit into a header.
+    /// Maximum blocks of a header.
     pub const MAX: usize = 4;
 
-    /// Appends a block; false if there are four already.
+    /// Appends a block. False if there are already four.
     #[inline]
     pub fn push(&mut self, block: (SeqNum, SeqNum)) -> bool {
         let end = self.len();
@@ -67,19 +67,19 @@ impl SackBlocks {
         true
     }
 
-    /// The blocks, in the order of the wire: the first contains the latest arrival.
+    /// The blocks in wire order: the first contains the most recently received segment.
     #[inline]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (SeqNum, SeqNum)> + '_ {
         self.blocks.get(..self.len()).unwrap_or(&[]).iter().copied()
     }
 
-    /// How many blocks there are.
+    /// Number of blocks.
     #[inline]
     pub const fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether there are none.
+    /// Whether there are no blocks.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
@@ -89,26 +89,25 @@ impl SackBlocks {
 /// The options of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Options {
-    /// Largest segment that the sender takes, in bytes of payload and options (RFC 6691); in a SYN.
+    /// Maximum segment size, in bytes of payload and options (RFC 6691); SYN only.
     pub mss: Option<u16>,
-    /// Shift of the sender's later windows, as sent: the engine caps it at 14 (RFC 7323 section
-    /// 2.3); in a SYN.
+    /// Window scale shift as received: the TCP engine limits it to 14 (RFC 7323 section 2.3); SYN only.
     pub window_scale: Option<u8>,
-    /// The sender understands SACK; in a SYN.
+    /// SACK-permitted; SYN only.
     pub sack_permitted: bool,
     /// Timestamps.
     pub timestamps: Option<Timestamps>,
-    /// What the sender has beyond its acknowledgement.
+    /// SACK blocks.
     pub sack: SackBlocks,
 }
 
 impl Options {
-    /// Reads the options of a header, which fill `bytes`.
+    /// Parses the options of a header, which fill `bytes`.
     ///
-    /// Options that are unknown, or known with another length than theirs, are skipped; of
-    /// repeated ones the last counts.
+    /// Unknown options, and known ones with a wrong length, are skipped. The last of repeated options is
+    /// used.
     ///
-    /// Errors: [`WireError::Malformed`] if an option's length is under 2 or leads past the header.
+    /// Errors: [`WireError::Malformed`] if the length of an option is below 2 or exceeds the header.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Options, WireError> {
         if bytes.is_empty() {
@@ -145,7 +144,7 @@ impl Options {
         }
     }
 
-    /// Takes up one option; `value` is what follows its length.
+    /// Stores an option; `value` follows its kind and length.
     fn take(&mut self, kind: u8, value: &[u8]) {
         match (kind, value) {
             (MSS, &[a, b]) => self.mss = Some(u16::from_be_bytes([a, b])),
@@ -172,7 +171,7 @@ impl Options {
         }
     }
 
-    /// Length of the options as [`Options::emit`] writes them, a multiple of 4 up to 40.
+    /// Length of the options that [`Options::emit`] writes, a multiple of 4 up to 40.
     #[inline]
     pub fn bytes(&self) -> usize {
         let blocks = self.sack_blocks_that_fit();
@@ -193,19 +192,19 @@ impl Options {
         [mss, scale, timestamps].into_iter().fold(0, usize::saturating_add)
     }
 
-    /// How many SACK blocks go out: three beside timestamps (RFC 2018 section 3).
+    /// Number of SACK blocks that are emitted: three with timestamps (RFC 2018 section 3).
     #[inline]
     fn sack_blocks_that_fit(&self) -> usize {
         if self.sack.is_empty() {
             return 0;
         }
-        let room = MAX_OPTION_BYTES.saturating_sub(self.bytes_without_sack()).saturating_sub(4);
-        self.sack.len().min(room >> 3)
+        let free = MAX_OPTION_BYTES.saturating_sub(self.bytes_without_sack()).saturating_sub(4);
+        self.sack.len().min(free >> 3)
     }
 
     /// Writes the options and returns their length.
     ///
-    /// Errors: [`WireError::Truncated`] under [`Options::bytes`] bytes; nothing useful is written.
+    /// Errors: [`WireError::Truncated`] under [`Options::bytes`] bytes; the contents are then unspecified.
     #[inline]
     pub fn emit(&self, bytes: &mut [u8]) -> Result<usize, WireError> {
         let mut out = Writer(bytes);

@@ -23,7 +23,7 @@ fn with(options: Options) -> Header {
     Header { options, ..sample() }
 }
 
-/// `count` blocks, no two bytes alike.
+/// `count` blocks, all bytes different.
 fn sack(count: u32) -> SackBlocks {
     let mut sack = SackBlocks::default();
     for i in 0..count {
@@ -48,7 +48,7 @@ fn emitted(options: Options) -> Vec<u8> {
 }
 
 #[test]
-fn header_is_read_and_written_alike() {
+fn header_round_trips() {
     assert_eq!(Header::parse(&SAMPLE), Ok((sample(), 20)));
     assert_eq!(needs_exactly(20, |b| sample().emit(b)), SAMPLE);
     let mut summed = SAMPLE;
@@ -57,7 +57,7 @@ fn header_is_read_and_written_alike() {
 }
 
 #[test]
-fn a_peek_tells_what_a_reader_of_the_whole_header_is_told() {
+fn peek_agrees_with_parse() {
     let bytes = emitted(syn());
     let (header, n) = Header::parse(&bytes).expect("a header");
     assert_eq!(Header::peek(&bytes), Some((header.seq, header.flags, n)));
@@ -69,7 +69,7 @@ fn a_peek_tells_what_a_reader_of_the_whole_header_is_told() {
 }
 
 #[test]
-fn syn_is_laid_out_on_word_boundaries() {
+fn options_of_a_syn_are_aligned_to_words() {
     #[rustfmt::skip]
     let expected = [
         2, 4, 0x05, 0xb4,
@@ -84,7 +84,7 @@ fn syn_is_laid_out_on_word_boundaries() {
 }
 
 #[test]
-fn timestamps_alone_take_the_recommended_layout() {
+fn timestamps_alone_have_the_layout_of_rfc_7323_appendix_a() {
     let options = Options { timestamps: Some(TIMESTAMPS), ..Options::default() };
     let bytes = emitted(options);
     assert_eq!(bytes[20..], [1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8]);
@@ -92,7 +92,7 @@ fn timestamps_alone_take_the_recommended_layout() {
 }
 
 #[test]
-fn sack_goes_behind_timestamps() {
+fn sack_blocks_follow_the_timestamps() {
     let options = Options { timestamps: Some(TIMESTAMPS), sack: sack(1), ..Options::default() };
     let bytes = emitted(options);
     assert_eq!(bytes[32..], [1, 1, 5, 10, 0x10, 0, 0x20, 0, 0x30, 0, 0x40, 0]);
@@ -100,7 +100,7 @@ fn sack_goes_behind_timestamps() {
 }
 
 #[test]
-fn sack_blocks_without_room_are_left_out_from_the_end() {
+fn sack_blocks_that_do_not_fit_are_omitted_from_the_end() {
     for (options, fit) in [
         (Options::default(), 4),
         (Options { timestamps: Some(TIMESTAMPS), ..Options::default() }, 3),
@@ -114,7 +114,7 @@ fn sack_blocks_without_room_are_left_out_from_the_end() {
 }
 
 #[test]
-fn fifth_sack_block_is_refused() {
+fn a_fifth_sack_block_is_rejected() {
     let mut blocks = sack(4);
     assert!(!blocks.push((SeqNum(1), SeqNum(2))));
     assert_eq!((blocks, blocks.len(), blocks.is_empty()), (sack(4), 4, false));
@@ -123,14 +123,14 @@ fn fifth_sack_block_is_refused() {
 }
 
 #[test]
-fn truncated_header_is_refused() {
+fn truncated_header_is_rejected() {
     refuses_every_prefix(&SAMPLE, Header::parse);
     refuses_every_prefix(&emitted(syn()), Header::parse);
     refuses_every_prefix(&emitted(Options { sack: sack(4), ..Options::default() }), Header::parse);
 }
 
 #[test]
-fn header_under_five_words_is_malformed() {
+fn data_offset_below_five_is_malformed() {
     for words in 0..5 {
         let mut bytes = SAMPLE;
         bytes[12] = words << 4;
@@ -139,13 +139,13 @@ fn header_under_five_words_is_malformed() {
 }
 
 #[test]
-fn payload_is_not_looked_at() {
+fn payload_is_not_read() {
     let bytes = [&SAMPLE[..], &[2, 4, 5, 0xb4]].concat();
     assert_eq!(Header::parse(&bytes), Ok((sample(), 20)));
 }
 
 #[test]
-fn options_end_at_the_end_marker() {
+fn options_end_at_the_end_of_option_list() {
     assert_eq!(Options::parse(&[0, 2, 4, 5]), Ok(Options::default()));
     let options = Options::parse(&[3, 3, 9, 0]);
     assert_eq!(options, Ok(Options { window_scale: Some(9), ..Options::default() }));
@@ -166,7 +166,7 @@ fn unknown_options_are_skipped() {
 }
 
 #[test]
-fn known_options_of_another_length_are_skipped() {
+fn known_options_of_a_wrong_length_are_skipped() {
     for bytes in [
         &[2, 3, 9, 1][..],
         &[2, 5, 9, 9, 9, 1, 1, 1],
@@ -183,7 +183,7 @@ fn known_options_of_another_length_are_skipped() {
 }
 
 #[test]
-fn option_whose_length_leads_nowhere_is_malformed() {
+fn an_option_with_an_invalid_length_is_malformed() {
     for bytes in [
         &[2, 0, 5, 0xb4][..],
         &[2, 1, 5, 0xb4],
@@ -199,7 +199,7 @@ fn option_whose_length_leads_nowhere_is_malformed() {
 }
 
 #[test]
-fn of_repeated_options_the_last_counts() {
+fn the_last_of_repeated_options_is_used() {
     let options = Options::parse(&[2, 4, 0, 1, 2, 4, 0, 2]).unwrap();
     assert_eq!(options.mss, Some(2));
     let twice = [&[5, 10][..], &[9; 8], &[5, 10], &[1; 8]].concat();
@@ -209,12 +209,12 @@ fn of_repeated_options_the_last_counts() {
 }
 
 #[test]
-fn window_scale_is_reported_as_sent() {
+fn window_scale_above_14_is_not_limited_by_parse() {
     assert_eq!(Options::parse(&[3, 3, 255, 1]).unwrap().window_scale, Some(255));
 }
 
 #[test]
-fn flags_print_as_people_say_them() {
+fn flags_are_displayed_as_letters() {
     let text = |f: Flags| format!("{f} {f:?}");
     assert_eq!(text(Flags::SYN | Flags::ACK), "SA SA");
     assert_eq!(text(Flags::FIN | Flags::PSH | Flags::ACK), "FPA FPA");
@@ -257,7 +257,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn any_header_survives_the_wire_but_for_blocks_without_room(
+    fn any_header_round_trips_except_for_omitted_sack_blocks(
         ports: (u16, u16),
         numbers: (u32, u32),
         flags: u8,
@@ -282,7 +282,7 @@ proptest! {
         prop_assert_eq!(parsed_bytes, header_bytes);
         let sent = parsed.options.sack.len();
         prop_assert!(parsed.options.sack.iter().eq(options.sack.iter().take(sent)));
-        // One more block would not have had room.
+        // One more block would not have fitted.
         let sack_lead = if sent == 0 { 4 } else { 0 };
         let full = header_bytes + sack_lead + 8 > MAX_HEADER_BYTES;
         prop_assert!(sent == options.sack.len() || full);
@@ -290,9 +290,9 @@ proptest! {
         prop_assert_eq!(parsed, Header { options: Options { sack, ..options }, ..header });
     }
 
-    /// The short cut for timestamps and the long way agree.
+    /// The fast path for timestamps agrees with the general parser.
     #[test]
-    fn short_cut_reads_what_the_long_way_reads(mut bytes: [u8; 12], usual: bool) {
+    fn the_fast_path_for_timestamps_agrees_with_the_general_parser(mut bytes: [u8; 12], usual: bool) {
         if usual {
             bytes[..4].copy_from_slice(&[1, 1, 8, 10]);
         }

@@ -1,8 +1,8 @@
 //! What the program does between the frames.
 
 use fulmar_base::Duration;
+use fulmar_shard::Reserved;
 use fulmar_socket::Step as Progress;
-use fulmar_stack::Reserved;
 
 use super::{World, build};
 use crate::script::Call;

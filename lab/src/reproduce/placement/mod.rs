@@ -8,12 +8,13 @@ mod run;
 mod show;
 
 pub use run::run;
-pub use show::{json, page, text};
+pub use show::report;
 
 use super::Site;
 use super::verdict::{self, Verdict};
-use crate::bench::{Cell, Outcome, Row};
+use crate::harness::{Outcome, Row};
 use crate::stats::Estimate;
+use crate::transfer::{BOTH, Cell, GBPS, HARDWARE, Side, THIS_END};
 
 /// As on the command line.
 pub const NAME: &str = "placement";
@@ -125,11 +126,16 @@ pub fn method(ask: Ask, offload: Offload, site: Site) -> Option<(&'static str, b
     Some((name, aggregates))
 }
 
-/// Whether a way's cell is one of the table's.
-fn is_cell_of(cell: &Cell, line: &Line, offload: Offload, site: Site) -> bool {
-    method(line.ask, offload, site).is_some_and(|(name, aggregates)| {
-        (cell.device, cell.method, cell.source) == (site.device(), name, "untouched")
-            && (cell.write_bytes, cell.super_segments) == (line.bytes, aggregates)
+/// The way that is a cell of the table, if there is one.
+fn cell_of(line: &Line, offload: Offload, site: Site) -> Option<Cell> {
+    let (method, super_segments) = method(line.ask, offload, site)?;
+    Some(Cell {
+        side: Side::Receives,
+        device: site.device(),
+        method,
+        write_bytes: line.bytes,
+        super_segments,
+        source: "untouched",
     })
 }
 
@@ -151,11 +157,11 @@ pub struct Measured {
 impl Measured {
     fn of(row: &Row) -> Option<Measured> {
         Some(Measured {
-            receiver_ns_per_kb: row.near_ns_per_kb?.median,
-            both_ns_per_kb: row.both_ns_per_kb?.median,
-            hardware_ns_per_kb: row.hardware_ns_per_kb.map(|e| e.median),
-            gbps: row.gbps?.median,
-            placed_share: row.quotient("placed_share"),
+            receiver_ns_per_kb: row.median(THIS_END)?,
+            both_ns_per_kb: row.median(BOTH)?,
+            hardware_ns_per_kb: row.median(HARDWARE),
+            gbps: row.median(GBPS)?,
+            placed_share: row.median("placed_share"),
         })
     }
 }
@@ -225,7 +231,7 @@ impl Reproduction {
     /// Joins what was published with what was measured.
     pub fn of(outcome: &Outcome) -> Reproduction {
         let row = |name: &str| outcome.rows.iter().find(|r| r.name == name);
-        let cost = |r: &Row| Some((r.near_ns_per_kb?.median, r.both_ns_per_kb?.median));
+        let cost = |r: &Row| Some((r.median(THIS_END)?, r.median(BOTH)?));
         let copy_ns_per_kb = row("limit.memcpy").and_then(cost).map(|c| c.1);
         let floor = outcome.rows.iter().find(|r| r.name.starts_with("floor.tap.recv.bare."));
         let each = || (0..LINES.len()).flat_map(|line| Site::ALL.map(|site| (line, site)));
@@ -247,10 +253,7 @@ impl Reproduction {
 }
 
 fn found(line: usize, site: Site, rows: &[Row]) -> Found {
-    let cell = |offload| {
-        let is_it = |r: &&Row| r.cell.is_some_and(|c| is_cell_of(&c, &LINES[line], offload, site));
-        rows.iter().find(is_it).and_then(Measured::of)
-    };
+    let cell = |offload| cell_of(&LINES[line], offload, site)?.row(rows).and_then(Measured::of);
     Found { line, site, cells: Offload::ALL.map(cell) }
 }
 

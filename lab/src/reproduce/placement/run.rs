@@ -1,13 +1,14 @@
 //! Measures what the table needs: each of its cells at every site, side by side.
 
-use super::{LINES, Line, Offload, STEPS, figure_name, is_cell_of, method};
-use crate::bench::{Outcome, Ratio, Sample};
+use super::{LINES, Line, Offload, STEPS, cell_of, figure_name, method};
 use crate::cpu::Placement;
+use crate::harness::{Outcome, Ratio, Scenario};
 use crate::matrix::Device;
 use crate::recv::bench::{Options as Matrix, measure};
-use crate::recv::{Use, size_name};
+use crate::recv::{Use, way_name};
 use crate::reproduce::Site;
 use crate::reproduce::run::Options;
+use crate::transfer::THIS_END;
 use std::io;
 
 /// Measures. `isolated`: whether this process has namespaces of its own; without them only the
@@ -16,9 +17,11 @@ use std::io;
 /// # Errors
 /// Nothing can be measured here, or the kernel's side could not be set up although namespaces work.
 pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
-    let in_table = |cell: &crate::bench::Cell| {
+    let in_table = |scenario: &Scenario<'_>| {
         let places = || Site::ALL.into_iter().flat_map(|s| Offload::ALL.map(|o| (s, o)));
-        LINES.iter().any(|line| places().any(|(s, o)| is_cell_of(cell, line, o, s)))
+        let is_it =
+            |cell: Option<_>| cell.is_some_and(|cell: crate::transfer::Cell| cell.is(scenario));
+        LINES.iter().any(|line| places().any(|(s, o)| is_it(cell_of(line, o, s))))
     };
     let each = LINES.iter().flat_map(|line| Site::ALL.map(|site| (line, site)));
     let ratios = each.flat_map(|(line, site)| ratios(line, site, options.placement)).collect();
@@ -29,8 +32,8 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
 fn matrix(options: &Options) -> Matrix {
     let cells = LINES.iter().flat_map(|line| Offload::ALL.map(|o| (line.ask, o)));
     let sites = Site::ALL.into_iter().filter(|site| match site {
-        Site::Kernel => options.kernel,
-        Site::Tap | Site::Simulated => options.fulmar,
+        Site::Kernel => options.stack.has_kernel(),
+        Site::Tap | Site::Simulated => options.stack.has_fulmar(),
     });
     let sites: Vec<Site> = sites.collect();
     let mut ways: Vec<String> = cells
@@ -40,47 +43,29 @@ fn matrix(options: &Options) -> Matrix {
     ways.sort();
     ways.dedup();
     Matrix {
-        devices: vec![Device::Sim, Device::Tap],
-        buffer_bytes: vec![64 << 10, 1 << 20],
-        aggregation: vec![false, true],
+        common: options.common(),
+        device: vec![Device::Sim, Device::Tap],
         uses: vec![Use::Untouched],
-        placements: vec![options.placement],
-        ways,
-        fulmar: options.fulmar,
-        kernel: options.kernel,
-        budget: options.budget,
-        runs: options.runs,
+        placement: vec![options.placement],
+        way: ways,
+        stack: options.stack,
         pcap: options.pcap.clone(),
-        limits: true,
+        ..Matrix::default()
     }
 }
 
 /// The ratios of a row at a site: the receiving host's CPU.
 fn ratios(line: &Line, site: Site, placement: Placement) -> Vec<Ratio> {
     let at = if site == Site::Simulated { Placement::SameCpu } else { placement };
-    let name = |offload| {
-        let (name, aggregates) = method(line.ask, offload, site)?;
-        let aggregation = if aggregates { "agg" } else { "no_agg" };
-        let (device, size) = (site.device(), size_name(line.bytes));
-        Some(format!("{name}.{device}.2x{size}.{aggregation}.untouched.{}", at.name()))
-    };
+    let name = |offload| Some(way_name(&cell_of(line, offload, site)?, at));
     let ratio = |(over, under): (Offload, Offload)| {
-        Some(Ratio {
-            name: figure_name(line, site, over, under),
-            sentence: format!(
-                "receiver's CPU, {} \u{f7} {}, {}, {}",
-                over.title(),
-                under.title(),
-                line.title(),
-                site.title()
-            ),
-            way: name(over)?,
-            over: Some(name(under)?),
-            measure: Sample::near_ns_per_kb,
-            reach_and_aim: None,
-            more_is_better: true,
-            published: line.ratio(over, under),
-        })
+        let (over_title, under_title) = (over.title(), under.title());
+        let (what, place) = (line.title(), site.title());
+        let sentence =
+            format!("receiver's CPU, {over_title} \u{f7} {under_title}, {what}, {place}");
+        let both = [name(over)?, name(under)?];
+        let ratio = Ratio::over(figure_name(line, site, over, under), sentence, THIS_END, both);
+        Some(Ratio { published: line.ratio(over, under), ..ratio.more_is_better() })
     };
     STEPS.into_iter().filter_map(ratio).collect()
 }

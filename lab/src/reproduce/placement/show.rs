@@ -1,15 +1,14 @@
-//! The reproduction for the terminal, for programs and for the browser.
+//! The reproduction as a report.
 
 use super::{
     DIFFERS, Found, Judged, LINES, Measured, NAME, Offload, Reproduction, SETUP, SOURCE, TITLE,
     percent,
 };
-use crate::page::{self, Block, Cell, Gauge, Gauges, Page, Section, Table};
-use crate::report::new_table;
+use crate::harness::Outcome;
+use crate::harness::report::{Column, Report, Shape, Table, label, number, words};
 use crate::reproduce::Site;
-use crate::reproduce::text::wrapped;
-use crate::reproduce::verdict::{between, unmeasured};
-use crate::stats::Estimate;
+use crate::reproduce::verdict::unmeasured;
+use crate::transfer;
 use serde_json::{Value, json};
 
 const LEGEND: &str = "\
@@ -18,79 +17,117 @@ receiver      CPU of the receiver's process; on the simulated device that is the
 both ends     on one machine the sender's is added, with what the kernel does for both inside of it.
 verdict       by the interval's bounds: reproduced within 10 % of the published ratio.";
 
-/// The reproduction as text.
-pub fn text(found: &Reproduction) -> String {
-    let mut parts = vec![
-        format!("{NAME}: {TITLE}"),
-        wrapped(&format!("Published: {SOURCE}.")),
-        wrapped(&format!("Then: {SETUP}.")),
-        wrapped(&format!("Now: {DIFFERS}")),
-        percent_table(found),
-        ratio_table(found),
-    ];
-    parts.extend(reasons(found).iter().map(|r| wrapped(r)));
-    parts.extend(limits(found).iter().map(|l| wrapped(l)));
-    parts.push(LEGEND.to_owned());
-    parts.join("\n\n")
-}
-
-fn rounded(value: Option<f64>) -> String {
-    match value {
-        Some(v) if v < 10.0 => format!("{v:.1}"),
-        Some(v) => format!("{v:.0}"),
-        None => "\u{2013}".to_owned(),
+/// What was published then, what it is here, what became of it, and everything that was measured for it.
+pub fn report(found: &Reproduction, outcome: Outcome) -> Report {
+    let shape = Shape { name: NAME, title: TITLE, lead: "", ..transfer::RECV };
+    let bench = Report::of(&shape, outcome);
+    let mut notes = reasons(found);
+    notes.extend(limits(found));
+    notes.extend(bench.notes);
+    Report {
+        title: format!("Reproducing {NAME}: {TITLE}"),
+        facts: vec![
+            ("Published", SOURCE.to_owned()),
+            ("Then", SETUP.to_owned()),
+            ("Now", DIFFERS.to_owned()),
+        ],
+        tables: [percents(found), ratios(found)].into_iter().chain(bench.tables).collect(),
+        notes,
+        legend: LEGEND.to_owned(),
+        ..bench
     }
 }
 
-/// A head and what stands under it.
-type Column = (&'static str, fn(&Measured) -> f64);
-
-/// The columns of the table behind `row` and `where`, by offload.
-const COLUMNS: [Column; 3] = [
-    ("receiver %", |m| percent(m.receiver_ns_per_kb)),
-    ("both ends %", |m| percent(m.both_ns_per_kb)),
-    ("ns/KB", |m| m.receiver_ns_per_kb),
+const COLUMNS: [Column; 13] = [
+    label("row", "row"),
+    label("what", "what"),
+    label("where", "where"),
+    number("stock_receiver_pct", "stock\nreceiver %", 1, ""),
+    number("stock_both_ends_pct", "stock\nboth ends %", 1, ""),
+    number("stock_receiver_ns_per_kb", "stock\nns/KB", 1, ""),
+    number("offloaded_receiver_pct", "offloaded\nreceiver %", 1, ""),
+    number("offloaded_both_ends_pct", "offloaded\nboth ends %", 1, ""),
+    number("offloaded_receiver_ns_per_kb", "offloaded\nns/KB", 1, ""),
+    number("placed_receiver_pct", "placed\nreceiver %", 1, ""),
+    number("placed_both_ends_pct", "placed\nboth ends %", 1, ""),
+    number("placed_receiver_ns_per_kb", "placed\nns/KB", 1, ""),
+    number("placed_hardware_ns_per_kb", "placed, hardware\nns/KB", 1, ""),
 ];
 
-/// Every line of the table as words and numbers: the published rows first among their own.
-fn table_rows(found: &Reproduction) -> Vec<(Vec<String>, Vec<Option<f64>>)> {
-    let mut rows = Vec::new();
-    for (at, line) in LINES.iter().enumerate() {
-        let words = |place: &str| vec![line.letter.to_string(), line.title(), place.to_owned()];
-        let then = line.percent.iter().flat_map(|p| [*p, None, None]).chain([None]);
-        rows.push((words("published"), then.collect()));
-        for f in found.found.iter().filter(|f| f.line == at) {
-            if f.cells.iter().any(Option::is_some) {
-                rows.push((words(f.site.title()), numbers(f)));
-            }
+/// Percent of one CPU at 40 Gbit/s, and the cost per KB behind it: the published rows first among their own.
+fn percents(found: &Reproduction) -> Table {
+    let of_line = |at: usize| {
+        let line = &LINES[at];
+        let place = |place: &str, site: &str| json!({"row": line.letter.to_string(), "what": line.title(), "where": place, "site": site});
+        let mut then = place("published", "published");
+        for (offload, percent) in Offload::ALL.into_iter().zip(line.percent) {
+            then[format!("{}_receiver_pct", offload.title())] = percent.into();
+        }
+        let measured = found.found.iter().filter(move |f| f.line == at);
+        let now = measured.filter(|f| f.cells.iter().any(Option::is_some)).map(move |f| {
+            let mut row = place(f.site.title(), f.site.device());
+            put_cells(&mut row, f);
+            row
+        });
+        std::iter::once(then).chain(now).collect::<Vec<_>>()
+    };
+    let rows = (0..LINES.len()).flat_map(of_line);
+    Table::of("Percent of one CPU at 40 Gbit/s, and the cost per KB behind it", COLUMNS, rows)
+}
+
+fn put_cells(row: &mut Value, found: &Found) {
+    for (offload, cell) in Offload::ALL.into_iter().zip(&found.cells) {
+        let Some(Measured {
+            receiver_ns_per_kb,
+            both_ns_per_kb,
+            hardware_ns_per_kb,
+            gbps,
+            placed_share,
+        }) = cell
+        else {
+            continue;
+        };
+        for (key, value) in [
+            ("receiver_pct", Some(percent(*receiver_ns_per_kb))),
+            ("both_ends_pct", Some(percent(*both_ns_per_kb))),
+            ("receiver_ns_per_kb", Some(*receiver_ns_per_kb)),
+            ("both_ends_ns_per_kb", Some(*both_ns_per_kb)),
+            ("hardware_ns_per_kb", *hardware_ns_per_kb),
+            ("throughput_gbps", Some(*gbps)),
+            ("placed_share", *placed_share),
+        ] {
+            row[format!("{}_{key}", offload.title())] = value.into();
         }
     }
-    rows
 }
 
-fn numbers(found: &Found) -> Vec<Option<f64>> {
-    let of = |cell: &Option<Measured>| COLUMNS.map(|(_, value)| cell.as_ref().map(value));
-    let hardware = found.cells[Offload::Placed as usize].and_then(|m| m.hardware_ns_per_kb);
-    found.cells.iter().flat_map(of).chain([hardware]).collect()
-}
-
-fn heads() -> Vec<String> {
-    let mut heads = ["row", "what", "where"].map(str::to_owned).to_vec();
-    for offload in Offload::ALL {
-        heads.extend(COLUMNS.map(|(head, _)| format!("{}\n{head}", offload.title())));
-    }
-    heads.push("placed, hardware\nns/KB".to_owned());
-    heads
-}
-
-fn percent_table(found: &Reproduction) -> String {
-    let heads = heads();
-    let mut table = new_table(heads.iter().map(String::as_str), 3);
-    for (mut cells, numbers) in table_rows(found) {
-        cells.extend(numbers.into_iter().map(rounded));
-        table.add_row(cells);
-    }
-    table.to_string()
+fn ratios(found: &Reproduction) -> Table {
+    let row = |judged: &Judged| {
+        let line = &LINES[judged.line];
+        json!({
+            "row": line.letter.to_string(),
+            "what": line.title(),
+            "where": judged.site.title(),
+            "site": judged.site.device(),
+            "step": step(judged),
+            "published": judged.published,
+            "measured": judged.measured.map(|e| e.median),
+            "measured_low": judged.measured.filter(|e| e.runs > 1).map(|e| e.low),
+            "measured_high": judged.measured.filter(|e| e.runs > 1).map(|e| e.high),
+            "verdict": word(judged),
+            "because": judged.verdict.reason(),
+        })
+    };
+    let columns = [
+        label("row", "row"),
+        label("what", "what"),
+        label("where", "where"),
+        label("step", "step"),
+        number("published", "published", 1, ""),
+        number("measured", "here", 2, "").with_interval(),
+        words("verdict", "verdict"),
+    ];
+    Table::of("Verdicts", columns, looked_at(found).map(row))
 }
 
 fn step(judged: &Judged) -> String {
@@ -104,24 +141,6 @@ fn looked_at(found: &Reproduction) -> impl Iterator<Item = &Judged> {
         cells.any(|c| c.is_some())
     };
     found.judged.iter().filter(has_cells)
-}
-
-fn ratio_table(found: &Reproduction) -> String {
-    let head = ["row", "what", "where", "step", "published", "here (95 %)", "verdict"];
-    let mut table = new_table(head, 4);
-    for judged in looked_at(found) {
-        let line = &LINES[judged.line];
-        table.add_row([
-            line.letter.to_string(),
-            line.title(),
-            judged.site.title().to_owned(),
-            step(judged),
-            format!("{:.1}", judged.published),
-            between(judged.measured),
-            word(judged).to_owned(),
-        ]);
-    }
-    table.to_string()
 }
 
 /// The kernel's own ratios stand beside the published ones, and prove nothing of fulmar.
@@ -166,124 +185,4 @@ fn limits(found: &Reproduction) -> Vec<String> {
                   io_uring's zero-copy receive.";
     out.push(kernel.to_owned());
     out
-}
-
-fn estimate_json(estimate: Option<Estimate>) -> Value {
-    estimate.map_or(
-        Value::Null,
-        |e| json!({"median": e.median, "low": e.low, "high": e.high, "runs": e.runs}),
-    )
-}
-
-/// Adds the reproduction to a bench's JSON, under `reproduction`.
-pub fn json(found: &Reproduction, mut report: Value) -> Value {
-    let cell = |line: usize, site: Site, offload: Offload| {
-        found.cell(line, site, offload).map(|m| {
-            json!({
-                "receiver_pct_of_a_cpu": percent(m.receiver_ns_per_kb),
-                "both_ends_pct_of_a_cpu": percent(m.both_ns_per_kb),
-                "receiver_cpu_ns_per_kb": m.receiver_ns_per_kb,
-                "both_ends_cpu_ns_per_kb": m.both_ns_per_kb,
-                "hardware_ns_per_kb": m.hardware_ns_per_kb,
-                "throughput_gbps": m.gbps,
-                "placed_share": m.placed_share,
-            })
-        })
-    };
-    let lines: Vec<Value> = (0..LINES.len())
-        .flat_map(|line| Site::ALL.map(|site| (line, site)))
-        .map(|(at, site)| {
-            let line = &LINES[at];
-            let of = |offload: Offload| cell(at, site, offload);
-            json!({
-                "row": line.letter.to_string(),
-                "what": line.title(),
-                "site": site.device(),
-                "published_pct_of_a_cpu": line.percent,
-                "stock": of(Offload::Stock),
-                "offloaded": of(Offload::Offloaded),
-                "placed": of(Offload::Placed),
-            })
-        })
-        .collect();
-    let judged: Vec<Value> = found
-        .judged
-        .iter()
-        .map(|j| {
-            json!({
-                "row": LINES[j.line].letter.to_string(),
-                "site": j.site.device(),
-                "step": format!("{}_vs_{}", j.over.title(), j.under.title()),
-                "published": j.published,
-                "measured": estimate_json(j.measured),
-                "verdict": word(j),
-                "because": j.verdict.reason(),
-            })
-        })
-        .collect();
-    let of = json!({
-        "name": NAME, "title": TITLE, "source": SOURCE, "setup": SETUP, "differs": DIFFERS,
-        "lines": lines, "ratios": judged, "limits": limits(found),
-    });
-    if let Some(object) = report.as_object_mut() {
-        object.insert("reproduction".to_owned(), of);
-    }
-    report
-}
-
-/// The page: the verdicts, the table, and then everything that the bench measured.
-pub fn page(found: &Reproduction, report: &Value) -> Page {
-    let bench = page::report::page(report);
-    let mut facts =
-        vec![("published".to_owned(), SOURCE.to_owned()), ("then".to_owned(), SETUP.to_owned())];
-    facts.extend(bench.facts);
-    let mut sections = vec![verdict_section(found), table_section(found)];
-    let not_again = |s: &Section| !s.heading.starts_with("At a glance");
-    sections.extend(bench.sections.into_iter().filter(not_again));
-    let lead = "Receiving into buffers that were posted before, placed by the device.".to_owned();
-    Page { title: format!("Reproducing {NAME}"), lead, facts, sections }
-}
-
-fn verdict_section(found: &Reproduction) -> Section {
-    let gauge = |j: &Judged| {
-        let e = j.measured.filter(|_| !j.verdict.is_unmeasured())?;
-        Some(Gauge {
-            name: format!("{} \u{b7} {}", LINES[j.line].title(), step(j)),
-            what: j.site.title().to_owned(),
-            median: e.median,
-            interval: (e.low, e.high),
-            published: Some(j.published),
-            goals: None,
-            more_is_better: true,
-            verdict: word(j).to_owned(),
-        })
-    };
-    let gauges = Gauges {
-        caption:
-            "CPU of the receiver, one way over the other, on a logarithmic axis; the diamond is \
-                  what was published."
-                .to_owned(),
-        gauges: found.judged.iter().filter_map(gauge).collect(),
-    };
-    let mut blocks = vec![Block::Prose(DIFFERS.to_owned())];
-    if !gauges.is_empty() {
-        blocks.push(Block::Gauges(gauges));
-    }
-    blocks.extend(reasons(found).into_iter().map(Block::Prose));
-    Section::new("Verdicts", blocks)
-}
-
-fn table_section(found: &Reproduction) -> Section {
-    let head = heads().into_iter().map(|h| (h.replace('\n', " "), String::new())).collect();
-    let row = |(words, numbers): (Vec<String>, Vec<Option<f64>>)| {
-        let mut cells: Vec<Cell> = words.into_iter().map(Cell::Text).collect();
-        cells.extend(numbers.into_iter().map(|n| Cell::number(n, 1)));
-        cells
-    };
-    let rows = table_rows(found).into_iter().map(row).collect();
-    let caption = "Percent of one CPU at 40 Gbit/s, and the cost per KB behind it.".to_owned();
-    let table = Table { caption, head, rows }.without_empty_columns();
-    let mut blocks = vec![Block::Table(table)];
-    blocks.extend(limits(found).into_iter().map(Block::Prose));
-    Section::new("The table", blocks)
 }

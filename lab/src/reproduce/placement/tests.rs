@@ -1,6 +1,6 @@
 use super::*;
-use crate::bench::{Figure, Ratio, Sample, Side, Stop};
-use crate::cpu::Placement;
+use crate::harness::report::Machine;
+use crate::harness::{Figure, Ratio, Stop};
 use std::time::Duration;
 
 fn sure(value: f64) -> Option<Estimate> {
@@ -8,49 +8,20 @@ fn sure(value: f64) -> Option<Estimate> {
 }
 
 fn row(line: usize, offload: Offload, site: Site, ns: f64) -> Row {
-    let line = &LINES[line];
-    let (method, super_segments) = method(line.ask, offload, site).expect("there is one");
-    let cell = Cell {
-        side: Side::Receives,
-        device: site.device(),
-        method,
-        write_bytes: line.bytes,
-        super_segments,
-        source: "untouched",
-    };
+    let cell = cell_of(&LINES[line], offload, site).expect("there is one");
+    let values = [(BOTH, ns + 50.0), (THIS_END, ns), (GBPS, 20.0)];
     Row {
-        name: format!("{method}.{}", site.device()),
-        title: method.into(),
-        placement: Placement::TwoCpus,
-        cell: Some(cell),
-        gbps: sure(20.0),
-        near_ns_per_kb: sure(ns),
-        thread_ns_per_kb: sure(ns),
-        hardware_ns_per_kb: None,
-        far_ns_per_kb: sure(50.0),
-        both_ns_per_kb: sure(ns + 50.0),
-        machine_ns_per_kb: Some(ns + 60.0),
-        service_demand_us_per_kb: None,
-        user_share: None,
-        soaker_ns_per_kb: None,
-        counts: Vec::new(),
-        counted_bytes: 1,
-        error: None,
+        name: format!("{}.{}", cell.method, site.device()),
+        labels: cell.labels(),
+        values: values.into_iter().filter_map(|(key, value)| Some((key, sure(value)?))).collect(),
+        runs: 9,
+        ..Row::default()
     }
 }
 
 fn figure(line: usize, site: Site, (over, under): (Offload, Offload), value: f64) -> Figure {
-    let ratio = Ratio {
-        name: figure_name(&LINES[line], site, over, under),
-        sentence: String::new(),
-        way: String::new(),
-        over: None,
-        measure: Sample::near_ns_per_kb,
-        reach_and_aim: None,
-        more_is_better: true,
-        published: None,
-    };
-    Figure { ratio, estimate: sure(value) }
+    let name = figure_name(&LINES[line], site, over, under);
+    Figure { ratio: Ratio::value(name, "", THIS_END, ""), estimate: sure(value) }
 }
 
 fn outcome() -> Outcome {
@@ -98,28 +69,28 @@ fn a_run_of_one_round_says_so_once_and_shows_no_intervals() {
         figure.estimate = Estimate::of(&[6.5]);
     }
     let found = Reproduction::of(&outcome);
-    let text = text(&found);
-    assert!(!text.contains("6.50"), "{text}");
+    let report = report(&found, outcome);
+    let text = report.text(&Machine::here());
+    assert!(!text.contains("6.50\u{2013}"), "{text}");
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let told = "Not measured: 2 of 3 ratios, since a verdict takes three rounds";
     assert_eq!(words.matches(told).count(), 1, "{text}");
     assert_eq!(words.matches("three rounds").count(), 1, "{text}");
     // What the run left out has no rows in the table of steps.
     assert!(!text.contains("fulmar, TAP"), "{text}");
-    let page = page(&found, &serde_json::Value::Null).html();
-    assert!(page.contains("three rounds") && !page.contains("<figure>"), "{page}");
 }
 
 #[test]
-fn the_text_the_json_and_the_page_have_the_published_row_and_the_measured_one() {
-    let found = Reproduction::of(&outcome());
-    let text = text(&found);
+fn the_report_has_the_published_row_and_the_measured_one() {
+    let report = report(&Reproduction::of(&outcome()), outcome());
+    let text = report.text(&Machine::here());
     assert!(text.contains("190") && text.contains("exceeded") && text.contains("146"), "{text}");
-    let json = json(&found, serde_json::json!({ "rows": [], "command": ["fulmar"] }));
-    let first = &json["reproduction"]["lines"][2];
-    assert_eq!(first["site"], "sim");
-    assert_eq!(first["placed"]["receiver_cpu_ns_per_kb"], 10.0);
-    assert!(page(&found, &json).html().contains("asynchronous read, 2 x 64 KiB"));
+    let json = report.json(&Machine::here(), &["fulmar".to_owned()]);
+    let rows = json["rows"].as_array().expect("rows");
+    let is_it = |r: &&serde_json::Value| r["site"] == "sim" && r["row"] == "a";
+    let first = rows.iter().find(is_it).expect("a row");
+    assert_eq!(first["placed_receiver_ns_per_kb"], 10.0);
+    assert_eq!(first["what"], "asynchronous read, 2 x 64 KiB");
 }
 
 #[test]

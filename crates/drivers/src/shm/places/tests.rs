@@ -2,7 +2,7 @@
 
 use fulmar_base::SeqNum;
 use fulmar_mbuf::{Hold, RecvBuf};
-use fulmar_netdev::{Device, Placement};
+use fulmar_netdev::Device;
 use proptest::prelude::*;
 
 use super::*;
@@ -17,9 +17,9 @@ fn post(b: &mut Host, flow: usize, next_seq: SeqNum, sizes: [usize; 2]) -> Vec<H
         rooms.push(hold.room(0).unwrap()).unwrap();
         holds.push(hold);
     }
-    drop(b.device.unplace(&key(flow)));
-    let placement = Placement::InOrder(rooms);
-    b.device.place(PlacementHint { flow: key(flow), next_seq, placement }).unwrap();
+    let placement = b.device.placement().unwrap();
+    drop(placement.unplace(&key(flow)));
+    placement.place(key(flow), next_seq, rooms).unwrap();
     holds
 }
 
@@ -93,7 +93,7 @@ proptest! {
             }
             b.drop_all(packets);
             if i % 8 == 7 {
-                let mut rooms = b.device.unplace(&key(flow));
+                let mut rooms = b.device.placement().unwrap().unplace(&key(flow));
                 prop_assert!(rooms.iter_mut().all(|r| r.bytes().iter().all(|b| *b == 0)));
                 holds[flow] = post(&mut b, flow, next[flow], sizes);
             }

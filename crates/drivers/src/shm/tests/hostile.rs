@@ -10,8 +10,8 @@ use super::super::layout::{BELL, PIECES, RETURNED, Record, SLABS, STATE, Violati
 use super::super::layout::{Piece, write_return};
 use super::super::meet::{Met, meet_oneself};
 use super::*;
-use crate::seen::Seen;
 use crate::vnet;
+use fulmar_wire::dissect::Headers;
 
 fn liar() -> (Host, Met) {
     let (honest, liar) = meet_oneself(&config()).unwrap();
@@ -128,7 +128,7 @@ fn a_peer_that_changes_headers_while_they_are_read_gets_decisions_on_one_copy() 
                 if p.chain.is_volatile() {
                     lent += 1;
                     let front = p.chain.front().unwrap().as_slice();
-                    let seen = Seen::of(front, p.chain.len()).expect("checked on this copy");
+                    let seen = Headers::parse(front, p.chain.len()).expect("checked on this copy");
                     assert_eq!(seen.payload_at, front.len());
                 } else {
                     copied += 1;
@@ -332,7 +332,7 @@ fn a_flood_of_wake_ups_is_swallowed_in_steps_and_wakes_nobody_for_good() {
         host.device.disarm();
         assert!(host.receive().is_empty());
     }
-    assert!(host.device.arm() && !is_readable(host.device.wake_fd().unwrap()));
+    assert!(host.device.arm() && !is_readable(host.device.wake_fd().unwrap().fd));
     assert_eq!(host.device.lost(), None);
 }
 

@@ -22,7 +22,7 @@ fn open(name: &str) -> JoinHandle<Result<Shm, OpenError>> {
 
 /// A connection to whoever listens under this name, as soon as somebody does.
 fn connect(name: &str) -> OwnedFd {
-    let address = sys::Address::new(name, true).unwrap();
+    let address = sys::Address::new(name, !name.contains('/')).unwrap();
     let socket = sys::socket().unwrap();
     while sys::connect(socket.as_fd(), &address).is_err() {
         std::thread::yield_now();
@@ -88,6 +88,88 @@ fn nobody_in_time_and_names_that_cannot_be_are_told_apart() {
     for name in [String::new(), "x".repeat(200), "/no/such/directory/x".into()] {
         let error = Shm::open(&named(name)).err().expect("no such name");
         assert!(error.to_string().contains("choose another name"), "{error}");
+    }
+}
+
+/// A path that does not exist, in the directory where everybody may write.
+fn temporary(what: &str) -> String {
+    std::env::temp_dir().join(unique(what)).to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_file_that_is_no_socket_is_left_alone() {
+    let path = temporary("precious");
+    std::fs::write(&path, "bytes").unwrap();
+    let link = temporary("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    for name in [&path, &link] {
+        let error = Shm::open(&named(name.clone())).err().expect("it is a file");
+        assert_eq!(error.errno(), libc::ENOTSOCK);
+        assert_eq!(std::fs::read(name).unwrap(), b"bytes");
+    }
+    [link, path].iter().for_each(|name| std::fs::remove_file(name).unwrap());
+}
+
+#[test]
+fn a_directory_that_somebody_keeps_locked_is_given_up_in_time() {
+    let directory = temporary("locked");
+    std::fs::create_dir(&directory).unwrap();
+    let held = std::fs::File::open(&directory).unwrap();
+    sys::try_lock(held.as_fd()).unwrap();
+    let name = format!("{directory}/x");
+    let impatient = ShmConfig { wait: Some(std::time::Duration::ZERO), ..named(name.clone()) };
+    let error = Shm::open(&impatient).err().expect("the lock is held");
+    assert!(error.to_string().contains("keeps a lock"), "{error}");
+    let ends = [open(&name), open(&name)];
+    drop(held);
+    assert!(ends.map(|t| t.join().unwrap().is_ok()) == [true; 2]);
+    std::fs::remove_dir(&directory).unwrap();
+}
+
+#[test]
+fn another_user_cannot_wait_under_a_name_that_anybody_may_take() {
+    // An abstract name, and one in the directory of temporary files.
+    for name in [unique("trap"), temporary("trap")] {
+        let trap = sys::as_another_user(|| {
+            let socket = sys::socket().unwrap();
+            sys::listen(socket.as_fd(), &sys::Address::new(&name, !name.contains('/')).unwrap())
+                .unwrap();
+            socket
+        });
+        let Some(_trap) = trap else {
+            eprintln!("skipped: only root can become another user");
+            return;
+        };
+        let error = Shm::open(&named(name.clone())).err().expect("it is another user's");
+        assert_eq!(error.errno(), libc::EACCES);
+        assert!(error.to_string().contains("another user has taken this name"), "{error}");
+        let _ = std::fs::remove_file(name);
+    }
+}
+
+#[test]
+fn another_user_who_calls_a_name_that_anybody_may_take_is_turned_away() {
+    use std::os::unix::fs::PermissionsExt;
+    for name in [unique("caller"), temporary("caller")] {
+        let first = open(&name);
+        while name.contains('/') && !std::path::Path::new(&name).exists() {
+            std::thread::yield_now();
+        }
+        if name.contains('/') {
+            // The permissions of the socket alone admit everybody.
+            std::fs::set_permissions(&name, std::fs::Permissions::from_mode(0o777)).unwrap();
+        }
+        let stranger = sys::as_another_user(|| connect(&name));
+        if let Some(stranger) = &stranger {
+            let (_own, file) = sys::OwnMap::create(BYTES).unwrap();
+            // It may have been turned away already.
+            let _ = sys::send_with(stranger.as_fd(), &hello(), file.as_fd());
+            assert!(!is_answered(stranger));
+        } else {
+            eprintln!("skipped: only root can become another user");
+        }
+        assert!(open(&name).join().unwrap().is_ok(), "the user's own process meets");
+        assert!(first.join().unwrap().is_ok());
     }
 }
 

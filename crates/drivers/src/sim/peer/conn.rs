@@ -9,7 +9,7 @@ use fulmar_base::{Duration, Instant, SeqNum};
 use fulmar_wire::tcp::{Flags, Header};
 
 use super::{Arrival, FarEnd, Out, Service, verify};
-use crate::sim::frame::{Ends, Seen, packets};
+use crate::sim::frame::{Ends, Headers, packets};
 use crate::sim::meter::bump;
 pub use output::refuse;
 pub use set::Set;
@@ -214,7 +214,7 @@ impl Conn {
     pub fn input(
         &mut self,
         a: &Arrival<'_>,
-        seen: &Seen,
+        seen: &Headers,
         h: &Header,
         config: &FarEnd,
         out: &mut Out<'_>,
@@ -339,7 +339,7 @@ impl Conn {
     fn payload(
         &mut self,
         a: &Arrival<'_>,
-        seen: &Seen,
+        seen: &Headers,
         h: &Header,
         config: &FarEnd,
         out: &mut Out<'_>,

@@ -9,7 +9,7 @@ use fulmar_wire::icmpv6::{Message, NdpOption};
 use fulmar_wire::{arp, eth, icmpv4, protocol};
 
 use super::{Arrival, Out, Peer};
-use crate::sim::frame::{HeaderBuf, Rest, Seen, WireFrame};
+use crate::sim::frame::{HeaderBuf, Headers, Rest, WireFrame};
 
 const ECHO_REPLY_V4: u8 = 0;
 const ECHO_REPLY_V6: u8 = 129;
@@ -43,15 +43,15 @@ impl Peer {
         Some(())
     }
 
-    pub(super) fn icmpv4(&self, a: &Arrival<'_>, seen: &Seen, out: &mut Out<'_>) -> Option<()> {
-        match icmpv4::Message::parse(a.front.get(seen.l4..)?).ok()? {
+    pub(super) fn icmpv4(&self, a: &Arrival<'_>, seen: &Headers, out: &mut Out<'_>) -> Option<()> {
+        match icmpv4::Message::parse(a.front.get(seen.network.l4..)?).ok()? {
             icmpv4::Message::EchoRequest { .. } => self.echo(a, seen, ECHO_REPLY_V4, out),
             _ => Some(()),
         }
     }
 
-    pub(super) fn icmpv6(&self, a: &Arrival<'_>, seen: &Seen, out: &mut Out<'_>) -> Option<()> {
-        match Message::parse(a.front.get(seen.l4..)?).ok()? {
+    pub(super) fn icmpv6(&self, a: &Arrival<'_>, seen: &Headers, out: &mut Out<'_>) -> Option<()> {
+        match Message::parse(a.front.get(seen.network.l4..)?).ok()? {
             Message::EchoRequest { .. } => self.echo(a, seen, ECHO_REPLY_V6, out),
             Message::NeighbourSolicitation { target } => self.advertise(a, seen, target, out),
             _ => Some(()),
@@ -59,21 +59,22 @@ impl Peer {
     }
 
     /// The request itself with the ends exchanged.
-    fn echo(&self, a: &Arrival<'_>, seen: &Seen, kind: u8, out: &mut Out<'_>) -> Option<()> {
-        let mut l4 = a.chain.to_vec().get(seen.l4..seen.l4 + seen.payload_bytes)?.to_vec();
-        let protocol = if seen.src.is_ipv4() { protocol::ICMP } else { protocol::ICMPV6 };
-        let ends = self.ends(seen.dst, seen.src);
+    fn echo(&self, a: &Arrival<'_>, seen: &Headers, kind: u8, out: &mut Out<'_>) -> Option<()> {
+        let mut l4 =
+            a.chain.to_vec().get(seen.network.l4..seen.network.l4 + seen.payload_bytes)?.to_vec();
+        let protocol = if seen.network.src.is_ipv4() { protocol::ICMP } else { protocol::ICMPV6 };
+        let ends = self.ends(seen.network.dst, seen.network.src);
         *l4.first_mut()? = kind;
         l4.get_mut(CHECKSUM)?.fill(0);
         let mut sum = Sum::new();
-        if seen.src.is_ipv6() {
+        if seen.network.src.is_ipv6() {
             sum.add_pseudo(ends.src, ends.dst, protocol, l4.len() as u32);
         }
         sum.add_bytes(&l4);
         l4.get_mut(CHECKSUM)?.copy_from_slice(&sum.finish().to_be_bytes());
         let buf = HeaderBuf::ip(&ends, protocol, l4.len())?;
         out.moved_bytes += 4 * l4.len() as u64;
-        if out.has_room() && seen.l4 - eth::HEADER_BYTES + l4.len() <= out.mtu {
+        if out.has_room() && seen.network.l4 - eth::HEADER_BYTES + l4.len() <= out.mtu {
             out.send(a.at, WireFrame::new(buf.with_l4(0), Rest::Bytes(l4)));
         }
         Some(())
@@ -83,11 +84,13 @@ impl Peer {
     fn advertise(
         &self,
         a: &Arrival<'_>,
-        seen: &Seen,
+        seen: &Headers,
         target: Ipv6Addr,
         out: &mut Out<'_>,
     ) -> Option<()> {
-        if seen.src == IpAddr::V6(Ipv6Addr::UNSPECIFIED) || seen.src == IpAddr::V6(target) {
+        if seen.network.src == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+            || seen.network.src == IpAddr::V6(target)
+        {
             return Some(());
         }
         let advertisement = Message::NeighbourAdvertisement {
@@ -97,7 +100,7 @@ impl Peer {
             override_: true,
         };
         let option = NdpOption::TargetLinkLayer(self.config.ether);
-        let ends = self.ends(target.into(), seen.src);
+        let ends = self.ends(target.into(), seen.network.src);
         let bytes = advertisement.header_bytes() + option.bytes();
         let mut buf = HeaderBuf::ip(&ends, protocol::ICMPV6, bytes)?;
         let l4 = buf.l4_mut().get_mut(..bytes)?;

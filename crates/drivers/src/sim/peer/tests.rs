@@ -7,7 +7,8 @@ use fulmar_wire::{arp, eth};
 use proptest::prelude::*;
 
 use super::*;
-use crate::sim::frame::{Seen, Transport};
+use crate::sim::AckRule;
+use crate::sim::frame::{Headers, Transport};
 use crate::sim::tests::{Host, Spec};
 use crate::sim::{SimConfig, SimHandle, with_peer};
 
@@ -42,7 +43,7 @@ impl Script {
         let packets = self.host.receive(self.now);
         let read = |p: &fulmar_netdev::Packet| {
             let bytes = p.chain.to_vec();
-            let seen = Seen::of(&bytes, bytes.len())?;
+            let seen = Headers::parse(&bytes, bytes.len())?;
             let Transport::Tcp(h) = seen.transport else { return None };
             assert!(p.offload.needs_csum || crate::sim::cut::is_sound(&bytes));
             Some((h, seen.payload_bytes))
@@ -201,7 +202,7 @@ fn stamps(script: &mut Script) -> Vec<(u64, f64)> {
     let word = |bytes: &[u8], at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
     let read = |p: &fulmar_netdev::Packet| {
         let bytes = p.chain.to_vec();
-        let seen = Seen::of(&bytes, bytes.len()).unwrap();
+        let seen = Headers::parse(&bytes, bytes.len()).unwrap();
         assert_eq!(seen.payload_bytes, 100);
         let payload = &bytes[seen.payload_at..];
         assert!((16..100).all(|i| payload[i] == crate::sim::pattern::byte(i as u64)));

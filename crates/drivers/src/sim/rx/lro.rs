@@ -12,7 +12,7 @@ use fulmar_wire::checksum::{Sum, checksum};
 use fulmar_wire::tcp::{self, Flags};
 use fulmar_wire::{eth, protocol};
 
-use crate::sim::frame::{HEAD_BYTES, Seen, Transport, WireFrame, tcp_kind};
+use crate::sim::frame::{HEAD_BYTES, Headers, Transport, WireFrame, tcp_kind};
 
 /// Frames in front of the lane that land as one.
 pub struct Run {
@@ -49,11 +49,11 @@ impl Run {
 }
 
 /// A segment that may be part of a run.
-fn candidate(frame: &WireFrame) -> Option<(Seen, tcp::Header)> {
+fn candidate(frame: &WireFrame) -> Option<(Headers, tcp::Header)> {
     if frame.gso.is_some() || frame.partial_csum.is_some() || !frame.is_sound {
         return None;
     }
-    let seen = Seen::of(frame.front(), frame.len())?;
+    let seen = Headers::parse(frame.front(), frame.len())?;
     let Transport::Tcp(h) = seen.transport else { return None };
     let is_plain = h.flags.without(Flags::PSH) == Flags::ACK;
     let is_exact = seen.payload_at + seen.payload_bytes == frame.len();
@@ -88,16 +88,17 @@ pub fn run(lane: &VecDeque<(Instant, WireFrame)>, now: Instant, limit: usize) ->
     (frames > 1).then(|| whole(first_frame, &first, frames, payload, flags))
 }
 
-fn continues(first: (&Seen, &tcp::Header), next: (&Seen, &tcp::Header), seq: SeqNum) -> bool {
+fn continues(first: (&Headers, &tcp::Header), next: (&Headers, &tcp::Header), seq: SeqNum) -> bool {
     let ((a, h), (b, g)) = (first, next);
-    let is_same_flow = (a.ether, a.src, a.dst, a.l4, a.payload_at)
-        == (b.ether, b.src, b.dst, b.l4, b.payload_at)
+    let (m, n) = (&a.network, &b.network);
+    let is_same_flow = (m.ether, m.src, m.dst, m.l4, a.payload_at)
+        == (n.ether, n.src, n.dst, n.l4, b.payload_at)
         && (h.src_port, h.dst_port) == (g.src_port, g.dst_port);
     is_same_flow && g.seq == seq && (g.ack, g.window, g.options) == (h.ack, h.window, h.options)
 }
 
 /// The headers of the whole: lengths, PSH, and the sum of the pseudo header.
-fn whole(frame: &WireFrame, seen: &Seen, frames: usize, payload: usize, flags: Flags) -> Run {
+fn whole(frame: &WireFrame, seen: &Headers, frames: usize, payload: usize, flags: Flags) -> Run {
     let mut head = [0; HEAD_BYTES];
     for (to, from) in head.iter_mut().zip(frame.front()) {
         *to = *from;
@@ -109,21 +110,21 @@ fn whole(frame: &WireFrame, seen: &Seen, frames: usize, payload: usize, flags: F
             field.copy_from_slice(&v.to_be_bytes());
         }
     };
-    if seen.src.is_ipv4() {
+    if seen.network.src.is_ipv4() {
         put(eth::HEADER_BYTES + 2, l3_bytes as u16);
         put(eth::HEADER_BYTES + 10, 0);
     } else {
         put(eth::HEADER_BYTES + 4, (l3_bytes - 40) as u16);
     }
     let mut pseudo = Sum::new();
-    let l4_bytes = headers - seen.l4 + payload;
-    pseudo.add_pseudo(seen.src, seen.dst, protocol::TCP, l4_bytes as u32);
-    put(seen.l4 + tcp::CHECKSUM_OFFSET, pseudo.fold());
-    if let Some(f) = head.get_mut(seen.l4 + 13) {
+    let l4_bytes = headers - seen.network.l4 + payload;
+    pseudo.add_pseudo(seen.network.src, seen.network.dst, protocol::TCP, l4_bytes as u32);
+    put(seen.network.l4 + tcp::CHECKSUM_OFFSET, pseudo.fold());
+    if let Some(f) = head.get_mut(seen.network.l4 + 13) {
         *f = flags.0;
     }
-    if seen.src.is_ipv4()
-        && let Some(ip) = head.get(eth::HEADER_BYTES..seen.l4)
+    if seen.network.src.is_ipv4()
+        && let Some(ip) = head.get(eth::HEADER_BYTES..seen.network.l4)
     {
         let sum = checksum(ip).to_be_bytes();
         head[eth::HEADER_BYTES + 10..eth::HEADER_BYTES + 12].copy_from_slice(&sum);
@@ -133,12 +134,12 @@ fn whole(frame: &WireFrame, seen: &Seen, frames: usize, payload: usize, flags: F
         frame_bytes: headers + payload,
         headers,
         gso: Some(Gso {
-            kind: tcp_kind(seen.src),
+            kind: tcp_kind(seen.network.src),
             segment_bytes: seen.payload_bytes as u16,
             header_bytes: headers as u16,
             ecn: false,
         }),
-        partial_csum: Some((seen.l4 as u16, tcp::CHECKSUM_OFFSET as u16)),
+        partial_csum: Some((seen.network.l4 as u16, tcp::CHECKSUM_OFFSET as u16)),
         head,
         head_bytes: headers,
     }

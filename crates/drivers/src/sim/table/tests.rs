@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 
 use fulmar_base::{EtherAddr, SeqNum};
 use fulmar_mbuf::{Hold, RecvBuf};
-use fulmar_netdev::{Device, Placement};
+use fulmar_netdev::{Device, DirectPlacement};
 use proptest::prelude::*;
 
 use super::*;
-use crate::sim::frame::{Seen, Transport};
+use crate::sim::frame::{Headers, Transport};
 use crate::sim::tests::{Host, Spec};
 use crate::sim::{SimConfig, pair, pattern};
 
@@ -35,9 +35,7 @@ fn post(b: &mut Host, port: u16, next_seq: u32, sizes: [usize; 2]) -> Vec<Hold> 
         holds.push(hold);
     }
     drop(b.nic.unplace(&flow(port)));
-    let placement = Placement::InOrder(rooms);
-    let hint = PlacementHint { flow: flow(port), next_seq: SeqNum(next_seq), placement };
-    b.nic.place(hint).unwrap();
+    b.nic.place(flow(port), SeqNum(next_seq), rooms).unwrap();
     holds
 }
 
@@ -47,7 +45,7 @@ fn read(b: &mut Host, now: Instant) -> Vec<(u16, u32, Vec<u8>, usize)> {
     let mut seen = Vec::new();
     for p in b.receive(now) {
         let bytes = p.chain.to_vec();
-        let s = Seen::of(&bytes, bytes.len()).unwrap();
+        let s = Headers::parse(&bytes, bytes.len()).unwrap();
         let Transport::Tcp(h) = s.transport else { panic!("not TCP") };
         assert!(p.is_checksum_trusted());
         let placed = p.chain.iter().filter(|m| m.placed().is_some()).map(|m| m.len()).sum();
@@ -205,15 +203,9 @@ fn a_sender_who_is_ahead_of_the_hint_waits_until_the_host_has_caught_up() {
 }
 
 #[test]
-fn a_nic_without_placement_refuses() {
+fn a_nic_without_placement_has_none() {
     let (_, mut b) = hosts(|c| SimConfig { placement: false, ..c });
-    let hint = PlacementHint {
-        flow: flow(1),
-        next_seq: SeqNum(0),
-        placement: Placement::InOrder(Rooms::default()),
-    };
-    assert_eq!(b.nic.place(hint), Err(Unsupported));
-    assert!(b.nic.unplace(&flow(1)).is_empty());
+    assert!(b.nic.placement().is_none());
 }
 
 #[test]

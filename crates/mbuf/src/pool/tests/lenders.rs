@@ -1,8 +1,8 @@
-//! Memory of others that a pool hands out: lent, and shared in parts.
+//! External memory: loans, and shared bytes.
 
 use super::*;
 
-/// Lends from one vector and notes what came back.
+/// Lends ranges of a vector and records the tags given back.
 struct Library {
     bytes: Vec<u8>,
     back: std::sync::Mutex<Vec<u32>>,
@@ -24,7 +24,7 @@ fn library() -> (std::sync::Arc<Library>, std::sync::Arc<dyn crate::Lender>) {
 }
 
 #[test]
-fn a_loan_goes_back_when_its_last_reference_is_home_and_is_charged_to_nobody() {
+fn a_loan_ends_with_its_last_reference_and_is_not_charged() {
     let mut pool = Pool::new(PoolConfig::with_budget(4 << 20)).unwrap();
     let (library, lender) = library();
     let m = pool.lent(&lender, 3, 100, 7).unwrap();
@@ -42,7 +42,7 @@ fn a_loan_goes_back_when_its_last_reference_is_home_and_is_charged_to_nobody() {
 }
 
 #[test]
-fn a_range_that_the_lender_does_not_have_is_no_loan() {
+fn a_range_outside_the_memory_of_the_lender_is_refused() {
     let mut pool = Pool::new(PoolConfig::with_budget(4 << 20)).unwrap();
     let (library, lender) = library();
     for (offset, len) in [(100_000, 1), (usize::MAX, 2), (99_990, 11), (0, 65_537)] {
@@ -52,7 +52,7 @@ fn a_range_that_the_lender_does_not_have_is_no_loan() {
 }
 
 #[test]
-fn a_loan_that_outlives_its_pool_goes_back_with_the_last_reference() {
+fn a_loan_that_outlives_the_pool_ends_with_its_last_reference() {
     let mut pool = Pool::new(PoolConfig::with_budget(4 << 20)).unwrap();
     let (library, lender) = library();
     let m = pool.lent(&lender, 0, 4, 9).unwrap();
@@ -61,7 +61,7 @@ fn a_loan_that_outlives_its_pool_goes_back_with_the_last_reference() {
     assert_eq!(*library.back.lock().unwrap(), [9]);
 }
 
-/// A chain whose mbufs are lent in part, and the same bytes.
+/// A chain with and without lent mbufs, and its bytes.
 fn mixed(pool: &mut Pool) -> (Chain, Vec<u8>) {
     let (library, lender) = library();
     let mut own = pool.alloc_chain(700, 0, Purpose::Receive).unwrap();
@@ -75,7 +75,7 @@ fn mixed(pool: &mut Pool) -> (Chain, Vec<u8>) {
 }
 
 #[test]
-fn lent_bytes_are_copied_and_summed_like_any_and_never_borrowed() {
+fn lent_bytes_can_be_copied_and_summed_but_not_borrowed() {
     let mut pool = Pool::new(PoolConfig::with_budget(4 << 20)).unwrap();
     let (mut chain, bytes) = mixed(&mut pool);
     assert!(chain.is_volatile() && !chain.is_kernel_only() && chain.to_vec() == bytes);
@@ -98,13 +98,13 @@ fn lent_bytes_are_copied_and_summed_like_any_and_never_borrowed() {
     assert_eq!(m.kernel_part().1, m.volatile().unwrap().len());
     assert_eq!(m.kernel_part().0, m.volatile().unwrap().as_ptr());
     let shown = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| m.as_slice().len()));
-    assert_eq!(shown.is_err(), cfg!(debug_assertions), "a borrow is found by the tests");
+    assert_eq!(shown.is_err(), cfg!(debug_assertions), "a borrow panics in debug builds");
     pool.free_mbuf(m);
     pool.free(chain);
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
-/// Shares one vector and notes why parts were not delivered.
+/// Shares a vector and records the reasons of undelivered parts.
 struct Shared {
     bytes: Vec<u8>,
     why: std::sync::Mutex<Vec<u8>>,
@@ -126,19 +126,19 @@ fn shared(len: usize) -> (std::sync::Arc<Shared>, std::sync::Arc<dyn crate::Shar
 }
 
 #[test]
-fn parts_of_shared_bytes_are_charged_and_their_owner_is_handed_out_once_for_each() {
+fn parts_of_shared_bytes_are_charged_and_their_owner_is_returned_once_per_part() {
     let mut pool = pool(1 << 20);
     let (bytes, owner) = shared(1000);
-    let head = pool.share(&owner, 0, 300, Purpose::Send).expect("a mbuf");
-    let tail = pool.share(&owner, 900, 300, Purpose::Send).expect("a mbuf");
+    let head = pool.share(&owner, 0, 300, Purpose::Send).expect("an mbuf");
+    let tail = pool.share(&owner, 900, 300, Purpose::Send).expect("an mbuf");
     assert_eq!((head.as_slice(), tail.as_slice()), (&bytes.bytes[..300], &bytes.bytes[900..]));
     assert_eq!((pool.stats().used_bytes, pool.shared_parts()), ([400, 0, 0], 2));
     let again = pool.clone_ref(&head, 100, 50).expect("a descriptor");
     pool.free_mbuf(head);
-    assert!(pool.pop_returned().is_none(), "a reference is still out");
+    assert!(pool.pop_returned().is_none(), "a reference is still in use");
     drop((again, tail));
-    assert!(pool.pop_returned().is_none(), "they are not home yet");
-    assert_all_home(&mut pool);
+    assert!(pool.pop_returned().is_none(), "the remote-free list is not drained yet");
+    assert_all_freed(&mut pool);
     assert_eq!(pool.shared_parts(), 0);
     assert!(pool.pop_returned().is_some() && pool.pop_returned().is_some());
     assert!(pool.pop_returned().is_none());
@@ -148,12 +148,12 @@ fn parts_of_shared_bytes_are_charged_and_their_owner_is_handed_out_once_for_each
 }
 
 #[test]
-fn shared_bytes_beyond_the_share_are_refused_and_stay_with_their_owner() {
+fn shared_bytes_beyond_the_share_are_refused() {
     let mut pool = pool(1 << 20);
     let (bytes, owner) = shared(2 << 20);
     assert!(pool.share(&owner, 0, 2 << 20, Purpose::Send).is_err());
     let share = pool.available(Purpose::Send);
-    let m = pool.share(&owner, 0, share, Purpose::Send).expect("a mbuf");
+    let m = pool.share(&owner, 0, share, Purpose::Send).expect("an mbuf");
     assert!(pool.share(&owner, share, 1, Purpose::Send).is_err());
     pool.free_mbuf(m);
     drop((pool, owner));
@@ -161,30 +161,30 @@ fn shared_bytes_beyond_the_share_are_refused_and_stay_with_their_owner() {
 }
 
 #[test]
-fn only_what_a_send_queue_gives_up_is_undelivered() {
+fn only_bytes_discarded_by_a_send_queue_are_undelivered() {
     let mut pool = pool(1 << 20);
     let (bytes, owner) = shared(3000);
     let mut queue = crate::SendQueue::new(10_000);
     for at in [0, 1000, 2000] {
-        let m = pool.share(&owner, at, 1000, Purpose::Send).expect("a mbuf");
+        let m = pool.share(&owner, at, 1000, Purpose::Send).expect("an mbuf");
         queue.append(Chain::from(m), &mut pool).expect("space");
     }
-    queue.consume_to(1500, &mut pool);
+    queue.ack_to(1500, &mut pool);
     assert!(bytes.why.lock().unwrap().is_empty());
     queue.void(7, &mut pool);
     assert_eq!(*bytes.why.lock().unwrap(), [7, 7]);
     let claim = queue.claim(1000).expect("space");
     queue.clear(&mut pool);
-    let late = pool.share(&owner, 0, 1000, Purpose::Send).expect("a mbuf");
+    let late = pool.share(&owner, 0, 1000, Purpose::Send).expect("an mbuf");
     queue.commit(claim, Chain::from(late), &mut pool);
-    let kept = pool.share(&owner, 0, 10, Purpose::Send).expect("a mbuf");
+    let kept = pool.share(&owner, 0, 10, Purpose::Send).expect("an mbuf");
     queue.append(Chain::from(kept), &mut pool).expect("space");
     drop(queue);
     assert_eq!(*bytes.why.lock().unwrap(), [7, 7, 0, 0]);
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
-/// An owner whose drop has a bug.
+/// An owner whose drop panics.
 struct Thorn;
 
 impl External for Thorn {
@@ -200,17 +200,17 @@ impl Drop for Thorn {
 }
 
 #[test]
-fn an_owner_whose_drop_panics_takes_no_memory_away_from_mbufs_that_are_out() {
+fn mbufs_in_use_keep_their_memory_if_the_drop_of_an_owner_panics() {
     let mut pool = Pool::new(PoolConfig::with_budget(4 << 20)).unwrap();
     let mut out = pool.alloc(3, 0, Purpose::Send).unwrap();
     out.append(3).unwrap().copy_from_slice(b"abc");
     let (other, released) = owner(b"others");
     drop(pool.external(other, Purpose::Send).unwrap());
-    // The last to be dropped is the first to be taken home.
+    // The remote-free list is last in, first out.
     drop(pool.external(Box::new(Thorn), Purpose::Send).unwrap());
     let ended = std::panic::AssertUnwindSafe(|| drop(pool));
     assert!(std::panic::catch_unwind(ended).is_err());
     assert_eq!((out.as_slice(), released.load(Ordering::SeqCst)), (&b"abc"[..], 0));
     drop(out);
-    assert_eq!(released.load(Ordering::SeqCst), 1, "the rest goes with the last of them");
+    assert_eq!(released.load(Ordering::SeqCst), 1, "the other is dropped with the last mbuf");
 }

@@ -1,4 +1,4 @@
-//! Mbufs freed away from home, and who is told.
+//! Remote frees and their kick.
 
 use super::*;
 use crate::Kick;
@@ -29,30 +29,30 @@ fn counted() -> (Pool, Arc<Count>) {
 }
 
 #[test]
-fn a_pool_that_waits_is_told_once_and_one_that_does_not_is_never_told() {
+fn a_remote_free_kicks_once_per_await_and_never_without() {
     let (mut pool, count) = counted();
     let mut mbufs: Vec<Mbuf> = (0..6).map(|_| pool.alloc(100, 0, Purpose::Send).unwrap()).collect();
     drop(mbufs.pop());
-    assert_eq!(count.take(), 0, "nobody asked");
-    assert!(!pool.await_remote(), "one lies there already");
+    assert_eq!(count.take(), 0, "no kick was requested");
+    assert!(!pool.await_remote(), "the list is not empty");
     assert_eq!(pool.drain_remote(), 1);
     assert!(pool.await_remote() && pool.await_remote());
     assert!(!pool.has_remote());
-    assert_eq!(pool.drain_remote(), 0, "an empty list that is awaited is empty");
+    assert_eq!(pool.drain_remote(), 0, "an awaited list is empty");
     drop(mbufs.pop());
     drop(mbufs.pop());
     assert_eq!(count.take(), 1);
     assert!(pool.has_remote());
     assert_eq!(pool.drain_remote(), 2);
     drop(mbufs.pop());
-    assert_eq!(count.take(), 0, "each asking is for one kick");
+    assert_eq!(count.take(), 0, "one kick per await");
     pool.free_mbuf(mbufs.pop().unwrap());
     drop(mbufs);
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }
 
 #[test]
-fn only_the_first_who_is_named_is_told() {
+fn only_the_first_kick_set_is_called() {
     let (mut pool, first) = counted();
     let second = Arc::new(Count::default());
     pool.set_kick(Arc::clone(&second) as Arc<dyn Kick>);
@@ -63,7 +63,7 @@ fn only_the_first_who_is_named_is_told() {
 }
 
 #[test]
-fn a_pool_may_go_while_it_waits() {
+fn a_pool_may_be_dropped_while_it_awaits_a_kick() {
     let (mut pool, count) = counted();
     let m = pool.alloc(1, 0, Purpose::Send).unwrap();
     assert!(pool.await_remote());
@@ -82,7 +82,7 @@ impl Kick for Unpark {
 }
 
 #[test]
-fn a_pool_that_sleeps_until_it_is_told_sees_every_mbuf_come_home() {
+fn a_pool_that_sleeps_until_a_kick_drains_every_mbuf() {
     let mut pool = Pool::new(PoolConfig::default()).unwrap();
     pool.set_kick(Arc::new(Unpark(std::thread::current())));
     let (tx, rx) = mpsc::channel::<Mbuf>();
@@ -103,7 +103,7 @@ fn a_pool_that_sleeps_until_it_is_told_sees_every_mbuf_come_home() {
             for _ in 0..3 {
                 tx.send(pool.alloc(100, 0, Purpose::Send).unwrap()).expect("threads");
             }
-            // No look without a reason: a kick that is lost is a test that never ends.
+            // The list is drained only after a kick: a lost kick hangs the test.
             while pool.outstanding() > 0 {
                 if pool.await_remote() {
                     std::thread::park();
@@ -113,5 +113,5 @@ fn a_pool_that_sleeps_until_it_is_told_sees_every_mbuf_come_home() {
         }
         drop(tx);
     });
-    assert_all_home(&mut pool);
+    assert_all_freed(&mut pool);
 }

@@ -1,5 +1,5 @@
-//! Header prediction against the general steps: two connections with the same history, of which one
-//! may predict and the other may not, are the same in everything that can be seen of them.
+//! Differential test of header prediction against the general steps: two connections with the same
+//! history, one with header prediction and one without, have the same observable state.
 
 use crate::*;
 use alloc::format;
@@ -30,12 +30,12 @@ impl Emit for Out {
     }
 }
 
-/// A segment relative to what its receiver expects.
+/// A segment, relative to the receiver's state.
 #[derive(Clone, Debug)]
 struct Seg {
     flags: u8,
     seq: i32,
-    /// Thousandths of what is in flight, and an offset to that.
+    /// Acknowledgement: thousandths of the bytes in flight, and an offset to that.
     ack: (u64, i32),
     window: u16,
     len: usize,
@@ -96,7 +96,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-struct End {
+struct Endpoint {
     tcb: Tcb,
     pool: Pool,
     counters: Counters,
@@ -110,11 +110,11 @@ struct End {
 const PATH: PathInfo =
     PathInfo { mtu: 1040, route_mtu: 1040, ip_header_bytes: 20, tso_bytes: Some(20_000) };
 
-impl End {
-    fn new(cfg: &Config, may_predict: bool) -> End {
+impl Endpoint {
+    fn new(cfg: &Config, may_predict: bool) -> Endpoint {
         let key = FlowKey::new("10.0.0.1:80".parse().unwrap(), "10.0.0.2:4000".parse().unwrap());
         let now = Instant::from_millis(1000);
-        let mut end = End {
+        let mut end = Endpoint {
             tcb: Tcb::connect(cfg, key, SeqNum(u32::MAX - 3000), 7, PATH, now),
             pool: Pool::new(PoolConfig::with_budget(8 << 20)).unwrap(),
             counters: Counters::default(),
@@ -190,9 +190,9 @@ impl End {
             urgent: s.urgent,
             ..Header::default()
         };
-        if t.stamps.on {
-            let value = t.stamps.recent.wrapping_add(s.stamp as u32);
-            let echo = t.stamp(self.now).wrapping_sub(3);
+        if t.ts.on {
+            let value = t.ts.recent.wrapping_add(s.stamp as u32);
+            let echo = t.ts_clock(self.now).wrapping_sub(3);
             h.options.timestamps = Some(Timestamps { value, echo });
         }
         if let Some((from, bytes)) = s.sack {
@@ -202,7 +202,7 @@ impl End {
         h
     }
 
-    /// Does it; what the caller learns from it.
+    /// Executes `op`; returns what the caller observes.
     fn step(&mut self, op: &Op) -> String {
         match op {
             Op::Segment(s) => {
@@ -240,10 +240,10 @@ impl End {
         String::new()
     }
 
-    /// Everything of the connection that decides what it does next.
-    fn visible(&self) -> String {
+    /// The whole state that determines the connection's behaviour.
+    fn observable_state(&self) -> String {
         let t = &self.tcb;
-        let send = (t.iss, t.snd_una, t.snd_nxt, t.snd_wnd, t.snd_wl1, t.max_snd_wnd, t.edges);
+        let send = (t.iss, t.snd_una, t.snd_nxt, t.snd_wnd, t.snd_wl1, t.max_snd_wnd, t.send_marks);
         let fin = (t.fin_queued, t.fin_sent, t.peer_fin, t.fin_received);
         let receive = (t.rcv_nxt, t.rcv_adv, t.last_ack_sent, t.rcv_mss, t.recv_limit, t.charged);
         let pushed = (t.pushed_to, t.pushed_behind, t.urgent_to, t.quick_acks, t.interactive);
@@ -257,9 +257,9 @@ impl End {
             t.send.ready_end(),
             t.send.limit(),
         );
-        let times = (t.marks, t.timers, t.persisting, t.stamps, t.rtt, t.challenge);
+        let times = (t.times, t.timers, t.persisting, t.ts, t.rtt, t.challenge);
         let windows = (t.cubic, &t.sacked, t.recovery, t.tuning, t.recv_tuning, self.window);
-        let asked = (t.due, t.user, t.fate, t.again, t.mss, t.super_bytes);
+        let asked = (t.due, t.user, t.errors, t.retransmits, t.mss, t.super_bytes);
         format!(
             "{:?} {send:?} {fin:?} {receive:?} {pushed:?} {queues:?} {times:?} {windows:?} {asked:?} \
              {readable:?} {:?} {:?}",
@@ -296,13 +296,13 @@ proptest! {
             recv_buffer_bytes: 60_000,
             ..Config::default()
         };
-        let (mut fast, mut full) = (End::new(&cfg, true), End::new(&cfg, false));
+        let (mut fast, mut full) = (Endpoint::new(&cfg, true), Endpoint::new(&cfg, false));
         for op in &ops {
             let told = (fast.step(op), full.step(op));
             prop_assert_eq!(told.0, told.1, "{:?}", op);
-            prop_assert_eq!(fast.visible(), full.visible(), "{:?}", op);
+            prop_assert_eq!(fast.observable_state(), full.observable_state(), "{:?}", op);
             if fast.tcb.recovery.is_quiet() && fast.tcb.sacked.is_empty() {
-                // The short cut of `pipe`.
+                // `pipe` returns `flight` without computing it.
                 prop_assert_eq!(fast.tcb.pipe_in_recovery(), fast.tcb.flight());
             }
             fast.out.0.clear();
@@ -314,13 +314,13 @@ proptest! {
 }
 
 #[test]
-fn what_the_differential_test_sends_is_predicted_often_enough_to_mean_something() {
+fn the_differential_test_predicts_at_least_a_sixth_of_its_segments() {
     use proptest::strategy::ValueTree;
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let (mut predicted, mut all) = (0, 0);
     for _ in 0..50 {
         let ops = proptest::collection::vec(op(), 60).new_tree(&mut runner).unwrap().current();
-        let mut end = End::new(&Config::default(), true);
+        let mut end = Endpoint::new(&Config::default(), true);
         for op in &ops {
             all += usize::from(matches!(op, Op::Segment(_)));
             let _ = end.step(op);

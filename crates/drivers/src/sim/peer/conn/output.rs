@@ -8,7 +8,7 @@ use fulmar_wire::{eth, protocol};
 use super::{
     Conn, FarEnd, MAX_DOUBLINGS, MAX_TRIES, Out, RESEND, Service, State, TRAIN_BYTES, shift_for,
 };
-use crate::sim::frame::{Ends, HeaderBuf, Rest, Seen, WireFrame, tcp_kind};
+use crate::sim::frame::{Ends, HeaderBuf, Headers, Rest, WireFrame, tcp_kind};
 use crate::sim::meter::bump;
 
 /// One segment, or train of segments, to be made.
@@ -310,7 +310,7 @@ fn seal(buf: &mut HeaderBuf, ends: &Ends, l4_bytes: usize, payload: usize) {
 }
 
 /// Resets whoever sent a segment for no connection (RFC 9293 section 3.10.7.1).
-pub fn refuse(ends: &Ends, at: Instant, h: &Header, seen: &Seen, out: &mut Out<'_>) {
+pub fn refuse(ends: &Ends, at: Instant, h: &Header, seen: &Headers, out: &mut Out<'_>) {
     if h.flags.contains(Flags::RST) || !out.has_room() {
         return;
     }

@@ -1,0 +1,185 @@
+//! Which sockets are shown: a part of the filters of ss(8).
+//!
+//! ```text
+//!   FILTER = TERM { ["and"] TERM }
+//!   TERM   = ["not"] ( "tcp" | "udp" | "state" NAME | ("sport" | "dport") OP [":"]PORT | ("src" | "dst") ADDRESS )
+//!   OP     = "=" | "!=" | "<" | ">" | "<=" | ">="
+//! ```
+
+use serde_json::Value;
+use std::cmp::Ordering;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+/// All of its terms.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Filter(Vec<Term>);
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Term {
+    is_negated: bool,
+    test: Test,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Test {
+    Protocol(&'static str),
+    State(String),
+    Port(End, Comparison, u16),
+    Address(End, IpAddr),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    Local,
+    Remote,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Comparison {
+    Equal,
+    NotEqual,
+    Less,
+    Greater,
+    AtMost,
+    AtLeast,
+}
+
+const SYNTAX: &str = "give terms such as `dport = :80`, `sport < 1024`, `src 10.77.0.2`, `dst fd77::1`, \
+                      `state established`, `tcp`, `udp`, `not ...`; all of them must be so";
+
+impl FromStr for Filter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Filter, String> {
+        let mut words = text.split_whitespace();
+        let mut terms = Vec::new();
+        while let Some(word) = words.next() {
+            if word == "and" {
+                continue;
+            }
+            let is_negated = word == "not";
+            let word = if is_negated { words.next() } else { Some(word) };
+            let test = word.and_then(|w| test(w, &mut words));
+            let test = test.ok_or_else(|| format!("`{text}` is no filter: {SYNTAX}"))?;
+            terms.push(Term { is_negated, test });
+        }
+        Ok(Filter(terms))
+    }
+}
+
+fn test<'a>(word: &str, words: &mut impl Iterator<Item = &'a str>) -> Option<Test> {
+    let end = match word {
+        "sport" | "src" => End::Local,
+        _ => End::Remote,
+    };
+    Some(match word {
+        "tcp" => Test::Protocol("tcp"),
+        "udp" => Test::Protocol("udp"),
+        "state" => Test::State(words.next()?.replace('-', "_").to_uppercase()),
+        "sport" | "dport" => {
+            let comparison = comparison(words.next()?)?;
+            let port = words.next()?;
+            Test::Port(end, comparison, port.strip_prefix(':').unwrap_or(port).parse().ok()?)
+        }
+        "src" | "dst" => Test::Address(end, words.next()?.parse().ok()?),
+        _ => return None,
+    })
+}
+
+fn comparison(word: &str) -> Option<Comparison> {
+    Some(match word {
+        "=" | "==" | "eq" => Comparison::Equal,
+        "!=" | "ne" => Comparison::NotEqual,
+        "<" | "lt" => Comparison::Less,
+        ">" | "gt" => Comparison::Greater,
+        "<=" | "le" => Comparison::AtMost,
+        ">=" | "ge" => Comparison::AtLeast,
+        _ => return None,
+    })
+}
+
+impl Filter {
+    /// Whether a socket, as a stack's document has it, is to be shown.
+    pub fn admits(&self, socket: &Value) -> bool {
+        self.0.iter().all(|term| term.test.holds(socket) != term.is_negated)
+    }
+}
+
+impl Test {
+    fn holds(&self, socket: &Value) -> bool {
+        match self {
+            Test::Protocol(name) => socket["protocol"] == *name,
+            Test::State(name) => {
+                let state = socket["state"].as_str().unwrap_or_default().replace('-', "_");
+                state.to_uppercase() == *name
+            }
+            Test::Port(end, comparison, port) => {
+                address(socket, *end).is_some_and(|a| comparison.holds(a.port().cmp(port)))
+            }
+            Test::Address(end, ip) => address(socket, *end).is_some_and(|a| a.ip() == *ip),
+        }
+    }
+}
+
+fn address(socket: &Value, end: End) -> Option<SocketAddr> {
+    let name = match end {
+        End::Local => "local",
+        End::Remote => "remote",
+    };
+    socket[name].as_str()?.parse().ok()
+}
+
+impl Comparison {
+    fn holds(self, found: Ordering) -> bool {
+        match self {
+            Comparison::Equal => found.is_eq(),
+            Comparison::NotEqual => found.is_ne(),
+            Comparison::Less => found.is_lt(),
+            Comparison::Greater => found.is_gt(),
+            Comparison::AtMost => found.is_le(),
+            Comparison::AtLeast => found.is_ge(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_socket_is_shown_if_every_term_is_so() {
+        let socket = json!({"protocol": "tcp", "state": "TIME-WAIT",
+                            "local": "10.77.0.2:1000", "remote": "10.77.0.1:80"});
+        let admits = |filter: &str| filter.parse::<Filter>().unwrap().admits(&socket);
+        for filter in [
+            "",
+            "tcp",
+            "dport = :80",
+            "dport eq 80 and sport >= 1000",
+            "state time-wait",
+            "src 10.77.0.2 dst 10.77.0.1",
+            "not udp and not state established",
+            "sport != 80",
+        ] {
+            assert!(admits(filter), "{filter}");
+        }
+        for filter in ["udp", "dport > 80", "sport < 1000", "tcp and state listen", "dst ::1"] {
+            assert!(!admits(filter), "{filter}");
+        }
+    }
+
+    #[test]
+    fn a_socket_without_a_peer_has_no_port_there() {
+        let socket = json!({"protocol": "udp", "local": "0.0.0.0:53", "remote": null});
+        assert!(!"dport != 80".parse::<Filter>().unwrap().admits(&socket));
+    }
+
+    #[test]
+    fn what_is_no_filter_is_told_how_one_looks() {
+        for text in ["dport", "dport 80", "dport = x", "port = 80", "state", "not", "src 10"] {
+            assert!(text.parse::<Filter>().unwrap_err().contains("dport = :80"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! What a device of your own is made of.
+//!
+//! [`Device`] says what a stack asks of it and who owns a frame when. Start with [`Caps::plain`] and the four
+//! methods that have no default: `caps`, `tx_burst`, `rx_burst` and `wake_fd`. The example `own_device` is such a
+//! device. Frames of any pool may be handed over as they are; they return to their pool when they are freed.
+//! A wrapper around another device forwards what it does not change with [`forward_device!`].
+
+pub use fulmar_base::{
+    Counter, Counters, DropReason, Duration, EtherAddr, FlowKey, Gso, GsoKind, Instant, Offload,
+    OwnerKey, SeqNum,
+};
+pub use fulmar_mbuf::{Backing, BufId, Chain, Mbuf, NoBuffer, Pool, Purpose, Room};
+pub use fulmar_netdev::moderation::Profile;
+pub use fulmar_netdev::{
+    Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Packet,
+    Peek, Rooms, Tally, TxReader, TxTime, Unsupported, Wake, WakeFd, forward_device,
+};

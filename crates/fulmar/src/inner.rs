@@ -1,0 +1,85 @@
+//! What the handles of a stack and its sockets share.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant as StdInstant};
+
+use fulmar_runtime::{AnyHost, AnyShard};
+use fulmar_socket::SocketError;
+
+use crate::control::Control;
+use crate::error::to_io;
+use crate::sendfile::reader::Reader;
+
+/// See the module's header.
+pub(crate) struct Inner {
+    /// One per shard, at least one.
+    pub hosts: Vec<AnyHost>,
+    pub name: String,
+    pub exit_drain: Duration,
+    /// The inode of the network namespace in which it was built.
+    pub network_namespace: Option<u64>,
+    pub control: Mutex<Option<Control>>,
+    /// Reads files for non-blocking sockets.
+    pub reader: Arc<Reader>,
+}
+
+impl Inner {
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The host of a shard that exists.
+    #[inline]
+    pub fn host(&self, shard: u16) -> &AnyHost {
+        &self.hosts[usize::from(shard)]
+    }
+
+    /// The hosts of all shards, in their order.
+    pub fn hosts(&self) -> impl Iterator<Item = &AnyHost> {
+        self.hosts.iter()
+    }
+
+    /// Whether this process made the stack.
+    pub fn is_ours(&self) -> bool {
+        self.hosts.iter().all(AnyHost::is_ours)
+    }
+
+    /// Does something in every shard, which are set up alike, and stops at the first error.
+    pub fn in_each<R>(
+        &self,
+        f: impl Fn(&mut AnyShard<'_>, fulmar_base::Instant) -> R,
+    ) -> io::Result<R> {
+        let mut last = Err(SocketError::BadHandle);
+        for host in &self.hosts {
+            last = Ok(host.call(|shard, now| Ok(f(shard, now))).map_err(to_io)?);
+        }
+        last.map_err(to_io)
+    }
+
+    /// Closes the door and every socket, and delivers what was accepted, for the documented time.
+    pub fn drain(&self) {
+        drop(self.control.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let _ = self.in_each(|shard, now| shard.close_all(now));
+        let until = StdInstant::now() + self.exit_drain;
+        for host in &self.hosts {
+            host.drain(None, until.saturating_duration_since(StdInstant::now()));
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            self.host(0).in_destructor(|| self.drain());
+            return self.hosts.iter().for_each(AnyHost::stop);
+        }
+        // In a forked child: the buffers do not exist here, the threads neither, and the door is the
+        // parent's.
+        std::mem::forget(self.hosts.clone());
+        std::mem::forget(Arc::clone(&self.reader));
+        if let Ok(mut control) = self.control.try_lock() {
+            std::mem::forget(control.take());
+        }
+    }
+}

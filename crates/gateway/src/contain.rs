@@ -1,0 +1,211 @@
+//! What a gateway gives up once it is set up, so that a guest who takes it over has gained nothing.
+//!
+//! [`contain`] drops all capabilities, forbids new privileges, forbids the file system (Landlock) and allows only
+//! the system calls of the relay (seccomp). A forbidden system call fails with EPERM; it does not end the
+//! process, so that a library which tries a newer call first falls back. What was opened before stays open.
+//!
+//! Sources: capabilities(7), landlock(7), seccomp(2), PR_SET_NO_NEW_PRIVS(2const).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+
+use caps::CapSet;
+use landlock::{
+    ABI, Access, AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetStatus, Scope,
+};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, apply_filter,
+};
+
+/// How far the kernel let the process be contained.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Containment {
+    /// The file system is out of reach. Kernels before 5.13, and some configurations, have no Landlock; the
+    /// filter of system calls forbids opening files all the same.
+    pub has_landlock: bool,
+}
+
+impl fmt::Display for Containment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no capabilities, no new privileges, only the system calls of the relay")?;
+        f.write_str(if self.has_landlock {
+            ", no file system"
+        } else {
+            "; this kernel has no Landlock, so the file system is shut off by the system calls alone"
+        })
+    }
+}
+
+/// The system calls of the relay. `socket` has conditions of its own: see [`SOCKET_DOMAINS`].
+const ALLOWED: &[libc::c_long] = &[
+    // Bytes.
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_splice,
+    // Sockets.
+    libc::SYS_accept4,
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_getpeername,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
+    libc::SYS_listen,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+    // Descriptors.
+    libc::SYS_close,
+    libc::SYS_dup3,
+    libc::SYS_fcntl,
+    libc::SYS_fstat,
+    libc::SYS_ftruncate,
+    libc::SYS_lseek,
+    libc::SYS_pipe2,
+    // Waiting.
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_eventfd2,
+    libc::SYS_futex,
+    libc::SYS_ppoll,
+    libc::SYS_restart_syscall,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_settime,
+    // Time and randomness.
+    libc::SYS_clock_getres,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_getrandom,
+    libc::SYS_gettimeofday,
+    libc::SYS_nanosleep,
+    // Memory.
+    libc::SYS_brk,
+    libc::SYS_madvise,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    // Threads and signals; the exit. clone3 is answered by the other filter.
+    libc::SYS_clone3,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_membarrier,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_set_robust_list,
+    libc::SYS_sigaltstack,
+    libc::SYS_tgkill,
+];
+
+/// Calls that only some architectures have.
+#[cfg(target_arch = "x86_64")]
+const ALLOWED_HERE: &[libc::c_long] = &[libc::SYS_epoll_wait, libc::SYS_poll];
+#[cfg(not(target_arch = "x86_64"))]
+const ALLOWED_HERE: &[libc::c_long] = &[];
+
+/// No raw, packet or netlink sockets: TCP, UDP and ping sockets of both IP versions, and Unix sockets to answer
+/// `fulmar stat`.
+const SOCKET_DOMAINS: [libc::c_int; 3] = [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX];
+const SOCKET_TYPES: [libc::c_int; 2] = [libc::SOCK_STREAM, libc::SOCK_DGRAM];
+/// The bits of a socket's type that are flags: SOCK_CLOEXEC and SOCK_NONBLOCK.
+const SOCKET_FLAGS: libc::c_int = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+
+/// Contains the process and the threads that it starts from now on, for good.
+///
+/// # Errors
+/// The process has more than one thread: capabilities are a thread's own. The kernel refused a step, which the
+/// error names. A kernel without Landlock is no error.
+pub fn contain() -> io::Result<Containment> {
+    let step = |what: &str, e: &dyn fmt::Display| io::Error::other(format!("{what}: {e}"));
+    if std::fs::read_dir("/proc/self/task")?.count() > 1 {
+        return Err(io::Error::other("cannot contain a process of several threads"));
+    }
+    for set in [CapSet::Ambient, CapSet::Bounding] {
+        // Taking from the bounding set needs CAP_SETPCAP: without it there is nothing to lose.
+        let _ = caps::clear(None, set);
+    }
+    for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
+        caps::clear(None, set).map_err(|e| step("cannot drop capabilities", &e))?;
+    }
+    nix::sys::prctl::set_no_new_privs()
+        .map_err(|e| step("cannot forbid new privileges (PR_SET_NO_NEW_PRIVS)", &e))?;
+    let has_landlock =
+        forbid_files().map_err(|e| step("cannot forbid the file system (Landlock)", &e))?;
+    // The stricter answer of two filters counts, and the first one has to let the second one in.
+    for program in [without_clone3(), filter()] {
+        let program = program.map_err(|e| step("cannot build the system call filter", &e))?;
+        apply_filter(&program)
+            .map_err(|e| step("cannot install the system call filter (seccomp)", &e))?;
+    }
+    Ok(Containment { has_landlock })
+}
+
+/// Forbids every access to files, and signals to and abstract sockets of processes outside. Returns whether the
+/// kernel has Landlock.
+fn forbid_files() -> Result<bool, landlock::RulesetError> {
+    let abi = ABI::V6;
+    let status = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(abi))?
+        .scope(Scope::from_all(abi))?
+        .create()?
+        .restrict_self()?;
+    Ok(status.ruleset != RulesetStatus::NotEnforced)
+}
+
+fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+        ALLOWED.iter().chain(ALLOWED_HERE).map(|call| (*call, Vec::new())).collect();
+    let is = |index, value: libc::c_int| {
+        SeccompCondition::new(index, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value as u64)
+    };
+    let mut sockets = Vec::new();
+    for domain in SOCKET_DOMAINS {
+        for kind in SOCKET_TYPES {
+            let mask = SeccompCmpOp::MaskedEq(!SOCKET_FLAGS as u32 as u64);
+            let of_kind = SeccompCondition::new(1, SeccompCmpArgLen::Dword, mask, kind as u64)?;
+            sockets.push(SeccompRule::new(vec![is(0, domain)?, of_kind])?);
+        }
+    }
+    rules.insert(libc::SYS_socket, sockets);
+    // Memory, but none that is executable.
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        let mask = SeccompCmpOp::MaskedEq(libc::PROT_EXEC as u64);
+        let without_exec = SeccompCondition::new(2, SeccompCmpArgLen::Dword, mask, 0)?;
+        rules.insert(call, vec![SeccompRule::new(vec![without_exec])?]);
+    }
+    // Threads, but no processes and no namespaces: clone with CLONE_THREAD.
+    let mask = SeccompCmpOp::MaskedEq(libc::CLONE_THREAD as u64);
+    let thread =
+        SeccompCondition::new(0, SeccompCmpArgLen::Qword, mask, libc::CLONE_THREAD as u64)?;
+    rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![thread])?]);
+    // Of the devices' requests the one by which std makes a socket non-blocking.
+    let non_blocking =
+        SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, libc::FIONBIO as _)?;
+    rules.insert(libc::SYS_ioctl, vec![SeccompRule::new(vec![non_blocking])?]);
+    let arch = std::env::consts::ARCH.try_into()?;
+    let otherwise = SeccompAction::Errno(libc::EPERM as u32);
+    SeccompFilter::new(rules, otherwise, SeccompAction::Allow, arch)?.try_into()
+}
+
+/// clone3 passes its flags in memory, which a filter cannot read. With ENOSYS the C library falls back to clone.
+fn without_clone3() -> Result<BpfProgram, seccompiler::BackendError> {
+    let rules = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    let arch = std::env::consts::ARCH.try_into()?;
+    let missing = SeccompAction::Errno(libc::ENOSYS as u32);
+    SeccompFilter::new(rules, SeccompAction::Allow, missing, arch)?.try_into()
+}

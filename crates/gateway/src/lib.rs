@@ -1,0 +1,10 @@
+//! A network for a namespace without root: the packets of a guest onto the sockets of the host.
+
+#![forbid(unsafe_code)]
+
+pub mod contain;
+pub mod dhcp;
+pub mod guest;
+pub mod host;
+pub mod ports;
+pub mod ra;

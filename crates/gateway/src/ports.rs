@@ -1,0 +1,364 @@
+//! Published ports, in the syntax of pasta(1): `none`, `auto`, `all`, or a list of
+//! `[ADDRESS[%INTERFACE]/]FIRST[-LAST][:TO[-TO_LAST]]` with exclusions `~FIRST[-LAST]`.
+//!
+//! An exclusion holds for the whole option. Exclusions alone mean all other ports that are not ephemeral.
+//! [`PortSpec::forwards`] resolves a specification to single bindings, so that the gateway handles one form.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+/// First port of the ephemeral range when the system does not say (RFC 6335 section 6; Linux's default range
+/// begins at 32768).
+pub const FIRST_EPHEMERAL_PORT: u16 = 32768;
+
+/// What one `-t`, `-u`, `-T` or `-U` asks for.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum PortSpec {
+    /// No port.
+    #[default]
+    None,
+    /// The ports on which the other side listens, looked up again every second.
+    Auto,
+    /// Every port below the ephemeral range that can be bound, but those excluded.
+    All {
+        /// Where the ports are bound.
+        bind: Bind,
+        /// Ports that are left out.
+        excluded: Vec<RangeInclusive<u16>>,
+    },
+    /// The ports listed.
+    Ports(Vec<Ports>),
+}
+
+/// Where published ports are bound.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Bind {
+    /// The local address; all of both IP versions if there is none.
+    pub address: Option<IpAddr>,
+    /// The interface (SO_BINDTODEVICE).
+    pub interface: Option<String>,
+}
+
+/// A range of ports and the port to which the first one leads.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ports {
+    /// Where they are bound.
+    pub bind: Bind,
+    /// The ports that are bound.
+    pub from: RangeInclusive<u16>,
+    /// The port to which the first of `from` leads; the others follow in order.
+    pub to: u16,
+    /// Ports of `from` that are left out.
+    pub excluded: Vec<RangeInclusive<u16>>,
+}
+
+/// One binding.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Forward {
+    /// Where it is bound.
+    pub bind: Bind,
+    /// The port that is bound.
+    pub from: u16,
+    /// The port to which it leads.
+    pub to: u16,
+    /// A port that cannot be bound is left out without an error.
+    pub is_optional: bool,
+}
+
+/// A specification that means nothing: what is wrong with it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ParsePortsError {
+    spec: String,
+    what: String,
+}
+
+impl fmt::Display for ParsePortsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "invalid port specification `{}`: {}", self.spec, self.what)
+    }
+}
+
+impl std::error::Error for ParsePortsError {}
+
+impl PortSpec {
+    /// The bindings that the specification asks for, in order. `Auto` asks for none by itself.
+    pub fn forwards(&self) -> Vec<Forward> {
+        match self {
+            PortSpec::None | PortSpec::Auto => Vec::new(),
+            PortSpec::All { bind, excluded } => (1..FIRST_EPHEMERAL_PORT)
+                .filter(|port| !contains(excluded, *port))
+                .map(|port| Forward { bind: bind.clone(), from: port, to: port, is_optional: true })
+                .collect(),
+            PortSpec::Ports(ranges) => ranges.iter().flat_map(Ports::forwards).collect(),
+        }
+    }
+
+    /// This and another specification of the same option, as when it is repeated: lists add up, and a word
+    /// stands alone.
+    ///
+    /// # Errors
+    /// A word beside anything else.
+    pub fn and(self, other: PortSpec) -> Result<PortSpec, ParsePortsError> {
+        match (self, other) {
+            (PortSpec::Ports(mut ranges), PortSpec::Ports(more)) => {
+                ranges.extend(more);
+                Ok(PortSpec::Ports(ranges))
+            }
+            (a, b) if a == b => Ok(a),
+            (_, b) => Err(ParsePortsError {
+                spec: b.to_string(),
+                what: "none, auto and all cannot be combined with other ports".into(),
+            }),
+        }
+    }
+}
+
+impl Ports {
+    fn forwards(&self) -> impl Iterator<Item = Forward> + '_ {
+        let first = *self.from.start();
+        let ports = self.from.clone().filter(|port| !contains(&self.excluded, *port));
+        ports.map(move |port| Forward {
+            bind: self.bind.clone(),
+            from: port,
+            to: self.to + (port - first),
+            is_optional: false,
+        })
+    }
+}
+
+fn contains(ranges: &[RangeInclusive<u16>], port: u16) -> bool {
+    ranges.iter().any(|range| range.contains(&port))
+}
+
+impl FromStr for PortSpec {
+    type Err = ParsePortsError;
+
+    fn from_str(spec: &str) -> Result<PortSpec, ParsePortsError> {
+        match spec {
+            "none" => return Ok(PortSpec::None),
+            "auto" => return Ok(PortSpec::Auto),
+            "all" => return Ok(PortSpec::All { bind: Bind::default(), excluded: Vec::new() }),
+            _ => {}
+        }
+        parse_list(spec).map_err(|what| ParsePortsError { spec: spec.to_owned(), what })
+    }
+}
+
+fn parse_list(spec: &str) -> Result<PortSpec, String> {
+    let (bind, list) = match spec.rsplit_once('/') {
+        Some((bind, list)) => (parse_bind(bind)?, list),
+        None => (Bind::default(), spec),
+    };
+    let (excluded, ports): (Vec<_>, Vec<_>) =
+        list.split(',').partition(|item| item.starts_with('~'));
+    let excluded =
+        excluded.into_iter().map(|item| parse_range(&item[1..])).collect::<Result<Vec<_>, _>>()?;
+    if ports.is_empty() || ports == ["all"] {
+        return Ok(PortSpec::All { bind, excluded });
+    }
+    let mut ranges: Vec<Ports> = Vec::new();
+    for item in ports {
+        let (from, to) = parse_mapping(item)?;
+        if ranges.iter().any(|r| r.from.start() <= from.end() && from.start() <= r.from.end()) {
+            return Err(format!("`{item}` overlaps ports listed before"));
+        }
+        ranges.push(Ports { bind: bind.clone(), from, to, excluded: excluded.clone() });
+    }
+    Ok(PortSpec::Ports(ranges))
+}
+
+/// `ADDRESS`, `ADDRESS%INTERFACE` or `%INTERFACE`; an IPv6 address may stand in brackets.
+fn parse_bind(bind: &str) -> Result<Bind, String> {
+    let (address, interface) = match bind.split_once('%') {
+        Some((address, interface)) => (address, Some(interface)),
+        None => (bind, None),
+    };
+    if interface.is_some_and(|name| name.is_empty() || name.len() > 15 || name.contains('/')) {
+        return Err("an interface name has 1 to 15 characters".into());
+    }
+    if address.is_empty() && interface.is_none() {
+        return Err("no address before the slash".into());
+    }
+    let inner = address.strip_prefix('[').and_then(|a| a.strip_suffix(']')).unwrap_or(address);
+    let address = match inner {
+        "" => None,
+        _ => Some(inner.parse().map_err(|_| format!("`{address}` is no IP address"))?),
+    };
+    Ok(Bind { address, interface: interface.map(str::to_owned) })
+}
+
+/// `FIRST[-LAST][:TO[-TO_LAST]]`.
+fn parse_mapping(item: &str) -> Result<(RangeInclusive<u16>, u16), String> {
+    let Some((from, to)) = item.split_once(':') else {
+        let from = parse_range(item)?;
+        let first = *from.start();
+        return Ok((from, first));
+    };
+    let (from, to) = (parse_range(from)?, parse_range(to)?);
+    let span = from.end() - from.start();
+    if to.start() != to.end() && to.end() - to.start() != span {
+        return Err(format!("the ranges of `{item}` differ in length"));
+    }
+    if to.start().checked_add(span).is_none() {
+        return Err(format!("the target ports of `{item}` end above 65535"));
+    }
+    Ok((from, *to.start()))
+}
+
+fn parse_range(range: &str) -> Result<RangeInclusive<u16>, String> {
+    let (first, last) = range.split_once('-').unwrap_or((range, range));
+    let (first, last) = (parse_port(first)?, parse_port(last)?);
+    if first > last {
+        return Err(format!("the range `{range}` ends before it begins"));
+    }
+    Ok(first..=last)
+}
+
+fn parse_port(port: &str) -> Result<u16, String> {
+    let is_number = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
+    let number = if is_number { port.parse().ok() } else { None };
+    number.filter(|n| *n != 0).ok_or_else(|| format!("`{port}` is no port (1 to 65535)"))
+}
+
+impl fmt::Display for PortSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PortSpec::None => f.write_str("none"),
+            PortSpec::Auto => f.write_str("auto"),
+            PortSpec::All { bind, excluded } => {
+                write!(f, "{bind}")?;
+                f.write_str("all")?;
+                write_excluded(f, excluded)
+            }
+            PortSpec::Ports(ranges) => {
+                let Some(first) = ranges.first() else { return f.write_str("none") };
+                write!(f, "{}", first.bind)?;
+                for (n, ports) in ranges.iter().enumerate() {
+                    f.write_str(if n == 0 { "" } else { "," })?;
+                    write_range(f, &ports.from)?;
+                    if ports.to != *ports.from.start() {
+                        write!(f, ":{}", ports.to)?;
+                    }
+                }
+                write_excluded(f, &first.excluded)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Bind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(address) = self.address {
+            write!(f, "{address}")?;
+        }
+        if let Some(interface) = &self.interface {
+            write!(f, "%{interface}")?;
+        }
+        if *self == Bind::default() { Ok(()) } else { f.write_str("/") }
+    }
+}
+
+fn write_range(f: &mut fmt::Formatter<'_>, range: &RangeInclusive<u16>) -> fmt::Result {
+    if range.start() == range.end() {
+        return write!(f, "{}", range.start());
+    }
+    write!(f, "{}-{}", range.start(), range.end())
+}
+
+fn write_excluded(f: &mut fmt::Formatter<'_>, excluded: &[RangeInclusive<u16>]) -> fmt::Result {
+    excluded.iter().try_for_each(|range| {
+        f.write_str(",~")?;
+        write_range(f, range)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn forwards(spec: &str) -> Vec<(u16, u16)> {
+        let spec: PortSpec = spec.parse().unwrap();
+        spec.forwards().into_iter().map(|f| (f.from, f.to)).collect()
+    }
+
+    #[test]
+    fn single_ports_ranges_and_lists_are_forwarded_to_themselves() {
+        assert_eq!(forwards("22"), [(22, 22)]);
+        assert_eq!(forwards("22,25"), [(22, 22), (25, 25)]);
+        assert_eq!(forwards("22-24"), [(22, 22), (23, 23), (24, 24)]);
+        assert_eq!(forwards("none"), []);
+        assert_eq!(forwards("auto"), []);
+    }
+
+    #[test]
+    fn a_target_maps_a_port_or_a_range_in_order() {
+        assert_eq!(forwards("22:23"), [(22, 23)]);
+        assert_eq!(forwards("22-24:32-34"), [(22, 32), (23, 33), (24, 34)]);
+        assert_eq!(forwards("22-23:8080"), [(22, 8080), (23, 8081)]);
+    }
+
+    #[test]
+    fn exclusions_leave_ports_out_and_alone_mean_all_others() {
+        assert_eq!(forwards("20-24,~21-22"), [(20, 20), (23, 23), (24, 24)]);
+        let all = forwards("~2000-32767");
+        assert_eq!((all.len(), all[0], all[1998]), (1999, (1, 1), (1999, 1999)));
+        let optional: PortSpec = "all".parse().unwrap();
+        assert!(optional.forwards().iter().all(|f| f.is_optional));
+    }
+
+    #[test]
+    fn addresses_and_interfaces_say_where_to_bind() {
+        let bind = |spec: &str| spec.parse::<PortSpec>().unwrap().forwards().remove(0).bind;
+        let v4: IpAddr = "192.0.2.1".parse().unwrap();
+        assert_eq!(bind("192.0.2.1/22"), Bind { address: Some(v4), interface: None });
+        let both = Bind { address: Some(v4), interface: Some("eth0".into()) };
+        assert_eq!(bind("192.0.2.1%eth0/22"), both);
+        assert_eq!(bind("%eth0/22"), Bind { address: None, interface: Some("eth0".into()) });
+        let v6 = Bind { address: Some("::1".parse().unwrap()), interface: None };
+        assert_eq!((bind("::1/22"), bind("[::1]/22")), (v6.clone(), v6));
+    }
+
+    #[test]
+    fn what_means_nothing_is_refused_with_the_reason() {
+        for (spec, what) in [
+            ("", "no port"),
+            ("0", "no port"),
+            ("65536", "no port"),
+            ("+22", "no port"),
+            ("22-", "no port"),
+            ("30-20", "ends before it begins"),
+            ("22-24:1-2", "differ in length"),
+            ("1-100:65500", "end above 65535"),
+            ("22,20-30", "overlaps"),
+            ("/22", "no address"),
+            ("1.2.3/22", "is no IP address"),
+            ("%/22", "interface name"),
+            ("22,none", "no port"),
+        ] {
+            let error = spec.parse::<PortSpec>().expect_err(spec).to_string();
+            assert!(error.contains(what), "{spec}: {error}");
+        }
+    }
+
+    #[test]
+    fn repeated_options_add_up_and_words_stand_alone() {
+        let spec = |s: &str| s.parse::<PortSpec>().unwrap();
+        let both = spec("22").and(spec("192.0.2.1/80")).unwrap();
+        assert_eq!(both.forwards().len(), 2);
+        assert_eq!(spec("none").and(spec("none")), Ok(PortSpec::None));
+        assert!(spec("none").and(spec("22")).is_err() && spec("22").and(spec("auto")).is_err());
+    }
+
+    proptest! {
+        /// What is printed means the same again, and no input panics.
+        #[test]
+        fn specifications_survive_printing(text in "[0-9a-f:.%/,~-]{0,24}|[a-z]{2,4}") {
+            if let Ok(spec) = text.parse::<PortSpec>() {
+                prop_assert_eq!(spec.to_string().parse::<PortSpec>().map(|s| s.forwards()), Ok(spec.forwards()));
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! A contained process relays and does nothing else. Each test is a process of its own, which has no harness: what
+//! it gives up it does not get back.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::process::Command;
+use std::time::Duration;
+
+use fulmar_gateway::contain::contain;
+
+const CONTAINED: &str = "FULMAR_TEST_CONTAINED";
+type Test = (&'static str, fn(TcpListener));
+const TESTS: [Test; 4] = [
+    ("it_relays_as_before", it_relays_as_before),
+    ("it_reaches_no_file", it_reaches_no_file),
+    ("it_starts_no_program_and_enters_no_namespace", it_starts_no_program_and_enters_no_namespace),
+    (
+        "it_has_no_capabilities_and_opens_no_raw_sockets",
+        it_has_no_capabilities_and_opens_no_raw_sockets,
+    ),
+];
+
+fn main() {
+    if let Ok(name) = std::env::var(CONTAINED) {
+        let (_, test) = TESTS.iter().find(|(n, _)| *n == name).expect("a test of this name");
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let done = contain().unwrap();
+        assert!(done.to_string().starts_with("no capabilities"));
+        return test(listener);
+    }
+    let (wait, waited) = std::sync::mpsc::channel::<()>();
+    let other = std::thread::spawn(move || waited.recv());
+    assert!(contain().unwrap_err().to_string().contains("several threads"));
+    drop(wait);
+    assert!(other.join().unwrap().is_err());
+    for (name, _) in TESTS {
+        let this = std::env::current_exe().unwrap();
+        let status = Command::new(this).env(CONTAINED, name).status().unwrap();
+        assert!(status.success(), "{name}: {status}");
+    }
+    println!("test result: ok. {} passed; 0 failed", TESTS.len());
+}
+
+fn is_denied<T>(result: io::Result<T>) -> bool {
+    matches!(result, Err(e) if e.kind() == io::ErrorKind::PermissionDenied)
+}
+
+fn it_relays_as_before(listener: TcpListener) {
+    let to = listener.local_addr().unwrap();
+    let mut near = TcpStream::connect(to).unwrap();
+    let (mut far, _) = listener.accept().unwrap();
+    near.set_nodelay(true).unwrap();
+    near.write_all(b"hello").unwrap();
+    let mut bytes = vec![0; 5];
+    far.read_exact(&mut bytes).unwrap();
+    near.set_nonblocking(true).unwrap();
+    assert_eq!(near.read(&mut bytes).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    let (a, b) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+    a.send_to(b"x", b.local_addr().unwrap()).unwrap();
+    b.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    assert_eq!(b.recv_from(&mut bytes).unwrap().0, 1);
+    let memory = vec![7u8; 64 << 20];
+    assert_eq!(memory.iter().step_by(4096).map(|b| usize::from(*b)).sum::<usize>(), 7 << 14);
+    drop(memory);
+    let thread = std::thread::Builder::new().name("relay".into()).spawn(|| 7).unwrap();
+    assert_eq!(thread.join().unwrap(), 7);
+    println!("and it may still say so");
+}
+
+fn it_reaches_no_file(_: TcpListener) {
+    assert!(is_denied(std::fs::read("/etc/hostname")));
+    assert!(is_denied(std::fs::read_dir("/")));
+    assert!(is_denied(std::fs::write("/tmp/fulmar-contained", b"x")));
+    assert!(is_denied(std::fs::metadata("/")));
+    assert!(is_denied(std::fs::remove_file("/tmp/fulmar-contained")));
+}
+
+fn it_starts_no_program_and_enters_no_namespace(_: TcpListener) {
+    assert!(Command::new("/bin/true").status().is_err());
+    assert_eq!(
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUSER),
+        Err(nix::errno::Errno::EPERM)
+    );
+    let here = io::stdin();
+    assert_eq!(
+        nix::sched::setns(&here, nix::sched::CloneFlags::empty()),
+        Err(nix::errno::Errno::EPERM)
+    );
+    assert!(here.as_raw_fd() == 0);
+}
+
+fn it_has_no_capabilities_and_opens_no_raw_sockets(_: TcpListener) {
+    for set in [caps::CapSet::Effective, caps::CapSet::Permitted] {
+        // The call that would tell is forbidden too.
+        assert!(caps::read(None, set).is_err());
+    }
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+    let open = |family, kind| socket(family, kind, SockFlag::SOCK_CLOEXEC, None);
+    for (family, kind) in [
+        (AddressFamily::Inet, SockType::Raw),
+        (AddressFamily::Packet, SockType::Raw),
+        (AddressFamily::Packet, SockType::Datagram),
+        (AddressFamily::Netlink, SockType::Datagram),
+    ] {
+        assert_eq!(open(family, kind).err(), Some(nix::errno::Errno::EPERM), "{family:?} {kind:?}");
+    }
+    assert!(open(AddressFamily::Inet6, SockType::Stream).is_ok());
+}

@@ -1,0 +1,116 @@
+//! What a namespace is given is what the kernel says it has. Runs in namespaces of its own, so it has no
+//! harness: a user namespace needs a process of one thread.
+
+use std::io::{self, Write};
+use std::net::{IpAddr, UdpSocket};
+use std::path::Path;
+
+use fulmar_netns::{Netns, Route, VethEnd};
+
+const NEAR: VethEnd<'_> = VethEnd { name: "near", mac: [2, 0, 0, 0, 0, 1], mtu: 9000 };
+const FAR: VethEnd<'_> = VethEnd { name: "far", mac: [2, 0, 0, 0, 0, 2], mtu: 9000 };
+
+fn main() {
+    if let Err(e) = fulmar_netns::enter() {
+        assert!(
+            std::env::var_os("FULMAR_REQUIRE_KERNEL_TESTS").is_none(),
+            "must not be skipped: {e}"
+        );
+        let _ = writeln!(io::stderr(), "SKIPPED netns: {e}");
+        return;
+    }
+    let (here, there) = (Netns::current().unwrap(), Netns::new().unwrap());
+    here.add_veth(&NEAR, &there, &FAR).unwrap();
+    a_veth_pair_has_its_names_addresses_and_mtu(&here, &there);
+    an_address_is_listed_and_carries_datagrams(&here, &there);
+    a_route_is_listed_as_it_was_added(&here);
+    what_the_kernel_refuses_is_told_with_its_errno(&here);
+    a_namespace_is_opened_by_its_path_and_nothing_else_is(&there);
+    a_deleted_interface_is_gone_at_both_ends(&here, &there);
+    println!("test result: ok. 6 passed; 0 failed");
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn a_veth_pair_has_its_names_addresses_and_mtu(here: &Netns, there: &Netns) {
+    for (netns, end) in [(here, &NEAR), (there, &FAR)] {
+        let interfaces = netns.netlink().unwrap().interfaces().unwrap();
+        let lo = interfaces.iter().find(|i| i.is_loopback).unwrap();
+        assert!(lo.name == "lo" && lo.is_up);
+        let veth = interfaces.iter().find(|i| i.name == end.name).unwrap();
+        assert_eq!((veth.mac, veth.mtu, veth.is_up), (Some(end.mac), end.mtu, false));
+        assert_eq!(netns.if_index(end.name).unwrap(), veth.index);
+    }
+}
+
+fn an_address_is_listed_and_carries_datagrams(here: &Netns, there: &Netns) {
+    for (netns, name, v4, v6) in
+        [(here, "near", "10.9.0.1", "fd09::1"), (there, "far", "10.9.0.2", "fd09::2")]
+    {
+        netns.set_address(name, ip(v4), 24).unwrap();
+        netns.set_address(name, ip(v6), 64).unwrap();
+        let index = netns.if_index(name).unwrap();
+        let listed = netns.netlink().unwrap().addresses().unwrap();
+        let global: Vec<_> = listed.iter().filter(|a| a.index == index && a.is_global).collect();
+        assert_eq!(global.len(), 2, "{listed:?}");
+        assert!(global.iter().any(|a| a.address == ip(v4) && a.prefix_len == 24));
+        assert!(global.iter().any(|a| a.address == ip(v6) && a.prefix_len == 64));
+    }
+    let receiver = there.run(|| UdpSocket::bind("10.9.0.2:0")).unwrap();
+    let sender = UdpSocket::bind("10.9.0.1:0").unwrap();
+    sender.send_to(b"hello", receiver.local_addr().unwrap()).unwrap();
+    let mut buf = [0; 16];
+    assert_eq!(receiver.recv(&mut buf).unwrap(), 5);
+}
+
+fn a_route_is_listed_as_it_was_added(here: &Netns) {
+    let index = here.if_index("near").unwrap();
+    let mut netlink = here.netlink().unwrap();
+    let beyond = Route {
+        destination: ip("192.0.2.0"),
+        prefix_len: 24,
+        gateway: Some(ip("10.9.0.2")),
+        index,
+        source: Some(ip("10.9.0.1")),
+        metric: 7,
+    };
+    let added = [
+        Route::default_through(index, ip("10.9.0.2")),
+        Route { metric: 1024, ..Route::default_through(index, ip("fd09::2")) },
+        beyond,
+    ];
+    for route in &added {
+        netlink.add_route(route).unwrap();
+    }
+    let listed = netlink.routes().unwrap();
+    assert!(added.iter().all(|route| listed.contains(route)), "{listed:?}");
+    let on_link = listed.iter().find(|r| r.destination == ip("10.9.0.0")).unwrap();
+    assert_eq!((on_link.prefix_len, on_link.gateway), (24, None));
+}
+
+fn what_the_kernel_refuses_is_told_with_its_errno(here: &Netns) {
+    let mut netlink = here.netlink().unwrap();
+    assert_eq!(netlink.set_up(9999).unwrap_err().raw_os_error(), Some(19), "ENODEV");
+    let again = Route::default_through(here.if_index("near").unwrap(), ip("10.9.0.2"));
+    assert_eq!(netlink.add_route(&again).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+    assert!(netlink.interfaces().is_ok(), "the socket works after an error");
+}
+
+fn a_namespace_is_opened_by_its_path_and_nothing_else_is(there: &Netns) {
+    let path = format!("/proc/self/fd/{}", there.raw_fd());
+    let again = Netns::open(Path::new(&path)).unwrap();
+    assert_eq!(again.if_index("far").unwrap(), there.if_index("far").unwrap());
+    for wrong in ["/proc/self/ns/user", "/dev/null"] {
+        let error = Netns::open(Path::new(wrong)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{wrong}");
+    }
+    assert_eq!(Netns::open(Path::new("/nowhere")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    fulmar_netns::enter_user_namespace(Path::new("/proc/self/ns/user")).unwrap();
+}
+
+fn a_deleted_interface_is_gone_at_both_ends(here: &Netns, there: &Netns) {
+    here.netlink().unwrap().delete(here.if_index("near").unwrap()).unwrap();
+    assert!(here.if_index("near").is_err() && there.if_index("far").is_err());
+}

@@ -1,0 +1,140 @@
+//! Waiting for posted buffers.
+
+use fulmar_base::{Instant, Probe, Stage};
+use fulmar_mbuf::Chain;
+use fulmar_socket::{Ready, SocketError, Step};
+
+use super::{For, Guard, Host};
+use crate::limit::Limit;
+use crate::sys;
+use crate::ticket::{Post, RecvTicket, SoleTicket};
+use crate::watched::WatchedShard;
+use fulmar_shard::{ReadOrPost, RecvOutcome};
+
+/// How a read went that may post its buffer.
+#[derive(Debug)]
+pub enum PostedRead {
+    /// Nothing was posted: this was there; empty at the end of the stream.
+    Taken(Chain),
+    /// Nothing was posted, and nothing taken: the read is to be done another way.
+    Refused,
+    /// The buffer was posted and is back.
+    Over(RecvOutcome),
+    /// The buffer is posted, and the time is over.
+    Posted,
+}
+
+impl<P: Probe> Host<P> {
+    /// Waits until a posted buffer is over, running the stack meanwhile as a reader does. False: the time
+    /// is over.
+    ///
+    /// # Errors
+    /// As [`Host::lock`]; [`SocketError::WouldBlock`] if a signal handler would have to wait.
+    pub fn wait_ticket(&self, ticket: &RecvTicket, limit: Limit) -> Result<bool, SocketError> {
+        if ticket.is_over() {
+            return Ok(true);
+        }
+        let waits_for = For::Completion(&ticket.completion);
+        let over = |_: &mut WatchedShard<P>, _| {
+            Ok(if ticket.is_over() { Step::Done(()) } else { Step::WaitData(1) })
+        };
+        match self.wait_as(waits_for, Ready::READABLE, || limit, true, over) {
+            Ok(()) => Ok(true),
+            Err(SocketError::WouldBlock) => Ok(ticket.is_over()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// As [`Host::wait_ticket`], for the only one who can ask for the outcome, who gets it: from hand to
+    /// hand if the first look brings it. `None`: the time is over, or it was taken before. Posts another
+    /// buffer first, if there is one and that is possible; else it stays in `post`.
+    ///
+    /// # Errors
+    /// As [`Host::lock`].
+    pub fn wait_outcome(
+        &self,
+        ticket: &mut SoleTicket<'_>,
+        limit: Limit,
+        post: &mut Option<Post<'_>>,
+    ) -> Result<Option<RecvOutcome>, SocketError> {
+        let ticket = ticket.0;
+        if ticket.is_over() && post.is_none() {
+            return Ok(ticket.take());
+        }
+        match self.wait_for_ticket(ticket, limit, post) {
+            Ok(None) | Err(SocketError::WouldBlock) => Ok(ticket.take()),
+            outcome => outcome,
+        }
+    }
+
+    /// A read that may wait, whose own buffer is `post`: see `WatchedShard::tcp_take_or_post`. Whoever calls takes
+    /// back what was posted and is not over, also on an error.
+    ///
+    /// # Errors
+    /// As [`Host::lock`], and those of a read.
+    pub fn read_or_post(
+        &self,
+        ticket: &mut SoleTicket<'_>,
+        limit: Limit,
+        post: &mut Option<Post<'_>>,
+    ) -> Result<PostedRead, SocketError> {
+        let ticket = ticket.0;
+        let mut guard = self.lock()?;
+        let now = sys::now();
+        guard.pass(Stage::Locked);
+        if let ReadOrPost::Taken(chain) = guard.tcp_take_or_post(now, post)? {
+            return Ok(PostedRead::Taken(chain));
+        }
+        if post.is_some() {
+            return Ok(PostedRead::Refused);
+        }
+        match self.wait_posted(guard, now, (ticket, limit), WatchedShard::step_for_read) {
+            Ok(Some(outcome)) => Ok(PostedRead::Over(outcome)),
+            Ok(None) | Err(SocketError::WouldBlock) => {
+                Ok(ticket.take().map_or(PostedRead::Posted, PostedRead::Over))
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// `None`: see what the ticket says.
+    fn wait_for_ticket(
+        &self,
+        ticket: &RecvTicket,
+        limit: Limit,
+        post: &mut Option<Post<'_>>,
+    ) -> Result<Option<RecvOutcome>, SocketError> {
+        let mut guard = self.lock()?;
+        let now = sys::now();
+        guard.pass(Stage::Locked);
+        guard.post_if_possible(now, post);
+        self.wait_posted(guard, now, (ticket, limit), WatchedShard::step_for_ticket)
+    }
+
+    /// As [`Host::wait_for_ticket`], with the lock in hand.
+    fn wait_posted<'a>(
+        &'a self,
+        mut guard: Guard<'a, P>,
+        now: Instant,
+        (ticket, limit): (&RecvTicket, Limit),
+        look: impl FnOnce(&mut WatchedShard<P>, Instant, &RecvTicket) -> (usize, Option<RecvOutcome>),
+    ) -> Result<Option<RecvOutcome>, SocketError> {
+        if ticket.is_over() {
+            return Ok(None);
+        }
+        let end = limit.end(now);
+        if end.is_none() || guard.looks_first(now) {
+            let (came, outcome) = look(&mut guard, now, ticket);
+            guard.moderation().looked_first(came > 0);
+            if outcome.is_some() || ticket.is_over() {
+                return Ok(outcome);
+            }
+        }
+        let Some(give_up) = end else { return Ok(None) };
+        let over = |_: &mut WatchedShard<P>, _| {
+            Ok(if ticket.is_over() { Step::Done(None) } else { Step::WaitData(1) })
+        };
+        let waits_for = (For::Completion(&ticket.completion), Ready::READABLE);
+        self.wait_in_turn(guard, now, waits_for, give_up, over)
+    }
+}

@@ -1,0 +1,232 @@
+//! The inbox of a shard: requests that need no answer, left by threads that found the lock taken.
+//!
+//! A signal handler may find even the inbox's own lock taken, by the call that it interrupted. It
+//! can only let go of sockets then, and for that there are a few slots without a lock.
+
+use std::sync::Arc;
+
+use fulmar_base::SlotId;
+use fulmar_mbuf::Chain;
+use fulmar_socket::Reservation;
+use fulmar_tcp::Lent;
+
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence, lock};
+use crate::ticket::RecvTicket;
+
+/// A request that needs no answer, left for whoever holds the lock.
+pub enum Request {
+    /// The bytes of a write are ready.
+    Commit(SlotId, Reservation),
+    /// As `Commit`, and with it the whole write is done: the next writer may begin.
+    CommitLast(SlotId, Reservation),
+    /// A write ended early.
+    EndWrite(SlotId),
+    /// The sending of a file ended, in whatever way.
+    EndSendFile(SlotId),
+    /// Space that was taken for a piece of a file will not be filled; the write goes on.
+    GiveBack(SlotId, Reservation),
+    /// A write ended early, and so gives back the space that it had.
+    Abandon(SlotId, Reservation),
+    /// Detached bytes are copied.
+    ReadDone(SlotId, Chain),
+    /// What a reader kept by reference comes back.
+    LoanDone(SlotId, Chain, Lent),
+    /// Nobody waits any more for a posted buffer.
+    AbandonPost(SlotId, Arc<RecvTicket>),
+    /// The same for all of a socket whose tickets say so.
+    AbandonUnwanted(SlotId),
+    /// A datagram's payload is copied.
+    Free(Chain),
+    /// The user let go of a socket.
+    Close(SlotId),
+    /// Timers or the device want attention.
+    Poll,
+}
+
+/// Requests that wait before those who leave them are slowed down. Each thread has at most one
+/// under way, plus closes.
+pub const INBOX_LIMIT: usize = 65_536;
+
+/// Sockets that signal handlers can let go of between two looks at the inbox, and as many of which they
+/// can let go of posted buffers.
+const SLOTS: usize = 8;
+const EMPTY: u64 = u64::MAX;
+
+/// Beside the number of requests: the stack has failed.
+const CLOSED: usize = 1 << (usize::BITS - 1);
+
+/// Sockets that signal handlers name, without a lock.
+struct Slots([AtomicU64; SLOTS]);
+
+impl Slots {
+    fn new() -> Slots {
+        Slots(std::array::from_fn(|_| AtomicU64::new(EMPTY)))
+    }
+
+    /// False: all are taken.
+    fn put(&self, id: SlotId) -> bool {
+        let word = u64::from(id.generation) << 32 | u64::from(id.index);
+        let put = |slot: &AtomicU64| {
+            slot.compare_exchange(EMPTY, word, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        self.0.iter().any(put)
+    }
+
+    /// Empties them; how many were taken.
+    fn drain(&self, mut f: impl FnMut(SlotId)) -> usize {
+        let mut done = 0;
+        for slot in &self.0 {
+            let word = slot.swap(EMPTY, Ordering::AcqRel);
+            if word != EMPTY {
+                f(SlotId { index: word as u32, generation: (word >> 32) as u32 });
+                done += 1;
+            }
+        }
+        done
+    }
+}
+
+/// The inbox.
+pub struct Inbox {
+    requests: Mutex<Vec<Request>>,
+    len: AtomicUsize,
+    unwanted: Slots,
+    closes: Slots,
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        Inbox {
+            requests: Mutex::new(Vec::new()),
+            len: AtomicUsize::new(0),
+            unwanted: Slots::new(),
+            closes: Slots::new(),
+        }
+    }
+}
+
+impl Inbox {
+    /// Leaves a request; returns how many wait. Look for the lock once more afterwards: its holder
+    /// may have looked here just before.
+    pub fn push(&self, request: Request) -> usize {
+        let mut requests = lock(&self.requests);
+        requests.push(request);
+        self.len.fetch_add(1, Ordering::SeqCst);
+        requests.len()
+    }
+
+    /// Leaves a close without taking a lock. If all slots are taken the socket stays until its
+    /// stack ends.
+    pub fn push_close(&self, id: SlotId) {
+        self.push_slot(&self.closes, id);
+    }
+
+    /// Leaves word, without taking a lock, that some tickets of a socket are unwanted. If all slots are
+    /// taken their buffers end with the stream.
+    pub fn push_unwanted(&self, id: SlotId) {
+        self.push_slot(&self.unwanted, id);
+    }
+
+    fn push_slot(&self, slots: &Slots, id: SlotId) {
+        self.len.fetch_add(1, Ordering::SeqCst);
+        if !slots.put(id) {
+            self.len.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// From now on it is never empty, so that everybody who takes the lock sees that it is closed.
+    pub fn close(&self) {
+        if !self.is_closed() {
+            self.len.fetch_or(CLOSED, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether [`Inbox::close`] was called.
+    #[inline]
+    pub fn is_closed(&self) -> bool {
+        self.len.load(Ordering::Acquire) & CLOSED != 0
+    }
+
+    /// Whether something waits. For the holder of the lock, and, after [`after_release`], for who
+    /// has just released it.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len.load(Ordering::Acquire) == 0
+    }
+
+    /// Takes everything, in order, and does it; closes by signal handlers last. Returns how many
+    /// there were. For the holder of the shard's lock.
+    pub fn drain(&self, mut perform: impl FnMut(Request)) -> usize {
+        let mut requests = std::mem::take(&mut *lock(&self.requests));
+        let mut done = requests.len();
+        requests.drain(..).for_each(&mut perform);
+        self.give_back(requests);
+        done += self.unwanted.drain(|id| perform(Request::AbandonUnwanted(id)));
+        done += self.closes.drain(|id| perform(Request::Close(id)));
+        self.len.fetch_sub(done, Ordering::AcqRel);
+        done
+    }
+
+    /// Keeps the storage for the next requests, so that a steady state allocates nothing.
+    fn give_back(&self, storage: Vec<Request>) {
+        let mut requests = lock(&self.requests);
+        if requests.is_empty() && requests.capacity() < storage.capacity() {
+            *requests = storage;
+        }
+    }
+}
+
+/// Between the release of the shard's lock and the look at the inbox: the look must not come first.
+#[inline]
+pub fn after_release() {
+    // On x86-64 the release is a locked instruction, which orders all that follows.
+    if cfg!(any(fulmar_loom, not(target_arch = "x86_64"))) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(index: u32) -> SlotId {
+        SlotId { index, generation: index + 7 }
+    }
+
+    fn closed(inbox: &Inbox) -> Vec<SlotId> {
+        let mut ids = Vec::new();
+        inbox.drain(|r| match r {
+            Request::Close(id) => ids.push(id),
+            _ => panic!("only closes were left"),
+        });
+        ids
+    }
+
+    #[test]
+    fn requests_come_out_in_order_and_only_once() {
+        let inbox = Inbox::default();
+        for i in 0..100 {
+            assert_eq!(inbox.push(Request::Close(id(i))), i as usize + 1);
+        }
+        assert!(!inbox.is_empty());
+        assert_eq!(closed(&inbox), (0..100).map(id).collect::<Vec<_>>());
+        assert!(inbox.is_empty());
+        assert_eq!(closed(&inbox), []);
+    }
+
+    #[test]
+    fn a_signal_handler_leaves_a_bounded_number_of_closes() {
+        let inbox = Inbox::default();
+        (0..20).for_each(|i| inbox.push_close(id(i)));
+        assert_eq!(closed(&inbox), (0..SLOTS as u32).map(id).collect::<Vec<_>>());
+        assert!(inbox.is_empty());
+        inbox.push_close(id(99));
+        assert_eq!(closed(&inbox), [id(99)]);
+        inbox.push_unwanted(id(3));
+        inbox.push_close(id(3));
+        let mut done = Vec::new();
+        inbox.drain(|r| done.push(matches!(r, Request::AbandonUnwanted(i) if i == id(3))));
+        assert_eq!(done, [true, false], "first its buffers");
+        assert!(inbox.is_empty());
+    }
+}

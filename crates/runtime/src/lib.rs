@@ -1,0 +1,60 @@
+//! Threads around shards: the lock, leader and followers, and all waiting.
+//!
+//! ```text
+//!   caller ─► Host: lock ─► WatchedShard ─► Shard::step, calls of sockets
+//!                │               └─ events ─► who waits: threads, poll sets, tickets
+//!                └─ would wait ─► poll baton: one polls for all, the others sleep
+//! ```
+//!
+//! A [`Host`] puts a shard under a lock and adds threads, clocks and sleep. Unsafe code lives in `sys.rs`.
+
+#![deny(unsafe_code)]
+
+pub mod account;
+mod baton;
+mod completion;
+mod contain;
+mod entropy;
+mod exit;
+pub mod file;
+mod form;
+mod handoff;
+mod host;
+mod inbox;
+mod limit;
+#[cfg(fulmar_loom)]
+mod models;
+mod poll_set;
+mod reentry;
+mod service;
+mod sleep;
+mod spin;
+mod start;
+mod sync;
+#[cfg_attr(fulmar_loom, path = "models/sys.rs")]
+#[allow(unsafe_code)]
+mod sys;
+mod ticket;
+mod waiter;
+mod watch;
+mod watched;
+
+pub use account::{Account, Balance, Ledger, StageCost};
+pub use completion::Completion;
+pub use entropy::draw as draw_secrets;
+pub use exit::{Exit, ExitPoint};
+pub use form::{AnyGuard, AnyHost, AnyShard, Form, Probing, WeakHost};
+pub use handoff::{Handoff, handoffs};
+pub use host::{Guard, Host, PostedRead};
+pub use inbox::Request;
+pub use limit::Limit;
+#[cfg(fulmar_loom)]
+pub use models::MODELS;
+pub use poll_set::PollSetCore;
+pub use service::start as start_service;
+pub use start::StartError;
+pub use sys::{
+    ask_for_large_pages, at_exit, block_signals, fork_generation, now, thread_number, ticks,
+};
+pub use ticket::{Post, Received, RecvTicket, SoleTicket};
+pub use watched::WatchedShard;

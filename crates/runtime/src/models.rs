@@ -1,0 +1,52 @@
+//! How threads run a shard together, in every order of their steps (`make loom`): the host as it is, over a
+//! device of a few frames and a kernel in which no time passes ([`fulmar_models`]). Each model says which faults, put in by hand, it was seen to find.
+
+mod baton;
+mod handoff;
+mod inbox;
+mod telling;
+mod wire;
+
+use std::sync::Arc;
+
+use fulmar_base::SlotId;
+use fulmar_models::Model;
+use fulmar_socket::{Ready, SocketError};
+
+use crate::host::Host;
+use crate::limit::Limit;
+use crate::watched::WatchedShard;
+use wire::{PORTS, Wire};
+
+/// The models of this room.
+pub const MODELS: &[&[Model]] = &[baton::MODELS, handoff::MODELS, inbox::MODELS, telling::MODELS];
+
+/// A stack over a wire, with a datagram socket at each port.
+#[derive(Clone)]
+struct World {
+    host: Arc<Host>,
+    wire: Arc<Wire>,
+    sockets: [SlotId; PORTS.len()],
+}
+
+impl World {
+    fn new(shows_what_waits: bool) -> World {
+        let wire = Wire::new(shows_what_waits);
+        let host =
+            Arc::new(Host::new(WatchedShard::new(wire::shard(&wire, 0, 1))).expect("descriptors"));
+        let sockets = PORTS.map(|port| bind(&host, port));
+        World { host, wire, sockets }
+    }
+}
+
+fn bind(host: &Host, port: u16) -> SlotId {
+    let to = (wire::OWN, port).into();
+    host.call(|shard, _| shard.udp_bind(to, Default::default())).expect("a socket")
+}
+
+/// What a program's thread does that reads from a socket.
+fn read(host: &Host, socket: SlotId) -> Result<(), SocketError> {
+    let receive = |shard: &mut WatchedShard, _| shard.udp_receive(socket);
+    let d = host.wait(socket, Ready::READABLE, Limit::Forever, receive)?;
+    host.call(|shard, _| Ok(shard.free(d.payload)))
+}

@@ -1,0 +1,223 @@
+//! What stands for a posted buffer in the hands of whoever waits for it.
+
+use std::sync::Arc;
+
+use fulmar_base::SlotId;
+use fulmar_mbuf::RecvBuf;
+use fulmar_socket::SocketError;
+use fulmar_socket::posted::Rule;
+
+use crate::completion::Completion;
+use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering, lock};
+use fulmar_shard::{PostOver, PostToken, RecvOutcome, Slab, Untaken};
+
+/// What stands for a posted buffer until it is over, and then for its outcome.
+#[derive(Default)]
+pub struct RecvTicket {
+    /// Tells whoever waits.
+    pub completion: Completion,
+    /// One of the three below. Becomes [`OVER`] when the outcome lies there and its lock is released, so
+    /// that a signal handler that sees it finds the lock free.
+    state: AtomicU8,
+    /// A signal handler let go of it.
+    is_unwanted: AtomicBool,
+    /// What stands for it in the shard while it is posted. Under the shard's lock.
+    token: AtomicU64,
+    outcome: Mutex<Option<Outcome>>,
+}
+
+/// The buffer is posted.
+const OPEN: u8 = 0;
+/// The outcome is there to be taken.
+const OVER: u8 = 1;
+/// It was taken, or nobody wants it.
+const TAKEN: u8 = 2;
+
+struct Outcome {
+    outcome: RecvOutcome,
+    /// `None`: its connection is gone without a word.
+    _untaken: Option<Untaken>,
+}
+
+impl RecvTicket {
+    /// Whether it is over, taken or not.
+    #[inline]
+    pub fn is_over(&self) -> bool {
+        self.state.load(Ordering::Acquire) != OPEN
+    }
+
+    /// As new, to be posted with another buffer.
+    pub fn renew(&mut self) {
+        self.completion.renew();
+        self.state = AtomicU8::new(OPEN);
+    }
+
+    /// The outcome, once.
+    pub fn take(&self) -> Option<RecvOutcome> {
+        if self.state.load(Ordering::Acquire) != OVER {
+            return None;
+        }
+        let taken = lock(&self.outcome).take()?;
+        self.state.store(TAKEN, Ordering::Release);
+        Some(taken.outcome)
+    }
+
+    /// Under the shard's lock, as all that ends a ticket.
+    pub(crate) fn put(&self, outcome: RecvOutcome, untaken: Option<Untaken>) {
+        if self.is_over() {
+            return;
+        }
+        *lock(&self.outcome) = Some(Outcome { outcome, _untaken: untaken });
+        self.state.store(OVER, Ordering::Release);
+    }
+
+    /// Whoever waits for it has the lock and gets the outcome without it.
+    pub(crate) fn pass(&self) {
+        self.state.store(TAKEN, Ordering::Release);
+        self.completion.end_unwatched();
+    }
+
+    /// Its holder is gone, and the shard will look.
+    pub(crate) fn mark_unwanted(&self) {
+        self.is_unwanted.store(true, Ordering::Release);
+    }
+
+    /// Whether that was so, asked once.
+    pub(crate) fn take_unwanted(&self) -> bool {
+        self.is_unwanted.swap(false, Ordering::AcqRel)
+    }
+
+    /// What stands for it in the shard. Under the shard's lock.
+    pub(crate) fn token(&self) -> PostToken {
+        PostToken(self.token.load(Ordering::Relaxed))
+    }
+}
+
+/// The tickets of the buffers that are posted in a shard. Those that are left when it goes are over.
+#[derive(Default)]
+pub(crate) struct Tickets(Slab<Arc<RecvTicket>>);
+
+fn slot_of(token: PostToken) -> SlotId {
+    SlotId { index: token.0 as u32, generation: (token.0 >> 32) as u32 }
+}
+
+impl Tickets {
+    /// A buffer is about to be posted.
+    pub fn add(&mut self, ticket: &Arc<RecvTicket>) -> PostToken {
+        let slot = self.0.insert(Arc::clone(ticket));
+        let token = u64::from(slot.generation) << 32 | u64::from(slot.index);
+        ticket.token.store(token, Ordering::Relaxed);
+        PostToken(token)
+    }
+
+    /// It was not, or it is over.
+    pub fn remove(&mut self, token: PostToken) -> Option<Arc<RecvTicket>> {
+        self.0.remove(slot_of(token))
+    }
+
+    /// The ticket of a buffer that is posted.
+    pub fn get(&self, token: PostToken) -> Option<&Arc<RecvTicket>> {
+        self.0.get(slot_of(token))
+    }
+
+    /// A buffer is over: its ticket has the outcome, and its holder is to be told.
+    pub fn end(&mut self, over: PostOver) -> Option<Arc<RecvTicket>> {
+        let ticket = self.remove(over.token)?;
+        ticket.put(over.outcome, Some(over.untaken));
+        Some(ticket)
+    }
+}
+
+impl Drop for Tickets {
+    fn drop(&mut self) {
+        for id in self.0.ids() {
+            let Some(ticket) = self.0.remove(id) else { continue };
+            ticket.put(RecvOutcome { buf: None, error: Some(SocketError::NetworkDown) }, None);
+            ticket.completion.finish();
+        }
+    }
+}
+
+/// Tickets whose holders are to be told. Dropping it tells them, so it is dropped without the lock.
+#[derive(Default)]
+pub struct Received(smallvec::SmallVec<[Arc<RecvTicket>; 4]>);
+
+impl Received {
+    /// One more.
+    pub(crate) fn push(&mut self, ticket: Arc<RecvTicket>) {
+        self.0.push(ticket);
+    }
+
+    /// Those of another look as well.
+    pub(crate) fn append(&mut self, mut other: Received) {
+        self.0.append(&mut other.0);
+    }
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(|t| t.completion.finish());
+    }
+}
+
+/// A ticket of which nobody else asks for the outcome or when it is there.
+pub struct SoleTicket<'a>(pub(crate) &'a RecvTicket);
+
+impl<'a> SoleTicket<'a> {
+    /// The exclusive borrow of what holds the ticket says that nobody else asks through it.
+    pub fn of(holder: &'a mut Arc<RecvTicket>) -> SoleTicket<'a> {
+        SoleTicket(holder)
+    }
+}
+
+/// A buffer to be posted in the same step.
+pub struct Post<'a> {
+    /// The connection.
+    pub id: SlotId,
+    /// The buffer.
+    pub buf: RecvBuf,
+    /// It is that of a read that waits: so many bytes at its front have come another way, and stay.
+    pub read: Option<usize>,
+    /// When it is given back although it is not full.
+    pub rule: Rule,
+    /// What stands for it.
+    pub ticket: &'a Arc<RecvTicket>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::AtomicUsize;
+
+    fn over(token: PostToken, count: &Arc<AtomicUsize>) -> PostOver {
+        let outcome = RecvOutcome { buf: Some(RecvBuf::with_capacity(16)), error: None };
+        PostOver { token, outcome, untaken: Untaken::of(count) }
+    }
+
+    #[test]
+    fn a_buffer_that_nobody_can_take_any_more_makes_no_socket_readable() {
+        let untaken = Arc::new(AtomicUsize::new(0));
+        let has_untaken = || untaken.load(Ordering::Relaxed) > 0;
+        let (mut tickets, ticket) = (Tickets::default(), Arc::new(RecvTicket::default()));
+        let token = tickets.add(&ticket);
+        let last = tickets.end(over(token, &untaken));
+        assert!(has_untaken() && last.is_some());
+        drop(ticket);
+        assert!(has_untaken());
+        drop(last);
+        assert!(!has_untaken());
+        let late = tickets.end(over(token, &untaken));
+        assert!(late.is_none() && !has_untaken(), "nobody waits for it");
+    }
+
+    #[test]
+    fn tickets_that_are_left_when_their_shard_goes_are_over() {
+        let (mut tickets, ticket) = (Tickets::default(), Arc::new(RecvTicket::default()));
+        tickets.add(&ticket);
+        assert!(!ticket.is_over());
+        drop(tickets);
+        assert!(ticket.completion.is_done());
+        let outcome = ticket.take().unwrap();
+        assert_eq!((outcome.buf.is_some(), outcome.error), (false, Some(SocketError::NetworkDown)));
+    }
+}

@@ -1,0 +1,439 @@
+//! A shard beside those who wait for it: what the lock of a host protects.
+//!
+//! ```text
+//!   step or call ─► Event, PostOver, Outgoing ─► dispatch ─► wake-ups, tickets, rings of other shards
+//! ```
+//!
+//! What a step or a call of the shard leaves is dispatched under the lock, by every method here and before
+//! the lock is released. The wake-ups that it makes are fired after the release.
+
+use std::sync::Arc;
+
+use fulmar_base::{Counter, Instant, NoProbe, Probe, SlotId};
+use fulmar_mbuf::RecvBuf;
+use fulmar_netdev::Peek;
+use fulmar_socket::posted::Rule;
+use fulmar_socket::{Ready, SocketError};
+
+use crate::handoff::Handoff;
+use crate::poll_set::PollSetCore;
+use crate::ticket::{Post, Received, RecvTicket, Tickets};
+use crate::waiter::Waiter;
+use crate::watch::{Wakes, Watchers};
+use fulmar_shard::{Event, Handed, ReadOrPost, RecvOutcome, Remains, Shard};
+
+/// A shard and those who wait for its sockets; it dereferences to the shard.
+pub struct WatchedShard<P: Probe = NoProbe> {
+    shard: Shard<P>,
+    watchers: Watchers,
+    tickets: Tickets,
+    /// The way to the other shards of the stack, if there are any.
+    handoff: Option<Box<Handoff>>,
+    wakes: Wakes,
+    received: Received,
+    /// There is something to fire, or may be.
+    has_kicks: bool,
+    /// Kept, so that a dispatch allocates nothing.
+    events: Vec<Event>,
+}
+
+impl<P: Probe> std::ops::Deref for WatchedShard<P> {
+    type Target = Shard<P>;
+    #[inline(always)]
+    fn deref(&self) -> &Shard<P> {
+        &self.shard
+    }
+}
+
+impl<P: Probe> std::ops::DerefMut for WatchedShard<P> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Shard<P> {
+        &mut self.shard
+    }
+}
+
+/// What is left of a watched shard in which a thread panicked.
+pub(crate) struct Wreck {
+    pub remains: Remains,
+    /// Those who wait for posted buffers, to be told behind the sockets.
+    pub tickets: Tickets,
+    pub handoff: Option<Box<Handoff>>,
+}
+
+impl<P: Probe> WatchedShard<P> {
+    /// A shard that nobody waits for yet.
+    pub fn new(shard: Shard<P>) -> Self {
+        WatchedShard {
+            shard,
+            watchers: Watchers::default(),
+            tickets: Tickets::default(),
+            handoff: None,
+            wakes: Wakes::new(),
+            received: Received::default(),
+            has_kicks: false,
+            events: Vec::new(),
+        }
+    }
+
+    /// Gives the shard its way to the others. Once, before it is used.
+    pub fn join(&mut self, handoff: Handoff) {
+        self.shard.siblings().join(handoff.ports());
+        self.handoff = Some(Box::new(handoff));
+    }
+
+    /// See [`Shard::step`].
+    pub fn step(&mut self, now: Instant, budget: usize) -> usize {
+        self.take_handed();
+        let came = self.shard.step(now, budget);
+        self.dispatch();
+        came
+    }
+
+    /// See [`Shard::step_for_reader`].
+    pub fn step_for_reader(&mut self, now: Instant) -> usize {
+        self.take_handed();
+        let came = self.shard.step_for_reader(now);
+        self.dispatch();
+        came
+    }
+
+    /// See [`Shard::step_for_post`].
+    pub fn step_for_ticket(
+        &mut self,
+        now: Instant,
+        ticket: &RecvTicket,
+    ) -> (usize, Option<RecvOutcome>) {
+        self.take_handed();
+        let (came, outcome) = self.shard.step_for_post(now, ticket.token());
+        (came, self.passed(ticket, outcome))
+    }
+
+    /// See [`Shard::step_for_read`].
+    pub(crate) fn step_for_read(
+        &mut self,
+        now: Instant,
+        ticket: &RecvTicket,
+    ) -> (usize, Option<RecvOutcome>) {
+        self.take_handed();
+        let (came, outcome) = self.shard.step_for_read(now, ticket.token());
+        (came, self.passed(ticket, outcome))
+    }
+
+    /// The outcome of a ticket goes from hand to hand.
+    fn passed(&mut self, ticket: &RecvTicket, outcome: Option<RecvOutcome>) -> Option<RecvOutcome> {
+        if outcome.is_some() {
+            drop(self.tickets.remove(ticket.token()));
+            ticket.pass();
+        }
+        self.dispatch();
+        outcome
+    }
+
+    /// Takes what other shards have for this one.
+    #[inline]
+    fn take_handed(&mut self) {
+        if self.handoff.is_some() {
+            self.take_from_ring();
+        }
+    }
+
+    #[inline(never)]
+    fn take_from_ring(&mut self) {
+        let Some(handoff) = &mut self.handoff else { return };
+        while self.shard.siblings().takes_handed()
+            && let Some(what) = handoff.take()
+        {
+            // It takes one, as was asked.
+            let _ = self.shard.siblings().hand_in(what);
+        }
+    }
+
+    /// Turns what the shard has left into wake-ups, outcomes of tickets, and entries in the rings of others.
+    #[inline]
+    pub fn dispatch(&mut self) {
+        if self.shard.has_outcome() {
+            self.dispatch_all();
+        }
+    }
+
+    #[inline(never)]
+    fn dispatch_all(&mut self) {
+        self.has_kicks = true;
+        let mut events = std::mem::take(&mut self.events);
+        self.shard.take_events(&mut events);
+        for event in events.drain(..) {
+            match event {
+                Event::Ready(id, ready) => {
+                    if let Some(watch) = self.watchers.find(id) {
+                        watch.notify(id, ready, &mut self.wakes);
+                    }
+                }
+                Event::Closed(id) => {
+                    if let Some(watch) = self.watchers.find(id) {
+                        watch.leave_all(id);
+                        self.shard.watch(id, watch.interest());
+                    }
+                }
+            }
+        }
+        self.events = events;
+        while let Some(over) = self.shard.pop_over() {
+            if let Some(ticket) = self.tickets.end(over) {
+                self.received.push(ticket);
+            }
+        }
+        while let Some(out) = self.shard.siblings().pop_outgoing() {
+            self.hand(out.to, out.what);
+        }
+    }
+
+    fn hand(&mut self, to: u16, what: Handed) {
+        let is_packet = !matches!(what, Handed::Overheard(_));
+        let refused = match &mut self.handoff {
+            Some(handoff) => handoff.hand(to, what).err(),
+            None => Some(what),
+        };
+        match refused {
+            Some(what) => self.shard.refuse_handed(what),
+            None => self.shard.count(Counter::WrongQueue, u64::from(is_packet)),
+        }
+    }
+
+    /// Whether somebody is to be told something once the lock is released.
+    #[inline(always)]
+    pub(crate) fn has_people_to_tell(&mut self) -> bool {
+        self.has_kicks || self.shard.has_outcome() || self.shard.pool().has_returned()
+    }
+
+    /// The wake-ups to fire now that the lock is (about to be) released.
+    pub fn take_wakes(&mut self) -> Wakes {
+        self.dispatch();
+        self.has_kicks = false;
+        self.shard.count(Counter::Wakeups, self.wakes.len() as u64);
+        std::mem::take(&mut self.wakes)
+    }
+
+    /// Whom to tell that a posted buffer is over, once the lock is released.
+    pub fn take_received(&mut self) -> Received {
+        self.dispatch();
+        std::mem::take(&mut self.received)
+    }
+
+    /// The shards that were handed something since the last call, a bit each.
+    pub(crate) fn take_told(&mut self) -> u32 {
+        self.handoff.as_mut().map_or(0, |h| h.take_told())
+    }
+
+    /// Whether another shard has handed something over.
+    pub(crate) fn has_handed(&self) -> bool {
+        self.handoff.as_ref().is_some_and(|h| !h.is_empty())
+    }
+
+    /// How to look for work from outside of the lock: at the device, and at what others hand over.
+    pub(crate) fn peek(&self) -> Option<Arc<dyn Peek>> {
+        let device = self.shard.peek()?;
+        Some(match &self.handoff {
+            Some(handoff) => handoff.peek_beside(device),
+            None => device,
+        })
+    }
+
+    /// Takes everything that holds a descriptor or foreign memory out of a shard whose state is unknown.
+    pub(crate) fn abandon(&mut self) -> Wreck {
+        Wreck {
+            remains: self.shard.abandon(),
+            tickets: std::mem::take(&mut self.tickets),
+            handoff: self.handoff.take(),
+        }
+    }
+}
+
+/// Threads and poll sets.
+impl<P: Probe> WatchedShard<P> {
+    /// A thread is about to sleep until the socket is ready.
+    pub(crate) fn watch_thread(&mut self, id: SlotId, w: &Arc<Waiter>, interest: Ready) {
+        if self.shard.ready(id).is_ok() {
+            self.watchers.of(id).add_thread(w, interest);
+            self.tell_interest(id);
+        }
+    }
+
+    /// The thread has woken.
+    pub(crate) fn unwatch_thread(&mut self, id: SlotId, w: &Arc<Waiter>) {
+        if let Some(watch) = self.watchers.find(id) {
+            watch.remove_thread(w);
+            self.tell_interest(id);
+        }
+    }
+
+    fn tell_interest(&mut self, id: SlotId) {
+        let interest = self.watchers.find(id).and_then(|w| w.interest());
+        self.shard.watch(id, interest);
+    }
+
+    /// Adds a socket to a poll set, or changes its token and interest. What it is ready for
+    /// already is reported by the next wait.
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`].
+    pub fn join_set(
+        &mut self,
+        id: SlotId,
+        set: &Arc<PollSetCore>,
+        token: usize,
+        interest: Ready,
+    ) -> Result<(), SocketError> {
+        self.shard.ready(id)?;
+        let shard = self.shard.siblings().id();
+        self.watchers.of(id).join(shard, set, token, interest);
+        self.tell_interest(id);
+        self.shard.notify(id);
+        self.dispatch();
+        Ok(())
+    }
+
+    /// Takes a socket out of a poll set.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`]: it was not in it.
+    pub fn leave_set(&mut self, id: SlotId, set: &Arc<PollSetCore>) -> Result<(), SocketError> {
+        self.shard.ready(id)?;
+        self.dispatch();
+        let left = self.watchers.find(id).is_some_and(|w| w.leave(id, set));
+        self.tell_interest(id);
+        if left { Ok(()) } else { Err(SocketError::Invalid) }
+    }
+
+    /// Which members of a poll set, of those that are sockets of this shard, are ready for what they were
+    /// added for, `limit` at most: token and readiness. Level-triggered: what is ready stays a candidate
+    /// for the next call, unless its interest has [`Ready::EDGE`].
+    pub fn collect_set(
+        &mut self,
+        set: &Arc<PollSetCore>,
+        limit: usize,
+        mut ready: impl FnMut(usize, Ready),
+    ) -> usize {
+        self.dispatch();
+        let (mut reported, mut still_listed) = (0, Vec::new());
+        while reported < limit {
+            let candidates = set.drain(self.shard.siblings().id(), limit - reported);
+            if candidates.is_empty() {
+                break;
+            }
+            for id in candidates {
+                let Some(watch) = self.watchers.find(id) else { continue };
+                let Some((token, interest)) = watch.unlisted(set) else { continue };
+                let Ok(ready_for) = self.shard.ready(id) else { continue };
+                let seen = ready_for.seen_by(interest);
+                if seen.is_empty() {
+                    continue;
+                }
+                ready(token, seen);
+                reported += 1;
+                // Edge-triggered: listed again by the next change.
+                if !interest.contains(Ready::EDGE) {
+                    still_listed.push(id);
+                }
+            }
+        }
+        // Behind those that found no place this time, so that everybody has a turn.
+        for id in still_listed {
+            if let Some(watch) = self.watchers.find(id) {
+                watch.relist(id, set);
+            }
+        }
+        reported
+    }
+}
+
+/// Posted buffers.
+impl<P: Probe> WatchedShard<P> {
+    /// See [`Shard::tcp_post`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn tcp_post(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        buf: RecvBuf,
+        rule: Rule,
+        ticket: &Arc<RecvTicket>,
+    ) -> Result<(), (SocketError, RecvBuf)> {
+        self.post_or_return(now, Post { id, buf, read: None, rule, ticket })
+    }
+
+    fn post_or_return(
+        &mut self,
+        now: Instant,
+        Post { id, buf, read, rule, ticket }: Post<'_>,
+    ) -> Result<(), (SocketError, RecvBuf)> {
+        let token = self.tickets.add(ticket);
+        let posted = self.shard.tcp_post(now, fulmar_shard::Post { id, buf, read, rule, token });
+        if posted.is_err() {
+            drop(self.tickets.remove(token));
+        }
+        self.dispatch();
+        posted
+    }
+
+    /// As [`WatchedShard::tcp_post`]; what cannot be posted stays.
+    pub(crate) fn post_if_possible(&mut self, now: Instant, post: &mut Option<Post<'_>>) {
+        let Some(Post { id, buf, read, rule, ticket }) = post.take() else { return };
+        if let Err((_, buf)) = self.post_or_return(now, Post { id, buf, read, rule, ticket }) {
+            *post = Some(Post { id, buf, read, rule, ticket });
+        }
+    }
+
+    /// One step of a read that waits, whose own buffer is `post`, which is posted where
+    /// [`Shard::tcp_take_or_post`] says so; else it stays.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn tcp_take_or_post(
+        &mut self,
+        now: Instant,
+        post: &mut Option<Post<'_>>,
+    ) -> Result<ReadOrPost, SocketError> {
+        let Some(read) = post else { return Ok(ReadOrPost::Refused) };
+        let (id, done) = (read.id, read.read.unwrap_or(0));
+        let room = read.buf.capacity().saturating_sub(done);
+        let how = self.shard.tcp_take_or_post(now, id, room, done)?;
+        if let ReadOrPost::MayPost(least) = how {
+            read.rule.low_water_bytes = read.rule.low_water_bytes.max(least);
+            self.post_if_possible(now, post);
+            self.shard.count(Counter::PlacedReads, u64::from(post.is_none()));
+        }
+        Ok(how)
+    }
+
+    /// See [`Shard::tcp_cancel_post`].
+    pub fn tcp_cancel_post(&mut self, now: Instant, id: SlotId, ticket: &Arc<RecvTicket>) {
+        let token = ticket.token();
+        if self.tickets.get(token).is_some_and(|t| Arc::ptr_eq(t, ticket)) {
+            self.shard.tcp_cancel_post(now, id, token);
+            self.dispatch();
+        }
+    }
+
+    /// See [`Shard::tcp_abandon_post`]. False: the ticket stays good.
+    pub fn tcp_abandon_post(&mut self, now: Instant, id: SlotId, ticket: &Arc<RecvTicket>) -> bool {
+        let token = ticket.token();
+        let is_gone = self.shard.tcp_abandon_post(now, id, token);
+        if is_gone {
+            drop(self.tickets.remove(token));
+        }
+        self.dispatch();
+        is_gone
+    }
+
+    /// As [`WatchedShard::tcp_abandon_post`] for those of a connection that signal handlers let go of, the
+    /// last first.
+    pub(crate) fn tcp_abandon_unwanted(&mut self, now: Instant, id: SlotId) {
+        let posted = self.shard.tcp_posted(id).filter_map(|token| self.tickets.get(token));
+        let unwanted: Vec<_> = posted.filter(|t| t.take_unwanted()).map(Arc::clone).collect();
+        for ticket in unwanted.iter().rev() {
+            self.tcp_abandon_post(now, id, ticket);
+        }
+    }
+}

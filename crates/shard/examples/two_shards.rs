@@ -1,0 +1,176 @@
+//! Two whole TCP/IP stacks without an operating system below them: packets are vectors of bytes, and time is
+//! a number.
+//!
+//! A shard asks for nothing but to be called. This program carries its packets, says what time it is, and
+//! calls again when [`Shard::next_deadline`] says so. What became ready it finds in the list of events.
+//!
+//! Run it with `cargo run -p fulmar-shard --example two_shards`.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use fulmar_base::{Counters, DropReason, EtherAddr, Instant, Secrets, SlotId};
+use fulmar_ip::IfAddr;
+use fulmar_mbuf::{Pool, Purpose};
+use fulmar_netdev::{Burst, Caps, Device, Packet, WakeFd};
+use fulmar_shard::{Event, ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_socket::{Ready, SocketError, Step};
+
+/// Ethernet frames on their way.
+type Frames = Arc<Mutex<VecDeque<Vec<u8>>>>;
+
+/// A device that is two queues of frames.
+struct Memory {
+    caps: Caps,
+    sent: Frames,
+    arriving: Frames,
+}
+
+impl Device for Memory {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn tx_burst(
+        &mut self,
+        _: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        _: &mut Counters,
+    ) -> usize {
+        let mut sent = self.sent.lock().unwrap();
+        let count = burst.len();
+        while let Some(packet) = burst.pop_front() {
+            sent.push_back(packet.chain.to_vec());
+            pool.free(packet.chain);
+        }
+        count
+    }
+
+    fn rx_burst(
+        &mut self,
+        _: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        let (mut arriving, before) = (self.arriving.lock().unwrap(), out.len());
+        while out.len() - before < budget && !out.is_full() {
+            let Some(frame) = arriving.pop_front() else { break };
+            match pool.alloc_chain(frame.len(), 0, Purpose::Receive) {
+                Ok(mut chain) => {
+                    chain.fill([&frame[..]]);
+                    drop(out.push(Packet::new(chain)));
+                }
+                Err(_) => counters.drop_packet(DropReason::NoBuffer),
+            }
+        }
+        out.len() - before
+    }
+
+    fn wake_fd(&self) -> Option<WakeFd> {
+        None
+    }
+}
+
+fn at(host: u8, port: u16) -> SocketAddr {
+    ([10, 0, 0, host], port).into()
+}
+
+fn stack(host: u8, sent: &Frames, arriving: &Frames, now: Instant) -> Shard {
+    let config = StackConfig {
+        addresses: vec![IfAddr { addr: at(host, 0).ip(), prefix_len: 24 }],
+        // On a network: 32 bytes that nobody can guess.
+        secrets: Some(Secrets::for_simulation(host.into())),
+        ..StackConfig::default()
+    };
+    let caps = Caps::plain(1500, EtherAddr([2, 0, 0, 0, 0, host]));
+    let device = Memory { caps, sent: Arc::clone(sent), arriving: Arc::clone(arriving) };
+    Shard::new(config, Box::new(device), now).expect("a sound configuration")
+}
+
+fn clock(now: Instant) -> String {
+    format!("{:>4} ms", now.as_nanos() / 1_000_000)
+}
+
+/// Writes a few bytes; false: not yet.
+fn write(shard: &mut Shard, now: Instant, id: SlotId, bytes: &[u8]) -> Result<bool, SocketError> {
+    match shard.tcp_reserve(now, id, bytes, bytes.len(), false)? {
+        Step::Done(Reserved::Sent(n)) => Ok(n == bytes.len()),
+        // A long write gets room to copy into; these are short.
+        Step::Done(Reserved::Space(room)) => {
+            shard.tcp_abandon(id, room);
+            Ok(false)
+        }
+        Step::WaitSpace(_) | Step::WaitData(_) => Ok(false),
+    }
+}
+
+/// What has come; `None`: nothing yet, empty: the end.
+fn read(shard: &mut Shard, now: Instant, id: SlotId) -> Result<Option<Vec<u8>>, SocketError> {
+    let Step::Done(chain) = shard.tcp_take(id, 4096)? else { return Ok(None) };
+    let bytes = chain.to_vec();
+    shard.tcp_read_done(now, id, chain);
+    Ok(Some(bytes))
+}
+
+/// The server's program: accepts, and answers what it hears.
+fn serve(server: &mut Shard, now: Instant, listener: SlotId) -> Result<(), SocketError> {
+    let mut events = Vec::new();
+    server.take_events(&mut events);
+    for event in events {
+        match event {
+            Event::Ready(id, _) if id == listener => {
+                while let Step::Done((connection, from)) = server.tcp_accept(listener)? {
+                    println!("{}  server: a connection from {from}", clock(now));
+                    server.watch(connection, Some(Ready::READABLE));
+                    server.notify(connection);
+                }
+            }
+            Event::Ready(id, _) => {
+                let Some(heard) = read(server, now, id)? else { continue };
+                println!("{}  server: hears {:?}", clock(now), String::from_utf8_lossy(&heard));
+                if heard.is_empty() {
+                    server.close(now, id);
+                } else {
+                    write(server, now, id, &heard.to_ascii_uppercase())?;
+                }
+            }
+            Event::Closed(_) => {}
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), SocketError> {
+    let (there, back) = (Frames::default(), Frames::default());
+    let mut now = Instant::from_millis(1);
+    let mut client = stack(1, &there, &back, now);
+    let mut server = stack(2, &back, &there, now);
+
+    let listener = server.tcp_listen(at(2, 7), ListenOptions::default())?;
+    server.watch(listener, Some(Ready::READABLE));
+    let connection = client.tcp_connect(now, at(2, 7), None)?;
+    client.watch(connection, Some(Ready::READABLE | Ready::WRITABLE));
+
+    let (mut has_written, mut answer) = (false, Vec::new());
+    while answer.is_empty() {
+        // Frames cross in no time; only if none does, the clock moves to the next timer.
+        let came = client.step(now, 64) + server.step(now, 64);
+        serve(&mut server, now, listener)?;
+        client.take_events(&mut Vec::new());
+        if !has_written && matches!(client.tcp_connected(connection)?, Step::Done(())) {
+            has_written = write(&mut client, now, connection, b"hello")?;
+        }
+        answer.extend(read(&mut client, now, connection)?.unwrap_or_default());
+        if came == 0 {
+            let due = [client.next_deadline(), server.next_deadline()].into_iter().flatten().min();
+            now = due.expect("something is always due while a connection opens").max(now);
+        }
+    }
+    println!("{}  client: hears {:?}", clock(now), String::from_utf8_lossy(&answer));
+    assert_eq!(answer, b"HELLO");
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! What a stack is built from. Every default says why.
+
+use alloc::vec::Vec;
+
+use fulmar_base::{Duration, Secrets};
+use fulmar_ip::{Advice, IfAddr};
+use fulmar_mbuf::PoolConfig;
+use fulmar_netdev::moderation::ModerationConfig;
+use fulmar_route::Route;
+
+use crate::sources::SourceLimits;
+
+/// The configuration of a stack (of each of its shards alike).
+#[derive(Clone)]
+pub struct StackConfig {
+    /// Addresses with their prefixes; each makes an on-link route.
+    pub addresses: Vec<IfAddr>,
+    /// Routes beside the on-link ones.
+    pub routes: Vec<Route>,
+    /// Memory: the byte budget and its shares. The default is 256 MiB, of which nothing is touched
+    /// before it is needed.
+    pub pool: PoolConfig,
+    /// Tunables of TCP.
+    pub tcp: fulmar_tcp::Config,
+    /// Largest IP packet in bytes; `None` takes the device's.
+    pub mtu: Option<usize>,
+    /// What is done with the memory of a large route table before anything is in it. Default nothing; a
+    /// stack with threads asks for large pages.
+    pub table_memory: Advice,
+    /// From these all keys are derived: of sequence numbers, ports, hash tables. `None`, the default: a
+    /// stack with threads draws 256 bits from the operating system; a shard alone must be given them.
+    pub secrets: Option<Secrets>,
+    /// Sockets of all kinds at most, embryonic and closing ones included. Default 131,072: room
+    /// for 100,000 connections, at about 2 KiB each.
+    pub max_sockets: usize,
+    /// Limits for each source address of connections that come in, per shard. Default none: many
+    /// hosts may share one address.
+    pub source_limits: SourceLimits,
+    /// TIME-WAIT entries at most; the oldest gives way. Default 16,384, as many as one peer can
+    /// make in a minute at 270 connections per second.
+    pub max_time_wait: usize,
+    /// Connections at most that their users have closed and whose bytes are still being delivered; beyond
+    /// it those that have made no progress for longest are reset. Default 8,192; Linux has 65,536 on a
+    /// machine with 8 GiB (tcp_max_orphans).
+    pub max_orphans: usize,
+    /// Resets per second, at most, to segments that belong to no connection, and as many at once: a
+    /// flood to closed ports is not doubled. Default 1,000, the rate of ICMP errors; who is refused more
+    /// often than that sees some of its attempts time out instead.
+    pub resets_per_s: u32,
+    /// Frames per crossing into the device at most. Default 64, the field's customary budget.
+    pub burst_frames: usize,
+    /// How threads wait for the device: how long they look at it, whether they hold in a flood. The
+    /// default adapts; [`ModerationConfig::LATENCY`] and [`ModerationConfig::THROUGHPUT`] decide.
+    pub moderation: ModerationConfig,
+    /// Packets from the stack to itself that may wait. Default 256, a full window of super-frames.
+    pub loopback_packets: usize,
+    /// Join the TCP segments of a received burst in software, where they come as packets of MTU size
+    /// ([`fulmar_netdev::gro`]). Default on: worth a tenth to a sixth of the CPU where
+    /// a kernel cuts its segments before they reach the device; elsewhere a look at each frame's headers.
+    pub gro: bool,
+    /// How long the end of the process or of the stack waits until everything that was accepted is
+    /// acknowledged. Default 5 s: longer than the retransmissions of a lossy path, short enough
+    /// for a person.
+    pub exit_drain: Duration,
+}
+
+impl Default for StackConfig {
+    fn default() -> Self {
+        StackConfig {
+            addresses: Vec::new(),
+            routes: Vec::new(),
+            pool: PoolConfig::default(),
+            tcp: fulmar_tcp::Config::default(),
+            mtu: None,
+            table_memory: Advice::default(),
+            secrets: None,
+            max_sockets: 131_072,
+            source_limits: SourceLimits::default(),
+            max_time_wait: 16_384,
+            max_orphans: 8192,
+            resets_per_s: 1000,
+            burst_frames: 64,
+            moderation: ModerationConfig::ADAPTIVE,
+            loopback_packets: 256,
+            gro: true,
+            exit_drain: Duration::from_secs(5),
+        }
+    }
+}

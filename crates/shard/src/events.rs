@@ -1,0 +1,93 @@
+//! What those who watch sockets are to be told.
+
+use alloc::vec::Vec;
+
+use fulmar_base::SlotId;
+use fulmar_socket::{Ready, SocketError};
+
+use crate::outcome::Event;
+use crate::slab::Slab;
+use crate::sockets::Socket;
+
+/// What every socket is ready for when the device is gone: to be told so.
+const DOWN: Ready = Ready::ERROR.with(Ready::READABLE).with(Ready::WRITABLE);
+
+/// The events that were not taken yet. One socket has at most as many as there are kinds of readiness, and
+/// its close.
+#[derive(Default)]
+pub struct Events {
+    list: Vec<Event>,
+    /// The error of every call once the device is lost.
+    pub down: Option<SocketError>,
+}
+
+impl Events {
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// What a socket is ready for. When the device is gone every call fails at once.
+    pub fn ready(&self, socket: &Socket) -> Ready {
+        let ready = socket.ready();
+        if self.down.is_some() { ready | DOWN } else { ready }
+    }
+
+    /// Tells those who watch a socket what it is ready for now.
+    pub fn notify(&mut self, sockets: &mut Slab<Socket>, id: SlotId) {
+        let Some(socket) = sockets.get_mut(id) else { return };
+        if socket.watch().interest.is_none() {
+            return;
+        }
+        let ready = self.ready(socket);
+        let news = socket.watch().news(ready);
+        if !news.is_empty() {
+            self.list.push(Event::Ready(id, news));
+        }
+    }
+
+    /// The user of a socket lets go of it.
+    pub fn closed(&mut self, sockets: &mut Slab<Socket>, id: SlotId) {
+        if sockets.get_mut(id).is_some_and(|s| s.watch().interest.is_some()) {
+            self.list.push(Event::Closed(id));
+        }
+    }
+
+    /// Moves them to `into`, which is empty; the storage of both is kept.
+    pub fn take(&mut self, sockets: &mut Slab<Socket>, into: &mut Vec<Event>) {
+        core::mem::swap(&mut self.list, into);
+        for event in into {
+            if let Event::Ready(id, _) = *event
+                && let Some(s) = sockets.get_mut(id)
+            {
+                s.watch().was_told();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sockets::PingEntry;
+
+    #[test]
+    fn a_socket_is_listed_once_for_each_kind_however_often_it_becomes_ready() {
+        let (mut events, mut sockets, mut taken) = (Events::default(), Slab::default(), Vec::new());
+        let id = sockets.insert(Socket::Ping(Box::new(PingEntry::new(1))));
+        events.down = Some(SocketError::NetworkDown);
+        events.notify(&mut sockets, id);
+        assert!(events.is_empty(), "nobody watches");
+        sockets.get_mut(id).unwrap().watch().interest = Some(Ready::READABLE);
+        (0..10).for_each(|_| events.notify(&mut sockets, id));
+        sockets.get_mut(id).unwrap().watch().interest = Some(Ready::WRITABLE);
+        (0..10).for_each(|_| events.notify(&mut sockets, id));
+        events.closed(&mut sockets, id);
+        events.take(&mut sockets, &mut taken);
+        let first = Event::Ready(id, Ready::READABLE | Ready::ERROR);
+        assert_eq!(taken, [first, Event::Ready(id, Ready::WRITABLE), Event::Closed(id)]);
+        taken.clear();
+        events.notify(&mut sockets, id);
+        events.take(&mut sockets, &mut taken);
+        assert_eq!(taken.len(), 1, "what was taken may be told again");
+    }
+}

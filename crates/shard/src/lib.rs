@@ -1,0 +1,78 @@
+//! A shard: one core's whole world, from its device to its sockets.
+//!
+//! ```text
+//!   down:  tcp_calls ─ sosend ─► tcp_output ─ tcp::output ─► net (ip::output) ─► Link ─► Device
+//!   up:    Device ─► Shard::step ─ ip::input ─► tcp_input ─ tcp::input ─► Event (who waits)
+//! ```
+//!
+//! A [`Shard`] is deterministic: it advances by [`Shard::step`] with the time as an argument, and leaves as
+//! data what became ready ([`Event`]), which posted buffers are over ([`PostOver`]) and what is for other
+//! shards ([`Outgoing`]). It makes no call of an operating system besides those of its device. Unsafe code
+//! lives in `raw.rs`.
+
+#![cfg_attr(not(test), no_std)]
+#![deny(unsafe_code)]
+
+extern crate alloc;
+
+mod config;
+mod demux;
+mod error;
+mod events;
+mod familiar;
+mod listen;
+mod loan_calls;
+mod memory;
+mod net;
+mod outcome;
+mod ping_calls;
+mod posted;
+#[allow(unsafe_code)]
+mod raw;
+mod reclaim;
+mod recv_calls;
+mod remains;
+mod returns;
+mod secret;
+mod send_calls;
+mod send_wait;
+mod sendfile;
+mod shard;
+mod shortage;
+mod siblings;
+mod slab;
+mod sockets;
+mod sources;
+mod stat;
+mod steer;
+mod stock;
+mod syn_queue;
+mod sync;
+mod tcp_calls;
+mod tcp_input;
+mod tcp_output;
+mod templates;
+mod time_wait;
+mod udp_calls;
+mod udp_many;
+mod udp_output;
+mod wait;
+mod watch_calls;
+mod wheel;
+
+pub use config::StackConfig;
+pub use error::SetupError;
+pub use outcome::{Event, PostOver, PostToken, RecvOutcome, Untaken, Watched};
+pub use posted::{Post, ReadOrPost, RecvEntry};
+pub use remains::Remains;
+pub use send_calls::Reserved;
+pub use shard::Shard;
+pub use siblings::{Handed, MAX_SHARDS, Outgoing, Overheard, Ports, Siblings};
+pub use slab::Slab;
+pub use sockets::{Echo, TcpEntry};
+pub use sources::SourceLimits;
+pub use stat::{SocketStat, Stat};
+pub use syn_queue::{ListenOptions, ListenerStat, SynCookies};
+pub use udp_calls::TakenDatagram;
+pub use udp_many::{RecvMessage, SendMessage, SentMany};
+pub use wheel::{TimerId, TimerKey, Wheel};

@@ -1,0 +1,385 @@
+//! A listener's connections from the SYN until they are accepted.
+//!
+//! ```text
+//!           room in the SYN queue                                  room in the accept queue
+//!   SYN ──► embryo ── SYN,ACK ──► ACK ──────────────────────────────► accept queue ──► tcp_accept
+//!    │                                                                     ▲
+//!    └────► no room: SYN,ACK with a cookie ──► ACK, cookie is right ───────┘
+//! ```
+//!
+//! Invariants: a listener has at most `syn_backlog` embryos and at most `backlog` connections in its
+//! accept queue. A SYN that is answered with a cookie leaves nothing behind, so cookies bound what a
+//! flood of SYNs can take. An embryo whose last ACK finds the accept queue full stays an embryo; its peer
+//! repeats that ACK when the SYN,ACK is repeated (Linux does the same). Pressure does not shorten its life:
+//! its peer is no flood.
+//!
+//! An embryo is a whole connection: a compact record would need the SYN-RECEIVED state of the engine a
+//! second time, and `syn_backlog` bounds the memory either way.
+
+use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId};
+use fulmar_socket::SocketError;
+use fulmar_tcp::{
+    COOKIE_LIFETIME, CookieHashes, CookieVerdict, PathInfo, Tcb, check_cookie, cookie_syn_ack,
+};
+use fulmar_wire::tcp;
+
+use crate::shard::Shard;
+use crate::sockets::{Socket, TcpEntry};
+use crate::sources::SourceUse;
+use crate::syn_queue::{ListenerStat, SynCookies};
+use crate::tcp_input::Segment;
+
+/// How often a SYN,ACK is repeated at most while the SYN queue is more than half full, as on Linux: the
+/// embryos of a flood are gone after 7 s instead of 127 s.
+const REPEATS_UNDER_PRESSURE: u32 = 2;
+
+/// What becomes of a SYN.
+enum SynVerdict {
+    Embryo,
+    /// An embryo, in the place of the oldest one.
+    Replace,
+    Cookie,
+    Drop(DropReason),
+}
+
+impl<P: Probe> Shard<P> {
+    /// The numbers of a listener.
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`], [`SocketError::Invalid`].
+    pub fn listener_stat(&mut self, id: SlotId) -> Result<ListenerStat, SocketError> {
+        Ok(self.listener(id)?.stat())
+    }
+
+    /// A SYN for a listener (RFC 9293 section 3.10.7.2); false if it was dropped. Data on it is not kept:
+    /// the peer sends it again. `min_iss` is what our initial sequence number must not be before, if there
+    /// was a connection of this flow a moment ago: a cookie could not promise that, so the SYN gets an
+    /// embryo.
+    pub(crate) fn open_passive(
+        &mut self,
+        now: Instant,
+        listener: SlotId,
+        seg: Segment,
+        min_iss: Option<SeqNum>,
+    ) -> bool {
+        let Segment { key, header, payload, .. } = seg;
+        self.net.pool.free(payload);
+        let taken = match self.judge_syn(listener, &key, min_iss.is_some()) {
+            SynVerdict::Embryo => self.add_embryo(now, listener, key, &header, min_iss),
+            SynVerdict::Replace => {
+                self.forget_oldest(now, listener);
+                self.add_embryo(now, listener, key, &header, min_iss)
+            }
+            SynVerdict::Cookie => {
+                self.send_cookie(now, listener, &key, &header);
+                Ok(())
+            }
+            SynVerdict::Drop(reason) => Err(reason),
+        };
+        if let Err(reason) = taken {
+            self.net.counters.drop_packet(reason);
+            if let Ok(l) = self.listener(listener) {
+                l.syn_queue.counts.syns_dropped += 1;
+            }
+        }
+        taken.is_ok()
+    }
+
+    fn judge_syn(&self, listener: SlotId, key: &FlowKey, needs_embryo: bool) -> SynVerdict {
+        if let Err(reason) = self.check_room(listener, key) {
+            return SynVerdict::Drop(reason);
+        }
+        let Some(Socket::Listener(l)) = self.sockets.get(listener) else {
+            return SynVerdict::Drop(DropReason::TcpNoSocket);
+        };
+        let is_queue_full = l.syn_queue.len >= l.syn_queue.limit;
+        let is_table_full = self.sockets.len() >= self.config.max_sockets;
+        let is_source_full = self.sources.as_ref().is_some_and(|s| !s.takes_embryo(key));
+        let cookies = if needs_embryo { SynCookies::Off } else { l.syn_queue.cookies };
+        match cookies {
+            SynCookies::Always => SynVerdict::Cookie,
+            _ if !(is_queue_full || is_table_full || is_source_full) => SynVerdict::Embryo,
+            SynCookies::WhenFull => SynVerdict::Cookie,
+            SynCookies::Off if is_source_full => SynVerdict::Drop(DropReason::SourceLimit),
+            SynCookies::Off if is_queue_full => SynVerdict::Replace,
+            SynCookies::Off => SynVerdict::Drop(DropReason::ListenBacklog),
+        }
+    }
+
+    /// Whether a further connection could be accepted.
+    fn check_room(&self, listener: SlotId, key: &FlowKey) -> Result<(), DropReason> {
+        match self.sockets.get(listener) {
+            Some(Socket::Listener(l)) if l.accept.len() < l.backlog => {}
+            _ => return Err(DropReason::AcceptQueueFull),
+        }
+        match &self.sources {
+            Some(sources) if !sources.takes_connection(key) => Err(DropReason::SourceLimit),
+            _ => Ok(()),
+        }
+    }
+
+    fn add_embryo(
+        &mut self,
+        now: Instant,
+        listener: SlotId,
+        key: FlowKey,
+        syn: &tcp::Header,
+        min_iss: Option<SeqNum>,
+    ) -> Result<(), DropReason> {
+        let path = self.path_to(Some(key.local_ip()), key.remote_ip(), key.zone);
+        let (_, path) = path.map_err(|_| DropReason::NoRoute)?;
+        let iss = self.secret.initial_sequence(&key, now);
+        let iss = min_iss.map_or(iss, |min| iss.max(min));
+        let offset = self.secret.timestamp_offset(&key);
+        let tcb = Tcb::passive(&self.config.tcp, key, iss, offset, path.info, now, syn);
+        let id = self.enter_embryo(listener, TcpEntry::new(tcb, path));
+        self.queue_output(id);
+        Ok(())
+    }
+
+    /// Enters an embryo into the tables.
+    fn enter_embryo(&mut self, listener: SlotId, mut entry: TcpEntry) -> SlotId {
+        if let Ok(l) = self.listener(listener) {
+            entry.ttl = l.ttl;
+            entry.tcb.set_keepalive(l.keepalive);
+            entry.tcb.set_user_timeout(l.user_timeout);
+        }
+        entry.parent = Some(listener);
+        entry.embryonic = true;
+        if let Some(sources) = &mut self.sources {
+            sources.add_embryo(entry.tcb.key());
+            entry.counts_as = Some(SourceUse::Embryo);
+        }
+        let id = self.add_connection(entry);
+        self.tidy_order(listener);
+        if let Ok(l) = self.listener(listener) {
+            l.syn_queue.len += 1;
+            l.syn_queue.order.push_back(id);
+        }
+        id
+    }
+
+    /// Keeps the order of embryos at most twice as long as there may be embryos.
+    fn tidy_order(&mut self, listener: SlotId) {
+        let Ok(l) = self.listener(listener) else { return };
+        if l.syn_queue.order.len() < 2 * l.syn_queue.limit {
+            return;
+        }
+        let mut order = core::mem::take(&mut l.syn_queue.order);
+        order.retain(|id| self.is_embryo(*id));
+        if let Ok(l) = self.listener(listener) {
+            l.syn_queue.order = order;
+        }
+    }
+
+    /// Gives up the oldest embryo of a listener (RFC 4987 section 3.3).
+    fn forget_oldest(&mut self, now: Instant, listener: SlotId) {
+        while let Some(id) =
+            self.listener(listener).ok().and_then(|l| l.syn_queue.order.pop_front())
+        {
+            if self.is_embryo(id) {
+                self.drop_embryo(now, id);
+                self.net.counters.count(Counter::TcpEmbryosReplaced);
+                if let Ok(l) = self.listener(listener) {
+                    l.syn_queue.counts.embryos_replaced += 1;
+                }
+                return;
+            }
+        }
+    }
+
+    fn drop_embryo(&mut self, now: Instant, id: SlotId) {
+        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+            entry.tcb.drop_embryo();
+        }
+        self.reap_if_done(now, id);
+    }
+
+    /// An embryo of a listener is none any more.
+    pub(crate) fn embryo_gone(&mut self, listener: SlotId) {
+        if let Ok(l) = self.listener(listener) {
+            l.syn_queue.len = l.syn_queue.len.saturating_sub(1);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_embryo(&self, id: SlotId) -> bool {
+        matches!(self.sockets.get(id), Some(Socket::Tcp(entry)) if entry.embryonic)
+    }
+
+    /// A segment for an embryo. The ACK that ends the handshake is dropped while the connection could not
+    /// be accepted; one that acknowledges a cookie sent earlier replaces the embryo, and what may be data
+    /// behind such an ACK is dropped, since the embryo would answer it by a reset.
+    pub(crate) fn give_to_embryo(&mut self, now: Instant, id: SlotId, seg: Segment) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get(id) else {
+            return self.net.pool.free(seg.payload);
+        };
+        if let Some(listener) = entry.parent.filter(|_| is_ack(seg.header.flags)) {
+            let is_own = entry.tcb.completes_handshake(&seg.header);
+            if is_own && let Err(reason) = self.check_room(listener, &seg.key) {
+                if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+                    entry.is_acked = true;
+                }
+                return self.drop_last_ack(listener, seg, reason);
+            }
+            if !is_own && self.expects_cookies(now, listener) {
+                match self.cookie_of(now, &seg) {
+                    CookieVerdict::Valid(syn) => {
+                        self.drop_embryo(now, id);
+                        return self.open_from_cookie(now, listener, seg, &syn);
+                    }
+                    CookieVerdict::NotHandshake => {
+                        return self.drop_chain(seg.payload, DropReason::SynCookieFailed);
+                    }
+                    CookieVerdict::Forged => {}
+                }
+            }
+        }
+        self.give_to_connection(now, id, &seg.header, seg.payload);
+    }
+
+    fn drop_last_ack(&mut self, listener: SlotId, seg: Segment, reason: DropReason) {
+        self.drop_chain(seg.payload, reason);
+        if let Ok(l) = self.listener(listener) {
+            l.syn_queue.counts.acks_dropped += 1;
+        }
+    }
+
+    /// A connection is complete: a passive one goes to its listener's accept queue.
+    pub(crate) fn established(&mut self, id: SlotId) {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        if !core::mem::take(&mut entry.embryonic) {
+            return;
+        }
+        if let Some(sources) = &mut self.sources {
+            sources.complete(entry.tcb.key());
+            entry.counts_as = Some(SourceUse::Connection);
+        }
+        let Some(listener) = entry.parent else { return };
+        self.embryo_gone(listener);
+        if let Ok(l) = self.listener(listener) {
+            l.accept.push_back(id);
+            self.notify(listener);
+        }
+    }
+
+    /// Before the timer of a connection: while the SYN queue is half full an embryo goes earlier, unless
+    /// its peer has answered.
+    pub(crate) fn press_embryo(&mut self, id: SlotId) {
+        let parent = match self.sockets.get(id) {
+            Some(Socket::Tcp(entry)) if entry.embryonic => entry.parent,
+            _ => None,
+        };
+        let listener = parent.and_then(|listener| self.sockets.get(listener));
+        let Some(Socket::Listener(l)) = listener else { return };
+        let is_under_pressure = l.syn_queue.is_under_pressure();
+        let retries = self.config.tcp.syn_retries;
+        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+            match entry.is_acked {
+                true => entry.tcb.set_syn_retries(retries),
+                false if is_under_pressure => {
+                    entry.tcb.set_syn_retries(retries.min(REPEATS_UNDER_PRESSURE));
+                }
+                false => {}
+            }
+        }
+    }
+
+    /// Answers a SYN and remembers nothing of it.
+    fn send_cookie(&mut self, now: Instant, listener: SlotId, key: &FlowKey, syn: &tcp::Header) {
+        let Ok(l) = self.listener(listener) else { return };
+        l.syn_queue.cookies_until = now + COOKIE_LIFETIME;
+        l.syn_queue.counts.cookies_sent += 1;
+        let ttl = l.ttl;
+        self.net.counters.count(Counter::TcpSynCookiesSent);
+        // The MSS option tells what this end takes: the link's, without a look-up.
+        let ip_header_bytes = if key.remote_ip().is_ipv4() { 20 } else { 40 };
+        let mtu = self.net.ip.mtu();
+        let path = PathInfo { mtu, route_mtu: mtu, ip_header_bytes, tso_bytes: None };
+        let hashes = CookieHashes {
+            base: self.secret.cookie_base(key),
+            ts_offset: self.secret.timestamp_offset(key),
+        };
+        let mac = |input: &_| self.secret.cookie_mac(key, input);
+        let (cfg, budget) = (&self.config.tcp, &self.net.window);
+        let reply = cookie_syn_ack(cfg, &path, budget, syn, now, hashes, mac);
+        self.send_control(now, key, ttl, &reply);
+    }
+
+    /// Whether a listener has sent cookies that may still come back.
+    pub(crate) fn expects_cookies(&self, now: Instant, listener: SlotId) -> bool {
+        matches!(self.sockets.get(listener), Some(Socket::Listener(l)) if now < l.syn_queue.cookies_until)
+    }
+
+    fn cookie_of(&self, now: Instant, seg: &Segment) -> CookieVerdict {
+        let (key, is_v6) = (&seg.key, seg.key.remote_ip().is_ipv6());
+        let mac = |input: &_| self.secret.cookie_mac(key, input);
+        let base = self.secret.cookie_base(key);
+        check_cookie(&self.config.tcp, is_v6, &seg.header, now, base, mac)
+    }
+
+    /// An ACK without a connection, at a listener that has sent cookies. A wrong one is answered by a
+    /// reset, as any ACK in LISTEN (RFC 9293 section 3.10.7.2); but not what may be data behind a first
+    /// segment that was lost.
+    pub(crate) fn give_to_cookie(&mut self, now: Instant, listener: SlotId, seg: Segment) {
+        let verdict = self.cookie_of(now, &seg);
+        if let CookieVerdict::Valid(syn) = verdict {
+            return self.open_from_cookie(now, listener, seg, &syn);
+        }
+        if let Ok(l) = self.listener(listener) {
+            l.syn_queue.counts.cookies_failed += 1;
+        }
+        match verdict {
+            CookieVerdict::Forged => self.refuse(now, seg, DropReason::SynCookieFailed),
+            _ => self.drop_chain(seg.payload, DropReason::SynCookieFailed),
+        }
+    }
+
+    /// A cookie came back and is right: the connection exists from now on.
+    fn open_from_cookie(
+        &mut self,
+        now: Instant,
+        listener: SlotId,
+        seg: Segment,
+        syn: &tcp::Header,
+    ) {
+        let key = seg.key;
+        if let Err(reason) = self.check_room(listener, &key) {
+            return self.drop_last_ack(listener, seg, reason);
+        }
+        if self.sockets.len() >= self.config.max_sockets {
+            return self.drop_last_ack(listener, seg, DropReason::ListenBacklog);
+        }
+        let Ok((_, path)) = self.path_to(Some(key.local_ip()), key.remote_ip(), key.zone) else {
+            return self.drop_last_ack(listener, seg, DropReason::NoRoute);
+        };
+        let offset = self.secret.timestamp_offset(&key);
+        let env = &mut self.net.env(now);
+        let (cfg, ack) = (&self.config.tcp, &seg.header);
+        let tcb = Tcb::from_cookie(cfg, key, offset, path.info, env, syn, ack);
+        self.net.counters.count(Counter::TcpSynCookiesValid);
+        if let Ok(l) = self.listener(listener) {
+            l.syn_queue.counts.cookies_valid += 1;
+        }
+        let id = self.enter_embryo(listener, TcpEntry::new(tcb, path));
+        self.give_to_connection(now, id, &seg.header, seg.payload);
+    }
+}
+
+/// Whether a segment could end a handshake.
+pub(crate) fn is_ack(flags: tcp::Flags) -> bool {
+    flags.contains(tcp::Flags::ACK) && !flags.intersects(tcp::Flags::SYN | tcp::Flags::RST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::syn_queue::ListenOptions;
+
+    #[test]
+    fn the_embryos_of_a_full_syn_queue_take_two_megabytes() {
+        let embryos = ListenOptions::default().embryo_limit();
+        let bytes = embryos * size_of::<TcpEntry>();
+        assert!(bytes <= 2 << 20, "{bytes} bytes");
+    }
+}

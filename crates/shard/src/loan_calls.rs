@@ -1,0 +1,90 @@
+//! Received bytes that a user keeps by reference, and their way back.
+
+use fulmar_base::{Counter, Instant, Probe, SlotId};
+use fulmar_mbuf::Chain;
+use fulmar_socket::{SocketError, Step, soreceive};
+use fulmar_tcp::Lent;
+use fulmar_udp::Datagram;
+
+use crate::shard::Shard;
+use crate::sockets::Socket;
+
+impl<P: Probe> Shard<P> {
+    /// Detaches up to `max` received bytes for a user who keeps the mbufs themselves; an empty chain
+    /// is the end of the stream. With `patient` it waits for the low-water mark. Give them back with
+    /// [`Shard::take_back`].
+    ///
+    /// # Errors
+    /// As [`Shard::tcp_take`]. [`SocketError::NoBuffer`]: what lies in the pool's reserve cannot be
+    /// lent, and there is no other memory; a read that copies works.
+    pub fn tcp_lend(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        max: usize,
+        patient: bool,
+    ) -> Result<Step<(Chain, Lent)>, SocketError> {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return Err(SocketError::BadHandle);
+        };
+        if entry.has_posted() {
+            return Ok(Step::WaitData(1));
+        }
+        let least = entry.least(max, patient);
+        let mut env = self.net.env(now);
+        let step = soreceive::lend(&mut entry.tcb, &mut env, max, least)?;
+        match (&step, entry.error) {
+            (Step::WaitData(_), Some(e)) => return Err(e),
+            (Step::Done((chain, _)), _) => self.count_loan(chain.len()),
+            _ => {}
+        }
+        Ok(step)
+    }
+
+    /// As [`Shard::udp_receive`], for a user who keeps the payload. Give it back with
+    /// [`Shard::take_back`].
+    ///
+    /// # Errors
+    /// As [`Shard::udp_receive`].
+    pub fn udp_lend(&mut self, id: SlotId) -> Result<Step<(Datagram, Lent)>, SocketError> {
+        let mut d = match self.udp_receive(id)? {
+            Step::Done(d) => d,
+            Step::WaitData(n) => return Ok(Step::WaitData(n)),
+            Step::WaitSpace(n) => return Ok(Step::WaitSpace(n)),
+        };
+        // Without memory for a copy the datagram goes as it is: it is one, and is charged.
+        let payload = soreceive::keepable(d.payload, &mut self.net.pool, false);
+        d.payload = payload.unwrap_or_else(|as_it_is| as_it_is);
+        let lent = Lent::of(&d.payload);
+        self.net.window.lend(lent.storage_bytes);
+        if let Some(Socket::Udp(entry)) = self.sockets.get_mut(id) {
+            entry.socket.lend(lent.storage_bytes);
+        }
+        self.count_loan(lent.bytes);
+        Ok(Step::Done((d, lent)))
+    }
+
+    fn count_loan(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.net.counters.count(Counter::Receives);
+            self.net.counters.add(Counter::ReceiveBytes, bytes as u64);
+            self.net.counters.add(Counter::LoanedBytes, bytes as u64);
+        }
+    }
+
+    /// What was lent comes home: opens the window if that is worth a packet. The socket may be gone.
+    pub fn take_back(&mut self, now: Instant, id: SlotId, chain: Chain, lent: Lent) {
+        self.net.pool.free(chain);
+        self.net.window.take_back(lent.storage_bytes);
+        match self.sockets.get_mut(id) {
+            Some(Socket::Tcp(entry)) => {
+                let opens = entry.tcb.take_back(lent, &mut self.net.env(now));
+                if opens {
+                    self.tell_of_window(now, id);
+                }
+            }
+            Some(Socket::Udp(entry)) => entry.socket.take_back(lent.storage_bytes),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,485 @@
+//! The way down: tcp and udp hand over segments, ip makes frames of them, the link collects them
+//! into one burst and crosses into the device once.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use core::net::IpAddr;
+use core::ops::ControlFlow;
+
+use fulmar_base::{Counter, Counters, DropReason, Instant, Offload, Probe, Stage, Variation};
+use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError, Template, Traffic};
+use fulmar_mbuf::{Chain, Pool, Purpose};
+use fulmar_netdev::offload::{self, Refusal};
+use fulmar_netdev::{Burst, Caps, Device, Packet, Peek, TxReader, WakeFd};
+use fulmar_socket::SocketError;
+use fulmar_tcp::{Emit, EmitError, Env, PathInfo, SegmentOut, WindowBudget};
+
+use crate::config::StackConfig;
+use crate::stock::Stocks;
+
+/// Everything below the sockets of one shard.
+pub struct Net<P: Probe> {
+    /// The buffers.
+    pub pool: Pool,
+    /// The counters.
+    pub counters: Counters,
+    /// The receive windows granted.
+    pub window: WindowBudget,
+    /// The IP layer.
+    pub ip: Ip,
+    /// The device and what waits for it.
+    pub link: Link,
+    /// Buffers of sockets, if a measurement wants that.
+    pub stocks: Stocks,
+    /// Looks at the stages.
+    pub probe: P,
+}
+
+impl<P: Probe> Net<P> {
+    /// The environment of an engine call.
+    #[inline(always)]
+    pub fn env(&mut self, now: Instant) -> Env<'_> {
+        Env { now, pool: &mut self.pool, counters: &mut self.counters, window: &mut self.window }
+    }
+}
+
+/// What stands for the device of a stack that has failed.
+struct Gone(Caps);
+
+impl Device for Gone {
+    fn caps(&self) -> &Caps {
+        &self.0
+    }
+
+    fn tx_burst(&mut self, _: Instant, _: &mut Pool, _: &mut Burst, _: &mut Counters) -> usize {
+        0
+    }
+
+    fn rx_burst(
+        &mut self,
+        _: Instant,
+        _: &mut Pool,
+        _: &mut Burst,
+        _: usize,
+        _: &mut Counters,
+    ) -> usize {
+        0
+    }
+
+    fn wake_fd(&self) -> Option<WakeFd> {
+        None
+    }
+
+    fn lost(&self) -> Option<i32> {
+        Some(SocketError::NetworkDown.errno())
+    }
+}
+
+/// The Ethernet header, which the MTU leaves out.
+const ETHER_BYTES: usize = fulmar_wire::eth::HEADER_BYTES;
+
+/// Frames sent after which the device is asked for what it has finished with: it is a call for a device
+/// that would answer "nothing yet" most of the time, so that what comes back is a cache's worth. A poll
+/// takes completions back too, and so does a device that is full.
+const REAP_FRAMES: usize = 16;
+
+/// The device, the burst that waits for it, and the packets from the stack to itself.
+pub struct Link {
+    device: Box<dyn Device>,
+    /// How to look for frames without the lock, if the device can be looked at.
+    peek: Option<Arc<dyn Peek>>,
+    caps: Caps,
+    tx: Burst,
+    /// Packets to own addresses; they are input again by the next poll.
+    pub loopback: VecDeque<Packet>,
+    loopback_limit: usize,
+    /// Bytes that the kernel alone may read can be sent.
+    gathers_in_kernel: bool,
+    /// Frames that the device has taken so far.
+    sent_frames: u64,
+    /// Those of them since which it was not asked what it has finished with.
+    unreaped: usize,
+    now: Instant,
+}
+
+impl Link {
+    /// A link over a device.
+    pub fn new(device: Box<dyn Device>, peek: Option<Arc<dyn Peek>>, config: &StackConfig) -> Link {
+        let caps = *device.caps();
+        let leaves_bytes = caps.tx_csum && caps.tso.is_some();
+        let gathers_in_kernel = leaves_bytes && caps.tx_reader == TxReader::Kernel;
+        Link {
+            caps,
+            gathers_in_kernel,
+            device,
+            peek,
+            tx: Burst::with_capacity(config.burst_frames),
+            loopback: VecDeque::with_capacity(config.loopback_packets),
+            loopback_limit: config.loopback_packets,
+            sent_frames: 0,
+            unreaped: 0,
+            now: Instant::ZERO,
+        }
+    }
+
+    /// Frames that the device has taken so far.
+    pub fn sent_frames(&self) -> u64 {
+        self.sent_frames
+    }
+
+    /// What the device can do.
+    pub fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    /// The device.
+    pub fn device(&mut self) -> &mut dyn Device {
+        &mut *self.device
+    }
+
+    /// Whether bytes that the kernel alone may read ([`fulmar_mbuf::SharedBytes::kernel_part`]) can
+    /// be sent: the device hands them to system calls, and nothing on the way has to read them.
+    pub fn gathers_in_kernel(&self) -> bool {
+        self.gathers_in_kernel
+    }
+
+    /// Takes the device and the frames that wait out of a link that is never used again.
+    pub(crate) fn abandon(&mut self) -> (Box<dyn Device>, Burst, VecDeque<Packet>) {
+        let gone = Box::new(Gone(self.caps));
+        self.peek = None;
+        let tx = core::mem::replace(&mut self.tx, Burst::with_capacity(0));
+        (core::mem::replace(&mut self.device, gone), tx, core::mem::take(&mut self.loopback))
+    }
+
+    /// How to look for frames without the lock, if the device can be looked at.
+    pub(crate) fn peek(&self) -> Option<Arc<dyn Peek>> {
+        self.peek.clone()
+    }
+
+    /// The device, to look at.
+    pub fn device_ref(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    /// Whether frames wait for a device that refused them.
+    #[inline]
+    pub fn has_backlog(&self) -> bool {
+        !self.tx.is_empty()
+    }
+
+    /// Frames that the burst still takes without crossing.
+    pub fn room(&self) -> usize {
+        self.tx.capacity() - self.tx.len()
+    }
+
+    /// Tells the link what time it is, once per poll or call. It never goes back: a call that sends a
+    /// datagram may know only what time it was at the kernel's last tick.
+    #[inline]
+    pub fn set_now(&mut self, now: Instant) {
+        self.now = self.now.max(now);
+    }
+
+    /// What it was told.
+    #[inline]
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Hands the burst to the device: one crossing. True if nothing is left.
+    #[inline(always)]
+    pub fn flush<P: Probe>(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        probe: &mut P,
+    ) -> bool {
+        if self.tx.is_empty() {
+            return true;
+        }
+        counters.count(Counter::TxBursts);
+        let taken = self.device.tx_burst(self.now, pool, &mut self.tx, counters);
+        self.sent_frames += taken as u64;
+        // What is undone behind this stage is what the whole path does: the frames are taken back, as
+        // often, or the buffers of the next would be colder than those of a path that goes on.
+        let ends = probe.stage(Stage::DeviceTaken).is_break();
+        self.unreaped += taken;
+        if self.unreaped >= REAP_FRAMES || !self.tx.is_empty() {
+            self.reap(pool, counters);
+        }
+        if !ends {
+            let _ = probe.stage(Stage::Completed);
+        }
+        self.tx.is_empty()
+    }
+
+    /// Takes back what the device has finished with, and drops what waits for a device that is gone.
+    #[inline(never)]
+    fn reap(&mut self, pool: &mut Pool, counters: &mut Counters) {
+        self.unreaped = 0;
+        self.device.tx_reap(self.now, pool);
+        if !self.tx.is_empty() && self.device.lost().is_some() {
+            self.discard(pool, counters);
+        }
+    }
+
+    fn discard(&mut self, pool: &mut Pool, counters: &mut Counters) {
+        while let Some(p) = self.tx.pop_front() {
+            counters.drop_packet(DropReason::DeviceGone);
+            pool.free(p.chain);
+        }
+    }
+
+    /// Takes every frame out of the burst, as if it had been sent.
+    pub(crate) fn forget(&mut self, pool: &mut Pool) {
+        while let Some(p) = self.tx.pop_front() {
+            pool.free(p.chain);
+        }
+    }
+
+    /// Whether the burst has room for a frame of so many bytes in one piece that the device can send as
+    /// it is, its checksum included.
+    #[inline(always)]
+    pub(crate) fn takes_at_once(&self, bytes: usize) -> bool {
+        self.caps.tx_csum && !self.tx.is_full() && bytes <= self.caps.mtu + ETHER_BYTES
+    }
+
+    /// Puts a frame into the burst of which [`Link::takes_at_once`] is true.
+    #[inline(always)]
+    pub(crate) fn put_fitting(&mut self, packet: Packet) {
+        // There is room, as was asked; who did not ask loses the frame.
+        let _ = self.tx.push(packet);
+    }
+
+    /// Puts a frame into the burst in a form that the device can send, crossing when it is full.
+    fn put<P: Probe>(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        mut packet: Packet,
+        probe: &mut P,
+    ) -> Result<(), Chain> {
+        loop {
+            let unfit = match offload::fit(packet, &self.caps, pool, &mut self.tx, counters) {
+                Ok(()) => return Ok(()),
+                Err(unfit) => unfit,
+            };
+            match unfit.why {
+                Refusal::NoRoom => {
+                    self.flush(pool, counters, probe);
+                    if self.tx.is_full() {
+                        return Err(unfit.packet.chain);
+                    }
+                    packet = unfit.packet;
+                }
+                Refusal::NoBuffer => {
+                    counters.drop_packet(DropReason::NoBuffer);
+                    pool.free(unfit.packet.chain);
+                    return Ok(());
+                }
+                Refusal::Drop(reason) => {
+                    counters.drop_packet(reason);
+                    pool.free(unfit.packet.chain);
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+/// The link as ip sees it, with the probe that looks on.
+pub struct Sink<'a, P: Probe> {
+    pub link: &'a mut Link,
+    pub probe: &'a mut P,
+}
+
+impl<P: Probe> FrameSink for Sink<'_, P> {
+    fn frame(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        chain: Chain,
+        offload: Offload,
+    ) -> Result<(), Chain> {
+        if is_kept_from(self.link.gathers_in_kernel, pool, &chain) {
+            return refuse(pool, counters, chain);
+        }
+        self.link.put(pool, counters, Packet { chain, offload }, self.probe)?;
+        if self.probe.stage(Stage::BurstQueued).is_break() {
+            self.link.forget(pool);
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn stage(&mut self, stage: Stage) -> ControlFlow<()> {
+        self.probe.stage(stage)
+    }
+
+    #[inline(always)]
+    fn varies(&self, variation: Variation) -> bool {
+        self.probe.varies(variation)
+    }
+
+    fn has_room(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        frames: usize,
+        is_loopback: bool,
+    ) -> bool {
+        let link = &mut *self.link;
+        if is_loopback {
+            let room = link.loopback_limit.saturating_sub(link.loopback.len());
+            return room >= frames.min(link.loopback_limit);
+        }
+        let frames = frames.min(link.tx.capacity());
+        if link.room() < frames {
+            link.flush(pool, counters, self.probe);
+        }
+        link.room() >= frames
+    }
+
+    fn loopback(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        chain: Chain,
+        offload: Offload,
+    ) -> Result<(), Chain> {
+        if is_kept_from(false, pool, &chain) {
+            return refuse(pool, counters, chain);
+        }
+        let link = &mut *self.link;
+        if link.loopback.len() >= link.loopback_limit {
+            return Err(chain);
+        }
+        counters.count(Counter::Loopback);
+        link.loopback.push_back(Packet { chain, offload });
+        Ok(())
+    }
+}
+
+/// Whether the kernel alone may read some of a frame that goes where others read. Most pools have
+/// no such bytes out.
+#[inline]
+fn is_kept_from(gathers_in_kernel: bool, pool: &Pool, chain: &Chain) -> bool {
+    !gathers_in_kernel && pool.kernel_parts() > 0 && chain.is_kernel_only()
+}
+
+#[cold]
+fn refuse(pool: &mut Pool, counters: &mut Counters, chain: Chain) -> Result<(), Chain> {
+    counters.drop_packet(DropReason::KernelOnly);
+    pool.free(chain);
+    Ok(())
+}
+
+/// Where a flow's packets go, as far as the transport needs to know; valid while the IP layer's
+/// generation stays the same.
+#[derive(Clone, Copy, Debug)]
+pub struct FlowPath {
+    /// What the engine needs.
+    pub info: PathInfo,
+    /// Generation of routes, neighbours and addresses that it was derived from.
+    pub generation: u64,
+}
+
+/// The glue between a TCP connection's output and IP.
+pub struct TcpEmit<'a, P: Probe> {
+    pub now: Instant,
+    pub ip: &'a mut Ip,
+    pub link: &'a mut Link,
+    pub probe: &'a mut P,
+    pub src: IpAddr,
+    pub dst: IpAddr,
+    pub zone: u32,
+    pub ttl: Option<u8>,
+    /// Whose segments they are, if the neighbour has to be looked at.
+    pub traffic: Traffic,
+    /// The lower headers of its segments, if they are known.
+    pub template: Option<&'a Template>,
+}
+
+impl<P: Probe> TcpEmit<'_, P> {
+    /// Sends a segment by ready-made headers.
+    fn emit_by(
+        &mut self,
+        template: &Template,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        seg: SegmentOut,
+    ) -> Result<(), EmitError> {
+        let SegmentOut { mut chain, offload, .. } = seg;
+        let (bytes, payload_bytes) = (template.header_bytes(), chain.len() as u16);
+        let mut is_written = false;
+        if let Ok(room) = chain.prepend(bytes, pool, Purpose::Control) {
+            let ident = self.ip.draw_ident_for(template);
+            is_written = template.emit(payload_bytes, ident, room).is_some();
+        }
+        if !is_written {
+            counters.drop_packet(DropReason::NoBuffer);
+            pool.free(chain);
+            return Err(EmitError::Lost);
+        }
+        let stages = [Stage::RouteFound, Stage::IpOutput, Stage::EtherOutput];
+        if stages.into_iter().any(|stage| self.probe.stage(stage).is_break()) {
+            pool.free(chain);
+            return Ok(());
+        }
+        let sink = &mut Sink { link: self.link, probe: self.probe };
+        sink.frame(pool, counters, chain, offload.shift(bytes as u16)).map_err(|chain| {
+            pool.free(chain);
+            EmitError::Full
+        })
+    }
+}
+
+impl<P: Probe> Emit for TcpEmit<'_, P> {
+    fn emit(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        seg: SegmentOut,
+    ) -> Result<(), EmitError> {
+        if self.probe.stage(Stage::TransportOutput).is_break() {
+            pool.free(seg.chain);
+            return Ok(());
+        }
+        if let Some(template) = self.template
+            && template.fits(seg.chain.len(), &seg.offload)
+        {
+            return self.emit_by(template, pool, counters, seg);
+        }
+        // As on Linux: a connection whose address is no longer ours waits for it to come back.
+        if !self.ip.is_local(self.src) {
+            counters.drop_packet(DropReason::NoRoute);
+            pool.free(seg.chain);
+            return Err(EmitError::NoRoute);
+        }
+        let packet = Outgoing {
+            src: self.src,
+            dst: self.dst,
+            zone: self.zone,
+            protocol: fulmar_wire::protocol::TCP,
+            ttl: self.ttl,
+            dscp_ecn: 0,
+            chain: seg.chain,
+            offload: seg.offload,
+            traffic: self.traffic,
+            dont_fragment: true,
+        };
+        let sink = &mut Sink { link: self.link, probe: self.probe };
+        match self.ip.output(self.now, pool, counters, packet, sink) {
+            Ok(()) => Ok(()),
+            Err(OutputError::Full) => Err(EmitError::Full),
+            Err(OutputError::NoRoute) => Err(EmitError::NoRoute),
+            Err(_) => Err(EmitError::Lost),
+        }
+    }
+
+    fn room(&self) -> usize {
+        // The link flushes by itself when its burst is full, so there is room as long as the
+        // device keeps taking.
+        self.link.room().max(1)
+    }
+}

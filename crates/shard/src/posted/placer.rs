@@ -1,0 +1,75 @@
+//! What the posted buffers of a connection see of the device.
+
+use fulmar_base::{Counter, Counters, FlowKey, SeqNum};
+use fulmar_mbuf::{BufId, Room};
+use fulmar_netdev::{Device, Rooms};
+use fulmar_socket::posted::Placer;
+
+/// The device, for one flow.
+pub(super) struct FlowPlacer<'a> {
+    pub(super) device: &'a mut dyn Device,
+    pub(super) counters: &'a mut Counters,
+    pub(super) flow: FlowKey,
+    /// Sequence number of the first byte of the stream.
+    pub(super) first: SeqNum,
+}
+
+impl Placer for FlowPlacer<'_> {
+    fn place(&mut self, next: u64, first: Room, second: Option<Room>) -> bool {
+        let mut rooms = Rooms::default();
+        for room in [Some(first), second].into_iter().flatten() {
+            // Two always fit.
+            drop(rooms.push(room));
+        }
+        self.counters.count(Counter::PlaceHints);
+        let next_seq = self.first + next as u32;
+        let placement = self.device.placement();
+        placement.is_some_and(|p| p.place(self.flow, next_seq, rooms).is_ok())
+    }
+
+    fn place_behind(&mut self, second: Room) -> bool {
+        self.counters.count(Counter::PlaceHints);
+        let placement = self.device.placement();
+        placement.is_some_and(|p| p.place_behind(&self.flow, second).is_ok())
+    }
+
+    fn unplace(&mut self) {
+        drop(self.device.placement().map(|p| p.unplace(&self.flow)));
+    }
+
+    fn register(&mut self, buffer: BufId) {
+        self.counters.count(Counter::PlaceRegistrations);
+        if let Some(placement) = self.device.placement() {
+            placement.register(buffer);
+        }
+    }
+
+    fn release(&mut self, buffer: BufId) {
+        if let Some(placement) = self.device.placement() {
+            placement.release(buffer);
+        }
+    }
+
+    fn calls_for_each(&self) -> bool {
+        // Its copy is that of the call.
+        self.device.caps().places_on_receive
+    }
+}
+
+/// For buffers of connections that are gone: the device knows nothing of them any more.
+pub(super) struct NoDevice;
+
+impl Placer for NoDevice {
+    fn place(&mut self, _: u64, _: Room, _: Option<Room>) -> bool {
+        false
+    }
+    fn place_behind(&mut self, _: Room) -> bool {
+        false
+    }
+    fn unplace(&mut self) {}
+    fn register(&mut self, _: BufId) {}
+    fn release(&mut self, _: BufId) {}
+    fn calls_for_each(&self) -> bool {
+        false
+    }
+}

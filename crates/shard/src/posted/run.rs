@@ -1,0 +1,277 @@
+//! Runs posted receive: whose buffers have bytes to take, what the device is told about their flows, and
+//! which are over.
+//!
+//! The steps themselves are `fulmar_socket::posted`. Connections with posted buffers that something
+//! happened to wait in a list; after each burst their bytes are taken in, and when the device has run dry
+//! it is decided which buffers are over.
+
+use alloc::collections::VecDeque;
+
+use fulmar_base::{Counter, Counters, Duration, Instant, Probe, SlotId};
+use fulmar_mbuf::RecvQueue;
+use fulmar_socket::SocketError;
+use fulmar_socket::posted::{Io, Posted, Stream, Taken};
+use fulmar_tcp::{State, Tcb};
+
+use super::placer::{FlowPlacer, NoDevice};
+use super::{Outbox, PostedTable};
+use crate::events::Events;
+use crate::net::Net;
+use crate::outcome::PostToken;
+use crate::shard::CALLER_IS_BACK;
+use crate::slab::Slab;
+use crate::sockets::{Socket, TcpEntry};
+use crate::wheel::{TimerKey, Wheel};
+
+/// What posted buffers have to do with.
+pub struct Around<'a, P: Probe> {
+    pub sockets: &'a mut Slab<Socket>,
+    pub net: &'a mut Net<P>,
+    pub wheel: &'a mut Wheel<TimerKey>,
+    pub events: &'a mut Events,
+    pub output_queue: &'a mut VecDeque<SlotId>,
+}
+
+/// When to look again at buffers whose memory somebody still refers to, or for which there was no memory
+/// to move bytes away: nobody tells us. Well below what a person notices.
+const RETRY: Duration = Duration::from_millis(5);
+
+/// Whether the stream is over for a reader who has everything: `Ok` at its end, else why.
+fn ended(entry: &TcpEntry) -> Option<Result<(), SocketError>> {
+    if let Some(e) = entry.error {
+        return Some(Err(e));
+    }
+    if let Some(e) = entry.tcb.pending_error() {
+        return Some(Err(e.into()));
+    }
+    (entry.tcb.at_eof() || !entry.tcb.can_recv()).then_some(Ok(()))
+}
+
+pub fn is_receiving(tcb: &Tcb) -> bool {
+    matches!(tcb.state(), State::Established | State::FinWait1 | State::FinWait2)
+}
+
+/// Runs a step of the machine of a connection.
+pub fn with_machine<P: Probe, R>(
+    net: &mut Net<P>,
+    entry: &mut TcpEntry,
+    f: impl FnOnce(&mut Posted<PostToken>, &mut Io<'_>) -> R,
+) -> Option<R> {
+    let flow = *entry.tcb.key();
+    let first = entry.tcb.recv_seq(0);
+    let posted = entry.posted.as_mut()?;
+    let may_place = is_receiving(&entry.tcb) && !posted.is_local(&net.ip, &flow);
+    let Net { pool, counters, link, .. } = net;
+    let mut placer = FlowPlacer { device: link.device(), counters, flow, first };
+    let recv = entry.tcb.recv_queue();
+    let mut io = Io { recv, pool, placer: &mut placer, may_place };
+    Some(f(&mut posted.machine, &mut io))
+}
+
+/// Hands out what is over of a connection; whether its watchers may want to know.
+#[inline]
+fn hand_out(entry: &mut TcpEntry, to: &mut Outbox, counters: &mut Counters) -> bool {
+    let Some(posted) = &mut entry.posted else { return false };
+    let count = posted.hand_out(to);
+    counters.add(Counter::Receives, count as u64);
+    // Readers wait behind the last of them, however that ended.
+    count > 0 || !posted.machine.is_waiting()
+}
+
+impl PostedTable {
+    /// Before the device is looked at: it is told of buffers that were posted meanwhile.
+    #[inline]
+    pub fn announce<P: Probe>(&mut self, now: Instant, with: &mut Around<'_, P>) {
+        if core::mem::take(&mut self.has_news) {
+            self.announce_news(now, with);
+        }
+    }
+
+    fn announce_news<P: Probe>(&mut self, now: Instant, with: &mut Around<'_, P>) {
+        for at in 0..self.listed.len() {
+            if let Some(id) = self.listed.get(at)
+                && let Some(Socket::Tcp(entry)) = with.sockets.get_mut(*id)
+            {
+                with_machine(with.net, entry, |m, io| m.announce(now, io));
+            }
+        }
+    }
+
+    /// Takes in what the last burst brought.
+    #[inline]
+    pub fn take_in_all<P: Probe>(&mut self, now: Instant, with: &mut Around<'_, P>) {
+        for at in 0..self.listed.len() {
+            if let Some(id) = self.listed.get(at).copied() {
+                self.take_in(now, id, with);
+            }
+        }
+    }
+
+    pub fn take_in<P: Probe>(&mut self, now: Instant, id: SlotId, with: &mut Around<'_, P>) {
+        let Some(Socket::Tcp(entry)) = with.sockets.get_mut(id) else { return };
+        let Some(taken) = with_machine(with.net, entry, |m, io| m.take_in(now, io)) else {
+            return;
+        };
+        let is_told = hand_out(entry, &mut self.out, &mut with.net.counters);
+        if taken.bytes > 0 && entry.tcb.after_read(&mut with.net.env(now)) && !entry.is_queued {
+            entry.is_queued = true;
+            with.output_queue.push_back(id);
+        }
+        let is_watched = is_told && entry.watch.interest.is_some();
+        self.note_taken(now, &taken, &mut with.net.counters);
+        if is_watched {
+            with.events.notify(with.sockets, id);
+        }
+    }
+
+    /// What the buffers of a connection got.
+    #[inline]
+    fn note_taken(&mut self, now: Instant, taken: &Taken, counters: &mut Counters) {
+        let Taken { bytes, copied, is_unfinished, has_filled } = *taken;
+        self.has_filled |= has_filled;
+        if is_unfinished {
+            self.look_by(if bytes > 0 { now } else { now + RETRY });
+        }
+        if bytes > 0 {
+            self.is_placed = copied <= bytes / 8;
+            counters.add(Counter::ReceiveBytes, bytes as u64);
+            counters.add(Counter::CopiedBytes, copied as u64);
+        }
+    }
+
+    /// Whether it can wait until the next look what is over although it is not full: the only reader has a
+    /// full buffer in hand, and finds out with that look, for which it is back at once.
+    #[inline]
+    pub fn may_rest(&mut self, now: Instant) -> bool {
+        let is_due = self.again_at.is_some_and(|at| now >= at);
+        let may_rest = self.out.outcome.is_some() && self.listed.len() == 1 && !is_due;
+        if may_rest {
+            self.look_by(now + CALLER_IS_BACK);
+        }
+        may_rest
+    }
+
+    /// Decides which buffers are over, for every connection that something happened to.
+    #[inline]
+    pub fn settle_all<P: Probe>(&mut self, now: Instant, is_dry: bool, with: &mut Around<'_, P>) {
+        if self.again_at.is_some_and(|at| now >= at) {
+            self.again_at = None;
+            self.drain_orphans(with);
+        }
+        if !self.listed.is_empty() {
+            self.settle_listed(now, is_dry, with);
+        }
+    }
+
+    #[inline(never)]
+    fn settle_listed<P: Probe>(&mut self, now: Instant, is_dry: bool, with: &mut Around<'_, P>) {
+        let spare = core::mem::take(&mut self.spare);
+        let mut listed = core::mem::replace(&mut self.listed, spare);
+        for id in listed.drain(..) {
+            if let Some(Socket::Tcp(entry)) = with.sockets.get_mut(id)
+                && let Some(posted) = &mut entry.posted
+            {
+                posted.is_listed = false;
+                self.settle(now, id, is_dry, with);
+            }
+        }
+        self.spare = listed;
+    }
+
+    pub fn settle<P: Probe>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        is_dry: bool,
+        with: &mut Around<'_, P>,
+    ) {
+        let Some(Socket::Tcp(entry)) = with.sockets.get_mut(id) else { return };
+        let stream = Stream {
+            now,
+            is_pushed: is_dry && entry.tcb.is_pushed(),
+            sent: entry.tcb.send_queue_ref().claimed_end(),
+            ended: ended(entry),
+        };
+        let told = with_machine(with.net, entry, |m, io| m.settle(&stream, io));
+        if told == Some(true) && entry.error.is_none() {
+            entry.tcb.take_error();
+        }
+        self.hand_out(id, with);
+        self.plan(now, id, is_dry, with);
+    }
+
+    /// When and why to look again.
+    fn plan<P: Probe>(&mut self, now: Instant, id: SlotId, is_dry: bool, with: &mut Around<'_, P>) {
+        let Some(Socket::Tcp(entry)) = with.sockets.get_mut(id) else { return };
+        let readable = entry.tcb.recv_queue_ref().readable() > 0;
+        let Some(posted) = &mut entry.posted else { return };
+        if !posted.machine.is_waiting() {
+            return;
+        }
+        if let Some(at) = posted.machine.next_deadline() {
+            posted.timer = Some(with.wheel.schedule(posted.timer, TimerKey::Posted(id), at));
+        }
+        let is_stuck = posted.machine.is_draining() || readable;
+        if is_stuck || !is_dry {
+            self.look_by(if is_dry { now + RETRY } else { now });
+            self.list(id, &mut entry.posted);
+        }
+    }
+
+    /// The timer of a connection with posted buffers.
+    pub fn timer_fired<P: Probe>(&mut self, id: SlotId, with: &mut Around<'_, P>) {
+        if let Some(Socket::Tcp(entry)) = with.sockets.get_mut(id)
+            && let Some(posted) = &mut entry.posted
+        {
+            posted.timer = None;
+            self.list(id, &mut entry.posted);
+        }
+    }
+
+    fn hand_out<P: Probe>(&mut self, id: SlotId, with: &mut Around<'_, P>) {
+        let Some(Socket::Tcp(entry)) = with.sockets.get_mut(id) else { return };
+        if hand_out(entry, &mut self.out, &mut with.net.counters) {
+            with.events.notify(with.sockets, id);
+        }
+    }
+
+    /// The user lets go of the connection. First half: its buffers are over.
+    pub fn cancel_all<P: Probe>(&mut self, now: Instant, id: SlotId, with: &mut Around<'_, P>) {
+        self.take_in(now, id, with);
+        if let Some(Socket::Tcp(entry)) = with.sockets.get_mut(id) {
+            with_machine(with.net, entry, |m, io| m.cancel_all(io));
+        }
+    }
+
+    /// Second half, once the receive queue is empty: those that a device still refers to are looked after
+    /// without the connection.
+    pub fn orphan<P: Probe>(&mut self, now: Instant, id: SlotId, with: &mut Around<'_, P>) {
+        let Some(Socket::Tcp(entry)) = with.sockets.get_mut(id) else { return };
+        with_machine(with.net, entry, |m, io| m.drain(io));
+        let Some(mut posted) = entry.posted.take() else { return };
+        if let Some(timer) = posted.timer.take() {
+            with.wheel.cancel(timer);
+        }
+        posted.hand_out(&mut self.out);
+        if posted.machine.is_draining() {
+            self.orphans.push(*posted);
+            self.look_by(now + RETRY);
+        }
+    }
+
+    fn drain_orphans<P: Probe>(&mut self, with: &mut Around<'_, P>) {
+        let PostedTable { orphans, out, .. } = self;
+        let pool = &mut with.net.pool;
+        pool.drain_remote();
+        orphans.retain_mut(|posted| {
+            let mut io =
+                Io { recv: &mut RecvQueue::new(), pool, placer: &mut NoDevice, may_place: false };
+            posted.machine.drain(&mut io);
+            posted.hand_out(out);
+            posted.machine.is_draining()
+        });
+        if !self.orphans.is_empty() {
+            self.look_by(with.net.link.now() + RETRY);
+        }
+    }
+}

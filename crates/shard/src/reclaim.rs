@@ -1,0 +1,196 @@
+//! What a shard gives up when send memory is scarce, or when too many connections without a user remain:
+//! connections whose peers take nothing, by the rules of [`Class`], the longest without progress first.
+//! Each is reset, counted by its class and, if it has a user, fails with a time-out.
+//!
+//! Scarce means that a writer whose peer takes its bytes was refused some; urgent, that it was refused
+//! its minimum, or a datagram its buffer. Writers whose own peers take nothing ask for nothing here.
+//!
+//! Cost: one walk over the sockets, at most once per [`URGENT_PAUSE`], and none while memory suffices.
+
+use alloc::vec::Vec;
+
+use fulmar_base::{Counter, Duration, Instant, SlotId};
+use fulmar_mbuf::FairShare;
+use fulmar_tcp::State;
+
+use crate::slab::Slab;
+use crate::sockets::{Socket, TcpEntry};
+
+/// Between two walks.
+const PAUSE: Duration = Duration::from_secs(1);
+const URGENT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A connection that made progress within this time is never given up: a few retransmissions.
+const LEAST_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long progress is awaited of an orphan while memory is scarce.
+const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The same of a connection with a user: a person may pause so long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Of too many orphans this part goes at once, so that a walk pays for many.
+const ORPHAN_BATCH: usize = 16;
+
+/// Who goes first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Class {
+    /// Closed by its user.
+    Orphan,
+    /// Its peer takes nothing, and it holds more than its minimum.
+    Stalled,
+    /// Its peer takes nothing; goes only where others lack their minimum.
+    StalledAtMinimum,
+}
+
+/// A connection that may be given up.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate {
+    class: Class,
+    /// When it last made progress.
+    since: Instant,
+    pub id: SlotId,
+    held_bytes: usize,
+}
+
+impl Candidate {
+    fn of(id: SlotId, entry: &TcpEntry) -> Option<Candidate> {
+        let (tcb, held_bytes) = (&entry.tcb, entry.tcb.send_queue_ref().held_bytes());
+        let is_over = matches!(tcb.state(), State::Closed | State::TimeWait);
+        let class = match held_bytes {
+            _ if is_over => return None,
+            _ if entry.is_orphan => Class::Orphan,
+            0 => return None,
+            _ if !tcb.is_stalled() => return None,
+            1..=FairShare::MIN_BYTES => Class::StalledAtMinimum,
+            _ => Class::Stalled,
+        };
+        Some(Candidate { class, since: tcb.last_progress(), id, held_bytes })
+    }
+
+    /// When it may be given up. `is_crowded`: orphans hold more than their part.
+    fn due(&self, is_urgent: bool, is_crowded: bool) -> Instant {
+        let patience = match self.class {
+            _ if is_urgent => LEAST_PATIENCE,
+            Class::Orphan if is_crowded => LEAST_PATIENCE,
+            Class::Orphan => ORPHAN_PATIENCE,
+            Class::Stalled => PATIENCE,
+            Class::StalledAtMinimum => return Instant::FAR_FUTURE,
+        };
+        self.since + patience
+    }
+}
+
+/// When to walk next, and how many orphans there are.
+#[derive(Default)]
+pub struct Reclaim {
+    at: Option<Instant>,
+    is_urgent: bool,
+    last: Instant,
+    orphans: usize,
+}
+
+impl Reclaim {
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.at
+    }
+
+    pub fn orphan_gone(&mut self) {
+        self.orphans = self.orphans.saturating_sub(1);
+    }
+
+    /// A sender was refused memory that it could use; `is_urgent`: it lacks its minimum.
+    pub fn ask(&mut self, now: Instant, is_urgent: bool) {
+        let pause = if is_urgent { URGENT_PAUSE } else { PAUSE };
+        let at = now.max(self.last + pause);
+        self.is_urgent |= is_urgent;
+        self.at = Some(self.at.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    /// A connection lost its user. Too many of these are to be reset: the first in the order of the rules.
+    pub fn orphan_came(&mut self, most: usize, sockets: &Slab<Socket>) -> Vec<Candidate> {
+        self.orphans += 1;
+        if self.orphans <= most { Vec::new() } else { surplus_orphans(most, sockets) }
+    }
+
+    /// Whether somebody asked for memory and it is time to look who is given up.
+    #[inline]
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.at.is_some_and(|at| now >= at)
+    }
+
+    /// Who is given up by the rules. `has_active`: a writer waits whose peer takes what it is sent.
+    #[cold]
+    pub fn choose(
+        &mut self,
+        now: Instant,
+        share: FairShare,
+        sockets: &Slab<Socket>,
+        has_active: bool,
+    ) -> Vec<Candidate> {
+        let is_urgent = core::mem::take(&mut self.is_urgent);
+        self.at = None;
+        self.last = now;
+        let enough = if is_urgent { share.limit / 16 * 13 } else { share.limit / 2 };
+        let mut surplus = (share.used + 1).saturating_sub(enough);
+        if surplus == 0 {
+            return Vec::new();
+        }
+        let mut candidates = candidates(sockets);
+        let mut orphan_bytes: usize = candidates.iter().map(Candidate::orphan_bytes).sum();
+        let mut next = Instant::FAR_FUTURE;
+        candidates.retain(|c| {
+            if surplus == 0 || c.held_bytes == 0 {
+                return false;
+            }
+            let due = c.due(is_urgent, orphan_bytes > share.limit / 4);
+            if now < due {
+                next = next.min(due);
+                return false;
+            }
+            surplus = surplus.saturating_sub(c.held_bytes);
+            orphan_bytes -= c.orphan_bytes();
+            true
+        });
+        if has_active {
+            // Others may be given up later, and who waits does not ask again.
+            self.is_urgent |= is_urgent && surplus > 0;
+            let pause = if self.is_urgent { URGENT_PAUSE } else { PAUSE };
+            self.at = Some(next.clamp(now + pause, now + ORPHAN_PATIENCE));
+        }
+        candidates
+    }
+}
+
+/// Those who may be given up, in the order of the rules.
+fn candidates(sockets: &Slab<Socket>) -> Vec<Candidate> {
+    let of = |(id, s): (SlotId, &Socket)| match s {
+        Socket::Tcp(entry) => Candidate::of(id, entry),
+        _ => None,
+    };
+    let mut candidates: Vec<Candidate> = sockets.iter().filter_map(of).collect();
+    candidates.sort_unstable_by_key(|c| (c.class, c.since));
+    candidates
+}
+
+#[cold]
+fn surplus_orphans(most: usize, sockets: &Slab<Socket>) -> Vec<Candidate> {
+    let mut orphans = candidates(sockets);
+    orphans.retain(|c| c.class == Class::Orphan);
+    orphans.truncate(orphans.len().saturating_sub(most - most / ORPHAN_BATCH));
+    orphans
+}
+
+impl Candidate {
+    /// What counts that it was given up.
+    pub fn counter(&self) -> Counter {
+        match self.class {
+            Class::Orphan => Counter::TcpOrphansReset,
+            Class::Stalled | Class::StalledAtMinimum => Counter::TcpStalledReset,
+        }
+    }
+
+    fn orphan_bytes(&self) -> usize {
+        if self.class == Class::Orphan { self.held_bytes } else { 0 }
+    }
+}

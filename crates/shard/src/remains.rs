@@ -1,0 +1,79 @@
+//! What is left of a shard in which a thread panicked.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::IntoIter;
+use core::any::Any;
+
+use fulmar_base::{Probe, SlotId};
+use fulmar_netdev::gro::Gro;
+use fulmar_netdev::{Burst, Device, Packet};
+use fulmar_socket::SocketError;
+
+use crate::posted::PostedTable;
+use crate::shard::Shard;
+use crate::siblings::Siblings;
+use crate::slab::Slab;
+use crate::sockets::Socket;
+
+/// Everything that holds a descriptor, or memory that is not the shard's own.
+///
+/// Yields its parts one by one, each to be dropped by itself: a drop that panics keeps none of the others.
+pub struct Remains {
+    device: Option<Box<dyn Device>>,
+    sockets: Slab<Socket>,
+    /// Those that are left.
+    ids: IntoIter<SlotId>,
+    posted: Option<PostedTable>,
+    packets: Option<Packets>,
+    siblings: Option<Siblings>,
+}
+
+/// Packets on their way.
+struct Packets {
+    _bursts: [Burst; 2],
+    _loopback: VecDeque<Packet>,
+    _gro: Option<Gro>,
+}
+
+impl Iterator for Remains {
+    type Item = Box<dyn Any>;
+
+    fn next(&mut self) -> Option<Box<dyn Any>> {
+        // First, so that nothing is written any more to memory that the sockets give back.
+        if let Some(device) = self.device.take() {
+            return Some(Box::new(device));
+        }
+        if let Some(id) = self.ids.next() {
+            return Some(Box::new(self.sockets.remove(id)));
+        }
+        if let Some(posted) = self.posted.take() {
+            return Some(Box::new(posted));
+        }
+        if let Some(packets) = self.packets.take() {
+            return Some(Box::new(packets));
+        }
+        Some(Box::new(self.siblings.take()?))
+    }
+}
+
+impl<P: Probe> Shard<P> {
+    /// Takes them out of a shard whose state is unknown, and which nobody steps any more.
+    pub fn abandon(&mut self) -> Remains {
+        self.events.down = Some(SocketError::NetworkDown);
+        let (device, tx, loopback) = self.net.link.abandon();
+        let rx = core::mem::replace(&mut self.rx, Burst::with_capacity(0));
+        Remains {
+            device: Some(device),
+            ids: self.sockets.ids().into_iter(),
+            sockets: core::mem::take(&mut self.sockets),
+            posted: Some(core::mem::take(&mut self.posted)),
+            packets: Some(Packets {
+                _bursts: [tx, rx],
+                _loopback: loopback,
+                _gro: self.gro.take(),
+            }),
+            siblings: Some(self.siblings.take_all()),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Writers that wait for send memory: the pool, or the fair part of it ([`fulmar_mbuf::FairShare`]),
+//! has none for them now. They are woken by what ends the wait; none is polled.
+//!
+//! | a writer waits because | it is woken |
+//! |---|---|
+//! | others hold the memory | when some comes home, in the order of asking, as many as that serves |
+//! | it holds its own part | by its own acknowledgements, too |
+//! | its peer takes nothing and memory is scarce | by its own acknowledgements, or when memory is no longer scarce |
+//!
+//! Memory comes home with acknowledgements and completions, which a step sees. What other threads and
+//! stacks free is on the pool's remote-free list: the shard looks there when it runs, and while a writer
+//! waits the pool asks for a kick ([`fulmar_mbuf::Pool::await_remote`]).
+//!
+//! Bounded by the number of sockets: each is in a queue at most once, and knows in which.
+
+use alloc::collections::VecDeque;
+
+use fulmar_base::{Counter, Counters, Duration, Instant, SlotId};
+use fulmar_mbuf::{FairShare, MAX_MBUF_BYTES, Pool, Purpose};
+use fulmar_socket::sosend::{self, SEND_LOW_WATER_BYTES};
+
+use crate::events::Events;
+use crate::slab::Slab;
+use crate::sockets::Socket;
+
+/// So much memory that came home is worth a look at who waits: what the smallest write takes.
+const RELIEF_BYTES: usize = SEND_LOW_WATER_BYTES;
+
+/// Waiting writers that one step looks at, so that it stays bounded.
+const LOOKS: usize = 32;
+
+/// Memory that a writer which was woken is expected to take.
+const EXPECTED_BYTES: usize = 64 << 10;
+
+/// A pause before the rest of a queue is looked at: those woken first have taken theirs by then.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// The waiting writers.
+#[derive(Default)]
+pub struct SendWaiters {
+    /// They may have memory when there is some, the oldest first.
+    queue: VecDeque<SlotId>,
+    /// Their peers take nothing: they may have memory when it is no longer scarce.
+    stalled: VecDeque<SlotId>,
+    /// Bytes of the send share in use when the queue was last looked through.
+    seen_used: usize,
+    /// Of the queue so many have not been looked at since memory last came home.
+    unseen: usize,
+    /// When the look goes on that ended early.
+    go_on_at: Option<Instant>,
+}
+
+impl SendWaiters {
+    /// Whether nobody waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.stalled.is_empty()
+    }
+
+    /// Whether a writer waits whose peer takes what it is sent.
+    pub fn has_active(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// When the shard must look at the latest: at once if memory has come home.
+    #[inline]
+    pub fn next_deadline(&self, pool: &Pool) -> Option<Instant> {
+        if self.is_empty() { None } else { self.deadline(pool) }
+    }
+
+    #[cold]
+    fn deadline(&self, pool: &Pool) -> Option<Instant> {
+        let is_due = pool.has_remote() || self.has_news(pool);
+        if is_due { Some(Instant::ZERO) } else { self.go_on_at }
+    }
+
+    /// Sockets that were closed while they waited leave the queues by and by, or, where a queue is not
+    /// looked at for long, together.
+    fn forget_closed(&mut self, sockets: &Slab<Socket>) {
+        for queue in [&mut self.queue, &mut self.stalled] {
+            if queue.len() > 2 * sockets.len() + LOOKS {
+                queue.retain(|id| sockets.get(*id).is_some());
+            }
+        }
+    }
+
+    /// Whether somebody may have what came home.
+    fn has_news(&self, pool: &Pool) -> bool {
+        let share = pool.share_of(Purpose::Send);
+        let has_room = !self.queue.is_empty() && share.used + RELIEF_BYTES <= self.seen_used;
+        let is_plenty = !self.stalled.is_empty() && !share.is_contended();
+        has_room || is_plenty && self.go_on_at.is_none()
+    }
+
+    /// A writer waits, whose peer takes what it is sent or does not (`is_stalled`); so many bytes of the send
+    /// share are in use.
+    pub fn enter(&mut self, id: SlotId, is_stalled: bool, used: usize, with: &mut Waking<'_>) {
+        let Some(short) = with.sockets.get_mut(id).and_then(Socket::short) else { return };
+        if !core::mem::replace(&mut short.is_short, true) {
+            with.counters.count(Counter::SendWaits);
+        }
+        let (listed, queue) = match is_stalled {
+            true => (&mut short.stalled, &mut self.stalled),
+            false => (&mut short.for_memory, &mut self.queue),
+        };
+        if !core::mem::replace(listed, true) {
+            queue.push_back(id);
+        }
+        self.seen_used = self.seen_used.max(used);
+        self.forget_closed(with.sockets);
+        with.pool.await_remote();
+    }
+
+    /// Wakes the writers that may have what came home.
+    #[inline]
+    pub fn wake(&mut self, now: Instant, with: &mut Waking<'_>) {
+        if !self.is_empty() {
+            self.wake_those_served(now, with);
+        }
+    }
+
+    #[cold]
+    fn wake_those_served(&mut self, now: Instant, with: &mut Waking<'_>) {
+        let has_news = self.has_news(with.pool);
+        if has_news {
+            self.unseen = self.queue.len();
+        }
+        if has_news || self.go_on_at.is_some_and(|at| now >= at) {
+            self.go_on_at = None;
+            let mut share = with.pool.share_of(Purpose::Send);
+            self.seen_used = share.used;
+            self.serve_stalled(&mut share, with);
+            self.serve_queue(&mut share, with);
+            let is_plenty = !with.pool.is_contended(Purpose::Send);
+            let is_left = self.unseen > 0 || is_plenty && !self.stalled.is_empty();
+            self.go_on_at = is_left.then_some(now + PAUSE);
+        }
+        if !self.is_empty() {
+            with.pool.await_remote();
+        }
+    }
+
+    /// Looks at the first of the queue. Who may have memory is woken, and `share` stands as if it had
+    /// taken it; who holds its part already goes to the end.
+    fn serve_queue(&mut self, share: &mut FairShare, with: &mut Waking<'_>) {
+        let before = *share;
+        for _ in 0..LOOKS.min(self.unseen) {
+            let Some(id) = self.queue.front().copied() else { break };
+            let is_stalled = is_stalled(with.sockets, id);
+            let bytes = may_take(with.sockets, id, *share);
+            if bytes == 0 && may_take(with.sockets, id, before) > 0 {
+                // It has its turn if those woken take less than is expected of them.
+                break;
+            }
+            self.queue.pop_front();
+            self.unseen -= 1;
+            let Some(short) = with.sockets.get_mut(id).and_then(Socket::short) else { continue };
+            let is_waiting = short.is_short;
+            if is_waiting && bytes == 0 && !is_stalled {
+                self.queue.push_back(id);
+                continue;
+            }
+            short.for_memory = false;
+            if !is_waiting {
+                continue;
+            }
+            if bytes > 0 {
+                with.wake_writer(id, bytes, share);
+            } else if !core::mem::replace(&mut short.stalled, true) {
+                self.stalled.push_back(id);
+            }
+        }
+        self.unseen = self.unseen.min(self.queue.len());
+    }
+
+    /// Memory is no longer scarce: wakes as many of those whose peers take nothing as that serves.
+    fn serve_stalled(&mut self, share: &mut FairShare, with: &mut Waking<'_>) {
+        for _ in 0..LOOKS {
+            if share.is_contended() {
+                return;
+            }
+            let Some(id) = self.stalled.pop_front() else { return };
+            let bytes = may_take(with.sockets, id, *share);
+            let Some(short) = with.sockets.get_mut(id).and_then(Socket::short) else { continue };
+            short.stalled = false;
+            if short.is_short {
+                with.wake_writer(id, bytes, share);
+            }
+        }
+    }
+}
+
+/// What the waiting writers have to do with.
+pub struct Waking<'a> {
+    /// The sockets.
+    pub sockets: &'a mut Slab<Socket>,
+    /// The memory that they wait for.
+    pub pool: &'a mut Pool,
+    /// What is counted.
+    pub counters: &'a mut Counters,
+    /// Who watches the sockets.
+    pub events: &'a mut Events,
+}
+
+impl Waking<'_> {
+    fn wake_writer(&mut self, id: SlotId, bytes: usize, share: &mut FairShare) {
+        share.used += bytes.min(EXPECTED_BYTES);
+        if let Some(short) = self.sockets.get_mut(id).and_then(Socket::short) {
+            short.is_short = false;
+        }
+        self.counters.count(Counter::SendWakes);
+        self.events.notify(self.sockets, id);
+    }
+}
+
+/// Bytes for which a socket would get memory, at least enough for a start, else 0.
+pub fn may_take(sockets: &Slab<Socket>, id: SlotId, share: FairShare) -> usize {
+    match sockets.get(id) {
+        Some(Socket::Tcp(s)) => {
+            let bytes = sosend::allowance(&s.tcb, share);
+            if bytes >= SEND_LOW_WATER_BYTES { bytes } else { 0 }
+        }
+        // The largest datagram, since nobody knows what it will be.
+        Some(Socket::Udp(_)) => {
+            let largest = MAX_MBUF_BYTES.min(share.limit / 16);
+            if share.for_datagrams() >= largest { largest } else { 0 }
+        }
+        _ => 0,
+    }
+}
+
+/// Whether the peer of a connection takes nothing.
+pub fn is_stalled(sockets: &Slab<Socket>, id: SlotId) -> bool {
+    matches!(sockets.get(id), Some(Socket::Tcp(s)) if s.tcb.is_stalled())
+}

@@ -1,0 +1,197 @@
+//! What the sender of a file asks of a shard: the steps of `fulmar_socket::sendfile` on a socket of
+//! the table, each with what the stack adds (counters, output, shortage).
+
+use alloc::sync::Arc;
+
+use fulmar_base::{Counter, Instant, Probe, SlotId, Stage};
+use fulmar_mbuf::SharedBytes;
+use fulmar_socket::sendfile::{self, Piece, Rest, Worth};
+use fulmar_socket::{Reservation, SocketError, Step, sosend};
+use fulmar_tcp::State;
+
+use crate::shard::Shard;
+use crate::sockets::{Socket, TcpEntry};
+
+impl<P: Probe> Shard<P> {
+    /// First step of a turn: space and storage for as much of `rest` as has room. Wait for
+    /// `WRITABLE` and repeat. Between [`Shard::tcp_begin_write`] and [`Shard::sendfile_end`].
+    ///
+    /// # Errors
+    /// Why the connection takes no more.
+    pub fn sendfile_reserve(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        rest: &Rest,
+        worth: Worth,
+    ) -> Result<Step<(Reservation, Piece)>, SocketError> {
+        self.stack_error(id).map_or(Ok(()), Err)?;
+        self.pass(Stage::SendChecked);
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return Err(SocketError::BadHandle);
+        };
+        let step = sendfile::reserve(&mut entry.tcb, &mut self.net.pool, rest, worth)?;
+        match &step {
+            Step::Done(_) => {
+                entry.short.is_short = false;
+                self.pass(Stage::SendReserved);
+            }
+            Step::WaitSpace(_) | Step::WaitData(_) => {
+                if sendfile::has_space(&entry.tcb, rest, worth) {
+                    self.wait_for_memory(now, id);
+                }
+            }
+        }
+        Ok(step)
+    }
+
+    /// Last step of a turn: the first `filled` bytes are there; one output for all of them. `more`:
+    /// others follow at once, so what does not fill a frame waits for them.
+    ///
+    /// # Errors
+    /// Why the connection ended meanwhile: nothing of the turn was accepted.
+    pub fn sendfile_commit(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        mut r: Reservation,
+        filled: usize,
+        more: bool,
+    ) -> Result<(), SocketError> {
+        if let Some(e) = self.ended(id) {
+            self.tcp_abandon(id, r);
+            return Err(e);
+        }
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return Err(SocketError::BadHandle);
+        };
+        let mbufs = r.chain.segs();
+        r.keep(filled);
+        sosend::commit(&mut entry.tcb, &mut self.net.pool, r);
+        entry.tcb.set_more(more);
+        self.count_write(filled, mbufs);
+        self.count_copied(filled);
+        let counters = &mut self.net.counters;
+        counters.count(Counter::SendFilePieces);
+        counters.add(Counter::SendFileBytes, filled as u64);
+        self.pass(Stage::SendCommitted);
+        self.send_written(now, id);
+        self.hold_tail(now, id);
+        Ok(())
+    }
+
+    /// A whole turn for a file whose pages go by reference: queues as many bytes from `rest.file_at`
+    /// on as have room, at most `most`, and runs the output once; the answer is how many those were,
+    /// 0 if they are better copied (`sendfile::MIN_SHARED_BYTES`). Nothing stands in front of the file. Only if [`Shard::sends_pages`]. `more` as in
+    /// [`Shard::sendfile_commit`], if all of `most` goes.
+    ///
+    /// # Errors
+    /// Why the connection takes no more.
+    pub fn sendfile_share(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        pages: &Arc<dyn SharedBytes>,
+        (rest, most): (&Rest, usize),
+        worth: Worth,
+    ) -> Result<Step<usize>, SocketError> {
+        self.check_down(id)?;
+        self.pass(Stage::SendChecked);
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return Err(SocketError::BadHandle);
+        };
+        let pool = &mut self.net.pool;
+        let Step::Done(taken) = sendfile::share(&mut entry.tcb, pool, pages, (rest, most), worth)?
+        else {
+            if sendfile::has_space(&entry.tcb, rest, worth) {
+                self.wait_for_memory(now, id);
+            }
+            return Ok(Step::WaitSpace(1));
+        };
+        if taken.bytes == 0 {
+            return Ok(Step::Done(0));
+        }
+        entry.short.is_short = false;
+        entry.tcb.set_more(rest.bytes() > taken.bytes as u64);
+        self.count_write(taken.bytes, taken.mbufs);
+        let counters = &mut self.net.counters;
+        counters.count(Counter::SendFilePieces);
+        counters.add(Counter::SendFileBytes, taken.bytes as u64);
+        counters.add(Counter::SendFileMappedBytes, taken.bytes as u64);
+        self.pass(Stage::SendCommitted);
+        self.send_written(now, id);
+        self.hold_tail(now, id);
+        Ok(Step::Done(taken.bytes))
+    }
+
+    /// Whether pages of a file may go down this connection by reference: the kernel alone reads what
+    /// its device sends, and it does not lead to this very stack.
+    pub fn sends_pages(&self, id: SlotId) -> bool {
+        let Some(Socket::Tcp(entry)) = self.sockets.get(id) else { return false };
+        let remote = entry.tcb.key().remote_ip();
+        self.net.link.gathers_in_kernel() && !self.net.ip.is_local(remote)
+    }
+
+    /// The kernel did not find bytes that it was to send: the connections that hold them can never
+    /// send them, so they are reset, and their users told.
+    #[cold]
+    pub(crate) fn fail_vanished(&mut self, now: Instant) {
+        self.net.pool.take_fault();
+        for id in self.sockets.ids() {
+            let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { continue };
+            let Some(at) = entry.tcb.send_queue_ref().faulted_at() else { continue };
+            entry.error.get_or_insert(SocketError::InputOutput);
+            entry.tcb.abort_at(at);
+            entry.tcb.discard_send_buffer(&mut self.net.pool);
+            let key = *entry.tcb.key();
+            self.output_now(now, id);
+            // If the peer lacks more of what was sent, the reset is not exactly in its place, and it
+            // asks back (RFC 5961 section 3.2). Who has no connection answers that as it wants.
+            self.flows.remove(&key, id);
+            self.notify(id);
+        }
+        self.flush();
+    }
+
+    /// The call is over, in whatever way: the low-water mark is what it was, and the next writer
+    /// may begin.
+    pub fn sendfile_end(&mut self, id: SlotId) {
+        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+            sendfile::restore(&mut entry.tcb);
+        }
+        self.tcp_end_write(id);
+    }
+
+    /// A piece was accepted before it was read: it holds up what is behind it.
+    pub fn sendfile_deferred(&mut self) {
+        self.net.counters.count(Counter::SendFileDeferred);
+    }
+
+    /// What was accepted cannot be read: the stream has a hole that nothing can fill, so the
+    /// connection is reset, and its user told.
+    pub fn sendfile_fail(&mut self, now: Instant, id: SlotId, r: Reservation) {
+        self.tcp_abandon(id, r);
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        if entry.tcb.state() == State::Closed {
+            return;
+        }
+        entry.error.get_or_insert(SocketError::InputOutput);
+        entry.tcb.abort();
+        self.net.link.set_now(now);
+        self.output_now(now, id);
+        self.finish_call(now);
+        self.notify(id);
+    }
+
+    /// Why nothing more can be sent, now that bytes are ready for it; taken, as by a write.
+    fn ended(&mut self, id: SlotId) -> Option<SocketError> {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return Some(SocketError::BadHandle);
+        };
+        let TcpEntry { error, tcb, .. } = &mut **entry;
+        if error.is_some() || tcb.state() != State::Closed {
+            return *error;
+        }
+        Some(tcb.take_error().map_or(SocketError::BrokenPipe, Into::into))
+    }
+}

@@ -1,0 +1,101 @@
+//! Sockets that could not go on for want of room in the device, of a descriptor or of a header: whoever
+//! frees some does not know them, so they are kept here and tried again. Writers that wait for send memory
+//! are in `send_wait.rs`.
+//!
+//! Tried again when the device has taken what it refused, else after [`RETRY`], and while that is in vain
+//! after twice the time, up to [`MAX_RETRY`]. Bounded by the number of sockets, each of which knows whether it
+//! is here.
+
+use alloc::vec::Vec;
+
+use fulmar_base::{Duration, Instant, SlotId};
+
+use crate::sockets::Short;
+
+/// The wait before the first retry: well below what a person notices.
+const RETRY: Duration = Duration::from_millis(5);
+
+/// The longest wait. Retries in vain double it: peers that fill the pool and are never read must not
+/// cost a retry every few milliseconds.
+const MAX_RETRY: Duration = Duration::from_millis(80);
+
+/// Who waits, and since when.
+pub struct Shortage {
+    waiting: Vec<SlotId>,
+    retry_at: Option<Instant>,
+    /// The next wait, and when the last one ended.
+    pause: Duration,
+    retried_at: Instant,
+    /// One of them met a full device.
+    for_device: bool,
+}
+
+impl Default for Shortage {
+    fn default() -> Shortage {
+        Shortage {
+            waiting: Vec::new(),
+            retry_at: None,
+            pause: RETRY,
+            retried_at: Instant::ZERO,
+            for_device: false,
+        }
+    }
+}
+
+impl Shortage {
+    /// Sets the next retry, unless one is set.
+    fn schedule(&mut self, now: Instant) {
+        if self.retry_at.is_some() {
+            return;
+        }
+        let is_over = now > self.retried_at + self.pause;
+        if is_over || self.for_device {
+            self.pause = RETRY;
+        }
+        self.retry_at = Some(now + self.pause);
+    }
+
+    /// When to try again at the latest.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.retry_at
+    }
+
+    /// A socket cannot go on for now; with `for_device` it met a full device.
+    pub fn enter(&mut self, now: Instant, id: SlotId, for_device: bool, short: &mut Short) {
+        self.for_device |= for_device;
+        self.schedule(now);
+        short.is_short = true;
+        if !core::mem::replace(&mut short.for_retry, true) {
+            self.waiting.push(id);
+        }
+    }
+
+    /// The sockets that try again now, if there is reason to; `has_backlog`: the device is full. Give the list
+    /// back with [`Shortage::keep`].
+    #[inline]
+    pub fn relieved(&mut self, now: Instant, has_backlog: bool) -> Option<Vec<SlotId>> {
+        let at = self.retry_at?;
+        self.relieved_by(now, at, has_backlog)
+    }
+
+    #[cold]
+    fn relieved_by(&mut self, now: Instant, at: Instant, has_backlog: bool) -> Option<Vec<SlotId>> {
+        let is_relieved = !has_backlog && self.for_device;
+        if now < at && !is_relieved {
+            return None;
+        }
+        self.retry_at = None;
+        self.retried_at = now;
+        self.pause = (self.pause * 2).min(MAX_RETRY);
+        self.for_device = false;
+        Some(core::mem::take(&mut self.waiting))
+    }
+
+    /// Keeps the storage of a list that is done with.
+    pub fn keep(&mut self, mut storage: Vec<SlotId>) {
+        if self.waiting.is_empty() {
+            storage.clear();
+            self.waiting = storage;
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! What a shard has for the other shards of its stack, and they for it: packets that came on another's
+//! queue, and what all of them should hear. It leaves and comes as data; whoever runs the shards carries it.
+//!
+//! [`Ports`] says which shards have a datagram socket on a port, since datagram sockets belong to no flow.
+//! It is read and written without a lock.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use fulmar_base::{FlowKey, OwnerKey};
+use fulmar_ip::{Delivered, EchoReply, QuotedError};
+use fulmar_netdev::Packet;
+use fulmar_wire::{eth, protocol};
+
+/// Shards of one stack at most: as many as a word has bits.
+pub const MAX_SHARDS: usize = 32;
+
+/// What one step takes in of others at most; more waits for the next.
+pub const MOST_HANDED: usize = 256;
+
+/// What one call or step has for others at most; what is beyond is dropped.
+const MOST_OUTGOING: usize = 512;
+
+/// Frames that are heard by all are answers of neighbours, which are short.
+pub const OVERHEARD_BYTES: usize = 128;
+
+/// A frame that arrived on another queue and is news for every shard.
+pub struct Overheard {
+    bytes: [u8; OVERHEARD_BYTES],
+    len: usize,
+}
+
+impl Overheard {
+    /// A copy of a short frame.
+    pub fn of(frame: &[u8]) -> Option<Overheard> {
+        let mut bytes = [0; OVERHEARD_BYTES];
+        bytes.get_mut(..frame.len())?.copy_from_slice(frame);
+        Some(Overheard { bytes, len: frame.len() })
+    }
+
+    /// The frame.
+    pub fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+/// What crosses.
+#[allow(clippy::large_enum_variant, reason = "it lies in the ring's own slots: no heap per packet")]
+pub enum Handed {
+    /// A packet of a flow that the receiver owns, as ip delivered it.
+    Packet(Delivered),
+    /// An error about such a flow.
+    Error(QuotedError),
+    /// An answer for a ping socket.
+    Echo(EchoReply),
+    /// What a neighbour said.
+    Overheard(Overheard),
+}
+
+/// Something for another shard.
+pub struct Outgoing {
+    /// The shard.
+    pub to: u16,
+    /// What it is.
+    pub what: Handed,
+}
+
+/// Which shards have a datagram socket on which port.
+pub struct Ports(Box<[AtomicU32]>);
+
+impl Default for Ports {
+    fn default() -> Self {
+        Ports((0..=u16::MAX).map(|_| AtomicU32::new(0)).collect())
+    }
+}
+
+impl Ports {
+    fn word(&self, port: u16) -> &AtomicU32 {
+        &self.0[usize::from(port)]
+    }
+
+    /// A bit for each shard that has the port.
+    #[inline]
+    pub fn owners(&self, port: u16) -> u32 {
+        self.word(port).load(Ordering::Relaxed)
+    }
+
+    /// The shard has a socket on the port.
+    pub fn add(&self, port: u16, shard: u16) {
+        self.word(port).fetch_or(1 << shard, Ordering::Relaxed);
+    }
+
+    /// The shard has none any more.
+    pub fn remove(&self, port: u16, shard: u16) {
+        self.word(port).fetch_and(!(1 << shard), Ordering::Relaxed);
+    }
+
+    /// Takes a port that no other shard has.
+    pub fn claim(&self, port: u16, shard: u16) -> bool {
+        let own = 1 << shard;
+        let taken = self.word(port).compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed);
+        taken.is_ok() || taken == Err(own)
+    }
+}
+
+/// The shard where ping sockets live.
+pub const PING_SHARD: u16 = 0;
+
+/// Which flows a shard owns.
+#[derive(Clone, Copy)]
+pub(crate) struct Home {
+    id: u16,
+    shards: u16,
+    owner: OwnerKey,
+}
+
+impl Home {
+    pub fn owns(&self, key: &FlowKey) -> bool {
+        self.owner_of(key) == self.id
+    }
+
+    fn owner_of(&self, key: &FlowKey) -> u16 {
+        self.owner.owner(key, self.shards)
+    }
+}
+
+/// A shard's place in its stack: who owns what, what is on its way to others, and what came from them.
+pub struct Siblings {
+    home: Home,
+    /// There once the shard has joined others.
+    ports: Option<Arc<Ports>>,
+    /// From others, for the next step.
+    incoming: VecDeque<Handed>,
+    /// For others, in order.
+    outgoing: VecDeque<Outgoing>,
+}
+
+impl Siblings {
+    pub(crate) fn new(id: u16, shards: u16, owner: OwnerKey) -> Siblings {
+        let (incoming, outgoing) = (VecDeque::new(), VecDeque::new());
+        Siblings { home: Home { id, shards, owner }, ports: None, incoming, outgoing }
+    }
+
+    /// Makes the shard one of several, which share a table of ports. Once, before it is used.
+    pub fn join(&mut self, ports: Arc<Ports>) {
+        self.ports = Some(ports);
+    }
+
+    /// The shard's number in its stack.
+    pub fn id(&self) -> u16 {
+        self.home.id
+    }
+
+    #[inline]
+    pub(crate) fn is_alone(&self) -> bool {
+        self.home.shards == 1
+    }
+
+    /// The shard that owns a flow.
+    pub(crate) fn owner_of(&self, key: &FlowKey) -> u16 {
+        self.home.owner_of(key)
+    }
+
+    /// Which flows the shard owns.
+    pub(crate) fn home(&self) -> Home {
+        self.home
+    }
+
+    /// Whether another shard owns the flow, and which.
+    #[inline]
+    pub(crate) fn owner_elsewhere(&self, key: &FlowKey) -> Option<u16> {
+        if self.is_alone() {
+            return None;
+        }
+        Some(self.owner_of(key)).filter(|owner| *owner != self.home.id)
+    }
+
+    /// The shard that has the socket for a datagram of a flow, if it is another.
+    pub(crate) fn port_elsewhere(&self, key: &FlowKey) -> Option<u16> {
+        let owners = self.ports.as_ref()?.owners(key.local_port);
+        let own = 1 << self.home.id;
+        if owners & !own == 0 {
+            return None;
+        }
+        let by_hash = self.owner_of(key);
+        if owners >> by_hash & 1 == 1 {
+            return Some(by_hash).filter(|owner| *owner != self.home.id);
+        }
+        (owners & own == 0).then(|| owners.trailing_zeros() as u16)
+    }
+
+    /// Whether another shard of the stack has a datagram socket on a port.
+    pub fn has_port_elsewhere(&self, port: u16) -> bool {
+        let own = 1u32 << self.home.id;
+        self.ports.as_ref().is_some_and(|ports| ports.owners(port) & !own != 0)
+    }
+
+    /// Takes a port that no other shard has.
+    pub(crate) fn claims_port(&self, port: u16) -> bool {
+        self.ports.as_ref().is_none_or(|ports| ports.claim(port, self.home.id))
+    }
+
+    /// The shard has a datagram socket on a port.
+    pub(crate) fn add_port(&self, port: u16) {
+        if let Some(ports) = &self.ports {
+            ports.add(port, self.home.id);
+        }
+    }
+
+    /// The shard has none any more.
+    pub(crate) fn remove_port(&self, port: u16) {
+        if let Some(ports) = &self.ports {
+            ports.remove(port, self.home.id);
+        }
+    }
+
+    /// Something for another shard; it comes back if there is too much.
+    #[allow(clippy::result_large_err, reason = "it comes back as it went: no heap per packet")]
+    pub(crate) fn hand(&mut self, to: u16, what: Handed) -> Result<(), Handed> {
+        // A flood of answers of neighbours leaves room for packets.
+        let most = match what {
+            Handed::Overheard(_) => MOST_OUTGOING / 4,
+            _ => MOST_OUTGOING,
+        };
+        if self.ports.is_none() || self.outgoing.len() >= most {
+            return Err(what);
+        }
+        self.outgoing.push_back(Outgoing { to, what });
+        Ok(())
+    }
+
+    /// Lets the other shards hear what a neighbour answers: whoever asked may be any of them. How many there
+    /// was no room for: they will ask again.
+    pub(crate) fn share_answer(&mut self, p: &Packet) -> usize {
+        let Some(front) = p.chain.front().map(|m| m.as_slice()) else { return 0 };
+        if p.chain.len() > OVERHEARD_BYTES || front.len() < p.chain.len() || !is_answer(front) {
+            return 0;
+        }
+        let own = self.home.id;
+        let others = (0..self.home.shards).filter(|shard| *shard != own);
+        let copies = others.filter_map(|shard| Some((shard, Overheard::of(front)?)));
+        let refused = |(shard, copy)| self.hand(shard, Handed::Overheard(copy)).is_err();
+        copies.map(refused).filter(|is_lost| *is_lost).count()
+    }
+
+    /// The next thing that is for another shard. To be taken after each step and call.
+    pub fn pop_outgoing(&mut self) -> Option<Outgoing> {
+        self.outgoing.pop_front()
+    }
+
+    #[inline]
+    pub(crate) fn has_outgoing(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
+    /// Something from another shard, for the next step. It comes back if a step's worth waits, or if the shard
+    /// has joined no others.
+    ///
+    /// # Errors
+    /// What was given.
+    #[allow(clippy::result_large_err, reason = "as above")]
+    pub fn hand_in(&mut self, what: Handed) -> Result<(), Handed> {
+        if !self.takes_handed() {
+            return Err(what);
+        }
+        self.incoming.push_back(what);
+        Ok(())
+    }
+
+    /// Whether [`Siblings::hand_in`] takes something.
+    pub fn takes_handed(&self) -> bool {
+        self.ports.is_some() && self.incoming.len() < MOST_HANDED
+    }
+
+    /// Takes everything that holds packets.
+    pub(crate) fn take_all(&mut self) -> Siblings {
+        core::mem::replace(self, Siblings::new(self.home.id, self.home.shards, self.home.owner))
+    }
+
+    /// What came first of what came from others.
+    pub(crate) fn take(&mut self) -> Option<Handed> {
+        self.incoming.pop_front()
+    }
+
+    pub(crate) fn has_incoming(&self) -> bool {
+        !self.incoming.is_empty()
+    }
+}
+
+/// An ARP reply, a neighbour advertisement or a router advertisement (RFC 826, RFC 4861). Requests are
+/// answered by the shard that they came to.
+fn is_answer(frame: &[u8]) -> bool {
+    const ARP_REPLY: u8 = 2;
+    const ROUTER: u8 = 134;
+    const NEIGHBOUR: u8 = 136;
+    const OPERATION: usize = eth::HEADER_BYTES + 6;
+    const NEXT_HEADER: usize = eth::HEADER_BYTES + 6;
+    const ICMP_TYPE: usize = eth::HEADER_BYTES + 40;
+    let at = |i: usize| frame.get(i).copied();
+    match (at(12), at(13)) {
+        (Some(0x08), Some(0x06)) => {
+            (at(OPERATION), at(OPERATION + 1)) == (Some(0), Some(ARP_REPLY))
+        }
+        (Some(0x86), Some(0xdd)) => {
+            at(NEXT_HEADER) == Some(protocol::ICMPV6)
+                && matches!(at(ICMP_TYPE), Some(ROUTER | NEIGHBOUR))
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard() -> Handed {
+        Handed::Overheard(Overheard::of(&[1; 60]).unwrap())
+    }
+
+    fn echo() -> Handed {
+        Handed::Echo(EchoReply {
+            ident: 1,
+            seq: 1,
+            hop_limit: 64,
+            from: core::net::Ipv4Addr::LOCALHOST.into(),
+            payload: fulmar_mbuf::Chain::new(),
+        })
+    }
+
+    #[test]
+    fn neither_direction_grows_without_bound_and_answers_leave_room_for_packets() {
+        let owner = fulmar_base::Secrets::for_simulation(1).owner();
+        let mut siblings = Siblings::new(0, 2, owner);
+        assert!(siblings.hand(1, heard()).is_err() && siblings.hand_in(heard()).is_err());
+        siblings.join(Arc::default());
+        let answers = (0..2 * MOST_OUTGOING).filter(|_| siblings.hand(1, heard()).is_ok()).count();
+        let packets = (0..2 * MOST_OUTGOING).filter(|_| siblings.hand(1, echo()).is_ok()).count();
+        assert_eq!((answers, answers + packets), (MOST_OUTGOING / 4, MOST_OUTGOING));
+        let taken = (0..2 * MOST_HANDED).filter(|_| siblings.hand_in(heard()).is_ok()).count();
+        assert_eq!(taken, MOST_HANDED);
+        while siblings.pop_outgoing().is_some() {}
+        while siblings.take().is_some() {}
+        assert!(siblings.hand(1, heard()).is_ok() && siblings.hand_in(heard()).is_ok());
+    }
+
+    #[test]
+    fn a_frame_too_long_to_be_overheard_is_left_alone() {
+        assert!(Overheard::of(&[0; OVERHEARD_BYTES + 1]).is_none());
+    }
+
+    #[test]
+    fn a_port_that_a_shard_has_is_claimed_by_no_other() {
+        let ports = Ports::default();
+        assert!(ports.claim(53, 1));
+        assert!(ports.claim(53, 1));
+        assert!(!ports.claim(53, 0));
+        ports.add(53, 0);
+        assert_eq!(ports.owners(53), 0b11);
+        ports.remove(53, 1);
+        ports.remove(53, 0);
+        assert!(ports.claim(53, 0));
+    }
+}

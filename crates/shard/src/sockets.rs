@@ -1,0 +1,394 @@
+//! What a shard keeps per socket.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use core::net::{IpAddr, SocketAddr};
+
+use fulmar_base::{Duration, SlotId};
+use fulmar_mbuf::{Chain, FairShare};
+use fulmar_socket::{Ready, SocketError};
+use fulmar_tcp::{Keepalive, Tcb};
+use fulmar_udp::UdpSocket;
+
+use crate::net::FlowPath;
+use crate::outcome::Watched;
+use crate::posted::RecvEntry;
+use crate::sources::SourceUse;
+use crate::syn_queue::{ListenerStat, SynQueue};
+use crate::templates::UdpTemplate;
+use crate::wheel::TimerId;
+
+/// One slot of the socket table. The large ones are boxed, so that the table stays dense.
+pub enum Socket {
+    /// A connection.
+    Tcp(Box<TcpEntry>),
+    /// A listener.
+    Listener(Box<Listener>),
+    /// A datagram socket.
+    Udp(Box<UdpEntry>),
+    /// Waits for one echo reply after the other.
+    Ping(Box<PingEntry>),
+}
+
+impl Socket {
+    /// What it knows of those who watch it.
+    pub fn watch(&mut self) -> &mut Watched {
+        match self {
+            Socket::Tcp(s) => &mut s.watch,
+            Socket::Listener(s) => &mut s.watch,
+            Socket::Udp(s) => &mut s.watch,
+            Socket::Ping(s) => &mut s.watch,
+        }
+    }
+
+    /// Whether it waits for memory or for the device, if it can.
+    pub fn short(&mut self) -> Option<&mut Short> {
+        match self {
+            Socket::Tcp(s) => Some(&mut s.short),
+            Socket::Udp(s) => Some(&mut s.short),
+            Socket::Listener(_) | Socket::Ping(_) => None,
+        }
+    }
+
+    /// What it is ready for.
+    pub fn ready(&self) -> Ready {
+        match self {
+            Socket::Tcp(s) => s.ready(),
+            Socket::Listener(l) if l.accept.is_empty() => Ready::NONE,
+            Socket::Listener(_) => Ready::READABLE,
+            Socket::Udp(s) => s.ready(),
+            Socket::Ping(s) if s.replies.is_empty() => Ready::NONE,
+            Socket::Ping(_) => Ready::READABLE,
+        }
+    }
+}
+
+/// Why a socket is not writable although its buffer has space, and in which queues it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Short {
+    /// It waits for memory or for the device.
+    pub is_short: bool,
+    /// In the queue of those who may have memory when there is some.
+    pub for_memory: bool,
+    /// In the queue of those whose peers take nothing.
+    pub stalled: bool,
+    /// In the list of those that try again.
+    pub for_retry: bool,
+}
+
+/// A connection and what the stack knows beside the engine.
+pub struct TcpEntry {
+    /// The engine.
+    pub tcb: Tcb,
+    /// Where its packets go; refreshed when the IP layer's generation moves.
+    pub path: FlowPath,
+    /// Time to live of its packets; `None`: as configured.
+    pub ttl: Option<u8>,
+    /// The listener that it came from, until it is accepted.
+    pub parent: Option<SlotId>,
+    /// It is in the SYN queue of its listener: not yet established.
+    pub embryonic: bool,
+    /// An embryo whose peer has acknowledged the SYN,ACK at a full accept queue.
+    pub is_acked: bool,
+    /// What it counts as for its source address, if that is limited.
+    pub counts_as: Option<SourceUse>,
+    /// The user still holds it.
+    pub is_open: bool,
+    /// What `close` does with unsent data: `None` sends it in the background; zero resets.
+    pub linger: Option<Duration>,
+    /// Its place in the wheel.
+    pub timer: Option<TimerId>,
+    /// It lies in the shard's output queue.
+    pub is_queued: bool,
+    /// Whether it waits for memory: see `send_wait.rs` and `shortage.rs`.
+    pub short: Short,
+    /// Its user is gone, and it is counted as such.
+    pub is_orphan: bool,
+    /// The thread whose write is under way, 0 if none: writes are whole, one after the other.
+    pub writer: u64,
+    /// An error of the stack (device gone) that the engine does not know.
+    pub error: Option<SocketError>,
+    /// Buffers that its user posted, if it ever did.
+    pub posted: Option<Box<RecvEntry>>,
+    /// What it knows of those who watch it.
+    pub watch: Watched,
+}
+
+impl TcpEntry {
+    /// An entry that nothing but its engine knows of.
+    pub(crate) fn new(tcb: Tcb, path: FlowPath) -> TcpEntry {
+        TcpEntry {
+            tcb,
+            path,
+            ttl: None,
+            parent: None,
+            embryonic: false,
+            is_acked: false,
+            counts_as: None,
+            is_open: false,
+            linger: None,
+            timer: None,
+            is_queued: false,
+            short: Short::default(),
+            is_orphan: false,
+            writer: 0,
+            error: None,
+            posted: None,
+            watch: Default::default(),
+        }
+    }
+
+    /// Bytes for which a read of `max` waits, if it waits for the low-water mark.
+    pub(crate) fn least(&self, max: usize, patient: bool) -> usize {
+        let waits = patient && self.error.is_none();
+        if waits { self.tcb.recv_low_water().min(max) } else { 1 }
+    }
+
+    /// Whether posted buffers wait, behind which reads come.
+    #[inline]
+    pub fn has_posted(&self) -> bool {
+        self.posted.as_ref().is_some_and(|p| p.is_waiting())
+    }
+
+    /// What it is ready for. Reads come behind posted buffers, so while some wait it is readable when
+    /// one of them is there to be taken.
+    pub fn ready(&self) -> Ready {
+        let mut ready = fulmar_socket::stream_ready(&self.tcb);
+        if let Some(posted) = &self.posted {
+            if posted.is_waiting() {
+                ready = ready.without(Ready::READABLE);
+            }
+            if posted.has_untaken() {
+                ready |= Ready::READABLE;
+            }
+        }
+        if self.short.is_short && self.tcb.can_send() {
+            ready = ready.without(Ready::WRITABLE);
+        }
+        if self.error.is_some() {
+            ready |= Ready::ERROR | Ready::READABLE | Ready::WRITABLE;
+        }
+        ready
+    }
+}
+
+/// A listening socket.
+pub struct Listener {
+    /// Where it listens; the address may be unspecified.
+    pub local: SocketAddr,
+    /// Takes IPv4 too, although bound to `::`.
+    pub dual_stack: bool,
+    /// Connections at most that wait in `accept`.
+    pub backlog: usize,
+    /// Those that are not yet established.
+    pub syn_queue: SynQueue,
+    /// Established ones, oldest first.
+    pub accept: VecDeque<SlotId>,
+    /// Options that its connections inherit.
+    pub ttl: Option<u8>,
+    pub keepalive: Option<Keepalive>,
+    pub user_timeout: Option<Duration>,
+    /// What it knows of those who watch it.
+    pub watch: Watched,
+}
+
+impl Listener {
+    /// Whether a connection to `local` is for it.
+    pub fn matches(&self, local: IpAddr) -> bool {
+        match (self.local.ip(), local) {
+            (mine, to) if mine == to => true,
+            (IpAddr::V4(mine), IpAddr::V4(_)) => mine.is_unspecified(),
+            (IpAddr::V6(mine), IpAddr::V6(_)) => mine.is_unspecified(),
+            (IpAddr::V6(mine), IpAddr::V4(_)) => mine.is_unspecified() && self.dual_stack,
+            (IpAddr::V4(_), IpAddr::V6(_)) => false,
+        }
+    }
+
+    /// Its numbers.
+    pub fn stat(&self) -> ListenerStat {
+        ListenerStat {
+            embryos: self.syn_queue.len,
+            embryo_limit: self.syn_queue.limit,
+            accept_queue: self.accept.len(),
+            accept_limit: self.backlog,
+            ..self.syn_queue.counts
+        }
+    }
+
+    /// Whether it listens on one address only, and so is preferred.
+    pub fn is_specific(&self) -> bool {
+        !self.local.ip().is_unspecified()
+    }
+}
+
+/// A datagram socket.
+pub struct UdpEntry {
+    /// The engine's part.
+    pub socket: UdpSocket,
+    /// Its name in the table of bindings.
+    pub binding: Option<u32>,
+    /// It does not take IPv4, although bound to `::`.
+    pub v6_only: bool,
+    /// Whether it waits for memory or for the device: see `send_wait.rs` and `shortage.rs`.
+    pub short: Short,
+    /// The headers of what it sends to the peer it is connected to; in memory of their own, since most
+    /// sockets that only listen have none.
+    pub template: Option<Box<UdpTemplate>>,
+    /// What it knows of those who watch it.
+    pub watch: Watched,
+}
+
+impl UdpEntry {
+    /// What it is ready for. A datagram can be handed over unless buffers or the device ran short.
+    pub fn ready(&self) -> Ready {
+        let readable = if self.socket.is_readable() { Ready::READABLE } else { Ready::NONE };
+        let writable = if self.short.is_short { Ready::NONE } else { Ready::WRITABLE };
+        readable | writable
+    }
+}
+
+/// An answer to an echo request.
+pub struct Echo {
+    /// Who answered.
+    pub from: IpAddr,
+    /// The number of the request.
+    pub seq: u16,
+    /// Time to live or hop limit as received.
+    pub hop_limit: u8,
+    /// What came back, or why nothing will.
+    pub outcome: Result<Chain, SocketError>,
+}
+
+/// Replies that a ping socket keeps at most.
+const PING_REPLIES: usize = 64;
+/// What they are charged at most ([`fulmar_udp::charge`]): as much as a datagram socket by default.
+const PING_BYTES: usize = 256 << 10;
+/// Requests of one that are remembered for the errors that come back: more than are under way at the
+/// rate of an ordinary ping.
+const PINGS_REMEMBERED: usize = 64;
+
+/// A socket for echo requests.
+pub struct PingEntry {
+    /// The ident of its requests.
+    pub ident: u16,
+    /// Replies not yet taken, at most [`PING_REPLIES`].
+    replies: VecDeque<Echo>,
+    /// What they are charged, in bytes.
+    held_bytes: usize,
+    /// Requests sent lately, at most [`PINGS_REMEMBERED`]: only about these is an ICMP error believed.
+    pub sent: VecDeque<(IpAddr, u16)>,
+    /// What it knows of those who watch it.
+    pub watch: Watched,
+}
+
+impl Echo {
+    fn charge(&self) -> usize {
+        self.outcome.as_ref().map_or(0, fulmar_udp::charge)
+    }
+}
+
+impl PingEntry {
+    pub fn new(ident: u16) -> PingEntry {
+        PingEntry {
+            ident,
+            replies: VecDeque::new(),
+            held_bytes: 0,
+            sent: VecDeque::new(),
+            watch: Watched::default(),
+        }
+    }
+
+    /// Keeps a reply, if there is room for it in the receive share.
+    ///
+    /// # Errors
+    /// It comes back if there is none.
+    pub fn keep(&mut self, echo: Echo, share: FairShare) -> Result<(), Echo> {
+        let charge = echo.charge();
+        if share.is_contended() && charge > share.allowance(self.held_bytes, false) {
+            return Err(echo);
+        }
+        self.held_bytes += charge;
+        self.replies.push_back(echo);
+        Ok(())
+    }
+
+    /// A reply that gives way to later ones.
+    pub fn pop_surplus(&mut self) -> Option<Echo> {
+        let is_full = self.replies.len() > PING_REPLIES || self.held_bytes > PING_BYTES;
+        if is_full { self.receive() } else { None }
+    }
+
+    /// The oldest reply.
+    pub fn receive(&mut self) -> Option<Echo> {
+        let echo = self.replies.pop_front()?;
+        self.held_bytes -= echo.charge();
+        Some(echo)
+    }
+
+    /// Replies not yet taken.
+    pub fn queued(&self) -> usize {
+        self.replies.len()
+    }
+
+    /// Remembers a request; of too many the oldest is forgotten.
+    pub fn note_sent(&mut self, to: IpAddr, seq: u16) {
+        if self.sent.len() >= PINGS_REMEMBERED {
+            self.sent.pop_front();
+        }
+        self.sent.push_back((to, seq));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fulmar_mbuf::{Pool, PoolConfig, Purpose};
+
+    /// Keeps so many replies of a length one after the other; how many of them are there.
+    fn kept(ping: &mut PingEntry, pool: &mut Pool, count: u16, bytes: usize) -> usize {
+        for seq in 0..count {
+            let chain = pool.alloc_chain(bytes, 0, Purpose::Receive).unwrap();
+            let echo = Echo { from: [10, 0, 0, 2].into(), seq, hop_limit: 64, outcome: Ok(chain) };
+            if let Err(Echo { outcome: Ok(chain), .. }) =
+                ping.keep(echo, pool.share_of(Purpose::Receive))
+            {
+                pool.free(chain);
+            }
+            while let Some(Echo { outcome: Ok(chain), .. }) = ping.pop_surplus() {
+                pool.free(chain);
+            }
+        }
+        ping.queued()
+    }
+
+    #[test]
+    fn replies_that_nobody_takes_are_bounded_in_number_and_bytes_and_the_oldest_give_way() {
+        let mut pool = Pool::new(PoolConfig::with_budget(16 << 20)).unwrap();
+        for (bytes, most) in [(8, PING_REPLIES), (60_000, 4)] {
+            let mut ping = PingEntry::new(1);
+            assert_eq!(kept(&mut ping, &mut pool, 200, bytes), most);
+            assert!(ping.held_bytes <= PING_BYTES);
+            let mut seq = 200 - most as u16;
+            while let Some(echo) = ping.receive() {
+                assert_eq!(echo.seq, seq);
+                seq += 1;
+                echo.outcome.into_iter().for_each(|c| pool.free(c));
+            }
+            assert_eq!((seq, ping.held_bytes, pool.outstanding()), (200, 0, 0));
+        }
+    }
+
+    #[test]
+    fn where_the_receive_share_is_scarce_replies_have_a_fair_part_of_it() {
+        let mut pool = Pool::new(PoolConfig::with_budget(2 << 20)).unwrap();
+        let limit = pool.share_of(Purpose::Receive).limit;
+        let others = pool.alloc_chain(limit / 4 * 3, 0, Purpose::Receive).unwrap();
+        let mut ping = PingEntry::new(1);
+        assert_eq!(kept(&mut ping, &mut pool, 200, 8), 4, "a page");
+        assert_eq!(ping.held_bytes, FairShare::MIN_BYTES);
+        while let Some(echo) = ping.receive() {
+            echo.outcome.into_iter().for_each(|c| pool.free(c));
+        }
+        pool.free(others);
+    }
+}

@@ -1,0 +1,556 @@
+//! What the user of a TCP socket asks of a shard. Every call is a step: it does what can be done
+//! now, and says what it would wait for.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+
+use fulmar_base::{Counter, Duration, FlowKey, Instant, Probe, SlotId, Stage, with_zone, zone_of};
+use fulmar_mbuf::Chain;
+use fulmar_socket::{Ready, SocketError, Step, soreceive};
+use fulmar_tcp::{State, Tcb};
+
+use crate::shard::Shard;
+use crate::sockets::{Listener, Socket, TcpEntry};
+use crate::syn_queue::{ListenOptions, SynQueue};
+use crate::udp_calls::unmap;
+
+impl<P: Probe> Shard<P> {
+    pub(crate) fn tcp(&mut self, id: SlotId) -> Result<&mut TcpEntry, SocketError> {
+        match self.sockets.get_mut(id) {
+            Some(Socket::Tcp(s)) => Ok(s),
+            Some(_) => Err(SocketError::NotSupported),
+            None => Err(SocketError::BadHandle),
+        }
+    }
+
+    pub(crate) fn listener(&mut self, id: SlotId) -> Result<&mut Listener, SocketError> {
+        match self.sockets.get_mut(id) {
+            Some(Socket::Listener(s)) => Ok(s),
+            Some(_) => Err(SocketError::Invalid),
+            None => Err(SocketError::BadHandle),
+        }
+    }
+
+    /// Starts a connection; the SYN goes with the next flush.
+    ///
+    /// # Errors
+    /// No route, no free port, a device that is gone, too many sockets.
+    pub fn tcp_connect(
+        &mut self,
+        now: Instant,
+        remote: SocketAddr,
+        local: Option<SocketAddr>,
+    ) -> Result<SlotId, SocketError> {
+        self.check_usable()?;
+        let remote = unmap(remote);
+        if remote.port() == 0 || remote.ip().is_unspecified() {
+            return Err(SocketError::Invalid);
+        }
+        // RFC 9293 section 3.9.2.3 (MUST-57): no connection with many.
+        if remote.ip().is_multicast() || self.net.ip.is_broadcast(remote.ip()) {
+            return Err(SocketError::NetworkUnreachable);
+        }
+        let zone = zone_of(remote);
+        let own = local.map(|l| l.ip()).filter(|ip| !ip.is_unspecified());
+        let (src, path) = self.path_to(own, remote.ip(), zone)?;
+        let key = self.choose_local(src, local, remote)?;
+        let iss = self.secret.initial_sequence(&key, now);
+        let offset = self.secret.timestamp_offset(&key);
+        let tcb = Tcb::connect(&self.config.tcp, key, iss, offset, path.info, now);
+        let mut entry = TcpEntry::new(tcb, path);
+        entry.is_open = true;
+        let id = self.add_connection(entry);
+        self.output_now(now, id);
+        self.finish_call(now);
+        Ok(id)
+    }
+
+    /// The shard that would own a connection from a local port of the caller's choice: there it must be
+    /// opened.
+    ///
+    /// # Errors
+    /// No route, an address that is not ours, or a pair in use.
+    pub fn owner_of_connection(
+        &mut self,
+        remote: SocketAddr,
+        local: SocketAddr,
+    ) -> Result<u16, SocketError> {
+        let remote = unmap(remote);
+        let own = Some(local.ip()).filter(|ip| !ip.is_unspecified());
+        let (src, _) = self.path_to(own, remote.ip(), zone_of(remote))?;
+        let key = FlowKey::new(with_zone(src, local.port(), zone_of(remote)), remote);
+        Ok(self.siblings.owner_of(&key))
+    }
+
+    fn check_usable(&self) -> Result<(), SocketError> {
+        if let Some(e) = self.down() {
+            return Err(e);
+        }
+        if self.sockets.len() >= self.config.max_sockets {
+            return Err(SocketError::NoBuffer);
+        }
+        Ok(())
+    }
+
+    /// The local end of a new connection. A port chosen here hashes home: the reply will arrive at
+    /// this shard.
+    fn choose_local(
+        &mut self,
+        src: IpAddr,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+    ) -> Result<FlowKey, SocketError> {
+        let ip = match local {
+            Some(l) if !l.ip().is_unspecified() => l.ip(),
+            _ => src,
+        };
+        if !self.net.ip.is_local(ip) {
+            return Err(SocketError::AddressNotAvailable);
+        }
+        if ip.is_ipv4() != remote.is_ipv4() {
+            return Err(SocketError::FamilyNotSupported);
+        }
+        let key_with = |port| FlowKey::new(with_zone(ip, port, zone_of(remote)), remote);
+        if let Some(port) = local.map(|l| l.port()).filter(|p| *p != 0) {
+            let key = key_with(port);
+            if self.flows.find(&self.sockets, &key).is_some() {
+                return Err(SocketError::AddressInUse);
+            }
+            if self.time_wait.contains(&key) {
+                // What is left of the last connection between the two ports may still arrive, and
+                // would be taken for this one's (RFC 9293 section 3.4.2). Linux's answer too.
+                return Err(SocketError::AddressNotAvailable);
+            }
+            return Ok(key);
+        }
+        let ports = self.secret.tcp_ports();
+        ports
+            .map(key_with)
+            .find(|key| {
+                self.siblings.owner_elsewhere(key).is_none()
+                    && self.flows.find(&self.sockets, key).is_none()
+                    && !self.time_wait.contains(key)
+                    && !self.listeners.contains_key(&key.local_port)
+            })
+            .ok_or(SocketError::AddressNotAvailable)
+    }
+
+    /// How a connection attempt stands.
+    ///
+    /// # Errors
+    /// Why it failed.
+    pub fn tcp_connected(&mut self, id: SlotId) -> Result<Step<()>, SocketError> {
+        self.check_down(id)?;
+        let entry = self.tcp(id)?;
+        match entry.tcb.state() {
+            State::SynSent | State::SynReceived => Ok(Step::WaitSpace(1)),
+            State::Closed => {
+                Err(entry.tcb.take_error().map_or(SocketError::ConnectionAborted, Into::into))
+            }
+            _ => Ok(Step::Done(())),
+        }
+    }
+
+    /// The entry of a connection, for its options.
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`], [`SocketError::NotSupported`].
+    pub fn tcp_entry(&mut self, id: SlotId) -> Result<&mut TcpEntry, SocketError> {
+        self.tcp(id)
+    }
+
+    /// Time to live of the packets of future connections.
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`], [`SocketError::Invalid`].
+    pub fn set_listener_ttl(&mut self, id: SlotId, ttl: u8) -> Result<(), SocketError> {
+        self.listener(id)?.ttl = Some(ttl);
+        Ok(())
+    }
+
+    /// Time to live of the packets of future connections; `None`: as configured.
+    ///
+    /// # Errors
+    /// As [`Shard::set_listener_ttl`].
+    pub fn listener_ttl(&mut self, id: SlotId) -> Result<Option<u8>, SocketError> {
+        Ok(self.listener(id)?.ttl)
+    }
+
+    /// Closes every socket, as the end of the process does. What was accepted is still delivered.
+    pub fn close_all(&mut self, now: Instant) {
+        for id in self.sockets.ids() {
+            self.close(now, id);
+        }
+    }
+
+    pub(crate) fn check_down(&self, id: SlotId) -> Result<(), SocketError> {
+        self.stack_error(id).map_or(Ok(()), Err)
+    }
+
+    /// Opens a listener.
+    ///
+    /// # Errors
+    /// The address is not ours, or is in use.
+    pub fn tcp_listen(
+        &mut self,
+        local: SocketAddr,
+        options: ListenOptions,
+    ) -> Result<SlotId, SocketError> {
+        self.check_usable()?;
+        if !local.ip().is_unspecified() && !self.net.ip.is_local(local.ip()) {
+            return Err(SocketError::AddressNotAvailable);
+        }
+        let local = self.listen_port(local)?;
+        let dual_stack = local.is_ipv6() && local.ip().is_unspecified() && !options.only_v6;
+        self.check_listen_conflict(local, dual_stack, options.reuse_address)?;
+        let id = self.sockets.insert(Socket::Listener(Box::new(Listener {
+            local,
+            dual_stack,
+            backlog: options.backlog.max(1),
+            syn_queue: SynQueue::new(&options),
+            accept: VecDeque::new(),
+            ttl: None,
+            keepalive: options.keepalive,
+            user_timeout: options.user_timeout,
+            watch: Default::default(),
+        })));
+        self.listeners.entry(local.port()).or_default().push(id);
+        Ok(id)
+    }
+
+    fn listen_port(&mut self, local: SocketAddr) -> Result<SocketAddr, SocketError> {
+        if local.port() != 0 {
+            return Ok(local);
+        }
+        let mut ports = self.secret.tcp_ports();
+        let port =
+            ports.find(|p| !self.listeners.contains_key(p)).ok_or(SocketError::AddressInUse)?;
+        Ok(SocketAddr::new(local.ip(), port))
+    }
+
+    fn check_listen_conflict(
+        &self,
+        local: SocketAddr,
+        dual_stack: bool,
+        reuse_address: bool,
+    ) -> Result<(), SocketError> {
+        let others = self.listeners.get(&local.port()).map_or(&[][..], Vec::as_slice);
+        let clash = others.iter().any(|id| match self.sockets.get(*id) {
+            Some(Socket::Listener(l)) => listeners_clash(l, local, dual_stack),
+            _ => false,
+        });
+        let lingering = !reuse_address
+            && self.connection_keys().chain(self.time_wait.keys()).any(|k| {
+                k.local_port == local.port()
+                    && (local.ip().is_unspecified() || local.ip() == k.local_ip())
+            });
+        if clash || lingering { Err(SocketError::AddressInUse) } else { Ok(()) }
+    }
+
+    fn connection_keys(&self) -> impl Iterator<Item = &FlowKey> {
+        self.sockets.iter().filter_map(|(_, s)| match s {
+            Socket::Tcp(entry) => Some(entry.tcb.key()),
+            _ => None,
+        })
+    }
+
+    /// The next established connection of a listener, with its peer.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`]: not a listener. [`SocketError::NetworkDown`].
+    pub fn tcp_accept(&mut self, id: SlotId) -> Result<Step<(SlotId, SocketAddr)>, SocketError> {
+        let down = self.down();
+        let Some(child) = self.listener(id)?.accept.pop_front() else {
+            return down.map_or(Ok(Step::WaitData(1)), Err);
+        };
+        // It is not removed while it waits here, whatever became of the connection.
+        let entry = self.tcp(child)?;
+        entry.parent = None;
+        entry.is_open = true;
+        Ok(Step::Done((child, entry.tcb.key().remote())))
+    }
+
+    /// Output after anything but a write, and the end of the call.
+    fn send_committed(&mut self, now: Instant, id: SlotId) {
+        self.net.link.set_now(now);
+        self.output_now(now, id);
+        self.finish_call(now);
+    }
+
+    /// Detaches up to `max` received bytes; an empty chain is the end of the stream. Give the chain
+    /// back with [`Shard::tcp_read_done`].
+    ///
+    /// # Errors
+    /// The connection's error, after everything that came before it.
+    pub fn tcp_take(&mut self, id: SlotId, max: usize) -> Result<Step<Chain>, SocketError> {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return Err(SocketError::BadHandle);
+        };
+        if entry.has_posted() {
+            return Ok(Step::WaitData(1));
+        }
+        let step = soreceive::take(&mut entry.tcb, &mut self.net.pool, max)?;
+        if let (Step::WaitData(_), Some(e)) = (&step, entry.error) {
+            return Err(e);
+        }
+        Ok(self.pass_taken(step))
+    }
+
+    /// Shows the probe that bytes were detached; what it ends there is freed.
+    fn pass_taken(&mut self, step: Step<Chain>) -> Step<Chain> {
+        match step {
+            Step::Done(chain) if self.ends_at(Stage::ReceiveTaken) => {
+                self.net.pool.free(chain);
+                Step::Done(Chain::new())
+            }
+            step => step,
+        }
+    }
+
+    /// As [`Shard::tcp_take`], for a call that has got `done` bytes already and ends with what it has
+    /// when nothing more comes. With `patient` it waits for the low-water mark of the socket, or for
+    /// `max` bytes if that is less.
+    ///
+    /// # Errors
+    /// As [`Shard::tcp_take`].
+    pub fn tcp_take_more(
+        &mut self,
+        id: SlotId,
+        max: usize,
+        done: usize,
+        patient: bool,
+    ) -> Result<Step<Chain>, SocketError> {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return Err(SocketError::BadHandle);
+        };
+        if entry.has_posted() {
+            return Ok(Step::WaitData(1));
+        }
+        let least = entry.least(max, patient);
+        let pool = &mut self.net.pool;
+        let step = soreceive::take_at_least(&mut entry.tcb, pool, max, least, done)?;
+        match (&step, entry.error) {
+            (Step::WaitData(_), Some(e)) if done == 0 => Err(e),
+            (Step::WaitData(_), Some(_)) => Ok(Step::Done(Chain::new())),
+            _ => Ok(self.pass_taken(step)),
+        }
+    }
+
+    /// References to up to `max` received bytes from `off` on, which stay where they are, once `least`
+    /// of them have come; free them with [`Shard::free`].
+    ///
+    /// # Errors
+    /// As [`Shard::tcp_take`].
+    pub fn tcp_peek_at(
+        &mut self,
+        id: SlotId,
+        off: usize,
+        max: usize,
+        least: usize,
+    ) -> Result<Step<Chain>, SocketError> {
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+            return Err(SocketError::BadHandle);
+        };
+        if entry.has_posted() {
+            return Ok(Step::WaitData(1));
+        }
+        let step = soreceive::peek_at(&mut entry.tcb, &mut self.net.pool, off, max, least)?;
+        match (&step, entry.error) {
+            (Step::WaitData(_), Some(e)) => Err(e),
+            _ => Ok(step),
+        }
+    }
+
+    /// The detached bytes are copied: frees them, and opens the window if that is worth a packet.
+    pub fn tcp_read_done(&mut self, now: Instant, id: SlotId, chain: Chain) {
+        let bytes = chain.len();
+        self.net.pool.free(chain);
+        self.net.counters.count(Counter::Receives);
+        self.net.counters.add(Counter::ReceiveBytes, bytes as u64);
+        self.net.counters.add(Counter::CopiedBytes, bytes as u64);
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        let is_news = entry.tcb.after_read(&mut self.net.env(now));
+        if !self.ends_at(Stage::ReceiveFreed) && is_news {
+            self.tell_of_window(now, id);
+        }
+    }
+
+    /// A read has left something to be sent, at most an ACK with a larger window.
+    pub(crate) fn tell_of_window(&mut self, now: Instant, id: SlotId) {
+        if self.expects_frames() {
+            return self.queue_output(id);
+        }
+        // No drain: what the update sets free is for the next read, while it is warm.
+        self.net.link.set_now(now);
+        self.output_now(now, id);
+        self.flush();
+    }
+
+    /// Copies received bytes without taking them; 0 is the end of the stream.
+    ///
+    /// # Errors
+    /// As [`Shard::tcp_take`].
+    pub fn tcp_peek(&mut self, id: SlotId, into: &mut [u8]) -> Result<Step<usize>, SocketError> {
+        let entry = self.tcp(id)?;
+        if entry.has_posted() {
+            return Ok(Step::WaitData(1));
+        }
+        match (soreceive::peek(&mut entry.tcb, into)?, entry.error) {
+            (Step::WaitData(_), Some(e)) => Err(e),
+            (step, _) => Ok(step),
+        }
+    }
+
+    /// Closes one or both directions.
+    ///
+    /// # Errors
+    /// [`SocketError::NotConnected`].
+    pub fn tcp_shutdown(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        read: bool,
+        write: bool,
+    ) -> Result<(), SocketError> {
+        let entry = self.tcp(id)?;
+        if matches!(entry.tcb.state(), State::SynSent | State::TimeWait | State::Closed) {
+            return Err(SocketError::NotConnected);
+        }
+        if write {
+            entry.tcb.shutdown_write(now);
+        }
+        if read {
+            entry.tcb.shutdown_read();
+        }
+        self.send_committed(now, id);
+        self.run_posted_now(now, id);
+        self.notify(id);
+        Ok(())
+    }
+
+    /// The user lets go of a socket. What a connection accepted is still delivered, unless linger
+    /// is zero or received data is left unread (RFC 2525 section 2.17: then it is reset).
+    pub fn close(&mut self, now: Instant, id: SlotId) {
+        self.events.closed(&mut self.sockets, id);
+        match self.sockets.get_mut(id) {
+            Some(Socket::Tcp(_)) => self.close_connection(now, id),
+            Some(Socket::Listener(_)) => self.close_listener(now, id),
+            Some(Socket::Udp(_) | Socket::Ping(_)) => self.close_datagram(id),
+            None => {}
+        }
+    }
+
+    fn close_connection(&mut self, now: Instant, id: SlotId) {
+        let (posted, mut with) = self.posted();
+        posted.cancel_all(now, id, &mut with);
+        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        entry.is_open = false;
+        entry.parent = None;
+        if entry.linger == Some(Duration::ZERO) || entry.error.is_some() {
+            entry.tcb.abort();
+        } else {
+            entry.tcb.close(&mut self.net.env(now));
+        }
+        let (posted, mut with) = self.posted();
+        posted.orphan(now, id, &mut with);
+        self.send_committed(now, id);
+        self.reap_if_done(now, id);
+        self.note_orphan(now, id);
+    }
+
+    fn close_listener(&mut self, now: Instant, id: SlotId) {
+        let Some(Socket::Listener(l)) = self.sockets.remove(id) else { return };
+        if let Some(list) = self.listeners.get_mut(&l.local.port()) {
+            list.retain(|other| *other != id);
+            if list.is_empty() {
+                self.listeners.remove(&l.local.port());
+            }
+        }
+        let orphans: Vec<SlotId> = self
+            .sockets
+            .iter()
+            .filter(|(_, s)| matches!(s, Socket::Tcp(t) if t.parent == Some(id)))
+            .map(|(id, _)| id)
+            .collect();
+        for orphan in orphans {
+            if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(orphan) {
+                entry.parent = None;
+                entry.embryonic = false;
+                entry.tcb.abort();
+            }
+            self.send_committed(now, orphan);
+            self.reap_if_done(now, orphan);
+        }
+    }
+
+    /// Whether everything that was accepted for sending is acknowledged, of one socket or of all.
+    pub fn is_drained(&self, id: Option<SlotId>) -> bool {
+        let drained = |s: &Socket| match s {
+            Socket::Tcp(t) => t.error.is_some() || t.tcb.is_drained(),
+            _ => true,
+        };
+        match id {
+            Some(id) => self.sockets.get(id).is_none_or(drained),
+            None => self.sockets.iter().all(|(_, s)| drained(s)),
+        }
+    }
+
+    /// What a socket is ready for.
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`].
+    pub fn ready(&self, id: SlotId) -> Result<Ready, SocketError> {
+        self.ready_of(id).ok_or(SocketError::BadHandle)
+    }
+
+    /// The local and the remote address of a socket, as far as it has them.
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`].
+    pub fn addresses(
+        &self,
+        id: SlotId,
+    ) -> Result<(Option<SocketAddr>, Option<SocketAddr>), SocketError> {
+        match self.sockets.get(id).ok_or(SocketError::BadHandle)? {
+            Socket::Tcp(s) => {
+                use State as S;
+                let connected = !matches!(s.tcb.state(), S::SynSent | S::TimeWait | S::Closed);
+                let key = s.tcb.key();
+                Ok((Some(key.local()), connected.then(|| key.remote())))
+            }
+            Socket::Listener(l) => Ok((Some(l.local), None)),
+            Socket::Udp(u) => Ok((u.socket.local, u.socket.remote)),
+            Socket::Ping(_) => Ok((None, None)),
+        }
+    }
+
+    /// Runs `f` on the engine of a connection, for options; output follows, since some of them
+    /// (nodelay, a larger buffer) release what was held back.
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`].
+    pub fn with_tcb<R>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        f: impl FnOnce(&mut TcpEntry) -> R,
+    ) -> Result<R, SocketError> {
+        let r = f(self.tcp(id)?);
+        self.send_committed(now, id);
+        Ok(r)
+    }
+}
+
+fn listeners_clash(l: &Listener, local: SocketAddr, dual_stack: bool) -> bool {
+    let (mine, other) = (l.local.ip(), local.ip());
+    let families_meet = mine.is_ipv4() == other.is_ipv4()
+        || (mine.is_ipv6() && l.dual_stack)
+        || (other.is_ipv6() && dual_stack);
+    if !families_meet {
+        return false;
+    }
+    // As on Linux, where reuse-address does not go as far as two listeners.
+    mine == other || mine.is_unspecified() || other.is_unspecified()
+}

@@ -1,0 +1,203 @@
+//! The headers of flows, ready-made: of datagrams from Ethernet to UDP, of segments to IP.
+//!
+//! A connected datagram socket has its own; for the destinations of the others, and for connections,
+//! the shard has small direct-mapped caches, so that an idle connection costs nothing. Each is used
+//! only while `ip` says that it holds, and only for what fits its path; everything else takes the slow
+//! path, which leaves a new one behind.
+
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use fulmar_base::{FlowKey, Instant, Offload, SlotId};
+use fulmar_ip::{Flow, Ip};
+use fulmar_udp::UdpSocket;
+use fulmar_wire::protocol;
+use fulmar_wire::udp::HEADER_BYTES;
+
+/// Destinations remembered: a collision costs a few look-ups, so that this only needs to cover what is
+/// active at the same time.
+const CACHED: usize = 64;
+
+/// Connections whose headers are remembered: as many as are busy at the same time on one core.
+const FLOWS: usize = 128;
+
+/// What a socket's options say about the headers of its datagrams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct HeaderOptions {
+    pub ttl: Option<u8>,
+    pub dscp_ecn: u8,
+    pub dont_fragment: bool,
+}
+
+impl HeaderOptions {
+    pub fn of(socket: &UdpSocket) -> HeaderOptions {
+        let UdpSocket { ttl, dscp_ecn, dont_fragment, .. } = *socket;
+        HeaderOptions { ttl, dscp_ecn, dont_fragment }
+    }
+}
+
+/// The headers of datagrams from one socket to one destination.
+pub struct UdpTemplate {
+    ip: fulmar_ip::Template,
+    udp: fulmar_udp::Template,
+    remote: SocketAddr,
+    options: HeaderOptions,
+    /// Of a datagram that leaves as it is; offsets count from the Ethernet header.
+    offload: Offload,
+}
+
+impl UdpTemplate {
+    /// For datagrams like one that has just been sent from `local` to `remote`.
+    pub(crate) fn new(
+        ip: &Ip,
+        now: Instant,
+        (local, remote): (SocketAddr, SocketAddr),
+        zone: u32,
+        options: HeaderOptions,
+    ) -> Option<UdpTemplate> {
+        let flow = Flow {
+            src: local.ip(),
+            dst: remote.ip(),
+            zone,
+            ports: (local.port(), remote.port()),
+            protocol: protocol::UDP,
+            ttl: options.ttl,
+            dscp_ecn: options.dscp_ecn,
+            dont_fragment: options.dont_fragment,
+        };
+        let udp = fulmar_udp::Template::new(local, remote)?;
+        let ip = ip.build_template(&flow, now)?;
+        let offload = fulmar_udp::offload_of(0, None).shift(ip.header_bytes() as u16);
+        Some(UdpTemplate { ip, udp, remote, options, offload })
+    }
+
+    /// What is asked of the device for a datagram that is no run.
+    #[inline]
+    pub(crate) fn offload(&self) -> &Offload {
+        &self.offload
+    }
+
+    /// The part that ages.
+    #[inline]
+    pub(crate) fn ip(&self) -> &fulmar_ip::Template {
+        &self.ip
+    }
+
+    /// The part that does not.
+    #[inline]
+    pub(crate) fn udp(&self) -> &fulmar_udp::Template {
+        &self.udp
+    }
+
+    /// Whether it is that of datagrams to `remote`.
+    pub(crate) fn is_to(&self, remote: &SocketAddr) -> bool {
+        self.remote == *remote
+    }
+
+    /// Length of all headers.
+    #[inline]
+    pub(crate) fn header_bytes(&self) -> usize {
+        self.ip.header_bytes() + HEADER_BYTES
+    }
+
+    /// Whether its datagrams have these options.
+    #[inline(always)]
+    pub(crate) fn has_options(&self, options: &HeaderOptions) -> bool {
+        self.options == *options
+    }
+}
+
+/// Templates of sockets that name their destination with each datagram.
+#[derive(Default)]
+pub(crate) struct Templates {
+    /// Empty until one is kept.
+    entries: Vec<Option<(SlotId, UdpTemplate)>>,
+    /// Those of connections, empty until one is kept.
+    flows: Vec<Option<FlowTemplate>>,
+}
+
+/// The headers of a connection, and what they were made for.
+struct FlowTemplate {
+    owner: SlotId,
+    ttl: Option<u8>,
+    ip: fulmar_ip::Template,
+}
+
+impl Templates {
+    /// What is remembered of a socket and a destination.
+    #[inline]
+    pub fn find(&self, id: SlotId, remote: &SocketAddr) -> Option<&UdpTemplate> {
+        let (owner, template) = self.entries.get(index_of(id, remote))?.as_ref()?;
+        (*owner == id && template.remote == *remote).then_some(template)
+    }
+
+    /// The headers of a connection's segments, made anew where those known no longer hold. `None`: they
+    /// take the slow path.
+    #[inline]
+    pub fn of_flow(
+        &mut self,
+        (id, key): (SlotId, &FlowKey),
+        ttl: Option<u8>,
+        ip: &Ip,
+        now: Instant,
+    ) -> Option<&fulmar_ip::Template> {
+        let at = id.index as usize & (FLOWS - 1);
+        let known = self.flows.get(at).and_then(Option::as_ref);
+        let holds = |t: &FlowTemplate| t.owner == id && t.ttl == ttl && ip.holds(&t.ip, now);
+        if !known.is_some_and(holds) {
+            let made =
+                FlowTemplate { owner: id, ttl, ip: ip.build_template(&flow_of(key, ttl), now)? };
+            if self.flows.is_empty() {
+                self.flows.resize_with(FLOWS, || None);
+            }
+            *self.flows.get_mut(at)? = Some(made);
+        }
+        self.flows.get(at)?.as_ref().map(|t| &t.ip)
+    }
+
+    /// Forgets what was remembered of a socket, whose own address has changed.
+    pub fn forget(&mut self, id: SlotId) {
+        for entry in &mut self.entries {
+            entry.take_if(|(owner, _)| *owner == id);
+        }
+    }
+
+    /// Remembers, in the place of whatever was there.
+    pub fn keep(&mut self, id: SlotId, template: UdpTemplate) {
+        if self.entries.is_empty() {
+            self.entries.resize_with(CACHED, || None);
+        }
+        let at = index_of(id, &template.remote);
+        if let Some(entry) = self.entries.get_mut(at) {
+            *entry = Some((id, template));
+        }
+    }
+}
+
+/// The packets of a connection.
+fn flow_of(key: &FlowKey, ttl: Option<u8>) -> Flow {
+    Flow {
+        src: key.local_ip(),
+        dst: key.remote_ip(),
+        zone: key.zone,
+        ports: (key.local_port, key.remote_port),
+        protocol: protocol::TCP,
+        ttl,
+        dscp_ecn: 0,
+        dont_fragment: true,
+    }
+}
+
+#[inline]
+fn index_of(id: SlotId, remote: &SocketAddr) -> usize {
+    let address = match remote {
+        SocketAddr::V4(a) => u64::from(a.ip().to_bits()),
+        SocketAddr::V6(a) => {
+            let bits = a.ip().to_bits();
+            (bits as u64) ^ ((bits >> 64) as u64)
+        }
+    };
+    let ends = u64::from(remote.port()) << 32 ^ u64::from(id.index) << 48;
+    let mixed = (address ^ ends).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    mixed as usize & (CACHED - 1)
+}

@@ -1,0 +1,227 @@
+//! Many datagrams in one call: one lock, one pass through the protocols, one crossing per burst.
+//!
+//! Datagrams that follow each other, to the same destination and of equal size, leave as one
+//! super-frame where the device cuts such (UDP segmentation): one buffer, one set of headers, one
+//! frame. On the wire they are what they were.
+
+use core::net::SocketAddr;
+
+use fulmar_base::{Counter, Instant, Probe, SlotId, Stage};
+use fulmar_socket::{SocketError, Step};
+
+use crate::shard::Shard;
+use crate::sockets::Socket;
+use crate::udp_calls::udp_error;
+use crate::udp_output::SendRequest;
+
+/// Messages that go or come under one hold of the lock, so that it is never held long.
+const MOST_MESSAGES: usize = 64;
+/// Bytes copied under one hold of the lock, beyond the message that passes it.
+const MOST_BYTES: usize = 128 << 10;
+/// Datagrams that are joined to one super-frame at most: as many as Linux took before 6.9.
+const MOST_JOINED: usize = 64;
+/// Payload of a super-frame at most, whatever the IP version.
+const MOST_JOINED_BYTES: usize = 65_000;
+/// IPv6 and UDP header: what a datagram has around it at most.
+const HEADERS_BYTES: usize = 48;
+
+/// One datagram to be sent, or a run of datagrams: an entry of what `sendmmsg(2)` takes.
+#[derive(Clone, Copy, Debug)]
+pub struct SendMessage<'a> {
+    payload: &'a [u8],
+    to: Option<SocketAddr>,
+    segment_bytes: Option<u16>,
+}
+
+impl<'a> SendMessage<'a> {
+    /// A datagram to the connected peer.
+    pub const fn new(payload: &'a [u8]) -> SendMessage<'a> {
+        SendMessage { payload, to: None, segment_bytes: None }
+    }
+
+    /// The same to another destination.
+    #[must_use]
+    pub const fn to(self, remote: SocketAddr) -> SendMessage<'a> {
+        SendMessage { to: Some(remote), ..self }
+    }
+
+    /// The payload is a run of datagrams of so many bytes each, the last one of what is left (Linux's
+    /// UDP_SEGMENT), at most 128. They are cut by the device, or on the way to it. 0: one datagram.
+    #[must_use]
+    pub const fn segmented(self, segment_bytes: u16) -> SendMessage<'a> {
+        SendMessage { segment_bytes: Some(segment_bytes), ..self }
+    }
+}
+
+/// Room for one received datagram: an entry of what `recvmmsg(2)` takes.
+#[derive(Debug)]
+pub struct RecvMessage<'a> {
+    buffer: &'a mut [u8],
+    len: usize,
+    sent_len: usize,
+    from: Option<SocketAddr>,
+}
+
+impl<'a> RecvMessage<'a> {
+    /// Room for as much as `buffer` holds; what is longer is cut off.
+    pub fn new(buffer: &'a mut [u8]) -> RecvMessage<'a> {
+        RecvMessage { buffer, len: 0, sent_len: 0, from: None }
+    }
+
+    /// What came.
+    pub fn payload(&self) -> &[u8] {
+        self.buffer.get(..self.len).unwrap_or(&[])
+    }
+
+    /// Who sent it; `None` before something came.
+    pub fn from(&self) -> Option<SocketAddr> {
+        self.from
+    }
+
+    /// Whether it was longer than the buffer.
+    pub fn is_truncated(&self) -> bool {
+        self.sent_len > self.len
+    }
+
+    /// How long the datagram was.
+    pub fn sent_len(&self) -> usize {
+        self.sent_len
+    }
+}
+
+/// What became of a call for many messages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SentMany {
+    /// How many went, the first ones.
+    pub messages: usize,
+    /// The next one cannot go: the call is over.
+    pub is_over: bool,
+}
+
+impl<P: Probe> Shard<P> {
+    /// Sends the first of some messages, as many as may go under one hold of the lock. `is_first`: none
+    /// of this call went before, so that an error may be told.
+    ///
+    /// # Errors
+    /// As [`Shard::udp_send`], for the first message; an error of a later one ends the call there, and
+    /// is met again by whoever repeats it.
+    pub fn udp_send_many(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        messages: &[SendMessage<'_>],
+        is_first: bool,
+    ) -> Result<Step<SentMany>, SocketError> {
+        let (mut done, mut bytes, mut joins, mut failed) = (0, 0, true, None);
+        while done < messages.len().min(MOST_MESSAGES) && bytes < MOST_BYTES {
+            let rest = messages.get(done..).unwrap_or(&[]);
+            let alike = if joins { self.run_of(rest) } else { 1 };
+            let run = rest.get(..alike).unwrap_or(rest);
+            match self.send_run(now, id, run, is_first && done == 0) {
+                Ok(sent) => (done, bytes) = (done + run.len(), bytes + sent),
+                // The path is narrower than the link: each goes by itself, in fragments if it must.
+                Err(SocketError::MessageTooLong) if run.len() > 1 => joins = false,
+                Err(e) => {
+                    failed = Some(e);
+                    break;
+                }
+            }
+        }
+        self.net.link.set_now(now);
+        self.finish_datagrams(now);
+        match failed {
+            Some(e @ (SocketError::NoBuffer | SocketError::WouldBlock)) if done == 0 => {
+                self.wait_to_send(now, id, e);
+                Ok(Step::WaitSpace(1))
+            }
+            Some(SocketError::NoBuffer | SocketError::WouldBlock) | None => {
+                Ok(Step::Done(SentMany { messages: done, is_over: false }))
+            }
+            Some(e) if is_first && done == 0 => Err(e),
+            Some(_) => Ok(Step::Done(SentMany { messages: done, is_over: true })),
+        }
+    }
+
+    /// How many of the first messages leave as one frame, at least 1.
+    fn run_of(&self, messages: &[SendMessage<'_>]) -> usize {
+        let Some((first, rest)) = messages.split_first() else { return 0 };
+        let (caps, bytes) = (self.net.link.caps(), first.payload.len());
+        let fits = bytes > 0 && bytes.saturating_add(HEADERS_BYTES) <= self.net.ip.mtu();
+        let may_join = caps.udp_gso && caps.tx_csum && first.segment_bytes.is_none();
+        if !(may_join && fits) {
+            return 1;
+        }
+        let device_bytes = caps.tso.unwrap_or(usize::MAX).saturating_sub(HEADERS_BYTES);
+        let most = MOST_JOINED_BYTES.min(device_bytes) / bytes;
+        let most = most.clamp(1, MOST_JOINED);
+        let is_like = |m: &&SendMessage<'_>| {
+            m.to == first.to && m.segment_bytes.is_none() && m.payload.len() == bytes
+        };
+        let alike = 1 + rest.iter().take(most - 1).take_while(is_like).count();
+        // The last one of a run may be shorter, but not empty.
+        let may_end = |m: &SendMessage<'_>| {
+            let len = m.payload.len();
+            m.to == first.to && m.segment_bytes.is_none() && (1..bytes).contains(&len)
+        };
+        let has_end = alike < most && messages.get(alike).is_some_and(may_end);
+        alike + usize::from(has_end)
+    }
+
+    /// Sends one message, or several as one run; returns the bytes.
+    fn send_run(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        run: &[SendMessage<'_>],
+        tells_error: bool,
+    ) -> Result<usize, SocketError> {
+        let Some(first) = run.first() else { return Ok(0) };
+        let bytes = run.iter().map(|m| m.payload.len()).sum();
+        let parts = run.iter().map(|m| m.payload);
+        let joined = (run.len() > 1).then_some(first.payload.len() as u16);
+        let segment_bytes = joined.or(first.segment_bytes);
+        let request = SendRequest { parts, bytes, to: first.to, segment_bytes, tells_error };
+        self.output_datagram(now, id, &request).map(|_| bytes)
+    }
+
+    /// Copies the oldest datagrams into `into`, as many as are there and may be copied under one hold
+    /// of the lock.
+    ///
+    /// # Errors
+    /// An error that came back for an earlier datagram.
+    pub fn udp_receive_many(
+        &mut self,
+        id: SlotId,
+        into: &mut [RecvMessage<'_>],
+    ) -> Result<Step<usize>, SocketError> {
+        let down = self.down();
+        let Shard { sockets, net, .. } = self;
+        let entry = match sockets.get_mut(id) {
+            Some(Socket::Udp(s)) => s,
+            Some(_) => return Err(SocketError::NotSupported),
+            None => return Err(SocketError::BadHandle),
+        };
+        if let Some(e) = entry.socket.take_error() {
+            return Err(udp_error(e));
+        }
+        let (mut came, mut bytes) = (0, 0);
+        for message in into.iter_mut().take(MOST_MESSAGES) {
+            if bytes >= MOST_BYTES {
+                break;
+            }
+            let Some(d) = entry.socket.receive() else { break };
+            message.len = d.payload.copy_to(0, message.buffer);
+            message.sent_len = d.payload.len();
+            message.from = Some(d.src);
+            (came, bytes) = (came + 1, bytes + message.len);
+            net.pool.free(d.payload);
+        }
+        net.counters.add(Counter::CopiedBytes, bytes as u64);
+        let _ = net.probe.stage(Stage::ReceiveCopied);
+        match (came, down) {
+            (0, Some(e)) => Err(e),
+            (0, None) if !into.is_empty() => Ok(Step::WaitData(1)),
+            (n, _) => Ok(Step::Done(n)),
+        }
+    }
+}

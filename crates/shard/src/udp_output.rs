@@ -1,0 +1,633 @@
+//! A datagram on its way down: one fast path and one slow path.
+//!
+//! ```text
+//!   fast: the headers are ready-made and hold, the datagram fits its path
+//!           buffer, copy, headers in front ────────────────────────────┐
+//!     │ else, without side effects                                     ▼
+//!   slow: socket, pending error, endpoints, route, buffer, copy,   transmit burst
+//!         udp::output, Ip::output; leaves a template ──────────────────┘
+//! ```
+//!
+//! A datagram of a connected socket that fits one buffer goes through the fast path as one piece of code, in
+//! which nothing larger than a word changes hands until the frame is in the burst. What both paths send is the
+//! same, frame by frame (`tests/udp/templates.rs`).
+
+use alloc::boxed::Box;
+use core::net::{IpAddr, SocketAddr};
+
+use fulmar_base::{Counter, Instant, Offload, Probe, SlotId, Stage, Variation, with_zone, zone_of};
+use fulmar_ip::{FrameSink, Outgoing, Traffic};
+use fulmar_mbuf::{Chain, Mbuf, Purpose};
+use fulmar_netdev::Packet;
+use fulmar_socket::{SocketError, Step};
+use fulmar_udp::UdpSocket;
+use fulmar_wire::protocol;
+use fulmar_wire::udp::HEADER_BYTES;
+
+use crate::net::{Net, Sink};
+use crate::shard::Shard;
+use crate::sockets::Socket;
+use crate::templates::{HeaderOptions, UdpTemplate};
+use crate::udp_calls::{check_family, udp_error, unmap};
+
+/// Room in front of a payload, so that all headers go into its own mbuf.
+const HEADROOM: usize = fulmar_udp::HEADROOM_BYTES;
+
+/// Payload that is written into one buffer together with its headers, by the sender itself: what fits the
+/// second class of the pool.
+const LINEAR_BYTES: usize = 2048 - HEADROOM;
+
+/// Datagrams of one run at most, as on Linux (UDP_MAX_SEGMENTS).
+pub(crate) const MAX_SEGMENTS: usize = 128;
+
+/// One datagram to be sent, or a run of datagrams of equal size.
+pub(crate) struct SendRequest<I> {
+    /// The payload.
+    pub parts: I,
+    /// Its length.
+    pub bytes: usize,
+    /// Its destination; `None`: the connected peer.
+    pub to: Option<SocketAddr>,
+    /// Payload of each datagram of a run.
+    pub segment_bytes: Option<u16>,
+    /// A pending error of the socket is returned.
+    pub tells_error: bool,
+}
+
+impl<I> SendRequest<I> {
+    /// Datagrams that it becomes.
+    fn datagrams(&self) -> usize {
+        match self.segment_bytes {
+            Some(segment) if segment > 0 => self.bytes.div_ceil(usize::from(segment)).max(1),
+            _ => 1,
+        }
+    }
+
+    fn offload(&self) -> Offload {
+        fulmar_udp::offload_of(self.bytes, self.segment_bytes)
+    }
+}
+
+/// Source and destination of a datagram, and the options of its socket.
+struct Endpoints {
+    bound: SocketAddr,
+    remote: SocketAddr,
+    /// The destination was named with it.
+    is_named: bool,
+    broadcast: bool,
+    options: HeaderOptions,
+}
+
+/// What the routes say about a datagram.
+struct Way {
+    src: IpAddr,
+    is_broadcast: bool,
+}
+
+impl<P: Probe> Shard<P> {
+    /// Sends one datagram, to the connected peer or to `to`.
+    ///
+    /// # Errors
+    /// An error that came back earlier; no destination; too long; no route; no buffer.
+    pub fn udp_send(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        parts: &[&[u8]],
+        to: Option<SocketAddr>,
+    ) -> Result<usize, SocketError> {
+        let bytes: usize = parts.iter().map(|p| p.len()).sum();
+        let parts = parts.iter().copied();
+        let request = SendRequest { parts, bytes, to, segment_bytes: None, tells_error: true };
+        match self.output_datagram(now, id, &request)? {
+            Some(()) => self.finish_datagrams(now),
+            None => self.net.link.set_now(now),
+        }
+        Ok(bytes)
+    }
+
+    /// As [`Shard::udp_send`], for a sender that can wait for buffers and for the device: wait for
+    /// `WRITABLE` and repeat.
+    ///
+    /// # Errors
+    /// As [`Shard::udp_send`], but for those two.
+    pub fn udp_send_step(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        parts: &[&[u8]],
+        to: Option<SocketAddr>,
+    ) -> Result<Step<usize>, SocketError> {
+        match self.udp_send(now, id, parts, to) {
+            Err(e @ (SocketError::NoBuffer | SocketError::WouldBlock)) => {
+                self.wait_to_send(now, id, e);
+                Ok(Step::WaitSpace(1))
+            }
+            other => other.map(Step::Done),
+        }
+    }
+
+    /// A datagram found no memory, or no room in the device.
+    pub(crate) fn wait_to_send(&mut self, now: Instant, id: SlotId, why: SocketError) {
+        match why {
+            SocketError::NoBuffer => self.wait_for_memory(now, id),
+            _ => self.note_shortage(now, id),
+        }
+    }
+
+    /// As [`Shard::udp_send_step`] to the connected peer, for many datagrams one by one: the fast path inline.
+    ///
+    /// # Errors
+    /// As [`Shard::udp_send_step`].
+    #[inline(always)]
+    pub fn udp_send_connected(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        payload: &[u8],
+    ) -> Result<Step<usize>, SocketError> {
+        if self.stops_at(Stage::Locked) {
+            return Ok(Step::Done(payload.len()));
+        }
+        let (parts, bytes) = (core::iter::once(payload), payload.len());
+        let request =
+            SendRequest { parts, bytes, to: None, segment_bytes: None, tells_error: true };
+        match self.output_fast(now, id, &request) {
+            Some(Ok(sent)) => {
+                if sent.is_some() {
+                    self.finish_datagrams(now);
+                }
+                Ok(Step::Done(bytes))
+            }
+            _ => self.udp_send_one(now, id, payload),
+        }
+    }
+
+    /// As [`Shard::udp_send_connected`], out of line.
+    #[inline(never)]
+    fn udp_send_one(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        payload: &[u8],
+    ) -> Result<Step<usize>, SocketError> {
+        self.udp_send_step(now, id, &[payload], None)
+    }
+
+    /// Brings a datagram into the burst; `None` if a probe has ended the path.
+    pub(crate) fn output_datagram<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        request: &SendRequest<I>,
+    ) -> Result<Option<()>, SocketError> {
+        if self.stops_at(Stage::Locked) {
+            return Ok(None);
+        }
+        match self.output_fast(now, id, request) {
+            Some(sent) => sent,
+            None => self.output_slow(now, id, request),
+        }
+    }
+
+    /// Fast path: by ready-made headers, if there are some that hold for this datagram. Otherwise it returns
+    /// `None` without side effects and [`Shard::output_slow`] runs.
+    #[inline(always)]
+    fn output_fast<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        request: &SendRequest<I>,
+    ) -> Option<Result<Option<()>, SocketError>> {
+        if self.is_down() || self.forgets_templates() {
+            return None;
+        }
+        let Shard { sockets, templates, net, .. } = self;
+        let Some(Socket::Udp(entry)) = sockets.get(id) else { return None };
+        let has_error = request.tells_error && entry.socket.has_error();
+        if has_error || request.datagrams() > MAX_SEGMENTS {
+            return None;
+        }
+        let template = match &request.to {
+            // It is for this peer and these options: whatever changes them drops it.
+            None => entry.template.as_deref()?,
+            Some(to) => {
+                let remote = unmap(*to);
+                let template = templates.find(id, &remote)?;
+                template.has_options(&HeaderOptions::of(&entry.socket)).then_some(template)?
+            }
+        };
+        let transport_bytes = request.bytes.saturating_add(HEADER_BYTES);
+        let fits = match request.segment_bytes {
+            None => template.ip().fits_without_gso(transport_bytes),
+            Some(_) => template.ip().fits(transport_bytes, &request.offload()),
+        };
+        let serves = fits && net.ip.holds(template.ip(), now);
+        if !(net.probe.varies(Variation::NoCacheValidation) || serves) {
+            return None;
+        }
+        if net.ends_at_one_of([Stage::SendChecked, Stage::PathChosen]) {
+            return Some(Ok(None));
+        }
+        let is_linear = request.segment_bytes.is_none() && net.is_linear(request.bytes);
+        Some(match is_linear {
+            true => net.send_linear(now, template, request),
+            false => net.send_chained(now, id, template, request),
+        })
+    }
+
+    /// The endpoints of a datagram, once its socket has no pending error.
+    fn check_datagram<I>(
+        &mut self,
+        id: SlotId,
+        request: &SendRequest<I>,
+    ) -> Result<Endpoints, SocketError> {
+        if let Some(e) = self.down() {
+            return Err(e);
+        }
+        let entry = self.udp_entry(id)?;
+        if request.tells_error
+            && let Some(e) = entry.socket.take_error()
+        {
+            return Err(udp_error(e));
+        }
+        let UdpSocket { local, remote, broadcast, .. } = entry.socket;
+        let remote = unmap(request.to.or(remote).ok_or(SocketError::DestinationRequired)?);
+        if remote.port() == 0 || request.datagrams() > MAX_SEGMENTS {
+            return Err(SocketError::Invalid);
+        }
+        let bound = local.ok_or(SocketError::Invalid)?;
+        check_family(bound, entry.v6_only, remote)?;
+        let options = HeaderOptions::of(&entry.socket);
+        Ok(Endpoints { bound, remote, is_named: request.to.is_some(), broadcast, options })
+    }
+
+    /// Whether a measurement wants every layer to be asked.
+    #[inline(always)]
+    pub(crate) fn forgets_templates(&self) -> bool {
+        self.net.probe.varies_in([Variation::NoTemplate, Variation::NoDestinationCache])
+    }
+
+    /// Slow path: asks every layer, and remembers what they said.
+    #[inline(never)]
+    fn output_slow<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        request: &SendRequest<I>,
+    ) -> Result<Option<()>, SocketError> {
+        let ends = &self.check_datagram(id, request)?;
+        if self.ends_at(Stage::SendChecked) {
+            return Ok(None);
+        }
+        let way = self.choose_way(ends, request)?;
+        if self.ends_at(Stage::PathChosen) {
+            return Ok(None);
+        }
+        let payload = self.net.fill_datagram(id, request.parts.clone(), request.bytes)?;
+        let Some(payload) = payload else { return Ok(None) };
+        let remote = ends.remote;
+        let local = with_zone(way.src, ends.bound.port(), zone_of(remote));
+        let (chain, _) = fulmar_udp::output(&mut self.net.pool, local, remote, payload)
+            .map_err(|_| SocketError::NoBuffer)?;
+        if self.ends_at(Stage::TransportOutput) {
+            self.net.pool.free(chain);
+            return Ok(None);
+        }
+        self.net.link.set_now(now);
+        self.net.send_packet(
+            now,
+            Outgoing {
+                src: way.src,
+                dst: remote.ip(),
+                zone: zone_of(remote),
+                protocol: protocol::UDP,
+                ttl: ends.options.ttl,
+                dscp_ecn: ends.options.dscp_ecn,
+                chain,
+                offload: request.offload(),
+                traffic: Traffic::Own,
+                dont_fragment: ends.options.dont_fragment,
+            },
+        )?;
+        self.net.note_sent(request);
+        if !way.is_broadcast && !self.forgets_templates() {
+            self.keep_template(now, id, ends, local);
+        }
+        Ok(Some(()))
+    }
+
+    /// Remembers the headers of what was just sent.
+    fn keep_template(&mut self, now: Instant, id: SlotId, ends: &Endpoints, local: SocketAddr) {
+        let Shard { sockets, templates, net, .. } = self;
+        let zone = zone_of(ends.remote);
+        let made = UdpTemplate::new(&net.ip, now, (local, ends.remote), zone, ends.options);
+        let Some(made) = made else { return };
+        match sockets.get_mut(id) {
+            Some(Socket::Udp(s)) if !ends.is_named => match &mut s.template {
+                Some(template) => **template = made,
+                none => *none = Some(Box::new(made)),
+            },
+            _ => templates.keep(id, made),
+        }
+    }
+
+    /// The source address that the routes give, if as much payload may go. What is longer than the
+    /// path's packets goes in fragments, unless the socket forbids it; runs never do.
+    fn choose_way<I>(
+        &self,
+        ends: &Endpoints,
+        request: &SendRequest<I>,
+    ) -> Result<Way, SocketError> {
+        let (ip, remote) = (&self.net.ip, ends.remote);
+        let bound = Some(ends.bound.ip()).filter(|ip| !ip.is_unspecified());
+        // A broadcast address is one to listen on, as on Linux.
+        let bound = bound.filter(|bound| !ip.is_broadcast(*bound));
+        if bound.is_some_and(|bound| !ip.is_local(bound)) {
+            return Err(SocketError::NetworkUnreachable);
+        }
+        let choice = ip.route_from(bound, remote.ip(), zone_of(remote));
+        let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
+        if choice.is_broadcast && !ends.broadcast {
+            return Err(SocketError::AccessDenied);
+        }
+        let is_run = request.offload().gso.is_some();
+        let largest_packet =
+            if ends.options.dont_fragment { choice.datagram_mtu } else { usize::MAX };
+        let most = |packet_bytes| fulmar_udp::max_payload(packet_bytes, remote.ip());
+        let segment_bytes = request.segment_bytes.filter(|_| is_run).map_or(0, usize::from);
+        let whole_fits = request.bytes <= most(if is_run { usize::MAX } else { largest_packet });
+        if !whole_fits || segment_bytes > most(choice.datagram_mtu) {
+            return Err(SocketError::MessageTooLong);
+        }
+        Ok(Way { src: bound.unwrap_or(choice.src), is_broadcast: choice.is_broadcast })
+    }
+
+    /// The end of a call that has sent datagrams: one crossing.
+    #[inline(always)]
+    pub(crate) fn finish_datagrams(&mut self, now: Instant) {
+        if self.net.link.loopback.is_empty() {
+            let Net { pool, counters, link, probe, .. } = &mut self.net;
+            link.flush(pool, counters, probe);
+        } else {
+            self.finish_call(now);
+        }
+    }
+}
+
+impl<P: Probe> Net<P> {
+    #[inline(always)]
+    pub(crate) fn ends_at(&mut self, stage: Stage) -> bool {
+        self.probe.stage(stage).is_break()
+    }
+
+    #[inline(always)]
+    pub(crate) fn ends_at_one_of<const N: usize>(&mut self, stages: [Stage; N]) -> bool {
+        self.probe.stages(stages).is_break()
+    }
+
+    /// Whether a datagram may take so much of the send share: what streams need at the least stays.
+    #[inline(always)]
+    fn admits_datagram(&self, bytes: usize) -> bool {
+        let share = self.pool.share_of(Purpose::Send);
+        !share.is_contended() || bytes <= share.for_datagrams()
+    }
+
+    /// The payload in one mbuf (or a few), with room for every header in front; `None` if a probe
+    /// has ended the path.
+    #[inline]
+    pub(crate) fn fill_datagram<'a>(
+        &mut self,
+        id: SlotId,
+        parts: impl Iterator<Item = &'a [u8]>,
+        bytes: usize,
+    ) -> Result<Option<Chain>, SocketError> {
+        if !self.admits_datagram(bytes) {
+            return Err(SocketError::NoBuffer);
+        }
+        let is_early = self.probe.varies(Variation::EarlyEncapsulation);
+        let headroom = if is_early { 0 } else { HEADROOM };
+        let chain = match self.probe.varies(Variation::CachePerSocket) {
+            false => self.pool.alloc_chain(bytes, headroom, Purpose::Send),
+            true => self.stocks.take(id, bytes, headroom, &mut self.pool),
+        };
+        let mut chain = chain.map_err(|_| SocketError::NoBuffer)?;
+        if self.ends_at(Stage::SendReserved) {
+            self.pool.free(chain);
+            return Ok(None);
+        }
+        chain.fill(parts);
+        if self.ends_at(Stage::SendCopied) {
+            self.pool.free(chain);
+            return Ok(None);
+        }
+        Ok(Some(chain))
+    }
+
+    /// Whether so much payload is written into one buffer together with its headers: it fits, the device
+    /// computes the checksum, and no measurement wants another way.
+    #[inline(always)]
+    fn is_linear(&self, bytes: usize) -> bool {
+        bytes <= LINEAR_BYTES
+            && self.link.caps().tx_csum
+            && !self.probe.varies_in([Variation::EarlyEncapsulation, Variation::CachePerSocket])
+    }
+
+    /// Sends a datagram in one buffer, headers and payload: from the pool to the burst it is one word, the
+    /// handle of that buffer. (Larger values that are handed on are stored in words and read in vectors, which
+    /// waits for the stores.) `None` if a probe has ended the path.
+    #[inline(always)]
+    fn send_linear<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+        &mut self,
+        now: Instant,
+        template: &UdpTemplate,
+        request: &SendRequest<I>,
+    ) -> Result<Option<()>, SocketError> {
+        if !self.admits_datagram(request.bytes) {
+            return Err(SocketError::NoBuffer);
+        }
+        let headers = template.header_bytes();
+        let room = HEADROOM.saturating_sub(headers);
+        let m = self.pool.alloc(request.bytes.saturating_add(headers), room, Purpose::Send);
+        let mut m = m.map_err(|_| SocketError::NoBuffer)?;
+        if self.ends_at(Stage::SendReserved) || !self.write_linear(template, request, &mut m) {
+            self.pool.free_mbuf(m);
+            return Ok(None);
+        }
+        self.link.set_now(now);
+        if !self.link.takes_at_once(m.len()) {
+            return self.put_slow(m, template, request);
+        }
+        self.link.put_fitting(Packet { chain: Chain::from(m), offload: *template.offload() });
+        if self.ends_at(Stage::BurstQueued) {
+            self.link.forget(&mut self.pool);
+        }
+        self.note_sent(request);
+        Ok(Some(()))
+    }
+
+    /// The burst is full, or the frame is none that the device takes as it is.
+    #[cold]
+    fn put_slow<I>(
+        &mut self,
+        frame: Mbuf,
+        template: &UdpTemplate,
+        request: &SendRequest<I>,
+    ) -> Result<Option<()>, SocketError> {
+        let Net { pool, counters, link, probe, .. } = self;
+        let (chain, offload) = (Chain::from(frame), *template.offload());
+        if let Err(chain) = (Sink { link, probe }).frame(pool, counters, chain, offload) {
+            pool.free(chain);
+            return Err(SocketError::WouldBlock);
+        }
+        self.note_sent(request);
+        Ok(Some(()))
+    }
+
+    /// Headers and payload, whose room is taken at once; false if a probe has ended the path.
+    #[inline(always)]
+    fn write_linear<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+        &mut self,
+        template: &UdpTemplate,
+        request: &SendRequest<I>,
+        m: &mut Mbuf,
+    ) -> bool {
+        let headers = template.header_bytes();
+        let Some(room) = m.append(headers.saturating_add(request.bytes)) else { return false };
+        let Some((headers, mut room)) = room.split_at_mut_checked(headers) else { return false };
+        for part in request.parts.clone() {
+            let Some((to, rest)) = room.split_at_mut_checked(part.len()) else { return false };
+            copy(to, part);
+            room = rest;
+        }
+        if self.ends_at(Stage::SendCopied) {
+            return false;
+        }
+        matches!(self.write_headers(template, request, headers), Ok(Some(())))
+    }
+
+    /// Sends what is larger, or is to be summed on the way, as payload with the headers in front.
+    #[inline(never)]
+    fn send_chained<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        template: &UdpTemplate,
+        request: &SendRequest<I>,
+    ) -> Result<Option<()>, SocketError> {
+        let payload = self.fill_datagram(id, request.parts.clone(), request.bytes)?;
+        let Some(mut chain) = payload else { return Ok(None) };
+        if self.prepend(template, request, &mut chain)?.is_none() {
+            self.pool.free(chain);
+            return Ok(None);
+        }
+        self.link.set_now(now);
+        let offload = request.offload().shift(template.ip().header_bytes() as u16);
+        let Net { pool, counters, link, probe, .. } = self;
+        if let Err(chain) = (Sink { link, probe }).frame(pool, counters, chain, offload) {
+            pool.free(chain);
+            return Err(SocketError::WouldBlock);
+        }
+        self.note_sent(request);
+        Ok(Some(()))
+    }
+
+    /// Puts all headers in front, in one piece; `None` if a probe has ended the path.
+    #[inline]
+    fn prepend<I>(
+        &mut self,
+        template: &UdpTemplate,
+        request: &SendRequest<I>,
+        chain: &mut Chain,
+    ) -> Result<Option<()>, SocketError> {
+        let room = chain.prepend(template.header_bytes(), &mut self.pool, Purpose::Control);
+        self.write_headers(template, request, room.map_err(|_| SocketError::NoBuffer)?)
+    }
+
+    /// Writes all headers, which `room` has the length of; `None` if a probe has ended the path.
+    #[inline(always)]
+    fn write_headers<I>(
+        &mut self,
+        template: &UdpTemplate,
+        request: &SendRequest<I>,
+        room: &mut [u8],
+    ) -> Result<Option<()>, SocketError> {
+        let ident = self.ip.draw_ident_for(template.ip());
+        // At most 65,535, or the datagram would not have fitted the template.
+        let length = request.bytes.saturating_add(HEADER_BYTES) as u16;
+        let parts = room.split_last_chunk_mut::<HEADER_BYTES>();
+        let (lower, header) = parts.ok_or(SocketError::NoBuffer)?;
+        template.udp().emit(length, header);
+        if self.ends_at_one_of([Stage::TransportOutput, Stage::RouteFound]) {
+            return Ok(None);
+        }
+        template.ip().emit(length, ident, lower).ok_or(SocketError::NoBuffer)?;
+        if self.ends_at_one_of([Stage::IpOutput, Stage::EtherOutput]) {
+            return Ok(None);
+        }
+        Ok(Some(()))
+    }
+
+    #[inline(always)]
+    pub(crate) fn note_sent<I>(&mut self, request: &SendRequest<I>) {
+        self.counters.add(Counter::UdpOut, request.datagrams() as u64);
+        self.counters.add(Counter::CopiedBytes, request.bytes as u64);
+    }
+
+    fn send_packet(&mut self, now: Instant, packet: Outgoing) -> Result<(), SocketError> {
+        let Net { pool, counters, ip, link, probe, .. } = self;
+        use fulmar_ip::OutputError as E;
+        ip.output(now, pool, counters, packet, &mut Sink { link, probe }).map_err(|e| match e {
+            E::NoRoute => SocketError::NetworkUnreachable,
+            E::TooBig { .. } => SocketError::MessageTooLong,
+            E::NoBuffer => SocketError::NoBuffer,
+            E::HostUnreachable => SocketError::HostUnreachable,
+            E::Full => SocketError::WouldBlock,
+        })
+    }
+}
+
+/// Copies bytes to a place of their length: the fewest in two steps that overlap, since a call costs more.
+#[inline(always)]
+fn copy(to: &mut [u8], from: &[u8]) {
+    let is_done = match from.len() {
+        8..=16 => copy_ends::<8>(to, from),
+        17..=32 => copy_ends::<16>(to, from),
+        _ => false,
+    };
+    if !is_done {
+        to.copy_from_slice(from);
+    }
+}
+
+/// Copies the first `N` bytes and the last, which are all of `N` to twice as many; false if there are fewer.
+#[inline(always)]
+fn copy_ends<const N: usize>(to: &mut [u8], from: &[u8]) -> bool {
+    let (Some(first), Some(last)) = (from.first_chunk::<N>(), from.last_chunk::<N>()) else {
+        return false;
+    };
+    let (first, last) = (*first, *last);
+    if let Some(to) = to.first_chunk_mut() {
+        *to = first;
+    }
+    if let Some(to) = to.last_chunk_mut() {
+        *to = last;
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_of_every_length_are_copied_whole_and_no_further() {
+        let from: Vec<u8> = (1..=70).collect();
+        for len in 0..=from.len() {
+            let mut to = [0; 80];
+            copy(&mut to[..len], &from[..len]);
+            assert_eq!(to[..len], from[..len], "{len}");
+            assert!(to[len..].iter().all(|b| *b == 0), "{len}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! How the threads of a shard wait for its device: what the policy says
+//! ([`moderation`](fulmar_netdev::moderation)), told to the device where that can hold by itself.
+
+use fulmar_base::{Counter, Instant, Probe};
+use fulmar_netdev::Wake;
+use fulmar_netdev::moderation::{Moderation, ModerationConfig, Next};
+
+use crate::shard::Shard;
+
+impl<P: Probe> Shard<P> {
+    /// What a thread that waits does after a poll that found nothing. `may_look`: it is a thread that
+    /// has nothing else to do.
+    pub fn next_wait(&mut self, now: Instant, may_look: bool) -> Next {
+        let next = match self.is_dry {
+            true => self.moderation.next(now, may_look),
+            // A step ended at its bound.
+            false => self.moderation.next_unheld(now, may_look),
+        };
+        self.tell_device();
+        self.count_look();
+        match next {
+            // The device holds, or has to be asked for room.
+            Next::Hold { .. } if self.net.link.caps().coalescing || self.net.link.has_backlog() => {
+                Next::Arm
+            }
+            next => next,
+        }
+    }
+
+    /// Whether a thread that finds nothing to do looks at the device before it waits. Not where that has
+    /// long been in vain, and nothing can be missed by sleeping at once.
+    pub fn looks_first(&mut self, now: Instant) -> bool {
+        let may_miss = !self.is_dry
+            || !self.is_level_triggered()
+            || self.next_deadline().is_some_and(|at| at <= now);
+        may_miss || self.moderation.looks_first()
+    }
+
+    /// Whether the device's descriptor is readable whenever there is something to do for it.
+    fn is_level_triggered(&self) -> bool {
+        let link = &self.net.link;
+        link.caps().wake == Wake::Level && !link.has_backlog() && !self.is_down()
+    }
+
+    /// How many frames a poll asks for at once, where there is room for so many.
+    pub(crate) fn frames_to_ask(&mut self, room: usize) -> usize {
+        match self.net.link.caps().wake {
+            Wake::Level => self.moderation.ask(room),
+            Wake::Armed => room,
+        }
+    }
+
+    /// Changes how threads wait for the device.
+    pub fn set_moderation(&mut self, config: ModerationConfig) {
+        self.config.moderation = config;
+        self.moderation.set_config(config);
+        self.tell_device();
+    }
+
+    /// The policy by which threads wait for the device: to be told when they begin to, have looked, and have
+    /// slept.
+    pub fn moderation(&mut self) -> &mut Moderation {
+        &mut self.moderation
+    }
+
+    /// A step of the holds goes to the device, if that has registers for it.
+    fn tell_device(&mut self) {
+        if let Some(step) = self.moderation.take_change() {
+            self.net.counters.count(Counter::MitigationChanges);
+            if self.net.link.caps().coalescing {
+                self.net.link.device().coalesce(step);
+            }
+        }
+    }
+
+    /// A look at the device has ended.
+    pub(crate) fn count_look(&mut self) {
+        if let Some(took) = self.moderation.take_looked() {
+            self.net.counters.count(Counter::Looks);
+            self.net.counters.add(Counter::BusyPollNs, took.as_nanos() as u64);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fulmar_base::{Duration, NoProbe, SlotId};
+    use fulmar_drivers::link::{LinkConfig, pair};
+    use fulmar_socket::Step;
+
+    use super::*;
+    use crate::StackConfig;
+    use crate::shard::FRAMES_AFTER_HOLD;
+
+    /// A stack that only takes, another that sends to it, and the time.
+    struct Flood {
+        taker: Shard<NoProbe>,
+        sender: Shard<NoProbe>,
+        from: SlotId,
+        now: Instant,
+    }
+
+    impl Flood {
+        fn new() -> Flood {
+            let (a, b) = pair(&LinkConfig::default()).unwrap();
+            let now = Instant::from_millis(1);
+            let stack = |host: u8, device| {
+                let addr = [10, 0, 0, host].into();
+                let addresses = vec![fulmar_ip::IfAddr { addr, prefix_len: 24 }];
+                let secrets = Some(fulmar_base::Secrets::for_simulation(host.into()));
+                let config = StackConfig { addresses, secrets, ..StackConfig::default() };
+                Shard::new(config, Box::new(device), now).unwrap()
+            };
+            let (mut taker, mut sender) = (stack(1, a), stack(2, b));
+            let to = "10.0.0.1:9".parse().unwrap();
+            let at = taker.udp_bind(to, Default::default()).unwrap();
+            let from = sender.udp_open(to).unwrap();
+            let mut flood = Flood { taker, sender, from, now };
+            // Neighbours get to know each other.
+            while !matches!(flood.taker.udp_receive(at), Ok(Step::Done(_))) {
+                flood.send(1);
+                flood.taker.step(now, 1);
+                flood.sender.step(now, 1);
+            }
+            flood
+        }
+
+        fn send(&mut self, count: usize) {
+            for _ in 0..count {
+                self.sender.udp_send(self.now, self.from, &[&[0; 1000]], None).unwrap();
+            }
+        }
+
+        /// As the flood goes on, until threads hold. When the hold ends.
+        fn until_held(&mut self) -> Instant {
+            for _ in 0..10_000 {
+                self.send(16);
+                self.taker.moderation().start_waiting(self.now);
+                while self.taker.step_for_reader(self.now) > 0 {}
+                self.now = self.now + Duration::from_micros(50);
+                if let Next::Hold { until } = self.taker.next_wait(self.now, false) {
+                    return until;
+                }
+                self.taker.moderation().slept();
+            }
+            panic!("nobody holds in a flood");
+        }
+    }
+
+    #[test]
+    fn after_a_hold_a_reader_gets_the_first_frames_before_the_rest_is_taken() {
+        let mut flood = Flood::new();
+        flood.now = flood.until_held();
+        flood.send(3 * FRAMES_AFTER_HOLD);
+        flood.taker.moderation().slept();
+        assert_eq!(flood.taker.step_for_reader(flood.now), FRAMES_AFTER_HOLD);
+        assert!(flood.taker.looks_first(flood.now));
+        assert_eq!(flood.taker.step_for_reader(flood.now), 2 * FRAMES_AFTER_HOLD);
+    }
+
+    #[test]
+    fn nobody_holds_while_the_device_has_more() {
+        let mut flood = Flood::new();
+        flood.now = flood.until_held();
+        // More than one step takes, by frames or by bytes.
+        flood.send(200);
+        flood.taker.moderation().slept();
+        assert!(flood.taker.step_for_reader(flood.now) < 200);
+        assert_eq!(flood.taker.next_wait(flood.now, false), Next::Arm);
+        while flood.taker.step_for_reader(flood.now) > 0 {}
+        assert!(matches!(flood.taker.next_wait(flood.now, false), Next::Hold { .. }));
+    }
+}

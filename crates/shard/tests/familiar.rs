@@ -1,0 +1,276 @@
+//! Header prediction: a segment whose headers are predicted gets what one gets whose headers are all read, and
+//! what only looks alike is not taken for one.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use fulmar_base::{Counters, DropReason, Duration, Instant, Secrets, SlotId};
+use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
+use fulmar_ip::{AddressUse, IfAddr};
+use fulmar_mbuf::{Pool, PoolConfig, Purpose};
+use fulmar_netdev::{Burst, Device, forward_device};
+use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_socket::Step;
+use proptest::prelude::*;
+
+/// Which byte of the next frame with payload is to be changed.
+type Change = Arc<Mutex<Option<usize>>>;
+
+/// A device that changes a byte of a frame that it receives.
+struct Tamper {
+    inner: SimLink,
+    change: Change,
+}
+
+impl Device for Tamper {
+    forward_device!(self => self.inner, except rx_burst);
+    fn rx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        let n = self.inner.rx_burst(now, pool, out, budget, counters);
+        for _ in 0..n {
+            let mut p = out.pop_front().expect("it has come");
+            if p.chain.len() > 66
+                && let Some(at) = self.change.lock().unwrap().take()
+            {
+                let mut bytes = p.chain.to_vec();
+                bytes[at] ^= 1;
+                let chain = pool.alloc_chain(bytes.len(), 0, Purpose::Receive).expect("buffers");
+                pool.free(std::mem::replace(&mut p.chain, chain));
+                p.chain.copy_from(0, &bytes);
+            }
+            out.push(p).unwrap_or_else(|_| panic!("it was in there"));
+        }
+        n
+    }
+}
+
+struct World {
+    now: Instant,
+    shards: [Shard; 2],
+    change: Change,
+    listener: SlotId,
+    /// False: everything that was derived from the tables is derived anew for each frame.
+    predicts: bool,
+}
+
+fn at(station: u8, port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, station + 1], port))
+}
+
+fn world() -> World {
+    let how = Impairments { delay: Duration::from_micros(100), ..Impairments::default() };
+    let (a, b) = sim_pair(1, &how, &LinkConfig::default());
+    let change = Change::default();
+    let now = Instant::from_millis(1000);
+    let shard = |station: u8, device: Box<dyn Device>| {
+        let config = StackConfig {
+            addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
+            pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
+            secrets: Some(Secrets::for_simulation(u64::from(station))),
+            ..StackConfig::default()
+        };
+        Shard::new(config, device, now).expect("a shard")
+    };
+    let tamper = Box::new(Tamper { inner: b, change: Arc::clone(&change) });
+    let mut shards = [shard(0, Box::new(a)), shard(1, tamper)];
+    let listener = shards[1].tcp_listen(at(1, 80), ListenOptions::default()).unwrap();
+    World { now, shards, change, listener, predicts: true }
+}
+
+impl World {
+    fn pass(&mut self, steps: usize) {
+        for _ in 0..steps {
+            self.now = self.now + Duration::from_micros(100);
+            for s in &mut self.shards {
+                loop {
+                    if !self.predicts {
+                        s.ip().set_address_use(at(9, 0).ip(), AddressUse::default());
+                    }
+                    if s.step(self.now, 1) == 0 {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn connected(&mut self) -> (SlotId, SlotId) {
+        let client = self.shards[0].tcp_connect(self.now, at(1, 80), None).unwrap();
+        self.pass(20);
+        let Ok(Step::Done((server, _))) = self.shards[1].tcp_accept(self.listener) else {
+            panic!("not accepted");
+        };
+        (client, server)
+    }
+
+    fn write(&mut self, id: SlotId, bytes: &[u8]) {
+        match self.shards[0].tcp_reserve(self.now, id, bytes, bytes.len(), false) {
+            Ok(Step::Done(Reserved::Sent(n))) => assert_eq!(n, bytes.len()),
+            _ => panic!("no space"),
+        }
+    }
+
+    /// Writes three messages one after the other, so that their stream is known.
+    fn talk(&mut self, id: SlotId) {
+        for text in [b"one,", b"two,", b"six,"] {
+            self.write(id, text);
+            self.pass(10);
+        }
+    }
+
+    fn read(&mut self, id: SlotId) -> Vec<u8> {
+        let Ok(Step::Done(chain)) = self.shards[1].tcp_take(id, usize::MAX) else {
+            return Vec::new();
+        };
+        let bytes = chain.to_vec();
+        self.shards[1].free(chain);
+        bytes
+    }
+}
+
+#[test]
+fn a_frame_that_differs_where_a_stream_does_not_is_judged_by_all_of_its_headers() {
+    for (byte, reason) in [
+        // To a group of stations.
+        (0, DropReason::IpDestination),
+        (5, DropReason::NotForUs),
+        (12, DropReason::UnknownEtherType),
+        (18, DropReason::IpChecksum),
+        (22, DropReason::IpChecksum),
+        (25, DropReason::IpChecksum),
+        (29, DropReason::IpChecksum),
+        (37, DropReason::TcpNoSocket),
+    ] {
+        let mut w = world();
+        let (client, server) = w.connected();
+        w.talk(client);
+        *w.change.lock().unwrap() = Some(byte);
+        w.write(client, b"ten.");
+        w.pass(10);
+        assert_eq!(w.read(server), b"one,two,six,", "byte {byte}");
+        assert_eq!(w.shards[1].counters().drops(reason), 1, "byte {byte}: {reason:?}");
+        assert_eq!(w.shards[1].counters().total_drops(), 1, "byte {byte}");
+        if byte != 37 {
+            // Where the connection has not been refused.
+            w.pass(10_000);
+            assert_eq!(w.read(server), b"ten.", "byte {byte}");
+        }
+    }
+}
+
+#[test]
+fn a_connection_in_the_place_of_the_last_one_gets_its_own_bytes() {
+    let mut w = world();
+    let (mut client, mut server) = w.connected();
+    for _ in 0..3 {
+        w.talk(client);
+        assert_eq!(w.read(server), b"one,two,six,");
+        // Reset, so that the same addresses and ports and the same slot may serve again.
+        w.shards[0].tcp_entry(client).unwrap().linger = Some(Duration::ZERO);
+        w.shards[0].close(w.now, client);
+        w.pass(20);
+        let now = w.now;
+        w.shards[1].close(now, server);
+        w.pass(20);
+        (client, server) = w.connected();
+    }
+    w.talk(client);
+    assert_eq!(w.read(server), b"one,two,six,");
+}
+
+#[test]
+fn streams_that_alternate_each_get_their_own_bytes() {
+    let mut w = world();
+    let [a, b] = [w.connected(), w.connected()];
+    for round in 0..20u8 {
+        for (i, (client, _)) in [a, b, b, a].into_iter().enumerate() {
+            w.write(client, &[round * 4 + i as u8; 5]);
+            w.pass(10);
+        }
+    }
+    // What Nagle's algorithm holds goes when the last acknowledgement has come.
+    w.pass(1000);
+    let expected = |turns: [u8; 2]| -> Vec<u8> {
+        let of_round = |r: u8| turns.map(|t| [r * 4 + t; 5]).concat();
+        (0..20).flat_map(of_round).collect()
+    };
+    assert_eq!(w.read(a.1), expected([0, 3]));
+    assert_eq!(w.read(b.1), expected([1, 2]));
+}
+
+/// Something that happens on the two hosts.
+#[derive(Clone, Debug)]
+enum Event {
+    Write { from_server: bool, connection: usize, bytes: usize },
+    Read(usize),
+    Tamper(usize),
+    Pass(usize),
+    Finish(usize),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let connection = 0..2usize;
+    let write = (prop::bool::weighted(0.2), connection.clone(), 1..=512usize);
+    prop_oneof![
+        6 => write.prop_map(|(from_server, connection, bytes)| Event::Write { from_server, connection, bytes }),
+        2 => connection.clone().prop_map(Event::Read),
+        2 => (0..70usize).prop_map(Event::Tamper),
+        4 => (1..12usize).prop_map(Event::Pass),
+        1 => Just(Event::Pass(3000)),
+        1 => connection.prop_map(Event::Finish),
+    ]
+}
+
+/// What a world has shown after each event: what was read, and what its shards have counted.
+fn play(events: &[Event], predicts: bool) -> Vec<String> {
+    let mut w = world();
+    w.predicts = predicts;
+    let ids = [w.connected(), w.connected()];
+    let mut shown = Vec::new();
+    for (serial, event) in events.iter().enumerate() {
+        let text = vec![serial as u8; 512];
+        let mut seen = String::new();
+        match *event {
+            Event::Write { from_server, connection, bytes } => {
+                let (client, server) = ids[connection];
+                let id = if from_server { server } else { client };
+                let shard = &mut w.shards[usize::from(from_server)];
+                let done = shard.tcp_reserve(w.now, id, &text[..bytes], bytes, false);
+                seen = match done {
+                    Ok(Step::Done(Reserved::Sent(n))) => format!("sent {n}"),
+                    Ok(Step::Done(Reserved::Space(_))) => "space".into(),
+                    Ok(_) => "waits".into(),
+                    Err(e) => format!("{e:?}"),
+                };
+            }
+            Event::Read(connection) => seen = format!("{:?}", w.read(ids[connection].1)),
+            Event::Tamper(byte) => *w.change.lock().unwrap() = Some(byte),
+            Event::Pass(steps) => w.pass(steps),
+            Event::Finish(connection) => w.shards[0].close(w.now, ids[connection].0),
+        }
+        w.pass(1);
+        let counted = w.shards.each_ref().map(|s| format!("{:?}", s.counters()));
+        shown.push(format!("{event:?}: {seen} {counted:?}"));
+    }
+    shown
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn with_and_without_prediction_the_same_segments_do_the_same(
+        events in prop::collection::vec(event(), 1..60),
+    ) {
+        let (with, without) = (play(&events, true), play(&events, false));
+        for (a, b) in with.iter().zip(&without) {
+            prop_assert_eq!(a, b);
+        }
+    }
+}

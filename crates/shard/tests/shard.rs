@@ -1,0 +1,269 @@
+//! Two shards over a simulated link, driven by hand: what a shard must do by itself, with nobody
+//! but its own deadlines to remind it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fulmar_base::{Counter, Counters, DropReason, Duration, Instant, Secrets, SlotId};
+use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
+use fulmar_ip::IfAddr;
+use fulmar_mbuf::{Pool, PoolConfig};
+use fulmar_netdev::{Burst, Device, forward_device};
+use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_socket::{SocketError, Step};
+
+/// A device that takes frames only while it is open.
+struct Valve {
+    inner: SimLink,
+    is_shut: Arc<AtomicBool>,
+}
+
+impl Device for Valve {
+    forward_device!(self => self.inner, except tx_burst);
+    fn tx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+    ) -> usize {
+        if self.is_shut.load(Ordering::Relaxed) {
+            return 0;
+        }
+        self.inner.tx_burst(now, pool, burst, counters)
+    }
+}
+
+struct Pair {
+    now: Instant,
+    shards: [Shard; 2],
+    is_shut: Arc<AtomicBool>,
+}
+
+fn at(station: u8, port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, station + 1], port))
+}
+
+impl Pair {
+    fn new() -> Pair {
+        Pair::over(Impairments::default(), &LinkConfig::default())
+    }
+
+    fn over(how: Impairments, link: &LinkConfig) -> Pair {
+        let how = Impairments { delay: Duration::from_millis(1), ..how };
+        let (a, b) = sim_pair(1, &how, link);
+        let is_shut = Arc::new(AtomicBool::new(false));
+        let now = Instant::from_millis(1000);
+        let shard = |station: u8, inner| {
+            let config = StackConfig {
+                addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
+                pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
+                // One frame in the burst, so that a full device is felt at once.
+                burst_frames: 1,
+                secrets: Some(Secrets::for_simulation(u64::from(station))),
+                ..StackConfig::default()
+            };
+            let is_shut =
+                if station == 0 { Arc::clone(&is_shut) } else { Arc::new(AtomicBool::new(false)) };
+            Shard::new(config, Box::new(Valve { inner, is_shut }), now).expect("a shard")
+        };
+        Pair { now, shards: [shard(0, a), shard(1, b)], is_shut }
+    }
+
+    /// Lets time pass, each shard stepped at its own deadlines and at no other time.
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        for _ in 0..10_000 {
+            let next = self.shards.iter().filter_map(Shard::next_deadline).min();
+            let Some(next) = next.filter(|at| *at <= end) else {
+                self.now = end;
+                return;
+            };
+            self.now = self.now.max(next);
+            for s in &mut self.shards {
+                if s.next_deadline().is_some_and(|at| at <= self.now) {
+                    s.step(self.now, 64);
+                }
+            }
+        }
+        panic!("deadlines that pass without an end");
+    }
+
+    /// A connection from shard 0 to shard 1: its two ends.
+    fn connected(&mut self) -> (SlotId, SlotId) {
+        let listener = self.shards[1].tcp_listen(at(1, 80), ListenOptions::default()).unwrap();
+        let client = self.shards[0].tcp_connect(self.now, at(1, 80), None).unwrap();
+        self.pass(Duration::from_millis(100));
+        let Ok(Step::Done((server, _))) = self.shards[1].tcp_accept(listener) else {
+            panic!("not accepted");
+        };
+        (client, server)
+    }
+
+    fn write(&mut self, id: SlotId, bytes: &[u8]) {
+        let s = &mut self.shards[0];
+        match s.tcp_reserve(self.now, id, bytes, bytes.len(), false) {
+            Ok(Step::Done(Reserved::Sent(n))) => assert_eq!(n, bytes.len()),
+            Ok(Step::Done(Reserved::Space(mut r))) => {
+                r.chain.copy_from(0, bytes);
+                s.tcp_commit(self.now, id, r);
+            }
+            _ => panic!("no space"),
+        }
+    }
+}
+
+#[test]
+fn an_ack_that_is_held_back_goes_by_its_own_timer() {
+    let mut p = Pair::new();
+    let (client, _) = p.connected();
+    for _ in 0..100 {
+        p.write(client, b"message");
+        p.pass(Duration::from_millis(60));
+        assert!(p.shards[0].is_drained(Some(client)), "not acknowledged after 60 ms");
+    }
+    assert_eq!(p.shards[0].counters().value(Counter::TcpTimeouts), 0);
+}
+
+#[test]
+fn what_a_full_device_held_back_goes_when_it_has_room() {
+    let mut p = Pair::new();
+    let (client, server) = p.connected();
+    p.shards[0].tcp_entry(client).unwrap().tcb.set_nodelay(true);
+    p.is_shut.store(true, Ordering::Relaxed);
+    p.write(client, &[7; 1000]);
+    p.write(client, b"more");
+    // Would not return if a full device were a reason to spin.
+    p.pass(Duration::from_millis(50));
+    p.is_shut.store(false, Ordering::Relaxed);
+    p.shards[0].step(p.now, 64);
+    p.pass(Duration::from_millis(20));
+    let Ok(Step::Done(chain)) = p.shards[1].tcp_take(server, usize::MAX) else {
+        panic!("nothing arrived");
+    };
+    assert_eq!(chain.len(), 1004);
+    p.shards[1].free(chain);
+}
+
+#[test]
+fn a_reset_that_a_full_device_held_back_is_not_forgotten() {
+    let mut p = Pair::new();
+    let (client, server) = p.connected();
+    p.is_shut.store(true, Ordering::Relaxed);
+    // One frame fills the burst, so that the reset finds no room.
+    p.write(client, b"x");
+    p.shards[0].tcp_entry(client).unwrap().linger = Some(Duration::ZERO);
+    p.shards[0].close(p.now, client);
+    p.is_shut.store(false, Ordering::Relaxed);
+    p.shards[0].step(p.now, 64);
+    p.pass(Duration::from_millis(20));
+    assert!(p.shards[0].stat().sockets.is_empty());
+    let Ok(Step::Done(chain)) = p.shards[1].tcp_take(server, 10) else { panic!("no byte") };
+    p.shards[1].free(chain);
+    assert!(p.shards[1].tcp_take(server, 10).is_err(), "the peer was not told");
+}
+
+#[test]
+fn a_connection_does_not_begin_in_its_own_time_wait() {
+    let mut p = Pair::new();
+    let (client, server) = p.connected();
+    let from = p.shards[0].addresses(client).unwrap().0;
+    // The client closes first, so TIME-WAIT is its.
+    p.shards[0].close(p.now, client);
+    p.pass(Duration::from_millis(10));
+    p.shards[1].close(p.now, server);
+    p.pass(Duration::from_millis(100));
+    assert_eq!(p.shards[0].stat().time_wait, 1);
+    let again = p.shards[0].tcp_connect(p.now, at(1, 80), from);
+    assert_eq!(again, Err(SocketError::AddressNotAvailable));
+    assert!(p.shards[0].tcp_connect(p.now, at(1, 80), None).is_ok(), "another port will do");
+    p.pass(Duration::from_secs(61));
+    assert!(p.shards[0].tcp_connect(p.now, at(1, 80), from).is_ok());
+}
+
+/// Moves `bytes` from shard 0 to shard 1 in writes of 64 KiB; what arrived.
+/// Segments to closed ports in the same moment: how many of them are answered.
+fn refusals(p: &mut Pair, segments: usize) -> (u64, u64) {
+    let counts = |p: &Pair| {
+        let c = p.shards[1].counters();
+        (c.value(Counter::TcpResetsOut), c.value(Counter::TcpResetsLimited))
+    };
+    let before = counts(p);
+    for _ in 0..segments {
+        let id = p.shards[0].tcp_connect(p.now, at(1, 9), None).unwrap();
+        p.shards[0].tcp_entry(id).unwrap().linger = Some(Duration::ZERO);
+        p.shards[0].close(p.now, id);
+    }
+    p.pass(Duration::from_millis(20));
+    let after = counts(p);
+    (after.0 - before.0, after.1 - before.1)
+}
+
+#[test]
+fn a_flood_to_a_closed_port_is_answered_a_thousand_times_a_second() {
+    let mut p = Pair::new();
+    // Each end knows the other.
+    p.connected();
+    let mut sum = (0, 0);
+    for _ in 0..30 {
+        let (out, limited) = refusals(&mut p, 60);
+        assert!(out + limited == 60, "{out} answered and {limited} not, of 60");
+        sum = (sum.0 + out, sum.1 + limited);
+    }
+    // 500 to 1,000 at once, and about one for each of the 600 ms that passed.
+    assert!((1000..=1750).contains(&sum.0) && sum.1 > 0, "{sum:?}");
+    p.pass(Duration::from_secs(2));
+    assert_eq!(refusals(&mut p, 60), (60, 0));
+    let drops = p.shards[1].counters().drops(DropReason::TcpNoSocket);
+    assert_eq!(drops, 31 * 60, "a drop is counted once, answered or not");
+}
+
+fn move_bulk(p: &mut Pair, bytes: &[u8]) -> Vec<u8> {
+    let (client, server) = p.connected();
+    let (mut sent, mut received) = (0, Vec::new());
+    for _ in 0..10_000 {
+        let part = &bytes[sent..bytes.len().min(sent + (64 << 10))];
+        let s = &mut p.shards[0];
+        if !part.is_empty()
+            && let Ok(Step::Done(Reserved::Space(mut r))) =
+                s.tcp_reserve(p.now, client, &[], part.len(), false)
+        {
+            sent += r.len();
+            r.chain.copy_from(0, &part[..r.len()]);
+            s.tcp_commit(p.now, client, r);
+        }
+        p.pass(Duration::from_millis(5));
+        while let Ok(Step::Done(chain)) = p.shards[1].tcp_take(server, 1 << 20) {
+            received.extend(chain.to_vec());
+            p.shards[1].tcp_read_done(p.now, server, chain);
+        }
+        if received.len() == bytes.len() {
+            return received;
+        }
+    }
+    panic!("only {} of {} bytes arrived", received.len(), bytes.len());
+}
+
+#[test]
+fn a_bulk_write_is_summed_while_it_is_copied_and_hardly_again_even_when_it_is_sent_again() {
+    let bytes: Vec<u8> = (0..3_000_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
+    let how = Impairments { loss: 0.02, ..Impairments::default() };
+    let link = LinkConfig { csum: false, tso: None, ..LinkConfig::default() };
+    let mut p = Pair::over(how, &link);
+    assert!(move_bulk(&mut p, &bytes) == bytes);
+    let value = |c| p.shards[0].counters().value(c);
+    let again = value(Counter::TcpRetransmitBytes);
+    assert!(again > 0, "nothing was lost: the test shows nothing");
+    // Headers of 32 bytes and half a unit of payload per packet of 1,448 bytes.
+    let (summed, sent) = (value(Counter::SummedBytes), bytes.len() as u64 + again);
+    assert!(summed < sent / 12, "{summed} bytes read again for {sent} bytes sent");
+}
+
+#[test]
+fn a_device_that_sums_leaves_nothing_to_sum() {
+    let mut p = Pair::new();
+    let bytes = vec![7; 300_000];
+    assert!(move_bulk(&mut p, &bytes) == bytes);
+    assert_eq!(p.shards[0].counters().value(Counter::SummedBytes), 0);
+}

@@ -1,0 +1,139 @@
+//! Options that benches have in common.
+
+use crate::cpu::Placement;
+use clap::ValueEnum;
+use fulmar_cli::bounds;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long, and where the report goes.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Common {
+    /// Be done in about 20 seconds: the essential part, wider intervals (not with --seconds)
+    #[arg(long, conflicts_with = "seconds")]
+    pub quick: bool,
+    /// Seconds for the rounds; opening what is measured comes on top
+    #[arg(long, value_parser = bounds::budget)]
+    pub seconds: Option<Duration>,
+    /// Rounds at most; every way runs once per round
+    #[arg(long, default_value_t = 200, value_parser = bounds::runs)]
+    pub runs: usize,
+    /// Write the figures to this file
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write a page for the browser to this file
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
+}
+
+impl Common {
+    /// Time for the rounds: with --quick, and unless anything else is asked for.
+    pub fn budget(&self, quick: Duration, full: Duration) -> Duration {
+        if self.quick { quick } else { self.seconds.unwrap_or(full) }
+    }
+
+    /// Where the JSON and the page go.
+    pub fn files(&self) -> (Option<&Path>, Option<&Path>) {
+        (self.json.as_deref(), self.report.as_deref())
+    }
+}
+
+/// Whose part is measured.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Stack {
+    /// fulmar, with what it is compared with
+    Fulmar,
+    /// This machine's own, without fulmar
+    Kernel,
+    /// Both
+    #[default]
+    Both,
+}
+
+impl Stack {
+    /// Whether fulmar's is.
+    pub fn has_fulmar(self) -> bool {
+        self != Stack::Kernel
+    }
+
+    /// Whether the kernel's is.
+    pub fn has_kernel(self) -> bool {
+        self != Stack::Fulmar
+    }
+}
+
+/// A placement by its name.
+///
+/// # Errors
+/// There is none of that name.
+pub fn placement(text: &str) -> Result<Placement, String> {
+    let all = [Placement::SameCpu, Placement::TwoCpus, Placement::Unpinned];
+    one_of(all, |p| p.name(), &text.replace('-', "_"))
+        .map_err(|_| format!("`{text}` is not one of same-cpu, two-cpus, unpinned"))
+}
+
+/// A switch by its name.
+///
+/// # Errors
+/// It is neither.
+pub fn on_or_off(text: &str) -> Result<bool, String> {
+    one_of([true, false], |on| if on { "on" } else { "off" }, text)
+}
+
+/// The one of this name.
+///
+/// # Errors
+/// There is none: all names.
+pub fn one_of<T: Copy>(
+    all: impl IntoIterator<Item = T>,
+    name: impl Fn(T) -> &'static str,
+    text: &str,
+) -> Result<T, String> {
+    let all: Vec<T> = all.into_iter().collect();
+    all.iter().copied().find(|one| name(*one) == text).ok_or_else(|| {
+        let names: Vec<&str> = all.iter().map(|one| name(*one)).collect();
+        format!("`{text}` is not one of {}", names.join(", "))
+    })
+}
+
+/// What was given, or else the default.
+pub fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
+    if given.is_empty() { default.to_vec() } else { given.to_vec() }
+}
+
+/// Options as a command line gives them, for tests.
+#[cfg(test)]
+pub(crate) fn parsed<T: clap::Args>(line: &str) -> Result<T, String> {
+    #[derive(clap::Parser)]
+    struct Line<T: clap::Args> {
+        #[command(flatten)]
+        options: T,
+    }
+    let words = std::iter::once("bench").chain(line.split_whitespace());
+    let parsed = <Line<T> as clap::Parser>::try_parse_from(words);
+    parsed.map(|line| line.options).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_there_is_not_is_answered_with_those_that_there_are() {
+        assert_eq!(placement("two-cpus"), Ok(Placement::TwoCpus));
+        assert!(placement("three").unwrap_err().contains("same-cpu, two-cpus, unpinned"));
+        assert_eq!((on_or_off("on"), on_or_off("off")), (Ok(true), Ok(false)));
+        assert!(on_or_off("maybe").unwrap_err().contains("on, off"));
+    }
+
+    #[test]
+    fn quick_and_seconds_exclude_each_other_and_both_are_bounds() {
+        let budget = |line: &str| {
+            let common: Common = parsed(line).expect(line);
+            common.budget(Duration::from_secs(8), Duration::from_secs(60)).as_secs()
+        };
+        assert_eq!((budget(""), budget("--quick"), budget("--seconds 5")), (60, 8, 5));
+        assert!(parsed::<Common>("--quick --seconds 5").is_err());
+        assert!(parsed::<Common>("--runs 0").is_err());
+    }
+}
