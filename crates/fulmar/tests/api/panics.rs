@@ -269,7 +269,10 @@ fn futures_end_and_memory_that_was_given_away_comes_back() {
     within(|| {
         let (a, b, bug) = stacks(linked(), ModerationConfig::ADAPTIVE);
         let (c, s) = connection(&a, &b, 80);
-        let memory: Arc<Vec<u8>> = Arc::new(pattern(0, 100_000));
+        // More than the peer takes in, so that some of it is never acknowledged.
+        s.set_recv_buffer(64 << 10).unwrap();
+        c.set_send_buffer(4 << 20).unwrap();
+        let memory: Arc<Vec<u8>> = Arc::new(pattern(0, 2 << 20));
         let sent = c.send_owned(OwnedBytes::from_owner(Owned(Arc::clone(&memory)))).unwrap();
         let received = c.recv_posted(RecvBuf::with_capacity(100_000)).unwrap();
         let count = Arc::new(Count(AtomicUsize::new(0)));
