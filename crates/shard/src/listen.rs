@@ -63,7 +63,7 @@ impl<P: Probe> Shard<P> {
         min_iss: Option<SeqNum>,
     ) -> bool {
         let Segment { key, header, payload, .. } = seg;
-        self.net.pool.free(payload);
+        self.core.net.pool.free(payload);
         let taken = match self.judge_syn(listener, &key, min_iss.is_some()) {
             SynVerdict::Embryo => self.add_embryo(now, listener, key, &header, min_iss),
             SynVerdict::Replace => {
@@ -77,7 +77,7 @@ impl<P: Probe> Shard<P> {
             SynVerdict::Drop(reason) => Err(reason),
         };
         if let Err(reason) = taken {
-            self.net.counters.drop_packet(reason);
+            self.core.net.counters.drop_packet(reason);
             if let Ok(l) = self.listener(listener) {
                 l.syn_queue.counts.syns_dropped += 1;
             }
@@ -89,12 +89,12 @@ impl<P: Probe> Shard<P> {
         if let Err(reason) = self.check_room(listener, key) {
             return SynVerdict::Drop(reason);
         }
-        let Some(Socket::Listener(l)) = self.sockets.get(listener) else {
+        let Some(Socket::Listener(l)) = self.core.sockets.get(listener) else {
             return SynVerdict::Drop(DropReason::TcpNoSocket);
         };
         let is_queue_full = l.syn_queue.len >= l.syn_queue.limit;
-        let is_table_full = self.sockets.len() >= self.config.max_sockets;
-        let is_source_full = self.sources.as_ref().is_some_and(|s| !s.takes_embryo(key));
+        let is_table_full = self.core.sockets.len() >= self.core.config.max_sockets;
+        let is_source_full = self.tcp.sources.as_ref().is_some_and(|s| !s.takes_embryo(key));
         let cookies = if needs_embryo { SynCookies::Off } else { l.syn_queue.cookies };
         match cookies {
             SynCookies::Always => SynVerdict::Cookie,
@@ -108,11 +108,11 @@ impl<P: Probe> Shard<P> {
 
     /// Whether a further connection could be accepted.
     fn check_room(&self, listener: SlotId, key: &FlowKey) -> Result<(), DropReason> {
-        match self.sockets.get(listener) {
+        match self.core.sockets.get(listener) {
             Some(Socket::Listener(l)) if l.accept.len() < l.backlog => {}
             _ => return Err(DropReason::AcceptQueueFull),
         }
-        match &self.sources {
+        match &self.tcp.sources {
             Some(sources) if !sources.takes_connection(key) => Err(DropReason::SourceLimit),
             _ => Ok(()),
         }
@@ -128,12 +128,12 @@ impl<P: Probe> Shard<P> {
     ) -> Result<(), DropReason> {
         let path = self.path_to(Some(key.local_ip()), key.remote_ip(), key.zone);
         let (_, path) = path.map_err(|_| DropReason::NoRoute)?;
-        let iss = self.secret.initial_sequence(&key, now);
+        let iss = self.core.secret.initial_sequence(&key, now);
         let iss = min_iss.map_or(iss, |min| iss.max(min));
-        let offset = self.secret.timestamp_offset(&key);
-        let tcb = Tcb::passive(&self.config.tcp, key, iss, offset, path.info, now, syn);
+        let offset = self.core.secret.timestamp_offset(&key);
+        let tcb = Tcb::passive(&self.core.config.tcp, key, iss, offset, path.info, now, syn);
         let id = self.enter_embryo(listener, TcpEntry::new(tcb, path));
-        self.queue_output(id);
+        self.core.queue_output(id);
         Ok(())
     }
 
@@ -146,7 +146,7 @@ impl<P: Probe> Shard<P> {
         }
         entry.parent = Some(listener);
         entry.embryonic = true;
-        if let Some(sources) = &mut self.sources {
+        if let Some(sources) = &mut self.tcp.sources {
             sources.add_embryo(entry.tcb.key());
             entry.counts_as = Some(SourceUse::Embryo);
         }
@@ -179,7 +179,7 @@ impl<P: Probe> Shard<P> {
         {
             if self.is_embryo(id) {
                 self.drop_embryo(now, id);
-                self.net.counters.count(Counter::TcpEmbryosReplaced);
+                self.core.net.counters.count(Counter::TcpEmbryosReplaced);
                 if let Ok(l) = self.listener(listener) {
                     l.syn_queue.counts.embryos_replaced += 1;
                 }
@@ -189,7 +189,7 @@ impl<P: Probe> Shard<P> {
     }
 
     fn drop_embryo(&mut self, now: Instant, id: SlotId) {
-        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+        if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
             entry.tcb.drop_embryo();
         }
         self.reap_if_done(now, id);
@@ -204,20 +204,20 @@ impl<P: Probe> Shard<P> {
 
     #[inline]
     pub(crate) fn is_embryo(&self, id: SlotId) -> bool {
-        matches!(self.sockets.get(id), Some(Socket::Tcp(entry)) if entry.embryonic)
+        matches!(self.core.sockets.get(id), Some(Socket::Tcp(entry)) if entry.embryonic)
     }
 
     /// A segment for an embryo. The ACK that ends the handshake is dropped while the connection could not
     /// be accepted; one that acknowledges a cookie sent earlier replaces the embryo, and what may be data
     /// behind such an ACK is dropped, since the embryo would answer it by a reset.
     pub(crate) fn give_to_embryo(&mut self, now: Instant, id: SlotId, seg: Segment) {
-        let Some(Socket::Tcp(entry)) = self.sockets.get(id) else {
-            return self.net.pool.free(seg.payload);
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get(id) else {
+            return self.core.net.pool.free(seg.payload);
         };
         if let Some(listener) = entry.parent.filter(|_| is_ack(seg.header.flags)) {
             let is_own = entry.tcb.completes_handshake(&seg.header);
             if is_own && let Err(reason) = self.check_room(listener, &seg.key) {
-                if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+                if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
                     entry.is_acked = true;
                 }
                 return self.drop_last_ack(listener, seg, reason);
@@ -247,11 +247,11 @@ impl<P: Probe> Shard<P> {
 
     /// A connection is complete: a passive one goes to its listener's accept queue.
     pub(crate) fn established(&mut self, id: SlotId) {
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return };
         if !core::mem::take(&mut entry.embryonic) {
             return;
         }
-        if let Some(sources) = &mut self.sources {
+        if let Some(sources) = &mut self.tcp.sources {
             sources.complete(entry.tcb.key());
             entry.counts_as = Some(SourceUse::Connection);
         }
@@ -266,15 +266,15 @@ impl<P: Probe> Shard<P> {
     /// Before the timer of a connection: while the SYN queue is half full an embryo goes earlier, unless
     /// its peer has answered.
     pub(crate) fn press_embryo(&mut self, id: SlotId) {
-        let parent = match self.sockets.get(id) {
+        let parent = match self.core.sockets.get(id) {
             Some(Socket::Tcp(entry)) if entry.embryonic => entry.parent,
             _ => None,
         };
-        let listener = parent.and_then(|listener| self.sockets.get(listener));
+        let listener = parent.and_then(|listener| self.core.sockets.get(listener));
         let Some(Socket::Listener(l)) = listener else { return };
         let is_under_pressure = l.syn_queue.is_under_pressure();
-        let retries = self.config.tcp.syn_retries;
-        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+        let retries = self.core.config.tcp.syn_retries;
+        if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
             match entry.is_acked {
                 true => entry.tcb.set_syn_retries(retries),
                 false if is_under_pressure => {
@@ -291,31 +291,31 @@ impl<P: Probe> Shard<P> {
         l.syn_queue.cookies_until = now + COOKIE_LIFETIME;
         l.syn_queue.counts.cookies_sent += 1;
         let ttl = l.ttl;
-        self.net.counters.count(Counter::TcpSynCookiesSent);
+        self.core.net.counters.count(Counter::TcpSynCookiesSent);
         // The MSS option tells what this end takes: the link's, without a look-up.
         let ip_header_bytes = if key.remote_ip().is_ipv4() { 20 } else { 40 };
-        let mtu = self.net.ip.mtu();
+        let mtu = self.core.net.ip.mtu();
         let path = PathInfo { mtu, route_mtu: mtu, ip_header_bytes, tso_bytes: None };
         let hashes = CookieHashes {
-            base: self.secret.cookie_base(key),
-            ts_offset: self.secret.timestamp_offset(key),
+            base: self.core.secret.cookie_base(key),
+            ts_offset: self.core.secret.timestamp_offset(key),
         };
-        let mac = |input: &_| self.secret.cookie_mac(key, input);
-        let (cfg, budget) = (&self.config.tcp, &self.net.window);
+        let mac = |input: &_| self.core.secret.cookie_mac(key, input);
+        let (cfg, budget) = (&self.core.config.tcp, &self.core.net.window);
         let reply = cookie_syn_ack(cfg, &path, budget, syn, now, hashes, mac);
         self.send_control(now, key, ttl, &reply);
     }
 
     /// Whether a listener has sent cookies that may still come back.
     pub(crate) fn expects_cookies(&self, now: Instant, listener: SlotId) -> bool {
-        matches!(self.sockets.get(listener), Some(Socket::Listener(l)) if now < l.syn_queue.cookies_until)
+        matches!(self.core.sockets.get(listener), Some(Socket::Listener(l)) if now < l.syn_queue.cookies_until)
     }
 
     fn cookie_of(&self, now: Instant, seg: &Segment) -> CookieVerdict {
         let (key, is_v6) = (&seg.key, seg.key.remote_ip().is_ipv6());
-        let mac = |input: &_| self.secret.cookie_mac(key, input);
-        let base = self.secret.cookie_base(key);
-        check_cookie(&self.config.tcp, is_v6, &seg.header, now, base, mac)
+        let mac = |input: &_| self.core.secret.cookie_mac(key, input);
+        let base = self.core.secret.cookie_base(key);
+        check_cookie(&self.core.config.tcp, is_v6, &seg.header, now, base, mac)
     }
 
     /// An ACK without a connection, at a listener that has sent cookies. A wrong one is answered by a
@@ -347,17 +347,17 @@ impl<P: Probe> Shard<P> {
         if let Err(reason) = self.check_room(listener, &key) {
             return self.drop_last_ack(listener, seg, reason);
         }
-        if self.sockets.len() >= self.config.max_sockets {
+        if self.core.sockets.len() >= self.core.config.max_sockets {
             return self.drop_last_ack(listener, seg, DropReason::ListenBacklog);
         }
         let Ok((_, path)) = self.path_to(Some(key.local_ip()), key.remote_ip(), key.zone) else {
             return self.drop_last_ack(listener, seg, DropReason::NoRoute);
         };
-        let offset = self.secret.timestamp_offset(&key);
-        let env = &mut self.net.env(now);
-        let (cfg, ack) = (&self.config.tcp, &seg.header);
+        let offset = self.core.secret.timestamp_offset(&key);
+        let env = &mut self.core.net.env(now);
+        let (cfg, ack) = (&self.core.config.tcp, &seg.header);
         let tcb = Tcb::from_cookie(cfg, key, offset, path.info, env, syn, ack);
-        self.net.counters.count(Counter::TcpSynCookiesValid);
+        self.core.net.counters.count(Counter::TcpSynCookiesValid);
         if let Ok(l) = self.listener(listener) {
             l.syn_queue.counts.cookies_valid += 1;
         }

@@ -24,14 +24,14 @@ impl<P: Probe> Shard<P> {
         max: usize,
         patient: bool,
     ) -> Result<Step<(Chain, Lent)>, SocketError> {
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
         if entry.has_posted() {
             return Ok(Step::WaitData(1));
         }
         let least = entry.least(max, patient);
-        let mut env = self.net.env(now);
+        let mut env = self.core.net.env(now);
         let step = soreceive::lend(&mut entry.tcb, &mut env, max, least)?;
         match (&step, entry.error) {
             (Step::WaitData(_), Some(e)) => return Err(e),
@@ -53,11 +53,11 @@ impl<P: Probe> Shard<P> {
             Step::WaitSpace(n) => return Ok(Step::WaitSpace(n)),
         };
         // Without memory for a copy the datagram goes as it is: it is one, and is charged.
-        let payload = soreceive::keepable(d.payload, &mut self.net.pool, false);
+        let payload = soreceive::keepable(d.payload, &mut self.core.net.pool, false);
         d.payload = payload.unwrap_or_else(|as_it_is| as_it_is);
         let lent = Lent::of(&d.payload);
-        self.net.window.lend(lent.storage_bytes);
-        if let Some(Socket::Udp(entry)) = self.sockets.get_mut(id) {
+        self.core.net.window.lend(lent.storage_bytes);
+        if let Some(Socket::Udp(entry)) = self.core.sockets.get_mut(id) {
             entry.socket.lend(lent.storage_bytes);
         }
         self.count_loan(lent.bytes);
@@ -66,19 +66,19 @@ impl<P: Probe> Shard<P> {
 
     fn count_loan(&mut self, bytes: usize) {
         if bytes > 0 {
-            self.net.counters.count(Counter::Receives);
-            self.net.counters.add(Counter::ReceiveBytes, bytes as u64);
-            self.net.counters.add(Counter::LoanedBytes, bytes as u64);
+            self.core.net.counters.count(Counter::Receives);
+            self.core.net.counters.add(Counter::ReceiveBytes, bytes as u64);
+            self.core.net.counters.add(Counter::LoanedBytes, bytes as u64);
         }
     }
 
     /// What was lent comes home: opens the window if that is worth a packet. The socket may be gone.
     pub fn take_back(&mut self, now: Instant, id: SlotId, chain: Chain, lent: Lent) {
-        self.net.pool.free(chain);
-        self.net.window.take_back(lent.storage_bytes);
-        match self.sockets.get_mut(id) {
+        self.core.net.pool.free(chain);
+        self.core.net.window.take_back(lent.storage_bytes);
+        match self.core.sockets.get_mut(id) {
             Some(Socket::Tcp(entry)) => {
-                let opens = entry.tcb.take_back(lent, &mut self.net.env(now));
+                let opens = entry.tcb.take_back(lent, &mut self.core.net.env(now));
                 if opens {
                     self.tell_of_window(now, id);
                 }

@@ -16,7 +16,7 @@ use fulmar_socket::posted::{Posted, Rule};
 use crate::outcome::{PostOver, PostToken, RecvOutcome, Untaken};
 use crate::sync::{AtomicUsize, Ordering};
 use crate::wheel::TimerId;
-pub(crate) use run::{Around, is_receiving, with_machine};
+pub(crate) use run::{is_receiving, with_machine};
 
 /// A buffer to be posted.
 pub struct Post {

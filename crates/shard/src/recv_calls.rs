@@ -9,18 +9,11 @@ use fulmar_socket::posted::{Io, Posted};
 use fulmar_socket::{SocketError, Step};
 
 use crate::outcome::{PostOver, PostToken, RecvOutcome};
-use crate::posted::{Around, Post, PostedTable, ReadOrPost, RecvEntry, is_receiving, with_machine};
+use crate::posted::{Post, ReadOrPost, RecvEntry, is_receiving, with_machine};
 use crate::shard::Shard;
 use crate::sockets::Socket;
 
 impl<P: Probe> Shard<P> {
-    /// Posted receive, and what it has to do with.
-    #[inline(always)]
-    pub(crate) fn posted(&mut self) -> (&mut PostedTable, Around<'_, P>) {
-        let Shard { posted, sockets, net, wheel, events, output_queue, .. } = self;
-        (posted, Around { sockets, net, wheel, events, output_queue })
-    }
-
     /// Posts a buffer: what comes next and is not for those posted before goes into it.
     ///
     /// # Errors
@@ -28,7 +21,7 @@ impl<P: Probe> Shard<P> {
     /// [`SocketError::NotSupported`], [`SocketError::NetworkDown`]. The buffer comes back.
     pub fn tcp_post(&mut self, now: Instant, post: Post) -> Result<(), (SocketError, RecvBuf)> {
         let Post { id, buf, read, rule, token } = post;
-        let entry = match self.sockets.get_mut(id) {
+        let entry = match self.core.sockets.get_mut(id) {
             Some(Socket::Tcp(entry)) if entry.error.is_none() => entry,
             _ => return Err((self.why_not(id), buf)),
         };
@@ -41,9 +34,9 @@ impl<P: Probe> Shard<P> {
             return Err((SocketError::WouldBlock, buf));
         }
         let may_wait = posted.machine.may_wait(entry.tcb.recv_queue_ref());
-        self.posted.list(id, &mut entry.posted);
+        self.tcp.posted.list(id, &mut entry.posted);
         if may_wait {
-            self.posted.has_news = true;
+            self.tcp.posted.has_news = true;
         } else {
             self.run_posted_now(now, id);
         }
@@ -81,8 +74,8 @@ impl<P: Probe> Shard<P> {
 
     /// Whether the device may be told of the buffer of a read.
     fn may_place_read(&mut self, now: Instant, id: SlotId) -> bool {
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return false };
-        let is_remote = !self.net.ip.is_local(entry.tcb.key().remote_ip());
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return false };
+        let is_remote = !self.core.net.ip.is_local(entry.tcb.key().remote_ip());
         let may_place = |p: &mut Box<RecvEntry>| !p.is_waiting() && p.machine.may_place(now);
         is_remote && is_receiving(&entry.tcb) && entry.posted.as_mut().is_none_or(may_place)
     }
@@ -91,7 +84,7 @@ impl<P: Probe> Shard<P> {
     /// writes to it any more, which may take until the next polls.
     pub fn tcp_cancel_post(&mut self, now: Instant, id: SlotId, token: PostToken) {
         // Whoever waited with the lock in hand, and was thrown out by a device that panicked, does no more.
-        (self.posted.out.awaited, self.posted.out.outcome) = (None, None);
+        (self.tcp.posted.out.awaited, self.tcp.posted.out.outcome) = (None, None);
         self.end_post(now, id, |machine, io| {
             machine.cancel(io, |t| *t == token);
         });
@@ -100,8 +93,7 @@ impl<P: Probe> Shard<P> {
     /// Nobody waits any more for a posted buffer: what it has goes back into the stream. False: it is over,
     /// or what follows has been received already; it comes as it would have.
     pub fn tcp_abandon_post(&mut self, now: Instant, id: SlotId, token: PostToken) -> bool {
-        let (posted, mut with) = self.posted();
-        posted.take_in(now, id, &mut with);
+        self.tcp.posted.take_in(now, id, &mut self.core);
         if !self.is_posted(id, token) {
             return false;
         }
@@ -118,7 +110,7 @@ impl<P: Probe> Shard<P> {
 
     /// What stands for the buffers of a connection that are posted, in order.
     pub fn tcp_posted(&self, id: SlotId) -> impl Iterator<Item = PostToken> {
-        let posted = match self.sockets.get(id) {
+        let posted = match self.core.sockets.get(id) {
             Some(Socket::Tcp(entry)) => entry.posted.as_ref(),
             _ => None,
         };
@@ -131,10 +123,9 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         f: impl FnOnce(&mut Posted<PostToken>, &mut Io<'_>),
     ) {
-        let (posted, mut with) = self.posted();
-        posted.take_in(now, id, &mut with);
-        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
-            with_machine(&mut self.net, entry, f);
+        self.tcp.posted.take_in(now, id, &mut self.core);
+        if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
+            with_machine(&mut self.core.net, entry, f);
         }
         self.list_posted(id);
         self.run_posted_now(now, id);
@@ -148,7 +139,7 @@ impl<P: Probe> Shard<P> {
         now: Instant,
         token: PostToken,
     ) -> (usize, Option<RecvOutcome>) {
-        self.step_for(token, |shard| match shard.posted.is_placed {
+        self.step_for(token, |shard| match shard.tcp.posted.is_placed {
             true => shard.step_for_placed(now),
             false => shard.step_for_reader(now),
         })
@@ -169,28 +160,27 @@ impl<P: Probe> Shard<P> {
         token: PostToken,
         step: impl FnOnce(&mut Self) -> usize,
     ) -> (usize, Option<RecvOutcome>) {
-        self.posted.out.awaited = Some(token);
+        self.tcp.posted.out.awaited = Some(token);
         let came = step(self);
-        self.posted.out.awaited = None;
-        (came, self.posted.out.outcome.take())
+        self.tcp.posted.out.awaited = None;
+        (came, self.tcp.posted.out.outcome.take())
     }
 
     fn list_posted(&mut self, id: SlotId) {
-        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
-            self.posted.list(id, &mut entry.posted);
+        if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
+            self.tcp.posted.list(id, &mut entry.posted);
         }
     }
 
     /// For a call on one connection: what waits for it, and what it has to say then.
     pub(crate) fn run_posted_now(&mut self, now: Instant, id: SlotId) {
-        let (posted, mut with) = self.posted();
-        posted.take_in(now, id, &mut with);
-        posted.settle(now, id, true, &mut with);
+        self.tcp.posted.take_in(now, id, &mut self.core);
+        self.tcp.posted.settle(now, id, true, &mut self.core);
         if self.expects_frames() {
             return;
         }
-        if matches!(self.sockets.get(id), Some(Socket::Tcp(s)) if s.is_queued) {
-            self.net.link.set_now(now);
+        if matches!(self.core.sockets.get(id), Some(Socket::Tcp(s)) if s.is_queued) {
+            self.core.net.link.set_now(now);
             self.output_now(now, id);
             self.flush();
         }
@@ -199,7 +189,7 @@ impl<P: Probe> Shard<P> {
     /// Urgent data came: once what belongs in front of it is there too, buffers are given back with what
     /// they have.
     pub(crate) fn flush_posted(&mut self, id: SlotId) {
-        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id)
+        if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id)
             && let Some(posted) = &mut entry.posted
         {
             posted.machine.flush(entry.tcb.urgent_to());
@@ -208,6 +198,6 @@ impl<P: Probe> Shard<P> {
 
     /// The next posted buffer that is over. To be taken after each step and call.
     pub fn pop_over(&mut self) -> Option<PostOver> {
-        self.posted.out.over.pop_front()
+        self.tcp.posted.out.over.pop_front()
     }
 }

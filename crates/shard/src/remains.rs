@@ -60,20 +60,20 @@ impl Iterator for Remains {
 impl<P: Probe> Shard<P> {
     /// Takes them out of a shard whose state is unknown, and which nobody steps any more.
     pub fn abandon(&mut self) -> Remains {
-        self.events.down = Some(SocketError::NetworkDown);
-        let (device, tx, loopback) = self.net.link.abandon();
-        let rx = core::mem::replace(&mut self.rx, Burst::with_capacity(0));
+        self.core.events.down = Some(SocketError::NetworkDown);
+        let (device, tx, loopback) = self.core.net.link.abandon();
+        let rx = core::mem::replace(&mut self.rx.burst, Burst::with_capacity(0));
         Remains {
             device: Some(device),
-            ids: self.sockets.ids().into_iter(),
-            sockets: core::mem::take(&mut self.sockets),
-            posted: Some(core::mem::take(&mut self.posted)),
+            ids: self.core.sockets.ids().into_iter(),
+            sockets: core::mem::take(&mut self.core.sockets),
+            posted: Some(core::mem::take(&mut self.tcp.posted)),
             packets: Some(Packets {
                 _bursts: [tx, rx],
                 _loopback: loopback,
-                _gro: self.gro.take(),
+                _gro: self.rx.gro.take(),
             }),
-            siblings: Some(self.siblings.take_all()),
+            siblings: Some(self.core.siblings.take_all()),
         }
     }
 }

@@ -31,7 +31,7 @@ impl<P: Probe> Shard<P> {
 
     /// A write is over: the next writer may begin.
     pub fn tcp_end_write(&mut self, id: SlotId) {
-        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+        if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
             entry.writer = 0;
             self.notify(id);
         }
@@ -40,7 +40,7 @@ impl<P: Probe> Shard<P> {
     /// Whether a write would fail now, without taking the error: for one that has accepted bytes,
     /// and so leaves the error to the next.
     pub fn tcp_write_fails(&self, id: SlotId) -> bool {
-        match self.sockets.get(id) {
+        match self.core.sockets.get(id) {
             Some(Socket::Tcp(s)) => s.error.is_some() || s.tcb.send_error().is_some(),
             _ => true,
         }
@@ -110,10 +110,10 @@ impl<P: Probe> Shard<P> {
         total: usize,
         waited: bool,
     ) -> Result<Step<Reservation>, SocketError> {
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
-        let step = sosend::reserve(&mut entry.tcb, &mut self.net.pool, total, waited)?;
+        let step = sosend::reserve(&mut entry.tcb, &mut self.core.net.pool, total, waited)?;
         if let Step::Done(_) = &step {
             entry.short.is_short = false;
             self.pass(Stage::SendReserved);
@@ -128,10 +128,10 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         bytes: &[u8],
     ) -> Result<Option<usize>, SocketError> {
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
-        let small = sosend::append_small(&mut entry.tcb, &mut self.net.pool, bytes)?;
+        let small = sosend::append_small(&mut entry.tcb, &mut self.core.net.pool, bytes)?;
         let Some(taken) = small else { return Ok(None) };
         entry.short.is_short = false;
         entry.tcb.set_msg_more(false);
@@ -145,23 +145,23 @@ impl<P: Probe> Shard<P> {
 
     /// A chain of `bytes` was accepted, in `mbufs` taken for it.
     pub(crate) fn count_write(&mut self, bytes: usize, mbufs: usize) {
-        let counters = &mut self.net.counters;
+        let counters = &mut self.core.net.counters;
         counters.count(Counter::Sends);
         counters.add(Counter::SendBytes, bytes as u64);
         counters.add(Counter::SendMbufs, mbufs as u64);
     }
 
     pub(crate) fn count_copied(&mut self, bytes: usize) {
-        self.net.counters.add(Counter::CopiedBytes, bytes as u64);
+        self.core.net.counters.add(Counter::CopiedBytes, bytes as u64);
     }
 
     /// Last step of a write: the bytes are ready; one output for all of them.
     pub fn tcp_commit(&mut self, now: Instant, id: SlotId, r: Reservation) {
         let (bytes, mbufs) = (r.len(), r.chain.segs());
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
-            return self.net.pool.free(r.into_chain());
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
+            return self.core.net.pool.free(r.into_chain());
         };
-        sosend::commit(&mut entry.tcb, &mut self.net.pool, r);
+        sosend::commit(&mut entry.tcb, &mut self.core.net.pool, r);
         self.count_write(bytes, mbufs);
         self.count_copied(bytes);
         if !self.ends_at(Stage::SendCommitted) {
@@ -174,7 +174,7 @@ impl<P: Probe> Shard<P> {
         if bytes < LARGE_WRITE_BYTES {
             return self.send_written(now, id);
         }
-        entry_more(&mut self.sockets, id, true);
+        entry_more(&mut self.core.sockets, id, true);
         self.send_streamed(now, id);
         self.hold_tail(now, id);
     }
@@ -195,10 +195,10 @@ impl<P: Probe> Shard<P> {
     /// one costs. Who waits for them looks by itself, and who is gone has the service thread, as with
     /// a peer whose answers take longer than a call.
     fn leaves_answers(&self, id: SlotId) -> bool {
-        match self.sockets.get(id) {
+        match self.core.sockets.get(id) {
             Some(Socket::Tcp(entry)) => {
                 let queue = entry.tcb.send_queue_ref();
-                self.net.link.loopback.is_empty() && queue.space() >= queue.limit() / 4 * 3
+                self.core.net.link.loopback.is_empty() && queue.space() >= queue.limit() / 4 * 3
             }
             _ => false,
         }
@@ -208,19 +208,19 @@ impl<P: Probe> Shard<P> {
     /// is likely to follow at once. It goes with whatever the caller does next, or two milliseconds
     /// later.
     pub(crate) fn hold_tail(&mut self, now: Instant, id: SlotId) {
-        let Some(entry) = entry_more(&mut self.sockets, id, false) else { return };
+        let Some(entry) = entry_more(&mut self.core.sockets, id, false) else { return };
         if entry.tcb.wants_output() && !entry.is_queued {
             entry.is_queued = true;
-            self.output_queue.push_back(id);
-            self.held_since.get_or_insert(now);
+            self.core.output_queue.push_back(id);
+            self.tcp.held_since.get_or_insert(now);
         }
     }
 
     /// A write failed while it was copied.
     pub fn tcp_abandon(&mut self, id: SlotId, r: Reservation) {
-        match self.sockets.get_mut(id) {
-            Some(Socket::Tcp(entry)) => sosend::abandon(&mut entry.tcb, &mut self.net.pool, r),
-            _ => self.net.pool.free(r.into_chain()),
+        match self.core.sockets.get_mut(id) {
+            Some(Socket::Tcp(entry)) => sosend::abandon(&mut entry.tcb, &mut self.core.net.pool, r),
+            _ => self.core.net.pool.free(r.into_chain()),
         }
     }
 
@@ -231,12 +231,12 @@ impl<P: Probe> Shard<P> {
     }
 
     fn output_written(&mut self, now: Instant, id: SlotId) {
-        self.net.link.set_now(now);
+        self.core.net.link.set_now(now);
         let gone =
             |c: &Counters| (c.value(Counter::TcpSegmentsOut), c.value(Counter::TcpPacketsOut));
-        let before = gone(&self.net.counters);
+        let before = gone(&self.core.net.counters);
         self.output_now(now, id);
-        let counters = &mut self.net.counters;
+        let counters = &mut self.core.net.counters;
         let after = gone(counters);
         counters.count(Counter::SendOutputs);
         counters.add(Counter::SendFrames, after.0 - before.0);
@@ -258,10 +258,10 @@ impl<P: Probe> Shard<P> {
     ) -> Result<Step<usize>, SocketError> {
         self.check_down(id)?;
         self.pass(Stage::SendChecked);
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
-        match sosend::share(&mut entry.tcb, &mut self.net.pool, owner, part, waited)? {
+        match sosend::share(&mut entry.tcb, &mut self.core.net.pool, owner, part, waited)? {
             Step::Done(shared) => {
                 entry.short.is_short = false;
                 entry.tcb.set_msg_more(false);
@@ -306,10 +306,11 @@ impl<P: Probe> Shard<P> {
     ) -> Result<Step<()>, SocketError> {
         self.check_down(id)?;
         let (bytes, mbufs) = (chain.len(), chain.segs());
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
-        if let Step::WaitSpace(n) = sosend::append(&mut entry.tcb, &mut self.net.pool, chain)? {
+        if let Step::WaitSpace(n) = sosend::append(&mut entry.tcb, &mut self.core.net.pool, chain)?
+        {
             return Ok(Step::WaitSpace(n));
         }
         entry.tcb.set_msg_more(more);

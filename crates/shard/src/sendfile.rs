@@ -27,10 +27,10 @@ impl<P: Probe> Shard<P> {
     ) -> Result<Step<(Reservation, Piece)>, SocketError> {
         self.stack_error(id).map_or(Ok(()), Err)?;
         self.pass(Stage::SendChecked);
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
-        let step = sendfile::reserve(&mut entry.tcb, &mut self.net.pool, rest, worth)?;
+        let step = sendfile::reserve(&mut entry.tcb, &mut self.core.net.pool, rest, worth)?;
         match &step {
             Step::Done(_) => {
                 entry.short.is_short = false;
@@ -62,16 +62,16 @@ impl<P: Probe> Shard<P> {
             self.tcp_abandon(id, r);
             return Err(e);
         }
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
         let mbufs = r.chain.segs();
         r.keep(filled);
-        sosend::commit(&mut entry.tcb, &mut self.net.pool, r);
+        sosend::commit(&mut entry.tcb, &mut self.core.net.pool, r);
         entry.tcb.set_more(more);
         self.count_write(filled, mbufs);
         self.count_copied(filled);
-        let counters = &mut self.net.counters;
+        let counters = &mut self.core.net.counters;
         counters.count(Counter::SendFilePieces);
         counters.add(Counter::SendFileBytes, filled as u64);
         self.pass(Stage::SendCommitted);
@@ -97,10 +97,10 @@ impl<P: Probe> Shard<P> {
     ) -> Result<Step<usize>, SocketError> {
         self.check_down(id)?;
         self.pass(Stage::SendChecked);
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
-        let pool = &mut self.net.pool;
+        let pool = &mut self.core.net.pool;
         let Step::Done(taken) = sendfile::share(&mut entry.tcb, pool, pages, (rest, most), worth)?
         else {
             if sendfile::has_space(&entry.tcb, rest, worth) {
@@ -114,7 +114,7 @@ impl<P: Probe> Shard<P> {
         entry.short.is_short = false;
         entry.tcb.set_more(rest.bytes() > taken.bytes as u64);
         self.count_write(taken.bytes, taken.mbufs);
-        let counters = &mut self.net.counters;
+        let counters = &mut self.core.net.counters;
         counters.count(Counter::SendFilePieces);
         counters.add(Counter::SendFileBytes, taken.bytes as u64);
         counters.add(Counter::SendFileMappedBytes, taken.bytes as u64);
@@ -127,27 +127,27 @@ impl<P: Probe> Shard<P> {
     /// Whether pages of a file may go down this connection by reference: the kernel alone reads what
     /// its device sends, and it does not lead to this very stack.
     pub fn sends_pages(&self, id: SlotId) -> bool {
-        let Some(Socket::Tcp(entry)) = self.sockets.get(id) else { return false };
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get(id) else { return false };
         let remote = entry.tcb.key().remote_ip();
-        self.net.link.gathers_in_kernel() && !self.net.ip.is_local(remote)
+        self.core.net.link.gathers_in_kernel() && !self.core.net.ip.is_local(remote)
     }
 
     /// The kernel did not find bytes that it was to send: the connections that hold them can never
     /// send them, so they are reset, and their users told.
     #[cold]
     pub(crate) fn fail_vanished(&mut self, now: Instant) {
-        self.net.pool.take_fault();
-        for id in self.sockets.ids() {
-            let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { continue };
+        self.core.net.pool.take_fault();
+        for id in self.core.sockets.ids() {
+            let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { continue };
             let Some(at) = entry.tcb.send_queue_ref().faulted_at() else { continue };
             entry.error.get_or_insert(SocketError::InputOutput);
             entry.tcb.abort_at(at);
-            entry.tcb.discard_send_buffer(&mut self.net.pool);
+            entry.tcb.discard_send_buffer(&mut self.core.net.pool);
             let key = *entry.tcb.key();
             self.output_now(now, id);
             // If the peer lacks more of what was sent, the reset is not exactly in its place, and it
             // asks back (RFC 5961 section 3.2). Who has no connection answers that as it wants.
-            self.flows.remove(&key, id);
+            self.tcp.flows.remove(&key, id);
             self.notify(id);
         }
         self.flush();
@@ -156,7 +156,7 @@ impl<P: Probe> Shard<P> {
     /// The call is over, in whatever way: the low-water mark is what it was, and the next writer
     /// may begin.
     pub fn sendfile_end(&mut self, id: SlotId) {
-        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) {
+        if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
             sendfile::restore(&mut entry.tcb);
         }
         self.tcp_end_write(id);
@@ -164,20 +164,20 @@ impl<P: Probe> Shard<P> {
 
     /// A piece was accepted before it was read: it holds up what is behind it.
     pub fn sendfile_deferred(&mut self) {
-        self.net.counters.count(Counter::SendFileDeferred);
+        self.core.net.counters.count(Counter::SendFileDeferred);
     }
 
     /// What was accepted cannot be read: the stream has a hole that nothing can fill, so the
     /// connection is reset, and its user told.
     pub fn sendfile_fail(&mut self, now: Instant, id: SlotId, r: Reservation) {
         self.tcp_abandon(id, r);
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return };
         if entry.tcb.state() == State::Closed {
             return;
         }
         entry.error.get_or_insert(SocketError::InputOutput);
         entry.tcb.abort();
-        self.net.link.set_now(now);
+        self.core.net.link.set_now(now);
         self.output_now(now, id);
         self.finish_call(now);
         self.notify(id);
@@ -185,7 +185,7 @@ impl<P: Probe> Shard<P> {
 
     /// Why nothing more can be sent, now that bytes are ready for it; taken, as by a write.
     fn ended(&mut self, id: SlotId) -> Option<SocketError> {
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Some(SocketError::BadHandle);
         };
         let TcpEntry { error, tcb, .. } = &mut **entry;

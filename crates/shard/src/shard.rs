@@ -3,48 +3,39 @@
 //! its device; so the simulation drives it exactly as the host does.
 
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use fulmar_base::{
     Counter, Counters, DropReason, Duration, Instant, NoProbe, Probe, Secrets, SlotId, Stage,
-    TokenBucket,
 };
 use fulmar_ip::{Delivered, Ip, Verdict};
 use fulmar_mbuf::Pool;
-use fulmar_netdev::gro::Gro;
-use fulmar_netdev::moderation::Moderation;
-use fulmar_netdev::{Attachment, Burst, Device, Packet, Peek};
+use fulmar_netdev::{Attachment, Device, Packet, Peek};
 use fulmar_socket::{Ready, SocketError};
 use fulmar_tcp::{PathInfo, WindowBudget};
-use fulmar_udp::UdpTable;
 use fulmar_wire::protocol;
 
 use crate::config::StackConfig;
-use crate::demux::{Flows, Foresight, Tables, ports_of};
+use crate::demux::{Tables, ports_of};
 use crate::error::SetupError;
 use crate::events::Events;
-use crate::familiar::LastStream;
+use crate::layers::Core;
+use crate::memory::Memory;
 use crate::net::{FlowPath, Link, Net, Sink};
-use crate::posted::PostedTable;
-use crate::reclaim::Reclaim;
+use crate::ping::Ping;
 use crate::returns::Returns;
+use crate::rx::{RX_BATCH, Rx};
 use crate::secret::Secret;
-use crate::send_wait::SendWaiters;
-use crate::shortage::Shortage;
 use crate::siblings::{Handed, Siblings};
 use crate::slab::Slab;
 use crate::sockets::Socket;
-use crate::sources::Sources;
 use crate::stock::Stocks;
-use crate::templates::Templates;
-use crate::time_wait::TimeWaitTable;
-use crate::wheel::{TimerId, TimerKey, Wheel};
-
-/// Frames taken from the device in one burst at most.
-const RX_BATCH: usize = 64;
+use crate::tcp::Tcp;
+use crate::udp::Udp;
+use crate::wheel::{TimerKey, Wheel};
 
 /// Frames that one step for a reader takes at most.
 const POLL_FRAMES: usize = 128;
@@ -73,51 +64,11 @@ pub(crate) const CALLER_IS_BACK: Duration = Duration::from_millis(2);
 
 /// A shard: see the module's header.
 pub struct Shard<P: Probe = NoProbe> {
-    pub(crate) config: StackConfig,
-    pub(crate) net: Net<P>,
-    pub(crate) sockets: Slab<Socket>,
-    pub(crate) flows: Flows,
-    /// What was looked up for the burst that is being handled.
-    pub(crate) foresight: Foresight,
-    pub(crate) last_stream: LastStream,
-    /// Listeners by port; several may share a port with different addresses.
-    pub(crate) listeners: BTreeMap<u16, Vec<SlotId>>,
-    /// The sockets for echo requests, by their identifiers.
-    pub(crate) pings: BTreeMap<u16, SlotId>,
-    pub(crate) udp: UdpTable<SlotId>,
-    pub(crate) time_wait: TimeWaitTable,
-    /// Connections per source address, if that is limited.
-    pub(crate) sources: Option<Sources>,
-    pub(crate) wheel: Wheel<TimerKey>,
-    pub(crate) secret: Secret,
-    /// Resets to strangers.
-    pub(crate) resets: TokenBucket,
-    /// Connections that have something to send, in order.
-    pub(crate) output_queue: VecDeque<SlotId>,
-    pub(crate) events: Events,
-    pub(crate) shortage: Shortage,
-    pub(crate) send_waiters: SendWaiters,
-    pub(crate) reclaim: Reclaim,
-    pub(crate) returns: Returns,
-    pub(crate) posted: PostedTable,
-    /// Headers for destinations of datagram sockets that are not connected.
-    pub(crate) templates: Templates,
-    pub(crate) rx: Burst,
-    /// Joins the segments of a burst; `None`: they stay apart.
-    pub(crate) gro: Option<Gro>,
-    /// Mean bytes of the frames of the last burst.
-    frame_bytes: usize,
-    /// Frames taken since the connections were last heard.
-    unanswered: usize,
-    /// Since when answers or the tail of a write wait for the caller's next call.
-    pub(crate) held_since: Option<Instant>,
-    /// How its threads wait for the device.
-    pub(crate) moderation: Moderation,
-    /// The last look at the device took all that it had, as far as is known.
-    pub(crate) is_dry: bool,
-    /// The other shards of the stack.
-    pub(crate) siblings: Siblings,
-    time_wait_timer: Option<TimerId>,
+    pub(crate) core: Core<P>,
+    pub(crate) tcp: Tcp,
+    pub(crate) udp: Udp,
+    pub(crate) ping: Ping,
+    pub(crate) rx: Rx,
 }
 
 /// The sooner one of those that there are.
@@ -207,41 +158,25 @@ impl<P: Probe> Shard<P> {
         let mut config = config;
         let secrets = config.secrets.take().ok_or(SetupError::NoSecrets)?.of_shard(id);
         let secret = Secret::new(&secrets);
-        let table = secret.table_hasher();
-        let siblings = Siblings::new(id, shards, secret.owner());
         let net = net_over(device, &config, &secrets, probe)?;
+        let siblings = Siblings::new(id, shards, secret.owner());
         Ok(Shard {
-            net,
-            sockets: Slab::default(),
-            flows: Flows::new(secret.flow_hasher()),
-            foresight: Foresight::default(),
-            last_stream: LastStream::default(),
-            listeners: BTreeMap::new(),
-            pings: BTreeMap::new(),
-            udp: UdpTable::new(&secrets),
-            time_wait: TimeWaitTable::new(config.max_time_wait, table),
-            sources: Sources::new(config.source_limits, table),
-            wheel: Wheel::new(now),
-            secret,
-            resets: TokenBucket::new(config.resets_per_s, config.resets_per_s),
-            output_queue: VecDeque::new(),
-            events: Events::default(),
-            shortage: Shortage::default(),
-            send_waiters: SendWaiters::default(),
-            reclaim: Reclaim::default(),
-            returns: Returns::default(),
-            posted: PostedTable::default(),
-            templates: Templates::default(),
-            rx: Burst::with_capacity(RX_BATCH),
-            gro: config.gro.then(Gro::new),
-            frame_bytes: 0,
-            unanswered: 0,
-            held_since: None,
-            moderation: Moderation::new(config.moderation),
-            is_dry: true,
-            siblings,
-            time_wait_timer: None,
-            config,
+            tcp: Tcp::new(&config, &secret),
+            udp: Udp::new(&secrets),
+            ping: Ping::default(),
+            rx: Rx::new(&config),
+            core: Core {
+                config,
+                net,
+                sockets: Slab::default(),
+                wheel: Wheel::new(now),
+                secret,
+                events: Events::default(),
+                output_queue: VecDeque::new(),
+                memory: Memory::default(),
+                returns: Returns::default(),
+                siblings,
+            },
         })
     }
 
@@ -255,7 +190,7 @@ impl<P: Probe> Shard<P> {
     /// about as many bytes as stay in a cache. What the frames ask for in return (ACKs) may then
     /// wait for the next step, a moment away, so that several bursts share one answer.
     pub fn step_for_reader(&mut self, now: Instant) -> usize {
-        let has_held = self.moderation.is_holding() && !self.net.link.caps().coalescing;
+        let has_held = self.rx.moderation.is_holding() && !self.core.net.link.caps().coalescing;
         let budget = if has_held { FRAMES_AFTER_HOLD } else { POLL_FRAMES };
         self.advance(now, budget, HOT_BYTES)
     }
@@ -266,36 +201,34 @@ impl<P: Probe> Shard<P> {
     }
 
     fn advance(&mut self, now: Instant, budget: usize, enough_bytes: usize) -> usize {
-        self.net.link.set_now(now);
+        self.core.net.link.set_now(now);
         // What came home from another thread or stack is warm: it is the next to be used.
-        self.net.pool.drain_remote();
-        self.returns.plan(now, self.net.pool.shared_parts());
+        self.core.net.pool.drain_remote();
+        self.core.returns.plan(now, self.core.net.pool.shared_parts());
         let (mut taken, mut bytes, mut is_dry) = (0, 0, true);
-        if self.unanswered >= ANSWER_FRAMES {
+        if self.tcp.unanswered >= ANSWER_FRAMES {
             // The reader has read since: one ACK says both.
             self.answer(now);
         }
         // What others hand over is news to who waits here, as frames are.
-        let handed = if self.siblings.is_alone() { 0 } else { self.take_handed(now) };
-        self.unanswered += handed;
-        let (posted, mut with) = self.posted();
-        posted.announce(now, &mut with);
-        while taken < budget && bytes < enough_bytes.saturating_sub(self.frame_bytes / 2) {
+        let handed = if self.core.siblings.is_alone() { 0 } else { self.take_handed(now) };
+        self.tcp.unanswered += handed;
+        self.tcp.posted.announce(now, &mut self.core);
+        while taken < budget && bytes < enough_bytes.saturating_sub(self.rx.frame_bytes / 2) {
             let room = self.burst_size(enough_bytes).min(budget - taken);
             let ask = self.frames_to_ask(room);
             let (n, burst_bytes) = self.receive(now, ask);
             taken += n;
             bytes += burst_bytes;
-            self.unanswered += n;
+            self.tcp.unanswered += n;
             let looped = self.take_loopback(now);
             is_dry = n < room;
-            self.is_dry = is_dry;
-            let (posted, mut with) = self.posted();
-            posted.take_in_all(now, &mut with);
+            self.rx.is_dry = is_dry;
+            self.tcp.posted.take_in_all(now, &mut self.core);
             // A device stops where a buffer is full: whether it is dry its reader will see, who is back
             // at once. So the answer waits as it does for a reader who copies.
-            let is_awaited = self.posted.take_filled() && enough_bytes != usize::MAX;
-            if is_dry && !is_awaited || looped > 0 || self.unanswered >= 2 * ANSWER_FRAMES {
+            let is_awaited = self.tcp.posted.take_filled() && enough_bytes != usize::MAX;
+            if is_dry && !is_awaited || looped > 0 || self.tcp.unanswered >= 2 * ANSWER_FRAMES {
                 self.answer(now);
             }
             if is_dry && looped == 0 {
@@ -303,20 +236,19 @@ impl<P: Probe> Shard<P> {
             }
         }
         self.run_timers(now);
-        let (posted, mut with) = self.posted();
-        if !posted.may_rest(now) {
-            posted.settle_all(now, is_dry, &mut with);
+        if !self.tcp.posted.may_rest(now) {
+            self.tcp.posted.settle_all(now, is_dry, &mut self.core);
         }
         self.relieve(now);
         self.pass(Stage::TimersRun);
-        let is_late = self.held_since.is_some_and(|since| now >= since + CALLER_IS_BACK);
-        if self.unanswered == 0 || is_late {
+        let is_late = self.tcp.held_since.is_some_and(|since| now >= since + CALLER_IS_BACK);
+        if self.tcp.unanswered == 0 || is_late {
             self.answer(now);
         } else {
-            self.held_since.get_or_insert(now);
+            self.tcp.held_since.get_or_insert(now);
         }
         self.flush();
-        if self.net.pool.has_fault() {
+        if self.core.net.pool.has_fault() {
             self.fail_vanished(now);
         }
         self.check_link();
@@ -325,14 +257,14 @@ impl<P: Probe> Shard<P> {
 
     /// Hands what waits to the device.
     pub(crate) fn flush(&mut self) {
-        let Net { pool, counters, link, probe, .. } = &mut self.net;
+        let Net { pool, counters, link, probe, .. } = &mut self.core.net;
         link.flush(pool, counters, probe);
     }
 
     /// The end of a call that may have sent something: one crossing, then a quick drain of receive,
     /// since the answer of a peer on this machine is there already.
     pub(crate) fn finish_call(&mut self, now: Instant) {
-        let Net { link, pool, .. } = &self.net;
+        let Net { link, pool, .. } = &self.core.net;
         if link.has_backlog() || !link.loopback.is_empty() || pool.has_fault() {
             self.advance(now, QUICK_DRAIN, HOT_BYTES);
         }
@@ -340,75 +272,76 @@ impl<P: Probe> Shard<P> {
 
     /// Whether the device may hold more frames, so that answers wait for them.
     pub(crate) fn expects_frames(&self) -> bool {
-        self.unanswered > 0
+        self.tcp.unanswered > 0
     }
 
     /// Lets every connection that has something to say say it.
     fn answer(&mut self, now: Instant) {
-        self.unanswered = 0;
-        self.held_since = None;
+        self.tcp.unanswered = 0;
+        self.tcp.held_since = None;
         self.run_output(now);
     }
 
     /// Frames per burst: many small ones, or as many large ones as are wanted.
     fn burst_size(&self, enough_bytes: usize) -> usize {
-        (enough_bytes / self.frame_bytes.max(1)).clamp(1, RX_BATCH)
+        (enough_bytes / self.rx.frame_bytes.max(1)).clamp(1, RX_BATCH)
     }
 
     /// Shows the probe a stage behind which there is nothing left to leave out.
     #[inline(always)]
     pub fn pass(&mut self, stage: Stage) {
-        let _ = self.net.probe.stage(stage);
+        let _ = self.core.net.probe.stage(stage);
     }
 
     /// Shows the probe a stage; whether the path ends there.
     #[inline(always)]
     pub(crate) fn ends_at(&mut self, stage: Stage) -> bool {
-        self.net.probe.stage(stage).is_break()
+        self.core.net.probe.stage(stage).is_break()
     }
 
     /// Whether the path ends at a stage that lies behind it.
     #[inline(always)]
     pub fn stops_at(&self, stage: Stage) -> bool {
-        self.net.probe.stops_at(stage)
+        self.core.net.probe.stops_at(stage)
     }
 
     /// One burst of the device: frames and bytes.
     fn receive(&mut self, now: Instant, room: usize) -> (usize, usize) {
-        let Net { pool, counters, link, .. } = &mut self.net;
+        let Net { pool, counters, link, .. } = &mut self.core.net;
         counters.count(Counter::RxPolls);
-        link.device().rx_burst(now, pool, &mut self.rx, room, counters);
-        let n = self.rx.len();
-        let sent = self.net.link.sent_frames();
+        link.device().rx_burst(now, pool, &mut self.rx.burst, room, counters);
+        let n = self.rx.burst.len();
+        let sent = self.core.net.link.sent_frames();
         if n == 0 {
-            self.net.counters.count(Counter::RxEmptyPolls);
-            self.moderation.polled(now, 0, 0, sent);
+            self.core.net.counters.count(Counter::RxEmptyPolls);
+            self.rx.moderation.polled(now, 0, 0, sent);
             self.pass(Stage::PolledEmpty);
             return (0, 0);
         }
         let is_end = self.ends_at(Stage::DeviceReceived);
         if n > 1
             && !is_end
-            && let Some(gro) = &mut self.gro
+            && let Some(gro) = &mut self.rx.gro
         {
-            let Net { pool, counters, .. } = &mut self.net;
-            gro.join(&mut self.rx, pool, counters);
+            let Net { pool, counters, .. } = &mut self.core.net;
+            gro.join(&mut self.rx.burst, pool, counters);
         }
         let mut bytes = 0;
-        let tables = Tables { flows: &self.flows, udp: &self.udp, sockets: &self.sockets };
-        self.foresight.look_up(&self.rx, &tables);
-        while let Some(p) = self.rx.pop_front() {
+        let tables =
+            Tables { flows: &self.tcp.flows, udp: &self.udp.table, sockets: &self.core.sockets };
+        self.rx.foresight.look_up(&self.rx.burst, &tables);
+        while let Some(p) = self.rx.burst.pop_front() {
             bytes += p.chain.len();
-            self.foresight.advance();
+            self.rx.foresight.advance();
             if is_end {
-                self.net.pool.free(p.chain);
+                self.core.net.pool.free(p.chain);
             } else {
                 self.input(now, p);
             }
         }
-        self.foresight.clear();
-        self.frame_bytes = if n > 1 { bytes / n } else { bytes };
-        self.moderation.polled(now, n, bytes, sent);
+        self.rx.foresight.clear();
+        self.rx.frame_bytes = if n > 1 { bytes / n } else { bytes };
+        self.rx.moderation.polled(now, n, bytes, sent);
         self.count_look();
         (n, bytes)
     }
@@ -416,7 +349,7 @@ impl<P: Probe> Shard<P> {
     /// Packets from the stack to itself; those that they cause wait for the next round.
     #[inline]
     fn take_loopback(&mut self, now: Instant) -> usize {
-        match self.net.link.loopback.is_empty() {
+        match self.core.net.link.loopback.is_empty() {
             true => 0,
             false => self.take_looped(now),
         }
@@ -424,22 +357,22 @@ impl<P: Probe> Shard<P> {
 
     #[inline(never)]
     fn take_looped(&mut self, now: Instant) -> usize {
-        let n = self.net.link.loopback.len();
+        let n = self.core.net.link.loopback.len();
         for _ in 0..n {
-            if let Some(p) = self.net.link.loopback.pop_front()
+            if let Some(p) = self.core.net.link.loopback.pop_front()
                 && let Some(p) = self.take_familiar(now, p)
             {
                 self.input_by_layers(now, p, true);
-                self.last_stream.forget_front();
+                self.tcp.last_stream.forget_front();
             }
         }
         n
     }
 
     fn input(&mut self, now: Instant, p: Packet) {
-        if !self.siblings.is_alone() {
-            let lost = self.siblings.share_answer(&p);
-            (0..lost).for_each(|_| self.net.counters.drop_packet(DropReason::HandOffFull));
+        if !self.core.siblings.is_alone() {
+            let lost = self.core.siblings.share_answer(&p);
+            (0..lost).for_each(|_| self.core.net.counters.drop_packet(DropReason::HandOffFull));
         }
         self.input_here(now, p);
     }
@@ -448,13 +381,13 @@ impl<P: Probe> Shard<P> {
     pub(crate) fn input_here(&mut self, now: Instant, p: Packet) {
         if let Some(p) = self.take_familiar(now, p) {
             self.input_by_layers(now, p, false);
-            self.last_stream.forget_front();
+            self.tcp.last_stream.forget_front();
         }
     }
 
     #[inline(never)]
     fn input_by_layers(&mut self, now: Instant, p: Packet, is_looped: bool) {
-        let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
+        let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
         let sink = &mut Sink { link, probe };
         let Packet { chain, offload, .. } = p;
         let verdict = match is_looped {
@@ -464,7 +397,7 @@ impl<P: Probe> Shard<P> {
         match verdict {
             Verdict::Deliver(d) => {
                 if self.ends_at(Stage::IpInput) {
-                    return self.net.pool.free(d.chain);
+                    return self.core.net.pool.free(d.chain);
                 }
                 self.demultiplex(now, d);
             }
@@ -478,7 +411,7 @@ impl<P: Probe> Shard<P> {
     fn demultiplex(&mut self, now: Instant, d: Delivered) {
         match d.protocol {
             protocol::TCP => self.tcp_input(now, d),
-            _ => match ports_of(&d).and_then(|key| self.siblings.port_elsewhere(&key)) {
+            _ => match ports_of(&d).and_then(|key| self.core.siblings.port_elsewhere(&key)) {
                 Some(owner) => self.hand(owner, Handed::Packet(d)),
                 None => self.udp_input(now, d),
             },
@@ -487,7 +420,7 @@ impl<P: Probe> Shard<P> {
 
     /// Runs whatever is due.
     fn run_timers(&mut self, now: Instant) {
-        while let Some(key) = self.wheel.expire(now) {
+        while let Some(key) = self.core.wheel.expire(now) {
             self.fire(now, key);
         }
         self.run_ip_timer(now);
@@ -495,27 +428,26 @@ impl<P: Probe> Shard<P> {
 
     #[inline(never)]
     fn fire(&mut self, now: Instant, key: TimerKey) {
-        self.net.counters.count(Counter::TimersFired);
+        self.core.net.counters.count(Counter::TimersFired);
         match key {
             TimerKey::Tcp(id) => self.tcp_timer(now, id),
             TimerKey::Posted(id) => {
-                let (posted, mut with) = self.posted();
-                posted.timer_fired(id, &mut with);
+                self.tcp.posted.timer_fired(id, &mut self.core);
             }
             TimerKey::TimeWait => {
-                self.time_wait_timer = None;
-                self.time_wait.expire(now);
+                self.tcp.time_wait_timer = None;
+                self.tcp.time_wait.expire(now);
                 self.arm_time_wait();
             }
         }
     }
 
     fn run_ip_timer(&mut self, now: Instant) {
-        if self.net.ip.next_deadline().is_some_and(|d| d <= now) {
-            let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
+        if self.core.net.ip.next_deadline().is_some_and(|d| d <= now) {
+            let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
             ip.on_timer(now, pool, counters, &mut Sink { link, probe });
         }
-        if self.net.ip.has_failed() {
+        if self.core.net.ip.has_failed() {
             self.tell_failed(now);
         }
     }
@@ -523,95 +455,95 @@ impl<P: Probe> Shard<P> {
     /// Packets were lost because a neighbour did not answer.
     #[cold]
     fn tell_failed(&mut self, now: Instant) {
-        let failed: Vec<_> = self.net.ip.drain_resolution_failures().collect();
+        let failed: Vec<_> = self.core.net.ip.drain_resolution_failures().collect();
         for e in failed {
             self.icmp_error(now, e);
         }
     }
 
     pub(crate) fn arm_time_wait(&mut self) {
-        if let Some(at) = self.time_wait.next_deadline() {
-            let held = self.time_wait_timer;
-            self.time_wait_timer = Some(self.wheel.schedule(held, TimerKey::TimeWait, at));
+        if let Some(at) = self.tcp.time_wait.next_deadline() {
+            let held = self.tcp.time_wait_timer;
+            self.tcp.time_wait_timer = Some(self.core.wheel.schedule(held, TimerKey::TimeWait, at));
         }
     }
 
     /// When [`Shard::step`] must be called at the latest, frames apart. A call may find nothing.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let mut next = self.wheel.next_deadline();
-        let device = self.net.link.device_ref().next_deadline();
-        let (shortage, returns) = (self.shortage.next_deadline(), self.returns.next_deadline());
-        let posted = self.posted.next_deadline();
-        let ip = self.net.ip.next_deadline();
-        let waiters = self.send_waiters.next_deadline(&self.net.pool);
-        let reclaim = self.reclaim.next_deadline();
+        let mut next = self.core.wheel.next_deadline();
+        let device = self.core.net.link.device_ref().next_deadline();
+        let (shortage, returns) =
+            (self.core.memory.shortage.next_deadline(), self.core.returns.next_deadline());
+        let posted = self.tcp.posted.next_deadline();
+        let ip = self.core.net.ip.next_deadline();
+        let waiters = self.core.memory.send_waiters.next_deadline(&self.core.net.pool);
+        let reclaim = self.core.memory.reclaim.next_deadline();
         for other in [ip, device, shortage, returns, posted, waiters, reclaim] {
             next = sooner(next, other);
         }
         // What waits because the device is full goes on when the device says that it has room.
-        if !self.net.link.loopback.is_empty() {
+        if !self.core.net.link.loopback.is_empty() {
             return Some(Instant::ZERO);
         }
-        if self.siblings.has_incoming() {
+        if self.core.siblings.has_incoming() {
             return Some(Instant::ZERO);
         }
-        if self.output_queue.is_empty() || self.net.link.has_backlog() {
+        if self.core.output_queue.is_empty() || self.core.net.link.has_backlog() {
             return next;
         }
-        let by = self.held_since.map_or(Instant::ZERO, |since| since + CALLER_IS_BACK);
+        let by = self.tcp.held_since.map_or(Instant::ZERO, |since| since + CALLER_IS_BACK);
         Some(next.map_or(by, |n| n.min(by)))
     }
 
     /// Tells every socket once that the device is gone.
     #[inline]
     pub(crate) fn check_link(&mut self) {
-        if self.events.down.is_none() && self.net.link.device_ref().lost().is_some() {
+        if self.core.events.down.is_none() && self.core.net.link.device_ref().lost().is_some() {
             self.link_is_lost();
         }
     }
 
     #[cold]
     fn link_is_lost(&mut self) {
-        let error = match self.net.link.device_ref().lost() {
+        let error = match self.core.net.link.device_ref().lost() {
             Some(errno) if errno == SocketError::Protocol.errno() => SocketError::Protocol,
             _ => SocketError::NetworkDown,
         };
-        self.events.down = Some(error);
-        for id in self.sockets.ids() {
-            let Some(s) = self.sockets.get_mut(id) else { continue };
+        self.core.events.down = Some(error);
+        for id in self.core.sockets.ids() {
+            let Some(s) = self.core.sockets.get_mut(id) else { continue };
             if let Socket::Tcp(s) = s {
                 s.error = Some(error);
-                self.posted.list(id, &mut s.posted);
+                self.tcp.posted.list(id, &mut s.posted);
             }
             self.notify(id);
         }
-        let now = self.net.link.now();
-        let (posted, mut with) = self.posted();
-        posted.take_in_all(now, &mut with);
-        posted.settle_all(now, true, &mut with);
+        let now = self.core.net.link.now();
+        self.tcp.posted.take_in_all(now, &mut self.core);
+        self.tcp.posted.settle_all(now, true, &mut self.core);
     }
 
     /// What time it was at the last step or call that knew it.
     #[inline]
     pub fn now(&self) -> Instant {
-        self.net.link.now()
+        self.core.net.link.now()
     }
 
     /// Whether the device is gone.
     pub fn is_down(&self) -> bool {
-        self.events.down.is_some()
+        self.core.events.down.is_some()
     }
 
     /// The error of every call once the device is gone: [`SocketError::Protocol`] if the process behind it
     /// broke the protocol of the link, else [`SocketError::NetworkDown`].
     #[inline]
     pub fn down(&self) -> Option<SocketError> {
-        self.events.down
+        self.core.events.down
     }
 
     /// What a socket is ready for, if it exists. When the device is gone every call fails at once.
     pub(crate) fn ready_of(&self, id: SlotId) -> Option<Ready> {
-        self.sockets.get(id).map(|s| self.events.ready(s))
+        self.core.sockets.get(id).map(|s| self.core.events.ready(s))
     }
 
     /// The way to a peer, as the transport needs it; `src` if the address is chosen already.
@@ -621,9 +553,9 @@ impl<P: Probe> Shard<P> {
         dst: IpAddr,
         zone: u32,
     ) -> Result<(IpAddr, FlowPath), SocketError> {
-        let choice = self.net.ip.route_from(src, dst, zone);
+        let choice = self.core.net.ip.route_from(src, dst, zone);
         let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
-        let tso = if choice.is_local { Some(65_535) } else { self.net.link.caps().tso };
+        let tso = if choice.is_local { Some(65_535) } else { self.core.net.link.caps().tso };
         let info = PathInfo {
             mtu: choice.mtu,
             route_mtu: choice.route_mtu,
@@ -635,41 +567,41 @@ impl<P: Probe> Shard<P> {
 
     /// The probe.
     pub fn probe(&self) -> &P {
-        &self.net.probe
+        &self.core.net.probe
     }
 
     /// What of the receive share is granted to connections and to those who hold loans.
     pub fn window_budget(&self) -> &WindowBudget {
-        &self.net.window
+        &self.core.net.window
     }
 
     /// The counters.
     pub fn counters(&self) -> &Counters {
-        &self.net.counters
+        &self.core.net.counters
     }
 
     /// The buffers.
     pub fn pool(&mut self) -> &mut Pool {
-        &mut self.net.pool
+        &mut self.core.net.pool
     }
 
     /// The IP layer: addresses, routes, neighbours.
     pub fn ip(&mut self) -> &mut Ip {
-        &mut self.net.ip
+        &mut self.core.net.ip
     }
 
     /// How to look for frames without the lock, if the device can be looked at.
     pub fn peek(&self) -> Option<Arc<dyn Peek>> {
-        self.net.link.peek()
+        self.core.net.link.peek()
     }
 
     /// The device.
     pub fn device(&mut self) -> &mut dyn Device {
-        self.net.link.device()
+        self.core.net.link.device()
     }
 
     /// Whether frames wait for a device that refused them.
     pub fn has_backlog(&self) -> bool {
-        self.net.link.has_backlog()
+        self.core.net.link.has_backlog()
     }
 }

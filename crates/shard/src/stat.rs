@@ -80,17 +80,17 @@ impl Stat {
 impl<P: Probe> Shard<P> {
     /// What the shard is doing.
     pub fn stat(&mut self) -> Stat {
-        self.net.pool.drain_remote();
-        let pool = self.net.pool.stats();
-        let ip = &self.net.ip;
+        self.core.net.pool.drain_remote();
+        let pool = self.core.net.pool.stats();
+        let ip = &self.core.net.ip;
         Stat {
             addresses: ip.addresses().copied().collect(),
-            sockets: self.sockets.iter().map(|(_, s)| describe(s)).collect(),
-            time_wait: self.time_wait.len(),
-            counters: with_buffers(&self.net.counters, &pool),
+            sockets: self.core.sockets.iter().map(|(_, s)| describe(s)).collect(),
+            time_wait: self.tcp.time_wait.len(),
+            counters: with_buffers(&self.core.net.counters, &pool),
             pool,
-            window: self.net.window,
-            device: self.net.link.device_ref().stats(),
+            window: self.core.net.window,
+            device: self.core.net.link.device_ref().stats(),
             neighbours: ip.neighbours().cloned().collect(),
             routes: ip.routes().collect(),
         }

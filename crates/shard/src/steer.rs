@@ -17,15 +17,15 @@ use crate::siblings::{Handed, Overheard, PING_SHARD, Siblings};
 impl<P: Probe> Shard<P> {
     /// The other shards of the stack: what is for them, and what they have for this one.
     pub fn siblings(&mut self) -> &mut Siblings {
-        &mut self.siblings
+        &mut self.core.siblings
     }
 
     /// Another shard has no room for what was for it: it is dropped.
     pub fn refuse_handed(&mut self, what: Handed) {
-        self.net.counters.drop_packet(DropReason::HandOffFull);
+        self.core.net.counters.drop_packet(DropReason::HandOffFull);
         match what {
-            Handed::Packet(d) => self.net.pool.free(d.chain),
-            Handed::Echo(e) => self.net.pool.free(e.payload),
+            Handed::Packet(d) => self.core.net.pool.free(d.chain),
+            Handed::Echo(e) => self.core.net.pool.free(e.payload),
             // A neighbour that is asked again answers again.
             Handed::Error(_) | Handed::Overheard(_) => {}
         }
@@ -33,7 +33,7 @@ impl<P: Probe> Shard<P> {
 
     /// Hands to its owner what came on the wrong queue.
     pub(crate) fn hand(&mut self, to: u16, what: Handed) {
-        if let Err(what) = self.siblings.hand(to, what) {
+        if let Err(what) = self.core.siblings.hand(to, what) {
             self.refuse_handed(what);
         }
     }
@@ -42,7 +42,7 @@ impl<P: Probe> Shard<P> {
     #[inline(never)]
     pub(crate) fn take_handed(&mut self, now: Instant) -> usize {
         let mut taken = 0;
-        while let Some(what) = self.siblings.take() {
+        while let Some(what) = self.core.siblings.take() {
             taken += 1;
             match what {
                 Handed::Packet(d) if d.protocol == protocol::TCP => self.tcp_input(now, d),
@@ -58,10 +58,10 @@ impl<P: Probe> Shard<P> {
     /// An ICMP error, for whoever owns what it quotes.
     pub(crate) fn icmp_error(&mut self, now: Instant, e: QuotedError) {
         let elsewhere = match e.protocol {
-            _ if self.siblings.is_alone() => None,
-            protocol::TCP => self.siblings.owner_elsewhere(&e.flow()),
-            protocol::UDP => self.siblings.port_elsewhere(&e.flow()),
-            _ => Some(PING_SHARD).filter(|s| *s != self.siblings.id()),
+            _ if self.core.siblings.is_alone() => None,
+            protocol::TCP => self.core.siblings.owner_elsewhere(&e.flow()),
+            protocol::UDP => self.core.siblings.port_elsewhere(&e.flow()),
+            _ => Some(PING_SHARD).filter(|s| *s != self.core.siblings.id()),
         };
         match elsewhere {
             Some(owner) => self.hand(owner, Handed::Error(e)),
@@ -71,7 +71,7 @@ impl<P: Probe> Shard<P> {
 
     /// An answer to an echo request, for the shard of the ping sockets.
     pub(crate) fn steer_echo(&mut self, r: EchoReply) {
-        match self.siblings.id() {
+        match self.core.siblings.id() {
             PING_SHARD => self.echo_reply(r),
             _ => self.hand(PING_SHARD, Handed::Echo(r)),
         }
@@ -79,8 +79,8 @@ impl<P: Probe> Shard<P> {
 
     fn listen_to(&mut self, now: Instant, heard: &Overheard) {
         let bytes = heard.as_slice();
-        let Ok(mut chain) = self.net.pool.alloc_chain(bytes.len(), 0, Purpose::Control) else {
-            return self.net.counters.drop_packet(DropReason::NoBuffer);
+        let Ok(mut chain) = self.core.net.pool.alloc_chain(bytes.len(), 0, Purpose::Control) else {
+            return self.core.net.counters.drop_packet(DropReason::NoBuffer);
         };
         chain.fill([bytes]);
         self.input_here(now, Packet::new(chain));

@@ -18,7 +18,7 @@ use crate::udp_calls::unmap;
 
 impl<P: Probe> Shard<P> {
     pub(crate) fn tcp(&mut self, id: SlotId) -> Result<&mut TcpEntry, SocketError> {
-        match self.sockets.get_mut(id) {
+        match self.core.sockets.get_mut(id) {
             Some(Socket::Tcp(s)) => Ok(s),
             Some(_) => Err(SocketError::NotSupported),
             None => Err(SocketError::BadHandle),
@@ -26,7 +26,7 @@ impl<P: Probe> Shard<P> {
     }
 
     pub(crate) fn listener(&mut self, id: SlotId) -> Result<&mut Listener, SocketError> {
-        match self.sockets.get_mut(id) {
+        match self.core.sockets.get_mut(id) {
             Some(Socket::Listener(s)) => Ok(s),
             Some(_) => Err(SocketError::Invalid),
             None => Err(SocketError::BadHandle),
@@ -43,22 +43,22 @@ impl<P: Probe> Shard<P> {
         remote: SocketAddr,
         local: Option<SocketAddr>,
     ) -> Result<SlotId, SocketError> {
-        self.check_usable()?;
+        self.core.check_usable()?;
         let remote = unmap(remote);
         if remote.port() == 0 || remote.ip().is_unspecified() {
             return Err(SocketError::Invalid);
         }
         // RFC 9293 section 3.9.2.3 (MUST-57): no connection with many.
-        if remote.ip().is_multicast() || self.net.ip.is_broadcast(remote.ip()) {
+        if remote.ip().is_multicast() || self.core.net.ip.is_broadcast(remote.ip()) {
             return Err(SocketError::NetworkUnreachable);
         }
         let zone = zone_of(remote);
         let own = local.map(|l| l.ip()).filter(|ip| !ip.is_unspecified());
         let (src, path) = self.path_to(own, remote.ip(), zone)?;
         let key = self.choose_local(src, local, remote)?;
-        let iss = self.secret.initial_sequence(&key, now);
-        let offset = self.secret.timestamp_offset(&key);
-        let tcb = Tcb::connect(&self.config.tcp, key, iss, offset, path.info, now);
+        let iss = self.core.secret.initial_sequence(&key, now);
+        let offset = self.core.secret.timestamp_offset(&key);
+        let tcb = Tcb::connect(&self.core.config.tcp, key, iss, offset, path.info, now);
         let mut entry = TcpEntry::new(tcb, path);
         entry.is_open = true;
         let id = self.add_connection(entry);
@@ -81,17 +81,7 @@ impl<P: Probe> Shard<P> {
         let own = Some(local.ip()).filter(|ip| !ip.is_unspecified());
         let (src, _) = self.path_to(own, remote.ip(), zone_of(remote))?;
         let key = FlowKey::new(with_zone(src, local.port(), zone_of(remote)), remote);
-        Ok(self.siblings.owner_of(&key))
-    }
-
-    fn check_usable(&self) -> Result<(), SocketError> {
-        if let Some(e) = self.down() {
-            return Err(e);
-        }
-        if self.sockets.len() >= self.config.max_sockets {
-            return Err(SocketError::NoBuffer);
-        }
-        Ok(())
+        Ok(self.core.siblings.owner_of(&key))
     }
 
     /// The local end of a new connection. A port chosen here hashes home: the reply will arrive at
@@ -106,7 +96,7 @@ impl<P: Probe> Shard<P> {
             Some(l) if !l.ip().is_unspecified() => l.ip(),
             _ => src,
         };
-        if !self.net.ip.is_local(ip) {
+        if !self.core.net.ip.is_local(ip) {
             return Err(SocketError::AddressNotAvailable);
         }
         if ip.is_ipv4() != remote.is_ipv4() {
@@ -115,24 +105,24 @@ impl<P: Probe> Shard<P> {
         let key_with = |port| FlowKey::new(with_zone(ip, port, zone_of(remote)), remote);
         if let Some(port) = local.map(|l| l.port()).filter(|p| *p != 0) {
             let key = key_with(port);
-            if self.flows.find(&self.sockets, &key).is_some() {
+            if self.tcp.flows.find(&self.core.sockets, &key).is_some() {
                 return Err(SocketError::AddressInUse);
             }
-            if self.time_wait.contains(&key) {
+            if self.tcp.time_wait.contains(&key) {
                 // What is left of the last connection between the two ports may still arrive, and
                 // would be taken for this one's (RFC 9293 section 3.4.2). Linux's answer too.
                 return Err(SocketError::AddressNotAvailable);
             }
             return Ok(key);
         }
-        let ports = self.secret.tcp_ports();
+        let ports = self.core.secret.tcp_ports();
         ports
             .map(key_with)
             .find(|key| {
-                self.siblings.owner_elsewhere(key).is_none()
-                    && self.flows.find(&self.sockets, key).is_none()
-                    && !self.time_wait.contains(key)
-                    && !self.listeners.contains_key(&key.local_port)
+                self.core.siblings.owner_elsewhere(key).is_none()
+                    && self.tcp.flows.find(&self.core.sockets, key).is_none()
+                    && !self.tcp.time_wait.contains(key)
+                    && !self.tcp.listeners.contains_key(&key.local_port)
             })
             .ok_or(SocketError::AddressNotAvailable)
     }
@@ -180,7 +170,7 @@ impl<P: Probe> Shard<P> {
 
     /// Closes every socket, as the end of the process does. What was accepted is still delivered.
     pub fn close_all(&mut self, now: Instant) {
-        for id in self.sockets.ids() {
+        for id in self.core.sockets.ids() {
             self.close(now, id);
         }
     }
@@ -198,14 +188,14 @@ impl<P: Probe> Shard<P> {
         local: SocketAddr,
         options: ListenOptions,
     ) -> Result<SlotId, SocketError> {
-        self.check_usable()?;
-        if !local.ip().is_unspecified() && !self.net.ip.is_local(local.ip()) {
+        self.core.check_usable()?;
+        if !local.ip().is_unspecified() && !self.core.net.ip.is_local(local.ip()) {
             return Err(SocketError::AddressNotAvailable);
         }
         let local = self.listen_port(local)?;
         let dual_stack = local.is_ipv6() && local.ip().is_unspecified() && !options.only_v6;
         self.check_listen_conflict(local, dual_stack, options.reuse_address)?;
-        let id = self.sockets.insert(Socket::Listener(Box::new(Listener {
+        let id = self.core.sockets.insert(Socket::Listener(Box::new(Listener {
             local,
             dual_stack,
             backlog: options.backlog.max(1),
@@ -216,7 +206,7 @@ impl<P: Probe> Shard<P> {
             user_timeout: options.user_timeout,
             watch: Default::default(),
         })));
-        self.listeners.entry(local.port()).or_default().push(id);
+        self.tcp.listeners.entry(local.port()).or_default().push(id);
         Ok(id)
     }
 
@@ -224,9 +214,9 @@ impl<P: Probe> Shard<P> {
         if local.port() != 0 {
             return Ok(local);
         }
-        let mut ports = self.secret.tcp_ports();
+        let mut ports = self.core.secret.tcp_ports();
         let port =
-            ports.find(|p| !self.listeners.contains_key(p)).ok_or(SocketError::AddressInUse)?;
+            ports.find(|p| !self.tcp.listeners.contains_key(p)).ok_or(SocketError::AddressInUse)?;
         Ok(SocketAddr::new(local.ip(), port))
     }
 
@@ -236,13 +226,13 @@ impl<P: Probe> Shard<P> {
         dual_stack: bool,
         reuse_address: bool,
     ) -> Result<(), SocketError> {
-        let others = self.listeners.get(&local.port()).map_or(&[][..], Vec::as_slice);
-        let clash = others.iter().any(|id| match self.sockets.get(*id) {
+        let others = self.tcp.listeners.get(&local.port()).map_or(&[][..], Vec::as_slice);
+        let clash = others.iter().any(|id| match self.core.sockets.get(*id) {
             Some(Socket::Listener(l)) => listeners_clash(l, local, dual_stack),
             _ => false,
         });
         let lingering = !reuse_address
-            && self.connection_keys().chain(self.time_wait.keys()).any(|k| {
+            && self.connection_keys().chain(self.tcp.time_wait.keys()).any(|k| {
                 k.local_port == local.port()
                     && (local.ip().is_unspecified() || local.ip() == k.local_ip())
             });
@@ -250,7 +240,7 @@ impl<P: Probe> Shard<P> {
     }
 
     fn connection_keys(&self) -> impl Iterator<Item = &FlowKey> {
-        self.sockets.iter().filter_map(|(_, s)| match s {
+        self.core.sockets.iter().filter_map(|(_, s)| match s {
             Socket::Tcp(entry) => Some(entry.tcb.key()),
             _ => None,
         })
@@ -274,7 +264,7 @@ impl<P: Probe> Shard<P> {
 
     /// Output after anything but a write, and the end of the call.
     fn send_committed(&mut self, now: Instant, id: SlotId) {
-        self.net.link.set_now(now);
+        self.core.net.link.set_now(now);
         self.output_now(now, id);
         self.finish_call(now);
     }
@@ -285,13 +275,13 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// The connection's error, after everything that came before it.
     pub fn tcp_take(&mut self, id: SlotId, max: usize) -> Result<Step<Chain>, SocketError> {
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
         if entry.has_posted() {
             return Ok(Step::WaitData(1));
         }
-        let step = soreceive::take(&mut entry.tcb, &mut self.net.pool, max)?;
+        let step = soreceive::take(&mut entry.tcb, &mut self.core.net.pool, max)?;
         if let (Step::WaitData(_), Some(e)) = (&step, entry.error) {
             return Err(e);
         }
@@ -302,7 +292,7 @@ impl<P: Probe> Shard<P> {
     fn pass_taken(&mut self, step: Step<Chain>) -> Step<Chain> {
         match step {
             Step::Done(chain) if self.ends_at(Stage::ReceiveTaken) => {
-                self.net.pool.free(chain);
+                self.core.net.pool.free(chain);
                 Step::Done(Chain::new())
             }
             step => step,
@@ -322,14 +312,14 @@ impl<P: Probe> Shard<P> {
         done: usize,
         patient: bool,
     ) -> Result<Step<Chain>, SocketError> {
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
         if entry.has_posted() {
             return Ok(Step::WaitData(1));
         }
         let least = entry.least(max, patient);
-        let pool = &mut self.net.pool;
+        let pool = &mut self.core.net.pool;
         let step = soreceive::take_at_least(&mut entry.tcb, pool, max, least, done)?;
         match (&step, entry.error) {
             (Step::WaitData(_), Some(e)) if done == 0 => Err(e),
@@ -350,13 +340,13 @@ impl<P: Probe> Shard<P> {
         max: usize,
         least: usize,
     ) -> Result<Step<Chain>, SocketError> {
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
         if entry.has_posted() {
             return Ok(Step::WaitData(1));
         }
-        let step = soreceive::peek_at(&mut entry.tcb, &mut self.net.pool, off, max, least)?;
+        let step = soreceive::peek_at(&mut entry.tcb, &mut self.core.net.pool, off, max, least)?;
         match (&step, entry.error) {
             (Step::WaitData(_), Some(e)) => Err(e),
             _ => Ok(step),
@@ -366,12 +356,12 @@ impl<P: Probe> Shard<P> {
     /// The detached bytes are copied: frees them, and opens the window if that is worth a packet.
     pub fn tcp_read_done(&mut self, now: Instant, id: SlotId, chain: Chain) {
         let bytes = chain.len();
-        self.net.pool.free(chain);
-        self.net.counters.count(Counter::Receives);
-        self.net.counters.add(Counter::ReceiveBytes, bytes as u64);
-        self.net.counters.add(Counter::CopiedBytes, bytes as u64);
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
-        let is_news = entry.tcb.after_read(&mut self.net.env(now));
+        self.core.net.pool.free(chain);
+        self.core.net.counters.count(Counter::Receives);
+        self.core.net.counters.add(Counter::ReceiveBytes, bytes as u64);
+        self.core.net.counters.add(Counter::CopiedBytes, bytes as u64);
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return };
+        let is_news = entry.tcb.after_read(&mut self.core.net.env(now));
         if !self.ends_at(Stage::ReceiveFreed) && is_news {
             self.tell_of_window(now, id);
         }
@@ -380,10 +370,10 @@ impl<P: Probe> Shard<P> {
     /// A read has left something to be sent, at most an ACK with a larger window.
     pub(crate) fn tell_of_window(&mut self, now: Instant, id: SlotId) {
         if self.expects_frames() {
-            return self.queue_output(id);
+            return self.core.queue_output(id);
         }
         // No drain: what the update sets free is for the next read, while it is warm.
-        self.net.link.set_now(now);
+        self.core.net.link.set_now(now);
         self.output_now(now, id);
         self.flush();
     }
@@ -433,8 +423,8 @@ impl<P: Probe> Shard<P> {
     /// The user lets go of a socket. What a connection accepted is still delivered, unless linger
     /// is zero or received data is left unread (RFC 2525 section 2.17: then it is reset).
     pub fn close(&mut self, now: Instant, id: SlotId) {
-        self.events.closed(&mut self.sockets, id);
-        match self.sockets.get_mut(id) {
+        self.core.events.closed(&mut self.core.sockets, id);
+        match self.core.sockets.get_mut(id) {
             Some(Socket::Tcp(_)) => self.close_connection(now, id),
             Some(Socket::Listener(_)) => self.close_listener(now, id),
             Some(Socket::Udp(_) | Socket::Ping(_)) => self.close_datagram(id),
@@ -443,39 +433,38 @@ impl<P: Probe> Shard<P> {
     }
 
     fn close_connection(&mut self, now: Instant, id: SlotId) {
-        let (posted, mut with) = self.posted();
-        posted.cancel_all(now, id, &mut with);
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        self.tcp.posted.cancel_all(now, id, &mut self.core);
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return };
         entry.is_open = false;
         entry.parent = None;
         if entry.linger == Some(Duration::ZERO) || entry.error.is_some() {
             entry.tcb.abort();
         } else {
-            entry.tcb.close(&mut self.net.env(now));
+            entry.tcb.close(&mut self.core.net.env(now));
         }
-        let (posted, mut with) = self.posted();
-        posted.orphan(now, id, &mut with);
+        self.tcp.posted.orphan(now, id, &mut self.core);
         self.send_committed(now, id);
         self.reap_if_done(now, id);
         self.note_orphan(now, id);
     }
 
     fn close_listener(&mut self, now: Instant, id: SlotId) {
-        let Some(Socket::Listener(l)) = self.sockets.remove(id) else { return };
-        if let Some(list) = self.listeners.get_mut(&l.local.port()) {
+        let Some(Socket::Listener(l)) = self.core.sockets.remove(id) else { return };
+        if let Some(list) = self.tcp.listeners.get_mut(&l.local.port()) {
             list.retain(|other| *other != id);
             if list.is_empty() {
-                self.listeners.remove(&l.local.port());
+                self.tcp.listeners.remove(&l.local.port());
             }
         }
         let orphans: Vec<SlotId> = self
+            .core
             .sockets
             .iter()
             .filter(|(_, s)| matches!(s, Socket::Tcp(t) if t.parent == Some(id)))
             .map(|(id, _)| id)
             .collect();
         for orphan in orphans {
-            if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(orphan) {
+            if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(orphan) {
                 entry.parent = None;
                 entry.embryonic = false;
                 entry.tcb.abort();
@@ -492,8 +481,8 @@ impl<P: Probe> Shard<P> {
             _ => true,
         };
         match id {
-            Some(id) => self.sockets.get(id).is_none_or(drained),
-            None => self.sockets.iter().all(|(_, s)| drained(s)),
+            Some(id) => self.core.sockets.get(id).is_none_or(drained),
+            None => self.core.sockets.iter().all(|(_, s)| drained(s)),
         }
     }
 
@@ -513,7 +502,7 @@ impl<P: Probe> Shard<P> {
         &self,
         id: SlotId,
     ) -> Result<(Option<SocketAddr>, Option<SocketAddr>), SocketError> {
-        match self.sockets.get(id).ok_or(SocketError::BadHandle)? {
+        match self.core.sockets.get(id).ok_or(SocketError::BadHandle)? {
             Socket::Tcp(s) => {
                 use State as S;
                 let connected = !matches!(s.tcb.state(), S::SynSent | S::TimeWait | S::Closed);

@@ -33,42 +33,42 @@ impl<P: Probe> Shard<P> {
         let Some(key) = flow_of(&d) else {
             return self.drop_chain(d.chain, DropReason::TcpHeader);
         };
-        if let Some(owner) = self.siblings.owner_elsewhere(&key) {
+        if let Some(owner) = self.core.siblings.owner_elsewhere(&key) {
             return self.hand(owner, Handed::Packet(d));
         }
         let Some(seg) = self.parse(key, d) else { return };
         if self.ends_at(Stage::Demultiplexed) {
-            return self.net.pool.free(seg.payload);
+            return self.core.net.pool.free(seg.payload);
         }
-        match self.foresight.connection(&self.flows, &self.sockets, &key) {
+        match self.rx.foresight.connection(&self.tcp.flows, &self.core.sockets, &key) {
             Some(id) if self.is_embryo(id) => self.give_to_embryo(now, id, seg),
             Some(id) => {
                 let changes = self.table_changes();
-                self.last_stream.note(id, changes);
+                self.tcp.last_stream.note(id, changes);
                 self.give_to_connection(now, id, &seg.header, seg.payload);
             }
-            None if self.time_wait.contains(&key) => self.give_to_time_wait(now, seg),
+            None if self.tcp.time_wait.contains(&key) => self.give_to_time_wait(now, seg),
             None => self.give_to_listener(now, seg),
         }
     }
 
     /// What the tables of connections and `ip` say of their changes.
     fn table_changes(&self) -> (u64, u64) {
-        (self.flows.changes(), self.net.ip.generation())
+        (self.tcp.flows.changes(), self.core.net.ip.generation())
     }
 
     /// Takes a segment of the stream that came last; gives anything else back.
     #[inline]
     pub(crate) fn take_familiar(&mut self, now: Instant, p: Packet) -> Option<Packet> {
         let changes = self.table_changes();
-        let Some(segment) = self.last_stream.recognise(&p, changes) else { return Some(p) };
+        let Some(segment) = self.tcp.last_stream.recognise(&p, changes) else { return Some(p) };
         let mut payload = p.chain;
         let stages = [Stage::EtherInput, Stage::IpInput, Stage::Demultiplexed];
         if stages.into_iter().any(|stage| self.ends_at(stage)) {
-            self.net.pool.free(payload);
+            self.core.net.pool.free(payload);
             return None;
         }
-        payload.trim_front(segment.payload_at, &mut self.net.pool);
+        payload.trim_front(segment.payload_at, &mut self.core.net.pool);
         self.give_to_connection(now, segment.id, &segment.header, payload);
         None
     }
@@ -86,13 +86,13 @@ impl<P: Probe> Shard<P> {
             return None;
         }
         let mut payload = core::mem::take(&mut d.chain);
-        payload.trim_front(bytes, &mut self.net.pool);
+        payload.trim_front(bytes, &mut self.core.net.pool);
         Some(Segment { key, header, payload, is_group: d.is_group })
     }
 
     pub(crate) fn drop_chain(&mut self, chain: Chain, reason: DropReason) {
-        self.net.counters.drop_packet(reason);
-        self.net.pool.free(chain);
+        self.core.net.counters.drop_packet(reason);
+        self.core.net.pool.free(chain);
     }
 
     /// A segment, its checksum right, for the connection that owns it.
@@ -103,22 +103,22 @@ impl<P: Probe> Shard<P> {
         header: &tcp::Header,
         payload: Chain,
     ) {
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else {
-            return self.net.pool.free(payload);
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
+            return self.core.net.pool.free(payload);
         };
-        let mut env = self.net.env(now);
+        let mut env = self.core.net.env(now);
         let events = entry.tcb.input(&mut env, header, payload);
-        if self.net.probe.stage(Stage::TransportInput).is_break() {
+        if self.core.net.probe.stage(Stage::TransportInput).is_break() {
             return;
         }
         if entry.tcb.wants_output() && !entry.is_queued {
             entry.is_queued = true;
-            self.output_queue.push_back(id);
+            self.core.output_queue.push_back(id);
         } else if let Some(at) = entry.tcb.next_deadline() {
             // No output follows that would do it: above all an ACK that is held back.
-            entry.timer = Some(self.wheel.schedule(entry.timer, TimerKey::Tcp(id), at));
+            entry.timer = Some(self.core.wheel.schedule(entry.timer, TimerKey::Tcp(id), at));
         }
-        self.posted.list(id, &mut entry.posted);
+        self.tcp.posted.list(id, &mut entry.posted);
         self.follow(now, id, events);
         self.pass(Stage::ReaderWoken);
     }
@@ -126,23 +126,23 @@ impl<P: Probe> Shard<P> {
     /// A segment of a connection in TIME-WAIT (RFC 9293 section 3.10.7.4, RFC 6191).
     fn give_to_time_wait(&mut self, now: Instant, seg: Segment) {
         let len = seg.payload.len();
-        let Some(entry) = self.time_wait.get_mut(&seg.key) else { return };
+        let Some(entry) = self.tcp.time_wait.get_mut(&seg.key) else { return };
         let mut verdict = entry.on_segment(now, &seg.header, len);
         if let TimeWaitVerdict::Reopen { min_iss } = verdict {
             if let Some(listener) = self.find_listener(&seg.key) {
                 return self.reopen(now, listener, seg, min_iss);
             }
-            let Some(entry) = self.time_wait.get_mut(&seg.key) else { return };
+            let Some(entry) = self.tcp.time_wait.get_mut(&seg.key) else { return };
             verdict = entry.on_refused_syn(now);
         }
         match verdict {
             TimeWaitVerdict::Drop(reason) => self.drop_chain(seg.payload, reason),
             TimeWaitVerdict::Ack(header) => {
-                self.net.pool.free(seg.payload);
+                self.core.net.pool.free(seg.payload);
                 self.send_control(now, &seg.key, None, &header);
             }
             TimeWaitVerdict::Closed | TimeWaitVerdict::Reopen { .. } => {
-                self.time_wait.remove(&seg.key);
+                self.tcp.time_wait.remove(&seg.key);
                 self.give_to_listener(now, seg);
             }
         }
@@ -152,7 +152,7 @@ impl<P: Probe> Shard<P> {
     fn reopen(&mut self, now: Instant, listener: SlotId, seg: Segment, min_iss: SeqNum) {
         let key = seg.key;
         if self.open_passive(now, listener, seg, Some(min_iss)) {
-            self.time_wait.remove(&key);
+            self.tcp.time_wait.remove(&key);
         }
     }
 
@@ -184,18 +184,18 @@ impl<P: Probe> Shard<P> {
             return;
         }
         if let Some(header) = reply {
-            if !self.resets.take(now, &mut self.secret.limits) {
-                return self.net.counters.count(Counter::TcpResetsLimited);
+            if !self.tcp.resets.take(now, &mut self.core.secret.limits) {
+                return self.core.net.counters.count(Counter::TcpResetsLimited);
             }
-            self.net.counters.count(Counter::TcpResetsOut);
+            self.core.net.counters.count(Counter::TcpResetsOut);
             self.send_control(now, &seg.key, None, &header);
         }
     }
 
     fn find_listener(&self, key: &FlowKey) -> Option<SlotId> {
         let mut wildcard = None;
-        for id in self.listeners.get(&key.local_port)? {
-            let Some(Socket::Listener(l)) = self.sockets.get(*id) else { continue };
+        for id in self.tcp.listeners.get(&key.local_port)? {
+            let Some(Socket::Listener(l)) = self.core.sockets.get(*id) else { continue };
             if !l.matches(key.local_ip()) {
                 continue;
             }
@@ -210,8 +210,8 @@ impl<P: Probe> Shard<P> {
     /// Enters a connection into the tables.
     pub(crate) fn add_connection(&mut self, entry: TcpEntry) -> SlotId {
         let key = *entry.tcb.key();
-        let id = self.sockets.insert(Socket::Tcp(Box::new(entry)));
-        self.flows.insert(&self.sockets, &key, id);
+        let id = self.core.sockets.insert(Socket::Tcp(Box::new(entry)));
+        self.tcp.flows.insert(&self.core.sockets, &key, id);
         id
     }
 
@@ -241,28 +241,28 @@ impl<P: Probe> Shard<P> {
 
     /// The peer acknowledged something new: writers that wait go on, and the neighbour is confirmed.
     fn on_acknowledged(&mut self, now: Instant, id: SlotId) {
-        if !self.send_waiters.is_empty() {
+        if !self.core.memory.send_waiters.is_empty() {
             self.on_own_progress(id);
         }
-        if self.net.ip.awaits_confirmation()
-            && let Some(Socket::Tcp(entry)) = self.sockets.get(id)
+        if self.core.net.ip.awaits_confirmation()
+            && let Some(Socket::Tcp(entry)) = self.core.sockets.get(id)
         {
-            self.net.ip.confirm(now, entry.tcb.key());
+            self.core.net.ip.confirm(now, entry.tcb.key());
         }
     }
 
     /// What a dead connection would have sent is let go at once, whether its user looks or not.
     fn discard_if_closed(&mut self, id: SlotId) {
-        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id)
+        if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id)
             && entry.tcb.state() == State::Closed
         {
-            entry.tcb.discard_send_buffer(&mut self.net.pool);
+            entry.tcb.discard_send_buffer(&mut self.core.net.pool);
         }
     }
 
     /// Removes a connection that neither the network nor the user needs any more.
     pub(crate) fn reap_if_done(&mut self, now: Instant, id: SlotId) {
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return };
         let state = entry.tcb.state();
         let over = matches!(state, State::Closed | State::TimeWait);
         let queued = entry.parent.is_some() && !entry.embryonic;
@@ -275,22 +275,22 @@ impl<P: Probe> Shard<P> {
         let orphan_of = if entry.embryonic { entry.parent } else { None };
         let tomb = (state == State::TimeWait).then(|| entry.tcb.time_wait_entry(now));
         if entry.is_orphan {
-            self.reclaim.orphan_gone();
+            self.core.memory.reclaim.orphan_gone();
         }
-        entry.tcb.release(&mut self.net.env(now));
+        entry.tcb.release(&mut self.core.net.env(now));
         if let Some(t) = timer {
-            self.wheel.cancel(t);
+            self.core.wheel.cancel(t);
         }
         if let Some(listener) = orphan_of {
             self.embryo_gone(listener);
         }
-        if let (Some(sources), Some(was)) = (&mut self.sources, counted) {
+        if let (Some(sources), Some(was)) = (&mut self.tcp.sources, counted) {
             sources.remove(&key, was);
         }
-        self.flows.remove(&key, id);
-        self.sockets.remove(id);
+        self.tcp.flows.remove(&key, id);
+        self.core.sockets.remove(id);
         if let Some(tomb) = tomb {
-            self.time_wait.insert(key, tomb);
+            self.tcp.time_wait.insert(key, tomb);
             self.arm_time_wait();
         }
     }
@@ -305,8 +305,8 @@ impl<P: Probe> Shard<P> {
     }
 
     fn tcp_icmp_error(&mut self, now: Instant, e: QuotedError) {
-        let Some(id) = self.flows.find(&self.sockets, &e.flow()) else {
-            return self.net.counters.drop_packet(DropReason::IcmpNoFlow);
+        let Some(id) = self.tcp.flows.find(&self.core.sockets, &e.flow()) else {
+            return self.core.net.counters.drop_packet(DropReason::IcmpNoFlow);
         };
         let what = match e.kind {
             ErrorKind::TooBig { mtu } => IcmpError::TooBig { mtu },
@@ -317,13 +317,13 @@ impl<P: Probe> Shard<P> {
                 IcmpError::Unreachable { hard: false }
             }
         };
-        let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id) else { return };
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return };
         let quoted = fulmar_base::SeqNum(e.seq);
-        let mut env = self.net.env(now);
+        let mut env = self.core.net.env(now);
         let events = entry.tcb.on_icmp(&mut env, what, quoted);
-        note_path_mtu(&mut self.net.ip, now, entry);
-        self.posted.list(id, &mut entry.posted);
-        self.queue_output(id);
+        note_path_mtu(&mut self.core.net.ip, now, entry);
+        self.tcp.posted.list(id, &mut entry.posted);
+        self.core.queue_output(id);
         self.follow(now, id, events);
     }
 
@@ -335,7 +335,7 @@ impl<P: Probe> Shard<P> {
         ttl: Option<u8>,
         header: &tcp::Header,
     ) {
-        let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
+        let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
         let Ok(seg) = control_segment(pool, key, header) else {
             return counters.drop_packet(DropReason::NoBuffer);
         };
@@ -356,7 +356,7 @@ impl<P: Probe> Shard<P> {
 
     /// The user's error for a connection that the stack itself failed.
     pub(crate) fn stack_error(&self, id: SlotId) -> Option<SocketError> {
-        match self.sockets.get(id) {
+        match self.core.sockets.get(id) {
             Some(Socket::Tcp(s)) => s.error,
             _ => None,
         }

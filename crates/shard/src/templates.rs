@@ -109,11 +109,43 @@ impl UdpTemplate {
 
 /// Templates of sockets that name their destination with each datagram.
 #[derive(Default)]
-pub(crate) struct Templates {
+pub(crate) struct UdpTemplates {
     /// Empty until one is kept.
     entries: Vec<Option<(SlotId, UdpTemplate)>>,
-    /// Those of connections, empty until one is kept.
-    flows: Vec<Option<FlowTemplate>>,
+}
+
+impl UdpTemplates {
+    /// The template of a socket and a destination.
+    #[inline]
+    pub fn find(&self, id: SlotId, remote: &SocketAddr) -> Option<&UdpTemplate> {
+        let (owner, template) = self.entries.get(index_of(id, remote))?.as_ref()?;
+        (*owner == id && template.remote == *remote).then_some(template)
+    }
+
+    /// Removes those of a socket whose own address has changed.
+    pub fn remove(&mut self, id: SlotId) {
+        for entry in &mut self.entries {
+            entry.take_if(|(owner, _)| *owner == id);
+        }
+    }
+
+    /// Keeps a template, in the place of the one that was there.
+    pub fn insert(&mut self, id: SlotId, template: UdpTemplate) {
+        if self.entries.is_empty() {
+            self.entries.resize_with(CACHED, || None);
+        }
+        let at = index_of(id, &template.remote);
+        if let Some(entry) = self.entries.get_mut(at) {
+            *entry = Some((id, template));
+        }
+    }
+}
+
+/// Templates of connections.
+#[derive(Default)]
+pub(crate) struct FlowTemplates {
+    /// Empty until one is kept.
+    entries: Vec<Option<FlowTemplate>>,
 }
 
 /// The headers of a connection, and what they were made for.
@@ -123,18 +155,11 @@ struct FlowTemplate {
     ip: fulmar_ip::Template,
 }
 
-impl Templates {
-    /// What is remembered of a socket and a destination.
+impl FlowTemplates {
+    /// The headers of a connection's segments, made anew where those known are no longer valid. `None`: the
+    /// segments take the slow path.
     #[inline]
-    pub fn find(&self, id: SlotId, remote: &SocketAddr) -> Option<&UdpTemplate> {
-        let (owner, template) = self.entries.get(index_of(id, remote))?.as_ref()?;
-        (*owner == id && template.remote == *remote).then_some(template)
-    }
-
-    /// The headers of a connection's segments, made anew where those known no longer hold. `None`: they
-    /// take the slow path.
-    #[inline]
-    pub fn of_flow(
+    pub fn of(
         &mut self,
         (id, key): (SlotId, &FlowKey),
         ttl: Option<u8>,
@@ -142,35 +167,17 @@ impl Templates {
         now: Instant,
     ) -> Option<&fulmar_ip::Template> {
         let at = id.index as usize & (FLOWS - 1);
-        let known = self.flows.get(at).and_then(Option::as_ref);
+        let known = self.entries.get(at).and_then(Option::as_ref);
         let holds = |t: &FlowTemplate| t.owner == id && t.ttl == ttl && ip.holds(&t.ip, now);
         if !known.is_some_and(holds) {
             let made =
                 FlowTemplate { owner: id, ttl, ip: ip.build_template(&flow_of(key, ttl), now)? };
-            if self.flows.is_empty() {
-                self.flows.resize_with(FLOWS, || None);
+            if self.entries.is_empty() {
+                self.entries.resize_with(FLOWS, || None);
             }
-            *self.flows.get_mut(at)? = Some(made);
+            *self.entries.get_mut(at)? = Some(made);
         }
-        self.flows.get(at)?.as_ref().map(|t| &t.ip)
-    }
-
-    /// Forgets what was remembered of a socket, whose own address has changed.
-    pub fn forget(&mut self, id: SlotId) {
-        for entry in &mut self.entries {
-            entry.take_if(|(owner, _)| *owner == id);
-        }
-    }
-
-    /// Remembers, in the place of whatever was there.
-    pub fn keep(&mut self, id: SlotId, template: UdpTemplate) {
-        if self.entries.is_empty() {
-            self.entries.resize_with(CACHED, || None);
-        }
-        let at = index_of(id, &template.remote);
-        if let Some(entry) = self.entries.get_mut(at) {
-            *entry = Some((id, template));
-        }
+        self.entries.get(at)?.as_ref().map(|t| &t.ip)
     }
 }
 

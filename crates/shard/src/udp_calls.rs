@@ -11,6 +11,7 @@ use fulmar_mbuf::{Chain, FairShare, Purpose};
 use fulmar_socket::{SocketError, Step};
 use fulmar_udp::{BindError, BindOptions, Datagram, Incoming, UdpError, UdpSocket};
 
+use crate::layers::Core;
 use crate::net::{Net, Sink};
 use crate::shard::Shard;
 use crate::sockets::{Socket, UdpEntry};
@@ -31,7 +32,7 @@ pub enum TakenDatagram {
 
 impl<P: Probe> Shard<P> {
     pub(crate) fn udp_entry(&mut self, id: SlotId) -> Result<&mut UdpEntry, SocketError> {
-        match self.sockets.get_mut(id) {
+        match self.core.sockets.get_mut(id) {
             Some(Socket::Udp(s)) => Ok(s),
             Some(_) => Err(SocketError::NotSupported),
             None => Err(SocketError::BadHandle),
@@ -50,8 +51,8 @@ impl<P: Probe> Shard<P> {
                 Some(segment_bytes) => self.deliver_run(id, datagram, segment_bytes),
             },
             None => {
-                self.net.counters.drop_packet(DropReason::UdpNoSocket);
-                let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
+                self.core.net.counters.drop_packet(DropReason::UdpNoSocket);
+                let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
                 pool.free(datagram.payload);
                 if !group {
                     let sink = &mut Sink { link, probe };
@@ -64,7 +65,8 @@ impl<P: Probe> Shard<P> {
     /// Checks a packet and finds its socket. One that a full queue is to drop is dropped before it is
     /// summed: the price of a flood is to be small.
     fn recognise(&mut self, d: Delivered, is_run: bool) -> Option<(Datagram, Option<SlotId>)> {
-        let Shard { net, sockets, udp, foresight, .. } = self;
+        let Shard { core, udp, rx, .. } = self;
+        let (Core { net, sockets, .. }, udp, foresight) = (core, &udp.table, &rx.foresight);
         let Net { pool, counters, probe, .. } = net;
         let Delivered { src, dst, zone, chain, offload, .. } = d;
         let packet = Incoming { src, dst, zone, chain, offload };
@@ -89,30 +91,30 @@ impl<P: Probe> Shard<P> {
     fn deliver_run(&mut self, id: SlotId, run: Datagram, segment_bytes: usize) {
         let Datagram { src, dst, payload } = run;
         if payload.len().div_ceil(segment_bytes) > MAX_SEGMENTS {
-            self.net.counters.drop_packet(DropReason::BadOffload);
-            return self.net.pool.free(payload);
+            self.core.net.counters.drop_packet(DropReason::BadOffload);
+            return self.core.net.pool.free(payload);
         }
         let mut at = 0;
         while at < payload.len() {
             let len = segment_bytes.min(payload.len() - at);
-            let Ok(mut one) = self.net.pool.alloc_chain(len, 0, Purpose::Receive) else {
-                self.net.counters.drop_packet(DropReason::NoBuffer);
+            let Ok(mut one) = self.core.net.pool.alloc_chain(len, 0, Purpose::Receive) else {
+                self.core.net.counters.drop_packet(DropReason::NoBuffer);
                 break;
             };
             for piece in one.slices_mut() {
                 at += payload.copy_to(at, piece);
             }
-            self.net.counters.add(Counter::CopiedBytes, len as u64);
+            self.core.net.counters.add(Counter::CopiedBytes, len as u64);
             self.deliver_datagram(id, Datagram { src, dst, payload: one });
         }
-        self.net.pool.free(payload);
+        self.core.net.pool.free(payload);
     }
 
     fn deliver_datagram(&mut self, id: SlotId, datagram: Datagram) {
-        let Some(Socket::Udp(s)) = self.sockets.get_mut(id) else {
-            return self.net.pool.free(datagram.payload);
+        let Some(Socket::Udp(s)) = self.core.sockets.get_mut(id) else {
+            return self.core.net.pool.free(datagram.payload);
         };
-        let Net { pool, counters, .. } = &mut self.net;
+        let Net { pool, counters, .. } = &mut self.core.net;
         let share = pool.share_of(Purpose::Receive);
         if share.is_contended()
             && let Some(reason) = refusal(&s.socket, fulmar_udp::charge(&datagram.payload), share)
@@ -132,38 +134,38 @@ impl<P: Probe> Shard<P> {
 
     /// An ICMP error about a datagram of ours.
     pub(crate) fn udp_icmp_error(&mut self, now: Instant, e: QuotedError) {
-        let Some(id) = self.udp.lookup(e.local, e.remote) else {
-            return self.net.counters.drop_packet(DropReason::IcmpNoFlow);
+        let Some(id) = self.udp.table.lookup(e.local, e.remote) else {
+            return self.core.net.counters.drop_packet(DropReason::IcmpNoFlow);
         };
         let error = match e.kind {
             ErrorKind::PortUnreachable => UdpError::ConnectionRefused,
             ErrorKind::TooBig { mtu } => {
                 if !self.may_be_too_big(id, &e) {
-                    return self.net.counters.drop_packet(DropReason::IcmpNoFlow);
+                    return self.core.net.counters.drop_packet(DropReason::IcmpNoFlow);
                 }
-                if !self.net.ip.lower_datagram_mtu(now, e.remote.ip(), mtu) {
-                    return self.net.counters.drop_packet(DropReason::IcmpMtuKnown);
+                if !self.core.net.ip.lower_datagram_mtu(now, e.remote.ip(), mtu) {
+                    return self.core.net.counters.drop_packet(DropReason::IcmpMtuKnown);
                 }
                 UdpError::MessageTooLong
             }
             _ => UdpError::HostUnreachable,
         };
-        let Some(Socket::Udp(s)) = self.sockets.get_mut(id) else { return };
+        let Some(Socket::Udp(s)) = self.core.sockets.get_mut(id) else { return };
         if s.socket.on_error(e.remote, error) {
             self.notify(id);
         } else if !matches!(e.kind, ErrorKind::TooBig { .. } | ErrorKind::ResolutionFailed) {
             // Only a connected socket is told.
-            self.net.counters.drop_packet(DropReason::IcmpNoFlow);
+            self.core.net.counters.drop_packet(DropReason::IcmpNoFlow);
         }
     }
 
     /// Whether a datagram that a router found too big may be one of the socket: it has sent to that
     /// peer lately, and forbids IPv4 routers to fragment, without which they never say so.
     fn may_be_too_big(&self, id: SlotId, e: &QuotedError) -> bool {
-        let Some(Socket::Udp(s)) = self.sockets.get(id) else { return false };
+        let Some(Socket::Udp(s)) = self.core.sockets.get(id) else { return false };
         let may_say = s.socket.dont_fragment || e.remote.is_ipv6();
         let own = s.template.as_deref().filter(|t| t.is_to(&e.remote));
-        may_say && own.or_else(|| self.templates.find(id, &e.remote)).is_some()
+        may_say && own.or_else(|| self.udp.templates.find(id, &e.remote)).is_some()
     }
 
     /// Opens a datagram socket. With several shards it takes what is sent to its port on any queue; if
@@ -186,9 +188,9 @@ impl<P: Probe> Shard<P> {
     /// As [`Shard::udp_bind`] and [`Shard::udp_connect`].
     pub fn udp_open(&mut self, remote: SocketAddr) -> Result<SlotId, SocketError> {
         let remote = unmap(remote);
-        let choice = self.net.ip.route(remote.ip(), zone_of(remote));
+        let choice = self.core.net.ip.route(remote.ip(), zone_of(remote));
         let src = choice.map_err(|_| SocketError::NetworkUnreachable)?.src;
-        let home = self.siblings.home();
+        let home = self.core.siblings.home();
         let comes_home =
             |port| home.owns(&FlowKey::new(with_zone(src, port, zone_of(remote)), remote));
         let socket = self.udp_bind_where(
@@ -211,17 +213,15 @@ impl<P: Probe> Shard<P> {
         options: BindOptions,
         fits: impl Fn(u16) -> bool,
     ) -> Result<SlotId, SocketError> {
-        if let Some(e) = self.down() {
-            return Err(e);
-        }
-        if self.sockets.len() >= self.config.max_sockets {
-            return Err(SocketError::NoBuffer);
-        }
+        self.core.check_usable()?;
         let ip = local.ip();
-        if !ip.is_unspecified() && !self.net.ip.is_local(ip) && !self.net.ip.is_broadcast(ip) {
+        if !ip.is_unspecified()
+            && !self.core.net.ip.is_local(ip)
+            && !self.core.net.ip.is_broadcast(ip)
+        {
             return Err(SocketError::AddressNotAvailable);
         }
-        let id = self.sockets.insert(Socket::Udp(Box::new(UdpEntry {
+        let id = self.core.sockets.insert(Socket::Udp(Box::new(UdpEntry {
             socket: UdpSocket::new(),
             binding: None,
             v6_only: options.v6_only,
@@ -230,10 +230,10 @@ impl<P: Probe> Shard<P> {
             watch: Default::default(),
         })));
         // A port of the shard's choice is one that no other shard has.
-        let is_free = |port| fits(port) && self.siblings.claims_port(port);
-        match self.udp.bind(id, local, options, is_free) {
+        let is_free = |port| fits(port) && self.core.siblings.claims_port(port);
+        match self.udp.table.bind(id, local, options, is_free) {
             Ok(bound) => {
-                self.siblings.add_port(bound.local.port());
+                self.core.siblings.add_port(bound.local.port());
                 if let Ok(entry) = self.udp_entry(id) {
                     entry.binding = Some(bound.slot);
                     entry.socket.local = Some(bound.local);
@@ -241,7 +241,7 @@ impl<P: Probe> Shard<P> {
                 Ok(id)
             }
             Err(e) => {
-                self.sockets.remove(id);
+                self.core.sockets.remove(id);
                 Err(bind_error(e))
             }
         }
@@ -249,9 +249,9 @@ impl<P: Probe> Shard<P> {
 
     /// Lets go of a binding; without another one the shard no longer has the port.
     fn unbind(&mut self, slot: u32, local: Option<SocketAddr>) {
-        self.udp.unbind(slot);
-        if let Some(local) = local.filter(|l| !self.udp.has_port(l.port())) {
-            self.siblings.remove_port(local.port());
+        self.udp.table.unbind(slot);
+        if let Some(local) = local.filter(|l| !self.udp.table.has_port(l.port())) {
+            self.core.siblings.remove_port(local.port());
         }
     }
 
@@ -261,7 +261,7 @@ impl<P: Probe> Shard<P> {
     /// No route, or another socket has the pair.
     pub fn udp_connect(&mut self, id: SlotId, remote: SocketAddr) -> Result<(), SocketError> {
         let remote = unmap(remote);
-        let choice = self.net.ip.route(remote.ip(), zone_of(remote));
+        let choice = self.core.net.ip.route(remote.ip(), zone_of(remote));
         let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
         let entry = self.udp_entry(id)?;
         if choice.is_broadcast && !entry.socket.broadcast {
@@ -273,12 +273,12 @@ impl<P: Probe> Shard<P> {
         check_family(bound, entry.v6_only, remote)?;
         let ip = if bound.ip().is_unspecified() { choice.src } else { bound.ip() };
         let local = with_zone(ip, bound.port(), zone_of(remote));
-        self.udp.connect(binding, local, remote).map_err(bind_error)?;
+        self.udp.table.connect(binding, local, remote).map_err(bind_error)?;
         let entry = self.udp_entry(id)?;
         entry.socket.remote = Some(remote);
         entry.socket.local = Some(local);
         entry.template = None;
-        self.templates.forget(id);
+        self.udp.templates.remove(id);
         Ok(())
     }
 
@@ -324,10 +324,10 @@ impl<P: Probe> Shard<P> {
         let mut bytes = 0;
         if !self.stops_at(Stage::ReceiveTaken) {
             bytes = d.payload.copy_to(0, into);
-            self.net.counters.add(Counter::CopiedBytes, bytes as u64);
+            self.core.net.counters.add(Counter::CopiedBytes, bytes as u64);
             self.pass(Stage::ReceiveCopied);
         }
-        self.net.pool.free(d.payload);
+        self.core.net.pool.free(d.payload);
         Ok(Step::Done(TakenDatagram::Copied(bytes, d.src)))
     }
 
@@ -376,7 +376,7 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// [`SocketError::BadHandle`].
     pub fn take_error(&mut self, id: SlotId) -> Result<Option<SocketError>, SocketError> {
-        match self.sockets.get_mut(id).ok_or(SocketError::BadHandle)? {
+        match self.core.sockets.get_mut(id).ok_or(SocketError::BadHandle)? {
             Socket::Tcp(s) => Ok(s.error.or_else(|| s.tcb.take_error().map(Into::into))),
             Socket::Udp(s) => Ok(s.socket.take_error().map(udp_error)),
             Socket::Listener(_) | Socket::Ping(_) => Ok(None),
@@ -385,17 +385,17 @@ impl<P: Probe> Shard<P> {
 
     /// Gives bytes that were detached back to the pool.
     pub fn free(&mut self, chain: Chain) {
-        self.net.counters.add(Counter::CopiedBytes, chain.len() as u64);
-        self.net.pool.free(chain);
+        self.core.net.counters.add(Counter::CopiedBytes, chain.len() as u64);
+        self.core.net.pool.free(chain);
     }
 
     pub(crate) fn close_datagram(&mut self, id: SlotId) {
-        match self.sockets.remove(id) {
+        match self.core.sockets.remove(id) {
             Some(Socket::Udp(mut s)) => {
                 if let Some(slot) = s.binding {
                     self.unbind(slot, s.socket.local);
                 }
-                s.socket.release(&mut self.net.pool);
+                s.socket.release(&mut self.core.net.pool);
             }
             Some(Socket::Ping(s)) => self.close_ping(*s),
             _ => {}

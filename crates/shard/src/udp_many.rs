@@ -9,6 +9,7 @@ use core::net::SocketAddr;
 use fulmar_base::{Counter, Instant, Probe, SlotId, Stage};
 use fulmar_socket::{SocketError, Step};
 
+use crate::layers::Core;
 use crate::shard::Shard;
 use crate::sockets::Socket;
 use crate::udp_calls::udp_error;
@@ -127,7 +128,7 @@ impl<P: Probe> Shard<P> {
                 }
             }
         }
-        self.net.link.set_now(now);
+        self.core.net.link.set_now(now);
         self.finish_datagrams(now);
         match failed {
             Some(e @ (SocketError::NoBuffer | SocketError::WouldBlock)) if done == 0 => {
@@ -145,8 +146,8 @@ impl<P: Probe> Shard<P> {
     /// How many of the first messages leave as one frame, at least 1.
     fn run_of(&self, messages: &[SendMessage<'_>]) -> usize {
         let Some((first, rest)) = messages.split_first() else { return 0 };
-        let (caps, bytes) = (self.net.link.caps(), first.payload.len());
-        let fits = bytes > 0 && bytes.saturating_add(HEADERS_BYTES) <= self.net.ip.mtu();
+        let (caps, bytes) = (self.core.net.link.caps(), first.payload.len());
+        let fits = bytes > 0 && bytes.saturating_add(HEADERS_BYTES) <= self.core.net.ip.mtu();
         let may_join = caps.udp_gso && caps.tx_csum && first.segment_bytes.is_none();
         if !(may_join && fits) {
             return 1;
@@ -195,7 +196,7 @@ impl<P: Probe> Shard<P> {
         into: &mut [RecvMessage<'_>],
     ) -> Result<Step<usize>, SocketError> {
         let down = self.down();
-        let Shard { sockets, net, .. } = self;
+        let Core { sockets, net, .. } = &mut self.core;
         let entry = match sockets.get_mut(id) {
             Some(Socket::Udp(s)) => s,
             Some(_) => return Err(SocketError::NotSupported),

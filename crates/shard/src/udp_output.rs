@@ -24,10 +24,12 @@ use fulmar_udp::UdpSocket;
 use fulmar_wire::protocol;
 use fulmar_wire::udp::HEADER_BYTES;
 
+use crate::layers::Core;
 use crate::net::{Net, Sink};
 use crate::shard::Shard;
 use crate::sockets::Socket;
 use crate::templates::{HeaderOptions, UdpTemplate};
+use crate::udp::Udp;
 use crate::udp_calls::{check_family, udp_error, unmap};
 
 /// Room in front of a payload, so that all headers go into its own mbuf.
@@ -101,7 +103,7 @@ impl<P: Probe> Shard<P> {
         let request = SendRequest { parts, bytes, to, segment_bytes: None, tells_error: true };
         match self.output_datagram(now, id, &request)? {
             Some(()) => self.finish_datagrams(now),
-            None => self.net.link.set_now(now),
+            None => self.core.net.link.set_now(now),
         }
         Ok(bytes)
     }
@@ -202,7 +204,7 @@ impl<P: Probe> Shard<P> {
         if self.is_down() || self.forgets_templates() {
             return None;
         }
-        let Shard { sockets, templates, net, .. } = self;
+        let (Core { sockets, net, .. }, Udp { templates, .. }) = (&mut self.core, &mut self.udp);
         let Some(Socket::Udp(entry)) = sockets.get(id) else { return None };
         let has_error = request.tells_error && entry.socket.has_error();
         if has_error || request.datagrams() > MAX_SEGMENTS {
@@ -265,7 +267,7 @@ impl<P: Probe> Shard<P> {
     /// Whether a measurement wants every layer to be asked.
     #[inline(always)]
     pub(crate) fn forgets_templates(&self) -> bool {
-        self.net.probe.varies_in([Variation::NoTemplate, Variation::NoDestinationCache])
+        self.core.net.probe.varies_in([Variation::NoTemplate, Variation::NoDestinationCache])
     }
 
     /// Slow path: asks every layer, and remembers what they said.
@@ -284,18 +286,18 @@ impl<P: Probe> Shard<P> {
         if self.ends_at(Stage::PathChosen) {
             return Ok(None);
         }
-        let payload = self.net.fill_datagram(id, request.parts.clone(), request.bytes)?;
+        let payload = self.core.net.fill_datagram(id, request.parts.clone(), request.bytes)?;
         let Some(payload) = payload else { return Ok(None) };
         let remote = ends.remote;
         let local = with_zone(way.src, ends.bound.port(), zone_of(remote));
-        let (chain, _) = fulmar_udp::output(&mut self.net.pool, local, remote, payload)
+        let (chain, _) = fulmar_udp::output(&mut self.core.net.pool, local, remote, payload)
             .map_err(|_| SocketError::NoBuffer)?;
         if self.ends_at(Stage::TransportOutput) {
-            self.net.pool.free(chain);
+            self.core.net.pool.free(chain);
             return Ok(None);
         }
-        self.net.link.set_now(now);
-        self.net.send_packet(
+        self.core.net.link.set_now(now);
+        self.core.net.send_packet(
             now,
             Outgoing {
                 src: way.src,
@@ -310,7 +312,7 @@ impl<P: Probe> Shard<P> {
                 dont_fragment: ends.options.dont_fragment,
             },
         )?;
-        self.net.note_sent(request);
+        self.core.net.note_sent(request);
         if !way.is_broadcast && !self.forgets_templates() {
             self.keep_template(now, id, ends, local);
         }
@@ -319,7 +321,7 @@ impl<P: Probe> Shard<P> {
 
     /// Remembers the headers of what was just sent.
     fn keep_template(&mut self, now: Instant, id: SlotId, ends: &Endpoints, local: SocketAddr) {
-        let Shard { sockets, templates, net, .. } = self;
+        let (Core { sockets, net, .. }, Udp { templates, .. }) = (&mut self.core, &mut self.udp);
         let zone = zone_of(ends.remote);
         let made = UdpTemplate::new(&net.ip, now, (local, ends.remote), zone, ends.options);
         let Some(made) = made else { return };
@@ -328,7 +330,7 @@ impl<P: Probe> Shard<P> {
                 Some(template) => **template = made,
                 none => *none = Some(Box::new(made)),
             },
-            _ => templates.keep(id, made),
+            _ => templates.insert(id, made),
         }
     }
 
@@ -339,7 +341,7 @@ impl<P: Probe> Shard<P> {
         ends: &Endpoints,
         request: &SendRequest<I>,
     ) -> Result<Way, SocketError> {
-        let (ip, remote) = (&self.net.ip, ends.remote);
+        let (ip, remote) = (&self.core.net.ip, ends.remote);
         let bound = Some(ends.bound.ip()).filter(|ip| !ip.is_unspecified());
         // A broadcast address is one to listen on, as on Linux.
         let bound = bound.filter(|bound| !ip.is_broadcast(*bound));
@@ -366,8 +368,8 @@ impl<P: Probe> Shard<P> {
     /// The end of a call that has sent datagrams: one crossing.
     #[inline(always)]
     pub(crate) fn finish_datagrams(&mut self, now: Instant) {
-        if self.net.link.loopback.is_empty() {
-            let Net { pool, counters, link, probe, .. } = &mut self.net;
+        if self.core.net.link.loopback.is_empty() {
+            let Net { pool, counters, link, probe, .. } = &mut self.core.net;
             link.flush(pool, counters, probe);
         } else {
             self.finish_call(now);

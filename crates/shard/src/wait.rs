@@ -11,16 +11,18 @@ impl<P: Probe> Shard<P> {
     /// What a thread that waits does after a poll that found nothing. `may_look`: it is a thread that
     /// has nothing else to do.
     pub fn next_wait(&mut self, now: Instant, may_look: bool) -> Next {
-        let next = match self.is_dry {
-            true => self.moderation.next(now, may_look),
+        let next = match self.rx.is_dry {
+            true => self.rx.moderation.next(now, may_look),
             // A step ended at its bound.
-            false => self.moderation.next_unheld(now, may_look),
+            false => self.rx.moderation.next_unheld(now, may_look),
         };
         self.tell_device();
         self.count_look();
         match next {
             // The device holds, or has to be asked for room.
-            Next::Hold { .. } if self.net.link.caps().coalescing || self.net.link.has_backlog() => {
+            Next::Hold { .. }
+                if self.core.net.link.caps().coalescing || self.core.net.link.has_backlog() =>
+            {
                 Next::Arm
             }
             next => next,
@@ -30,54 +32,54 @@ impl<P: Probe> Shard<P> {
     /// Whether a thread that finds nothing to do looks at the device before it waits. Not where that has
     /// long been in vain, and nothing can be missed by sleeping at once.
     pub fn looks_first(&mut self, now: Instant) -> bool {
-        let may_miss = !self.is_dry
+        let may_miss = !self.rx.is_dry
             || !self.is_level_triggered()
             || self.next_deadline().is_some_and(|at| at <= now);
-        may_miss || self.moderation.looks_first()
+        may_miss || self.rx.moderation.looks_first()
     }
 
     /// Whether the device's descriptor is readable whenever there is something to do for it.
     fn is_level_triggered(&self) -> bool {
-        let link = &self.net.link;
+        let link = &self.core.net.link;
         link.caps().wake == Wake::Level && !link.has_backlog() && !self.is_down()
     }
 
     /// How many frames a poll asks for at once, where there is room for so many.
     pub(crate) fn frames_to_ask(&mut self, room: usize) -> usize {
-        match self.net.link.caps().wake {
-            Wake::Level => self.moderation.ask(room),
+        match self.core.net.link.caps().wake {
+            Wake::Level => self.rx.moderation.ask(room),
             Wake::Armed => room,
         }
     }
 
     /// Changes how threads wait for the device.
     pub fn set_moderation(&mut self, config: ModerationConfig) {
-        self.config.moderation = config;
-        self.moderation.set_config(config);
+        self.core.config.moderation = config;
+        self.rx.moderation.set_config(config);
         self.tell_device();
     }
 
     /// The policy by which threads wait for the device: to be told when they begin to, have looked, and have
     /// slept.
     pub fn moderation(&mut self) -> &mut Moderation {
-        &mut self.moderation
+        &mut self.rx.moderation
     }
 
     /// A step of the holds goes to the device, if that has registers for it.
     fn tell_device(&mut self) {
-        if let Some(step) = self.moderation.take_change() {
-            self.net.counters.count(Counter::MitigationChanges);
-            if self.net.link.caps().coalescing {
-                self.net.link.device().coalesce(step);
+        if let Some(step) = self.rx.moderation.take_change() {
+            self.core.net.counters.count(Counter::MitigationChanges);
+            if self.core.net.link.caps().coalescing {
+                self.core.net.link.device().coalesce(step);
             }
         }
     }
 
     /// A look at the device has ended.
     pub(crate) fn count_look(&mut self) {
-        if let Some(took) = self.moderation.take_looked() {
-            self.net.counters.count(Counter::Looks);
-            self.net.counters.add(Counter::BusyPollNs, took.as_nanos() as u64);
+        if let Some(took) = self.rx.moderation.take_looked() {
+            self.core.net.counters.count(Counter::Looks);
+            self.core.net.counters.add(Counter::BusyPollNs, took.as_nanos() as u64);
         }
     }
 }

@@ -13,36 +13,38 @@ impl<P: Probe> Shard<P> {
     /// From now on those who watch a socket are to be told of this; `None`: nobody watches any more. False:
     /// there is no such socket.
     pub fn watch(&mut self, id: SlotId, interest: Option<Ready>) -> bool {
-        let Some(s) = self.sockets.get_mut(id) else { return false };
+        let Some(s) = self.core.sockets.get_mut(id) else { return false };
         s.watch().interest = interest;
         true
     }
 
     /// Tells those who watch a socket what it is ready for now.
     pub fn notify(&mut self, id: SlotId) {
-        self.events.notify(&mut self.sockets, id);
+        self.core.events.notify(&mut self.core.sockets, id);
     }
 
     /// Whether a step or call has left something: to be asked, and taken, after each.
     #[inline]
     pub fn has_outcome(&self) -> bool {
-        !self.events.is_empty() || self.posted.has_over() || self.siblings.has_outgoing()
+        !self.core.events.is_empty()
+            || self.tcp.posted.has_over()
+            || self.core.siblings.has_outgoing()
     }
 
     /// Moves what those who watch sockets are to be told to `into`, which is empty.
     pub fn take_events(&mut self, into: &mut Vec<Event>) {
-        self.events.take(&mut self.sockets, into);
+        self.core.events.take(&mut self.core.sockets, into);
     }
 
     /// Counts something that a room above has seen.
     pub fn count(&mut self, c: Counter, n: u64) {
-        self.net.counters.add(c, n);
+        self.core.net.counters.add(c, n);
     }
 
     /// How many sockets of each kind there are: connections, listeners, datagram sockets.
     pub fn socket_counts(&self) -> [usize; 3] {
         let mut counts = [0; 3];
-        for (_, s) in self.sockets.iter() {
+        for (_, s) in self.core.sockets.iter() {
             match s {
                 Socket::Tcp(_) => counts[0] += 1,
                 Socket::Listener(_) => counts[1] += 1,

@@ -5,8 +5,6 @@
 //! happened to wait in a list; after each burst their bytes are taken in, and when the device has run dry
 //! it is decided which buffers are over.
 
-use alloc::collections::VecDeque;
-
 use fulmar_base::{Counter, Counters, Duration, Instant, Probe, SlotId};
 use fulmar_mbuf::RecvQueue;
 use fulmar_socket::SocketError;
@@ -15,22 +13,12 @@ use fulmar_tcp::{State, Tcb};
 
 use super::placer::{FlowPlacer, NoDevice};
 use super::{Outbox, PostedTable};
-use crate::events::Events;
+use crate::layers::Core;
 use crate::net::Net;
 use crate::outcome::PostToken;
 use crate::shard::CALLER_IS_BACK;
-use crate::slab::Slab;
 use crate::sockets::{Socket, TcpEntry};
-use crate::wheel::{TimerKey, Wheel};
-
-/// What posted buffers have to do with.
-pub struct Around<'a, P: Probe> {
-    pub sockets: &'a mut Slab<Socket>,
-    pub net: &'a mut Net<P>,
-    pub wheel: &'a mut Wheel<TimerKey>,
-    pub events: &'a mut Events,
-    pub output_queue: &'a mut VecDeque<SlotId>,
-}
+use crate::wheel::TimerKey;
 
 /// When to look again at buffers whose memory somebody still refers to, or for which there was no memory
 /// to move bytes away: nobody tells us. Well below what a person notices.
@@ -81,46 +69,46 @@ fn hand_out(entry: &mut TcpEntry, to: &mut Outbox, counters: &mut Counters) -> b
 impl PostedTable {
     /// Before the device is looked at: it is told of buffers that were posted meanwhile.
     #[inline]
-    pub fn announce<P: Probe>(&mut self, now: Instant, with: &mut Around<'_, P>) {
+    pub fn announce<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         if core::mem::take(&mut self.has_news) {
-            self.announce_news(now, with);
+            self.announce_news(now, core);
         }
     }
 
-    fn announce_news<P: Probe>(&mut self, now: Instant, with: &mut Around<'_, P>) {
+    fn announce_news<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         for at in 0..self.listed.len() {
             if let Some(id) = self.listed.get(at)
-                && let Some(Socket::Tcp(entry)) = with.sockets.get_mut(*id)
+                && let Some(Socket::Tcp(entry)) = core.sockets.get_mut(*id)
             {
-                with_machine(with.net, entry, |m, io| m.announce(now, io));
+                with_machine(&mut core.net, entry, |m, io| m.announce(now, io));
             }
         }
     }
 
     /// Takes in what the last burst brought.
     #[inline]
-    pub fn take_in_all<P: Probe>(&mut self, now: Instant, with: &mut Around<'_, P>) {
+    pub fn take_in_all<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         for at in 0..self.listed.len() {
             if let Some(id) = self.listed.get(at).copied() {
-                self.take_in(now, id, with);
+                self.take_in(now, id, core);
             }
         }
     }
 
-    pub fn take_in<P: Probe>(&mut self, now: Instant, id: SlotId, with: &mut Around<'_, P>) {
-        let Some(Socket::Tcp(entry)) = with.sockets.get_mut(id) else { return };
-        let Some(taken) = with_machine(with.net, entry, |m, io| m.take_in(now, io)) else {
+    pub fn take_in<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+        let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
+        let Some(taken) = with_machine(&mut core.net, entry, |m, io| m.take_in(now, io)) else {
             return;
         };
-        let is_told = hand_out(entry, &mut self.out, &mut with.net.counters);
-        if taken.bytes > 0 && entry.tcb.after_read(&mut with.net.env(now)) && !entry.is_queued {
+        let is_told = hand_out(entry, &mut self.out, &mut core.net.counters);
+        if taken.bytes > 0 && entry.tcb.after_read(&mut core.net.env(now)) && !entry.is_queued {
             entry.is_queued = true;
-            with.output_queue.push_back(id);
+            core.output_queue.push_back(id);
         }
         let is_watched = is_told && entry.watch.interest.is_some();
-        self.note_taken(now, &taken, &mut with.net.counters);
+        self.note_taken(now, &taken, &mut core.net.counters);
         if is_watched {
-            with.events.notify(with.sockets, id);
+            core.notify(id);
         }
     }
 
@@ -153,63 +141,57 @@ impl PostedTable {
 
     /// Decides which buffers are over, for every connection that something happened to.
     #[inline]
-    pub fn settle_all<P: Probe>(&mut self, now: Instant, is_dry: bool, with: &mut Around<'_, P>) {
+    pub fn settle_all<P: Probe>(&mut self, now: Instant, is_dry: bool, core: &mut Core<P>) {
         if self.again_at.is_some_and(|at| now >= at) {
             self.again_at = None;
-            self.drain_orphans(with);
+            self.drain_orphans(core);
         }
         if !self.listed.is_empty() {
-            self.settle_listed(now, is_dry, with);
+            self.settle_listed(now, is_dry, core);
         }
     }
 
     #[inline(never)]
-    fn settle_listed<P: Probe>(&mut self, now: Instant, is_dry: bool, with: &mut Around<'_, P>) {
+    fn settle_listed<P: Probe>(&mut self, now: Instant, is_dry: bool, core: &mut Core<P>) {
         let spare = core::mem::take(&mut self.spare);
         let mut listed = core::mem::replace(&mut self.listed, spare);
         for id in listed.drain(..) {
-            if let Some(Socket::Tcp(entry)) = with.sockets.get_mut(id)
+            if let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id)
                 && let Some(posted) = &mut entry.posted
             {
                 posted.is_listed = false;
-                self.settle(now, id, is_dry, with);
+                self.settle(now, id, is_dry, core);
             }
         }
         self.spare = listed;
     }
 
-    pub fn settle<P: Probe>(
-        &mut self,
-        now: Instant,
-        id: SlotId,
-        is_dry: bool,
-        with: &mut Around<'_, P>,
-    ) {
-        let Some(Socket::Tcp(entry)) = with.sockets.get_mut(id) else { return };
+    pub fn settle<P: Probe>(&mut self, now: Instant, id: SlotId, is_dry: bool, core: &mut Core<P>) {
+        let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         let stream = Stream {
             now,
             is_pushed: is_dry && entry.tcb.is_pushed(),
             sent: entry.tcb.send_queue_ref().claimed_end(),
             ended: ended(entry),
         };
-        let told = with_machine(with.net, entry, |m, io| m.settle(&stream, io));
+        let told = with_machine(&mut core.net, entry, |m, io| m.settle(&stream, io));
         if told == Some(true) && entry.error.is_none() {
             entry.tcb.take_error();
         }
-        self.hand_out(id, with);
-        self.plan(now, id, is_dry, with);
+        self.hand_out(id, core);
+        self.plan(now, id, is_dry, core);
     }
 
     /// When and why to look again.
-    fn plan<P: Probe>(&mut self, now: Instant, id: SlotId, is_dry: bool, with: &mut Around<'_, P>) {
-        let Some(Socket::Tcp(entry)) = with.sockets.get_mut(id) else { return };
+    fn plan<P: Probe>(&mut self, now: Instant, id: SlotId, is_dry: bool, core: &mut Core<P>) {
+        let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         let readable = entry.tcb.recv_queue_ref().readable() > 0;
         let Some(posted) = &mut entry.posted else { return };
         if !posted.machine.is_waiting() {
             return;
         }
         if let Some(at) = posted.machine.next_deadline() {
-            posted.timer = Some(with.wheel.schedule(posted.timer, TimerKey::Posted(id), at));
+            posted.timer = Some(core.wheel.schedule(posted.timer, TimerKey::Posted(id), at));
         }
         let is_stuck = posted.machine.is_draining() || readable;
         if is_stuck || !is_dry {
@@ -219,8 +201,8 @@ impl PostedTable {
     }
 
     /// The timer of a connection with posted buffers.
-    pub fn timer_fired<P: Probe>(&mut self, id: SlotId, with: &mut Around<'_, P>) {
-        if let Some(Socket::Tcp(entry)) = with.sockets.get_mut(id)
+    pub fn timer_fired<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
+        if let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id)
             && let Some(posted) = &mut entry.posted
         {
             posted.timer = None;
@@ -228,29 +210,29 @@ impl PostedTable {
         }
     }
 
-    fn hand_out<P: Probe>(&mut self, id: SlotId, with: &mut Around<'_, P>) {
-        let Some(Socket::Tcp(entry)) = with.sockets.get_mut(id) else { return };
-        if hand_out(entry, &mut self.out, &mut with.net.counters) {
-            with.events.notify(with.sockets, id);
+    fn hand_out<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
+        let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
+        if hand_out(entry, &mut self.out, &mut core.net.counters) {
+            core.notify(id);
         }
     }
 
     /// The user lets go of the connection. First half: its buffers are over.
-    pub fn cancel_all<P: Probe>(&mut self, now: Instant, id: SlotId, with: &mut Around<'_, P>) {
-        self.take_in(now, id, with);
-        if let Some(Socket::Tcp(entry)) = with.sockets.get_mut(id) {
-            with_machine(with.net, entry, |m, io| m.cancel_all(io));
+    pub fn cancel_all<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+        self.take_in(now, id, core);
+        if let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) {
+            with_machine(&mut core.net, entry, |m, io| m.cancel_all(io));
         }
     }
 
     /// Second half, once the receive queue is empty: those that a device still refers to are looked after
     /// without the connection.
-    pub fn orphan<P: Probe>(&mut self, now: Instant, id: SlotId, with: &mut Around<'_, P>) {
-        let Some(Socket::Tcp(entry)) = with.sockets.get_mut(id) else { return };
-        with_machine(with.net, entry, |m, io| m.drain(io));
+    pub fn orphan<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+        let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
+        with_machine(&mut core.net, entry, |m, io| m.drain(io));
         let Some(mut posted) = entry.posted.take() else { return };
         if let Some(timer) = posted.timer.take() {
-            with.wheel.cancel(timer);
+            core.wheel.cancel(timer);
         }
         posted.hand_out(&mut self.out);
         if posted.machine.is_draining() {
@@ -259,9 +241,9 @@ impl PostedTable {
         }
     }
 
-    fn drain_orphans<P: Probe>(&mut self, with: &mut Around<'_, P>) {
+    fn drain_orphans<P: Probe>(&mut self, core: &mut Core<P>) {
         let PostedTable { orphans, out, .. } = self;
-        let pool = &mut with.net.pool;
+        let pool = &mut core.net.pool;
         pool.drain_remote();
         orphans.retain_mut(|posted| {
             let mut io =
@@ -271,7 +253,7 @@ impl PostedTable {
             posted.machine.is_draining()
         });
         if !self.orphans.is_empty() {
-            self.look_by(with.net.link.now() + RETRY);
+            self.look_by(core.net.link.now() + RETRY);
         }
     }
 }

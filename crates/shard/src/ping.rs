@@ -1,6 +1,7 @@
 //! Echo requests: what their users ask of a shard, and the answers on their way up.
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use core::net::SocketAddr;
 
 use fulmar_base::{DropReason, Instant, Probe, SlotId, zone_of};
@@ -12,22 +13,30 @@ use crate::net::{Net, Sink};
 use crate::shard::Shard;
 use crate::sockets::{Echo, PingEntry, Socket};
 
+/// The sockets for echo requests, by their identifiers.
+#[derive(Default)]
+pub struct Ping {
+    pub idents: BTreeMap<u16, SlotId>,
+}
+
 impl<P: Probe> Shard<P> {
     /// Opens a socket for echo requests.
     pub fn ping_open(&mut self) -> SlotId {
         // Of 65,536 identifiers a few are in use.
-        let mut ident = self.secret.echo_ident();
-        while self.pings.contains_key(&ident) && self.pings.len() < usize::from(u16::MAX) {
+        let mut ident = self.core.secret.echo_ident();
+        while self.ping.idents.contains_key(&ident)
+            && self.ping.idents.len() < usize::from(u16::MAX)
+        {
             ident = ident.wrapping_add(1);
         }
-        let id = self.sockets.insert(Socket::Ping(Box::new(PingEntry::new(ident))));
-        self.pings.insert(ident, id);
+        let id = self.core.sockets.insert(Socket::Ping(Box::new(PingEntry::new(ident))));
+        self.ping.idents.insert(ident, id);
         id
     }
 
     /// Frees what a socket for echo requests has, which is out of the table.
     pub(crate) fn close_ping(&mut self, mut ping: PingEntry) {
-        self.pings.remove(&ping.ident);
+        self.ping.idents.remove(&ping.ident);
         while let Some(echo) = ping.receive() {
             self.free_echo(echo);
         }
@@ -35,14 +44,14 @@ impl<P: Probe> Shard<P> {
 
     fn free_echo(&mut self, echo: Echo) {
         if let Ok(chain) = echo.outcome {
-            self.net.pool.free(chain);
+            self.core.net.pool.free(chain);
         }
     }
 
     /// The socket with this identifier.
     fn ping_of(&mut self, ident: u16) -> Option<(SlotId, &mut PingEntry)> {
-        let id = *self.pings.get(&ident)?;
-        match self.sockets.get_mut(id) {
+        let id = *self.ping.idents.get(&ident)?;
+        match self.core.sockets.get_mut(id) {
             Some(Socket::Ping(p)) => Some((id, p)),
             _ => None,
         }
@@ -60,23 +69,23 @@ impl<P: Probe> Shard<P> {
         seq: u16,
         bytes: &[u8],
     ) -> Result<(), SocketError> {
-        let Some(Socket::Ping(p)) = self.sockets.get(id) else {
+        let Some(Socket::Ping(p)) = self.core.sockets.get(id) else {
             return Err(SocketError::BadHandle);
         };
         let ident = p.ident;
-        let route = self.net.ip.route(to.ip(), zone_of(to));
+        let route = self.core.net.ip.route(to.ip(), zone_of(to));
         route.map_err(|_| SocketError::NetworkUnreachable)?;
         if bytes.len() > fulmar_udp::max_payload(usize::MAX, to.ip()) {
             return Err(SocketError::MessageTooLong);
         }
-        let payload = self.net.fill_datagram(id, core::iter::once(bytes), bytes.len())?;
+        let payload = self.core.net.fill_datagram(id, core::iter::once(bytes), bytes.len())?;
         let Some(payload) = payload else { return Ok(()) };
-        let Net { pool, counters, ip, link, probe, .. } = &mut self.net;
+        let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
         link.set_now(now);
         let sink = &mut Sink { link, probe };
         ip.echo_request(now, pool, counters, to, EchoId { ident, seq }, payload, sink)
             .map_err(|_| SocketError::HostUnreachable)?;
-        if let Some(Socket::Ping(p)) = self.sockets.get_mut(id) {
+        if let Some(Socket::Ping(p)) = self.core.sockets.get_mut(id) {
             p.note_sent(to.ip(), seq);
         }
         self.finish_datagrams(now);
@@ -89,7 +98,7 @@ impl<P: Probe> Shard<P> {
     /// [`SocketError::BadHandle`], [`SocketError::NetworkDown`].
     pub fn ping_receive(&mut self, id: SlotId) -> Result<Step<Echo>, SocketError> {
         let down = self.down();
-        match self.sockets.get_mut(id) {
+        match self.core.sockets.get_mut(id) {
             Some(Socket::Ping(p)) => match p.receive() {
                 Some(echo) => Ok(Step::Done(echo)),
                 None => down.map_or(Ok(Step::WaitData(1)), Err),
@@ -109,11 +118,11 @@ impl<P: Probe> Shard<P> {
         let (ident, seq, to) = (e.local.port(), e.seq as u16, e.remote.ip());
         let is_ours = self.ping_of(ident).is_some_and(|(_, p)| p.sent.contains(&(to, seq)));
         if !is_ours {
-            return self.net.counters.drop_packet(DropReason::IcmpNoFlow);
+            return self.core.net.counters.drop_packet(DropReason::IcmpNoFlow);
         }
         let error = match e.kind {
             ErrorKind::TooBig { mtu } => {
-                self.net.ip.lower_datagram_mtu(now, to, mtu);
+                self.core.net.ip.lower_datagram_mtu(now, to, mtu);
                 SocketError::MessageTooLong
             }
             _ => SocketError::HostUnreachable,
@@ -122,17 +131,17 @@ impl<P: Probe> Shard<P> {
     }
 
     fn give_echo(&mut self, ident: u16, echo: Echo) {
-        let share = self.net.pool.share_of(Purpose::Receive);
+        let share = self.core.net.pool.share_of(Purpose::Receive);
         let Some((id, ping)) = self.ping_of(ident) else {
-            self.net.counters.drop_packet(DropReason::IcmpNoFlow);
+            self.core.net.counters.drop_packet(DropReason::IcmpNoFlow);
             return self.free_echo(echo);
         };
         if let Err(refused) = ping.keep(echo, share) {
-            self.net.counters.drop_packet(DropReason::EchoBufferFull);
+            self.core.net.counters.drop_packet(DropReason::EchoBufferFull);
             return self.free_echo(refused);
         }
         while let Some(surplus) = self.ping_of(ident).and_then(|(_, p)| p.pop_surplus()) {
-            self.net.counters.drop_packet(DropReason::EchoBufferFull);
+            self.core.net.counters.drop_packet(DropReason::EchoBufferFull);
             self.free_echo(surplus);
         }
         self.notify(id);

@@ -1,0 +1,72 @@
+//! What the layers of a shard share. Each layer owns its own fields and is given the rest as arguments:
+//!
+//! | layer | owns |
+//! |---|---|
+//! | [`Core`] | configuration, keys, sockets, timers, wake-ups, siblings |
+//! | [`Net`] | buffers, counters, IP with its neighbours and routes, the device link |
+//! | [`Memory`] | sockets that wait for send memory or for the device |
+//! | [`Tcp`](crate::tcp::Tcp) | connections by flow, listeners, TIME-WAIT, posted receive |
+//! | [`Udp`](crate::udp::Udp) | bindings and header templates of datagram sockets |
+//! | [`Ping`](crate::ping::Ping) | identifiers of echo requests |
+//! | [`Rx`](crate::rx::Rx) | the burst that was received, batched look-up, the wait for the device |
+
+use alloc::collections::VecDeque;
+
+use fulmar_base::{Probe, SlotId};
+use fulmar_socket::SocketError;
+
+use crate::config::StackConfig;
+use crate::events::Events;
+use crate::memory::Memory;
+use crate::net::Net;
+use crate::returns::Returns;
+use crate::secret::Secret;
+use crate::siblings::Siblings;
+use crate::slab::Slab;
+use crate::sockets::Socket;
+use crate::wheel::{TimerKey, Wheel};
+
+/// What every layer uses.
+pub struct Core<P: Probe> {
+    pub config: StackConfig,
+    pub net: Net<P>,
+    pub sockets: Slab<Socket>,
+    pub wheel: Wheel<TimerKey>,
+    pub secret: Secret,
+    pub events: Events,
+    /// Connections that have something to send, in order.
+    pub output_queue: VecDeque<SlotId>,
+    pub memory: Memory,
+    /// Zero-copy bytes that are still out.
+    pub returns: Returns,
+    /// The other shards of the stack.
+    pub siblings: Siblings,
+}
+
+impl<P: Probe> Core<P> {
+    /// Reports to the watcher of a socket what the socket is ready for now.
+    pub fn notify(&mut self, id: SlotId) {
+        self.events.notify(&mut self.sockets, id);
+    }
+
+    /// Whether a new socket may be opened.
+    pub fn check_usable(&self) -> Result<(), SocketError> {
+        if let Some(e) = self.events.down {
+            return Err(e);
+        }
+        if self.sockets.len() >= self.config.max_sockets {
+            return Err(SocketError::NoBuffer);
+        }
+        Ok(())
+    }
+
+    /// Puts a connection into the output queue.
+    pub fn queue_output(&mut self, id: SlotId) {
+        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id)
+            && !entry.is_queued
+        {
+            entry.is_queued = true;
+            self.output_queue.push_back(id);
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The TCP layer of a shard: its connections, listeners and TIME-WAIT entries.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use fulmar_base::{Instant, SlotId, TokenBucket};
+
+use crate::config::StackConfig;
+use crate::demux::Flows;
+use crate::familiar::LastStream;
+use crate::posted::PostedTable;
+use crate::secret::Secret;
+use crate::sources::Sources;
+use crate::templates::FlowTemplates;
+use crate::time_wait::TimeWaitTable;
+use crate::wheel::TimerId;
+
+/// Connections and listeners. Their sockets are in the table of the shard.
+pub struct Tcp {
+    pub flows: Flows,
+    pub last_stream: LastStream,
+    /// Listeners by port; several may share a port with different addresses.
+    pub listeners: BTreeMap<u16, Vec<SlotId>>,
+    pub time_wait: TimeWaitTable,
+    pub time_wait_timer: Option<TimerId>,
+    /// Connections per source address, if that is limited.
+    pub sources: Option<Sources>,
+    /// Limits resets to segments without a connection.
+    pub resets: TokenBucket,
+    pub posted: PostedTable,
+    /// Lower headers of connections.
+    pub templates: FlowTemplates,
+    /// Frames received since connections last had their turn of output.
+    pub unanswered: usize,
+    /// Since when ACKs or the tail of a write wait for the next call of the application.
+    pub held_since: Option<Instant>,
+}
+
+impl Tcp {
+    pub fn new(config: &StackConfig, secret: &Secret) -> Tcp {
+        let table = secret.table_hasher();
+        Tcp {
+            flows: Flows::new(secret.flow_hasher()),
+            last_stream: LastStream::default(),
+            listeners: BTreeMap::new(),
+            time_wait: TimeWaitTable::new(config.max_time_wait, table),
+            time_wait_timer: None,
+            sources: Sources::new(config.source_limits, table),
+            resets: TokenBucket::new(config.resets_per_s, config.resets_per_s),
+            posted: PostedTable::default(),
+            templates: FlowTemplates::default(),
+            unanswered: 0,
+            held_since: None,
+        }
+    }
+}
