@@ -1,6 +1,6 @@
 //! What a gateway gives up once it is set up, so that a guest who takes it over has gained nothing.
 //!
-//! [`contain`] drops all capabilities, forbids new privileges, forbids the file system (Landlock) and allows only
+//! [`empty_root`] leaves the process a root directory without files. [`contain`] drops all capabilities, forbids new privileges, forbids the file system (Landlock) and allows only
 //! the system calls of the relay (seccomp). A forbidden system call fails with EPERM; it does not end the
 //! process, so that a library which tries a newer call first falls back. What was opened before stays open.
 //!
@@ -9,11 +9,15 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use caps::CapSet;
 use landlock::{
     ABI, Access, AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetStatus, Scope,
 };
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule, apply_filter,
@@ -124,16 +128,63 @@ const SOCKET_TYPES: [libc::c_int; 2] = [libc::SOCK_STREAM, libc::SOCK_DGRAM];
 /// The bits of a socket's type that are flags: SOCK_CLOEXEC and SOCK_NONBLOCK.
 const SOCKET_FLAGS: libc::c_int = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
 
+/// Folders of which every system has one, to mount the empty root on.
+const MOUNT_POINTS: [&str; 4] = ["/tmp", "/proc", "/dev", "/mnt"];
+/// A joined thread may still be listed for a moment.
+const THREAD_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Replaces the root directory of the process by an empty one that cannot be written to, in a mount namespace of
+/// its own. What is open stays open.
+///
+/// # Errors
+/// The step that failed: without CAP_SYS_ADMIN the first one.
+pub fn empty_root() -> io::Result<()> {
+    let step = |what: &str, done: nix::Result<()>| {
+        done.map_err(|e| {
+            io::Error::other(format!("cannot make an empty root directory: {what}: {e}"))
+        })
+    };
+    let none = None::<&str>;
+    let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    let point = MOUNT_POINTS.into_iter().find(|p| Path::new(p).is_dir()).unwrap_or("/");
+    step("unshare", unshare(CloneFlags::CLONE_NEWNS))?;
+    step("private mounts", mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none))?;
+    step(
+        "tmpfs",
+        mount(Some("fulmar"), point, Some("tmpfs"), quiet, Some("nr_inodes=2,nr_blocks=1")),
+    )?;
+    step("chdir", nix::unistd::chdir(point))?;
+    // The old root comes to lie over the new one, and is unmounted (pivot_root(2), NOTES).
+    step("pivot_root", nix::unistd::pivot_root(".", "."))?;
+    step("umount", umount2(".", MntFlags::MNT_DETACH))?;
+    let read_only = quiet | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    step("read-only", mount(none, "/", none, read_only, none))?;
+    step("chdir", nix::unistd::chdir("/"))
+}
+
 /// Contains the process and the threads that it starts from now on, for good.
 ///
 /// # Errors
 /// The process has more than one thread: capabilities are a thread's own. The kernel refused a step, which the
 /// error names. A kernel without Landlock is no error.
 pub fn contain() -> io::Result<Containment> {
-    let step = |what: &str, e: &dyn fmt::Display| io::Error::other(format!("{what}: {e}"));
-    if std::fs::read_dir("/proc/self/task")?.count() > 1 {
-        return Err(io::Error::other("cannot contain a process of several threads"));
+    let deadline = Instant::now() + THREAD_PATIENCE;
+    while std::fs::read_dir("/proc/self/task")?.count() > 1 {
+        if Instant::now() > deadline {
+            return Err(io::Error::other("cannot contain a process of several threads"));
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
+    contain_thread()
+}
+
+/// Contains the calling thread and the threads that it starts from now on. For a process whose threads stand in
+/// several network namespaces: each of them has to call this.
+///
+/// # Errors
+/// As [`contain`].
+pub fn contain_thread() -> io::Result<Containment> {
+    let step = |what: &str, e: &dyn fmt::Display| io::Error::other(format!("{what}: {e}"));
     for set in [CapSet::Ambient, CapSet::Bounding] {
         // Taking from the bounding set needs CAP_SETPCAP: without it there is nothing to lose.
         let _ = caps::clear(None, set);

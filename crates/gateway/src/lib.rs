@@ -2,9 +2,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod attach;
 pub mod contain;
 pub mod dhcp;
 pub mod guest;
 pub mod host;
 pub mod ports;
+pub mod program;
 pub mod ra;
+pub mod rules;
+pub mod splice;

@@ -24,6 +24,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use nix::mount::{MsFlags, mount};
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{getegid, geteuid};
@@ -50,6 +51,52 @@ pub fn enter() -> io::Result<()> {
     loopback_up()
 }
 
+/// Who the caller is in a user namespace made by [`enter_beside`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum User {
+    /// uid and gid 0.
+    Root,
+    /// The uid and gid that it has outside.
+    Same,
+}
+
+/// Moves this process into a network and a mount namespace of its own, with `lo` up and mounts that are seen
+/// inside only. Returns whether that took a user namespace, too: without the right to make the others (as an
+/// ordinary user) the process gets one, and all capabilities in it until it executes a program.
+///
+/// # Errors
+/// As [`enter`].
+pub fn enter_beside(user: User) -> io::Result<bool> {
+    let (uid, gid) = (geteuid(), getegid());
+    let wanted = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
+    let has_user_namespace = unshare(wanted).is_err();
+    if has_user_namespace {
+        let all = unshare(CloneFlags::CLONE_NEWUSER | wanted);
+        context("cannot make a user and network namespace (unshare)", all.map_err(Into::into))?;
+        let (inner_uid, inner_gid) = match user {
+            User::Root => (0, 0),
+            User::Same => (uid.as_raw(), gid.as_raw()),
+        };
+        context("setgroups", fs::write("/proc/self/setgroups", "deny"))?;
+        context("uid_map", fs::write("/proc/self/uid_map", format!("{inner_uid} {uid} 1")))?;
+        context("gid_map", fs::write("/proc/self/gid_map", format!("{inner_gid} {gid} 1")))?;
+    }
+    // What is mounted from here on stays here.
+    let private =
+        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>);
+    context("cannot make the mounts private", private.map_err(Into::into))?;
+    loopback_up()?;
+    Ok(has_user_namespace)
+}
+
+/// A descriptor of a process that becomes readable when the process ends.
+///
+/// # Errors
+/// There is no such process (ESRCH).
+pub fn process(pid: u32) -> io::Result<OwnedFd> {
+    sys::pidfd_open(pid)
+}
+
 /// Joins the user namespace behind a path such as `/proc/PID/ns/user`, with all capabilities in it. Does nothing
 /// if the process is in it already.
 ///
@@ -64,7 +111,8 @@ pub fn enter_user_namespace(path: &Path) -> io::Result<()> {
     Ok(setns(there, CloneFlags::CLONE_NEWUSER)?)
 }
 
-fn loopback_up() -> io::Result<()> {
+/// Brings `lo` of the calling thread's namespace up.
+pub fn loopback_up() -> io::Result<()> {
     context("bring lo up", Netlink::open().and_then(|mut n| n.set_up(if_nametoindex("lo")?)))
 }
 

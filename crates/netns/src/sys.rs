@@ -1,12 +1,12 @@
-//! The only unsafe code of this crate: two ioctls that no kept library offers.
+//! The only unsafe code of this crate: two ioctls and a system call that no kept library offers.
 //!
-//! Sources: linux/ethtool.h, ioctl_nsfs(2).
+//! Sources: linux/ethtool.h, ioctl_nsfs(2), pidfd_open(2).
 
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use nix::sched::CloneFlags;
 
@@ -44,5 +44,16 @@ pub fn namespace_type(fd: BorrowedFd<'_>) -> io::Result<CloneFlags> {
     match unsafe { libc::ioctl(fd.as_raw_fd(), NS_GET_NSTYPE as _) } {
         -1 => Err(io::Error::last_os_error()),
         flags => Ok(CloneFlags::from_bits_truncate(flags)),
+    }
+}
+
+/// A descriptor of a process that becomes readable when the process ends.
+pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
+    let pid = libc::pid_t::try_from(pid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
+    // SAFETY: the call takes two integers and touches no memory.
+    match unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: the kernel has just made the descriptor, and nothing else has its number.
+        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) }),
     }
 }

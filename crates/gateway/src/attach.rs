@@ -1,0 +1,264 @@
+//! The namespaces of a guest: joining them, and learning that they are gone.
+//!
+//! [`Target::attach`] opens the network namespace and joins the user namespace, so that the caller has the
+//! capabilities that an interface inside needs; the caller's own network namespace stays. [`End`] is a descriptor
+//! that becomes readable when the guest's process or the file of its namespace is gone: an open TAP keeps the
+//! namespace itself alive, so the namespace cannot be watched.
+//!
+//! Sources: user_namespaces(7), pidfd_open(2), inotify(7), ip-netns(8).
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use fulmar_netns::{Netns, enter_user_namespace};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+
+/// Where ip-netns(8) keeps its names.
+const NAMED: &str = "/run/netns";
+
+/// Which guest.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// The namespaces of a process.
+    Process {
+        /// Its id.
+        pid: u32,
+        /// Another user namespace than its own.
+        userns: Option<PathBuf>,
+    },
+    /// A network namespace, and the user namespace to join for it, by their files.
+    Path {
+        /// The network namespace.
+        netns: PathBuf,
+        /// The user namespace; the caller's own if there is none.
+        userns: Option<PathBuf>,
+    },
+}
+
+impl Target {
+    /// The namespace of a path, or of a name of ip-netns(8): what has no `/` is a name.
+    pub fn named(netns: &Path, userns: Option<PathBuf>) -> Target {
+        let is_name = !netns.as_os_str().as_encoded_bytes().contains(&b'/');
+        let netns = if is_name { Path::new(NAMED).join(netns) } else { netns.to_owned() };
+        Target::Path { netns, userns }
+    }
+
+    fn netns_path(&self) -> PathBuf {
+        match self {
+            Target::Process { pid, .. } => format!("/proc/{pid}/ns/net").into(),
+            Target::Path { netns, .. } => netns.clone(),
+        }
+    }
+
+    fn userns_path(&self) -> Option<PathBuf> {
+        match self {
+            Target::Process { pid, userns: None } => Some(format!("/proc/{pid}/ns/user").into()),
+            Target::Process { userns, .. } | Target::Path { userns, .. } => userns.clone(),
+        }
+    }
+
+    /// The process whose end is the guest's end.
+    fn process(&self) -> Option<u32> {
+        match self {
+            Target::Process { pid, .. } => Some(*pid),
+            Target::Path { netns, .. } => {
+                let below = netns.strip_prefix("/proc").ok()?;
+                below.components().next()?.as_os_str().to_str()?.parse().ok()
+            }
+        }
+    }
+
+    /// Opens the guest's network namespace and joins its user namespace. The process must have one thread.
+    ///
+    /// # Errors
+    /// A sentence: there is no such process or file, it is no namespace, or it is not the caller's.
+    pub fn attach(&self) -> io::Result<Netns> {
+        let path = self.netns_path();
+        let netns = Netns::open(&path).map_err(|e| self.refused(e))?;
+        if let Some(userns) = self.userns_path() {
+            enter_user_namespace(&userns).map_err(|e| self.refused_user(&userns, e))?;
+        }
+        netns.run(|| Ok(())).map_err(|e| self.refused(e))?;
+        Ok(netns)
+    }
+
+    /// A descriptor that becomes readable when the guest is gone. To be made before [`Target::attach`].
+    ///
+    /// # Errors
+    /// As for `attach`.
+    pub fn end(&self) -> io::Result<End> {
+        if let Some(pid) = self.process() {
+            let process = fulmar_netns::process(pid).map_err(|e| self.refused(e))?;
+            return Ok(End::Process(process));
+        }
+        let path = self.netns_path();
+        let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(self.refused(io::ErrorKind::NotFound.into()));
+        };
+        let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        let gone = AddWatchFlags::IN_DELETE
+            | AddWatchFlags::IN_MOVED_FROM
+            | AddWatchFlags::IN_DELETE_SELF
+            | AddWatchFlags::IN_MOVE_SELF;
+        watch.add_watch(folder, gone).map_err(|e| self.refused(e.into()))?;
+        Ok(End::File { watch, name: name.to_owned() })
+    }
+
+    fn refused(&self, e: io::Error) -> io::Error {
+        let path = self.netns_path();
+        let path = path.display();
+        let sentence = match (e.raw_os_error(), e.kind(), self) {
+            (Some(libc::ESRCH), ..) | (_, io::ErrorKind::NotFound, Target::Process { .. }) => {
+                format!("cannot attach to {self}: there is no such process")
+            }
+            (_, io::ErrorKind::NotFound, _) => format!(
+                "cannot attach to {self}: there is no such file; `ip netns` and `lsns -t net` list namespaces"
+            ),
+            (_, io::ErrorKind::InvalidInput, _) => {
+                format!("cannot attach to {self}: {path} is no network namespace")
+            }
+            (_, io::ErrorKind::PermissionDenied, _) => format!(
+                "cannot attach to {self}: it is not yours ({e}); run as its user, name its user namespace with \
+                 --userns, or run as root"
+            ),
+            _ => format!("cannot attach to {self}: {e}"),
+        };
+        io::Error::new(e.kind(), sentence)
+    }
+
+    fn refused_user(&self, userns: &Path, e: io::Error) -> io::Error {
+        let userns = userns.display();
+        let sentence = match e.kind() {
+            io::ErrorKind::NotFound => format!("there is no user namespace {userns}"),
+            io::ErrorKind::PermissionDenied => {
+                format!(
+                    "the user namespace {userns} is not yours ({e}); run as its user, or as root"
+                )
+            }
+            io::ErrorKind::InvalidInput => format!("{userns} is no user namespace ({e})"),
+            _ => format!("cannot join the user namespace {userns}: {e}"),
+        };
+        io::Error::new(e.kind(), format!("cannot attach to {self}: {sentence}"))
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Process { pid, .. } => write!(f, "process {pid}"),
+            Target::Path { netns, .. } => write!(f, "namespace {}", netns.display()),
+        }
+    }
+}
+
+/// A descriptor that becomes readable when a guest may be gone.
+#[derive(Debug)]
+pub enum End {
+    /// The guest's process.
+    Process(OwnedFd),
+    /// The folder in which the file of the guest's namespace is.
+    File {
+        /// Events of the folder.
+        watch: Inotify,
+        /// The file.
+        name: OsString,
+    },
+}
+
+impl End {
+    /// Whether the guest is gone, after the descriptor became readable.
+    pub fn has_come(&self) -> bool {
+        match self {
+            End::Process(_) => true,
+            End::File { watch, name } => match watch.read_events() {
+                Ok(events) => events.iter().any(|e| is_end(e.mask, e.name.as_deref(), name)),
+                Err(_) => false,
+            },
+        }
+    }
+}
+
+fn is_end(mask: AddWatchFlags, name: Option<&OsStr>, guest: &OsStr) -> bool {
+    let of_folder =
+        AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_IGNORED;
+    mask.intersects(of_folder) || name == Some(guest)
+}
+
+impl AsFd for End {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            End::Process(process) => process.as_fd(),
+            End::File { watch, .. } => watch.as_fd(),
+        }
+    }
+}
+
+/// Opens a file of `/proc/net` of the calling thread's network namespace, such as `tcp6`. It stays a file of this
+/// namespace.
+///
+/// # Errors
+/// Those of `open`; a kernel without IPv6 has no `tcp6`.
+pub fn proc_net(name: &str) -> io::Result<File> {
+    File::open(Path::new("/proc/thread-self/net").join(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_slash_is_a_name_of_ip_netns() {
+        let path = |text: &str| Target::named(Path::new(text), None).netns_path();
+        assert_eq!(path("blue"), Path::new("/run/netns/blue"));
+        assert_eq!(path("/run/user/1/netns/x"), Path::new("/run/user/1/netns/x"));
+        assert_eq!(path("./blue"), Path::new("./blue"));
+    }
+
+    #[test]
+    fn a_file_of_proc_stands_for_its_process() {
+        let process = |text: &str| Target::named(Path::new(text), None).process();
+        assert_eq!(process("/proc/42/ns/net"), Some(42));
+        assert_eq!(process("/proc/self/ns/net"), None);
+        assert_eq!(process("/run/netns/42"), None);
+    }
+
+    #[test]
+    fn what_cannot_be_attached_to_is_refused_with_a_sentence() {
+        let refused = |target: Target| target.attach().expect_err("refused").to_string();
+        let nobody = Target::Process { pid: 4_194_999, userns: None };
+        assert_eq!(
+            refused(nobody.clone()),
+            "cannot attach to process 4194999: there is no such process"
+        );
+        assert!(nobody.end().unwrap_err().to_string().contains("no such process"));
+        let missing = refused(Target::named(Path::new("fulmar-missing"), None));
+        assert!(missing.contains("/run/netns/fulmar-missing: there is no such file"), "{missing}");
+        let file = refused(Target::named(Path::new("/proc/self/status"), None));
+        assert!(file.contains("is no network namespace"), "{file}");
+        let here = PathBuf::from("/proc/self/ns/net");
+        let userns = Some(PathBuf::from("/proc/self/nothing"));
+        let no_user = refused(Target::Path { netns: here, userns });
+        assert!(no_user.contains("there is no user namespace"), "{no_user}");
+    }
+
+    #[test]
+    fn the_removal_of_the_file_is_the_end() {
+        let folder = std::env::temp_dir().join(format!("fulmar-end-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let [guest, other] = ["guest", "other"].map(|name| folder.join(name));
+        for file in [&guest, &other] {
+            std::fs::write(file, "").unwrap();
+        }
+        let end = Target::named(&guest, None).end().unwrap();
+        std::fs::remove_file(&other).unwrap();
+        assert!(!end.has_come(), "another file");
+        assert!(!end.has_come(), "nothing");
+        std::fs::remove_file(&guest).unwrap();
+        assert!(end.has_come());
+        std::fs::remove_dir(&folder).unwrap();
+    }
+}

@@ -1,0 +1,291 @@
+//! Which destinations a guest may reach: rules by address, port and name.
+//!
+//! A rule is `HOST[:PORTS]`. HOST is an address, a prefix (`10.0.0.0/8`), a name, all names below one
+//! (`*.example.org`), or `*`; an IPv6 address before a port stands in brackets. PORTS is a port or a range. What
+//! an allowing rule names is allowed, even if a denying rule names it, too; what neither names is as
+//! [`Rules::is_open`] says.
+//!
+//! A name is decided twice: when the guest asks for it (a name that no allowed destination can have is refused),
+//! and when the guest connects to an address that it was told for the name. A host of many names is reached under
+//! each of them as soon as one is allowed.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+/// The host of a rule.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Host {
+    Any,
+    Prefix(IpAddr, u8),
+    Name(String),
+    /// Names below this one, which begins with a dot.
+    Below(String),
+}
+
+/// One destination.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rule {
+    host: Host,
+    ports: RangeInclusive<u16>,
+}
+
+/// What a guest may reach.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rules {
+    /// Exceptions from everything else.
+    pub allowed: Vec<Rule>,
+    /// Exceptions from an open network.
+    pub denied: Vec<Rule>,
+    /// Whether destinations that no rule names are allowed.
+    pub is_open: bool,
+}
+
+impl Default for Rules {
+    fn default() -> Rules {
+        Rules { allowed: Vec::new(), denied: Vec::new(), is_open: true }
+    }
+}
+
+/// A rule that means nothing: what is wrong with it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ParseRuleError(String);
+
+impl fmt::Display for ParseRuleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ParseRuleError {}
+
+const ALL_PORTS: RangeInclusive<u16> = 0..=u16::MAX;
+
+impl FromStr for Rule {
+    type Err = ParseRuleError;
+
+    fn from_str(text: &str) -> Result<Rule, ParseRuleError> {
+        let error = |what: &str| ParseRuleError(format!("invalid rule `{text}`: {what}"));
+        let (host, ports) = split(text).ok_or_else(|| error("a bracket is missing"))?;
+        let ports = match ports {
+            None => ALL_PORTS,
+            Some(ports) => parse_ports(ports)
+                .ok_or_else(|| error("after the colon comes a port or a range (1 to 65535)"))?,
+        };
+        let host = parse_host(host).ok_or_else(|| {
+            error("give an address, a prefix such as 10.0.0.0/8, a name, *.name or *")
+        })?;
+        Ok(Rule { host, ports })
+    }
+}
+
+/// Host and ports. An IPv6 address without brackets has no ports.
+fn split(text: &str) -> Option<(&str, Option<&str>)> {
+    if let Some(rest) = text.strip_prefix('[') {
+        let (host, rest) = rest.split_once(']')?;
+        return match rest.strip_prefix(':') {
+            None if rest.is_empty() => Some((host, None)),
+            ports => ports.map(|p| (host, Some(p))),
+        };
+    }
+    Some(match text.split_once(':') {
+        Some((host, ports)) if !ports.contains(':') => (host, Some(ports)),
+        _ => (text, None),
+    })
+}
+
+fn parse_ports(text: &str) -> Option<RangeInclusive<u16>> {
+    let port = |text: &str| text.parse::<u16>().ok().filter(|p| *p != 0);
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let range = port(first)?..=port(last)?;
+    (!range.is_empty()).then_some(range)
+}
+
+fn parse_host(text: &str) -> Option<Host> {
+    if text == "*" {
+        return Some(Host::Any);
+    }
+    let (address, length) = text.split_once('/').map_or((text, None), |(a, l)| (a, Some(l)));
+    if let Ok(address) = address.parse::<IpAddr>() {
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        let length = length.map_or(Some(bits), |l| l.parse().ok().filter(|l| *l <= bits))?;
+        return Some(Host::Prefix(address, length));
+    }
+    let name = text.trim_end_matches('.').to_ascii_lowercase();
+    let is_below = name.starts_with("*.");
+    let labels = name.strip_prefix("*.").unwrap_or(&name);
+    let is_label = |label: &str| {
+        let is_part = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+        (1..=63).contains(&label.len()) && label.bytes().all(is_part)
+    };
+    // A last label of digits alone is a mistyped address.
+    let is_number = labels.rsplit('.').next()?.bytes().all(|b| b.is_ascii_digit());
+    if is_number || !labels.split('.').all(is_label) {
+        return None;
+    }
+    Some(if is_below { Host::Below(format!(".{labels}")) } else { Host::Name(name) })
+}
+
+impl Rule {
+    /// Whether the rule names a destination, which DNS has called these names.
+    fn matches(&self, to: IpAddr, port: Option<u16>, names: &[String]) -> bool {
+        port.is_none_or(|p| self.ports.contains(&p))
+            && match &self.host {
+                Host::Any => true,
+                Host::Prefix(prefix, length) => covers(*prefix, *length, to.to_canonical()),
+                Host::Name(_) | Host::Below(_) => names.iter().any(|n| self.has_name(n)),
+            }
+    }
+
+    fn has_name(&self, name: &str) -> bool {
+        let name = name.trim_end_matches('.').to_ascii_lowercase();
+        match &self.host {
+            Host::Any => true,
+            Host::Name(own) => *own == name,
+            Host::Below(end) => name.ends_with(end),
+            Host::Prefix(..) => false,
+        }
+    }
+}
+
+fn covers(prefix: IpAddr, length: u8, address: IpAddr) -> bool {
+    let (difference, bits) = match (prefix, address) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => (u128::from(a.to_bits() ^ b.to_bits()), 32),
+        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits(), 128),
+        _ => return false,
+    };
+    difference.checked_shr(bits - u32::from(length).min(bits)).unwrap_or(0) == 0
+}
+
+impl Rules {
+    /// Whether the guest may reach an address and a port (none: ICMP), which DNS has called these names.
+    pub fn allows(&self, to: IpAddr, port: Option<u16>, names: &[String]) -> bool {
+        let named_by = |rules: &[Rule]| rules.iter().any(|r| r.matches(to, port, names));
+        named_by(&self.allowed) || (self.is_open && !named_by(&self.denied))
+    }
+
+    /// Whether the guest may ask for a name: some destination of this name may be reachable.
+    pub fn allows_name(&self, name: &str) -> bool {
+        // An address may be allowed under any name.
+        let may_be_allowed =
+            self.allowed.iter().any(|r| r.has_name(name) || matches!(r.host, Host::Prefix(..)));
+        let is_denied = self.denied.iter().any(|r| r.ports == ALL_PORTS && r.has_name(name));
+        may_be_allowed || (self.is_open && !is_denied)
+    }
+
+    /// Whether everything is allowed.
+    pub fn is_unrestricted(&self) -> bool {
+        self.is_open && self.denied.is_empty()
+    }
+
+    /// Adds the lines of a file: `allow RULE`, `deny RULE`, `no-network`; `#` begins a comment.
+    ///
+    /// # Errors
+    /// The number of the line and what is wrong with it.
+    pub fn add_file(&mut self, text: &str) -> Result<(), String> {
+        for (number, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or("");
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let rule =
+                |text: &str| text.parse::<Rule>().map_err(|e| format!("line {}: {e}", number + 1));
+            match words[..] {
+                [] => {}
+                ["allow", text] => self.allowed.push(rule(text)?),
+                ["deny", text] => self.denied.push(rule(text)?),
+                ["no-network"] => self.is_open = false,
+                _ => {
+                    let what = "a line is `allow RULE`, `deny RULE` or `no-network`";
+                    return Err(format!("line {}: {what}", number + 1));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn rules(text: &str) -> Rules {
+        let mut rules = Rules::default();
+        rules.add_file(text).unwrap();
+        rules
+    }
+
+    fn allows(rules: &Rules, to: &str, port: u16, names: &[&str]) -> bool {
+        let names: Vec<String> = names.iter().map(|n| n.to_string()).collect();
+        rules.allows(to.parse().unwrap(), Some(port), &names)
+    }
+
+    #[test]
+    fn an_allowing_rule_is_an_exception_from_a_denying_one() {
+        let rules = rules("deny 10.0.0.0/8\nallow 10.1.2.3:443  # the proxy\n");
+        assert!(allows(&rules, "192.0.2.1", 80, &[]));
+        assert!(!allows(&rules, "10.1.2.3", 80, &[]));
+        assert!(allows(&rules, "10.1.2.3", 443, &[]));
+    }
+
+    #[test]
+    fn without_a_network_only_what_is_allowed_is_reached() {
+        let rules = rules("no-network\nallow *.example.org:80-90\nallow [2001:db8::/32]:22");
+        assert!(allows(&rules, "192.0.2.1", 80, &["www.example.org"]));
+        assert!(!allows(&rules, "192.0.2.1", 91, &["www.example.org"]));
+        assert!(!allows(&rules, "192.0.2.1", 80, &["example.org", "badexample.org"]));
+        assert!(allows(&rules, "2001:db8::5", 22, &[]));
+        assert!(!rules.allows("192.0.2.1".parse().unwrap(), None, &[]));
+    }
+
+    #[test]
+    fn a_name_is_refused_if_nothing_under_it_can_be_reached() {
+        let closed = rules("no-network\nallow Example.Org:443");
+        assert!(closed.allows_name("example.org.") && !closed.allows_name("example.com"));
+        let open = rules("deny example.com\ndeny ads.example.net:80");
+        assert!(!open.allows_name("EXAMPLE.com") && open.allows_name("ads.example.net"));
+        let address = rules("no-network\nallow 192.0.2.0/24");
+        assert!(address.allows_name("anything.example"));
+        assert!(Rules::default().is_unrestricted() && !open.is_unrestricted());
+    }
+
+    #[test]
+    fn rules_that_mean_nothing_are_refused_with_their_line() {
+        for text in [
+            "",
+            "1.2.3",
+            "10.0.0.0/33",
+            "a b",
+            "[::1",
+            "[::1]80",
+            "x:0",
+            "x:9-1",
+            "x:y",
+            "-.*",
+            "*.*",
+        ] {
+            assert!(text.parse::<Rule>().is_err(), "{text}");
+        }
+        let error = Rules::default().add_file("allow *\npermit x\n").unwrap_err();
+        assert!(error.starts_with("line 2: "), "{error}");
+        let error = Rules::default().add_file("allow 1.2.3.4.5").unwrap_err();
+        assert!(error.contains("line 1: invalid rule `1.2.3.4.5`"), "{error}");
+    }
+
+    #[test]
+    fn an_ipv6_address_needs_no_brackets_without_a_port() {
+        let host = |text: &str| text.parse::<Rule>().unwrap().host;
+        assert_eq!(host("2001:db8::/32"), Host::Prefix("2001:db8::".parse().unwrap(), 32));
+        assert_eq!(host("[::1]:80"), Host::Prefix("::1".parse().unwrap(), 128));
+        assert_eq!(host("localhost:80"), Host::Name("localhost".into()));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in "[a-z0-9.:/\\[\\]*-]{0,24}") {
+            if let Ok(rule) = text.parse::<Rule>() {
+                rule.matches("10.0.0.1".parse().unwrap(), Some(80), &["a.b".into()]);
+            }
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! Connections between the loopback interfaces of the host and the guest: socket to socket by `splice(2)`.
+//!
+//! A [`Splicer`] is a thread that connects from the network namespace in which it was started. Connections come to
+//! it accepted ([`Splicer::carry`]) or by listeners ([`Splicer::listen`]), which may be of another namespace. Bytes
+//! move from one socket to a pipe and on to the other socket without being copied or seen.
+//!
+//! - **Half-close, reset.** The end of one direction is passed on when its last byte has been; a reset at once.
+//! - **Back-pressure.** At most one pipe of bytes per direction is in flight; what the reader does not take is
+//!   not read.
+//! - **Bounds.** [`MAX_CONNECTIONS`]; a connection above it is reset and counted. An idle connection has no pipe.
+//! - **Fairness.** A ready connection moves [`TURN_BYTES`] per direction, then the others have their turn.
+//!
+//! Sources: splice(2), pipe(7), epoll(7).
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+mod connection;
+
+use connection::{Connection, Progress};
+
+/// Connections of a splicer at most.
+pub const MAX_CONNECTIONS: usize = 16_384;
+/// Bytes that a ready connection moves in one direction before it is another's turn.
+pub const TURN_BYTES: usize = 1 << 20;
+/// Connections that a ready listener accepts before it is another's turn.
+const ACCEPTS_PER_TURN: usize = 64;
+/// Events of one wait.
+const EVENTS: usize = 256;
+/// Empty pipes that are kept for the next connection with something to move.
+const SPARE_PIPES: usize = 16;
+/// After a failed accept (EMFILE, ENFILE, ENOMEM) it is tried again.
+const RETRY_MS: u16 = 100;
+const WAKE: u64 = u64::MAX;
+
+/// What a splicer has done.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Connections whose both ends were connected.
+    pub connections: AtomicU64,
+    /// Connections that were reset because the destination refused.
+    pub refused: AtomicU64,
+    /// Connections that were reset because of [`MAX_CONNECTIONS`] or for want of descriptors.
+    pub dropped: AtomicU64,
+    /// Bytes from the accepted side to the connected side.
+    pub bytes_there: AtomicU64,
+    /// Bytes back.
+    pub bytes_back: AtomicU64,
+}
+
+/// Destinations to try in order until one accepts.
+pub type Destinations = Vec<SocketAddr>;
+
+enum Command {
+    Carry(TcpStream, Destinations),
+    Listen(u64, TcpListener, Destinations),
+    Unlisten(u64),
+}
+
+/// The handle of a splicing thread. The thread ends with its last handle.
+#[derive(Clone, Debug)]
+pub struct Splicer {
+    // Dropped in this order: the loop wakes up after the last sender is gone.
+    commands: Sender<Command>,
+    wake: Wake,
+    counters: Arc<Counters>,
+    next_listener: Arc<AtomicU64>,
+}
+
+/// Wakes the loop when it is dropped.
+#[derive(Clone, Debug)]
+struct Wake(Arc<EventFd>);
+
+/// A splicer that has not begun. [`Loop::run`] connects from the namespace of the thread that calls it.
+#[derive(Debug)]
+pub struct Loop {
+    epoll: Epoll,
+    wake: Arc<EventFd>,
+    commands: Receiver<Command>,
+    counters: Arc<Counters>,
+    listeners: HashMap<u64, Listener>,
+    connections: HashMap<u64, Connection>,
+    next_connection: u64,
+    pipes: Pipes,
+    /// Connections that have used up their turn.
+    ready: VecDeque<u64>,
+    /// Listeners whose last accept failed.
+    stalled: Vec<u64>,
+    has_no_handles: bool,
+}
+
+#[derive(Debug)]
+struct Listener {
+    socket: TcpListener,
+    to: Destinations,
+}
+
+/// Empty pipes.
+#[derive(Debug, Default)]
+pub(crate) struct Pipes(Vec<Pipe>);
+
+/// A pipe and what is in it.
+#[derive(Debug)]
+pub(crate) struct Pipe {
+    pub reader: OwnedFd,
+    pub writer: OwnedFd,
+    pub held_bytes: usize,
+}
+
+impl Pipes {
+    pub(crate) fn take(&mut self) -> Result<Pipe, Errno> {
+        if let Some(pipe) = self.0.pop() {
+            return Ok(pipe);
+        }
+        let flags = nix::fcntl::OFlag::O_CLOEXEC | nix::fcntl::OFlag::O_NONBLOCK;
+        let (reader, writer) = nix::unistd::pipe2(flags)?;
+        Ok(Pipe { reader, writer, held_bytes: 0 })
+    }
+
+    /// Takes a pipe back; one with bytes in it is closed.
+    pub(crate) fn put(&mut self, pipe: Pipe) {
+        if pipe.held_bytes == 0 && self.0.len() < SPARE_PIPES {
+            self.0.push(pipe);
+        }
+    }
+}
+
+/// Makes a splicer: its handle and the loop for a thread.
+///
+/// # Errors
+/// No descriptors left.
+pub fn splicer() -> io::Result<(Splicer, Loop)> {
+    let wake = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+    let (send, receive) = channel();
+    let counters = Arc::new(Counters::default());
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+    epoll.add(&*wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
+    let handle = Splicer {
+        commands: send,
+        wake: Wake(wake.clone()),
+        counters: counters.clone(),
+        next_listener: Arc::new(AtomicU64::new(0)),
+    };
+    let run = Loop {
+        epoll,
+        wake,
+        commands: receive,
+        counters,
+        listeners: HashMap::new(),
+        connections: HashMap::new(),
+        next_connection: 0,
+        pipes: Pipes::default(),
+        ready: VecDeque::new(),
+        stalled: Vec::new(),
+        has_no_handles: false,
+    };
+    Ok((handle, run))
+}
+
+impl Splicer {
+    /// Connects `accepted` with the first of the destinations that accepts. If none does it is reset.
+    pub fn carry(&self, accepted: TcpStream, to: Destinations) {
+        self.send(Command::Carry(accepted, to));
+    }
+
+    /// Carries what a listener accepts until [`Splicer::unlisten`].
+    pub fn listen(&self, listener: TcpListener, to: Destinations) -> u64 {
+        let id = self.next_listener.fetch_add(1, Relaxed);
+        self.send(Command::Listen(id, listener, to));
+        id
+    }
+
+    /// Closes a listener; its connections stay.
+    pub fn unlisten(&self, id: u64) {
+        self.send(Command::Unlisten(id));
+    }
+
+    /// What has been done so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    fn send(&self, command: Command) {
+        // A thread that has ended has no use for the command.
+        let _ = self.commands.send(command);
+        let _ = self.wake.0.write(1);
+    }
+}
+
+impl Drop for Wake {
+    fn drop(&mut self) {
+        let _ = self.0.write(1);
+    }
+}
+
+impl Loop {
+    /// Splices until the last handle is gone and every connection has ended.
+    ///
+    /// # Errors
+    /// Those of `epoll_wait`.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut events = [EpollEvent::empty(); EVENTS];
+        loop {
+            let timeout = match (self.ready.is_empty(), self.stalled.is_empty()) {
+                (false, _) => EpollTimeout::ZERO,
+                (true, false) => EpollTimeout::from(RETRY_MS),
+                (true, true) => EpollTimeout::NONE,
+            };
+            let count = match self.epoll.wait(&mut events, timeout) {
+                Err(Errno::EINTR) => 0,
+                count => count?,
+            };
+            for event in &events[..count] {
+                self.on_event(event.data(), event.events());
+            }
+            for _ in 0..self.ready.len() {
+                let Some(id) = self.ready.pop_front() else { break };
+                self.pump(id);
+            }
+            for listener in std::mem::take(&mut self.stalled) {
+                self.accept(listener);
+            }
+            if self.has_no_handles && self.connections.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The token of a listener is even, that of a connection odd.
+    fn on_event(&mut self, token: u64, events: EpollFlags) {
+        match token {
+            WAKE => {
+                let _ = self.wake.read();
+                self.take_commands();
+            }
+            listener if listener % 2 == 0 => self.accept(listener / 2),
+            connection => {
+                let id = connection / 2;
+                if let Some(c) = self.connections.get_mut(&id) {
+                    c.on_events(events);
+                    self.pump(id);
+                }
+            }
+        }
+    }
+
+    /// Executes what the handles have asked for.
+    fn take_commands(&mut self) {
+        loop {
+            let command = match self.commands.try_recv() {
+                Ok(command) => command,
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => {
+                    self.has_no_handles = true;
+                    return;
+                }
+            };
+            match command {
+                Command::Carry(accepted, to) => self.begin(accepted, &to),
+                Command::Listen(id, socket, to) => {
+                    let watch = EpollEvent::new(EpollFlags::EPOLLIN, id * 2);
+                    let registered = socket.set_nonblocking(true).is_ok()
+                        && self.epoll.add(&socket, watch).is_ok();
+                    if registered {
+                        self.listeners.insert(id, Listener { socket, to });
+                    }
+                }
+                Command::Unlisten(id) => {
+                    self.listeners.remove(&id);
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self, id: u64) {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let Some(listener) = self.listeners.get(&id) else { return };
+            match listener.socket.accept() {
+                Ok((accepted, _)) => {
+                    let to = listener.to.clone();
+                    self.begin(accepted, &to);
+                }
+                Err(e) if is_exhausted(&e) => {
+                    // Level-triggered readiness would spin until descriptors are free.
+                    self.set_listening(id, false);
+                    self.stalled.push(id);
+                    return;
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                // The client is gone already.
+                Err(_) => {}
+            }
+        }
+        self.set_listening(id, true);
+    }
+
+    fn set_listening(&self, id: u64, on: bool) {
+        let flags = if on { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
+        if let Some(listener) = self.listeners.get(&id) {
+            let _ = self.epoll.modify(&listener.socket, &mut EpollEvent::new(flags, id * 2));
+        }
+    }
+
+    fn begin(&mut self, accepted: TcpStream, to: &[SocketAddr]) {
+        if self.connections.len() >= MAX_CONNECTIONS {
+            self.counters.dropped.fetch_add(1, Relaxed);
+            return connection::reset(&accepted);
+        }
+        let id = self.next_connection;
+        self.next_connection += 1;
+        match Connection::begin(accepted, to, &self.epoll, id * 2 + 1) {
+            Ok(connection) => {
+                self.connections.insert(id, connection);
+                self.pump(id);
+            }
+            Err(e) => self.count_failure(e),
+        }
+    }
+
+    fn count_failure(&self, e: Errno) {
+        let refused = !matches!(e, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::ENOBUFS);
+        let counter = if refused { &self.counters.refused } else { &self.counters.dropped };
+        counter.fetch_add(1, Relaxed);
+    }
+
+    /// Moves what a connection has to move, for one turn.
+    fn pump(&mut self, id: u64) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        match connection.pump(&mut self.pipes, &self.epoll, id * 2 + 1, &self.counters) {
+            Progress::Waits => {}
+            Progress::HasMore => {
+                if !self.ready.contains(&id) {
+                    self.ready.push_back(id);
+                }
+            }
+            Progress::Done => {
+                self.connections.remove(&id);
+            }
+            Progress::Failed(e) => {
+                self.connections.remove(&id);
+                self.count_failure(e);
+            }
+        }
+    }
+}
+
+/// Whether the process or the system is out of something that other connections will give back.
+fn is_exhausted(e: &io::Error) -> bool {
+    let errno = e.raw_os_error().unwrap_or(0);
+    [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM].contains(&errno)
+}

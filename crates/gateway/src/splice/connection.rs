@@ -1,0 +1,265 @@
+//! One connection: two sockets and, while there is something to move, a pipe for each direction.
+
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering::Relaxed;
+
+use nix::errno::Errno;
+use nix::fcntl::{SpliceFFlags, splice};
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, connect, setsockopt, socket, sockopt,
+};
+
+use super::{Counters, Pipe, Pipes, TURN_BYTES};
+
+/// Bytes that one call moves at most: the default capacity of a pipe.
+const CALL_BYTES: usize = 64 << 10;
+
+/// What a connection does next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Progress {
+    /// It waits for its sockets.
+    Waits,
+    /// It has used up its turn.
+    HasMore,
+    /// Both directions have ended, or one side was reset.
+    Done,
+    /// It was never connected, or there are no descriptors left; the accepted side has been reset.
+    Failed(Errno),
+}
+
+#[derive(Debug)]
+pub struct Connection {
+    accepted: TcpStream,
+    connected: TcpStream,
+    is_connected: bool,
+    /// Destinations to try if this one refuses.
+    others: Vec<SocketAddr>,
+    there: Direction,
+    back: Direction,
+    has_error: bool,
+}
+
+#[derive(Debug, Default)]
+struct Direction {
+    pipe: Option<Pipe>,
+    is_ended: bool,
+    is_shut: bool,
+}
+
+/// Resets a connection: the close of a socket with SO_LINGER of zero seconds sends RST.
+pub fn reset(stream: &TcpStream) {
+    let now = libc::linger { l_onoff: 1, l_linger: 0 };
+    let _ = setsockopt(stream, sockopt::Linger, &now);
+}
+
+/// A socket that is being connected.
+fn start_connect(to: SocketAddr) -> Result<TcpStream, Errno> {
+    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = TcpStream::from(socket(family, SockType::Stream, flags, None)?);
+    match connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrStorage::from(to)) {
+        Ok(()) | Err(Errno::EINPROGRESS) => Ok(socket),
+        Err(e) => Err(e),
+    }
+}
+
+impl Connection {
+    /// Starts to connect to the first destination to which that is possible. `accepted` is reset otherwise.
+    pub fn begin(
+        accepted: TcpStream,
+        to: &[SocketAddr],
+        epoll: &Epoll,
+        token: u64,
+    ) -> Result<Connection, Errno> {
+        let begun = (|| {
+            accepted.set_nonblocking(true).map_err(|_| Errno::EBADF)?;
+            let _ = accepted.set_nodelay(true);
+            let (connected, others) = first_that_starts(to)?;
+            watch(epoll, &connected, token)?;
+            watch(epoll, &accepted, token)?;
+            Ok((connected, others))
+        })();
+        match begun {
+            Ok((connected, others)) => Ok(Connection {
+                accepted,
+                connected,
+                is_connected: false,
+                others,
+                there: Direction::default(),
+                back: Direction::default(),
+                has_error: false,
+            }),
+            Err(e) => {
+                reset(&accepted);
+                Err(e)
+            }
+        }
+    }
+
+    pub fn on_events(&mut self, events: EpollFlags) {
+        self.has_error |= events.contains(EpollFlags::EPOLLERR);
+    }
+
+    /// Moves bytes both ways for one turn.
+    pub fn pump(
+        &mut self,
+        pipes: &mut Pipes,
+        epoll: &Epoll,
+        token: u64,
+        counters: &Counters,
+    ) -> Progress {
+        if !self.is_connected {
+            match self.finish_connect(epoll, token) {
+                Ok(true) => {
+                    counters.connections.fetch_add(1, Relaxed);
+                }
+                Ok(false) => return Progress::Waits,
+                Err(e) => {
+                    reset(&self.accepted);
+                    return Progress::Failed(e);
+                }
+            }
+        }
+        let there = self.there.pump(&self.accepted, &self.connected, pipes);
+        let back = self.back.pump(&self.connected, &self.accepted, pipes);
+        let (Ok((moved_there, more_there)), Ok((moved_back, more_back))) = (there, back) else {
+            self.reset_both();
+            return Progress::Done;
+        };
+        counters.bytes_there.fetch_add(moved_there as u64, Relaxed);
+        counters.bytes_back.fetch_add(moved_back as u64, Relaxed);
+        if self.there.is_shut && self.back.is_shut {
+            return Progress::Done;
+        }
+        if self.has_error && !more_there && !more_back {
+            // A reset after both ends were read.
+            self.reset_both();
+            return Progress::Done;
+        }
+        if more_there || more_back { Progress::HasMore } else { Progress::Waits }
+    }
+
+    fn reset_both(&self) {
+        reset(&self.accepted);
+        reset(&self.connected);
+    }
+
+    /// Whether the connection is established; starts the next one if the destination refused.
+    fn finish_connect(&mut self, epoll: &Epoll, token: u64) -> Result<bool, Errno> {
+        // SO_ERROR before the peer's name: a refusal between the two shows at the next event.
+        let refusal = self.connected.take_error().ok().flatten();
+        match refusal.and_then(|e| e.raw_os_error()) {
+            None if self.connected.peer_addr().is_ok() => {
+                let _ = self.connected.set_nodelay(true);
+                self.is_connected = true;
+                self.has_error = false;
+                Ok(true)
+            }
+            None => Ok(false),
+            Some(errno) if self.others.is_empty() => Err(Errno::from_raw(errno)),
+            Some(_) => {
+                let (next, others) = first_that_starts(&self.others)?;
+                watch(epoll, &next, token)?;
+                (self.connected, self.others, self.has_error) = (next, others, false);
+                Ok(false)
+            }
+        }
+    }
+}
+
+/// Connects to the first destination that does not refuse immediately; returns those after it, too.
+fn first_that_starts(to: &[SocketAddr]) -> Result<(TcpStream, Vec<SocketAddr>), Errno> {
+    let mut last = Errno::EADDRNOTAVAIL;
+    for (at, address) in to.iter().enumerate() {
+        match start_connect(*address) {
+            Ok(socket) => return Ok((socket, to[at + 1..].to_vec())),
+            Err(e) => last = e,
+        }
+    }
+    Err(last)
+}
+
+fn watch(epoll: &Epoll, socket: &TcpStream, token: u64) -> Result<(), Errno> {
+    let edges =
+        EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET;
+    epoll.add(socket, EpollEvent::new(edges, token))
+}
+
+impl Direction {
+    /// Moves bytes until a socket blocks or the turn is over: how many were delivered, and whether there may be
+    /// more to do without waiting.
+    fn pump(
+        &mut self,
+        from: &TcpStream,
+        to: &TcpStream,
+        pipes: &mut Pipes,
+    ) -> Result<(usize, bool), Errno> {
+        let mut delivered_bytes = 0;
+        while delivered_bytes < TURN_BYTES {
+            if self.is_shut {
+                return Ok((delivered_bytes, false));
+            }
+            let filled = self.fill(from, pipes)?;
+            let drained = self.drain(to)?;
+            delivered_bytes += drained;
+            if self.pipe.as_ref().is_some_and(|p| p.held_bytes == 0) {
+                self.pipe.take().into_iter().for_each(|p| pipes.put(p));
+            }
+            if self.is_ended && self.pipe.is_none() {
+                // The reader may be gone already; its error shows on the other direction.
+                let _ = to.shutdown(Shutdown::Write);
+                self.is_shut = true;
+            }
+            if filled == 0 && drained == 0 {
+                return Ok((delivered_bytes, false));
+            }
+        }
+        Ok((delivered_bytes, true))
+    }
+
+    /// From the socket into the pipe, if the pipe is empty.
+    fn fill(&mut self, from: &TcpStream, pipes: &mut Pipes) -> Result<usize, Errno> {
+        if self.is_ended || self.pipe.as_ref().is_some_and(|p| p.held_bytes > 0) {
+            return Ok(0);
+        }
+        let pipe = match self.pipe.take() {
+            Some(pipe) => pipe,
+            None => pipes.take()?,
+        };
+        let pipe = self.pipe.insert(pipe);
+        match transfer(from.as_fd(), pipe.writer.as_fd())? {
+            Some(0) => {
+                self.is_ended = true;
+                Ok(0)
+            }
+            Some(n) => {
+                pipe.held_bytes += n;
+                Ok(n)
+            }
+            None => Ok(0),
+        }
+    }
+
+    /// From the pipe into the socket.
+    fn drain(&mut self, to: &TcpStream) -> Result<usize, Errno> {
+        let Some(pipe) = self.pipe.as_mut().filter(|p| p.held_bytes > 0) else { return Ok(0) };
+        let moved = transfer(pipe.reader.as_fd(), to.as_fd())?.unwrap_or(0);
+        pipe.held_bytes -= moved;
+        Ok(moved)
+    }
+}
+
+/// One splice: the bytes moved, 0 at the end of the source, `None` if it would block.
+fn transfer(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<Option<usize>, Errno> {
+    let flags = SpliceFFlags::SPLICE_F_MOVE | SpliceFFlags::SPLICE_F_NONBLOCK;
+    loop {
+        match splice(from, None, to, None, CALL_BYTES, flags) {
+            Ok(n) => return Ok(Some(n)),
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => return Ok(None),
+            Err(e) => return Err(e),
+        }
+    }
+}

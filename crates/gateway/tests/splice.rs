@@ -1,0 +1,199 @@
+//! Connections from one socket to another by `splice`, on the loopback interface.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::Duration;
+
+use fulmar_gateway::splice::{Splicer, splicer};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// A splicer with a listener that leads to these destinations.
+fn spliced_to(to: Vec<SocketAddr>) -> (Splicer, SocketAddr) {
+    let (splicer, run) = splicer().unwrap();
+    thread::spawn(move || run.run().unwrap());
+    let (near, address) = listener();
+    splicer.listen(near, to);
+    (splicer, address)
+}
+
+/// Both ends of a spliced connection.
+fn pair() -> (Splicer, TcpStream, TcpStream) {
+    let (far, to) = listener();
+    let (splicer, near) = spliced_to(vec![to]);
+    let client = TcpStream::connect(near).unwrap();
+    let (server, _) = far.accept().unwrap();
+    for end in [&client, &server] {
+        end.set_read_timeout(Some(PATIENCE)).unwrap();
+        end.set_write_timeout(Some(PATIENCE)).unwrap();
+    }
+    (splicer, client, server)
+}
+
+fn pattern(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|i| (i % 251) as u8 ^ (i >> 16) as u8).collect()
+}
+
+#[test]
+fn bytes_arrive_in_order_both_ways_at_once() {
+    let (splicer, mut client, mut server) = pair();
+    let sent = pattern(9 << 20);
+    let expected = sent.clone();
+    let mut back = client.try_clone().unwrap();
+    let echo = thread::spawn(move || {
+        let mut reader = server.try_clone().unwrap();
+        std::io::copy(&mut reader, &mut server).unwrap();
+        server.shutdown(Shutdown::Write).unwrap();
+    });
+    let writer = thread::spawn(move || {
+        client.write_all(&sent).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+    });
+    let mut received = Vec::new();
+    back.read_to_end(&mut received).unwrap();
+    assert!(received == expected, "{} bytes of {}", received.len(), expected.len());
+    writer.join().unwrap();
+    echo.join().unwrap();
+    let counters = splicer.counters();
+    assert_eq!(counters.connections.load(Relaxed), 1);
+    assert_eq!(counters.bytes_there.load(Relaxed), expected.len() as u64);
+    assert_eq!(counters.bytes_back.load(Relaxed), expected.len() as u64);
+}
+
+#[test]
+fn one_direction_ends_while_the_other_goes_on() {
+    let (_splicer, mut client, mut server) = pair();
+    client.write_all(b"question").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut question = String::new();
+    server.read_to_string(&mut question).unwrap();
+    assert_eq!(question, "question");
+    server.write_all(b"answer").unwrap();
+    drop(server);
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "answer");
+}
+
+#[test]
+fn a_reset_is_passed_on() {
+    let (_splicer, mut client, mut server) = pair();
+    server.write_all(b"x").unwrap();
+    let mut byte = [0; 1];
+    client.read_exact(&mut byte).unwrap();
+    // Unread bytes make the close a reset.
+    client.write_all(b"never read").unwrap();
+    server.peek(&mut byte).unwrap();
+    drop(server);
+    let error = client.read(&mut byte).expect_err("a reset");
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn what_the_reader_does_not_take_is_not_accepted_without_end() {
+    let (splicer, mut client, mut server) = pair();
+    client.set_nonblocking(true).unwrap();
+    let block = vec![7u8; 1 << 20];
+    let mut accepted_bytes = 0;
+    // The sockets' buffers grow for a while; then nothing moves.
+    let mut idle = 0;
+    while idle < 20 {
+        match client.write(&block) {
+            Ok(n) => (accepted_bytes, idle) = (accepted_bytes + n, 0),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                idle += 1;
+                thread::sleep(Duration::from_millis(20));
+            }
+            Err(e) => panic!("{e}"),
+        }
+        assert!(accepted_bytes < 256 << 20, "no end");
+    }
+    client.set_nonblocking(false).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut received = Vec::new();
+    server.read_to_end(&mut received).unwrap();
+    assert_eq!(received.len(), accepted_bytes);
+    assert_eq!(splicer.counters().bytes_there.load(Relaxed), accepted_bytes as u64);
+}
+
+#[test]
+fn a_refusal_tries_the_next_destination_and_then_resets() {
+    let (closed, nothing) = listener();
+    drop(closed);
+    let (far, to) = listener();
+    let (splicer, near) = spliced_to(vec![nothing, to]);
+    let mut client = TcpStream::connect(near).unwrap();
+    let (mut server, _) = far.accept().unwrap();
+    server.write_all(b"here").unwrap();
+    let mut word = [0; 4];
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.read_exact(&mut word).unwrap();
+    assert_eq!(&word, b"here");
+
+    let (refusing, near) = spliced_to(vec![nothing]);
+    // The reset may come before connect returns.
+    if let Ok(mut client) = TcpStream::connect(near) {
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let error = client.read(&mut word).expect_err("a reset");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+    while refusing.counters().refused.load(Relaxed) == 0 {
+        thread::yield_now();
+    }
+    assert_eq!(splicer.counters().refused.load(Relaxed), 0);
+}
+
+#[test]
+fn many_connections_share_the_thread() {
+    let (far, to) = listener();
+    let (_splicer, near) = spliced_to(vec![to]);
+    let server = thread::spawn(move || {
+        for _ in 0..200 {
+            let (mut stream, _) = far.accept().unwrap();
+            thread::spawn(move || {
+                let mut reader = stream.try_clone().unwrap();
+                let _ = std::io::copy(&mut reader, &mut stream);
+            });
+        }
+    });
+    let mut clients: Vec<_> = (0..200).map(|_| TcpStream::connect(near).unwrap()).collect();
+    for (n, client) in clients.iter_mut().enumerate() {
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.write_all(&[n as u8; 100]).unwrap();
+    }
+    for (n, client) in clients.iter_mut().enumerate().rev() {
+        let mut echo = [0; 100];
+        client.read_exact(&mut echo).unwrap();
+        assert_eq!(echo, [n as u8; 100]);
+    }
+    server.join().unwrap();
+}
+
+#[test]
+fn a_closed_listener_refuses_and_its_connections_stay() {
+    let (far, to) = listener();
+    let (splicer, run) = splicer().unwrap();
+    let thread = thread::spawn(move || run.run());
+    let (near, address) = listener();
+    let id = splicer.listen(near, vec![to]);
+    let mut client = TcpStream::connect(address).unwrap();
+    let (mut server, _) = far.accept().unwrap();
+    splicer.unlisten(id);
+    while TcpStream::connect(address).is_ok() {
+        thread::yield_now();
+    }
+    client.write_all(b"still").unwrap();
+    let mut word = [0; 5];
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    server.read_exact(&mut word).unwrap();
+    drop((client, server, splicer));
+    thread.join().unwrap().unwrap();
+}
