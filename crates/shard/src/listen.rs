@@ -13,8 +13,13 @@
 //! repeats that ACK when the SYN,ACK is repeated (Linux does the same). Pressure does not shorten its life:
 //! its peer is no flood.
 //!
+//! A listener with [`crate::ConditionalAccept`] offers a SYN to its program before it is answered: see `pending.rs`.
+//!
 //! An embryo is a whole connection: a compact record would need the SYN-RECEIVED state of the engine a
 //! second time, and `syn_backlog` bounds the memory either way.
+
+mod decide;
+pub(crate) mod pending;
 
 use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId};
 use fulmar_socket::SocketError;
@@ -28,6 +33,7 @@ use crate::sockets::{Socket, TcpEntry};
 use crate::sources::SourceUse;
 use crate::syn_queue::{ListenerStat, SynCookies};
 use crate::tcp_input::Segment;
+pub(crate) use decide::reset as reset_pending;
 
 /// How often a SYN,ACK is repeated at most while the SYN queue is more than half full, as on Linux: the
 /// embryos of a flood are gone after 7 s instead of 127 s.
@@ -39,6 +45,8 @@ enum SynVerdict {
     /// An embryo, in the place of the oldest one.
     Replace,
     Cookie,
+    /// The program decides.
+    Offer,
     Drop(DropReason),
 }
 
@@ -74,11 +82,14 @@ impl<P: Probe> Shard<P> {
                 self.send_cookie(now, listener, &key, &header);
                 Ok(())
             }
+            SynVerdict::Offer => decide::offer(self, now, listener, (key, &header), min_iss),
             SynVerdict::Drop(reason) => Err(reason),
         };
         if let Err(reason) = taken {
             self.core.net.counters.drop_packet(reason);
-            if let Ok(l) = self.listener(listener) {
+            if reason != DropReason::SynPending
+                && let Ok(l) = self.listener(listener)
+            {
                 l.syn_queue.counts.syns_dropped += 1;
             }
         }
@@ -92,6 +103,9 @@ impl<P: Probe> Shard<P> {
         let Some(Socket::Listener(l)) = self.core.sockets.get(listener) else {
             return SynVerdict::Drop(DropReason::TcpNoSocket);
         };
+        if l.pending.is_some() {
+            return SynVerdict::Offer;
+        }
         let is_queue_full = l.syn_queue.len >= l.syn_queue.limit;
         let is_table_full = self.core.sockets.len() >= self.core.config.max_sockets;
         let is_source_full = self.tcp.sources.as_ref().is_some_and(|s| !s.takes_embryo(key));
@@ -140,9 +154,7 @@ impl<P: Probe> Shard<P> {
     /// Enters an embryo into the tables.
     fn enter_embryo(&mut self, listener: SlotId, mut entry: TcpEntry) -> SlotId {
         if let Ok(l) = self.listener(listener) {
-            entry.ttl = l.ttl;
-            entry.tcb.set_keepalive(l.keepalive);
-            entry.tcb.set_user_timeout(l.user_timeout);
+            l.bequeath(&mut entry);
         }
         entry.parent = Some(listener);
         entry.embryonic = true;

@@ -96,7 +96,7 @@ impl<P: Probe> Shard<P> {
             Some(l) if !l.ip().is_unspecified() => l.ip(),
             _ => src,
         };
-        if !self.core.net.ip.is_local(ip) {
+        if !self.core.net.ip.accepts(ip) {
             return Err(SocketError::AddressNotAvailable);
         }
         if ip.is_ipv4() != remote.is_ipv4() {
@@ -189,10 +189,14 @@ impl<P: Probe> Shard<P> {
         options: ListenOptions,
     ) -> Result<SlotId, SocketError> {
         self.core.check_usable()?;
-        if !local.ip().is_unspecified() && !self.core.net.ip.is_local(local.ip()) {
+        if !local.ip().is_unspecified() && !self.core.net.ip.accepts(local.ip()) {
             return Err(SocketError::AddressNotAvailable);
         }
-        let local = self.listen_port(local)?;
+        let local = match options.any_port {
+            true if local.port() != 0 => return Err(SocketError::Invalid),
+            true => local,
+            false => self.listen_port(local)?,
+        };
         let dual_stack = local.is_ipv6() && local.ip().is_unspecified() && !options.only_v6;
         self.check_listen_conflict(local, dual_stack, options.reuse_address)?;
         let id = self.core.sockets.insert(Socket::Listener(Box::new(Listener {
@@ -201,6 +205,7 @@ impl<P: Probe> Shard<P> {
             backlog: options.backlog.max(1),
             syn_queue: SynQueue::new(&options),
             accept: VecDeque::new(),
+            pending: options.conditional_accept.map(|limits| self.tcp.pending.queue(limits)),
             ttl: None,
             keepalive: options.keepalive,
             user_timeout: options.user_timeout,
@@ -249,10 +254,15 @@ impl<P: Probe> Shard<P> {
     /// The next established connection of a listener, with its peer.
     ///
     /// # Errors
-    /// [`SocketError::Invalid`]: not a listener. [`SocketError::NetworkDown`].
+    /// [`SocketError::Invalid`]: not a listener, or one whose connections are pending
+    /// ([`Shard::tcp_pending`]). [`SocketError::NetworkDown`].
     pub fn tcp_accept(&mut self, id: SlotId) -> Result<Step<(SlotId, SocketAddr)>, SocketError> {
         let down = self.down();
-        let Some(child) = self.listener(id)?.accept.pop_front() else {
+        let listener = self.listener(id)?;
+        let Some(child) = listener.accept.pop_front() else {
+            if listener.pending.is_some() {
+                return Err(SocketError::Invalid);
+            }
             return down.map_or(Ok(Step::WaitData(1)), Err);
         };
         // It is not removed while it waits here, whatever became of the connection.
@@ -449,7 +459,11 @@ impl<P: Probe> Shard<P> {
     }
 
     fn close_listener(&mut self, now: Instant, id: SlotId) {
-        let Some(Socket::Listener(l)) = self.core.sockets.remove(id) else { return };
+        let Some(Socket::Listener(mut l)) = self.core.sockets.remove(id) else { return };
+        if let Some(queue) = &mut l.pending {
+            self.tcp.pending.close(queue);
+            queue.timer.take().into_iter().for_each(|timer| self.core.wheel.cancel(timer));
+        }
         if let Some(list) = self.tcp.listeners.get_mut(&l.local.port()) {
             list.retain(|other| *other != id);
             if list.is_empty() {

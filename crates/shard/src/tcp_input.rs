@@ -11,7 +11,7 @@ use fulmar_socket::SocketError;
 use fulmar_tcp::{Events, IcmpError, State, TimeWaitVerdict, control_segment, reset_for};
 use fulmar_wire::{protocol, tcp};
 
-use crate::listen::is_ack;
+use crate::listen::{is_ack, reset_pending};
 use crate::net::{Net, TcpEmit};
 use crate::shard::Shard;
 use crate::siblings::Handed;
@@ -165,6 +165,15 @@ impl<P: Probe> Shard<P> {
         let listener = self.find_listener(&seg.key);
         match listener {
             Some(id) if is_syn => _ = self.open_passive(now, id, seg, None),
+            Some(_)
+                if flags.contains(tcp::Flags::RST)
+                    && let Some(pending) = self.tcp.pending.find(&seg.key) =>
+            {
+                match reset_pending(self, pending, seg.header.seq) {
+                    Ok(()) => self.core.net.pool.free(seg.payload),
+                    Err(reason) => self.drop_chain(seg.payload, reason),
+                }
+            }
             // LISTEN resets what acknowledges and drops the rest.
             Some(_) if !flags.contains(tcp::Flags::ACK) => {
                 self.drop_chain(seg.payload, DropReason::TcpBadFlags);
@@ -192,9 +201,19 @@ impl<P: Probe> Shard<P> {
         }
     }
 
+    /// The most specific listener: one for the port before one for all ports, then one for the address
+    /// before one for all addresses.
     fn find_listener(&self, key: &FlowKey) -> Option<SlotId> {
+        if key.local_port == 0 {
+            return None;
+        }
+        let of_port = |port| self.find_listener_of(port, key);
+        of_port(key.local_port).or_else(|| of_port(0))
+    }
+
+    fn find_listener_of(&self, port: u16, key: &FlowKey) -> Option<SlotId> {
         let mut wildcard = None;
-        for id in self.tcp.listeners.get(&key.local_port)? {
+        for id in self.tcp.listeners.get(&port)? {
             let Some(Socket::Listener(l)) = self.core.sockets.get(*id) else { continue };
             if !l.matches(key.local_ip()) {
                 continue;

@@ -216,7 +216,7 @@ impl<P: Probe> Shard<P> {
         self.core.check_usable()?;
         let ip = local.ip();
         if !ip.is_unspecified()
-            && !self.core.net.ip.is_local(ip)
+            && !self.core.net.ip.accepts(ip)
             && !self.core.net.ip.is_broadcast(ip)
         {
             return Err(SocketError::AddressNotAvailable);

@@ -345,7 +345,7 @@ impl<P: Probe> Shard<P> {
         let bound = Some(ends.bound.ip()).filter(|ip| !ip.is_unspecified());
         // A broadcast address is one to listen on, as on Linux.
         let bound = bound.filter(|bound| !ip.is_broadcast(*bound));
-        if bound.is_some_and(|bound| !ip.is_local(bound)) {
+        if bound.is_some_and(|bound| !ip.accepts(bound)) {
             return Err(SocketError::NetworkUnreachable);
         }
         let choice = ip.route_from(bound, remote.ip(), zone_of(remote));
