@@ -34,7 +34,7 @@ impl<P: Probe> Shard<P> {
         let is_stalled = is_stalled(&self.core.sockets, id);
         if !is_stalled {
             let lacks_minimum = match self.core.sockets.get(id) {
-                Some(Socket::Tcp(s)) => s.tcb.send_queue_ref().held_bytes() == 0,
+                Some(Socket::Tcp(s)) => s.tcb.send_queue_ref().truesize() == 0,
                 _ => true,
             };
             self.core.memory.reclaim.ask(now, lacks_minimum);

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use fulmar_base::{FlowKey, Instant, SlotId};
 use fulmar_ip::Ip;
 use fulmar_mbuf::{Chain, RecvBuf};
-use fulmar_socket::posted::{Posted, Rule};
+use fulmar_socket::posted::{CompletionPolicy, Posted};
 
 use crate::outcome::{PostOver, PostToken, RecvOutcome, Untaken};
 use crate::sync::{AtomicUsize, Ordering};
@@ -27,7 +27,7 @@ pub struct Post {
     /// It is that of a read that waits: so many bytes at its front have come another way, and stay.
     pub read: Option<usize>,
     /// When it is given back although it is not full.
-    pub rule: Rule,
+    pub rule: CompletionPolicy,
     /// What stands for it.
     pub token: PostToken,
 }

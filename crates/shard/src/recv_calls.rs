@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 
 use fulmar_base::{Instant, Probe, SlotId};
 use fulmar_mbuf::RecvBuf;
-use fulmar_socket::posted::{Io, Posted};
+use fulmar_socket::posted::{IoContext, Posted};
 use fulmar_socket::{SocketError, Step};
 
 use crate::outcome::{PostOver, PostToken, RecvOutcome};
@@ -93,7 +93,7 @@ impl<P: Probe> Shard<P> {
     /// Nobody waits any more for a posted buffer: what it has goes back into the stream. False: it is over,
     /// or what follows has been received already; it comes as it would have.
     pub fn tcp_abandon_post(&mut self, now: Instant, id: SlotId, token: PostToken) -> bool {
-        self.tcp.posted.take_in(now, id, &mut self.core);
+        self.tcp.posted.deliver(now, id, &mut self.core);
         if !self.is_posted(id, token) {
             return false;
         }
@@ -121,9 +121,9 @@ impl<P: Probe> Shard<P> {
         &mut self,
         now: Instant,
         id: SlotId,
-        f: impl FnOnce(&mut Posted<PostToken>, &mut Io<'_>),
+        f: impl FnOnce(&mut Posted<PostToken>, &mut IoContext<'_>),
     ) {
-        self.tcp.posted.take_in(now, id, &mut self.core);
+        self.tcp.posted.deliver(now, id, &mut self.core);
         if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
             with_machine(&mut self.core.net, entry, f);
         }
@@ -174,8 +174,8 @@ impl<P: Probe> Shard<P> {
 
     /// For a call on one connection: what waits for it, and what it has to say then.
     pub(crate) fn run_posted_now(&mut self, now: Instant, id: SlotId) {
-        self.tcp.posted.take_in(now, id, &mut self.core);
-        self.tcp.posted.settle(now, id, true, &mut self.core);
+        self.tcp.posted.deliver(now, id, &mut self.core);
+        self.tcp.posted.end_burst(now, id, true, &mut self.core);
         if self.expects_frames() {
             return;
         }

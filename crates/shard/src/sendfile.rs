@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 
 use fulmar_base::{Counter, Instant, Probe, SlotId, Stage};
 use fulmar_mbuf::SharedBytes;
-use fulmar_socket::sendfile::{self, Piece, Rest, Worth};
+use fulmar_socket::sendfile::{self, LowWater, Piece, Rest};
 use fulmar_socket::{Reservation, SocketError, Step, sosend};
 use fulmar_tcp::State;
 
@@ -23,7 +23,7 @@ impl<P: Probe> Shard<P> {
         now: Instant,
         id: SlotId,
         rest: &Rest,
-        worth: Worth,
+        worth: LowWater,
     ) -> Result<Step<(Reservation, Piece)>, SocketError> {
         self.stack_error(id).map_or(Ok(()), Err)?;
         self.pass(Stage::SendChecked);
@@ -93,7 +93,7 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         pages: &Arc<dyn SharedBytes>,
         (rest, most): (&Rest, usize),
-        worth: Worth,
+        worth: LowWater,
     ) -> Result<Step<usize>, SocketError> {
         self.check_down(id)?;
         self.pass(Stage::SendChecked);

@@ -156,7 +156,7 @@ impl<P: Probe> Shard<P> {
         shards: u16,
     ) -> Result<Self, SetupError> {
         let mut config = config;
-        let secrets = config.secrets.take().ok_or(SetupError::NoSecrets)?.of_shard(id);
+        let secrets = config.secrets.take().ok_or(SetupError::NoSecrets)?.for_shard(id);
         let secret = Secret::new(&secrets);
         let net = net_over(device, &config, &secrets, probe)?;
         let siblings = Siblings::new(id, shards, secret.owner());
@@ -213,7 +213,7 @@ impl<P: Probe> Shard<P> {
         // What others hand over is news to who waits here, as frames are.
         let handed = if self.core.siblings.is_alone() { 0 } else { self.take_handed(now) };
         self.tcp.unanswered += handed;
-        self.tcp.posted.announce(now, &mut self.core);
+        self.tcp.posted.notify_device(now, &mut self.core);
         while taken < budget && bytes < enough_bytes.saturating_sub(self.rx.frame_bytes / 2) {
             let room = self.burst_size(enough_bytes).min(budget - taken);
             let ask = self.frames_to_ask(room);
@@ -237,7 +237,7 @@ impl<P: Probe> Shard<P> {
         }
         self.run_timers(now);
         if !self.tcp.posted.may_rest(now) {
-            self.tcp.posted.settle_all(now, is_dry, &mut self.core);
+            self.tcp.posted.end_bursts(now, is_dry, &mut self.core);
         }
         self.relieve(now);
         self.pass(Stage::TimersRun);
@@ -520,7 +520,7 @@ impl<P: Probe> Shard<P> {
         }
         let now = self.core.net.link.now();
         self.tcp.posted.take_in_all(now, &mut self.core);
-        self.tcp.posted.settle_all(now, true, &mut self.core);
+        self.tcp.posted.end_bursts(now, true, &mut self.core);
     }
 
     /// What time it was at the last step or call that knew it.

@@ -54,7 +54,7 @@ impl<P: Probe> Shard<P> {
 
     /// What the tables of connections and `ip` say of their changes.
     fn table_changes(&self) -> (u64, u64) {
-        (self.tcp.flows.changes(), self.core.net.ip.generation())
+        (self.tcp.flows.generation(), self.core.net.ip.generation())
     }
 
     /// Takes a segment of the stream that came last; gives anything else back.

@@ -78,7 +78,7 @@ impl<P: Probe> Shard<P> {
             let found = foresight.socket_of_datagram(udp, to, from);
             let refusal = match found.and_then(|id| sockets.get(id)) {
                 // Of a run some may fit.
-                Some(Socket::Udp(s)) if !is_run => refusal(&s.socket, charge, share),
+                Some(Socket::Udp(s)) if !is_run => drop_reason(&s.socket, charge, share),
                 _ => None,
             };
             refusal.map_or(Ok(found), |reason| Err(Some(reason)))
@@ -117,7 +117,8 @@ impl<P: Probe> Shard<P> {
         let Net { pool, counters, .. } = &mut self.core.net;
         let share = pool.share_of(Purpose::Receive);
         if share.is_contended()
-            && let Some(reason) = refusal(&s.socket, fulmar_udp::charge(&datagram.payload), share)
+            && let Some(reason) =
+                drop_reason(&s.socket, fulmar_udp::charge(&datagram.payload), share)
         {
             counters.drop_packet(reason);
             return pool.free(datagram.payload);
@@ -250,7 +251,7 @@ impl<P: Probe> Shard<P> {
     /// Lets go of a binding; without another one the shard no longer has the port.
     fn unbind(&mut self, slot: u32, local: Option<SocketAddr>) {
         self.udp.table.unbind(slot);
-        if let Some(local) = local.filter(|l| !self.udp.table.has_port(l.port())) {
+        if let Some(local) = local.filter(|l| !self.udp.table.is_port_bound(l.port())) {
             self.core.siblings.remove_port(local.port());
         }
     }
@@ -406,11 +407,11 @@ impl<P: Probe> Shard<P> {
 /// Why a datagram that is charged so much would be dropped: the socket's own limit, or, once half of
 /// the receive share is in use, the socket's fair part of it.
 #[inline]
-fn refusal(socket: &UdpSocket, charge: usize, share: FairShare) -> Option<DropReason> {
-    if share.is_contended() && charge > share.allowance(socket.held_bytes(), false) {
+fn drop_reason(socket: &UdpSocket, charge: usize, share: FairShare) -> Option<DropReason> {
+    if share.is_contended() && charge > share.allowance(socket.truesize(), false) {
         return Some(DropReason::UdpBufferFull);
     }
-    socket.refusal(charge)
+    socket.drop_reason(charge)
 }
 
 /// A v4-mapped destination is an IPv4 destination.

@@ -15,7 +15,9 @@
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
 
-use fulmar_base::{Counter, Instant, Offload, Probe, SlotId, Stage, Variation, with_zone, zone_of};
+use fulmar_base::{
+    Counter, Instant, Offload, Probe, SlotId, Stage, StepAblation, with_zone, zone_of,
+};
 use fulmar_ip::{FrameSink, Outgoing, Traffic};
 use fulmar_mbuf::{Chain, Mbuf, Purpose};
 use fulmar_netdev::Packet;
@@ -225,7 +227,7 @@ impl<P: Probe> Shard<P> {
             Some(_) => template.ip().fits(transport_bytes, &request.offload()),
         };
         let serves = fits && net.ip.holds(template.ip(), now);
-        if !(net.probe.varies(Variation::NoCacheValidation) || serves) {
+        if !(net.probe.ablates(StepAblation::NoCacheValidation) || serves) {
             return None;
         }
         if net.ends_at_one_of([Stage::SendChecked, Stage::PathChosen]) {
@@ -267,7 +269,7 @@ impl<P: Probe> Shard<P> {
     /// Whether a measurement wants every layer to be asked.
     #[inline(always)]
     pub(crate) fn forgets_templates(&self) -> bool {
-        self.core.net.probe.varies_in([Variation::NoTemplate, Variation::NoDestinationCache])
+        self.core.net.probe.varies_in([StepAblation::NoTemplate, StepAblation::NoDestinationCache])
     }
 
     /// Slow path: asks every layer, and remembers what they said.
@@ -407,9 +409,9 @@ impl<P: Probe> Net<P> {
         if !self.admits_datagram(bytes) {
             return Err(SocketError::NoBuffer);
         }
-        let is_early = self.probe.varies(Variation::EarlyEncapsulation);
+        let is_early = self.probe.ablates(StepAblation::EarlyEncapsulation);
         let headroom = if is_early { 0 } else { HEADROOM };
-        let chain = match self.probe.varies(Variation::CachePerSocket) {
+        let chain = match self.probe.ablates(StepAblation::CachePerSocket) {
             false => self.pool.alloc_chain(bytes, headroom, Purpose::Send),
             true => self.stocks.take(id, bytes, headroom, &mut self.pool),
         };
@@ -432,7 +434,9 @@ impl<P: Probe> Net<P> {
     fn is_linear(&self, bytes: usize) -> bool {
         bytes <= LINEAR_BYTES
             && self.link.caps().tx_csum
-            && !self.probe.varies_in([Variation::EarlyEncapsulation, Variation::CachePerSocket])
+            && !self
+                .probe
+                .varies_in([StepAblation::EarlyEncapsulation, StepAblation::CachePerSocket])
     }
 
     /// Sends a datagram in one buffer, headers and payload: from the pool to the burst it is one word, the
