@@ -218,7 +218,7 @@ fn a_dropped_peer_is_dead() {
     let proc = format!("/proc/{}", peer.id());
     assert!(Path::new(&proc).exists());
     drop(peer);
-    let patience = Instant::now() + Duration::from_secs(2);
+    let patience = Instant::now() + Duration::from_secs(60);
     while Path::new(&proc).exists() {
         assert!(Instant::now() < patience, "the peer outlives its handle");
     }

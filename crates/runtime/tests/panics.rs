@@ -77,7 +77,10 @@ fn at(side: u8, port: u16) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, side], port))
 }
 
-const PATIENCE: Limit = Limit::For(fulmar_base::Duration::from_secs(20));
+const PATIENCE: Limit = Limit::For(fulmar_base::Duration::from_secs(60));
+
+/// No stage takes so long unless it hangs, on any machine.
+const GIVE_UP: Duration = Duration::from_secs(120);
 
 /// Uses both hosts as two programs would, until one of their calls fails.
 fn talk<P: Probe, Q: Probe>(a: &Host<P>, b: &Host<Q>) -> Result<(), SocketError> {
@@ -131,16 +134,21 @@ fn springs(stage: Stage, n: u32) -> bool {
     };
     let start = Instant::now();
     while !(talked.is_finished() || trap.has_sprung() && a.failure().is_some()) {
-        assert!(start.elapsed() < Duration::from_secs(60), "{stage:?}: it hangs");
+        assert!(start.elapsed() < GIVE_UP, "{stage:?}: it hangs");
         thread::sleep(Duration::from_millis(1));
     }
     if !trap.has_sprung() {
-        a.call(|_, _| Ok(())).unwrap();
-        // Nobody will ever wake it otherwise.
+        // The sleeper or the service thread may spring it at this very moment.
+        let works = a.call(|_, _| Ok(()));
+        assert!(works.is_ok() || trap.has_sprung(), "{stage:?}: {works:?}");
+        // Nobody will ever wake the sleeper otherwise.
         trap.set(Stage::Locked, 1);
         let _ = catch_unwind(AssertUnwindSafe(|| a.call(|_, _| Ok(()))));
     }
-    assert!(a.failure().is_some(), "{stage:?}: nobody was told");
+    while a.failure().is_none() {
+        assert!(start.elapsed() < GIVE_UP, "{stage:?}: nobody was told");
+        thread::sleep(Duration::from_millis(1));
+    }
     assert_eq!(a.call(|_, _| Ok(())), Err(SocketError::NetworkDown), "{stage:?}");
     assert_eq!(a.poll(), Err(SocketError::NetworkDown));
     assert!(!a.drain(None, fulmar_base::Duration::from_secs(1000)));
@@ -162,10 +170,12 @@ fn a_panic_at_any_stage_closes_the_host_and_wakes_whoever_sleeps() {
             passed.push(stage.name());
         }
     }
-    // Some stages are passed by callers of the rooms above.
+    // Some stages are passed by callers of the rooms above. Whether somebody sleeps while the two talk is a
+    // matter of scheduling: sooner or later somebody does.
     for stage in [Stage::Locked, Stage::Slept, Stage::DeviceTaken, Stage::TimersRun, Stage::IpInput]
     {
-        assert!(passed.contains(&stage.name()), "{stage:?} is not among {passed:?}");
+        let is_passed = passed.contains(&stage.name()) || (0..100).any(|_| springs(stage, 1));
+        assert!(is_passed, "{stage:?} is not among {passed:?}");
     }
     assert!(passed.len() >= 12, "{passed:?}");
 }

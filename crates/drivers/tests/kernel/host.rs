@@ -9,6 +9,9 @@ use fulmar_netdev::{Burst, Device, Packet, offload};
 use fulmar_wire::checksum::Sum;
 use fulmar_wire::{eth, ipv4, protocol, tcp, udp};
 
+/// No frame takes so long unless it is lost, on any machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
 pub const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 pub const OURS: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
 const L4: usize = eth::HEADER_BYTES + ipv4::HEADER_BYTES;
@@ -141,14 +144,25 @@ impl<D: Device> Host<D> {
         self.device.rx_burst(self.now, pool, &mut self.received, 16, counters);
     }
 
+    /// Receives what is there: how many datagrams for us that is.
+    pub fn datagrams_in(&mut self) -> usize {
+        self.poll();
+        let mut count = 0;
+        while let Some(p) = self.received.pop_front() {
+            count += usize::from(parse(&p, protocol::UDP).is_some());
+            self.pool.free(p.chain);
+        }
+        count
+    }
+
     /// Frees what was received.
     pub fn clear(&mut self) {
         self.received.clear(&mut self.pool);
     }
 
-    /// The first frame within five seconds of which `pick` makes something.
+    /// The first frame within a minute of which `pick` makes something.
     pub fn wait_for<T>(&mut self, mut pick: impl FnMut(Packet) -> Option<T>) -> T {
-        let end = Clock::now() + Duration::from_secs(5);
+        let end = Clock::now() + PATIENCE;
         while Clock::now() < end {
             if self.received.is_empty() {
                 self.poll();
@@ -159,7 +173,7 @@ impl<D: Device> Host<D> {
                 None => std::thread::sleep(Duration::from_micros(200)),
             }
         }
-        panic!("nothing came within five seconds; {:?}", self.device.stats());
+        panic!("nothing came within a minute; {:?}", self.device.stats());
     }
 
     /// The next datagram for us: the kernel's port and the payload.

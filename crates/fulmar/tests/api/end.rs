@@ -7,7 +7,9 @@ use std::time::Duration;
 use fulmar::{Stack, TcpListener, TcpStream};
 
 use crate::support::pipe::Pipe;
-use crate::support::{A, B, connection, eventually, fill, pattern, stack, stacks, within};
+use crate::support::{
+    A, B, PATIENCE, connection, eventually, fill, pattern, stack, stacks, within,
+};
 
 /// The sum is what counts: the reader sees everything and the end.
 fn read_all(mut s: TcpStream) -> thread::JoinHandle<Vec<u8>> {
@@ -130,9 +132,11 @@ fn ends_of_connections_in_every_state_leave_nothing() {
 fn a_stack_talks_to_itself_until_the_end() {
     within(|| {
         let (a, _b) = stacks();
+        assert_eq!(a.ping(A.parse().unwrap(), 56, PATIENCE).unwrap().bytes, 56);
         let listener = TcpListener::bind(&a, (A, 80)).unwrap();
         let mut c = TcpStream::connect(&a, (A, 80)).unwrap();
-        let (s, _) = listener.accept().unwrap();
+        let (s, peer) = listener.accept().unwrap();
+        assert_eq!(peer.ip().to_string(), A);
         let reader = read_all(s);
         c.write_all(&pattern(0, 5 << 20)).unwrap();
         drop(c);

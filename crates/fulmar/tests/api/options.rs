@@ -9,12 +9,15 @@ use fulmar::base::Counter;
 use fulmar::{Keepalive, ListenOptions, TcpListener, TcpStream, devices};
 
 use crate::support::pipe::Pipe;
-use crate::support::{A, B, B6, buffers_come_home, connection, pattern, stack, stacks, within};
+use crate::support::{
+    A, B, B6, buffers_come_home, connection, pattern, stack, stacks, stacks_without_timeouts,
+    within,
+};
 
 #[test]
 fn without_nagle_every_small_write_is_a_segment() {
     within(|| {
-        let (a, b) = stacks();
+        let (a, b) = stacks_without_timeouts();
         let (mut c, mut s) = connection(&a, &b, 80);
         assert!(!c.nodelay().unwrap());
         c.set_nodelay(true).unwrap();
@@ -31,7 +34,7 @@ fn without_nagle_every_small_write_is_a_segment() {
 #[test]
 fn a_cork_holds_small_writes_back_until_it_is_pulled() {
     within(|| {
-        let (a, b) = stacks();
+        let (a, b) = stacks_without_timeouts();
         let (mut c, mut s) = connection(&a, &b, 80);
         c.set_cork(true).unwrap();
         let before = a.stat().unwrap().count(Counter::TcpSegmentsOut);

@@ -143,11 +143,12 @@ fn take_somehow(s: &TcpStream, dice: &mut Dice, buf: &mut [u8]) -> usize {
 #[test]
 fn a_stream_is_whole_and_in_order_however_it_is_read() {
     within(|| {
-        let mut placed = 0;
         for seed in 1..9 {
             const TOTAL: usize = 12_000_003;
             let (a, b, orders) = stacks();
             let (mut c, s) = connection(&a, &b, 80);
+            // The first read waits for sure; whether another one does is a matter of scheduling.
+            let first = reads(s.try_clone().unwrap(), &orders, RecvFlags::NONE);
             let writer = thread::spawn(move || {
                 let (mut dice, mut at) = (Dice(seed * 77), 0);
                 while at < TOTAL {
@@ -159,7 +160,9 @@ fn a_stream_is_whole_and_in_order_however_it_is_read() {
                     }
                 }
             });
-            let (mut dice, mut at, mut buf) = (Dice(seed), 0, vec![0; 3 * LARGE]);
+            let (n, bytes) = first.join().unwrap();
+            let (mut dice, mut at, mut buf) = (Dice(seed), n.unwrap(), vec![0; 3 * LARGE]);
+            assert!(bytes[..at] == pattern(0, at)[..], "seed {seed}: the first bytes differ");
             loop {
                 let n = take_somehow(&s, &mut dice, &mut buf);
                 if n == 0 {
@@ -169,13 +172,11 @@ fn a_stream_is_whole_and_in_order_however_it_is_read() {
                 at += n;
             }
             assert_eq!(at, TOTAL, "seed {seed}");
-            placed += placed_reads(&b).min(orders.placed.load(Relaxed) as u64);
+            assert!(placed_reads(&b) > 0 && orders.placed.load(Relaxed) > 0, "seed {seed}");
             writer.join().unwrap();
             drop(s);
             buffers_come_home(&[&a, &b]);
         }
-        // Where the writer is always ahead, no read has to wait.
-        assert!(placed > 0, "with one seed or another");
     });
 }
 
@@ -184,17 +185,20 @@ fn memory_is_the_callers_alone_once_the_read_has_returned_whatever_comes_then() 
     within(|| {
         let (a, b, orders) = stacks();
         let (mut c, s) = connection(&a, &b, 80);
-        s.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
         let (mut at, mut buf, mut other) = (0, vec![0; LARGE], vec![0; LARGE]);
         for round in 0..100 {
+            let mut got = 0;
             // Every other read finds nothing, and gives up.
             if round % 2 == 0 {
+                s.set_read_timeout(None).unwrap();
+                let reader = reads(s.try_clone().unwrap(), &orders, RecvFlags::NONE);
                 c.write_all(&pattern(at, 200_000)).unwrap();
-            }
-            let mut got = 0;
-            match (&s).read(&mut buf) {
-                Ok(n) => got = n,
-                Err(e) => assert_eq!(e.kind(), ErrorKind::WouldBlock),
+                let (n, read) = reader.join().unwrap();
+                (got, buf) = (n.unwrap(), read);
+            } else {
+                s.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+                let e = (&s).read(&mut buf).unwrap_err();
+                assert_eq!(e.kind(), ErrorKind::WouldBlock);
             }
             assert!(buf[..got] == pattern(at, got)[..], "round {round}");
             assert_eq!(orders.flows.load(Relaxed), 0, "round {round}");
@@ -210,7 +214,7 @@ fn memory_is_the_callers_alone_once_the_read_has_returned_whatever_comes_then() 
             at = whole;
             assert!(buf.iter().all(|b| *b == 0x5a), "round {round}: somebody wrote to it");
         }
-        assert!(placed_reads(&b) > 50 && orders.placed.load(Relaxed) > 10);
+        assert!(placed_reads(&b) >= 50 && orders.placed.load(Relaxed) >= 50);
     });
 }
 

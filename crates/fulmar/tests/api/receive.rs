@@ -53,6 +53,7 @@ fn wait_all_ends_with_what_there_is_and_the_error_stays_for_the_next_call() {
         c.write_all(b"half").unwrap();
         c.set_linger(Some(Duration::ZERO)).unwrap();
         let mut buf = [0; 8];
+        assert_eq!(s.peek(&mut buf).unwrap(), 4);
         s.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
         assert_eq!(recv(&s, &mut buf, ALL).unwrap(), 4);
         assert_eq!(&buf[..4], b"half");
@@ -64,7 +65,7 @@ fn wait_all_ends_with_what_there_is_and_the_error_stays_for_the_next_call() {
             let first = recv(&s, &mut buf, ALL);
             (first, recv(&s, &mut buf, ALL))
         });
-        thread::sleep(Duration::from_millis(50));
+        eventually("the peer has all of it", || c.info().unwrap().send_queue_bytes == 0);
         drop(c);
         let (first, second) = reader.join().unwrap();
         assert_eq!(first.unwrap(), 4);

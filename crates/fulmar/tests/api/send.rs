@@ -10,7 +10,8 @@ use fulmar::socket_steps::{SocketError, Step};
 use fulmar::{SendFlags, Stack, TcpStream};
 
 use crate::support::{
-    buffers_come_home, connection, eventually, fill, pattern, stacks, stacks_with, within,
+    buffers_come_home, connection, eventually, fill, pattern, stacks, stacks_with,
+    stacks_without_timeouts, within,
 };
 
 /// What `work` adds to some counters of a stack.
@@ -30,7 +31,7 @@ fn read_exactly(s: &mut TcpStream, len: usize) -> Vec<u8> {
 #[test]
 fn a_write_of_64_kib_is_one_output_and_its_frames_carry_many_packets() {
     within(|| {
-        let (a, b) = stacks();
+        let (a, b) = stacks_without_timeouts();
         let (mut c, mut s) = connection(&a, &b, 80);
         let bytes = pattern(0, 64 << 10);
         // Opens the congestion window.
@@ -38,6 +39,7 @@ fn a_write_of_64_kib_is_one_output_and_its_frames_carry_many_packets() {
             c.write_all(&bytes).unwrap();
             assert_eq!(read_exactly(&mut s, bytes.len()), bytes);
         }
+        eventually("all is acknowledged", || c.info().unwrap().send_queue_bytes == 0);
         use Counter as C;
         let what = [C::Sends, C::SendOutputs, C::SendFrames, C::SendPackets, C::SendMbufs];
         let [sends, outputs, frames, packets, mbufs] = counted(&a, what, || {
@@ -53,7 +55,7 @@ fn a_write_of_64_kib_is_one_output_and_its_frames_carry_many_packets() {
 #[test]
 fn two_thousand_tiny_pieces_are_one_chain_and_one_output() {
     within(|| {
-        let (a, b) = stacks();
+        let (a, b) = stacks_without_timeouts();
         let (c, mut s) = connection(&a, &b, 80);
         let bytes = pattern(7, 20_000);
         let pieces: Vec<_> = bytes.chunks(10).map(IoSlice::new).collect();
@@ -71,7 +73,7 @@ fn two_thousand_tiny_pieces_are_one_chain_and_one_output() {
 #[test]
 fn small_writes_behind_each_other_share_their_buffers() {
     within(|| {
-        let (a, b) = stacks();
+        let (a, b) = stacks_without_timeouts();
         let (mut c, mut s) = connection(&a, &b, 80);
         c.set_cork(true).unwrap();
         let [mbufs] = counted(&a, [Counter::SendMbufs], || {
@@ -89,7 +91,7 @@ fn small_writes_behind_each_other_share_their_buffers() {
 #[test]
 fn more_holds_a_partial_segment_until_a_write_without_it() {
     within(|| {
-        let (a, b) = stacks();
+        let (a, b) = stacks_without_timeouts();
         let (c, mut s) = connection(&a, &b, 80);
         let [segments] = counted(&a, [Counter::TcpSegmentsOut], || {
             for part in [&b"one "[..], b"two "] {

@@ -116,10 +116,16 @@ fn a_file_that_is_cut_under_unsent_bytes_resets_its_connection_and_no_other() {
         let (c2, mut s2) = connect(&stack, KERNEL6);
         // Nobody reads, so what is accepted last is not sent.
         let accept = |c: &TcpStream, file| {
-            c.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
-            let e = c.send_mapped(&SendFile::new(), file, .., &[], &[]).unwrap_err();
-            assert_eq!(e.error.kind(), ErrorKind::WouldBlock);
-            e.sent as usize
+            c.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+            let mut sent = 0;
+            eventually("the peer's window is closed and the buffer full", || {
+                let e = c.send_mapped(&SendFile::new(), file, sent.., &[], &[]).unwrap_err();
+                assert_eq!(e.error.kind(), ErrorKind::WouldBlock);
+                sent += e.sent;
+                let info = c.info().unwrap();
+                e.sent == 0 && info.in_flight_bytes == 0 && info.unsent_bytes > 0
+            });
+            sent as usize
         };
         let (sent, sent2) = (accept(&c, &mapped), accept(&c2, &kept));
         f.set_len(0).unwrap();

@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fulmar::{Builder, Device, Stack, TcpListener, TcpStream, devices};
+use fulmar::{Builder, Device, Stack, TcpConfig, TcpListener, TcpStream, devices};
 
 /// No test takes so long unless it hangs, on any machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -89,6 +89,19 @@ pub fn stacks() -> (Stack, Stack) {
 pub fn stacks_with(more: impl Fn(Builder) -> Builder) -> (Stack, Stack) {
     let (a, b) = devices::link_pair().unwrap();
     (stack(1, a, &more), stack(2, b, &more))
+}
+
+/// Two stacks joined by `link` that repeat nothing and hold nothing back for a limited time, so that
+/// what they send can be counted however long a thread is kept from running.
+pub fn stacks_without_timeouts() -> (Stack, Stack) {
+    let tcp = TcpConfig {
+        min_rto: PATIENCE,
+        initial_rto: PATIENCE,
+        max_rto: PATIENCE,
+        cork_timeout: PATIENCE,
+        ..TcpConfig::default()
+    };
+    stacks_with(move |b| b.tcp(tcp))
 }
 
 /// A connection from `a` to a port of `b`: both ends.
