@@ -97,7 +97,7 @@ drop_reasons! {
     IcmpIgnored, "icmp", "icmp_ignored";
     /// A reply was suppressed by its rate limit.
     RateLimited, "icmp", "rate_limited";
-    /// The queue of received echo replies was full.
+    /// The queue of received echo requests or replies was full.
     EchoBufferFull, "icmp", "echo_buffer_full";
     /// The neighbour discovery message failed validation (RFC 4861 sections 6.1 and 7.1).
     NdpInvalid, "ndp", "ndp_invalid";

@@ -13,7 +13,9 @@ use crate::frame::{Context, Frame, control_chain, first, prepend_upper, pull, su
 use crate::input::Network;
 use crate::output::NetworkHeader;
 use crate::quote::{Quoted, error_kind_v4, error_kind_v6};
-use crate::{EchoId, EchoReply, ErrorKind, FrameSink, OutputError, SavedHeader, Verdict};
+use crate::{
+    EchoId, EchoReply, EchoRequest, ErrorKind, FrameSink, OutputError, SavedHeader, Verdict,
+};
 
 /// Header length of all messages sent, in both versions.
 const HEADER_BYTES: usize = 8;
@@ -186,7 +188,7 @@ impl Ip {
         Ok(Verdict::IcmpError(quoted.error(kind, self.config.zone)))
     }
 
-    /// Sends an echo reply that reuses the buffers of the request.
+    /// Sends an echo reply that reuses the buffers of the request, if it is for this host.
     fn echo_reply<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -196,7 +198,15 @@ impl Ip {
         seq: u16,
     ) -> Result<Verdict, DropReason> {
         if !network.is_group && !self.is_local(network.dst) {
-            return Err(DropReason::IcmpIgnored);
+            frame.chain.trim_front(HEADER_BYTES, cx.pool);
+            return Ok(Verdict::EchoRequest(EchoRequest {
+                src: network.src,
+                dst: network.dst,
+                ident,
+                seq,
+                hop_limit: network.hop_limit,
+                payload: frame.take(),
+            }));
         }
         if !self.echoes.take(cx.now, &mut self.limits) {
             return Err(DropReason::RateLimited);
@@ -230,6 +240,26 @@ impl Ip {
         let cx = &mut Context { now, pool, counters, out };
         let message = Message::echo_request(to.ip(), id.ident, id.seq);
         self.icmp_output(cx, None, to.ip(), Traffic::Own, &message, payload)
+    }
+
+    /// Sends the echo reply of `src` to `dst`, the answer to an [`EchoRequest`].
+    ///
+    /// # Errors
+    /// See [`OutputError`]; the payload is freed.
+    #[allow(clippy::too_many_arguments)]
+    pub fn send_echo_reply<S: FrameSink>(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        (src, dst): (IpAddr, IpAddr),
+        id: EchoId,
+        payload: Chain,
+        out: &mut S,
+    ) -> Result<(), OutputError> {
+        let cx = &mut Context { now, pool, counters, out };
+        let message = Message::echo_reply(dst, id.ident, id.seq);
+        self.icmp_output(cx, Some(src), dst, Traffic::Own, &message, payload)
     }
 
     /// Sends port unreachable about a UDP datagram (RFC 1122 section 4.1.3.1), unless an error

@@ -5,16 +5,16 @@
 //! protocol, and the first 8 bytes of the transport header. Header fields that were not kept (TTL,
 //! identification, checksums) have plausible values.
 
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 
 use fulmar_base::{Counters, Instant};
 use fulmar_mbuf::Pool;
-use fulmar_wire::{icmpv4, icmpv6, ipv4, ipv6};
+use fulmar_wire::{icmpv4, icmpv6, ipv4, ipv6, protocol};
 
-use crate::FrameSink;
 use crate::engine::Ip;
 use crate::frame::Context;
 use crate::icmp::{Message, Quote};
+use crate::{EchoId, FrameSink};
 
 /// Bytes of the transport header that are quoted (RFC 792).
 pub(crate) const TRANSPORT_BYTES: usize = 8;
@@ -36,6 +36,65 @@ pub struct InvokingPacket<'a> {
     pub payload: &'a [u8],
     /// Length of the packet from its transport header on, bytes.
     pub transport_bytes: usize,
+}
+
+impl<'a> InvokingPacket<'a> {
+    /// A datagram that was received. `payload` is the start of its payload, of `payload_bytes`.
+    pub fn datagram(
+        src: SocketAddr,
+        dst: SocketAddr,
+        payload: &'a [u8],
+        payload_bytes: usize,
+    ) -> InvokingPacket<'a> {
+        let transport_bytes = payload_bytes.saturating_add(TRANSPORT_BYTES);
+        let length = u16::try_from(transport_bytes).unwrap_or(u16::MAX);
+        let ([s0, s1], [d0, d1]) = (src.port().to_be_bytes(), dst.port().to_be_bytes());
+        let [l0, l1] = length.to_be_bytes();
+        InvokingPacket {
+            src: src.ip(),
+            dst: dst.ip(),
+            protocol: protocol::UDP,
+            transport: [s0, s1, d0, d1, l0, l1, 0, 0],
+            payload,
+            transport_bytes,
+        }
+    }
+
+    /// A SYN that was received, with a header of so many bytes.
+    pub fn syn(src: SocketAddr, dst: SocketAddr, seq: u32, header_bytes: usize) -> Self {
+        let ([s0, s1], [d0, d1]) = (src.port().to_be_bytes(), dst.port().to_be_bytes());
+        let [n0, n1, n2, n3] = seq.to_be_bytes();
+        InvokingPacket {
+            src: src.ip(),
+            dst: dst.ip(),
+            protocol: protocol::TCP,
+            transport: [s0, s1, d0, d1, n0, n1, n2, n3],
+            payload: &[],
+            transport_bytes: header_bytes,
+        }
+    }
+
+    /// An echo request that was received. `payload` is the start of its payload, of `payload_bytes`.
+    pub fn echo_request(
+        (src, dst): (IpAddr, IpAddr),
+        id: EchoId,
+        payload: &'a [u8],
+        payload_bytes: usize,
+    ) -> InvokingPacket<'a> {
+        let (kind, protocol) = match src {
+            IpAddr::V4(_) => (8, protocol::ICMP),
+            IpAddr::V6(_) => (128, protocol::ICMPV6),
+        };
+        let ([i0, i1], [s0, s1]) = (id.ident.to_be_bytes(), id.seq.to_be_bytes());
+        InvokingPacket {
+            src,
+            dst,
+            protocol,
+            transport: [kind, 0, 0, 0, i0, i1, s0, s1],
+            payload,
+            transport_bytes: payload_bytes.saturating_add(TRANSPORT_BYTES),
+        }
+    }
 }
 
 /// An ICMP error to send.

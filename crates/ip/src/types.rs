@@ -73,6 +73,8 @@ pub enum Verdict {
     IcmpError(QuotedError),
     /// A reply to an echo request of this host.
     EchoReply(EchoReply),
+    /// An echo request to an address that is not assigned ([`crate::Config::any_ip`]).
+    EchoRequest(EchoRequest),
     /// The frame needs no further processing.
     Consumed,
 }
@@ -153,6 +155,23 @@ pub struct EchoReply {
     /// TTL or hop limit as received.
     pub hop_limit: u8,
     /// The echoed bytes.
+    pub payload: Chain,
+}
+
+/// An echo request to an address that is not assigned to the interface.
+#[derive(Debug)]
+pub struct EchoRequest {
+    /// Who asks.
+    pub src: IpAddr,
+    /// Who is asked.
+    pub dst: IpAddr,
+    /// Identifier.
+    pub ident: u16,
+    /// Sequence number.
+    pub seq: u16,
+    /// TTL or hop limit as received.
+    pub hop_limit: u8,
+    /// The bytes to echo.
     pub payload: Chain,
 }
 

@@ -17,6 +17,7 @@ extern crate alloc;
 
 mod config;
 mod demux;
+mod echo;
 mod error;
 mod events;
 mod familiar;
@@ -65,6 +66,7 @@ mod watch_calls;
 mod wheel;
 
 pub use config::StackConfig;
+pub use echo::EchoListener;
 pub use error::SetupError;
 pub use listen::pending::{Decision, Pending, PendingId, SynOptions};
 pub use outcome::{Event, PostOver, PostToken, RecvOutcome, Untaken, Watched};

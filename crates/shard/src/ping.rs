@@ -13,10 +13,12 @@ use crate::net::{Net, Sink};
 use crate::shard::Shard;
 use crate::sockets::{Echo, PingEntry, Socket};
 
-/// The sockets for echo requests, by their identifiers.
+/// The sockets for echo requests, by their identifiers, and that for those of others.
 #[derive(Default)]
 pub struct Ping {
     pub idents: BTreeMap<u16, SlotId>,
+    /// The socket that takes echo requests to addresses of other hosts.
+    pub listener: Option<SlotId>,
 }
 
 impl<P: Probe> Shard<P> {

@@ -404,6 +404,7 @@ impl<P: Probe> Shard<P> {
             }
             Verdict::IcmpError(e) => self.icmp_error(now, e),
             Verdict::EchoReply(r) => self.steer_echo(r),
+            Verdict::EchoRequest(r) => self.steer_echo_request(r),
             Verdict::Consumed => {}
         }
     }

@@ -10,7 +10,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use fulmar_base::{FlowKey, OwnerKey};
-use fulmar_ip::{Delivered, EchoReply, QuotedError};
+use fulmar_ip::{Delivered, EchoReply, EchoRequest, QuotedError};
 use fulmar_netdev::Packet;
 use fulmar_wire::{eth, protocol};
 
@@ -55,6 +55,8 @@ pub enum Handed {
     Error(QuotedError),
     /// An answer for a ping socket.
     Echo(EchoReply),
+    /// An echo request to an address of another host.
+    EchoRequest(EchoRequest),
     /// What a neighbour said.
     Overheard(Overheard),
 }
@@ -179,7 +181,12 @@ impl Siblings {
 
     /// The shard that has the socket for a datagram of a flow, if it is another.
     pub(crate) fn port_elsewhere(&self, key: &FlowKey) -> Option<u16> {
-        let owners = self.ports.as_ref()?.owners(key.local_port);
+        let ports = self.ports.as_ref()?;
+        let owners = match ports.owners(key.local_port) {
+            // Sockets that are bound to every port.
+            0 => ports.owners(0),
+            owners => owners,
+        };
         let own = 1 << self.home.id;
         if owners & !own == 0 {
             return None;

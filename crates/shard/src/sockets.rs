@@ -10,6 +10,7 @@ use fulmar_socket::{Ready, SocketError};
 use fulmar_tcp::{Keepalive, Tcb};
 use fulmar_udp::UdpSocket;
 
+use crate::echo::EchoListener;
 use crate::listen::pending::PendingQueue;
 use crate::net::FlowPath;
 use crate::outcome::Watched;
@@ -29,6 +30,8 @@ pub enum Socket {
     Udp(Box<UdpEntry>),
     /// Waits for one echo reply after the other.
     Ping(Box<PingEntry>),
+    /// Takes echo requests to addresses of other hosts.
+    EchoListener(Box<EchoListener>),
 }
 
 impl Socket {
@@ -39,6 +42,7 @@ impl Socket {
             Socket::Listener(s) => &mut s.watch,
             Socket::Udp(s) => &mut s.watch,
             Socket::Ping(s) => &mut s.watch,
+            Socket::EchoListener(s) => &mut s.watch,
         }
     }
 
@@ -47,7 +51,7 @@ impl Socket {
         match self {
             Socket::Tcp(s) => Some(&mut s.short),
             Socket::Udp(s) => Some(&mut s.short),
-            Socket::Listener(_) | Socket::Ping(_) => None,
+            Socket::Listener(_) | Socket::Ping(_) | Socket::EchoListener(_) => None,
         }
     }
 
@@ -58,6 +62,8 @@ impl Socket {
             Socket::Listener(l) if l.has_connection() => Ready::READABLE,
             Socket::Listener(_) => Ready::NONE,
             Socket::Udp(s) => s.ready(),
+            Socket::EchoListener(s) if s.is_empty() => Ready::NONE,
+            Socket::EchoListener(_) => Ready::READABLE,
             Socket::Ping(s) if s.replies.is_empty() => Ready::NONE,
             Socket::Ping(_) => Ready::READABLE,
         }

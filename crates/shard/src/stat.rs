@@ -147,6 +147,9 @@ fn describe(s: &Socket) -> SocketStat {
             remote: u.socket.remote,
             ..empty
         },
+        Socket::EchoListener(e) => {
+            SocketStat { protocol: "icmp", state: "LISTEN", recv_queue: e.len(), ..empty }
+        }
         Socket::Ping(p) => {
             SocketStat { protocol: "icmp", state: "UNCONNECTED", recv_queue: p.queued(), ..empty }
         }

@@ -6,7 +6,7 @@
 //! Ping sockets live on the first shard. What a neighbour answers is heard by all.
 
 use fulmar_base::{DropReason, Instant, Probe};
-use fulmar_ip::{EchoReply, QuotedError};
+use fulmar_ip::{EchoReply, EchoRequest, QuotedError};
 use fulmar_mbuf::Purpose;
 use fulmar_netdev::Packet;
 use fulmar_wire::protocol;
@@ -26,6 +26,7 @@ impl<P: Probe> Shard<P> {
         match what {
             Handed::Packet(d) => self.core.net.pool.free(d.chain),
             Handed::Echo(e) => self.core.net.pool.free(e.payload),
+            Handed::EchoRequest(e) => self.core.net.pool.free(e.payload),
             // A neighbour that is asked again answers again.
             Handed::Error(_) | Handed::Overheard(_) => {}
         }
@@ -49,6 +50,7 @@ impl<P: Probe> Shard<P> {
                 Handed::Packet(d) => self.udp_input(now, d),
                 Handed::Error(e) => self.icmp_error_here(now, e),
                 Handed::Echo(r) => self.echo_reply(r),
+                Handed::EchoRequest(r) => self.echo_request(r),
                 Handed::Overheard(o) => self.listen_to(now, &o),
             }
         }
@@ -74,6 +76,14 @@ impl<P: Probe> Shard<P> {
         match self.core.siblings.id() {
             PING_SHARD => self.echo_reply(r),
             _ => self.hand(PING_SHARD, Handed::Echo(r)),
+        }
+    }
+
+    /// An echo request to an address of another host, for the shard of the ping sockets.
+    pub(crate) fn steer_echo_request(&mut self, r: EchoRequest) {
+        match self.core.siblings.id() {
+            PING_SHARD => self.echo_request(r),
+            _ => self.hand(PING_SHARD, Handed::EchoRequest(r)),
         }
     }
 

@@ -43,6 +43,21 @@ impl<P: Probe> Shard<P> {
         remote: SocketAddr,
         local: Option<SocketAddr>,
     ) -> Result<SlotId, SocketError> {
+        self.tcp_connect_with(now, remote, local, |_| ())
+    }
+
+    /// As [`Shard::tcp_connect`], with options that are set before the SYN goes: the receive buffer decides
+    /// the window scale.
+    ///
+    /// # Errors
+    /// As [`Shard::tcp_connect`].
+    pub fn tcp_connect_with(
+        &mut self,
+        now: Instant,
+        remote: SocketAddr,
+        local: Option<SocketAddr>,
+        set_options: impl FnOnce(&mut TcpEntry),
+    ) -> Result<SlotId, SocketError> {
         self.core.check_usable()?;
         let remote = unmap(remote);
         if remote.port() == 0 || remote.ip().is_unspecified() {
@@ -61,6 +76,7 @@ impl<P: Probe> Shard<P> {
         let tcb = Tcb::connect(&self.core.config.tcp, key, iss, offset, path.info, now);
         let mut entry = TcpEntry::new(tcb, path);
         entry.is_open = true;
+        set_options(&mut entry);
         let id = self.add_connection(entry);
         self.output_now(now, id);
         self.finish_call(now);
@@ -437,7 +453,9 @@ impl<P: Probe> Shard<P> {
         match self.core.sockets.get_mut(id) {
             Some(Socket::Tcp(_)) => self.close_connection(now, id),
             Some(Socket::Listener(_)) => self.close_listener(now, id),
-            Some(Socket::Udp(_) | Socket::Ping(_)) => self.close_datagram(id),
+            Some(Socket::Udp(_) | Socket::Ping(_) | Socket::EchoListener(_)) => {
+                self.close_datagram(id)
+            }
             None => {}
         }
     }
@@ -525,7 +543,7 @@ impl<P: Probe> Shard<P> {
             }
             Socket::Listener(l) => Ok((Some(l.local), None)),
             Socket::Udp(u) => Ok((u.socket.local, u.socket.remote)),
-            Socket::Ping(_) => Ok((None, None)),
+            Socket::Ping(_) | Socket::EchoListener(_) => Ok((None, None)),
         }
     }
 

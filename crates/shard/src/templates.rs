@@ -41,6 +41,8 @@ pub struct UdpTemplate {
     ip: fulmar_ip::Template,
     udp: fulmar_udp::Template,
     remote: SocketAddr,
+    /// The source that was named with the datagram.
+    from: Option<SocketAddr>,
     options: HeaderOptions,
     /// Of a datagram that leaves as it is; offsets count from the Ethernet header.
     offload: Offload,
@@ -68,7 +70,12 @@ impl UdpTemplate {
         let udp = fulmar_udp::Template::new(local, remote)?;
         let ip = ip.build_template(&flow, now)?;
         let offload = fulmar_udp::offload_of(0, None).shift(ip.header_bytes() as u16);
-        Some(UdpTemplate { ip, udp, remote, options, offload })
+        Some(UdpTemplate { ip, udp, remote, from: None, options, offload })
+    }
+
+    /// The same for datagrams whose source is named with each.
+    pub(crate) fn with_source(self, from: Option<SocketAddr>) -> UdpTemplate {
+        UdpTemplate { from, ..self }
     }
 
     /// What is asked of the device for a datagram that is no run.
@@ -115,11 +122,17 @@ pub(crate) struct UdpTemplates {
 }
 
 impl UdpTemplates {
-    /// The template of a socket and a destination.
+    /// The template of a socket, a source that is named with each datagram, and a destination.
     #[inline]
-    pub fn find(&self, id: SlotId, remote: &SocketAddr) -> Option<&UdpTemplate> {
-        let (owner, template) = self.entries.get(index_of(id, remote))?.as_ref()?;
-        (*owner == id && template.remote == *remote).then_some(template)
+    pub fn find(
+        &self,
+        id: SlotId,
+        from: Option<SocketAddr>,
+        remote: &SocketAddr,
+    ) -> Option<&UdpTemplate> {
+        let (owner, template) = self.entries.get(index_of(id, from, remote))?.as_ref()?;
+        let is_same = *owner == id && template.remote == *remote && template.from == from;
+        is_same.then_some(template)
     }
 
     /// Removes those of a socket whose own address has changed.
@@ -134,7 +147,7 @@ impl UdpTemplates {
         if self.entries.is_empty() {
             self.entries.resize_with(CACHED, || None);
         }
-        let at = index_of(id, &template.remote);
+        let at = index_of(id, template.from, &template.remote);
         if let Some(entry) = self.entries.get_mut(at) {
             *entry = Some((id, template));
         }
@@ -196,7 +209,13 @@ fn flow_of(key: &FlowKey, ttl: Option<u8>) -> Flow {
 }
 
 #[inline]
-fn index_of(id: SlotId, remote: &SocketAddr) -> usize {
+fn index_of(id: SlotId, from: Option<SocketAddr>, remote: &SocketAddr) -> usize {
+    let mixed = from.map_or(0, |from| hash_of(id, &from).rotate_left(32)) ^ hash_of(id, remote);
+    (mixed >> 32) as usize & (CACHED - 1)
+}
+
+#[inline]
+fn hash_of(id: SlotId, remote: &SocketAddr) -> u64 {
     let address = match remote {
         SocketAddr::V4(a) => u64::from(a.ip().to_bits()),
         SocketAddr::V6(a) => {
@@ -205,6 +224,5 @@ fn index_of(id: SlotId, remote: &SocketAddr) -> usize {
         }
     };
     let ends = u64::from(remote.port()) << 32 ^ u64::from(id.index) << 48;
-    let mixed = (address ^ ends).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    mixed as usize & (CACHED - 1)
+    (address ^ ends).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

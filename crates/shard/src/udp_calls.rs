@@ -71,11 +71,12 @@ impl<P: Probe> Shard<P> {
         let Delivered { src, dst, zone, chain, offload, .. } = d;
         let packet = Incoming { src, dst, zone, chain, offload };
         let share = pool.share_of(Purpose::Receive);
-        let look = |from, to, charge| {
+        let look = |from, to: SocketAddr, charge| {
             if probe.stage(Stage::Demultiplexed).is_break() {
                 return Err(None);
             }
-            let found = foresight.socket_of_datagram(udp, to, from);
+            let is_port = to.port() != 0;
+            let found = is_port.then(|| foresight.socket_of_datagram(udp, to, from)).flatten();
             let refusal = match found.and_then(|id| sockets.get(id)) {
                 // Of a run some may fit.
                 Some(Socket::Udp(s)) if !is_run => drop_reason(&s.socket, charge, share),
@@ -86,10 +87,15 @@ impl<P: Probe> Shard<P> {
         fulmar_udp::input_with_lookup(packet, pool, counters, look).ok()
     }
 
-    /// A run of datagrams that came as one super-frame: each is delivered by itself. They are copied
-    /// apart, since a queue that refers to a frame of 64 KiB for each of them would soon be full.
+    /// A run of datagrams that came as one super-frame: each is delivered by itself, unless the socket takes
+    /// runs. They are copied apart, since a queue that refers to a frame of 64 KiB for each of them would soon be full.
     fn deliver_run(&mut self, id: SlotId, run: Datagram, segment_bytes: usize) {
-        let Datagram { src, dst, payload } = run;
+        let takes_runs = matches!(self.core.sockets.get(id), Some(Socket::Udp(s)) if s.socket.gro);
+        if let Some(segment_bytes) = u16::try_from(segment_bytes).ok().filter(|_| takes_runs) {
+            return self
+                .deliver_datagram(id, Datagram { segment_bytes: Some(segment_bytes), ..run });
+        }
+        let Datagram { src, dst, payload, .. } = run;
         if payload.len().div_ceil(segment_bytes) > MAX_SEGMENTS {
             self.core.net.counters.drop_packet(DropReason::BadOffload);
             return self.core.net.pool.free(payload);
@@ -105,7 +111,7 @@ impl<P: Probe> Shard<P> {
                 at += payload.copy_to(at, piece);
             }
             self.core.net.counters.add(Counter::CopiedBytes, len as u64);
-            self.deliver_datagram(id, Datagram { src, dst, payload: one });
+            self.deliver_datagram(id, Datagram { src, dst, payload: one, segment_bytes: None });
         }
         self.core.net.pool.free(payload);
     }
@@ -166,7 +172,8 @@ impl<P: Probe> Shard<P> {
         let Some(Socket::Udp(s)) = self.core.sockets.get(id) else { return false };
         let may_say = s.socket.dont_fragment || e.remote.is_ipv6();
         let own = s.template.as_deref().filter(|t| t.is_to(&e.remote));
-        may_say && own.or_else(|| self.udp.templates.find(id, &e.remote)).is_some()
+        let from = s.socket.local.filter(|l| l.port() == 0).map(|_| e.local);
+        may_say && own.or_else(|| self.udp.templates.find(id, from, &e.remote)).is_some()
     }
 
     /// Opens a datagram socket. With several shards it takes what is sent to its port on any queue; if
@@ -215,6 +222,9 @@ impl<P: Probe> Shard<P> {
         fits: impl Fn(u16) -> bool,
     ) -> Result<SlotId, SocketError> {
         self.core.check_usable()?;
+        if options.any_port && local.port() != 0 {
+            return Err(SocketError::Invalid);
+        }
         let ip = local.ip();
         if !ip.is_unspecified()
             && !self.core.net.ip.accepts(ip)
@@ -265,6 +275,10 @@ impl<P: Probe> Shard<P> {
         let choice = self.core.net.ip.route(remote.ip(), zone_of(remote));
         let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
         let entry = self.udp_entry(id)?;
+        if entry.socket.local.is_some_and(|l| l.port() == 0) {
+            // Bound to every port.
+            return Err(SocketError::Invalid);
+        }
         if choice.is_broadcast && !entry.socket.broadcast {
             return Err(SocketError::AccessDenied);
         }
@@ -380,7 +394,7 @@ impl<P: Probe> Shard<P> {
         match self.core.sockets.get_mut(id).ok_or(SocketError::BadHandle)? {
             Socket::Tcp(s) => Ok(s.error.or_else(|| s.tcb.take_error().map(Into::into))),
             Socket::Udp(s) => Ok(s.socket.take_error().map(udp_error)),
-            Socket::Listener(_) | Socket::Ping(_) => Ok(None),
+            Socket::Listener(_) | Socket::Ping(_) | Socket::EchoListener(_) => Ok(None),
         }
     }
 
@@ -399,6 +413,7 @@ impl<P: Probe> Shard<P> {
                 s.socket.release(&mut self.core.net.pool);
             }
             Some(Socket::Ping(s)) => self.close_ping(*s),
+            Some(Socket::EchoListener(s)) => self.close_echo_listener(*s),
             _ => {}
         }
     }

@@ -31,19 +31,28 @@ const HEADERS_BYTES: usize = 48;
 pub struct SendMessage<'a> {
     payload: &'a [u8],
     to: Option<SocketAddr>,
+    from: Option<SocketAddr>,
     segment_bytes: Option<u16>,
 }
 
 impl<'a> SendMessage<'a> {
     /// A datagram to the connected peer.
     pub const fn new(payload: &'a [u8]) -> SendMessage<'a> {
-        SendMessage { payload, to: None, segment_bytes: None }
+        SendMessage { payload, to: None, from: None, segment_bytes: None }
     }
 
     /// The same to another destination.
     #[must_use]
     pub const fn to(self, remote: SocketAddr) -> SendMessage<'a> {
         SendMessage { to: Some(remote), ..self }
+    }
+
+    /// The same from another source address (IP_PKTINFO): one of the stack, or with
+    /// [`crate::StackConfig::any_ip`] any (IP_TRANSPARENT). The port is that of the socket or 0; a socket that
+    /// is bound to every port has to name it.
+    #[must_use]
+    pub const fn from(self, source: SocketAddr) -> SendMessage<'a> {
+        SendMessage { from: Some(source), ..self }
     }
 
     /// The payload is a run of datagrams of so many bytes each, the last one of what is left (Linux's
@@ -61,12 +70,14 @@ pub struct RecvMessage<'a> {
     len: usize,
     sent_len: usize,
     from: Option<SocketAddr>,
+    to: Option<SocketAddr>,
+    segment_bytes: Option<u16>,
 }
 
 impl<'a> RecvMessage<'a> {
     /// Room for as much as `buffer` holds; what is longer is cut off.
     pub fn new(buffer: &'a mut [u8]) -> RecvMessage<'a> {
-        RecvMessage { buffer, len: 0, sent_len: 0, from: None }
+        RecvMessage { buffer, len: 0, sent_len: 0, from: None, to: None, segment_bytes: None }
     }
 
     /// What came.
@@ -77,6 +88,17 @@ impl<'a> RecvMessage<'a> {
     /// Who sent it; `None` before something came.
     pub fn from(&self) -> Option<SocketAddr> {
         self.from
+    }
+
+    /// Its destination (IP_PKTINFO); `None` before something came.
+    pub fn to(&self) -> Option<SocketAddr> {
+        self.to
+    }
+
+    /// The length of each datagram, if it is a run of several: the last one has the rest. Only of a socket
+    /// that asks for runs (UDP_GRO).
+    pub fn segment_bytes(&self) -> Option<u16> {
+        self.segment_bytes
     }
 
     /// Whether it was longer than the buffer.
@@ -155,14 +177,15 @@ impl<P: Probe> Shard<P> {
         let device_bytes = caps.tso.unwrap_or(usize::MAX).saturating_sub(HEADERS_BYTES);
         let most = MOST_JOINED_BYTES.min(device_bytes) / bytes;
         let most = most.clamp(1, MOST_JOINED);
-        let is_like = |m: &&SendMessage<'_>| {
-            m.to == first.to && m.segment_bytes.is_none() && m.payload.len() == bytes
+        let is_same = |m: &SendMessage<'_>| {
+            (m.to, m.from) == (first.to, first.from) && m.segment_bytes.is_none()
         };
+        let is_like = |m: &&SendMessage<'_>| is_same(m) && m.payload.len() == bytes;
         let alike = 1 + rest.iter().take(most - 1).take_while(is_like).count();
         // The last one of a run may be shorter, but not empty.
         let may_end = |m: &SendMessage<'_>| {
             let len = m.payload.len();
-            m.to == first.to && m.segment_bytes.is_none() && (1..bytes).contains(&len)
+            is_same(m) && (1..bytes).contains(&len)
         };
         let has_end = alike < most && messages.get(alike).is_some_and(may_end);
         alike + usize::from(has_end)
@@ -181,7 +204,8 @@ impl<P: Probe> Shard<P> {
         let parts = run.iter().map(|m| m.payload);
         let joined = (run.len() > 1).then_some(first.payload.len() as u16);
         let segment_bytes = joined.or(first.segment_bytes);
-        let request = SendRequest { parts, bytes, to: first.to, segment_bytes, tells_error };
+        let SendMessage { to, from, .. } = *first;
+        let request = SendRequest { parts, bytes, to, from, segment_bytes, tells_error };
         self.output_datagram(now, id, &request).map(|_| bytes)
     }
 
@@ -213,7 +237,8 @@ impl<P: Probe> Shard<P> {
             let Some(d) = entry.socket.receive() else { break };
             message.len = d.payload.copy_to(0, message.buffer);
             message.sent_len = d.payload.len();
-            message.from = Some(d.src);
+            (message.from, message.to) = (Some(d.src), Some(d.dst));
+            message.segment_bytes = d.segment_bytes;
             (came, bytes) = (came + 1, bytes + message.len);
             net.pool.free(d.payload);
         }

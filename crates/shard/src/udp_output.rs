@@ -52,6 +52,8 @@ pub(crate) struct SendRequest<I> {
     pub bytes: usize,
     /// Its destination; `None`: the connected peer.
     pub to: Option<SocketAddr>,
+    /// Its source; `None`: the socket's address.
+    pub from: Option<SocketAddr>,
     /// Payload of each datagram of a run.
     pub segment_bytes: Option<u16>,
     /// A pending error of the socket is returned.
@@ -78,6 +80,8 @@ struct Endpoints {
     remote: SocketAddr,
     /// The destination was named with it.
     is_named: bool,
+    /// The source that was named with it.
+    from: Option<SocketAddr>,
     broadcast: bool,
     options: HeaderOptions,
 }
@@ -102,7 +106,8 @@ impl<P: Probe> Shard<P> {
     ) -> Result<usize, SocketError> {
         let bytes: usize = parts.iter().map(|p| p.len()).sum();
         let parts = parts.iter().copied();
-        let request = SendRequest { parts, bytes, to, segment_bytes: None, tells_error: true };
+        let request =
+            SendRequest { parts, bytes, to, from: None, segment_bytes: None, tells_error: true };
         match self.output_datagram(now, id, &request)? {
             Some(()) => self.finish_datagrams(now),
             None => self.core.net.link.set_now(now),
@@ -154,8 +159,14 @@ impl<P: Probe> Shard<P> {
             return Ok(Step::Done(payload.len()));
         }
         let (parts, bytes) = (core::iter::once(payload), payload.len());
-        let request =
-            SendRequest { parts, bytes, to: None, segment_bytes: None, tells_error: true };
+        let request = SendRequest {
+            parts,
+            bytes,
+            to: None,
+            from: None,
+            segment_bytes: None,
+            tells_error: true,
+        };
         match self.output_fast(now, id, &request) {
             Some(Ok(sent)) => {
                 if sent.is_some() {
@@ -214,10 +225,11 @@ impl<P: Probe> Shard<P> {
         }
         let template = match &request.to {
             // It is for this peer and these options: whatever changes them drops it.
+            None if request.from.is_some() => return None,
             None => entry.template.as_deref()?,
             Some(to) => {
                 let remote = unmap(*to);
-                let template = templates.find(id, &remote)?;
+                let template = templates.find(id, request.from, &remote)?;
                 template.has_options(&HeaderOptions::of(&entry.socket)).then_some(template)?
             }
         };
@@ -262,8 +274,12 @@ impl<P: Probe> Shard<P> {
         }
         let bound = local.ok_or(SocketError::Invalid)?;
         check_family(bound, entry.v6_only, remote)?;
-        let options = HeaderOptions::of(&entry.socket);
-        Ok(Endpoints { bound, remote, is_named: request.to.is_some(), broadcast, options })
+        let (from, options) = (request.from, HeaderOptions::of(&entry.socket));
+        let bound = source_of(bound, from)?;
+        if from.is_some() && (bound.is_ipv4() != remote.is_ipv4()) {
+            return Err(SocketError::FamilyNotSupported);
+        }
+        Ok(Endpoints { bound, remote, is_named: request.to.is_some(), from, broadcast, options })
     }
 
     /// Whether a measurement wants every layer to be asked.
@@ -326,12 +342,14 @@ impl<P: Probe> Shard<P> {
         let (Core { sockets, net, .. }, Udp { templates, .. }) = (&mut self.core, &mut self.udp);
         let zone = zone_of(ends.remote);
         let made = UdpTemplate::new(&net.ip, now, (local, ends.remote), zone, ends.options);
-        let Some(made) = made else { return };
+        let Some(made) = made.map(|made| made.with_source(ends.from)) else { return };
         match sockets.get_mut(id) {
-            Some(Socket::Udp(s)) if !ends.is_named => match &mut s.template {
-                Some(template) => **template = made,
-                none => *none = Some(Box::new(made)),
-            },
+            Some(Socket::Udp(s)) if !ends.is_named && ends.from.is_none() => {
+                match &mut s.template {
+                    Some(template) => **template = made,
+                    none => *none = Some(Box::new(made)),
+                }
+            }
             _ => templates.insert(id, made),
         }
     }
@@ -590,6 +608,21 @@ impl<P: Probe> Net<P> {
             E::HostUnreachable => SocketError::HostUnreachable,
             E::Full => SocketError::WouldBlock,
         })
+    }
+}
+
+/// The source of a datagram whose socket is bound to `bound`. A socket that is bound to every port names it
+/// with each datagram, others may name another address.
+fn source_of(bound: SocketAddr, from: Option<SocketAddr>) -> Result<SocketAddr, SocketError> {
+    let Some(from) = from.map(unmap) else {
+        return if bound.port() == 0 { Err(SocketError::Invalid) } else { Ok(bound) };
+    };
+    match (bound.port(), from.port()) {
+        (0, 0) => Err(SocketError::Invalid),
+        (port, 0) => Ok(SocketAddr::new(from.ip(), port)),
+        (0, _) => Ok(from),
+        (port, named) if port == named => Ok(from),
+        _ => Err(SocketError::Invalid),
     }
 }
 

@@ -48,7 +48,7 @@ impl<P: Probe> Shard<P> {
             match s {
                 Socket::Tcp(_) => counts[0] += 1,
                 Socket::Listener(_) => counts[1] += 1,
-                Socket::Udp(_) | Socket::Ping(_) => counts[2] += 1,
+                Socket::Udp(_) | Socket::Ping(_) | Socket::EchoListener(_) => counts[2] += 1,
             }
         }
         counts

@@ -28,6 +28,9 @@ pub struct Datagram {
     pub dst: SocketAddr,
     /// Payload; may be empty.
     pub payload: Chain,
+    /// Of a run of datagrams that came as one super-frame: the length of each, bytes; the last one has the
+    /// rest.
+    pub segment_bytes: Option<u16>,
 }
 
 /// The packet was dropped: counted and freed.
@@ -121,7 +124,7 @@ pub fn input_with_lookup<T>(
     match result {
         Ok((src, dst, found)) => {
             chain.trim_front(HEADER_BYTES, pool);
-            Ok((Datagram { src, dst, payload: chain }, found))
+            Ok((Datagram { src, dst, payload: chain, segment_bytes: None }, found))
         }
         Err(reason) => {
             if let Some(reason) = reason {

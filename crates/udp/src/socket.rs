@@ -44,6 +44,9 @@ pub struct UdpSocket {
     /// Forbids fragmentation: datagrams larger than the path MTU are refused (EMSGSIZE), and IPv4
     /// packets carry DF (IP_MTU_DISCOVER with IP_PMTUDISC_DO, IPV6_DONTFRAG).
     pub dont_fragment: bool,
+    /// Receives a run of datagrams that came as one super-frame as one ([`Datagram::segment_bytes`];
+    /// UDP_GRO). The receive queue needs space for runs of 64 KiB.
+    pub gro: bool,
     queue: VecDeque<Datagram>,
     /// Sum of the [`charge`]s in `queue`, bytes.
     queued_bytes: usize,

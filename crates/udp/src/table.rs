@@ -9,6 +9,8 @@
 //!   4. dual stack         [::]          : port   *      (IPv4 datagrams, unless v6-only)
 //! ```
 //!
+//! Where a socket is bound to every port, 2 to 4 are tried again with port 0.
+//!
 //! A look-up is O(1): each key is one search in a [`FlowIndex`] with a keyed hash. Keys that cannot
 //! be bound are skipped. Binding costs a scan of the bindings of one port.
 
@@ -29,6 +31,9 @@ pub struct BindOptions {
     pub reuse_address: bool,
     /// A binding to `[::]` does not receive IPv4 datagrams (IPV6_V6ONLY).
     pub v6_only: bool,
+    /// Binds to every port of the address that no other socket is bound to. The port of the address
+    /// is 0.
+    pub any_port: bool,
 }
 
 /// The result of a bind.
@@ -86,6 +91,8 @@ pub struct UdpTable<H> {
     ports: BTreeMap<u16, Vec<u32>>,
     /// Number of connected bindings: at 0, the first key is skipped.
     connected: usize,
+    /// Number of bindings to every port: at 0, port 0 is not tried.
+    any_port: usize,
     /// Draws ephemeral ports.
     random: Random,
 }
@@ -100,12 +107,14 @@ impl<H: Copy> UdpTable<H> {
             hasher: FlowHasher::new(secrets.key(KeyUse::UdpTables)),
             ports: BTreeMap::new(),
             connected: 0,
+            any_port: 0,
             random: secrets.random(KeyUse::UdpPort),
         }
     }
 
     /// Binds a socket. For port 0 it draws an ephemeral port for which `fits` is true: a shard
-    /// accepts only ports whose replies are steered to it.
+    /// accepts only ports whose replies are steered to it. With [`BindOptions::any_port`] the port
+    /// stays 0.
     ///
     /// # Errors
     /// [`BindError::InUse`], [`BindError::NoPorts`].
@@ -117,7 +126,7 @@ impl<H: Copy> UdpTable<H> {
         fits: impl Fn(u16) -> bool,
     ) -> Result<Bound, BindError> {
         let mut local = local;
-        if local.port() == 0 {
+        if local.port() == 0 && !options.any_port {
             local.set_port(self.ephemeral_port(local, options, fits)?);
         } else if self.conflicts(local, options) {
             return Err(BindError::InUse);
@@ -125,6 +134,7 @@ impl<H: Copy> UdpTable<H> {
         let key = FlowKey::new(local, any_remote(local.ip()));
         let binding = Binding { key, local, is_connected: false, options, handle, next: NONE };
         let slot = self.store(binding);
+        self.any_port = self.any_port.saturating_add(usize::from(local.port() == 0));
         self.ports.entry(local.port()).or_default().push(slot);
         self.link(slot);
         Ok(Bound { slot, local })
@@ -168,6 +178,7 @@ impl<H: Copy> UdpTable<H> {
         self.free.push(slot);
         self.connected = self.connected.saturating_sub(usize::from(binding.is_connected));
         let port = binding.local.port();
+        self.any_port = self.any_port.saturating_sub(usize::from(port == 0));
         let slots = self.ports.get_mut(&port)?;
         slots.retain(|&s| s != slot);
         if slots.is_empty() {
@@ -228,7 +239,17 @@ impl<H: Copy> UdpTable<H> {
 
     /// The wildcard binding that receives datagrams to `local`.
     fn lookup_wildcard(&self, local: SocketAddr) -> Option<H> {
-        let (ip, port) = (local.ip(), local.port());
+        let ip = local.ip();
+        let bound = self.wildcard_of_port(ip, local.port());
+        if bound.is_some() || self.any_port == 0 {
+            return bound;
+        }
+        let own = self.find(&FlowKey::new(SocketAddr::new(ip, 0), any_remote(ip)));
+        own.or_else(|| self.wildcard_of_port(ip, 0))
+    }
+
+    /// The binding to a port of every address.
+    fn wildcard_of_port(&self, ip: IpAddr, port: u16) -> Option<H> {
         let wildcard = |ip: IpAddr| FlowKey::new(SocketAddr::new(ip, port), any_remote(ip));
         self.find(&wildcard(wildcard_of(ip))).or_else(|| {
             if !ip.is_ipv4() {

@@ -67,6 +67,7 @@ fn feed(h: &mut Host, bytes: &[u8], cut: usize, offload: Offload) -> Result<(), 
             h.pool.free(d.chain);
         }
         Verdict::EchoReply(r) => h.pool.free(r.payload),
+        Verdict::EchoRequest(r) => h.pool.free(r.payload),
         Verdict::IcmpError(e) => prop_assert!(h.ip.accepts(e.local.ip())),
         // A reply that displaces another one from the queue is a second drop.
         Verdict::Consumed => prop_assert!(h.counters.total_drops() <= drops + 2),

@@ -3,7 +3,7 @@
 
 use crate::rig::*;
 use fulmar_base::{DropReason, EtherAddr};
-use fulmar_ip::{Config, Flow};
+use fulmar_ip::{Config, Flow, Verdict};
 use fulmar_wire::arp::{Operation, Packet};
 use fulmar_wire::{eth, protocol};
 
@@ -114,10 +114,14 @@ fn packets_are_sent_from_any_address_by_either_path() {
 }
 
 #[test]
-fn pings_of_other_hosts_are_not_answered_in_their_name() {
+fn pings_of_other_hosts_are_returned_and_not_answered() {
     let mut h = gateway();
     let request = |dst: &str| icmp_frame(PEER4, dst, [8, 0, 0, 0, 1, 2, 3, 4], b"ping");
-    h.drops(&request(FAR4), DropReason::IcmpIgnored);
+    let Verdict::EchoRequest(asked) = h.receive(&request(FAR4)) else { panic!("no request") };
+    assert_eq!((asked.src, asked.dst, asked.ident, asked.seq), (ip(PEER4), ip(FAR4), 0x102, 0x304));
+    assert_eq!(asked.payload.to_vec(), b"ping");
+    h.pool.free(asked.payload);
+    assert!(h.sent().is_empty());
     h.receive(&crate::arp::request(PEER, v4(PEER4), v4(OUR4)));
     h.sent();
     h.receive(&request(OUR4));

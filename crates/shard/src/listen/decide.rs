@@ -4,7 +4,7 @@ use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId};
 use fulmar_ip::{InvokingPacket, SentError};
 use fulmar_socket::{SocketError, Step};
 use fulmar_tcp::{Tcb, reset_for};
-use fulmar_wire::{protocol, tcp};
+use fulmar_wire::tcp;
 
 use crate::layers::Core;
 use crate::listen::pending::{Decision, Pending, PendingId, PendingQueue, PendingSyn};
@@ -112,17 +112,8 @@ fn refuse<P: Probe>(shard: &mut Shard<P>, now: Instant, entry: &PendingSyn) {
 }
 
 fn report_unreachable<P: Probe>(shard: &mut Shard<P>, now: Instant, entry: &PendingSyn, code: u8) {
-    let [s0, s1] = entry.key.remote_port.to_be_bytes();
-    let [d0, d1] = entry.key.local_port.to_be_bytes();
-    let [n0, n1, n2, n3] = entry.syn.seq.0.to_be_bytes();
-    let about = InvokingPacket {
-        src: entry.key.remote_ip(),
-        dst: entry.key.local_ip(),
-        protocol: protocol::TCP,
-        transport: [s0, s1, d0, d1, n0, n1, n2, n3],
-        payload: &[],
-        transport_bytes: entry.syn.header_bytes(),
-    };
+    let (src, dst) = (entry.key.remote(), entry.key.local());
+    let about = InvokingPacket::syn(src, dst, entry.syn.seq.0, entry.syn.header_bytes());
     let Net { pool, counters, ip, link, probe, .. } = &mut shard.core.net;
     let (error, sink) = (SentError::Unreachable { code }, &mut Sink { link, probe });
     ip.send_error_about_packet(now, pool, counters, &about, error, None, sink);

@@ -100,9 +100,22 @@ pub fn caps(cuts: bool) -> Caps {
 
 impl Rig {
     pub fn new(caps: Caps) -> Rig {
+        Rig::with(caps, false)
+    }
+
+    /// A gateway, whose guest is the peer: it answers for every address, and knows where the peer is.
+    pub fn gateway(caps: Caps) -> Rig {
+        let mut rig = Rig::with(caps, true);
+        let id = rig.connected();
+        rig.shard.close(rig.now, id);
+        rig
+    }
+
+    fn with(caps: Caps, any_ip: bool) -> Rig {
         let wire = Arc::new(Mutex::new(Wire::default()));
         let config = StackConfig {
             addresses: vec![IfAddr { addr: US.into(), prefix_len: 24 }],
+            any_ip,
             pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
             secrets: Some(Secrets::for_simulation(1)),
             ..StackConfig::default()
@@ -200,13 +213,23 @@ pub fn station_of(number: u8) -> EtherAddr {
 
 /// A frame with a datagram, or a run of them, from the peer to port 4000 of ours.
 pub fn datagram(payload: &[u8], gso: Option<Gso>) -> (Vec<u8>, Offload) {
+    datagram_to((PEER, 9), (US, 4000), payload, gso)
+}
+
+/// The same between other addresses and ports.
+pub fn datagram_to(
+    (src, src_port): (Ipv4Addr, u16),
+    (dst, dst_port): (Ipv4Addr, u16),
+    payload: &[u8],
+    gso: Option<Gso>,
+) -> (Vec<u8>, Offload) {
     let (udp, ip) = ((payload.len() + 8) as u16, (payload.len() + 28) as u16);
     let mut frame = Vec::from(OURS.0);
     frame.extend(station_of(2).0);
     frame.extend([8, 0]);
     let header = fulmar_wire::ipv4::Header {
-        src: PEER,
-        dst: US,
+        src,
+        dst,
         protocol: 17,
         ttl: 64,
         dscp_ecn: 0,
@@ -220,7 +243,7 @@ pub fn datagram(payload: &[u8], gso: Option<Gso>) -> (Vec<u8>, Offload) {
     let mut network = [0; 20];
     header.emit(&mut network).unwrap();
     frame.extend(network);
-    for word in [9, 4000, udp, 0] {
+    for word in [src_port, dst_port, udp, 0] {
         frame.extend(word.to_be_bytes());
     }
     frame.extend(payload);

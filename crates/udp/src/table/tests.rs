@@ -9,9 +9,9 @@ fn any_port(_: u16) -> bool {
     true
 }
 
-const SHARE: BindOptions = BindOptions { reuse_address: true, v6_only: false };
-const ALONE: BindOptions = BindOptions { reuse_address: false, v6_only: false };
-const V6_ONLY: BindOptions = BindOptions { reuse_address: false, v6_only: true };
+const SHARE: BindOptions = BindOptions { reuse_address: true, v6_only: false, any_port: false };
+const ALONE: BindOptions = BindOptions { reuse_address: false, v6_only: false, any_port: false };
+const V6_ONLY: BindOptions = BindOptions { reuse_address: false, v6_only: true, any_port: false };
 
 fn table() -> UdpTable<u32> {
     UdpTable::new(&Secrets::for_simulation(1))
@@ -218,4 +218,43 @@ proptest! {
             prop_assert_eq!(t.lookup(local, remote), best, "{} {}", local, remote);
         }
     }
+}
+
+#[test]
+fn a_binding_to_every_port_receives_what_no_other_binding_does() {
+    let mut table = table();
+    let every = BindOptions { any_port: true, ..BindOptions::default() };
+    let bound = table.bind(1, a("[::]:0"), every, |_| true).unwrap();
+    assert_eq!(bound.local, a("[::]:0"));
+    table.bind(2, a("0.0.0.0:53"), BindOptions::default(), |_| true).unwrap();
+    let own = table.bind(3, a("10.0.0.1:54"), BindOptions::default(), |_| true).unwrap();
+    let from = a("10.0.0.9:1000");
+    let found = |table: &UdpTable<u32>, local: &str| table.lookup(addr(local), from);
+    assert_eq!(found(&table, "192.0.2.7:443"), Some(1));
+    assert_eq!(found(&table, "192.0.2.7:53"), Some(2));
+    assert_eq!(found(&table, "10.0.0.1:54"), Some(3));
+    assert_eq!(found(&table, "10.0.0.2:54"), Some(1));
+    let six = a("[2001:db8::9]:1000");
+    assert_eq!(table.lookup(a("[2001:db8::7]:53"), six), Some(1));
+    assert_eq!(table.lookup_prepared(&table.probe(a("192.0.2.7:443"), from)), Some(1));
+    let again = table.bind(4, a("0.0.0.0:0"), every, |_| true);
+    assert_eq!(again.err(), Some(BindError::InUse));
+    // A port of the table's choice is still one of its own.
+    let drawn = table.bind(5, a("0.0.0.0:0"), BindOptions::default(), |_| true).unwrap();
+    assert_ne!(drawn.local.port(), 0);
+    table.unbind(bound.slot);
+    table.unbind(own.slot);
+    assert_eq!(found(&table, "10.0.0.1:54"), None);
+    assert_eq!(found(&table, "192.0.2.7:443"), None);
+}
+
+#[test]
+fn every_port_of_one_address_comes_before_every_port_of_all() {
+    let mut table = table();
+    let every = BindOptions { any_port: true, v6_only: true, ..BindOptions::default() };
+    table.bind(1, a("[::]:0"), every, |_| true).unwrap();
+    table.bind(2, a("10.0.0.1:0"), every, |_| true).unwrap();
+    let from = a("10.0.0.9:1000");
+    assert_eq!(table.lookup(a("10.0.0.1:7"), from), Some(2));
+    assert_eq!(table.lookup(a("10.0.0.2:7"), from), None, "the other one takes no IPv4");
 }

@@ -1,0 +1,181 @@
+//! Echo requests to addresses of other hosts, which a gateway answers in their name, and ICMP errors about
+//! what the program has received.
+//!
+//! ```text
+//!   Verdict::EchoRequest ──► queue of the echo listener ──► echo_receive ──► program
+//!                            (full: dropped)                                 │ echo_reply, send_icmp_error
+//!   Ip::send_echo_reply, Ip::send_error_about_packet ◄───────────────────────┘
+//! ```
+//!
+//! There is one echo listener, on the shard of the ping sockets. Without it such requests are dropped.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use core::net::IpAddr;
+
+use fulmar_base::{DropReason, Instant, Probe, SlotId};
+use fulmar_ip::{EchoId, EchoRequest, InvokingPacket, SentError};
+use fulmar_mbuf::{FairShare, Purpose};
+use fulmar_socket::{SocketError, Step};
+
+use crate::net::{Net, Sink};
+use crate::outcome::Watched;
+use crate::shard::Shard;
+use crate::sockets::Socket;
+
+/// Requests in the queue at most.
+const QUEUED_REQUESTS: usize = 256;
+/// What they are charged at most ([`fulmar_udp::charge`]): as much as a datagram socket by default.
+const QUEUED_BYTES: usize = 256 << 10;
+
+/// The socket that takes echo requests to addresses of other hosts.
+#[derive(Default)]
+pub struct EchoListener {
+    requests: VecDeque<EchoRequest>,
+    /// Sum of their charges, bytes.
+    truesize: usize,
+    /// What it knows of those who watch it.
+    pub(crate) watch: Watched,
+}
+
+impl EchoListener {
+    /// Whether no request is queued.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Requests in the queue.
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Appends a request; it comes back if there is no space.
+    #[allow(clippy::result_large_err, reason = "it comes back as it went")]
+    fn push(&mut self, request: EchoRequest, share: FairShare) -> Result<(), EchoRequest> {
+        let charge = fulmar_udp::charge(&request.payload);
+        let is_unfair = share.is_contended() && charge > share.allowance(self.truesize, false);
+        let is_full =
+            self.requests.len() >= QUEUED_REQUESTS || self.truesize + charge > QUEUED_BYTES;
+        if is_unfair || is_full {
+            return Err(request);
+        }
+        self.truesize += charge;
+        self.requests.push_back(request);
+        Ok(())
+    }
+
+    fn pop(&mut self) -> Option<EchoRequest> {
+        let request = self.requests.pop_front()?;
+        self.truesize -= fulmar_udp::charge(&request.payload);
+        Some(request)
+    }
+}
+
+impl<P: Probe> Shard<P> {
+    /// Opens the socket that takes echo requests to addresses that are not the stack's own
+    /// ([`crate::StackConfig::any_ip`]). In a stack of several shards: on the first.
+    ///
+    /// # Errors
+    /// [`SocketError::AddressInUse`]: there is one. [`SocketError::NoBuffer`]: too many sockets.
+    pub fn echo_listen(&mut self) -> Result<SlotId, SocketError> {
+        self.core.check_usable()?;
+        if self.ping.listener.is_some() {
+            return Err(SocketError::AddressInUse);
+        }
+        let id = self.core.sockets.insert(Socket::EchoListener(Box::default()));
+        self.ping.listener = Some(id);
+        Ok(id)
+    }
+
+    /// The oldest echo request. Free its payload with [`Shard::free`].
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`], [`SocketError::NetworkDown`].
+    pub fn echo_receive(&mut self, id: SlotId) -> Result<Step<EchoRequest>, SocketError> {
+        let down = self.down();
+        match self.core.sockets.get_mut(id) {
+            Some(Socket::EchoListener(listener)) => match listener.pop() {
+                Some(request) => Ok(Step::Done(request)),
+                None => down.map_or(Ok(Step::WaitData(1)), Err),
+            },
+            _ => Err(SocketError::BadHandle),
+        }
+    }
+
+    /// Sends an echo reply from `src`, any address with [`crate::StackConfig::any_ip`], to `dst`.
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`]: `id` is no echo listener. [`SocketError::AddressNotAvailable`]: `src` is
+    /// not the stack's. No route, too long, no buffer.
+    pub fn echo_send_reply(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        (src, dst): (IpAddr, IpAddr),
+        echo: EchoId,
+        payload: &[u8],
+    ) -> Result<(), SocketError> {
+        if !matches!(self.core.sockets.get(id), Some(Socket::EchoListener(_))) {
+            return Err(SocketError::BadHandle);
+        }
+        if !self.core.net.ip.accepts(src) || src.is_ipv4() != dst.is_ipv4() {
+            return Err(SocketError::AddressNotAvailable);
+        }
+        if payload.len() > fulmar_udp::max_payload(usize::MAX, dst) {
+            return Err(SocketError::MessageTooLong);
+        }
+        let parts = core::iter::once(payload);
+        let chain = self.core.net.fill_datagram(id, parts, payload.len())?;
+        let Some(chain) = chain else { return Ok(()) };
+        let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
+        link.set_now(now);
+        let sink = &mut Sink { link, probe };
+        ip.send_echo_reply(now, pool, counters, (src, dst), echo, chain, sink)
+            .map_err(|_| SocketError::HostUnreachable)?;
+        self.finish_datagrams(now);
+        Ok(())
+    }
+
+    /// Sends an ICMP error about a datagram or an echo request that was received, in the name of `from`, or
+    /// of its destination. Within the limit of ICMP errors; nothing is sent about what went to a group.
+    pub fn send_icmp_error(
+        &mut self,
+        now: Instant,
+        about: &InvokingPacket<'_>,
+        error: SentError,
+        from: Option<IpAddr>,
+    ) {
+        let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
+        link.set_now(now);
+        let sink = &mut Sink { link, probe };
+        ip.send_error_about_packet(now, pool, counters, about, error, from, sink);
+        self.finish_datagrams(now);
+    }
+
+    pub(crate) fn echo_request(&mut self, request: EchoRequest) {
+        let Net { pool, counters, .. } = &mut self.core.net;
+        let listener = self.ping.listener.and_then(|id| match self.core.sockets.get_mut(id) {
+            Some(Socket::EchoListener(listener)) => Some((id, listener)),
+            _ => None,
+        });
+        let Some((id, listener)) = listener else {
+            counters.drop_packet(DropReason::IcmpIgnored);
+            return pool.free(request.payload);
+        };
+        match listener.push(request, pool.share_of(Purpose::Receive)) {
+            Ok(()) => self.notify(id),
+            Err(refused) => {
+                counters.drop_packet(DropReason::EchoBufferFull);
+                pool.free(refused.payload);
+            }
+        }
+    }
+
+    /// Frees what the echo listener has, which is out of the table.
+    pub(crate) fn close_echo_listener(&mut self, mut listener: EchoListener) {
+        self.ping.listener = None;
+        while let Some(request) = listener.pop() {
+            self.core.net.pool.free(request.payload);
+        }
+    }
+}
