@@ -9,67 +9,20 @@
 //!
 //! There is one echo listener, on the shard of the ping sockets. Without it such requests are dropped.
 
+pub(crate) mod queue;
+
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
 use core::net::IpAddr;
 
 use fulmar_base::{DropReason, Instant, Probe, SlotId};
 use fulmar_ip::{EchoId, EchoRequest, InvokingPacket, SentError};
-use fulmar_mbuf::{FairShare, Purpose};
+use fulmar_mbuf::Purpose;
 use fulmar_socket::{SocketError, Step};
 
+use crate::echo::queue::EchoListener;
 use crate::net::{Net, Sink};
-use crate::outcome::Watched;
 use crate::shard::Shard;
 use crate::sockets::Socket;
-
-/// Requests in the queue at most.
-const QUEUED_REQUESTS: usize = 256;
-/// What they are charged at most ([`fulmar_udp::charge`]): as much as a datagram socket by default.
-const QUEUED_BYTES: usize = 256 << 10;
-
-/// The socket that takes echo requests to addresses of other hosts.
-#[derive(Default)]
-pub struct EchoListener {
-    requests: VecDeque<EchoRequest>,
-    /// Sum of their charges, bytes.
-    truesize: usize,
-    /// What it knows of those who watch it.
-    pub(crate) watch: Watched,
-}
-
-impl EchoListener {
-    /// Whether no request is queued.
-    pub fn is_empty(&self) -> bool {
-        self.requests.is_empty()
-    }
-
-    /// Requests in the queue.
-    pub fn len(&self) -> usize {
-        self.requests.len()
-    }
-
-    /// Appends a request; it comes back if there is no space.
-    #[allow(clippy::result_large_err, reason = "it comes back as it went")]
-    fn push(&mut self, request: EchoRequest, share: FairShare) -> Result<(), EchoRequest> {
-        let charge = fulmar_udp::charge(&request.payload);
-        let is_unfair = share.is_contended() && charge > share.allowance(self.truesize, false);
-        let is_full =
-            self.requests.len() >= QUEUED_REQUESTS || self.truesize + charge > QUEUED_BYTES;
-        if is_unfair || is_full {
-            return Err(request);
-        }
-        self.truesize += charge;
-        self.requests.push_back(request);
-        Ok(())
-    }
-
-    fn pop(&mut self) -> Option<EchoRequest> {
-        let request = self.requests.pop_front()?;
-        self.truesize -= fulmar_udp::charge(&request.payload);
-        Some(request)
-    }
-}
 
 impl<P: Probe> Shard<P> {
     /// Opens the socket that takes echo requests to addresses that are not the stack's own

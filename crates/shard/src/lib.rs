@@ -66,7 +66,7 @@ mod watch_calls;
 mod wheel;
 
 pub use config::StackConfig;
-pub use echo::EchoListener;
+pub use echo::queue::EchoListener;
 pub use error::SetupError;
 pub use listen::pending::{Decision, Pending, PendingId, SynOptions};
 pub use outcome::{Event, PostOver, PostToken, RecvOutcome, Untaken, Watched};

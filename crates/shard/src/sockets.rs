@@ -10,7 +10,7 @@ use fulmar_socket::{Ready, SocketError};
 use fulmar_tcp::{Keepalive, Tcb};
 use fulmar_udp::UdpSocket;
 
-use crate::echo::EchoListener;
+use crate::echo::queue::EchoListener;
 use crate::listen::pending::PendingQueue;
 use crate::net::FlowPath;
 use crate::outcome::Watched;

@@ -170,7 +170,7 @@ fn apply(t: &mut UdpTable<u32>, model: &mut Vec<Model>, step: Step, age: usize) 
     let pick = |n: usize| if model.is_empty() { None } else { Some(n % model.len()) };
     match step {
         Step::Bind(local, reuse_address, v6_only) => {
-            let options = BindOptions { reuse_address, v6_only };
+            let options = BindOptions { reuse_address, v6_only, any_port: false };
             if let Ok(b) = t.bind(age as u32, local, options, any_port) {
                 let (handle, slot) = (age as u32, b.slot);
                 model.push(Model { handle, slot, local, connected: None, v6_only, age });
@@ -229,7 +229,7 @@ fn a_binding_to_every_port_receives_what_no_other_binding_does() {
     table.bind(2, a("0.0.0.0:53"), BindOptions::default(), |_| true).unwrap();
     let own = table.bind(3, a("10.0.0.1:54"), BindOptions::default(), |_| true).unwrap();
     let from = a("10.0.0.9:1000");
-    let found = |table: &UdpTable<u32>, local: &str| table.lookup(addr(local), from);
+    let found = |table: &UdpTable<u32>, local: &str| table.lookup(a(local), from);
     assert_eq!(found(&table, "192.0.2.7:443"), Some(1));
     assert_eq!(found(&table, "192.0.2.7:53"), Some(2));
     assert_eq!(found(&table, "10.0.0.1:54"), Some(3));
