@@ -12,7 +12,7 @@
 
 use alloc::collections::VecDeque;
 
-use fulmar_base::{Probe, SlotId};
+use fulmar_base::{DropReason, Probe, SlotId};
 use fulmar_socket::SocketError;
 
 use crate::config::StackConfig;
@@ -21,7 +21,7 @@ use crate::memory::Memory;
 use crate::net::Net;
 use crate::returns::Returns;
 use crate::secret::Secret;
-use crate::siblings::Siblings;
+use crate::siblings::{Handed, Siblings};
 use crate::slab::Slab;
 use crate::sockets::Socket;
 use crate::wheel::{TimerKey, Wheel};
@@ -67,6 +67,24 @@ impl<P: Probe> Core<P> {
         {
             entry.is_queued = true;
             self.output_queue.push_back(id);
+        }
+    }
+
+    /// Hands a packet, or what else came on the wrong queue, to the shard that owns it.
+    pub fn hand(&mut self, to: u16, what: Handed) {
+        if let Err(what) = self.siblings.hand(to, what) {
+            self.refuse_handed(what);
+        }
+    }
+
+    /// Drops what another shard has no space for.
+    pub fn refuse_handed(&mut self, what: Handed) {
+        self.net.counters.drop_packet(DropReason::HandOffFull);
+        match what {
+            Handed::Packet(d) => self.net.pool.free(d.chain),
+            Handed::Echo(e) => self.net.pool.free(e.payload),
+            // A neighbour that is asked again answers again.
+            Handed::Error(_) | Handed::Overheard(_) => {}
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Received bytes that a user keeps by reference, and their way back.
 
-use fulmar_base::{Counter, Instant, Probe, SlotId};
+use fulmar_base::{Instant, Probe, SlotId};
 use fulmar_mbuf::Chain;
 use fulmar_socket::{SocketError, Step, soreceive};
 use fulmar_tcp::Lent;
@@ -35,7 +35,7 @@ impl<P: Probe> Shard<P> {
         let step = soreceive::lend(&mut entry.tcb, &mut env, max, least)?;
         match (&step, entry.error) {
             (Step::WaitData(_), Some(e)) => return Err(e),
-            (Step::Done((chain, _)), _) => self.count_loan(chain.len()),
+            (Step::Done((chain, _)), _) => self.core.net.count_loan(chain.len()),
             _ => {}
         }
         Ok(step)
@@ -60,16 +60,8 @@ impl<P: Probe> Shard<P> {
         if let Some(Socket::Udp(entry)) = self.core.sockets.get_mut(id) {
             entry.socket.lend(lent.storage_bytes);
         }
-        self.count_loan(lent.bytes);
+        self.core.net.count_loan(lent.bytes);
         Ok(Step::Done((d, lent)))
-    }
-
-    fn count_loan(&mut self, bytes: usize) {
-        if bytes > 0 {
-            self.core.net.counters.count(Counter::Receives);
-            self.core.net.counters.add(Counter::ReceiveBytes, bytes as u64);
-            self.core.net.counters.add(Counter::LoanedBytes, bytes as u64);
-        }
     }
 
     /// What was lent comes home: opens the window if that is worth a packet. The socket may be gone.
@@ -80,7 +72,7 @@ impl<P: Probe> Shard<P> {
             Some(Socket::Tcp(entry)) => {
                 let opens = entry.tcb.take_back(lent, &mut self.core.net.env(now));
                 if opens {
-                    self.tell_of_window(now, id);
+                    self.tcp.output_after_read(now, id, &mut self.core);
                 }
             }
             Some(Socket::Udp(entry)) => entry.socket.take_back(lent.storage_bytes),

@@ -7,13 +7,16 @@ use alloc::sync::Arc;
 use core::net::IpAddr;
 use core::ops::ControlFlow;
 
-use fulmar_base::{Counter, Counters, DropReason, Instant, Offload, Probe, Stage, Variation};
+use fulmar_base::{
+    Counter, Counters, DropReason, FlowKey, Instant, Offload, Probe, Stage, Variation,
+};
 use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError, Template, Traffic};
 use fulmar_mbuf::{Chain, Pool, Purpose};
 use fulmar_netdev::offload::{self, Refusal};
 use fulmar_netdev::{Burst, Caps, Device, Packet, Peek, TxReader, WakeFd};
 use fulmar_socket::SocketError;
-use fulmar_tcp::{Emit, EmitError, Env, PathInfo, SegmentOut, WindowBudget};
+use fulmar_tcp::{Emit, EmitError, Env, PathInfo, SegmentOut, WindowBudget, control_segment};
+use fulmar_wire::tcp;
 
 use crate::config::StackConfig;
 use crate::stock::Stocks;
@@ -41,6 +44,98 @@ impl<P: Probe> Net<P> {
     #[inline(always)]
     pub fn env(&mut self, now: Instant) -> Env<'_> {
         Env { now, pool: &mut self.pool, counters: &mut self.counters, window: &mut self.window }
+    }
+
+    /// Reports a stage to the probe, which cannot end the path here.
+    #[inline(always)]
+    pub fn pass(&mut self, stage: Stage) {
+        let _ = self.probe.stage(stage);
+    }
+
+    /// Reports a stage to the probe; whether the path ends there.
+    #[inline(always)]
+    pub fn ends_at(&mut self, stage: Stage) -> bool {
+        self.probe.stage(stage).is_break()
+    }
+
+    /// Hands the transmit burst to the device.
+    pub fn flush(&mut self) {
+        let Net { pool, counters, link, probe, .. } = self;
+        link.flush(pool, counters, probe);
+    }
+
+    /// Drops a packet for a reason.
+    pub fn drop_chain(&mut self, chain: Chain, reason: DropReason) {
+        self.counters.drop_packet(reason);
+        self.pool.free(chain);
+    }
+
+    /// The route to a peer, as the transport needs it; `src` if the source address is chosen already.
+    pub fn path_to(
+        &mut self,
+        src: Option<IpAddr>,
+        dst: IpAddr,
+        zone: u32,
+    ) -> Result<(IpAddr, FlowPath), SocketError> {
+        let choice = self.ip.route_from(src, dst, zone);
+        let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
+        let tso = if choice.is_local { Some(65_535) } else { self.link.caps().tso };
+        let info = PathInfo {
+            mtu: choice.mtu,
+            route_mtu: choice.route_mtu,
+            ip_header_bytes: if dst.is_ipv4() { 20 } else { 40 },
+            tso_bytes: tso,
+        };
+        Ok((choice.src, FlowPath { info, generation: choice.generation }))
+    }
+
+    /// Counts a write of `bytes` in `mbufs` newly allocated.
+    pub fn count_write(&mut self, bytes: usize, mbufs: usize) {
+        let counters = &mut self.counters;
+        counters.count(Counter::Sends);
+        counters.add(Counter::SendBytes, bytes as u64);
+        counters.add(Counter::SendMbufs, mbufs as u64);
+    }
+
+    /// Counts bytes copied between the application and the pool.
+    pub fn count_copied(&mut self, bytes: usize) {
+        self.counters.add(Counter::CopiedBytes, bytes as u64);
+    }
+
+    /// Counts bytes lent to the application.
+    pub fn count_loan(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.counters.count(Counter::Receives);
+            self.counters.add(Counter::ReceiveBytes, bytes as u64);
+            self.counters.add(Counter::LoanedBytes, bytes as u64);
+        }
+    }
+
+    /// Sends a segment without payload that belongs to no connection.
+    pub fn send_control(
+        &mut self,
+        now: Instant,
+        key: &FlowKey,
+        ttl: Option<u8>,
+        header: &tcp::Header,
+    ) {
+        let Net { pool, counters, ip, link, probe, .. } = self;
+        let Ok(seg) = control_segment(pool, key, header) else {
+            return counters.drop_packet(DropReason::NoBuffer);
+        };
+        let mut out = TcpEmit {
+            now,
+            ip,
+            link,
+            probe,
+            src: key.local_ip(),
+            dst: key.remote_ip(),
+            zone: key.zone,
+            ttl,
+            traffic: fulmar_ip::Traffic::Reply,
+            template: None,
+        };
+        let _ = fulmar_tcp::Emit::emit(&mut out, pool, counters, seg);
     }
 }
 

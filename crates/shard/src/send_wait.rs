@@ -94,10 +94,18 @@ impl SendWaiters {
 
     /// A writer waits, whose peer takes what it is sent or does not (`is_stalled`); so many bytes of the send
     /// share are in use.
-    pub fn enter(&mut self, id: SlotId, is_stalled: bool, used: usize, with: &mut Waking<'_>) {
-        let Some(short) = with.sockets.get_mut(id).and_then(Socket::short) else { return };
+    pub fn enter(
+        &mut self,
+        id: SlotId,
+        is_stalled: bool,
+        used: usize,
+        sockets: &mut Slab<Socket>,
+        pool: &mut Pool,
+        counters: &mut Counters,
+    ) {
+        let Some(short) = sockets.get_mut(id).and_then(Socket::short) else { return };
         if !core::mem::replace(&mut short.is_short, true) {
-            with.counters.count(Counter::SendWaits);
+            counters.count(Counter::SendWaits);
         }
         let (listed, queue) = match is_stalled {
             true => (&mut short.stalled, &mut self.stalled),
@@ -107,8 +115,8 @@ impl SendWaiters {
             queue.push_back(id);
         }
         self.seen_used = self.seen_used.max(used);
-        self.forget_closed(with.sockets);
-        with.pool.await_remote();
+        self.forget_closed(sockets);
+        pool.await_remote();
     }
 
     /// Wakes the writers that may have what came home.

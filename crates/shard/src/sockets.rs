@@ -13,6 +13,7 @@ use fulmar_udp::UdpSocket;
 use crate::net::FlowPath;
 use crate::outcome::Watched;
 use crate::posted::RecvEntry;
+use crate::slab::Slab;
 use crate::sources::SourceUse;
 use crate::syn_queue::{ListenerStat, SynQueue};
 use crate::templates::UdpTemplate;
@@ -59,6 +60,56 @@ impl Socket {
             Socket::Udp(s) => s.ready(),
             Socket::Ping(s) if s.replies.is_empty() => Ready::NONE,
             Socket::Ping(_) => Ready::READABLE,
+        }
+    }
+}
+
+/// Look-ups by kind.
+impl Slab<Socket> {
+    /// A connection.
+    pub fn tcp(&mut self, id: SlotId) -> Result<&mut TcpEntry, SocketError> {
+        match self.get_mut(id) {
+            Some(Socket::Tcp(s)) => Ok(s),
+            Some(_) => Err(SocketError::NotSupported),
+            None => Err(SocketError::BadHandle),
+        }
+    }
+
+    /// A listener.
+    pub fn listener(&mut self, id: SlotId) -> Result<&mut Listener, SocketError> {
+        match self.get_mut(id) {
+            Some(Socket::Listener(s)) => Ok(s),
+            Some(_) => Err(SocketError::Invalid),
+            None => Err(SocketError::BadHandle),
+        }
+    }
+
+    /// A datagram socket.
+    pub fn udp(&mut self, id: SlotId) -> Result<&mut UdpEntry, SocketError> {
+        match self.get_mut(id) {
+            Some(Socket::Udp(s)) => Ok(s),
+            Some(_) => Err(SocketError::NotSupported),
+            None => Err(SocketError::BadHandle),
+        }
+    }
+
+    /// Whether a connection is in the SYN queue of its listener.
+    #[inline]
+    pub fn is_embryo(&self, id: SlotId) -> bool {
+        matches!(self.get(id), Some(Socket::Tcp(entry)) if entry.embryonic)
+    }
+
+    /// Whether a connection is in the output queue.
+    #[inline]
+    pub fn is_queued(&self, id: SlotId) -> bool {
+        matches!(self.get(id), Some(Socket::Tcp(entry)) if entry.is_queued)
+    }
+
+    /// The error of a connection that the shard itself failed.
+    pub fn check_down(&self, id: SlotId) -> Result<(), SocketError> {
+        match self.get(id) {
+            Some(Socket::Tcp(entry)) => entry.error.map_or(Ok(()), Err),
+            _ => Ok(()),
         }
     }
 }

@@ -136,6 +136,11 @@ impl SynQueue {
         }
     }
 
+    /// A connection has left the queue.
+    pub fn remove_one(&mut self) {
+        self.len = self.len.saturating_sub(1);
+    }
+
     pub fn is_under_pressure(&self) -> bool {
         self.len > self.limit / 2
     }

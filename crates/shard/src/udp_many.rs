@@ -182,7 +182,7 @@ impl<P: Probe> Shard<P> {
         let joined = (run.len() > 1).then_some(first.payload.len() as u16);
         let segment_bytes = joined.or(first.segment_bytes);
         let request = SendRequest { parts, bytes, to: first.to, segment_bytes, tells_error };
-        self.output_datagram(now, id, &request).map(|_| bytes)
+        self.udp.output(now, id, &request, &mut self.core).map(|_| bytes)
     }
 
     /// Copies the oldest datagrams into `into`, as many as are there and may be copied under one hold

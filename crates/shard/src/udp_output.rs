@@ -16,7 +16,7 @@ use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
 
 use fulmar_base::{Counter, Instant, Offload, Probe, SlotId, Stage, Variation, with_zone, zone_of};
-use fulmar_ip::{FrameSink, Outgoing, Traffic};
+use fulmar_ip::{FrameSink, Ip, Outgoing, Traffic};
 use fulmar_mbuf::{Chain, Mbuf, Purpose};
 use fulmar_netdev::Packet;
 use fulmar_socket::{SocketError, Step};
@@ -81,7 +81,7 @@ struct Endpoints {
 }
 
 /// What the routes say about a datagram.
-struct Way {
+struct Route {
     src: IpAddr,
     is_broadcast: bool,
 }
@@ -101,7 +101,7 @@ impl<P: Probe> Shard<P> {
         let bytes: usize = parts.iter().map(|p| p.len()).sum();
         let parts = parts.iter().copied();
         let request = SendRequest { parts, bytes, to, segment_bytes: None, tells_error: true };
-        match self.output_datagram(now, id, &request)? {
+        match self.udp.output(now, id, &request, &mut self.core)? {
             Some(()) => self.finish_datagrams(now),
             None => self.core.net.link.set_now(now),
         }
@@ -131,9 +131,10 @@ impl<P: Probe> Shard<P> {
 
     /// A datagram found no memory, or no room in the device.
     pub(crate) fn wait_to_send(&mut self, now: Instant, id: SlotId, why: SocketError) {
+        let Core { memory, sockets, net, .. } = &mut self.core;
         match why {
-            SocketError::NoBuffer => self.wait_for_memory(now, id),
-            _ => self.note_shortage(now, id),
+            SocketError::NoBuffer => memory.wait(now, id, sockets, net),
+            _ => memory.retry_later(now, id, sockets, net),
         }
     }
 
@@ -154,7 +155,7 @@ impl<P: Probe> Shard<P> {
         let (parts, bytes) = (core::iter::once(payload), payload.len());
         let request =
             SendRequest { parts, bytes, to: None, segment_bytes: None, tells_error: true };
-        match self.output_fast(now, id, &request) {
+        match self.udp.output_fast(now, id, &request, &mut self.core) {
             Some(Ok(sent)) => {
                 if sent.is_some() {
                     self.finish_datagrams(now);
@@ -176,35 +177,50 @@ impl<P: Probe> Shard<P> {
         self.udp_send_step(now, id, &[payload], None)
     }
 
+    /// The end of a call that has sent datagrams: one crossing.
+    #[inline(always)]
+    pub(crate) fn finish_datagrams(&mut self, now: Instant) {
+        if self.core.net.link.loopback.is_empty() {
+            let Net { pool, counters, link, probe, .. } = &mut self.core.net;
+            link.flush(pool, counters, probe);
+        } else {
+            self.finish_call(now);
+        }
+    }
+}
+
+impl Udp {
     /// Brings a datagram into the burst; `None` if a probe has ended the path.
-    pub(crate) fn output_datagram<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+    pub fn output<'a, P: Probe, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
         id: SlotId,
         request: &SendRequest<I>,
+        core: &mut Core<P>,
     ) -> Result<Option<()>, SocketError> {
-        if self.stops_at(Stage::Locked) {
+        if core.net.probe.stops_at(Stage::Locked) {
             return Ok(None);
         }
-        match self.output_fast(now, id, request) {
+        match self.output_fast(now, id, request, core) {
             Some(sent) => sent,
-            None => self.output_slow(now, id, request),
+            None => self.output_slow(now, id, request, core),
         }
     }
 
     /// Fast path: by ready-made headers, if there are some that hold for this datagram. Otherwise it returns
-    /// `None` without side effects and [`Shard::output_slow`] runs.
+    /// `None` without side effects and [`Udp::output_slow`] runs.
     #[inline(always)]
-    fn output_fast<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+    fn output_fast<'a, P: Probe, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
         id: SlotId,
         request: &SendRequest<I>,
+        core: &mut Core<P>,
     ) -> Option<Result<Option<()>, SocketError>> {
-        if self.is_down() || self.forgets_templates() {
+        if core.events.down.is_some() || core.net.forgets_templates() {
             return None;
         }
-        let (Core { sockets, net, .. }, Udp { templates, .. }) = (&mut self.core, &mut self.udp);
+        let Core { sockets, net, .. } = core;
         let Some(Socket::Udp(entry)) = sockets.get(id) else { return None };
         let has_error = request.tells_error && entry.socket.has_error();
         if has_error || request.datagrams() > MAX_SEGMENTS {
@@ -215,7 +231,7 @@ impl<P: Probe> Shard<P> {
             None => entry.template.as_deref()?,
             Some(to) => {
                 let remote = unmap(*to);
-                let template = templates.find(id, &remote)?;
+                let template = self.templates.find(id, &remote)?;
                 template.has_options(&HeaderOptions::of(&entry.socket)).then_some(template)?
             }
         };
@@ -238,69 +254,38 @@ impl<P: Probe> Shard<P> {
         })
     }
 
-    /// The endpoints of a datagram, once its socket has no pending error.
-    fn check_datagram<I>(
-        &mut self,
-        id: SlotId,
-        request: &SendRequest<I>,
-    ) -> Result<Endpoints, SocketError> {
-        if let Some(e) = self.down() {
-            return Err(e);
-        }
-        let entry = self.udp_entry(id)?;
-        if request.tells_error
-            && let Some(e) = entry.socket.take_error()
-        {
-            return Err(udp_error(e));
-        }
-        let UdpSocket { local, remote, broadcast, .. } = entry.socket;
-        let remote = unmap(request.to.or(remote).ok_or(SocketError::DestinationRequired)?);
-        if remote.port() == 0 || request.datagrams() > MAX_SEGMENTS {
-            return Err(SocketError::Invalid);
-        }
-        let bound = local.ok_or(SocketError::Invalid)?;
-        check_family(bound, entry.v6_only, remote)?;
-        let options = HeaderOptions::of(&entry.socket);
-        Ok(Endpoints { bound, remote, is_named: request.to.is_some(), broadcast, options })
-    }
-
-    /// Whether a measurement wants every layer to be asked.
-    #[inline(always)]
-    pub(crate) fn forgets_templates(&self) -> bool {
-        self.core.net.probe.varies_in([Variation::NoTemplate, Variation::NoDestinationCache])
-    }
-
     /// Slow path: asks every layer, and remembers what they said.
     #[inline(never)]
-    fn output_slow<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+    fn output_slow<'a, P: Probe, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
         id: SlotId,
         request: &SendRequest<I>,
+        core: &mut Core<P>,
     ) -> Result<Option<()>, SocketError> {
-        let ends = &self.check_datagram(id, request)?;
-        if self.ends_at(Stage::SendChecked) {
+        let ends = &check_datagram(id, request, core)?;
+        if core.net.ends_at(Stage::SendChecked) {
             return Ok(None);
         }
-        let way = self.choose_way(ends, request)?;
-        if self.ends_at(Stage::PathChosen) {
+        let route = choose_route(&core.net.ip, ends, request)?;
+        if core.net.ends_at(Stage::PathChosen) {
             return Ok(None);
         }
-        let payload = self.core.net.fill_datagram(id, request.parts.clone(), request.bytes)?;
+        let payload = core.net.fill_datagram(id, request.parts.clone(), request.bytes)?;
         let Some(payload) = payload else { return Ok(None) };
         let remote = ends.remote;
-        let local = with_zone(way.src, ends.bound.port(), zone_of(remote));
-        let (chain, _) = fulmar_udp::output(&mut self.core.net.pool, local, remote, payload)
+        let local = with_zone(route.src, ends.bound.port(), zone_of(remote));
+        let (chain, _) = fulmar_udp::output(&mut core.net.pool, local, remote, payload)
             .map_err(|_| SocketError::NoBuffer)?;
-        if self.ends_at(Stage::TransportOutput) {
-            self.core.net.pool.free(chain);
+        if core.net.ends_at(Stage::TransportOutput) {
+            core.net.pool.free(chain);
             return Ok(None);
         }
-        self.core.net.link.set_now(now);
-        self.core.net.send_packet(
+        core.net.link.set_now(now);
+        core.net.send_packet(
             now,
             Outgoing {
-                src: way.src,
+                src: route.src,
                 dst: remote.ip(),
                 zone: zone_of(remote),
                 protocol: protocol::UDP,
@@ -312,16 +297,23 @@ impl<P: Probe> Shard<P> {
                 dont_fragment: ends.options.dont_fragment,
             },
         )?;
-        self.core.net.note_sent(request);
-        if !way.is_broadcast && !self.forgets_templates() {
-            self.keep_template(now, id, ends, local);
+        core.net.note_sent(request);
+        if !route.is_broadcast && !core.net.forgets_templates() {
+            self.keep_template(now, id, ends, local, core);
         }
         Ok(Some(()))
     }
 
     /// Remembers the headers of what was just sent.
-    fn keep_template(&mut self, now: Instant, id: SlotId, ends: &Endpoints, local: SocketAddr) {
-        let (Core { sockets, net, .. }, Udp { templates, .. }) = (&mut self.core, &mut self.udp);
+    fn keep_template<P: Probe>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        ends: &Endpoints,
+        local: SocketAddr,
+        core: &mut Core<P>,
+    ) {
+        let Core { sockets, net, .. } = core;
         let zone = zone_of(ends.remote);
         let made = UdpTemplate::new(&net.ip, now, (local, ends.remote), zone, ends.options);
         let Some(made) = made else { return };
@@ -330,57 +322,72 @@ impl<P: Probe> Shard<P> {
                 Some(template) => **template = made,
                 none => *none = Some(Box::new(made)),
             },
-            _ => templates.insert(id, made),
-        }
-    }
-
-    /// The source address that the routes give, if as much payload may go. What is longer than the
-    /// path's packets goes in fragments, unless the socket forbids it; runs never do.
-    fn choose_way<I>(
-        &self,
-        ends: &Endpoints,
-        request: &SendRequest<I>,
-    ) -> Result<Way, SocketError> {
-        let (ip, remote) = (&self.core.net.ip, ends.remote);
-        let bound = Some(ends.bound.ip()).filter(|ip| !ip.is_unspecified());
-        // A broadcast address is one to listen on, as on Linux.
-        let bound = bound.filter(|bound| !ip.is_broadcast(*bound));
-        if bound.is_some_and(|bound| !ip.is_local(bound)) {
-            return Err(SocketError::NetworkUnreachable);
-        }
-        let choice = ip.route_from(bound, remote.ip(), zone_of(remote));
-        let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
-        if choice.is_broadcast && !ends.broadcast {
-            return Err(SocketError::AccessDenied);
-        }
-        let is_run = request.offload().gso.is_some();
-        let largest_packet =
-            if ends.options.dont_fragment { choice.datagram_mtu } else { usize::MAX };
-        let most = |packet_bytes| fulmar_udp::max_payload(packet_bytes, remote.ip());
-        let segment_bytes = request.segment_bytes.filter(|_| is_run).map_or(0, usize::from);
-        let whole_fits = request.bytes <= most(if is_run { usize::MAX } else { largest_packet });
-        if !whole_fits || segment_bytes > most(choice.datagram_mtu) {
-            return Err(SocketError::MessageTooLong);
-        }
-        Ok(Way { src: bound.unwrap_or(choice.src), is_broadcast: choice.is_broadcast })
-    }
-
-    /// The end of a call that has sent datagrams: one crossing.
-    #[inline(always)]
-    pub(crate) fn finish_datagrams(&mut self, now: Instant) {
-        if self.core.net.link.loopback.is_empty() {
-            let Net { pool, counters, link, probe, .. } = &mut self.core.net;
-            link.flush(pool, counters, probe);
-        } else {
-            self.finish_call(now);
+            _ => self.templates.insert(id, made),
         }
     }
 }
 
+/// The endpoints of a datagram, once its socket has no pending error.
+fn check_datagram<P: Probe, I>(
+    id: SlotId,
+    request: &SendRequest<I>,
+    core: &mut Core<P>,
+) -> Result<Endpoints, SocketError> {
+    if let Some(e) = core.events.down {
+        return Err(e);
+    }
+    let entry = core.sockets.udp(id)?;
+    if request.tells_error
+        && let Some(e) = entry.socket.take_error()
+    {
+        return Err(udp_error(e));
+    }
+    let UdpSocket { local, remote, broadcast, .. } = entry.socket;
+    let remote = unmap(request.to.or(remote).ok_or(SocketError::DestinationRequired)?);
+    if remote.port() == 0 || request.datagrams() > MAX_SEGMENTS {
+        return Err(SocketError::Invalid);
+    }
+    let bound = local.ok_or(SocketError::Invalid)?;
+    check_family(bound, entry.v6_only, remote)?;
+    let options = HeaderOptions::of(&entry.socket);
+    Ok(Endpoints { bound, remote, is_named: request.to.is_some(), broadcast, options })
+}
+
+/// The source address that the routes give, if as much payload may go. What is longer than the
+/// path's packets goes in fragments, unless the socket forbids it; runs never do.
+fn choose_route<I>(
+    ip: &Ip,
+    ends: &Endpoints,
+    request: &SendRequest<I>,
+) -> Result<Route, SocketError> {
+    let remote = ends.remote;
+    let bound = Some(ends.bound.ip()).filter(|ip| !ip.is_unspecified());
+    // A broadcast address is one to listen on, as on Linux.
+    let bound = bound.filter(|bound| !ip.is_broadcast(*bound));
+    if bound.is_some_and(|bound| !ip.is_local(bound)) {
+        return Err(SocketError::NetworkUnreachable);
+    }
+    let choice = ip.route_from(bound, remote.ip(), zone_of(remote));
+    let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
+    if choice.is_broadcast && !ends.broadcast {
+        return Err(SocketError::AccessDenied);
+    }
+    let is_run = request.offload().gso.is_some();
+    let largest_packet = if ends.options.dont_fragment { choice.datagram_mtu } else { usize::MAX };
+    let most = |packet_bytes| fulmar_udp::max_payload(packet_bytes, remote.ip());
+    let segment_bytes = request.segment_bytes.filter(|_| is_run).map_or(0, usize::from);
+    let whole_fits = request.bytes <= most(if is_run { usize::MAX } else { largest_packet });
+    if !whole_fits || segment_bytes > most(choice.datagram_mtu) {
+        return Err(SocketError::MessageTooLong);
+    }
+    Ok(Route { src: bound.unwrap_or(choice.src), is_broadcast: choice.is_broadcast })
+}
+
 impl<P: Probe> Net<P> {
+    /// Whether a measurement wants every layer to be asked.
     #[inline(always)]
-    pub(crate) fn ends_at(&mut self, stage: Stage) -> bool {
-        self.probe.stage(stage).is_break()
+    pub(crate) fn forgets_templates(&self) -> bool {
+        self.probe.varies_in([Variation::NoTemplate, Variation::NoDestinationCache])
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! How the threads of a shard wait for its device: what the policy says
 //! ([`moderation`](fulmar_netdev::moderation)), told to the device where that can hold by itself.
 
-use fulmar_base::{Counter, Instant, Probe};
+use fulmar_base::{Instant, Probe};
 use fulmar_netdev::Wake;
 use fulmar_netdev::moderation::{Moderation, ModerationConfig, Next};
 
@@ -16,8 +16,8 @@ impl<P: Probe> Shard<P> {
             // A step ended at its bound.
             false => self.rx.moderation.next_unheld(now, may_look),
         };
-        self.tell_device();
-        self.count_look();
+        self.rx.coalesce(&mut self.core.net);
+        self.rx.count_poll(&mut self.core.net.counters);
         match next {
             // The device holds, or has to be asked for room.
             Next::Hold { .. }
@@ -32,55 +32,25 @@ impl<P: Probe> Shard<P> {
     /// Whether a thread that finds nothing to do looks at the device before it waits. Not where that has
     /// long been in vain, and nothing can be missed by sleeping at once.
     pub fn looks_first(&mut self, now: Instant) -> bool {
-        let may_miss = !self.rx.is_dry
-            || !self.is_level_triggered()
-            || self.next_deadline().is_some_and(|at| at <= now);
-        may_miss || self.rx.moderation.looks_first()
-    }
-
-    /// Whether the device's descriptor is readable whenever there is something to do for it.
-    fn is_level_triggered(&self) -> bool {
         let link = &self.core.net.link;
-        link.caps().wake == Wake::Level && !link.has_backlog() && !self.is_down()
-    }
-
-    /// How many frames a poll asks for at once, where there is room for so many.
-    pub(crate) fn frames_to_ask(&mut self, room: usize) -> usize {
-        match self.core.net.link.caps().wake {
-            Wake::Level => self.rx.moderation.ask(room),
-            Wake::Armed => room,
-        }
+        // The descriptor is readable whenever there is something to do for the device.
+        let is_level = link.caps().wake == Wake::Level && !link.has_backlog() && !self.is_down();
+        let may_miss =
+            !self.rx.is_dry || !is_level || self.next_deadline().is_some_and(|at| at <= now);
+        may_miss || self.rx.moderation.looks_first()
     }
 
     /// Changes how threads wait for the device.
     pub fn set_moderation(&mut self, config: ModerationConfig) {
         self.core.config.moderation = config;
         self.rx.moderation.set_config(config);
-        self.tell_device();
+        self.rx.coalesce(&mut self.core.net);
     }
 
     /// The policy by which threads wait for the device: to be told when they begin to, have looked, and have
     /// slept.
     pub fn moderation(&mut self) -> &mut Moderation {
         &mut self.rx.moderation
-    }
-
-    /// A step of the holds goes to the device, if that has registers for it.
-    fn tell_device(&mut self) {
-        if let Some(step) = self.rx.moderation.take_change() {
-            self.core.net.counters.count(Counter::MitigationChanges);
-            if self.core.net.link.caps().coalescing {
-                self.core.net.link.device().coalesce(step);
-            }
-        }
-    }
-
-    /// A look at the device has ended.
-    pub(crate) fn count_look(&mut self) {
-        if let Some(took) = self.rx.moderation.take_looked() {
-            self.core.net.counters.count(Counter::Looks);
-            self.core.net.counters.add(Counter::BusyPollNs, took.as_nanos() as u64);
-        }
     }
 }
 
