@@ -4,7 +4,7 @@
 //! A TCP flow belongs to the shard that the hash of its two ends names ([`fulmar_base::OwnerKey`]), whatever
 //! queue its packets come on; flows never move. A datagram belongs to a shard that has a socket on its
 //! port; if several have one, the hash decides again, so that one peer always meets the same socket.
-//! Ping sockets live on the first shard. What a neighbour answers is heard by all.
+//! Ping sockets live on the first shard. The answers of neighbours are copied to every shard.
 
 use fulmar_base::{Counter, DropReason, Instant, Probe, Stage};
 use fulmar_ip::{QuotedError, Verdict};
@@ -18,12 +18,12 @@ use crate::shard::Shard;
 use crate::siblings::{Handed, PING_SHARD, Siblings};
 
 impl<P: Probe> Shard<P> {
-    /// The other shards of the stack: what is for them, and what they have for this one.
+    /// Hand-offs to and from the other shards of the stack.
     pub fn siblings(&mut self) -> &mut Siblings {
         &mut self.core.siblings
     }
 
-    /// Another shard has no room for what was for it: it is dropped.
+    /// Drops a hand-off for which the other shard has no space.
     pub fn refuse_handed(&mut self, what: Handed) {
         self.core.refuse_handed(what);
     }
@@ -52,10 +52,10 @@ impl<P: Probe> Shard<P> {
         let mut bytes = 0;
         let tables =
             Tables { flows: &self.tcp.flows, udp: &self.udp.table, sockets: &self.core.sockets };
-        self.rx.foresight.look_up(&self.rx.burst, &tables);
+        self.rx.lookup.look_up(&self.rx.burst, &tables);
         while let Some(p) = self.rx.burst.pop_front() {
             bytes += p.chain.len();
-            self.rx.foresight.advance();
+            self.rx.lookup.advance();
             if is_end {
                 self.core.net.pool.free(p.chain);
                 continue;
@@ -68,14 +68,14 @@ impl<P: Probe> Shard<P> {
             }
             self.input(now, p);
         }
-        self.rx.foresight.clear();
+        self.rx.lookup.clear();
         self.rx.frame_bytes = if n > 1 { bytes / n } else { bytes };
         self.rx.moderation.polled(now, n, bytes, sent);
         self.rx.count_poll(&mut self.core.net.counters);
         (n, bytes)
     }
 
-    /// Packets from the stack to itself; those that they cause wait for the next round.
+    /// Receives the packets of the loopback queue; packets sent meanwhile wait for the next round.
     #[inline(never)]
     pub(crate) fn input_loopback(&mut self, now: Instant) -> usize {
         let n = self.core.net.link.loopback.len();
@@ -110,12 +110,12 @@ impl<P: Probe> Shard<P> {
         match verdict {
             Verdict::Deliver(d) if core.net.ends_at(Stage::IpInput) => core.net.pool.free(d.chain),
             Verdict::Deliver(d) if d.protocol == protocol::TCP => {
-                tcp.input(now, d, &rx.foresight, core);
+                tcp.input(now, d, &rx.lookup, core);
             }
             Verdict::Deliver(d) => {
                 match ports_of(&d).and_then(|key| core.siblings.port_elsewhere(&key)) {
                     Some(owner) => core.hand(owner, Handed::Packet(d)),
-                    None => udp.input(now, d, &rx.foresight, core),
+                    None => udp.input(now, d, &rx.lookup, core),
                 }
             }
             Verdict::IcmpError(e) => self.icmp_error(now, e),
@@ -128,7 +128,7 @@ impl<P: Probe> Shard<P> {
         self.tcp.last_stream.forget_front();
     }
 
-    /// Takes what other shards have received for this one.
+    /// Receives the hand-offs of other shards.
     #[inline(never)]
     pub(crate) fn take_handed(&mut self, now: Instant) -> usize {
         let mut taken = 0;
@@ -137,9 +137,9 @@ impl<P: Probe> Shard<P> {
             let Shard { core, tcp, udp, ping, rx } = self;
             match what {
                 Handed::Packet(d) if d.protocol == protocol::TCP => {
-                    tcp.input(now, d, &rx.foresight, core);
+                    tcp.input(now, d, &rx.lookup, core);
                 }
-                Handed::Packet(d) => udp.input(now, d, &rx.foresight, core),
+                Handed::Packet(d) => udp.input(now, d, &rx.lookup, core),
                 Handed::Error(e) => self.icmp_error_here(now, e),
                 Handed::Echo(r) => ping.input(r, core),
                 Handed::Overheard(heard) => {

@@ -70,20 +70,20 @@ impl<P: Probe> Core<P> {
         }
     }
 
-    /// Hands a packet, or what else came on the wrong queue, to the shard that owns it.
+    /// Hands a packet, an error or an echo reply over to the shard that owns it.
     pub fn hand(&mut self, to: u16, what: Handed) {
         if let Err(what) = self.siblings.hand(to, what) {
             self.refuse_handed(what);
         }
     }
 
-    /// Drops what another shard has no space for.
+    /// Drops a hand-off for which the other shard has no space.
     pub fn refuse_handed(&mut self, what: Handed) {
         self.net.counters.drop_packet(DropReason::HandOffFull);
         match what {
             Handed::Packet(d) => self.net.pool.free(d.chain),
             Handed::Echo(e) => self.net.pool.free(e.payload),
-            // A neighbour that is asked again answers again.
+            // The next neighbour request is answered again.
             Handed::Error(_) | Handed::Overheard(_) => {}
         }
     }

@@ -1,7 +1,7 @@
 //! A listener's connections from the SYN until they are accepted.
 //!
 //! ```text
-//!           room in the SYN queue                                  room in the accept queue
+//!          space in the SYN queue                                 space in the accept queue
 //!   SYN ──► embryo ── SYN,ACK ──► ACK ──────────────────────────────► accept queue ──► tcp_accept
 //!    │                                                                     ▲
 //!    └────► no room: SYN,ACK with a cookie ──► ACK, cookie is right ───────┘
@@ -36,7 +36,7 @@ use crate::tcp_input::Segment;
 /// embryos of a flood are gone after 7 s instead of 127 s.
 const REPEATS_UNDER_PRESSURE: u32 = 2;
 
-/// What becomes of a SYN.
+/// How a SYN is answered.
 enum SynVerdict {
     Embryo,
     /// An embryo, in the place of the oldest one.
@@ -372,7 +372,7 @@ fn send_cookie<P: Probe>(
     l.syn_queue.counts.cookies_sent += 1;
     let ttl = l.ttl;
     core.net.counters.count(Counter::TcpSynCookiesSent);
-    // The MSS option tells what this end takes: the link's, without a look-up.
+    // The MSS option is that of the link, without a route look-up.
     let ip_header_bytes = if key.remote_ip().is_ipv4() { 20 } else { 40 };
     let mtu = core.net.ip.mtu();
     let path = PathInfo { mtu, route_mtu: mtu, ip_header_bytes, tso_bytes: None };
@@ -391,7 +391,7 @@ pub fn expects_cookies(now: Instant, listener: SlotId, sockets: &Slab<Socket>) -
     matches!(sockets.get(listener), Some(Socket::Listener(l)) if now < l.syn_queue.cookies_until)
 }
 
-/// What the ACK of a segment says about a cookie.
+/// Checks the ACK of a segment as a cookie.
 fn cookie_of<P: Probe>(now: Instant, seg: &Segment, core: &Core<P>) -> CookieVerdict {
     let (key, is_v6) = (&seg.key, seg.key.remote_ip().is_ipv6());
     let mac = |input: &_| core.secret.cookie_mac(key, input);

@@ -1,5 +1,5 @@
-//! The way down: tcp and udp hand over segments, ip makes frames of them, the link collects them
-//! into one burst and crosses into the device once.
+//! Output below the transports: ip makes frames of segments and datagrams, the link collects them in one
+//! burst and hands it to the device.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -33,9 +33,9 @@ pub struct Net<P: Probe> {
     pub ip: Ip,
     /// The device and what waits for it.
     pub link: Link,
-    /// Buffers of sockets, if a measurement wants that.
+    /// Buffers of sockets, an ablation.
     pub stocks: Stocks,
-    /// Looks at the stages.
+    /// The probe of stages.
     pub probe: P,
 }
 
@@ -139,7 +139,7 @@ impl<P: Probe> Net<P> {
     }
 }
 
-/// What stands for the device of a stack that has failed.
+/// The device of a stack that has failed.
 struct Gone(Caps);
 
 impl Device for Gone {
@@ -174,15 +174,14 @@ impl Device for Gone {
 /// The Ethernet header, which the MTU leaves out.
 const ETHER_BYTES: usize = fulmar_wire::eth::HEADER_BYTES;
 
-/// Frames sent after which the device is asked for what it has finished with: it is a call for a device
-/// that would answer "nothing yet" most of the time, so that what comes back is a cache's worth. A poll
-/// takes completions back too, and so does a device that is full.
+/// Frames sent between two calls of `tx_reap`: most devices have nothing to complete right after a burst, and
+/// this many buffers stay in a cache. Receive polls reap as well, and so does a device that is full.
 const REAP_FRAMES: usize = 16;
 
 /// The device, the burst that waits for it, and the packets from the stack to itself.
 pub struct Link {
     device: Box<dyn Device>,
-    /// How to look for frames without the lock, if the device can be looked at.
+    /// Checks for frames without the lock, if the device supports that.
     peek: Option<Arc<dyn Peek>>,
     caps: Caps,
     tx: Burst,
@@ -193,7 +192,7 @@ pub struct Link {
     gathers_in_kernel: bool,
     /// Frames that the device has taken so far.
     sent_frames: u64,
-    /// Those of them since which it was not asked what it has finished with.
+    /// Frames sent since the last `tx_reap`.
     unreaped: usize,
     now: Instant,
 }
@@ -223,7 +222,7 @@ impl Link {
         self.sent_frames
     }
 
-    /// What the device can do.
+    /// Capabilities of the device.
     pub fn caps(&self) -> &Caps {
         &self.caps
     }
@@ -234,7 +233,7 @@ impl Link {
     }
 
     /// Whether bytes that the kernel alone may read ([`fulmar_mbuf::SharedBytes::kernel_part`]) can
-    /// be sent: the device hands them to system calls, and nothing on the way has to read them.
+    /// be sent: the device passes them to system calls, and no layer has to read them.
     pub fn gathers_in_kernel(&self) -> bool {
         self.gathers_in_kernel
     }
@@ -247,12 +246,12 @@ impl Link {
         (core::mem::replace(&mut self.device, gone), tx, core::mem::take(&mut self.loopback))
     }
 
-    /// How to look for frames without the lock, if the device can be looked at.
+    /// Checks for frames without the lock, if the device supports that.
     pub(crate) fn peek(&self) -> Option<Arc<dyn Peek>> {
         self.peek.clone()
     }
 
-    /// The device, to look at.
+    /// The device, read-only.
     pub fn device_ref(&self) -> &dyn Device {
         &*self.device
     }
@@ -268,14 +267,14 @@ impl Link {
         self.tx.capacity() - self.tx.len()
     }
 
-    /// Tells the link what time it is, once per poll or call. It never goes back: a call that sends a
-    /// datagram may know only what time it was at the kernel's last tick.
+    /// Sets the clock of the link, once per poll or call. It never goes back: a call that sends a
+    /// datagram may know only the time of the kernel's last tick.
     #[inline]
     pub fn set_now(&mut self, now: Instant) {
         self.now = self.now.max(now);
     }
 
-    /// What it was told.
+    /// The coarse clock of the link.
     #[inline]
     pub fn now(&self) -> Instant {
         self.now
@@ -295,8 +294,8 @@ impl Link {
         counters.count(Counter::TxBursts);
         let taken = self.device.tx_burst(self.now, pool, &mut self.tx, counters);
         self.sent_frames += taken as u64;
-        // What is undone behind this stage is what the whole path does: the frames are taken back, as
-        // often, or the buffers of the next would be colder than those of a path that goes on.
+        // Even where the path ends here frames are reaped as often as on the whole path, or the buffers of the
+        // next ones would be colder.
         let ends = probe.stage(Stage::DeviceTaken).is_break();
         self.unreaped += taken;
         if self.unreaped >= REAP_FRAMES || !self.tx.is_empty() {
@@ -308,7 +307,7 @@ impl Link {
         self.tx.is_empty()
     }
 
-    /// Takes back what the device has finished with, and drops what waits for a device that is gone.
+    /// Takes completed frames back from the device, and drops the frames that wait for a device that is gone.
     #[inline(never)]
     fn reap(&mut self, pool: &mut Pool, counters: &mut Counters) {
         self.unreaped = 0;
@@ -332,17 +331,17 @@ impl Link {
         }
     }
 
-    /// Whether the burst has room for a frame of so many bytes in one piece that the device can send as
-    /// it is, its checksum included.
+    /// Whether the burst has space for a linear frame of so many bytes that the device can send without
+    /// software offload.
     #[inline(always)]
-    pub(crate) fn takes_at_once(&self, bytes: usize) -> bool {
+    pub(crate) fn fits_linear(&self, bytes: usize) -> bool {
         self.caps.tx_csum && !self.tx.is_full() && bytes <= self.caps.mtu + ETHER_BYTES
     }
 
-    /// Puts a frame into the burst of which [`Link::takes_at_once`] is true.
+    /// Puts a frame into the burst of which [`Link::fits_linear`] is true.
     #[inline(always)]
-    pub(crate) fn put_fitting(&mut self, packet: Packet) {
-        // There is room, as was asked; who did not ask loses the frame.
+    pub(crate) fn push_linear(&mut self, packet: Packet) {
+        // There is space, as was checked; without the check the frame is lost.
         let _ = self.tx.push(packet);
     }
 
@@ -382,7 +381,7 @@ impl Link {
     }
 }
 
-/// The link as ip sees it, with the probe that looks on.
+/// The link as ip sees it, with the probe.
 pub struct Sink<'a, P: Probe> {
     pub link: &'a mut Link,
     pub probe: &'a mut P,
@@ -473,7 +472,7 @@ fn refuse(pool: &mut Pool, counters: &mut Counters, chain: Chain) -> Result<(), 
 /// generation stays the same.
 #[derive(Clone, Copy, Debug)]
 pub struct FlowPath {
-    /// What the engine needs.
+    /// Path properties that the engine needs.
     pub info: PathInfo,
     /// Generation of routes, neighbours and addresses that it was derived from.
     pub generation: u64,
@@ -489,7 +488,7 @@ pub struct TcpEmit<'a, P: Probe> {
     pub dst: IpAddr,
     pub zone: u32,
     pub ttl: Option<u8>,
-    /// Whose segments they are, if the neighbour has to be looked at.
+    /// Whether a segment may start neighbour resolution as own traffic or as a reply.
     pub traffic: Traffic,
     /// The lower headers of its segments, if they are known.
     pub template: Option<&'a Template>,
@@ -573,7 +572,7 @@ impl<P: Probe> Emit for TcpEmit<'_, P> {
     }
 
     fn room(&self) -> usize {
-        // The link flushes by itself when its burst is full, so there is room as long as the
+        // The link flushes when its burst is full, so there is space as long as the
         // device keeps taking.
         self.link.room().max(1)
     }

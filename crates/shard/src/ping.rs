@@ -1,4 +1,4 @@
-//! Echo requests: what their users ask of a shard, and the answers on their way up.
+//! Sockets for echo requests: their calls, and the input of replies and errors.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;

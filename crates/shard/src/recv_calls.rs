@@ -1,4 +1,4 @@
-//! Calls of posted receive: buffers are posted, taken back and waited for. Those that are over leave as data
+//! Calls of posted receive: buffers are posted, cancelled and waited for. Completions are data
 //! ([`PostOver`]).
 
 use alloc::boxed::Box;
@@ -17,7 +17,7 @@ use crate::sockets::{Socket, TcpEntry};
 use crate::tcp::Tcp;
 
 impl<P: Probe> Shard<P> {
-    /// Posts a buffer: what comes next and is not for those posted before goes into it.
+    /// Posts a buffer, to be filled behind those posted before.
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`]: too many wait already; [`SocketError::BadHandle`],
@@ -50,9 +50,9 @@ impl<P: Probe> Shard<P> {
         Ok(())
     }
 
-    /// One step of a read that waits, of `done` bytes so far with room for more. What is there is detached
+    /// One step of a read of `done` bytes so far with `room` for more. Available bytes are detached
     /// ([`Shard::tcp_take_more`]); where the read has to wait, its buffer may be posted ([`Shard::tcp_post`]),
-    /// unless others are or the device is told nothing of this flow.
+    /// unless others are or the device does not place bytes of this flow.
     ///
     /// # Errors
     /// As [`Shard::tcp_take`].
@@ -75,8 +75,8 @@ impl<P: Probe> Shard<P> {
         Ok(ReadOrPost::MayPost(self.tcp_entry(id)?.least(room, done == 0)))
     }
 
-    /// Ends a posted buffer before its time: with what it has, or as cancelled. It is over once no device
-    /// writes to it any more, which may take until the next polls.
+    /// Cancels a posted buffer: it completes with the bytes it has, or as cancelled, once no device writes to it
+    /// any more, which may take until the next polls.
     pub fn tcp_cancel_post(&mut self, now: Instant, id: SlotId, token: PostToken) {
         // A thread that waited with the lock held, and was thrown out by a device that panicked, is gone.
         (self.tcp.posted.out.awaited, self.tcp.posted.out.outcome) = (None, None);
@@ -86,8 +86,8 @@ impl<P: Probe> Shard<P> {
         });
     }
 
-    /// Nobody waits any more for a posted buffer: what it has goes back into the stream. False: it is over,
-    /// or what follows has been received already; it comes as it would have.
+    /// Revokes a posted buffer whose read was given up: its bytes go back into the stream. False: the buffer is
+    /// complete, or later bytes have been received already; it completes as usual.
     pub fn tcp_abandon_post(&mut self, now: Instant, id: SlotId, token: PostToken) -> bool {
         self.tcp.posted.take_in(now, id, &mut self.core);
         if !self.tcp_posted(id).any(|t| t == token) {
@@ -100,7 +100,7 @@ impl<P: Probe> Shard<P> {
         is_gone
     }
 
-    /// What stands for the buffers of a connection that are posted, in order.
+    /// The tokens of the posted buffers of a connection, in order.
     pub fn tcp_posted(&self, id: SlotId) -> impl Iterator<Item = PostToken> {
         let posted = match self.core.sockets.get(id) {
             Some(Socket::Tcp(entry)) => entry.posted.as_ref(),
@@ -109,8 +109,8 @@ impl<P: Probe> Shard<P> {
         posted.into_iter().flat_map(|p| p.machine.tokens().copied())
     }
 
-    /// As [`Shard::step_for_reader`], for one who waits for this buffer and nothing else: how many frames
-    /// came, and the outcome if it was over with them.
+    /// As [`Shard::step_for_reader`], for a caller that waits for this buffer and nothing else: how many frames
+    /// were received, and the completion if they completed the buffer.
     pub fn step_for_post(
         &mut self,
         now: Instant,
@@ -122,8 +122,8 @@ impl<P: Probe> Shard<P> {
         })
     }
 
-    /// The same for a read, whose buffer goes back to its caller with what one step brings: more than stays
-    /// in a cache until the caller looks at it, or than the buffer has room for, would cost what was saved.
+    /// The same for a read, whose buffer returns to its caller with the bytes of one step: more bytes than stay
+    /// in a cache until the caller reads them, or than the buffer holds, would cost what placement saves.
     pub fn step_for_read(
         &mut self,
         now: Instant,
@@ -143,7 +143,7 @@ impl<P: Probe> Shard<P> {
         (came, self.tcp.posted.out.outcome.take())
     }
 
-    /// The next posted buffer that is over. To be taken after each step and call.
+    /// The next completion. To be taken after each step and call.
     pub fn pop_over(&mut self) -> Option<PostOver> {
         self.tcp.posted.out.over.pop_front()
     }

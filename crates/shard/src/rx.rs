@@ -1,5 +1,5 @@
-//! The receive side of the device link: the burst, what joins and looks up its frames, and how threads wait
-//! for the next one.
+//! The receive side of the device link: the burst, GRO and batched look-up of its frames, and how threads
+//! wait for the next one.
 
 use fulmar_base::{Counter, Counters, Probe};
 use fulmar_netdev::gro::Gro;
@@ -7,19 +7,19 @@ use fulmar_netdev::moderation::Moderation;
 use fulmar_netdev::{Burst, Caps, Wake};
 
 use crate::config::StackConfig;
-use crate::demux::Foresight;
+use crate::demux::BatchLookup;
 use crate::net::Net;
 
 /// Frames taken from the device in one burst at most.
 pub const RX_BATCH: usize = 64;
 
-/// Frames on their way from the device.
+/// The receive side of a shard.
 pub struct Rx {
     pub burst: Burst,
     /// Joins the segments of a burst; `None`: they stay apart.
     pub gro: Option<Gro>,
     /// Look-ups of the burst that is being handled.
-    pub foresight: Foresight,
+    pub lookup: BatchLookup,
     /// Mean bytes of the frames of the last burst.
     pub frame_bytes: usize,
     /// How threads wait for the device.
@@ -33,7 +33,7 @@ impl Rx {
         Rx {
             burst: Burst::with_capacity(RX_BATCH),
             gro: config.gro.then(Gro::new),
-            foresight: Foresight::default(),
+            lookup: BatchLookup::default(),
             frame_bytes: 0,
             moderation: Moderation::new(config.moderation),
             is_dry: true,

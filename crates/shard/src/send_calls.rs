@@ -1,4 +1,4 @@
-//! What a writer asks of a shard: `sosend` in steps, and chains that are handed over whole.
+//! Send calls of TCP sockets: `sosend` in steps, and whole chains.
 
 use alloc::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::shard::Shard;
 use crate::sockets::Socket;
 
 impl<P: Probe> Shard<P> {
-    /// Begins a write: one writer at a time, for its whole call. `writer` tells threads apart and is
-    /// not 0. Wait for `WRITABLE` and repeat.
+    /// Locks the send side for a whole call (BSD: `sblock`). `writer` identifies the thread and is not 0. Wait
+    /// for `WRITABLE` and repeat.
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`]: this very thread has begun a write, and a signal handler
@@ -29,7 +29,7 @@ impl<P: Probe> Shard<P> {
         Ok(Step::Done(()))
     }
 
-    /// A write is over: the next writer may begin.
+    /// Unlocks the send side: the next writer may begin.
     pub fn tcp_end_write(&mut self, id: SlotId) {
         if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
             entry.writer = 0;
@@ -37,8 +37,8 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// Whether a write would fail now, without taking the error: for one that has accepted bytes,
-    /// and so leaves the error to the next.
+    /// Whether a write would fail now, without clearing the error: a call that has accepted bytes leaves the
+    /// error to the next.
     pub fn tcp_write_fails(&self, id: SlotId) -> bool {
         match self.core.sockets.get(id) {
             Some(Socket::Tcp(s)) => s.error.is_some() || s.tcb.send_error().is_some(),
@@ -154,7 +154,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// Appends as much of the shared bytes [at, at + want) as fits, without a copy, and runs the
-    /// output once; the answer is how many those were. `waited`: it has found no space before.
+    /// output once; returns how many. `waited`: it has found no space before.
     ///
     /// # Errors
     /// Why the connection takes no more.
@@ -234,8 +234,8 @@ impl<P: Probe> Shard<P> {
     }
 }
 
-/// Writes from this size on are taken for a part of a stream. Smaller ones are messages, whose tail
-/// somebody waits for.
+/// Writes from this size on are treated as a part of a stream. Smaller ones are messages, whose tail the
+/// peer waits for.
 const LARGE_WRITE_BYTES: usize = 32 << 10;
 
 /// Space and storage for a write.
@@ -287,9 +287,9 @@ fn leaves_answers<P: Probe>(core: &Core<P>, id: SlotId) -> bool {
     }
 }
 
-/// What the first step of a write achieved.
+/// Result of the first step of a write.
 pub enum Reserved {
-    /// The write was small and is done.
+    /// The write was small and is complete.
     Sent(usize),
     /// Fill the chain outside the lock, then commit.
     Space(Reservation),

@@ -1,4 +1,4 @@
-//! What the sender of a file asks of a shard: the steps of `fulmar_socket::sendfile` on a socket of
+//! Sendfile calls: the steps of `fulmar_socket::sendfile` on a socket of
 //! the table, each with what the stack adds (counters, output, shortage).
 
 use alloc::sync::Arc;
@@ -84,7 +84,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// A whole turn for a file whose pages go by reference: queues as many bytes from `rest.file_at`
-    /// on as have room, at most `most`, and runs the output once; the answer is how many those were,
+    /// on as have space, at most `most`, and runs the output once; returns how many,
     /// 0 if they are better copied (`sendfile::MIN_SHARED_BYTES`). Nothing stands in front of the file. Only if [`Shard::sends_pages`]. `more` as in
     /// [`Shard::sendfile_commit`], if all of `most` goes.
     ///
@@ -135,8 +135,7 @@ impl<P: Probe> Shard<P> {
         self.core.net.link.gathers_in_kernel() && !self.core.net.ip.is_local(remote)
     }
 
-    /// The call is over, in whatever way: the low-water mark is what it was, and the next writer
-    /// may begin.
+    /// Ends the call: restores the low-water mark and unlocks the send side.
     pub fn sendfile_end(&mut self, id: SlotId) {
         if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
             sendfile::restore(&mut entry.tcb);
@@ -144,13 +143,13 @@ impl<P: Probe> Shard<P> {
         self.tcp_end_write(id);
     }
 
-    /// A piece was accepted before it was read: it holds up what is behind it.
+    /// Counts a piece that was accepted before it was read from the file.
     pub fn sendfile_deferred(&mut self) {
         self.core.net.counters.count(Counter::SendFileDeferred);
     }
 
-    /// What was accepted cannot be read: the stream has a hole that nothing can fill, so the
-    /// connection is reset, and its user told.
+    /// Accepted bytes cannot be read from the file: the stream has a hole, so the connection is reset with an
+    /// error.
     pub fn sendfile_fail(&mut self, now: Instant, id: SlotId, r: Reservation) {
         self.tcp_abandon(id, r);
         let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return };
@@ -167,8 +166,8 @@ impl<P: Probe> Shard<P> {
 }
 
 impl Tcp {
-    /// The kernel did not find bytes that it was to send: the connections that hold them can never
-    /// send them, so they are reset, and their users told.
+    /// The kernel did not find bytes that it was to send: the connections that hold them are reset with an
+    /// error.
     #[cold]
     pub fn fail_vanished<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         core.net.pool.take_fault();

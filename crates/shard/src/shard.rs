@@ -34,26 +34,26 @@ use crate::wheel::{TimerKey, Wheel};
 /// Frames that one step for a reader takes at most.
 pub(crate) const POLL_FRAMES: usize = 128;
 
-/// Frames that a reader's first step after a hold takes at most: the first of them has waited for all of
-/// the hold, and is not to wait for the taking of all that has gathered as well.
+/// Frames that a reader's first step after a coalescing delay takes at most: the first of them has waited for
+/// all of the delay, and is not to wait for the others as well.
 pub(crate) const FRAMES_AFTER_HOLD: usize = 8;
 
 /// Frames that a call drains at most after it has sent.
 const QUICK_DRAIN: usize = 64;
 
-/// What a reader copies while it is still warm in the second-level cache, beside its own buffer.
+/// Bytes that a reader copies while they are in the second-level cache, beside its own buffer.
 const HOT_BYTES: usize = 128 << 10;
 
-/// The same of bytes that the device puts where the reader wants them: nobody copies these, and frames
-/// that come together share what the code of a step costs in the first-level cache.
+/// The same for bytes that the device places into the reader's buffer: these are not copied, and frames
+/// handled together share the misses of the instruction cache.
 pub(crate) const PLACED_BYTES: usize = 512 << 10;
 
-/// Frames after which connections are heard although more frames wait: half the default window in
+/// Frames after which connections send ACKs although more frames wait: half the default window in
 /// super-frames, so that the other half keeps the peer busy meanwhile. Fewer ACKs cost less.
 const ANSWER_FRAMES: usize = 8;
 
-/// How long an answer, or the tail of a write, may wait for the caller's next call before somebody
-/// else sends it.
+/// How long an ACK, or the tail of a write, may wait for the next call of the application before the
+/// service thread sends it.
 pub(crate) const CALLER_IS_BACK: Duration = Duration::from_millis(2);
 
 /// A shard: see the module's header.
@@ -65,7 +65,7 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) rx: Rx,
 }
 
-/// The sooner one of those that there are.
+/// The earlier of two deadlines.
 #[inline]
 fn sooner(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
     match (a, b) {
@@ -74,18 +74,18 @@ fn sooner(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
     }
 }
 
-/// Storage for incomplete datagrams: a sixteenth of the receive share, but room for a few datagrams of
+/// Storage for incomplete datagrams: a sixteenth of the receive share, but at least a few datagrams of
 /// 64 KiB and no more than 4 MiB, Linux's bound; of a small pool at most a quarter.
 fn reassembly_bytes(receive_share_bytes: usize) -> usize {
     (receive_share_bytes / 16).clamp(512 << 10, 4 << 20).min(receive_share_bytes / 4)
 }
 
-/// Bytes that wait for the addresses of neighbours: room for a few datagrams of 64 KiB, up to 1 MiB.
+/// Bytes that wait for the addresses of neighbours: a few datagrams of 64 KiB, up to 1 MiB.
 fn neighbour_queue_bytes(receive_share_bytes: usize) -> usize {
     (receive_share_bytes / 32).clamp(128 << 10, 1 << 20)
 }
 
-/// What the layers share, over a device.
+/// The layers below the transports, over a device.
 fn net_over<P: Probe>(
     mut device: Box<dyn Device>,
     config: &StackConfig,
@@ -137,7 +137,7 @@ impl Shard<NoProbe> {
 
 impl<P: Probe> Shard<P> {
     /// Shard `id` of `shards`, with a probe. The shards of one stack are given the same secrets, or they
-    /// would not agree on who owns a flow.
+    /// would not agree on the owner of a flow.
     ///
     /// # Errors
     /// As [`Shard::new`].
@@ -174,14 +174,14 @@ impl<P: Probe> Shard<P> {
         })
     }
 
-    /// Does everything that can be done at `now`: takes at most `budget` frames from the device,
-    /// runs the timers, sends what may be sent. Returns how many frames came.
+    /// Does everything that can be done at `now`: receives at most `budget` frames,
+    /// runs the timers, sends what may be sent. Returns the number of frames received.
     pub fn step(&mut self, now: Instant, budget: usize) -> usize {
         self.advance(now, budget, usize::MAX)
     }
 
     /// As [`Shard::step`], for a reader who is about to copy: stops taking frames once they hold
-    /// about as many bytes as stay in a cache. What the frames ask for in return (ACKs) may then
+    /// about as many bytes as stay in a cache. The ACKs of these frames may then
     /// wait for the next step, a moment away, so that several bursts share one answer.
     pub fn step_for_reader(&mut self, now: Instant) -> usize {
         let has_held = self.rx.moderation.is_holding() && !self.core.net.link.caps().coalescing;
@@ -191,15 +191,15 @@ impl<P: Probe> Shard<P> {
 
     pub(crate) fn advance(&mut self, now: Instant, budget: usize, enough_bytes: usize) -> usize {
         self.core.net.link.set_now(now);
-        // What came home from another thread or stack is warm: it is the next to be used.
+        // Buffers freed by another thread or stack are in the cache: they are the next to be used.
         self.core.net.pool.drain_remote();
         self.core.returns.plan(now, self.core.net.pool.shared_parts());
         let (mut taken, mut bytes, mut is_dry) = (0, 0, true);
         if self.tcp.unanswered >= ANSWER_FRAMES {
-            // The reader has read since: one ACK says both.
+            // The reader has read meanwhile: one ACK carries both.
             self.tcp.answer(now, &mut self.core);
         }
-        // What others hand over is news to who waits here, as frames are.
+        // Hand-offs of other shards count as received frames.
         let handed = if self.core.siblings.is_alone() { 0 } else { self.take_handed(now) };
         self.tcp.unanswered += handed;
         self.tcp.posted.announce(now, &mut self.core);
@@ -215,8 +215,8 @@ impl<P: Probe> Shard<P> {
             is_dry = n < room;
             self.rx.is_dry = is_dry;
             self.tcp.posted.take_in_all(now, &mut self.core);
-            // A device stops where a buffer is full: whether it is dry its reader will see, who is back
-            // at once. So the answer waits as it does for a reader who copies.
+            // A device stops where a buffer is full: the reader returns at once and finds out whether it has
+            // more. So the ACK waits as it does for a reader that copies.
             let is_awaited = self.tcp.posted.take_filled() && enough_bytes != usize::MAX;
             if is_dry && !is_awaited || looped > 0 || self.tcp.unanswered >= 2 * ANSWER_FRAMES {
                 self.tcp.answer(now, &mut self.core);
@@ -245,8 +245,8 @@ impl<P: Probe> Shard<P> {
         taken + handed
     }
 
-    /// The end of a call that may have sent something: one crossing, then a quick drain of receive,
-    /// since the answer of a peer on this machine is there already.
+    /// The end of a call that may have sent something: one transmit burst, then a short receive poll,
+    /// since the answer of a peer on the same machine is there already.
     pub(crate) fn finish_call(&mut self, now: Instant) {
         let Net { link, pool, .. } = &self.core.net;
         if link.has_backlog() || !link.loopback.is_empty() || pool.has_fault() {
@@ -260,7 +260,7 @@ impl<P: Probe> Shard<P> {
         self.core.net.pass(stage);
     }
 
-    /// Whether the path ends at a stage that lies behind it.
+    /// Whether the path ends at a later stage.
     #[inline(always)]
     pub fn stops_at(&self, stage: Stage) -> bool {
         self.core.net.probe.stops_at(stage)
@@ -309,7 +309,7 @@ impl<P: Probe> Shard<P> {
         for other in [ip, device, shortage, returns, posted, waiters, reclaim] {
             next = sooner(next, other);
         }
-        // What waits because the device is full goes on when the device says that it has room.
+        // A full device wakes the shard when it has space.
         if !self.core.net.link.loopback.is_empty() {
             return Some(Instant::ZERO);
         }
@@ -323,7 +323,7 @@ impl<P: Probe> Shard<P> {
         Some(next.map_or(by, |n| n.min(by)))
     }
 
-    /// What time it was at the last step or call that knew it.
+    /// The time of the last step or call that was given it.
     #[inline]
     pub fn now(&self) -> Instant {
         self.core.net.link.now()
@@ -346,7 +346,7 @@ impl<P: Probe> Shard<P> {
         &self.core.net.probe
     }
 
-    /// What of the receive share is granted to connections and to those who hold loans.
+    /// The part of the receive share granted to connections and loans.
     pub fn window_budget(&self) -> &WindowBudget {
         &self.core.net.window
     }
@@ -366,7 +366,7 @@ impl<P: Probe> Shard<P> {
         &mut self.core.net.ip
     }
 
-    /// How to look for frames without the lock, if the device can be looked at.
+    /// Checks for frames without the lock, if the device supports that.
     pub fn peek(&self) -> Option<Arc<dyn Peek>> {
         self.core.net.link.peek()
     }

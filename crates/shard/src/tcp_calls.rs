@@ -1,5 +1,5 @@
-//! What the user of a TCP socket asks of a shard. Every call is a step: it does what can be done
-//! now, and says what it would wait for.
+//! Calls of TCP sockets. Every call is a step: it does what can be done now and returns what it would wait
+//! for.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -73,7 +73,7 @@ impl<P: Probe> Shard<P> {
         Ok(self.core.siblings.owner_of(&key))
     }
 
-    /// How a connection attempt stands.
+    /// The state of a connection attempt.
     ///
     /// # Errors
     /// Why it failed.
@@ -114,7 +114,7 @@ impl<P: Probe> Shard<P> {
         Ok(self.core.sockets.listener(id)?.ttl)
     }
 
-    /// Closes every socket, as the end of the process does. What was accepted is still delivered.
+    /// Closes every socket, as the end of the process does. Accepted bytes are still delivered.
     pub fn close_all(&mut self, now: Instant) {
         for id in self.core.sockets.ids() {
             self.close(now, id);
@@ -246,7 +246,7 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// The detached bytes are copied: frees them, and opens the window if that is worth a packet.
+    /// Frees detached bytes that were copied, and opens the window if that is worth a packet.
     pub fn tcp_read_done(&mut self, now: Instant, id: SlotId, chain: Chain) {
         let bytes = chain.len();
         self.core.net.pool.free(chain);
@@ -302,7 +302,7 @@ impl<P: Probe> Shard<P> {
         Ok(())
     }
 
-    /// The user lets go of a socket. What a connection accepted is still delivered, unless linger
+    /// Closes a socket. Bytes that a connection accepted are still delivered, unless linger
     /// is zero or received data is left unread (RFC 2525 section 2.17: then it is reset).
     pub fn close(&mut self, now: Instant, id: SlotId) {
         self.core.events.closed(&mut self.core.sockets, id);
@@ -405,8 +405,7 @@ impl<P: Probe> Net<P> {
 }
 
 impl Tcp {
-    /// The local end of a new connection. A port chosen here hashes home: the reply will arrive at
-    /// this shard.
+    /// The local end of a new connection. The flow of a port chosen here is owned by this shard.
     fn choose_local<P: Probe>(
         &self,
         src: IpAddr,
@@ -431,8 +430,8 @@ impl Tcp {
                 return Err(SocketError::AddressInUse);
             }
             if self.time_wait.contains(&key) {
-                // What is left of the last connection between the two ports may still arrive, and
-                // would be taken for this one's (RFC 9293 section 3.4.2). Linux's answer too.
+                // Old segments of the last connection between the two ports may still arrive and
+                // be accepted by this one (RFC 9293 section 3.4.2). Linux's answer too.
                 return Err(SocketError::AddressNotAvailable);
             }
             return Ok(key);

@@ -52,7 +52,7 @@ impl Tcp {
                 net.ip.confirm(now, entry.tcb.key());
             }
             if is_over && entry.tcb.state() == State::Closed {
-                // What a dead connection would have sent is freed, whether its user reads on or not.
+                // The send buffer of a closed connection is freed, whether the application reads on or not.
                 entry.tcb.discard_send_buffer(&mut net.pool);
             }
         }
@@ -62,13 +62,13 @@ impl Tcp {
         }
     }
 
-    /// Removes a connection that neither the network nor the user needs any more.
+    /// Removes a connection that is closed on the network and by the application.
     pub fn reap_if_done<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
         let state = entry.tcb.state();
         let is_over = matches!(state, State::Closed | State::TimeWait);
         let is_accepted_later = entry.parent.is_some() && !entry.embryonic;
-        // A reset, or the last acknowledgement, may still have to go.
+        // A reset or the last ACK may still be unsent.
         if !is_over || entry.is_open || is_accepted_later || entry.tcb.wants_output() {
             return;
         }

@@ -1,4 +1,4 @@
-//! TCP on its way up: from a packet that ip delivered to the connection, TIME-WAIT entry or listener that owns it.
+//! TCP input: from a packet that ip delivered to the connection, TIME-WAIT entry or listener that owns it.
 
 use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId, Stage, with_zone};
 use fulmar_ip::{Delivered, ErrorKind, Ip, QuotedError};
@@ -7,7 +7,7 @@ use fulmar_netdev::Packet;
 use fulmar_tcp::{IcmpError, TimeWaitVerdict, reset_for};
 use fulmar_wire::tcp;
 
-use crate::demux::Foresight;
+use crate::demux::BatchLookup;
 use crate::layers::Core;
 use crate::listen::{expects_cookies, is_ack};
 use crate::net::Net;
@@ -32,7 +32,7 @@ impl Tcp {
         &mut self,
         now: Instant,
         d: Delivered,
-        foresight: &Foresight,
+        lookup: &BatchLookup,
         core: &mut Core<P>,
     ) {
         let Some(key) = flow_of(&d) else {
@@ -45,10 +45,10 @@ impl Tcp {
         if core.net.ends_at(Stage::Demultiplexed) {
             return core.net.pool.free(seg.payload);
         }
-        match foresight.connection(&self.flows, &core.sockets, &key) {
+        match lookup.connection(&self.flows, &core.sockets, &key) {
             Some(id) if core.sockets.is_embryo(id) => self.embryo_input(now, id, seg, core),
             Some(id) => {
-                let changes = self.table_changes(&core.net.ip);
+                let changes = self.generations(&core.net.ip);
                 self.last_stream.note(id, changes);
                 self.connection_input(now, id, &seg.header, seg.payload, core);
             }
@@ -57,8 +57,8 @@ impl Tcp {
         }
     }
 
-    /// What the tables of connections and `ip` say of their changes.
-    fn table_changes(&self, ip: &Ip) -> (u64, u64) {
+    /// Generations of the flow table and of `ip`.
+    fn generations(&self, ip: &Ip) -> (u64, u64) {
         (self.flows.changes(), ip.generation())
     }
 
@@ -70,7 +70,7 @@ impl Tcp {
         p: Packet,
         core: &mut Core<P>,
     ) -> Option<Packet> {
-        let changes = self.table_changes(&core.net.ip);
+        let changes = self.generations(&core.net.ip);
         let Some(segment) = self.last_stream.recognise(&p, changes) else { return Some(p) };
         let mut payload = p.chain;
         let stages = [Stage::EtherInput, Stage::IpInput, Stage::Demultiplexed];
@@ -83,7 +83,7 @@ impl Tcp {
         None
     }
 
-    /// A segment, its checksum right, for the connection that owns it.
+    /// A segment with a valid checksum, for the connection that owns it.
     pub fn connection_input<P: Probe>(
         &mut self,
         now: Instant,
@@ -104,7 +104,7 @@ impl Tcp {
             entry.is_queued = true;
             core.output_queue.push_back(id);
         } else if let Some(at) = entry.tcb.next_deadline() {
-            // No output follows that would do it: above all an ACK that is held back.
+            // No output follows that would arm the timer: above all that of a delayed ACK.
             entry.timer = Some(core.wheel.schedule(entry.timer, TimerKey::Tcp(id), at));
         }
         self.posted.list(id, &mut entry.posted);
@@ -151,7 +151,7 @@ impl Tcp {
         let listener = self.find_listener(&seg.key, &core.sockets);
         match listener {
             Some(id) if is_syn => _ = self.open_passive(now, id, seg, None, core),
-            // LISTEN resets what acknowledges and drops the rest.
+            // LISTEN answers an ACK by a reset and drops the rest.
             Some(_) if !flags.contains(tcp::Flags::ACK) => {
                 core.net.drop_chain(seg.payload, DropReason::TcpBadFlags);
             }

@@ -1,4 +1,4 @@
-//! TCP on its way down: connections that have something to send take their turn, and their timers.
+//! TCP output: connections with something to send take their turn; timers of connections.
 
 use fulmar_base::{Counter, Counters, Instant, Probe, SlotId};
 use fulmar_ip::{Template, Traffic};
@@ -11,15 +11,15 @@ use crate::tcp::Tcp;
 use crate::tcp_input::note_path_mtu;
 use crate::wheel::TimerKey;
 
-/// Turns of connections in one pass, so that one pass is bounded whatever they cause.
+/// Turns of connections in one pass, so that one pass is bounded.
 const TURNS_PER_PASS: usize = 4096;
 
 impl Tcp {
-    /// Gives every queued connection its turn. Stops when the device takes no more.
+    /// Gives every queued connection its turn. Stops when the device refuses frames.
     pub fn run_output<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         for _ in 0..core.output_queue.len().min(TURNS_PER_PASS) {
             let Some(id) = core.output_queue.pop_front() else { return };
-            // A call of its own has given it its turn since.
+            // A call on this connection has sent meanwhile.
             let is_queued = core.sockets.is_queued(id);
             if is_queued && !self.output_turn(now, id, core) {
                 core.output_queue.push_front(id);
@@ -35,14 +35,14 @@ impl Tcp {
         self.run_output(now, core);
     }
 
-    /// Runs one connection's output now. For the call that has just written to it.
+    /// Runs the output of one connection now, for the call that has just written to it.
     pub fn output_now<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
         let was_queued = core.sockets.is_queued(id);
         let is_done = self.output_turn(now, id, core);
         if !is_done && !was_queued {
             core.output_queue.push_back(id);
         } else if is_done && was_queued && core.output_queue.back() == Some(&id) {
-            // Its tail was held, and has gone with this.
+            // The tail that was held has been sent with this.
             core.output_queue.pop_back();
         }
     }

@@ -1,4 +1,4 @@
-//! UDP: on its way up, and what their users ask of a shard.
+//! Calls of datagram sockets, sending apart.
 
 use alloc::boxed::Box;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -1,11 +1,11 @@
-//! UDP on its way up: from a packet that ip delivered to the queue of its socket.
+//! UDP input: from a packet that ip delivered to the queue of its socket.
 
 use fulmar_base::{Counter, DropReason, GsoKind, Instant, Probe, SlotId, Stage};
 use fulmar_ip::{Delivered, ErrorKind, QuotedError};
 use fulmar_mbuf::{FairShare, Purpose};
 use fulmar_udp::{Datagram, Incoming, UdpError, UdpSocket};
 
-use crate::demux::Foresight;
+use crate::demux::BatchLookup;
 use crate::layers::Core;
 use crate::net::{Net, Sink};
 use crate::slab::Slab;
@@ -19,13 +19,13 @@ impl Udp {
         &mut self,
         now: Instant,
         d: Delivered,
-        foresight: &Foresight,
+        lookup: &BatchLookup,
         core: &mut Core<P>,
     ) {
         let (about, group) = (d.ip_header, d.is_group);
         let segment_bytes = d.offload.gso.filter(|g| g.kind == GsoKind::Udp);
         let segment_bytes = segment_bytes.map(|g| usize::from(g.segment_bytes));
-        let Some((datagram, to)) = self.check(d, segment_bytes.is_some(), foresight, core) else {
+        let Some((datagram, to)) = self.check(d, segment_bytes.is_some(), lookup, core) else {
             return;
         };
         match to {
@@ -45,13 +45,13 @@ impl Udp {
         }
     }
 
-    /// Checks a packet and finds its socket. One that a full queue is to drop is dropped before it is
-    /// summed: the price of a flood is to be small.
+    /// Checks a packet and finds its socket. A packet for a full queue is dropped before its checksum is
+    /// computed, so that a flood costs little.
     fn check<P: Probe>(
         &self,
         d: Delivered,
         is_run: bool,
-        foresight: &Foresight,
+        lookup: &BatchLookup,
         core: &mut Core<P>,
     ) -> Option<(Datagram, Option<SlotId>)> {
         let Core { net, sockets, .. } = core;
@@ -63,7 +63,7 @@ impl Udp {
             if probe.stage(Stage::Demultiplexed).is_break() {
                 return Err(None);
             }
-            let found = foresight.socket_of_datagram(&self.table, to, from);
+            let found = lookup.socket_of_datagram(&self.table, to, from);
             let refusal = match found.and_then(|id| sockets.get(id)) {
                 // Of a run some may fit.
                 Some(Socket::Udp(s)) if !is_run => refusal(&s.socket, charge, share),
@@ -96,13 +96,13 @@ impl Udp {
         if s.socket.on_error(e.remote, error) {
             core.notify(id);
         } else if !matches!(e.kind, ErrorKind::TooBig { .. } | ErrorKind::ResolutionFailed) {
-            // Only a connected socket is told.
+            // Only a connected socket gets the error.
             core.net.counters.drop_packet(DropReason::IcmpNoFlow);
         }
     }
 
-    /// Whether a datagram that a router found too big may be one of the socket: it has sent to that
-    /// peer lately, and forbids IPv4 routers to fragment, without which they never say so.
+    /// Whether a report of a too big datagram may be about the socket: it has sent to that peer lately and,
+    /// for IPv4, sets DF, without which no router reports.
     fn may_be_too_big(&self, id: SlotId, e: &QuotedError, sockets: &Slab<Socket>) -> bool {
         let Some(Socket::Udp(s)) = sockets.get(id) else { return false };
         let may_say = s.socket.dont_fragment || e.remote.is_ipv6();
@@ -111,8 +111,8 @@ impl Udp {
     }
 }
 
-/// A run of datagrams that came as one super-frame: each is delivered by itself. They are copied
-/// apart, since a queue that refers to a frame of 64 KiB for each of them would soon be full.
+/// Delivers the datagrams of a super-frame one by one. Each is copied, since a reference to a frame of
+/// 64 KiB for each of them would fill the queue.
 fn deliver_run<P: Probe>(id: SlotId, run: Datagram, segment_bytes: usize, core: &mut Core<P>) {
     let Datagram { src, dst, payload } = run;
     if payload.len().div_ceil(segment_bytes) > MAX_SEGMENTS {
@@ -157,8 +157,8 @@ fn deliver<P: Probe>(id: SlotId, datagram: Datagram, core: &mut Core<P>) {
     core.net.pass(Stage::ReaderWoken);
 }
 
-/// Why a datagram that is charged so much would be dropped: the socket's own limit, or, once half of
-/// the receive share is in use, the socket's fair part of it.
+/// The reason for which a datagram with this charge is dropped: the limit of the socket or, once half of
+/// the receive share is in use, the fair part of the socket.
 #[inline]
 fn refusal(socket: &UdpSocket, charge: usize, share: FairShare) -> Option<DropReason> {
     if share.is_contended() && charge > share.allowance(socket.held_bytes(), false) {

@@ -1,7 +1,7 @@
-//! A datagram on its way down: one fast path and one slow path.
+//! UDP output: one fast path and one slow path.
 //!
 //! ```text
-//!   fast: the headers are ready-made and hold, the datagram fits its path
+//!   fast: a valid template, the datagram fits its path
 //!           buffer, copy, headers in front ────────────────────────────┐
 //!     │ else, without side effects                                     ▼
 //!   slow: socket, pending error, endpoints, route, buffer, copy,   transmit burst
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A datagram of a connected socket that fits one buffer goes through the fast path as one piece of code, in
-//! which nothing larger than a word changes hands until the frame is in the burst. What both paths send is the
-//! same, frame by frame (`tests/udp/templates.rs`).
+//! which no value larger than a word is passed on until the frame is in the burst. Both paths send the same
+//! frames (`tests/udp/templates.rs`).
 
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
@@ -32,7 +32,7 @@ use crate::templates::{HeaderOptions, UdpTemplate};
 use crate::udp::Udp;
 use crate::udp_calls::{check_family, udp_error, unmap};
 
-/// Room in front of a payload, so that all headers go into its own mbuf.
+/// Headroom of a payload, so that all headers are in the same mbuf.
 const HEADROOM: usize = fulmar_udp::HEADROOM_BYTES;
 
 /// Payload that is written into one buffer together with its headers, by the sender itself: what fits the
@@ -53,7 +53,7 @@ pub(crate) struct SendRequest<I> {
     /// Payload of each datagram of a run.
     pub segment_bytes: Option<u16>,
     /// A pending error of the socket is returned.
-    pub tells_error: bool,
+    pub returns_error: bool,
 }
 
 impl<I> SendRequest<I> {
@@ -74,13 +74,13 @@ impl<I> SendRequest<I> {
 struct Endpoints {
     bound: SocketAddr,
     remote: SocketAddr,
-    /// The destination was named with it.
-    is_named: bool,
+    /// The destination was given with the datagram.
+    has_destination: bool,
     broadcast: bool,
     options: HeaderOptions,
 }
 
-/// What the routes say about a datagram.
+/// The route of a datagram.
 struct Route {
     src: IpAddr,
     is_broadcast: bool,
@@ -100,7 +100,7 @@ impl<P: Probe> Shard<P> {
     ) -> Result<usize, SocketError> {
         let bytes: usize = parts.iter().map(|p| p.len()).sum();
         let parts = parts.iter().copied();
-        let request = SendRequest { parts, bytes, to, segment_bytes: None, tells_error: true };
+        let request = SendRequest { parts, bytes, to, segment_bytes: None, returns_error: true };
         match self.udp.output(now, id, &request, &mut self.core)? {
             Some(()) => self.finish_datagrams(now),
             None => self.core.net.link.set_now(now),
@@ -112,7 +112,7 @@ impl<P: Probe> Shard<P> {
     /// `WRITABLE` and repeat.
     ///
     /// # Errors
-    /// As [`Shard::udp_send`], but for those two.
+    /// As [`Shard::udp_send`], without no buffer and a full device.
     pub fn udp_send_step(
         &mut self,
         now: Instant,
@@ -129,7 +129,7 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// A datagram found no memory, or no room in the device.
+    /// A datagram found no memory, or no space in the device.
     pub(crate) fn wait_to_send(&mut self, now: Instant, id: SlotId, why: SocketError) {
         let Core { memory, sockets, net, .. } = &mut self.core;
         match why {
@@ -154,7 +154,7 @@ impl<P: Probe> Shard<P> {
         }
         let (parts, bytes) = (core::iter::once(payload), payload.len());
         let request =
-            SendRequest { parts, bytes, to: None, segment_bytes: None, tells_error: true };
+            SendRequest { parts, bytes, to: None, segment_bytes: None, returns_error: true };
         match self.udp.output_fast(now, id, &request, &mut self.core) {
             Some(Ok(sent)) => {
                 if sent.is_some() {
@@ -222,12 +222,12 @@ impl Udp {
         }
         let Core { sockets, net, .. } = core;
         let Some(Socket::Udp(entry)) = sockets.get(id) else { return None };
-        let has_error = request.tells_error && entry.socket.has_error();
+        let has_error = request.returns_error && entry.socket.has_error();
         if has_error || request.datagrams() > MAX_SEGMENTS {
             return None;
         }
         let template = match &request.to {
-            // It is for this peer and these options: whatever changes them drops it.
+            // It is for this peer and these options: every change of them drops it.
             None => entry.template.as_deref()?,
             Some(to) => {
                 let remote = unmap(*to);
@@ -254,7 +254,7 @@ impl Udp {
         })
     }
 
-    /// Slow path: asks every layer, and remembers what they said.
+    /// Slow path through every layer; leaves a template.
     #[inline(never)]
     fn output_slow<'a, P: Probe, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
@@ -263,18 +263,18 @@ impl Udp {
         request: &SendRequest<I>,
         core: &mut Core<P>,
     ) -> Result<Option<()>, SocketError> {
-        let ends = &check_datagram(id, request, core)?;
+        let endpoints = &check_datagram(id, request, core)?;
         if core.net.ends_at(Stage::SendChecked) {
             return Ok(None);
         }
-        let route = choose_route(&core.net.ip, ends, request)?;
+        let route = choose_route(&core.net.ip, endpoints, request)?;
         if core.net.ends_at(Stage::PathChosen) {
             return Ok(None);
         }
         let payload = core.net.fill_datagram(id, request.parts.clone(), request.bytes)?;
         let Some(payload) = payload else { return Ok(None) };
-        let remote = ends.remote;
-        let local = with_zone(route.src, ends.bound.port(), zone_of(remote));
+        let remote = endpoints.remote;
+        let local = with_zone(route.src, endpoints.bound.port(), zone_of(remote));
         let (chain, _) = fulmar_udp::output(&mut core.net.pool, local, remote, payload)
             .map_err(|_| SocketError::NoBuffer)?;
         if core.net.ends_at(Stage::TransportOutput) {
@@ -289,36 +289,36 @@ impl Udp {
                 dst: remote.ip(),
                 zone: zone_of(remote),
                 protocol: protocol::UDP,
-                ttl: ends.options.ttl,
-                dscp_ecn: ends.options.dscp_ecn,
+                ttl: endpoints.options.ttl,
+                dscp_ecn: endpoints.options.dscp_ecn,
                 chain,
                 offload: request.offload(),
                 traffic: Traffic::Own,
-                dont_fragment: ends.options.dont_fragment,
+                dont_fragment: endpoints.options.dont_fragment,
             },
         )?;
         core.net.note_sent(request);
         if !route.is_broadcast && !core.net.forgets_templates() {
-            self.keep_template(now, id, ends, local, core);
+            self.keep_template(now, id, endpoints, local, core);
         }
         Ok(Some(()))
     }
 
-    /// Remembers the headers of what was just sent.
+    /// Keeps the headers of the datagram just sent as a template.
     fn keep_template<P: Probe>(
         &mut self,
         now: Instant,
         id: SlotId,
-        ends: &Endpoints,
+        endpoints: &Endpoints,
         local: SocketAddr,
         core: &mut Core<P>,
     ) {
         let Core { sockets, net, .. } = core;
-        let zone = zone_of(ends.remote);
-        let made = UdpTemplate::new(&net.ip, now, (local, ends.remote), zone, ends.options);
+        let zone = zone_of(endpoints.remote);
+        let made = UdpTemplate::new(&net.ip, now, (local, endpoints.remote), zone, endpoints.options);
         let Some(made) = made else { return };
         match sockets.get_mut(id) {
-            Some(Socket::Udp(s)) if !ends.is_named => match &mut s.template {
+            Some(Socket::Udp(s)) if !endpoints.has_destination => match &mut s.template {
                 Some(template) => **template = made,
                 none => *none = Some(Box::new(made)),
             },
@@ -337,7 +337,7 @@ fn check_datagram<P: Probe, I>(
         return Err(e);
     }
     let entry = core.sockets.udp(id)?;
-    if request.tells_error
+    if request.returns_error
         && let Some(e) = entry.socket.take_error()
     {
         return Err(udp_error(e));
@@ -350,18 +350,18 @@ fn check_datagram<P: Probe, I>(
     let bound = local.ok_or(SocketError::Invalid)?;
     check_family(bound, entry.v6_only, remote)?;
     let options = HeaderOptions::of(&entry.socket);
-    Ok(Endpoints { bound, remote, is_named: request.to.is_some(), broadcast, options })
+    Ok(Endpoints { bound, remote, has_destination: request.to.is_some(), broadcast, options })
 }
 
-/// The source address that the routes give, if as much payload may go. What is longer than the
-/// path's packets goes in fragments, unless the socket forbids it; runs never do.
+/// The route, if the payload may be sent. A datagram longer than the path MTU is fragmented unless the
+/// socket sets DF; runs are never fragmented.
 fn choose_route<I>(
     ip: &Ip,
-    ends: &Endpoints,
+    endpoints: &Endpoints,
     request: &SendRequest<I>,
 ) -> Result<Route, SocketError> {
-    let remote = ends.remote;
-    let bound = Some(ends.bound.ip()).filter(|ip| !ip.is_unspecified());
+    let remote = endpoints.remote;
+    let bound = Some(endpoints.bound.ip()).filter(|ip| !ip.is_unspecified());
     // A broadcast address is one to listen on, as on Linux.
     let bound = bound.filter(|bound| !ip.is_broadcast(*bound));
     if bound.is_some_and(|bound| !ip.is_local(bound)) {
@@ -369,11 +369,11 @@ fn choose_route<I>(
     }
     let choice = ip.route_from(bound, remote.ip(), zone_of(remote));
     let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
-    if choice.is_broadcast && !ends.broadcast {
+    if choice.is_broadcast && !endpoints.broadcast {
         return Err(SocketError::AccessDenied);
     }
     let is_run = request.offload().gso.is_some();
-    let largest_packet = if ends.options.dont_fragment { choice.datagram_mtu } else { usize::MAX };
+    let largest_packet = if endpoints.options.dont_fragment { choice.datagram_mtu } else { usize::MAX };
     let most = |packet_bytes| fulmar_udp::max_payload(packet_bytes, remote.ip());
     let segment_bytes = request.segment_bytes.filter(|_| is_run).map_or(0, usize::from);
     let whole_fits = request.bytes <= most(if is_run { usize::MAX } else { largest_packet });
@@ -384,7 +384,7 @@ fn choose_route<I>(
 }
 
 impl<P: Probe> Net<P> {
-    /// Whether a measurement wants every layer to be asked.
+    /// Whether an ablation turns the templates off.
     #[inline(always)]
     pub(crate) fn forgets_templates(&self) -> bool {
         self.probe.varies_in([Variation::NoTemplate, Variation::NoDestinationCache])
@@ -395,14 +395,14 @@ impl<P: Probe> Net<P> {
         self.probe.stages(stages).is_break()
     }
 
-    /// Whether a datagram may take so much of the send share: what streams need at the least stays.
+    /// Whether a datagram may take so much of the send share: the minimum of streams stays free.
     #[inline(always)]
     fn admits_datagram(&self, bytes: usize) -> bool {
         let share = self.pool.share_of(Purpose::Send);
         !share.is_contended() || bytes <= share.for_datagrams()
     }
 
-    /// The payload in one mbuf (or a few), with room for every header in front; `None` if a probe
+    /// The payload in one mbuf (or a few), with headroom for every header; `None` if a probe
     /// has ended the path.
     #[inline]
     pub(crate) fn fill_datagram<'a>(
@@ -433,8 +433,8 @@ impl<P: Probe> Net<P> {
         Ok(Some(chain))
     }
 
-    /// Whether so much payload is written into one buffer together with its headers: it fits, the device
-    /// computes the checksum, and no measurement wants another way.
+    /// Whether payload and headers are written into one buffer: the payload fits, the device
+    /// computes the checksum, and no ablation wants another path.
     #[inline(always)]
     fn is_linear(&self, bytes: usize) -> bool {
         bytes <= LINEAR_BYTES
@@ -464,10 +464,10 @@ impl<P: Probe> Net<P> {
             return Ok(None);
         }
         self.link.set_now(now);
-        if !self.link.takes_at_once(m.len()) {
+        if !self.link.fits_linear(m.len()) {
             return self.put_slow(m, template, request);
         }
-        self.link.put_fitting(Packet { chain: Chain::from(m), offload: *template.offload() });
+        self.link.push_linear(Packet { chain: Chain::from(m), offload: *template.offload() });
         if self.ends_at(Stage::BurstQueued) {
             self.link.forget(&mut self.pool);
         }
@@ -475,7 +475,7 @@ impl<P: Probe> Net<P> {
         Ok(Some(()))
     }
 
-    /// The burst is full, or the frame is none that the device takes as it is.
+    /// The burst is full, or the frame needs software offload.
     #[cold]
     fn put_slow<I>(
         &mut self,
@@ -493,7 +493,7 @@ impl<P: Probe> Net<P> {
         Ok(Some(()))
     }
 
-    /// Headers and payload, whose room is taken at once; false if a probe has ended the path.
+    /// Writes headers and payload; false if a probe has ended the path.
     #[inline(always)]
     fn write_linear<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
@@ -515,7 +515,7 @@ impl<P: Probe> Net<P> {
         matches!(self.write_headers(template, request, headers), Ok(Some(())))
     }
 
-    /// Sends what is larger, or is to be summed on the way, as payload with the headers in front.
+    /// Sends a datagram that is larger, or whose checksum is computed in software, as a chain behind its headers.
     #[inline(never)]
     fn send_chained<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
@@ -541,7 +541,7 @@ impl<P: Probe> Net<P> {
         Ok(Some(()))
     }
 
-    /// Puts all headers in front, in one piece; `None` if a probe has ended the path.
+    /// Prepends all headers; `None` if a probe has ended the path.
     #[inline]
     fn prepend<I>(
         &mut self,
@@ -553,7 +553,7 @@ impl<P: Probe> Net<P> {
         self.write_headers(template, request, room.map_err(|_| SocketError::NoBuffer)?)
     }
 
-    /// Writes all headers, which `room` has the length of; `None` if a probe has ended the path.
+    /// Writes all headers into a slice of their length; `None` if a probe has ended the path.
     #[inline(always)]
     fn write_headers<I>(
         &mut self,
@@ -596,7 +596,7 @@ impl<P: Probe> Net<P> {
     }
 }
 
-/// Copies bytes to a place of their length: the fewest in two steps that overlap, since a call costs more.
+/// Copies a slice into one of the same length: 8 to 32 bytes in two overlapping moves, since a call costs more.
 #[inline(always)]
 fn copy(to: &mut [u8], from: &[u8]) {
     let is_done = match from.len() {
