@@ -315,7 +315,8 @@ impl Udp {
     ) {
         let Core { sockets, net, .. } = core;
         let zone = zone_of(endpoints.remote);
-        let made = UdpTemplate::new(&net.ip, now, (local, endpoints.remote), zone, endpoints.options);
+        let made =
+            UdpTemplate::new(&net.ip, now, (local, endpoints.remote), zone, endpoints.options);
         let Some(made) = made else { return };
         match sockets.get_mut(id) {
             Some(Socket::Udp(s)) if !endpoints.has_destination => match &mut s.template {
@@ -373,7 +374,8 @@ fn choose_route<I>(
         return Err(SocketError::AccessDenied);
     }
     let is_run = request.offload().gso.is_some();
-    let largest_packet = if endpoints.options.dont_fragment { choice.datagram_mtu } else { usize::MAX };
+    let largest_packet =
+        if endpoints.options.dont_fragment { choice.datagram_mtu } else { usize::MAX };
     let most = |packet_bytes| fulmar_udp::max_payload(packet_bytes, remote.ip());
     let segment_bytes = request.segment_bytes.filter(|_| is_run).map_or(0, usize::from);
     let whole_fits = request.bytes <= most(if is_run { usize::MAX } else { largest_packet });
