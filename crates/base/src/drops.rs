@@ -22,7 +22,7 @@ macro_rules! drop_reasons {
             }
 
             /// The layer that drops the packet.
-            pub const fn room(self) -> &'static str {
+            pub const fn layer(self) -> &'static str {
                 match self { $(DropReason::$variant => $room,)* }
             }
 

@@ -17,7 +17,7 @@
 //! unless the table has its smallest size; `overflow` of a bucket is the number of entries whose probe
 //! sequence goes beyond it.
 //!
-//! Cost: a lookup reads one cache line of the table in nearly all cases; [`FlowIndex::touch`] prefetches
+//! Cost: a lookup reads one cache line of the table in nearly all cases; [`FlowIndex::prefetch`] prefetches
 //! it. 13 to 26 bytes per entry while the table grows.
 //!
 //! The hash must be keyed ([`FlowHasher`]): otherwise an attacker could choose colliding flows and make
@@ -109,7 +109,7 @@ impl FlowIndex {
     }
 
     /// A generation number: the result of a lookup is valid until it changes.
-    pub fn changes(&self) -> u64 {
+    pub fn generation(&self) -> u64 {
         self.changes
     }
 
@@ -131,7 +131,7 @@ impl FlowIndex {
     /// Prefetches the home bucket of `hash`, so that the cache misses of a burst overlap. The result has
     /// no meaning; the caller uses it to keep the load from being optimized away.
     #[inline]
-    pub fn touch(&self, hash: u32) -> u32 {
+    pub fn prefetch(&self, hash: u32) -> u32 {
         self.probe(hash).next().map_or(0, |b| b.used)
     }
 

@@ -33,7 +33,7 @@ pub use limit::TokenBucket;
 pub use offload::{Gso, GsoKind, Offload};
 pub use owner::OwnerKey;
 pub use ports::{EPHEMERAL_COUNT, EPHEMERAL_FIRST, ephemeral_ports};
-pub use probe::{NoProbe, Outside, Probe, Stage, Variation};
+pub use probe::{NoProbe, Outside, Probe, Stage, StepAblation};
 pub use random::Random;
 pub use secrets::{Key, KeyUse, Secrets};
 pub use seq::SeqNum;

@@ -116,7 +116,7 @@ impl Stage {
 /// An ablation: one mechanism of the released path replaced or left out, to measure what it gains.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
-pub enum Variation {
+pub enum StepAblation {
     /// No destination cache: route, source address and neighbour are looked up for every packet.
     NoDestinationCache,
     /// No header template per flow: each layer writes its header and uses its own caches.
@@ -161,15 +161,15 @@ pub trait Probe: Send + 'static {
 
     /// Whether an ablation is on.
     #[inline(always)]
-    fn varies(&self, variation: Variation) -> bool {
+    fn ablates(&self, variation: StepAblation) -> bool {
         let _ = variation;
         false
     }
 
     /// Whether any of these ablations is on.
     #[inline(always)]
-    fn varies_in<const N: usize>(&self, variations: [Variation; N]) -> bool {
-        variations.into_iter().any(|v| self.varies(v))
+    fn varies_in<const N: usize>(&self, variations: [StepAblation; N]) -> bool {
+        variations.into_iter().any(|v| self.ablates(v))
     }
 }
 

@@ -99,7 +99,7 @@ impl Secrets {
 
     /// The secrets of a shard. Each shard has its own, so that no two shards generate the same numbers.
     #[must_use]
-    pub fn of_shard(&self, shard: u16) -> Secrets {
+    pub fn for_shard(&self, shard: u16) -> Secrets {
         Secrets { root: self.root, domain: u32::from(shard).wrapping_add(1) }
     }
 

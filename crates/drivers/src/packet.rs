@@ -501,7 +501,7 @@ impl Device for PacketSocket {
         counters: &mut Counters,
     ) -> usize {
         let mut tally = Tally::default();
-        let mut left = budget.min(out.room());
+        let mut left = budget.min(out.space());
         self.is_drained = false;
         self.placer.take_full();
         let mut deliver = |frame: Result<Packet, DropReason>| match frame {

@@ -35,7 +35,7 @@ mod scatter;
 pub mod tests;
 
 use fulmar_base::{Counter, Counters, DropReason, FlowKey, Offload, SeqNum};
-use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose, Room};
+use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose, WritableRange};
 use fulmar_netdev::{DeviceStats, DirectPlacement, Packet, Rooms, Unsupported};
 use fulmar_wire::eth;
 
@@ -125,7 +125,7 @@ impl DirectPlacement for Placer {
         self.placed(place)
     }
 
-    fn place_behind(&mut self, flow: &FlowKey, room: Room) -> Result<(), Unsupported> {
+    fn place_behind(&mut self, flow: &FlowKey, room: WritableRange) -> Result<(), Unsupported> {
         let place = self.flows.add(flow, room);
         self.placed(place)
     }

@@ -214,7 +214,7 @@ impl Device for Queue {
         let mut trunk = self.trunk();
         trunk.distribute(now, pool, counters);
         if let Some(lane) = trunk.lanes.get_mut(usize::from(self.number)) {
-            for p in lane.drain(..budget.min(out.room()).min(lane.len())) {
+            for p in lane.drain(..budget.min(out.space()).min(lane.len())) {
                 tally.add(&p);
                 // There is room: the number of rounds was bounded by it.
                 let _ = out.push(p);

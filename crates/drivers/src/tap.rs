@@ -23,7 +23,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use fulmar_base::{Counter, Counters, DropReason, EtherAddr, FlowKey, Instant, OwnerKey, SeqNum};
-use fulmar_mbuf::{Pool, Room};
+use fulmar_mbuf::{Pool, WritableRange};
 use fulmar_netdev::{
     Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Packet,
     Rooms, Tally, TxReader, TxTime, Unsupported, Wake, WakeFd, offload, uso,
@@ -157,9 +157,9 @@ impl Tap {
     pub fn open(config: &TapConfig) -> Result<Tap, OpenError> {
         let file = open_clone_device()?;
         let count = if config.predict { config.flow_queues } else { 0 };
-        let (name, has_room) = attach_alone(&file, &config.name, count > 0)?;
+        let (name, has_space) = attach_alone(&file, &config.name, count > 0)?;
         let mut tap = Tap::set_up(file, name, a_socket(), config, 1)?;
-        if has_room {
+        if has_space {
             tap.flow_queues = Some(Box::new(FlowQueues::new(&tap.file, count)?));
         } else if count > 0 {
             tap.queues_say
@@ -532,7 +532,7 @@ impl DirectPlacement for Tap {
         placed
     }
 
-    fn place_behind(&mut self, flow: &FlowKey, room: Room) -> Result<(), Unsupported> {
+    fn place_behind(&mut self, flow: &FlowKey, room: WritableRange) -> Result<(), Unsupported> {
         let placed = self.placer.place_behind(flow, room);
         if let Some(queues) = &mut self.flow_queues {
             queues.placed(flow);

@@ -96,7 +96,7 @@ impl Device for Wire {
         counters: &mut Counters,
     ) -> usize {
         let (mut tally, mut frame) = (Tally::default(), [0; MTU + 14]);
-        for _ in 0..budget.min(out.room()) {
+        for _ in 0..budget.min(out.space()) {
             let Ok(n) = self.socket.recv(&mut frame) else { break };
             let Ok(mut chain) = pool.alloc_chain(n, 0, Purpose::Receive) else {
                 counters.drop_packet(DropReason::NoBuffer);

@@ -9,7 +9,7 @@ pub use fulmar_base::{
     Counter, Counters, DropReason, Duration, EtherAddr, FlowKey, Gso, GsoKind, Instant, Offload,
     OwnerKey, SeqNum,
 };
-pub use fulmar_mbuf::{Backing, BufId, Chain, Mbuf, NoBuffer, Pool, Purpose, Room};
+pub use fulmar_mbuf::{Backing, BufId, Chain, Mbuf, NoBuffer, Pool, Purpose, WritableRange};
 pub use fulmar_netdev::moderation::Profile;
 pub use fulmar_netdev::{
     Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Packet,

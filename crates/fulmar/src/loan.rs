@@ -10,7 +10,7 @@ use fulmar_base::SlotId;
 use fulmar_mbuf::{Chain, Mbuf};
 use fulmar_runtime::{Limit, Request, WeakHost, fork_generation};
 use fulmar_socket::Ready;
-use fulmar_tcp::Lent;
+use fulmar_tcp::LoanCharge;
 
 use crate::socket::Socket;
 use crate::tcp::TcpStream;
@@ -59,7 +59,7 @@ struct Held {
     chain: Chain,
     host: WeakHost,
     id: SlotId,
-    lent: Lent,
+    lent: LoanCharge,
     /// The process in which the memory exists.
     forks: u32,
     /// Another process may write the bytes.
@@ -128,7 +128,7 @@ impl Part {
 }
 
 impl Loan {
-    fn new(socket: &Socket, chain: Chain, lent: Lent) -> Loan {
+    fn new(socket: &Socket, chain: Chain, lent: LoanCharge) -> Loan {
         let len = chain.len();
         if chain.segs() == 0 {
             return Loan::default();

@@ -44,7 +44,7 @@ use fulmar_base::SlotId;
 use fulmar_mbuf::RecvBuf;
 use fulmar_runtime::{Limit, RecvTicket, Request, SoleTicket};
 use fulmar_shard::RecvOutcome;
-use fulmar_socket::posted::Rule;
+use fulmar_socket::posted::CompletionPolicy;
 
 use crate::send::ShardRef;
 use crate::socket::to_io;
@@ -53,7 +53,7 @@ pub use ring::RecvRing;
 
 /// When a posted buffer is given back although it is not full. The default: when the peer pushes, or
 /// nothing comes for a millisecond.
-pub type RecvRule = Rule;
+pub type RecvRule = CompletionPolicy;
 
 impl TcpStream {
     /// Gives away a buffer before its bytes have come. It is filled with what comes next in the stream,

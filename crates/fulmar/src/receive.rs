@@ -8,7 +8,7 @@ use std::ops::BitOr;
 use fulmar_base::Stage;
 use fulmar_mbuf::Chain;
 use fulmar_runtime::{Limit, Request};
-use fulmar_socket::posted::Rule;
+use fulmar_socket::posted::CompletionPolicy;
 
 use crate::socket::to_io;
 use crate::tcp::TcpStream;
@@ -121,7 +121,7 @@ impl TcpStream {
             return None;
         }
         let low_water_bytes = if all { usize::MAX } else { 1 };
-        let rule = Rule { low_water_bytes, on_push: false, idle: None };
+        let rule = CompletionPolicy { low_water_bytes, on_push: false, idle: None };
         match raw::read(s, buf, done, rule, limit) {
             // Why nothing came behind what was there, a copying read finds out.
             Ok(Read::Placed(0)) if done > 0 => None,

@@ -113,7 +113,7 @@ pub(crate) struct Pipes(Vec<Pipe>);
 pub(crate) struct Pipe {
     pub reader: OwnedFd,
     pub writer: OwnedFd,
-    pub held_bytes: usize,
+    pub truesize: usize,
 }
 
 impl Pipes {
@@ -123,12 +123,12 @@ impl Pipes {
         }
         let flags = nix::fcntl::OFlag::O_CLOEXEC | nix::fcntl::OFlag::O_NONBLOCK;
         let (reader, writer) = nix::unistd::pipe2(flags)?;
-        Ok(Pipe { reader, writer, held_bytes: 0 })
+        Ok(Pipe { reader, writer, truesize: 0 })
     }
 
     /// Takes a pipe back; one with bytes in it is closed.
     pub(crate) fn put(&mut self, pipe: Pipe) {
-        if pipe.held_bytes == 0 && self.0.len() < SPARE_PIPES {
+        if pipe.truesize == 0 && self.0.len() < SPARE_PIPES {
             self.0.push(pipe);
         }
     }

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use fulmar_base::{Duration, EtherAddr, Zone};
-use fulmar_route::{Advice, NeighbourConfig, Prefix, Route};
+use fulmar_route::{MemoryHook, NeighbourConfig, Prefix, Route};
 
 /// An address of the interface, with the prefix of its link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,7 +64,7 @@ pub struct Config {
     /// 1 MiB.
     pub neighbour_queue_bytes: usize,
     /// Called with the memory of a large routing table, for `madvise` for example.
-    pub table_memory: Advice,
+    pub table_memory: MemoryHook,
 }
 
 impl Default for Config {
@@ -85,7 +85,7 @@ impl Default for Config {
             path_mtu_lifetime: Duration::from_secs(600),
             reassembly_bytes: 4 << 20,
             neighbour_queue_bytes: 1 << 20,
-            table_memory: Advice::default(),
+            table_memory: MemoryHook::default(),
         }
     }
 }
@@ -108,7 +108,7 @@ pub enum ConfigError {
     /// A route's destination, gateway and source are of different IP versions.
     MixedVersions(Prefix),
     /// The gateway is not on-link, or is an own address.
-    Router(Prefix, IpAddr),
+    Gateway(Prefix, IpAddr),
     /// A route has no next hops, or more than 64.
     NextHops(Prefix),
     /// A limit is reached: routes per table, next hops, or number of tables.
@@ -130,7 +130,7 @@ impl core::fmt::Display for ConfigError {
             ConfigError::MixedVersions(p) => {
                 write!(f, "the route to {p} needs a gateway and a source of its own IP version")
             }
-            ConfigError::Router(p, via) => write!(
+            ConfigError::Gateway(p, via) => write!(
                 f,
                 "the gateway {via} of the route to {p} is not on-link: use a gateway on a network of \
                  this interface, or add an on-link route to it first"

@@ -316,7 +316,7 @@ impl Ip {
 
     /// Storage of incomplete datagrams, bytes.
     pub fn incomplete_bytes(&self) -> usize {
-        self.reassembly.held_bytes()
+        self.reassembly.truesize()
     }
 
     /// Frees all queued packets and fragments. Call it before the interface is dropped.

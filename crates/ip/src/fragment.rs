@@ -78,7 +78,7 @@ impl Ip {
         let unit = mtu.saturating_sub(ip_bytes) & !7;
         let payload_bytes = frame.len().saturating_sub(template.frame_bytes);
         let fragments = payload_bytes.checked_div(unit).unwrap_or(0).saturating_add(1);
-        if !cx.out.has_room(cx.pool, cx.counters, fragments, is_loopback) {
+        if !cx.out.has_space(cx.pool, cx.counters, fragments, is_loopback) {
             return Err(OutputError::Full);
         }
         finish_checksum(cx, frame, offload).ok_or(OutputError::NoBuffer)?;

@@ -2,7 +2,7 @@
 
 use core::net::IpAddr;
 
-use fulmar_base::{Counters, DropReason, EtherAddr, Instant, Offload, Stage, Variation, Zone};
+use fulmar_base::{Counters, DropReason, EtherAddr, Instant, Offload, Stage, StepAblation, Zone};
 use fulmar_mbuf::{Chain, Pool, Purpose};
 use fulmar_route::{Resolution, Traffic};
 use fulmar_wire::{WireError, eth, ipv4, ipv6};
@@ -139,7 +139,7 @@ impl Ip {
         if header.src.is_ipv4() != header.dst.is_ipv4() {
             return Err(NO_ROUTE.into());
         }
-        let is_uncached = cx.out.varies(Variation::NoDestinationCache);
+        let is_uncached = cx.out.ablates(StepAblation::NoDestinationCache);
         let hop = match is_uncached {
             false => self.hop_to(&header, zone, cx.now, chain)?,
             true => self.hop_uncached(&header, zone, cx.now, chain)?,

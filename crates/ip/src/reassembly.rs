@@ -173,7 +173,7 @@ pub(crate) struct Reassembly {
     /// Key and set of the last fragment.
     recent: Option<(Key, usize)>,
     max_bytes: usize,
-    held_bytes: usize,
+    truesize: usize,
     created: u64,
     /// Lower bound of all deadlines.
     next_expiry: Option<Instant>,
@@ -191,7 +191,7 @@ impl Reassembly {
             random: secrets.random(KeyUse::Reassembly),
             recent: None,
             max_bytes,
-            held_bytes: 0,
+            truesize: 0,
             created: 0,
             next_expiry: None,
             expiring: 0,
@@ -221,9 +221,9 @@ impl Reassembly {
         let before = slot.storage_bytes;
         let added = slot.add(fragment, pool);
         slot.storage_bytes =
-            slot.runs.iter().map(|r| r.chain.held_bytes().max(r.chain.len())).sum();
+            slot.runs.iter().map(|r| r.chain.truesize().max(r.chain.len())).sum();
         let (after, is_complete) = (slot.storage_bytes, slot.is_complete());
-        self.held_bytes = self.held_bytes.saturating_sub(before).saturating_add(after);
+        self.truesize = self.truesize.saturating_sub(before).saturating_add(after);
         let datagram =
             if is_complete { self.remove(slot_id).map(|s| s.into_datagram(pool)) } else { None };
         self.evict(source, pool, counters);
@@ -293,7 +293,7 @@ impl Reassembly {
 
     /// Evicts datagrams until the storage is within its bound, after a fragment of `source`.
     fn evict(&mut self, source: Source, pool: &mut Pool, counters: &mut Counters) {
-        while self.held_bytes > self.max_bytes {
+        while self.truesize > self.max_bytes {
             let Some(victim) = self.select_victim(source) else { return };
             self.discard(victim, DropReason::FragmentTableFull, pool, counters);
         }
@@ -367,14 +367,14 @@ impl Reassembly {
     }
 
     /// Storage of all datagrams, bytes.
-    pub(crate) fn held_bytes(&self) -> usize {
-        self.held_bytes
+    pub(crate) fn truesize(&self) -> usize {
+        self.truesize
     }
 
     /// Frees everything.
     pub(crate) fn release(&mut self, pool: &mut Pool) {
         self.sets.iter_mut().for_each(|set| set.drain(..).for_each(|s| s.free(pool)));
-        (self.held_bytes, self.next_expiry) = (0, None);
+        (self.truesize, self.next_expiry) = (0, None);
     }
 
     fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
@@ -384,7 +384,7 @@ impl Reassembly {
     fn remove(&mut self, SlotId { set, way }: SlotId) -> Option<Slot> {
         let set = self.sets.get_mut(set)?;
         let slot = if way < set.len() { set.swap_remove(way) } else { return None };
-        self.held_bytes = self.held_bytes.saturating_sub(slot.storage_bytes);
+        self.truesize = self.truesize.saturating_sub(slot.storage_bytes);
         Some(slot)
     }
 }
@@ -563,7 +563,7 @@ impl Slot {
 /// are copied into tailroom or a new block. Without a block they are appended by reference.
 fn append(to: &mut Chain, chain: Chain, pool: &mut Pool) {
     let bytes = chain.len();
-    let is_tiny = bytes <= TINY_BYTES || bytes.saturating_mul(2) <= chain.held_bytes();
+    let is_tiny = bytes <= TINY_BYTES || bytes.saturating_mul(2) <= chain.truesize();
     if !is_tiny || bytes > COALESCE_BYTES / 2 {
         return to.append(chain);
     }

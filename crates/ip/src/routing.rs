@@ -11,7 +11,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use fulmar_base::{FlowKey, Instant, Key};
 use fulmar_mbuf::Chain;
-use fulmar_route::{Advice, NextHop, Prefix, Route, RouteError, SourcePolicy, Table};
+use fulmar_route::{MemoryHook, NextHop, Prefix, Route, RouteError, SourcePolicy, Table};
 
 use crate::engine::Ip;
 use crate::{ConfigError, address};
@@ -32,11 +32,11 @@ pub(crate) struct Tables {
     generation: u64,
     /// Number of tables with multipath routes.
     spread: usize,
-    advice: Advice,
+    advice: MemoryHook,
 }
 
 impl Tables {
-    pub(crate) fn new(advice: Advice) -> Tables {
+    pub(crate) fn new(advice: MemoryHook) -> Tables {
         Tables { main: Table::with_memory_hook(advice), advice, ..Tables::default() }
     }
 
@@ -131,7 +131,7 @@ impl Ip {
     /// Adds a route to the main table, or replaces the one with the same prefix.
     ///
     /// # Errors
-    /// [`ConfigError::PrefixLength`], [`ConfigError::MixedVersions`], [`ConfigError::Router`],
+    /// [`ConfigError::PrefixLength`], [`ConfigError::MixedVersions`], [`ConfigError::Gateway`],
     /// [`ConfigError::RoutesFull`].
     pub fn add_route(&mut self, route: Route) -> Result<(), ConfigError> {
         self.add_route_to(MAIN, route)
@@ -151,7 +151,7 @@ impl Ip {
     /// reachable.
     ///
     /// # Errors
-    /// As [`Ip::add_route`]; [`ConfigError::NextHops`], [`ConfigError::Router`].
+    /// As [`Ip::add_route`]; [`ConfigError::NextHops`], [`ConfigError::Gateway`].
     pub fn add_multipath_route_to(
         &mut self,
         table: u32,
@@ -162,7 +162,7 @@ impl Ip {
         let far =
             |via: &IpAddr| via.is_ipv4() == dst.addr.is_ipv4() && !self.is_possible_gateway(*via);
         if let Some(via) = hops.iter().filter_map(|hop| hop.via).find(far) {
-            return Err(ConfigError::Router(dst, via));
+            return Err(ConfigError::Gateway(dst, via));
         }
         let added = self.tables.change(table, |t| t.insert_multipath(dst, hops)).ok_or(full)?;
         added.map(drop).map_err(|e| match e {

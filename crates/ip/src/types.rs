@@ -3,7 +3,7 @@
 use core::net::{IpAddr, SocketAddr};
 use core::ops::ControlFlow;
 
-use fulmar_base::{Counters, FlowKey, Offload, Stage, Variation, Zone};
+use fulmar_base::{Counters, FlowKey, Offload, Stage, StepAblation, Zone};
 use fulmar_mbuf::{Chain, Pool};
 use fulmar_route::Traffic;
 
@@ -23,7 +23,7 @@ pub trait FrameSink {
 
     /// Whether the sink can accept `frames` more frames now, or as many as its capacity if that is
     /// less. Called before a datagram is fragmented, because a partial set of fragments is useless.
-    fn has_room(
+    fn has_space(
         &mut self,
         pool: &mut Pool,
         counters: &mut Counters,
@@ -44,7 +44,7 @@ pub trait FrameSink {
 
     /// Measurement hook: whether to run an ablation of a step.
     #[inline(always)]
-    fn varies(&self, variation: Variation) -> bool {
+    fn ablates(&self, variation: StepAblation) -> bool {
         let _ = variation;
         false
     }

@@ -30,7 +30,7 @@ pub(crate) struct QueuedFrame {
 
 impl QueuedFrame {
     fn cost(&self) -> Occupancy {
-        Occupancy { pkts: 1, bytes: self.chain.held_bytes().max(self.chain.len()) }
+        Occupancy { pkts: 1, bytes: self.chain.truesize().max(self.chain.len()) }
     }
 }
 

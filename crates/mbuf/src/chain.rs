@@ -58,11 +58,11 @@ impl Chain {
         self.storage
     }
 
-    /// The memory charged to a receiver for the chain (`truesize` of Linux): [`Mbuf::held_bytes`] of its
+    /// The memory charged to a receiver for the chain (`truesize` of Linux): [`Mbuf::truesize`] of its
     /// segments. Segments sent by reference (device `link`, loopback) are charged to their sender and count
     /// as zero.
     #[inline]
-    pub fn held_bytes(&self) -> usize {
+    pub fn truesize(&self) -> usize {
         self.truesize
     }
 
@@ -84,7 +84,7 @@ impl Chain {
     fn account(&mut self, m: &Mbuf) {
         self.len += m.len();
         self.storage += m.storage_bytes();
-        self.truesize += m.held_bytes();
+        self.truesize += m.truesize();
         self.segs += 1;
     }
 
@@ -104,7 +104,7 @@ impl Chain {
         let m = self.list.pop_front()?;
         self.len -= m.len();
         self.storage -= m.storage_bytes();
-        self.truesize -= m.held_bytes();
+        self.truesize -= m.truesize();
         self.segs -= 1;
         Some(m)
     }
@@ -233,7 +233,7 @@ impl Chain {
         for m in tail.list.iter() {
             tail.len += m.len();
             tail.storage += m.storage_bytes();
-            tail.truesize += m.held_bytes();
+            tail.truesize += m.truesize();
             tail.segs += 1;
         }
         self.len -= tail.len;
@@ -395,7 +395,7 @@ pub(crate) fn copy(from: &[u8], to: &mut [u8]) -> usize {
 impl From<Mbuf> for Chain {
     #[inline]
     fn from(m: Mbuf) -> Chain {
-        let (len, storage, truesize) = (m.len(), m.storage_bytes(), m.held_bytes());
+        let (len, storage, truesize) = (m.len(), m.storage_bytes(), m.truesize());
         Chain { list: List::single(m), len, storage, truesize, segs: 1 }
     }
 }

@@ -61,7 +61,7 @@ pub use fair::FairShare;
 #[cfg(fulmar_loom)]
 pub use models::MODELS;
 pub use pool::{Pool, PoolConfig, PoolError, PoolStats};
-pub use posted::{BufId, Filled, Hold, Lease, NoMemory, Placed, RecvBuf, Room};
+pub use posted::{BufId, Filled, PostedBuf, LoanedMemory, NoMemory, Placed, RecvBuf, WritableRange};
 pub use raw::Mbuf;
 pub use recv_queue::{Inserted, MAX_RANGES, RecvQueue};
 pub use send_queue::{Claim, MAX_CLAIMS, MERGED_BYTES, QueueFull, SendQueue};

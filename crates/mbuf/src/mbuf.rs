@@ -6,7 +6,7 @@ use crate::raw::Mbuf;
 use crate::storage::Purpose;
 
 impl Mbuf {
-    /// The minimum of [`Mbuf::held_bytes`] for a received packet: the bytes of budget per descriptor.
+    /// The minimum of [`Mbuf::truesize`] for a received packet: the bytes of budget per descriptor.
     pub const MIN_TRUESIZE: usize = BYTES_PER_DESC;
 
     /// Length of the range.
@@ -45,7 +45,7 @@ impl Mbuf {
     /// least the bytes of budget per descriptor, so that tiny packets exhaust neither. Zero if the
     /// storage is charged to a sender.
     #[inline]
-    pub fn held_bytes(&self) -> usize {
+    pub fn truesize(&self) -> usize {
         match self.purpose() {
             Purpose::Send => 0,
             Purpose::Receive | Purpose::Control => self.storage_bytes().max(Mbuf::MIN_TRUESIZE),

@@ -21,7 +21,7 @@ use core::ops::Deref;
 
 pub(crate) mod raw;
 
-pub use raw::{Filled, Lease, Room};
+pub use raw::{Filled, LoanedMemory, WritableRange};
 use raw::{Memory, unique_bytes, unique_bytes_mut};
 
 /// The identity of the memory of a buffer: the key of a registration cache.
@@ -113,8 +113,8 @@ impl RecvBuf {
     }
 
     /// Posts the memory, to be filled from its start. Bytes received before are discarded.
-    pub fn post(self) -> Hold {
-        Hold { memory: self.memory }
+    pub fn post(self) -> PostedBuf {
+        PostedBuf { memory: self.memory }
     }
 }
 
@@ -149,11 +149,11 @@ impl core::fmt::Debug for RecvBuf {
 
 /// The stack's handle of a posted buffer: it provides the writable range, and the buffer when it is
 /// completed. It gives no access to the bytes.
-pub struct Hold {
+pub struct PostedBuf {
     memory: Arc<Memory>,
 }
 
-impl Hold {
+impl PostedBuf {
     /// Length of the buffer.
     pub fn capacity(&self) -> usize {
         self.memory.bytes()
@@ -166,8 +166,8 @@ impl Hold {
 
     /// The writable range from `from` to the end. `None` while there is another one, while mbufs cover
     /// bytes behind `from`, or if `from` is beyond the buffer.
-    pub fn room(&mut self, from: usize) -> Option<Room> {
-        Room::make(&mut self.memory, from)
+    pub fn writable_range(&mut self, from: usize) -> Option<WritableRange> {
+        WritableRange::make(&mut self.memory, from)
     }
 
     /// Whether a writable range or mbufs of the buffer exist.
@@ -177,7 +177,7 @@ impl Hold {
 
     /// Completes the buffer with its first `filled` bytes (at most all) received. Returns the handle while a
     /// writable range or mbufs of the buffer exist.
-    pub fn release(mut self, filled: usize) -> Result<RecvBuf, Hold> {
+    pub fn release(mut self, filled: usize) -> Result<RecvBuf, PostedBuf> {
         match Arc::get_mut(&mut self.memory) {
             Some(memory) => {
                 memory.free();
@@ -189,9 +189,9 @@ impl Hold {
     }
 }
 
-impl core::fmt::Debug for Hold {
+impl core::fmt::Debug for PostedBuf {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Hold")
+        f.debug_struct("PostedBuf")
             .field("capacity", &self.capacity())
             .field("is_shared", &self.is_shared())
             .finish()

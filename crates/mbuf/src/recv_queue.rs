@@ -91,15 +91,15 @@ impl RecvQueue {
         self.out_of_order
     }
 
-    /// The memory charged to the receiver ([`Chain::held_bytes`]), at least the bytes in the queue.
+    /// The memory charged to the receiver ([`Chain::truesize`]), at least the bytes in the queue.
     pub fn storage_bytes(&self) -> usize {
-        let runs: usize = self.runs.iter().map(|r| r.chain.held_bytes()).sum();
-        (self.in_order.held_bytes() + runs).max(self.readable() + self.out_of_order)
+        let runs: usize = self.runs.iter().map(|r| r.chain.truesize()).sum();
+        (self.in_order.truesize() + runs).max(self.readable() + self.out_of_order)
     }
 
     /// The part of [`RecvQueue::storage_bytes`] for out-of-order bytes.
     pub fn out_of_order_storage_bytes(&self) -> usize {
-        self.runs.iter().map(|r| r.chain.held_bytes().max(r.chain.len())).sum()
+        self.runs.iter().map(|r| r.chain.truesize().max(r.chain.len())).sum()
     }
 
     /// Inserts bytes at stream offset `off`. Bytes received before are freed.

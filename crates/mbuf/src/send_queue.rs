@@ -152,7 +152,7 @@ impl SendQueue {
 
     /// The memory charged to the stream: its storage, and the claimed bytes that are not ready.
     #[inline]
-    pub fn held_bytes(&self) -> usize {
+    pub fn truesize(&self) -> usize {
         self.storage + (self.claimed_end - self.ready_end) as usize
     }
 
@@ -377,14 +377,14 @@ impl SendQueue {
         }
     }
 
-    /// Frees all bytes, as [`SendQueue::void`] with reason 0.
+    /// Frees all bytes, as [`SendQueue::discard`] with reason 0.
     pub fn clear(&mut self, pool: &mut Pool) {
-        self.void(0, pool);
+        self.discard(0, pool);
     }
 
     /// Discards all bytes and notifies the owners of shared bytes of the reason. Outstanding claims are
     /// cancelled: a commit of one frees its chain. `head` moves to `ready_end`.
-    pub fn void(&mut self, why: u8, pool: &mut Pool) {
+    pub fn discard(&mut self, why: u8, pool: &mut Pool) {
         self.note_undelivered(why);
         while !self.segments.is_empty() {
             self.pop_segment(pool);

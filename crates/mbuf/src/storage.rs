@@ -121,7 +121,7 @@ pub trait SharedBytes: Send + Sync + 'static {
         None
     }
 
-    /// A stream was discarded, for the reason `why` ([`crate::SendQueue::void`]), before a part in it was
+    /// A stream was discarded, for the reason `why` ([`crate::SendQueue::discard`]), before a part in it was
     /// acknowledged. Called under the pool's lock before the part is released; may be called twice.
     fn on_undelivered(&self, why: u8);
 }

@@ -144,7 +144,7 @@ impl Burst {
     }
 
     /// How many further frames fit.
-    pub fn room(&self) -> usize {
+    pub fn space(&self) -> usize {
         self.capacity.saturating_sub(self.len)
     }
 
@@ -247,7 +247,7 @@ mod tests {
                 prop_assert_eq!(lengths(&burst), model.iter().copied().collect::<Vec<_>>());
                 prop_assert_eq!(burst.iter().len(), model.len());
                 prop_assert_eq!(burst.front().map(|p| p.chain.len()), model.front().copied());
-                prop_assert_eq!((burst.len(), burst.room()), (model.len(), capacity - model.len()));
+                prop_assert_eq!((burst.len(), burst.space()), (model.len(), capacity - model.len()));
                 prop_assert_eq!(burst.is_full(), model.len() == capacity);
             }
             burst.clear(&mut pool);

@@ -12,7 +12,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 
 use fulmar_base::{Counters, EtherAddr, FlowKey, Instant, OwnerKey, SeqNum};
-use fulmar_mbuf::{Backing, BufId, Pool, Room};
+use fulmar_mbuf::{Backing, BufId, Pool, WritableRange};
 
 use crate::moderation::Profile;
 use crate::{Burst, Rooms};
@@ -354,7 +354,7 @@ pub trait Device: Send {
 /// predicted and no flag but ACK and PSH, before it splits a room. What it hands up is an ordinary chain: the
 /// headers, the placed bytes (an mbuf per room), and, if the frame was longer than the rooms, the rest. Every
 /// other frame is delivered as usual, from the pool; what of it landed in a room is copied out and the room
-/// scrubbed ([`Room::scrub`]) before anybody else can see it. A room that is full is dropped at once, so that
+/// scrubbed ([`WritableRange::scrub`]) before anybody else can see it. A room that is full is dropped at once, so that
 /// its owner gets the buffer back; the next one takes its place.
 pub trait DirectPlacement {
     /// Sets what the device expects next of a flow (seen from this stack), in place of whatever it expected
@@ -370,7 +370,7 @@ pub trait DirectPlacement {
     /// # Errors
     /// [`Unsupported`]: the device has no room of the flow left, or two, or has lost track. The room was
     /// dropped, and nothing has changed.
-    fn place_behind(&mut self, flow: &FlowKey, room: Room) -> Result<(), Unsupported> {
+    fn place_behind(&mut self, flow: &FlowKey, room: WritableRange) -> Result<(), Unsupported> {
         let _ = flow;
         drop(room);
         Err(Unsupported)

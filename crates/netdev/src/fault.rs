@@ -116,7 +116,7 @@ impl Lane {
         }
     }
 
-    fn has_room(&self) -> bool {
+    fn has_space(&self) -> bool {
         self.way.len() + self.waiting.len() < HELD_PKTS
     }
 
@@ -146,7 +146,7 @@ impl Lane {
                 // A packet of its own would not pin the storage of the whole super-frame, and so
                 // it must not here, or a receiver's window would close for nothing. Without
                 // memory it stays as it is.
-                if p.chain.held_bytes() > 4 * p.chain.len() {
+                if p.chain.truesize() > 4 * p.chain.len() {
                     let _ = offload::make_unique(&mut p.chain, pool, Purpose::Receive);
                 }
                 self.strike(now, p, victim == Some(index), pool, counters);
@@ -371,7 +371,7 @@ impl<D: Device> Device for Faults<D> {
         counters: &mut Counters,
     ) -> usize {
         let before = burst.len();
-        while self.tx.has_room() {
+        while self.tx.has_space() {
             let Some(p) = burst.pop_front() else { break };
             match offload::check(&p, self.inner.caps()) {
                 Ok(()) => self.tx.admit(now, p, pool, counters),
@@ -391,7 +391,7 @@ impl<D: Device> Device for Faults<D> {
         counters: &mut Counters,
     ) -> usize {
         self.flush(now, pool, counters);
-        if self.rx.has_room() {
+        if self.rx.has_space() {
             let budget = budget.min(BURST_PKTS);
             self.inner.rx_burst(now, pool, &mut self.rx_fresh, budget, counters);
         }

@@ -1,13 +1,13 @@
 //! The memory that a device fills for a flow ([`crate::DirectPlacement`]).
 
-use fulmar_mbuf::Room;
+use fulmar_mbuf::WritableRange;
 
 /// The rooms of a flow, in the order in which they are filled: at most two.
 #[derive(Default, Debug)]
 pub struct Rooms {
-    first: Option<Room>,
+    first: Option<WritableRange>,
     /// Set only if `first` is.
-    second: Option<Room>,
+    second: Option<WritableRange>,
 }
 
 impl Rooms {
@@ -15,7 +15,7 @@ impl Rooms {
     pub const MAX: usize = 2;
 
     /// Appends a room; gives it back if there are two.
-    pub fn push(&mut self, room: Room) -> Result<(), Room> {
+    pub fn push(&mut self, room: WritableRange) -> Result<(), WritableRange> {
         let free = [&mut self.first, &mut self.second].into_iter().find(|r| r.is_none());
         match free {
             Some(free) => {
@@ -28,7 +28,7 @@ impl Rooms {
 
     /// The room that is filled next.
     #[inline]
-    pub fn front_mut(&mut self) -> Option<&mut Room> {
+    pub fn front_mut(&mut self) -> Option<&mut WritableRange> {
         self.first.as_mut()
     }
 
@@ -39,19 +39,19 @@ impl Rooms {
 
     /// Takes the first room off.
     #[inline]
-    pub fn pop_front(&mut self) -> Option<Room> {
+    pub fn pop_front(&mut self) -> Option<WritableRange> {
         core::mem::replace(&mut self.first, self.second.take())
     }
 
     /// Both, at once, to scatter into.
     #[inline]
-    pub fn pair_mut(&mut self) -> (Option<&mut Room>, Option<&mut Room>) {
+    pub fn pair_mut(&mut self) -> (Option<&mut WritableRange>, Option<&mut WritableRange>) {
         (self.first.as_mut(), self.second.as_mut())
     }
 
     /// Bytes that fit into all of them.
     pub fn bytes(&self) -> usize {
-        self.iter().map(Room::len).sum()
+        self.iter().map(WritableRange::len).sum()
     }
 
     /// How many there are.
@@ -65,12 +65,12 @@ impl Rooms {
     }
 
     /// In order.
-    pub fn iter(&self) -> impl Iterator<Item = &Room> {
+    pub fn iter(&self) -> impl Iterator<Item = &WritableRange> {
         self.first.iter().chain(&self.second)
     }
 
     /// In order, for writing.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Room> {
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut WritableRange> {
         self.first.iter_mut().chain(&mut self.second)
     }
 }

@@ -144,7 +144,7 @@ impl Device for Mirror {
         budget: usize,
         _: &mut Counters,
     ) -> usize {
-        let count = budget.min(out.room()).min(self.queue.len());
+        let count = budget.min(out.space()).min(self.queue.len());
         self.queue.drain(..count).for_each(|p| out.push(p).unwrap());
         count
     }
@@ -172,6 +172,6 @@ impl DirectPlacement for Mirror {
 pub fn place(device: &mut dyn Device, bytes: usize) -> Option<Result<(), Unsupported>> {
     let end = |host: u8| SocketAddr::from(([10, 0, 0, host], 80));
     let mut rooms = Rooms::default();
-    rooms.push(RecvBuf::with_capacity(bytes).post().room(0).unwrap()).unwrap();
+    rooms.push(RecvBuf::with_capacity(bytes).post().writable_range(0).unwrap()).unwrap();
     Some(device.placement()?.place(FlowKey::new(end(1), end(2)), SeqNum(0), rooms))
 }

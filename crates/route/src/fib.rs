@@ -139,8 +139,8 @@ impl<K: Key> FibReader<K> {
 
     /// Generation of the table: a cached answer is valid while it is unchanged.
     #[inline]
-    pub fn changes(&self) -> u64 {
-        self.shared.changes()
+    pub fn generation(&self) -> u64 {
+        self.shared.generation()
     }
 }
 

@@ -121,17 +121,17 @@ pub struct Table {
     v4: Family<u32>,
     v6: Family<u128>,
     generation: u64,
-    advice: Advice,
+    advice: MemoryHook,
 }
 
 /// Called with the address and length of the memory that look-ups in a large table read, before its
 /// first use, to request huge pages from the operating system. The default does nothing.
 #[derive(Clone, Copy, Debug)]
-pub struct Advice(pub fn(*const u8, usize));
+pub struct MemoryHook(pub fn(*const u8, usize));
 
-impl Default for Advice {
+impl Default for MemoryHook {
     fn default() -> Self {
-        Advice(|_, _| ())
+        MemoryHook(|_, _| ())
     }
 }
 
@@ -142,7 +142,7 @@ impl Table {
     }
 
     /// An empty table that calls `advice` when it becomes large.
-    pub fn with_memory_hook(advice: Advice) -> Table {
+    pub fn with_memory_hook(advice: MemoryHook) -> Table {
         Table { advice, ..Table::default() }
     }
 

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use fulmar_base::{Outside, Probe, Stage, Variation};
+use fulmar_base::{Outside, Probe, Stage, StepAblation};
 
 /// Where calls return, and which step is done in another way; shared with whoever moves it.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ impl ExitPoint {
     }
 
     /// From now on a step is done in another way; `None`: all as usual.
-    pub fn vary(&self, variation: Option<Variation>) {
+    pub fn vary(&self, variation: Option<StepAblation>) {
         self.0.variation.store(variation.map_or(NOWHERE, |v| v as u8), Relaxed);
     }
 
@@ -57,7 +57,7 @@ impl ExitPoint {
 
     #[cfg_attr(debug_assertions, inline(never))]
     #[cfg_attr(not(debug_assertions), inline)]
-    fn is_varied_in<const N: usize>(&self, variations: [Variation; N]) -> bool {
+    fn is_varied_in<const N: usize>(&self, variations: [StepAblation; N]) -> bool {
         let variation = self.0.variation.load(Relaxed);
         variations.into_iter().any(|v| variation == v as u8)
     }
@@ -111,12 +111,12 @@ impl Probe for Exit {
     }
 
     #[inline]
-    fn varies(&self, variation: Variation) -> bool {
+    fn ablates(&self, variation: StepAblation) -> bool {
         self.0.is_varied_in([variation])
     }
 
     #[inline]
-    fn varies_in<const N: usize>(&self, variations: [Variation; N]) -> bool {
+    fn varies_in<const N: usize>(&self, variations: [StepAblation; N]) -> bool {
         self.0.is_varied_in(variations)
     }
 }

@@ -17,10 +17,10 @@ use fulmar_ip::Ip;
 use fulmar_mbuf::{Chain, Pool, RecvBuf, SharedBytes};
 use fulmar_netdev::Device;
 use fulmar_netdev::moderation::ModerationConfig;
-use fulmar_socket::posted::Rule;
-use fulmar_socket::sendfile::{Piece, Rest, Worth};
+use fulmar_socket::posted::CompletionPolicy;
+use fulmar_socket::sendfile::{Piece, Rest, LowWater};
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
-use fulmar_tcp::Lent;
+use fulmar_tcp::LoanCharge;
 use fulmar_udp::{BindOptions, Datagram, UdpSocket};
 
 use crate::account::{Account, Ledger};
@@ -123,7 +123,7 @@ calls! {
     fn socket_counts() -> [usize; 3];
     fn stops_at(stage: Stage) -> bool;
 
-    fn tcp_post(now: Instant, id: SlotId, buf: RecvBuf, rule: Rule, ticket: &Arc<RecvTicket>)
+    fn tcp_post(now: Instant, id: SlotId, buf: RecvBuf, rule: CompletionPolicy, ticket: &Arc<RecvTicket>)
         -> Result<(), (SocketError, RecvBuf)>;
     fn tcp_cancel_post(now: Instant, id: SlotId, ticket: &Arc<RecvTicket>);
 
@@ -140,10 +140,10 @@ calls! {
     fn tcp_send_space(id: SlotId) -> Called<usize>;
     fn tcp_append(now: Instant, id: SlotId, chain: &mut Chain, more: bool) -> Called<Step<()>>;
 
-    fn sendfile_reserve(now: Instant, id: SlotId, rest: &Rest, worth: Worth)
+    fn sendfile_reserve(now: Instant, id: SlotId, rest: &Rest, worth: LowWater)
         -> Called<Step<(Reservation, Piece)>>;
     fn sendfile_commit(now: Instant, id: SlotId, r: Reservation, filled: usize, more: bool) -> Called<()>;
-    fn sendfile_share(now: Instant, id: SlotId, pages: &Arc<dyn SharedBytes>, rest: (&Rest, usize), worth: Worth)
+    fn sendfile_share(now: Instant, id: SlotId, pages: &Arc<dyn SharedBytes>, rest: (&Rest, usize), worth: LowWater)
         -> Called<Step<usize>>;
     fn sends_pages(id: SlotId) -> bool;
     fn sendfile_end(id: SlotId);
@@ -162,8 +162,8 @@ calls! {
     fn tcp_take_more(id: SlotId, max: usize, done: usize, patient: bool) -> Called<Step<Chain>>;
     fn tcp_peek_at(id: SlotId, off: usize, max: usize, least: usize) -> Called<Step<Chain>>;
     fn tcp_lend(now: Instant, id: SlotId, max: usize, patient: bool)
-        -> Called<Step<(Chain, Lent)>>;
-    fn take_back(now: Instant, id: SlotId, chain: Chain, lent: Lent);
+        -> Called<Step<(Chain, LoanCharge)>>;
+    fn take_back(now: Instant, id: SlotId, chain: Chain, lent: LoanCharge);
     fn set_listener_ttl(id: SlotId, ttl: u8) -> Called<()>;
     fn listener_ttl(id: SlotId) -> Called<Option<u8>>;
     fn listener_stat(id: SlotId) -> Called<ListenerStat>;
@@ -182,7 +182,7 @@ calls! {
     fn udp_receive(id: SlotId) -> Called<Step<Datagram>>;
     fn udp_receive_into(id: SlotId, into: &mut [u8]) -> Called<Step<TakenDatagram>>;
     fn udp_receive_many(id: SlotId, into: &mut [RecvMessage<'_>]) -> Called<Step<usize>>;
-    fn udp_lend(id: SlotId) -> Called<Step<(Datagram, Lent)>>;
+    fn udp_lend(id: SlotId) -> Called<Step<(Datagram, LoanCharge)>>;
     fn udp_peek(id: SlotId, into: &mut [u8]) -> Called<Step<(usize, SocketAddr)>>;
     fn with_udp<T>(id: SlotId, f: impl FnOnce(&mut UdpSocket) -> T) -> Called<T>;
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use fulmar_base::SlotId;
 use fulmar_mbuf::Chain;
 use fulmar_socket::Reservation;
-use fulmar_tcp::Lent;
+use fulmar_tcp::LoanCharge;
 
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence, lock};
 use crate::ticket::RecvTicket;
@@ -30,7 +30,7 @@ pub enum Request {
     /// Detached bytes are copied.
     ReadDone(SlotId, Chain),
     /// What a reader kept by reference comes back.
-    LoanDone(SlotId, Chain, Lent),
+    LoanDone(SlotId, Chain, LoanCharge),
     /// Nobody waits any more for a posted buffer.
     AbandonPost(SlotId, Arc<RecvTicket>),
     /// The same for all of a socket whose tickets say so.

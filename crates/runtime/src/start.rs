@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use fulmar_base::Probe;
-use fulmar_ip::Advice;
+use fulmar_ip::MemoryHook;
 use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::Device;
 
@@ -79,7 +79,7 @@ pub fn hosts<P: Probe>(
     let (now, count) = (sys::now(), devices.len());
     // The shards of a stack share its secrets: each has to know which of them owns a flow.
     let secrets = config.secrets.clone().map_or_else(entropy::draw, Ok)?;
-    let table_memory = Advice(sys::ask_for_large_pages);
+    let table_memory = MemoryHook(sys::ask_for_large_pages);
     let config = &StackConfig { secrets: Some(secrets), table_memory, ..config.clone() };
     let mut handoffs = handoffs(count).into_iter();
     let mut all = Vec::with_capacity(count);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fulmar_base::SlotId;
 use fulmar_mbuf::RecvBuf;
 use fulmar_socket::SocketError;
-use fulmar_socket::posted::Rule;
+use fulmar_socket::posted::CompletionPolicy;
 
 use crate::completion::Completion;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering, lock};
@@ -179,7 +179,7 @@ pub struct Post<'a> {
     /// It is that of a read that waits: so many bytes at its front have come another way, and stay.
     pub read: Option<usize>,
     /// When it is given back although it is not full.
-    pub rule: Rule,
+    pub rule: CompletionPolicy,
     /// What stands for it.
     pub ticket: &'a Arc<RecvTicket>,
 }

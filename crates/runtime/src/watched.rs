@@ -12,7 +12,7 @@ use std::sync::Arc;
 use fulmar_base::{Counter, Instant, NoProbe, Probe, SlotId};
 use fulmar_mbuf::RecvBuf;
 use fulmar_netdev::Peek;
-use fulmar_socket::posted::Rule;
+use fulmar_socket::posted::CompletionPolicy;
 use fulmar_socket::{Ready, SocketError};
 
 use crate::handoff::Handoff;
@@ -357,7 +357,7 @@ impl<P: Probe> WatchedShard<P> {
         now: Instant,
         id: SlotId,
         buf: RecvBuf,
-        rule: Rule,
+        rule: CompletionPolicy,
         ticket: &Arc<RecvTicket>,
     ) -> Result<(), (SocketError, RecvBuf)> {
         self.post_or_return(now, Post { id, buf, read: None, rule, ticket })

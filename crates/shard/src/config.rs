@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use fulmar_base::{Duration, Secrets};
-use fulmar_ip::{Advice, IfAddr};
+use fulmar_ip::{MemoryHook, IfAddr};
 use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::moderation::ModerationConfig;
 use fulmar_route::Route;
@@ -26,7 +26,7 @@ pub struct StackConfig {
     pub mtu: Option<usize>,
     /// Called with the memory of a large route table before it is filled. Default nothing; a
     /// stack with threads asks for large pages.
-    pub table_memory: Advice,
+    pub table_memory: MemoryHook,
     /// From these all keys are derived: of sequence numbers, ports, hash tables. `None`, the default: a
     /// stack with threads draws 256 bits from the operating system; a shard alone must be given them.
     pub secrets: Option<Secrets>,
@@ -72,7 +72,7 @@ impl Default for StackConfig {
             pool: PoolConfig::default(),
             tcp: fulmar_tcp::Config::default(),
             mtu: None,
-            table_memory: Advice::default(),
+            table_memory: MemoryHook::default(),
             secrets: None,
             max_sockets: 131_072,
             source_limits: SourceLimits::default(),

@@ -42,8 +42,8 @@ impl Flows {
     }
 
     /// Counts changes of which connections packets may find.
-    pub fn changes(&self) -> u64 {
-        self.index.changes()
+    pub fn generation(&self) -> u64 {
+        self.index.generation()
     }
 
     /// The connection of a flow.
@@ -121,7 +121,7 @@ impl BatchLookup {
     ) -> Option<SlotId> {
         match self.hint() {
             Some(Hint::Udp { key, found, .. })
-                if *key == FlowKey::new(local, remote) && self.changes.1 == table.changes() =>
+                if *key == FlowKey::new(local, remote) && self.changes.1 == table.generation() =>
             {
                 *found
             }
@@ -150,7 +150,7 @@ impl BatchLookup {
     ) -> Option<SlotId> {
         match self.hint() {
             Some(Hint::Tcp { key: known, found, .. })
-                if known == key && self.changes.0 == flows.index.changes() =>
+                if known == key && self.changes.0 == flows.index.generation() =>
             {
                 *found
             }
@@ -176,12 +176,12 @@ impl BatchLookup {
                 .map_or(Hint::None, |(protocol, key)| tables.begin(protocol, key))
         }));
         let hints = &mut self.hints;
-        let touched = hints.iter().fold(0, |all, hint| all ^ tables.touch(hint));
+        let touched = hints.iter().fold(0, |all, hint| all ^ tables.prefetch(hint));
         core::hint::black_box(touched);
         hints.iter_mut().for_each(|hint| tables.fetch_slot(hint));
         hints.iter().for_each(|hint| tables.fetch_socket(hint));
         hints.iter_mut().for_each(|hint| tables.resolve(hint));
-        self.changes = (tables.flows.index.changes(), tables.udp.changes());
+        self.changes = (tables.flows.index.generation(), tables.udp.generation());
     }
 }
 
@@ -196,11 +196,11 @@ impl Tables<'_> {
     }
 
     /// Second step: the index; for datagrams it names a binding, not yet a socket.
-    fn touch(&self, hint: &Hint) -> u32 {
+    fn prefetch(&self, hint: &Hint) -> u32 {
         match hint {
             Hint::None => 0,
-            Hint::Tcp { hash, .. } => self.flows.index.touch(*hash),
-            Hint::Udp { probe, .. } => self.udp.touch(probe) ^ self.udp.touch_binding(probe),
+            Hint::Tcp { hash, .. } => self.flows.index.prefetch(*hash),
+            Hint::Udp { probe, .. } => self.udp.prefetch(probe) ^ self.udp.prefetch_binding(probe),
         }
     }
 

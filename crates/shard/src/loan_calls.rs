@@ -3,7 +3,7 @@
 use fulmar_base::{Instant, Probe, SlotId};
 use fulmar_mbuf::Chain;
 use fulmar_socket::{SocketError, Step, soreceive};
-use fulmar_tcp::Lent;
+use fulmar_tcp::LoanCharge;
 use fulmar_udp::Datagram;
 
 use crate::shard::Shard;
@@ -23,7 +23,7 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         max: usize,
         patient: bool,
-    ) -> Result<Step<(Chain, Lent)>, SocketError> {
+    ) -> Result<Step<(Chain, LoanCharge)>, SocketError> {
         let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
@@ -46,7 +46,7 @@ impl<P: Probe> Shard<P> {
     ///
     /// # Errors
     /// As [`Shard::udp_receive`].
-    pub fn udp_lend(&mut self, id: SlotId) -> Result<Step<(Datagram, Lent)>, SocketError> {
+    pub fn udp_lend(&mut self, id: SlotId) -> Result<Step<(Datagram, LoanCharge)>, SocketError> {
         let mut d = match self.udp_receive(id)? {
             Step::Done(d) => d,
             Step::WaitData(n) => return Ok(Step::WaitData(n)),
@@ -55,7 +55,7 @@ impl<P: Probe> Shard<P> {
         // Without memory for a copy the datagram itself is lent, and charged.
         let payload = soreceive::keepable(d.payload, &mut self.core.net.pool, false);
         d.payload = payload.unwrap_or_else(|as_it_is| as_it_is);
-        let lent = Lent::of(&d.payload);
+        let lent = LoanCharge::of(&d.payload);
         self.core.net.window.lend(lent.storage_bytes);
         if let Some(Socket::Udp(entry)) = self.core.sockets.get_mut(id) {
             entry.socket.lend(lent.storage_bytes);
@@ -65,7 +65,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// A loan is returned: opens the window if that is worth a packet. The socket may be gone.
-    pub fn take_back(&mut self, now: Instant, id: SlotId, chain: Chain, lent: Lent) {
+    pub fn take_back(&mut self, now: Instant, id: SlotId, chain: Chain, lent: LoanCharge) {
         self.core.net.pool.free(chain);
         self.core.net.window.take_back(lent.storage_bytes);
         match self.core.sockets.get_mut(id) {

@@ -39,7 +39,7 @@ impl Memory {
         let is_stalled = is_stalled(sockets, id);
         if !is_stalled {
             let lacks_minimum = match sockets.get(id) {
-                Some(Socket::Tcp(s)) => s.tcb.send_queue_ref().held_bytes() == 0,
+                Some(Socket::Tcp(s)) => s.tcb.send_queue_ref().truesize() == 0,
                 _ => true,
             };
             self.reclaim.ask(now, lacks_minimum);

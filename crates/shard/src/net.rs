@@ -8,7 +8,7 @@ use core::net::IpAddr;
 use core::ops::ControlFlow;
 
 use fulmar_base::{
-    Counter, Counters, DropReason, FlowKey, Instant, Offload, Probe, Stage, Variation,
+    Counter, Counters, DropReason, FlowKey, Instant, Offload, Probe, Stage, StepAblation,
 };
 use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError, Template, Traffic};
 use fulmar_mbuf::{Chain, Pool, Purpose};
@@ -263,7 +263,7 @@ impl Link {
     }
 
     /// Frames that the burst still takes without crossing.
-    pub fn room(&self) -> usize {
+    pub fn space(&self) -> usize {
         self.tx.capacity() - self.tx.len()
     }
 
@@ -411,11 +411,11 @@ impl<P: Probe> FrameSink for Sink<'_, P> {
     }
 
     #[inline(always)]
-    fn varies(&self, variation: Variation) -> bool {
-        self.probe.varies(variation)
+    fn ablates(&self, variation: StepAblation) -> bool {
+        self.probe.ablates(variation)
     }
 
-    fn has_room(
+    fn has_space(
         &mut self,
         pool: &mut Pool,
         counters: &mut Counters,
@@ -428,10 +428,10 @@ impl<P: Probe> FrameSink for Sink<'_, P> {
             return room >= frames.min(link.loopback_limit);
         }
         let frames = frames.min(link.tx.capacity());
-        if link.room() < frames {
+        if link.space() < frames {
             link.flush(pool, counters, self.probe);
         }
-        link.room() >= frames
+        link.space() >= frames
     }
 
     fn loopback(
@@ -571,9 +571,9 @@ impl<P: Probe> Emit for TcpEmit<'_, P> {
         }
     }
 
-    fn room(&self) -> usize {
+    fn space(&self) -> usize {
         // The link flushes when its burst is full, so there is space as long as the
         // device keeps taking.
-        self.link.room().max(1)
+        self.link.space().max(1)
     }
 }

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use fulmar_base::{FlowKey, Instant, SlotId};
 use fulmar_ip::Ip;
 use fulmar_mbuf::{Chain, RecvBuf};
-use fulmar_socket::posted::{Posted, Rule};
+use fulmar_socket::posted::{Posted, CompletionPolicy};
 
 use crate::outcome::{PostOver, PostToken, RecvOutcome, Untaken};
 use crate::sync::{AtomicUsize, Ordering};
@@ -27,7 +27,7 @@ pub struct Post {
     /// The buffer is that of a waiting read, which has so many bytes at its front already.
     pub read: Option<usize>,
     /// When it completes although it is not full.
-    pub rule: Rule,
+    pub rule: CompletionPolicy,
     /// Identifies the buffer.
     pub token: PostToken,
 }

@@ -50,14 +50,14 @@ pub struct Candidate {
     /// When it last made progress.
     since: Instant,
     pub id: SlotId,
-    held_bytes: usize,
+    truesize: usize,
 }
 
 impl Candidate {
     fn of(id: SlotId, entry: &TcpEntry) -> Option<Candidate> {
-        let (tcb, held_bytes) = (&entry.tcb, entry.tcb.send_queue_ref().held_bytes());
+        let (tcb, truesize) = (&entry.tcb, entry.tcb.send_queue_ref().truesize());
         let is_over = matches!(tcb.state(), State::Closed | State::TimeWait);
-        let class = match held_bytes {
+        let class = match truesize {
             _ if is_over => return None,
             _ if entry.is_orphan => Class::Orphan,
             0 => return None,
@@ -65,7 +65,7 @@ impl Candidate {
             1..=FairShare::MIN_BYTES => Class::StalledAtMinimum,
             _ => Class::Stalled,
         };
-        Some(Candidate { class, since: tcb.last_progress(), id, held_bytes })
+        Some(Candidate { class, since: tcb.last_progress(), id, truesize })
     }
 
     /// When it may be given up. `is_crowded`: orphans hold more than their part.
@@ -140,7 +140,7 @@ impl Reclaim {
         let mut orphan_bytes: usize = candidates.iter().map(Candidate::orphan_bytes).sum();
         let mut next = Instant::FAR_FUTURE;
         candidates.retain(|c| {
-            if surplus == 0 || c.held_bytes == 0 {
+            if surplus == 0 || c.truesize == 0 {
                 return false;
             }
             let due = c.due(is_urgent, orphan_bytes > share.limit / 4);
@@ -148,7 +148,7 @@ impl Reclaim {
                 next = next.min(due);
                 return false;
             }
-            surplus = surplus.saturating_sub(c.held_bytes);
+            surplus = surplus.saturating_sub(c.truesize);
             orphan_bytes -= c.orphan_bytes();
             true
         });
@@ -191,6 +191,6 @@ impl Candidate {
     }
 
     fn orphan_bytes(&self) -> usize {
-        if self.class == Class::Orphan { self.held_bytes } else { 0 }
+        if self.class == Class::Orphan { self.truesize } else { 0 }
     }
 }

@@ -6,7 +6,7 @@ use alloc::boxed::Box;
 use fulmar_base::{Instant, Probe, SlotId};
 use fulmar_ip::Ip;
 use fulmar_mbuf::RecvBuf;
-use fulmar_socket::posted::{Io, Posted};
+use fulmar_socket::posted::{IoContext, Posted};
 use fulmar_socket::{SocketError, Step};
 
 use crate::layers::Core;
@@ -80,7 +80,7 @@ impl<P: Probe> Shard<P> {
     pub fn tcp_cancel_post(&mut self, now: Instant, id: SlotId, token: PostToken) {
         // A thread that waited with the lock held, and was thrown out by a device that panicked, is gone.
         (self.tcp.posted.out.awaited, self.tcp.posted.out.outcome) = (None, None);
-        self.tcp.posted.take_in(now, id, &mut self.core);
+        self.tcp.posted.deliver(now, id, &mut self.core);
         self.tcp.end_post(now, id, &mut self.core, |machine, io| {
             machine.cancel(io, |t| *t == token);
         });
@@ -89,7 +89,7 @@ impl<P: Probe> Shard<P> {
     /// Revokes a posted buffer whose read was given up: its bytes go back into the stream. False: the buffer is
     /// complete, or later bytes have been received already; it completes as usual.
     pub fn tcp_abandon_post(&mut self, now: Instant, id: SlotId, token: PostToken) -> bool {
-        self.tcp.posted.take_in(now, id, &mut self.core);
+        self.tcp.posted.deliver(now, id, &mut self.core);
         if !self.tcp_posted(id).any(|t| t == token) {
             return false;
         }
@@ -156,7 +156,7 @@ impl Tcp {
         now: Instant,
         id: SlotId,
         core: &mut Core<P>,
-        f: impl FnOnce(&mut Posted<PostToken>, &mut Io<'_>),
+        f: impl FnOnce(&mut Posted<PostToken>, &mut IoContext<'_>),
     ) {
         if let Ok(entry) = core.sockets.tcp(id) {
             with_machine(&mut core.net, entry, f);
@@ -168,8 +168,8 @@ impl Tcp {
 
     /// For a call on one connection: delivers to its posted buffers, and sends what that gives rise to.
     pub fn run_posted<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
-        self.posted.take_in(now, id, core);
-        self.posted.settle(now, id, true, core);
+        self.posted.deliver(now, id, core);
+        self.posted.end_burst(now, id, true, core);
         if self.unanswered == 0 && core.sockets.is_queued(id) {
             core.net.link.set_now(now);
             self.output_now(now, id, core);

@@ -87,9 +87,9 @@ impl SendWaiters {
     /// Whether freed memory can serve a writer.
     fn has_news(&self, pool: &Pool) -> bool {
         let share = pool.share_of(Purpose::Send);
-        let has_room = !self.queue.is_empty() && share.used + RELIEF_BYTES <= self.seen_used;
+        let has_space = !self.queue.is_empty() && share.used + RELIEF_BYTES <= self.seen_used;
         let is_plenty = !self.stalled.is_empty() && !share.is_contended();
-        has_room || is_plenty && self.go_on_at.is_none()
+        has_space || is_plenty && self.go_on_at.is_none()
     }
 
     /// Enqueues a writer; `is_stalled`: its peer acknowledges nothing; `used`: bytes of the send share in use.

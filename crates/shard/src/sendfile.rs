@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 
 use fulmar_base::{Counter, Instant, Probe, SlotId, Stage};
 use fulmar_mbuf::SharedBytes;
-use fulmar_socket::sendfile::{self, Piece, Rest, Worth};
+use fulmar_socket::sendfile::{self, Piece, Rest, LowWater};
 use fulmar_socket::{Reservation, SocketError, Step, sosend};
 use fulmar_tcp::State;
 
@@ -25,7 +25,7 @@ impl<P: Probe> Shard<P> {
         now: Instant,
         id: SlotId,
         rest: &Rest,
-        worth: Worth,
+        worth: LowWater,
     ) -> Result<Step<(Reservation, Piece)>, SocketError> {
         self.core.sockets.check_down(id)?;
         self.pass(Stage::SendChecked);
@@ -96,7 +96,7 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         pages: &Arc<dyn SharedBytes>,
         (rest, most): (&Rest, usize),
-        worth: Worth,
+        worth: LowWater,
     ) -> Result<Step<usize>, SocketError> {
         self.core.sockets.check_down(id)?;
         self.pass(Stage::SendChecked);

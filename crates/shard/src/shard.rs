@@ -150,7 +150,7 @@ impl<P: Probe> Shard<P> {
         shards: u16,
     ) -> Result<Self, SetupError> {
         let mut config = config;
-        let secrets = config.secrets.take().ok_or(SetupError::NoSecrets)?.of_shard(id);
+        let secrets = config.secrets.take().ok_or(SetupError::NoSecrets)?.for_shard(id);
         let secret = Secret::new(&secrets);
         let net = net_over(device, &config, &secrets, probe)?;
         let siblings = Siblings::new(id, shards, secret.owner());
@@ -202,7 +202,7 @@ impl<P: Probe> Shard<P> {
         // Hand-offs of other shards count as received frames.
         let handed = if self.core.siblings.is_alone() { 0 } else { self.take_handed(now) };
         self.tcp.unanswered += handed;
-        self.tcp.posted.announce(now, &mut self.core);
+        self.tcp.posted.notify_device(now, &mut self.core);
         while taken < budget && bytes < enough_bytes.saturating_sub(self.rx.frame_bytes / 2) {
             let room = self.rx.burst_size(enough_bytes).min(budget - taken);
             let ask = self.rx.frames_to_ask(room, self.core.net.link.caps());
@@ -227,7 +227,7 @@ impl<P: Probe> Shard<P> {
         }
         self.run_timers(now);
         if !self.tcp.posted.may_rest(now) {
-            self.tcp.posted.settle_all(now, is_dry, &mut self.core);
+            self.tcp.posted.end_bursts(now, is_dry, &mut self.core);
         }
         self.tcp.relieve(now, &mut self.core);
         self.pass(Stage::TimersRun);

@@ -325,7 +325,7 @@ pub struct PingEntry {
     /// Replies not yet taken, at most [`PING_REPLIES`].
     replies: VecDeque<Echo>,
     /// Their charge in bytes.
-    held_bytes: usize,
+    truesize: usize,
     /// Requests sent lately, at most [`PINGS_REMEMBERED`]: only about these is an ICMP error believed.
     pub sent: VecDeque<(IpAddr, u16)>,
     /// The watch of the socket.
@@ -343,7 +343,7 @@ impl PingEntry {
         PingEntry {
             ident,
             replies: VecDeque::new(),
-            held_bytes: 0,
+            truesize: 0,
             sent: VecDeque::new(),
             watch: Watched::default(),
         }
@@ -355,24 +355,24 @@ impl PingEntry {
     /// The reply, if there is none.
     pub fn keep(&mut self, echo: Echo, share: FairShare) -> Result<(), Echo> {
         let charge = echo.charge();
-        if share.is_contended() && charge > share.allowance(self.held_bytes, false) {
+        if share.is_contended() && charge > share.allowance(self.truesize, false) {
             return Err(echo);
         }
-        self.held_bytes += charge;
+        self.truesize += charge;
         self.replies.push_back(echo);
         Ok(())
     }
 
     /// A reply beyond the limits, the oldest first.
     pub fn pop_surplus(&mut self) -> Option<Echo> {
-        let is_full = self.replies.len() > PING_REPLIES || self.held_bytes > PING_BYTES;
+        let is_full = self.replies.len() > PING_REPLIES || self.truesize > PING_BYTES;
         if is_full { self.receive() } else { None }
     }
 
     /// The oldest reply.
     pub fn receive(&mut self) -> Option<Echo> {
         let echo = self.replies.pop_front()?;
-        self.held_bytes -= echo.charge();
+        self.truesize -= echo.charge();
         Some(echo)
     }
 
@@ -418,14 +418,14 @@ mod tests {
         for (bytes, most) in [(8, PING_REPLIES), (60_000, 4)] {
             let mut ping = PingEntry::new(1);
             assert_eq!(kept(&mut ping, &mut pool, 200, bytes), most);
-            assert!(ping.held_bytes <= PING_BYTES);
+            assert!(ping.truesize <= PING_BYTES);
             let mut seq = 200 - most as u16;
             while let Some(echo) = ping.receive() {
                 assert_eq!(echo.seq, seq);
                 seq += 1;
                 echo.outcome.into_iter().for_each(|c| pool.free(c));
             }
-            assert_eq!((seq, ping.held_bytes, pool.outstanding()), (200, 0, 0));
+            assert_eq!((seq, ping.truesize, pool.outstanding()), (200, 0, 0));
         }
     }
 
@@ -436,7 +436,7 @@ mod tests {
         let others = pool.alloc_chain(limit / 4 * 3, 0, Purpose::Receive).unwrap();
         let mut ping = PingEntry::new(1);
         assert_eq!(kept(&mut ping, &mut pool, 200, 8), 4, "a page");
-        assert_eq!(ping.held_bytes, FairShare::MIN_BYTES);
+        assert_eq!(ping.truesize, FairShare::MIN_BYTES);
         while let Some(echo) = ping.receive() {
             echo.outcome.into_iter().for_each(|c| pool.free(c));
         }

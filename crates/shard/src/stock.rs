@@ -1,11 +1,11 @@
 //! Small buffers that a socket keeps for itself: the remedy that was proposed in 2012 for the cost of
-//! allocation on a send path, as a variation to be measured ([`Variation::CachePerSocket`]).
+//! allocation on a send path, as a variation to be measured ([`StepAblation::CachePerSocket`]).
 //!
 //! The released path takes buffers from the shard's pool, which keeps them ready-made. A stock is
 //! filled from there, many at a time; what is sent goes back to the pool, since a device that is done
 //! with a frame does not know whose it was.
 //!
-//! [`Variation::CachePerSocket`]: fulmar_base::Variation::CachePerSocket
+//! [`StepAblation::CachePerSocket`]: fulmar_base::StepAblation::CachePerSocket
 
 use alloc::vec::Vec;
 

@@ -123,7 +123,7 @@ impl Tcp {
         }
         let now = core.net.link.now();
         self.posted.take_in_all(now, core);
-        self.posted.settle_all(now, true, core);
+        self.posted.end_bursts(now, true, core);
     }
 
     /// Sets the timer of the TIME-WAIT table.

@@ -59,7 +59,7 @@ impl Tcp {
 
     /// Generations of the flow table and of `ip`.
     fn generations(&self, ip: &Ip) -> (u64, u64) {
-        (self.flows.changes(), ip.generation())
+        (self.flows.generation(), ip.generation())
     }
 
     /// Fast path: a segment of the flow of the last one. Gives any other packet back without side effects.

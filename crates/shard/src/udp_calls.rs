@@ -287,7 +287,7 @@ impl Udp {
         let Some(Socket::Udp(mut s)) = core.sockets.remove(id) else { return };
         if let Some(slot) = s.binding {
             self.table.unbind(slot);
-            if let Some(local) = s.socket.local.filter(|l| !self.table.has_port(l.port())) {
+            if let Some(local) = s.socket.local.filter(|l| !self.table.is_port_bound(l.port())) {
                 core.siblings.remove_port(local.port());
             }
         }

@@ -66,7 +66,7 @@ impl Udp {
             let found = lookup.socket_of_datagram(&self.table, to, from);
             let refusal = match found.and_then(|id| sockets.get(id)) {
                 // Of a run some may fit.
-                Some(Socket::Udp(s)) if !is_run => refusal(&s.socket, charge, share),
+                Some(Socket::Udp(s)) if !is_run => drop_reason(&s.socket, charge, share),
                 _ => None,
             };
             refusal.map_or(Ok(found), |reason| Err(Some(reason)))
@@ -142,7 +142,7 @@ fn deliver<P: Probe>(id: SlotId, datagram: Datagram, core: &mut Core<P>) {
     let Net { pool, counters, .. } = &mut core.net;
     let share = pool.share_of(Purpose::Receive);
     if share.is_contended()
-        && let Some(reason) = refusal(&s.socket, fulmar_udp::charge(&datagram.payload), share)
+        && let Some(reason) = drop_reason(&s.socket, fulmar_udp::charge(&datagram.payload), share)
     {
         counters.drop_packet(reason);
         return pool.free(datagram.payload);
@@ -160,9 +160,9 @@ fn deliver<P: Probe>(id: SlotId, datagram: Datagram, core: &mut Core<P>) {
 /// The reason for which a datagram with this charge is dropped: the limit of the socket or, once half of
 /// the receive share is in use, the fair part of the socket.
 #[inline]
-fn refusal(socket: &UdpSocket, charge: usize, share: FairShare) -> Option<DropReason> {
-    if share.is_contended() && charge > share.allowance(socket.held_bytes(), false) {
+fn drop_reason(socket: &UdpSocket, charge: usize, share: FairShare) -> Option<DropReason> {
+    if share.is_contended() && charge > share.allowance(socket.truesize(), false) {
         return Some(DropReason::UdpBufferFull);
     }
-    socket.refusal(charge)
+    socket.drop_reason(charge)
 }

@@ -15,7 +15,7 @@
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
 
-use fulmar_base::{Counter, Instant, Offload, Probe, SlotId, Stage, Variation, with_zone, zone_of};
+use fulmar_base::{Counter, Instant, Offload, Probe, SlotId, Stage, StepAblation, with_zone, zone_of};
 use fulmar_ip::{FrameSink, Ip, Outgoing, Traffic};
 use fulmar_mbuf::{Chain, Mbuf, Purpose};
 use fulmar_netdev::Packet;
@@ -241,7 +241,7 @@ impl Udp {
             Some(_) => template.ip().fits(transport_bytes, &request.offload()),
         };
         let serves = fits && net.ip.holds(template.ip(), now);
-        if !(net.probe.varies(Variation::NoCacheValidation) || serves) {
+        if !(net.probe.ablates(StepAblation::NoCacheValidation) || serves) {
             return None;
         }
         if net.ends_at_one_of([Stage::SendChecked, Stage::PathChosen]) {
@@ -389,7 +389,7 @@ impl<P: Probe> Net<P> {
     /// Whether an ablation turns the templates off.
     #[inline(always)]
     pub(crate) fn forgets_templates(&self) -> bool {
-        self.probe.varies_in([Variation::NoTemplate, Variation::NoDestinationCache])
+        self.probe.varies_in([StepAblation::NoTemplate, StepAblation::NoDestinationCache])
     }
 
     #[inline(always)]
@@ -416,9 +416,9 @@ impl<P: Probe> Net<P> {
         if !self.admits_datagram(bytes) {
             return Err(SocketError::NoBuffer);
         }
-        let is_early = self.probe.varies(Variation::EarlyEncapsulation);
+        let is_early = self.probe.ablates(StepAblation::EarlyEncapsulation);
         let headroom = if is_early { 0 } else { HEADROOM };
-        let chain = match self.probe.varies(Variation::CachePerSocket) {
+        let chain = match self.probe.ablates(StepAblation::CachePerSocket) {
             false => self.pool.alloc_chain(bytes, headroom, Purpose::Send),
             true => self.stocks.take(id, bytes, headroom, &mut self.pool),
         };
@@ -441,7 +441,7 @@ impl<P: Probe> Net<P> {
     fn is_linear(&self, bytes: usize) -> bool {
         bytes <= LINEAR_BYTES
             && self.link.caps().tx_csum
-            && !self.probe.varies_in([Variation::EarlyEncapsulation, Variation::CachePerSocket])
+            && !self.probe.varies_in([StepAblation::EarlyEncapsulation, StepAblation::CachePerSocket])
     }
 
     /// Sends a datagram in one buffer, headers and payload: from the pool to the burst it is one word, the

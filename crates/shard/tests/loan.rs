@@ -9,7 +9,7 @@ use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Chain, Purpose};
 use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
 use fulmar_socket::Step;
-use fulmar_tcp::Lent;
+use fulmar_tcp::LoanCharge;
 
 const START: Instant = Instant::from_millis(1000);
 const TOTAL: usize = 4 << 20;
@@ -100,7 +100,7 @@ impl World {
         }
     }
 
-    fn lend(&mut self, f: &mut Flow, kept: &mut Vec<(Chain, Lent)>) {
+    fn lend(&mut self, f: &mut Flow, kept: &mut Vec<(Chain, LoanCharge)>) {
         while let Ok(Step::Done((chain, lent))) =
             self.b.tcp_lend(self.now, f.server, usize::MAX, false)
         {
@@ -156,7 +156,7 @@ fn honest_time(config: &SimConfig, with_hoarder: bool) -> Duration {
     took
 }
 
-fn hoarder_is_stopped_and_goes_on(w: &mut World, mut f: Flow, mut kept: Vec<(Chain, Lent)>) {
+fn hoarder_is_stopped_and_goes_on(w: &mut World, mut f: Flow, mut kept: Vec<(Chain, LoanCharge)>) {
     for _ in 0..300 {
         w.tick();
         w.lend(&mut f, &mut kept);
@@ -177,7 +177,7 @@ fn hoarder_is_stopped_and_goes_on(w: &mut World, mut f: Flow, mut kept: Vec<(Cha
         w.tick();
         w.read(&mut f);
     }
-    assert_eq!(w.b.tcp_entry(f.server).unwrap().tcb.lent(), Lent::default());
+    assert_eq!(w.b.tcp_entry(f.server).unwrap().tcb.lent(), LoanCharge::default());
     assert_eq!(w.drops(), 0, "something was dropped for want of buffers");
 }
 

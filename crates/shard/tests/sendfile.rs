@@ -8,7 +8,7 @@ use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
 use fulmar_shard::{ListenOptions, Shard, StackConfig};
-use fulmar_socket::sendfile::{Piece, Rest, Worth};
+use fulmar_socket::sendfile::{Piece, Rest, LowWater};
 use fulmar_socket::{Reservation, SocketError, Step};
 
 const WRITER: u64 = 1;
@@ -123,7 +123,7 @@ impl Sender {
         let shard = &mut p.shards[0];
         let left = self.rest.bytes();
         if left > 0 && self.held.len() < 3 {
-            let worth = if self.rng.below(2) == 0 { Worth::HalfTheBuffer } else { Worth::AnyWrite };
+            let worth = if self.rng.below(2) == 0 { LowWater::HalfBuffer } else { LowWater::Writable };
             let step = shard.sendfile_reserve(p.now, p.client, &self.rest, worth).expect("open");
             if let Step::Done((r, piece)) = step {
                 let at = self.whole.len() - left as usize;
@@ -175,7 +175,7 @@ fn pieces_filled_in_any_order_arrive_in_order_over_a_bad_link() {
 fn what_was_accepted_and_cannot_be_read_resets_the_connection_with_eio() {
     let mut p = Pair::new(1, &Impairments::default());
     let rest = Rest { file: 100_000, ..Rest::default() };
-    let worth = Worth::AnyWrite;
+    let worth = LowWater::Writable;
     let shard = &mut p.shards[0];
     let Ok(Step::Done((first, _))) = shard.sendfile_reserve(p.now, p.client, &rest, worth) else {
         panic!("no space");
@@ -207,7 +207,7 @@ fn what_was_accepted_and_cannot_be_read_resets_the_connection_with_eio() {
 fn a_piece_that_is_ready_after_the_end_of_its_connection_is_freed_and_refused() {
     let mut p = Pair::new(2, &Impairments::default());
     let rest = Rest { file: 100_000, ..Rest::default() };
-    let step = p.shards[0].sendfile_reserve(p.now, p.client, &rest, Worth::AnyWrite);
+    let step = p.shards[0].sendfile_reserve(p.now, p.client, &rest, LowWater::Writable);
     let Ok(Step::Done((r, piece))) = step else { panic!("no space") };
     p.shards[1].tcp_entry(p.server).expect("open").linger = Some(Duration::ZERO);
     let (now, client, server) = (p.now, p.client, p.server);
@@ -215,7 +215,7 @@ fn a_piece_that_is_ready_after_the_end_of_its_connection_is_freed_and_refused() 
     (0..100).for_each(|_| p.pass());
     let answer = p.shards[0].sendfile_commit(p.now, client, r, piece.len(), false);
     assert_eq!(answer, Err(SocketError::ConnectionReset));
-    let step = p.shards[0].sendfile_reserve(p.now, client, &rest, Worth::AnyWrite);
+    let step = p.shards[0].sendfile_reserve(p.now, client, &rest, LowWater::Writable);
     assert!(matches!(step, Err(SocketError::BrokenPipe)));
     p.shards[0].close(p.now, client);
     (0..100).for_each(|_| p.pass());
@@ -234,7 +234,7 @@ fn a_piece_of_64_kib_is_one_output_of_as_many_packets() {
         let rest = Rest { file: 64 << 10, ..Rest::default() };
         let shard = &mut p.shards[0];
         let before = counts.map(|c| shard.counters().value(c));
-        let step = shard.sendfile_reserve(p.now, p.client, &rest, Worth::HalfTheBuffer);
+        let step = shard.sendfile_reserve(p.now, p.client, &rest, LowWater::HalfBuffer);
         let Ok(Step::Done((r, piece))) = step else { panic!("no space") };
         shard.sendfile_commit(p.now, p.client, r, piece.len(), false).expect("open");
         let after = counts.map(|c| shard.counters().value(c));
@@ -270,10 +270,10 @@ fn bytes_that_only_the_kernel_may_read_reach_no_other_device() {
     shard.tcp_begin_write(client, WRITER).unwrap();
     let owner: std::sync::Arc<dyn fulmar_mbuf::SharedBytes> = std::sync::Arc::new(Gone);
     let small = Rest { file: 1000, ..Rest::default() };
-    let step = shard.sendfile_share(now, client, &owner, (&small, 1000), Worth::AnyWrite);
+    let step = shard.sendfile_share(now, client, &owner, (&small, 1000), LowWater::Writable);
     assert!(matches!(step, Ok(Step::Done(0))), "few bytes are better copied");
     let rest = Rest { file: 100_000, ..Rest::default() };
-    let step = shard.sendfile_share(now, client, &owner, (&rest, 100_000), Worth::AnyWrite);
+    let step = shard.sendfile_share(now, client, &owner, (&rest, 100_000), LowWater::Writable);
     assert!(matches!(step, Ok(Step::Done(100_000))));
     assert_eq!(shard.counters().value(Counter::SendFileMappedBytes), 100_000);
     assert!(shard.counters().drops(DropReason::KernelOnly) > 0);

@@ -16,7 +16,7 @@ use fulmar_socket::{SocketError, Step};
 /// A device that takes frames only while it is open.
 struct Valve {
     inner: SimLink,
-    is_shut: Arc<AtomicBool>,
+    is_recv_shutdown: Arc<AtomicBool>,
 }
 
 impl Device for Valve {
@@ -28,7 +28,7 @@ impl Device for Valve {
         burst: &mut Burst,
         counters: &mut Counters,
     ) -> usize {
-        if self.is_shut.load(Ordering::Relaxed) {
+        if self.is_recv_shutdown.load(Ordering::Relaxed) {
             return 0;
         }
         self.inner.tx_burst(now, pool, burst, counters)
@@ -38,7 +38,7 @@ impl Device for Valve {
 struct Pair {
     now: Instant,
     shards: [Shard; 2],
-    is_shut: Arc<AtomicBool>,
+    is_recv_shutdown: Arc<AtomicBool>,
 }
 
 fn at(station: u8, port: u16) -> SocketAddr {
@@ -53,7 +53,7 @@ impl Pair {
     fn over(how: Impairments, link: &LinkConfig) -> Pair {
         let how = Impairments { delay: Duration::from_millis(1), ..how };
         let (a, b) = sim_pair(1, &how, link);
-        let is_shut = Arc::new(AtomicBool::new(false));
+        let is_recv_shutdown = Arc::new(AtomicBool::new(false));
         let now = Instant::from_millis(1000);
         let shard = |station: u8, inner| {
             let config = StackConfig {
@@ -64,11 +64,11 @@ impl Pair {
                 secrets: Some(Secrets::for_simulation(u64::from(station))),
                 ..StackConfig::default()
             };
-            let is_shut =
-                if station == 0 { Arc::clone(&is_shut) } else { Arc::new(AtomicBool::new(false)) };
-            Shard::new(config, Box::new(Valve { inner, is_shut }), now).expect("a shard")
+            let is_recv_shutdown =
+                if station == 0 { Arc::clone(&is_recv_shutdown) } else { Arc::new(AtomicBool::new(false)) };
+            Shard::new(config, Box::new(Valve { inner, is_recv_shutdown }), now).expect("a shard")
         };
-        Pair { now, shards: [shard(0, a), shard(1, b)], is_shut }
+        Pair { now, shards: [shard(0, a), shard(1, b)], is_recv_shutdown }
     }
 
     /// Lets time pass, each shard stepped at its own deadlines and at no other time.
@@ -131,12 +131,12 @@ fn what_a_full_device_held_back_goes_when_it_has_room() {
     let mut p = Pair::new();
     let (client, server) = p.connected();
     p.shards[0].tcp_entry(client).unwrap().tcb.set_nodelay(true);
-    p.is_shut.store(true, Ordering::Relaxed);
+    p.is_recv_shutdown.store(true, Ordering::Relaxed);
     p.write(client, &[7; 1000]);
     p.write(client, b"more");
     // Would not return if a full device were a reason to spin.
     p.pass(Duration::from_millis(50));
-    p.is_shut.store(false, Ordering::Relaxed);
+    p.is_recv_shutdown.store(false, Ordering::Relaxed);
     p.shards[0].step(p.now, 64);
     p.pass(Duration::from_millis(20));
     let Ok(Step::Done(chain)) = p.shards[1].tcp_take(server, usize::MAX) else {
@@ -150,12 +150,12 @@ fn what_a_full_device_held_back_goes_when_it_has_room() {
 fn a_reset_that_a_full_device_held_back_is_not_forgotten() {
     let mut p = Pair::new();
     let (client, server) = p.connected();
-    p.is_shut.store(true, Ordering::Relaxed);
+    p.is_recv_shutdown.store(true, Ordering::Relaxed);
     // One frame fills the burst, so that the reset finds no room.
     p.write(client, b"x");
     p.shards[0].tcp_entry(client).unwrap().linger = Some(Duration::ZERO);
     p.shards[0].close(p.now, client);
-    p.is_shut.store(false, Ordering::Relaxed);
+    p.is_recv_shutdown.store(false, Ordering::Relaxed);
     p.shards[0].step(p.now, 64);
     p.pass(Duration::from_millis(20));
     assert!(p.shards[0].stat().sockets.is_empty());

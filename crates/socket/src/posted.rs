@@ -7,9 +7,9 @@
 //!   bytes:  stream ──► receive queue ──► active.filled      (copied, unless the device placed them)
 //! ```
 //!
-//! **Input**: the receive queue after each burst ([`Posted::take_in`]), and once more when the device has no
-//! more frames ([`Posted::settle`]). Only then a push, the low-water mark or the idle time-out completes a
-//! buffer, so that a frame of the same message is not missed. **Output**: [`Finished`] buffers in the order
+//! **Input**: the receive queue after each burst ([`Posted::deliver`]), and once more when the device has no
+//! more frames ([`Posted::end_burst`]). Only then a push, the low-water mark or the idle time-out completes a
+//! buffer, so that a frame of the same message is not missed. **Output**: [`Completed`] buffers in the order
 //! of posting, each with its exact length, and hints to the device ([`Placer`]).
 //!
 //! **Invariants.** Bytes are delivered to the active buffer only, at `filled`; the buffers behind it are
@@ -30,7 +30,7 @@ mod registrations;
 use alloc::collections::VecDeque;
 
 use fulmar_base::{Duration, Instant};
-use fulmar_mbuf::{BufId, Hold, Pool, RecvBuf, RecvQueue, Room};
+use fulmar_mbuf::{BufId, PostedBuf, Pool, RecvBuf, RecvQueue, WritableRange};
 
 use crate::SocketError;
 use heuristics::{PlacementCredit, Pushes};
@@ -51,7 +51,7 @@ const MIN_FRAME_BYTES: usize = 8 << 10;
 
 /// When a buffer is completed before it is full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Rule {
+pub struct CompletionPolicy {
     /// It has at least this many bytes, and at least 1. A value above its length means when it is full.
     pub low_water_bytes: usize,
     /// The last segment received has PSH, unless pushes follow each other so closely that they do not mark
@@ -61,10 +61,10 @@ pub struct Rule {
     pub idle: Option<Duration>,
 }
 
-impl Default for Rule {
+impl Default for CompletionPolicy {
     /// When full, on a push, or after an idle time of a millisecond.
-    fn default() -> Rule {
-        Rule { low_water_bytes: usize::MAX, on_push: true, idle: Some(Duration::from_millis(1)) }
+    fn default() -> CompletionPolicy {
+        CompletionPolicy { low_water_bytes: usize::MAX, on_push: true, idle: Some(Duration::from_millis(1)) }
     }
 }
 
@@ -72,10 +72,10 @@ impl Default for Rule {
 pub trait Placer {
     /// Posts ranges for the bytes from stream offset `next` on, instead of those posted before. False if the
     /// device cannot place.
-    fn place(&mut self, next: u64, first: Room, second: Option<Room>) -> bool;
+    fn place(&mut self, next: u64, first: WritableRange, second: Option<WritableRange>) -> bool;
 
     /// Posts another range behind the last one. False if all ranges have to be posted again.
-    fn place_behind(&mut self, second: Room) -> bool;
+    fn place_behind(&mut self, second: WritableRange) -> bool;
 
     /// Revokes all ranges; the device writes to none of them from now on.
     fn unplace(&mut self);
@@ -91,7 +91,7 @@ pub trait Placer {
 }
 
 /// The context of an operation.
-pub struct Io<'a> {
+pub struct IoContext<'a> {
     /// The receive queue of the connection.
     pub recv: &'a mut RecvQueue,
     /// The pool of the shard.
@@ -104,7 +104,7 @@ pub struct Io<'a> {
 
 /// The state of the stream when the device has no more frames.
 #[derive(Clone, Copy, Debug)]
-pub struct Stream {
+pub struct StreamState {
     /// The present time.
     pub now: Instant,
     /// Whether the last byte received was pushed (PSH).
@@ -115,9 +115,9 @@ pub struct Stream {
     pub ended: Option<Result<(), SocketError>>,
 }
 
-/// The result of [`Posted::take_in`].
+/// The result of [`Posted::deliver`].
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Taken {
+pub struct Delivered {
     /// Bytes delivered to buffers.
     pub bytes: usize,
     /// Bytes copied, out of `bytes`.
@@ -130,7 +130,7 @@ pub struct Taken {
 
 /// A completed buffer.
 #[derive(Debug)]
-pub struct Finished<T> {
+pub struct Completed<T> {
     /// The token passed to [`Posted::post`].
     pub token: T,
     /// The buffer, with the bytes received.
@@ -141,14 +141,14 @@ pub struct Finished<T> {
 
 /// A posted buffer.
 struct Entry<T> {
-    hold: Hold,
+    hold: PostedBuf,
     /// Bytes delivered.
     filled: usize,
     /// Bytes placed by the device, out of `filled`.
     placed: usize,
     /// Mbufs that the placed bytes arrived in.
     placed_mbufs: usize,
-    rule: Rule,
+    rule: CompletionPolicy,
     /// The buffer of a blocked read.
     is_read: bool,
     /// `None` if it is abandoned: its bytes return to the receive queue.
@@ -190,7 +190,7 @@ pub struct Posted<T> {
     ended: usize,
     /// Whether an entry is abandoned.
     has_abandoned: bool,
-    finished: VecDeque<Finished<T>>,
+    finished: VecDeque<Completed<T>>,
     device: Option<PostedRanges>,
     /// The device may still match frames against this flow, although it has no range left.
     is_flow_known: bool,
@@ -228,7 +228,7 @@ impl<T> Default for Posted<T> {
 
 impl<T> Posted<T> {
     /// Posts a buffer behind the others. Returns it if there are [`MAX_POSTED`].
-    pub fn post(&mut self, buf: RecvBuf, rule: Rule, token: T) -> Result<(), (RecvBuf, T)> {
+    pub fn post(&mut self, buf: RecvBuf, rule: CompletionPolicy, token: T) -> Result<(), (RecvBuf, T)> {
         self.push(buf, None, rule, token)
     }
 
@@ -238,7 +238,7 @@ impl<T> Posted<T> {
         &mut self,
         buf: RecvBuf,
         filled: usize,
-        rule: Rule,
+        rule: CompletionPolicy,
         token: T,
     ) -> Result<(), (RecvBuf, T)> {
         self.push(buf, Some(filled), rule, token)
@@ -248,7 +248,7 @@ impl<T> Posted<T> {
         &mut self,
         buf: RecvBuf,
         read: Option<usize>,
-        rule: Rule,
+        rule: CompletionPolicy,
         token: T,
     ) -> Result<(), (RecvBuf, T)> {
         if self.queue.len() >= MAX_POSTED {
@@ -286,7 +286,7 @@ impl<T> Posted<T> {
     }
 
     /// The next completed buffer.
-    pub fn pop_finished(&mut self) -> Option<Finished<T>> {
+    pub fn pop_finished(&mut self) -> Option<Completed<T>> {
         self.finished.pop_front()
     }
 
@@ -297,11 +297,11 @@ impl<T> Posted<T> {
     }
 
     /// Delivers the bytes in the receive queue to the buffers, and updates the hints of the device.
-    pub fn take_in(&mut self, now: Instant, io: &mut Io<'_>) -> Taken {
+    pub fn deliver(&mut self, now: Instant, io: &mut IoContext<'_>) -> Delivered {
         if self.has_abandoned {
             self.unread_abandoned(io);
         }
-        let mut taken = Taken::default();
+        let mut taken = Delivered::default();
         self.end_full(now);
         while io.recv.readable() > 0 && taken.copied < COPY_BATCH {
             let Some(at) = self.active() else { break };
@@ -324,22 +324,22 @@ impl<T> Posted<T> {
     }
 
     /// Whether a new buffer is only queued behind the one that the device is filling, so that
-    /// [`Posted::announce`] can be deferred to the next poll of the device.
+    /// [`Posted::notify_device`] can be deferred to the next poll of the device.
     pub fn may_wait(&self, recv: &RecvQueue) -> bool {
         let is_usual = self.ended == 0 && !self.has_abandoned && !self.is_closed;
         is_usual && self.device.is_some() && recv.readable() == 0
     }
 
     /// Updates the hints of the device for newly posted buffers.
-    pub fn announce(&mut self, now: Instant, io: &mut Io<'_>) {
+    pub fn notify_device(&mut self, now: Instant, io: &mut IoContext<'_>) {
         if self.device.is_some() {
             self.update_device(now, io);
         }
     }
 
-    /// Completes buffers that are not full by their rule. Called after [`Posted::take_in`] when the device
+    /// Completes buffers that are not full by their rule. Called after [`Posted::deliver`] when the device
     /// has no more frames. True if a buffer reports the error of the stream.
-    pub fn settle(&mut self, stream: &Stream, io: &mut Io<'_>) -> bool {
+    pub fn end_burst(&mut self, stream: &StreamState, io: &mut IoContext<'_>) -> bool {
         let mut is_told = false;
         if io.recv.readable() == 0 {
             match stream.ended {
@@ -357,7 +357,7 @@ impl<T> Posted<T> {
         is_told
     }
 
-    /// The idle time-out of the active buffer, when [`Posted::settle`] has to be called.
+    /// The idle time-out of the active buffer, when [`Posted::end_burst`] has to be called.
     pub fn next_deadline(&self) -> Option<Instant> {
         let active = self.active().and_then(|i| self.queue.get(i))?;
         let idle = active.rule.idle.filter(|_| active.filled > 0)?;
@@ -365,9 +365,9 @@ impl<T> Posted<T> {
     }
 
     /// Completes the buffer for which `is_it` is true, with its bytes or as cancelled. Call
-    /// [`Posted::take_in`] before, so that received bytes are counted, and [`Posted::pop_finished`] after it.
+    /// [`Posted::deliver`] before, so that received bytes are counted, and [`Posted::pop_finished`] after it.
     /// False if there is none.
-    pub fn cancel(&mut self, io: &mut Io<'_>, is_it: impl Fn(&T) -> bool) -> bool {
+    pub fn cancel(&mut self, io: &mut IoContext<'_>, is_it: impl Fn(&T) -> bool) -> bool {
         let found = self.find(is_it);
         if let Some(at) = found {
             self.end(at, Some(SocketError::Cancelled));
@@ -378,7 +378,7 @@ impl<T> Posted<T> {
 
     /// Abandons the buffer for which `is_it` is true: its bytes return to the front of the receive queue.
     /// False if it has ended and bytes behind it have been delivered already: it will be completed.
-    pub fn abandon(&mut self, io: &mut Io<'_>, is_it: impl Fn(&T) -> bool) -> bool {
+    pub fn abandon(&mut self, io: &mut IoContext<'_>, is_it: impl Fn(&T) -> bool) -> bool {
         let found = self.queue.iter().position(|e| e.token.as_ref().is_some_and(&is_it));
         let Some(at) = found else { return true };
         let is_last = self.queue.iter().skip(at + 1).all(|e| e.filled == 0);
@@ -400,7 +400,7 @@ impl<T> Posted<T> {
     }
 
     /// Completes all buffers, since the socket is closed.
-    pub fn cancel_all(&mut self, io: &mut Io<'_>) {
+    pub fn cancel_all(&mut self, io: &mut IoContext<'_>) {
         // Bytes that could not be returned to the receive queue are discarded with it.
         self.queue.retain(|e| e.end.is_some() || e.token.is_some());
         self.has_abandoned = false;
@@ -418,7 +418,7 @@ impl<T> Posted<T> {
     }
 
     /// Completes ended buffers whose memory is no longer referenced.
-    pub fn drain(&mut self, io: &mut Io<'_>) {
+    pub fn drain(&mut self, io: &mut IoContext<'_>) {
         self.complete_ended(io);
     }
 }
@@ -443,7 +443,7 @@ impl<T> Posted<T> {
     }
 
     /// Accepts the first mbuf if the device placed it at its position in the buffer. Returns its bytes.
-    fn accept_placed(&mut self, at: usize, io: &mut Io<'_>) -> usize {
+    fn accept_placed(&mut self, at: usize, io: &mut IoContext<'_>) -> usize {
         let (Some(entry), Some(front)) = (self.queue.get_mut(at), io.recv.front()) else {
             return 0;
         };
@@ -466,14 +466,14 @@ impl<T> Posted<T> {
     /// Copies bytes into the buffer, about `max` at most, up to the next mbuf that is placed in it. 0 if mbufs
     /// of this buffer are still in use elsewhere.
     #[inline(never)]
-    fn copy_in(&mut self, at: usize, io: &mut Io<'_>, max: usize) -> usize {
+    fn copy_in(&mut self, at: usize, io: &mut IoContext<'_>, max: usize) -> usize {
         self.revoke(io);
         let Some(entry) = self.queue.get_mut(at) else { return 0 };
         let id = entry.hold.id();
-        let room = entry.hold.room(entry.filled).or_else(|| {
+        let room = entry.hold.writable_range(entry.filled).or_else(|| {
             // Bytes placed behind `filled` are not at their final position.
             io.recv.evict(id, io.pool);
-            entry.hold.room(entry.filled)
+            entry.hold.writable_range(entry.filled)
         });
         let Some(mut room) = room else { return 0 };
         let mut copied = 0;
@@ -494,7 +494,7 @@ impl<T> Posted<T> {
 
     /// Revokes the ranges of the device.
     #[inline(never)]
-    fn revoke(&mut self, io: &mut Io<'_>) {
+    fn revoke(&mut self, io: &mut IoContext<'_>) {
         if self.device.take().is_some() {
             io.placer.unplace();
             self.is_flow_known = false;
@@ -502,7 +502,7 @@ impl<T> Posted<T> {
     }
 
     /// Posts the next ranges to the device, unless it has them.
-    fn update_device(&mut self, now: Instant, io: &mut Io<'_>) {
+    fn update_device(&mut self, now: Instant, io: &mut IoContext<'_>) {
         if !io.may_place || self.is_closed {
             return self.revoke(io);
         }
@@ -532,8 +532,8 @@ impl<T> Posted<T> {
 
     /// Posts only the second range: the usual case of a reader that posts one buffer again while the other is
     /// being filled.
-    fn place_behind(&mut self, at: usize, [first, second]: [BufId; 2], io: &mut Io<'_>) -> bool {
-        let Some(room) = self.queue.get_mut(at).and_then(|e| e.hold.room(0)) else { return false };
+    fn place_behind(&mut self, at: usize, [first, second]: [BufId; 2], io: &mut IoContext<'_>) -> bool {
+        let Some(room) = self.queue.get_mut(at).and_then(|e| e.hold.writable_range(0)) else { return false };
         self.registered.use_buffers([Some(first), Some(second)], io.placer);
         let is_added = io.placer.place_behind(room);
         if let Some(device) = self.device.as_mut().filter(|_| is_added) {
@@ -543,11 +543,11 @@ impl<T> Posted<T> {
     }
 
     #[inline(never)]
-    fn place(&mut self, now: Instant, at: usize, ranges: PostedRanges, io: &mut Io<'_>) {
+    fn place(&mut self, now: Instant, at: usize, ranges: PostedRanges, io: &mut IoContext<'_>) {
         let mut entries = self.queue.iter_mut().skip(at);
-        let Some(first) = entries.next().and_then(|e| e.hold.room(e.filled)) else { return };
-        let second = ranges.second.and_then(|_| entries.next()?.hold.room(0));
-        let ranges = PostedRanges { second: second.as_ref().map(Room::buffer), ..ranges };
+        let Some(first) = entries.next().and_then(|e| e.hold.writable_range(e.filled)) else { return };
+        let second = ranges.second.and_then(|_| entries.next()?.hold.writable_range(0));
+        let ranges = PostedRanges { second: second.as_ref().map(WritableRange::buffer), ..ranges };
         self.registered.use_buffers([Some(ranges.first), ranges.second], io.placer);
         if io.placer.place(ranges.next, first, second) {
             self.device = Some(ranges);

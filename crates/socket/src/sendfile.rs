@@ -89,30 +89,30 @@ impl Rest {
 
 /// How much free space a call waits for if the rest does not fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Worth {
+pub enum LowWater {
     /// Half of the send buffer, for a blocking call.
-    HalfTheBuffer,
+    HalfBuffer,
     /// The low-water mark of a write, for a non-blocking call, whose caller waits for `WRITABLE`.
-    AnyWrite,
+    Writable,
 }
 
-impl Worth {
+impl LowWater {
     /// Free space below which a call waits.
     fn low_water(self, limit: usize) -> usize {
         match self {
-            Worth::HalfTheBuffer => limit / 2,
-            Worth::AnyWrite => SEND_LOW_WATER_BYTES.min(limit / 2),
+            LowWater::HalfBuffer => limit / 2,
+            LowWater::Writable => SEND_LOW_WATER_BYTES.min(limit / 2),
         }
         .max(1)
     }
 }
 
-fn must_wait(space: usize, limit: usize, rest: &Rest, worth: Worth) -> bool {
+fn must_wait(space: usize, limit: usize, rest: &Rest, worth: LowWater) -> bool {
     (space as u64) < rest.bytes() && space < worth.low_water(limit)
 }
 
 /// Whether the send buffer has space for the next part. If the call waits nevertheless, it waits for storage.
-pub fn has_space(tcb: &Tcb, rest: &Rest, worth: Worth) -> bool {
+pub fn has_space(tcb: &Tcb, rest: &Rest, worth: LowWater) -> bool {
     let queue = tcb.send_queue_ref();
     let is_full = must_wait(queue.space(), queue.limit(), rest, worth);
     tcb.can_send() && queue.may_claim() && !is_full
@@ -127,7 +127,7 @@ pub fn reserve(
     tcb: &mut Tcb,
     pool: &mut Pool,
     rest: &Rest,
-    worth: Worth,
+    worth: LowWater,
 ) -> Result<Step<(Reservation, Piece)>, SocketError> {
     match sosend::check(tcb) {
         Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
@@ -163,7 +163,7 @@ pub fn share(
     pool: &mut Pool,
     pages: &Arc<dyn SharedBytes>,
     (rest, most): (&Rest, usize),
-    worth: Worth,
+    worth: LowWater,
 ) -> Result<Step<Taken>, SocketError> {
     match sosend::check(tcb) {
         Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
@@ -237,13 +237,13 @@ mod tests {
     #[test]
     fn a_call_waits_for_half_of_the_buffer_or_for_the_whole_rest() {
         let waits = |space, file, worth| must_wait(space, 1000, &rest(0, 0, file, 0), worth);
-        assert!(waits(499, 5000, Worth::HalfTheBuffer));
-        assert!(!waits(500, 5000, Worth::HalfTheBuffer));
-        assert!(!waits(20, 20, Worth::HalfTheBuffer));
-        assert!(waits(19, 20, Worth::HalfTheBuffer));
-        assert!(waits(0, 1, Worth::HalfTheBuffer));
-        assert!(must_wait(2047, 1 << 20, &rest(0, 0, 5000, 0), Worth::AnyWrite));
-        assert!(!must_wait(2048, 1 << 20, &rest(0, 0, 5000, 0), Worth::AnyWrite));
+        assert!(waits(499, 5000, LowWater::HalfBuffer));
+        assert!(!waits(500, 5000, LowWater::HalfBuffer));
+        assert!(!waits(20, 20, LowWater::HalfBuffer));
+        assert!(waits(19, 20, LowWater::HalfBuffer));
+        assert!(waits(0, 1, LowWater::HalfBuffer));
+        assert!(must_wait(2047, 1 << 20, &rest(0, 0, 5000, 0), LowWater::Writable));
+        assert!(!must_wait(2048, 1 << 20, &rest(0, 0, 5000, 0), LowWater::Writable));
     }
 
     proptest! {

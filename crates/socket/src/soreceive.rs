@@ -2,7 +2,7 @@
 //! outside it, and freed together with the window update.
 
 use fulmar_mbuf::{Chain, Mbuf, Pool, Purpose};
-use fulmar_tcp::{Env, Lent, State, Tcb};
+use fulmar_tcp::{Env, LoanCharge, State, Tcb};
 
 use crate::{SocketError, Step};
 
@@ -38,7 +38,7 @@ pub fn lend(
     env: &mut Env,
     max: usize,
     least: usize,
-) -> Result<Step<(Chain, Lent)>, SocketError> {
+) -> Result<Step<(Chain, LoanCharge)>, SocketError> {
     let chain = match take_at_least(tcb, env.pool, max, least, 0)? {
         Step::Done(chain) => chain,
         Step::WaitData(n) => return Ok(Step::WaitData(n)),
@@ -51,7 +51,7 @@ pub fn lend(
             return Err(SocketError::NoBuffer);
         }
     };
-    let lent = Lent::of(&chain);
+    let lent = LoanCharge::of(&chain);
     env.window.lend(lent.storage_bytes);
     tcb.lend(lent, env);
     Ok(Step::Done((chain, lent)))
@@ -62,9 +62,9 @@ pub fn lend(
 pub fn keepable(chain: Chain, pool: &mut Pool, is_short: bool) -> Result<Chain, Chain> {
     let waste = if is_short { WASTE / 2 } else { WASTE };
     let worth = chain.len().saturating_mul(waste).max(Mbuf::MIN_TRUESIZE);
-    let is_wasteful = chain.held_bytes() > worth;
+    let is_wasteful = chain.truesize() > worth;
     // Payload is in the control reserve only if the receive share was exhausted.
-    let is_dry = pool.available(Purpose::Receive) < chain.held_bytes();
+    let is_dry = pool.available(Purpose::Receive) < chain.truesize();
     let is_reserve = is_dry && chain.iter().any(|m| m.purpose() == Purpose::Control);
     if !is_wasteful && !is_reserve {
         return Ok(chain);

@@ -99,7 +99,7 @@ fn fair_part(tcb: &Tcb, pool: &Pool, want: usize) -> usize {
 
 /// Bytes of a share that a connection may allocate: see [`FairShare::allowance`].
 pub fn allowance(tcb: &Tcb, share: FairShare) -> usize {
-    share.allowance(tcb.send_queue_ref().held_bytes(), tcb.is_stalled())
+    share.allowance(tcb.send_queue_ref().truesize(), tcb.is_stalled())
 }
 
 /// Claims space for as much of `want` bytes as fits, and allocates storage for all of it. `waited`: the

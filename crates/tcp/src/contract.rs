@@ -128,7 +128,7 @@ pub trait Emit {
     ) -> Result<(), EmitError>;
 
     /// Number of segments that [`Emit::emit`] can still accept.
-    fn room(&self) -> usize;
+    fn space(&self) -> usize;
 }
 
 /// Why a segment was not transmitted.

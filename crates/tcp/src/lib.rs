@@ -67,4 +67,4 @@ pub use keepalive::Keepalive;
 pub use segment::{control_segment, reset_for, verify_checksum};
 pub use tcb::Tcb;
 pub use timewait::{TimeWait, TimeWaitVerdict};
-pub use window::Lent;
+pub use window::LoanCharge;

@@ -94,7 +94,7 @@ impl Tcb {
     }
 
     fn transmit(&mut self, env: &mut Env, out: &mut impl Emit, plan: &Plan) -> Result<(), Sent> {
-        if out.room() == 0 {
+        if out.space() == 0 {
             return Err(Sent::More);
         }
         let hdr = self.header_for(env, plan);
@@ -303,7 +303,7 @@ impl Tcb {
         out: &mut impl Emit,
         reset: crate::tcb::ResetDue,
     ) -> Result<(), Sent> {
-        if out.room() == 0 {
+        if out.space() == 0 {
             return Err(Sent::More);
         }
         let flags = if reset.with_ack { Flags::RST | Flags::ACK } else { Flags::RST };

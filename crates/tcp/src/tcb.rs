@@ -30,7 +30,7 @@ use crate::scoreboard::Scoreboard;
 use crate::segment::pseudo_sum;
 use crate::timers::{Timer, Timers, later};
 use crate::tuning::{RecvTuning, Tuning};
-use crate::window::Lent;
+use crate::window::LoanCharge;
 use crate::{Config, TimeWait};
 use fulmar_base::{Duration, FlowKey, Instant, SeqNum};
 use fulmar_mbuf::{RecvQueue, SendQueue};
@@ -240,7 +240,7 @@ pub struct Tcb {
     /// This connection's part of `WindowBudget::granted_bytes`.
     pub(crate) charged: usize,
     /// Bytes and storage loaned to the user.
-    pub(crate) lent: Lent,
+    pub(crate) lent: LoanCharge,
     pub(crate) recv: RecvQueue,
 
     /// Pseudo-header sum without the length.
@@ -352,7 +352,7 @@ impl Tcb {
             fin_received: false,
             recv_limit: cfg.recv_buffer_bytes.min(cfg.max_buffer_bytes),
             charged: 0,
-            lent: Lent::default(),
+            lent: LoanCharge::default(),
             recv: RecvQueue::new(),
             pseudo: pseudo_sum(&key),
             scale: WindowScale { snd: 0, rcv: cfg.window_scale(), both: false },

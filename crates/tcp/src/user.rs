@@ -238,7 +238,7 @@ impl Tcb {
     /// Discards the send buffer of a closed connection. Owners of shared memory in it are notified
     /// of the error.
     pub fn discard_send_buffer(&mut self, pool: &mut Pool) {
-        self.send.void(self.errors.ended_by.map_or(0, ConnError::code), pool);
+        self.send.discard(self.errors.ended_by.map_or(0, ConnError::code), pool);
     }
 
     /// Sets the user time-out (TCP_USER_TIMEOUT): how long data may stay unacknowledged, a SYN

@@ -10,18 +10,18 @@ use fulmar_mbuf::Chain;
 /// Bytes read by reference and still loaned to the user, and their storage. They reduce the window
 /// like unread bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Lent {
+pub struct LoanCharge {
     /// Bytes of the stream.
     pub bytes: usize,
     /// Storage that the loan keeps from reuse, bytes; at least `bytes`.
     pub storage_bytes: usize,
 }
 
-impl Lent {
+impl LoanCharge {
     /// The loan that a chain amounts to.
-    pub fn of(chain: &Chain) -> Lent {
+    pub fn of(chain: &Chain) -> LoanCharge {
         let bytes = chain.len();
-        Lent { bytes, storage_bytes: chain.held_bytes().max(bytes) }
+        LoanCharge { bytes, storage_bytes: chain.truesize().max(bytes) }
     }
 }
 
@@ -85,7 +85,7 @@ impl Tcb {
     /// queued without copying.
     #[inline]
     pub(crate) fn leaves_window_backed(&self, payload: &Chain) -> bool {
-        let adds = payload.held_bytes().max(payload.len());
+        let adds = payload.truesize().max(payload.len());
         let has = self.recv.out_of_order_bytes().saturating_add(payload.len());
         let rest = self.rcv_wnd().saturating_sub(has as u64) as usize;
         let need = self.storage_in_use().saturating_add(adds).saturating_add(rest);
@@ -159,14 +159,14 @@ impl Tcb {
 
     /// Records a loan of bytes taken from the receive queue. Charge it to the budget as well
     /// ([`WindowBudget::lend`]).
-    pub fn lend(&mut self, lent: Lent, env: &mut Env) {
+    pub fn lend(&mut self, lent: LoanCharge, env: &mut Env) {
         self.lent.bytes = self.lent.bytes.saturating_add(lent.bytes);
         self.lent.storage_bytes = self.lent.storage_bytes.saturating_add(lent.storage_bytes);
         self.update_charge(env.window);
     }
 
     /// Ends a loan. True if a window update is due: call output.
-    pub fn take_back(&mut self, lent: Lent, env: &mut Env) -> bool {
+    pub fn take_back(&mut self, lent: LoanCharge, env: &mut Env) -> bool {
         self.lent.bytes = self.lent.bytes.saturating_sub(lent.bytes);
         self.lent.storage_bytes = self.lent.storage_bytes.saturating_sub(lent.storage_bytes);
         self.after_read(env)
@@ -179,7 +179,7 @@ impl Tcb {
     }
 
     /// Bytes and storage loaned to the user.
-    pub fn lent(&self) -> Lent {
+    pub fn lent(&self) -> LoanCharge {
         self.lent
     }
 

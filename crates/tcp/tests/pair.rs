@@ -69,7 +69,7 @@ impl Emit for Out {
         self.packets.push((bytes, seg.offload.gso.map(|g| g.segment_bytes)));
         Ok(())
     }
-    fn room(&self) -> usize {
+    fn space(&self) -> usize {
         self.room
     }
 }

@@ -14,7 +14,7 @@ impl Emit for Wire {
         self.0.push(seg.chain);
         Ok(())
     }
-    fn room(&self) -> usize {
+    fn space(&self) -> usize {
         64 - self.0.len()
     }
 }

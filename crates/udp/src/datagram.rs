@@ -93,7 +93,7 @@ pub struct Incoming {
 /// pool budget of its descriptors, so that tiny datagrams exhaust neither.
 #[inline]
 pub fn charge(payload: &Chain) -> usize {
-    payload.storage_bytes().max(payload.held_bytes())
+    payload.storage_bytes().max(payload.truesize())
 }
 
 /// As [`input`], with a socket look-up between parsing the header and verifying the checksum.

@@ -52,7 +52,7 @@ pub struct UdpSocket {
     recv_limit_bytes: RecvLimit,
     error: Option<UdpError>,
     /// Receiving was shut down: arriving datagrams are dropped.
-    is_shut: bool,
+    is_recv_shutdown: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +88,7 @@ impl UdpSocket {
     pub fn deliver(&mut self, d: Datagram, pool: &mut Pool, counters: &mut Counters) -> bool {
         let charge = charge(&d.payload);
         let was_empty = self.queue.is_empty();
-        if let Some(reason) = self.refusal(charge) {
+        if let Some(reason) = self.drop_reason(charge) {
             counters.drop_packet(reason);
             pool.free(d.payload);
             return false;
@@ -102,11 +102,11 @@ impl UdpSocket {
     /// The reason for which [`UdpSocket::deliver`] would drop a datagram of this [`charge`] now, if
     /// any. Callers use it to drop early.
     #[inline]
-    pub fn refusal(&self, charge: usize) -> Option<DropReason> {
+    pub fn drop_reason(&self, charge: usize) -> Option<DropReason> {
         let limit = self.recv_limit_bytes.0;
-        let exceeds_limit = self.held_bytes().saturating_add(charge) > limit;
+        let exceeds_limit = self.truesize().saturating_add(charge) > limit;
         let always_accepts = self.queue.is_empty() && self.loaned_bytes < limit.max(1);
-        if self.is_shut {
+        if self.is_recv_shutdown {
             return Some(DropReason::UdpNoSocket);
         }
         let is_full = exceeds_limit || self.queue.len() >= MAX_DATAGRAMS;
@@ -153,7 +153,7 @@ impl UdpSocket {
 
     /// Charge of the queue and of loans, bytes.
     #[inline]
-    pub fn held_bytes(&self) -> usize {
+    pub fn truesize(&self) -> usize {
         self.queued_bytes.saturating_add(self.loaned_bytes)
     }
 
@@ -164,7 +164,7 @@ impl UdpSocket {
 
     /// Whether [`UdpSocket::receive`] or [`UdpSocket::take_error`] would return something.
     pub fn is_readable(&self) -> bool {
-        !self.queue.is_empty() || self.error.is_some() || self.is_shut
+        !self.queue.is_empty() || self.error.is_some() || self.is_recv_shutdown
     }
 
     /// Records an error for a datagram to `remote`. Only a connected socket accepts it, as on
@@ -191,12 +191,12 @@ impl UdpSocket {
 
     /// Shuts down receiving: queued datagrams stay readable, arriving ones are dropped.
     pub fn shutdown_read(&mut self) {
-        self.is_shut = true;
+        self.is_recv_shutdown = true;
     }
 
     /// Whether receiving was shut down.
-    pub fn is_shut(&self) -> bool {
-        self.is_shut
+    pub fn is_recv_shutdown(&self) -> bool {
+        self.is_recv_shutdown
     }
 
     /// Frees the queue. Call it before the socket is dropped.

@@ -40,7 +40,7 @@ pub struct Bound {
     pub local: SocketAddr,
 }
 
-/// A prepared look-up, for prefetching: see [`UdpTable::touch`].
+/// A prepared look-up, for prefetching: see [`UdpTable::prefetch`].
 #[derive(Clone, Copy, Debug)]
 pub struct PreparedLookup {
     local: SocketAddr,
@@ -177,7 +177,7 @@ impl<H: Copy> UdpTable<H> {
     }
 
     /// Whether any socket is bound to the port, on any address.
-    pub fn has_port(&self, port: u16) -> bool {
+    pub fn is_port_bound(&self, port: u16) -> bool {
         self.ports.contains_key(&port)
     }
 
@@ -194,7 +194,7 @@ impl<H: Copy> UdpTable<H> {
     }
 
     /// Prepares a look-up (computes its hashes), so that a burst can be prefetched: see
-    /// [`UdpTable::touch`].
+    /// [`UdpTable::prefetch`].
     #[inline]
     pub fn probe(&self, local: SocketAddr, remote: SocketAddr) -> PreparedLookup {
         let hash = |remote| self.hasher.hash(&FlowKey::new(local, remote));
@@ -202,15 +202,15 @@ impl<H: Copy> UdpTable<H> {
         PreparedLookup { local, remote, connected, own: hash(any_remote(local.ip())) }
     }
 
-    /// Prefetches the index entries of a look-up: see [`FlowIndex::touch`].
+    /// Prefetches the index entries of a look-up: see [`FlowIndex::prefetch`].
     #[inline]
-    pub fn touch(&self, probe: &PreparedLookup) -> u32 {
-        self.index.touch(probe.own) ^ probe.connected.map_or(0, |hash| self.index.touch(hash))
+    pub fn prefetch(&self, probe: &PreparedLookup) -> u32 {
+        self.index.prefetch(probe.own) ^ probe.connected.map_or(0, |hash| self.index.prefetch(hash))
     }
 
-    /// Prefetches the binding of a look-up, after [`UdpTable::touch`].
+    /// Prefetches the binding of a look-up, after [`UdpTable::prefetch`].
     #[inline]
-    pub fn touch_binding(&self, probe: &PreparedLookup) -> u32 {
+    pub fn prefetch_binding(&self, probe: &PreparedLookup) -> u32 {
         let connected = probe.connected.and_then(|hash| self.index.candidate(hash));
         let slot = connected.or_else(|| self.index.candidate(probe.own));
         slot.and_then(|slot| self.binding(slot)).map_or(0, |b| b.next)
@@ -242,8 +242,8 @@ impl<H: Copy> UdpTable<H> {
 
     /// Generation of the table: a cached look-up is valid while it is unchanged.
     #[inline]
-    pub fn changes(&self) -> u64 {
-        self.index.changes()
+    pub fn generation(&self) -> u64 {
+        self.index.generation()
     }
 
     /// Memory of the table, bytes.

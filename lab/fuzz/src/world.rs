@@ -21,7 +21,7 @@ use fulmar_mbuf::{Chain, PoolConfig};
 use fulmar_netdev::Caps;
 use fulmar_shard::{ListenOptions, Shard, StackConfig};
 use fulmar_socket::Step as Progress;
-use fulmar_tcp::Lent;
+use fulmar_tcp::LoanCharge;
 
 use crate::frames::{OURS, our_ip};
 use crate::peer::Observer;
@@ -62,7 +62,7 @@ pub(crate) struct World {
     udp: [SlotId; 3],
     ping: SlotId,
     connections: Vec<SlotId>,
-    loans: Vec<(SlotId, Chain, Lent)>,
+    loans: Vec<(SlotId, Chain, LoanCharge)>,
     /// Counts frames for their identification and timestamps.
     serial: u32,
 }

@@ -210,7 +210,7 @@ impl Gate {
         counters: &mut Counters,
     ) {
         let ground = &mut *lock(&self.ground);
-        for _ in 0..room.min(self.out.room()) {
+        for _ in 0..room.min(self.out.space()) {
             let Some(p) = burst.pop_front() else { break };
             let mute = ground.mute[self.station] && describe::is_neighbour_answer(&p);
             let vanishes = mute || ground.dead[self.station];
@@ -268,7 +268,7 @@ impl Gate {
 
     /// Frames from the wire, behind those that were injected.
     fn look(&mut self, now: Instant, pool: &mut Pool, budget: usize, counters: &mut Counters) {
-        let mut left = budget.min(self.fresh.room());
+        let mut left = budget.min(self.fresh.space());
         while left > 0
             && let Some(injected) = lock(&self.ground).injected[self.station].pop_front()
         {
@@ -319,7 +319,7 @@ impl Gate {
     /// What the hardware has placed and not handed up.
     fn hand_up(&mut self, now: Instant, out: &mut Burst) {
         let Some(placing) = &mut self.placing else { return };
-        while out.room() > 0
+        while out.space() > 0
             && let Some(p) = placing.hand_up(now)
         {
             if out.push(p).is_err() {
@@ -367,7 +367,7 @@ impl Device for Gate {
     ) -> usize {
         // What is held is bounded by what the link gives at once.
         let is_held = self.placing.as_ref().is_some_and(|p| p.next_deadline().is_some());
-        let budget = if is_held { 0 } else { budget.min(out.room()) };
+        let budget = if is_held { 0 } else { budget.min(out.space()) };
         let oldest = if budget > 0 && !self.is_gone() { self.inner.next_deadline() } else { None };
         lock(&self.ground).attention[self.station].looked(now, oldest);
         self.look(now, pool, budget, counters);

@@ -9,7 +9,7 @@ use fulmar_mbuf::RecvBuf;
 use fulmar_runtime::RecvTicket;
 use fulmar_shard::RecvOutcome;
 use fulmar_socket::SocketError;
-use fulmar_socket::posted::Rule;
+use fulmar_socket::posted::CompletionPolicy;
 
 use super::app::Cx;
 use super::gate::lock;
@@ -125,14 +125,14 @@ impl Posting {
         Ok(())
     }
 
-    fn rule(&self, capacity: usize, draw: &mut Draw) -> Rule {
+    fn rule(&self, capacity: usize, draw: &mut Draw) -> CompletionPolicy {
         match draw.below(4) {
-            0 => Rule { low_water_bytes: usize::MAX, on_push: false, idle: None },
-            1 => Rule {
+            0 => CompletionPolicy { low_water_bytes: usize::MAX, on_push: false, idle: None },
+            1 => CompletionPolicy {
                 low_water_bytes: draw.below(capacity as u64 + 2) as usize,
-                ..Rule::default()
+                ..CompletionPolicy::default()
             },
-            _ => Rule::default(),
+            _ => CompletionPolicy::default(),
         }
     }
 

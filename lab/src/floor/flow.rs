@@ -202,7 +202,7 @@ impl<'d> Flow<'d> {
         let mut sent = 0u64;
         loop {
             let now = self.ts_now();
-            while self.has_room(load.window_bytes) {
+            while self.has_space(load.window_bytes) {
                 let payload = out.ring.next_frame();
                 let header =
                     out.header.patch(self.tcb.snd_nxt, self.tcb.rcv_nxt, now, self.tcb.ts_recent);
@@ -221,7 +221,7 @@ impl<'d> Flow<'d> {
         Ok((meter.finish(sent)?, self.counts))
     }
 
-    fn has_room(&self, window_bytes: usize) -> bool {
+    fn has_space(&self, window_bytes: usize) -> bool {
         self.tcb.in_flight() + FRAME_PAYLOAD_BYTES <= self.tcb.snd_wnd.min(window_bytes)
     }
 

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use fulmar::base::{Stage, Variation};
+use fulmar::base::{Stage, StepAblation};
 use fulmar::devices::sim::{Command, SimConfig, SimHandle};
 use fulmar::{Cidr, Route, Stack, TcpStream, UdpSocket, devices};
 use fulmar_runtime::{ExitPoint, Ledger, Probing};
@@ -194,9 +194,9 @@ enum How {
     /// More routes in the table.
     Routes(u32),
     /// A step is done in another way.
-    Varied(Variation),
+    Varied(StepAblation),
     /// So it is, and so many sockets send in turn, in both.
-    VariedAmong(Variation, usize),
+    VariedAmong(StepAblation, usize),
 }
 
 /// Sockets that send in turn where it matters whose buffers are warm.
@@ -208,27 +208,27 @@ const CHANGES: [Changed; 9] = [
     Changed { what: "with 1000 more routes in the table", how: How::Routes(1000) },
     Changed {
         what: "without the look-up (ready-made headers, unchecked)",
-        how: How::Varied(Variation::NoCacheValidation),
+        how: How::Varied(StepAblation::NoCacheValidation),
     },
     Changed {
         what: "every layer asked for every packet (no ready-made headers)",
-        how: How::Varied(Variation::NoTemplate),
+        how: How::Varied(StepAblation::NoTemplate),
     },
     Changed {
         what: "route, source and neighbour looked up in the tables for every packet",
-        how: How::Varied(Variation::NoDestinationCache),
+        how: How::Varied(StepAblation::NoDestinationCache),
     },
     Changed {
         what: "small buffers from a stock of the socket instead of the thread's pool",
-        how: How::Varied(Variation::CachePerSocket),
+        how: How::Varied(StepAblation::CachePerSocket),
     },
     Changed {
         what: "the same, 256 sockets in turn",
-        how: How::VariedAmong(Variation::CachePerSocket, MANY),
+        how: How::VariedAmong(StepAblation::CachePerSocket, MANY),
     },
     Changed {
         what: "early instead of deferred encapsulation (copied first, headers in a buffer of their own)",
-        how: How::Varied(Variation::EarlyEncapsulation),
+        how: How::Varied(StepAblation::EarlyEncapsulation),
     },
 ];
 

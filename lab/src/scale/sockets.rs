@@ -67,7 +67,7 @@ impl Device for Feed {
         _: &mut Counters,
     ) -> usize {
         let Ok(mut frames) = self.frames.lock() else { return 0 };
-        let count = budget.min(out.room()).min(frames.len());
+        let count = budget.min(out.space()).min(frames.len());
         frames.drain(..count).filter_map(|p| out.push(p).err()).for_each(drop);
         count
     }

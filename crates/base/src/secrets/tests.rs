@@ -10,7 +10,7 @@ fn material(secrets: &Secrets) -> Vec<u32> {
 fn uses_shards_and_stacks_have_no_key_material_in_common() {
     let stack = Secrets::from_entropy(std::array::from_fn(|n| n as u8));
     let other = Secrets::from_entropy(std::array::from_fn(|n| if n == 31 { 0 } else { n as u8 }));
-    let secrets = [stack.clone(), stack.of_shard(0), stack.of_shard(1), other];
+    let secrets = [stack.clone(), stack.for_shard(0), stack.for_shard(1), other];
     let words: Vec<u32> = secrets.iter().flat_map(material).collect();
     // The birthday bound of this many 32-bit words is one collision in some 10,000 keys; this key is fixed.
     assert_eq!(words.iter().collect::<BTreeSet<_>>().len(), words.len());
@@ -44,7 +44,7 @@ fn every_bit_of_entropy_changes_the_keys() {
 #[test]
 fn shards_of_a_stack_share_the_owner_key_and_no_other() {
     let stack = Secrets::for_simulation(5);
-    let [a, b] = [stack.of_shard(0), stack.of_shard(1)];
+    let [a, b] = [stack.for_shard(0), stack.for_shard(1)];
     assert_eq!(a.owner(), b.owner());
     assert_eq!(a.owner(), stack.owner());
     for u in KeyUse::ALL {

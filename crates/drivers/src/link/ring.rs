@@ -99,9 +99,9 @@ struct Look {
 impl Peek for Look {
     fn is_pending(&self) -> bool {
         let Shared { lanes, wants_room, .. } = &*self.shared;
-        let has_room = || !lanes[1 - self.side].is_blocked.load(Relaxed);
+        let has_space = || !lanes[1 - self.side].is_blocked.load(Relaxed);
         lanes[self.side].load.load(Relaxed) > 0
-            || (wants_room[self.side].load(Relaxed) && has_room())
+            || (wants_room[self.side].load(Relaxed) && has_space())
     }
 }
 
@@ -287,7 +287,7 @@ impl Device for Link {
         counters: &mut Counters,
     ) -> usize {
         let mut tally = Tally::default();
-        for _ in 0..budget.min(out.room()) {
+        for _ in 0..budget.min(out.space()) {
             if self.stash.is_empty() {
                 self.refill(tally.frames);
             }

@@ -270,7 +270,7 @@ impl Device for SimLink {
     ) -> usize {
         let mut tally = Tally::default();
         let mut lane = self.lane(1 - self.side);
-        for _ in 0..budget.min(out.room()) {
+        for _ in 0..budget.min(out.space()) {
             let Some(p) = lane.way.pop_due(now) else { break };
             tally.add(&p);
             // There is room: the number of rounds was bounded by it.

@@ -1,7 +1,7 @@
 //! The flows that a device places: what it expects next of each, and where that goes.
 
 use fulmar_base::{FlowKey, SeqNum};
-use fulmar_mbuf::{Chain, Filled, NoBuffer, Pool, Room};
+use fulmar_mbuf::{Chain, Filled, NoBuffer, Pool, WritableRange};
 use fulmar_netdev::Rooms;
 use fulmar_wire::eth;
 use fulmar_wire::familiar::Familiar;
@@ -284,7 +284,7 @@ impl Flows {
     }
 
     /// One more room behind the last one that is left. `None`: none is left, or there are two.
-    pub fn add(&mut self, key: &FlowKey, room: Room) -> Option<Place> {
+    pub fn add(&mut self, key: &FlowKey, room: WritableRange) -> Option<Place> {
         let slot = self.slot_of(key)?;
         let flow = self.get_mut(slot).filter(|f| f.is_ready() && f.rooms.takes_one_more())?;
         flow.rooms.push(room).ok()?;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use fulmar_base::SeqNum;
-use fulmar_mbuf::{Hold, PoolConfig, RecvBuf, Room};
+use fulmar_mbuf::{PostedBuf, PoolConfig, RecvBuf, WritableRange};
 use proptest::prelude::*;
 
 use super::*;
@@ -112,7 +112,7 @@ struct Rig {
     pool: Pool,
     placer: Placer,
     landing: Landing,
-    holds: Vec<VecDeque<Hold>>,
+    holds: Vec<VecDeque<PostedBuf>>,
 }
 
 impl Rig {
@@ -132,7 +132,7 @@ impl Rig {
         let mut rooms = Rooms::default();
         for bytes in sizes.into_iter().filter(|b| *b > 0) {
             let mut hold = RecvBuf::with_capacity(bytes).post();
-            rooms.push(hold.room(0).unwrap()).unwrap();
+            rooms.push(hold.writable_range(0).unwrap()).unwrap();
             self.holds[flow].push_back(hold);
         }
         self.place(flow, next, rooms);
@@ -300,10 +300,10 @@ fn bulk(
         if rig.placer.take_full() {
             let mut rooms = rig.placer.unplace(&key(flow));
             let mut hold = RecvBuf::with_capacity(buffer).post();
-            rooms.push(hold.room(0).unwrap()).unwrap();
+            rooms.push(hold.writable_range(0).unwrap()).unwrap();
             rig.holds[flow].push_back(hold);
             let mut full = rig.holds[flow].pop_front().unwrap();
-            let room: Option<Room> = full.room(buffer);
+            let room: Option<WritableRange> = full.writable_range(buffer);
             assert!(room.is_some(), "the first buffer is full");
             rig.place(flow, next[flow], rooms);
         }
@@ -405,7 +405,7 @@ fn one_more_room_comes_behind_the_last_and_is_refused_where_there_is_none_or_two
     let mut rig = Rig::new(true);
     let one_more = |rig: &mut Rig, bytes: usize| {
         let mut hold = RecvBuf::with_capacity(bytes).post();
-        let is_placed = rig.placer.place_behind(&key(0), hold.room(0).unwrap());
+        let is_placed = rig.placer.place_behind(&key(0), hold.writable_range(0).unwrap());
         if is_placed.is_ok() {
             rig.holds[0].push_back(hold);
         }
@@ -431,7 +431,7 @@ fn more_flows_than_slots_are_refused_until_one_has_no_rooms() {
     let place = |placer: &mut Placer, i: u16| {
         let mut rooms = Rooms::default();
         let mut hold = RecvBuf::with_capacity(10).post();
-        rooms.push(hold.room(0).unwrap()).unwrap();
+        rooms.push(hold.writable_range(0).unwrap()).unwrap();
         placer.place(flow(i), SeqNum(0), rooms)
     };
     for i in 0..flows::MAX_FLOWS as u16 {

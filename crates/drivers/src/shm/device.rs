@@ -349,7 +349,7 @@ impl Shm {
     /// Every byte that a layer parses is read once, into memory of this process. The slot goes back here
     /// unless the payload is lent.
     fn land(&mut self, record: &Record, pool: &mut Pool) -> Result<Packet, DropReason> {
-        let may_lend = record.len() > COPIED_BYTES && self.loans.has_room();
+        let may_lend = record.len() > COPIED_BYTES && self.loans.has_space();
         if may_lend || !self.places.is_idle() {
             let mut front = [0; FRONT_BYTES];
             let n = Reader::new(record, 0).copy(&self.loans, &mut front);
@@ -567,7 +567,7 @@ impl Device for Shm {
         }
         self.stats.rx_crossings += 1;
         let mut tally = Tally::default();
-        for _ in 0..pending.min(budget.min(out.room()) as u64) {
+        for _ in 0..pending.min(budget.min(out.space()) as u64) {
             match self.take(pool, counters) {
                 Ok(Some(p)) => {
                     tally.add(&p);

@@ -56,7 +56,7 @@ impl Loans {
     }
 
     /// Whether one more frame may be kept by reference.
-    pub fn has_room(&self) -> bool {
+    pub fn has_space(&self) -> bool {
         self.frames.load(Ordering::Relaxed) < MAX_FRAMES
     }
 

@@ -5,7 +5,7 @@
 //! say decides where payload goes.
 
 use fulmar_base::{Counter, Counters, FlowKey, SeqNum};
-use fulmar_mbuf::{Chain, Pool, Purpose, Room};
+use fulmar_mbuf::{Chain, Pool, Purpose, WritableRange};
 use fulmar_netdev::{DeviceStats, DirectPlacement, Rooms, Unsupported};
 
 use super::device::{Reader, copy};
@@ -31,7 +31,7 @@ impl DirectPlacement for Places {
         Ok(())
     }
 
-    fn place_behind(&mut self, flow: &FlowKey, room: Room) -> Result<(), Unsupported> {
+    fn place_behind(&mut self, flow: &FlowKey, room: WritableRange) -> Result<(), Unsupported> {
         self.flows.add(flow, room).map(drop).ok_or(Unsupported)
     }
 

@@ -204,8 +204,8 @@ impl Engine {
             Engine::Thread(t) => {
                 t.shared.board.bell.arm();
                 let rings = t.shared.rings();
-                let has_room = t.shared.is_host_blocked.load(SeqCst) && rings.tx.done() > 0;
-                rings.rx.done() == 0 && !has_room
+                let has_space = t.shared.is_host_blocked.load(SeqCst) && rings.tx.done() > 0;
+                rings.rx.done() == 0 && !has_space
             }
         }
     }

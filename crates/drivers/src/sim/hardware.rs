@@ -99,7 +99,7 @@ impl Hardware {
             moved_bytes: 0,
         };
         let mut is_burst = false;
-        while out.has_room()
+        while out.has_space()
             && let Some(slot) = tx.front()
         {
             slot.done_at = to_peer(now, &slot.packet, there, peer, &mut out);
@@ -117,7 +117,7 @@ impl Hardware {
         let Far::Nic { end, outbox } = &mut self.far else { return 0 };
         let mut moved = 0;
         // The last frame may be a super-frame, so the lane holds a little more than its bound.
-        while tx.waiting() > 0 && end.room() > outbox.len() {
+        while tx.waiting() > 0 && end.space() > outbox.len() {
             let Some(slot) = tx.front() else { break };
             slot.done_at = now;
             let [line, _] = &mut self.lines;
@@ -145,11 +145,11 @@ impl Hardware {
     pub fn is_due(&self, now: Instant, rings: &Rings) -> bool {
         let far = match &self.far {
             Far::Peer(_) => {
-                (rings.tx.waiting() > 0 && self.rx.has_room()) || self.board.has_commands()
+                (rings.tx.waiting() > 0 && self.rx.has_space()) || self.board.has_commands()
             }
             Far::Nic { end, .. } => {
-                (rings.tx.waiting() > 0 && end.room() > 0)
-                    || (end.has_frames() && self.rx.has_room())
+                (rings.tx.waiting() > 0 && end.space() > 0)
+                    || (end.has_frames() && self.rx.has_space())
             }
         };
         far || self.next_event().is_some_and(|t| t <= now)
@@ -159,7 +159,7 @@ impl Hardware {
     /// When the hardware has something to do that does not come from the host.
     pub fn next_event(&self) -> Option<Instant> {
         match &self.far {
-            Far::Peer(p) => p.next_event(self.lines[1].busy_until(), self.rx.has_room()),
+            Far::Peer(p) => p.next_event(self.lines[1].busy_until(), self.rx.has_space()),
             Far::Nic { .. } => None,
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use fulmar_base::{Counters, DropReason, FlowKey, Instant, Offload, SeqNum};
-use fulmar_mbuf::{BufId, Chain, Mbuf, Pool, Purpose, Room};
+use fulmar_mbuf::{BufId, Chain, Mbuf, Pool, Purpose, WritableRange};
 use fulmar_netdev::moderation::{Coalesce, Profile};
 use fulmar_netdev::{
     Burst, Caps, Device, DeviceStats, DirectPlacement, Packet, Rooms, Tally, Unsupported, WakeFd,
@@ -54,7 +54,7 @@ impl Descriptors {
         Descriptors { ring: vec![Descriptor::default(); count].into(), tail: 0, used: 0 }
     }
 
-    fn room(&self) -> usize {
+    fn space(&self) -> usize {
         self.ring.len() - self.used
     }
 
@@ -135,7 +135,7 @@ impl Driver {
         burst: &mut Burst,
         posted: &mut Posted,
     ) -> bool {
-        if self.descriptors.room() > 0
+        if self.descriptors.space() > 0
             && let Some(slot) = tx.place()
             && let Some((frame, offload)) = burst.pop_linear(&self.caps)
         {
@@ -162,7 +162,7 @@ impl Driver {
     ) -> bool {
         let Some(p) = burst.front() else { return false };
         let verdict = offload::check(p, &self.caps);
-        if verdict.is_ok() && (p.chain.segs() > self.descriptors.room() || tx.room() == 0) {
+        if verdict.is_ok() && (p.chain.segs() > self.descriptors.space() || tx.space() == 0) {
             return false;
         }
         let Some(packet) = burst.pop_front() else { return false };
@@ -313,7 +313,7 @@ impl Driver {
 
     fn refill_one(&self, rx: &mut RxRing, kind: Kind, pool: &mut Pool) -> bool {
         let ring = rx.ring(kind);
-        let room = ring.room();
+        let room = ring.space();
         if room == 0 || (room < ring.capacity() / 8 && ring.waiting() > 0) {
             return false;
         }
@@ -325,7 +325,7 @@ impl Driver {
             let Ok(m) = m else { break };
             repost(rx, kind, m);
         }
-        rx.ring(kind).room() < room
+        rx.ring(kind).space() < room
     }
 }
 
@@ -525,7 +525,7 @@ impl Device for SimNic {
         let pending = rings.rx.pending;
         let mut left = pending;
         // There is room for each: the number of rounds is bounded by it.
-        while (tally.frames as usize) < budget.min(out.room()) {
+        while (tally.frames as usize) < budget.min(out.space()) {
             if let Some(p) = self.driver.harvest_small(&mut rings.rx, pool) {
                 tally.add(&p);
                 let _ = out.push(p);
@@ -599,7 +599,7 @@ impl DirectPlacement for SimNic {
         self.table.set(|flows| flows.set(flow, next_seq, rooms))
     }
 
-    fn place_behind(&mut self, flow: &FlowKey, room: Room) -> Result<(), Unsupported> {
+    fn place_behind(&mut self, flow: &FlowKey, room: WritableRange) -> Result<(), Unsupported> {
         bump(&self.driver.board.counts.posted_tags, 1);
         self.table.set(|flows| flows.add(flow, room))
     }

@@ -65,8 +65,8 @@ impl Out<'_> {
         self.rx.lane.push_back((left + self.delay, frame));
     }
 
-    pub fn has_room(&self) -> bool {
-        self.rx.has_room()
+    pub fn has_space(&self) -> bool {
+        self.rx.has_space()
     }
 }
 
@@ -145,7 +145,7 @@ impl Peer {
         }
         let service = config.services.iter().find(|(ports, _)| ports.contains(&h.dst_port));
         match service {
-            Some((_, service)) if is_syn && self.conns.has_room(&key) => {
+            Some((_, service)) if is_syn && self.conns.has_space(&key) => {
                 self.iss = self.iss.wrapping_add(0x0001_0003);
                 let ends = self.ends(seen.network.dst, seen.network.src);
                 let c = Conn::accept(ends, key, h, *service, self.iss, out.mtu, &self.config);
@@ -182,10 +182,10 @@ impl Peer {
     }
 
     /// When [`Peer::run`] has something to do by itself: `free` is when the line has sent
-    /// everything, `has_room` whether the lane takes more.
-    pub fn next_event(&self, free: Instant, has_room: bool) -> Option<Instant> {
-        let hungry = (has_room && self.conns.is_hungry()).then_some(Instant::ZERO);
-        let source = self.sources.iter().map(|s| s.next_event(free)).min().filter(|_| has_room);
+    /// everything, `has_space` whether the lane takes more.
+    pub fn next_event(&self, free: Instant, has_space: bool) -> Option<Instant> {
+        let hungry = (has_space && self.conns.is_hungry()).then_some(Instant::ZERO);
+        let source = self.sources.iter().map(|s| s.next_event(free)).min().filter(|_| has_space);
         [self.conns.next_deadline(), hungry, source].into_iter().flatten().min()
     }
 
@@ -193,7 +193,7 @@ impl Peer {
         match c {
             Command::Connect { from, to, service } => {
                 let key = Key { local: (from.ip(), from.port()), remote: (to.ip(), to.port()) };
-                if !self.conns.has_room(&key) {
+                if !self.conns.has_space(&key) {
                     return;
                 }
                 self.iss = self.iss.wrapping_add(0x0001_0003);

@@ -43,7 +43,7 @@ impl<T> Ring<T> {
 
     /// Descriptors that may still be posted.
     #[inline]
-    pub fn room(&self) -> usize {
+    pub fn space(&self) -> usize {
         self.slots.len() - (self.posted - self.reaped) as usize
     }
 
@@ -58,7 +58,7 @@ impl<T> Ring<T> {
     /// No room.
     #[inline]
     pub fn post(&mut self, t: T) -> Result<(), T> {
-        if self.room() == 0 {
+        if self.space() == 0 {
             return Err(t);
         }
         *self.slot(self.posted) = Some(t);
@@ -76,7 +76,7 @@ impl<T> Ring<T> {
     /// The place of the next descriptor; `None` if the ring is full.
     #[inline(always)]
     pub fn place(&mut self) -> Option<Place<'_, T>> {
-        if self.room() == 0 {
+        if self.space() == 0 {
             return None;
         }
         // The mask keeps the index inside.
@@ -153,7 +153,7 @@ impl<T> Ring<T> {
 
     /// Moves what was posted to another ring into this one, as far as there is room.
     pub fn take_posted(&mut self, from: &mut Ring<T>) {
-        while self.room() > 0
+        while self.space() > 0
             && let Some(t) = from.fetch()
         {
             // There is room, as just checked.
@@ -257,7 +257,7 @@ mod tests {
                 prop_assert_eq!(ring.waiting(), waiting.len());
                 prop_assert_eq!(ring.done(), done.len());
                 let used = waiting.len() + inside.len() + done.len();
-                prop_assert_eq!(ring.room(), capacity - used);
+                prop_assert_eq!(ring.space(), capacity - used);
             }
         }
     }

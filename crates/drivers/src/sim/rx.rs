@@ -106,7 +106,7 @@ impl RxRing {
     /// Buffers in the ring of this kind.
     pub fn posted(&self, kind: Kind) -> usize {
         let ring = &self.rings[kind as usize];
-        ring.capacity() - ring.room()
+        ring.capacity() - ring.space()
     }
 
     /// Bytes of all buffers in the rings.
@@ -216,7 +216,7 @@ impl Rx {
     }
 
     /// Whether the far end may put another frame on the wire.
-    pub fn has_room(&self) -> bool {
+    pub fn has_space(&self) -> bool {
         self.lane.len() < LANE_PKTS
     }
 
@@ -305,7 +305,7 @@ impl Rx {
         if !table.expects(*slot, segment) {
             return None;
         }
-        let fits = table.room(*slot).min(segment.payload_bytes);
+        let fits = table.space(*slot).min(segment.payload_bytes);
         let kind = rx.kind_for_placed(segment.header_bytes, segment.payload_bytes - fits)?;
         Some((run, Plan { slot: *slot, segment: *segment, fits, kind, now }))
     }
@@ -391,7 +391,7 @@ struct Landing<'a> {
 
 impl Landing<'_> {
     /// The next run of room, at most `n` bytes; nothing if buffers are missing.
-    fn room(&mut self, n: usize) -> Option<&mut [u8]> {
+    fn space(&mut self, n: usize) -> Option<&mut [u8]> {
         let head_bytes = self.current.as_ref().map_or(0, Mbuf::len);
         let n = match &self.placing {
             Some(p) if head_bytes < p.header_bytes() => n.min(p.header_bytes() - head_bytes),
@@ -402,7 +402,7 @@ impl Landing<'_> {
             _ => n,
         };
         if self.placing.as_ref().is_some_and(|p| head_bytes == p.header_bytes()) {
-            return self.placing.as_mut()?.room(n);
+            return self.placing.as_mut()?.space(n);
         }
         self.buffer_room(n)
     }
@@ -441,7 +441,7 @@ impl Landing<'_> {
     fn write(&mut self, bytes: usize, mut fill: impl FnMut(usize, &mut [u8])) {
         let mut done = 0;
         while done < bytes {
-            let Some(room) = self.room(bytes - done) else { return };
+            let Some(room) = self.space(bytes - done) else { return };
             fill(done, room);
             done += room.len();
         }

@@ -155,7 +155,7 @@ impl Table {
     }
 
     /// Bytes that fit into the posted memory of a flow.
-    pub fn room(&self, slot: usize) -> usize {
+    pub fn space(&self, slot: usize) -> usize {
         self.flows.get(slot).map_or(0, |f| f.rooms.bytes())
     }
 }
@@ -186,7 +186,7 @@ impl<'a> Placing<'a> {
     }
 
     /// The next run of room, at most `n` bytes.
-    pub fn room(&mut self, n: usize) -> Option<&mut [u8]> {
+    pub fn space(&mut self, n: usize) -> Option<&mut [u8]> {
         let (from, fits) = (self.done, self.plan.fits);
         let flow = self.table.flows.get_mut(self.plan.slot)?;
         let [a, b] = flows::parts(&mut flow.rooms, fits);

@@ -69,7 +69,7 @@ impl WireEnd {
     }
 
     /// Frames that may go out now. Without any the sender is told when there is room again.
-    pub fn room(&self) -> usize {
+    pub fn space(&self) -> usize {
         let lane = self.outward();
         let room = || LANE_PKTS.saturating_sub(lane.len.load(SeqCst));
         if room() > 0 {

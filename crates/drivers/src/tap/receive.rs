@@ -151,7 +151,7 @@ impl Tap {
         budget: usize,
         counters: &mut Counters,
     ) -> usize {
-        let left = budget.min(out.room());
+        let left = budget.min(out.space());
         let mut taking =
             Taking { pool, out, counters, tally: Tally::default(), left, from_main: 0 };
         self.is_drained = false;

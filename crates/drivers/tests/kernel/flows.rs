@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fulmar_base::{FlowKey, SeqNum};
 use fulmar_drivers::tap::{Tap, TapConfig};
-use fulmar_mbuf::{Hold, RecvBuf};
+use fulmar_mbuf::{PostedBuf, RecvBuf};
 use fulmar_netdev::{Device, DeviceStats, Rooms};
 use fulmar_wire::tcp::{self, Flags};
 
@@ -55,7 +55,7 @@ struct End {
     syn: tcp::Header,
     key: FlowKey,
     received: usize,
-    hold: Option<Hold>,
+    hold: Option<PostedBuf>,
     /// What the device knows to come next, and where the buffer ends, as `received` counts.
     known: usize,
     full_at: usize,
@@ -71,7 +71,7 @@ impl End {
         let mut hold = RecvBuf::with_capacity(BUFFER).post();
         (self.known, self.full_at) = (self.received, self.received + BUFFER);
         let mut rooms = Rooms::default();
-        rooms.push(hold.room(0).unwrap()).unwrap();
+        rooms.push(hold.writable_range(0).unwrap()).unwrap();
         let (flow, next_seq) = (self.key, self.next());
         device.placement().unwrap().place(flow, next_seq, rooms).unwrap();
         self.hold = Some(hold);

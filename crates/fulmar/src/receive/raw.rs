@@ -7,7 +7,7 @@
 //!
 //! Invariant *lent*: the memory belongs to the caller, who borrowed it exclusively for the call. It is lent
 //! only while an [`Away`] exists, whose borrow it keeps. An `Away` goes, on whatever way out, only when its
-//! [`Lease`] says that the memory is back: then nothing refers to it any more, neither a room of a device nor
+//! [`LoanedMemory`] says that the memory is back: then nothing refers to it any more, neither a room of a device nor
 //! an mbuf in a queue nor a buffer of the stack (`back`, in `fulmar_mbuf`). That holds whatever the device
 //! does; one that kept what it has placed would only keep the reader waiting. In a forked child the memory is
 //! a copy of the parent's, which nobody there writes to.
@@ -20,11 +20,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use fulmar_base::Duration;
-use fulmar_mbuf::{Chain, Lease, RecvBuf};
+use fulmar_mbuf::{Chain, LoanedMemory, RecvBuf};
 use fulmar_runtime::{Limit, Post, PostedRead, RecvTicket, SoleTicket};
 use fulmar_shard::RecvOutcome;
 use fulmar_socket::SocketError;
-use fulmar_socket::posted::Rule;
+use fulmar_socket::posted::CompletionPolicy;
 
 use crate::socket::Socket;
 
@@ -44,7 +44,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// What one read needs beside its memory; kept by its thread for the next.
 #[derive(Default)]
 struct Means {
-    lease: Lease,
+    lease: LoanedMemory,
     ticket: Arc<RecvTicket>,
 }
 
@@ -82,7 +82,7 @@ pub(super) fn read(
     socket: &Socket,
     memory: &mut [u8],
     done: usize,
-    rule: Rule,
+    rule: CompletionPolicy,
     limit: Limit,
 ) -> Result<Read, SocketError> {
     let bytes = memory.len();
@@ -100,7 +100,7 @@ impl Away<'_> {
         &mut self,
         buf: RecvBuf,
         done: usize,
-        rule: Rule,
+        rule: CompletionPolicy,
         limit: Limit,
     ) -> Result<Read, SocketError> {
         let Some(Means { ticket, .. }) = &mut self.means else { return Ok(Read::Refused) };

@@ -7,7 +7,7 @@ use fulmar_base::{Instant, SlotId};
 use fulmar_mbuf::{Chain, SharedBytes};
 use fulmar_runtime::file::{End, Patience};
 use fulmar_runtime::{AnyShard, Limit, Request};
-use fulmar_socket::sendfile::{MIN_SHARED_BYTES, Piece, Rest, Worth};
+use fulmar_socket::sendfile::{MIN_SHARED_BYTES, Piece, Rest, LowWater};
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
 
 use super::reader::Job;
@@ -287,7 +287,7 @@ fn step(
     id: SlotId,
     has_begun: &mut bool,
     rest: &Rest,
-    worth: Worth,
+    worth: LowWater,
 ) -> Result<Step<(Reservation, Piece)>, SocketError> {
     match begin(shard, id, has_begun)? {
         Some(wait) => Ok(wait),
@@ -311,8 +311,8 @@ fn begin<T>(
 }
 
 /// A call that waits by itself waits for half of the buffer; one that returns does not.
-fn worth(limit: Limit) -> Worth {
-    if limit == Limit::DoNotWait { Worth::AnyWrite } else { Worth::HalfTheBuffer }
+fn worth(limit: Limit) -> LowWater {
+    if limit == Limit::DoNotWait { LowWater::Writable } else { LowWater::HalfBuffer }
 }
 
 impl Drop for Call<'_> {

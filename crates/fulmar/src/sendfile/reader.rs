@@ -95,7 +95,7 @@ mod tests {
 
     use fulmar_base::Counter;
     use fulmar_socket::Step;
-    use fulmar_socket::sendfile::{Rest, Worth};
+    use fulmar_socket::sendfile::{Rest, LowWater};
 
     use super::*;
     use crate::{Stack, TcpListener, TcpStream, devices};
@@ -127,7 +127,7 @@ mod tests {
     fn job(c: &TcpStream, file: &File, at: u64, len: usize) -> Job {
         let host = c.socket.host().clone();
         let (id, rest) = (c.socket.id, Rest { file: len as u64, ..Rest::default() });
-        let step = host.call(|s, now| s.sendfile_reserve(now, id, &rest, Worth::AnyWrite));
+        let step = host.call(|s, now| s.sendfile_reserve(now, id, &rest, LowWater::Writable));
         let Ok(Step::Done((reservation, piece))) = step else { panic!("no space") };
         assert_eq!(piece.file, len);
         let file = file.try_clone().expect("a descriptor");

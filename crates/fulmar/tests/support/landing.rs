@@ -128,7 +128,7 @@ impl Device for Landing {
         assert!(told.is_none(), "the device was told to fail");
         let before = out.len();
         let keeps = self.orders.keeps.load(Ordering::Relaxed);
-        let budget = budget.min(out.room()).min(32);
+        let budget = budget.min(out.space()).min(32);
         while !keeps
             && out.len() - before < budget
             && let Some(p) = self.kept.pop_front()

@@ -127,7 +127,7 @@ impl Device for Pipe {
     ) -> usize {
         let mut bytes = [0; FRAME_BYTES];
         let mut taken = 0;
-        while taken < budget.min(out.room()) {
+        while taken < budget.min(out.space()) {
             let Ok(n) = self.socket.recv(&mut bytes) else { break };
             if self.is_mute.load(Ordering::Acquire) {
                 continue;

@@ -204,7 +204,7 @@ impl Direction {
             let filled = self.fill(from, pipes)?;
             let drained = self.drain(to)?;
             delivered_bytes += drained;
-            if self.pipe.as_ref().is_some_and(|p| p.held_bytes == 0) {
+            if self.pipe.as_ref().is_some_and(|p| p.truesize == 0) {
                 self.pipe.take().into_iter().for_each(|p| pipes.put(p));
             }
             if self.is_ended && self.pipe.is_none() {
@@ -221,7 +221,7 @@ impl Direction {
 
     /// From the socket into the pipe, if the pipe is empty.
     fn fill(&mut self, from: &TcpStream, pipes: &mut Pipes) -> Result<usize, Errno> {
-        if self.is_ended || self.pipe.as_ref().is_some_and(|p| p.held_bytes > 0) {
+        if self.is_ended || self.pipe.as_ref().is_some_and(|p| p.truesize > 0) {
             return Ok(0);
         }
         let pipe = match self.pipe.take() {
@@ -235,7 +235,7 @@ impl Direction {
                 Ok(0)
             }
             Some(n) => {
-                pipe.held_bytes += n;
+                pipe.truesize += n;
                 Ok(n)
             }
             None => Ok(0),
@@ -244,9 +244,9 @@ impl Direction {
 
     /// From the pipe into the socket.
     fn drain(&mut self, to: &TcpStream) -> Result<usize, Errno> {
-        let Some(pipe) = self.pipe.as_mut().filter(|p| p.held_bytes > 0) else { return Ok(0) };
+        let Some(pipe) = self.pipe.as_mut().filter(|p| p.truesize > 0) else { return Ok(0) };
         let moved = transfer(pipe.reader.as_fd(), to.as_fd())?.unwrap_or(0);
-        pipe.held_bytes -= moved;
+        pipe.truesize -= moved;
         Ok(moved)
     }
 }

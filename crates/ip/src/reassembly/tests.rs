@@ -73,10 +73,10 @@ impl Rig {
     fn check(&self) {
         let slots = || self.table.sets.iter().flatten();
         let runs = |s: &Slot| {
-            s.runs.iter().map(|r| r.chain.held_bytes().max(r.chain.len())).sum::<usize>()
+            s.runs.iter().map(|r| r.chain.truesize().max(r.chain.len())).sum::<usize>()
         };
-        assert_eq!(self.table.held_bytes, slots().map(runs).sum::<usize>());
-        assert!(self.table.held_bytes <= self.table.max_bytes);
+        assert_eq!(self.table.truesize, slots().map(runs).sum::<usize>());
+        assert!(self.table.truesize <= self.table.max_bytes);
         assert!(self.table.sets.iter().all(|set| set.len() <= WAYS));
         for slot in slots() {
             assert!(slot.pieces.len() <= MAX_FRAGMENTS);
@@ -138,7 +138,7 @@ fn the_largest_datagram_arrives_in_any_of_three_orders() {
             rig.check();
         }
         assert!(got.as_deref() == Some(&whole), "order {order}");
-        assert_eq!((rig.table.len(), rig.table.held_bytes), (0, 0));
+        assert_eq!((rig.table.len(), rig.table.truesize), (0, 0));
         rig.end();
     }
 }
@@ -153,7 +153,7 @@ fn an_overlap_discards_the_datagram_and_its_later_fragments() {
         let overlap = Err(DropReason::FragmentOverlap);
         let refused = if end == 40 { (24, 40) } else { (start, end) };
         assert_eq!(rig.insert(key(2, 1), &whole, refused.0, refused.1, false), overlap);
-        assert_eq!(rig.table.held_bytes, 0);
+        assert_eq!(rig.table.truesize, 0);
         assert_eq!(rig.insert(key(2, 1), &whole, 16, 32, false), overlap);
         // Another datagram of the same source is not affected.
         rig.insert(key(2, 2), &whole, 0, 16, false).unwrap();
@@ -200,7 +200,7 @@ fn tiny_fragments_share_blocks_and_are_limited_in_number() {
     assert!(rig.pool.outstanding() <= 2, "{} mbufs", rig.pool.outstanding());
     let next = 8 * MAX_FRAGMENTS;
     let refused = rig.insert(key(2, 1), &whole, next, next + 8, false);
-    assert_eq!((refused, rig.table.held_bytes), (Err(DropReason::FragmentInvalid), 0));
+    assert_eq!((refused, rig.table.truesize), (Err(DropReason::FragmentInvalid), 0));
     rig.end();
 }
 

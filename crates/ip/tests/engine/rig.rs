@@ -52,7 +52,7 @@ impl FrameSink for Sink {
         Ok(())
     }
 
-    fn has_room(&mut self, _: &mut Pool, _: &mut Counters, _: usize, _: bool) -> bool {
+    fn has_space(&mut self, _: &mut Pool, _: &mut Counters, _: usize, _: bool) -> bool {
         !self.full
     }
 

@@ -242,7 +242,7 @@ fn the_descriptors_of_tiny_packets_fill_the_receive_share() {
     }
     assert!(tiny.segs().abs_diff(descs / 2) <= descs / 100, "{} of {descs}", tiny.segs());
     assert!(!pool.is_contended(Purpose::Send));
-    assert_eq!(tiny.held_bytes(), tiny.segs() * Mbuf::MIN_TRUESIZE);
+    assert_eq!(tiny.truesize(), tiny.segs() * Mbuf::MIN_TRUESIZE);
     pool.free(tiny);
     assert_all_freed(&mut pool);
 }

@@ -6,17 +6,17 @@
 //! ```
 //!
 //! Invariants, cited by name in the SAFETY comments:
-//! - *unique*: a `RecvBuf` has the only reference to its memory. It is converted to a `Hold` by value, and a
-//!   `Hold` back to it only when the reference count is 1 (`Arc::get_mut`, which acquires the accesses of
+//! - *unique*: a `RecvBuf` has the only reference to its memory. It is converted to a `PostedBuf` by value, and a
+//!   `PostedBuf` back to it only when the reference count is 1 (`Arc::get_mut`, which acquires the accesses of
 //!   the dropped references).
-//! - *one writer*: at most one writable range ([`Room`]) exists per memory. Only `&mut Hold` makes one;
+//! - *one writer*: at most one writable range ([`WritableRange`]) exists per memory. Only `&mut PostedBuf` makes one;
 //!   `has_writer` is set while it exists and cleared by its end.
 //! - *behind the mbufs*: mbufs cover only bytes before `high`. A writable range starts at or behind `high`,
 //!   which only the range moves. Therefore no mbuf covers writable bytes. `high` is reset to 0 only at
 //!   reference count 1, when there is no mbuf.
 //! - *initialised*: all bytes are initialised from the start.
-//! - *returned*: each object with access to the bytes (`RecvBuf`, `Hold`, `Room`, `Filled`, `Mbuf`) has a
-//!   reference to the memory. The memory is dropped with the last of them, and only then its [`Lease`]
+//! - *returned*: each object with access to the bytes (`RecvBuf`, `PostedBuf`, `WritableRange`, `Filled`, `Mbuf`) has a
+//!   reference to the memory. The memory is dropped with the last of them, and only then its [`LoanedMemory`]
 //!   reports it as returned.
 
 #![allow(unsafe_code)]
@@ -29,7 +29,7 @@ use core::ptr::NonNull;
 use core::slice;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::{BufId, Hold, RecvBuf};
+use super::{BufId, PostedBuf, RecvBuf};
 use crate::arena::{Arena, Owner};
 use crate::storage::{LENT, Purpose};
 use crate::sys::Pages;
@@ -55,8 +55,8 @@ enum Origin {
     Vec(usize),
     /// The caller of [`RecvBuf::from_raw`].
     Foreign,
-    /// The caller of [`Lease::lend`]; the flag is cleared when the memory is returned.
-    Lent(Arc<AtomicBool>),
+    /// The caller of [`LoanedMemory::lend`]; the flag is cleared when the memory is returned.
+    LoanCharge(Arc<AtomicBool>),
 }
 
 // SAFETY: plain bytes, owned or lent for this use; the module documentation describes the access.
@@ -132,7 +132,7 @@ impl Drop for Memory {
                 drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), 0, *capacity) });
             }
             // Release: all writes happened before the owner sees that the memory is returned.
-            Origin::Lent(is_away) => is_away.store(false, Ordering::Release),
+            Origin::LoanCharge(is_away) => is_away.store(false, Ordering::Release),
             Origin::Pages(_) | Origin::Foreign => {}
         }
     }
@@ -140,14 +140,14 @@ impl Drop for Memory {
 
 /// Lends memory of the caller, one buffer at a time, and reports when no reference to it is left.
 #[derive(Debug, Default)]
-pub struct Lease {
+pub struct LoanedMemory {
     is_away: Arc<AtomicBool>,
 }
 
 /// The generation of lent memory, which no other memory has.
 const LENT_GENERATION: u64 = 0;
 
-impl Lease {
+impl LoanedMemory {
     /// Whether the memory lent last is still referenced.
     #[inline]
     pub fn is_away(&self) -> bool {
@@ -162,12 +162,12 @@ impl Lease {
     /// If the memory lent before is still referenced.
     ///
     /// # Safety
-    /// Until [`Lease::is_away`] returns false, the `bytes` bytes at `base` are initialised, readable and
+    /// Until [`LoanedMemory::is_away`] returns false, the `bytes` bytes at `base` are initialised, readable and
     /// writable, and no other code accesses them. If the lease is leaked, this holds for ever.
     pub unsafe fn lend(&mut self, base: NonNull<u8>, bytes: usize) -> RecvBuf {
         assert!(!self.is_away(), "the memory lent before is still referenced");
         self.is_away.store(true, Ordering::Relaxed);
-        let origin = Origin::Lent(Arc::clone(&self.is_away));
+        let origin = Origin::LoanCharge(Arc::clone(&self.is_away));
         let memory = Arc::new(Memory::new(base, bytes, LENT_GENERATION, origin));
         RecvBuf { memory, filled: 0 }
     }
@@ -206,16 +206,16 @@ pub(super) fn unique_bytes_mut(memory: &mut Arc<Memory>) -> Option<&mut [u8]> {
 /// The writable range of a posted buffer: exclusive access from the first byte that is not filled to the
 /// end.
 ///
-/// After its drop the [`super::Hold`] can make another one.
-pub struct Room {
+/// After its drop the [`super::PostedBuf`] can make another one.
+pub struct WritableRange {
     memory: Arc<Memory>,
     /// Offset of the first writable byte. `high <= from <= bytes`.
     from: usize,
 }
 
-impl Room {
+impl WritableRange {
     /// A writable range from `from` on, if there is no other and no mbuf covers bytes behind `from`.
-    pub(super) fn make(memory: &mut Arc<Memory>, from: usize) -> Option<Room> {
+    pub(super) fn make(memory: &mut Arc<Memory>, from: usize) -> Option<WritableRange> {
         if from > memory.bytes {
             return None;
         }
@@ -224,7 +224,7 @@ impl Room {
             Arc::get_mut(memory)?.free();
         }
         memory.has_writer.store(true, Ordering::Relaxed);
-        Some(Room { memory: Arc::clone(memory), from })
+        Some(WritableRange { memory: Arc::clone(memory), from })
     }
 
     /// The identity of the buffer.
@@ -275,7 +275,7 @@ impl Room {
         Ok(m)
     }
 
-    /// As [`Room::split`] of the whole range.
+    /// As [`WritableRange::split`] of the whole range.
     ///
     /// # Errors
     /// No descriptor is left; the range is dropped with its bytes.
@@ -301,7 +301,7 @@ impl Room {
         (memory, from)
     }
 
-    /// As [`Room::split`], for a device without access to the pool: the first `n` bytes are converted to an
+    /// As [`WritableRange::split`], for a device without access to the pool: the first `n` bytes are converted to an
     /// mbuf later.
     ///
     /// # Panics
@@ -326,7 +326,7 @@ impl Room {
         n
     }
 
-    /// As [`Room::write`], with the bytes of `m`.
+    /// As [`WritableRange::write`], with the bytes of `m`.
     #[inline]
     pub fn write_mbuf(&mut self, m: &Mbuf) -> usize {
         let n = m.copy_to(0, self.bytes());
@@ -347,20 +347,20 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for WritableRange {
     fn drop(&mut self) {
         // Release: the writes to the range happened before the next range, or accesses of the owner.
         self.memory.has_writer.store(false, Ordering::Release);
     }
 }
 
-impl core::fmt::Debug for Room {
+impl core::fmt::Debug for WritableRange {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Room").field("offset", &self.from).field("len", &self.len()).finish()
+        f.debug_struct("WritableRange").field("offset", &self.from).field("len", &self.len()).finish()
     }
 }
 
-impl Hold {
+impl PostedBuf {
     /// A chain with bytes that were written to the buffer: a reference, which keeps them from being written
     /// while it exists, or a copy if the memory belongs to the caller and must not be referenced longer than
     /// this handle. Errors: no descriptor or no memory is left, or a writable range exists.
@@ -376,7 +376,7 @@ impl Hold {
         // SAFETY: checked to be inside, initialised; there is no writer, and only `&mut self` makes one.
         let slice =
             unsafe { slice::from_raw_parts(memory.base.as_ptr().add(bytes.start), bytes.len()) };
-        if matches!(memory.origin, Origin::Foreign | Origin::Lent(_)) {
+        if matches!(memory.origin, Origin::Foreign | Origin::LoanCharge(_)) {
             let copy = pool.alloc_chain(slice.len(), 0, Purpose::Receive);
             let mut copy = copy.or_else(|_| pool.alloc_chain(slice.len(), 0, Purpose::Control))?;
             copy.copy_from(0, slice);
@@ -391,7 +391,7 @@ impl Hold {
     }
 }
 
-/// Bytes of a posted buffer that a device has written ([`Room::fill`]), to be converted to an mbuf. They are
+/// Bytes of a posted buffer that a device has written ([`WritableRange::fill`]), to be converted to an mbuf. They are
 /// immutable. If it is dropped, the bytes are lost and leave a hole in the buffer.
 pub struct Filled {
     memory: Arc<Memory>,
@@ -420,7 +420,7 @@ impl Filled {
     pub fn into_mbuf(self, pool: &mut Pool) -> Result<Mbuf, NoBuffer> {
         let len = u32::try_from(self.bytes).map_err(|_| NoBuffer)?;
         let arena = pool.arena_with_desc(Purpose::Receive)?;
-        // SAFETY: the bytes were in a writable range until `Room::fill`, which moved its start behind them.
+        // SAFETY: the bytes were in a writable range until `WritableRange::fill`, which moved its start behind them.
         unsafe { arena.placed(self.memory, self.from, len) }.ok_or(NoBuffer)
     }
 }

@@ -347,9 +347,9 @@ proptest! {
     }
 }
 
-fn placed_and_ordinary(pool: &mut Pool) -> (crate::Hold, Chain) {
+fn placed_and_ordinary(pool: &mut Pool) -> (crate::PostedBuf, Chain) {
     let mut hold = crate::RecvBuf::with_capacity(100).post();
-    let mut room = hold.room(0).unwrap();
+    let mut room = hold.writable_range(0).unwrap();
     room.bytes().fill(7);
     let mut chain = Chain::from(room.split(10, pool).unwrap());
     let mut m = pool.alloc(5, 0, Purpose::Receive).unwrap();

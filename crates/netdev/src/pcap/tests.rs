@@ -165,7 +165,7 @@ fn placement_passes_and_placed_payload_is_in_the_capture() {
     let file = Shared::default();
     let mut device = PcapWriter::new(Mirror::new(), file.clone(), Duration::ZERO);
     assert_eq!(place(&mut device, 10), Some(Ok(())));
-    let mut room = fulmar_mbuf::RecvBuf::with_capacity(100).post().room(0).unwrap();
+    let mut room = fulmar_mbuf::RecvBuf::with_capacity(100).post().writable_range(0).unwrap();
     room.bytes()[..40].fill(0x5a);
     let mut p = packet(&mut pool, &[1; 20]);
     p.chain.push_back(room.split(40, &mut pool).unwrap());

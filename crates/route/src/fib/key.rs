@@ -42,7 +42,7 @@ pub trait Shared<K> {
     /// Looks up a burst of addresses, up to the shorter length of both slices.
     fn lookup_burst(&self, addresses: &[K], answers: &mut [u32]);
     /// Number of published updates.
-    fn changes(&self) -> u64;
+    fn generation(&self) -> u64;
     /// Replaces the ranges of a chunk. The first starts at the chunk's first address; adjacent
     /// ranges have different answers. `units` is the length of the current block. Returns the
     /// length of the new one.

@@ -253,7 +253,7 @@ impl Shared<u32> for Tables {
         }
     }
 
-    fn changes(&self) -> u64 {
+    fn generation(&self) -> u64 {
         self.seq.begin()
     }
 

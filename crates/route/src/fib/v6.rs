@@ -231,7 +231,7 @@ impl Shared<u128> for Tables {
         }
     }
 
-    fn changes(&self) -> u64 {
+    fn generation(&self) -> u64 {
         self.seq.begin()
     }
 

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::{Advice, Fib, FibError, FibReader, Key, ranges};
+use crate::{MemoryHook, Fib, FibError, FibReader, Key, ranges};
 
 /// Number of routes from which on a [`Fib`] is used. Below it, the ranges are rebuilt with every
 /// change; a [`Fib`] takes 10 MB.
@@ -106,7 +106,7 @@ impl<K: Key> Family<K> {
         start: K,
         len: u8,
         number: u32,
-        advice: Advice,
+        advice: MemoryHook,
     ) -> Result<Option<u32>, FibError> {
         match self {
             Family::Flat(flat) => match flat.position(start, len) {

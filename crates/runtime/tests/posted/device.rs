@@ -162,7 +162,7 @@ impl Device for Guesser {
         counters: &mut Counters,
     ) -> usize {
         // One may come that stayed behind.
-        let budget = budget.min(out.room()).saturating_sub(1);
+        let budget = budget.min(out.space()).saturating_sub(1);
         let before = out.len();
         self.inner.rx_burst(now, pool, &mut self.fresh, budget, counters);
         // The notes are those of both ends.

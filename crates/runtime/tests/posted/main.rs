@@ -13,7 +13,7 @@ use fulmar_mbuf::{PoolConfig, RecvBuf};
 use fulmar_netdev::Burst;
 use fulmar_runtime::{RecvTicket, WatchedShard};
 use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_socket::posted::Rule;
+use fulmar_socket::posted::CompletionPolicy;
 use fulmar_socket::{SocketError, Step};
 
 use device::{Guesser, Notes};
@@ -88,8 +88,8 @@ impl Pair {
 }
 
 /// Full, or a pause: messages end nothing here.
-const RULE: Rule =
-    Rule { low_water_bytes: usize::MAX, on_push: false, idle: Some(Duration::from_millis(1)) };
+const RULE: CompletionPolicy =
+    CompletionPolicy { low_water_bytes: usize::MAX, on_push: false, idle: Some(Duration::from_millis(1)) };
 
 /// One flow: bytes of one value only, so that a byte of the other shows wherever it lies.
 struct Flow {
@@ -248,7 +248,7 @@ struct Line {
 }
 
 /// Only what fills it ends a buffer: no mark, no push, no pause.
-const PATIENT: Rule = Rule { low_water_bytes: usize::MAX, on_push: false, idle: None };
+const PATIENT: CompletionPolicy = CompletionPolicy { low_water_bytes: usize::MAX, on_push: false, idle: None };
 
 fn counting(bytes: std::ops::Range<usize>) -> Vec<u8> {
     bytes.map(|i| (i / 3 + i / 251) as u8).collect()
@@ -261,7 +261,7 @@ impl Line {
         Line { pair, client, server, written: 0, got: Vec::new() }
     }
 
-    fn post(&mut self, capacity: usize, rule: Rule) -> Arc<RecvTicket> {
+    fn post(&mut self, capacity: usize, rule: CompletionPolicy) -> Arc<RecvTicket> {
         let ticket = Arc::new(RecvTicket::default());
         let buf = RecvBuf::from(vec![0; capacity]);
         let Pair { shards, now, .. } = &mut self.pair;
@@ -412,7 +412,7 @@ impl Line {
 
     /// Two buffers, of which the first is full and in its reader's hands and the second has 100 bytes that
     /// came with it; by this rule it is over, but nobody has looked whether.
-    fn resting(rule: Rule) -> (Line, Arc<RecvTicket>) {
+    fn resting(rule: CompletionPolicy) -> (Line, Arc<RecvTicket>) {
         let mut line = Line::new();
         // A first round trip, so that nothing about the connection is news.
         line.send(1);
@@ -424,8 +424,8 @@ impl Line {
     }
 }
 
-const MARKED: Rule = Rule { low_water_bytes: 100, ..PATIENT };
-const PUSHED: Rule = Rule { on_push: true, ..PATIENT };
+const MARKED: CompletionPolicy = CompletionPolicy { low_water_bytes: 100, ..PATIENT };
+const PUSHED: CompletionPolicy = CompletionPolicy { on_push: true, ..PATIENT };
 
 #[test]
 fn what_is_over_though_not_full_rests_until_the_reader_of_a_full_buffer_looks_again() {

@@ -1,7 +1,7 @@
 //! The device as the posted buffers of a connection see it.
 
 use fulmar_base::{Counter, Counters, FlowKey, SeqNum};
-use fulmar_mbuf::{BufId, Room};
+use fulmar_mbuf::{BufId, WritableRange};
 use fulmar_netdev::{Device, Rooms};
 use fulmar_socket::posted::Placer;
 
@@ -15,7 +15,7 @@ pub(super) struct FlowPlacer<'a> {
 }
 
 impl Placer for FlowPlacer<'_> {
-    fn place(&mut self, next: u64, first: Room, second: Option<Room>) -> bool {
+    fn place(&mut self, next: u64, first: WritableRange, second: Option<WritableRange>) -> bool {
         let mut rooms = Rooms::default();
         for room in [Some(first), second].into_iter().flatten() {
             // Two always fit.
@@ -27,7 +27,7 @@ impl Placer for FlowPlacer<'_> {
         placement.is_some_and(|p| p.place(self.flow, next_seq, rooms).is_ok())
     }
 
-    fn place_behind(&mut self, second: Room) -> bool {
+    fn place_behind(&mut self, second: WritableRange) -> bool {
         self.counters.count(Counter::PlaceHints);
         let placement = self.device.placement();
         placement.is_some_and(|p| p.place_behind(&self.flow, second).is_ok())
@@ -60,10 +60,10 @@ impl Placer for FlowPlacer<'_> {
 pub(super) struct NoDevice;
 
 impl Placer for NoDevice {
-    fn place(&mut self, _: u64, _: Room, _: Option<Room>) -> bool {
+    fn place(&mut self, _: u64, _: WritableRange, _: Option<WritableRange>) -> bool {
         false
     }
-    fn place_behind(&mut self, _: Room) -> bool {
+    fn place_behind(&mut self, _: WritableRange) -> bool {
         false
     }
     fn unplace(&mut self) {}

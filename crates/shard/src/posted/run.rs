@@ -7,7 +7,7 @@
 use fulmar_base::{Counter, Counters, Duration, Instant, Probe, SlotId};
 use fulmar_mbuf::RecvQueue;
 use fulmar_socket::SocketError;
-use fulmar_socket::posted::{Io, Posted, Stream, Taken};
+use fulmar_socket::posted::{IoContext, Posted, StreamState, Delivered};
 use fulmar_tcp::{State, Tcb};
 
 use super::placer::{FlowPlacer, NoDevice};
@@ -42,7 +42,7 @@ pub fn is_receiving(tcb: &Tcb) -> bool {
 pub fn with_machine<P: Probe, R>(
     net: &mut Net<P>,
     entry: &mut TcpEntry,
-    f: impl FnOnce(&mut Posted<PostToken>, &mut Io<'_>) -> R,
+    f: impl FnOnce(&mut Posted<PostToken>, &mut IoContext<'_>) -> R,
 ) -> Option<R> {
     let flow = *entry.tcb.key();
     let first = entry.tcb.recv_seq(0);
@@ -51,7 +51,7 @@ pub fn with_machine<P: Probe, R>(
     let Net { pool, counters, link, .. } = net;
     let mut placer = FlowPlacer { device: link.device(), counters, flow, first };
     let recv = entry.tcb.recv_queue();
-    let mut io = Io { recv, pool, placer: &mut placer, may_place };
+    let mut io = IoContext { recv, pool, placer: &mut placer, may_place };
     Some(f(&mut posted.machine, &mut io))
 }
 
@@ -68,7 +68,7 @@ fn hand_out(entry: &mut TcpEntry, to: &mut Outbox, counters: &mut Counters) -> b
 impl PostedTable {
     /// Before a receive poll: posts new buffers to the device.
     #[inline]
-    pub fn announce<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+    pub fn notify_device<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         if core::mem::take(&mut self.has_news) {
             self.announce_news(now, core);
         }
@@ -79,7 +79,7 @@ impl PostedTable {
             if let Some(id) = self.listed.get(at)
                 && let Some(Socket::Tcp(entry)) = core.sockets.get_mut(*id)
             {
-                with_machine(&mut core.net, entry, |m, io| m.announce(now, io));
+                with_machine(&mut core.net, entry, |m, io| m.notify_device(now, io));
             }
         }
     }
@@ -89,14 +89,14 @@ impl PostedTable {
     pub fn take_in_all<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         for at in 0..self.listed.len() {
             if let Some(id) = self.listed.get(at).copied() {
-                self.take_in(now, id, core);
+                self.deliver(now, id, core);
             }
         }
     }
 
-    pub fn take_in<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    pub fn deliver<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
-        let Some(taken) = with_machine(&mut core.net, entry, |m, io| m.take_in(now, io)) else {
+        let Some(taken) = with_machine(&mut core.net, entry, |m, io| m.deliver(now, io)) else {
             return;
         };
         let is_told = hand_out(entry, &mut self.out, &mut core.net.counters);
@@ -113,8 +113,8 @@ impl PostedTable {
 
     /// Counts the bytes delivered to the buffers of a connection.
     #[inline]
-    fn note_taken(&mut self, now: Instant, taken: &Taken, counters: &mut Counters) {
-        let Taken { bytes, copied, is_unfinished, has_filled } = *taken;
+    fn note_taken(&mut self, now: Instant, taken: &Delivered, counters: &mut Counters) {
+        let Delivered { bytes, copied, is_unfinished, has_filled } = *taken;
         self.has_filled |= has_filled;
         if is_unfinished {
             self.look_by(if bytes > 0 { now } else { now + RETRY });
@@ -140,7 +140,7 @@ impl PostedTable {
 
     /// Completes the buffers of every connection in the list.
     #[inline]
-    pub fn settle_all<P: Probe>(&mut self, now: Instant, is_dry: bool, core: &mut Core<P>) {
+    pub fn end_bursts<P: Probe>(&mut self, now: Instant, is_dry: bool, core: &mut Core<P>) {
         if self.again_at.is_some_and(|at| now >= at) {
             self.again_at = None;
             self.drain_orphans(core);
@@ -159,21 +159,21 @@ impl PostedTable {
                 && let Some(posted) = &mut entry.posted
             {
                 posted.is_listed = false;
-                self.settle(now, id, is_dry, core);
+                self.end_burst(now, id, is_dry, core);
             }
         }
         self.spare = listed;
     }
 
-    pub fn settle<P: Probe>(&mut self, now: Instant, id: SlotId, is_dry: bool, core: &mut Core<P>) {
+    pub fn end_burst<P: Probe>(&mut self, now: Instant, id: SlotId, is_dry: bool, core: &mut Core<P>) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
-        let stream = Stream {
+        let stream = StreamState {
             now,
             is_pushed: is_dry && entry.tcb.is_pushed(),
             sent: entry.tcb.send_queue_ref().claimed_end(),
             ended: ended(entry),
         };
-        let told = with_machine(&mut core.net, entry, |m, io| m.settle(&stream, io));
+        let told = with_machine(&mut core.net, entry, |m, io| m.end_burst(&stream, io));
         if told == Some(true) && entry.error.is_none() {
             entry.tcb.take_error();
         }
@@ -218,7 +218,7 @@ impl PostedTable {
 
     /// The application closes the connection. First half: its buffers are cancelled.
     pub fn cancel_all<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
-        self.take_in(now, id, core);
+        self.deliver(now, id, core);
         if let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) {
             with_machine(&mut core.net, entry, |m, io| m.cancel_all(io));
         }
@@ -246,7 +246,7 @@ impl PostedTable {
         pool.drain_remote();
         orphans.retain_mut(|posted| {
             let mut io =
-                Io { recv: &mut RecvQueue::new(), pool, placer: &mut NoDevice, may_place: false };
+                IoContext { recv: &mut RecvQueue::new(), pool, placer: &mut NoDevice, may_place: false };
             posted.machine.drain(&mut io);
             posted.hand_out(out);
             posted.machine.is_draining()

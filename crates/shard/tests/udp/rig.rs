@@ -26,7 +26,7 @@ pub struct Wire {
     pub bursts: usize,
     arriving: VecDeque<(Vec<u8>, Offload)>,
     /// The device takes nothing.
-    pub is_shut: bool,
+    pub is_recv_shutdown: bool,
 }
 
 struct Tape {
@@ -46,7 +46,7 @@ impl Device for Tape {
         _: &mut Counters,
     ) -> usize {
         let mut wire = self.wire.lock().unwrap();
-        if wire.is_shut {
+        if wire.is_recv_shutdown {
             return 0;
         }
         let count = burst.len();

@@ -6,7 +6,7 @@ use alloc::collections::VecDeque;
 use fulmar_base::Instant;
 use fulmar_mbuf::BufId;
 
-use super::{Entry, Finished, Io, Posted, Stream};
+use super::{Entry, Completed, IoContext, Posted, StreamState};
 use crate::SocketError;
 
 /// Maximum bytes of an mbuf that is returned to the receive queue.
@@ -54,7 +54,7 @@ impl<T> Posted<T> {
     }
 
     /// Ends the active buffer by its low-water mark, urgent data, a push, or the idle time-out.
-    pub(super) fn end_by_rule(&mut self, stream: &Stream, next: u64) {
+    pub(super) fn end_by_rule(&mut self, stream: &StreamState, next: u64) {
         let Some(at) = self.active() else { return };
         let Some(entry) = self.queue.get(at).filter(|e| e.filled > 0) else { return };
         let rule = entry.rule;
@@ -84,7 +84,7 @@ impl<T> Posted<T> {
     }
 
     /// Completes ended buffers in order. Empty cancelled buffers do not wait for those before them.
-    pub(super) fn complete_ended(&mut self, io: &mut Io<'_>) {
+    pub(super) fn complete_ended(&mut self, io: &mut IoContext<'_>) {
         // The usual case: the first buffer has ended, and no other.
         while self.ended > 0 && self.queue.front().is_some_and(|e| e.end.is_some()) {
             if !self.complete(0, io) {
@@ -103,7 +103,7 @@ impl<T> Posted<T> {
 
     /// As [`Posted::complete_ended`], if the first buffer has not ended or its memory is in use.
     #[cold]
-    fn complete_out_of_order(&mut self, io: &mut Io<'_>) {
+    fn complete_out_of_order(&mut self, io: &mut IoContext<'_>) {
         let (mut at, mut is_first) = (0, true);
         while self.ended > 0 && at < self.queue.len() {
             let may_go = self.queue.get(at).is_some_and(|e| {
@@ -118,7 +118,7 @@ impl<T> Posted<T> {
     }
 
     /// Completes a buffer. False if its memory is still referenced.
-    fn complete(&mut self, at: usize, io: &mut Io<'_>) -> bool {
+    fn complete(&mut self, at: usize, io: &mut IoContext<'_>) -> bool {
         let Some(entry) = self.queue.get(at) else { return false };
         let id = entry.hold.id();
         if (entry.hold.is_shared() || self.device_has(id)) && !self.reclaim(at, id, io) {
@@ -129,7 +129,7 @@ impl<T> Posted<T> {
         let Some(Entry { hold, filled, token, end, .. }) = entry else { return false };
         self.ended -= 1;
         if let (Ok(buf), Some(token)) = (hold.release(filled), token) {
-            self.finished.push_back(Finished { token, buf, error: end.flatten() });
+            self.finished.push_back(Completed { token, buf, error: end.flatten() });
         }
         true
     }
@@ -143,7 +143,7 @@ impl<T> Posted<T> {
     /// Revokes the buffer's range from the device and copies its bytes in the receive queue elsewhere. False
     /// if its memory is still referenced.
     #[cold]
-    fn reclaim(&mut self, at: usize, id: BufId, io: &mut Io<'_>) -> bool {
+    fn reclaim(&mut self, at: usize, id: BufId, io: &mut IoContext<'_>) -> bool {
         if self.device_has(id) {
             self.revoke(io);
         }
@@ -157,7 +157,7 @@ impl<T> Posted<T> {
 
     /// Returns the bytes of abandoned buffers to the receive queue.
     #[cold]
-    pub(super) fn unread_abandoned(&mut self, io: &mut Io<'_>) {
+    pub(super) fn unread_abandoned(&mut self, io: &mut IoContext<'_>) {
         while let Some(at) = self.queue.iter().position(|e| e.end.is_none() && e.token.is_none()) {
             let Some(entry) = self.queue.get_mut(at) else { return };
             while entry.filled > 0 {

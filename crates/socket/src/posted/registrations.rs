@@ -59,16 +59,16 @@ impl Registrations {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fulmar_mbuf::Room;
+    use fulmar_mbuf::WritableRange;
 
     #[derive(Default)]
     struct Log(Vec<(char, usize)>);
 
     impl Placer for Log {
-        fn place(&mut self, _: u64, _: Room, _: Option<Room>) -> bool {
+        fn place(&mut self, _: u64, _: WritableRange, _: Option<WritableRange>) -> bool {
             false
         }
-        fn place_behind(&mut self, _: Room) -> bool {
+        fn place_behind(&mut self, _: WritableRange) -> bool {
             false
         }
         fn unplace(&mut self) {}

@@ -17,7 +17,7 @@ fn pattern(at: u64, n: usize) -> Vec<u8> {
 /// A device that places bytes in the posted ranges.
 #[derive(Default)]
 struct Device {
-    expects: Option<(u64, Room, Option<Room>)>,
+    expects: Option<(u64, WritableRange, Option<WritableRange>)>,
     places: bool,
     calls_for_each: bool,
     known: Vec<BufId>,
@@ -26,7 +26,7 @@ struct Device {
 }
 
 impl Placer for Device {
-    fn place(&mut self, next: u64, first: Room, second: Option<Room>) -> bool {
+    fn place(&mut self, next: u64, first: WritableRange, second: Option<WritableRange>) -> bool {
         assert!(self.known.contains(&first.buffer()), "not registered");
         let has_bytes = !first.is_empty() && second.as_ref().is_none_or(|r| !r.is_empty());
         assert!(has_bytes, "an empty range");
@@ -35,7 +35,7 @@ impl Placer for Device {
         }
         self.places
     }
-    fn place_behind(&mut self, room: Room) -> bool {
+    fn place_behind(&mut self, room: WritableRange) -> bool {
         assert!(self.known.contains(&room.buffer()), "not registered");
         assert!(!room.is_empty(), "an empty range");
         match &mut self.expects {
@@ -98,9 +98,9 @@ impl World {
         }
     }
 
-    fn with<R>(&mut self, f: impl FnOnce(&mut Posted<usize>, &mut Io<'_>) -> R) -> R {
+    fn with<R>(&mut self, f: impl FnOnce(&mut Posted<usize>, &mut IoContext<'_>) -> R) -> R {
         let World { machine, recv, pool, device, .. } = self;
-        let r = f(machine, &mut Io { recv, pool, placer: device, may_place: true });
+        let r = f(machine, &mut IoContext { recv, pool, placer: device, may_place: true });
         while let Some(done) = self.machine.pop_finished() {
             assert_eq!(done.buf[..], pattern(self.got, done.buf.len())[..], "after {}", self.got);
             self.got += done.buf.len() as u64;
@@ -148,28 +148,28 @@ impl World {
         self.recv.insert(at, chain, &mut self.pool);
     }
 
-    fn take_in(&mut self) -> Taken {
+    fn deliver(&mut self) -> Delivered {
         let now = self.now;
-        self.with(|m, io| m.take_in(now, io))
+        self.with(|m, io| m.deliver(now, io))
     }
 
-    fn announce(&mut self) {
+    fn notify_device(&mut self) {
         let now = self.now;
-        self.with(|m, io| m.announce(now, io));
+        self.with(|m, io| m.notify_device(now, io));
     }
 
-    fn settle(&mut self, is_pushed: bool, ended: Option<Result<(), SocketError>>) -> bool {
-        let stream = Stream { now: self.now, is_pushed, sent: 0, ended };
-        self.with(|m, io| m.settle(&stream, io))
+    fn end_burst(&mut self, is_pushed: bool, ended: Option<Result<(), SocketError>>) -> bool {
+        let stream = StreamState { now: self.now, is_pushed, sent: 0, ended };
+        self.with(|m, io| m.end_burst(&stream, io))
     }
 
-    fn post(&mut self, bytes: usize, rule: Rule) -> usize {
+    fn post(&mut self, bytes: usize, rule: CompletionPolicy) -> usize {
         let token = self.posted;
         if self.machine.post(RecvBuf::from(vec![0; bytes]), rule, token).is_ok() {
             self.posted += 1;
         }
         if !(self.is_lazy && self.machine.may_wait(&self.recv)) {
-            self.take_in();
+            self.deliver();
         }
         token
     }
@@ -188,18 +188,18 @@ impl World {
     fn finish(mut self) {
         for (at, chain) in std::mem::take(&mut self.late) {
             self.recv.insert(at, chain, &mut self.pool);
-            self.take_in();
+            self.deliver();
         }
         // Lost bytes are retransmitted.
         while self.recv.next() < self.sent {
             let (at, n) = (self.recv.next(), (self.sent - self.recv.next()).min(700) as usize);
             let chain = self.packet(at, n);
             self.recv.insert(at, chain, &mut self.pool);
-            self.take_in();
+            self.deliver();
         }
         for _ in 0..100 {
-            self.take_in();
-            self.settle(false, Some(Ok(())));
+            self.deliver();
+            self.end_burst(false, Some(Ok(())));
         }
         assert!(!self.machine.is_waiting() && !self.machine.is_draining());
         self.read(usize::MAX);
@@ -212,7 +212,7 @@ impl World {
     }
 }
 
-const WHOLE: Rule = Rule { low_water_bytes: usize::MAX, on_push: false, idle: None };
+const WHOLE: CompletionPolicy = CompletionPolicy { low_water_bytes: usize::MAX, on_push: false, idle: None };
 
 #[test]
 fn bytes_received_before_the_post_are_copied_and_later_ones_are_placed() {
@@ -220,9 +220,9 @@ fn bytes_received_before_the_post_are_copied_and_later_ones_are_placed() {
     w.send(100);
     w.post(1000, WHOLE);
     w.send(500);
-    assert_eq!(w.take_in(), Taken { bytes: 500, ..Taken::default() });
+    assert_eq!(w.deliver(), Delivered { bytes: 500, ..Delivered::default() });
     w.send(400);
-    w.take_in();
+    w.deliver();
     assert_eq!(w.finished, [(0, 1000, None)]);
     w.finish();
 }
@@ -233,10 +233,10 @@ fn a_packet_continues_in_the_second_buffer_and_the_third_is_not_registered_yet()
     (0..3).for_each(|_| _ = w.post(100, WHOLE));
     assert_eq!(w.device.known.len(), 2);
     w.send(150);
-    assert_eq!(w.take_in().copied, 0);
+    assert_eq!(w.deliver().copied, 0);
     w.send(150);
     // The third buffer was posted to the device when the first was full.
-    assert_eq!(w.take_in().copied, 0);
+    assert_eq!(w.deliver().copied, 0);
     assert_eq!(w.finished, [(0, 100, None), (1, 100, None), (2, 100, None)]);
     w.finish();
 }
@@ -246,15 +246,15 @@ fn bytes_are_copied_on_a_device_without_placement_which_is_retried_later() {
     let mut w = World::new(false);
     w.post(1000, WHOLE);
     w.send(300);
-    assert_eq!(w.take_in().copied, 300);
+    assert_eq!(w.deliver().copied, 300);
     w.device.places = true;
     w.send(100);
-    assert_eq!(w.take_in().copied, 100);
+    assert_eq!(w.deliver().copied, 100);
     w.now = w.now + Duration::from_secs(1);
     w.send(100);
-    assert_eq!(w.take_in().copied, 100);
+    assert_eq!(w.deliver().copied, 100);
     w.send(100);
-    assert_eq!(w.take_in().copied, 0);
+    assert_eq!(w.deliver().copied, 0);
     w.finish();
 }
 
@@ -265,7 +265,7 @@ fn copied_of(w: &mut World, n: usize, piece: usize) -> usize {
         w.post(64 << 10, WHOLE);
         for _ in 0..(64 << 10) / piece {
             w.send(piece);
-            copied += w.take_in().copied;
+            copied += w.deliver().copied;
         }
     }
     copied
@@ -288,33 +288,33 @@ fn placement_of_short_packets_pays_off_only_without_a_call_per_packet() {
 #[test]
 fn low_water_mark_push_idle_time_and_urgent_data_complete_a_buffer_when_the_device_is_empty() {
     let mut w = World::new(true);
-    w.post(1000, Rule { low_water_bytes: 10, ..WHOLE });
+    w.post(1000, CompletionPolicy { low_water_bytes: 10, ..WHOLE });
     w.send(9);
-    w.take_in();
-    w.settle(true, None);
+    w.deliver();
+    w.end_burst(true, None);
     assert!(w.finished.is_empty());
     w.send(5);
-    w.take_in();
+    w.deliver();
     assert!(w.finished.is_empty(), "not while the device has frames");
-    w.settle(false, None);
-    w.post(1000, Rule { on_push: true, ..WHOLE });
+    w.end_burst(false, None);
+    w.post(1000, CompletionPolicy { on_push: true, ..WHOLE });
     w.send(20);
-    w.take_in();
-    w.settle(false, None);
-    w.settle(true, None);
-    w.post(1000, Rule { idle: Some(Duration::from_millis(1)), ..WHOLE });
+    w.deliver();
+    w.end_burst(false, None);
+    w.end_burst(true, None);
+    w.post(1000, CompletionPolicy { idle: Some(Duration::from_millis(1)), ..WHOLE });
     w.send(30);
-    w.take_in();
+    w.deliver();
     assert_eq!(w.machine.next_deadline(), Some(w.now + Duration::from_millis(1)));
-    w.settle(true, None);
+    w.end_burst(true, None);
     assert_eq!(w.finished.len(), 2);
     w.now = w.now + Duration::from_millis(1);
-    w.settle(false, None);
+    w.end_burst(false, None);
     w.post(1000, WHOLE);
     w.send(40);
-    w.take_in();
+    w.deliver();
     w.machine.flush(w.sent);
-    w.settle(false, None);
+    w.end_burst(false, None);
     let lens: Vec<usize> = w.finished.iter().map(|f| f.1).collect();
     assert_eq!(lens, [14, 20, 30, 40]);
     w.finish();
@@ -325,11 +325,11 @@ fn an_error_is_reported_by_empty_buffers_and_a_partly_filled_one_completes_short
     let mut w = World::new(true);
     w.post(100, WHOLE);
     w.send(10);
-    w.take_in();
+    w.deliver();
     let reset = Some(Err(SocketError::ConnectionReset));
-    assert!(!w.settle(false, reset), "no buffer was empty: the error is left for the next call");
+    assert!(!w.end_burst(false, reset), "no buffer was empty: the error is left for the next call");
     (0..2).for_each(|_| _ = w.post(100, WHOLE));
-    assert!(w.settle(false, reset));
+    assert!(w.end_burst(false, reset));
     let error = Some(SocketError::ConnectionReset);
     assert_eq!(w.finished, [(0, 10, None), (1, 0, error), (2, 0, error)]);
     w.finish();
@@ -341,7 +341,7 @@ fn a_cancelled_buffer_has_its_bytes_and_waits_for_mbufs_in_flight() {
     let first = w.post(100, WHOLE);
     let second = w.post(100, WHOLE);
     w.send(30);
-    w.take_in();
+    w.deliver();
     // Placed, but not in the receive queue yet.
     let chain = w.packet(30, 20);
     w.sent += 20;
@@ -350,7 +350,7 @@ fn a_cancelled_buffer_has_its_bytes_and_waits_for_mbufs_in_flight() {
     w.with(|m, io| m.cancel(io, |t| *t == first));
     assert!(w.machine.is_draining());
     w.recv.insert(30, chain, &mut w.pool);
-    w.take_in();
+    w.deliver();
     assert_eq!(w.finished[1], (first, 30, None), "later bytes are read by the next call");
     w.read(100);
     w.finish();
@@ -365,7 +365,7 @@ fn three(filled: usize) -> World {
     (0..3).for_each(|_| _ = w.post(100, WHOLE));
     if filled > 0 {
         w.send(filled);
-        w.take_in();
+        w.deliver();
     }
     w
 }
@@ -377,7 +377,7 @@ fn waiting_states() -> Vec<(&'static str, State)> {
     let mut copied = World::new(false);
     copied.post(100, WHOLE);
     copied.send(60);
-    copied.take_in();
+    copied.deliver();
     let mut gap = three(40);
     let behind = gap.packet(50, 20);
     gap.sent = 70;
@@ -395,11 +395,11 @@ fn waiting_states() -> Vec<(&'static str, State)> {
 /// The states of a buffer that has ended, in which there is nothing to cancel.
 fn ending_states() -> Vec<(&'static str, State)> {
     let mut fin = three(30);
-    fin.settle(false, Some(Ok(())));
+    fin.end_burst(false, Some(Ok(())));
     let at_fin = vec![(0, 30, None), (1, 0, None), (2, 0, None)];
     let reset = Some(SocketError::ConnectionReset);
     let mut dead = three(30);
-    dead.settle(false, Some(Err(SocketError::ConnectionReset)));
+    dead.end_burst(false, Some(Err(SocketError::ConnectionReset)));
     let at_reset = vec![(0, 30, None), (1, 0, reset), (2, 0, reset)];
     let mut closed = three(30);
     closed.with(|m, io| m.cancel_all(io));
@@ -434,7 +434,7 @@ fn a_full_buffer_with_mbufs_in_use_cannot_be_cancelled_and_completes_when_they_a
     w.send(100);
     let kept = w.recv.front().map(|m| w.pool.clone_ref(m, 0, 100));
     let kept = kept.expect("placed bytes").expect("a count");
-    w.take_in();
+    w.deliver();
     assert_eq!(w.finished, []);
     assert!(w.machine.is_draining());
     assert!(!w.with(|m, io| m.cancel(io, |t| *t == 0)));
@@ -442,7 +442,7 @@ fn a_full_buffer_with_mbufs_in_use_cannot_be_cancelled_and_completes_when_they_a
     assert!(w.with(|m, io| m.cancel(io, |t| *t == 1)));
     assert_eq!(w.finished, [(1, 0, CANCELLED)]);
     w.pool.free(Chain::from(kept));
-    w.take_in();
+    w.deliver();
     assert_eq!(w.finished, [(1, 0, CANCELLED), (0, 100, None)]);
     w.finish();
 }
@@ -452,7 +452,7 @@ fn bytes_of_an_abandoned_buffer_return_to_the_stream() {
     let mut w = World::new(true);
     let first = w.post(100, WHOLE);
     w.send(30);
-    w.take_in();
+    w.deliver();
     w.with(|m, io| m.abandon(io, |t| *t == first));
     assert!(!w.machine.is_waiting());
     w.post(10, WHOLE);
@@ -465,15 +465,15 @@ fn bytes_of_an_abandoned_buffer_return_to_the_stream() {
 fn a_buffer_of_length_zero_completes_with_the_one_before_it() {
     let mut w = World::new(true);
     for bytes in [2, 0, 3] {
-        w.post(bytes, Rule::default());
+        w.post(bytes, CompletionPolicy::default());
     }
-    w.take_in();
+    w.deliver();
     w.send(1);
-    w.take_in();
-    w.settle(true, None);
+    w.deliver();
+    w.end_burst(true, None);
     assert_eq!(w.finished, [(0, 1, None), (1, 0, None)]);
     assert!(w.device.expects.is_some(), "the third is posted to the device");
-    w.settle(false, Some(Ok(())));
+    w.end_burst(false, Some(Ok(())));
     assert_eq!(w.finished.len(), 3);
 }
 
@@ -483,14 +483,14 @@ fn two_buffers_used_alternately_are_posted_without_a_revocation() {
     w.post(1000, WHOLE);
     for _ in 0..10 {
         w.post(1000, WHOLE);
-        w.announce();
+        w.notify_device();
         // The end of one buffer and the start of the other.
         w.send(600);
-        w.take_in();
+        w.deliver();
         w.send(400);
-        let taken = w.take_in();
+        let taken = w.deliver();
         assert_eq!((taken.copied, taken.has_filled), (0, true));
-        w.settle(false, None);
+        w.end_burst(false, None);
     }
     assert_eq!((w.finished.len(), w.device.unplaced), (10, 0));
     w.finish();
@@ -543,11 +543,11 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn rule(kind: u8) -> Rule {
+fn rule(kind: u8) -> CompletionPolicy {
     match kind {
         0 => WHOLE,
-        1 => Rule { low_water_bytes: 700, ..WHOLE },
-        _ => Rule::default(),
+        1 => CompletionPolicy { low_water_bytes: 700, ..WHOLE },
+        _ => CompletionPolicy::default(),
     }
 }
 
@@ -577,11 +577,11 @@ fn run(w: &mut World, op: Op) {
                 w.recv.insert(at, chain, &mut w.pool);
             }
         }
-        Op::TakeIn => _ = w.take_in(),
-        Op::Announce => w.announce(),
+        Op::TakeIn => _ = w.deliver(),
+        Op::Announce => w.notify_device(),
         Op::Settle(pushed) => {
-            w.take_in();
-            w.settle(pushed, None);
+            w.deliver();
+            w.end_burst(pushed, None);
         }
         Op::Pass(ms) => w.now = w.now + Duration::from_millis(ms),
         Op::Cancel(t) => _ = w.with(|m, io| m.cancel(io, |u| *u == t)),

@@ -111,7 +111,7 @@ impl Tcb {
     /// remains to be queued. `None`: the rest did not fit and was freed.
     #[inline]
     fn prepare_in_order(&mut self, env: &mut Env, payload: Chain) -> Option<Chain> {
-        let waste = payload.held_bytes().saturating_sub(payload.len());
+        let waste = payload.truesize().saturating_sub(payload.len());
         if env.window.has_space_for(waste) && self.leaves_window_backed(&payload) {
             return Some(self.merge_small(env, payload));
         }
@@ -141,7 +141,7 @@ impl Tcb {
     #[inline(never)]
     fn compact(&mut self, env: &mut Env, mut payload: Chain) -> Option<Chain> {
         let wastes = |c: &Chain| {
-            c.held_bytes() > c.len().saturating_add(c.len() / MAX_WASTE_FRACTION)
+            c.truesize() > c.len().saturating_add(c.len() / MAX_WASTE_FRACTION)
                 || uses_control_reserve(c)
         };
         if !wastes(&payload) {
@@ -243,7 +243,7 @@ impl Tcb {
 
     /// Out-of-order payload as it is to be queued. `None`: it was refused and freed.
     fn prepare_out_of_order(&self, env: &mut Env, payload: Chain) -> Option<Chain> {
-        let times = if env.window.has_space_for(payload.held_bytes()) { 2 } else { 1 };
+        let times = if env.window.has_space_for(payload.truesize()) { 2 } else { 1 };
         if self.leaves_window_backed(&payload) && self.may_queue_out_of_order(&payload, times) {
             let bytes = payload.len();
             return Some(copy_to_local_pool(env, payload, bytes));
@@ -260,7 +260,7 @@ impl Tcb {
     fn may_queue_out_of_order(&self, payload: &Chain, times: usize) -> bool {
         let limit = usize::try_from(self.rcv_wnd()).unwrap_or(usize::MAX).saturating_mul(times);
         let in_use = self.recv.out_of_order_storage_bytes();
-        let adds = payload.held_bytes().max(payload.len());
+        let adds = payload.truesize().max(payload.len());
         in_use.saturating_add(adds) <= limit.min(self.storage_limit())
             && !uses_control_reserve(payload)
     }
@@ -268,7 +268,7 @@ impl Tcb {
     /// Hard storage limit, for in-order bytes that could not be copied.
     fn has_storage_for(&self, payload: &Chain) -> bool {
         let limit = self.storage_limit().saturating_add(IN_ORDER_OVERCOMMIT_BYTES);
-        let adds = payload.held_bytes().max(payload.len());
+        let adds = payload.truesize().max(payload.len());
         self.storage_in_use().saturating_add(adds) <= limit
     }
 

@@ -102,7 +102,7 @@ impl Emit for Out {
         Ok(())
     }
 
-    fn room(&self) -> usize {
+    fn space(&self) -> usize {
         self.room
     }
 }

@@ -1,7 +1,7 @@
 //! What comes out is what was sent, and a posted buffer has bytes of its flow only.
 
 use fulmar_base::SeqNum;
-use fulmar_mbuf::{Hold, RecvBuf};
+use fulmar_mbuf::{PostedBuf, RecvBuf};
 use fulmar_netdev::Device;
 use proptest::prelude::*;
 
@@ -9,12 +9,12 @@ use super::*;
 use crate::placing::tests::{FLOWS, Form, PLAIN, form, frame, key};
 use crate::shm::tests::Host;
 
-fn post(b: &mut Host, flow: usize, next_seq: SeqNum, sizes: [usize; 2]) -> Vec<Hold> {
+fn post(b: &mut Host, flow: usize, next_seq: SeqNum, sizes: [usize; 2]) -> Vec<PostedBuf> {
     let mut rooms = Rooms::default();
     let mut holds = Vec::new();
     for bytes in sizes {
         let mut hold = RecvBuf::with_capacity(bytes).post();
-        rooms.push(hold.room(0).unwrap()).unwrap();
+        rooms.push(hold.writable_range(0).unwrap()).unwrap();
         holds.push(hold);
     }
     let placement = b.device.placement().unwrap();

@@ -37,7 +37,7 @@ impl Peer {
             eth::Header { dst: q.sender_ether, src: self.config.ether, ethertype: eth::ARP };
         ether.emit(&mut bytes).ok()?;
         answer.emit(bytes.get_mut(eth::HEADER_BYTES..)?).ok()?;
-        if out.has_room() {
+        if out.has_space() {
             out.send(a.at, WireFrame::new(&bytes, Rest::None));
         }
         Some(())
@@ -74,7 +74,7 @@ impl Peer {
         l4.get_mut(CHECKSUM)?.copy_from_slice(&sum.finish().to_be_bytes());
         let buf = HeaderBuf::ip(&ends, protocol, l4.len())?;
         out.moved_bytes += 4 * l4.len() as u64;
-        if out.has_room() && seen.network.l4 - eth::HEADER_BYTES + l4.len() <= out.mtu {
+        if out.has_space() && seen.network.l4 - eth::HEADER_BYTES + l4.len() <= out.mtu {
             out.send(a.at, WireFrame::new(buf.with_l4(0), Rest::Bytes(l4)));
         }
         Some(())
@@ -110,7 +110,7 @@ impl Peer {
         sum.add_pseudo(ends.src, ends.dst, protocol::ICMPV6, bytes as u32);
         sum.add_bytes(l4);
         l4.get_mut(CHECKSUM)?.copy_from_slice(&sum.finish().to_be_bytes());
-        if out.has_room() {
+        if out.has_space() {
             out.send(a.at, WireFrame::new(buf.with_l4(bytes), Rest::None));
         }
         Some(())

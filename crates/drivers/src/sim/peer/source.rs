@@ -88,7 +88,7 @@ impl Source {
     pub fn run(&mut self, now: Instant, ends: &Ends, out: &mut Out<'_>) {
         let is_endless = !out.line.has_rate();
         let mut burst = BURST;
-        while burst > 0 && out.has_room() && !self.is_over(now) {
+        while burst > 0 && out.has_space() && !self.is_over(now) {
             let due = self.due();
             let may_leave = match due {
                 Some(at) => at <= now,

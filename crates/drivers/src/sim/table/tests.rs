@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use fulmar_base::{EtherAddr, SeqNum};
-use fulmar_mbuf::{Hold, RecvBuf};
+use fulmar_mbuf::{PostedBuf, RecvBuf};
 use fulmar_netdev::{Device, DirectPlacement};
 use proptest::prelude::*;
 
@@ -26,12 +26,12 @@ fn hosts(change: impl Fn(SimConfig) -> SimConfig) -> (Host, Host) {
     (Host::new(a), Host::new(b))
 }
 
-fn post(b: &mut Host, port: u16, next_seq: u32, sizes: [usize; 2]) -> Vec<Hold> {
+fn post(b: &mut Host, port: u16, next_seq: u32, sizes: [usize; 2]) -> Vec<PostedBuf> {
     let mut rooms = Rooms::default();
     let mut holds = Vec::new();
     for bytes in sizes {
         let mut hold = RecvBuf::with_capacity(bytes).post();
-        rooms.push(hold.room(0).unwrap()).unwrap();
+        rooms.push(hold.writable_range(0).unwrap()).unwrap();
         holds.push(hold);
     }
     drop(b.nic.unplace(&flow(port)));

@@ -31,7 +31,7 @@ fn a_loan_ends_with_its_last_reference_and_is_not_charged() {
     let part = pool.clone_ref(&m, 10, 20).unwrap();
     let mut copy = [0; 20];
     assert_eq!((part.copy_to(0, &mut copy), &copy[..]), (20, &library.bytes[13..33]));
-    assert!(m.is_external() && m.held_bytes() == 0);
+    assert!(m.is_external() && m.truesize() == 0);
     assert_eq!(pool.stats().used_bytes, [0; 3]);
     pool.free_mbuf(m);
     assert!(library.back.lock().unwrap().is_empty());
@@ -171,7 +171,7 @@ fn only_bytes_discarded_by_a_send_queue_are_undelivered() {
     }
     queue.ack_to(1500, &mut pool);
     assert!(bytes.why.lock().unwrap().is_empty());
-    queue.void(7, &mut pool);
+    queue.discard(7, &mut pool);
     assert_eq!(*bytes.why.lock().unwrap(), [7, 7]);
     let claim = queue.claim(1000).expect("space");
     queue.clear(&mut pool);

@@ -25,7 +25,7 @@ impl Emit for Out {
         Ok(())
     }
 
-    fn room(&self) -> usize {
+    fn space(&self) -> usize {
         1000
     }
 }

@@ -115,7 +115,7 @@ impl Conn {
             if n == 0 {
                 break;
             }
-            if !out.has_room() {
+            if !out.has_space() {
                 self.is_hungry = true;
                 return;
             }
@@ -311,7 +311,7 @@ fn seal(buf: &mut HeaderBuf, ends: &Ends, l4_bytes: usize, payload: usize) {
 
 /// Resets whoever sent a segment for no connection (RFC 9293 section 3.10.7.1).
 pub fn refuse(ends: &Ends, at: Instant, h: &Header, seen: &Headers, out: &mut Out<'_>) {
-    if h.flags.contains(Flags::RST) || !out.has_room() {
+    if h.flags.contains(Flags::RST) || !out.has_space() {
         return;
     }
     let length = seen.payload_bytes as u32

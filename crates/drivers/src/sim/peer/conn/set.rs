@@ -47,7 +47,7 @@ impl Set {
     }
 
     /// Whether [`Set::insert`] will find a place.
-    pub fn has_room(&self, key: &Key) -> bool {
+    pub fn has_space(&self, key: &Key) -> bool {
         self.conns.len() < self.limit
             || self.index.contains_key(key)
             || self.conns.iter().any(Conn::is_over)
@@ -120,7 +120,7 @@ impl Set {
             c.catch_up(now);
             c.pump(config, out);
             self.follow(at);
-            if !out.has_room() {
+            if !out.has_space() {
                 break;
             }
         }
