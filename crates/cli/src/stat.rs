@@ -318,12 +318,12 @@ fn drops(value: &Value) -> String {
     };
     let counted = list(value).iter().filter(|d| d["packets"].as_u64().unwrap_or(0) > 0);
     let lines: Vec<Vec<String>> = counted
-        .map(|d| vec![word(&d["packets"]), word(&d["room"]), word(&d["reason"]), why(d)])
+        .map(|d| vec![word(&d["packets"]), word(&d["layer"]), word(&d["reason"]), why(d)])
         .collect();
     if lines.is_empty() {
         "none\n".to_owned()
     } else {
-        table(&["packets", "room", "reason", "why"], &lines)
+        table(&["packets", "layer", "reason", "why"], &lines)
     }
 }
 
@@ -402,8 +402,8 @@ mod tests {
                  "send_queue_bytes": 0, "local": "0.0.0.0:53", "remote": null},
             ],
             "drops": [
-                {"reason": "udp_no_socket", "room": "udp", "packets": 3, "sentence": "No socket."},
-                {"reason": "tcp_paws", "room": "tcp", "packets": 0, "sentence": "Old."},
+                {"reason": "udp_no_socket", "layer": "udp", "packets": 3, "sentence": "No socket."},
+                {"reason": "tcp_paws", "layer": "tcp", "packets": 0, "sentence": "Old."},
             ],
             "pool": {"budget_bytes": 268435456, "chains": 2},
             "device": {"name": "tap:fulmar0", "tx_frames": 7},

@@ -14,6 +14,9 @@ type Room = (&'static str, &'static [&'static str], &'static [&'static str]);
 const BELOW_SHARD: &[&str] =
     &["base", "wire", "mbuf", "route", "netdev", "ip", "udp", "tcp", "socket"];
 const BELOW_RUNTIME: &[&str] = &["base", "mbuf", "netdev", "ip", "udp", "tcp", "socket", "shard"];
+const BELOW_GATEWAY: &[&str] = &[
+    "base", "wire", "mbuf", "route", "netdev", "ip", "udp", "tcp", "socket", "shard", "netns",
+];
 const BELOW_FULMAR: &[&str] = &[
     "base", "wire", "mbuf", "route", "netdev", "ip", "udp", "tcp", "socket", "shard", "runtime",
     "drivers",
@@ -71,8 +74,8 @@ const ROOMS: &[Room] = &[
     ("netns", &[], &["libc", "nix", "netlink-packet-core", "netlink-packet-route", "netlink-sys"]),
     (
         "gateway",
-        &["base", "wire", "netns"],
-        &["caps", "dhcproto", "landlock", "libc", "nix", "resolv-conf", "seccompiler"],
+        BELOW_GATEWAY,
+        &["caps", "dhcproto", "landlock", "libc", "nix", "resolv-conf", "seccompiler", "smallvec"],
     ),
     (
         "cli",

@@ -69,7 +69,7 @@ impl Stat {
         let s = &self.shard;
         let c = &s.counters;
         let drops = DropReason::ALL.iter().map(|r| {
-            json!({"reason": r.name(), "room": r.layer(), "packets": c.drops(*r),
+            json!({"reason": r.name(), "layer": r.layer(), "packets": c.drops(*r),
                    "sentence": r.sentence().trim()})
         });
         let counters: Map<String, Value> =

@@ -1,14 +1,26 @@
 //! A network for a namespace without root: the packets of a guest onto the sockets of the host.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod attach;
+pub mod config;
 pub mod contain;
 pub mod dhcp;
+mod gateway;
 pub mod guest;
 pub mod host;
+pub mod mapping;
+pub mod policy;
 pub mod ports;
 pub mod program;
 pub mod ra;
+#[expect(dead_code, reason = "the layers of the transports use it")]
+mod relay;
 pub mod rules;
+mod setup;
 pub mod splice;
+pub mod stat;
+
+pub use config::Config;
+pub use gateway::{Attendant, Gateway, Handle};
+pub use setup::SetupError;

@@ -61,7 +61,8 @@ mod waiting;
 pub use config::{Config, ConfigError, IfAddr};
 pub use engine::Ip;
 pub use fulmar_route::{
-    MemoryHook, Neighbour, NeighbourConfig, NeighbourState, NextHop, Prefix, Route, RouteError, Traffic,
+    MemoryHook, Neighbour, NeighbourConfig, NeighbourState, NextHop, Prefix, Route, RouteError,
+    Traffic,
 };
 pub use source::AddressUse;
 pub use template::{Flow, Template};

@@ -220,8 +220,7 @@ impl Reassembly {
         };
         let before = slot.storage_bytes;
         let added = slot.add(fragment, pool);
-        slot.storage_bytes =
-            slot.runs.iter().map(|r| r.chain.truesize().max(r.chain.len())).sum();
+        slot.storage_bytes = slot.runs.iter().map(|r| r.chain.truesize().max(r.chain.len())).sum();
         let (after, is_complete) = (slot.storage_bytes, slot.is_complete());
         self.truesize = self.truesize.saturating_sub(before).saturating_add(after);
         let datagram =

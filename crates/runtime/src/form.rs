@@ -18,7 +18,7 @@ use fulmar_mbuf::{Chain, Pool, RecvBuf, SharedBytes};
 use fulmar_netdev::Device;
 use fulmar_netdev::moderation::ModerationConfig;
 use fulmar_socket::posted::CompletionPolicy;
-use fulmar_socket::sendfile::{Piece, Rest, LowWater};
+use fulmar_socket::sendfile::{LowWater, Piece, Rest};
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
 use fulmar_tcp::LoanCharge;
 use fulmar_udp::{BindOptions, Datagram, UdpSocket};

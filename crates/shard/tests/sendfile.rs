@@ -8,7 +8,7 @@ use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
 use fulmar_shard::{ListenOptions, Shard, StackConfig};
-use fulmar_socket::sendfile::{Piece, Rest, LowWater};
+use fulmar_socket::sendfile::{LowWater, Piece, Rest};
 use fulmar_socket::{Reservation, SocketError, Step};
 
 const WRITER: u64 = 1;
@@ -123,7 +123,8 @@ impl Sender {
         let shard = &mut p.shards[0];
         let left = self.rest.bytes();
         if left > 0 && self.held.len() < 3 {
-            let worth = if self.rng.below(2) == 0 { LowWater::HalfBuffer } else { LowWater::Writable };
+            let worth =
+                if self.rng.below(2) == 0 { LowWater::HalfBuffer } else { LowWater::Writable };
             let step = shard.sendfile_reserve(p.now, p.client, &self.rest, worth).expect("open");
             if let Step::Done((r, piece)) = step {
                 let at = self.whole.len() - left as usize;

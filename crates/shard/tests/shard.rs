@@ -64,8 +64,11 @@ impl Pair {
                 secrets: Some(Secrets::for_simulation(u64::from(station))),
                 ..StackConfig::default()
             };
-            let is_recv_shutdown =
-                if station == 0 { Arc::clone(&is_recv_shutdown) } else { Arc::new(AtomicBool::new(false)) };
+            let is_recv_shutdown = if station == 0 {
+                Arc::clone(&is_recv_shutdown)
+            } else {
+                Arc::new(AtomicBool::new(false))
+            };
             Shard::new(config, Box::new(Valve { inner, is_recv_shutdown }), now).expect("a shard")
         };
         Pair { now, shards: [shard(0, a), shard(1, b)], is_recv_shutdown }

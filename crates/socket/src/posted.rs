@@ -30,7 +30,7 @@ mod registrations;
 use alloc::collections::VecDeque;
 
 use fulmar_base::{Duration, Instant};
-use fulmar_mbuf::{BufId, PostedBuf, Pool, RecvBuf, RecvQueue, WritableRange};
+use fulmar_mbuf::{BufId, Pool, PostedBuf, RecvBuf, RecvQueue, WritableRange};
 
 use crate::SocketError;
 use heuristics::{PlacementCredit, Pushes};
@@ -64,7 +64,11 @@ pub struct CompletionPolicy {
 impl Default for CompletionPolicy {
     /// When full, on a push, or after an idle time of a millisecond.
     fn default() -> CompletionPolicy {
-        CompletionPolicy { low_water_bytes: usize::MAX, on_push: true, idle: Some(Duration::from_millis(1)) }
+        CompletionPolicy {
+            low_water_bytes: usize::MAX,
+            on_push: true,
+            idle: Some(Duration::from_millis(1)),
+        }
     }
 }
 
@@ -228,7 +232,12 @@ impl<T> Default for Posted<T> {
 
 impl<T> Posted<T> {
     /// Posts a buffer behind the others. Returns it if there are [`MAX_POSTED`].
-    pub fn post(&mut self, buf: RecvBuf, rule: CompletionPolicy, token: T) -> Result<(), (RecvBuf, T)> {
+    pub fn post(
+        &mut self,
+        buf: RecvBuf,
+        rule: CompletionPolicy,
+        token: T,
+    ) -> Result<(), (RecvBuf, T)> {
         self.push(buf, None, rule, token)
     }
 
@@ -532,8 +541,15 @@ impl<T> Posted<T> {
 
     /// Posts only the second range: the usual case of a reader that posts one buffer again while the other is
     /// being filled.
-    fn place_behind(&mut self, at: usize, [first, second]: [BufId; 2], io: &mut IoContext<'_>) -> bool {
-        let Some(room) = self.queue.get_mut(at).and_then(|e| e.hold.writable_range(0)) else { return false };
+    fn place_behind(
+        &mut self,
+        at: usize,
+        [first, second]: [BufId; 2],
+        io: &mut IoContext<'_>,
+    ) -> bool {
+        let Some(room) = self.queue.get_mut(at).and_then(|e| e.hold.writable_range(0)) else {
+            return false;
+        };
         self.registered.use_buffers([Some(first), Some(second)], io.placer);
         let is_added = io.placer.place_behind(room);
         if let Some(device) = self.device.as_mut().filter(|_| is_added) {
@@ -545,7 +561,9 @@ impl<T> Posted<T> {
     #[inline(never)]
     fn place(&mut self, now: Instant, at: usize, ranges: PostedRanges, io: &mut IoContext<'_>) {
         let mut entries = self.queue.iter_mut().skip(at);
-        let Some(first) = entries.next().and_then(|e| e.hold.writable_range(e.filled)) else { return };
+        let Some(first) = entries.next().and_then(|e| e.hold.writable_range(e.filled)) else {
+            return;
+        };
         let second = ranges.second.and_then(|_| entries.next()?.hold.writable_range(0));
         let ranges = PostedRanges { second: second.as_ref().map(WritableRange::buffer), ..ranges };
         self.registered.use_buffers([Some(ranges.first), ranges.second], io.placer);

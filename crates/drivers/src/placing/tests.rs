@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use fulmar_base::SeqNum;
-use fulmar_mbuf::{PostedBuf, PoolConfig, RecvBuf, WritableRange};
+use fulmar_mbuf::{PoolConfig, PostedBuf, RecvBuf, WritableRange};
 use proptest::prelude::*;
 
 use super::*;

@@ -7,7 +7,7 @@ use fulmar_base::{Instant, SlotId};
 use fulmar_mbuf::{Chain, SharedBytes};
 use fulmar_runtime::file::{End, Patience};
 use fulmar_runtime::{AnyShard, Limit, Request};
-use fulmar_socket::sendfile::{MIN_SHARED_BYTES, Piece, Rest, LowWater};
+use fulmar_socket::sendfile::{LowWater, MIN_SHARED_BYTES, Piece, Rest};
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
 
 use super::reader::Job;

@@ -95,7 +95,7 @@ mod tests {
 
     use fulmar_base::Counter;
     use fulmar_socket::Step;
-    use fulmar_socket::sendfile::{Rest, LowWater};
+    use fulmar_socket::sendfile::{LowWater, Rest};
 
     use super::*;
     use crate::{Stack, TcpListener, TcpStream, devices};

@@ -72,9 +72,8 @@ impl Rig {
     /// Checks the table's counts against its slots.
     fn check(&self) {
         let slots = || self.table.sets.iter().flatten();
-        let runs = |s: &Slot| {
-            s.runs.iter().map(|r| r.chain.truesize().max(r.chain.len())).sum::<usize>()
-        };
+        let runs =
+            |s: &Slot| s.runs.iter().map(|r| r.chain.truesize().max(r.chain.len())).sum::<usize>();
         assert_eq!(self.table.truesize, slots().map(runs).sum::<usize>());
         assert!(self.table.truesize <= self.table.max_bytes);
         assert!(self.table.sets.iter().all(|set| set.len() <= WAYS));

@@ -356,7 +356,10 @@ impl Drop for WritableRange {
 
 impl core::fmt::Debug for WritableRange {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("WritableRange").field("offset", &self.from).field("len", &self.len()).finish()
+        f.debug_struct("WritableRange")
+            .field("offset", &self.from)
+            .field("len", &self.len())
+            .finish()
     }
 }
 

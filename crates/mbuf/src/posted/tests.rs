@@ -56,7 +56,10 @@ fn a_writable_range_converted_to_an_mbuf_leaves_no_other_reference() {
     let m = room.into_mbuf(&mut pool).unwrap();
     assert_eq!((m.len(), m.as_slice()[0], m.placed().map(|p| p.offset)), (60, 7, Some(40)));
     assert!(hold.writable_range(99).is_none(), "an mbuf covers it");
-    assert_eq!(hold.writable_range(100).expect("behind it").into_mbuf(&mut pool).map(|m| m.len()), Ok(0));
+    assert_eq!(
+        hold.writable_range(100).expect("behind it").into_mbuf(&mut pool).map(|m| m.len()),
+        Ok(0)
+    );
     pool.free_mbuf(m);
     pool.drain_remote();
     assert!(!hold.is_shared());
@@ -156,7 +159,10 @@ fn filled_bytes_become_an_mbuf_after_the_drop_of_the_writable_range() {
     let lost = room.fill(6);
     assert_eq!((filled.len(), lost.is_empty(), room.offset()), (4, false, 10));
     drop((room, lost));
-    assert!(hold.writable_range(3).is_none() && hold.writable_range(10).is_some(), "filled bytes are not writable");
+    assert!(
+        hold.writable_range(3).is_none() && hold.writable_range(10).is_some(),
+        "filled bytes are not writable"
+    );
     let m = filled.into_mbuf(&mut pool).unwrap();
     assert_eq!((m.as_slice(), m.placed().map(|p| p.offset)), (&b"here"[..], Some(0)));
     pool.free_mbuf(m);

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::{MemoryHook, Fib, FibError, FibReader, Key, ranges};
+use crate::{Fib, FibError, FibReader, Key, MemoryHook, ranges};
 
 /// Number of routes from which on a [`Fib`] is used. Below it, the ranges are rebuilt with every
 /// change; a [`Fib`] takes 10 MB.

@@ -88,8 +88,11 @@ impl Pair {
 }
 
 /// Full, or a pause: messages end nothing here.
-const RULE: CompletionPolicy =
-    CompletionPolicy { low_water_bytes: usize::MAX, on_push: false, idle: Some(Duration::from_millis(1)) };
+const RULE: CompletionPolicy = CompletionPolicy {
+    low_water_bytes: usize::MAX,
+    on_push: false,
+    idle: Some(Duration::from_millis(1)),
+};
 
 /// One flow: bytes of one value only, so that a byte of the other shows wherever it lies.
 struct Flow {
@@ -248,7 +251,8 @@ struct Line {
 }
 
 /// Only what fills it ends a buffer: no mark, no push, no pause.
-const PATIENT: CompletionPolicy = CompletionPolicy { low_water_bytes: usize::MAX, on_push: false, idle: None };
+const PATIENT: CompletionPolicy =
+    CompletionPolicy { low_water_bytes: usize::MAX, on_push: false, idle: None };
 
 fn counting(bytes: std::ops::Range<usize>) -> Vec<u8> {
     bytes.map(|i| (i / 3 + i / 251) as u8).collect()

@@ -6,7 +6,7 @@ use alloc::collections::VecDeque;
 use fulmar_base::Instant;
 use fulmar_mbuf::BufId;
 
-use super::{Entry, Completed, IoContext, Posted, StreamState};
+use super::{Completed, Entry, IoContext, Posted, StreamState};
 use crate::SocketError;
 
 /// Maximum bytes of an mbuf that is returned to the receive queue.

@@ -212,7 +212,8 @@ impl World {
     }
 }
 
-const WHOLE: CompletionPolicy = CompletionPolicy { low_water_bytes: usize::MAX, on_push: false, idle: None };
+const WHOLE: CompletionPolicy =
+    CompletionPolicy { low_water_bytes: usize::MAX, on_push: false, idle: None };
 
 #[test]
 fn bytes_received_before_the_post_are_copied_and_later_ones_are_placed() {

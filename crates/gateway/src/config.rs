@@ -1,0 +1,153 @@
+//! What a gateway is built from.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+
+use fulmar_base::Secrets;
+use fulmar_netdev::Device;
+
+use crate::guest::GuestNetwork;
+use crate::mapping::Mapping;
+use crate::policy::Policy;
+use crate::ports::Forward;
+use crate::{dhcp, ra};
+
+/// Takes a connection that came from the host's loopback to a published port, and the port in the guest. It
+/// gives back what it does not want: that is relayed like any other connection.
+pub type OnLoopback = Box<dyn FnMut(TcpStream, u16) -> Option<TcpStream> + Send>;
+
+/// The configuration of a gateway.
+pub struct Config {
+    /// The far end of the guest's interface: a TAP of the guest's namespace, or AF_PACKET on a veth. Its
+    /// [`Caps::wake`](fulmar_netdev::Caps) is [`Wake::Level`](fulmar_netdev::Wake).
+    pub device: Box<dyn Device>,
+    /// Largest IP packet in bytes, as the guest's interface has it.
+    pub mtu: usize,
+    /// From these all keys are derived. `None`: 32 bytes of the operating system's.
+    pub secrets: Option<Secrets>,
+    /// The guest's interface: its addresses, and the routers as which the gateway answers.
+    pub network: GuestNetwork,
+    /// Which protocols are carried.
+    pub carries: Carries,
+    /// Where the guest's destinations lead.
+    pub mapping: Mapping,
+    /// Where the host's sockets start.
+    pub outbound: Outbound,
+    /// What the DHCP server gives; `None`: there is none.
+    pub dhcp: Option<dhcp::Lease>,
+    /// What the DHCPv6 server gives; `None`: there is none.
+    pub dhcp_v6: Option<dhcp::LeaseV6>,
+    /// The answer to router solicitations; `None`: there is none.
+    pub advertisement: Option<ra::Link>,
+    /// Ports of the host that lead into the guest.
+    pub publish: Publish,
+    /// Bounds of flows, memory and descriptors.
+    pub limits: Limits,
+    /// Decides about the guest's flows; `None`: all are allowed.
+    pub policy: Option<Box<dyn Policy>>,
+    /// See [`OnLoopback`].
+    pub on_loopback: Option<OnLoopback>,
+}
+
+impl Config {
+    /// A gateway that carries everything, publishes nothing and maps no address.
+    pub fn new(device: Box<dyn Device>, network: GuestNetwork) -> Config {
+        Config {
+            mtu: network.mtu as usize,
+            device,
+            secrets: None,
+            network,
+            carries: Carries::default(),
+            mapping: Mapping::default(),
+            outbound: Outbound::default(),
+            dhcp: None,
+            dhcp_v6: None,
+            advertisement: None,
+            publish: Publish::default(),
+            limits: Limits::default(),
+            policy: None,
+            on_loopback: None,
+        }
+    }
+}
+
+/// Which protocols are carried. Default all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Carries {
+    /// TCP. Without it the guest's connections are reset.
+    pub tcp: bool,
+    /// UDP.
+    pub udp: bool,
+    /// Echo requests.
+    pub icmp: bool,
+}
+
+impl Default for Carries {
+    fn default() -> Self {
+        Carries { tcp: true, udp: true, icmp: true }
+    }
+}
+
+/// Where the host's sockets start. Default: as the host's routes say.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Outbound {
+    /// Local IPv4 address.
+    pub v4: Option<Ipv4Addr>,
+    /// Local IPv6 address.
+    pub v6: Option<Ipv6Addr>,
+    /// The interface (SO_BINDTODEVICE).
+    pub interface: Option<String>,
+}
+
+impl Outbound {
+    /// The local address for a destination. What leads to the host's own loopback has none.
+    pub fn address_for(&self, to: SocketAddr) -> Option<IpAddr> {
+        match to.ip() {
+            ip if ip.is_loopback() => None,
+            IpAddr::V4(_) => self.v4.map(IpAddr::V4),
+            IpAddr::V6(_) => self.v6.map(IpAddr::V6),
+        }
+    }
+
+    /// The interface for a destination.
+    pub fn interface_for(&self, to: SocketAddr) -> Option<&str> {
+        self.interface.as_deref().filter(|_| !to.ip().is_loopback())
+    }
+}
+
+/// Ports of the host that lead into the guest.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Publish {
+    /// TCP ports.
+    pub tcp: Vec<Forward>,
+    /// UDP ports.
+    pub udp: Vec<Forward>,
+}
+
+/// Bounds. What happens at each is counted ([`Refusal`](crate::stat::Refusal)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// TCP flows at most, those included whose host has not answered. Default 65,536. The descriptors that the
+    /// system allows bound them too.
+    pub tcp_flows: usize,
+    /// TCP flows at most whose host has not answered yet. Default 4,096: a guest that connects to what does
+    /// not answer fills this and no more.
+    pub connecting: usize,
+    /// UDP flows at most; the one that has been idle for longest gives way. Default 16,384.
+    pub udp_flows: usize,
+    /// Flows of echo requests at most, by identifier and destination; the oldest gives way. Default 256.
+    pub echo_flows: usize,
+    /// Bytes of packets and streams in all. Default 256 MiB, of which nothing is touched before it is needed.
+    pub memory_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            tcp_flows: 65_536,
+            connecting: 4096,
+            udp_flows: 16_384,
+            echo_flows: 256,
+            memory_bytes: 256 << 20,
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The gateway: one thread that sleeps on the guest's interface and on the host's sockets together, and relays
+//! between them.
+//!
+//! ```text
+//!            frames                    events                     bytes
+//!   guest ◄────────► Shard::step ──────────────► flows (relay) ◄────────► host's sockets
+//!     ▲                                             ▲                        │
+//!     └───────────────────── epoll ─────────────────┴────────────────────────┘
+//! ```
+//!
+//! Each turn of the loop takes frames, lets the flows that became ready move bytes, and sleeps if nothing is
+//! left. A flow moves a bounded number of bytes in its turn and then waits for its next one.
+//!
+//! [`Gateway::new`] does all that needs rights, files or other namespaces. [`Gateway::run`] needs only the
+//! system calls that [`contain`](mod@crate::contain) allows.
+
+use std::io;
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+
+use fulmar_base::{Instant, SlotId};
+use fulmar_shard::{Event, Shard, Slab};
+use nix::sys::epoll::EpollFlags;
+
+use crate::config::Config;
+use crate::relay::poll::{Events, Owner, Owners, Poll};
+use crate::relay::{Clock, Context, Settings};
+use crate::setup::{self, SetupError};
+use crate::stat::{Stat, Summary, Totals};
+
+/// Called when its descriptor is readable (level-triggered). `Break` ends [`Gateway::run`].
+pub type Attendant = Box<dyn FnMut(&OwnedFd, &mut Handle<'_>) -> ControlFlow<()> + Send>;
+
+/// Something beside packets that the loop attends to. Its function is out while it is called.
+struct Attended {
+    fd: OwnedFd,
+    call: Option<Attendant>,
+}
+
+/// A gateway of one guest.
+pub struct Gateway {
+    core: Core,
+    attendants: Slab<Attended>,
+}
+
+/// Everything but the attendants, so that these can be called with it.
+struct Core {
+    clock: Clock,
+    stack: Shard,
+    poll: Poll,
+    owners: Owners,
+    settings: Settings,
+    totals: Totals,
+    /// Attendants that came while one was called.
+    arrived: Vec<(OwnedFd, Attendant)>,
+    /// Room for the events of the shard.
+    news: Vec<Event>,
+}
+
+/// What an attendant may do with the gateway.
+pub struct Handle<'a>(&'a mut Core);
+
+impl Handle<'_> {
+    /// A snapshot.
+    pub fn stat(&mut self) -> Stat {
+        self.0.stat()
+    }
+
+    /// As [`Gateway::attend`].
+    ///
+    /// # Errors
+    /// None now; a descriptor that cannot be watched is dropped with its function.
+    pub fn attend(&mut self, fd: OwnedFd, call: Attendant) -> io::Result<()> {
+        self.0.arrived.push((fd, call));
+        Ok(())
+    }
+}
+
+impl Gateway {
+    /// Builds a gateway: binds the published ports in the network namespace of the calling thread, and raises
+    /// the limit of descriptors (RLIMIT_NOFILE) as far as it goes.
+    ///
+    /// # Errors
+    /// [`SetupError`], whose `Display` says what to do.
+    pub fn new(config: Config) -> Result<Gateway, SetupError> {
+        setup::raise_descriptor_limit();
+        let clock = Clock::start();
+        let stack = setup::stack_config(&config)?;
+        let stack = setup::build_stack(stack, config.device, clock.now())?;
+        let failed = |e| SetupError::System("cannot make an epoll set", e);
+        let core = Core {
+            clock,
+            stack,
+            poll: Poll::new().map_err(failed)?,
+            owners: Owners::default(),
+            settings: Settings {
+                carries: config.carries,
+                mapping: config.mapping,
+                outbound: config.outbound,
+                limits: config.limits,
+                policy: config.policy,
+                on_loopback: config.on_loopback,
+            },
+            totals: Totals::default(),
+            arrived: Vec::new(),
+            news: Vec::new(),
+        };
+        Ok(Gateway { core, attendants: Slab::default() })
+    }
+
+    /// Calls a function whenever a descriptor is readable: of a signalfd, a pidfd, a timerfd, a listening socket.
+    ///
+    /// # Errors
+    /// The descriptor cannot be watched by epoll.
+    pub fn attend(&mut self, fd: OwnedFd, call: Attendant) -> io::Result<()> {
+        let id = self.attendants.insert(Attended { fd, call: Some(call) });
+        let Some(attended) = self.attendants.get(id) else { return Ok(()) };
+        let watched = self.core.poll.add_readable(&attended.fd, Owner::Attendant(id));
+        if watched.is_err() {
+            self.attendants.remove(id);
+        }
+        watched
+    }
+
+    /// Relays until an attendant ends it or the guest's interface is gone, and resets what is left of the
+    /// guest's connections then.
+    ///
+    /// # Errors
+    /// The epoll set failed.
+    pub fn run(&mut self) -> io::Result<Summary> {
+        let mut events = Events::default();
+        loop {
+            let until = self.core.turn();
+            if self.core.stack.is_down() {
+                break;
+            }
+            let now = self.core.clock.now();
+            let wake = self.core.stack.device().wake_fd();
+            self.core.poll.watch_device(wake)?;
+            self.core.poll.wait(&mut events, now, until)?;
+            if self.dispatch(&events).is_break() {
+                break;
+            }
+        }
+        Ok(self.core.summary())
+    }
+
+    fn dispatch(&mut self, events: &Events) -> ControlFlow<()> {
+        let mut n = 0;
+        while let Some((owner, flags)) = events.get(n) {
+            n += 1;
+            match owner {
+                Owner::Device => {}
+                Owner::Attendant(id) => self.call(id)?,
+                _ => self.core.host_ready(owner, flags),
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn call(&mut self, id: SlotId) -> ControlFlow<()> {
+        let Some(attended) = self.attendants.get_mut(id) else { return ControlFlow::Continue(()) };
+        let Some(mut call) = attended.call.take() else { return ControlFlow::Continue(()) };
+        let outcome = call(&attended.fd, &mut Handle(&mut self.core));
+        attended.call = Some(call);
+        for (fd, call) in std::mem::take(&mut self.core.arrived) {
+            // One that epoll refuses is dropped, as its documentation says.
+            let _ = self.attend(fd, call);
+        }
+        outcome
+    }
+
+    /// A snapshot.
+    pub fn stat(&mut self) -> Stat {
+        self.core.stat()
+    }
+}
+
+impl Core {
+    /// One turn of everything; when the next one is due at the latest.
+    fn turn(&mut self) -> Option<Instant> {
+        let now = self.clock.now();
+        let came = self.stack.step_for_reader(now);
+        self.take_news();
+        if came > 0 || self.stack.has_outcome() {
+            return Some(Instant::ZERO);
+        }
+        match self.stack.device().arm() {
+            true => self.stack.next_deadline(),
+            false => Some(Instant::ZERO),
+        }
+    }
+
+    /// Tells the owners of the shard's sockets what became ready.
+    fn take_news(&mut self) {
+        let mut news = std::mem::take(&mut self.news);
+        self.stack.take_events(&mut news);
+        news.clear();
+        self.news = news;
+    }
+
+    /// A socket of the host became ready.
+    fn host_ready(&mut self, _owner: Owner, _flags: EpollFlags) {}
+
+    fn stat(&mut self) -> Stat {
+        let stack = self.stack.stat();
+        Stat {
+            flows: Vec::new(),
+            totals: self.totals.clone(),
+            counters: stack.counters,
+            pool: stack.pool,
+            device: stack.device,
+            uptime: self.clock.uptime(),
+        }
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            totals: self.totals.clone(),
+            counters: self.stack.counters().clone(),
+            uptime: self.clock.uptime(),
+        }
+    }
+
+    #[allow(dead_code, reason = "the layers come next")]
+    fn context(&mut self, now: Instant) -> Context<'_> {
+        Context {
+            now,
+            stack: &mut self.stack,
+            poll: &self.poll,
+            owners: &mut self.owners,
+            settings: &mut self.settings,
+            totals: &mut self.totals,
+        }
+    }
+}

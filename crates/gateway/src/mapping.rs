@@ -1,0 +1,148 @@
+//! Which host address a guest's destination stands for.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// The port of DNS, over UDP and TCP.
+const DNS_PORT: u16 = 53;
+
+/// Where the guest's destinations lead. Addresses that are not listed lead to themselves, but for the host's
+/// loopback, to which nothing leads that is not listed.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Mapping {
+    /// Addresses that stand for the host's loopback of their IP version.
+    pub host_loopback: Vec<IpAddr>,
+    /// Addresses that stand for another one: an address of the host that the guest cannot name, since it has
+    /// the same.
+    pub host_address: Vec<(IpAddr, IpAddr)>,
+    /// Addresses at which DNS is forwarded to the host's resolvers.
+    pub dns: Vec<IpAddr>,
+    /// The host's resolvers, best first.
+    pub resolvers: Vec<SocketAddr>,
+}
+
+impl Mapping {
+    /// Where a destination leads. `None`: nowhere.
+    pub fn target(&self, to: SocketAddr) -> Option<SocketAddr> {
+        let ip = to.ip();
+        if to.port() == DNS_PORT && self.dns.contains(&ip) {
+            return self.resolver(ip);
+        }
+        if self.host_loopback.contains(&ip) {
+            return Some(SocketAddr::new(loopback_of(ip), to.port()));
+        }
+        if let Some((_, stands_for)) = self.host_address.iter().find(|(a, _)| *a == ip) {
+            return Some(SocketAddr::new(*stands_for, to.port()));
+        }
+        is_outside(ip).then_some(to)
+    }
+
+    /// Whether a destination is the resolver of the guest.
+    pub fn is_dns(&self, to: SocketAddr) -> bool {
+        to.port() == DNS_PORT
+    }
+
+    /// The first resolver of the same IP version, else the first.
+    fn resolver(&self, ip: IpAddr) -> Option<SocketAddr> {
+        let mut resolvers = self.resolvers.iter();
+        let same = resolvers.find(|r| r.is_ipv4() == ip.is_ipv4());
+        same.or(self.resolvers.first()).copied()
+    }
+
+    /// The address by which a guest names one of the host's loopback.
+    pub fn name_of_loopback(&self, is_v4: bool) -> Option<IpAddr> {
+        self.host_loopback.iter().copied().find(|a| a.is_ipv4() == is_v4)
+    }
+
+    /// The address by which a guest names one of the host that the guest has too.
+    pub fn name_of(&self, host: IpAddr) -> Option<IpAddr> {
+        self.host_address.iter().find(|(_, stands_for)| *stands_for == host).map(|(name, _)| *name)
+    }
+}
+
+/// 127.0.0.1 or ::1.
+pub fn loopback_of(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    }
+}
+
+/// Whether a packet to an address may leave the host, or go to the host itself by an address of its own.
+fn is_outside(ip: IpAddr) -> bool {
+    let v4 = match ip {
+        IpAddr::V4(v4) => Some(v4),
+        // An IPv6 socket connects to these by IPv4.
+        IpAddr::V6(v6) => v6.to_ipv4_mapped(),
+    };
+    let is_own = v4.map_or(ip.is_loopback(), |v4| v4.is_loopback());
+    // 0.0.0.0/8 and :: mean this host (RFC 1122 section 3.2.1.3), and Linux takes them so.
+    let is_this = v4.is_some_and(|v4| v4.octets()[0] == 0) || ip.is_unspecified();
+    !(is_own || is_this || ip.is_multicast() || v4.is_some_and(|v4| v4.is_broadcast()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    fn mapping() -> Mapping {
+        Mapping {
+            host_loopback: vec!["10.0.2.2".parse().unwrap(), "fd00::2".parse().unwrap()],
+            host_address: vec![("169.254.1.2".parse().unwrap(), "192.0.2.5".parse().unwrap())],
+            dns: vec!["169.254.1.1".parse().unwrap()],
+            resolvers: vec![at("[2001:db8::53]:53"), at("192.0.2.53:53")],
+        }
+    }
+
+    #[test]
+    fn addresses_that_stand_for_the_host_lead_there_and_others_to_themselves() {
+        let to = |text: &str| mapping().target(at(text));
+        assert_eq!(to("10.0.2.2:80"), Some(at("127.0.0.1:80")));
+        assert_eq!(to("[fd00::2]:80"), Some(at("[::1]:80")));
+        assert_eq!(to("169.254.1.2:80"), Some(at("192.0.2.5:80")));
+        assert_eq!(to("198.51.100.1:80"), Some(at("198.51.100.1:80")));
+    }
+
+    #[test]
+    fn dns_goes_to_the_resolver_of_the_same_version_and_nothing_else_does() {
+        let to = |text: &str| mapping().target(at(text));
+        assert_eq!(to("169.254.1.1:53"), Some(at("192.0.2.53:53")));
+        assert_eq!(to("169.254.1.1:80"), Some(at("169.254.1.1:80")));
+        let alone = Mapping { resolvers: vec![at("[::1]:53")], ..mapping() };
+        assert_eq!(alone.target(at("169.254.1.1:53")), Some(at("[::1]:53")));
+        let none = Mapping { resolvers: Vec::new(), ..mapping() };
+        assert_eq!(none.target(at("169.254.1.1:53")), None);
+    }
+
+    #[test]
+    fn no_unlisted_address_leads_to_the_loopback_of_the_host_however_it_is_written() {
+        for text in [
+            "127.0.0.1:1",
+            "127.1.2.3:1",
+            "0.0.0.0:1",
+            "0.1.2.3:1",
+            "[::1]:1",
+            "[::]:1",
+            "[::ffff:127.0.0.1]:1",
+            "[::ffff:0.0.0.0]:1",
+            "255.255.255.255:1",
+            "224.0.0.1:1",
+            "[ff02::1]:1",
+        ] {
+            assert_eq!(mapping().target(at(text)), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_stands_for_an_address_is_found_back() {
+        assert_eq!(mapping().name_of_loopback(true), Some("10.0.2.2".parse().unwrap()));
+        assert_eq!(
+            mapping().name_of("192.0.2.5".parse().unwrap()),
+            Some("169.254.1.2".parse().unwrap())
+        );
+        assert_eq!(mapping().name_of("192.0.2.6".parse().unwrap()), None);
+    }
+}

@@ -1,0 +1,69 @@
+//! Who decides which flows of a guest may leave.
+
+use std::net::SocketAddr;
+
+use crate::stat::FlowStat;
+
+/// A transport that the gateway carries.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// Echo requests of ICMP and ICMPv6.
+    Icmp,
+}
+
+impl Protocol {
+    /// Its name in lower case.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+            Protocol::Icmp => "icmp",
+        }
+    }
+}
+
+/// A flow that a guest begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt<'a> {
+    /// Its transport.
+    pub protocol: Protocol,
+    /// The guest's end.
+    pub from: SocketAddr,
+    /// The destination as the guest wrote it. The port of an echo request is 0.
+    pub to: SocketAddr,
+    /// Where it leads.
+    pub leads_to: SocketAddr,
+    /// What DNS answers that the guest has seen call this address, the latest first.
+    pub names: &'a [String],
+}
+
+/// Whether a flow may leave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Decision {
+    /// It may.
+    Allow,
+    /// It may not: a connection is refused, a datagram answered by "administratively prohibited".
+    Deny,
+}
+
+/// Decides about the flows of a guest, before anything of them leaves the host.
+pub trait Policy: Send {
+    /// A flow begins.
+    fn decide(&mut self, attempt: &Attempt<'_>) -> Decision;
+
+    /// A DNS question for a name, in lower case, without the dot at its end. What is denied is answered by
+    /// REFUSED.
+    fn decide_name(&mut self, name: &str) -> Decision {
+        let _ = name;
+        Decision::Allow
+    }
+
+    /// A flow ended.
+    fn ended(&mut self, flow: &FlowStat) {
+        let _ = flow;
+    }
+}

@@ -1,0 +1,222 @@
+//! What the relay sleeps on, and whose a descriptor or a socket of the shard is.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use super::sys::with_descriptor;
+use fulmar_base::{Duration, Instant, SlotId};
+use fulmar_netdev::{Interest, WakeFd};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+/// Events that one call brings at most.
+const MOST_EVENTS: usize = 256;
+
+/// Whose a descriptor, or a socket of the shard, is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Owner {
+    /// The guest's interface.
+    Device,
+    /// Something beside packets.
+    Attendant(SlotId),
+    /// A TCP flow.
+    Tcp(SlotId),
+    /// A published TCP port, or the shard's listener.
+    TcpListener(SlotId),
+    /// A UDP flow.
+    Udp(SlotId),
+    /// A published UDP port, or the shard's socket.
+    UdpListener(SlotId),
+    /// A flow of echo requests.
+    Echo(SlotId),
+}
+
+/// Bits of a slot's index in an event. A table with more slots would need more memory than the limits allow.
+const INDEX_BITS: u32 = 28;
+
+impl Owner {
+    fn encode(self) -> u64 {
+        let (kind, id) = match self {
+            Owner::Device => (0, SlotId { index: 0, generation: 0 }),
+            Owner::Attendant(id) => (1, id),
+            Owner::Tcp(id) => (2, id),
+            Owner::TcpListener(id) => (3, id),
+            Owner::Udp(id) => (4, id),
+            Owner::UdpListener(id) => (5, id),
+            Owner::Echo(id) => (6, id),
+        };
+        let index = u64::from(id.index & ((1 << INDEX_BITS) - 1));
+        kind << 60 | index << 32 | u64::from(id.generation)
+    }
+
+    fn decode(bits: u64) -> Owner {
+        let index = (bits >> 32) as u32 & ((1 << INDEX_BITS) - 1);
+        let id = SlotId { index, generation: bits as u32 };
+        match bits >> 60 {
+            1 => Owner::Attendant(id),
+            2 => Owner::Tcp(id),
+            3 => Owner::TcpListener(id),
+            4 => Owner::Udp(id),
+            5 => Owner::UdpListener(id),
+            6 => Owner::Echo(id),
+            _ => Owner::Device,
+        }
+    }
+}
+
+/// The epoll set of a relay.
+pub struct Poll {
+    epoll: Epoll,
+    /// The descriptor of the device and what is waited for, as registered.
+    device: Option<WakeFd>,
+}
+
+/// What a call of [`Poll::wait`] brought.
+pub struct Events {
+    list: Vec<EpollEvent>,
+    len: usize,
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Events { list: vec![EpollEvent::empty(); MOST_EVENTS], len: 0 }
+    }
+}
+
+impl Events {
+    /// An event by its place.
+    pub fn get(&self, n: usize) -> Option<(Owner, EpollFlags)> {
+        let event = self.list.get(..self.len)?.get(n)?;
+        Some((Owner::decode(event.data()), event.events()))
+    }
+}
+
+/// What a socket that bytes are relayed through is registered for, once for its life.
+const EDGES: EpollFlags = EpollFlags::EPOLLIN
+    .union(EpollFlags::EPOLLOUT)
+    .union(EpollFlags::EPOLLRDHUP)
+    .union(EpollFlags::EPOLLET);
+
+impl Poll {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// No descriptor.
+    pub fn new() -> io::Result<Poll> {
+        Ok(Poll { epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?, device: None })
+    }
+
+    /// Watches a socket for whatever becomes possible (edge-triggered).
+    pub fn add_edges(&self, fd: impl AsFd, owner: Owner) -> io::Result<()> {
+        Ok(self.epoll.add(fd, EpollEvent::new(EDGES, owner.encode()))?)
+    }
+
+    /// Watches a descriptor for what can be read (level-triggered).
+    pub fn add_readable(&self, fd: impl AsFd, owner: Owner) -> io::Result<()> {
+        Ok(self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, owner.encode()))?)
+    }
+
+    /// Watches a descriptor for what can be read, once for each arrival (edge-triggered).
+    pub fn add_arrivals(&self, fd: impl AsFd, owner: Owner) -> io::Result<()> {
+        let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+        Ok(self.epoll.add(fd, EpollEvent::new(flags, owner.encode()))?)
+    }
+
+    /// No longer watches a descriptor.
+    pub fn remove(&self, fd: impl AsFd) {
+        // A descriptor that is not in the set is not watched.
+        let _ = self.epoll.delete(fd);
+    }
+
+    /// Watches the device as it asks now: asked before each sleep, told to the kernel when it changed.
+    pub fn watch_device(&mut self, wake: Option<WakeFd>) -> io::Result<()> {
+        if wake == self.device {
+            return Ok(());
+        }
+        if let Some(old) = self.device.take() {
+            with_descriptor(old, |fd| self.remove(fd));
+        }
+        if let Some(wake) = wake {
+            let mut flags = EpollFlags::EPOLLIN;
+            if wake.interest == Interest::ReadableOrWritable {
+                flags |= EpollFlags::EPOLLOUT;
+            }
+            let event = EpollEvent::new(flags, Owner::Device.encode());
+            with_descriptor(wake, |fd| self.epoll.add(fd, event))?;
+            self.device = Some(wake);
+        }
+        Ok(())
+    }
+
+    /// Sleeps until something happens or `until` passes; `None`: for as long as it takes.
+    pub fn wait(
+        &self,
+        events: &mut Events,
+        now: Instant,
+        until: Option<Instant>,
+    ) -> io::Result<usize> {
+        let timeout = match until.map(|at| at.since(now)) {
+            None => EpollTimeout::NONE,
+            Some(Duration::ZERO) => EpollTimeout::ZERO,
+            // Rounded up: to wake too early would be to wake twice.
+            Some(time) => EpollTimeout::try_from(time + Duration::from_micros(999))
+                .unwrap_or(EpollTimeout::MAX),
+        };
+        events.len = match self.epoll.wait(&mut events.list, timeout) {
+            Err(nix::Error::EINTR) => 0,
+            came => came?,
+        };
+        Ok(events.len)
+    }
+}
+
+/// Whose the sockets of a shard are.
+#[derive(Default)]
+pub struct Owners(Vec<Option<(u32, Owner)>>);
+
+impl Owners {
+    /// A socket belongs to somebody from now on.
+    pub fn set(&mut self, socket: SlotId, owner: Owner) {
+        let at = socket.index as usize;
+        if self.0.len() <= at {
+            self.0.resize(at + 1, None);
+        }
+        self.0[at] = Some((socket.generation, owner));
+    }
+
+    /// Whose a socket is.
+    pub fn of(&self, socket: SlotId) -> Option<Owner> {
+        let (generation, owner) = (*self.0.get(socket.index as usize)?)?;
+        (generation == socket.generation).then_some(owner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_survive_the_way_through_the_kernel() {
+        let id = SlotId { index: (1 << INDEX_BITS) - 1, generation: u32::MAX };
+        for owner in [
+            Owner::Device,
+            Owner::Attendant(id),
+            Owner::Tcp(id),
+            Owner::TcpListener(id),
+            Owner::Udp(id),
+            Owner::UdpListener(id),
+            Owner::Echo(id),
+        ] {
+            assert_eq!(Owner::decode(owner.encode()), owner);
+        }
+    }
+
+    #[test]
+    fn a_socket_that_is_gone_is_nobodys() {
+        let mut owners = Owners::default();
+        let id = SlotId { index: 3, generation: 1 };
+        owners.set(id, Owner::Tcp(id));
+        assert_eq!(owners.of(id), Some(Owner::Tcp(id)));
+        assert_eq!(owners.of(SlotId { generation: 2, ..id }), None);
+        assert_eq!(owners.of(SlotId { index: 2, ..id }), None);
+    }
+}

@@ -1,0 +1,123 @@
+//! Building a gateway: what needs rights, files or names happens here, before the process is contained.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use fulmar_base::{Instant, Secrets};
+use fulmar_ip::IfAddr;
+use fulmar_mbuf::PoolConfig;
+use fulmar_netdev::{Device, Wake};
+use fulmar_route::{Prefix, Route};
+use fulmar_shard::{Shard, StackConfig};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use crate::config::Config;
+use crate::guest::GuestNetwork;
+use crate::ports::Forward;
+
+/// As whom the gateway answers where the guest has no router: addresses of the link alone.
+const ROUTER: Ipv4Addr = Ipv4Addr::new(169, 254, 2, 2);
+const ROUTER_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+
+/// Why a gateway could not be built. `Display` says what to do.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum SetupError {
+    /// The stack could not be built.
+    Stack(fulmar_shard::SetupError),
+    /// The device is not readable by itself when frames wait.
+    Device,
+    /// A system call of the set-up failed: which one.
+    System(&'static str, io::Error),
+    /// A published port could not be bound.
+    Publish(Box<Forward>, io::Error),
+}
+
+impl fmt::Display for SetupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SetupError::Stack(e) => write!(f, "{e}"),
+            SetupError::Device => {
+                f.write_str("the device of a gateway must wake by itself; use a TAP")
+            }
+            SetupError::System(what, e) => write!(f, "{what}: {e}"),
+            SetupError::Publish(forward, e) => {
+                write!(f, "cannot publish port {}{}: {e}", forward.bind, forward.from)?;
+                f.write_str(match e.kind() {
+                    io::ErrorKind::AddrInUse => {
+                        "; another program listens there: choose another port"
+                    }
+                    io::ErrorKind::PermissionDenied => {
+                        "; choose a port from 1024 on, or let root lower \
+                         net.ipv4.ip_unprivileged_port_start"
+                    }
+                    io::ErrorKind::AddrNotAvailable => "; the host has no such address",
+                    _ => "",
+                })
+            }
+        }
+    }
+}
+
+impl std::error::Error for SetupError {}
+
+/// The guest's end of the relay: a stack that answers for every address.
+///
+/// # Errors
+/// No randomness.
+pub fn stack_config(config: &Config) -> Result<StackConfig, SetupError> {
+    let secrets = match &config.secrets {
+        Some(secrets) => secrets.clone(),
+        None => random_secrets().map_err(|e| SetupError::System("cannot read /dev/urandom", e))?,
+    };
+    Ok(StackConfig {
+        addresses: routers(&config.network),
+        routes: vec![Route::on_link(Prefix::DEFAULT_V4), Route::on_link(Prefix::DEFAULT_V6)],
+        mtu: Some(config.mtu),
+        pool: PoolConfig::with_budget(config.limits.memory_bytes),
+        secrets: Some(secrets),
+        max_sockets: config.limits.tcp_flows.saturating_add(64),
+        ..StackConfig::default()
+    })
+}
+
+/// Puts the stack on its device.
+///
+/// # Errors
+/// A device that does not wake by itself, addresses that make no sense, no memory.
+pub fn build_stack(
+    config: StackConfig,
+    device: Box<dyn Device>,
+    now: Instant,
+) -> Result<Shard, SetupError> {
+    if device.caps().wake != Wake::Level {
+        return Err(SetupError::Device);
+    }
+    Shard::new(config, device, now).map_err(SetupError::Stack)
+}
+
+/// As whom the gateway answers on the guest's link.
+fn routers(network: &GuestNetwork) -> Vec<IfAddr> {
+    let has = |is_v4: bool| network.addresses.iter().any(|(a, _)| a.is_ipv4() == is_v4);
+    let v4 = network.gateway_v4.or_else(|| has(true).then_some(ROUTER)).map(IpAddr::V4);
+    let v6 = network.gateway_v6.or_else(|| has(false).then_some(ROUTER_V6)).map(IpAddr::V6);
+    let alone = |addr: IpAddr| IfAddr { addr, prefix_len: if addr.is_ipv4() { 32 } else { 128 } };
+    v4.into_iter().chain(v6).map(alone).collect()
+}
+
+fn random_secrets() -> io::Result<Secrets> {
+    let mut bytes = [0; 32];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(Secrets::from_entropy(bytes))
+}
+
+/// Each flow has a descriptor: as many as the system allows.
+pub fn raise_descriptor_limit() -> u64 {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 0 };
+    match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
+        Ok(()) => hard,
+        Err(_) => soft,
+    }
+}

@@ -1,0 +1,181 @@
+//! What a gateway counts, and a snapshot of its flows.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use fulmar_base::Counters;
+use fulmar_mbuf::PoolStats;
+use fulmar_netdev::DeviceStats;
+use fulmar_tcp::Info;
+
+use crate::policy::Protocol;
+
+macro_rules! refusals {
+    ($($(#[doc = $doc:literal])* $variant:ident = $name:literal;)*) => {
+        /// Why something was not carried.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub enum Refusal { $($(#[doc = $doc])* $variant,)* }
+
+        impl Refusal {
+            /// All of them.
+            pub const ALL: &'static [Refusal] = &[$(Refusal::$variant,)*];
+
+            /// The name in figures for machines.
+            pub const fn name(self) -> &'static str {
+                match self { $(Refusal::$variant => $name,)* }
+            }
+
+            /// The reason in a sentence.
+            pub const fn sentence(self) -> &'static str {
+                match self { $(Refusal::$variant => concat!($($doc),*),)* }
+            }
+        }
+    };
+}
+
+refusals! {
+    /// The policy denies the flow.
+    Policy = "policy";
+    /// The destination is one that the options do not permit: the host's loopback, a group, a broadcast.
+    Forbidden = "forbidden";
+    /// As many flows as are allowed exist already.
+    FlowLimit = "flow_limit";
+    /// As many connections as are allowed wait for a host's answer already.
+    ConnectingLimit = "connecting_limit";
+    /// The gateway has no descriptor left.
+    Descriptors = "descriptors";
+    /// The host's kernel refused to make a socket or to use it.
+    HostSocket = "host_socket";
+    /// A host refused the connection.
+    Refused = "refused";
+    /// The host has no route to the destination.
+    Unreachable = "unreachable";
+    /// A host did not answer in time.
+    TimedOut = "timed_out";
+    /// The guest gave up before the host had answered.
+    GivenUp = "given_up";
+    /// The guest did not accept a connection to a published port.
+    GuestRefused = "guest_refused";
+    /// A datagram was longer than the host's path takes.
+    TooLong = "too_long";
+    /// The host's kernel had no room for a datagram.
+    HostQueueFull = "host_queue_full";
+    /// No buffer was free for a datagram to the guest.
+    NoBuffer = "no_buffer";
+    /// A datagram to a published port came from an address that the guest cannot answer.
+    NoAnswerAddress = "no_answer_address";
+    /// Idle for longest when another flow needed its place.
+    Displaced = "displaced";
+}
+
+/// How often each [`Refusal`] happened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refusals([u64; Refusal::ALL.len()]);
+
+impl Default for Refusals {
+    fn default() -> Self {
+        Refusals([0; Refusal::ALL.len()])
+    }
+}
+
+impl Refusals {
+    /// One more.
+    pub fn count(&mut self, why: Refusal) {
+        self.0[why as usize] += 1;
+    }
+
+    /// How many.
+    pub fn value(&self, why: Refusal) -> u64 {
+        self.0[why as usize]
+    }
+
+    /// Those that happened.
+    pub fn iter(&self) -> impl Iterator<Item = (Refusal, u64)> + '_ {
+        Refusal::ALL.iter().map(|why| (*why, self.value(*why))).filter(|(_, n)| *n > 0)
+    }
+}
+
+/// Who began a flow.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Direction {
+    /// The guest.
+    Out,
+    /// A client of a published port.
+    In,
+}
+
+/// A flow.
+#[derive(Clone, Debug)]
+pub struct FlowStat {
+    /// Its transport.
+    pub protocol: Protocol,
+    /// Who began it.
+    pub direction: Direction,
+    /// The guest's end.
+    pub guest: SocketAddr,
+    /// The other end as the guest knows it.
+    pub peer: SocketAddr,
+    /// The other end as the host knows it.
+    pub host: SocketAddr,
+    /// Its state: `connecting`, `open`, `half-closed`; of a datagram flow `open`.
+    pub state: &'static str,
+    /// Bytes of payload from the guest.
+    pub bytes_out: u64,
+    /// Bytes of payload to the guest.
+    pub bytes_in: u64,
+    /// Since it began.
+    pub age: Duration,
+    /// Since it carried something.
+    pub idle: Duration,
+    /// The connection with the guest.
+    pub tcp: Option<Info>,
+}
+
+/// Totals since the start.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Totals {
+    /// TCP flows that were opened.
+    pub tcp_flows: u64,
+    /// UDP flows.
+    pub udp_flows: u64,
+    /// Flows of echo requests.
+    pub echo_flows: u64,
+    /// Bytes of payload from the guest.
+    pub bytes_out: u64,
+    /// Bytes of payload to the guest.
+    pub bytes_in: u64,
+    /// Datagrams from the guest.
+    pub datagrams_out: u64,
+    /// Datagrams to the guest.
+    pub datagrams_in: u64,
+    /// What was not carried, and why.
+    pub refusals: Refusals,
+}
+
+/// A snapshot of a gateway.
+#[derive(Clone, Debug)]
+pub struct Stat {
+    /// The flows.
+    pub flows: Vec<FlowStat>,
+    /// Totals since the start.
+    pub totals: Totals,
+    /// Counters and drops of the stack.
+    pub counters: Counters,
+    /// Its buffers.
+    pub pool: PoolStats,
+    /// The guest's interface.
+    pub device: DeviceStats,
+    /// Since the start.
+    pub uptime: Duration,
+}
+
+/// What a gateway did in its life.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// Totals.
+    pub totals: Totals,
+    /// Counters and drops of the stack.
+    pub counters: Counters,
+    /// How long it ran.
+    pub uptime: Duration,
+}
