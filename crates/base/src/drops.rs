@@ -137,6 +137,10 @@ drop_reasons! {
     SourceLimit, "tcp", "source_limit";
     /// No socket was free for an incoming connection.
     ListenBacklog, "tcp", "listen_backlog";
+    /// The listener's queue of pending connections was full when a SYN arrived.
+    PendingQueueFull, "tcp", "pending_queue_full";
+    /// The SYN repeats that of a pending connection, which the program has not decided yet.
+    SynPending, "tcp", "syn_pending";
     /// The sequence number of an RST is not RCV.NXT: a challenge ACK was sent (RFC 5961 section 3).
     TcpBlindReset, "tcp", "tcp_blind_reset";
     /// A SYN arrived on an established connection: a challenge ACK was sent (RFC 5961 section 4).

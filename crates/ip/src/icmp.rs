@@ -67,9 +67,11 @@ impl Message {
 }
 
 /// The start of the packet that an error quotes.
-enum Quote<'a> {
+pub(crate) enum Quote<'a> {
     Saved(&'a [u8]),
     Packet(&'a Chain),
+    /// A rebuilt start, and what followed it.
+    Rebuilt(&'a [u8], &'a [u8]),
 }
 
 impl Quote<'_> {
@@ -79,6 +81,11 @@ impl Quote<'_> {
             Quote::Packet(chain) => {
                 chain.copy_to(0, out);
             }
+            Quote::Rebuilt(start, rest) => {
+                let (to_start, to_rest) = out.split_at_mut_checked(start.len())?;
+                to_start.copy_from_slice(start);
+                to_rest.copy_from_slice(rest.get(..to_rest.len())?);
+            }
         }
         Some(())
     }
@@ -87,6 +94,7 @@ impl Quote<'_> {
         match self {
             Quote::Saved(bytes) => bytes.len(),
             Quote::Packet(chain) => chain.len(),
+            Quote::Rebuilt(start, rest) => start.len().saturating_add(rest.len()),
         }
     }
 }
@@ -313,7 +321,7 @@ impl Ip {
         self.send_error(cx, Some(src), dst, message, Quote::Packet(packet));
     }
 
-    fn send_error<S: FrameSink>(
+    pub(crate) fn send_error<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         src: Option<IpAddr>,

@@ -46,6 +46,7 @@ mod fragment;
 mod frame;
 mod icmp;
 mod input;
+mod invoking;
 mod ndp;
 mod neighbour;
 mod output;
@@ -64,6 +65,7 @@ pub use fulmar_route::{
     MemoryHook, Neighbour, NeighbourConfig, NeighbourState, NextHop, Prefix, Route, RouteError,
     Traffic,
 };
+pub use invoking::{InvokingPacket, SentError};
 pub use source::AddressUse;
 pub use template::{Flow, Template};
 pub use types::{

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use fulmar_base::{Duration, Secrets};
-use fulmar_ip::{MemoryHook, IfAddr};
+use fulmar_ip::{IfAddr, MemoryHook};
 use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::moderation::ModerationConfig;
 use fulmar_route::Route;
@@ -17,6 +17,10 @@ pub struct StackConfig {
     pub addresses: Vec<IfAddr>,
     /// Routes beside the on-link ones.
     pub routes: Vec<Route>,
+    /// Accepts packets to every unicast address, answers ARP and neighbour solicitations for each, and lets
+    /// sockets bind to and send from each, as a gateway does for its guests ([`fulmar_ip::Config::any_ip`];
+    /// Linux: AnyIP and IP_TRANSPARENT). Default off.
+    pub any_ip: bool,
     /// Memory: the byte budget and its shares. The default is 256 MiB, of which nothing is touched
     /// before it is needed.
     pub pool: PoolConfig,
@@ -69,6 +73,7 @@ impl Default for StackConfig {
         StackConfig {
             addresses: Vec::new(),
             routes: Vec::new(),
+            any_ip: false,
             pool: PoolConfig::default(),
             tcp: fulmar_tcp::Config::default(),
             mtu: None,

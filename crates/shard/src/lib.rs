@@ -69,6 +69,7 @@ mod wheel;
 
 pub use config::StackConfig;
 pub use error::SetupError;
+pub use listen::pending::{Decision, Pending, PendingId, SynOptions};
 pub use outcome::{Event, PostOver, PostToken, RecvOutcome, Untaken, Watched};
 pub use posted::{Post, ReadOrPost, RecvEntry};
 pub use remains::Remains;
@@ -79,7 +80,7 @@ pub use slab::Slab;
 pub use sockets::{Echo, TcpEntry};
 pub use sources::SourceLimits;
 pub use stat::{SocketStat, Stat};
-pub use syn_queue::{ListenOptions, ListenerStat, SynCookies};
+pub use syn_queue::{ConditionalAccept, ListenOptions, ListenerStat, SynCookies};
 pub use udp_calls::TakenDatagram;
 pub use udp_many::{RecvMessage, SendMessage, SentMany};
 pub use wheel::{TimerId, TimerKey, Wheel};

@@ -13,8 +13,13 @@
 //! repeats that ACK when the SYN,ACK is repeated (Linux does the same). Pressure does not shorten its life:
 //! its peer is no flood.
 //!
+//! A listener with [`crate::ConditionalAccept`] offers a SYN to its program before it is answered: see `pending.rs`.
+//!
 //! An embryo is a whole connection: a compact record would need the SYN-RECEIVED state of the engine a
 //! second time, and `syn_backlog` bounds the memory either way.
+
+mod decide;
+pub(crate) mod pending;
 
 use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId};
 use fulmar_socket::SocketError;
@@ -42,6 +47,8 @@ enum SynVerdict {
     /// An embryo, in the place of the oldest one.
     Replace,
     Cookie,
+    /// The program decides.
+    Offer,
     Drop(DropReason),
 }
 
@@ -80,11 +87,14 @@ impl Tcp {
                 send_cookie(now, listener, &key, &header, core);
                 Ok(())
             }
+            SynVerdict::Offer => self.offer(now, listener, (key, &header), min_iss, core),
             SynVerdict::Drop(reason) => Err(reason),
         };
         if let Err(reason) = taken {
             core.net.counters.drop_packet(reason);
-            if let Ok(l) = core.sockets.listener(listener) {
+            if reason != DropReason::SynPending
+                && let Ok(l) = core.sockets.listener(listener)
+            {
                 l.syn_queue.counts.syns_dropped += 1;
             }
         }
@@ -104,6 +114,9 @@ impl Tcp {
         let Some(Socket::Listener(l)) = core.sockets.get(listener) else {
             return SynVerdict::Drop(DropReason::TcpNoSocket);
         };
+        if l.pending.is_some() {
+            return SynVerdict::Offer;
+        }
         let is_queue_full = l.syn_queue.len >= l.syn_queue.limit;
         let is_table_full = core.sockets.len() >= core.config.max_sockets;
         let is_source_full = self.sources.as_ref().is_some_and(|s| !s.takes_embryo(key));
@@ -163,9 +176,7 @@ impl Tcp {
         core: &mut Core<P>,
     ) -> SlotId {
         if let Ok(l) = core.sockets.listener(listener) {
-            entry.ttl = l.ttl;
-            entry.tcb.set_keepalive(l.keepalive);
-            entry.tcb.set_user_timeout(l.user_timeout);
+            l.bequeath(&mut entry);
         }
         entry.parent = Some(listener);
         entry.embryonic = true;

@@ -545,7 +545,7 @@ impl<P: Probe> Emit for TcpEmit<'_, P> {
             return self.emit_by(template, pool, counters, seg);
         }
         // As on Linux: a connection whose address is no longer ours waits for it to come back.
-        if !self.ip.is_local(self.src) {
+        if !self.ip.accepts(self.src) {
             counters.drop_packet(DropReason::NoRoute);
             pool.free(seg.chain);
             return Err(EmitError::NoRoute);

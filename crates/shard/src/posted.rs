@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use fulmar_base::{FlowKey, Instant, SlotId};
 use fulmar_ip::Ip;
 use fulmar_mbuf::{Chain, RecvBuf};
-use fulmar_socket::posted::{Posted, CompletionPolicy};
+use fulmar_socket::posted::{CompletionPolicy, Posted};
 
 use crate::outcome::{PostOver, PostToken, RecvOutcome, Untaken};
 use crate::sync::{AtomicUsize, Ordering};

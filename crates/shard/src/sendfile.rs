@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 
 use fulmar_base::{Counter, Instant, Probe, SlotId, Stage};
 use fulmar_mbuf::SharedBytes;
-use fulmar_socket::sendfile::{self, Piece, Rest, LowWater};
+use fulmar_socket::sendfile::{self, LowWater, Piece, Rest};
 use fulmar_socket::{Reservation, SocketError, Step, sosend};
 use fulmar_tcp::State;
 

@@ -98,6 +98,7 @@ fn net_over<P: Probe>(
     let ip_config = fulmar_ip::Config {
         addresses: config.addresses.clone(),
         routes: config.routes.clone(),
+        any_ip: config.any_ip,
         ether: caps.ether,
         mtu: config.mtu.unwrap_or(caps.mtu).min(caps.mtu),
         reassembly_bytes: reassembly_bytes(receive_share_bytes),
@@ -288,6 +289,7 @@ impl<P: Probe> Shard<P> {
         match key {
             TimerKey::Tcp(id) => self.tcp.timer_fired(now, id, &mut self.core),
             TimerKey::Posted(id) => self.tcp.posted.timer_fired(id, &mut self.core),
+            TimerKey::Pending(listener) => self.tcp.expire_pending(now, listener, &mut self.core),
             TimerKey::TimeWait => {
                 self.tcp.time_wait_timer = None;
                 self.tcp.time_wait.expire(now);

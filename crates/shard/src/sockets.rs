@@ -10,6 +10,7 @@ use fulmar_socket::{Ready, SocketError};
 use fulmar_tcp::{Keepalive, Tcb};
 use fulmar_udp::UdpSocket;
 
+use crate::listen::pending::PendingQueue;
 use crate::net::FlowPath;
 use crate::outcome::Watched;
 use crate::posted::RecvEntry;
@@ -55,8 +56,8 @@ impl Socket {
     pub fn ready(&self) -> Ready {
         match self {
             Socket::Tcp(s) => s.ready(),
-            Socket::Listener(l) if l.accept.is_empty() => Ready::NONE,
-            Socket::Listener(_) => Ready::READABLE,
+            Socket::Listener(l) if l.has_connection() => Ready::READABLE,
+            Socket::Listener(_) => Ready::NONE,
             Socket::Udp(s) => s.ready(),
             Socket::Ping(s) if s.replies.is_empty() => Ready::NONE,
             Socket::Ping(_) => Ready::READABLE,
@@ -225,7 +226,7 @@ impl TcpEntry {
 
 /// A listening socket.
 pub struct Listener {
-    /// Where it listens; the address may be unspecified.
+    /// Where it listens; the address may be unspecified, and the port 0: every port.
     pub local: SocketAddr,
     /// Takes IPv4 too, although bound to `::`.
     pub dual_stack: bool,
@@ -235,6 +236,8 @@ pub struct Listener {
     pub syn_queue: SynQueue,
     /// Established ones, oldest first.
     pub accept: VecDeque<SlotId>,
+    /// Those that the program has to decide about, if it wants that.
+    pub pending: Option<Box<PendingQueue>>,
     /// Options that its connections inherit.
     pub ttl: Option<u8>,
     pub keepalive: Option<Keepalive>,
@@ -255,15 +258,28 @@ impl Listener {
         }
     }
 
+    /// Whether a connection waits for the program.
+    pub fn has_connection(&self) -> bool {
+        !self.accept.is_empty() || self.pending.as_ref().is_some_and(|p| p.is_ready())
+    }
+
+    /// Gives its options to a new connection.
+    pub fn bequeath(&self, entry: &mut TcpEntry) {
+        entry.ttl = self.ttl;
+        entry.tcb.set_keepalive(self.keepalive);
+        entry.tcb.set_user_timeout(self.user_timeout);
+    }
+
     /// Its numbers.
     pub fn stat(&self) -> ListenerStat {
-        ListenerStat {
+        let stat = ListenerStat {
             embryos: self.syn_queue.len,
             embryo_limit: self.syn_queue.limit,
             accept_queue: self.accept.len(),
             accept_limit: self.backlog,
             ..self.syn_queue.counts
-        }
+        };
+        self.pending.as_ref().map_or(stat, |p| p.stat(stat))
     }
 
     /// Whether it listens on one address only, and so is preferred.

@@ -97,7 +97,7 @@ impl Sources {
 }
 
 /// The bits that identify the source of a flow: those of an IPv4 address are below the upper 64.
-fn source_of(key: &FlowKey) -> u128 {
+pub(crate) fn source_of(key: &FlowKey) -> u128 {
     match key.remote_ip() {
         IpAddr::V4(a) => a.to_ipv6_mapped().to_bits(),
         IpAddr::V6(a) => a.to_bits() >> 64 << 64,

@@ -21,6 +21,25 @@ pub enum SynCookies {
     Always,
 }
 
+/// How a listener offers SYNs to its program before they are answered (Windows: SO_CONDITIONAL_ACCEPT; the
+/// connect indication of XTI's `t_listen`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConditionalAccept {
+    /// Pending connections at most, per shard; further SYNs are dropped. Default 1024, about 200 bytes each.
+    pub backlog: usize,
+    /// Pending connections of one source at most (an IPv4 address, or the upper 64 bits of an IPv6 address);
+    /// further SYNs of it are dropped. Default 256.
+    pub per_source: usize,
+    /// Time after which a pending connection is dropped. Default 75 s, BSD's limit of a connection attempt.
+    pub timeout: Duration,
+}
+
+impl Default for ConditionalAccept {
+    fn default() -> Self {
+        ConditionalAccept { backlog: 1024, per_source: 256, timeout: Duration::from_secs(75) }
+    }
+}
+
 /// How a listener is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct ListenOptions {
@@ -32,6 +51,13 @@ pub struct ListenOptions {
     pub syn_backlog: Option<usize>,
     /// When SYNs are answered with cookies. Default: while there is no space for an embryo.
     pub syn_cookies: SynCookies,
+    /// Offers each SYN to the program as a pending connection, before it is answered
+    /// ([`crate::Shard::tcp_pending`]). Such a listener has neither embryos nor cookies nor an accept queue.
+    /// Default: the stack answers.
+    pub conditional_accept: Option<ConditionalAccept>,
+    /// Listens on every port that has no listener for the same address of its own; the port of the address
+    /// is 0. The local address of a connection is where its SYN went. Default off.
+    pub any_port: bool,
     /// Bind although connections of an earlier listener are still in the tables. Default on, as
     /// `core::net` does.
     pub reuse_address: bool,
@@ -49,6 +75,8 @@ impl Default for ListenOptions {
             backlog: 1024,
             syn_backlog: None,
             syn_cookies: SynCookies::default(),
+            conditional_accept: None,
+            any_port: false,
             reuse_address: true,
             only_v6: false,
             keepalive: None,
@@ -75,6 +103,14 @@ pub struct ListenerStat {
     pub accept_queue: usize,
     /// Connections in the accept queue at most.
     pub accept_limit: usize,
+    /// Connections that the program has yet to decide about.
+    pub pending: usize,
+    /// Pending connections at most.
+    pub pending_limit: usize,
+    /// Pending connections dropped by their time-out.
+    pub pending_expired: u64,
+    /// Pending connections that the peer has reset.
+    pub pending_reset: u64,
     /// SYNs answered with a cookie.
     pub cookies_sent: u64,
     /// ACKs that brought back a right one.
@@ -83,7 +119,7 @@ pub struct ListenerStat {
     pub cookies_failed: u64,
     /// Embryos replaced by a later one.
     pub embryos_replaced: u64,
-    /// SYNs dropped: full accept queue, limits of the source address, no socket left.
+    /// SYNs dropped: full accept queue or queue of pending connections, limits of the source address, no socket left.
     pub syns_dropped: u64,
     /// ACKs at the end of a handshake dropped for the same reasons.
     pub acks_dropped: u64,
@@ -98,6 +134,10 @@ impl ListenerStat {
             embryo_limit: self.embryo_limit + other.embryo_limit,
             accept_queue: self.accept_queue + other.accept_queue,
             accept_limit: self.accept_limit + other.accept_limit,
+            pending: self.pending + other.pending,
+            pending_limit: self.pending_limit + other.pending_limit,
+            pending_expired: self.pending_expired + other.pending_expired,
+            pending_reset: self.pending_reset + other.pending_reset,
             cookies_sent: self.cookies_sent + other.cookies_sent,
             cookies_valid: self.cookies_valid + other.cookies_valid,
             cookies_failed: self.cookies_failed + other.cookies_failed,

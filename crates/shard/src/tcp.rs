@@ -8,6 +8,7 @@ use fulmar_base::{Instant, SlotId, TokenBucket};
 use crate::config::StackConfig;
 use crate::demux::Flows;
 use crate::familiar::LastStream;
+use crate::listen::pending::PendingTable;
 use crate::posted::PostedTable;
 use crate::secret::Secret;
 use crate::sources::Sources;
@@ -19,8 +20,10 @@ use crate::wheel::TimerId;
 pub struct Tcp {
     pub flows: Flows,
     pub last_stream: LastStream,
-    /// Listeners by port; several may share a port with different addresses.
+    /// Listeners by port; several may share a port with different addresses. Port 0: those for every port.
     pub listeners: BTreeMap<u16, Vec<SlotId>>,
+    /// SYNs of listeners with [`crate::ConditionalAccept`] that await a decision.
+    pub pending: PendingTable,
     pub time_wait: TimeWaitTable,
     pub time_wait_timer: Option<TimerId>,
     /// Connections per source address, if that is limited.
@@ -43,6 +46,7 @@ impl Tcp {
             flows: Flows::new(secret.flow_hasher()),
             last_stream: LastStream::default(),
             listeners: BTreeMap::new(),
+            pending: PendingTable::new(table),
             time_wait: TimeWaitTable::new(config.max_time_wait, table),
             time_wait_timer: None,
             sources: Sources::new(config.source_limits, table),

@@ -131,10 +131,14 @@ impl<P: Probe> Shard<P> {
         options: ListenOptions,
     ) -> Result<SlotId, SocketError> {
         self.core.check_usable()?;
-        if !local.ip().is_unspecified() && !self.core.net.ip.is_local(local.ip()) {
+        if !local.ip().is_unspecified() && !self.core.net.ip.accepts(local.ip()) {
             return Err(SocketError::AddressNotAvailable);
         }
-        let local = self.tcp.listen_port(local, &mut self.core.secret)?;
+        let local = match options.any_port {
+            true if local.port() != 0 => return Err(SocketError::Invalid),
+            true => local,
+            false => self.tcp.listen_port(local, &mut self.core.secret)?,
+        };
         let dual_stack = local.is_ipv6() && local.ip().is_unspecified() && !options.only_v6;
         self.tcp.check_listen_conflict(
             local,
@@ -148,6 +152,7 @@ impl<P: Probe> Shard<P> {
             backlog: options.backlog.max(1),
             syn_queue: SynQueue::new(&options),
             accept: VecDeque::new(),
+            pending: options.conditional_accept.map(|limits| self.tcp.pending.queue(limits)),
             ttl: None,
             keepalive: options.keepalive,
             user_timeout: options.user_timeout,
@@ -160,10 +165,15 @@ impl<P: Probe> Shard<P> {
     /// The next established connection of a listener, with its peer.
     ///
     /// # Errors
-    /// [`SocketError::Invalid`]: not a listener. [`SocketError::NetworkDown`].
+    /// [`SocketError::Invalid`]: not a listener, or one whose connections are pending
+    /// ([`Shard::tcp_pending`]). [`SocketError::NetworkDown`].
     pub fn tcp_accept(&mut self, id: SlotId) -> Result<Step<(SlotId, SocketAddr)>, SocketError> {
         let down = self.down();
-        let Some(child) = self.core.sockets.listener(id)?.accept.pop_front() else {
+        let listener = self.core.sockets.listener(id)?;
+        let Some(child) = listener.accept.pop_front() else {
+            if listener.pending.is_some() {
+                return Err(SocketError::Invalid);
+            }
             return down.map_or(Ok(Step::WaitData(1)), Err);
         };
         // It is not removed while it waits here, whatever became of the connection.
@@ -417,7 +427,7 @@ impl Tcp {
             Some(l) if !l.ip().is_unspecified() => l.ip(),
             _ => src,
         };
-        if !core.net.ip.is_local(ip) {
+        if !core.net.ip.accepts(ip) {
             return Err(SocketError::AddressNotAvailable);
         }
         if ip.is_ipv4() != remote.is_ipv4() {
@@ -499,7 +509,11 @@ impl Tcp {
 
     /// Removes a listener. The connections that were not accepted are aborted: the caller sends their resets.
     fn close_listener<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) -> Vec<SlotId> {
-        let Some(Socket::Listener(l)) = core.sockets.remove(id) else { return Vec::new() };
+        let Some(Socket::Listener(mut l)) = core.sockets.remove(id) else { return Vec::new() };
+        if let Some(queue) = &mut l.pending {
+            self.pending.close(queue);
+            queue.timer.take().into_iter().for_each(|timer| core.wheel.cancel(timer));
+        }
         if let Some(list) = self.listeners.get_mut(&l.local.port()) {
             list.retain(|other| *other != id);
             if list.is_empty() {

@@ -151,6 +151,15 @@ impl Tcp {
         let listener = self.find_listener(&seg.key, &core.sockets);
         match listener {
             Some(id) if is_syn => _ = self.open_passive(now, id, seg, None, core),
+            Some(_)
+                if flags.contains(tcp::Flags::RST)
+                    && let Some(pending) = self.pending.find(&seg.key) =>
+            {
+                match self.reset_pending(pending, seg.header.seq, core) {
+                    Ok(()) => core.net.pool.free(seg.payload),
+                    Err(reason) => core.net.drop_chain(seg.payload, reason),
+                }
+            }
             // LISTEN answers an ACK by a reset and drops the rest.
             Some(_) if !flags.contains(tcp::Flags::ACK) => {
                 core.net.drop_chain(seg.payload, DropReason::TcpBadFlags);
@@ -184,9 +193,19 @@ impl Tcp {
         }
     }
 
-    pub fn find_listener(&self, key: &FlowKey, sockets: &Slab<Socket>) -> Option<SlotId> {
+    /// The most specific listener: one for the port before one for all ports, then one for the address
+    /// before one for all addresses.
+    fn find_listener(&self, key: &FlowKey, sockets: &Slab<Socket>) -> Option<SlotId> {
+        if key.local_port == 0 {
+            return None;
+        }
+        let of_port = |port| self.find_listener_of(port, key, sockets);
+        of_port(key.local_port).or_else(|| of_port(0))
+    }
+
+    fn find_listener_of(&self, port: u16, key: &FlowKey, sockets: &Slab<Socket>) -> Option<SlotId> {
         let mut wildcard = None;
-        for id in self.listeners.get(&key.local_port)? {
+        for id in self.listeners.get(&port)? {
             let Some(Socket::Listener(l)) = sockets.get(*id) else { continue };
             if !l.matches(key.local_ip()) {
                 continue;

@@ -253,7 +253,7 @@ impl Udp {
         core: &mut Core<P>,
     ) -> Result<SlotId, SocketError> {
         let ip = local.ip();
-        if !ip.is_unspecified() && !core.net.ip.is_local(ip) && !core.net.ip.is_broadcast(ip) {
+        if !ip.is_unspecified() && !core.net.ip.accepts(ip) && !core.net.ip.is_broadcast(ip) {
             return Err(SocketError::AddressNotAvailable);
         }
         let id = core.sockets.insert(Socket::Udp(Box::new(UdpEntry {

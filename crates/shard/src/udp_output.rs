@@ -15,7 +15,9 @@
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
 
-use fulmar_base::{Counter, Instant, Offload, Probe, SlotId, Stage, StepAblation, with_zone, zone_of};
+use fulmar_base::{
+    Counter, Instant, Offload, Probe, SlotId, Stage, StepAblation, with_zone, zone_of,
+};
 use fulmar_ip::{FrameSink, Ip, Outgoing, Traffic};
 use fulmar_mbuf::{Chain, Mbuf, Purpose};
 use fulmar_netdev::Packet;
@@ -365,7 +367,7 @@ fn choose_route<I>(
     let bound = Some(endpoints.bound.ip()).filter(|ip| !ip.is_unspecified());
     // A broadcast address is one to listen on, as on Linux.
     let bound = bound.filter(|bound| !ip.is_broadcast(*bound));
-    if bound.is_some_and(|bound| !ip.is_local(bound)) {
+    if bound.is_some_and(|bound| !ip.accepts(bound)) {
         return Err(SocketError::NetworkUnreachable);
     }
     let choice = ip.route_from(bound, remote.ip(), zone_of(remote));
@@ -441,7 +443,9 @@ impl<P: Probe> Net<P> {
     fn is_linear(&self, bytes: usize) -> bool {
         bytes <= LINEAR_BYTES
             && self.link.caps().tx_csum
-            && !self.probe.varies_in([StepAblation::EarlyEncapsulation, StepAblation::CachePerSocket])
+            && !self
+                .probe
+                .varies_in([StepAblation::EarlyEncapsulation, StepAblation::CachePerSocket])
     }
 
     /// Sends a datagram in one buffer, headers and payload: from the pool to the burst it is one word, the

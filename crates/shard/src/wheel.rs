@@ -242,6 +242,8 @@ pub enum TimerKey {
     TimeWait,
     /// The posted buffers of a connection.
     Posted(SlotId),
+    /// The oldest pending connection of a listener.
+    Pending(SlotId),
 }
 
 #[cfg(test)]

@@ -242,14 +242,25 @@ impl Rig {
 
     /// A segment from an address of the test's choice.
     pub fn send_from(&mut self, from: SocketAddrV4, header: &Header, payload: &[u8]) {
-        let header = Header { src_port: from.port(), dst_port: PORT, ..*header };
+        self.send_to(from, SocketAddrV4::new(SERVER, PORT), header, payload);
+    }
+
+    /// A segment from one address of the test's choice to another.
+    pub fn send_to(
+        &mut self,
+        from: SocketAddrV4,
+        to: SocketAddrV4,
+        header: &Header,
+        payload: &[u8],
+    ) {
+        let header = Header { src_port: from.port(), dst_port: to.port(), ..*header };
         let bytes = header.header_bytes();
         let mut frame = vec![0; eth::HEADER_BYTES + ipv4::HEADER_BYTES + bytes];
         let link = eth::Header { dst: station(1), src: station(2), ethertype: eth::IPV4 };
         link.emit(&mut frame).unwrap();
         let network = ipv4::Header {
             src: *from.ip(),
-            dst: SERVER,
+            dst: *to.ip(),
             protocol: 6,
             ttl: 64,
             dscp_ecn: 0,
@@ -263,11 +274,22 @@ impl Rig {
         network.emit(&mut frame[eth::HEADER_BYTES..]).unwrap();
         header.emit(&mut frame[eth::HEADER_BYTES + ipv4::HEADER_BYTES..]).unwrap();
         frame.extend(payload);
+        self.send_frame(frame);
+    }
+
+    /// A frame for the server, its checksums right.
+    pub fn send_frame(&mut self, frame: Vec<u8>) {
         let offload = Offload { csum_valid: true, ..Offload::default() };
         self.to_server.lock().unwrap().arriving.push_back((frame, offload));
     }
 
-    /// What the server has sent to others than the client since the last time.
+    /// The frames that the server has sent to others than the client since the last time.
+    pub fn frames(&mut self) -> Vec<Vec<u8>> {
+        let sent = std::mem::take(&mut self.to_server.lock().unwrap().sent);
+        sent.into_iter().map(|(frame, _)| frame).collect()
+    }
+
+    /// The segments that the server has sent to others than the client since the last time.
     pub fn replies(&mut self) -> Vec<Reply> {
         let sent = std::mem::take(&mut self.to_server.lock().unwrap().sent);
         let segments = sent.iter().filter(|f| f.0[12..14] == [8, 0] && f.0[23] == 6);

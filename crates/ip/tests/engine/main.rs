@@ -7,6 +7,7 @@ mod fragments;
 mod icmp;
 mod idents;
 mod input;
+mod invoking;
 mod ndp;
 mod output;
 mod rig;

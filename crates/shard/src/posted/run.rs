@@ -7,7 +7,7 @@
 use fulmar_base::{Counter, Counters, Duration, Instant, Probe, SlotId};
 use fulmar_mbuf::RecvQueue;
 use fulmar_socket::SocketError;
-use fulmar_socket::posted::{IoContext, Posted, StreamState, Delivered};
+use fulmar_socket::posted::{Delivered, IoContext, Posted, StreamState};
 use fulmar_tcp::{State, Tcb};
 
 use super::placer::{FlowPlacer, NoDevice};
@@ -165,7 +165,13 @@ impl PostedTable {
         self.spare = listed;
     }
 
-    pub fn end_burst<P: Probe>(&mut self, now: Instant, id: SlotId, is_dry: bool, core: &mut Core<P>) {
+    pub fn end_burst<P: Probe>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        is_dry: bool,
+        core: &mut Core<P>,
+    ) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         let stream = StreamState {
             now,
@@ -245,8 +251,12 @@ impl PostedTable {
         let pool = &mut core.net.pool;
         pool.drain_remote();
         orphans.retain_mut(|posted| {
-            let mut io =
-                IoContext { recv: &mut RecvQueue::new(), pool, placer: &mut NoDevice, may_place: false };
+            let mut io = IoContext {
+                recv: &mut RecvQueue::new(),
+                pool,
+                placer: &mut NoDevice,
+                may_place: false,
+            };
             posted.machine.drain(&mut io);
             posted.hand_out(out);
             posted.machine.is_draining()

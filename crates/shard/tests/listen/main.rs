@@ -1,5 +1,7 @@
 //! Listeners under attack: floods of SYNs, forged ACKs, full queues.
 
+mod any_port;
 mod cookies;
 mod inherit;
+mod pending;
 mod queues;

@@ -1,0 +1,173 @@
+//! ICMP errors that the caller decides on, about packets that are no longer there.
+//!
+//! A transport that has consumed a packet keeps its addresses and a few fields. The quote of the invoking
+//! packet (RFC 792, RFC 4443 section 2.4) is rebuilt from them: a receiver matches an error by addresses,
+//! protocol, and the first 8 bytes of the transport header. Header fields that were not kept (TTL,
+//! identification, checksums) have plausible values.
+
+use core::net::IpAddr;
+
+use fulmar_base::{Counters, Instant};
+use fulmar_mbuf::Pool;
+use fulmar_wire::{icmpv4, icmpv6, ipv4, ipv6};
+
+use crate::FrameSink;
+use crate::engine::Ip;
+use crate::frame::Context;
+use crate::icmp::{Message, Quote};
+
+/// Bytes of the transport header that are quoted (RFC 792).
+pub(crate) const TRANSPORT_BYTES: usize = 8;
+/// IPv6 header and 8 bytes: the longest rebuilt start of a packet.
+const MOST_BYTES: usize = ipv6::HEADER_BYTES + TRANSPORT_BYTES;
+
+/// A received packet that an error is sent about.
+#[derive(Clone, Copy, Debug)]
+pub struct InvokingPacket<'a> {
+    /// Who sent the packet, and gets the error.
+    pub src: IpAddr,
+    /// Its destination.
+    pub dst: IpAddr,
+    /// Its transport protocol.
+    pub protocol: u8,
+    /// The first 8 bytes of its transport header.
+    pub transport: [u8; TRANSPORT_BYTES],
+    /// What followed these; may be shorter than what was sent, or empty.
+    pub payload: &'a [u8],
+    /// Length of the packet from its transport header on, bytes.
+    pub transport_bytes: usize,
+}
+
+/// An ICMP error to send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SentError {
+    /// Destination unreachable: ICMP type 3, ICMPv6 type 1.
+    Unreachable {
+        /// Its code; the meaning depends on the IP version.
+        code: u8,
+    },
+    /// Port unreachable: code 3 of ICMP, code 4 of ICMPv6.
+    PortUnreachable,
+    /// Fragmentation needed (RFC 1191), or packet too big (RFC 8201).
+    TooBig {
+        /// MTU of the next hop, bytes.
+        mtu: usize,
+    },
+    /// Time exceeded: ICMP type 11, ICMPv6 type 3.
+    TimeExceeded {
+        /// 0: in transit; 1: reassembly.
+        code: u8,
+    },
+}
+
+impl SentError {
+    fn message(self, is_v4: bool) -> Message {
+        use icmpv4::Message as V4;
+        use icmpv6::Message as V6;
+        match (self, is_v4) {
+            (SentError::Unreachable { code }, true) => {
+                Message::V4(V4::Unreachable { code, next_hop_mtu: 0 })
+            }
+            (SentError::Unreachable { code }, false) => Message::V6(V6::Unreachable { code }),
+            (SentError::PortUnreachable, true) => {
+                let code = icmpv4::unreachable::PORT;
+                Message::V4(V4::Unreachable { code, next_hop_mtu: 0 })
+            }
+            (SentError::PortUnreachable, false) => {
+                Message::V6(V6::Unreachable { code: icmpv6::unreachable::PORT })
+            }
+            (SentError::TooBig { mtu }, true) => {
+                let code = icmpv4::unreachable::FRAGMENTATION_NEEDED;
+                let next_hop_mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
+                Message::V4(V4::Unreachable { code, next_hop_mtu })
+            }
+            (SentError::TooBig { mtu }, false) => {
+                Message::V6(V6::PacketTooBig { mtu: u32::try_from(mtu).unwrap_or(u32::MAX) })
+            }
+            (SentError::TimeExceeded { code }, true) => Message::V4(V4::TimeExceeded { code }),
+            (SentError::TimeExceeded { code }, false) => Message::V6(V6::TimeExceeded { code }),
+        }
+    }
+}
+
+/// The rebuilt start of a packet: IP header and the first bytes of the transport header.
+struct Rebuilt {
+    bytes: [u8; MOST_BYTES],
+    len: usize,
+}
+
+impl Rebuilt {
+    /// `None` if the addresses are of different IP versions, or the length fits no header.
+    fn new(packet: &InvokingPacket<'_>, ttl: u8) -> Option<Rebuilt> {
+        let mut bytes = [0; MOST_BYTES];
+        let header_bytes = match (packet.src, packet.dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                let header = ipv4::Header {
+                    src,
+                    dst,
+                    protocol: packet.protocol,
+                    ttl,
+                    dscp_ecn: 0,
+                    ident: 0,
+                    dont_fragment: true,
+                    more_fragments: false,
+                    fragment_offset: 0,
+                    header_bytes: ipv4::HEADER_BYTES,
+                    total_bytes: packet.transport_bytes.saturating_add(ipv4::HEADER_BYTES),
+                };
+                header.emit(&mut bytes).ok()?;
+                ipv4::HEADER_BYTES
+            }
+            (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                let header = ipv6::Header {
+                    src,
+                    dst,
+                    next_header: packet.protocol,
+                    hop_limit: ttl,
+                    traffic_class: 0,
+                    flow_label: 0,
+                    payload_bytes: packet.transport_bytes,
+                };
+                header.emit(&mut bytes).ok()?;
+                ipv6::HEADER_BYTES
+            }
+            _ => return None,
+        };
+        let len = header_bytes.saturating_add(TRANSPORT_BYTES);
+        bytes.get_mut(header_bytes..len)?.copy_from_slice(&packet.transport);
+        Some(Rebuilt { bytes, len })
+    }
+
+    fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&[])
+    }
+}
+
+impl Ip {
+    /// Sends an error about a packet that was delivered earlier, in the name of `from`; `None`: of the
+    /// packet's destination. Nothing is sent about a packet to a group or from no host (RFC 1122 section
+    /// 3.2.2, RFC 4443 section 2.4), nor above the rate limit of errors. Drops are counted.
+    #[allow(clippy::too_many_arguments)]
+    pub fn send_error_about_packet<S: FrameSink>(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        about: &InvokingPacket<'_>,
+        error: SentError,
+        from: Option<IpAddr>,
+        out: &mut S,
+    ) {
+        let from = from.unwrap_or(about.dst);
+        let is_group = about.dst.is_multicast() || self.is_broadcast(about.dst);
+        let is_answerable = crate::address::is_possible_source(about.src) && self.accepts(from);
+        if is_group || !is_answerable || from.is_ipv4() != about.src.is_ipv4() {
+            return;
+        }
+        let Some(start) = Rebuilt::new(about, self.config.ttl) else { return };
+        let message = error.message(about.src.is_ipv4());
+        let quote = Quote::Rebuilt(start.as_slice(), about.payload);
+        let cx = &mut Context { now, pool, counters, out };
+        self.send_error(cx, Some(from), about.src, &message, quote);
+    }
+}

@@ -1,0 +1,275 @@
+//! Pending connections: SYNs that are not answered before the program has decided.
+//!
+//! ```text
+//!                room in the queue                 ┌─ Accept ──────► SYN,ACK; a connection of the program
+//!   SYN ──► pending ──► tcp_pending ──► tcp_decide ┼─ Refuse ──────► RST
+//!    │        │                                    ├─ Unreachable ─► ICMP error
+//!    │        └─ RST of the peer, time-out: gone   └─ Drop ────────► nothing
+//!    └──► no room: dropped
+//! ```
+//!
+//! A SYN that repeats one that is pending is absorbed; one with another initial sequence number takes its
+//! place. A listener keeps at most `backlog` pending connections, of which one source has at most
+//! `per_source`. A SYN cookie would answer the SYN before the decision, so such a listener never sends any.
+//!
+//! Invariants: an entry is in `entries`, in `by_flow`, and counted in `len` and `sources` of its listener's
+//! queue, or in none of them. `offered` and `by_age` may name entries that are gone; they are at most twice as
+//! long as the backlog.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use core::net::SocketAddr;
+
+use fulmar_base::{DropReason, FlowKey, Instant, SeqNum, SlotId};
+use fulmar_wire::tcp;
+use hashbrown::HashMap;
+
+use crate::secret::Keyed;
+use crate::slab::Slab;
+use crate::sources::source_of;
+use crate::syn_queue::{ConditionalAccept, ListenerStat};
+use crate::wheel::TimerId;
+
+/// The name of a pending connection in its shard.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct PendingId(pub(crate) SlotId);
+
+/// The options of a SYN.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SynOptions {
+    /// Maximum segment size, bytes.
+    pub mss: Option<u16>,
+    /// Window scale shift as sent.
+    pub window_scale: Option<u8>,
+    /// SACK-permitted.
+    pub sack_permitted: bool,
+    /// Timestamps.
+    pub timestamps: bool,
+    /// ECN was requested (RFC 3168: ECE and CWR).
+    pub ecn: bool,
+}
+
+impl SynOptions {
+    fn of(syn: &tcp::Header) -> SynOptions {
+        SynOptions {
+            mss: syn.options.mss,
+            window_scale: syn.options.window_scale,
+            sack_permitted: syn.options.sack_permitted,
+            timestamps: syn.options.timestamps.is_some(),
+            ecn: syn.flags.contains(tcp::Flags::ECE | tcp::Flags::CWR),
+        }
+    }
+}
+
+/// A connection that the program has to decide about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pending {
+    /// Its name.
+    pub id: PendingId,
+    /// The destination of the SYN.
+    pub local: SocketAddr,
+    /// Its source.
+    pub remote: SocketAddr,
+    /// Its options.
+    pub syn: SynOptions,
+}
+
+/// What becomes of a pending connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Decision {
+    /// The SYN is answered; the connection is the program's from now on, in SYN-RECEIVED.
+    Accept,
+    /// A reset, which the limit of resets does not hold back.
+    Refuse,
+    /// Destination unreachable with this code (ICMP type 3, ICMPv6 type 1), within the limit of ICMP errors.
+    Unreachable(u8),
+    /// Nothing is sent. A repeated SYN is pending anew.
+    Drop,
+}
+
+/// A SYN that is pending.
+pub struct PendingSyn {
+    pub key: FlowKey,
+    pub listener: SlotId,
+    pub syn: tcp::Header,
+    /// What our initial sequence number must not be before.
+    pub min_iss: Option<SeqNum>,
+    /// The program knows of it.
+    pub is_taken: bool,
+}
+
+/// All pending connections of a shard.
+pub struct PendingTable {
+    entries: Slab<PendingSyn>,
+    by_flow: HashMap<FlowKey, SlotId, Keyed>,
+    hasher: Keyed,
+}
+
+/// The pending connections of one listener.
+pub struct PendingQueue {
+    pub limits: ConditionalAccept,
+    /// Pending connections.
+    len: usize,
+    /// Those of them that the program does not know of.
+    untaken: usize,
+    /// These, oldest first.
+    offered: VecDeque<SlotId>,
+    /// All, with their deadlines, oldest first.
+    by_age: VecDeque<(Instant, SlotId)>,
+    /// How many each source has; none has 0.
+    sources: HashMap<u128, usize, Keyed>,
+    pub timer: Option<TimerId>,
+    pub expired: u64,
+    pub reset: u64,
+}
+
+impl PendingQueue {
+    /// Whether the program has something to take.
+    pub fn is_ready(&self) -> bool {
+        self.untaken > 0
+    }
+
+    /// Adds its numbers.
+    pub fn stat(&self, stat: ListenerStat) -> ListenerStat {
+        ListenerStat {
+            pending: self.len,
+            pending_limit: self.limits.backlog,
+            pending_expired: self.expired,
+            pending_reset: self.reset,
+            ..stat
+        }
+    }
+
+    /// Takes a removed entry out of the counts.
+    pub fn forget(&mut self, entry: &PendingSyn) {
+        self.len = self.len.saturating_sub(1);
+        self.untaken = self.untaken.saturating_sub(usize::from(!entry.is_taken));
+        let source = source_of(&entry.key);
+        if let Some(count) = self.sources.get_mut(&source) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.sources.remove(&source);
+            }
+        }
+    }
+}
+
+impl PendingTable {
+    /// An empty table.
+    pub fn new(hasher: Keyed) -> PendingTable {
+        PendingTable { entries: Slab::default(), by_flow: HashMap::with_hasher(hasher), hasher }
+    }
+
+    /// The pending connection of a flow.
+    pub fn find(&self, flow: &FlowKey) -> Option<PendingId> {
+        self.by_flow.get(flow).copied().map(PendingId)
+    }
+
+    /// What is kept of a pending connection.
+    pub fn get(&self, id: PendingId) -> Option<&PendingSyn> {
+        self.entries.get(id.0)
+    }
+
+    /// The queue of a new listener.
+    pub fn queue(&self, limits: ConditionalAccept) -> Box<PendingQueue> {
+        Box::new(PendingQueue {
+            limits,
+            len: 0,
+            untaken: 0,
+            offered: VecDeque::new(),
+            by_age: VecDeque::new(),
+            sources: HashMap::with_hasher(self.hasher),
+            timer: None,
+            expired: 0,
+            reset: 0,
+        })
+    }
+
+    /// Adds a SYN, or absorbs it.
+    pub fn add(
+        &mut self,
+        queue: &mut PendingQueue,
+        entry: PendingSyn,
+        deadline: Instant,
+    ) -> Result<(), DropReason> {
+        if let Some(old) = self.by_flow.get(&entry.key).and_then(|id| self.entries.get_mut(*id)) {
+            if old.syn.seq != entry.syn.seq {
+                (old.syn, old.min_iss) = (entry.syn, entry.min_iss.or(old.min_iss));
+            }
+            return Err(DropReason::SynPending);
+        }
+        if queue.len >= queue.limits.backlog {
+            return Err(DropReason::PendingQueueFull);
+        }
+        let source = queue.sources.entry(source_of(&entry.key)).or_default();
+        if *source >= queue.limits.per_source {
+            return Err(DropReason::SourceLimit);
+        }
+        *source += 1;
+        let key = entry.key;
+        let id = self.entries.insert(entry);
+        self.by_flow.insert(key, id);
+        self.tidy(queue);
+        queue.len += 1;
+        queue.untaken += 1;
+        queue.offered.push_back(id);
+        queue.by_age.push_back((deadline, id));
+        Ok(())
+    }
+
+    /// Keeps the orders of a queue at most twice as long as its backlog.
+    fn tidy(&self, queue: &mut PendingQueue) {
+        let most = 2 * queue.limits.backlog;
+        if queue.offered.len() >= most {
+            queue.offered.retain(|id| self.entries.get(*id).is_some_and(|e| !e.is_taken));
+        }
+        if queue.by_age.len() >= most {
+            queue.by_age.retain(|(_, id)| self.entries.get(*id).is_some());
+        }
+    }
+
+    pub fn remove(&mut self, id: SlotId) -> Option<PendingSyn> {
+        let entry = self.entries.remove(id)?;
+        self.by_flow.remove(&entry.key);
+        Some(entry)
+    }
+
+    /// The oldest one that the program does not know of.
+    pub fn take(&mut self, queue: &mut PendingQueue) -> Option<Pending> {
+        loop {
+            let id = queue.offered.pop_front()?;
+            let Some(entry) = self.entries.get_mut(id).filter(|e| !e.is_taken) else { continue };
+            entry.is_taken = true;
+            queue.untaken = queue.untaken.saturating_sub(1);
+            return Some(Pending {
+                id: PendingId(id),
+                local: entry.key.local(),
+                remote: entry.key.remote(),
+                syn: SynOptions::of(&entry.syn),
+            });
+        }
+    }
+
+    /// Drops those that are overdue; returns the next deadline.
+    pub fn expire(&mut self, queue: &mut PendingQueue, now: Instant) -> Option<Instant> {
+        while let Some((deadline, id)) = queue.by_age.front().copied() {
+            let is_gone = self.entries.get(id).is_none();
+            if !is_gone && deadline > now {
+                return Some(deadline);
+            }
+            queue.by_age.pop_front();
+            if let Some(entry) = self.remove(id) {
+                queue.forget(&entry);
+                queue.expired += 1;
+            }
+        }
+        None
+    }
+
+    /// Drops those of a listener that is closed.
+    pub fn close(&mut self, queue: &mut PendingQueue) {
+        while let Some((_, id)) = queue.by_age.pop_front() {
+            self.remove(id);
+        }
+    }
+}
