@@ -160,6 +160,37 @@ impl RecvQueue {
         self.advance();
     }
 
+    /// Copies the last `bytes` in-order bytes together, as far as `wastes` says so of their mbufs: into the
+    /// tailroom before them, then into blocks of `block_bytes`. Bytes of posted buffers and volatile ones stay
+    /// where they are, as do all others when the pool is exhausted.
+    pub fn compact_last(
+        &mut self,
+        bytes: usize,
+        block_bytes: usize,
+        wastes: impl Fn(&Mbuf) -> bool,
+        pool: &mut Pool,
+    ) {
+        let before = self.readable().saturating_sub(bytes);
+        // Whole mbufs, since an mbuf that is split has no tailroom.
+        let at = self.in_order.iter().fold(0, |at, m| if at < before { at + m.len() } else { at });
+        let Ok(mut last) = self.in_order.split_off(at, pool) else { return };
+        while let Some(mut m) = last.pop_front() {
+            if m.is_opaque() || m.placed().is_some() || !wastes(&m) {
+                self.in_order.push_back(m);
+                continue;
+            }
+            let fitted =
+                self.in_order.back_mut().map_or(0, |mut back| back.append_tail(m.as_slice(), pool));
+            m.trim_front(fitted);
+            if m.is_empty() {
+                pool.free_mbuf(m);
+                continue;
+            }
+            let m = copied(m, block_bytes, pool);
+            self.in_order.push_back(m);
+        }
+    }
+
     fn insert_slow(&mut self, off: u64, mut chain: Chain, pool: &mut Pool) -> Inserted {
         let (total, held, next) = (chain.len(), self.held(), self.next);
         if off.checked_add(total as u64).is_none() {
@@ -412,6 +443,22 @@ fn copy_into_pool(bytes: &[u8], pool: &mut Pool) -> Option<Chain> {
     let mut copy = copy.ok()?;
     copy.copy_from(0, bytes);
     Some(copy)
+}
+
+/// A copy in a block of at least `block_bytes`; the mbuf itself if the pool is exhausted.
+fn copied(m: Mbuf, block_bytes: usize, pool: &mut Pool) -> Mbuf {
+    let Ok(mut block) = pool.alloc(block_bytes.max(m.len()), 0, Purpose::Receive) else { return m };
+    match block.append(m.len()) {
+        Some(space) => {
+            m.copy_to(0, space);
+            pool.free_mbuf(m);
+            block
+        }
+        None => {
+            pool.free_mbuf(block);
+            m
+        }
+    }
 }
 
 /// Bytes per read when only the control reserve has memory.

@@ -92,6 +92,17 @@ impl Tcb {
         need.saturating_add(self.storage_overhead()) <= self.storage_limit()
     }
 
+    /// Whether the storage in use leaves the advertised window its storage and the budget its limit.
+    pub(crate) fn is_storage_ample(&self, budget: &WindowBudget) -> bool {
+        let window = self.rcv_wnd() as usize;
+        let own = window.saturating_add(self.recv.storage_bytes());
+        let others = budget.granted_bytes.saturating_sub(self.charged);
+        let rest = window.saturating_sub(self.recv.out_of_order_bytes());
+        let need = self.storage_in_use().saturating_add(rest);
+        others.saturating_add(own) <= budget.limit_bytes
+            && need.saturating_add(self.storage_overhead()) <= self.storage_limit()
+    }
+
     /// The window that buffer, storage, budget and window field admit, bytes.
     fn admitted_window(&self, budget: &WindowBudget) -> u64 {
         self.round_to_scale(self.admitted_bytes(budget))

@@ -151,6 +151,21 @@ fn segments_are_compacted_once_the_budget_is_exhausted() {
 }
 
 #[test]
+fn segments_from_behind_a_gap_are_compacted_as_well_once_it_is_filled() {
+    let mut t = Trace::established();
+    t.window.limit_bytes = t.window.granted_bytes;
+    let before = t.tcb.recv_queue_ref().storage_bytes();
+    for n in 0..10 {
+        recv!(t, "A", seq = 301 + 600 * n, ack = 1, len = 300);
+        recv!(t, "A", seq = 1 + 600 * n, ack = 1, len = 300);
+    }
+    let storage = t.tcb.recv_queue_ref().storage_bytes() - before;
+    assert!(storage <= 4 * 2048, "{storage} bytes of storage for 6000");
+    assert!(t.window.granted_bytes <= t.window.limit_bytes + 2 * 2048);
+    assert_eq!(t.read(20_000), 6000);
+}
+
+#[test]
 fn the_part_of_a_segment_that_fits_is_acknowledged() {
     for is_behind_hole in [false, true] {
         let mut t = Trace::established();

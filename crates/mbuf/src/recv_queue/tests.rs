@@ -65,6 +65,36 @@ fn small_segments_are_merged_into_the_tailroom_of_the_last_mbuf() {
 }
 
 #[test]
+fn the_last_bytes_are_copied_together_unless_the_pool_is_exhausted() {
+    let mut pool = pool(1 << 20);
+    for is_exhausted in [false, true] {
+        let mut q = RecvQueue::new();
+        // All but the last close no gap, and have a block each.
+        for (at, n) in (0..10).map(|n| (100 + 300 * n, 300)).chain([(0, 100)]) {
+            let mut m = pool.alloc(n, 0, Purpose::Receive).unwrap();
+            m.append(n).unwrap().copy_from_slice(&pattern(at, n));
+            q.insert(at as u64, Chain::from(m), &mut pool);
+        }
+        let before = q.storage_bytes();
+        assert_eq!(q.readable(), 3100);
+        assert!(before >= 11 * 1024, "{before}");
+        let mut hoard: Vec<Mbuf> = Vec::new();
+        while is_exhausted && let Ok(m) = pool.alloc(1, 0, Purpose::Receive) {
+            hoard.push(m);
+        }
+        q.compact_last(3000, 2048, |m| m.truesize() > m.len(), &mut pool);
+        hoard.into_iter().for_each(|m| pool.free_mbuf(m));
+        assert_eq!((q.readable(), q.next()), (3100, 3100));
+        let after = q.storage_bytes();
+        assert!(after <= if is_exhausted { before } else { 3 * 2048 }, "{before} {after}");
+        let all = q.take(usize::MAX, &mut pool);
+        assert_eq!(all.to_vec(), pattern(0, 3100));
+        pool.free(all);
+        assert_all_freed(&mut pool);
+    }
+}
+
+#[test]
 fn bytes_charged_to_a_sender_count_by_length_only() {
     let mut pool = pool(1 << 20);
     for (purpose, counted) in [(Purpose::Send, 700), (Purpose::Receive, 65_536)] {

@@ -158,6 +158,8 @@ impl<T> Posted<T> {
     /// Returns the bytes of abandoned buffers to the receive queue.
     #[cold]
     pub(super) fn unread_abandoned(&mut self, io: &mut IoContext<'_>) {
+        // An empty one has nothing to return, and must not count until there is memory for the others.
+        self.queue.retain(|e| e.token.is_some() || e.end.is_some() || e.filled > 0);
         while let Some(at) = self.queue.iter().position(|e| e.end.is_none() && e.token.is_none()) {
             let Some(entry) = self.queue.get_mut(at) else { return };
             while entry.filled > 0 {

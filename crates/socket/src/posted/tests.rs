@@ -463,6 +463,30 @@ fn bytes_of_an_abandoned_buffer_return_to_the_stream() {
 }
 
 #[test]
+fn abandoned_buffers_that_are_empty_leave_although_the_bytes_of_another_cannot_be_returned() {
+    let mut w = World::new(false);
+    let first = w.post(100, WHOLE);
+    w.send(30);
+    w.deliver();
+    let mut all = Vec::new();
+    while let Ok(m) = w.pool.alloc(1, 0, Purpose::Receive) {
+        all.push(m);
+    }
+    w.with(|m, io| m.abandon(io, |t| *t == first));
+    assert!(w.machine.is_draining(), "there is no memory for its 30 bytes");
+    for n in 0..2 * MAX_POSTED {
+        let token = w.post(100, WHOLE);
+        assert_eq!(w.posted, token + 1, "post {n} is refused");
+        assert!(w.with(|m, io| m.abandon(io, |t| *t == token)));
+    }
+    all.into_iter().for_each(|m| w.pool.free_mbuf(m));
+    w.post(20, WHOLE);
+    assert_eq!(w.finished, [(w.posted - 1, 20, None)], "the bytes are delivered in order");
+    w.read(10);
+    w.finish();
+}
+
+#[test]
 fn a_buffer_of_length_zero_completes_with_the_one_before_it() {
     let mut w = World::new(true);
     for bytes in [2, 0, 3] {

@@ -6,7 +6,7 @@ use crate::contract::{Env, Events, State};
 use crate::tcb::ResetDue;
 use crate::timers::Timer;
 use fulmar_base::{Counter, DropReason};
-use fulmar_mbuf::{Chain, Purpose};
+use fulmar_mbuf::{Chain, Mbuf, Purpose};
 use fulmar_wire::tcp::Flags;
 
 /// How far in-order bytes that could not be copied may exceed the storage limit. Without it,
@@ -57,7 +57,10 @@ impl Tcb {
             self.tune_recv_buffer(env, seg.hdr);
             return Ok(());
         }
-        self.store_out_of_order(env, seg, start, payload)
+        let before = self.recv.readable();
+        let stored = self.store_out_of_order(env, seg, start, payload);
+        self.compact_advanced(env, before);
+        stored
     }
 
     /// The user has closed: new data resets the connection (RFC 9293 section 3.6.1).
@@ -144,7 +147,7 @@ impl Tcb {
             c.truesize() > c.len().saturating_add(c.len() / MAX_WASTE_FRACTION)
                 || uses_control_reserve(c)
         };
-        if !wastes(&payload) {
+        if !wastes(&payload) || payload.is_volatile() {
             return Some(payload);
         }
         self.recv.fill_tail(&mut payload, env.pool);
@@ -171,6 +174,18 @@ impl Tcb {
         }
         env.pool.free(payload);
         None
+    }
+
+    /// As [`Tcb::compact`], for bytes that were queued behind a gap and are in order now. The storage of
+    /// bytes behind a gap is bounded apart from that of the bytes before it
+    /// ([`Tcb::may_queue_out_of_order`]), so it would add up with every gap that is filled.
+    fn compact_advanced(&mut self, env: &mut Env, readable_before: usize) {
+        let advanced = self.recv.readable().saturating_sub(readable_before);
+        if advanced == 0 || self.is_storage_ample(env.window) {
+            return;
+        }
+        let wastes = |m: &Mbuf| m.truesize() > m.len().saturating_add(m.len() / MAX_WASTE_FRACTION);
+        self.recv.compact_last(advanced, SHARED_BLOCK_BYTES, wastes, env.pool);
     }
 
     /// Receiving was shut down: the bytes are acknowledged and discarded.
