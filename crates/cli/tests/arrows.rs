@@ -14,9 +14,8 @@ type Room = (&'static str, &'static [&'static str], &'static [&'static str]);
 const BELOW_SHARD: &[&str] =
     &["base", "wire", "mbuf", "route", "netdev", "ip", "udp", "tcp", "socket"];
 const BELOW_RUNTIME: &[&str] = &["base", "mbuf", "netdev", "ip", "udp", "tcp", "socket", "shard"];
-const BELOW_GATEWAY: &[&str] = &[
-    "base", "wire", "mbuf", "route", "netdev", "ip", "udp", "tcp", "socket", "shard", "netns",
-];
+const BELOW_GATEWAY: &[&str] =
+    &["base", "wire", "mbuf", "route", "netdev", "ip", "udp", "tcp", "socket", "shard", "netns"];
 const BELOW_FULMAR: &[&str] = &[
     "base", "wire", "mbuf", "route", "netdev", "ip", "udp", "tcp", "socket", "shard", "runtime",
     "drivers",
