@@ -56,11 +56,8 @@ impl Pair {
                 burst_frames: 1,
                 ..config(station, 16 << 20)
             };
-            let is_full = if station == 0 {
-                Arc::clone(&is_full)
-            } else {
-                Arc::new(AtomicBool::new(false))
-            };
+            let is_full =
+                if station == 0 { Arc::clone(&is_full) } else { Arc::new(AtomicBool::new(false)) };
             Shard::new(config, Box::new(Valve { inner, is_full }), now).expect("a shard")
         };
         Pair { now, shards: [shard(0, a), shard(1, b)], is_full }
