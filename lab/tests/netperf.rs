@@ -6,8 +6,8 @@ mod support;
 use std::io;
 use std::process::{Child, Command};
 use std::thread;
-use std::time::Duration;
-use support::{assert_success, fulmar, in_sandbox, run, skip, text, wait};
+use std::time::{Duration, Instant};
+use support::{PATIENCE, assert_success, fulmar, in_sandbox, run, skip, text, wait};
 
 const FULMAR: &str = env!("CARGO_BIN_EXE_fulmar-lab");
 
@@ -50,6 +50,13 @@ fn end_netserver(mut server: Netserver) {
     let output = wait(server.0.take().expect("it runs"));
     assert_success(&output);
     assert_eq!(text(&output.stderr), "", "it had nothing to complain about");
+}
+
+/// Whether a process has a handler for SIGINT (proc(5)).
+fn catches_interrupts(id: &str) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).expect("it runs");
+    let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:")).expect("a mask");
+    u64::from_str_radix(caught.trim(), 16).expect("hexadecimal") & 2 != 0
 }
 
 /// One short run of every test; counts and not speeds are looked at.
@@ -173,8 +180,14 @@ fn an_interrupted_netperf_ends_and_leaves_the_server_in_order() {
     in_sandbox(|| {
         let server = netserver("--stack kernel");
         let client = fulmar("netperf -P 0 -H 10.77.0.1 -l 60").spawn().expect("it starts");
-        thread::sleep(Duration::from_millis(500));
         let id = client.id().to_string();
+        let started = Instant::now();
+        while !catches_interrupts(&id) {
+            assert!(started.elapsed() < PATIENCE, "it never catches the signal");
+            thread::sleep(Duration::from_millis(5));
+        }
+        // Before the test, in its middle: it ends all the same.
+        thread::sleep(Duration::from_millis(500));
         assert!(Command::new("kill").args(["-INT", &id]).status().expect("kill").success());
         let output = wait(client);
         assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));

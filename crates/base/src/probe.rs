@@ -133,9 +133,6 @@ pub enum StepAblation {
 
 /// An observer of the stages of a path, chosen when a stack is created.
 pub trait Probe: Send + 'static {
-    /// False if every call of [`Probe::stage`] is a no-op.
-    const ACTIVE: bool;
-
     /// The probe for stages outside the shard lock.
     type Outside: Outside;
 
@@ -198,7 +195,6 @@ impl Outside for () {}
 pub struct NoProbe;
 
 impl Probe for NoProbe {
-    const ACTIVE: bool = false;
     type Outside = ();
 
     #[inline(always)]

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const FULMAR: &str = env!("CARGO_BIN_EXE_fulmar");
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Bytes of the large transfer: FULMAR_SHM_BYTES, or what a slow machine moves in a second.
 fn transfer_bytes() -> u64 {
@@ -129,7 +129,7 @@ fn a_file_arrives_with_its_checksum_over_a_path_and_ipv6() {
 fn echoes_come_back_while_the_other_end_waits_for_a_connection() {
     let device = device("echo");
     let _other = listener(&device, "nc -l 8000");
-    let ping = Process::start(&device, "ping -c 3 -i 0.01 10.77.0.1");
+    let ping = Process::start(&device, "ping -c 3 -i 0.01 -W 60 10.77.0.1");
     assert_eq!(ping.end(), (true, String::new()));
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant as StdInstant};
 
-use fulmar_runtime::{AnyHost, AnyShard};
+use fulmar_runtime::{Balance, Host, LockedShard};
 use fulmar_socket::SocketError;
 
 use crate::control::Control;
@@ -14,7 +14,7 @@ use crate::sendfile::reader::Reader;
 /// See the module's header.
 pub(crate) struct Inner {
     /// One per shard, at least one.
-    pub hosts: Vec<AnyHost>,
+    pub hosts: Vec<Arc<Host>>,
     pub name: String,
     pub exit_drain: Duration,
     /// The inode of the network namespace in which it was built.
@@ -31,24 +31,30 @@ impl Inner {
 
     /// The host of a shard that exists.
     #[inline]
-    pub fn host(&self, shard: u16) -> &AnyHost {
+    pub fn host(&self, shard: u16) -> &Arc<Host> {
         &self.hosts[usize::from(shard)]
     }
 
+    /// What the stages have cost; `None` while the account is off. The shards share one ledger.
+    pub fn balance(&self) -> Option<Balance> {
+        let ledger = self.host(0).ledger();
+        ledger.every().map(|_| ledger.balance())
+    }
+
     /// The hosts of all shards, in their order.
-    pub fn hosts(&self) -> impl Iterator<Item = &AnyHost> {
+    pub fn hosts(&self) -> impl Iterator<Item = &Arc<Host>> {
         self.hosts.iter()
     }
 
     /// Whether this process made the stack.
     pub fn is_ours(&self) -> bool {
-        self.hosts.iter().all(AnyHost::is_ours)
+        self.hosts.iter().all(|host| host.is_ours())
     }
 
     /// Does something in every shard, which are set up alike, and stops at the first error.
     pub fn in_each<R>(
         &self,
-        f: impl Fn(&mut AnyShard<'_>, fulmar_base::Instant) -> R,
+        f: impl Fn(&mut LockedShard, fulmar_base::Instant) -> R,
     ) -> io::Result<R> {
         let mut last = Err(SocketError::BadHandle);
         for host in &self.hosts {
@@ -72,7 +78,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if self.is_ours() {
             self.host(0).in_destructor(|| self.drain());
-            return self.hosts.iter().for_each(AnyHost::stop);
+            return self.hosts.iter().for_each(|host| host.stop());
         }
         // In a forked child: the buffers do not exist here, the threads neither, and the door is the
         // parent's.

@@ -1,14 +1,15 @@
 //! The ledger: where the nanoseconds of a stack go.
 //!
-//! A stack that is built with [`Builder::account`](crate::Builder::account) passes named stages
-//! ([`Stage`]) and notes now and then what each costs. [`Stack::ledger`](crate::Stack::ledger) gives
+//! A stack passes named stages ([`Stage`]). With [`Builder::account`](crate::Builder::account) it measures now and
+//! then what each costs. [`Stack::ledger`](crate::Stack::ledger) gives
 //! its [`Balance`], [`Stack::account`](crate::Stack::account) the same beside what the stack has moved
 //! meanwhile ([`Account`]: ns per packet and per byte, copies per byte, buffers and crossings per packet);
 //! `fulmar-lab path --live` prints that from another terminal.
 //!
 //! A program that cannot be changed keeps an account in all of its stacks if the environment says
 //! `FULMAR_LEDGER=64` (one visit in 64 is measured), and a program can ask for the same with
-//! [`account_new_stacks`]. A stack that keeps none has no trace of the probe in its code.
+//! [`account_new_stacks`]. [`Stack::set_account`](crate::Stack::set_account) switches the account of a running
+//! stack. While it is off, it costs one predictable branch per stage.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -25,15 +26,16 @@
 //! # }
 //! ```
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use fulmar_base::Counter;
 use serde_json::{Value, json};
 
 pub use fulmar_base::Stage;
+use fulmar_runtime::Ledger;
 pub use fulmar_runtime::account::DEFAULT_EVERY;
 pub use fulmar_runtime::{Balance, StageCost};
-use fulmar_runtime::{Ledger, Probing};
 
 /// Not asked yet, so that the environment decides.
 const UNDECIDED: u32 = u32::MAX;
@@ -57,13 +59,13 @@ pub fn of_this_process() -> Balance {
     fulmar_runtime::account::of_this_process()
 }
 
-/// The form of a stack whose builder names none.
-pub(crate) fn probing_of_new_stacks() -> Probing {
+/// The ledger of a stack whose builder asks for none.
+pub(crate) fn of_new_stack() -> Arc<Ledger> {
     let every = match EVERY.load(Ordering::Relaxed) {
         UNDECIDED => asked_by_environment(),
         decided => decided,
     };
-    if every == 0 { Probing::Off } else { Probing::Account(Ledger::new(every)) }
+    if every == 0 { Ledger::off() } else { Ledger::new(every) }
 }
 
 fn asked_by_environment() -> u32 {

@@ -4,11 +4,11 @@ use std::collections::{VecDeque, vec_deque};
 use std::fmt;
 use std::io::{self, IoSlice, Read};
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use fulmar_base::SlotId;
 use fulmar_mbuf::{Chain, Mbuf};
-use fulmar_runtime::{Limit, Request, WeakHost, fork_generation};
+use fulmar_runtime::{Host, Limit, Request, fork_generation};
 use fulmar_socket::Ready;
 use fulmar_tcp::LoanCharge;
 
@@ -57,7 +57,7 @@ enum Holder {
 /// Buffers, and where they go back to.
 struct Held {
     chain: Chain,
-    host: WeakHost,
+    host: Weak<Host>,
     id: SlotId,
     lent: LoanCharge,
     /// The process in which the memory exists.
@@ -133,7 +133,7 @@ impl Loan {
         if chain.segs() == 0 {
             return Loan::default();
         }
-        let host = socket.host().downgrade();
+        let host = Arc::downgrade(socket.host());
         let (is_volatile, private) = (chain.is_volatile(), OnceLock::new());
         let forks = fork_generation();
         let held = Held { chain, host, id: socket.id, lent, forks, is_volatile, private };

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fulmar_base::SocketHandle;
-use fulmar_runtime::{AnyHost, Limit, PollSetCore};
+use fulmar_runtime::{Host, Limit, PollSetCore};
 
 use crate::socket::{Socket, to_io};
 use crate::stack::Stack;
@@ -205,7 +205,7 @@ impl PollSet {
         Err(io::Error::new(io::ErrorKind::InvalidInput, "the socket belongs to another stack"))
     }
 
-    fn host(&self, shard: u16) -> &AnyHost {
+    fn host(&self, shard: u16) -> &Arc<Host> {
         self.stack.inner.host(shard)
     }
 
@@ -296,7 +296,7 @@ impl AsFd for PollSet {
         let is_new = !self.core.is_exposed();
         self.host(0).expose_set(&self.core);
         if is_new {
-            self.stack.inner.hosts().skip(1).for_each(AnyHost::poll_for_sets);
+            self.stack.inner.hosts().skip(1).for_each(|host| host.poll_for_sets());
         }
         self.core.as_fd()
     }

@@ -155,9 +155,7 @@ impl TcpStream {
         let (s, n) = (&*self.socket, chain.len());
         if n > 0 {
             scatter(&chain, bufs, done);
-            if s.host().stage(Stage::ReceiveCopied).is_break() {
-                return n;
-            }
+            s.host().pass(Stage::ReceiveCopied);
             s.host().post(Request::ReadDone(s.id, chain));
         }
         n

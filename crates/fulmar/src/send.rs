@@ -152,7 +152,7 @@ impl ShardRef {
     }
 
     /// What `f` makes of the host, if the stack is still there.
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&fulmar_runtime::AnyHost) -> R) -> Option<R> {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&Arc<fulmar_runtime::Host>) -> R) -> Option<R> {
         self.stack.upgrade().map(|stack| f(stack.host(self.shard)))
     }
 }

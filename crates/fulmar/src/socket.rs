@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fulmar_base::{DropReason, Instant, SlotId};
-use fulmar_runtime::{AnyHost, AnyShard, Limit, Request};
+use fulmar_runtime::{Host, Limit, LockedShard, Request};
 use fulmar_socket::{Ready, SocketError, Step};
 
 pub use crate::error::to_io;
@@ -18,7 +18,7 @@ use crate::stack::Stack;
 /// A socket that several handles may share (`try_clone`). The last one closes it.
 pub(crate) struct Socket {
     /// The shard that it lives in with its lock, beside the stack that it is part of: one step nearer.
-    host: AnyHost,
+    host: Arc<Host>,
     pub stack: Arc<Inner>,
     /// The shard that it lives in.
     pub shard: u16,
@@ -51,7 +51,7 @@ impl Socket {
     }
 
     #[inline(always)]
-    pub fn host(&self) -> &AnyHost {
+    pub fn host(&self) -> &Arc<Host> {
         &self.host
     }
 
@@ -121,7 +121,7 @@ impl Socket {
     /// Runs a step that cannot wait.
     pub fn call<R>(
         &self,
-        f: impl FnOnce(&mut AnyShard<'_>, Instant) -> Result<R, SocketError>,
+        f: impl FnOnce(&mut LockedShard, Instant) -> Result<R, SocketError>,
     ) -> io::Result<R> {
         self.host().call(f).map_err(to_io)
     }
@@ -131,7 +131,7 @@ impl Socket {
         &self,
         interest: Ready,
         limit: Limit,
-        step: impl FnMut(&mut AnyShard<'_>, Instant) -> Result<Step<R>, SocketError>,
+        step: impl FnMut(&mut LockedShard, Instant) -> Result<Step<R>, SocketError>,
     ) -> io::Result<R> {
         self.host().wait(self.id, interest, limit, step).map_err(to_io)
     }
@@ -143,7 +143,7 @@ impl Socket {
         &self,
         interest: Ready,
         limit: impl FnOnce() -> Limit,
-        step: impl FnMut(&mut AnyShard<'_>, Instant) -> Result<Step<R>, SocketError>,
+        step: impl FnMut(&mut LockedShard, Instant) -> Result<Step<R>, SocketError>,
     ) -> io::Result<R> {
         self.host().wait_recently(self.id, interest, limit, step).map_err(to_io)
     }
@@ -153,7 +153,7 @@ impl Socket {
     pub fn wait_for_data<R>(
         &self,
         limit: Limit,
-        mut step: impl FnMut(&mut AnyShard<'_>, Instant, bool) -> Result<Step<R>, SocketError>,
+        mut step: impl FnMut(&mut LockedShard, Instant, bool) -> Result<Step<R>, SocketError>,
     ) -> io::Result<R> {
         let patient = limit != Limit::DoNotWait;
         match self.wait(Ready::READER, limit, |shard, now| step(shard, now, patient)) {
@@ -233,7 +233,7 @@ fn load_timeout(slot: &AtomicU64) -> Option<Duration> {
 /// No neighbour has answered. If a stack of this process drops the requests as its own, the error says so.
 pub(crate) fn explain_unreachable(e: io::Error) -> io::Error {
     let drops_own = |inner: &Inner| {
-        let count = |host: &AnyHost| {
+        let count = |host: &Arc<Host>| {
             host.call(|shard, _| Ok(shard.counters().drops(DropReason::EtherSource)))
         };
         inner.hosts().any(|host| count(host).is_ok_and(|n| n > 0))

@@ -12,7 +12,7 @@ use fulmar_ip::{IfAddr, NextHop, Prefix, Route};
 use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::Device;
 use fulmar_netdev::moderation::ModerationConfig;
-use fulmar_runtime::{AnyHost, AnyShard, Balance, Ledger, Limit, Probing};
+use fulmar_runtime::{Balance, Ledger, Limit, LockedShard};
 use fulmar_shard::StackConfig;
 use fulmar_socket::{Ready, SocketError};
 
@@ -65,7 +65,7 @@ impl Stack {
 
     /// The lock around the shard of this handle, for benches that drive the shard themselves.
     #[doc(hidden)]
-    pub fn host(&self) -> &fulmar_runtime::AnyHost {
+    pub fn host(&self) -> &Arc<fulmar_runtime::Host> {
         self.inner.host(self.home.unwrap_or(0))
     }
 
@@ -158,10 +158,16 @@ impl Stack {
         Stat::of(&self.inner)
     }
 
-    /// What the stages of the stack's paths have cost so far; `None` if it keeps no account
-    /// ([`Builder::account`]).
+    /// What the stages of the stack's paths have cost so far; `None` while the account is off
+    /// ([`Builder::account`], [`Stack::set_account`]).
     pub fn ledger(&self) -> Option<Balance> {
-        Some(self.inner.host(0).ledger()?.balance())
+        self.inner.balance()
+    }
+
+    /// From now on one visit of a thread in `every` is measured; `None` switches the account off. What was
+    /// measured stays until [`Stack::clear_ledger`].
+    pub fn set_account(&self, every: Option<u32>) {
+        self.inner.host(0).ledger().set_every(every);
     }
 
     /// The same beside what the stack has moved for it: packets, bytes, copies, buffers, crossings.
@@ -175,9 +181,7 @@ impl Stack {
     /// Lets the account begin anew, behind a warm-up: what the stages have cost so far is forgotten. What was
     /// moved is still counted ([`Account::since`]).
     pub fn clear_ledger(&self) {
-        if let Some(ledger) = self.inner.host(0).ledger() {
-            ledger.clear();
-        }
+        self.inner.host(0).ledger().clear();
     }
 
     /// Adds a route while the stack runs; connections follow at their next packet.
@@ -253,7 +257,7 @@ impl Stack {
     /// calls that wait end with it, the device is closed, and memory that was lent or given away comes
     /// back. The process may build another stack over the same interface once this one is dropped.
     pub fn failure(&self) -> Option<String> {
-        self.inner.hosts().find_map(AnyHost::failure).map(str::to_owned)
+        self.inner.hosts().find_map(|host| host.failure()).map(str::to_owned)
     }
 
     /// Changes how waiting threads wait for the device: see [`Builder::moderation`].
@@ -266,7 +270,7 @@ impl Stack {
 
     pub(crate) fn new_socket(
         &self,
-        open: impl FnOnce(&mut AnyShard<'_>) -> Result<fulmar_base::SlotId, SocketError>,
+        open: impl FnOnce(&mut LockedShard) -> Result<fulmar_base::SlotId, SocketError>,
     ) -> io::Result<Arc<Socket>> {
         self.new_socket_on(self.shard_of_thread(), open)
     }
@@ -274,7 +278,7 @@ impl Stack {
     pub(crate) fn new_socket_on(
         &self,
         shard: u16,
-        open: impl FnOnce(&mut AnyShard<'_>) -> Result<fulmar_base::SlotId, SocketError>,
+        open: impl FnOnce(&mut LockedShard) -> Result<fulmar_base::SlotId, SocketError>,
     ) -> io::Result<Arc<Socket>> {
         let id = self.inner.host(shard).call(|shard, _| open(shard)).map_err(to_io)?;
         Ok(Socket::new(Arc::clone(&self.inner), shard, id))
@@ -290,7 +294,7 @@ pub struct Builder {
     addresses: Vec<Cidr>,
     secrets: Option<Secrets>,
     is_unlisted: bool,
-    probing: Option<Probing>,
+    every: Option<u32>,
     config: StackConfig,
 }
 
@@ -392,17 +396,10 @@ impl Builder {
     }
 
     /// Keeps an account of what the stages of its paths cost, measured in one visit of a thread out of
-    /// `every`; see [`Stack::ledger`] and `fulmar-lab path --live`. Without it a stack has no trace of
-    /// that (unless the environment says `FULMAR_LEDGER`, see [`crate::ledger`]).
+    /// `every`; see [`Stack::ledger`] and `fulmar-lab path --live`. By default the account is off
+    /// (unless the environment says `FULMAR_LEDGER`, see [`crate::ledger`]).
     pub fn account(mut self, every: u32) -> Self {
-        self.probing = Some(Probing::Account(Ledger::new(every)));
-        self
-    }
-
-    /// The form of the stack, for benches that stop its paths at a stage.
-    #[doc(hidden)]
-    pub fn probing(mut self, probing: Probing) -> Self {
-        self.probing = Some(probing);
+        self.every = Some(every);
         self
     }
 
@@ -417,7 +414,7 @@ impl Builder {
     /// # Errors
     /// [`SetupError`]; its `Display` says what to do.
     pub fn build(self) -> Result<Stack, SetupError> {
-        let Builder { devices, name, addresses, secrets, is_unlisted, probing, mut config } = self;
+        let Builder { devices, name, addresses, secrets, is_unlisted, every, mut config } = self;
         check_devices(&devices)?;
         for a in addresses {
             config.addresses.push(IfAddr { addr: a.address, prefix_len: a.prefix_len });
@@ -428,8 +425,9 @@ impl Builder {
         config.secrets = secrets.or(config.secrets);
         let exit_drain = config.exit_drain;
         let name = name.unwrap_or_else(program_name);
-        let probing = probing.unwrap_or_else(ledger::probing_of_new_stacks);
-        let hosts = AnyHost::start(&config, devices, probing, &name)?;
+        let ledger = every.map_or_else(ledger::of_new_stack, Ledger::new);
+        let account = || fulmar_runtime::Account::new(Arc::clone(&ledger));
+        let hosts = fulmar_runtime::start_hosts(&config, devices, &name, account)?;
         let (control, reader) = (std::sync::Mutex::new(None), Arc::default());
         let network_namespace = std::fs::metadata("/proc/thread-self/ns/net").ok().map(|m| m.ino());
         let inner = Arc::new(Inner { hosts, name, exit_drain, network_namespace, control, reader });

@@ -38,7 +38,7 @@ impl Stat {
         let mut each = inner.hosts().map(|host| host.call(|shard, _| Ok(shard.stat())));
         let first = each.next().unwrap_or(Err(SocketError::BadHandle)).map_err(to_io)?;
         let shard = each.try_fold(first, |all, one| one.map(|one| all.with(one))).map_err(to_io)?;
-        let ledger = inner.host(0).ledger().map(|l| l.balance());
+        let ledger = inner.balance();
         let shards = inner.hosts().count();
         let (name, network_namespace) = (inner.name().to_owned(), inner.network_namespace);
         Ok(Stat { name, network_namespace, shards, shard, ledger })

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_base::Stage;
-use fulmar_runtime::{AnyShard, Request};
+use fulmar_runtime::{LockedShard, Request};
 use fulmar_shard::TakenDatagram;
 use fulmar_socket::{Ready, SocketError};
 use fulmar_udp::BindOptions;
@@ -89,9 +89,6 @@ impl UdpSocket {
     pub fn send_to(&self, buf: &[u8], addr: impl ToSocketAddrs) -> io::Result<usize> {
         let to = addr.to_socket_addrs()?.next().ok_or(io::ErrorKind::InvalidInput)?;
         let s = &*self.socket;
-        if s.host().ends_at(Stage::SendCall) {
-            return Ok(buf.len());
-        }
         s.wait_recently(
             Ready::WRITABLE,
             || s.write_limit(),
@@ -105,9 +102,6 @@ impl UdpSocket {
     /// As [`UdpSocket::send_to`]; `EDESTADDRREQ` if not connected.
     pub fn send(&self, buf: &[u8]) -> io::Result<usize> {
         let s = &*self.socket;
-        if s.host().ends_at(Stage::SendCall) {
-            return Ok(buf.len());
-        }
         s.wait_recently(
             Ready::WRITABLE,
             || s.write_limit(),
@@ -121,18 +115,13 @@ impl UdpSocket {
     /// `WouldBlock` after the read time-out; an error that came back for an earlier datagram.
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let s = &*self.socket;
-        let take = |shard: &mut AnyShard<'_>, _| shard.udp_receive_into(s.id, buf);
+        let take = |shard: &mut LockedShard, _| shard.udp_receive_into(s.id, buf);
         let d = match s.wait_recently(Ready::READABLE, || s.read_limit(), take)? {
             TakenDatagram::Copied(n, from) => return Ok((n, from)),
             TakenDatagram::Whole(d) => d,
         };
-        if s.host().ends_at(Stage::ReceiveTaken) {
-            return Ok((0, d.src));
-        }
         let n = d.payload.copy_to(0, buf);
-        if s.host().stage(Stage::ReceiveCopied).is_break() {
-            return Ok((n, d.src));
-        }
+        s.host().pass(Stage::ReceiveCopied);
         s.host().post(Request::Free(d.payload));
         Ok((n, d.src))
     }

@@ -235,20 +235,6 @@ fn a_flow_of_datagrams_bears_marks_and_times() {
     }
 }
 
-#[test]
-fn the_peer_takes_a_hundred_megabytes_and_every_byte_is_right() {
-    const TOTAL: usize = 100 << 20;
-    for to in ["10.9.0.2:9", "[fd09::2]:9"] {
-        let (stack, handle) = stack(with_verify(SimConfig::default()));
-        send(&stack, to, TOTAL);
-        let counts = handle.counts();
-        assert_eq!(counts.peer_bytes_in, TOTAL as u64);
-        assert_eq!(counts.peer_wrong_bytes, 0);
-        assert_eq!(counts.peer_repeated_bytes_in, 0);
-        assert_eq!(counts.peer_odd_frames, 0, "{to}");
-    }
-}
-
 /// Asks for so many bytes and receives them into buffers that were posted before.
 fn receive_posted(c: &mut TcpStream, total: usize, buffer: usize) {
     let post = |c: &TcpStream, buf: RecvBuf| c.recv_posted(buf).unwrap();

@@ -22,8 +22,10 @@ use fulmar_base::{Instant, SlotId};
 use fulmar_shard::{Event, Shard, Slab};
 use nix::sys::epoll::EpollFlags;
 
-use crate::config::Config;
+use crate::config::{Config, Publish};
+use crate::ports::Forward;
 use crate::relay::poll::{Events, Owner, Owners, Poll};
+use crate::relay::tcp::Tcp;
 use crate::relay::{Clock, Context, Settings};
 use crate::setup::{self, SetupError};
 use crate::stat::{Stat, Summary, Totals};
@@ -51,6 +53,7 @@ struct Core {
     owners: Owners,
     settings: Settings,
     totals: Totals,
+    tcp: Tcp,
     /// Attendants that came while one was called.
     arrived: Vec<(OwnedFd, Attendant)>,
     /// Room for the events of the shard.
@@ -64,6 +67,20 @@ impl Handle<'_> {
     /// A snapshot.
     pub fn stat(&mut self) -> Stat {
         self.0.stat()
+    }
+
+    /// Publishes a TCP port, which is bound in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// The host's kernel refused it.
+    pub fn publish_tcp(&mut self, forward: &Forward) -> io::Result<()> {
+        let (tcp, mut cx) = self.0.layers();
+        tcp.publish(&mut cx, forward)
+    }
+
+    /// No longer publishes a TCP port; its connections stay.
+    pub fn unpublish_tcp(&mut self, forward: &Forward) {
+        self.0.tcp.unpublish(forward);
     }
 
     /// As [`Gateway::attend`].
@@ -88,12 +105,14 @@ impl Gateway {
         let stack = setup::stack_config(&config)?;
         let stack = setup::build_stack(stack, config.device, clock.now())?;
         let failed = |e| SetupError::System("cannot make an epoll set", e);
-        let core = Core {
+        let mut core = Core {
             clock,
             stack,
             poll: Poll::new().map_err(failed)?,
             owners: Owners::default(),
             settings: Settings {
+                guest: config.network.addresses.iter().map(|(a, _)| *a).collect(),
+                routers: setup::routers(&config.network).iter().map(|r| r.addr).collect(),
                 carries: config.carries,
                 mapping: config.mapping,
                 outbound: config.outbound,
@@ -102,9 +121,11 @@ impl Gateway {
                 on_loopback: config.on_loopback,
             },
             totals: Totals::default(),
+            tcp: Tcp::default(),
             arrived: Vec::new(),
             news: Vec::new(),
         };
+        core.open(&config.publish)?;
         Ok(Gateway { core, attendants: Slab::default() })
     }
 
@@ -142,6 +163,7 @@ impl Gateway {
                 break;
             }
         }
+        self.core.end();
         Ok(self.core.summary())
     }
 
@@ -177,35 +199,81 @@ impl Gateway {
 }
 
 impl Core {
+    /// The layers, and what they share.
+    fn layers(&mut self) -> (&mut Tcp, Context<'_>) {
+        let Core { clock, stack, poll, owners, settings, totals, tcp, .. } = self;
+        let now = clock.now();
+        (tcp, Context { now, stack, poll, owners, settings, totals })
+    }
+
+    /// Opens what the guest's packets and the host's clients come to.
+    fn open(&mut self, publish: &Publish) -> Result<(), SetupError> {
+        let (tcp, mut cx) = self.layers();
+        tcp.listen(&mut cx).map_err(SetupError::Listen)?;
+        for forward in &publish.tcp {
+            match tcp.publish(&mut cx, forward) {
+                Err(e) if !forward.is_optional => {
+                    return Err(SetupError::Publish(Box::new(forward.clone()), e));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// One turn of everything; when the next one is due at the latest.
     fn turn(&mut self) -> Option<Instant> {
         let now = self.clock.now();
         let came = self.stack.step_for_reader(now);
         self.take_news();
-        if came > 0 || self.stack.has_outcome() {
+        let (tcp, mut cx) = self.layers();
+        tcp.run(&mut cx);
+        let (has_work, retry) = (tcp.has_work(), tcp.next_deadline(now));
+        if came > 0 || has_work || self.stack.has_outcome() || !self.stack.device().arm() {
             return Some(Instant::ZERO);
         }
-        match self.stack.device().arm() {
-            true => self.stack.next_deadline(),
-            false => Some(Instant::ZERO),
-        }
+        [self.stack.next_deadline(), retry].into_iter().flatten().min()
     }
 
     /// Tells the owners of the shard's sockets what became ready.
     fn take_news(&mut self) {
         let mut news = std::mem::take(&mut self.news);
         self.stack.take_events(&mut news);
-        news.clear();
+        let (tcp, mut cx) = self.layers();
+        for event in news.drain(..) {
+            let Event::Ready(socket, ready) = event else { continue };
+            match cx.owners.of(socket) {
+                Some(Owner::Tcp(id)) => tcp.guest_ready(&mut cx, id, ready),
+                Some(Owner::TcpListener(_)) => tcp.take_pending(&mut cx),
+                _ => {}
+            }
+        }
         self.news = news;
     }
 
     /// A socket of the host became ready.
-    fn host_ready(&mut self, _owner: Owner, _flags: EpollFlags) {}
+    fn host_ready(&mut self, owner: Owner, flags: EpollFlags) {
+        let (tcp, mut cx) = self.layers();
+        match owner {
+            Owner::Tcp(id) => tcp.host_ready(&mut cx, id, flags),
+            Owner::TcpListener(id) => tcp.accept(&mut cx, id),
+            _ => {}
+        }
+    }
+
+    /// The guest's connections are reset, those of the host with them.
+    fn end(&mut self) {
+        let (tcp, mut cx) = self.layers();
+        tcp.reset_all(&mut cx);
+        let now = cx.now;
+        self.stack.step(now, 64);
+    }
 
     fn stat(&mut self) -> Stat {
         let stack = self.stack.stat();
+        let (tcp, mut cx) = self.layers();
         Stat {
-            flows: Vec::new(),
+            flows: tcp.stat(&mut cx),
             totals: self.totals.clone(),
             counters: stack.counters,
             pool: stack.pool,
@@ -219,18 +287,6 @@ impl Core {
             totals: self.totals.clone(),
             counters: self.stack.counters().clone(),
             uptime: self.clock.uptime(),
-        }
-    }
-
-    #[allow(dead_code, reason = "the layers come next")]
-    fn context(&mut self, now: Instant) -> Context<'_> {
-        Context {
-            now,
-            stack: &mut self.stack,
-            poll: &self.poll,
-            owners: &mut self.owners,
-            settings: &mut self.settings,
-            totals: &mut self.totals,
         }
     }
 }

@@ -14,7 +14,6 @@ pub mod policy;
 pub mod ports;
 pub mod program;
 pub mod ra;
-#[expect(dead_code, reason = "the layers of the transports use it")]
 mod relay;
 pub mod rules;
 mod setup;

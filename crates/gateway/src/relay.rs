@@ -3,10 +3,13 @@
 //! Each transport is a layer with a table of its flows ([`tcp`]). What they share is passed to them as a
 //! [`Context`].
 
+pub mod host;
 pub mod poll;
 #[allow(unsafe_code)]
 mod sys;
+pub mod tcp;
 
+use std::net::{IpAddr, SocketAddr};
 use std::time;
 
 use fulmar_base::Instant;
@@ -41,6 +44,10 @@ impl Clock {
 
 /// What was decided when the gateway was set up.
 pub struct Settings {
+    /// The guest's addresses.
+    pub guest: Vec<IpAddr>,
+    /// As whom the gateway answers on the guest's link.
+    pub routers: Vec<IpAddr>,
     pub carries: Carries,
     pub mapping: Mapping,
     pub outbound: Outbound,
@@ -50,6 +57,27 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// The guest's first address of an IP version, one that is not link-local if there is one.
+    pub fn guest_address(&self, is_v4: bool) -> Option<IpAddr> {
+        let mut of_version = self.guest.iter().filter(|a| a.is_ipv4() == is_v4);
+        let first = of_version.clone().next();
+        of_version.find(|a| !is_link_local(**a)).or(first).copied()
+    }
+
+    /// As whom a client of a published port appears to the guest: as itself, unless the guest could not answer
+    /// it there.
+    pub fn seen_as(&self, client: IpAddr) -> Option<IpAddr> {
+        let is_v4 = client.is_ipv4();
+        let router = self.routers.iter().copied().find(|r| r.is_ipv4() == is_v4);
+        if client.is_loopback() {
+            return self.mapping.name_of_loopback(is_v4).or(router);
+        }
+        if self.guest.contains(&client) || is_link_local(client) || client.is_unspecified() {
+            return self.mapping.name_of(client).or(router);
+        }
+        Some(client)
+    }
+
     /// Whether the policy lets a flow leave.
     pub fn allows(&mut self, attempt: &Attempt<'_>) -> bool {
         self.policy.as_mut().is_none_or(|p| p.decide(attempt) == Decision::Allow)
@@ -71,4 +99,18 @@ impl Context<'_> {
     pub fn refuse(&mut self, why: Refusal) {
         self.totals.refusals.count(why);
     }
+}
+
+/// 169.254.0.0/16 (RFC 3927) and fe80::/10 (RFC 4291 section 2.5.6).
+pub fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    }
+}
+
+/// An address as it is written in its own IP version: without a zone, which has its meaning on one side alone,
+/// and not as an IPv6 address that stands for an IPv4 one.
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }

@@ -11,6 +11,7 @@ use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::{Device, Wake};
 use fulmar_route::{Prefix, Route};
 use fulmar_shard::{Shard, StackConfig};
+use fulmar_socket::SocketError;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::config::Config;
@@ -31,6 +32,8 @@ pub enum SetupError {
     Device,
     /// A system call of the set-up failed: which one.
     System(&'static str, io::Error),
+    /// The stack does not listen.
+    Listen(SocketError),
     /// A published port could not be bound.
     Publish(Box<Forward>, io::Error),
 }
@@ -43,6 +46,7 @@ impl fmt::Display for SetupError {
                 f.write_str("the device of a gateway must wake by itself; use a TAP")
             }
             SetupError::System(what, e) => write!(f, "{what}: {e}"),
+            SetupError::Listen(e) => write!(f, "the stack cannot listen: {}", e.sentence()),
             SetupError::Publish(forward, e) => {
                 write!(f, "cannot publish port {}{}: {e}", forward.bind, forward.from)?;
                 f.write_str(match e.kind() {
@@ -74,6 +78,7 @@ pub fn stack_config(config: &Config) -> Result<StackConfig, SetupError> {
     };
     Ok(StackConfig {
         addresses: routers(&config.network),
+        any_ip: true,
         routes: vec![Route::on_link(Prefix::DEFAULT_V4), Route::on_link(Prefix::DEFAULT_V6)],
         mtu: Some(config.mtu),
         pool: PoolConfig::with_budget(config.limits.memory_bytes),
@@ -99,7 +104,7 @@ pub fn build_stack(
 }
 
 /// As whom the gateway answers on the guest's link.
-fn routers(network: &GuestNetwork) -> Vec<IfAddr> {
+pub fn routers(network: &GuestNetwork) -> Vec<IfAddr> {
     let has = |is_v4: bool| network.addresses.iter().any(|(a, _)| a.is_ipv4() == is_v4);
     let v4 = network.gateway_v4.or_else(|| has(true).then_some(ROUTER)).map(IpAddr::V4);
     let v6 = network.gateway_v6.or_else(|| has(false).then_some(ROUTER_V6)).map(IpAddr::V6);

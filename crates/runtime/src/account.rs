@@ -1,4 +1,7 @@
-//! The probe that keeps an account: what each stage costs, measured while a stack works.
+//! The probe of the product: what each stage costs, measured while a stack works.
+//!
+//! It is compiled into every stack. While a ledger is off, entering a shard reads one word of it, and passing a
+//! stage reads one thread-local word.
 //!
 //! A thread that enters a shard takes part in the account for one *visit* out of several, drawn at
 //! random. During that visit the cycle counter is read at every stage that is passed; the time since
@@ -28,8 +31,8 @@
 
 use std::cell::Cell;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use fulmar_base::{Outside, Probe, Stage};
@@ -46,7 +49,10 @@ pub const DEFAULT_EVERY: u32 = 64;
 /// The account of a stack.
 #[derive(Debug)]
 pub struct Ledger {
-    every: u32,
+    /// One visit in so many is measured; 0: the account is off.
+    every: AtomicU32,
+    /// Readings before this one belong to no account: it was off, or another one.
+    since: AtomicU64,
     /// Cycles and passes by stage, in measured visits.
     stages: [Sum; Stage::COUNT],
     /// Visits that the measured ones stand for, and those.
@@ -54,8 +60,8 @@ pub struct Ledger {
     measured: AtomicU64,
     /// Times that were left out because the thread had lost its CPU.
     preempted: AtomicU64,
-    /// What a pass costs by itself, as measured when the ledger was made.
-    pass: PassCost,
+    /// What a pass costs by itself, as measured when the account was first switched on.
+    pass: OnceLock<PassCost>,
     /// What it costs where it is passed.
     yardstick: Yardstick,
     /// What the kernel says that the threads have worked meanwhile.
@@ -90,6 +96,9 @@ struct Visits {
     visits: AtomicU64,
     sum: Sum,
 }
+
+/// The rarest that a visit is measured.
+const MOST_EVERY: u32 = 1 << 20;
 
 /// Visits of each kind before their difference is believed.
 const ENOUGH_VISITS: u64 = 256;
@@ -241,7 +250,14 @@ impl Clock {
 impl Ledger {
     /// An account in which one visit in `every` is measured (0 counts as 1).
     pub fn new(every: u32) -> Arc<Ledger> {
-        let ledger = Arc::new(Ledger::with_pass(every, measure_pass()));
+        let ledger = Ledger::off();
+        ledger.set_every(Some(every));
+        ledger
+    }
+
+    /// An account that is off until [`Ledger::set_every`].
+    pub fn off() -> Arc<Ledger> {
+        let ledger = Arc::new(Ledger::with(0, OnceLock::new()));
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|l| l.strong_count() > 0);
         all.push(Arc::downgrade(&ledger));
@@ -249,8 +265,13 @@ impl Ledger {
     }
 
     fn with_pass(every: u32, pass: PassCost) -> Ledger {
+        Ledger::with(every, OnceLock::from(pass))
+    }
+
+    fn with(every: u32, pass: OnceLock<PassCost>) -> Ledger {
         Ledger {
-            every: every.clamp(1, 1 << 20),
+            every: AtomicU32::new(every.min(MOST_EVERY)),
+            since: AtomicU64::new(0),
             stages: std::array::from_fn(|_| Sum::default()),
             visits: AtomicU64::new(0),
             measured: AtomicU64::new(0),
@@ -262,12 +283,23 @@ impl Ledger {
         }
     }
 
-    /// One visit in so many is measured.
-    pub fn every(&self) -> u32 {
-        self.every
+    /// One visit in so many is measured; `None`: the account is off.
+    pub fn every(&self) -> Option<u32> {
+        Some(self.every.load(Relaxed)).filter(|n| *n > 0)
     }
 
-    #[inline]
+    /// From now on one visit in `every` is measured (0 counts as 1); `None`: none is. What was measured stays,
+    /// until [`Ledger::clear`].
+    pub fn set_every(&self, every: Option<u32>) {
+        if every.is_some() {
+            self.pass.get_or_init(measure_pass);
+            self.total.clear();
+            self.since.store(sys::ticks(), Relaxed);
+        }
+        self.every.store(every.map_or(0, |n| n.clamp(1, MOST_EVERY)), Relaxed);
+    }
+
+    #[inline(always)]
     fn pass(&self, stage: Stage) {
         CLOCK.with(|clock| {
             if clock.at.get() != 0 {
@@ -279,6 +311,13 @@ impl Ledger {
     // Not inlined, so that a test can tell whether code leads here.
     #[inline(never)]
     fn note(&self, clock: &Clock, stage: Stage) {
+        if self.every.load(Relaxed) == 0 {
+            // The visit is one of another stack, whose next stage gets the time.
+            return;
+        }
+        if clock.at.get() < self.since.load(Relaxed) {
+            return clock.at.set(sys::ticks().max(1));
+        }
         let cycles = sys::ticks().saturating_sub(clock.at.get());
         let is_long = cycles > SUSPICIOUS_CYCLES && stage != Stage::Slept;
         if is_long && clock.has_lost_cpu() {
@@ -297,8 +336,16 @@ impl Ledger {
         clock.at.set(sys::ticks().max(1));
     }
 
-    #[inline]
+    #[inline(always)]
     fn enter(&self) {
+        let every = self.every.load(Relaxed);
+        if every != 0 {
+            self.enter_accounted(every);
+        }
+    }
+
+    #[inline]
+    fn enter_accounted(&self, every: u32) {
         CLOCK.with(|clock| {
             self.pass(Stage::SendCall);
             if clock.at.get() != 0 || clock.whole_from.get() != 0 {
@@ -308,20 +355,21 @@ impl Ledger {
             if left > 0 {
                 clock.until_next.set(left);
                 clock.at.set(0);
-            } else if clock.is_for_whole(self.every) {
-                self.begin_whole(clock);
+            } else if clock.is_for_whole(every) {
+                self.begin_whole(clock, every);
             } else {
-                self.begin_visit(clock);
+                self.begin_visit(clock, every);
             }
         });
     }
 
-    fn begin_visit(&self, clock: &Clock) {
+    #[inline(never)]
+    fn begin_visit(&self, clock: &Clock, every: u32) {
         let waited = u64::from(clock.waited.get());
         self.visits.fetch_add(waited, Relaxed);
         clock.stretch.add(&self.total, waited);
         self.measured.fetch_add(1, Relaxed);
-        let next = clock.draw(self.every);
+        let next = clock.draw(every);
         clock.until_next.set(next);
         clock.waited.set(next);
         if let Some(left) = clock.asks.get().checked_sub(1) {
@@ -332,8 +380,9 @@ impl Ledger {
     }
 
     /// Begins a visit that is measured as a whole: it has no stages.
-    fn begin_whole(&self, clock: &Clock) {
-        let next = clock.draw(self.every);
+    #[inline(never)]
+    fn begin_whole(&self, clock: &Clock, every: u32) {
+        let next = clock.draw(every);
         clock.until_next.set(next);
         // The visits that it stood for are the next measured one's.
         clock.waited.set(clock.waited.get().saturating_add(next));
@@ -342,24 +391,35 @@ impl Ledger {
     }
 
     /// A visit is over: if it was a measured one, it tells what readings cost.
+    #[inline(never)]
     fn end_visit(&self, clock: &Clock) {
         let from = clock.whole_from.replace(0);
         if from != 0 {
             self.yardstick.whole.add(sys::ticks().saturating_sub(from), 1, 0);
         } else if clock.at.get() != 0 {
             let (cycles, passes) = (clock.cycles.get(), clock.passes.get());
-            self.yardstick.staged.add(cycles, passes, (self.pass.inside * passes as f64) as u64);
+            self.yardstick.staged.add(
+                cycles,
+                passes,
+                (self.loop_cost().inside * passes as f64) as u64,
+            );
         }
         clock.cycles.set(0);
         clock.passes.set(0);
     }
 
+    /// What a pass costs in a loop.
+    fn loop_cost(&self) -> PassCost {
+        self.pass.get().copied().unwrap_or_default()
+    }
+
     /// What a pass costs, as far as is known.
     fn pass_cost(&self) -> PassCost {
-        let Some(inside) = self.yardstick.cycles_of_a_pass() else { return self.pass };
+        let pass = self.loop_cost();
+        let Some(inside) = self.yardstick.cycles_of_a_pass() else { return pass };
         // It can be less than that of a loop, where it fills a pause, and more, but not by any amount.
-        let inside = inside.clamp(self.pass.inside / 2.0, self.pass.inside * 4.0);
-        PassCost { inside, whole: self.pass.whole - self.pass.inside + inside }
+        let inside = inside.clamp(pass.inside / 2.0, pass.inside * 4.0);
+        PassCost { inside, whole: pass.whole - pass.inside + inside }
     }
 
     /// What the account says so far. Of visits that go on at this moment, what they have passed is in.
@@ -499,7 +559,8 @@ pub fn of_this_process() -> Balance {
         all.iter().filter_map(Weak::upgrade).collect()
     };
     let past = PAST.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    all.iter().fold(past, |sum, l| sum.and(&l.balance()))
+    let kept = all.iter().filter(|l| l.visits.load(Relaxed) > 0);
+    kept.fold(past, |sum, l| sum.and(&l.balance()))
 }
 
 /// The cost of one pass, by the least of several trials: whatever disturbs makes it longer.
@@ -511,7 +572,7 @@ fn measure_pass() -> PassCost {
         ledger.clear();
         // Whatever this thread has been drawn for elsewhere: this visit is measured.
         CLOCK.with(|c| (c.at.set(0), c.whole_from.set(0)));
-        CLOCK.with(|c| ledger.begin_visit(c));
+        CLOCK.with(|c| ledger.begin_visit(c, 1));
         let start = sys::ticks();
         for _ in 0..PASSES {
             ledger.pass(std::hint::black_box(Stage::Released));
@@ -532,55 +593,63 @@ fn measure_pass() -> PassCost {
     PassCost { inside: each(inside), whole: each(whole) }
 }
 
-/// The probe.
-#[derive(Debug)]
-pub struct Account(Books);
-
-/// The ledger in the hands of threads.
+/// The probe. Cheap to clone: threads hold one each way, under the shard lock and outside of it.
 #[derive(Clone, Debug)]
-pub struct Books(Arc<Ledger>);
+pub struct Account(Arc<Ledger>);
 
-impl Books {
+impl Account {
+    /// Keeps the account in `ledger`.
+    pub fn new(ledger: Arc<Ledger>) -> Account {
+        Account(ledger)
+    }
+
     /// The ledger.
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.0
     }
 }
 
-impl Account {
-    /// Keeps the account in `ledger`.
-    pub fn new(ledger: Arc<Ledger>) -> Account {
-        Account(Books(ledger))
+impl Default for Account {
+    /// Off.
+    fn default() -> Account {
+        Account(Ledger::off())
     }
 }
 
 impl Probe for Account {
-    const ACTIVE: bool = true;
-    type Outside = Books;
+    type Outside = Account;
 
-    fn outside(&self) -> Books {
-        self.0.clone()
+    fn outside(&self) -> Account {
+        self.clone()
     }
 
-    #[inline]
+    #[inline(always)]
     fn stage(&mut self, stage: Stage) -> ControlFlow<()> {
-        self.0.0.pass(stage);
+        self.0.pass(stage);
+        ControlFlow::Continue(())
+    }
+
+    #[inline(always)]
+    fn stages<const N: usize>(&mut self, stages: [Stage; N]) -> ControlFlow<()> {
+        if CLOCK.with(|clock| clock.at.get() != 0) {
+            stages.into_iter().for_each(|stage| self.0.pass(stage));
+        }
         ControlFlow::Continue(())
     }
 }
 
-impl Outside for Books {
-    #[inline]
+impl Outside for Account {
+    #[inline(always)]
     fn enter(&self) {
         self.0.enter();
     }
 
-    #[inline]
+    #[inline(always)]
     fn leave(&self) {
         self.0.pass(Stage::Released);
     }
 
-    #[inline]
+    #[inline(always)]
     fn stage(&self, stage: Stage) -> ControlFlow<()> {
         self.0.pass(stage);
         ControlFlow::Continue(())

@@ -27,11 +27,12 @@ mod turn;
 use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock, PoisonError, TryLockError, Weak};
 
-use fulmar_base::{Counter, Duration, Instant, NoProbe, Outside, Probe, SlotId, Stage};
+use fulmar_base::{Counter, Duration, Instant, Outside, Probe, SlotId, Stage};
 use fulmar_netdev::TxTime;
 use fulmar_netdev::moderation::ModerationConfig;
 use fulmar_socket::{Ready, SocketError, Step};
 
+use crate::account::{Account, Ledger};
 use crate::baton::{Baton, Role};
 use crate::completion::Completion;
 use crate::handoff::before_looking;
@@ -63,7 +64,7 @@ pub(crate) const POLL_BUDGET: usize = 128;
 type Returned = smallvec::SmallVec<[Arc<dyn fulmar_mbuf::SharedBytes>; 4]>;
 
 /// A shard with everything that threads need around it.
-pub struct Host<P: Probe = NoProbe> {
+pub struct Host<P: Probe = Account> {
     shard: Mutex<WatchedShard<P>>,
     /// What its threads are doing in it, for the detection of re-entry.
     bit: HostBit,
@@ -94,6 +95,19 @@ pub struct Host<P: Probe = NoProbe> {
     exposed_sets: Mutex<Vec<Weak<PollSetCore>>>,
     /// Why the stack is down for good.
     failure: OnceLock<String>,
+}
+
+impl Host {
+    /// The ledger of the stack, which may be off.
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        self.outside.ledger()
+    }
+
+    /// The caller passes a stage outside of the lock.
+    #[inline(always)]
+    pub fn pass(&self, stage: Stage) {
+        let _ = self.outside.stage(stage);
+    }
 }
 
 impl<P: Probe> Host<P> {

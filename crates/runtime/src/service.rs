@@ -219,6 +219,7 @@ mod tests {
     use super::*;
     use crate::WatchedShard;
     use crate::host::CALLS_BESIDE_SERVICE;
+    use fulmar_base::NoProbe;
     use fulmar_drivers::link::{Link, LinkConfig, pair};
     use fulmar_shard::{Shard, StackConfig};
 
@@ -231,7 +232,7 @@ mod tests {
         }
     }
 
-    fn host(device: Link) -> std::io::Result<Host> {
+    fn host(device: Link) -> std::io::Result<Host<NoProbe>> {
         Host::new(WatchedShard::new(Shard::new(config(1), Box::new(device), sys::now()).unwrap()))
     }
 

@@ -15,6 +15,7 @@ use fulmar_netdev::Peek;
 use fulmar_socket::posted::CompletionPolicy;
 use fulmar_socket::{Ready, SocketError};
 
+use crate::account::Account;
 use crate::handoff::Handoff;
 use crate::poll_set::PollSetCore;
 use crate::ticket::{Post, Received, RecvTicket, Tickets};
@@ -36,6 +37,9 @@ pub struct WatchedShard<P: Probe = NoProbe> {
     /// Kept, so that a dispatch allocates nothing.
     events: Vec<Event>,
 }
+
+/// The shard of a [`Host`](crate::Host) of the product, in the hands of a call.
+pub type LockedShard = WatchedShard<Account>;
 
 impl<P: Probe> std::ops::Deref for WatchedShard<P> {
     type Target = Shard<P>;

@@ -8,8 +8,9 @@ use fulmar_drivers::link::{LinkConfig, pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{FairShare, PoolConfig};
 use fulmar_runtime::{PollSetCore, WatchedShard};
-use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_shard::{ListenOptions, Shard, StackConfig};
 use fulmar_socket::{Ready, SocketError, Step};
+use fulmar_testbed::stations::{read, write};
 use std::sync::Arc;
 
 struct World {
@@ -67,31 +68,6 @@ impl World {
     }
 }
 
-/// Writes what fits now.
-fn write(shard: &mut Shard, now: Instant, id: SlotId, bytes: &[u8]) -> Option<usize> {
-    match shard.tcp_reserve(now, id, bytes, bytes.len(), false).unwrap() {
-        Step::Done(Reserved::Sent(n)) => Some(n),
-        Step::Done(Reserved::Space(mut r)) => {
-            let n = r.len();
-            r.chain.copy_from(0, &bytes[..n]).unwrap();
-            shard.tcp_commit(now, id, r);
-            Some(n)
-        }
-        _ => None,
-    }
-}
-
-fn read(shard: &mut Shard, now: Instant, id: SlotId) -> Option<usize> {
-    match shard.tcp_take(id, usize::MAX).unwrap() {
-        Step::Done(chain) => {
-            let n = chain.len();
-            shard.tcp_read_done(now, id, chain);
-            Some(n)
-        }
-        _ => None,
-    }
-}
-
 #[test]
 fn the_last_acknowledgement_of_a_close_is_not_left_to_a_timer() {
     // Who closes first; at the same time neither has heard of the other's.
@@ -132,7 +108,7 @@ fn a_reset_peer_is_told_once_and_the_pipe_is_broken_then() {
     let mut error = || w.a.tcp_reserve(w.now, c, b"x", 1, false).map(drop).unwrap_err();
     assert_eq!(error(), SocketError::ConnectionReset);
     assert_eq!(error(), SocketError::BrokenPipe);
-    assert_eq!(read(&mut w.a, w.now, c), Some(0));
+    assert_eq!(read(&mut w.a, w.now, c, usize::MAX), Some(vec![]));
 }
 
 #[test]
@@ -161,7 +137,7 @@ fn a_writer_of_a_dry_pool_is_told_when_buffers_are_back() {
     for _ in 0..200 {
         w.pass(Duration::from_millis(10));
         for (_, s, _) in &hoarders {
-            read(&mut w.b, w.now, *s);
+            read(&mut w.b, w.now, *s, usize::MAX);
         }
     }
     assert!(told(&mut w), "nobody told the writer");
@@ -237,7 +213,7 @@ fn everything_comes_home_whatever_is_closed_when() {
         match i % 3 {
             0 => w.a.close(w.now, c),
             1 => w.b.close(w.now, s),
-            _ => drop(read(&mut w.b, w.now, s)),
+            _ => drop(read(&mut w.b, w.now, s, usize::MAX)),
         }
         if i % 5 == 0 {
             w.settle();

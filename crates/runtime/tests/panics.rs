@@ -49,7 +49,6 @@ impl Outside for Trap {
 }
 
 impl Probe for Trap {
-    const ACTIVE: bool = true;
     type Outside = Trap;
 
     fn outside(&self) -> Trap {

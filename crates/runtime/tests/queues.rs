@@ -99,7 +99,6 @@ fn lost(peer: &Shard) -> u64 {
 struct Notes(Arc<Mutex<Vec<Stage>>>);
 
 impl Probe for Notes {
-    const ACTIVE: bool = true;
     type Outside = ();
     fn outside(&self) {}
     fn stage(&mut self, stage: Stage) -> ControlFlow<()> {

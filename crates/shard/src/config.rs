@@ -1,4 +1,4 @@
-//! What a stack is built from. Every default says why.
+//! Configuration of a stack. Every default gives its reason.
 
 use alloc::vec::Vec;
 
@@ -28,39 +28,39 @@ pub struct StackConfig {
     pub tcp: fulmar_tcp::Config,
     /// Largest IP packet in bytes; `None` takes the device's.
     pub mtu: Option<usize>,
-    /// What is done with the memory of a large route table before anything is in it. Default nothing; a
+    /// Called with the memory of a large route table before it is filled. Default nothing; a
     /// stack with threads asks for large pages.
     pub table_memory: MemoryHook,
     /// From these all keys are derived: of sequence numbers, ports, hash tables. `None`, the default: a
     /// stack with threads draws 256 bits from the operating system; a shard alone must be given them.
     pub secrets: Option<Secrets>,
-    /// Sockets of all kinds at most, embryonic and closing ones included. Default 131,072: room
+    /// Sockets of all kinds at most, embryonic and closing ones included. Default 131,072: enough
     /// for 100,000 connections, at about 2 KiB each.
     pub max_sockets: usize,
     /// Limits for each source address of connections that come in, per shard. Default none: many
     /// hosts may share one address.
     pub source_limits: SourceLimits,
-    /// TIME-WAIT entries at most; the oldest gives way. Default 16,384, as many as one peer can
+    /// TIME-WAIT entries at most; the oldest is removed. Default 16,384, as many as one peer can
     /// make in a minute at 270 connections per second.
     pub max_time_wait: usize,
-    /// Connections at most that their users have closed and whose bytes are still being delivered; beyond
-    /// it those that have made no progress for longest are reset. Default 8,192; Linux has 65,536 on a
+    /// Orphans at most: connections that the application has closed and whose bytes are still being delivered;
+    /// beyond it those without progress for longest are reset. Default 8,192; Linux has 65,536 on a
     /// machine with 8 GiB (tcp_max_orphans).
     pub max_orphans: usize,
     /// Resets per second, at most, to segments that belong to no connection, and as many at once: a
-    /// flood to closed ports is not doubled. Default 1,000, the rate of ICMP errors; who is refused more
-    /// often than that sees some of its attempts time out instead.
+    /// flood to closed ports is not doubled. Default 1,000, the rate of ICMP errors; a client that is refused more
+    /// often sees some of its attempts time out instead.
     pub resets_per_s: u32,
     /// Frames per crossing into the device at most. Default 64, the field's customary budget.
     pub burst_frames: usize,
-    /// How threads wait for the device: how long they look at it, whether they hold in a flood. The
+    /// How threads wait for the device: how long they busy-poll, whether they coalesce in a flood. The
     /// default adapts; [`ModerationConfig::LATENCY`] and [`ModerationConfig::THROUGHPUT`] decide.
     pub moderation: ModerationConfig,
     /// Packets from the stack to itself that may wait. Default 256, a full window of super-frames.
     pub loopback_packets: usize,
     /// Join the TCP segments of a received burst in software, where they come as packets of MTU size
     /// ([`fulmar_netdev::gro`]). Default on: worth a tenth to a sixth of the CPU where
-    /// a kernel cuts its segments before they reach the device; elsewhere a look at each frame's headers.
+    /// a kernel cuts its segments before they reach the device; elsewhere it costs parsing each frame's headers.
     pub gro: bool,
     /// How long the end of the process or of the stack waits until everything that was accepted is
     /// acknowledged. Default 5 s: longer than the retransmissions of a lossy path, short enough

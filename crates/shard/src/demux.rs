@@ -1,10 +1,10 @@
 //! Which connection or socket a packet is for, at the same cost for one as for a million.
 //!
-//! With few sockets what a look-up reads is in a near cache. With many, each packet of another flow
-//! waits for the index, for the socket's slot and for the socket itself, one after the other; so a
-//! burst is looked up together before its first packet is handled ([`Foresight::look_up`]): each step is
-//! taken for all packets, then the next one, and the misses of the burst are under way at the same time.
-//! What was found is used if nothing has changed since.
+//! With few sockets a look-up reads from a near cache. With many, each packet of another flow misses on the
+//! index, on the socket's slot and on the socket itself, one after the other; so a burst is looked up as a
+//! batch before its first packet is handled ([`BatchLookup::look_up`]): each step is taken for all packets,
+//! then the next one, so that the misses of the burst overlap. A result is used while the tables have not
+//! changed.
 //!
 //! Invariant: the index holds each connection that packets may find, once; its key is in the engine.
 
@@ -22,11 +22,11 @@ use crate::raw::fetch;
 use crate::slab::Slab;
 use crate::sockets::Socket;
 
-/// Sockets from which on bursts are looked up together. What look-ups of fewer read, a few hundred
-/// bytes each, stays in the second-level cache.
+/// Sockets from which on bursts are looked up as a batch. Look-ups of fewer read a few hundred bytes each,
+/// which stay in the second-level cache.
 const MANY_SOCKETS: usize = 2048;
 
-/// Bytes of a socket that are fetched ahead: what an engine reads for a segment in order.
+/// Bytes of a socket that are prefetched: those that an engine reads for a segment in order.
 const SOCKET_BYTES: usize = 512;
 
 /// The connections of a shard by flow.
@@ -75,7 +75,7 @@ impl Flows {
     }
 }
 
-/// What was found for one frame of a burst.
+/// Result of the look-up of one frame.
 #[derive(Clone, Copy)]
 enum Hint {
     /// Nothing: not a plain packet of a transport.
@@ -86,17 +86,17 @@ enum Hint {
     Udp { probe: PreparedLookup, key: FlowKey, found: Option<SlotId> },
 }
 
-/// What was found for the frames of the present burst.
+/// Results of the look-up of the current burst.
 #[derive(Default)]
-pub struct Foresight {
+pub struct BatchLookup {
     hints: Vec<Hint>,
     /// The hint of the frame that is being handled, counted from 1; 0 before the first.
     at: usize,
-    /// The tables as they were: those of connections and of datagram sockets.
+    /// Generations of the tables of connections and of datagram sockets at the look-up.
     changes: (u64, u64),
 }
 
-impl Foresight {
+impl BatchLookup {
     /// The next frame of the burst is handled.
     pub fn advance(&mut self) {
         self.at += 1;
@@ -130,7 +130,7 @@ impl Foresight {
     }
 }
 
-/// What packets are looked up in.
+/// The tables of the look-up.
 pub struct Tables<'a> {
     /// Connections.
     pub flows: &'a Flows,
@@ -140,7 +140,7 @@ pub struct Tables<'a> {
     pub sockets: &'a Slab<Socket>,
 }
 
-impl Foresight {
+impl BatchLookup {
     /// The connection that a segment is for.
     pub fn connection(
         &self,
@@ -149,8 +149,8 @@ impl Foresight {
         key: &FlowKey,
     ) -> Option<SlotId> {
         match self.hint() {
-            Some(Hint::Tcp { key: foreseen, found, .. })
-                if foreseen == key && self.changes.0 == flows.index.generation() =>
+            Some(Hint::Tcp { key: known, found, .. })
+                if known == key && self.changes.0 == flows.index.generation() =>
             {
                 *found
             }
@@ -158,7 +158,7 @@ impl Foresight {
         }
     }
 
-    /// Looks up all frames of the burst that was received, if that is worth it.
+    /// Looks up all frames of a burst, if there are many sockets.
     #[inline]
     pub fn look_up(&mut self, burst: &Burst, tables: &Tables<'_>) {
         self.clear();
@@ -185,9 +185,9 @@ impl Foresight {
     }
 }
 
-/// The steps of a look-up of many, each taken for all of them.
+/// The steps of a batched look-up, each taken for all frames.
 impl Tables<'_> {
-    /// First step: what is to be looked up.
+    /// First step: the key.
     fn begin(&self, protocol: u8, key: FlowKey) -> Hint {
         if protocol == protocol::TCP {
             return Hint::Tcp { key, hash: self.flows.hasher.hash(&key), found: None };
@@ -249,8 +249,8 @@ pub fn ports_of(d: &Delivered) -> Option<FlowKey> {
     Some(FlowKey::new(local, remote))
 }
 
-/// Protocol and flow of a frame, without scoped addresses, whose zone only `ip` knows. A guess, which nothing is
-/// decided by: the layers check all of it.
+/// Protocol and flow of a frame, without scoped addresses, whose zone only `ip` knows. A hint: the
+/// layers check all of it.
 fn endpoints_of(frame: &[u8], frame_bytes: usize) -> Option<(u8, FlowKey)> {
     let network = Network::parse(frame, frame_bytes)?;
     let is_scoped = matches!(network.src, IpAddr::V6(a) if a.is_unicast_link_local());

@@ -19,8 +19,9 @@ use fulmar_ip::{EchoId, EchoRequest, InvokingPacket, SentError};
 use fulmar_mbuf::Purpose;
 use fulmar_socket::{SocketError, Step};
 
-use crate::echo::queue::EchoListener;
+use crate::layers::Core;
 use crate::net::{Net, Sink};
+use crate::ping::Ping;
 use crate::shard::Shard;
 use crate::sockets::Socket;
 
@@ -104,10 +105,13 @@ impl<P: Probe> Shard<P> {
         ip.send_error_about_packet(now, pool, counters, about, error, from, sink);
         self.finish_datagrams(now);
     }
+}
 
-    pub(crate) fn echo_request(&mut self, request: EchoRequest) {
-        let Net { pool, counters, .. } = &mut self.core.net;
-        let listener = self.ping.listener.and_then(|id| match self.core.sockets.get_mut(id) {
+impl Ping {
+    /// An echo request to an address of another host.
+    pub fn input_request<P: Probe>(&mut self, request: EchoRequest, core: &mut Core<P>) {
+        let Net { pool, counters, .. } = &mut core.net;
+        let listener = self.listener.and_then(|id| match core.sockets.get_mut(id) {
             Some(Socket::EchoListener(listener)) => Some((id, listener)),
             _ => None,
         });
@@ -116,7 +120,7 @@ impl<P: Probe> Shard<P> {
             return pool.free(request.payload);
         };
         match listener.push(request, pool.share_of(Purpose::Receive)) {
-            Ok(()) => self.notify(id),
+            Ok(()) => core.notify(id),
             Err(refused) => {
                 counters.drop_packet(DropReason::EchoBufferFull);
                 pool.free(refused.payload);
@@ -124,11 +128,12 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// Frees what the echo listener has, which is out of the table.
-    pub(crate) fn close_echo_listener(&mut self, mut listener: EchoListener) {
-        self.ping.listener = None;
+    /// Closes the echo listener.
+    pub fn close_listener<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
+        self.listener = None;
+        let Some(Socket::EchoListener(mut listener)) = core.sockets.remove(id) else { return };
         while let Some(request) = listener.pop() {
-            self.core.net.pool.free(request.payload);
+            core.net.pool.free(request.payload);
         }
     }
 }

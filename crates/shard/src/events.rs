@@ -1,4 +1,4 @@
-//! What those who watch sockets are to be told.
+//! Readiness events of watched sockets.
 
 use alloc::vec::Vec;
 
@@ -9,10 +9,10 @@ use crate::outcome::Event;
 use crate::slab::Slab;
 use crate::sockets::Socket;
 
-/// What every socket is ready for when the device is gone: to be told so.
+/// Readiness of every socket when the device is gone: each call fails.
 const DOWN: Ready = Ready::ERROR.with(Ready::READABLE).with(Ready::WRITABLE);
 
-/// The events that were not taken yet. One socket has at most as many as there are kinds of readiness, and
+/// Events not taken yet. One socket has at most as many as there are kinds of readiness, and
 /// its close.
 #[derive(Default)]
 pub struct Events {
@@ -32,20 +32,20 @@ impl Events {
         if self.down.is_some() { ready | DOWN } else { ready }
     }
 
-    /// Tells those who watch a socket what it is ready for now.
+    /// Reports what a socket is ready for now, if it is watched.
     pub fn notify(&mut self, sockets: &mut Slab<Socket>, id: SlotId) {
         let Some(socket) = sockets.get_mut(id) else { return };
         if socket.watch().interest.is_none() {
             return;
         }
         let ready = self.ready(socket);
-        let news = socket.watch().news(ready);
-        if !news.is_empty() {
-            self.list.push(Event::Ready(id, news));
+        let unreported = socket.watch().unreported(ready);
+        if !unreported.is_empty() {
+            self.list.push(Event::Ready(id, unreported));
         }
     }
 
-    /// The user of a socket lets go of it.
+    /// The application closes a socket.
     pub fn closed(&mut self, sockets: &mut Slab<Socket>, id: SlotId) {
         if sockets.get_mut(id).is_some_and(|s| s.watch().interest.is_some()) {
             self.list.push(Event::Closed(id));
@@ -59,7 +59,7 @@ impl Events {
             if let Event::Ready(id, _) = *event
                 && let Some(s) = sockets.get_mut(id)
             {
-                s.watch().was_told();
+                s.watch().rearm();
             }
         }
     }
@@ -76,7 +76,7 @@ mod tests {
         let id = sockets.insert(Socket::Ping(Box::new(PingEntry::new(1))));
         events.down = Some(SocketError::NetworkDown);
         events.notify(&mut sockets, id);
-        assert!(events.is_empty(), "nobody watches");
+        assert!(events.is_empty(), "it is not watched");
         sockets.get_mut(id).unwrap().watch().interest = Some(Ready::READABLE);
         (0..10).for_each(|_| events.notify(&mut sockets, id));
         sockets.get_mut(id).unwrap().watch().interest = Some(Ready::WRITABLE);
@@ -88,6 +88,6 @@ mod tests {
         taken.clear();
         events.notify(&mut sockets, id);
         events.take(&mut sockets, &mut taken);
-        assert_eq!(taken.len(), 1, "what was taken may be told again");
+        assert_eq!(taken.len(), 1, "after a take the same readiness is reported again");
     }
 }

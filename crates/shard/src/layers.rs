@@ -12,7 +12,7 @@
 
 use alloc::collections::VecDeque;
 
-use fulmar_base::{Probe, SlotId};
+use fulmar_base::{DropReason, Probe, SlotId};
 use fulmar_socket::SocketError;
 
 use crate::config::StackConfig;
@@ -21,7 +21,7 @@ use crate::memory::Memory;
 use crate::net::Net;
 use crate::returns::Returns;
 use crate::secret::Secret;
-use crate::siblings::Siblings;
+use crate::siblings::{Handed, Siblings};
 use crate::slab::Slab;
 use crate::sockets::Socket;
 use crate::wheel::{TimerKey, Wheel};
@@ -67,6 +67,25 @@ impl<P: Probe> Core<P> {
         {
             entry.is_queued = true;
             self.output_queue.push_back(id);
+        }
+    }
+
+    /// Hands a packet, an error or an echo reply over to the shard that owns it.
+    pub fn hand(&mut self, to: u16, what: Handed) {
+        if let Err(what) = self.siblings.hand(to, what) {
+            self.refuse_handed(what);
+        }
+    }
+
+    /// Drops a hand-off for which the other shard has no space.
+    pub fn refuse_handed(&mut self, what: Handed) {
+        self.net.counters.drop_packet(DropReason::HandOffFull);
+        match what {
+            Handed::Packet(d) => self.net.pool.free(d.chain),
+            Handed::Echo(e) => self.net.pool.free(e.payload),
+            Handed::EchoRequest(e) => self.net.pool.free(e.payload),
+            // The next neighbour request is answered again.
+            Handed::Error(_) | Handed::Overheard(_) => {}
         }
     }
 }

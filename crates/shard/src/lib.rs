@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   down:  tcp_calls ─ sosend ─► tcp_output ─ tcp::output ─► net (ip::output) ─► Link ─► Device
-//!   up:    Device ─► Shard::step ─ ip::input ─► tcp_input ─ tcp::input ─► Event (who waits)
+//!   up:    Device ─► Shard::step ─ ip::input ─► tcp_input ─ tcp::input ─► Event (readiness)
 //! ```
 //!
 //! A [`Shard`] is deterministic: it advances by [`Shard::step`] with the time as an argument, and leaves as
-//! data what became ready ([`Event`]), which posted buffers are over ([`PostOver`]) and what is for other
-//! shards ([`Outgoing`]). It makes no call of an operating system besides those of its device. Unsafe code
+//! data what became ready ([`Event`]), which posted buffers are complete ([`PostOver`]) and what is handed over
+//! to other shards ([`Outgoing`]). It makes no call of an operating system besides those of its device. Unsafe code
 //! lives in `raw.rs`.
 
 #![cfg_attr(not(test), no_std)]
@@ -21,6 +21,7 @@ mod echo;
 mod error;
 mod events;
 mod familiar;
+mod input;
 mod layers;
 mod listen;
 mod loan_calls;
@@ -47,18 +48,20 @@ mod slab;
 mod sockets;
 mod sources;
 mod stat;
-mod steer;
 mod stock;
 mod syn_queue;
 mod sync;
 mod tcp;
 mod tcp_calls;
+mod tcp_events;
 mod tcp_input;
 mod tcp_output;
+mod tcp_reclaim;
 mod templates;
 mod time_wait;
 mod udp;
 mod udp_calls;
+mod udp_input;
 mod udp_many;
 mod udp_output;
 mod wait;

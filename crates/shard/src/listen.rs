@@ -1,7 +1,7 @@
 //! A listener's connections from the SYN until they are accepted.
 //!
 //! ```text
-//!           room in the SYN queue                                  room in the accept queue
+//!          space in the SYN queue                                 space in the accept queue
 //!   SYN ──► embryo ── SYN,ACK ──► ACK ──────────────────────────────► accept queue ──► tcp_accept
 //!    │                                                                     ▲
 //!    └────► no room: SYN,ACK with a cookie ──► ACK, cookie is right ───────┘
@@ -28,18 +28,20 @@ use fulmar_tcp::{
 };
 use fulmar_wire::tcp;
 
+use crate::layers::Core;
 use crate::shard::Shard;
+use crate::slab::Slab;
 use crate::sockets::{Socket, TcpEntry};
 use crate::sources::SourceUse;
 use crate::syn_queue::{ListenerStat, SynCookies};
+use crate::tcp::Tcp;
 use crate::tcp_input::Segment;
-pub(crate) use decide::reset as reset_pending;
 
 /// How often a SYN,ACK is repeated at most while the SYN queue is more than half full, as on Linux: the
 /// embryos of a flood are gone after 7 s instead of 127 s.
 const REPEATS_UNDER_PRESSURE: u32 = 2;
 
-/// What becomes of a SYN.
+/// How a SYN is answered.
 enum SynVerdict {
     Embryo,
     /// An embryo, in the place of the oldest one.
@@ -56,39 +58,42 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// [`SocketError::BadHandle`], [`SocketError::Invalid`].
     pub fn listener_stat(&mut self, id: SlotId) -> Result<ListenerStat, SocketError> {
-        Ok(self.listener(id)?.stat())
+        Ok(self.core.sockets.listener(id)?.stat())
     }
+}
 
+impl Tcp {
     /// A SYN for a listener (RFC 9293 section 3.10.7.2); false if it was dropped. Data on it is not kept:
     /// the peer sends it again. `min_iss` is what our initial sequence number must not be before, if there
     /// was a connection of this flow a moment ago: a cookie could not promise that, so the SYN gets an
     /// embryo.
-    pub(crate) fn open_passive(
+    pub fn open_passive<P: Probe>(
         &mut self,
         now: Instant,
         listener: SlotId,
         seg: Segment,
         min_iss: Option<SeqNum>,
+        core: &mut Core<P>,
     ) -> bool {
         let Segment { key, header, payload, .. } = seg;
-        self.core.net.pool.free(payload);
-        let taken = match self.judge_syn(listener, &key, min_iss.is_some()) {
-            SynVerdict::Embryo => self.add_embryo(now, listener, key, &header, min_iss),
+        core.net.pool.free(payload);
+        let taken = match self.judge_syn(listener, &key, min_iss.is_some(), core) {
+            SynVerdict::Embryo => self.add_embryo(now, listener, key, &header, min_iss, core),
             SynVerdict::Replace => {
-                self.forget_oldest(now, listener);
-                self.add_embryo(now, listener, key, &header, min_iss)
+                self.forget_oldest(now, listener, core);
+                self.add_embryo(now, listener, key, &header, min_iss, core)
             }
             SynVerdict::Cookie => {
-                self.send_cookie(now, listener, &key, &header);
+                send_cookie(now, listener, &key, &header, core);
                 Ok(())
             }
-            SynVerdict::Offer => decide::offer(self, now, listener, (key, &header), min_iss),
+            SynVerdict::Offer => self.offer(now, listener, (key, &header), min_iss, core),
             SynVerdict::Drop(reason) => Err(reason),
         };
         if let Err(reason) = taken {
-            self.core.net.counters.drop_packet(reason);
+            core.net.counters.drop_packet(reason);
             if reason != DropReason::SynPending
-                && let Ok(l) = self.listener(listener)
+                && let Ok(l) = core.sockets.listener(listener)
             {
                 l.syn_queue.counts.syns_dropped += 1;
             }
@@ -96,19 +101,25 @@ impl<P: Probe> Shard<P> {
         taken.is_ok()
     }
 
-    fn judge_syn(&self, listener: SlotId, key: &FlowKey, needs_embryo: bool) -> SynVerdict {
-        if let Err(reason) = self.check_room(listener, key) {
+    fn judge_syn<P: Probe>(
+        &self,
+        listener: SlotId,
+        key: &FlowKey,
+        needs_embryo: bool,
+        core: &Core<P>,
+    ) -> SynVerdict {
+        if let Err(reason) = self.check_space(listener, key, &core.sockets) {
             return SynVerdict::Drop(reason);
         }
-        let Some(Socket::Listener(l)) = self.core.sockets.get(listener) else {
+        let Some(Socket::Listener(l)) = core.sockets.get(listener) else {
             return SynVerdict::Drop(DropReason::TcpNoSocket);
         };
         if l.pending.is_some() {
             return SynVerdict::Offer;
         }
         let is_queue_full = l.syn_queue.len >= l.syn_queue.limit;
-        let is_table_full = self.core.sockets.len() >= self.core.config.max_sockets;
-        let is_source_full = self.tcp.sources.as_ref().is_some_and(|s| !s.takes_embryo(key));
+        let is_table_full = core.sockets.len() >= core.config.max_sockets;
+        let is_source_full = self.sources.as_ref().is_some_and(|s| !s.takes_embryo(key));
         let cookies = if needs_embryo { SynCookies::Off } else { l.syn_queue.cookies };
         match cookies {
             SynCookies::Always => SynVerdict::Cookie,
@@ -121,78 +132,76 @@ impl<P: Probe> Shard<P> {
     }
 
     /// Whether a further connection could be accepted.
-    fn check_room(&self, listener: SlotId, key: &FlowKey) -> Result<(), DropReason> {
-        match self.core.sockets.get(listener) {
+    fn check_space(
+        &self,
+        listener: SlotId,
+        key: &FlowKey,
+        sockets: &Slab<Socket>,
+    ) -> Result<(), DropReason> {
+        match sockets.get(listener) {
             Some(Socket::Listener(l)) if l.accept.len() < l.backlog => {}
             _ => return Err(DropReason::AcceptQueueFull),
         }
-        match &self.tcp.sources {
+        match &self.sources {
             Some(sources) if !sources.takes_connection(key) => Err(DropReason::SourceLimit),
             _ => Ok(()),
         }
     }
 
-    fn add_embryo(
+    fn add_embryo<P: Probe>(
         &mut self,
         now: Instant,
         listener: SlotId,
         key: FlowKey,
         syn: &tcp::Header,
         min_iss: Option<SeqNum>,
+        core: &mut Core<P>,
     ) -> Result<(), DropReason> {
-        let path = self.path_to(Some(key.local_ip()), key.remote_ip(), key.zone);
+        let path = core.net.path_to(Some(key.local_ip()), key.remote_ip(), key.zone);
         let (_, path) = path.map_err(|_| DropReason::NoRoute)?;
-        let iss = self.core.secret.initial_sequence(&key, now);
+        let iss = core.secret.initial_sequence(&key, now);
         let iss = min_iss.map_or(iss, |min| iss.max(min));
-        let offset = self.core.secret.timestamp_offset(&key);
-        let tcb = Tcb::passive(&self.core.config.tcp, key, iss, offset, path.info, now, syn);
-        let id = self.enter_embryo(listener, TcpEntry::new(tcb, path));
-        self.core.queue_output(id);
+        let offset = core.secret.timestamp_offset(&key);
+        let tcb = Tcb::passive(&core.config.tcp, key, iss, offset, path.info, now, syn);
+        let id = self.enter_embryo(listener, TcpEntry::new(tcb, path), core);
+        core.queue_output(id);
         Ok(())
     }
 
     /// Enters an embryo into the tables.
-    fn enter_embryo(&mut self, listener: SlotId, mut entry: TcpEntry) -> SlotId {
-        if let Ok(l) = self.listener(listener) {
+    fn enter_embryo<P: Probe>(
+        &mut self,
+        listener: SlotId,
+        mut entry: TcpEntry,
+        core: &mut Core<P>,
+    ) -> SlotId {
+        if let Ok(l) = core.sockets.listener(listener) {
             l.bequeath(&mut entry);
         }
         entry.parent = Some(listener);
         entry.embryonic = true;
-        if let Some(sources) = &mut self.tcp.sources {
+        if let Some(sources) = &mut self.sources {
             sources.add_embryo(entry.tcb.key());
             entry.counts_as = Some(SourceUse::Embryo);
         }
-        let id = self.add_connection(entry);
-        self.tidy_order(listener);
-        if let Ok(l) = self.listener(listener) {
+        let id = self.insert(entry, &mut core.sockets);
+        tidy_order(listener, &mut core.sockets);
+        if let Ok(l) = core.sockets.listener(listener) {
             l.syn_queue.len += 1;
             l.syn_queue.order.push_back(id);
         }
         id
     }
 
-    /// Keeps the order of embryos at most twice as long as there may be embryos.
-    fn tidy_order(&mut self, listener: SlotId) {
-        let Ok(l) = self.listener(listener) else { return };
-        if l.syn_queue.order.len() < 2 * l.syn_queue.limit {
-            return;
-        }
-        let mut order = core::mem::take(&mut l.syn_queue.order);
-        order.retain(|id| self.is_embryo(*id));
-        if let Ok(l) = self.listener(listener) {
-            l.syn_queue.order = order;
-        }
-    }
-
     /// Gives up the oldest embryo of a listener (RFC 4987 section 3.3).
-    fn forget_oldest(&mut self, now: Instant, listener: SlotId) {
+    fn forget_oldest<P: Probe>(&mut self, now: Instant, listener: SlotId, core: &mut Core<P>) {
         while let Some(id) =
-            self.listener(listener).ok().and_then(|l| l.syn_queue.order.pop_front())
+            core.sockets.listener(listener).ok().and_then(|l| l.syn_queue.order.pop_front())
         {
-            if self.is_embryo(id) {
-                self.drop_embryo(now, id);
-                self.core.net.counters.count(Counter::TcpEmbryosReplaced);
-                if let Ok(l) = self.listener(listener) {
+            if core.sockets.is_embryo(id) {
+                self.drop_embryo(now, id, core);
+                core.net.counters.count(Counter::TcpEmbryosReplaced);
+                if let Ok(l) = core.sockets.listener(listener) {
                     l.syn_queue.counts.embryos_replaced += 1;
                 }
                 return;
@@ -200,93 +209,135 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    fn drop_embryo(&mut self, now: Instant, id: SlotId) {
-        if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
+    fn drop_embryo<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+        if let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) {
             entry.tcb.drop_embryo();
         }
-        self.reap_if_done(now, id);
-    }
-
-    /// An embryo of a listener is none any more.
-    pub(crate) fn embryo_gone(&mut self, listener: SlotId) {
-        if let Ok(l) = self.listener(listener) {
-            l.syn_queue.len = l.syn_queue.len.saturating_sub(1);
-        }
-    }
-
-    #[inline]
-    pub(crate) fn is_embryo(&self, id: SlotId) -> bool {
-        matches!(self.core.sockets.get(id), Some(Socket::Tcp(entry)) if entry.embryonic)
+        self.reap_if_done(now, id, core);
     }
 
     /// A segment for an embryo. The ACK that ends the handshake is dropped while the connection could not
     /// be accepted; one that acknowledges a cookie sent earlier replaces the embryo, and what may be data
     /// behind such an ACK is dropped, since the embryo would answer it by a reset.
-    pub(crate) fn give_to_embryo(&mut self, now: Instant, id: SlotId, seg: Segment) {
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get(id) else {
-            return self.core.net.pool.free(seg.payload);
+    pub fn embryo_input<P: Probe>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        seg: Segment,
+        core: &mut Core<P>,
+    ) {
+        let Some(Socket::Tcp(entry)) = core.sockets.get(id) else {
+            return core.net.pool.free(seg.payload);
         };
         if let Some(listener) = entry.parent.filter(|_| is_ack(seg.header.flags)) {
             let is_own = entry.tcb.completes_handshake(&seg.header);
-            if is_own && let Err(reason) = self.check_room(listener, &seg.key) {
-                if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
+            if is_own && let Err(reason) = self.check_space(listener, &seg.key, &core.sockets) {
+                if let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) {
                     entry.is_acked = true;
                 }
-                return self.drop_last_ack(listener, seg, reason);
+                return drop_last_ack(listener, seg, reason, core);
             }
-            if !is_own && self.expects_cookies(now, listener) {
-                match self.cookie_of(now, &seg) {
+            if !is_own && expects_cookies(now, listener, &core.sockets) {
+                match cookie_of(now, &seg, core) {
                     CookieVerdict::Valid(syn) => {
-                        self.drop_embryo(now, id);
-                        return self.open_from_cookie(now, listener, seg, &syn);
+                        self.drop_embryo(now, id, core);
+                        return self.open_from_cookie(now, listener, seg, &syn, core);
                     }
                     CookieVerdict::NotHandshake => {
-                        return self.drop_chain(seg.payload, DropReason::SynCookieFailed);
+                        return core.net.drop_chain(seg.payload, DropReason::SynCookieFailed);
                     }
                     CookieVerdict::Forged => {}
                 }
             }
         }
-        self.give_to_connection(now, id, &seg.header, seg.payload);
+        self.connection_input(now, id, &seg.header, seg.payload, core);
     }
 
-    fn drop_last_ack(&mut self, listener: SlotId, seg: Segment, reason: DropReason) {
-        self.drop_chain(seg.payload, reason);
-        if let Ok(l) = self.listener(listener) {
-            l.syn_queue.counts.acks_dropped += 1;
+    /// An ACK without a connection, at a listener that has sent cookies. A wrong one is answered by a
+    /// reset, as any ACK in LISTEN (RFC 9293 section 3.10.7.2); but not what may be data behind a first
+    /// segment that was lost.
+    pub fn cookie_input<P: Probe>(
+        &mut self,
+        now: Instant,
+        listener: SlotId,
+        seg: Segment,
+        core: &mut Core<P>,
+    ) {
+        let verdict = cookie_of(now, &seg, core);
+        if let CookieVerdict::Valid(syn) = verdict {
+            return self.open_from_cookie(now, listener, seg, &syn, core);
         }
+        if let Ok(l) = core.sockets.listener(listener) {
+            l.syn_queue.counts.cookies_failed += 1;
+        }
+        match verdict {
+            CookieVerdict::Forged => self.refuse(now, seg, DropReason::SynCookieFailed, core),
+            _ => core.net.drop_chain(seg.payload, DropReason::SynCookieFailed),
+        }
+    }
+
+    /// A cookie came back and is right: the connection exists from now on.
+    fn open_from_cookie<P: Probe>(
+        &mut self,
+        now: Instant,
+        listener: SlotId,
+        seg: Segment,
+        syn: &tcp::Header,
+        core: &mut Core<P>,
+    ) {
+        let key = seg.key;
+        if let Err(reason) = self.check_space(listener, &key, &core.sockets) {
+            return drop_last_ack(listener, seg, reason, core);
+        }
+        if core.sockets.len() >= core.config.max_sockets {
+            return drop_last_ack(listener, seg, DropReason::ListenBacklog, core);
+        }
+        let Ok((_, path)) = core.net.path_to(Some(key.local_ip()), key.remote_ip(), key.zone)
+        else {
+            return drop_last_ack(listener, seg, DropReason::NoRoute, core);
+        };
+        let offset = core.secret.timestamp_offset(&key);
+        let env = &mut core.net.env(now);
+        let (cfg, ack) = (&core.config.tcp, &seg.header);
+        let tcb = Tcb::from_cookie(cfg, key, offset, path.info, env, syn, ack);
+        core.net.counters.count(Counter::TcpSynCookiesValid);
+        if let Ok(l) = core.sockets.listener(listener) {
+            l.syn_queue.counts.cookies_valid += 1;
+        }
+        let id = self.enter_embryo(listener, TcpEntry::new(tcb, path), core);
+        self.connection_input(now, id, &seg.header, seg.payload, core);
     }
 
     /// A connection is complete: a passive one goes to its listener's accept queue.
-    pub(crate) fn established(&mut self, id: SlotId) {
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return };
+    pub fn established<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
+        let Ok(entry) = core.sockets.tcp(id) else { return };
         if !core::mem::take(&mut entry.embryonic) {
             return;
         }
-        if let Some(sources) = &mut self.tcp.sources {
+        if let Some(sources) = &mut self.sources {
             sources.complete(entry.tcb.key());
             entry.counts_as = Some(SourceUse::Connection);
         }
         let Some(listener) = entry.parent else { return };
-        self.embryo_gone(listener);
-        if let Ok(l) = self.listener(listener) {
+        if let Ok(l) = core.sockets.listener(listener) {
+            l.syn_queue.remove_one();
             l.accept.push_back(id);
-            self.notify(listener);
+            core.notify(listener);
         }
     }
 
-    /// Before the timer of a connection: while the SYN queue is half full an embryo goes earlier, unless
-    /// its peer has answered.
-    pub(crate) fn press_embryo(&mut self, id: SlotId) {
-        let parent = match self.core.sockets.get(id) {
+    /// Before the timer of a connection: while the SYN queue is half full an embryo is given up earlier,
+    /// unless its peer has answered.
+    pub fn press_embryo<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
+        let parent = match core.sockets.get(id) {
             Some(Socket::Tcp(entry)) if entry.embryonic => entry.parent,
             _ => None,
         };
-        let listener = parent.and_then(|listener| self.core.sockets.get(listener));
+        let listener = parent.and_then(|listener| core.sockets.get(listener));
         let Some(Socket::Listener(l)) = listener else { return };
         let is_under_pressure = l.syn_queue.is_under_pressure();
-        let retries = self.core.config.tcp.syn_retries;
-        if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
+        let retries = core.config.tcp.syn_retries;
+        if let Ok(entry) = core.sockets.tcp(id) {
             match entry.is_acked {
                 true => entry.tcb.set_syn_retries(retries),
                 false if is_under_pressure => {
@@ -296,86 +347,67 @@ impl<P: Probe> Shard<P> {
             }
         }
     }
+}
 
-    /// Answers a SYN and remembers nothing of it.
-    fn send_cookie(&mut self, now: Instant, listener: SlotId, key: &FlowKey, syn: &tcp::Header) {
-        let Ok(l) = self.listener(listener) else { return };
-        l.syn_queue.cookies_until = now + COOKIE_LIFETIME;
-        l.syn_queue.counts.cookies_sent += 1;
-        let ttl = l.ttl;
-        self.core.net.counters.count(Counter::TcpSynCookiesSent);
-        // The MSS option tells what this end takes: the link's, without a look-up.
-        let ip_header_bytes = if key.remote_ip().is_ipv4() { 20 } else { 40 };
-        let mtu = self.core.net.ip.mtu();
-        let path = PathInfo { mtu, route_mtu: mtu, ip_header_bytes, tso_bytes: None };
-        let hashes = CookieHashes {
-            base: self.core.secret.cookie_base(key),
-            ts_offset: self.core.secret.timestamp_offset(key),
-        };
-        let mac = |input: &_| self.core.secret.cookie_mac(key, input);
-        let (cfg, budget) = (&self.core.config.tcp, &self.core.net.window);
-        let reply = cookie_syn_ack(cfg, &path, budget, syn, now, hashes, mac);
-        self.send_control(now, key, ttl, &reply);
+/// Keeps the order of embryos at most twice as long as there may be embryos.
+fn tidy_order(listener: SlotId, sockets: &mut Slab<Socket>) {
+    let Ok(l) = sockets.listener(listener) else { return };
+    if l.syn_queue.order.len() < 2 * l.syn_queue.limit {
+        return;
     }
+    let mut order = core::mem::take(&mut l.syn_queue.order);
+    order.retain(|id| sockets.is_embryo(*id));
+    if let Ok(l) = sockets.listener(listener) {
+        l.syn_queue.order = order;
+    }
+}
 
-    /// Whether a listener has sent cookies that may still come back.
-    pub(crate) fn expects_cookies(&self, now: Instant, listener: SlotId) -> bool {
-        matches!(self.core.sockets.get(listener), Some(Socket::Listener(l)) if now < l.syn_queue.cookies_until)
+/// Drops the last ACK of a handshake.
+fn drop_last_ack<P: Probe>(listener: SlotId, seg: Segment, reason: DropReason, core: &mut Core<P>) {
+    core.net.drop_chain(seg.payload, reason);
+    if let Ok(l) = core.sockets.listener(listener) {
+        l.syn_queue.counts.acks_dropped += 1;
     }
+}
 
-    fn cookie_of(&self, now: Instant, seg: &Segment) -> CookieVerdict {
-        let (key, is_v6) = (&seg.key, seg.key.remote_ip().is_ipv6());
-        let mac = |input: &_| self.core.secret.cookie_mac(key, input);
-        let base = self.core.secret.cookie_base(key);
-        check_cookie(&self.core.config.tcp, is_v6, &seg.header, now, base, mac)
-    }
+/// Answers a SYN and remembers nothing of it.
+fn send_cookie<P: Probe>(
+    now: Instant,
+    listener: SlotId,
+    key: &FlowKey,
+    syn: &tcp::Header,
+    core: &mut Core<P>,
+) {
+    let Ok(l) = core.sockets.listener(listener) else { return };
+    l.syn_queue.cookies_until = now + COOKIE_LIFETIME;
+    l.syn_queue.counts.cookies_sent += 1;
+    let ttl = l.ttl;
+    core.net.counters.count(Counter::TcpSynCookiesSent);
+    // The MSS option is that of the link, without a route look-up.
+    let ip_header_bytes = if key.remote_ip().is_ipv4() { 20 } else { 40 };
+    let mtu = core.net.ip.mtu();
+    let path = PathInfo { mtu, route_mtu: mtu, ip_header_bytes, tso_bytes: None };
+    let hashes = CookieHashes {
+        base: core.secret.cookie_base(key),
+        ts_offset: core.secret.timestamp_offset(key),
+    };
+    let mac = |input: &_| core.secret.cookie_mac(key, input);
+    let (cfg, budget) = (&core.config.tcp, &core.net.window);
+    let reply = cookie_syn_ack(cfg, &path, budget, syn, now, hashes, mac);
+    core.net.send_control(now, key, ttl, &reply);
+}
 
-    /// An ACK without a connection, at a listener that has sent cookies. A wrong one is answered by a
-    /// reset, as any ACK in LISTEN (RFC 9293 section 3.10.7.2); but not what may be data behind a first
-    /// segment that was lost.
-    pub(crate) fn give_to_cookie(&mut self, now: Instant, listener: SlotId, seg: Segment) {
-        let verdict = self.cookie_of(now, &seg);
-        if let CookieVerdict::Valid(syn) = verdict {
-            return self.open_from_cookie(now, listener, seg, &syn);
-        }
-        if let Ok(l) = self.listener(listener) {
-            l.syn_queue.counts.cookies_failed += 1;
-        }
-        match verdict {
-            CookieVerdict::Forged => self.refuse(now, seg, DropReason::SynCookieFailed),
-            _ => self.drop_chain(seg.payload, DropReason::SynCookieFailed),
-        }
-    }
+/// Whether a listener has sent cookies that may still come back.
+pub fn expects_cookies(now: Instant, listener: SlotId, sockets: &Slab<Socket>) -> bool {
+    matches!(sockets.get(listener), Some(Socket::Listener(l)) if now < l.syn_queue.cookies_until)
+}
 
-    /// A cookie came back and is right: the connection exists from now on.
-    fn open_from_cookie(
-        &mut self,
-        now: Instant,
-        listener: SlotId,
-        seg: Segment,
-        syn: &tcp::Header,
-    ) {
-        let key = seg.key;
-        if let Err(reason) = self.check_room(listener, &key) {
-            return self.drop_last_ack(listener, seg, reason);
-        }
-        if self.core.sockets.len() >= self.core.config.max_sockets {
-            return self.drop_last_ack(listener, seg, DropReason::ListenBacklog);
-        }
-        let Ok((_, path)) = self.path_to(Some(key.local_ip()), key.remote_ip(), key.zone) else {
-            return self.drop_last_ack(listener, seg, DropReason::NoRoute);
-        };
-        let offset = self.core.secret.timestamp_offset(&key);
-        let env = &mut self.core.net.env(now);
-        let (cfg, ack) = (&self.core.config.tcp, &seg.header);
-        let tcb = Tcb::from_cookie(cfg, key, offset, path.info, env, syn, ack);
-        self.core.net.counters.count(Counter::TcpSynCookiesValid);
-        if let Ok(l) = self.listener(listener) {
-            l.syn_queue.counts.cookies_valid += 1;
-        }
-        let id = self.enter_embryo(listener, TcpEntry::new(tcb, path));
-        self.give_to_connection(now, id, &seg.header, seg.payload);
-    }
+/// Checks the ACK of a segment as a cookie.
+fn cookie_of<P: Probe>(now: Instant, seg: &Segment, core: &Core<P>) -> CookieVerdict {
+    let (key, is_v6) = (&seg.key, seg.key.remote_ip().is_ipv6());
+    let mac = |input: &_| core.secret.cookie_mac(key, input);
+    let base = core.secret.cookie_base(key);
+    check_cookie(&core.config.tcp, is_v6, &seg.header, now, base, mac)
 }
 
 /// Whether a segment could end a handshake.

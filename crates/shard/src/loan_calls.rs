@@ -1,6 +1,6 @@
-//! Received bytes that a user keeps by reference, and their way back.
+//! Loans: received bytes that the application keeps by reference and returns.
 
-use fulmar_base::{Counter, Instant, Probe, SlotId};
+use fulmar_base::{Instant, Probe, SlotId};
 use fulmar_mbuf::Chain;
 use fulmar_socket::{SocketError, Step, soreceive};
 use fulmar_tcp::LoanCharge;
@@ -10,12 +10,12 @@ use crate::shard::Shard;
 use crate::sockets::Socket;
 
 impl<P: Probe> Shard<P> {
-    /// Detaches up to `max` received bytes for a user who keeps the mbufs themselves; an empty chain
+    /// Detaches up to `max` received bytes for an application that keeps the mbufs themselves; an empty chain
     /// is the end of the stream. With `patient` it waits for the low-water mark. Give them back with
     /// [`Shard::take_back`].
     ///
     /// # Errors
-    /// As [`Shard::tcp_take`]. [`SocketError::NoBuffer`]: what lies in the pool's reserve cannot be
+    /// As [`Shard::tcp_take`]. [`SocketError::NoBuffer`]: bytes in the pool's reserve cannot be
     /// lent, and there is no other memory; a read that copies works.
     pub fn tcp_lend(
         &mut self,
@@ -35,13 +35,13 @@ impl<P: Probe> Shard<P> {
         let step = soreceive::lend(&mut entry.tcb, &mut env, max, least)?;
         match (&step, entry.error) {
             (Step::WaitData(_), Some(e)) => return Err(e),
-            (Step::Done((chain, _)), _) => self.count_loan(chain.len()),
+            (Step::Done((chain, _)), _) => self.core.net.count_loan(chain.len()),
             _ => {}
         }
         Ok(step)
     }
 
-    /// As [`Shard::udp_receive`], for a user who keeps the payload. Give it back with
+    /// As [`Shard::udp_receive`], for an application that keeps the payload. Give it back with
     /// [`Shard::take_back`].
     ///
     /// # Errors
@@ -52,7 +52,7 @@ impl<P: Probe> Shard<P> {
             Step::WaitData(n) => return Ok(Step::WaitData(n)),
             Step::WaitSpace(n) => return Ok(Step::WaitSpace(n)),
         };
-        // Without memory for a copy the datagram goes as it is: it is one, and is charged.
+        // Without memory for a copy the datagram itself is lent, and charged.
         let payload = soreceive::keepable(d.payload, &mut self.core.net.pool, false);
         d.payload = payload.unwrap_or_else(|as_it_is| as_it_is);
         let lent = LoanCharge::of(&d.payload);
@@ -60,19 +60,11 @@ impl<P: Probe> Shard<P> {
         if let Some(Socket::Udp(entry)) = self.core.sockets.get_mut(id) {
             entry.socket.lend(lent.storage_bytes);
         }
-        self.count_loan(lent.bytes);
+        self.core.net.count_loan(lent.bytes);
         Ok(Step::Done((d, lent)))
     }
 
-    fn count_loan(&mut self, bytes: usize) {
-        if bytes > 0 {
-            self.core.net.counters.count(Counter::Receives);
-            self.core.net.counters.add(Counter::ReceiveBytes, bytes as u64);
-            self.core.net.counters.add(Counter::LoanedBytes, bytes as u64);
-        }
-    }
-
-    /// What was lent comes home: opens the window if that is worth a packet. The socket may be gone.
+    /// A loan is returned: opens the window if that is worth a packet. The socket may be gone.
     pub fn take_back(&mut self, now: Instant, id: SlotId, chain: Chain, lent: LoanCharge) {
         self.core.net.pool.free(chain);
         self.core.net.window.take_back(lent.storage_bytes);
@@ -80,7 +72,7 @@ impl<P: Probe> Shard<P> {
             Some(Socket::Tcp(entry)) => {
                 let opens = entry.tcb.take_back(lent, &mut self.core.net.env(now));
                 if opens {
-                    self.tell_of_window(now, id);
+                    self.tcp.output_after_read(now, id, &mut self.core);
                 }
             }
             Some(Socket::Udp(entry)) => entry.socket.take_back(lent.storage_bytes),

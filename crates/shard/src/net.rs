@@ -1,5 +1,5 @@
-//! The way down: tcp and udp hand over segments, ip makes frames of them, the link collects them
-//! into one burst and crosses into the device once.
+//! Output below the transports: ip makes frames of segments and datagrams, the link collects them in one
+//! burst and hands it to the device.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -7,13 +7,16 @@ use alloc::sync::Arc;
 use core::net::IpAddr;
 use core::ops::ControlFlow;
 
-use fulmar_base::{Counter, Counters, DropReason, Instant, Offload, Probe, Stage, StepAblation};
+use fulmar_base::{
+    Counter, Counters, DropReason, FlowKey, Instant, Offload, Probe, Stage, StepAblation,
+};
 use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError, Template, Traffic};
 use fulmar_mbuf::{Chain, Pool, Purpose};
 use fulmar_netdev::offload::{self, Refusal};
 use fulmar_netdev::{Burst, Caps, Device, Packet, Peek, TxReader, WakeFd};
 use fulmar_socket::SocketError;
-use fulmar_tcp::{Emit, EmitError, Env, PathInfo, SegmentOut, WindowBudget};
+use fulmar_tcp::{Emit, EmitError, Env, PathInfo, SegmentOut, WindowBudget, control_segment};
+use fulmar_wire::tcp;
 
 use crate::config::StackConfig;
 use crate::stock::Stocks;
@@ -30,9 +33,9 @@ pub struct Net<P: Probe> {
     pub ip: Ip,
     /// The device and what waits for it.
     pub link: Link,
-    /// Buffers of sockets, if a measurement wants that.
+    /// Buffers of sockets, an ablation.
     pub stocks: Stocks,
-    /// Looks at the stages.
+    /// The probe of stages.
     pub probe: P,
 }
 
@@ -42,9 +45,101 @@ impl<P: Probe> Net<P> {
     pub fn env(&mut self, now: Instant) -> Env<'_> {
         Env { now, pool: &mut self.pool, counters: &mut self.counters, window: &mut self.window }
     }
+
+    /// Reports a stage to the probe, which cannot end the path here.
+    #[inline(always)]
+    pub fn pass(&mut self, stage: Stage) {
+        let _ = self.probe.stage(stage);
+    }
+
+    /// Reports a stage to the probe; whether the path ends there.
+    #[inline(always)]
+    pub fn ends_at(&mut self, stage: Stage) -> bool {
+        self.probe.stage(stage).is_break()
+    }
+
+    /// Hands the transmit burst to the device.
+    pub fn flush(&mut self) {
+        let Net { pool, counters, link, probe, .. } = self;
+        link.flush(pool, counters, probe);
+    }
+
+    /// Drops a packet for a reason.
+    pub fn drop_chain(&mut self, chain: Chain, reason: DropReason) {
+        self.counters.drop_packet(reason);
+        self.pool.free(chain);
+    }
+
+    /// The route to a peer, as the transport needs it; `src` if the source address is chosen already.
+    pub fn path_to(
+        &mut self,
+        src: Option<IpAddr>,
+        dst: IpAddr,
+        zone: u32,
+    ) -> Result<(IpAddr, FlowPath), SocketError> {
+        let choice = self.ip.route_from(src, dst, zone);
+        let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
+        let tso = if choice.is_local { Some(65_535) } else { self.link.caps().tso };
+        let info = PathInfo {
+            mtu: choice.mtu,
+            route_mtu: choice.route_mtu,
+            ip_header_bytes: if dst.is_ipv4() { 20 } else { 40 },
+            tso_bytes: tso,
+        };
+        Ok((choice.src, FlowPath { info, generation: choice.generation }))
+    }
+
+    /// Counts a write of `bytes` in `mbufs` newly allocated.
+    pub fn count_write(&mut self, bytes: usize, mbufs: usize) {
+        let counters = &mut self.counters;
+        counters.count(Counter::Sends);
+        counters.add(Counter::SendBytes, bytes as u64);
+        counters.add(Counter::SendMbufs, mbufs as u64);
+    }
+
+    /// Counts bytes copied between the application and the pool.
+    pub fn count_copied(&mut self, bytes: usize) {
+        self.counters.add(Counter::CopiedBytes, bytes as u64);
+    }
+
+    /// Counts bytes lent to the application.
+    pub fn count_loan(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.counters.count(Counter::Receives);
+            self.counters.add(Counter::ReceiveBytes, bytes as u64);
+            self.counters.add(Counter::LoanedBytes, bytes as u64);
+        }
+    }
+
+    /// Sends a segment without payload that belongs to no connection.
+    pub fn send_control(
+        &mut self,
+        now: Instant,
+        key: &FlowKey,
+        ttl: Option<u8>,
+        header: &tcp::Header,
+    ) {
+        let Net { pool, counters, ip, link, probe, .. } = self;
+        let Ok(seg) = control_segment(pool, key, header) else {
+            return counters.drop_packet(DropReason::NoBuffer);
+        };
+        let mut out = TcpEmit {
+            now,
+            ip,
+            link,
+            probe,
+            src: key.local_ip(),
+            dst: key.remote_ip(),
+            zone: key.zone,
+            ttl,
+            traffic: fulmar_ip::Traffic::Reply,
+            template: None,
+        };
+        let _ = fulmar_tcp::Emit::emit(&mut out, pool, counters, seg);
+    }
 }
 
-/// What stands for the device of a stack that has failed.
+/// The device of a stack that has failed.
 struct Gone(Caps);
 
 impl Device for Gone {
@@ -79,15 +174,14 @@ impl Device for Gone {
 /// The Ethernet header, which the MTU leaves out.
 const ETHER_BYTES: usize = fulmar_wire::eth::HEADER_BYTES;
 
-/// Frames sent after which the device is asked for what it has finished with: it is a call for a device
-/// that would answer "nothing yet" most of the time, so that what comes back is a cache's worth. A poll
-/// takes completions back too, and so does a device that is full.
+/// Frames sent between two calls of `tx_reap`: most devices have nothing to complete right after a burst, and
+/// this many buffers stay in a cache. Receive polls reap as well, and so does a device that is full.
 const REAP_FRAMES: usize = 16;
 
 /// The device, the burst that waits for it, and the packets from the stack to itself.
 pub struct Link {
     device: Box<dyn Device>,
-    /// How to look for frames without the lock, if the device can be looked at.
+    /// Checks for frames without the lock, if the device supports that.
     peek: Option<Arc<dyn Peek>>,
     caps: Caps,
     tx: Burst,
@@ -98,7 +192,7 @@ pub struct Link {
     gathers_in_kernel: bool,
     /// Frames that the device has taken so far.
     sent_frames: u64,
-    /// Those of them since which it was not asked what it has finished with.
+    /// Frames sent since the last `tx_reap`.
     unreaped: usize,
     now: Instant,
 }
@@ -128,7 +222,7 @@ impl Link {
         self.sent_frames
     }
 
-    /// What the device can do.
+    /// Capabilities of the device.
     pub fn caps(&self) -> &Caps {
         &self.caps
     }
@@ -139,7 +233,7 @@ impl Link {
     }
 
     /// Whether bytes that the kernel alone may read ([`fulmar_mbuf::SharedBytes::kernel_part`]) can
-    /// be sent: the device hands them to system calls, and nothing on the way has to read them.
+    /// be sent: the device passes them to system calls, and no layer has to read them.
     pub fn gathers_in_kernel(&self) -> bool {
         self.gathers_in_kernel
     }
@@ -152,12 +246,12 @@ impl Link {
         (core::mem::replace(&mut self.device, gone), tx, core::mem::take(&mut self.loopback))
     }
 
-    /// How to look for frames without the lock, if the device can be looked at.
+    /// Checks for frames without the lock, if the device supports that.
     pub(crate) fn peek(&self) -> Option<Arc<dyn Peek>> {
         self.peek.clone()
     }
 
-    /// The device, to look at.
+    /// The device, read-only.
     pub fn device_ref(&self) -> &dyn Device {
         &*self.device
     }
@@ -173,14 +267,14 @@ impl Link {
         self.tx.capacity() - self.tx.len()
     }
 
-    /// Tells the link what time it is, once per poll or call. It never goes back: a call that sends a
-    /// datagram may know only what time it was at the kernel's last tick.
+    /// Sets the clock of the link, once per poll or call. It never goes back: a call that sends a
+    /// datagram may know only the time of the kernel's last tick.
     #[inline]
     pub fn set_now(&mut self, now: Instant) {
         self.now = self.now.max(now);
     }
 
-    /// What it was told.
+    /// The coarse clock of the link.
     #[inline]
     pub fn now(&self) -> Instant {
         self.now
@@ -200,8 +294,8 @@ impl Link {
         counters.count(Counter::TxBursts);
         let taken = self.device.tx_burst(self.now, pool, &mut self.tx, counters);
         self.sent_frames += taken as u64;
-        // What is undone behind this stage is what the whole path does: the frames are taken back, as
-        // often, or the buffers of the next would be colder than those of a path that goes on.
+        // Even where the path ends here frames are reaped as often as on the whole path, or the buffers of the
+        // next ones would be colder.
         let ends = probe.stage(Stage::DeviceTaken).is_break();
         self.unreaped += taken;
         if self.unreaped >= REAP_FRAMES || !self.tx.is_empty() {
@@ -213,7 +307,7 @@ impl Link {
         self.tx.is_empty()
     }
 
-    /// Takes back what the device has finished with, and drops what waits for a device that is gone.
+    /// Takes completed frames back from the device, and drops the frames that wait for a device that is gone.
     #[inline(never)]
     fn reap(&mut self, pool: &mut Pool, counters: &mut Counters) {
         self.unreaped = 0;
@@ -237,17 +331,17 @@ impl Link {
         }
     }
 
-    /// Whether the burst has room for a frame of so many bytes in one piece that the device can send as
-    /// it is, its checksum included.
+    /// Whether the burst has space for a linear frame of so many bytes that the device can send without
+    /// software offload.
     #[inline(always)]
-    pub(crate) fn takes_at_once(&self, bytes: usize) -> bool {
+    pub(crate) fn fits_linear(&self, bytes: usize) -> bool {
         self.caps.tx_csum && !self.tx.is_full() && bytes <= self.caps.mtu + ETHER_BYTES
     }
 
-    /// Puts a frame into the burst of which [`Link::takes_at_once`] is true.
+    /// Puts a frame into the burst of which [`Link::fits_linear`] is true.
     #[inline(always)]
-    pub(crate) fn put_fitting(&mut self, packet: Packet) {
-        // There is room, as was asked; who did not ask loses the frame.
+    pub(crate) fn push_linear(&mut self, packet: Packet) {
+        // There is space, as was checked; without the check the frame is lost.
         let _ = self.tx.push(packet);
     }
 
@@ -287,7 +381,7 @@ impl Link {
     }
 }
 
-/// The link as ip sees it, with the probe that looks on.
+/// The link as ip sees it, with the probe.
 pub struct Sink<'a, P: Probe> {
     pub link: &'a mut Link,
     pub probe: &'a mut P,
@@ -378,7 +472,7 @@ fn refuse(pool: &mut Pool, counters: &mut Counters, chain: Chain) -> Result<(), 
 /// generation stays the same.
 #[derive(Clone, Copy, Debug)]
 pub struct FlowPath {
-    /// What the engine needs.
+    /// Path properties that the engine needs.
     pub info: PathInfo,
     /// Generation of routes, neighbours and addresses that it was derived from.
     pub generation: u64,
@@ -394,7 +488,7 @@ pub struct TcpEmit<'a, P: Probe> {
     pub dst: IpAddr,
     pub zone: u32,
     pub ttl: Option<u8>,
-    /// Whose segments they are, if the neighbour has to be looked at.
+    /// Whether a segment may start neighbour resolution as own traffic or as a reply.
     pub traffic: Traffic,
     /// The lower headers of its segments, if they are known.
     pub template: Option<&'a Template>,
@@ -478,7 +572,7 @@ impl<P: Probe> Emit for TcpEmit<'_, P> {
     }
 
     fn space(&self) -> usize {
-        // The link flushes by itself when its burst is full, so there is room as long as the
+        // The link flushes when its burst is full, so there is space as long as the
         // device keeps taking.
         self.link.space().max(1)
     }

@@ -1,5 +1,5 @@
-//! What a step or a call leaves for whoever runs the shard: which sockets became ready, and which posted
-//! buffers are over. Nothing is left of sockets that nobody watches.
+//! What a step or a call returns as data: readiness events of watched sockets, and completions of posted
+//! buffers.
 
 use alloc::sync::Arc;
 
@@ -9,69 +9,70 @@ use fulmar_socket::{Ready, SocketError};
 
 use crate::sync::{AtomicUsize, Ordering};
 
-/// Something that those who watch a socket are to be told.
+/// An event of a watched socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// It became ready for this; the socket may be gone since.
+    /// The socket became ready for this; it may be gone since.
     Ready(SlotId, Ready),
-    /// Its user let go of it.
+    /// The application closed the socket.
     Closed(SlotId),
 }
 
-/// What a socket knows of those who watch it.
+/// The watch of a socket.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Watched {
-    /// What they want to be told of, errors and ends apart; `None`: nobody watches.
+    /// Readiness to report beside errors and end of stream; `None`: the socket is not watched.
     pub interest: Option<Ready>,
-    /// Of that, what the list has already.
-    told: Ready,
+    /// Readiness that is in the list of events already.
+    reported: Ready,
 }
 
 impl Watched {
-    /// What is new of this to those who watch, until [`Watched::was_told`]; empty if nobody does.
-    pub fn news(&mut self, ready: Ready) -> Ready {
+    /// The part of `ready` not reported yet, which counts as reported until [`Watched::rearm`]; empty if the
+    /// socket is not watched.
+    pub fn unreported(&mut self, ready: Ready) -> Ready {
         let Some(interest) = self.interest else { return Ready::NONE };
-        let news = ready.seen_by(interest).without(self.told);
-        self.told |= news;
-        news
+        let unreported = ready.seen_by(interest).without(self.reported);
+        self.reported |= unreported;
+        unreported
     }
 
-    /// What was told was taken.
-    pub fn was_told(&mut self) {
-        self.told = Ready::NONE;
+    /// The events were taken: the same readiness may be reported again.
+    pub fn rearm(&mut self) {
+        self.reported = Ready::NONE;
     }
 }
 
-/// What stands for a posted buffer: a number that whoever posts it chooses, and gets back with it.
+/// Identifies a posted buffer: a number chosen by its owner, returned with its completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PostToken(pub u64);
 
-/// How a posted buffer ended.
+/// The completion of a posted buffer.
 #[derive(Debug)]
 pub struct RecvOutcome {
     /// The buffer with what it received; `None` if its stack went away with it.
     pub buf: Option<RecvBuf>,
-    /// Why it has nothing, if that is not the end of the stream.
+    /// The error for which it is empty; `None` for data or the end of the stream.
     pub error: Option<SocketError>,
 }
 
-/// A posted buffer that is over.
+/// A posted buffer that is complete.
 #[derive(Debug)]
 pub struct PostOver {
-    /// What stands for it.
+    /// The token with which it was posted.
     pub token: PostToken,
     /// The buffer.
     pub outcome: RecvOutcome,
-    /// As long as this exists the socket is readable: there is a buffer to be taken.
+    /// While this exists the socket is readable: a completion waits to be claimed.
     pub untaken: Untaken,
 }
 
-/// Counts a buffer of a connection that is over and that nobody has taken.
+/// Counts a completion of a connection that was not claimed yet.
 #[derive(Debug)]
 pub struct Untaken(Arc<AtomicUsize>);
 
 impl Untaken {
-    /// One more.
+    /// Counts one more.
     pub fn of(count: &Arc<AtomicUsize>) -> Untaken {
         count.fetch_add(1, Ordering::Relaxed);
         Untaken(Arc::clone(count))

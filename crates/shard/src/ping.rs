@@ -1,4 +1,4 @@
-//! Echo requests: what their users ask of a shard, and the answers on their way up.
+//! Sockets for echo requests: their calls, and the input of replies and errors.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -6,11 +6,13 @@ use core::net::SocketAddr;
 
 use fulmar_base::{DropReason, Instant, Probe, SlotId, zone_of};
 use fulmar_ip::{EchoId, EchoReply, ErrorKind, QuotedError};
-use fulmar_mbuf::Purpose;
+use fulmar_mbuf::{Pool, Purpose};
 use fulmar_socket::{SocketError, Step};
 
+use crate::layers::Core;
 use crate::net::{Net, Sink};
 use crate::shard::Shard;
+use crate::slab::Slab;
 use crate::sockets::{Echo, PingEntry, Socket};
 
 /// The sockets for echo requests, by their identifiers, and that for those of others.
@@ -34,29 +36,6 @@ impl<P: Probe> Shard<P> {
         let id = self.core.sockets.insert(Socket::Ping(Box::new(PingEntry::new(ident))));
         self.ping.idents.insert(ident, id);
         id
-    }
-
-    /// Frees what a socket for echo requests has, which is out of the table.
-    pub(crate) fn close_ping(&mut self, mut ping: PingEntry) {
-        self.ping.idents.remove(&ping.ident);
-        while let Some(echo) = ping.receive() {
-            self.free_echo(echo);
-        }
-    }
-
-    fn free_echo(&mut self, echo: Echo) {
-        if let Ok(chain) = echo.outcome {
-            self.core.net.pool.free(chain);
-        }
-    }
-
-    /// The socket with this identifier.
-    fn ping_of(&mut self, ident: u16) -> Option<(SlotId, &mut PingEntry)> {
-        let id = *self.ping.idents.get(&ident)?;
-        match self.core.sockets.get_mut(id) {
-            Some(Socket::Ping(p)) => Some((id, p)),
-            _ => None,
-        }
     }
 
     /// Sends an echo request with `bytes` of payload.
@@ -108,44 +87,75 @@ impl<P: Probe> Shard<P> {
             _ => Err(SocketError::BadHandle),
         }
     }
+}
 
-    pub(crate) fn echo_reply(&mut self, r: EchoReply) {
-        let (ident, from) = (r.ident, r.from);
-        let echo = Echo { from, seq: r.seq, hop_limit: r.hop_limit, outcome: Ok(r.payload) };
-        self.give_echo(ident, echo);
+impl Ping {
+    /// Closes a socket for echo requests.
+    pub fn close<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
+        let Some(Socket::Ping(mut ping)) = core.sockets.remove(id) else { return };
+        self.idents.remove(&ping.ident);
+        while let Some(echo) = ping.receive() {
+            free_echo(echo, &mut core.net.pool);
+        }
+    }
+
+    /// An answer of a peer.
+    pub fn input<P: Probe>(&self, r: EchoReply, core: &mut Core<P>) {
+        let EchoReply { ident, from, seq, hop_limit, payload } = r;
+        self.deliver(ident, Echo { from, seq, hop_limit, outcome: Ok(payload) }, core);
     }
 
     /// An ICMP error about an echo request of ours; one that was not sent lately is dropped.
-    pub(crate) fn ping_error(&mut self, now: Instant, e: QuotedError) {
+    pub fn icmp_error<P: Probe>(&self, now: Instant, e: QuotedError, core: &mut Core<P>) {
         let (ident, seq, to) = (e.local.port(), e.seq as u16, e.remote.ip());
-        let is_ours = self.ping_of(ident).is_some_and(|(_, p)| p.sent.contains(&(to, seq)));
+        let ping = self.find(ident, &mut core.sockets);
+        let is_ours = ping.is_some_and(|(_, p)| p.sent.contains(&(to, seq)));
         if !is_ours {
-            return self.core.net.counters.drop_packet(DropReason::IcmpNoFlow);
+            return core.net.counters.drop_packet(DropReason::IcmpNoFlow);
         }
         let error = match e.kind {
             ErrorKind::TooBig { mtu } => {
-                self.core.net.ip.lower_datagram_mtu(now, to, mtu);
+                core.net.ip.lower_datagram_mtu(now, to, mtu);
                 SocketError::MessageTooLong
             }
             _ => SocketError::HostUnreachable,
         };
-        self.give_echo(ident, Echo { from: to, seq, hop_limit: 0, outcome: Err(error) });
+        self.deliver(ident, Echo { from: to, seq, hop_limit: 0, outcome: Err(error) }, core);
     }
 
-    fn give_echo(&mut self, ident: u16, echo: Echo) {
-        let share = self.core.net.pool.share_of(Purpose::Receive);
-        let Some((id, ping)) = self.ping_of(ident) else {
-            self.core.net.counters.drop_packet(DropReason::IcmpNoFlow);
-            return self.free_echo(echo);
+    fn find<'a>(
+        &self,
+        ident: u16,
+        sockets: &'a mut Slab<Socket>,
+    ) -> Option<(SlotId, &'a mut PingEntry)> {
+        let id = *self.idents.get(&ident)?;
+        match sockets.get_mut(id) {
+            Some(Socket::Ping(p)) => Some((id, p)),
+            _ => None,
+        }
+    }
+
+    fn deliver<P: Probe>(&self, ident: u16, echo: Echo, core: &mut Core<P>) {
+        let Net { pool, counters, .. } = &mut core.net;
+        let share = pool.share_of(Purpose::Receive);
+        let Some((id, ping)) = self.find(ident, &mut core.sockets) else {
+            counters.drop_packet(DropReason::IcmpNoFlow);
+            return free_echo(echo, pool);
         };
         if let Err(refused) = ping.keep(echo, share) {
-            self.core.net.counters.drop_packet(DropReason::EchoBufferFull);
-            return self.free_echo(refused);
+            counters.drop_packet(DropReason::EchoBufferFull);
+            return free_echo(refused, pool);
         }
-        while let Some(surplus) = self.ping_of(ident).and_then(|(_, p)| p.pop_surplus()) {
-            self.core.net.counters.drop_packet(DropReason::EchoBufferFull);
-            self.free_echo(surplus);
+        while let Some(surplus) = ping.pop_surplus() {
+            counters.drop_packet(DropReason::EchoBufferFull);
+            free_echo(surplus, pool);
         }
-        self.notify(id);
+        core.notify(id);
+    }
+}
+
+fn free_echo(echo: Echo, pool: &mut Pool) {
+    if let Ok(chain) = echo.outcome {
+        pool.free(chain);
     }
 }

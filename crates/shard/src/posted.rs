@@ -1,4 +1,4 @@
-//! The posted buffers of a connection beside the machine that fills them, and what a shard keeps for all.
+//! Posted buffers of a connection beside the machine that fills them, and the table of a shard.
 
 mod placer;
 mod run;
@@ -24,50 +24,50 @@ pub struct Post {
     pub id: SlotId,
     /// The buffer.
     pub buf: RecvBuf,
-    /// It is that of a read that waits: so many bytes at its front have come another way, and stay.
+    /// The buffer is that of a waiting read, which has so many bytes at its front already.
     pub read: Option<usize>,
-    /// When it is given back although it is not full.
+    /// When it completes although it is not full.
     pub rule: CompletionPolicy,
-    /// What stands for it.
+    /// Identifies the buffer.
     pub token: PostToken,
 }
 
-/// How a read goes on whose own buffer may be posted.
+/// Result of a step of a read whose own buffer may be posted.
 #[derive(Debug)]
 pub enum ReadOrPost {
-    /// This was there; empty at the end of the stream.
+    /// Bytes that were available; empty at the end of the stream.
     Taken(Chain),
-    /// It has to wait, and its buffer may be posted; it is over with so many bytes at the least.
+    /// The read has to wait and may post its buffer; it completes with so many bytes at the least.
     MayPost(usize),
-    /// It is to be done another way.
+    /// The buffer cannot be posted: use the copying path.
     Refused,
 }
 
-/// The posted buffers of one connection and what the shard knows beside them.
+/// The posted buffers of one connection.
 #[derive(Default)]
 pub struct RecvEntry {
     pub(crate) machine: Posted<PostToken>,
     pub(crate) timer: Option<TimerId>,
-    /// It lies in the shard's list.
+    /// The connection is in the shard's list.
     pub(crate) is_listed: bool,
-    /// Buffers that are over and not taken.
+    /// Completions not claimed yet.
     untaken: Arc<AtomicUsize>,
-    /// Whether the peer is an address of ours, and what `ip` said of its changes when that was looked up.
+    /// Whether the peer is an address of ours, with the generation of `ip` at the look-up.
     is_local: Option<(u64, bool)>,
 }
 
 impl RecvEntry {
-    /// Whether buffers wait: reads come behind them.
+    /// Whether buffers wait: reads queue behind them.
     pub fn is_waiting(&self) -> bool {
         self.machine.is_waiting()
     }
 
-    /// Whether a buffer is there to be taken.
+    /// Whether a completion waits to be claimed.
     pub fn has_untaken(&self) -> bool {
         self.untaken.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether the peer is an address of ours: the device has nothing of such a stream.
+    /// Whether the peer is an address of ours: such a stream does not pass the device.
     #[inline]
     pub fn is_local(&mut self, ip: &Ip, flow: &FlowKey) -> bool {
         let changes = ip.generation();
@@ -82,7 +82,7 @@ impl RecvEntry {
         self.is_local.insert((ip.generation(), ip.is_local(flow.remote_ip()))).1
     }
 
-    /// Hands out what is over; how many.
+    /// Moves the completions to `to`; how many.
     pub fn hand_out(&mut self, to: &mut Outbox) -> usize {
         let mut count = 0;
         while let Some(f) = self.machine.pop_finished() {
@@ -100,50 +100,50 @@ impl RecvEntry {
     }
 }
 
-/// Where outcomes go.
+/// Completions of a shard.
 #[derive(Default)]
 pub struct Outbox {
-    /// Those that were not taken from here yet.
+    /// Completions in order.
     pub over: VecDeque<PostOver>,
-    /// The one that the holder of the lock waits for, in this very step.
+    /// The buffer that the caller of this step waits for: its completion bypasses the queue.
     pub awaited: Option<PostToken>,
-    /// Its outcome.
+    /// Its completion.
     pub outcome: Option<RecvOutcome>,
 }
 
-/// What a shard keeps for all of them.
+/// Posted receive of a shard.
 #[derive(Default)]
 pub struct PostedTable {
-    /// Connections to look at, each once.
+    /// Connections with new events, each once.
     pub listed: Vec<SlotId>,
-    /// Kept, so that a look allocates nothing.
+    /// Storage kept, so that a pass allocates nothing.
     pub spare: Vec<SlotId>,
-    /// Buffers of closed connections that somebody still refers to.
+    /// Buffers of closed connections whose memory is still referred to.
     pub orphans: Vec<RecvEntry>,
-    /// When to look again at the latest.
+    /// When to poll again at the latest.
     pub again_at: Option<Instant>,
-    /// Buffers were posted of which the device has not been told.
+    /// Buffers were posted that the device does not know yet.
     pub has_news: bool,
-    /// A buffer became full since this was asked last.
+    /// A buffer became full since [`PostedTable::take_filled`].
     pub has_filled: bool,
-    /// What came last for a posted buffer was put there by the device, most of it.
+    /// Most of the last bytes of a posted buffer were placed by the device.
     pub is_placed: bool,
     pub out: Outbox,
 }
 
 impl PostedTable {
-    /// When to look again at the latest.
+    /// When to poll again at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.again_at
     }
 
-    /// Whether buffers are over that were not taken from here.
+    /// Whether completions wait in the queue.
     #[inline]
     pub fn has_over(&self) -> bool {
         !self.out.over.is_empty()
     }
 
-    /// Something happened to a connection.
+    /// Puts a connection with a new event into the list.
     #[inline]
     pub fn list(&mut self, id: SlotId, posted: &mut Option<Box<RecvEntry>>) {
         if let Some(posted) = posted
@@ -154,7 +154,7 @@ impl PostedTable {
         }
     }
 
-    /// Whether a buffer became full since this was asked last: its owner is about to come back with it.
+    /// Whether a buffer became full since the last call: its owner is about to post again.
     pub fn take_filled(&mut self) -> bool {
         core::mem::take(&mut self.has_filled)
     }

@@ -1,9 +1,9 @@
-//! What a shard gives up when send memory is scarce, or when too many connections without a user remain:
-//! connections whose peers take nothing, by the rules of [`Class`], the longest without progress first.
+//! Connections that are reset when send memory is scarce or when too many connections are orphans: those
+//! whose peers acknowledge nothing, by the rules of [`Class`], the longest without progress first.
 //! Each is reset, counted by its class and, if it has a user, fails with a time-out.
 //!
 //! Scarce means that a writer whose peer takes its bytes was refused some; urgent, that it was refused
-//! its minimum, or a datagram its buffer. Writers whose own peers take nothing ask for nothing here.
+//! its minimum, or a datagram its buffer. Writers whose own peers acknowledge nothing do not trigger a reclaim.
 //!
 //! Cost: one walk over the sockets, at most once per [`URGENT_PAUSE`], and none while memory suffices.
 
@@ -29,10 +29,10 @@ const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
 /// The same of a connection with a user: a person may pause so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Of too many orphans this part goes at once, so that a walk pays for many.
+/// Fraction of too many orphans that is reset in one walk, so that a walk pays for many.
 const ORPHAN_BATCH: usize = 16;
 
-/// Who goes first.
+/// The order in which connections are reset.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Class {
     /// Closed by its user.
@@ -43,7 +43,7 @@ enum Class {
     StalledAtMinimum,
 }
 
-/// A connection that may be given up.
+/// A connection that may be reset.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate {
     class: Class,
@@ -81,7 +81,7 @@ impl Candidate {
     }
 }
 
-/// When to walk next, and how many orphans there are.
+/// The time of the next walk, and the number of orphans.
 #[derive(Default)]
 pub struct Reclaim {
     at: Option<Instant>,
@@ -107,19 +107,19 @@ impl Reclaim {
         self.at = Some(self.at.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// A connection lost its user. Too many of these are to be reset: the first in the order of the rules.
+    /// The application closed a connection that still has data to send. Returns the orphans to reset if there are too many.
     pub fn orphan_came(&mut self, most: usize, sockets: &Slab<Socket>) -> Vec<Candidate> {
         self.orphans += 1;
         if self.orphans <= most { Vec::new() } else { surplus_orphans(most, sockets) }
     }
 
-    /// Whether somebody asked for memory and it is time to look who is given up.
+    /// Whether memory was asked for and the next walk is due.
     #[inline]
     pub fn is_due(&self, now: Instant) -> bool {
         self.at.is_some_and(|at| now >= at)
     }
 
-    /// Who is given up by the rules. `has_active`: a writer waits whose peer takes what it is sent.
+    /// The connections to reset, in order. `has_active`: a writer waits whose peer acknowledges.
     #[cold]
     pub fn choose(
         &mut self,
@@ -153,7 +153,7 @@ impl Reclaim {
             true
         });
         if has_active {
-            // Others may be given up later, and who waits does not ask again.
+            // Others may be reset later, and a waiting writer does not ask again.
             self.is_urgent |= is_urgent && surplus > 0;
             let pause = if self.is_urgent { URGENT_PAUSE } else { PAUSE };
             self.at = Some(next.clamp(now + pause, now + ORPHAN_PATIENCE));
@@ -162,7 +162,7 @@ impl Reclaim {
     }
 }
 
-/// Those who may be given up, in the order of the rules.
+/// Connections that may be reset, in order.
 fn candidates(sockets: &Slab<Socket>) -> Vec<Candidate> {
     let of = |(id, s): (SlotId, &Socket)| match s {
         Socket::Tcp(entry) => Candidate::of(id, entry),
@@ -182,7 +182,7 @@ fn surplus_orphans(most: usize, sockets: &Slab<Socket>) -> Vec<Candidate> {
 }
 
 impl Candidate {
-    /// What counts that it was given up.
+    /// The counter of such resets.
     pub fn counter(&self) -> Counter {
         match self.class {
             Class::Orphan => Counter::TcpOrphansReset,

@@ -1,4 +1,4 @@
-//! What is left of a shard in which a thread panicked.
+//! The parts of a shard in which a thread panicked.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -22,14 +22,14 @@ use crate::sockets::Socket;
 pub struct Remains {
     device: Option<Box<dyn Device>>,
     sockets: Slab<Socket>,
-    /// Those that are left.
+    /// Sockets not yielded yet.
     ids: IntoIter<SlotId>,
     posted: Option<PostedTable>,
     packets: Option<Packets>,
     siblings: Option<Siblings>,
 }
 
-/// Packets on their way.
+/// Packets in the queues.
 struct Packets {
     _bursts: [Burst; 2],
     _loopback: VecDeque<Packet>,
@@ -40,7 +40,7 @@ impl Iterator for Remains {
     type Item = Box<dyn Any>;
 
     fn next(&mut self) -> Option<Box<dyn Any>> {
-        // First, so that nothing is written any more to memory that the sockets give back.
+        // First, so that the device writes no more to memory that the sockets free.
         if let Some(device) = self.device.take() {
             return Some(Box::new(device));
         }
@@ -58,7 +58,7 @@ impl Iterator for Remains {
 }
 
 impl<P: Probe> Shard<P> {
-    /// Takes them out of a shard whose state is unknown, and which nobody steps any more.
+    /// Takes the parts out of a shard whose state is unknown and which is stepped no more.
     pub fn abandon(&mut self) -> Remains {
         self.core.events.down = Some(SocketError::NetworkDown);
         let (device, tx, loopback) = self.core.net.link.abandon();

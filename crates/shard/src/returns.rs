@@ -1,33 +1,32 @@
-//! Shared bytes on their way home. Whoever drops the last reference to them elsewhere (a reader on
-//! another stack, a device) tells nobody, so while some are out the shard looks for them now and
-//! then.
+//! Zero-copy completions: when the last reference to shared bytes is dropped elsewhere (by a reader on
+//! another stack, by a device) no event reports it, so the shard polls while some are out.
 
 use fulmar_base::{Duration, Instant};
 
-/// The first look after something has moved, well below what a person notices, and the longest pause
-/// between two looks: then nothing has moved for so long that an idle stack should stay idle.
-const FIRST_LOOK: Duration = Duration::from_millis(5);
+/// The first poll after a change, well below what a person notices, and the longest interval between two
+/// polls: without a change for so long an idle stack should stay idle.
+const FIRST_POLL: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// When to look next.
+/// The time of the next poll.
 #[derive(Default)]
 pub struct Returns {
-    look_at: Option<Instant>,
+    poll_at: Option<Instant>,
     pause: Duration,
-    /// Parts that were out at the last look.
+    /// Parts that were out at the last poll.
     out: usize,
 }
 
 impl Returns {
-    /// When to look at the latest, if anything is out.
+    /// When to poll at the latest, if parts are out.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.look_at
+        self.poll_at
     }
 
-    /// A step has drained the remote-free list; so many parts are out still.
+    /// Schedules the next poll. The remote-free list was just drained; `out` parts are still out.
     #[inline]
     pub fn plan(&mut self, now: Instant, out: usize) {
-        if out > 0 || self.look_at.is_some() {
+        if out > 0 || self.poll_at.is_some() {
             self.plan_next(now, out);
         }
     }
@@ -37,10 +36,10 @@ impl Returns {
         if out == 0 {
             *self = Returns::default();
         } else if out != self.out {
-            *self = Returns { look_at: Some(now + FIRST_LOOK), pause: FIRST_LOOK, out };
-        } else if self.look_at.is_none_or(|at| now >= at) {
+            *self = Returns { poll_at: Some(now + FIRST_POLL), pause: FIRST_POLL, out };
+        } else if self.poll_at.is_none_or(|at| now >= at) {
             self.pause = (self.pause + self.pause).min(LONGEST_PAUSE);
-            self.look_at = Some(now + self.pause);
+            self.poll_at = Some(now + self.pause);
         }
     }
 }
@@ -50,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_follow_each_other_at_longer_and_longer_times_until_something_has_moved() {
+    fn polls_back_off_until_a_part_is_returned() {
         let (mut returns, mut now) = (Returns::default(), Instant::from_millis(1));
         let mut pauses = Vec::new();
         for _ in 0..10 {
@@ -61,7 +60,7 @@ mod tests {
         }
         assert!(pauses.is_sorted() && pauses[9] == LONGEST_PAUSE, "{pauses:?}");
         returns.plan(now, 2);
-        assert_eq!(returns.next_deadline(), Some(now + FIRST_LOOK));
+        assert_eq!(returns.next_deadline(), Some(now + FIRST_POLL));
         returns.plan(now, 0);
         assert_eq!(returns.next_deadline(), None);
     }

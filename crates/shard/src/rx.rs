@@ -1,23 +1,25 @@
-//! The receive side of the device link: the burst, what joins and looks up its frames, and how threads wait
-//! for the next one.
+//! The receive side of the device link: the burst, GRO and batched look-up of its frames, and how threads
+//! wait for the next one.
 
-use fulmar_netdev::Burst;
+use fulmar_base::{Counter, Counters, Probe};
 use fulmar_netdev::gro::Gro;
 use fulmar_netdev::moderation::Moderation;
+use fulmar_netdev::{Burst, Caps, Wake};
 
 use crate::config::StackConfig;
-use crate::demux::Foresight;
+use crate::demux::BatchLookup;
+use crate::net::Net;
 
 /// Frames taken from the device in one burst at most.
 pub const RX_BATCH: usize = 64;
 
-/// Frames on their way from the device.
+/// The receive side of a shard.
 pub struct Rx {
     pub burst: Burst,
     /// Joins the segments of a burst; `None`: they stay apart.
     pub gro: Option<Gro>,
     /// Look-ups of the burst that is being handled.
-    pub foresight: Foresight,
+    pub lookup: BatchLookup,
     /// Mean bytes of the frames of the last burst.
     pub frame_bytes: usize,
     /// How threads wait for the device.
@@ -31,10 +33,41 @@ impl Rx {
         Rx {
             burst: Burst::with_capacity(RX_BATCH),
             gro: config.gro.then(Gro::new),
-            foresight: Foresight::default(),
+            lookup: BatchLookup::default(),
             frame_bytes: 0,
             moderation: Moderation::new(config.moderation),
             is_dry: true,
+        }
+    }
+
+    /// Frames of the next burst: many small ones, or as many large ones as hold `enough_bytes`.
+    pub fn burst_size(&self, enough_bytes: usize) -> usize {
+        (enough_bytes / self.frame_bytes.max(1)).clamp(1, RX_BATCH)
+    }
+
+    /// How many of `space` frames a poll asks the device for.
+    pub fn frames_to_ask(&mut self, space: usize, caps: &Caps) -> usize {
+        match caps.wake {
+            Wake::Level => self.moderation.ask(space),
+            Wake::Armed => space,
+        }
+    }
+
+    /// Gives a change of the coalescing delay to a device that has registers for it.
+    pub fn coalesce<P: Probe>(&mut self, net: &mut Net<P>) {
+        if let Some(step) = self.moderation.take_change() {
+            net.counters.count(Counter::MitigationChanges);
+            if net.link.caps().coalescing {
+                net.link.device().coalesce(step);
+            }
+        }
+    }
+
+    /// Counts a busy poll that has ended.
+    pub fn count_poll(&mut self, counters: &mut Counters) {
+        if let Some(took) = self.moderation.take_looked() {
+            counters.count(Counter::Looks);
+            counters.add(Counter::BusyPollNs, took.as_nanos() as u64);
         }
     }
 }

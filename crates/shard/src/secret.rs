@@ -1,4 +1,4 @@
-//! What a shard sends that nobody may foresee, and the keys of its hash tables: see `docs/secrets.md`.
+//! Values that must be unpredictable on the wire, and the keys of hash tables: see `docs/secrets.md`.
 
 use core::hash::BuildHasher;
 
@@ -71,7 +71,7 @@ impl Secret {
         SeqNum(clock.wrapping_add(self.initial_sequence.hash_flow(key) as u32))
     }
 
-    /// The offset of a connection's timestamps, so that they do not tell the machine's uptime
+    /// The offset of a connection's timestamps, so that they do not reveal the machine's uptime
     /// (RFC 7323 section 7.1).
     pub fn timestamp_offset(&self, key: &FlowKey) -> u32 {
         self.timestamp.hash_flow(key) as u32

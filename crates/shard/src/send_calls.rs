@@ -1,24 +1,24 @@
-//! What a writer asks of a shard: `sosend` in steps, and chains that are handed over whole.
+//! Send calls of TCP sockets: `sosend` in steps, and whole chains.
 
 use alloc::sync::Arc;
 
-use fulmar_base::{Counter, Counters, Instant, Probe, SlotId, Stage};
+use fulmar_base::{Instant, Probe, SlotId, Stage};
 use fulmar_mbuf::{Chain, SharedBytes};
 use fulmar_socket::{Reservation, SocketError, Step, sosend};
 
+use crate::layers::Core;
 use crate::shard::Shard;
-use crate::slab::Slab;
-use crate::sockets::{Socket, TcpEntry};
+use crate::sockets::Socket;
 
 impl<P: Probe> Shard<P> {
-    /// Begins a write: one writer at a time, for its whole call. `writer` tells threads apart and is
-    /// not 0. Wait for `WRITABLE` and repeat.
+    /// Locks the send side for a whole call (BSD: `sblock`). `writer` identifies the thread and is not 0. Wait
+    /// for `WRITABLE` and repeat.
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`]: this very thread has begun a write, and a signal handler
     /// interrupted it. [`SocketError::BadHandle`], [`SocketError::NotSupported`].
     pub fn tcp_begin_write(&mut self, id: SlotId, writer: u64) -> Result<Step<()>, SocketError> {
-        let entry = self.tcp(id)?;
+        let entry = self.core.sockets.tcp(id)?;
         if entry.writer == writer {
             return Err(SocketError::WouldBlock);
         }
@@ -29,7 +29,7 @@ impl<P: Probe> Shard<P> {
         Ok(Step::Done(()))
     }
 
-    /// A write is over: the next writer may begin.
+    /// Unlocks the send side: the next writer may begin.
     pub fn tcp_end_write(&mut self, id: SlotId) {
         if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
             entry.writer = 0;
@@ -37,8 +37,8 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// Whether a write would fail now, without taking the error: for one that has accepted bytes,
-    /// and so leaves the error to the next.
+    /// Whether a write would fail now, without clearing the error: a call that has accepted bytes leaves the
+    /// error to the next.
     pub fn tcp_write_fails(&self, id: SlotId) -> bool {
         match self.core.sockets.get(id) {
             Some(Socket::Tcp(s)) => s.error.is_some() || s.tcb.send_error().is_some(),
@@ -60,19 +60,26 @@ impl<P: Probe> Shard<P> {
         total: usize,
         waited: bool,
     ) -> Result<Step<Reserved>, SocketError> {
-        if self.check_write(id)? {
+        if self.stops_at(Stage::Locked) {
+            return Ok(Step::Done(Reserved::Sent(total)));
+        }
+        self.core.sockets.check_down(id)?;
+        if self.core.net.ends_at(Stage::SendChecked) {
             return Ok(Step::Done(Reserved::Sent(total)));
         }
         if total == first.len()
-            && let Some(bytes) = self.send_small(now, id, first)?
+            && let Some(bytes) = append_small(&mut self.core, id, first)?
         {
+            if !self.core.net.ends_at(Stage::SendCommitted) {
+                self.send_written(now, id);
+            }
             return Ok(Step::Done(Reserved::Sent(bytes)));
         }
-        let step = self.reserve_space(id, total, waited)?;
+        let step = reserve_space(&mut self.core, id, total, waited)?;
         if let Step::WaitSpace(_) | Step::WaitData(_) = &step
-            && sosend::has_space(&self.tcp(id)?.tcb, total, waited)
+            && sosend::has_space(&self.core.sockets.tcp(id)?.tcb, total, waited)
         {
-            self.wait_for_memory(now, id);
+            self.core.memory.wait(now, id, &mut self.core.sockets, &mut self.core.net);
         }
         Ok(match step {
             Step::Done(r) => Step::Done(Reserved::Space(r)),
@@ -90,69 +97,9 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         total: usize,
     ) -> Result<Step<Reservation>, SocketError> {
-        self.check_down(id)?;
+        self.core.sockets.check_down(id)?;
         self.pass(Stage::SendChecked);
-        self.reserve_space(id, total, false)
-    }
-
-    /// The checks of a write; whether a probe ends it here.
-    fn check_write(&mut self, id: SlotId) -> Result<bool, SocketError> {
-        if self.stops_at(Stage::Locked) {
-            return Ok(true);
-        }
-        self.check_down(id)?;
-        Ok(self.ends_at(Stage::SendChecked))
-    }
-
-    fn reserve_space(
-        &mut self,
-        id: SlotId,
-        total: usize,
-        waited: bool,
-    ) -> Result<Step<Reservation>, SocketError> {
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
-            return Err(SocketError::BadHandle);
-        };
-        let step = sosend::reserve(&mut entry.tcb, &mut self.core.net.pool, total, waited)?;
-        if let Step::Done(_) = &step {
-            entry.short.is_short = false;
-            self.pass(Stage::SendReserved);
-        }
-        Ok(step)
-    }
-
-    /// A write whose bytes are few: done whole, or `None` if it has to take the long way.
-    fn send_small(
-        &mut self,
-        now: Instant,
-        id: SlotId,
-        bytes: &[u8],
-    ) -> Result<Option<usize>, SocketError> {
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
-            return Err(SocketError::BadHandle);
-        };
-        let small = sosend::append_small(&mut entry.tcb, &mut self.core.net.pool, bytes)?;
-        let Some(taken) = small else { return Ok(None) };
-        entry.short.is_short = false;
-        entry.tcb.set_msg_more(false);
-        self.count_write(taken.bytes, taken.mbufs);
-        self.count_copied(taken.bytes);
-        if !self.ends_at(Stage::SendCommitted) {
-            self.send_written(now, id);
-        }
-        Ok(Some(taken.bytes))
-    }
-
-    /// A chain of `bytes` was accepted, in `mbufs` taken for it.
-    pub(crate) fn count_write(&mut self, bytes: usize, mbufs: usize) {
-        let counters = &mut self.core.net.counters;
-        counters.count(Counter::Sends);
-        counters.add(Counter::SendBytes, bytes as u64);
-        counters.add(Counter::SendMbufs, mbufs as u64);
-    }
-
-    pub(crate) fn count_copied(&mut self, bytes: usize) {
-        self.core.net.counters.add(Counter::CopiedBytes, bytes as u64);
+        reserve_space(&mut self.core, id, total, false)
     }
 
     /// Last step of a write: the bytes are ready; one output for all of them.
@@ -162,9 +109,9 @@ impl<P: Probe> Shard<P> {
             return self.core.net.pool.free(r.into_chain());
         };
         sosend::commit(&mut entry.tcb, &mut self.core.net.pool, r);
-        self.count_write(bytes, mbufs);
-        self.count_copied(bytes);
-        if !self.ends_at(Stage::SendCommitted) {
+        self.core.net.count_write(bytes, mbufs);
+        self.core.net.count_copied(bytes);
+        if !self.core.net.ends_at(Stage::SendCommitted) {
             self.send_part(now, id, bytes);
         }
     }
@@ -174,46 +121,28 @@ impl<P: Probe> Shard<P> {
         if bytes < LARGE_WRITE_BYTES {
             return self.send_written(now, id);
         }
-        entry_more(&mut self.core.sockets, id, true);
+        if let Ok(entry) = self.core.sockets.tcp(id) {
+            entry.tcb.set_more(true);
+        }
         self.send_streamed(now, id);
-        self.hold_tail(now, id);
+        self.tcp.hold_tail(now, id, &mut self.core);
     }
 
     /// As [`Shard::send_written`] for a part of a stream.
     fn send_streamed(&mut self, now: Instant, id: SlotId) {
-        self.output_written(now, id);
-        if self.leaves_answers(id) {
-            self.flush();
-            self.check_link();
+        self.tcp.output_written(now, id, &mut self.core);
+        if leaves_answers(&self.core, id) {
+            self.core.net.flush();
+            self.tcp.check_link(&mut self.core);
         }
-        // What the device has refused, and answers, if they are wanted.
+        // Retries what the device has refused, and receives ACKs, if they are wanted.
         self.finish_call(now);
     }
 
-    /// Whether a writer goes on without a look at what the peer has answered: as long as much of its
-    /// buffer is free, the next one finds several acknowledgements at once, for little more than
-    /// one costs. Who waits for them looks by itself, and who is gone has the service thread, as with
-    /// a peer whose answers take longer than a call.
-    fn leaves_answers(&self, id: SlotId) -> bool {
-        match self.core.sockets.get(id) {
-            Some(Socket::Tcp(entry)) => {
-                let queue = entry.tcb.send_queue_ref();
-                self.core.net.link.loopback.is_empty() && queue.space() >= queue.limit() / 4 * 3
-            }
-            _ => false,
-        }
-    }
-
-    /// After a large write: the fraction of a segment at its end waits for the next write, which
-    /// is likely to follow at once. It goes with whatever the caller does next, or two milliseconds
-    /// later.
-    pub(crate) fn hold_tail(&mut self, now: Instant, id: SlotId) {
-        let Some(entry) = entry_more(&mut self.core.sockets, id, false) else { return };
-        if entry.tcb.wants_output() && !entry.is_queued {
-            entry.is_queued = true;
-            self.core.output_queue.push_back(id);
-            self.tcp.held_since.get_or_insert(now);
-        }
+    /// One output for the bytes that a write has added, and the end of its call.
+    pub(crate) fn send_written(&mut self, now: Instant, id: SlotId) {
+        self.tcp.output_written(now, id, &mut self.core);
+        self.finish_call(now);
     }
 
     /// A write failed while it was copied.
@@ -224,27 +153,8 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// One output for what a write has added, and the end of its call.
-    pub(crate) fn send_written(&mut self, now: Instant, id: SlotId) {
-        self.output_written(now, id);
-        self.finish_call(now);
-    }
-
-    fn output_written(&mut self, now: Instant, id: SlotId) {
-        self.core.net.link.set_now(now);
-        let gone =
-            |c: &Counters| (c.value(Counter::TcpSegmentsOut), c.value(Counter::TcpPacketsOut));
-        let before = gone(&self.core.net.counters);
-        self.output_now(now, id);
-        let counters = &mut self.core.net.counters;
-        let after = gone(counters);
-        counters.count(Counter::SendOutputs);
-        counters.add(Counter::SendFrames, after.0 - before.0);
-        counters.add(Counter::SendPackets, after.1 - before.1);
-    }
-
     /// Appends as much of the shared bytes [at, at + want) as fits, without a copy, and runs the
-    /// output once; the answer is how many those were. `waited`: it has found no space before.
+    /// output once; returns how many. `waited`: it has found no space before.
     ///
     /// # Errors
     /// Why the connection takes no more.
@@ -256,7 +166,7 @@ impl<P: Probe> Shard<P> {
         part: (usize, usize),
         waited: bool,
     ) -> Result<Step<usize>, SocketError> {
-        self.check_down(id)?;
+        self.core.sockets.check_down(id)?;
         self.pass(Stage::SendChecked);
         let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
@@ -265,14 +175,14 @@ impl<P: Probe> Shard<P> {
             Step::Done(shared) => {
                 entry.short.is_short = false;
                 entry.tcb.set_msg_more(false);
-                self.count_write(shared.bytes, shared.mbufs);
+                self.core.net.count_write(shared.bytes, shared.mbufs);
                 self.pass(Stage::SendCommitted);
                 self.send_part(now, id, shared.bytes);
                 Ok(Step::Done(shared.bytes))
             }
             Step::WaitSpace(n) | Step::WaitData(n) => {
                 if sosend::has_space(&entry.tcb, part.1, waited) {
-                    self.wait_for_memory(now, id);
+                    self.core.memory.wait(now, id, &mut self.core.sockets, &mut self.core.net);
                 }
                 Ok(Step::WaitSpace(n))
             }
@@ -285,8 +195,8 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// Why the connection takes no more.
     pub fn tcp_send_space(&mut self, id: SlotId) -> Result<usize, SocketError> {
-        self.check_down(id)?;
-        sosend::space(&mut self.tcp(id)?.tcb)
+        self.core.sockets.check_down(id)?;
+        sosend::space(&mut self.core.sockets.tcp(id)?.tcb)
     }
 
     /// Hands a finished chain to a connection, whole or not at all, and runs its output once: what
@@ -304,7 +214,7 @@ impl<P: Probe> Shard<P> {
         chain: &mut Chain,
         more: bool,
     ) -> Result<Step<()>, SocketError> {
-        self.check_down(id)?;
+        self.core.sockets.check_down(id)?;
         let (bytes, mbufs) = (chain.len(), chain.segs());
         let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
@@ -314,7 +224,7 @@ impl<P: Probe> Shard<P> {
             return Ok(Step::WaitSpace(n));
         }
         entry.tcb.set_msg_more(more);
-        self.count_write(bytes, mbufs);
+        self.core.net.count_write(bytes, mbufs);
         if more || bytes >= LARGE_WRITE_BYTES {
             self.send_streamed(now, id);
         } else {
@@ -324,19 +234,62 @@ impl<P: Probe> Shard<P> {
     }
 }
 
-/// Writes from this size on are taken for a part of a stream. Smaller ones are messages, whose tail
-/// somebody waits for.
+/// Writes from this size on are treated as a part of a stream. Smaller ones are messages, whose tail the
+/// peer waits for.
 const LARGE_WRITE_BYTES: usize = 32 << 10;
 
-fn entry_more(sockets: &mut Slab<Socket>, id: SlotId, more: bool) -> Option<&mut TcpEntry> {
-    let Some(Socket::Tcp(entry)) = sockets.get_mut(id) else { return None };
-    entry.tcb.set_more(more);
-    Some(entry)
+/// Space and storage for a write.
+fn reserve_space<P: Probe>(
+    core: &mut Core<P>,
+    id: SlotId,
+    total: usize,
+    waited: bool,
+) -> Result<Step<Reservation>, SocketError> {
+    let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else {
+        return Err(SocketError::BadHandle);
+    };
+    let step = sosend::reserve(&mut entry.tcb, &mut core.net.pool, total, waited)?;
+    if let Step::Done(_) = &step {
+        entry.short.is_short = false;
+        core.net.pass(Stage::SendReserved);
+    }
+    Ok(step)
 }
 
-/// What the first step of a write achieved.
+/// Appends the bytes of a small write; `None` if the write has to take the slow path.
+fn append_small<P: Probe>(
+    core: &mut Core<P>,
+    id: SlotId,
+    bytes: &[u8],
+) -> Result<Option<usize>, SocketError> {
+    let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else {
+        return Err(SocketError::BadHandle);
+    };
+    let small = sosend::append_small(&mut entry.tcb, &mut core.net.pool, bytes)?;
+    let Some(taken) = small else { return Ok(None) };
+    entry.short.is_short = false;
+    entry.tcb.set_msg_more(false);
+    core.net.count_write(taken.bytes, taken.mbufs);
+    core.net.count_copied(taken.bytes);
+    Ok(Some(taken.bytes))
+}
+
+/// Whether a write leaves the ACKs of the peer in the device: while much of the send buffer is free the
+/// next write finds several ACKs together, for little more than one costs. A writer that waits for ACKs
+/// polls by itself, and the service thread polls where no call follows.
+fn leaves_answers<P: Probe>(core: &Core<P>, id: SlotId) -> bool {
+    match core.sockets.get(id) {
+        Some(Socket::Tcp(entry)) => {
+            let queue = entry.tcb.send_queue_ref();
+            core.net.link.loopback.is_empty() && queue.space() >= queue.limit() / 4 * 3
+        }
+        _ => false,
+    }
+}
+
+/// Result of the first step of a write.
 pub enum Reserved {
-    /// The write was small and is done.
+    /// The write was small and is complete.
     Sent(usize),
     /// Fill the chain outside the lock, then commit.
     Space(Reservation),

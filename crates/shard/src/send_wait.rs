@@ -1,15 +1,15 @@
-//! Writers that wait for send memory: the pool, or the fair part of it ([`fulmar_mbuf::FairShare`]),
-//! has none for them now. They are woken by what ends the wait; none is polled.
+//! Writers that wait for send memory: the pool, or the writer's fair part of it ([`fulmar_mbuf::FairShare`]),
+//! has none now. A writer is woken by the event that ends its wait; none is polled.
 //!
 //! | a writer waits because | it is woken |
 //! |---|---|
-//! | others hold the memory | when some comes home, in the order of asking, as many as that serves |
-//! | it holds its own part | by its own acknowledgements, too |
-//! | its peer takes nothing and memory is scarce | by its own acknowledgements, or when memory is no longer scarce |
+//! | others hold the memory | when some is freed, first come first served, as many as that serves |
+//! | it holds its own part | also by its own ACKs |
+//! | its peer acknowledges nothing and memory is scarce | by its own ACKs, or when memory is no longer scarce |
 //!
-//! Memory comes home with acknowledgements and completions, which a step sees. What other threads and
-//! stacks free is on the pool's remote-free list: the shard looks there when it runs, and while a writer
-//! waits the pool asks for a kick ([`fulmar_mbuf::Pool::await_remote`]).
+//! Memory is freed by ACKs and completions, which a step handles. Other threads and stacks free to the
+//! pool's remote-free list: the shard drains it when it runs, and while a writer waits the pool asks for a
+//! kick ([`fulmar_mbuf::Pool::await_remote`]).
 //!
 //! Bounded by the number of sockets: each is in a queue at most once, and knows in which.
 
@@ -23,46 +23,46 @@ use crate::events::Events;
 use crate::slab::Slab;
 use crate::sockets::Socket;
 
-/// So much memory that came home is worth a look at who waits: what the smallest write takes.
+/// Freed memory from which on the queue is served: the size of the smallest write.
 const RELIEF_BYTES: usize = SEND_LOW_WATER_BYTES;
 
-/// Waiting writers that one step looks at, so that it stays bounded.
+/// Waiting writers examined in one step, so that it stays bounded.
 const LOOKS: usize = 32;
 
-/// Memory that a writer which was woken is expected to take.
+/// Memory that a woken writer is expected to take.
 const EXPECTED_BYTES: usize = 64 << 10;
 
-/// A pause before the rest of a queue is looked at: those woken first have taken theirs by then.
+/// A pause before the rest of a queue is served: by then the writers woken first have taken their memory.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// The waiting writers.
 #[derive(Default)]
 pub struct SendWaiters {
-    /// They may have memory when there is some, the oldest first.
+    /// Writers that wait for memory, the oldest first.
     queue: VecDeque<SlotId>,
-    /// Their peers take nothing: they may have memory when it is no longer scarce.
+    /// Writers whose peers acknowledge nothing: they wait until memory is no longer scarce.
     stalled: VecDeque<SlotId>,
-    /// Bytes of the send share in use when the queue was last looked through.
+    /// Bytes of the send share in use when the queue was last served.
     seen_used: usize,
-    /// Of the queue so many have not been looked at since memory last came home.
+    /// Entries of the queue not examined since memory was last freed.
     unseen: usize,
-    /// When the look goes on that ended early.
+    /// When a pass that ended early goes on.
     go_on_at: Option<Instant>,
 }
 
 impl SendWaiters {
-    /// Whether nobody waits.
+    /// Whether no writer waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.stalled.is_empty()
     }
 
-    /// Whether a writer waits whose peer takes what it is sent.
+    /// Whether a writer waits whose peer acknowledges.
     pub fn has_active(&self) -> bool {
         !self.queue.is_empty()
     }
 
-    /// When the shard must look at the latest: at once if memory has come home.
+    /// When the queues are to be served at the latest: at once if memory was freed.
     #[inline]
     pub fn next_deadline(&self, pool: &Pool) -> Option<Instant> {
         if self.is_empty() { None } else { self.deadline(pool) }
@@ -74,8 +74,8 @@ impl SendWaiters {
         if is_due { Some(Instant::ZERO) } else { self.go_on_at }
     }
 
-    /// Sockets that were closed while they waited leave the queues by and by, or, where a queue is not
-    /// looked at for long, together.
+    /// Sockets closed while they waited leave the queues when they are examined, or all together once a queue
+    /// is much longer than the table.
     fn forget_closed(&mut self, sockets: &Slab<Socket>) {
         for queue in [&mut self.queue, &mut self.stalled] {
             if queue.len() > 2 * sockets.len() + LOOKS {
@@ -84,7 +84,7 @@ impl SendWaiters {
         }
     }
 
-    /// Whether somebody may have what came home.
+    /// Whether freed memory can serve a writer.
     fn has_news(&self, pool: &Pool) -> bool {
         let share = pool.share_of(Purpose::Send);
         let has_space = !self.queue.is_empty() && share.used + RELIEF_BYTES <= self.seen_used;
@@ -92,12 +92,19 @@ impl SendWaiters {
         has_space || is_plenty && self.go_on_at.is_none()
     }
 
-    /// A writer waits, whose peer takes what it is sent or does not (`is_stalled`); so many bytes of the send
-    /// share are in use.
-    pub fn enter(&mut self, id: SlotId, is_stalled: bool, used: usize, with: &mut Waking<'_>) {
-        let Some(short) = with.sockets.get_mut(id).and_then(Socket::short) else { return };
+    /// Enqueues a writer; `is_stalled`: its peer acknowledges nothing; `used`: bytes of the send share in use.
+    pub fn enter(
+        &mut self,
+        id: SlotId,
+        is_stalled: bool,
+        used: usize,
+        sockets: &mut Slab<Socket>,
+        pool: &mut Pool,
+        counters: &mut Counters,
+    ) {
+        let Some(short) = sockets.get_mut(id).and_then(Socket::short) else { return };
         if !core::mem::replace(&mut short.is_short, true) {
-            with.counters.count(Counter::SendWaits);
+            counters.count(Counter::SendWaits);
         }
         let (listed, queue) = match is_stalled {
             true => (&mut short.stalled, &mut self.stalled),
@@ -107,11 +114,11 @@ impl SendWaiters {
             queue.push_back(id);
         }
         self.seen_used = self.seen_used.max(used);
-        self.forget_closed(with.sockets);
-        with.pool.await_remote();
+        self.forget_closed(sockets);
+        pool.await_remote();
     }
 
-    /// Wakes the writers that may have what came home.
+    /// Wakes the writers that freed memory can serve.
     #[inline]
     pub fn wake(&mut self, now: Instant, with: &mut Waking<'_>) {
         if !self.is_empty() {
@@ -140,8 +147,8 @@ impl SendWaiters {
         }
     }
 
-    /// Looks at the first of the queue. Who may have memory is woken, and `share` stands as if it had
-    /// taken it; who holds its part already goes to the end.
+    /// Serves the head of the queue. A writer that may have memory is woken and `share` charged as if it had
+    /// taken it; a writer that holds its part already moves to the end.
     fn serve_queue(&mut self, share: &mut FairShare, with: &mut Waking<'_>) {
         let before = *share;
         for _ in 0..LOOKS.min(self.unseen) {
@@ -149,7 +156,7 @@ impl SendWaiters {
             let is_stalled = is_stalled(with.sockets, id);
             let bytes = may_take(with.sockets, id, *share);
             if bytes == 0 && may_take(with.sockets, id, before) > 0 {
-                // It has its turn if those woken take less than is expected of them.
+                // It is next if the woken writers take less than expected.
                 break;
             }
             self.queue.pop_front();
@@ -173,7 +180,7 @@ impl SendWaiters {
         self.unseen = self.unseen.min(self.queue.len());
     }
 
-    /// Memory is no longer scarce: wakes as many of those whose peers take nothing as that serves.
+    /// Memory is no longer scarce: wakes as many stalled writers as that serves.
     fn serve_stalled(&mut self, share: &mut FairShare, with: &mut Waking<'_>) {
         for _ in 0..LOOKS {
             if share.is_contended() {
@@ -190,15 +197,15 @@ impl SendWaiters {
     }
 }
 
-/// What the waiting writers have to do with.
+/// What waking a writer needs.
 pub struct Waking<'a> {
     /// The sockets.
     pub sockets: &'a mut Slab<Socket>,
-    /// The memory that they wait for.
+    /// The pool whose memory they wait for.
     pub pool: &'a mut Pool,
-    /// What is counted.
+    /// Counters of waits and wake-ups.
     pub counters: &'a mut Counters,
-    /// Who watches the sockets.
+    /// Readiness events.
     pub events: &'a mut Events,
 }
 
@@ -220,7 +227,7 @@ pub fn may_take(sockets: &Slab<Socket>, id: SlotId, share: FairShare) -> usize {
             let bytes = sosend::allowance(&s.tcb, share);
             if bytes >= SEND_LOW_WATER_BYTES { bytes } else { 0 }
         }
-        // The largest datagram, since nobody knows what it will be.
+        // The largest datagram, since the size of the next is unknown.
         Some(Socket::Udp(_)) => {
             let largest = MAX_MBUF_BYTES.min(share.limit / 16);
             if share.for_datagrams() >= largest { largest } else { 0 }
@@ -229,7 +236,7 @@ pub fn may_take(sockets: &Slab<Socket>, id: SlotId, share: FairShare) -> usize {
     }
 }
 
-/// Whether the peer of a connection takes nothing.
+/// Whether the peer of a connection acknowledges nothing.
 pub fn is_stalled(sockets: &Slab<Socket>, id: SlotId) -> bool {
     matches!(sockets.get(id), Some(Socket::Tcp(s)) if s.tcb.is_stalled())
 }

@@ -1,4 +1,4 @@
-//! What the sender of a file asks of a shard: the steps of `fulmar_socket::sendfile` on a socket of
+//! Sendfile calls: the steps of `fulmar_socket::sendfile` on a socket of
 //! the table, each with what the stack adds (counters, output, shortage).
 
 use alloc::sync::Arc;
@@ -9,8 +9,10 @@ use fulmar_socket::sendfile::{self, LowWater, Piece, Rest};
 use fulmar_socket::{Reservation, SocketError, Step, sosend};
 use fulmar_tcp::State;
 
+use crate::layers::Core;
 use crate::shard::Shard;
 use crate::sockets::{Socket, TcpEntry};
+use crate::tcp::Tcp;
 
 impl<P: Probe> Shard<P> {
     /// First step of a turn: space and storage for as much of `rest` as has room. Wait for
@@ -25,7 +27,7 @@ impl<P: Probe> Shard<P> {
         rest: &Rest,
         worth: LowWater,
     ) -> Result<Step<(Reservation, Piece)>, SocketError> {
-        self.stack_error(id).map_or(Ok(()), Err)?;
+        self.core.sockets.check_down(id)?;
         self.pass(Stage::SendChecked);
         let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
@@ -38,7 +40,7 @@ impl<P: Probe> Shard<P> {
             }
             Step::WaitSpace(_) | Step::WaitData(_) => {
                 if sendfile::has_space(&entry.tcb, rest, worth) {
-                    self.wait_for_memory(now, id);
+                    self.core.memory.wait(now, id, &mut self.core.sockets, &mut self.core.net);
                 }
             }
         }
@@ -58,30 +60,31 @@ impl<P: Probe> Shard<P> {
         filled: usize,
         more: bool,
     ) -> Result<(), SocketError> {
-        if let Some(e) = self.ended(id) {
+        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
+            self.tcp_abandon(id, r);
+            return Err(SocketError::BadHandle);
+        };
+        if let Some(e) = take_send_error(entry) {
             self.tcp_abandon(id, r);
             return Err(e);
         }
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
-            return Err(SocketError::BadHandle);
-        };
         let mbufs = r.chain.segs();
         r.keep(filled);
         sosend::commit(&mut entry.tcb, &mut self.core.net.pool, r);
         entry.tcb.set_more(more);
-        self.count_write(filled, mbufs);
-        self.count_copied(filled);
+        self.core.net.count_write(filled, mbufs);
+        self.core.net.count_copied(filled);
         let counters = &mut self.core.net.counters;
         counters.count(Counter::SendFilePieces);
         counters.add(Counter::SendFileBytes, filled as u64);
         self.pass(Stage::SendCommitted);
         self.send_written(now, id);
-        self.hold_tail(now, id);
+        self.tcp.hold_tail(now, id, &mut self.core);
         Ok(())
     }
 
     /// A whole turn for a file whose pages go by reference: queues as many bytes from `rest.file_at`
-    /// on as have room, at most `most`, and runs the output once; the answer is how many those were,
+    /// on as have space, at most `most`, and runs the output once; returns how many,
     /// 0 if they are better copied (`sendfile::MIN_SHARED_BYTES`). Nothing stands in front of the file. Only if [`Shard::sends_pages`]. `more` as in
     /// [`Shard::sendfile_commit`], if all of `most` goes.
     ///
@@ -95,7 +98,7 @@ impl<P: Probe> Shard<P> {
         (rest, most): (&Rest, usize),
         worth: LowWater,
     ) -> Result<Step<usize>, SocketError> {
-        self.check_down(id)?;
+        self.core.sockets.check_down(id)?;
         self.pass(Stage::SendChecked);
         let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
@@ -104,7 +107,7 @@ impl<P: Probe> Shard<P> {
         let Step::Done(taken) = sendfile::share(&mut entry.tcb, pool, pages, (rest, most), worth)?
         else {
             if sendfile::has_space(&entry.tcb, rest, worth) {
-                self.wait_for_memory(now, id);
+                self.core.memory.wait(now, id, &mut self.core.sockets, &mut self.core.net);
             }
             return Ok(Step::WaitSpace(1));
         };
@@ -113,14 +116,14 @@ impl<P: Probe> Shard<P> {
         }
         entry.short.is_short = false;
         entry.tcb.set_more(rest.bytes() > taken.bytes as u64);
-        self.count_write(taken.bytes, taken.mbufs);
+        self.core.net.count_write(taken.bytes, taken.mbufs);
         let counters = &mut self.core.net.counters;
         counters.count(Counter::SendFilePieces);
         counters.add(Counter::SendFileBytes, taken.bytes as u64);
         counters.add(Counter::SendFileMappedBytes, taken.bytes as u64);
         self.pass(Stage::SendCommitted);
         self.send_written(now, id);
-        self.hold_tail(now, id);
+        self.tcp.hold_tail(now, id, &mut self.core);
         Ok(Step::Done(taken.bytes))
     }
 
@@ -132,29 +135,7 @@ impl<P: Probe> Shard<P> {
         self.core.net.link.gathers_in_kernel() && !self.core.net.ip.is_local(remote)
     }
 
-    /// The kernel did not find bytes that it was to send: the connections that hold them can never
-    /// send them, so they are reset, and their users told.
-    #[cold]
-    pub(crate) fn fail_vanished(&mut self, now: Instant) {
-        self.core.net.pool.take_fault();
-        for id in self.core.sockets.ids() {
-            let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { continue };
-            let Some(at) = entry.tcb.send_queue_ref().faulted_at() else { continue };
-            entry.error.get_or_insert(SocketError::InputOutput);
-            entry.tcb.abort_at(at);
-            entry.tcb.discard_send_buffer(&mut self.core.net.pool);
-            let key = *entry.tcb.key();
-            self.output_now(now, id);
-            // If the peer lacks more of what was sent, the reset is not exactly in its place, and it
-            // asks back (RFC 5961 section 3.2). Who has no connection answers that as it wants.
-            self.tcp.flows.remove(&key, id);
-            self.notify(id);
-        }
-        self.flush();
-    }
-
-    /// The call is over, in whatever way: the low-water mark is what it was, and the next writer
-    /// may begin.
+    /// Ends the call: restores the low-water mark and unlocks the send side.
     pub fn sendfile_end(&mut self, id: SlotId) {
         if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
             sendfile::restore(&mut entry.tcb);
@@ -162,13 +143,13 @@ impl<P: Probe> Shard<P> {
         self.tcp_end_write(id);
     }
 
-    /// A piece was accepted before it was read: it holds up what is behind it.
+    /// Counts a piece that was accepted before it was read from the file.
     pub fn sendfile_deferred(&mut self) {
         self.core.net.counters.count(Counter::SendFileDeferred);
     }
 
-    /// What was accepted cannot be read: the stream has a hole that nothing can fill, so the
-    /// connection is reset, and its user told.
+    /// Accepted bytes cannot be read from the file: the stream has a hole, so the connection is reset with an
+    /// error.
     pub fn sendfile_fail(&mut self, now: Instant, id: SlotId, r: Reservation) {
         self.tcp_abandon(id, r);
         let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return };
@@ -178,20 +159,40 @@ impl<P: Probe> Shard<P> {
         entry.error.get_or_insert(SocketError::InputOutput);
         entry.tcb.abort();
         self.core.net.link.set_now(now);
-        self.output_now(now, id);
+        self.tcp.output_now(now, id, &mut self.core);
         self.finish_call(now);
         self.notify(id);
     }
+}
 
-    /// Why nothing more can be sent, now that bytes are ready for it; taken, as by a write.
-    fn ended(&mut self, id: SlotId) -> Option<SocketError> {
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
-            return Some(SocketError::BadHandle);
-        };
-        let TcpEntry { error, tcb, .. } = &mut **entry;
-        if error.is_some() || tcb.state() != State::Closed {
-            return *error;
+impl Tcp {
+    /// The kernel did not find bytes that it was to send: the connections that hold them are reset with an
+    /// error.
+    #[cold]
+    pub fn fail_vanished<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+        core.net.pool.take_fault();
+        for id in core.sockets.ids() {
+            let Ok(entry) = core.sockets.tcp(id) else { continue };
+            let Some(at) = entry.tcb.send_queue_ref().faulted_at() else { continue };
+            entry.error.get_or_insert(SocketError::InputOutput);
+            entry.tcb.abort_at(at);
+            entry.tcb.discard_send_buffer(&mut core.net.pool);
+            let key = *entry.tcb.key();
+            self.output_now(now, id, core);
+            // If the peer lacks more of what was sent, the reset is not exactly in its place, and it
+            // asks back (RFC 5961 section 3.2). A peer without the connection answers that by a reset.
+            self.flows.remove(&key, id);
+            core.notify(id);
         }
-        Some(tcb.take_error().map_or(SocketError::BrokenPipe, Into::into))
+        core.net.flush();
     }
+}
+
+/// The error for which a connection accepts no more, now that bytes are ready for it; cleared, as by a write.
+fn take_send_error(entry: &mut TcpEntry) -> Option<SocketError> {
+    let TcpEntry { error, tcb, .. } = entry;
+    if error.is_some() || tcb.state() != State::Closed {
+        return *error;
+    }
+    Some(tcb.take_error().map_or(SocketError::BrokenPipe, Into::into))
 }

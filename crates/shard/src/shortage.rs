@@ -1,10 +1,10 @@
-//! Sockets that could not go on for want of room in the device, of a descriptor or of a header: whoever
-//! frees some does not know them, so they are kept here and tried again. Writers that wait for send memory
+//! Back-pressure: sockets that could not go on for want of space in the device, of a descriptor or of a
+//! header. No event names the socket that can go on, so they are kept here and retried. Writers that wait for send memory
 //! are in `send_wait.rs`.
 //!
-//! Tried again when the device has taken what it refused, else after [`RETRY`], and while that is in vain
-//! after twice the time, up to [`MAX_RETRY`]. Bounded by the number of sockets, each of which knows whether it
-//! is here.
+//! Retried when the device accepts frames again, else after [`RETRY`], and after each retry in vain after
+//! twice the time, up to [`MAX_RETRY`]. Bounded by the number of sockets, each of which is marked while it is
+//! here.
 
 use alloc::vec::Vec;
 
@@ -19,14 +19,14 @@ const RETRY: Duration = Duration::from_millis(5);
 /// cost a retry every few milliseconds.
 const MAX_RETRY: Duration = Duration::from_millis(80);
 
-/// Who waits, and since when.
+/// The sockets that wait, and the time of the next retry.
 pub struct Shortage {
     waiting: Vec<SlotId>,
     retry_at: Option<Instant>,
     /// The next wait, and when the last one ended.
     pause: Duration,
     retried_at: Instant,
-    /// One of them met a full device.
+    /// One of the sockets met a full device.
     for_device: bool,
 }
 
@@ -70,7 +70,7 @@ impl Shortage {
         }
     }
 
-    /// The sockets that try again now, if there is reason to; `has_backlog`: the device is full. Give the list
+    /// The sockets to retry now, if a retry is due; `has_backlog`: the device is full. Give the list
     /// back with [`Shortage::keep`].
     #[inline]
     pub fn relieved(&mut self, now: Instant, has_backlog: bool) -> Option<Vec<SlotId>> {

@@ -1,5 +1,5 @@
-//! What a shard has for the other shards of its stack, and they for it: packets that came on another's
-//! queue, and what all of them should hear. It leaves and comes as data; whoever runs the shards carries it.
+//! Hand-offs between the shards of a stack: packets that were received on another shard's queue, and neighbour
+//! updates for all. They leave and come as data; the runtime carries them.
 //!
 //! [`Ports`] says which shards have a datagram socket on a port, since datagram sockets belong to no flow.
 //! It is read and written without a lock.
@@ -17,16 +17,16 @@ use fulmar_wire::{eth, protocol};
 /// Shards of one stack at most: as many as a word has bits.
 pub const MAX_SHARDS: usize = 32;
 
-/// What one step takes in of others at most; more waits for the next.
+/// Hand-offs received in one step at most; more wait for the next.
 pub const MOST_HANDED: usize = 256;
 
-/// What one call or step has for others at most; what is beyond is dropped.
+/// Hand-offs sent by one call or step at most; more are dropped.
 const MOST_OUTGOING: usize = 512;
 
-/// Frames that are heard by all are answers of neighbours, which are short.
+/// Longest frame of a neighbour update.
 pub const OVERHEARD_BYTES: usize = 128;
 
-/// A frame that arrived on another queue and is news for every shard.
+/// A neighbour update (ARP reply, neighbour or router advertisement) received by another shard.
 pub struct Overheard {
     bytes: [u8; OVERHEARD_BYTES],
     len: usize,
@@ -46,8 +46,8 @@ impl Overheard {
     }
 }
 
-/// What crosses.
-#[allow(clippy::large_enum_variant, reason = "it lies in the ring's own slots: no heap per packet")]
+/// A hand-off.
+#[allow(clippy::large_enum_variant, reason = "stored in the slots of the ring: no heap per packet")]
 pub enum Handed {
     /// A packet of a flow that the receiver owns, as ip delivered it.
     Packet(Delivered),
@@ -57,15 +57,15 @@ pub enum Handed {
     Echo(EchoReply),
     /// An echo request to an address of another host.
     EchoRequest(EchoRequest),
-    /// What a neighbour said.
+    /// A neighbour update.
     Overheard(Overheard),
 }
 
-/// Something for another shard.
+/// A hand-off for another shard.
 pub struct Outgoing {
     /// The shard.
     pub to: u16,
-    /// What it is.
+    /// The hand-off.
     pub what: Handed,
 }
 
@@ -128,7 +128,7 @@ impl Home {
     }
 }
 
-/// A shard's place in its stack: who owns what, what is on its way to others, and what came from them.
+/// A shard's place in its stack: ownership of flows and ports, and hand-offs to and from other shards.
 pub struct Siblings {
     home: Home,
     /// There once the shard has joined others.
@@ -223,10 +223,10 @@ impl Siblings {
         }
     }
 
-    /// Something for another shard; it comes back if there is too much.
-    #[allow(clippy::result_large_err, reason = "it comes back as it went: no heap per packet")]
+    /// Queues a hand-off for another shard.
+    #[allow(clippy::result_large_err, reason = "returned by value: no heap per packet")]
     pub(crate) fn hand(&mut self, to: u16, what: Handed) -> Result<(), Handed> {
-        // A flood of answers of neighbours leaves room for packets.
+        // A flood of neighbour updates leaves space for packets.
         let most = match what {
             Handed::Overheard(_) => MOST_OUTGOING / 4,
             _ => MOST_OUTGOING,
@@ -238,8 +238,8 @@ impl Siblings {
         Ok(())
     }
 
-    /// Lets the other shards hear what a neighbour answers: whoever asked may be any of them. How many there
-    /// was no room for: they will ask again.
+    /// Copies the answer of a neighbour to the other shards, any of which may have asked. Returns how many had no
+    /// space: they will ask again.
     pub(crate) fn share_answer(&mut self, p: &Packet) -> usize {
         let Some(front) = p.chain.front().map(|m| m.as_slice()) else { return 0 };
         if p.chain.len() > OVERHEARD_BYTES || front.len() < p.chain.len() || !is_answer(front) {
@@ -252,7 +252,7 @@ impl Siblings {
         copies.map(refused).filter(|is_lost| *is_lost).count()
     }
 
-    /// The next thing that is for another shard. To be taken after each step and call.
+    /// The next hand-off for another shard. To be taken after each step and call.
     pub fn pop_outgoing(&mut self) -> Option<Outgoing> {
         self.outgoing.pop_front()
     }
@@ -262,11 +262,11 @@ impl Siblings {
         !self.outgoing.is_empty()
     }
 
-    /// Something from another shard, for the next step. It comes back if a step's worth waits, or if the shard
-    /// has joined no others.
+    /// Queues a hand-off of another shard for the next step. Refused if a step's worth waits, or if the shard
+    /// has not joined others.
     ///
     /// # Errors
-    /// What was given.
+    /// The hand-off.
     #[allow(clippy::result_large_err, reason = "as above")]
     pub fn hand_in(&mut self, what: Handed) -> Result<(), Handed> {
         if !self.takes_handed() {
@@ -286,7 +286,7 @@ impl Siblings {
         core::mem::replace(self, Siblings::new(self.home.id, self.home.shards, self.home.owner))
     }
 
-    /// What came first of what came from others.
+    /// The oldest hand-off of other shards.
     pub(crate) fn take(&mut self) -> Option<Handed> {
         self.incoming.pop_front()
     }
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_too_long_to_be_overheard_is_left_alone() {
+    fn a_frame_too_long_for_a_neighbour_update_is_not_copied() {
         assert!(Overheard::of(&[0; OVERHEARD_BYTES + 1]).is_none());
     }
 

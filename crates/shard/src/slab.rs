@@ -1,5 +1,5 @@
 //! A table whose slots are named by index and generation, so that a handle to something that is
-//! gone is told from its successor in the same slot.
+//! gone does not reach its successor in the same slot.
 
 use alloc::vec::Vec;
 
@@ -67,7 +67,7 @@ impl<T> Slab<T> {
         Some((SlotId { index, generation: e.generation }, e.value.as_ref()?))
     }
 
-    /// Fetches a slot that will be looked at.
+    /// Prefetches a slot.
     pub fn fetch(&self, index: u32) {
         if let Some(e) = self.entries.get(index as usize) {
             fetch(e, size_of::<Entry<T>>());

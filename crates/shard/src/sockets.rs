@@ -1,4 +1,4 @@
-//! What a shard keeps per socket.
+//! State of a shard per socket.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -15,6 +15,7 @@ use crate::listen::pending::PendingQueue;
 use crate::net::FlowPath;
 use crate::outcome::Watched;
 use crate::posted::RecvEntry;
+use crate::slab::Slab;
 use crate::sources::SourceUse;
 use crate::syn_queue::{ListenerStat, SynQueue};
 use crate::templates::UdpTemplate;
@@ -35,7 +36,7 @@ pub enum Socket {
 }
 
 impl Socket {
-    /// What it knows of those who watch it.
+    /// The watch of the socket.
     pub fn watch(&mut self) -> &mut Watched {
         match self {
             Socket::Tcp(s) => &mut s.watch,
@@ -55,7 +56,7 @@ impl Socket {
         }
     }
 
-    /// What it is ready for.
+    /// Readiness.
     pub fn ready(&self) -> Ready {
         match self {
             Socket::Tcp(s) => s.ready(),
@@ -70,16 +71,66 @@ impl Socket {
     }
 }
 
+/// Look-ups by kind.
+impl Slab<Socket> {
+    /// A connection.
+    pub fn tcp(&mut self, id: SlotId) -> Result<&mut TcpEntry, SocketError> {
+        match self.get_mut(id) {
+            Some(Socket::Tcp(s)) => Ok(s),
+            Some(_) => Err(SocketError::NotSupported),
+            None => Err(SocketError::BadHandle),
+        }
+    }
+
+    /// A listener.
+    pub fn listener(&mut self, id: SlotId) -> Result<&mut Listener, SocketError> {
+        match self.get_mut(id) {
+            Some(Socket::Listener(s)) => Ok(s),
+            Some(_) => Err(SocketError::Invalid),
+            None => Err(SocketError::BadHandle),
+        }
+    }
+
+    /// A datagram socket.
+    pub fn udp(&mut self, id: SlotId) -> Result<&mut UdpEntry, SocketError> {
+        match self.get_mut(id) {
+            Some(Socket::Udp(s)) => Ok(s),
+            Some(_) => Err(SocketError::NotSupported),
+            None => Err(SocketError::BadHandle),
+        }
+    }
+
+    /// Whether a connection is in the SYN queue of its listener.
+    #[inline]
+    pub fn is_embryo(&self, id: SlotId) -> bool {
+        matches!(self.get(id), Some(Socket::Tcp(entry)) if entry.embryonic)
+    }
+
+    /// Whether a connection is in the output queue.
+    #[inline]
+    pub fn is_queued(&self, id: SlotId) -> bool {
+        matches!(self.get(id), Some(Socket::Tcp(entry)) if entry.is_queued)
+    }
+
+    /// The error of a connection that the shard itself failed.
+    pub fn check_down(&self, id: SlotId) -> Result<(), SocketError> {
+        match self.get(id) {
+            Some(Socket::Tcp(entry)) => entry.error.map_or(Ok(()), Err),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Why a socket is not writable although its buffer has space, and in which queues it is.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Short {
     /// It waits for memory or for the device.
     pub is_short: bool,
-    /// In the queue of those who may have memory when there is some.
+    /// In the queue of writers that wait for memory.
     pub for_memory: bool,
-    /// In the queue of those whose peers take nothing.
+    /// In the queue of writers whose peers acknowledge nothing.
     pub stalled: bool,
-    /// In the list of those that try again.
+    /// In the list of sockets to retry.
     pub for_retry: bool,
 }
 
@@ -97,19 +148,19 @@ pub struct TcpEntry {
     pub embryonic: bool,
     /// An embryo whose peer has acknowledged the SYN,ACK at a full accept queue.
     pub is_acked: bool,
-    /// What it counts as for its source address, if that is limited.
+    /// How its source address counts it, if that is limited.
     pub counts_as: Option<SourceUse>,
-    /// The user still holds it.
+    /// The application still holds it.
     pub is_open: bool,
-    /// What `close` does with unsent data: `None` sends it in the background; zero resets.
+    /// Unsent data at `close`: `None` sends it in the background; zero resets.
     pub linger: Option<Duration>,
     /// Its place in the wheel.
     pub timer: Option<TimerId>,
-    /// It lies in the shard's output queue.
+    /// It is in the shard's output queue.
     pub is_queued: bool,
     /// Whether it waits for memory: see `send_wait.rs` and `shortage.rs`.
     pub short: Short,
-    /// Its user is gone, and it is counted as such.
+    /// The application closed it, and it is counted as an orphan.
     pub is_orphan: bool,
     /// The thread whose write is under way, 0 if none: writes are whole, one after the other.
     pub writer: u64,
@@ -117,12 +168,12 @@ pub struct TcpEntry {
     pub error: Option<SocketError>,
     /// Buffers that its user posted, if it ever did.
     pub posted: Option<Box<RecvEntry>>,
-    /// What it knows of those who watch it.
+    /// The watch of the socket.
     pub watch: Watched,
 }
 
 impl TcpEntry {
-    /// An entry that nothing but its engine knows of.
+    /// An entry that is in no table yet.
     pub(crate) fn new(tcb: Tcb, path: FlowPath) -> TcpEntry {
         TcpEntry {
             tcb,
@@ -157,8 +208,8 @@ impl TcpEntry {
         self.posted.as_ref().is_some_and(|p| p.is_waiting())
     }
 
-    /// What it is ready for. Reads come behind posted buffers, so while some wait it is readable when
-    /// one of them is there to be taken.
+    /// Readiness. Reads queue behind posted buffers, so while some wait the socket is readable when
+    /// a completion waits to be claimed.
     pub fn ready(&self) -> Ready {
         let mut ready = fulmar_socket::stream_ready(&self.tcb);
         if let Some(posted) = &self.posted {
@@ -197,7 +248,7 @@ pub struct Listener {
     pub ttl: Option<u8>,
     pub keepalive: Option<Keepalive>,
     pub user_timeout: Option<Duration>,
-    /// What it knows of those who watch it.
+    /// The watch of the socket.
     pub watch: Watched,
 }
 
@@ -256,12 +307,12 @@ pub struct UdpEntry {
     /// The headers of what it sends to the peer it is connected to; in memory of their own, since most
     /// sockets that only listen have none.
     pub template: Option<Box<UdpTemplate>>,
-    /// What it knows of those who watch it.
+    /// The watch of the socket.
     pub watch: Watched,
 }
 
 impl UdpEntry {
-    /// What it is ready for. A datagram can be handed over unless buffers or the device ran short.
+    /// Readiness. Writable unless buffers or the device ran short.
     pub fn ready(&self) -> Ready {
         let readable = if self.socket.is_readable() { Ready::READABLE } else { Ready::NONE };
         let writable = if self.short.is_short { Ready::NONE } else { Ready::WRITABLE };
@@ -271,22 +322,22 @@ impl UdpEntry {
 
 /// An answer to an echo request.
 pub struct Echo {
-    /// Who answered.
+    /// The host that answered.
     pub from: IpAddr,
     /// The number of the request.
     pub seq: u16,
     /// Time to live or hop limit as received.
     pub hop_limit: u8,
-    /// What came back, or why nothing will.
+    /// The payload that came back, or the error.
     pub outcome: Result<Chain, SocketError>,
 }
 
 /// Replies that a ping socket keeps at most.
 const PING_REPLIES: usize = 64;
-/// What they are charged at most ([`fulmar_udp::charge`]): as much as a datagram socket by default.
+/// Their charge at most ([`fulmar_udp::charge`]): as much as a datagram socket by default.
 const PING_BYTES: usize = 256 << 10;
-/// Requests of one that are remembered for the errors that come back: more than are under way at the
-/// rate of an ordinary ping.
+/// Requests remembered per socket for the ICMP errors about them: more than are under way at the rate of
+/// an ordinary ping.
 const PINGS_REMEMBERED: usize = 64;
 
 /// A socket for echo requests.
@@ -295,11 +346,11 @@ pub struct PingEntry {
     pub ident: u16,
     /// Replies not yet taken, at most [`PING_REPLIES`].
     replies: VecDeque<Echo>,
-    /// What they are charged, in bytes.
+    /// Their charge in bytes.
     truesize: usize,
     /// Requests sent lately, at most [`PINGS_REMEMBERED`]: only about these is an ICMP error believed.
     pub sent: VecDeque<(IpAddr, u16)>,
-    /// What it knows of those who watch it.
+    /// The watch of the socket.
     pub watch: Watched,
 }
 
@@ -320,10 +371,10 @@ impl PingEntry {
         }
     }
 
-    /// Keeps a reply, if there is room for it in the receive share.
+    /// Queues a reply, if the receive share has space for it.
     ///
     /// # Errors
-    /// It comes back if there is none.
+    /// The reply, if there is none.
     pub fn keep(&mut self, echo: Echo, share: FairShare) -> Result<(), Echo> {
         let charge = echo.charge();
         if share.is_contended() && charge > share.allowance(self.truesize, false) {
@@ -334,7 +385,7 @@ impl PingEntry {
         Ok(())
     }
 
-    /// A reply that gives way to later ones.
+    /// A reply beyond the limits, the oldest first.
     pub fn pop_surplus(&mut self) -> Option<Echo> {
         let is_full = self.replies.len() > PING_REPLIES || self.truesize > PING_BYTES;
         if is_full { self.receive() } else { None }

@@ -21,7 +21,7 @@ pub struct SourceLimits {
     pub connections: Option<u32>,
 }
 
-/// What a flow counts as.
+/// How a flow is counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SourceUse {
     /// An embryo.
@@ -96,7 +96,7 @@ impl Sources {
     }
 }
 
-/// The bits that name the source of a flow: those of an IPv4 address are below the upper 64.
+/// The bits that identify the source of a flow: those of an IPv4 address are below the upper 64.
 pub(crate) fn source_of(key: &FlowKey) -> u128 {
     match key.remote_ip() {
         IpAddr::V4(a) => a.to_ipv6_mapped().to_bits(),

@@ -1,4 +1,4 @@
-//! A snapshot of a shard for people and tools: what `ss`, `ip` and `netstat -s` would say.
+//! A snapshot of a shard for people and tools: what `ss`, `ip` and `netstat -s` show.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -78,7 +78,7 @@ impl Stat {
 }
 
 impl<P: Probe> Shard<P> {
-    /// What the shard is doing.
+    /// A snapshot of the shard.
     pub fn stat(&mut self) -> Stat {
         self.core.net.pool.drain_remote();
         let pool = self.core.net.pool.stats();

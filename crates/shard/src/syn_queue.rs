@@ -1,19 +1,18 @@
-//! What a listener is opened with, what it says about itself, and its connections whose handshake is under
-//! way.
+//! Options and statistics of listeners, and their SYN queue.
 
 use alloc::collections::VecDeque;
 
 use fulmar_base::{Duration, Instant, SlotId};
 use fulmar_tcp::Keepalive;
 
-/// The SYN queue of a listener that asks for no other is at least so long: a backlog of 1 is about
-/// connections to be accepted, not about handshakes under way.
+/// Default length of a SYN queue at the least: a backlog of 1 limits connections to be accepted, not
+/// handshakes under way.
 const MIN_SYN_BACKLOG: usize = 8;
 
 /// When a listener answers SYNs with cookies (Linux: `net.ipv4.tcp_syncookies`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SynCookies {
-    /// Never: in a full SYN queue the oldest embryo gives way (Linux: 0).
+    /// Never: in a full SYN queue the oldest embryo is replaced (Linux: 0).
     Off,
     /// While the SYN queue, or that of the source address, is full (Linux: 1).
     #[default]
@@ -50,7 +49,7 @@ pub struct ListenOptions {
     /// Embryos at most: connections whose handshake is under way. `None`: as many as `backlog`, but at
     /// least 8. Each takes about 2 KiB.
     pub syn_backlog: Option<usize>,
-    /// When SYNs are answered with cookies. Default: while there is no room for an embryo.
+    /// When SYNs are answered with cookies. Default: while there is no space for an embryo.
     pub syn_cookies: SynCookies,
     /// Offers each SYN to the program as a pending connection, before it is answered
     /// ([`crate::Shard::tcp_pending`]). Such a listener has neither embryos nor cookies nor an accept queue.
@@ -93,7 +92,7 @@ impl ListenOptions {
     }
 }
 
-/// What a listener says about itself.
+/// Statistics of a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ListenerStat {
     /// Connections whose handshake is under way.
@@ -118,7 +117,7 @@ pub struct ListenerStat {
     pub cookies_valid: u64,
     /// ACKs that brought back a wrong one.
     pub cookies_failed: u64,
-    /// Embryos that gave way to a later one.
+    /// Embryos replaced by a later one.
     pub embryos_replaced: u64,
     /// SYNs dropped: full accept queue or queue of pending connections, limits of the source address, no socket left.
     pub syns_dropped: u64,
@@ -156,11 +155,11 @@ pub struct SynQueue {
     pub cookies: SynCookies,
     /// Embryos.
     pub len: usize,
-    /// Oldest first; those that are embryos no longer are passed over.
+    /// Oldest first; entries that are embryos no longer are skipped.
     pub order: VecDeque<SlotId>,
     /// Until when a cookie that was sent may come back.
     pub cookies_until: Instant,
-    /// What is counted; lengths and limits are filled in by [`crate::sockets::Listener::stat`].
+    /// Counts; lengths and limits are filled in by [`crate::sockets::Listener::stat`].
     pub counts: ListenerStat,
 }
 
@@ -174,6 +173,11 @@ impl SynQueue {
             cookies_until: Instant::ZERO,
             counts: ListenerStat::default(),
         }
+    }
+
+    /// A connection has left the queue.
+    pub fn remove_one(&mut self) {
+        self.len = self.len.saturating_sub(1);
     }
 
     pub fn is_under_pressure(&self) -> bool {

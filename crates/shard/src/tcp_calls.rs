@@ -1,5 +1,5 @@
-//! What the user of a TCP socket asks of a shard. Every call is a step: it does what can be done
-//! now, and says what it would wait for.
+//! Calls of TCP sockets. Every call is a step: it does what can be done now and returns what it would wait
+//! for.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -11,28 +11,17 @@ use fulmar_mbuf::Chain;
 use fulmar_socket::{Ready, SocketError, Step, soreceive};
 use fulmar_tcp::{State, Tcb};
 
+use crate::layers::Core;
+use crate::net::Net;
+use crate::secret::Secret;
 use crate::shard::Shard;
+use crate::slab::Slab;
 use crate::sockets::{Listener, Socket, TcpEntry};
 use crate::syn_queue::{ListenOptions, SynQueue};
+use crate::tcp::Tcp;
 use crate::udp_calls::unmap;
 
 impl<P: Probe> Shard<P> {
-    pub(crate) fn tcp(&mut self, id: SlotId) -> Result<&mut TcpEntry, SocketError> {
-        match self.core.sockets.get_mut(id) {
-            Some(Socket::Tcp(s)) => Ok(s),
-            Some(_) => Err(SocketError::NotSupported),
-            None => Err(SocketError::BadHandle),
-        }
-    }
-
-    pub(crate) fn listener(&mut self, id: SlotId) -> Result<&mut Listener, SocketError> {
-        match self.core.sockets.get_mut(id) {
-            Some(Socket::Listener(s)) => Ok(s),
-            Some(_) => Err(SocketError::Invalid),
-            None => Err(SocketError::BadHandle),
-        }
-    }
-
     /// Starts a connection; the SYN goes with the next flush.
     ///
     /// # Errors
@@ -46,8 +35,8 @@ impl<P: Probe> Shard<P> {
         self.tcp_connect_with(now, remote, local, |_| ())
     }
 
-    /// As [`Shard::tcp_connect`], with options that are set before the SYN goes: the receive buffer decides
-    /// the window scale.
+    /// As [`Shard::tcp_connect`], with options that are set before the SYN is sent: the receive buffer
+    /// decides the window scale.
     ///
     /// # Errors
     /// As [`Shard::tcp_connect`].
@@ -69,16 +58,16 @@ impl<P: Probe> Shard<P> {
         }
         let zone = zone_of(remote);
         let own = local.map(|l| l.ip()).filter(|ip| !ip.is_unspecified());
-        let (src, path) = self.path_to(own, remote.ip(), zone)?;
-        let key = self.choose_local(src, local, remote)?;
+        let (src, path) = self.core.net.path_to(own, remote.ip(), zone)?;
+        let key = self.tcp.choose_local(src, local, remote, &mut self.core)?;
         let iss = self.core.secret.initial_sequence(&key, now);
         let offset = self.core.secret.timestamp_offset(&key);
         let tcb = Tcb::connect(&self.core.config.tcp, key, iss, offset, path.info, now);
         let mut entry = TcpEntry::new(tcb, path);
         entry.is_open = true;
         set_options(&mut entry);
-        let id = self.add_connection(entry);
-        self.output_now(now, id);
+        let id = self.tcp.insert(entry, &mut self.core.sockets);
+        self.tcp.output_now(now, id, &mut self.core);
         self.finish_call(now);
         Ok(id)
     }
@@ -95,61 +84,18 @@ impl<P: Probe> Shard<P> {
     ) -> Result<u16, SocketError> {
         let remote = unmap(remote);
         let own = Some(local.ip()).filter(|ip| !ip.is_unspecified());
-        let (src, _) = self.path_to(own, remote.ip(), zone_of(remote))?;
+        let (src, _) = self.core.net.path_to(own, remote.ip(), zone_of(remote))?;
         let key = FlowKey::new(with_zone(src, local.port(), zone_of(remote)), remote);
         Ok(self.core.siblings.owner_of(&key))
     }
 
-    /// The local end of a new connection. A port chosen here hashes home: the reply will arrive at
-    /// this shard.
-    fn choose_local(
-        &mut self,
-        src: IpAddr,
-        local: Option<SocketAddr>,
-        remote: SocketAddr,
-    ) -> Result<FlowKey, SocketError> {
-        let ip = match local {
-            Some(l) if !l.ip().is_unspecified() => l.ip(),
-            _ => src,
-        };
-        if !self.core.net.ip.accepts(ip) {
-            return Err(SocketError::AddressNotAvailable);
-        }
-        if ip.is_ipv4() != remote.is_ipv4() {
-            return Err(SocketError::FamilyNotSupported);
-        }
-        let key_with = |port| FlowKey::new(with_zone(ip, port, zone_of(remote)), remote);
-        if let Some(port) = local.map(|l| l.port()).filter(|p| *p != 0) {
-            let key = key_with(port);
-            if self.tcp.flows.find(&self.core.sockets, &key).is_some() {
-                return Err(SocketError::AddressInUse);
-            }
-            if self.tcp.time_wait.contains(&key) {
-                // What is left of the last connection between the two ports may still arrive, and
-                // would be taken for this one's (RFC 9293 section 3.4.2). Linux's answer too.
-                return Err(SocketError::AddressNotAvailable);
-            }
-            return Ok(key);
-        }
-        let ports = self.core.secret.tcp_ports();
-        ports
-            .map(key_with)
-            .find(|key| {
-                self.core.siblings.owner_elsewhere(key).is_none()
-                    && self.tcp.flows.find(&self.core.sockets, key).is_none()
-                    && !self.tcp.time_wait.contains(key)
-                    && !self.tcp.listeners.contains_key(&key.local_port)
-            })
-            .ok_or(SocketError::AddressNotAvailable)
-    }
-
-    /// How a connection attempt stands.
+    /// The state of a connection attempt.
     ///
     /// # Errors
     /// Why it failed.
     pub fn tcp_connected(&mut self, id: SlotId) -> Result<Step<()>, SocketError> {
-        self.check_down(id)?;
-        let entry = self.tcp(id)?;
+        self.core.sockets.check_down(id)?;
+        let entry = self.core.sockets.tcp(id)?;
         match entry.tcb.state() {
             State::SynSent | State::SynReceived => Ok(Step::WaitSpace(1)),
             State::Closed => {
@@ -164,7 +110,7 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// [`SocketError::BadHandle`], [`SocketError::NotSupported`].
     pub fn tcp_entry(&mut self, id: SlotId) -> Result<&mut TcpEntry, SocketError> {
-        self.tcp(id)
+        self.core.sockets.tcp(id)
     }
 
     /// Time to live of the packets of future connections.
@@ -172,7 +118,7 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// [`SocketError::BadHandle`], [`SocketError::Invalid`].
     pub fn set_listener_ttl(&mut self, id: SlotId, ttl: u8) -> Result<(), SocketError> {
-        self.listener(id)?.ttl = Some(ttl);
+        self.core.sockets.listener(id)?.ttl = Some(ttl);
         Ok(())
     }
 
@@ -181,18 +127,14 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// As [`Shard::set_listener_ttl`].
     pub fn listener_ttl(&mut self, id: SlotId) -> Result<Option<u8>, SocketError> {
-        Ok(self.listener(id)?.ttl)
+        Ok(self.core.sockets.listener(id)?.ttl)
     }
 
-    /// Closes every socket, as the end of the process does. What was accepted is still delivered.
+    /// Closes every socket, as the end of the process does. Accepted bytes are still delivered.
     pub fn close_all(&mut self, now: Instant) {
         for id in self.core.sockets.ids() {
             self.close(now, id);
         }
-    }
-
-    pub(crate) fn check_down(&self, id: SlotId) -> Result<(), SocketError> {
-        self.stack_error(id).map_or(Ok(()), Err)
     }
 
     /// Opens a listener.
@@ -211,10 +153,15 @@ impl<P: Probe> Shard<P> {
         let local = match options.any_port {
             true if local.port() != 0 => return Err(SocketError::Invalid),
             true => local,
-            false => self.listen_port(local)?,
+            false => self.tcp.listen_port(local, &mut self.core.secret)?,
         };
         let dual_stack = local.is_ipv6() && local.ip().is_unspecified() && !options.only_v6;
-        self.check_listen_conflict(local, dual_stack, options.reuse_address)?;
+        self.tcp.check_listen_conflict(
+            local,
+            dual_stack,
+            options.reuse_address,
+            &self.core.sockets,
+        )?;
         let id = self.core.sockets.insert(Socket::Listener(Box::new(Listener {
             local,
             dual_stack,
@@ -231,42 +178,6 @@ impl<P: Probe> Shard<P> {
         Ok(id)
     }
 
-    fn listen_port(&mut self, local: SocketAddr) -> Result<SocketAddr, SocketError> {
-        if local.port() != 0 {
-            return Ok(local);
-        }
-        let mut ports = self.core.secret.tcp_ports();
-        let port =
-            ports.find(|p| !self.tcp.listeners.contains_key(p)).ok_or(SocketError::AddressInUse)?;
-        Ok(SocketAddr::new(local.ip(), port))
-    }
-
-    fn check_listen_conflict(
-        &self,
-        local: SocketAddr,
-        dual_stack: bool,
-        reuse_address: bool,
-    ) -> Result<(), SocketError> {
-        let others = self.tcp.listeners.get(&local.port()).map_or(&[][..], Vec::as_slice);
-        let clash = others.iter().any(|id| match self.core.sockets.get(*id) {
-            Some(Socket::Listener(l)) => listeners_clash(l, local, dual_stack),
-            _ => false,
-        });
-        let lingering = !reuse_address
-            && self.connection_keys().chain(self.tcp.time_wait.keys()).any(|k| {
-                k.local_port == local.port()
-                    && (local.ip().is_unspecified() || local.ip() == k.local_ip())
-            });
-        if clash || lingering { Err(SocketError::AddressInUse) } else { Ok(()) }
-    }
-
-    fn connection_keys(&self) -> impl Iterator<Item = &FlowKey> {
-        self.core.sockets.iter().filter_map(|(_, s)| match s {
-            Socket::Tcp(entry) => Some(entry.tcb.key()),
-            _ => None,
-        })
-    }
-
     /// The next established connection of a listener, with its peer.
     ///
     /// # Errors
@@ -274,7 +185,7 @@ impl<P: Probe> Shard<P> {
     /// ([`Shard::tcp_pending`]). [`SocketError::NetworkDown`].
     pub fn tcp_accept(&mut self, id: SlotId) -> Result<Step<(SlotId, SocketAddr)>, SocketError> {
         let down = self.down();
-        let listener = self.listener(id)?;
+        let listener = self.core.sockets.listener(id)?;
         let Some(child) = listener.accept.pop_front() else {
             if listener.pending.is_some() {
                 return Err(SocketError::Invalid);
@@ -282,17 +193,10 @@ impl<P: Probe> Shard<P> {
             return down.map_or(Ok(Step::WaitData(1)), Err);
         };
         // It is not removed while it waits here, whatever became of the connection.
-        let entry = self.tcp(child)?;
+        let entry = self.core.sockets.tcp(child)?;
         entry.parent = None;
         entry.is_open = true;
         Ok(Step::Done((child, entry.tcb.key().remote())))
-    }
-
-    /// Output after anything but a write, and the end of the call.
-    fn send_committed(&mut self, now: Instant, id: SlotId) {
-        self.core.net.link.set_now(now);
-        self.output_now(now, id);
-        self.finish_call(now);
     }
 
     /// Detaches up to `max` received bytes; an empty chain is the end of the stream. Give the chain
@@ -311,18 +215,7 @@ impl<P: Probe> Shard<P> {
         if let (Step::WaitData(_), Some(e)) = (&step, entry.error) {
             return Err(e);
         }
-        Ok(self.pass_taken(step))
-    }
-
-    /// Shows the probe that bytes were detached; what it ends there is freed.
-    fn pass_taken(&mut self, step: Step<Chain>) -> Step<Chain> {
-        match step {
-            Step::Done(chain) if self.ends_at(Stage::ReceiveTaken) => {
-                self.core.net.pool.free(chain);
-                Step::Done(Chain::new())
-            }
-            step => step,
-        }
+        Ok(self.core.net.pass_taken(step))
     }
 
     /// As [`Shard::tcp_take`], for a call that has got `done` bytes already and ends with what it has
@@ -350,7 +243,7 @@ impl<P: Probe> Shard<P> {
         match (&step, entry.error) {
             (Step::WaitData(_), Some(e)) if done == 0 => Err(e),
             (Step::WaitData(_), Some(_)) => Ok(Step::Done(Chain::new())),
-            _ => Ok(self.pass_taken(step)),
+            _ => Ok(self.core.net.pass_taken(step)),
         }
     }
 
@@ -379,7 +272,7 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// The detached bytes are copied: frees them, and opens the window if that is worth a packet.
+    /// Frees detached bytes that were copied, and opens the window if that is worth a packet.
     pub fn tcp_read_done(&mut self, now: Instant, id: SlotId, chain: Chain) {
         let bytes = chain.len();
         self.core.net.pool.free(chain);
@@ -388,20 +281,9 @@ impl<P: Probe> Shard<P> {
         self.core.net.counters.add(Counter::CopiedBytes, bytes as u64);
         let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return };
         let is_news = entry.tcb.after_read(&mut self.core.net.env(now));
-        if !self.ends_at(Stage::ReceiveFreed) && is_news {
-            self.tell_of_window(now, id);
+        if !self.core.net.ends_at(Stage::ReceiveFreed) && is_news {
+            self.tcp.output_after_read(now, id, &mut self.core);
         }
-    }
-
-    /// A read has left something to be sent, at most an ACK with a larger window.
-    pub(crate) fn tell_of_window(&mut self, now: Instant, id: SlotId) {
-        if self.expects_frames() {
-            return self.core.queue_output(id);
-        }
-        // No drain: what the update sets free is for the next read, while it is warm.
-        self.core.net.link.set_now(now);
-        self.output_now(now, id);
-        self.flush();
     }
 
     /// Copies received bytes without taking them; 0 is the end of the stream.
@@ -409,7 +291,7 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// As [`Shard::tcp_take`].
     pub fn tcp_peek(&mut self, id: SlotId, into: &mut [u8]) -> Result<Step<usize>, SocketError> {
-        let entry = self.tcp(id)?;
+        let entry = self.core.sockets.tcp(id)?;
         if entry.has_posted() {
             return Ok(Step::WaitData(1));
         }
@@ -430,7 +312,7 @@ impl<P: Probe> Shard<P> {
         read: bool,
         write: bool,
     ) -> Result<(), SocketError> {
-        let entry = self.tcp(id)?;
+        let entry = self.core.sockets.tcp(id)?;
         if matches!(entry.tcb.state(), State::SynSent | State::TimeWait | State::Closed) {
             return Err(SocketError::NotConnected);
         }
@@ -441,68 +323,32 @@ impl<P: Probe> Shard<P> {
             entry.tcb.shutdown_read();
         }
         self.send_committed(now, id);
-        self.run_posted_now(now, id);
+        self.tcp.run_posted(now, id, &mut self.core);
         self.notify(id);
         Ok(())
     }
 
-    /// The user lets go of a socket. What a connection accepted is still delivered, unless linger
+    /// Closes a socket. Bytes that a connection accepted are still delivered, unless linger
     /// is zero or received data is left unread (RFC 2525 section 2.17: then it is reset).
     pub fn close(&mut self, now: Instant, id: SlotId) {
         self.core.events.closed(&mut self.core.sockets, id);
         match self.core.sockets.get_mut(id) {
-            Some(Socket::Tcp(_)) => self.close_connection(now, id),
-            Some(Socket::Listener(_)) => self.close_listener(now, id),
-            Some(Socket::Udp(_) | Socket::Ping(_) | Socket::EchoListener(_)) => {
-                self.close_datagram(id)
+            Some(Socket::Tcp(_)) => {
+                self.tcp.close(now, id, &mut self.core);
+                self.send_committed(now, id);
+                self.tcp.reap_if_done(now, id, &mut self.core);
+                self.tcp.orphaned(now, id, &mut self.core);
             }
+            Some(Socket::Listener(_)) => {
+                for child in self.tcp.close_listener(id, &mut self.core) {
+                    self.send_committed(now, child);
+                    self.tcp.reap_if_done(now, child, &mut self.core);
+                }
+            }
+            Some(Socket::Udp(_)) => self.udp.close(id, &mut self.core),
+            Some(Socket::Ping(_)) => self.ping.close(id, &mut self.core),
+            Some(Socket::EchoListener(_)) => self.ping.close_listener(id, &mut self.core),
             None => {}
-        }
-    }
-
-    fn close_connection(&mut self, now: Instant, id: SlotId) {
-        self.tcp.posted.cancel_all(now, id, &mut self.core);
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return };
-        entry.is_open = false;
-        entry.parent = None;
-        if entry.linger == Some(Duration::ZERO) || entry.error.is_some() {
-            entry.tcb.abort();
-        } else {
-            entry.tcb.close(&mut self.core.net.env(now));
-        }
-        self.tcp.posted.orphan(now, id, &mut self.core);
-        self.send_committed(now, id);
-        self.reap_if_done(now, id);
-        self.note_orphan(now, id);
-    }
-
-    fn close_listener(&mut self, now: Instant, id: SlotId) {
-        let Some(Socket::Listener(mut l)) = self.core.sockets.remove(id) else { return };
-        if let Some(queue) = &mut l.pending {
-            self.tcp.pending.close(queue);
-            queue.timer.take().into_iter().for_each(|timer| self.core.wheel.cancel(timer));
-        }
-        if let Some(list) = self.tcp.listeners.get_mut(&l.local.port()) {
-            list.retain(|other| *other != id);
-            if list.is_empty() {
-                self.tcp.listeners.remove(&l.local.port());
-            }
-        }
-        let orphans: Vec<SlotId> = self
-            .core
-            .sockets
-            .iter()
-            .filter(|(_, s)| matches!(s, Socket::Tcp(t) if t.parent == Some(id)))
-            .map(|(id, _)| id)
-            .collect();
-        for orphan in orphans {
-            if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(orphan) {
-                entry.parent = None;
-                entry.embryonic = false;
-                entry.tcb.abort();
-            }
-            self.send_committed(now, orphan);
-            self.reap_if_done(now, orphan);
         }
     }
 
@@ -523,7 +369,8 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// [`SocketError::BadHandle`].
     pub fn ready(&self, id: SlotId) -> Result<Ready, SocketError> {
-        self.ready_of(id).ok_or(SocketError::BadHandle)
+        let socket = self.core.sockets.get(id).ok_or(SocketError::BadHandle)?;
+        Ok(self.core.events.ready(socket))
     }
 
     /// The local and the remote address of a socket, as far as it has them.
@@ -558,10 +405,157 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         f: impl FnOnce(&mut TcpEntry) -> R,
     ) -> Result<R, SocketError> {
-        let r = f(self.tcp(id)?);
+        let r = f(self.core.sockets.tcp(id)?);
         self.send_committed(now, id);
         Ok(r)
     }
+
+    /// Output after anything but a write, and the end of the call.
+    fn send_committed(&mut self, now: Instant, id: SlotId) {
+        self.core.net.link.set_now(now);
+        self.tcp.output_now(now, id, &mut self.core);
+        self.finish_call(now);
+    }
+}
+
+impl<P: Probe> Net<P> {
+    /// Reports to the probe that bytes were detached; if the path ends there they are freed.
+    fn pass_taken(&mut self, step: Step<Chain>) -> Step<Chain> {
+        match step {
+            Step::Done(chain) if self.ends_at(Stage::ReceiveTaken) => {
+                self.pool.free(chain);
+                Step::Done(Chain::new())
+            }
+            step => step,
+        }
+    }
+}
+
+impl Tcp {
+    /// The local end of a new connection. The flow of a port chosen here is owned by this shard.
+    fn choose_local<P: Probe>(
+        &self,
+        src: IpAddr,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        core: &mut Core<P>,
+    ) -> Result<FlowKey, SocketError> {
+        let ip = match local {
+            Some(l) if !l.ip().is_unspecified() => l.ip(),
+            _ => src,
+        };
+        if !core.net.ip.accepts(ip) {
+            return Err(SocketError::AddressNotAvailable);
+        }
+        if ip.is_ipv4() != remote.is_ipv4() {
+            return Err(SocketError::FamilyNotSupported);
+        }
+        let key_with = |port| FlowKey::new(with_zone(ip, port, zone_of(remote)), remote);
+        if let Some(port) = local.map(|l| l.port()).filter(|p| *p != 0) {
+            let key = key_with(port);
+            if self.flows.find(&core.sockets, &key).is_some() {
+                return Err(SocketError::AddressInUse);
+            }
+            if self.time_wait.contains(&key) {
+                // Old segments of the last connection between the two ports may still arrive and
+                // be accepted by this one (RFC 9293 section 3.4.2). Linux's answer too.
+                return Err(SocketError::AddressNotAvailable);
+            }
+            return Ok(key);
+        }
+        let ports = core.secret.tcp_ports();
+        ports
+            .map(key_with)
+            .find(|key| {
+                core.siblings.owner_elsewhere(key).is_none()
+                    && self.flows.find(&core.sockets, key).is_none()
+                    && !self.time_wait.contains(key)
+                    && !self.listeners.contains_key(&key.local_port)
+            })
+            .ok_or(SocketError::AddressNotAvailable)
+    }
+
+    fn listen_port(
+        &self,
+        local: SocketAddr,
+        secret: &mut Secret,
+    ) -> Result<SocketAddr, SocketError> {
+        if local.port() != 0 {
+            return Ok(local);
+        }
+        let mut ports = secret.tcp_ports();
+        let port =
+            ports.find(|p| !self.listeners.contains_key(p)).ok_or(SocketError::AddressInUse)?;
+        Ok(SocketAddr::new(local.ip(), port))
+    }
+
+    fn check_listen_conflict(
+        &self,
+        local: SocketAddr,
+        dual_stack: bool,
+        reuse_address: bool,
+        sockets: &Slab<Socket>,
+    ) -> Result<(), SocketError> {
+        let others = self.listeners.get(&local.port()).map_or(&[][..], Vec::as_slice);
+        let clash = others.iter().any(|id| match sockets.get(*id) {
+            Some(Socket::Listener(l)) => listeners_clash(l, local, dual_stack),
+            _ => false,
+        });
+        let lingering = !reuse_address
+            && connection_keys(sockets).chain(self.time_wait.keys()).any(|k| {
+                k.local_port == local.port()
+                    && (local.ip().is_unspecified() || local.ip() == k.local_ip())
+            });
+        if clash || lingering { Err(SocketError::AddressInUse) } else { Ok(()) }
+    }
+
+    /// The application closes a connection: its posted buffers are returned, the engine sends a FIN or resets.
+    fn close<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+        self.posted.cancel_all(now, id, core);
+        let Core { sockets, net, .. } = core;
+        let Ok(entry) = sockets.tcp(id) else { return };
+        entry.is_open = false;
+        entry.parent = None;
+        if entry.linger == Some(Duration::ZERO) || entry.error.is_some() {
+            entry.tcb.abort();
+        } else {
+            entry.tcb.close(&mut net.env(now));
+        }
+        self.posted.orphan(now, id, core);
+    }
+
+    /// Removes a listener. The connections that were not accepted are aborted: the caller sends their resets.
+    fn close_listener<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) -> Vec<SlotId> {
+        let Some(Socket::Listener(mut l)) = core.sockets.remove(id) else { return Vec::new() };
+        if let Some(queue) = &mut l.pending {
+            self.pending.close(queue);
+            queue.timer.take().into_iter().for_each(|timer| core.wheel.cancel(timer));
+        }
+        if let Some(list) = self.listeners.get_mut(&l.local.port()) {
+            list.retain(|other| *other != id);
+            if list.is_empty() {
+                self.listeners.remove(&l.local.port());
+            }
+        }
+        let is_child = |s: &Socket| matches!(s, Socket::Tcp(t) if t.parent == Some(id));
+        let children = core.sockets.iter().filter(|(_, s)| is_child(s)).map(|(id, _)| id);
+        let children: Vec<SlotId> = children.collect();
+        for child in &children {
+            if let Ok(entry) = core.sockets.tcp(*child) {
+                entry.parent = None;
+                entry.embryonic = false;
+                entry.tcb.abort();
+            }
+        }
+        children
+    }
+}
+
+fn connection_keys(sockets: &Slab<Socket>) -> impl Iterator<Item = &FlowKey> {
+    sockets.iter().filter_map(|(_, s)| match s {
+        Socket::Tcp(entry) => Some(entry.tcb.key()),
+        _ => None,
+    })
 }
 
 fn listeners_clash(l: &Listener, local: SocketAddr, dual_stack: bool) -> bool {

@@ -1,110 +1,138 @@
-//! TCP on its way down: connections that have something to send take their turn, and their timers.
+//! TCP output: connections with something to send take their turn; timers of connections.
 
-use fulmar_base::{Instant, Probe, SlotId};
+use fulmar_base::{Counter, Counters, Instant, Probe, SlotId};
 use fulmar_ip::{Template, Traffic};
 use fulmar_tcp::Sent;
 
 use crate::layers::Core;
 use crate::net::{Net, TcpEmit};
-use crate::shard::Shard;
-use crate::sockets::{Socket, TcpEntry};
+use crate::sockets::TcpEntry;
+use crate::tcp::Tcp;
 use crate::tcp_input::note_path_mtu;
 use crate::wheel::TimerKey;
 
-/// Turns of connections in one pass, so that one pass is bounded whatever they cause.
+/// Turns of connections in one pass, so that one pass is bounded.
 const TURNS_PER_PASS: usize = 4096;
 
-impl<P: Probe> Shard<P> {
-    /// Gives every queued connection its turn. Stops when the device takes no more.
-    pub(crate) fn run_output(&mut self, now: Instant) {
-        for _ in 0..self.core.output_queue.len().min(TURNS_PER_PASS) {
-            let Some(id) = self.core.output_queue.pop_front() else { return };
-            // A call of its own has given it its turn since.
-            let is_queued =
-                matches!(self.core.sockets.get(id), Some(Socket::Tcp(s)) if s.is_queued);
-            if is_queued && !self.output_turn(now, id) {
-                self.core.output_queue.push_front(id);
+impl Tcp {
+    /// Gives every queued connection its turn. Stops when the device refuses frames.
+    pub fn run_output<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+        for _ in 0..core.output_queue.len().min(TURNS_PER_PASS) {
+            let Some(id) = core.output_queue.pop_front() else { return };
+            // A call on this connection has sent meanwhile.
+            let is_queued = core.sockets.is_queued(id);
+            if is_queued && !self.output_turn(now, id, core) {
+                core.output_queue.push_front(id);
                 return;
             }
         }
     }
 
-    /// Runs one connection's output now. For the call that has just written to it.
-    pub(crate) fn output_now(&mut self, now: Instant, id: SlotId) {
-        let was_queued = matches!(self.core.sockets.get(id), Some(Socket::Tcp(s)) if s.is_queued);
-        let is_done = self.output_turn(now, id);
+    /// As [`Tcp::run_output`], after frames were received: ACKs are among what is sent.
+    pub fn answer<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+        self.unanswered = 0;
+        self.held_since = None;
+        self.run_output(now, core);
+    }
+
+    /// Runs the output of one connection now, for the call that has just written to it.
+    pub fn output_now<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+        let was_queued = core.sockets.is_queued(id);
+        let is_done = self.output_turn(now, id, core);
         if !is_done && !was_queued {
-            self.core.output_queue.push_back(id);
-        } else if is_done && was_queued && self.core.output_queue.back() == Some(&id) {
-            // Its tail was held, and has gone with this.
-            self.core.output_queue.pop_back();
+            core.output_queue.push_back(id);
+        } else if is_done && was_queued && core.output_queue.back() == Some(&id) {
+            // The tail that was held has been sent with this.
+            core.output_queue.pop_back();
         }
+    }
+
+    /// The output of a write, counted.
+    pub fn output_written<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+        core.net.link.set_now(now);
+        let gone =
+            |c: &Counters| (c.value(Counter::TcpSegmentsOut), c.value(Counter::TcpPacketsOut));
+        let before = gone(&core.net.counters);
+        self.output_now(now, id, core);
+        let counters = &mut core.net.counters;
+        let after = gone(counters);
+        counters.count(Counter::SendOutputs);
+        counters.add(Counter::SendFrames, after.0 - before.0);
+        counters.add(Counter::SendPackets, after.1 - before.1);
+    }
+
+    /// After a large write: the partial segment at its end waits for the next write, which is likely to
+    /// follow at once. It is sent with the next output of any kind, or two milliseconds later.
+    pub fn hold_tail<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+        let Ok(entry) = core.sockets.tcp(id) else { return };
+        entry.tcb.set_more(false);
+        if entry.tcb.wants_output() && !entry.is_queued {
+            entry.is_queued = true;
+            core.output_queue.push_back(id);
+            self.held_since.get_or_insert(now);
+        }
+    }
+
+    /// A read has left something to be sent, at most an ACK with a larger window.
+    pub fn output_after_read<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+        if self.unanswered > 0 {
+            return core.queue_output(id);
+        }
+        // No receive poll: frames that the update releases are for the next read, while they are cached.
+        core.net.link.set_now(now);
+        self.output_now(now, id, core);
+        core.net.flush();
     }
 
     /// One connection's output; false if the device refused: then it is marked as queued, and the
-    /// caller sees to it that it is.
-    fn output_turn(&mut self, now: Instant, id: SlotId) -> bool {
-        self.refresh_path(id);
-        let Core { sockets, net, .. } = &mut self.core;
-        let Some(Socket::Tcp(entry)) = sockets.get_mut(id) else { return true };
+    /// caller puts it into the queue.
+    fn output_turn<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) -> bool {
+        let Core { sockets, net, wheel, memory, .. } = core;
+        let Ok(entry) = sockets.tcp(id) else { return true };
+        refresh_path(entry, net);
         entry.is_queued = false;
-        let template = self.tcp.templates.of((id, entry.tcb.key()), entry.ttl, &net.ip, now);
+        let template = self.templates.of((id, entry.tcb.key()), entry.ttl, &net.ip, now);
         let sent = run_engine(net, now, entry, template);
-        self.arm_timer(id);
-        match sent {
-            Sent::Done => {
-                self.reap_if_done(now, id);
-                true
-            }
-            Sent::Starved => {
-                self.note_shortage(now, id);
-                true
-            }
-            Sent::More => {
-                if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
-                    entry.is_queued = true;
-                }
-                false
-            }
-        }
-    }
-
-    /// Looks the way up again if a route, neighbour or address has changed.
-    fn refresh_path(&mut self, id: SlotId) {
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get(id) else { return };
-        if entry.path.generation == self.core.net.ip.generation() {
-            return;
-        }
-        let key = *entry.tcb.key();
-        if let Ok((_, path)) = self.path_to(Some(key.local_ip()), key.remote_ip(), key.zone)
-            && let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id)
-        {
-            entry.path = path;
-        }
-    }
-
-    /// Makes sure that the wheel fires for the connection in time.
-    pub(crate) fn arm_timer(&mut self, id: SlotId) {
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return };
         if let Some(at) = entry.tcb.next_deadline() {
-            entry.timer = Some(self.core.wheel.schedule(entry.timer, TimerKey::Tcp(id), at));
+            entry.timer = Some(wheel.schedule(entry.timer, TimerKey::Tcp(id), at));
         }
+        match sent {
+            Sent::Done => self.reap_if_done(now, id, core),
+            Sent::Starved => memory.retry_later(now, id, sockets, net),
+            Sent::More => entry.is_queued = true,
+        }
+        !matches!(sent, Sent::More)
     }
 
     /// A connection's timer fired; it may be early, since timers are lazy.
-    pub(crate) fn tcp_timer(&mut self, now: Instant, id: SlotId) {
-        self.press_embryo(id);
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return };
+    pub fn timer_fired<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+        self.press_embryo(id, core);
+        let Core { sockets, net, wheel, output_queue, .. } = core;
+        let Ok(entry) = sockets.tcp(id) else { return };
         entry.timer = None;
-        let events = entry.tcb.on_timer(&mut self.core.net.env(now));
-        note_path_mtu(&mut self.core.net.ip, now, entry);
-        self.tcp.posted.list(id, &mut entry.posted);
+        let events = entry.tcb.on_timer(&mut net.env(now));
+        note_path_mtu(&mut net.ip, now, entry);
+        self.posted.list(id, &mut entry.posted);
         if entry.tcb.wants_output() {
-            self.core.queue_output(id);
-        } else {
-            self.arm_timer(id);
+            if !core::mem::replace(&mut entry.is_queued, true) {
+                output_queue.push_back(id);
+            }
+        } else if let Some(at) = entry.tcb.next_deadline() {
+            entry.timer = Some(wheel.schedule(entry.timer, TimerKey::Tcp(id), at));
         }
-        self.follow(now, id, events);
+        self.handle_events(now, id, events, core);
+    }
+}
+
+/// Looks up the route again if a route, neighbour or address has changed.
+#[inline]
+fn refresh_path<P: Probe>(entry: &mut TcpEntry, net: &mut Net<P>) {
+    if entry.path.generation == net.ip.generation() {
+        return;
+    }
+    let key = entry.tcb.key();
+    if let Ok((_, path)) = net.path_to(Some(key.local_ip()), key.remote_ip(), key.zone) {
+        entry.path = path;
     }
 }
 

@@ -1,9 +1,9 @@
-//! The headers of flows, ready-made: of datagrams from Ethernet to UDP, of segments to IP.
+//! Header templates of flows: from Ethernet to UDP for datagrams, from Ethernet to IP for segments.
 //!
-//! A connected datagram socket has its own; for the destinations of the others, and for connections,
-//! the shard has small direct-mapped caches, so that an idle connection costs nothing. Each is used
-//! only while `ip` says that it holds, and only for what fits its path; everything else takes the slow
-//! path, which leaves a new one behind.
+//! A connected datagram socket has its own template; for other destinations and for connections
+//! the shard has small direct-mapped caches, so that an idle connection costs nothing. A template is used
+//! only while `ip` confirms that it is valid, and only for packets that fit its path; every other packet
+//! takes the slow path, which makes a new template.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -14,14 +14,14 @@ use fulmar_udp::UdpSocket;
 use fulmar_wire::protocol;
 use fulmar_wire::udp::HEADER_BYTES;
 
-/// Destinations remembered: a collision costs a few look-ups, so that this only needs to cover what is
-/// active at the same time.
+/// Destinations cached: a collision costs a few look-ups, so that this only needs to cover the
+/// destinations that are active at the same time.
 const CACHED: usize = 64;
 
-/// Connections whose headers are remembered: as many as are busy at the same time on one core.
+/// Connections cached: as many as are busy at the same time on one core.
 const FLOWS: usize = 128;
 
-/// What a socket's options say about the headers of its datagrams.
+/// The options of a socket that appear in the headers of its datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct HeaderOptions {
     pub ttl: Option<u8>,
@@ -44,7 +44,7 @@ pub struct UdpTemplate {
     /// The source that was named with the datagram.
     from: Option<SocketAddr>,
     options: HeaderOptions,
-    /// Of a datagram that leaves as it is; offsets count from the Ethernet header.
+    /// Offload of a single datagram; offsets count from the Ethernet header.
     offload: Offload,
 }
 
@@ -78,25 +78,25 @@ impl UdpTemplate {
         UdpTemplate { from, ..self }
     }
 
-    /// What is asked of the device for a datagram that is no run.
+    /// Offload of a single datagram.
     #[inline]
     pub(crate) fn offload(&self) -> &Offload {
         &self.offload
     }
 
-    /// The part that ages.
+    /// The part whose validity ends.
     #[inline]
     pub(crate) fn ip(&self) -> &fulmar_ip::Template {
         &self.ip
     }
 
-    /// The part that does not.
+    /// The UDP part, which stays valid.
     #[inline]
     pub(crate) fn udp(&self) -> &fulmar_udp::Template {
         &self.udp
     }
 
-    /// Whether it is that of datagrams to `remote`.
+    /// Whether it is for datagrams to `remote`.
     pub(crate) fn is_to(&self, remote: &SocketAddr) -> bool {
         self.remote == *remote
     }

@@ -1,22 +1,18 @@
-//! UDP: on its way up, and what their users ask of a shard.
+//! Calls of datagram sockets, sending apart.
 
 use alloc::boxed::Box;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use fulmar_base::{
-    Counter, DropReason, FlowKey, GsoKind, Instant, Probe, SlotId, Stage, with_zone, zone_of,
-};
-use fulmar_ip::{Delivered, ErrorKind, QuotedError};
-use fulmar_mbuf::{Chain, FairShare, Purpose};
+use fulmar_base::{Counter, FlowKey, Probe, SlotId, Stage, with_zone, zone_of};
+use fulmar_mbuf::Chain;
 use fulmar_socket::{SocketError, Step};
-use fulmar_udp::{BindError, BindOptions, Datagram, Incoming, UdpError, UdpSocket};
+use fulmar_udp::{BindError, BindOptions, Datagram, UdpError, UdpSocket};
 
 use crate::layers::Core;
-use crate::net::{Net, Sink};
 use crate::shard::Shard;
 use crate::sockets::{Socket, UdpEntry};
 use crate::templates::HeaderOptions;
-use crate::udp_output::MAX_SEGMENTS;
+use crate::udp::Udp;
 
 /// Payload that is copied to a receiver under the lock.
 const SMALL_DATAGRAM_BYTES: usize = 512;
@@ -31,151 +27,6 @@ pub enum TakenDatagram {
 }
 
 impl<P: Probe> Shard<P> {
-    pub(crate) fn udp_entry(&mut self, id: SlotId) -> Result<&mut UdpEntry, SocketError> {
-        match self.core.sockets.get_mut(id) {
-            Some(Socket::Udp(s)) => Ok(s),
-            Some(_) => Err(SocketError::NotSupported),
-            None => Err(SocketError::BadHandle),
-        }
-    }
-
-    /// A packet for UDP, and for this shard.
-    pub(crate) fn udp_input(&mut self, now: Instant, d: Delivered) {
-        let (about, group) = (d.ip_header, d.is_group);
-        let segment_bytes = d.offload.gso.filter(|g| g.kind == GsoKind::Udp);
-        let segment_bytes = segment_bytes.map(|g| usize::from(g.segment_bytes));
-        let Some((datagram, to)) = self.recognise(d, segment_bytes.is_some()) else { return };
-        match to {
-            Some(id) => match segment_bytes.filter(|n| *n > 0 && *n < datagram.payload.len()) {
-                None => self.deliver_datagram(id, datagram),
-                Some(segment_bytes) => self.deliver_run(id, datagram, segment_bytes),
-            },
-            None => {
-                self.core.net.counters.drop_packet(DropReason::UdpNoSocket);
-                let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
-                pool.free(datagram.payload);
-                if !group {
-                    let sink = &mut Sink { link, probe };
-                    ip.port_unreachable(now, pool, counters, &about, sink);
-                }
-            }
-        }
-    }
-
-    /// Checks a packet and finds its socket. One that a full queue is to drop is dropped before it is
-    /// summed: the price of a flood is to be small.
-    fn recognise(&mut self, d: Delivered, is_run: bool) -> Option<(Datagram, Option<SlotId>)> {
-        let Shard { core, udp, rx, .. } = self;
-        let (Core { net, sockets, .. }, udp, foresight) = (core, &udp.table, &rx.foresight);
-        let Net { pool, counters, probe, .. } = net;
-        let Delivered { src, dst, zone, chain, offload, .. } = d;
-        let packet = Incoming { src, dst, zone, chain, offload };
-        let share = pool.share_of(Purpose::Receive);
-        let look = |from, to: SocketAddr, charge| {
-            if probe.stage(Stage::Demultiplexed).is_break() {
-                return Err(None);
-            }
-            let is_port = to.port() != 0;
-            let found = is_port.then(|| foresight.socket_of_datagram(udp, to, from)).flatten();
-            let refusal = match found.and_then(|id| sockets.get(id)) {
-                // Of a run some may fit.
-                Some(Socket::Udp(s)) if !is_run => drop_reason(&s.socket, charge, share),
-                _ => None,
-            };
-            refusal.map_or(Ok(found), |reason| Err(Some(reason)))
-        };
-        fulmar_udp::input_with_lookup(packet, pool, counters, look).ok()
-    }
-
-    /// A run of datagrams that came as one super-frame: each is delivered by itself, unless the socket takes
-    /// runs. They are copied apart, since a queue that refers to a frame of 64 KiB for each of them would soon be full.
-    fn deliver_run(&mut self, id: SlotId, run: Datagram, segment_bytes: usize) {
-        let takes_runs = matches!(self.core.sockets.get(id), Some(Socket::Udp(s)) if s.socket.gro);
-        if let Some(segment_bytes) = u16::try_from(segment_bytes).ok().filter(|_| takes_runs) {
-            return self
-                .deliver_datagram(id, Datagram { segment_bytes: Some(segment_bytes), ..run });
-        }
-        let Datagram { src, dst, payload, .. } = run;
-        if payload.len().div_ceil(segment_bytes) > MAX_SEGMENTS {
-            self.core.net.counters.drop_packet(DropReason::BadOffload);
-            return self.core.net.pool.free(payload);
-        }
-        let mut at = 0;
-        while at < payload.len() {
-            let len = segment_bytes.min(payload.len() - at);
-            let Ok(mut one) = self.core.net.pool.alloc_chain(len, 0, Purpose::Receive) else {
-                self.core.net.counters.drop_packet(DropReason::NoBuffer);
-                break;
-            };
-            for piece in one.slices_mut() {
-                at += payload.copy_to(at, piece);
-            }
-            self.core.net.counters.add(Counter::CopiedBytes, len as u64);
-            self.deliver_datagram(id, Datagram { src, dst, payload: one, segment_bytes: None });
-        }
-        self.core.net.pool.free(payload);
-    }
-
-    fn deliver_datagram(&mut self, id: SlotId, datagram: Datagram) {
-        let Some(Socket::Udp(s)) = self.core.sockets.get_mut(id) else {
-            return self.core.net.pool.free(datagram.payload);
-        };
-        let Net { pool, counters, .. } = &mut self.core.net;
-        let share = pool.share_of(Purpose::Receive);
-        if share.is_contended()
-            && let Some(reason) =
-                drop_reason(&s.socket, fulmar_udp::charge(&datagram.payload), share)
-        {
-            counters.drop_packet(reason);
-            return pool.free(datagram.payload);
-        }
-        let is_news = s.socket.deliver(datagram, pool, counters);
-        if self.ends_at(Stage::TransportInput) {
-            return;
-        }
-        if is_news {
-            self.notify(id);
-        }
-        self.pass(Stage::ReaderWoken);
-    }
-
-    /// An ICMP error about a datagram of ours.
-    pub(crate) fn udp_icmp_error(&mut self, now: Instant, e: QuotedError) {
-        let Some(id) = self.udp.table.lookup(e.local, e.remote) else {
-            return self.core.net.counters.drop_packet(DropReason::IcmpNoFlow);
-        };
-        let error = match e.kind {
-            ErrorKind::PortUnreachable => UdpError::ConnectionRefused,
-            ErrorKind::TooBig { mtu } => {
-                if !self.may_be_too_big(id, &e) {
-                    return self.core.net.counters.drop_packet(DropReason::IcmpNoFlow);
-                }
-                if !self.core.net.ip.lower_datagram_mtu(now, e.remote.ip(), mtu) {
-                    return self.core.net.counters.drop_packet(DropReason::IcmpMtuKnown);
-                }
-                UdpError::MessageTooLong
-            }
-            _ => UdpError::HostUnreachable,
-        };
-        let Some(Socket::Udp(s)) = self.core.sockets.get_mut(id) else { return };
-        if s.socket.on_error(e.remote, error) {
-            self.notify(id);
-        } else if !matches!(e.kind, ErrorKind::TooBig { .. } | ErrorKind::ResolutionFailed) {
-            // Only a connected socket is told.
-            self.core.net.counters.drop_packet(DropReason::IcmpNoFlow);
-        }
-    }
-
-    /// Whether a datagram that a router found too big may be one of the socket: it has sent to that
-    /// peer lately, and forbids IPv4 routers to fragment, without which they never say so.
-    fn may_be_too_big(&self, id: SlotId, e: &QuotedError) -> bool {
-        let Some(Socket::Udp(s)) = self.core.sockets.get(id) else { return false };
-        let may_say = s.socket.dont_fragment || e.remote.is_ipv6();
-        let own = s.template.as_deref().filter(|t| t.is_to(&e.remote));
-        let from = s.socket.local.filter(|l| l.port() == 0).map(|_| e.local);
-        may_say && own.or_else(|| self.udp.templates.find(id, from, &e.remote)).is_some()
-    }
-
     /// Opens a datagram socket. With several shards it takes what is sent to its port on any queue; if
     /// sockets of several shards are bound to one port, each flow goes to one of them, by its hash.
     ///
@@ -186,7 +37,8 @@ impl<P: Probe> Shard<P> {
         local: SocketAddr,
         options: BindOptions,
     ) -> Result<SlotId, SocketError> {
-        self.udp_bind_where(local, options, |_| true)
+        self.core.check_usable()?;
+        self.udp.bind(local, options, |_| true, &mut self.core)
     }
 
     /// Opens a datagram socket with one peer. Its port is one whose packets the hash of the flow brings
@@ -201,68 +53,15 @@ impl<P: Probe> Shard<P> {
         let home = self.core.siblings.home();
         let comes_home =
             |port| home.owns(&FlowKey::new(with_zone(src, port, zone_of(remote)), remote));
-        let socket = self.udp_bind_where(
-            with_zone(src, 0, zone_of(remote)),
-            BindOptions::default(),
-            comes_home,
-        )?;
+        self.core.check_usable()?;
+        let local = with_zone(src, 0, zone_of(remote));
+        let socket = self.udp.bind(local, BindOptions::default(), comes_home, &mut self.core)?;
         match self.udp_connect(socket, remote) {
             Ok(()) => Ok(socket),
             Err(e) => {
-                self.close_datagram(socket);
+                self.udp.close(socket, &mut self.core);
                 Err(e)
             }
-        }
-    }
-
-    fn udp_bind_where(
-        &mut self,
-        local: SocketAddr,
-        options: BindOptions,
-        fits: impl Fn(u16) -> bool,
-    ) -> Result<SlotId, SocketError> {
-        self.core.check_usable()?;
-        if options.any_port && local.port() != 0 {
-            return Err(SocketError::Invalid);
-        }
-        let ip = local.ip();
-        if !ip.is_unspecified()
-            && !self.core.net.ip.accepts(ip)
-            && !self.core.net.ip.is_broadcast(ip)
-        {
-            return Err(SocketError::AddressNotAvailable);
-        }
-        let id = self.core.sockets.insert(Socket::Udp(Box::new(UdpEntry {
-            socket: UdpSocket::new(),
-            binding: None,
-            v6_only: options.v6_only,
-            short: Default::default(),
-            template: None,
-            watch: Default::default(),
-        })));
-        // A port of the shard's choice is one that no other shard has.
-        let is_free = |port| fits(port) && self.core.siblings.claims_port(port);
-        match self.udp.table.bind(id, local, options, is_free) {
-            Ok(bound) => {
-                self.core.siblings.add_port(bound.local.port());
-                if let Ok(entry) = self.udp_entry(id) {
-                    entry.binding = Some(bound.slot);
-                    entry.socket.local = Some(bound.local);
-                }
-                Ok(id)
-            }
-            Err(e) => {
-                self.core.sockets.remove(id);
-                Err(bind_error(e))
-            }
-        }
-    }
-
-    /// Lets go of a binding; without another one the shard no longer has the port.
-    fn unbind(&mut self, slot: u32, local: Option<SocketAddr>) {
-        self.udp.table.unbind(slot);
-        if let Some(local) = local.filter(|l| !self.udp.table.is_port_bound(l.port())) {
-            self.core.siblings.remove_port(local.port());
         }
     }
 
@@ -274,7 +73,7 @@ impl<P: Probe> Shard<P> {
         let remote = unmap(remote);
         let choice = self.core.net.ip.route(remote.ip(), zone_of(remote));
         let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
-        let entry = self.udp_entry(id)?;
+        let entry = self.core.sockets.udp(id)?;
         if entry.socket.local.is_some_and(|l| l.port() == 0) {
             // Bound to every port.
             return Err(SocketError::Invalid);
@@ -289,7 +88,7 @@ impl<P: Probe> Shard<P> {
         let ip = if bound.ip().is_unspecified() { choice.src } else { bound.ip() };
         let local = with_zone(ip, bound.port(), zone_of(remote));
         self.udp.table.connect(binding, local, remote).map_err(bind_error)?;
-        let entry = self.udp_entry(id)?;
+        let entry = self.core.sockets.udp(id)?;
         entry.socket.remote = Some(remote);
         entry.socket.local = Some(local);
         entry.template = None;
@@ -303,7 +102,7 @@ impl<P: Probe> Shard<P> {
     /// An error that came back for an earlier datagram.
     pub fn udp_receive(&mut self, id: SlotId) -> Result<Step<Datagram>, SocketError> {
         let down = self.down();
-        let entry = self.udp_entry(id)?;
+        let entry = self.core.sockets.udp(id)?;
         // The error first, as Linux has it.
         if let Some(e) = entry.socket.take_error() {
             return Err(udp_error(e));
@@ -356,7 +155,7 @@ impl<P: Probe> Shard<P> {
         into: &mut [u8],
     ) -> Result<Step<(usize, SocketAddr)>, SocketError> {
         let down = self.down();
-        let entry = self.udp_entry(id)?;
+        let entry = self.core.sockets.udp(id)?;
         if let Some(e) = entry.socket.take_error() {
             return Err(udp_error(e));
         }
@@ -375,7 +174,7 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         f: impl FnOnce(&mut UdpSocket) -> R,
     ) -> Result<R, SocketError> {
-        let entry = self.udp_entry(id)?;
+        let entry = self.core.sockets.udp(id)?;
         let of = |socket: &UdpSocket| (HeaderOptions::of(socket), socket.remote);
         let before = of(&entry.socket);
         let said = f(&mut entry.socket);
@@ -403,30 +202,6 @@ impl<P: Probe> Shard<P> {
         self.core.net.counters.add(Counter::CopiedBytes, chain.len() as u64);
         self.core.net.pool.free(chain);
     }
-
-    pub(crate) fn close_datagram(&mut self, id: SlotId) {
-        match self.core.sockets.remove(id) {
-            Some(Socket::Udp(mut s)) => {
-                if let Some(slot) = s.binding {
-                    self.unbind(slot, s.socket.local);
-                }
-                s.socket.release(&mut self.core.net.pool);
-            }
-            Some(Socket::Ping(s)) => self.close_ping(*s),
-            Some(Socket::EchoListener(s)) => self.close_echo_listener(*s),
-            _ => {}
-        }
-    }
-}
-
-/// Why a datagram that is charged so much would be dropped: the socket's own limit, or, once half of
-/// the receive share is in use, the socket's fair part of it.
-#[inline]
-fn drop_reason(socket: &UdpSocket, charge: usize, share: FairShare) -> Option<DropReason> {
-    if share.is_contended() && charge > share.allowance(socket.truesize(), false) {
-        return Some(DropReason::UdpBufferFull);
-    }
-    socket.drop_reason(charge)
 }
 
 /// A v4-mapped destination is an IPv4 destination.
@@ -469,5 +244,60 @@ pub(crate) fn udp_error(e: UdpError) -> SocketError {
         UdpError::ConnectionRefused => SocketError::ConnectionRefused,
         UdpError::HostUnreachable => SocketError::HostUnreachable,
         UdpError::MessageTooLong => SocketError::MessageTooLong,
+    }
+}
+
+impl Udp {
+    /// Opens a datagram socket on a port that `fits`, if it may choose one.
+    fn bind<P: Probe>(
+        &mut self,
+        local: SocketAddr,
+        options: BindOptions,
+        fits: impl Fn(u16) -> bool,
+        core: &mut Core<P>,
+    ) -> Result<SlotId, SocketError> {
+        if options.any_port && local.port() != 0 {
+            return Err(SocketError::Invalid);
+        }
+        let ip = local.ip();
+        if !ip.is_unspecified() && !core.net.ip.accepts(ip) && !core.net.ip.is_broadcast(ip) {
+            return Err(SocketError::AddressNotAvailable);
+        }
+        let id = core.sockets.insert(Socket::Udp(Box::new(UdpEntry {
+            socket: UdpSocket::new(),
+            binding: None,
+            v6_only: options.v6_only,
+            short: Default::default(),
+            template: None,
+            watch: Default::default(),
+        })));
+        // A port of the shard's choice is one that no other shard has.
+        let is_free = |port| fits(port) && core.siblings.claims_port(port);
+        match self.table.bind(id, local, options, is_free) {
+            Ok(bound) => {
+                core.siblings.add_port(bound.local.port());
+                if let Ok(entry) = core.sockets.udp(id) {
+                    entry.binding = Some(bound.slot);
+                    entry.socket.local = Some(bound.local);
+                }
+                Ok(id)
+            }
+            Err(e) => {
+                core.sockets.remove(id);
+                Err(bind_error(e))
+            }
+        }
+    }
+
+    /// Closes a datagram socket. Without another binding the shard no longer has the port.
+    pub fn close<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
+        let Some(Socket::Udp(mut s)) = core.sockets.remove(id) else { return };
+        if let Some(slot) = s.binding {
+            self.table.unbind(slot);
+            if let Some(local) = s.socket.local.filter(|l| !self.table.is_port_bound(l.port())) {
+                core.siblings.remove_port(local.port());
+            }
+        }
+        s.socket.release(&mut core.net.pool);
     }
 }

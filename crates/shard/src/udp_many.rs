@@ -15,9 +15,9 @@ use crate::sockets::Socket;
 use crate::udp_calls::udp_error;
 use crate::udp_output::SendRequest;
 
-/// Messages that go or come under one hold of the lock, so that it is never held long.
+/// Messages that go or come under the lock at a time, so that it is never held long.
 const MOST_MESSAGES: usize = 64;
-/// Bytes copied under one hold of the lock, beyond the message that passes it.
+/// Bytes copied under the lock at a time, beyond the message that passes it.
 const MOST_BYTES: usize = 128 << 10;
 /// Datagrams that are joined to one super-frame at most: as many as Linux took before 6.9.
 const MOST_JOINED: usize = 64;
@@ -49,21 +49,21 @@ impl<'a> SendMessage<'a> {
 
     /// The same from another source address (IP_PKTINFO): one of the stack, or with
     /// [`crate::StackConfig::any_ip`] any (IP_TRANSPARENT). The port is that of the socket or 0; a socket that
-    /// is bound to every port has to name it.
+    /// is bound to every port has to give it.
     #[must_use]
     pub const fn from(self, source: SocketAddr) -> SendMessage<'a> {
         SendMessage { from: Some(source), ..self }
     }
 
     /// The payload is a run of datagrams of so many bytes each, the last one of what is left (Linux's
-    /// UDP_SEGMENT), at most 128. They are cut by the device, or on the way to it. 0: one datagram.
+    /// UDP_SEGMENT), at most 128. The device segments them, or software in front of it. 0: one datagram.
     #[must_use]
     pub const fn segmented(self, segment_bytes: u16) -> SendMessage<'a> {
         SendMessage { segment_bytes: Some(segment_bytes), ..self }
     }
 }
 
-/// Room for one received datagram: an entry of what `recvmmsg(2)` takes.
+/// Space for one received datagram: an entry of what `recvmmsg(2)` takes.
 #[derive(Debug)]
 pub struct RecvMessage<'a> {
     buffer: &'a mut [u8],
@@ -75,17 +75,17 @@ pub struct RecvMessage<'a> {
 }
 
 impl<'a> RecvMessage<'a> {
-    /// Room for as much as `buffer` holds; what is longer is cut off.
+    /// Space for as much as `buffer` holds; a longer datagram is truncated.
     pub fn new(buffer: &'a mut [u8]) -> RecvMessage<'a> {
         RecvMessage { buffer, len: 0, sent_len: 0, from: None, to: None, segment_bytes: None }
     }
 
-    /// What came.
+    /// The received bytes.
     pub fn payload(&self) -> &[u8] {
         self.buffer.get(..self.len).unwrap_or(&[])
     }
 
-    /// Who sent it; `None` before something came.
+    /// The sender; `None` before a datagram was received.
     pub fn from(&self) -> Option<SocketAddr> {
         self.from
     }
@@ -96,7 +96,7 @@ impl<'a> RecvMessage<'a> {
     }
 
     /// The length of each datagram, if it is a run of several: the last one has the rest. Only of a socket
-    /// that asks for runs (UDP_GRO).
+    /// that receives runs (UDP_GRO).
     pub fn segment_bytes(&self) -> Option<u16> {
         self.segment_bytes
     }
@@ -112,7 +112,7 @@ impl<'a> RecvMessage<'a> {
     }
 }
 
-/// What became of a call for many messages.
+/// Result of a call for many messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SentMany {
     /// How many went, the first ones.
@@ -122,12 +122,12 @@ pub struct SentMany {
 }
 
 impl<P: Probe> Shard<P> {
-    /// Sends the first of some messages, as many as may go under one hold of the lock. `is_first`: none
-    /// of this call went before, so that an error may be told.
+    /// Sends the first of some messages, as many as may go under the lock at a time. `is_first`: none
+    /// of this call was sent before, so that an error may be returned.
     ///
     /// # Errors
     /// As [`Shard::udp_send`], for the first message; an error of a later one ends the call there, and
-    /// is met again by whoever repeats it.
+    /// is returned by the next call that repeats it.
     pub fn udp_send_many(
         &mut self,
         now: Instant,
@@ -197,7 +197,7 @@ impl<P: Probe> Shard<P> {
         now: Instant,
         id: SlotId,
         run: &[SendMessage<'_>],
-        tells_error: bool,
+        returns_error: bool,
     ) -> Result<usize, SocketError> {
         let Some(first) = run.first() else { return Ok(0) };
         let bytes = run.iter().map(|m| m.payload.len()).sum();
@@ -205,8 +205,8 @@ impl<P: Probe> Shard<P> {
         let joined = (run.len() > 1).then_some(first.payload.len() as u16);
         let segment_bytes = joined.or(first.segment_bytes);
         let SendMessage { to, from, .. } = *first;
-        let request = SendRequest { parts, bytes, to, from, segment_bytes, tells_error };
-        self.output_datagram(now, id, &request).map(|_| bytes)
+        let request = SendRequest { parts, bytes, to, from, segment_bytes, returns_error };
+        self.udp.output(now, id, &request, &mut self.core).map(|_| bytes)
     }
 
     /// Copies the oldest datagrams into `into`, as many as are there and may be copied under one hold

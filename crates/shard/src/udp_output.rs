@@ -1,7 +1,7 @@
-//! A datagram on its way down: one fast path and one slow path.
+//! UDP output: one fast path and one slow path.
 //!
 //! ```text
-//!   fast: the headers are ready-made and hold, the datagram fits its path
+//!   fast: a valid template, the datagram fits its path
 //!           buffer, copy, headers in front ────────────────────────────┐
 //!     │ else, without side effects                                     ▼
 //!   slow: socket, pending error, endpoints, route, buffer, copy,   transmit burst
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A datagram of a connected socket that fits one buffer goes through the fast path as one piece of code, in
-//! which nothing larger than a word changes hands until the frame is in the burst. What both paths send is the
-//! same, frame by frame (`tests/udp/templates.rs`).
+//! which no value larger than a word is passed on until the frame is in the burst. Both paths send the same
+//! frames (`tests/udp/templates.rs`).
 
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
@@ -18,7 +18,7 @@ use core::net::{IpAddr, SocketAddr};
 use fulmar_base::{
     Counter, Instant, Offload, Probe, SlotId, Stage, StepAblation, with_zone, zone_of,
 };
-use fulmar_ip::{FrameSink, Outgoing, Traffic};
+use fulmar_ip::{FrameSink, Ip, Outgoing, Traffic};
 use fulmar_mbuf::{Chain, Mbuf, Purpose};
 use fulmar_netdev::Packet;
 use fulmar_socket::{SocketError, Step};
@@ -34,7 +34,7 @@ use crate::templates::{HeaderOptions, UdpTemplate};
 use crate::udp::Udp;
 use crate::udp_calls::{check_family, udp_error, unmap};
 
-/// Room in front of a payload, so that all headers go into its own mbuf.
+/// Headroom of a payload, so that all headers are in the same mbuf.
 const HEADROOM: usize = fulmar_udp::HEADROOM_BYTES;
 
 /// Payload that is written into one buffer together with its headers, by the sender itself: what fits the
@@ -52,12 +52,12 @@ pub(crate) struct SendRequest<I> {
     pub bytes: usize,
     /// Its destination; `None`: the connected peer.
     pub to: Option<SocketAddr>,
-    /// Its source; `None`: the socket's address.
+    /// The source; `None`: the address of the socket.
     pub from: Option<SocketAddr>,
     /// Payload of each datagram of a run.
     pub segment_bytes: Option<u16>,
     /// A pending error of the socket is returned.
-    pub tells_error: bool,
+    pub returns_error: bool,
 }
 
 impl<I> SendRequest<I> {
@@ -78,16 +78,16 @@ impl<I> SendRequest<I> {
 struct Endpoints {
     bound: SocketAddr,
     remote: SocketAddr,
-    /// The destination was named with it.
-    is_named: bool,
-    /// The source that was named with it.
+    /// The destination was given with the datagram.
+    has_destination: bool,
+    /// The source that was given with the datagram.
     from: Option<SocketAddr>,
     broadcast: bool,
     options: HeaderOptions,
 }
 
-/// What the routes say about a datagram.
-struct Way {
+/// The route of a datagram.
+struct Route {
     src: IpAddr,
     is_broadcast: bool,
 }
@@ -107,8 +107,8 @@ impl<P: Probe> Shard<P> {
         let bytes: usize = parts.iter().map(|p| p.len()).sum();
         let parts = parts.iter().copied();
         let request =
-            SendRequest { parts, bytes, to, from: None, segment_bytes: None, tells_error: true };
-        match self.output_datagram(now, id, &request)? {
+            SendRequest { parts, bytes, to, from: None, segment_bytes: None, returns_error: true };
+        match self.udp.output(now, id, &request, &mut self.core)? {
             Some(()) => self.finish_datagrams(now),
             None => self.core.net.link.set_now(now),
         }
@@ -119,7 +119,7 @@ impl<P: Probe> Shard<P> {
     /// `WRITABLE` and repeat.
     ///
     /// # Errors
-    /// As [`Shard::udp_send`], but for those two.
+    /// As [`Shard::udp_send`], without no buffer and a full device.
     pub fn udp_send_step(
         &mut self,
         now: Instant,
@@ -136,11 +136,12 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// A datagram found no memory, or no room in the device.
+    /// A datagram found no memory, or no space in the device.
     pub(crate) fn wait_to_send(&mut self, now: Instant, id: SlotId, why: SocketError) {
+        let Core { memory, sockets, net, .. } = &mut self.core;
         match why {
-            SocketError::NoBuffer => self.wait_for_memory(now, id),
-            _ => self.note_shortage(now, id),
+            SocketError::NoBuffer => memory.wait(now, id, sockets, net),
+            _ => memory.retry_later(now, id, sockets, net),
         }
     }
 
@@ -165,9 +166,9 @@ impl<P: Probe> Shard<P> {
             to: None,
             from: None,
             segment_bytes: None,
-            tells_error: true,
+            returns_error: true,
         };
-        match self.output_fast(now, id, &request) {
+        match self.udp.output_fast(now, id, &request, &mut self.core) {
             Some(Ok(sent)) => {
                 if sent.is_some() {
                     self.finish_datagrams(now);
@@ -189,47 +190,62 @@ impl<P: Probe> Shard<P> {
         self.udp_send_step(now, id, &[payload], None)
     }
 
+    /// The end of a call that has sent datagrams: one crossing.
+    #[inline(always)]
+    pub(crate) fn finish_datagrams(&mut self, now: Instant) {
+        if self.core.net.link.loopback.is_empty() {
+            let Net { pool, counters, link, probe, .. } = &mut self.core.net;
+            link.flush(pool, counters, probe);
+        } else {
+            self.finish_call(now);
+        }
+    }
+}
+
+impl Udp {
     /// Brings a datagram into the burst; `None` if a probe has ended the path.
-    pub(crate) fn output_datagram<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+    pub fn output<'a, P: Probe, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
         id: SlotId,
         request: &SendRequest<I>,
+        core: &mut Core<P>,
     ) -> Result<Option<()>, SocketError> {
-        if self.stops_at(Stage::Locked) {
+        if core.net.probe.stops_at(Stage::Locked) {
             return Ok(None);
         }
-        match self.output_fast(now, id, request) {
+        match self.output_fast(now, id, request, core) {
             Some(sent) => sent,
-            None => self.output_slow(now, id, request),
+            None => self.output_slow(now, id, request, core),
         }
     }
 
     /// Fast path: by ready-made headers, if there are some that hold for this datagram. Otherwise it returns
-    /// `None` without side effects and [`Shard::output_slow`] runs.
+    /// `None` without side effects and [`Udp::output_slow`] runs.
     #[inline(always)]
-    fn output_fast<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+    fn output_fast<'a, P: Probe, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
         id: SlotId,
         request: &SendRequest<I>,
+        core: &mut Core<P>,
     ) -> Option<Result<Option<()>, SocketError>> {
-        if self.is_down() || self.forgets_templates() {
+        if core.events.down.is_some() || core.net.forgets_templates() {
             return None;
         }
-        let (Core { sockets, net, .. }, Udp { templates, .. }) = (&mut self.core, &mut self.udp);
+        let Core { sockets, net, .. } = core;
         let Some(Socket::Udp(entry)) = sockets.get(id) else { return None };
-        let has_error = request.tells_error && entry.socket.has_error();
+        let has_error = request.returns_error && entry.socket.has_error();
         if has_error || request.datagrams() > MAX_SEGMENTS {
             return None;
         }
         let template = match &request.to {
-            // It is for this peer and these options: whatever changes them drops it.
+            // It is for this peer and these options: every change of them drops it.
             None if request.from.is_some() => return None,
             None => entry.template.as_deref()?,
             Some(to) => {
                 let remote = unmap(*to);
-                let template = templates.find(id, request.from, &remote)?;
+                let template = self.templates.find(id, request.from, &remote)?;
                 template.has_options(&HeaderOptions::of(&entry.socket)).then_some(template)?
             }
         };
@@ -252,155 +268,163 @@ impl<P: Probe> Shard<P> {
         })
     }
 
-    /// The endpoints of a datagram, once its socket has no pending error.
-    fn check_datagram<I>(
-        &mut self,
-        id: SlotId,
-        request: &SendRequest<I>,
-    ) -> Result<Endpoints, SocketError> {
-        if let Some(e) = self.down() {
-            return Err(e);
-        }
-        let entry = self.udp_entry(id)?;
-        if request.tells_error
-            && let Some(e) = entry.socket.take_error()
-        {
-            return Err(udp_error(e));
-        }
-        let UdpSocket { local, remote, broadcast, .. } = entry.socket;
-        let remote = unmap(request.to.or(remote).ok_or(SocketError::DestinationRequired)?);
-        if remote.port() == 0 || request.datagrams() > MAX_SEGMENTS {
-            return Err(SocketError::Invalid);
-        }
-        let bound = local.ok_or(SocketError::Invalid)?;
-        check_family(bound, entry.v6_only, remote)?;
-        let (from, options) = (request.from, HeaderOptions::of(&entry.socket));
-        let bound = source_of(bound, from)?;
-        if from.is_some() && (bound.is_ipv4() != remote.is_ipv4()) {
-            return Err(SocketError::FamilyNotSupported);
-        }
-        Ok(Endpoints { bound, remote, is_named: request.to.is_some(), from, broadcast, options })
-    }
-
-    /// Whether a measurement wants every layer to be asked.
-    #[inline(always)]
-    pub(crate) fn forgets_templates(&self) -> bool {
-        self.core.net.probe.varies_in([StepAblation::NoTemplate, StepAblation::NoDestinationCache])
-    }
-
-    /// Slow path: asks every layer, and remembers what they said.
+    /// Slow path through every layer; leaves a template.
     #[inline(never)]
-    fn output_slow<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+    fn output_slow<'a, P: Probe, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
         id: SlotId,
         request: &SendRequest<I>,
+        core: &mut Core<P>,
     ) -> Result<Option<()>, SocketError> {
-        let ends = &self.check_datagram(id, request)?;
-        if self.ends_at(Stage::SendChecked) {
+        let endpoints = &check_datagram(id, request, core)?;
+        if core.net.ends_at(Stage::SendChecked) {
             return Ok(None);
         }
-        let way = self.choose_way(ends, request)?;
-        if self.ends_at(Stage::PathChosen) {
+        let route = choose_route(&core.net.ip, endpoints, request)?;
+        if core.net.ends_at(Stage::PathChosen) {
             return Ok(None);
         }
-        let payload = self.core.net.fill_datagram(id, request.parts.clone(), request.bytes)?;
+        let payload = core.net.fill_datagram(id, request.parts.clone(), request.bytes)?;
         let Some(payload) = payload else { return Ok(None) };
-        let remote = ends.remote;
-        let local = with_zone(way.src, ends.bound.port(), zone_of(remote));
-        let (chain, _) = fulmar_udp::output(&mut self.core.net.pool, local, remote, payload)
+        let remote = endpoints.remote;
+        let local = with_zone(route.src, endpoints.bound.port(), zone_of(remote));
+        let (chain, _) = fulmar_udp::output(&mut core.net.pool, local, remote, payload)
             .map_err(|_| SocketError::NoBuffer)?;
-        if self.ends_at(Stage::TransportOutput) {
-            self.core.net.pool.free(chain);
+        if core.net.ends_at(Stage::TransportOutput) {
+            core.net.pool.free(chain);
             return Ok(None);
         }
-        self.core.net.link.set_now(now);
-        self.core.net.send_packet(
+        core.net.link.set_now(now);
+        core.net.send_packet(
             now,
             Outgoing {
-                src: way.src,
+                src: route.src,
                 dst: remote.ip(),
                 zone: zone_of(remote),
                 protocol: protocol::UDP,
-                ttl: ends.options.ttl,
-                dscp_ecn: ends.options.dscp_ecn,
+                ttl: endpoints.options.ttl,
+                dscp_ecn: endpoints.options.dscp_ecn,
                 chain,
                 offload: request.offload(),
                 traffic: Traffic::Own,
-                dont_fragment: ends.options.dont_fragment,
+                dont_fragment: endpoints.options.dont_fragment,
             },
         )?;
-        self.core.net.note_sent(request);
-        if !way.is_broadcast && !self.forgets_templates() {
-            self.keep_template(now, id, ends, local);
+        core.net.note_sent(request);
+        if !route.is_broadcast && !core.net.forgets_templates() {
+            self.keep_template(now, id, endpoints, local, core);
         }
         Ok(Some(()))
     }
 
-    /// Remembers the headers of what was just sent.
-    fn keep_template(&mut self, now: Instant, id: SlotId, ends: &Endpoints, local: SocketAddr) {
-        let (Core { sockets, net, .. }, Udp { templates, .. }) = (&mut self.core, &mut self.udp);
-        let zone = zone_of(ends.remote);
-        let made = UdpTemplate::new(&net.ip, now, (local, ends.remote), zone, ends.options);
-        let Some(made) = made.map(|made| made.with_source(ends.from)) else { return };
+    /// Keeps the headers of the datagram just sent as a template.
+    fn keep_template<P: Probe>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        endpoints: &Endpoints,
+        local: SocketAddr,
+        core: &mut Core<P>,
+    ) {
+        let Core { sockets, net, .. } = core;
+        let zone = zone_of(endpoints.remote);
+        let made =
+            UdpTemplate::new(&net.ip, now, (local, endpoints.remote), zone, endpoints.options);
+        let Some(made) = made.map(|made| made.with_source(endpoints.from)) else { return };
+        let is_own = !endpoints.has_destination && endpoints.from.is_none();
         match sockets.get_mut(id) {
-            Some(Socket::Udp(s)) if !ends.is_named && ends.from.is_none() => {
-                match &mut s.template {
-                    Some(template) => **template = made,
-                    none => *none = Some(Box::new(made)),
-                }
-            }
-            _ => templates.insert(id, made),
-        }
-    }
-
-    /// The source address that the routes give, if as much payload may go. What is longer than the
-    /// path's packets goes in fragments, unless the socket forbids it; runs never do.
-    fn choose_way<I>(
-        &self,
-        ends: &Endpoints,
-        request: &SendRequest<I>,
-    ) -> Result<Way, SocketError> {
-        let (ip, remote) = (&self.core.net.ip, ends.remote);
-        let bound = Some(ends.bound.ip()).filter(|ip| !ip.is_unspecified());
-        // A broadcast address is one to listen on, as on Linux.
-        let bound = bound.filter(|bound| !ip.is_broadcast(*bound));
-        if bound.is_some_and(|bound| !ip.accepts(bound)) {
-            return Err(SocketError::NetworkUnreachable);
-        }
-        let choice = ip.route_from(bound, remote.ip(), zone_of(remote));
-        let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
-        if choice.is_broadcast && !ends.broadcast {
-            return Err(SocketError::AccessDenied);
-        }
-        let is_run = request.offload().gso.is_some();
-        let largest_packet =
-            if ends.options.dont_fragment { choice.datagram_mtu } else { usize::MAX };
-        let most = |packet_bytes| fulmar_udp::max_payload(packet_bytes, remote.ip());
-        let segment_bytes = request.segment_bytes.filter(|_| is_run).map_or(0, usize::from);
-        let whole_fits = request.bytes <= most(if is_run { usize::MAX } else { largest_packet });
-        if !whole_fits || segment_bytes > most(choice.datagram_mtu) {
-            return Err(SocketError::MessageTooLong);
-        }
-        Ok(Way { src: bound.unwrap_or(choice.src), is_broadcast: choice.is_broadcast })
-    }
-
-    /// The end of a call that has sent datagrams: one crossing.
-    #[inline(always)]
-    pub(crate) fn finish_datagrams(&mut self, now: Instant) {
-        if self.core.net.link.loopback.is_empty() {
-            let Net { pool, counters, link, probe, .. } = &mut self.core.net;
-            link.flush(pool, counters, probe);
-        } else {
-            self.finish_call(now);
+            Some(Socket::Udp(s)) if is_own => match &mut s.template {
+                Some(template) => **template = made,
+                none => *none = Some(Box::new(made)),
+            },
+            _ => self.templates.insert(id, made),
         }
     }
 }
 
+/// The endpoints of a datagram, once its socket has no pending error.
+fn check_datagram<P: Probe, I>(
+    id: SlotId,
+    request: &SendRequest<I>,
+    core: &mut Core<P>,
+) -> Result<Endpoints, SocketError> {
+    if let Some(e) = core.events.down {
+        return Err(e);
+    }
+    let entry = core.sockets.udp(id)?;
+    if request.returns_error
+        && let Some(e) = entry.socket.take_error()
+    {
+        return Err(udp_error(e));
+    }
+    let UdpSocket { local, remote, broadcast, .. } = entry.socket;
+    let remote = unmap(request.to.or(remote).ok_or(SocketError::DestinationRequired)?);
+    if remote.port() == 0 || request.datagrams() > MAX_SEGMENTS {
+        return Err(SocketError::Invalid);
+    }
+    let bound = local.ok_or(SocketError::Invalid)?;
+    check_family(bound, entry.v6_only, remote)?;
+    let (from, options) = (request.from, HeaderOptions::of(&entry.socket));
+    let bound = source_of(bound, from)?;
+    if from.is_some() && bound.is_ipv4() != remote.is_ipv4() {
+        return Err(SocketError::FamilyNotSupported);
+    }
+    let has_destination = request.to.is_some();
+    Ok(Endpoints { bound, remote, has_destination, from, broadcast, options })
+}
+
+/// The source of a datagram whose socket is bound to `bound`. A socket that is bound to every port gives it
+/// with each datagram, others may give another address.
+fn source_of(bound: SocketAddr, from: Option<SocketAddr>) -> Result<SocketAddr, SocketError> {
+    let Some(from) = from.map(unmap) else {
+        return if bound.port() == 0 { Err(SocketError::Invalid) } else { Ok(bound) };
+    };
+    match (bound.port(), from.port()) {
+        (0, 0) => Err(SocketError::Invalid),
+        (port, 0) => Ok(SocketAddr::new(from.ip(), port)),
+        (0, _) => Ok(from),
+        (port, named) if port == named => Ok(from),
+        _ => Err(SocketError::Invalid),
+    }
+}
+
+/// The route, if the payload may be sent. A datagram longer than the path MTU is fragmented unless the
+/// socket sets DF; runs are never fragmented.
+fn choose_route<I>(
+    ip: &Ip,
+    endpoints: &Endpoints,
+    request: &SendRequest<I>,
+) -> Result<Route, SocketError> {
+    let remote = endpoints.remote;
+    let bound = Some(endpoints.bound.ip()).filter(|ip| !ip.is_unspecified());
+    // A broadcast address is one to listen on, as on Linux.
+    let bound = bound.filter(|bound| !ip.is_broadcast(*bound));
+    if bound.is_some_and(|bound| !ip.accepts(bound)) {
+        return Err(SocketError::NetworkUnreachable);
+    }
+    let choice = ip.route_from(bound, remote.ip(), zone_of(remote));
+    let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
+    if choice.is_broadcast && !endpoints.broadcast {
+        return Err(SocketError::AccessDenied);
+    }
+    let is_run = request.offload().gso.is_some();
+    let largest_packet =
+        if endpoints.options.dont_fragment { choice.datagram_mtu } else { usize::MAX };
+    let most = |packet_bytes| fulmar_udp::max_payload(packet_bytes, remote.ip());
+    let segment_bytes = request.segment_bytes.filter(|_| is_run).map_or(0, usize::from);
+    let whole_fits = request.bytes <= most(if is_run { usize::MAX } else { largest_packet });
+    if !whole_fits || segment_bytes > most(choice.datagram_mtu) {
+        return Err(SocketError::MessageTooLong);
+    }
+    Ok(Route { src: bound.unwrap_or(choice.src), is_broadcast: choice.is_broadcast })
+}
+
 impl<P: Probe> Net<P> {
+    /// Whether an ablation turns the templates off.
     #[inline(always)]
-    pub(crate) fn ends_at(&mut self, stage: Stage) -> bool {
-        self.probe.stage(stage).is_break()
+    pub(crate) fn forgets_templates(&self) -> bool {
+        self.probe.varies_in([StepAblation::NoTemplate, StepAblation::NoDestinationCache])
     }
 
     #[inline(always)]
@@ -408,14 +432,14 @@ impl<P: Probe> Net<P> {
         self.probe.stages(stages).is_break()
     }
 
-    /// Whether a datagram may take so much of the send share: what streams need at the least stays.
+    /// Whether a datagram may take so much of the send share: the minimum of streams stays free.
     #[inline(always)]
     fn admits_datagram(&self, bytes: usize) -> bool {
         let share = self.pool.share_of(Purpose::Send);
         !share.is_contended() || bytes <= share.for_datagrams()
     }
 
-    /// The payload in one mbuf (or a few), with room for every header in front; `None` if a probe
+    /// The payload in one mbuf (or a few), with headroom for every header; `None` if a probe
     /// has ended the path.
     #[inline]
     pub(crate) fn fill_datagram<'a>(
@@ -446,8 +470,8 @@ impl<P: Probe> Net<P> {
         Ok(Some(chain))
     }
 
-    /// Whether so much payload is written into one buffer together with its headers: it fits, the device
-    /// computes the checksum, and no measurement wants another way.
+    /// Whether payload and headers are written into one buffer: the payload fits, the device
+    /// computes the checksum, and no ablation wants another path.
     #[inline(always)]
     fn is_linear(&self, bytes: usize) -> bool {
         bytes <= LINEAR_BYTES
@@ -479,10 +503,10 @@ impl<P: Probe> Net<P> {
             return Ok(None);
         }
         self.link.set_now(now);
-        if !self.link.takes_at_once(m.len()) {
+        if !self.link.fits_linear(m.len()) {
             return self.put_slow(m, template, request);
         }
-        self.link.put_fitting(Packet { chain: Chain::from(m), offload: *template.offload() });
+        self.link.push_linear(Packet { chain: Chain::from(m), offload: *template.offload() });
         if self.ends_at(Stage::BurstQueued) {
             self.link.forget(&mut self.pool);
         }
@@ -490,7 +514,7 @@ impl<P: Probe> Net<P> {
         Ok(Some(()))
     }
 
-    /// The burst is full, or the frame is none that the device takes as it is.
+    /// The burst is full, or the frame needs software offload.
     #[cold]
     fn put_slow<I>(
         &mut self,
@@ -508,7 +532,7 @@ impl<P: Probe> Net<P> {
         Ok(Some(()))
     }
 
-    /// Headers and payload, whose room is taken at once; false if a probe has ended the path.
+    /// Writes headers and payload; false if a probe has ended the path.
     #[inline(always)]
     fn write_linear<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
@@ -530,7 +554,7 @@ impl<P: Probe> Net<P> {
         matches!(self.write_headers(template, request, headers), Ok(Some(())))
     }
 
-    /// Sends what is larger, or is to be summed on the way, as payload with the headers in front.
+    /// Sends a datagram that is larger, or whose checksum is computed in software, as a chain behind its headers.
     #[inline(never)]
     fn send_chained<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
@@ -556,7 +580,7 @@ impl<P: Probe> Net<P> {
         Ok(Some(()))
     }
 
-    /// Puts all headers in front, in one piece; `None` if a probe has ended the path.
+    /// Prepends all headers; `None` if a probe has ended the path.
     #[inline]
     fn prepend<I>(
         &mut self,
@@ -568,7 +592,7 @@ impl<P: Probe> Net<P> {
         self.write_headers(template, request, room.map_err(|_| SocketError::NoBuffer)?)
     }
 
-    /// Writes all headers, which `room` has the length of; `None` if a probe has ended the path.
+    /// Writes all headers into a slice of their length; `None` if a probe has ended the path.
     #[inline(always)]
     fn write_headers<I>(
         &mut self,
@@ -611,22 +635,7 @@ impl<P: Probe> Net<P> {
     }
 }
 
-/// The source of a datagram whose socket is bound to `bound`. A socket that is bound to every port names it
-/// with each datagram, others may name another address.
-fn source_of(bound: SocketAddr, from: Option<SocketAddr>) -> Result<SocketAddr, SocketError> {
-    let Some(from) = from.map(unmap) else {
-        return if bound.port() == 0 { Err(SocketError::Invalid) } else { Ok(bound) };
-    };
-    match (bound.port(), from.port()) {
-        (0, 0) => Err(SocketError::Invalid),
-        (port, 0) => Ok(SocketAddr::new(from.ip(), port)),
-        (0, _) => Ok(from),
-        (port, named) if port == named => Ok(from),
-        _ => Err(SocketError::Invalid),
-    }
-}
-
-/// Copies bytes to a place of their length: the fewest in two steps that overlap, since a call costs more.
+/// Copies a slice into one of the same length: 8 to 32 bytes in two overlapping moves, since a call costs more.
 #[inline(always)]
 fn copy(to: &mut [u8], from: &[u8]) {
     let is_done = match from.len() {

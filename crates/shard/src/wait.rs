@@ -1,25 +1,25 @@
-//! How the threads of a shard wait for its device: what the policy says
-//! ([`moderation`](fulmar_netdev::moderation)), told to the device where that can hold by itself.
+//! How the threads of a shard wait for its device: the policy
+//! ([`moderation`](fulmar_netdev::moderation)), given to the device where it coalesces by itself.
 
-use fulmar_base::{Counter, Instant, Probe};
+use fulmar_base::{Instant, Probe};
 use fulmar_netdev::Wake;
 use fulmar_netdev::moderation::{Moderation, ModerationConfig, Next};
 
 use crate::shard::Shard;
 
 impl<P: Probe> Shard<P> {
-    /// What a thread that waits does after a poll that found nothing. `may_look`: it is a thread that
-    /// has nothing else to do.
+    /// What a waiting thread does after an empty poll. `may_look`: the thread may busy-poll, having nothing
+    /// else to do.
     pub fn next_wait(&mut self, now: Instant, may_look: bool) -> Next {
         let next = match self.rx.is_dry {
             true => self.rx.moderation.next(now, may_look),
-            // A step ended at its bound.
+            // The last step ended at its budget.
             false => self.rx.moderation.next_unheld(now, may_look),
         };
-        self.tell_device();
-        self.count_look();
+        self.rx.coalesce(&mut self.core.net);
+        self.rx.count_poll(&mut self.core.net.counters);
         match next {
-            // The device holds, or has to be asked for room.
+            // The device coalesces by itself, or has to signal space.
             Next::Hold { .. }
                 if self.core.net.link.caps().coalescing || self.core.net.link.has_backlog() =>
             {
@@ -29,58 +29,28 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// Whether a thread that finds nothing to do looks at the device before it waits. Not where that has
-    /// long been in vain, and nothing can be missed by sleeping at once.
+    /// Whether a thread polls the device once before it waits. Not where that has long found nothing, and where
+    /// sleeping at once can miss nothing.
     pub fn looks_first(&mut self, now: Instant) -> bool {
-        let may_miss = !self.rx.is_dry
-            || !self.is_level_triggered()
-            || self.next_deadline().is_some_and(|at| at <= now);
-        may_miss || self.rx.moderation.looks_first()
-    }
-
-    /// Whether the device's descriptor is readable whenever there is something to do for it.
-    fn is_level_triggered(&self) -> bool {
         let link = &self.core.net.link;
-        link.caps().wake == Wake::Level && !link.has_backlog() && !self.is_down()
-    }
-
-    /// How many frames a poll asks for at once, where there is room for so many.
-    pub(crate) fn frames_to_ask(&mut self, room: usize) -> usize {
-        match self.core.net.link.caps().wake {
-            Wake::Level => self.rx.moderation.ask(room),
-            Wake::Armed => room,
-        }
+        // The descriptor is readable whenever there is something to do for the device.
+        let is_level = link.caps().wake == Wake::Level && !link.has_backlog() && !self.is_down();
+        let may_miss =
+            !self.rx.is_dry || !is_level || self.next_deadline().is_some_and(|at| at <= now);
+        may_miss || self.rx.moderation.looks_first()
     }
 
     /// Changes how threads wait for the device.
     pub fn set_moderation(&mut self, config: ModerationConfig) {
         self.core.config.moderation = config;
         self.rx.moderation.set_config(config);
-        self.tell_device();
+        self.rx.coalesce(&mut self.core.net);
     }
 
-    /// The policy by which threads wait for the device: to be told when they begin to, have looked, and have
-    /// slept.
+    /// The policy by which threads wait for the device. It is to be notified when a thread begins to wait, has
+    /// polled and has slept.
     pub fn moderation(&mut self) -> &mut Moderation {
         &mut self.rx.moderation
-    }
-
-    /// A step of the holds goes to the device, if that has registers for it.
-    fn tell_device(&mut self) {
-        if let Some(step) = self.rx.moderation.take_change() {
-            self.core.net.counters.count(Counter::MitigationChanges);
-            if self.core.net.link.caps().coalescing {
-                self.core.net.link.device().coalesce(step);
-            }
-        }
-    }
-
-    /// A look at the device has ended.
-    pub(crate) fn count_look(&mut self) {
-        if let Some(took) = self.rx.moderation.take_looked() {
-            self.core.net.counters.count(Counter::Looks);
-            self.core.net.counters.add(Counter::BusyPollNs, took.as_nanos() as u64);
-        }
     }
 }
 
@@ -145,7 +115,7 @@ mod tests {
                 }
                 self.taker.moderation().slept();
             }
-            panic!("nobody holds in a flood");
+            panic!("no hold in a flood");
         }
     }
 
@@ -161,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_holds_while_the_device_has_more() {
+    fn no_hold_while_the_device_has_more() {
         let mut flood = Flood::new();
         flood.now = flood.until_held();
         // More than one step takes, by frames or by bytes.

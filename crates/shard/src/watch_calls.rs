@@ -1,4 +1,4 @@
-//! Watching sockets: what became ready leaves as data.
+//! Watching sockets: readiness is reported as data.
 
 use alloc::vec::Vec;
 
@@ -10,20 +10,19 @@ use crate::shard::Shard;
 use crate::sockets::Socket;
 
 impl<P: Probe> Shard<P> {
-    /// From now on those who watch a socket are to be told of this; `None`: nobody watches any more. False:
-    /// there is no such socket.
+    /// Sets the readiness that is reported for a socket; `None`: none. False if there is no such socket.
     pub fn watch(&mut self, id: SlotId, interest: Option<Ready>) -> bool {
         let Some(s) = self.core.sockets.get_mut(id) else { return false };
         s.watch().interest = interest;
         true
     }
 
-    /// Tells those who watch a socket what it is ready for now.
+    /// Reports what a socket is ready for now, if it is watched.
     pub fn notify(&mut self, id: SlotId) {
         self.core.events.notify(&mut self.core.sockets, id);
     }
 
-    /// Whether a step or call has left something: to be asked, and taken, after each.
+    /// Whether the last step or call has produced events, completions or hand-offs to be taken.
     #[inline]
     pub fn has_outcome(&self) -> bool {
         !self.core.events.is_empty()
@@ -31,12 +30,12 @@ impl<P: Probe> Shard<P> {
             || self.core.siblings.has_outgoing()
     }
 
-    /// Moves what those who watch sockets are to be told to `into`, which is empty.
+    /// Moves the readiness events to `into`, which is empty.
     pub fn take_events(&mut self, into: &mut Vec<Event>) {
         self.core.events.take(&mut self.core.sockets, into);
     }
 
-    /// Counts something that a room above has seen.
+    /// Adds to a counter on behalf of the runtime.
     pub fn count(&mut self, c: Counter, n: u64) {
         self.core.net.counters.add(c, n);
     }

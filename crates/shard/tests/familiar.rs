@@ -1,54 +1,20 @@
 //! Header prediction: a segment whose headers are predicted gets what one gets whose headers are all read, and
 //! what only looks alike is not taken for one.
 
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counters, DropReason, Duration, Instant, Secrets, SlotId};
-use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
-use fulmar_ip::{AddressUse, IfAddr};
-use fulmar_mbuf::{Pool, PoolConfig, Purpose};
-use fulmar_netdev::{Burst, Device, forward_device};
-use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_base::{DropReason, Duration, Instant, SlotId};
+use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
+use fulmar_ip::AddressUse;
+use fulmar_netdev::Device;
+use fulmar_shard::{ListenOptions, Reserved, Shard};
 use fulmar_socket::Step;
+use fulmar_testbed::stations::{self, at, config};
+use fulmar_testbed::tamper::Tamper;
 use proptest::prelude::*;
 
 /// Which byte of the next frame with payload is to be changed.
 type Change = Arc<Mutex<Option<usize>>>;
-
-/// A device that changes a byte of a frame that it receives.
-struct Tamper {
-    inner: SimLink,
-    change: Change,
-}
-
-impl Device for Tamper {
-    forward_device!(self => self.inner, except rx_burst);
-    fn rx_burst(
-        &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        out: &mut Burst,
-        budget: usize,
-        counters: &mut Counters,
-    ) -> usize {
-        let n = self.inner.rx_burst(now, pool, out, budget, counters);
-        for _ in 0..n {
-            let mut p = out.pop_front().expect("it has come");
-            if p.chain.len() > 66
-                && let Some(at) = self.change.lock().unwrap().take()
-            {
-                let mut bytes = p.chain.to_vec();
-                bytes[at] ^= 1;
-                let chain = pool.alloc_chain(bytes.len(), 0, Purpose::Receive).expect("buffers");
-                pool.free(std::mem::replace(&mut p.chain, chain));
-                p.chain.copy_from(0, &bytes);
-            }
-            out.push(p).unwrap_or_else(|_| panic!("it was in there"));
-        }
-        n
-    }
-}
 
 struct World {
     now: Instant,
@@ -59,26 +25,21 @@ struct World {
     predicts: bool,
 }
 
-fn at(station: u8, port: u16) -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, station + 1], port))
-}
-
 fn world() -> World {
     let how = Impairments { delay: Duration::from_micros(100), ..Impairments::default() };
     let (a, b) = sim_pair(1, &how, &LinkConfig::default());
     let change = Change::default();
     let now = Instant::from_millis(1000);
-    let shard = |station: u8, device: Box<dyn Device>| {
-        let config = StackConfig {
-            addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
-            pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
-            secrets: Some(Secrets::for_simulation(u64::from(station))),
-            ..StackConfig::default()
-        };
-        Shard::new(config, device, now).expect("a shard")
+    let change_it = Arc::clone(&change);
+    let tamper = Tamper {
+        inner: b,
+        change: move |frame: &mut [u8]| {
+            let taken = (frame.len() > 66).then(|| change_it.lock().unwrap().take()).flatten();
+            taken.inspect(|at| frame[*at] ^= 1).is_some()
+        },
     };
-    let tamper = Box::new(Tamper { inner: b, change: Arc::clone(&change) });
-    let mut shards = [shard(0, Box::new(a)), shard(1, tamper)];
+    let shard = |station, device| Shard::new(config(station, 16 << 20), device, now).unwrap();
+    let mut shards = [shard(0, Box::new(a) as Box<dyn Device>), shard(1, Box::new(tamper))];
     let listener = shards[1].tcp_listen(at(1, 80), ListenOptions::default()).unwrap();
     World { now, shards, change, listener, predicts: true }
 }
@@ -110,10 +71,8 @@ impl World {
     }
 
     fn write(&mut self, id: SlotId, bytes: &[u8]) {
-        match self.shards[0].tcp_reserve(self.now, id, bytes, bytes.len(), false) {
-            Ok(Step::Done(Reserved::Sent(n))) => assert_eq!(n, bytes.len()),
-            _ => panic!("no space"),
-        }
+        let n = stations::write(&mut self.shards[0], self.now, id, bytes);
+        assert_eq!(n, Some(bytes.len()), "no space");
     }
 
     /// Writes three messages one after the other, so that their stream is known.

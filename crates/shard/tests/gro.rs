@@ -1,21 +1,15 @@
 //! A stack behind software aggregation gives its readers the same bytes as without, whatever the
 //! network does.
 
-use std::net::SocketAddr;
-
 use fulmar_base::{Counter, Duration, Instant, Secrets, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar_ip::IfAddr;
-use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_shard::{ListenOptions, Shard, StackConfig};
 use fulmar_socket::Step;
+use fulmar_testbed::stations::{self, at, config};
 
 const START: Instant = Instant::from_millis(1000);
 const TOTAL: usize = 200_000;
 const PORTS: [u16; 3] = [80, 81, 82];
-
-fn at(station: usize, port: u16) -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, station as u8 + 1], port))
-}
 
 fn byte(port: u16, offset: usize) -> u8 {
     (offset ^ (offset >> 8) ^ (offset >> 16) ^ usize::from(port)) as u8
@@ -55,13 +49,9 @@ struct World {
 fn world(seed: u64, gro: bool) -> World {
     let plain = LinkConfig { tso: None, csum: false, ..LinkConfig::default() };
     let (a, b) = sim_pair(seed, &trouble(seed), &plain);
-    let shard = |station: usize, device| {
-        let config = StackConfig {
-            addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
-            secrets: Some(Secrets::for_simulation(seed + station as u64)),
-            gro,
-            ..StackConfig::default()
-        };
+    let shard = |station: u8, device| {
+        let secrets = Some(Secrets::for_simulation(seed + u64::from(station)));
+        let config = StackConfig { secrets, gro, ..config(station, 64 << 20) };
         Shard::new(config, Box::new(device), START).unwrap()
     };
     let mut shards = [shard(0, a), shard(1, b)];
@@ -80,15 +70,9 @@ impl World {
         while f.written < TOTAL {
             let n = 40_000.min(TOTAL - f.written);
             let bytes: Vec<u8> = (f.written..f.written + n).map(|o| byte(f.port, o)).collect();
-            match shard.tcp_reserve(self.now, f.client, &bytes, n, false).unwrap() {
-                Step::Done(Reserved::Sent(n)) => f.written += n,
-                Step::Done(Reserved::Space(mut r)) => {
-                    let n = r.len();
-                    r.chain.copy_from(0, &bytes[..n]).unwrap();
-                    shard.tcp_commit(self.now, f.client, r);
-                    f.written += n;
-                }
-                _ => return,
+            match stations::write(shard, self.now, f.client, &bytes) {
+                Some(n) => f.written += n,
+                None => return,
             }
         }
     }

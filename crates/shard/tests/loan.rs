@@ -7,9 +7,10 @@ use fulmar_base::{Counter, DropReason, Duration, EtherAddr, Instant, Secrets, Sl
 use fulmar_drivers::sim::{SimConfig, pair, pattern};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Chain, Purpose};
-use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_shard::{ListenOptions, Shard, StackConfig};
 use fulmar_socket::Step;
 use fulmar_tcp::LoanCharge;
+use fulmar_testbed::stations;
 
 const START: Instant = Instant::from_millis(1000);
 const TOTAL: usize = 4 << 20;
@@ -80,15 +81,9 @@ impl World {
             let n = (64 << 10).min(TOTAL - f.written);
             let mut bytes = vec![0; n];
             pattern::fill(f.written as u64, &mut bytes);
-            match self.a.tcp_reserve(self.now, f.client, &bytes, n, false).unwrap() {
-                Step::Done(Reserved::Sent(n)) => f.written += n,
-                Step::Done(Reserved::Space(mut r)) => {
-                    let n = r.len();
-                    r.chain.copy_from(0, &bytes[..n]).unwrap();
-                    self.a.tcp_commit(self.now, f.client, r);
-                    f.written += n;
-                }
-                _ => return,
+            match stations::write(&mut self.a, self.now, f.client, &bytes) {
+                Some(n) => f.written += n,
+                None => return,
             }
         }
     }

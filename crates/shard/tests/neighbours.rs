@@ -2,100 +2,42 @@
 //! keep a real one from being found. Two shards on a wire that the test carries frames over; time is
 //! virtual, a tick is 10 ms.
 
-use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{
-    Counters, DropReason, Duration, EtherAddr, Instant, Offload, Secrets, SeqNum, SlotId,
-};
+use fulmar_base::{DropReason, Duration, Instant, Offload, Secrets, SeqNum, SlotId};
 use fulmar_ip::{IfAddr, NeighbourState};
-use fulmar_mbuf::{Pool, PoolConfig, Purpose};
-use fulmar_netdev::{Burst, Caps, Device, Packet, WakeFd};
+use fulmar_mbuf::{PoolConfig, Purpose};
+use fulmar_netdev::Caps;
 use fulmar_shard::{ListenOptions, Shard, StackConfig};
 use fulmar_socket::Step;
+use fulmar_testbed::stations::{self, ether};
+use fulmar_testbed::tape::{Frame, Tape, Wire};
 use fulmar_wire::tcp::{Flags, Header};
 use fulmar_wire::{eth, ipv4};
 
 const TICK: Duration = Duration::from_millis(10);
 const PORT: u16 = 80;
 
-#[derive(Default)]
-struct Wire {
-    sent: Vec<Vec<u8>>,
-    arriving: VecDeque<Vec<u8>>,
-}
-
-struct Tape {
-    caps: Caps,
-    wire: Arc<Mutex<Wire>>,
-}
-
-impl Device for Tape {
-    fn caps(&self) -> &Caps {
-        &self.caps
-    }
-    fn tx_burst(
-        &mut self,
-        _: Instant,
-        pool: &mut Pool,
-        burst: &mut Burst,
-        _: &mut Counters,
-    ) -> usize {
-        let mut wire = self.wire.lock().unwrap();
-        let count = burst.len();
-        while let Some(p) = burst.pop_front() {
-            wire.sent.push(p.chain.to_vec());
-            pool.free(p.chain);
-        }
-        count
-    }
-    fn rx_burst(
-        &mut self,
-        _: Instant,
-        pool: &mut Pool,
-        out: &mut Burst,
-        budget: usize,
-        _: &mut Counters,
-    ) -> usize {
-        let mut wire = self.wire.lock().unwrap();
-        let mut came = 0;
-        while came < budget.min(out.capacity())
-            && !out.is_full()
-            && let Some(bytes) = wire.arriving.pop_front()
-        {
-            let mut chain = pool.alloc_chain(bytes.len(), 0, Purpose::Receive).unwrap();
-            chain.fill([&bytes[..]]);
-            let offload = Offload { csum_valid: true, ..Offload::default() };
-            out.push(Packet { chain, offload }).unwrap();
-            came += 1;
-        }
-        came
-    }
-    fn wake_fd(&self) -> Option<WakeFd> {
-        None
-    }
-}
-
 fn address(n: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, 0, n)
 }
 
-fn station(n: u8) -> EtherAddr {
-    EtherAddr([2, 0, 0, 0, 0, n])
-}
-
 fn shard(n: u8, now: Instant) -> (Shard, Arc<Mutex<Wire>>) {
-    let wire = Arc::new(Mutex::new(Wire::default()));
-    let caps = Caps { tx_csum: true, ..Caps::plain(1500, station(n)) };
+    let caps = Caps { tx_csum: true, ..Caps::plain(1500, ether(n)) };
     let config = StackConfig {
         addresses: vec![IfAddr { addr: address(n).into(), prefix_len: 16 }],
         pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
         secrets: Some(Secrets::for_simulation(n.into())),
         ..StackConfig::default()
     };
-    let device = Tape { caps, wire: Arc::clone(&wire) };
+    let (device, wire) = Tape::new(caps);
     (Shard::new(config, Box::new(device), now).unwrap(), wire)
+}
+
+/// A frame whose checksums the receiving device has verified.
+fn trusted(frame: Vec<u8>) -> Frame {
+    (frame, Offload { csum_valid: true, ..Offload::default() })
 }
 
 fn is_arp(frame: &[u8]) -> bool {
@@ -119,7 +61,7 @@ impl Rig {
     }
 
     /// A tick, in which the frames pass that may. Returns those that may not.
-    fn tick(&mut self, may_pass: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
+    fn tick(&mut self, may_pass: impl Fn(&[u8]) -> bool) -> Vec<Frame> {
         self.now = self.now + TICK;
         for s in &mut self.shards {
             s.step(self.now, 1000);
@@ -127,7 +69,9 @@ impl Rig {
         let mut lost = Vec::new();
         for (from, to) in [(0, 1), (1, 0)] {
             let sent = std::mem::take(&mut self.wires[from].lock().unwrap().sent);
-            let (passing, others): (Vec<_>, Vec<_>) = sent.into_iter().partition(|f| may_pass(f));
+            let (passing, others): (Vec<_>, Vec<_>) =
+                sent.into_iter().partition(|f| may_pass(&f.0));
+            let passing = passing.into_iter().map(|f| trusted(f.0));
             self.wires[to].lock().unwrap().arriving.extend(passing);
             lost.extend(others);
         }
@@ -153,17 +97,6 @@ impl Rig {
         assert!(matches!(step, Step::Done(())));
     }
 
-    fn read(&mut self, end: usize, id: SlotId) -> usize {
-        match self.shards[end].tcp_take(id, usize::MAX) {
-            Ok(Step::Done(chain)) => {
-                let bytes = chain.len();
-                self.shards[end].tcp_read_done(self.now, id, chain);
-                bytes
-            }
-            _ => 0,
-        }
-    }
-
     fn state(&mut self, end: usize, of: Ipv4Addr) -> Option<NeighbourState> {
         let mut all = self.shards[end].ip().neighbours();
         all.find(|n| n.ip == of).map(|n| n.state)
@@ -183,8 +116,10 @@ fn a_connection_that_makes_progress_does_not_depend_on_answers_to_arp() {
             written += 100;
         }
         asked += rig.tick(|f| !is_arp(f)).len();
-        read[0] += rig.read(0, server);
-        read[1] += rig.read(1, client);
+        for (end, id) in [server, client].into_iter().enumerate() {
+            let came = stations::read(&mut rig.shards[end], rig.now, id, usize::MAX);
+            read[end] += came.map_or(0, |bytes| bytes.len());
+        }
     }
     assert_eq!(asked, 0, "questions");
     assert_eq!(read, [written; 2]);
@@ -198,7 +133,7 @@ fn a_neighbour_that_acknowledges_nothing_is_asked_and_given_up() {
     let mut asked = 0;
     for _ in 0..10_000 {
         // Nothing arrives any more, nor does an answer.
-        asked += rig.tick(|_| false).iter().filter(|f| is_arp(f)).count();
+        asked += rig.tick(|_| false).iter().filter(|f| is_arp(&f.0)).count();
     }
     assert!(asked >= 3, "{asked} questions");
     assert_eq!(rig.state(0, address(2)), Some(NeighbourState::Failed));
@@ -216,7 +151,7 @@ fn forged_syn(n: u16) -> Vec<u8> {
         ..Header::default()
     };
     let mut frame = vec![0; eth::HEADER_BYTES + ipv4::HEADER_BYTES + header.header_bytes()];
-    let link = eth::Header { dst: station(1), src: station(9), ethertype: eth::IPV4 };
+    let link = eth::Header { dst: ether(1), src: ether(9), ethertype: eth::IPV4 };
     link.emit(&mut frame).unwrap();
     let network = ipv4::Header {
         src: Ipv4Addr::new(10, 0, high, low),
@@ -243,7 +178,7 @@ fn forged_syns_from_the_link_do_not_keep_a_new_neighbour_from_being_found() {
     let (mut n, mut connecting) = (0, None);
     for tick in 0..200 {
         for _ in 0..50 {
-            rig.wires[0].lock().unwrap().arriving.push_back(forged_syn(n));
+            rig.wires[0].lock().unwrap().arriving.push_back(trusted(forged_syn(n)));
             n += 1;
         }
         if tick == 100 {
@@ -253,10 +188,9 @@ fn forged_syns_from_the_link_do_not_keep_a_new_neighbour_from_being_found() {
         // The forged hosts answer nothing; the client does.
         let others = rig.tick(|f| {
             let is_for_client = |at: usize| f[at..at + 4] == address(2).octets();
-            f[6..12] == station(2).0
-                || if is_arp(f) { is_for_client(38) } else { is_for_client(30) }
+            f[6..12] == ether(2).0 || if is_arp(f) { is_for_client(38) } else { is_for_client(30) }
         });
-        assert!(others.iter().all(|f| f[6..12] == station(1).0));
+        assert!(others.iter().all(|f| f.0[6..12] == ether(1).0));
         if tick == 110 {
             assert_eq!(rig.state(0, address(2)), Some(NeighbourState::Reachable));
         }

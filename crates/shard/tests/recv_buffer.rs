@@ -1,13 +1,10 @@
 //! The size of the receive buffer, over simulated paths: it follows the path, and no further.
 
-use std::net::SocketAddr;
-
-use fulmar_base::{Duration, Instant, Secrets, SlotId};
+use fulmar_base::{Duration, Instant, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar_ip::IfAddr;
-use fulmar_mbuf::PoolConfig;
-use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_shard::{ListenOptions, Reserved, Shard};
 use fulmar_socket::Step;
+use fulmar_testbed::stations::{at, config};
 
 const START: usize = 1 << 20;
 const LONG_PATH: (u64, Duration) = (200_000_000, Duration::from_millis(50));
@@ -20,10 +17,6 @@ struct World {
     server: SlotId,
 }
 
-fn at(station: usize, port: u16) -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, station as u8 + 1], port))
-}
-
 /// A connection over a path of so many bits per second and so much delay each way.
 fn world((rate_bps, one_way): (u64, Duration), budget: usize) -> World {
     let how = Impairments {
@@ -34,13 +27,8 @@ fn world((rate_bps, one_way): (u64, Duration), budget: usize) -> World {
     };
     let (a, b) = sim_pair(1, &how, &LinkConfig::default());
     let now = Instant::from_millis(1000);
-    let shard = |station: usize, device, budget| {
-        let mut config = StackConfig {
-            addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
-            pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(budget) },
-            secrets: Some(Secrets::for_simulation(station as u64)),
-            ..StackConfig::default()
-        };
+    let shard = |station, device, budget| {
+        let mut config = config(station, budget);
         config.tcp.send_buffer_bytes = 16 << 20;
         Shard::new(config, Box::new(device), now).unwrap()
     };

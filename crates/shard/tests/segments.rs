@@ -1,58 +1,18 @@
 //! What segments do that no connection owns: LISTEN and TIME-WAIT (RFC 9293 section 3.10.7).
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use fulmar_base::{Counter, Counters, DropReason, Duration, Instant, Secrets, SlotId};
-use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
-use fulmar_ip::IfAddr;
-use fulmar_mbuf::{Pool, PoolConfig, Purpose};
-use fulmar_netdev::{Burst, Device, forward_device};
-use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_base::{Counter, DropReason, Duration, Instant, SlotId};
+use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
+use fulmar_shard::{ListenOptions, Shard};
 use fulmar_socket::Step;
+use fulmar_testbed::stations::{self, at, config};
+use fulmar_testbed::tamper::Tamper;
 use fulmar_wire::tcp::Flags;
 
 /// Where the flags of a TCP segment are in a frame with IPv4.
 const FLAGS_AT: usize = 14 + 20 + 13;
-
-/// A device that receives the next TCP segment with other flags, if any are set here.
-struct Tamper {
-    inner: SimLink,
-    flags: Arc<AtomicU8>,
-}
-
-impl Device for Tamper {
-    forward_device!(self => self.inner, except rx_burst);
-    fn rx_burst(
-        &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        out: &mut Burst,
-        budget: usize,
-        counters: &mut Counters,
-    ) -> usize {
-        let n = self.inner.rx_burst(now, pool, out, budget, counters);
-        for _ in 0..n {
-            let mut p = out.pop_front().expect("it has come");
-            let mut bytes = p.chain.to_vec();
-            let is_tcp = bytes.get(12..14) == Some(&[8, 0][..]) && bytes[23] == 6;
-            let flags = if is_tcp { self.flags.swap(0, Ordering::Relaxed) } else { 0 };
-            if flags != 0 {
-                bytes[FLAGS_AT] = flags;
-                let chain = pool.alloc_chain(bytes.len(), 0, Purpose::Receive).expect("buffers");
-                pool.free(std::mem::replace(&mut p.chain, chain));
-                p.chain.copy_from(0, &bytes);
-            }
-            out.push(p).unwrap_or_else(|_| panic!("it was in there"));
-        }
-        n
-    }
-}
-
-fn at(station: u8, port: u16) -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, station + 1], port))
-}
 
 /// A client and a server that listens.
 struct World {
@@ -68,17 +28,20 @@ impl World {
         let how = Impairments { delay: Duration::from_micros(100), ..Impairments::default() };
         let (a, b) = sim_pair(1, &how, &LinkConfig::default());
         let (now, flags) = (Instant::from_millis(1000), Arc::new(AtomicU8::new(0)));
-        let shard = |station: u8, device: Box<dyn Device>| {
-            let config = StackConfig {
-                addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
-                pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(32 << 20) },
-                secrets: Some(Secrets::for_simulation(u64::from(station))),
-                ..StackConfig::default()
-            };
-            Shard::new(config, device, now).expect("a shard")
+        let next = Arc::clone(&flags);
+        let tamper = Tamper {
+            inner: b,
+            change: move |frame: &mut [u8]| {
+                let is_tcp = frame.get(12..14) == Some(&[8, 0]) && frame[23] == 6;
+                let flags = if is_tcp { next.swap(0, Ordering::Relaxed) } else { 0 };
+                if flags != 0 {
+                    frame[FLAGS_AT] = flags;
+                }
+                flags != 0
+            },
         };
-        let client = shard(0, Box::new(a));
-        let mut server = shard(1, Box::new(Tamper { inner: b, flags: Arc::clone(&flags) }));
+        let client = Shard::new(config(0, 32 << 20), Box::new(a), now).unwrap();
+        let mut server = Shard::new(config(1, 32 << 20), Box::new(tamper), now).unwrap();
         let options = ListenOptions { backlog, ..ListenOptions::default() };
         let listener = server.tcp_listen(at(1, 80), options).unwrap();
         World { now, client, server, flags, listener }
@@ -117,14 +80,8 @@ impl World {
         let mut got = 0;
         for sent in (0..bytes).step_by(10_000) {
             let piece = vec![7; 10_000.min(bytes - sent)];
-            match self.server.tcp_reserve(self.now, server, &piece, piece.len(), false) {
-                Ok(Step::Done(Reserved::Sent(n))) => assert_eq!(n, piece.len()),
-                Ok(Step::Done(Reserved::Space(mut r))) => {
-                    r.chain.copy_from(0, &piece);
-                    self.server.tcp_commit(self.now, server, r);
-                }
-                _ => panic!("no space"),
-            }
+            let n = stations::write(&mut self.server, self.now, server, &piece);
+            assert_eq!(n, Some(piece.len()), "no space");
             self.pass(1);
             while let Ok(Step::Done(chain)) = self.client.tcp_take(client, usize::MAX) {
                 got += chain.len();

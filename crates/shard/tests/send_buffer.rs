@@ -1,13 +1,10 @@
 //! The size of the send buffer, over simulated paths: it follows the path and not the queue in it.
 
-use std::net::SocketAddr;
-
-use fulmar_base::{Duration, Instant, Secrets, SlotId};
+use fulmar_base::{Duration, Instant, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar_ip::IfAddr;
-use fulmar_mbuf::PoolConfig;
-use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_shard::{ListenOptions, Reserved, Shard};
 use fulmar_socket::Step;
+use fulmar_testbed::stations::{at, config};
 
 const START: usize = 1 << 20;
 const TICK: Duration = Duration::from_millis(1);
@@ -17,10 +14,6 @@ struct World {
     shards: [Shard; 2],
     client: SlotId,
     server: SlotId,
-}
-
-fn at(station: usize, port: u16) -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, station as u8 + 1], port))
 }
 
 /// A connection over a path of 200 Mbit/s (25 MB/s), with a queue that holds a great deal.
@@ -33,13 +26,8 @@ fn world(one_way: Duration) -> World {
     };
     let (a, b) = sim_pair(1, &how, &LinkConfig::default());
     let now = Instant::from_millis(1000);
-    let shard = |station: usize, device| {
-        let mut config = StackConfig {
-            addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
-            pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(256 << 20) },
-            secrets: Some(Secrets::for_simulation(station as u64)),
-            ..StackConfig::default()
-        };
+    let shard = |station, device| {
+        let mut config = config(station, 256 << 20);
         config.tcp.recv_buffer_bytes = 16 << 20;
         config.tcp.send_buffer_bytes = START;
         Shard::new(config, Box::new(device), now).unwrap()

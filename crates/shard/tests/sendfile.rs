@@ -1,15 +1,12 @@
 //! The steps of sendfile between two shards over a simulated link with every kind of trouble, on a
 //! virtual clock: whatever is lost, and in whatever order pieces are filled, the stream is the file.
 
-use std::net::SocketAddr;
-
-use fulmar_base::{Counter, DropReason, Duration, Instant, Secrets, SlotId};
+use fulmar_base::{Counter, DropReason, Duration, Instant, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar_ip::IfAddr;
-use fulmar_mbuf::PoolConfig;
-use fulmar_shard::{ListenOptions, Shard, StackConfig};
+use fulmar_shard::{ListenOptions, Shard};
 use fulmar_socket::sendfile::{LowWater, Piece, Rest};
 use fulmar_socket::{Reservation, SocketError, Step};
+use fulmar_testbed::stations::{at, config};
 
 const WRITER: u64 = 1;
 
@@ -20,22 +17,12 @@ struct Pair {
     server: SlotId,
 }
 
-fn at(station: u8, port: u16) -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, station + 1], port))
-}
-
 impl Pair {
     fn new(seed: u64, how: &Impairments) -> Pair {
         let (a, b) = sim_pair(seed, how, &LinkConfig::default());
         let now = Instant::from_millis(1000);
-        let shard = |station: u8, device| {
-            let config = StackConfig {
-                addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
-                pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
-                secrets: Some(Secrets::for_simulation(u64::from(station))),
-                ..StackConfig::default()
-            };
-            Shard::new(config, Box::new(device), now).expect("a shard")
+        let shard = |station, device| {
+            Shard::new(config(station, 16 << 20), Box::new(device), now).expect("a shard")
         };
         let mut shards = [shard(0, a), shard(1, b)];
         let listener = shards[1].tcp_listen(at(1, 80), ListenOptions::default()).expect("a port");

@@ -1,22 +1,21 @@
 //! Two shards over a simulated link, driven by hand: what a shard must do by itself, with nobody
 //! but its own deadlines to remind it.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fulmar_base::{Counter, Counters, DropReason, Duration, Instant, Secrets, SlotId};
+use fulmar_base::{Counter, Counters, DropReason, Duration, Instant, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
-use fulmar_ip::IfAddr;
-use fulmar_mbuf::{Pool, PoolConfig};
+use fulmar_mbuf::Pool;
 use fulmar_netdev::{Burst, Device, forward_device};
 use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
 use fulmar_socket::{SocketError, Step};
+use fulmar_testbed::stations::{self, at, config};
 
 /// A device that takes frames only while it is open.
 struct Valve {
     inner: SimLink,
-    is_recv_shutdown: Arc<AtomicBool>,
+    is_full: Arc<AtomicBool>,
 }
 
 impl Device for Valve {
@@ -28,7 +27,7 @@ impl Device for Valve {
         burst: &mut Burst,
         counters: &mut Counters,
     ) -> usize {
-        if self.is_recv_shutdown.load(Ordering::Relaxed) {
+        if self.is_full.load(Ordering::Relaxed) {
             return 0;
         }
         self.inner.tx_burst(now, pool, burst, counters)
@@ -38,11 +37,7 @@ impl Device for Valve {
 struct Pair {
     now: Instant,
     shards: [Shard; 2],
-    is_recv_shutdown: Arc<AtomicBool>,
-}
-
-fn at(station: u8, port: u16) -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, station + 1], port))
+    is_full: Arc<AtomicBool>,
 }
 
 impl Pair {
@@ -53,25 +48,19 @@ impl Pair {
     fn over(how: Impairments, link: &LinkConfig) -> Pair {
         let how = Impairments { delay: Duration::from_millis(1), ..how };
         let (a, b) = sim_pair(1, &how, link);
-        let is_recv_shutdown = Arc::new(AtomicBool::new(false));
+        let is_full = Arc::new(AtomicBool::new(false));
         let now = Instant::from_millis(1000);
         let shard = |station: u8, inner| {
             let config = StackConfig {
-                addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
-                pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
                 // One frame in the burst, so that a full device is felt at once.
                 burst_frames: 1,
-                secrets: Some(Secrets::for_simulation(u64::from(station))),
-                ..StackConfig::default()
+                ..config(station, 16 << 20)
             };
-            let is_recv_shutdown = if station == 0 {
-                Arc::clone(&is_recv_shutdown)
-            } else {
-                Arc::new(AtomicBool::new(false))
-            };
-            Shard::new(config, Box::new(Valve { inner, is_recv_shutdown }), now).expect("a shard")
+            let is_full =
+                if station == 0 { Arc::clone(&is_full) } else { Arc::new(AtomicBool::new(false)) };
+            Shard::new(config, Box::new(Valve { inner, is_full }), now).expect("a shard")
         };
-        Pair { now, shards: [shard(0, a), shard(1, b)], is_recv_shutdown }
+        Pair { now, shards: [shard(0, a), shard(1, b)], is_full }
     }
 
     /// Lets time pass, each shard stepped at its own deadlines and at no other time.
@@ -105,15 +94,8 @@ impl Pair {
     }
 
     fn write(&mut self, id: SlotId, bytes: &[u8]) {
-        let s = &mut self.shards[0];
-        match s.tcp_reserve(self.now, id, bytes, bytes.len(), false) {
-            Ok(Step::Done(Reserved::Sent(n))) => assert_eq!(n, bytes.len()),
-            Ok(Step::Done(Reserved::Space(mut r))) => {
-                r.chain.copy_from(0, bytes);
-                s.tcp_commit(self.now, id, r);
-            }
-            _ => panic!("no space"),
-        }
+        let n = stations::write(&mut self.shards[0], self.now, id, bytes);
+        assert_eq!(n, Some(bytes.len()), "no space");
     }
 }
 
@@ -134,12 +116,12 @@ fn what_a_full_device_held_back_goes_when_it_has_room() {
     let mut p = Pair::new();
     let (client, server) = p.connected();
     p.shards[0].tcp_entry(client).unwrap().tcb.set_nodelay(true);
-    p.is_recv_shutdown.store(true, Ordering::Relaxed);
+    p.is_full.store(true, Ordering::Relaxed);
     p.write(client, &[7; 1000]);
     p.write(client, b"more");
     // Would not return if a full device were a reason to spin.
     p.pass(Duration::from_millis(50));
-    p.is_recv_shutdown.store(false, Ordering::Relaxed);
+    p.is_full.store(false, Ordering::Relaxed);
     p.shards[0].step(p.now, 64);
     p.pass(Duration::from_millis(20));
     let Ok(Step::Done(chain)) = p.shards[1].tcp_take(server, usize::MAX) else {
@@ -153,12 +135,12 @@ fn what_a_full_device_held_back_goes_when_it_has_room() {
 fn a_reset_that_a_full_device_held_back_is_not_forgotten() {
     let mut p = Pair::new();
     let (client, server) = p.connected();
-    p.is_recv_shutdown.store(true, Ordering::Relaxed);
+    p.is_full.store(true, Ordering::Relaxed);
     // One frame fills the burst, so that the reset finds no room.
     p.write(client, b"x");
     p.shards[0].tcp_entry(client).unwrap().linger = Some(Duration::ZERO);
     p.shards[0].close(p.now, client);
-    p.is_recv_shutdown.store(false, Ordering::Relaxed);
+    p.is_full.store(false, Ordering::Relaxed);
     p.shards[0].step(p.now, 64);
     p.pass(Duration::from_millis(20));
     assert!(p.shards[0].stat().sockets.is_empty());

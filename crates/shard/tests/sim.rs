@@ -7,8 +7,9 @@ use fulmar_base::{Counter, Duration, EtherAddr, Instant, Secrets, SlotId};
 use fulmar_drivers::sim::{FarEnd, SimConfig, SimHandle, SimNic, pair, pattern, with_peer};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::Purpose;
-use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_shard::{ListenOptions, Shard, StackConfig};
 use fulmar_socket::Step;
+use fulmar_testbed::stations;
 
 const START: Instant = Instant::from_millis(1000);
 const WRITE_BYTES: usize = 64 << 10;
@@ -32,16 +33,7 @@ fn write(shard: &mut Shard, now: Instant, id: SlotId, at: usize, total: usize) -
     let n = WRITE_BYTES.min(total - at);
     let mut bytes = vec![0; n];
     pattern::fill(at as u64, &mut bytes);
-    match shard.tcp_reserve(now, id, &bytes, n, false).unwrap() {
-        Step::Done(Reserved::Sent(n)) => n,
-        Step::Done(Reserved::Space(mut r)) => {
-            let n = r.len();
-            r.chain.copy_from(0, &bytes[..n]).unwrap();
-            shard.tcp_commit(now, id, r);
-            n
-        }
-        _ => 0,
-    }
+    stations::write(shard, now, id, &bytes).unwrap_or(0)
 }
 
 /// When either has something to do next; a little later if nobody says.

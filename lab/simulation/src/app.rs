@@ -181,13 +181,21 @@ impl End {
     }
 
     /// When it wants to act whatever the network does.
+    #[inline]
     pub fn deadline(&self) -> Option<Instant> {
-        let starts = self.phase == Phase::Idle;
-        let start = self.connects.map(|c| c.2).filter(|at| starts && *at < Instant::FAR_FUTURE);
-        let held = [self.held_write.as_ref().map(|h| h.0), self.held_read.as_ref().map(|h| h.0)];
-        let open = self.phase == Phase::Open;
-        let pauses = [self.write_at, self.read_at, self.poll_at].map(|at| at.filter(|_| open));
-        [start].into_iter().chain(held).chain(pauses).flatten().min()
+        // Asked of every end at every event, most of which wait for the network.
+        let mut due = Instant::FAR_FUTURE;
+        match self.phase {
+            Phase::Idle => due = self.connects.map_or(due, |c| c.2),
+            Phase::Open => {
+                let pauses = [self.write_at, self.read_at, self.poll_at];
+                pauses.into_iter().for_each(|at| due = due.min(at.unwrap_or(due)));
+            }
+            Phase::Connecting | Phase::Done => {}
+        }
+        due = self.held_write.as_ref().map_or(due, |held| due.min(held.0));
+        due = self.held_read.as_ref().map_or(due, |held| due.min(held.0));
+        (due < Instant::FAR_FUTURE).then_some(due)
     }
 
     /// In words, for a story that has no end.

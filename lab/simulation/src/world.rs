@@ -291,9 +291,11 @@ impl World {
             let mut moved = false;
             for e in 0..self.ends.len() {
                 let end = &self.ends[e];
-                let due = end.deadline().is_some_and(|at| at <= now);
+                if end.station != i {
+                    continue;
+                }
                 let asked = named.as_ref().map_or(first || moved, |ends| ends.contains(&e));
-                if end.station == i && (due || asked) {
+                if asked || end.deadline().is_some_and(|at| at <= now) {
                     // What the step, a datagram or another end's write without a buffer gave up.
                     self.watch_reclaim(i);
                     moved |= self.drive(e)?;

@@ -1,6 +1,6 @@
 //! Where a packet's nanoseconds go, by ending its path at one stage after the other.
 //!
-//! A stack in the form that stops ([`fulmar_runtime::Exit`]) returns at a stage as if everything behind
+//! A stack with exit points ([`crate::exit`]), which only the laboratory has, returns at a stage as if everything behind
 //! it were done, and undoes what it has built so far. A loop of such calls costs what the path costs
 //! up to that stage; the difference to the stage before is what lies between them. The published
 //! measurement did this to a kernel (Rizzo 2012). What undoing costs (a buffer that is freed) is part
@@ -14,6 +14,7 @@ mod measured;
 mod recv;
 mod send;
 pub mod show;
+mod stack;
 
 use std::io;
 use std::time::Duration;

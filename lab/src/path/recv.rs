@@ -1,17 +1,18 @@
 //! Paths that lead in: datagrams and segments that a modelled peer sends over a simulated device.
 
-use std::io::{self, Read};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use fulmar::base::{Counter, Stage};
+use fulmar::devices;
 use fulmar::devices::sim::{Command, FarEnd, Service, SimConfig, SimHandle};
-use fulmar::{Cidr, Stack, TcpStream, UdpSocket, devices};
-use fulmar_runtime::{AnyShard, ExitPoint, Probing};
 
 use super::Options;
 use super::measured::{Driven, Timed};
-use super::send::{FAR, NEAR, errno};
+use super::send::{ADDRESS, FAR, NEAR};
+use super::stack::{Stack, TcpStream, UdpSocket};
+use crate::exit::ExitPoint;
 
 /// Datagrams of a batch: fewer than buffers are posted.
 const BATCH: u64 = 64;
@@ -20,26 +21,16 @@ const LOOKS: usize = 10_000;
 /// The port where the peer sends (RFC 864), though not without end.
 const CHARGEN: u16 = 19;
 
-/// One poll of the stack: how many frames it took.
-fn poll(stack: &Stack, budget: usize) -> io::Result<usize> {
-    let step = |shard: &mut AnyShard<'_>, now| Ok(shard.step(now, budget));
-    stack.host().call(step).map_err(errno)
-}
-
 /// Frames that the stack has ever taken off its device, whichever thread polled.
 fn received(stack: &Stack) -> io::Result<u64> {
-    let value = |shard: &mut AnyShard<'_>, _| Ok(shard.counters().value(Counter::RxFrames));
-    stack.host().call(value).map_err(errno)
+    stack.call(|shard, _| Ok(shard.counters().value(Counter::RxFrames)))
 }
 
 /// A stack whose device hands every packet over by itself.
 fn stack(exit: &ExitPoint, far_end: FarEnd) -> io::Result<(Stack, SimHandle)> {
     let config = SimConfig { lro: None, far_end, ..SimConfig::default() };
     let (device, handle) = devices::sim_nic(config).map_err(io::Error::other)?;
-    let address = Cidr { address: IpAddr::V4(NEAR), prefix_len: 24 };
-    let builder = Stack::builder().device(device).address(address).name("path").unlisted();
-    let stack = builder.probing(Probing::Exit(exit.clone())).build().map_err(io::Error::other)?;
-    Ok((stack, handle))
+    Ok((Stack::new(exit, device, ADDRESS, Vec::new())?, handle))
 }
 
 /// Whether a path ends before anything waits for a reader.
@@ -60,8 +51,7 @@ impl Datagrams {
     pub fn new(options: &Options) -> io::Result<Datagrams> {
         let exit = ExitPoint::default();
         let (stack, handle) = stack(&exit, FarEnd::default())?;
-        let socket = UdpSocket::bind(&stack, (NEAR, 0))?;
-        socket.set_nonblocking(true)?;
+        let socket = UdpSocket::bind(&stack, IpAddr::V4(NEAR))?;
         Ok(Datagrams { stack, handle, socket, exit, bytes: options.bytes.min(1472) })
     }
 
@@ -78,7 +68,7 @@ impl Datagrams {
     fn take(&self, before: u64) -> io::Result<u64> {
         let mut taken = 0;
         for _ in 0..LOOKS {
-            taken += poll(&self.stack, BATCH as usize)? as u64;
+            taken += self.stack.poll(BATCH as usize)? as u64;
             if taken >= BATCH || received(&self.stack)? - before >= BATCH {
                 return Ok(taken);
             }
@@ -157,14 +147,13 @@ impl Segments {
     /// A connection and the batch that comes over it; how many segments this thread took, if no other
     /// thread took some of them: of such a batch it has paid for a part only.
     fn batch(&mut self, stage: Option<Stage>, timed: &mut Timed) -> io::Result<Option<u64>> {
-        let mut stream = TcpStream::connect(&self.stack, SocketAddr::new(FAR.ip(), CHARGEN))?;
-        stream.set_nonblocking(true)?;
+        let stream = TcpStream::connect(&self.stack, SocketAddr::new(FAR.ip(), CHARGEN))?;
         let before = received(&self.stack)?;
         self.exit.set(stage);
         let mut taken = 0;
         let ran = timed.batch(|| {
             for _ in 0..SEGMENT_LOOKS {
-                taken += poll(&self.stack, FRAMES as usize)? as u64;
+                taken += self.stack.poll(FRAMES as usize)? as u64;
                 if taken >= FRAMES {
                     break;
                 }
@@ -180,7 +169,6 @@ impl Segments {
         self.exit.set(None);
         ran?;
         let all = received(&self.stack)? - before;
-        stream.set_linger(Some(Duration::ZERO))?;
         Ok((taken > 0 && all == taken).then_some(taken))
     }
 }
@@ -214,7 +202,7 @@ mod tests {
         let before = received(&datagrams.stack).unwrap();
         datagrams.ask().unwrap();
         // As the service thread does when the caller has not run for a while.
-        let others = poll(&datagrams.stack, 10).unwrap() as u64;
+        let others = datagrams.stack.poll(10).unwrap() as u64;
         assert!(datagrams.take(before).unwrap() <= BATCH - others);
         assert_eq!(received(&datagrams.stack).unwrap() - before, BATCH);
     }

@@ -1,23 +1,22 @@
 //! Paths that lead out: datagrams and writes over a simulated device.
 
-use std::io::{self, Write};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use fulmar::base::{Stage, StepAblation};
 use fulmar::devices::sim::{Command, SimConfig, SimHandle};
-use fulmar::{Cidr, Route, Stack, TcpStream, UdpSocket, devices};
-use fulmar_runtime::{ExitPoint, Ledger, Probing};
+use fulmar::{Cidr, Route, devices};
 
 use super::measured::{Driven, Timed};
+use super::stack::{Stack, TcpStream, UdpSocket};
 use super::{Ablation, Options, Spread};
 use crate::cpu;
+use crate::exit::ExitPoint;
 
 pub(super) const NEAR: Ipv4Addr = Ipv4Addr::new(10, 72, 4, 1);
 /// The modelled peer answers for every address and discards what comes to this port (RFC 863).
 pub(super) const FAR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 72, 4, 2)), 9);
-/// How long a call may wait: none has to.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Calls between two looks at the clock.
 const BATCH: u64 = 64;
 /// Where a rate is kept, datagrams that are due within so short a time go together.
@@ -28,27 +27,19 @@ pub(super) fn burst_at(rate_pps: u64) -> u64 {
     (rate_pps / BURSTS_PER_SECOND).clamp(1, BATCH)
 }
 
-/// A socket's error as an I/O error.
-pub(super) fn errno(e: fulmar_socket::SocketError) -> io::Error {
-    io::Error::from_raw_os_error(e.errno())
-}
+/// The address of the stacks.
+pub(super) const ADDRESS: Cidr = Cidr { address: IpAddr::V4(NEAR), prefix_len: 24 };
 
-/// A stack over a simulated device.
-pub(super) fn stack(
-    probing: Probing,
-    config: SimConfig,
-    routes: u32,
-) -> io::Result<(Stack, SimHandle)> {
+/// A stack with exit points over a simulated device.
+fn stack(exit: &ExitPoint, config: SimConfig, routes: u32) -> io::Result<(Stack, SimHandle)> {
     let (device, handle) = devices::sim_nic(config).map_err(io::Error::other)?;
-    let address = Cidr { address: IpAddr::V4(NEAR), prefix_len: 24 };
-    let builder = Stack::builder().device(device).address(address).name("path").unlisted();
-    let mut builder = builder.probing(probing);
-    for i in 0..routes {
+    let unused = |i: u32| {
         let [_, a, b, c] = (i << 8).to_be_bytes();
         let dst = fulmar::Prefix { addr: IpAddr::V4(Ipv4Addr::new(11 + a, b, c, 0)), len: 24 };
-        builder = builder.route(Route { dst, via: Some(FAR.ip()), src: None, mtu: None });
-    }
-    Ok((builder.build().map_err(io::Error::other)?, handle))
+        Route { dst, via: Some(FAR.ip()), src: None, mtu: None }
+    };
+    let stack = Stack::new(exit, device, ADDRESS, (0..routes).map(unused).collect())?;
+    Ok((stack, handle))
 }
 
 /// Hardware for small frames: its work, as much as the host's own, comes after many of them.
@@ -89,11 +80,10 @@ impl Datagrams {
 
     fn with(options: &Options, rig: Rig) -> io::Result<Datagrams> {
         let exit = ExitPoint::default();
-        let stack = stack(Probing::Exit(exit.clone()), small_frames(), rig.routes)?.0;
+        let stack = stack(&exit, small_frames(), rig.routes)?.0;
         let mut sockets = Vec::new();
         for _ in 0..rig.sockets {
-            let socket = UdpSocket::bind(&stack, (NEAR, 0))?;
-            socket.set_write_timeout(Some(PATIENCE))?;
+            let socket = UdpSocket::bind(&stack, IpAddr::V4(NEAR))?;
             if !rig.names_peer {
                 socket.connect(FAR)?;
             }
@@ -112,7 +102,7 @@ impl Datagrams {
         for _ in 0..8 {
             self.send()?;
             std::thread::sleep(Duration::from_millis(1));
-            self.stack.host().poll().map_err(errno)?;
+            self.stack.poll(BATCH as usize)?;
         }
         Ok(())
     }
@@ -276,14 +266,15 @@ const LEDGER_SLICES: u32 = 8;
 /// How far the ledger's sum is from the measured total, once per run: all stages, the program's own
 /// loop and the simulated hardware in both, and beside the stages what the account itself has cost.
 pub(super) fn ledger(options: &Options) -> io::Result<Vec<f64>> {
-    let ledger = Ledger::new(fulmar::ledger::DEFAULT_EVERY);
-    let (stack, _) = stack(Probing::Account(ledger.clone()), SimConfig::default(), 0)?;
-    let socket = UdpSocket::bind(&stack, (NEAR, 0))?;
+    let device = devices::sim_nic(SimConfig::default()).map_err(io::Error::other)?.0;
+    let builder = fulmar::Stack::builder().device(device).address(ADDRESS).name("path").unlisted();
+    let stack = builder.account(fulmar::ledger::DEFAULT_EVERY).build().map_err(io::Error::other)?;
+    let socket = fulmar::UdpSocket::bind(&stack, (NEAR, 0))?;
     socket.connect(FAR)?;
     let payload = vec![0x5a; options.bytes];
     let mut gaps = Vec::new();
     for run in 0..=options.runs {
-        ledger.clear();
+        stack.clear_ledger();
         let (start, before, mut sent) = (Instant::now(), cpu::thread_cpu()?, 0u64);
         while start.elapsed() < options.slice * LEDGER_SLICES {
             for _ in 0..BATCH {
@@ -292,7 +283,7 @@ pub(super) fn ledger(options: &Options) -> io::Result<Vec<f64>> {
             sent += BATCH;
         }
         let total = (cpu::thread_cpu()?.saturating_sub(before)).as_nanos() as f64 / sent as f64;
-        let balance = ledger.balance();
+        let balance = stack.ledger().unwrap_or_default();
         let visits = balance.visits.max(1) as f64;
         let sum = (balance.busy_ns() + balance.overhead_ns) / visits;
         if run > 0 {
@@ -326,7 +317,7 @@ const BATCH_WRITES: usize = 256;
 impl Writes {
     pub fn new(options: &Options) -> io::Result<Writes> {
         let exit = ExitPoint::default();
-        let (stack, handle) = stack(Probing::Exit(exit.clone()), SimConfig::default(), 0)?;
+        let (stack, handle) = stack(&exit, SimConfig::default(), 0)?;
         let bytes = vec![0x5a; options.bytes.max(1)];
         Ok(Writes { stack, handle, exit, bytes, connections: 0 })
     }
@@ -337,25 +328,18 @@ impl Writes {
         if self.connections > FORGETS_AFTER {
             self.connections = 1;
             self.handle.ask(Command::ResetAll).map_err(io::Error::other)?;
-            self.stack.host().poll().map_err(errno)?;
+            self.stack.poll(BATCH as usize)?;
         }
-        let mut stream = TcpStream::connect(&self.stack, FAR)?;
-        stream.set_nodelay(true)?;
+        let stream = TcpStream::connect(&self.stack, FAR)?;
         // All of a batch has room, since at some stages nothing leaves the buffer.
         stream.set_send_buffer(4 * BATCH_BYTES)?;
-        stream.set_write_timeout(Some(PATIENCE))?;
         let warm = vec![0; 64 << 10];
         for _ in 0..WARM_BYTES / warm.len() {
             stream.write_all(&warm)?;
         }
-        let id = stream.slot_id();
-        let host = self.stack.host();
         for _ in 0..10_000 {
-            let step = |shard: &mut fulmar_runtime::AnyShard<'_>, now| {
-                shard.step(now, 64);
-                Ok(shard.is_drained(Some(id)))
-            };
-            if host.call(step).map_err(errno)? {
+            self.stack.poll(BATCH as usize)?;
+            if stream.is_drained()? {
                 return Ok(stream);
             }
         }
@@ -368,7 +352,7 @@ impl Driven for Writes {
         let writes = (BATCH_BYTES / self.bytes.len()).clamp(1, BATCH_WRITES);
         let (mut timed, start) = (Timed::default(), Instant::now());
         while timed.wants_more(slice, start) {
-            let mut stream = self.connection()?;
+            let stream = self.connection()?;
             self.exit.set(stage);
             let ran = timed.batch(|| {
                 for _ in 0..writes {
@@ -378,7 +362,6 @@ impl Driven for Writes {
             });
             self.exit.set(None);
             ran?;
-            stream.set_linger(Some(Duration::ZERO))?;
         }
         Ok(timed)
     }

@@ -22,7 +22,7 @@ use crate::kernel_receive::touch;
 use fulmar::Ready;
 use fulmar::base::SlotId;
 use fulmar::mbuf::Chain;
-use fulmar_runtime::{AnyHost, Limit};
+use fulmar_runtime::{Host, Limit};
 use fulmar_socket::{SocketError, Step};
 use std::io;
 
@@ -53,7 +53,7 @@ impl Reader {
         self.rest_of_mbuf = if rest == 0 { MBUF_BYTES } else { rest };
     }
 
-    fn read(&mut self, host: &AnyHost, id: SlotId, into: &mut [u8]) -> Result<usize, SocketError> {
+    fn read(&mut self, host: &Host, id: SlotId, into: &mut [u8]) -> Result<usize, SocketError> {
         let want = self.want(into.len());
         let mut chain =
             host.wait(id, Ready::READABLE, Limit::Forever, |shard, _| shard.tcp_take(id, want))?;

@@ -24,7 +24,7 @@ use super::{Caller, Target};
 use fulmar::Ready;
 use fulmar::base::SlotId;
 use fulmar::mbuf::{Chain, NoBuffer, Pool, Purpose};
-use fulmar_runtime::{AnyHost, Limit};
+use fulmar_runtime::{Host, Limit};
 use fulmar_socket::{SocketError, Step};
 use std::io;
 
@@ -126,7 +126,7 @@ pub(super) fn to_io(e: SocketError) -> io::Error {
 
 /// One writer's turn (`sblock`), which ends with this value.
 pub(super) struct Writing<'a> {
-    pub host: &'a AnyHost,
+    pub host: &'a Host,
     pub id: SlotId,
 }
 

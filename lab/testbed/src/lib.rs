@@ -1,10 +1,18 @@
-//! Servers under attack on a virtual clock. A test of `shard` asserts what a scenario shows, and
-//! `fulmar-lab bench trust` prints it: both play the same one.
+//! What tests of several crates share. Its scenarios are servers under attack on a virtual clock: a test of
+//! `shard` asserts what a scenario shows, and `fulmar-lab bench trust` prints it, so both play the same one.
 //!
 //! [`slow_peers`]: clients that offer no window, fall silent or do not read.
-//! [`listener`]: SYN floods and forged segments. A scenario that cannot be set up panics: it is a test.
+//! [`listener`]: SYN floods and forged segments.
+//! [`stations`]: two stations and what their programs do.
+//! [`tape`], [`tamper`], [`placing`]: devices that frames are made for, changed by, or placed by.
+//! [`namespace`]: tests against the kernel. What cannot be set up panics: it is a test.
 
 #![forbid(unsafe_code)]
 
 pub mod listener;
+pub mod namespace;
+pub mod placing;
 pub mod slow_peers;
+pub mod stations;
+pub mod tamper;
+pub mod tape;

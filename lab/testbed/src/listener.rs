@@ -2,21 +2,21 @@
 //! makes. The client is also the router towards every other address, so that the answers to forged
 //! sources have a way to go. Time is virtual; a tick is a millisecond.
 
-use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{
-    Counter, Counters, DropReason, Duration, EtherAddr, Instant, Offload, Secrets, SeqNum, SlotId,
-};
+use fulmar_base::{Counter, DropReason, Duration, Instant, Offload, Secrets, SeqNum, SlotId};
 use fulmar_ip::{IfAddr, Route};
-use fulmar_mbuf::{Pool, PoolConfig, Purpose};
-use fulmar_netdev::{Burst, Caps, Device, Packet, WakeFd};
+use fulmar_mbuf::PoolConfig;
+use fulmar_netdev::Caps;
 use fulmar_shard::{ListenOptions, ListenerStat, Shard, StackConfig};
 use fulmar_socket::Step;
 use fulmar_wire::dissect::{Headers, Transport};
 use fulmar_wire::tcp::{Flags, Header, Options, Timestamps};
 use fulmar_wire::{eth, ipv4};
+
+use crate::stations::ether;
+use crate::tape::{Frame, Tape, Wire};
 
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
@@ -24,85 +24,20 @@ const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 pub const PORT: u16 = 80;
 const TICK: Duration = Duration::from_millis(1);
 
-type Frame = (Vec<u8>, Offload);
-
-#[derive(Default)]
-struct Wire {
-    sent: Vec<Frame>,
-    bursts: usize,
-    arriving: VecDeque<Frame>,
-}
-
-struct Tape {
-    caps: Caps,
-    wire: Arc<Mutex<Wire>>,
-}
-
-impl Device for Tape {
-    fn caps(&self) -> &Caps {
-        &self.caps
-    }
-    fn tx_burst(
-        &mut self,
-        _: Instant,
-        pool: &mut Pool,
-        burst: &mut Burst,
-        _: &mut Counters,
-    ) -> usize {
-        let mut wire = self.wire.lock().unwrap();
-        let count = burst.len();
-        wire.bursts += usize::from(count > 0);
-        while let Some(p) = burst.pop_front() {
-            wire.sent.push((p.chain.to_vec(), p.offload));
-            pool.free(p.chain);
-        }
-        count
-    }
-    fn rx_burst(
-        &mut self,
-        _: Instant,
-        pool: &mut Pool,
-        out: &mut Burst,
-        budget: usize,
-        _: &mut Counters,
-    ) -> usize {
-        let mut wire = self.wire.lock().unwrap();
-        let mut came = 0;
-        while came < budget.min(out.capacity())
-            && !out.is_full()
-            && let Some((bytes, offload)) = wire.arriving.pop_front()
-        {
-            let mut chain = pool.alloc_chain(bytes.len(), 0, Purpose::Receive).unwrap();
-            chain.fill([&bytes[..]]);
-            out.push(Packet { chain, offload }).unwrap();
-            came += 1;
-        }
-        came
-    }
-    fn wake_fd(&self) -> Option<WakeFd> {
-        None
-    }
-}
-
-fn station(number: u8) -> EtherAddr {
-    EtherAddr([2, 0, 0, 0, 0, number])
-}
-
 fn shard(
     own: Ipv4Addr,
     number: u8,
     config: StackConfig,
     now: Instant,
 ) -> (Shard, Arc<Mutex<Wire>>) {
-    let wire = Arc::new(Mutex::new(Wire::default()));
-    let caps = Caps { tx_csum: true, ..Caps::plain(1500, station(number)) };
+    let caps = Caps { tx_csum: true, ..Caps::plain(1500, ether(number)) };
     let config = StackConfig {
         addresses: vec![IfAddr { addr: own.into(), prefix_len: 24 }],
         routes: (own != CLIENT).then(|| Route::default_via(CLIENT.into())).into_iter().collect(),
         pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(32 << 20) },
         ..config
     };
-    let device = Tape { caps, wire: Arc::clone(&wire) };
+    let (device, wire) = Tape::new(caps);
     (Shard::new(config, Box::new(device), now).unwrap(), wire)
 }
 
@@ -256,7 +191,7 @@ impl Rig {
         let header = Header { src_port: from.port(), dst_port: to.port(), ..*header };
         let bytes = header.header_bytes();
         let mut frame = vec![0; eth::HEADER_BYTES + ipv4::HEADER_BYTES + bytes];
-        let link = eth::Header { dst: station(1), src: station(2), ethertype: eth::IPV4 };
+        let link = eth::Header { dst: ether(1), src: ether(2), ethertype: eth::IPV4 };
         link.emit(&mut frame).unwrap();
         let network = ipv4::Header {
             src: *from.ip(),

@@ -2,7 +2,6 @@
 //! offer no window at all. What arrives is copied, as it is from a kernel's device.
 
 use std::collections::{BTreeSet, HashMap};
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use fulmar_base::{Counter, Counters, Duration, Instant, Secrets, SlotId};
@@ -15,6 +14,9 @@ use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
 use fulmar_socket::{Ready, SocketError, Step};
 use fulmar_wire::dissect::{Headers, Transport};
 use fulmar_wire::tcp::Header;
+
+/// Address and port of the server (station 0) or of the clients (station 1).
+pub use crate::stations::at;
 
 /// A millisecond.
 pub const MS: Duration = Duration::from_millis(1);
@@ -96,11 +98,6 @@ impl Device for End {
         }
         n
     }
-}
-
-/// Address and port of the server (station 0) or of the clients (station 1).
-pub fn at(station: u8, port: u16) -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, station + 1], port))
 }
 
 /// What the server's program does with a connection.

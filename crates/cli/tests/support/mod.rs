@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const INSIDE: &str = "FULMAR_TEST_INSIDE";
 const REQUIRED: &str = "FULMAR_REQUIRE_KERNEL_TESTS";
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs the body of a test inside a sandbox, by running that test alone there.
 pub fn in_sandbox<F: Fn()>(body: F) {

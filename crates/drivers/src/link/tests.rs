@@ -397,26 +397,3 @@ fn super_frames_are_cut_as_often_as_asked() {
     }
     assert!((70..130).contains(&whole), "{whole}");
 }
-
-/// `cargo test --release -p fulmar-drivers -- --ignored --nocapture what_a_frame_costs`
-#[test]
-#[ignore = "prints a time, judges nothing"]
-fn what_a_frame_costs() {
-    const ROUNDS: usize = 200_000;
-    for batch in [1, 8, 32] {
-        let (mut a, mut b) = pair(&LinkConfig::default()).unwrap();
-        let (mut left, mut right) = (Host::new(), Host::new());
-        let start = std::time::Instant::now();
-        for _ in 0..ROUNDS / batch {
-            for _ in 0..batch {
-                let m = left.pool.alloc(64, 0, Purpose::Send).unwrap();
-                left.burst.push(Packet::new(m.into())).unwrap();
-            }
-            a.tx_burst(NOW, &mut left.pool, &mut left.burst, &mut left.counters);
-            b.rx_burst(NOW, &mut right.pool, &mut right.burst, 64, &mut right.counters);
-            right.burst.clear(&mut right.pool);
-        }
-        let ns = start.elapsed().as_nanos() as f64 / ROUNDS as f64;
-        println!("link, one thread, batch {batch}: {ns:.0} ns per frame");
-    }
-}

@@ -2,9 +2,9 @@
 
 use fulmar_drivers::tap::{Tap, TapConfig};
 use fulmar_netdev::Device;
+use fulmar_testbed::namespace::{self, ip};
 
 use crate::TUN;
-use crate::namespace::{self, ip};
 
 fn config() -> TapConfig {
     TapConfig { name: "tap0".into(), ..TapConfig::default() }

@@ -9,10 +9,10 @@ use fulmar_base::{FlowKey, SeqNum};
 use fulmar_drivers::tap::{Tap, TapConfig};
 use fulmar_mbuf::{PostedBuf, RecvBuf};
 use fulmar_netdev::{Device, DeviceStats, Rooms};
+use fulmar_testbed::namespace::{self, ip};
 use fulmar_wire::tcp::{self, Flags};
 
 use crate::host::{Host, KERNEL, OURS, Segment, header};
-use crate::namespace::{self, ip};
 use crate::{TUN, give_addresses};
 
 const FLOWS: usize = 2;

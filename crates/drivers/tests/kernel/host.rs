@@ -155,11 +155,6 @@ impl<D: Device> Host<D> {
         count
     }
 
-    /// Frees what was received.
-    pub fn clear(&mut self) {
-        self.received.clear(&mut self.pool);
-    }
-
     /// The first frame within a minute of which `pick` makes something.
     pub fn wait_for<T>(&mut self, mut pick: impl FnMut(Packet) -> Option<T>) -> T {
         let end = Clock::now() + PATIENCE;

@@ -3,7 +3,6 @@
 mod attach;
 mod flows;
 mod host;
-mod namespace;
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, UdpSocket};
@@ -13,9 +12,9 @@ use fulmar_base::{Counter, DropReason};
 use fulmar_drivers::packet::{PacketConfig, PacketSocket};
 use fulmar_drivers::tap::{Tap, TapConfig};
 use fulmar_netdev::{Device, LinkState};
+use fulmar_testbed::namespace::{self, ip};
 use fulmar_wire::tcp::Flags;
 use host::{Host, KERNEL, OURS, header};
-use namespace::ip;
 
 const TUN: Option<&str> = Some("/dev/net/tun");
 
@@ -457,41 +456,5 @@ fn packet_on_a_missing_interface_is_refused_with_advice() {
         let text =
             PacketSocket::open(&config).err().expect("there is no such interface").to_string();
         assert!(text.contains("none0") && text.contains("ip -o link"), "{text}");
-    });
-}
-
-#[test]
-#[ignore = "prints a time, judges nothing"]
-fn what_a_tap_frame_costs() {
-    namespace::run("what_a_tap_frame_costs", TUN, || {
-        let mut host = tap();
-        for (bytes, gso) in [(18usize, None), (60_000, Some(1400))] {
-            let rounds = 20_000;
-            let mut spent = Duration::ZERO;
-            for _ in 0..rounds / 32 {
-                for _ in 0..32 {
-                    let mut p = host.datagram(9, &vec![0; bytes], gso);
-                    // A type that the kernel throws away: the price of the crossing alone.
-                    p.chain.copy_from(12, &[0x88, 0xb5]);
-                    host.burst.push(p).unwrap();
-                }
-                let start = Instant::now();
-                host.flush(32);
-                spent += start.elapsed();
-            }
-            println!("tap, send {bytes} bytes: {:?} per frame", spent / rounds);
-        }
-        let socket = kernel_socket();
-        let mut spent = Duration::ZERO;
-        for _ in 0..1000 {
-            for _ in 0..16 {
-                socket.send_to(&[0; 18], (OURS, 7)).unwrap();
-            }
-            let start = Instant::now();
-            host.poll();
-            spent += start.elapsed();
-            host.clear();
-        }
-        println!("tap, receive 18 bytes: {:?} per frame", spent / 16_000);
     });
 }

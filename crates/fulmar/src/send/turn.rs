@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 
 use fulmar_base::{Instant, Stage};
 use fulmar_mbuf::Chain;
-use fulmar_runtime::{AnyShard, Limit, Request};
+use fulmar_runtime::{Limit, LockedShard, Request};
 use fulmar_shard::Reserved;
 use fulmar_socket::sosend::SMALL_WRITE_BYTES;
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
@@ -39,22 +39,14 @@ impl<'a> WriteTurn<'a> {
         more: bool,
     ) -> io::Result<usize> {
         let mut small = [0; SMALL_WRITE_BYTES];
-        if self.socket.host().ends_at(Stage::SendCall) {
-            return Ok(total - done);
-        }
         let whole = if done == 0 && !more { join_small(bufs, total, &mut small) } else { &[] };
         let mut r = match self.obtain(whole, total - done, done > 0)? {
             Reserved::Sent(n) => return Ok(n),
             Reserved::Space(r) => r,
         };
         let n = r.len();
-        if self.socket.host().ends_at(Stage::SendReserved) {
-            return Ok(self.take_back(r));
-        }
         gather(bufs, done, &mut r.chain);
-        if self.socket.host().stage(Stage::SendCopied).is_break() {
-            return Ok(self.take_back(r));
-        }
+        self.socket.host().pass(Stage::SendCopied);
         let is_last = done + n == total;
         // A write that has to wait for room pushes what it has.
         r.more = more && is_last;
@@ -73,13 +65,6 @@ impl<'a> WriteTurn<'a> {
             // Nothing was given that could have been sent.
             Reserved::Sent(_) => Err(io::ErrorKind::Unsupported.into()),
         }
-    }
-
-    /// Ends the turn as if what was reserved had been sent.
-    fn take_back(&mut self, r: Reservation) -> usize {
-        let n = r.len();
-        self.abandon(r);
-        n
     }
 
     /// The last step of the turn.
@@ -122,14 +107,9 @@ impl<'a> WriteTurn<'a> {
         is_partial: bool,
     ) -> Result<Option<Reserved>, SocketError> {
         let socket = self.socket;
-        let mut guard = socket.host().lock()?;
-        let mut shard = guard.shard();
+        let mut shard = socket.host().lock()?;
         if self.begin::<()>(&mut shard, is_partial)?.is_some() {
             return Ok(None);
-        }
-        if shard.stops_at(Stage::Locked) || shard.stops_at(Stage::SendChecked) {
-            self.end(&mut shard);
-            return Ok(Some(Reserved::Sent(want)));
         }
         Ok(match shard.tcp_reserve_at_once(socket.id, want)? {
             Step::Done(r) => Some(Reserved::Space(r)),
@@ -157,7 +137,7 @@ impl<'a> WriteTurn<'a> {
 
     fn share(
         &mut self,
-        shard: &mut AnyShard<'_>,
+        shard: &mut LockedShard,
         now: Instant,
         bytes: &mut OwnedBytes,
         waited: bool,
@@ -176,7 +156,7 @@ impl<'a> WriteTurn<'a> {
     /// Lets the thread in if nobody else writes; what to wait for if somebody does.
     fn begin<T>(
         &mut self,
-        shard: &mut AnyShard<'_>,
+        shard: &mut LockedShard,
         is_partial: bool,
     ) -> Result<Option<Step<T>>, SocketError> {
         let id = self.socket.id;
@@ -193,7 +173,7 @@ impl<'a> WriteTurn<'a> {
         Ok(None)
     }
 
-    fn end(&mut self, shard: &mut AnyShard<'_>) {
+    fn end(&mut self, shard: &mut LockedShard) {
         self.has_begun = false;
         shard.tcp_end_write(self.socket.id);
     }

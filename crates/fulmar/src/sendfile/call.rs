@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fulmar_base::{Instant, SlotId};
 use fulmar_mbuf::{Chain, SharedBytes};
 use fulmar_runtime::file::{End, Patience};
-use fulmar_runtime::{AnyShard, Limit, Request};
+use fulmar_runtime::{Limit, LockedShard, Request};
 use fulmar_socket::sendfile::{LowWater, MIN_SHARED_BYTES, Piece, Rest};
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
 
@@ -282,7 +282,7 @@ impl<'a> Call<'a> {
 
 /// Under the lock: becomes the writer, then takes space and storage.
 fn step(
-    shard: &mut AnyShard<'_>,
+    shard: &mut LockedShard,
     now: Instant,
     id: SlotId,
     has_begun: &mut bool,
@@ -297,7 +297,7 @@ fn step(
 
 /// Under the lock: becomes the writer; what to wait for if somebody else is.
 fn begin<T>(
-    shard: &mut AnyShard<'_>,
+    shard: &mut LockedShard,
     id: SlotId,
     has_begun: &mut bool,
 ) -> Result<Option<Step<T>>, SocketError> {

@@ -9,11 +9,11 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::thread;
 
 use fulmar_base::SlotId;
-use fulmar_runtime::AnyHost;
+use fulmar_runtime::Host;
 use fulmar_runtime::file::{End, Patience, read_into};
 use fulmar_socket::Reservation;
 
@@ -22,7 +22,7 @@ const QUEUE: usize = 256;
 
 /// A piece to be read.
 pub(crate) struct Job {
-    pub host: AnyHost,
+    pub host: Arc<Host>,
     pub socket: SlotId,
     pub file: File,
     /// Where in the file.

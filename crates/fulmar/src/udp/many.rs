@@ -2,8 +2,7 @@
 
 use std::io;
 
-use fulmar_base::Stage;
-use fulmar_runtime::AnyShard;
+use fulmar_runtime::LockedShard;
 use fulmar_shard::{RecvMessage, SendMessage};
 use fulmar_socket::Ready;
 
@@ -22,9 +21,6 @@ impl UdpSocket {
     /// with the count, and is met again by whoever repeats the call from there.
     pub fn send_many(&self, messages: &[SendMessage<'_>]) -> io::Result<usize> {
         let socket = &self.socket;
-        if socket.host().ends_at(Stage::SendCall) {
-            return Ok(messages.len());
-        }
         let mut done = 0;
         while let Some(rest) = messages.get(done..).filter(|rest| !rest.is_empty()) {
             let sent = socket.wait_recently(
@@ -70,7 +66,7 @@ impl UdpSocket {
             return Ok(0);
         }
         let s = &*self.socket;
-        let mut take = |shard: &mut AnyShard<'_>, _| shard.udp_receive_many(s.id, messages);
+        let mut take = |shard: &mut LockedShard, _| shard.udp_receive_many(s.id, messages);
         s.wait_recently(Ready::READABLE, || s.read_limit(), &mut take)
     }
 }

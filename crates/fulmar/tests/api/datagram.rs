@@ -165,32 +165,6 @@ fn ports_clash_unless_families_differ() {
 }
 
 #[test]
-fn a_full_queue_drops_and_counts() {
-    within(|| {
-        let (a, b) = acquainted_stacks();
-        let server = UdpSocket::bind(&b, (B, 53)).unwrap();
-        server.set_recv_buffer(8 << 10).unwrap();
-        let c = UdpSocket::bind(&a, "0.0.0.0:0").unwrap();
-        for i in 0..200usize {
-            c.send_to(&i.to_ne_bytes().repeat(125), (B, 53)).unwrap();
-        }
-        let dropped = || b.stat().unwrap().drops(fulmar::base::DropReason::UdpBufferFull);
-        eventually("the queue overflows", || dropped() > 0);
-        server.set_nonblocking(true).unwrap();
-        let mut received = Vec::new();
-        let mut buf = [0; 1000];
-        eventually("every datagram is received or counted", || {
-            while server.recv_from(&mut buf).is_ok() {
-                received.push(usize::from_ne_bytes(buf[992..].try_into().unwrap()));
-            }
-            received.len() as u64 + dropped() == 200
-        });
-        assert!(received.is_sorted() && received.starts_with(&[0, 1]), "the oldest stay");
-        buffers_come_home(&[&a, &b]);
-    });
-}
-
-#[test]
 fn many_threads_share_one_socket() {
     within(|| {
         const EACH: usize = 500;

@@ -1,14 +1,10 @@
-//! The account of a stack, and paths that end early.
+//! The account of a stack.
 
 use std::io::{Read, Write};
 
-use fulmar::UdpSocket;
 use fulmar::ledger::Stage;
-use fulmar::runtime::{ExitPoint, Probing};
 
-use crate::support::{
-    B, buffers_come_home, connection, meet, pattern, stacks, stacks_with, within,
-};
+use crate::support::{connection, pattern, stacks, stacks_with, within};
 
 #[test]
 fn a_stack_that_keeps_an_account_says_what_its_stages_cost() {
@@ -78,66 +74,26 @@ fn a_stack_keeps_no_account_unless_it_is_told_to() {
 }
 
 #[test]
-fn a_path_that_ends_early_sends_nothing_and_keeps_no_buffer() {
+fn the_account_of_a_running_stack_is_switched_on_and_off() {
     within(|| {
-        let at = ExitPoint::default();
-        let exit = at.clone();
-        let (a, b) = stacks_with(move |s| s.probing(Probing::Exit(exit.clone())));
-        meet(&a);
-        let socket = UdpSocket::bind(&a, "10.1.0.1:0").unwrap();
-        socket.connect((B, 9)).unwrap();
-        let frames = || a.stat().unwrap().shard.device.tx_frames;
-        let before = frames();
-        use Stage as S;
-        for stage in [
-            S::SendCall,
-            S::Locked,
-            S::SendChecked,
-            S::PathChosen,
-            S::SendReserved,
-            S::SendCopied,
-            S::TransportOutput,
-            S::RouteFound,
-            S::IpOutput,
-            S::EtherOutput,
-            S::BurstQueued,
-        ] {
-            at.set(Some(stage));
-            for _ in 0..10 {
-                assert_eq!(socket.send(b"18 bytes of payload").unwrap(), 19);
-            }
-            assert_eq!(frames(), before, "{stage:?}");
-        }
-        at.set(Some(S::DeviceTaken));
-        assert_eq!(socket.send(b"x").unwrap(), 1);
-        assert_eq!(frames(), before + 1);
-        at.set(None);
-        buffers_come_home(&[&a, &b]);
-    });
-}
-
-#[test]
-fn a_frame_that_ends_at_any_stage_on_its_way_up_keeps_no_buffer() {
-    within(|| {
-        let at = ExitPoint::default();
-        let exit = at.clone();
-        let (a, b) = stacks_with(move |s| s.probing(Probing::Exit(exit.clone())));
-        meet(&a);
-        let from = UdpSocket::bind(&a, "10.1.0.1:0").unwrap();
-        let to = UdpSocket::bind(&b, (B, 9)).unwrap();
-        to.set_nonblocking(true).unwrap();
-        use Stage as S;
-        for stage in [S::DeviceReceived, S::EtherInput, S::IpInput, S::Demultiplexed] {
-            at.set(Some(stage));
-            from.send_to(b"lost", (B, 9)).unwrap();
-            while b.host().poll().unwrap() > 0 {}
-            assert!(to.recv(&mut [0; 8]).is_err(), "{stage:?}");
-        }
-        at.set(None);
-        from.send_to(b"comes", (B, 9)).unwrap();
-        let mut room = [0; 8];
-        to.set_nonblocking(false).unwrap();
-        assert_eq!(to.recv(&mut room).unwrap(), 5);
-        buffers_come_home(&[&a, &b]);
+        let (a, b) = stacks();
+        let (mut c, mut s) = connection(&a, &b, 80);
+        let mut talk = || {
+            c.write_all(&[1; 1000]).unwrap();
+            s.read_exact(&mut [0; 1000]).unwrap();
+        };
+        talk();
+        a.set_account(Some(1));
+        assert_eq!(a.ledger().expect("it is on").measured, 0);
+        talk();
+        // The visits of this thread that lasted from before are not in it.
+        let kept = a.ledger().expect("it is on");
+        assert!(kept.measured > 0 && kept.ns_of(Stage::SendCommitted) > 0.0, "{kept:?}");
+        a.set_account(None);
+        assert!(a.ledger().is_none());
+        talk();
+        a.set_account(Some(1));
+        let measured = a.ledger().expect("it is on").measured;
+        assert!(measured >= kept.measured);
     });
 }

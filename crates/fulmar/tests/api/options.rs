@@ -8,7 +8,6 @@ use std::time::Duration;
 use fulmar::base::Counter;
 use fulmar::{Keepalive, ListenOptions, TcpListener, TcpStream, devices};
 
-use crate::support::pipe::Pipe;
 use crate::support::{
     A, B, B6, buffers_come_home, connection, pattern, stack, stacks, stacks_without_timeouts,
     within,
@@ -252,24 +251,5 @@ fn keepalive_and_user_time_out_are_inherited_from_the_listener_and_can_be_change
         assert_eq!(s.keepalive().unwrap(), None);
         c.set_keepalive(keepalive).unwrap();
         assert_eq!(c.keepalive().unwrap(), keepalive);
-    });
-}
-
-#[test]
-fn keepalive_fails_a_reader_whose_peer_has_vanished() {
-    within(|| {
-        let (p, q) = Pipe::pair();
-        let mute = p.mute();
-        let a = stack(1, Box::new(p), |s| s.exit_drain(Duration::ZERO));
-        let b = stack(2, Box::new(q), |s| s.exit_drain(Duration::ZERO));
-        let (mut c, _s) = connection(&a, &b, 80);
-        mute.store(true, std::sync::atomic::Ordering::Release);
-        let shortest = Keepalive { idle: Duration::ZERO, interval: Duration::ZERO, count: 2 };
-        c.set_keepalive(Some(shortest)).unwrap();
-        let e = c.read(&mut [0; 1]).unwrap_err();
-        assert_eq!(e.raw_os_error(), Some(libc::ETIMEDOUT));
-        let stat = a.stat().unwrap();
-        assert_eq!(stat.count(Counter::TcpKeepaliveProbes), 2);
-        assert_eq!(stat.count(Counter::TcpKeepaliveTimeouts), 1);
     });
 }

@@ -179,22 +179,6 @@ fn a_small_message_in_a_large_buffer_comes_back_at_once_and_another_after_a_paus
 }
 
 #[test]
-fn buffers_of_nothing_and_of_one_byte_have_their_turn() {
-    within(|| {
-        let (a, b) = stacks();
-        let (mut c, s) = connected(&a, &b);
-        assert!(s.recv_posted(Vec::new()).unwrap().wait().unwrap().is_empty());
-        let bytes: Vec<_> = (0..3).map(|_| s.recv_posted(vec![0]).unwrap()).collect();
-        let none = s.recv_posted(RecvBuf::with_capacity(0)).unwrap();
-        assert!(!none.is_done(), "not before those in front of it");
-        c.write_all(b"xyz").unwrap();
-        let got: Vec<u8> = bytes.into_iter().map(|p| p.wait().unwrap()[0]).collect();
-        assert_eq!(got, b"xyz");
-        assert!(none.wait().unwrap().is_empty());
-    });
-}
-
-#[test]
 fn the_end_of_the_stream_and_an_error_reach_every_buffer_that_waits() {
     within(|| {
         let (a, b) = stacks();

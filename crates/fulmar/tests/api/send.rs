@@ -5,7 +5,7 @@ use std::thread;
 
 use fulmar::base::Counter;
 use fulmar::mbuf::{Chain, Purpose};
-use fulmar::runtime::AnyShard;
+use fulmar::runtime::LockedShard;
 use fulmar::socket_steps::{SocketError, Step};
 use fulmar::{SendFlags, Stack, TcpStream};
 
@@ -196,7 +196,7 @@ fn who_holds_room_holds_up_other_writers_but_not_itself_for_ever() {
     });
 }
 
-fn chain_of(shard: &mut AnyShard<'_>, bytes: &[u8]) -> Chain {
+fn chain_of(shard: &mut LockedShard, bytes: &[u8]) -> Chain {
     let mut chain = shard.pool().alloc_chain(bytes.len(), 0, Purpose::Send).unwrap();
     chain.copy_from(0, bytes).unwrap();
     chain

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use fulmar::{ListenOptions, TcpConfig, TcpListener, TcpStream};
 
-use crate::support::pipe::Pipe;
 use crate::support::{
     A, B, PATIENCE, buffers_come_home, connection, eventually, fill, pattern, stack, stacks, within,
 };
@@ -220,27 +219,6 @@ fn an_attempt_that_nobody_answers_ends_by_itself() {
 }
 
 #[test]
-fn a_full_backlog_drops_and_lets_in_again_after_an_accept() {
-    within(|| {
-        let (a, b) = stacks();
-        let options = ListenOptions { backlog: 3, ..ListenOptions::default() };
-        let listener = TcpListener::bind_with(&b, (B, 80), options).unwrap();
-        let clients: Vec<_> = (0..3).map(|_| TcpStream::connect(&a, (B, 80)).unwrap()).collect();
-        let waits = thread::spawn(move || TcpStream::connect(&a, (B, 80)).unwrap());
-        eventually("a SYN is dropped", || {
-            b.stat().unwrap().drops(fulmar::base::DropReason::AcceptQueueFull) > 0
-        });
-        let mut accepted: Vec<_> = (0..4).map(|_| listener.accept().unwrap().1).collect();
-        let late = waits.join().unwrap();
-        let mut clients: Vec<_> =
-            clients.iter().chain([&late]).map(|c| c.local_addr().unwrap()).collect();
-        accepted.sort();
-        clients.sort();
-        assert_eq!(accepted, clients);
-    });
-}
-
-#[test]
 fn a_listener_tells_its_numbers() {
     within(|| {
         let (a, b) = stacks();
@@ -384,55 +362,6 @@ fn thousands_of_slices_are_one_write_and_one_read() {
             got.extend(filled);
         }
         assert!(got == all);
-    });
-}
-
-#[test]
-fn after_a_reset_the_cause_is_told_once() {
-    within(|| {
-        let (a, b) = stacks();
-        let (mut c, s) = connection(&a, &b, 80);
-        s.set_linger(Some(Duration::ZERO)).unwrap();
-        drop(s);
-        eventually("the reset has come", || c.peer_addr().is_err());
-        let e = c.write(b"x").unwrap_err();
-        assert_eq!((e.kind(), errno(&e)), (ErrorKind::ConnectionReset, libc::ECONNRESET));
-        for _ in 0..2 {
-            let e = c.write(b"x").unwrap_err();
-            assert_eq!((e.kind(), errno(&e)), (ErrorKind::BrokenPipe, libc::EPIPE));
-        }
-        assert_eq!(c.read(&mut [0; 8]).unwrap(), 0);
-        let (mut c, s) = connection(&a, &b, 81);
-        s.set_linger(Some(Duration::ZERO)).unwrap();
-        drop(s);
-        let e = c.read(&mut [0; 8]).unwrap_err();
-        assert_eq!((e.kind(), errno(&e)), (ErrorKind::ConnectionReset, libc::ECONNRESET));
-        assert_eq!(c.read(&mut [0; 8]).unwrap(), 0);
-        assert_eq!(c.write(b"x").unwrap_err().kind(), ErrorKind::BrokenPipe);
-    });
-}
-
-#[test]
-fn a_peer_that_vanishes_fails_the_write_after_the_documented_time() {
-    within(|| {
-        let (p, q) = Pipe::pair();
-        let mute = p.mute();
-        let user_timeout = Duration::from_millis(500);
-        let tcp = TcpConfig { user_timeout, ..TcpConfig::default() };
-        let a = stack(1, Box::new(p), |s| s.tcp(tcp).exit_drain(SHORT));
-        let b = stack(2, Box::new(q), |s| s.exit_drain(SHORT));
-        let (mut c, _s) = connection(&a, &b, 80);
-        mute.store(true, std::sync::atomic::Ordering::Release);
-        let start = Instant::now();
-        let e = loop {
-            if let Err(e) = c.write(&pattern(0, 1 << 20)) {
-                break e;
-            }
-        };
-        assert_eq!(errno(&e), libc::ETIMEDOUT);
-        assert!(start.elapsed() >= user_timeout);
-        assert_eq!(errno(&c.write(b"x").unwrap_err()), libc::EPIPE);
-        assert_eq!(c.read(&mut [0; 1]).unwrap(), 0);
     });
 }
 

@@ -28,30 +28,13 @@ fn bytes_survive(rates: &Rates) {
 }
 
 #[test]
-fn every_byte_survives_loss() {
-    in_namespace!(|| bytes_survive(&Rates { drop: 0.01, ..Rates::default() }));
-}
-
-#[test]
-fn every_byte_survives_reordering_and_duplicates() {
-    in_namespace!(|| {
-        bytes_survive(&Rates { reorder: 0.02, duplicate: 0.02, ..Rates::default() });
-    });
-}
-
-#[test]
-fn every_byte_survives_flipped_bits() {
-    in_namespace!(|| bytes_survive(&Rates { corrupt: 0.005, ..Rates::default() }));
-}
-
-#[test]
-fn every_byte_survives_everything_at_once() {
+fn every_byte_survives_loss_reordering_duplicates_and_flipped_bits() {
     in_namespace!(|| {
         bytes_survive(&Rates {
             drop: 0.01,
-            reorder: 0.01,
-            duplicate: 0.01,
-            corrupt: 0.002,
+            reorder: 0.02,
+            duplicate: 0.02,
+            corrupt: 0.005,
             ..Rates::default()
         });
     });

@@ -66,7 +66,14 @@ pub fn kernel_ping(to: std::net::Ipv4Addr, payload: &[u8]) -> io::Result<Vec<u8>
         let to = (&raw const address).cast();
         let bytes = message.as_ptr().cast();
         check(libc::sendto(fd.as_raw_fd(), bytes, message.len(), 0, to, len))?;
-        let n = check(libc::recv(fd.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0))?;
+        let mut receive =
+            || check(libc::recv(fd.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0));
+        let n = loop {
+            match receive() {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                n => break n?,
+            }
+        };
         answer.truncate(n);
     }
     Ok(answer.split_off(8))

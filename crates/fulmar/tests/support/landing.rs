@@ -8,8 +8,9 @@ use std::thread::{self, ThreadId};
 
 use fulmar::Device;
 use fulmar::base::{Counters, FlowKey, Instant, SeqNum};
-use fulmar::mbuf::{Chain, Pool, Purpose};
+use fulmar::mbuf::Pool;
 use fulmar::netdev::{Burst, Caps, DirectPlacement, Packet, Rooms, Unsupported, forward_device};
+use fulmar_testbed::placing::{Expected, segment};
 
 /// What it is to do, and what it has done.
 #[derive(Default)]
@@ -24,12 +25,6 @@ pub struct Orders {
     pub kept: AtomicUsize,
     /// Flows of which it has rooms.
     pub flows: AtomicUsize,
-}
-
-struct Expected {
-    flow: FlowKey,
-    next: SeqNum,
-    rooms: Rooms,
 }
 
 /// See the module's header.
@@ -55,24 +50,9 @@ impl Landing {
     fn land(&mut self, p: Packet, pool: &mut Pool) -> (Packet, bool) {
         let frame = p.chain.to_vec();
         let Some((flow, seq, headers)) = segment(&frame) else { return (p, false) };
-        let is_it = |e: &&mut Expected| e.flow == flow && e.next == seq && !e.rooms.is_empty();
+        let is_it = |e: &&mut Expected| e.is_next(flow, seq) && !e.rooms.is_empty();
         let Some(e) = self.expected.iter_mut().find(is_it) else { return (p, false) };
-        let (mut chain, mut at) = (copy(&frame[..headers], pool), headers);
-        while at < frame.len()
-            && let Some(room) = e.rooms.front_mut()
-        {
-            let n = room.len().min(frame.len() - at);
-            room.bytes()[..n].copy_from_slice(&frame[at..at + n]);
-            chain.push_back(room.split(n, pool).expect("a descriptor"));
-            at += n;
-            if room.is_empty() {
-                e.rooms.pop_front();
-            }
-        }
-        e.next += (at - headers) as u32;
-        if at < frame.len() {
-            chain.append(copy(&frame[at..], pool));
-        }
+        let chain = e.place(&frame, headers, pool);
         pool.free(p.chain);
         self.orders.placed.fetch_add(1, Ordering::Relaxed);
         (Packet { chain, offload: p.offload }, true)
@@ -88,27 +68,6 @@ impl Drop for Landing {
         self.expected.clear();
         self.count_flows();
     }
-}
-
-fn copy(bytes: &[u8], pool: &mut Pool) -> Chain {
-    let mut c = pool.alloc_chain(bytes.len(), 0, Purpose::Receive).expect("memory");
-    c.copy_from(0, bytes);
-    c
-}
-
-/// Flow, sequence number and bytes of headers of a TCP segment over IPv4 that carries data and nothing
-/// unusual.
-fn segment(frame: &[u8]) -> Option<(FlowKey, SeqNum, usize)> {
-    let ip = frame.get(14..34).filter(|_| frame[12..14] == [8, 0])?;
-    let tcp = frame.get(34..54).filter(|_| ip[9] == 6)?;
-    let headers = 34 + usize::from(tcp[12] >> 4) * 4;
-    let end = |at: usize, port: usize| -> std::net::SocketAddr {
-        let a: [u8; 4] = ip[at..at + 4].try_into().expect("four bytes");
-        (a, u16::from_be_bytes([tcp[port], tcp[port + 1]])).into()
-    };
-    let seq = SeqNum(u32::from_be_bytes(tcp[4..8].try_into().expect("four bytes")));
-    let usual = tcp[13] & !0x18 == 0 && frame.len() > headers;
-    usual.then(|| (FlowKey::new(end(16, 2), end(12, 0)), seq, headers))
 }
 
 impl Device for Landing {

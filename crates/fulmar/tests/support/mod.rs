@@ -13,14 +13,15 @@ use std::time::{Duration, Instant};
 
 use fulmar::{Builder, Device, Stack, TcpConfig, TcpListener, TcpStream, devices};
 
-/// No test takes so long unless it hangs, on any machine.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Nothing takes so long unless it hangs, on any machine.
+pub const PATIENCE: Duration = Duration::from_secs(240);
 
 /// Runs a test's body, and fails instead of waiting for ever.
 pub fn within<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     let worker = thread::spawn(move || drop(done.send(body())));
-    match result.recv_timeout(PATIENCE) {
+    // What it waits for speaks first.
+    match result.recv_timeout(PATIENCE + Duration::from_secs(60)) {
         Ok(t) => t,
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("it hangs"),
         Err(mpsc::RecvTimeoutError::Disconnected) => {

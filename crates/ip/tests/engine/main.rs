@@ -12,4 +12,3 @@ mod ndp;
 mod output;
 mod rig;
 mod routes;
-mod timing;

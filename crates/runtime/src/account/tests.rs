@@ -80,6 +80,40 @@ fn a_visit_that_is_not_measured_leaves_no_trace() {
     assert!(ledger.balance().stages.is_empty());
 }
 
+/// Intervals that the account has seen, counted or left out because the CPU was lost.
+fn intervals(ledger: &Ledger) -> u64 {
+    let passes = ledger.stages.iter().map(|s| s.passes.load(Relaxed)).sum::<u64>();
+    passes + ledger.preempted.load(Relaxed)
+}
+
+#[test]
+fn an_account_that_is_off_measures_nothing_and_leaves_the_visit_of_another_alone() {
+    let (on, off) = (Ledger::with_pass(1, PassCost::default()), Ledger::with(0, OnceLock::new()));
+    CLOCK.with(|c| (c.at.set(0), c.until_next.set(1)));
+    on.enter();
+    let began = CLOCK.with(|c| c.at.get());
+    off.enter();
+    off.pass(Stage::Locked);
+    assert_eq!(CLOCK.with(|c| c.at.get()), began);
+    assert_eq!((off.measured.load(Relaxed), intervals(&off)), (0, 0));
+    on.pass(Stage::Locked);
+    assert_eq!(intervals(&on), 1);
+}
+
+#[test]
+fn a_visit_from_before_the_account_was_switched_on_is_not_in_it() {
+    let ledger = Ledger::with(0, OnceLock::from(PassCost::default()));
+    CLOCK.with(|c| (c.at.set(1), c.until_next.set(9)));
+    ledger.set_every(Some(64));
+    ledger.pass(Stage::Locked);
+    assert_eq!(intervals(&ledger), 0);
+    ledger.pass(Stage::SendChecked);
+    assert_eq!(intervals(&ledger), 1, "from here on it is");
+    ledger.set_every(None);
+    ledger.pass(Stage::Released);
+    assert_eq!((intervals(&ledger), ledger.every()), (1, None));
+}
+
 /// A visit in which a stage took `cycles`, with what the kernel is said to have told before.
 fn visit_of(cycles: u64, switches: u64) -> Ledger {
     let ledger = Ledger::with_pass(1, PassCost::default());

@@ -1,8 +1,9 @@
 //! The lock around a shard while a thread holds it, and all that is due when it lets go.
 
-use fulmar_base::{NoProbe, Outside, Probe};
+use fulmar_base::{Outside, Probe};
 
 use super::{Host, Returned};
+use crate::account::Account;
 use crate::reentry::Inside;
 use crate::sync::MutexGuard;
 use crate::ticket::Received;
@@ -10,7 +11,7 @@ use crate::watch::Wake;
 use crate::watched::WatchedShard;
 
 /// The shard lock. Releasing it drains the inbox and fires the wake-ups that were collected.
-pub struct Guard<'a, P: Probe = NoProbe> {
+pub struct Guard<'a, P: Probe = Account> {
     host: &'a Host<P>,
     shard: Option<MutexGuard<'a, WatchedShard<P>>>,
     mark: Option<Inside>,

@@ -1,12 +1,12 @@
 //! A device that guesses whose packet comes next, and can be told to hold one back or to make it urgent.
 
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use fulmar_base::{Counters, FlowKey, Instant, SeqNum};
 use fulmar_drivers::link::SimLink;
-use fulmar_mbuf::{Chain, Pool, Purpose};
+use fulmar_mbuf::Pool;
 use fulmar_netdev::{Burst, Device, DirectPlacement, Packet, Rooms, Unsupported, forward_device};
+use fulmar_testbed::placing::{Expected, copy, segment};
 
 /// What a device is to do with the next segments that carry data, and what it has done.
 #[derive(Default)]
@@ -25,12 +25,6 @@ pub struct Notes {
     pub lets_go: bool,
 }
 
-pub struct Expected {
-    pub flow: FlowKey,
-    pub next: SeqNum,
-    pub rooms: Rooms,
-}
-
 /// A device that lets the payload of each frame land in the rooms of the flow that it guesses, before it
 /// knows whose it is.
 pub struct Guesser {
@@ -40,50 +34,6 @@ pub struct Guesser {
     pub fresh: Burst,
     pub held: Option<Packet>,
     pub notes: Arc<Mutex<Notes>>,
-}
-
-/// Flow, sequence number and bytes of headers of a TCP segment over IPv4 that carries data.
-pub fn segment(frame: &[u8]) -> Option<(FlowKey, SeqNum, usize)> {
-    let ip = frame.get(14..34).filter(|_| frame[12..14] == [8, 0])?;
-    let tcp = frame.get(34..54).filter(|_| ip[9] == 6)?;
-    let headers = 34 + usize::from(tcp[12] >> 4) * 4;
-    let end = |at: usize, port: usize| -> SocketAddr {
-        let a: [u8; 4] = ip[at..at + 4].try_into().expect("four bytes");
-        (a, u16::from_be_bytes([tcp[port], tcp[port + 1]])).into()
-    };
-    let seq = SeqNum(u32::from_be_bytes(tcp[4..8].try_into().expect("four bytes")));
-    let usual = tcp[13] & !0x18 == 0 && frame.len() > headers;
-    usual.then(|| (FlowKey::new(end(16, 2), end(12, 0)), seq, headers))
-}
-
-impl Expected {
-    /// Splits off what was written, or what is to be: headers and placed bytes, and the rest.
-    fn placed(&mut self, frame: &[u8], headers: usize, pool: &mut Pool) -> Chain {
-        let mut chain = copy(&frame[..headers], pool);
-        let mut at = headers;
-        while at < frame.len()
-            && let Some(room) = self.rooms.front_mut()
-        {
-            let n = room.len().min(frame.len() - at);
-            room.bytes()[..n].copy_from_slice(&frame[at..at + n]);
-            chain.push_back(room.split(n, pool).expect("a descriptor"));
-            at += n;
-            if room.is_empty() {
-                self.rooms.pop_front();
-            }
-        }
-        self.next += (at - headers) as u32;
-        if at < frame.len() {
-            chain.append(copy(&frame[at..], pool));
-        }
-        chain
-    }
-}
-
-pub fn copy(bytes: &[u8], pool: &mut Pool) -> Chain {
-    let mut c = pool.alloc_chain(bytes.len(), 0, Purpose::Receive).expect("memory");
-    c.copy_from(0, bytes);
-    c
 }
 
 /// Changes a word of a TCP header and its checksum with it (RFC 1624).
@@ -131,7 +81,7 @@ impl Guesser {
             }
         }
         let found = segment(&frame);
-        let is_next = |e: &Expected| found.is_some_and(|(f, s, _)| e.flow == f && e.next == s);
+        let is_next = |e: &Expected| found.is_some_and(|(f, s, _)| e.is_next(f, s));
         let owner = self.flows.iter().position(is_next);
         if owner != Some(guessed)
             && let Some(e) = self.flows.get_mut(guessed)
@@ -145,7 +95,7 @@ impl Guesser {
         } else {
             notes.wrong += 1
         }
-        let chain = self.flows[owner].placed(&frame, headers, pool);
+        let chain = self.flows[owner].place(&frame, headers, pool);
         pool.free(p.chain);
         Packet { chain, offload: p.offload }
     }

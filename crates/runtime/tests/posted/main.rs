@@ -3,18 +3,17 @@
 
 mod device;
 
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counter, Duration, Instant, Secrets, SlotId};
+use fulmar_base::{Counter, Duration, Instant, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar_ip::IfAddr;
-use fulmar_mbuf::{PoolConfig, RecvBuf};
+use fulmar_mbuf::RecvBuf;
 use fulmar_netdev::Burst;
 use fulmar_runtime::{RecvTicket, WatchedShard};
-use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_shard::{ListenOptions, Shard};
 use fulmar_socket::posted::CompletionPolicy;
 use fulmar_socket::{SocketError, Step};
+use fulmar_testbed::stations::{self, at, config};
 
 use device::{Guesser, Notes};
 
@@ -24,26 +23,16 @@ struct Pair {
     notes: Arc<Mutex<Notes>>,
 }
 
-fn at(station: u8, port: u16) -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, station + 1], port))
-}
-
 impl Pair {
     fn over(how: Impairments) -> Pair {
         let (a, b) = sim_pair(1, &how, &LinkConfig::default());
         let now = Instant::from_millis(1000);
         let notes = Arc::new(Mutex::new(Notes::default()));
-        let shard = |station: u8, inner| {
-            let config = StackConfig {
-                addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
-                pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
-                secrets: Some(Secrets::for_simulation(u64::from(station))),
-                ..StackConfig::default()
-            };
+        let shard = |station, inner| {
             let notes = Arc::clone(&notes);
             let fresh = Burst::with_capacity(256);
             let device = Guesser { inner, flows: Vec::new(), turn: 0, fresh, held: None, notes };
-            WatchedShard::new(Shard::new(config, Box::new(device), now).expect("a shard"))
+            WatchedShard::new(Shard::new(config(station, 16 << 20), Box::new(device), now).unwrap())
         };
         Pair { now, shards: [shard(0, a), shard(1, b)], notes }
     }
@@ -73,17 +62,7 @@ impl Pair {
     }
 
     fn write(&mut self, id: SlotId, bytes: &[u8]) -> usize {
-        let shard = &mut self.shards[0];
-        match shard.tcp_reserve(self.now, id, bytes, bytes.len(), false).unwrap() {
-            Step::Done(Reserved::Sent(n)) => n,
-            Step::Done(Reserved::Space(mut r)) => {
-                let n = r.len();
-                r.chain.copy_from(0, &bytes[..n]);
-                shard.tcp_commit(self.now, id, r);
-                n
-            }
-            _ => 0,
-        }
+        stations::write(&mut self.shards[0], self.now, id, bytes).unwrap_or(0)
     }
 }
 

@@ -23,98 +23,112 @@ fn queue_of(sockets: &mut Slab<Socket>, listener: SlotId) -> Option<&mut Pending
     }
 }
 
-/// A SYN for a conditional listener.
-pub(crate) fn offer<P: Probe>(
-    shard: &mut Shard<P>,
-    now: Instant,
-    listener: SlotId,
-    (key, syn): (FlowKey, &tcp::Header),
-    min_iss: Option<SeqNum>,
-) -> Result<(), DropReason> {
-    let Shard { core: Core { sockets, wheel, .. }, tcp: Tcp { pending, .. }, .. } = shard;
-    let Some(queue) = queue_of(sockets, listener) else { return Err(DropReason::TcpNoSocket) };
-    let deadline = now + queue.limits.timeout;
-    let entry = PendingSyn { key, listener, syn: *syn, min_iss, is_taken: false };
-    pending.add(queue, entry, deadline)?;
-    queue.timer = Some(wheel.schedule(queue.timer, TimerKey::Pending(listener), deadline));
-    shard.core.notify(listener);
-    Ok(())
+impl Tcp {
+    /// A SYN for a conditional listener.
+    pub(super) fn offer<P: Probe>(
+        &mut self,
+        now: Instant,
+        listener: SlotId,
+        (key, syn): (FlowKey, &tcp::Header),
+        min_iss: Option<SeqNum>,
+        core: &mut Core<P>,
+    ) -> Result<(), DropReason> {
+        let Core { sockets, wheel, .. } = core;
+        let Some(queue) = queue_of(sockets, listener) else { return Err(DropReason::TcpNoSocket) };
+        let deadline = now + queue.limits.timeout;
+        let entry = PendingSyn { key, listener, syn: *syn, min_iss, is_taken: false };
+        self.pending.add(queue, entry, deadline)?;
+        queue.timer = Some(wheel.schedule(queue.timer, TimerKey::Pending(listener), deadline));
+        core.notify(listener);
+        Ok(())
+    }
+
+    /// A reset for a pending connection ends it if its sequence number is exactly the expected one (RFC 5961
+    /// section 3.2).
+    pub fn reset_pending<P: Probe>(
+        &mut self,
+        id: PendingId,
+        seq: SeqNum,
+        core: &mut Core<P>,
+    ) -> Result<(), DropReason> {
+        let entry = self.pending.get(id).ok_or(DropReason::TcpNoSocket)?;
+        if seq != SeqNum(entry.syn.seq.0.wrapping_add(1)) {
+            return Err(DropReason::TcpBlindReset);
+        }
+        let listener = entry.listener;
+        core.net.counters.count(Counter::TcpResetsIn);
+        self.remove_pending(id, &mut core.sockets);
+        if let Some(queue) = queue_of(&mut core.sockets, listener) {
+            queue.reset += 1;
+        }
+        Ok(())
+    }
+
+    fn remove_pending(&mut self, id: PendingId, sockets: &mut Slab<Socket>) -> Option<PendingSyn> {
+        let entry = self.pending.remove(id.0)?;
+        if let Some(queue) = queue_of(sockets, entry.listener) {
+            queue.forget(&entry);
+        }
+        Some(entry)
+    }
+
+    fn accept_pending<P: Probe>(
+        &mut self,
+        now: Instant,
+        id: PendingId,
+        core: &mut Core<P>,
+    ) -> Result<SlotId, SocketError> {
+        let entry = self.pending.get(id).ok_or(SocketError::ConnectionAborted)?;
+        let key = entry.key;
+        if core.sockets.len() >= core.config.max_sockets {
+            return Err(SocketError::NoBuffer);
+        }
+        if self.flows.find(&core.sockets, &key).is_some() {
+            return Err(SocketError::AddressInUse);
+        }
+        let (_, path) = core.net.path_to(Some(key.local_ip()), key.remote_ip(), key.zone)?;
+        let entry = self.remove_pending(id, &mut core.sockets);
+        let Some(entry) = entry else { return Err(SocketError::ConnectionAborted) };
+        let iss = core.secret.initial_sequence(&key, now);
+        let iss = entry.min_iss.map_or(iss, |min| iss.max(min));
+        let offset = core.secret.timestamp_offset(&key);
+        let tcb = Tcb::passive(&core.config.tcp, key, iss, offset, path.info, now, &entry.syn);
+        let mut connection = TcpEntry::new(tcb, path);
+        if let Ok(l) = core.sockets.listener(entry.listener) {
+            l.bequeath(&mut connection);
+        }
+        connection.embryonic = true;
+        connection.is_open = true;
+        if let Some(sources) = &mut self.sources {
+            sources.add_embryo(&key);
+            connection.counts_as = Some(SourceUse::Embryo);
+        }
+        let id = self.insert(connection, &mut core.sockets);
+        core.net.link.set_now(now);
+        self.output_now(now, id, core);
+        Ok(id)
+    }
+
+    /// The timer of the pending connections of a listener.
+    pub fn expire_pending<P: Probe>(&mut self, now: Instant, listener: SlotId, core: &mut Core<P>) {
+        let Core { sockets, wheel, .. } = core;
+        let Some(queue) = queue_of(sockets, listener) else { return };
+        let next = self.pending.expire(queue, now);
+        queue.timer = next.map(|at| wheel.schedule(None, TimerKey::Pending(listener), at));
+    }
 }
 
-/// A reset for a pending connection ends it if its sequence number is exactly the expected one (RFC 5961
-/// section 3.2).
-pub(crate) fn reset<P: Probe>(
-    shard: &mut Shard<P>,
-    id: PendingId,
-    seq: SeqNum,
-) -> Result<(), DropReason> {
-    let entry = shard.tcp.pending.get(id).ok_or(DropReason::TcpNoSocket)?;
-    if seq != SeqNum(entry.syn.seq.0.wrapping_add(1)) {
-        return Err(DropReason::TcpBlindReset);
-    }
-    let listener = entry.listener;
-    shard.core.net.counters.count(Counter::TcpResetsIn);
-    remove(shard, id);
-    if let Some(queue) = queue_of(&mut shard.core.sockets, listener) {
-        queue.reset += 1;
-    }
-    Ok(())
-}
-
-fn remove<P: Probe>(shard: &mut Shard<P>, id: PendingId) -> Option<PendingSyn> {
-    let entry = shard.tcp.pending.remove(id.0)?;
-    if let Some(queue) = queue_of(&mut shard.core.sockets, entry.listener) {
-        queue.forget(&entry);
-    }
-    Some(entry)
-}
-
-fn accept<P: Probe>(
-    shard: &mut Shard<P>,
-    now: Instant,
-    id: PendingId,
-) -> Result<SlotId, SocketError> {
-    let entry = shard.tcp.pending.get(id).ok_or(SocketError::ConnectionAborted)?;
-    let key = entry.key;
-    if shard.core.sockets.len() >= shard.core.config.max_sockets {
-        return Err(SocketError::NoBuffer);
-    }
-    if shard.tcp.flows.find(&shard.core.sockets, &key).is_some() {
-        return Err(SocketError::AddressInUse);
-    }
-    let (_, path) = shard.path_to(Some(key.local_ip()), key.remote_ip(), key.zone)?;
-    let Some(entry) = remove(shard, id) else { return Err(SocketError::ConnectionAborted) };
-    let iss = shard.core.secret.initial_sequence(&key, now);
-    let iss = entry.min_iss.map_or(iss, |min| iss.max(min));
-    let offset = shard.core.secret.timestamp_offset(&key);
-    let tcb = Tcb::passive(&shard.core.config.tcp, key, iss, offset, path.info, now, &entry.syn);
-    let mut connection = TcpEntry::new(tcb, path);
-    if let Ok(l) = shard.listener(entry.listener) {
-        l.bequeath(&mut connection);
-    }
-    connection.embryonic = true;
-    connection.is_open = true;
-    if let Some(sources) = &mut shard.tcp.sources {
-        sources.add_embryo(&key);
-        connection.counts_as = Some(SourceUse::Embryo);
-    }
-    let id = shard.add_connection(connection);
-    shard.core.net.link.set_now(now);
-    shard.output_now(now, id);
-    Ok(id)
-}
-
-fn refuse<P: Probe>(shard: &mut Shard<P>, now: Instant, entry: &PendingSyn) {
+fn refuse<P: Probe>(net: &mut Net<P>, now: Instant, entry: &PendingSyn) {
     if let Some(header) = reset_for(&entry.syn, 0) {
-        shard.core.net.counters.count(Counter::TcpResetsOut);
-        shard.send_control(now, &entry.key, None, &header);
+        net.counters.count(Counter::TcpResetsOut);
+        net.send_control(now, &entry.key, None, &header);
     }
 }
 
-fn report_unreachable<P: Probe>(shard: &mut Shard<P>, now: Instant, entry: &PendingSyn, code: u8) {
+fn report_unreachable<P: Probe>(net: &mut Net<P>, now: Instant, entry: &PendingSyn, code: u8) {
     let (src, dst) = (entry.key.remote(), entry.key.local());
     let about = InvokingPacket::syn(src, dst, entry.syn.seq.0, entry.syn.header_bytes());
-    let Net { pool, counters, ip, link, probe, .. } = &mut shard.core.net;
+    let Net { pool, counters, ip, link, probe, .. } = net;
     let (error, sink) = (SentError::Unreachable { code }, &mut Sink { link, probe });
     ip.send_error_about_packet(now, pool, counters, &about, error, None, sink);
 }
@@ -127,7 +141,7 @@ impl<P: Probe> Shard<P> {
     /// [`SocketError::Invalid`]: a listener without that, or no listener. [`SocketError::NetworkDown`].
     pub fn tcp_pending(&mut self, listener: SlotId) -> Result<Step<Pending>, SocketError> {
         let down = self.down();
-        self.listener(listener)?;
+        self.core.sockets.listener(listener)?;
         let Shard { core: Core { sockets, .. }, tcp: Tcp { pending, .. }, .. } = self;
         let queue = queue_of(sockets, listener).ok_or(SocketError::Invalid)?;
         match (pending.take(queue), down) {
@@ -152,26 +166,23 @@ impl<P: Probe> Shard<P> {
         decision: Decision,
     ) -> Result<Option<SlotId>, SocketError> {
         if decision == Decision::Accept {
-            let accepted = accept(self, now, id)?;
+            let accepted = self.tcp.accept_pending(now, id, &mut self.core)?;
             self.finish_call(now);
             return Ok(Some(accepted));
         }
-        let entry = remove(self, id).ok_or(SocketError::ConnectionAborted)?;
+        let entry = self
+            .tcp
+            .remove_pending(id, &mut self.core.sockets)
+            .ok_or(SocketError::ConnectionAborted)?;
         self.core.net.link.set_now(now);
         match decision {
-            Decision::Refuse => refuse(self, now, &entry),
-            Decision::Unreachable(code) => report_unreachable(self, now, &entry, code),
+            Decision::Refuse => refuse(&mut self.core.net, now, &entry),
+            Decision::Unreachable(code) => {
+                report_unreachable(&mut self.core.net, now, &entry, code)
+            }
             Decision::Accept | Decision::Drop => {}
         }
         self.finish_call(now);
         Ok(None)
-    }
-
-    /// The timer of the pending connections of a listener.
-    pub(crate) fn expire_pending(&mut self, now: Instant, listener: SlotId) {
-        let Shard { core: Core { sockets, wheel, .. }, tcp: Tcp { pending, .. }, .. } = self;
-        let Some(queue) = queue_of(sockets, listener) else { return };
-        let next = pending.expire(queue, now);
-        queue.timer = next.map(|at| wheel.schedule(None, TimerKey::Pending(listener), at));
     }
 }

@@ -1,4 +1,4 @@
-//! What the posted buffers of a connection see of the device.
+//! The device as the posted buffers of a connection see it.
 
 use fulmar_base::{Counter, Counters, FlowKey, SeqNum};
 use fulmar_mbuf::{BufId, WritableRange};
@@ -56,7 +56,7 @@ impl Placer for FlowPlacer<'_> {
     }
 }
 
-/// For buffers of connections that are gone: the device knows nothing of them any more.
+/// For buffers of connections that are gone, which the device knows no more.
 pub(super) struct NoDevice;
 
 impl Placer for NoDevice {

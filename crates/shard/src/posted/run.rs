@@ -1,9 +1,8 @@
-//! Runs posted receive: whose buffers have bytes to take, what the device is told about their flows, and
-//! which are over.
+//! Runs posted receive: delivers bytes to posted buffers, posts them to the device, and completes them.
 //!
-//! The steps themselves are `fulmar_socket::posted`. Connections with posted buffers that something
-//! happened to wait in a list; after each burst their bytes are taken in, and when the device has run dry
-//! it is decided which buffers are over.
+//! The steps themselves are `fulmar_socket::posted`. Connections with posted buffers and new events are in a
+//! list; after each burst their bytes are delivered, and when the device is drained partial buffers are
+//! completed.
 
 use fulmar_base::{Counter, Counters, Duration, Instant, Probe, SlotId};
 use fulmar_mbuf::RecvQueue;
@@ -20,11 +19,11 @@ use crate::shard::CALLER_IS_BACK;
 use crate::sockets::{Socket, TcpEntry};
 use crate::wheel::TimerKey;
 
-/// When to look again at buffers whose memory somebody still refers to, or for which there was no memory
-/// to move bytes away: nobody tells us. Well below what a person notices.
+/// Interval of polls for buffers whose memory is still referred to, or for which there was no memory to move
+/// bytes away: no event reports either. Well below what a person notices.
 const RETRY: Duration = Duration::from_millis(5);
 
-/// Whether the stream is over for a reader who has everything: `Ok` at its end, else why.
+/// How the stream ended for a reader that has everything: `Ok` at its end, else the error.
 fn ended(entry: &TcpEntry) -> Option<Result<(), SocketError>> {
     if let Some(e) = entry.error {
         return Some(Err(e));
@@ -56,7 +55,7 @@ pub fn with_machine<P: Probe, R>(
     Some(f(&mut posted.machine, &mut io))
 }
 
-/// Hands out what is over of a connection; whether its watchers may want to know.
+/// Takes the completions of a connection; whether readiness may have changed.
 #[inline]
 fn hand_out(entry: &mut TcpEntry, to: &mut Outbox, counters: &mut Counters) -> bool {
     let Some(posted) = &mut entry.posted else { return false };
@@ -67,7 +66,7 @@ fn hand_out(entry: &mut TcpEntry, to: &mut Outbox, counters: &mut Counters) -> b
 }
 
 impl PostedTable {
-    /// Before the device is looked at: it is told of buffers that were posted meanwhile.
+    /// Before a receive poll: posts new buffers to the device.
     #[inline]
     pub fn notify_device<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         if core::mem::take(&mut self.has_news) {
@@ -112,7 +111,7 @@ impl PostedTable {
         }
     }
 
-    /// What the buffers of a connection got.
+    /// Counts the bytes delivered to the buffers of a connection.
     #[inline]
     fn note_taken(&mut self, now: Instant, taken: &Delivered, counters: &mut Counters) {
         let Delivered { bytes, copied, is_unfinished, has_filled } = *taken;
@@ -127,8 +126,8 @@ impl PostedTable {
         }
     }
 
-    /// Whether it can wait until the next look what is over although it is not full: the only reader has a
-    /// full buffer in hand, and finds out with that look, for which it is back at once.
+    /// Whether partial completions can be deferred to the next poll: the only reader has a full buffer, and
+    /// polls again at once.
     #[inline]
     pub fn may_rest(&mut self, now: Instant) -> bool {
         let is_due = self.again_at.is_some_and(|at| now >= at);
@@ -139,7 +138,7 @@ impl PostedTable {
         may_rest
     }
 
-    /// Decides which buffers are over, for every connection that something happened to.
+    /// Completes the buffers of every connection in the list.
     #[inline]
     pub fn end_bursts<P: Probe>(&mut self, now: Instant, is_dry: bool, core: &mut Core<P>) {
         if self.again_at.is_some_and(|at| now >= at) {
@@ -188,7 +187,7 @@ impl PostedTable {
         self.plan(now, id, is_dry, core);
     }
 
-    /// When and why to look again.
+    /// Schedules the next poll.
     fn plan<P: Probe>(&mut self, now: Instant, id: SlotId, is_dry: bool, core: &mut Core<P>) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         let readable = entry.tcb.recv_queue_ref().readable() > 0;
@@ -223,7 +222,7 @@ impl PostedTable {
         }
     }
 
-    /// The user lets go of the connection. First half: its buffers are over.
+    /// The application closes the connection. First half: its buffers are cancelled.
     pub fn cancel_all<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
         self.deliver(now, id, core);
         if let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) {
@@ -231,8 +230,8 @@ impl PostedTable {
         }
     }
 
-    /// Second half, once the receive queue is empty: those that a device still refers to are looked after
-    /// without the connection.
+    /// Second half, once the receive queue is empty: buffers that a device still refers to are kept without
+    /// the connection.
     pub fn orphan<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         with_machine(&mut core.net, entry, |m, io| m.drain(io));

@@ -94,14 +94,14 @@ fn a_call_ends_at_the_first_message_that_cannot_go() {
 fn a_device_that_is_full_ends_a_call_with_the_count_and_is_waited_for_without_one() {
     let mut rig = Rig::new(caps(false));
     let id = rig.connected();
-    rig.wire.lock().unwrap().is_recv_shutdown = true;
+    rig.wire.lock().unwrap().is_full = true;
     let messages = [SendMessage::new(b"x"); 100];
     // What the burst holds is accepted, and goes when there is room.
     let sent = send_many(&mut rig, id, &messages);
     assert_eq!(sent, SentMany { messages: 64, is_over: false });
     let more = rig.shard.udp_send_many(rig.now, id, &messages[64..], false);
     assert!(matches!(more, Ok(Step::WaitSpace(_))));
-    rig.wire.lock().unwrap().is_recv_shutdown = false;
+    rig.wire.lock().unwrap().is_full = false;
     rig.step();
     assert_eq!(send_many(&mut rig, id, &messages[64..]).messages, 36);
     assert_eq!(rig.take().len(), 100);

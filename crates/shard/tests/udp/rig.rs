@@ -1,87 +1,19 @@
 //! A shard over a device that notes what is sent and hands over what a test made.
 
-use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{
-    Counters, DropReason, Duration, EtherAddr, Gso, Instant, Offload, Secrets, SlotId,
-};
+use fulmar_base::{DropReason, Duration, EtherAddr, Gso, Instant, Offload, Secrets, SlotId};
 use fulmar_ip::{AddressUse, IfAddr};
-use fulmar_mbuf::{Pool, PoolConfig, Purpose};
-use fulmar_netdev::{Burst, Caps, Device, Packet, WakeFd};
+use fulmar_mbuf::PoolConfig;
+use fulmar_netdev::Caps;
 use fulmar_shard::{Shard, StackConfig};
 use fulmar_socket::SocketError;
+use fulmar_testbed::tape::{Tape, Wire};
 
 pub const OURS: EtherAddr = EtherAddr([2, 0, 0, 0, 0, 1]);
 pub const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 pub const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
-
-/// What passes through the device.
-#[derive(Default)]
-pub struct Wire {
-    /// Sent frames, with what was asked of the device.
-    pub sent: Vec<(Vec<u8>, Offload)>,
-    /// Calls into the device that sent something.
-    pub bursts: usize,
-    arriving: VecDeque<(Vec<u8>, Offload)>,
-    /// The device takes nothing.
-    pub is_recv_shutdown: bool,
-}
-
-struct Tape {
-    caps: Caps,
-    wire: Arc<Mutex<Wire>>,
-}
-
-impl Device for Tape {
-    fn caps(&self) -> &Caps {
-        &self.caps
-    }
-    fn tx_burst(
-        &mut self,
-        _: Instant,
-        pool: &mut Pool,
-        burst: &mut Burst,
-        _: &mut Counters,
-    ) -> usize {
-        let mut wire = self.wire.lock().unwrap();
-        if wire.is_recv_shutdown {
-            return 0;
-        }
-        let count = burst.len();
-        wire.bursts += usize::from(count > 0);
-        while let Some(p) = burst.pop_front() {
-            wire.sent.push((p.chain.to_vec(), p.offload));
-            pool.free(p.chain);
-        }
-        count
-    }
-    fn rx_burst(
-        &mut self,
-        _: Instant,
-        pool: &mut Pool,
-        out: &mut Burst,
-        budget: usize,
-        _: &mut Counters,
-    ) -> usize {
-        let mut wire = self.wire.lock().unwrap();
-        let mut came = 0;
-        while came < budget.min(out.capacity())
-            && !out.is_full()
-            && let Some((bytes, offload)) = wire.arriving.pop_front()
-        {
-            let mut chain = pool.alloc_chain(bytes.len(), 0, Purpose::Receive).unwrap();
-            chain.fill([&bytes[..]]);
-            out.push(Packet { chain, offload }).unwrap();
-            came += 1;
-        }
-        came
-    }
-    fn wake_fd(&self) -> Option<WakeFd> {
-        None
-    }
-}
 
 pub struct Rig {
     pub shard: Shard,
@@ -112,7 +44,7 @@ impl Rig {
     }
 
     fn with(caps: Caps, any_ip: bool) -> Rig {
-        let wire = Arc::new(Mutex::new(Wire::default()));
+        let (device, wire) = Tape::new(caps);
         let config = StackConfig {
             addresses: vec![IfAddr { addr: US.into(), prefix_len: 24 }],
             any_ip,
@@ -121,7 +53,6 @@ impl Rig {
             ..StackConfig::default()
         };
         let now = Instant::from_millis(1000);
-        let device = Tape { caps, wire: Arc::clone(&wire) };
         Rig { shard: Shard::new(config, Box::new(device), now).unwrap(), wire, now }
     }
 

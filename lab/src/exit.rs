@@ -9,10 +9,10 @@ use fulmar_base::{Outside, Probe, Stage, StepAblation};
 
 /// Where calls return, and which step is done in another way; shared with whoever moves it.
 #[derive(Clone, Debug)]
-pub struct ExitPoint(Arc<Wishes>);
+pub struct ExitPoint(Arc<Asked>);
 
 #[derive(Debug)]
-struct Wishes {
+struct Asked {
     stage: AtomicU8,
     variation: AtomicU8,
 }
@@ -22,7 +22,7 @@ const NOWHERE: u8 = u8::MAX;
 
 impl Default for ExitPoint {
     fn default() -> Self {
-        ExitPoint(Arc::new(Wishes {
+        ExitPoint(Arc::new(Asked {
             stage: AtomicU8::new(NOWHERE),
             variation: AtomicU8::new(NOWHERE),
         }))
@@ -40,23 +40,19 @@ impl ExitPoint {
         self.0.variation.store(variation.map_or(NOWHERE, |v| v as u8), Relaxed);
     }
 
-    // Not inlined where nothing is measured, so that a test can tell whether code leads here.
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline)]
+    #[inline]
     fn is_at(&self, stage: Stage) -> bool {
         self.0.stage.load(Relaxed) == stage as u8
     }
 
     /// One look for all of them.
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline)]
+    #[inline]
     fn is_at_one_of<const N: usize>(&self, stages: [Stage; N]) -> bool {
         let at = self.0.stage.load(Relaxed);
         stages.into_iter().any(|stage| at == stage as u8)
     }
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline)]
+    #[inline]
     fn is_varied_in<const N: usize>(&self, variations: [StepAblation; N]) -> bool {
         let variation = self.0.variation.load(Relaxed);
         variations.into_iter().any(|v| variation == v as u8)
@@ -88,7 +84,6 @@ impl Exit {
 }
 
 impl Probe for Exit {
-    const ACTIVE: bool = true;
     type Outside = ExitPoint;
 
     fn outside(&self) -> ExitPoint {

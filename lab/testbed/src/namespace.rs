@@ -8,16 +8,16 @@ const REQUIRE: &str = "FULMAR_REQUIRE_KERNEL_TESTS";
 
 /// Runs `body` in a fresh network namespace. Where that is not allowed, or `needs` cannot be opened,
 /// the test is skipped out loud, or fails if FULMAR_REQUIRE_KERNEL_TESTS is set.
-pub fn run(test: &str, needs: Option<&str>, body: fn()) {
+pub fn run(test: &str, needs: Option<&str>, body: impl FnOnce()) {
     run_in(test, needs, &["-n", "-Urn"], body);
 }
 
 /// The same in a fresh user namespace, with rights over the network there, and none over the machine.
-pub fn run_with_few_rights(test: &str, needs: Option<&str>, body: fn()) {
+pub fn run_with_few_rights(test: &str, needs: Option<&str>, body: impl FnOnce()) {
     run_in(test, needs, &["-Urn"], body);
 }
 
-fn run_in(test: &str, needs: Option<&str>, ways: &[&str], body: fn()) {
+fn run_in(test: &str, needs: Option<&str>, ways: &[&str], body: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return body();
     }
@@ -33,7 +33,7 @@ fn run_in(test: &str, needs: Option<&str>, ways: &[&str], body: fn()) {
     let status = Command::new("unshare")
         .arg(arguments)
         .arg(program)
-        .args(["--exact", test, "--nocapture", "--test-threads=1", "--include-ignored"])
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
         .env(INSIDE, "1")
         .status()
         .expect("unshare ran a moment ago");
@@ -50,10 +50,18 @@ fn skip(test: &str, why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
 }
 
-/// Runs `ip` with these words; what it prints.
+/// Runs `ip` with these words; returns what it printed.
 pub fn ip(words: &str) -> String {
-    let output =
-        Command::new("ip").args(words.split(' ')).output().expect("ip (iproute2) is there");
-    assert!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
+    command("ip", words)
+}
+
+/// Runs a program with these words; returns what it printed.
+pub fn command(program: &str, words: &str) -> String {
+    let output = Command::new(program)
+        .args(words.split_whitespace())
+        .output()
+        .unwrap_or_else(|e| panic!("{program} (iproute2) is needed: {e}"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {words}: {errors}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }

@@ -1,0 +1,134 @@
+//! Sockets of the host.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, setsockopt,
+    socket, sockopt,
+};
+
+use crate::config::Outbound;
+use crate::stat::Refusal;
+
+/// A connection that was begun, and whether it exists already.
+pub struct Begun {
+    pub stream: TcpStream,
+    pub is_connected: bool,
+}
+
+/// Makes a socket that does not block.
+pub fn open(
+    is_v4: bool,
+    kind: SockType,
+    protocol: impl Into<Option<SockProtocol>>,
+) -> nix::Result<OwnedFd> {
+    let family = if is_v4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    socket(family, kind, SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC, protocol)
+}
+
+/// Lets a socket start where the options say.
+pub fn bind_outbound(fd: &OwnedFd, to: SocketAddr, outbound: &Outbound) -> nix::Result<()> {
+    if let Some(interface) = outbound.interface_for(to) {
+        setsockopt(fd, sockopt::BindToDevice, &interface.into())?;
+    }
+    match outbound.address_for(to) {
+        Some(own) => bind(fd.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(own, 0))),
+        None => Ok(()),
+    }
+}
+
+/// Fixes the peer of a socket.
+pub fn connect_to(fd: &impl AsFd, to: SocketAddr) -> nix::Result<()> {
+    connect(fd.as_fd().as_raw_fd(), &SockaddrStorage::from(to))
+}
+
+/// Begins a TCP connection.
+///
+/// # Errors
+/// What the host's kernel says at once.
+pub fn begin_connection(to: SocketAddr, outbound: &Outbound) -> nix::Result<Begun> {
+    let fd = open(to.is_ipv4(), SockType::Stream, None)?;
+    bind_outbound(&fd, to, outbound)?;
+    let is_connected = match connect_to(&fd, to) {
+        Ok(()) => true,
+        Err(Errno::EINPROGRESS | Errno::EINTR) => false,
+        Err(e) => return Err(e),
+    };
+    let stream = TcpStream::from(fd);
+    prepare(&stream);
+    Ok(Begun { stream, is_connected })
+}
+
+/// Options of every connection that is relayed: what the guest sent at once leaves at once, and a peer that
+/// vanished is noticed one day. A connection works without them.
+pub fn prepare(stream: &TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let _ = setsockopt(stream, sockopt::KeepAlive, &true);
+}
+
+/// Closes a connection by a reset.
+pub fn reset(stream: TcpStream) {
+    // Without the option its end is orderly.
+    let _ = setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 });
+    drop(stream);
+}
+
+/// What became of a connection that was begun.
+pub fn outcome(stream: &TcpStream) -> Result<(), Errno> {
+    match stream.take_error() {
+        Ok(None) => Ok(()),
+        Ok(Some(e)) | Err(e) => Err(errno_of(&e)),
+    }
+}
+
+/// The errno of an error of std.
+pub fn errno_of(e: &io::Error) -> Errno {
+    e.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
+}
+
+/// What a guest is told of a connection that failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// A reset.
+    Refused,
+    /// Destination unreachable, with the codes of ICMP (type 3) and ICMPv6 (type 1).
+    Unreachable(u8, u8),
+    /// Nothing: it tries again, or gives up by its own clock.
+    Silence,
+}
+
+/// What an errno of `connect` means for the guest, and what it is counted as.
+pub fn failure_of(errno: Errno) -> (Failure, Refusal) {
+    match errno {
+        Errno::ECONNREFUSED | Errno::ECONNRESET => (Failure::Refused, Refusal::Refused),
+        Errno::ENETUNREACH | Errno::ENETDOWN | Errno::ENODEV => {
+            (Failure::Unreachable(0, 0), Refusal::Unreachable)
+        }
+        Errno::EHOSTUNREACH | Errno::EHOSTDOWN => {
+            (Failure::Unreachable(1, 3), Refusal::Unreachable)
+        }
+        // The host's own filter.
+        Errno::EACCES | Errno::EPERM => (Failure::Unreachable(13, 1), Refusal::Unreachable),
+        Errno::EPROTO | Errno::ENOPROTOOPT => (Failure::Unreachable(2, 4), Refusal::Unreachable),
+        Errno::ETIMEDOUT => (Failure::Silence, Refusal::TimedOut),
+        Errno::EMFILE | Errno::ENFILE => (Failure::Silence, Refusal::Descriptors),
+        _ => (Failure::Silence, Refusal::HostSocket),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guest_hears_of_a_failed_connection_what_the_host_heard() {
+        assert_eq!(failure_of(Errno::ECONNREFUSED).0, Failure::Refused);
+        assert_eq!(failure_of(Errno::ENETUNREACH).0, Failure::Unreachable(0, 0));
+        assert_eq!(failure_of(Errno::EHOSTUNREACH).0, Failure::Unreachable(1, 3));
+        assert_eq!(failure_of(Errno::ETIMEDOUT).0, Failure::Silence);
+        assert_eq!(failure_of(Errno::EMFILE), (Failure::Silence, Refusal::Descriptors));
+    }
+}

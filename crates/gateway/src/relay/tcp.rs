@@ -1,0 +1,315 @@
+//! TCP: the flows of a guest, from the SYN to the last FIN.
+//!
+//! ```text
+//!   guest's SYN ──► pending ──► connect ──┬─ connected ──► SYN,ACK ──► open
+//!                                         └─ failed ─────► RST, ICMP error or silence
+//!   client ──► accept ──► SYN to the guest ──┬─ SYN,ACK ──► open
+//!                                            └─ failed ───► RST
+//! ```
+//!
+//! Bounds: [`Limits::tcp_flows`](crate::config::Limits), and `connecting` of those that no host has answered.
+//! Each flow that can move bytes has its turn in order ([`flow`]).
+
+mod flow;
+pub mod publish;
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use fulmar_base::{Duration, SlotId};
+use fulmar_shard::{ConditionalAccept, Decision, ListenOptions, Pending, PendingId, Shard, Slab};
+use fulmar_socket::{Ready, Step};
+use nix::errno::Errno;
+use nix::sys::epoll::EpollFlags;
+
+use super::host::{self, Failure};
+use super::poll::Owner;
+use super::{Context, canonical};
+use crate::policy::{Attempt, Protocol};
+use crate::stat::{Direction, FlowStat, Refusal};
+use flow::{Flow, Guest, Turn};
+pub use publish::Published;
+
+/// What the shard is to tell of a connection.
+const INTEREST: Ready = Ready::READABLE.with(Ready::WRITABLE).with(Ready::PEER_CLOSED);
+
+/// The TCP flows.
+#[derive(Default)]
+pub struct Tcp {
+    flows: Slab<Flow>,
+    /// Those that may have something to move, in order.
+    ready: VecDeque<SlotId>,
+    /// Flows whose host has not answered.
+    connecting: usize,
+    /// The listener of the shard to which every SYN comes.
+    listener: Option<SlotId>,
+    published: Slab<Published>,
+    /// Published ports that could not accept for want of descriptors or flows.
+    stalled: Vec<SlotId>,
+    /// Published ports that have accepted as many as are one turn's.
+    accepting: Vec<SlotId>,
+}
+
+impl Tcp {
+    /// Opens the listener for whatever the guest connects to.
+    pub fn listen(&mut self, cx: &mut Context<'_>) -> Result<(), fulmar_socket::SocketError> {
+        let conditional = ConditionalAccept {
+            backlog: cx.settings.limits.connecting,
+            per_source: cx.settings.limits.connecting,
+            ..ConditionalAccept::default()
+        };
+        let options = ListenOptions {
+            any_port: true,
+            conditional_accept: Some(conditional),
+            ..ListenOptions::default()
+        };
+        let any = SocketAddr::from(([0u16; 8], 0));
+        let listener = cx.stack.tcp_listen(any, options)?;
+        cx.stack.watch(listener, Some(Ready::READABLE));
+        cx.owners.set(listener, Owner::TcpListener(listener));
+        self.listener = Some(listener);
+        Ok(())
+    }
+
+    /// Whether flows wait for their turn.
+    pub fn has_work(&self) -> bool {
+        !self.ready.is_empty() || !self.accepting.is_empty()
+    }
+
+    /// The guest has sent SYNs that nobody has answered.
+    pub fn take_pending(&mut self, cx: &mut Context<'_>) {
+        let Some(listener) = self.listener else { return };
+        while let Ok(Step::Done(pending)) = cx.stack.tcp_pending(listener) {
+            if let Err((failure, why)) = self.begin(cx, &pending) {
+                cx.refuse(why);
+                decide_failure(cx, pending.id, pending.local.is_ipv4(), failure);
+            }
+        }
+    }
+
+    /// Begins the connection to the host that a SYN asks for.
+    fn begin(&mut self, cx: &mut Context<'_>, syn: &Pending) -> Result<(), (Failure, Refusal)> {
+        let (from, to) = (syn.remote, canonical(syn.local));
+        if !cx.settings.carries.tcp {
+            return Err((Failure::Refused, Refusal::Forbidden));
+        }
+        let leads_to = cx.settings.mapping.target(to);
+        let leads_to = leads_to.ok_or((Failure::Refused, Refusal::Forbidden))?;
+        if self.flows.len() >= cx.settings.limits.tcp_flows {
+            return Err((Failure::Silence, Refusal::FlowLimit));
+        }
+        if self.connecting >= cx.settings.limits.connecting {
+            return Err((Failure::Silence, Refusal::ConnectingLimit));
+        }
+        let attempt = Attempt { protocol: Protocol::Tcp, from, to, leads_to, names: &[] };
+        if !cx.settings.allows(&attempt) {
+            return Err((Failure::Refused, Refusal::Policy));
+        }
+        let begun = host::begin_connection(leads_to, &cx.settings.outbound);
+        let begun = begun.map_err(host::failure_of)?;
+        let addresses = [from, to, leads_to];
+        let guest = Guest::Pending(syn.id);
+        let flow = Flow::new(guest, begun.stream, Direction::Out, addresses, cx.now);
+        let id = self.add(cx, flow)?;
+        self.connecting += 1;
+        if begun.is_connected {
+            self.host_connected(cx, id, syn.id);
+        }
+        Ok(())
+    }
+
+    /// Enters a flow and watches its socket of the host.
+    fn add(&mut self, cx: &mut Context<'_>, flow: Flow) -> Result<SlotId, (Failure, Refusal)> {
+        let id = self.flows.insert(flow);
+        let Some(flow) = self.flows.get(id) else {
+            return Err((Failure::Silence, Refusal::FlowLimit));
+        };
+        if cx.poll.add_edges(&flow.host, Owner::Tcp(id)).is_err() {
+            self.flows.remove(id);
+            return Err((Failure::Silence, Refusal::HostSocket));
+        }
+        Ok(id)
+    }
+
+    /// The host's socket became ready for something.
+    pub fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let has_failed = flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP);
+        flow.host_side.readable |= flags.contains(EpollFlags::EPOLLIN) || has_failed;
+        flow.host_side.writable |= flags.contains(EpollFlags::EPOLLOUT) || has_failed;
+        flow.host_side.has_hung_up |= flags.contains(EpollFlags::EPOLLRDHUP) || has_failed;
+        match flow.guest {
+            Guest::Pending(pending) => self.host_answered(cx, id, pending),
+            // A reset that comes while the guest reads nothing is passed on all the same.
+            _ if flags.contains(EpollFlags::EPOLLERR) && host::outcome(&flow.host).is_err() => {
+                self.end(cx, id, Turn::HostFailed);
+            }
+            _ => self.queue(id),
+        }
+    }
+
+    /// The connection to the host exists, or does not.
+    fn host_answered(&mut self, cx: &mut Context<'_>, id: SlotId, pending: PendingId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let is_v4 = flow.peer_addr.is_ipv4();
+        match host::outcome(&flow.host) {
+            Ok(()) if flow.host_side.writable => self.host_connected(cx, id, pending),
+            Ok(()) => {}
+            Err(errno) => {
+                let (failure, why) = host::failure_of(errno);
+                cx.refuse(why);
+                decide_failure(cx, pending, is_v4, failure);
+                self.remove(id);
+            }
+        }
+    }
+
+    fn host_connected(&mut self, cx: &mut Context<'_>, id: SlotId, pending: PendingId) {
+        let decided = cx.stack.tcp_decide(cx.now, pending, Decision::Accept);
+        let Ok(Some(socket)) = decided else {
+            cx.refuse(Refusal::GivenUp);
+            // Where it is still pending its repeated SYN would be absorbed.
+            let _ = cx.stack.tcp_decide(cx.now, pending, Decision::Drop);
+            if let Some(flow) = self.remove(id) {
+                host::reset(flow.host);
+            }
+            return;
+        };
+        self.connecting = self.connecting.saturating_sub(1);
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.guest = Guest::Open(socket);
+        }
+        self.adopt(cx, id, socket);
+    }
+
+    /// A connection of the shard belongs to a flow from now on.
+    fn adopt(&mut self, cx: &mut Context<'_>, id: SlotId, socket: SlotId) {
+        if let Ok(entry) = cx.stack.tcp_entry(socket) {
+            entry.tcb.set_nodelay(true);
+        }
+        cx.owners.set(socket, Owner::Tcp(id));
+        cx.stack.watch(socket, Some(INTEREST));
+        cx.stack.notify(socket);
+        cx.totals.tcp_flows += 1;
+    }
+
+    /// The guest's connection became ready for something.
+    pub fn guest_ready(&mut self, cx: &mut Context<'_>, id: SlotId, ready: Ready) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let has_failed = ready.intersects(Ready::ERROR.with(Ready::CLOSED));
+        flow.guest_side.readable |= ready.is_readable() || ready.is_peer_closed() || has_failed;
+        flow.guest_side.writable |= ready.is_writable() || has_failed;
+        if let Guest::Opening(socket) = flow.guest {
+            return self.guest_answered(cx, id, socket);
+        }
+        if ready.is_error() {
+            return self.end(cx, id, Turn::GuestFailed);
+        }
+        self.queue(id);
+    }
+
+    fn queue(&mut self, id: SlotId) {
+        if let Some(flow) = self.flows.get_mut(id)
+            && !flow.is_queued
+        {
+            flow.is_queued = true;
+            self.ready.push_back(id);
+        }
+    }
+
+    /// Gives each flow that is ready its turn.
+    pub fn run(&mut self, cx: &mut Context<'_>) {
+        self.go_on_accepting(cx);
+        for _ in 0..self.ready.len() {
+            let Some(id) = self.ready.pop_front() else { break };
+            let Some(flow) = self.flows.get_mut(id) else { continue };
+            flow.is_queued = false;
+            match flow.turn(cx) {
+                Turn::Rest => {}
+                Turn::More => self.queue(id),
+                over => self.end(cx, id, over),
+            }
+        }
+    }
+
+    /// A flow is over.
+    fn end(&mut self, cx: &mut Context<'_>, id: SlotId, how: Turn) {
+        let Some(flow) = self.remove(id) else { return };
+        if let Some(policy) = &mut cx.settings.policy {
+            policy.ended(&stat_of(&flow, cx.stack, cx.now));
+        }
+        if let Some(socket) = flow.socket() {
+            if how == Turn::HostFailed
+                && let Ok(entry) = cx.stack.tcp_entry(socket)
+            {
+                entry.linger = Some(Duration::ZERO);
+            }
+            cx.stack.close(cx.now, socket);
+        }
+        if how == Turn::GuestFailed {
+            host::reset(flow.host);
+        }
+        self.retry_stalled(cx);
+    }
+
+    fn remove(&mut self, id: SlotId) -> Option<Flow> {
+        let flow = self.flows.remove(id)?;
+        if let Guest::Pending(_) = flow.guest {
+            self.connecting = self.connecting.saturating_sub(1);
+        }
+        Some(flow)
+    }
+
+    /// Resets every connection of the guest, and those of the host with them.
+    pub fn reset_all(&mut self, cx: &mut Context<'_>) {
+        let ids: Vec<SlotId> = self.flows.iter().map(|(id, _)| id).collect();
+        for id in ids {
+            let Some(flow) = self.remove(id) else { continue };
+            if let Some(socket) = flow.socket() {
+                if let Ok(entry) = cx.stack.tcp_entry(socket) {
+                    entry.linger = Some(Duration::ZERO);
+                }
+                cx.stack.close(cx.now, socket);
+            }
+            host::reset(flow.host);
+        }
+    }
+
+    /// A snapshot of the flows.
+    pub fn stat(&self, cx: &mut Context<'_>) -> Vec<FlowStat> {
+        self.flows.iter().map(|(_, flow)| stat_of(flow, cx.stack, cx.now)).collect()
+    }
+}
+
+fn stat_of(flow: &Flow, stack: &mut Shard, now: fulmar_base::Instant) -> FlowStat {
+    let entry = flow.socket().and_then(|socket| stack.tcp_entry(socket).ok());
+    FlowStat {
+        protocol: Protocol::Tcp,
+        direction: flow.direction,
+        guest: flow.guest_addr,
+        peer: flow.peer_addr,
+        host: flow.host_addr,
+        state: flow.state(),
+        bytes_out: flow.bytes_out,
+        bytes_in: flow.bytes_in,
+        age: now.since(flow.began),
+        idle: now.since(flow.moved),
+        tcp: entry.map(|e| e.tcb.info()),
+    }
+}
+
+/// Tells the guest what became of its SYN.
+fn decide_failure(cx: &mut Context<'_>, pending: PendingId, is_v4: bool, failure: Failure) {
+    let decision = match failure {
+        Failure::Refused => Decision::Refuse,
+        Failure::Unreachable(v4, v6) => Decision::Unreachable(if is_v4 { v4 } else { v6 }),
+        Failure::Silence => Decision::Drop,
+    };
+    // It may have been reset meanwhile.
+    let _ = cx.stack.tcp_decide(cx.now, pending, decision);
+}
+
+/// The errnos with which a listener tries again later.
+fn is_shortage(errno: Errno) -> bool {
+    matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM)
+}

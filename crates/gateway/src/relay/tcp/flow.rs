@@ -1,0 +1,322 @@
+//! One TCP flow: bytes between a connection of the shard and a socket of the host.
+//!
+//! Out: a chain leaves the shard's receive queue and goes to the host with one call over its pieces. What the
+//! host does not take returns to the queue, so that the window closes to the guest. In: the host's kernel writes
+//! into room that was reserved in the send buffer. No byte is copied here, and a flow at rest holds no buffer.
+//!
+//! Invariants: `readable` and `writable` of a side stay true until a call says otherwise (the epoll set is
+//! edge-triggered). A side `is_ended` once the end of its stream was passed on to the other one.
+
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
+
+use fulmar_base::{Instant, SlotId};
+use fulmar_mbuf::Chain;
+use fulmar_shard::{PendingId, Reserved};
+use fulmar_socket::{Reservation, Step};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, sendmsg};
+use smallvec::SmallVec;
+
+use super::super::Context;
+use crate::stat::Direction;
+
+/// Bytes that a flow moves in each direction before it is another's turn.
+const TURN_BYTES: usize = 256 << 10;
+/// Bytes that one call offers to the host or asks of it at most.
+const LARGEST_PIECE: usize = 256 << 10;
+/// The same at least: where messages are small, little is reserved for them.
+const SMALLEST_PIECE: usize = 4 << 10;
+/// Pieces of memory that one call names at most.
+const MOST_PARTS: usize = 64;
+
+/// The guest's end of a flow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Guest {
+    /// Its SYN is not answered yet.
+    Pending(PendingId),
+    /// The gateway's SYN is not answered yet.
+    Opening(SlotId),
+    /// A connection.
+    Open(SlotId),
+}
+
+/// What can be done with one end.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Side {
+    pub readable: bool,
+    pub writable: bool,
+    /// The end of its stream is on its way (EPOLLRDHUP).
+    pub has_hung_up: bool,
+    /// The end of its stream was passed on.
+    pub is_ended: bool,
+}
+
+/// A flow.
+pub struct Flow {
+    pub guest: Guest,
+    pub host: TcpStream,
+    pub direction: Direction,
+    /// The guest's end.
+    pub guest_addr: SocketAddr,
+    /// The other end as the guest knows it.
+    pub peer_addr: SocketAddr,
+    /// The other end as the host knows it.
+    pub host_addr: SocketAddr,
+    pub guest_side: Side,
+    pub host_side: Side,
+    /// It lies in the queue of those that may have something to move.
+    pub is_queued: bool,
+    /// It has found no room in the send buffer, and waits until a new start is worth it.
+    has_waited: bool,
+    /// Bytes that the next call asks of the host.
+    piece: usize,
+    pub bytes_out: u64,
+    pub bytes_in: u64,
+    pub began: Instant,
+    pub moved: Instant,
+}
+
+/// How a turn ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// Nothing is left to do now.
+    Rest,
+    /// There is more: another turn.
+    More,
+    /// Both streams have ended.
+    Over,
+    /// The guest has reset its connection, or it failed.
+    GuestFailed,
+    /// The same of the host's.
+    HostFailed,
+}
+
+/// How a call ended that moves one piece.
+enum Moved {
+    Bytes(usize),
+    Nothing,
+    Failed(Turn),
+}
+
+impl Flow {
+    pub fn new(
+        guest: Guest,
+        host: TcpStream,
+        direction: Direction,
+        addresses: [SocketAddr; 3],
+        now: Instant,
+    ) -> Flow {
+        let [guest_addr, peer_addr, host_addr] = addresses;
+        Flow {
+            guest,
+            host,
+            direction,
+            guest_addr,
+            peer_addr,
+            host_addr,
+            guest_side: Side::default(),
+            host_side: Side::default(),
+            is_queued: false,
+            has_waited: false,
+            piece: 4 * SMALLEST_PIECE,
+            bytes_out: 0,
+            bytes_in: 0,
+            began: now,
+            moved: now,
+        }
+    }
+
+    /// The socket of the shard, if there is one.
+    pub fn socket(&self) -> Option<SlotId> {
+        match self.guest {
+            Guest::Pending(_) => None,
+            Guest::Opening(socket) | Guest::Open(socket) => Some(socket),
+        }
+    }
+
+    /// Its state, for people.
+    pub fn state(&self) -> &'static str {
+        match (self.guest, self.guest_side.is_ended || self.host_side.is_ended) {
+            (Guest::Pending(_) | Guest::Opening(_), _) => "connecting",
+            (Guest::Open(_), false) => "open",
+            (Guest::Open(_), true) => "half-closed",
+        }
+    }
+
+    /// Moves what can be moved, up to a bound.
+    pub fn turn(&mut self, cx: &mut Context<'_>) -> Turn {
+        let Guest::Open(socket) = self.guest else { return Turn::Rest };
+        let out = self.run(cx, socket, Flow::move_out);
+        if let Turn::GuestFailed | Turn::HostFailed = out {
+            return out;
+        }
+        match (self.run(cx, socket, Flow::move_in), out) {
+            (Turn::Rest, Turn::Rest) if self.guest_side.is_ended && self.host_side.is_ended => {
+                Turn::Over
+            }
+            (Turn::Rest, out) => out,
+            (back, _) => back,
+        }
+    }
+
+    fn run(
+        &mut self,
+        cx: &mut Context<'_>,
+        socket: SlotId,
+        step: fn(&mut Flow, &mut Context<'_>, SlotId) -> Moved,
+    ) -> Turn {
+        let mut bytes = 0;
+        while bytes < TURN_BYTES {
+            match step(self, cx, socket) {
+                Moved::Bytes(n) => bytes += n,
+                Moved::Nothing => return Turn::Rest,
+                Moved::Failed(turn) => return turn,
+            }
+        }
+        Turn::More
+    }
+
+    /// One piece from the guest to the host.
+    fn move_out(&mut self, cx: &mut Context<'_>, socket: SlotId) -> Moved {
+        if !self.guest_side.readable || !self.host_side.writable || self.guest_side.is_ended {
+            return Moved::Nothing;
+        }
+        match cx.stack.tcp_take(socket, LARGEST_PIECE) {
+            Ok(Step::Done(chain)) if chain.is_empty() => {
+                cx.stack.free(chain);
+                self.guest_side.is_ended = true;
+                // The host's end may be gone; then the next call there says so.
+                let _ = self.host.shutdown(Shutdown::Write);
+                Moved::Nothing
+            }
+            Ok(Step::Done(chain)) => self.send(cx, socket, chain),
+            Ok(_) => {
+                self.guest_side.readable = false;
+                Moved::Nothing
+            }
+            Err(_) => Moved::Failed(Turn::GuestFailed),
+        }
+    }
+
+    fn send(&mut self, cx: &mut Context<'_>, socket: SlotId, mut chain: Chain) -> Moved {
+        let sent = send_chain(&self.host, &chain);
+        match sent {
+            Ok((sent, offered)) => {
+                self.bytes_out += sent as u64;
+                cx.totals.bytes_out += sent as u64;
+                self.moved = cx.now;
+                self.host_side.writable = sent == offered;
+                if sent < chain.len() {
+                    chain.trim_front(sent, cx.stack.pool());
+                    self.unread(cx, socket, std::mem::take(&mut chain));
+                }
+                cx.stack.tcp_read_done(cx.now, socket, chain);
+                Moved::Bytes(sent)
+            }
+            Err(Errno::EAGAIN) => {
+                self.host_side.writable = false;
+                self.unread(cx, socket, chain);
+                Moved::Nothing
+            }
+            Err(Errno::EINTR | Errno::ENOBUFS | Errno::ENOMEM) => {
+                self.unread(cx, socket, chain);
+                Moved::Bytes(0)
+            }
+            Err(_) => {
+                cx.stack.free(chain);
+                Moved::Failed(Turn::HostFailed)
+            }
+        }
+    }
+
+    /// What the host did not take goes back, so that the guest's window counts it.
+    fn unread(&mut self, cx: &mut Context<'_>, socket: SlotId, chain: Chain) {
+        match cx.stack.tcp_entry(socket) {
+            Ok(entry) => entry.tcb.recv_queue().unread(chain),
+            Err(_) => cx.stack.free(chain),
+        }
+    }
+
+    /// One piece from the host to the guest.
+    fn move_in(&mut self, cx: &mut Context<'_>, socket: SlotId) -> Moved {
+        if !self.host_side.readable || !self.guest_side.writable || self.host_side.is_ended {
+            return Moved::Nothing;
+        }
+        match cx.stack.tcp_reserve(cx.now, socket, &[], self.piece, self.has_waited) {
+            Ok(Step::Done(Reserved::Space(room))) => {
+                self.has_waited = false;
+                self.receive(cx, socket, room)
+            }
+            Ok(_) => {
+                self.has_waited = true;
+                self.guest_side.writable = false;
+                Moved::Nothing
+            }
+            Err(_) => Moved::Failed(Turn::GuestFailed),
+        }
+    }
+
+    fn receive(&mut self, cx: &mut Context<'_>, socket: SlotId, mut room: Reservation) -> Moved {
+        let asked = room.len();
+        let received = {
+            let mut parts: SmallVec<[IoSliceMut<'_>; 8]> =
+                room.chain.slices_mut().map(IoSliceMut::new).collect();
+            (&self.host).read_vectored(&mut parts)
+        };
+        match received {
+            Ok(0) => {
+                cx.stack.tcp_abandon(socket, room);
+                self.host_side.is_ended = true;
+                // A guest whose connection is over is found by the next call.
+                let _ = cx.stack.tcp_shutdown(cx.now, socket, false, true);
+                Moved::Nothing
+            }
+            Ok(n) => {
+                room.keep(n);
+                cx.stack.tcp_commit(cx.now, socket, room);
+                self.bytes_in += n as u64;
+                cx.totals.bytes_in += n as u64;
+                self.moved = cx.now;
+                self.adapt(asked, n);
+                // A short read has emptied the socket, unless the end is what comes next.
+                self.host_side.readable = n == asked || self.host_side.has_hung_up;
+                Moved::Bytes(n)
+            }
+            Err(e) => {
+                cx.stack.tcp_abandon(socket, room);
+                match e.kind() {
+                    ErrorKind::WouldBlock => {
+                        self.host_side.readable = false;
+                        Moved::Nothing
+                    }
+                    ErrorKind::Interrupted => Moved::Bytes(0),
+                    _ => Moved::Failed(Turn::HostFailed),
+                }
+            }
+        }
+    }
+
+    /// Asks for more where more comes.
+    fn adapt(&mut self, asked: usize, came: usize) {
+        if came == asked && asked >= self.piece {
+            self.piece = (self.piece * 4).min(LARGEST_PIECE);
+        } else if came < asked / 8 {
+            self.piece = (self.piece / 2).max(SMALLEST_PIECE);
+        }
+    }
+}
+
+/// Offers the pieces of a chain to the host: bytes taken, and bytes offered.
+fn send_chain(host: &TcpStream, chain: &Chain) -> nix::Result<(usize, usize)> {
+    let mut parts: SmallVec<[IoSlice<'_>; MOST_PARTS]> = SmallVec::new();
+    let mut offered = 0;
+    for slice in chain.slices().filter(|s| !s.is_empty()).take(MOST_PARTS) {
+        offered += slice.len();
+        parts.push(IoSlice::new(slice));
+    }
+    let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+    let sent = sendmsg::<()>(host.as_raw_fd(), &parts, &[], flags, None)?;
+    Ok((sent, offered))
+}

@@ -1,0 +1,147 @@
+//! A host, a guest and a gateway between them.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use fulmar_drivers::tap::{Tap, TapConfig};
+use fulmar_gateway::config::Config;
+use fulmar_gateway::guest::{GuestNetwork, Wishes};
+use fulmar_gateway::host::HostNetwork;
+use fulmar_gateway::stat::{Stat, Summary};
+use fulmar_gateway::{Gateway, Handle};
+use fulmar_netns::Netns;
+
+/// Long enough for any machine; a test that waits for it fails.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const GUEST: &str = "10.0.0.2";
+pub const GUEST_V6: &str = "fd00::2";
+pub const ROUTER: &str = "10.0.0.1";
+/// An address of the host that leads to itself.
+pub const HOST: &str = "192.0.2.1";
+pub const HOST_V6: &str = "2001:db8::1";
+
+pub fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// A TAP of the calling thread's namespace.
+pub fn open_tap() -> io::Result<Tap> {
+    let config = TapConfig { name: "eth0".into(), predict: false, ..TapConfig::default() };
+    Tap::open(&config).map_err(|e| io::Error::other(e.to_string()))
+}
+
+/// Gives the host its addresses.
+pub fn prepare_host() {
+    let host = Netns::current().unwrap();
+    host.set_address("lo", ip(HOST), 32).unwrap();
+    host.set_address("lo", ip(HOST_V6), 128).unwrap();
+}
+
+/// A running gateway and its guest.
+pub struct World {
+    pub guest: Netns,
+    stop: Option<UnixStream>,
+    ask: Sender<()>,
+    said: Receiver<Stat>,
+    asked: UnixStream,
+    gateway: Option<JoinHandle<Summary>>,
+}
+
+fn network(mtu: u32) -> GuestNetwork {
+    let wishes = Wishes {
+        name: Some("eth0".into()),
+        mtu: Some(mtu),
+        addresses: vec![(ip(GUEST), Some(24)), (ip(GUEST_V6), Some(64))],
+        gateways: vec![ip(ROUTER), ip("fd00::1")],
+        ..Wishes::default()
+    };
+    GuestNetwork::like(&HostNetwork::default(), &wishes)
+}
+
+impl World {
+    pub fn new() -> World {
+        World::with(65520, |_| ())
+    }
+
+    pub fn with(mtu: u32, change: impl FnOnce(&mut Config)) -> World {
+        let guest = Netns::new().unwrap();
+        let network = network(mtu);
+        let tap: OwnedFd = guest.run(|| Ok(open_tap()?.into_fd())).unwrap();
+        network.configure(&guest).unwrap();
+        let config = TapConfig { mtu: Some(mtu as usize), predict: false, ..TapConfig::default() };
+        let tap = Tap::from_fd(tap, &config).unwrap();
+        let mut config = Config::new(Box::new(tap), network);
+        change(&mut config);
+        let mut gateway = Gateway::new(config).unwrap_or_else(|e| panic!("{e}"));
+        let (stop, stopped) = UnixStream::pair().unwrap();
+        let end = Box::new(|_: &OwnedFd, _: &mut Handle<'_>| ControlFlow::Break(()));
+        gateway.attend(stopped.into(), end).unwrap();
+        let (asked, asks) = UnixStream::pair().unwrap();
+        let (ask, wanted) = channel();
+        let (say, said) = channel();
+        let answer = move |fd: &OwnedFd, handle: &mut Handle<'_>| {
+            let mut byte = [0];
+            nix::unistd::read(fd, &mut byte).unwrap();
+            while wanted.try_recv().is_ok() {
+                say.send(handle.stat()).unwrap();
+            }
+            ControlFlow::Continue(())
+        };
+        gateway.attend(asks.into(), Box::new(answer)).unwrap();
+        let gateway = std::thread::spawn(move || gateway.run().unwrap());
+        World { guest, stop: Some(stop), ask, said, asked, gateway: Some(gateway) }
+    }
+
+    pub fn stat(&self) -> Stat {
+        self.ask.send(()).unwrap();
+        nix::unistd::write(&self.asked, &[1]).unwrap();
+        self.said.recv_timeout(PATIENCE).unwrap()
+    }
+
+    /// Waits until something is so; a test whose condition never comes fails.
+    pub fn until(&self, what: &str, mut is_so: impl FnMut(&Stat) -> bool) {
+        let begin = std::time::Instant::now();
+        loop {
+            let stat = self.stat();
+            if is_so(&stat) {
+                return;
+            }
+            assert!(begin.elapsed() < PATIENCE, "{what}: {:?} {:?}", stat.totals, stat.flows);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// A connection of the guest.
+    pub fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
+        let stream = self.guest.run(|| TcpStream::connect(to))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(stream)
+    }
+
+    /// A connection of the guest to a listener of the host, and the host's end.
+    pub fn pair(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
+        let guest = self.connect(listener.local_addr().unwrap()).unwrap();
+        let (host, _) = listener.accept().unwrap();
+        host.set_read_timeout(Some(PATIENCE)).unwrap();
+        host.set_write_timeout(Some(PATIENCE)).unwrap();
+        (guest, host)
+    }
+
+    /// Ends the gateway.
+    pub fn end(mut self) -> Summary {
+        drop(self.stop.take());
+        self.gateway.take().unwrap().join().unwrap()
+    }
+}
+
+/// A listener of the host.
+pub fn listener() -> TcpListener {
+    TcpListener::bind((HOST, 0)).unwrap()
+}

@@ -1,0 +1,195 @@
+//! Packets on their way up: from the burst of the device to the layer, and the shard of the stack, that owns
+//! their flow.
+//!
+//! A TCP flow belongs to the shard that the hash of its two ends names ([`fulmar_base::OwnerKey`]), whatever
+//! queue its packets come on; flows never move. A datagram belongs to a shard that has a socket on its
+//! port; if several have one, the hash decides again, so that one peer always meets the same socket.
+//! Ping sockets live on the first shard. The answers of neighbours are copied to every shard.
+
+use fulmar_base::{Counter, DropReason, Instant, Probe, Stage};
+use fulmar_ip::{QuotedError, Verdict};
+use fulmar_mbuf::{Chain, Purpose};
+use fulmar_netdev::Packet;
+use fulmar_wire::protocol;
+
+use crate::demux::{Tables, ports_of};
+use crate::net::{Net, Sink};
+use crate::shard::Shard;
+use crate::siblings::{Handed, PING_SHARD, Siblings};
+
+impl<P: Probe> Shard<P> {
+    /// Hand-offs to and from the other shards of the stack.
+    pub fn siblings(&mut self) -> &mut Siblings {
+        &mut self.core.siblings
+    }
+
+    /// Drops a hand-off for which the other shard has no space.
+    pub fn refuse_handed(&mut self, what: Handed) {
+        self.core.refuse_handed(what);
+    }
+
+    /// Receives one burst from the device: frames and bytes.
+    pub(crate) fn receive(&mut self, now: Instant, room: usize) -> (usize, usize) {
+        let Net { pool, counters, link, .. } = &mut self.core.net;
+        counters.count(Counter::RxPolls);
+        link.device().rx_burst(now, pool, &mut self.rx.burst, room, counters);
+        let n = self.rx.burst.len();
+        let sent = self.core.net.link.sent_frames();
+        if n == 0 {
+            self.core.net.counters.count(Counter::RxEmptyPolls);
+            self.rx.moderation.polled(now, 0, 0, sent);
+            self.core.net.pass(Stage::PolledEmpty);
+            return (0, 0);
+        }
+        let is_end = self.core.net.ends_at(Stage::DeviceReceived);
+        if n > 1
+            && !is_end
+            && let Some(gro) = &mut self.rx.gro
+        {
+            let Net { pool, counters, .. } = &mut self.core.net;
+            gro.join(&mut self.rx.burst, pool, counters);
+        }
+        let mut bytes = 0;
+        let tables =
+            Tables { flows: &self.tcp.flows, udp: &self.udp.table, sockets: &self.core.sockets };
+        self.rx.lookup.look_up(&self.rx.burst, &tables);
+        while let Some(p) = self.rx.burst.pop_front() {
+            bytes += p.chain.len();
+            self.rx.lookup.advance();
+            if is_end {
+                self.core.net.pool.free(p.chain);
+                continue;
+            }
+            if !self.core.siblings.is_alone() {
+                let lost = self.core.siblings.share_answer(&p);
+                (0..lost).for_each(|_| {
+                    self.core.net.counters.drop_packet(DropReason::HandOffFull);
+                });
+            }
+            self.input(now, p);
+        }
+        self.rx.lookup.clear();
+        self.rx.frame_bytes = if n > 1 { bytes / n } else { bytes };
+        self.rx.moderation.polled(now, n, bytes, sent);
+        self.rx.count_poll(&mut self.core.net.counters);
+        (n, bytes)
+    }
+
+    /// Receives the packets of the loopback queue; packets sent meanwhile wait for the next round.
+    #[inline(never)]
+    pub(crate) fn input_loopback(&mut self, now: Instant) -> usize {
+        let n = self.core.net.link.loopback.len();
+        for _ in 0..n {
+            if let Some(p) = self.core.net.link.loopback.pop_front()
+                && let Some(p) = self.tcp.input_predicted(now, p, &mut self.core)
+            {
+                self.ip_input(now, p, true);
+            }
+        }
+        n
+    }
+
+    /// A frame of the device.
+    #[inline]
+    fn input(&mut self, now: Instant, p: Packet) {
+        if let Some(p) = self.tcp.input_predicted(now, p, &mut self.core) {
+            self.ip_input(now, p, false);
+        }
+    }
+
+    #[inline(never)]
+    fn ip_input(&mut self, now: Instant, p: Packet, is_looped: bool) {
+        let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
+        let sink = &mut Sink { link, probe };
+        let Packet { chain, offload, .. } = p;
+        let verdict = match is_looped {
+            false => ip.input(now, pool, counters, chain, offload, sink),
+            true => ip.input_loopback(now, pool, counters, chain, offload, sink),
+        };
+        let Shard { core, tcp, udp, ping, rx } = self;
+        match verdict {
+            Verdict::Deliver(d) if core.net.ends_at(Stage::IpInput) => core.net.pool.free(d.chain),
+            Verdict::Deliver(d) if d.protocol == protocol::TCP => {
+                tcp.input(now, d, &rx.lookup, core);
+            }
+            Verdict::Deliver(d) => {
+                match ports_of(&d).and_then(|key| core.siblings.port_elsewhere(&key)) {
+                    Some(owner) => core.hand(owner, Handed::Packet(d)),
+                    None => udp.input(now, d, &rx.lookup, core),
+                }
+            }
+            Verdict::IcmpError(e) => self.icmp_error(now, e),
+            Verdict::EchoReply(r) => match core.siblings.id() {
+                PING_SHARD => ping.input(r, core),
+                _ => core.hand(PING_SHARD, Handed::Echo(r)),
+            },
+            Verdict::EchoRequest(r) => match core.siblings.id() {
+                PING_SHARD => ping.input_request(r, core),
+                _ => core.hand(PING_SHARD, Handed::EchoRequest(r)),
+            },
+            Verdict::Consumed => {}
+        }
+        self.tcp.last_stream.forget_front();
+    }
+
+    /// Receives the hand-offs of other shards.
+    #[inline(never)]
+    pub(crate) fn take_handed(&mut self, now: Instant) -> usize {
+        let mut taken = 0;
+        while let Some(what) = self.core.siblings.take() {
+            taken += 1;
+            let Shard { core, tcp, udp, ping, rx } = self;
+            match what {
+                Handed::Packet(d) if d.protocol == protocol::TCP => {
+                    tcp.input(now, d, &rx.lookup, core);
+                }
+                Handed::Packet(d) => udp.input(now, d, &rx.lookup, core),
+                Handed::Error(e) => self.icmp_error_here(now, e),
+                Handed::Echo(r) => ping.input(r, core),
+                Handed::EchoRequest(r) => ping.input_request(r, core),
+                Handed::Overheard(heard) => {
+                    if let Some(chain) = core.net.copy_of(heard.as_slice()) {
+                        self.input(now, Packet::new(chain));
+                    }
+                }
+            }
+        }
+        taken
+    }
+
+    /// An ICMP error, or the failure of a neighbour, for the shard that owns what it quotes.
+    pub(crate) fn icmp_error(&mut self, now: Instant, e: QuotedError) {
+        let siblings = &self.core.siblings;
+        let elsewhere = match e.protocol {
+            _ if siblings.is_alone() => None,
+            protocol::TCP => siblings.owner_elsewhere(&e.flow()),
+            protocol::UDP => siblings.port_elsewhere(&e.flow()),
+            _ => Some(PING_SHARD).filter(|s| *s != siblings.id()),
+        };
+        match elsewhere {
+            Some(owner) => self.core.hand(owner, Handed::Error(e)),
+            None => self.icmp_error_here(now, e),
+        }
+    }
+
+    /// An ICMP error about something that this shard sent.
+    fn icmp_error_here(&mut self, now: Instant, e: QuotedError) {
+        match e.protocol {
+            protocol::TCP => self.tcp.icmp_error(now, e, &mut self.core),
+            protocol::UDP => self.udp.icmp_error(now, e, &mut self.core),
+            _ => self.ping.icmp_error(now, e, &mut self.core),
+        }
+    }
+}
+
+impl<P: Probe> Net<P> {
+    /// A packet with these bytes; `None` if there is no buffer.
+    fn copy_of(&mut self, bytes: &[u8]) -> Option<Chain> {
+        let Ok(mut chain) = self.pool.alloc_chain(bytes.len(), 0, Purpose::Control) else {
+            self.counters.drop_packet(DropReason::NoBuffer);
+            return None;
+        };
+        chain.fill([bytes]);
+        Some(chain)
+    }
+}

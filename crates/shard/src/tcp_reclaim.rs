@@ -1,0 +1,63 @@
+//! Connections that are given up where memory is scarce or too many have lost their users, and the retries of
+//! sockets that waited for memory or for the device.
+
+use fulmar_base::{Instant, Probe, SlotId};
+use fulmar_mbuf::Purpose;
+use fulmar_tcp::{ConnError, Events};
+
+use crate::layers::Core;
+use crate::net::Net;
+use crate::reclaim::Candidate;
+use crate::send_wait::Waking;
+use crate::sockets::Socket;
+use crate::tcp::Tcp;
+
+impl Tcp {
+    /// Gives up connections by the rules of [`Reclaim`](crate::reclaim::Reclaim), retries what was starved, and wakes the writers
+    /// that may have freed memory.
+    #[inline]
+    pub fn relieve<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+        if core.memory.reclaim.is_due(now) {
+            let share = core.net.pool.share_of(Purpose::Send);
+            let has_active = core.memory.send_waiters.has_active();
+            let chosen = core.memory.reclaim.choose(now, share, &core.sockets, has_active);
+            chosen.into_iter().for_each(|c| self.give_up(now, c, core));
+        }
+        let has_backlog = core.net.link.has_backlog();
+        if let Some(waiting) = core.memory.shortage.relieved(now, has_backlog) {
+            for id in waiting.iter().copied() {
+                if let Some(short) = core.sockets.get_mut(id).and_then(Socket::short) {
+                    (short.is_short, short.for_retry) = (false, false);
+                }
+                core.queue_output(id);
+                core.notify(id);
+            }
+            core.memory.shortage.keep(waiting);
+        }
+        let Core { memory, sockets, events, net: Net { pool, counters, .. }, .. } = core;
+        memory.send_waiters.wake(now, &mut Waking { sockets, pool, counters, events });
+    }
+
+    /// A connection lost its user. Too many of these are reset.
+    pub fn orphaned<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+        let Core { sockets, memory, config, .. } = core;
+        let Ok(entry) = sockets.tcp(id) else { return };
+        entry.is_orphan = true;
+        let surplus = memory.reclaim.orphan_came(config.max_orphans, sockets);
+        if !surplus.is_empty() {
+            surplus.into_iter().for_each(|c| self.give_up(now, c, core));
+            self.run_output(now, core);
+            core.net.flush();
+        }
+    }
+
+    /// Resets a connection; its memory is freed at once, or when the device has completed its frames.
+    fn give_up<P: Probe>(&mut self, now: Instant, c: Candidate, core: &mut Core<P>) {
+        let Ok(entry) = core.sockets.tcp(c.id) else { return };
+        entry.tcb.abort_with(ConnError::TimedOut);
+        self.posted.list(c.id, &mut entry.posted);
+        core.net.counters.count(c.counter());
+        core.queue_output(c.id);
+        self.handle_events(now, c.id, Events::ERROR | Events::CLOSED, core);
+    }
+}
