@@ -269,12 +269,14 @@ mod tests {
         let cpus = allowed_cpus().expect("affinity");
         let soaker = Soaker::start(&cpus, Duration::from_millis(50)).expect("spinners");
         let before = soaker.read();
-        let end = Instant::now() + Duration::from_millis(100);
-        while Instant::now() < end {
-            std::hint::spin_loop();
+        let give_up = Instant::now() + Duration::from_secs(60);
+        // A time is not judged in tests; that busy milliseconds are seen in the end is behaviour.
+        while soaker.load_between(&before, &soaker.read()) < Duration::from_millis(10) {
+            assert!(Instant::now() < give_up, "a busy thread is not seen");
+            let end = Instant::now() + Duration::from_millis(20);
+            while Instant::now() < end {
+                std::hint::spin_loop();
+            }
         }
-        let load = soaker.load_between(&before, &soaker.read());
-        // A time is not judged in tests; that some of the busy 100 ms are seen is behaviour.
-        assert!(load > Duration::from_millis(10), "{load:?}");
     }
 }

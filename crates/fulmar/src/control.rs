@@ -348,7 +348,8 @@ mod tests {
     #[test]
     fn a_socket_that_a_dead_process_left_is_removed() {
         let control = Control::open(|| None).unwrap();
-        let stale = control.path().with_file_name("stale-test.sock");
+        let name = format!("stale-test-{}.sock", std::process::id());
+        let stale = control.path().with_file_name(name);
         drop(UnixListener::bind(&stale).unwrap());
         assert_eq!(ask(&stale).unwrap(), None);
         assert!(!stale.exists());
@@ -359,11 +360,14 @@ mod tests {
         // More than a socket holds.
         let control = Control::open(|| Some("x".repeat(16 << 20))).unwrap();
         let slow = UnixStream::connect(control.path()).unwrap();
-        // The thread is given up the slow one before this can be answered.
-        let stream = UnixStream::connect(control.path()).unwrap();
-        let deadline = Instant::now() + PATIENCE * 10;
-        let document = read_document(stream, deadline, MAX_DOCUMENT_BYTES).unwrap();
-        assert_eq!(document.len(), 16 << 20);
+        // The slow one is given up before the next one is answered, and so is this one if it is slow.
+        let is_answered = |_| {
+            let stream = UnixStream::connect(control.path()).unwrap();
+            let deadline = Instant::now() + PATIENCE * 60;
+            let document = read_document(stream, deadline, MAX_DOCUMENT_BYTES);
+            document.is_ok_and(|d| d.len() == 16 << 20)
+        };
+        assert!((0..100).any(is_answered));
         drop(slow);
     }
 
