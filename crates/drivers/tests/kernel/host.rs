@@ -11,6 +11,8 @@ use fulmar_wire::{eth, ipv4, protocol, tcp, udp};
 
 /// No frame takes so long unless it is lost, on any machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks at a device that had nothing.
+const PAUSE: Duration = Duration::from_micros(200);
 
 pub const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 pub const OURS: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
@@ -165,7 +167,11 @@ impl<D: Device> Host<D> {
             match self.received.pop_front().map(&mut pick) {
                 Some(Some(found)) => return found,
                 Some(None) => {}
-                None => std::thread::sleep(Duration::from_micros(200)),
+                None => {
+                    // The device looks at a queue that it spares only once time has passed.
+                    std::thread::sleep(PAUSE);
+                    self.now = self.now + PAUSE;
+                }
             }
         }
         panic!("nothing came within a minute; {:?}", self.device.stats());
