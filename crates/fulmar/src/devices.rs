@@ -6,6 +6,7 @@
 mod spec;
 
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use fulmar_drivers::packet::{PacketConfig, PacketSocket};
@@ -50,6 +51,15 @@ pub fn open(device: &str) -> Result<Box<dyn Device>, OpenError> {
 pub fn tap(name: &str) -> Result<Box<dyn Device>, OpenError> {
     let config = TapConfig { name: name.to_owned(), ..TapConfig::default() };
     Ok(Box::new(Tap::open(&config)?))
+}
+
+/// A TAP whose descriptor was opened elsewhere: by another process, or in another network namespace, where the
+/// interface then is. It was attached with IFF_TAP, IFF_NO_PI and IFF_VNET_HDR.
+///
+/// # Errors
+/// The descriptor is none of such a TAP.
+pub fn tap_from_fd(fd: OwnedFd) -> Result<Box<dyn Device>, OpenError> {
+    Ok(Box::new(Tap::from_fd(fd, &TapConfig::default())?))
 }
 
 /// So many queues of one TAP interface, each for a shard of its own: see [`crate::Builder::devices`].

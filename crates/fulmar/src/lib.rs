@@ -51,9 +51,11 @@
 #![deny(unsafe_code)]
 
 mod cidr;
+mod connect;
 pub mod control;
 pub mod device;
 pub mod devices;
+mod echo;
 mod error;
 mod exit;
 mod framed;
@@ -61,6 +63,7 @@ mod inner;
 pub mod ledger;
 mod listener;
 mod loan;
+mod pending;
 mod poll;
 mod posted;
 mod receive;
@@ -73,11 +76,15 @@ mod tcp;
 mod udp;
 
 pub use cidr::{Cidr, ParseCidrError};
+pub use connect::ConnectOptions;
+pub use echo::{EchoRequest, EchoSocket};
 pub use error::SetupError;
 pub use framed::{Body, BodyBuffers, Frame, FrameParser, Framed};
 /// Time, counters and drop reasons. Its `Instant` counts nanoseconds of the stack's clock and is not that of
 /// `std::time`; its `Duration` is.
 pub use fulmar_base as base;
+/// An ICMP error to send about what was received.
+pub use fulmar_ip::SentError as IcmpError;
 pub use fulmar_ip::{NeighbourState, NextHop, Prefix, Route};
 pub use fulmar_mbuf as mbuf;
 pub use fulmar_mbuf::RecvBuf;
@@ -87,7 +94,8 @@ pub use fulmar_netdev::moderation::ModerationConfig;
 #[doc(hidden)]
 pub use fulmar_runtime as runtime;
 pub use fulmar_shard::{
-    ListenOptions, ListenerStat, RecvMessage, SendMessage, SourceLimits, StackConfig, SynCookies,
+    ConditionalAccept, ListenOptions, ListenerStat, RecvMessage, SendMessage, SourceLimits,
+    StackConfig, SynCookies, SynOptions,
 };
 #[doc(hidden)]
 pub use fulmar_socket as socket_steps;
@@ -96,6 +104,7 @@ pub use fulmar_tcp::{Config as TcpConfig, Info as TcpInfo, Keepalive};
 pub use fulmar_udp::BindOptions as UdpBindOptions;
 pub use listener::TcpListener;
 pub use loan::{Loan, Slices};
+pub use pending::PendingConnection;
 pub use poll::{Event, PollSet, Source, Waker};
 pub use posted::{RecvCompletion, RecvError, RecvRing, RecvRule, raw as posted_raw};
 pub use receive::RecvFlags;

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_base::SlotId;
-use fulmar_runtime::{Limit, PollSetCore};
+use fulmar_runtime::{Limit, LockedShard, PollSetCore};
 use fulmar_shard::{ListenOptions, ListenerStat};
 use fulmar_socket::{Ready, SocketError, Step};
 
+use crate::pending::PendingConnection;
 use crate::poll::wait_for_candidates;
 use crate::socket::{Socket, each_address, stack_of, to_io};
 use crate::stack::Stack;
@@ -32,6 +33,12 @@ struct Parts {
     /// Says which of them have a connection; `None` if there is only one.
     ready: Option<Arc<PollSetCore>>,
 }
+
+/// What a step of a shard returns.
+type Stepped<T> = Result<Step<T>, SocketError>;
+
+/// What was taken, and from which socket.
+type Took<'a, T> = io::Result<(&'a Arc<Socket>, T)>;
 
 /// Times that a port chosen in one shard may be taken in another before the search ends.
 const PORT_CHOICES: usize = 16;
@@ -70,38 +77,55 @@ impl TcpListener {
         &self.parts.sockets
     }
 
-    fn first(&self) -> &Socket {
+    fn first(&self) -> &Arc<Socket> {
         self.sockets().first().expect("invariant: a listener is made with at least one socket")
     }
 
     /// Waits for a connection.
     ///
     /// # Errors
-    /// `WouldBlock` if non-blocking.
+    /// `WouldBlock` if non-blocking. `InvalidInput`: its connections are pending first
+    /// ([`TcpListener::pending`]).
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let s = self.first();
-        if let Some(ready) = &self.parts.ready {
-            return self.accept_from_any(ready, s.read_limit().from_now());
-        }
-        let accepted =
-            s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.tcp_accept(s.id))?;
+        let (s, accepted) = self.take(|shard, id| shard.tcp_accept(id))?;
         Ok(stream_of(s, accepted))
     }
 
-    fn accept_from_any(
+    /// Waits for a connection that the program has to decide about, of a listener with
+    /// [`ListenOptions::conditional_accept`]. In a poll set the listener is readable while there is one.
+    ///
+    /// # Errors
+    /// `WouldBlock` if non-blocking. `InvalidInput`: a listener that accepts by itself.
+    pub fn pending(&self) -> io::Result<PendingConnection> {
+        let (s, pending) = self.take(|shard, id| shard.tcp_pending(id))?;
+        Ok(PendingConnection::new(s, pending))
+    }
+
+    /// Waits until `step` is done on one of its sockets.
+    fn take<T>(&self, step: impl Fn(&mut LockedShard, SlotId) -> Stepped<T>) -> Took<'_, T> {
+        let s = self.first();
+        if let Some(ready) = &self.parts.ready {
+            return self.take_from_any(ready, s.read_limit().from_now(), step);
+        }
+        let taken = s.wait(Ready::READABLE, s.read_limit(), |shard, _| step(shard, s.id))?;
+        Ok((s, taken))
+    }
+
+    fn take_from_any<T>(
         &self,
         ready: &Arc<PollSetCore>,
         limit: Limit,
-    ) -> io::Result<(TcpStream, SocketAddr)> {
+        step: impl Fn(&mut LockedShard, SlotId) -> Stepped<T>,
+    ) -> Took<'_, T> {
         let stack = stack_of(self.first());
         loop {
-            if let Some(accepted) = self.try_accept(stack.shard_of_thread())? {
-                return Ok(accepted);
+            if let Some(taken) = self.try_take(stack.shard_of_thread(), &step)? {
+                return Ok(taken);
             }
             if limit == Limit::DoNotWait {
                 self.sockets().iter().try_for_each(|s| s.host().poll().map(drop)).map_err(to_io)?;
-                let accepted = self.try_accept(stack.shard_of_thread())?;
-                return accepted.ok_or_else(|| io::ErrorKind::WouldBlock.into());
+                let taken = self.try_take(stack.shard_of_thread(), &step)?;
+                return taken.ok_or_else(|| io::ErrorKind::WouldBlock.into());
             }
             if !wait_for_candidates(&stack, ready, limit)? {
                 return Err(io::ErrorKind::WouldBlock.into());
@@ -114,11 +138,15 @@ impl TcpListener {
     }
 
     /// A connection that waits in any shard: in this thread's own rather than in another's.
-    fn try_accept(&self, own: u16) -> io::Result<Option<(TcpStream, SocketAddr)>> {
+    fn try_take<T>(
+        &self,
+        own: u16,
+        step: impl Fn(&mut LockedShard, SlotId) -> Stepped<T>,
+    ) -> io::Result<Option<(&Arc<Socket>, T)>> {
         let (before, from_own) = self.sockets().split_at(usize::from(own));
         for s in from_own.iter().chain(before) {
-            if let Step::Done(accepted) = s.call(|shard, _| shard.tcp_accept(s.id))? {
-                return Ok(Some(stream_of(s, accepted)));
+            if let Step::Done(taken) = s.call(|shard, _| step(shard, s.id))? {
+                return Ok(Some((s, taken)));
             }
         }
         Ok(None)
@@ -208,7 +236,8 @@ fn stream_of(listener: &Socket, (id, peer): (SlotId, SocketAddr)) -> (TcpStream,
 
 /// The same port in every shard.
 fn listen_everywhere(stack: &Stack, addr: SocketAddr, options: ListenOptions) -> io::Result<Parts> {
-    let mut choices = if addr.port() == 0 { PORT_CHOICES } else { 1 };
+    let is_chosen = addr.port() == 0 && !options.any_port;
+    let mut choices = if is_chosen { PORT_CHOICES } else { 1 };
     let sockets = loop {
         choices -= 1;
         match listen_with(stack, addr, options) {

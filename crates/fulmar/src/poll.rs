@@ -14,7 +14,7 @@ use fulmar_runtime::{Host, Limit, PollSetCore};
 
 use crate::socket::{Socket, to_io};
 use crate::stack::Stack;
-use crate::{Ready, TcpListener, TcpStream, UdpSocket};
+use crate::{EchoSocket, Ready, TcpListener, TcpStream, UdpSocket};
 use descriptors::Descriptors;
 pub use waker::Waker;
 use waker::Woken;
@@ -53,7 +53,7 @@ macro_rules! source {
     )*};
 }
 
-source!(TcpStream, UdpSocket);
+source!(TcpStream, UdpSocket, EchoSocket);
 
 /// A listener has a socket in each shard that it serves.
 impl sealed::Sealed for TcpListener {

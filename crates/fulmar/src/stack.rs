@@ -338,6 +338,14 @@ impl Builder {
         self.route(Route::default_via(gateway))
     }
 
+    /// Accepts packets to every unicast address, answers ARP and neighbour solicitations for each, and lets
+    /// sockets bind to, send from and connect from each, as a gateway does for its guests (Linux: AnyIP and
+    /// IP_TRANSPARENT). Default off.
+    pub fn any_ip(mut self, on: bool) -> Self {
+        self.config.any_ip = on;
+        self
+    }
+
     /// Memory for packets and socket buffers at most. Default 256 MiB, touched only as needed.
     pub fn budget_bytes(mut self, bytes: usize) -> Self {
         self.config.pool = PoolConfig::with_budget(bytes);

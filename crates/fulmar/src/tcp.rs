@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_runtime::Limit;
+use fulmar_shard::TcpEntry;
 use fulmar_socket::{Ready, SocketError};
 use fulmar_tcp::Keepalive;
 
@@ -73,7 +74,7 @@ impl TcpStream {
     /// # Errors
     /// Only what is known at once: no route, no port.
     pub fn connect_nonblocking(stack: &Stack, addr: SocketAddr) -> io::Result<TcpStream> {
-        let socket = open(stack, None, addr)?;
+        let socket = open(stack, None, addr, |_| ())?;
         socket.set_nonblocking(true);
         Ok(TcpStream { socket })
     }
@@ -311,10 +312,7 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.info())
     }
 
-    pub(crate) fn with_tcb<R>(
-        &self,
-        f: impl FnOnce(&mut fulmar_shard::TcpEntry) -> R,
-    ) -> io::Result<R> {
+    pub(crate) fn with_tcb<R>(&self, f: impl FnOnce(&mut TcpEntry) -> R) -> io::Result<R> {
         let id = self.socket.id;
         self.socket.call(|shard, now| shard.with_tcb(now, id, f))
     }
@@ -326,14 +324,22 @@ pub(crate) fn valid_ttl(ttl: u32) -> io::Result<u8> {
     u8::try_from(ttl).ok().filter(|t| *t > 0).ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-fn open(stack: &Stack, local: Option<SocketAddr>, to: SocketAddr) -> io::Result<Arc<Socket>> {
+pub(crate) fn open(
+    stack: &Stack,
+    local: Option<SocketAddr>,
+    to: SocketAddr,
+    set_options: impl FnOnce(&mut TcpEntry),
+) -> io::Result<Arc<Socket>> {
     let mut owner = stack.shard_of_thread();
     if let Some(from) = local.filter(|l| l.port() != 0 && stack.shards() > 1) {
         // The port is given, and with it the shard that the answers belong to.
         let host = stack.inner.host(owner);
         owner = host.call(|shard, _| shard.owner_of_connection(to, from)).map_err(to_io)?;
     }
-    let connect = stack.inner.host(owner).call(|shard, now| shard.tcp_connect(now, to, local));
+    let connect = stack
+        .inner
+        .host(owner)
+        .call(|shard, now| shard.tcp_connect_with(now, to, local, set_options));
     Ok(Socket::new(Arc::clone(&stack.inner), owner, connect.map_err(to_io)?))
 }
 
@@ -343,7 +349,7 @@ fn connect(
     to: SocketAddr,
     limit: Limit,
 ) -> io::Result<TcpStream> {
-    let socket = open(stack, local, to)?;
+    let socket = open(stack, local, to, |_| ())?;
     let id = socket.id;
     socket.wait(Ready::WRITABLE, limit, |shard, _| shard.tcp_connected(id)).map_err(|e| match e
         .kind()

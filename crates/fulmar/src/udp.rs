@@ -4,11 +4,12 @@ mod many;
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_base::Stage;
+use fulmar_ip::{InvokingPacket, SentError};
 use fulmar_runtime::{LockedShard, Request};
 use fulmar_shard::TakenDatagram;
 use fulmar_socket::{Ready, SocketError};
@@ -32,7 +33,7 @@ impl UdpSocket {
         UdpSocket::bind_with(stack, addr, BindOptions::default())
     }
 
-    /// Binds with options: reuse-address, IPv6 only.
+    /// Binds with options: reuse-address, IPv6 only, every port.
     ///
     /// With several shards, whatever queue a datagram for the port comes on, this socket gets it. Sockets
     /// that are bound to one port by handles of different shards ([`Stack::on_shard`]) share it: each peer
@@ -265,6 +266,36 @@ impl UdpSocket {
     /// The socket is gone.
     pub fn dont_fragment(&self) -> io::Result<bool> {
         self.with_udp(|u| u.dont_fragment)
+    }
+
+    /// Receives a run of datagrams that the device hands over as one super-frame as one (Linux: UDP_GRO):
+    /// [`crate::RecvMessage::segment_bytes`] says where to cut it. The receive queue needs space for several times
+    /// 64 KiB ([`UdpSocket::set_recv_buffer`]), and so do the buffers of [`UdpSocket::recv_many`]. Default off.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_gro(&self, on: bool) -> io::Result<()> {
+        self.with_udp(|u| u.gro = on)
+    }
+
+    /// Sends an ICMP error about a datagram that was received, from `source` to `destination`, in the name of
+    /// `router`; `None`: of the destination. `payload` is quoted, its start suffices. Within the stack's limit of
+    /// ICMP errors.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn send_icmp_error(
+        &self,
+        (source, destination): (SocketAddr, SocketAddr),
+        payload: &[u8],
+        error: SentError,
+        router: Option<IpAddr>,
+    ) -> io::Result<()> {
+        let about = InvokingPacket::datagram(source, destination, payload, payload.len());
+        self.socket.call(|shard, now| {
+            shard.send_icmp_error(now, &about, error, router);
+            Ok(())
+        })
     }
 
     /// Bytes of storage that the receive queue holds at most.

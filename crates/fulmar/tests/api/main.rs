@@ -8,6 +8,7 @@ mod datagram;
 mod device_gone;
 mod end;
 mod framed;
+mod gateway;
 mod ledger;
 mod loan;
 mod options;

@@ -1,0 +1,64 @@
+//! Connections whose options are set before the SYN.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use fulmar_tcp::Keepalive;
+
+use crate::stack::Stack;
+use crate::tcp::{TcpStream, open, valid_ttl};
+
+/// Options of a connection that is to be opened: see [`TcpStream::connect_with`]. What is `None` is as
+/// configured.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ConnectOptions {
+    /// The local end; the unspecified address or port 0: of the stack's choice. With
+    /// [`crate::Builder::any_ip`] the address of any host, as a gateway's that keeps the client's.
+    pub local: Option<SocketAddr>,
+    /// Turns Nagle's algorithm off ([`TcpStream::set_nodelay`]).
+    pub nodelay: bool,
+    /// See [`TcpStream::set_keepalive`].
+    pub keepalive: Option<Keepalive>,
+    /// See [`TcpStream::set_user_timeout`]; it bounds the handshake, too.
+    pub user_timeout: Option<Duration>,
+    /// Time to live (hop limit) of the packets, from 1 to 255.
+    pub ttl: Option<u32>,
+    /// See [`TcpStream::set_send_buffer`]; bytes.
+    pub send_buffer: Option<usize>,
+    /// See [`TcpStream::set_recv_buffer`]; bytes. The SYN announces its window scale.
+    pub recv_buffer: Option<usize>,
+}
+
+impl TcpStream {
+    /// Starts to connect with options that are set before the SYN, and returns at once a stream that does not
+    /// wait. Writable means done: then see [`TcpStream::take_error`].
+    ///
+    /// # Errors
+    /// What is known at once: no route, no port, `AddrInUse`; `AddrNotAvailable` for a local address that is not the
+    /// stack's; `InvalidInput` for a time to live outside 1 to 255.
+    pub fn connect_with(
+        stack: &Stack,
+        remote: SocketAddr,
+        options: &ConnectOptions,
+    ) -> io::Result<TcpStream> {
+        let ttl = options.ttl.map(valid_ttl).transpose()?;
+        let socket = open(stack, options.local, remote, |entry| {
+            entry.ttl = ttl;
+            let tcb = &mut entry.tcb;
+            tcb.set_nodelay(options.nodelay);
+            tcb.set_keepalive(options.keepalive);
+            if options.user_timeout.is_some() {
+                tcb.set_user_timeout(options.user_timeout);
+            }
+            if let Some(bytes) = options.send_buffer {
+                tcb.set_send_buffer(bytes);
+            }
+            if let Some(bytes) = options.recv_buffer {
+                tcb.set_recv_buffer(bytes);
+            }
+        })?;
+        socket.set_nonblocking(true);
+        Ok(TcpStream { socket })
+    }
+}
