@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use clap::{CommandFactory, Parser, Subcommand};
-use fulmar_cli::{exit, manual, nc, ping, sandbox, stat, transfer};
+use fulmar_cli::{exit, gateway, manual, nc, ping, run, sandbox, stat, transfer};
 use std::process::ExitCode;
 
 /// A TCP/IP stack in user space: use it and look into it
@@ -29,6 +29,8 @@ enum Command {
     Recv(transfer::RecvArgs),
     Stat(stat::Args),
     Sandbox(sandbox::Args),
+    Run(run::Args),
+    Gateway(Box<gateway::Args>),
     #[command(hide = true)]
     Completions(manual::CompletionArgs),
     #[command(hide = true)]
@@ -36,6 +38,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if let Some(line) = gateway::pasta_line(std::env::args_os()) {
+        return gateway::pasta(line);
+    }
     let outcome = match &Line::parse().command {
         Command::Nc(args) => nc::run(args),
         Command::Ping(args) => ping::run(args),
@@ -43,6 +48,8 @@ fn main() -> ExitCode {
         Command::Recv(args) => transfer::recv(args),
         Command::Stat(args) => stat::run(args),
         Command::Sandbox(args) => sandbox::run(args),
+        Command::Run(args) => run::run(args),
+        Command::Gateway(args) => gateway::run(args),
         Command::Completions(args) => manual::completions(args, Line::command()),
         Command::Man(args) => manual::man(args, Line::command()),
     };

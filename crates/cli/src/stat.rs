@@ -73,7 +73,7 @@ fn show_once(args: &Args) -> Outcome<ExitCode> {
             "no stack of process or name `{wanted}` runs; `fulmar stat` alone shows those that do"
         ))),
         (None, true) => {
-            eprintln!("no stack runs under this user");
+            eprintln!("no stack of this user answers");
             Ok(ExitCode::from(1))
         }
     }
@@ -88,7 +88,7 @@ fn watch(args: &Args, period: Duration) -> Outcome<ExitCode> {
         let (now, stacks) = (Instant::now(), wanted_documents(args));
         let mut text = clear.to_owned();
         if stacks.is_empty() {
-            text += "no stack runs under this user\n";
+            text += "no stack of this user answers\n";
         }
         for document in &stacks {
             let mut shown = render(args, &printable_value(document));

@@ -78,13 +78,14 @@ const ROOMS: &[Room] = &[
     ),
     (
         "cli",
-        &["fulmar", "netns"],
+        &["fulmar", "gateway", "netns"],
         &[
             "clap",
             "clap_complete",
             "clap_mangen",
             "ctrlc",
             "indicatif",
+            "nix",
             "serde_json",
             "sha2",
             "terminal_size",

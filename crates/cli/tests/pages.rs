@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const PAGES: [&str; 17] = [
+const PAGES: [&str; 18] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -23,6 +23,7 @@ const PAGES: [&str; 17] = [
     "docs/memory.md",
     "docs/secrets.md",
     "docs/icmp.md",
+    "docs/gateway.md",
 ];
 /// Pages that name in code type only what is in the source.
 const NAMING: [&str; 5] = [

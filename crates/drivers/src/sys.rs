@@ -112,10 +112,14 @@ pub fn eventfd() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A request about an interface; ENAMETOOLONG for a name that no interface can have.
+/// A request about an interface; ENAMETOOLONG or EINVAL for a name that no interface can have.
 fn request(name: &str) -> io::Result<libc::ifreq> {
     if name.len() >= libc::IFNAMSIZ {
         return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+    }
+    // The kernel would take the part before it for the whole name.
+    if name.contains('\0') {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     // SAFETY: all of ifreq is plain numbers, for which zero is a value.
     let mut r: libc::ifreq = unsafe { mem::zeroed() };

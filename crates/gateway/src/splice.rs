@@ -64,6 +64,7 @@ enum Command {
     Carry(TcpStream, Destinations),
     Listen(u64, TcpListener, Destinations),
     Unlisten(u64),
+    Bind(Vec<SocketAddr>, Sender<Vec<TcpListener>>),
 }
 
 /// The handle of a splicing thread. The thread ends with its last handle.
@@ -184,6 +185,14 @@ impl Splicer {
         self.send(Command::Unlisten(id));
     }
 
+    /// Binds listeners in the namespace of the splicer's thread, which must be running. `None`: it has ended.
+    /// Addresses that cannot be bound are left out.
+    pub fn bind(&self, addresses: Vec<SocketAddr>) -> Option<Vec<TcpListener>> {
+        let (reply, made) = channel();
+        self.send(Command::Bind(addresses, reply));
+        made.recv().ok()
+    }
+
     /// What has been done so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
@@ -273,6 +282,11 @@ impl Loop {
                     if registered {
                         self.listeners.insert(id, Listener { socket, to });
                     }
+                }
+                Command::Bind(addresses, reply) => {
+                    let made = addresses.iter().filter_map(|a| TcpListener::bind(a).ok());
+                    // Whoever asked may be gone.
+                    let _ = reply.send(made.collect());
                 }
                 Command::Unlisten(id) => {
                     self.listeners.remove(&id);

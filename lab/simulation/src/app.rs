@@ -11,7 +11,7 @@ use fulmar_shard::Reserved;
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
 
 use super::gate::{SharedGround, lock};
-use super::oracle::Violation;
+use super::oracle::{self, Violation};
 use super::pattern;
 use super::posting::{Back, Posting};
 use super::scenario::{Draw, EndPlan, Leave};
@@ -450,6 +450,9 @@ impl End {
             }
             if self.draw.below(16) == 0 {
                 self.peek(cx, id)?;
+                if self.phase != Phase::Open {
+                    return Ok(());
+                }
             }
             let most = self.size(self.plan.read_bytes);
             match cx.shard.tcp_take(id, most) {
@@ -673,7 +676,7 @@ impl End {
         self.error = Some(error);
         self.note(cx, || format!("fails: {error}"));
         lock(cx.ground).log.mix(error.errno() as u64 ^ cx.now.as_nanos());
-        if !self.may_fail {
+        if !self.may_fail || !oracle::is_of_the_network(error) {
             return Err(Violation::Uncaused { end: self.name, error });
         }
         self.phase = Phase::Done;

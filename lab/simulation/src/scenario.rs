@@ -453,9 +453,13 @@ impl Scenario {
         self.ways.iter().any(loses) || self.trouble != Trouble::None
     }
 
-    /// Whether a connection may report an error.
+    /// Whether a connection may report an error. One of a station to itself sees nothing of the wire, but goes
+    /// with the device.
     pub fn may_fail(&self, flow: usize) -> bool {
-        self.trouble.excuses_errors() || self.flows[flow].excuses_errors()
+        let f = &self.flows[flow];
+        let is_gone = |i| matches!(self.trouble, Trouble::Gone { station, .. } if station == i);
+        let is_hit = if f.to_self { is_gone(f.opener) } else { self.trouble.excuses_errors() };
+        is_hit || f.excuses_errors()
     }
 }
 

@@ -390,7 +390,10 @@ impl Own {
             Some(e) => stranger(e, "the other process is no fulmar, or has other limits"),
         })?;
         if hello.version != VERSION || hello.shape != SHAPE {
-            let what = format!("it speaks version {}, this one {VERSION}", hello.version);
+            let what = match hello.version {
+                VERSION => "its rings have another shape than those of this one".to_owned(),
+                version => format!("it speaks version {version}, this one {VERSION}"),
+            };
             let advice = "use the same release of fulmar at both ends";
             return Err(Refusal::Version(failed(config, io::Error::other(what), advice)));
         }

@@ -61,10 +61,11 @@ impl FromStr for Spec {
     }
 }
 
-/// Linux names interfaces with 1 to 15 bytes, no slash, no colon, no space (dev_valid_name).
+/// Linux names interfaces with 1 to 15 bytes, no slash, no colon, no space (dev_valid_name), and ends a name at
+/// a zero.
 fn interface_name(name: &str) -> Result<String, ParseSpecError> {
     let fits = (1..IFNAMSIZ).contains(&name.len()) && name != "." && name != "..";
-    let is_clean = !name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace());
+    let is_clean = !name.contains(|c: char| c == '/' || c == ':' || c == '\0' || c.is_whitespace());
     if fits && is_clean {
         return Ok(name.to_owned());
     }
@@ -157,7 +158,9 @@ mod tests {
     #[test]
     fn what_is_no_device_is_refused_with_what_would_be_one() {
         let long = "tap:sixteen-letters-";
-        for text in ["", "shm", "shm:", "tap", "tap:", "tun:t0", "tap:a/b", "tap:..", "a b", long] {
+        for text in
+            ["", "shm", "shm:", "tap", "tap:", "tun:t0", "tap:a/b", "tap:..", "a b", "a\0b", long]
+        {
             let error = text.parse::<Spec>().unwrap_err().to_string();
             assert!(error.contains("packet:INTERFACE"), "{text}: {error}");
         }

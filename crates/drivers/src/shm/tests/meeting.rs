@@ -302,17 +302,18 @@ fn a_process_that_sends_back_the_file_that_it_was_sent_is_a_stranger() {
 
 #[test]
 fn another_release_is_refused_at_both_ends() {
-    let name = unique("release");
-    let first = open(&name);
-    let socket = connect(&name);
-    let (_own, file) = sys::OwnMap::create(BYTES).unwrap();
-    let mut other = hello();
-    other[8] = 99;
-    sys::send_with(socket.as_fd(), &other, file.as_fd()).unwrap();
-    assert!(is_answered(&socket), "it can tell, too");
-    let error = first.join().unwrap().err().expect("version 99");
-    assert!(error.to_string().contains("version 99"), "{error}");
-    assert!(error.to_string().contains("same release"), "{error}");
+    for (at, value, says) in [(8, 99, "version 99"), (24, 14, "another shape")] {
+        let name = unique(&format!("release-{at}"));
+        let first = open(&name);
+        let socket = connect(&name);
+        let (_own, file) = sys::OwnMap::create(BYTES).unwrap();
+        let mut other = hello();
+        other[at] = value;
+        sys::send_with(socket.as_fd(), &other, file.as_fd()).unwrap();
+        assert!(is_answered(&socket), "it can tell, too");
+        let error = first.join().unwrap().err().expect("another release").to_string();
+        assert!(error.contains(says) && error.contains("same release"), "{error}");
+    }
 }
 
 #[test]

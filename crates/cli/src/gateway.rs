@@ -1,0 +1,188 @@
+//! `fulmar gateway`, which is also `pasta`: a network for a namespace without root.
+
+pub(crate) mod args;
+mod auto;
+mod detach;
+mod interface;
+mod log;
+pub(crate) mod plan;
+mod report;
+mod runas;
+mod serve;
+mod wait;
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::error::{ContextKind, ErrorKind};
+use clap::{CommandFactory, Parser};
+use fulmar_gateway::attach::Target;
+use fulmar_gateway::program;
+use fulmar_netns::User;
+
+use crate::failure::{Failure, Outcome};
+pub use args::Args;
+use detach::{Stage, Waiting};
+use plan::{Guest, Plan};
+
+/// Status of every failure of pasta.
+const PASTA_FAILED: u8 = 1;
+/// Status of a failure before the program runs (env(1), nohup(1)).
+const NOT_STARTED: u8 = 125;
+
+/// `fulmar gateway`.
+///
+/// # Errors
+/// A sentence about the option or the step that failed.
+pub fn run(args: &Args) -> Outcome<ExitCode> {
+    Session { plan: Plan::new(args)?, args, name: "fulmar", user: User::Root }.run()
+}
+
+/// A gateway of a command.
+pub(crate) struct Session<'a> {
+    /// What was asked for.
+    pub plan: Plan,
+    /// The options.
+    pub args: &'a Args,
+    /// What messages begin with.
+    pub name: &'a str,
+    /// Who a program in new namespaces is.
+    pub user: User,
+}
+
+impl Session<'_> {
+    /// Does the part of this process: see [`detach`].
+    ///
+    /// # Errors
+    /// A sentence about the step that failed.
+    pub fn run(&self) -> Outcome<ExitCode> {
+        match (Stage::current(), &self.plan.guest) {
+            (Stage::Attach(pid), _) => {
+                if !detach::is_told_to_go() {
+                    return Ok(ExitCode::FAILURE);
+                }
+                Ok(ready(detach::start_serving(Some(pid))?))
+            }
+            (Stage::Serve(Some(pid)), _) => {
+                self.serve(&Target::Process { pid, userns: None }, true)
+            }
+            (Stage::Serve(None), Guest::Existing(target)) => self.serve(target, true),
+            (Stage::Command, Guest::Existing(target)) if self.plan.process.foreground => {
+                self.serve(target, false)
+            }
+            (Stage::Command, Guest::Existing(_)) => Ok(ready(detach::start_serving(None)?)),
+            (Stage::Command | Stage::Serve(None), Guest::Program(command)) => {
+                self.become_program(command)
+            }
+        }
+    }
+
+    /// As [`Session::run`]; then waits for the program, and prints what the gateway says at the end.
+    ///
+    /// # Errors
+    /// As `run`.
+    pub fn run_and_wait(&self) -> Outcome<ExitCode> {
+        match Stage::current() {
+            Stage::Command if !wait::is_waited_for() => wait::run_and_wait(),
+            Stage::Command => {
+                wait::unblock();
+                self.run()
+            }
+            _ => self.run(),
+        }
+    }
+
+    fn serve(&self, target: &Target, is_detached: bool) -> Outcome<ExitCode> {
+        serve::serve(&self.plan, &self.args.attach, target, self.name, is_detached)
+    }
+
+    /// Makes namespaces with a gateway, and becomes a program there.
+    fn become_program(&self, command: &[OsString]) -> Outcome<ExitCode> {
+        let waiting = Waiting::start()?;
+        let entered = program::enter(self.user).and_then(|()| {
+            let dns = &self.plan.map.dns_forward;
+            let is_wanted = self.user == User::Same && !dns.is_empty();
+            if is_wanted { program::resolve_through(dns) } else { Ok(()) }
+        });
+        if let Err(e) = entered {
+            waiting.give_up();
+            eprintln!("{}: {e}", self.name);
+            return Ok(ExitCode::from(NOT_STARTED));
+        }
+        if waiting.go()?.is_some() {
+            return Ok(ExitCode::from(NOT_STARTED));
+        }
+        let (status, failure) = detach::become_program(command);
+        eprintln!("{}: {failure}", self.name);
+        Ok(ExitCode::from(status))
+    }
+}
+
+fn ready(failed: Option<u8>) -> ExitCode {
+    failed.map_or(ExitCode::SUCCESS, ExitCode::from)
+}
+
+/// Give a network namespace a network without root
+#[derive(Parser, Debug)]
+#[command(name = "pasta", version = concat!(env!("CARGO_PKG_VERSION"), " (fulmar gateway)"), infer_long_args = true)]
+struct Pasta {
+    #[command(flatten)]
+    args: Args,
+}
+
+/// The declaration of `pasta`, for its page.
+pub fn pasta_command() -> clap::Command {
+    Pasta::command()
+}
+
+/// The command line of pasta, if this is one: the name of the program, or `--pasta` as the first argument.
+pub fn pasta_line(line: impl Iterator<Item = OsString>) -> Option<Vec<OsString>> {
+    let mut line: Vec<OsString> = line.collect();
+    let name = line.first().map(Path::new).and_then(Path::file_name);
+    if name == Some(OsStr::new("pasta")) {
+        return Some(line);
+    }
+    let is_asked_for = line.get(1).is_some_and(|first| first == "--pasta");
+    is_asked_for.then(|| {
+        line.remove(1);
+        line
+    })
+}
+
+/// `pasta`: the same options, with the messages and the exit status that its callers expect.
+pub fn pasta(line: Vec<OsString>) -> ExitCode {
+    let args = match Pasta::try_parse_from(line) {
+        Ok(pasta) => pasta.args,
+        Err(e) => return refuse(&e),
+    };
+    let outcome = Plan::new(&args)
+        .and_then(|plan| Session { plan, args: &args, name: "pasta", user: User::Root }.run());
+    outcome.unwrap_or_else(|failure: Failure| {
+        eprintln!("pasta: {failure}");
+        ExitCode::from(PASTA_FAILED)
+    })
+}
+
+/// What getopt_long(3) says of an unknown option is looked for by Podman.
+fn refuse(e: &clap::Error) -> ExitCode {
+    if !e.use_stderr() {
+        let _ = e.print();
+        return ExitCode::SUCCESS;
+    }
+    let option = e.get(ContextKind::InvalidArg).map(|option| option.to_string());
+    match (e.kind(), option) {
+        (ErrorKind::UnknownArgument, Some(option)) => {
+            eprintln!("pasta: unrecognized option '{option}'; `pasta --help` lists the options");
+        }
+        _ => {
+            let text = e.to_string();
+            let what = text.lines().next().unwrap_or_default();
+            eprintln!("pasta: {}", what.strip_prefix("error: ").unwrap_or(what));
+        }
+    }
+    ExitCode::from(PASTA_FAILED)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+//! The processes of a gateway. The command starts itself again, in a stage that the environment names:
+//!
+//! ```text
+//! the command ── an existing guest ──────────────► Serve: the gateway
+//!      │                                             │ "ready" on standard output, then detached
+//!      │  a program                                  ▼
+//!      ├──► Attach(pid): waits for a line, then ──► Serve
+//!      ├─ makes namespaces, writes that line, waits for the end of Attach
+//!      └─ becomes the program
+//! ```
+//!
+//! So the program has the process id, the terminal, the parent and the signals of the command, and the gateway is
+//! no child of it.
+
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use super::wait;
+use crate::failure::{During, Failure, Outcome};
+
+/// The variable that names the stage.
+const STAGE: &str = "FULMAR_GATEWAY_STAGE";
+const READY: &str = "ready\n";
+const GO: &[u8] = b"go\n";
+
+/// Which process of a gateway this is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// The one that the user started.
+    Command,
+    /// Waits until the process has made its namespaces, then starts the gateway.
+    Attach(u32),
+    /// The gateway, for this process or for the guest that the options name.
+    Serve(Option<u32>),
+}
+
+impl Stage {
+    /// Of this process.
+    pub fn current() -> Stage {
+        let text = std::env::var(STAGE).unwrap_or_default();
+        let (word, pid) = text.split_once(' ').unwrap_or((&text, ""));
+        match (word, pid.parse()) {
+            ("attach", Ok(pid)) => Stage::Attach(pid),
+            ("serve", pid) => Stage::Serve(pid.ok()),
+            _ => Stage::Command,
+        }
+    }
+
+    fn variable(self) -> String {
+        match self {
+            Stage::Command => String::new(),
+            Stage::Attach(pid) => format!("attach {pid}"),
+            Stage::Serve(Some(pid)) => format!("serve {pid}"),
+            Stage::Serve(None) => "serve".into(),
+        }
+    }
+
+    /// This command with the same arguments, in another stage.
+    fn start(self, stdin: Stdio, stdout: Stdio) -> Outcome<Child> {
+        let mut arguments = std::env::args_os();
+        let name = arguments.next().unwrap_or_else(|| OsString::from("fulmar"));
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0(name).args(arguments).env(STAGE, self.variable());
+        command.stdin(stdin).stdout(stdout).spawn().during("cannot start the gateway's process")
+    }
+}
+
+/// Starts the gateway in a process of its own and waits until it is ready. `None`: it is; otherwise it failed, has
+/// said why, and this is its status.
+pub fn start_serving(pid: Option<u32>) -> Outcome<Option<u8>> {
+    let mut child = Stage::Serve(pid).start(Stdio::null(), Stdio::piped())?;
+    let mut line = String::new();
+    if let Some(out) = child.stdout.take() {
+        let _ = BufReader::new(out.take(64)).read_line(&mut line);
+    }
+    if line == READY {
+        return Ok(None);
+    }
+    let status = child.wait().during("cannot wait for the gateway's process")?;
+    Ok(Some(status.code().and_then(|c| u8::try_from(c).ok()).filter(|c| *c != 0).unwrap_or(1)))
+}
+
+/// Waits until the process that is to be attached to has made its namespaces. False: it has given up.
+pub fn is_told_to_go() -> bool {
+    let mut line = Vec::new();
+    let _ = io::stdin().lock().take(GO.len() as u64).read_to_end(&mut line);
+    line == GO
+}
+
+/// A gateway to be, which waits for the namespaces of this process.
+pub struct Waiting(Child);
+
+impl Waiting {
+    /// Starts it. Before this process makes its namespaces.
+    pub fn start() -> Outcome<Waiting> {
+        let stage = Stage::Attach(std::process::id());
+        stage.start(Stdio::piped(), Stdio::null()).map(Waiting)
+    }
+
+    /// Lets it attach, and waits until the network is up. `None`: it is; otherwise the status of the failure.
+    pub fn go(mut self) -> Outcome<Option<u8>> {
+        if let Some(mut stdin) = self.0.stdin.take() {
+            // If it is gone its status says why.
+            let _ = stdin.write_all(GO);
+        }
+        let status = self.0.wait().during("cannot wait for the gateway's process")?;
+        let code = status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1);
+        Ok(Some(code).filter(|c| *c != 0))
+    }
+
+    /// Ends it, because there will be no namespaces.
+    pub fn give_up(mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+/// Becomes a program. Returns only if that fails: the status by the convention of env(1), and the sentence.
+pub fn become_program(command: &[OsString]) -> (u8, Failure) {
+    let shell = std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into());
+    let (program, arguments) = match command.split_first() {
+        Some((program, arguments)) => (program.clone(), arguments),
+        None => (shell, &[][..]),
+    };
+    let mut command = Command::new(&program);
+    wait::hide(command.args(arguments).env_remove(STAGE));
+    wait::leave();
+    let error = command.exec();
+    let what = format!("cannot run `{}`", program.to_string_lossy());
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            (127, Failure::new(format!("{what}: there is no such program; check the name")))
+        }
+        io::ErrorKind::PermissionDenied => {
+            (126, Failure::new(format!("{what}: it is not executable")))
+        }
+        _ => (126, Failure::new(format!("{what}: {error}"))),
+    }
+}
+
+/// Tells the process that started this one that the network is up.
+pub fn say_ready(out: &mut impl Write) {
+    // A reader that is gone does not need to know.
+    let _ = out.write_all(READY.as_bytes()).and_then(|()| out.flush());
+}

@@ -1,0 +1,381 @@
+//! What the options of a gateway come to, checked before anything is set up.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use fulmar_gateway::attach::Target;
+use fulmar_gateway::config::{Carries, Outbound};
+use fulmar_gateway::guest::{DEFAULT_MTU, GuestNetwork, Wishes};
+use fulmar_gateway::host::{HostNetwork, Upstream};
+use fulmar_gateway::mapping::Mapping;
+use fulmar_gateway::ports::PortSpec;
+use fulmar_gateway::rules::Rules;
+use fulmar_gateway::{dhcp, ra};
+
+use super::args::{Address, Args, GuestArgs, MapArgs, OrNone, PortArgs, ProcessArgs};
+use crate::failure::{Failure, Outcome};
+
+/// Port of a resolver.
+const DNS_PORT: u16 = 53;
+/// IPv6 needs links of so many bytes (RFC 8200 section 5).
+const LEAST_MTU_V6: u32 = 1280;
+
+/// The guest of a gateway.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Guest {
+    /// Namespaces that exist.
+    Existing(Target),
+    /// New ones, for a program and its arguments; without any for the user's shell.
+    Program(Vec<OsString>),
+}
+
+/// Published ports of both directions.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ports {
+    /// TCP ports of the host.
+    pub tcp: PortSpec,
+    /// UDP ports of the host.
+    pub udp: PortSpec,
+    /// TCP ports of the guest's loopback.
+    pub tcp_ns: PortSpec,
+    /// UDP ports of the guest's loopback.
+    pub udp_ns: PortSpec,
+    /// Connections between the loopback interfaces are spliced.
+    pub has_splice: bool,
+    /// What comes from the host's loopback arrives at the guest's.
+    pub is_to_loopback: bool,
+}
+
+/// A gateway as it was asked for.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// For whom.
+    pub guest: Guest,
+    /// Its interface and addresses.
+    pub wishes: Wishes,
+    /// The interface is set up by the gateway.
+    pub configures: bool,
+    /// Stays when the file of the namespace is removed.
+    pub outlives_file: bool,
+    pub ports: Ports,
+    pub carries: Carries,
+    pub outbound: Outbound,
+    /// The host's interface after which the guest is made.
+    pub upstream: Option<String>,
+    /// Ethernet address of the gateway.
+    pub mac: Option<[u8; 6]>,
+    pub addresses: GuestArgs,
+    pub map: MapArgs,
+    pub serves: Serves,
+    pub process: ProcessArgs,
+    /// What the guest may reach.
+    pub rules: Rules,
+    /// Print a summary at the end.
+    pub has_summary: bool,
+}
+
+/// What the guest can ask the gateway for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Serves {
+    pub dhcp: bool,
+    pub dhcp_v6: bool,
+    pub advertisements: bool,
+}
+
+impl Plan {
+    /// Checks the options against each other.
+    ///
+    /// # Errors
+    /// A sentence: options that contradict, or one that is not supported.
+    pub fn new(args: &Args) -> Outcome<Plan> {
+        let (guest, addresses, carry) = (guest_of(args)?, &args.guest, args.carry);
+        if carry.no_ndp && !addresses.ipv4_only {
+            return Err(Failure::new(
+                "--no-ndp is supported together with --ipv4-only only; without IPv6 there are no neighbour solicitations",
+            ));
+        }
+        if addresses.mtu.is_some_and(|m| m != 0 && m < LEAST_MTU_V6) && !addresses.ipv4_only {
+            return Err(Failure::new(format!(
+                "--mtu below {LEAST_MTU_V6} leaves no room for IPv6; add --ipv4-only"
+            )));
+        }
+        let wishes = wishes_of(args)?;
+        Ok(Plan {
+            guest,
+            wishes,
+            configures: args.attach.config_net,
+            outlives_file: args.attach.no_netns_quit,
+            ports: ports_of(&args.ports, carry.no_tcp, carry.no_udp)?,
+            carries: Carries { tcp: !carry.no_tcp, udp: !carry.no_udp, icmp: !carry.no_icmp },
+            outbound: outbound_of(addresses)?,
+            upstream: upstream_of(addresses)?,
+            mac: addresses.mac_addr.map(|m| m.0),
+            addresses: addresses.clone(),
+            map: args.map.clone(),
+            serves: Serves {
+                dhcp: !carry.no_dhcp && !addresses.ipv6_only,
+                dhcp_v6: !carry.no_dhcpv6 && !addresses.ipv4_only,
+                advertisements: !carry.no_ra && !carry.no_ndp && !addresses.ipv4_only,
+            },
+            process: args.process.clone(),
+            rules: Rules::default(),
+            has_summary: false,
+        })
+    }
+
+    /// The guest's interface on this host.
+    pub fn network(&self, host: &HostNetwork, args: &super::args::AttachArgs) -> GuestNetwork {
+        let mut wishes = self.wishes.clone();
+        let upstreams = || [&host.v4, &host.v6].into_iter().flatten();
+        let has_own = |is_v4: bool| wishes.gateways.iter().any(|g| g.is_ipv4() == is_v4);
+        if args.no_copy_routes {
+            let routers: Vec<IpAddr> = upstreams().filter_map(|u: &Upstream| u.gateway).collect();
+            let more: Vec<_> = routers.into_iter().filter(|r| !has_own(r.is_ipv4())).collect();
+            wishes.gateways.extend(more);
+        }
+        if args.no_copy_addrs && wishes.addresses.is_empty() {
+            let first = upstreams().filter_map(|u| u.addresses.first());
+            wishes.addresses = first.map(|a| (a.address, Some(a.prefix_len))).collect();
+        }
+        GuestNetwork::like(host, &wishes)
+    }
+
+    /// Where special addresses lead.
+    pub fn mapping(&self, host: &HostNetwork, network: &GuestNetwork) -> Mapping {
+        let map = &self.map;
+        let routers = || {
+            let v4 = network.gateway_v4.map(IpAddr::V4);
+            v4.into_iter().chain(network.gateway_v6.map(IpAddr::V6)).collect()
+        };
+        let host_loopback = match given(&map.map_host_loopback) {
+            Some(addresses) => addresses,
+            None if map.no_map_gw => Vec::new(),
+            None => routers(),
+        };
+        let own =
+            |guest: &IpAddr| own_address(host, network, guest.is_ipv4()).map(|own| (*guest, own));
+        let host_address = given(&map.map_guest_addr).unwrap_or_default();
+        let resolvers = if map.dns_host.is_empty() { &host.nameservers } else { &map.dns_host };
+        Mapping {
+            host_loopback,
+            host_address: host_address.iter().filter_map(own).collect(),
+            dns: map.dns_forward.clone(),
+            resolvers: resolvers.iter().map(|a| SocketAddr::new(*a, DNS_PORT)).collect(),
+        }
+    }
+
+    /// Resolvers that the guest is told of.
+    fn nameservers(&self, host: &HostNetwork) -> Vec<IpAddr> {
+        if !self.addresses.dhcp_dns {
+            return Vec::new();
+        }
+        let hosts = || host.nameservers.iter().copied().filter(|a| !a.is_loopback());
+        match given(&self.addresses.dns) {
+            Some(asked) => asked,
+            None if self.map.dns_forward.is_empty() => hosts().collect(),
+            None => self.map.dns_forward.clone(),
+        }
+    }
+
+    fn search(&self, host: &HostNetwork) -> Vec<String> {
+        let asked = &self.addresses.search;
+        if !self.addresses.dhcp_search || asked.iter().any(|s| s == "none") {
+            return Vec::new();
+        }
+        if asked.is_empty() {
+            return host.search.clone();
+        }
+        asked.iter().flat_map(|list| list.split_whitespace().map(str::to_owned)).collect()
+    }
+
+    fn told_mtu(&self) -> Option<u32> {
+        Some(self.wishes.mtu.unwrap_or(DEFAULT_MTU)).filter(|_| self.addresses.mtu != Some(0))
+    }
+
+    /// The lease of an IPv4 guest.
+    pub fn lease(&self, host: &HostNetwork, network: &GuestNetwork) -> Option<dhcp::Lease> {
+        let own = network.addresses.iter().find_map(|(address, length)| match address {
+            IpAddr::V4(v4) => Some((*v4, *length)),
+            IpAddr::V6(_) => None,
+        });
+        let ((address, prefix_len), router) = (own?, network.gateway_v4?);
+        let v4 = |a: &IpAddr| if let IpAddr::V4(v4) = a { Some(*v4) } else { None };
+        self.serves.dhcp.then(|| dhcp::Lease {
+            address,
+            prefix_len,
+            server: router,
+            router: Some(router),
+            mtu: self.told_mtu().and_then(|m| u16::try_from(m).ok()),
+            nameservers: self.nameservers(host).iter().filter_map(v4).collect(),
+            search: self.search(host),
+        })
+    }
+
+    /// The lease and the router advertisement of an IPv6 guest.
+    pub fn lease_v6(
+        &self,
+        host: &HostNetwork,
+        network: &GuestNetwork,
+        router: [u8; 6],
+    ) -> (Option<dhcp::LeaseV6>, Option<ra::Link>) {
+        let v6 = |a: &IpAddr| if let IpAddr::V6(v6) = a { Some(*v6) } else { None };
+        let Some(address) = network.addresses.iter().find_map(|(a, _)| v6(a)) else {
+            return (None, None);
+        };
+        let nameservers: Vec<_> = self.nameservers(host).iter().filter_map(v6).collect();
+        let search = self.search(host);
+        // A DUID by the Ethernet address (RFC 8415 section 11.4), Ethernet being hardware type 1.
+        let duid = [[0, 3, 0, 1].as_slice(), &router].concat();
+        let lease = self.serves.dhcp_v6.then(|| dhcp::LeaseV6 {
+            address,
+            duid,
+            nameservers: nameservers.clone(),
+            search: search.clone(),
+        });
+        let link = self.serves.advertisements.then(|| ra::Link {
+            router: fulmar::base::EtherAddr(router),
+            address,
+            mtu: self.told_mtu(),
+            has_dhcp: lease.is_some(),
+            nameservers,
+            search,
+        });
+        (lease, link)
+    }
+}
+
+/// The addresses of an option that is given; none of them for `none`.
+fn given(list: &[OrNone<IpAddr>]) -> Option<Vec<IpAddr>> {
+    let addresses = || {
+        let values = list.iter().filter_map(|item| match item {
+            OrNone::Is(address) => Some(*address),
+            OrNone::None => None,
+        });
+        values.collect()
+    };
+    match list.last() {
+        None => None,
+        Some(OrNone::None) => Some(Vec::new()),
+        Some(OrNone::Is(_)) => Some(addresses()),
+    }
+}
+
+/// The host's own address of an IP version: the one that the guest has, too, if it has one.
+fn own_address(host: &HostNetwork, network: &GuestNetwork, is_v4: bool) -> Option<IpAddr> {
+    let upstream = if is_v4 { host.v4.as_ref() } else { host.v6.as_ref() }?;
+    let shared = upstream
+        .addresses
+        .iter()
+        .find(|a| network.addresses.iter().any(|(guests, _)| *guests == a.address));
+    shared.or(upstream.addresses.first()).map(|a| a.address)
+}
+
+fn guest_of(args: &Args) -> Outcome<Guest> {
+    let attach = &args.attach;
+    if attach.netns_only && attach.userns.is_some() {
+        return Err(Failure::new("--netns-only contradicts --userns; leave one of them out"));
+    }
+    if let Some(netns) = &attach.netns {
+        if !args.command.is_empty() {
+            return Err(Failure::new(
+                "--netns contradicts a process id or a program; leave one of them out",
+            ));
+        }
+        return Ok(Guest::Existing(Target::named(netns, attach.userns.clone())));
+    }
+    let number = match args.command.as_slice() {
+        [one] => one.to_str().filter(|t| t.bytes().all(|b| b.is_ascii_digit()) && !t.is_empty()),
+        _ => None,
+    };
+    let Some(number) = number else {
+        return match attach.userns {
+            None => Ok(Guest::Program(args.command.clone())),
+            Some(_) => Err(Failure::new("--userns needs --netns or a process id")),
+        };
+    };
+    let pid = number.parse().ok().filter(|pid| (1..=i32::MAX as u32).contains(pid));
+    let pid = pid.ok_or_else(|| Failure::new(format!("`{number}` is no process id")))?;
+    if attach.netns_only {
+        let netns = PathBuf::from(format!("/proc/{pid}/ns/net"));
+        return Ok(Guest::Existing(Target::Path { netns, userns: None }));
+    }
+    Ok(Guest::Existing(Target::Process { pid, userns: attach.userns.clone() }))
+}
+
+fn wishes_of(args: &Args) -> Outcome<Wishes> {
+    let guest = &args.guest;
+    let wishes = Wishes {
+        without_v4: guest.ipv6_only,
+        without_v6: guest.ipv4_only,
+        name: args.attach.ns_ifname.clone(),
+        mtu: guest.mtu.filter(|m| *m != 0),
+        mac: args.attach.ns_mac_addr.map(|m| m.0),
+        addresses: guest.address.iter().map(|Address(a, length)| (*a, *length)).collect(),
+        prefix_len: guest.netmask,
+        gateways: guest.gateway.clone(),
+    };
+    let all = wishes.addresses.iter().map(|(a, _)| a).chain(&wishes.gateways);
+    for address in all {
+        if (address.is_ipv4() && guest.ipv6_only) || (address.is_ipv6() && guest.ipv4_only) {
+            let only = if guest.ipv4_only { "--ipv4-only" } else { "--ipv6-only" };
+            return Err(Failure::new(format!("the address {address} contradicts {only}")));
+        }
+    }
+    Ok(wishes)
+}
+
+fn ports_of(args: &PortArgs, no_tcp: bool, no_udp: bool) -> Outcome<Ports> {
+    let spec = |list: &[PortSpec], is_off: bool, option: &str| {
+        let mut list = list.iter().cloned();
+        let Some(first) = list.next() else {
+            return Ok(if is_off { PortSpec::None } else { PortSpec::Auto });
+        };
+        let sum = list.try_fold(first, PortSpec::and).map_err(|e| Failure::new(e.to_string()))?;
+        if is_off && sum != PortSpec::None {
+            return Err(Failure::new(format!("{option} contradicts --no-{}", &option[2..5])));
+        }
+        Ok(sum)
+    };
+    let udp_ns = spec(&args.udp_ns, no_udp, "--udp-ns")?;
+    if !matches!(udp_ns, PortSpec::None | PortSpec::Auto) {
+        return Err(Failure::new(
+            "--udp-ns with a list of ports is not supported; reach the host's UDP ports at the router's address, \
+             or at one given with --map-host-loopback",
+        ));
+    }
+    Ok(Ports {
+        tcp: spec(&args.tcp_ports, no_tcp, "--tcp-ports")?,
+        udp: spec(&args.udp_ports, no_udp, "--udp-ports")?,
+        tcp_ns: spec(&args.tcp_ns, no_tcp, "--tcp-ns")?,
+        udp_ns,
+        has_splice: !args.no_splice,
+        is_to_loopback: args.host_lo_to_ns_lo,
+    })
+}
+
+fn outbound_of(guest: &GuestArgs) -> Outcome<Outbound> {
+    let mut outbound = Outbound::default();
+    let named = [&guest.outbound_if4, &guest.outbound_if6].into_iter().flatten();
+    let mut interfaces: Vec<&str> = named.map(String::as_str).collect();
+    for text in &guest.outbound {
+        match text.parse() {
+            Ok(IpAddr::V4(v4)) => outbound.v4 = Some(v4),
+            Ok(IpAddr::V6(v6)) => outbound.v6 = Some(v6),
+            Err(_) => interfaces.push(text),
+        }
+    }
+    outbound.interface = interfaces.last().map(|name| name.to_string());
+    if interfaces.windows(2).any(|pair| pair[0] != pair[1]) {
+        return Err(Failure::new(format!(
+            "several outbound interfaces ({}) are not supported; name one",
+            interfaces.join(", ")
+        )));
+    }
+    Ok(outbound)
+}
+
+fn upstream_of(guest: &GuestArgs) -> Outcome<Option<String>> {
+    let outbound = outbound_of(guest)?.interface;
+    Ok(guest.interface.clone().or(outbound))
+}

@@ -1,0 +1,225 @@
+//! What a guest reached: the rules that decide it, and the summary at the end.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use fulmar_gateway::policy::{Attempt, Decision, Policy, Protocol};
+use fulmar_gateway::rules::Rules;
+use fulmar_gateway::splice::Counters;
+use fulmar_gateway::stat::{Direction, FlowStat, Stat, Summary};
+use nix::time::{ClockId, clock_gettime};
+
+use super::plan::Plan;
+use crate::format;
+
+/// Destinations that are told apart; the others are counted together.
+const MAX_DESTINATIONS: usize = 4096;
+/// Destinations of the summary.
+const SHOWN: usize = 10;
+/// The port of DNS.
+const DNS_PORT: u16 = 53;
+
+/// Flows to one destination.
+#[derive(Clone, Debug, Default)]
+struct Tally {
+    name: Option<String>,
+    flows: u64,
+    denied: u64,
+    bytes_out: u64,
+    bytes_in: u64,
+    open_for: Duration,
+}
+
+/// Collects what the summary says. Its copies share it.
+#[derive(Clone, Default)]
+pub struct Reporter {
+    destinations: Arc<Mutex<HashMap<(Protocol, SocketAddr), Tally>>>,
+}
+
+impl Reporter {
+    fn at(&self, protocol: Protocol, to: SocketAddr, change: impl FnOnce(&mut Tally)) {
+        let mut all = self.destinations.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() < MAX_DESTINATIONS || all.contains_key(&(protocol, to)) {
+            change(all.entry((protocol, to)).or_default());
+        }
+    }
+
+    fn count(&self, flow: &FlowStat) {
+        if flow.direction == Direction::Out {
+            self.at(flow.protocol, flow.peer, |tally| {
+                tally.flows += 1;
+                tally.bytes_out += flow.bytes_out;
+                tally.bytes_in += flow.bytes_in;
+                tally.open_for += flow.age;
+            });
+        }
+    }
+
+    /// Writes the summary. Flows that are still open count.
+    pub fn print(
+        &self,
+        out: &mut impl io::Write,
+        stat: &Stat,
+        summary: &Summary,
+        spliced: &[&Counters],
+    ) {
+        for flow in &stat.flows {
+            self.count(flow);
+        }
+        // The reader may have given up.
+        let _ = out.write_all(self.text(summary, spliced).as_bytes());
+    }
+
+    fn text(&self, summary: &Summary, spliced: &[&Counters]) -> String {
+        let totals = &summary.totals;
+        let mut text = String::new();
+        let cpu = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)
+            .map(Duration::from)
+            .unwrap_or_default();
+        let _ = writeln!(
+            text,
+            "network: {:.1} s, {:.3} s of CPU in the gateway; {} TCP connections, {} UDP flows, {} echo flows; {} out, {} in",
+            summary.uptime.as_secs_f64(),
+            cpu.as_secs_f64(),
+            totals.tcp_flows,
+            totals.udp_flows,
+            totals.echo_flows,
+            format::bytes(totals.bytes_out),
+            format::bytes(totals.bytes_in),
+        );
+        let sum = |of: fn(&Counters) -> u64| spliced.iter().map(|c| of(c)).sum::<u64>();
+        let connections = sum(|c| c.connections.load(Relaxed));
+        if connections > 0 {
+            let bytes = sum(|c| c.bytes_there.load(Relaxed) + c.bytes_back.load(Relaxed));
+            let _ =
+                writeln!(text, "  loopback: {connections} connections, {}", format::bytes(bytes));
+        }
+        for (why, count) in totals.refusals.iter() {
+            let _ = writeln!(text, "  {count} not carried: {}", why.sentence().trim());
+        }
+        self.write_destinations(&mut text);
+        text
+    }
+
+    fn write_destinations(&self, text: &mut String) {
+        let all = self.destinations.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = all.iter().collect();
+        all.sort_by_key(|((_, to), t)| (std::cmp::Reverse(t.bytes_in + t.bytes_out), *to));
+        for ((protocol, to), tally) in all.iter().take(SHOWN) {
+            let name = tally.name.as_ref().map(|n| format!(" ({n})")).unwrap_or_default();
+            let denied =
+                if tally.denied > 0 { format!(", {} denied", tally.denied) } else { String::new() };
+            let _ = writeln!(
+                text,
+                "  {} {to}{name}: {} flows{denied}, {} out, {} in, open for {:.3} s",
+                protocol.name(),
+                tally.flows,
+                format::bytes(tally.bytes_out),
+                format::bytes(tally.bytes_in),
+                tally.open_for.as_secs_f64(),
+            );
+        }
+        if all.len() > SHOWN {
+            let _ = writeln!(text, "  and {} other destinations", all.len() - SHOWN);
+        }
+    }
+}
+
+/// The rules of `fulmar run` as the gateway asks for them.
+struct RulesPolicy {
+    rules: Rules,
+    /// The addresses at which DNS is forwarded: always allowed, the names decide.
+    dns: Vec<IpAddr>,
+    reporter: Option<Reporter>,
+}
+
+/// The policy of a plan, if it needs one.
+pub fn rules_policy(plan: &Plan, reporter: &Reporter) -> Option<Box<dyn Policy>> {
+    if plan.rules.is_unrestricted() && !plan.has_summary {
+        return None;
+    }
+    Some(Box::new(RulesPolicy {
+        rules: plan.rules.clone(),
+        dns: plan.map.dns_forward.clone(),
+        reporter: plan.has_summary.then(|| reporter.clone()),
+    }))
+}
+
+impl Policy for RulesPolicy {
+    fn decide(&mut self, attempt: &Attempt<'_>) -> Decision {
+        let (to, names) = (attempt.to, attempt.names);
+        let port = (attempt.protocol != Protocol::Icmp).then_some(to.port());
+        let is_dns = to.port() == DNS_PORT && self.dns.contains(&to.ip());
+        let is_allowed = is_dns || self.rules.allows(to.ip(), port, names);
+        if let Some(reporter) = &self.reporter {
+            reporter.at(attempt.protocol, to, |tally| {
+                tally.name = names.first().cloned().or(tally.name.take());
+                tally.denied += u64::from(!is_allowed);
+            });
+        }
+        if is_allowed { Decision::Allow } else { Decision::Deny }
+    }
+
+    fn decide_name(&mut self, name: &str) -> Decision {
+        if self.rules.allows_name(name) { Decision::Allow } else { Decision::Deny }
+    }
+
+    fn ended(&mut self, flow: &FlowStat) {
+        if let Some(reporter) = &self.reporter {
+            reporter.count(flow);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decide(policy: &mut RulesPolicy, to: &str, names: &[&str]) -> Decision {
+        let to: SocketAddr = to.parse().unwrap();
+        let names: Vec<String> = names.iter().map(|n| n.to_string()).collect();
+        policy.decide(&Attempt {
+            protocol: Protocol::Tcp,
+            from: "10.0.0.2:1000".parse().unwrap(),
+            to,
+            leads_to: to,
+            names: &names,
+        })
+    }
+
+    #[test]
+    fn dns_is_always_reached_and_its_names_are_decided() {
+        let mut rules = Rules::default();
+        rules.add_file("no-network\nallow example.org:443").unwrap();
+        let reporter = Reporter::default();
+        let dns = vec!["169.254.1.1".parse().unwrap()];
+        let mut policy = RulesPolicy { rules, dns, reporter: Some(reporter.clone()) };
+        assert_eq!(decide(&mut policy, "169.254.1.1:53", &[]), Decision::Allow);
+        assert_eq!(decide(&mut policy, "169.254.1.1:80", &[]), Decision::Deny);
+        assert_eq!(decide(&mut policy, "192.0.2.1:443", &["example.org"]), Decision::Allow);
+        assert_eq!(decide(&mut policy, "192.0.2.1:80", &["example.org"]), Decision::Deny);
+        assert_eq!(policy.decide_name("example.org"), Decision::Allow);
+        assert_eq!(policy.decide_name("example.com"), Decision::Deny);
+        let mut text = String::new();
+        reporter.write_destinations(&mut text);
+        assert!(text.contains("tcp 192.0.2.1:80 (example.org): 0 flows, 1 denied"), "{text}");
+    }
+
+    #[test]
+    fn destinations_are_bounded() {
+        let reporter = Reporter::default();
+        for n in 0..2 * MAX_DESTINATIONS as u32 {
+            let to = SocketAddr::new(IpAddr::from((n + (10 << 24)).to_be_bytes()), 80);
+            reporter.at(Protocol::Tcp, to, |t| t.flows += 1);
+        }
+        let mut text = String::new();
+        reporter.write_destinations(&mut text);
+        assert_eq!(text.lines().count(), SHOWN + 1);
+        assert!(text.ends_with(&format!("and {} other destinations\n", MAX_DESTINATIONS - SHOWN)));
+    }
+}

@@ -1,0 +1,400 @@
+//! The process that is the gateway: set-up, containment, the loop, the end.
+//!
+//! The order matters. The host's network is read, and ports are published, in the host's namespace with the user's
+//! rights; then the user namespace of the guest is joined, the interface made, and everything opened that is
+//! needed later; then the file system and all rights are given up; then the network is reported as ready.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use fulmar::Device;
+use fulmar::devices;
+use fulmar_gateway::attach::{End, Target};
+use fulmar_gateway::config::{Config, OnLoopback, Publish};
+use fulmar_gateway::contain::{self, Containment};
+use fulmar_gateway::guest::GuestNetwork;
+use fulmar_gateway::host::HostNetwork;
+use fulmar_gateway::ports::PortSpec;
+use fulmar_gateway::splice::{self, Splicer};
+use fulmar_gateway::{Attendant, Gateway};
+use fulmar_netns::Netns;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use super::args::AttachArgs;
+use super::auto::{Auto, Table, loopback};
+use super::detach::say_ready;
+use super::log::{DEFAULT_BYTES, Log};
+use super::plan::Plan;
+use super::report::{Reporter, rules_policy};
+use super::{runas, wait};
+use crate::failure::{During, Failure, Outcome};
+
+/// Signals that end a gateway in order.
+const ENDING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+
+/// What is open from the start, because nothing can be opened later.
+struct Stdio {
+    null: File,
+    ready: File,
+    stderr: File,
+}
+
+impl Stdio {
+    fn open() -> io::Result<Stdio> {
+        Ok(Stdio {
+            null: OpenOptions::new().read(true).write(true).open("/dev/null")?,
+            ready: File::from(io::stdout().as_fd().try_clone_to_owned()?),
+            stderr: File::from(io::stderr().as_fd().try_clone_to_owned()?),
+        })
+    }
+
+    /// The standard streams lead nowhere from now on: a caller that reads them to their end waits for the set-up,
+    /// not for the guest.
+    fn leave(&self) -> io::Result<()> {
+        nix::unistd::dup2_stdin(&self.null)?;
+        nix::unistd::dup2_stdout(&self.null)?;
+        Ok(nix::unistd::dup2_stderr(&self.null)?)
+    }
+}
+
+/// Threads that splice: one connects in the guest's namespace, one in the host's.
+#[derive(Default)]
+struct Splicers {
+    guest: Option<Splicer>,
+    host: Option<Splicer>,
+    host_loop: Option<splice::Loop>,
+    /// Lets the guest's thread contain itself and begin, and what came of it.
+    begin: Option<(Sender<()>, Receiver<io::Result<Containment>>)>,
+}
+
+/// Is the gateway of a guest until its end.
+///
+/// # Errors
+/// A sentence about the step of the set-up that failed.
+pub fn serve(
+    plan: &Plan,
+    attach: &AttachArgs,
+    target: &Target,
+    name: &str,
+    is_detached: bool,
+) -> Outcome<ExitCode> {
+    if is_detached {
+        // The terminal's signals are not for the gateway.
+        let _ = nix::unistd::setsid();
+    }
+    let stdio = Stdio::open().during("cannot open /dev/null")?;
+    let log = open_log(plan, name)?;
+    let host = HostNetwork::read(plan.upstream.as_deref()).map_err(say)?;
+    let end = if plan.outlives_file { None } else { Some(target.end().map_err(say)?) };
+    let signals = catch_signals().during("cannot catch signals")?;
+    let pcap = plan.process.pcap.as_deref().map(create).transpose()?;
+    let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
+    let last_words = wait::last_words().during("cannot open the pipe for the summary")?;
+    let mut auto = Auto::default();
+    auto.tcp_ns = (plan.ports.tcp_ns == PortSpec::Auto).then(Table::tcp);
+
+    let netns = target.attach().map_err(say)?;
+    let identity = runas::wanted(plan.process.runas.as_deref()).map_err(Failure::new)?;
+    let network = plan.network(&host, attach);
+    let device = make_interface(plan, &netns, &network, pcap)?;
+    open_guest_tables(plan, &netns, &mut auto).map_err(say)?;
+    let mut splicers = make_splicers(plan, &netns).map_err(say)?;
+    let (config, reporter) = configure(plan, &host, network, device, &splicers);
+    describe(plan, &config, &log);
+    let mut gateway = Gateway::new(config).map_err(|e| Failure::new(e.to_string()))?;
+    auto.guest = splicers.guest.clone();
+    auto.host = splicers.host.clone();
+    attend(&mut gateway, end, signals, auto).during("cannot watch for the end of the guest")?;
+    write_pid(pid_file, plan.process.pid.as_deref())?;
+
+    if is_detached {
+        stdio.leave().during("cannot detach")?;
+        if plan.process.log_file.is_none() {
+            log.use_system();
+        }
+    }
+    end_on_panic(&log);
+    let contained = give_up_rights(&mut splicers, identity);
+    let contained = contained.map_err(|e| {
+        // Standard error may lead nowhere already.
+        let _ = writeln!(&stdio.stderr, "{name}: {e}");
+        say(e)
+    })?;
+    log.say(&format!("the network is up; {contained}"));
+    let Stdio { null, mut ready, stderr } = stdio;
+    if is_detached {
+        say_ready(&mut ready);
+    }
+    drop((null, ready, stderr, netns));
+    let summary = gateway.run();
+    if let Err(e) = &summary {
+        log.fail(&format!("the gateway ends: {e}"));
+    }
+    if let (Some(mut out), Ok(summary)) = (last_words, &summary) {
+        reporter.print(&mut out, &gateway.stat(), summary, &splicers_counters(&splicers));
+    }
+    Ok(if summary.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The errors of a set-up are sentences already.
+fn say(e: io::Error) -> Failure {
+    Failure::new(e.to_string())
+}
+
+fn create(path: &Path) -> Outcome<File> {
+    File::create(path).map_err(|e| Failure::file("cannot write", path, &e))
+}
+
+fn open_log(plan: &Plan, name: &str) -> Outcome<Log> {
+    let is_talkative = (plan.process.debug || plan.process.trace) && !plan.process.quiet;
+    let log = Log::to_stderr(name, !is_talkative);
+    if let Some(path) = &plan.process.log_file {
+        let bytes = plan.process.log_size.unwrap_or(DEFAULT_BYTES);
+        log.use_file(path, bytes).map_err(|e| Failure::file("cannot write", path, &e))?;
+    }
+    Ok(log)
+}
+
+fn catch_signals() -> io::Result<SignalFd> {
+    let set: SigSet = ENDING.into_iter().collect();
+    set.thread_block()?;
+    Ok(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
+}
+
+/// Makes the guest's interface, and configures it if that is wanted.
+fn make_interface(
+    plan: &Plan,
+    netns: &Netns,
+    network: &GuestNetwork,
+    pcap: Option<File>,
+) -> Outcome<Box<dyn Device>> {
+    let opened = netns.run(|| {
+        fulmar_netns::loopback_up()?;
+        super::interface::open(network, plan.mac)
+    });
+    let mut device = opened.map_err(say)?;
+    if plan.configures {
+        network.configure(netns).map_err(say)?;
+    } else if let Some(mac) = network.mac {
+        let set =
+            netns.if_index(&network.name).and_then(|index| netns.netlink()?.set_mac(index, mac));
+        set.during("cannot set the Ethernet address in the namespace")?;
+    }
+    if let Some(file) = pcap {
+        device = devices::capture(device, file);
+    }
+    Ok(device)
+}
+
+fn open_guest_tables(plan: &Plan, netns: &Netns, auto: &mut Auto) -> io::Result<()> {
+    let (tcp, udp) = (plan.ports.tcp == PortSpec::Auto, plan.ports.udp == PortSpec::Auto);
+    if tcp || udp {
+        (auto.tcp, auto.udp) = netns.run(|| Ok((tcp.then(Table::tcp), udp.then(Table::udp))))?;
+    }
+    Ok(())
+}
+
+/// The threads that the ports need. That of the guest's namespace enters it here and waits.
+fn make_splicers(plan: &Plan, netns: &Netns) -> io::Result<Splicers> {
+    let ports = &plan.ports;
+    let mut splicers = Splicers::default();
+    let leads_out = ports.tcp_ns != PortSpec::None;
+    if leads_out {
+        let (host, run) = splice::splicer()?;
+        let listeners = netns.run(|| bind_in_guest(&ports.tcp_ns))?;
+        for (listener, to) in listeners {
+            host.listen(listener, loopback(to).to_vec());
+        }
+        (splicers.host, splicers.host_loop) = (Some(host), Some(run));
+    }
+    let leads_in = ports.has_splice && ports.tcp != PortSpec::None;
+    if leads_in || ports.tcp_ns == PortSpec::Auto {
+        let (guest, run) = splice::splicer()?;
+        let (entered, has_entered) = channel();
+        let (begin, begins) = channel();
+        let (report, reported) = channel();
+        let own = File::from(netns.as_fd().try_clone_to_owned()?);
+        thread::Builder::new().name("guest".into()).spawn(move || {
+            let done = nix::sched::setns(&own, nix::sched::CloneFlags::CLONE_NEWNET);
+            drop(own);
+            let _ = entered.send(done);
+            if begins.recv().is_ok() {
+                let contained = contain::contain_thread();
+                let is_contained = contained.is_ok();
+                let _ = report.send(contained);
+                if is_contained {
+                    run.run().expect("invariant: epoll_wait of its own set cannot fail");
+                }
+            }
+        })?;
+        has_entered.recv().map_err(|_| io::Error::other("the guest's thread has ended"))??;
+        (splicers.guest, splicers.begin) = (Some(guest), Some((begin, reported)));
+    }
+    Ok(splicers)
+}
+
+/// Listeners on the loopback interface of the guest, and the ports of the host to which they lead.
+fn bind_in_guest(spec: &PortSpec) -> io::Result<Vec<(TcpListener, u16)>> {
+    let mut made = Vec::new();
+    for forward in spec.forwards() {
+        let addresses = match forward.bind.address {
+            Some(address) => vec![SocketAddr::new(address, forward.from)],
+            None => loopback(forward.from).to_vec(),
+        };
+        let bound: Vec<_> = addresses.iter().map(TcpListener::bind).collect();
+        let is_bound = bound.iter().any(Result::is_ok);
+        for listener in bound {
+            match listener {
+                Ok(listener) => made.push((listener, forward.to)),
+                Err(e) if !is_bound && !forward.is_optional => {
+                    let port = forward.from;
+                    let what = format!("cannot bind port {port} of the namespace's loopback: {e}");
+                    return Err(io::Error::new(e.kind(), what));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+    Ok(made)
+}
+
+fn configure(
+    plan: &Plan,
+    host: &HostNetwork,
+    network: GuestNetwork,
+    device: Box<dyn Device>,
+    splicers: &Splicers,
+) -> (Config, Reporter) {
+    let router = device.caps().ether.0;
+    let (dhcp_v6, advertisement) = plan.lease_v6(host, &network, router);
+    let reporter = Reporter::default();
+    let config = Config {
+        carries: plan.carries,
+        mapping: plan.mapping(host, &network),
+        outbound: plan.outbound.clone(),
+        dhcp: plan.lease(host, &network),
+        dhcp_v6,
+        advertisement,
+        publish: Publish { tcp: plan.ports.tcp.forwards(), udp: plan.ports.udp.forwards() },
+        policy: rules_policy(plan, &reporter),
+        on_loopback: on_loopback(plan, &network, splicers),
+        ..Config::new(device, network)
+    };
+    (config, reporter)
+}
+
+/// Connections from the host's loopback are spliced to the guest's loopback, or to its address: there they come
+/// from the guest's own address, so that what listens on loopback inside is not exposed.
+fn on_loopback(plan: &Plan, network: &GuestNetwork, splicers: &Splicers) -> Option<OnLoopback> {
+    let splicer = splicers.guest.clone().filter(|_| plan.ports.has_splice)?;
+    let own: Vec<IpAddr> = network.addresses.iter().map(|(a, _)| *a).collect();
+    let is_to_loopback = plan.ports.is_to_loopback;
+    Some(Box::new(move |accepted: TcpStream, port| {
+        let is_v4 = accepted.peer_addr().is_ok_and(|a| a.ip().to_canonical().is_ipv4());
+        let mut to: Vec<SocketAddr> = if is_to_loopback {
+            loopback(port).to_vec()
+        } else {
+            own.iter().map(|a| SocketAddr::new(*a, port)).collect()
+        };
+        // The same version first; a server may listen on one only.
+        to.sort_by_key(|a| a.is_ipv4() != is_v4);
+        if to.is_empty() {
+            return Some(accepted);
+        }
+        splicer.carry(accepted, to);
+        None
+    }))
+}
+
+fn describe(plan: &Plan, config: &Config, log: &Log) {
+    let network = &config.network;
+    let addresses = network.addresses.iter().map(|(a, length)| format!("{a}/{length}"));
+    let routers = network.gateway_v4.map(|a| a.to_string()).into_iter();
+    let routers = routers.chain(network.gateway_v6.map(|a| a.to_string()));
+    log.say(&format!(
+        "interface {}, MTU {}, addresses {}, routers {}{}",
+        network.name,
+        network.mtu,
+        addresses.collect::<Vec<_>>().join(" "),
+        routers.collect::<Vec<_>>().join(" "),
+        if plan.configures { "" } else { " (by DHCP, NDP)" },
+    ));
+    log.say(&format!("published: tcp {}, udp {}", plan.ports.tcp, plan.ports.udp));
+}
+
+/// The guest's end and the signals break the loop; the timer of `auto` does not.
+fn attend(
+    gateway: &mut Gateway,
+    end: Option<End>,
+    signals: SignalFd,
+    auto: Auto,
+) -> io::Result<()> {
+    if let Some(end) = end {
+        let fd = end.as_fd().try_clone_to_owned()?;
+        gateway.attend(fd, Box::new(move |_, _| break_if(end.has_come())))?;
+    }
+    let fd: OwnedFd = signals.as_fd().try_clone_to_owned()?;
+    let attendant: Attendant = Box::new(move |_, _| {
+        let came = matches!(signals.read_signal(), Ok(Some(_)));
+        break_if(came)
+    });
+    gateway.attend(fd, attendant)?;
+    if auto.is_needed() {
+        let (timer, attendant) = auto.attendant()?;
+        gateway.attend(timer, attendant)?;
+    }
+    Ok(())
+}
+
+fn break_if(ends: bool) -> ControlFlow<()> {
+    if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
+
+fn write_pid(file: Option<File>, path: Option<&Path>) -> Outcome {
+    let (Some(mut file), Some(path)) = (file, path) else { return Ok(()) };
+    let written = writeln!(file, "{}", std::process::id());
+    written.map_err(|e| Failure::file("cannot write", path, &e))
+}
+
+/// A panic of any thread ends the process with a message. The guest's interface goes with it.
+fn end_on_panic(log: &Log) {
+    const PANICKED: i32 = 101;
+    let log = log.clone();
+    std::panic::set_hook(Box::new(move |what| {
+        log.fail(&format!("the gateway ends because of a fault of its own: {what}"));
+        std::process::exit(PANICKED);
+    }));
+}
+
+/// Gives up the file system, the identity of root and all rights, on every thread. Without the right to mount the
+/// root directory stays, out of reach by the other means.
+fn give_up_rights(
+    splicers: &mut Splicers,
+    identity: Option<runas::Identity>,
+) -> io::Result<Containment> {
+    let root = contain::empty_root();
+    if let Some(identity) = identity {
+        identity.assume()?;
+    }
+    if let Some((begin, reported)) = splicers.begin.take() {
+        let _ = begin.send(());
+        reported.recv().map_err(|_| io::Error::other("the guest's thread has ended"))??;
+    }
+    let contained = contain::contain_thread()?;
+    if let Some(run) = splicers.host_loop.take() {
+        thread::Builder::new().name("host".into()).spawn(move || run.run())?;
+    }
+    root.map(|()| contained)
+}
+
+fn splicers_counters(splicers: &Splicers) -> Vec<&splice::Counters> {
+    [&splicers.guest, &splicers.host].into_iter().flatten().map(Splicer::counters).collect()
+}

@@ -1,0 +1,188 @@
+//! `fulmar run`: a program in a namespace of its own, with a gateway before it.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use fulmar_gateway::ports::PortSpec;
+use fulmar_gateway::rules::{Rule, Rules};
+use fulmar_netns::User;
+
+use crate::bounds::within;
+use crate::failure::{Failure, Outcome};
+use crate::gateway::Session;
+use crate::gateway::args::Args as GatewayArgs;
+use crate::gateway::plan::Plan;
+
+/// Where the program finds the host's resolver.
+const DNS: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
+/// Rules that hold for every run, below the folder of the user's configuration.
+const RULES_FILE: &str = "fulmar/run.rules";
+
+/// Run a program with a network of its own: what it reaches can be seen, limited and published
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "Examples:
+  fulmar run -- curl https://example.org
+  fulmar run --summary --pcap page.pcapng -- wget -p example.org
+  fulmar run --publish 8080:80 -- nginx -g 'daemon off;'
+  fulmar run --no-network --allow '*.debian.org:80' -- apt-get download hello
+  fulmar run --deny 10.0.0.0/8 -- npm install
+
+A rule is HOST[:PORTS]; HOST is an address, a prefix, a name, *.name or *. An --allow is an exception
+from --deny and --no-network. Rules of every run: ~/.config/fulmar/run.rules, with lines such as
+`deny 10.0.0.0/8`, `allow example.org:443`, `no-network`.
+
+The program has the same user, files and terminal; its exit status is that of the command. Statuses of
+the command itself: 125 (no network), 126 (not executable), 127 (no such program).")]
+pub struct Args {
+    /// TCP ports that lead into the namespace: [ADDRESS/]FIRST[-LAST][:TO]
+    #[arg(short, long, value_name = "PORTS")]
+    publish: Vec<PortSpec>,
+    /// UDP ports that lead into the namespace
+    #[arg(long, value_name = "PORTS")]
+    publish_udp: Vec<PortSpec>,
+    /// Let the program reach a destination in spite of --deny and --no-network
+    #[arg(long, value_name = "RULE")]
+    allow: Vec<Rule>,
+    /// Refuse a destination
+    #[arg(long, value_name = "RULE")]
+    deny: Vec<Rule>,
+    /// Refuse every destination that no --allow names
+    #[arg(long)]
+    no_network: bool,
+    /// Another file of rules; it must exist
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+    /// Write the program's packets to this file (pcapng)
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// Say at the end what was reached: connections, bytes, time
+    #[arg(long)]
+    summary: bool,
+    /// MTU of the program's interface in bytes
+    #[arg(long, value_name = "BYTES", value_parser = within(1280u32, 65_535))]
+    mtu: Option<u32>,
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+/// Runs the program.
+///
+/// # Errors
+/// A sentence about an option.
+pub fn run(args: &Args) -> Outcome<ExitCode> {
+    let gateway = gateway_args(args);
+    let mut plan = Plan::new(&gateway)?;
+    plan.guest = crate::gateway::plan::Guest::Program(args.command.clone());
+    plan.rules = rules_of(args)?;
+    plan.has_summary = args.summary;
+    let session = Session { plan, args: &gateway, name: "fulmar run", user: User::Same };
+    if args.summary { session.run_and_wait() } else { session.run() }
+}
+
+/// The options of the gateway behind a run.
+fn gateway_args(args: &Args) -> GatewayArgs {
+    let mut gateway = GatewayArgs::default();
+    let or_none = |list: &[PortSpec]| match list {
+        [] => vec![PortSpec::None],
+        list => list.to_vec(),
+    };
+    gateway.attach.config_net = true;
+    gateway.guest.mtu = args.mtu;
+    gateway.map.dns_forward = vec![DNS];
+    // The host's loopback is the host's: a program that wants it is run without a namespace.
+    gateway.map.no_map_gw = true;
+    gateway.ports.tcp_ports = or_none(&args.publish);
+    gateway.ports.udp_ports = or_none(&args.publish_udp);
+    gateway.ports.tcp_ns = vec![PortSpec::None];
+    gateway.ports.udp_ns = vec![PortSpec::None];
+    gateway.process.pcap = args.pcap.clone();
+    gateway
+}
+
+fn rules_of(args: &Args) -> Outcome<Rules> {
+    let mut rules = Rules::default();
+    let (path, must_exist) = match &args.rules {
+        Some(path) => (Some(path.clone()), true),
+        None => (rules_file(), false),
+    };
+    if let Some(path) = path {
+        add_file(&mut rules, &path, must_exist)?;
+    }
+    rules.allowed.extend(args.allow.iter().cloned());
+    rules.denied.extend(args.deny.iter().cloned());
+    rules.is_open &= !args.no_network;
+    Ok(rules)
+}
+
+/// `$XDG_CONFIG_HOME/fulmar/run.rules`, by default below `~/.config`.
+fn rules_file() -> Option<PathBuf> {
+    let configured = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
+    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".config"));
+    Some(configured.filter(|p| p.is_absolute()).or_else(home)?.join(RULES_FILE))
+}
+
+fn add_file(rules: &mut Rules, path: &Path, must_exist: bool) -> Outcome {
+    match std::fs::read_to_string(path) {
+        Ok(text) => rules
+            .add_file(&text)
+            .map_err(|e| Failure::new(format!("cannot use the rules of {}: {e}", path.display()))),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && !must_exist => Ok(()),
+        // Rules that cannot be read must not be taken for none.
+        Err(e) => Err(Failure::file("cannot read the rules of", path, &e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(line: &str) -> Result<Args, clap::Error> {
+        let words = ["run"].into_iter().chain(line.split_whitespace());
+        Line::try_parse_from(words).map(|line| line.args)
+    }
+
+    #[test]
+    fn options_of_the_program_are_the_programs() {
+        let args = parse("--publish 8080:80 -p 90 -- nginx -p x --summary").unwrap();
+        assert_eq!(args.command, ["nginx", "-p", "x", "--summary"]);
+        assert!(!args.summary && args.publish.len() == 2);
+        assert_eq!(parse("curl --no-network").unwrap().command, ["curl", "--no-network"]);
+        assert!(parse("--summary").is_err(), "a program is needed");
+        assert!(parse("--nonsense curl").is_err(), "an unknown option is no program");
+        assert!(parse("--allow 1.2.3 x").is_err() && parse("--mtu 500 x").is_err());
+    }
+
+    #[test]
+    fn rules_come_from_the_file_and_the_options() {
+        let path = std::env::temp_dir().join(format!("fulmar-rules-{}", std::process::id()));
+        std::fs::write(&path, "deny 10.0.0.0/8\n").unwrap();
+        let line = format!("--rules {} --allow 10.1.1.1 --no-network x", path.display());
+        let rules = rules_of(&parse(&line).unwrap()).unwrap();
+        assert_eq!((rules.allowed.len(), rules.denied.len(), rules.is_open), (1, 1, false));
+        std::fs::write(&path, "permit x\n").unwrap();
+        let error = rules_of(&parse(&line).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("line 1"), "{error}");
+        std::fs::remove_file(&path).unwrap();
+        assert!(rules_of(&parse(&line).unwrap()).unwrap_err().to_string().contains("no such file"));
+    }
+
+    #[test]
+    fn nothing_is_published_and_no_loopback_reached_unless_asked_for() {
+        let gateway = gateway_args(&parse("x").unwrap());
+        let ports = Plan::new(&gateway).unwrap().ports;
+        for spec in [ports.tcp, ports.udp, ports.tcp_ns, ports.udp_ns] {
+            assert_eq!(spec, PortSpec::None);
+        }
+        assert!(gateway.map.no_map_gw);
+    }
+}

@@ -1,0 +1,316 @@
+//! A gateway as its users see it: attaching, detaching, its end, containment; and programs under `fulmar run`.
+//! What the bytes do is tested in crates/gateway.
+
+#[allow(dead_code, reason = "what only tests of sockets need")]
+mod support;
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::{PATIENCE, in_sandbox, text};
+
+const FULMAR: &str = env!("CARGO_BIN_EXE_fulmar");
+
+/// A process in a network namespace of its own, which is gone with the value.
+struct Guest(Child);
+
+impl Guest {
+    fn new() -> Guest {
+        let mut command = Command::new("unshare");
+        // It says when it is there.
+        command.args(["--net", "sh", "-c", "echo; exec sleep 1000"]).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("unshare(1)");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "\n");
+        Guest(child)
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+
+    fn end(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+
+    /// What a command prints in the guest's namespace.
+    fn see(&self, command: &str) -> String {
+        let inside = ["-t", &self.pid(), "-n", "sh", "-c", command];
+        let output = Command::new("nsenter").args(inside).output().expect("nsenter(1)");
+        text(&output.stdout)
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A name in the temporary directory, of which nothing is left at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        Scratch(std::env::temp_dir().join(format!("fulmar-gateway-{}-{name}", std::process::id())))
+    }
+
+    fn text(&self) -> String {
+        self.0.display().to_string()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn pasta(arguments: &[&str]) -> Output {
+    Command::new(FULMAR).arg("--pasta").args(arguments).output().expect("it starts")
+}
+
+/// Starts a detached gateway; returns its process id.
+fn detached(arguments: &[&str]) -> u32 {
+    let file = Scratch::new("pid");
+    let output = pasta(&[&["-P", &file.text()], arguments].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr) + &text(&output.stdout), "", "it has nothing to say");
+    fs::read_to_string(&file.0).unwrap().trim().parse().unwrap()
+}
+
+fn is_running(pid: u32) -> bool {
+    let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // A zombie has ended: who reaps orphans here does not matter.
+    state.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(" Z"))
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < PATIENCE, "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn refusal(arguments: &[&str]) -> String {
+    let output = pasta(arguments);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    text(&output.stderr)
+}
+
+fn run_program(arguments: &[&str]) -> Output {
+    Command::new(FULMAR).arg("run").args(arguments).output().expect("it starts")
+}
+
+#[test]
+fn a_guest_is_configured_and_the_gateway_ends_with_it() {
+    in_sandbox(|| {
+        let mut guest = Guest::new();
+        let line = ["--config-net", "-I", "ns0", "-a", "10.9.0.2", "-n", "24", "-g", "10.9.0.1"];
+        let gateway = detached(&[&line, ["-m", "9000", &guest.pid()].as_slice()].concat());
+        let interfaces = guest.see("cat /proc/net/dev");
+        assert!(interfaces.contains("ns0:"), "{interfaces}");
+        let routes = guest.see("cat /proc/net/route");
+        assert!(routes.contains("ns0\t00000000\t0100090A"), "{routes}");
+        assert!(is_running(gateway));
+        guest.end();
+        wait_until("the gateway ends with its guest", || !is_running(gateway));
+    });
+}
+
+#[test]
+fn every_thread_of_a_gateway_is_contained() {
+    in_sandbox(|| {
+        let guest = Guest::new();
+        let gateway = detached(&["--config-net", &guest.pid()]);
+        let tasks: Vec<_> = fs::read_dir(format!("/proc/{gateway}/task")).unwrap().collect();
+        assert!(tasks.len() >= 2, "auto needs the threads that splice");
+        for task in tasks {
+            let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+            for line in [
+                "CapEff:\t0000000000000000",
+                "CapPrm:\t0000000000000000",
+                "NoNewPrivs:\t1",
+                "Seccomp:\t2",
+            ] {
+                assert!(status.contains(line), "{line}\n{status}");
+            }
+        }
+        let root: Vec<_> = fs::read_dir(format!("/proc/{gateway}/root/")).unwrap().collect();
+        assert!(root.is_empty(), "{root:?}");
+        let streams: HashSet<PathBuf> =
+            (0..3).map(|n| fs::read_link(format!("/proc/{gateway}/fd/{n}")).unwrap()).collect();
+        assert_eq!(streams, HashSet::from(["/dev/null".into()]));
+    });
+}
+
+#[test]
+fn sigterm_ends_a_gateway_and_its_interface() {
+    in_sandbox(|| {
+        let guest = Guest::new();
+        let mut gateway = Command::new(FULMAR)
+            .args(["gateway", "-f", "-d", "--config-net", "-I", "ns0", "-t", "none", "-u", "none"])
+            .args(["-T", "none", "-U", "none", &guest.pid()])
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut said = BufReader::new(gateway.stderr.take().unwrap()).lines();
+        let up =
+            said.by_ref().map_while(Result::ok).find(|line| line.contains("the network is up"));
+        assert!(
+            up.is_some_and(|line| line.contains("no file system") || line.contains("Landlock"))
+        );
+        assert!(guest.see("cat /proc/net/dev").contains("ns0:"));
+        let kill = Command::new("kill").arg(gateway.id().to_string()).status();
+        assert!(kill.unwrap().success());
+        let status = gateway.wait().unwrap();
+        assert_eq!(status.code(), Some(0), "{status}");
+        wait_until("nothing is left", || !guest.see("cat /proc/net/dev").contains("ns0:"));
+    });
+}
+
+#[test]
+fn the_removal_of_the_namespaces_file_ends_the_gateway() {
+    in_sandbox(|| {
+        let file = Scratch::new("netns");
+        let pid = Scratch::new("netns-pid");
+        // A bind mount keeps the namespace; mounts need a mount namespace.
+        let script = "set -e; touch $1; unshare --net=$1 true; \
+                      $0 --pasta --config-net -P $2 --netns $1; umount $1; rm $1";
+        let status = Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-c", script, FULMAR])
+            .args([file.text(), pid.text()])
+            .output()
+            .unwrap();
+        if !status.status.success() && text(&status.stderr).contains("ermitted") {
+            return support::skip(
+                "the_removal_of_the_namespaces_file_ends_the_gateway",
+                "no mounts here",
+            );
+        }
+        assert!(status.status.success(), "{}", text(&status.stderr));
+        let gateway: u32 = fs::read_to_string(&pid.0).unwrap().trim().parse().unwrap();
+        wait_until("the gateway ends with the file", || !is_running(gateway));
+    });
+}
+
+#[test]
+fn what_cannot_be_set_up_is_refused_with_a_sentence_and_status_1() {
+    in_sandbox(|| {
+        let guest = Guest::new();
+        let gone = refusal(&["--config-net", "4194999"]);
+        assert!(
+            gone.starts_with("pasta: cannot attach to process 4194999: there is no such process"),
+            "{gone}"
+        );
+        let missing = refusal(&["--netns", "/nowhere/at/all"]);
+        assert!(missing.contains("there is no such file"), "{missing}");
+        let unknown = refusal(&["--nonsense", &guest.pid()]);
+        assert!(unknown.starts_with("pasta: unrecognized option '--nonsense'"), "{unknown}");
+        let interface = refusal(&["-i", "no-such-if", &guest.pid()]);
+        assert!(interface.contains("no interface no-such-if"), "{interface}");
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let spec = format!("127.0.0.1/{port}");
+        let refused = refusal(&["--config-net", "-t", &spec, &guest.pid()]);
+        assert!(refused.contains(&port.to_string()), "{refused}");
+        let interfaces = guest.see("cat /proc/net/dev");
+        assert_eq!(interfaces.lines().count(), 3, "nothing but lo is left: {interfaces}");
+        let folder = refusal(&["-p", "/nowhere/at/all", &guest.pid()]);
+        assert!(folder.contains("cannot write /nowhere/at/all: there is no directory"), "{folder}");
+    });
+}
+
+#[test]
+fn a_program_of_run_is_itself_in_another_network() {
+    in_sandbox(|| {
+        let here = fs::read_link("/proc/self/ns/net").unwrap();
+        let own = Command::new("id").output().unwrap();
+        let script = "id; readlink /proc/self/ns/net; cat /etc/resolv.conf; cat /proc/net/dev; pwd";
+        let output = run_program(&["--", "sh", "-c", script]);
+        let said = text(&output.stdout);
+        assert!(output.status.success(), "{said}{}", text(&output.stderr));
+        assert!(said.starts_with(text(&own.stdout).split(' ').next().unwrap()), "{said}");
+        assert!(!said.contains(here.to_str().unwrap()), "{said}");
+        assert!(said.lines().filter(|l| l.contains(": ")).count() >= 2, "lo and another: {said}");
+        assert!(said.contains(std::env::current_dir().unwrap().to_str().unwrap()));
+        if Path::new("/etc/resolv.conf").exists() {
+            assert!(said.contains("nameserver 169.254.1.1"), "{said}");
+            assert!(!fs::read_to_string("/etc/resolv.conf").unwrap().contains("169.254.1.1"));
+        }
+        assert_eq!(text(&output.stderr), "");
+    });
+}
+
+#[test]
+fn run_ends_as_its_program_does() {
+    in_sandbox(|| {
+        for summary in [&[][..], &["--summary"]] {
+            let run = |script: &str| {
+                run_program(&[summary, ["--", "sh", "-c", script].as_slice()].concat())
+            };
+            assert_eq!(run("exit 7").status.code(), Some(7), "{summary:?}");
+            let killed = run("kill -TERM $$");
+            assert_eq!(killed.status.signal(), Some(15), "{summary:?} {}", text(&killed.stderr));
+            let missing = run_program(&[summary, &["--", "/nowhere/program"]].concat());
+            assert_eq!(missing.status.code(), Some(127), "{summary:?}");
+            assert!(text(&missing.stderr).contains("there is no such program"));
+            let folder = run_program(&[summary, &["--", "/"]].concat());
+            assert_eq!(folder.status.code(), Some(126), "{summary:?}");
+        }
+        let said = text(&run_program(&["--summary", "--", "true"]).stderr);
+        assert!(said.starts_with("network: "), "{said}");
+    });
+}
+
+#[test]
+fn signals_and_input_reach_the_program_of_a_run() {
+    in_sandbox(|| {
+        for summary in [&[][..], &["--summary"]] {
+            let script = "trap 'echo term; exit 3' TERM; read line; echo got $line; while :; do sleep 0.01; done";
+            let mut child = Command::new(FULMAR)
+                .arg("run")
+                .args(summary)
+                .args(["--", "sh", "-c", script])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            writeln!(child.stdin.as_mut().unwrap(), "hello").unwrap();
+            let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+            assert_eq!(lines.next().unwrap().unwrap(), "got hello", "{summary:?}");
+            let pid = child.id().to_string();
+            assert!(Command::new("kill").arg(&pid).status().unwrap().success());
+            assert_eq!(lines.next().unwrap().unwrap(), "term", "{summary:?}");
+            assert_eq!(child.wait().unwrap().code(), Some(3), "{summary:?}");
+        }
+    });
+}
+
+#[test]
+fn a_gateway_of_a_run_ends_with_the_program() {
+    in_sandbox(|| {
+        let capture = Scratch::new("pcap");
+        // The capture is open in the gateway alone.
+        let output = run_program(&["--pcap", &capture.text(), "--", "true"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let is_open = || {
+            let processes = fs::read_dir("/proc").unwrap().flatten();
+            let files = processes
+                .flat_map(|p| fs::read_dir(p.path().join("fd")).into_iter().flatten().flatten());
+            files.filter_map(|f| fs::read_link(f.path()).ok()).any(|to| to == capture.0)
+        };
+        wait_until("the gateway ends with the program", || !is_open());
+    });
+}
