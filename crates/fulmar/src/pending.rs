@@ -37,11 +37,11 @@ use crate::tcp::TcpStream;
 /// # let mut connections = std::iter::from_fn(|| listener.pending().ok());
 /// # let mut serve = || -> std::io::Result<()> {
 /// while let Some(pending) = connections.next() {
+///     let host_unreachable = if pending.local_addr().is_ipv4() { 1 } else { 3 };
 ///     match HostStream::connect(pending.local_addr()) {
 ///         Ok(_host) => drop(pending.accept()?),
 ///         Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => pending.refuse()?,
-///         // Host unreachable.
-///         Err(_) => pending.unreachable(if pending.local_addr().is_ipv4() { 1 } else { 3 })?,
+///         Err(_) => pending.unreachable(host_unreachable)?,
 ///     }
 /// }
 /// # Ok(()) };
