@@ -1,7 +1,7 @@
 //! A shard beside those who wait for it: what the lock of a host protects.
 //!
 //! ```text
-//!   step or call ─► Event, PostOver, Outgoing ─► dispatch ─► wake-ups, tickets, rings of other shards
+//!   step or call ─► Event, PostCompletion, Outgoing ─► dispatch ─► wake-ups, tickets, rings of other shards
 //! ```
 //!
 //! What a step or a call of the shard leaves is dispatched under the lock, by every method here and before
@@ -21,7 +21,7 @@ use crate::poll_set::PollSetCore;
 use crate::ticket::{Post, Received, RecvTicket, Tickets};
 use crate::waiter::Waiter;
 use crate::watch::{Wakes, Watchers};
-use fulmar_shard::{Event, Handed, ReadOrPost, RecvOutcome, Remains, Shard};
+use fulmar_shard::{Event, HandOff, ReadOrPost, RecvOutcome, Shard, ShardParts};
 
 /// A shard and those who wait for its sockets; it dereferences to the shard.
 pub struct WatchedShard<P: Probe = NoProbe> {
@@ -58,7 +58,7 @@ impl<P: Probe> std::ops::DerefMut for WatchedShard<P> {
 
 /// What is left of a watched shard in which a thread panicked.
 pub(crate) struct Wreck {
-    pub remains: Remains,
+    pub remains: ShardParts,
     /// Those who wait for posted buffers, to be told behind the sockets.
     pub tickets: Tickets,
     pub handoff: Option<Box<Handoff>>,
@@ -144,11 +144,11 @@ impl<P: Probe> WatchedShard<P> {
     #[inline(never)]
     fn take_from_ring(&mut self) {
         let Some(handoff) = &mut self.handoff else { return };
-        while self.shard.siblings().takes_handed()
+        while self.shard.siblings().has_hand_off_space()
             && let Some(what) = handoff.take()
         {
             // It takes one, as was asked.
-            let _ = self.shard.siblings().hand_in(what);
+            let _ = self.shard.siblings().receive_hand_off(what);
         }
     }
 
@@ -181,7 +181,7 @@ impl<P: Probe> WatchedShard<P> {
             }
         }
         self.events = events;
-        while let Some(over) = self.shard.pop_over() {
+        while let Some(over) = self.shard.pop_completion() {
             if let Some(ticket) = self.tickets.end(over) {
                 self.received.push(ticket);
             }
@@ -191,14 +191,14 @@ impl<P: Probe> WatchedShard<P> {
         }
     }
 
-    fn hand(&mut self, to: u16, what: Handed) {
-        let is_packet = !matches!(what, Handed::Overheard(_));
+    fn hand(&mut self, to: u16, what: HandOff) {
+        let is_packet = !matches!(what, HandOff::NeighbourUpdate(_));
         let refused = match &mut self.handoff {
             Some(handoff) => handoff.hand(to, what).err(),
             None => Some(what),
         };
         match refused {
-            Some(what) => self.shard.refuse_handed(what),
+            Some(what) => self.shard.drop_hand_off(what),
             None => self.shard.count(Counter::WrongQueue, u64::from(is_packet)),
         }
     }

@@ -148,12 +148,12 @@ fn a_writer_of_a_dry_pool_is_told_when_buffers_are_back() {
 fn writes_of_two_writers_are_not_mixed() {
     let mut w = World::new();
     let (c, _, _) = w.connection(80);
-    assert!(matches!(w.a.tcp_begin_write(c, 1), Ok(Step::Done(()))));
-    assert!(matches!(w.a.tcp_begin_write(c, 2), Ok(Step::WaitSpace(_))));
+    assert!(matches!(w.a.tcp_lock_send(c, 1), Ok(Step::Done(()))));
+    assert!(matches!(w.a.tcp_lock_send(c, 2), Ok(Step::WaitSpace(_))));
     // The same thread again: a signal handler interrupted it.
-    assert_eq!(w.a.tcp_begin_write(c, 1).map(drop), Err(SocketError::WouldBlock));
-    w.a.tcp_end_write(c);
-    assert!(matches!(w.a.tcp_begin_write(c, 2), Ok(Step::Done(()))));
+    assert_eq!(w.a.tcp_lock_send(c, 1).map(drop), Err(SocketError::WouldBlock));
+    w.a.tcp_unlock_send(c);
+    assert!(matches!(w.a.tcp_lock_send(c, 2), Ok(Step::Done(()))));
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Calls of posted receive: buffers are posted, cancelled and waited for. Completions are data
-//! ([`PostOver`]).
+//! ([`PostCompletion`]).
 
 use alloc::boxed::Box;
 
@@ -10,7 +10,7 @@ use fulmar_socket::posted::{IoContext, Posted};
 use fulmar_socket::{SocketError, Step};
 
 use crate::layers::Core;
-use crate::outcome::{PostOver, PostToken, RecvOutcome};
+use crate::outcome::{PostCompletion, PostToken, RecvOutcome};
 use crate::posted::{Post, ReadOrPost, RecvEntry, is_receiving, with_machine};
 use crate::shard::{PLACED_BYTES, POLL_FRAMES, Shard};
 use crate::sockets::{Socket, TcpEntry};
@@ -43,7 +43,7 @@ impl<P: Probe> Shard<P> {
         let may_wait = posted.machine.may_wait(entry.tcb.recv_queue_ref());
         self.tcp.posted.list(id, &mut entry.posted);
         if may_wait {
-            self.tcp.posted.has_news = true;
+            self.tcp.posted.has_new_posts = true;
         } else {
             self.tcp.run_posted(now, id, &mut self.core);
         }
@@ -144,7 +144,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// The next completion. To be taken after each step and call.
-    pub fn pop_over(&mut self) -> Option<PostOver> {
+    pub fn pop_completion(&mut self) -> Option<PostCompletion> {
         self.tcp.posted.out.over.pop_front()
     }
 }

@@ -17,7 +17,7 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// [`SocketError::WouldBlock`]: this very thread has begun a write, and a signal handler
     /// interrupted it. [`SocketError::BadHandle`], [`SocketError::NotSupported`].
-    pub fn tcp_begin_write(&mut self, id: SlotId, writer: u64) -> Result<Step<()>, SocketError> {
+    pub fn tcp_lock_send(&mut self, id: SlotId, writer: u64) -> Result<Step<()>, SocketError> {
         let entry = self.core.sockets.tcp(id)?;
         if entry.writer == writer {
             return Err(SocketError::WouldBlock);
@@ -30,7 +30,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// Unlocks the send side: the next writer may begin.
-    pub fn tcp_end_write(&mut self, id: SlotId) {
+    pub fn tcp_unlock_send(&mut self, id: SlotId) {
         if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
             entry.writer = 0;
             self.notify(id);
@@ -92,7 +92,7 @@ impl<P: Probe> Shard<P> {
     ///
     /// # Errors
     /// Why the connection takes no more.
-    pub fn tcp_reserve_at_once(
+    pub fn tcp_try_reserve(
         &mut self,
         id: SlotId,
         total: usize,
@@ -173,7 +173,7 @@ impl<P: Probe> Shard<P> {
         };
         match sosend::share(&mut entry.tcb, &mut self.core.net.pool, owner, part, waited)? {
             Step::Done(shared) => {
-                entry.short.is_short = false;
+                entry.blocked.is_blocked = false;
                 entry.tcb.set_msg_more(false);
                 self.core.net.count_write(shared.bytes, shared.mbufs);
                 self.pass(Stage::SendCommitted);
@@ -250,7 +250,7 @@ fn reserve_space<P: Probe>(
     };
     let step = sosend::reserve(&mut entry.tcb, &mut core.net.pool, total, waited)?;
     if let Step::Done(_) = &step {
-        entry.short.is_short = false;
+        entry.blocked.is_blocked = false;
         core.net.pass(Stage::SendReserved);
     }
     Ok(step)
@@ -267,7 +267,7 @@ fn append_small<P: Probe>(
     };
     let small = sosend::append_small(&mut entry.tcb, &mut core.net.pool, bytes)?;
     let Some(taken) = small else { return Ok(None) };
-    entry.short.is_short = false;
+    entry.blocked.is_blocked = false;
     entry.tcb.set_msg_more(false);
     core.net.count_write(taken.bytes, taken.mbufs);
     core.net.count_copied(taken.bytes);

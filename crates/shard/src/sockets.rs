@@ -48,10 +48,10 @@ impl Socket {
     }
 
     /// Whether it waits for memory or for the device, if it can.
-    pub fn short(&mut self) -> Option<&mut Short> {
+    pub fn blocked(&mut self) -> Option<&mut SendBlocked> {
         match self {
-            Socket::Tcp(s) => Some(&mut s.short),
-            Socket::Udp(s) => Some(&mut s.short),
+            Socket::Tcp(s) => Some(&mut s.blocked),
+            Socket::Udp(s) => Some(&mut s.blocked),
             Socket::Listener(_) | Socket::Ping(_) | Socket::EchoListener(_) => None,
         }
     }
@@ -123,9 +123,9 @@ impl Slab<Socket> {
 
 /// Why a socket is not writable although its buffer has space, and in which queues it is.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Short {
+pub struct SendBlocked {
     /// It waits for memory or for the device.
-    pub is_short: bool,
+    pub is_blocked: bool,
     /// In the queue of writers that wait for memory.
     pub for_memory: bool,
     /// In the queue of writers whose peers acknowledge nothing.
@@ -158,8 +158,8 @@ pub struct TcpEntry {
     pub timer: Option<TimerId>,
     /// It is in the shard's output queue.
     pub is_queued: bool,
-    /// Whether it waits for memory: see `send_wait.rs` and `shortage.rs`.
-    pub short: Short,
+    /// Whether it waits for memory: see `send_wait.rs` and `retries.rs`.
+    pub blocked: SendBlocked,
     /// The application closed it, and it is counted as an orphan.
     pub is_orphan: bool,
     /// The thread whose write is under way, 0 if none: writes are whole, one after the other.
@@ -187,7 +187,7 @@ impl TcpEntry {
             linger: None,
             timer: None,
             is_queued: false,
-            short: Short::default(),
+            blocked: SendBlocked::default(),
             is_orphan: false,
             writer: 0,
             error: None,
@@ -216,11 +216,11 @@ impl TcpEntry {
             if posted.is_waiting() {
                 ready = ready.without(Ready::READABLE);
             }
-            if posted.has_untaken() {
+            if posted.has_unclaimed() {
                 ready |= Ready::READABLE;
             }
         }
-        if self.short.is_short && self.tcb.can_send() {
+        if self.blocked.is_blocked && self.tcb.can_send() {
             ready = ready.without(Ready::WRITABLE);
         }
         if self.error.is_some() {
@@ -302,8 +302,8 @@ pub struct UdpEntry {
     pub binding: Option<u32>,
     /// It does not take IPv4, although bound to `::`.
     pub v6_only: bool,
-    /// Whether it waits for memory or for the device: see `send_wait.rs` and `shortage.rs`.
-    pub short: Short,
+    /// Whether it waits for memory or for the device: see `send_wait.rs` and `retries.rs`.
+    pub blocked: SendBlocked,
     /// The headers of what it sends to the peer it is connected to; in memory of their own, since most
     /// sockets that only listen have none.
     pub template: Option<Box<UdpTemplate>>,
@@ -315,7 +315,7 @@ impl UdpEntry {
     /// Readiness. Writable unless buffers or the device ran short.
     pub fn ready(&self) -> Ready {
         let readable = if self.socket.is_readable() { Ready::READABLE } else { Ready::NONE };
-        let writable = if self.short.is_short { Ready::NONE } else { Ready::WRITABLE };
+        let writable = if self.blocked.is_blocked { Ready::NONE } else { Ready::WRITABLE };
         readable | writable
     }
 }

@@ -267,7 +267,7 @@ impl Udp {
             socket: UdpSocket::new(),
             binding: None,
             v6_only: options.v6_only,
-            short: Default::default(),
+            blocked: Default::default(),
             template: None,
             watch: Default::default(),
         })));

@@ -26,7 +26,7 @@ impl<P: Probe> Shard<P> {
     #[inline]
     pub fn has_outcome(&self) -> bool {
         !self.core.events.is_empty()
-            || self.tcp.posted.has_over()
+            || self.tcp.posted.has_completions()
             || self.core.siblings.has_outgoing()
     }
 

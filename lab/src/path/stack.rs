@@ -233,7 +233,7 @@ impl TcpStream {
             let step = shard.tcp_reserve(now, s.id, bytes, bytes.len(), waited);
             waited = true;
             if !matches!(step, Ok(Step::Done(Reserved::Space(_)))) {
-                shard.tcp_end_write(s.id);
+                shard.tcp_unlock_send(s.id);
             }
             step
         })
@@ -246,13 +246,13 @@ impl TcpStream {
             return Ok(None);
         }
         if shard.stops_at(Stage::Locked) || shard.stops_at(Stage::SendChecked) {
-            shard.tcp_end_write(id);
+            shard.tcp_unlock_send(id);
             return Ok(Some(Reserved::Sent(bytes)));
         }
-        if let Step::Done(r) = shard.tcp_reserve_at_once(id, bytes)? {
+        if let Step::Done(r) = shard.tcp_try_reserve(id, bytes)? {
             return Ok(Some(Reserved::Space(r)));
         }
-        shard.tcp_end_write(id);
+        shard.tcp_unlock_send(id);
         Ok(None)
     }
 
@@ -272,7 +272,7 @@ impl TcpStream {
 
 /// Begins a write, if no other is going on; what to wait for if one is.
 fn begin(shard: &mut WatchedShard<Exit>, id: SlotId) -> Result<Option<usize>, SocketError> {
-    Ok(match shard.tcp_begin_write(id, fulmar_runtime::thread_number())? {
+    Ok(match shard.tcp_lock_send(id, fulmar_runtime::thread_number())? {
         Step::Done(()) => None,
         Step::WaitSpace(n) | Step::WaitData(n) => Some(n),
     })
