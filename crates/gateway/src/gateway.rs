@@ -187,7 +187,7 @@ impl Gateway {
         let mut events = Events::default();
         loop {
             let until = self.core.turn();
-            if self.core.stack.is_down() {
+            if self.core.stack.down().is_some() {
                 break;
             }
             let now = self.core.clock.now();

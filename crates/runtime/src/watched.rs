@@ -181,7 +181,7 @@ impl<P: Probe> WatchedShard<P> {
             }
         }
         self.events = events;
-        while let Some(over) = self.shard.pop_completion() {
+        while let Some(over) = self.shard.posted().pop_completion() {
             if let Some(ticket) = self.tickets.end(over) {
                 self.received.push(ticket);
             }
@@ -352,7 +352,7 @@ impl<P: Probe> WatchedShard<P> {
 
 /// Posted buffers.
 impl<P: Probe> WatchedShard<P> {
-    /// See [`Shard::tcp_post`].
+    /// See [`PostedBuffers::post`](fulmar_shard::PostedBuffers::post).
     ///
     /// # Errors
     /// As there.
@@ -373,7 +373,8 @@ impl<P: Probe> WatchedShard<P> {
         Post { id, buf, read, rule, ticket }: Post<'_>,
     ) -> Result<(), (SocketError, RecvBuf)> {
         let token = self.tickets.add(ticket);
-        let posted = self.shard.tcp_post(now, fulmar_shard::Post { id, buf, read, rule, token });
+        let posted =
+            self.shard.posted().post(now, fulmar_shard::Post { id, buf, read, rule, token });
         if posted.is_err() {
             drop(self.tickets.remove(token));
         }
@@ -390,7 +391,7 @@ impl<P: Probe> WatchedShard<P> {
     }
 
     /// One step of a read that waits, whose own buffer is `post`, which is posted where
-    /// [`Shard::tcp_take_or_post`] says so; else it stays.
+    /// [`PostedBuffers::take_or_post`](fulmar_shard::PostedBuffers::take_or_post) says so; else it stays.
     ///
     /// # Errors
     /// As there.
@@ -402,7 +403,7 @@ impl<P: Probe> WatchedShard<P> {
         let Some(read) = post else { return Ok(ReadOrPost::Refused) };
         let (id, done) = (read.id, read.read.unwrap_or(0));
         let room = read.buf.capacity().saturating_sub(done);
-        let how = self.shard.tcp_take_or_post(now, id, room, done)?;
+        let how = self.shard.posted().take_or_post(now, id, room, done)?;
         if let ReadOrPost::MayPost(least) = how {
             read.rule.low_water_bytes = read.rule.low_water_bytes.max(least);
             self.post_if_possible(now, post);
@@ -411,19 +412,19 @@ impl<P: Probe> WatchedShard<P> {
         Ok(how)
     }
 
-    /// See [`Shard::tcp_cancel_post`].
+    /// See [`PostedBuffers::cancel`](fulmar_shard::PostedBuffers::cancel).
     pub fn tcp_cancel_post(&mut self, now: Instant, id: SlotId, ticket: &Arc<RecvTicket>) {
         let token = ticket.token();
         if self.tickets.get(token).is_some_and(|t| Arc::ptr_eq(t, ticket)) {
-            self.shard.tcp_cancel_post(now, id, token);
+            self.shard.posted().cancel(now, id, token);
             self.dispatch();
         }
     }
 
-    /// See [`Shard::tcp_abandon_post`]. False: the ticket stays good.
+    /// See [`PostedBuffers::revoke`](fulmar_shard::PostedBuffers::revoke). False: the ticket stays good.
     pub fn tcp_abandon_post(&mut self, now: Instant, id: SlotId, ticket: &Arc<RecvTicket>) -> bool {
         let token = ticket.token();
-        let is_gone = self.shard.tcp_abandon_post(now, id, token);
+        let is_gone = self.shard.posted().revoke(now, id, token);
         if is_gone {
             drop(self.tickets.remove(token));
         }
@@ -434,7 +435,7 @@ impl<P: Probe> WatchedShard<P> {
     /// As [`WatchedShard::tcp_abandon_post`] for those of a connection that signal handlers let go of, the
     /// last first.
     pub(crate) fn tcp_abandon_unwanted(&mut self, now: Instant, id: SlotId) {
-        let posted = self.shard.tcp_posted(id).filter_map(|token| self.tickets.get(token));
+        let posted = self.shard.posted().tokens(id).filter_map(|token| self.tickets.get(token));
         let unwanted: Vec<_> = posted.filter(|t| t.take_unwanted()).map(Arc::clone).collect();
         for ticket in unwanted.iter().rev() {
             self.tcp_abandon_post(now, id, ticket);

@@ -147,8 +147,8 @@ impl<P: Probe> Shard<P> {
                 HandOff::Error(e) => self.icmp_error_here(now, e),
                 HandOff::Echo(r) => ping.input(r, core),
                 HandOff::EchoRequest(r) => ping.input_request(r, core),
-                HandOff::NeighbourUpdate(heard) => {
-                    if let Some(chain) = core.net.copy_of(heard.as_slice()) {
+                HandOff::NeighbourUpdate(update) => {
+                    if let Some(chain) = core.net.copy_of(update.as_slice()) {
                         self.input(now, Packet::new(chain));
                     }
                 }

@@ -111,6 +111,14 @@ pub struct CompletionQueue {
     pub outcome: Option<RecvOutcome>,
 }
 
+impl CompletionQueue {
+    /// The completion that the caller of the step waits for, if it is there; it waits no more.
+    pub fn take_awaited(&mut self) -> Option<RecvOutcome> {
+        self.awaited = None;
+        self.outcome.take()
+    }
+}
+
 /// Posted receive of a shard.
 #[derive(Default)]
 pub struct PostedTable {

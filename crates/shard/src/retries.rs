@@ -2,7 +2,7 @@
 //! header. No event names the socket that can go on, so they are kept here and retried. Writers that wait for send memory
 //! are in `send_wait.rs`.
 //!
-//! Retried when the device accepts frames again, else after [`RETRY`], and after each retry in vain after
+//! Retried when the device accepts frames again, else after [`RETRY`], and after each failed retry after
 //! twice the time, up to [`MAX_RETRY`]. Bounded by the number of sockets, each of which is marked while it is
 //! here.
 
@@ -15,7 +15,7 @@ use crate::sockets::SendBlocked;
 /// The wait before the first retry: well below what a person notices.
 const RETRY: Duration = Duration::from_millis(5);
 
-/// The longest wait. Retries in vain double it: peers that fill the pool and are never read must not
+/// The longest wait. Failed retries double it: peers that fill the pool and are never read must not
 /// cost a retry every few milliseconds.
 const MAX_RETRY: Duration = Duration::from_millis(80);
 

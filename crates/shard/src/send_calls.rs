@@ -11,38 +11,11 @@ use crate::shard::Shard;
 use crate::sockets::Socket;
 
 impl<P: Probe> Shard<P> {
-    /// Locks the send side for a whole call (BSD: `sblock`). `writer` identifies the thread and is not 0. Wait
-    /// for `WRITABLE` and repeat.
-    ///
-    /// # Errors
-    /// [`SocketError::WouldBlock`]: this very thread has begun a write, and a signal handler
-    /// interrupted it. [`SocketError::BadHandle`], [`SocketError::NotSupported`].
-    pub fn tcp_lock_send(&mut self, id: SlotId, writer: u64) -> Result<Step<()>, SocketError> {
-        let entry = self.core.sockets.tcp(id)?;
-        if entry.writer == writer {
-            return Err(SocketError::WouldBlock);
-        }
-        if entry.writer != 0 {
-            return Ok(Step::WaitSpace(1));
-        }
-        entry.writer = writer;
-        Ok(Step::Done(()))
-    }
-
     /// Unlocks the send side: the next writer may begin.
     pub fn tcp_unlock_send(&mut self, id: SlotId) {
         if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
             entry.writer = 0;
             self.notify(id);
-        }
-    }
-
-    /// Whether a write would fail now, without clearing the error: a call that has accepted bytes leaves the
-    /// error to the next.
-    pub fn tcp_write_fails(&self, id: SlotId) -> bool {
-        match self.core.sockets.get(id) {
-            Some(Socket::Tcp(s)) => s.error.is_some() || s.tcb.send_error().is_some(),
-            _ => true,
         }
     }
 
@@ -60,7 +33,7 @@ impl<P: Probe> Shard<P> {
         total: usize,
         waited: bool,
     ) -> Result<Step<Reserved>, SocketError> {
-        if self.stops_at(Stage::Locked) {
+        if self.core.net.probe.stops_at(Stage::Locked) {
             return Ok(Step::Done(Reserved::Sent(total)));
         }
         self.core.sockets.check_down(id)?;

@@ -143,11 +143,6 @@ impl<P: Probe> Shard<P> {
         self.tcp_unlock_send(id);
     }
 
-    /// Counts a piece that was accepted before it was read from the file.
-    pub fn sendfile_deferred(&mut self) {
-        self.core.net.counters.count(Counter::SendFileDeferred);
-    }
-
     /// Accepted bytes cannot be read from the file: the stream has a hole, so the connection is reset with an
     /// error.
     pub fn sendfile_fail(&mut self, now: Instant, id: SlotId, r: Reservation) {

@@ -261,12 +261,6 @@ impl<P: Probe> Shard<P> {
         self.core.net.pass(stage);
     }
 
-    /// Whether the path ends at a later stage.
-    #[inline(always)]
-    pub fn stops_at(&self, stage: Stage) -> bool {
-        self.core.net.probe.stops_at(stage)
-    }
-
     /// Runs the timers that are due.
     fn run_timers(&mut self, now: Instant) {
         while let Some(key) = self.core.wheel.expire(now) {
@@ -331,11 +325,6 @@ impl<P: Probe> Shard<P> {
         self.core.net.link.now()
     }
 
-    /// Whether the device is gone.
-    pub fn is_down(&self) -> bool {
-        self.core.events.down.is_some()
-    }
-
     /// The error of every call once the device is gone: [`SocketError::Protocol`] if the process behind it
     /// broke the protocol of the link, else [`SocketError::NetworkDown`].
     #[inline]
@@ -346,11 +335,6 @@ impl<P: Probe> Shard<P> {
     /// The probe.
     pub fn probe(&self) -> &P {
         &self.core.net.probe
-    }
-
-    /// The part of the receive share granted to connections and loans.
-    pub fn window_budget(&self) -> &WindowBudget {
-        &self.core.net.window
     }
 
     /// The counters.

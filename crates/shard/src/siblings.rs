@@ -326,7 +326,7 @@ fn is_answer(frame: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn heard() -> HandOff {
+    fn update() -> HandOff {
         HandOff::NeighbourUpdate(NeighbourUpdate::of(&[1; 60]).unwrap())
     }
 
@@ -345,21 +345,22 @@ mod tests {
         let owner = fulmar_base::Secrets::for_simulation(1).owner();
         let mut siblings = Siblings::new(0, 2, owner);
         assert!(
-            siblings.hand_over(1, heard()).is_err() && siblings.receive_hand_off(heard()).is_err()
+            siblings.hand_over(1, update()).is_err()
+                && siblings.receive_hand_off(update()).is_err()
         );
         siblings.join(Arc::default());
         let answers =
-            (0..2 * MAX_OUTGOING).filter(|_| siblings.hand_over(1, heard()).is_ok()).count();
+            (0..2 * MAX_OUTGOING).filter(|_| siblings.hand_over(1, update()).is_ok()).count();
         let packets =
             (0..2 * MAX_OUTGOING).filter(|_| siblings.hand_over(1, echo()).is_ok()).count();
         assert_eq!((answers, answers + packets), (MAX_OUTGOING / 4, MAX_OUTGOING));
         let taken =
-            (0..2 * MAX_INCOMING).filter(|_| siblings.receive_hand_off(heard()).is_ok()).count();
+            (0..2 * MAX_INCOMING).filter(|_| siblings.receive_hand_off(update()).is_ok()).count();
         assert_eq!(taken, MAX_INCOMING);
         while siblings.pop_outgoing().is_some() {}
         while siblings.take().is_some() {}
         assert!(
-            siblings.hand_over(1, heard()).is_ok() && siblings.receive_hand_off(heard()).is_ok()
+            siblings.hand_over(1, update()).is_ok() && siblings.receive_hand_off(update()).is_ok()
         );
     }
 

@@ -6,7 +6,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use fulmar_base::{Duration, SlotId};
 use fulmar_mbuf::{Chain, FairShare};
-use fulmar_socket::{Ready, SocketError};
+use fulmar_socket::{Ready, SocketError, Step};
 use fulmar_tcp::{Keepalive, Tcb};
 use fulmar_udp::UdpSocket;
 
@@ -202,6 +202,28 @@ impl TcpEntry {
         if waits { self.tcb.recv_low_water().min(max) } else { 1 }
     }
 
+    /// Locks the send side for a whole call (BSD: `sblock`). `writer` identifies the thread and is not 0. Wait
+    /// for `WRITABLE` and repeat; unlock with [`Shard::tcp_unlock_send`](crate::Shard::tcp_unlock_send).
+    ///
+    /// # Errors
+    /// [`SocketError::WouldBlock`]: this thread holds the lock, and a signal handler interrupted it.
+    pub fn lock_send(&mut self, writer: u64) -> Result<Step<()>, SocketError> {
+        if self.writer == writer {
+            return Err(SocketError::WouldBlock);
+        }
+        if self.writer != 0 {
+            return Ok(Step::WaitSpace(1));
+        }
+        self.writer = writer;
+        Ok(Step::Done(()))
+    }
+
+    /// Whether a write would fail now, without clearing the error: a call that has accepted bytes leaves the
+    /// error to the next.
+    pub fn write_fails(&self) -> bool {
+        self.error.is_some() || self.tcb.send_error().is_some()
+    }
+
     /// Whether posted buffers wait, behind which reads come.
     #[inline]
     pub fn has_posted(&self) -> bool {
@@ -233,23 +255,25 @@ impl TcpEntry {
 /// A listening socket.
 pub struct Listener {
     /// Where it listens; the address may be unspecified, and the port 0: every port.
-    pub local: SocketAddr,
+    pub(crate) local: SocketAddr,
     /// Takes IPv4 too, although bound to `::`.
-    pub dual_stack: bool,
+    pub(crate) dual_stack: bool,
     /// Connections at most that wait in `accept`.
-    pub backlog: usize,
+    pub(crate) backlog: usize,
     /// Those that are not yet established.
-    pub syn_queue: SynQueue,
+    pub(crate) syn_queue: SynQueue,
     /// Established ones, oldest first.
-    pub accept: VecDeque<SlotId>,
+    pub(crate) accept: VecDeque<SlotId>,
     /// Those that the program has to decide about, if it wants that.
-    pub pending: Option<Box<PendingQueue>>,
-    /// Options that its connections inherit.
+    pub(crate) pending: Option<Box<PendingQueue>>,
+    /// Time to live of the packets of its connections; `None`: as configured.
     pub ttl: Option<u8>,
+    /// Keepalive of its connections; `None`: off.
     pub keepalive: Option<Keepalive>,
+    /// User time-out of its connections; `None`: as configured.
     pub user_timeout: Option<Duration>,
     /// The watch of the socket.
-    pub watch: Watched,
+    pub(crate) watch: Watched,
 }
 
 impl Listener {

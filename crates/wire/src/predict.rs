@@ -1,4 +1,4 @@
-//! Recognising the next frame of a TCP stream by what the frames of one have in common.
+//! Predicted headers: the header bytes that successive frames of a TCP flow have in common.
 //!
 //! ```text
 //!   Ethernet       | IPv4                                       | TCP
@@ -6,11 +6,11 @@
 //!   compared       | compared ───── not ──── compared ─ not ──────── compared   not
 //! ```
 //!
-//! A reader that has checked all headers of one frame need not check again, in the next one, what is the
-//! same byte by byte. Over IPv6 everything but the length of the payload is compared.
+//! A receiver that has checked all headers of one frame need not check in the next one the bytes that are
+//! equal. Over IPv6 all bytes but the payload length are compared.
 //!
 //! Not here: whether the rest of the TCP header makes sense, and the checksums. IPv4 with options,
-//! fragments, and IPv6 with extension headers are never recognised.
+//! fragments, and IPv6 with extension headers are never predicted.
 
 use core::ops::Range;
 
@@ -29,7 +29,7 @@ const USUAL_V4: u8 = 0x45;
 /// Of the field of an IPv4 header that holds flags and offset: all but "don't fragment".
 const IS_FRAGMENT: u16 = 0xbfff;
 
-/// The front of the frames of one TCP stream, one way.
+/// The common headers of the frames of one TCP flow, in one direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PredictedHeaders(Front);
 
@@ -40,8 +40,8 @@ enum Front {
 }
 
 impl PredictedHeaders {
-    /// Keeps the front of a frame, which starts at its Ethernet header. `None`: frames like this are not
-    /// recognised.
+    /// The headers of a frame, which starts at its Ethernet header. `None`: frames like this are not
+    /// predicted.
     pub fn of(frame: &[u8]) -> Option<PredictedHeaders> {
         match *frame {
             [_, _, _, _, _, _, _, _, _, _, _, _, 0x08, 0x00, USUAL_V4, _, ..] => {
@@ -59,9 +59,9 @@ impl PredictedHeaders {
         }
     }
 
-    /// Where the TCP header begins in a frame of `frame_bytes` of the same stream, of which `frame` has
-    /// at least the front. `None`: it is another one's, its IP packet does not end with the frame, or it
-    /// differs in something that only a reader of all headers understands.
+    /// Offset of the TCP header in a frame of `frame_bytes` of the same flow, of which `frame` has at least
+    /// the headers up to the ports. `None`: another flow, an IP packet that does not end with the frame, or
+    /// other headers that need a full parse.
     #[inline]
     pub fn predict(&self, frame: &[u8], frame_bytes: usize) -> Option<usize> {
         match &self.0 {
@@ -84,7 +84,7 @@ impl PredictedHeaders {
         }
     }
 
-    /// Whether the IP header has a checksum of its own, which is not looked at here.
+    /// Whether the IP header has a checksum of its own, which is not verified here.
     #[inline]
     pub fn is_v4(&self) -> bool {
         matches!(self.0, Front::V4(_))

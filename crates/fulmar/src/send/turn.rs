@@ -161,13 +161,13 @@ impl<'a> WriteTurn<'a> {
     ) -> Result<Option<Step<T>>, SocketError> {
         let id = self.socket.id;
         if !self.has_begun {
-            match shard.tcp_lock_send(id, fulmar_runtime::thread_number())? {
+            match shard.tcp_entry(id).and_then(|e| e.lock_send(fulmar_runtime::thread_number()))? {
                 Step::Done(()) => self.has_begun = true,
                 Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Some(Step::WaitSpace(n))),
             }
         }
         // The error is left to the next call, which has accepted nothing.
-        if is_partial && shard.tcp_write_fails(id) {
+        if is_partial && !shard.tcp_entry(id).is_ok_and(|e| !e.write_fails()) {
             return Err(SocketError::WouldBlock);
         }
         Ok(None)

@@ -183,8 +183,8 @@ impl PostedTable {
             sent: entry.tcb.send_queue_ref().claimed_end(),
             ended: ended(entry),
         };
-        let told = with_machine(&mut core.net, entry, |m, io| m.end_burst(&stream, io));
-        if told == Some(true) && entry.error.is_none() {
+        let is_reported = with_machine(&mut core.net, entry, |m, io| m.end_burst(&stream, io));
+        if is_reported == Some(true) && entry.error.is_none() {
             entry.tcb.take_error();
         }
         self.take_completions(id, core);
