@@ -72,8 +72,8 @@ impl Udp {
         self.rests = Some(Wheel::new(cx.now));
         let any = SocketAddr::from(([0u16; 8], 0));
         let options = BindOptions { any_port: true, ..BindOptions::default() };
-        let socket = cx.stack.udp_bind(any, options)?;
-        cx.stack.with_udp(socket, |s| {
+        let socket = cx.stack.udp().bind(any, options)?;
+        cx.stack.udp().with_socket(socket, |s| {
             s.gro = true;
             s.set_recv_limit(QUEUE_BYTES);
         })?;
@@ -150,7 +150,7 @@ impl Udp {
         let Some(socket) = self.socket else { return };
         let mut joined: Vec<Datagram> = Vec::new();
         for _ in 0..TAKEN_PER_TURN {
-            let next = match cx.stack.udp_receive(socket) {
+            let next = match cx.stack.udp().receive(socket) {
                 Ok(Step::Done(datagram)) => datagram,
                 // An error of something that was sent to the guest: nobody outside is told.
                 Err(SocketError::NetworkDown | SocketError::BadHandle) | Ok(_) => {
