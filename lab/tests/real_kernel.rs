@@ -80,17 +80,26 @@ fn the_floor_moves_bytes_both_ways(kind: Kind) {
     if kind == Kind::Tap && !Path::new("/dev/net/tun").exists() {
         return skip("TAP", "there is no /dev/net/tun");
     }
-    let mut ground = match Ground::new(kind) {
+    match Ground::new(kind) {
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied && kind == Kind::Tap => {
             return skip("TAP", &format!("it may not be opened: {e}"));
         }
-        ground => ground.expect("a device"),
+        ground => drop(ground.expect("a device")),
+    }
+    // The floor repeats nothing that the kernel drops, as it may where its softirq falls behind.
+    let run = |direction, copy| {
+        let run = |_| {
+            let mut ground = Ground::new(kind).expect("a device");
+            ground.stream(&Bulk::default(), direction, copy, Placement::SameCpu, TIME)
+        };
+        let is_lost = |e: &io::Error| e.kind() == io::ErrorKind::TimedOut;
+        let mut runs = (0..5).map(run).skip_while(|r| r.as_ref().is_err_and(is_lost));
+        runs.next().unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
     };
     for direction in [Direction::Send, Direction::Receive] {
         for copy in [false, true] {
             let what = format!("{kind:?} {direction:?} copy {copy}");
-            let run = ground.stream(&Bulk::default(), direction, copy, Placement::SameCpu, TIME);
-            let sample = assert_moved(&what, run);
+            let sample = assert_moved(&what, run(direction, copy));
             // Super-frames, not packets: this is what makes it the floor.
             let frames =
                 sample.counts.iter().find(|(n, _)| *n == "data_frames").expect("counted").1;

@@ -304,7 +304,7 @@ impl Placer {
         landing: &mut Landing,
         pool: &mut Pool,
     ) -> Result<Packet, DropReason> {
-        let Some((slot, s, offload)) = self.familiar(aim, header, bytes, landing) else {
+        let Some((slot, s, offload)) = self.predicted(aim, header, bytes, landing) else {
             return self.packet_read_in_full(aim, header, bytes, landing, pool);
         };
         if !self.is_alone {
@@ -340,7 +340,7 @@ impl Placer {
     /// The segment that was aimed at, if the headers that have landed say so at first sight: they are like
     /// those of the one before.
     #[inline]
-    fn familiar(
+    fn predicted(
         &mut self,
         aim: Option<Aim>,
         header: &[u8; vnet::HEADER_BYTES],
@@ -349,7 +349,7 @@ impl Placer {
     ) -> Option<(usize, Segment, Offload)> {
         let aim = aim?;
         let front = &*landing.front_mut(aim.header_bytes)?;
-        let segment = self.flows.get(aim.slot)?.next_familiar(front, bytes)?;
+        let segment = self.flows.get(aim.slot)?.predict(front, bytes)?;
         if segment.header_bytes != aim.header_bytes {
             return None;
         }

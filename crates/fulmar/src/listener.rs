@@ -163,7 +163,7 @@ impl TcpListener {
     /// The socket is gone.
     pub fn stats(&self) -> io::Result<ListenerStat> {
         self.sockets().iter().try_fold(ListenerStat::default(), |all, s| {
-            Ok(all.with(s.call(|shard, _| shard.listener_stat(s.id))?))
+            Ok(all.with(s.call(|shard, _| shard.listener(s.id).map(|l| l.stat()))?))
         })
     }
 
@@ -206,7 +206,8 @@ impl TcpListener {
     /// The socket is gone; `InvalidInput` outside 1 to 255.
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
         let ttl = valid_ttl(ttl)?;
-        let set = |s: &Arc<Socket>| s.call(|shard, _| shard.set_listener_ttl(s.id, ttl));
+        let set =
+            |s: &Arc<Socket>| s.call(|shard, _| shard.listener(s.id).map(|l| l.ttl = Some(ttl)));
         self.sockets().iter().try_for_each(set)
     }
 
@@ -216,7 +217,7 @@ impl TcpListener {
     /// The socket is gone.
     pub fn ttl(&self) -> io::Result<u32> {
         let s = self.first();
-        let ttl = s.call(|shard, _| shard.listener_ttl(s.id))?;
+        let ttl = s.call(|shard, _| shard.listener(s.id).map(|l| l.ttl))?;
         Ok(u32::from(ttl.unwrap_or(DEFAULT_TTL)))
     }
 

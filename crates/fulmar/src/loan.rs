@@ -428,7 +428,7 @@ impl UdpSocket {
 
     fn lend(&self, limit: Limit) -> io::Result<(Loan, SocketAddr)> {
         let s = &*self.socket;
-        let (d, lent) = s.wait(Ready::READABLE, limit, |shard, _| shard.udp_lend(s.id))?;
+        let (d, lent) = s.wait(Ready::READABLE, limit, |shard, _| shard.udp().lend(s.id))?;
         Ok((Loan::new(s, d.payload, lent), d.src))
     }
 }

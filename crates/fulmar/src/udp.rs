@@ -52,7 +52,7 @@ impl UdpSocket {
                 if a.port() != 0 && !shares && shard.siblings().has_port_elsewhere(a.port()) {
                     return Err(SocketError::AddressInUse);
                 }
-                shard.udp_bind(a, options)
+                shard.udp().bind(a, options)
             })?;
             Ok(UdpSocket { socket })
         })
@@ -65,7 +65,7 @@ impl UdpSocket {
     /// As [`UdpSocket::bind`] and [`UdpSocket::connect`].
     pub fn connected(stack: &Stack, peer: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         each_address(peer, |a| {
-            let socket = stack.new_socket(|shard| shard.udp_open(a))?;
+            let socket = stack.new_socket(|shard| shard.udp().open(a))?;
             Ok(UdpSocket { socket })
         })
     }
@@ -77,7 +77,7 @@ impl UdpSocket {
     /// `NetworkUnreachable`; `AddrInUse` if another socket has the same pair.
     pub fn connect(&self, addr: impl ToSocketAddrs) -> io::Result<()> {
         let id = self.socket.id;
-        each_address(addr, |a| self.socket.call(|shard, _| shard.udp_connect(id, a)))
+        each_address(addr, |a| self.socket.call(|shard, _| shard.udp().connect(id, a)))
     }
 
     /// Sends one datagram to `addr`. A payload larger than the path's packets goes in fragments, of
@@ -116,7 +116,7 @@ impl UdpSocket {
     /// `WouldBlock` after the read time-out; an error that came back for an earlier datagram.
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let s = &*self.socket;
-        let take = |shard: &mut LockedShard, _| shard.udp_receive_into(s.id, buf);
+        let take = |shard: &mut LockedShard, _| shard.udp().receive_into(s.id, buf);
         let d = match s.wait_recently(Ready::READABLE, || s.read_limit(), take)? {
             TakenDatagram::Copied(n, from) => return Ok((n, from)),
             TakenDatagram::Whole(d) => d,
@@ -141,7 +141,7 @@ impl UdpSocket {
     /// As [`UdpSocket::recv_from`].
     pub fn peek_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let s = &*self.socket;
-        s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.udp_peek(s.id, buf))
+        s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.udp().peek(s.id, buf))
     }
 
     /// Receives from the connected peer without taking.
@@ -316,7 +316,7 @@ impl UdpSocket {
 
     fn with_udp<R>(&self, f: impl FnOnce(&mut fulmar_udp::UdpSocket) -> R) -> io::Result<R> {
         let id = self.socket.id;
-        self.socket.call(|shard, _| shard.with_udp(id, f))
+        self.socket.call(|shard, _| shard.udp().with_socket(id, f))
     }
 }
 

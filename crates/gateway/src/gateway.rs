@@ -19,13 +19,17 @@ use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 
 use fulmar_base::{Instant, SlotId};
+use fulmar_netdev::Device;
 use fulmar_shard::{Event, Shard, Slab};
 use nix::sys::epoll::EpollFlags;
 
 use crate::config::{Config, Publish};
 use crate::ports::Forward;
+use crate::relay::echo::Echoes;
 use crate::relay::poll::{Events, Owner, Owners, Poll};
+use crate::relay::services::{Answers, Services};
 use crate::relay::tcp::Tcp;
+use crate::relay::udp::Udp;
 use crate::relay::{Clock, Context, Settings};
 use crate::setup::{self, SetupError};
 use crate::stat::{Stat, Summary, Totals};
@@ -53,11 +57,19 @@ struct Core {
     owners: Owners,
     settings: Settings,
     totals: Totals,
-    tcp: Tcp,
+    layers: Layers,
     /// Attendants that came while one was called.
     arrived: Vec<(OwnedFd, Attendant)>,
     /// Room for the events of the shard.
     news: Vec<Event>,
+}
+
+/// The transports.
+#[derive(Default)]
+struct Layers {
+    tcp: Tcp,
+    udp: Udp,
+    echoes: Echoes,
 }
 
 /// What an attendant may do with the gateway.
@@ -74,13 +86,27 @@ impl Handle<'_> {
     /// # Errors
     /// The host's kernel refused it.
     pub fn publish_tcp(&mut self, forward: &Forward) -> io::Result<()> {
-        let (tcp, mut cx) = self.0.layers();
-        tcp.publish(&mut cx, forward)
+        let (layers, mut cx) = self.0.layers();
+        layers.tcp.publish(&mut cx, forward)
+    }
+
+    /// The same of a UDP port.
+    ///
+    /// # Errors
+    /// As [`Handle::publish_tcp`].
+    pub fn publish_udp(&mut self, forward: &Forward) -> io::Result<()> {
+        let (layers, mut cx) = self.0.layers();
+        layers.udp.publish(&mut cx, forward)
     }
 
     /// No longer publishes a TCP port; its connections stay.
     pub fn unpublish_tcp(&mut self, forward: &Forward) {
-        self.0.tcp.unpublish(forward);
+        self.0.layers.tcp.unpublish(forward);
+    }
+
+    /// No longer publishes a UDP port; what its flows have is still carried.
+    pub fn unpublish_udp(&mut self, forward: &Forward) {
+        self.0.layers.udp.unpublish(forward);
     }
 
     /// As [`Gateway::attend`].
@@ -103,7 +129,16 @@ impl Gateway {
         setup::raise_descriptor_limit();
         let clock = Clock::start();
         let stack = setup::stack_config(&config)?;
-        let stack = setup::build_stack(stack, config.device, clock.now())?;
+        let answers = Answers {
+            dhcp: config.dhcp,
+            dhcp_v6: config.dhcp_v6,
+            advertisement: config.advertisement,
+        };
+        let device = match answers.is_empty() {
+            true => config.device,
+            false => Box::new(Services::new(config.device, answers)) as Box<dyn Device>,
+        };
+        let stack = setup::build_stack(stack, device, clock.now())?;
         let failed = |e| SetupError::System("cannot make an epoll set", e);
         let mut core = Core {
             clock,
@@ -121,7 +156,7 @@ impl Gateway {
                 on_loopback: config.on_loopback,
             },
             totals: Totals::default(),
-            tcp: Tcp::default(),
+            layers: Layers::default(),
             arrived: Vec::new(),
             news: Vec::new(),
         };
@@ -152,7 +187,7 @@ impl Gateway {
         let mut events = Events::default();
         loop {
             let until = self.core.turn();
-            if self.core.stack.is_down() {
+            if self.core.stack.down().is_some() {
                 break;
             }
             let now = self.core.clock.now();
@@ -200,23 +235,29 @@ impl Gateway {
 
 impl Core {
     /// The layers, and what they share.
-    fn layers(&mut self) -> (&mut Tcp, Context<'_>) {
-        let Core { clock, stack, poll, owners, settings, totals, tcp, .. } = self;
+    fn layers(&mut self) -> (&mut Layers, Context<'_>) {
+        let Core { clock, stack, poll, owners, settings, totals, layers, .. } = self;
         let now = clock.now();
-        (tcp, Context { now, stack, poll, owners, settings, totals })
+        (layers, Context { now, stack, poll, owners, settings, totals })
     }
 
     /// Opens what the guest's packets and the host's clients come to.
     fn open(&mut self, publish: &Publish) -> Result<(), SetupError> {
-        let (tcp, mut cx) = self.layers();
-        tcp.listen(&mut cx).map_err(SetupError::Listen)?;
-        for forward in &publish.tcp {
-            match tcp.publish(&mut cx, forward) {
-                Err(e) if !forward.is_optional => {
-                    return Err(SetupError::Publish(Box::new(forward.clone()), e));
-                }
-                _ => {}
+        let (layers, mut cx) = self.layers();
+        layers.tcp.listen(&mut cx).map_err(SetupError::Listen)?;
+        layers.udp.listen(&mut cx).map_err(SetupError::Listen)?;
+        layers.echoes.listen(&mut cx).map_err(SetupError::Listen)?;
+        let checked = |forward: &Forward, done: io::Result<()>| match done {
+            Err(e) if !forward.is_optional => {
+                Err(SetupError::Publish(Box::new(forward.clone()), e))
             }
+            _ => Ok(()),
+        };
+        for forward in &publish.tcp {
+            checked(forward, layers.tcp.publish(&mut cx, forward))?;
+        }
+        for forward in &publish.udp {
+            checked(forward, layers.udp.publish(&mut cx, forward))?;
         }
         Ok(())
     }
@@ -226,25 +267,30 @@ impl Core {
         let now = self.clock.now();
         let came = self.stack.step_for_reader(now);
         self.take_news();
-        let (tcp, mut cx) = self.layers();
+        let (Layers { tcp, udp, echoes }, mut cx) = self.layers();
         tcp.run(&mut cx);
-        let (has_work, retry) = (tcp.has_work(), tcp.next_deadline(now));
+        udp.run(&mut cx);
+        echoes.expire(&mut cx);
+        let has_work = tcp.has_work() || udp.has_work();
+        let deadlines = [tcp.next_deadline(now), udp.next_deadline(), echoes.next_deadline()];
         if came > 0 || has_work || self.stack.has_outcome() || !self.stack.device().arm() {
             return Some(Instant::ZERO);
         }
-        [self.stack.next_deadline(), retry].into_iter().flatten().min()
+        deadlines.into_iter().chain([self.stack.next_deadline()]).flatten().min()
     }
 
     /// Tells the owners of the shard's sockets what became ready.
     fn take_news(&mut self) {
         let mut news = std::mem::take(&mut self.news);
         self.stack.take_events(&mut news);
-        let (tcp, mut cx) = self.layers();
+        let (layers, mut cx) = self.layers();
         for event in news.drain(..) {
             let Event::Ready(socket, ready) = event else { continue };
             match cx.owners.of(socket) {
-                Some(Owner::Tcp(id)) => tcp.guest_ready(&mut cx, id, ready),
-                Some(Owner::TcpListener(_)) => tcp.take_pending(&mut cx),
+                Some(Owner::Tcp(id)) => layers.tcp.guest_ready(&mut cx, id, ready),
+                Some(Owner::TcpListener(_)) => layers.tcp.take_pending(&mut cx),
+                Some(Owner::UdpListener(_)) => layers.udp.guest_ready(),
+                Some(Owner::Echo(_)) => layers.echoes.take_requests(&mut cx),
                 _ => {}
             }
         }
@@ -253,27 +299,33 @@ impl Core {
 
     /// A socket of the host became ready.
     fn host_ready(&mut self, owner: Owner, flags: EpollFlags) {
-        let (tcp, mut cx) = self.layers();
+        let (layers, mut cx) = self.layers();
         match owner {
-            Owner::Tcp(id) => tcp.host_ready(&mut cx, id, flags),
-            Owner::TcpListener(id) => tcp.accept(&mut cx, id),
-            _ => {}
+            Owner::Tcp(id) => layers.tcp.host_ready(&mut cx, id, flags),
+            Owner::TcpListener(id) => layers.tcp.accept(&mut cx, id),
+            Owner::Udp(id) => layers.udp.host_ready(&mut cx, id, flags),
+            Owner::UdpListener(id) => layers.udp.published_ready(id),
+            Owner::Echo(id) => layers.echoes.host_ready(&mut cx, id, flags),
+            Owner::Device | Owner::Attendant(_) => {}
         }
     }
 
     /// The guest's connections are reset, those of the host with them.
     fn end(&mut self) {
-        let (tcp, mut cx) = self.layers();
-        tcp.reset_all(&mut cx);
+        let (layers, mut cx) = self.layers();
+        layers.tcp.reset_all(&mut cx);
         let now = cx.now;
         self.stack.step(now, 64);
     }
 
     fn stat(&mut self) -> Stat {
         let stack = self.stack.stat();
-        let (tcp, mut cx) = self.layers();
+        let (layers, mut cx) = self.layers();
+        let mut flows = layers.tcp.stat(&mut cx);
+        flows.extend(layers.udp.stat(cx.now));
+        flows.extend(layers.echoes.stat(cx.now));
         Stat {
-            flows: tcp.stat(&mut cx),
+            flows,
             totals: self.totals.clone(),
             counters: stack.counters,
             pool: stack.pool,

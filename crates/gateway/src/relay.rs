@@ -3,11 +3,14 @@
 //! Each transport is a layer with a table of its flows ([`tcp`]). What they share is passed to them as a
 //! [`Context`].
 
+pub mod echo;
 pub mod host;
 pub mod poll;
+pub mod services;
 #[allow(unsafe_code)]
 mod sys;
 pub mod tcp;
+pub mod udp;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time;

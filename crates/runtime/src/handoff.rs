@@ -1,4 +1,4 @@
-//! The rings between the shards of one stack, for what a shard says is for another ([`Handed`]).
+//! The rings between the shards of one stack, for what a shard says is for another ([`HandOff`]).
 //!
 //! ```text
 //!   queue 0 ─► shard 0 ──ring of 1──► shard 1 ◄─ queue 1
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use fulmar_netdev::Peek;
 
 use crate::sync::{AtomicIsize, Ordering, Receiver, SyncSender, TrySendError, fence, sync_channel};
-use fulmar_shard::{Handed, MAX_SHARDS, Ports};
+use fulmar_shard::{HandOff, MAX_SHARDS, Ports};
 
 /// What waits in a ring at most: several full receive bursts, and 200 KiB of memory.
 const RING: usize = 512;
@@ -26,7 +26,7 @@ const OVERHEARING: isize = RING as isize / 4;
 /// The way into one shard's ring.
 #[derive(Clone)]
 struct Door {
-    ring: SyncSender<Handed>,
+    ring: SyncSender<HandOff>,
     waiting: Arc<Waiting>,
 }
 
@@ -43,7 +43,7 @@ impl Waiting {
 
 /// One shard's end: its ring, and the doors of the others.
 pub struct Handoff {
-    ring: Receiver<Handed>,
+    ring: Receiver<HandOff>,
     waiting: Arc<Waiting>,
     doors: Vec<Door>,
     /// Shards to which something went since somebody last looked.
@@ -55,10 +55,10 @@ pub struct Handoff {
 pub fn handoffs(shards: usize) -> Vec<Handoff> {
     let rings: Vec<_> = (0..shards.min(MAX_SHARDS)).map(|_| sync_channel(RING)).collect();
     let door =
-        |(ring, _): &(SyncSender<Handed>, _)| Door { ring: ring.clone(), waiting: Arc::default() };
+        |(ring, _): &(SyncSender<HandOff>, _)| Door { ring: ring.clone(), waiting: Arc::default() };
     let doors: Vec<Door> = rings.iter().map(door).collect();
     let ports = Arc::new(Ports::default());
-    let end = |((_, ring), own): ((_, Receiver<Handed>), &Door)| Handoff {
+    let end = |((_, ring), own): ((_, Receiver<HandOff>), &Door)| Handoff {
         ring,
         waiting: Arc::clone(&own.waiting),
         doors: doors.clone(),
@@ -72,9 +72,9 @@ impl Handoff {
     /// Hands something to another shard, or back if its ring is full. [`Handoff::take_told`] says
     /// afterwards who may have to be woken.
     #[allow(clippy::result_large_err, reason = "it comes back as it went: no heap per packet")]
-    pub fn hand(&mut self, to: u16, what: Handed) -> Result<(), Handed> {
+    pub fn hand(&mut self, to: u16, what: HandOff) -> Result<(), HandOff> {
         let Some(door) = self.doors.get(usize::from(to)) else { return Err(what) };
-        if matches!(what, Handed::Overheard(_))
+        if matches!(what, HandOff::NeighbourUpdate(_))
             && door.waiting.0.load(Ordering::Relaxed) >= OVERHEARING
         {
             return Err(what);
@@ -88,7 +88,7 @@ impl Handoff {
     }
 
     /// What came first of what waits.
-    pub fn take(&mut self) -> Option<Handed> {
+    pub fn take(&mut self) -> Option<HandOff> {
         if self.is_empty() {
             return None;
         }
@@ -146,15 +146,15 @@ mod tests {
     use fulmar_mbuf::Chain;
 
     use super::*;
-    use fulmar_shard::Overheard;
+    use fulmar_shard::NeighbourUpdate;
 
-    fn overheard(n: u8) -> Handed {
-        Handed::Overheard(Overheard::of(&[n; 60]).unwrap())
+    fn overheard(n: u8) -> HandOff {
+        HandOff::NeighbourUpdate(NeighbourUpdate::of(&[n; 60]).unwrap())
     }
 
-    fn number(h: Handed) -> u8 {
+    fn number(h: HandOff) -> u8 {
         match h {
-            Handed::Overheard(o) => o.as_slice()[0],
+            HandOff::NeighbourUpdate(o) => o.as_slice()[0],
             _ => panic!("nothing else was handed over"),
         }
     }
@@ -173,8 +173,8 @@ mod tests {
         assert!(ends[2].is_empty());
     }
 
-    fn echo() -> Handed {
-        Handed::Echo(EchoReply {
+    fn echo() -> HandOff {
+        HandOff::Echo(EchoReply {
             ident: 1,
             seq: 1,
             hop_limit: 64,
@@ -187,7 +187,7 @@ mod tests {
     fn a_full_ring_gives_back_what_does_not_fit() {
         let mut ends = handoffs(2);
         (0..RING).for_each(|_| assert!(ends[0].hand(1, echo()).is_ok()));
-        assert!(matches!(ends[0].hand(1, echo()), Err(Handed::Echo(_))));
+        assert!(matches!(ends[0].hand(1, echo()), Err(HandOff::Echo(_))));
         assert!(ends[1].take().is_some());
         assert!(ends[0].hand(1, echo()).is_ok());
     }

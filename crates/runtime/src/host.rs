@@ -598,7 +598,7 @@ impl<P: Probe> Host<P> {
         loop {
             let now = sys::now();
             guard.step(now, POLL_BUDGET);
-            if guard.is_down() || guard.is_drained(socket) || now >= give_up {
+            if guard.down().is_some() || guard.is_drained(socket) || now >= give_up {
                 return Ok(guard.is_drained(socket));
             }
             guard = turn.sleep(guard, now, Some((now + DRAIN_TICK).min(give_up)))?;

@@ -41,12 +41,12 @@ impl World {
 
 fn bind(host: &Host, port: u16) -> SlotId {
     let to = (wire::OWN, port).into();
-    host.call(|shard, _| shard.udp_bind(to, Default::default())).expect("a socket")
+    host.call(|shard, _| shard.udp().bind(to, Default::default())).expect("a socket")
 }
 
 /// What a program's thread does that reads from a socket.
 fn read(host: &Host, socket: SlotId) -> Result<(), SocketError> {
-    let receive = |shard: &mut WatchedShard, _| shard.udp_receive(socket);
+    let receive = |shard: &mut WatchedShard, _| shard.udp().receive(socket);
     let d = host.wait(socket, Ready::READABLE, Limit::Forever, receive)?;
     host.call(|shard, _| Ok(shard.free(d.payload)))
 }

@@ -41,7 +41,7 @@ impl<P: Probe> Host<P> {
         let longest = if device.is_some() { LONG_SLEEP } else { POLL_PERIOD };
         let until = until.unwrap_or(Instant::FAR_FUTURE).min(now + longest);
         // A device that is gone stays readable for ever.
-        let is_watched = hold.is_none() && !guard.is_down();
+        let is_watched = hold.is_none() && guard.down().is_none();
         let device = device.filter(|_| is_watched);
         let kick = self.baton.kick_fd(role);
         self.baton.will_sleep(role, until);
@@ -88,7 +88,7 @@ impl<P: Probe> Host<P> {
 /// nothing to poll for where the descriptor shows what waits.
 fn arm<P: Probe>(shard: &mut WatchedShard<P>, now: Instant, waiter: &Waiter) -> bool {
     let is_sure = shard.device().caps().wake == Wake::Level && !shard.has_backlog();
-    let is_armed = shard.device().arm() || shard.is_down() || is_sure;
+    let is_armed = shard.device().arm() || shard.down().is_some() || is_sure;
     let may_sleep = is_armed && (is_sure || shard.step_for_reader(now) == 0) && !waiter.is_woken();
     if !may_sleep {
         shard.device().disarm();

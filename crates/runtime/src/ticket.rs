@@ -9,7 +9,7 @@ use fulmar_socket::posted::CompletionPolicy;
 
 use crate::completion::Completion;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering, lock};
-use fulmar_shard::{PostOver, PostToken, RecvOutcome, Slab, Untaken};
+use fulmar_shard::{PostCompletion, PostToken, RecvOutcome, Slab, Unclaimed};
 
 /// What stands for a posted buffer until it is over, and then for its outcome.
 #[derive(Default)]
@@ -36,7 +36,7 @@ const TAKEN: u8 = 2;
 struct Outcome {
     outcome: RecvOutcome,
     /// `None`: its connection is gone without a word.
-    _untaken: Option<Untaken>,
+    _untaken: Option<Unclaimed>,
 }
 
 impl RecvTicket {
@@ -63,11 +63,11 @@ impl RecvTicket {
     }
 
     /// Under the shard's lock, as all that ends a ticket.
-    pub(crate) fn put(&self, outcome: RecvOutcome, untaken: Option<Untaken>) {
+    pub(crate) fn put(&self, outcome: RecvOutcome, unclaimed: Option<Unclaimed>) {
         if self.is_over() {
             return;
         }
-        *lock(&self.outcome) = Some(Outcome { outcome, _untaken: untaken });
+        *lock(&self.outcome) = Some(Outcome { outcome, _untaken: unclaimed });
         self.state.store(OVER, Ordering::Release);
     }
 
@@ -121,9 +121,9 @@ impl Tickets {
     }
 
     /// A buffer is over: its ticket has the outcome, and its holder is to be told.
-    pub fn end(&mut self, over: PostOver) -> Option<Arc<RecvTicket>> {
+    pub fn end(&mut self, over: PostCompletion) -> Option<Arc<RecvTicket>> {
         let ticket = self.remove(over.token)?;
-        ticket.put(over.outcome, Some(over.untaken));
+        ticket.put(over.outcome, Some(over.unclaimed));
         Some(ticket)
     }
 }
@@ -189,25 +189,25 @@ mod tests {
     use super::*;
     use crate::sync::AtomicUsize;
 
-    fn over(token: PostToken, count: &Arc<AtomicUsize>) -> PostOver {
+    fn over(token: PostToken, count: &Arc<AtomicUsize>) -> PostCompletion {
         let outcome = RecvOutcome { buf: Some(RecvBuf::with_capacity(16)), error: None };
-        PostOver { token, outcome, untaken: Untaken::of(count) }
+        PostCompletion { token, outcome, unclaimed: Unclaimed::of(count) }
     }
 
     #[test]
     fn a_buffer_that_nobody_can_take_any_more_makes_no_socket_readable() {
-        let untaken = Arc::new(AtomicUsize::new(0));
-        let has_untaken = || untaken.load(Ordering::Relaxed) > 0;
+        let unclaimed = Arc::new(AtomicUsize::new(0));
+        let has_unclaimed = || unclaimed.load(Ordering::Relaxed) > 0;
         let (mut tickets, ticket) = (Tickets::default(), Arc::new(RecvTicket::default()));
         let token = tickets.add(&ticket);
-        let last = tickets.end(over(token, &untaken));
-        assert!(has_untaken() && last.is_some());
+        let last = tickets.end(over(token, &unclaimed));
+        assert!(has_unclaimed() && last.is_some());
         drop(ticket);
-        assert!(has_untaken());
+        assert!(has_unclaimed());
         drop(last);
-        assert!(!has_untaken());
-        let late = tickets.end(over(token, &untaken));
-        assert!(late.is_none() && !has_untaken(), "nobody waits for it");
+        assert!(!has_unclaimed());
+        let late = tickets.end(over(token, &unclaimed));
+        assert!(late.is_none() && !has_unclaimed(), "nobody waits for it");
     }
 
     #[test]

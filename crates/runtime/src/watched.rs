@@ -1,7 +1,7 @@
 //! A shard beside those who wait for it: what the lock of a host protects.
 //!
 //! ```text
-//!   step or call ─► Event, PostOver, Outgoing ─► dispatch ─► wake-ups, tickets, rings of other shards
+//!   step or call ─► Event, PostCompletion, Outgoing ─► dispatch ─► wake-ups, tickets, rings of other shards
 //! ```
 //!
 //! What a step or a call of the shard leaves is dispatched under the lock, by every method here and before
@@ -21,7 +21,7 @@ use crate::poll_set::PollSetCore;
 use crate::ticket::{Post, Received, RecvTicket, Tickets};
 use crate::waiter::Waiter;
 use crate::watch::{Wakes, Watchers};
-use fulmar_shard::{Event, Handed, ReadOrPost, RecvOutcome, Remains, Shard};
+use fulmar_shard::{Event, HandOff, ReadOrPost, RecvOutcome, Shard, ShardParts};
 
 /// A shard and those who wait for its sockets; it dereferences to the shard.
 pub struct WatchedShard<P: Probe = NoProbe> {
@@ -58,7 +58,7 @@ impl<P: Probe> std::ops::DerefMut for WatchedShard<P> {
 
 /// What is left of a watched shard in which a thread panicked.
 pub(crate) struct Wreck {
-    pub remains: Remains,
+    pub remains: ShardParts,
     /// Those who wait for posted buffers, to be told behind the sockets.
     pub tickets: Tickets,
     pub handoff: Option<Box<Handoff>>,
@@ -144,11 +144,11 @@ impl<P: Probe> WatchedShard<P> {
     #[inline(never)]
     fn take_from_ring(&mut self) {
         let Some(handoff) = &mut self.handoff else { return };
-        while self.shard.siblings().takes_handed()
+        while self.shard.siblings().has_hand_off_space()
             && let Some(what) = handoff.take()
         {
             // It takes one, as was asked.
-            let _ = self.shard.siblings().hand_in(what);
+            let _ = self.shard.siblings().receive_hand_off(what);
         }
     }
 
@@ -181,7 +181,7 @@ impl<P: Probe> WatchedShard<P> {
             }
         }
         self.events = events;
-        while let Some(over) = self.shard.pop_over() {
+        while let Some(over) = self.shard.posted().pop_completion() {
             if let Some(ticket) = self.tickets.end(over) {
                 self.received.push(ticket);
             }
@@ -191,14 +191,14 @@ impl<P: Probe> WatchedShard<P> {
         }
     }
 
-    fn hand(&mut self, to: u16, what: Handed) {
-        let is_packet = !matches!(what, Handed::Overheard(_));
+    fn hand(&mut self, to: u16, what: HandOff) {
+        let is_packet = !matches!(what, HandOff::NeighbourUpdate(_));
         let refused = match &mut self.handoff {
             Some(handoff) => handoff.hand(to, what).err(),
             None => Some(what),
         };
         match refused {
-            Some(what) => self.shard.refuse_handed(what),
+            Some(what) => self.shard.drop_hand_off(what),
             None => self.shard.count(Counter::WrongQueue, u64::from(is_packet)),
         }
     }
@@ -352,7 +352,7 @@ impl<P: Probe> WatchedShard<P> {
 
 /// Posted buffers.
 impl<P: Probe> WatchedShard<P> {
-    /// See [`Shard::tcp_post`].
+    /// See [`PostedBuffers::post`](fulmar_shard::PostedBuffers::post).
     ///
     /// # Errors
     /// As there.
@@ -373,7 +373,8 @@ impl<P: Probe> WatchedShard<P> {
         Post { id, buf, read, rule, ticket }: Post<'_>,
     ) -> Result<(), (SocketError, RecvBuf)> {
         let token = self.tickets.add(ticket);
-        let posted = self.shard.tcp_post(now, fulmar_shard::Post { id, buf, read, rule, token });
+        let posted =
+            self.shard.posted().post(now, fulmar_shard::Post { id, buf, read, rule, token });
         if posted.is_err() {
             drop(self.tickets.remove(token));
         }
@@ -390,7 +391,7 @@ impl<P: Probe> WatchedShard<P> {
     }
 
     /// One step of a read that waits, whose own buffer is `post`, which is posted where
-    /// [`Shard::tcp_take_or_post`] says so; else it stays.
+    /// [`PostedBuffers::take_or_post`](fulmar_shard::PostedBuffers::take_or_post) says so; else it stays.
     ///
     /// # Errors
     /// As there.
@@ -402,7 +403,7 @@ impl<P: Probe> WatchedShard<P> {
         let Some(read) = post else { return Ok(ReadOrPost::Refused) };
         let (id, done) = (read.id, read.read.unwrap_or(0));
         let room = read.buf.capacity().saturating_sub(done);
-        let how = self.shard.tcp_take_or_post(now, id, room, done)?;
+        let how = self.shard.posted().take_or_post(now, id, room, done)?;
         if let ReadOrPost::MayPost(least) = how {
             read.rule.low_water_bytes = read.rule.low_water_bytes.max(least);
             self.post_if_possible(now, post);
@@ -411,19 +412,19 @@ impl<P: Probe> WatchedShard<P> {
         Ok(how)
     }
 
-    /// See [`Shard::tcp_cancel_post`].
+    /// See [`PostedBuffers::cancel`](fulmar_shard::PostedBuffers::cancel).
     pub fn tcp_cancel_post(&mut self, now: Instant, id: SlotId, ticket: &Arc<RecvTicket>) {
         let token = ticket.token();
         if self.tickets.get(token).is_some_and(|t| Arc::ptr_eq(t, ticket)) {
-            self.shard.tcp_cancel_post(now, id, token);
+            self.shard.posted().cancel(now, id, token);
             self.dispatch();
         }
     }
 
-    /// See [`Shard::tcp_abandon_post`]. False: the ticket stays good.
+    /// See [`PostedBuffers::revoke`](fulmar_shard::PostedBuffers::revoke). False: the ticket stays good.
     pub fn tcp_abandon_post(&mut self, now: Instant, id: SlotId, ticket: &Arc<RecvTicket>) -> bool {
         let token = ticket.token();
-        let is_gone = self.shard.tcp_abandon_post(now, id, token);
+        let is_gone = self.shard.posted().revoke(now, id, token);
         if is_gone {
             drop(self.tickets.remove(token));
         }
@@ -434,7 +435,7 @@ impl<P: Probe> WatchedShard<P> {
     /// As [`WatchedShard::tcp_abandon_post`] for those of a connection that signal handlers let go of, the
     /// last first.
     pub(crate) fn tcp_abandon_unwanted(&mut self, now: Instant, id: SlotId) {
-        let posted = self.shard.tcp_posted(id).filter_map(|token| self.tickets.get(token));
+        let posted = self.shard.posted().tokens(id).filter_map(|token| self.tickets.get(token));
         let unwanted: Vec<_> = posted.filter(|t| t.take_unwanted()).map(Arc::clone).collect();
         for ticket in unwanted.iter().rev() {
             self.tcp_abandon_post(now, id, ticket);

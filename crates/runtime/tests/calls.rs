@@ -148,25 +148,30 @@ fn a_writer_of_a_dry_pool_is_told_when_buffers_are_back() {
 fn writes_of_two_writers_are_not_mixed() {
     let mut w = World::new();
     let (c, _, _) = w.connection(80);
-    assert!(matches!(w.a.tcp_begin_write(c, 1), Ok(Step::Done(()))));
-    assert!(matches!(w.a.tcp_begin_write(c, 2), Ok(Step::WaitSpace(_))));
+    assert!(matches!(w.a.tcp_entry(c).and_then(|e| e.lock_send(1)), Ok(Step::Done(()))));
+    assert!(matches!(w.a.tcp_entry(c).and_then(|e| e.lock_send(2)), Ok(Step::WaitSpace(_))));
     // The same thread again: a signal handler interrupted it.
-    assert_eq!(w.a.tcp_begin_write(c, 1).map(drop), Err(SocketError::WouldBlock));
-    w.a.tcp_end_write(c);
-    assert!(matches!(w.a.tcp_begin_write(c, 2), Ok(Step::Done(()))));
+    assert_eq!(
+        w.a.tcp_entry(c).and_then(|e| e.lock_send(1)).map(drop),
+        Err(SocketError::WouldBlock)
+    );
+    w.a.tcp_unlock_send(c);
+    assert!(matches!(w.a.tcp_entry(c).and_then(|e| e.lock_send(2)), Ok(Step::Done(()))));
 }
 
 #[test]
 fn a_datagram_to_oneself_is_there_when_the_call_returns() {
     let mut w = World::new();
     let udp = |shard: &mut Shard, port| {
-        shard.udp_bind(([10, 0, 0, 1], port).into(), Default::default()).unwrap()
+        shard.udp().bind(([10, 0, 0, 1], port).into(), Default::default()).unwrap()
     };
     let (sender, receiver) = (udp(&mut w.a, 1), udp(&mut w.a, 2));
     for i in 0..1000u32 {
         let to = SocketAddr::from(([10, 0, 0, 1], 2));
         w.a.udp_send(w.now, sender, &[&i.to_ne_bytes()], Some(to)).unwrap();
-        let Step::Done(d) = w.a.udp_receive(receiver).unwrap() else { panic!("{i} is not there") };
+        let Step::Done(d) = w.a.udp().receive(receiver).unwrap() else {
+            panic!("{i} is not there")
+        };
         assert_eq!(d.payload.to_vec(), i.to_ne_bytes());
         w.a.free(d.payload);
     }

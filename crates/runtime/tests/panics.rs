@@ -87,8 +87,8 @@ fn talk<P: Probe, Q: Probe>(a: &Host<P>, b: &Host<Q>) -> Result<(), SocketError>
     let c = a.call(|s, now| s.tcp_connect(now, at(2, 80), None))?;
     a.wait(c, Ready::WRITABLE, PATIENCE, |s, _| s.tcp_connected(c))?;
     let (peer, _) = b.wait(listener, Ready::READABLE, PATIENCE, |s, _| s.tcp_accept(listener))?;
-    let here = a.call(|s, _| s.udp_bind(at(1, 53), Default::default()))?;
-    let there = b.call(|s, _| s.udp_bind(at(2, 53), Default::default()))?;
+    let here = a.call(|s, _| s.udp().bind(at(1, 53), Default::default()))?;
+    let there = b.call(|s, _| s.udp().bind(at(2, 53), Default::default()))?;
     for _ in 0..20 {
         let len = 3000;
         let space = a.wait(c, Ready::WRITABLE, PATIENCE, |s, now| {
@@ -101,10 +101,10 @@ fn talk<P: Probe, Q: Probe>(a: &Host<P>, b: &Host<Q>) -> Result<(), SocketError>
         let chain = b.wait(peer, Ready::READER, PATIENCE, |s, _| s.tcp_take(peer, 1 << 16))?;
         b.post(Request::ReadDone(peer, chain));
         b.call(|s, now| s.udp_send(now, there, &[&[1; 100]], Some(at(1, 53))))?;
-        let d = a.wait(here, Ready::READER, PATIENCE, |s, _| s.udp_receive(here))?;
+        let d = a.wait(here, Ready::READER, PATIENCE, |s, _| s.udp().receive(here))?;
         a.post(Request::Free(d.payload));
         a.call(|s, now| s.udp_send(now, here, &[&[1; 100]], Some(at(2, 53))))?;
-        let d = b.wait(there, Ready::READER, PATIENCE, |s, _| s.udp_receive(there))?;
+        let d = b.wait(there, Ready::READER, PATIENCE, |s, _| s.udp().receive(there))?;
         b.post(Request::Free(d.payload));
         thread::sleep(Duration::from_millis(1));
     }

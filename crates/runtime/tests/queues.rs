@@ -43,7 +43,7 @@ fn shard<P: Probe>(
 
 fn received<P: Probe>(s: &mut WatchedShard<P>, id: SlotId) -> Vec<SocketAddr> {
     let mut from = Vec::new();
-    while let Ok(Step::Done(d)) = s.udp_receive(id) {
+    while let Ok(Step::Done(d)) = s.udp().receive(id) {
         from.push(d.src);
         s.free(d.payload);
     }
@@ -57,9 +57,9 @@ fn a_packet_on_the_wrong_queue_crosses_once_to_the_owner_of_its_flow() {
     let mut peer = shard(1, near, NoProbe, 0, 1);
     let mut queues = [shard(2, far, NoProbe, 0, 2), shard(2, idle, NoProbe, 1, 2)];
     queues.iter_mut().zip(handoffs(2)).for_each(|(q, end)| q.join(end));
-    let sockets = queues.each_mut().map(|q| q.udp_bind(at(2, 53), Default::default()).unwrap());
+    let sockets = queues.each_mut().map(|q| q.udp().bind(at(2, 53), Default::default()).unwrap());
     for i in 0..SENT {
-        let s = peer.udp_bind(at(1, 4000 + i), Default::default()).unwrap();
+        let s = peer.udp().bind(at(1, 4000 + i), Default::default()).unwrap();
         peer.udp_send(START, s, &[b"to whom?"], Some(at(2, 53))).unwrap();
     }
     for ms in 1000..1100 {

@@ -82,7 +82,7 @@ fn at(host: u8, port: u16) -> SocketAddr {
 fn stack(host: u8, sent: &Frames, arriving: &Frames, now: Instant) -> Shard {
     let config = StackConfig {
         addresses: vec![IfAddr { addr: at(host, 0).ip(), prefix_len: 24 }],
-        // On a network: 32 bytes that nobody can guess.
+        // On a network: 32 unpredictable bytes.
         secrets: Some(Secrets::for_simulation(host.into())),
         ..StackConfig::default()
     };
@@ -130,12 +130,16 @@ fn serve(server: &mut Shard, now: Instant, listener: SlotId) -> Result<(), Socke
                 }
             }
             Event::Ready(id, _) => {
-                let Some(heard) = read(server, now, id)? else { continue };
-                println!("{}  server: hears {:?}", clock(now), String::from_utf8_lossy(&heard));
-                if heard.is_empty() {
+                let Some(received) = read(server, now, id)? else { continue };
+                println!(
+                    "{}  server: receives {:?}",
+                    clock(now),
+                    String::from_utf8_lossy(&received)
+                );
+                if received.is_empty() {
                     server.close(now, id);
                 } else {
-                    write(server, now, id, &heard.to_ascii_uppercase())?;
+                    write(server, now, id, &received.to_ascii_uppercase())?;
                 }
             }
             Event::Closed(_) => {}

@@ -15,7 +15,7 @@ use fulmar_wire::protocol;
 use crate::demux::{Tables, ports_of};
 use crate::net::{Net, Sink};
 use crate::shard::Shard;
-use crate::siblings::{Handed, PING_SHARD, Siblings};
+use crate::siblings::{HandOff, PING_SHARD, Siblings};
 
 impl<P: Probe> Shard<P> {
     /// Hand-offs to and from the other shards of the stack.
@@ -24,8 +24,8 @@ impl<P: Probe> Shard<P> {
     }
 
     /// Drops a hand-off for which the other shard has no space.
-    pub fn refuse_handed(&mut self, what: Handed) {
-        self.core.refuse_handed(what);
+    pub fn drop_hand_off(&mut self, what: HandOff) {
+        self.core.drop_hand_off(what);
     }
 
     /// Receives one burst from the device: frames and bytes.
@@ -114,41 +114,41 @@ impl<P: Probe> Shard<P> {
             }
             Verdict::Deliver(d) => {
                 match ports_of(&d).and_then(|key| core.siblings.port_elsewhere(&key)) {
-                    Some(owner) => core.hand(owner, Handed::Packet(d)),
+                    Some(owner) => core.hand_over(owner, HandOff::Packet(d)),
                     None => udp.input(now, d, &rx.lookup, core),
                 }
             }
             Verdict::IcmpError(e) => self.icmp_error(now, e),
             Verdict::EchoReply(r) => match core.siblings.id() {
                 PING_SHARD => ping.input(r, core),
-                _ => core.hand(PING_SHARD, Handed::Echo(r)),
+                _ => core.hand_over(PING_SHARD, HandOff::Echo(r)),
             },
             Verdict::EchoRequest(r) => match core.siblings.id() {
                 PING_SHARD => ping.input_request(r, core),
-                _ => core.hand(PING_SHARD, Handed::EchoRequest(r)),
+                _ => core.hand_over(PING_SHARD, HandOff::EchoRequest(r)),
             },
             Verdict::Consumed => {}
         }
-        self.tcp.last_stream.forget_front();
+        self.tcp.flow_cache.forget_headers();
     }
 
     /// Receives the hand-offs of other shards.
     #[inline(never)]
-    pub(crate) fn take_handed(&mut self, now: Instant) -> usize {
+    pub(crate) fn input_hand_offs(&mut self, now: Instant) -> usize {
         let mut taken = 0;
         while let Some(what) = self.core.siblings.take() {
             taken += 1;
             let Shard { core, tcp, udp, ping, rx } = self;
             match what {
-                Handed::Packet(d) if d.protocol == protocol::TCP => {
+                HandOff::Packet(d) if d.protocol == protocol::TCP => {
                     tcp.input(now, d, &rx.lookup, core);
                 }
-                Handed::Packet(d) => udp.input(now, d, &rx.lookup, core),
-                Handed::Error(e) => self.icmp_error_here(now, e),
-                Handed::Echo(r) => ping.input(r, core),
-                Handed::EchoRequest(r) => ping.input_request(r, core),
-                Handed::Overheard(heard) => {
-                    if let Some(chain) = core.net.copy_of(heard.as_slice()) {
+                HandOff::Packet(d) => udp.input(now, d, &rx.lookup, core),
+                HandOff::Error(e) => self.icmp_error_here(now, e),
+                HandOff::Echo(r) => ping.input(r, core),
+                HandOff::EchoRequest(r) => ping.input_request(r, core),
+                HandOff::NeighbourUpdate(update) => {
+                    if let Some(chain) = core.net.copy_of(update.as_slice()) {
                         self.input(now, Packet::new(chain));
                     }
                 }
@@ -167,7 +167,7 @@ impl<P: Probe> Shard<P> {
             _ => Some(PING_SHARD).filter(|s| *s != siblings.id()),
         };
         match elsewhere {
-            Some(owner) => self.core.hand(owner, Handed::Error(e)),
+            Some(owner) => self.core.hand_over(owner, HandOff::Error(e)),
             None => self.icmp_error_here(now, e),
         }
     }

@@ -15,13 +15,13 @@ use alloc::collections::VecDeque;
 use fulmar_base::{DropReason, Probe, SlotId};
 use fulmar_socket::SocketError;
 
+use crate::completion_polls::CompletionPolls;
 use crate::config::StackConfig;
 use crate::events::Events;
 use crate::memory::Memory;
 use crate::net::Net;
-use crate::returns::Returns;
 use crate::secret::Secret;
-use crate::siblings::{Handed, Siblings};
+use crate::siblings::{HandOff, Siblings};
 use crate::slab::Slab;
 use crate::sockets::Socket;
 use crate::wheel::{TimerKey, Wheel};
@@ -38,7 +38,7 @@ pub struct Core<P: Probe> {
     pub output_queue: VecDeque<SlotId>,
     pub memory: Memory,
     /// Zero-copy bytes that are still out.
-    pub returns: Returns,
+    pub completion_polls: CompletionPolls,
     /// The other shards of the stack.
     pub siblings: Siblings,
 }
@@ -71,21 +71,21 @@ impl<P: Probe> Core<P> {
     }
 
     /// Hands a packet, an error or an echo reply over to the shard that owns it.
-    pub fn hand(&mut self, to: u16, what: Handed) {
-        if let Err(what) = self.siblings.hand(to, what) {
-            self.refuse_handed(what);
+    pub fn hand_over(&mut self, to: u16, what: HandOff) {
+        if let Err(what) = self.siblings.hand_over(to, what) {
+            self.drop_hand_off(what);
         }
     }
 
     /// Drops a hand-off for which the other shard has no space.
-    pub fn refuse_handed(&mut self, what: Handed) {
+    pub fn drop_hand_off(&mut self, what: HandOff) {
         self.net.counters.drop_packet(DropReason::HandOffFull);
         match what {
-            Handed::Packet(d) => self.net.pool.free(d.chain),
-            Handed::Echo(e) => self.net.pool.free(e.payload),
-            Handed::EchoRequest(e) => self.net.pool.free(e.payload),
+            HandOff::Packet(d) => self.net.pool.free(d.chain),
+            HandOff::Echo(e) => self.net.pool.free(e.payload),
+            HandOff::EchoRequest(e) => self.net.pool.free(e.payload),
             // The next neighbour request is answered again.
-            Handed::Error(_) | Handed::Overheard(_) => {}
+            HandOff::Error(_) | HandOff::NeighbourUpdate(_) => {}
         }
     }
 }

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A [`Shard`] is deterministic: it advances by [`Shard::step`] with the time as an argument, and leaves as
-//! data what became ready ([`Event`]), which posted buffers are complete ([`PostOver`]) and what is handed over
+//! data what became ready ([`Event`]), which posted buffers are complete ([`PostCompletion`]) and what is handed over
 //! to other shards ([`Outgoing`]). It makes no call of an operating system besides those of its device. Unsafe code
 //! lives in `raw.rs`.
 
@@ -15,12 +15,13 @@
 
 extern crate alloc;
 
+mod completion_polls;
 mod config;
 mod demux;
 mod echo;
 mod error;
 mod events;
-mod familiar;
+mod flow_cache;
 mod input;
 mod layers;
 mod listen;
@@ -28,21 +29,20 @@ mod loan_calls;
 mod memory;
 mod net;
 mod outcome;
+mod parts;
 mod ping;
 mod posted;
 #[allow(unsafe_code)]
 mod raw;
 mod reclaim;
 mod recv_calls;
-mod remains;
-mod returns;
+mod retries;
 mod rx;
 mod secret;
 mod send_calls;
 mod send_wait;
 mod sendfile;
 mod shard;
-mod shortage;
 mod siblings;
 mod slab;
 mod sockets;
@@ -72,17 +72,18 @@ pub use config::StackConfig;
 pub use echo::queue::EchoListener;
 pub use error::SetupError;
 pub use listen::pending::{Decision, Pending, PendingId, SynOptions};
-pub use outcome::{Event, PostOver, PostToken, RecvOutcome, Untaken, Watched};
+pub use outcome::{Event, PostCompletion, PostToken, RecvOutcome, Unclaimed, Watched};
+pub use parts::ShardParts;
 pub use posted::{Post, ReadOrPost, RecvEntry};
-pub use remains::Remains;
+pub use recv_calls::PostedBuffers;
 pub use send_calls::Reserved;
 pub use shard::Shard;
-pub use siblings::{Handed, MAX_SHARDS, Outgoing, Overheard, Ports, Siblings};
+pub use siblings::{HandOff, MAX_SHARDS, NeighbourUpdate, Outgoing, Ports, Siblings};
 pub use slab::Slab;
-pub use sockets::{Echo, TcpEntry};
+pub use sockets::{Echo, Listener, TcpEntry};
 pub use sources::SourceLimits;
 pub use stat::{SocketStat, Stat};
 pub use syn_queue::{ConditionalAccept, ListenOptions, ListenerStat, SynCookies};
-pub use udp_calls::TakenDatagram;
+pub use udp_calls::{TakenDatagram, UdpSockets};
 pub use udp_many::{RecvMessage, SendMessage, SentMany};
 pub use wheel::{TimerId, TimerKey, Wheel};

@@ -22,18 +22,16 @@ mod decide;
 pub(crate) mod pending;
 
 use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId};
-use fulmar_socket::SocketError;
 use fulmar_tcp::{
     COOKIE_LIFETIME, CookieHashes, CookieVerdict, PathInfo, Tcb, check_cookie, cookie_syn_ack,
 };
 use fulmar_wire::tcp;
 
 use crate::layers::Core;
-use crate::shard::Shard;
 use crate::slab::Slab;
 use crate::sockets::{Socket, TcpEntry};
 use crate::sources::SourceUse;
-use crate::syn_queue::{ListenerStat, SynCookies};
+use crate::syn_queue::SynCookies;
 use crate::tcp::Tcp;
 use crate::tcp_input::Segment;
 
@@ -50,16 +48,6 @@ enum SynVerdict {
     /// The program decides.
     Offer,
     Drop(DropReason),
-}
-
-impl<P: Probe> Shard<P> {
-    /// The numbers of a listener.
-    ///
-    /// # Errors
-    /// [`SocketError::BadHandle`], [`SocketError::Invalid`].
-    pub fn listener_stat(&mut self, id: SlotId) -> Result<ListenerStat, SocketError> {
-        Ok(self.core.sockets.listener(id)?.stat())
-    }
 }
 
 impl Tcp {

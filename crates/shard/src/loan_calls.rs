@@ -4,7 +4,6 @@ use fulmar_base::{Instant, Probe, SlotId};
 use fulmar_mbuf::Chain;
 use fulmar_socket::{SocketError, Step, soreceive};
 use fulmar_tcp::LoanCharge;
-use fulmar_udp::Datagram;
 
 use crate::shard::Shard;
 use crate::sockets::Socket;
@@ -39,29 +38,6 @@ impl<P: Probe> Shard<P> {
             _ => {}
         }
         Ok(step)
-    }
-
-    /// As [`Shard::udp_receive`], for an application that keeps the payload. Give it back with
-    /// [`Shard::take_back`].
-    ///
-    /// # Errors
-    /// As [`Shard::udp_receive`].
-    pub fn udp_lend(&mut self, id: SlotId) -> Result<Step<(Datagram, LoanCharge)>, SocketError> {
-        let mut d = match self.udp_receive(id)? {
-            Step::Done(d) => d,
-            Step::WaitData(n) => return Ok(Step::WaitData(n)),
-            Step::WaitSpace(n) => return Ok(Step::WaitSpace(n)),
-        };
-        // Without memory for a copy the datagram itself is lent, and charged.
-        let payload = soreceive::keepable(d.payload, &mut self.core.net.pool, false);
-        d.payload = payload.unwrap_or_else(|as_it_is| as_it_is);
-        let lent = LoanCharge::of(&d.payload);
-        self.core.net.window.lend(lent.storage_bytes);
-        if let Some(Socket::Udp(entry)) = self.core.sockets.get_mut(id) {
-            entry.socket.lend(lent.storage_bytes);
-        }
-        self.core.net.count_loan(lent.bytes);
-        Ok(Step::Done((d, lent)))
     }
 
     /// A loan is returned: opens the window if that is worth a packet. The socket may be gone.

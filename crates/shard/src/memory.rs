@@ -1,5 +1,5 @@
 //! What a shard does where send memory, space in the device or descriptors are scarce: sockets that cannot go
-//! on wait ([`SendWaiters`], [`Shortage`]), and connections whose peers take nothing may be given up
+//! on wait ([`SendWaiters`], [`RetryQueue`]), and connections whose peers take nothing may be given up
 //! ([`Reclaim`]).
 
 use fulmar_base::{Instant, Probe, SlotId};
@@ -7,15 +7,15 @@ use fulmar_mbuf::{Pool, Purpose};
 
 use crate::net::Net;
 use crate::reclaim::Reclaim;
+use crate::retries::RetryQueue;
 use crate::send_wait::{SendWaiters, is_stalled, may_take};
-use crate::shortage::Shortage;
 use crate::slab::Slab;
 use crate::sockets::Socket;
 
 /// Sockets that wait for memory or for the device, and connections that may be given up for them.
 #[derive(Default)]
 pub struct Memory {
-    pub shortage: Shortage,
+    pub retries: RetryQueue,
     pub send_waiters: SendWaiters,
     pub reclaim: Reclaim,
 }
@@ -58,8 +58,8 @@ impl Memory {
         net: &mut Net<P>,
     ) {
         net.pool.drain_remote();
-        if let Some(short) = sockets.get_mut(id).and_then(Socket::short) {
-            self.shortage.enter(now, id, net.link.has_backlog(), short);
+        if let Some(blocked) = sockets.get_mut(id).and_then(Socket::blocked) {
+            self.retries.enter(now, id, net.link.has_backlog(), blocked);
         }
     }
 
@@ -70,9 +70,9 @@ impl Memory {
         }
         let share = pool.share_of(Purpose::Send);
         if may_take(sockets, id, share) > 0
-            && let Some(short) = sockets.get_mut(id).and_then(Socket::short)
+            && let Some(blocked) = sockets.get_mut(id).and_then(Socket::blocked)
         {
-            short.is_short = false;
+            blocked.is_blocked = false;
         }
     }
 }

@@ -58,28 +58,28 @@ pub struct RecvOutcome {
 
 /// A posted buffer that is complete.
 #[derive(Debug)]
-pub struct PostOver {
+pub struct PostCompletion {
     /// The token with which it was posted.
     pub token: PostToken,
     /// The buffer.
     pub outcome: RecvOutcome,
     /// While this exists the socket is readable: a completion waits to be claimed.
-    pub untaken: Untaken,
+    pub unclaimed: Unclaimed,
 }
 
 /// Counts a completion of a connection that was not claimed yet.
 #[derive(Debug)]
-pub struct Untaken(Arc<AtomicUsize>);
+pub struct Unclaimed(Arc<AtomicUsize>);
 
-impl Untaken {
+impl Unclaimed {
     /// Counts one more.
-    pub fn of(count: &Arc<AtomicUsize>) -> Untaken {
+    pub fn of(count: &Arc<AtomicUsize>) -> Unclaimed {
         count.fetch_add(1, Ordering::Relaxed);
-        Untaken(Arc::clone(count))
+        Unclaimed(Arc::clone(count))
     }
 }
 
-impl Drop for Untaken {
+impl Drop for Unclaimed {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn a_buffer_counts_until_it_is_taken() {
         let count = Arc::new(AtomicUsize::new(0));
-        let both = [Untaken::of(&count), Untaken::of(&count)];
+        let both = [Unclaimed::of(&count), Unclaimed::of(&count)];
         assert_eq!(count.load(Ordering::Relaxed), 2);
         drop(both);
         assert_eq!(count.load(Ordering::Relaxed), 0);

@@ -13,7 +13,7 @@ use fulmar_ip::Ip;
 use fulmar_mbuf::{Chain, RecvBuf};
 use fulmar_socket::posted::{CompletionPolicy, Posted};
 
-use crate::outcome::{PostOver, PostToken, RecvOutcome, Untaken};
+use crate::outcome::{PostCompletion, PostToken, RecvOutcome, Unclaimed};
 use crate::sync::{AtomicUsize, Ordering};
 use crate::wheel::TimerId;
 pub(crate) use run::{is_receiving, with_machine};
@@ -51,7 +51,7 @@ pub struct RecvEntry {
     /// The connection is in the shard's list.
     pub(crate) is_listed: bool,
     /// Completions not claimed yet.
-    untaken: Arc<AtomicUsize>,
+    unclaimed: Arc<AtomicUsize>,
     /// Whether the peer is an address of ours, with the generation of `ip` at the look-up.
     is_local: Option<(u64, bool)>,
 }
@@ -63,8 +63,8 @@ impl RecvEntry {
     }
 
     /// Whether a completion waits to be claimed.
-    pub fn has_untaken(&self) -> bool {
-        self.untaken.load(Ordering::Relaxed) > 0
+    pub fn has_unclaimed(&self) -> bool {
+        self.unclaimed.load(Ordering::Relaxed) > 0
     }
 
     /// Whether the peer is an address of ours: such a stream does not pass the device.
@@ -83,7 +83,7 @@ impl RecvEntry {
     }
 
     /// Moves the completions to `to`; how many.
-    pub fn hand_out(&mut self, to: &mut Outbox) -> usize {
+    pub fn take_completions(&mut self, to: &mut CompletionQueue) -> usize {
         let mut count = 0;
         while let Some(f) = self.machine.pop_finished() {
             let outcome = RecvOutcome { buf: Some(f.buf), error: f.error };
@@ -91,8 +91,8 @@ impl RecvEntry {
                 to.outcome = Some(outcome);
                 to.awaited = None;
             } else {
-                let untaken = Untaken::of(&self.untaken);
-                to.over.push_back(PostOver { token: f.token, outcome, untaken });
+                let unclaimed = Unclaimed::of(&self.unclaimed);
+                to.over.push_back(PostCompletion { token: f.token, outcome, unclaimed });
             }
             count += 1;
         }
@@ -102,13 +102,21 @@ impl RecvEntry {
 
 /// Completions of a shard.
 #[derive(Default)]
-pub struct Outbox {
+pub struct CompletionQueue {
     /// Completions in order.
-    pub over: VecDeque<PostOver>,
+    pub over: VecDeque<PostCompletion>,
     /// The buffer that the caller of this step waits for: its completion bypasses the queue.
     pub awaited: Option<PostToken>,
     /// Its completion.
     pub outcome: Option<RecvOutcome>,
+}
+
+impl CompletionQueue {
+    /// The completion that the caller of the step waits for, if it is there; it waits no more.
+    pub fn take_awaited(&mut self) -> Option<RecvOutcome> {
+        self.awaited = None;
+        self.outcome.take()
+    }
 }
 
 /// Posted receive of a shard.
@@ -121,25 +129,25 @@ pub struct PostedTable {
     /// Buffers of closed connections whose memory is still referred to.
     pub orphans: Vec<RecvEntry>,
     /// When to poll again at the latest.
-    pub again_at: Option<Instant>,
+    pub poll_at: Option<Instant>,
     /// Buffers were posted that the device does not know yet.
-    pub has_news: bool,
+    pub has_new_posts: bool,
     /// A buffer became full since [`PostedTable::take_filled`].
     pub has_filled: bool,
     /// Most of the last bytes of a posted buffer were placed by the device.
     pub is_placed: bool,
-    pub out: Outbox,
+    pub out: CompletionQueue,
 }
 
 impl PostedTable {
     /// When to poll again at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.again_at
+        self.poll_at
     }
 
     /// Whether completions wait in the queue.
     #[inline]
-    pub fn has_over(&self) -> bool {
+    pub fn has_completions(&self) -> bool {
         !self.out.over.is_empty()
     }
 
@@ -159,7 +167,7 @@ impl PostedTable {
         core::mem::take(&mut self.has_filled)
     }
 
-    pub fn look_by(&mut self, at: Instant) {
-        self.again_at = Some(self.again_at.map_or(at, |a| a.min(at)));
+    pub fn poll_by(&mut self, at: Instant) {
+        self.poll_at = Some(self.poll_at.map_or(at, |a| a.min(at)));
     }
 }

@@ -1,5 +1,5 @@
 //! Calls of posted receive: buffers are posted, cancelled and waited for. Completions are data
-//! ([`PostOver`]).
+//! ([`PostCompletion`]).
 
 use alloc::boxed::Box;
 
@@ -10,19 +10,62 @@ use fulmar_socket::posted::{IoContext, Posted};
 use fulmar_socket::{SocketError, Step};
 
 use crate::layers::Core;
-use crate::outcome::{PostOver, PostToken, RecvOutcome};
+use crate::outcome::{PostCompletion, PostToken, RecvOutcome};
 use crate::posted::{Post, ReadOrPost, RecvEntry, is_receiving, with_machine};
 use crate::shard::{PLACED_BYTES, POLL_FRAMES, Shard};
+use crate::slab::Slab;
 use crate::sockets::{Socket, TcpEntry};
 use crate::tcp::Tcp;
+use crate::tcp_calls::take_more;
+
+/// The posted buffers of all connections.
+pub struct PostedBuffers<'a, P: Probe> {
+    tcp: &'a mut Tcp,
+    core: &'a mut Core<P>,
+}
 
 impl<P: Probe> Shard<P> {
+    /// Posted receive.
+    #[inline]
+    pub fn posted(&mut self) -> PostedBuffers<'_, P> {
+        PostedBuffers { tcp: &mut self.tcp, core: &mut self.core }
+    }
+
+    /// As [`Shard::step_for_reader`], for a caller that waits for this buffer and nothing else: how many frames
+    /// were received, and the completion if they completed the buffer.
+    pub fn step_for_post(
+        &mut self,
+        now: Instant,
+        token: PostToken,
+    ) -> (usize, Option<RecvOutcome>) {
+        self.tcp.posted.out.awaited = Some(token);
+        let came = match self.tcp.posted.is_placed {
+            true => self.advance(now, POLL_FRAMES, PLACED_BYTES),
+            false => self.step_for_reader(now),
+        };
+        (came, self.tcp.posted.out.take_awaited())
+    }
+
+    /// The same for a read, whose buffer returns to its caller with the bytes of one step: more bytes than stay
+    /// in a cache until the caller reads them, or than the buffer holds, would cost what placement saves.
+    pub fn step_for_read(
+        &mut self,
+        now: Instant,
+        token: PostToken,
+    ) -> (usize, Option<RecvOutcome>) {
+        self.tcp.posted.out.awaited = Some(token);
+        let came = self.step_for_reader(now);
+        (came, self.tcp.posted.out.take_awaited())
+    }
+}
+
+impl<'a, P: Probe> PostedBuffers<'a, P> {
     /// Posts a buffer, to be filled behind those posted before.
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`]: too many wait already; [`SocketError::BadHandle`],
     /// [`SocketError::NotSupported`], [`SocketError::NetworkDown`]. The buffer comes back.
-    pub fn tcp_post(&mut self, now: Instant, post: Post) -> Result<(), (SocketError, RecvBuf)> {
+    pub fn post(&mut self, now: Instant, post: Post) -> Result<(), (SocketError, RecvBuf)> {
         let Post { id, buf, read, rule, token } = post;
         let entry = match self.core.sockets.get_mut(id) {
             Some(Socket::Tcp(entry)) if entry.error.is_none() => entry,
@@ -43,20 +86,20 @@ impl<P: Probe> Shard<P> {
         let may_wait = posted.machine.may_wait(entry.tcb.recv_queue_ref());
         self.tcp.posted.list(id, &mut entry.posted);
         if may_wait {
-            self.tcp.posted.has_news = true;
+            self.tcp.posted.has_new_posts = true;
         } else {
-            self.tcp.run_posted(now, id, &mut self.core);
+            self.tcp.run_posted(now, id, self.core);
         }
         Ok(())
     }
 
     /// One step of a read of `done` bytes so far with `room` for more. Available bytes are detached
-    /// ([`Shard::tcp_take_more`]); where the read has to wait, its buffer may be posted ([`Shard::tcp_post`]),
+    /// ([`Shard::tcp_take_more`]); where the read has to wait, its buffer may be posted ([`PostedBuffers::post`]),
     /// unless others are or the device does not place bytes of this flow.
     ///
     /// # Errors
     /// As [`Shard::tcp_take`].
-    pub fn tcp_take_or_post(
+    pub fn take_or_post(
         &mut self,
         now: Instant,
         id: SlotId,
@@ -69,82 +112,44 @@ impl<P: Probe> Shard<P> {
         if !may_place_read(now, entry, &self.core.net.ip) {
             return Ok(ReadOrPost::Refused);
         }
-        if let Step::Done(chain) = self.tcp_take_more(id, room, done, done == 0)? {
+        if let Step::Done(chain) = take_more(self.core, id, room, done, done == 0)? {
             return Ok(ReadOrPost::Taken(chain));
         }
-        Ok(ReadOrPost::MayPost(self.tcp_entry(id)?.least(room, done == 0)))
+        Ok(ReadOrPost::MayPost(self.core.sockets.tcp(id)?.least(room, done == 0)))
     }
 
     /// Cancels a posted buffer: it completes with the bytes it has, or as cancelled, once no device writes to it
     /// any more, which may take until the next polls.
-    pub fn tcp_cancel_post(&mut self, now: Instant, id: SlotId, token: PostToken) {
-        // A thread that waited with the lock held, and was thrown out by a device that panicked, is gone.
-        (self.tcp.posted.out.awaited, self.tcp.posted.out.outcome) = (None, None);
-        self.tcp.posted.deliver(now, id, &mut self.core);
-        self.tcp.end_post(now, id, &mut self.core, |machine, io| {
+    pub fn cancel(&mut self, now: Instant, id: SlotId, token: PostToken) {
+        // A thread that waited with the lock held may be gone, unwound by a panic of the device.
+        self.tcp.posted.out.take_awaited();
+        self.tcp.posted.deliver(now, id, self.core);
+        self.tcp.end_post(now, id, self.core, |machine, io| {
             machine.cancel(io, |t| *t == token);
         });
     }
 
     /// Revokes a posted buffer whose read was given up: its bytes go back into the stream. False: the buffer is
     /// complete, or later bytes have been received already; it completes as usual.
-    pub fn tcp_abandon_post(&mut self, now: Instant, id: SlotId, token: PostToken) -> bool {
-        self.tcp.posted.deliver(now, id, &mut self.core);
-        if !self.tcp_posted(id).any(|t| t == token) {
+    pub fn revoke(&mut self, now: Instant, id: SlotId, token: PostToken) -> bool {
+        self.tcp.posted.deliver(now, id, self.core);
+        if !tokens(&self.core.sockets, id).any(|t| t == token) {
             return false;
         }
         let mut is_gone = true;
-        self.tcp.end_post(now, id, &mut self.core, |machine, io| {
+        self.tcp.end_post(now, id, self.core, |machine, io| {
             is_gone = machine.abandon(io, |t| *t == token);
         });
         is_gone
     }
 
     /// The tokens of the posted buffers of a connection, in order.
-    pub fn tcp_posted(&self, id: SlotId) -> impl Iterator<Item = PostToken> {
-        let posted = match self.core.sockets.get(id) {
-            Some(Socket::Tcp(entry)) => entry.posted.as_ref(),
-            _ => None,
-        };
-        posted.into_iter().flat_map(|p| p.machine.tokens().copied())
-    }
-
-    /// As [`Shard::step_for_reader`], for a caller that waits for this buffer and nothing else: how many frames
-    /// were received, and the completion if they completed the buffer.
-    pub fn step_for_post(
-        &mut self,
-        now: Instant,
-        token: PostToken,
-    ) -> (usize, Option<RecvOutcome>) {
-        self.step_for(token, |shard| match shard.tcp.posted.is_placed {
-            true => shard.advance(now, POLL_FRAMES, PLACED_BYTES),
-            false => shard.step_for_reader(now),
-        })
-    }
-
-    /// The same for a read, whose buffer returns to its caller with the bytes of one step: more bytes than stay
-    /// in a cache until the caller reads them, or than the buffer holds, would cost what placement saves.
-    pub fn step_for_read(
-        &mut self,
-        now: Instant,
-        token: PostToken,
-    ) -> (usize, Option<RecvOutcome>) {
-        self.step_for(token, |shard| shard.step_for_reader(now))
-    }
-
-    fn step_for(
-        &mut self,
-        token: PostToken,
-        step: impl FnOnce(&mut Self) -> usize,
-    ) -> (usize, Option<RecvOutcome>) {
-        self.tcp.posted.out.awaited = Some(token);
-        let came = step(self);
-        self.tcp.posted.out.awaited = None;
-        (came, self.tcp.posted.out.outcome.take())
+    pub fn tokens(self, id: SlotId) -> impl Iterator<Item = PostToken> + use<'a, P> {
+        tokens(&self.core.sockets, id)
     }
 
     /// The next completion. To be taken after each step and call.
-    pub fn pop_over(&mut self) -> Option<PostOver> {
+    pub fn pop_completion(&mut self) -> Option<PostCompletion> {
         self.tcp.posted.out.over.pop_front()
     }
 }
@@ -183,4 +188,12 @@ fn may_place_read(now: Instant, entry: &mut TcpEntry, ip: &Ip) -> bool {
     let is_remote = !ip.is_local(entry.tcb.key().remote_ip());
     let may_place = |p: &mut Box<RecvEntry>| !p.is_waiting() && p.machine.may_place(now);
     is_remote && is_receiving(&entry.tcb) && entry.posted.as_mut().is_none_or(may_place)
+}
+
+fn tokens(sockets: &Slab<Socket>, id: SlotId) -> impl Iterator<Item = PostToken> + use<'_> {
+    let posted = match sockets.get(id) {
+        Some(Socket::Tcp(entry)) => entry.posted.as_ref(),
+        _ => None,
+    };
+    posted.into_iter().flat_map(|p| p.machine.tokens().copied())
 }

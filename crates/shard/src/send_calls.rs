@@ -11,38 +11,11 @@ use crate::shard::Shard;
 use crate::sockets::Socket;
 
 impl<P: Probe> Shard<P> {
-    /// Locks the send side for a whole call (BSD: `sblock`). `writer` identifies the thread and is not 0. Wait
-    /// for `WRITABLE` and repeat.
-    ///
-    /// # Errors
-    /// [`SocketError::WouldBlock`]: this very thread has begun a write, and a signal handler
-    /// interrupted it. [`SocketError::BadHandle`], [`SocketError::NotSupported`].
-    pub fn tcp_begin_write(&mut self, id: SlotId, writer: u64) -> Result<Step<()>, SocketError> {
-        let entry = self.core.sockets.tcp(id)?;
-        if entry.writer == writer {
-            return Err(SocketError::WouldBlock);
-        }
-        if entry.writer != 0 {
-            return Ok(Step::WaitSpace(1));
-        }
-        entry.writer = writer;
-        Ok(Step::Done(()))
-    }
-
     /// Unlocks the send side: the next writer may begin.
-    pub fn tcp_end_write(&mut self, id: SlotId) {
+    pub fn tcp_unlock_send(&mut self, id: SlotId) {
         if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
             entry.writer = 0;
             self.notify(id);
-        }
-    }
-
-    /// Whether a write would fail now, without clearing the error: a call that has accepted bytes leaves the
-    /// error to the next.
-    pub fn tcp_write_fails(&self, id: SlotId) -> bool {
-        match self.core.sockets.get(id) {
-            Some(Socket::Tcp(s)) => s.error.is_some() || s.tcb.send_error().is_some(),
-            _ => true,
         }
     }
 
@@ -60,7 +33,7 @@ impl<P: Probe> Shard<P> {
         total: usize,
         waited: bool,
     ) -> Result<Step<Reserved>, SocketError> {
-        if self.stops_at(Stage::Locked) {
+        if self.core.net.probe.stops_at(Stage::Locked) {
             return Ok(Step::Done(Reserved::Sent(total)));
         }
         self.core.sockets.check_down(id)?;
@@ -92,7 +65,7 @@ impl<P: Probe> Shard<P> {
     ///
     /// # Errors
     /// Why the connection takes no more.
-    pub fn tcp_reserve_at_once(
+    pub fn tcp_try_reserve(
         &mut self,
         id: SlotId,
         total: usize,
@@ -173,7 +146,7 @@ impl<P: Probe> Shard<P> {
         };
         match sosend::share(&mut entry.tcb, &mut self.core.net.pool, owner, part, waited)? {
             Step::Done(shared) => {
-                entry.short.is_short = false;
+                entry.blocked.is_blocked = false;
                 entry.tcb.set_msg_more(false);
                 self.core.net.count_write(shared.bytes, shared.mbufs);
                 self.pass(Stage::SendCommitted);
@@ -250,7 +223,7 @@ fn reserve_space<P: Probe>(
     };
     let step = sosend::reserve(&mut entry.tcb, &mut core.net.pool, total, waited)?;
     if let Step::Done(_) = &step {
-        entry.short.is_short = false;
+        entry.blocked.is_blocked = false;
         core.net.pass(Stage::SendReserved);
     }
     Ok(step)
@@ -267,7 +240,7 @@ fn append_small<P: Probe>(
     };
     let small = sosend::append_small(&mut entry.tcb, &mut core.net.pool, bytes)?;
     let Some(taken) = small else { return Ok(None) };
-    entry.short.is_short = false;
+    entry.blocked.is_blocked = false;
     entry.tcb.set_msg_more(false);
     core.net.count_write(taken.bytes, taken.mbufs);
     core.net.count_copied(taken.bytes);

@@ -102,13 +102,13 @@ impl SendWaiters {
         pool: &mut Pool,
         counters: &mut Counters,
     ) {
-        let Some(short) = sockets.get_mut(id).and_then(Socket::short) else { return };
-        if !core::mem::replace(&mut short.is_short, true) {
+        let Some(blocked) = sockets.get_mut(id).and_then(Socket::blocked) else { return };
+        if !core::mem::replace(&mut blocked.is_blocked, true) {
             counters.count(Counter::SendWaits);
         }
         let (listed, queue) = match is_stalled {
-            true => (&mut short.stalled, &mut self.stalled),
-            false => (&mut short.for_memory, &mut self.queue),
+            true => (&mut blocked.stalled, &mut self.stalled),
+            false => (&mut blocked.for_memory, &mut self.queue),
         };
         if !core::mem::replace(listed, true) {
             queue.push_back(id);
@@ -161,19 +161,21 @@ impl SendWaiters {
             }
             self.queue.pop_front();
             self.unseen -= 1;
-            let Some(short) = with.sockets.get_mut(id).and_then(Socket::short) else { continue };
-            let is_waiting = short.is_short;
+            let Some(blocked) = with.sockets.get_mut(id).and_then(Socket::blocked) else {
+                continue;
+            };
+            let is_waiting = blocked.is_blocked;
             if is_waiting && bytes == 0 && !is_stalled {
                 self.queue.push_back(id);
                 continue;
             }
-            short.for_memory = false;
+            blocked.for_memory = false;
             if !is_waiting {
                 continue;
             }
             if bytes > 0 {
                 with.wake_writer(id, bytes, share);
-            } else if !core::mem::replace(&mut short.stalled, true) {
+            } else if !core::mem::replace(&mut blocked.stalled, true) {
                 self.stalled.push_back(id);
             }
         }
@@ -188,9 +190,11 @@ impl SendWaiters {
             }
             let Some(id) = self.stalled.pop_front() else { return };
             let bytes = may_take(with.sockets, id, *share);
-            let Some(short) = with.sockets.get_mut(id).and_then(Socket::short) else { continue };
-            short.stalled = false;
-            if short.is_short {
+            let Some(blocked) = with.sockets.get_mut(id).and_then(Socket::blocked) else {
+                continue;
+            };
+            blocked.stalled = false;
+            if blocked.is_blocked {
                 with.wake_writer(id, bytes, share);
             }
         }
@@ -212,8 +216,8 @@ pub struct Waking<'a> {
 impl Waking<'_> {
     fn wake_writer(&mut self, id: SlotId, bytes: usize, share: &mut FairShare) {
         share.used += bytes.min(EXPECTED_BYTES);
-        if let Some(short) = self.sockets.get_mut(id).and_then(Socket::short) {
-            short.is_short = false;
+        if let Some(blocked) = self.sockets.get_mut(id).and_then(Socket::blocked) {
+            blocked.is_blocked = false;
         }
         self.counters.count(Counter::SendWakes);
         self.events.notify(self.sockets, id);

@@ -1,5 +1,5 @@
 //! Sendfile calls: the steps of `fulmar_socket::sendfile` on a socket of
-//! the table, each with what the stack adds (counters, output, shortage).
+//! the table, each with what the stack adds (counters, output, retries).
 
 use alloc::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::tcp::Tcp;
 
 impl<P: Probe> Shard<P> {
     /// First step of a turn: space and storage for as much of `rest` as has room. Wait for
-    /// `WRITABLE` and repeat. Between [`Shard::tcp_begin_write`] and [`Shard::sendfile_end`].
+    /// `WRITABLE` and repeat. Between [`Shard::tcp_lock_send`] and [`Shard::sendfile_end`].
     ///
     /// # Errors
     /// Why the connection takes no more.
@@ -35,7 +35,7 @@ impl<P: Probe> Shard<P> {
         let step = sendfile::reserve(&mut entry.tcb, &mut self.core.net.pool, rest, worth)?;
         match &step {
             Step::Done(_) => {
-                entry.short.is_short = false;
+                entry.blocked.is_blocked = false;
                 self.pass(Stage::SendReserved);
             }
             Step::WaitSpace(_) | Step::WaitData(_) => {
@@ -114,7 +114,7 @@ impl<P: Probe> Shard<P> {
         if taken.bytes == 0 {
             return Ok(Step::Done(0));
         }
-        entry.short.is_short = false;
+        entry.blocked.is_blocked = false;
         entry.tcb.set_more(rest.bytes() > taken.bytes as u64);
         self.core.net.count_write(taken.bytes, taken.mbufs);
         let counters = &mut self.core.net.counters;
@@ -140,12 +140,7 @@ impl<P: Probe> Shard<P> {
         if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
             sendfile::restore(&mut entry.tcb);
         }
-        self.tcp_end_write(id);
-    }
-
-    /// Counts a piece that was accepted before it was read from the file.
-    pub fn sendfile_deferred(&mut self) {
-        self.core.net.counters.count(Counter::SendFileDeferred);
+        self.tcp_unlock_send(id);
     }
 
     /// Accepted bytes cannot be read from the file: the stream has a hole, so the connection is reset with an

@@ -14,6 +14,7 @@ use fulmar_netdev::{Attachment, Device, Peek};
 use fulmar_socket::SocketError;
 use fulmar_tcp::WindowBudget;
 
+use crate::completion_polls::CompletionPolls;
 use crate::config::StackConfig;
 use crate::error::SetupError;
 use crate::events::Events;
@@ -21,7 +22,6 @@ use crate::layers::Core;
 use crate::memory::Memory;
 use crate::net::{Link, Net, Sink};
 use crate::ping::Ping;
-use crate::returns::Returns;
 use crate::rx::Rx;
 use crate::secret::Secret;
 use crate::siblings::Siblings;
@@ -169,7 +169,7 @@ impl<P: Probe> Shard<P> {
                 events: Events::default(),
                 output_queue: VecDeque::new(),
                 memory: Memory::default(),
-                returns: Returns::default(),
+                completion_polls: CompletionPolls::default(),
                 siblings,
             },
         })
@@ -194,14 +194,14 @@ impl<P: Probe> Shard<P> {
         self.core.net.link.set_now(now);
         // Buffers freed by another thread or stack are in the cache: they are the next to be used.
         self.core.net.pool.drain_remote();
-        self.core.returns.plan(now, self.core.net.pool.shared_parts());
+        self.core.completion_polls.plan(now, self.core.net.pool.shared_parts());
         let (mut taken, mut bytes, mut is_dry) = (0, 0, true);
         if self.tcp.unanswered >= ANSWER_FRAMES {
             // The reader has read meanwhile: one ACK carries both.
             self.tcp.answer(now, &mut self.core);
         }
         // Hand-offs of other shards count as received frames.
-        let handed = if self.core.siblings.is_alone() { 0 } else { self.take_handed(now) };
+        let handed = if self.core.siblings.is_alone() { 0 } else { self.input_hand_offs(now) };
         self.tcp.unanswered += handed;
         self.tcp.posted.notify_device(now, &mut self.core);
         while taken < budget && bytes < enough_bytes.saturating_sub(self.rx.frame_bytes / 2) {
@@ -227,7 +227,7 @@ impl<P: Probe> Shard<P> {
             }
         }
         self.run_timers(now);
-        if !self.tcp.posted.may_rest(now) {
+        if !self.tcp.posted.may_defer(now) {
             self.tcp.posted.end_bursts(now, is_dry, &mut self.core);
         }
         self.tcp.relieve(now, &mut self.core);
@@ -259,12 +259,6 @@ impl<P: Probe> Shard<P> {
     #[inline(always)]
     pub fn pass(&mut self, stage: Stage) {
         self.core.net.pass(stage);
-    }
-
-    /// Whether the path ends at a later stage.
-    #[inline(always)]
-    pub fn stops_at(&self, stage: Stage) -> bool {
-        self.core.net.probe.stops_at(stage)
     }
 
     /// Runs the timers that are due.
@@ -302,13 +296,13 @@ impl<P: Probe> Shard<P> {
     pub fn next_deadline(&self) -> Option<Instant> {
         let mut next = self.core.wheel.next_deadline();
         let device = self.core.net.link.device_ref().next_deadline();
-        let (shortage, returns) =
-            (self.core.memory.shortage.next_deadline(), self.core.returns.next_deadline());
+        let (retries, returns) =
+            (self.core.memory.retries.next_deadline(), self.core.completion_polls.next_deadline());
         let posted = self.tcp.posted.next_deadline();
         let ip = self.core.net.ip.next_deadline();
         let waiters = self.core.memory.send_waiters.next_deadline(&self.core.net.pool);
         let reclaim = self.core.memory.reclaim.next_deadline();
-        for other in [ip, device, shortage, returns, posted, waiters, reclaim] {
+        for other in [ip, device, retries, returns, posted, waiters, reclaim] {
             next = sooner(next, other);
         }
         // A full device wakes the shard when it has space.
@@ -331,11 +325,6 @@ impl<P: Probe> Shard<P> {
         self.core.net.link.now()
     }
 
-    /// Whether the device is gone.
-    pub fn is_down(&self) -> bool {
-        self.core.events.down.is_some()
-    }
-
     /// The error of every call once the device is gone: [`SocketError::Protocol`] if the process behind it
     /// broke the protocol of the link, else [`SocketError::NetworkDown`].
     #[inline]
@@ -346,11 +335,6 @@ impl<P: Probe> Shard<P> {
     /// The probe.
     pub fn probe(&self) -> &P {
         &self.core.net.probe
-    }
-
-    /// The part of the receive share granted to connections and loans.
-    pub fn window_budget(&self) -> &WindowBudget {
-        &self.core.net.window
     }
 
     /// The counters.

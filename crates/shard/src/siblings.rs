@@ -18,26 +18,26 @@ use fulmar_wire::{eth, protocol};
 pub const MAX_SHARDS: usize = 32;
 
 /// Hand-offs received in one step at most; more wait for the next.
-pub const MOST_HANDED: usize = 256;
+pub const MAX_INCOMING: usize = 256;
 
 /// Hand-offs sent by one call or step at most; more are dropped.
-const MOST_OUTGOING: usize = 512;
+const MAX_OUTGOING: usize = 512;
 
 /// Longest frame of a neighbour update.
-pub const OVERHEARD_BYTES: usize = 128;
+pub const NEIGHBOUR_UPDATE_BYTES: usize = 128;
 
 /// A neighbour update (ARP reply, neighbour or router advertisement) received by another shard.
-pub struct Overheard {
-    bytes: [u8; OVERHEARD_BYTES],
+pub struct NeighbourUpdate {
+    bytes: [u8; NEIGHBOUR_UPDATE_BYTES],
     len: usize,
 }
 
-impl Overheard {
+impl NeighbourUpdate {
     /// A copy of a short frame.
-    pub fn of(frame: &[u8]) -> Option<Overheard> {
-        let mut bytes = [0; OVERHEARD_BYTES];
+    pub fn of(frame: &[u8]) -> Option<NeighbourUpdate> {
+        let mut bytes = [0; NEIGHBOUR_UPDATE_BYTES];
         bytes.get_mut(..frame.len())?.copy_from_slice(frame);
-        Some(Overheard { bytes, len: frame.len() })
+        Some(NeighbourUpdate { bytes, len: frame.len() })
     }
 
     /// The frame.
@@ -48,7 +48,7 @@ impl Overheard {
 
 /// A hand-off.
 #[allow(clippy::large_enum_variant, reason = "stored in the slots of the ring: no heap per packet")]
-pub enum Handed {
+pub enum HandOff {
     /// A packet of a flow that the receiver owns, as ip delivered it.
     Packet(Delivered),
     /// An error about such a flow.
@@ -58,7 +58,7 @@ pub enum Handed {
     /// An echo request to an address of another host.
     EchoRequest(EchoRequest),
     /// A neighbour update.
-    Overheard(Overheard),
+    NeighbourUpdate(NeighbourUpdate),
 }
 
 /// A hand-off for another shard.
@@ -66,7 +66,7 @@ pub struct Outgoing {
     /// The shard.
     pub to: u16,
     /// The hand-off.
-    pub what: Handed,
+    pub what: HandOff,
 }
 
 /// Which shards have a datagram socket on which port.
@@ -134,7 +134,7 @@ pub struct Siblings {
     /// There once the shard has joined others.
     ports: Option<Arc<Ports>>,
     /// From others, for the next step.
-    incoming: VecDeque<Handed>,
+    incoming: VecDeque<HandOff>,
     /// For others, in order.
     outgoing: VecDeque<Outgoing>,
 }
@@ -225,11 +225,11 @@ impl Siblings {
 
     /// Queues a hand-off for another shard.
     #[allow(clippy::result_large_err, reason = "returned by value: no heap per packet")]
-    pub(crate) fn hand(&mut self, to: u16, what: Handed) -> Result<(), Handed> {
+    pub(crate) fn hand_over(&mut self, to: u16, what: HandOff) -> Result<(), HandOff> {
         // A flood of neighbour updates leaves space for packets.
         let most = match what {
-            Handed::Overheard(_) => MOST_OUTGOING / 4,
-            _ => MOST_OUTGOING,
+            HandOff::NeighbourUpdate(_) => MAX_OUTGOING / 4,
+            _ => MAX_OUTGOING,
         };
         if self.ports.is_none() || self.outgoing.len() >= most {
             return Err(what);
@@ -242,13 +242,17 @@ impl Siblings {
     /// space: they will ask again.
     pub(crate) fn share_answer(&mut self, p: &Packet) -> usize {
         let Some(front) = p.chain.front().map(|m| m.as_slice()) else { return 0 };
-        if p.chain.len() > OVERHEARD_BYTES || front.len() < p.chain.len() || !is_answer(front) {
+        if p.chain.len() > NEIGHBOUR_UPDATE_BYTES
+            || front.len() < p.chain.len()
+            || !is_answer(front)
+        {
             return 0;
         }
         let own = self.home.id;
         let others = (0..self.home.shards).filter(|shard| *shard != own);
-        let copies = others.filter_map(|shard| Some((shard, Overheard::of(front)?)));
-        let refused = |(shard, copy)| self.hand(shard, Handed::Overheard(copy)).is_err();
+        let copies = others.filter_map(|shard| Some((shard, NeighbourUpdate::of(front)?)));
+        let refused =
+            |(shard, copy)| self.hand_over(shard, HandOff::NeighbourUpdate(copy)).is_err();
         copies.map(refused).filter(|is_lost| *is_lost).count()
     }
 
@@ -268,17 +272,17 @@ impl Siblings {
     /// # Errors
     /// The hand-off.
     #[allow(clippy::result_large_err, reason = "as above")]
-    pub fn hand_in(&mut self, what: Handed) -> Result<(), Handed> {
-        if !self.takes_handed() {
+    pub fn receive_hand_off(&mut self, what: HandOff) -> Result<(), HandOff> {
+        if !self.has_hand_off_space() {
             return Err(what);
         }
         self.incoming.push_back(what);
         Ok(())
     }
 
-    /// Whether [`Siblings::hand_in`] takes something.
-    pub fn takes_handed(&self) -> bool {
-        self.ports.is_some() && self.incoming.len() < MOST_HANDED
+    /// Whether [`Siblings::receive_hand_off`] takes something.
+    pub fn has_hand_off_space(&self) -> bool {
+        self.ports.is_some() && self.incoming.len() < MAX_INCOMING
     }
 
     /// Takes everything that holds packets.
@@ -287,7 +291,7 @@ impl Siblings {
     }
 
     /// The oldest hand-off of other shards.
-    pub(crate) fn take(&mut self) -> Option<Handed> {
+    pub(crate) fn take(&mut self) -> Option<HandOff> {
         self.incoming.pop_front()
     }
 
@@ -322,12 +326,12 @@ fn is_answer(frame: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn heard() -> Handed {
-        Handed::Overheard(Overheard::of(&[1; 60]).unwrap())
+    fn update() -> HandOff {
+        HandOff::NeighbourUpdate(NeighbourUpdate::of(&[1; 60]).unwrap())
     }
 
-    fn echo() -> Handed {
-        Handed::Echo(EchoReply {
+    fn echo() -> HandOff {
+        HandOff::Echo(EchoReply {
             ident: 1,
             seq: 1,
             hop_limit: 64,
@@ -340,21 +344,29 @@ mod tests {
     fn neither_direction_grows_without_bound_and_answers_leave_room_for_packets() {
         let owner = fulmar_base::Secrets::for_simulation(1).owner();
         let mut siblings = Siblings::new(0, 2, owner);
-        assert!(siblings.hand(1, heard()).is_err() && siblings.hand_in(heard()).is_err());
+        assert!(
+            siblings.hand_over(1, update()).is_err()
+                && siblings.receive_hand_off(update()).is_err()
+        );
         siblings.join(Arc::default());
-        let answers = (0..2 * MOST_OUTGOING).filter(|_| siblings.hand(1, heard()).is_ok()).count();
-        let packets = (0..2 * MOST_OUTGOING).filter(|_| siblings.hand(1, echo()).is_ok()).count();
-        assert_eq!((answers, answers + packets), (MOST_OUTGOING / 4, MOST_OUTGOING));
-        let taken = (0..2 * MOST_HANDED).filter(|_| siblings.hand_in(heard()).is_ok()).count();
-        assert_eq!(taken, MOST_HANDED);
+        let answers =
+            (0..2 * MAX_OUTGOING).filter(|_| siblings.hand_over(1, update()).is_ok()).count();
+        let packets =
+            (0..2 * MAX_OUTGOING).filter(|_| siblings.hand_over(1, echo()).is_ok()).count();
+        assert_eq!((answers, answers + packets), (MAX_OUTGOING / 4, MAX_OUTGOING));
+        let taken =
+            (0..2 * MAX_INCOMING).filter(|_| siblings.receive_hand_off(update()).is_ok()).count();
+        assert_eq!(taken, MAX_INCOMING);
         while siblings.pop_outgoing().is_some() {}
         while siblings.take().is_some() {}
-        assert!(siblings.hand(1, heard()).is_ok() && siblings.hand_in(heard()).is_ok());
+        assert!(
+            siblings.hand_over(1, update()).is_ok() && siblings.receive_hand_off(update()).is_ok()
+        );
     }
 
     #[test]
     fn a_frame_too_long_for_a_neighbour_update_is_not_copied() {
-        assert!(Overheard::of(&[0; OVERHEARD_BYTES + 1]).is_none());
+        assert!(NeighbourUpdate::of(&[0; NEIGHBOUR_UPDATE_BYTES + 1]).is_none());
     }
 
     #[test]

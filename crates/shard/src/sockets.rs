@@ -6,7 +6,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use fulmar_base::{Duration, SlotId};
 use fulmar_mbuf::{Chain, FairShare};
-use fulmar_socket::{Ready, SocketError};
+use fulmar_socket::{Ready, SocketError, Step};
 use fulmar_tcp::{Keepalive, Tcb};
 use fulmar_udp::UdpSocket;
 
@@ -48,10 +48,10 @@ impl Socket {
     }
 
     /// Whether it waits for memory or for the device, if it can.
-    pub fn short(&mut self) -> Option<&mut Short> {
+    pub fn blocked(&mut self) -> Option<&mut SendBlocked> {
         match self {
-            Socket::Tcp(s) => Some(&mut s.short),
-            Socket::Udp(s) => Some(&mut s.short),
+            Socket::Tcp(s) => Some(&mut s.blocked),
+            Socket::Udp(s) => Some(&mut s.blocked),
             Socket::Listener(_) | Socket::Ping(_) | Socket::EchoListener(_) => None,
         }
     }
@@ -123,9 +123,9 @@ impl Slab<Socket> {
 
 /// Why a socket is not writable although its buffer has space, and in which queues it is.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Short {
+pub struct SendBlocked {
     /// It waits for memory or for the device.
-    pub is_short: bool,
+    pub is_blocked: bool,
     /// In the queue of writers that wait for memory.
     pub for_memory: bool,
     /// In the queue of writers whose peers acknowledge nothing.
@@ -158,8 +158,8 @@ pub struct TcpEntry {
     pub timer: Option<TimerId>,
     /// It is in the shard's output queue.
     pub is_queued: bool,
-    /// Whether it waits for memory: see `send_wait.rs` and `shortage.rs`.
-    pub short: Short,
+    /// Whether it waits for memory: see `send_wait.rs` and `retries.rs`.
+    pub blocked: SendBlocked,
     /// The application closed it, and it is counted as an orphan.
     pub is_orphan: bool,
     /// The thread whose write is under way, 0 if none: writes are whole, one after the other.
@@ -187,7 +187,7 @@ impl TcpEntry {
             linger: None,
             timer: None,
             is_queued: false,
-            short: Short::default(),
+            blocked: SendBlocked::default(),
             is_orphan: false,
             writer: 0,
             error: None,
@@ -200,6 +200,28 @@ impl TcpEntry {
     pub(crate) fn least(&self, max: usize, patient: bool) -> usize {
         let waits = patient && self.error.is_none();
         if waits { self.tcb.recv_low_water().min(max) } else { 1 }
+    }
+
+    /// Locks the send side for a whole call (BSD: `sblock`). `writer` identifies the thread and is not 0. Wait
+    /// for `WRITABLE` and repeat; unlock with [`Shard::tcp_unlock_send`](crate::Shard::tcp_unlock_send).
+    ///
+    /// # Errors
+    /// [`SocketError::WouldBlock`]: this thread holds the lock, and a signal handler interrupted it.
+    pub fn lock_send(&mut self, writer: u64) -> Result<Step<()>, SocketError> {
+        if self.writer == writer {
+            return Err(SocketError::WouldBlock);
+        }
+        if self.writer != 0 {
+            return Ok(Step::WaitSpace(1));
+        }
+        self.writer = writer;
+        Ok(Step::Done(()))
+    }
+
+    /// Whether a write would fail now, without clearing the error: a call that has accepted bytes leaves the
+    /// error to the next.
+    pub fn write_fails(&self) -> bool {
+        self.error.is_some() || self.tcb.send_error().is_some()
     }
 
     /// Whether posted buffers wait, behind which reads come.
@@ -216,11 +238,11 @@ impl TcpEntry {
             if posted.is_waiting() {
                 ready = ready.without(Ready::READABLE);
             }
-            if posted.has_untaken() {
+            if posted.has_unclaimed() {
                 ready |= Ready::READABLE;
             }
         }
-        if self.short.is_short && self.tcb.can_send() {
+        if self.blocked.is_blocked && self.tcb.can_send() {
             ready = ready.without(Ready::WRITABLE);
         }
         if self.error.is_some() {
@@ -233,23 +255,25 @@ impl TcpEntry {
 /// A listening socket.
 pub struct Listener {
     /// Where it listens; the address may be unspecified, and the port 0: every port.
-    pub local: SocketAddr,
+    pub(crate) local: SocketAddr,
     /// Takes IPv4 too, although bound to `::`.
-    pub dual_stack: bool,
+    pub(crate) dual_stack: bool,
     /// Connections at most that wait in `accept`.
-    pub backlog: usize,
+    pub(crate) backlog: usize,
     /// Those that are not yet established.
-    pub syn_queue: SynQueue,
+    pub(crate) syn_queue: SynQueue,
     /// Established ones, oldest first.
-    pub accept: VecDeque<SlotId>,
+    pub(crate) accept: VecDeque<SlotId>,
     /// Those that the program has to decide about, if it wants that.
-    pub pending: Option<Box<PendingQueue>>,
-    /// Options that its connections inherit.
+    pub(crate) pending: Option<Box<PendingQueue>>,
+    /// Time to live of the packets of its connections; `None`: as configured.
     pub ttl: Option<u8>,
+    /// Keepalive of its connections; `None`: off.
     pub keepalive: Option<Keepalive>,
+    /// User time-out of its connections; `None`: as configured.
     pub user_timeout: Option<Duration>,
     /// The watch of the socket.
-    pub watch: Watched,
+    pub(crate) watch: Watched,
 }
 
 impl Listener {
@@ -302,8 +326,8 @@ pub struct UdpEntry {
     pub binding: Option<u32>,
     /// It does not take IPv4, although bound to `::`.
     pub v6_only: bool,
-    /// Whether it waits for memory or for the device: see `send_wait.rs` and `shortage.rs`.
-    pub short: Short,
+    /// Whether it waits for memory or for the device: see `send_wait.rs` and `retries.rs`.
+    pub blocked: SendBlocked,
     /// The headers of what it sends to the peer it is connected to; in memory of their own, since most
     /// sockets that only listen have none.
     pub template: Option<Box<UdpTemplate>>,
@@ -315,7 +339,7 @@ impl UdpEntry {
     /// Readiness. Writable unless buffers or the device ran short.
     pub fn ready(&self) -> Ready {
         let readable = if self.socket.is_readable() { Ready::READABLE } else { Ready::NONE };
-        let writable = if self.short.is_short { Ready::NONE } else { Ready::WRITABLE };
+        let writable = if self.blocked.is_blocked { Ready::NONE } else { Ready::WRITABLE };
         readable | writable
     }
 }

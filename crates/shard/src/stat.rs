@@ -58,6 +58,11 @@ pub struct Stat {
 }
 
 impl Stat {
+    /// How many of the sockets are connections.
+    pub fn connections(&self) -> usize {
+        self.sockets.iter().filter(|s| s.tcp.is_some()).count()
+    }
+
     /// This and another shard of the same stack together.
     #[must_use]
     pub fn with(mut self, other: Stat) -> Stat {

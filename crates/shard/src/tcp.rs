@@ -7,7 +7,7 @@ use fulmar_base::{Instant, SlotId, TokenBucket};
 
 use crate::config::StackConfig;
 use crate::demux::Flows;
-use crate::familiar::LastStream;
+use crate::flow_cache::FlowCache;
 use crate::listen::pending::PendingTable;
 use crate::posted::PostedTable;
 use crate::secret::Secret;
@@ -19,7 +19,7 @@ use crate::wheel::TimerId;
 /// Connections and listeners. Their sockets are in the table of the shard.
 pub struct Tcp {
     pub flows: Flows,
-    pub last_stream: LastStream,
+    pub flow_cache: FlowCache,
     /// Listeners by port; several may share a port with different addresses. Port 0: those for every port.
     pub listeners: BTreeMap<u16, Vec<SlotId>>,
     /// SYNs of listeners with [`crate::ConditionalAccept`] that await a decision.
@@ -44,7 +44,7 @@ impl Tcp {
         let table = secret.table_hasher();
         Tcp {
             flows: Flows::new(secret.flow_hasher()),
-            last_stream: LastStream::default(),
+            flow_cache: FlowCache::default(),
             listeners: BTreeMap::new(),
             pending: PendingTable::new(table),
             time_wait: TimeWaitTable::new(config.max_time_wait, table),

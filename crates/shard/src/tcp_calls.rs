@@ -113,21 +113,12 @@ impl<P: Probe> Shard<P> {
         self.core.sockets.tcp(id)
     }
 
-    /// Time to live of the packets of future connections.
+    /// A listener, for its options and statistics.
     ///
     /// # Errors
     /// [`SocketError::BadHandle`], [`SocketError::Invalid`].
-    pub fn set_listener_ttl(&mut self, id: SlotId, ttl: u8) -> Result<(), SocketError> {
-        self.core.sockets.listener(id)?.ttl = Some(ttl);
-        Ok(())
-    }
-
-    /// Time to live of the packets of future connections; `None`: as configured.
-    ///
-    /// # Errors
-    /// As [`Shard::set_listener_ttl`].
-    pub fn listener_ttl(&mut self, id: SlotId) -> Result<Option<u8>, SocketError> {
-        Ok(self.core.sockets.listener(id)?.ttl)
+    pub fn listener(&mut self, id: SlotId) -> Result<&mut Listener, SocketError> {
+        self.core.sockets.listener(id)
     }
 
     /// Closes every socket, as the end of the process does. Accepted bytes are still delivered.
@@ -231,20 +222,7 @@ impl<P: Probe> Shard<P> {
         done: usize,
         patient: bool,
     ) -> Result<Step<Chain>, SocketError> {
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
-            return Err(SocketError::BadHandle);
-        };
-        if entry.has_posted() {
-            return Ok(Step::WaitData(1));
-        }
-        let least = entry.least(max, patient);
-        let pool = &mut self.core.net.pool;
-        let step = soreceive::take_at_least(&mut entry.tcb, pool, max, least, done)?;
-        match (&step, entry.error) {
-            (Step::WaitData(_), Some(e)) if done == 0 => Err(e),
-            (Step::WaitData(_), Some(_)) => Ok(Step::Done(Chain::new())),
-            _ => Ok(self.core.net.pass_taken(step)),
-        }
+        take_more(&mut self.core, id, max, done, patient)
     }
 
     /// References to up to `max` received bytes from `off` on, which stay where they are, once `least`
@@ -283,21 +261,6 @@ impl<P: Probe> Shard<P> {
         let is_news = entry.tcb.after_read(&mut self.core.net.env(now));
         if !self.core.net.ends_at(Stage::ReceiveFreed) && is_news {
             self.tcp.output_after_read(now, id, &mut self.core);
-        }
-    }
-
-    /// Copies received bytes without taking them; 0 is the end of the stream.
-    ///
-    /// # Errors
-    /// As [`Shard::tcp_take`].
-    pub fn tcp_peek(&mut self, id: SlotId, into: &mut [u8]) -> Result<Step<usize>, SocketError> {
-        let entry = self.core.sockets.tcp(id)?;
-        if entry.has_posted() {
-            return Ok(Step::WaitData(1));
-        }
-        match (soreceive::peek(&mut entry.tcb, into)?, entry.error) {
-            (Step::WaitData(_), Some(e)) => Err(e),
-            (step, _) => Ok(step),
         }
     }
 
@@ -548,6 +511,30 @@ impl Tcp {
             }
         }
         children
+    }
+}
+
+/// See [`Shard::tcp_take_more`].
+pub fn take_more<P: Probe>(
+    core: &mut Core<P>,
+    id: SlotId,
+    max: usize,
+    done: usize,
+    patient: bool,
+) -> Result<Step<Chain>, SocketError> {
+    let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else {
+        return Err(SocketError::BadHandle);
+    };
+    if entry.has_posted() {
+        return Ok(Step::WaitData(1));
+    }
+    let least = entry.least(max, patient);
+    let pool = &mut core.net.pool;
+    let step = soreceive::take_at_least(&mut entry.tcb, pool, max, least, done)?;
+    match (&step, entry.error) {
+        (Step::WaitData(_), Some(e)) if done == 0 => Err(e),
+        (Step::WaitData(_), Some(_)) => Ok(Step::Done(Chain::new())),
+        _ => Ok(core.net.pass_taken(step)),
     }
 }
 

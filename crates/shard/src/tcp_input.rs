@@ -11,7 +11,7 @@ use crate::demux::BatchLookup;
 use crate::layers::Core;
 use crate::listen::{expects_cookies, is_ack};
 use crate::net::Net;
-use crate::siblings::Handed;
+use crate::siblings::HandOff;
 use crate::slab::Slab;
 use crate::sockets::{Socket, TcpEntry};
 use crate::tcp::Tcp;
@@ -39,7 +39,7 @@ impl Tcp {
             return core.net.drop_chain(d.chain, DropReason::TcpHeader);
         };
         if let Some(owner) = core.siblings.owner_elsewhere(&key) {
-            return core.hand(owner, Handed::Packet(d));
+            return core.hand_over(owner, HandOff::Packet(d));
         }
         let Some(seg) = core.net.parse_segment(key, d) else { return };
         if core.net.ends_at(Stage::Demultiplexed) {
@@ -49,7 +49,7 @@ impl Tcp {
             Some(id) if core.sockets.is_embryo(id) => self.embryo_input(now, id, seg, core),
             Some(id) => {
                 let changes = self.generations(&core.net.ip);
-                self.last_stream.note(id, changes);
+                self.flow_cache.note(id, changes);
                 self.connection_input(now, id, &seg.header, seg.payload, core);
             }
             None if self.time_wait.contains(&key) => self.time_wait_input(now, seg, core),
@@ -71,7 +71,7 @@ impl Tcp {
         core: &mut Core<P>,
     ) -> Option<Packet> {
         let changes = self.generations(&core.net.ip);
-        let Some(segment) = self.last_stream.recognise(&p, changes) else { return Some(p) };
+        let Some(segment) = self.flow_cache.predict(&p, changes) else { return Some(p) };
         let mut payload = p.chain;
         let stages = [Stage::EtherInput, Stage::IpInput, Stage::Demultiplexed];
         if stages.into_iter().any(|stage| core.net.ends_at(stage)) {

@@ -24,15 +24,15 @@ impl Tcp {
             chosen.into_iter().for_each(|c| self.give_up(now, c, core));
         }
         let has_backlog = core.net.link.has_backlog();
-        if let Some(waiting) = core.memory.shortage.relieved(now, has_backlog) {
+        if let Some(waiting) = core.memory.retries.relieved(now, has_backlog) {
             for id in waiting.iter().copied() {
-                if let Some(short) = core.sockets.get_mut(id).and_then(Socket::short) {
-                    (short.is_short, short.for_retry) = (false, false);
+                if let Some(blocked) = core.sockets.get_mut(id).and_then(Socket::blocked) {
+                    (blocked.is_blocked, blocked.for_retry) = (false, false);
                 }
                 core.queue_output(id);
                 core.notify(id);
             }
-            core.memory.shortage.keep(waiting);
+            core.memory.retries.keep(waiting);
         }
         let Core { memory, sockets, events, net: Net { pool, counters, .. }, .. } = core;
         memory.send_waiters.wake(now, &mut Waking { sockets, pool, counters, events });

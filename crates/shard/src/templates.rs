@@ -135,7 +135,7 @@ impl UdpTemplates {
         is_same.then_some(template)
     }
 
-    /// Removes those of a socket whose own address has changed.
+    /// Removes the templates of a socket whose own address has changed.
     pub fn remove(&mut self, id: SlotId) {
         for entry in &mut self.entries {
             entry.take_if(|(owner, _)| *owner == id);

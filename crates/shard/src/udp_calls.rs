@@ -5,7 +5,8 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use fulmar_base::{Counter, FlowKey, Probe, SlotId, Stage, with_zone, zone_of};
 use fulmar_mbuf::Chain;
-use fulmar_socket::{SocketError, Step};
+use fulmar_socket::{SocketError, Step, soreceive};
+use fulmar_tcp::LoanCharge;
 use fulmar_udp::{BindError, BindOptions, Datagram, UdpError, UdpSocket};
 
 use crate::layers::Core;
@@ -26,27 +27,55 @@ pub enum TakenDatagram {
     Whole(Datagram),
 }
 
+/// The calls of datagram sockets, sending apart.
+pub struct UdpSockets<'a, P: Probe> {
+    udp: &'a mut Udp,
+    pub(crate) core: &'a mut Core<P>,
+}
+
 impl<P: Probe> Shard<P> {
+    /// Datagram sockets: to open them, to receive, and their options.
+    #[inline]
+    pub fn udp(&mut self) -> UdpSockets<'_, P> {
+        UdpSockets { udp: &mut self.udp, core: &mut self.core }
+    }
+
+    /// The pending error of any socket, once.
+    ///
+    /// # Errors
+    /// [`SocketError::BadHandle`].
+    pub fn take_error(&mut self, id: SlotId) -> Result<Option<SocketError>, SocketError> {
+        match self.core.sockets.get_mut(id).ok_or(SocketError::BadHandle)? {
+            Socket::Tcp(s) => Ok(s.error.or_else(|| s.tcb.take_error().map(Into::into))),
+            Socket::Udp(s) => Ok(s.socket.take_error().map(udp_error)),
+            Socket::Listener(_) | Socket::Ping(_) | Socket::EchoListener(_) => Ok(None),
+        }
+    }
+
+    /// Gives bytes that were detached back to the pool.
+    pub fn free(&mut self, chain: Chain) {
+        self.core.net.counters.add(Counter::CopiedBytes, chain.len() as u64);
+        self.core.net.pool.free(chain);
+    }
+}
+
+impl<P: Probe> UdpSockets<'_, P> {
     /// Opens a datagram socket. With several shards it takes what is sent to its port on any queue; if
     /// sockets of several shards are bound to one port, each flow goes to one of them, by its hash.
     ///
     /// # Errors
     /// The address is not ours, or is in use.
-    pub fn udp_bind(
-        &mut self,
-        local: SocketAddr,
-        options: BindOptions,
-    ) -> Result<SlotId, SocketError> {
+    pub fn bind(&mut self, local: SocketAddr, options: BindOptions) -> Result<SlotId, SocketError> {
         self.core.check_usable()?;
-        self.udp.bind(local, options, |_| true, &mut self.core)
+        self.udp.bind(local, options, |_| true, self.core)
     }
 
     /// Opens a datagram socket with one peer. Its port is one whose packets the hash of the flow brings
     /// to this shard's queue.
     ///
     /// # Errors
-    /// As [`Shard::udp_bind`] and [`Shard::udp_connect`].
-    pub fn udp_open(&mut self, remote: SocketAddr) -> Result<SlotId, SocketError> {
+    /// As [`UdpSockets::bind`] and [`UdpSockets::connect`].
+    pub fn open(&mut self, remote: SocketAddr) -> Result<SlotId, SocketError> {
         let remote = unmap(remote);
         let choice = self.core.net.ip.route(remote.ip(), zone_of(remote));
         let src = choice.map_err(|_| SocketError::NetworkUnreachable)?.src;
@@ -55,11 +84,11 @@ impl<P: Probe> Shard<P> {
             |port| home.owns(&FlowKey::new(with_zone(src, port, zone_of(remote)), remote));
         self.core.check_usable()?;
         let local = with_zone(src, 0, zone_of(remote));
-        let socket = self.udp.bind(local, BindOptions::default(), comes_home, &mut self.core)?;
-        match self.udp_connect(socket, remote) {
+        let socket = self.udp.bind(local, BindOptions::default(), comes_home, self.core)?;
+        match self.connect(socket, remote) {
             Ok(()) => Ok(socket),
             Err(e) => {
-                self.udp.close(socket, &mut self.core);
+                self.udp.close(socket, self.core);
                 Err(e)
             }
         }
@@ -69,7 +98,7 @@ impl<P: Probe> Shard<P> {
     ///
     /// # Errors
     /// No route, or another socket has the pair.
-    pub fn udp_connect(&mut self, id: SlotId, remote: SocketAddr) -> Result<(), SocketError> {
+    pub fn connect(&mut self, id: SlotId, remote: SocketAddr) -> Result<(), SocketError> {
         let remote = unmap(remote);
         let choice = self.core.net.ip.route(remote.ip(), zone_of(remote));
         let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
@@ -100,15 +129,15 @@ impl<P: Probe> Shard<P> {
     ///
     /// # Errors
     /// An error that came back for an earlier datagram.
-    pub fn udp_receive(&mut self, id: SlotId) -> Result<Step<Datagram>, SocketError> {
-        let down = self.down();
+    pub fn receive(&mut self, id: SlotId) -> Result<Step<Datagram>, SocketError> {
+        let down = self.core.events.down;
         let entry = self.core.sockets.udp(id)?;
         // The error first, as Linux has it.
         if let Some(e) = entry.socket.take_error() {
             return Err(udp_error(e));
         }
         if let Some(d) = entry.socket.receive() {
-            self.pass(Stage::ReceiveTaken);
+            self.core.net.pass(Stage::ReceiveTaken);
             return Ok(Step::Done(d));
         }
         if let Some(e) = down {
@@ -117,17 +146,17 @@ impl<P: Probe> Shard<P> {
         Ok(Step::WaitData(1))
     }
 
-    /// Takes the oldest datagram. A small one is copied into `into` and its buffer is free at once: that
-    /// is shorter than to take the lock again for it. A larger one is the caller's to copy.
+    /// Takes the oldest datagram. A small one is copied into `into` and its buffer freed, which is
+    /// shorter than taking the lock again. A larger one is copied by the caller.
     ///
     /// # Errors
-    /// As [`Shard::udp_receive`].
-    pub fn udp_receive_into(
+    /// As [`UdpSockets::receive`].
+    pub fn receive_into(
         &mut self,
         id: SlotId,
         into: &mut [u8],
     ) -> Result<Step<TakenDatagram>, SocketError> {
-        let d = match self.udp_receive(id)? {
+        let d = match self.receive(id)? {
             Step::Done(d) => d,
             Step::WaitData(n) => return Ok(Step::WaitData(n)),
             Step::WaitSpace(n) => return Ok(Step::WaitSpace(n)),
@@ -136,10 +165,10 @@ impl<P: Probe> Shard<P> {
             return Ok(Step::Done(TakenDatagram::Whole(d)));
         }
         let mut bytes = 0;
-        if !self.stops_at(Stage::ReceiveTaken) {
+        if !self.core.net.probe.stops_at(Stage::ReceiveTaken) {
             bytes = d.payload.copy_to(0, into);
             self.core.net.counters.add(Counter::CopiedBytes, bytes as u64);
-            self.pass(Stage::ReceiveCopied);
+            self.core.net.pass(Stage::ReceiveCopied);
         }
         self.core.net.pool.free(d.payload);
         Ok(Step::Done(TakenDatagram::Copied(bytes, d.src)))
@@ -148,13 +177,13 @@ impl<P: Probe> Shard<P> {
     /// Copies the oldest datagram without taking it.
     ///
     /// # Errors
-    /// As [`Shard::udp_receive`].
-    pub fn udp_peek(
+    /// As [`UdpSockets::receive`].
+    pub fn peek(
         &mut self,
         id: SlotId,
         into: &mut [u8],
     ) -> Result<Step<(usize, SocketAddr)>, SocketError> {
-        let down = self.down();
+        let down = self.core.events.down;
         let entry = self.core.sockets.udp(id)?;
         if let Some(e) = entry.socket.take_error() {
             return Err(udp_error(e));
@@ -169,7 +198,7 @@ impl<P: Probe> Shard<P> {
     ///
     /// # Errors
     /// [`SocketError::BadHandle`].
-    pub fn with_udp<R>(
+    pub fn with_socket<R>(
         &mut self,
         id: SlotId,
         f: impl FnOnce(&mut UdpSocket) -> R,
@@ -185,22 +214,27 @@ impl<P: Probe> Shard<P> {
         Ok(said)
     }
 
-    /// The pending error of any socket, once.
+    /// As [`UdpSockets::receive`], for an application that keeps the payload. Give it back with
+    /// [`Shard::take_back`].
     ///
     /// # Errors
-    /// [`SocketError::BadHandle`].
-    pub fn take_error(&mut self, id: SlotId) -> Result<Option<SocketError>, SocketError> {
-        match self.core.sockets.get_mut(id).ok_or(SocketError::BadHandle)? {
-            Socket::Tcp(s) => Ok(s.error.or_else(|| s.tcb.take_error().map(Into::into))),
-            Socket::Udp(s) => Ok(s.socket.take_error().map(udp_error)),
-            Socket::Listener(_) | Socket::Ping(_) | Socket::EchoListener(_) => Ok(None),
+    /// As [`UdpSockets::receive`].
+    pub fn lend(&mut self, id: SlotId) -> Result<Step<(Datagram, LoanCharge)>, SocketError> {
+        let mut d = match self.receive(id)? {
+            Step::Done(d) => d,
+            Step::WaitData(n) => return Ok(Step::WaitData(n)),
+            Step::WaitSpace(n) => return Ok(Step::WaitSpace(n)),
+        };
+        // Without memory for a copy the datagram itself is lent, and charged.
+        let payload = soreceive::keepable(d.payload, &mut self.core.net.pool, false);
+        d.payload = payload.unwrap_or_else(|as_it_is| as_it_is);
+        let lent = LoanCharge::of(&d.payload);
+        self.core.net.window.lend(lent.storage_bytes);
+        if let Some(Socket::Udp(entry)) = self.core.sockets.get_mut(id) {
+            entry.socket.lend(lent.storage_bytes);
         }
-    }
-
-    /// Gives bytes that were detached back to the pool.
-    pub fn free(&mut self, chain: Chain) {
-        self.core.net.counters.add(Counter::CopiedBytes, chain.len() as u64);
-        self.core.net.pool.free(chain);
+        self.core.net.count_loan(lent.bytes);
+        Ok(Step::Done((d, lent)))
     }
 }
 
@@ -267,7 +301,7 @@ impl Udp {
             socket: UdpSocket::new(),
             binding: None,
             v6_only: options.v6_only,
-            short: Default::default(),
+            blocked: Default::default(),
             template: None,
             watch: Default::default(),
         })));

@@ -10,9 +10,11 @@ use fulmar_base::{Counter, Instant, Probe, SlotId, Stage};
 use fulmar_socket::{SocketError, Step};
 
 use crate::layers::Core;
+use crate::net::Net;
 use crate::shard::Shard;
 use crate::sockets::Socket;
-use crate::udp_calls::udp_error;
+use crate::udp::Udp;
+use crate::udp_calls::{UdpSockets, udp_error};
 use crate::udp_output::SendRequest;
 
 /// Messages that go or come under the lock at a time, so that it is never held long.
@@ -138,9 +140,9 @@ impl<P: Probe> Shard<P> {
         let (mut done, mut bytes, mut joins, mut failed) = (0, 0, true, None);
         while done < messages.len().min(MOST_MESSAGES) && bytes < MOST_BYTES {
             let rest = messages.get(done..).unwrap_or(&[]);
-            let alike = if joins { self.run_of(rest) } else { 1 };
+            let alike = if joins { self.core.net.run_of(rest) } else { 1 };
             let run = rest.get(..alike).unwrap_or(rest);
-            match self.send_run(now, id, run, is_first && done == 0) {
+            match self.udp.send_run(now, id, run, is_first && done == 0, &mut self.core) {
                 Ok(sent) => (done, bytes) = (done + run.len(), bytes + sent),
                 // The path is narrower than the link: each goes by itself, in fragments if it must.
                 Err(SocketError::MessageTooLong) if run.len() > 1 => joins = false,
@@ -154,7 +156,7 @@ impl<P: Probe> Shard<P> {
         self.finish_datagrams(now);
         match failed {
             Some(e @ (SocketError::NoBuffer | SocketError::WouldBlock)) if done == 0 => {
-                self.wait_to_send(now, id, e);
+                self.core.wait_to_send(now, id, e);
                 Ok(Step::WaitSpace(1))
             }
             Some(SocketError::NoBuffer | SocketError::WouldBlock) | None => {
@@ -164,63 +166,21 @@ impl<P: Probe> Shard<P> {
             Some(_) => Ok(Step::Done(SentMany { messages: done, is_over: true })),
         }
     }
+}
 
-    /// How many of the first messages leave as one frame, at least 1.
-    fn run_of(&self, messages: &[SendMessage<'_>]) -> usize {
-        let Some((first, rest)) = messages.split_first() else { return 0 };
-        let (caps, bytes) = (self.core.net.link.caps(), first.payload.len());
-        let fits = bytes > 0 && bytes.saturating_add(HEADERS_BYTES) <= self.core.net.ip.mtu();
-        let may_join = caps.udp_gso && caps.tx_csum && first.segment_bytes.is_none();
-        if !(may_join && fits) {
-            return 1;
-        }
-        let device_bytes = caps.tso.unwrap_or(usize::MAX).saturating_sub(HEADERS_BYTES);
-        let most = MOST_JOINED_BYTES.min(device_bytes) / bytes;
-        let most = most.clamp(1, MOST_JOINED);
-        let is_same = |m: &SendMessage<'_>| {
-            (m.to, m.from) == (first.to, first.from) && m.segment_bytes.is_none()
-        };
-        let is_like = |m: &&SendMessage<'_>| is_same(m) && m.payload.len() == bytes;
-        let alike = 1 + rest.iter().take(most - 1).take_while(is_like).count();
-        // The last one of a run may be shorter, but not empty.
-        let may_end = |m: &SendMessage<'_>| {
-            let len = m.payload.len();
-            is_same(m) && (1..bytes).contains(&len)
-        };
-        let has_end = alike < most && messages.get(alike).is_some_and(may_end);
-        alike + usize::from(has_end)
-    }
-
-    /// Sends one message, or several as one run; returns the bytes.
-    fn send_run(
-        &mut self,
-        now: Instant,
-        id: SlotId,
-        run: &[SendMessage<'_>],
-        returns_error: bool,
-    ) -> Result<usize, SocketError> {
-        let Some(first) = run.first() else { return Ok(0) };
-        let bytes = run.iter().map(|m| m.payload.len()).sum();
-        let parts = run.iter().map(|m| m.payload);
-        let joined = (run.len() > 1).then_some(first.payload.len() as u16);
-        let segment_bytes = joined.or(first.segment_bytes);
-        let SendMessage { to, from, .. } = *first;
-        let request = SendRequest { parts, bytes, to, from, segment_bytes, returns_error };
-        self.udp.output(now, id, &request, &mut self.core).map(|_| bytes)
-    }
-
+impl<P: Probe> UdpSockets<'_, P> {
     /// Copies the oldest datagrams into `into`, as many as are there and may be copied under one hold
     /// of the lock.
     ///
     /// # Errors
     /// An error that came back for an earlier datagram.
-    pub fn udp_receive_many(
+    pub fn receive_many(
         &mut self,
         id: SlotId,
         into: &mut [RecvMessage<'_>],
     ) -> Result<Step<usize>, SocketError> {
-        let down = self.down();
-        let Core { sockets, net, .. } = &mut self.core;
+        let down = self.core.events.down;
+        let Core { sockets, net, .. } = &mut *self.core;
         let entry = match sockets.get_mut(id) {
             Some(Socket::Udp(s)) => s,
             Some(_) => return Err(SocketError::NotSupported),
@@ -249,5 +209,54 @@ impl<P: Probe> Shard<P> {
             (0, None) if !into.is_empty() => Ok(Step::WaitData(1)),
             (n, _) => Ok(Step::Done(n)),
         }
+    }
+}
+
+impl<P: Probe> Net<P> {
+    /// How many of the first messages leave as one frame, at least 1.
+    fn run_of(&self, messages: &[SendMessage<'_>]) -> usize {
+        let Some((first, rest)) = messages.split_first() else { return 0 };
+        let (caps, bytes) = (self.link.caps(), first.payload.len());
+        let fits = bytes > 0 && bytes.saturating_add(HEADERS_BYTES) <= self.ip.mtu();
+        let may_join = caps.udp_gso && caps.tx_csum && first.segment_bytes.is_none();
+        if !(may_join && fits) {
+            return 1;
+        }
+        let device_bytes = caps.tso.unwrap_or(usize::MAX).saturating_sub(HEADERS_BYTES);
+        let most = MOST_JOINED_BYTES.min(device_bytes) / bytes;
+        let most = most.clamp(1, MOST_JOINED);
+        let is_same = |m: &SendMessage<'_>| {
+            (m.to, m.from) == (first.to, first.from) && m.segment_bytes.is_none()
+        };
+        let is_like = |m: &&SendMessage<'_>| is_same(m) && m.payload.len() == bytes;
+        let alike = 1 + rest.iter().take(most - 1).take_while(is_like).count();
+        // The last one of a run may be shorter, but not empty.
+        let may_end = |m: &SendMessage<'_>| {
+            let len = m.payload.len();
+            is_same(m) && (1..bytes).contains(&len)
+        };
+        let has_end = alike < most && messages.get(alike).is_some_and(may_end);
+        alike + usize::from(has_end)
+    }
+}
+
+impl Udp {
+    /// Sends one message, or several as one run; returns the bytes.
+    fn send_run<P: Probe>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        run: &[SendMessage<'_>],
+        returns_error: bool,
+        core: &mut Core<P>,
+    ) -> Result<usize, SocketError> {
+        let Some(first) = run.first() else { return Ok(0) };
+        let bytes = run.iter().map(|m| m.payload.len()).sum();
+        let parts = run.iter().map(|m| m.payload);
+        let joined = (run.len() > 1).then_some(first.payload.len() as u16);
+        let segment_bytes = joined.or(first.segment_bytes);
+        let SendMessage { to, from, .. } = *first;
+        let request = SendRequest { parts, bytes, to, from, segment_bytes, returns_error };
+        self.output(now, id, &request, core).map(|_| bytes)
     }
 }

@@ -129,19 +129,10 @@ impl<P: Probe> Shard<P> {
     ) -> Result<Step<usize>, SocketError> {
         match self.udp_send(now, id, parts, to) {
             Err(e @ (SocketError::NoBuffer | SocketError::WouldBlock)) => {
-                self.wait_to_send(now, id, e);
+                self.core.wait_to_send(now, id, e);
                 Ok(Step::WaitSpace(1))
             }
             other => other.map(Step::Done),
-        }
-    }
-
-    /// A datagram found no memory, or no space in the device.
-    pub(crate) fn wait_to_send(&mut self, now: Instant, id: SlotId, why: SocketError) {
-        let Core { memory, sockets, net, .. } = &mut self.core;
-        match why {
-            SocketError::NoBuffer => memory.wait(now, id, sockets, net),
-            _ => memory.retry_later(now, id, sockets, net),
         }
     }
 
@@ -156,7 +147,7 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         payload: &[u8],
     ) -> Result<Step<usize>, SocketError> {
-        if self.stops_at(Stage::Locked) {
+        if self.core.net.probe.stops_at(Stage::Locked) {
             return Ok(Step::Done(payload.len()));
         }
         let (parts, bytes) = (core::iter::once(payload), payload.len());
@@ -198,6 +189,17 @@ impl<P: Probe> Shard<P> {
             link.flush(pool, counters, probe);
         } else {
             self.finish_call(now);
+        }
+    }
+}
+
+impl<P: Probe> Core<P> {
+    /// A datagram found no memory, or no space in the device.
+    pub fn wait_to_send(&mut self, now: Instant, id: SlotId, why: SocketError) {
+        let Core { memory, sockets, net, .. } = self;
+        match why {
+            SocketError::NoBuffer => memory.wait(now, id, sockets, net),
+            _ => memory.retry_later(now, id, sockets, net),
         }
     }
 }

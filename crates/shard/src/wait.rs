@@ -34,7 +34,9 @@ impl<P: Probe> Shard<P> {
     pub fn looks_first(&mut self, now: Instant) -> bool {
         let link = &self.core.net.link;
         // The descriptor is readable whenever there is something to do for the device.
-        let is_level = link.caps().wake == Wake::Level && !link.has_backlog() && !self.is_down();
+        let is_level = link.caps().wake == Wake::Level
+            && !link.has_backlog()
+            && self.core.events.down.is_none();
         let may_miss =
             !self.rx.is_dry || !is_level || self.next_deadline().is_some_and(|at| at <= now);
         may_miss || self.rx.moderation.looks_first()
@@ -85,11 +87,11 @@ mod tests {
             };
             let (mut taker, mut sender) = (stack(1, a), stack(2, b));
             let to = "10.0.0.1:9".parse().unwrap();
-            let at = taker.udp_bind(to, Default::default()).unwrap();
-            let from = sender.udp_open(to).unwrap();
+            let at = taker.udp().bind(to, Default::default()).unwrap();
+            let from = sender.udp().open(to).unwrap();
             let mut flood = Flood { taker, sender, from, now };
             // Neighbours get to know each other.
-            while !matches!(flood.taker.udp_receive(at), Ok(Step::Done(_))) {
+            while !matches!(flood.taker.udp().receive(at), Ok(Step::Done(_))) {
                 flood.send(1);
                 flood.taker.step(now, 1);
                 flood.sender.step(now, 1);

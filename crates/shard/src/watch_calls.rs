@@ -7,7 +7,6 @@ use fulmar_socket::Ready;
 
 use crate::outcome::Event;
 use crate::shard::Shard;
-use crate::sockets::Socket;
 
 impl<P: Probe> Shard<P> {
     /// Sets the readiness that is reported for a socket; `None`: none. False if there is no such socket.
@@ -26,7 +25,7 @@ impl<P: Probe> Shard<P> {
     #[inline]
     pub fn has_outcome(&self) -> bool {
         !self.core.events.is_empty()
-            || self.tcp.posted.has_over()
+            || self.tcp.posted.has_completions()
             || self.core.siblings.has_outgoing()
     }
 
@@ -38,18 +37,5 @@ impl<P: Probe> Shard<P> {
     /// Adds to a counter on behalf of the runtime.
     pub fn count(&mut self, c: Counter, n: u64) {
         self.core.net.counters.add(c, n);
-    }
-
-    /// How many sockets of each kind there are: connections, listeners, datagram sockets.
-    pub fn socket_counts(&self) -> [usize; 3] {
-        let mut counts = [0; 3];
-        for (_, s) in self.core.sockets.iter() {
-            match s {
-                Socket::Tcp(_) => counts[0] += 1,
-                Socket::Listener(_) => counts[1] += 1,
-                Socket::Udp(_) | Socket::Ping(_) | Socket::EchoListener(_) => counts[2] += 1,
-            }
-        }
-        counts
     }
 }

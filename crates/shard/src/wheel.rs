@@ -97,7 +97,7 @@ impl<K: Copy> Wheel<K> {
     #[inline]
     pub fn expire(&mut self, now: Instant) -> Option<K> {
         let target = tick_of(now);
-        // What is due in this tick lies in its slot of the lowest level, since the hand has entered it.
+        // Timers due in this tick are in its slot of the lowest level, since the hand has entered it.
         let slot = (self.now_tick as usize) & (SLOTS - 1);
         if target <= self.now_tick && self.heads[0][slot] == NIL {
             return None;

@@ -1,5 +1,5 @@
 //! Loans between two shards on simulated NICs, on a virtual clock: a reader who keeps what it got
-//! closes its own window, and nobody else's.
+//! closes its own window, and no other.
 
 use std::net::SocketAddr;
 
@@ -196,17 +196,17 @@ fn what_a_closed_connection_has_lent_stays_charged_until_it_comes_home() {
         w.lend(&mut f, &mut kept);
     }
     let storage: usize = kept.iter().map(|(_, lent)| lent.storage_bytes).sum();
-    let charged = w.b.window_budget().granted_bytes;
+    let charged = w.b.stat().window.granted_bytes;
     assert!(storage > 1 << 19 && charged >= storage, "{charged} of {storage}");
     w.b.close(w.now, f.server);
     for _ in 0..100 {
         w.tick();
     }
-    assert_eq!(w.b.window_budget().granted_bytes, storage);
+    assert_eq!(w.b.stat().window.granted_bytes, storage);
     for (chain, lent) in kept {
         w.b.take_back(w.now, f.server, chain, lent);
     }
-    assert_eq!(w.b.window_budget().granted_bytes, 0);
+    assert_eq!(w.b.stat().window.granted_bytes, 0);
     w.b.pool().drain_remote();
     let stats = w.b.pool().stats();
     assert_eq!(stats.used_bytes[Purpose::Control as usize], 0);

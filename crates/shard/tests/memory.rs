@@ -14,18 +14,18 @@ fn world() -> World {
 }
 
 fn udp_echo(w: &mut World, bytes: usize) -> bool {
-    let there = w.server.udp_bind(at(0, 0), BindOptions::default()).unwrap();
+    let there = w.server.udp().bind(at(0, 0), BindOptions::default()).unwrap();
     let to = w.server.addresses(there).unwrap().0.unwrap();
-    let here = w.clients.udp_open(to).unwrap();
+    let here = w.clients.udp().open(to).unwrap();
     w.clients.udp_send(w.now, here, &[&vec![7; bytes]], None).unwrap();
     w.pass(10 * MS);
-    let Ok(Step::Done(d)) = w.server.udp_receive(there) else { return false };
+    let Ok(Step::Done(d)) = w.server.udp().receive(there) else { return false };
     let payload = d.payload.to_vec();
     w.server.free(d.payload);
     let sent = w.server.udp_send_step(w.now, there, &[&payload], Some(d.src)).unwrap();
     let is_sent = matches!(sent, Step::Done(_));
     w.pass(10 * MS);
-    let Ok(Step::Done(d)) = w.clients.udp_receive(here) else { return false };
+    let Ok(Step::Done(d)) = w.clients.udp().receive(here) else { return false };
     let is_whole = d.payload.len() == bytes;
     w.clients.free(d.payload);
     is_sent && is_whole
@@ -37,7 +37,7 @@ fn beside_4000_peers_with_a_closed_window_new_connections_are_served_whole_withi
     assert!(w.used() >= 60 << 20, "the writers have filled what they may: {}", w.used());
     assert_eq!(w.ask(ANSWERING, 100, ANSWER, Duration::from_secs(1)), 100);
     assert!(udp_echo(&mut w, 5) && udp_echo(&mut w, 20_000));
-    // Nobody had to go for that.
+    // No connection was reset for that.
     assert_eq!(w.count(Counter::TcpStalledReset), 0);
 }
 
@@ -70,13 +70,13 @@ fn a_thousand_peers_with_a_closed_window_cost_their_probes_and_nothing_else() {
     w.connect_many(CLOSED, 1000);
     w.pass(Duration::from_secs(60));
     let probes = w.count(Counter::TcpWindowProbes);
-    (w.steps, w.told) = (0, 0);
+    (w.steps, w.wakes) = (0, 0);
     w.pass(Duration::from_secs(600));
     let probes = w.count(Counter::TcpWindowProbes) - probes;
     assert!((9_000..=13_000).contains(&probes), "one a minute and connection: {probes}");
-    assert_eq!(w.told, 0, "a writer was woken for nothing");
+    assert_eq!(w.wakes, 0, "a writer was woken for nothing");
     assert!(w.steps <= 2 * probes + 10, "{} steps for {probes} probes and answers", w.steps);
-    assert_eq!(w.count(Counter::TcpStalledReset), 0, "nobody who could use it lacked memory");
+    assert_eq!(w.count(Counter::TcpStalledReset), 0, "no writer that could use it lacked memory");
 }
 
 #[test]
@@ -103,8 +103,8 @@ fn of_too_many_orphans_the_longest_without_progress_are_reset() {
     w.pass(Duration::from_secs(1));
     let reset = w.count(Counter::TcpOrphansReset);
     assert!((340..=350).contains(&reset), "{reset}");
-    assert_eq!(w.count(Counter::TcpResetsOut), reset, "each peer is told");
-    assert_eq!(w.server.socket_counts()[0] as u64, 500 - reset);
+    assert_eq!(w.count(Counter::TcpResetsOut), reset, "each peer gets a reset");
+    assert_eq!(w.server.stat().connections() as u64, 500 - reset);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn beside_peers_that_fall_silent_new_connections_are_served_and_the_silent_ones_
     assert_eq!(w.ask(ANSWERING, 100, ANSWER, Duration::from_secs(1)), 100);
     let resets = w.count(Counter::TcpResetsOut);
     w.pass(Duration::from_secs(200));
-    assert!(w.count(Counter::TcpResetsOut) >= resets + 300, "each was told with a reset");
+    assert!(w.count(Counter::TcpResetsOut) >= resets + 300, "each peer gets a reset");
     assert_eq!(w.used(), 0);
 }
 
@@ -139,10 +139,10 @@ fn when_not_even_minima_are_left_the_longest_stalled_make_room_for_new_connectio
 #[test]
 fn sockets_that_nobody_reads_from_do_not_take_the_receive_memory_of_others() {
     let mut w = world();
-    let here = w.clients.udp_bind(at(1, 0), BindOptions::default()).unwrap();
-    // Each would keep 256 KiB, together 200 MB; and connections that nobody reads from take the rest.
+    let here = w.clients.udp().bind(at(1, 0), BindOptions::default()).unwrap();
+    // Each would keep 256 KiB, together 200 MB; and connections that are never read take the rest.
     let unread: Vec<_> =
-        (0..800).map(|_| w.server.udp_bind(at(0, 0), BindOptions::default()).unwrap()).collect();
+        (0..800).map(|_| w.server.udp().bind(at(0, 0), BindOptions::default()).unwrap()).collect();
     for id in unread {
         let to = w.server.addresses(id).unwrap().0.unwrap();
         for _ in 0..150 {

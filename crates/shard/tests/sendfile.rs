@@ -140,7 +140,7 @@ fn pieces_filled_in_any_order_arrive_in_order_over_a_bad_link() {
         let mut p = Pair::new(seed, &rough());
         let mut sender = Sender::new(seed);
         p.shards[0].tcp_entry(p.client).expect("open").tcb.set_send_buffer(128 << 10);
-        let begun = p.shards[0].tcp_begin_write(p.client, WRITER);
+        let begun = p.shards[0].tcp_entry(p.client).and_then(|e| e.lock_send(WRITER));
         assert!(matches!(begun, Ok(Step::Done(()))));
         let mut got = Vec::new();
         for _ in 0..2_000_000 {
@@ -255,7 +255,7 @@ fn bytes_that_only_the_kernel_may_read_reach_no_other_device() {
     let (client, now) = (p.client, p.now);
     let shard = &mut p.shards[0];
     assert!(!shard.sends_pages(client), "this device is read by others");
-    shard.tcp_begin_write(client, WRITER).unwrap();
+    shard.tcp_entry(client).and_then(|e| e.lock_send(WRITER)).unwrap();
     let owner: std::sync::Arc<dyn fulmar_mbuf::SharedBytes> = std::sync::Arc::new(Gone);
     let small = Rest { file: 1000, ..Rest::default() };
     let step = shard.sendfile_share(now, client, &owner, (&small, 1000), LowWater::Writable);

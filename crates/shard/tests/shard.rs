@@ -1,5 +1,4 @@
-//! Two shards over a simulated link, driven by hand: what a shard must do by itself, with nobody
-//! but its own deadlines to remind it.
+//! Two shards over a simulated link, driven by hand and by their own deadlines.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -146,7 +145,7 @@ fn a_reset_that_a_full_device_held_back_is_not_forgotten() {
     assert!(p.shards[0].stat().sockets.is_empty());
     let Ok(Step::Done(chain)) = p.shards[1].tcp_take(server, 10) else { panic!("no byte") };
     p.shards[1].free(chain);
-    assert!(p.shards[1].tcp_take(server, 10).is_err(), "the peer was not told");
+    assert!(p.shards[1].tcp_take(server, 10).is_err(), "the peer got no reset");
 }
 
 #[test]

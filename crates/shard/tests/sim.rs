@@ -1,5 +1,5 @@
 //! Shards on simulated NICs, on a virtual clock: nothing here waits or reads a clock, and every
-//! buffer comes home.
+//! buffer is freed.
 
 use std::net::SocketAddr;
 
@@ -36,7 +36,7 @@ fn write(shard: &mut Shard, now: Instant, id: SlotId, at: usize, total: usize) -
     stations::write(shard, now, id, &bytes).unwrap_or(0)
 }
 
-/// When either has something to do next; a little later if nobody says.
+/// The earlier deadline of the two; a little later if there is none.
 fn next(now: Instant, shards: &[&Shard]) -> Instant {
     let due = shards.iter().filter_map(|s| s.next_deadline()).min();
     due.unwrap_or(now).max(now + Duration::from_micros(1)).min(now + Duration::from_millis(1))

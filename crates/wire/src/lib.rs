@@ -25,11 +25,11 @@ pub mod arp;
 pub mod checksum;
 pub mod dissect;
 pub mod eth;
-pub mod familiar;
 pub mod icmpv4;
 pub mod icmpv6;
 pub mod ipv4;
 pub mod ipv6;
+pub mod predict;
 pub mod protocol;
 pub mod tcp;
 #[cfg(test)]

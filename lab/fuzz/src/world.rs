@@ -97,10 +97,11 @@ impl World {
             shard.tcp_listen(any(v6, PORT), options).expect("a listener")
         };
         let listeners = [listen(false), listen(true)];
-        let mut bind =
-            |v6| shard.udp_bind(any(v6, UDP_PORT), Default::default()).expect("a datagram socket");
+        let mut bind = |v6| {
+            shard.udp().bind(any(v6, UDP_PORT), Default::default()).expect("a datagram socket")
+        };
         let bound = [bind(false), bind(true)];
-        let connected = shard.udp_open(build::peer(false, 2, 53)).expect("a connected one");
+        let connected = shard.udp().open(build::peer(false, 2, 53)).expect("a connected one");
         let ping = shard.ping_open();
         let udp = [bound[0], bound[1], connected];
         World {

@@ -521,8 +521,12 @@ impl End {
     /// Looks at the next bytes; they must be those that are read afterwards.
     fn peek(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
         let mut bytes = [0; 600];
-        match cx.shard.tcp_peek(id, &mut bytes) {
-            Ok(Step::Done(n)) => self.compare(0, &bytes[..n]),
+        match cx.shard.tcp_peek_at(id, 0, bytes.len(), 1) {
+            Ok(Step::Done(chain)) => {
+                let n = chain.copy_to(0, &mut bytes);
+                cx.shard.pool().free(chain);
+                self.compare(0, &bytes[..n])
+            }
             Ok(_) => Ok(()),
             // A pending error is told once, here.
             Err(e) => self.fail(cx, e),
@@ -629,8 +633,9 @@ impl End {
     }
 
     fn close_unread(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
-        match cx.shard.tcp_peek(id, &mut [0; 1]) {
-            Ok(Step::Done(_)) => {
+        match cx.shard.tcp_peek_at(id, 0, 1, 1) {
+            Ok(Step::Done(chain)) => {
+                cx.shard.pool().free(chain);
                 self.close(cx, id);
                 Ok(())
             }

@@ -46,7 +46,8 @@ impl SideTraffic {
         mtu: usize,
         seed: u64,
     ) -> Result<SideTraffic, Violation> {
-        let udp = shard.udp_bind(local, BindOptions::default()).map_err(unexpected("udp_bind"))?;
+        let udp =
+            shard.udp().bind(local, BindOptions::default()).map_err(unexpected("udp_bind"))?;
         Ok(SideTraffic {
             station,
             udp,
@@ -109,7 +110,7 @@ impl SideTraffic {
 
     fn take_datagrams(&mut self, shard: &mut Shard) -> Result<(), Violation> {
         loop {
-            match shard.udp_receive(self.udp) {
+            match shard.udp().receive(self.udp) {
                 Ok(Step::Done(d)) => {
                     let bytes = d.payload.to_vec();
                     shard.free(d.payload);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use fulmar::Cidr;
 use fulmar::base::{Duration, Instant, Outside, SlotId, Stage};
+use fulmar_base::Probe as _;
 use fulmar_ip::{IfAddr, Route};
 use fulmar_netdev::Device;
 use fulmar_runtime::{Host, Limit, Request, WatchedShard};
@@ -98,12 +99,12 @@ impl UdpSocket {
     /// On a port of the stack's choice.
     pub fn bind(stack: &Stack, address: IpAddr) -> io::Result<UdpSocket> {
         let local = SocketAddr::new(address, 0);
-        let id = stack.call(|shard, _| shard.udp_bind(local, Default::default()))?;
+        let id = stack.call(|shard, _| shard.udp().bind(local, Default::default()))?;
         Ok(UdpSocket(stack.socket(id)))
     }
 
     pub fn connect(&self, to: SocketAddr) -> io::Result<()> {
-        self.0.host.call(|shard, _| shard.udp_connect(self.0.id, to)).map_err(errno)
+        self.0.host.call(|shard, _| shard.udp().connect(self.0.id, to)).map_err(errno)
     }
 
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -139,7 +140,7 @@ impl UdpSocket {
     #[inline]
     pub fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
         let s = &self.0;
-        let step = |shard: &mut WatchedShard<Exit>, _| shard.udp_receive_into(s.id, into);
+        let step = |shard: &mut WatchedShard<Exit>, _| shard.udp().receive_into(s.id, into);
         let taken = s.host.wait_recently(s.id, Ready::READABLE, || Limit::DoNotWait, step);
         let d = match taken.map_err(errno)? {
             TakenDatagram::Copied(n, _) => return Ok(n),
@@ -233,7 +234,7 @@ impl TcpStream {
             let step = shard.tcp_reserve(now, s.id, bytes, bytes.len(), waited);
             waited = true;
             if !matches!(step, Ok(Step::Done(Reserved::Space(_)))) {
-                shard.tcp_end_write(s.id);
+                shard.tcp_unlock_send(s.id);
             }
             step
         })
@@ -245,14 +246,14 @@ impl TcpStream {
         if begin(&mut shard, id)?.is_some() {
             return Ok(None);
         }
-        if shard.stops_at(Stage::Locked) || shard.stops_at(Stage::SendChecked) {
-            shard.tcp_end_write(id);
+        if shard.probe().stops_at(Stage::Locked) || shard.probe().stops_at(Stage::SendChecked) {
+            shard.tcp_unlock_send(id);
             return Ok(Some(Reserved::Sent(bytes)));
         }
-        if let Step::Done(r) = shard.tcp_reserve_at_once(id, bytes)? {
+        if let Step::Done(r) = shard.tcp_try_reserve(id, bytes)? {
             return Ok(Some(Reserved::Space(r)));
         }
-        shard.tcp_end_write(id);
+        shard.tcp_unlock_send(id);
         Ok(None)
     }
 
@@ -272,7 +273,7 @@ impl TcpStream {
 
 /// Begins a write, if no other is going on; what to wait for if one is.
 fn begin(shard: &mut WatchedShard<Exit>, id: SlotId) -> Result<Option<usize>, SocketError> {
-    Ok(match shard.tcp_begin_write(id, fulmar_runtime::thread_number())? {
+    Ok(match shard.tcp_entry(id).and_then(|e| e.lock_send(fulmar_runtime::thread_number()))? {
         Step::Done(()) => None,
         Step::WaitSpace(n) | Step::WaitData(n) => Some(n),
     })

@@ -173,7 +173,7 @@ impl Rig {
         let mut shard = shard.map_err(|e| io::Error::other(e.to_string()))?;
         let sockets = (0..sockets).map(|socket| {
             let (ip, port) = end_of(socket);
-            shard.udp_bind(SocketAddr::new(ip.into(), port), Default::default())
+            shard.udp().bind(SocketAddr::new(ip.into(), port), Default::default())
         });
         let sockets: Result<Vec<SlotId>, _> = sockets.collect();
         let sockets = sockets.map_err(|e| io::Error::other(format!("a socket: {e:?}")))?;
@@ -211,7 +211,7 @@ impl Rig {
             spent += self.step();
             for socket in drawn {
                 let Some(id) = self.sockets.get(socket).copied() else { continue };
-                if let Ok(Step::Done(datagram)) = self.shard.udp_receive(id) {
+                if let Ok(Step::Done(datagram)) = self.shard.udp().receive(id) {
                     self.shard.free(datagram.payload);
                     packets += 1;
                 }
@@ -261,7 +261,7 @@ mod tests {
             rig.step();
             assert_eq!(rig.shard.counters().drops(DropReason::UdpNoSocket), before + 1);
             for socket in drawn {
-                let Ok(Step::Done(d)) = rig.shard.udp_receive(rig.sockets[socket]) else {
+                let Ok(Step::Done(d)) = rig.shard.udp().receive(rig.sockets[socket]) else {
                     panic!("a packet of round {round} is not at socket {socket}");
                 };
                 let (ip, port) = end_of(socket);

@@ -151,7 +151,7 @@ impl Writing<'_> {
     pub fn begin(&self) -> Result<Turn<'_>, SocketError> {
         let writer = fulmar_runtime::thread_number();
         self.host.wait(self.id, Ready::WRITABLE, Limit::Forever, |shard, _| {
-            shard.tcp_begin_write(self.id, writer)
+            shard.tcp_entry(self.id).and_then(|e| e.lock_send(writer))
         })?;
         Ok(Turn(self))
     }

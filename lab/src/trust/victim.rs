@@ -199,7 +199,7 @@ impl Tcp {
                 Ok((cookies, counter(&read("snmp")?, "Tcp", "InSegs")?))
             }),
             Tcp::Fulmar { shard, listener, .. } => {
-                let stat = shard.listener_stat(*listener);
+                let stat = shard.listener(*listener).map(|l| l.stat());
                 let stat = stat.map_err(|e| io::Error::from_raw_os_error(e.errno()))?;
                 let strays = shard.counters().drops(DropReason::TcpNoSocket);
                 Ok((stat.cookies_sent, strays))

@@ -306,7 +306,7 @@ impl Rig {
 
     /// The numbers of the listener.
     pub fn stat(&mut self) -> ListenerStat {
-        self.server.listener_stat(self.listener).unwrap()
+        self.server.listener(self.listener).map(|l| l.stat()).unwrap()
     }
 
     /// Packets that the server has dropped for this reason.

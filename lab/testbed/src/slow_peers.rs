@@ -133,8 +133,8 @@ pub struct World {
     serving: Vec<Serving>,
     /// Times that the server's shard was stepped.
     pub steps: u64,
-    /// Times that the server's program was told that a connection is writable.
-    pub told: u64,
+    /// `WRITABLE` events of the server.
+    pub wakes: u64,
 }
 
 impl World {
@@ -199,7 +199,7 @@ impl World {
             listeners: HashMap::new(),
             serving: Vec::new(),
             steps: 0,
-            told: 0,
+            wakes: 0,
         }
     }
 
@@ -279,7 +279,7 @@ impl World {
         let mut ready = Vec::new();
         self.server.collect_set(&self.set, 10_000, |token, what| ready.push((token, what)));
         for (token, what) in ready {
-            self.told += u64::from(what.contains(Ready::WRITABLE));
+            self.wakes += u64::from(what.contains(Ready::WRITABLE));
             self.serve_one(token);
         }
     }

@@ -4,7 +4,7 @@ use fulmar_base::{FlowKey, SeqNum};
 use fulmar_mbuf::{Chain, Filled, NoBuffer, Pool, WritableRange};
 use fulmar_netdev::Rooms;
 use fulmar_wire::eth;
-use fulmar_wire::familiar::Familiar;
+use fulmar_wire::predict::PredictedHeaders;
 use fulmar_wire::tcp::{self, Flags};
 
 use fulmar_wire::dissect::{Headers, Transport};
@@ -132,8 +132,8 @@ pub struct Flow {
     pub header_bytes: usize,
     /// Payload of the last segment that was taken, in bytes.
     pub last_bytes: usize,
-    /// How to recognise the next frame without reading all of its headers.
-    familiar: Option<Familiar>,
+    /// How to predict the next frame without reading all of its headers.
+    predicted: Option<PredictedHeaders>,
     /// Frames with payload that came since it had rooms last.
     starved: u16,
     /// The device has waited once, since rooms came or went last, for the stack to catch up.
@@ -158,8 +158,8 @@ impl Flow {
     /// The segment in a frame of `frame_bytes` with this front, if it is like the one before and the next
     /// one.
     #[inline]
-    pub fn next_familiar(&self, front: &[u8], frame_bytes: usize) -> Option<Segment> {
-        let l4 = self.familiar.as_ref()?.recognise(front, frame_bytes)?;
+    pub fn predict(&self, front: &[u8], frame_bytes: usize) -> Option<Segment> {
+        let l4 = self.predicted.as_ref()?.predict(front, frame_bytes)?;
         let (seq, flags, bytes) = tcp::Header::peek(front.get(l4..)?)?;
         let header_bytes = l4.checked_add(bytes)?;
         let payload_bytes = frame_bytes.checked_sub(header_bytes)?;
@@ -169,7 +169,7 @@ impl Flow {
 
     /// Frames like this one, all headers of which were read, are this flow's.
     pub fn learn(&mut self, front: &[u8]) {
-        self.familiar = Familiar::of(front);
+        self.predicted = PredictedHeaders::of(front);
     }
 
     /// Whether the stack may be about to say something that fits the segment better: it has taken its
@@ -263,8 +263,8 @@ impl Flows {
         let known = self.slot_of(&key);
         let slot = known.or_else(|| self.free_slot())?;
         let place = self.slots.get_mut(slot)?;
-        let (header_bytes, last_bytes, familiar) = match place {
-            Some(flow) if known.is_some() => (flow.header_bytes, flow.last_bytes, flow.familiar),
+        let (header_bytes, last_bytes, predicted) = match place {
+            Some(flow) if known.is_some() => (flow.header_bytes, flow.last_bytes, flow.predicted),
             _ if key.remote_ip().is_ipv6() => (USUAL_BYTES_V6, 0, None),
             _ => (USUAL_BYTES, 0, None),
         };
@@ -275,7 +275,7 @@ impl Flows {
             rooms,
             header_bytes,
             last_bytes,
-            familiar,
+            predicted,
             starved: 0,
             has_waited: false,
         });

@@ -111,7 +111,7 @@ impl<'a> WriteTurn<'a> {
         if self.begin::<()>(&mut shard, is_partial)?.is_some() {
             return Ok(None);
         }
-        Ok(match shard.tcp_reserve_at_once(socket.id, want)? {
+        Ok(match shard.tcp_try_reserve(socket.id, want)? {
             Step::Done(r) => Some(Reserved::Space(r)),
             Step::WaitSpace(_) | Step::WaitData(_) => None,
         })
@@ -161,13 +161,13 @@ impl<'a> WriteTurn<'a> {
     ) -> Result<Option<Step<T>>, SocketError> {
         let id = self.socket.id;
         if !self.has_begun {
-            match shard.tcp_begin_write(id, fulmar_runtime::thread_number())? {
+            match shard.tcp_entry(id).and_then(|e| e.lock_send(fulmar_runtime::thread_number()))? {
                 Step::Done(()) => self.has_begun = true,
                 Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Some(Step::WaitSpace(n))),
             }
         }
         // The error is left to the next call, which has accepted nothing.
-        if is_partial && shard.tcp_write_fails(id) {
+        if is_partial && !shard.tcp_entry(id).is_ok_and(|e| !e.write_fails()) {
             return Err(SocketError::WouldBlock);
         }
         Ok(None)
@@ -175,7 +175,7 @@ impl<'a> WriteTurn<'a> {
 
     fn end(&mut self, shard: &mut LockedShard) {
         self.has_begun = false;
-        shard.tcp_end_write(self.socket.id);
+        shard.tcp_unlock_send(self.socket.id);
     }
 }
 

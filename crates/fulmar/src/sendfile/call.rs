@@ -302,7 +302,7 @@ fn begin<T>(
     has_begun: &mut bool,
 ) -> Result<Option<Step<T>>, SocketError> {
     if !*has_begun {
-        match shard.tcp_begin_write(id, fulmar_runtime::thread_number())? {
+        match shard.tcp_entry(id).and_then(|e| e.lock_send(fulmar_runtime::thread_number()))? {
             Step::Done(()) => *has_begun = true,
             Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Some(Step::WaitSpace(n))),
         }

@@ -80,7 +80,7 @@ fn read(job: Job) {
     drop(file);
     // In a forked child nobody runs this; elsewhere the lock is always to be had here.
     let _ = host.call(|shard, now| {
-        shard.sendfile_deferred();
+        shard.count(fulmar_base::Counter::SendFileDeferred, 1);
         match end {
             End::Full => return shard.sendfile_commit(now, socket, r, skip + len, false),
             _ => shard.sendfile_fail(now, socket, r),

@@ -66,7 +66,7 @@ impl UdpSocket {
             return Ok(0);
         }
         let s = &*self.socket;
-        let mut take = |shard: &mut LockedShard, _| shard.udp_receive_many(s.id, messages);
+        let mut take = |shard: &mut LockedShard, _| shard.udp().receive_many(s.id, messages);
         s.wait_recently(Ready::READABLE, || s.read_limit(), &mut take)
     }
 }

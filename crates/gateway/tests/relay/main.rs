@@ -3,6 +3,7 @@
 //! process of one thread.
 
 mod tcp;
+mod udp;
 mod world;
 
 use std::io::{self, Write};
@@ -29,7 +30,7 @@ fn main() {
     world::prepare_host();
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let mut passed = 0;
-    for (name, test) in tcp::TESTS.iter() {
+    for (name, test) in tcp::TESTS.iter().chain(udp::TESTS) {
         if wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str())) {
             println!("test {name}");
             test();

@@ -99,12 +99,12 @@ fn perform<P: Probe>(shard: &mut WatchedShard<P>, now: Instant, request: Request
         Request::Commit(id, r) => shard.tcp_commit(now, id, r),
         Request::CommitLast(id, r) => {
             shard.tcp_commit(now, id, r);
-            shard.tcp_end_write(id);
+            shard.tcp_unlock_send(id);
         }
-        Request::EndWrite(id) => shard.tcp_end_write(id),
+        Request::EndWrite(id) => shard.tcp_unlock_send(id),
         Request::Abandon(id, r) => {
             shard.tcp_abandon(id, r);
-            shard.tcp_end_write(id);
+            shard.tcp_unlock_send(id);
         }
         Request::EndSendFile(id) => shard.sendfile_end(id),
         Request::GiveBack(id, r) => shard.tcp_abandon(id, r),

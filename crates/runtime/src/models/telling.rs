@@ -19,7 +19,7 @@ use crate::sync::AtomicUsize as Count;
 use crate::sys;
 use crate::ticket::{RecvTicket, Tickets};
 use crate::watched::WatchedShard;
-use fulmar_shard::{PostOver, RecvOutcome, Untaken};
+use fulmar_shard::{PostCompletion, RecvOutcome, Unclaimed};
 
 pub const MODELS: &[Model] = models![
     whoever_waits_for_a_completion_is_told_inside_of_the_stack_and_outside,
@@ -80,12 +80,13 @@ fn outcome() -> RecvOutcome {
 fn the_outcome_of_a_ticket_is_taken_once_by_whoever_sees_that_it_is_over() {
     model(3, || {
         let w = World::new(true);
-        let (ticket, untaken) = (Arc::new(RecvTicket::default()), Arc::new(Count::default()));
-        let (host, put, count) = (w.host.clone(), ticket.clone(), untaken.clone());
+        let (ticket, unclaimed) = (Arc::new(RecvTicket::default()), Arc::new(Count::default()));
+        let (host, put, count) = (w.host.clone(), ticket.clone(), unclaimed.clone());
         let shard = spawn(move || {
             let mut tickets = Tickets::default();
             let token = tickets.add(&put);
-            let over = PostOver { token, outcome: outcome(), untaken: Untaken::of(&count) };
+            let over =
+                PostCompletion { token, outcome: outcome(), unclaimed: Unclaimed::of(&count) };
             host.call(|_, _| Ok(drop(tickets.end(over)))).unwrap();
             put.completion.finish();
         });
@@ -93,7 +94,7 @@ fn the_outcome_of_a_ticket_is_taken_once_by_whoever_sees_that_it_is_over() {
         assert!(w.host.wait_ticket(&ticket, Limit::Forever).unwrap());
         assert!(early.is_some() != ticket.take().is_some());
         shard.join().unwrap();
-        assert_eq!(untaken.load(crate::sync::Ordering::Relaxed), 0);
+        assert_eq!(unclaimed.load(crate::sync::Ordering::Relaxed), 0);
     });
 }
 

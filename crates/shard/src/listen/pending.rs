@@ -110,7 +110,7 @@ pub struct PendingQueue {
     pub limits: ConditionalAccept,
     /// Pending connections.
     len: usize,
-    /// Those of them that the program does not know of.
+    /// Pending connections not returned to the program yet.
     untaken: usize,
     /// These, oldest first.
     offered: VecDeque<SlotId>,
@@ -266,7 +266,7 @@ impl PendingTable {
         None
     }
 
-    /// Drops those of a listener that is closed.
+    /// Drops the pending connections of a closed listener.
     pub fn close(&mut self, queue: &mut PendingQueue) {
         while let Some((_, id)) = queue.by_age.pop_front() {
             self.remove(id);

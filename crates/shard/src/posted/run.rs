@@ -11,7 +11,7 @@ use fulmar_socket::posted::{Delivered, IoContext, Posted, StreamState};
 use fulmar_tcp::{State, Tcb};
 
 use super::placer::{FlowPlacer, NoDevice};
-use super::{Outbox, PostedTable};
+use super::{CompletionQueue, PostedTable};
 use crate::layers::Core;
 use crate::net::Net;
 use crate::outcome::PostToken;
@@ -57,9 +57,13 @@ pub fn with_machine<P: Probe, R>(
 
 /// Takes the completions of a connection; whether readiness may have changed.
 #[inline]
-fn hand_out(entry: &mut TcpEntry, to: &mut Outbox, counters: &mut Counters) -> bool {
+fn take_completions(
+    entry: &mut TcpEntry,
+    to: &mut CompletionQueue,
+    counters: &mut Counters,
+) -> bool {
     let Some(posted) = &mut entry.posted else { return false };
-    let count = posted.hand_out(to);
+    let count = posted.take_completions(to);
     counters.add(Counter::Receives, count as u64);
     // Readers wait behind the last of them, however that ended.
     count > 0 || !posted.machine.is_waiting()
@@ -69,7 +73,7 @@ impl PostedTable {
     /// Before a receive poll: posts new buffers to the device.
     #[inline]
     pub fn notify_device<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
-        if core::mem::take(&mut self.has_news) {
+        if core::mem::take(&mut self.has_new_posts) {
             self.announce_news(now, core);
         }
     }
@@ -99,7 +103,7 @@ impl PostedTable {
         let Some(taken) = with_machine(&mut core.net, entry, |m, io| m.deliver(now, io)) else {
             return;
         };
-        let is_told = hand_out(entry, &mut self.out, &mut core.net.counters);
+        let is_told = take_completions(entry, &mut self.out, &mut core.net.counters);
         if taken.bytes > 0 && entry.tcb.after_read(&mut core.net.env(now)) && !entry.is_queued {
             entry.is_queued = true;
             core.output_queue.push_back(id);
@@ -117,7 +121,7 @@ impl PostedTable {
         let Delivered { bytes, copied, is_unfinished, has_filled } = *taken;
         self.has_filled |= has_filled;
         if is_unfinished {
-            self.look_by(if bytes > 0 { now } else { now + RETRY });
+            self.poll_by(if bytes > 0 { now } else { now + RETRY });
         }
         if bytes > 0 {
             self.is_placed = copied <= bytes / 8;
@@ -129,20 +133,20 @@ impl PostedTable {
     /// Whether partial completions can be deferred to the next poll: the only reader has a full buffer, and
     /// polls again at once.
     #[inline]
-    pub fn may_rest(&mut self, now: Instant) -> bool {
-        let is_due = self.again_at.is_some_and(|at| now >= at);
-        let may_rest = self.out.outcome.is_some() && self.listed.len() == 1 && !is_due;
-        if may_rest {
-            self.look_by(now + CALLER_IS_BACK);
+    pub fn may_defer(&mut self, now: Instant) -> bool {
+        let is_due = self.poll_at.is_some_and(|at| now >= at);
+        let may_defer = self.out.outcome.is_some() && self.listed.len() == 1 && !is_due;
+        if may_defer {
+            self.poll_by(now + CALLER_IS_BACK);
         }
-        may_rest
+        may_defer
     }
 
     /// Completes the buffers of every connection in the list.
     #[inline]
     pub fn end_bursts<P: Probe>(&mut self, now: Instant, is_dry: bool, core: &mut Core<P>) {
-        if self.again_at.is_some_and(|at| now >= at) {
-            self.again_at = None;
+        if self.poll_at.is_some_and(|at| now >= at) {
+            self.poll_at = None;
             self.drain_orphans(core);
         }
         if !self.listed.is_empty() {
@@ -179,11 +183,11 @@ impl PostedTable {
             sent: entry.tcb.send_queue_ref().claimed_end(),
             ended: ended(entry),
         };
-        let told = with_machine(&mut core.net, entry, |m, io| m.end_burst(&stream, io));
-        if told == Some(true) && entry.error.is_none() {
+        let is_reported = with_machine(&mut core.net, entry, |m, io| m.end_burst(&stream, io));
+        if is_reported == Some(true) && entry.error.is_none() {
             entry.tcb.take_error();
         }
-        self.hand_out(id, core);
+        self.take_completions(id, core);
         self.plan(now, id, is_dry, core);
     }
 
@@ -200,7 +204,7 @@ impl PostedTable {
         }
         let is_stuck = posted.machine.is_draining() || readable;
         if is_stuck || !is_dry {
-            self.look_by(if is_dry { now + RETRY } else { now });
+            self.poll_by(if is_dry { now + RETRY } else { now });
             self.list(id, &mut entry.posted);
         }
     }
@@ -215,9 +219,9 @@ impl PostedTable {
         }
     }
 
-    fn hand_out<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
+    fn take_completions<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
-        if hand_out(entry, &mut self.out, &mut core.net.counters) {
+        if take_completions(entry, &mut self.out, &mut core.net.counters) {
             core.notify(id);
         }
     }
@@ -239,10 +243,10 @@ impl PostedTable {
         if let Some(timer) = posted.timer.take() {
             core.wheel.cancel(timer);
         }
-        posted.hand_out(&mut self.out);
+        posted.take_completions(&mut self.out);
         if posted.machine.is_draining() {
             self.orphans.push(*posted);
-            self.look_by(now + RETRY);
+            self.poll_by(now + RETRY);
         }
     }
 
@@ -258,11 +262,11 @@ impl PostedTable {
                 may_place: false,
             };
             posted.machine.drain(&mut io);
-            posted.hand_out(out);
+            posted.take_completions(out);
             posted.machine.is_draining()
         });
         if !self.orphans.is_empty() {
-            self.look_by(core.net.link.now() + RETRY);
+            self.poll_by(core.net.link.now() + RETRY);
         }
     }
 }

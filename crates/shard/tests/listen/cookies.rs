@@ -101,16 +101,16 @@ fn a_flood_leaves_nothing_behind_but_a_full_syn_queue() {
 #[test]
 fn embryos_take_nothing_from_the_windows_of_connections() {
     let mut rig = Rig::new(ListenOptions::default());
-    let granted = rig.server.window_budget().granted_bytes;
+    let granted = rig.server.stat().window.granted_bytes;
     rig.fill_syn_queue();
-    assert_eq!(rig.server.window_budget().granted_bytes, granted);
+    assert_eq!(rig.server.stat().window.granted_bytes, granted);
     rig.connect();
     rig.pass(4);
     let server = rig.accept().expect("a connection");
     let offered = rig.server.tcp_entry(server).unwrap().tcb.info().rcv_wnd_bytes as usize;
     assert!(offered >= 14_000, "{offered}");
-    // What the SYN,ACK offered is charged to the byte; the snapshot tells it in units of the scale.
-    let charged = rig.server.window_budget().granted_bytes - granted;
+    // What the SYN,ACK offered is charged to the byte; the snapshot has it in units of the scale.
+    let charged = rig.server.stat().window.granted_bytes - granted;
     assert!((offered..=14_600).contains(&charged), "{charged} for {offered}");
 }
 
@@ -351,7 +351,7 @@ fn a_syn_that_follows_a_connection_in_time_wait_gets_an_embryo_with_a_later_numb
 #[test]
 fn the_answer_has_the_time_to_live_of_the_listener() {
     let mut rig = Rig::new(always());
-    rig.server.set_listener_ttl(rig.listener, 3).unwrap();
+    rig.server.listener(rig.listener).map(|l| l.ttl = Some(3)).unwrap();
     rig.send_from(PEER, &syn(ISS, syn_options(7)), &[]);
     rig.pass(1);
     assert_eq!(rig.replies()[0].ttl, 3);

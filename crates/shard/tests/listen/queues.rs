@@ -108,7 +108,7 @@ fn a_cookie_at_a_full_accept_queue_is_dropped_and_good_later() {
     rig.send_from(peer(0), &ack(&first), &[]);
     rig.send_from(peer(1), &ack(&second), b"data");
     rig.pass(1);
-    assert_eq!(rig.replies_to(peer(1)), [], "the peer is told nothing");
+    assert_eq!(rig.replies_to(peer(1)), [], "nothing is sent to the peer");
     assert_eq!(rig.stat().acks_dropped, 1);
     assert!(rig.accept().is_some());
     rig.send_from(peer(1), &ack(&second), b"data");

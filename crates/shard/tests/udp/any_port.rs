@@ -25,13 +25,13 @@ fn far(port: u16) -> SocketAddr {
 /// A gateway and its socket for all ports.
 fn gateway(cuts: bool) -> (Rig, SlotId) {
     let mut rig = Rig::gateway(caps(cuts));
-    let id = rig.shard.udp_bind("[::]:0".parse().unwrap(), every()).unwrap();
+    let id = rig.shard.udp().bind("[::]:0".parse().unwrap(), every()).unwrap();
     rig.take();
     (rig, id)
 }
 
 fn receive(rig: &mut Rig, id: SlotId) -> Option<(SocketAddr, SocketAddr, Vec<u8>, Option<u16>)> {
-    let Step::Done(d) = rig.shard.udp_receive(id).unwrap() else { return None };
+    let Step::Done(d) = rig.shard.udp().receive(id).unwrap() else { return None };
     let bytes = d.payload.to_vec();
     rig.shard.free(d.payload);
     Some((d.src, d.dst, bytes, d.segment_bytes))
@@ -69,7 +69,7 @@ fn a_batch_has_the_destination_of_each() {
     rig.step();
     let mut buffers = [[0; 8]; 4];
     let mut into: Vec<_> = buffers.iter_mut().map(|b| RecvMessage::new(b)).collect();
-    assert!(matches!(rig.shard.udp_receive_many(id, &mut into), Ok(Step::Done(3))));
+    assert!(matches!(rig.shard.udp().receive_many(id, &mut into), Ok(Step::Done(3))));
     let to: Vec<_> = into.iter().map(|m| m.to()).collect();
     assert_eq!(to, [Some(far(53)), Some(far(123)), Some(far(443)), None]);
     assert!(into[..3].iter().all(|m| m.from() == Some(peer(9)) && m.payload() == b"ask"));
@@ -78,7 +78,7 @@ fn a_batch_has_the_destination_of_each() {
 #[test]
 fn a_socket_of_a_port_comes_first() {
     let (mut rig, id) = gateway(false);
-    let dns = rig.shard.udp_bind(far(53), BindOptions::default()).unwrap();
+    let dns = rig.shard.udp().bind(far(53), BindOptions::default()).unwrap();
     for port in [53, 54] {
         let (frame, offload) = datagram_to((PEER, 9), (FAR, port), b"ask", None);
         rig.arrive(frame, offload);
@@ -183,7 +183,7 @@ fn only_datagrams_from_one_source_are_joined() {
 #[test]
 fn a_source_that_cannot_be_is_refused() {
     let (mut rig, id) = gateway(false);
-    let one = rig.shard.udp_bind(far(53), BindOptions::default()).unwrap();
+    let one = rig.shard.udp().bind(far(53), BindOptions::default()).unwrap();
     let now = rig.now;
     let mut send = |id, from: Option<&str>, to: SocketAddr| {
         let message = SendMessage::new(b"x").to(to);
@@ -201,8 +201,8 @@ fn a_source_that_cannot_be_is_refused() {
     let sent = rig.take();
     assert_eq!(sent.len(), 1);
     assert_eq!(parse(&sent[0].0).0, "192.0.2.8:53".parse().unwrap());
-    assert_eq!(rig.shard.udp_connect(id, peer(9)).err(), Some(SocketError::Invalid));
-    let with_port = rig.shard.udp_bind(far(55), every());
+    assert_eq!(rig.shard.udp().connect(id, peer(9)).err(), Some(SocketError::Invalid));
+    let with_port = rig.shard.udp().bind(far(55), every());
     assert_eq!(with_port.err(), Some(SocketError::Invalid));
 }
 
@@ -218,14 +218,14 @@ fn a_run_is_delivered_whole_to_a_socket_that_takes_runs() {
     arrive(&mut rig);
     let each: Vec<_> = std::iter::from_fn(|| receive(&mut rig, id)).map(|d| (d.2, d.3)).collect();
     assert_eq!(each, [(b"aaaa".to_vec(), None), (b"bbbb".to_vec(), None), (b"cc".to_vec(), None)]);
-    rig.shard.with_udp(id, |u| u.gro = true).unwrap();
+    rig.shard.udp().with_socket(id, |u| u.gro = true).unwrap();
     arrive(&mut rig);
     let whole = receive(&mut rig, id).unwrap();
     assert_eq!((whole.2, whole.3), (b"aaaabbbbcc".to_vec(), Some(4)));
     arrive(&mut rig);
     let mut buffer = [0; 64];
     let mut into = [RecvMessage::new(&mut buffer)];
-    rig.shard.udp_receive_many(id, &mut into).unwrap();
+    rig.shard.udp().receive_many(id, &mut into).unwrap();
     assert_eq!((into[0].payload(), into[0].segment_bytes()), (&b"aaaabbbbcc"[..], Some(4)));
 }
 

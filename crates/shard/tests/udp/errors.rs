@@ -72,7 +72,7 @@ fn drops(rig: &Rig, reason: DropReason) -> u64 {
 }
 
 fn forbid_fragments(rig: &mut Rig, id: SlotId) {
-    rig.shard.with_udp(id, |u| u.dont_fragment = true).unwrap();
+    rig.shard.udp().with_socket(id, |u| u.dont_fragment = true).unwrap();
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn an_error_about_a_ping_that_was_not_sent_is_dropped() {
     assert!(matches!(rig.shard.ping_receive(ping), Ok(fulmar_socket::Step::WaitData(_))));
     arrives(&mut rig, error(1, 0, 1, PEER, quote(7)));
     let Ok(fulmar_socket::Step::Done(echo)) = rig.shard.ping_receive(ping) else {
-        panic!("the error about the ping that was sent is not told")
+        panic!("the error about the ping that was sent is not returned")
     };
     assert_eq!((echo.seq, echo.outcome.err()), (7, Some(SocketError::HostUnreachable)));
 }

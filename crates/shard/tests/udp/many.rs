@@ -144,7 +144,7 @@ fn runs_are_cut_in_software_where_the_device_does_not() {
 fn a_neighbour_that_never_answers_costs_a_bounded_queue_and_is_told_as_unreachable() {
     let mut rig = Rig::new(caps(false));
     let id = rig.bound();
-    rig.shard.udp_connect(id, peer(9)).unwrap();
+    rig.shard.udp().connect(id, peer(9)).unwrap();
     let messages = [SendMessage::new(b"hello?"); 64];
     for _ in 0..10 {
         assert_eq!(send_many(&mut rig, id, &messages).messages, 64);
@@ -165,7 +165,7 @@ fn a_neighbour_that_never_answers_costs_a_bounded_queue_and_is_told_as_unreachab
 fn receive_many(rig: &mut Rig, id: SlotId, room: usize) -> Vec<Vec<u8>> {
     let mut buffers = vec![[0u8; 64]; room];
     let mut messages: Vec<_> = buffers.iter_mut().map(|b| RecvMessage::new(b)).collect();
-    match rig.shard.udp_receive_many(id, &mut messages).unwrap() {
+    match rig.shard.udp().receive_many(id, &mut messages).unwrap() {
         Step::Done(n) => messages[..n].iter().map(|m| m.payload().to_vec()).collect(),
         _ => Vec::new(),
     }
@@ -207,7 +207,7 @@ fn one_call_takes_what_is_there_in_order_and_says_what_was_cut_off() {
     let mut buffers = [[0u8; 64]; 3];
     let mut messages = buffers.each_mut().map(|b| RecvMessage::new(b));
     assert_eq!(messages[0].from(), None);
-    let came = rig.shard.udp_receive_many(id, &mut messages).unwrap();
+    let came = rig.shard.udp().receive_many(id, &mut messages).unwrap();
     assert!(matches!(came, Step::Done(3)));
     let lengths = messages.each_ref().map(|m| (m.payload().len(), m.sent_len(), m.is_truncated()));
     assert_eq!(lengths, [(3, 3, false), (0, 0, false), (64, 100, true)]);
@@ -219,7 +219,7 @@ fn one_call_takes_what_is_there_in_order_and_says_what_was_cut_off() {
 fn what_a_full_queue_drops_is_not_summed_first() {
     let mut rig = Rig::new(caps(false));
     let id = rig.bound();
-    rig.shard.with_udp(id, |u| u.set_recv_limit(256)).unwrap();
+    rig.shard.udp().with_socket(id, |u| u.set_recv_limit(256)).unwrap();
     let (good, offload) = datagram(&[1; 100], None);
     // A checksum that is wrong, and that no device has looked at.
     let mut bad = good.clone();

@@ -59,15 +59,15 @@ impl Rig {
     /// A socket bound to our address.
     pub fn bound(&mut self) -> SlotId {
         let local = SocketAddr::new(US.into(), 4000);
-        self.shard.udp_bind(local, Default::default()).unwrap()
+        self.shard.udp().bind(local, Default::default()).unwrap()
     }
 
     /// A socket connected to the peer, whose Ethernet address is known.
     pub fn connected(&mut self) -> SlotId {
         let id = self.bound();
-        self.shard.udp_connect(id, peer(9)).unwrap();
+        self.shard.udp().connect(id, peer(9)).unwrap();
         self.shard.udp_send(self.now, id, &[b"who is it"], None).unwrap();
-        self.tell(PEER, 2);
+        self.answer_arp(PEER, 2);
         self.take();
         id
     }
@@ -75,7 +75,7 @@ impl Rig {
     /// A socket with port 4001 and no peer.
     pub fn unconnected(&mut self) -> SlotId {
         let local = SocketAddr::new(US.into(), 4001);
-        self.shard.udp_bind(local, Default::default()).unwrap()
+        self.shard.udp().bind(local, Default::default()).unwrap()
     }
 
     pub fn pass(&mut self, time: Duration) {
@@ -91,8 +91,8 @@ impl Rig {
         self.wire.lock().unwrap().arriving.push_back((bytes, offload));
     }
 
-    /// A neighbour says where it is: at the station with this number.
-    pub fn tell(&mut self, who: Ipv4Addr, station: u8) {
+    /// Receives an ARP reply of a neighbour, at the station with this number.
+    pub fn answer_arp(&mut self, who: Ipv4Addr, station: u8) {
         let ether = station_of(station);
         let mut frame = Vec::from(OURS.0);
         frame.extend(ether.0);
@@ -108,7 +108,7 @@ impl Rig {
     /// Another station claims the address of a neighbour that is in use.
     pub fn claim(&mut self, who: Ipv4Addr, station: u8) {
         let before = self.shard.counters().drops(DropReason::NeighbourClaim);
-        self.tell(who, station);
+        self.answer_arp(who, station);
         assert_eq!(self.shard.counters().drops(DropReason::NeighbourClaim), before + 1);
     }
 

@@ -59,7 +59,7 @@ impl Line {
         let remote = SocketAddr::new(peer.into(), 9);
         let id = rig.shard.tcp_connect(rig.now, remote, Some(local)).unwrap();
         rig.step();
-        rig.tell(hop, station);
+        rig.answer_arp(hop, station);
         rig.step();
         let syn = rig.take().iter().find_map(|f| segment(&f.0)).expect("a SYN").2;
         // Every write is a segment, whatever is on its way.
@@ -162,7 +162,7 @@ fn the_next_segment_takes_the_new_route_and_without_one_it_waits() {
     let mut line = Line::to(FAR);
     line.rig.shard.ip().add_route(via(4, None)).unwrap();
     assert_eq!(line.sent(), [], "router 4 is asked for first");
-    line.rig.tell(Ipv4Addr::new(10, 0, 0, 4), 4);
+    line.rig.answer_arp(Ipv4Addr::new(10, 0, 0, 4), 4);
     assert_eq!(line.sent().last(), Some(&(4, US)));
     assert_eq!(line.sent(), [(4, US)]);
     line.rig.shard.ip().remove_route(far_net());
@@ -227,7 +227,7 @@ fn happen(line: &mut Line, event: &Event, forgets: bool) -> String {
     match event {
         Event::Write(n) => done = format!("{:?}", line.write(*n)),
         Event::Acknowledged => line.answer(Flags::ACK, 1),
-        Event::Told(who, station) => line.rig.tell(Ipv4Addr::new(10, 0, 0, *who), *station),
+        Event::Told(who, station) => line.rig.answer_arp(Ipv4Addr::new(10, 0, 0, *who), *station),
         Event::AddRoute(router, mtu) => {
             done = format!("{:?}", line.rig.shard.ip().add_route(via(*router, *mtu)));
         }

@@ -30,9 +30,9 @@ fn routed() -> (Rig, SlotId) {
     let id = rig.bound();
     for number in [4, 3] {
         rig.shard.ip().add_route(via(number, None)).unwrap();
-        rig.shard.udp_connect(id, SocketAddr::new(FAR.into(), 9)).unwrap();
+        rig.shard.udp().connect(id, SocketAddr::new(FAR.into(), 9)).unwrap();
         rig.send(id, b"first").unwrap();
-        rig.tell(router(number), number);
+        rig.answer_arp(router(number), number);
         rig.send(id, b"second").unwrap();
     }
     rig.take();
@@ -86,10 +86,10 @@ fn nothing_leaves_with_an_address_that_is_no_longer_ours() {
 #[test]
 fn a_wildcard_socket_that_is_not_connected_takes_the_address_that_is_left() {
     let mut rig = Rig::new(caps(false));
-    let id = rig.shard.udp_bind("0.0.0.0:4000".parse().unwrap(), Default::default()).unwrap();
+    let id = rig.shard.udp().bind("0.0.0.0:4000".parse().unwrap(), Default::default()).unwrap();
     let send = |rig: &mut Rig| rig.shard.udp_send(rig.now, id, &[b"x"], Some(peer(9)));
     send(&mut rig).unwrap();
-    rig.tell(PEER, 2);
+    rig.answer_arp(PEER, 2);
     send(&mut rig).unwrap();
     rig.take();
     let other = router(99);
@@ -105,13 +105,13 @@ fn a_named_datagram_leaves_with_the_address_that_connecting_has_fixed() {
     let mut rig = Rig::new(caps(false));
     let other = Ipv4Addr::new(10, 9, 9, 1);
     rig.shard.ip().add_address(IfAddr { addr: other.into(), prefix_len: 24 }).unwrap();
-    let id = rig.shard.udp_bind("0.0.0.0:4000".parse().unwrap(), Default::default()).unwrap();
+    let id = rig.shard.udp().bind("0.0.0.0:4000".parse().unwrap(), Default::default()).unwrap();
     let send = |rig: &mut Rig| rig.shard.udp_send(rig.now, id, &[b"x"], Some(peer(9))).unwrap();
     send(&mut rig);
-    rig.tell(PEER, 2);
+    rig.answer_arp(PEER, 2);
     send(&mut rig);
     rig.take();
-    rig.shard.udp_connect(id, SocketAddr::new(Ipv4Addr::new(10, 9, 9, 2).into(), 9)).unwrap();
+    rig.shard.udp().connect(id, SocketAddr::new(Ipv4Addr::new(10, 9, 9, 2).into(), 9)).unwrap();
     send(&mut rig);
     let sent = rig.take();
     assert_eq!(sent.last().unwrap().0[26..30], other.octets());
@@ -122,11 +122,11 @@ fn a_destination_that_changes_under_a_template_is_another_one() {
     let mut rig = Rig::new(caps(false));
     let id = rig.connected();
     rig.send(id, b"a").unwrap();
-    rig.shard.udp_connect(id, peer(10)).unwrap();
+    rig.shard.udp().connect(id, peer(10)).unwrap();
     rig.send(id, b"b").unwrap();
-    rig.shard.udp_connect(id, SocketAddr::new(router(5).into(), 11)).unwrap();
+    rig.shard.udp().connect(id, SocketAddr::new(router(5).into(), 11)).unwrap();
     rig.send(id, b"c").unwrap();
-    rig.tell(router(5), 5);
+    rig.answer_arp(router(5), 5);
     let ports = |f: &[u8]| u16::from_be_bytes([f[36], f[37]]);
     let sent = rig.take();
     let datagrams: Vec<_> = sent.iter().filter(|f| f.0[12..14] == [8, 0]).collect();
@@ -140,7 +140,8 @@ fn options_that_change_are_in_the_next_datagram() {
     let id = rig.connected();
     rig.send(id, b"a").unwrap();
     rig.shard
-        .with_udp(id, |u| (u.ttl, u.dscp_ecn, u.dont_fragment) = (Some(3), 0x20, true))
+        .udp()
+        .with_socket(id, |u| (u.ttl, u.dscp_ecn, u.dont_fragment) = (Some(3), 0x20, true))
         .unwrap();
     rig.send(id, b"b").unwrap();
     rig.send(id, b"c").unwrap();
@@ -173,11 +174,11 @@ fn host(number: u8) -> SocketAddr {
 
 fn event() -> impl Strategy<Value = Event> {
     let bytes = prop_oneof![Just(0usize), Just(18), Just(1472), Just(1473), 0..3000usize];
-    let somebody = prop_oneof![Just(0u8), 2..6u8];
+    let destination = prop_oneof![Just(0u8), 2..6u8];
     prop_oneof![
         6 => bytes.clone().prop_map(Event::Send),
-        3 => (somebody.clone(), bytes).prop_map(|(to, n)| Event::SendTo(to, n)),
-        1 => somebody.prop_map(Event::Connect),
+        3 => (destination.clone(), bytes).prop_map(|(to, n)| Event::SendTo(to, n)),
+        1 => destination.prop_map(Event::Connect),
         4 => (2..6u8, 2..9u8).prop_map(|(who, station)| Event::Told(who, station)),
         2 => (2..5u8, prop_oneof![Just(None), Just(Some(1400))])
             .prop_map(|(router, mtu)| Event::AddRoute(router, mtu)),
@@ -201,9 +202,9 @@ fn happen(rig: &mut Rig, id: SlotId, event: &Event, forgets: bool) -> String {
         Event::SendTo(to, n) => {
             format!("{:?}", rig.shard.udp_send(rig.now, id, &[&payload[..*n]], Some(host(*to))))
         }
-        Event::Connect(to) => format!("{:?}", rig.shard.udp_connect(id, host(*to))),
+        Event::Connect(to) => format!("{:?}", rig.shard.udp().connect(id, host(*to))),
         Event::Told(who, station) => {
-            rig.tell(router(*who), *station);
+            rig.answer_arp(router(*who), *station);
             String::new()
         }
         Event::AddRoute(router, mtu) => {
@@ -216,7 +217,10 @@ fn happen(rig: &mut Rig, id: SlotId, event: &Event, forgets: bool) -> String {
         }
         Event::RemoveAddress => format!("{:?}", rig.shard.ip().remove_address(US.into())),
         Event::Options(ttl, whole) => {
-            let set = rig.shard.with_udp(id, |u| (u.ttl, u.dont_fragment) = (Some(*ttl), *whole));
+            let set = rig
+                .shard
+                .udp()
+                .with_socket(id, |u| (u.ttl, u.dont_fragment) = (Some(*ttl), *whole));
             format!("{set:?}")
         }
         Event::NarrowPath(mtu) => {
@@ -242,7 +246,7 @@ proptest! {
         let mut hosts = [Rig::new(caps(false)), Rig::new(caps(false))];
         let ids = hosts.each_mut().map(|rig| {
             rig.shard.ip().add_address(IfAddr { addr: router(9).into(), prefix_len: 24 }).unwrap();
-            let id = rig.shard.udp_bind("0.0.0.0:4000".parse().unwrap(), Default::default());
+            let id = rig.shard.udp().bind("0.0.0.0:4000".parse().unwrap(), Default::default());
             id.unwrap()
         });
         for event in &events {

@@ -141,7 +141,7 @@ impl World {
 
     fn udp_receive(&mut self) {
         for id in self.udp {
-            while let Ok(Progress::Done(d)) = self.shard.udp_receive(id) {
+            while let Ok(Progress::Done(d)) = self.shard.udp().receive(id) {
                 self.shard.free(d.payload);
             }
         }

@@ -2,7 +2,7 @@
 //! header. No event names the socket that can go on, so they are kept here and retried. Writers that wait for send memory
 //! are in `send_wait.rs`.
 //!
-//! Retried when the device accepts frames again, else after [`RETRY`], and after each retry in vain after
+//! Retried when the device accepts frames again, else after [`RETRY`], and after each failed retry after
 //! twice the time, up to [`MAX_RETRY`]. Bounded by the number of sockets, each of which is marked while it is
 //! here.
 
@@ -10,17 +10,17 @@ use alloc::vec::Vec;
 
 use fulmar_base::{Duration, Instant, SlotId};
 
-use crate::sockets::Short;
+use crate::sockets::SendBlocked;
 
 /// The wait before the first retry: well below what a person notices.
 const RETRY: Duration = Duration::from_millis(5);
 
-/// The longest wait. Retries in vain double it: peers that fill the pool and are never read must not
+/// The longest wait. Failed retries double it: peers that fill the pool and are never read must not
 /// cost a retry every few milliseconds.
 const MAX_RETRY: Duration = Duration::from_millis(80);
 
 /// The sockets that wait, and the time of the next retry.
-pub struct Shortage {
+pub struct RetryQueue {
     waiting: Vec<SlotId>,
     retry_at: Option<Instant>,
     /// The next wait, and when the last one ended.
@@ -30,9 +30,9 @@ pub struct Shortage {
     for_device: bool,
 }
 
-impl Default for Shortage {
-    fn default() -> Shortage {
-        Shortage {
+impl Default for RetryQueue {
+    fn default() -> RetryQueue {
+        RetryQueue {
             waiting: Vec::new(),
             retry_at: None,
             pause: RETRY,
@@ -42,7 +42,7 @@ impl Default for Shortage {
     }
 }
 
-impl Shortage {
+impl RetryQueue {
     /// Sets the next retry, unless one is set.
     fn schedule(&mut self, now: Instant) {
         if self.retry_at.is_some() {
@@ -61,17 +61,17 @@ impl Shortage {
     }
 
     /// A socket cannot go on for now; with `for_device` it met a full device.
-    pub fn enter(&mut self, now: Instant, id: SlotId, for_device: bool, short: &mut Short) {
+    pub fn enter(&mut self, now: Instant, id: SlotId, for_device: bool, blocked: &mut SendBlocked) {
         self.for_device |= for_device;
         self.schedule(now);
-        short.is_short = true;
-        if !core::mem::replace(&mut short.for_retry, true) {
+        blocked.is_blocked = true;
+        if !core::mem::replace(&mut blocked.for_retry, true) {
             self.waiting.push(id);
         }
     }
 
     /// The sockets to retry now, if a retry is due; `has_backlog`: the device is full. Give the list
-    /// back with [`Shortage::keep`].
+    /// back with [`RetryQueue::keep`].
     #[inline]
     pub fn relieved(&mut self, now: Instant, has_backlog: bool) -> Option<Vec<SlotId>> {
         let at = self.retry_at?;

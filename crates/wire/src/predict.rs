@@ -1,4 +1,4 @@
-//! Recognising the next frame of a TCP stream by what the frames of one have in common.
+//! Predicted headers: the header bytes that successive frames of a TCP flow have in common.
 //!
 //! ```text
 //!   Ethernet       | IPv4                                       | TCP
@@ -6,11 +6,11 @@
 //!   compared       | compared ───── not ──── compared ─ not ──────── compared   not
 //! ```
 //!
-//! A reader that has checked all headers of one frame need not check again, in the next one, what is the
-//! same byte by byte. Over IPv6 everything but the length of the payload is compared.
+//! A receiver that has checked all headers of one frame need not check in the next one the bytes that are
+//! equal. Over IPv6 all bytes but the payload length are compared.
 //!
 //! Not here: whether the rest of the TCP header makes sense, and the checksums. IPv4 with options,
-//! fragments, and IPv6 with extension headers are never recognised.
+//! fragments, and IPv6 with extension headers are never predicted.
 
 use core::ops::Range;
 
@@ -29,9 +29,9 @@ const USUAL_V4: u8 = 0x45;
 /// Of the field of an IPv4 header that holds flags and offset: all but "don't fragment".
 const IS_FRAGMENT: u16 = 0xbfff;
 
-/// The front of the frames of one TCP stream, one way.
+/// The common headers of the frames of one TCP flow, in one direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Familiar(Front);
+pub struct PredictedHeaders(Front);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Front {
@@ -39,31 +39,31 @@ enum Front {
     V6([u8; FRONT_V6]),
 }
 
-impl Familiar {
-    /// Keeps the front of a frame, which starts at its Ethernet header. `None`: frames like this are not
-    /// recognised.
-    pub fn of(frame: &[u8]) -> Option<Familiar> {
+impl PredictedHeaders {
+    /// The headers of a frame, which starts at its Ethernet header. `None`: frames like this are not
+    /// predicted.
+    pub fn of(frame: &[u8]) -> Option<PredictedHeaders> {
         match *frame {
             [_, _, _, _, _, _, _, _, _, _, _, _, 0x08, 0x00, USUAL_V4, _, ..] => {
                 let front = frame.first_chunk::<FRONT_V4>()?;
                 let is_whole = u16_at(front, 20) & IS_FRAGMENT == 0;
                 let is_tcp = front.get(23) == Some(&protocol::TCP);
-                (is_whole && is_tcp).then_some(Familiar(Front::V4(*front)))
+                (is_whole && is_tcp).then_some(PredictedHeaders(Front::V4(*front)))
             }
             [_, _, _, _, _, _, _, _, _, _, _, _, 0x86, 0xdd, version, ..] => {
                 let front = frame.first_chunk::<FRONT_V6>()?;
                 let is_tcp = version >> 4 == 6 && front.get(20) == Some(&protocol::TCP);
-                is_tcp.then_some(Familiar(Front::V6(*front)))
+                is_tcp.then_some(PredictedHeaders(Front::V6(*front)))
             }
             _ => None,
         }
     }
 
-    /// Where the TCP header begins in a frame of `frame_bytes` of the same stream, of which `frame` has
-    /// at least the front. `None`: it is another one's, its IP packet does not end with the frame, or it
-    /// differs in something that only a reader of all headers understands.
+    /// Offset of the TCP header in a frame of `frame_bytes` of the same flow, of which `frame` has at least
+    /// the headers up to the ports. `None`: another flow, an IP packet that does not end with the frame, or
+    /// other headers that need a full parse.
     #[inline]
-    pub fn recognise(&self, frame: &[u8], frame_bytes: usize) -> Option<usize> {
+    pub fn predict(&self, frame: &[u8], frame_bytes: usize) -> Option<usize> {
         match &self.0 {
             Front::V4(known) => {
                 let front = frame.first_chunk::<FRONT_V4>()?;
@@ -84,7 +84,7 @@ impl Familiar {
         }
     }
 
-    /// Whether the IP header has a checksum of its own, which is not looked at here.
+    /// Whether the IP header has a checksum of its own, which is not verified here.
     #[inline]
     pub fn is_v4(&self) -> bool {
         matches!(self.0, Front::V4(_))
@@ -126,25 +126,25 @@ mod tests {
     #[test]
     fn what_changes_within_a_stream_is_recognised() {
         for (is_v4, l4, free) in [(true, 34, [18, 19, 24, 25]), (false, 54, [60, 61, 62, 63])] {
-            let known = Familiar::of(&frame(is_v4, 100)).expect("a stream's");
+            let known = PredictedHeaders::of(&frame(is_v4, 100)).expect("a stream's");
             assert_eq!(known.is_v4(), is_v4);
             let mut next = frame(is_v4, 1000);
             for at in free.into_iter().chain(l4 + 4..l4 + 32) {
                 next[at] ^= 0xff;
             }
-            assert_eq!(known.recognise(&next[..l4 + 20], 1000), Some(l4));
+            assert_eq!(known.predict(&next[..l4 + 20], 1000), Some(l4));
         }
     }
 
     #[test]
     fn any_other_byte_that_differs_makes_it_another_frame() {
         for (is_v4, l4) in [(true, 34), (false, 54)] {
-            let known = Familiar::of(&frame(is_v4, 100)).expect("a stream's");
+            let known = PredictedHeaders::of(&frame(is_v4, 100)).expect("a stream's");
             let may_differ = |at: &usize| is_v4 && matches!(at, 18 | 19 | 24 | 25);
             for at in (0..l4 + 4).filter(|at| !may_differ(at)) {
                 let mut next = frame(is_v4, 100);
                 next[at] ^= 1;
-                assert_eq!(known.recognise(&next, 100), None, "byte {at}");
+                assert_eq!(known.predict(&next, 100), None, "byte {at}");
             }
         }
     }
@@ -153,9 +153,9 @@ mod tests {
     fn padding_fragments_options_and_other_protocols_are_not_recognised() {
         for is_v4 in [true, false] {
             let f = frame(is_v4, 100);
-            let known = Familiar::of(&f).expect("a stream's");
-            assert_eq!(known.recognise(&f, 101), None);
-            assert_eq!(known.recognise(&f, 99), None);
+            let known = PredictedHeaders::of(&f).expect("a stream's");
+            assert_eq!(known.predict(&f, 101), None);
+            assert_eq!(known.predict(&f, 99), None);
         }
         for (is_v4, at, byte) in [
             (true, 14, 0x46),
@@ -168,7 +168,7 @@ mod tests {
         ] {
             let mut f = frame(is_v4, 100);
             f[at] = byte;
-            assert_eq!(Familiar::of(&f), None, "byte {at}");
+            assert_eq!(PredictedHeaders::of(&f), None, "byte {at}");
         }
     }
 
@@ -179,12 +179,12 @@ mod tests {
             cut in 0usize..80,
             is_v4: bool,
         ) {
-            let _ = Familiar::of(&a);
+            let _ = PredictedHeaders::of(&a);
             let f = frame(is_v4, 80);
-            let known = Familiar::of(&f).expect("a stream's");
+            let known = PredictedHeaders::of(&f).expect("a stream's");
             let need = if is_v4 { FRONT_V4 } else { FRONT_V6 };
-            prop_assert_eq!(known.recognise(&f[..cut], 80).is_some(), cut >= need);
-            let _ = known.recognise(&a, a.len());
+            prop_assert_eq!(known.predict(&f[..cut], 80).is_some(), cut >= need);
+            let _ = known.predict(&a, a.len());
         }
     }
 }

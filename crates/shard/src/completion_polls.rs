@@ -10,14 +10,14 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// The time of the next poll.
 #[derive(Default)]
-pub struct Returns {
+pub struct CompletionPolls {
     poll_at: Option<Instant>,
     pause: Duration,
     /// Parts that were out at the last poll.
     out: usize,
 }
 
-impl Returns {
+impl CompletionPolls {
     /// When to poll at the latest, if parts are out.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.poll_at
@@ -34,9 +34,9 @@ impl Returns {
     #[inline(never)]
     fn plan_next(&mut self, now: Instant, out: usize) {
         if out == 0 {
-            *self = Returns::default();
+            *self = CompletionPolls::default();
         } else if out != self.out {
-            *self = Returns { poll_at: Some(now + FIRST_POLL), pause: FIRST_POLL, out };
+            *self = CompletionPolls { poll_at: Some(now + FIRST_POLL), pause: FIRST_POLL, out };
         } else if self.poll_at.is_none_or(|at| now >= at) {
             self.pause = (self.pause + self.pause).min(LONGEST_PAUSE);
             self.poll_at = Some(now + self.pause);
@@ -50,18 +50,18 @@ mod tests {
 
     #[test]
     fn polls_back_off_until_a_part_is_returned() {
-        let (mut returns, mut now) = (Returns::default(), Instant::from_millis(1));
+        let (mut completion_polls, mut now) = (CompletionPolls::default(), Instant::from_millis(1));
         let mut pauses = Vec::new();
         for _ in 0..10 {
-            returns.plan(now, 3);
-            let next = returns.next_deadline().unwrap();
+            completion_polls.plan(now, 3);
+            let next = completion_polls.next_deadline().unwrap();
             pauses.push(next.since(now));
             now = next;
         }
         assert!(pauses.is_sorted() && pauses[9] == LONGEST_PAUSE, "{pauses:?}");
-        returns.plan(now, 2);
-        assert_eq!(returns.next_deadline(), Some(now + FIRST_POLL));
-        returns.plan(now, 0);
-        assert_eq!(returns.next_deadline(), None);
+        completion_polls.plan(now, 2);
+        assert_eq!(completion_polls.next_deadline(), Some(now + FIRST_POLL));
+        completion_polls.plan(now, 0);
+        assert_eq!(completion_polls.next_deadline(), None);
     }
 }

@@ -19,7 +19,7 @@ use crate::sockets::Socket;
 /// Everything that holds a descriptor, or memory that is not the shard's own.
 ///
 /// Yields its parts one by one, each to be dropped by itself: a drop that panics keeps none of the others.
-pub struct Remains {
+pub struct ShardParts {
     device: Option<Box<dyn Device>>,
     sockets: Slab<Socket>,
     /// Sockets not yielded yet.
@@ -36,7 +36,7 @@ struct Packets {
     _gro: Option<Gro>,
 }
 
-impl Iterator for Remains {
+impl Iterator for ShardParts {
     type Item = Box<dyn Any>;
 
     fn next(&mut self) -> Option<Box<dyn Any>> {
@@ -59,11 +59,11 @@ impl Iterator for Remains {
 
 impl<P: Probe> Shard<P> {
     /// Takes the parts out of a shard whose state is unknown and which is stepped no more.
-    pub fn abandon(&mut self) -> Remains {
+    pub fn abandon(&mut self) -> ShardParts {
         self.core.events.down = Some(SocketError::NetworkDown);
         let (device, tx, loopback) = self.core.net.link.abandon();
         let rx = core::mem::replace(&mut self.rx.burst, Burst::with_capacity(0));
-        Remains {
+        ShardParts {
             device: Some(device),
             ids: self.core.sockets.ids().into_iter(),
             sockets: core::mem::take(&mut self.core.sockets),

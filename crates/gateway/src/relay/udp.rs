@@ -1,0 +1,442 @@
+//! UDP: flows of a guest, each with a socket of the host's that is connected to its peer, so that only the peer's
+//! answers come back.
+//!
+//! Out: the shard hands over datagrams as they lie in its buffers. Those of one flow and length that come together
+//! leave with one call (UDP_SEGMENT). In: what a socket has is received as one batch, runs unsplit (UDP_GRO), and
+//! goes to the guest with one call. ICMP errors of the host's network come back by the error queue of the socket
+//! and are sent to the guest about its own datagram; those of the guest are not passed on.
+//!
+//! Bounds: [`Limits::udp_flows`](crate::config::Limits); the flow that has rested for longest gives way.
+
+mod flow;
+mod publish;
+mod receive;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::os::fd::AsFd;
+
+use fulmar_base::{Instant, SlotId};
+use fulmar_ip::{InvokingPacket, SentError};
+use fulmar_shard::{SendMessage, Slab, Wheel};
+use fulmar_socket::{Ready, SocketError, Step};
+use fulmar_udp::{BindOptions, Datagram};
+use nix::errno::Errno;
+use nix::sys::epoll::EpollFlags;
+
+use super::host::{self, Failure};
+use super::poll::Owner;
+use super::{Context, canonical};
+use crate::policy::{Attempt, Protocol};
+use crate::stat::{Direction, FlowStat, Refusal};
+use flow::{Flow, HostSocket};
+pub use publish::Published;
+pub use receive::Batch;
+
+/// The guest's end and the other end as the guest knows it.
+type Key = (SocketAddr, SocketAddr);
+
+/// Datagrams or runs that are taken from the shard in one turn.
+const TAKEN_PER_TURN: usize = 256;
+/// Datagrams that leave with one call at most, as many as Linux took before 6.9; and their bytes.
+const MOST_JOINED: usize = 64;
+const MOST_JOINED_BYTES: usize = 65_000;
+/// Errors that are passed on in one turn of a flow.
+const ERRORS_PER_TURN: usize = 16;
+/// Flows that are looked at for one that has rested when the table is full.
+const LOOKED_AT: usize = 16;
+/// Receive queue of the shard's socket, which all flows share, bytes.
+const QUEUE_BYTES: usize = 4 << 20;
+
+/// The UDP flows.
+#[derive(Default)]
+pub struct Udp {
+    flows: Slab<Flow>,
+    by_key: HashMap<Key, SlotId>,
+    /// Flows in the order in which they began, those that were found busy behind.
+    order: VecDeque<(Instant, SlotId)>,
+    rests: Option<Wheel<SlotId>>,
+    /// The socket of the shard to which every datagram comes.
+    socket: Option<SlotId>,
+    has_datagrams: bool,
+    published: Slab<Published>,
+    /// Sockets that may have more than one turn took.
+    ready: VecDeque<Owner>,
+    batch: Batch,
+}
+
+impl Udp {
+    /// Opens the socket for whatever the guest sends.
+    pub fn listen(&mut self, cx: &mut Context<'_>) -> Result<(), SocketError> {
+        self.rests = Some(Wheel::new(cx.now));
+        let any = SocketAddr::from(([0u16; 8], 0));
+        let options = BindOptions { any_port: true, ..BindOptions::default() };
+        let socket = cx.stack.udp().bind(any, options)?;
+        cx.stack.udp().with_socket(socket, |s| {
+            s.gro = true;
+            s.set_recv_limit(QUEUE_BYTES);
+        })?;
+        cx.stack.watch(socket, Some(Ready::READABLE));
+        cx.owners.set(socket, Owner::UdpListener(socket));
+        self.socket = Some(socket);
+        Ok(())
+    }
+
+    /// Whether something waits for its turn.
+    pub fn has_work(&self) -> bool {
+        self.has_datagrams || !self.ready.is_empty()
+    }
+
+    /// The guest has sent something.
+    pub fn guest_ready(&mut self) {
+        self.has_datagrams = true;
+    }
+
+    /// A socket of the host became ready.
+    pub fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
+        if flags.contains(EpollFlags::EPOLLERR) {
+            self.pass_errors(cx, id);
+        }
+        self.queue(id);
+    }
+
+    fn queue(&mut self, id: SlotId) {
+        if let Some(flow) = self.flows.get_mut(id)
+            && !flow.is_queued
+        {
+            flow.is_queued = true;
+            self.ready.push_back(Owner::Udp(id));
+        }
+    }
+
+    /// Datagrams of clients came to a published port.
+    pub fn published_ready(&mut self, id: SlotId) {
+        self.ready.push_back(Owner::UdpListener(id));
+    }
+
+    /// One turn of everything that is ready.
+    pub fn run(&mut self, cx: &mut Context<'_>) {
+        if std::mem::take(&mut self.has_datagrams) {
+            self.take_datagrams(cx);
+        }
+        for _ in 0..self.ready.len() {
+            match self.ready.pop_front() {
+                Some(Owner::Udp(id)) => self.receive_turn(cx, id),
+                Some(Owner::UdpListener(id)) => self.published_turn(cx, id),
+                _ => {}
+            }
+        }
+        self.expire(cx);
+    }
+
+    fn receive_turn(&mut self, cx: &mut Context<'_>, id: SlotId) {
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.is_queued = false;
+        }
+        if self.receive(cx, id) {
+            self.queue(id);
+        }
+    }
+
+    fn published_turn(&mut self, cx: &mut Context<'_>, id: SlotId) {
+        if self.take_published(cx, id) {
+            self.published_ready(id);
+        }
+    }
+
+    /// What the guest has sent goes out.
+    fn take_datagrams(&mut self, cx: &mut Context<'_>) {
+        let Some(socket) = self.socket else { return };
+        let mut joined: Vec<Datagram> = Vec::new();
+        for _ in 0..TAKEN_PER_TURN {
+            let next = match cx.stack.udp().receive(socket) {
+                Ok(Step::Done(datagram)) => datagram,
+                // An error of something that was sent to the guest: nobody outside is told.
+                Err(SocketError::NetworkDown | SocketError::BadHandle) | Ok(_) => {
+                    return self.send_out(cx, &mut joined);
+                }
+                Err(_) => continue,
+            };
+            if !may_join(&joined, &next) {
+                self.send_out(cx, &mut joined);
+            }
+            joined.push(next);
+        }
+        self.send_out(cx, &mut joined);
+        self.has_datagrams = true;
+    }
+
+    /// Sends datagrams of one flow and frees them.
+    fn send_out(&mut self, cx: &mut Context<'_>, joined: &mut Vec<Datagram>) {
+        if let Some(first) = joined.first() {
+            let key = (first.src, canonical(first.dst));
+            let flow = match self.find(key) {
+                Some(id) => Ok(id),
+                None => self.begin(cx, key),
+            };
+            match flow {
+                Ok(id) => self.send(cx, id, joined),
+                Err((failure, why)) => {
+                    cx.refuse(why);
+                    report(cx, first, failure);
+                }
+            }
+        }
+        joined.drain(..).for_each(|d| cx.stack.free(d.payload));
+    }
+
+    fn send(&mut self, cx: &mut Context<'_>, id: SlotId, datagrams: &[Datagram]) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let is_run = datagrams.len() > 1;
+        let sent = match is_run && flow.lacks_runs {
+            true => Err(Errno::EINVAL),
+            false => flow.send(datagrams, cx.now),
+        };
+        let sent = match sent {
+            Err(e) if is_run && flow::refuses_runs(e) => {
+                flow.lacks_runs = true;
+                datagrams.iter().try_for_each(|d| flow.send(std::slice::from_ref(d), cx.now))
+            }
+            // An error of an earlier datagram, which the call has taken away.
+            Err(Errno::ECONNREFUSED) => flow.send(datagrams, cx.now),
+            sent => sent,
+        };
+        match sent {
+            Ok(()) => {
+                cx.totals.datagrams_out += datagrams.len() as u64;
+                let bytes: usize = datagrams.iter().map(|d| d.payload.len()).sum();
+                cx.totals.bytes_out += bytes as u64;
+            }
+            Err(Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM) => {
+                cx.refuse(Refusal::HostQueueFull);
+            }
+            Err(Errno::EMSGSIZE) => cx.refuse(Refusal::TooLong),
+            Err(e) => {
+                let (failure, why) = host::failure_of(e);
+                cx.refuse(why);
+                datagrams.iter().for_each(|d| report(cx, d, failure));
+            }
+        }
+    }
+
+    /// The flow between two ends.
+    fn find(&self, key: Key) -> Option<SlotId> {
+        self.by_key.get(&key).copied()
+    }
+
+    /// Begins a flow of the guest's.
+    fn begin(&mut self, cx: &mut Context<'_>, key: Key) -> Result<SlotId, (Failure, Refusal)> {
+        let (from, to) = key;
+        if !cx.settings.carries.udp {
+            return Err((Failure::Silence, Refusal::Forbidden));
+        }
+        let leads_to = cx.settings.mapping.target(to);
+        let leads_to = leads_to.ok_or((Failure::Silence, Refusal::Forbidden))?;
+        let attempt = Attempt { protocol: Protocol::Udp, from, to, leads_to, names: &[] };
+        if !cx.settings.allows(&attempt) {
+            return Err((Failure::Unreachable(13, 1), Refusal::Policy));
+        }
+        let fd = flow::open(leads_to, &cx.settings.outbound).map_err(host::failure_of)?;
+        let added = self.add(cx, HostSocket::Own(fd), Direction::Out, [from, to, leads_to]);
+        added.ok_or((Failure::Silence, Refusal::HostSocket))
+    }
+
+    fn add(
+        &mut self,
+        cx: &mut Context<'_>,
+        host: HostSocket,
+        direction: Direction,
+        addresses: [SocketAddr; 3],
+    ) -> Option<SlotId> {
+        if self.flows.len() >= cx.settings.limits.udp_flows {
+            self.displace(cx);
+        }
+        let [guest, peer, host_addr] = addresses;
+        let flow = Flow {
+            host,
+            direction,
+            guest,
+            peer,
+            host_addr,
+            is_dns: cx.settings.mapping.is_dns(peer),
+            lacks_runs: false,
+            is_queued: false,
+            datagrams_out: 0,
+            datagrams_in: 0,
+            bytes_out: 0,
+            bytes_in: 0,
+            began: cx.now,
+            moved: cx.now,
+        };
+        let expires = flow.expires();
+        let id = self.flows.insert(flow);
+        if let Some(Flow { host: HostSocket::Own(fd), .. }) = self.flows.get(id)
+            && cx.poll.add_arrivals(fd.as_fd(), Owner::Udp(id)).is_err()
+        {
+            self.flows.remove(id);
+            return None;
+        }
+        self.by_key.insert((guest, peer), id);
+        self.order.push_back((cx.now, id));
+        if let Some(rests) = &mut self.rests {
+            rests.schedule(None, id, expires);
+        }
+        cx.totals.udp_flows += 1;
+        Some(id)
+    }
+
+    /// The flow that has rested for longest, as far as a few looks tell, gives way.
+    fn displace(&mut self, cx: &mut Context<'_>) {
+        for look in 0..=LOOKED_AT {
+            let Some((seen, id)) = self.order.pop_front() else { return };
+            let Some(flow) = self.flows.get(id) else { continue };
+            if flow.moved > seen && look < LOOKED_AT {
+                self.order.push_back((cx.now, id));
+                continue;
+            }
+            cx.refuse(Refusal::Displaced);
+            return self.remove(cx, id);
+        }
+    }
+
+    fn remove(&mut self, cx: &mut Context<'_>, id: SlotId) {
+        let Some(flow) = self.flows.remove(id) else { return };
+        self.by_key.remove(&(flow.guest, flow.peer));
+        if let Some(policy) = &mut cx.settings.policy {
+            policy.ended(&stat_of(&flow, cx.now));
+        }
+        // Names of flows that are gone stay in the order until they come up; this keeps them few.
+        if self.order.len() > 2 * self.flows.len() + 64 {
+            self.order.retain(|(_, id)| self.flows.get(*id).is_some());
+        }
+    }
+
+    fn expire(&mut self, cx: &mut Context<'_>) {
+        while let Some(id) = self.rests.as_mut().and_then(|rests| rests.expire(cx.now)) {
+            let Some(flow) = self.flows.get(id) else { continue };
+            let expires = flow.expires();
+            match (expires <= cx.now, &mut self.rests) {
+                (false, Some(rests)) => {
+                    rests.schedule(None, id, expires);
+                }
+                _ => self.remove(cx, id),
+            }
+        }
+    }
+
+    /// When a flow may have to be given up.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if self.flows.is_empty() { None } else { self.rests.as_ref()?.next_deadline() }
+    }
+
+    /// What a socket of the host has goes to the guest. True: there may be more.
+    fn receive(&mut self, cx: &mut Context<'_>, id: SlotId) -> bool {
+        let Some(Flow { host: HostSocket::Own(fd), .. }) = self.flows.get(id) else { return false };
+        match self.batch.fill(fd.as_fd()) {
+            Ok(has_more) => {
+                self.send_to_guest(cx, id, 0..self.batch.list().len());
+                has_more
+            }
+            // An error of an earlier datagram; the error queue has it, too.
+            Err(_) => {
+                self.pass_errors(cx, id);
+                false
+            }
+        }
+    }
+
+    /// Datagrams of the batch go to the guest.
+    fn send_to_guest(&mut self, cx: &mut Context<'_>, id: SlotId, which: Range<usize>) {
+        let (Some(flow), Some(socket)) = (self.flows.get_mut(id), self.socket) else { return };
+        let batch = &self.batch;
+        let list = batch.list().get(which).unwrap_or(&[]);
+        let message = |r: &receive::Received| {
+            let m = SendMessage::new(batch.bytes(r)).to(flow.guest).from(flow.peer);
+            r.segment_bytes.map_or(m, |each| m.segmented(each))
+        };
+        let messages: Vec<SendMessage<'_>> = list.iter().map(message).collect();
+        let mut sent = 0;
+        while sent < messages.len() {
+            match cx.stack.udp_send_many(cx.now, socket, &messages[sent..], sent == 0) {
+                Ok(Step::Done(done)) if done.messages > 0 => sent += done.messages,
+                _ => {
+                    cx.refuse(Refusal::NoBuffer);
+                    sent += 1;
+                }
+            }
+        }
+        let bytes: usize = list.iter().map(|r| batch.bytes(r).len()).sum();
+        flow.datagrams_in += list.len() as u64;
+        flow.bytes_in += bytes as u64;
+        flow.moved = cx.now;
+        cx.totals.datagrams_in += list.len() as u64;
+        cx.totals.bytes_in += bytes as u64;
+    }
+
+    /// What the host's network says about datagrams of the guest, the guest is told.
+    fn pass_errors(&mut self, cx: &mut Context<'_>, id: SlotId) {
+        for _ in 0..ERRORS_PER_TURN {
+            let Some(flow) = self.flows.get(id) else { return };
+            let HostSocket::Own(fd) = &flow.host else { return };
+            let Some((said, payload)) = self.batch.receive_error(fd.as_fd()) else { return };
+            let Some(error) = said.error else { continue };
+            // A router speaks for itself; the peer by the name that the guest knows it by.
+            let from = said.from.filter(|from| *from != flow.host_addr.ip());
+            let from = from.filter(|from| from.is_ipv4() == flow.peer.is_ipv4());
+            let about = InvokingPacket::datagram(flow.guest, flow.peer, payload, payload.len());
+            cx.stack.send_icmp_error(cx.now, &about, error, from);
+        }
+    }
+
+    /// A snapshot of the flows.
+    pub fn stat(&self, now: Instant) -> impl Iterator<Item = FlowStat> + '_ {
+        self.flows.iter().map(move |(_, flow)| stat_of(flow, now))
+    }
+}
+
+fn stat_of(flow: &Flow, now: Instant) -> FlowStat {
+    FlowStat {
+        protocol: Protocol::Udp,
+        direction: flow.direction,
+        guest: flow.guest,
+        peer: flow.peer,
+        host: flow.host_addr,
+        state: "open",
+        bytes_out: flow.bytes_out,
+        bytes_in: flow.bytes_in,
+        age: now.since(flow.began),
+        idle: now.since(flow.moved),
+        tcp: None,
+    }
+}
+
+/// Whether a datagram leaves with those before it: of the same flow and length, the last one shorter at most.
+fn may_join(joined: &[Datagram], next: &Datagram) -> bool {
+    let (Some(first), Some(last)) = (joined.first(), joined.last()) else { return true };
+    let bytes = first.payload.len();
+    let parts: usize = joined.iter().map(Flow::parts_of).sum();
+    (first.src, first.dst) == (next.src, next.dst)
+        && first.segment_bytes.is_none()
+        && next.segment_bytes.is_none()
+        && last.payload.len() == bytes
+        && (1..=bytes).contains(&next.payload.len())
+        && joined.len() < MOST_JOINED
+        && (joined.len() + 1) * bytes <= MOST_JOINED_BYTES
+        && !Flow::is_full(parts + Flow::parts_of(next))
+}
+
+/// Tells the guest that its datagram went nowhere.
+fn report(cx: &mut Context<'_>, d: &Datagram, failure: Failure) {
+    let error = match failure {
+        Failure::Refused => SentError::PortUnreachable,
+        Failure::Unreachable(v4, v6) => {
+            SentError::Unreachable { code: if d.dst.is_ipv4() { v4 } else { v6 } }
+        }
+        Failure::Silence => return,
+    };
+    let mut start = [0; 64];
+    let n = d.payload.copy_to(0, &mut start);
+    let about = InvokingPacket::datagram(d.src, d.dst, &start[..n], d.payload.len());
+    cx.stack.send_icmp_error(cx.now, &about, error, None);
+}

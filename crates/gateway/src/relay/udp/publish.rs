@@ -1,0 +1,109 @@
+//! Published UDP ports: a flow for each client.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use fulmar_base::SlotId;
+use nix::sys::socket::{SockType, setsockopt, sockopt};
+
+use super::super::poll::Owner;
+use super::super::tcp::publish::{bound, is_missing_version, places};
+use super::super::{Context, canonical};
+use super::Udp;
+use super::flow::HostSocket;
+use crate::ports::Forward;
+use crate::stat::{Direction, Refusal};
+
+/// A published port.
+pub struct Published {
+    pub socket: Arc<OwnedFd>,
+    pub forward: Forward,
+}
+
+/// The control message that names the source address of a datagram.
+pub fn packet_info(local: Option<IpAddr>) -> (Option<libc::in_pktinfo>, Option<libc::in6_pktinfo>) {
+    match local {
+        Some(IpAddr::V4(v4)) => {
+            let any = libc::in_addr { s_addr: 0 };
+            let own = libc::in_addr { s_addr: v4.to_bits().to_be() };
+            (Some(libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: own, ipi_addr: any }), None)
+        }
+        Some(IpAddr::V6(v6)) => {
+            let own = libc::in6_addr { s6_addr: v6.octets() };
+            (None, Some(libc::in6_pktinfo { ipi6_addr: own, ipi6_ifindex: 0 }))
+        }
+        None => (None, None),
+    }
+}
+
+impl Udp {
+    /// Publishes a port. It is bound in the network namespace of the calling thread.
+    pub fn publish(&mut self, cx: &mut Context<'_>, forward: &Forward) -> io::Result<()> {
+        for at in places(forward, |v4| cx.settings.guest_address(v4).is_some()) {
+            match self.publish_at(cx, at, forward) {
+                Err(e) if is_missing_version(&e, forward) => {}
+                done => done?,
+            }
+        }
+        Ok(())
+    }
+
+    fn publish_at(
+        &mut self,
+        cx: &mut Context<'_>,
+        at: SocketAddr,
+        forward: &Forward,
+    ) -> io::Result<()> {
+        let fd = bound(at, forward, SockType::Datagram)?;
+        match at {
+            SocketAddr::V4(_) => setsockopt(&fd, sockopt::Ipv4PacketInfo, &true)?,
+            SocketAddr::V6(_) => setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true)?,
+        }
+        let _ = setsockopt(&fd, sockopt::UdpGroSegment, &true);
+        let published = Published { socket: Arc::new(fd), forward: forward.clone() };
+        let id = self.published.insert(published);
+        let Some(published) = self.published.get(id) else { return Ok(()) };
+        cx.poll.add_arrivals(published.socket.as_fd(), Owner::UdpListener(id))
+    }
+
+    /// No longer publishes a port; what its flows have is still carried.
+    pub fn unpublish(&mut self, forward: &Forward) {
+        let ids: Vec<SlotId> = self
+            .published
+            .iter()
+            .filter(|(_, p)| p.forward == *forward)
+            .map(|(id, _)| id)
+            .collect();
+        ids.into_iter().for_each(|id| drop(self.published.remove(id)));
+    }
+
+    /// Datagrams of clients wait at a published port. True: there may be more.
+    pub fn take_published(&mut self, cx: &mut Context<'_>, id: SlotId) -> bool {
+        let Some(published) = self.published.get(id) else { return false };
+        let (socket, port) = (Arc::clone(&published.socket), published.forward.to);
+        let Ok(has_more) = self.batch.fill(socket.as_fd()) else { return false };
+        for n in 0..self.batch.list().len() {
+            let received = self.batch.list()[n];
+            let Some(client) = received.from.map(canonical) else { continue };
+            let guest = cx.settings.guest_address(client.is_ipv4());
+            let seen = cx.settings.seen_as(client.ip());
+            let (Some(guest), Some(seen)) = (guest, seen) else {
+                cx.refuse(Refusal::NoAnswerAddress);
+                continue;
+            };
+            let guest = SocketAddr::new(guest, port);
+            let seen = SocketAddr::new(seen, client.port());
+            let flow = self.find((guest, seen)).or_else(|| {
+                let local = received.to;
+                let host = HostSocket::Published { socket: Arc::clone(&socket), client, local };
+                self.add(cx, host, Direction::In, [guest, seen, client])
+            });
+            if let Some(flow) = flow {
+                self.send_to_guest(cx, flow, n..n + 1);
+            }
+        }
+        has_more
+    }
+}

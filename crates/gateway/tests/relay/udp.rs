@@ -1,0 +1,226 @@
+//! UDP, echo requests, DNS and DHCP through a gateway.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+
+use fulmar_gateway::config::Limits;
+use fulmar_gateway::dhcp::Lease;
+use fulmar_gateway::ports::PortSpec;
+use fulmar_gateway::stat::Refusal;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt,
+};
+
+use crate::Test;
+use crate::world::{GUEST, GUEST_V6, HOST, HOST_V6, PATIENCE, ROUTER, World, ip};
+
+pub const TESTS: &[Test] = &[
+    ("datagrams_of_every_size_return_from_an_echo_server", datagrams_of_every_size_return),
+    ("a_burst_of_datagrams_arrives_in_order_and_whole", a_burst_arrives_in_order),
+    ("a_closed_port_of_the_host_is_reported_to_the_guest", a_closed_port_is_reported),
+    ("datagrams_without_a_route_are_reported_to_the_guest", without_a_route_it_is_reported),
+    ("dns_at_the_forward_address_reaches_the_resolver", dns_reaches_the_resolver),
+    ("a_published_udp_port_shows_the_guest_its_client", a_published_port_shows_its_client),
+    ("udp_flows_have_a_bound_and_the_oldest_gives_way", flows_have_a_bound),
+    ("an_echo_request_is_answered_by_who_was_asked", an_echo_request_is_answered),
+    ("a_dhcp_client_is_given_its_lease", a_dhcp_client_is_given_its_lease),
+];
+
+fn bound(at: &str) -> UdpSocket {
+    let socket = UdpSocket::bind((at, 0)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+/// A socket of the guest with one peer.
+fn guest_to(world: &World, to: SocketAddr) -> UdpSocket {
+    let any = if to.is_ipv4() { "0.0.0.0" } else { "::" };
+    let socket = world.guest.run(|| UdpSocket::bind((any, 0))).unwrap();
+    socket.connect(to).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+fn receive(socket: &UdpSocket) -> std::io::Result<(Vec<u8>, SocketAddr)> {
+    let mut buffer = vec![0; 65_536];
+    loop {
+        match socket.recv_from(&mut buffer) {
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            done => {
+                let (n, from) = done?;
+                buffer.truncate(n);
+                return Ok((buffer, from));
+            }
+        }
+    }
+}
+
+fn payload(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|n| (n * 7 + bytes) as u8).collect()
+}
+
+fn datagrams_of_every_size_return() {
+    for (mtu, at) in [(1500, HOST), (65520, HOST), (65520, HOST_V6)] {
+        let (world, server) = (World::with(mtu, |_| ()), bound(at));
+        let client = guest_to(&world, server.local_addr().unwrap());
+        for bytes in
+            (0..200).chain([511, 512, 513, 1400, 1472, 1473, 4000, 8000, 8999, 9000, 60_000])
+        {
+            client.send(&payload(bytes)).unwrap();
+            let (came, from) = receive(&server).unwrap();
+            assert!(came == payload(bytes), "{bytes} of {mtu}");
+            server.send_to(&came, from).unwrap();
+            assert!(receive(&client).unwrap().0 == payload(bytes), "{bytes} of {mtu} back");
+        }
+        let stat = world.stat();
+        assert_eq!((stat.flows.len(), stat.totals.udp_flows), (1, 1));
+    }
+}
+
+fn a_burst_arrives_in_order() {
+    const COUNT: usize = 64;
+    let (world, server) = (World::with(1500, |_| ()), bound(HOST));
+    let client = guest_to(&world, server.local_addr().unwrap());
+    setsockopt(&server, sockopt::RcvBuf, &(1 << 20)).unwrap();
+    // One call of the guest's kernel, which the interface may pass on as one frame.
+    let segment = 1000u16;
+    setsockopt(&client, sockopt::UdpGsoSegment, &i32::from(segment)).unwrap();
+    client.send(&payload(usize::from(segment) * 50 + 10)).unwrap();
+    let mut all = Vec::new();
+    for _ in 0..51 {
+        let (came, from) = receive(&server).unwrap();
+        assert!(came.len() <= 1000 && from.ip() == ip(HOST));
+        all.extend(came);
+    }
+    assert!(all == payload(usize::from(segment) * 50 + 10));
+    setsockopt(&client, sockopt::UdpGsoSegment, &0).unwrap();
+    for n in 0..COUNT {
+        client.send(&payload(n + 1)).unwrap();
+    }
+    for n in 0..COUNT {
+        assert!(receive(&server).unwrap().0 == payload(n + 1), "{n}");
+    }
+}
+
+fn a_closed_port_is_reported() {
+    for at in [HOST, HOST_V6] {
+        let world = World::new();
+        let closed = bound(at).local_addr().unwrap();
+        let client = guest_to(&world, closed);
+        client.send(b"anybody there?").unwrap();
+        assert_eq!(receive(&client).unwrap_err().kind(), ErrorKind::ConnectionRefused, "{at}");
+    }
+}
+
+fn without_a_route_it_is_reported() {
+    let world = World::new();
+    let client = guest_to(&world, "203.0.113.1:9".parse().unwrap());
+    setsockopt(&client, sockopt::Ipv4RecvErr, &true).unwrap();
+    client.send(b"anybody there?").unwrap();
+    let errno = receive(&client).unwrap_err().raw_os_error();
+    assert!(matches!(errno, Some(libc::ENETUNREACH | libc::EHOSTUNREACH)), "{errno:?}");
+}
+
+fn dns_reaches_the_resolver() {
+    let resolver = bound("127.0.0.1");
+    let at = resolver.local_addr().unwrap();
+    let world = World::with(65520, |c| {
+        c.mapping.dns.push(ip("169.254.1.1"));
+        c.mapping.resolvers.push(at);
+    });
+    let client = guest_to(&world, "169.254.1.1:53".parse().unwrap());
+    client.send(b"question").unwrap();
+    let (question, from) = receive(&resolver).unwrap();
+    assert_eq!(question, b"question");
+    resolver.send_to(b"answer", from).unwrap();
+    assert_eq!(receive(&client).unwrap().0, b"answer");
+}
+
+fn a_published_port_shows_its_client() {
+    let spec: PortSpec = "5353:53".parse().unwrap();
+    let world = World::with(65520, |c| c.publish.udp = spec.forwards());
+    for (at, to) in [(GUEST, HOST), (GUEST_V6, HOST_V6)] {
+        let server = world.guest.run(|| UdpSocket::bind((at, 53))).unwrap();
+        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        let client = bound(to);
+        client.connect((to, 5353)).unwrap();
+        client.send(b"question").unwrap();
+        let (question, from) = receive(&server).unwrap();
+        assert_eq!((&question[..], from), (&b"question"[..], client.local_addr().unwrap()));
+        server.send_to(b"answer", from).unwrap();
+        assert_eq!(receive(&client).unwrap().0, b"answer");
+    }
+}
+
+fn flows_have_a_bound() {
+    let limits = Limits { udp_flows: 4, ..Limits::default() };
+    let (world, server) = (World::with(65520, |c| c.limits = limits), bound(HOST));
+    let to = server.local_addr().unwrap();
+    let clients: Vec<UdpSocket> = (0..10).map(|_| guest_to(&world, to)).collect();
+    for client in &clients {
+        client.send(b"x").unwrap();
+        receive(&server).unwrap();
+    }
+    let stat = world.stat();
+    assert_eq!(stat.flows.len(), 4);
+    assert_eq!(stat.totals.refusals.value(Refusal::Displaced), 6);
+}
+
+/// A ping socket; both namespaces allow it to this process.
+fn ping_socket() -> std::io::Result<UdpSocket> {
+    std::fs::write("/proc/sys/net/ipv4/ping_group_range", "0 0")?;
+    let (family, flags) = (AddressFamily::Inet, SockFlag::SOCK_CLOEXEC);
+    let fd: OwnedFd = socket(family, SockType::Datagram, flags, SockProtocol::Icmp)?;
+    Ok(fd.into())
+}
+
+fn an_echo_request_is_answered() {
+    if let Err(e) = ping_socket() {
+        println!("SKIPPED: no ping sockets here: {e}");
+        return;
+    }
+    let world = World::new();
+    let client = world.guest.run(ping_socket).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    for (to, seq) in [(HOST, 1u8), (HOST, 2), (ROUTER, 3)] {
+        client.connect((to, 0)).unwrap();
+        client.send(&[8, 0, 0, 0, 0, 0, 0, seq, b'h', b'i']).unwrap();
+        let (reply, from) = receive(&client).unwrap();
+        assert_eq!((reply[0], reply[7], &reply[8..], from.ip()), (0, seq, &b"hi"[..], ip(to)));
+    }
+    assert_eq!(world.stat().totals.echo_flows, 1, "the router answers by itself");
+    client.connect(("203.0.113.1", 0)).unwrap();
+    setsockopt(&client, sockopt::Ipv4RecvErr, &true).unwrap();
+    client.send(&[8, 0, 0, 0, 0, 0, 0, 4]).unwrap();
+    assert!(receive(&client).is_err(), "no route");
+}
+
+fn a_dhcp_client_is_given_its_lease() {
+    let lease = Lease {
+        address: GUEST.parse().unwrap(),
+        prefix_len: 24,
+        server: ROUTER.parse().unwrap(),
+        router: Some(ROUTER.parse().unwrap()),
+        mtu: Some(1500),
+        nameservers: vec![],
+        search: vec![],
+    };
+    let world = World::with(65520, |c| c.dhcp = Some(lease));
+    let client = world.guest.run(|| {
+        let socket = UdpSocket::bind("0.0.0.0:68")?;
+        socket.set_broadcast(true)?;
+        setsockopt(&socket, sockopt::BindToDevice, &"eth0".into())?;
+        Ok(socket)
+    });
+    let client = client.unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut message = vec![0; 240];
+    (message[0], message[1], message[2], message[4]) = (1, 1, 6, 42);
+    message[236..240].copy_from_slice(&[99, 130, 83, 99]);
+    message.extend([53, 1, 1, 255]);
+    client.send_to(&message, "255.255.255.255:67").unwrap();
+    let (reply, from) = receive(&client).unwrap();
+    assert_eq!((reply[0], reply[4], from.ip()), (2, 42, ip(ROUTER)));
+    assert_eq!(reply[16..20], [10, 0, 0, 2]);
+}
